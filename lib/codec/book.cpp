@@ -1,0 +1,51 @@
+#include "lib/codec/book.hpp"
+
+#include <fmt/ranges.h>
+
+#include "lib/core/digest.hpp"
+#include "lib/core/error.hpp"
+
+namespace kvcodec {
+namespace {
+
+bool needed_to_decode(const Array& array) { return !array.name.starts_with(Book::kTrainingPrefix); }
+
+}  // namespace
+
+const Array* Book::find(std::string_view name) const {
+  for (const Array& array : arrays)
+    if (array.name == name) return &array;
+  return nullptr;
+}
+
+const Array& Book::get(std::string_view name, DType dtype, size_t dimensions) const {
+  const Array* array = find(name);
+  if (!array) throw bad_input("/{}: missing from the {}", name, type);
+  if (array->type != dtype || array->shape.size() != dimensions)
+    throw bad_input("/{}: is {} [{}]; a {} has {} with {} dimensions there", name, name_of(array->type),
+                    fmt::join(array->shape, ", "), type, name_of(dtype), dimensions);
+  return *array;
+}
+
+uint64_t Book::size_bytes() const {
+  uint64_t total = 0;
+  for (const Array& array : arrays)
+    if (needed_to_decode(array)) total += array.bytes.size();
+  return total;
+}
+
+std::string Book::digest() const {
+  Digest digest;
+  digest.add(type);
+  for (const Array& array : arrays) {
+    if (!needed_to_decode(array)) continue;
+    digest.add(array.name);
+    digest.add(name_of(array.type));
+    digest.add(uint64_t{array.shape.size()});
+    for (const uint64_t extent : array.shape) digest.add(extent);
+    digest.add(std::span<const std::byte>(array.bytes));
+  }
+  return digest.hex();
+}
+
+}  // namespace kvcodec

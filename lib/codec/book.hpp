@@ -1,0 +1,56 @@
+// A book is what a codec learned beforehand and needs again to decode: a dictionary, a set of codebooks. To files and to the
+// command line every book looks the same: a type, a parameter record and named arrays. lib/sparse, lib/rvq make their own
+// structs from it and back.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lib/core/dtype.hpp"
+#include "lib/core/record.hpp"
+
+namespace kvcodec {
+
+/// A named array that owns its bytes, row-major, host byte order (little-endian).
+struct Array {
+  std::string name;  ///< path below the book's root, e.g. "key/atoms"
+  DType type = DType::f32;
+  std::vector<uint64_t> shape;
+  std::vector<std::byte> bytes;
+
+  template <class T>
+  static Array of(std::string name, DType type, std::vector<uint64_t> shape, std::span<const T> values) {
+    Array array{std::move(name), type, std::move(shape), std::vector<std::byte>(values.size_bytes())};
+    std::memcpy(array.bytes.data(), values.data(), values.size_bytes());
+    return array;
+  }
+  template <class T>
+  std::span<const T> values() const {
+    return {reinterpret_cast<const T*>(bytes.data()), bytes.size() / sizeof(T)};
+  }
+};
+
+struct Book {
+  std::string type;   ///< the kvcodec_type of its file: "dictionary" or "codebooks"
+  Record parameters;  ///< shape, normalisation, training options: everything that is one scalar
+  std::vector<Array> arrays;
+  /// Arrays under this path record how the book was made (loss per step, optimiser state). They are no part of the digest and
+  /// not counted as storage that decoding needs.
+  static constexpr std::string_view kTrainingPrefix = "training/";
+
+  /// The array of that name, or nullptr.
+  const Array* find(std::string_view name) const;
+  /// The array of that name, type and number of dimensions. Throws Error(bad_input) naming what is there instead.
+  const Array& get(std::string_view name, DType type, size_t dimensions) const;
+  /// Bytes that decoding needs: all arrays but the training record.
+  uint64_t size_bytes() const;
+  /// Identifies type and content of all arrays but the training record.
+  std::string digest() const;
+};
+
+}  // namespace kvcodec

@@ -1,0 +1,17 @@
+// The list of codecs. Adding one is one line in registry.cpp.
+#pragma once
+
+#include <span>
+#include <string_view>
+
+#include "lib/codec/codec.hpp"
+
+namespace kvcodec {
+
+/// All codecs, in the order that help shows them.
+std::span<const CodecEntry> codecs();
+
+/// The codec of that name. Throws Error(usage) listing the names there are.
+const CodecEntry& find_codec(std::string_view name);
+
+}  // namespace kvcodec

@@ -1,0 +1,85 @@
+// What a codec stores: named typed arrays, called streams, of the documents of one side (keys or values) of one layer group.
+//
+// A codec reads and writes streams through the two interfaces below and never sees a file. lib/codec/encoded.hpp binds them
+// to memory, formats/codes_file.hpp to HDF5, and both can keep index streams bit-packed without the codec's knowing.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lib/core/checked.hpp"
+#include "lib/core/dtype.hpp"
+#include "lib/core/view.hpp"
+
+namespace kvcodec {
+
+/// What the bits of a stream are spent on: the lines of the ledger.
+enum class Category : uint8_t {
+  payload,  ///< the quantized values or coefficients themselves
+  ids,      ///< indices into a book
+  scales,   ///< scales, zero points, means, norms
+  tables,   ///< code books made while encoding
+  offsets,  ///< lengths, counts and positions that make parts decodable alone
+  exempt,   ///< tokens kept at 16 bits
+};
+inline constexpr Category kCategories[] = {Category::payload, Category::ids,     Category::scales,
+                                           Category::tables,  Category::offsets, Category::exempt};
+std::string_view name_of(Category category);
+
+/// Describes one stream: rows of a fixed shape, as many per document as the codec appends.
+struct StreamSpec {
+  std::string name;                ///< lower case, e.g. "coefficients"
+  DType type = DType::u8;
+  std::vector<uint64_t> row_shape;  ///< shape of one row; empty = one scalar
+  Category category = Category::payload;
+  uint64_t index_bound = 0;  ///< n > 0: every element is an index in [0, n), which may be packed to ceil(log2 n) bits
+  bool shared = false;       ///< one array for the whole group side instead of rows per document (a Huffman book, say)
+
+  uint64_t row_elements() const { return checked_product(row_shape); }
+  uint64_t row_bytes() const { return row_elements() * size_of(type); }
+  bool operator==(const StreamSpec&) const = default;
+};
+
+/// The streams of one document, to read. Shared streams look the same from every document.
+class StreamReader {
+ public:
+  virtual ~StreamReader() = default;
+
+  /// Rows the document has in that stream. Throws Error(bad_input) if there is no such stream.
+  virtual uint64_t rows(std::string_view stream) const = 0;
+
+  /// Rows [first, first + count), in the type and layout of the stream's spec, to `out` (count * row_bytes).
+  /// Throws Error(bad_input) if they are not all there.
+  virtual void read(std::string_view stream, uint64_t first, uint64_t count, std::span<std::byte> out) const = 0;
+
+  /// The same into a vector of elements T (whose size must be the stream's element size).
+  template <class T>
+  std::vector<T> read(std::string_view stream, uint64_t first, uint64_t count, uint64_t elements_per_row) const {
+    std::vector<T> out(checked_mul(count, elements_per_row));
+    read(stream, first, count, std::as_writable_bytes(std::span(out)));
+    return out;
+  }
+};
+
+/// The streams of one document, to extend. Only the newest document of a file can be extended.
+class StreamStore : public StreamReader {
+ public:
+  using StreamReader::read;
+
+  /// Adds rows at the end of the document's part of the stream. bytes.size() is a multiple of row_bytes.
+  virtual void append(std::string_view stream, std::span<const std::byte> bytes) = 0;
+
+  /// Drops the document's rows from `rows` on: for the tail that waits uncompressed and is stored anew at every append.
+  virtual void truncate(std::string_view stream, uint64_t rows) = 0;
+
+  template <class T>
+  void append_values(std::string_view stream, std::span<const T> values) {
+    append(stream, std::as_bytes(values));
+  }
+};
+
+}  // namespace kvcodec

@@ -1,0 +1,34 @@
+// Sizes that come from outside are multiplied and added with overflow checks before anything is allocated.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+
+#include "lib/core/error.hpp"
+
+namespace kvcodec {
+
+/// a * b; throws Error(bad_input) on overflow.
+inline uint64_t checked_mul(uint64_t a, uint64_t b) {
+  uint64_t product = 0;
+  if (__builtin_mul_overflow(a, b, &product)) throw bad_input("size {} x {} does not fit 64 bits", a, b);
+  return product;
+}
+
+/// a + b; throws Error(bad_input) on overflow.
+inline uint64_t checked_add(uint64_t a, uint64_t b) {
+  uint64_t sum = 0;
+  if (__builtin_add_overflow(a, b, &sum)) throw bad_input("size {} + {} does not fit 64 bits", a, b);
+  return sum;
+}
+
+/// The product of all factors; throws Error(bad_input) on overflow. An empty list gives 1.
+template <class Range>
+uint64_t checked_product(const Range& factors) {
+  uint64_t product = 1;
+  for (auto factor : factors) product = checked_mul(product, static_cast<uint64_t>(factor));
+  return product;
+}
+
+}  // namespace kvcodec

@@ -1,0 +1,45 @@
+#include "lib/core/digest.hpp"
+
+#include <xxhash.h>
+
+#include <new>
+
+#include "lib/core/error.hpp"
+
+namespace kvcodec {
+
+struct Digest::State {
+  XXH3_state_t* xxh = XXH3_createState();
+  State() {
+    if (!xxh) throw std::bad_alloc();
+    XXH3_128bits_reset(xxh);
+  }
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
+  ~State() { XXH3_freeState(xxh); }
+};
+
+Digest::Digest() : state_(std::make_unique<State>()) {}
+Digest::~Digest() = default;
+Digest::Digest(Digest&&) noexcept = default;
+Digest& Digest::operator=(Digest&&) noexcept = default;
+
+void Digest::add(std::span<const std::byte> bytes) { XXH3_128bits_update(state_->xxh, bytes.data(), bytes.size()); }
+
+void Digest::add(std::string_view text) {
+  add(uint64_t{text.size()});
+  add(std::as_bytes(std::span(text)));
+}
+
+void Digest::add(uint64_t number) {
+  std::byte bytes[8];
+  for (int i = 0; i < 8; ++i) bytes[i] = static_cast<std::byte>(number >> (8 * i));
+  add(std::span<const std::byte>(bytes));
+}
+
+std::string Digest::hex() const {
+  const XXH128_hash_t hash = XXH3_128bits_digest(state_->xxh);
+  return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
+}
+
+}  // namespace kvcodec

@@ -1,0 +1,31 @@
+// Digests that bind files to each other: XXH3, 128 bits, as 32 hexadecimal digits. They guard against mix-ups, not malice.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace kvcodec {
+
+class Digest {
+ public:
+  Digest();
+  ~Digest();
+  Digest(Digest&&) noexcept;
+  Digest& operator=(Digest&&) noexcept;
+
+  void add(std::span<const std::byte> bytes);
+  void add(std::string_view text);  ///< its length first, so that "ab","c" and "a","bc" differ
+  void add(uint64_t number);        ///< as 8 bytes, little-endian
+
+  /// 32 lower-case hexadecimal digits of everything added so far.
+  std::string hex() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace kvcodec

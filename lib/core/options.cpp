@@ -1,0 +1,61 @@
+#include "lib/core/options.hpp"
+
+#include <algorithm>
+
+#include "lib/core/error.hpp"
+
+namespace kvcodec {
+namespace {
+
+void check_range(const OptionField& field, double value) {
+  if (value >= field.min && value <= field.max) return;
+  if (field.max == std::numeric_limits<double>::infinity())
+    throw usage_error("{} is {}; it must be at least {}", field.name, value, field.min);
+  throw usage_error("{} is {}; it must be between {} and {}", field.name, value, field.min, field.max);
+}
+
+template <class T>
+const T& expect(const OptionField& field, const Scalar& value, const char* type) {
+  if (const T* typed = std::get_if<T>(&value)) return *typed;
+  throw usage_error("{} is '{}'; it must be {}", field.name, to_text(value), type);
+}
+
+}  // namespace
+
+Scalar value_of(const OptionField& field) {
+  return std::visit([](const auto* target) -> Scalar { return *target; }, field.target);
+}
+
+void set_value(const OptionField& field, const Scalar& value) {
+  if (auto* const* flag = std::get_if<bool*>(&field.target)) {
+    **flag = expect<bool>(field, value, "true or false");
+  } else if (auto* const* integer = std::get_if<int64_t*>(&field.target)) {
+    const int64_t wanted = expect<int64_t>(field, value, "an integer");
+    check_range(field, static_cast<double>(wanted));
+    **integer = wanted;
+  } else if (auto* const* number = std::get_if<double*>(&field.target)) {
+    const auto* whole = std::get_if<int64_t>(&value);
+    const double wanted = whole ? static_cast<double>(*whole) : expect<double>(field, value, "a number");
+    check_range(field, wanted);
+    **number = wanted;
+  } else {
+    const std::string& wanted = expect<std::string>(field, value, "a string");
+    if (!field.choices.empty() && std::find(field.choices.begin(), field.choices.end(), wanted) == field.choices.end())
+      throw usage_error("{} is '{}'; it must be one of {}", field.name, wanted, fmt::join(field.choices, ", "));
+    *std::get<std::string*>(field.target) = wanted;
+  }
+}
+
+Record to_record(Options& options) {
+  Record record;
+  for (const auto& field : options.fields()) record.set(field.name, value_of(field));
+  return record;
+}
+
+void from_record(const Record& record, Options& options) {
+  for (const auto& field : options.fields())
+    if (const Scalar* value = record.find(field.name)) set_value(field, *value);
+  options.check();
+}
+
+}  // namespace kvcodec

@@ -1,0 +1,40 @@
+// A small ordered list of named scalars: the parameters of a codec or of a training run, as they are stored in a file.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace kvcodec {
+
+using Scalar = std::variant<bool, int64_t, double, std::string>;
+
+class Record {
+ public:
+  /// Sets a value; a name that is there keeps its place.
+  void set(std::string_view name, Scalar value);
+
+  /// The value of that name, or nullptr.
+  const Scalar* find(std::string_view name) const;
+
+  /// The value of that name and type. Throws Error(bad_input) if it is missing or of another type; an integer is
+  /// accepted where a double is asked for.
+  bool get_bool(std::string_view name) const;
+  int64_t get_int(std::string_view name) const;
+  double get_double(std::string_view name) const;
+  const std::string& get_string(std::string_view name) const;
+
+  const std::vector<std::pair<std::string, Scalar>>& items() const { return items_; }
+  bool operator==(const Record&) const = default;
+
+ private:
+  std::vector<std::pair<std::string, Scalar>> items_;
+};
+
+/// The scalar as text: true/false, integers, shortest doubles that read back the same, strings as they are.
+std::string to_text(const Scalar& value);
+
+}  // namespace kvcodec
