@@ -1,0 +1,23 @@
+// What every test includes.
+#pragma once
+
+#include <doctest/doctest.h>
+
+#include <string>
+
+namespace kvcodec::test {
+
+/// Remembers that a case could not run here; use through SKIP.
+void note_skip(const std::string& reason);
+
+/// The checkout, for fixtures: source_dir() + "/test/golden/…".
+inline std::string source_dir() { return KVCODEC_SOURCE_DIR; }
+
+}  // namespace kvcodec::test
+
+/// Leaves a test case that cannot run on this machine. ctest reports it as skipped, never as passed.
+#define SKIP(reason)                      \
+  do {                                    \
+    ::kvcodec::test::note_skip(reason);   \
+    return;                               \
+  } while (false)
