@@ -1,0 +1,58 @@
+#include "lib/linalg/blas.hpp"
+
+#include <algorithm>
+#include <limits>
+
+#include <cblas.h>
+#include <omp.h>
+
+#include "lib/core/error.hpp"
+
+namespace kvcodec {
+namespace {
+
+/// Keeps OpenBLAS on the calling thread. Inside a team of several threads its OpenMP build does that by
+/// itself; elsewhere (a parallel_for of one piece counts as elsewhere) it takes as many threads as OpenMP
+/// would give the calling task, hence one.
+class OnThisThread {
+ public:
+  OnThisThread() : before_(omp_in_parallel() ? 0 : omp_get_max_threads()) {
+    if (before_ > 1) omp_set_num_threads(1);
+  }
+  ~OnThisThread() {
+    if (before_ > 1) omp_set_num_threads(before_);
+  }
+  OnThisThread(const OnThisThread&) = delete;
+  OnThisThread& operator=(const OnThisThread&) = delete;
+
+ private:
+  int before_;
+};
+
+blasint as_blas(size_t size) {
+  if (size > static_cast<size_t>(std::numeric_limits<int>::max()))
+    throw failed("a matrix side of {} is beyond BLAS (31 bits)", size);
+  return static_cast<blasint>(size);
+}
+
+/// BLAS wants strides of at least 1 even where nothing is read.
+blasint stride_of(MatrixView<const float> matrix) { return as_blas(std::max<size_t>(matrix.stride(), 1)); }
+
+}  // namespace
+
+void gemm(float alpha, MatrixView<const float> a, Transpose transpose_a, MatrixView<const float> b,
+          Transpose transpose_b, float beta, MatrixView<float> c) {
+  const bool ta = transpose_a == Transpose::yes, tb = transpose_b == Transpose::yes;
+  const size_t m = ta ? a.cols() : a.rows(), k = ta ? a.rows() : a.cols();
+  const size_t n = tb ? b.rows() : b.cols(), k_of_b = tb ? b.cols() : b.rows();
+  if (k != k_of_b || m != c.rows() || n != c.cols())
+    throw failed("matrix product of ({}, {}) and ({}, {}) into ({}, {}): shapes do not fit", m, k, k_of_b, n,
+                 c.rows(), c.cols());
+  if (m == 0 || n == 0) return;
+  const OnThisThread on_this_thread;
+  cblas_sgemm(CblasRowMajor, ta ? CblasTrans : CblasNoTrans, tb ? CblasTrans : CblasNoTrans, as_blas(m),
+              as_blas(n), as_blas(k), alpha, a.data(), stride_of(a), b.data(), stride_of(b), beta, c.data(),
+              stride_of(c));
+}
+
+}  // namespace kvcodec

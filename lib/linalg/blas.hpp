@@ -1,0 +1,21 @@
+// Matrix products by OpenBLAS, with shapes checked and no thread of their own.
+#pragma once
+
+#include "lib/core/view.hpp"
+
+namespace kvcodec {
+
+enum class Transpose : bool { no, yes };
+
+/// C = alpha * op(A) * op(B) + beta * C, where op transposes or not.
+/// op(A): (m, k), op(B): (k, n), c: (m, n), all row-major with their strides; c overlaps neither a nor b.
+/// With beta = 0, c is written without being read. Throws Error(failed) if the shapes do not fit together or
+/// exceed 31 bits.
+///
+/// Runs on the calling thread, inside parallel_for or not: OpenBLAS starts no threads here. The result of one
+/// call depends on its arguments alone, but a larger product cut in other blocks may sum in another order:
+/// callers cut by fixed sizes.
+void gemm(float alpha, MatrixView<const float> a, Transpose transpose_a, MatrixView<const float> b,
+          Transpose transpose_b, float beta, MatrixView<float> c);
+
+}  // namespace kvcodec
