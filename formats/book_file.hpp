@@ -1,0 +1,26 @@
+// Files of books: `dictionary` now, `codebooks` later (FORMAT.md, "dictionary"). Any Book is written without knowing what for.
+#pragma once
+
+#include <string>
+
+#include "formats/header.hpp"
+#include "formats/output.hpp"
+#include "lib/codec/book.hpp"
+
+namespace kvcodec {
+
+struct BookFile {
+  Book book;
+  ModelInfo model;     ///< whose caches it was learned from
+  std::string digest;  ///< of the book; checked against the content on reading
+  FileType type;
+};
+
+/// with_training: also the arrays under training/ (needed for --resume and for `info`, not for coding).
+/// Throws Error(bad_input) if the file is no book of type `type` (empty = any book), is damaged, or its digest does not hold.
+BookFile read_book(const std::string& file, const std::string& type, bool with_training);
+
+/// Writes and closes; the caller commits the OutputFile.
+void write_book(OutputFile& output, const Book& book, const ModelInfo& model, const Provenance& provenance);
+
+}  // namespace kvcodec

@@ -1,0 +1,56 @@
+// Root attributes that every kvcodec file carries (FORMAT.md, "Every file").
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace kvcodec {
+
+/// Who made a file and how: written to every product.
+struct Provenance {
+  std::string command;               ///< the command line of this run, one line
+  std::vector<std::string> history;  ///< the commands that led to the inputs, oldest first; this run's own is added on writing
+};
+
+/// The cache's model and what its keys are; `kv` files carry it, and `codes` and `dictionary` files repeat it.
+struct ModelInfo {
+  std::string model;  ///< name, usually the model folder's
+  int num_layers = 0;
+  int num_q_heads = 0;
+  int num_kv_heads = 0;
+  int head_dim = 0;
+  double rope_theta = 0;                ///< 0 = unknown
+  std::string rope_scaling;             ///< JSON as in config.json; empty = none
+  std::string key_state = "post-rope";  ///< "post-rope" or "pre-rope"
+  std::string source;                   ///< where the cache came from: digest of the weights, files of the text
+
+  bool operator==(const ModelInfo&) const = default;
+};
+
+/// Documents lie one behind the other along the token axis: document i is tokens [offsets[i], offsets[i + 1]).
+struct Documents {
+  std::vector<std::string> names;
+  std::vector<uint64_t> offsets{0};
+
+  size_t count() const { return names.size(); }
+  uint64_t tokens() const { return offsets.back(); }
+  uint64_t length(size_t i) const { return offsets[i + 1] - offsets[i]; }
+  void add(std::string name, uint64_t length) {
+    names.push_back(std::move(name));
+    offsets.push_back(offsets.back() + length);
+  }
+};
+
+/// What a file says it is.
+struct FileType {
+  std::string type;  ///< "kv", "dictionary", "codes" …
+  int version = 0;
+  std::string generator, created;
+  std::vector<std::string> history;
+};
+
+/// Reads the type of any kvcodec file. Throws Error(bad_input) if it is none, or of a newer version than this program knows.
+FileType identify(const std::string& file);
+
+}  // namespace kvcodec
