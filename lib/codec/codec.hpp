@@ -3,7 +3,7 @@
 // How to add a codec
 //   1. its parts in lib/<area>/ with scalar reference and property tests;
 //   2. lib/codec/<name>_codec.cpp: an options struct, a Codec, and the function that makes its CodecEntry;
-//   3. one line in lib/codec/registry.cpp;
+//   3. its declaration and its line in lib/codec/registry.cpp;
 //   4. a section in formats/FORMAT.md, a man page section in man/kvcodec-encode.1, a row in test/unit/codec_table.hpp.
 #pragma once
 

@@ -59,6 +59,8 @@ class StreamReader {
   /// The same into a vector of elements T (whose size must be the stream's element size).
   template <class T>
   std::vector<T> read(std::string_view stream, uint64_t first, uint64_t count, uint64_t elements_per_row) const {
+    if (const uint64_t there = rows(stream); first > there || count > there - first)  // before allocating
+      throw bad_input("stream '{}' has {} rows; {} rows from row {} on are not all there", stream, there, count, first);
     std::vector<T> out(checked_mul(count, elements_per_row));
     read(stream, first, count, std::as_writable_bytes(std::span(out)));
     return out;

@@ -1,0 +1,21 @@
+#include "lib/codec/codec.hpp"
+
+#include "lib/core/error.hpp"
+
+namespace kvcodec {
+
+std::unique_ptr<Codec> codec_from_record(const CodecEntry& entry, const Record& parameters,
+                                         const CodecContext& context) {
+  const std::unique_ptr<Options> options = entry.make_options();
+  try {
+    from_record(parameters, *options);
+    return entry.make(*options, context);
+  } catch (const Error& error) {
+    // The parameters come from a file here: what would be the user's mistake on the command line is the
+    // file's.
+    const ErrorKind kind = error.kind() == ErrorKind::usage ? ErrorKind::bad_input : error.kind();
+    throw Error(kind, fmt::format("parameters of codec '{}': {}", entry.name, error.what()));
+  }
+}
+
+}  // namespace kvcodec

@@ -1,0 +1,76 @@
+#include "lib/codec/exact_rows.hpp"
+
+#include <algorithm>
+
+#include "lib/core/error.hpp"
+#include "lib/core/half.hpp"
+#include "lib/core/parallel.hpp"
+
+namespace kvcodec {
+namespace {
+
+/// Values per piece of parallel work: large against the cost of handing one out, small against a chunk.
+constexpr size_t kPieceValues = 1 << 16;
+
+size_t piece_rows(size_t width) { return std::max<size_t>(1, kPieceValues / std::max<size_t>(width, 1)); }
+
+/// The all-ones exponent: what values beyond the type's range were rounded to.
+bool is_infinite(DType type, uint16_t bits) {
+  const uint16_t exponent = type == DType::f16 ? 0x7c00 : 0x7f80;
+  return (bits & exponent) == exponent;
+}
+
+}  // namespace
+
+std::vector<uint64_t> row_shape_of(const GroupShape& shape) {
+  std::vector<uint64_t> extents;
+  if (shape.layers > 1) extents.push_back(static_cast<uint64_t>(shape.layers));
+  extents.push_back(static_cast<uint64_t>(shape.heads));
+  extents.push_back(static_cast<uint64_t>(shape.head_dim));
+  return extents;
+}
+
+StreamSpec exact_stream(std::string name, const GroupShape& shape, DType storage, Category category) {
+  return {std::move(name), storage, row_shape_of(shape), category};
+}
+
+void check_context(const CodecContext& context) {
+  if (context.heads < 1 || context.head_dim < 1)
+    throw usage_error("{} heads of {} dimensions: both must be at least 1", context.heads, context.head_dim);
+  if (context.storage != DType::f16 && context.storage != DType::bf16)
+    throw usage_error("the 16-bit type of the cache is {}; it must be f16 or bf16", name_of(context.storage));
+}
+
+void check_width(const GroupShape& shape, size_t columns) {
+  if (columns != shape.width())
+    throw failed("rows of {} values; {} layers of {} heads of {} dimensions make {}", columns, shape.layers,
+                 shape.heads, shape.head_dim, shape.width());
+}
+
+void append_exact(std::string_view stream, DType storage, MatrixView<const float> rows,
+                  StreamStore& document) {
+  std::vector<uint16_t> halves(rows.rows() * rows.cols());
+  parallel_for(rows.rows(), piece_rows(rows.cols()), [&](size_t begin, size_t end, int) {
+    for (size_t i = begin; i < end; ++i) {
+      const std::span<uint16_t> row = std::span(halves).subspan(i * rows.cols(), rows.cols());
+      narrow(storage, rows.row(i), row);
+      const auto bad =
+          std::find_if(row.begin(), row.end(), [&](uint16_t bits) { return is_infinite(storage, bits); });
+      if (bad != row.end())
+        throw bad_input("row {}, channel {}: {} is beyond the range of {}", i, bad - row.begin(),
+                        rows(i, static_cast<size_t>(bad - row.begin())), name_of(storage));
+    }
+  });
+  document.append_values<uint16_t>(stream, halves);
+}
+
+void read_exact(std::string_view stream, DType storage, const StreamReader& document, uint64_t first,
+                MatrixView<float> out) {
+  const auto halves = document.read<uint16_t>(stream, first, out.rows(), out.cols());
+  parallel_for(out.rows(), piece_rows(out.cols()), [&](size_t begin, size_t end, int) {
+    for (size_t i = begin; i < end; ++i)
+      widen(storage, std::span(halves).subspan(i * out.cols(), out.cols()), out.row(i));
+  });
+}
+
+}  // namespace kvcodec

@@ -1,0 +1,28 @@
+#include "lib/codec/registry.hpp"
+
+#include <algorithm>
+
+#include "lib/core/error.hpp"
+
+namespace kvcodec {
+
+// One function per lib/codec/<name>_codec.cpp.
+CodecEntry none_codec();
+
+std::span<const CodecEntry> codecs() {
+  static const CodecEntry entries[] = {
+      none_codec(),
+  };
+  return entries;
+}
+
+const CodecEntry& find_codec(std::string_view name) {
+  std::vector<std::string_view> names;
+  for (const CodecEntry& entry : codecs()) {
+    if (entry.name == name) return entry;
+    names.push_back(entry.name);
+  }
+  throw usage_error("'{}' is no codec; there are {}", name, fmt::join(names, ", "));
+}
+
+}  // namespace kvcodec
