@@ -1,0 +1,80 @@
+#include <immintrin.h>
+
+#include "lib/entropy/pack_kernels.hpp"
+
+namespace kvcodec::pack_kernels::avx2 {
+namespace {
+
+void store(__m256i ids, uint32_t* out) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), ids); }
+
+void store(__m256i ids, uint16_t* out) {
+  const __m256i low = _mm256_and_si256(ids, _mm256_set1_epi32(0xffff));  // packus would saturate, not cut
+  const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(low, low), 0b1000);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm256_castsi256_si128(packed));
+}
+
+void store(__m256i ids, uint8_t* out) {
+  const __m256i first_bytes =
+      _mm256_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1,  //
+                       0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
+  const __m256i gathered = _mm256_shuffle_epi8(ids, first_bytes);
+  const __m128i both =
+      _mm_unpacklo_epi32(_mm256_castsi256_si128(gathered), _mm256_extracti128_si256(gathered, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(out), both);
+}
+
+// 8 ids of w bits are w bytes: every group of 8 starts at the same bit of its first byte, so the bytes and
+// shifts of its ids are found once. Ids 0-3 come from 16 bytes at the group's start, ids 4-7 from 16 bytes at
+// the first byte of id 4.
+template <class Id>
+size_t unpack_groups(const uint8_t* in, size_t in_bytes, uint64_t first_bit, unsigned width, Id* out,
+                     size_t n, uint32_t* largest) {
+  const unsigned skip = first_bit % 8;
+  const size_t upper = (skip + 4 * width) / 8;
+  alignas(32) uint8_t order[32];
+  alignas(32) uint32_t shift[8];
+  for (unsigned id = 0; id < 8; ++id) {
+    const unsigned bit = skip + id * width;
+    const size_t byte = bit / 8 - (id < 4 ? 0 : upper);
+    shift[id] = bit % 8;
+    for (unsigned k = 0; k < 4; ++k)
+      order[4 * id + k] = static_cast<uint8_t>(byte + 3 - k);  // first byte highest
+  }
+  const __m256i to_lanes = _mm256_load_si256(reinterpret_cast<const __m256i*>(order));
+  const __m256i drop_front = _mm256_load_si256(reinterpret_cast<const __m256i*>(shift));
+  const __m128i drop_back = _mm_cvtsi32_si128(static_cast<int>(32 - width));
+  __m256i most = _mm256_setzero_si256();
+  size_t position = first_bit / 8;
+  size_t done = 0;
+  for (; done + 8 <= n && position + upper + 16 <= in_bytes; done += 8, position += width) {
+    const __m128i low = _mm_loadu_si128(reinterpret_cast<const __m128i*>(in + position));
+    const __m128i high = _mm_loadu_si128(reinterpret_cast<const __m128i*>(in + position + upper));
+    const __m256i words =
+        _mm256_shuffle_epi8(_mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1), to_lanes);
+    const __m256i ids = _mm256_srl_epi32(_mm256_sllv_epi32(words, drop_front), drop_back);
+    most = _mm256_max_epu32(most, ids);
+    store(ids, out + done);
+  }
+  alignas(32) uint32_t lanes[8];
+  _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), most);
+  for (const uint32_t lane : lanes)
+    if (lane > *largest) *largest = lane;
+  return done;
+}
+
+}  // namespace
+
+size_t unpack(const uint8_t* in, size_t in_bytes, uint64_t first_bit, unsigned width, uint8_t* out, size_t n,
+              uint32_t* largest) {
+  return unpack_groups(in, in_bytes, first_bit, width, out, n, largest);
+}
+size_t unpack(const uint8_t* in, size_t in_bytes, uint64_t first_bit, unsigned width, uint16_t* out, size_t n,
+              uint32_t* largest) {
+  return unpack_groups(in, in_bytes, first_bit, width, out, n, largest);
+}
+size_t unpack(const uint8_t* in, size_t in_bytes, uint64_t first_bit, unsigned width, uint32_t* out, size_t n,
+              uint32_t* largest) {
+  return unpack_groups(in, in_bytes, first_bit, width, out, n, largest);
+}
+
+}  // namespace kvcodec::pack_kernels::avx2
