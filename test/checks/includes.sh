@@ -1,0 +1,111 @@
+#!/usr/bin/env bash
+# Holds the sources to DESIGN's layers: who may include whom.
+# usage: includes.sh ROOT          exit 1 and a line per violation
+#        includes.sh --self-test   shows that violations are found
+set -euo pipefail
+
+# Folders of lib from the bottom up; a folder includes itself and what stands on an earlier line.
+levels=(
+  "core"
+  "linalg"  # DESIGN prints model beside it, but the forward pass is made of matrix products
+  "model"
+  "kmeans entropy quant"
+  "sparse rvq signvq cluster"
+  "attention metrics"
+  "codec"
+)
+
+level_of() {
+  local i
+  for i in "${!levels[@]}"; do
+    [[ " ${levels[$i]} " == *" $1 "* ]] && { echo "$i"; return; }
+  done
+  echo "-1"
+}
+
+# violates FROM-FILE INCLUDED-PATH -> prints why, or nothing
+violates() {
+  local from=$1 to=$2 from_part=${1%%/*} to_part=${2%%/*}
+  [[ $to == kvcodec/version.hpp ]] && return  # generated; a constant
+  case $from_part in
+    lib)
+      if [[ $to_part != lib ]]; then echo "lib includes only lib"; return; fi
+      local from_dir to_dir
+      from_dir=$(cut -d/ -f2 <<<"$from")
+      to_dir=$(cut -d/ -f2 <<<"$to")
+      [[ $from_dir == "$to_dir" ]] && return
+      local from_level to_level
+      from_level=$(level_of "$from_dir")
+      to_level=$(level_of "$to_dir")
+      if ((from_level < 0)); then echo "lib/$from_dir is not in the list of layers (test/checks/includes.sh)"; return; fi
+      if ((to_level < 0)); then echo "lib/$to_dir is not in the list of layers (test/checks/includes.sh)"; return; fi
+      ((to_level < from_level)) || echo "lib/$from_dir may include only what stands above it"
+      ;;
+    formats) [[ $to_part == lib || $to_part == formats ]] || echo "formats includes only lib and formats" ;;
+    cuda) [[ $to_part == lib || $to_part == cuda ]] || echo "cuda includes only lib and cuda" ;;
+    cli) [[ $to_part == lib || $to_part == formats || $to_part == cuda || $to_part == cli ]] || echo "cli does not include $to_part" ;;
+  esac
+}
+
+# Headers of libraries that a layer must not know.
+foreign() {
+  local from_part=${1%%/*} header=$2
+  case $from_part in
+    lib) [[ $header =~ ^(hdf5|H5|CLI/|nlohmann|cuda|iostream|cstdio|stdio|fstream|filesystem) ]] && echo "lib knows no file, terminal, JSON or device" ;;
+    cuda) [[ $header =~ ^(hdf5|H5|CLI/|nlohmann) ]] && echo "cuda knows no file and no command line" ;;
+    formats) [[ $header =~ ^(CLI/|cuda) ]] && echo "formats knows no command line and no device" ;;
+    cli) [[ $header =~ ^(hdf5|H5) ]] && echo "only formats meets HDF5" ;;
+  esac
+  return 0
+}
+
+check_tree() {
+  local root=$1 bad=0 file line target why
+  cd "$root"
+  while IFS= read -r line; do
+    file=${line%%:*}
+    target=$(sed -E 's/^[^:]*:[[:space:]]*#[[:space:]]*include[[:space:]]*//' <<<"$line")
+    case $target in
+      \"*) target=${target#\"}; why=$(violates "$file" "${target%%\"*}") ;;
+      \<*) target=${target#<}; why=$(foreign "$file" "${target%%>*}") ;;
+      *) why= ;;  # a computed include
+    esac
+    [[ -z $why ]] || { echo "$file: includes ${target%%[\">]*}: $why"; bad=1; }
+  done < <(grep -rHE '^[[:space:]]*#[[:space:]]*include' --include='*.hpp' --include='*.cpp' --include='*.h' --include='*.cu' --include='*.cuh' lib formats cuda cli)
+  # lib prints nothing and never exits.
+  while IFS= read -r line; do
+    echo "${line%%:*}: lib prints nothing and never exits: ${line#*:}"
+    bad=1
+  done < <(grep -rnE '(std::c(out|err)|[^a-z_:]f?printf *\(|fmt::print|[^a-z_]exit *\()' --include='*.hpp' --include='*.cpp' lib)
+  return $bad
+}
+
+self_test() {
+  local expected found
+  dir=$(mktemp -d)  # not local: the trap runs outside
+  trap 'rm -rf "$dir"' EXIT
+  mkdir -p "$dir"/{lib/{core,sparse,codec,quant},formats,cuda,cli}
+  echo '#include "lib/codec/codec.hpp"' >"$dir/lib/core/up.cpp"        # upwards
+  echo '#include "lib/rvq/rvq.hpp"' >"$dir/lib/sparse/sideways.cpp"    # same line of the list
+  echo '#include "formats/kv_file.hpp"' >"$dir/lib/codec/file.cpp"     # lib knows no file
+  echo '#include <hdf5.h>' >"$dir/lib/quant/hdf5.cpp"
+  echo 'int f() { printf("x"); }' >"$dir/lib/quant/prints.cpp"
+  echo '#include "cuda/device.hpp"' >"$dir/formats/device.cpp"
+  echo '#include "formats/kv_file.hpp"' >"$dir/cuda/file.cpp"
+  echo '#include <hdf5.h>' >"$dir/cli/hdf5.cpp"
+  printf '#include "lib/core/error.hpp"\n#include <vector>\n' >"$dir/lib/sparse/good.cpp"
+  expected=8
+  found=$( (check_tree "$dir" || true) | wc -l)
+  if ((found != expected)); then
+    echo "self-test: found $found of $expected violations"
+    (check_tree "$dir" || true)
+    exit 1
+  fi
+  echo "self-test: all $expected violations found"
+}
+
+if [[ ${1:-} == --self-test ]]; then
+  self_test
+else
+  check_tree "${1:?usage: includes.sh ROOT | --self-test}"
+fi
