@@ -1,6 +1,7 @@
+#include "cuda/device.hpp"
+
 #include <cuda_runtime.h>
 
-#include "cuda/device.hpp"
 #include "cuda/probe.cuh"
 #include "lib/core/error.hpp"
 
@@ -21,11 +22,16 @@ DeviceInfo describe(int index) {
   cudaDeviceProp properties{};
   const cudaError_t status = cudaGetDeviceProperties(&properties, index);
   if (status != cudaSuccess) throw failed("device {}: {}", index, cudaGetErrorString(status));
-  return {index, properties.name, properties.major, properties.minor, properties.totalGlobalMem,
+  return {index,
+          properties.name,
+          properties.major,
+          properties.minor,
+          properties.totalGlobalMem,
           properties.multiProcessorCount};
 }
 
-/// Runs one tiny kernel: a device for which this build holds no code is found here, not in the middle of the work.
+/// Runs one tiny kernel: a device for which this build holds no code is found here, not in the middle of the
+/// work.
 void check_runs_our_code(const DeviceInfo& device) {
   int* out = nullptr;
   int answer = 0;
@@ -34,7 +40,8 @@ void check_runs_our_code(const DeviceInfo& device) {
   if (status == cudaSuccess) status = cudaMemcpy(&answer, out, sizeof(int), cudaMemcpyDeviceToHost);
   (void)cudaFree(out);
   if (status != cudaSuccess || answer != 42)
-    throw no_device("CUDA device {} ({}, compute capability {}.{}): {}", device.index, device.name, device.major, device.minor,
+    throw no_device("CUDA device {} ({}, compute capability {}.{}): {}", device.index, device.name,
+                    device.major, device.minor,
                     status == cudaSuccess ? "a test kernel gave a wrong answer" : cudaGetErrorString(status));
 }
 
@@ -57,7 +64,8 @@ DeviceInfo require_device(int index) {
   std::string why;
   const int count = count_devices(why);
   if (count == 0) throw no_device("no CUDA device: {}; use --device cpu", why);
-  if (index < 0 || index >= count) throw no_device("no CUDA device {}: there are {}, counted from 0", index, count);
+  if (index < 0 || index >= count)
+    throw no_device("no CUDA device {}: there are {}, counted from 0", index, count);
   const cudaError_t status = cudaSetDevice(index);
   if (status != cudaSuccess) throw no_device("CUDA device {}: {}", index, cudaGetErrorString(status));
   DeviceInfo device = describe(index);

@@ -8,7 +8,8 @@ bool built_with_cuda() { return false; }
 std::vector<DeviceInfo> devices() { return {}; }
 
 DeviceInfo require_device(int) {
-  throw no_device("no device: this kvcodec was built without CUDA; use --device cpu, or build with -DKVCODEC_CUDA=ON");
+  throw no_device(
+      "no device: this kvcodec was built without CUDA; use --device cpu, or build with -DKVCODEC_CUDA=ON");
 }
 
 }  // namespace kvcodec::cuda

@@ -1,5 +1,6 @@
-// Launchers are declared in .cuh files and defined in .cu files: device pointers, sizes and a stream in, the error out. They
-// include neither fmt nor lib/core/error.hpp, which nvcc cannot read as C++20; checks and messages are in the .cpp wrappers.
+// Launchers are declared in .cuh files and defined in .cu files: device pointers, sizes and a stream in, the
+// error out. They include neither fmt nor lib/core/error.hpp, which nvcc cannot read as C++20; checks and
+// messages are in the .cpp wrappers.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,4 +1,5 @@
-// Files of books: `dictionary` now, `codebooks` later (FORMAT.md, "dictionary"). Any Book is written without knowing what for.
+// Files of books: `dictionary` now, `codebooks` later (FORMAT.md, "dictionary"). Any Book is written without
+// knowing what for.
 #pragma once
 
 #include <string>
@@ -17,7 +18,8 @@ struct BookFile {
 };
 
 /// with_training: also the arrays under training/ (needed for --resume and for `info`, not for coding).
-/// Throws Error(bad_input) if the file is no book of type `type` (empty = any book), is damaged, or its digest does not hold.
+/// Throws Error(bad_input) if the file is no book of type `type` (empty = any book), is damaged, or its
+/// digest does not hold.
 BookFile read_book(const std::string& file, const std::string& type, bool with_training);
 
 /// Writes and closes; the caller commits the OutputFile.

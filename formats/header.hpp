@@ -9,11 +9,13 @@ namespace kvcodec {
 
 /// Who made a file and how: written to every product.
 struct Provenance {
-  std::string command;               ///< the command line of this run, one line
-  std::vector<std::string> history;  ///< the commands that led to the inputs, oldest first; this run's own is added on writing
+  std::string command;  ///< the command line of this run, one line
+  std::vector<std::string>
+      history;  ///< the commands that led to the inputs, oldest first; this run's own is added on writing
 };
 
-/// The cache's model and what its keys are; `kv` files carry it, and `codes` and `dictionary` files repeat it.
+/// The cache's model and what its keys are; `kv` files carry it, and `codes` and `dictionary` files repeat
+/// it.
 struct ModelInfo {
   std::string model;  ///< name, usually the model folder's
   int num_layers = 0;
@@ -23,12 +25,13 @@ struct ModelInfo {
   double rope_theta = 0;                ///< 0 = unknown
   std::string rope_scaling;             ///< JSON as in config.json; empty = none
   std::string key_state = "post-rope";  ///< "post-rope" or "pre-rope"
-  std::string source;                   ///< where the cache came from: digest of the weights, files of the text
+  std::string source;  ///< where the cache came from: digest of the weights, files of the text
 
   bool operator==(const ModelInfo&) const = default;
 };
 
-/// Documents lie one behind the other along the token axis: document i is tokens [offsets[i], offsets[i + 1]).
+/// Documents lie one behind the other along the token axis: document i is tokens [offsets[i], offsets[i +
+/// 1]).
 struct Documents {
   std::vector<std::string> names;
   std::vector<uint64_t> offsets{0};
@@ -50,7 +53,8 @@ struct FileType {
   std::vector<std::string> history;
 };
 
-/// Reads the type of any kvcodec file. Throws Error(bad_input) if it is none, or of a newer version than this program knows.
+/// Reads the type of any kvcodec file. Throws Error(bad_input) if it is none, or of a newer version than this
+/// program knows.
 FileType identify(const std::string& file);
 
 }  // namespace kvcodec

@@ -15,8 +15,8 @@
 
 namespace kvcodec {
 
-/// Reads a kv file of any size, piece by piece. Every size is checked against what is there when the file is opened.
-/// Error messages begin with the file's name and the dataset: "kv.h5: /layers/3/key: …".
+/// Reads a kv file of any size, piece by piece. Every size is checked against what is there when the file is
+/// opened. Error messages begin with the file's name and the dataset: "kv.h5: /layers/3/key: …".
 class KvReader {
  public:
   explicit KvReader(const std::string& file);
@@ -36,12 +36,14 @@ class KvReader {
   std::vector<uint32_t> tokens(uint64_t first, uint64_t count) const;  ///< token ids
   std::vector<uint64_t> positions(uint64_t first, uint64_t count) const;
 
-  /// Tokens [first, first + out.rows()) of one side of one layer, widened to float. out: (n, num_kv_heads * head_dim), any
-  /// stride, so that several layers can be laid side by side. Throws Error(bad_input) for a layer that is not there, for a
-  /// checksum that does not hold and for values that are not finite (naming layer, token, head and dimension).
+  /// Tokens [first, first + out.rows()) of one side of one layer, widened to float. out: (n, num_kv_heads *
+  /// head_dim), any stride, so that several layers can be laid side by side. Throws Error(bad_input) for a
+  /// layer that is not there, for a checksum that does not hold and for values that are not finite (naming
+  /// layer, token, head and dimension).
   void read(Side side, int layer, uint64_t first, MatrixView<float> out) const;
 
-  /// Rows of a whole layer group, [layers][heads][head_dim] per token, as codecs take them. out: (n, shape.width()).
+  /// Rows of a whole layer group, [layers][heads][head_dim] per token, as codecs take them. out: (n,
+  /// shape.width()).
   void read(const GroupShape& shape, uint64_t first, MatrixView<float> out) const;
 
   /// Queries of a layer, if dumped.
@@ -56,7 +58,8 @@ class KvReader {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Writes a kv file piece by piece. Rows of different layers may come in any interleaving; within one dataset in token order.
+/// Writes a kv file piece by piece. Rows of different layers may come in any interleaving; within one dataset
+/// in token order.
 class KvWriter {
  public:
   /// layers: which layers will be written, ascending. queries: whether query datasets are written too.
@@ -65,18 +68,19 @@ class KvWriter {
   KvWriter(const KvWriter&) = delete;
   KvWriter& operator=(const KvWriter&) = delete;
 
-  /// Starts the next document; its rows follow. tokens may be empty if they are not known (then for all documents).
-  /// positions: one per token, rising.
-  void add_document(const std::string& name, std::span<const uint32_t> tokens, std::span<const uint64_t> positions);
+  /// Starts the next document; its rows follow. tokens may be empty if they are not known (then for all
+  /// documents). positions: one per token, rising.
+  void add_document(const std::string& name, std::span<const uint32_t> tokens,
+                    std::span<const uint64_t> positions);
 
-  /// Appends rows (n, num_kv_heads * head_dim), rounded to the file's type. Throws Error(bad_input) for values that are not
-  /// finite, before or after rounding.
+  /// Appends rows (n, num_kv_heads * head_dim), rounded to the file's type. Throws Error(bad_input) for
+  /// values that are not finite, before or after rounding.
   void append(Side side, int layer, MatrixView<const float> rows);
   /// Appends query rows (n, num_q_heads * head_dim) of the tokens at these rows of the file.
   void append_queries(int layer, std::span<const uint64_t> token_rows, MatrixView<const float> rows);
 
-  /// Writes what is buffered, checks that every dataset has all tokens, adds the root attributes, closes the file. The caller
-  /// commits the OutputFile. Throws Error(failed) if anything could not be written.
+  /// Writes what is buffered, checks that every dataset has all tokens, adds the root attributes, closes the
+  /// file. The caller commits the OutputFile. Throws Error(failed) if anything could not be written.
   void finish(const Provenance& provenance);
 
  private:

@@ -1,5 +1,5 @@
-// Where products go: a temporary file beside the target that is synced and renamed when complete. Nobody sees half a file, a
-// killed run leaves the old one, and "-" is standard output.
+// Where products go: a temporary file beside the target that is synced and renamed when complete. Nobody sees
+// half a file, a killed run leaves the old one, and "-" is standard output.
 #pragma once
 
 #include <filesystem>
@@ -9,10 +9,11 @@ namespace kvcodec {
 
 /// A file in the making.
 ///
-/// path() is where to write. commit() makes it the product: flushed to disk, renamed over the target, the folder synced; for "-"
-/// the bytes are copied to standard output instead. Without commit() the destructor removes it.
-/// Throws Error(failed) naming the target and the system's reason: a folder that is not there, no permission, a full disk; and
-/// Error(usage) for a target that exists when overwriting was not asked for, or for a terminal as standard output.
+/// path() is where to write. commit() makes it the product: flushed to disk, renamed over the target, the
+/// folder synced; for "-" the bytes are copied to standard output instead. Without commit() the destructor
+/// removes it. Throws Error(failed) naming the target and the system's reason: a folder that is not there, no
+/// permission, a full disk; and Error(usage) for a target that exists when overwriting was not asked for, or
+/// for a terminal as standard output.
 class OutputFile {
  public:
   OutputFile(std::string target, bool overwrite);
@@ -40,7 +41,9 @@ class InputFile {
   InputFile& operator=(const InputFile&) = delete;
 
   const std::filesystem::path& path() const { return path_; }  ///< what to open
-  const std::string& name() const { return name_; }  ///< what to call it in messages: the name given, or "standard input"
+  const std::string& name() const {
+    return name_;
+  }  ///< what to call it in messages: the name given, or "standard input"
 
  private:
   std::string name_;

@@ -1,9 +1,9 @@
 // What every test includes.
 #pragma once
 
-#include <doctest/doctest.h>
-
 #include <string>
+
+#include <doctest/doctest.h>
 
 namespace kvcodec::test {
 
@@ -16,8 +16,8 @@ inline std::string source_dir() { return KVCODEC_SOURCE_DIR; }
 }  // namespace kvcodec::test
 
 /// Leaves a test case that cannot run on this machine. ctest reports it as skipped, never as passed.
-#define SKIP(reason)                      \
-  do {                                    \
-    ::kvcodec::test::note_skip(reason);   \
-    return;                               \
+#define SKIP(reason)                    \
+  do {                                  \
+    ::kvcodec::test::note_skip(reason); \
+    return;                             \
   } while (false)

@@ -1,6 +1,6 @@
-// A book is what a codec learned beforehand and needs again to decode: a dictionary, a set of codebooks. To files and to the
-// command line every book looks the same: a type, a parameter record and named arrays. lib/sparse, lib/rvq make their own
-// structs from it and back.
+// A book is what a codec learned beforehand and needs again to decode: a dictionary, a set of codebooks. To
+// files and to the command line every book looks the same: a type, a parameter record and named arrays.
+// lib/sparse, lib/rvq make their own structs from it and back.
 #pragma once
 
 #include <cstddef>
@@ -39,13 +39,14 @@ struct Book {
   std::string type;   ///< the kvcodec_type of its file: "dictionary" or "codebooks"
   Record parameters;  ///< shape, normalisation, training options: everything that is one scalar
   std::vector<Array> arrays;
-  /// Arrays under this path record how the book was made (loss per step, optimiser state). They are no part of the digest and
-  /// not counted as storage that decoding needs.
+  /// Arrays under this path record how the book was made (loss per step, optimiser state). They are no part
+  /// of the digest and not counted as storage that decoding needs.
   static constexpr std::string_view kTrainingPrefix = "training/";
 
   /// The array of that name, or nullptr.
   const Array* find(std::string_view name) const;
-  /// The array of that name, type and number of dimensions. Throws Error(bad_input) naming what is there instead.
+  /// The array of that name, type and number of dimensions. Throws Error(bad_input) naming what is there
+  /// instead.
   const Array& get(std::string_view name, DType type, size_t dimensions) const;
   /// Bytes that decoding needs: all arrays but the training record.
   uint64_t size_bytes() const;

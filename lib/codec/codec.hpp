@@ -4,7 +4,8 @@
 //   1. its parts in lib/<area>/ with scalar reference and property tests;
 //   2. lib/codec/<name>_codec.cpp: an options struct, a Codec, and the function that makes its CodecEntry;
 //   3. its declaration and its line in lib/codec/registry.cpp;
-//   4. a section in formats/FORMAT.md, a man page section in man/kvcodec-encode.1, a row in test/unit/codec_table.hpp.
+//   4. a section in formats/FORMAT.md, a man page section in man/kvcodec-encode.1, a row in
+//   test/unit/codec_table.hpp.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +26,8 @@ enum class Side : uint8_t { key, value };
 inline constexpr Side kSides[] = {Side::key, Side::value};
 constexpr std::string_view name_of(Side side) { return side == Side::key ? "key" : "value"; }
 
-/// What codecs work on: one side of `layers` consecutive layers. One row is one token: its [layers][heads][head_dim] floats.
+/// What codecs work on: one side of `layers` consecutive layers. One row is one token: its
+/// [layers][heads][head_dim] floats.
 struct GroupShape {
   int first_layer = 0;
   int layers = 1;
@@ -33,16 +35,18 @@ struct GroupShape {
   int head_dim = 0;
   Side side = Side::key;
 
-  size_t width() const { return static_cast<size_t>(layers) * static_cast<size_t>(heads) * static_cast<size_t>(head_dim); }
+  size_t width() const {
+    return static_cast<size_t>(layers) * static_cast<size_t>(heads) * static_cast<size_t>(head_dim);
+  }
 };
 
 /// What a codec can do; shown by `kvcodec info` and used to refuse early.
 struct Capabilities {
   bool needs_book = false;
-  bool lossless = false;         ///< decodes the 16-bit input exactly
-  bool appends = true;           ///< later tokens can be added without touching what is stored
-  bool scores_queries = false;   ///< q.k for all tokens without decoding
-  bool device_twin = false;      ///< has a CUDA implementation
+  bool lossless = false;        ///< decodes the 16-bit input exactly
+  bool appends = true;          ///< later tokens can be added without touching what is stored
+  bool scores_queries = false;  ///< q.k for all tokens without decoding
+  bool device_twin = false;     ///< has a CUDA implementation
 };
 
 /// Everything outside its own options that a codec is built from.
@@ -50,18 +54,20 @@ struct CodecContext {
   int num_layers = 0;  ///< of the model
   int heads = 0;       ///< key/value heads per layer
   int head_dim = 0;
-  DType storage = DType::bf16;  ///< the 16-bit type (bf16 or f16) of the cache; tokens kept exactly are kept in it
-  const Book* book = nullptr;   ///< outlives the codec; nullptr where the codec needs none
+  DType storage =
+      DType::bf16;  ///< the 16-bit type (bf16 or f16) of the cache; tokens kept exactly are kept in it
+  const Book* book = nullptr;  ///< outlives the codec; nullptr where the codec needs none
 };
 
-/// One codec with its options fixed, for a whole file. Stateless: what it knows about a document is in the document's streams,
-/// so a document encoded in any number of append() calls has the same streams as in one. Const members may run on several
-/// threads at once on different documents; inside they use parallel_for.
+/// One codec with its options fixed, for a whole file. Stateless: what it knows about a document is in the
+/// document's streams, so a document encoded in any number of append() calls has the same streams as in one.
+/// Const members may run on several threads at once on different documents; inside they use parallel_for.
 class Codec {
  public:
   virtual ~Codec() = default;
 
-  /// All that is needed, with the book, to build the codec again; what was really used, not what was asked for.
+  /// All that is needed, with the book, to build the codec again; what was really used, not what was asked
+  /// for.
   virtual Record parameters() const = 0;
 
   /// Layers that share one row; a divisor of the model's number of layers.
@@ -70,8 +76,11 @@ class Codec {
   /// The streams of one side of one group. The same for every document.
   virtual std::vector<StreamSpec> streams(const GroupShape& shape) const = 0;
 
-  /// Scratch memory that append and decode need per row, beside the rows themselves; the driver cuts chunks by it.
-  virtual size_t scratch_bytes_per_row(const GroupShape& shape) const { return shape.width() * sizeof(float); }
+  /// Scratch memory that append and decode need per row, beside the rows themselves; the driver cuts chunks
+  /// by it.
+  virtual size_t scratch_bytes_per_row(const GroupShape& shape) const {
+    return shape.width() * sizeof(float);
+  }
 
   /// Adds rows.rows() tokens to the document. rows: (n, shape.width()), finite.
   /// Throws Error(bad_input) for values the codec cannot represent.
@@ -81,8 +90,10 @@ class Codec {
   virtual uint64_t tokens(const GroupShape& shape, const StreamReader& document) const = 0;
 
   /// Writes tokens [first, first + out.rows()) to out: (n, shape.width()). Reads only what those tokens need.
-  /// Throws Error(bad_input) for streams that no encoder writes (an id beyond the book, a length beyond the data).
-  virtual void decode(const GroupShape& shape, const StreamReader& document, uint64_t first, MatrixView<float> out) const = 0;
+  /// Throws Error(bad_input) for streams that no encoder writes (an id beyond the book, a length beyond the
+  /// data).
+  virtual void decode(const GroupShape& shape, const StreamReader& document, uint64_t first,
+                      MatrixView<float> out) const = 0;
 };
 
 /// A registry line: how a codec presents itself and how one is made.
@@ -92,12 +103,13 @@ struct CodecEntry {
   Capabilities capabilities;
   std::string book_type;  ///< "dictionary" …; empty where it needs none
   std::unique_ptr<Options> (*make_options)();
-  /// Builds the codec for encoding with these options (made by make_options). Throws Error(usage) for options that do not fit
-  /// the model, Error(bad_input) for a book that does not.
+  /// Builds the codec for encoding with these options (made by make_options). Throws Error(usage) for options
+  /// that do not fit the model, Error(bad_input) for a book that does not.
   std::unique_ptr<Codec> (*make)(const Options& options, const CodecContext& context);
 };
 
 /// Rebuilds the codec of a file from its parameter record.
-std::unique_ptr<Codec> codec_from_record(const CodecEntry& entry, const Record& parameters, const CodecContext& context);
+std::unique_ptr<Codec> codec_from_record(const CodecEntry& entry, const Record& parameters,
+                                         const CodecContext& context);
 
 }  // namespace kvcodec

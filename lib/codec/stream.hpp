@@ -1,7 +1,9 @@
-// What a codec stores: named typed arrays, called streams, of the documents of one side (keys or values) of one layer group.
+// What a codec stores: named typed arrays, called streams, of the documents of one side (keys or values) of
+// one layer group.
 //
-// A codec reads and writes streams through the two interfaces below and never sees a file. lib/codec/encoded.hpp binds them
-// to memory, formats/codes_file.hpp to HDF5, and both can keep index streams bit-packed without the codec's knowing.
+// A codec reads and writes streams through the two interfaces below and never sees a file.
+// lib/codec/encoded.hpp binds them to memory, formats/codes_file.hpp to HDF5, and both can keep index streams
+// bit-packed without the codec's knowing.
 #pragma once
 
 #include <cstddef>
@@ -32,12 +34,14 @@ std::string_view name_of(Category category);
 
 /// Describes one stream: rows of a fixed shape, as many per document as the codec appends.
 struct StreamSpec {
-  std::string name;                ///< lower case, e.g. "coefficients"
+  std::string name;  ///< lower case, e.g. "coefficients"
   DType type = DType::u8;
   std::vector<uint64_t> row_shape;  ///< shape of one row; empty = one scalar
   Category category = Category::payload;
-  uint64_t index_bound = 0;  ///< n > 0: every element is an index in [0, n), which may be packed to ceil(log2 n) bits
-  bool shared = false;       ///< one array for the whole group side instead of rows per document (a Huffman book, say)
+  uint64_t index_bound =
+      0;  ///< n > 0: every element is an index in [0, n), which may be packed to ceil(log2 n) bits
+  bool shared =
+      false;  ///< one array for the whole group side instead of rows per document (a Huffman book, say)
 
   uint64_t row_elements() const { return checked_product(row_shape); }
   uint64_t row_bytes() const { return row_elements() * size_of(type); }
@@ -54,13 +58,16 @@ class StreamReader {
 
   /// Rows [first, first + count), in the type and layout of the stream's spec, to `out` (count * row_bytes).
   /// Throws Error(bad_input) if they are not all there.
-  virtual void read(std::string_view stream, uint64_t first, uint64_t count, std::span<std::byte> out) const = 0;
+  virtual void read(std::string_view stream, uint64_t first, uint64_t count,
+                    std::span<std::byte> out) const = 0;
 
   /// The same into a vector of elements T (whose size must be the stream's element size).
   template <class T>
-  std::vector<T> read(std::string_view stream, uint64_t first, uint64_t count, uint64_t elements_per_row) const {
+  std::vector<T> read(std::string_view stream, uint64_t first, uint64_t count,
+                      uint64_t elements_per_row) const {
     if (const uint64_t there = rows(stream); first > there || count > there - first)  // before allocating
-      throw bad_input("stream '{}' has {} rows; {} rows from row {} on are not all there", stream, there, count, first);
+      throw bad_input("stream '{}' has {} rows; {} rows from row {} on are not all there", stream, there,
+                      count, first);
     std::vector<T> out(checked_mul(count, elements_per_row));
     read(stream, first, count, std::as_writable_bytes(std::span(out)));
     return out;
@@ -75,7 +82,8 @@ class StreamStore : public StreamReader {
   /// Adds rows at the end of the document's part of the stream. bytes.size() is a multiple of row_bytes.
   virtual void append(std::string_view stream, std::span<const std::byte> bytes) = 0;
 
-  /// Drops the document's rows from `rows` on: for the tail that waits uncompressed and is stored anew at every append.
+  /// Drops the document's rows from `rows` on: for the tail that waits uncompressed and is stored anew at
+  /// every append.
   virtual void truncate(std::string_view stream, uint64_t rows) = 0;
 
   template <class T>

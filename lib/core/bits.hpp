@@ -1,5 +1,5 @@
-// Bounded bit streams, most significant bit first: the first bit written is the highest bit of the first byte.
-// The last byte is padded with zero bits.
+// Bounded bit streams, most significant bit first: the first bit written is the highest bit of the first
+// byte. The last byte is padded with zero bits.
 #pragma once
 
 #include <cstddef>

@@ -10,8 +10,8 @@ namespace {
 
 SimdLevel machine_level() {
   __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") &&
-                    __builtin_cpu_supports("bmi2");
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                    __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2");
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
                       __builtin_cpu_supports("avx512vl");
@@ -21,7 +21,9 @@ SimdLevel machine_level() {
 SimdLevel initial_level() {
   const char* wish = std::getenv("KVCODEC_SIMD");
   const std::string_view name = wish ? wish : "";
-  const SimdLevel limit = name == "scalar" ? SimdLevel::scalar : name == "avx2" ? SimdLevel::avx2 : SimdLevel::avx512;
+  const SimdLevel limit = name == "scalar" ? SimdLevel::scalar
+                          : name == "avx2" ? SimdLevel::avx2
+                                           : SimdLevel::avx512;
   return std::min(limit, machine_level());
 }
 

@@ -1,8 +1,8 @@
 #include "lib/core/digest.hpp"
 
-#include <xxhash.h>
-
 #include <new>
+
+#include <xxhash.h>
 
 #include "lib/core/error.hpp"
 
@@ -24,7 +24,9 @@ Digest::~Digest() = default;
 Digest::Digest(Digest&&) noexcept = default;
 Digest& Digest::operator=(Digest&&) noexcept = default;
 
-void Digest::add(std::span<const std::byte> bytes) { XXH3_128bits_update(state_->xxh, bytes.data(), bytes.size()); }
+void Digest::add(std::span<const std::byte> bytes) {
+  XXH3_128bits_update(state_->xxh, bytes.data(), bytes.size());
+}
 
 void Digest::add(std::string_view text) {
   add(uint64_t{text.size()});

@@ -1,4 +1,5 @@
-// Digests that bind files to each other: XXH3, 128 bits, as 32 hexadecimal digits. They guard against mix-ups, not malice.
+// Digests that bind files to each other: XXH3, 128 bits, as 32 hexadecimal digits. They guard against
+// mix-ups, not malice.
 #pragma once
 
 #include <cstddef>

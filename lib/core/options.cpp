@@ -40,8 +40,10 @@ void set_value(const OptionField& field, const Scalar& value) {
     **number = wanted;
   } else {
     const std::string& wanted = expect<std::string>(field, value, "a string");
-    if (!field.choices.empty() && std::find(field.choices.begin(), field.choices.end(), wanted) == field.choices.end())
-      throw usage_error("{} is '{}'; it must be one of {}", field.name, wanted, fmt::join(field.choices, ", "));
+    if (!field.choices.empty() &&
+        std::find(field.choices.begin(), field.choices.end(), wanted) == field.choices.end())
+      throw usage_error("{} is '{}'; it must be one of {}", field.name, wanted,
+                        fmt::join(field.choices, ", "));
     *std::get<std::string*>(field.target) = wanted;
   }
 }

@@ -1,5 +1,6 @@
-// Option structs carry their defaults and reasons at the members; fields() names those members once. From that one list the
-// command line makes its switches and help, and files get and give back the parameters: they cannot disagree.
+// Option structs carry their defaults and reasons at the members; fields() names those members once. From
+// that one list the command line makes its switches and help, and files get and give back the parameters:
+// they cannot disagree.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +15,8 @@ namespace kvcodec {
 
 /// One settable member: what it is called ("layer-group"), what it means, where it lives, what is allowed.
 struct OptionField {
-  std::string name;  ///< lower case, words joined by '-': the long switch without its dashes, and the key in records
+  std::string
+      name;  ///< lower case, words joined by '-': the long switch without its dashes, and the key in records
   std::string help;  ///< one line; the default is appended by whoever shows it
   std::variant<bool*, int64_t*, double*, std::string*> target;
   double min = -std::numeric_limits<double>::infinity();  ///< numbers only, inclusive
@@ -42,10 +44,12 @@ struct NoOptions final : Options {
 /// The current value of a field.
 Scalar value_of(const OptionField& field);
 
-/// Sets a field after checking type, range and choices. Throws Error(usage) naming the field and what is allowed.
+/// Sets a field after checking type, range and choices. Throws Error(usage) naming the field and what is
+/// allowed.
 void set_value(const OptionField& field, const Scalar& value);
 
-/// All fields as a record, and back (fields the record lacks keep their values; unknown names in it are left alone).
+/// All fields as a record, and back (fields the record lacks keep their values; unknown names in it are left
+/// alone).
 Record to_record(Options& options);
 void from_record(const Record& record, Options& options);
 

@@ -1,11 +1,11 @@
 #include "lib/core/parallel.hpp"
 
-#include <omp.h>
-
 #include <algorithm>
 #include <atomic>
 #include <exception>
 #include <mutex>
+
+#include <omp.h>
 
 namespace kvcodec {
 

@@ -18,7 +18,8 @@ const T& get(const Record& record, std::string_view name, const char* type) {
 }  // namespace
 
 void Record::set(std::string_view name, Scalar value) {
-  auto place = std::find_if(items_.begin(), items_.end(), [&](const auto& item) { return item.first == name; });
+  auto place =
+      std::find_if(items_.begin(), items_.end(), [&](const auto& item) { return item.first == name; });
   if (place != items_.end())
     place->second = std::move(value);
   else
@@ -33,7 +34,9 @@ const Scalar* Record::find(std::string_view name) const {
 
 bool Record::get_bool(std::string_view name) const { return get<bool>(*this, name, "true or false"); }
 int64_t Record::get_int(std::string_view name) const { return get<int64_t>(*this, name, "an integer"); }
-const std::string& Record::get_string(std::string_view name) const { return get<std::string>(*this, name, "a string"); }
+const std::string& Record::get_string(std::string_view name) const {
+  return get<std::string>(*this, name, "a string");
+}
 
 double Record::get_double(std::string_view name) const {
   if (const Scalar* value = find(name))

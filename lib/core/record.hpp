@@ -1,4 +1,5 @@
-// A small ordered list of named scalars: the parameters of a codec or of a training run, as they are stored in a file.
+// A small ordered list of named scalars: the parameters of a codec or of a training run, as they are stored
+// in a file.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +21,8 @@ class Record {
   /// The value of that name, or nullptr.
   const Scalar* find(std::string_view name) const;
 
-  /// The value of that name and type. Throws Error(bad_input) if it is missing or of another type; an integer is
-  /// accepted where a double is asked for.
+  /// The value of that name and type. Throws Error(bad_input) if it is missing or of another type; an integer
+  /// is accepted where a double is asked for.
   bool get_bool(std::string_view name) const;
   int64_t get_int(std::string_view name) const;
   double get_double(std::string_view name) const;

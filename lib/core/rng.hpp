@@ -1,5 +1,5 @@
-// Random numbers that are the same on every machine: xoshiro256** (Blackman and Vigna, 2018) seeded by splitmix64.
-// The standard library's distributions differ between implementations, so they are not used.
+// Random numbers that are the same on every machine: xoshiro256** (Blackman and Vigna, 2018) seeded by
+// splitmix64. The standard library's distributions differ between implementations, so they are not used.
 #pragma once
 
 #include <cmath>

@@ -19,8 +19,8 @@ class MatrixView {
 
   /// A view of mutable elements is also a view of constant ones.
   template <class U>
-    requires std::is_same_v<T, const U>
-  MatrixView(MatrixView<U> other) : MatrixView(other.data(), other.rows(), other.cols(), other.stride()) {}
+  requires std::is_same_v<T, const U> MatrixView(MatrixView<U> other)
+      : MatrixView(other.data(), other.rows(), other.cols(), other.stride()) {}
 
   T* data() const { return data_; }
   size_t rows() const { return rows_; }
@@ -32,7 +32,9 @@ class MatrixView {
   T& operator()(size_t i, size_t j) const { return data_[i * stride_ + j]; }
 
   /// Rows [first, first + count).
-  MatrixView rows(size_t first, size_t count) const { return {data_ + first * stride_, count, cols_, stride_}; }
+  MatrixView rows(size_t first, size_t count) const {
+    return {data_ + first * stride_, count, cols_, stride_};
+  }
   /// Columns [first, first + count) of every row.
   MatrixView columns(size_t first, size_t count) const { return {data_ + first, rows_, count, stride_}; }
 

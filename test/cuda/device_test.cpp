@@ -1,4 +1,5 @@
 #include "cuda/device.hpp"
+
 #include "lib/core/error.hpp"
 #include "test/test.hpp"
 

@@ -84,11 +84,11 @@ TEST_CASE("parallel_for visits every item once and hands on the earliest excepti
       for (size_t i = begin; i < end; ++i) ++visits[i];
     });
     CHECK(std::set<int>(visits.begin(), visits.end()) == std::set<int>{1});
-    CHECK_THROWS_WITH_AS(
-        parallel_for(1000, 1, [](size_t begin, size_t, int) {
-          if (begin == 0 || begin == 999) throw failed("piece {}", begin);
-        }),
-        "piece 0", Error);
+    CHECK_THROWS_WITH_AS(parallel_for(1000, 1,
+                                      [](size_t begin, size_t, int) {
+                                        if (begin == 0 || begin == 999) throw failed("piece {}", begin);
+                                      }),
+                         "piece 0", Error);
   }
   set_num_threads(0);
 }

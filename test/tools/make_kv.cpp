@@ -1,0 +1,109 @@
+// Writes a kv file of any shape with synthetic rows: for tests of sizes and memory that need no model.
+// Rows look like keys in what matters to codecs: a mean per channel, channels of different loudness,
+// neighbours that resemble each other. Same arguments, same values.
+#include <cmath>
+#include <cstdio>
+#include <numeric>
+
+#include <CLI/CLI.hpp>
+
+#include "formats/kv_file.hpp"
+#include "lib/core/error.hpp"
+#include "lib/core/parallel.hpp"
+#include "lib/core/rng.hpp"
+
+using namespace kvcodec;
+
+namespace {
+
+struct Shape {
+  int layers = 2, heads = 2, head_dim = 64;
+  uint64_t tokens = 256, documents = 1, seed = 1, first_position = 0;
+  std::string dtype = "bf16", name = "synthetic-", output;
+};
+
+/// Rows [first, first + rows.rows()) of one side of one layer; any piece can be made alone.
+void fill(MatrixView<float> rows, uint64_t first, uint64_t seed, uint64_t dataset) {
+  std::vector<float> mean(rows.cols()), loudness(rows.cols());
+  Rng channels(seed, dataset);
+  for (size_t c = 0; c < rows.cols(); ++c) {
+    mean[c] = static_cast<float>(channels.normal());
+    loudness[c] = static_cast<float>(std::exp(0.5 * channels.normal()));
+  }
+  parallel_for(rows.rows(), 256, [&](size_t begin, size_t end, int) {
+    for (size_t i = begin; i < end; ++i) {
+      // Sums of twelve 16-bit uniforms are normal enough, and four times as fast as logarithms.
+      Rng rng(seed ^ (first + i), dataset + 1000);
+      for (size_t c = 0; c < rows.cols(); ++c) {
+        int sum = 0;
+        for (int k = 0; k < 3; ++k) {
+          const uint64_t bits = rng.next();
+          for (int q = 0; q < 4; ++q) sum += static_cast<int>((bits >> (16 * q)) & 0xffff);
+        }
+        const float normal = (static_cast<float>(sum) - 6 * 65535.0f) * (1 / 65536.0f);
+        rows(i, c) = mean[c] + loudness[c] * normal;
+      }
+    }
+  });
+}
+
+void make(const Shape& shape) {
+  ModelInfo model;
+  model.model = "synthetic";
+  model.num_layers = shape.layers;
+  model.num_q_heads = model.num_kv_heads = shape.heads;
+  model.head_dim = shape.head_dim;
+  model.source = fmt::format("make_kv, seed {}", shape.seed);
+  std::vector<int> layers(static_cast<size_t>(shape.layers));
+  std::iota(layers.begin(), layers.end(), 0);
+
+  OutputFile output(shape.output, true);
+  KvWriter writer(output, model, dtype_from_name(shape.dtype), layers, false);
+  Matrix<float> rows(std::min<uint64_t>(shape.tokens, 4096),
+                     static_cast<size_t>(shape.heads) * shape.head_dim);
+  for (uint64_t document = 0; document < shape.documents; ++document) {
+    std::vector<uint32_t> tokens(shape.tokens);
+    std::vector<uint64_t> positions(shape.tokens);
+    std::iota(positions.begin(), positions.end(), shape.first_position);
+    for (uint64_t t = 0; t < shape.tokens; ++t)
+      tokens[t] = static_cast<uint32_t>((positions[t] * 2654435761u) % 32000);
+    writer.add_document(shape.name + std::to_string(document), tokens, positions);
+    for (const int layer : layers)
+      for (const Side side : kSides)
+        for (uint64_t first = 0; first < shape.tokens; first += rows.rows()) {
+          const MatrixView<float> piece =
+              rows.view().rows(0, std::min<uint64_t>(rows.rows(), shape.tokens - first));
+          fill(piece, shape.first_position + first, shape.seed + document,
+               static_cast<uint64_t>(layer) * 2 + (side == Side::value));
+          writer.append(side, layer, piece);
+        }
+  }
+  writer.finish({"make_kv", {}});
+  output.commit();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Shape shape;
+  CLI::App app{"Writes a kv file of any shape with synthetic rows"};
+  app.add_option("--layers", shape.layers, "layers")->capture_default_str();
+  app.add_option("--heads", shape.heads, "key/value heads")->capture_default_str();
+  app.add_option("--dim", shape.head_dim, "head dimension")->capture_default_str();
+  app.add_option("--tokens", shape.tokens, "tokens per document")->capture_default_str();
+  app.add_option("--documents", shape.documents, "documents")->capture_default_str();
+  app.add_option("--first-position", shape.first_position,
+                 "position of each document's first token; rows continue those before it")
+      ->capture_default_str();
+  app.add_option("--dtype", shape.dtype, "bf16, f16 or f32")->capture_default_str();
+  app.add_option("--seed", shape.seed, "seed")->capture_default_str();
+  app.add_option("-o", shape.output, "output file")->required();
+  CLI11_PARSE(app, argc, argv);
+  try {
+    make(shape);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "make_kv: %s\n", error.what());
+    return 1;
+  }
+  return 0;
+}
