@@ -14,10 +14,16 @@ constexpr size_t kPieceValues = 1 << 16;
 
 size_t piece_rows(size_t width) { return std::max<size_t>(1, kPieceValues / std::max<size_t>(width, 1)); }
 
-/// The all-ones exponent: what values beyond the type's range were rounded to.
-bool is_infinite(DType type, uint16_t bits) {
+/// The first infinity or NaN (an exponent of all ones: also what values beyond the type's range were rounded
+/// to), or row.size() if there is none.
+size_t first_infinite(DType type, std::span<const uint16_t> row) {
   const uint16_t exponent = type == DType::f16 ? 0x7c00 : 0x7f80;
-  return (bits & exponent) == exponent;
+  bool any = false;
+  for (const uint16_t bits : row) any |= (bits & exponent) == exponent;
+  if (!any) return row.size();
+  const auto bad =
+      std::find_if(row.begin(), row.end(), [&](uint16_t bits) { return (bits & exponent) == exponent; });
+  return static_cast<size_t>(bad - row.begin());
 }
 
 }  // namespace
@@ -47,29 +53,30 @@ void check_width(const GroupShape& shape, size_t columns) {
                  shape.heads, shape.head_dim, shape.width());
 }
 
-void append_exact(std::string_view stream, DType storage, MatrixView<const float> rows,
-                  StreamStore& document) {
+std::vector<uint16_t> to_storage(DType storage, MatrixView<const float> rows) {
   std::vector<uint16_t> halves(rows.rows() * rows.cols());
   parallel_for(rows.rows(), piece_rows(rows.cols()), [&](size_t begin, size_t end, int) {
     for (size_t i = begin; i < end; ++i) {
       const std::span<uint16_t> row = std::span(halves).subspan(i * rows.cols(), rows.cols());
       narrow(storage, rows.row(i), row);
-      const auto bad =
-          std::find_if(row.begin(), row.end(), [&](uint16_t bits) { return is_infinite(storage, bits); });
-      if (bad != row.end())
-        throw bad_input("row {}, channel {}: {} is beyond the range of {}", i, bad - row.begin(),
-                        rows(i, static_cast<size_t>(bad - row.begin())), name_of(storage));
+      if (const size_t bad = first_infinite(storage, row); bad < row.size())
+        throw bad_input("row {}, channel {}: {} is beyond the range of {}", i, bad, rows(i, bad),
+                        name_of(storage));
     }
   });
-  document.append_values<uint16_t>(stream, halves);
+  return halves;
 }
 
 void read_exact(std::string_view stream, DType storage, const StreamReader& document, uint64_t first,
                 MatrixView<float> out) {
   const auto halves = document.read<uint16_t>(stream, first, out.rows(), out.cols());
   parallel_for(out.rows(), piece_rows(out.cols()), [&](size_t begin, size_t end, int) {
-    for (size_t i = begin; i < end; ++i)
-      widen(storage, std::span(halves).subspan(i * out.cols(), out.cols()), out.row(i));
+    for (size_t i = begin; i < end; ++i) {
+      const std::span<const uint16_t> row = std::span(halves).subspan(i * out.cols(), out.cols());
+      if (const size_t bad = first_infinite(storage, row); bad < row.size())
+        throw bad_input("stream '{}', row {}: value {} is not finite", stream, first + i, bad);
+      widen(storage, row, out.row(i));
+    }
   });
 }
 

@@ -4,6 +4,7 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "lib/codec/codec.hpp"
 #include "lib/codec/stream.hpp"
@@ -23,12 +24,12 @@ void check_context(const CodecContext& context);
 /// Throws Error(failed) unless rows handed to a codec have the width of its shape.
 void check_width(const GroupShape& shape, size_t columns);
 
-/// Appends rows (n, width) to a stream made by exact_stream, rounded to `storage` (16-bit sources stay what
-/// they are). Throws Error(bad_input) naming the first value that its range does not hold.
-void append_exact(std::string_view stream, DType storage, MatrixView<const float> rows,
-                  StreamStore& document);
+/// Rows (n, width) rounded to `storage`, row after row; 16-bit sources stay what they are.
+/// Throws Error(bad_input) naming the first value that its range does not hold.
+std::vector<uint16_t> to_storage(DType storage, MatrixView<const float> rows);
 
-/// Reads rows [first, first + out.rows()) of such a stream into out: (n, width).
+/// Reads rows [first, first + out.rows()) of a stream made by exact_stream into out: (n, width).
+/// Throws Error(bad_input) if they are not all there or hold values that are not finite.
 void read_exact(std::string_view stream, DType storage, const StreamReader& document, uint64_t first,
                 MatrixView<float> out);
 

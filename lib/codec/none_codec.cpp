@@ -23,7 +23,7 @@ class NoneCodec final : public Codec {
 
   void append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const override {
     check_width(shape, rows.cols());
-    append_exact(kValues, storage_, rows, document);
+    document.append_values<uint16_t>(kValues, to_storage(storage_, rows));
   }
 
   uint64_t tokens(const GroupShape&, const StreamReader& document) const override {

@@ -8,10 +8,12 @@ namespace kvcodec {
 
 // One function per lib/codec/<name>_codec.cpp.
 CodecEntry none_codec();
+CodecEntry kivi_codec();
 
 std::span<const CodecEntry> codecs() {
   static const CodecEntry entries[] = {
       none_codec(),
+      kivi_codec(),
   };
   return entries;
 }

@@ -1,0 +1,313 @@
+// The codec `kivi`: the baseline of Liu et al., "KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV
+// Cache" (ICML 2024). Keys are quantized per channel, over `group` consecutive tokens; values per token, over
+// `value-group` channels of one head (the paper says "per token"; its published code cuts the token's
+// channels into groups of the same 32, and so does this).
+//
+// Residual. The newest tokens wait exactly, as 16-bit floats, in the stream "tail". As soon as it holds
+// residual + group tokens, the oldest `group` of them are quantized, keys and values alike. A document of T
+// tokens thus has Q = group * floor((T - residual) / group) quantized tokens (0 if T < residual), whatever
+// the chunks it came in.
+//
+// Streams of one document, H heads of d dimensions, b bits:
+//   codes   u8 [Q][H][ceil(d*b/8)]                       d codes of b bits per head, most significant bit
+//   first, padded with 0 scales  scale-type, keys [Q/group][H][d], values [Q][H][ceil(d/value-group)] zeros
+//   like scales: the value of code 0; a value is zeros + code * scales tail    bf16|f16 [T-Q][H][d]
+// KIVI pays whole bits and its group metadata: 2 bits in groups of 32 with f16 scales are 3 bits per value.
+// Where that would not be smaller than 16 bits (very small heads or groups), nothing is ever quantized: the
+// tail holds all.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "lib/codec/exact_rows.hpp"
+#include "lib/core/error.hpp"
+#include "lib/core/half.hpp"
+#include "lib/core/parallel.hpp"
+#include "lib/entropy/pack.hpp"
+#include "lib/quant/grouped.hpp"
+
+namespace kvcodec {
+namespace {
+
+struct KiviOptions final : Options {
+  int64_t bits = 2;          ///< KIVI's headline setting; 4 is its careful one
+  int64_t group = 32;        ///< the paper's group size
+  int64_t value_group = 32;  ///< KIVI's code uses the same size along the channels of values
+  int64_t residual = 128;    ///< the paper's residual length
+  std::string scale_type = "f16";
+
+  std::vector<OptionField> fields() override {
+    return {{"bits", "bits per value", &bits, 1, 8},
+            {"group", "tokens that share one scale per key channel, and that are quantized together", &group,
+             1, 65536},
+            {"value-group", "channels of a token's head that share one scale of the values", &value_group, 1,
+             65536},
+            {"residual", "newest tokens kept exactly", &residual, 0, 1 << 24},
+            {"scale-type", "type of scales and zero points", &scale_type, {}, {}, {"f16", "bf16", "f32"}}};
+  }
+};
+
+constexpr std::string_view kCodes = "codes", kScales = "scales", kZeros = "zeros", kTail = "tail";
+
+/// Sizes that follow from options and shape.
+struct Layout {
+  size_t heads = 0, head_dim = 0;
+  size_t head_bytes = 0;    // packed codes of one token's head
+  size_t scale_tokens = 0;  // tokens per row of scales
+  size_t head_scales = 0;   // scales of one head in a row of scales
+  bool pays = false;        // quantized tokens are smaller than exact ones
+
+  size_t width() const { return heads * head_dim; }
+  size_t row_bytes() const { return heads * head_bytes; }
+  size_t row_scales() const { return heads * head_scales; }
+};
+
+std::vector<std::byte> store_floats(DType type, std::span<const float> values) {
+  std::vector<std::byte> bytes(values.size() * size_of(type));
+  if (type == DType::f32) {
+    if (!bytes.empty()) std::memcpy(bytes.data(), values.data(), bytes.size());
+  } else {
+    narrow(type, values, {reinterpret_cast<uint16_t*>(bytes.data()), values.size()});
+  }
+  return bytes;
+}
+
+class KiviCodec final : public Codec {
+ public:
+  KiviCodec(const KiviOptions& options, const CodecContext& context)
+      : options_(options),
+        storage_(context.storage),
+        scale_type_(dtype_from_name(options.scale_type)),
+        bits_(static_cast<unsigned>(options.bits)),
+        group_(static_cast<size_t>(options.group)),
+        value_group_(static_cast<size_t>(options.value_group)),
+        residual_(static_cast<size_t>(options.residual)) {}
+
+  Record parameters() const override {
+    KiviOptions copy = options_;
+    return to_record(copy);
+  }
+
+  std::vector<StreamSpec> streams(const GroupShape& shape) const override {
+    const Layout layout = layout_of(shape);
+    const std::vector<uint64_t> scale_row{layout.heads, layout.head_scales};
+    return {{std::string(kCodes), DType::u8, {layout.heads, layout.head_bytes}, Category::payload},
+            {std::string(kScales), scale_type_, scale_row, Category::scales},
+            {std::string(kZeros), scale_type_, scale_row, Category::scales},
+            exact_stream(std::string(kTail), shape, storage_, Category::exempt)};
+  }
+
+  /// 16-bit rows (2 bytes a value), codes and scales (fewer than 2, or nothing is quantized), scales as
+  /// floats (fewer than 4).
+  size_t scratch_bytes_per_row(const GroupShape& shape) const override { return shape.width() * 8; }
+
+  uint64_t tokens(const GroupShape& shape, const StreamReader& document) const override {
+    const Layout layout = layout_of(shape);
+    const uint64_t quantized = document.rows(kCodes), waiting = document.rows(kTail);
+    for (const std::string_view stream : {kScales, kZeros})
+      if (document.rows(stream) != quantized / layout.scale_tokens)
+        throw bad_input("stream '{}' has {} rows; {} quantized tokens have {}", stream, document.rows(stream),
+                        quantized, quantized / layout.scale_tokens);
+    const uint64_t total = checked_add(quantized, waiting);
+    if (quantized != quantized_of(total, layout))
+      throw bad_input("{} quantized and {} exact tokens; of {} tokens {} are quantized", quantized, waiting,
+                      total, quantized_of(total, layout));
+    return total;
+  }
+
+  void append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const override;
+  void decode(const GroupShape& shape, const StreamReader& document, uint64_t first,
+              MatrixView<float> out) const override;
+
+ private:
+  Layout layout_of(const GroupShape& shape) const;
+
+  /// How many of a document's tokens are quantized.
+  uint64_t quantized_of(uint64_t tokens, const Layout& layout) const {
+    if (!layout.pays || tokens < residual_) return 0;
+    return (tokens - residual_) / group_ * group_;
+  }
+
+  void encode_group(Side side, const Layout& layout, MatrixView<const float> rows, std::span<uint8_t> packed,
+                    std::span<float> scales, std::span<float> zeros) const;
+  void decode_quantized(Side side, const Layout& layout, const StreamReader& document, uint64_t first,
+                        MatrixView<float> out) const;
+  std::vector<float> read_scales(std::string_view stream, const Layout& layout, const StreamReader& document,
+                                 uint64_t first, uint64_t count) const;
+
+  KiviOptions options_;
+  DType storage_, scale_type_;
+  unsigned bits_;
+  size_t group_, value_group_, residual_;
+};
+
+Layout KiviCodec::layout_of(const GroupShape& shape) const {
+  Layout layout;
+  layout.heads = static_cast<size_t>(shape.layers) * static_cast<size_t>(shape.heads);
+  layout.head_dim = static_cast<size_t>(shape.head_dim);
+  layout.head_bytes = packed_bytes(layout.head_dim, bits_);
+  if (shape.side == Side::key) {
+    layout.scale_tokens = group_;
+    layout.head_scales = layout.head_dim;
+  } else {
+    layout.scale_tokens = 1;
+    layout.head_scales = (layout.head_dim + value_group_ - 1) / value_group_;
+  }
+  const size_t exact = group_ * layout.width() * size_of(storage_);
+  const size_t scale_rows = group_ / layout.scale_tokens;
+  layout.pays =
+      group_ * layout.row_bytes() + 2 * scale_rows * layout.row_scales() * size_of(scale_type_) < exact;
+  return layout;
+}
+
+/// Calls body(first code, codes, first byte, bytes) for the runs of a token's codes that are packed without
+/// padding between: all heads at once where a head's codes fill whole bytes, else head by head.
+template <class Body>
+void for_each_run(const Layout& layout, unsigned bits, const Body& body) {
+  if (layout.head_dim * bits % 8 == 0) return body(0, layout.width(), 0, layout.row_bytes());
+  for (size_t head = 0; head < layout.heads; ++head)
+    body(head * layout.head_dim, layout.head_dim, head * layout.head_bytes, layout.head_bytes);
+}
+
+/// Quantizes `group` tokens, rows: (group, width). packed: group * row_bytes; scales, zeros: all of the
+/// group's.
+void KiviCodec::encode_group(Side side, const Layout& layout, MatrixView<const float> rows,
+                             std::span<uint8_t> packed, std::span<float> scales,
+                             std::span<float> zeros) const {
+  Matrix<uint8_t> codes(rows.rows(), layout.width());
+  if (side == Side::key) {
+    quantize_columns(rows, bits_, scale_type_, scales, zeros, codes);
+  } else {
+    const size_t heads = rows.rows() * layout.heads;  // of all tokens, one after the other
+    quantize_rows({rows.data(), heads, layout.head_dim}, value_group_, bits_, scale_type_,
+                  {scales.data(), heads, layout.head_scales}, {zeros.data(), heads, layout.head_scales},
+                  {codes.data(), heads, layout.head_dim});
+  }
+  for (size_t token = 0; token < rows.rows(); ++token)
+    for_each_run(layout, bits_, [&](size_t code, size_t count, size_t byte, size_t bytes) {
+      pack_bits(codes.row(token).subspan(code, count), bits_, 0,
+                packed.subspan(token * layout.row_bytes() + byte, bytes));
+    });
+}
+
+void KiviCodec::append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const {
+  check_width(shape, rows.cols());
+  const Layout layout = layout_of(shape);
+  const size_t width = layout.width();
+  const uint64_t total = tokens(shape, document) + rows.rows();
+  const uint64_t waiting = document.rows(kTail), quantized = document.rows(kCodes);
+  const std::vector<uint16_t> added = to_storage(storage_, rows);
+  const size_t groups = (quantized_of(total, layout) - quantized) / group_;
+  if (groups == 0) return document.append_values<uint16_t>(kTail, added);
+
+  std::vector<uint16_t> queue =
+      document.read<uint16_t>(kTail, 0, waiting, width);  // all tokens not yet quantized
+  queue.insert(queue.end(), added.begin(), added.end());
+  const size_t count = groups * group_;
+  const size_t group_scales = group_ / layout.scale_tokens * layout.row_scales();
+  std::vector<uint8_t> packed(count * layout.row_bytes());
+  std::vector<float> scales(groups * group_scales), zeros(scales.size());
+  parallel_for(groups, 1, [&](size_t begin, size_t end, int) {
+    Matrix<float> tokens_of_group(group_, width);
+    for (size_t i = begin; i < end; ++i)
+      with_context(
+          fmt::format("tokens {} to {}", quantized + i * group_, quantized + (i + 1) * group_ - 1), [&] {
+            // What is quantized are the 16-bit values, whether they waited in the tail or came just now.
+            widen(storage_, std::span(queue).subspan(i * group_ * width, group_ * width),
+                  {tokens_of_group.data(), tokens_of_group.size()});
+            encode_group(
+                shape.side, layout, tokens_of_group,
+                std::span(packed).subspan(i * group_ * layout.row_bytes(), group_ * layout.row_bytes()),
+                std::span(scales).subspan(i * group_scales, group_scales),
+                std::span(zeros).subspan(i * group_scales, group_scales));
+          });
+  });
+  document.append_values<uint8_t>(kCodes, packed);
+  document.append(kScales, store_floats(scale_type_, scales));
+  document.append(kZeros, store_floats(scale_type_, zeros));
+  document.truncate(kTail, 0);
+  document.append_values(kTail, std::span<const uint16_t>(queue).subspan(count * width));
+}
+
+std::vector<float> KiviCodec::read_scales(std::string_view stream, const Layout& layout,
+                                          const StreamReader& document, uint64_t first,
+                                          uint64_t count) const {
+  std::vector<float> values;
+  if (scale_type_ == DType::f32) {
+    values = document.read<float>(stream, first, count, layout.row_scales());
+  } else {
+    const auto halves = document.read<uint16_t>(stream, first, count, layout.row_scales());
+    values.resize(halves.size());
+    widen(scale_type_, halves, values);
+  }
+  const auto bad =
+      std::find_if(values.begin(), values.end(), [](float value) { return !std::isfinite(value); });
+  if (bad != values.end())
+    throw bad_input("stream '{}', row {}: {} is not finite", stream,
+                    first + static_cast<uint64_t>(bad - values.begin()) / layout.row_scales(), *bad);
+  return values;
+}
+
+/// Tokens [first, first + out.rows()), all of them quantized.
+void KiviCodec::decode_quantized(Side side, const Layout& layout, const StreamReader& document,
+                                 uint64_t first, MatrixView<float> out) const {
+  const uint64_t end = first + out.rows();
+  const auto packed = document.read<uint8_t>(kCodes, first, out.rows(), layout.row_bytes());
+  const uint64_t first_scale = first / layout.scale_tokens;
+  const uint64_t scale_rows = (end + layout.scale_tokens - 1) / layout.scale_tokens - first_scale;
+  const auto scales = read_scales(kScales, layout, document, first_scale, scale_rows);
+  const auto zeros = read_scales(kZeros, layout, document, first_scale, scale_rows);
+  constexpr size_t kPieceTokens = 16;
+  parallel_for(out.rows(), kPieceTokens, [&](size_t from, size_t to, int) {
+    Matrix<uint8_t> codes(layout.heads, layout.head_dim);
+    for (size_t i = from; i < to; ++i) {
+      for_each_run(layout, bits_, [&](size_t code, size_t count, size_t byte, size_t bytes) {
+        unpack_bits(std::span(packed).subspan(i * layout.row_bytes() + byte, bytes), 0, bits_, 0,
+                    std::span(codes.data() + code, count));
+      });
+      const size_t place = ((first + i) / layout.scale_tokens - first_scale) * layout.row_scales();
+      if (side == Side::key)
+        dequantize_columns(
+            {codes.data(), 1, layout.width()}, std::span(scales).subspan(place, layout.width()),
+            std::span(zeros).subspan(place, layout.width()), {out.row(i).data(), 1, layout.width()});
+      else
+        dequantize_rows(codes, value_group_, {scales.data() + place, layout.heads, layout.head_scales},
+                        {zeros.data() + place, layout.heads, layout.head_scales},
+                        {out.row(i).data(), layout.heads, layout.head_dim});
+    }
+  });
+}
+
+void KiviCodec::decode(const GroupShape& shape, const StreamReader& document, uint64_t first,
+                       MatrixView<float> out) const {
+  check_width(shape, out.cols());
+  const Layout layout = layout_of(shape);
+  const uint64_t total = tokens(shape, document), quantized = document.rows(kCodes);
+  if (first > total || out.rows() > total - first)
+    throw bad_input("there are {} tokens; {} from token {} on are not all there", total, out.rows(), first);
+  const size_t from_codes = first < quantized ? std::min<uint64_t>(out.rows(), quantized - first) : 0;
+  if (from_codes > 0) decode_quantized(shape.side, layout, document, first, out.rows(0, from_codes));
+  if (from_codes < out.rows())
+    read_exact(kTail, storage_, document, first + from_codes - quantized,
+               out.rows(from_codes, out.rows() - from_codes));
+}
+
+std::unique_ptr<Options> make_options() { return std::make_unique<KiviOptions>(); }
+
+std::unique_ptr<Codec> make(const Options& options, const CodecContext& context) {
+  check_context(context);
+  return std::make_unique<KiviCodec>(dynamic_cast<const KiviOptions&>(options), context);
+}
+
+}  // namespace
+
+CodecEntry kivi_codec() {
+  return {.name = "kivi",
+          .summary = "baseline: round to nearest, keys per channel and values per token, newest tokens exact",
+          .capabilities = {},
+          .book_type = "",
+          .make_options = make_options,
+          .make = make};
+}
+
+}  // namespace kvcodec

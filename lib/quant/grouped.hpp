@@ -1,0 +1,47 @@
+// Asymmetric round-to-nearest quantization of groups of values, as KIVI does it (Liu et al., "KIVI: A
+// Tuning-Free Asymmetric 2bit Quantization for KV Cache", ICML 2024, section 3.1): level q of 0..2^bits - 1
+// stands for zero + q * scale, with zero the group's smallest value and scale its spread over 2^bits - 1.
+//
+// Both are used as they will be stored (in f16, say), by the encoder too, and rounded so that no value of the
+// group lies more than half a step outside the levels: |x - dequantized| <= scale / 2 but for the rounding of
+// the float operations themselves. Groups without spread have scale 0 and come back as zero, exactly if the
+// stored type holds the value.
+//
+// All functions take finite values; they run on the calling thread.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "lib/core/dtype.hpp"
+#include "lib/core/view.hpp"
+
+namespace kvcodec {
+
+/// The levels of one group.
+struct Grid {
+  float scale = 0;  ///< distance of neighbouring levels, >= 0
+  float zero = 0;   ///< what level 0 stands for, <= every value of the group
+};
+
+/// The grid of values within [low, high] with 2^bits levels (bits 1..8); scale and zero are values of the
+/// type `stored` (f16, bf16 or f32). Throws Error(bad_input) if one of them is beyond that type's range.
+Grid fit_grid(float low, float high, unsigned bits, DType stored);
+
+/// One group per column over all rows (keys: channels over a group of tokens).
+/// x: (n, c); scales, zeros: c values each; codes: (n, c), codes < 2^bits.
+void quantize_columns(MatrixView<const float> x, unsigned bits, DType stored, std::span<float> scales,
+                      std::span<float> zeros, MatrixView<uint8_t> codes);
+
+/// Groups of `group` consecutive columns within each row, the last one possibly shorter (values: channels of
+/// one token). x: (n, c); scales, zeros: (n, ceil(c / group)); codes: (n, c).
+void quantize_rows(MatrixView<const float> x, size_t group, unsigned bits, DType stored,
+                   MatrixView<float> scales, MatrixView<float> zeros, MatrixView<uint8_t> codes);
+
+/// The inverses: out has the shape of codes.
+void dequantize_columns(MatrixView<const uint8_t> codes, std::span<const float> scales,
+                        std::span<const float> zeros, MatrixView<float> out);
+void dequantize_rows(MatrixView<const uint8_t> codes, size_t group, MatrixView<const float> scales,
+                     MatrixView<const float> zeros, MatrixView<float> out);
+
+}  // namespace kvcodec

@@ -1,0 +1,361 @@
+// The promises of the Codec interface, for every row of codec_table.hpp.
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <optional>
+#include <vector>
+
+#include "lib/codec/encoded.hpp"
+#include "lib/core/bits.hpp"
+#include "lib/core/error.hpp"
+#include "lib/core/half.hpp"
+#include "lib/core/parallel.hpp"
+#include "test/unit/codec_table.hpp"
+#include "test/unit/simd_levels.hpp"
+
+using namespace kvcodec;
+using test::CodecCase;
+
+namespace {
+
+/// Around the groups and residuals of the table's codecs (32 and 128, 160 together).
+constexpr size_t kTokens[] = {0, 1, 2, 31, 32, 33, 159, 160, 161, 500};
+
+/// What rows look like.
+enum class Look { ordinary, constant, zero, tiny };
+constexpr Look kLooks[] = {Look::ordinary, Look::constant, Look::zero, Look::tiny};
+
+/// A codec with all it refers to, and the shape of the rows it is fed.
+struct Subject {
+  CodecContext context;
+  std::optional<Book> book;
+  std::unique_ptr<Codec> codec;
+  GroupShape shape;
+};
+
+std::unique_ptr<Subject> make_subject(const CodecCase& row, int heads, int head_dim, Side side, DType storage,
+                                      Rng& rng) {
+  auto subject = std::make_unique<Subject>();
+  subject->context = {.num_layers = 4, .heads = heads, .head_dim = head_dim, .storage = storage};
+  if (row.make_book) subject->book = row.make_book(subject->context, rng);
+  if (subject->book) subject->context.book = &*subject->book;
+  const CodecEntry& entry = find_codec(row.codec);
+  const auto options = entry.make_options();
+  for (const auto& [name, value] : row.options) {
+    const auto fields = options->fields();
+    const auto field =
+        std::find_if(fields.begin(), fields.end(), [&](const OptionField& f) { return f.name == name; });
+    REQUIRE(field != fields.end());
+    set_value(*field, value);
+  }
+  options->check();
+  // Through its record, as a file would: what parameters() leaves out shows in every test.
+  const auto asked = entry.make(*options, subject->context);
+  subject->codec = codec_from_record(entry, asked->parameters(), subject->context);
+  CHECK(subject->codec->parameters() == asked->parameters());
+  const int layers = subject->codec->layer_group();
+  subject->shape = {.first_layer = 0, .layers = layers, .heads = heads, .head_dim = head_dim, .side = side};
+  return subject;
+}
+
+std::unique_ptr<Subject> random_subject(const CodecCase& row, Rng& rng) {
+  constexpr int kHeadDims[] = {1, 2, 3, 8, 31, 32, 33, 64, 127, 128, 130};
+  const int heads = 1 + static_cast<int>(rng.below(8));
+  const int head_dim = kHeadDims[rng.below(std::size(kHeadDims))];
+  const Side side = kSides[rng.below(2)];
+  const DType storage = rng.below(2) ? DType::bf16 : DType::f16;
+  return make_subject(row, heads, head_dim, side, storage, rng);
+}
+
+/// Rows of 16-bit values: channels of different loudness and offset, now and then an outlier.
+Matrix<float> make_rows(const Subject& subject, size_t tokens, Look look, Rng& rng) {
+  Matrix<float> rows(tokens, subject.shape.width());
+  for (size_t j = 0; j < rows.cols(); ++j) {
+    const double loudness = look == Look::tiny ? 0x1p-20 : std::exp2(rng.uniform(-6, 4));
+    const double offset = rng.below(3) == 0 ? loudness * rng.uniform(-8, 8) : 0;
+    const double constant = loudness * rng.normal();
+    for (size_t i = 0; i < tokens; ++i) {
+      double value = offset + loudness * rng.normal() * (rng.below(200) == 0 ? 40 : 1);
+      if (look == Look::constant) value = constant;
+      if (look == Look::zero) value = 0;
+      rows(i, j) = round_to(subject.context.storage, static_cast<float>(value));
+    }
+  }
+  return rows;
+}
+
+Encoded encode(const Subject& subject, MatrixView<const float> rows) {
+  Encoded encoded(subject.codec->streams(subject.shape));
+  subject.codec->append(subject.shape, rows, encoded.add_document());
+  return encoded;
+}
+
+Matrix<float> decode(const Subject& subject, const StreamReader& document, size_t first, size_t count) {
+  Matrix<float> out(count, subject.shape.width());
+  subject.codec->decode(subject.shape, document, first, out);
+  return out;
+}
+
+bool same_bits(MatrixView<const float> a, MatrixView<const float> b) {
+  if (a.rows() != b.rows() || a.cols() != b.cols()) return false;
+  for (size_t i = 0; i < a.rows(); ++i)
+    if (a.cols() > 0 && std::memcmp(a.row(i).data(), b.row(i).data(), a.cols() * sizeof(float)) != 0)
+      return false;
+  return true;
+}
+
+bool same_streams(const Encoded& a, const Encoded& b) {
+  CHECK(a.specs() == b.specs());
+  return std::ranges::all_of(a.specs(), [&](const StreamSpec& spec) {
+    return std::ranges::equal(a.bytes(spec.name), b.bytes(spec.name));
+  });
+}
+
+/// Bits of everything stored for the tokens themselves, index streams packed.
+uint64_t stored_bits(const Encoded& encoded) {
+  uint64_t bits = 0;
+  for (const StreamSpec& spec : encoded.specs()) {
+    const uint64_t elements = encoded.bytes(spec.name).size() / size_of(spec.type);
+    bits += elements * (spec.index_bound > 0 ? index_bits(spec.index_bound) : size_of(spec.type) * 8);
+  }
+  return bits;
+}
+
+void for_each_case(const std::function<void(const CodecCase&, Rng&)>& body) {
+  uint64_t seed = 100;
+  for (const CodecCase& row : test::codec_table()) {
+    CAPTURE(row.label);
+    CAPTURE(seed);
+    Rng rng(seed++);
+    body(row, rng);
+  }
+}
+
+/// The kind of the error that decoding everything gives, or nothing if it goes through.
+std::optional<ErrorKind> decoding_error(const Subject& subject, const StreamReader& document, size_t tokens) {
+  try {
+    subject.codec->tokens(subject.shape, document);
+    decode(subject, document, 0, tokens);
+    return std::nullopt;
+  } catch (const Error& error) {
+    return error.kind();
+  }
+}
+
+/// The document's streams with change(spec, bytes) made to each, as a new single document.
+Encoded tampered(const Encoded& original,
+                 const std::function<void(const StreamSpec&, std::vector<std::byte>&)>& change) {
+  Encoded copy(original.specs());
+  StreamStore& store = copy.add_document();
+  for (const StreamSpec& spec : original.specs()) {
+    const auto all = original.bytes(spec.name);
+    std::vector<std::byte> bytes(all.begin(), all.end());
+    change(spec, bytes);
+    store.append(spec.name, bytes);
+  }
+  return copy;
+}
+
+}  // namespace
+
+TEST_CASE("every codec of the registry has a row in the table of codecs") {
+  const auto table = test::codec_table();
+  for (const CodecEntry& entry : codecs())
+    CHECK_MESSAGE(std::ranges::any_of(table, [&](const CodecCase& row) { return row.codec == entry.name; }),
+                  entry.name);
+}
+
+TEST_CASE("codecs: what was encoded comes back within the codec's bound, never larger than raw") {
+  for_each_case([](const CodecCase& row, Rng& rng) {
+    for (const size_t tokens : kTokens)
+      for (const Look look : kLooks) {
+        const auto subject = random_subject(row, rng);
+        CAPTURE(tokens);
+        CAPTURE(static_cast<int>(look));
+        CAPTURE(subject->shape.heads);
+        CAPTURE(subject->shape.head_dim);
+        CAPTURE(name_of(subject->shape.side));
+        CAPTURE(name_of(subject->context.storage));
+        const Matrix<float> rows = make_rows(*subject, tokens, look, rng);
+        const Encoded encoded = encode(*subject, rows);
+        const StreamReader& document = encoded.document(0);
+        CHECK_EQ(subject->codec->tokens(subject->shape, document), tokens);
+        const Matrix<float> decoded = decode(*subject, document, 0, tokens);
+        if (row.check_error)
+          row.check_error(subject->shape, rows, decoded);
+        else
+          CHECK(same_bits(decoded, rows));
+        CHECK_EQ(find_codec(row.codec).capabilities.lossless, !row.check_error);
+        CHECK_LE(stored_bits(encoded), tokens * subject->shape.width() * 16);
+        CHECK_THROWS_AS(decode(*subject, document, 0, tokens + 1), Error);
+        CHECK_THROWS_AS(decode(*subject, document, tokens + 1, 0), Error);
+      }
+  });
+}
+
+TEST_CASE("codecs: appended in any pieces, the streams are those of one piece") {
+  for_each_case([](const CodecCase& row, Rng& rng) {
+    for (const size_t tokens : kTokens) {
+      const auto subject = random_subject(row, rng);
+      CAPTURE(tokens);
+      const Matrix<float> rows = make_rows(*subject, tokens, Look::ordinary, rng);
+      const Encoded at_once = encode(*subject, rows);
+      Encoded pieces(subject->codec->streams(subject->shape));
+      StreamStore& document = pieces.add_document();
+      const uint64_t largest = 1 + rng.below(100);
+      for (size_t first = 0; first < tokens;) {
+        const size_t count = std::min<size_t>(tokens - first, rng.below(largest + 1));
+        subject->codec->append(subject->shape, rows.view().rows(first, count), document);
+        first += count;
+        REQUIRE_EQ(subject->codec->tokens(subject->shape, document), first);
+      }
+      CHECK(same_streams(pieces, at_once));
+    }
+  });
+}
+
+TEST_CASE("codecs: any range decodes as that part of the whole, into rows of any stride") {
+  for_each_case([](const CodecCase& row, Rng& rng) {
+    for (const size_t tokens : {1, 33, 161, 500}) {
+      const auto subject = random_subject(row, rng);
+      const size_t width = subject->shape.width();
+      const Matrix<float> rows = make_rows(*subject, tokens, Look::ordinary, rng);
+      const Encoded encoded = encode(*subject, rows);
+      const Matrix<float> whole = decode(*subject, encoded.document(0), 0, tokens);
+      for (int i = 0; i < 12; ++i) {
+        const size_t first = rng.below(tokens + 1), count = rng.below(tokens - first + 1);
+        CAPTURE(first);
+        CAPTURE(count);
+        Matrix<float> wide(count, width + 3);
+        std::fill_n(wide.data(), wide.size(), -7.0f);
+        const MatrixView<float> out = wide.view().columns(1, width);
+        subject->codec->decode(subject->shape, encoded.document(0), first, out);
+        CHECK(same_bits(out, whole.view().rows(first, count)));
+        for (size_t r = 0; r < count; ++r)
+          CHECK((wide(r, 0) == -7.0f && wide(r, width + 1) == -7.0f && wide(r, width + 2) == -7.0f));
+      }
+    }
+  });
+}
+
+TEST_CASE("codecs: rows of any stride encode like packed ones") {
+  for_each_case([](const CodecCase& row, Rng& rng) {
+    const auto subject = random_subject(row, rng);
+    const Matrix<float> rows = make_rows(*subject, 200, Look::ordinary, rng);
+    Matrix<float> wide(rows.rows(), rows.cols() + 5);
+    std::fill_n(wide.data(), wide.size(), std::numeric_limits<float>::quiet_NaN());
+    for (size_t i = 0; i < rows.rows(); ++i) std::ranges::copy(rows.row(i), wide.row(i).begin() + 2);
+    CHECK(same_streams(encode(*subject, wide.view().columns(2, rows.cols())), encode(*subject, rows)));
+  });
+}
+
+TEST_CASE("codecs: documents do not see each other") {
+  for_each_case([](const CodecCase& row, Rng& rng) {
+    const auto subject = random_subject(row, rng);
+    Encoded encoded(subject->codec->streams(subject->shape));
+    std::vector<Matrix<float>> documents;
+    for (const size_t tokens : {161, 0, 1, 200}) {
+      documents.push_back(make_rows(*subject, tokens, Look::ordinary, rng));
+      subject->codec->append(subject->shape, documents.back(), encoded.add_document());
+    }
+    for (size_t i = 0; i < documents.size(); ++i) {
+      const size_t tokens = documents[i].rows();
+      CHECK_EQ(subject->codec->tokens(subject->shape, encoded.document(i)), tokens);
+      const Encoded alone = encode(*subject, documents[i]);
+      CHECK(same_bits(decode(*subject, encoded.document(i), 0, tokens),
+                      decode(*subject, alone.document(0), 0, tokens)));
+    }
+  });
+}
+
+TEST_CASE("codecs: any number of threads and any level of instructions give the same bytes") {
+  for_each_case([](const CodecCase& row, Rng& rng) {
+    for (const size_t tokens : {33, 500}) {
+      const auto subject = random_subject(row, rng);
+      const Matrix<float> rows = make_rows(*subject, tokens, Look::ordinary, rng);
+      set_num_threads(1);
+      const Encoded one_thread = encode(*subject, rows);
+      const Matrix<float> decoded = decode(*subject, one_thread.document(0), 0, tokens);
+      for (const int threads : {2, 5}) {
+        set_num_threads(threads);
+        CHECK(same_streams(encode(*subject, rows), one_thread));
+        CHECK(same_bits(decode(*subject, one_thread.document(0), 0, tokens), decoded));
+      }
+      set_num_threads(0);
+      for (const SimdLevel level : test::simd_levels()) {
+        const test::AtLevel at(level);
+        CAPTURE(name_of(level));
+        CHECK(same_streams(encode(*subject, rows), one_thread));
+        CHECK(same_bits(decode(*subject, one_thread.document(0), 0, tokens), decoded));
+      }
+    }
+  });
+}
+
+TEST_CASE("codecs: a stream that is too short is refused, whichever it is") {
+  for_each_case([](const CodecCase& row, Rng& rng) {
+    for (const size_t tokens : {1, 160, 200}) {
+      const auto subject = random_subject(row, rng);
+      const Encoded encoded = encode(*subject, make_rows(*subject, tokens, Look::ordinary, rng));
+      for (const StreamSpec& victim : encoded.specs()) {
+        if (encoded.bytes(victim.name).empty()) continue;
+        CAPTURE(victim.name);
+        const Encoded shorter = tampered(encoded, [&](const StreamSpec& spec, std::vector<std::byte>& bytes) {
+          if (spec.name == victim.name) bytes.resize(bytes.size() - spec.row_bytes());
+        });
+        CHECK(decoding_error(*subject, shorter.document(0), tokens) == ErrorKind::bad_input);
+        const Encoded empty = tampered(encoded, [&](const StreamSpec& spec, std::vector<std::byte>& bytes) {
+          if (spec.name == victim.name) bytes.clear();
+        });
+        CHECK(decoding_error(*subject, empty.document(0), tokens) == ErrorKind::bad_input);
+      }
+    }
+  });
+}
+
+TEST_CASE("codecs: indices beyond their bound and values that are not finite are refused") {
+  for_each_case([](const CodecCase& row, Rng& rng) {
+    const size_t tokens = 200;
+    const auto subject = random_subject(row, rng);
+    const Encoded encoded = encode(*subject, make_rows(*subject, tokens, Look::ordinary, rng));
+    for (const StreamSpec& victim : encoded.specs()) {
+      const size_t size = size_of(victim.type);
+      const size_t elements = encoded.bytes(victim.name).size() / size;
+      const bool floating =
+          victim.type == DType::f16 || victim.type == DType::bf16 || victim.type == DType::f32;
+      const bool bounded =
+          victim.index_bound > 0 && (size == 8 || victim.index_bound < uint64_t{1} << (8 * size));
+      if (elements == 0 || !(floating || bounded)) continue;
+      CAPTURE(victim.name);
+      for (const size_t element : {size_t{0}, elements / 2, elements - 1}) {
+        const Encoded wrong = tampered(encoded, [&](const StreamSpec& spec, std::vector<std::byte>& bytes) {
+          if (spec.name != victim.name) return;
+          // All-ones exponents are infinities or NaNs in all three float types.
+          const uint64_t bad = bounded ? victim.index_bound : ~uint64_t{0};
+          std::memcpy(bytes.data() + element * size, &bad, size);
+        });
+        CHECK(decoding_error(*subject, wrong.document(0), tokens) == ErrorKind::bad_input);
+      }
+    }
+  });
+}
+
+TEST_CASE("codecs: streams of random damage are decoded or refused, never more") {
+  for_each_case([](const CodecCase& row, Rng& rng) {
+    for (int round = 0; round < 40; ++round) {
+      const size_t tokens = rng.below(220);
+      const auto subject = random_subject(row, rng);
+      const Encoded encoded = encode(*subject, make_rows(*subject, tokens, Look::ordinary, rng));
+      const Encoded damaged = tampered(encoded, [&](const StreamSpec& spec, std::vector<std::byte>& bytes) {
+        if (rng.below(3) == 0) {  // more or fewer rows
+          const uint64_t rows = bytes.size() / spec.row_bytes();
+          bytes.resize((rng.below(2) ? rows + 1 + rng.below(3) : rng.below(rows + 1)) * spec.row_bytes());
+        }
+        for (uint64_t hits = rng.below(20); hits > 0 && !bytes.empty(); --hits)
+          bytes[rng.below(bytes.size())] = static_cast<std::byte>(rng.below(256));
+      });
+      const auto error = decoding_error(*subject, damaged.document(0), tokens);
+      CHECK((!error || *error == ErrorKind::bad_input));
+    }
+  });
+}
