@@ -159,6 +159,25 @@ TEST_CASE("kivi: values that the scale type cannot hold are refused before anyth
   }
 }
 
+TEST_CASE("kivi: streams that break the window are refused, though they fit each other") {
+  const CodecContext context{.num_layers = 1, .heads = 1, .head_dim = 64};
+  const GroupShape shape{.heads = 1, .head_dim = 64, .side = Side::value};
+  const auto codec = make_kivi(context, options_of(2, 32, 32, 128));
+  Encoded encoded(codec->streams(shape));
+  StreamStore& document = encoded.add_document();
+  codec->append(shape, random_rows(300, 64, 6), document);
+  for (const char* stream : {"codes", "scales", "zeros"})
+    document.truncate(stream, document.rows(stream) - 1);
+  CHECK_THROWS_AS(codec->tokens(shape, document), Error);  // part of a group
+
+  StreamStore& short_tail = encoded.add_document();
+  codec->append(shape, random_rows(300, 64, 6), short_tail);
+  short_tail.truncate("tail", 128);
+  CHECK_EQ(codec->tokens(shape, short_tail), 160 + 128);
+  short_tail.truncate("tail", 127);
+  CHECK_THROWS_AS(codec->tokens(shape, short_tail), Error);
+}
+
 TEST_CASE("kivi: options out of range and contexts without 16-bit storage are refused") {
   const CodecContext context{.num_layers = 1, .heads = 1, .head_dim = 8};
   for (const auto& [name, value] :

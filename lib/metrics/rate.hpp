@@ -1,0 +1,54 @@
+// What an encoded cache costs, from the bytes stored (SPEC.md, "Every codec": the ledger). Pure arithmetic.
+//
+//   bits per value            8 * bytes / values
+//   ratio                     2 * values / bytes           how many times smaller than 16-bit values
+//   ratio with the books      2 * values / (bytes + book bytes)
+//   break-even                the smallest number of tokens N at which the book has paid for itself:
+//                             N * bytes / tokens + book bytes <= N * 2 * values / tokens
+// Values are all key and value numbers of all tokens: tokens * layers * 2 * heads * head_dim where both sides
+// are stored.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace kvcodec {
+
+/// Bytes stored for one purpose: payload, ids, scales, tables, offsets, exempt tokens, file overhead.
+struct RateLine {
+  std::string name;
+  uint64_t bytes = 0;
+};
+
+/// The ledger of an encoded cache.
+struct Ledger {
+  uint64_t tokens = 0;
+  uint64_t values = 0;
+  std::vector<RateLine> lines;  ///< everything stored but the books
+  uint64_t book_bytes = 0;      ///< 0 if the codec needs none
+
+  /// All lines together. Throws Error(bad_input) if the sum does not fit 64 bits.
+  uint64_t bytes() const;
+};
+
+struct Rate {
+  std::vector<double> line_bits;  ///< bits per value of each line of the ledger
+  double bits_per_value = 0;      ///< all lines
+  double bits_per_value_with_book = 0;
+  double ratio = 0;
+  double ratio_with_book = 0;
+  /// Tokens at which compressed + book = raw; 0 without a book; nothing if no number of tokens is enough.
+  std::optional<uint64_t> break_even_tokens;
+};
+
+/// 16-bit size over stored size; infinite if nothing is stored for some values, 1 for no values and no bytes.
+double compression_ratio(uint64_t values, uint64_t bytes);
+
+/// 8 * bytes / values; infinite if bytes are stored for no values, 0 for no values and no bytes.
+double bits_per_value(uint64_t values, uint64_t bytes);
+
+Rate rate_of(const Ledger& ledger);
+
+}  // namespace kvcodec
