@@ -1,0 +1,53 @@
+// What fuzz targets share. A target takes any bytes and may only return: refusing input is throwing
+// Error(bad_input) or Error(usage), which `expect_refusal_or_success` swallows; anything else (a crash,
+// another exception, another kind of error) is a finding.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <span>
+
+#include "lib/core/error.hpp"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
+
+namespace kvcodec::fuzz {
+
+template <class Body>
+void expect_refusal_or_success(Body&& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::bad_input && error.kind() != ErrorKind::usage) throw;
+  }
+}
+
+/// Aborts, so that both libFuzzer and the replay see it.
+inline void require(bool condition) {
+  if (!condition) std::abort();
+}
+
+/// Takes an input apart, byte by byte; zeros when it is used up.
+class Bytes {
+ public:
+  Bytes(const uint8_t* data, size_t size) : data_(data, size) {}
+  uint8_t byte() {
+    if (data_.empty()) return 0;
+    const uint8_t first = data_.front();
+    data_ = data_.subspan(1);
+    return first;
+  }
+  uint32_t below(uint32_t bound) { return (byte() | static_cast<uint32_t>(byte()) << 8) % bound; }
+  std::span<const uint8_t> take(size_t count) {
+    const auto taken = data_.first(count < data_.size() ? count : data_.size());
+    data_ = data_.subspan(taken.size());
+    return taken;
+  }
+  std::span<const uint8_t> rest() const { return data_; }
+
+ private:
+  std::span<const uint8_t> data_;
+};
+
+}  // namespace kvcodec::fuzz
