@@ -68,6 +68,10 @@ class KvWriter {
   KvWriter(const KvWriter&) = delete;
   KvWriter& operator=(const KvWriter&) = delete;
 
+  /// How many tokens there will be, if that is known before the first row: then the file has no half-empty
+  /// chunks. No promise.
+  void expect_tokens(uint64_t tokens);
+
   /// Starts the next document; its rows follow. tokens may be empty if they are not known (then for all
   /// documents). positions: one per token, rising.
   void add_document(const std::string& name, std::span<const uint32_t> tokens,

@@ -2,10 +2,17 @@
 // half a file, a killed run leaves the old one, and "-" is standard output.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <filesystem>
+#include <span>
 #include <string>
 
 namespace kvcodec {
+
+/// From now on SIGINT, SIGTERM, SIGHUP and SIGPIPE first remove the temporaries of all OutputFiles, and a
+/// file size limit (SIGXFSZ) is an ordinary write error. For main(), once.
+void install_signal_cleanup();
 
 /// A file in the making.
 ///
@@ -13,7 +20,8 @@ namespace kvcodec {
 /// folder synced; for "-" the bytes are copied to standard output instead. Without commit() the destructor
 /// removes it. Throws Error(failed) naming the target and the system's reason: a folder that is not there, no
 /// permission, a full disk; and Error(usage) for a target that exists when overwriting was not asked for, or
-/// for a terminal as standard output.
+/// for a terminal as standard output. A symbolic link is followed, an overwritten file's permissions are
+/// kept, and a device or pipe is written to, not replaced.
 class OutputFile {
  public:
   OutputFile(std::string target, bool overwrite);
@@ -22,16 +30,44 @@ class OutputFile {
   OutputFile& operator=(const OutputFile&) = delete;
 
   const std::filesystem::path& path() const { return temporary_; }
-  const std::string& target() const { return target_; }
+  const std::string& target() const {
+    return target_;
+  }  ///< for messages: the name given, or "standard output"
   void commit();
 
  private:
+  enum class Kind { regular, standard_output, special };
+  void copy_to_stream();
+  void replace_target();
+
   std::string target_;
+  bool overwrite_ = false;
+  Kind kind_ = Kind::regular;
+  std::filesystem::path final_;  // the target, symbolic links followed
   std::filesystem::path temporary_;
   bool committed_ = false;
 };
 
+/// A temporary file without a name, gone with the process, in the folder of `beside`. Throws Error(failed)
+/// naming `target`.
+class UnnamedFile {
+ public:
+  UnnamedFile(const std::filesystem::path& beside, std::string target);
+  ~UnnamedFile();
+  UnnamedFile(const UnnamedFile&) = delete;
+  UnnamedFile& operator=(const UnnamedFile&) = delete;
+
+  void write(uint64_t position, std::span<const std::byte> bytes);
+  void read(uint64_t position, std::span<std::byte> out) const;
+
+ private:
+  std::string target_;
+  int descriptor_ = -1;
+};
+
 /// A file to read; "-" is standard input, copied to an unnamed temporary file first, because HDF5 must seek.
+/// All InputFiles of
+/// "-" in a process see that one copy.
 /// Throws Error(bad_input) naming the file: not there, a folder, not readable, not HDF5.
 class InputFile {
  public:
@@ -44,11 +80,13 @@ class InputFile {
   const std::string& name() const {
     return name_;
   }  ///< what to call it in messages: the name given, or "standard input"
+  uint64_t size() const { return size_; }  ///< bytes
 
  private:
   std::string name_;
   std::filesystem::path path_;
   int descriptor_ = -1;
+  uint64_t size_ = 0;
 };
 
 }  // namespace kvcodec

@@ -1,0 +1,1163 @@
+#include "formats/h5.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cerrno>
+#include <condition_variable>
+#include <cstring>
+#include <filesystem>
+#include <list>
+#include <mutex>
+#include <string_view>
+#include <utility>
+
+#include <hdf5.h>
+#include <unistd.h>
+
+#include "formats/h5_driver.hpp"
+#include "lib/core/checked.hpp"
+#include "lib/core/fletcher32.hpp"
+#include "lib/core/parallel.hpp"
+
+namespace kvcodec::h5 {
+namespace {
+
+static_assert(std::endian::native == std::endian::little,
+              "rows are taken from files as they are stored: little-endian");
+
+// The turn of one thread inside HDF5 ----------------------------------------------------------------
+
+/// Held around every call into HDF5: the library may be built without locks of its own.
+class Turn {
+ public:
+  Turn() : lock_(mutex()) {
+    // Where HDF5 is built with threads, what it prints is a setting of each thread.
+    thread_local const bool silenced = H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr) >= 0;
+    (void)silenced;
+  }
+
+ private:
+  static std::recursive_mutex& mutex() {
+    static std::recursive_mutex instance;
+    return instance;
+  }
+  std::lock_guard<std::recursive_mutex> lock_;
+};
+
+/// An HDF5 identifier and the function that closes it.
+class Handle {
+ public:
+  Handle() = default;
+  Handle(hid_t id, herr_t (*close)(hid_t)) : id_(id), close_(close) {}
+  Handle(Handle&& other) noexcept : id_(std::exchange(other.id_, -1)), close_(other.close_) {}
+  Handle& operator=(Handle&& other) noexcept {
+    std::swap(id_, other.id_);
+    std::swap(close_, other.close_);
+    return *this;
+  }
+  ~Handle() {
+    if (id_ < 0) return;
+    const Turn turn;
+    close_(id_);
+  }
+  hid_t get() const { return id_; }
+  explicit operator bool() const { return id_ >= 0; }
+
+ private:
+  hid_t id_ = -1;
+  herr_t (*close_)(hid_t) = nullptr;
+};
+
+// HDF5's own reason ---------------------------------------------------------------------------------
+
+herr_t first_entry(unsigned depth, const H5E_error2_t* entry, void* text) {
+  if (depth == 0 && entry->desc) *static_cast<std::string*>(text) = entry->desc;
+  return 0;
+}
+
+/// The innermost entry of HDF5's error stack, in one line; for a failed system call only the system's own
+/// message.
+std::string innermost_reason() {
+  std::string reason;
+  H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, first_entry, &reason);
+  constexpr std::string_view kSystem = "error message = '";
+  if (const size_t at = reason.find(kSystem); at != std::string::npos) {
+    const size_t begin = at + kSystem.size();
+    return reason.substr(begin, reason.find('\'', begin) - begin);
+  }
+  std::replace(reason.begin(), reason.end(), '\n', ' ');
+  return reason.empty() ? "no reason given by HDF5" : reason;
+}
+
+// Types ---------------------------------------------------------------------------------------------
+
+struct FloatLayout {
+  DType type;
+  size_t size, sign, exponent, exponent_bits, mantissa, mantissa_bits, bias;
+};
+constexpr FloatLayout kFloats[] = {
+    {DType::f16, 2, 15, 10, 5, 0, 10, 15},
+    {DType::bf16, 2, 15, 7, 8, 0, 7, 127},
+    {DType::f32, 4, 31, 23, 8, 0, 23, 127},
+    {DType::f64, 8, 63, 52, 11, 0, 52, 1023},
+};
+
+Handle copy_type(hid_t type) { return {H5Tcopy(type), H5Tclose}; }
+
+/// The type as it is stored: little-endian. HDF5 and h5py convert all of them, the 16-bit floats too, by
+/// themselves.
+Handle stored_type(DType type) {
+  switch (type) {
+    case DType::u8:
+      return copy_type(H5T_STD_U8LE);
+    case DType::u16:
+      return copy_type(H5T_STD_U16LE);
+    case DType::u32:
+      return copy_type(H5T_STD_U32LE);
+    case DType::u64:
+      return copy_type(H5T_STD_U64LE);
+    case DType::i32:
+      return copy_type(H5T_STD_I32LE);
+    case DType::i64:
+      return copy_type(H5T_STD_I64LE);
+    case DType::f32:
+      return copy_type(H5T_IEEE_F32LE);
+    case DType::f64:
+      return copy_type(H5T_IEEE_F64LE);
+    case DType::f16:
+    case DType::bf16:
+      break;
+  }
+  const FloatLayout& layout = type == DType::f16 ? kFloats[0] : kFloats[1];
+  Handle half = copy_type(H5T_IEEE_F32LE);
+  // First the fields, then the size: HDF5 refuses a size that the fields do not fit.
+  H5Tset_fields(half.get(), layout.sign, layout.exponent, layout.exponent_bits, layout.mantissa,
+                layout.mantissa_bits);
+  H5Tset_precision(half.get(), 16);
+  H5Tset_size(half.get(), layout.size);
+  H5Tset_ebias(half.get(), layout.bias);
+  return half;
+}
+
+std::optional<DType> float_type(hid_t type) {
+  size_t sign = 0, exponent = 0, exponent_bits = 0, mantissa = 0, mantissa_bits = 0;
+  if (H5Tget_fields(type, &sign, &exponent, &exponent_bits, &mantissa, &mantissa_bits) < 0)
+    return std::nullopt;
+  for (const FloatLayout& known : kFloats)
+    if (H5Tget_size(type) == known.size && sign == known.sign && exponent == known.exponent &&
+        exponent_bits == known.exponent_bits && mantissa == known.mantissa &&
+        mantissa_bits == known.mantissa_bits && H5Tget_ebias(type) == known.bias &&
+        H5Tget_norm(type) == H5T_NORM_IMPLIED)
+      return known.type;
+  return std::nullopt;
+}
+
+std::optional<DType> integer_type(hid_t type) {
+  const size_t size = H5Tget_size(type);
+  if (H5Tget_precision(type) != 8 * size) return std::nullopt;
+  const bool is_signed = H5Tget_sign(type) == H5T_SGN_2;
+  if (is_signed)
+    return size == 4 ? std::optional(DType::i32) : size == 8 ? std::optional(DType::i64) : std::nullopt;
+  switch (size) {
+    case 1:
+      return DType::u8;
+    case 2:
+      return DType::u16;
+    case 4:
+      return DType::u32;
+    case 8:
+      return DType::u64;
+    default:
+      return std::nullopt;
+  }
+}
+
+std::optional<DType> known_type(hid_t type) {
+  const H5T_class_t kind = H5Tget_class(type);
+  return kind == H5T_FLOAT ? float_type(type) : kind == H5T_INTEGER ? integer_type(type) : std::nullopt;
+}
+
+Handle text_type(size_t size) {
+  Handle type = copy_type(H5T_C_S1);
+  H5Tset_size(type.get(), std::max<size_t>(size, 1));  // HDF5 knows no strings of zero bytes
+  H5Tset_strpad(type.get(), H5T_STR_NULLPAD);
+  H5Tset_cset(type.get(), H5T_CSET_UTF8);
+  return type;
+}
+
+/// Cuts `count` strings of the file's own fixed-size type out of their bytes.
+std::vector<std::string> cut_texts(const std::vector<char>& bytes, hid_t type, size_t count) {
+  const size_t size = H5Tget_size(type);
+  const bool spaces = H5Tget_strpad(type) == H5T_STR_SPACEPAD;
+  std::vector<std::string> texts(count);
+  for (size_t i = 0; i < count; ++i) {
+    std::string_view text(bytes.data() + i * size, size);
+    text = spaces ? text.substr(0, text.find_last_not_of(' ') + 1)
+                  : text.substr(0, std::min(text.find('\0'), size));
+    texts[i] = text;
+  }
+  return texts;
+}
+
+// Scratch memory ------------------------------------------------------------------------------------
+
+/// Memory of the calling thread, kept for its next call: chunks come by the thousand, and fresh pages cost as
+/// much as the copy. A purpose each, because what fills a chunk that is written may be reading another one.
+enum class Purpose { reading, writing };
+template <Purpose>
+std::span<std::byte> scratch(size_t size) {
+  thread_local std::vector<std::byte> memory;
+  if (memory.size() < size) memory.resize(size);
+  return {memory.data(), size};
+}
+
+constexpr size_t kChecksumBytes = 4;  // behind each chunk, little-endian
+
+uint32_t stored_checksum(const std::byte* at) {
+  uint32_t value = 0;
+  std::memcpy(&value, at, sizeof value);
+  return value;
+}
+
+constexpr uint64_t kUnknownAddress = ~uint64_t{0};
+
+std::string parent_of(const std::string& path) {
+  const size_t slash = path.find_last_of('/');
+  return slash == 0 ? "/" : path.substr(0, slash);
+}
+
+}  // namespace
+
+// File ----------------------------------------------------------------------------------------------
+
+struct File::State {
+  std::string name;
+  std::unique_ptr<InputFile> input;  // when reading
+  WriteStatus status;                // when writing
+  bool writing = false;
+  std::filesystem::path path;
+  hid_t id = -1;
+  int descriptor = -1;  // HDF5's own, to read chunks without it; -1 where there is a user block
+
+  ~State() { close(); }
+
+  void close() {
+    if (id < 0) return;
+    const Turn turn;
+    H5Fclose(std::exchange(id, -1));
+  }
+
+  Error error(const std::string& object, const std::string& what) const {
+    const std::string where = object == "/" ? name : name + ": " + object;
+    return Error(writing ? ErrorKind::failed : ErrorKind::bad_input, where + ": " + what);
+  }
+
+  /// For a call that HDF5 refused.
+  Error refused(const std::string& object, const std::string& what) const {
+    if (status.error != 0) return write_error();
+    return error(object, what + ": " + innermost_reason());
+  }
+
+  Error write_error() const { return failed("{}: cannot be written: {}", name, std::strerror(status.error)); }
+
+  void check_writes() const {
+    if (status.error != 0) throw write_error();
+  }
+
+  /// Tells whether the path leads to an object inside this file.
+  bool reaches(const std::string& object) const {
+    if (object == "/") return true;
+    for (size_t end = object.find('/', 1);; end = object.find('/', end + 1)) {
+      const std::string part = object.substr(0, end);
+      if (H5Lexists(id, part.c_str(), H5P_DEFAULT) <= 0) return false;
+      H5L_info_t info;
+      if (H5Lget_info(id, part.c_str(), &info, H5P_DEFAULT) < 0) return false;
+      if (info.type != H5L_TYPE_HARD && info.type != H5L_TYPE_SOFT)
+        throw error(part, "is a link to another file; a file must hold its own data");
+      if (info.type == H5L_TYPE_SOFT && H5Oexists_by_name(id, part.c_str(), H5P_DEFAULT) <= 0) return false;
+      if (end == std::string::npos) return true;
+    }
+  }
+
+  Handle open_object(const std::string& object) const {
+    if (!reaches(object)) throw error(object, "is missing");
+    Handle handle(H5Oopen(id, object.c_str(), H5P_DEFAULT), H5Oclose);
+    if (!handle) throw refused(object, "cannot be opened");
+    return handle;
+  }
+
+  H5I_type_t kind(const std::string& object) const { return H5Iget_type(open_object(object).get()); }
+
+  // The chunks of which only a part was wanted last: the next rows asked for are mostly in them.
+  struct CachedChunk {
+    const void* dataset;
+    uint64_t index;
+    std::shared_ptr<const std::vector<std::byte>> bytes;
+  };
+  static constexpr uint64_t kCacheBytes =
+      16 * kChunkBytes;  // enough for the streams of a side, or the layers of a group
+  mutable std::mutex cache_mutex;
+  mutable std::list<CachedChunk> cache;
+  mutable uint64_t cached_bytes = 0;
+
+  std::shared_ptr<const std::vector<std::byte>> cached(const void* dataset, uint64_t index) const {
+    const std::lock_guard lock(cache_mutex);
+    for (auto it = cache.begin(); it != cache.end(); ++it)
+      if (it->dataset == dataset && it->index == index) {
+        cache.splice(cache.begin(), cache, it);
+        return cache.front().bytes;
+      }
+    return nullptr;
+  }
+
+  void keep(const void* dataset, uint64_t index, std::shared_ptr<const std::vector<std::byte>> bytes) const {
+    const std::lock_guard lock(cache_mutex);
+    cached_bytes += bytes->size();
+    cache.push_front({dataset, index, std::move(bytes)});
+    while (cached_bytes > kCacheBytes && cache.size() > 1) drop(std::prev(cache.end()));
+  }
+
+  void forget(const void* dataset) const {
+    const std::lock_guard lock(cache_mutex);
+    for (auto it = cache.begin(); it != cache.end();) {
+      const auto next = std::next(it);
+      if (it->dataset == dataset) drop(it);
+      it = next;
+    }
+  }
+
+ private:
+  void drop(std::list<CachedChunk>::iterator it) const {
+    cached_bytes -= it->bytes->size();
+    cache.erase(it);
+  }
+};
+
+File File::open(const std::string& name) {
+  auto state = std::make_shared<State>();
+  state->input = std::make_unique<InputFile>(name);
+  state->name = state->input->name();
+  state->path = state->input->path();
+  const Turn turn;
+  const Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
+  H5Pset_fclose_degree(access.get(), H5F_CLOSE_STRONG);
+#if H5_VERSION_GE(1, 10, 7)
+  // Products appear whole by renaming, so nobody writes to what is read here, and some file systems have no
+  // locks.
+  H5Pset_file_locking(access.get(), false, true);
+#endif
+  state->id = H5Fopen(state->path.c_str(), H5F_ACC_RDONLY, access.get());
+  if (state->id < 0) throw state->refused("/", "cannot be opened as HDF5 (damaged or truncated)");
+  const Handle creation(H5Fget_create_plist(state->id), H5Pclose);
+  hsize_t user_block = 0;
+  void* descriptor = nullptr;
+  if (H5Pget_userblock(creation.get(), &user_block) >= 0 && user_block == 0 &&
+      H5Fget_vfd_handle(state->id, H5P_DEFAULT, &descriptor) >= 0 && descriptor)
+    state->descriptor = *static_cast<const int*>(descriptor);
+  return File(std::move(state));
+}
+
+File File::create(const OutputFile& output) {
+  auto state = std::make_shared<State>();
+  state->name = output.target();
+  state->path = output.path();
+  state->writing = true;
+  const Turn turn;
+  const Handle access(make_writing_access(&state->status), H5Pclose);
+  H5Pset_fclose_degree(access.get(), H5F_CLOSE_STRONG);
+  // The file structures of HDF5 1.10: checksums over all metadata and compact chunk indices.
+  H5Pset_libver_bounds(access.get(), H5F_LIBVER_V110, H5F_LIBVER_V110);
+  const Handle creation(H5Pcreate(H5P_FILE_CREATE), H5Pclose);
+  H5Pset_obj_track_times(creation.get(), false);  // equal content, equal bytes
+  H5Pset_attr_phase_change(creation.get(), 64,
+                           32);  // some twenty attributes are smaller in the header than in a heap
+  state->id = H5Fcreate(state->path.c_str(), H5F_ACC_TRUNC, creation.get(), access.get());
+  if (state->id < 0) throw state->refused("/", "cannot be created");
+  return File(std::move(state));
+}
+
+const std::string& File::name() const { return state_->name; }
+
+uint64_t File::size() const {
+  if (state_->input) return state_->input->size();
+  std::error_code error;
+  const uint64_t size = std::filesystem::file_size(state_->path, error);
+  return error ? 0 : size;
+}
+
+bool File::has(const std::string& path) const {
+  const Turn turn;
+  return state_->reaches(path);
+}
+
+bool File::is_group(const std::string& path) const {
+  const Turn turn;
+  return state_->reaches(path) && state_->kind(path) == H5I_GROUP;
+}
+
+bool File::is_dataset(const std::string& path) const {
+  const Turn turn;
+  return state_->reaches(path) && state_->kind(path) == H5I_DATASET;
+}
+
+std::vector<std::string> File::children(const std::string& group) const {
+  const Turn turn;
+  const Handle object = state_->open_object(group);
+  if (H5Iget_type(object.get()) != H5I_GROUP) throw state_->error(group, "is no group");
+  std::vector<std::string> names;
+  const auto collect = [](hid_t, const char* name, const H5L_info_t*, void* list) -> herr_t {
+    static_cast<std::vector<std::string>*>(list)->emplace_back(name);
+    return 0;
+  };
+  if (H5Literate(object.get(), H5_INDEX_NAME, H5_ITER_NATIVE, nullptr, collect, &names) < 0)
+    throw state_->refused(group, "cannot be listed");
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+bool File::same_object(const std::string& a, const std::string& b) const {
+  const Turn turn;
+  H5O_info_t left, right;
+  const Handle first = state_->open_object(a), second = state_->open_object(b);
+#if H5_VERSION_GE(1, 12, 0)
+  if (H5Oget_info3(first.get(), &left, H5O_INFO_BASIC) < 0 ||
+      H5Oget_info3(second.get(), &right, H5O_INFO_BASIC) < 0)
+    throw state_->refused(a, "cannot be examined");
+  int order = 0;
+  H5Otoken_cmp(state_->id, &left.token, &right.token, &order);
+  return order == 0;
+#else
+  if (H5Oget_info2(first.get(), &left, H5O_INFO_BASIC) < 0 ||
+      H5Oget_info2(second.get(), &right, H5O_INFO_BASIC) < 0)
+    throw state_->refused(a, "cannot be examined");
+  return left.addr == right.addr;
+#endif
+}
+
+Error File::make_error(const std::string& path, const std::string& what) const {
+  return state_->error(path, what);
+}
+
+// Attributes ----------------------------------------------------------------------------------------
+
+namespace {
+
+/// An attribute opened for reading, with its type and how many elements it has.
+struct Attribute {
+  Handle object, attribute, type;
+  size_t count = 0;
+};
+
+constexpr size_t kMaxAttributeBytes = size_t{1} << 28;  // far beyond any real one; guards the allocation
+
+}  // namespace
+
+static Attribute open_attribute(const File::State& file, const std::string& object, const std::string& name) {
+  Attribute opened;
+  opened.object = file.open_object(object);
+  if (H5Aexists(opened.object.get(), name.c_str()) <= 0)
+    throw file.error(object, "attribute '" + name + "' is missing");
+  opened.attribute = Handle(H5Aopen(opened.object.get(), name.c_str(), H5P_DEFAULT), H5Aclose);
+  if (!opened.attribute) throw file.refused(object, "attribute '" + name + "' cannot be opened");
+  opened.type = Handle(H5Aget_type(opened.attribute.get()), H5Tclose);
+  const Handle space(H5Aget_space(opened.attribute.get()), H5Sclose);
+  const hssize_t count = space ? H5Sget_simple_extent_npoints(space.get()) : -1;
+  if (!opened.type || count < 0) throw file.refused(object, "attribute '" + name + "' cannot be read");
+  opened.count = static_cast<size_t>(count);
+  if (opened.count > kMaxAttributeBytes / std::max<size_t>(1, H5Tget_size(opened.type.get())))
+    throw file.error(object, "attribute '" + name + "' claims more than 256 MiB");
+  return opened;
+}
+
+static std::vector<std::string> attribute_texts(const File::State& file, const std::string& object,
+                                                const std::string& name) {
+  const Attribute opened = open_attribute(file, object, name);
+  const hid_t type = opened.type.get();
+  if (H5Tget_class(type) != H5T_STRING) throw file.error(object, "attribute '" + name + "' is no string");
+  if (H5Tis_variable_str(type) <= 0) {
+    std::vector<char> bytes(opened.count * H5Tget_size(type));
+    if (!bytes.empty() && H5Aread(opened.attribute.get(), type, bytes.data()) < 0)
+      throw file.refused(object, "attribute '" + name + "' cannot be read");
+    return cut_texts(bytes, type, opened.count);
+  }
+  std::vector<char*> pointers(opened.count, nullptr);
+  if (H5Aread(opened.attribute.get(), type, pointers.data()) < 0)
+    throw file.refused(object, "attribute '" + name + "' cannot be read");
+  std::vector<std::string> texts;
+  for (const char* text : pointers) texts.emplace_back(text ? text : "");
+  const Handle space(H5Aget_space(opened.attribute.get()), H5Sclose);
+  H5Dvlen_reclaim(type, space.get(), H5P_DEFAULT, pointers.data());
+  return texts;
+}
+
+bool File::has_attribute(const std::string& object, const std::string& name) const {
+  const Turn turn;
+  return H5Aexists(state_->open_object(object).get(), name.c_str()) > 0;
+}
+
+std::vector<std::string> File::texts(const std::string& object, const std::string& name) const {
+  const Turn turn;
+  return attribute_texts(*state_, object, name);
+}
+
+std::string File::text(const std::string& object, const std::string& name) const {
+  auto values = texts(object, name);
+  if (values.size() != 1)
+    throw error(object, "attribute '{}' has {} strings; one is wanted", name, values.size());
+  return std::move(values.front());
+}
+
+int64_t File::integer(const std::string& object, const std::string& name, int64_t min, int64_t max) const {
+  const Turn turn;
+  const Attribute opened = open_attribute(*state_, object, name);
+  if (H5Tget_class(opened.type.get()) != H5T_INTEGER || opened.count != 1)
+    throw error(object, "attribute '{}' is no integer", name);
+  int64_t value = 0;
+  if (H5Aread(opened.attribute.get(), H5T_NATIVE_INT64, &value) < 0)
+    throw state_->refused(object, "attribute '" + name + "' cannot be read");
+  if (value < min || value > max)
+    throw error(object, "attribute '{}' is {}; {} to {} is possible", name, value, min, max);
+  return value;
+}
+
+double File::number(const std::string& object, const std::string& name) const {
+  const Turn turn;
+  const Attribute opened = open_attribute(*state_, object, name);
+  const H5T_class_t kind = H5Tget_class(opened.type.get());
+  if ((kind != H5T_INTEGER && kind != H5T_FLOAT) || opened.count != 1)
+    throw error(object, "attribute '{}' is no number", name);
+  double value = 0;
+  if (H5Aread(opened.attribute.get(), H5T_NATIVE_DOUBLE, &value) < 0)
+    throw state_->refused(object, "attribute '" + name + "' cannot be read");
+  return value;
+}
+
+std::vector<uint64_t> File::extents(const std::string& object, const std::string& name) const {
+  const Turn turn;
+  const Attribute opened = open_attribute(*state_, object, name);
+  if (H5Tget_class(opened.type.get()) != H5T_INTEGER)
+    throw error(object, "attribute '{}' has no integers", name);
+  std::vector<uint64_t> values(opened.count);
+  if (!values.empty() && H5Aread(opened.attribute.get(), H5T_NATIVE_UINT64, values.data()) < 0)
+    throw state_->refused(object, "attribute '" + name + "' cannot be read");
+  return values;
+}
+
+static void write_attribute(const File::State& file, const std::string& object, const std::string& name,
+                            hid_t stored, hid_t memory, std::optional<uint64_t> count, const void* data) {
+  const Handle target = file.open_object(object);
+  const hsize_t extent = count.value_or(1);
+  const Handle space(count ? H5Screate_simple(1, &extent, nullptr) : H5Screate(H5S_SCALAR), H5Sclose);
+  const Handle attribute(
+      H5Acreate2(target.get(), name.c_str(), stored, space.get(), H5P_DEFAULT, H5P_DEFAULT), H5Aclose);
+  if (!attribute || (extent > 0 && H5Awrite(attribute.get(), memory, data) < 0))
+    throw file.refused(object, "attribute '" + name + "' cannot be written");
+  file.check_writes();
+}
+
+void File::set_text(const std::string& object, const std::string& name, const std::string& value) {
+  const Turn turn;
+  const Handle type = text_type(value.size());
+  write_attribute(*state_, object, name, type.get(), type.get(), std::nullopt, value.c_str());
+}
+
+void File::set_texts(const std::string& object, const std::string& name,
+                     const std::vector<std::string>& values) {
+  const Turn turn;
+  size_t size = 1;
+  for (const auto& value : values) size = std::max(size, value.size());
+  std::vector<char> bytes(values.size() * size, '\0');
+  for (size_t i = 0; i < values.size(); ++i)
+    std::memcpy(bytes.data() + i * size, values[i].data(), values[i].size());
+  const Handle type = text_type(size);
+  write_attribute(*state_, object, name, type.get(), type.get(), values.size(), bytes.data());
+}
+
+void File::set_integer(const std::string& object, const std::string& name, int64_t value) {
+  const Turn turn;
+  write_attribute(*state_, object, name, H5T_STD_I64LE, H5T_NATIVE_INT64, std::nullopt, &value);
+}
+
+void File::set_number(const std::string& object, const std::string& name, double value) {
+  const Turn turn;
+  write_attribute(*state_, object, name, H5T_IEEE_F64LE, H5T_NATIVE_DOUBLE, std::nullopt, &value);
+}
+
+void File::set_extents(const std::string& object, const std::string& name, std::span<const uint64_t> values) {
+  const Turn turn;
+  write_attribute(*state_, object, name, H5T_STD_U64LE, H5T_NATIVE_UINT64, values.size(), values.data());
+}
+
+void File::make_group(const std::string& path) {
+  const Turn turn;
+  if (path == "/" || state_->reaches(path)) return;
+  make_group(parent_of(path));
+  const Handle creation(H5Pcreate(H5P_GROUP_CREATE), H5Pclose);
+  H5Pset_obj_track_times(creation.get(), false);
+  H5Pset_link_phase_change(creation.get(), 512,
+                           256);  // a model's layers are smaller in the header than in a heap
+  const Handle group(H5Gcreate2(state_->id, path.c_str(), H5P_DEFAULT, creation.get(), H5P_DEFAULT),
+                     H5Gclose);
+  if (!group) throw state_->refused(path, "cannot be created");
+  state_->check_writes();
+}
+
+void File::link(const std::string& existing, const std::string& path) {
+  make_group(parent_of(path));
+  const Turn turn;
+  if (H5Lcreate_hard(state_->id, existing.c_str(), state_->id, path.c_str(), H5P_DEFAULT, H5P_DEFAULT) < 0)
+    throw state_->refused(path, "cannot be linked to " + existing);
+  state_->check_writes();
+}
+
+void File::close() {
+  state_->close();
+  state_->check_writes();
+}
+
+// Dataset -------------------------------------------------------------------------------------------
+
+struct Dataset::State {
+  std::shared_ptr<File::State> file;
+  std::string path;
+  Handle dataset, type;  // type: in memory, little-endian
+  std::optional<DType> dtype;
+  std::vector<uint64_t> shape;
+  uint64_t row_bytes = 0;
+
+  // How the rows can be read without HDF5: chunks of whole rows, stored as they are, at most a checksum
+  // behind each.
+  bool direct = false;
+  bool checksums = false;
+  uint64_t chunk_rows = 0;
+  mutable std::mutex address_mutex;
+  mutable std::vector<uint64_t> addresses;        // per chunk, as far as asked for
+  mutable std::vector<bool> checksum_of_address;  // a single chunk may be stored without
+
+  ~State() { file->forget(this); }
+
+  Error error(const std::string& what) const { return file->error(path, what); }
+  Error refused(const std::string& what) const { return file->refused(path, what); }
+
+  uint64_t rows() const { return shape.front(); }
+
+  void open(const std::string& where);
+  void examine_storage();
+  std::pair<uint64_t, bool> chunk_address(uint64_t index) const;
+  void read_chunk(uint64_t index, std::span<std::byte> out) const;
+  void read_by_hdf5(uint64_t first, uint64_t count, std::span<std::byte> out) const;
+  void visit_chunk(uint64_t index, uint64_t first, uint64_t count, const Visitor& visitor) const;
+};
+
+void Dataset::State::open(const std::string& where) {
+  const Turn turn;
+  path = where;
+  if (!file->reaches(path)) throw error("is missing");
+  if (file->kind(path) != H5I_DATASET) throw error("is no dataset");
+  const Handle access(H5Pcreate(H5P_DATASET_ACCESS), H5Pclose);
+  H5Pset_chunk_cache(access.get(), 521, 4 * kChunkBytes, 1.0);  // for what is not read directly
+  dataset = Handle(H5Dopen2(file->id, path.c_str(), access.get()), H5Dclose);
+  if (!dataset) throw refused("cannot be opened");
+  const Handle space(H5Dget_space(dataset.get()), H5Sclose);
+  const int rank = space ? H5Sget_simple_extent_ndims(space.get()) : -1;
+  if (rank < 1) throw error("is a single value; rows are wanted");
+  std::vector<hsize_t> extents(static_cast<size_t>(rank));
+  H5Sget_simple_extent_dims(space.get(), extents.data(), nullptr);
+  shape.assign(extents.begin(), extents.end());
+  type = Handle(H5Dget_type(dataset.get()), H5Tclose);
+  if (!type) throw refused("has no readable type");
+  dtype = known_type(type.get());
+  row_bytes = H5Tget_size(type.get());
+  for (size_t i = 1; i < shape.size(); ++i)
+    row_bytes = with_context(file->name + ": " + path, [&] { return checked_mul(row_bytes, shape[i]); });
+  examine_storage();
+  if (dtype) {
+    Handle memory = stored_type(*dtype);
+    if (H5Tequal(memory.get(), type.get()) <= 0) direct = false;  // another byte order
+    type = std::move(memory);
+  }
+}
+
+void Dataset::State::examine_storage() {
+  const Handle creation(H5Dget_create_plist(dataset.get()), H5Pclose);
+  if (!creation) throw refused("has no readable layout");
+  const H5D_layout_t layout = H5Pget_layout(creation.get());
+  if (layout == H5D_VIRTUAL || H5Pget_external_count(creation.get()) > 0)
+    throw error("is stored in another file; a file must hold its own data");
+
+  bool compressed = false;
+  const int filters = H5Pget_nfilters(creation.get());
+  for (int i = 0; i < filters; ++i) {
+    unsigned flags = 0;
+    size_t values = 0;
+    const H5Z_filter_t filter = H5Pget_filter2(creation.get(), static_cast<unsigned>(i), &flags, &values,
+                                               nullptr, 0, nullptr, nullptr);
+    if (filter != H5Z_FILTER_FLETCHER32 && filter != H5Z_FILTER_SHUFFLE) compressed = true;
+  }
+  const bool plain_checksums = filters == 1 && !compressed &&
+                               H5Pget_filter_by_id2(creation.get(), H5Z_FILTER_FLETCHER32, nullptr, nullptr,
+                                                    nullptr, 0, nullptr, nullptr) >= 0;
+
+  // A shape is only a claim. No compression of HDF5's packs tighter than deflate's 1032 to 1.
+  const uint64_t claimed =
+      with_context(file->name + ": " + path, [&] { return checked_mul(rows(), row_bytes); });
+  const uint64_t stored = H5Dget_storage_size(dataset.get());
+  if (claimed / (compressed ? 1100 : 1) > stored)
+    throw error(
+        fmt::format("claims {} bytes [{}], but {} are stored", claimed, fmt::join(shape, ", "), stored));
+
+  if (layout != H5D_CHUNKED || claimed == 0 || file->descriptor < 0) return;
+  std::vector<hsize_t> chunk(shape.size());
+  if (H5Pget_chunk(creation.get(), static_cast<int>(chunk.size()), chunk.data()) < 0)
+    throw refused("has no readable layout");
+  chunk_rows = chunk[0];
+  checksums = plain_checksums;
+  direct = (filters == 0 || plain_checksums) && std::equal(chunk.begin() + 1, chunk.end(), shape.begin() + 1);
+  if (!direct) return;
+  // Of a dataset of few rows in a huge chunk the chunk is read whole: it must be there.
+  if (checked_mul(chunk_rows, row_bytes) > stored) direct = false;
+  addresses.assign((rows() + chunk_rows - 1) / chunk_rows, kUnknownAddress);
+  checksum_of_address.assign(addresses.size(), false);
+}
+
+std::pair<uint64_t, bool> Dataset::State::chunk_address(uint64_t index) const {
+  const std::lock_guard lock(address_mutex);
+  if (addresses[index] == kUnknownAddress) {
+    const Turn turn;
+    std::vector<hsize_t> offset(shape.size(), 0);
+    offset[0] = index * chunk_rows;
+    unsigned skipped_filters = 0;
+    haddr_t address = HADDR_UNDEF;
+    hsize_t size = 0;
+    if (H5Dget_chunk_info_by_coord(dataset.get(), offset.data(), &skipped_filters, &address, &size) < 0)
+      throw refused("a chunk cannot be found");
+    const bool checksum = checksums && skipped_filters == 0;
+    if (address == HADDR_UNDEF || size != chunk_rows * row_bytes + (checksum ? kChecksumBytes : 0))
+      throw error(fmt::format("rows from {} on are not stored as they should be", offset[0]));
+    addresses[index] = address;
+    checksum_of_address[index] = checksum;
+  }
+  return {addresses[index], checksum_of_address[index]};
+}
+
+/// out: one chunk and, if it has one, its checksum behind it.
+void Dataset::State::read_chunk(uint64_t index, std::span<std::byte> out) const {
+  const auto [address, checksum] = chunk_address(index);
+  const uint64_t bytes = chunk_rows * row_bytes;
+  std::span<std::byte> left = out.first(bytes + (checksum ? kChecksumBytes : 0));
+  auto position = static_cast<off_t>(address);
+  while (!left.empty()) {
+    const ssize_t got = ::pread(file->descriptor, left.data(), left.size(), position);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) throw error(fmt::format("cannot be read: {}", std::strerror(errno)));
+    if (got == 0) throw error(fmt::format("the file ends inside rows {} and following", index * chunk_rows));
+    left = left.subspan(static_cast<size_t>(got));
+    position += got;
+  }
+  if (!checksum) return;
+  const uint32_t stored = stored_checksum(out.data() + bytes);
+  const uint32_t found = fletcher32(out.first(bytes));
+  if (found != stored)
+    throw error(fmt::format(
+        "checksum of rows {} to {} does not hold ({:08x} stored, {:08x} found): the file is damaged",
+        index * chunk_rows, std::min(rows(), (index + 1) * chunk_rows) - 1, stored, found));
+}
+
+void Dataset::State::read_by_hdf5(uint64_t first, uint64_t count, std::span<std::byte> out) const {
+  const Turn turn;
+  std::vector<hsize_t> start(shape.size(), 0), extent(shape.begin(), shape.end());
+  start[0] = first;
+  extent[0] = count;
+  const Handle space(H5Dget_space(dataset.get()), H5Sclose);
+  const Handle memory(H5Screate_simple(static_cast<int>(extent.size()), extent.data(), nullptr), H5Sclose);
+  if (H5Sselect_hyperslab(space.get(), H5S_SELECT_SET, start.data(), nullptr, extent.data(), nullptr) < 0 ||
+      H5Dread(dataset.get(), type.get(), memory.get(), space.get(), H5P_DEFAULT, out.data()) < 0)
+    throw refused(fmt::format("rows {} to {} cannot be read", first, first + count - 1));
+}
+
+/// Rows [first, first + count) lie in that chunk.
+void Dataset::State::visit_chunk(uint64_t index, uint64_t first, uint64_t count,
+                                 const Visitor& visitor) const {
+  const uint64_t begin = index * chunk_rows;
+  const uint64_t bytes = chunk_rows * row_bytes;
+  const auto part = [&](std::span<const std::byte> chunk) {
+    visitor(first, chunk.subspan((first - begin) * row_bytes, count * row_bytes));
+  };
+  const bool whole = first == begin && first + count == std::min(rows(), begin + chunk_rows);
+  if (whole) {
+    const auto chunk = scratch<Purpose::reading>(bytes + kChecksumBytes);
+    read_chunk(index, chunk);
+    return part(chunk);
+  }
+  auto chunk = file->cached(this, index);
+  if (!chunk) {
+    auto fresh = std::make_shared<std::vector<std::byte>>(bytes + kChecksumBytes);
+    read_chunk(index, *fresh);
+    file->keep(this, index, fresh);
+    chunk = std::move(fresh);
+  }
+  part(*chunk);
+}
+
+Dataset File::dataset(const std::string& path) const {
+  auto state = std::make_shared<Dataset::State>();
+  state->file = state_;
+  state->open(path);
+  return Dataset(std::move(state));
+}
+
+const std::string& Dataset::path() const { return state_->path; }
+const std::vector<uint64_t>& Dataset::shape() const { return state_->shape; }
+std::optional<DType> Dataset::type() const { return state_->dtype; }
+uint64_t Dataset::rows() const { return state_->rows(); }
+uint64_t Dataset::row_bytes() const { return state_->row_bytes; }
+uint64_t Dataset::size_bytes() const { return state_->rows() * state_->row_bytes; }
+Error Dataset::make_error(const std::string& what) const { return state_->error(what); }
+
+void Dataset::expect(DType type, std::span<const uint64_t> shape) const {
+  if (state_->dtype == type &&
+      std::equal(shape.begin(), shape.end(), state_->shape.begin(), state_->shape.end()))
+    return;
+  throw error("is {} [{}]; {} [{}] is wanted", state_->dtype ? name_of(*state_->dtype) : "of another type",
+              fmt::join(state_->shape, ", "), name_of(type), fmt::join(shape, ", "));
+}
+
+void Dataset::visit(uint64_t first, uint64_t count, const Visitor& visitor) const {
+  if (count == 0 || state_->row_bytes == 0) return;
+  if (first > rows() || count > rows() - first)
+    throw error("rows {} to {} were asked for; there are {}", first, first + count - 1, rows());
+  if (!state_->direct) {
+    const uint64_t step = std::max<uint64_t>(1, kChunkBytes / state_->row_bytes);
+    for (uint64_t done = 0; done < count; done += step) {
+      const uint64_t n = std::min(step, count - done);
+      std::vector<std::byte> bytes(n * state_->row_bytes);
+      state_->read_by_hdf5(first + done, n, bytes);
+      visitor(first + done, bytes);
+    }
+    return;
+  }
+  const uint64_t chunk_rows = state_->chunk_rows;
+  const uint64_t first_chunk = first / chunk_rows, end_chunk = (first + count - 1) / chunk_rows + 1;
+  parallel_for(end_chunk - first_chunk, 1, [&](size_t begin, size_t end, int) {
+    for (uint64_t index = first_chunk + begin; index < first_chunk + end; ++index) {
+      const uint64_t from = std::max(first, index * chunk_rows);
+      const uint64_t to = std::min(first + count, (index + 1) * chunk_rows);
+      state_->visit_chunk(index, from, to - from, visitor);
+    }
+  });
+}
+
+void Dataset::read(uint64_t first, uint64_t count, std::span<std::byte> out) const {
+  visit(first, count, [&](uint64_t row, std::span<const std::byte> bytes) {
+    std::memcpy(out.data() + (row - first) * state_->row_bytes, bytes.data(), bytes.size());
+  });
+}
+
+std::vector<uint64_t> Dataset::integers(uint64_t first, uint64_t count, uint64_t max) const {
+  if (shape().size() != 1) throw error("has {} dimensions; one is wanted", shape().size());
+  const auto take = [&]<class T>(T) {
+    std::vector<T> stored(count);
+    read(first, count, std::as_writable_bytes(std::span(stored)));
+    std::vector<uint64_t> values(count);
+    for (size_t i = 0; i < count; ++i) {
+      if (std::cmp_less(stored[i], 0) || std::cmp_greater(stored[i], max))
+        throw error("element {} is {}; 0 to {} is possible", first + i, stored[i], max);
+      values[i] = static_cast<uint64_t>(stored[i]);
+    }
+    return values;
+  };
+  switch (state_->dtype.value_or(DType::f32)) {
+    case DType::u8:
+      return take(uint8_t{});
+    case DType::u16:
+      return take(uint16_t{});
+    case DType::u32:
+      return take(uint32_t{});
+    case DType::u64:
+      return take(uint64_t{});
+    case DType::i32:
+      return take(int32_t{});
+    case DType::i64:
+      return take(int64_t{});
+    default:
+      throw error("holds no integers");
+  }
+}
+
+std::vector<std::string> Dataset::texts() const {
+  if (shape().size() != 1) throw error("has {} dimensions; one is wanted", shape().size());
+  const hid_t type = state_->type.get();
+  const auto count = static_cast<size_t>(rows());
+  if (H5Tget_class(type) != H5T_STRING) throw error("holds no strings");
+  if (H5Tis_variable_str(type) <= 0) {
+    std::vector<char> bytes(size_bytes());
+    read(0, count, std::as_writable_bytes(std::span(bytes)));
+    const Turn turn;
+    return cut_texts(bytes, type, count);
+  }
+  const Turn turn;
+  std::vector<char*> pointers(count, nullptr);
+  if (count > 0 && H5Dread(state_->dataset.get(), type, H5S_ALL, H5S_ALL, H5P_DEFAULT, pointers.data()) < 0)
+    throw state_->refused("cannot be read");
+  std::vector<std::string> texts;
+  for (const char* text : pointers) texts.emplace_back(text ? text : "");
+  const Handle space(H5Dget_space(state_->dataset.get()), H5Sclose);
+  H5Dvlen_reclaim(type, space.get(), H5P_DEFAULT, pointers.data());
+  return texts;
+}
+
+// DatasetWriter -------------------------------------------------------------------------------------
+
+namespace {
+
+/// Lets threads through one by one in the order of their numbers, 0 first. After a failure everybody passes
+/// without doing anything.
+class InOrder {
+ public:
+  /// The number of the caller's piece of work: numbers are handed out in order, so a smaller one is always
+  /// under way already.
+  size_t take_number() { return numbers_.fetch_add(1); }
+
+  template <class Body>
+  void pass(size_t number, Body&& body) {
+    std::unique_lock lock(mutex_);
+    turn_.wait(lock, [&] { return next_ == number || broken_; });
+    if (broken_) return;
+    try {
+      body();
+    } catch (...) {
+      broken_ = true;
+      turn_.notify_all();
+      throw;
+    }
+    ++next_;
+    turn_.notify_all();
+  }
+
+  void abandon() {
+    const std::lock_guard lock(mutex_);
+    broken_ = true;
+    turn_.notify_all();
+  }
+
+ private:
+  std::atomic<size_t> numbers_{0};
+  std::mutex mutex_;
+  std::condition_variable turn_;
+  size_t next_ = 0;
+  bool broken_ = false;
+};
+
+}  // namespace
+
+struct DatasetWriter::State {
+  File file;
+  std::string path;
+  DType dtype = DType::u8;
+  bool is_text = false;  // strings of row_bytes instead of dtype
+  std::vector<uint64_t> row_shape;
+  uint64_t row_bytes = 0;
+  uint64_t chunk_rows = 0;
+  Handle dataset;
+  uint64_t flushed = 0;           // rows in the file
+  std::vector<std::byte> buffer;  // at most a chunk of rows
+  bool finished = false;
+
+  explicit State(File target) : file(std::move(target)) {}
+
+  uint64_t chunk_bytes() const { return chunk_rows * row_bytes; }
+
+  void choose_chunk(uint64_t expected_rows) {
+    chunk_rows = std::max<uint64_t>(1, kChunkBytes / std::max<uint64_t>(1, row_bytes));
+    if (expected_rows == 0) return;
+    const uint64_t chunks = (expected_rows + chunk_rows - 1) / chunk_rows;
+    chunk_rows = (expected_rows + chunks - 1) / chunks;
+  }
+
+  /// rows: of the whole dataset if `final`, else more will come.
+  void create(uint64_t rows, bool final) {
+    file.make_group(parent_of(path));
+    const Turn turn;
+    const Handle type = is_text ? text_type(row_bytes) : stored_type(dtype);
+    std::vector<hsize_t> extent{final ? rows : 0}, chunk{chunk_rows};
+    for (const uint64_t e : row_shape) {
+      extent.push_back(e);
+      chunk.push_back(e);
+    }
+    std::vector<hsize_t> limit = extent;
+    if (!final) limit[0] = H5S_UNLIMITED;
+    const Handle space(H5Screate_simple(static_cast<int>(extent.size()), extent.data(), limit.data()),
+                       H5Sclose);
+    const Handle creation(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
+    H5Pset_obj_track_times(creation.get(), false);
+    H5Pset_fill_time(creation.get(), H5D_FILL_TIME_NEVER);
+    if (!final || rows * row_bytes > 0) {  // nothing to store needs no chunk, and a chunk may not be empty
+      H5Pset_chunk(creation.get(), static_cast<int>(chunk.size()), chunk.data());
+      H5Pset_fletcher32(creation.get());
+    }
+    dataset = Handle(H5Dcreate2(file.state_->id, path.c_str(), type.get(), space.get(), H5P_DEFAULT,
+                                creation.get(), H5P_DEFAULT),
+                     H5Dclose);
+    if (!dataset) throw file.state_->refused(path, "cannot be created");
+    file.state_->check_writes();
+  }
+
+  /// chunk: chunk_bytes() and room for the checksum behind. valid_rows of it count.
+  void write_chunk(std::span<std::byte> chunk, uint64_t valid_rows, bool extend) {
+    const Turn turn;
+    if (extend) {
+      std::vector<hsize_t> extent{flushed + valid_rows};
+      extent.insert(extent.end(), row_shape.begin(), row_shape.end());
+      if (H5Dset_extent(dataset.get(), extent.data()) < 0) throw file.state_->refused(path, "cannot grow");
+    }
+    std::vector<hsize_t> offset(row_shape.size() + 1, 0);
+    offset[0] = flushed;
+    if (H5Dwrite_chunk(dataset.get(), H5P_DEFAULT, 0, offset.data(), chunk.size(), chunk.data()) < 0)
+      throw file.state_->refused(path, "cannot be written");
+    flushed += valid_rows;
+    file.state_->check_writes();
+  }
+
+  void add_checksum(std::span<std::byte> chunk) const {
+    const uint32_t checksum = fletcher32(chunk.first(chunk.size() - kChecksumBytes));
+    std::memcpy(chunk.data() + chunk.size() - kChecksumBytes, &checksum, kChecksumBytes);
+  }
+
+  void flush_buffer() {
+    const uint64_t valid_rows = buffer.size() / row_bytes;
+    buffer.resize(chunk_bytes() + kChecksumBytes, std::byte{0});
+    add_checksum(buffer);
+    write_chunk(buffer, valid_rows, true);
+    buffer.clear();
+  }
+
+  /// Whole chunks straight from the source, prepared side by side and written in order, so that the file is
+  /// always the same.
+  void append_chunks(uint64_t first, uint64_t chunks, const Fill& fill) {
+    InOrder order;
+    parallel_for(chunks, 1, [&](size_t begin, size_t end, int) {
+      for (size_t i = begin; i < end; ++i) {
+        const size_t number = order.take_number();
+        const auto chunk = scratch<Purpose::writing>(chunk_bytes() + kChecksumBytes);
+        try {
+          fill(first + number * chunk_rows, chunk.first(chunk_bytes()));
+          add_checksum(chunk);
+        } catch (...) {
+          order.abandon();
+          throw;
+        }
+        order.pass(number, [&] { write_chunk(chunk, chunk_rows, true); });
+      }
+    });
+  }
+
+  void append_to_buffer(uint64_t first, uint64_t count, const Fill& fill) {
+    const size_t used = buffer.size();
+    buffer.resize(used + count * row_bytes);
+    const auto grain =
+        static_cast<size_t>(std::max<uint64_t>(1, (uint64_t{1} << 18) / row_bytes));  // a quarter of a chunk
+    parallel_for(count, grain, [&](size_t begin, size_t end, int) {
+      fill(first + begin, std::span(buffer).subspan(used + begin * row_bytes, (end - begin) * row_bytes));
+    });
+  }
+};
+
+DatasetWriter::DatasetWriter(File file, std::string path, DType type, std::vector<uint64_t> row_shape,
+                             uint64_t expected_rows)
+    : state_(std::make_unique<State>(std::move(file))) {
+  state_->path = std::move(path);
+  state_->dtype = type;
+  state_->row_bytes = checked_mul(checked_product(row_shape), size_of(type));
+  state_->row_shape = std::move(row_shape);
+  state_->choose_chunk(expected_rows);
+}
+
+DatasetWriter::DatasetWriter(File file, std::string path, size_t text_bytes, uint64_t expected_rows)
+    : state_(std::make_unique<State>(std::move(file))) {
+  state_->path = std::move(path);
+  state_->is_text = true;
+  state_->row_bytes = text_bytes;
+  state_->choose_chunk(expected_rows);
+}
+
+DatasetWriter::~DatasetWriter() = default;
+DatasetWriter::DatasetWriter(DatasetWriter&&) noexcept = default;
+
+const std::string& DatasetWriter::path() const { return state_->path; }
+uint64_t DatasetWriter::row_bytes() const { return state_->row_bytes; }
+uint64_t DatasetWriter::rows() const {
+  return state_->flushed + (state_->row_bytes ? state_->buffer.size() / state_->row_bytes : 0);
+}
+
+void DatasetWriter::append(uint64_t count, const Fill& fill) {
+  State& s = *state_;
+  if (s.finished) throw failed("{}: {}: rows appended after the end", s.file.name(), s.path);
+  if (s.row_bytes == 0) {
+    s.flushed += count;
+    return;
+  }
+  for (uint64_t done = 0; done < count;) {
+    const uint64_t left = count - done;
+    if (s.buffer.size() == s.chunk_bytes()) {  // a full chunk stays until more comes: it may be the only one
+      if (!s.dataset) s.create(0, false);
+      s.flush_buffer();
+    }
+    const uint64_t buffered = s.buffer.size() / s.row_bytes;
+    if (buffered == 0 && (left > s.chunk_rows || (s.dataset && left == s.chunk_rows))) {
+      if (!s.dataset) s.create(0, false);
+      const uint64_t chunks = left / s.chunk_rows;
+      s.append_chunks(done, chunks, fill);
+      done += chunks * s.chunk_rows;
+      continue;
+    }
+    const uint64_t n = std::min(left, s.chunk_rows - buffered);
+    s.append_to_buffer(done, n, fill);
+    done += n;
+  }
+}
+
+void DatasetWriter::append(std::span<const std::byte> bytes) {
+  if (state_->row_bytes == 0 || bytes.size() % state_->row_bytes != 0)
+    throw failed("{}: {}: {} bytes are no whole rows of {}", state_->file.name(), state_->path, bytes.size(),
+                 state_->row_bytes);
+  append(bytes.size() / state_->row_bytes, [&](uint64_t first, std::span<std::byte> out) {
+    std::memcpy(out.data(), bytes.data() + first * state_->row_bytes, out.size());
+  });
+}
+
+void DatasetWriter::finish() {
+  State& s = *state_;
+  if (s.finished) return;
+  s.finished = true;
+  if (s.dataset) {
+    if (!s.buffer.empty()) s.flush_buffer();
+  } else {
+    const uint64_t total = rows();
+    if (total > 0) s.chunk_rows = total;
+    s.create(total, true);
+    if (!s.buffer.empty()) {
+      s.buffer.resize(s.chunk_bytes() + kChecksumBytes);
+      s.add_checksum(s.buffer);
+      s.write_chunk(s.buffer, total, false);
+    }
+  }
+  s.buffer = {};
+  const Turn turn;
+  s.dataset = Handle();
+  s.file.state_->check_writes();
+}
+
+void write_texts(File& file, const std::string& path, const std::vector<std::string>& values) {
+  size_t size = 1;
+  for (const auto& value : values) size = std::max(size, value.size());
+  DatasetWriter writer(file, path, size, values.size());
+  writer.append(values.size(), [&](uint64_t first, std::span<std::byte> out) {
+    std::fill(out.begin(), out.end(), std::byte{0});
+    for (size_t i = 0; i < out.size() / size; ++i)
+      std::memcpy(out.data() + i * size, values[first + i].data(), values[first + i].size());
+  });
+  writer.finish();
+}
+
+}  // namespace kvcodec::h5

@@ -1,0 +1,171 @@
+// HDF5 behind types that cannot leak: files, attributes, datasets read and written by rows (FORMAT.md, "Every
+// file").
+//
+// All errors are Errors that begin with the file's name and the object's path ("kv.h5: /layers/3/key: …") and
+// end with HDF5's own innermost reason; bad_input for files that are read, failed for files that are written.
+// HDF5 prints nothing by itself. Any thread may call anything: calls into HDF5 take turns, while chunks are
+// read, checked and converted in parallel.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "formats/output.hpp"
+#include "lib/core/dtype.hpp"
+#include "lib/core/error.hpp"
+
+namespace kvcodec::h5 {
+
+/// Chunks hold about this many bytes: large enough for full disk speed, small enough that reading one token
+/// is cheap.
+inline constexpr uint64_t kChunkBytes = uint64_t{1} << 20;
+
+class Dataset;
+
+/// An open HDF5 file. Objects are named by absolute paths; "/" is the root. Copies refer to the same open
+/// file.
+class File {
+ public:
+  /// Opens for reading; "-" is standard input.
+  static File open(const std::string& name);
+  /// Creates the file at output.path(), which takes output.target()'s name in messages.
+  static File create(const OutputFile& output);
+
+  const std::string& name() const;
+  uint64_t size() const;  ///< bytes on disk
+
+  bool has(const std::string& path) const;
+  bool is_group(const std::string& path) const;
+  bool is_dataset(const std::string& path) const;
+  /// Names directly below a group, in byte order.
+  std::vector<std::string> children(const std::string& group) const;
+  /// Tells whether two paths name one object (hard links).
+  bool same_object(const std::string& a, const std::string& b) const;
+  Dataset dataset(const std::string& path) const;
+
+  bool has_attribute(const std::string& object, const std::string& name) const;
+  std::string text(const std::string& object, const std::string& name) const;
+  std::vector<std::string> texts(const std::string& object, const std::string& name) const;
+  /// Integers of any HDF5 integer type, checked to be in [min, max].
+  int64_t integer(const std::string& object, const std::string& name, int64_t min, int64_t max) const;
+  double number(const std::string& object, const std::string& name) const;
+  std::vector<uint64_t> extents(const std::string& object, const std::string& name) const;
+
+  void make_group(const std::string& path);  ///< and the groups above it; nothing if it is there
+  void link(const std::string& existing, const std::string& path);
+  void set_text(const std::string& object, const std::string& name, const std::string& value);
+  void set_texts(const std::string& object, const std::string& name, const std::vector<std::string>& values);
+  void set_integer(const std::string& object, const std::string& name, int64_t value);
+  void set_number(const std::string& object, const std::string& name, double value);
+  void set_extents(const std::string& object, const std::string& name, std::span<const uint64_t> values);
+
+  /// Closes a file that was written. Throws Error(failed) if any write failed. The last call on it.
+  void close();
+
+  /// An error about an object of this file.
+  template <class... Args>
+  Error error(const std::string& path, fmt::format_string<Args...> format, Args&&... args) const {
+    return make_error(path, fmt::format(format, std::forward<Args>(args)...));
+  }
+
+  struct State;
+
+ private:
+  friend class Dataset;
+  friend class DatasetWriter;
+  explicit File(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  Error make_error(const std::string& path, const std::string& what) const;
+  std::shared_ptr<State> state_;
+};
+
+/// A dataset to read: rows along its first dimension. Opening it checks that the storage holds what the shape
+/// claims, so a shape may be trusted for allocation as far as the file is large.
+class Dataset {
+ public:
+  const std::string& path() const;
+  const std::vector<uint64_t>& shape() const;
+  /// The element type, whatever its byte order; none for strings, compounds and the like.
+  std::optional<DType> type() const;
+  uint64_t rows() const;        ///< shape()[0]
+  uint64_t row_bytes() const;   ///< of one row in type()
+  uint64_t size_bytes() const;  ///< rows() * row_bytes()
+
+  /// Throws Error(bad_input) unless it has this type and shape.
+  void expect(DType type, std::span<const uint64_t> shape) const;
+
+  /// Rows [first, first + count) in type(), host byte order, to out (count * row_bytes()). The caller keeps
+  /// to the rows there are. Verifies checksums.
+  void read(uint64_t first, uint64_t count, std::span<std::byte> out) const;
+
+  /// The same, piece by piece: visit(row, bytes) is called for disjoint runs of whole rows that together are
+  /// [first, first + count), in any order and from several threads at once.
+  using Visitor = std::function<void(uint64_t row, std::span<const std::byte> bytes)>;
+  void visit(uint64_t first, uint64_t count, const Visitor& visitor) const;
+
+  /// Elements of a one-dimensional dataset of any integer type. Throws Error(bad_input) for negative ones and
+  /// those above `max`.
+  std::vector<uint64_t> integers(uint64_t first, uint64_t count, uint64_t max) const;
+  /// All elements of a one-dimensional dataset of strings.
+  std::vector<std::string> texts() const;
+
+  template <class... Args>
+  Error error(fmt::format_string<Args...> format, Args&&... args) const {
+    return make_error(fmt::format(format, std::forward<Args>(args)...));
+  }
+
+  struct State;
+
+ private:
+  friend class File;
+  explicit Dataset(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  Error make_error(const std::string& what) const;
+  std::shared_ptr<State> state_;
+};
+
+/// A dataset to write, row after row. It comes into being in the file when its first chunk is full, or at
+/// finish(): rows that fit one chunk get a chunk of their own size. Holds at most one chunk in memory.
+class DatasetWriter {
+ public:
+  /// expected_rows: how many rows there will be, if known (0 = not), so that the last chunk can be as full as
+  /// the others.
+  DatasetWriter(File file, std::string path, DType type, std::vector<uint64_t> row_shape,
+                uint64_t expected_rows = 0);
+  /// Rows are strings of so many bytes each.
+  DatasetWriter(File file, std::string path, size_t text_bytes, uint64_t expected_rows);
+  ~DatasetWriter();
+  DatasetWriter(DatasetWriter&&) noexcept;
+
+  const std::string& path() const;
+  uint64_t rows() const;
+  uint64_t row_bytes() const;
+
+  /// Appends whole rows.
+  void append(std::span<const std::byte> bytes);
+  template <class T>
+  void append_values(std::span<const T> values) {
+    append(std::as_bytes(values));
+  }
+
+  /// Appends rows that fill(first, out) writes: rows [first, …) of these, as many as fit out exactly. Called
+  /// for disjoint runs, in any order and from several threads at once.
+  using Fill = std::function<void(uint64_t first, std::span<std::byte> out)>;
+  void append(uint64_t count, const Fill& fill);
+
+  /// Writes what is left. Nothing can be appended afterwards.
+  void finish();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// Writes a whole one-dimensional dataset of strings, of as many bytes each as the longest has.
+void write_texts(File& file, const std::string& path, const std::vector<std::string>& values);
+
+}  // namespace kvcodec::h5

@@ -1,0 +1,164 @@
+#include "formats/h5_driver.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <iterator>
+#include <new>
+
+#include <fcntl.h>
+#include <unistd.h>
+
+namespace kvcodec::h5 {
+namespace {
+
+/// HDF5's part first, ours behind it: the driver is handed the address of the former.
+struct OpenFile {
+  H5FD_t base;
+  int descriptor;
+  haddr_t end_allocated, end_written;
+  WriteStatus* status;
+};
+
+OpenFile* cast(H5FD_t* file) { return reinterpret_cast<OpenFile*>(file); }
+const OpenFile* cast(const H5FD_t* file) { return reinterpret_cast<const OpenFile*>(file); }
+
+void note(OpenFile* file, int error) {
+  if (file->status->error == 0) file->status->error = error;
+}
+
+H5FD_t* open_file(const char* name, unsigned flags, hid_t access, haddr_t) {
+  const void* info = H5Pget_driver_info(access);
+  if (!info) return nullptr;
+  WriteStatus* status = *static_cast<WriteStatus* const*>(info);
+  const int descriptor =
+      ::open(name, O_RDWR | O_CLOEXEC | ((flags & H5F_ACC_TRUNC) ? O_CREAT | O_TRUNC : 0), 0666);
+  if (descriptor < 0) {
+    status->error = errno;
+    return nullptr;
+  }
+  auto* file = new (std::nothrow) OpenFile{};
+  if (!file) {
+    ::close(descriptor);
+    return nullptr;
+  }
+  file->descriptor = descriptor;
+  file->status = status;
+  file->end_written = static_cast<haddr_t>(std::max<off_t>(0, ::lseek(descriptor, 0, SEEK_END)));
+  return &file->base;
+}
+
+herr_t close_file(H5FD_t* base) {
+  OpenFile* file = cast(base);
+  if (::close(file->descriptor) != 0) note(file, errno);
+  delete file;
+  return 0;
+}
+
+int compare(const H5FD_t* a, const H5FD_t* b) {
+  const int left = cast(a)->descriptor, right = cast(b)->descriptor;
+  return left < right ? -1 : left > right;
+}
+
+herr_t query(const H5FD_t*, unsigned long* features) {
+  if (features)
+    *features = H5FD_FEAT_AGGREGATE_METADATA | H5FD_FEAT_ACCUMULATE_METADATA | H5FD_FEAT_DATA_SIEVE |
+                H5FD_FEAT_AGGREGATE_SMALLDATA;
+  return 0;
+}
+
+haddr_t get_eoa(const H5FD_t* file, H5FD_mem_t) { return cast(file)->end_allocated; }
+herr_t set_eoa(H5FD_t* file, H5FD_mem_t, haddr_t address) {
+  cast(file)->end_allocated = address;
+  return 0;
+}
+haddr_t get_eof(const H5FD_t* file, H5FD_mem_t) { return cast(file)->end_written; }
+
+herr_t get_handle(H5FD_t* file, hid_t, void** handle) {
+  *handle = &cast(file)->descriptor;
+  return 0;
+}
+
+herr_t read_bytes(H5FD_t* base, H5FD_mem_t, hid_t, haddr_t address, size_t size, void* buffer) {
+  const OpenFile* file = cast(base);
+  auto* out = static_cast<char*>(buffer);
+  while (size > 0) {
+    const ssize_t got = ::pread(file->descriptor, out, size, static_cast<off_t>(address));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return -1;
+    if (got == 0) {  // allocated but never written
+      std::memset(out, 0, size);
+      return 0;
+    }
+    out += got;
+    address += static_cast<haddr_t>(got);
+    size -= static_cast<size_t>(got);
+  }
+  return 0;
+}
+
+herr_t write_bytes(H5FD_t* base, H5FD_mem_t, hid_t, haddr_t address, size_t size, const void* buffer) {
+  OpenFile* file = cast(base);
+  const auto* in = static_cast<const char*>(buffer);
+  file->end_written = std::max(file->end_written, address + size);
+  while (size > 0 && file->status->error == 0) {
+    const ssize_t put = ::pwrite(file->descriptor, in, size, static_cast<off_t>(address));
+    if (put < 0 && errno == EINTR) continue;
+    if (put <= 0) {
+      note(file, put < 0 ? errno : ENOSPC);
+      break;
+    }
+    in += put;
+    address += static_cast<haddr_t>(put);
+    size -= static_cast<size_t>(put);
+  }
+  return 0;
+}
+
+herr_t truncate_file(H5FD_t* base, hid_t, hbool_t) {
+  OpenFile* file = cast(base);
+  if (file->end_allocated == file->end_written) return 0;
+  if (file->status->error == 0 && ::ftruncate(file->descriptor, static_cast<off_t>(file->end_allocated)) != 0)
+    note(file, errno);
+  file->end_written = file->end_allocated;
+  return 0;
+}
+
+H5FD_class_t make_class() {
+  H5FD_class_t driver = {};
+#if H5_VERSION_GE(1, 14, 0)
+  driver.version = H5FD_CLASS_VERSION;
+  driver.value = static_cast<H5FD_class_value_t>(H5_VFD_RESERVED + 1);
+#endif
+  driver.name = "kvcodec";
+  driver.maxaddr = static_cast<haddr_t>(INT64_MAX);
+  driver.fc_degree = H5F_CLOSE_STRONG;
+  driver.fapl_size = sizeof(WriteStatus*);
+  driver.open = open_file;
+  driver.close = close_file;
+  driver.cmp = compare;
+  driver.query = query;
+  driver.get_eoa = get_eoa;
+  driver.set_eoa = set_eoa;
+  driver.get_eof = get_eof;
+  driver.get_handle = get_handle;
+  driver.read = read_bytes;
+  driver.write = write_bytes;
+  driver.truncate = truncate_file;
+  constexpr H5FD_mem_t kMap[H5FD_MEM_NTYPES] = H5FD_FLMAP_DICHOTOMY;
+  std::copy(std::begin(kMap), std::end(kMap), std::begin(driver.fl_map));
+  return driver;
+}
+
+}  // namespace
+
+hid_t make_writing_access(WriteStatus* status) {
+  static const H5FD_class_t driver = make_class();
+  static const hid_t id = H5FDregister(&driver);
+  const hid_t access = H5Pcreate(H5P_FILE_ACCESS);
+  if (access >= 0) H5Pset_driver(access, id, &status);
+  return access;
+}
+
+}  // namespace kvcodec::h5

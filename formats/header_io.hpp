@@ -1,0 +1,37 @@
+// The parts that several file types share, read from and written to open files. Inside formats/ only.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "formats/h5.hpp"
+#include "formats/header.hpp"
+
+namespace kvcodec {
+
+/// Root attributes of a file of one of this program's types and versions. Throws Error(bad_input).
+FileType read_file_type(const h5::File& file);
+
+/// Opens a file that must be of type `wanted`. Throws Error(bad_input): "kv.h5: is a codes file; a kv file is
+/// wanted here".
+h5::File open_file(const std::string& name, std::string_view wanted, FileType& type);
+
+/// type: one of this program's; its current version is written.
+void write_file_type(h5::File& file, const std::string& type, const Provenance& provenance);
+
+ModelInfo read_model(const h5::File& file);
+void write_model(h5::File& file, const ModelInfo& model);
+
+/// Tokens, positions and documents of kv and codes files.
+Documents read_documents(const h5::File& file);
+void write_documents(h5::File& file, const Documents& documents);
+
+/// Numbers of the groups below /layers, ascending, each in [0, num_layers). Other names are left alone.
+std::vector<int> layer_numbers(const h5::File& file, int num_layers);
+std::string layer_path(int layer, std::string_view side);
+
+/// The smaller of u32 and u64 that holds positions up to `largest`.
+DType position_type(uint64_t largest);
+
+}  // namespace kvcodec

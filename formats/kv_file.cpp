@@ -1,0 +1,404 @@
+#include "formats/kv_file.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <map>
+#include <numeric>
+
+#include "formats/h5.hpp"
+#include "formats/header_io.hpp"
+#include "lib/core/checked.hpp"
+#include "lib/core/half.hpp"
+#include "lib/core/parallel.hpp"
+
+namespace kvcodec {
+namespace {
+
+constexpr uint64_t kMaxToken = std::numeric_limits<uint32_t>::max();
+constexpr uint64_t kMaxPosition = std::numeric_limits<int64_t>::max();
+
+// Floats of the three stored types ------------------------------------------------------------------
+
+/// The bits of a float type's exponent: all ones mean infinite or not a number.
+template <class Bits>
+constexpr Bits exponent_mask(DType type) {
+  if constexpr (sizeof(Bits) == 4) return 0x7f800000u;
+  return type == DType::bf16 ? 0x7f80u : 0x7c00u;
+}
+
+/// Index of the first value that is not finite, or values.size(). The first pass has no exit, so that it can
+/// be vectorised.
+template <class Bits>
+size_t first_not_finite(std::span<const Bits> values, Bits mask) {
+  Bits any = 0;
+  for (const Bits v : values) any |= static_cast<Bits>((v & mask) == mask);
+  if (!any) return values.size();
+  return static_cast<size_t>(
+      std::find_if(values.begin(), values.end(), [&](Bits v) { return (v & mask) == mask; }) -
+      values.begin());
+}
+
+size_t first_not_finite(DType type, std::span<const std::byte> stored) {
+  const auto* data = stored.data();
+  if (type == DType::f32)
+    return first_not_finite(std::span(reinterpret_cast<const uint32_t*>(data), stored.size() / 4),
+                            exponent_mask<uint32_t>(type));
+  return first_not_finite(std::span(reinterpret_cast<const uint16_t*>(data), stored.size() / 2),
+                          exponent_mask<uint16_t>(type));
+}
+
+void to_float(DType type, std::span<const std::byte> stored, std::span<float> out) {
+  if (type == DType::f32) {
+    std::memcpy(out.data(), stored.data(), stored.size());
+  } else {
+    widen(type, {reinterpret_cast<const uint16_t*>(stored.data()), out.size()}, out);
+  }
+}
+
+void from_float(DType type, std::span<const float> values, std::span<std::byte> out) {
+  if (type == DType::f32) {
+    std::memcpy(out.data(), values.data(), out.size());
+  } else {
+    narrow(type, values, {reinterpret_cast<uint16_t*>(out.data()), values.size()});
+  }
+}
+
+/// Values converted at a time: 64 KiB of floats, so that the passes over them stay in the nearest cache.
+constexpr size_t kBlockValues = size_t{1} << 14;
+
+std::string not_finite(uint64_t row, size_t column, size_t head_dim) {
+  return fmt::format("token {}, head {}, dimension {} is not finite", row, column / head_dim,
+                     column % head_dim);
+}
+
+void check_dtype(const h5::Dataset& dataset, DType& dtype, bool first) {
+  const auto type = dataset.type();
+  if (type != DType::bf16 && type != DType::f16 && type != DType::f32)
+    throw dataset.error("is {}; bf16, f16 and f32 are possible", type ? name_of(*type) : "of another type");
+  if (!first && *type != dtype)
+    throw dataset.error("is {}, but the layers before are {}; one type for all is wanted", name_of(*type),
+                        name_of(dtype));
+  dtype = *type;
+}
+
+}  // namespace
+
+// Reading -------------------------------------------------------------------------------------------
+
+struct KvReader::Impl {
+  FileType type;
+  h5::File file;
+  ModelInfo model;
+  Documents documents;
+  DType dtype = DType::bf16;
+  std::vector<int> layers;
+  std::map<int, h5::Dataset> sides[2];
+  std::map<int, h5::Dataset> query;
+  std::optional<h5::Dataset> tokens, query_position;
+  std::optional<h5::Dataset> positions;
+
+  explicit Impl(const std::string& name) : file(open_file(name, "kv", type)) {
+    model = read_model(file);
+    documents = read_documents(file);
+    const uint64_t total = documents.tokens();
+    if (file.has("/tokens")) tokens = column("/tokens", total);
+    positions = column("/positions", total);
+    layers = layer_numbers(file, model.num_layers);
+    const std::vector<uint64_t> shape{total, count(model.num_kv_heads), count(model.head_dim)};
+    for (const Side side : kSides)
+      for (const int layer : layers) {
+        h5::Dataset dataset = file.dataset(layer_path(layer, name_of(side)));
+        check_dtype(dataset, dtype, side == Side::key && layer == layers.front());
+        dataset.expect(dtype, shape);
+        sides[static_cast<size_t>(side)].emplace(layer, std::move(dataset));
+      }
+    open_queries();
+  }
+
+  static uint64_t count(int number) { return static_cast<uint64_t>(number); }
+
+  h5::Dataset column(const std::string& path, uint64_t rows) const {
+    h5::Dataset dataset = file.dataset(path);
+    if (dataset.shape() != std::vector<uint64_t>{rows})
+      throw dataset.error("has the shape [{}]; the documents have {} tokens",
+                          fmt::join(dataset.shape(), ", "), rows);
+    return dataset;
+  }
+
+  void open_queries() {
+    if (!file.has("/query_position")) return;
+    query_position = file.dataset("/query_position");
+    const std::vector<uint64_t> shape{query_position->rows(), count(model.num_q_heads),
+                                      count(model.head_dim)};
+    for (const int layer : layers) {
+      const std::string path = layer_path(layer, "query");
+      if (!file.has(path)) continue;
+      h5::Dataset dataset = file.dataset(path);
+      DType query_type = dtype;
+      check_dtype(dataset, query_type, true);
+      dataset.expect(query_type, shape);
+      query.emplace(layer, std::move(dataset));
+    }
+  }
+
+  const h5::Dataset& find(Side side, int layer) const {
+    const auto& datasets = sides[static_cast<size_t>(side)];
+    const auto place = datasets.find(layer);
+    if (place == datasets.end())
+      throw file.error(layer_path(layer, name_of(side)), "is missing; the file has the layers {}",
+                       fmt::join(layers, ", "));
+    return place->second;
+  }
+
+  /// Rows of any of the three float types; out's columns are all of a row's values. row_of names a row in
+  /// messages.
+  template <class RowName>
+  void read_floats(const h5::Dataset& dataset, uint64_t first, MatrixView<float> out,
+                   const RowName& row_of) const {
+    const DType stored = *dataset.type();
+    const uint64_t width = dataset.row_bytes() / size_of(stored);
+    if (out.cols() != width)
+      throw failed("{}: rows have {} values; {} were asked for", dataset.path(), width, out.cols());
+    const auto head_dim = static_cast<size_t>(model.head_dim);
+    const size_t block_rows = out.contiguous() ? std::max<size_t>(1, kBlockValues / width) : 1;
+    dataset.visit(first, out.rows(), [&](uint64_t row, std::span<const std::byte> bytes) {
+      const size_t rows = bytes.size() / dataset.row_bytes();
+      for (size_t r = 0; r < rows; r += block_rows) {
+        const size_t n = std::min(block_rows, rows - r);
+        const auto block = bytes.subspan(r * dataset.row_bytes(), n * dataset.row_bytes());
+        if (const size_t bad = first_not_finite(stored, block); bad < n * width)
+          throw dataset.error("{}", not_finite(row_of(row + r + bad / width), bad % width, head_dim));
+        to_float(stored, block, {out.row(static_cast<size_t>(row - first) + r).data(), n * width});
+      }
+    });
+  }
+};
+
+KvReader::KvReader(const std::string& file) : impl_(std::make_unique<Impl>(file)) {}
+KvReader::~KvReader() = default;
+KvReader::KvReader(KvReader&&) noexcept = default;
+KvReader& KvReader::operator=(KvReader&&) noexcept = default;
+
+const std::string& KvReader::name() const { return impl_->file.name(); }
+const FileType& KvReader::type() const { return impl_->type; }
+const ModelInfo& KvReader::model() const { return impl_->model; }
+const Documents& KvReader::documents() const { return impl_->documents; }
+DType KvReader::dtype() const { return impl_->dtype; }
+const std::vector<int>& KvReader::layers() const { return impl_->layers; }
+bool KvReader::has_tokens() const { return impl_->tokens.has_value(); }
+uint64_t KvReader::file_bytes() const { return impl_->file.size(); }
+
+std::vector<uint32_t> KvReader::tokens(uint64_t first, uint64_t count) const {
+  if (!impl_->tokens) throw impl_->file.error("/tokens", "is missing");
+  const auto values = impl_->tokens->integers(first, count, kMaxToken);
+  return {values.begin(), values.end()};
+}
+
+std::vector<uint64_t> KvReader::positions(uint64_t first, uint64_t count) const {
+  return impl_->positions->integers(first, count, kMaxPosition);
+}
+
+void KvReader::read(Side side, int layer, uint64_t first, MatrixView<float> out) const {
+  impl_->read_floats(impl_->find(side, layer), first, out, [](uint64_t row) { return row; });
+}
+
+void KvReader::read(const GroupShape& shape, uint64_t first, MatrixView<float> out) const {
+  const size_t width = static_cast<size_t>(shape.heads) * static_cast<size_t>(shape.head_dim);
+  for (int i = 0; i < shape.layers; ++i)
+    read(shape.side, shape.first_layer + i, first, out.columns(static_cast<size_t>(i) * width, width));
+}
+
+std::optional<KvReader::Queries> KvReader::queries(int layer) const {
+  const auto place = impl_->query.find(layer);
+  if (place == impl_->query.end()) return std::nullopt;
+  Queries queries;
+  const uint64_t count = place->second.rows();
+  const uint64_t total = impl_->documents.tokens();
+  queries.token_rows = impl_->query_position->integers(0, count, total == 0 ? 0 : total - 1);
+  const size_t width =
+      static_cast<size_t>(impl_->model.num_q_heads) * static_cast<size_t>(impl_->model.head_dim);
+  queries.values.resize(checked_mul(count, width));
+  impl_->read_floats(place->second, 0, MatrixView<float>(queries.values.data(), count, width),
+                     [&](uint64_t row) { return queries.token_rows[row]; });
+  return queries;
+}
+
+// Writing -------------------------------------------------------------------------------------------
+
+struct KvWriter::Impl {
+  h5::File file;
+  ModelInfo model;
+  DType dtype;
+  std::vector<int> layers;
+  bool with_queries;
+  uint64_t expected_tokens = 0;
+  Documents documents;
+  std::optional<bool> with_tokens;
+  std::optional<h5::DatasetWriter> tokens;
+  std::vector<uint64_t> positions;
+  std::map<int, h5::DatasetWriter> sides[2];
+  std::map<int, h5::DatasetWriter> query;
+  std::map<int, std::vector<uint64_t>> query_rows;
+
+  Impl(OutputFile& output, const ModelInfo& info, DType type, std::vector<int> wanted, bool queries)
+      : file(h5::File::create(output)),
+        model(info),
+        dtype(type),
+        layers(std::move(wanted)),
+        with_queries(queries) {
+    if (dtype != DType::bf16 && dtype != DType::f16 && dtype != DType::f32)
+      throw usage_error("a kv file holds bf16, f16 or f32, not {}", name_of(dtype));
+    if (!std::is_sorted(layers.begin(), layers.end()) || layers.empty() || layers.front() < 0 ||
+        layers.back() >= model.num_layers)
+      throw usage_error("layers {} are not among the model's {}", fmt::join(layers, ", "), model.num_layers);
+  }
+
+  h5::DatasetWriter& writer(std::map<int, h5::DatasetWriter>& datasets, int layer, std::string_view name,
+                            int heads) {
+    const auto place = datasets.find(layer);
+    if (place != datasets.end()) return place->second;
+    if (!std::binary_search(layers.begin(), layers.end(), layer))
+      throw failed("{}: {}: not among the layers to be written", file.name(), layer_path(layer, name));
+    const std::vector<uint64_t> shape{static_cast<uint64_t>(heads), static_cast<uint64_t>(model.head_dim)};
+    const uint64_t rows = name == "query" ? 0 : expected_tokens;
+    return datasets.emplace(layer, h5::DatasetWriter(file, layer_path(layer, name), dtype, shape, rows))
+        .first->second;
+  }
+
+  h5::DatasetWriter& writer(Side side, int layer) {
+    return writer(sides[static_cast<size_t>(side)], layer, name_of(side), model.num_kv_heads);
+  }
+
+  /// row_of(i): what the i-th of these rows is called in messages.
+  template <class RowName>
+  void append(h5::DatasetWriter& writer, MatrixView<const float> rows, const RowName& row_of) const {
+    const size_t width = writer.row_bytes() / size_of(dtype);
+    if (rows.cols() != width)
+      throw failed("{}: rows have {} values; {} were given", writer.path(), width, rows.cols());
+    const auto head_dim = static_cast<size_t>(model.head_dim);
+    const size_t block_rows = rows.contiguous() ? std::max<size_t>(1, kBlockValues / width) : 1;
+    writer.append(rows.rows(), [&](uint64_t first, std::span<std::byte> out) {
+      const size_t count = out.size() / writer.row_bytes();
+      for (size_t r = 0; r < count; r += block_rows) {
+        const size_t n = std::min(block_rows, count - r);
+        const std::span<const float> values(rows.row(static_cast<size_t>(first) + r).data(), n * width);
+        const auto stored = out.subspan(r * writer.row_bytes(), n * writer.row_bytes());
+        from_float(dtype, values, stored);
+        const size_t bad =
+            first_not_finite(dtype, stored);  // rounding keeps what is not finite, so this sees both
+        if (bad == n * width) continue;
+        const std::string what =
+            not_finite(row_of(static_cast<size_t>(first) + r + bad / width), bad % width, head_dim);
+        throw bad_input(
+            "{}: {}{}", writer.path(), what,
+            std::isfinite(values[bad]) ? fmt::format(" in {} ({})", name_of(dtype), values[bad]) : "");
+      }
+    });
+  }
+
+  void write_queries() {
+    const std::vector<uint64_t>& rows = query_rows[layers.front()];
+    for (const int layer : layers) {
+      if (query_rows[layer] != rows)
+        throw failed("{}: queries of layers {} and {} are not of the same tokens", file.name(),
+                     layers.front(), layer);
+      writer(query, layer, "query", model.num_q_heads).finish();
+    }
+    h5::DatasetWriter position(file, "/query_position", DType::u64, {}, rows.size());
+    position.append_values(std::span<const uint64_t>(rows));
+    position.finish();
+  }
+
+  void write_positions() {
+    const uint64_t largest = positions.empty() ? 0 : *std::max_element(positions.begin(), positions.end());
+    h5::DatasetWriter column(file, "/positions", position_type(largest), {}, positions.size());
+    if (position_type(largest) == DType::u64)
+      column.append_values(std::span<const uint64_t>(positions));
+    else
+      column.append_values(
+          std::span<const uint32_t>(std::vector<uint32_t>(positions.begin(), positions.end())));
+    column.finish();
+  }
+};
+
+KvWriter::KvWriter(OutputFile& output, const ModelInfo& model, DType dtype, std::vector<int> layers,
+                   bool queries)
+    : impl_(std::make_unique<Impl>(output, model, dtype, std::move(layers), queries)) {}
+KvWriter::~KvWriter() = default;
+
+void KvWriter::expect_tokens(uint64_t tokens) { impl_->expected_tokens = tokens; }
+
+void KvWriter::add_document(const std::string& name, std::span<const uint32_t> tokens,
+                            std::span<const uint64_t> positions) {
+  Impl& s = *impl_;
+  const bool known = !tokens.empty() || positions.empty();
+  if (!positions.empty()) {
+    if (s.with_tokens && *s.with_tokens != known)
+      throw failed("{}: token ids must be known for all documents or for none", s.file.name());
+    s.with_tokens = known;
+  }
+  if (known && tokens.size() != positions.size())
+    throw failed("{}: document {} has {} tokens and {} positions", s.file.name(), name, tokens.size(),
+                 positions.size());
+  const auto fall =
+      std::adjacent_find(positions.begin(), positions.end(), [](uint64_t a, uint64_t b) { return a >= b; });
+  if (fall != positions.end())
+    throw bad_input("document {}: position {} is followed by {}; positions rise", name, fall[0], fall[1]);
+  if (!tokens.empty()) {
+    if (!s.tokens)
+      s.tokens.emplace(s.file, "/tokens", DType::u32, std::vector<uint64_t>{}, s.expected_tokens);
+    s.tokens->append_values(tokens);
+  }
+  s.positions.insert(s.positions.end(), positions.begin(), positions.end());
+  s.documents.add(name, positions.size());
+}
+
+void KvWriter::append(Side side, int layer, MatrixView<const float> rows) {
+  h5::DatasetWriter& writer = impl_->writer(side, layer);
+  const uint64_t before = writer.rows();
+  if (before + rows.rows() > impl_->documents.tokens())
+    throw failed("{}: {}: more rows than the documents have tokens ({})", impl_->file.name(), writer.path(),
+                 impl_->documents.tokens());
+  impl_->append(writer, rows, [&](uint64_t row) { return before + row; });
+}
+
+void KvWriter::append_queries(int layer, std::span<const uint64_t> token_rows, MatrixView<const float> rows) {
+  if (!impl_->with_queries) throw failed("{}: was begun without queries", impl_->file.name());
+  if (token_rows.size() != rows.rows())
+    throw failed("{}: {} query rows for {} tokens", impl_->file.name(), rows.rows(), token_rows.size());
+  for (const uint64_t row : token_rows)
+    if (row >= impl_->documents.tokens())
+      throw failed("{}: query of token {}; there are {}", impl_->file.name(), row, impl_->documents.tokens());
+  impl_->append(impl_->writer(impl_->query, layer, "query", impl_->model.num_q_heads), rows,
+                [&](uint64_t row) { return token_rows[row]; });
+  auto& known = impl_->query_rows[layer];
+  known.insert(known.end(), token_rows.begin(), token_rows.end());
+}
+
+void KvWriter::finish(const Provenance& provenance) {
+  Impl& s = *impl_;
+  const uint64_t total = s.documents.tokens();
+  for (const int layer : s.layers)
+    for (const Side side : kSides) {
+      h5::DatasetWriter& writer = s.writer(side, layer);
+      if (writer.rows() != total)
+        throw failed("{}: {}: {} rows written for {} tokens", s.file.name(), writer.path(), writer.rows(),
+                     total);
+      writer.finish();
+    }
+  if (s.with_queries) s.write_queries();
+  if (s.tokens)
+    s.tokens->finish();
+  else if (s.with_tokens.value_or(true))
+    h5::DatasetWriter(s.file, "/tokens", DType::u32, {}).finish();
+  s.write_positions();
+  write_documents(s.file, s.documents);
+  write_model(s.file, s.model);
+  write_file_type(s.file, "kv", provenance);
+  s.file.close();
+}
+
+}  // namespace kvcodec

@@ -1,0 +1,346 @@
+#include "formats/output.hpp"
+
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <string_view>
+#include <vector>
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "lib/core/error.hpp"
+
+namespace kvcodec {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string reason(int error) { return std::strerror(error); }
+
+class Descriptor {
+ public:
+  explicit Descriptor(int descriptor = -1) : descriptor_(descriptor) {}
+  Descriptor(Descriptor&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    std::swap(descriptor_, other.descriptor_);
+    return *this;
+  }
+  ~Descriptor() {
+    if (descriptor_ >= 0) ::close(descriptor_);
+  }
+  int get() const { return descriptor_; }
+  int release() { return std::exchange(descriptor_, -1); }
+  explicit operator bool() const { return descriptor_ >= 0; }
+  /// The last chance to hear of a failed write.
+  bool close() { return ::close(release()) == 0; }
+
+ private:
+  int descriptor_;
+};
+
+// Temporaries in the making, for the signal handler -------------------------------------------------
+
+// A handler may run between any two instructions and may not lock or allocate: the names stand in fixed slots
+// that are published by an atomic state. A command has one or two outputs; should the slots ever run out, a
+// killed run leaves its temporary behind.
+struct Slot {
+  std::atomic<int> state{0};  // 0 free, 1 being filled, 2 holds a name
+  char path[4096];
+};
+Slot slots[16];
+static_assert(std::atomic<int>::is_always_lock_free, "a signal handler may only use lock-free atomics");
+
+void remember(const fs::path& path) {
+  const std::string& text = path.native();
+  for (Slot& slot : slots) {
+    int free = 0;
+    if (text.size() >= sizeof slot.path || !slot.state.compare_exchange_strong(free, 1)) continue;
+    std::memcpy(slot.path, text.c_str(), text.size() + 1);
+    slot.state = 2;
+    return;
+  }
+}
+
+void forget(const fs::path& path) {
+  for (Slot& slot : slots)
+    if (slot.state == 2 && path.native() == slot.path) {
+      slot.state = 0;
+      return;
+    }
+}
+
+extern "C" void remove_temporaries(int signal_number) {
+  for (Slot& slot : slots)
+    if (slot.state == 2) ::unlink(slot.path);
+  // The handler was reset when it was entered: the signal now ends the process as if it had never been
+  // caught.
+  ::raise(signal_number);
+}
+
+// Copying -------------------------------------------------------------------------------------------
+
+/// Copies everything from one descriptor to another. Returns 0, or the errno of the side that failed
+/// (`writing` tells which).
+int copy_all(int from, int to, bool& writing) {
+  std::vector<char> buffer(size_t{1} << 20);
+  for (;;) {
+    writing = false;
+    const ssize_t got = ::read(from, buffer.data(), buffer.size());
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return errno;
+    if (got == 0) return 0;
+    writing = true;
+    for (ssize_t done = 0; done < got;) {
+      const ssize_t put = ::write(to, buffer.data() + done, static_cast<size_t>(got - done));
+      if (put < 0 && errno == EINTR) continue;
+      if (put < 0) return errno;
+      done += put;
+    }
+  }
+}
+
+fs::path temporary_folder() {
+  std::error_code error;
+  fs::path folder = fs::temp_directory_path(error);
+  return error ? fs::path("/tmp") : folder;
+}
+
+/// A name nobody else uses: the process number tells runs apart, the random part hosts that share a folder.
+fs::path temporary_name(const fs::path& folder, const std::string& stem) {
+  std::random_device random;
+  return folder / fmt::format(".{}.{}-{:08x}.tmp", stem.substr(0, 200), ::getpid(), random());
+}
+
+/// Creates a file nobody else can have. Throws Error(failed) naming `target`.
+fs::path make_temporary(const fs::path& folder, const std::string& stem, mode_t mode,
+                        const std::string& target) {
+  for (int attempt = 0;; ++attempt) {
+    fs::path path = temporary_name(folder, stem);
+    remember(path);  // before it exists, so that no signal can fall in between
+    const Descriptor file(::open(path.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, mode));
+    if (file) return path;
+    const int error = errno;
+    forget(path);
+    if (error != EEXIST || attempt == 10) throw failed("{}: cannot be written: {}", target, reason(error));
+  }
+}
+
+bool is_standard_stream(const std::string& name) { return name == "-"; }
+
+/// The file that the name finally leads to: replacing a symbolic link would cut it off from what it points
+/// to.
+fs::path resolve(const std::string& target) {
+  std::error_code error;
+  if (!fs::is_symlink(target, error)) return target;
+  const fs::path resolved = fs::weakly_canonical(target, error);
+  return error ? fs::path(target) : resolved;
+}
+
+fs::path folder_of(const fs::path& path) {
+  return path.has_parent_path() ? path.parent_path() : fs::path(".");
+}
+
+/// Standard input as a file that can be sought, made once: it can be read only once, but is asked for by
+/// whoever looks at it.
+const Descriptor& standard_input() {
+  static const Descriptor copy = [] {
+    if (::isatty(STDIN_FILENO))
+      throw usage_error("standard input is a terminal; an HDF5 file is wanted there");
+    const fs::path path = make_temporary(temporary_folder(), "kvcodec-stdin", 0600, "standard input");
+    Descriptor file(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+    const int open_error = errno;
+    ::unlink(path.c_str());
+    forget(path);
+    if (!file) throw failed("{}: {}", path.string(), reason(open_error));
+    bool writing = false;
+    const int error = copy_all(STDIN_FILENO, file.get(), writing);
+    if (error)
+      throw failed("standard input: {} {}: {}", writing ? "cannot be copied to" : "cannot be read into",
+                   temporary_folder().string(), reason(error));
+    return file;
+  }();
+  return copy;
+}
+
+/// HDF5's signature stands at byte 0, or behind a user block at 512, 1024, 2048, …
+bool has_hdf5_signature(int file, uint64_t size) {
+  constexpr std::string_view kSignature("\x89HDF\r\n\x1a\n", 8);
+  for (uint64_t at = 0; at + kSignature.size() <= size; at = at == 0 ? 512 : 2 * at) {
+    char bytes[8];
+    if (::pread(file, bytes, sizeof bytes, static_cast<off_t>(at)) != sizeof bytes) return false;
+    if (std::string_view(bytes, sizeof bytes) == kSignature) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+void install_signal_cleanup() {
+  for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGPIPE}) {
+    struct sigaction action = {};
+    ::sigaction(number, nullptr, &action);
+    if (action.sa_handler == SIG_IGN) continue;  // nohup and shells without job control want it ignored
+    action = {};
+    action.sa_handler = remove_temporaries;
+    action.sa_flags = static_cast<int>(SA_RESETHAND | SA_NODEFER);
+    ::sigaction(number, &action, nullptr);
+  }
+  // A file size limit is then an error of the write that meets it, like a full disk.
+  ::signal(SIGXFSZ, SIG_IGN);
+}
+
+UnnamedFile::UnnamedFile(const std::filesystem::path& beside, std::string target)
+    : target_(std::move(target)) {
+  const fs::path path = make_temporary(folder_of(beside), "kvcodec-spill", 0600, target_);
+  descriptor_ = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  const int error = errno;
+  ::unlink(path.c_str());
+  forget(path);
+  if (descriptor_ < 0) throw failed("{}: cannot be written: {}", target_, reason(error));
+}
+
+UnnamedFile::~UnnamedFile() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+void UnnamedFile::write(uint64_t position, std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t put = ::pwrite(descriptor_, bytes.data(), bytes.size(), static_cast<off_t>(position));
+    if (put < 0 && errno == EINTR) continue;
+    if (put <= 0) throw failed("{}: cannot be written: {}", target_, reason(errno));
+    position += static_cast<uint64_t>(put);
+    bytes = bytes.subspan(static_cast<size_t>(put));
+  }
+}
+
+void UnnamedFile::read(uint64_t position, std::span<std::byte> out) const {
+  while (!out.empty()) {
+    const ssize_t got = ::pread(descriptor_, out.data(), out.size(), static_cast<off_t>(position));
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0)
+      throw failed("{}: temporary data cannot be read back: {}", target_,
+                   got < 0 ? reason(errno) : "it ends too early");
+    position += static_cast<uint64_t>(got);
+    out = out.subspan(static_cast<size_t>(got));
+  }
+}
+
+OutputFile::OutputFile(std::string target, bool overwrite)
+    : target_(std::move(target)), overwrite_(overwrite) {
+  if (is_standard_stream(target_)) {
+    if (::isatty(STDOUT_FILENO))
+      throw usage_error("standard output is a terminal; name a file with -o, or send the output to one");
+    target_ = "standard output";
+    kind_ = Kind::standard_output;
+    temporary_ = make_temporary(temporary_folder(), "kvcodec-stdout", 0600, target_);
+    return;
+  }
+  if (target_.empty()) throw usage_error("the name of the output file is empty");
+  final_ = resolve(target_);
+  mode_t mode = 0666;
+  struct stat status = {};
+  if (::stat(final_.c_str(), &status) == 0) {
+    if (S_ISDIR(status.st_mode)) throw failed("{}: {}", target_, reason(EISDIR));
+    if (!S_ISREG(status.st_mode)) {  // a device or a pipe is written to, never replaced
+      kind_ = Kind::special;
+      temporary_ = make_temporary(temporary_folder(), "kvcodec-output", 0600, target_);
+      return;
+    }
+    if (!overwrite_) throw usage_error("{}: exists already; --overwrite replaces it", target_);
+    mode = status.st_mode & 07777;
+  }
+  temporary_ = make_temporary(folder_of(final_), final_.filename().string(), mode, target_);
+  if (mode != 0666)
+    ::chmod(temporary_.c_str(), mode);  // an overwritten file keeps its permissions, whatever the umask
+}
+
+OutputFile::~OutputFile() {
+  if (committed_) return;
+  ::unlink(temporary_.c_str());
+  forget(temporary_);
+}
+
+void OutputFile::commit() {
+  if (committed_) throw failed("{}: committed twice", target_);
+  if (kind_ == Kind::regular)
+    replace_target();
+  else
+    copy_to_stream();
+  committed_ = true;
+  forget(temporary_);
+}
+
+void OutputFile::copy_to_stream() {
+  const Descriptor from(::open(temporary_.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!from) throw failed("{}: {}", temporary_.string(), reason(errno));
+  Descriptor opened;
+  if (kind_ == Kind::special) {
+    opened = Descriptor(::open(final_.c_str(), O_WRONLY | O_CLOEXEC));
+    if (!opened) throw failed("{}: cannot be written: {}", target_, reason(errno));
+  } else {
+    std::fflush(stdout);
+  }
+  bool writing = false;
+  const int error = copy_all(from.get(), opened ? opened.get() : STDOUT_FILENO, writing);
+  if (error) throw failed("{}: cannot be written: {}", target_, reason(error));
+  if (opened && !opened.close()) throw failed("{}: cannot be written: {}", target_, reason(errno));
+  ::unlink(temporary_.c_str());
+}
+
+void OutputFile::replace_target() {
+  {
+    Descriptor file(::open(temporary_.c_str(), O_WRONLY | O_CLOEXEC));
+    if (!file || ::fsync(file.get()) != 0 || !file.close())
+      throw failed("{}: cannot be written: {}", target_, reason(errno));
+  }
+  // Somebody else may have made the file since this run began. Some file systems cannot rename without
+  // replacing; there the check at the start has to do.
+  int result = -1;
+  if (!overwrite_) {
+    result = ::renameat2(AT_FDCWD, temporary_.c_str(), AT_FDCWD, final_.c_str(), RENAME_NOREPLACE);
+    if (result != 0 && errno == EEXIST)
+      throw usage_error("{}: exists already; --overwrite replaces it", target_);
+  }
+  if (result != 0 && ::rename(temporary_.c_str(), final_.c_str()) != 0)
+    throw failed("{}: cannot be written: {}", target_, reason(errno));
+  const Descriptor folder(::open(folder_of(final_).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  // Some file systems refuse to sync a folder (EINVAL); the file itself is safe by then.
+  if (folder && ::fsync(folder.get()) != 0 && errno != EINVAL && errno != EROFS)
+    throw failed("{}: its folder cannot be synced: {}", target_, reason(errno));
+}
+
+InputFile::InputFile(std::string name) : name_(std::move(name)) {
+  if (is_standard_stream(name_)) {
+    name_ = "standard input";
+    descriptor_ = ::dup(standard_input().get());
+    if (descriptor_ < 0) throw failed("standard input: {}", reason(errno));
+    path_ = fmt::format("/proc/self/fd/{}", descriptor_);
+  } else {
+    path_ = name_;
+    descriptor_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+    if (descriptor_ < 0) throw bad_input("{}: {}", name_, reason(errno));
+  }
+  struct stat status = {};
+  try {
+    if (::fstat(descriptor_, &status) != 0) throw bad_input("{}: {}", name_, reason(errno));
+    if (S_ISDIR(status.st_mode)) throw bad_input("{}: is a folder; an HDF5 file is wanted here", name_);
+    if (!S_ISREG(status.st_mode))
+      throw bad_input("{}: is not a regular file; give '-' to read from a pipe", name_);
+    size_ = static_cast<uint64_t>(status.st_size);
+    if (!has_hdf5_signature(descriptor_, size_)) throw bad_input("{}: not an HDF5 file", name_);
+  } catch (...) {
+    ::close(descriptor_);
+    throw;
+  }
+}
+
+InputFile::~InputFile() { ::close(descriptor_); }
+
+}  // namespace kvcodec
