@@ -9,7 +9,7 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-std::optional<uint64_t> break_even(const Ledger& ledger, uint64_t bytes) {
+std::optional<uint64_t> break_even(const RateLedger& ledger, uint64_t bytes) {
   if (ledger.book_bytes == 0) return 0;
   const uint64_t raw = checked_mul(ledger.values, 2);
   if (raw <= bytes) return std::nullopt;
@@ -23,7 +23,7 @@ std::optional<uint64_t> break_even(const Ledger& ledger, uint64_t bytes) {
 
 }  // namespace
 
-uint64_t Ledger::bytes() const {
+uint64_t RateLedger::bytes() const {
   uint64_t total = 0;
   for (const RateLine& line : lines) total = checked_add(total, line.bytes);
   return total;
@@ -39,7 +39,7 @@ double bits_per_value(uint64_t values, uint64_t bytes) {
   return 8 * static_cast<double>(bytes) / static_cast<double>(values);
 }
 
-Rate rate_of(const Ledger& ledger) {
+Rate rate_of(const RateLedger& ledger) {
   const uint64_t bytes = ledger.bytes();
   const uint64_t with_book = checked_add(bytes, ledger.book_bytes);
   Rate rate{.line_bits = {},

@@ -23,7 +23,7 @@ struct RateLine {
 };
 
 /// The ledger of an encoded cache.
-struct Ledger {
+struct RateLedger {
   uint64_t tokens = 0;
   uint64_t values = 0;
   std::vector<RateLine> lines;  ///< everything stored but the books
@@ -49,6 +49,6 @@ double compression_ratio(uint64_t values, uint64_t bytes);
 /// 8 * bytes / values; infinite if bytes are stored for no values, 0 for no values and no bytes.
 double bits_per_value(uint64_t values, uint64_t bytes);
 
-Rate rate_of(const Ledger& ledger);
+Rate rate_of(const RateLedger& ledger);
 
 }  // namespace kvcodec

@@ -216,7 +216,7 @@ TEST_CASE("rate: the table of SparseCache's ratios follows from 29 bits per coef
                          Row{8, 4, 256, 8.8}, Row{8, 2, 64, 17.7}, Row{8, 4, 128, 17.7}, Row{8, 4, 64, 35.3},
                          Row{4, 1, 64, 4.4}, Row{4, 4, 32, 35.3}}) {
     const uint64_t signals = 1000;
-    const Ledger ledger{
+    const RateLedger ledger{
         .tokens = signals,
         .values = signals * row.layers * row.heads * 128,
         .lines = {{"payload", signals * row.sparsity * 2}, {"ids", signals * row.sparsity * 13 / 8}}};
@@ -230,7 +230,7 @@ TEST_CASE("rate: the table of SparseCache's ratios follows from 29 bits per coef
 
 TEST_CASE("rate: books count, and pay off at the documented number of tokens") {
   // 100 values a token: 200 bytes raw, 50 stored, 150 saved.
-  Ledger ledger{
+  RateLedger ledger{
       .tokens = 10, .values = 1000, .lines = {{"payload", 400}, {"scales", 100}}, .book_bytes = 1500};
   Rate rate = rate_of(ledger);
   CHECK_EQ(rate.bits_per_value, 4);
