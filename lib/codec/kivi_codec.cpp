@@ -9,9 +9,11 @@
 // the chunks it came in.
 //
 // Streams of one document, H heads of d dimensions, b bits:
-//   codes   u8 [Q][H][ceil(d*b/8)]                       d codes of b bits per head, most significant bit
-//   first, padded with 0 scales  scale-type, keys [Q/group][H][d], values [Q][H][ceil(d/value-group)] zeros
-//   like scales: the value of code 0; a value is zeros + code * scales tail    bf16|f16 [T-Q][H][d]
+//   codes   u8 [Q][H][ceil(d*b/8)]   per head d codes of b bits, highest bit first, padded with zeros
+//   scales  scale-type, keys [Q/group][H][d], values [Q][H][ceil(d/value-group)]
+//   zeros   like scales: the value of code 0; a value is zeros + code * scales
+//   tail    bf16|f16 [T-Q][H][d]     the newest tokens
+//
 // KIVI pays whole bits and its group metadata: 2 bits in groups of 32 with f16 scales are 3 bits per value.
 // Where that would not be smaller than 16 bits (very small heads or groups), nothing is ever quantized: the
 // tail holds all.

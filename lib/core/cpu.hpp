@@ -2,8 +2,7 @@
 //
 // How to add a wide variant (half.cpp is the model)
 //   1. <name>_kernels.hpp declares the function in namespaces scalar, avx2, avx512: raw pointers and sizes.
-//   2. <name>.cpp holds the scalar reference and the public function, which looks at simd_level() once a
-//   call.
+//   2. <name>.cpp holds the scalar reference and the public function, which looks at simd_level() once.
 //   3. <name>_avx2.cpp, <name>_avx512.cpp hold the others; CMake gives files so named the flags of their set.
 //   4. A test runs every level (test/unit/simd_levels.hpp) over sizes and misalignments against scalar.
 // A wide file includes only <immintrin.h>, C headers and its kernels header, and what it defines stands in an
