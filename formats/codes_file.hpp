@@ -81,6 +81,7 @@ class CodesReader {
 
  private:
   friend class CodesWriter;
+  friend struct RepackResult repack_indices(const CodesReader&, OutputFile&, bool, const Provenance&);
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

@@ -416,22 +416,19 @@ std::vector<std::string> File::children(const std::string& group) const {
   return names;
 }
 
-bool File::same_object(const std::string& a, const std::string& b) const {
+std::string File::identity(const std::string& path) const {
   const Turn turn;
-  H5O_info_t left, right;
-  const Handle first = state_->open_object(a), second = state_->open_object(b);
+  const Handle object = state_->open_object(path);
 #if H5_VERSION_GE(1, 12, 0)
-  if (H5Oget_info3(first.get(), &left, H5O_INFO_BASIC) < 0 ||
-      H5Oget_info3(second.get(), &right, H5O_INFO_BASIC) < 0)
-    throw state_->refused(a, "cannot be examined");
-  int order = 0;
-  H5Otoken_cmp(state_->id, &left.token, &right.token, &order);
-  return order == 0;
+  H5O_info2_t info;
+  if (H5Oget_info3(object.get(), &info, H5O_INFO_BASIC) < 0)
+    throw state_->refused(path, "cannot be examined");
+  return {reinterpret_cast<const char*>(&info.token), sizeof info.token};
 #else
-  if (H5Oget_info2(first.get(), &left, H5O_INFO_BASIC) < 0 ||
-      H5Oget_info2(second.get(), &right, H5O_INFO_BASIC) < 0)
-    throw state_->refused(a, "cannot be examined");
-  return left.addr == right.addr;
+  H5O_info_t info;
+  if (H5Oget_info2(object.get(), &info, H5O_INFO_BASIC) < 0)
+    throw state_->refused(path, "cannot be examined");
+  return {reinterpret_cast<const char*>(&info.addr), sizeof info.addr};
 #endif
 }
 
@@ -1148,7 +1145,7 @@ void DatasetWriter::finish() {
   s.file.state_->check_writes();
 }
 
-void write_texts(File& file, const std::string& path, const std::vector<std::string>& values) {
+uint64_t write_texts(File& file, const std::string& path, const std::vector<std::string>& values) {
   size_t size = 1;
   for (const auto& value : values) size = std::max(size, value.size());
   DatasetWriter writer(file, path, size, values.size());
@@ -1158,6 +1155,7 @@ void write_texts(File& file, const std::string& path, const std::vector<std::str
       std::memcpy(out.data() + i * size, values[first + i].data(), values[first + i].size());
   });
   writer.finish();
+  return values.size() * size;
 }
 
 }  // namespace kvcodec::h5

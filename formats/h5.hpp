@@ -45,8 +45,8 @@ class File {
   bool is_dataset(const std::string& path) const;
   /// Names directly below a group, in byte order.
   std::vector<std::string> children(const std::string& group) const;
-  /// Tells whether two paths name one object (hard links).
-  bool same_object(const std::string& a, const std::string& b) const;
+  /// Tells objects of a file apart: paths to one object (hard links) have the same identity.
+  std::string identity(const std::string& path) const;
   Dataset dataset(const std::string& path) const;
 
   bool has_attribute(const std::string& object, const std::string& name) const;
@@ -165,7 +165,8 @@ class DatasetWriter {
   std::unique_ptr<State> state_;
 };
 
-/// Writes a whole one-dimensional dataset of strings, of as many bytes each as the longest has.
-void write_texts(File& file, const std::string& path, const std::vector<std::string>& values);
+/// Writes a whole one-dimensional dataset of strings, of as many bytes each as the longest has. Returns all
+/// its bytes.
+uint64_t write_texts(File& file, const std::string& path, const std::vector<std::string>& values);
 
 }  // namespace kvcodec::h5

@@ -146,11 +146,12 @@ Documents read_documents(const h5::File& file) {
   return documents;
 }
 
-void write_documents(h5::File& file, const Documents& documents) {
-  h5::write_texts(file, "/documents/name", documents.names);
+uint64_t write_documents(h5::File& file, const Documents& documents) {
+  const uint64_t name_bytes = h5::write_texts(file, "/documents/name", documents.names);
   h5::DatasetWriter offsets(file, "/documents/offset", DType::u64, {}, documents.offsets.size());
   offsets.append_values(std::span<const uint64_t>(documents.offsets));
   offsets.finish();
+  return name_bytes + documents.offsets.size() * sizeof(uint64_t);
 }
 
 std::vector<int> layer_numbers(const h5::File& file, int num_layers) {

@@ -25,7 +25,7 @@ void write_model(h5::File& file, const ModelInfo& model);
 
 /// Tokens, positions and documents of kv and codes files.
 Documents read_documents(const h5::File& file);
-void write_documents(h5::File& file, const Documents& documents);
+uint64_t write_documents(h5::File& file, const Documents& documents);  ///< returns the bytes of its datasets
 
 /// Numbers of the groups below /layers, ascending, each in [0, num_layers). Other names are left alone.
 std::vector<int> layer_numbers(const h5::File& file, int num_layers);

@@ -1,0 +1,110 @@
+#include "formats/book_file.hpp"
+
+#include <algorithm>
+
+#include "formats/book_io.hpp"
+#include "formats/header_io.hpp"
+#include "formats/record_json.hpp"
+
+namespace kvcodec {
+namespace {
+
+constexpr std::string_view kBookTypes[] = {"dictionary"};
+
+bool is_book(std::string_view type) {
+  return std::find(std::begin(kBookTypes), std::end(kBookTypes), type) != std::end(kBookTypes);
+}
+
+/// Array names are paths below the book's group: lower-case words with '_' or '-', joined by '/'.
+bool is_array_name(std::string_view name) {
+  const auto allowed = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_' || c == '-' || c == '/';
+  };
+  return !name.empty() && name.front() != '/' && name.back() != '/' && name.find("//") == name.npos &&
+         std::all_of(name.begin(), name.end(), allowed);
+}
+
+std::string below(const std::string& group, const std::string& name) {
+  return group == "/" ? group + name : group + "/" + name;
+}
+
+Array read_array(const h5::Dataset& dataset, const std::string& name) {
+  if (!dataset.type()) throw dataset.error("is of a type that no book has");
+  Array array{name, *dataset.type(), dataset.shape(), std::vector<std::byte>(dataset.size_bytes())};
+  dataset.read(0, dataset.rows(), array.bytes);
+  return array;
+}
+
+}  // namespace
+
+Book read_book_at(const h5::File& file, const std::string& group, const std::string& type,
+                  bool with_training) {
+  Book book;
+  book.type = type;
+  const std::string parameters = file.text(group, "parameters");
+  book.parameters = with_context(file.error(group, "attribute 'parameters'").what(),
+                                 [&] { return record_from_json(parameters); });
+  for (const std::string& name : file.texts(group, "arrays")) {
+    if (!is_array_name(name)) throw file.error(group, "attribute 'arrays' has '{}', which is no name", name);
+    if (name.starts_with(Book::kTrainingPrefix) && !with_training) continue;
+    book.arrays.push_back(read_array(file.dataset(below(group, name)), name));
+  }
+  const std::string stored = file.text(group, "digest"), found = book.digest();
+  if (stored != found)
+    throw file.error(group, "the digest does not hold ({} stored, {} found): the book is damaged", stored,
+                     found);
+  return book;
+}
+
+uint64_t write_book_at(h5::File& file, const std::string& group, const Book& book, bool with_training) {
+  file.make_group(group);
+  std::vector<std::string> names;
+  uint64_t bytes = 0;
+  for (const Array& array : book.arrays) {
+    if (array.name.starts_with(Book::kTrainingPrefix) && !with_training) continue;
+    if (!is_array_name(array.name) || array.shape.empty())
+      throw failed("{}: a book's array '{}' with {} dimensions cannot be stored", file.name(), array.name,
+                   array.shape.size());
+    h5::DatasetWriter writer(file, below(group, array.name), array.type,
+                             {array.shape.begin() + 1, array.shape.end()}, array.shape.front());
+    if (array.bytes.size() != array.shape.front() * writer.row_bytes())
+      throw failed("{}: a book's array '{}' has {} bytes for [{}]", file.name(), array.name,
+                   array.bytes.size(), fmt::join(array.shape, ", "));
+    writer.append(array.shape.front(), [&](uint64_t first, std::span<std::byte> out) {
+      std::copy_n(array.bytes.begin() + static_cast<ptrdiff_t>(first * writer.row_bytes()), out.size(),
+                  out.begin());
+    });
+    writer.finish();
+    names.push_back(array.name);
+    bytes += array.bytes.size();
+  }
+  file.set_texts(group, "arrays", names);
+  file.set_text(group, "parameters", to_json_text(book.parameters));
+  file.set_text(group, "digest", book.digest());
+  return bytes;
+}
+
+BookFile read_book(const std::string& name, const std::string& type, bool with_training) {
+  const h5::File file = h5::File::open(name);
+  BookFile result;
+  result.type = read_file_type(file);
+  const std::string& found = result.type.type;
+  if (type.empty() ? !is_book(found) : found != type)
+    throw file.error("/", "is a {} file; a {} file is wanted here", found,
+                     type.empty() ? fmt::format("{}", fmt::join(kBookTypes, " or ")) : type);
+  result.model = read_model(file);
+  result.book = read_book_at(file, "/", found, with_training);
+  result.digest = result.book.digest();
+  return result;
+}
+
+void write_book(OutputFile& output, const Book& book, const ModelInfo& model, const Provenance& provenance) {
+  if (!is_book(book.type)) throw failed("{}: '{}' is no type of a book", output.target(), book.type);
+  h5::File file = h5::File::create(output);
+  write_book_at(file, "/", book, true);
+  write_model(file, model);
+  write_file_type(file, book.type, provenance);
+  file.close();
+}
+
+}  // namespace kvcodec

@@ -1,0 +1,307 @@
+#include <algorithm>
+
+#include "formats/codes_file.hpp"
+#include "formats/spill.hpp"
+#include "lib/codec/registry.hpp"
+#include "test/formats/folder.hpp"
+#include "test/formats/samples.hpp"
+#include "test/test.hpp"
+
+using namespace kvcodec;
+using namespace kvcodec::test;
+
+namespace {
+
+std::vector<std::byte> read_bytes(const StreamReader& document, const StreamSpec& spec, uint64_t first,
+                                  uint64_t count) {
+  std::vector<std::byte> bytes(count * spec.row_bytes());
+  document.read(spec.name, first, count, bytes);
+  return bytes;
+}
+
+/// Every stream of every document in the file is what Encoded holds, whole and in parts.
+void check_content(const CodesReader& reader, const SampleCodes& sample, uint64_t seed) {
+  Rng rng(seed);
+  CHECK(reader.info().documents.names == sample.info.documents.names);
+  CHECK(reader.info().documents.offsets == sample.info.documents.offsets);
+  CHECK(reader.info().groups == sample.info.groups);
+  CHECK(reader.info().parameters == sample.info.parameters);
+  CHECK(reader.info().model == sample.info.model);
+  CHECK(reader.tokens(0, sample.tokens.size()) == sample.tokens);
+  CHECK(reader.positions(0, sample.positions.size()) == sample.positions);
+  reader.check_streams(sample.codec);
+  for (const int layer : sample.info.groups)
+    for (const Side side : kSides) {
+      CAPTURE(layer);
+      const Encoded expected = sample.encoded(layer, side);
+      for (size_t d = 0; d < expected.documents(); ++d)
+        for (const StreamSpec& spec : expected.specs()) {
+          CAPTURE(spec.name);
+          CAPTURE(d);
+          const auto document = reader.document(side, layer, d);
+          const uint64_t rows = expected.document(d).rows(spec.name);
+          REQUIRE(document->rows(spec.name) == rows);
+          CHECK(read_bytes(*document, spec, 0, rows) == read_bytes(expected.document(d), spec, 0, rows));
+          const uint64_t first = rng.below(rows + 1), count = rng.below(rows - first + 1);
+          CHECK(read_bytes(*document, spec, first, count) ==
+                read_bytes(expected.document(d), spec, first, count));
+          CHECK_THROWS_AS(read_bytes(*document, spec, rows, 1), Error);
+        }
+    }
+}
+
+}  // namespace
+
+TEST_CASE("codes: streams come back as they were given, any documents, groups and pieces, packed and plain") {
+  const Folder folder;
+  for (const bool packed : {false, true})
+    for (const int layer_group : {1, 2, 4})
+      for (const std::vector<uint64_t>& lengths :
+           {std::vector<uint64_t>{}, {0}, {1}, {17}, {5, 0, 40, 1}, {0, 0, 300, 0}}) {
+        CAPTURE(packed);
+        CAPTURE(layer_group);
+        CAPTURE(fmt::format("{}", lengths));
+        const SampleCodes sample(layer_group, lengths, packed, 3);
+        sample.write(folder / "codes.h5", 9);
+        const CodesReader reader(folder / "codes.h5");
+        CHECK(reader.info().packed == packed);
+        check_content(reader, sample, 5);
+      }
+}
+
+TEST_CASE("codes: extending a file gives the bytes of encoding at once") {
+  const Environment epoch("SOURCE_DATE_EPOCH", "1700000000");
+  const Folder folder;
+  for (const bool packed : {false, true})
+    for (const uint64_t grown : {0, 1, 9})
+      for (const uint64_t added : {0, 6}) {
+        CAPTURE(packed);
+        CAPTURE(grown);
+        CAPTURE(added);
+        SampleCodes all(2, {5, 0, 12 + grown}, packed, 7);
+        if (added > 0) all.add_document(added, 70);
+        SampleCodes part(2, {5, 0}, packed, 7);
+        // The part's last document is the head of the whole's.
+        part.info.documents.add(all.info.documents.names[2], 12);
+        part.tokens.assign(all.tokens.begin(), all.tokens.begin() + 17);
+        part.positions.assign(all.positions.begin(), all.positions.begin() + 17);
+        for (auto& [place, documents] : part.rows) {
+          Matrix<float> head(12, all.rows[place][2].cols());
+          std::copy_n(all.rows[place][2].data(), head.size(), head.data());
+          documents.push_back(head);
+        }
+        part.write(folder / "part.h5");
+        all.write(folder / "all.h5");
+        {
+          const CodesReader base(folder / "part.h5");
+          OutputFile output(folder / "part.h5", true);  // onto itself
+          CodesWriter writer(output, base, all.info, all.codec, std::span(all.tokens).subspan(17),
+                             std::span(all.positions).subspan(17));
+          all.append_to(writer, 4, 2, 12);
+          writer.finish({"kvcodec test", {}});
+          output.commit();
+        }
+        check_content(CodesReader(folder / "part.h5"), all, 8);
+        CHECK(file_bytes(folder / "part.h5") == file_bytes(folder / "all.h5"));
+      }
+}
+
+TEST_CASE("codes: packing is lossless both ways and 13-bit ids take 13 bits") {
+  const Environment epoch("SOURCE_DATE_EPOCH", "1700000000");
+  const Folder folder;
+  const SampleCodes plain(1, {33, 0, 8, 129}, false, 11);
+  SampleCodes packed(1, {33, 0, 8, 129}, true, 11);
+  const Book book = sample_book();
+  for (const Book* embedded : {static_cast<const Book*>(nullptr), &book}) {
+    SampleCodes with = plain;
+    if (embedded) {
+      with.info.book_type = book.type;
+      with.info.book_digest = book.digest();
+      with.info.book_bytes = book.size_bytes();
+    }
+    with.write(folder / "plain.h5", 1, embedded);
+    const CodesReader input(folder / "plain.h5");
+    OutputFile output(folder / "packed.h5", true);
+    const RepackResult result = repack_indices(input, output, true, {"kvcodec test", {}});
+    output.commit();
+    const CodesReader reader(folder / "packed.h5");
+    CHECK(reader.info().packed);
+    check_content(reader, packed, 2);
+    uint64_t before = 0, after = 0;
+    for (const int layer : plain.info.groups)
+      for (const Side side : kSides)
+        for (const StoredStream& stream : reader.streams(side, layer)) {
+          if (stream.spec.index_bound == 0) continue;
+          before += stream.rows * stream.spec.row_bytes();
+          after += stream.bytes;
+          if (stream.spec.name == "ids") CHECK(stream.packed_bits == 10);
+          if (stream.spec.name == "wide-ids") {
+            CHECK(stream.packed_bits == 23);
+            CHECK(stream.bytes == (33 * 23 + 7) / 8 + (8 * 23 + 7) / 8 + (129 * 23 + 7) / 8);
+          }
+          if (stream.spec.name == "byte-ids") CHECK(stream.packed_bits == 0);
+        }
+    CHECK(result.index_bytes_before == before);
+    CHECK(result.index_bytes_after == after);
+    OutputFile again(folder / "again.h5", true);
+    const RepackResult back = repack_indices(reader, again, false, {"kvcodec test", {}});
+    again.commit();
+    CHECK(back.index_bytes_before == after);
+    CHECK(back.index_bytes_after == before);
+    const CodesReader unpacked(folder / "again.h5");
+    check_content(unpacked, plain, 2);
+    CHECK(unpacked.embedded_book().has_value() == (embedded != nullptr));
+  }
+}
+
+TEST_CASE("codes: the ledger counts every dataset once, and the rest is small") {
+  const Folder folder;
+  for (const bool packed : {false, true}) {
+    SampleCodes sample(1, {100, 0, 57}, packed, 13);
+    const Book book = sample_book();
+    sample.info.book_type = book.type;
+    sample.info.book_digest = book.digest();
+    sample.info.book_bytes = book.size_bytes();
+    sample.write(folder / "codes.h5", 1, &book);
+    const CodesReader reader(folder / "codes.h5");
+    const Ledger ledger = reader.ledger();
+    CHECK(ledger.values == 157 * 2 * 4 * 4 * 2);
+    std::vector<uint64_t> category(std::size(kCategories), 0);
+    uint64_t rows_of_ids = 0;
+    for (const int layer : sample.info.groups)
+      for (const Side side : kSides) {
+        const Encoded expected = sample.encoded(layer, side);
+        for (const Category c : kCategories)
+          if (c != Category::ids || !packed) category[static_cast<size_t>(c)] += expected.size_bytes(c);
+        for (const StoredStream& stream : reader.streams(side, layer)) {
+          if (stream.spec.category == Category::ids && packed)
+            category[static_cast<size_t>(Category::ids)] += stream.bytes;
+          if (stream.spec.name == "ids") rows_of_ids += stream.rows;
+        }
+      }
+    CHECK(rows_of_ids > 0);
+    CHECK(ledger.category == category);
+    CHECK(ledger.embedded_book_bytes == book.size_bytes());
+    // Row offsets: "ids" differs from side to side, "tail" is the same everywhere and stored once.
+    const uint64_t offsets = (8 + 1) * 4 * sizeof(uint64_t);
+    CHECK(ledger.index_bytes == 157 * 4 + 157 * 4 + 3 * std::string("document 0").size() + 4 * 8 + offsets);
+    CHECK(ledger.file_bytes == file_bytes(folder / "codes.h5").size());
+    const uint64_t counted = ledger.stored_bytes() + ledger.index_bytes + ledger.embedded_book_bytes;
+    CHECK(ledger.file_bytes > counted);
+    CHECK(ledger.file_bytes - counted < 400 * (4 * 2 * 9 + 10));  // some hundred bytes for each dataset
+  }
+}
+
+TEST_CASE("codes: the writer refuses what would make a wrong file") {
+  const Folder folder;
+  const SampleCodes sample(2, {4, 3}, false, 17);
+  const auto begin = [&](OutputFile& output) {
+    return std::make_unique<CodesWriter>(output, sample.info, sample.codec, sample.tokens, sample.positions,
+                                         nullptr);
+  };
+  const auto rows = [&](int layer, Side side, size_t d) { return sample.rows.at({layer, side})[d].view(); };
+  SUBCASE("a document with too few tokens") {
+    OutputFile output(folder / "a.h5", false);
+    const auto writer = begin(output);
+    sample.codec.append(sample.shape(0, Side::key), rows(0, Side::key, 0).rows(0, 3),
+                        writer->document(Side::key, 0, 0));
+    CHECK_THROWS_WITH_AS(writer->document(Side::key, 0, 1),
+                         doctest::Contains("/layers/0/key: document 0 was given 3 tokens of 4"), Error);
+  }
+  SUBCASE("a side that was left out") {
+    OutputFile output(folder / "a.h5", false);
+    const auto writer = begin(output);
+    for (const size_t d : {0, 1})
+      sample.codec.append(sample.shape(0, Side::key), rows(0, Side::key, d),
+                          writer->document(Side::key, 0, d));
+    CHECK_THROWS_WITH_AS(writer->finish({"t", {}}), doctest::Contains("/layers/0/value"), Error);
+  }
+  SUBCASE("a side opened again, a document of the past, a group that is none") {
+    OutputFile output(folder / "a.h5", false);
+    const auto writer = begin(output);
+    for (const size_t d : {0, 1})
+      sample.codec.append(sample.shape(0, Side::key), rows(0, Side::key, d),
+                          writer->document(Side::key, 0, d));
+    CHECK_THROWS_WITH_AS(writer->document(Side::key, 0, 0), doctest::Contains("document 0 is closed"), Error);
+    writer->document(Side::value, 0, 0);
+    CHECK_THROWS_AS(writer->document(Side::value, 1, 0), Error);
+    CHECK_THROWS_AS(writer->document(Side::value, 0, 2), Error);
+  }
+  SUBCASE("tokens of another length") {
+    OutputFile output(folder / "a.h5", false);
+    const std::vector<uint32_t> few(3);
+    CHECK_THROWS_AS(CodesWriter(output, sample.info, sample.codec, few, sample.positions, nullptr), Error);
+  }
+  CHECK(folder.names().empty());
+}
+
+TEST_CASE("codes: files of the real codecs decode as their Encoded does") {
+  const Folder folder;
+  const std::vector<uint64_t> lengths{200, 0, 31};
+  for (const char* name : {"none", "kivi"}) {
+    CAPTURE(name);
+    const CodecEntry& entry = find_codec(name);
+    CodecContext context;
+    context.num_layers = 2;
+    context.heads = 2;
+    context.head_dim = 64;
+    const auto options = entry.make_options();
+    const auto codec = entry.make(*options, context);
+    CodesInfo info;
+    info.model = sample_model(2, 2, 64);
+    info.codec = name;
+    info.parameters = codec->parameters();
+    info.groups = {0, 1};
+    for (const uint64_t length : lengths) info.documents.add("d", length);
+    std::vector<uint64_t> positions(231);
+    OutputFile output(folder / name, false);
+    CodesWriter writer(output, info, *codec, {}, positions, nullptr);
+    for (const int layer : info.groups)
+      for (const Side side : kSides)
+        for (size_t d = 0; d < lengths.size(); ++d)
+          codec->append({layer, 1, 2, 64, side}, random_rows(lengths[d], 128, d).view(),
+                        writer.document(side, layer, d));
+    writer.finish({"t", {}});
+    output.commit();
+
+    const CodesReader reader(folder / name);
+    CHECK(!reader.has_tokens());
+    const auto again = codec_from_record(entry, reader.info().parameters, context);
+    reader.check_streams(*again);
+    for (const Side side : kSides)
+      for (size_t d = 0; d < lengths.size(); ++d) {
+        const GroupShape shape{1, 1, 2, 64, side};
+        Encoded expected(codec->streams(shape));
+        codec->append(shape, random_rows(lengths[d], 128, d).view(), expected.add_document());
+        Matrix<float> from_file(lengths[d], 128), from_memory(lengths[d], 128);
+        again->decode(shape, *reader.document(side, 1, d), 0, from_file);
+        codec->decode(shape, expected.document(0), 0, from_memory);
+        CHECK(std::equal(from_file.data(), from_file.data() + from_file.size(), from_memory.data()));
+      }
+  }
+}
+
+TEST_CASE("spill: bytes survive spilling and cutting, and memory stays bounded") {
+  const Folder folder;
+  Rng rng(5);
+  SpillBuffer buffer(folder / "target.h5", "target.h5", 1000);
+  std::vector<std::byte> expected;
+  for (int step = 0; step < 3000; ++step) {
+    std::vector<std::byte> bytes(rng.below(rng.below(10) == 0 ? 5000 : 100));
+    for (auto& b : bytes) b = static_cast<std::byte>(rng.next());
+    buffer.append(bytes);
+    expected.insert(expected.end(), bytes.begin(), bytes.end());
+    if (rng.below(5) == 0) {
+      const uint64_t size = expected.size() - rng.below(std::min<uint64_t>(expected.size(), 3000) + 1);
+      buffer.truncate(size);
+      expected.resize(size);
+    }
+    REQUIRE(buffer.size() == expected.size());
+    CHECK(buffer.memory() <= 2000);
+    const uint64_t first = rng.below(expected.size() + 1), count = rng.below(expected.size() - first + 1);
+    std::vector<std::byte> part(count);
+    buffer.read(first, part);
+    REQUIRE(std::equal(part.begin(), part.end(), expected.begin() + static_cast<ptrdiff_t>(first)));
+  }
+  CHECK(folder.names().empty());  // the spill has no name
+}
