@@ -187,11 +187,12 @@ struct SampleCodes {
       for (size_t d = first; d < documents.size(); ++d) {
         StreamStore& store = writer.document(place.second, place.first, d);
         const MatrixView<const float> all = documents[d].view();
-        for (size_t done = d == first ? skip : 0; done < all.rows();) {
+        size_t done = d == first ? skip : 0;
+        do {
           const size_t n = std::min<size_t>(all.rows() - done, 1 + rng.below(7));
           codec.append(shape(place.first, place.second), all.rows(done, n), store);
           done += n;
-        }
+        } while (done < all.rows());
       }
   }
 
