@@ -1,2 +1,151 @@
+// kvcodec: the table of subcommands, and what every one of them shares at the edges: help, errors, exit
+// codes.
+#include <cerrno>
 #include <cstdio>
-int main() { std::puts("kvcodec"); }
+#include <cstring>
+#include <exception>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "cli/subcommands.hpp"
+#include "formats/output.hpp"
+#include "kvcodec/version.hpp"
+#include "lib/core/error.hpp"
+
+namespace kvcodec::cli {
+namespace {
+
+struct Subcommand {
+  const char* name;
+  const char* summary;
+  std::string (*run)(Command&);
+};
+
+struct Task {
+  const char* title;
+  std::vector<Subcommand> subcommands;
+};
+
+/// Adding a subcommand is one line here, one in subcommands.hpp, its file and its man page.
+const std::vector<Task>& tasks() {
+  static const std::vector<Task> table = {
+      {"Code",
+       {{"encode", "compress a cache with one of the codecs", encode},
+        {"decode", "rebuild a cache, or a part of it, from its codes", decode},
+        {"pack-indices", "store ids in as few bits as they need, or plainly again", pack_indices}}},
+      {"Look",
+       {{"info", "say what is in a file", info},
+        {"eval-recon", "measure rebuilt caches against the original, error and rate", eval_recon}}},
+  };
+  return table;
+}
+
+enum ExitStatus { kDone = 0, kFailed = 1, kUsage = 2, kBadInput = 3, kNoDevice = 4 };
+
+int status_of(ErrorKind kind) {
+  switch (kind) {
+    case ErrorKind::failed:
+      return kFailed;
+    case ErrorKind::usage:
+      return kUsage;
+    case ErrorKind::bad_input:
+      return kBadInput;
+    case ErrorKind::no_device:
+      return kNoDevice;
+  }
+  return kFailed;
+}
+
+std::string overview() {
+  std::string page =
+      "kvcodec - compress the key/value caches of language models\n\n"
+      "usage: kvcodec COMMAND [ARGUMENTS]\n";
+  for (const auto& [title, subcommands] : tasks()) {
+    page += fmt::format("\n{}\n", title);
+    for (const auto& subcommand : subcommands)
+      page += fmt::format("  {:<14}{}\n", subcommand.name, subcommand.summary);
+  }
+  page +=
+      "\nkvcodec help COMMAND (or kvcodec COMMAND --help) explains a command; kvcodec --version says which "
+      "kvcodec this is.\n"
+      "Commands read and write HDF5 files and are chained by them:\n\n"
+      "  kvcodec dump-kv --model DIR --text docs/ -o kv.h5\n"
+      "  kvcodec train-dict kv.h5 --atoms 8192 --sparsity 64 -o dict.h5\n"
+      "  kvcodec encode kv.h5 --codec sparse --book dict.h5 --sparsity 64 -o codes.h5\n"
+      "  kvcodec decode codes.h5 --book dict.h5 -o recon.h5\n"
+      "  kvcodec eval-recon kv.h5 recon.h5 --rate codes.h5\n\n"
+      "Exit status: 0 done, 1 failed while running, 2 usage, 3 bad input file, 4 device not available.\n"
+      "The full manual: man kvcodec\n";
+  return page;
+}
+
+const Subcommand& find(const std::string& name) {
+  std::vector<std::string> names;
+  for (const auto& task : tasks())
+    for (const auto& subcommand : task.subcommands) {
+      if (subcommand.name == name) return subcommand;
+      names.emplace_back(subcommand.name);
+    }
+  const std::string meant = suggestion(name, names);
+  if (!meant.empty()) throw usage_error("there is no command '{}'; did you mean {}?", name, meant);
+  throw usage_error("there is no command '{}'; there are {}", name, fmt::join(names, ", "));
+}
+
+/// Puts the result out, whole. Throws Error(failed) if it did not all get there.
+void write_result(const std::string& text) {
+  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0)
+    throw failed("standard output: {}", std::strerror(errno));
+}
+
+/// What goes to standard output. `context` is set to the subcommand's name once it is known.
+std::string run(std::vector<std::string> arguments, std::string& context) {
+  if (arguments.empty()) throw usage_error("no command is given; 'kvcodec help' lists them");
+  std::string name = arguments[0];
+  arguments.erase(arguments.begin());
+  if (name == "--version") return fmt::format("kvcodec {}\n", kVersion);
+  const bool help = name == "help" || name == "--help" || name == "-h";
+  if (help && arguments.empty()) return overview();
+  if (help) {  // kvcodec help COMMAND = kvcodec COMMAND --help
+    name = arguments[0];
+    arguments[0] = "--help";
+  }
+  if (name.starts_with("-")) throw usage_error("{} stands before the command; options come after it", name);
+  const Subcommand& subcommand = find(name);
+  context += " " + name;
+  Command command(subcommand.name, subcommand.summary, std::move(arguments));
+  try {
+    return subcommand.run(command);
+  } catch (const HelpWanted& wanted) {
+    return wanted.page;
+  }
+}
+
+int complain(const std::string& context, std::string message, int status) {
+  for (char& c : message)
+    if (c == '\n' || c == '\r') c = ' ';  // one line, whatever a file name holds
+  std::fprintf(stderr, "%s: %s\n", context.c_str(), message.c_str());
+  return status;
+}
+
+int guarded_main(std::vector<std::string> arguments) {
+  std::string context = "kvcodec";
+  try {
+    write_result(run(std::move(arguments), context));
+    return kDone;
+  } catch (const Error& error) {
+    return complain(context, error.what(), status_of(error.kind()));
+  } catch (const std::bad_alloc&) {
+    return complain(context, "out of memory; a smaller --memory or fewer --threads may help", kFailed);
+  } catch (const std::exception& error) {
+    return complain(context, error.what(), kFailed);
+  }
+}
+
+}  // namespace
+}  // namespace kvcodec::cli
+
+int main(int argc, char** argv) {
+  kvcodec::install_signal_cleanup();
+  return kvcodec::cli::guarded_main({argv + (argc > 0 ? 1 : 0), argv + argc});
+}

@@ -19,8 +19,37 @@ namespace {
 struct Shape {
   int layers = 2, heads = 2, head_dim = 64;
   uint64_t tokens = 256, documents = 1, seed = 1, first_position = 0;
-  std::string dtype = "bf16", name = "synthetic-", output;
+  std::vector<int> only;
+  std::vector<std::string> document;
+  std::string dtype = "bf16", name = "synthetic-", model = "synthetic", output;
 };
+
+/// One document: positions [first, end). Its rows follow from seed and position alone.
+struct Document {
+  std::string name;
+  uint64_t seed = 0, first = 0, end = 0;
+};
+
+/// NAME:FIRST:END; the name stands for the seed, so that parts of a document fit together.
+Document parse_document(const std::string& text, uint64_t seed) {
+  const size_t second = text.rfind(':'), first = second == 0 ? second : text.rfind(':', second - 1);
+  if (second == std::string::npos || first == std::string::npos)
+    throw usage_error("--document is '{}', not NAME:FIRST:END", text);
+  Document document{text.substr(0, first), seed, std::stoull(text.substr(first + 1)),
+                    std::stoull(text.substr(second + 1))};
+  for (const char c : document.name) document.seed = document.seed * 31 + static_cast<unsigned char>(c);
+  return document;
+}
+
+std::vector<Document> documents_of(const Shape& shape) {
+  std::vector<Document> documents;
+  for (const auto& text : shape.document) documents.push_back(parse_document(text, shape.seed));
+  if (documents.empty())
+    for (uint64_t i = 0; i < shape.documents; ++i)
+      documents.push_back({shape.name + std::to_string(i), shape.seed + i, shape.first_position,
+                           shape.first_position + shape.tokens});
+  return documents;
+}
 
 /// Rows [first, first + rows.rows()) of one side of one layer; any piece can be made alone.
 void fill(MatrixView<float> rows, uint64_t first, uint64_t seed, uint64_t dataset) {
@@ -49,31 +78,34 @@ void fill(MatrixView<float> rows, uint64_t first, uint64_t seed, uint64_t datase
 
 void make(const Shape& shape) {
   ModelInfo model;
-  model.model = "synthetic";
+  model.model = shape.model;
   model.num_layers = shape.layers;
   model.num_q_heads = model.num_kv_heads = shape.heads;
   model.head_dim = shape.head_dim;
   model.source = fmt::format("make_kv, seed {}", shape.seed);
-  std::vector<int> layers(static_cast<size_t>(shape.layers));
-  std::iota(layers.begin(), layers.end(), 0);
+  std::vector<int> layers = shape.only;
+  if (layers.empty()) {
+    layers.resize(static_cast<size_t>(shape.layers));
+    std::iota(layers.begin(), layers.end(), 0);
+  }
 
   OutputFile output(shape.output, true);
   KvWriter writer(output, model, dtype_from_name(shape.dtype), layers, false);
-  Matrix<float> rows(std::min<uint64_t>(shape.tokens, 4096),
-                     static_cast<size_t>(shape.heads) * shape.head_dim);
-  for (uint64_t document = 0; document < shape.documents; ++document) {
-    std::vector<uint32_t> tokens(shape.tokens);
-    std::vector<uint64_t> positions(shape.tokens);
-    std::iota(positions.begin(), positions.end(), shape.first_position);
-    for (uint64_t t = 0; t < shape.tokens; ++t)
+  constexpr uint64_t kChunk = 4096;
+  Matrix<float> rows(kChunk, static_cast<size_t>(shape.heads) * static_cast<size_t>(shape.head_dim));
+  for (const Document& document : documents_of(shape)) {
+    const uint64_t length = document.end - document.first;
+    std::vector<uint32_t> tokens(length);
+    std::vector<uint64_t> positions(length);
+    std::iota(positions.begin(), positions.end(), document.first);
+    for (uint64_t t = 0; t < length; ++t)
       tokens[t] = static_cast<uint32_t>((positions[t] * 2654435761u) % 32000);
-    writer.add_document(shape.name + std::to_string(document), tokens, positions);
+    writer.add_document(document.name, tokens, positions);
     for (const int layer : layers)
       for (const Side side : kSides)
-        for (uint64_t first = 0; first < shape.tokens; first += rows.rows()) {
-          const MatrixView<float> piece =
-              rows.view().rows(0, std::min<uint64_t>(rows.rows(), shape.tokens - first));
-          fill(piece, shape.first_position + first, shape.seed + document,
+        for (uint64_t first = 0; first < length; first += kChunk) {
+          const MatrixView<float> piece = rows.view().rows(0, std::min(kChunk, length - first));
+          fill(piece, document.first + first, document.seed,
                static_cast<uint64_t>(layer) * 2 + (side == Side::value));
           writer.append(side, layer, piece);
         }
@@ -95,6 +127,12 @@ int main(int argc, char** argv) {
   app.add_option("--first-position", shape.first_position,
                  "position of each document's first token; rows continue those before it")
       ->capture_default_str();
+  app.add_option(
+         "--document", shape.document,
+         "NAME:FIRST:END, a document with positions FIRST to END-1; instead of --documents; repeatable")
+      ->allow_extra_args(false);
+  app.add_option("--only", shape.only, "write only these layers")->delimiter(',');
+  app.add_option("--model", shape.model, "name of the model")->capture_default_str();
   app.add_option("--dtype", shape.dtype, "bf16, f16 or f32")->capture_default_str();
   app.add_option("--seed", shape.seed, "seed")->capture_default_str();
   app.add_option("-o", shape.output, "output file")->required();

@@ -1,0 +1,78 @@
+#include "cli/coding.hpp"
+
+#include <algorithm>
+
+#include "cli/text.hpp"
+#include "lib/core/error.hpp"
+
+namespace kvcodec::cli {
+
+CodecOfFile::CodecOfFile(const CodesReader& codes, const std::string& book_file)
+    : entry_(with_context(codes.name(), [&]() -> const CodecEntry& {
+        for (const CodecEntry& entry : codecs())
+          if (entry.name == codes.info().codec) return entry;
+        throw bad_input("it was made by the codec '{}', which this kvcodec does not have",
+                        codes.info().codec);
+      })) {
+  const CodesInfo& info = codes.info();
+  if (entry_.book_type.empty()) {
+    if (!book_file.empty())
+      throw usage_error("{}: the codec {} takes no book; leave out --book", codes.name(), entry_.name);
+  } else if (!book_file.empty()) {
+    BookFile file = read_book(book_file, entry_.book_type, false);
+    if (file.digest != info.book_digest)
+      throw bad_input("{}: the digest of this {} is {}; {} was made with {}", book_file, entry_.book_type,
+                      file.digest, codes.name(), info.book_digest);
+    book_ = std::move(file.book);
+    book_history_ = std::move(file.type.history);
+  } else {
+    book_ = codes.embedded_book();
+    if (!book_)
+      throw usage_error("{} needs the {} with digest {}; name its file with --book", codes.name(),
+                        entry_.book_type, info.book_digest);
+  }
+  codec_ = with_context(codes.name(), [&] {
+    return codec_from_record(entry_, info.parameters,
+                             context_of(info.model, info.storage, book_ ? &*book_ : nullptr));
+  });
+  codes.check_streams(*codec_);
+}
+
+CodecContext context_of(const ModelInfo& model, DType storage, const Book* book) {
+  return {.num_layers = model.num_layers,
+          .heads = model.num_kv_heads,
+          .head_dim = model.head_dim,
+          .storage = storage,
+          .book = book};
+}
+
+GroupShape group_shape(const ModelInfo& model, int first_layer, int layers, Side side) {
+  return {.first_layer = first_layer,
+          .layers = layers,
+          .heads = model.num_kv_heads,
+          .head_dim = model.head_dim,
+          .side = side};
+}
+
+std::vector<int> whole_groups(const std::vector<int>& layers, int layer_group, ErrorKind kind,
+                              const std::string& what) {
+  std::vector<int> groups;
+  for (const int layer : layers) {
+    const int first = layer - layer % layer_group;
+    if (groups.empty() || groups.back() != first) groups.push_back(first);
+  }
+  for (const int first : groups)
+    for (int layer = first; layer < first + layer_group; ++layer)
+      if (std::find(layers.begin(), layers.end(), layer) == layers.end())
+        throw Error(
+            kind, fmt::format("{} {} do not fill whole groups of {} layers: layers {}-{} are coded together "
+                              "and {} is missing",
+                              what, ranges_text(layers), layer_group, first, first + layer_group - 1, layer));
+  return groups;
+}
+
+std::string dataset_name(Side side, int first_layer) {
+  return fmt::format("/layers/{}/{}", first_layer, name_of(side));
+}
+
+}  // namespace kvcodec::cli

@@ -1,0 +1,47 @@
+// What encode and decode share: books, codecs from files, whole layer groups.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "formats/book_file.hpp"
+#include "formats/codes_file.hpp"
+#include "lib/codec/codec.hpp"
+#include "lib/codec/registry.hpp"
+
+namespace kvcodec::cli {
+
+/// The codec of a codes file, ready to decode or to append, with the book it needs.
+class CodecOfFile {
+ public:
+  /// book_file: what --book named; empty = the embedded one, or none needed. Throws Error(usage) if a book is
+  /// missing or not wanted, Error(bad_input) if it is another one than the codes were made with.
+  CodecOfFile(const CodesReader& codes, const std::string& book_file);
+
+  const Codec& codec() const { return *codec_; }
+  const CodecEntry& entry() const { return entry_; }
+  /// History of the file named with --book; empty otherwise.
+  const std::vector<std::string>& book_history() const { return book_history_; }
+
+ private:
+  const CodecEntry& entry_;
+  std::optional<Book> book_;
+  std::vector<std::string> book_history_;
+  std::unique_ptr<Codec> codec_;
+};
+
+CodecContext context_of(const ModelInfo& model, DType storage, const Book* book);
+
+GroupShape group_shape(const ModelInfo& model, int first_layer, int layers, Side side);
+
+/// First layers of the groups that `layers` (ascending) fills. Throws an Error of that kind if it does not
+/// fill whole groups, which begin at multiples of layer_group; `what` says who asked for those layers.
+std::vector<int> whole_groups(const std::vector<int>& layers, int layer_group, ErrorKind kind,
+                              const std::string& what);
+
+/// "/layers/3/key", as in files and messages.
+std::string dataset_name(Side side, int first_layer);
+
+}  // namespace kvcodec::cli

@@ -1,0 +1,319 @@
+#include "cli/command.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <numeric>
+
+#include "cli/text.hpp"
+#include "lib/core/error.hpp"
+
+namespace kvcodec::cli {
+namespace {
+
+// A page fits a terminal of 100 columns; the left column holds most option names with their value.
+constexpr size_t kPageWidth = 100;
+constexpr size_t kLeftWidth = 28;
+
+/// Restricted Damerau-Levenshtein distance: insertions, deletions, replacements, swaps of neighbours.
+size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<size_t> before(b.size() + 1), last(b.size() + 1), now(b.size() + 1);
+  std::iota(last.begin(), last.end(), size_t{0});
+  for (size_t i = 1; i <= a.size(); ++i) {
+    now[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      now[j] = std::min({last[j] + 1, now[j - 1] + 1, last[j - 1] + (a[i - 1] != b[j - 1] ? 1 : 0)});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+        now[j] = std::min(now[j], before[j - 2] + 1);
+    }
+    std::swap(before, last);
+    std::swap(last, now);
+  }
+  return last[b.size()];
+}
+
+template <class Number>
+Number number_from(const std::string& option, const std::string& text, const char* what) {
+  Number number{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc{} || end != text.data() + text.size())
+    throw usage_error("{} is '{}'; it must be {}", option, text, what);
+  return number;
+}
+
+void set_from_text(const OptionField& field, const std::string& option, const std::string& text) {
+  Scalar value = text;
+  if (std::holds_alternative<int64_t*>(field.target))
+    value = number_from<int64_t>(option, text, "an integer");
+  if (std::holds_alternative<double*>(field.target)) value = number_from<double>(option, text, "a number");
+  OptionField shown = field;
+  shown.name = option;  // so that the message says --atoms, as typed
+  set_value(shown, value);
+}
+
+/// A limit without a decimal point where it is whole.
+std::string plain(double number) {
+  return number == std::floor(number) && std::fabs(number) < 1e15
+             ? fmt::format("{}", static_cast<int64_t>(number))
+             : fmt::format("{}", number);
+}
+
+std::string value_word(const OptionField& field) {
+  if (!field.choices.empty()) return fmt::format("{}", fmt::join(field.choices, "|"));
+  if (std::holds_alternative<int64_t*>(field.target)) return "N";
+  if (std::holds_alternative<double*>(field.target)) return "X";
+  return "TEXT";
+}
+
+/// " (1 to 8, default 2)": what is allowed and what holds if nothing is said. Nothing for flags, no default
+/// for empty strings and where the help itself speaks of it.
+std::string limits_note(const OptionField& field) {
+  if (std::holds_alternative<bool*>(field.target)) return "";
+  std::vector<std::string> notes;
+  const bool number = !std::holds_alternative<std::string*>(field.target);
+  if (number && std::isfinite(field.min) && std::isfinite(field.max))
+    notes.push_back(fmt::format("{} to {}", plain(field.min), plain(field.max)));
+  else if (number && std::isfinite(field.min))
+    notes.push_back(fmt::format("at least {}", plain(field.min)));
+  const std::string value = to_text(value_of(field));
+  if (!value.empty() && field.help.find("default") == std::string::npos) notes.push_back("default " + value);
+  return notes.empty() ? "" : fmt::format(" ({})", fmt::join(notes, ", "));
+}
+
+std::string shell_quoted(const std::string& word) {
+  constexpr std::string_view kPlain =
+      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./:,=+@%^";
+  if (!word.empty() && word.find_first_not_of(kPlain) == std::string::npos) return word;
+  std::string quoted = "'";
+  for (const char c : word) {
+    if (c == '\'')
+      quoted += "'\\''";
+    else
+      quoted += c == '\n' ? ' ' : c;  // the history has one line per command
+  }
+  return quoted + "'";
+}
+
+/// CLI11's own messages, in the manner of ours. What it can still complain about: values missing or too many.
+Error translated(const CLI::ParseError& error) {
+  std::string message = error.what();
+  std::replace(message.begin(), message.end(), '\n', ' ');
+  return usage_error("{}", message);
+}
+
+}  // namespace
+
+std::string suggestion(std::string_view word, const std::vector<std::string>& names) {
+  std::string best;
+  // A third of the letters may be wrong: enough for slips, too little to turn one word into another.
+  size_t best_distance = std::max<size_t>(1, word.size() / 3) + 1;
+  for (const auto& candidate : names) {
+    const size_t distance = edit_distance(word, candidate);
+    if (distance < best_distance) best_distance = distance, best = candidate;
+  }
+  if (!best.empty() || word.size() < 3) return best;
+  for (const auto& candidate : names)  // an abbreviation
+    if (candidate.starts_with(word)) return candidate;
+  return best;
+}
+
+Command::Command(std::string name, std::string summary, std::vector<std::string> arguments)
+    : name_(std::move(name)), summary_(std::move(summary)), arguments_(std::move(arguments)) {
+  app_.set_help_flag();  // ours: it must not be stopped by a missing argument
+  app_.allow_extras();   // likewise: what is left over is named by parse()
+  known_ = {{"--help", 'h'}};
+}
+
+void Command::describe(std::string synopsis, std::string description, std::string example) {
+  synopsis_ = std::move(synopsis);
+  description_ = std::move(description);
+  example_ = std::move(example);
+}
+
+void Command::group(std::string title) { groups_.push_back({std::move(title), {}}); }
+
+Command::Group& Command::current_group() {
+  if (groups_.empty()) group("Arguments");
+  return groups_.back();
+}
+
+const Command::Known* Command::known(std::string_view word) const {
+  const auto place = std::find_if(known_.begin(), known_.end(), [&](const Known& k) {
+    return k.name == word || (k.letter && word.size() == 2 && word[0] == '-' && word[1] == k.letter);
+  });
+  return place == known_.end() ? nullptr : &*place;
+}
+
+void Command::input(const std::string& name, const std::string& help, std::string& target) {
+  app_.add_option(name, target);
+  current_group().entries.push_back({name, help});
+  required_.push_back({name, help});
+}
+
+void Command::inputs(const std::string& name, const std::string& help, std::vector<std::string>& target) {
+  app_.add_option(name, target);
+  current_group().entries.push_back({name + " ...", help});
+  required_.push_back({name, help});
+}
+
+void Command::entry(const OptionField& field, std::string_view value, char letter) {
+  std::string left = letter ? fmt::format("-{}, --{}", letter, field.name) : fmt::format("--{}", field.name);
+  if (const auto* const* flag = std::get_if<bool*>(&field.target)) {
+    if (**flag) left = fmt::format("--no-{}", field.name);
+  } else {
+    left += fmt::format(" {}", value.empty() ? value_word(field) : value);
+  }
+  current_group().entries.push_back({left, field.help + limits_note(field)});
+}
+
+void Command::option(const OptionField& field, std::string_view value, char letter) {
+  const std::string option = "--" + field.name;
+  if (known(option)) return;
+  entry(field, value, letter);
+  const std::string names = letter ? fmt::format("-{},{}", letter, option) : option;
+  if (std::holds_alternative<bool*>(field.target)) {
+    const std::string negative = "--no-" + field.name;
+    app_.add_flag_function(names + ",!" + negative,
+                           [field](int64_t count) { set_value(field, Scalar{count > 0}); });
+    known_.push_back({option, letter});
+    known_.push_back({negative});
+  } else {
+    app_.add_option_function<std::string>(
+        names, [field, option](const std::string& text) { set_from_text(field, option, text); });
+    known_.push_back({option, letter, true});
+  }
+}
+
+void Command::repeated(const std::string& name, const std::string& help, std::vector<std::string>& target,
+                       std::string_view value, bool greedy) {
+  const std::string option = "--" + name;
+  app_.add_option(option, target)->allow_extra_args(greedy);
+  known_.push_back({option, 0, true, true});
+  current_group().entries.push_back({fmt::format("{} {}{}", option, value, greedy ? " ..." : ""), help});
+}
+
+void Command::options(Options& fields, const std::map<std::string, std::string>& values) {
+  for (const auto& field : fields.fields()) {
+    const auto value = values.find(field.name);
+    option(field, value == values.end() ? std::string_view{} : std::string_view{value->second});
+  }
+}
+
+void Command::show(Options& fields) {
+  for (const auto& field : fields.fields()) entry(field, {}, 0);
+}
+
+void Command::refuse(const std::string& name, const std::string& reason) {
+  refused_.emplace_back("--" + name, reason);
+}
+
+std::string Command::peek(std::string_view name) const {
+  const std::string option = fmt::format("--{}", name);
+  std::string value;
+  for (size_t i = 0; i < arguments_.size() && arguments_[i] != "--"; ++i) {
+    const std::string& word = arguments_[i];
+    if (word == option && i + 1 < arguments_.size()) value = arguments_[i + 1];
+    if (word.starts_with(option + "=")) value = word.substr(option.size() + 1);
+  }
+  return value;
+}
+
+bool Command::given(const std::string& name) const { return app_.count("--" + name) > 0; }
+
+bool Command::help_wanted() const {
+  const auto last = std::find(arguments_.begin(), arguments_.end(), "--");
+  return std::find(arguments_.begin(), last, "--help") != last ||
+         std::find(arguments_.begin(), last, "-h") != last;
+}
+
+void Command::check_spelling() const {
+  std::vector<const Known*> seen;
+  for (size_t i = 0; i < arguments_.size() && arguments_[i] != "--"; ++i) {
+    const std::string_view word = arguments_[i];
+    const std::string_view name = word.substr(0, word.starts_with("--") ? word.find('=') : word.size());
+    if (const Known* option = known(name)) {
+      if (!option->valued) continue;
+      if (name == word && ++i == arguments_.size()) throw usage_error("{} needs a value", name);
+      if (!option->repeats && std::find(seen.begin(), seen.end(), option) != seen.end())
+        throw usage_error("{} is given more than once", name);
+      seen.push_back(option);
+      continue;
+    }
+    if (!word.starts_with("--")) continue;
+    std::vector<std::string> names;
+    for (const auto& [refused, reason] : refused_) {
+      if (refused == name) throw usage_error("{}", reason);
+      names.push_back(refused);
+    }
+    for (const auto& k : known_) names.push_back(k.name);
+    const std::string meant = suggestion(name, names);
+    if (!meant.empty()) throw usage_error("there is no option {}; did you mean {}?", name, meant);
+    throw usage_error("there is no option {}; 'kvcodec help {}' lists those there are", name, name_);
+  }
+}
+
+void Command::parse() {
+  if (help_wanted()) throw HelpWanted{help()};
+  check_spelling();
+  try {
+    auto reversed = arguments_;
+    std::reverse(reversed.begin(), reversed.end());  // CLI11 takes them from the back
+    app_.parse(reversed);
+  } catch (const CLI::ParseError& error) {
+    throw translated(error);
+  }
+  const auto extras = app_.remaining();
+  if (!extras.empty()) {
+    if (extras[0].starts_with("-") && extras[0] != "-")
+      throw usage_error("there is no option {}; 'kvcodec help {}' lists those there are", extras[0], name_);
+    throw usage_error("'{}' is one argument too many; usage: kvcodec {} {}", extras[0], name_, synopsis_);
+  }
+  for (const auto& [argument, help] : required_)
+    if (app_.count(argument) == 0)
+      throw usage_error("{} is missing ({}); usage: kvcodec {} {}", argument, help, name_, synopsis_);
+}
+
+std::string Command::help() const {
+  std::string page =
+      fmt::format("kvcodec {} - {}\n\nusage: kvcodec {} {}\n\n", name_, summary_, name_, synopsis_);
+  page += wrapped(description_, kPageWidth, 0) + "\n";
+  for (const auto& [title, entries] : groups_) {
+    if (entries.empty()) continue;
+    page += "\n" + title + "\n";
+    for (const auto& [left, text] : entries) {
+      std::string line = "  " + left;
+      if (line.size() + 2 > kLeftWidth) {
+        page += line + "\n";
+        line.clear();
+      }
+      line.resize(kLeftWidth, ' ');
+      page += line + wrapped(text, kPageWidth - kLeftWidth, kLeftWidth) + "\n";
+    }
+  }
+  page += "\nExample\n";
+  page += indented(example_, 2);
+  page += fmt::format(
+      "\nExit status: 0 done, 1 failed while running, 2 usage, 3 bad input file, 4 device not available.\n"
+      "The full manual: man kvcodec-{}\n",
+      name_);
+  return page;
+}
+
+std::string Command::history_line() const {
+  constexpr std::string_view kFlags[] = {"--quiet", "--json", "--overwrite"};
+  constexpr std::string_view kValued[] = {"--threads", "--memory"};
+  std::string line = "kvcodec " + name_;
+  for (size_t i = 0; i < arguments_.size(); ++i) {
+    const std::string& word = arguments_[i];
+    const std::string option = word.substr(0, word.find('='));
+    if (std::find(std::begin(kFlags), std::end(kFlags), option) != std::end(kFlags)) continue;
+    if (std::find(std::begin(kValued), std::end(kValued), option) != std::end(kValued)) {
+      if (option == word) ++i;  // its value is the next word
+      continue;
+    }
+    line += " " + shell_quoted(word);
+  }
+  return line;
+}
+
+}  // namespace kvcodec::cli

@@ -1,0 +1,117 @@
+// One subcommand's command line: its help page, its options, its errors.
+//
+// A subcommand describes itself (describe, group, input, option …) and calls parse(). Options are bound to
+// members through lib/core/options.hpp, so names, defaults and ranges in the help are those of the code.
+// Everything wrong with the command line is thrown as one-line Error(usage); a misspelt option comes with a
+// suggestion.
+#pragma once
+
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include "formats/header.hpp"
+#include "lib/core/options.hpp"
+
+namespace kvcodec::cli {
+
+/// Leaves a subcommand whose help was asked for; the page goes to standard output.
+struct HelpWanted {
+  std::string page;
+};
+
+class Command {
+ public:
+  /// arguments: what follows the subcommand's name.
+  Command(std::string name, std::string summary, std::vector<std::string> arguments);
+  Command(const Command&) = delete;
+  Command& operator=(const Command&) = delete;
+
+  const std::string& name() const { return name_; }
+
+  /// The text around the options: what follows the name in the usage line, paragraphs, and lines of an
+  /// example.
+  void describe(std::string synopsis, std::string description, std::string example);
+
+  /// Options added from here on are shown under this title.
+  void group(std::string title);
+
+  /// A positional argument; required.
+  void input(const std::string& name, const std::string& help, std::string& target);
+  /// The last positional arguments; at least one.
+  void inputs(const std::string& name, const std::string& help, std::vector<std::string>& target);
+
+  /// Binds --name (and -letter) to the field's member. value: what the help calls the argument; empty = by
+  /// the type. A name that is bound already keeps its first binding.
+  void option(const OptionField& field, std::string_view value = {}, char letter = 0);
+  /// An option that may be given several times. greedy: also with several values at once (not beside
+  /// positional arguments).
+  void repeated(const std::string& name, const std::string& help, std::vector<std::string>& target,
+                std::string_view value, bool greedy = false);
+  /// All fields of an options struct. values: what the help calls the arguments of some of them.
+  void options(Options& fields, const std::map<std::string, std::string>& values = {});
+  /// Shows options in the help without accepting them: those of codecs that were not chosen.
+  void show(Options& fields);
+  /// Explains an option that is refused here although it exists elsewhere.
+  void refuse(const std::string& name, const std::string& reason);
+
+  /// The value of an option before parsing, "" if it is not there: to decide which options there are.
+  std::string peek(std::string_view name) const;
+  /// Whether an option was given; after parse().
+  bool given(const std::string& name) const;
+  /// Whether --help or -h is among the arguments.
+  bool help_wanted() const;
+  /// Lists --help itself in the page.
+  void show_help_switch() { current_group().entries.push_back({"-h, --help", "show this page"}); }
+
+  /// Reads the arguments into the members. Throws HelpWanted if help is among them, else Error(usage) for all
+  /// that is wrong.
+  void parse();
+
+  /// The page that --help prints.
+  std::string help() const;
+
+  /// This run's line for the history of its product: the arguments as given, quoted where a shell needs it,
+  /// without those options that cannot change the product (--threads, --memory, --quiet, --json,
+  /// --overwrite).
+  std::string history_line() const;
+  Provenance provenance(std::vector<std::string> history = {}) const {
+    return {history_line(), std::move(history)};
+  }
+
+ private:
+  struct Entry {
+    std::string left, help;
+  };
+  struct Group {
+    std::string title;
+    std::vector<Entry> entries;
+  };
+  struct Known {
+    std::string name;     ///< "--atoms"
+    char letter = 0;      ///< of "-o"; 0 = none
+    bool valued = false;  ///< takes a value
+    bool repeats = false;
+  };
+
+  Group& current_group();
+  const Known* known(std::string_view word) const;
+  void check_spelling() const;
+  void entry(const OptionField& field, std::string_view value, char letter);
+
+  std::string name_, summary_, synopsis_, description_, example_;
+  std::vector<std::string> arguments_;
+  CLI::App app_;
+  std::vector<Group> groups_;
+  std::vector<Known> known_;
+  std::vector<Entry> required_;  ///< positional arguments
+  std::vector<std::pair<std::string, std::string>> refused_;
+};
+
+/// The name among `names` that was most likely meant, or "". Used for options and subcommands.
+std::string suggestion(std::string_view word, const std::vector<std::string>& names);
+
+}  // namespace kvcodec::cli

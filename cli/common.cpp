@@ -1,0 +1,238 @@
+#include "cli/common.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <fstream>
+#include <set>
+
+#include <unistd.h>
+
+#include "cli/text.hpp"
+#include "cuda/device.hpp"
+#include "lib/core/error.hpp"
+#include "lib/core/parallel.hpp"
+
+namespace kvcodec::cli {
+namespace {
+
+// Where the machine does not say what it has.
+constexpr uint64_t kFallbackMemory = uint64_t{2} << 30;
+// Below this the fixed costs (program, libraries, HDF5's caches) outweigh the buffers that --memory speaks
+// of.
+constexpr uint64_t kLeastMemory = uint64_t{64} << 20;
+// More threads than any machine has; a typing error rather than a wish.
+constexpr int kMostThreads = 4096;
+
+std::vector<std::string> split(const std::string& text, char separator) {
+  std::vector<std::string> parts;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(separator, begin), text.size());
+    parts.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return parts;
+}
+
+bool to_number(std::string_view text, uint64_t& number) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  return error == std::errc{} && end == text.data() + text.size();
+}
+
+struct NumberRange {
+  uint64_t first = 0, last = 0;
+};
+
+/// "3" or "2-5"; false if it is neither.
+bool to_range(const std::string& text, NumberRange& range) {
+  const size_t dash = text.find('-');
+  if (dash == std::string::npos) {
+    if (!to_number(text, range.first)) return false;
+    range.last = range.first;
+    return true;
+  }
+  return to_number(text.substr(0, dash), range.first) && to_number(text.substr(dash + 1), range.last);
+}
+
+/// The limit of a control group file, or 0: not there, or "max".
+uint64_t control_group_limit(const char* file) {
+  std::ifstream in(file);
+  std::string text;
+  uint64_t limit = 0;
+  return in >> text && to_number(text, limit) ? limit : 0;
+}
+
+}  // namespace
+
+std::vector<OptionField> CommonOptions::fields() {
+  return {
+      {.name = "threads",
+       .help = "threads to compute with (default: all processors); the product is the same for any number",
+       .target = &threads,
+       .min = 0,
+       .max = kMostThreads},
+      {.name = "device",
+       .help = "where to compute; auto takes the best there is",
+       .target = &device,
+       .choices = {"auto", "cpu", "cuda"}},
+      {.name = "seed", .help = "seed of everything random", .target = &seed, .min = 0},
+      {.name = "memory",
+       .help = "bound for the buffers, as 512M or 4G (default: half of the machine's memory)",
+       .target = &memory},
+      {.name = "quiet", .help = "no progress and no notes on standard error", .target = &quiet},
+      {.name = "json", .help = "the result on standard output as JSON", .target = &json},
+  };
+}
+
+void CommonOptions::declare(Command& command) {
+  command.group("Common to all subcommands");
+  command.options(*this, {{"memory", "SIZE"}});
+  command.show_help_switch();
+}
+
+void CommonOptions::apply(const Command& command, bool has_twin) const {
+  if (command.given("threads")) set_num_threads(static_cast<int>(threads));
+  (void)memory_bytes();  // a malformed size is found before any work
+  if (device != "cuda") return;
+  cuda::require_device();
+  if (!has_twin) throw usage_error("{} has no CUDA version; --device must be auto or cpu", command.name());
+}
+
+uint64_t CommonOptions::memory_bytes() const {
+  if (!memory.empty()) {
+    const uint64_t bytes = parse_size("--memory", memory);
+    if (bytes < kLeastMemory) throw usage_error("--memory is {}; it must be at least 64M", memory);
+    return bytes;
+  }
+  const uint64_t machine = machine_memory();
+  return std::max(kLeastMemory, (machine ? machine : kFallbackMemory) / 2);
+}
+
+void OutputOptions::declare(Command& command, const std::string& what) {
+  command.option({.name = "output", .help = what + "; - is standard output", .target = &path}, "FILE", 'o');
+  command.option({.name = "overwrite", .help = "replace the output if it exists", .target = &overwrite});
+}
+
+void OutputOptions::check(const CommonOptions& common) const {
+  if (path.empty()) throw usage_error("no output is named; say where with -o FILE");
+  if (to_stdout() && common.json)
+    throw usage_error("--json and -o - both write to standard output; give -o a file");
+}
+
+void LayerSelection::declare(Command& command) {
+  command.option({.name = "layers", .help = "only these layers, as 0,2-5 (default: all)", .target = &text},
+                 "LIST");
+}
+
+std::vector<int> LayerSelection::choose(const std::vector<int>& present, const std::string& where) const {
+  if (text.empty()) return present;
+  std::set<int> wanted;
+  for (const auto& part : split(text, ',')) {
+    NumberRange range;
+    if (!to_range(part, range) || range.first > range.last)
+      throw usage_error("--layers is '{}'; it must be numbers and ranges such as 0,2-5", text);
+    for (uint64_t layer = range.first; layer <= range.last; ++layer) {
+      if (std::find(present.begin(), present.end(), layer) == present.end())
+        throw bad_input("{}: there is no layer {}; it has layers {}", where, layer, ranges_text(present));
+      wanted.insert(static_cast<int>(layer));
+    }
+  }
+  return {wanted.begin(), wanted.end()};
+}
+
+void DocumentSelection::declare(Command& command) {
+  command.option({.name = "documents",
+                  .help = "only these documents: numbers from 0, as 0,3-7, or names (default: all)",
+                  .target = &text},
+                 "LIST");
+}
+
+std::vector<size_t> DocumentSelection::choose(const Documents& documents, const std::string& where) const {
+  std::set<size_t> wanted;
+  const size_t count = documents.count();
+  if (text.empty()) {
+    for (size_t i = 0; i < count; ++i) wanted.insert(i);
+    return {wanted.begin(), wanted.end()};
+  }
+  for (const auto& part : split(text, ',')) {
+    const size_t before = wanted.size();
+    bool found = false;
+    for (size_t i = 0; i < count; ++i)
+      if (documents.names[i] == part) wanted.insert(i), found = true;
+    NumberRange range;
+    if (!found && to_range(part, range)) {
+      if (range.first > range.last)
+        throw usage_error("--documents has '{}'; a range goes from the lower to the higher number", part);
+      if (range.last >= count)
+        throw bad_input("{}: there is no document {}; it has {}, numbered from 0", where,
+                        std::max<uint64_t>(range.first, count), count);
+      for (uint64_t i = range.first; i <= range.last; ++i) wanted.insert(i);
+      found = true;
+    }
+    if (!found && wanted.size() == before) {
+      const std::string meant = suggestion(part, documents.names);
+      throw bad_input("{}: there is no document '{}'{}", where, part,
+                      meant.empty() ? std::string("; kvcodec info lists them")
+                                    : fmt::format("; did you mean '{}'?", meant));
+    }
+  }
+  return {wanted.begin(), wanted.end()};
+}
+
+TokenRange parse_token_range(const std::string& option, const std::string& text) {
+  TokenRange range;
+  const size_t colon = text.find(':');
+  const bool good = colon != std::string::npos &&
+                    (colon == 0 || to_number(text.substr(0, colon), range.first)) &&
+                    (colon + 1 == text.size() || to_number(text.substr(colon + 1), range.end));
+  if (!good) throw usage_error("{} is '{}'; it must be FIRST:END, as 0:128 or 512:", option, text);
+  if (range.first >= range.end) throw usage_error("{} is '{}', which holds no token", option, text);
+  return range;
+}
+
+uint64_t parse_size(const std::string& option, const std::string& text) {
+  double number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  std::string_view unit(end, static_cast<size_t>(text.data() + text.size() - end));
+  uint64_t factor = 1;
+  constexpr std::string_view kUnits = "KMGT";
+  if (!unit.empty() && kUnits.find(unit[0]) != std::string_view::npos) {
+    factor = uint64_t{1} << (10 * (kUnits.find(unit[0]) + 1));
+    unit.remove_prefix(1);
+    if (unit == "iB" || unit == "B") unit = {};
+  }
+  constexpr double kMost =
+      1e15;  // a petabyte: far beyond any machine, far below where the product could overflow
+  const double bytes = number * static_cast<double>(factor);
+  if (error != std::errc{} || !unit.empty() || !(number > 0) || !(bytes <= kMost))
+    throw usage_error("{} is '{}'; it must be a size such as 512M or 4G", option, text);
+  return static_cast<uint64_t>(bytes);
+}
+
+uint64_t machine_memory() {
+  const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+  uint64_t memory = pages > 0 && page > 0 ? static_cast<uint64_t>(pages) * static_cast<uint64_t>(page) : 0;
+  for (const char* file : {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"})
+    if (const uint64_t limit = control_group_limit(file); limit > 0 && (memory == 0 || limit < memory))
+      memory = limit;
+  return memory;
+}
+
+size_t chunk_rows(uint64_t budget, uint64_t bytes_per_row) {
+  constexpr uint64_t kMost = 65536;
+  return static_cast<size_t>(std::clamp<uint64_t>(budget / std::max<uint64_t>(bytes_per_row, 1), 1, kMost));
+}
+
+void check_inputs(const std::vector<std::string>& inputs) {
+  if (std::count(inputs.begin(), inputs.end(), "-") > 1)
+    throw usage_error("only one input can be -, standard input");
+}
+
+std::vector<std::string> merged_history(const std::vector<std::vector<std::string>>& histories) {
+  std::vector<std::string> merged;
+  for (const auto& history : histories)
+    for (const auto& line : history)
+      if (std::find(merged.begin(), merged.end(), line) == merged.end()) merged.push_back(line);
+  return merged;
+}
+
+}  // namespace kvcodec::cli

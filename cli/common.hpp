@@ -1,0 +1,90 @@
+// Options that mean the same in every subcommand, and what follows from them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cli/command.hpp"
+#include "formats/header.hpp"
+#include "lib/core/dtype.hpp"
+
+namespace kvcodec::cli {
+
+struct CommonOptions final : Options {
+  int64_t threads = 0;  ///< 0 = all processors (or OMP_NUM_THREADS); the product does not depend on it
+  std::string device = "auto";  ///< the CPU, until a command has a device twin
+  int64_t seed =
+      0;  ///< of everything random; commands with none take it too, so that scripts can pass it to all
+  std::string memory;  ///< empty = half of what the machine (or its control group) has
+  bool quiet = false;
+  bool json = false;
+
+  std::vector<OptionField> fields() override;
+
+  /// Binds all of them; has_twin: whether the command can run on a device.
+  void declare(Command& command);
+  /// Sets the number of threads and settles the device. Throws Error(no_device) for --device cuda where there
+  /// is none, and Error(usage) where there is one but the command has no device version. Before any work.
+  void apply(const Command& command, bool has_twin) const;
+
+  /// Bytes that the command may use for its buffers.
+  uint64_t memory_bytes() const;
+};
+
+/// -o and --overwrite. The result on standard output gives way to a product on it.
+struct OutputOptions {
+  std::string path;
+  bool overwrite = false;
+
+  void declare(Command& command, const std::string& what);
+  /// Throws Error(usage) if no output was named, or if --json and the product both want standard output.
+  void check(const CommonOptions& common) const;
+  bool to_stdout() const { return path == "-"; }
+};
+
+/// Which layers: "0,2-5".
+struct LayerSelection {
+  std::string text;
+
+  void declare(Command& command);
+  bool given() const { return !text.empty(); }
+  /// The layers of `present` (ascending) that were asked for; all if none were named. Throws Error(usage) for
+  /// a malformed list and Error(bad_input) for a layer that is not there; `where` is the file's name.
+  std::vector<int> choose(const std::vector<int>& present, const std::string& where) const;
+};
+
+/// Which documents: "0,3-7" or names.
+struct DocumentSelection {
+  std::string text;
+
+  void declare(Command& command);
+  bool given() const { return !text.empty(); }
+  /// Indices of the documents asked for, ascending; all if none were named. A name stands for every document
+  /// of that name.
+  std::vector<size_t> choose(const Documents& documents, const std::string& where) const;
+};
+
+/// "A:B", half open; A or B may be left out.
+struct TokenRange {
+  uint64_t first = 0, end = UINT64_MAX;
+};
+TokenRange parse_token_range(const std::string& option, const std::string& text);
+
+/// "512M", "1.5G", "1073741824": bytes, with K, M, G, T = powers of 1024.
+uint64_t parse_size(const std::string& option, const std::string& text);
+
+/// Memory of the machine, or of the control group this process runs in if that is less. 0 = unknown.
+uint64_t machine_memory();
+
+/// Rows that fit `budget` bytes at `bytes_per_row`, within 1 … 65,536: beyond that larger chunks do not run
+/// faster.
+size_t chunk_rows(uint64_t budget, uint64_t bytes_per_row);
+
+/// Throws Error(usage) if more than one of the inputs is standard input.
+void check_inputs(const std::vector<std::string>& inputs);
+
+/// Histories of several inputs as one: each line once, in order.
+std::vector<std::string> merged_history(const std::vector<std::vector<std::string>>& histories);
+
+}  // namespace kvcodec::cli

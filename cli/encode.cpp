@@ -1,0 +1,318 @@
+// kvcodec encode KV --codec NAME [options] -o CODES
+//
+//   --codec NAME        sparse, none, kivi …; each brings its own options, with their defaults in the help
+//   --book FILE         the dictionary that the codec needs        --embed-book    put it into the product
+//   --pack              ids bit-packed at once                     --append CODES  add the tokens to these
+//   codes
+//   --storage TYPE      16-bit type of tokens kept exactly (that of the cache)
+//
+//   kvcodec encode kv.h5 --codec sparse --book dict.h5 --sparsity 64 -o codes.h5
+#include <algorithm>
+#include <chrono>
+
+#include "cli/coding.hpp"
+#include "cli/common.hpp"
+#include "cli/progress.hpp"
+#include "cli/rate.hpp"
+#include "cli/subcommands.hpp"
+#include "cli/text.hpp"
+#include "formats/kv_file.hpp"
+#include "lib/core/error.hpp"
+
+namespace kvcodec::cli {
+namespace {
+
+struct EncodeOptions final : Options {
+  std::string input, codec, book, append, storage;
+  bool embed_book = false, pack = false;
+  CommonOptions common;
+  OutputOptions output;
+  LayerSelection layers;
+  DocumentSelection documents;
+
+  std::vector<OptionField> fields() override {
+    std::vector<std::string> names;
+    for (const CodecEntry& entry : codecs()) names.push_back(entry.name);
+    return {
+        {.name = "codec", .help = "how to compress", .target = &codec, .choices = names},
+        {.name = "book", .help = "file of the dictionary or codebooks that the codec needs", .target = &book},
+        {.name = "embed-book",
+         .help = "put the book into the product, which then decodes by itself",
+         .target = &embed_book},
+        {.name = "pack",
+         .help = "store ids in as few bits as they need, as pack-indices does",
+         .target = &pack},
+        {.name = "append",
+         .help = "start from these codes and add the tokens of KV to them, with the codec and the options "
+                 "they were made "
+                 "with; a first document that has the name of the last one stored and goes on at the next "
+                 "position "
+                 "continues it, every other is new",
+         .target = &append},
+        {.name = "storage",
+         .help = "16-bit type of tokens that a codec keeps exactly (default: the type of KV; bf16 if that is "
+                 "f32)",
+         .target = &storage,
+         .choices = {"bf16", "f16"}},
+    };
+  }
+};
+
+/// The codec's options, bound; or, where the help is asked for without a codec, those of all codecs, shown.
+std::unique_ptr<Options> declare_codec(Command& command, const std::string& chosen) {
+  std::unique_ptr<Options> options;
+  for (const CodecEntry& entry : codecs()) {
+    auto fields = entry.make_options();
+    const bool is_chosen = entry.name == chosen;
+    if (is_chosen || (chosen.empty() && command.help_wanted())) {
+      command.group(fmt::format("Codec {}: {}", entry.name, entry.summary));
+      if (is_chosen) {
+        command.options(*fields);
+        options = std::move(fields);
+      } else {
+        command.show(*fields);
+      }
+      continue;
+    }
+    for (const auto& field : fields->fields())
+      command.refuse(field.name, chosen.empty()
+                                     ? fmt::format("--{} is an option of codec {}; choose it with --codec {}",
+                                                   field.name, entry.name, entry.name)
+                                     : fmt::format("--{} is an option of codec {}, not of {}", field.name,
+                                                   entry.name, chosen));
+  }
+  return options;
+}
+
+/// What is to be encoded: whole documents of a kv file, and where they go in the codes.
+struct Job {
+  struct Piece {
+    uint64_t first = 0, count = 0;  ///< tokens of the kv file
+    size_t document = 0;            ///< of the codes
+  };
+  std::vector<Piece> pieces;
+  std::vector<uint32_t> tokens;
+  std::vector<uint64_t> positions;
+};
+
+Job make_job(const KvReader& kv, const std::vector<size_t>& chosen, const CodesReader* base,
+             Documents& documents) {
+  Job job;
+  for (const size_t index : chosen) {
+    const uint64_t first = kv.documents().offsets[index], count = kv.documents().length(index);
+    const std::string& name = kv.documents().names[index];
+    const auto positions = kv.positions(first, count);
+    bool continues =
+        base && job.pieces.empty() && documents.count() > 0 && documents.names.back() == name && count > 0;
+    if (continues && documents.length(documents.count() - 1) > 0)
+      continues = positions.front() == base->positions(documents.tokens() - 1, 1).front() + 1;
+    if (continues)
+      documents.offsets.back() += count;
+    else
+      documents.add(name, count);
+    job.pieces.push_back({first, count, documents.count() - 1});
+    job.positions.insert(job.positions.end(), positions.begin(), positions.end());
+    if (kv.has_tokens()) {
+      const auto tokens = kv.tokens(first, count);
+      job.tokens.insert(job.tokens.end(), tokens.begin(), tokens.end());
+    }
+  }
+  return job;
+}
+
+/// Runs the codec over all pieces, chunk by chunk. Groups and sides one after the other: the writer holds one
+/// at a time.
+void run_codec(const KvReader& kv, const Codec& codec, const std::vector<int>& groups, const Job& job,
+               CodesWriter& writer, uint64_t memory, ProgressBar& bar) {
+  uint64_t tokens = 0;
+  for (const auto& piece : job.pieces) tokens += piece.count;
+  const double passes = static_cast<double>(groups.size()) * 2;
+  uint64_t done = 0;
+  for (const int group : groups)
+    for (const Side side : kSides) {
+      const GroupShape shape = group_shape(kv.model(), group, codec.layer_group(), side);
+      // A quarter for rows and scratch: the writer's buffers, the book and HDF5 want the rest.
+      const size_t chunk =
+          chunk_rows(memory / 4, shape.width() * sizeof(float) + codec.scratch_bytes_per_row(shape));
+      Matrix<float> rows(std::min<uint64_t>(chunk, tokens), shape.width());
+      for (const auto& piece : job.pieces) {
+        StreamStore& document = writer.document(side, group, piece.document);
+        for (uint64_t first = 0; first < piece.count; first += chunk) {
+          const auto count = static_cast<size_t>(std::min<uint64_t>(chunk, piece.count - first));
+          const auto part = rows.view().rows(0, count);
+          kv.read(shape, piece.first + first, part);
+          with_context(fmt::format("{}: {}", kv.name(), dataset_name(side, group)),
+                       [&] { codec.append(shape, part, document); });
+          done += count;
+          bar.update(static_cast<double>(done) / passes, static_cast<double>(tokens));
+        }
+      }
+    }
+}
+
+void check_same_model(const KvReader& kv, const CodesReader& base) {
+  const ModelInfo &a = kv.model(), &b = base.info().model;
+  const auto differ = [&](const char* what, const auto& mine, const auto& theirs) {
+    if (mine != theirs)
+      throw bad_input("{}: {} is {}; {} has {}", kv.name(), what, mine, base.name(), theirs);
+  };
+  differ("num_layers", a.num_layers, b.num_layers);
+  differ("num_kv_heads", a.num_kv_heads, b.num_kv_heads);
+  differ("head_dim", a.head_dim, b.head_dim);
+  differ("key_state", a.key_state, b.key_state);
+  differ("rope_theta", a.rope_theta, b.rope_theta);
+  differ("model", a.model, b.model);
+  if (kv.has_tokens() != base.has_tokens() && base.info().documents.tokens() > 0)
+    throw bad_input("{}: {} token ids; {} {}", kv.name(), kv.has_tokens() ? "has" : "has no", base.name(),
+                    base.has_tokens() ? "has them" : "has none");
+}
+
+/// The codec; what is wrong with the book, and only that, is said of the book's file.
+std::unique_ptr<Codec> make_codec(const CodecEntry& entry, const Options& options,
+                                  const CodecContext& context, const std::string& book_file) {
+  try {
+    return entry.make(options, context);
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::bad_input && !book_file.empty()) throw error.at(book_file);
+    throw;
+  }
+}
+
+/// One row: what went in, what came out, how long it took.
+std::string summary(const FileRate& rate, const std::string& target, const std::string& codec, double seconds,
+                    bool json) {
+  if (json) {
+    Json result = {{"output", target}, {"seconds", seconds}};
+    result.update(to_json(rate));
+    return text_of(result);
+  }
+  Table table({{"codes"},
+               {"codec"},
+               {"tokens"},
+               {"values"},
+               {"16-bit"},
+               {"file"},
+               {"bits/value"},
+               {"ratio"},
+               {"with book"},
+               {"break-even", "tokens"},
+               {"time"}});
+  table.row({target, codec, grouped(rate.ledger.tokens), grouped(rate.ledger.values),
+             size_text(rate.raw_bytes()), size_text(rate.file_bytes),
+             fmt::format("{:.3f}", rate.rate.bits_per_value), fmt::format("{:.2f}", rate.rate.ratio),
+             fmt::format("{:.2f}", rate.rate.ratio_with_book), break_even_text(rate), time_text(seconds)});
+  return table.text();
+}
+
+}  // namespace
+
+std::string encode(Command& command) {
+  EncodeOptions options;
+  command.describe(
+      "KV --codec NAME [options] -o CODES",
+      "Compresses the keys and values of a cache (a kv file, as dump-kv makes it) and writes a codes file. "
+      "Every document is "
+      "coded by itself and decodes by itself. What was spent on what is in the product: see kvcodec info.",
+      "kvcodec encode kv.h5 --codec sparse --book dict.h5 --sparsity 64 -o codes.h5\n"
+      "kvcodec encode kv.h5 --codec kivi --bits 2 -o kivi.h5");
+  command.group("Input and output");
+  command.input("KV", "kv file; - is standard input", options.input);
+  options.output.declare(command, "codes file to write");
+  options.layers.declare(command);
+  options.documents.declare(command);
+  command.group("Coding");
+  command.options(options, {{"book", "FILE"}, {"append", "CODES"}});
+  const std::string chosen = command.peek("codec");
+  if (!chosen.empty() && !command.help_wanted()) (void)find_codec(chosen);
+  const auto codec_options = declare_codec(command, chosen);
+  options.common.declare(command);
+  command.parse();
+  const bool appending = !options.append.empty();
+  if (appending) {
+    for (const char* fixed : {"codec", "layers", "storage", "pack", "embed-book"})
+      if (command.given(fixed))
+        throw usage_error("--append goes on as {} was made; leave out --{}", options.append, fixed);
+  } else if (chosen.empty()) {
+    throw usage_error("no codec is named; choose one with --codec: {}",
+                      fmt::join(options.fields()[0].choices, ", "));
+  }
+  options.output.check(options.common);
+  check_inputs({options.input, options.book, options.append});
+  options.common.apply(command, false);
+
+  const auto start = std::chrono::steady_clock::now();
+  const KvReader kv(options.input);
+  const auto chosen_documents = options.documents.choose(kv.documents(), kv.name());
+  std::optional<CodesReader> base;
+  std::optional<CodecOfFile> base_codec;
+  std::optional<BookFile> book;
+  std::unique_ptr<Codec> made;
+  CodesInfo info;
+  if (appending) {
+    base.emplace(options.append);
+    check_same_model(kv, *base);
+    base_codec.emplace(*base, options.book);
+    info = base->info();
+    if (!base_codec->entry().capabilities.appends)
+      throw usage_error("{}: the codec {} cannot append", base->name(), info.codec);
+    for (const int group : info.groups)
+      for (int layer = group; layer < group + info.layer_group; ++layer)
+        if (std::find(kv.layers().begin(), kv.layers().end(), layer) == kv.layers().end())
+          throw bad_input("{}: there is no layer {}, which {} has; it has layers {}", kv.name(), layer,
+                          base->name(), ranges_text(kv.layers()));
+  } else {
+    const CodecEntry& entry = find_codec(chosen);
+    codec_options->check();
+    if (entry.book_type.empty() && !options.book.empty())
+      throw usage_error("the codec {} takes no book; leave out --book", chosen);
+    if (!entry.book_type.empty() && options.book.empty())
+      throw usage_error("the codec {} needs a {}; name its file with --book", chosen, entry.book_type);
+    if (options.embed_book && entry.book_type.empty())
+      throw usage_error("the codec {} has no book to embed", chosen);
+    if (!options.book.empty()) book = read_book(options.book, entry.book_type, false);
+    info.model = kv.model();
+    info.source_dtype = kv.dtype();
+    info.storage = kv.dtype() == DType::f32 ? DType::bf16 : kv.dtype();
+    if (!options.storage.empty()) info.storage = dtype_from_name(options.storage);
+    const auto context = context_of(info.model, info.storage, book ? &book->book : nullptr);
+    made = make_codec(entry, *codec_options, context, options.book);
+    info.codec = chosen;
+    info.parameters = made->parameters();
+    info.layer_group = made->layer_group();
+    const auto layers = options.layers.choose(kv.layers(), kv.name());
+    info.groups = options.layers.given()
+                      ? whole_groups(layers, info.layer_group, ErrorKind::usage, "--layers")
+                      : whole_groups(layers, info.layer_group, ErrorKind::bad_input, kv.name() + ": layers");
+    info.packed = options.pack;
+    if (book)
+      info.book_type = entry.book_type, info.book_digest = book->digest,
+      info.book_bytes = book->book.size_bytes();
+  }
+  const Codec& codec = appending ? base_codec->codec() : *made;
+  const Job job = make_job(kv, chosen_documents, base ? &*base : nullptr, info.documents);
+
+  OutputFile output(options.output.path, options.output.overwrite);
+  std::optional<CodesWriter> writer;
+  if (appending)
+    writer.emplace(output, *base, info, codec, job.tokens, job.positions);
+  else
+    writer.emplace(output, info, codec, job.tokens, job.positions,
+                   options.embed_book ? &book->book : nullptr);
+  {
+    ProgressBar bar("encode", "tokens", options.common.quiet);
+    run_codec(kv, codec, info.groups, job, *writer, options.common.memory_bytes(), bar);
+  }
+  std::vector<std::vector<std::string>> histories;
+  if (base) histories.push_back(base->type().history);
+  histories.push_back(kv.type().history);
+  if (book) histories.push_back(book->type.history);
+  writer->finish(command.provenance(merged_history(histories)));
+  writer.reset();
+  const FileRate rate = rate_of(CodesReader(output.path()));
+  output.commit();
+  if (options.output.to_stdout()) return "";
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return summary(rate, options.output.path, info.codec, seconds, options.common.json);
+}
+
+}  // namespace kvcodec::cli

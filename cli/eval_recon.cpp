@@ -1,0 +1,420 @@
+// kvcodec eval-recon KV RECON ... [--rate CODES ...] [options]
+//
+//   --rate CODES        the codes each RECON was decoded from, in the same order: adds what it cost
+//   --per-head          also a table of every head      --per-dim    also a table of every dimension
+//
+//   kvcodec eval-recon kv.h5 a.h5 b.h5 --rate a-codes.h5 --rate b-codes.h5
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+
+#include "cli/common.hpp"
+#include "cli/json.hpp"
+#include "cli/progress.hpp"
+#include "cli/rate.hpp"
+#include "cli/subcommands.hpp"
+#include "cli/text.hpp"
+#include "formats/kv_file.hpp"
+#include "lib/core/error.hpp"
+#include "lib/metrics/reconstruction.hpp"
+
+namespace kvcodec::cli {
+namespace {
+
+struct EvalOptions final : Options {
+  std::vector<std::string> inputs, rates;
+  bool per_head = false, per_dim = false;
+  CommonOptions common;
+  LayerSelection layers;
+  DocumentSelection documents;
+
+  std::vector<OptionField> fields() override {
+    return {{.name = "per-head", .help = "also a table of every head of every layer", .target = &per_head},
+            {.name = "per-dim",
+             .help = "also a table of every dimension, over all layers and heads",
+             .target = &per_dim}};
+  }
+};
+
+/// Tokens of the original and where their reconstruction stands.
+struct Match {
+  uint64_t original = 0, recon = 0, count = 0;
+};
+
+/// Everything measured about one reconstruction.
+struct Result {
+  std::string name;
+  std::vector<std::string> history;
+  std::vector<int> layers;
+  size_t documents = 0;
+  uint64_t tokens = 0;
+  std::vector<ReconstructionMeter> meters;  // key, value
+  std::optional<FileRate> rate;
+
+  const ReconstructionMeter& meter(Side side) const { return meters[side == Side::key ? 0 : 1]; }
+};
+
+void check_same_shape(const KvReader& original, const KvReader& recon) {
+  const ModelInfo &a = original.model(), &b = recon.model();
+  const auto differ = [&](const char* what, const auto& mine, const auto& theirs) {
+    if (mine != theirs)
+      throw bad_input("{}: {} is {}; {} has {}", recon.name(), what, theirs, original.name(), mine);
+  };
+  differ("num_layers", a.num_layers, b.num_layers);
+  differ("num_kv_heads", a.num_kv_heads, b.num_kv_heads);
+  differ("head_dim", a.head_dim, b.head_dim);
+  differ("key_state", a.key_state, b.key_state);
+}
+
+/// Where in document `document` of the original the tokens at these positions stand, or nothing.
+std::optional<uint64_t> find_tokens(const KvReader& original, size_t document,
+                                    const std::vector<uint64_t>& wanted) {
+  const uint64_t first = original.documents().offsets[document];
+  const auto positions = original.positions(first, original.documents().length(document));
+  const auto place = std::lower_bound(positions.begin(), positions.end(), wanted.front());
+  const auto left = static_cast<size_t>(positions.end() - place);
+  if (left < wanted.size() || !std::equal(wanted.begin(), wanted.end(), place)) return {};
+  return first + static_cast<uint64_t>(place - positions.begin());
+}
+
+/// Finds each document of the reconstruction in the original, by name and positions: a decoded part counts as
+/// what it is.
+std::vector<Match> match_documents(const KvReader& original, const KvReader& recon,
+                                   const std::vector<size_t>& chosen) {
+  std::vector<Match> matches;
+  std::vector<bool> used(original.documents().count());
+  for (size_t i = 0; i < recon.documents().count(); ++i) {
+    const uint64_t first = recon.documents().offsets[i], count = recon.documents().length(i);
+    if (count == 0) continue;
+    const std::string& name = recon.documents().names[i];
+    const auto positions = recon.positions(first, count);
+    std::optional<uint64_t> place;
+    size_t document = 0;
+    for (; document < used.size() && !place; ++document)
+      if (!used[document] && original.documents().names[document] == name)
+        place = find_tokens(original, document, positions);
+    if (!place)
+      throw bad_input("{}: {} has no document '{}' with positions {} to {}", recon.name(), original.name(),
+                      name, positions.front(), positions.back());
+    used[--document] = true;
+    if (original.has_tokens() && recon.has_tokens() &&
+        original.tokens(*place, count) != recon.tokens(first, count))
+      throw bad_input("{}: document '{}' has other tokens than in {}", recon.name(), name, original.name());
+    if (std::find(chosen.begin(), chosen.end(), document) != chosen.end())
+      matches.push_back({*place, first, count});
+  }
+  if (matches.empty())
+    throw bad_input("{}: it has none of the chosen documents of {}", recon.name(), original.name());
+  return matches;
+}
+
+Result measure(const KvReader& original, const std::string& file, const EvalOptions& options,
+               const std::vector<size_t>& documents, ProgressBar& bar) {
+  const KvReader recon(file);
+  check_same_shape(original, recon);
+  const ModelInfo& model = original.model();
+  Result result;
+  result.name = file;
+  result.history = recon.type().history;
+  result.layers = options.layers.choose(recon.layers(), recon.name());
+  for (const int layer : result.layers)
+    if (std::find(original.layers().begin(), original.layers().end(), layer) == original.layers().end())
+      throw bad_input("{}: there is no layer {}, which {} has; it has layers {}", original.name(), layer,
+                      recon.name(), ranges_text(original.layers()));
+  const auto matches = match_documents(original, recon, documents);
+  result.documents = matches.size();
+  for (const auto& match : matches) result.tokens += match.count;
+  const auto width = static_cast<size_t>(model.num_kv_heads) * static_cast<size_t>(model.head_dim);
+  const size_t chunk = std::min<uint64_t>(
+      result.tokens, chunk_rows(options.common.memory_bytes() / 4, 2 * width * sizeof(float)));
+  Matrix<float> a(chunk, width), b(chunk, width);
+  const auto passes = static_cast<double>(2 * result.layers.size());
+  uint64_t done = 0;
+  for (const Side side : kSides) {
+    auto& meter = result.meters.emplace_back(static_cast<int>(result.layers.size()), model.num_kv_heads,
+                                             model.head_dim);
+    for (size_t l = 0; l < result.layers.size(); ++l)
+      for (const auto& match : matches)
+        for (uint64_t first = 0; first < match.count; first += chunk) {
+          const auto count = static_cast<size_t>(std::min<uint64_t>(chunk, match.count - first));
+          original.read(side, result.layers[l], match.original + first, a.view().rows(0, count));
+          recon.read(side, result.layers[l], match.recon + first, b.view().rows(0, count));
+          meter.add(static_cast<int>(l), a.view().rows(0, count), b.view().rows(0, count));
+          done += count;
+          bar.update(static_cast<double>(done) / passes, static_cast<double>(result.tokens));
+        }
+  }
+  return result;
+}
+
+// Text ---------------------------------------------------------------------------------------------
+
+std::string db(double value) {
+  return std::isfinite(value) ? fmt::format("{:.2f}", value) : significant(value, 3);
+}
+
+std::vector<std::string> error_cells(const ErrorSums& errors) {
+  return {significant(errors.mse(), 3), significant(errors.nmse(), 3), db(errors.snr_db()),
+          significant(errors.max_error, 3)};
+}
+
+std::vector<std::string> all_cells(std::string label, const ErrorSums& errors, const CosineSummary& cosine) {
+  std::vector<std::string> cells = {std::move(label)};
+  for (auto& cell : error_cells(errors)) cells.push_back(std::move(cell));
+  cells.push_back(fmt::format("{:.4f}", cosine.mean));
+  cells.push_back(fmt::format("{:.4f}", cosine.first_percentile));
+  return cells;
+}
+
+std::string plural(Side side) { return side == Side::key ? "keys" : "values"; }
+
+std::string what_was_compared(const KvReader& original, const Result& result) {
+  return fmt::format("{} against {}: {} layers ({}), {} heads x {}, {} documents, {} tokens\n\n", result.name,
+                     original.name(), result.layers.size(), ranges_text(result.layers),
+                     original.model().num_kv_heads, original.model().head_dim, grouped(result.documents),
+                     grouped(result.tokens));
+}
+
+/// Layers, or heads of layers, and the sum of all; cosines are those of one token's head with its
+/// reconstruction.
+std::string layer_table(const Result& result, bool heads) {
+  Table table({{heads ? "layer, head" : "layer"},
+               {"MSE"},
+               {"NMSE"},
+               {"SNR", "dB"},
+               {"max", "|error|"},
+               {"cosine", "mean"},
+               {"cosine", "1st pct"}});
+  for (const Side side : kSides) {
+    const auto& meter = result.meter(side);
+    for (int l = 0; l < meter.layers(); ++l)
+      for (int h = 0; h < (heads ? meter.heads() : 1); ++h) {
+        const std::optional<int> head = heads ? std::optional(h) : std::nullopt;
+        std::string label = fmt::format("{} {}", name_of(side), result.layers[static_cast<size_t>(l)]);
+        if (heads) label += fmt::format(", {}", h);
+        table.row(all_cells(std::move(label), meter.errors(l, head), meter.cosine(l, head)));
+      }
+    if (!heads) table.row(all_cells("all " + plural(side), meter.errors(), meter.cosine()));
+    if (side == Side::key) table.rule();
+  }
+  return table.text();
+}
+
+std::string dimension_table(const Result& result) {
+  std::vector<Table::Column> columns = {{"dimension"}};
+  for (const Side side : kSides)
+    for (const auto& [title, unit] : std::vector<std::pair<std::string, std::string>>{
+             {"MSE", ""}, {"NMSE", ""}, {"SNR", "dB"}, {"max", "|error|"}})
+      columns.push_back({.title = title, .unit = unit, .left = false, .group = plural(side)});
+  Table table(columns);
+  for (int d = 0; d < result.meter(Side::key).head_dim(); ++d) {
+    std::vector<std::string> cells = {fmt::format("{}", d)};
+    for (const Side side : kSides)
+      for (auto& cell : error_cells(result.meter(side).errors({}, {}, d))) cells.push_back(std::move(cell));
+    table.row(std::move(cells));
+  }
+  return table.text();
+}
+
+std::string comparison_table(const std::vector<Result>& results) {
+  const bool rates = results[0].rate.has_value();
+  const bool alike = std::all_of(results.begin(), results.end(), [&](const Result& r) {
+    return r.tokens == results[0].tokens && r.layers == results[0].layers;
+  });
+  std::vector<Table::Column> columns = {{"reconstruction"}};
+  for (const Side side : kSides) {
+    columns.push_back({.title = "NMSE", .group = plural(side)});
+    columns.push_back({.title = "SNR", .unit = "dB", .group = plural(side)});
+    columns.push_back({.title = "cosine", .unit = "mean", .group = plural(side)});
+  }
+  if (!alike) columns.push_back({.title = "compared", .unit = "values"});
+  if (rates) {
+    columns.push_back({.title = "bits", .unit = "/value", .group = "rate"});
+    columns.push_back({.title = "ratio", .unit = "to 16 bit", .group = "rate"});
+    columns.push_back({.title = "ratio", .unit = "with book", .group = "rate"});
+    columns.push_back({.title = "break-even", .unit = "tokens", .group = "rate"});
+  }
+  Table table(columns);
+  std::vector<std::string> names;  // without folders, if that leaves them distinct
+  for (const auto& result : results) names.push_back(std::filesystem::path(result.name).filename().string());
+  auto distinct = names;
+  std::sort(distinct.begin(), distinct.end());
+  const bool short_names = std::adjacent_find(distinct.begin(), distinct.end()) == distinct.end();
+  for (size_t i = 0; i < results.size(); ++i) {
+    const Result& result = results[i];
+    std::vector<std::string> cells = {short_names ? names[i] : result.name};
+    for (const Side side : kSides) {
+      const auto errors = result.meter(side).errors();
+      cells.push_back(significant(errors.nmse(), 3));
+      cells.push_back(db(errors.snr_db()));
+      cells.push_back(fmt::format("{:.4f}", result.meter(side).cosine().mean));
+    }
+    if (!alike)
+      cells.push_back(
+          grouped(result.meter(Side::key).errors().values + result.meter(Side::value).errors().values));
+    if (rates) {
+      cells.push_back(fmt::format("{:.3f}", result.rate->rate.bits_per_value));
+      cells.push_back(fmt::format("{:.2f}", result.rate->rate.ratio));
+      cells.push_back(fmt::format("{:.2f}", result.rate->rate.ratio_with_book));
+      cells.push_back(break_even_text(*result.rate));
+    }
+    table.row(std::move(cells));
+  }
+  return table.text();
+}
+
+std::string rate_text(const FileRate& rate, const std::string& file) {
+  return fmt::format(
+      "\n{}: {:.3f} bits/value; ratio to 16 bits {:.2f}, with the book {:.2f}, streams alone {:.2f}; "
+      "break-even at "
+      "{} tokens\n\n{}",
+      file, rate.rate.bits_per_value, rate.rate.ratio, rate.rate.ratio_with_book, rate.stream_ratio(),
+      break_even_text(rate), ledger_table(rate));
+}
+
+// JSON ---------------------------------------------------------------------------------------------
+
+Json errors_json(const ErrorSums& errors) {
+  return {{"values", errors.values},
+          {"mse", errors.mse()},
+          {"nmse", errors.nmse()},
+          {"snr_db", errors.snr_db()},
+          {"max_error", errors.max_error}};
+}
+
+Json measures_json(const ReconstructionMeter& meter, std::optional<int> layer, std::optional<int> head) {
+  Json json = errors_json(meter.errors(layer, head));
+  const auto cosine = meter.cosine(layer, head);
+  json["cosine_mean"] = cosine.mean;
+  json["cosine_first_percentile"] = cosine.first_percentile;
+  return json;
+}
+
+Json side_json(const Result& result, Side side) {
+  const auto& meter = result.meter(side);
+  Json json = measures_json(meter, {}, {});
+  json["layers"] = Json::array();
+  for (int l = 0; l < meter.layers(); ++l) {
+    Json layer = {{"layer", result.layers[static_cast<size_t>(l)]}};
+    layer.update(measures_json(meter, l, {}));
+    layer["heads"] = Json::array();
+    for (int h = 0; h < meter.heads(); ++h) layer["heads"].push_back(measures_json(meter, l, h));
+    json["layers"].push_back(layer);
+  }
+  json["dimensions"] = Json::array();
+  for (int d = 0; d < meter.head_dim(); ++d)
+    json["dimensions"].push_back(errors_json(meter.errors({}, {}, d)));
+  return json;
+}
+
+std::string json_text(const KvReader& original, const std::vector<Result>& results) {
+  Json json = {{"original", original.name()}, {"reconstructions", Json::array()}};
+  for (const auto& result : results) {
+    Json one = {{"file", result.name},
+                {"layers", result.layers},
+                {"documents", result.documents},
+                {"tokens", result.tokens}};
+    for (const Side side : kSides) one[std::string(name_of(side))] = side_json(result, side);
+    if (result.rate) one["rate"] = to_json(*result.rate);
+    json["reconstructions"].push_back(one);
+  }
+  return text_of(json);
+}
+
+std::string text_of_results(const KvReader& original, const std::vector<Result>& results,
+                            const EvalOptions& options) {
+  std::string out;
+  if (results.size() > 1) {
+    out = fmt::format("against {}: {} heads x {}, {} tokens\n\n", original.name(),
+                      original.model().num_kv_heads, original.model().head_dim, grouped(results[0].tokens)) +
+          comparison_table(results);
+  }
+  for (const auto& result : results) {
+    const bool alone = results.size() == 1;
+    if (!alone && !options.per_head && !options.per_dim) continue;
+    if (!alone) out += "\n";
+    out += what_was_compared(original, result);
+    if (alone) out += layer_table(result, false);
+    if (options.per_head) out += (alone ? "\n" : "") + layer_table(result, true);
+    if (options.per_dim) out += (alone || options.per_head ? "\n" : "") + dimension_table(result);
+    if (alone && result.rate) out += rate_text(*result.rate, options.rates[0]);
+  }
+  return out;
+}
+
+/// Says so where a reconstruction's history does not hold the encode command of the codes whose rate stands
+/// beside it: the two lists are matched by order only, and a slip there would go unseen.
+void note_strange_pair(const Result& result, const CodesReader& codes) {
+  const auto& history = codes.type().history;
+  const auto encoded = std::find_if(history.rbegin(), history.rend(), [](const std::string& line) {
+    return line.starts_with("kvcodec encode ");
+  });
+  if (encoded == history.rend() ||
+      std::find(result.history.begin(), result.history.end(), *encoded) != result.history.end())
+    return;
+  std::fputs(fmt::format("kvcodec eval-recon: note: by its history, {} was not decoded from {}\n",
+                         result.name, codes.name())
+                 .c_str(),
+             stderr);
+}
+
+}  // namespace
+
+std::string eval_recon(Command& command) {
+  EvalOptions options;
+  command.describe("KV RECON ... [--rate CODES ...] [options]",
+                   "Measures how far rebuilt caches are from the original: mean squared error, error energy "
+                   "over energy (NMSE), "
+                   "signal-to-noise ratio, largest error, and cosines of every token's heads with what they "
+                   "became (mean and 1st "
+                   "percentile). One RECON gets a table of layers, several are compared in one table. A "
+                   "RECON may hold only some layers, "
+                   "documents or tokens; they are found by name and position.\n\n"
+                   "With --rate, also what it cost: bits per value over everything stored but the book, the "
+                   "ratio to 16 bits without and "
+                   "with the book, and the number of tokens from which the book has paid for itself.",
+                   "kvcodec eval-recon kv.h5 recon.h5 --rate codes.h5\n"
+                   "kvcodec eval-recon kv.h5 a.h5 b.h5 --rate a-codes.h5 --rate b-codes.h5");
+  command.group("Input");
+  std::string original_name;
+  command.input("KV", "the original kv file; - is standard input", original_name);
+  command.inputs("RECON", "kv files to compare with it", options.inputs);
+  command.repeated("rate", "codes file that RECON was decoded from; once for each RECON, in their order",
+                   options.rates, "CODES");
+  options.layers.declare(command);
+  options.documents.declare(command);
+  command.group("Report");
+  command.options(options);
+  options.common.declare(command);
+  command.parse();
+  if (!options.rates.empty() && options.rates.size() != options.inputs.size())
+    throw usage_error("there are {} RECON files but {} --rate; give one for each, in the same order",
+                      options.inputs.size(), options.rates.size());
+  auto inputs = options.inputs;
+  inputs.push_back(original_name);
+  inputs.insert(inputs.end(), options.rates.begin(), options.rates.end());
+  check_inputs(inputs);
+  options.common.apply(command, false);
+
+  const KvReader original(original_name);
+  (void)options.layers.choose(original.layers(), original.name());
+  const auto documents = options.documents.choose(original.documents(), original.name());
+  std::vector<CodesReader> codes;  // first: a missing codes file is found before the long work
+  for (const auto& file : options.rates) codes.emplace_back(file);
+  std::vector<Result> results;
+  for (size_t i = 0; i < options.inputs.size(); ++i) {
+    const std::string label = options.inputs.size() == 1
+                                  ? "eval-recon"
+                                  : fmt::format("eval-recon {}/{}", i + 1, options.inputs.size());
+    ProgressBar bar(label, "tokens", options.common.quiet);
+    results.push_back(measure(original, options.inputs[i], options, documents, bar));
+    if (codes.empty()) continue;
+    results.back().rate = rate_of(codes[i]);
+    if (!options.common.quiet) note_strange_pair(results.back(), codes[i]);
+  }
+  return options.common.json ? json_text(original, results) : text_of_results(original, results, options);
+}
+
+}  // namespace kvcodec::cli

@@ -1,0 +1,308 @@
+// kvcodec info FILE [options]
+//
+//   --layers LIST       only these layers    --documents LIST   only these documents    --json   all of it
+//
+//   kvcodec info codes.h5
+#include <algorithm>
+#include <map>
+
+#include "cli/common.hpp"
+#include "cli/json.hpp"
+#include "cli/rate.hpp"
+#include "cli/subcommands.hpp"
+#include "cli/text.hpp"
+#include "formats/book_file.hpp"
+#include "formats/codes_file.hpp"
+#include "formats/kv_file.hpp"
+#include "lib/codec/registry.hpp"
+#include "lib/core/error.hpp"
+
+namespace kvcodec::cli {
+namespace {
+
+// More documents than this are listed with --json or --documents only: a corpus would push all else off the
+// screen.
+constexpr size_t kDocumentsShown = 20;
+
+struct InfoOptions final {
+  std::string input;
+  CommonOptions common;
+  LayerSelection layers;
+  DocumentSelection documents;
+};
+
+/// "name   value" lines, the names of one width.
+class Facts {
+ public:
+  void add(std::string name, std::string value) {
+    if (!value.empty()) lines_.emplace_back(std::move(name), std::move(value));
+  }
+  std::string text() const {
+    constexpr size_t kNameWidth = 14;
+    std::string out;
+    for (const auto& [name, value] : lines_) out += fmt::format("{:<{}}{}\n", name, kNameWidth, value);
+    return out;
+  }
+
+ private:
+  std::vector<std::pair<std::string, std::string>> lines_;
+};
+
+std::string shape_text(const std::vector<uint64_t>& shape) {
+  return shape.empty() ? "scalar" : fmt::format("{}", fmt::join(shape, " x "));
+}
+
+std::string record_text(const Record& record) {
+  std::vector<std::string> parts;
+  for (const auto& [name, value] : record.items())
+    parts.push_back(fmt::format("{} {}", name, to_text(value)));
+  return fmt::format("{}", fmt::join(parts, ", "));
+}
+
+std::string head_line(const std::string& name, const FileType& type) {
+  return fmt::format("{}: {}, format version {}, {}{}\n", name, type.type, type.version, type.generator,
+                     type.created.empty() ? "" : ", " + type.created);
+}
+
+std::string history_text(const FileType& type) {
+  std::string out = "\nhistory\n";
+  for (const auto& line : type.history) out += "  " + line + "\n";
+  return type.history.empty() ? "" : out;
+}
+
+void add_model(Facts& facts, const ModelInfo& model) {
+  facts.add("model", model.model);
+  facts.add("shape", fmt::format("{} layers, {} query heads, {} key/value heads x {} dimensions",
+                                 model.num_layers, model.num_q_heads, model.num_kv_heads, model.head_dim));
+  std::string rope = model.rope_theta > 0 ? fmt::format(", theta {}", model.rope_theta) : "";
+  if (!model.rope_scaling.empty()) rope += ", scaling " + model.rope_scaling;
+  facts.add("keys", model.key_state + rope);
+  facts.add("source", model.source);
+}
+
+std::string documents_text(const Documents& documents, const std::vector<size_t>& chosen, bool asked) {
+  Table table({{"document"}, {"name", "", true}, {"tokens"}});
+  size_t shown = 0;
+  for (const size_t i : chosen) {
+    if (shown++ == kDocumentsShown && !asked) break;
+    table.row({fmt::format("{}", i), documents.names[i], grouped(documents.length(i))});
+  }
+  std::string out = "\n" + table.text();
+  if (!asked && chosen.size() > kDocumentsShown)
+    out +=
+        fmt::format("... and {} more; --documents shows those it names\n", chosen.size() - kDocumentsShown);
+  return out;
+}
+
+Json json_of(const FileType& type) {
+  return {{"type", type.type},
+          {"version", type.version},
+          {"generator", type.generator},
+          {"created", type.created},
+          {"history", type.history}};
+}
+
+Json chosen_documents_json(const Documents& documents, const std::vector<size_t>& chosen) {
+  Json json = Json::array();
+  for (const size_t i : chosen)
+    json.push_back({{"number", i}, {"name", documents.names[i]}, {"tokens", documents.length(i)}});
+  return json;
+}
+
+std::string kv_info(const InfoOptions& options) {
+  const KvReader kv(options.input);
+  const auto layers = options.layers.choose(kv.layers(), kv.name());
+  const auto documents = options.documents.choose(kv.documents(), kv.name());
+  struct QueryCount {
+    int layer;
+    size_t tokens;
+  };
+  std::vector<QueryCount> queries;
+  for (const int layer : layers)
+    if (const auto q = kv.queries(layer)) queries.push_back({layer, q->token_rows.size()});
+
+  if (options.common.json) {
+    Json json = json_of(kv.type());
+    json["model"] = to_json(kv.model());
+    json["layers"] = layers;
+    json["dtype"] = name_of(kv.dtype());
+    json["tokens"] = kv.documents().tokens();
+    json["has_tokens"] = kv.has_tokens();
+    json["file_bytes"] = kv.file_bytes();
+    json["queries"] = Json::array();
+    for (const auto& q : queries) json["queries"].push_back({{"layer", q.layer}, {"tokens", q.tokens}});
+    json["documents"] = chosen_documents_json(kv.documents(), documents);
+    return text_of(json);
+  }
+  Facts facts;
+  add_model(facts, kv.model());
+  facts.add("layers", ranges_text(layers));
+  facts.add("elements", std::string(name_of(kv.dtype())));
+  facts.add("tokens",
+            fmt::format("{}{}", grouped(kv.documents().tokens()), kv.has_tokens() ? "" : " (ids not known)"));
+  facts.add("queries",
+            queries.empty() ? "none" : fmt::format("{} tokens per layer", grouped(queries[0].tokens)));
+  facts.add("file", fmt::format("{} bytes", grouped(kv.file_bytes())));
+  return head_line(kv.name(), kv.type()) + facts.text() +
+         documents_text(kv.documents(), documents, options.documents.given()) + history_text(kv.type());
+}
+
+std::string book_info(const InfoOptions& options) {
+  const BookFile file = read_book(options.input, "", true);
+  const std::string name = options.input == "-" ? "standard input" : options.input;
+  std::vector<const Array*> needed, training;
+  for (const auto& array : file.book.arrays)
+    (array.name.starts_with(Book::kTrainingPrefix) ? training : needed).push_back(&array);
+
+  if (options.common.json) {
+    Json json = json_of(file.type);
+    json["model"] = to_json(file.model);
+    json["digest"] = file.digest;
+    json["book_bytes"] = file.book.size_bytes();
+    json["parameters"] = to_json(file.book.parameters);
+    const auto list = [](const std::vector<const Array*>& arrays) {
+      Json out = Json::array();
+      for (const Array* a : arrays)
+        out.push_back({{"name", a->name}, {"type", name_of(a->type)}, {"shape", a->shape}});
+      return out;
+    };
+    json["arrays"] = list(needed);
+    json["training"] = list(training);
+    return text_of(json);
+  }
+  Facts facts;
+  facts.add("digest", file.digest);
+  facts.add("book", fmt::format("{} bytes", grouped(file.book.size_bytes())));
+  add_model(facts, file.model);
+  facts.add("parameters", record_text(file.book.parameters));
+  Table table({{"array"}, {"type"}, {"shape"}, {"bytes"}});
+  for (const auto* list : {&needed, &training})
+    for (const Array* array : *list)
+      table.row({array->name, std::string(name_of(array->type)), shape_text(array->shape),
+                 grouped(array->bytes.size())});
+  return head_line(name, file.type) + facts.text() + "\n" + table.text() + history_text(file.type);
+}
+
+/// Streams of the same side and name, over all chosen groups.
+struct StreamSum {
+  StoredStream stream;
+  uint64_t rows = 0, bytes = 0;
+};
+
+std::string codes_info(const InfoOptions& options) {
+  const CodesReader codes(options.input);
+  const CodesInfo& info = codes.info();
+  std::vector<int> stored;
+  for (const int group : info.groups)
+    for (int i = 0; i < info.layer_group; ++i) stored.push_back(group + i);
+  const auto layers = options.layers.choose(stored, codes.name());
+  const auto documents = options.documents.choose(info.documents, codes.name());
+  const FileRate rate = rate_of(codes);
+
+  std::vector<std::pair<std::string, StreamSum>> sums;
+  Json streams = Json::array();
+  for (const Side side : kSides)
+    for (const int group : info.groups) {
+      if (std::none_of(layers.begin(), layers.end(),
+                       [&](int layer) { return layer >= group && layer < group + info.layer_group; }))
+        continue;
+      for (const StoredStream& stream : codes.streams(side, group)) {
+        const std::string name = fmt::format("{}/{}", name_of(side), stream.spec.name);
+        auto place =
+            std::find_if(sums.begin(), sums.end(), [&](const auto& sum) { return sum.first == name; });
+        if (place == sums.end()) place = sums.insert(sums.end(), {name, {stream}});
+        place->second.rows += stream.rows;
+        place->second.bytes += stream.bytes;
+        if (options.common.json)
+          streams.push_back({{"dataset", fmt::format("/layers/{}/{}", group, name)},
+                             {"type", name_of(stream.spec.type)},
+                             {"row_shape", stream.spec.row_shape},
+                             {"category", name_of(stream.spec.category)},
+                             {"shared", stream.spec.shared},
+                             {"packed_bits", stream.packed_bits},
+                             {"rows", stream.rows},
+                             {"bytes", stream.bytes}});
+      }
+    }
+
+  if (options.common.json) {
+    Json json = json_of(codes.type());
+    json["codec"] = info.codec;
+    json["parameters"] = to_json(info.parameters);
+    json["model"] = to_json(info.model);
+    json["storage"] = name_of(info.storage);
+    json["source_dtype"] = name_of(info.source_dtype);
+    json["layers"] = layers;
+    json["layer_group"] = info.layer_group;
+    json["packed"] = info.packed;
+    json["has_tokens"] = codes.has_tokens();
+    json["book"] = info.book_type.empty() ? Json(nullptr)
+                                          : Json{{"type", info.book_type},
+                                                 {"digest", info.book_digest},
+                                                 {"bytes", info.book_bytes},
+                                                 {"embedded", rate.embedded_book_bytes > 0}};
+    json["rate"] = to_json(rate);
+    json["streams"] = streams;
+    json["documents"] = chosen_documents_json(info.documents, documents);
+    return text_of(json);
+  }
+  Facts facts;
+  facts.add("codec", info.codec);
+  facts.add("parameters", record_text(info.parameters));
+  if (!info.book_type.empty())
+    facts.add("book",
+              fmt::format("{} with digest {}, {} bytes, {}", info.book_type, info.book_digest,
+                          grouped(info.book_bytes), rate.embedded_book_bytes > 0 ? "inside" : "apart"));
+  add_model(facts, info.model);
+  facts.add("layers", fmt::format("{}, in groups of {}", ranges_text(layers), info.layer_group));
+  facts.add("elements",
+            fmt::format("{}, kept exactly as {}", name_of(info.source_dtype), name_of(info.storage)));
+  facts.add("tokens", grouped(info.documents.tokens()));
+  facts.add("values", grouped(rate.ledger.values));
+  facts.add("ratio", fmt::format("{:.2f} to 16 bits, {:.2f} with the book, {:.2f} for the streams alone",
+                                 rate.rate.ratio, rate.rate.ratio_with_book, rate.stream_ratio()));
+  if (rate.ledger.book_bytes > 0) facts.add("break-even", break_even_text(rate) + " tokens");
+  Table table({{"stream"}, {"type"}, {"row"}, {"kind", "", true}, {"bits"}, {"rows"}, {"bytes"}});
+  for (const auto& [name, sum] : sums) {
+    const StreamSpec& spec = sum.stream.spec;
+    table.row({name, std::string(name_of(spec.type)), shape_text(spec.row_shape),
+               std::string(name_of(spec.category)),
+               fmt::format("{}", sum.stream.packed_bits ? sum.stream.packed_bits : 8 * size_of(spec.type)),
+               grouped(sum.rows), grouped(sum.bytes)});
+  }
+  return head_line(codes.name(), codes.type()) + facts.text() + "\n" + ledger_table(rate) + "\n" +
+         table.text() + documents_text(info.documents, documents, options.documents.given()) +
+         history_text(codes.type());
+}
+
+}  // namespace
+
+std::string info(Command& command) {
+  InfoOptions options;
+  command.describe("FILE [options]",
+                   "Says what is in a file of any kvcodec type: what it was made from and how, its shape, "
+                   "its documents; for codes also "
+                   "where every byte went (the ledger) and how each stream lies in the file. Only headers "
+                   "are read, not the data.",
+                   "kvcodec info codes.h5\n"
+                   "kvcodec info codes.h5 --json | jq .rate.bits_per_value");
+  command.group("Input");
+  command.input("FILE", "kv, dictionary or codes file; - is standard input", options.input);
+  options.layers.declare(command);
+  options.documents.declare(command);
+  options.common.declare(command);
+  command.parse();
+  options.common.apply(command, false);
+
+  const FileType type = identify(options.input);
+  if (type.type == "kv") return kv_info(options);
+  if (type.type == "codes") return codes_info(options);
+  if (type.type == "dictionary") {
+    if (options.layers.given() || options.documents.given())
+      throw usage_error("{}: a {} has no layers and documents to choose from", options.input, type.type);
+    return book_info(options);
+  }
+  throw bad_input("{}: info does not know files of type '{}'", options.input, type.type);
+}
+
+}  // namespace kvcodec::cli

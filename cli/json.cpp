@@ -1,0 +1,36 @@
+#include "cli/json.hpp"
+
+namespace kvcodec::cli {
+
+Json to_json(const Record& record) {
+  Json json = Json::object();
+  for (const auto& [name, value] : record.items())
+    std::visit([&json, &key = name](const auto& v) { json[key] = v; }, value);
+  return json;
+}
+
+Json to_json(const ModelInfo& model) {
+  Json json = {{"model", model.model},
+               {"num_layers", model.num_layers},
+               {"num_q_heads", model.num_q_heads},
+               {"num_kv_heads", model.num_kv_heads},
+               {"head_dim", model.head_dim},
+               {"rope_theta", model.rope_theta},
+               {"rope_scaling", model.rope_scaling},
+               {"key_state", model.key_state},
+               {"source", model.source}};
+  return json;
+}
+
+Json to_json(const Documents& documents) {
+  Json json = Json::array();
+  for (size_t i = 0; i < documents.count(); ++i)
+    json.push_back({{"name", documents.names[i]}, {"tokens", documents.length(i)}});
+  return json;
+}
+
+std::string text_of(const Json& json) {
+  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace kvcodec::cli

@@ -1,0 +1,24 @@
+// What --json prints: the pieces that several subcommands share. Keys are stable; new ones may be added.
+#pragma once
+
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+#include "formats/codes_file.hpp"
+#include "formats/header.hpp"
+#include "lib/core/record.hpp"
+
+namespace kvcodec::cli {
+
+using Json = nlohmann::ordered_json;
+
+Json to_json(const Record& record);
+Json to_json(const ModelInfo& model);
+Json to_json(const Documents& documents);
+
+/// Indented, one line feed at the end. Numbers that are not finite become null; text that is not UTF-8 is
+/// mended.
+std::string text_of(const Json& json);
+
+}  // namespace kvcodec::cli

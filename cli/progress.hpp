@@ -1,0 +1,33 @@
+// Progress on a terminal: a bar, the rate, the time left, on standard error, at most ten times a second.
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <string_view>
+
+#include "lib/core/progress.hpp"
+
+namespace kvcodec::cli {
+
+class ProgressBar {
+ public:
+  /// label: what goes on ("encode"). unit: what is counted, in the plural ("tokens"). Shown only if standard
+  /// error is a terminal and `quiet` is false; otherwise nothing is ever written.
+  ProgressBar(std::string label, std::string unit, bool quiet);
+  /// Takes the line away again.
+  ~ProgressBar();
+  ProgressBar(const ProgressBar&) = delete;
+  ProgressBar& operator=(const ProgressBar&) = delete;
+
+  void update(double done, double total, std::string_view note = {});
+  /// To hand to lib/; lives as long as the bar.
+  Progress callback();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  std::string label_, unit_;
+  bool shown_ = false, drawn_ = false;
+  Clock::time_point start_, last_;
+};
+
+}  // namespace kvcodec::cli

@@ -1,0 +1,39 @@
+// What a codes file costs, as encode, info and eval-recon show it.
+//
+// bits/value counts everything in the file but the book: streams, tokens, positions, document table and the
+// file's own overhead. The book, which any number of caches can share, comes in with the second ratio and
+// with the break-even point.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "cli/json.hpp"
+#include "formats/codes_file.hpp"
+#include "lib/metrics/rate.hpp"
+
+namespace kvcodec::cli {
+
+struct FileRate {
+  std::string codec;
+  RateLedger ledger;  ///< the categories of streams that are there, tables of tokens, file overhead
+  Rate rate;
+  uint64_t stream_bytes = 0;  ///< the codec's own streams
+  uint64_t file_bytes = 0;
+  uint64_t embedded_book_bytes = 0;
+
+  uint64_t raw_bytes() const { return 2 * ledger.values; }  ///< the cache at 16 bits
+  double stream_ratio() const { return compression_ratio(ledger.values, stream_bytes); }
+};
+
+FileRate rate_of(const CodesReader& codes);
+
+/// "1,234", "never" or "-" (no book).
+std::string break_even_text(const FileRate& rate);
+
+/// The ledger, a line for each kind of bits, with bits per value and share of the file.
+std::string ledger_table(const FileRate& rate);
+
+Json to_json(const FileRate& rate);
+
+}  // namespace kvcodec::cli

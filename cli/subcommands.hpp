@@ -1,0 +1,19 @@
+// The subcommands, one file each. Each describes its command line, parses it, does its work and returns what
+// goes to standard output, which is written only when all has gone well.
+#pragma once
+
+#include <string>
+
+#include "cli/command.hpp"
+
+namespace kvcodec::cli {
+
+std::string dump_kv(Command& command);
+std::string train_dict(Command& command);
+std::string encode(Command& command);
+std::string decode(Command& command);
+std::string pack_indices(Command& command);
+std::string info(Command& command);
+std::string eval_recon(Command& command);
+
+}  // namespace kvcodec::cli
