@@ -1,0 +1,134 @@
+#include "formats/json_file.hpp"
+
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <vector>
+
+#include "lib/core/error.hpp"
+
+namespace kvcodec {
+namespace {
+
+/// Notes field names while the parser goes along, to find those that come twice.
+class DuplicateFinder {
+ public:
+  bool operator()(int /*depth*/, nlohmann::json::parse_event_t event, nlohmann::json& parsed) {
+    using Event = nlohmann::json::parse_event_t;
+    if (event == Event::object_start) open_.emplace_back();
+    if (event == Event::object_end) open_.pop_back();
+    if (event == Event::key && !open_.back().insert(parsed.get<std::string>()).second && duplicate_.empty())
+      duplicate_ = parsed.get<std::string>(), found_ = true;
+    return true;
+  }
+  const std::string* duplicate() const { return found_ ? &duplicate_ : nullptr; }
+
+ private:
+  std::vector<std::set<std::string>> open_;
+  std::string duplicate_;
+  bool found_ = false;
+};
+
+Error wrong_type(const char* name, const nlohmann::json& value, const char* right) {
+  return bad_input("{} is {}; it must be {}", name, printable(value.dump(-1, ' ', true)), right);
+}
+
+}  // namespace
+
+std::string printable(std::string_view text) {
+  constexpr size_t kMax = 200;
+  std::string result;
+  for (const char c : text.substr(0, kMax)) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x20 || byte == 0x7f)
+      result += fmt::format("\\x{:02x}", byte);
+    else
+      result += c;
+  }
+  if (text.size() > kMax) result += "…";
+  return result;
+}
+
+nlohmann::json parse_json_object(std::string_view text, const std::string& where) {
+  DuplicateFinder finder;
+  nlohmann::json object;
+  try {
+    object = nlohmann::json::parse(text, std::ref(finder));
+  } catch (const nlohmann::json::parse_error& error) {
+    throw bad_input("{}: not JSON from byte {} on", where, error.byte);
+  } catch (const nlohmann::json::exception&) {  // a number beyond double's range
+    throw bad_input("{}: not JSON: a number is out of range", where);
+  }
+  if (!object.is_object())
+    throw bad_input("{}: holds a JSON {}; it must be an object", where, object.type_name());
+  if (const std::string* name = finder.duplicate())
+    throw bad_input("{}: field '{}' is there twice", where, printable(*name));
+  return object;
+}
+
+nlohmann::json read_json_object(const std::string& file, uint64_t max_bytes) {
+  std::error_code error;
+  const uint64_t size = std::filesystem::file_size(file, error);
+  if (error) throw bad_input("{}: cannot be read: {}", file, error.message());
+  if (size > max_bytes) throw bad_input("{}: has {} bytes; at most {} are plausible", file, size, max_bytes);
+  std::ifstream stream(file, std::ios::binary);
+  std::string text(size, '\0');
+  stream.read(text.data(), static_cast<std::streamsize>(size));
+  if (!stream) throw failed("{}: cannot be read: {}", file, std::strerror(errno));
+  return parse_json_object(text, file);
+}
+
+const nlohmann::json* JsonFields::find(const char* name) const {
+  const auto place = object_.find(name);
+  return place == object_.end() || place->is_null() ? nullptr : &*place;
+}
+
+bool JsonFields::has_null(const char* name) const {
+  const auto place = object_.find(name);
+  return place != object_.end() && place->is_null();
+}
+
+std::optional<bool> JsonFields::get_bool(const char* name) const {
+  const nlohmann::json* value = find(name);
+  if (!value) return std::nullopt;
+  if (!value->is_boolean()) throw wrong_type(name, *value, "true or false");
+  return value->get<bool>();
+}
+
+std::optional<int64_t> JsonFields::get_int(const char* name) const {
+  const nlohmann::json* value = find(name);
+  if (!value) return std::nullopt;
+  const bool fits = value->is_number_integer() &&
+                    (!value->is_number_unsigned() || value->get<uint64_t>() <= uint64_t{INT64_MAX});
+  if (!fits) throw wrong_type(name, *value, "an integer");
+  return value->get<int64_t>();
+}
+
+std::optional<double> JsonFields::get_number(const char* name) const {
+  const nlohmann::json* value = find(name);
+  if (!value) return std::nullopt;
+  if (!value->is_number()) throw wrong_type(name, *value, "a number");
+  return value->get<double>();
+}
+
+std::optional<std::string> JsonFields::get_string(const char* name) const {
+  const nlohmann::json* value = find(name);
+  if (!value) return std::nullopt;
+  if (!value->is_string()) throw wrong_type(name, *value, "a string");
+  return value->get<std::string>();
+}
+
+int64_t JsonFields::need_int(const char* name) const {
+  if (const auto value = get_int(name)) return *value;
+  throw bad_input("{} is missing; it must be an integer", name);
+}
+
+double JsonFields::need_number(const char* name) const {
+  if (const auto value = get_number(name)) return *value;
+  throw bad_input("{} is missing; it must be a number", name);
+}
+
+}  // namespace kvcodec

@@ -1,0 +1,29 @@
+// Causal attention of a chunk of tokens over the keys and values computed so far, document by document.
+// Inside lib/model only.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "lib/core/view.hpp"
+#include "lib/model/config.hpp"
+#include "lib/model/linear.hpp"
+
+namespace kvcodec {
+
+/// Scratch floats per thread that causal_attention takes.
+size_t attention_scratch_floats(const ModelConfig& config);
+
+/// out = softmax(q k^T / sqrt(head_dim)) v for rows [first, first + query.rows()) of the batch, each over the
+/// tokens of its own document up to itself, and no more than `window` of them (0 = all). query, out: (n,
+/// num_q_heads * head_dim). key, value: (all tokens, num_kv_heads * head_dim), filled up to row first + n.
+/// offsets: as in PrefillBatch.
+/// Blocks that are masked altogether are skipped; the softmax goes along by blocks of keys, so memory does
+/// not grow with the document (Milakov and Gimelshein 2018; Dao et al. 2022). Blocks lie at fixed positions
+/// of the document: chunks do not matter.
+void causal_attention(const ModelConfig& config, int64_t window, std::span<const uint64_t> offsets,
+                      size_t first, MatrixView<const float> query, MatrixView<const float> key,
+                      MatrixView<const float> value, MatrixView<float> out, WorkerScratch& scratch);
+
+}  // namespace kvcodec

@@ -1,0 +1,58 @@
+// Linear layers over many tokens: x times the transpose of a weight matrix that may be stored in 16 bits.
+// Inside lib/model only.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "lib/core/view.hpp"
+#include "lib/model/weights.hpp"
+
+namespace kvcodec {
+
+/// y = W x + b. The weight stays in its storage type and is widened block by block.
+struct Linear {
+  const TensorView* weight = nullptr;  ///< (outputs, inputs)
+  std::vector<float> bias;             ///< outputs values, or empty
+
+  size_t outputs() const { return weight->shape[0]; }
+  size_t inputs() const { return weight->shape[1]; }
+};
+
+/// Scratch memory for each thread of parallel_for.
+class WorkerScratch {
+ public:
+  WorkerScratch();
+  /// `floats` values that only this worker touches; what an earlier call gave is invalid. Alignment is that
+  /// of a cache line.
+  float* get(int worker, size_t floats);
+
+ private:
+  std::vector<std::vector<float>> buffers_;
+};
+
+/// Scratch floats per thread that the functions below take.
+size_t linear_scratch_floats();
+
+/// One product of a group that shares its input. x: (n, inputs); out: (n, outputs).
+struct LinearOutput {
+  const Linear* layer;
+  MatrixView<float> out;
+};
+
+enum class Write : bool {
+  replace,
+  add,  ///< to what is there: the residual stream
+};
+
+/// out = (or +=) layer(x) for all outputs.
+void apply(MatrixView<const float> x, std::span<const LinearOutput> outputs, Write write,
+           WorkerScratch& scratch);
+
+/// out = silu(gate(x)) * up(x): the first half of a gated MLP (Shazeer 2020). gate and up have the same
+/// shape.
+void apply_gated(MatrixView<const float> x, const Linear& gate, const Linear& up, MatrixView<float> out,
+                 WorkerScratch& scratch);
+
+}  // namespace kvcodec

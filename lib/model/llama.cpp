@@ -1,0 +1,401 @@
+#include "lib/model/llama.hpp"
+
+#include <algorithm>
+#include <array>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lib/core/checked.hpp"
+#include "lib/core/parallel.hpp"
+#include "lib/model/causal_attention.hpp"
+#include "lib/model/linear.hpp"
+#include "lib/model/rope.hpp"
+#include "lib/model/row_ops.hpp"
+
+namespace kvcodec {
+namespace {
+
+// Tokens per piece where single rows are worked on: tens of microseconds, well above the cost of starting
+// threads.
+constexpr size_t kRowGrain = 32;
+// Logits are handed out in chunks of about this size.
+constexpr size_t kLogitBytes = size_t{64} << 20;
+
+struct Layer {
+  std::vector<float> attention_norm, mlp_norm;
+  std::vector<float> query_norm, key_norm;  // empty unless the config says qk_norm
+  Linear query, key, value, output, gate, up, down;
+};
+
+size_t as_size(int value) { return static_cast<size_t>(value); }
+
+/// Looks tensors up and checks their shapes.
+class Loader {
+ public:
+  Loader(const WeightSource& weights) : weights_(weights) {
+    // Checkpoints of the bare model (without the output matrix) lack the prefix.
+    if (!weights.find("model.embed_tokens.weight") && weights.find("embed_tokens.weight")) prefix_ = "";
+  }
+
+  std::string name(const std::string& tail) const { return prefix_ + tail; }
+
+  std::vector<float> vector(const std::string& tail, int size) const {
+    return read_floats(get_tensor(weights_, name(tail), {as_size(size)}));
+  }
+  const TensorView& matrix(const std::string& tail, int rows, int cols) const {
+    return get_tensor(weights_, name(tail), {as_size(rows), as_size(cols)});
+  }
+  Linear linear(const std::string& tail, int outputs, int inputs, bool bias) const {
+    Linear layer{&matrix(tail + ".weight", outputs, inputs), {}};
+    if (bias) layer.bias = vector(tail + ".bias", outputs);
+    return layer;
+  }
+
+ private:
+  const WeightSource& weights_;
+  std::string prefix_ = "model.";
+};
+
+Layer load_layer(const Loader& load, const ModelConfig& config, int index) {
+  const std::string at = fmt::format("layers.{}.", index), attention = at + "self_attn.", mlp = at + "mlp.";
+  Layer layer;
+  layer.attention_norm = load.vector(at + "input_layernorm.weight", config.hidden_size);
+  layer.query = load.linear(attention + "q_proj", config.query_width(), config.hidden_size, config.qkv_bias);
+  layer.key = load.linear(attention + "k_proj", config.key_width(), config.hidden_size, config.qkv_bias);
+  layer.value = load.linear(attention + "v_proj", config.key_width(), config.hidden_size, config.qkv_bias);
+  layer.output =
+      load.linear(attention + "o_proj", config.hidden_size, config.query_width(), config.output_bias);
+  if (config.qk_norm) {
+    layer.query_norm = load.vector(attention + "q_norm.weight", config.head_dim);
+    layer.key_norm = load.vector(attention + "k_norm.weight", config.head_dim);
+  }
+  layer.mlp_norm = load.vector(at + "post_attention_layernorm.weight", config.hidden_size);
+  layer.gate = load.linear(mlp + "gate_proj", config.intermediate_size, config.hidden_size, config.mlp_bias);
+  layer.up = load.linear(mlp + "up_proj", config.intermediate_size, config.hidden_size, config.mlp_bias);
+  layer.down = load.linear(mlp + "down_proj", config.hidden_size, config.intermediate_size, config.mlp_bias);
+  return layer;
+}
+
+int layers_to_run(const ModelConfig& config, const PrefillOptions& options) {
+  return options.layers > 0 ? options.layers : config.num_layers;
+}
+
+size_t logit_rows(const ModelConfig& config, const PrefillOptions& options) {
+  if (options.logits == LogitRows::none) return 0;
+  if (options.logits == LogitRows::last) return 1;
+  return std::clamp<size_t>(kLogitBytes / (as_size(config.vocabulary_size) * sizeof(float)), 1,
+                            options.chunk);
+}
+
+size_t scratch_floats(const ModelConfig& config) {
+  return std::max(linear_scratch_floats(), attention_scratch_floats(config));
+}
+
+/// Bytes that do not depend on the batch; that every token takes; that every position of the longest document
+/// takes.
+struct Costs {
+  uint64_t fixed, per_token, per_position;
+};
+Costs costs(const ModelConfig& config, const PrefillOptions& options, uint64_t chunk, int threads) {
+  const uint64_t hidden = as_size(config.hidden_size), query = as_size(config.query_width()),
+                 key = as_size(config.key_width());
+  const uint64_t before_rope = options.before_rope ? query + key : 0;
+  uint64_t floats = chunk * (hidden + 2 * query + as_size(config.intermediate_size) + before_rope);
+  floats += static_cast<uint64_t>(threads) * scratch_floats(config);
+  floats += logit_rows(config, options) * (hidden + as_size(config.vocabulary_size));
+  return {floats * sizeof(float), (hidden + 2 * key) * sizeof(float),
+          as_size(config.head_dim) * sizeof(float)};
+}
+
+void check_options(const ModelConfig& config, const PrefillOptions& options) {
+  if (options.chunk < 1) throw usage_error("a chunk of 0 tokens; it must have at least 1");
+  if (options.layers < 0 || options.layers > config.num_layers)
+    throw usage_error("{} layers asked for; the model has {}", options.layers, config.num_layers);
+  if (options.logits != LogitRows::none && layers_to_run(config, options) < config.num_layers)
+    throw usage_error("logits need all {} layers, not {}", config.num_layers, options.layers);
+}
+
+void check_offsets(std::span<const uint64_t> offsets, uint64_t tokens) {
+  if (offsets.empty() || offsets.front() != 0 || offsets.back() != tokens ||
+      !std::is_sorted(offsets.begin(), offsets.end()))
+    throw failed("document offsets [{}] do not cover {} tokens", fmt::join(offsets, ", "), tokens);
+}
+
+uint64_t longest_document(std::span<const uint64_t> offsets) {
+  uint64_t longest = 0;
+  for (size_t i = 1; i < offsets.size(); ++i) longest = std::max(longest, offsets[i] - offsets[i - 1]);
+  return longest;
+}
+
+/// Pairs (token, attended token) of a document.
+double visible_pairs(double length, double window) {
+  if (window <= 0 || window >= length) return length * (length + 1) / 2;
+  return window * (window + 1) / 2 + (length - window) * window;
+}
+
+}  // namespace
+
+struct LlamaModel::Impl {
+  ModelConfig config;
+  std::string source;
+  const TensorView* embedding = nullptr;
+  std::vector<Layer> layers;
+  std::vector<float> final_norm;
+  std::optional<Linear> head;
+};
+
+namespace {
+
+/// One run over one batch.
+class Prefill {
+ public:
+  Prefill(const ModelConfig& config, const PrefillBatch& batch, const PrefillOptions& options,
+          PrefillSink& sink)
+      : config_(config),
+        batch_(batch),
+        options_(options),
+        sink_(sink),
+        rope_(config, longest_document(batch.offsets)),
+        chunk_(std::min(options.chunk, batch.tokens.size())),
+        positions_(batch.tokens.size()),
+        hidden_(batch.tokens.size(), as_size(config.hidden_size)),
+        key_(batch.tokens.size(), as_size(config.key_width())),
+        value_(batch.tokens.size(), as_size(config.key_width())),
+        normed_(chunk_, as_size(config.hidden_size)),
+        query_(chunk_, as_size(config.query_width())),
+        attended_(chunk_, as_size(config.query_width())),
+        gated_(chunk_, as_size(config.intermediate_size)) {
+    if (options.before_rope) {
+      query_before_rope_ = Matrix<float>(chunk_, query_.cols());
+      key_before_rope_ = Matrix<float>(chunk_, key_.cols());
+    }
+    for (size_t document = 0; document + 1 < batch.offsets.size(); ++document)
+      for (uint64_t row = batch.offsets[document]; row < batch.offsets[document + 1]; ++row)
+        positions_[row] = row - batch.offsets[document];
+  }
+
+  void embed(const TensorView& embedding) {
+    parallel_for(hidden_.rows(), kRowGrain, [&](size_t begin, size_t end, int) {
+      for (size_t row = begin; row < end; ++row)
+        read_floats(embedding, batch_.tokens[row] * hidden_.cols(), hidden_.row(row));
+    });
+  }
+
+  /// The whole layer, or without the part that only later layers and logits need.
+  void run_layer(const Layer& layer, int index, bool projections_only,
+                 const std::function<void(size_t tokens)>& done) {
+    for (size_t first = 0; first < hidden_.rows(); first += chunk_) {
+      const size_t count = std::min(chunk_, hidden_.rows() - first);
+      project(layer, first, count);
+      hand_out(index, first, count);
+      if (!projections_only) {
+        attend(layer, index, first, count);
+        mix(layer, first, count);
+      }
+      done(first + count);
+    }
+  }
+
+  void hand_out_logits(const Linear& head, std::span<const float> final_norm) {
+    const size_t rows = logit_rows(config_, options_);
+    Matrix<float> normed(rows, hidden_.cols()), logits(rows, head.outputs());
+    const auto compute = [&](size_t first, size_t count) {
+      norm_rows(first, count, final_norm, normed);
+      const LinearOutput output{&head, logits.view().rows(0, count)};
+      apply(normed.view().rows(0, count), {&output, 1}, Write::replace, scratch_);
+      sink_.logits(first, output.out);
+    };
+    if (options_.logits == LogitRows::all)
+      for (size_t first = 0; first < hidden_.rows(); first += rows)
+        compute(first, std::min(rows, hidden_.rows() - first));
+    else
+      for (size_t document = 0; document + 1 < batch_.offsets.size(); ++document)
+        if (batch_.offsets[document + 1] > batch_.offsets[document])
+          compute(batch_.offsets[document + 1] - 1, 1);
+  }
+
+ private:
+  void norm_rows(size_t first, size_t count, std::span<const float> weight, Matrix<float>& out) {
+    parallel_for(count, kRowGrain, [&](size_t begin, size_t end, int) {
+      for (size_t i = begin; i < end; ++i)
+        rms_norm(hidden_.row(first + i), weight, config_.norm_epsilon, out.row(i));
+    });
+  }
+
+  /// Queries, keys and values of a chunk, normalised and turned.
+  void project(const Layer& layer, size_t first, size_t count) {
+    norm_rows(first, count, layer.attention_norm, normed_);
+    const std::array outputs = {LinearOutput{&layer.query, query_.view().rows(0, count)},
+                                LinearOutput{&layer.key, key_.view().rows(first, count)},
+                                LinearOutput{&layer.value, value_.view().rows(first, count)}};
+    apply(normed_.view().rows(0, count), outputs, Write::replace, scratch_);
+    parallel_for(count, kRowGrain, [&](size_t begin, size_t end, int) {
+      for (size_t i = begin; i < end; ++i) {
+        norm_heads(query_.row(i), layer.query_norm);
+        norm_heads(key_.row(first + i), layer.key_norm);
+        if (options_.before_rope) {
+          std::ranges::copy(query_.row(i), query_before_rope_.row(i).begin());
+          std::ranges::copy(key_.row(first + i), key_before_rope_.row(i).begin());
+        }
+        turn_heads(query_.row(i), positions_[first + i]);
+        turn_heads(key_.row(first + i), positions_[first + i]);
+      }
+    });
+  }
+
+  void norm_heads(std::span<float> heads, std::span<const float> weight) {
+    if (weight.empty()) return;
+    for (size_t at = 0; at < heads.size(); at += weight.size()) {
+      const std::span<float> head = heads.subspan(at, weight.size());
+      rms_norm(head, weight, config_.norm_epsilon, head);
+    }
+  }
+
+  void turn_heads(std::span<float> heads, size_t position) {
+    const size_t dim = as_size(config_.head_dim);
+    for (size_t at = 0; at < heads.size(); at += dim)
+      turn_pairs(heads.subspan(at, dim), rope_.cosines(position), rope_.sines(position));
+  }
+
+  void hand_out(int index, size_t first, size_t count) {
+    LayerChunk chunk;
+    chunk.layer = index;
+    chunk.first = first;
+    chunk.key = key_.view().rows(first, count);
+    chunk.value = value_.view().rows(first, count);
+    chunk.query = query_.view().rows(0, count);
+    if (options_.before_rope) {
+      chunk.key_before_rope = key_before_rope_.view().rows(0, count);
+      chunk.query_before_rope = query_before_rope_.view().rows(0, count);
+    }
+    sink_.layer(chunk);
+  }
+
+  void attend(const Layer& layer, int index, size_t first, size_t count) {
+    const MatrixView<float> attended = attended_.view().rows(0, count);
+    causal_attention(config_, config_.window[as_size(index)], batch_.offsets, first,
+                     query_.view().rows(0, count), key_, value_, attended, scratch_);
+    const LinearOutput output{&layer.output, hidden_.view().rows(first, count)};
+    apply(attended, {&output, 1}, Write::add, scratch_);
+  }
+
+  /// The gated MLP.
+  void mix(const Layer& layer, size_t first, size_t count) {
+    norm_rows(first, count, layer.mlp_norm, normed_);
+    const MatrixView<float> gated = gated_.view().rows(0, count);
+    apply_gated(normed_.view().rows(0, count), layer.gate, layer.up, gated, scratch_);
+    const LinearOutput output{&layer.down, hidden_.view().rows(first, count)};
+    apply(gated, {&output, 1}, Write::add, scratch_);
+  }
+
+  const ModelConfig& config_;
+  const PrefillBatch& batch_;
+  const PrefillOptions& options_;
+  PrefillSink& sink_;
+  RopeTable rope_;
+  size_t chunk_;
+  std::vector<size_t> positions_;
+  Matrix<float> hidden_, key_, value_;  // all tokens of the batch; keys and values of the present layer
+  Matrix<float> normed_, query_, attended_, gated_;  // of the present chunk
+  Matrix<float> query_before_rope_, key_before_rope_;
+  WorkerScratch scratch_;
+};
+
+}  // namespace
+
+LlamaModel::LlamaModel(const ModelConfig& config, const WeightSource& weights)
+    : impl_(std::make_unique<Impl>()) {
+  check(config);
+  impl_->config = config;
+  impl_->source = weights.name();
+  const Loader load(weights);
+  impl_->embedding = &load.matrix("embed_tokens.weight", config.vocabulary_size, config.hidden_size);
+  for (int layer = 0; layer < config.num_layers; ++layer)
+    impl_->layers.push_back(load_layer(load, config, layer));
+  impl_->final_norm = load.vector("norm.weight", config.hidden_size);
+  if (config.tied_embeddings)
+    impl_->head = Linear{impl_->embedding, {}};
+  else if (weights.find("lm_head.weight"))
+    impl_->head = Linear{&get_tensor(weights, "lm_head.weight",
+                                     {as_size(config.vocabulary_size), as_size(config.hidden_size)}),
+                         {}};
+}
+
+LlamaModel::~LlamaModel() = default;
+LlamaModel::LlamaModel(LlamaModel&&) noexcept = default;
+LlamaModel& LlamaModel::operator=(LlamaModel&&) noexcept = default;
+
+const ModelConfig& LlamaModel::config() const { return impl_->config; }
+
+void LlamaModel::prefill(const PrefillBatch& batch, const PrefillOptions& options, PrefillSink& sink,
+                         const Progress& progress) const {
+  const ModelConfig& config = impl_->config;
+  check_options(config, options);
+  check_offsets(batch.offsets, batch.tokens.size());
+  for (size_t row = 0; row < batch.tokens.size(); ++row)
+    if (batch.tokens[row] >= as_size(config.vocabulary_size))
+      throw bad_input("token {} has id {}; the model's vocabulary has {}", row, batch.tokens[row],
+                      config.vocabulary_size);
+  if (options.logits != LogitRows::none && !impl_->head)
+    throw bad_input("{}: tensor 'lm_head.weight' is missing; logits need it", impl_->source);
+  if (batch.tokens.empty()) return;
+
+  Prefill run(config, batch, options, sink);
+  run.embed(*impl_->embedding);
+  const int layers = layers_to_run(config, options);
+  const double total = static_cast<double>(batch.tokens.size());
+  for (int layer = 0; layer < layers; ++layer) {
+    const bool projections_only = layer + 1 == layers && options.logits == LogitRows::none;
+    run.run_layer(impl_->layers[as_size(layer)], layer, projections_only, [&](size_t tokens) {
+      report(progress, (layer * total + static_cast<double>(tokens)) / layers, total);
+    });
+  }
+  if (options.logits != LogitRows::none) run.hand_out_logits(*impl_->head, impl_->final_norm);
+}
+
+uint64_t prefill_bytes(const ModelConfig& config, const PrefillOptions& options, uint64_t tokens,
+                       uint64_t longest, int threads) {
+  const Costs cost = costs(config, options, std::min<uint64_t>(options.chunk, tokens), threads);
+  // Positions are kept as one word per token beside the floats.
+  return checked_add(cost.fixed, checked_add(checked_mul(tokens, cost.per_token + sizeof(size_t)),
+                                             checked_mul(longest, cost.per_position)));
+}
+
+uint64_t prefill_tokens_within(const ModelConfig& config, const PrefillOptions& options, uint64_t bytes,
+                               int threads) {
+  const auto fits = [&](uint64_t tokens) {
+    return prefill_bytes(config, options, tokens, tokens, threads) <= bytes;
+  };
+  uint64_t low = 0, high = bytes;  // every token takes more than a byte
+  while (low < high) {
+    const uint64_t middle = high - (high - low) / 2;
+    if (middle < (uint64_t{1} << 40) && fits(middle))
+      low = middle;
+    else
+      high = middle - 1;
+  }
+  return low;
+}
+
+double prefill_flops(const ModelConfig& config, std::span<const uint64_t> offsets,
+                     const PrefillOptions& options) {
+  const double hidden = config.hidden_size, query = config.query_width(), key = config.key_width();
+  const double tokens = static_cast<double>(offsets.back());
+  const int layers = layers_to_run(config, options);
+  const int whole_layers = options.logits == LogitRows::none ? layers - 1 : layers;
+  double multiplications = layers * tokens * hidden * (query + 2 * key);
+  multiplications += whole_layers * tokens * hidden * (query + 3.0 * config.intermediate_size);
+  for (int layer = 0; layer < whole_layers; ++layer)
+    for (size_t i = 1; i < offsets.size(); ++i)
+      multiplications += 2 * query *
+                         visible_pairs(static_cast<double>(offsets[i] - offsets[i - 1]),
+                                       static_cast<double>(config.window[as_size(layer)]));
+  const double heads = options.logits == LogitRows::all    ? tokens
+                       : options.logits == LogitRows::last ? static_cast<double>(offsets.size() - 1)
+                                                           : 0;
+  return 2 * (multiplications + heads * hidden * config.vocabulary_size);
+}
+
+}  // namespace kvcodec

@@ -1,0 +1,108 @@
+// The forward pass of the Llama family (Llama, Mistral, Qwen2, Qwen3) over whole documents: what a serving
+// engine calls prefill.
+//
+// It goes layer by layer, and within a layer by chunks of tokens, so that beside the hidden states only one
+// layer's keys and values are held, however long the documents are; the weights of a layer are read once per
+// chunk and converted to float block by block. Documents are packed one behind the other: matrix products run
+// over all their tokens at once, attention stays within each document, and positions count from 0 in each.
+//
+// All arithmetic is float. The result is the same for any number of threads. It depends on the chunk size and
+// on how documents are packed by rounding only (relative differences around 1e-6).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "lib/core/progress.hpp"
+#include "lib/core/view.hpp"
+#include "lib/model/config.hpp"
+#include "lib/model/weights.hpp"
+
+namespace kvcodec {
+
+/// What one layer computed for consecutive tokens. All rows are (n, heads * head_dim), heads side by side;
+/// the views are valid during the call only.
+struct LayerChunk {
+  int layer = 0;
+  size_t first = 0;                    ///< place of the first row in PrefillBatch::tokens
+  MatrixView<const float> key, value;  ///< (n, num_kv_heads * head_dim); keys after the rotary embedding
+  MatrixView<const float> query;       ///< (n, num_q_heads * head_dim), after the rotary embedding
+  /// Keys and queries before the rotary embedding but after q/k normalisation; empty unless asked for.
+  MatrixView<const float> key_before_rope, query_before_rope;
+};
+
+/// Receives results as they come, on the calling thread: layers ascending, in each layer tokens ascending,
+/// all of them.
+class PrefillSink {
+ public:
+  virtual ~PrefillSink() = default;
+  virtual void layer(const LayerChunk& chunk) = 0;
+  /// Logits of tokens [first, first + logits.rows()), (n, vocabulary_size); called only if asked for.
+  virtual void logits(size_t /*first*/, MatrixView<const float> /*logits*/) {}
+};
+
+/// Documents one behind the other.
+struct PrefillBatch {
+  std::span<const uint32_t> tokens;
+  std::span<const uint64_t>
+      offsets;  ///< document i is tokens [offsets[i], offsets[i + 1]); first 0, last tokens.size()
+};
+
+enum class LogitRows : uint8_t {
+  none,
+  last,  ///< of the last token of each document
+  all,
+};
+
+struct PrefillOptions {
+  /// Tokens per matrix product. From 1024 on the products run near the machine's peak; scratch memory grows
+  /// with it.
+  size_t chunk = 1024;
+  bool before_rope = false;  ///< also hand out keys and queries before the rotary embedding
+  int layers =
+      0;  ///< stop after that many layers; 0 = all. Without logits the last one costs only its projections.
+  LogitRows logits = LogitRows::none;
+};
+
+/// Bytes prefill allocates for a batch of `tokens` tokens whose longest document has `longest`, on `threads`
+/// threads. The weights are not counted: they stay where they are.
+uint64_t prefill_bytes(const ModelConfig& config, const PrefillOptions& options, uint64_t tokens,
+                       uint64_t longest, int threads);
+
+/// The most tokens, in documents of any length, that a batch may have to stay within `bytes`; 0 if not even
+/// one fits.
+uint64_t prefill_tokens_within(const ModelConfig& config, const PrefillOptions& options, uint64_t bytes,
+                               int threads);
+
+/// Floating-point operations (a multiplication and an addition count as two) of the matrix products and
+/// attention scores that a prefill of these documents does, as the method needs them: attention counts pairs
+/// that are not masked.
+double prefill_flops(const ModelConfig& config, std::span<const uint64_t> offsets,
+                     const PrefillOptions& options);
+
+class LlamaModel {
+ public:
+  /// Looks up every tensor and checks its shape; the weights must outlive the model. Names are those of
+  /// Hugging Face checkpoints, with or without the leading "model.". Throws Error(bad_input) naming the
+  /// tensor, what is there and what would be right.
+  LlamaModel(const ModelConfig& config, const WeightSource& weights);
+  ~LlamaModel();
+  LlamaModel(LlamaModel&&) noexcept;
+  LlamaModel& operator=(LlamaModel&&) noexcept;
+
+  const ModelConfig& config() const;
+
+  /// Runs the batch. Uses parallel_for. Progress counts tokens, each layer for its share.
+  /// Throws Error(bad_input) for a token id beyond the vocabulary, and for logits of a model whose output
+  /// matrix is missing. Values that overflow come out as infinities or NaNs; who stores them checks.
+  void prefill(const PrefillBatch& batch, const PrefillOptions& options, PrefillSink& sink,
+               const Progress& progress = {}) const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace kvcodec

@@ -1,0 +1,30 @@
+// The functions of row_ops.hpp once per instruction set (see lib/core/cpu.hpp). Inside lib/model only. n
+// elements each; no alignment needed.
+#pragma once
+
+#include <stddef.h>
+
+namespace kvcodec::row_kernels {
+
+/// One instruction set's functions.
+struct Table {
+  void (*rms_norm)(const float* x, const float* weight, double epsilon, float* out, size_t n);
+  void (*silu_times)(float* gate, const float* up, size_t n);
+  void (*exp_nonpositive)(float* x, size_t n);
+  void (*add_to)(float* x, const float* addend, size_t n);
+  void (*scale)(float* x, float factor, size_t n);
+  void (*turn_pairs)(float* head, const float* cosines, const float* sines, size_t half);
+  float (*softmax_block)(float* scores, float* max, float* sum, size_t n);
+};
+
+namespace scalar {
+const Table& table();
+}
+namespace avx2 {
+const Table& table();
+}
+namespace avx512 {
+const Table& table();
+}
+
+}  // namespace kvcodec::row_kernels

@@ -1,0 +1,178 @@
+// The bodies of row_kernels.hpp, compiled three times: by row_kernels.cpp for every machine and by
+// row_kernels_avx2.cpp and row_kernels_avx512.cpp with wider instructions. They are written in vectors of 16
+// floats, which the compiler lays out in one, two or four registers: the lanes, hence the sums, are the same
+// everywhere. Products and sums are never fused. Everything is in an unnamed namespace, so that no file can
+// get another's copy (see lib/core/cpu.hpp).
+#pragma once
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "lib/model/row_kernels.hpp"
+
+#pragma GCC diagnostic ignored "-Wpsabi"  // vectors are passed between inlined functions of one file only
+
+namespace kvcodec::row_kernels {
+namespace {
+
+constexpr size_t kLanes = 16;
+typedef float Floats __attribute__((vector_size(kLanes * sizeof(float))));
+typedef uint32_t Bits __attribute__((vector_size(kLanes * sizeof(uint32_t))));
+typedef float EightFloats __attribute__((vector_size(8 * sizeof(float))));
+typedef double Doubles __attribute__((vector_size(8 * sizeof(double))));
+
+#define KVCODEC_INLINE [[gnu::always_inline]] inline
+
+KVCODEC_INLINE Floats load(const float* from) {
+  Floats value;
+  memcpy(&value, from, sizeof(value));
+  return value;
+}
+
+KVCODEC_INLINE void store(const Floats& value, float* to) { memcpy(to, &value, sizeof(value)); }
+
+/// The last n < 16 elements; the other lanes are 0.
+KVCODEC_INLINE Floats load_tail(const float* from, size_t n) {
+  Floats value = {};
+  memcpy(&value, from, n * sizeof(float));
+  return value;
+}
+
+KVCODEC_INLINE void store_tail(const Floats& value, float* to, size_t n) {
+  memcpy(to, &value, n * sizeof(float));
+}
+
+KVCODEC_INLINE Floats broadcast(float value) { return Floats{} + value; }
+
+/// exp(x) for x <= 0: x = k ln 2 + r, |r| <= ln 2 / 2, exp(x) = 2^k exp(r).
+KVCODEC_INLINE Floats exp_of_nonpositive(const Floats& x) {
+  constexpr float kLog2OfE = 0x1.715476p+0f;
+  // ln 2 in two parts; the first has so few digits that k times it is exact.
+  constexpr float kLn2High = 0x1.62ep-1f, kLn2Low = 0x1.0bfbe8p-15f;
+  // Adding it rounds to an integer, which then stands in the lowest bits.
+  constexpr float kRound = 0x1.8p+23f;
+  constexpr float kSmallest = -0x1.5d589ep+6f;  // ln of the smallest normal float
+  const Floats shifted = x * kLog2OfE + kRound;
+  const Floats k = shifted - kRound;
+  const Floats r = (x - k * kLn2High) - k * kLn2Low;
+  // exp(r) = 1 + r + r^2 q(r), q the minimax polynomial of degree 4 for the relative error of exp(r) on that
+  // interval: 3.1e-9 before rounding (Remez, computed for this file).
+  Floats q = broadcast(0x1.6a244cp-10f);
+  q = q * r + 0x1.1239d4p-7f;
+  q = q * r + 0x1.5558f2p-5f;
+  q = q * r + 0x1.555492p-3f;
+  q = q * r + 0x1.fffffcp-2f;
+  const Floats mantissa = (r * r) * q + r + 1.0f;
+  Bits exponent;
+  memcpy(&exponent, &shifted, sizeof(exponent));
+  const Bits power_bits = (exponent + 127u) << 23;
+  Floats power;
+  memcpy(&power, &power_bits, sizeof(power));
+  return x < kSmallest ? Floats{} : mantissa * power;
+}
+
+/// Sums of lanes always fold in halves.
+KVCODEC_INLINE float sum_of(const Floats& value) {
+  float lanes[kLanes];
+  store(value, lanes);
+  for (size_t width = kLanes / 2; width > 0; width /= 2)
+    for (size_t i = 0; i < width; ++i) lanes[i] += lanes[i + width];
+  return lanes[0];
+}
+
+KVCODEC_INLINE float max_of(const Floats& value) {
+  float lanes[kLanes];
+  store(value, lanes);
+  for (size_t width = kLanes / 2; width > 0; width /= 2)
+    for (size_t i = 0; i < width; ++i) lanes[i] = lanes[i + width] > lanes[i] ? lanes[i + width] : lanes[i];
+  return lanes[0];
+}
+
+KVCODEC_INLINE void add_squares(const Floats& value, Doubles& low, Doubles& high) {
+  EightFloats halves[2];
+  memcpy(halves, &value, sizeof(value));
+  const Doubles first = __builtin_convertvector(halves[0], Doubles);
+  const Doubles second = __builtin_convertvector(halves[1], Doubles);
+  low += first * first;
+  high += second * second;
+}
+
+void rms_norm(const float* x, const float* weight, double epsilon, float* out, size_t n) {
+  Doubles low = {}, high = {};
+  size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) add_squares(load(x + i), low, high);
+  if (i < n) add_squares(load_tail(x + i, n - i), low, high);
+  low += high;
+  double lanes[8];
+  memcpy(lanes, &low, sizeof(lanes));
+  for (size_t width = 4; width > 0; width /= 2)
+    for (size_t lane = 0; lane < width; ++lane) lanes[lane] += lanes[lane + width];
+  const Floats factor = broadcast((float)(1.0 / sqrt(lanes[0] / (double)n + epsilon)));
+  for (i = 0; i + kLanes <= n; i += kLanes) store(load(x + i) * factor * load(weight + i), out + i);
+  if (i < n) store_tail(load_tail(x + i, n - i) * factor * load_tail(weight + i, n - i), out + i, n - i);
+}
+
+KVCODEC_INLINE Floats silu_of(const Floats& x) {
+  // With e = exp(-|x|): x / (1 + e) for x >= 0, x e / (1 + e) below. No overflow, and small results keep
+  // their digits.
+  const Floats e = exp_of_nonpositive(x < 0.0f ? x : -x);
+  return x * (x < 0.0f ? e : broadcast(1.0f)) / (e + 1.0f);
+}
+
+void silu_times(float* gate, const float* up, size_t n) {
+  size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) store(silu_of(load(gate + i)) * load(up + i), gate + i);
+  if (i < n) store_tail(silu_of(load_tail(gate + i, n - i)) * load_tail(up + i, n - i), gate + i, n - i);
+}
+
+void exp_nonpositive(float* x, size_t n) {
+  size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) store(exp_of_nonpositive(load(x + i)), x + i);
+  if (i < n) store_tail(exp_of_nonpositive(load_tail(x + i, n - i)), x + i, n - i);
+}
+
+void add_to(float* x, const float* addend, size_t n) {
+  for (size_t i = 0; i < n; ++i) x[i] += addend[i];
+}
+
+void scale(float* x, float factor, size_t n) {
+  for (size_t i = 0; i < n; ++i) x[i] *= factor;
+}
+
+void turn_pairs(float* head, const float* cosines, const float* sines, size_t half) {
+  float* other = head + half;
+  for (size_t j = 0; j < half; ++j) {
+    const float first = head[j], second = other[j];
+    head[j] = first * cosines[j] - second * sines[j];
+    other[j] = second * cosines[j] + first * sines[j];
+  }
+}
+
+float softmax_block(float* scores, float* max, float* sum, size_t n) {
+  Floats highest = broadcast(*max);
+  for (size_t i = 0; i < n; i += kLanes) {
+    const Floats score = load(scores + i);
+    highest = score > highest ? score : highest;
+  }
+  const float new_max = max_of(highest);
+  Floats total = {};
+  for (size_t i = 0; i < n; i += kLanes) {
+    const Floats weight = exp_of_nonpositive(load(scores + i) - new_max);
+    store(weight, scores + i);
+    total += weight;
+  }
+  float factor[kLanes];
+  store(exp_of_nonpositive(broadcast(*max - new_max)), factor);
+  *sum = *sum * factor[0] + sum_of(total);
+  *max = new_max;
+  return factor[0];
+}
+
+#undef KVCODEC_INLINE
+
+constexpr Table kTable = {rms_norm, silu_times, exp_nonpositive, add_to, scale, turn_pairs, softmax_block};
+
+}  // namespace
+}  // namespace kvcodec::row_kernels

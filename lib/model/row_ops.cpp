@@ -1,0 +1,66 @@
+#include "lib/model/row_ops.hpp"
+
+#include "lib/core/cpu.hpp"
+#include "lib/core/error.hpp"
+#include "lib/model/row_kernels_body.hpp"
+
+namespace kvcodec {
+namespace row_kernels::scalar {
+
+const Table& table() { return kTable; }
+
+}  // namespace row_kernels::scalar
+
+namespace {
+
+const row_kernels::Table& kernels() {
+  switch (simd_level()) {
+    case SimdLevel::avx512:
+      return row_kernels::avx512::table();
+    case SimdLevel::avx2:
+      return row_kernels::avx2::table();
+    case SimdLevel::scalar:
+      break;
+  }
+  return row_kernels::scalar::table();
+}
+
+void check_same(size_t a, size_t b) {
+  if (a != b) throw failed("rows of {} and {} values do not fit together", a, b);
+}
+
+}  // namespace
+
+void rms_norm(std::span<const float> x, std::span<const float> weight, double epsilon, std::span<float> out) {
+  check_same(x.size(), weight.size());
+  check_same(x.size(), out.size());
+  kernels().rms_norm(x.data(), weight.data(), epsilon, out.data(), x.size());
+}
+
+void silu_times(std::span<float> gate, std::span<const float> up) {
+  check_same(gate.size(), up.size());
+  kernels().silu_times(gate.data(), up.data(), gate.size());
+}
+
+void exp_nonpositive(std::span<float> x) { kernels().exp_nonpositive(x.data(), x.size()); }
+
+void add_to(std::span<float> x, std::span<const float> addend) {
+  check_same(x.size(), addend.size());
+  kernels().add_to(x.data(), addend.data(), x.size());
+}
+
+void scale(std::span<float> x, float factor) { kernels().scale(x.data(), factor, x.size()); }
+
+void turn_pairs(std::span<float> head, std::span<const float> cosines, std::span<const float> sines) {
+  check_same(head.size(), cosines.size() * 2);
+  check_same(cosines.size(), sines.size());
+  kernels().turn_pairs(head.data(), cosines.data(), sines.data(), cosines.size());
+}
+
+float softmax_block(std::span<float> scores, SoftmaxState& state) {
+  if (scores.size() % 16 != 0)
+    throw failed("a softmax block of {} scores is no multiple of 16", scores.size());
+  return kernels().softmax_block(scores.data(), &state.max, &state.sum, scores.size());
+}
+
+}  // namespace kvcodec

@@ -1,0 +1,45 @@
+// What the forward pass does to single rows between its matrix products. All in float, sums in a fixed order
+// of 16 lanes: the same bits with any instruction set.
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+namespace kvcodec {
+
+/// out = x / sqrt(mean(x^2) + epsilon) * weight (Zhang and Sennrich 2019). All of one size; out may be x.
+/// The mean is summed in double.
+void rms_norm(std::span<const float> x, std::span<const float> weight, double epsilon, std::span<float> out);
+
+/// gate = silu(gate) * up, silu(x) = x / (1 + exp(-x)). Relative error of silu at most 3e-7 where it is above
+/// 1.1e-36 in magnitude; smaller ones may become 0.
+void silu_times(std::span<float> gate, std::span<const float> up);
+
+/// x = exp(x) for x <= 0. Relative error at most 1e-7; 0 below -87.33, where floats become subnormal. NaN
+/// stays NaN.
+void exp_nonpositive(std::span<float> x);
+
+/// x += addend.
+void add_to(std::span<float> x, std::span<const float> addend);
+
+/// x *= factor.
+void scale(std::span<float> x, float factor);
+
+/// Turns one head by the angles whose cosines and sines are given (head.size() / 2 each), half-split layout
+/// (see rope.hpp).
+void turn_pairs(std::span<float> head, std::span<const float> cosines, std::span<const float> sines);
+
+/// One block of a softmax that is computed block by block (Milakov and Gimelshein 2018): a running maximum
+/// and sum.
+struct SoftmaxState {
+  float max = -__builtin_inff();
+  float sum = 0;
+};
+
+/// Replaces scores by exp(score - m), m being the maximum of this block and all before it, and brings `state`
+/// up to date. Returns the factor exp(old m - m) by which everything weighted with earlier blocks must be
+/// scaled. scores.size() is a multiple of 16; masked places hold -infinity and become 0. At least one score,
+/// here or before, is not masked.
+float softmax_block(std::span<float> scores, SoftmaxState& state);
+
+}  // namespace kvcodec

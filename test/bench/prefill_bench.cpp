@@ -1,0 +1,130 @@
+// kvcodec_bench_prefill: the forward pass of dump-kv against OpenBLAS's own sgemm in the same run.
+//
+//   env -u OPENBLAS_CORETYPE kvcodec_bench_prefill
+//
+// Prints GFLOP/s of prefill on random-weight models, of one large sgemm that OpenBLAS spreads over the same
+// threads, measured right before and after each prefill, and the ratio of the two. OPENBLAS_CORETYPE, where a
+// shell exports it, can halve both.
+#include <cblas.h>
+
+#include "lib/model/llama.hpp"
+#include "test/bench/bench.hpp"
+#include "test/unit/naive_llama.hpp"
+
+using namespace kvcodec;
+
+namespace {
+
+ModelConfig make_config(int layers, int hidden, int intermediate, int q_heads, int kv_heads, int head_dim) {
+  ModelConfig config;
+  config.num_layers = layers, config.hidden_size = hidden, config.intermediate_size = intermediate;
+  config.num_q_heads = q_heads, config.num_kv_heads = kv_heads, config.head_dim = head_dim;
+  config.vocabulary_size = 1000;
+  config.window.assign(static_cast<size_t>(layers), 0);
+  return config;
+}
+
+struct KeysOfLastLayer final : PrefillSink {
+  explicit KeysOfLastLayer(int last) : last_layer(last) {}
+  void layer(const LayerChunk& chunk) override {
+    if (chunk.layer != last_layer) return;
+    for (size_t i = 0; i < chunk.key.rows(); ++i)
+      keys.insert(keys.end(), chunk.key.row(i).begin(), chunk.key.row(i).end());
+  }
+  int last_layer;
+  std::vector<float> keys;
+};
+
+struct Nowhere final : PrefillSink {
+  void layer(const LayerChunk&) override {}
+};
+
+struct Text {
+  std::vector<uint32_t> tokens;
+  std::vector<uint64_t> offsets{0};
+  Text(size_t documents, size_t length, uint32_t vocabulary) {
+    Rng rng(7);
+    for (size_t i = 0; i < documents; ++i) {
+      for (size_t t = 0; t < length; ++t) tokens.push_back(static_cast<uint32_t>(rng.below(vocabulary)));
+      offsets.push_back(tokens.size());
+    }
+  }
+  PrefillBatch batch() const { return {tokens, offsets}; }
+};
+
+void check_answer(DType type) {
+  const ModelConfig config = make_config(2, 320, 544, 6, 2, 64);
+  const WeightsInMemory weights = test::random_weights(config, type, 3);
+  const Text text(1, 100, 1000);
+  KeysOfLastLayer sink(1);
+  LlamaModel(config, weights).prefill(text.batch(), {}, sink);
+  const auto expected = test::NaiveLlama(config, weights).run(text.tokens).key[1];
+  double error = 0, size = 0;
+  for (size_t t = 0, i = 0; t < expected.size(); ++t)
+    for (const double value : expected[t])
+      error += std::pow(sink.keys[i++] - value, 2), size += value * value;
+  bench::check(std::sqrt(error / size) < 1e-5, "keys differ from sums in double");
+}
+
+/// One multiplication of 2048 x 2048 matrices by OpenBLAS with its own threads: its peak for our sizes.
+class Peak {
+ public:
+  static constexpr int kSide = 2048;
+  static constexpr double kFlops = 2.0 * kSide * kSide * kSide;
+  double seconds() {
+    const double start = bench::now();
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, kSide, kSide, kSide, 1, a_.data(), kSide,
+                b_.data(), kSide, 0, c_.data(), kSide);
+    return bench::now() - start;
+  }
+
+ private:
+  std::vector<float> a_ = std::vector<float>(size_t{kSide} * kSide, 0.5f), b_ = a_, c_ = a_;
+};
+
+void run(const char* name, const ModelConfig& config, DType type, size_t documents, size_t length,
+         int repeats) {
+  const WeightsInMemory weights = test::random_weights(config, type, 5);
+  const LlamaModel model(config, weights);
+  const Text text(documents, length, 1000);
+  Nowhere sink;
+  Peak peak;
+  PrefillOptions options;
+  options.logits = LogitRows::last;  // so that the last layer runs to its end
+  const double flops = prefill_flops(config, text.offsets, options);
+  bench::Times prefill, sgemm, ratio;
+  peak.seconds();
+  model.prefill(text.batch(), options, sink);
+  for (int i = 0; i < repeats; ++i) {
+    const double before = peak.seconds(), start = bench::now();
+    model.prefill(text.batch(), options, sink);
+    const double seconds = bench::now() - start, after = peak.seconds();
+    const double best_peak = Peak::kFlops / std::min(before, after);
+    prefill.add(seconds), sgemm.add(before), sgemm.add(after), ratio.add(best_peak / (flops / seconds));
+  }
+  fmt::print("{:<22} {:<4} {:>3} x {:<5} {:>22} {:>24} {:>22}\n", name, name_of(type), documents, length,
+             bench::rate(prefill, flops, 1e9), bench::rate(sgemm, Peak::kFlops, 1e9),
+             bench::rate(ratio, 100, 1));
+  std::fflush(stdout);
+}
+
+}  // namespace
+
+int main() {
+  bench::print_header("prefill");
+  for (const DType type : {DType::f32, DType::bf16, DType::f16}) check_answer(type);
+  fmt::print("{:<22} {:<4} {:<11} {:>22} {:>24} {:>22}\n", "model", "type", "documents", "prefill GFLOP/s",
+             "sgemm GFLOP/s", "prefill/sgemm %");
+  fmt::print("{:<22} {:<4} {:<11} {:>22} {:>24} {:>22}\n", "", "", "", "median (min .. max)",
+             "median (min .. max)", "median (min .. max)");
+  const ModelConfig small = make_config(4, 1024, 2816, 16, 8, 64),
+                    large = make_config(3, 2048, 5632, 32, 8, 64);
+  const ModelConfig wide_heads = make_config(3, 2048, 8192, 16, 16, 128);
+  run("hidden 1024, d 64", small, DType::f32, 1, 1024, 7);
+  run("hidden 1024, d 64", small, DType::bf16, 1, 1024, 7);
+  run("hidden 2048, d 64", large, DType::f32, 1, 1024, 5);
+  run("hidden 2048, d 64", large, DType::bf16, 1, 1024, 5);
+  run("hidden 2048, d 64", large, DType::bf16, 16, 64, 5);
+  run("hidden 2048, d 64", large, DType::bf16, 1, 8192, 3);
+  run("hidden 2048, d 128", wide_heads, DType::f16, 1, 2048, 3);
+}

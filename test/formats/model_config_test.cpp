@@ -1,0 +1,324 @@
+#include "formats/model_config.hpp"
+
+#include <filesystem>
+#include <fstream>
+#include <functional>
+
+#include "formats/json_file.hpp"
+#include "lib/core/error.hpp"
+#include "test/test.hpp"
+
+using namespace kvcodec;
+
+namespace {
+
+nlohmann::json llama() {
+  return nlohmann::json::parse(
+      R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64,
+    "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 100,
+    "max_position_embeddings": 2048, "rms_norm_eps": 1e-05, "rope_theta": 500000.0, "rope_scaling": null,
+    "hidden_act": "silu", "tie_word_embeddings": false, "torch_dtype": "bfloat16", "attention_bias": false})");
+}
+
+nlohmann::json of_family(const char* architecture, const char* type) {
+  nlohmann::json config = llama();
+  config["architectures"] = {architecture};
+  config["model_type"] = type;
+  return config;
+}
+nlohmann::json mistral() { return of_family("MistralForCausalLM", "mistral"); }
+nlohmann::json qwen2() { return of_family("Qwen2ForCausalLM", "qwen2"); }
+nlohmann::json qwen3() { return of_family("Qwen3ForCausalLM", "qwen3"); }
+
+using Change = std::function<void(nlohmann::json&)>;
+
+ModelDescription parse(nlohmann::json config, const Change& change = {}) {
+  if (change) change(config);
+  return parse_model_config(config.dump(), "config.json");
+}
+
+/// The message with which the changed configuration is refused, without the file's name, which it must begin
+/// with.
+std::string refused(nlohmann::json config, const Change& change) {
+  try {
+    parse(std::move(config), change);
+  } catch (const Error& error) {
+    CHECK_EQ(error.kind(), ErrorKind::bad_input);
+    const std::string message = error.what();
+    CHECK_EQ(message.find('\n'), std::string::npos);
+    CHECK(message.starts_with("config.json: "));
+    return message.substr(std::min<size_t>(message.size(), 13));
+  }
+  return "accepted";
+}
+
+using J = nlohmann::json;
+
+}  // namespace
+
+TEST_CASE("config.json: a Llama model, and its defaults") {
+  const ModelDescription description = parse(llama());
+  const ModelConfig& config = description.config;
+  CHECK_EQ(config.family, ModelFamily::llama);
+  CHECK_EQ(config.num_layers, 3);
+  CHECK_EQ(config.hidden_size, 64);
+  CHECK_EQ(config.intermediate_size, 128);
+  CHECK_EQ(config.num_q_heads, 8);
+  CHECK_EQ(config.num_kv_heads, 2);
+  CHECK_EQ(config.head_dim, 8);
+  CHECK_EQ(config.vocabulary_size, 100);
+  CHECK_EQ(config.max_positions, 2048);
+  CHECK_EQ(config.norm_epsilon, 1e-5);
+  CHECK_EQ(config.rope_theta, 500000);
+  CHECK_EQ(config.rope_scaling.kind, RopeScaling::Kind::none);
+  CHECK_FALSE(config.qkv_bias);
+  CHECK_FALSE(config.output_bias);
+  CHECK_FALSE(config.mlp_bias);
+  CHECK_FALSE(config.qk_norm);
+  CHECK_FALSE(config.tied_embeddings);
+  CHECK_EQ(config.window, std::vector<int64_t>{0, 0, 0});
+  CHECK_EQ(description.dtype, DType::bf16);
+  CHECK_EQ(description.rope_scaling, "");
+
+  const ModelDescription bare = parse(llama(), [](J& c) {
+    for (const char* name :
+         {"model_type", "num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "rope_theta",
+          "rope_scaling", "hidden_act", "tie_word_embeddings", "torch_dtype", "attention_bias"})
+      c.erase(name);
+  });
+  CHECK_EQ(bare.config.num_kv_heads, 8);
+  CHECK_EQ(bare.config.norm_epsilon, 1e-6);
+  CHECK_EQ(bare.config.rope_theta, 10000);
+  CHECK_EQ(bare.dtype, DType::f32);
+}
+
+TEST_CASE("config.json: biases and normalisations of each family") {
+  const auto biases = [](const ModelDescription& d) {
+    const ModelConfig& c = d.config;
+    return std::vector<bool>{c.qkv_bias, c.output_bias, c.mlp_bias, c.qk_norm};
+  };
+  using B = std::vector<bool>;
+  CHECK_EQ(biases(parse(llama(), [](J& c) { c["attention_bias"] = true; })), B{true, true, false, false});
+  CHECK_EQ(biases(parse(llama(), [](J& c) { c["mlp_bias"] = true; })), B{false, false, true, false});
+  CHECK_EQ(biases(parse(mistral())), B{false, false, false, false});
+  CHECK_EQ(biases(parse(qwen2())), B{true, false, false, false});
+  CHECK_EQ(biases(parse(qwen3())), B{false, false, false, true});
+  CHECK_EQ(biases(parse(qwen3(), [](J& c) { c["attention_bias"] = true; })), B{true, true, false, true});
+  CHECK_EQ(refused(mistral(), [](J& c) { c["attention_bias"] = true; }),
+           "attention_bias is true; mistral models have none to switch");
+  CHECK_EQ(refused(qwen3(), [](J& c) { c["mlp_bias"] = true; }), "mlp_bias is true; qwen3 models have none");
+}
+
+TEST_CASE("config.json: head sizes") {
+  CHECK_EQ(parse(llama(), [](J& c) { c["head_dim"] = 32; }).config.head_dim, 32);
+  CHECK_EQ(parse(mistral(), [](J& c) { c["head_dim"] = nullptr; }).config.head_dim, 8);
+  CHECK_EQ(parse(qwen3()).config.head_dim, 128);
+  // Given, it need not divide the hidden size.
+  CHECK_EQ(parse(llama(), [](J& c) { c["head_dim"] = 10, c["num_attention_heads"] = 6; }).config.head_dim,
+           10);
+  CHECK_EQ(refused(llama(), [](J& c) { c["num_attention_heads"] = 6; }),
+           "hidden_size is 64; without head_dim it must be a multiple of num_attention_heads (6)");
+  CHECK_EQ(refused(llama(), [](J& c) { c["num_attention_heads"] = 0; }),
+           "hidden_size is 64; without head_dim it must be a multiple of num_attention_heads (0)");
+  CHECK_EQ(refused(llama(), [](J& c) { c["num_key_value_heads"] = 3; }),
+           "num_attention_heads is 8; it must be a multiple of num_key_value_heads (3)");
+  CHECK_EQ(refused(llama(), [](J& c) { c["head_dim"] = 9; }),
+           "head_dim is 9; rotary embeddings turn pairs, so it must be even");
+}
+
+TEST_CASE("config.json: rotary scaling in its three spellings") {
+  const J linear = {{"type", "linear"}, {"factor", 2.5}};
+  ModelDescription d = parse(llama(), [&](J& c) { c["rope_scaling"] = linear; });
+  CHECK_EQ(d.config.rope_scaling.kind, RopeScaling::Kind::linear);
+  CHECK_EQ(d.config.rope_scaling.factor, 2.5);
+  CHECK_EQ(d.config.rope_theta, 500000);
+  CHECK_EQ(d.rope_scaling, R"({"factor":2.5,"type":"linear"})");
+
+  J llama3 = {{"rope_type", "llama3"},
+              {"factor", 8},
+              {"low_freq_factor", 1.0},
+              {"high_freq_factor", 4.0},
+              {"original_max_position_embeddings", 8192}};
+  d = parse(llama(), [&](J& c) { c["rope_scaling"] = llama3; });
+  CHECK_EQ(d.config.rope_scaling.kind, RopeScaling::Kind::llama3);
+  CHECK_EQ(d.config.rope_scaling.factor, 8);
+  CHECK_EQ(d.config.rope_scaling.low_frequency_factor, 1);
+  CHECK_EQ(d.config.rope_scaling.high_frequency_factor, 4);
+  CHECK_EQ(d.config.rope_scaling.original_positions, 8192);
+  llama3.erase("original_max_position_embeddings");
+  d = parse(llama(), [&](J& c) { c["rope_scaling"] = llama3; });
+  CHECK_EQ(d.config.rope_scaling.original_positions, 2048);
+
+  J parameters = {{"rope_theta", 7000.0}, {"rope_type", "default"}};
+  d = parse(llama(), [&](J& c) { c.erase("rope_theta"), c["rope_parameters"] = parameters; });
+  CHECK_EQ(d.config.rope_theta, 7000);
+  CHECK_EQ(d.config.rope_scaling.kind, RopeScaling::Kind::none);
+  CHECK_EQ(d.rope_scaling, "");
+  parameters["rope_type"] = "linear", parameters["factor"] = 3;
+  d = parse(llama(), [&](J& c) { c.erase("rope_theta"), c["rope_parameters"] = parameters; });
+  CHECK_EQ(d.config.rope_scaling.factor, 3);
+  CHECK_EQ(d.rope_scaling, R"({"factor":3,"rope_theta":7000.0,"rope_type":"linear"})");
+  CHECK_EQ(parse(llama(),
+                 [&](J& c) {
+                   c["rope_scaling"] = {{"type", "linear"}, {"rope_type", "linear"}, {"factor", 2}};
+                 })
+               .config.rope_scaling.factor,
+           2);
+}
+
+TEST_CASE("config.json: rotary scaling that is refused") {
+  const auto with = [](J scaling) { return refused(llama(), [&](J& c) { c["rope_scaling"] = scaling; }); };
+  for (const std::string type : {"yarn", "dynamic", "longrope", "su", "proportional"})
+    CHECK_EQ(with({{"type", type}, {"factor", 2}}),
+             "rope_scaling is of type '" + type + "'; supported are 'default', 'linear' and 'llama3'");
+  CHECK_EQ(with({{"type", "linear"}}), "factor is missing; it must be a number");
+  CHECK_EQ(with({{"type", "linear"}, {"factor", "2"}}), "factor is \"2\"; it must be a number");
+  CHECK_EQ(with({{"type", "linear"}, {"factor", -2}}), "rope scaling factor is -2; it must be positive");
+  CHECK_EQ(with({{"type", "linear"}, {"rope_type", "llama3"}, {"factor", 2}}),
+           "rope_scaling says both rope_type 'llama3' and type 'linear'");
+  CHECK_EQ(with({{"rope_type", "llama3"}, {"factor", 8}, {"high_freq_factor", 4}}),
+           "low_freq_factor is missing; it must be a number");
+  CHECK_EQ(with({{"rope_type", "llama3"}, {"factor", 8}, {"high_freq_factor", 1}, {"low_freq_factor", 1}}),
+           "high_freq_factor is 1; it must be greater than low_freq_factor (1)");
+  CHECK_EQ(with("linear"), "rope_scaling is \"linear\"; it must be null or an object");
+  CHECK_EQ(refused(llama(), [](J& c) { c["partial_rotary_factor"] = 0.5; }),
+           "partial_rotary_factor is 0.5; only 1 is supported (the whole head is turned)");
+  CHECK_EQ(refused(llama(),
+                   [](J& c) {
+                     c["rope_parameters"] = {{"full_attention", {{"rope_theta", 1.0}}}};
+                   }),
+           "rope_parameters differ by layer type ('full_attention'); one set for all layers is supported");
+  CHECK_EQ(refused(llama(), [](J& c) { c["rope_theta"] = 0; }), "rope_theta is 0; it must be positive");
+}
+
+TEST_CASE("config.json: sliding windows of each family") {
+  const auto windows = [](J config, const Change& change) {
+    return parse(std::move(config), change).config.window;
+  };
+  using W = std::vector<int64_t>;
+  CHECK_EQ(windows(mistral(), [](J& c) { c["sliding_window"] = 16; }), W{16, 16, 16});
+  CHECK_EQ(windows(mistral(), [](J& c) { c["sliding_window"] = nullptr; }), W{0, 0, 0});
+  CHECK_EQ(windows(mistral(), {}), W{4096, 4096, 4096});  // as transformers has it where nothing is said
+  CHECK_EQ(windows(llama(), [](J& c) { c["sliding_window"] = 16; }), W{0, 0, 0});
+  const auto sliding = [](J& c) { c["use_sliding_window"] = true, c["sliding_window"] = 20; };
+  CHECK_EQ(windows(qwen2(), [](J& c) { c["sliding_window"] = 20; }), W{0, 0, 0});
+  CHECK_EQ(windows(qwen2(), sliding), W{0, 0, 0});  // max_window_layers is 28 where nothing is said
+  CHECK_EQ(windows(qwen2(), [&](J& c) { sliding(c), c["max_window_layers"] = 1; }), W{0, 20, 20});
+  CHECK_EQ(
+      windows(qwen3(),
+              [&](J& c) {
+                sliding(c), c["layer_types"] = {"sliding_attention", "full_attention", "sliding_attention"};
+              }),
+      W{20, 0, 20});
+  CHECK_EQ(windows(mistral(),
+                   [](J& c) {
+                     c["sliding_window"] = 5,
+                     c["layer_types"] = {"sliding_attention", "sliding_attention", "sliding_attention"};
+                   }),
+           W{5, 5, 5});
+  CHECK_EQ(refused(mistral(), [](J& c) { c["sliding_window"] = 0; }),
+           "sliding_window is 0; it must be positive or null");
+  CHECK_EQ(refused(mistral(),
+                   [](J& c) {
+                     c["sliding_window"] = 5,
+                     c["layer_types"] = {"sliding_attention", "full_attention", "sliding_attention"};
+                   }),
+           "layer_types says 'full_attention' for layer 1; a mistral model with that sliding_window has the "
+           "same attention in "
+           "all layers");
+  CHECK_EQ(refused(qwen3(),
+                   [](J& c) {
+                     c["layer_types"] = {"sliding_attention", "full_attention", "full_attention"};
+                   }),
+           "layer_types has 'sliding_attention', but no sliding_window is in use");
+  for (const J& types :
+       {J{"full_attention"}, J{"full_attention", "chunked_attention", "full_attention"}, J("none")})
+    CHECK_EQ(refused(qwen3(), [&](J& c) { c["layer_types"] = types; }),
+             "layer_types must list 'full_attention' or 'sliding_attention' for each of 3 layers");
+}
+
+TEST_CASE("config.json: other architectures and features are refused, saying what is supported") {
+  const std::string supported = "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM or Qwen3ForCausalLM";
+  CHECK_EQ(refused(of_family("GPT2LMHeadModel", "gpt2"), {}),
+           "architecture is 'GPT2LMHeadModel' (model_type 'gpt2'); supported are " + supported);
+  CHECK_EQ(refused(of_family("LlamaForCausalLM", "mistral"), {}),
+           "architecture is 'LlamaForCausalLM' (model_type 'mistral'); supported are " + supported);
+  CHECK_EQ(refused(of_family("Qwen2MoeForCausalLM", "qwen2_moe"), {}),
+           "architecture is 'Qwen2MoeForCausalLM' (model_type 'qwen2_moe'); supported are " + supported);
+  CHECK_EQ(refused(llama(), [](J& c) { c.erase("architectures"), c["model_type"] = "gemma2"; }),
+           "architecture is '' (model_type 'gemma2'); supported are " + supported);
+  CHECK_EQ(refused(llama(), [](J& c) { c.erase("architectures"), c.erase("model_type"); }),
+           "neither architectures nor model_type is there; one must be, with " + supported +
+               " (llama, mistral, qwen2, qwen3)");
+  CHECK_EQ(refused(llama(), [](J& c) { c["architectures"] = "LlamaForCausalLM"; }),
+           "architectures is \"LlamaForCausalLM\"; it must be a list of one name: " + supported);
+  CHECK_EQ(parse(llama(), [](J& c) { c["architectures"] = J::array(); }).config.family, ModelFamily::llama);
+  CHECK_EQ(parse(llama(), [](J& c) { c["architectures"] = {"LlamaModel"}; }).config.family,
+           ModelFamily::llama);
+  CHECK_EQ(refused(llama(), [](J& c) { c["hidden_act"] = "gelu"; }),
+           "hidden_act is 'gelu'; supported is 'silu'");
+  CHECK_EQ(refused(llama(),
+                   [](J& c) {
+                     c["quantization_config"] = {{"quant_method", "gptq"}};
+                   }),
+           "quantization_config is set; weights must be float32, float16 or bfloat16");
+  CHECK_EQ(refused(llama(), [](J& c) { c["torch_dtype"] = "float8_e4m3fn"; }),
+           "torch_dtype is 'float8_e4m3fn'; supported are float32, float16 and bfloat16");
+}
+
+TEST_CASE("config.json: fields of the wrong type or size are refused by name") {
+  for (const char* name :
+       {"hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"}) {
+    CHECK_EQ(refused(llama(), [&](J& c) { c.erase(name); }),
+             std::string(name) + " is missing; it must be an integer");
+    CHECK_EQ(refused(llama(), [&](J& c) { c[name] = "64"; }),
+             std::string(name) + " is \"64\"; it must be an integer");
+    CHECK_EQ(refused(llama(), [&](J& c) { c[name] = 1e30; }),
+             std::string(name) + " is 1e+30; it must be an integer");
+    CHECK_EQ(refused(llama(), [&](J& c) { c[name] = uint64_t{1} << 63; }),
+             std::string(name) + " is 9223372036854775808; it must be an integer");
+    CHECK_EQ(refused(llama(), [&](J& c) { c[name] = int64_t{1} << 40; }),
+             std::string(name) + " is 1099511627776; it does not fit 32 bits");
+  }
+  CHECK_EQ(refused(llama(), [](J& c) { c["num_hidden_layers"] = 1 << 30; }),
+           "num_hidden_layers is 1073741824; it must be in 1..4096");
+  CHECK_EQ(refused(llama(), [](J& c) { c["vocab_size"] = 1 << 30; }),
+           "vocab_size is 1073741824; it must be in 1..16777216");
+  CHECK_EQ(refused(llama(), [](J& c) { c["rms_norm_eps"] = "small"; }),
+           "rms_norm_eps is \"small\"; it must be a number");
+  CHECK_EQ(refused(llama(), [](J& c) { c["tie_word_embeddings"] = 1; }),
+           "tie_word_embeddings is 1; it must be true or false");
+  CHECK_EQ(refused(llama(), [](J& c) { c["model_type"] = 3; }), "model_type is 3; it must be a string");
+}
+
+TEST_CASE("config.json: files that are no configuration") {
+  const auto message = [](const std::string& text) {
+    try {
+      parse_model_config(text, "config.json");
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string("accepted");
+  };
+  CHECK_EQ(message(""), "config.json: not JSON from byte 1 on");
+  CHECK_EQ(message("{\"a\": "), "config.json: not JSON from byte 7 on");
+  CHECK_EQ(message("[1]"), "config.json: holds a JSON array; it must be an object");
+  CHECK_EQ(message(R"({"vocab_size": 1, "vocab_size": 2})"),
+           "config.json: field 'vocab_size' is there twice");
+  CHECK_EQ(message(R"({"a": [{"b": 1}, {"b": 1, "b": 2}]})"), "config.json: field 'b' is there twice");
+  CHECK_EQ(message("{\"a\": 1e999}"), "config.json: not JSON: a number is out of range");
+  CHECK_EQ(message("{\"a\": \"\xff\"}"), "config.json: not JSON from byte 8 on");
+  CHECK_EQ(message(std::string(200000, '[')), "config.json: not JSON from byte 200001 on");
+
+  const std::string folder = std::filesystem::temp_directory_path() / "kvcodec-config-test";
+  std::filesystem::create_directories(folder);
+  CHECK_THROWS_WITH(
+      read_model_config(folder + "/none"),
+      doctest::Contains("kvcodec-config-test/none/config.json: cannot be read: No such file or directory"));
+  std::ofstream(folder + "/config.json") << std::string(5 << 20, ' ');
+  CHECK_THROWS_WITH(read_model_config(folder),
+                    doctest::Contains("has 5242880 bytes; at most 4194304 are plausible"));
+  std::ofstream(folder + "/config.json") << llama().dump();
+  CHECK_EQ(read_model_config(folder).config.num_layers, 3);
+  std::filesystem::remove_all(folder);
+}

@@ -1,0 +1,214 @@
+#!/usr/bin/env python3
+"""Makes test/golden/model/: small random-weight models of all families and what transformers computes with them.
+
+Each folder holds a model as transformers saves it (config.json, *.safetensors), documents.json (token ids, one list per
+document) and reference.safetensors (float32, rows of all documents one behind the other):
+  key.<layer>, value.<layer>   (tokens, num_kv_heads * head_dim), keys after the rotary embedding
+  key_before_rope.<layer>      the same keys after q/k normalisation and before the rotary embedding
+  query.<last layer>           (tokens, num_q_heads * head_dim), after the rotary embedding
+  logits                       (tokens, vocabulary), or of each document's last token in the long cases
+Weights stored in 16 bits are widened, and everything is computed in float32, each document alone.
+test/golden/model/rope-*: cosines and sines of transformers' rotary embedding at positions up to 131071.
+
+Made with torch 2.15.0, transformers 5.23.0, safetensors 0.8.0; run it with a Python that has them: make_model_fixtures.py
+"""
+import importlib
+import json
+import pathlib
+import shutil
+
+import torch
+import transformers
+from safetensors.torch import save_file
+
+ROOT = pathlib.Path(__file__).parent / "model"
+FAMILIES = {
+    "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+    "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
+    "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
+    "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+}
+SHORT = [31, 1, 42]  # lengths of the documents
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 64}
+
+
+def sizes(layers, hidden, intermediate, q_heads, kv_heads, head_dim=None):
+    given = dict(head_dim=head_dim) if head_dim else {}
+    return dict(num_hidden_layers=layers, hidden_size=hidden, intermediate_size=intermediate, num_attention_heads=q_heads,
+                num_key_value_heads=kv_heads, **given)
+
+
+def rope(theta, **scaling):
+    return {"rope_theta": theta, "rope_type": "default", **scaling}
+
+
+# name: (family, configuration, dtype of the weights, what is special)
+# old: config.json as transformers wrote it before rope_parameters, with that name for the scaling's type
+# shards: several files; lengths: other documents
+CASES = {
+    "llama-1": ("llama", dict(sizes(2, 48, 72, 4, 4), rope_parameters=rope(10000.0)), "float32", {}),
+    "llama-2": ("llama", dict(sizes(3, 32, 100, 4, 2), rope_parameters=rope(10000.0, rope_type="linear", factor=4.0),
+                              tie_word_embeddings=True), "bfloat16", dict(old="type")),
+    "llama-4": ("llama", dict(sizes(2, 48, 80, 8, 2, 32), rope_parameters=rope(500000.0, **LLAMA3)), "float16",
+                dict(old="rope_type", shards=True)),
+    "llama-8": ("llama", dict(sizes(2, 48, 60, 8, 1), rope_parameters=rope(5000.0), attention_bias=True, mlp_bias=True,
+                              rms_norm_eps=1e-5), "float32", {}),
+    "llama-long": ("llama", dict(sizes(2, 16, 24, 4, 2, 8), rope_parameters=rope(10000.0, **LLAMA3)), "float32",
+                   dict(lengths=[1100, 5])),
+    "mistral-1": ("mistral", dict(sizes(2, 48, 64, 3, 3), rope_parameters=rope(10000.0), sliding_window=16), "float16",
+                  dict(old="type")),
+    "mistral-2": ("mistral", dict(sizes(2, 48, 56, 4, 2, 20), rope_parameters=rope(1000000.0), sliding_window=None), "float32",
+                  dict(shards=True)),
+    "mistral-4": ("mistral", dict(sizes(3, 32, 72, 4, 1, 16), rope_parameters=rope(10000.0), sliding_window=7), "bfloat16", {}),
+    "mistral-8": ("mistral", dict(sizes(2, 48, 64, 16, 2, 8), rope_parameters=rope(10000.0, rope_type="linear", factor=2.0),
+                                  sliding_window=33, tie_word_embeddings=True), "float32", {}),
+    "mistral-long": ("mistral", dict(sizes(2, 16, 24, 2, 1, 8), rope_parameters=rope(10000.0), sliding_window=300), "bfloat16",
+                     dict(lengths=[3, 1000])),
+    "qwen2-1": ("qwen2", dict(sizes(2, 32, 64, 2, 2), rope_parameters=rope(1000000.0), tie_word_embeddings=True), "bfloat16",
+                dict(old="type")),
+    "qwen2-2": ("qwen2", dict(sizes(3, 32, 44, 4, 2), rope_parameters=rope(10000.0), use_sliding_window=True, sliding_window=12,
+                              max_window_layers=1), "float32", dict(old="type")),
+    "qwen2-4": ("qwen2", dict(sizes(2, 64, 64, 4, 1), rope_parameters=rope(1000000.0, **LLAMA3)), "float16", dict(shards=True)),
+    "qwen2-8": ("qwen2", dict(sizes(2, 64, 72, 8, 1), rope_parameters=rope(1000000.0), use_sliding_window=True,
+                              sliding_window=20, layer_types=["sliding_attention", "full_attention"]), "bfloat16", {}),
+    "qwen3-1": ("qwen3", dict(sizes(2, 32, 64, 2, 2, 32), rope_parameters=rope(1000000.0)), "float32", dict(shards=True)),
+    "qwen3-2": ("qwen3", dict(sizes(3, 32, 80, 4, 2, 16), rope_parameters=rope(1000000.0), tie_word_embeddings=True), "bfloat16",
+                dict(old="rope_type")),
+    "qwen3-4": ("qwen3", dict(sizes(2, 48, 64, 8, 2, 16), rope_parameters=rope(10000.0, rope_type="linear", factor=3.0),
+                              use_sliding_window=True, sliding_window=25, max_window_layers=0), "float16", {}),
+    "qwen3-8": ("qwen3", dict(sizes(2, 40, 64, 8, 1, 12), rope_parameters=rope(1000000.0), attention_bias=True), "float32", {}),
+}
+VOCABULARY = 64
+
+
+def randomise(model, generator):
+    """Weights that spread the attention and keep activations near 1; every bias and norm matters."""
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            noise = torch.randn(weight.shape, generator=generator)
+            if "norm" in name:
+                weight.copy_(1 + 0.3 * noise)
+            elif name.endswith("bias"):
+                weight.copy_(0.3 * noise)
+            elif "embed" in name:
+                weight.copy_(noise)
+            else:
+                weight.copy_(1.2 * noise / weight.shape[1] ** 0.5)
+
+
+def make_old(folder, type_key):
+    """Rewrites config.json as older versions of transformers had it."""
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    parameters = config.pop("rope_parameters")
+    config["rope_theta"] = parameters.pop("rope_theta")
+    kind = parameters.pop("rope_type")
+    config["rope_scaling"] = None if kind == "default" else {type_key: kind, **parameters}
+    config["torch_dtype"] = config.pop("dtype")
+    config.pop("layer_types", None)
+    if config.get("head_dim") == config["hidden_size"] // config["num_attention_heads"] and config["model_type"] != "qwen3":
+        del config["head_dim"]
+    if config["num_key_value_heads"] == config["num_attention_heads"] and config["model_type"] == "llama":
+        del config["num_key_value_heads"]
+    file.write_text(json.dumps(config, indent=2) + "\n")
+
+
+class Recorder:
+    """Notes what the rotary embedding of a model's module gets and gives, layer by layer."""
+
+    def __init__(self, family):
+        self.module = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
+        self.original = self.module.apply_rotary_pos_emb
+        self.calls = []
+
+    def __enter__(self):
+        def recorded(query, key, *rest, **named):
+            turned_query, turned_key = self.original(query, key, *rest, **named)
+            self.calls.append((key, turned_query, turned_key))
+            return turned_query, turned_key
+        self.module.apply_rotary_pos_emb = recorded
+        return self
+
+    def __exit__(self, *_):
+        self.module.apply_rotary_pos_emb = self.original
+
+
+def rows(tensor):
+    """(1, heads, tokens, head_dim) -> (tokens, heads * head_dim)"""
+    return tensor[0].transpose(0, 1).flatten(1)
+
+
+def run(family, model, documents, all_logits):
+    parts = {}
+    for ids in documents:
+        with Recorder(family) as recorder, torch.no_grad():
+            cache = transformers.DynamicCache()  # without a configuration it keeps all keys, windows or not
+            result = model(input_ids=torch.tensor([ids]), past_key_values=cache, use_cache=True)
+        assert len(recorder.calls) == model.config.num_hidden_layers
+        found = {"logits": result.logits[0] if all_logits else result.logits[0, -1:]}
+        for layer, (key_before, query, key) in enumerate(recorder.calls):
+            assert torch.equal(key, cache.layers[layer].keys) and key.shape[2] == len(ids)
+            found[f"key.{layer}"] = rows(key)
+            found[f"key_before_rope.{layer}"] = rows(key_before)
+            found[f"value.{layer}"] = rows(cache.layers[layer].values)
+            if layer + 1 == model.config.num_hidden_layers:
+                found[f"query.{layer}"] = rows(query)
+        for name, tensor in found.items():
+            parts.setdefault(name, []).append(tensor)
+    return {name: torch.cat(list_).float().contiguous() for name, list_ in parts.items()}
+
+
+def make_case(number, name, family, fields, dtype, special):
+    folder = ROOT / name
+    folder.mkdir(parents=True)
+    config_class, model_class = FAMILIES[family]
+    config = config_class(vocab_size=VOCABULARY, max_position_embeddings=2048, bos_token_id=1, eos_token_id=2, **fields)
+    generator = torch.Generator().manual_seed(1000 + number)
+    model = model_class(config)
+    randomise(model, generator)
+    model.to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size="30KB" if special.get("shards") else "1GB")
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    assert (folder / "model.safetensors.index.json").exists() == bool(special.get("shards"))
+    if "old" in special:
+        make_old(folder, special["old"])
+    # From here on only what is on disk counts.
+    model = model_class.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    lengths = special.get("lengths", SHORT)
+    documents = [torch.randint(0, VOCABULARY, (length,), generator=generator).tolist() for length in lengths]
+    (folder / "documents.json").write_text(json.dumps(documents, separators=(",", ":")) + "\n")
+    save_file(run(family, model, documents, all_logits="lengths" not in special), folder / "reference.safetensors")
+    for file in folder.iterdir():
+        file.chmod(0o644)
+
+
+def make_rope(name, fields):
+    folder = ROOT / f"rope-{name}"
+    folder.mkdir(parents=True)
+    config = transformers.LlamaConfig(**fields)
+    config.architectures = ["LlamaForCausalLM"]
+    config.save_pretrained(folder)
+    module = importlib.import_module("transformers.models.llama.modeling_llama")
+    positions = [0, 1, 2, 3, 7, 100, 511, 1023, 4095, 8191, 32767, 65535, 131071]
+    embedding = module.LlamaRotaryEmbedding(config)
+    cosines, sines = embedding(torch.zeros(1), torch.tensor([positions]))
+    half = config.head_dim // 2
+    save_file({"position": torch.tensor(positions).float(), "frequency": embedding.inv_freq.float().contiguous(),
+               "cosine": cosines[0, :, :half].contiguous(), "sine": sines[0, :, :half].contiguous()},
+              folder / "reference.safetensors")
+    (folder / "reference.safetensors").chmod(0o644)
+
+
+def main():
+    torch.set_num_threads(1)
+    shutil.rmtree(ROOT, ignore_errors=True)
+    for number, (name, case) in enumerate(CASES.items()):
+        make_case(number, name, *case)
+    llama31 = {**LLAMA3, "original_max_position_embeddings": 8192}
+    make_rope("default", dict(sizes(1, 8, 8, 1, 1, 128), rope_parameters=rope(1000000.0)))
+    make_rope("linear", dict(sizes(1, 8, 8, 1, 1, 64), rope_parameters=rope(10000.0, rope_type="linear", factor=2.5)))
+    make_rope("llama3", dict(sizes(1, 8, 8, 1, 1, 128), rope_parameters=rope(500000.0, **llama31)))
+
+
+if __name__ == "__main__":
+    main()

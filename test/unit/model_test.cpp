@@ -1,0 +1,356 @@
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <numbers>
+
+#include "lib/core/error.hpp"
+#include "lib/core/half.hpp"
+#include "lib/core/parallel.hpp"
+#include "lib/model/llama.hpp"
+#include "lib/model/rope.hpp"
+#include "test/test.hpp"
+#include "test/unit/naive_llama.hpp"
+
+using namespace kvcodec;
+
+namespace {
+
+ModelConfig make_config(int layers, int hidden, int intermediate, int q_heads, int kv_heads, int head_dim) {
+  ModelConfig config;
+  config.num_layers = layers, config.hidden_size = hidden, config.intermediate_size = intermediate;
+  config.num_q_heads = q_heads, config.num_kv_heads = kv_heads, config.head_dim = head_dim;
+  config.vocabulary_size = 50;
+  config.window.assign(static_cast<size_t>(layers), 0);
+  return config;
+}
+
+ModelConfig small_config() { return make_config(2, 16, 24, 4, 2, 8); }
+
+std::vector<uint32_t> random_tokens(size_t count, Rng& rng) {
+  std::vector<uint32_t> tokens(count);
+  for (uint32_t& token : tokens) token = static_cast<uint32_t>(rng.below(50));
+  return tokens;
+}
+
+/// Compares everything with the naive pass while it comes.
+class Comparison final : public PrefillSink {
+ public:
+  explicit Comparison(const test::NaiveLlama::Result& expected) : expected_(expected) {}
+  void layer(const LayerChunk& chunk) override {
+    const auto layer = static_cast<size_t>(chunk.layer);
+    compare(chunk.key, expected_.key[layer], chunk.first);
+    compare(chunk.value, expected_.value[layer], chunk.first);
+    compare(chunk.query, expected_.query[layer], chunk.first);
+  }
+  void logits(size_t first, MatrixView<const float> rows) override { compare(rows, expected_.logits, first); }
+  double error() const { return std::sqrt(error_ / size_); }
+  size_t compared_rows = 0;
+
+ private:
+  void compare(MatrixView<const float> found, const std::vector<test::NaiveLlama::Row>& expected,
+               size_t first) {
+    for (size_t i = 0; i < found.rows(); ++i)
+      for (size_t j = 0; j < found.cols(); ++j) {
+        error_ += std::pow(found(i, j) - expected[first + i][j], 2);
+        size_ += std::pow(expected[first + i][j], 2);
+      }
+    compared_rows += found.rows();
+  }
+  const test::NaiveLlama::Result& expected_;
+  double error_ = 0, size_ = 0;
+};
+
+struct Nowhere final : PrefillSink {
+  void layer(const LayerChunk&) override {}
+};
+
+std::string message_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+}  // namespace
+
+TEST_CASE("forward pass: agrees with sums in double across all tile bounds") {
+  struct Case {
+    const char* what;
+    ModelConfig config;
+    DType type;
+    size_t tokens, chunk;
+  };
+  std::vector<Case> cases = {
+      {"more outputs than a tile", make_config(1, 272, 300, 4, 2, 72), DType::bf16, 40, 1024},
+      {"more inputs than a block", make_config(1, 2072, 2049, 2, 1, 16), DType::f16, 5, 1024},
+      {"more rows than a tile", make_config(2, 8, 12, 2, 1, 4), DType::f32, 530, 1024},
+      {"more keys than a block", make_config(2, 8, 12, 2, 2, 4), DType::f32, 1040, 513},
+      {"a window that begins within a block", make_config(2, 8, 12, 2, 1, 4), DType::f32, 1100, 256},
+      {"a window of one token", make_config(2, 8, 12, 2, 1, 4), DType::f32, 70, 64},
+      {"a group larger than an attention tile", make_config(1, 8, 12, 300, 1, 2), DType::f32, 20, 1024},
+      {"all switches", make_config(2, 24, 40, 6, 2, 10), DType::bf16, 60, 32},
+  };
+  cases[4].config.window = {300, 530};
+  cases[5].config.window = {1, 1};
+  ModelConfig& all = cases[7].config;
+  all.qkv_bias = all.output_bias = all.mlp_bias = all.qk_norm = all.tied_embeddings = true;
+  all.window = {0, 17};
+  Rng rng(31);
+  for (const Case& c : cases) {
+    CAPTURE(c.what);
+    const WeightsInMemory weights = test::random_weights(c.config, c.type, rng.next());
+    const std::vector<uint32_t> tokens = random_tokens(c.tokens, rng);
+    const auto expected = test::NaiveLlama(c.config, weights).run(tokens);
+    Comparison comparison(expected);
+    PrefillOptions options;
+    options.chunk = c.chunk;
+    options.logits = LogitRows::all;
+    const std::vector<uint64_t> offsets = {0, tokens.size()};
+    LlamaModel(c.config, weights).prefill({tokens, offsets}, options, comparison);
+    CHECK_EQ(comparison.compared_rows, c.tokens * (3 * static_cast<size_t>(c.config.num_layers) + 1));
+    CHECK_LE(comparison.error(),
+             2e-6);  // float against double; errors of 1e-3 and more come from a single wrong mask or sum
+  }
+}
+
+TEST_CASE("forward pass: weights that lie at odd addresses are read all the same") {
+  const ModelConfig config = small_config();
+  Rng rng(32);
+  const std::vector<uint32_t> tokens = random_tokens(20, rng);
+  const std::vector<uint64_t> offsets = {0, tokens.size()};
+  for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
+    const WeightsInMemory weights = test::random_weights(config, type, 4);
+    /// The same tensors, each one byte off.
+    class Shifted final : public WeightSource {
+     public:
+      explicit Shifted(const WeightSource& source) : source_(source) {}
+      const TensorView* find(std::string_view name) const override {
+        const TensorView* original = source_.find(name);
+        if (!original) return nullptr;
+        auto& [bytes, view] = copies_[std::string(name)];
+        bytes.resize(original->bytes.size() + 1);
+        std::memcpy(bytes.data() + 1, original->bytes.data(), original->bytes.size());
+        view = *original;
+        view.bytes = std::span(bytes).subspan(1);
+        return &view;
+      }
+      std::string name() const override { return "shifted"; }
+
+     private:
+      const WeightSource& source_;
+      mutable std::map<std::string, std::pair<std::vector<std::byte>, TensorView>> copies_;
+    };
+    const Shifted shifted(weights);
+    struct Keys final : PrefillSink {
+      void layer(const LayerChunk& chunk) override {
+        for (size_t i = 0; i < chunk.key.rows(); ++i)
+          keys.insert(keys.end(), chunk.key.row(i).begin(), chunk.key.row(i).end());
+      }
+      std::vector<float> keys;
+    } straight, odd;
+    LlamaModel(config, weights).prefill({tokens, offsets}, {}, straight);
+    LlamaModel(config, shifted).prefill({tokens, offsets}, {}, odd);
+    CHECK_EQ(straight.keys, odd.keys);
+  }
+}
+
+TEST_CASE("forward pass: tensors that are missing or of another shape are refused by name") {
+  const ModelConfig config = small_config();
+  const auto load_without = [&](const std::string& name) {
+    WeightsInMemory weights = test::random_weights(config, DType::f32, 1);
+    weights.remove(name);
+    return message_of([&] { LlamaModel(config, weights); });
+  };
+  CHECK_EQ(load_without("model.layers.1.mlp.up_proj.weight"),
+           "weights in memory: tensor 'model.layers.1.mlp.up_proj.weight' is missing; it must have shape "
+           "[24, 16]");
+  CHECK_EQ(load_without("model.norm.weight"),
+           "weights in memory: tensor 'model.norm.weight' is missing; it must have shape [16]");
+  WeightsInMemory weights = test::random_weights(config, DType::f32, 1);
+  weights.add("model.layers.0.self_attn.k_proj.weight", DType::f32, {8, 16}, std::vector<float>(128));
+  CHECK_EQ(message_of([&] { LlamaModel(config, weights); }),
+           "tensor 'model.layers.0.self_attn.k_proj.weight' in memory: shape is [8, 16]; config.json makes "
+           "it [16, 16]");
+
+  // Without an output matrix there are keys and values, but no logits.
+  weights = test::random_weights(config, DType::f32, 1);
+  weights.remove("lm_head.weight");
+  const LlamaModel bare(config, weights);
+  const std::vector<uint32_t> tokens = {1, 2};
+  const std::vector<uint64_t> offsets = {0, 2};
+  Nowhere sink;
+  PrefillOptions options;
+  CHECK_NOTHROW(bare.prefill({tokens, offsets}, options, sink));
+  options.logits = LogitRows::all;
+  CHECK_EQ(message_of([&] {
+             bare.prefill({tokens, offsets}, options, sink);
+           }),
+           "weights in memory: tensor 'lm_head.weight' is missing; logits need it");
+}
+
+TEST_CASE("forward pass: an error of the sink ends the run, progress counts to the end") {
+  const ModelConfig config = small_config();
+  const WeightsInMemory weights = test::random_weights(config, DType::f32, 1);
+  const LlamaModel model(config, weights);
+  Rng rng(33);
+  const std::vector<uint32_t> tokens = random_tokens(40, rng);
+  const std::vector<uint64_t> offsets = {0, 10, 40};
+  struct Full final : PrefillSink {
+    void layer(const LayerChunk& chunk) override {
+      if (chunk.layer == 1) throw failed("disk full");
+    }
+  } full;
+  CHECK_EQ(message_of([&] { model.prefill({tokens, offsets}, {}, full); }), "disk full");
+  Nowhere sink;
+  PrefillOptions options;
+  options.chunk = 16;
+  std::vector<double> reports;
+  model.prefill({tokens, offsets}, options, sink, [&](double done, double total, std::string_view) {
+    CHECK_EQ(total, 40);
+    if (!reports.empty()) CHECK_GT(done, reports.back());
+    reports.push_back(done);
+  });
+  CHECK_EQ(reports.size(), 6);
+  CHECK_EQ(reports.back(), 40);
+}
+
+TEST_CASE("memory of a prefill: grows with what it depends on, and inverts") {
+  const ModelConfig config = make_config(30, 4096, 14336, 32, 8, 128);
+  PrefillOptions options;
+  const auto bytes = [&](uint64_t tokens, uint64_t longest, int threads) {
+    return prefill_bytes(config, options, tokens, longest, threads);
+  };
+  // Hidden state, one layer's keys and values, position; rotary table.
+  CHECK_EQ(bytes(5001, 3000, 2) - bytes(5000, 3000, 2), 4 * (4096 + 2 * 1024) + 8);
+  CHECK_EQ(bytes(5000, 3001, 2) - bytes(5000, 3000, 2), 4 * 128);
+  CHECK_GT(bytes(5000, 3000, 3), bytes(5000, 3000, 2));
+  const uint64_t plain = bytes(5000, 3000, 2);
+  options.before_rope = true;
+  CHECK_EQ(bytes(5000, 3000, 2) - plain, 4 * 1024 * (4096 + 1024));
+  options.before_rope = false;
+  options.logits = LogitRows::all;
+  CHECK_GT(bytes(5000, 3000, 2), plain);
+  for (const uint64_t budget :
+       {uint64_t{0}, uint64_t{1000}, uint64_t{10} << 20, uint64_t{200} << 20, uint64_t{8} << 30}) {
+    const uint64_t tokens = prefill_tokens_within(config, options, budget, 2);
+    if (tokens > 0) CHECK_LE(bytes(tokens, tokens, 2), budget);
+    CHECK_GT(bytes(tokens + 1, tokens + 1, 2), budget);
+  }
+}
+
+TEST_CASE("operations of a prefill: counted one by one") {
+  ModelConfig config = make_config(2, 6, 10, 4, 2, 2);
+  config.window = {0, 3};
+  const std::vector<uint64_t> offsets = {0, 5, 5, 7};
+  const double projections = 7 * 6 * (8 + 2 * 4), rest = 7 * (8 * 6 + 3 * 6 * 10);
+  const double full = 15 + 3, windowed = 1 + 2 + 3 + 3 + 3 + 1 + 2;  // pairs
+  PrefillOptions options;
+  CHECK_EQ(prefill_flops(config, offsets, options), 2 * (2 * projections + rest + 2 * 8 * full));
+  options.logits = LogitRows::all;
+  CHECK_EQ(prefill_flops(config, offsets, options),
+           2 * (2 * projections + 2 * rest + 2 * 8 * (full + windowed) + 7 * 6 * 50));
+  options.logits = LogitRows::none;
+  options.layers = 1;
+  CHECK_EQ(prefill_flops(config, offsets, options), 2 * projections);
+}
+
+TEST_CASE("rotary frequencies: plain, linear and llama3 scaling follow their formulas") {
+  ModelConfig config = small_config();
+  config.head_dim = 128;
+  config.rope_theta = 500000;
+  const std::vector<float> plain = rope_frequencies(config);
+  REQUIRE_EQ(plain.size(), 64);
+  CHECK_EQ(plain[0], 1.0f);
+  for (size_t j = 0; j < 64; ++j)
+    CHECK_LE(std::abs(plain[j] / std::pow(500000.0, -2.0 * double(j) / 128) - 1), 3e-7);
+
+  config.rope_scaling.kind = RopeScaling::Kind::linear;
+  config.rope_scaling.factor = 4;
+  const std::vector<float> linear = rope_frequencies(config);
+  for (size_t j = 0; j < 64; ++j) CHECK_EQ(linear[j], plain[j] / 4);
+
+  config.rope_scaling = {RopeScaling::Kind::llama3, 8, 1, 4, 8192};
+  const std::vector<float> llama3 = rope_frequencies(config);
+  int kept = 0, divided = 0, blended = 0;
+  for (size_t j = 0; j < 64; ++j) {
+    const double wavelength = 2 * std::numbers::pi / plain[j];
+    if (wavelength < 8192.0 / 4) {
+      CHECK_EQ(llama3[j], plain[j]);
+      ++kept;
+    } else if (wavelength > 8192.0 / 1) {
+      CHECK_EQ(llama3[j], plain[j] / 8);
+      ++divided;
+    } else {
+      const double smooth = (8192.0 / wavelength - 1) / (4 - 1);
+      const double expected = (1 - smooth) * plain[j] / 8 + smooth * plain[j];
+      CHECK_LE(std::abs(llama3[j] / expected - 1), 1e-6);
+      ++blended;
+    }
+  }
+  CHECK_GT(kept, 20);
+  CHECK_GT(divided, 10);
+  CHECK_GT(blended, 2);
+}
+
+TEST_CASE("rotary table: turns pairs half a head apart, keeps their length, and position 0 turns nothing") {
+  ModelConfig config = small_config();
+  config.head_dim = 6;
+  const RopeTable table(config, 200);
+  const std::vector<float> frequencies = rope_frequencies(config);
+  for (const size_t position : {0, 1, 7, 199})
+    for (size_t j = 0; j < 3; ++j) {
+      const double angle = double(static_cast<float>(position) * frequencies[j]);
+      CHECK_LE(std::abs(table.cosines(position)[j] - std::cos(angle)), 1e-7);
+      CHECK_LE(std::abs(table.sines(position)[j] - std::sin(angle)), 1e-7);
+    }
+  std::vector<float> head = {1, 2, 3, 4, 5, 6};
+  const std::vector<float> before = head;
+  table.turn(0, head);
+  CHECK_EQ(head, before);
+  table.turn(7, head);
+  for (size_t j = 0; j < 3; ++j) {
+    const double angle = double(7.0f * frequencies[j]);
+    CHECK_LE(std::abs(head[j] - (before[j] * std::cos(angle) - before[j + 3] * std::sin(angle))), 2e-6);
+    CHECK_LE(std::abs(head[j + 3] - (before[j + 3] * std::cos(angle) + before[j] * std::sin(angle))), 2e-6);
+  }
+}
+
+TEST_CASE("model sizes: what does not fit together is refused by name") {
+  CHECK_NOTHROW(check(small_config()));
+  const auto refused = [](const std::function<void(ModelConfig&)>& spoil) {
+    ModelConfig config = small_config();
+    spoil(config);
+    return message_of([&] { check(config); });
+  };
+  using C = ModelConfig;
+  CHECK_EQ(refused([](C& c) { c.num_layers = 0; }), "num_hidden_layers is 0; it must be in 1..4096");
+  CHECK_EQ(refused([](C& c) { c.hidden_size = -1; }), "hidden_size is -1; it must be in 1..1048576");
+  CHECK_EQ(refused([](C& c) { c.intermediate_size = 0; }),
+           "intermediate_size is 0; it must be in 1..1048576");
+  CHECK_EQ(refused([](C& c) { c.num_q_heads = 0; }), "num_attention_heads is 0; it must be in 1..16384");
+  CHECK_EQ(refused([](C& c) { c.num_kv_heads = 1 << 20; }),
+           "num_key_value_heads is 1048576; it must be in 1..16384");
+  CHECK_EQ(refused([](C& c) { c.vocabulary_size = 0; }), "vocab_size is 0; it must be in 1..16777216");
+  CHECK_EQ(refused([](C& c) { c.num_kv_heads = 3; }),
+           "num_attention_heads is 4; it must be a multiple of num_key_value_heads (3)");
+  CHECK_EQ(refused([](C& c) { c.head_dim = 7; }),
+           "head_dim is 7; rotary embeddings turn pairs, so it must be even");
+  CHECK_EQ(refused([](C& c) { c.norm_epsilon = -1; }), "rms_norm_eps is -1; it must be 0 or positive");
+  CHECK_EQ(refused([](C& c) { c.rope_theta = 0; }), "rope_theta is 0; it must be positive");
+  CHECK_EQ(refused([](C& c) {
+             c.rope_scaling = {RopeScaling::Kind::linear, 0, 1, 4, 8192};
+           }),
+           "rope scaling factor is 0; it must be positive");
+  CHECK_EQ(refused([](C& c) {
+             c.rope_scaling = {RopeScaling::Kind::llama3, 8, 4, 4, 8192};
+           }),
+           "high_freq_factor is 4; it must be greater than low_freq_factor (4)");
+  CHECK_EQ(refused([](C& c) {
+             c.rope_scaling = {RopeScaling::Kind::llama3, 8, 1, 4, 0};
+           }),
+           "original_max_position_embeddings is 0; it must be positive");
+  CHECK_EQ(refused([](C& c) { c.window = {0}; }), "1 layers have a window size; there are 2 layers");
+  CHECK_EQ(refused([](C& c) { c.window = {0, -3}; }), "sliding_window is -3; it must be positive or null");
+}
