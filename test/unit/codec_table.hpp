@@ -6,12 +6,16 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "lib/codec/registry.hpp"
+#include "lib/codec/sparse_book.hpp"
+#include "lib/core/bits.hpp"
 #include "lib/core/rng.hpp"
+#include "lib/sparse/omp_reference.hpp"
 #include "test/test.hpp"
 
 namespace kvcodec::test {
@@ -28,6 +32,9 @@ struct CodecCase {
 
   /// A book that fits the context, for codecs that need one.
   std::function<Book(const CodecContext&, Rng&)> make_book = {};
+
+  /// Head dimensions below this are refused: no code could be smaller than the values.
+  int least_head_dim = 1;
 };
 
 // kivi
@@ -90,11 +97,120 @@ inline CodecCase kivi_case(int64_t bits, int64_t group, int64_t value_group, int
           }};
 }
 
+// sparse
+// ---------------------------------------------------------------------------------------------------------------------
+
+struct SparseSettings {
+  int layer_group = 1;
+  std::string signal = "token", normalize = "layer", center = "channel";
+  double error_target = 0;
+};
+
+/// A dictionary of random atoms, with as many atoms per signal as are smaller than the values, eight at most.
+inline SparseBook random_sparse_book(const SparseSettings& settings, const CodecContext& context, Rng& rng) {
+  SparseBook book;
+  book.num_layers = context.num_layers, book.heads = context.heads, book.head_dim = context.head_dim;
+  book.options.layer_group = settings.layer_group;
+  book.options.signal = settings.signal;
+  book.options.normalize = settings.normalize;
+  book.options.center = settings.center;
+  book.options.optimizer = "gradient";
+  const size_t width = book.layout().signal_width();
+  const size_t n = std::min<size_t>(width, 50);
+  const size_t room =
+      16 * width - (settings.error_target > 0 ? 8 : 0) - (settings.normalize == "signal" ? 16 : 0);
+  book.options.atoms = static_cast<int64_t>(n);
+  book.options.sparsity = static_cast<int64_t>(std::min<size_t>({n, room / (16 + index_bits(n)), 8}));
+  const auto layers = static_cast<size_t>(context.num_layers);
+  const auto random = [&](size_t rows, size_t cols, double scale) {
+    Matrix<float> matrix(rows, cols);
+    for (size_t i = 0; i < matrix.size(); ++i) matrix.data()[i] = static_cast<float>(scale * rng.normal());
+    return matrix;
+  };
+  for (const Side side : kSides) {
+    Dictionary& dictionary = book.of(side).dictionary;
+    dictionary.atoms = random(n, width, 1);
+    normalize_atoms(dictionary.atoms);
+    Normalization& normalization = dictionary.normalization;
+    normalization.normalize = normalize_from_name(settings.normalize);
+    if (normalization.normalize == Normalize::layer)
+      for (size_t i = 0; i < layers; ++i)
+        normalization.layer_scale.push_back(static_cast<float>(std::exp2(rng.uniform(-1, 4))));
+    if (settings.center == "channel")
+      normalization.channel_mean = random(layers, book.layout().layer_width(), 0.5);
+  }
+  return book;
+}
+
+/// The error of a token, in the domain where it is coded, is that of the reference pursuit and what rounding
+/// coefficients and values adds. Some tokens are looked at: the reference is slow.
+inline void check_sparse(const SparseBook& book, double error_target, const GroupShape& shape,
+                         MatrixView<const float> original, MatrixView<const float> decoded) {
+  const SignalLayout layout = book.layout();
+  const Dictionary& dictionary = book.of(shape.side).dictionary;
+  const size_t per_row = layout.signals_per_row(), step = original.rows() / 12 + 1;
+  for (size_t t = 0; t < original.rows(); t += step) {
+    Matrix<float> wanted(per_row, layout.signal_width()), got = wanted;
+    std::vector<float> gains(per_row), other_gains(per_row);
+    to_signals(dictionary.normalization, layout, shape.first_layer, original.rows(t, 1), wanted, gains);
+    Normalization same_gain =
+        dictionary.normalization;  // the decoded signal is to be divided by the stored norm
+    if (same_gain.normalize == Normalize::signal) same_gain.normalize = Normalize::none;
+    to_signals(same_gain, layout, shape.first_layer, decoded.rows(t, 1), got, other_gains);
+    for (size_t i = 0; i < per_row; ++i) {
+      const bool gained = dictionary.normalization.normalize == Normalize::signal;
+      const float gain = gained ? gains[i] : 1;
+      double error = 0, energy = 0, offset = 0;
+      for (size_t c = 0; c < wanted.cols(); ++c) {
+        const double difference = double(wanted(i, c)) - (gain > 0 ? double(got(i, c)) / gain : 0.0);
+        error += difference * difference;
+        energy += double(wanted(i, c)) * wanted(i, c);
+        offset = std::max(offset, std::abs(double(original(t, c))) + std::abs(double(got(i, c))));
+      }
+      const auto s = static_cast<size_t>(book.options.sparsity);
+      const ReferenceCode reference = omp_reference(dictionary.atoms, wanted.row(i), s, error_target);
+      double rounding = 0x1p-25 * double(s) + 1e-6 * std::sqrt(energy);
+      for (const double coefficient : reference.coefficients) rounding += 0x1p-10 * std::abs(coefficient);
+      // Values come back as floats, after the mean was added.
+      rounding += 0x1p-22 * std::sqrt(double(wanted.cols())) * offset / (gain > 0 ? gain : 1);
+      const double bound = error_target > 0 && reference.ids.size() < s
+                               ? error_target * std::sqrt(energy) * (1 + 1e-3)
+                               : reference.residual * (1 + 1e-3);
+      CHECK_LE(std::sqrt(error), bound + rounding);
+    }
+  }
+}
+
+inline CodecCase sparse_case(const SparseSettings& settings) {
+  const auto book = std::make_shared<SparseBook>();  // the one made last: what decoded rows are held against
+  return {
+      .label = fmt::format("sparse, groups of {}, signal {}, normalize {}, center {}, target {}",
+                           settings.layer_group, settings.signal, settings.normalize, settings.center,
+                           settings.error_target),
+      .codec = "sparse",
+      .options = {{"error-target", settings.error_target}},
+      .check_error =
+          [=](const GroupShape& shape, MatrixView<const float> original, MatrixView<const float> decoded) {
+            check_sparse(*book, settings.error_target, shape, original, decoded);
+          },
+      .make_book =
+          [=](const CodecContext& context, Rng& rng) {
+            *book = random_sparse_book(settings, context, rng);
+            return to_book(*book);
+          },
+      .least_head_dim = settings.error_target > 0 || settings.normalize == "signal" ? 3 : 1};
+}
+
 // ----------------------------------------------------------------------------------------------------------------------------
 
 inline std::vector<CodecCase> codec_table() {
   return {
       {.label = "none", .codec = "none", .options = {}},
+      sparse_case({}),
+      sparse_case({.layer_group = 2, .normalize = "none", .center = "none"}),
+      sparse_case({.layer_group = 4, .normalize = "signal", .error_target = 0.6}),
+      sparse_case({.layer_group = 2, .signal = "head", .normalize = "signal", .center = "none"}),
+      sparse_case({.signal = "head", .error_target = 0.9}),
       kivi_case(2, 32, 32, 128, "f16"),
       kivi_case(4, 32, 32, 128, "f16"),
       kivi_case(1, 8, 5, 0, "bf16"),

@@ -61,7 +61,8 @@ std::unique_ptr<Subject> make_subject(const CodecCase& row, int heads, int head_
 std::unique_ptr<Subject> random_subject(const CodecCase& row, Rng& rng) {
   constexpr int kHeadDims[] = {1, 2, 3, 8, 31, 32, 33, 64, 127, 128, 130};
   const int heads = 1 + static_cast<int>(rng.below(8));
-  const int head_dim = kHeadDims[rng.below(std::size(kHeadDims))];
+  int head_dim = 0;
+  while (head_dim < row.least_head_dim) head_dim = kHeadDims[rng.below(std::size(kHeadDims))];
   const Side side = kSides[rng.below(2)];
   const DType storage = rng.below(2) ? DType::bf16 : DType::f16;
   return make_subject(row, heads, head_dim, side, storage, rng);

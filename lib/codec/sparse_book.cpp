@@ -1,0 +1,164 @@
+#include "lib/codec/sparse_book.hpp"
+
+#include <algorithm>
+#include <limits>
+
+#include "lib/core/checked.hpp"
+#include "lib/core/error.hpp"
+
+namespace kvcodec {
+namespace {
+
+constexpr std::string_view kType = "dictionary";
+
+template <class T>
+Array array_of(std::string name, DType type, std::vector<uint64_t> shape, std::span<const T> values) {
+  return Array::of<T>(std::move(name), type, std::move(shape), values);
+}
+
+Array matrix_array(std::string name, const Matrix<float>& matrix) {
+  return array_of<float>(std::move(name), DType::f32, {matrix.rows(), matrix.cols()},
+                         {matrix.data(), matrix.size()});
+}
+
+/// The array's values after a check that bytes and shape agree (files check it, books made in memory may
+/// not).
+template <class T>
+std::span<const T> values_of(const Array& array) {
+  if (array.bytes.size() != checked_mul(checked_product(array.shape), sizeof(T)))
+    throw bad_input("/{}: {} bytes do not fit its shape [{}]", array.name, array.bytes.size(),
+                    fmt::join(array.shape, ", "));
+  return array.values<T>();
+}
+
+template <class T>
+std::vector<T> vector_from(const Book& book, const std::string& name, DType type) {
+  const auto values = values_of<T>(book.get(name, type, 1));
+  return {values.begin(), values.end()};
+}
+
+Matrix<float> matrix_from(const Array& array, size_t rows, size_t cols) {
+  const auto values = values_of<float>(array);
+  if (values.size() != checked_mul(rows, cols) || (!array.shape.empty() && array.shape[0] != rows))
+    throw bad_input("/{}: is [{}]; it must be {} x {}", array.name, fmt::join(array.shape, ", "), rows, cols);
+  Matrix<float> matrix(rows, cols);
+  std::ranges::copy(values, matrix.data());
+  return matrix;
+}
+
+void add_side(Book& book, const SparseBook& sparse, Side side) {
+  const std::string path(name_of(side)), training = std::string(Book::kTrainingPrefix) + path;
+  const auto& [dictionary, state] = sparse.of(side);
+  const Normalization& normalization = dictionary.normalization;
+  book.arrays.push_back(matrix_array(path + "/atoms", dictionary.atoms));
+  const auto layers = static_cast<uint64_t>(sparse.num_layers), heads = static_cast<uint64_t>(sparse.heads);
+  const auto head_dim = static_cast<uint64_t>(sparse.head_dim);
+  if (normalization.normalize == Normalize::layer)
+    book.arrays.push_back(
+        array_of<float>(path + "/layer_scale", DType::f32, {layers}, normalization.layer_scale));
+  if (normalization.center() == Center::channel)
+    book.arrays.push_back(
+        array_of<float>(path + "/channel_mean", DType::f32, {layers, heads, head_dim},
+                        {normalization.channel_mean.data(), normalization.channel_mean.size()}));
+  book.arrays.push_back(array_of<double>(training + "/loss", DType::f64, {state.loss.size()}, state.loss));
+  book.arrays.push_back(
+      array_of<uint32_t>(training + "/replaced", DType::u32, {state.replaced.size()}, state.replaced));
+  book.arrays.push_back(
+      array_of<double>(training + "/validation", DType::f64, {state.validation.size()}, state.validation));
+  book.arrays.push_back(
+      array_of<uint64_t>(training + "/usage", DType::u64, {state.usage.size()}, state.usage));
+  if (state.mean.size() > 0) {
+    book.arrays.push_back(matrix_array(training + "/adam_mean", state.mean));
+    book.arrays.push_back(matrix_array(training + "/adam_variance", state.variance));
+  }
+  const uint8_t stable = state.stable ? 1 : 0;
+  book.arrays.push_back(array_of<uint8_t>(training + "/stable", DType::u8, {1}, {&stable, 1}));
+}
+
+void read_side(const Book& book, bool with_training, Side side, SparseBook& sparse) {
+  const std::string path(name_of(side)), training = std::string(Book::kTrainingPrefix) + path;
+  auto& [dictionary, state] = sparse.of(side);
+  const auto layers = static_cast<size_t>(sparse.num_layers);
+  const SignalLayout layout = sparse.layout();
+  const auto n = static_cast<size_t>(sparse.options.atoms);
+  dictionary.atoms = matrix_from(book.get(path + "/atoms", DType::f32, 2), n, layout.signal_width());
+  Normalization& normalization = dictionary.normalization;
+  normalization.normalize = normalize_from_name(sparse.options.normalize);
+  if (normalization.normalize == Normalize::layer)
+    normalization.layer_scale = vector_from<float>(book, path + "/layer_scale", DType::f32);
+  if (center_from_name(sparse.options.center) == Center::channel)
+    normalization.channel_mean =
+        matrix_from(book.get(path + "/channel_mean", DType::f32, 3), layers, layout.layer_width());
+  with_context("/" + path, [&] { dictionary.check(layout, layers); });
+  if (!with_training) return;
+  state.loss = vector_from<double>(book, training + "/loss", DType::f64);
+  state.steps = state.loss.size();
+  state.replaced = vector_from<uint32_t>(book, training + "/replaced", DType::u32);
+  state.validation = vector_from<double>(book, training + "/validation", DType::f64);
+  state.usage = vector_from<uint64_t>(book, training + "/usage", DType::u64);
+  if (sparse.options.optimizer == "adam") {
+    state.mean = matrix_from(book.get(training + "/adam_mean", DType::f32, 2), n, layout.signal_width());
+    state.variance =
+        matrix_from(book.get(training + "/adam_variance", DType::f32, 2), n, layout.signal_width());
+  }
+  const auto stable = vector_from<uint8_t>(book, training + "/stable", DType::u8);
+  state.stable = !stable.empty() && stable[0] != 0;
+}
+
+/// A positive parameter of the model's shape.
+int shape_parameter(const Record& parameters, std::string_view name) {
+  const int64_t value = parameters.get_int(name);
+  // Products of three such numbers still fit 64 bits.
+  if (value < 1 || value > 1 << 20)
+    throw bad_input("{} is {}; it must be between 1 and {}", name, value, 1 << 20);
+  return static_cast<int>(value);
+}
+
+}  // namespace
+
+Book to_book(SparseBook sparse) {
+  Book book;
+  book.type = kType;
+  book.parameters = to_record(sparse.options);
+  book.parameters.set("num-layers", int64_t{sparse.num_layers});
+  book.parameters.set("heads", int64_t{sparse.heads});
+  book.parameters.set("head-dim", int64_t{sparse.head_dim});
+  book.parameters.set("width", static_cast<int64_t>(sparse.layout().signal_width()));
+  book.parameters.set("source", sparse.source);
+  for (const Side side : kSides) {
+    Dictionary& dictionary = sparse.of(side).dictionary;
+    normalize_atoms(dictionary.atoms);
+    dictionary.check(sparse.layout(), static_cast<size_t>(sparse.num_layers));
+    if (dictionary.atoms.rows() != static_cast<size_t>(sparse.options.atoms))
+      throw failed("{} atoms for keys or values where the options say {}", dictionary.atoms.rows(),
+                   sparse.options.atoms);
+    add_side(book, sparse, side);
+  }
+  return book;
+}
+
+SparseBook sparse_book_from(const Book& book, bool with_training) {
+  if (book.type != kType) throw bad_input("the book is of type '{}'; a {} is needed", book.type, kType);
+  SparseBook sparse;
+  try {
+    from_record(book.parameters, sparse.options);
+  } catch (const Error& error) {
+    throw bad_input("parameters of the dictionary: {}", error.what());
+  }
+  // Names that decide what the arrays mean must be there; fields that only steered the training may be
+  // missing.
+  for (const std::string_view name : {"signal", "normalize", "center", "dict-scope"})
+    book.parameters.get_string(name);
+  for (const std::string_view name : {"atoms", "layer-group", "sparsity"}) book.parameters.get_int(name);
+  sparse.num_layers = shape_parameter(book.parameters, "num-layers");
+  sparse.heads = shape_parameter(book.parameters, "heads");
+  sparse.head_dim = shape_parameter(book.parameters, "head-dim");
+  sparse.source = book.parameters.get_string("source");
+  if (sparse.options.layer_group > sparse.num_layers || sparse.num_layers % sparse.options.layer_group != 0)
+    throw bad_input("layer groups of {} do not divide the model's {} layers", sparse.options.layer_group,
+                    sparse.num_layers);
+  for (const Side side : kSides) read_side(book, with_training, side, sparse);
+  return sparse;
+}
+
+}  // namespace kvcodec

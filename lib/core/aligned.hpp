@@ -1,0 +1,36 @@
+// Vectors whose elements begin at a cache line, for kernels that stream whole lines.
+#pragma once
+
+#include <cstddef>
+#include <new>
+#include <vector>
+
+namespace kvcodec {
+
+/// Bytes of a cache line on every machine we know, and of the widest vector register.
+inline constexpr size_t kCacheLine = 64;
+
+template <class T>
+struct CacheLineAllocator {
+  using value_type = T;
+  CacheLineAllocator() = default;
+  template <class U>
+  CacheLineAllocator(const CacheLineAllocator<U>&) {}
+
+  T* allocate(size_t count) {
+    return static_cast<T*>(::operator new (count * sizeof(T), std::align_val_t{kCacheLine}));
+  }
+  void deallocate(T* data, size_t) { ::operator delete (data, std::align_val_t{kCacheLine}); }
+  template <class U>
+  bool operator==(const CacheLineAllocator<U>&) const {
+    return true;
+  }
+};
+
+template <class T>
+using AlignedVector = std::vector<T, CacheLineAllocator<T>>;
+
+/// The least multiple of `step` that is not below n.
+constexpr size_t round_up(size_t n, size_t step) { return (n + step - 1) / step * step; }
+
+}  // namespace kvcodec

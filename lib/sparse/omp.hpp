@@ -1,0 +1,93 @@
+// Orthogonal matching pursuit: the sparse coder of SparseCache (its Algorithm 2) in the form of Batch-OMP
+// (Rubinstein, Zibulevsky and Elad, 2008): correlations are updated through the Gram matrix of the dictionary
+// instead of being computed anew.
+//
+// For each signal y the coder starts with no atoms and repeats: take the atom d with the largest |d . r| of
+// the residual r = y - D x that is not taken yet (the lower id among equals), then fit all coefficients x
+// anew by least squares.
+//
+// How it is fast and still exact. Correlations of all atoms are needed in every round, but only to find the
+// largest. They are therefore screened in 16-bit integers against a Gram matrix kept in 16 bits, with an
+// error bound that is carried along; atoms that could be the largest within that bound (nearly always one)
+// are compared by their inner products with the residual in float. The outcome depends on those comparisons
+// alone: it is the same for any thread count, SIMD level, block size and for both ways of computing
+// correlations, on every machine.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "lib/core/aligned.hpp"
+#include "lib/core/options.hpp"
+#include "lib/core/view.hpp"
+
+namespace kvcodec {
+
+struct OmpOptions final : Options {
+  int64_t sparsity =
+      64;  ///< atoms per signal at most; the paper's middle setting. Bits per signal grow linearly with it
+  double error_target =
+      0;  ///< stop at |y - D x| <= error_target * |y|; 0 = take `sparsity` atoms whatever the error
+
+  std::vector<OptionField> fields() override;
+  void check() const override;
+};
+
+/// What the coder found for a batch of signals. Row i of ids and coefficients holds counts[i] pairs in the
+/// order of their selection, then zeros.
+struct SparseCodes {
+  Matrix<uint32_t> ids;        ///< (signals, sparsity)
+  Matrix<float> coefficients;  ///< (signals, sparsity)
+  std::vector<uint32_t>
+      counts;  ///< atoms taken; fewer than `sparsity` for a reached target, a zero signal, or when no atom
+               ///< that is independent of those taken lowers the error any more
+  std::vector<double> residuals;  ///< |y - D x|, Euclidean
+};
+
+/// A dictionary made ready for coding. Const members may run on several threads at once.
+class Omp {
+ public:
+  Omp() = default;
+
+  /// Takes a copy of the atoms: (n, m), 1 <= n < 2^31, m >= 1. Throws as check_atoms does
+  /// (lib/sparse/dictionary.hpp).
+  explicit Omp(MatrixView<const float> atoms) { assign(atoms); }
+
+  /// Replaces the dictionary, keeping memory; drops the Gram matrix.
+  void assign(MatrixView<const float> atoms);
+
+  size_t atoms() const { return atoms_; }
+  size_t width() const { return width_; }
+
+  /// Memory of the Gram matrix for n atoms: about 2 n^2 bytes, 128 MiB for 8192.
+  static uint64_t gram_bytes(size_t n);
+
+  /// Computes the Gram matrix if it is not there; not to be called while encode runs. Without it encode
+  /// computes correlations by matrix products in every round: no memory, more time.
+  void build_gram();
+  bool has_gram() const { return !gram_.empty(); }
+
+  /// Whether building the Gram matrix costs less than it saves for that many signals with s atoms each.
+  bool gram_pays(uint64_t signals, int64_t s) const;
+
+  /// Codes signals: (count, width()), finite. Throws Error(usage) for a sparsity above width() or the number
+  /// of atoms. Scratch memory: scratch_bytes() per thread.
+  SparseCodes encode(MatrixView<const float> signals, const OmpOptions& options) const;
+  uint64_t scratch_bytes(int64_t sparsity) const;
+
+ private:
+  friend class OmpBlock;
+
+  MatrixView<const float> padded_atoms() const { return {rows_.data(), atoms_, width_, row_stride_}; }
+
+  size_t atoms_ = 0, width_ = 0;
+  size_t row_stride_ = 0;         // floats from one atom to the next; zeros behind width_
+  AlignedVector<float> rows_;     // (atoms_, row_stride_)
+  std::vector<double> energies_;  // d . d of each atom
+  size_t gram_stride_ = 0;        // atoms_ rounded up to whole tiles
+  AlignedVector<int16_t> gram_;  // (atoms_, gram_stride_): inner products in units of 1 / kGramUnit, or empty
+  std::vector<int16_t> gram_peaks_;  // largest |entry| of each row but for the diagonal
+};
+
+}  // namespace kvcodec

@@ -1,0 +1,90 @@
+// From rows of a cache to signals for a dictionary and back.
+//
+// A row is one token of one side of a group of L layers: [L][heads][head_dim] floats. It is one signal of L *
+// heads * head_dim values (the paper's form: all heads of all layers of the group concatenated), or with
+// `per_head` one signal of L * head_dim values for each head (as Lexico does, Kim et al., 2024, for L = 1).
+//
+// Layers differ in loudness and channels have means of their own, which would cost atoms of a dictionary that
+// serves all layers. Signals can therefore be centred and normalised first:
+//   center channel:   the mean of each channel of each layer, over the training data, is subtracted;
+//   normalize layer:  then each layer's part is divided by that layer's root mean square;
+//   normalize signal: or each signal is divided by its own norm, which is stored beside its code (gain and
+//   shape apart).
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "lib/core/view.hpp"
+
+namespace kvcodec {
+
+enum class Normalize : uint8_t { none, layer, signal };
+enum class Center : uint8_t { none, channel };
+std::string_view name_of(Normalize normalize);
+std::string_view name_of(Center center);
+/// Throw Error(bad_input) for names that name_of does not give.
+Normalize normalize_from_name(std::string_view name);
+Center center_from_name(std::string_view name);
+
+/// How a row is cut into signals.
+struct SignalLayout {
+  int layers = 1;  ///< L, of one group
+  int heads = 0;
+  int head_dim = 0;
+  bool per_head = false;
+
+  size_t layer_width() const { return static_cast<size_t>(heads) * static_cast<size_t>(head_dim); }
+  size_t row_width() const { return static_cast<size_t>(layers) * layer_width(); }
+  size_t signals_per_row() const { return per_head ? static_cast<size_t>(heads) : 1; }
+  size_t signal_width() const { return row_width() / signals_per_row(); }
+};
+
+/// What is taken off signals before coding and put back after. Empty vectors mean that there is nothing to
+/// do.
+struct Normalization {
+  Normalize normalize = Normalize::none;
+  std::vector<float> layer_scale;  ///< [layers of the model], positive; with Normalize::layer
+  Matrix<float> channel_mean;      ///< [layers of the model, heads * head_dim]; with Center::channel
+
+  Center center() const { return channel_mean.size() > 0 ? Center::channel : Center::none; }
+
+  /// Throws Error(bad_input) unless all is there for a model of that many layers of that width, finite,
+  /// scales positive.
+  void check(size_t num_layers, size_t layer_width) const;
+};
+
+/// rows: (n, layout.row_width()) of the group that begins at first_layer. Writes the signals of row i to rows
+/// i * signals_per_row() … of signals: (n * signals_per_row(), signal_width()).
+/// gains: n * signals_per_row() norms, filled with Normalize::signal, else left alone (it may be empty). A
+/// gain is what f16 holds of the norm; a signal whose gain is 0 becomes zeros. Throws Error(bad_input) for a
+/// norm beyond f16.
+void to_signals(const Normalization& normalization, const SignalLayout& layout, int first_layer,
+                MatrixView<const float> rows, MatrixView<float> signals, std::span<float> gains);
+
+/// The way back, from decoded signals to rows. The same arguments.
+void from_signals(const Normalization& normalization, const SignalLayout& layout, int first_layer,
+                  MatrixView<const float> signals, std::span<const float> gains, MatrixView<float> rows);
+
+/// Finds means and scales in one pass over rows in any order.
+class NormalizationFinder {
+ public:
+  NormalizationFinder(Normalize normalize, Center center, const SignalLayout& layout, size_t num_layers);
+  void add(int first_layer, MatrixView<const float> rows);
+  /// Layers of which nothing was seen get mean 0 and scale 1, as do layers that are constant.
+  Normalization finish() const;
+
+ private:
+  struct Channel {
+    double shift = 0, sum = 0, squares = 0;  // of value - shift: the shift keeps sums small beside the spread
+    uint64_t count = 0;
+  };
+  Normalize normalize_;
+  Center center_;
+  SignalLayout layout_;
+  Matrix<Channel> channels_;  // [layers of the model, layer_width]
+};
+
+}  // namespace kvcodec

@@ -1,0 +1,485 @@
+#include "lib/sparse/train.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "lib/core/error.hpp"
+#include "lib/core/parallel.hpp"
+#include "lib/core/rng.hpp"
+#include "lib/sparse/omp.hpp"
+#include "lib/sparse/reconstruct.hpp"
+
+namespace kvcodec {
+namespace {
+
+/// Tokens read together: enough for a disk or a checksummed chunk to be read whole, few enough to mix.
+constexpr uint64_t kBlockTokens = 256;
+
+/// Signals in memory to draw batches from.
+constexpr size_t kWindowBytes = size_t{64} << 20;
+constexpr size_t kLeastBlocks = 16;
+
+/// Signals held out at most: enough to tell losses apart to a percent, few enough to code after each epoch.
+constexpr size_t kMostHeldOut = 4096;
+
+/// Streams of random numbers.
+enum : uint64_t {
+  kForHoldingOut = 1,
+  kForStart = 2,
+  kForKaiming = 3,
+  kForReplacing = 4,
+  kForEpochs = uint64_t{1} << 32
+};
+
+// Adam (Kingma and Ba, 2015), with its authors' constants.
+constexpr double kMeanDecay = 0.9, kVarianceDecay = 0.999, kAdamFloor = 1e-8;
+
+struct Block {
+  size_t group = 0;
+  uint64_t first = 0, tokens = 0;
+};
+
+std::vector<Block> blocks_of(const SignalSource& source) {
+  std::vector<Block> blocks;
+  for (size_t group = 0; group < source.groups(); ++group)
+    for (uint64_t first = 0; first < source.tokens(); first += kBlockTokens)
+      blocks.push_back({group, first, std::min(kBlockTokens, source.tokens() - first)});
+  return blocks;
+}
+
+uint64_t signals_of(const std::vector<Block>& blocks, const SignalLayout& layout) {
+  uint64_t signals = 0;
+  for (const Block& block : blocks) signals += block.tokens * layout.signals_per_row();
+  return signals;
+}
+
+struct Split {
+  std::vector<Block> training, held_out;
+};
+
+Split split_of(const SignalSource& source, const TrainOptions& options) {
+  Split split{blocks_of(source), {}};
+  if (!(options.validation > 0) || split.training.size() < 2) return split;
+  Rng rng(static_cast<uint64_t>(options.seed), kForHoldingOut);
+  rng.shuffle(split.training);
+  const auto wanted =
+      static_cast<size_t>(std::ceil(options.validation * static_cast<double>(split.training.size())));
+  const size_t count = std::min(wanted, split.training.size() - 1);
+  split.held_out.assign(split.training.end() - static_cast<ptrdiff_t>(count), split.training.end());
+  split.training.resize(split.training.size() - count);
+  return split;
+}
+
+/// Deals out the signals of some blocks in a random order that depends on the seed and the epoch alone.
+class Sampler {
+ public:
+  Sampler(const SignalSource& source, const Normalization& normalization, std::vector<Block> blocks,
+          int64_t seed)
+      : source_(source),
+        layout_(source.layout()),
+        normalization_(normalization),
+        blocks_(std::move(blocks)),
+        seed_(static_cast<uint64_t>(seed)) {
+    const size_t block_bytes = kBlockTokens * layout_.row_width() * sizeof(float);
+    window_blocks_ = std::max(kLeastBlocks, kWindowBytes / block_bytes);
+  }
+
+  uint64_t signals() const { return signals_of(blocks_, layout_); }
+
+  /// Goes to a signal of an epoch.
+  void seek(uint64_t stream, uint64_t position) {
+    stream_ = stream;
+    order_ = blocks_;
+    Rng(seed_, stream).shuffle(order_);
+    for (next_block_ = 0; next_block_ < order_.size(); next_block_ += window_blocks_) {
+      const auto begin = order_.begin() + static_cast<ptrdiff_t>(next_block_);
+      const size_t count = std::min(window_blocks_, order_.size() - next_block_);
+      const uint64_t in_window = signals_of({begin, begin + static_cast<ptrdiff_t>(count)}, layout_);
+      if (position < in_window) break;
+      position -= in_window;
+    }
+    load();
+    cursor_ = position;
+  }
+
+  /// The next signals, to rows of out. False, with fewer rows written, when the epoch is over.
+  bool next(MatrixView<float> out) {
+    for (size_t i = 0; i < out.rows(); ++i) {
+      if (cursor_ == permutation_.size()) load();
+      if (permutation_.empty()) return false;
+      std::ranges::copy(window_.row(permutation_[cursor_++]), out.row(i).begin());
+    }
+    return true;
+  }
+
+ private:
+  void load() {
+    const size_t first = next_block_, count = std::min(window_blocks_, order_.size() - first);
+    next_block_ += count;
+    cursor_ = 0;
+    const auto begin = order_.begin() + static_cast<ptrdiff_t>(first);
+    const std::vector<Block> blocks(begin, begin + static_cast<ptrdiff_t>(count));
+    const uint64_t total = signals_of(blocks, layout_);
+    if (window_.rows() < total) window_ = Matrix<float>(total, layout_.signal_width());
+    Matrix<float> rows(kBlockTokens, layout_.row_width());
+    std::vector<float> gains(kBlockTokens * layout_.signals_per_row());
+    size_t filled = 0;
+    for (const Block& block : blocks) {
+      const MatrixView<float> part = rows.view().rows(0, block.tokens);
+      source_.read(block.group, block.first, part);
+      const size_t signals = block.tokens * layout_.signals_per_row();
+      to_signals(normalization_, layout_, source_.first_layer(block.group), part,
+                 window_.view().rows(filled, signals), std::span(gains).first(signals));
+      filled += signals;
+    }
+    permutation_.resize(total);
+    std::iota(permutation_.begin(), permutation_.end(), size_t{0});
+    Rng(seed_ + first + 1, stream_).shuffle(permutation_);
+  }
+
+  const SignalSource& source_;
+  const SignalLayout layout_;
+  const Normalization& normalization_;
+  const std::vector<Block> blocks_;
+  const uint64_t seed_;
+  size_t window_blocks_ = 0;
+  uint64_t stream_ = 0;
+  std::vector<Block> order_;
+  size_t next_block_ = 0, cursor_ = 0;
+  Matrix<float> window_;
+  std::vector<size_t> permutation_;  // of the rows of window_ in use
+};
+
+Normalization find_normalization(const SignalSource& source, const TrainOptions& options) {
+  NormalizationFinder finder(normalize_from_name(options.normalize), center_from_name(options.center),
+                             source.layout(), source.num_layers());
+  Matrix<float> rows(kBlockTokens, source.layout().row_width());
+  for (const Block& block : blocks_of(source)) {
+    const MatrixView<float> part = rows.view().rows(0, block.tokens);
+    source.read(block.group, block.first, part);
+    finder.add(source.first_layer(block.group), part);
+  }
+  return finder.finish();
+}
+
+double energy_of(std::span<const float> values) {
+  double energy = 0;
+  for (const float value : values) energy += double{value} * value;
+  return energy;
+}
+
+/// The first atoms. Signals of zeros make no atom; random numbers stand in where there are too few others.
+void start_atoms(Sampler& sampler, const TrainOptions& options, Matrix<float>& atoms) {
+  kaiming_atoms(static_cast<uint64_t>(options.seed) ^ kForKaiming, atoms);
+  if (options.start != "samples") return;
+  sampler.seek(kForStart, 0);
+  Matrix<float> signal(1, atoms.cols());
+  for (size_t i = 0; i < atoms.rows();) {
+    if (!sampler.next(signal)) return;
+    if (!(energy_of(signal.row(0)) > 0)) continue;
+    if (normalize_atoms(signal) > 0) continue;
+    std::ranges::copy(signal.row(0), atoms.row(i++).begin());
+  }
+}
+
+/// A batch with its codes and what they leave.
+struct Coded {
+  SparseCodes codes;
+  Matrix<float> residuals;
+  std::vector<double> energies;  // of the residuals
+  double loss = 0;
+};
+
+class Trainer {
+ public:
+  Trainer(const SignalSource& source, const TrainOptions& options, Dictionary& dictionary, TrainState& state)
+      : options_(options), dictionary_(dictionary), state_(state), split_(split_of(source, options)) {
+    omp_options_.sparsity = options.sparsity;
+    if (signals_of(split_.training, source.layout()) == 0)
+      throw bad_input("there are no signals to train on");
+  }
+
+  void run(const SignalSource& source, const Progress& progress);
+
+ private:
+  void begin(const SignalSource& source);
+  void check_state(const SignalSource& source) const;
+  Coded code(MatrixView<const float> batch);
+  void update(const Coded& coded);
+  void replace_dead(MatrixView<const float> batch, const Coded& coded);
+  void validate(const SignalSource& source);
+  bool loss_is_stable() const;
+
+  const TrainOptions& options_;
+  Dictionary& dictionary_;
+  TrainState& state_;
+  Split split_;
+  OmpOptions omp_options_;
+  Omp omp_;
+  Reconstructor reconstructor_;
+  Matrix<float> held_out_;
+};
+
+void Trainer::begin(const SignalSource& source) {
+  dictionary_.normalization = find_normalization(source, options_);
+  dictionary_.atoms = Matrix<float>(static_cast<size_t>(options_.atoms), source.layout().signal_width());
+  Sampler sampler(source, dictionary_.normalization, split_.training, options_.seed);
+  start_atoms(sampler, options_, dictionary_.atoms);
+  state_ = {};
+  state_.usage.resize(dictionary_.atoms.rows());
+  if (options_.optimizer == "adam") {
+    state_.mean = Matrix<float>(dictionary_.atoms.rows(), dictionary_.atoms.cols());
+    state_.variance = state_.mean;
+  }
+}
+
+void Trainer::check_state(const SignalSource& source) const {
+  dictionary_.check(source.layout(), source.num_layers());
+  const size_t n = dictionary_.atoms.rows(), m = dictionary_.atoms.cols();
+  const bool adam = options_.optimizer == "adam";
+  const auto fits = [&](const Matrix<float>& moment) {
+    return moment.rows() == (adam ? n : 0) && moment.cols() == (adam ? m : 0);
+  };
+  if (n != static_cast<size_t>(options_.atoms) || state_.usage.size() != n || !fits(state_.mean) ||
+      !fits(state_.variance) || state_.loss.size() != state_.steps || state_.replaced.size() != state_.steps)
+    throw bad_input(
+        "the training record does not fit the dictionary and the options: training cannot go on from it");
+}
+
+Coded Trainer::code(MatrixView<const float> batch) {
+  omp_.assign(dictionary_.atoms);
+  if (omp_.gram_pays(batch.rows(), options_.sparsity)) omp_.build_gram();
+  reconstructor_.assign(dictionary_.atoms);
+  Coded coded{omp_.encode(batch, omp_options_), Matrix<float>(batch.rows(), batch.cols()), {}, 0};
+  const auto s = static_cast<size_t>(options_.sparsity);
+  reconstructor_.run({{coded.codes.ids.data(), coded.codes.ids.size()},
+                      {coded.codes.coefficients.data(), coded.codes.coefficients.size()},
+                      uniform_offsets(batch.rows(), s)},
+                     coded.residuals);
+  std::vector<double> energies(batch.rows());
+  coded.energies.resize(batch.rows());
+  parallel_for(batch.rows(), 64, [&](size_t begin, size_t end, int) {
+    for (size_t i = begin; i < end; ++i) {
+      const auto y = batch.row(i);
+      const auto r = coded.residuals.row(i);
+      for (size_t c = 0; c < r.size(); ++c) r[c] = y[c] - r[c];
+      coded.energies[i] = energy_of(r);
+      energies[i] = energy_of(y);
+    }
+  });
+  const double energy = std::accumulate(energies.begin(), energies.end(), 0.0);
+  const double error = std::accumulate(coded.energies.begin(), coded.energies.end(), 0.0);
+  coded.loss = energy > 0 ? error / energy : 0;
+  return coded;
+}
+
+/// One gradient step on the mean squared error of the batch, then norm 1 again.
+void Trainer::update(const Coded& coded) {
+  Matrix<float>& atoms = dictionary_.atoms;
+  const size_t n = atoms.rows(), m = atoms.cols(), signals = coded.residuals.rows();
+  const SparseCodes& codes = coded.codes;
+  // The pairs sorted by atom, within an atom by signal: each atom's gradient is summed in one order by one
+  // thread.
+  std::vector<size_t> begins(n + 1);
+  for (size_t i = 0; i < signals; ++i)
+    for (size_t k = 0; k < codes.counts[i]; ++k) ++begins[codes.ids(i, k) + 1];
+  for (size_t atom = 0; atom < n; ++atom) {
+    state_.usage[atom] += begins[atom + 1];
+    begins[atom + 1] += begins[atom];
+  }
+  std::vector<std::pair<uint32_t, float>> pairs(begins[n]);
+  std::vector<size_t> cursors(begins.begin(), begins.end() - 1);
+  for (size_t i = 0; i < signals; ++i)
+    for (size_t k = 0; k < codes.counts[i]; ++k)
+      pairs[cursors[codes.ids(i, k)]++] = {static_cast<uint32_t>(i), codes.coefficients(i, k)};
+
+  const bool adam = options_.optimizer == "adam";
+  const auto t = static_cast<double>(state_.steps + 1);
+  const auto rate = static_cast<float>(adam ? options_.learning_rate / (1 - std::pow(kMeanDecay, t))
+                                            : options_.learning_rate);
+  const auto variance_correction = static_cast<float>(1 / (1 - std::pow(kVarianceDecay, t)));
+  const auto factor = static_cast<float>(-2.0 / static_cast<double>(signals));
+  constexpr auto kKeepMean = static_cast<float>(kMeanDecay),
+                 kKeepVariance = static_cast<float>(kVarianceDecay);
+  parallel_for(n, 32, [&](size_t begin, size_t end, int) {
+    std::vector<float> gradient(m);
+    for (size_t atom = begin; atom < end; ++atom) {
+      std::fill(gradient.begin(), gradient.end(), 0.0f);
+      for (size_t pair = begins[atom]; pair < begins[atom + 1]; ++pair) {
+        const float weight = factor * pairs[pair].second;
+        const float* residual = coded.residuals.row(pairs[pair].first).data();
+        for (size_t c = 0; c < m; ++c) gradient[c] += weight * residual[c];
+      }
+      float* row = atoms.row(atom).data();
+      if (adam) {
+        float* mean = state_.mean.row(atom).data();
+        float* variance = state_.variance.row(atom).data();
+        for (size_t c = 0; c < m; ++c) {
+          mean[c] = kKeepMean * mean[c] + (1 - kKeepMean) * gradient[c];
+          variance[c] = kKeepVariance * variance[c] + (1 - kKeepVariance) * (gradient[c] * gradient[c]);
+          row[c] -= rate * mean[c] /
+                    (std::sqrt(variance[c] * variance_correction) + static_cast<float>(kAdamFloor));
+        }
+      } else {
+        for (size_t c = 0; c < m; ++c) row[c] -= rate * gradient[c];
+      }
+    }
+  });
+  normalize_atoms(atoms);
+}
+
+/// Atoms that were hardly used since the last time become the worst coded signals of the batch, each signal
+/// once.
+void Trainer::replace_dead(MatrixView<const float> batch, const Coded& coded) {
+  Matrix<float>& atoms = dictionary_.atoms;
+  const double average =
+      static_cast<double>(std::accumulate(state_.usage.begin(), state_.usage.end(), uint64_t{0})) /
+      static_cast<double>(atoms.rows());
+  std::vector<size_t> dead;
+  for (size_t atom = 0; atom < atoms.rows(); ++atom)
+    if (static_cast<double>(state_.usage[atom]) < options_.dead_below * average) dead.push_back(atom);
+  std::ranges::stable_sort(dead, {}, [&](size_t atom) { return state_.usage[atom]; });
+  std::vector<size_t> worst(batch.rows());
+  std::iota(worst.begin(), worst.end(), size_t{0});
+  std::ranges::stable_sort(worst, std::ranges::greater{}, [&](size_t i) { return coded.energies[i]; });
+  // No more than a quarter of the batch: what is coded about as well as the rest is no worst case.
+  const size_t count = std::min(dead.size(), batch.rows() / 4);
+  for (size_t i = 0; i < count; ++i) {
+    if (!(coded.energies[worst[i]] > 0)) break;
+    const auto row = atoms.row(dead[i]);
+    std::ranges::copy(batch.row(worst[i]), row.begin());
+    if (normalize_atoms({row.data(), 1, row.size()}) > 0)
+      throw failed("a signal that cannot be made an atom");
+    if (options_.optimizer == "adam") {
+      std::ranges::fill(state_.mean.row(dead[i]), 0.0f);
+      std::ranges::fill(state_.variance.row(dead[i]), 0.0f);
+    }
+    ++state_.replaced.back();
+  }
+  std::ranges::fill(state_.usage, uint64_t{0});
+}
+
+void Trainer::validate(const SignalSource& source) {
+  if (split_.held_out.empty()) return;
+  if (held_out_.rows() == 0) {
+    Sampler sampler(source, dictionary_.normalization, split_.held_out, options_.seed);
+    held_out_ =
+        Matrix<float>(std::min<uint64_t>(sampler.signals(), kMostHeldOut), source.layout().signal_width());
+    sampler.seek(kForHoldingOut, 0);
+    sampler.next(held_out_);
+  }
+  state_.validation.push_back(code(held_out_).loss);
+}
+
+bool Trainer::loss_is_stable() const {
+  const auto& loss = state_.loss;
+  if (!(options_.tolerance > 0) || loss.size() < 2 * kStableSteps || loss.size() % kStableSteps != 0)
+    return false;
+  const auto end = loss.end(), middle = end - ptrdiff_t{kStableSteps},
+             begin = middle - ptrdiff_t{kStableSteps};
+  const double before = std::accumulate(begin, middle, 0.0), after = std::accumulate(middle, end, 0.0);
+  return after >= before * (1 - options_.tolerance);
+}
+
+void Trainer::run(const SignalSource& source, const Progress& progress) {
+  if (state_.steps == 0) begin(source);
+  check_state(source);
+  Sampler sampler(source, dictionary_.normalization, split_.training, options_.seed);
+  const uint64_t size = std::min<uint64_t>(static_cast<uint64_t>(options_.batch), sampler.signals());
+  const uint64_t steps_per_epoch = sampler.signals() / size;
+  const uint64_t planned = planned_steps(source, options_);
+  const auto replace_every = static_cast<uint64_t>(options_.replace_every);
+  Matrix<float> batch(size, source.layout().signal_width());
+  bool positioned = false;
+  while (state_.steps < planned && !state_.stable) {
+    const uint64_t epoch = state_.steps / steps_per_epoch, within = state_.steps % steps_per_epoch;
+    if (within == 0 || !positioned) sampler.seek(kForEpochs + epoch, within * size);
+    positioned = true;
+    if (!sampler.next(batch)) throw failed("the training data ended early");
+    const Coded coded = code(batch);
+    update(coded);
+    ++state_.steps;
+    state_.loss.push_back(coded.loss);
+    state_.replaced.push_back(0);
+    // New atoms need some steps to become useful: none are made when the end is nearer than that.
+    if (replace_every > 0 && state_.steps % replace_every == 0 && planned - state_.steps >= replace_every)
+      replace_dead(batch, coded);
+    if (state_.steps % steps_per_epoch == 0) validate(source);
+    state_.stable = loss_is_stable();
+    report(progress, static_cast<double>(state_.steps), static_cast<double>(planned),
+           fmt::format("loss {:.4f}", coded.loss));
+  }
+}
+
+}  // namespace
+
+std::vector<OptionField> TrainOptions::fields() {
+  return {
+      {"atoms", "atoms of each side's dictionary", &atoms, 1, 1 << 24},
+      {"sparsity", "atoms per signal", &sparsity, 1, 1 << 16},
+      {"layer-group", "consecutive layers that share one code", &layer_group, 1, 1 << 16},
+      {"signal",
+       "what is one signal: a token with all its heads, or each head by itself",
+       &signal,
+       {},
+       {},
+       {"token", "head"}},
+      {"dict-scope", "what one dictionary serves: all layers", &dict_scope, {}, {}, {"global"}},
+      {"normalize",
+       "divide signals by their layer's root mean square, by their own norm, or not at all",
+       &normalize,
+       {},
+       {},
+       {"layer", "signal", "none"}},
+      {"center", "subtract each channel's mean, or nothing", &center, {}, {}, {"channel", "none"}},
+      {"start",
+       "first atoms: signals of the data, or uniform random numbers",
+       &start,
+       {},
+       {},
+       {"samples", "kaiming"}},
+      {"optimizer", "how atoms follow the gradient", &optimizer, {}, {}, {"adam", "gradient"}},
+      {"learning-rate", "size of a step", &learning_rate, 0, 1e6},
+      {"batch", "signals per step", &batch, 1, 1 << 24},
+      {"epochs", "passes over the data", &epochs, 1, 1 << 24},
+      {"steps", "stop after this many steps; 0 = when the epochs are over", &steps, 0, 1e15},
+      {"tolerance", "stop when 100 steps lower the loss by less than this part; 0 = never", &tolerance, 0, 1},
+      {"dead-below", "atoms used less than this part of the average are replaced", &dead_below, 0, 1},
+      {"replace-every", "steps between replacements of hardly used atoms; 0 = never", &replace_every, 0,
+       1e15},
+      {"validation", "part of the data held out to measure the loss on", &validation, 0, 0.9},
+      {"seed", "seed of the order of the data and of random starts", &seed, 0, 9e15},
+  };
+}
+
+void TrainOptions::check() const {
+  if (!(learning_rate > 0)) throw usage_error("learning-rate is {}; it must be positive", learning_rate);
+  if (sparsity > atoms) throw usage_error("sparsity is {}; there are only {} atoms", sparsity, atoms);
+}
+
+SignalLayout TrainOptions::layout(int heads, int head_dim) const {
+  return {.layers = static_cast<int>(layer_group),
+          .heads = heads,
+          .head_dim = head_dim,
+          .per_head = signal == "head"};
+}
+
+uint64_t planned_steps(const SignalSource& source, const TrainOptions& options) {
+  const uint64_t signals = signals_of(split_of(source, options).training, source.layout());
+  if (signals == 0) return 0;
+  const uint64_t size = std::min<uint64_t>(static_cast<uint64_t>(options.batch), signals);
+  const uint64_t epochs = static_cast<uint64_t>(options.epochs) * (signals / size);
+  return options.steps > 0 ? std::min(epochs, static_cast<uint64_t>(options.steps)) : epochs;
+}
+
+void train_dictionary(const SignalSource& source, const TrainOptions& options, Dictionary& dictionary,
+                      TrainState& state, const Progress& progress) {
+  options.check();
+  const size_t width = source.layout().signal_width();
+  if (static_cast<size_t>(options.sparsity) > width)
+    throw usage_error("sparsity is {}; signals have only {} values", options.sparsity, width);
+  Trainer(source, options, dictionary, state).run(source, progress);
+}
+
+}  // namespace kvcodec

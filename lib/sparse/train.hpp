@@ -1,0 +1,94 @@
+// Learns a dictionary (SparseCache, its Algorithm 1): mini-batches of signals are coded with the dictionary
+// as it is, the atoms take a gradient step on the error |Y - X D|^2 with the codes X held fixed, and are
+// brought back to norm 1 after the step.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "lib/core/options.hpp"
+#include "lib/core/progress.hpp"
+#include "lib/core/view.hpp"
+#include "lib/sparse/dictionary.hpp"
+#include "lib/sparse/signals.hpp"
+
+namespace kvcodec {
+
+struct TrainOptions final : Options {
+  int64_t atoms = 8192;     ///< the paper's size; ids then take 13 bits
+  int64_t sparsity = 64;    ///< atoms per signal while training, and what encode takes by default
+  int64_t layer_group = 1;  ///< consecutive layers that share one code
+  std::string signal = "token";
+  std::string dict_scope = "global";
+  std::string normalize = "layer";  ///< a global dictionary would serve the loud layers only
+  std::string center =
+      "channel";  ///< on real keys much of the energy is the channels' means, the same for every token
+  std::string start =
+      "samples";  ///< close to the data from the first step; the paper starts from random numbers
+  std::string optimizer = "adam";  ///< the paper's
+  double learning_rate = 5e-4;     ///< the paper's, for adam
+  int64_t batch = 1024;            ///< the paper's
+  int64_t epochs = 3;              ///< the paper's
+  int64_t steps = 0;
+  double tolerance = 1e-3;   ///< relative gain over kStableSteps steps; less is noise between batches
+  double dead_below = 0.05;  ///< of the average use; atoms below it hardly change the loss
+  int64_t replace_every =
+      25;  ///< steps; with batches of 1024 every live atom has been used many times by then
+  double validation = 0;
+  int64_t seed = 1;
+
+  std::vector<OptionField> fields() override;
+  void check() const override;
+
+  /// How rows of a cache with these heads become signals.
+  SignalLayout layout(int heads, int head_dim) const;
+};
+
+/// Steps over which the loss is averaged to see whether it is stable.
+inline constexpr size_t kStableSteps = 100;
+
+/// The training data: one side of a cache, any size. Training reads it in runs of consecutive tokens,
+/// kBlockTokens at most.
+class SignalSource {
+ public:
+  virtual ~SignalSource() = default;
+  virtual SignalLayout layout() const = 0;
+  virtual size_t num_layers() const = 0;            ///< of the model
+  virtual size_t groups() const = 0;                ///< layer groups there are rows of
+  virtual int first_layer(size_t group) const = 0;  ///< of the model
+  virtual uint64_t tokens() const = 0;              ///< rows of each group
+  /// Writes rows [first, first + out.rows()) of a group to out: (n, layout().row_width()), finite. Called
+  /// from one thread.
+  virtual void read(size_t group, uint64_t first, MatrixView<float> out) const = 0;
+};
+
+/// Everything training needs, beside the dictionary, to go on as if it had never stopped.
+struct TrainState {
+  uint64_t steps = 0;
+  std::vector<double> loss;        ///< per step: error energy / energy of the batch, before the step
+  std::vector<double> validation;  ///< the same over the signals held out, after each epoch
+  std::vector<uint32_t> replaced;  ///< atoms replaced after each step
+  std::vector<uint64_t> usage;     ///< per atom: how often it was taken since the last replacement
+  Matrix<float> mean, variance;    ///< Adam's moments; empty with plain gradient
+  bool stable = false;             ///< stopped because the loss was
+};
+
+/// Trains until the epochs or steps asked for are done or the loss is stable. With state.steps == 0 the
+/// dictionary is made anew (its normalization from a first pass over all data); else training goes on where
+/// the state says, with the same result as if it had not been interrupted, provided that source and options
+/// are those of before (epochs, steps, tolerance may differ).
+///
+/// Order of the data. Blocks of up to 256 consecutive tokens of one group are shuffled for each epoch; as
+/// many of them as fill 64 MiB (at least 16) are read, their signals are shuffled, and batches are cut from
+/// those one after the other. Reading is sequential within blocks, whatever the size of the data. The last,
+/// incomplete batch of an epoch is left out.
+///
+/// Throws Error(bad_input) if there are no signals, or if dictionary and state do not fit source and options.
+void train_dictionary(const SignalSource& source, const TrainOptions& options, Dictionary& dictionary,
+                      TrainState& state, const Progress& progress = {});
+
+/// Steps that training with these options takes at most over a source.
+uint64_t planned_steps(const SignalSource& source, const TrainOptions& options);
+
+}  // namespace kvcodec

@@ -1,0 +1,397 @@
+#include "lib/sparse/omp.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "lib/core/error.hpp"
+#include "lib/core/parallel.hpp"
+#include "lib/core/rng.hpp"
+#include "lib/sparse/omp_kernels.hpp"
+#include "lib/sparse/omp_reference.hpp"
+#include "test/test.hpp"
+#include "test/unit/simd_levels.hpp"
+
+using namespace kvcodec;
+
+namespace {
+
+/// n unit-norm rows of m values; `common` in [0, 1) is the part that all share: coherence about common^2.
+Matrix<float> random_atoms(size_t n, size_t m, Rng& rng, double common = 0) {
+  Matrix<float> atoms(n, m);
+  std::vector<double> shared(m), row(m);
+  for (double& value : shared) value = rng.normal();
+  for (size_t i = 0; i < n; ++i) {
+    double energy = 0;
+    for (size_t c = 0; c < m; ++c) {
+      row[c] = common * shared[c] + std::sqrt(1 - common * common) * rng.normal();
+      energy += row[c] * row[c];
+    }
+    for (size_t c = 0; c < m; ++c) atoms(i, c) = static_cast<float>(row[c] / std::sqrt(energy));
+  }
+  return atoms;
+}
+
+Matrix<float> gaussian(size_t count, size_t m, Rng& rng, double scale = 1) {
+  Matrix<float> rows(count, m);
+  for (size_t i = 0; i < rows.size(); ++i) rows.data()[i] = static_cast<float>(scale * rng.normal());
+  return rows;
+}
+
+/// Sums of s random atoms, and noise.
+Matrix<float> sparse_signals(size_t count, const Matrix<float>& atoms, size_t s, double noise, Rng& rng) {
+  Matrix<float> rows(count, atoms.cols());
+  for (size_t i = 0; i < count; ++i) {
+    std::vector<double> row(atoms.cols());
+    for (size_t k = 0; k < s; ++k) {
+      const size_t id = rng.below(atoms.rows());
+      const double weight = rng.normal() + (rng.below(2) ? 1 : -1);
+      for (size_t c = 0; c < row.size(); ++c) row[c] += weight * atoms(id, c);
+    }
+    for (size_t c = 0; c < row.size(); ++c)
+      rows(i, c) = static_cast<float>(row[c] + noise * rng.normal() / std::sqrt(double(row.size())));
+  }
+  return rows;
+}
+
+double norm(std::span<const float> row) {
+  double energy = 0;
+  for (const float value : row) energy += double{value} * value;
+  return std::sqrt(energy);
+}
+
+/// |y - D x| with the coefficients as stored.
+double residual_of(const Matrix<float>& atoms, std::span<const float> y, const SparseCodes& codes, size_t i) {
+  std::vector<double> r(y.begin(), y.end());
+  for (size_t k = 0; k < codes.counts[i]; ++k)
+    for (size_t c = 0; c < r.size(); ++c)
+      r[c] -= double{codes.coefficients(i, k)} * atoms(codes.ids(i, k), c);
+  double energy = 0;
+  for (const double value : r) energy += value * value;
+  return std::sqrt(energy);
+}
+
+OmpOptions options_of(size_t sparsity, double target = 0) {
+  OmpOptions options;
+  options.sparsity = static_cast<int64_t>(sparsity);
+  options.error_target = target;
+  return options;
+}
+
+bool same(const SparseCodes& a, const SparseCodes& b) {
+  const auto equal = [](const auto& x, const auto& y) {
+    return x.size() == y.size() &&
+           (x.size() == 0 || std::memcmp(x.data(), y.data(), x.size() * sizeof(*x.data())) == 0);
+  };
+  return equal(a.ids, b.ids) && equal(a.coefficients, b.coefficients) && equal(a.counts, b.counts) &&
+         equal(a.residuals, b.residuals);
+}
+
+/// Holds codes against the reference: distinct atoms, zeros behind the count, the residual that is claimed,
+/// no worse than the reference by more than 1e-4 (and the rounding of float), and the same atoms unless the
+/// reference met a near-tie.
+struct Agreement {
+  size_t signals = 0, same_atoms = 0;
+
+  void check(const Matrix<float>& atoms, const Matrix<float>& signals_in, const OmpOptions& options,
+             const SparseCodes& codes) {
+    REQUIRE_EQ(codes.counts.size(), signals_in.rows());
+    for (size_t i = 0; i < signals_in.rows(); ++i) {
+      CAPTURE(i);
+      const auto y = signals_in.row(i);
+      const auto reference =
+          omp_reference(atoms, y, static_cast<size_t>(options.sparsity), options.error_target);
+      const size_t count = codes.counts[i];
+      std::vector<uint32_t> ids(codes.ids.row(i).begin(),
+                                codes.ids.row(i).begin() + static_cast<ptrdiff_t>(count));
+      for (size_t k = count; k < codes.ids.cols(); ++k) {
+        CHECK_EQ(codes.ids(i, k), 0);
+        CHECK_EQ(codes.coefficients(i, k), 0);
+      }
+      const double actual = residual_of(atoms, y, codes, i);
+      CHECK_LE(std::abs(actual - codes.residuals[i]), 1e-6 * norm(y));
+      // A target may be met one atom earlier or later when the reference's residual is at the target itself.
+      if (options.error_target == 0 || count == reference.ids.size())
+        CHECK_LE(actual, reference.residual * (1 + 1e-4) + 3e-6 * norm(y));
+      std::vector<uint32_t> expected = reference.ids;
+      std::sort(ids.begin(), ids.end());
+      std::sort(expected.begin(), expected.end());
+      CHECK(std::adjacent_find(ids.begin(), ids.end()) == ids.end());
+      ++signals;
+      same_atoms += ids == expected;
+      if (reference.narrowest > 1e-4) CHECK(ids == expected);
+    }
+  }
+};
+
+}  // namespace
+
+TEST_CASE("OMP finds what the reference finds, with and without a Gram matrix") {
+  struct Case {
+    size_t n, m, s, count;
+    double common, noise;  // noise < 0: Gaussian signals
+  };
+  const Case cases[] = {
+      {1, 1, 1, 3, 0, -1},         {2, 1, 1, 4, 0, -1},         {3, 7, 2, 20, 0, -1},
+      {40, 16, 16, 20, 0, -1},     {127, 33, 5, 40, 0, -1},     {128, 64, 12, 150, 0, -1},
+      {129, 64, 12, 33, 0.7, -1},  {300, 100, 20, 60, 0.9, -1}, {512, 128, 8, 60, 0, 0.05},
+      {1000, 96, 24, 40, 0, 0.01}, {257, 50, 10, 40, 0.5, 0.1}, {600, 256, 32, 20, 0.3, -1},
+  };
+  Agreement agreement;
+  for (const Case& c : cases) {
+    CAPTURE(c.n);
+    CAPTURE(c.m);
+    Rng rng(100 + c.n);
+    const Matrix<float> atoms = random_atoms(c.n, c.m, rng, c.common);
+    const Matrix<float> signals =
+        c.noise < 0 ? gaussian(c.count, c.m, rng, 3) : sparse_signals(c.count, atoms, c.s, c.noise, rng);
+    Omp omp(atoms);
+    const SparseCodes direct = omp.encode(signals, options_of(c.s));
+    omp.build_gram();
+    const SparseCodes gram = omp.encode(signals, options_of(c.s));
+    CHECK(same(direct, gram));
+    agreement.check(atoms, signals, options_of(c.s), gram);
+  }
+  MESSAGE("same atoms: " << agreement.same_atoms << " of " << agreement.signals);
+  CHECK_GE(double(agreement.same_atoms), 0.99 * double(agreement.signals));
+}
+
+TEST_CASE("OMP stops at the error target, and never takes an atom more than it needs") {
+  Rng rng(5);
+  const Matrix<float> atoms = random_atoms(400, 64, rng);
+  const Matrix<float> signals = gaussian(80, 64, rng);
+  for (const double target : {0.9, 0.5, 0.2, 0.05, 0.005}) {
+    CAPTURE(target);
+    Omp omp(atoms);
+    const OmpOptions options = options_of(40, target);
+    const SparseCodes direct = omp.encode(signals, options);
+    omp.build_gram();
+    const SparseCodes codes = omp.encode(signals, options);
+    CHECK(same(direct, codes));
+    Agreement agreement;
+    agreement.check(atoms, signals, options, codes);
+    size_t same_counts = 0;
+    for (size_t i = 0; i < signals.rows(); ++i) {
+      if (codes.counts[i] < 40) CHECK_LE(codes.residuals[i], target * norm(signals.row(i)) * (1 + 1e-3));
+      same_counts += codes.counts[i] == omp_reference(atoms, signals.row(i), 40, target).ids.size();
+    }
+    CHECK_GE(same_counts, 79);
+  }
+}
+
+TEST_CASE("OMP recovers exactly sparse signals and then stops") {
+  Rng rng(6);
+  const Matrix<float> atoms = random_atoms(256, 128, rng);
+  const Matrix<float> signals = sparse_signals(100, atoms, 6, 0, rng);
+  Omp omp(atoms);
+  omp.build_gram();
+  const SparseCodes codes = omp.encode(signals, options_of(64));
+  for (size_t i = 0; i < signals.rows(); ++i) {
+    CHECK_LE(codes.residuals[i], 2e-6 * norm(signals.row(i)));
+    CHECK_LE(codes.counts[i], 8);  // six atoms, some of them twice, and perhaps a detour
+  }
+}
+
+TEST_CASE("OMP with degenerate dictionaries and signals") {
+  Rng rng(7);
+  // Every atom is there three times, one of them negated.
+  const Matrix<float> half = random_atoms(50, 20, rng);
+  Matrix<float> atoms(150, 20);
+  for (size_t i = 0; i < 150; ++i)
+    for (size_t c = 0; c < 20; ++c) atoms(i, c) = (i % 3 == 2 ? -1 : 1) * half(i / 3, c);
+  Matrix<float> signals = gaussian(30, 20, rng);
+  std::fill(signals.row(3).begin(), signals.row(3).end(), 0.0f);
+  for (const bool gram : {false, true}) {
+    Omp omp(atoms);
+    if (gram) omp.build_gram();
+    const SparseCodes codes = omp.encode(signals, options_of(20));
+    CHECK_EQ(codes.counts[3], 0);
+    CHECK_EQ(codes.residuals[3], 0);
+    for (size_t i = 0; i < signals.rows(); ++i) {
+      std::vector<uint32_t> originals;
+      for (size_t k = 0; k < codes.counts[i]; ++k) {
+        CHECK_EQ(codes.ids(i, k) % 3, 0);  // the first of equals
+        originals.push_back(codes.ids(i, k) / 3);
+      }
+      std::sort(originals.begin(), originals.end());
+      CHECK(std::adjacent_find(originals.begin(), originals.end()) == originals.end());
+      CHECK_LE(codes.residuals[i], 1e-4 * norm(signals.row(i)));  // 20 independent atoms span everything
+    }
+  }
+  // Atoms that span a plane only: two are taken, the rest depends on them.
+  Matrix<float> plane(40, 8);
+  for (size_t i = 0; i < 40; ++i)
+    plane(i, 0) = std::cos(0.1f * float(i)), plane(i, 1) = std::sin(0.1f * float(i));
+  Omp omp(plane);
+  omp.build_gram();
+  const SparseCodes codes = omp.encode(gaussian(10, 8, rng), options_of(8));
+  for (size_t i = 0; i < 10; ++i) CHECK_LE(codes.counts[i], 2);
+}
+
+TEST_CASE("OMP does not depend on the scale of a signal, from the least floats to the largest") {
+  Rng rng(8);
+  const Matrix<float> atoms = random_atoms(200, 32, rng);
+  const Matrix<float> signals = gaussian(20, 32, rng);
+  const SparseCodes plain = Omp(atoms).encode(signals, options_of(6));
+  for (const int exponent : {-100, -20, 20, 120}) {
+    Matrix<float> scaled = signals;
+    for (size_t i = 0; i < scaled.size(); ++i) scaled.data()[i] = std::ldexp(scaled.data()[i], exponent);
+    const SparseCodes codes = Omp(atoms).encode(scaled, options_of(6));
+    for (size_t i = 0; i < signals.rows(); ++i)
+      for (size_t k = 0; k < 6; ++k) {
+        CHECK_EQ(codes.ids(i, k), plain.ids(i, k));
+        CHECK_EQ(codes.coefficients(i, k), std::ldexp(plain.coefficients(i, k), exponent));
+      }
+  }
+  CHECK_EQ(Omp(atoms).encode(Matrix<float>(0, 32), options_of(6)).counts.size(), 0);
+}
+
+TEST_CASE("OMP gives the same bytes for any thread count and SIMD level") {
+  Rng rng(9);
+  const Matrix<float> atoms = random_atoms(700, 80, rng, 0.5);
+  const Matrix<float> signals = gaussian(333, 80, rng);
+  for (const bool gram : {false, true}) {
+    CAPTURE(gram);
+    SparseCodes first;
+    for (const SimdLevel level : test::simd_levels()) {
+      const test::AtLevel at(level);
+      CAPTURE(name_of(level));
+      for (const int threads : {1, 2, 3}) {
+        set_num_threads(threads);
+        Omp omp(atoms);
+        if (gram) omp.build_gram();
+        SparseCodes codes = omp.encode(signals, options_of(15));
+        if (first.counts.empty())
+          first = std::move(codes);
+        else
+          CHECK(same(first, codes));
+      }
+    }
+    set_num_threads(0);
+  }
+}
+
+TEST_CASE("OMP refuses what it cannot do") {
+  Rng rng(10);
+  Matrix<float> atoms = random_atoms(20, 8, rng);
+  const Omp omp(atoms);
+  CHECK_THROWS_WITH_AS(omp.encode(Matrix<float>(2, 8), options_of(9)),
+                       "sparsity is 9; signals have only 8 values", Error);
+  CHECK_THROWS_AS(omp.encode(Matrix<float>(2, 7), options_of(3)), Error);
+  CHECK_THROWS_AS(omp.encode(Matrix<float>(2, 8), options_of(3, 1.0)), Error);
+  Matrix<float> signals(2, 8);
+  signals(1, 4) = std::numeric_limits<float>::infinity();
+  CHECK_THROWS_WITH_AS(omp.encode(signals, options_of(3)), "signal 1 has values that are not finite", Error);
+  CHECK_THROWS_AS(Omp(Matrix<float>(0, 8)), Error);
+  atoms(7, 0) += 0.5f;
+  CHECK_THROWS_AS(Omp{atoms}, Error);
+  atoms(7, 0) = std::nanf("");
+  CHECK_THROWS_AS(Omp{atoms}, Error);
+  CHECK_EQ(Omp::gram_bytes(8192), 128u << 20);
+}
+
+TEST_CASE("OMP kernels: every level gives the scalar bits") {
+  namespace k = omp_kernels;
+  Rng rng(11);
+  for (const SimdLevel level : test::simd_levels()) {
+    if (level == SimdLevel::scalar) continue;
+    const test::AtLevel at(level);
+    CAPTURE(name_of(level));
+    const k::Kernels& wide = k::best();
+    REQUIRE(&wide != &k::scalar::kernels);
+    for (const size_t count : {0, 1, 2, 3, 4, 5, 8, 11}) {
+      CAPTURE(count);
+      for (const size_t m : {16, 32, 48, 64, 80, 144}) {
+        const Matrix<float> rows = gaussian(count, m, rng), y = gaussian(1, m, rng),
+                            x = gaussian(1, std::max<size_t>(count, 1), rng);
+        std::vector<const float*> pointers;
+        for (size_t i = 0; i < count; ++i) pointers.push_back(rows.row(i).data());
+        std::vector<double> weights(x.data(), x.data() + count), r(y.data(), y.data() + m);
+        std::vector<float> out[2] = {std::vector<float>(count), std::vector<float>(count)};
+        std::vector<double> doubles[2] = {std::vector<double>(count), std::vector<double>(count)};
+        std::vector<double> residuals[2] = {std::vector<double>(m), std::vector<double>(m)};
+        for (const int which : {0, 1}) {
+          const k::Kernels& kernels = which ? wide : k::scalar::kernels;
+          kernels.dots(pointers.data(), count, y.data(), m, out[which].data());
+          kernels.dots_double(pointers.data(), count, r.data(), m, doubles[which].data());
+          kernels.residual(y.data(), pointers.data(), weights.data(), count, m, residuals[which].data());
+        }
+        CHECK(out[0] == out[1]);
+        CHECK(doubles[0] == doubles[1]);
+        CHECK(residuals[0] == residuals[1]);
+      }
+      const size_t offsets_of[] = {0, count, count, count + 3, 2 * count + 5};
+      const std::vector<uint64_t> offsets(std::begin(offsets_of), std::end(offsets_of));
+      std::vector<uint32_t> ids(offsets.back());
+      for (uint32_t& id : ids) id = static_cast<uint32_t>(rng.below(20));
+      const Matrix<float> slice = gaussian(20, k::kFloatLanes, rng),
+                          coefficients = gaussian(1, ids.size(), rng);
+      for (size_t width = 1; width <= k::kFloatLanes; ++width) {
+        const size_t stride = width + 1;
+        std::vector<float> out[2] = {std::vector<float>(4 * stride, -7.0f),
+                                     std::vector<float>(4 * stride, -7.0f)};
+        for (const int which : {0, 1})
+          (which ? wide : k::scalar::kernels)
+              .combine(slice.data(), ids.data(), coefficients.data(), offsets.data(), 4, width,
+                       out[which].data(), stride);
+        CHECK(out[0] == out[1]);
+        for (size_t i = 0; i < 4; ++i) CHECK_EQ(out[1][i * stride + width], -7.0f);
+      }
+      const size_t n = 3 * k::kTile;
+      std::vector<std::vector<int16_t>> words(2 * count, std::vector<int16_t>(n));
+      std::vector<const int16_t*> word_rows;
+      for (auto& row : words) {
+        for (int16_t& word : row) word = static_cast<int16_t>(rng.next());
+        word_rows.push_back(row.data());
+      }
+      std::vector<uint32_t> weights(count);
+      for (uint32_t& weight : weights) weight = static_cast<uint32_t>(rng.next());
+      Matrix<float> start = gaussian(1, n, rng);
+      start(0, 5) = start(0, 200) = std::nanf("");
+      std::vector<float> peaks[2], tiles[2];
+      for (const int which : {0, 1}) {
+        const k::Kernels& kernels = which ? wide : k::scalar::kernels;
+        peaks[which].resize(n / k::kTile);
+        tiles[which].resize(k::kTile);
+        kernels.screen(start.data(), word_rows.data(), weights.data(), count, 1e-9f, n, peaks[which].data());
+        kernels.screen_tile(start.data(), word_rows.data(), weights.data(), count, 1e-9f, k::kTile,
+                            tiles[which].data());
+      }
+      CHECK(peaks[0] == peaks[1]);
+      size_t different = 0, nans = 0;
+      for (size_t j = 0; j < k::kTile; ++j) {
+        if (std::isnan(tiles[0][j]) || std::isnan(tiles[1][j]))
+          ++nans;
+        else
+          different += tiles[0][j] != tiles[1][j];
+      }
+      CHECK_EQ(different, 0);
+      CHECK_EQ(nans, 1);
+    }
+    for (const size_t size : {0, 1, 8, 16, 24, 40}) {
+      const size_t stride = round_up(size, k::kDoubleLanes);
+      std::vector<double> u(size * stride), g(stride);
+      for (size_t j = 0; j < size; ++j)
+        for (size_t i = 0; i <= j; ++i) u[j * stride + i] = rng.normal();
+      for (size_t i = 0; i < size; ++i) g[i] = rng.normal();
+      std::vector<double> v[2] = {g, g}, w[2] = {g, g};
+      k::scalar::kernels.apply_both(u.data(), stride, size, g.data(), v[0].data(), w[0].data());
+      wide.apply_both(u.data(), stride, size, g.data(), v[1].data(), w[1].data());
+      CHECK(v[0] == v[1]);
+      CHECK(w[0] == w[1]);
+    }
+    for (const size_t n : {1, 15, 16, 17, 31, 32, 33, 100, 256}) {
+      std::vector<int16_t> words(n);
+      for (int16_t& word : words) word = static_cast<int16_t>(int(rng.below(64001)) - 32000);
+      for (const size_t skip : {size_t{0}, n / 2, n - 1})
+        CHECK_EQ(k::scalar::kernels.peak_but(words.data(), n, skip), wide.peak_but(words.data(), n, skip));
+      Matrix<float> values = gaussian(1, n, rng, 0.2);
+      values(0, 0) = 0.5f;  // a tie
+      std::vector<int16_t> rounded[2] = {words, words};
+      k::scalar::kernels.round_to_words(values.data(), 3001, n, rounded[0].data());
+      wide.round_to_words(values.data(), 3001, n, rounded[1].data());
+      CHECK(rounded[0] == rounded[1]);
+    }
+  }
+}

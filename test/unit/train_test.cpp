@@ -1,0 +1,297 @@
+#include "lib/sparse/train.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "lib/core/error.hpp"
+#include "lib/core/parallel.hpp"
+#include "lib/core/rng.hpp"
+#include "lib/sparse/omp.hpp"
+#include "test/test.hpp"
+#include "test/unit/simd_levels.hpp"
+
+using namespace kvcodec;
+
+namespace {
+
+/// Rows in memory, [layers of the model][tokens][heads * head_dim].
+class MemorySource final : public SignalSource {
+ public:
+  MemorySource(SignalLayout layout, size_t num_layers, uint64_t tokens)
+      : layout_(layout),
+        num_layers_(num_layers),
+        tokens_(tokens),
+        rows_(num_layers * tokens, layout.layer_width()) {}
+
+  float* row(size_t layer, uint64_t token) { return rows_.row(layer * tokens_ + token).data(); }
+
+  SignalLayout layout() const override { return layout_; }
+  size_t num_layers() const override { return num_layers_; }
+  size_t groups() const override { return num_layers_ / static_cast<size_t>(layout_.layers); }
+  int first_layer(size_t group) const override { return static_cast<int>(group) * layout_.layers; }
+  uint64_t tokens() const override { return tokens_; }
+  void read(size_t group, uint64_t first, MatrixView<float> out) const override {
+    REQUIRE_LE(first + out.rows(), tokens_);
+    const auto layers = static_cast<size_t>(layout_.layers);
+    for (size_t i = 0; i < out.rows(); ++i)
+      for (size_t l = 0; l < layers; ++l)
+        std::ranges::copy(rows_.row((group * layers + l) * tokens_ + first + i),
+                          out.row(i).begin() + static_cast<ptrdiff_t>(l * layout_.layer_width()));
+  }
+
+ private:
+  SignalLayout layout_;
+  size_t num_layers_;
+  uint64_t tokens_;
+  Matrix<float> rows_;
+};
+
+/// Tokens that are sums of `s` of `hidden` common directions; layers of different loudness, channels with
+/// means.
+MemorySource synthetic(SignalLayout layout, size_t num_layers, uint64_t tokens, size_t hidden, size_t s,
+                       uint64_t seed) {
+  MemorySource source(layout, num_layers, tokens);
+  Rng rng(seed);
+  Matrix<float> directions(hidden, layout.layer_width());
+  for (size_t i = 0; i < directions.size(); ++i) directions.data()[i] = static_cast<float>(rng.normal());
+  normalize_atoms(directions);
+  for (size_t layer = 0; layer < num_layers; ++layer)
+    for (uint64_t t = 0; t < tokens; ++t) {
+      float* row = source.row(layer, t);
+      for (size_t c = 0; c < layout.layer_width(); ++c) row[c] = 0.02f * static_cast<float>(rng.normal());
+      for (size_t k = 0; k < s; ++k) {
+        const auto weight = static_cast<float>(rng.normal());
+        const auto direction = directions.row(rng.below(hidden));
+        for (size_t c = 0; c < direction.size(); ++c) row[c] += weight * direction[c];
+      }
+      for (size_t c = 0; c < layout.layer_width(); ++c)
+        row[c] = row[c] * static_cast<float>(layer + 1) + static_cast<float>(c % 5);
+    }
+  return source;
+}
+
+constexpr SignalLayout kLayout{.layers = 1, .heads = 2, .head_dim = 12, .per_head = false};
+
+TrainOptions quick_options() {
+  TrainOptions options;
+  options.atoms = 60;
+  options.sparsity = 3;
+  options.batch = 100;
+  options.learning_rate = 5e-3;
+  options.replace_every = 5;
+  options.dead_below = 0.2;
+  options.validation = 0.2;
+  return options;
+}
+
+bool same(const Matrix<float>& a, const Matrix<float>& b) {
+  return a.rows() == b.rows() && a.cols() == b.cols() &&
+         (a.size() == 0 || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
+}
+
+struct Trained {
+  Dictionary dictionary;
+  TrainState state;
+
+  bool operator==(const Trained& other) const {
+    return same(dictionary.atoms, other.dictionary.atoms) &&
+           dictionary.normalization.layer_scale == other.dictionary.normalization.layer_scale &&
+           same(dictionary.normalization.channel_mean, other.dictionary.normalization.channel_mean) &&
+           state.steps == other.state.steps && state.loss == other.state.loss &&
+           state.validation == other.state.validation && state.replaced == other.state.replaced &&
+           state.usage == other.state.usage && same(state.mean, other.state.mean) &&
+           same(state.variance, other.state.variance) && state.stable == other.state.stable;
+  }
+};
+
+Trained train(const SignalSource& source, const TrainOptions& options) {
+  Trained result;
+  train_dictionary(source, options, result.dictionary, result.state);
+  return result;
+}
+
+double average(std::span<const double> values) {
+  double sum = 0;
+  for (const double value : values) sum += value;
+  return sum / static_cast<double>(values.size());
+}
+
+}  // namespace
+
+TEST_CASE("training lowers the loss, on what it sees and on what it does not") {
+  const MemorySource source = synthetic(kLayout, 3, 1500, 40, 3, 30);
+  for (const char* optimizer : {"adam", "gradient"})
+    for (const char* start : {"samples", "kaiming"})
+      for (const char* normalize : {"layer", "signal", "none"}) {
+        CAPTURE(optimizer);
+        CAPTURE(start);
+        CAPTURE(normalize);
+        TrainOptions options = quick_options();
+        options.optimizer = optimizer;
+        options.start = start;
+        options.normalize = normalize;
+        options.epochs = 8;
+        options.tolerance = 0;
+        if (options.optimizer == "gradient") options.learning_rate = options.normalize == "signal" ? 3 : 0.2;
+        const Trained result = train(source, options);
+        const auto& loss = result.state.loss;
+        CHECK_EQ(loss.size(), planned_steps(source, options));
+        CHECK_EQ(result.state.steps, loss.size());
+        CHECK_EQ(result.state.validation.size(), 8);
+        const std::span<const double> all(loss);
+        CHECK_LT(average(all.last(20)), 0.8 * average(all.first(5)));
+        CHECK_LT(result.state.validation.back(), 0.9 * result.state.validation.front());
+        // What was held out is from the same source: its loss is near the training's.
+        CHECK(result.state.validation.back() == doctest::Approx(average(all.last(20))).epsilon(0.3));
+        result.dictionary.check(kLayout, 3);
+      }
+}
+
+TEST_CASE("training recovers the directions that data is made of") {
+  const MemorySource source = synthetic(kLayout, 2, 4000, 30, 2, 31);
+  TrainOptions options = quick_options();
+  options.atoms = 40;
+  options.sparsity = 2;
+  options.epochs = 30;
+  options.learning_rate = 3e-3;
+  options.validation = 0;
+  const Trained result = train(source, options);
+  CHECK_LT(result.state.loss.back(),
+           0.06);  // the noise is 0.02^2 * 24 of 2: 0.005; samples alone leave a third
+  CHECK_GT(result.state.loss.front(), 0.15);
+}
+
+TEST_CASE("training that stops and goes on gives what training without a stop gives") {
+  const MemorySource source = synthetic(kLayout, 2, 700, 40, 3, 32);
+  for (const char* optimizer : {"adam", "gradient"}) {
+    CAPTURE(optimizer);
+    TrainOptions options = quick_options();
+    options.optimizer = optimizer;
+    options.epochs = 4;
+    const Trained whole = train(source, options);
+    REQUIRE_EQ(whole.state.steps, planned_steps(source, options));
+    const uint64_t per_epoch = whole.state.steps / 4;
+    for (const uint64_t stop :
+         {uint64_t{1}, per_epoch - 1, per_epoch, per_epoch + 1, whole.state.steps - 1}) {
+      CAPTURE(stop);
+      // As if the run had been killed after a step: the plan is the whole one, the state that of an earlier
+      // moment.
+      Trained early;
+      struct Killed {};
+      try {
+        train_dictionary(source, options, early.dictionary, early.state,
+                         [&](double done, double, std::string_view) {
+                           if (static_cast<uint64_t>(done) == stop) throw Killed{};
+                         });
+        FAIL("was not interrupted");
+      } catch (const Killed&) {
+      }
+      REQUIRE_EQ(early.state.steps, stop);
+      train_dictionary(source, options, early.dictionary, early.state);
+      CHECK((early == whole));
+    }
+  }
+}
+
+TEST_CASE("training with a limit on steps goes on when the limit is raised") {
+  const MemorySource source = synthetic(kLayout, 2, 700, 40, 3, 33);
+  TrainOptions options = quick_options();
+  options.replace_every = 0;  // how near the end is decides on replacements
+  const Trained whole = train(source, options);
+  options.steps = 7;
+  Trained parts = train(source, options);
+  CHECK_EQ(parts.state.steps, 7);
+  options.steps = 0;
+  train_dictionary(source, options, parts.dictionary, parts.state);
+  CHECK((parts == whole));
+}
+
+TEST_CASE("training gives the same bytes for any thread count and SIMD level") {
+  const SignalLayout layout{.layers = 2, .heads = 2, .head_dim = 9, .per_head = true};
+  const MemorySource source = synthetic(layout, 4, 300, 40, 3, 34);
+  const Trained first = train(source, quick_options());
+  CHECK_GT(first.state.steps, 5);
+  for (const SimdLevel level : test::simd_levels())
+    for (const int threads : {1, 3}) {
+      const test::AtLevel at(level);
+      set_num_threads(threads);
+      CHECK((train(source, quick_options()) == first));
+    }
+  set_num_threads(0);
+  TrainOptions other = quick_options();
+  other.seed = 2;
+  CHECK_FALSE((train(source, other) == first));
+}
+
+TEST_CASE("training replaces atoms that nothing uses, and says how many") {
+  // Two directions only: sixty random atoms have nothing to do.
+  const MemorySource source = synthetic(kLayout, 1, 2000, 2, 2, 35);
+  TrainOptions options = quick_options();
+  options.start = "kaiming";
+  options.epochs = 3;
+  const Trained with = train(source, options);
+  uint64_t replaced = 0;
+  for (size_t step = 0; step < with.state.replaced.size(); ++step) {
+    if ((step + 1) % 5 != 0 || step + 1 + 5 > with.state.steps) CHECK_EQ(with.state.replaced[step], 0);
+    replaced += with.state.replaced[step];
+  }
+  CHECK_GT(replaced, 10);
+  CHECK_LE(*std::ranges::max_element(with.state.replaced), 25);  // a quarter of a batch
+  options.replace_every = 0;
+  const Trained without = train(source, options);
+  for (const uint32_t count : without.state.replaced) CHECK_EQ(count, 0);
+  CHECK_LT(with.state.loss.back(), without.state.loss.back());
+}
+
+TEST_CASE("training stops when the loss is stable") {
+  MemorySource source(kLayout, 1, 3000);
+  Rng rng(36);
+  for (uint64_t t = 0; t < 3000; ++t)
+    for (size_t c = 0; c < 24; ++c) source.row(0, t)[c] = static_cast<float>(rng.normal());
+  TrainOptions options = quick_options();
+  options.learning_rate = 1e-9;
+  options.replace_every = 0;
+  options.epochs = 20;
+  options.validation = 0;
+  const Trained result = train(source, options);
+  CHECK(result.state.stable);
+  CHECK_EQ(result.state.steps % kStableSteps, 0);
+  CHECK_LT(result.state.steps, planned_steps(source, options));
+  options.tolerance = 0;
+  CHECK_EQ(train(source, options).state.steps, planned_steps(source, options));
+}
+
+TEST_CASE("training with little data: fewer signals than atoms, than a batch, equal or zero ones") {
+  for (const uint64_t tokens : {1, 2, 30}) {
+    CAPTURE(tokens);
+    const Trained result = train(synthetic(kLayout, 1, tokens, 5, 2, 37), quick_options());
+    CHECK_EQ(result.state.steps, 3);
+    result.dictionary.check(kLayout, 1);
+  }
+  const MemorySource zeros(kLayout, 1, 500);
+  const Trained result = train(zeros, quick_options());
+  CHECK_EQ(result.state.loss.back(), 0);
+  result.dictionary.check(kLayout, 1);
+}
+
+TEST_CASE("training refuses what makes no sense") {
+  const MemorySource source = synthetic(kLayout, 1, 100, 5, 2, 38);
+  TrainOptions options = quick_options();
+  options.sparsity = 25;
+  CHECK_THROWS_WITH_AS(train(source, options), "sparsity is 25; signals have only 24 values", Error);
+  options.sparsity = 61;
+  CHECK_THROWS_AS(train(source, options), Error);
+  options = quick_options();
+  options.learning_rate = 0;
+  CHECK_THROWS_AS(train(source, options), Error);
+  CHECK_THROWS_WITH_AS(train(MemorySource(kLayout, 1, 0), quick_options()),
+                       "there are no signals to train on", Error);
+  Trained result = train(source, quick_options());
+  options = quick_options();
+  options.atoms = 61;
+  CHECK_THROWS_AS(train_dictionary(source, options, result.dictionary, result.state), Error);
+  options = quick_options();
+  options.optimizer = "gradient";
+  CHECK_THROWS_AS(train_dictionary(source, options, result.dictionary, result.state), Error);
+}
