@@ -7,8 +7,11 @@ build="g++ cmake ninja-build pkg-config libopenblas-openmp-dev libhdf5-dev libcl
        libpcre2-dev libxxhash-dev libhwy-dev libutf8proc-dev doctest-dev"
 test="python3-h5py hdf5-tools mandoc"
 
-wanted=$build
-[ "${1:-build}" = test ] && wanted="$build $test"
+case "${1:-build}" in
+  build) wanted=$build ;;
+  test) wanted="$build $test" ;;
+  *) echo "install-deps.sh: '$1': 'build' or 'test' expected" >&2; exit 2 ;;
+esac
 
 command -v dpkg-query >/dev/null 2>&1 || {
   echo "install-deps.sh: this is no Debian system; please install what corresponds to:" $wanted >&2
@@ -23,7 +26,16 @@ done
 [ -n "$missing" ] || exit 0
 
 sudo=
-[ "$(id -u)" = 0 ] || sudo=sudo
+if [ "$(id -u)" != 0 ]; then
+  sudo=sudo
+  command -v sudo >/dev/null 2>&1 || {
+    echo "install-deps.sh: no root and no sudo; as root, please run: apt-get install$missing" >&2
+    exit 1
+  }
+fi
 echo "installing:$missing"
-$sudo apt-get update -qq
-$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >/dev/null
+# A package source of somebody else's that is out of order need not keep Debian's own from working.
+$sudo apt-get update -qq || echo "install-deps.sh: apt-get update failed; going on with the package lists there are" >&2
+# A fresh machine may still be running its own updates: wait for the lock rather than fail.
+$sudo env DEBIAN_FRONTEND=noninteractive \
+  apt-get install -y -qq --no-install-recommends -o DPkg::Lock::Timeout=300 $missing >/dev/null
