@@ -10,6 +10,7 @@
 #include "formats/codes_file.hpp"
 #include "lib/codec/codec.hpp"
 #include "lib/codec/registry.hpp"
+#include "lib/core/error.hpp"
 
 namespace kvcodec::cli {
 
@@ -43,5 +44,17 @@ std::vector<int> whole_groups(const std::vector<int>& layers, int layer_group, E
 
 /// "/layers/3/key", as in files and messages.
 std::string dataset_name(Side side, int first_layer);
+
+/// Runs body(); an Error that leaves it says file and dataset, unless it does so already, as those of readers
+/// do.
+template <class Body>
+decltype(auto) at_dataset(const std::string& file, Side side, int first_layer, Body&& body) {
+  try {
+    return std::forward<Body>(body)();
+  } catch (const Error& error) {
+    if (std::string_view(error.what()).starts_with(file + ": ")) throw;
+    throw error.at(file + ": " + dataset_name(side, first_layer));
+  }
+}
 
 }  // namespace kvcodec::cli

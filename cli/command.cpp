@@ -65,18 +65,23 @@ std::string value_word(const OptionField& field) {
   return "TEXT";
 }
 
-/// " (1 to 8, default 2)": what is allowed and what holds if nothing is said. Nothing for flags, no default
-/// for empty strings and where the help itself speaks of it.
+// Limits from here on only guard against overflow; they are nothing a page should talk about.
+constexpr double kPracticallyUnlimited = 1e9;
+
+/// " (1 to 8, default 2)": what is allowed and what holds if nothing is said. Nothing for flags, and no more
+/// where the help itself speaks of the default.
 std::string limits_note(const OptionField& field) {
-  if (std::holds_alternative<bool*>(field.target)) return "";
+  if (std::holds_alternative<bool*>(field.target) || field.help.find("default") != std::string::npos)
+    return "";
   std::vector<std::string> notes;
-  const bool number = !std::holds_alternative<std::string*>(field.target);
-  if (number && std::isfinite(field.min) && std::isfinite(field.max))
-    notes.push_back(fmt::format("{} to {}", plain(field.min), plain(field.max)));
-  else if (number && std::isfinite(field.min))
-    notes.push_back(fmt::format("at least {}", plain(field.min)));
+  if (!std::holds_alternative<std::string*>(field.target)) {
+    if (field.max < kPracticallyUnlimited)
+      notes.push_back(fmt::format("{} to {}", plain(field.min), plain(field.max)));
+    else if (std::isfinite(field.min) && field.min != 0)
+      notes.push_back(fmt::format("at least {}", plain(field.min)));
+  }
   const std::string value = to_text(value_of(field));
-  if (!value.empty() && field.help.find("default") == std::string::npos) notes.push_back("default " + value);
+  if (!value.empty()) notes.push_back("default " + value);
   return notes.empty() ? "" : fmt::format(" ({})", fmt::join(notes, ", "));
 }
 
@@ -106,7 +111,7 @@ Error translated(const CLI::ParseError& error) {
 std::string suggestion(std::string_view word, const std::vector<std::string>& names) {
   std::string best;
   // A third of the letters may be wrong: enough for slips, too little to turn one word into another.
-  size_t best_distance = std::max<size_t>(1, word.size() / 3) + 1;
+  size_t best_distance = (word.size() < 3 ? 0 : std::max<size_t>(1, word.size() / 3)) + 1;
   for (const auto& candidate : names) {
     const size_t distance = edit_distance(word, candidate);
     if (distance < best_distance) best_distance = distance, best = candidate;

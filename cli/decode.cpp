@@ -88,7 +88,7 @@ class Decoder {
     for (const int group : groups_)
       for (const Side side : kSides) {
         const GroupShape shape = group_shape(codes_.info().model, group, codes_.info().layer_group, side);
-        with_context(fmt::format("{}: {}", codes_.name(), dataset_name(side, group)), [&] {
+        at_dataset(codes_.name(), side, group, [&] {
           const auto document = codes_.document(side, group, part.document);
           const uint64_t stored = codec_.tokens(shape, *document),
                          length = codes_.info().documents.length(part.document);

@@ -141,8 +141,7 @@ void run_codec(const KvReader& kv, const Codec& codec, const std::vector<int>& g
           const auto count = static_cast<size_t>(std::min<uint64_t>(chunk, piece.count - first));
           const auto part = rows.view().rows(0, count);
           kv.read(shape, piece.first + first, part);
-          with_context(fmt::format("{}: {}", kv.name(), dataset_name(side, group)),
-                       [&] { codec.append(shape, part, document); });
+          at_dataset(kv.name(), side, group, [&] { codec.append(shape, part, document); });
           done += count;
           bar.update(static_cast<double>(done) / passes, static_cast<double>(tokens));
         }

@@ -170,11 +170,21 @@ std::vector<std::string> all_cells(std::string label, const ErrorSums& errors, c
 
 std::string plural(Side side) { return side == Side::key ? "keys" : "values"; }
 
+std::string heads_text(const KvReader& original) {
+  return fmt::format("{} x {}", counted(static_cast<uint64_t>(original.model().num_kv_heads), "head"),
+                     original.model().head_dim);
+}
+
 std::string what_was_compared(const KvReader& original, const Result& result) {
-  return fmt::format("{} against {}: {} layers ({}), {} heads x {}, {} documents, {} tokens\n\n", result.name,
-                     original.name(), result.layers.size(), ranges_text(result.layers),
-                     original.model().num_kv_heads, original.model().head_dim, grouped(result.documents),
-                     grouped(result.tokens));
+  return fmt::format("{} against {}: {} ({}), {}, {}, {}\n\n", result.name, original.name(),
+                     counted(result.layers.size(), "layer"), ranges_text(result.layers), heads_text(original),
+                     counted(result.documents, "document"), counted(result.tokens, "token"));
+}
+
+bool alike(const std::vector<Result>& results) {
+  return std::all_of(results.begin(), results.end(), [&](const Result& r) {
+    return r.tokens == results[0].tokens && r.layers == results[0].layers;
+  });
 }
 
 /// Layers, or heads of layers, and the sum of all; cosines are those of one token's head with its
@@ -220,16 +230,13 @@ std::string dimension_table(const Result& result) {
 
 std::string comparison_table(const std::vector<Result>& results) {
   const bool rates = results[0].rate.has_value();
-  const bool alike = std::all_of(results.begin(), results.end(), [&](const Result& r) {
-    return r.tokens == results[0].tokens && r.layers == results[0].layers;
-  });
   std::vector<Table::Column> columns = {{"reconstruction"}};
   for (const Side side : kSides) {
     columns.push_back({.title = "NMSE", .group = plural(side)});
     columns.push_back({.title = "SNR", .unit = "dB", .group = plural(side)});
     columns.push_back({.title = "cosine", .unit = "mean", .group = plural(side)});
   }
-  if (!alike) columns.push_back({.title = "compared", .unit = "values"});
+  if (!alike(results)) columns.push_back({.title = "compared", .unit = "values"});
   if (rates) {
     columns.push_back({.title = "bits", .unit = "/value", .group = "rate"});
     columns.push_back({.title = "ratio", .unit = "to 16 bit", .group = "rate"});
@@ -251,7 +258,7 @@ std::string comparison_table(const std::vector<Result>& results) {
       cells.push_back(db(errors.snr_db()));
       cells.push_back(fmt::format("{:.4f}", result.meter(side).cosine().mean));
     }
-    if (!alike)
+    if (!alike(results))
       cells.push_back(
           grouped(result.meter(Side::key).errors().values + result.meter(Side::value).errors().values));
     if (rates) {
@@ -266,12 +273,12 @@ std::string comparison_table(const std::vector<Result>& results) {
 }
 
 std::string rate_text(const FileRate& rate, const std::string& file) {
-  return fmt::format(
-      "\n{}: {:.3f} bits/value; ratio to 16 bits {:.2f}, with the book {:.2f}, streams alone {:.2f}; "
-      "break-even at "
-      "{} tokens\n\n{}",
-      file, rate.rate.bits_per_value, rate.rate.ratio, rate.rate.ratio_with_book, rate.stream_ratio(),
-      break_even_text(rate), ledger_table(rate));
+  std::string line = fmt::format("\n{}: {:.3f} bits/value, ratio to 16 bits {:.2f}", file,
+                                 rate.rate.bits_per_value, rate.rate.ratio);
+  if (rate.ledger.book_bytes > 0)
+    line += fmt::format(", with the book {:.2f}, break-even at {} tokens", rate.rate.ratio_with_book,
+                        break_even_text(rate));
+  return line + "\n\n" + ledger_table(rate);
 }
 
 // JSON ---------------------------------------------------------------------------------------------
@@ -327,8 +334,8 @@ std::string text_of_results(const KvReader& original, const std::vector<Result>&
                             const EvalOptions& options) {
   std::string out;
   if (results.size() > 1) {
-    out = fmt::format("against {}: {} heads x {}, {} tokens\n\n", original.name(),
-                      original.model().num_kv_heads, original.model().head_dim, grouped(results[0].tokens)) +
+    out = fmt::format("against {}: {}{}\n\n", original.name(), heads_text(original),
+                      alike(results) ? ", " + counted(results[0].tokens, "token") : "") +
           comparison_table(results);
   }
   for (const auto& result : results) {

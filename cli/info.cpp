@@ -72,8 +72,11 @@ std::string history_text(const FileType& type) {
 
 void add_model(Facts& facts, const ModelInfo& model) {
   facts.add("model", model.model);
-  facts.add("shape", fmt::format("{} layers, {} query heads, {} key/value heads x {} dimensions",
-                                 model.num_layers, model.num_q_heads, model.num_kv_heads, model.head_dim));
+  facts.add(
+      "shape",
+      fmt::format("{}, {}, {} x {} dimensions", counted(static_cast<uint64_t>(model.num_layers), "layer"),
+                  counted(static_cast<uint64_t>(model.num_q_heads), "query head"),
+                  counted(static_cast<uint64_t>(model.num_kv_heads), "key/value head"), model.head_dim));
   std::string rope = model.rope_theta > 0 ? fmt::format(", theta {}", model.rope_theta) : "";
   if (!model.rope_scaling.empty()) rope += ", scaling " + model.rope_scaling;
   facts.add("keys", model.key_state + rope);
@@ -259,8 +262,11 @@ std::string codes_info(const InfoOptions& options) {
             fmt::format("{}, kept exactly as {}", name_of(info.source_dtype), name_of(info.storage)));
   facts.add("tokens", grouped(info.documents.tokens()));
   facts.add("values", grouped(rate.ledger.values));
-  facts.add("ratio", fmt::format("{:.2f} to 16 bits, {:.2f} with the book, {:.2f} for the streams alone",
-                                 rate.rate.ratio, rate.rate.ratio_with_book, rate.stream_ratio()));
+  facts.add("ratio", fmt::format("{:.2f} to 16 bits{}, {:.2f} for the streams alone", rate.rate.ratio,
+                                 rate.ledger.book_bytes > 0
+                                     ? fmt::format(", {:.2f} with the book", rate.rate.ratio_with_book)
+                                     : "",
+                                 rate.stream_ratio()));
   if (rate.ledger.book_bytes > 0) facts.add("break-even", break_even_text(rate) + " tokens");
   Table table({{"stream"}, {"type"}, {"row"}, {"kind", "", true}, {"bits"}, {"rows"}, {"bytes"}});
   for (const auto& [name, sum] : sums) {

@@ -30,6 +30,9 @@ struct Task {
 /// Adding a subcommand is one line here, one in subcommands.hpp, its file and its man page.
 const std::vector<Task>& tasks() {
   static const std::vector<Task> table = {
+      {"Prepare",
+       {{"dump-kv", "run a model over text and store its keys and values", dump_kv},
+        {"train-dict", "learn a dictionary for the codec sparse", train_dict}}},
       {"Code",
        {{"encode", "compress a cache with one of the codecs", encode},
         {"decode", "rebuild a cache, or a part of it, from its codes", decode},

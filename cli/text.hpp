@@ -18,6 +18,9 @@ std::string indented(std::string_view text, size_t columns);
 /// "1,234,567"
 std::string grouped(uint64_t number);
 
+/// "1 document", "2,000 documents"
+std::string counted(uint64_t number, std::string_view what);
+
 /// "0 B", "999 B", "1.5 MiB": three significant digits at most.
 std::string size_text(uint64_t bytes);
 

@@ -1,0 +1,511 @@
+// kvcodec dump-kv --model DIR (--text PATH ... | --tokens FILE) [options] -o KV
+//
+//   --chunk N           cut documents into pieces of N tokens        --max-tokens N  stop after N tokens
+//   --queries WHICH     last:N, every:N or none (last:32)            --pre-rope      keys and queries before
+//   the rotary embedding
+//   --dtype TYPE        bf16, f16 or f32 (bf16)                      --no-special    no beginning-of-text
+//   token
+//
+//   kvcodec dump-kv --model data/demo-model --text docs/ README.md --chunk 512 -o kv.h5
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <numeric>
+
+#include "cli/common.hpp"
+#include "cli/json.hpp"
+#include "cli/progress.hpp"
+#include "cli/subcommands.hpp"
+#include "cli/text.hpp"
+#include "formats/kv_file.hpp"
+#include "formats/model_config.hpp"
+#include "formats/safetensors.hpp"
+#include "formats/tokenizer_json.hpp"
+#include "lib/core/error.hpp"
+#include "lib/core/parallel.hpp"
+#include "lib/model/llama.hpp"
+
+namespace kvcodec::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Short documents run together up to this many tokens: enough for the matrix products to run at full speed.
+// Fixed, because how documents are packed can change the last bit of a value, and neither --memory nor
+// --threads may.
+constexpr size_t kBatchTokens = 4096;
+
+struct DumpOptions final : Options {
+  std::string model, tokens, queries = "last:32", dtype = "bf16";
+  std::vector<std::string> texts;
+  int64_t chunk = 0, max_tokens = 0;
+  bool pre_rope = false, special = true;
+  CommonOptions common;
+  OutputOptions output;
+  LayerSelection layers;
+  DocumentSelection documents;
+
+  std::vector<OptionField> fields() override {
+    return {
+        {.name = "model",
+         .help = "model directory as Hugging Face lays it out: config.json, *.safetensors, tokenizer.json",
+         .target = &model},
+        {.name = "tokens",
+         .help = "token ids instead of text: a text file with one document of ids per line, or the tokens of "
+                 "a kv file",
+         .target = &tokens},
+        {.name = "special",
+         .help = "leave out the special tokens (beginning of text) that the tokenizer puts around a document",
+         .target = &special},
+        {.name = "chunk",
+         .help = "cut documents into pieces of N tokens, each a document that starts at position 0 (default: "
+                 "whole "
+                 "documents; one longer than the model's context is then an error)",
+         .target = &chunk,
+         .min = 1},
+        {.name = "max-tokens", .help = "stop after N tokens (default: all)", .target = &max_tokens, .min = 1},
+    };
+  }
+  std::vector<OptionField> product_fields() {
+    return {
+        {.name = "queries",
+         .help = "also store queries of each document: last:N = of its last N tokens, every:N = of every "
+                 "Nth, or none",
+         .target = &queries},
+        {.name = "pre-rope",
+         .help = "store keys and queries before the rotary embedding, without their positions",
+         .target = &pre_rope},
+        {.name = "dtype",
+         .help = "element type of the product",
+         .target = &dtype,
+         .choices = {"bf16", "f16", "f32"}},
+    };
+  }
+};
+
+// Which queries ------------------------------------------------------------------------------------
+
+struct QueryChoice {
+  enum class Kind { none, last, every } kind = Kind::none;
+  uint64_t count = 0;
+
+  bool wants(uint64_t position, uint64_t length) const {
+    if (kind == Kind::last) return position + count >= length;
+    return kind == Kind::every && (position + 1) % count == 0;
+  }
+};
+
+QueryChoice parse_queries(const std::string& text) {
+  QueryChoice choice;
+  if (text == "none") return choice;
+  std::string_view number;
+  if (text.starts_with("last:"))
+    choice.kind = QueryChoice::Kind::last, number = std::string_view(text).substr(5);
+  if (text.starts_with("every:"))
+    choice.kind = QueryChoice::Kind::every, number = std::string_view(text).substr(6);
+  const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), choice.count);
+  if (number.empty() || error != std::errc{} || end != number.data() + number.size() || choice.count == 0)
+    throw usage_error("--queries is '{}'; it must be last:N, every:N or none", text);
+  return choice;
+}
+
+// Documents ----------------------------------------------------------------------------------------
+
+struct Document {
+  std::string name;
+  std::vector<uint32_t> tokens;
+};
+
+/// Files named directly, and those in folders, all levels, by name; what begins with a dot is left out.
+std::vector<std::string> text_files(const std::vector<std::string>& paths) {
+  std::vector<std::string> files;
+  for (const auto& path : paths) {
+    std::error_code error;
+    if (path == "-" || !fs::is_directory(path, error)) {
+      files.push_back(path);
+      continue;
+    }
+    std::vector<std::string> found;
+    fs::recursive_directory_iterator place(path, error), end;
+    while (!error && place != end) {
+      if (place->path().filename().string().starts_with(".")) {
+        if (place->is_directory(error)) place.disable_recursion_pending();
+      } else if (place->is_regular_file(error)) {
+        found.push_back(place->path().string());
+      }
+      place.increment(error);
+    }
+    if (error) throw bad_input("{}: {}", path, error.message());
+    if (found.empty()) throw bad_input("{}: the folder holds no files", path);
+    std::sort(found.begin(), found.end());
+    files.insert(files.end(), found.begin(), found.end());
+  }
+  return files;
+}
+
+std::string read_text(const std::string& file) {
+  std::ifstream opened;
+  if (file != "-") {
+    std::error_code error;
+    opened.open(file, std::ios::binary);
+    if (!opened || fs::is_directory(file, error)) throw bad_input("{}: cannot be read", file);
+  }
+  std::istream& in = file == "-" ? std::cin : opened;
+  std::string text{std::istreambuf_iterator<char>(in), {}};
+  if (in.bad()) throw bad_input("{}: cannot be read to its end", file);
+  return text;
+}
+
+/// Ids that the tokenizer puts before and behind a text.
+struct Template {
+  std::vector<uint32_t> before, behind;
+};
+
+Template template_of(const Tokenizer& tokenizer) {
+  const auto plain = tokenizer.encode("a", false), full = tokenizer.encode("a", true);
+  const auto place = std::search(full.begin(), full.end(), plain.begin(), plain.end());
+  return {{full.begin(), place}, {place + static_cast<std::ptrdiff_t>(plain.size()), full.end()}};
+}
+
+/// One document, or pieces of `chunk` tokens, the last perhaps shorter; the template goes around each piece.
+void add_document(std::vector<Document>& documents, const std::string& name,
+                  const std::vector<uint32_t>& tokens, const Template& around, uint64_t chunk) {
+  const size_t extra = around.before.size() + around.behind.size();
+  if (chunk > 0 && chunk <= extra)
+    throw usage_error("--chunk is {}; {} of these are special tokens, it must be larger", chunk, extra);
+  const size_t piece = chunk > 0 ? chunk - extra : std::max<size_t>(tokens.size(), 1);
+  const size_t pieces = (tokens.size() + piece - 1) / piece;
+  for (size_t p = 0; p < pieces; ++p) {
+    Document document{pieces > 1 || chunk > 0 ? fmt::format("{}#{}", name, p) : name, around.before};
+    const auto first = tokens.begin() + static_cast<std::ptrdiff_t>(p * piece);
+    document.tokens.insert(document.tokens.end(), first,
+                           first + static_cast<std::ptrdiff_t>(std::min(piece, tokens.size() - p * piece)));
+    document.tokens.insert(document.tokens.end(), around.behind.begin(), around.behind.end());
+    documents.push_back(std::move(document));
+  }
+}
+
+struct NamedTokens {
+  std::string name;
+  std::vector<uint32_t> tokens;
+};
+
+/// One document per line of a text file; empty lines are no documents.
+std::vector<NamedTokens> read_token_lines(const std::string& file) {
+  const std::string text = read_text(file);
+  std::vector<NamedTokens> documents;
+  size_t line_number = 0;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find('\n', begin), text.size());
+    ++line_number;
+    NamedTokens document{fmt::format("{}:{}", file, line_number), {}};
+    for (size_t at = begin; at < end;) {
+      if (std::string_view(" \t\r,").find(text[at]) != std::string_view::npos) {
+        ++at;
+        continue;
+      }
+      uint32_t id = 0;
+      const auto [stop, error] = std::from_chars(text.data() + at, text.data() + end, id);
+      if (error != std::errc{})
+        throw bad_input(
+            "{}: line {} has '{}', which is no token id", file, line_number,
+            text.substr(at, std::min<size_t>(text.find_first_of(" \t\r,\n", at), end) - at).substr(0, 40));
+      document.tokens.push_back(id);
+      at = static_cast<size_t>(stop - text.data());
+    }
+    if (!document.tokens.empty()) documents.push_back(std::move(document));
+    begin = end + 1;
+  }
+  return documents;
+}
+
+bool is_hdf5(const std::string& file) {
+  std::ifstream in(file, std::ios::binary);
+  char bytes[8] = {};
+  return in.read(bytes, sizeof bytes) &&
+         std::string_view(bytes, sizeof bytes) == std::string_view("\x89HDF\r\n\x1a\n", 8);
+}
+
+std::vector<NamedTokens> read_kv_tokens(const std::string& file) {
+  const KvReader kv(file);
+  if (!kv.has_tokens()) throw bad_input("{}: it has no token ids", file);
+  std::vector<NamedTokens> documents;
+  for (size_t i = 0; i < kv.documents().count(); ++i) {
+    const uint64_t first = kv.documents().offsets[i], count = kv.documents().length(i);
+    const auto positions = kv.positions(first, count);
+    if (count > 0 && (positions.front() != 0 || positions.back() != count - 1))
+      throw bad_input("{}: document '{}' has positions {} to {}; only whole documents can be run again", file,
+                      kv.documents().names[i], positions.front(), positions.back());
+    documents.push_back({kv.documents().names[i], kv.tokens(first, count)});
+  }
+  return documents;
+}
+
+/// All documents as they will be run. Ids take a thousandth of what their keys and values will take on disk,
+/// so they are held.
+std::vector<Document> load_documents(const DumpOptions& options, const ModelConfig& config) {
+  std::vector<NamedTokens> sources;
+  Template around;
+  if (options.tokens.empty()) {
+    const Tokenizer tokenizer = load_tokenizer(options.model + "/tokenizer.json");
+    if (options.special) around = template_of(tokenizer);
+    for (const auto& file : text_files(options.texts)) {
+      const std::string text = read_text(file);
+      sources.push_back({file, with_context(file, [&] { return tokenizer.encode(text, false); })});
+    }
+  } else {
+    sources = is_hdf5(options.tokens) ? read_kv_tokens(options.tokens) : read_token_lines(options.tokens);
+  }
+  Documents table;
+  for (const auto& source : sources) table.add(source.name, source.tokens.size());
+  std::vector<Document> documents;
+  for (const size_t i : options.documents.choose(table, options.tokens.empty() ? "--text" : options.tokens)) {
+    const auto& [name, tokens] = sources[i];
+    if (tokens.empty()) {
+      if (!options.common.quiet)
+        std::fputs(fmt::format("kvcodec dump-kv: note: {} has no tokens and is left out\n", name).c_str(),
+                   stderr);
+      continue;
+    }
+    const auto largest = *std::max_element(tokens.begin(), tokens.end());
+    if (largest >= static_cast<uint32_t>(config.vocabulary_size))
+      throw bad_input("{}: token id {} is beyond the model's vocabulary of {}", name, largest,
+                      config.vocabulary_size);
+    add_document(documents, name, tokens, around, static_cast<uint64_t>(options.chunk));
+  }
+  if (documents.empty()) throw bad_input("there are no tokens to run the model over");
+  if (options.max_tokens > 0) {
+    auto left = static_cast<uint64_t>(options.max_tokens);
+    size_t kept = 0;
+    for (; kept < documents.size() && left > 0; ++kept) {
+      auto& tokens = documents[kept].tokens;
+      tokens.resize(std::min<uint64_t>(tokens.size(), left));
+      left -= tokens.size();
+    }
+    documents.resize(kept);
+  }
+  for (const auto& document : documents)
+    if (config.max_positions > 0 && document.tokens.size() > static_cast<size_t>(config.max_positions))
+      throw options.chunk > 0
+          ? usage_error("--chunk is {}; the model's context is {} tokens", options.chunk,
+                        config.max_positions)
+          : bad_input("{}: its {} tokens are more than the model's context of {}; cut it with --chunk {}",
+                      document.name, document.tokens.size(), config.max_positions, config.max_positions);
+  return documents;
+}
+
+// Running the model --------------------------------------------------------------------------------
+
+/// Takes what the forward pass computes for a batch of documents to the file.
+class KvSink final : public PrefillSink {
+ public:
+  KvSink(KvWriter& writer, const std::vector<int>& layers, const DumpOptions& options, QueryChoice queries)
+      : writer_(writer), layers_(layers), pre_rope_(options.pre_rope), queries_(queries) {}
+
+  /// first_row: of the batch in the file.
+  void start_batch(std::span<const uint64_t> offsets, uint64_t first_row) {
+    first_row_ = first_row;
+    wanted_.clear();
+    if (queries_.kind == QueryChoice::Kind::none) return;
+    for (size_t d = 0; d + 1 < offsets.size(); ++d)
+      for (uint64_t t = offsets[d]; t < offsets[d + 1]; ++t)
+        if (queries_.wants(t - offsets[d], offsets[d + 1] - offsets[d])) wanted_.push_back(t);
+  }
+
+  void layer(const LayerChunk& chunk) override {
+    if (std::find(layers_.begin(), layers_.end(), chunk.layer) == layers_.end()) return;
+    writer_.append(Side::key, chunk.layer, pre_rope_ ? chunk.key_before_rope : chunk.key);
+    writer_.append(Side::value, chunk.layer, chunk.value);
+    const auto queries = pre_rope_ ? chunk.query_before_rope : chunk.query;
+    const auto first = std::lower_bound(wanted_.begin(), wanted_.end(), chunk.first);
+    const auto last = std::lower_bound(first, wanted_.end(), chunk.first + queries.rows());
+    if (first == last) return;
+    Matrix<float> rows(static_cast<size_t>(last - first), queries.cols());
+    std::vector<uint64_t> places;
+    for (auto place = first; place != last; ++place) {
+      std::copy_n(queries.row(*place - chunk.first).begin(), queries.cols(), rows.row(places.size()).begin());
+      places.push_back(first_row_ + *place);
+    }
+    writer_.append_queries(chunk.layer, places, rows);
+  }
+
+ private:
+  KvWriter& writer_;
+  const std::vector<int>& layers_;
+  bool pre_rope_;
+  QueryChoice queries_;
+  uint64_t first_row_ = 0;
+  std::vector<uint64_t> wanted_;  // rows of the batch whose queries are stored, ascending
+};
+
+/// Documents [first, end) of one run of the model.
+struct Batch {
+  size_t first = 0, end = 0;
+  uint64_t tokens = 0, longest = 0;
+};
+
+std::vector<Batch> make_batches(const std::vector<Document>& documents) {
+  std::vector<Batch> batches;
+  for (size_t i = 0; i < documents.size(); ++i) {
+    const uint64_t length = documents[i].tokens.size();
+    if (batches.empty() || batches.back().tokens + length > kBatchTokens) batches.push_back({i, i, 0, 0});
+    batches.back().end = i + 1;
+    batches.back().tokens += length;
+    batches.back().longest = std::max(batches.back().longest, length);
+  }
+  return batches;
+}
+
+void check_memory(const ModelConfig& config, const PrefillOptions& prefill, const std::vector<Batch>& batches,
+                  const std::vector<Document>& documents, const CommonOptions& common) {
+  for (const auto& batch : batches) {
+    const uint64_t needed = prefill_bytes(config, prefill, batch.tokens, batch.longest, num_threads());
+    if (needed > common.memory_bytes())
+      throw failed("running {}{} takes {} of memory beside the weights; give --memory at least that{}",
+                   documents[batch.first].name,
+                   batch.end - batch.first > 1
+                       ? fmt::format(" and {} other documents", batch.end - batch.first - 1)
+                       : "",
+                   size_text(needed), batch.longest > kBatchTokens ? ", or cut documents with --chunk" : "");
+  }
+}
+
+uint64_t run_model(const LlamaModel& model, const PrefillOptions& prefill,
+                   const std::vector<Document>& documents, const std::vector<Batch>& batches,
+                   KvWriter& writer, KvSink& sink, ProgressBar& bar) {
+  uint64_t total = 0, done = 0;
+  for (const auto& batch : batches) total += batch.tokens;
+  writer.expect_tokens(total);
+  for (const auto& batch : batches) {
+    std::vector<uint32_t> tokens;
+    std::vector<uint64_t> offsets = {0};
+    for (size_t i = batch.first; i < batch.end; ++i) {
+      const auto& document = documents[i];
+      std::vector<uint64_t> positions(document.tokens.size());
+      std::iota(positions.begin(), positions.end(), uint64_t{0});
+      writer.add_document(document.name, document.tokens, positions);
+      tokens.insert(tokens.end(), document.tokens.begin(), document.tokens.end());
+      offsets.push_back(tokens.size());
+    }
+    sink.start_batch(offsets, done);
+    model.prefill({tokens, offsets}, prefill, sink, [&](double part, double, std::string_view) {
+      bar.update(static_cast<double>(done) + part, static_cast<double>(total));
+    });
+    done += batch.tokens;
+  }
+  return total;
+}
+
+std::string model_name(const std::string& directory) {
+  std::error_code error;
+  const fs::path path = fs::weakly_canonical(directory, error);
+  return (path.has_filename() ? path.filename() : path.parent_path().filename()).string();
+}
+
+}  // namespace
+
+std::string dump_kv(Command& command) {
+  DumpOptions options;
+  command.describe(
+      "--model DIR (--text PATH ... | --tokens FILE) [options] -o KV",
+      "Runs a model over text and stores the keys and values of every layer, token by token, as the model "
+      "computes them: what a "
+      "serving engine holds in its cache after reading the text. Models: Llama, Mistral, Qwen2, Qwen3 and "
+      "what shares their "
+      "architecture. Every text file is a document; --chunk cuts long ones.",
+      "kvcodec dump-kv --model data/demo-model --text docs/ README.md --chunk 512 -o kv.h5\n"
+      "kvcodec dump-kv --model data/demo-model --tokens ids.txt --queries every:16 --dtype f32 -o kv.h5");
+  const auto fields = options.fields();
+  command.group("Input and output");
+  command.option(fields[0], "DIR");
+  command.repeated(
+      "text", "text files and folders (all files in them, by name, without hidden ones); - is standard input",
+      options.texts, "PATH", true);
+  command.option(fields[1], "FILE");
+  options.output.declare(command, "kv file to write");
+  command.group("Documents");
+  for (size_t i = 2; i < fields.size(); ++i) command.option(fields[i]);
+  options.documents.declare(command);
+  command.group("What is stored");
+  for (const auto& field : options.product_fields())
+    command.option(field, field.name == "queries" ? "WHICH" : "");
+  options.layers.declare(command);
+  options.common.declare(command);
+  command.parse();
+  if (options.model.empty()) throw usage_error("no model is named; give its directory with --model");
+  if (options.texts.empty() == options.tokens.empty())
+    throw usage_error("give either --text or --tokens{}", options.texts.empty() ? "" : ", not both");
+  options.output.check(options.common);
+  const QueryChoice queries = parse_queries(options.queries);
+  options.common.apply(command, false);
+
+  const auto start = std::chrono::steady_clock::now();
+  const ModelDescription description = read_model_config(options.model);
+  const ModelConfig& config = description.config;
+  std::vector<int> layers(static_cast<size_t>(config.num_layers));
+  std::iota(layers.begin(), layers.end(), 0);
+  layers = options.layers.choose(layers, options.model);
+  OutputFile output(options.output.path, options.output.overwrite);
+  const Safetensors weights = Safetensors::open_model(options.model);
+  const LlamaModel model(config, weights);
+  const auto documents = load_documents(options, config);
+
+  PrefillOptions prefill;
+  prefill.before_rope = options.pre_rope;
+  prefill.layers = layers.back() + 1;
+  const auto batches = make_batches(documents);
+  check_memory(config, prefill, batches, documents, options.common);
+  const ModelInfo info{.model = model_name(options.model),
+                       .num_layers = config.num_layers,
+                       .num_q_heads = config.num_q_heads,
+                       .num_kv_heads = config.num_kv_heads,
+                       .head_dim = config.head_dim,
+                       .rope_theta = config.rope_theta,
+                       .rope_scaling = description.rope_scaling,
+                       .key_state = options.pre_rope ? "pre-rope" : "post-rope",
+                       .source = "weights " + weights.digest()};
+  KvWriter writer(output, info, dtype_from_name(options.dtype), layers,
+                  queries.kind != QueryChoice::Kind::none);
+  KvSink sink(writer, layers, options, queries);
+  uint64_t tokens = 0;
+  {
+    ProgressBar bar("dump-kv", "tokens", options.common.quiet);
+    tokens = run_model(model, prefill, documents, batches, writer, sink, bar);
+  }
+  writer.finish(command.provenance());
+  std::error_code no_size;
+  const uint64_t bytes = fs::file_size(output.path(), no_size);
+  output.commit();
+  if (options.output.to_stdout()) return "";
+
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  if (options.common.json)
+    return text_of({{"output", options.output.path},
+                    {"model", to_json(info)},
+                    {"documents", documents.size()},
+                    {"tokens", tokens},
+                    {"layers", layers},
+                    {"dtype", options.dtype},
+                    {"file_bytes", bytes},
+                    {"seconds", seconds}});
+  Table table({{"cache"},
+               {"model"},
+               {"documents"},
+               {"tokens"},
+               {"layers"},
+               {"dtype"},
+               {"file"},
+               {"time"},
+               {"tokens/s"}});
+  table.row({options.output.path, info.model, grouped(documents.size()), grouped(tokens), ranges_text(layers),
+             options.dtype, size_text(bytes), time_text(seconds),
+             significant(static_cast<double>(tokens) / seconds, 3)});
+  return table.text();
+}
+
+}  // namespace kvcodec::cli

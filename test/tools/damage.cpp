@@ -1,0 +1,143 @@
+// Damages HDF5 files for tests of bad input.
+//
+//   damage FILE set DATASET INDEX VALUE    one element (flat index) to a number, nan, inf
+//   damage FILE remove PATH                a dataset or group
+//   damage FILE attribute PATH NAME VALUE  a number or a string, in place of what is there
+//   damage FILE resize DATASET ROWS        the first dimension
+//   damage FILE flip DATASET               a bit of the dataset's first stored byte, behind HDF5's back
+//   (checksums notice) damage FILE truncate BYTES             cuts the file off
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <hdf5.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+namespace {
+
+template <class T>
+T must(T result, const char* what) {
+  if (result < 0) throw std::runtime_error(std::string(what) + " failed");
+  return result;
+}
+
+double number_from(const std::string& text) {
+  if (text == "nan") return std::numeric_limits<double>::quiet_NaN();
+  if (text == "inf") return std::numeric_limits<double>::infinity();
+  return std::stod(text);
+}
+
+void set_element(hid_t file, const std::string& path, uint64_t index, double value) {
+  const hid_t dataset = must(H5Dopen2(file, path.c_str(), H5P_DEFAULT), "open dataset");
+  const hid_t space = must(H5Dget_space(dataset), "dataspace");
+  const int rank = must(H5Sget_simple_extent_ndims(space), "rank");
+  std::vector<hsize_t> shape(static_cast<size_t>(rank)), place(shape.size());
+  must(H5Sget_simple_extent_dims(space, shape.data(), nullptr), "shape");
+  for (size_t d = shape.size(); d-- > 0; index /= shape[d]) place[d] = index % shape[d];
+  must(H5Sselect_elements(space, H5S_SELECT_SET, 1, place.data()), "select");
+  const hsize_t one = 1;
+  const hid_t memory = must(H5Screate_simple(1, &one, nullptr), "memory space");
+  must(H5Dwrite(dataset, H5T_NATIVE_DOUBLE, memory, space, H5P_DEFAULT, &value), "write");
+  H5Sclose(memory), H5Sclose(space), H5Dclose(dataset);
+}
+
+void set_attribute(hid_t file, const std::string& path, const std::string& name, const std::string& value) {
+  const hid_t object = must(H5Oopen(file, path.c_str(), H5P_DEFAULT), "open object");
+  if (H5Aexists(object, name.c_str()) > 0) must(H5Adelete(object, name.c_str()), "delete attribute");
+  const hid_t space = must(H5Screate(H5S_SCALAR), "space");
+  char* end = nullptr;
+  const long long number = std::strtoll(value.c_str(), &end, 10);
+  if (!value.empty() && *end == '\0') {
+    const hid_t attribute = must(
+        H5Acreate2(object, name.c_str(), H5T_STD_I64LE, space, H5P_DEFAULT, H5P_DEFAULT), "create attribute");
+    must(H5Awrite(attribute, H5T_NATIVE_LLONG, &number), "write attribute");
+    H5Aclose(attribute);
+  } else {
+    const hid_t type = must(H5Tcopy(H5T_C_S1), "type");
+    must(H5Tset_size(type, H5T_VARIABLE), "type size");
+    must(H5Tset_cset(type, H5T_CSET_UTF8), "character set");
+    const hid_t attribute =
+        must(H5Acreate2(object, name.c_str(), type, space, H5P_DEFAULT, H5P_DEFAULT), "create attribute");
+    const char* text = value.c_str();
+    must(H5Awrite(attribute, type, &text), "write attribute");
+    H5Aclose(attribute), H5Tclose(type);
+  }
+  H5Sclose(space), H5Oclose(object);
+}
+
+void resize(hid_t file, const std::string& path, uint64_t rows) {
+  const hid_t dataset = must(H5Dopen2(file, path.c_str(), H5P_DEFAULT), "open dataset");
+  const hid_t space = must(H5Dget_space(dataset), "dataspace");
+  std::vector<hsize_t> shape(static_cast<size_t>(must(H5Sget_simple_extent_ndims(space), "rank")));
+  must(H5Sget_simple_extent_dims(space, shape.data(), nullptr), "shape");
+  shape[0] = rows;
+  must(H5Dset_extent(dataset, shape.data()), "resize");
+  H5Sclose(space), H5Dclose(dataset);
+}
+
+/// Where the dataset's first chunk (or its contiguous data) lies in the file.
+uint64_t first_byte(hid_t file, const std::string& path) {
+  const hid_t dataset = must(H5Dopen2(file, path.c_str(), H5P_DEFAULT), "open dataset");
+  haddr_t address = H5Dget_offset(dataset);
+  if (address == HADDR_UNDEF) {
+    const hid_t space = must(H5Dget_space(dataset), "dataspace");
+    std::vector<hsize_t> offset(static_cast<size_t>(must(H5Sget_simple_extent_ndims(space), "rank")));
+    unsigned filters = 0;
+    hsize_t size = 0;
+    must(H5Dget_chunk_info(dataset, space, 0, offset.data(), &filters, &address, &size), "chunk");
+    H5Sclose(space);
+  }
+  H5Dclose(dataset);
+  return address;
+}
+
+void flip_bit(const std::string& name, uint64_t at) {
+  std::fstream stream(name, std::ios::in | std::ios::out | std::ios::binary);
+  stream.seekg(static_cast<std::streamoff>(at));
+  const char byte = static_cast<char>(stream.get() ^ 0x10);
+  stream.seekp(static_cast<std::streamoff>(at));
+  stream.put(byte);
+  if (!stream.flush()) throw std::runtime_error("flip failed");
+}
+
+void run(const std::vector<std::string>& words) {
+  if (words.size() < 3) throw std::runtime_error("usage: damage FILE WHAT …");
+  const std::string &name = words[0], &what = words[1];
+  if (what == "truncate") {
+    std::filesystem::resize_file(name, std::stoull(words[2]));
+    return;
+  }
+  const hid_t file = must(H5Fopen(name.c_str(), H5F_ACC_RDWR, H5P_DEFAULT), "open");
+  uint64_t flip = 0;
+  if (what == "set")
+    set_element(file, words.at(2), std::stoull(words.at(3)), number_from(words.at(4)));
+  else if (what == "remove")
+    must(H5Ldelete(file, words.at(2).c_str(), H5P_DEFAULT), "remove");
+  else if (what == "attribute")
+    set_attribute(file, words.at(2), words.at(3), words.at(4));
+  else if (what == "resize")
+    resize(file, words.at(2), std::stoull(words.at(3)));
+  else if (what == "flip")
+    flip = first_byte(file, words.at(2));
+  else
+    throw std::runtime_error("unknown damage '" + what + "'");
+  must(H5Fclose(file), "close");
+  if (what == "flip") flip_bit(name, flip);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    run({argv + 1, argv + argc});
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "damage: %s\n", error.what());
+    return 1;
+  }
+}
