@@ -170,10 +170,11 @@ Entries parse_file(const MappedFile& file) {
   const nlohmann::json object = parse_json_object(header, file.name() + ": header");
   const std::span<const std::byte> data = bytes.subspan(kLengthBytes + length);
   Entries entries;
-  for (const auto& [name, tensor] : object.items()) {
+  for (const auto& item : object.items()) {
+    const std::string& name = item.key();
     if (name == "__metadata__") continue;
     const std::string origin = fmt::format("{}: tensor '{}'", file.name(), printable(name));
-    Entry entry = with_context(origin, [&] { return parse_tensor(tensor, data); });
+    Entry entry = with_context(origin, [&] { return parse_tensor(item.value(), data); });
     entry.view.origin = origin;
     entries.emplace(name, std::move(entry));
   }
@@ -246,7 +247,7 @@ Safetensors Safetensors::open_model(const std::string& directory) {
   impl->name = index;
   std::map<std::string, Entries> shards;
   for (const auto& [tensor, file] : parse_index(index)) {
-    const std::string path = directory + "/" + file;
+    const std::string path = fmt::format("{}/{}", directory, file);
     if (!shards.contains(path)) {
       if (!std::filesystem::exists(path))
         throw bad_input("{}: is missing; {} says that it holds tensor '{}'", path, kIndex, printable(tensor));
