@@ -1,6 +1,7 @@
 #include "lib/model/config.hpp"
 
 #include <cmath>
+#include <limits>
 
 #include "lib/core/error.hpp"
 
@@ -18,7 +19,9 @@ void check_size(std::string_view name, int value, int max) {
 }
 
 void check_positive(std::string_view name, double value) {
-  if (!(value > 0) || !std::isfinite(value)) throw bad_input("{} is {}; it must be positive", name, value);
+  if (!(value > 0)) throw bad_input("{} is {}; it must be positive", name, value);
+  // Everything is computed in float.
+  if (value > std::numeric_limits<float>::max()) throw bad_input("{} is {}; it is beyond float", name, value);
 }
 
 void check_scaling(const RopeScaling& scaling) {

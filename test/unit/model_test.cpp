@@ -339,6 +339,7 @@ TEST_CASE("model sizes: what does not fit together is refused by name") {
            "head_dim is 7; rotary embeddings turn pairs, so it must be even");
   CHECK_EQ(refused([](C& c) { c.norm_epsilon = -1; }), "rms_norm_eps is -1; it must be 0 or positive");
   CHECK_EQ(refused([](C& c) { c.rope_theta = 0; }), "rope_theta is 0; it must be positive");
+  CHECK_EQ(refused([](C& c) { c.rope_theta = 1e39; }), "rope_theta is 1e+39; it is beyond float");
   CHECK_EQ(refused([](C& c) {
              c.rope_scaling = {RopeScaling::Kind::linear, 0, 1, 4, 8192};
            }),
