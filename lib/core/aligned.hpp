@@ -1,7 +1,10 @@
-// Vectors whose elements begin at a cache line, for kernels that stream whole lines.
+// Vectors whose elements begin at a cache line, for kernels that stream whole lines. Large ones ask the
+// system for large pages: where rows are read here and there over many megabytes, looking up small pages
+// takes a noticeable part of the time.
 #pragma once
 
 #include <cstddef>
+#include <limits>
 #include <new>
 #include <vector>
 
@@ -9,6 +12,11 @@ namespace kvcodec {
 
 /// Bytes of a cache line on every machine we know, and of the widest vector register.
 inline constexpr size_t kCacheLine = 64;
+
+/// size bytes from a cache line on, from a 2 MiB page on if there are several of those. Throws
+/// std::bad_alloc.
+void* allocate_aligned(size_t size);
+void free_aligned(void* data, size_t size);
 
 template <class T>
 struct CacheLineAllocator {

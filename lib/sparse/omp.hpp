@@ -7,11 +7,11 @@
 // anew by least squares.
 //
 // How it is fast and still exact. Correlations of all atoms are needed in every round, but only to find the
-// largest. They are therefore screened in 16-bit integers against a Gram matrix kept in 16 bits, with an
-// error bound that is carried along; atoms that could be the largest within that bound (nearly always one)
-// are compared by their inner products with the residual in float. The outcome depends on those comparisons
-// alone: it is the same for any thread count, SIMD level, block size and for both ways of computing
-// correlations, on every machine.
+// largest. They are therefore screened in integers of 8 or 16 bits against a Gram matrix kept in such, with
+// an error bound that is carried along; atoms that could be the largest within that bound (few) are compared
+// by their inner products with the residual in float. The outcome depends on those comparisons alone: it is
+// the same for any thread count, SIMD level, block size and for both ways of computing correlations, on every
+// machine.
 #pragma once
 
 #include <cstddef>
@@ -60,7 +60,7 @@ class Omp {
   size_t atoms() const { return atoms_; }
   size_t width() const { return width_; }
 
-  /// Memory of the Gram matrix for n atoms: about 2 n^2 bytes, 128 MiB for 8192.
+  /// Memory of the Gram matrix for n atoms, in words and bytes: about 3 n^2 bytes, 192 MiB for 8192.
   static uint64_t gram_bytes(size_t n);
 
   /// Computes the Gram matrix if it is not there; not to be called while encode runs. Without it encode
@@ -80,14 +80,22 @@ class Omp {
   friend class OmpBlock;
 
   MatrixView<const float> padded_atoms() const { return {rows_.data(), atoms_, width_, row_stride_}; }
+  const float* row(size_t atom) const { return rows_.data() + atom * row_stride_; }
+  void pack_words();
 
   size_t atoms_ = 0, width_ = 0;
   size_t row_stride_ = 0;         // floats from one atom to the next; zeros behind width_
   AlignedVector<float> rows_;     // (atoms_, row_stride_)
   std::vector<double> energies_;  // d . d of each atom
-  size_t gram_stride_ = 0;        // atoms_ rounded up to whole tiles
-  AlignedVector<int16_t> gram_;  // (atoms_, gram_stride_): inner products in units of 1 / kGramUnit, or empty
-  std::vector<int16_t> gram_peaks_;  // largest |entry| of each row but for the diagonal
+  size_t stride_ = 0;             // atoms_ rounded up to whole tiles
+  size_t pairs_ = 0;              // of channels, the last perhaps half empty
+  AlignedVector<int16_t> words_;  // the atoms in 16 bits, pairs layout (omp_kernels.hpp)
+  double largest_sum_ = 0;        // largest sum of |entries| of an atom
+  AlignedVector<int16_t> gram_;   // (atoms_, stride_): inner products in 16 bits, or empty
+  AlignedVector<uint8_t>
+      gram_bytes_;  // the same in 8 bits, each row in units of its own; empty where not faster
+  std::vector<double> gram_peaks_;  // largest |entry| of each row but for the diagonal
+  std::vector<double> byte_units_;  // of the rows of gram_bytes_
 };
 
 }  // namespace kvcodec

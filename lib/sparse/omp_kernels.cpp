@@ -1,5 +1,6 @@
 #include "lib/sparse/omp_kernels.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 
@@ -17,32 +18,92 @@ T sum_of(T (&lanes)[kLanes]) {
   return lanes[0];
 }
 
-float screened(const float* start, const int16_t* const* rows, const uint32_t* weights, size_t pairs,
-               float scale, size_t atom) {
+float screened(const float* start, const WordRows& rows, size_t atom) {
   uint32_t sum = 0;  // unsigned: wraps around by definition
-  for (size_t i = 0; i < pairs; ++i) {
-    const auto low = static_cast<int16_t>(weights[i] & 0xffff), high = static_cast<int16_t>(weights[i] >> 16);
-    sum += static_cast<uint32_t>(rows[2 * i][atom] * low);
-    sum += static_cast<uint32_t>(rows[2 * i + 1][atom] * high);
+  for (size_t i = 0; i < rows.pairs; ++i) {
+    const auto low = static_cast<int16_t>(rows.weights[i] & 0xffff),
+               high = static_cast<int16_t>(rows.weights[i] >> 16);
+    sum += static_cast<uint32_t>(rows.rows[2 * i][atom] * low);
+    sum += static_cast<uint32_t>(rows.rows[2 * i + 1][atom] * high);
   }
-  return std::abs(start[atom] - scale * static_cast<float>(static_cast<int32_t>(sum)));
+  return start[atom] - rows.scale * static_cast<float>(static_cast<int32_t>(sum));
 }
 
-void screen_tile(const float* start, const int16_t* const* rows, const uint32_t* weights, size_t pairs,
-                 float scale, size_t first, float* out) {
-  for (size_t j = 0; j < kTile; ++j) out[j] = screened(start, rows, weights, pairs, scale, first + j);
+void screen_tile(const float* start, const WordRows& rows, size_t first, float* out) {
+  for (size_t j = 0; j < kTile; ++j) out[j] = std::abs(screened(start, rows, first + j));
 }
 
-void screen(const float* start, const int16_t* const* rows, const uint32_t* weights, size_t pairs,
-            float scale, size_t n, float* peaks) {
+/// The largest value of a tile, NaNs left out.
+float peak_of(const float (&tile)[kTile]) {
+  float peak = 0;
+  for (const float value : tile)
+    if (value > peak) peak = value;
+  return peak;
+}
+
+void screen(const float* start, const WordRows& rows, size_t n, float* peaks) {
+  float values[kTile];
   for (size_t tile = 0; tile < n / kTile; ++tile) {
-    float peak = 0;
-    for (size_t j = tile * kTile; j < (tile + 1) * kTile; ++j) {
-      const float value = screened(start, rows, weights, pairs, scale, j);
-      if (value > peak) peak = value;  // false for NaN
-    }
-    peaks[tile] = peak;
+    screen_tile(start, rows, tile * kTile, values);
+    peaks[tile] = peak_of(values);
   }
+}
+
+void rebase(float* start, const WordRows& rows, size_t n, float* peaks) {
+  screen(start, rows, n, peaks);
+  for (size_t j = 0; j < n; ++j) start[j] = screened(start, rows, j);
+}
+
+/// Where a row of bytes has atom `atom`.
+size_t byte_of(size_t atom) { return atom / 64 * 64 + atom / 4 % 4 * 16 + atom / 16 % 4 * 4 + atom % 4; }
+
+size_t panel_of(const ByteRows& rows, size_t atom, size_t quad) {
+  return ((atom / kTile * rows.panel_quads + quad) * kTile + atom % kTile) * 4;
+}
+
+void screen_bytes_tile(const float* start, const ByteRows& rows, size_t first, float* out) {
+  for (size_t atom = first; atom < first + kTile; ++atom) {
+    int32_t high = rows.high_sum, low = rows.low_sum;
+    for (size_t quad = 0; quad <= rows.full; ++quad)
+      for (size_t i = 0; i < 4; ++i) {
+        const int entry =
+            quad < rows.full ? rows.panels[panel_of(rows, atom, quad) + i] : rows.last[i][byte_of(atom)];
+        high += entry * static_cast<int8_t>(rows.high[quad] >> (8 * i));
+        low += entry * static_cast<int8_t>(rows.low[quad] >> (8 * i));
+      }
+    out[atom - first] = std::abs(start[atom] - rows.scale * static_cast<float>(high * kDigit + low));
+  }
+}
+
+void screen_bytes(const float* start, const ByteRows& rows, size_t n, float* peaks) {
+  float values[kTile];
+  for (size_t tile = 0; tile < n / kTile; ++tile) {
+    screen_bytes_tile(start, rows, tile * kTile, values);
+    peaks[tile] = peak_of(values);
+  }
+  if (!rows.keep) return;
+  for (size_t atom = 0; atom < n; ++atom)
+    for (size_t i = 0; i < 4; ++i)
+      rows.panels[panel_of(rows, atom, rows.full) + i] = rows.last[i][byte_of(atom)];
+}
+
+void correlate(const int16_t* atoms, size_t n, size_t pairs, const uint32_t* signals, size_t count,
+               const float* scales, float* out, size_t out_stride) {
+  for (size_t i = 0; i < count; ++i)
+    for (size_t first = 0; first < n; first += kTile) {
+      uint32_t sums[kTile] = {};  // unsigned: wraps around by definition
+      for (size_t pair = 0; pair < pairs; ++pair) {
+        const int16_t* column = atoms + (first * pairs + pair * kTile) * 2;
+        const uint32_t word = signals[i * pairs + pair];
+        const auto low = static_cast<int16_t>(word & 0xffff), high = static_cast<int16_t>(word >> 16);
+        for (size_t j = 0; j < kTile; ++j) {
+          sums[j] += static_cast<uint32_t>(column[2 * j] * low);
+          sums[j] += static_cast<uint32_t>(column[2 * j + 1] * high);
+        }
+      }
+      for (size_t j = 0; j < kTile; ++j)
+        out[i * out_stride + first + j] = scales[i] * static_cast<float>(static_cast<int32_t>(sums[j]));
+    }
 }
 
 void dots(const float* const* rows, size_t count, const float* x, size_t m, float* out) {
@@ -53,8 +114,16 @@ void dots(const float* const* rows, size_t count, const float* x, size_t m, floa
   }
 }
 
-void residual(const float* y, const float* const* rows, const double* x, size_t count, size_t m,
-              double* out) {
+void residual(const float* y, const float* const* rows, const float* x, size_t count, size_t m, float* out) {
+  for (size_t c = 0; c < m; ++c) {
+    float value = y[c];
+    for (size_t i = 0; i < count; ++i) value -= x[i] * rows[i][c];
+    out[c] = value;
+  }
+}
+
+void residual_double(const float* y, const float* const* rows, const double* x, size_t count, size_t m,
+                     double* out) {
   for (size_t c = 0; c < m; ++c) {
     double value = y[c];
     for (size_t i = 0; i < count; ++i) value -= x[i] * rows[i][c];
@@ -108,17 +177,45 @@ void round_to_words(const float* in, float scale, size_t n, int16_t* out) {
   for (size_t j = 0; j < n; ++j) out[j] = static_cast<int16_t>(std::nearbyint(in[j] * scale));
 }
 
+void words_to_bytes(const int16_t* words, int16_t factor, size_t n, uint8_t* out) {
+  for (size_t j = 0; j < n; ++j) {
+    const int value = (words[j] * factor + (1 << 14)) >> 15;
+    out[byte_of(j)] = static_cast<uint8_t>(std::clamp(value, -128, 127) + kByteOffset);
+  }
+}
+
+void at_least(const float* values, float limit, uint64_t* out) {
+  out[0] = out[1] = 0;
+  for (size_t j = 0; j < kTile; ++j) out[j / 64] |= uint64_t{values[j] >= limit} << (j % 64);
+}
+
 }  // namespace
 
-const Kernels kernels = {screen,     screen_tile, dots,     residual,      dots_double,
-                         apply_both, combine,     peak_but, round_to_words};
+const Kernels kernels = {.screen = screen,
+                         .screen_tile = screen_tile,
+                         .rebase = rebase,
+                         .screen_bytes = screen_bytes,
+                         .screen_bytes_tile = screen_bytes_tile,
+                         .at_least = at_least,
+                         .correlate = correlate,
+                         .dots = dots,
+                         .residual = residual,
+                         .residual_double = residual_double,
+                         .dots_double = dots_double,
+                         .apply_both = apply_both,
+                         .combine = combine,
+                         .peak_but = peak_but,
+                         .round_to_words = round_to_words,
+                         .words_to_bytes = words_to_bytes};
 
 }  // namespace scalar
 
 const Kernels& best() {
   switch (simd_level()) {
-    case SimdLevel::avx512:
-      return avx512::kernels;
+    case SimdLevel::avx512: {
+      static const bool vnni = __builtin_cpu_supports("avx512vnni");
+      return vnni ? avx512::kernels_vnni : avx512::kernels;
+    }
     case SimdLevel::avx2:
       return avx2::kernels;
     case SimdLevel::scalar:

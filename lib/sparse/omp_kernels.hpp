@@ -1,10 +1,21 @@
 // The inner loops of orthogonal matching pursuit and of reconstruction, once per instruction set
 // (lib/core/cpu.hpp). Inside lib/sparse only.
 //
-// Every sum has one fixed order: floats in 16 lanes, doubles in 8 (element i goes to lane i mod 16 or 8,
-// lanes are added as a tree: upper half onto lower half), products rounded before they are added unless it
-// says fused, so that all levels give the same bits. Lengths `m` are multiples of kFloatLanes and `n` of
+// Every sum of floats has one fixed order: floats in 16 lanes, doubles in 8 (element i goes to lane i mod 16
+// or 8, lanes are added as a tree: upper half onto lower half), products rounded before they are added unless
+// it says fused, so that all levels give the same bits. Lengths `m` are multiples of kFloatLanes and `n` of
 // kTile; callers pad with zeros.
+//
+// Layouts
+//   words   Gram rows in 16 bits: one row of n words per atom.
+//   bytes   Gram rows in 8 bits, offset by 128: one row of n bytes per atom. Within each 64 atoms the sixteen
+//   groups
+//           of four lie transposed as a 4 x 4 matrix (byte 16 a + 4 b + c is atom 16 b + 4 a + c), so that
+//           interleaving the bytes of four rows within 128-bit lanes, as wide instructions do, puts atoms in
+//           order.
+//   panels  the bytes of four rows side by side: [n / kTile][quads][kTile][4]. Four products of bytes are one
+//           instruction where there is VNNI.
+//   pairs   a dictionary in words, two channels side by side: [n / kTile][m / 2][kTile][2].
 #pragma once
 
 #include <stddef.h>
@@ -17,39 +28,78 @@ enum : size_t {
   kDoubleLanes = 8,
   kTile = 128,  // atoms per tile of the screening: eight 512-bit sums of 32-bit integers, all in registers
 };
+enum : int {
+  kByteOffset = 128,  // bytes are stored with this added
+  kDigit = 128,       // weights of byte rows are kDigit * high + low
+};
+
+/// Rows of the Gram matrix in words and what they are multiplied by: the weights are the 16-bit halves of
+/// weights[i], low half for rows[2 i]. Sums are 32-bit integers that wrap around.
+struct WordRows {
+  const int16_t* const* rows;  // 2 * pairs of them
+  const uint32_t* weights;
+  size_t pairs;
+  float scale;  // of the sums
+};
+
+/// The same in bytes: full quads of rows in panels, and one last quad of single rows. The weights of a quad
+/// are four signed bytes in high[q], low[q]; the last quad's are behind the full ones'. high_sum, low_sum:
+/// -kByteOffset times the sum of all high and low weights.
+struct ByteRows {
+  uint8_t* panels;
+  size_t panel_quads;  // room for that many per tile
+  size_t full;
+  const uint8_t* last[4];
+  bool keep;  // store the last quad as panel number `full`
+  const uint32_t* high;
+  const uint32_t* low;
+  int32_t high_sum, low_sum;
+  float scale;
+};
 
 /// One level's kernels.
 struct Kernels {
-  /// The screened correlation of atom j is
-  ///     c(j) = start[j] - scale * (sum over i < pairs of rows[2i][j] * low(i) + rows[2i + 1][j] * high(i))
-  /// with the 16-bit weights low(i), high(i) in the halves of weights[i] (low half first) and the sum in
-  /// 32-bit integers that wrap around. peaks[t] = the largest |c(j)| of tile t of n / kTile; NaN in start[j]
-  /// leaves atom j out.
-  void (*screen)(const float* start, const int16_t* const* rows, const uint32_t* weights, size_t pairs,
-                 float scale, size_t n, float* peaks);
-  /// The kTile screened correlations |c(j)| of the tile that begins at atom `first`.
-  void (*screen_tile)(const float* start, const int16_t* const* rows, const uint32_t* weights, size_t pairs,
-                      float scale, size_t first, float* out);
+  /// Screened correlations c(j) = start[j] - scale * sum over the rows of weight times entry j, for j < n.
+  /// peaks[t] = the largest |c(j)| of tile t of n / kTile; NaN in start[j] leaves atom j out.
+  void (*screen)(const float* start, const WordRows& rows, size_t n, float* peaks);
+  /// The kTile values |c(j)| from atom `first` on.
+  void (*screen_tile)(const float* start, const WordRows& rows, size_t first, float* out);
+  /// As screen, and start[j] becomes c(j).
+  void (*rebase)(float* start, const WordRows& rows, size_t n, float* peaks);
+  /// screen and screen_tile with bytes; null where the machine is not faster with them.
+  void (*screen_bytes)(const float* start, const ByteRows& rows, size_t n, float* peaks);
+  void (*screen_bytes_tile)(const float* start, const ByteRows& rows, size_t first, float* out);
+  /// Bit j of out[0], out[1]: whether value j of a tile is at least `limit`; NaN is not.
+  void (*at_least)(const float* values, float limit, uint64_t* out);
+  /// out[i * out_stride + j] = scales[i] * (sum over 2 * pairs channels of the words of atom j and of signal
+  /// i), for i < count, j < n. atoms: pairs layout; signals: rows of `pairs` 32-bit pairs. Sums are 32-bit
+  /// integers that wrap around.
+  void (*correlate)(const int16_t* atoms, size_t n, size_t pairs, const uint32_t* signals, size_t count,
+                    const float* scales, float* out, size_t out_stride);
   /// out[i] = rows[i] . x for i < count, rows and x of m floats.
   void (*dots)(const float* const* rows, size_t count, const float* x, size_t m, float* out);
-  /// out = y - sum over i of x[i] * rows[i] in double, in the order of i.
-  void (*residual)(const float* y, const float* const* rows, const double* x, size_t count, size_t m,
-                   double* out);
+  /// out = y - sum over i of x[i] * rows[i], in the order of i; in float, and in double.
+  void (*residual)(const float* y, const float* const* rows, const float* x, size_t count, size_t m,
+                   float* out);
+  void (*residual_double)(const float* y, const float* const* rows, const double* x, size_t count, size_t m,
+                          double* out);
   /// out[i] = rows[i] . r in double, for i < count.
   void (*dots_double)(const float* const* rows, size_t count, const double* r, size_t m, double* out);
   /// u: upper triangular k x k, column j at u + j * stride, zero below its diagonal, stride a multiple of
   /// kDoubleLanes. v = u' g and w = u v; g, v, w have `stride` elements, g zero from k on.
   void (*apply_both)(const double* u, size_t stride, size_t k, const double* g, double* v, double* w);
-  /// One slice of reconstruction. slice: (atoms, 16). Signal i of `signals` is the sum over k in [offsets[i],
-  /// offsets[i + 1]) of coefficients[k] times row ids[k] of the slice; its first `width` (1..16) values go to
-  /// out + i * stride. The k-th pair of a signal is added to sum k mod 4, fused; the sums are added as (0 +
-  /// 2) + (1 + 3).
+  /// One slice of reconstruction. slice: (atoms, 16). Signal i of `signals` is the sum over k in
+  /// [offsets[i], offsets[i + 1]) of coefficients[k] times row ids[k] of the slice; its first `width` (1..16)
+  /// values go to out + i * stride. The k-th pair of a signal is added to sum k mod 4, fused; the sums are
+  /// added as (0 + 2) + (1 + 3).
   void (*combine)(const float* slice, const uint32_t* ids, const float* coefficients, const uint64_t* offsets,
                   size_t signals, size_t width, float* out, size_t stride);
   /// Largest |row[j]| over j < n but for j == skip.
   int16_t (*peak_but)(const int16_t* row, size_t n, size_t skip);
   /// out[j] = in[j] * scale rounded to the nearest integer, ties to even; the products lie within 16 bits.
   void (*round_to_words)(const float* in, float scale, size_t n, int16_t* out);
+  /// A row of words as bytes: (word * factor + 2^14) / 2^15 rounded down, within 8 bits, in the layout above.
+  void (*words_to_bytes)(const int16_t* words, int16_t factor, size_t n, uint8_t* out);
 };
 
 namespace scalar {
@@ -60,7 +110,8 @@ extern const Kernels kernels;
 }
 namespace avx512 {
 extern const Kernels kernels;
-}
+extern const Kernels kernels_vnni;  // with the instructions of AVX512_VNNI
+}  // namespace avx512
 
 /// The kernels of the level in force.
 const Kernels& best();

@@ -1,4 +1,5 @@
 #include <immintrin.h>
+#include <string.h>
 
 #include "lib/sparse/omp_kernels.hpp"
 
@@ -32,16 +33,15 @@ struct Screened {
   __m256 values[kVectors];
 };
 
-inline Screened screen_part(const float* start, const int16_t* const* rows, const uint32_t* weights,
-                            size_t pairs, float scale, size_t first) {
+inline Screened screen_part(const float* start, const WordRows& rows, size_t first) {
   // Words of two rows are interleaved as they are read: within each 128 bits, `low` has the first four atoms
   // and `high` the other four.
   __m256i low[kVectors / 2], high[kVectors / 2];
   for (size_t i = 0; i < kVectors / 2; ++i) low[i] = high[i] = _mm256_setzero_si256();
-  for (size_t pair = 0; pair < pairs; ++pair) {
-    const __m256i weight = _mm256_set1_epi32(static_cast<int>(weights[pair]));
-    const int16_t* even = rows[2 * pair] + first;
-    const int16_t* odd = rows[2 * pair + 1] + first;
+  for (size_t pair = 0; pair < rows.pairs; ++pair) {
+    const __m256i weight = _mm256_set1_epi32(static_cast<int>(rows.weights[pair]));
+    const int16_t* even = rows.rows[2 * pair] + first;
+    const int16_t* odd = rows.rows[2 * pair + 1] + first;
     for (size_t i = 0; i < kVectors / 2; ++i) {
       const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(even + 16 * i));
       const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(odd + 16 * i));
@@ -49,42 +49,100 @@ inline Screened screen_part(const float* start, const int16_t* const* rows, cons
       high[i] = _mm256_add_epi32(high[i], _mm256_madd_epi16(_mm256_unpackhi_epi16(a, b), weight));
     }
   }
-  const __m256 factor = _mm256_set1_ps(scale), magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
+  const __m256 factor = _mm256_set1_ps(rows.scale);
   Screened result;
   for (size_t i = 0; i < kVectors / 2; ++i) {
     const __m256i ordered[2] = {_mm256_permute2x128_si256(low[i], high[i], 0x20),
                                 _mm256_permute2x128_si256(low[i], high[i], 0x31)};
     for (size_t half = 0; half < 2; ++half) {
       const __m256 product = _mm256_mul_ps(factor, _mm256_cvtepi32_ps(ordered[half]));
-      const __m256 begin = _mm256_loadu_ps(start + first + 16 * i + 8 * half);
-      result.values[2 * i + half] = _mm256_and_ps(magnitude, _mm256_sub_ps(begin, product));
+      result.values[2 * i + half] =
+          _mm256_sub_ps(_mm256_loadu_ps(start + first + 16 * i + 8 * half), product);
     }
   }
   return result;
 }
 
-void screen_tile(const float* start, const int16_t* const* rows, const uint32_t* weights, size_t pairs,
-                 float scale, size_t first, float* out) {
+__m256 magnitude(__m256 values) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), values); }
+
+void screen_tile(const float* start, const WordRows& rows, size_t first, float* out) {
   for (size_t part = 0; part < kTile; part += kPart) {
-    const Screened screened = screen_part(start, rows, weights, pairs, scale, first + part);
-    for (size_t i = 0; i < kVectors; ++i) _mm256_storeu_ps(out + part + 8 * i, screened.values[i]);
+    const Screened screened = screen_part(start, rows, first + part);
+    for (size_t i = 0; i < kVectors; ++i) _mm256_storeu_ps(out + part + 8 * i, magnitude(screened.values[i]));
   }
 }
 
-void screen(const float* start, const int16_t* const* rows, const uint32_t* weights, size_t pairs,
-            float scale, size_t n, float* peaks) {
+__m256 peaks_of(const Screened& screened, __m256 peak) {
+  // max returns its second operand when one of them is NaN.
+  for (size_t i = 0; i < kVectors; ++i) peak = _mm256_max_ps(magnitude(screened.values[i]), peak);
+  return peak;
+}
+
+float largest_of(__m256 peak) {
+  float lanes[8];
+  _mm256_storeu_ps(lanes, peak);
+  float largest = 0;
+  for (size_t i = 0; i < 8; ++i) largest = lanes[i] > largest ? lanes[i] : largest;
+  return largest;
+}
+
+void screen(const float* start, const WordRows& rows, size_t n, float* peaks) {
   for (size_t tile = 0; tile < n / kTile; ++tile) {
-    // max returns its second operand when one of them is NaN.
     __m256 peak = _mm256_setzero_ps();
-    for (size_t part = 0; part < kTile; part += kPart) {
-      const Screened screened = screen_part(start, rows, weights, pairs, scale, tile * kTile + part);
-      for (size_t i = 0; i < kVectors; ++i) peak = _mm256_max_ps(screened.values[i], peak);
+    for (size_t part = tile * kTile; part < (tile + 1) * kTile; part += kPart)
+      peak = peaks_of(screen_part(start, rows, part), peak);
+    peaks[tile] = largest_of(peak);
+  }
+}
+
+void rebase(float* start, const WordRows& rows, size_t n, float* peaks) {
+  for (size_t tile = 0; tile < n / kTile; ++tile) {
+    __m256 peak = _mm256_setzero_ps();
+    for (size_t part = tile * kTile; part < (tile + 1) * kTile; part += kPart) {
+      const Screened screened = screen_part(start, rows, part);
+      for (size_t i = 0; i < kVectors; ++i) _mm256_storeu_ps(start + part + 8 * i, screened.values[i]);
+      peak = peaks_of(screened, peak);
     }
-    float lanes[8];
-    _mm256_storeu_ps(lanes, peak);
-    float largest = 0;
-    for (size_t i = 0; i < 8; ++i) largest = lanes[i] > largest ? lanes[i] : largest;
-    peaks[tile] = largest;
+    peaks[tile] = largest_of(peak);
+  }
+}
+
+/// Signals by 16 atoms, with the sums of all of them in registers.
+constexpr size_t kSignals = 4, kAtomVectors = 2;
+
+template <size_t signals_at_once>
+inline void correlate_some(const int16_t* atoms, size_t pairs, const uint32_t* signals, const float* scales,
+                           float* out, size_t out_stride) {
+  __m256i sums[signals_at_once][kAtomVectors];
+  for (size_t i = 0; i < signals_at_once; ++i)
+    for (size_t v = 0; v < kAtomVectors; ++v) sums[i][v] = _mm256_setzero_si256();
+  for (size_t pair = 0; pair < pairs; ++pair)
+    for (size_t i = 0; i < signals_at_once; ++i) {
+      const __m256i signal = _mm256_set1_epi32(static_cast<int>(signals[i * pairs + pair]));
+      for (size_t v = 0; v < kAtomVectors; ++v) {
+        const int16_t* entries = atoms + pair * kTile * 2 + 16 * v;
+        const __m256i products =
+            _mm256_madd_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(entries)), signal);
+        sums[i][v] = _mm256_add_epi32(sums[i][v], products);
+      }
+    }
+  for (size_t i = 0; i < signals_at_once; ++i)
+    for (size_t v = 0; v < kAtomVectors; ++v)
+      _mm256_storeu_ps(out + i * out_stride + 8 * v,
+                       _mm256_mul_ps(_mm256_set1_ps(scales[i]), _mm256_cvtepi32_ps(sums[i][v])));
+}
+
+void correlate(const int16_t* atoms, size_t n, size_t pairs, const uint32_t* signals, size_t count,
+               const float* scales, float* out, size_t out_stride) {
+  for (size_t first = 0; first < n; first += 8 * kAtomVectors) {
+    const int16_t* part = atoms + (first / kTile * kTile * pairs + first % kTile) * 2;
+    size_t i = 0;
+    for (; i + kSignals <= count; i += kSignals)
+      correlate_some<kSignals>(part, pairs, signals + i * pairs, scales + i, out + i * out_stride + first,
+                               out_stride);
+    for (; i < count; ++i)
+      correlate_some<1>(part, pairs, signals + i * pairs, scales + i, out + i * out_stride + first,
+                        out_stride);
   }
 }
 
@@ -109,10 +167,30 @@ void dots(const float* const* rows, size_t count, const float* x, size_t m, floa
   }
 }
 
+void residual(const float* y, const float* const* rows, const float* x, size_t count, size_t m, float* out) {
+  size_t c = 0;
+  for (; c + 64 <= m; c += 64) {
+    __m256 value[8];
+    for (size_t v = 0; v < 8; ++v) value[v] = _mm256_loadu_ps(y + c + 8 * v);
+    for (size_t i = 0; i < count; ++i) {
+      const __m256 factor = _mm256_set1_ps(x[i]);
+      for (size_t v = 0; v < 8; ++v)
+        value[v] = _mm256_sub_ps(value[v], _mm256_mul_ps(factor, _mm256_loadu_ps(rows[i] + c + 8 * v)));
+    }
+    for (size_t v = 0; v < 8; ++v) _mm256_storeu_ps(out + c + 8 * v, value[v]);
+  }
+  for (; c < m; c += 8) {
+    __m256 value = _mm256_loadu_ps(y + c);
+    for (size_t i = 0; i < count; ++i)
+      value = _mm256_sub_ps(value, _mm256_mul_ps(_mm256_set1_ps(x[i]), _mm256_loadu_ps(rows[i] + c)));
+    _mm256_storeu_ps(out + c, value);
+  }
+}
+
 __m256d widened(const float* values) { return _mm256_cvtps_pd(_mm_loadu_ps(values)); }
 
-void residual(const float* y, const float* const* rows, const double* x, size_t count, size_t m,
-              double* out) {
+void residual_double(const float* y, const float* const* rows, const double* x, size_t count, size_t m,
+                     double* out) {
   for (size_t c = 0; c < m; c += 8) {
     __m256d low = widened(y + c), high = widened(y + c + 4);
     for (size_t i = 0; i < count; ++i) {
@@ -229,9 +307,50 @@ void round_to_words(const float* in, float scale, size_t n, int16_t* out) {
   for (; j < n; ++j) out[j] = static_cast<int16_t>(_mm_cvtss_si32(_mm_set_ss(in[j] * scale)));
 }
 
+void words_to_bytes(const int16_t* words, int16_t factor, size_t n, uint8_t* out) {
+  const __m256i factors = _mm256_set1_epi16(factor);
+  for (size_t j = 0; j < n; j += 16) {
+    const __m256i values =
+        _mm256_mulhrs_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(words + j)), factors);
+    const __m128i bytes =
+        _mm_packs_epi16(_mm256_castsi256_si128(values), _mm256_extracti128_si256(values, 1));
+    alignas(16) uint8_t offset[16];
+    _mm_store_si128(reinterpret_cast<__m128i*>(offset),
+                    _mm_xor_si128(bytes, _mm_set1_epi8(static_cast<char>(kByteOffset))));
+    for (size_t i = 0; i < 16; i += 4)  // a column of the layout's 4 x 4 groups
+      memcpy(out + j / 64 * 64 + 4 * i + j / 16 % 4 * 4, offset + i, 4);
+  }
+}
+
+void at_least(const float* values, float limit, uint64_t* out) {
+  static_assert(kTile == 128);
+  const __m256 limits = _mm256_set1_ps(limit);
+  for (size_t word = 0; word < 2; ++word) {
+    out[word] = 0;
+    for (size_t i = 0; i < 8; ++i) {
+      const __m256 mask = _mm256_cmp_ps(_mm256_loadu_ps(values + 64 * word + 8 * i), limits, _CMP_GE_OQ);
+      out[word] |= static_cast<uint64_t>(static_cast<uint32_t>(_mm256_movemask_ps(mask))) << (8 * i);
+    }
+  }
+}
+
 }  // namespace
 
-const Kernels kernels = {screen,     screen_tile, dots,     residual,      dots_double,
-                         apply_both, combine,     peak_but, round_to_words};
+const Kernels kernels = {.screen = screen,
+                         .screen_tile = screen_tile,
+                         .rebase = rebase,
+                         .screen_bytes = nullptr,
+                         .screen_bytes_tile = nullptr,
+                         .at_least = at_least,
+                         .correlate = correlate,
+                         .dots = dots,
+                         .residual = residual,
+                         .residual_double = residual_double,
+                         .dots_double = dots_double,
+                         .apply_both = apply_both,
+                         .combine = combine,
+                         .peak_but = peak_but,
+                         .round_to_words = round_to_words,
+                         .words_to_bytes = words_to_bytes};
 
 }  // namespace kvcodec::omp_kernels::avx2

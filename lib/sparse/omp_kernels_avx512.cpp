@@ -20,21 +20,20 @@ double sum_of(__m512d lanes) {
 
 constexpr size_t kVectors = kTile / 16;  // of 16 screened correlations each
 
-/// The screened correlations of one tile, in the order of the atoms.
+/// The screened correlations of one tile, in the order of the atoms, with their signs.
 struct Screened {
   __m512 values[kVectors];
 };
 
-inline Screened screen_one(const float* start, const int16_t* const* rows, const uint32_t* weights,
-                           size_t pairs, float scale, size_t first) {
+inline Screened screen_one(const float* start, const WordRows& rows, size_t first) {
   // Words of two rows are interleaved as they are read: within each 128 bits, `low` has the first four atoms
   // and `high` the other four.
   __m512i low[kVectors / 2], high[kVectors / 2];
   for (size_t i = 0; i < kVectors / 2; ++i) low[i] = high[i] = _mm512_setzero_si512();
-  for (size_t pair = 0; pair < pairs; ++pair) {
-    const __m512i weight = _mm512_set1_epi32(static_cast<int>(weights[pair]));
-    const int16_t* even = rows[2 * pair] + first;
-    const int16_t* odd = rows[2 * pair + 1] + first;
+  for (size_t pair = 0; pair < rows.pairs; ++pair) {
+    const __m512i weight = _mm512_set1_epi32(static_cast<int>(rows.weights[pair]));
+    const int16_t* even = rows.rows[2 * pair] + first;
+    const int16_t* odd = rows.rows[2 * pair + 1] + first;
     for (size_t i = 0; i < kVectors / 2; ++i) {
       const __m512i a = _mm512_loadu_si512(even + 32 * i), b = _mm512_loadu_si512(odd + 32 * i);
       low[i] = _mm512_add_epi32(low[i], _mm512_madd_epi16(_mm512_unpacklo_epi16(a, b), weight));
@@ -43,7 +42,7 @@ inline Screened screen_one(const float* start, const int16_t* const* rows, const
   }
   const __m512i first_half = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
   const __m512i second_half = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
-  const __m512 factor = _mm512_set1_ps(scale);
+  const __m512 factor = _mm512_set1_ps(rows.scale);
   Screened result;
   for (size_t i = 0; i < kVectors / 2; ++i) {
     const __m512i ordered[2] = {_mm512_permutex2var_epi64(low[i], first_half, high[i]),
@@ -51,26 +50,140 @@ inline Screened screen_one(const float* start, const int16_t* const* rows, const
     for (size_t half = 0; half < 2; ++half) {
       const __m512 product = _mm512_mul_ps(factor, _mm512_cvtepi32_ps(ordered[half]));
       const __m512 begin = _mm512_loadu_ps(start + first + 32 * i + 16 * half);
-      result.values[2 * i + half] = _mm512_abs_ps(_mm512_sub_ps(begin, product));
+      result.values[2 * i + half] = _mm512_sub_ps(begin, product);
     }
   }
   return result;
 }
 
-void screen_tile(const float* start, const int16_t* const* rows, const uint32_t* weights, size_t pairs,
-                 float scale, size_t first, float* out) {
-  const Screened tile = screen_one(start, rows, weights, pairs, scale, first);
-  for (size_t i = 0; i < kVectors; ++i) _mm512_storeu_ps(out + 16 * i, tile.values[i]);
+void store_magnitudes(const Screened& screened, float* out) {
+  for (size_t i = 0; i < kVectors; ++i) _mm512_storeu_ps(out + 16 * i, _mm512_abs_ps(screened.values[i]));
 }
 
-void screen(const float* start, const int16_t* const* rows, const uint32_t* weights, size_t pairs,
-            float scale, size_t n, float* peaks) {
+inline float peak_of(const Screened& screened) {
+  // max returns its second operand when one of them is NaN.
+  __m512 peak = _mm512_setzero_ps();
+  for (size_t i = 0; i < kVectors; ++i) peak = _mm512_max_ps(_mm512_abs_ps(screened.values[i]), peak);
+  return _mm512_reduce_max_ps(peak);
+}
+
+void screen_tile(const float* start, const WordRows& rows, size_t first, float* out) {
+  store_magnitudes(screen_one(start, rows, first), out);
+}
+
+void screen(const float* start, const WordRows& rows, size_t n, float* peaks) {
+  for (size_t tile = 0; tile < n / kTile; ++tile)
+    peaks[tile] = peak_of(screen_one(start, rows, tile * kTile));
+}
+
+void rebase(float* start, const WordRows& rows, size_t n, float* peaks) {
   for (size_t tile = 0; tile < n / kTile; ++tile) {
-    const Screened screened = screen_one(start, rows, weights, pairs, scale, tile * kTile);
-    // max returns its second operand when one of them is NaN.
-    __m512 peak = _mm512_setzero_ps();
-    for (size_t i = 0; i < kVectors; ++i) peak = _mm512_max_ps(screened.values[i], peak);
-    peaks[tile] = _mm512_reduce_max_ps(peak);
+    const Screened screened = screen_one(start, rows, tile * kTile);
+    for (size_t i = 0; i < kVectors; ++i) _mm512_storeu_ps(start + tile * kTile + 16 * i, screened.values[i]);
+    peaks[tile] = peak_of(screened);
+  }
+}
+
+// Instructions beyond the level's own, for functions that only kernels_vnni names.
+#define KVCODEC_VNNI __attribute__((target("avx512vnni")))
+
+/// The bytes of four rows for 64 atoms, the four of one atom side by side, sixteen atoms in a register.
+struct Quads {
+  __m512i atoms[4];
+};
+
+inline Quads interleaved(const uint8_t* const* rows, size_t first) {
+  const __m512i a = _mm512_loadu_si512(rows[0] + first), b = _mm512_loadu_si512(rows[1] + first);
+  const __m512i c = _mm512_loadu_si512(rows[2] + first), d = _mm512_loadu_si512(rows[3] + first);
+  const __m512i ab_low = _mm512_unpacklo_epi8(a, b), ab_high = _mm512_unpackhi_epi8(a, b);
+  const __m512i cd_low = _mm512_unpacklo_epi8(c, d), cd_high = _mm512_unpackhi_epi8(c, d);
+  return {{_mm512_unpacklo_epi16(ab_low, cd_low), _mm512_unpackhi_epi16(ab_low, cd_low),
+           _mm512_unpacklo_epi16(ab_high, cd_high), _mm512_unpackhi_epi16(ab_high, cd_high)}};
+}
+
+KVCODEC_VNNI inline Screened screen_bytes_one(const float* start, const ByteRows& rows, size_t first,
+                                              bool keep) {
+  __m512i high[kVectors], low[kVectors];
+  for (size_t i = 0; i < kVectors; ++i) {
+    high[i] = _mm512_set1_epi32(rows.high_sum);
+    low[i] = _mm512_set1_epi32(rows.low_sum);
+  }
+  uint8_t* panel = rows.panels + first * rows.panel_quads * 4;
+  for (size_t quad = 0; quad < rows.full; ++quad, panel += kTile * 4) {
+    const __m512i high_weight = _mm512_set1_epi32(static_cast<int>(rows.high[quad]));
+    const __m512i low_weight = _mm512_set1_epi32(static_cast<int>(rows.low[quad]));
+    for (size_t i = 0; i < kVectors; ++i) {
+      const __m512i entries = _mm512_loadu_si512(panel + 64 * i);
+      high[i] = _mm512_dpbusd_epi32(high[i], entries, high_weight);
+      low[i] = _mm512_dpbusd_epi32(low[i], entries, low_weight);
+    }
+  }
+  const __m512i high_weight = _mm512_set1_epi32(static_cast<int>(rows.high[rows.full]));
+  const __m512i low_weight = _mm512_set1_epi32(static_cast<int>(rows.low[rows.full]));
+  for (size_t half = 0; half < kTile / 64; ++half) {
+    const Quads quads = interleaved(rows.last, first + 64 * half);
+    for (size_t i = 0; i < 4; ++i) {
+      if (keep) _mm512_storeu_si512(panel + 64 * (4 * half + i), quads.atoms[i]);
+      high[4 * half + i] = _mm512_dpbusd_epi32(high[4 * half + i], quads.atoms[i], high_weight);
+      low[4 * half + i] = _mm512_dpbusd_epi32(low[4 * half + i], quads.atoms[i], low_weight);
+    }
+  }
+  static_assert(kDigit == 1 << 7);
+  const __m512 factor = _mm512_set1_ps(rows.scale);
+  Screened result;
+  for (size_t i = 0; i < kVectors; ++i) {
+    const __m512i sum = _mm512_add_epi32(_mm512_slli_epi32(high[i], 7), low[i]);
+    result.values[i] = _mm512_sub_ps(_mm512_loadu_ps(start + first + 16 * i),
+                                     _mm512_mul_ps(factor, _mm512_cvtepi32_ps(sum)));
+  }
+  return result;
+}
+
+KVCODEC_VNNI void screen_bytes_tile(const float* start, const ByteRows& rows, size_t first, float* out) {
+  store_magnitudes(screen_bytes_one(start, rows, first, false), out);
+}
+
+KVCODEC_VNNI void screen_bytes(const float* start, const ByteRows& rows, size_t n, float* peaks) {
+  for (size_t tile = 0; tile < n / kTile; ++tile)
+    peaks[tile] = peak_of(screen_bytes_one(start, rows, tile * kTile, rows.keep));
+}
+
+/// Signals by half a tile of atoms, with the sums of all of them in registers.
+constexpr size_t kSignals = 6, kAtomVectors = 4;
+
+template <size_t signals_at_once>
+inline void correlate_some(const int16_t* atoms, size_t pairs, const uint32_t* signals, const float* scales,
+                           float* out, size_t out_stride) {
+  __m512i sums[signals_at_once][kAtomVectors];
+  for (size_t i = 0; i < signals_at_once; ++i)
+    for (size_t v = 0; v < kAtomVectors; ++v) sums[i][v] = _mm512_setzero_si512();
+  for (size_t pair = 0; pair < pairs; ++pair) {
+    __m512i entries[kAtomVectors];
+    for (size_t v = 0; v < kAtomVectors; ++v)
+      entries[v] = _mm512_loadu_si512(atoms + pair * kTile * 2 + 32 * v);
+    for (size_t i = 0; i < signals_at_once; ++i) {
+      const __m512i signal = _mm512_set1_epi32(static_cast<int>(signals[i * pairs + pair]));
+      for (size_t v = 0; v < kAtomVectors; ++v)
+        sums[i][v] = _mm512_add_epi32(sums[i][v], _mm512_madd_epi16(entries[v], signal));
+    }
+  }
+  for (size_t i = 0; i < signals_at_once; ++i)
+    for (size_t v = 0; v < kAtomVectors; ++v)
+      _mm512_storeu_ps(out + i * out_stride + 16 * v,
+                       _mm512_mul_ps(_mm512_set1_ps(scales[i]), _mm512_cvtepi32_ps(sums[i][v])));
+}
+
+void correlate(const int16_t* atoms, size_t n, size_t pairs, const uint32_t* signals, size_t count,
+               const float* scales, float* out, size_t out_stride) {
+  for (size_t first = 0; first < n; first += 16 * kAtomVectors) {
+    const int16_t* part = atoms + (first / kTile * kTile * pairs + first % kTile) * 2;
+    size_t i = 0;
+    for (; i + kSignals <= count; i += kSignals)
+      correlate_some<kSignals>(part, pairs, signals + i * pairs, scales + i, out + i * out_stride + first,
+                               out_stride);
+    for (; i < count; ++i)
+      correlate_some<1>(part, pairs, signals + i * pairs, scales + i, out + i * out_stride + first,
+                        out_stride);
   }
 }
 
@@ -93,10 +206,30 @@ void dots(const float* const* rows, size_t count, const float* x, size_t m, floa
   }
 }
 
+void residual(const float* y, const float* const* rows, const float* x, size_t count, size_t m, float* out) {
+  size_t c = 0;
+  for (; c + 128 <= m; c += 128) {
+    __m512 value[8];
+    for (size_t v = 0; v < 8; ++v) value[v] = _mm512_loadu_ps(y + c + 16 * v);
+    for (size_t i = 0; i < count; ++i) {
+      const __m512 factor = _mm512_set1_ps(x[i]);
+      for (size_t v = 0; v < 8; ++v)
+        value[v] = _mm512_sub_ps(value[v], _mm512_mul_ps(factor, _mm512_loadu_ps(rows[i] + c + 16 * v)));
+    }
+    for (size_t v = 0; v < 8; ++v) _mm512_storeu_ps(out + c + 16 * v, value[v]);
+  }
+  for (; c < m; c += 16) {
+    __m512 value = _mm512_loadu_ps(y + c);
+    for (size_t i = 0; i < count; ++i)
+      value = _mm512_sub_ps(value, _mm512_mul_ps(_mm512_set1_ps(x[i]), _mm512_loadu_ps(rows[i] + c)));
+    _mm512_storeu_ps(out + c, value);
+  }
+}
+
 __m512d widened(const float* values) { return _mm512_cvtps_pd(_mm256_loadu_ps(values)); }
 
-void residual(const float* y, const float* const* rows, const double* x, size_t count, size_t m,
-              double* out) {
+void residual_double(const float* y, const float* const* rows, const double* x, size_t count, size_t m,
+                     double* out) {
   for (size_t c = 0; c < m; c += 16) {
     __m512d low = widened(y + c), high = widened(y + c + 8);
     for (size_t i = 0; i < count; ++i) {
@@ -197,9 +330,67 @@ void round_to_words(const float* in, float scale, size_t n, int16_t* out) {
   }
 }
 
+void words_to_bytes(const int16_t* words, int16_t factor, size_t n, uint8_t* out) {
+  // Double words of the result: the transposition of the layout.
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  const __m512i factors = _mm512_set1_epi16(factor);
+  for (size_t j = 0; j < n; j += 64) {
+    const __m512i low = _mm512_mulhrs_epi16(_mm512_loadu_si512(words + j), factors);
+    const __m512i high = _mm512_mulhrs_epi16(_mm512_loadu_si512(words + j + 32), factors);
+    const __m512i bytes = _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtsepi16_epi8(low)),
+                                             _mm512_cvtsepi16_epi8(high), 1);
+    const __m512i offset = _mm512_xor_si512(bytes, _mm512_set1_epi8(static_cast<char>(kByteOffset)));
+    _mm512_storeu_si512(out + j, _mm512_permutexvar_epi32(order, offset));
+  }
+}
+
+void at_least(const float* values, float limit, uint64_t* out) {
+  static_assert(kTile == 128);
+  const __m512 limits = _mm512_set1_ps(limit);
+  for (size_t word = 0; word < 2; ++word) {
+    out[word] = 0;
+    for (size_t i = 0; i < 4; ++i) {
+      const __mmask16 mask =
+          _mm512_cmp_ps_mask(_mm512_loadu_ps(values + 64 * word + 16 * i), limits, _CMP_GE_OQ);
+      out[word] |= static_cast<uint64_t>(mask) << (16 * i);
+    }
+  }
+}
+
 }  // namespace
 
-const Kernels kernels = {screen,     screen_tile, dots,     residual,      dots_double,
-                         apply_both, combine,     peak_but, round_to_words};
+const Kernels kernels = {.screen = screen,
+                         .screen_tile = screen_tile,
+                         .rebase = rebase,
+                         .screen_bytes = nullptr,
+                         .screen_bytes_tile = nullptr,
+                         .at_least = at_least,
+                         .correlate = correlate,
+                         .dots = dots,
+                         .residual = residual,
+                         .residual_double = residual_double,
+                         .dots_double = dots_double,
+                         .apply_both = apply_both,
+                         .combine = combine,
+                         .peak_but = peak_but,
+                         .round_to_words = round_to_words,
+                         .words_to_bytes = words_to_bytes};
+
+const Kernels kernels_vnni = {.screen = screen,
+                              .screen_tile = screen_tile,
+                              .rebase = rebase,
+                              .screen_bytes = screen_bytes,
+                              .screen_bytes_tile = screen_bytes_tile,
+                              .at_least = at_least,
+                              .correlate = correlate,
+                              .dots = dots,
+                              .residual = residual,
+                              .residual_double = residual_double,
+                              .dots_double = dots_double,
+                              .apply_both = apply_both,
+                              .combine = combine,
+                              .peak_but = peak_but,
+                              .round_to_words = round_to_words,
+                              .words_to_bytes = words_to_bytes};
 
 }  // namespace kvcodec::omp_kernels::avx512
