@@ -42,7 +42,7 @@ Book read_book_at(const h5::File& file, const std::string& group, const std::str
   Book book;
   book.type = type;
   const std::string parameters = file.text(group, "parameters");
-  book.parameters = with_context(file.error(group, "attribute 'parameters'").what(),
+  book.parameters = with_context(file.where(group) + ": attribute 'parameters'",
                                  [&] { return record_from_json(parameters); });
   for (const std::string& name : file.texts(group, "arrays")) {
     if (!is_array_name(name)) throw file.error(group, "attribute 'arrays' has '{}', which is no name", name);

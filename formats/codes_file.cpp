@@ -148,7 +148,7 @@ struct StreamData {
     const uint64_t first_byte = first_bit / 8, end_byte = (end_bit + 7) / 8;
     std::vector<std::byte> packed(end_byte - first_byte);
     dataset.read(bytes[document] + first_byte, packed.size(), packed);
-    with_context(dataset.error("document {}", document).what(),
+    with_context(fmt::format("{}: document {}", dataset.where(), document),
                  [&] { unpack_elements(spec, packed, first_bit % 8, packed_bits, out); });
   }
 
@@ -197,7 +197,7 @@ struct CodesReader::Impl {
   void read_attributes() {
     info.codec = file.text(kRoot, "codec");
     const std::string parameters = file.text(kRoot, "parameters");
-    info.parameters = with_context(file.error(kRoot, "attribute 'parameters'").what(),
+    info.parameters = with_context(file.where(kRoot) + ": attribute 'parameters'",
                                    [&] { return record_from_json(parameters); });
     info.storage = dtype_attribute(file, kRoot, "storage");
     if (info.storage != DType::bf16 && info.storage != DType::f16)
@@ -250,7 +250,7 @@ struct CodesReader::Impl {
       spec.row_shape.assign(dataset.shape().begin() + 1, dataset.shape().end());
     }
     if (!spec.shared) stream.offsets = read_offsets(path);
-    if (with_context(dataset.error("").what(), [&] { return spec.row_bytes(); }) == 0)
+    if (with_context(dataset.where(), [&] { return spec.row_bytes(); }) == 0)
       throw dataset.error("has rows of no bytes");
     check_size(stream);
     return stream;
@@ -295,7 +295,7 @@ struct CodesReader::Impl {
         throw dataset.error("has {} rows; the documents have {}", dataset.rows(), offsets.back());
       return;
     }
-    with_context(dataset.error("").what(), [&] {
+    with_context(dataset.where(), [&] {
       const uint64_t row_elements = stream.spec.row_elements();
       stream.bytes.assign(1, 0);
       for (size_t i = 0; i + 1 < offsets.size(); ++i)
@@ -313,6 +313,17 @@ struct CodesReader::Impl {
       throw file.error(side_path(place), "is missing; groups begin at the layers {}",
                        fmt::join(info.groups, ", "));
     return found->second;
+  }
+
+  /// Tokens that the codec finds in a document's streams.
+  uint64_t tokens_of(const Codec& codec, const Place& place, size_t document) const {
+    try {
+      return codec.tokens(shape_of(info, place), Document(*this, place, document));
+    } catch (const Error& error) {
+      // What was wrong on reading names file and dataset already; what the codec found wrong does not.
+      if (std::string_view(error.what()).starts_with(file.name())) throw;
+      throw error.at(fmt::format("{}: document {}", file.where(side_path(place)), document));
+    }
   }
 
   class Document final : public StreamReader {
@@ -400,8 +411,7 @@ void CodesReader::check_streams(const Codec& codec) const {
             name_of(spec->category), spec->index_bound);
     }
     for (size_t d = 0; d < s.info.documents.count(); ++d) {
-      const uint64_t tokens = with_context(s.file.error(side_path(place), "document {}", d).what(),
-                                           [&] { return codec.tokens(shape, Impl::Document(s, place, d)); });
+      const uint64_t tokens = tokens_of(codec, place, d);
       if (tokens != s.info.documents.length(d))
         throw s.file.error(side_path(place), "document {} has {} tokens; /documents/offset says {}", d,
                            tokens, s.info.documents.length(d));
@@ -553,8 +563,7 @@ class CodesFile {
         const uint64_t count = std::min(step, offsets[i + 1] - first);
         block.resize(count * spec.row_bytes());
         source(first, count, block);
-        writer.append(
-            with_context(file_.name() + ": " + path, [&] { return pack_elements(spec, block, bits); }));
+        writer.append(with_context(file_.where(path), [&] { return pack_elements(spec, block, bits); }));
       }
     writer.finish();
     return total;

@@ -76,16 +76,10 @@ herr_t first_entry(unsigned depth, const H5E_error2_t* entry, void* text) {
   return 0;
 }
 
-/// The innermost entry of HDF5's error stack, in one line; for a failed system call only the system's own
-/// message.
+/// The innermost entry of HDF5's error stack, in one line.
 std::string innermost_reason() {
   std::string reason;
   H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, first_entry, &reason);
-  constexpr std::string_view kSystem = "error message = '";
-  if (const size_t at = reason.find(kSystem); at != std::string::npos) {
-    const size_t begin = at + kSystem.size();
-    return reason.substr(begin, reason.find('\'', begin) - begin);
-  }
   std::replace(reason.begin(), reason.end(), '\n', ' ');
   return reason.empty() ? "no reason given by HDF5" : reason;
 }
@@ -234,7 +228,7 @@ std::string parent_of(const std::string& path) {
 struct File::State {
   std::string name;
   std::unique_ptr<InputFile> input;  // when reading
-  WriteStatus status;                // when writing
+  FileStatus status;
   bool writing = false;
   std::filesystem::path path;
   hid_t id = -1;
@@ -248,15 +242,17 @@ struct File::State {
     H5Fclose(std::exchange(id, -1));
   }
 
+  std::string where(const std::string& object) const { return object == "/" ? name : name + ": " + object; }
+
   Error error(const std::string& object, const std::string& what) const {
-    const std::string where = object == "/" ? name : name + ": " + object;
-    return Error(writing ? ErrorKind::failed : ErrorKind::bad_input, where + ": " + what);
+    return Error(writing ? ErrorKind::failed : ErrorKind::bad_input, where(object) + ": " + what);
   }
 
   /// For a call that HDF5 refused.
   Error refused(const std::string& object, const std::string& what) const {
-    if (status.error != 0) return write_error();
-    return error(object, what + ": " + innermost_reason());
+    if (status.error != 0 && writing) return write_error();
+    return error(object,
+                 what + ": " + (status.error != 0 ? std::strerror(status.error) : innermost_reason()));
   }
 
   Error write_error() const { return failed("{}: cannot be written: {}", name, std::strerror(status.error)); }
@@ -340,13 +336,8 @@ File File::open(const std::string& name) {
   state->name = state->input->name();
   state->path = state->input->path();
   const Turn turn;
-  const Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
+  const Handle access(make_access(&state->status), H5Pclose);
   H5Pset_fclose_degree(access.get(), H5F_CLOSE_STRONG);
-#if H5_VERSION_GE(1, 10, 7)
-  // Products appear whole by renaming, so nobody writes to what is read here, and some file systems have no
-  // locks.
-  H5Pset_file_locking(access.get(), false, true);
-#endif
   state->id = H5Fopen(state->path.c_str(), H5F_ACC_RDONLY, access.get());
   if (state->id < 0) throw state->refused("/", "cannot be opened as HDF5 (damaged or truncated)");
   const Handle creation(H5Fget_create_plist(state->id), H5Pclose);
@@ -364,7 +355,7 @@ File File::create(const OutputFile& output) {
   state->path = output.path();
   state->writing = true;
   const Turn turn;
-  const Handle access(make_writing_access(&state->status), H5Pclose);
+  const Handle access(make_access(&state->status), H5Pclose);
   H5Pset_fclose_degree(access.get(), H5F_CLOSE_STRONG);
   // The file structures of HDF5 1.10: checksums over all metadata and compact chunk indices.
   H5Pset_libver_bounds(access.get(), H5F_LIBVER_V110, H5F_LIBVER_V110);
@@ -378,6 +369,7 @@ File File::create(const OutputFile& output) {
 }
 
 const std::string& File::name() const { return state_->name; }
+std::string File::where(const std::string& path) const { return state_->where(path); }
 
 uint64_t File::size() const {
   if (state_->input) return state_->input->size();
@@ -667,7 +659,7 @@ void Dataset::State::open(const std::string& where) {
   dtype = known_type(type.get());
   row_bytes = H5Tget_size(type.get());
   for (size_t i = 1; i < shape.size(); ++i)
-    row_bytes = with_context(file->name + ": " + path, [&] { return checked_mul(row_bytes, shape[i]); });
+    row_bytes = with_context(file->where(path), [&] { return checked_mul(row_bytes, shape[i]); });
   examine_storage();
   if (dtype) {
     Handle memory = stored_type(*dtype);
@@ -697,8 +689,7 @@ void Dataset::State::examine_storage() {
                                                     nullptr, 0, nullptr, nullptr) >= 0;
 
   // A shape is only a claim. No compression of HDF5's packs tighter than deflate's 1032 to 1.
-  const uint64_t claimed =
-      with_context(file->name + ": " + path, [&] { return checked_mul(rows(), row_bytes); });
+  const uint64_t claimed = with_context(file->where(path), [&] { return checked_mul(rows(), row_bytes); });
   const uint64_t stored = H5Dget_storage_size(dataset.get());
   if (claimed / (compressed ? 1100 : 1) > stored)
     throw error(
@@ -805,6 +796,7 @@ Dataset File::dataset(const std::string& path) const {
 }
 
 const std::string& Dataset::path() const { return state_->path; }
+std::string Dataset::where() const { return state_->file->where(state_->path); }
 const std::vector<uint64_t>& Dataset::shape() const { return state_->shape; }
 std::optional<DType> Dataset::type() const { return state_->dtype; }
 uint64_t Dataset::rows() const { return state_->rows(); }

@@ -39,6 +39,8 @@ class File {
 
   const std::string& name() const;
   uint64_t size() const;  ///< bytes on disk
+  /// How messages about an object begin: "kv.h5: /layers/3/key", and "kv.h5" for the root.
+  std::string where(const std::string& path) const;
 
   bool has(const std::string& path) const;
   bool is_group(const std::string& path) const;
@@ -89,6 +91,7 @@ class File {
 class Dataset {
  public:
   const std::string& path() const;
+  std::string where() const;  ///< how messages about it begin
   const std::vector<uint64_t>& shape() const;
   /// The element type, whatever its byte order; none for strings, compounds and the like.
   std::optional<DType> type() const;

@@ -18,7 +18,7 @@ struct OpenFile {
   H5FD_t base;
   int descriptor;
   haddr_t end_allocated, end_written;
-  WriteStatus* status;
+  FileStatus* status;
 };
 
 OpenFile* cast(H5FD_t* file) { return reinterpret_cast<OpenFile*>(file); }
@@ -31,7 +31,7 @@ void note(OpenFile* file, int error) {
 H5FD_t* open_file(const char* name, unsigned flags, hid_t access, haddr_t) {
   const void* info = H5Pget_driver_info(access);
   if (!info) return nullptr;
-  WriteStatus* status = *static_cast<WriteStatus* const*>(info);
+  FileStatus* status = *static_cast<FileStatus* const*>(info);
   const int descriptor =
       ::open(name, O_RDWR | O_CLOEXEC | ((flags & H5F_ACC_TRUNC) ? O_CREAT | O_TRUNC : 0), 0666);
   if (descriptor < 0) {
@@ -81,12 +81,15 @@ herr_t get_handle(H5FD_t* file, hid_t, void** handle) {
 }
 
 herr_t read_bytes(H5FD_t* base, H5FD_mem_t, hid_t, haddr_t address, size_t size, void* buffer) {
-  const OpenFile* file = cast(base);
+  OpenFile* file = cast(base);
   auto* out = static_cast<char*>(buffer);
   while (size > 0) {
     const ssize_t got = ::pread(file->descriptor, out, size, static_cast<off_t>(address));
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return -1;
+    if (got < 0) {
+      note(file, errno);
+      return -1;
+    }
     if (got == 0) {  // allocated but never written
       std::memset(out, 0, size);
       return 0;
@@ -134,7 +137,7 @@ H5FD_class_t make_class() {
   driver.name = "kvcodec";
   driver.maxaddr = static_cast<haddr_t>(INT64_MAX);
   driver.fc_degree = H5F_CLOSE_STRONG;
-  driver.fapl_size = sizeof(WriteStatus*);
+  driver.fapl_size = sizeof(FileStatus*);
   driver.open = open_file;
   driver.close = close_file;
   driver.cmp = compare;
@@ -153,7 +156,7 @@ H5FD_class_t make_class() {
 
 }  // namespace
 
-hid_t make_writing_access(WriteStatus* status) {
+hid_t make_access(FileStatus* status) {
   static const H5FD_class_t driver = make_class();
   static const hid_t id = H5FDregister(&driver);
   const hid_t access = H5Pcreate(H5P_FILE_ACCESS);

@@ -1,0 +1,311 @@
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include <hdf5.h>
+
+#include "formats/kv_file.hpp"
+#include "lib/core/parallel.hpp"
+#include "test/formats/edit.hpp"
+#include "test/formats/folder.hpp"
+#include "test/formats/samples.hpp"
+#include "test/test.hpp"
+
+using namespace kvcodec;
+using namespace kvcodec::test;
+
+namespace {
+
+struct Written {
+  ModelInfo model;
+  std::vector<int> layers;
+  Documents documents;
+  std::vector<uint32_t> tokens;
+  std::vector<uint64_t> positions;
+  std::map<std::pair<int, Side>, Matrix<float>> rows;  // as stored
+};
+
+/// Writes random documents with rows in random pieces, the layers interleaved, and returns what must come
+/// back.
+Written write_random(const std::string& path, int heads, int head_dim, DType dtype,
+                     const std::vector<uint64_t>& lengths, uint64_t seed, bool with_tokens, bool announce) {
+  Rng rng(seed);
+  Written w;
+  w.model = sample_model(5, heads, head_dim);
+  w.layers = {1, 2, 4};
+  const size_t width = static_cast<size_t>(heads) * static_cast<size_t>(head_dim);
+  OutputFile output(path, true);
+  KvWriter writer(output, w.model, dtype, w.layers, false);
+  for (const uint64_t length : lengths)
+    w.documents.add("text " + std::to_string(w.documents.count()), length);
+  if (announce) writer.expect_tokens(w.documents.tokens());
+  std::map<std::pair<int, Side>, uint64_t> done;
+  for (const int layer : w.layers)
+    for (const Side side : kSides) {
+      const Matrix<float> rows = random_rows(w.documents.tokens(), width,
+                                             seed + static_cast<uint64_t>(layer) * 2 + (side == Side::value));
+      w.rows[{layer, side}] = rows;
+      done[{layer, side}] = 0;
+    }
+  for (size_t d = 0; d < lengths.size(); ++d) {
+    std::vector<uint32_t> tokens(lengths[d]);
+    for (auto& token : tokens) token = static_cast<uint32_t>(rng.below(100000));
+    const auto positions = counting(d * 7, lengths[d]);
+    writer.add_document(w.documents.names[d], with_tokens ? tokens : std::vector<uint32_t>{}, positions);
+    w.tokens.insert(w.tokens.end(), tokens.begin(), tokens.end());
+    w.positions.insert(w.positions.end(), positions.begin(), positions.end());
+    // Sometimes the rows of a document wait until the next one is there as well.
+    while (rng.below(8) != 0)
+      for (auto& [place, count] : done) {
+        const uint64_t left = w.documents.offsets[d + 1] - count;
+        const uint64_t n = std::min(left, rng.below(3) == 0 ? left : rng.below(2000));
+        writer.append(place.second, place.first, w.rows[place].view().rows(count, n));
+        count += n;
+      }
+  }
+  for (auto& [place, count] : done)
+    writer.append(place.second, place.first, w.rows[place].view().rows(count, w.documents.tokens() - count));
+  writer.finish({"kvcodec test", {"one", "two"}});
+  output.commit();
+  for (auto& [place, rows] : w.rows) rows = rounded(rows, dtype);
+  return w;
+}
+
+bool same(MatrixView<const float> a, MatrixView<const float> b) {
+  for (size_t i = 0; i < a.rows(); ++i)
+    if (!std::equal(a.row(i).begin(), a.row(i).end(), b.row(i).begin())) return false;
+  return a.rows() == b.rows();
+}
+
+void check_content(const std::string& path, const Written& w, DType dtype, uint64_t seed, bool with_tokens) {
+  Rng rng(seed);
+  const KvReader reader(path);
+  CHECK(reader.type().type == "kv");
+  CHECK(reader.type().version == 1);
+  CHECK(reader.type().history == std::vector<std::string>{"one", "two", "kvcodec test"});
+  CHECK(reader.model() == w.model);
+  CHECK(reader.layers() == w.layers);
+  CHECK(reader.dtype() == dtype);
+  CHECK(reader.documents().names == w.documents.names);
+  CHECK(reader.documents().offsets == w.documents.offsets);
+  const uint64_t total = w.documents.tokens();
+  CHECK(reader.positions(0, total) == w.positions);
+  CHECK(reader.has_tokens() == with_tokens);
+  if (with_tokens) CHECK(reader.tokens(0, total) == w.tokens);
+  CHECK(reader.file_bytes() == file_bytes(path).size());
+  const size_t width = w.rows.begin()->second.cols();
+  for (const auto& [place, expected] : w.rows) {
+    Matrix<float> all(total, width);
+    reader.read(place.second, place.first, 0, all);
+    CHECK(same(all.view(), expected.view()));
+    for (int repeat = 0; repeat < 5; ++repeat) {
+      const uint64_t first = rng.below(total + 1), count = rng.below(total - first + 1);
+      Matrix<float> part(count, width);
+      reader.read(place.second, place.first, first, part);
+      CHECK(same(part.view(), expected.view().rows(first, count)));
+    }
+  }
+  // Two layers side by side, as codecs take them.
+  Matrix<float> group(total, 2 * width);
+  reader.read(GroupShape{1, 2, w.model.num_kv_heads, w.model.head_dim, Side::value}, 0, group);
+  CHECK(same(group.view().columns(0, width), w.rows.at({1, Side::value}).view()));
+  CHECK(same(group.view().columns(width, width), w.rows.at({2, Side::value}).view()));
+}
+
+}  // namespace
+
+TEST_CASE("kv: rows, documents and tokens come back, any shape, type and order of writing") {
+  const Folder folder;
+  uint64_t seed = 100;
+  struct Shape {
+    int heads, head_dim;
+    std::vector<uint64_t> lengths;
+  };
+  for (const Shape& shape : {Shape{1, 1, {}}, Shape{1, 1, {0}}, Shape{2, 3, {1}}, Shape{3, 5, {7, 0, 100, 1}},
+                             Shape{8, 128, {700, 0, 512, 300}}, Shape{1, 64, {0, 9000}}})
+    for (const DType dtype : {DType::bf16, DType::f16, DType::f32})
+      for (const bool announce : {false, true}) {
+        ++seed;
+        CAPTURE(seed);
+        const bool with_tokens = seed % 3 != 0;
+        const Written w = write_random(folder / "kv.h5", shape.heads, shape.head_dim, dtype, shape.lengths,
+                                       seed, with_tokens, announce);
+        check_content(folder / "kv.h5", w, dtype, seed, with_tokens || w.positions.empty());
+      }
+}
+
+TEST_CASE("kv: same bytes for any number of threads") {
+  const Environment epoch("SOURCE_DATE_EPOCH", "1700000000");
+  const Folder folder;
+  for (const bool announce : {false, true}) {
+    set_num_threads(1);
+    write_random(folder / "one.h5", 8, 128, DType::bf16, {3000, 2000}, 5, true, announce);
+    set_num_threads(4);
+    write_random(folder / "four.h5", 8, 128, DType::bf16, {3000, 2000}, 5, true, announce);
+    set_num_threads(0);
+    CHECK(file_bytes(folder / "one.h5") == file_bytes(folder / "four.h5"));
+  }
+}
+
+TEST_CASE("kv: HDF5's own pipeline accepts our chunks and reads the same numbers, 16-bit floats too") {
+  const Folder folder;
+  for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
+    CAPTURE(name_of(dtype));
+    const Written w = write_random(folder / "kv.h5", 4, 64, dtype, {1500, 3000}, 9, true, true);
+    const hid_t file = H5Fopen((folder / "kv.h5").c_str(), H5F_ACC_RDONLY, H5P_DEFAULT);
+    REQUIRE(file >= 0);
+    for (const auto& [place, expected] : w.rows) {
+      const std::string path = fmt::format("/layers/{}/{}", place.first, name_of(place.second));
+      const hid_t dataset = H5Dopen2(file, path.c_str(), H5P_DEFAULT);
+      std::vector<float> values(expected.size());
+      REQUIRE(H5Dread(dataset, H5T_NATIVE_FLOAT, H5S_ALL, H5S_ALL, H5P_DEFAULT, values.data()) >= 0);
+      CHECK(std::equal(values.begin(), values.end(), expected.data()));
+      const hid_t creation = H5Dget_create_plist(dataset);
+      CHECK(H5Pget_filter_by_id2(creation, H5Z_FILTER_FLETCHER32, nullptr, nullptr, nullptr, 0, nullptr,
+                                 nullptr) >= 0);
+      hsize_t chunk[3] = {};
+      H5Pget_chunk(creation, 3, chunk);
+      CHECK(chunk[0] * 256 * size_of(dtype) <= 1 << 20);
+      H5Pclose(creation);
+      H5Dclose(dataset);
+    }
+    H5Fclose(file);
+  }
+}
+
+TEST_CASE(
+    "kv: what HDF5 wrote in its own ways is read: contiguous, compressed, other chunks, another byte order") {
+  const Folder folder;
+  const std::string path = folder / "kv.h5";
+  write_sample_kv(path, DType::f32);
+  std::vector<float> values(8 * 8);
+  std::iota(values.begin(), values.end(), -3.5f);
+  {
+    Edit edit(path);
+    edit.put("/layers/0/key", H5T_IEEE_F32LE, H5T_NATIVE_FLOAT, {8, 2, 4}, values);
+    edit.put("/layers/0/value", H5T_IEEE_F32BE, H5T_NATIVE_FLOAT, {8, 2, 4}, values, 3);
+    edit.put("/layers/1/key", H5T_IEEE_F32LE, H5T_NATIVE_FLOAT, {8, 2, 4}, values, 2, true);
+    edit.put("/layers/1/value", H5T_IEEE_F32LE, H5T_NATIVE_FLOAT, {8, 2, 4}, values, 3);
+    edit.put("/positions", H5T_STD_I32BE, H5T_NATIVE_INT, {8}, std::vector<int>{0, 1, 2, 3, 4, 0, 1, 2});
+    edit.put("/tokens", H5T_STD_I64LE, H5T_NATIVE_INT, {8}, std::vector<int>{0, 1, 2, 3, 4, 0, 1, 2});
+  }
+  const KvReader reader(path);
+  CHECK(reader.positions(3, 3) == std::vector<uint64_t>{3, 4, 0});
+  CHECK(reader.tokens(4, 2) == std::vector<uint32_t>{4, 0});
+  for (const int layer : {0, 1})
+    for (const Side side : kSides)
+      for (size_t first = 0; first < 8; ++first) {
+        Matrix<float> rows(8 - first, 8);
+        reader.read(side, layer, first, rows);
+        CHECK(std::equal(rows.data(), rows.data() + rows.size(),
+                         values.begin() + static_cast<ptrdiff_t>(first * 8)));
+      }
+}
+
+TEST_CASE("kv: queries come back with the rows of their tokens") {
+  const Folder folder;
+  for (const DType dtype : {DType::bf16, DType::f32}) {
+    write_sample_kv(folder / "kv.h5", dtype);
+    const KvReader reader(folder / "kv.h5");
+    const auto queries = reader.queries(1);
+    REQUIRE(queries);
+    CHECK(queries->token_rows == std::vector<uint64_t>{4, 7});
+    const auto expected = rounded(random_rows(2, 16, 20), dtype);
+    CHECK(std::equal(queries->values.begin(), queries->values.end(), expected.data()));
+    CHECK(!reader.queries(3));
+  }
+}
+
+TEST_CASE("kv: values that are not finite are refused on writing and on reading, and named") {
+  const Folder folder;
+  const ModelInfo model = sample_model(1, 2, 4);
+  const float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
+  for (const DType dtype : {DType::bf16, DType::f16, DType::f32})
+    for (const float bad : {inf, -inf, nan}) {
+      CAPTURE(name_of(dtype));
+      OutputFile output(folder / "kv.h5", false);
+      KvWriter writer(output, model, dtype, {0}, false);
+      writer.add_document("d", {}, counting(0, 10));
+      writer.append(Side::key, 0, random_rows(4, 8, 1).view());
+      Matrix<float> rows = random_rows(6, 8, 2);
+      rows(3, 5) = bad;
+      CHECK_THROWS_WITH_AS(writer.append(Side::key, 0, rows),
+                           doctest::Contains("/layers/0/key: token 7, head 1, dimension 1 is not finite"),
+                           Error);
+    }
+  {
+    OutputFile output(folder / "kv.h5", false);
+    KvWriter writer(output, model, DType::f16, {0}, false);
+    writer.add_document("d", {}, counting(0, 1));
+    Matrix<float> rows(1, 8);
+    rows(0, 2) = 65519.0f;  // the largest that rounds to a finite f16 is just below 65520
+    writer.append(Side::key, 0, rows);
+    rows(0, 2) = 70000.0f;
+    CHECK_THROWS_WITH_AS(writer.append(Side::value, 0, rows),
+                         doctest::Contains("token 0, head 0, dimension 2 is not finite in f16 (70000)"),
+                         Error);
+  }
+  write_sample_kv(folder / "kv.h5", DType::f32);
+  std::vector<float> values(64, 1.0f);
+  values[5 * 8 + 6] = nan;
+  Edit(folder / "kv.h5").put_floats("/layers/1/value", {8, 2, 4}, values);
+  const KvReader reader(folder / "kv.h5");
+  Matrix<float> rows(8, 8);
+  reader.read(Side::value, 1, 0, rows.view().rows(0, 5));
+  CHECK_THROWS_WITH_AS(
+      reader.read(Side::value, 1, 0, rows),
+      doctest::Contains("kv.h5: /layers/1/value: token 5, head 1, dimension 2 is not finite"), Error);
+}
+
+TEST_CASE("kv: the writer refuses rows that do not fit the documents") {
+  const Folder folder;
+  OutputFile output(folder / "kv.h5", false);
+  KvWriter writer(output, sample_model(4, 2, 4), DType::bf16, {0, 2}, false);
+  writer.add_document("d", std::vector<uint32_t>{1, 2, 3}, counting(0, 3));
+  CHECK_THROWS_AS(writer.append(Side::key, 1, random_rows(3, 8, 1).view()), Error);  // a layer not announced
+  CHECK_THROWS_AS(writer.append(Side::key, 0, random_rows(4, 8, 1).view()), Error);  // more rows than tokens
+  CHECK_THROWS_AS(writer.append(Side::key, 0, random_rows(3, 7, 1).view()), Error);  // another width
+  CHECK_THROWS_AS(writer.add_document("e", {}, counting(0, 3)), Error);  // tokens for some documents only
+  CHECK_THROWS_AS(writer.add_document("e", std::vector<uint32_t>{1, 2}, std::vector<uint64_t>{5, 5}), Error);
+  writer.append(Side::key, 0, random_rows(3, 8, 1).view());
+  CHECK_THROWS_WITH_AS(writer.finish({"t", {}}),
+                       doctest::Contains("/layers/0/value: 0 rows written for 3 tokens"), Error);
+}
+
+TEST_CASE("kv: files stay small where caches are small") {
+  const Folder folder;
+  write_sample_kv(folder / "kv.h5");
+  CHECK(file_bytes(folder / "kv.h5").size() < 8000);
+  // Announced, a dataset of a little more than a chunk has two half chunks, not one full and one nearly
+  // empty.
+  const auto write = [&](bool announce) {
+    OutputFile output(folder / "large.h5", true);
+    KvWriter writer(output, sample_model(1, 8, 64), DType::bf16, {0}, false);
+    if (announce) writer.expect_tokens(1100);
+    writer.add_document("d", {}, counting(0, 1100));
+    for (const Side side : kSides) writer.append(side, 0, random_rows(1100, 512, 1).view());
+    writer.finish({"t", {}});
+    output.commit();
+    return file_bytes(folder / "large.h5").size();
+  };
+  const size_t payload = 2 * 1100 * 512 * 2 + 1100 * 4;
+  CHECK(write(true) < payload + 8000);
+  CHECK(write(false) < payload + 8000 + 2 * (1 << 20));
+}
+
+TEST_CASE("kv: histories and names of any length and language") {
+  const Folder folder;
+  OutputFile output(folder / "kv.h5", false);
+  KvWriter writer(output, sample_model(1, 1, 2), DType::bf16, {0}, false);
+  const std::string long_name(5000, 'x');
+  for (const std::string& name : {std::string("日本語/ファイル.txt"), std::string(), long_name})
+    writer.add_document(name, {}, {});
+  Provenance provenance{"kvcodec last\nline", {}};
+  for (int i = 0; i < 300; ++i) provenance.history.push_back(std::string(400, 'a') + std::to_string(i));
+  writer.finish(provenance);
+  output.commit();
+  const KvReader reader(folder / "kv.h5");
+  CHECK(reader.documents().names == std::vector<std::string>{"日本語/ファイル.txt", "", long_name});
+  provenance.history.push_back("kvcodec last line");
+  CHECK(reader.type().history == provenance.history);  // 120 kB, beyond what an object header holds
+}
