@@ -411,7 +411,7 @@ void CodesReader::check_streams(const Codec& codec) const {
             name_of(spec->category), spec->index_bound);
     }
     for (size_t d = 0; d < s.info.documents.count(); ++d) {
-      const uint64_t tokens = tokens_of(codec, place, d);
+      const uint64_t tokens = s.tokens_of(codec, place, d);
       if (tokens != s.info.documents.length(d))
         throw s.file.error(side_path(place), "document {} has {} tokens; /documents/offset says {}", d,
                            tokens, s.info.documents.length(d));
