@@ -289,13 +289,14 @@ struct File::State {
   struct CachedChunk {
     const void* dataset;
     uint64_t index;
-    std::shared_ptr<const std::vector<std::byte>> bytes;
+    std::shared_ptr<std::vector<std::byte>> bytes;
   };
   static constexpr uint64_t kCacheBytes =
       16 * kChunkBytes;  // enough for the streams of a side, or the layers of a group
   mutable std::mutex cache_mutex;
   mutable std::list<CachedChunk> cache;
   mutable uint64_t cached_bytes = 0;
+  mutable std::shared_ptr<std::vector<std::byte>> spare;
 
   std::shared_ptr<const std::vector<std::byte>> cached(const void* dataset, uint64_t index) const {
     const std::lock_guard lock(cache_mutex);
@@ -307,11 +308,21 @@ struct File::State {
     return nullptr;
   }
 
-  void keep(const void* dataset, uint64_t index, std::shared_ptr<const std::vector<std::byte>> bytes) const {
+  void keep(const void* dataset, uint64_t index, std::shared_ptr<std::vector<std::byte>> bytes) const {
     const std::lock_guard lock(cache_mutex);
     cached_bytes += bytes->size();
     cache.push_front({dataset, index, std::move(bytes)});
     while (cached_bytes > kCacheBytes && cache.size() > 1) drop(std::prev(cache.end()));
+  }
+
+  /// Memory for a chunk to keep, taken from one that was dropped where possible: fresh pages cost as much as
+  /// reading.
+  std::shared_ptr<std::vector<std::byte>> chunk_memory(size_t size) const {
+    {
+      const std::lock_guard lock(cache_mutex);
+      if (spare && spare->size() == size) return std::move(spare);
+    }
+    return std::make_shared<std::vector<std::byte>>(size);
   }
 
   void forget(const void* dataset) const {
@@ -326,6 +337,7 @@ struct File::State {
  private:
   void drop(std::list<CachedChunk>::iterator it) const {
     cached_bytes -= it->bytes->size();
+    if (it->bytes.use_count() == 1) spare = std::move(it->bytes);  // nobody reads it any more
     cache.erase(it);
   }
 };
@@ -780,7 +792,7 @@ void Dataset::State::visit_chunk(uint64_t index, uint64_t first, uint64_t count,
   }
   auto chunk = file->cached(this, index);
   if (!chunk) {
-    auto fresh = std::make_shared<std::vector<std::byte>>(bytes + kChecksumBytes);
+    auto fresh = file->chunk_memory(bytes + kChecksumBytes);
     read_chunk(index, *fresh);
     file->keep(this, index, fresh);
     chunk = std::move(fresh);
@@ -828,13 +840,19 @@ void Dataset::visit(uint64_t first, uint64_t count, const Visitor& visitor) cons
   }
   const uint64_t chunk_rows = state_->chunk_rows;
   const uint64_t first_chunk = first / chunk_rows, end_chunk = (first + count - 1) / chunk_rows + 1;
-  parallel_for(end_chunk - first_chunk, 1, [&](size_t begin, size_t end, int) {
+  const auto visit_chunks = [&](size_t begin, size_t end, int) {
     for (uint64_t index = first_chunk + begin; index < first_chunk + end; ++index) {
       const uint64_t from = std::max(first, index * chunk_rows);
       const uint64_t to = std::min(first + count, (index + 1) * chunk_rows);
       state_->visit_chunk(index, from, to - from, visitor);
     }
-  });
+  };
+  // Up to a chunk's worth of rows at most one chunk is new on a walk through the dataset: not worth waking
+  // threads for.
+  if (count <= chunk_rows)
+    visit_chunks(0, end_chunk - first_chunk, 0);
+  else
+    parallel_for(end_chunk - first_chunk, 1, visit_chunks);
 }
 
 void Dataset::read(uint64_t first, uint64_t count, std::span<std::byte> out) const {

@@ -32,10 +32,12 @@ H5FD_t* open_file(const char* name, unsigned flags, hid_t access, haddr_t) {
   const void* info = H5Pget_driver_info(access);
   if (!info) return nullptr;
   FileStatus* status = *static_cast<FileStatus* const*>(info);
-  const int descriptor =
-      ::open(name, O_RDWR | O_CLOEXEC | ((flags & H5F_ACC_TRUNC) ? O_CREAT | O_TRUNC : 0), 0666);
-  if (descriptor < 0) {
+  const bool write = flags & H5F_ACC_RDWR, empty = flags & H5F_ACC_TRUNC;
+  const int descriptor = ::open(name, (write ? O_RDWR : O_RDONLY) | (empty ? O_CREAT : 0) | O_CLOEXEC, 0666);
+  // O_TRUNC, even of an empty file, would make ext4 start writing to the disk when the file is closed.
+  if (descriptor < 0 || (empty && ::lseek(descriptor, 0, SEEK_END) > 0 && ::ftruncate(descriptor, 0) != 0)) {
     status->error = errno;
+    if (descriptor >= 0) ::close(descriptor);
     return nullptr;
   }
   auto* file = new (std::nothrow) OpenFile{};

@@ -203,6 +203,30 @@ TEST_CASE("input: '-' is standard input, as often as it is asked for") {
   CHECK(identify("-").type == "kv");
 }
 
+TEST_CASE("input: reading needs no permission to write") {
+  const Folder folder;
+  write_sample_kv(folder / "kv.h5");
+  ::chmod(folder.path().c_str(), 0755);
+  ::chmod((folder / "kv.h5").c_str(), 0444);
+  const pid_t child = ::fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    constexpr uid_t kNobody = 65534;  // to root everything is permitted
+    if (::geteuid() == 0 && ::setuid(kNobody) != 0) ::_exit(77);
+    try {
+      ::_exit(KvReader(folder / "kv.h5").documents().tokens() == 8 ? 0 : 1);
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "%s\n", error.what());
+      ::_exit(2);
+    }
+  }
+  int status = 0;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 77) SKIP("root cannot give up its rights here");
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 0);
+}
+
 TEST_CASE("input: what is no HDF5 file is named as what it is") {
   const Folder folder;
   check_error(ErrorKind::bad_input, "a.h5: No such file or directory", [&] { InputFile(folder / "a.h5"); });
