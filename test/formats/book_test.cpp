@@ -1,4 +1,7 @@
 #include "formats/book_file.hpp"
+
+#include <xxhash.h>
+
 #include "test/formats/folder.hpp"
 #include "test/formats/samples.hpp"
 #include "test/test.hpp"
@@ -54,6 +57,25 @@ TEST_CASE("book: arrays of every type and of many chunks, empty ones too") {
   const BookFile file = read_book(folder / "dict.h5", "dictionary", true);
   REQUIRE(file.book.arrays.size() == book.arrays.size());
   for (size_t i = 0; i < book.arrays.size(); ++i) CHECK(same(file.book.arrays[i], book.arrays[i]));
+}
+
+TEST_CASE("book: the digest is what FORMAT.md says") {
+  std::string bytes;
+  const auto number = [&](uint64_t n) {
+    for (int i = 0; i < 8; ++i) bytes += static_cast<char>(n >> (8 * i));
+  };
+  const auto text = [&](const std::string& t) { number(t.size()), bytes += t; };
+  const auto array = [&](const Array& a, const std::string& type) {
+    text(a.name), text(type), number(a.shape.size());
+    for (const uint64_t extent : a.shape) number(extent);
+    bytes.append(reinterpret_cast<const char*>(a.bytes.data()), a.bytes.size());
+  };
+  const Book book = sample_book();
+  text("dictionary");
+  array(book.arrays[0], "f32");
+  array(book.arrays[1], "f32");
+  const XXH128_hash_t hash = XXH3_128bits(bytes.data(), bytes.size());
+  CHECK(book.digest() == fmt::format("{:016x}{:016x}", hash.high64, hash.low64));
 }
 
 TEST_CASE("book: names and types that cannot be stored are refused") {

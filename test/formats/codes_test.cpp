@@ -1,5 +1,7 @@
 #include <algorithm>
 
+#include <hdf5.h>
+
 #include "formats/codes_file.hpp"
 #include "formats/spill.hpp"
 #include "lib/codec/registry.hpp"
@@ -152,6 +154,58 @@ TEST_CASE("codes: packing is lossless both ways and 13-bit ids take 13 bits") {
     check_content(unpacked, plain, 2);
     CHECK(unpacked.embedded_book().has_value() == (embedded != nullptr));
   }
+}
+
+namespace {
+
+/// A codec of one stream of ids below 8192, which takes them from the rows.
+class IdCodec final : public Codec {
+ public:
+  Record parameters() const override { return {}; }
+  std::vector<StreamSpec> streams(const GroupShape&) const override {
+    return {{"ids", DType::u16, {}, Category::ids, 8192, false}};
+  }
+  uint64_t tokens(const GroupShape&, const StreamReader& document) const override {
+    return document.rows("ids");
+  }
+  void append(const GroupShape&, MatrixView<const float> rows, StreamStore& document) const override {
+    for (size_t i = 0; i < rows.rows(); ++i) {
+      const auto id = static_cast<uint16_t>(rows(i, 0));
+      document.append_values("ids", std::span<const uint16_t>(&id, 1));
+    }
+  }
+  void decode(const GroupShape&, const StreamReader&, uint64_t, MatrixView<float>) const override {}
+};
+
+}  // namespace
+
+TEST_CASE("codes: packed bytes are those of the example in FORMAT.md") {
+  const Folder folder;
+  const float ids[] = {5, 8191, 0, 1, 4096, 2, 3, 7};
+  CodesInfo info;
+  info.model = sample_model(1, 1, 1);
+  info.codec = "ids";
+  info.groups = {0};
+  info.packed = true;
+  info.documents.add("eight", 8);
+  info.documents.add("three", 3);
+  const IdCodec codec;
+  OutputFile output(folder / "codes.h5", false);
+  CodesWriter writer(output, info, codec, {}, counting(0, 11), nullptr);
+  for (const Side side : kSides)
+    for (const size_t d : {0, 1})
+      codec.append({}, MatrixView<const float>(ids, d == 0 ? 8 : 3, 1), writer.document(side, 0, d));
+  writer.finish({"t", {}});
+  output.commit();
+  const hid_t file = H5Fopen((folder / "codes.h5").c_str(), H5F_ACC_RDONLY, H5P_DEFAULT);
+  const hid_t dataset = H5Dopen2(file, "/layers/0/value/ids", H5P_DEFAULT);
+  std::vector<uint8_t> bytes(18);
+  REQUIRE(H5Dget_storage_size(dataset) == bytes.size() + 4);
+  REQUIRE(H5Dread(dataset, H5T_NATIVE_UINT8, H5S_ALL, H5S_ALL, H5P_DEFAULT, bytes.data()) >= 0);
+  H5Dclose(dataset);
+  H5Fclose(file);
+  CHECK(bytes == std::vector<uint8_t>{0x00, 0x2f, 0xff, 0xc0, 0x00, 0x00, 0x18, 0x00, 0x00, 0x08, 0x00, 0x60,
+                                      0x07, 0x00, 0x2f, 0xff, 0xc0, 0x00});
 }
 
 TEST_CASE("codes: the ledger counts every dataset once, and the rest is small") {

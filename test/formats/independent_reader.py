@@ -1,0 +1,357 @@
+#!/usr/bin/env python3
+"""A reader of kvcodec's files, written from formats/FORMAT.md alone. Needs h5py and numpy, knows nothing of kvcodec.
+
+    independent_reader.py check FILE...                        reads all and checks the conditions of the format
+    independent_reader.py decode [--book BOOK] CODES KV ...    decodes CODES and compares with KV, decoded by kvcodec
+"""
+import json
+import sys
+
+import h5py
+import numpy as np
+
+VERSIONS = {"kv": 1, "dictionary": 1, "codes": 1}
+CATEGORIES = ["payload", "ids", "scales", "tables", "offsets", "exempt"]
+TYPES = {"u8": "<u1", "u16": "<u2", "u32": "<u4", "u64": "<u8", "i32": "<i4", "i64": "<i8", "f32": "<f4", "f64": "<f8"}
+
+
+def require(condition, message):
+    if not condition:
+        raise SystemExit(f"independent_reader: {message}")
+
+
+def text(value):
+    return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else str(value)
+
+
+def type_name(dataset):
+    """u8 ... f64, f16 or bf16, from the HDF5 type itself."""
+    kind = dataset.id.get_type()
+    if isinstance(kind, h5py.h5t.TypeFloatID):
+        fields = (kind.get_size(), kind.get_fields(), kind.get_ebias())
+        known = {(2, (15, 10, 5, 0, 10), 15): "f16", (2, (15, 7, 8, 0, 7), 127): "bf16",
+                 (4, (31, 23, 8, 0, 23), 127): "f32", (8, (63, 52, 11, 0, 52), 1023): "f64"}
+        require(fields in known, f"{dataset.name}: unknown float type {fields}")
+        return known[fields]
+    if isinstance(kind, h5py.h5t.TypeIntegerID):
+        return ("i" if kind.get_sign() == h5py.h5t.SGN_2 else "u") + str(8 * kind.get_size())
+    return "string"
+
+
+def floats(dataset, rows=slice(None)):
+    require(type_name(dataset) in ("f16", "bf16", "f32"), f"{dataset.name}: is {type_name(dataset)}")
+    values = dataset.astype("<f4")[rows]
+    require(np.isfinite(values).all(), f"{dataset.name}: not finite")
+    return values
+
+
+class File:
+    def __init__(self, path, wanted=None):
+        self.file = h5py.File(path, "r")
+        a = self.file.attrs
+        self.type, version = text(a["kvcodec_type"]), int(a["kvcodec_version"])
+        require(self.type in VERSIONS and 1 <= version <= VERSIONS[self.type], f"{path}: {self.type} version {version}")
+        require(wanted in (None, self.type), f"{path}: is a {self.type} file")
+        require(len(a["history"]) >= 1 and text(a["generator"]) and text(a["created"]).endswith("Z"), "header")
+        for name in ("model", "rope_scaling", "source"):
+            text(a[name])
+        require(text(a["key_state"]) in ("post-rope", "pre-rope"), "key_state")
+        self.num_layers, self.q_heads, self.heads, self.dim = (
+            int(a[name]) for name in ("num_layers", "num_q_heads", "num_kv_heads", "head_dim"))
+        require(self.q_heads % self.heads == 0, "num_q_heads")
+
+    def documents(self):
+        offset = self.file["/documents/offset"][:].astype("i8")
+        names = [text(name) for name in self.file["/documents/name"][:]]
+        require(len(offset) == len(names) + 1 and offset[0] == 0 and (np.diff(offset) >= 0).all(), "/documents/offset")
+        positions = self.file["/positions"][:].astype("i8")
+        require(positions.shape == (offset[-1],), "/positions")
+        for first, end in zip(offset[:-1], offset[1:]):
+            require((np.diff(positions[first:end]) > 0).all(), "/positions do not rise")
+        if "/tokens" in self.file:
+            require(self.file["/tokens"].shape == (offset[-1],), "/tokens")
+            self.file["/tokens"][:]
+        return names, offset
+
+    def layers(self):
+        return sorted(int(name) for name in self.file["/layers"] if name.isdigit())
+
+
+def check_kv(kv):
+    _, offset = kv.documents()
+    total = int(offset[-1])
+    types = set()
+    for layer in kv.layers():
+        require(layer < kv.num_layers, "layer number")
+        for side in ("key", "value"):
+            dataset = kv.file[f"/layers/{layer}/{side}"]
+            require(dataset.shape == (total, kv.heads, kv.dim), f"{dataset.name}: {dataset.shape}")
+            types.add(type_name(dataset))
+            floats(dataset)
+        if "query" in kv.file[f"/layers/{layer}"]:
+            query, rows = kv.file[f"/layers/{layer}/query"], kv.file["/query_position"][:]
+            require(query.shape == (len(rows), kv.q_heads, kv.dim), query.name)
+            require(len(rows) == 0 or (rows < total).all(), "/query_position")
+            floats(query)
+    require(len(types) == 1, f"types {types}")
+
+
+def check_book(group, kind):
+    json.loads(text(group.attrs["parameters"]))
+    for name in group.attrs["arrays"]:
+        group[text(name)][:]
+    digest = text(group.attrs["digest"])
+    require(len(digest) == 32, "digest")
+    try:
+        import xxhash
+    except ImportError:
+        return digest
+    state = xxhash.xxh3_128()
+
+    def number(n):
+        state.update(int(n).to_bytes(8, "little"))
+
+    def string(s):
+        number(len(s.encode()))
+        state.update(s.encode())
+
+    string(kind)
+    for name in map(text, group.attrs["arrays"]):
+        if name.startswith("training/"):
+            continue
+        dataset = group[name]
+        string(name)
+        string(type_name(dataset))
+        number(len(dataset.shape))
+        for extent in dataset.shape:
+            number(extent)
+        if type_name(dataset) == "bf16":
+            state.update((dataset.astype("<f4")[:].view("<u4") >> 16).astype("<u2").tobytes())
+        else:
+            state.update(dataset[:].tobytes())
+    require(state.hexdigest() == digest, f"digest {state.hexdigest()}, stored {digest}")
+    return digest
+
+
+def unpack(data, count, bits):
+    """count numbers of `bits` bits, most significant bit first."""
+    stream = np.unpackbits(data, bitorder="big")
+    require(not stream[count * bits:].any(), "padding bits are not zero")
+    numbers = stream[:count * bits].reshape(count, bits).astype("u8")
+    return numbers @ (np.uint64(1) << np.arange(bits - 1, -1, -1, dtype="u8"))
+
+
+class Stream:
+    """One stream of a side; row access per document."""
+
+    def __init__(self, dataset, offset_dataset, document_offset, packed_file):
+        self.dataset, a = dataset, dataset.attrs
+        self.category = text(a["category"])
+        require(self.category in CATEGORIES, f"{dataset.name}: {self.category}")
+        self.bound = int(a["index_bound"]) if "index_bound" in a else 0
+        self.shared = int(a.get("shared", 0)) == 1
+        self.bits = int(a["packed_bits"]) if "packed_bits" in a else 0
+        self.offset = document_offset if offset_dataset is None else offset_dataset[:].astype("i8")
+        require(self.offset[0] == 0 and (np.diff(self.offset) >= 0).all() and
+                len(self.offset) == len(document_offset), f"{dataset.name}.offset")
+        if self.bits:
+            self.type, self.row_shape = text(a["element_type"]), tuple(int(n) for n in a["row_shape"])
+            require(type_name(dataset) == "u8" and dataset.ndim == 1, dataset.name)
+        else:
+            self.type, self.row_shape = type_name(dataset), dataset.shape[1:]
+        self.elements = int(np.prod(self.row_shape, dtype="i8"))
+        width = (self.bound - 1).bit_length() if self.bound else 0
+        packable = self.bound and not self.shared and self.type in ("u8", "u16", "u32") and 1 <= width < int(self.type[1:])
+        require(self.bits == (width if packed_file and packable else 0), f"{dataset.name}: packed to {self.bits} bits")
+        if self.bits:
+            sizes = [-(-int(rows) * self.elements * self.bits // 8) for rows in np.diff(self.offset)]
+            self.byte = np.concatenate([[0], np.cumsum(sizes, dtype="i8")])
+            require(dataset.shape[0] == self.byte[-1], dataset.name)
+        elif not self.shared:
+            require(dataset.shape[0] == self.offset[-1], dataset.name)
+        self.size = dataset.size * dataset.id.get_type().get_size()
+
+    def rows(self, document):
+        if self.shared:
+            return self.dataset[:]
+        first, end = self.offset[document], self.offset[document + 1]
+        if self.bits:
+            data = self.dataset[self.byte[document]:self.byte[document + 1]]
+            numbers = unpack(data, int(end - first) * self.elements, self.bits)
+            values = numbers.astype(TYPES[self.type]).reshape((int(end - first),) + self.row_shape)
+        elif self.type in ("f16", "bf16", "f32"):
+            values = floats(self.dataset, slice(first, end))
+        else:
+            values = self.dataset[first:end]
+        require(self.bound == 0 or values.size == 0 or int(values.max()) < self.bound, f"{self.dataset.name}: bound")
+        return values
+
+
+class Codes(File):
+    def __init__(self, path):
+        super().__init__(path, "codes")
+        a = self.file.attrs
+        self.codec, self.parameters = text(a["codec"]), json.loads(text(a["parameters"]))
+        self.group, self.packed = int(a["layer_group"]), int(a["packed"]) == 1
+        self.storage = text(a["storage"])
+        require(self.storage in ("bf16", "f16") and text(a["source_dtype"]) in ("bf16", "f16", "f32"), "types")
+        self.names, self.offset = self.documents()
+        groups = self.layers()
+        for first, following in zip(groups, groups[1:] + [self.num_layers]):
+            require(first + self.group <= following, "groups overlap")
+        self.streams = {(layer, side): self.read_side(layer, side) for layer in groups for side in ("key", "value")}
+        self.check_ledger()
+        if "/book" in self.file:
+            require(check_book(self.file["/book"], text(a["book_type"])) == text(a["book_digest"]), "digest of /book")
+
+    def read_side(self, layer, side):
+        group = self.file[f"/layers/{layer}/{side}"]
+        return {name: Stream(group[name], group.get(name + ".offset"), self.offset, self.packed)
+                for name in group if not name.endswith(".offset")}
+
+    def check_ledger(self):
+        counted = dict.fromkeys(CATEGORIES, 0)
+        for streams in self.streams.values():
+            for stream in streams.values():
+                counted[stream.category] += stream.size
+
+        def size(dataset):
+            return dataset.size * dataset.id.get_type().get_size()
+
+        index = {}
+        self.file.visititems(lambda name, item: index.__setitem__(h5py.h5o.get_info(item.id).addr, size(item))
+                             if name.endswith(".offset") else None)
+        counted["index"] = sum(index.values()) + sum(
+            size(self.file[name]) for name in ("/tokens", "/positions", "/documents/name", "/documents/offset")
+            if name in self.file)
+        counted["embedded_book"] = sum(size(self.file["/book/" + text(n)]) for n in self.file["/book"].attrs["arrays"]) \
+            if "/book" in self.file else 0
+        counted["values"] = int(self.offset[-1]) * self.heads * self.dim * self.group * len(self.streams)
+        stored = json.loads(text(self.file.attrs["ledger"]))
+        require(stored == counted, f"ledger {stored}, counted {counted}")
+
+
+# Codecs: (codes, book, layer, side, streams of a document as arrays, tokens) -> [tokens, L, H, d] -------------
+
+
+def decode_none(codes, book, layer, side, rows, tokens):
+    require(codes.group == 1 and codes.parameters == {}, "none")
+    return rows["values"].reshape(tokens, 1, codes.heads, codes.dim)
+
+
+def decode_kivi(codes, book, layer, side, rows, tokens):
+    p, heads, dim = codes.parameters, codes.group * codes.heads, codes.dim
+    bits, group, value_group = p["bits"], p["group"], p["value-group"]
+    head_bytes = -(-dim * bits // 8)
+    quantized = len(rows["codes"])
+    require(quantized in (0, max(0, (tokens - p["residual"]) // group * group)), "kivi: quantized tokens")
+    require(rows["codes"].shape[1:] == (heads, head_bytes) and len(rows["tail"]) == tokens - quantized, "kivi: shapes")
+    stream = np.unpackbits(rows["codes"].reshape(-1, head_bytes), axis=1)[:, :dim * bits]
+    levels = (stream.reshape(-1, dim, bits).astype("u4") @ (1 << np.arange(bits - 1, -1, -1)).astype("u4"))
+    levels = levels.reshape(quantized, heads, dim).astype("<f4")
+    if side == "key":
+        scale, zero = (np.repeat(rows[name], group, axis=0) for name in ("scales", "zeros"))
+    else:
+        scale, zero = (np.repeat(rows[name], value_group, axis=2)[:, :, :dim] for name in ("scales", "zeros"))
+    require((scale >= 0).all(), "kivi: scales")
+    values = zero + levels * scale
+    tail = rows["tail"].reshape(tokens - quantized, heads, dim)
+    return np.concatenate([values, tail]).reshape(tokens, codes.group, codes.heads, dim)
+
+
+def decode_sparse(codes, book, layer, side, rows, tokens):
+    require(book is not None, "sparse needs a book")
+    p, b = codes.parameters, json.loads(text(book.attrs["parameters"]))
+    require(text(book.attrs["digest"]) == text(codes.file.attrs["book_digest"]), "another book")
+    atoms = book[f"{side}/atoms"][:]
+    heads, dim, group, s = codes.heads, codes.dim, codes.group, p["sparsity"]
+    signals = heads if b["signal"] == "head" else 1
+    require(b["layer-group"] == group and atoms.shape == (b["atoms"], group * heads * dim // signals), "book")
+    require(np.allclose(np.linalg.norm(atoms.astype("f8"), axis=1), 1, atol=1e-3), "norms of atoms")
+    if p["error-target"] > 0:
+        counts = rows["count"].reshape(-1).astype("i8")
+        require(counts.sum() == len(rows["ids"]) == len(rows["coefficients"]), "sparse: pairs")
+        require((counts <= s).all() and len(counts) == tokens * signals, "sparse: counts")
+    else:
+        counts = np.full(tokens * signals, s, dtype="i8")
+    ids, coefficients = rows["ids"].reshape(-1), rows["coefficients"].reshape(-1)
+    signal = np.zeros((tokens * signals, atoms.shape[1]), dtype="f8")
+    np.add.at(signal, np.repeat(np.arange(len(counts)), counts), coefficients[:, None].astype("f8") * atoms[ids])
+    if b["normalize"] == "signal":
+        signal *= rows["gain"].reshape(-1, 1)
+    if b["signal"] == "head":  # [tokens, H, L, d] -> [tokens, L, H, d]
+        values = signal.reshape(tokens, heads, group, dim).transpose(0, 2, 1, 3)
+    else:
+        values = signal.reshape(tokens, group, heads, dim)
+    if b["normalize"] == "layer":
+        values = values * book[f"{side}/layer_scale"][layer:layer + group].reshape(group, 1, 1)
+    if b["center"] == "channel":
+        values = values + book[f"{side}/channel_mean"][layer:layer + group]
+    return values
+
+
+DECODERS = {"none": decode_none, "kivi": decode_kivi, "sparse": decode_sparse}
+
+
+def decode(path, kv_path, book_path=None):
+    codes, kv = Codes(path), File(kv_path, "kv")
+    check_kv(kv)
+    book = codes.file.get("/book")
+    if book_path:
+        book_file = File(book_path, "dictionary")
+        check_book(book_file.file, "dictionary")
+        book = book_file.file
+    require(kv.documents()[0] == codes.names and (kv.documents()[1] == codes.offset).all(), "documents differ")
+    require((kv.file["/positions"][:] == codes.file["/positions"][:]).all(), "positions differ")
+    kind, worst = type_name(kv.file[f"/layers/{kv.layers()[0]}/key"]), 0.0
+    # What an order of sums may change, and half a step of the type that kvcodec rounded to.
+    relative = {"f32": 0, "bf16": 2.0 ** -8, "f16": 2.0 ** -11}[kind]
+    exact = codes.codec in ("none", "kivi") and kind != "f16"
+    for (layer, side), streams in codes.streams.items():
+        for document, (first, end) in enumerate(zip(codes.offset[:-1], codes.offset[1:])):
+            rows = {name: stream.rows(document) for name, stream in streams.items()}
+            values = DECODERS[codes.codec](codes, book, layer, side, rows, int(end - first))
+            for i in range(codes.group):
+                expected = floats(kv.file[f"/layers/{layer + i}/{side}"], slice(first, end))
+                found = values[:, i]
+                if exact and kind == "bf16":  # to nearest, ties to even
+                    bits = found.astype("<f4").view("<u4")
+                    found = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16 << 16).view("<f4")
+                if exact:
+                    require((found == expected).all(), f"layer {layer + i} {side}, document {document}: values differ")
+                    continue
+                scale = np.abs(expected).max(initial=0.0)
+                error = np.abs(found - expected) - relative * np.abs(expected)
+                worst = max(worst, float(error.max(initial=0.0) / max(scale, 1e-30)))
+    require(worst < 1e-5, f"values differ by {worst} of the largest")
+    print(f"{path}: {codes.codec}, {len(codes.names)} documents, {int(codes.offset[-1])} tokens: as decoded by kvcodec")
+
+
+def check(path):
+    file = File(path)
+    if file.type == "kv":
+        check_kv(file)
+    elif file.type == "dictionary":
+        check_book(file.file, "dictionary")
+    else:
+        codes = Codes(path)
+        for streams in codes.streams.values():
+            for stream in streams.values():
+                for document in range(len(codes.names)):
+                    stream.rows(document)
+    print(f"{path}: {file.type}: as FORMAT.md says")
+
+
+if __name__ == "__main__":
+    require(len(sys.argv) >= 3, __doc__)
+    command, arguments = sys.argv[1], sys.argv[2:]
+    require(command in ("check", "decode"), __doc__)
+    if command == "check":
+        for name in arguments:
+            check(name)
+    else:
+        dictionary = None
+        if arguments[0] == "--book":
+            _, dictionary, *arguments = arguments
+        for pair in zip(arguments[::2], arguments[1::2]):
+            decode(*pair, dictionary)
