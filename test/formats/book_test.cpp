@@ -1,7 +1,6 @@
-#include "formats/book_file.hpp"
-
 #include <xxhash.h>
 
+#include "formats/book_file.hpp"
 #include "test/formats/folder.hpp"
 #include "test/formats/samples.hpp"
 #include "test/test.hpp"
