@@ -36,9 +36,9 @@ tour() {
     return 1
   fi
   blocks "$root/README.md" "text tour" >"$work/shown" || { echo "README.md: no complete block marked 'text tour'"; return 1; }
-  # Runs of spaces count as one: the width of a column depends on its figures.
-  tr -s ' ' <"$work/output" | sed 's/^ //; s/ $//' >"$work/squeezed"
-  awk 'BEGIN { first = 1 } first && NF { print; first = 0 } !NF { first = 1 }' "$work/shown" | tr -s ' ' | sed 's/^ //; s/ $//' >"$work/heads"
+  # Runs of spaces and dashes count as one: the width of a column depends on its figures.
+  tr -s ' -' <"$work/output" | sed 's/^ //; s/ $//' >"$work/squeezed"
+  awk 'BEGIN { first = 1 } first && NF { print; first = 0 } !NF { first = 1 }' "$work/shown" | tr -s ' -' | sed 's/^ //; s/ $//' >"$work/heads"
   while IFS= read -r head; do
     grep -qxF -- "$head" "$work/squeezed" || { echo "README.md shows a line that no command of the tour prints: $head"; status=1; }
   done <"$work/heads"
