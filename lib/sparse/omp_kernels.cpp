@@ -151,16 +151,14 @@ void apply_both(const double* u, size_t stride, size_t k, const double* g, doubl
   }
 }
 
-void combine(const float* slice, const uint32_t* ids, const float* coefficients, const uint64_t* offsets,
-             size_t signals, size_t width, float* out, size_t stride) {
+void combine(const float* slice, size_t row, const uint32_t* ids, const float* coefficients,
+             const uint64_t* offsets, size_t signals, size_t width, float* out, size_t stride) {
   for (size_t i = 0; i < signals; ++i)
     for (size_t c = 0; c < width; ++c) {
-      float sums[4] = {};
-      for (uint64_t k = offsets[i]; k < offsets[i + 1]; ++k) {
-        float& sum = sums[(k - offsets[i]) % 4];
-        sum = std::fma(coefficients[k], slice[size_t{ids[k]} * kFloatLanes + c], sum);
-      }
-      out[i * stride + c] = sum_of(sums);
+      float sum = 0;
+      for (uint64_t k = offsets[i]; k < offsets[i + 1]; ++k)
+        sum = std::fma(coefficients[k], slice[size_t{ids[k]} * row + c], sum);
+      out[i * stride + c] = sum;
     }
 }
 

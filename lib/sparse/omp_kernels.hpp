@@ -88,12 +88,11 @@ struct Kernels {
   /// u: upper triangular k x k, column j at u + j * stride, zero below its diagonal, stride a multiple of
   /// kDoubleLanes. v = u' g and w = u v; g, v, w have `stride` elements, g zero from k on.
   void (*apply_both)(const double* u, size_t stride, size_t k, const double* g, double* v, double* w);
-  /// One slice of reconstruction. slice: (atoms, 16). Signal i of `signals` is the sum over k in
-  /// [offsets[i], offsets[i + 1]) of coefficients[k] times row ids[k] of the slice; its first `width` (1..16)
-  /// values go to out + i * stride. The k-th pair of a signal is added to sum k mod 4, fused; the sums are
-  /// added as (0 + 2) + (1 + 3).
-  void (*combine)(const float* slice, const uint32_t* ids, const float* coefficients, const uint64_t* offsets,
-                  size_t signals, size_t width, float* out, size_t stride);
+  /// One slice of reconstruction. slice: rows of `row` floats, a multiple of 16 up to kTile. Signal i of
+  /// `signals` is the sum over k in [offsets[i], offsets[i + 1]), in order and fused, of coefficients[k]
+  /// times row ids[k] of the slice; its first `width` values (row - 15 to row) go to out + i * stride.
+  void (*combine)(const float* slice, size_t row, const uint32_t* ids, const float* coefficients,
+                  const uint64_t* offsets, size_t signals, size_t width, float* out, size_t stride);
   /// Largest |row[j]| over j < n but for j == skip.
   int16_t (*peak_but)(const int16_t* row, size_t n, size_t skip);
   /// out[j] = in[j] * scale rounded to the nearest integer, ties to even; the products lie within 16 bits.

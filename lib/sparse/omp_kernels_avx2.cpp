@@ -238,37 +238,45 @@ void apply_both(const double* u, size_t stride, size_t k, const double* g, doubl
   }
 }
 
-Floats fused(Floats sum, float factor, const float* row) {
-  const __m256 factors = _mm256_set1_ps(factor);
-  return {_mm256_fmadd_ps(factors, _mm256_loadu_ps(row), sum.low),
-          _mm256_fmadd_ps(factors, _mm256_loadu_ps(row + 8), sum.high)};
+/// Rows ahead that are fetched: enough to cover the third-level cache's latency.
+constexpr uint64_t kAhead = 8;
+
+/// `vectors` registers from column `first` on of the rows of a slice.
+template <size_t vectors>
+void combine_some(const float* slice, size_t row_length, size_t first, const uint32_t* ids,
+                  const float* coefficients, const uint64_t* offsets, size_t signals, float* out,
+                  size_t stride) {
+  const uint64_t all = offsets[signals];
+  for (size_t i = 0; i < signals; ++i) {
+    __m256 sums[vectors];
+    for (size_t v = 0; v < vectors; ++v) sums[v] = _mm256_setzero_ps();
+    for (uint64_t k = offsets[i]; k < offsets[i + 1]; ++k) {
+      const float* row = slice + static_cast<size_t>(ids[k]) * row_length + first;
+      const __m256 factor = _mm256_set1_ps(coefficients[k]);
+      if (k + kAhead < all) {
+        const float* next = slice + static_cast<size_t>(ids[k + kAhead]) * row_length + first;
+        for (size_t v = 0; v < vectors; v += 2)
+          _mm_prefetch(reinterpret_cast<const char*>(next + 8 * v), _MM_HINT_T0);
+      }
+      for (size_t v = 0; v < vectors; ++v)
+        sums[v] = _mm256_fmadd_ps(factor, _mm256_loadu_ps(row + 8 * v), sums[v]);
+    }
+    for (size_t v = 0; v < vectors; ++v) _mm256_storeu_ps(out + i * stride + 8 * v, sums[v]);
+  }
 }
 
-Floats added(Floats a, Floats b) { return {_mm256_add_ps(a.low, b.low), _mm256_add_ps(a.high, b.high)}; }
-
-void combine(const float* slice, const uint32_t* ids, const float* coefficients, const uint64_t* offsets,
-             size_t signals, size_t width, float* out, size_t stride) {
-  const Floats zero = {_mm256_setzero_ps(), _mm256_setzero_ps()};
+void combine(const float* slice, size_t row, const uint32_t* ids, const float* coefficients,
+             const uint64_t* offsets, size_t signals, size_t width, float* out, size_t stride) {
+  size_t first = 0;
+  for (; first + 64 <= width; first += 64)
+    combine_some<8>(slice, row, first, ids, coefficients, offsets, signals, out + first, stride);
+  for (; first + 16 <= width; first += 16)
+    combine_some<2>(slice, row, first, ids, coefficients, offsets, signals, out + first, stride);
+  if (first == width) return;
   for (size_t i = 0; i < signals; ++i) {
-    Floats sums[4] = {zero, zero, zero, zero};
-    uint64_t k = offsets[i];
-    const uint64_t end = offsets[i + 1];
-    for (; k + 4 <= end; k += 4)
-      for (size_t lane = 0; lane < 4; ++lane)
-        sums[lane] = fused(sums[lane], coefficients[k + lane],
-                           slice + static_cast<size_t>(ids[k + lane]) * kFloatLanes);
-    for (size_t lane = 0; k < end; ++k, ++lane)
-      sums[lane] = fused(sums[lane], coefficients[k], slice + static_cast<size_t>(ids[k]) * kFloatLanes);
-    const Floats total = added(added(sums[0], sums[2]), added(sums[1], sums[3]));
-    if (width == kFloatLanes) {
-      _mm256_storeu_ps(out + i * stride, total.low);
-      _mm256_storeu_ps(out + i * stride + 8, total.high);
-    } else {
-      float values[kFloatLanes];
-      _mm256_storeu_ps(values, total.low);
-      _mm256_storeu_ps(values + 8, total.high);
-      for (size_t c = 0; c < width; ++c) out[i * stride + c] = values[c];
-    }
+    float values[16];
+    combine_some<2>(slice, row, first, ids, coefficients, offsets + i, 1, values, 0);
+    memcpy(out + i * stride + first, values, (width - first) * sizeof(float));
   }
 }
 

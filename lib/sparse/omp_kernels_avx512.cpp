@@ -280,25 +280,54 @@ void apply_both(const double* u, size_t stride, size_t k, const double* g, doubl
   }
 }
 
-void combine(const float* slice, const uint32_t* ids, const float* coefficients, const uint64_t* offsets,
-             size_t signals, size_t width, float* out, size_t stride) {
-  const auto mask = static_cast<__mmask16>((1u << width) - 1);
+/// Rows ahead that are fetched: enough to cover the third-level cache's latency.
+constexpr uint64_t kAhead = 8;
+
+template <size_t vectors>
+void combine_some(const float* slice, const uint32_t* ids, const float* coefficients, const uint64_t* offsets,
+                  size_t signals, __mmask16 mask, float* out, size_t stride) {
+  constexpr size_t kRow = 16 * vectors;
+  const uint64_t all = offsets[signals];
   for (size_t i = 0; i < signals; ++i) {
-    __m512 sums[4] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
-    uint64_t k = offsets[i];
-    const uint64_t end = offsets[i + 1];
-    for (; k + 4 <= end; k += 4)
-      for (size_t lane = 0; lane < 4; ++lane) {
-        const float* row = slice + static_cast<size_t>(ids[k + lane]) * kFloatLanes;
-        sums[lane] =
-            _mm512_fmadd_ps(_mm512_set1_ps(coefficients[k + lane]), _mm512_loadu_ps(row), sums[lane]);
+    __m512 sums[vectors];
+    for (size_t v = 0; v < vectors; ++v) sums[v] = _mm512_setzero_ps();
+    for (uint64_t k = offsets[i]; k < offsets[i + 1]; ++k) {
+      const float* row = slice + static_cast<size_t>(ids[k]) * kRow;
+      const __m512 factor = _mm512_set1_ps(coefficients[k]);
+      if (k + kAhead < all) {
+        const float* next = slice + static_cast<size_t>(ids[k + kAhead]) * kRow;
+        for (size_t v = 0; v < vectors; ++v)
+          _mm_prefetch(reinterpret_cast<const char*>(next + 16 * v), _MM_HINT_T0);
       }
-    for (size_t lane = 0; k < end; ++k, ++lane) {
-      const float* row = slice + static_cast<size_t>(ids[k]) * kFloatLanes;
-      sums[lane] = _mm512_fmadd_ps(_mm512_set1_ps(coefficients[k]), _mm512_loadu_ps(row), sums[lane]);
+      for (size_t v = 0; v < vectors; ++v)
+        sums[v] = _mm512_fmadd_ps(factor, _mm512_loadu_ps(row + 16 * v), sums[v]);
     }
-    const __m512 total = _mm512_add_ps(_mm512_add_ps(sums[0], sums[2]), _mm512_add_ps(sums[1], sums[3]));
-    _mm512_mask_storeu_ps(out + i * stride, mask, total);
+    float* to = out + i * stride;
+    for (size_t v = 0; v + 1 < vectors; ++v) _mm512_storeu_ps(to + 16 * v, sums[v]);
+    _mm512_mask_storeu_ps(to + 16 * (vectors - 1), mask, sums[vectors - 1]);
+  }
+}
+
+void combine(const float* slice, size_t row, const uint32_t* ids, const float* coefficients,
+             const uint64_t* offsets, size_t signals, size_t width, float* out, size_t stride) {
+  const auto mask = static_cast<__mmask16>((1u << (16 - (row - width))) - 1);
+  switch (row / 16) {
+    case 1:
+      return combine_some<1>(slice, ids, coefficients, offsets, signals, mask, out, stride);
+    case 2:
+      return combine_some<2>(slice, ids, coefficients, offsets, signals, mask, out, stride);
+    case 3:
+      return combine_some<3>(slice, ids, coefficients, offsets, signals, mask, out, stride);
+    case 4:
+      return combine_some<4>(slice, ids, coefficients, offsets, signals, mask, out, stride);
+    case 5:
+      return combine_some<5>(slice, ids, coefficients, offsets, signals, mask, out, stride);
+    case 6:
+      return combine_some<6>(slice, ids, coefficients, offsets, signals, mask, out, stride);
+    case 7:
+      return combine_some<7>(slice, ids, coefficients, offsets, signals, mask, out, stride);
+    default:
+      return combine_some<8>(slice, ids, coefficients, offsets, signals, mask, out, stride);
   }
 }
 

@@ -10,11 +10,17 @@
 namespace kvcodec {
 namespace {
 
-constexpr size_t kSlice = omp_kernels::kFloatLanes;
+/// Channels of a slice: eight sums of 512 bits, all in registers.
+constexpr size_t kSlice = 128;
 
-/// Signals that one thread takes through all slices: their codes (64 pairs are 512 bytes) stay in the
-/// second-level cache beside the slice.
+/// Signals that one thread takes through all slices. Their codes (64 pairs are 512 bytes) stay in the
+/// second-level cache.
 constexpr size_t kSignalsPerPiece = 256;
+
+/// Floats of the rows of the slice that begins at channel `first`.
+size_t row_of(size_t width, size_t first) {
+  return std::min(kSlice, round_up(width - first, omp_kernels::kFloatLanes));
+}
 
 }  // namespace
 
@@ -26,12 +32,12 @@ std::vector<uint64_t> uniform_offsets(size_t signals, size_t s) {
 
 void Reconstructor::assign(MatrixView<const float> atoms) {
   atoms_ = atoms.rows(), width_ = atoms.cols();
-  const size_t slices = round_up(width_, kSlice) / kSlice;
-  slices_.assign(checked_mul(checked_mul(slices, atoms_), kSlice), 0.0f);
-  parallel_for(slices, 1, [&](size_t slice, size_t, int) {
-    float* out = slices_.data() + slice * atoms_ * kSlice;
-    const size_t first = slice * kSlice, count = std::min(kSlice, width_ - first);
-    for (size_t i = 0; i < atoms_; ++i) std::copy_n(atoms.row(i).data() + first, count, out + i * kSlice);
+  slices_.resize(checked_mul(atoms_, round_up(width_, omp_kernels::kFloatLanes)));
+  parallel_for(width_, kSlice, [&](size_t first, size_t end, int) {
+    const size_t row = row_of(width_, first);
+    float* out = slices_.data() + first * atoms_;
+    for (size_t i = 0; i < atoms_; ++i, out += row)
+      std::fill(std::copy_n(atoms.row(i).data() + first, end - first, out), out + row, 0.0f);
   });
 }
 
@@ -47,9 +53,9 @@ void Reconstructor::run(const CodeView& codes, MatrixView<float> out) const {
   const omp_kernels::Kernels& kernels = omp_kernels::best();
   parallel_for(out.rows(), kSignalsPerPiece, [&](size_t begin, size_t end, int) {
     for (size_t first = 0; first < width_; first += kSlice)
-      kernels.combine(slices_.data() + first * atoms_, codes.ids.data(), codes.coefficients.data(),
-                      codes.offsets.data() + begin, end - begin, std::min(kSlice, width_ - first),
-                      out.row(begin).data() + first, out.stride());
+      kernels.combine(slices_.data() + first * atoms_, row_of(width_, first), codes.ids.data(),
+                      codes.coefficients.data(), codes.offsets.data() + begin, end - begin,
+                      std::min(kSlice, width_ - first), out.row(begin).data() + first, out.stride());
   });
 }
 

@@ -22,8 +22,8 @@ struct CodeView {
 /// offsets for `signals` codes of s pairs each.
 std::vector<uint64_t> uniform_offsets(size_t signals, size_t s);
 
-/// A dictionary laid out for reconstruction: cut in slices of 16 channels, each of them contiguous, so that
-/// the slice in work stays in the second-level cache (512 KiB for 8192 atoms).
+/// A dictionary laid out for reconstruction: cut in slices of 128 channels, each of them contiguous, so that
+/// rows of a slice are runs of whole cache lines and the sums of a slice stay in registers.
 class Reconstructor {
  public:
   Reconstructor() = default;
@@ -34,14 +34,15 @@ class Reconstructor {
   size_t atoms() const { return atoms_; }
   size_t width() const { return width_; }
 
-  /// Writes signal i to row i of out: (codes.signals(), width()). Sums run over each signal's pairs in four
-  /// lanes (pair k in lane k mod 4), fused, whatever the thread count and SIMD level. Throws Error(bad_input)
-  /// for an id that is no atom, or offsets that fall or lead beyond the pairs.
+  /// Writes signal i to row i of out: (codes.signals(), width()). Sums run over each signal's pairs in order,
+  /// fused, whatever the thread count and SIMD level. Throws Error(bad_input) for an id that is no atom, or
+  /// offsets that fall or lead beyond the pairs.
   void run(const CodeView& codes, MatrixView<float> out) const;
 
  private:
   size_t atoms_ = 0, width_ = 0;
-  AlignedVector<float> slices_;  // [ceil(width / 16)][atoms][16], zeros behind width
+  AlignedVector<float> slices_;  // one behind the other, (atoms, 128) each, the last narrower: a multiple of
+                                 // 16, zeros behind width
 };
 
 }  // namespace kvcodec

@@ -166,7 +166,7 @@ TEST_CASE("dictionaries are checked: norms, widths, scales, means") {
 TEST_CASE("reconstruction adds up what the codes say, for any widths and lengths") {
   Rng rng(22);
   for (const size_t n : {1, 2, 100})
-    for (const size_t m : {1, 15, 16, 17, 33, 64})
+    for (const size_t m : {1, 15, 16, 17, 33, 64, 128, 129, 300})
       for (const size_t signals : {0, 1, 3, 300}) {
         const Matrix<float> atoms = gaussian(n, m, rng);
         std::vector<uint64_t> offsets{0};

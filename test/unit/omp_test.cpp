@@ -427,15 +427,15 @@ void check_kernels(const omp_kernels::Kernels& wide, Rng& rng) {
     const std::vector<uint64_t> offsets(std::begin(offsets_of), std::end(offsets_of));
     std::vector<uint32_t> ids(offsets.back());
     for (uint32_t& id : ids) id = static_cast<uint32_t>(rng.below(20));
-    const Matrix<float> slice = gaussian(20, k::kFloatLanes, rng),
-                        coefficients = gaussian(1, ids.size(), rng);
-    for (size_t width = 1; width <= k::kFloatLanes; ++width) {
-      const size_t stride = width + 1;
+    const Matrix<float> coefficients = gaussian(1, ids.size(), rng);
+    for (size_t width = 1; width <= k::kTile; width += width < 34 || width > 120 ? 1 : 11) {
+      const size_t row = round_up(width, k::kFloatLanes), stride = width + 1;
+      const Matrix<float> slice = gaussian(20, row, rng);
       std::vector<float> out[2] = {std::vector<float>(4 * stride, -7.0f),
                                    std::vector<float>(4 * stride, -7.0f)};
       for (const int which : {0, 1})
         (which ? wide : k::scalar::kernels)
-            .combine(slice.data(), ids.data(), coefficients.data(), offsets.data(), 4, width,
+            .combine(slice.data(), row, ids.data(), coefficients.data(), offsets.data(), 4, width,
                      out[which].data(), stride);
       CHECK(out[0] == out[1]);
       for (size_t i = 0; i < 4; ++i) CHECK_EQ(out[1][i * stride + width], -7.0f);
