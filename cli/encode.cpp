@@ -123,7 +123,7 @@ Job make_job(const KvReader& kv, const std::vector<size_t>& chosen, const CodesR
 /// Runs the codec over all pieces, chunk by chunk. Groups and sides one after the other: the writer holds one
 /// at a time.
 void run_codec(const KvReader& kv, const Codec& codec, const std::vector<int>& groups, const Job& job,
-               CodesWriter& writer, uint64_t memory, ProgressBar& bar) {
+               CodesWriter& writer, uint64_t budget, ProgressBar& bar) {
   uint64_t tokens = 0;
   for (const auto& piece : job.pieces) tokens += piece.count;
   const double passes = static_cast<double>(groups.size()) * 2;
@@ -131,9 +131,8 @@ void run_codec(const KvReader& kv, const Codec& codec, const std::vector<int>& g
   for (const int group : groups)
     for (const Side side : kSides) {
       const GroupShape shape = group_shape(kv.model(), group, codec.layer_group(), side);
-      // A quarter for rows and scratch: the writer's buffers, the book and HDF5 want the rest.
       const size_t chunk =
-          chunk_rows(memory / 4, shape.width() * sizeof(float) + codec.scratch_bytes_per_row(shape));
+          chunk_rows(budget, shape.width() * sizeof(float) + codec.scratch_bytes_per_row(shape));
       Matrix<float> rows(std::min<uint64_t>(chunk, tokens), shape.width());
       for (const auto& piece : job.pieces) {
         StreamStore& document = writer.document(side, group, piece.document);
@@ -299,7 +298,8 @@ std::string encode(Command& command) {
                    options.embed_book ? &book->book : nullptr);
   {
     ProgressBar bar("encode", "tokens", options.common.quiet);
-    run_codec(kv, codec, info.groups, job, *writer, options.common.memory_bytes(), bar);
+    run_codec(kv, codec, info.groups, job, *writer,
+              chunk_budget(options.common.memory_bytes(), info.book_bytes), bar);
   }
   std::vector<std::vector<std::string>> histories;
   if (base) histories.push_back(base->type().history);
