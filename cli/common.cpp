@@ -217,6 +217,13 @@ uint64_t machine_memory() {
   return memory;
 }
 
+uint64_t chunk_budget(uint64_t memory, uint64_t book_bytes) {
+  // A codec holds its book about four times over: as read, and laid out for both directions, with a Gram
+  // matrix.
+  const uint64_t held = 4 * book_bytes;
+  return std::max(memory / 32, (memory > held ? memory - held : 0) / 4);
+}
+
 size_t chunk_rows(uint64_t budget, uint64_t bytes_per_row) {
   constexpr uint64_t kMost = 65536;
   return static_cast<size_t>(std::clamp<uint64_t>(budget / std::max<uint64_t>(bytes_per_row, 1), 1, kMost));

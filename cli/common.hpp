@@ -77,6 +77,10 @@ uint64_t parse_size(const std::string& option, const std::string& text);
 /// Memory of the machine, or of the control group this process runs in if that is less. 0 = unknown.
 uint64_t machine_memory();
 
+/// What of --memory goes to chunks of rows: a quarter of what the codec's book leaves, at least a
+/// thirty-second. The rest is for the buffers of readers and writers.
+uint64_t chunk_budget(uint64_t memory, uint64_t book_bytes);
+
 /// Rows that fit `budget` bytes at `bytes_per_row`, within 1 … 65,536: beyond that larger chunks do not run
 /// faster.
 size_t chunk_rows(uint64_t budget, uint64_t bytes_per_row);

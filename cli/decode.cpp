@@ -77,12 +77,12 @@ std::vector<int> chosen_groups(const std::vector<int>& layers, int layer_group) 
 
 class Decoder {
  public:
-  Decoder(const CodesReader& codes, const Codec& codec, std::vector<int> layers, uint64_t memory)
+  Decoder(const CodesReader& codes, const Codec& codec, std::vector<int> layers, uint64_t budget)
       : codes_(codes),
         codec_(codec),
         layers_(std::move(layers)),
         groups_(chosen_groups(layers_, codes.info().layer_group)),
-        budget_(memory / 4) {}
+        budget_(budget) {}
 
   void run(const Part& part, KvWriter& writer, const std::function<void(uint64_t)>& count) {
     for (const int group : groups_)
@@ -175,7 +175,8 @@ std::string decode(Command& command) {
   writer.expect_tokens(total);
   {
     ProgressBar bar("decode", "tokens", options.common.quiet);
-    Decoder decoder(codes, file_codec.codec(), layers, options.common.memory_bytes());
+    Decoder decoder(codes, file_codec.codec(), layers,
+                    chunk_budget(options.common.memory_bytes(), info.book_bytes));
     uint64_t done = 0;
     for (const auto& part : parts) {
       const uint64_t first = info.documents.offsets[part.document] + part.first;

@@ -22,6 +22,12 @@
 namespace kvcodec::cli {
 namespace {
 
+std::vector<std::string> codec_names() {
+  std::vector<std::string> names;
+  for (const CodecEntry& entry : codecs()) names.push_back(entry.name);
+  return names;
+}
+
 struct EncodeOptions final : Options {
   std::string input, codec, book, append, storage;
   bool embed_book = false, pack = false;
@@ -31,10 +37,8 @@ struct EncodeOptions final : Options {
   DocumentSelection documents;
 
   std::vector<OptionField> fields() override {
-    std::vector<std::string> names;
-    for (const CodecEntry& entry : codecs()) names.push_back(entry.name);
     return {
-        {.name = "codec", .help = "how to compress", .target = &codec, .choices = names},
+        {.name = "codec", .help = "how to compress", .target = &codec, .choices = codec_names()},
         {.name = "book", .help = "file of the dictionary or codebooks that the codec needs", .target = &book},
         {.name = "embed-book",
          .help = "put the book into the product, which then decodes by itself",
@@ -59,7 +63,14 @@ struct EncodeOptions final : Options {
 };
 
 /// The codec's options, bound; or, where the help is asked for without a codec, those of all codecs, shown.
-std::unique_ptr<Options> declare_codec(Command& command, const std::string& chosen) {
+std::unique_ptr<Options> declare_codec(Command& command) {
+  std::string chosen = command.peek("codec");
+  const auto names = codec_names();
+  if (std::find(names.begin(), names.end(), chosen) == names.end()) {
+    if (!chosen.empty() && !command.help_wanted())
+      (void)find_codec(chosen);  // throws: the first thing to say
+    chosen.clear();
+  }
   std::unique_ptr<Options> options;
   for (const CodecEntry& entry : codecs()) {
     auto fields = entry.make_options();
@@ -123,7 +134,7 @@ Job make_job(const KvReader& kv, const std::vector<size_t>& chosen, const CodesR
 /// Runs the codec over all pieces, chunk by chunk. Groups and sides one after the other: the writer holds one
 /// at a time.
 void run_codec(const KvReader& kv, const Codec& codec, const std::vector<int>& groups, const Job& job,
-               CodesWriter& writer, uint64_t memory, ProgressBar& bar) {
+               CodesWriter& writer, uint64_t budget, ProgressBar& bar) {
   uint64_t tokens = 0;
   for (const auto& piece : job.pieces) tokens += piece.count;
   const double passes = static_cast<double>(groups.size()) * 2;
@@ -131,9 +142,8 @@ void run_codec(const KvReader& kv, const Codec& codec, const std::vector<int>& g
   for (const int group : groups)
     for (const Side side : kSides) {
       const GroupShape shape = group_shape(kv.model(), group, codec.layer_group(), side);
-      // A quarter for rows and scratch: the writer's buffers, the book and HDF5 want the rest.
       const size_t chunk =
-          chunk_rows(memory / 4, shape.width() * sizeof(float) + codec.scratch_bytes_per_row(shape));
+          chunk_rows(budget, shape.width() * sizeof(float) + codec.scratch_bytes_per_row(shape));
       Matrix<float> rows(std::min<uint64_t>(chunk, tokens), shape.width());
       for (const auto& piece : job.pieces) {
         StreamStore& document = writer.document(side, group, piece.document);
@@ -161,6 +171,7 @@ void check_same_model(const KvReader& kv, const CodesReader& base) {
   differ("key_state", a.key_state, b.key_state);
   differ("rope_theta", a.rope_theta, b.rope_theta);
   differ("model", a.model, b.model);
+  differ("the element type", name_of(kv.dtype()), name_of(base.info().source_dtype));
   if (kv.has_tokens() != base.has_tokens() && base.info().documents.tokens() > 0)
     throw bad_input("{}: {} token ids; {} {}", kv.name(), kv.has_tokens() ? "has" : "has no", base.name(),
                     base.has_tokens() ? "has them" : "has none");
@@ -203,17 +214,111 @@ std::string summary(const FileRate& rate, const std::string& target, const std::
   return table.text();
 }
 
+/// The codes to be written: what they will say of themselves, the codec, and what that stands on. Stays where
+/// it is: the codec points to the book.
+class Encoding {
+ public:
+  /// New codes of chosen layers, by the codec named, with its options.
+  Encoding(const KvReader& kv, const EncodeOptions& options, const Options& codec_options) {
+    const CodecEntry& entry = find_codec(options.codec);
+    codec_options.check();
+    read_book_for(entry, options);
+    info.codec = entry.name;
+    info.model = kv.model();
+    info.source_dtype = kv.dtype();
+    info.storage = kv.dtype() == DType::f32 ? DType::bf16 : kv.dtype();
+    if (!options.storage.empty()) info.storage = dtype_from_name(options.storage);
+    made_ = make_codec(entry, codec_options,
+                       context_of(info.model, info.storage, book_ ? &book_->book : nullptr), options.book);
+    info.parameters = made_->parameters();
+    info.layer_group = made_->layer_group();
+    const auto layers = options.layers.choose(kv.layers(), kv.name());
+    info.groups = options.layers.given()
+                      ? whole_groups(layers, info.layer_group, ErrorKind::usage, "--layers")
+                      : whole_groups(layers, info.layer_group, ErrorKind::bad_input, kv.name() + ": layers");
+    info.packed = options.pack;
+  }
+
+  /// Codes that exist and grow.
+  Encoding(const KvReader& kv, const EncodeOptions& options) : base_(std::in_place, options.append) {
+    check_same_model(kv, *base_);
+    base_codec_.emplace(*base_, options.book);
+    info = base_->info();
+    if (!base_codec_->entry().capabilities.appends)
+      throw usage_error("{}: the codec {} cannot append", base_->name(), info.codec);
+    for (const int group : info.groups)
+      for (int layer = group; layer < group + info.layer_group; ++layer)
+        if (std::find(kv.layers().begin(), kv.layers().end(), layer) == kv.layers().end())
+          throw bad_input("{}: there is no layer {}, which {} has; it has layers {}", kv.name(), layer,
+                          base_->name(), ranges_text(kv.layers()));
+  }
+
+  Encoding(const Encoding&) = delete;
+  Encoding& operator=(const Encoding&) = delete;
+
+  CodesInfo info;
+  const CodesReader* base() const { return base_ ? &*base_ : nullptr; }
+  const Codec& codec() const { return made_ ? *made_ : base_codec_->codec(); }
+
+  std::unique_ptr<CodesWriter> make_writer(OutputFile& output, const Job& job, bool embed_book) const {
+    if (base_) return std::make_unique<CodesWriter>(output, *base_, info, codec(), job.tokens, job.positions);
+    return std::make_unique<CodesWriter>(output, info, codec(), job.tokens, job.positions,
+                                         embed_book ? &book_->book : nullptr);
+  }
+
+  std::vector<std::string> history(const KvReader& kv) const {
+    std::vector<std::vector<std::string>> histories;
+    if (base_) histories.push_back(base_->type().history);
+    histories.push_back(kv.type().history);
+    if (book_) histories.push_back(book_->type.history);
+    return merged_history(histories);
+  }
+
+ private:
+  void read_book_for(const CodecEntry& entry, const EncodeOptions& options) {
+    if (entry.book_type.empty()) {
+      if (!options.book.empty())
+        throw usage_error("the codec {} takes no book; leave out --book", entry.name);
+      if (options.embed_book) throw usage_error("the codec {} has no book to embed", entry.name);
+      return;
+    }
+    if (options.book.empty())
+      throw usage_error("the codec {} needs a {}; name its file with --book", entry.name, entry.book_type);
+    book_ = read_book(options.book, entry.book_type, false);
+    info.book_type = entry.book_type;
+    info.book_digest = book_->digest;
+    info.book_bytes = book_->book.size_bytes();
+  }
+
+  std::optional<BookFile> book_;
+  std::unique_ptr<Codec> made_;
+  std::optional<CodesReader> base_;
+  std::optional<CodecOfFile> base_codec_;
+};
+
+/// What single options cannot say.
+void check_combination(const Command& command, const EncodeOptions& options) {
+  if (options.append.empty() && options.codec.empty())
+    throw usage_error("no codec is named; choose one with --codec: {}", fmt::join(codec_names(), ", "));
+  if (!options.append.empty())
+    for (const char* fixed : {"codec", "layers", "storage", "pack", "embed-book"})
+      if (command.given(fixed))
+        throw usage_error("--append goes on as {} was made; leave out --{}", options.append, fixed);
+  options.output.check(options.common);
+  check_inputs({options.input, options.book, options.append});
+}
+
 }  // namespace
 
 std::string encode(Command& command) {
   EncodeOptions options;
-  command.describe(
-      "KV --codec NAME [options] -o CODES",
-      "Compresses the keys and values of a cache (a kv file, as dump-kv makes it) and writes a codes file. "
-      "Every document is "
-      "coded by itself and decodes by itself. What was spent on what is in the product: see kvcodec info.",
-      "kvcodec encode kv.h5 --codec sparse --book dict.h5 --sparsity 64 -o codes.h5\n"
-      "kvcodec encode kv.h5 --codec kivi --bits 2 -o kivi.h5");
+  command.describe("KV --codec NAME [options] -o CODES",
+                   "Compresses the keys and values of a cache (a kv file, as dump-kv makes it) and writes a "
+                   "codes file. Every "
+                   "document is coded by itself and decodes by itself. What was spent on what is in the "
+                   "product: see kvcodec info.",
+                   "kvcodec encode kv.h5 --codec sparse --book dict.h5 --sparsity 64 -o codes.h5\n"
+                   "kvcodec encode kv.h5 --codec kivi --bits 2 -o kivi.h5");
   command.group("Input and output");
   command.input("KV", "kv file; - is standard input", options.input);
   options.output.declare(command, "codes file to write");
@@ -221,97 +326,36 @@ std::string encode(Command& command) {
   options.documents.declare(command);
   command.group("Coding");
   command.options(options, {{"book", "FILE"}, {"append", "CODES"}});
-  const std::string chosen = command.peek("codec");
-  if (!chosen.empty() && !command.help_wanted()) (void)find_codec(chosen);
-  const auto codec_options = declare_codec(command, chosen);
+  const auto codec_options = declare_codec(command);
   options.common.declare(command);
   command.parse();
-  const bool appending = !options.append.empty();
-  if (appending) {
-    for (const char* fixed : {"codec", "layers", "storage", "pack", "embed-book"})
-      if (command.given(fixed))
-        throw usage_error("--append goes on as {} was made; leave out --{}", options.append, fixed);
-  } else if (chosen.empty()) {
-    throw usage_error("no codec is named; choose one with --codec: {}",
-                      fmt::join(options.fields()[0].choices, ", "));
-  }
-  options.output.check(options.common);
-  check_inputs({options.input, options.book, options.append});
+  check_combination(command, options);
   options.common.apply(command, false);
 
   const auto start = std::chrono::steady_clock::now();
   const KvReader kv(options.input);
-  const auto chosen_documents = options.documents.choose(kv.documents(), kv.name());
-  std::optional<CodesReader> base;
-  std::optional<CodecOfFile> base_codec;
-  std::optional<BookFile> book;
-  std::unique_ptr<Codec> made;
-  CodesInfo info;
-  if (appending) {
-    base.emplace(options.append);
-    check_same_model(kv, *base);
-    base_codec.emplace(*base, options.book);
-    info = base->info();
-    if (!base_codec->entry().capabilities.appends)
-      throw usage_error("{}: the codec {} cannot append", base->name(), info.codec);
-    for (const int group : info.groups)
-      for (int layer = group; layer < group + info.layer_group; ++layer)
-        if (std::find(kv.layers().begin(), kv.layers().end(), layer) == kv.layers().end())
-          throw bad_input("{}: there is no layer {}, which {} has; it has layers {}", kv.name(), layer,
-                          base->name(), ranges_text(kv.layers()));
-  } else {
-    const CodecEntry& entry = find_codec(chosen);
-    codec_options->check();
-    if (entry.book_type.empty() && !options.book.empty())
-      throw usage_error("the codec {} takes no book; leave out --book", chosen);
-    if (!entry.book_type.empty() && options.book.empty())
-      throw usage_error("the codec {} needs a {}; name its file with --book", chosen, entry.book_type);
-    if (options.embed_book && entry.book_type.empty())
-      throw usage_error("the codec {} has no book to embed", chosen);
-    if (!options.book.empty()) book = read_book(options.book, entry.book_type, false);
-    info.model = kv.model();
-    info.source_dtype = kv.dtype();
-    info.storage = kv.dtype() == DType::f32 ? DType::bf16 : kv.dtype();
-    if (!options.storage.empty()) info.storage = dtype_from_name(options.storage);
-    const auto context = context_of(info.model, info.storage, book ? &book->book : nullptr);
-    made = make_codec(entry, *codec_options, context, options.book);
-    info.codec = chosen;
-    info.parameters = made->parameters();
-    info.layer_group = made->layer_group();
-    const auto layers = options.layers.choose(kv.layers(), kv.name());
-    info.groups = options.layers.given()
-                      ? whole_groups(layers, info.layer_group, ErrorKind::usage, "--layers")
-                      : whole_groups(layers, info.layer_group, ErrorKind::bad_input, kv.name() + ": layers");
-    info.packed = options.pack;
-    if (book)
-      info.book_type = entry.book_type, info.book_digest = book->digest,
-      info.book_bytes = book->book.size_bytes();
-  }
-  const Codec& codec = appending ? base_codec->codec() : *made;
-  const Job job = make_job(kv, chosen_documents, base ? &*base : nullptr, info.documents);
+  const auto documents = options.documents.choose(kv.documents(), kv.name());
+  std::optional<Encoding> encoding;
+  if (options.append.empty())
+    encoding.emplace(kv, options, *codec_options);
+  else
+    encoding.emplace(kv, options);
+  const Job job = make_job(kv, documents, encoding->base(), encoding->info.documents);
 
   OutputFile output(options.output.path, options.output.overwrite);
-  std::optional<CodesWriter> writer;
-  if (appending)
-    writer.emplace(output, *base, info, codec, job.tokens, job.positions);
-  else
-    writer.emplace(output, info, codec, job.tokens, job.positions,
-                   options.embed_book ? &book->book : nullptr);
+  auto writer = encoding->make_writer(output, job, options.embed_book);
   {
     ProgressBar bar("encode", "tokens", options.common.quiet);
-    run_codec(kv, codec, info.groups, job, *writer, options.common.memory_bytes(), bar);
+    run_codec(kv, encoding->codec(), encoding->info.groups, job, *writer,
+              chunk_budget(options.common.memory_bytes(), encoding->info.book_bytes), bar);
   }
-  std::vector<std::vector<std::string>> histories;
-  if (base) histories.push_back(base->type().history);
-  histories.push_back(kv.type().history);
-  if (book) histories.push_back(book->type.history);
-  writer->finish(command.provenance(merged_history(histories)));
+  writer->finish(command.provenance(encoding->history(kv)));
   writer.reset();
   const FileRate rate = rate_of(CodesReader(output.path()));
   output.commit();
   if (options.output.to_stdout()) return "";
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  return summary(rate, options.output.path, info.codec, seconds, options.common.json);
+  return summary(rate, options.output.path, encoding->info.codec, seconds, options.common.json);
 }
 
 }  // namespace kvcodec::cli

@@ -116,13 +116,6 @@ std::string kv_info(const InfoOptions& options) {
   const KvReader kv(options.input);
   const auto layers = options.layers.choose(kv.layers(), kv.name());
   const auto documents = options.documents.choose(kv.documents(), kv.name());
-  struct QueryCount {
-    int layer;
-    size_t tokens;
-  };
-  std::vector<QueryCount> queries;
-  for (const int layer : layers)
-    if (const auto q = kv.queries(layer)) queries.push_back({layer, q->token_rows.size()});
 
   if (options.common.json) {
     Json json = json_of(kv.type());
@@ -132,8 +125,7 @@ std::string kv_info(const InfoOptions& options) {
     json["tokens"] = kv.documents().tokens();
     json["has_tokens"] = kv.has_tokens();
     json["file_bytes"] = kv.file_bytes();
-    json["queries"] = Json::array();
-    for (const auto& q : queries) json["queries"].push_back({{"layer", q.layer}, {"tokens", q.tokens}});
+    json["query_tokens"] = kv.query_tokens();
     json["documents"] = chosen_documents_json(kv.documents(), documents);
     return text_of(json);
   }
@@ -144,7 +136,7 @@ std::string kv_info(const InfoOptions& options) {
   facts.add("tokens",
             fmt::format("{}{}", grouped(kv.documents().tokens()), kv.has_tokens() ? "" : " (ids not known)"));
   facts.add("queries",
-            queries.empty() ? "none" : fmt::format("{} tokens per layer", grouped(queries[0].tokens)));
+            kv.query_tokens() == 0 ? "none" : fmt::format("{} tokens per layer", grouped(kv.query_tokens())));
   facts.add("file", fmt::format("{} bytes", grouped(kv.file_bytes())));
   return head_line(kv.name(), kv.type()) + facts.text() +
          documents_text(kv.documents(), documents, options.documents.given()) + history_text(kv.type());

@@ -211,6 +211,10 @@ void KvReader::read(const GroupShape& shape, uint64_t first, MatrixView<float> o
     read(shape.side, shape.first_layer + i, first, out.columns(static_cast<size_t>(i) * width, width));
 }
 
+uint64_t KvReader::query_tokens() const {
+  return impl_->query_position && !impl_->query.empty() ? impl_->query_position->rows() : 0;
+}
+
 std::optional<KvReader::Queries> KvReader::queries(int layer) const {
   const auto place = impl_->query.find(layer);
   if (place == impl_->query.end()) return std::nullopt;

@@ -52,6 +52,8 @@ class KvReader {
     std::vector<float> values;         ///< (token_rows.size(), num_q_heads * head_dim)
   };
   std::optional<Queries> queries(int layer) const;
+  /// Tokens of which queries are stored, the same in every layer; 0 = none.
+  uint64_t query_tokens() const;
 
  private:
   struct Impl;

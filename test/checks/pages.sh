@@ -1,0 +1,96 @@
+#!/usr/bin/env bash
+# Holds the program's help, the manual pages and the README's command table together.
+# usage: pages.sh ROOT PROGRAM              exit 1 and a line per disagreement
+#        pages.sh --self-test ROOT PROGRAM  shows that disagreements are found
+#
+# For each command that `kvcodec help` lists: there is man/kvcodec-COMMAND.1 of that name; its one-line description and the one in
+# the README's table are those of the help; the long options in the help and in the page's lists (.It Fl -…) are the same; a
+# default that the help states as a number stands in the page's item too. kvcodec(1) names every command.
+set -euo pipefail
+
+# "COMMAND<tab>SUMMARY" per line
+commands() { "$1" help | sed -n 's/^  \([a-z][a-z-]*[a-z]\)   *\([a-z].*\)/\1\t\2/p'; }
+
+# Long options at the head of an entry of the help; --no-x counts as itself.
+help_options() { "$1" "$2" --help | grep -oE '^  (-[a-z], )?--[a-z][a-z0-9-]*' | grep -oE -- '--[a-z][a-z0-9-]*' | sort -u; }
+
+# Long options of the page's items.
+page_options() { grep -E '^\.It .*Fl -' "$1" | grep -oE 'Fl -[a-z][a-z0-9-]*' | sed 's/^Fl -/--/' | sort -u; }
+
+# "OPTION DEFAULT" for entries of the help that end in "default NUMBER)"
+help_defaults() {
+  "$1" "$2" --help | awk '
+    /^  (-[a-z], )?--[a-z]/ { for (i = 1; i <= 2; i++) if ($i ~ /^--/) option = $i }
+    /^[^ ]/ { option = "" }
+    option != "" && match($0, /default [0-9.e-]+\)$/) { print option, substr($0, RSTART + 8, RLENGTH - 9); option = "" }'
+}
+
+# The text of an option's item in a page.
+page_item() {
+  awk -v option="$2" '
+    /^\.It / { inside = 0; line = $0; while (match(line, /Fl -[a-z][a-z0-9-]*/)) {
+      if ("--" substr(line, RSTART + 4, RLENGTH - 4) == option) inside = 1
+      line = substr(line, RSTART + RLENGTH) } }
+    /^\.El/ { inside = 0 }
+    inside { print }' "$1"
+}
+
+check() {
+  local root=$1 program=$2 bad=0 command summary page row listed found option value
+  say() { echo "$1"; bad=1; }
+  while IFS=$'\t' read -r command summary; do
+    page=$root/man/kvcodec-$command.1
+    if [[ ! -f $page ]]; then say "$command: there is no man/kvcodec-$command.1"; continue; fi
+    grep -qx "\.Nm kvcodec-$command" "$page" || say "man/kvcodec-$command.1: does not name kvcodec-$command"
+    grep -qxF ".Nd $summary" "$page" || say "man/kvcodec-$command.1: its description is not '$summary'"
+    row="| [\`$command\`](man/kvcodec-$command.1) | $summary |"
+    grep -qxF "$row" "$root/README.md" || say "README.md: the table has no row '$row'"
+    grep -qE "^\.(It )?Xr kvcodec-$command 1" "$root/man/kvcodec.1" || say "man/kvcodec.1: does not list kvcodec-$command"
+    listed=$(help_options "$program" "$command")
+    found=$(page_options "$page")
+    for option in $(comm -23 <(echo "$listed") <(echo "$found")); do say "man/kvcodec-$command.1: lacks $option"; done
+    for option in $(comm -13 <(echo "$listed") <(echo "$found")); do say "man/kvcodec-$command.1: has $option, which the help does not"; done
+    while read -r option value; do
+      [[ -n $option ]] || continue
+      page_item "$page" "$option" | sed 's/,//g' | grep -qE "(^|[^0-9.])${value//./\\.}([^0-9.]|\.?$|\. )" ||
+        say "man/kvcodec-$command.1: does not say that $option is $value by default"
+    done < <(help_defaults "$program" "$command")
+  done < <(commands "$program")
+  [[ -n $(commands "$program") ]] || say "kvcodec help lists no command"
+  for page in "$root"/man/kvcodec-*.1; do
+    command=$(basename "$page" .1)
+    commands "$program" | grep -q "^${command#kvcodec-}$(printf '\t')" || say "man/$command.1: there is no such command"
+  done
+  return $bad
+}
+
+self_test() {
+  local root=$1 program=$2 dir expected found
+  dir=$(mktemp -d)
+  trap "rm -rf '$dir'" EXIT
+  mkdir "$dir/man"
+  cp "$root"/man/*.1 "$dir/man"
+  cp "$root/README.md" "$dir"
+  if ! check "$dir" "$program" >/dev/null; then echo "self-test: help, pages and README disagree to begin with"; exit 1; fi
+  sed -i '/^\.It Fl -bits/d' "$dir/man/kvcodec-encode.1"                      # an option that the page lacks, and its default
+  sed -i 's/^\.It Fl -unpack/.It Fl -unwrap/' "$dir/man/kvcodec-pack-indices.1"  # lacks one, has another
+  sed -i 's/^\.Nd .*/.Nd something else/' "$dir/man/kvcodec-info.1"
+  sed -i '/^| \[`decode`\]/d' "$dir/README.md"
+  cp "$dir/man/kvcodec-info.1" "$dir/man/kvcodec-frob.1"                      # a page without a command
+  rm "$dir/man/kvcodec-eval-recon.1"                                            # a command without a page
+  sed -i '/^\.It Fl -epochs/,/^\.It Fl -[^e]/s/3/7/g' "$dir/man/kvcodec-train-dict.1"  # another default
+  expected=9
+  found=$( (check "$dir" "$program" || true) | wc -l)
+  if ((found != expected)); then
+    echo "self-test: found $found of $expected disagreements:"
+    check "$dir" "$program" || true
+    exit 1
+  fi
+  echo "self-test: all $expected disagreements found"
+}
+
+if [[ ${1:-} == --self-test ]]; then
+  self_test "$2" "$3"
+else
+  check "${1:?usage: pages.sh ROOT PROGRAM}" "${2:?usage: pages.sh ROOT PROGRAM}"
+fi

@@ -1,0 +1,22 @@
+# Codes that grow give what encoding at once gives, for every codec: documents that go on, and new ones.
+set -e
+for codec in none kivi sparse; do
+  case $codec in
+    none) options= book= ;;
+    kivi) options="--bits 2 --group 16 --residual 32" book= ;;
+    sparse) options="--sparsity 4" book="--book data/dict.h5" ;;
+  esac
+  kvcodec encode data/part-1.h5 --codec $codec $options $book -o first.h5 --overwrite --quiet >/dev/null
+  kvcodec encode data/part-2.h5 --append first.h5 $book -o grown.h5 --overwrite --quiet >/dev/null
+  kvcodec encode data/whole.h5 --codec $codec $options $book -o whole.h5 --overwrite --quiet >/dev/null
+  kvcodec decode grown.h5 $book -o grown-kv.h5 --overwrite >/dev/null
+  kvcodec decode whole.h5 $book -o whole-kv.h5 --overwrite >/dev/null
+  kvcodec eval-recon whole-kv.h5 grown-kv.h5 | sed -n 's/^all/'$codec':/p'
+  kvcodec info grown.h5 --json | sed -n '/"streams"/,/"documents"/p' >grown.txt
+  kvcodec info whole.h5 --json | sed -n '/"streams"/,/"documents"/p' >whole.txt
+  cmp grown.txt whole.txt
+  # in place
+  kvcodec encode data/part-2.h5 --append first.h5 $book -o first.h5 --overwrite >/dev/null
+  kvcodec decode first.h5 $book -o first-kv.h5 --overwrite >/dev/null
+  kvcodec eval-recon whole-kv.h5 first-kv.h5 --documents b | sed -n 's/^all/'$codec' in place:/p'
+done

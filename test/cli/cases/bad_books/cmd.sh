@@ -1,0 +1,17 @@
+# Dictionaries of another width, another digest, none at all, or one too many; more atoms per signal than there can be.
+. src/test/cli/refused.sh
+refused encode data/kv.h5 --codec sparse --book data/wide-dict.h5 --sparsity 4 -o x.h5
+refused encode data/kv.h5 --codec sparse --book data/dict.h5 --sparsity 65 -o x.h5
+refused encode data/kv.h5 --codec sparse --book data/dict.h5 --sparsity 33 -o x.h5
+refused encode data/kv.h5 --codec sparse -o x.h5
+refused encode data/kv.h5 --codec sparse --book missing.h5 -o x.h5
+refused encode data/kv.h5 --codec kivi --book data/dict.h5 -o x.h5
+refused encode data/kv.h5 --codec none --embed-book -o x.h5
+refused decode data/sparse.h5 -o x.h5
+refused decode data/sparse.h5 --book data/other-dict.h5 -o x.h5
+refused decode data/none.h5 --book data/dict.h5 -o x.h5
+refused train-dict data/kv.h5 --atoms 64 --sparsity 33 -o x.h5
+refused train-dict data/kv.h5 --atoms 8 --sparsity 9 -o x.h5
+cp data/dict.h5 bad.h5 && damage bad.h5 set /key/atoms 0 3
+refused encode data/kv.h5 --codec sparse --book bad.h5 --sparsity 4 -o x.h5
+ls

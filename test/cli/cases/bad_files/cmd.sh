@@ -1,0 +1,29 @@
+# Files that are not what they should be.
+. src/test/cli/refused.sh
+refused encode missing.h5 --codec none -o x.h5
+refused encode . --codec none -o x.h5
+echo "not HDF5" >text.h5
+refused encode text.h5 --codec none -o x.h5
+refused encode data/none.h5 --codec none -o x.h5
+refused decode data/kv.h5 -o x.h5
+refused decode data/sparse.h5 --book data/kv.h5 -o x.h5
+refused info text.h5
+cp data/kv.h5 bad.h5 && damage bad.h5 truncate 20000
+refused encode bad.h5 --codec none -o x.h5
+cp data/kv.h5 bad.h5 && damage bad.h5 flip /layers/2/key
+refused encode bad.h5 --codec none -o x.h5
+cp data/kv.h5 bad.h5 && damage bad.h5 attribute / kvcodec_version 99
+refused encode bad.h5 --codec none -o x.h5
+cp data/kv.h5 bad.h5 && damage bad.h5 attribute / kvcodec_type picture
+refused info bad.h5
+cp data/kv.h5 bad.h5 && damage bad.h5 attribute / head_dim 17
+refused encode bad.h5 --codec none -o x.h5
+cp data/kv.h5 bad.h5 && damage bad.h5 remove /layers/1/value
+refused encode bad.h5 --codec none -o x.h5
+cp data/kv.h5 bad.h5 && damage bad.h5 resize /layers/1/value 10
+refused encode bad.h5 --codec none -o x.h5
+cp data/none.h5 bad.h5 && damage bad.h5 attribute / codec magic
+refused decode bad.h5 -o x.h5
+cp data/kivi.h5 bad.h5 && damage bad.h5 flip /layers/1/key/codes
+refused decode bad.h5 -o x.h5
+ls

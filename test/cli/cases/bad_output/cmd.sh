@@ -1,0 +1,9 @@
+# An output that cannot be written.
+. src/test/cli/refused.sh
+refused encode data/kv.h5 --codec none -o no/such/folder/x.h5
+mkdir folder
+refused encode data/kv.h5 --codec none -o folder
+refused encode data/kv.h5 --codec none -o folder --overwrite
+refused encode data/kv.h5 --codec none -o ""
+refused encode data/kv.h5 --codec none
+ls -A . folder

@@ -1,0 +1,23 @@
+# Text and token ids that cannot be run.
+. src/test/cli/refused.sh
+model=src/data/demo-model
+run() {
+  refused dump-kv --model "$model" "$@" -o x.h5
+}
+run
+run --text missing.txt
+run --text src/LICENSE
+run --text src/LICENSE --chunk 2000
+run --text src/LICENSE --chunk 0
+run --text src/LICENSE --tokens ids.txt
+mkdir empty && run --text empty
+: >nothing.txt && run --quiet --text nothing.txt
+echo "1 2 three" >ids.txt && run --tokens ids.txt
+printf '1 2\n\n5 4096\n' >ids.txt && run --tokens ids.txt
+echo "1 2 3" >ids.txt && run --tokens ids.txt --queries first:3
+run --tokens ids.txt --queries last:0
+run --tokens ids.txt --layers 9
+run --tokens ids.txt --dtype f64
+run --tokens data/part-2.h5
+refused dump-kv --text src/LICENSE -o x.h5
+ls

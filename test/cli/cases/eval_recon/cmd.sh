@@ -1,0 +1,9 @@
+# The tables, and that JSON holds the same.
+set -e
+kvcodec decode data/kivi.h5 -o kivi.h5 >/dev/null
+kvcodec decode data/none.h5 -o none.h5 >/dev/null
+kvcodec decode data/none.h5 --documents a -o part.h5 >/dev/null
+kvcodec eval-recon data/kv.h5 kivi.h5 --rate data/kivi.h5 --per-head --per-dim
+kvcodec eval-recon data/kv.h5 kivi.h5 none.h5 --rate data/kivi.h5 --rate data/none.h5
+kvcodec eval-recon data/kv.h5 kivi.h5 part.h5
+kvcodec eval-recon data/kv.h5 none.h5 --rate data/kivi.h5 --json | grep -E '"(nmse|snr_db|cosine_mean)"' | sort | uniq -c

@@ -1,0 +1,13 @@
+# One standard input cannot be two files, one standard output cannot be product and result.
+. src/test/cli/refused.sh
+refused eval-recon - - <data/kv.h5
+refused encode data/kv.h5 --codec none -o - --json
+refused decode data/sparse.h5 --book - -o x.h5
+refused info -
+kvcodec info data/kv.h5 >/dev/full
+echo "status $?"
+kvcodec encode data/kv.h5 --codec none -o - >/dev/full
+echo "status $?"
+# A reader that goes away ends the command silently, as a pipe does.
+kvcodec encode data/kv.h5 --codec none -o - | true
+ls
