@@ -39,8 +39,7 @@ struct DecodeOptions final : Options {
          .choices = {"bf16", "f16", "f32"}},
         {.name = "tokens",
          .help = "only tokens A to B-1 of each document, counted from 0; A or B may be left out, and "
-                 "documents that end "
-                 "before A are left out (default: all)",
+                 "documents that end before A are left out (default: all)",
          .target = &tokens},
     };
   }
@@ -142,8 +141,8 @@ std::string decode(Command& command) {
   DecodeOptions options;
   command.describe("CODES [options] -o KV",
                    "Rebuilds a cache, or chosen documents, layers and tokens of it, from a codes file made "
-                   "by any codec, and writes a kv "
-                   "file. Only what is asked for is read. Token ids and positions are kept.",
+                   "by any codec, and writes a kv file. Only what is asked for is read. Token ids and "
+                   "positions are kept.",
                    "kvcodec decode codes.h5 --book dict.h5 -o recon.h5\n"
                    "kvcodec decode codes.h5 --book dict.h5 --documents 3 --tokens 0:128 -o part.h5");
   command.group("Input and output");

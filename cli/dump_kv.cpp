@@ -56,16 +56,15 @@ struct DumpOptions final : Options {
          .help = "model directory as Hugging Face lays it out: config.json, *.safetensors, tokenizer.json",
          .target = &model},
         {.name = "tokens",
-         .help = "token ids instead of text: a text file with one document of ids per line, or the tokens of "
-                 "a kv file",
+         .help = "token ids instead of text: a text file with one document of ids per line, or the tokens "
+                 "of a kv file",
          .target = &tokens},
         {.name = "special",
          .help = "leave out the special tokens (beginning of text) that the tokenizer puts around a document",
          .target = &special},
         {.name = "chunk",
-         .help = "cut documents into pieces of N tokens, each a document that starts at position 0 (default: "
-                 "whole "
-                 "documents; one longer than the model's context is then an error)",
+         .help = "cut documents into pieces of N tokens, each a document that starts at position 0 "
+                 "(default: whole documents; one longer than the model's context is then an error)",
          .target = &chunk,
          .min = 1},
         {.name = "max-tokens", .help = "stop after N tokens (default: all)", .target = &max_tokens, .min = 1},
@@ -414,10 +413,9 @@ std::string dump_kv(Command& command) {
   command.describe(
       "--model DIR (--text PATH ... | --tokens FILE) [options] -o KV",
       "Runs a model over text and stores the keys and values of every layer, token by token, as the model "
-      "computes them: what a "
-      "serving engine holds in its cache after reading the text. Models: Llama, Mistral, Qwen2, Qwen3 and "
-      "what shares their "
-      "architecture. Every text file is a document; --chunk cuts long ones.",
+      "computes them: what a serving engine holds in its cache after reading the text. Models: Llama, "
+      "Mistral, Qwen2, Qwen3 and what shares their architecture. Every text file is a document; --chunk "
+      "cuts long ones.",
       "kvcodec dump-kv --model data/demo-model --text docs/ README.md --chunk 512 -o kv.h5\n"
       "kvcodec dump-kv --model data/demo-model --tokens ids.txt --queries every:16 --dtype f32 -o kv.h5");
   const auto fields = options.fields();

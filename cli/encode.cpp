@@ -48,14 +48,12 @@ struct EncodeOptions final : Options {
          .target = &pack},
         {.name = "append",
          .help = "start from these codes and add the tokens of KV to them, with the codec and the options "
-                 "they were made "
-                 "with; a first document that has the name of the last one stored and goes on at the next "
-                 "position "
-                 "continues it, every other is new",
+                 "they were made with; a first document that has the name of the last one stored and goes "
+                 "on at the next position continues it, every other is new",
          .target = &append},
         {.name = "storage",
-         .help = "16-bit type of tokens that a codec keeps exactly (default: the type of KV; bf16 if that is "
-                 "f32)",
+         .help = "16-bit type of tokens that a codec keeps exactly (default: the type of KV; bf16 if that "
+                 "is f32)",
          .target = &storage,
          .choices = {"bf16", "f16"}},
     };
@@ -314,9 +312,8 @@ std::string encode(Command& command) {
   EncodeOptions options;
   command.describe("KV --codec NAME [options] -o CODES",
                    "Compresses the keys and values of a cache (a kv file, as dump-kv makes it) and writes a "
-                   "codes file. Every "
-                   "document is coded by itself and decodes by itself. What was spent on what is in the "
-                   "product: see kvcodec info.",
+                   "codes file. Every document is coded by itself and decodes by itself. What was spent on "
+                   "what is in the product: see kvcodec info.",
                    "kvcodec encode kv.h5 --codec sparse --book dict.h5 --sparsity 64 -o codes.h5\n"
                    "kvcodec encode kv.h5 --codec kivi --bits 2 -o kivi.h5");
   command.group("Input and output");

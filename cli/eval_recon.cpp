@@ -373,15 +373,13 @@ std::string eval_recon(Command& command) {
   EvalOptions options;
   command.describe("KV RECON ... [--rate CODES ...] [options]",
                    "Measures how far rebuilt caches are from the original: mean squared error, error energy "
-                   "over energy (NMSE), "
-                   "signal-to-noise ratio, largest error, and cosines of every token's heads with what they "
-                   "became (mean and 1st "
-                   "percentile). One RECON gets a table of layers, several are compared in one table. A "
-                   "RECON may hold only some layers, "
-                   "documents or tokens; they are found by name and position.\n\n"
+                   "over energy (NMSE), signal-to-noise ratio, largest error, and cosines of every token's "
+                   "heads with what they became (mean and 1st percentile). One RECON gets a table of layers, "
+                   "several are compared in one table. A RECON may hold only some layers, documents or "
+                   "tokens; they are found by name and position.\n\n"
                    "With --rate, also what it cost: bits per value over everything stored but the book, the "
-                   "ratio to 16 bits without and "
-                   "with the book, and the number of tokens from which the book has paid for itself.",
+                   "ratio to 16 bits without and with the book, and the number of tokens from which the "
+                   "book has paid for itself.",
                    "kvcodec eval-recon kv.h5 recon.h5 --rate codes.h5\n"
                    "kvcodec eval-recon kv.h5 a.h5 b.h5 --rate a-codes.h5 --rate b-codes.h5");
   command.group("Input");

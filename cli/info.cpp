@@ -279,9 +279,8 @@ std::string info(Command& command) {
   InfoOptions options;
   command.describe("FILE [options]",
                    "Says what is in a file of any kvcodec type: what it was made from and how, its shape, "
-                   "its documents; for codes also "
-                   "where every byte went (the ledger) and how each stream lies in the file. Only headers "
-                   "are read, not the data.",
+                   "its documents; for codes also where every byte went (the ledger) and how each stream "
+                   "lies in the file. Only headers are read, not the data.",
                    "kvcodec info codes.h5\n"
                    "kvcodec info codes.h5 --json | jq .rate.bits_per_value");
   command.group("Input");

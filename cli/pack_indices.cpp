@@ -49,9 +49,9 @@ std::string summary(const RepackResult& result, const FileRate& before, const Fi
 std::string pack_indices(Command& command) {
   PackOptions options;
   command.describe("CODES [--unpack] -o CODES",
-                   "Rewrites a codes file with every id in as few bits as its range needs (13 bits for 8,192 "
-                   "atoms) as one continuous bit "
-                   "stream, or plainly again. Nothing is lost either way, and decode reads both.",
+                   "Rewrites a codes file with every id in as few bits as its range needs (13 bits for "
+                   "8,192 atoms) as one continuous bit stream, or plainly again. Nothing is lost either "
+                   "way, and decode reads both.",
                    "kvcodec pack-indices codes.h5 -o packed.h5");
   command.group("Input and output");
   command.input("CODES", "codes file; - is standard input", options.input);

@@ -47,8 +47,7 @@ struct TrainDictOptions final : Options {
          .min = 1},
         {.name = "resume",
          .help = "go on with the training of this dictionary, on the same data; its options hold, and only "
-                 "--epochs, "
-                 "--steps and --tolerance may be given anew",
+                 "--epochs, --steps and --tolerance may be given anew",
          .target = &resume},
     };
   }
@@ -252,12 +251,10 @@ std::string train_dict(Command& command) {
   TrainDictOptions options;
   command.describe("KV ... [options] -o DICT",
                    "Learns the two dictionaries, for keys and for values, that the codec sparse needs, from "
-                   "caches of one model: batches of "
-                   "tokens are coded with the atoms as they are, the atoms follow the gradient of the error, "
-                   "and atoms hardly used are "
-                   "replaced. The loss is error energy over energy. A dictionary serves any cache of the "
-                   "same model; train it on text like "
-                   "that to be compressed.",
+                   "caches of one model: batches of tokens are coded with the atoms as they are, the atoms "
+                   "follow the gradient of the error, and atoms hardly used are replaced. The loss is error "
+                   "energy over energy. A dictionary serves any cache of the same model; train it on text "
+                   "like that to be compressed.",
                    "kvcodec train-dict kv.h5 --atoms 8192 --sparsity 64 --layer-group 4 -o dict.h5\n"
                    "kvcodec train-dict kv.h5 --resume dict.h5 --epochs 6 -o better.h5");
   command.group("Input and output");
