@@ -9,6 +9,7 @@
 // output per second.
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 
 #include "lib/core/rng.hpp"
 #include "lib/sparse/dictionary.hpp"
@@ -109,6 +110,7 @@ void write(const std::string& file, const Matrix<float>& matrix) {
 
 int main(int argc, char** argv) {
   if (argc == 3 && std::strcmp(argv[1], "--export") == 0) {
+    std::filesystem::create_directories(argv[2]);
     for (const Shape& shape : kShapes) {
       const std::string stem = fmt::format("{}/{}_{}", argv[2], shape.n, shape.m);
       write(stem + ".dictionary.f32", make_dictionary(shape));
