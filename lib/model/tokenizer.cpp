@@ -333,9 +333,18 @@ Tokenizer::Impl::Impl(TokenizerSpec spec)
     if (replace) pattern = compile(replace->pattern);
     normalizers.push_back({std::move(step), std::move(pattern)});
   }
+  constexpr size_t kMostSteps = 100;  // they call each other; tokenizers in use have up to four
+  if (spec.pre_tokenizers.size() > kMostSteps) {
+    throw bad_input("{} pre-tokenizers; at most {}", spec.pre_tokenizers.size(), kMostSteps);
+  }
+  bool has_bytes = false;
   for (const PreTokenizer& step : spec.pre_tokenizers) {
     const auto* metaspace = std::get_if<MetaspaceStep>(&step);
     if (metaspace && metaspace->replacement.empty()) throw bad_input("the replacement of Metaspace is empty");
+    // Each would double the length of most text.
+    const bool is_bytes = std::holds_alternative<ByteLevelStep>(step);
+    if (is_bytes && has_bytes) throw bad_input("two ByteLevel pre-tokenizers; at most one is supported");
+    has_bytes = has_bytes || is_bytes;
     steps.push_back(compile(step));
   }
   if (spec.decoders) {
@@ -443,6 +452,11 @@ void Tokenizer::Impl::encode_section(const Section& section, bool is_normalized,
   cut_added_tokens(result, normalized_finder, work, ids, true);
 }
 
+// Replacements that follow each other could blow a text up without end; those in use write a few bytes for
+// one.
+constexpr size_t kMostGrowth = 64;
+constexpr size_t kGrowthOfAny = size_t{1} << 20;  // and what a short text may become in any case
+
 // Keeps account of Section::origin the way the reference's alignments come out: what is put in belongs to
 // where it is put, what replaces a match to the last character of the match.
 std::string Tokenizer::Impl::normalized(const Section& section, size_t& origin, MatchMemory& memory) const {
@@ -472,6 +486,10 @@ std::string Tokenizer::Impl::normalized(const Section& section, size_t& origin, 
                      while (normalizer.pattern->next(text, cursor, memory)) {
                        keep(done, cursor.match_begin);
                        out += step.content;
+                       if (out.size() > kMostGrowth * section.text.size() + kGrowthOfAny) {
+                         throw bad_input("the normalizers make more than {} bytes of {}", out.size(),
+                                         section.text.size());
+                       }
                        const bool is_at_origin =
                            cursor.match_end == 0 ? section.at_origin : cursor.match_end <= origin;
                        if (is_at_origin) from_origin += step.content.size();

@@ -154,7 +154,7 @@ class Tokenizer {
  public:
   /// Throws Error(bad_input) for a specification that contradicts itself: an id or token given twice, an id
   /// above 2^24, a merge of tokens that the vocabulary lacks, a pattern that is wrong or not supported, an
-  /// added token that becomes empty.
+  /// added token that becomes empty, more than 100 pre-tokenizers, ByteLevel twice.
   explicit Tokenizer(TokenizerSpec spec);
   ~Tokenizer();
   Tokenizer(Tokenizer&&) noexcept;

@@ -230,9 +230,22 @@ TEST_CASE("tokenizer: a specification that contradicts itself is refused") {
              s.pre_tokenizers = {SplitStep{{"(a", true}}};
            }),
            "regular expression \"(a\": a '(' without its ')' at byte 2 is not supported");
+  CHECK_EQ(changed([](auto& s) {
+             s.pre_tokenizers = {ByteLevelStep{}, ByteLevelStep{}};
+           }),
+           "two ByteLevel pre-tokenizers; at most one is supported");
+  CHECK_EQ(changed([](auto& s) { s.pre_tokenizers.resize(101, DigitsStep{}); }),
+           "101 pre-tokenizers; at most 100");
   CHECK_EQ(refusal({}), "nothing thrown");  // no tokens at all
   CHECK_EQ(changed([](auto& s) { s.vocabulary.emplace_back("c", 1000); }),
            "nothing thrown");  // ids may have holes
+}
+
+TEST_CASE("tokenizer: replacements that blow the text up end with an error") {
+  TokenizerSpec spec = with_tokens({"a"});
+  for (int i = 0; i < 30; ++i) spec.normalizers.emplace_back(ReplaceNormalizer{{"a", false}, "aaaa"});
+  const Tokenizer tokenizer(std::move(spec));
+  CHECK(message_of([&] { tokenizer.encode("aa", false); }).starts_with("the normalizers make more than "));
 }
 
 TEST_CASE("tokenizer: patterns that may not mean the same are refused") {
