@@ -1,0 +1,305 @@
+#include "lib/entropy/huffman_decoder.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <limits>
+#include <numeric>
+
+#include "lib/core/checked.hpp"
+#include "lib/core/cpu.hpp"
+#include "lib/core/error.hpp"
+#include "lib/entropy/huffman_kernels.hpp"
+
+namespace kvcodec {
+namespace {
+
+using namespace huffman_kernels;
+
+/// Bits of the table's window where the book allows: 16 KiB of entries, half of a first-level cache, and five
+/// look-ups from the 57 bits that one load gives.
+constexpr unsigned kWindow = 11;
+
+/// Symbols that a lane decodes in one go: long runs in parts, short ones several together. With eight lanes
+/// of them the first-level cache has room for the table still.
+constexpr size_t kPartSymbols = 1024;
+
+template <class Symbol>
+void check_symbols(const HuffmanBook& book) {
+  if (book.symbols() > size_t{std::numeric_limits<Symbol>::max()} + 1)
+    throw failed("a book of {} symbols does not fit symbols of {} bytes", book.symbols(), sizeof(Symbol));
+}
+
+/// Throws unless all runs lie within the payload; returns whether there is anything to decode.
+template <class Symbol>
+bool check_runs(const HuffmanBook& book, std::span<const uint8_t> payload, uint64_t first_bit,
+                std::span<const uint32_t> run_bits, MatrixView<Symbol> out) {
+  if (run_bits.size() != out.rows()) throw failed("{} runs, but room for {}", run_bits.size(), out.rows());
+  const uint64_t end = checked_add(first_bit, std::accumulate(run_bits.begin(), run_bits.end(), uint64_t{0}));
+  if (end > uint64_t{payload.size()} * 8)
+    throw bad_input("{} bytes of coded runs end before bit {}", payload.size(), end);
+  if (run_bits.empty()) return false;
+  if (out.cols() > 0 && book.num_codes() == 0)
+    throw bad_input("runs of {} symbols, but a book without codes", out.cols());
+  return true;
+}
+
+[[noreturn]] void refuse(size_t run, size_t symbols, uint32_t bits) {
+  throw bad_input("run {}: its {} bits do not hold {} symbols exactly", run, bits, symbols);
+}
+
+/// Reads the raw values of a decoded run, whose codes take code_bits of its bits; first_bit: where it starts.
+template <class Symbol>
+void read_raw(const HuffmanBook& book, std::span<const uint8_t> payload, uint64_t first_bit,
+              uint64_t code_bits, uint32_t bits, size_t run, std::span<const Symbol> symbols,
+              std::vector<EscapedValue>& escaped) {
+  size_t escapes = 0;
+  const auto escape = static_cast<Symbol>(book.escape());
+  if (book.has_escape()) escapes = static_cast<size_t>(std::count(symbols.begin(), symbols.end(), escape));
+  if (code_bits + escapes * book.escape_bits() != bits) refuse(run, symbols.size(), bits);
+  if (escapes == 0) return;
+  BitReader reader(payload, first_bit + code_bits);
+  for (size_t i = 0; i < symbols.size(); ++i)
+    if (symbols[i] == escape)
+      escaped.push_back(
+          {static_cast<uint32_t>(run), static_cast<uint32_t>(i), reader.get(book.escape_bits())});
+}
+
+/// The bit behind the n-th symbol of a decoded lane: what look-ups beyond n left out is added. Always the
+/// same number of steps and no branch that could be mispredicted.
+template <class Symbol>
+uint64_t end_of(const Lane<Symbol>& lane, size_t n, const uint8_t* lengths) {
+  uint64_t bit = lane.bit;
+  for (size_t i = lane.decoded; i + 1 < lane.decoded + kBytesPerEntry; ++i) {
+    const size_t symbol = lane.out[i];
+    const uint64_t length = lengths[i < n ? symbol : 0];
+    bit += i < n ? length : 0;
+  }
+  return bit;
+}
+
+/// The symbol that starts the window and its length, for every value of the window.
+std::vector<std::pair<uint16_t, uint8_t>> first_symbols(const HuffmanBook& book, unsigned window) {
+  // A book of one code leaves the half behind it unused: it means that symbol too.
+  size_t only = 0;
+  while (only < book.symbols() && book.length(only) == 0) ++only;
+  std::vector<std::pair<uint16_t, uint8_t>> first(size_t{1} << window,
+                                                  {static_cast<uint16_t>(only), uint8_t{1}});
+  for (size_t symbol = 0; symbol < book.symbols(); ++symbol)
+    if (const unsigned length = book.length(symbol); length > 0) {
+      const auto begin = first.begin() + (ptrdiff_t{book.code(symbol)} << (window - length));
+      std::fill_n(begin, size_t{1} << (window - length),
+                  std::pair(static_cast<uint16_t>(symbol), static_cast<uint8_t>(length)));
+    }
+  return first;
+}
+
+}  // namespace
+
+template <class Symbol>
+HuffmanDecoder<Symbol>::HuffmanDecoder(const HuffmanBook& book)
+    : book_(book), window_(std::max(kWindow, book.max_length())) {
+  check_symbols<Symbol>(book);
+  for (size_t symbol = 0; symbol < book.symbols(); ++symbol)
+    lengths_.push_back(static_cast<uint8_t>(book.length(symbol)));
+  if (book.num_codes() == 0) return;
+  constexpr size_t kMost = kBytesPerEntry / sizeof(Symbol);
+  const auto first = first_symbols(book, window_);
+  entries_.resize(first.size());
+  for (size_t value = 0; value < first.size(); ++value) {
+    uint64_t symbols = 0;
+    unsigned bits = 0;
+    size_t count = 0;
+    for (; count < kMost; ++count) {
+      const auto [symbol, length] = first[(value << bits) & (first.size() - 1)];
+      if (bits + length > window_) break;
+      symbols |= uint64_t{symbol} << (8 * sizeof(Symbol) * count);
+      bits += length;
+    }
+    entries_[value] = symbols << 16 | uint64_t{count} << 8 | bits;
+  }
+}
+
+/// What one call of decode_runs works on.
+template <class Symbol>
+struct HuffmanDecoder<Symbol>::Work {
+  std::span<const uint8_t> payload;  // at least 8 bytes
+  std::span<const uint32_t> run_bits;
+  MatrixView<Symbol> out;
+  std::vector<EscapedValue>& escaped;
+  std::vector<uint64_t> starts;  // first bit of each run, and the end of the last one
+  DecodeTable table;
+  bool wide = simd_level() >= SimdLevel::avx2;
+  std::array<Symbol, kLanes*(kPartSymbols + kDecodeSlack)> scratch;
+
+  Work(std::span<const uint8_t> in, uint64_t first_bit, std::span<const uint32_t> bits,
+       MatrixView<Symbol> rows, std::vector<EscapedValue>& values, DecodeTable decode_table)
+      : payload(in), run_bits(bits), out(rows), escaped(values), table(decode_table) {
+    starts.reserve(bits.size() + 1);
+    starts.push_back(first_bit);
+    for (const uint32_t run : bits) starts.push_back(starts.back() + run);
+  }
+
+  /// Room for n symbols of lane k.
+  Symbol* room(size_t k, size_t n) { return scratch.data() + k * (n + kDecodeSlack); }
+
+  /// n symbols in each of the first `count` lanes; the others are there, but what is in them does not matter.
+  void decode(size_t n, Lane<Symbol>* lanes, size_t count) const {
+    const uint8_t* const in = payload.data();
+    if (count == 1)
+      wide ? avx2::decode_lane(table, in, payload.size(), n, lanes)
+           : scalar::decode_lane(table, in, payload.size(), n, lanes);
+    else
+      wide ? avx2::decode_lanes(table, in, payload.size(), n, lanes)
+           : scalar::decode_lanes(table, in, payload.size(), n, lanes);
+  }
+
+  bool copy_and_find(const Symbol* from, size_t rows, size_t n, Symbol wanted, Symbol* to) const {
+    return wide ? avx2::copy_and_find(from, rows, n, wanted, to, out.stride())
+                : scalar::copy_and_find(from, rows, n, wanted, to, out.stride());
+  }
+
+  bool contains(std::span<const Symbol> symbols, Symbol wanted) const {
+    return wide ? avx2::contains(symbols.data(), symbols.size(), wanted)
+                : scalar::contains(symbols.data(), symbols.size(), wanted);
+  }
+
+  /// Lanes may write straight to rows of the output, unless places in different rows lie so near to a
+  /// multiple of 4096 bytes apart that they fight for the same lines of the first-level cache.
+  bool rows_spread() const {
+    constexpr size_t kPage = 4096, kNear = 128;
+    for (size_t rows = 1; rows < kLanes; ++rows) {
+      const size_t apart = rows * out.stride() * sizeof(Symbol) % kPage;
+      if (apart < kNear || apart > kPage - kNear) return false;
+    }
+    return true;
+  }
+};
+
+/// Decodes `chain` runs in each lane as if they were one. They are, as long as there is no escape: where
+/// there is one, or the bits do not come out right, the lane's runs are decoded once more, each by itself.
+template <class Symbol>
+void HuffmanDecoder<Symbol>::decode_chained(Work& work, size_t run, size_t chain) const {
+  const size_t n = work.out.cols();
+  Lane<Symbol> lanes[kLanes];
+  for (size_t k = 0; k < kLanes; ++k) lanes[k] = {work.starts[run + k * chain], work.room(k, chain * n), 0};
+  work.decode(chain * n, lanes, kLanes);
+  bool clean[kLanes];
+  for (size_t k = 0; k < kLanes; ++k) {
+    const size_t first = run + k * chain;
+    const bool escape = work.copy_and_find(lanes[k].out, chain, n, static_cast<Symbol>(book_.escape()),
+                                           work.out.row(first).data());
+    clean[k] = !(escape && book_.has_escape()) &&
+               end_of(lanes[k], chain * n, lengths_.data()) == work.starts[first + chain];
+  }
+  for (size_t k = 0; k < kLanes; ++k)
+    for (size_t i = 0; i < chain && !clean[k]; i += kLanes)
+      decode_group(work, run + k * chain + i, std::min(chain - i, kLanes));
+}
+
+/// Decodes up to kLanes runs, one in each lane.
+template <class Symbol>
+void HuffmanDecoder<Symbol>::decode_group(Work& work, size_t run, size_t count) const {
+  const size_t n = work.out.cols();
+  const auto escape = static_cast<Symbol>(book_.escape());
+  const bool spread = work.rows_spread();
+  uint64_t ends[kLanes];
+  for (size_t k = 0; k < kLanes; ++k) ends[k] = work.starts[run + std::min(k, count - 1)];
+  bool escapes[kLanes] = {};
+  for (size_t first = 0; first < n; first += kPartSymbols) {
+    const size_t part = std::min(n - first, kPartSymbols);
+    // In place, what is written too much is overwritten by the next part.
+    const bool in_place = spread && n - first - part >= kDecodeSlack;
+    Lane<Symbol> lanes[kLanes];
+    for (size_t k = 0; k < kLanes; ++k) {
+      Symbol* const place = in_place && k < count ? work.out.row(run + k).data() + first : work.room(k, part);
+      lanes[k] = {ends[k], place, 0};
+    }
+    work.decode(part, lanes, count);
+    for (size_t k = 0; k < count; ++k) {
+      ends[k] = end_of(lanes[k], part, lengths_.data());
+      if (!in_place)
+        escapes[k] |= work.copy_and_find(lanes[k].out, 1, part, escape, work.out.row(run + k).data() + first);
+      else if (book_.has_escape())
+        escapes[k] |= work.contains({lanes[k].out, part}, escape);
+    }
+  }
+  for (size_t k = 0; k < count; ++k) {
+    const uint64_t start = work.starts[run + k], bits = work.run_bits[run + k];
+    if ((escapes[k] && book_.has_escape()) || ends[k] - start != bits)
+      read_raw<Symbol>(book_, work.payload, start, ends[k] - start, work.run_bits[run + k], run + k,
+                       work.out.row(run + k), work.escaped);
+  }
+}
+
+template <class Symbol>
+void HuffmanDecoder<Symbol>::decode_runs(std::span<const uint8_t> payload, uint64_t first_bit,
+                                         std::span<const uint32_t> run_bits, MatrixView<Symbol> out,
+                                         std::vector<EscapedValue>& escaped) const {
+  if (!check_runs(book_, payload, first_bit, run_bits, out)) return;
+  std::array<uint8_t, 8> tiny{};  // the kernels read eight bytes at a time
+  if (payload.size() < tiny.size()) {
+    std::copy(payload.begin(), payload.end(), tiny.begin());
+    payload = tiny;
+  }
+  Work work(payload, first_bit, run_bits, out, escaped, {entries_.data(), window_});
+  const size_t n = out.cols();
+  const size_t chain = n == 0 ? 0 : std::min(kPartSymbols / n, run_bits.size() / kLanes);
+  size_t run = 0;
+  if (chain > 1)
+    for (; run + chain * kLanes <= run_bits.size(); run += chain * kLanes) decode_chained(work, run, chain);
+  for (; run < run_bits.size(); run += kLanes)
+    decode_group(work, run, std::min(run_bits.size() - run, kLanes));
+}
+
+template <class Symbol>
+HuffmanTreeWalk<Symbol>::HuffmanTreeWalk(const HuffmanBook& book) : book_(book), nodes_(1) {
+  check_symbols<Symbol>(book);
+  for (size_t symbol = 0; symbol < book.symbols(); ++symbol) {
+    size_t node = 0;
+    for (unsigned level = book.length(symbol); level-- > 0;) {
+      const size_t bit = book.code(symbol) >> level & 1;
+      if (nodes_[node].child[bit] == 0) {
+        nodes_[node].child[bit] = static_cast<uint16_t>(nodes_.size());
+        nodes_.emplace_back();
+      }
+      node = nodes_[node].child[bit];
+    }
+    if (book.length(symbol) == 0) continue;
+    nodes_[node].is_symbol = 1;
+    nodes_[node].symbol = static_cast<Symbol>(symbol);
+  }
+  if (book.num_codes() == 1) nodes_[0].child[1] = nodes_[0].child[0];
+}
+
+template <class Symbol>
+void HuffmanTreeWalk<Symbol>::decode_runs(std::span<const uint8_t> payload, uint64_t first_bit,
+                                          std::span<const uint32_t> run_bits, MatrixView<Symbol> out,
+                                          std::vector<EscapedValue>& escaped) const {
+  if (!check_runs(book_, payload, first_bit, run_bits, out)) return;
+  const size_t n = out.cols();
+  uint64_t start = first_bit;
+  for (size_t run = 0; run < run_bits.size(); ++run) {
+    const std::span<Symbol> row = out.row(run);
+    const uint64_t end = start + run_bits[run];
+    uint64_t bit = start;
+    size_t written = 0;
+    unsigned node = 0;
+    for (; written < n && bit < end; ++bit) {
+      node = nodes_[node].child[payload[bit / 8] >> (7 - bit % 8) & 1];
+      row[written] = nodes_[node].symbol;
+      written += nodes_[node].is_symbol;
+      node &= ~(0u - nodes_[node].is_symbol);
+    }
+    if (written < n) refuse(run, n, run_bits[run]);
+    read_raw<Symbol>(book_, payload, start, bit - start, run_bits[run], run, row, escaped);
+    start = end;
+  }
+}
+
+template class HuffmanDecoder<uint8_t>;
+template class HuffmanDecoder<uint16_t>;
+template class HuffmanTreeWalk<uint8_t>;
+template class HuffmanTreeWalk<uint16_t>;
+
+}  // namespace kvcodec

@@ -1,0 +1,78 @@
+// The inner loops of Huffman coding once per instruction set, per lib/core/cpu.hpp: portable code in scalar,
+// the same code with BMI2's shifts in avx2. Inside lib/entropy only.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+namespace kvcodec::huffman_kernels {
+
+/// Decoding table: one entry per value of the next `window` bits, holding all symbols whose codes lie
+/// entirely within them, but no more than fit: 6 symbols of one byte or 3 of two.
+///   bits  0..7   bits of these symbols together, 1..window
+///   bits  8..15  number of symbols, 1..6 or 1..3
+///   bits 16..63  the symbols, the first one lowest
+struct DecodeTable {
+  const uint64_t* entries;
+  unsigned window;  ///< 1..12; up to 11 the decoder makes five look-ups per load of input, else four
+};
+
+inline constexpr size_t kBytesPerEntry = 6;
+
+/// Runs that are decoded side by side, so that the processor has independent work while a look-up waits.
+inline constexpr size_t kLanes = 8;
+
+/// Symbols that may be written behind those asked for: a round of five look-ups and a store of 8 bytes.
+inline constexpr size_t kDecodeSlack = 5 * kBytesPerEntry + 8;
+
+/// One run for each lane: n symbols from bit `bit` of the input on, to `out`, which has room for
+/// n + kDecodeSlack. On return `bit` stands behind the first `decoded` of them, those of whole look-ups: at
+/// most kBytesPerEntry - 1 are missing to n, and they too are in `out`.
+template <class Symbol>
+struct Lane {
+  uint64_t bit;
+  Symbol* out;
+  size_t decoded;
+};
+
+/// Encoding table: per symbol its code from bit 63 downwards, its length in bits 0..5, and one of these flags
+/// where it applies. Up to four entries are added up, so a flag is the lowest of three bits.
+inline constexpr uint64_t kIsEscape = uint64_t{1} << 7;  ///< the escape
+inline constexpr uint64_t kNoCode = uint64_t{1} << 10;   ///< a symbol without a code
+/// Bytes that may be written behind the last bit.
+inline constexpr size_t kEncodeSlack = 8;
+
+#define KVCODEC_HUFFMAN_KERNELS                                                                              \
+  /** Decodes n >= 1 symbols in each of the lanes (all kLanes, or one). Reads nothing outside                \
+      in[0, in_bytes), in_bytes >= 8; where codes run on behind the end, zero bits follow. */                \
+  void decode_lanes(DecodeTable table, const uint8_t* in, size_t in_bytes, size_t n, Lane<uint8_t>* lanes);  \
+  void decode_lanes(DecodeTable table, const uint8_t* in, size_t in_bytes, size_t n, Lane<uint16_t>* lanes); \
+  void decode_lane(DecodeTable table, const uint8_t* in, size_t in_bytes, size_t n, Lane<uint8_t>* lane);    \
+  void decode_lane(DecodeTable table, const uint8_t* in, size_t in_bytes, size_t n, Lane<uint16_t>* lane);   \
+  /** Whether `wanted` is among n symbols. */                                                                \
+  bool contains(const uint8_t* symbols, size_t n, uint8_t wanted);                                           \
+  bool contains(const uint16_t* symbols, size_t n, uint16_t wanted);                                         \
+  /** Copies rows of n symbols, in `from` one behind the other, in `to` to_stride apart, and says whether    \
+      `wanted` is among them. */                                                                             \
+  bool copy_and_find(const uint8_t* from, size_t rows, size_t n, uint8_t wanted, uint8_t* to,                \
+                     size_t to_stride);                                                                      \
+  bool copy_and_find(const uint16_t* from, size_t rows, size_t n, uint16_t wanted, uint16_t* to,             \
+                     size_t to_stride);                                                                      \
+  /** Writes runs of n symbols, `stride` apart, from bit *bit of out on (the bits before it in its byte      \
+     stay), up to and including the first run with a flag; returns how many. *bit moves behind them,         \
+     run_bits[i] becomes the bits of run i, and *flags is not 0 if the last run has the escape (bits 7..9)   \
+     or a symbol without a code (bits 10..12). */                                                            \
+  size_t encode(const uint64_t* table, const uint8_t* symbols, size_t stride, size_t runs, size_t n,         \
+                uint8_t* out, uint64_t* bit, uint32_t* run_bits, uint64_t* flags);                           \
+  size_t encode(const uint64_t* table, const uint16_t* symbols, size_t stride, size_t runs, size_t n,        \
+                uint8_t* out, uint64_t* bit, uint32_t* run_bits, uint64_t* flags);
+
+namespace scalar {
+KVCODEC_HUFFMAN_KERNELS
+}
+namespace avx2 {
+KVCODEC_HUFFMAN_KERNELS
+}
+#undef KVCODEC_HUFFMAN_KERNELS
+
+}  // namespace kvcodec::huffman_kernels

@@ -1,0 +1,40 @@
+// The portable variant; huffman_avx2.cpp is the same code with BMI2.
+#include "lib/entropy/huffman_loops.hpp"
+
+namespace kvcodec::huffman_kernels::scalar {
+
+void decode_lanes(DecodeTable table, const uint8_t* in, size_t in_bytes, size_t n, Lane<uint8_t>* lanes) {
+  decode_runs<kLanes>(table, in, in_bytes, n, lanes);
+}
+void decode_lanes(DecodeTable table, const uint8_t* in, size_t in_bytes, size_t n, Lane<uint16_t>* lanes) {
+  decode_runs<kLanes>(table, in, in_bytes, n, lanes);
+}
+void decode_lane(DecodeTable table, const uint8_t* in, size_t in_bytes, size_t n, Lane<uint8_t>* lane) {
+  decode_runs<1>(table, in, in_bytes, n, lane);
+}
+void decode_lane(DecodeTable table, const uint8_t* in, size_t in_bytes, size_t n, Lane<uint16_t>* lane) {
+  decode_runs<1>(table, in, in_bytes, n, lane);
+}
+
+bool contains(const uint8_t* symbols, size_t n, uint8_t wanted) { return find(symbols, n, wanted); }
+bool contains(const uint16_t* symbols, size_t n, uint16_t wanted) { return find(symbols, n, wanted); }
+
+bool copy_and_find(const uint8_t* from, size_t rows, size_t n, uint8_t wanted, uint8_t* to,
+                   size_t to_stride) {
+  return copy_rows(from, rows, n, wanted, to, to_stride);
+}
+bool copy_and_find(const uint16_t* from, size_t rows, size_t n, uint16_t wanted, uint16_t* to,
+                   size_t to_stride) {
+  return copy_rows(from, rows, n, wanted, to, to_stride);
+}
+
+size_t encode(const uint64_t* table, const uint8_t* symbols, size_t stride, size_t runs, size_t n,
+              uint8_t* out, uint64_t* bit, uint32_t* run_bits, uint64_t* flags) {
+  return encode_runs(table, symbols, stride, runs, n, out, bit, run_bits, flags);
+}
+size_t encode(const uint64_t* table, const uint16_t* symbols, size_t stride, size_t runs, size_t n,
+              uint8_t* out, uint64_t* bit, uint32_t* run_bits, uint64_t* flags) {
+  return encode_runs(table, symbols, stride, runs, n, out, bit, run_bits, flags);
+}
+
+}  // namespace kvcodec::huffman_kernels::scalar

@@ -1,0 +1,71 @@
+// Huffman: any bytes read as a book and runs are refused or decoded; the table and the tree walk agree.
+#include <vector>
+
+#include "lib/entropy/huffman_decoder.hpp"
+#include "test/fuzz/fuzz.hpp"
+
+using namespace kvcodec;
+
+namespace {
+
+template <class Symbol>
+struct Result {
+  bool refused = false;
+  Matrix<Symbol> symbols;
+  std::vector<EscapedValue> escaped;
+};
+
+template <class Symbol, class Decoder>
+Result<Symbol> decode(const Decoder& decoder, std::span<const uint8_t> payload, uint64_t first_bit,
+                      const std::vector<uint32_t>& run_bits, size_t n) {
+  Result<Symbol> result;
+  result.symbols = Matrix<Symbol>(run_bits.size(), n);
+  try {
+    decoder.decode_runs(payload, first_bit, run_bits, result.symbols, result.escaped);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::bad_input) throw;
+    result.refused = true;
+  }
+  return result;
+}
+
+template <class Symbol>
+void decode_both(const HuffmanBook& book, std::span<const uint8_t> payload, uint64_t first_bit,
+                 const std::vector<uint32_t>& run_bits, size_t n) {
+  const auto walked = decode<Symbol>(HuffmanTreeWalk<Symbol>(book), payload, first_bit, run_bits, n);
+  const auto looked_up = decode<Symbol>(HuffmanDecoder<Symbol>(book), payload, first_bit, run_bits, n);
+  if (run_bits.size() == 1) fuzz::require(walked.refused == looked_up.refused);
+  if (walked.refused) return;
+  fuzz::require(!looked_up.refused);
+  fuzz::require(walked.escaped == looked_up.escaped);
+  for (size_t i = 0; i < walked.symbols.size(); ++i)
+    fuzz::require(walked.symbols.data()[i] == looked_up.symbols.data()[i]);
+  for (const EscapedValue& value : walked.escaped)
+    fuzz::require(walked.symbols(value.row, value.position) == book.escape());
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  fuzz::Bytes input(data, size);
+  const size_t n = input.below(1200);
+  std::vector<uint32_t> run_bits(input.byte() % 70);
+  const uint64_t first_bit = input.byte() % 16;
+  const bool wide = input.byte() % 2;
+  for (uint32_t& bits : run_bits) bits = input.below(65536);
+  fuzz::expect_refusal_or_success([&] {
+    BitReader reader(input.rest());
+    const HuffmanBook book = HuffmanBook::read(reader);
+    BitWriter writer;
+    book.write(writer);
+    const auto bytes = writer.finish();
+    BitReader rewritten(bytes);
+    fuzz::require(HuffmanBook::read(rewritten) == book);
+    const auto payload = input.rest().subspan((reader.position() + 7) / 8);
+    if (wide)
+      decode_both<uint16_t>(book, payload, first_bit, run_bits, n);
+    else if (book.symbols() <= 256)
+      decode_both<uint8_t>(book, payload, first_bit, run_bits, n);
+  });
+  return 0;
+}
