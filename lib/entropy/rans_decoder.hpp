@@ -1,0 +1,43 @@
+// rANS decoding of segments; rans.hpp says what a segment is. Takes any bytes: it reads nothing outside the
+// payload and refuses segments that no encoder writes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "lib/core/view.hpp"
+#include "lib/entropy/escaped.hpp"
+#include "lib/entropy/rans.hpp"
+
+namespace kvcodec {
+
+/// Symbol: uint8_t (models of at most 256 symbols, the escape included) or uint16_t.
+template <class Symbol>
+class RansDecoder {
+ public:
+  /// Throws Error(failed) if the model's symbols do not fit the type.
+  explicit RansDecoder(const RansModel& model);
+
+  /// Decodes consecutive segments of out.cols() symbols, the first one at payload[0], segment i of
+  /// segment_bytes[i] bytes, into row i of out: (segment_bytes.size(), n). Escapes stand in out as the
+  /// escape's number; their values are appended to `escaped` in order. Several segments in one call are
+  /// decoded side by side, which is faster. Throws Error(bad_input) naming the segment if the payload ends
+  /// before the segments do, or for a segment that is damaged; out and escaped are then unspecified.
+  void decode_segments(std::span<const uint8_t> payload, std::span<const uint32_t> segment_bytes,
+                       MatrixView<Symbol> out, std::vector<EscapedValue>& escaped) const;
+
+ private:
+  struct Work;
+  void decode_group(Work& work, size_t segment, size_t count) const;
+  void finish(Work& work, size_t segment, size_t done, uint32_t* states, const uint8_t* words) const;
+
+  RansModel model_;
+  // rans_kernels.hpp; either the first or the other two
+  std::vector<uint32_t> narrow_;
+  std::vector<uint16_t> symbols_;
+  std::vector<uint32_t> ranges_;
+};
+
+}  // namespace kvcodec

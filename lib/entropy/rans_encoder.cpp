@@ -1,0 +1,106 @@
+#include "lib/entropy/rans_encoder.hpp"
+
+#include <algorithm>
+#include <bit>
+
+#include "lib/core/error.hpp"
+#include "lib/entropy/rans_kernels.hpp"
+
+namespace kvcodec {
+namespace {
+
+using rans_kernels::kLanes;
+using rans_kernels::kLowestState;
+
+static_assert(std::endian::native == std::endian::little, "words are copied as they lie in memory");
+
+__extension__ using Uint128 = unsigned __int128;
+
+}  // namespace
+
+RansEncoder::RansEncoder(const RansModel& model)
+    : escape_bits_(model.escape_bits()), escape_(model.alphabet()), steps_(model.symbols()) {
+  const uint64_t whole = uint64_t{1} << model.scale();
+  for (size_t symbol = 0; symbol < model.symbols(); ++symbol) {
+    const uint64_t frequency = model.frequency(symbol);
+    if (frequency == 0) continue;
+    Step& step = steps_[symbol];
+    // x' = floor(x / f) * M + x mod f + start = x + start + floor(x / f) * (M - f).
+    step.limit = frequency << (32 - model.scale());
+    step.complement = static_cast<uint32_t>(whole - frequency);
+    step.bias = model.start(symbol);
+    // 2^64 / f rounded up: its error times x < 2^32 stays below 1/f, so the high half of the product is
+    // exact.
+    step.reciprocal = ~uint64_t{0} / frequency + 1;
+    if (frequency == 1) {
+      // 2^64 does not fit. The largest number makes it x - 1 instead of x, and the bias mends that.
+      step.reciprocal = ~uint64_t{0};
+      step.bias += static_cast<uint32_t>(whole - 1);
+    }
+  }
+}
+
+template <class Symbol>
+void RansEncoder::encode(MatrixView<const Symbol> symbols, std::span<const uint32_t> raw,
+                         std::span<uint32_t> segment_bytes, std::vector<uint8_t>& out) const {
+  const size_t n = symbols.cols();
+  if (n > kMaxSegmentSymbols)
+    throw failed("a segment of {} symbols; at most {} are possible", n, kMaxSegmentSymbols);
+  if (segment_bytes.size() != symbols.rows())
+    throw failed("{} segments, but room for the bytes of {}", symbols.rows(), segment_bytes.size());
+  std::vector<uint16_t> words(n + 1);  // at most one for each symbol, filled from the end
+  for (size_t segment = 0; segment < symbols.rows(); ++segment) {
+    const std::span<const Symbol> row = symbols.row(segment);
+    size_t escapes = 0;
+    for (const Symbol symbol : row) {
+      if (symbol >= steps_.size() || steps_[symbol].limit == 0)
+        throw failed("the model has no frequency for symbol {}", symbol);
+      escapes += symbol == escape_;
+    }
+    uint64_t states[kLanes];
+    std::fill_n(states, kLanes, uint64_t{kLowestState});
+    uint16_t* next_word = words.data() + n;
+    const auto push = [&](uint64_t& state, Symbol symbol) {
+      const Step& step = steps_[symbol];
+      const bool full = state >= step.limit;
+      *next_word = static_cast<uint16_t>(state);
+      next_word -= full ? 1 : 0;
+      const uint64_t x = full ? state >> 16 : state;
+      const auto quotient = static_cast<uint64_t>(Uint128{x} * step.reciprocal >> 64);
+      state = x + step.bias + quotient * step.complement;
+    };
+    // Backwards: the decoder takes the words and gives the symbols in the opposite order.
+    for (size_t i = n; i > n / kLanes * kLanes; --i) push(states[(i - 1) % kLanes], row[i - 1]);
+    for (size_t group = n / kLanes; group > 0; --group)
+      for (size_t lane = kLanes; lane-- > 0;) push(states[lane], row[(group - 1) * kLanes + lane]);
+    BitWriter raw_bits;
+    if (escapes > raw.size()) throw failed("fewer raw values than escapes");
+    for (const uint32_t value : raw.first(escapes)) {
+      if (escape_bits_ < 32 && value >> escape_bits_ != 0)
+        throw failed("raw value {} does not fit {} bits", value, escape_bits_);
+      raw_bits.put(value, escape_bits_);
+    }
+    raw = raw.subspan(escapes);
+    const size_t start = out.size();
+    for (const uint64_t state : states)
+      for (unsigned shift = 0; shift < 32; shift += 8) out.push_back(static_cast<uint8_t>(state >> shift));
+    const auto word_bytes = std::as_bytes(std::span(next_word + 1, words.data() + n + 1));
+    const auto* const bytes = reinterpret_cast<const uint8_t*>(word_bytes.data());
+    out.insert(out.end(), bytes, bytes + word_bytes.size());
+    const std::vector<uint8_t> tail = raw_bits.finish();
+    out.insert(out.end(), tail.begin(), tail.end());
+    segment_bytes[segment] = static_cast<uint32_t>(out.size() - start);
+  }
+  if (!raw.empty()) throw failed("{} more raw values than escapes", raw.size());
+}
+
+void RansEncoder::encode_segments(MatrixView<const uint8_t> symbols, std::span<const uint32_t> raw,
+                                  std::span<uint32_t> segment_bytes, std::vector<uint8_t>& out) const {
+  encode(symbols, raw, segment_bytes, out);
+}
+void RansEncoder::encode_segments(MatrixView<const uint16_t> symbols, std::span<const uint32_t> raw,
+                                  std::span<uint32_t> segment_bytes, std::vector<uint8_t>& out) const {
+  encode(symbols, raw, segment_bytes, out);
+}
+
+}  // namespace kvcodec

@@ -1,0 +1,54 @@
+// The inner loops of rANS decoding once per instruction set, per lib/core/cpu.hpp. Inside lib/entropy only.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+namespace kvcodec::rans_kernels {
+
+inline constexpr size_t kLanes = 8;
+inline constexpr uint32_t kLowestState = 1u << 16;
+/// The bytes of words that a group of symbols takes at most, and that the kernels read for it.
+inline constexpr size_t kGroupBytes = kLanes * 2;
+
+/// What a state's low `scale` bits, its slot, mean. Two forms; `narrow` is there where scale <= 12, symbols
+/// are below 256 and frequencies below 4096, the other two where `narrow` is null.
+struct DecodeTable {
+  unsigned scale;
+  /// Per slot: symbol in bits 0..7, slot - start(symbol) in bits 8..19, frequency in bits 20..31.
+  const uint32_t* narrow;
+  /// Per slot its symbol; one element more than slots may be read.
+  const uint16_t* symbols;
+  /// Per symbol: frequency in bits 0..15, start in bits 16..31.
+  const uint32_t* ranges;
+};
+
+/// One segment on its way: the lanes' states, the next words, the place of the next symbols.
+template <class Symbol>
+struct Segment {
+  uint32_t states[kLanes];
+  const uint8_t* words;
+  Symbol* out;
+};
+
+/// Segments that the wide kernels advance together.
+inline constexpr size_t kTogether = 8;
+
+#define KVCODEC_RANS_KERNELS                                                                             \
+  /** Decodes `groups` groups of 8 symbols in each of `count` segments (1 or kTogether), whose words all \
+     have groups * kGroupBytes readable bytes. */                                                        \
+  void decode(const DecodeTable& table, Segment<uint8_t>* segments, size_t count, size_t groups);        \
+  void decode(const DecodeTable& table, Segment<uint16_t>* segments, size_t count, size_t groups);
+
+namespace scalar {
+KVCODEC_RANS_KERNELS
+}
+namespace avx2 {
+KVCODEC_RANS_KERNELS
+}
+namespace avx512 {
+KVCODEC_RANS_KERNELS
+}
+#undef KVCODEC_RANS_KERNELS
+
+}  // namespace kvcodec::rans_kernels

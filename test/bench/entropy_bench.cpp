@@ -1,0 +1,147 @@
+// kvcodec_bench_entropy: coders of quantized values, one core.
+//
+//   kvcodec_bench_entropy [FILE]
+//
+// Prints GB/s of symbols (one byte each) for encoding and decoding, and bits per symbol beside the entropy,
+// on rounded normal values at several entropies, or on the bytes of FILE. Huffman runs have 128 symbols, as
+// the rows of key/value blocks do, and 16384.
+#include <cmath>
+#include <fstream>
+#include <iterator>
+
+#include "lib/core/rng.hpp"
+#include "lib/entropy/histogram.hpp"
+#include "lib/entropy/huffman_decoder.hpp"
+#include "lib/entropy/huffman_encoder.hpp"
+#include "lib/entropy/rans_decoder.hpp"
+#include "lib/entropy/rans_encoder.hpp"
+#include "test/bench/bench.hpp"
+
+using namespace kvcodec;
+
+namespace {
+
+constexpr size_t kSymbols = 1 << 20;
+constexpr int kRepeats = 25;
+constexpr size_t kBlockRuns = 64;  // runs coded by one call, as in a block of keys
+
+std::vector<uint8_t> rounded_normal(double deviation) {
+  Rng rng(1);
+  std::vector<uint8_t> symbols(kSymbols);
+  for (uint8_t& symbol : symbols)
+    symbol = static_cast<uint8_t>(std::lround(std::clamp(deviation * rng.normal(), -100.0, 100.0)) + 128);
+  return symbols;
+}
+
+void print(const std::string& what, const bench::Times& times, size_t symbols) {
+  const auto speed = [&](double seconds) { return double(symbols) / seconds / 1e9; };
+  fmt::print("  {:<40} {:6.2f} GB/s ({:.2f} .. {:.2f})\n", what, speed(times.median()), speed(times.max()),
+             speed(times.min()));
+}
+
+void run_huffman(const std::vector<uint8_t>& symbols, size_t n, unsigned max_length) {
+  const auto counts = histogram(symbols, 255);  // 255 is the escape
+  const auto book = HuffmanBook::from_counts(counts, {.max_length = max_length, .escape_bits = 16});
+  const size_t runs = symbols.size() / n;
+  const size_t used = runs * n;
+  const size_t step = std::min(runs, kBlockRuns);
+  std::vector<uint8_t> known(symbols.begin(), symbols.begin() + ptrdiff_t(used));
+  for (const uint8_t symbol : known) bench::check(book.length(symbol) > 0, "the book lacks a symbol");
+  const HuffmanEncoder encoder(book);
+  std::vector<uint8_t> bytes;
+  std::vector<uint32_t> bits(runs);
+  std::vector<size_t> offsets;
+  const auto encode = [&] {
+    bytes.clear();
+    offsets.clear();
+    for (size_t run = 0; run < runs; run += step) {
+      const size_t count = std::min(step, runs - run);
+      offsets.push_back(bytes.size());
+      encoder.encode_runs(MatrixView<const uint8_t>(known.data() + run * n, count, n), {},
+                          std::span(bits).subspan(run, count), bytes);
+    }
+    offsets.push_back(bytes.size());
+  };
+  const auto encoding = bench::measure(kRepeats, encode);
+  fmt::print(" Huffman, codes <= {} bits, runs of {}: {:.4f} bits\n", max_length, n,
+             double(bytes.size()) * 8 / double(used));
+  print("encode", encoding, used);
+  std::vector<uint8_t> back(used);
+  std::vector<EscapedValue> escaped;
+  const auto decode_with = [&](const auto& decoder, const std::string& what, int repeats) {
+    const auto times = bench::measure(repeats, [&] {
+      for (size_t run = 0, block = 0; run < runs; run += step, ++block) {
+        const size_t count = std::min(step, runs - run);
+        decoder.decode_runs(std::span(bytes).subspan(offsets[block], offsets[block + 1] - offsets[block]), 0,
+                            std::span(bits).subspan(run, count),
+                            MatrixView<uint8_t>(back.data() + run * n, count, n), escaped);
+      }
+    });
+    bench::check(back == known, what);
+    print(what, times, used);
+  };
+  decode_with(HuffmanDecoder<uint8_t>(book), "decode by table", kRepeats);
+  limit_simd(SimdLevel::scalar);
+  decode_with(HuffmanDecoder<uint8_t>(book), "decode by table, without BMI2", kRepeats);
+  limit_simd(SimdLevel::avx512);
+  if (max_length == 11) decode_with(HuffmanTreeWalk<uint8_t>(book), "decode by tree walk", 3);
+}
+
+void run_rans(const std::vector<uint8_t>& symbols, size_t n) {
+  const auto counts = histogram(symbols, 255);
+  const auto model = RansModel::from_counts(counts, {.escape_bits = 8, .scale = 12});
+  const size_t segments = symbols.size() / n;
+  Matrix<uint8_t> known(segments, n);
+  std::vector<uint32_t> raw, sizes(segments);
+  for (size_t i = 0; i < known.size(); ++i) {
+    known.data()[i] = symbols[i];
+    if (model.frequency(symbols[i]) > 0) continue;
+    raw.push_back(symbols[i]);
+    known.data()[i] = static_cast<uint8_t>(model.escape());
+  }
+  const RansEncoder encoder(model);
+  std::vector<uint8_t> bytes;
+  const auto encoding = bench::measure(kRepeats, [&] {
+    bytes.clear();
+    encoder.encode_segments(known, raw, sizes, bytes);
+  });
+  fmt::print(" rANS, scale 12, segments of {}: {:.4f} bits\n", n,
+             double(bytes.size()) * 8 / double(known.size()));
+  print("encode", encoding, known.size());
+  const RansDecoder<uint8_t> decoder(model);
+  for (const SimdLevel level : {SimdLevel::avx512, SimdLevel::avx2, SimdLevel::scalar}) {
+    limit_simd(level);
+    if (simd_level() != level) continue;
+    Matrix<uint8_t> back(segments, n);
+    std::vector<EscapedValue> escaped;
+    const auto times = bench::measure(kRepeats, [&] {
+      escaped.clear();
+      decoder.decode_segments(bytes, sizes, back, escaped);
+    });
+    bench::check(std::equal(known.data(), known.data() + known.size(), back.data()), "rANS symbols");
+    print(fmt::format("decode, {}", name_of(level)), times, known.size());
+  }
+  limit_simd(SimdLevel::avx512);
+}
+
+void run_all(const std::string& name, const std::vector<uint8_t>& symbols) {
+  const auto counts = histogram(symbols, 255);  // 255 is the escape
+  fmt::print("{}: entropy {:.4f} bits\n", name, entropy_bits(counts) / double(symbols.size()));
+  for (const size_t n : {128, 16384}) run_huffman(symbols, n, 11);
+  run_huffman(symbols, 16384, 12);
+  for (const size_t n : {8192, 65536}) run_rans(symbols, n);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  set_num_threads(1);
+  bench::print_header("coders");
+  if (argc > 1) {
+    std::ifstream in(argv[1], std::ios::binary);
+    run_all(argv[1], {std::istreambuf_iterator<char>(in), {}});
+    return 0;
+  }
+  for (const double deviation : {0.4, 0.93, 1.92, 3.9})
+    run_all(fmt::format("rounded normal values, deviation {}", deviation), rounded_normal(deviation));
+}
