@@ -6,6 +6,12 @@
 #include "lib/core/rng.hpp"
 
 namespace kvcodec {
+namespace {
+
+/// Norms this near to 1 are 1 but for the rounding of the entries, 2^-24 each.
+constexpr double kNormRounding = 1e-6;
+
+}  // namespace
 
 void check_atoms(MatrixView<const float> atoms) {
   if (atoms.rows() == 0 || atoms.cols() == 0)
@@ -38,6 +44,7 @@ size_t normalize_atoms(MatrixView<float> atoms) {
       ++unusable;
       continue;
     }
+    if (std::abs(norm - 1) <= kNormRounding) continue;
     for (float& value : atoms.row(i)) value = static_cast<float>(value / norm);
   }
   return unusable;

@@ -25,8 +25,9 @@ struct Dictionary {
   void check(const SignalLayout& layout, size_t num_layers) const;
 };
 
-/// Divides each row by its norm, taken in double. Rows of zeros, or not finite, are left alone and reported:
-/// returns how many.
+/// Divides each row by its norm, taken in double. Rows whose norm is 1 within 1e-6 (the rounding of their
+/// entries) are left as they are, so that doing it twice changes nothing. Rows of zeros, or not finite, are
+/// left alone too: returns how many.
 size_t normalize_atoms(MatrixView<float> atoms);
 
 /// Fills atoms with uniform random rows of norm 1 (He et al., 2015; the paper's start).

@@ -229,6 +229,49 @@ TEST_CASE("OMP with degenerate dictionaries and signals") {
   for (size_t i = 0; i < 10; ++i) CHECK_LE(codes.counts[i], 2);
 }
 
+TEST_CASE("OMP refuses atoms that all but depend on those taken") {
+  // Atoms that rise 0.0003 out of a plane: at most some 1e-6 of their energy, where inner products in float
+  // say nothing any more.
+  Matrix<float> atoms(30, 8);
+  for (size_t i = 0; i < 30; ++i) {
+    const double angle = 0.2 * double(i);
+    atoms(i, 0) = float(std::cos(angle)), atoms(i, 1) = float(std::sin(angle)), atoms(i, 2) = 0.0003f;
+  }
+  Rng rng(12);
+  const Matrix<float> signals = gaussian(20, 8, rng);
+  for (const bool gram : {false, true}) {
+    Omp omp(atoms);
+    if (gram) omp.build_gram();
+    const SparseCodes codes = omp.encode(signals, options_of(6));
+    for (size_t i = 0; i < 20; ++i) {
+      CHECK_LE(codes.counts[i], 2);
+      for (size_t k = 0; k < codes.counts[i]; ++k) CHECK_LE(std::abs(codes.coefficients(i, k)), 40.0);
+    }
+  }
+}
+
+TEST_CASE("OMP coefficients are the least-squares ones to float precision, for coherent atoms too") {
+  Rng rng(13);
+  const Matrix<float> atoms = random_atoms(80, 40, rng, 0.9999);  // inner products near 0.9998
+  const Matrix<float> signals = sparse_signals(60, atoms, 10, 0.3, rng);
+  Omp omp(atoms);
+  omp.build_gram();
+  const SparseCodes codes = omp.encode(signals, options_of(10));
+  size_t compared = 0;
+  for (size_t i = 0; i < signals.rows(); ++i) {
+    const ReferenceCode reference = omp_reference(atoms, signals.row(i), 10);
+    if (!std::equal(reference.ids.begin(), reference.ids.end(), codes.ids.row(i).begin())) continue;
+    ++compared;
+    double largest = 0, error = 0;
+    for (size_t k = 0; k < reference.ids.size(); ++k) {
+      largest = std::max(largest, std::abs(reference.coefficients[k]));
+      error = std::max(error, std::abs(reference.coefficients[k] - codes.coefficients(i, k)));
+    }
+    CHECK_LE(error, 1e-5 * largest);
+  }
+  CHECK_GE(compared, 55);
+}
+
 TEST_CASE("OMP does not depend on the scale of a signal, from the least floats to the largest") {
   Rng rng(8);
   const Matrix<float> atoms = random_atoms(200, 32, rng);

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "lib/codec/sparse_book.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/core/rng.hpp"
@@ -191,6 +192,31 @@ TEST_CASE("training that stops and goes on gives what training without a stop gi
       train_dictionary(source, options, early.dictionary, early.state);
       CHECK((early == whole));
     }
+  }
+}
+
+TEST_CASE("training goes on from a book as if it had never stopped") {
+  const MemorySource source = synthetic(kLayout, 2, 700, 40, 3, 39);
+  SparseBook sparse;
+  sparse.options = quick_options();
+  sparse.num_layers = 2, sparse.heads = kLayout.heads, sparse.head_dim = kLayout.head_dim;
+  struct Killed {};
+  for (const Side side : kSides) {
+    auto& [dictionary, state] = sparse.of(side);
+    try {
+      train_dictionary(source, sparse.options, dictionary, state, [](double done, double, std::string_view) {
+        if (done == 7) throw Killed{};
+      });
+    } catch (const Killed&) {
+    }
+  }
+  SparseBook read = sparse_book_from(to_book(sparse), true);
+  const Trained whole = train(source, quick_options());
+  for (const Side side : kSides) {
+    auto& [dictionary, state] = read.of(side);
+    CHECK_EQ(state.steps, 7);
+    train_dictionary(source, read.options, dictionary, state);
+    CHECK((Trained{dictionary, state} == whole));
   }
 }
 
