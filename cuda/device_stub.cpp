@@ -9,7 +9,8 @@ std::vector<DeviceInfo> devices() { return {}; }
 
 DeviceInfo require_device(int) {
   throw no_device(
-      "no device: this kvcodec was built without CUDA; use --device cpu, or build with -DKVCODEC_CUDA=ON");
+      "no CUDA device: this kvcodec was built without CUDA; use --device cpu, or build with "
+      "-DKVCODEC_CUDA=ON");
 }
 
 }  // namespace kvcodec::cuda

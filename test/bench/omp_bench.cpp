@@ -1,12 +1,12 @@
 // kvcodec_bench_omp: sparse coding and reconstruction at the shapes of SparseCache, on random dictionaries
 // and signals.
 //
-//   kvcodec_bench_omp [--export DIR]
+//   kvcodec_bench_omp [--export DIR | --shape N,M,S]
 //
 // Coding is counted in signals per second with the Gram matrix made before, as for the peers that
-// test/bench/peers_omp.py measures on the same numbers: --export writes them (DIR/<n>_<m>.dictionary.f32 of n
-// x m floats, DIR/<n>_<m>_<s>.signals.f32) instead of measuring. Reconstruction is counted in bytes of 16-bit
-// output per second.
+// test/bench/peers_omp.py measures on the same numbers, in turn with this program: --export writes them
+// (DIR/<n>_<m>.dictionary.f32 of n x m floats, DIR/<n>_<m>_<s>.signals.f32) instead of measuring, --shape
+// measures one shape. Reconstruction is counted in bytes of 16-bit output per second.
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -118,6 +118,19 @@ int main(int argc, char** argv) {
     }
     return 0;
   }
-  bench::print_header("sparse coding");
-  for (const Shape& shape : kShapes) measure_shape(shape);
+  const bool all = argc == 1;
+  if (!all && !(argc == 3 && std::strcmp(argv[1], "--shape") == 0)) {
+    fmt::print(stderr, "usage: kvcodec_bench_omp [--export DIR | --shape N,M,S]\n");
+    return 2;
+  }
+  if (all) bench::print_header("sparse coding");
+  bool measured = false;
+  for (const Shape& shape : kShapes) {
+    if (!all && fmt::format("{},{},{}", shape.n, shape.m, shape.s) != argv[2]) continue;
+    measure_shape(shape);
+    measured = true;
+  }
+  if (measured) return 0;
+  fmt::print(stderr, "kvcodec_bench_omp: there is no shape {}\n", argv[2]);
+  return 2;
 }

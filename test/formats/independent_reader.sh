@@ -36,7 +36,8 @@ check() { # <name of the kv file> <codec and options...>
   run pack-indices codes.h5 --overwrite -o packed.h5
   run decode codes.h5 $book --dtype f32 --overwrite -o recon.h5
   run decode packed.h5 $book --overwrite -o recon-as-source.h5
-  reader decode $book codes.h5 recon.h5 packed.h5 recon.h5 packed.h5 recon-as-source.h5
+  run decode packed.h5 $book --dtype f16 --overwrite -o recon-half.h5
+  reader decode $book codes.h5 recon.h5 packed.h5 recon.h5 packed.h5 recon-as-source.h5 codes.h5 recon-half.h5
 }
 
 book=
@@ -52,12 +53,35 @@ for bits in 1 3 8; do check kv --codec kivi --bits $bits --group 16 --value-grou
 check kv --codec kivi --scale-type f32
 check kv --codec kivi --scale-type bf16 --storage f16
 
-if ! "$kvcodec" train-dict --help >/dev/null 2>&1; then exit 0; fi
-for options in "--layer-group 2" "--signal head --normalize signal --center none" "--normalize none --layer-group 4"; do
-  run train-dict kv.h5 --atoms 100 --sparsity 5 --batch 64 --epochs 1 $options --overwrite -o dict.h5
+train() { # <name of the kv file> <options...>
+  kv=$1
+  shift
+  run train-dict "$kv.h5" --batch 64 --epochs 1 "$@" --overwrite -o dict.h5
   reader check dict.h5
-  book="--book dict.h5"
-  check kv --codec sparse $book
-  check kv --codec sparse $book --error-target 0.5
-  check kv --codec sparse $book --embed-book --pack
+}
+
+book="--book dict.h5"
+sparse() { # <name of the kv file>: codes of one length and of many, plain and packed (by `check`), with the book inside
+  check "$1" --codec sparse $book
+  check "$1" --codec sparse $book --error-target 0.5
+  check "$1" --codec sparse $book --embed-book --pack
+}
+for options in "--layer-group 2" "--signal head --normalize signal --center none" "--normalize none --layer-group 4"; do
+  train kv --atoms 100 --sparsity 5 $options
+  sparse kv
 done
+train large --atoms 300 --sparsity 9
+sparse large
+train half --atoms 64 --sparsity 7 --signal head  # ids of 6 bits, all of them used
+sparse half
+if reader decode $book codes.h5 half.h5 2>/dev/null; then
+  echo "the reader does not notice that values of sparse codes differ"
+  exit 1
+fi
+"$make_kv" --layers 1 --heads 1 --dim 8 --tokens 100 -o small.h5
+train small --atoms 20 --sparsity 3
+check empty --codec sparse $book
+if reader decode $book codes.h5 kv.h5 2>/dev/null; then
+  echo "the reader does not notice another cache"
+  exit 1
+fi

@@ -1,0 +1,45 @@
+#!/bin/sh
+# How the settings of the codec sparse in data/quickstart.sh were chosen: every setting learns from as much text as there is in the
+# manual pages, codes as much of another text as README.md has, at the rate of 2-bit kivi (3 bits per value without the overhead of
+# the file), and the one with the highest mean SNR of keys and values wins. The texts are two that the quickstart does not use.
+# usage: test/bench/quickstart_settings.sh LEARN.txt CODE.txt [BUILD_FOLDER]     e.g. Project Gutenberg's 1342 and 2701
+set -eu
+[ $# -ge 2 ] || { sed -n '2,5s/^# //p' "$0" >&2; exit 2; }
+learn=$(realpath "$1")
+code=$(realpath "$2")
+cd "$(dirname "$0")/../.."
+kvcodec=$(realpath "${3:-build}")/kvcodec
+model=$PWD/data/demo-model
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+man=$PWD/man
+readme=$PWD/README.md
+cd "$work"
+
+number() { # <key>: the number of that name in a JSON result
+  grep -o "\"$1\": *[-0-9.e+]*" | head -n 1 | sed 's/.*: *//'
+}
+tokens_of() { "$kvcodec" dump-kv --model "$model" --text "$1" --layers 0 --queries none --chunk 1024 --overwrite --quiet --json -o tokens.h5 | number tokens; }
+dump() { "$kvcodec" dump-kv --model "$model" --text "$1" --chunk 1024 --max-tokens "$2" --quiet -o "$3" >/dev/null; }
+dump "$learn" "$(tokens_of "$man")" train.h5
+dump "$code" "$(tokens_of "$readme")" kv.h5
+
+width=128 # values of one layer's keys: 2 heads of 64
+echo "atoms group normalize sparsity  bits/value  keys dB  values dB  mean dB"
+for atoms in 512 1024 2048; do
+  bits=$(awk "BEGIN { print 16 + log($atoms) / log(2) }")
+  for group in 1 2 4; do
+    s=$(awk "BEGIN { print int(3 * $group * $width / $bits) }")
+    for normalize in layer signal; do
+      "$kvcodec" train-dict train.h5 --atoms $atoms --layer-group $group --normalize $normalize --sparsity "$s" --overwrite --quiet -o dict.h5 >/dev/null
+      "$kvcodec" encode kv.h5 --codec sparse --book dict.h5 --pack --overwrite --quiet -o codes.h5 >/dev/null
+      "$kvcodec" decode codes.h5 --book dict.h5 --overwrite --quiet -o recon.h5 >/dev/null
+      "$kvcodec" eval-recon kv.h5 recon.h5 --rate codes.h5 --quiet >table
+      rate=$("$kvcodec" info codes.h5 --json | number bits_per_value)
+      awk -v head="$atoms $group $normalize $s" -v rate="$rate" '
+        /^all keys/ { keys = $5 }
+        /^all values/ { values = $5 }
+        END { split(head, h); printf "%5d %5d %9s %8d %11.3f %8.2f %10.2f %8.2f\n", h[1], h[2], h[3], h[4], rate, keys, values, (keys + values) / 2 }' table
+    done
+  done
+done | sort -k 8 -n -r
