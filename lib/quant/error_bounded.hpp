@@ -1,0 +1,82 @@
+// Error-bounded uniform quantization of units of values: the lossy stage of KVComp (Jiang et al., "KVComp: A
+// High-Performance, LLM-Aware, Lossy Compression Framework for KV Cache", 2025, section 3.1.1). Level k of a
+// unit stands for k * step, so the grid has a level at 0; symbol s of a value stands for level
+//
+//     k = s - kZeroSymbol + origin,    reconstruction = float(k) * step   (a product of two floats)
+//
+// where origin is 0 or, for columns, a level near the column's mean, so that channels far from 0 need no more
+// symbols than others and all share one distribution.
+//
+// The promise: for every value whose symbol is not kExactSymbol, the reconstruction as a float and the
+// reconstruction rounded to the 16-bit type of the values both lie within the unit's bound of the value. It
+// is checked value by value; what fails (rounding to 16 bits, more levels than symbols) gets kExactSymbol,
+// and the caller stores it exactly.
+//
+// Steps are stored in f16. The widest step that can keep the promise is twice the bound, but at some sizes of
+// value rounding to 16 bits then leaves it. So a step may be made a little smaller, where the bits that this
+// costs are fewer than those of the values that would fail.
+//
+// All functions take finite values, run on the calling thread and give the same result at every SIMD level.
+// They throw Error(failed) if shapes do not fit together.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "lib/core/dtype.hpp"
+#include "lib/core/view.hpp"
+
+namespace kvcodec {
+
+/// How far a value may come back from where it was. Of the bounds that are > 0 the smallest holds; at least
+/// one must be.
+struct ErrorBound {
+  double range = 0;      ///< in units of max - min of the unit (half of KVComp's relative scale)
+  double absolute = 0;   ///< in the values' own unit
+  double magnitude = 0;  ///< in units of the largest |value| of the unit
+};
+
+/// Symbol of the origin of a unit.
+inline constexpr int kZeroSymbol = 127;
+
+/// The value has no symbol within the bound: it is to be stored exactly.
+inline constexpr uint8_t kExactSymbol = 255;
+
+/// Which values of an (n, c) matrix have a step in common.
+enum class UnitShape {
+  column,  ///< one channel over all rows; c units
+  row,     ///< one token over all columns; n units
+  block,   ///< all; 1 unit
+};
+
+/// How many units (hence steps) an (n, c) matrix has.
+constexpr size_t unit_count(UnitShape unit, size_t rows, size_t columns) {
+  return unit == UnitShape::column ? columns : unit == UnitShape::row ? rows : 1;
+}
+
+/// Chooses the step of every unit. x: (n, c), values of `storage` (f16 or bf16). steps, bounds: unit_count
+/// values each. A step is a value of f16, >= 0, at most twice the bound, except that units of one value
+/// repeated may get this value's magnitude as their step and come back exactly. 0: only values within the
+/// bound of 0 can be represented (the unit is all zeros, or its step would be below the smallest of f16).
+/// bounds: what `bound` means for each unit, rounded down to a float. Throws Error(usage) if no bound is > 0.
+void fit_steps(MatrixView<const float> x, UnitShape unit, const ErrorBound& bound, DType storage,
+               std::span<float> steps, std::span<float> bounds);
+
+/// Quantizes with given steps and bounds, which may come from a wider matrix (one step for a token's values
+/// of all heads, say). x: (n, c), values of `storage`. steps, bounds: unit_count values. origins: c values,
+/// for units of columns and blocks, or empty: all origins 0. symbols: (n, c).
+void quantize_with(MatrixView<const float> x, UnitShape unit, std::span<const float> steps,
+                   std::span<const float> bounds, DType storage, std::span<int16_t> origins,
+                   MatrixView<uint8_t> symbols);
+
+/// fit_steps and quantize_with on the same matrix.
+void quantize_bounded(MatrixView<const float> x, UnitShape unit, const ErrorBound& bound, DType storage,
+                      std::span<float> steps, std::span<int16_t> origins, MatrixView<uint8_t> symbols);
+
+/// The inverse; shapes as in quantize_with, out: (n, c). Where the symbol is kExactSymbol, out is finite and
+/// means nothing: the caller puts the value there.
+void dequantize_bounded(MatrixView<const uint8_t> symbols, UnitShape unit, std::span<const float> steps,
+                        std::span<const int16_t> origins, MatrixView<float> out);
+
+}  // namespace kvcodec

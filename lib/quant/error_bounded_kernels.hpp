@@ -1,0 +1,70 @@
+// The loops of error_bounded.hpp once per instruction set. Inside lib/quant only; raw pointers because wide
+// compile units share no inline code (see lib/core/cpu.hpp).
+//
+// Every result is a function of one value and its grid, a count, an extreme, or a sum in the order of rows:
+// none depends on the width of the instructions.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+namespace kvcodec::error_bounded_kernels {
+
+/// Rows of a matrix; row i starts at data + i * stride.
+struct Values {
+  const float* data;
+  size_t rows, cols, stride;
+};
+
+/// Grids, one per column or one per row: level k stands for k * steps[i], its symbol is k + offsets[i].
+struct Grids {
+  const float* steps;
+  const float* inverses;  ///< 1 / step, 0 where the step is 0
+  const float* bounds;    ///< what |reconstruction - value| may be
+  const float* offsets;   ///< integers
+};
+
+/// The wide tables take only a number of columns that is a multiple of this; scalar takes any.
+constexpr size_t kColumns = 16;
+
+/// Levels beyond it are not told apart: no offset of 16 bits gives them a symbol.
+constexpr float kLargestLevel = 40000;
+
+/// Added and subtracted, it rounds a float below 2^22 to the nearest integer, ties to even.
+constexpr float kRounder = 0x1.8p23f;
+
+/// The largest symbol of a level; the next one is the exact symbol (error_bounded.hpp).
+constexpr float kLargestSymbol = 254;
+
+/// Each function comes twice: for grids of columns and for grids of rows. `brain`: rounded values are bf16,
+/// otherwise f16.
+struct Table {
+  /// low = min(low, values), high = max(high, values).
+  void (*extremes_of_columns)(Values x, float* low, float* high);
+  void (*extremes_of_rows)(Values x, float* low, float* high);
+  /// sums += values, row after row.
+  void (*sums_of_columns)(Values x, float* sums);
+  /// failures += how many values do not come back within their bound. Symbols may be of any size.
+  void (*failures_of_columns)(Values x, Grids grids, bool brain, uint32_t* failures);
+  void (*failures_of_rows)(Values x, Grids grids, bool brain, uint32_t* failures);
+  /// symbols: row i starts at symbols + i * symbol_stride.
+  void (*quantize_columns)(Values x, Grids grids, bool brain, uint8_t* symbols, size_t symbol_stride);
+  void (*quantize_rows)(Values x, Grids grids, bool brain, uint8_t* symbols, size_t symbol_stride);
+  /// out has `rows` rows and `cols` columns. Of the grids, steps and offsets are read.
+  void (*dequantize_columns)(const uint8_t* symbols, size_t symbol_stride, Grids grids, float* out,
+                             size_t rows, size_t cols, size_t stride);
+  void (*dequantize_rows)(const uint8_t* symbols, size_t symbol_stride, Grids grids, float* out, size_t rows,
+                          size_t cols, size_t stride);
+};
+
+namespace scalar {
+const Table& table();
+}
+namespace avx2 {
+const Table& table();
+}
+namespace avx512 {
+const Table& table();
+}
+
+}  // namespace kvcodec::error_bounded_kernels
