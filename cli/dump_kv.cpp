@@ -8,9 +8,11 @@
 //
 //   kvcodec dump-kv --model data/demo-model --text docs/ README.md --chunk 512 -o kv.h5
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <chrono>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
@@ -29,6 +31,7 @@
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/model/llama.hpp"
+#include "lib/model/tokenizer_unicode.hpp"
 
 namespace kvcodec::cli {
 namespace {
@@ -151,13 +154,28 @@ std::string read_text(const std::string& file) {
   std::ifstream opened;
   if (file != "-") {
     std::error_code error;
+    if (fs::is_directory(file, error)) throw bad_input("{}: is a folder; a text file is wanted here", file);
+    errno = 0;
     opened.open(file, std::ios::binary);
-    if (!opened || fs::is_directory(file, error)) throw bad_input("{}: cannot be read", file);
+    if (!opened) throw bad_input("{}: cannot be read: {}", file, std::strerror(errno));
   }
   std::istream& in = file == "-" ? std::cin : opened;
   std::string text{std::istreambuf_iterator<char>(in), {}};
   if (in.bad()) throw bad_input("{}: cannot be read to its end", file);
   return text;
+}
+
+/// Refuses what is no text at all (images, programs, UTF-16), and speaks up where the tokenizer will have to
+/// replace bytes.
+void check_is_text(const std::string& file, std::string_view text, bool quiet) {
+  if (const size_t zero = text.find('\0'); zero != std::string_view::npos)
+    throw bad_input("{}: byte {} is zero: this is no text in UTF-8", file, zero);
+  const size_t good = valid_utf8_prefix(text);
+  if (good < text.size() && !quiet)
+    std::fputs(fmt::format("kvcodec dump-kv: note: {}: byte {} is not UTF-8; such bytes are read as U+FFFD\n",
+                           file, good)
+                   .c_str(),
+               stderr);
 }
 
 /// Ids that the tokenizer puts before and behind a text.
@@ -255,6 +273,7 @@ std::vector<Document> load_documents(const DumpOptions& options, const ModelConf
     if (options.special) around = template_of(tokenizer);
     for (const auto& file : text_files(options.texts)) {
       const std::string text = read_text(file);
+      check_is_text(file, text, options.common.quiet);
       sources.push_back({file, with_context(file, [&] { return tokenizer.encode(text, false); })});
     }
   } else {

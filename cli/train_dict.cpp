@@ -194,6 +194,17 @@ struct SideResult {
   double seconds = 0;
 };
 
+/// With so little data every signal gets an atom of its own, and the loss says nothing.
+void note_little_data(uint64_t signals, int64_t atoms) {
+  if (signals >= static_cast<uint64_t>(atoms)) return;
+  std::fputs(
+      fmt::format("kvcodec train-dict: note: {} signals for {} atoms; there should be many more signals "
+                  "than atoms\n",
+                  grouped(signals), grouped(static_cast<uint64_t>(atoms)))
+          .c_str(),
+      stderr);
+}
+
 /// Mean of the newest losses: batches differ too much for a single one to say anything.
 double recent_loss(const std::vector<double>& loss) {
   const size_t count = std::min(loss.size(), kStableSteps);
@@ -290,6 +301,9 @@ std::string train_dict(Command& command) {
   const ModelInfo& model = files.front().model();
   const auto layers = options.layers.choose(files.front().layers(), files.front().name());
   const auto layer_group = static_cast<int>(options.training.layer_group);
+  if (layer_group < 1 || model.num_layers % layer_group != 0)
+    throw usage_error("--layer-group is {}; it must divide the model's {} layers", layer_group,
+                      model.num_layers);
   const auto groups = options.layers.given() ? whole_groups(layers, layer_group, ErrorKind::usage, "--layers")
                                              : whole_groups(layers, layer_group, ErrorKind::bad_input,
                                                             files.front().name() + ": layers");
@@ -315,6 +329,8 @@ std::string train_dict(Command& command) {
     auto& [dictionary, training] = sparse.of(side);
     SideResult result{side, signals.tokens() * groups.size() * signals.layout().signals_per_row(),
                       training.steps, 0};
+    if (side == Side::key && !options.common.quiet)
+      note_little_data(result.signals_per_epoch, options.training.atoms);
     {
       ProgressBar bar(fmt::format("train-dict {}s", name_of(side)), "steps", options.common.quiet);
       train_dictionary(signals, options.training, dictionary, training, bar.callback());

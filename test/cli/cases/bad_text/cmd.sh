@@ -6,6 +6,8 @@ run() {
 }
 run
 run --text missing.txt
+printf 'caf\303\251 \351\0' >binary.txt && run --text src/LICENSE --text binary.txt --chunk 512
+run --tokens data
 run --text src/LICENSE
 run --text src/LICENSE --chunk 2000
 run --text src/LICENSE --chunk 0
@@ -19,5 +21,8 @@ run --tokens ids.txt --queries last:0
 run --tokens ids.txt --layers 9
 run --tokens ids.txt --dtype f64
 run --tokens data/part-2.h5
+printf 'caf\303\251 \351t\351' >latin1.txt
+kvcodec dump-kv --model "$model" --text latin1.txt -o latin1.h5 2>&1 >/dev/null
+kvcodec dump-kv --model "$model" --text latin1.txt --quiet --overwrite -o latin1.h5 2>&1 >/dev/null
 refused dump-kv --text src/LICENSE -o x.h5
 ls

@@ -9,3 +9,4 @@ kvcodec train-dict data/whole.h5 --signal head --layers 2,3 --documents b --atom
 kvcodec encode data/whole.h5 --codec sparse --book heads.h5 --layers 2-3 -o codes.h5 >/dev/null
 kvcodec decode codes.h5 --book heads.h5 --json -o recon.h5 | tr -d ' \n' | sed 's/,"seconds.*//'
 echo
+kvcodec train-dict data/wide.h5 --documents a --layers 0 --atoms 61 --sparsity 4 --epochs 1 -o little.h5 | grep -c "^key"
