@@ -25,12 +25,7 @@ Grid grid_at(const Grids& grids, size_t i) {
   return {grids.steps[i], grids.inverses[i], grids.bounds[i], grids.offsets[i]};
 }
 
-float level_of(float x, const Grid& grid) {
-  float level = x * grid.inverse;
-  level = level > -kLargestLevel ? level : -kLargestLevel;
-  level = level < kLargestLevel ? level : kLargestLevel;
-  return (level + kRounder) - kRounder;
-}
+float level_of(float x, const Grid& grid) { return (x * grid.inverse + kRounder) - kRounder; }
 
 /// Both differences are exact wherever they matter, so the comparison is one of real numbers: a level other
 /// than 0 lies within a factor of 4 of its value, the value and its rounded reconstruction are multiples of
@@ -163,14 +158,20 @@ class GridBatch {
     inverses_[i] = step > 0 ? 1 / step : 0.0f;
   }
   void set_bound(size_t i, float bound) { bounds_[i] = bound; }
-  void set_origin(size_t i, int origin) { offsets_[i] = static_cast<float>(kZeroSymbol - origin); }
+  void set_origin(size_t i, int origin) {
+    offsets_[i] = static_cast<float>(kZeroSymbol - origin);
+    bases_[i] = static_cast<uint32_t>(kZeroSymbol - origin) - kernels::kRounderBits;
+  }
 
   float step(size_t i) const { return steps_[i]; }
   float inverse(size_t i) const { return inverses_[i]; }
-  kernels::Grids from(size_t i) const { return {steps_ + i, inverses_ + i, bounds_ + i, offsets_ + i}; }
+  kernels::Grids from(size_t i) const {
+    return {steps_ + i, inverses_ + i, bounds_ + i, offsets_ + i, bases_ + i};
+  }
 
  private:
   float steps_[kBatch] = {}, inverses_[kBatch] = {}, bounds_[kBatch] = {}, offsets_[kBatch] = {};
+  uint32_t bases_[kBatch] = {};
 };
 
 kernels::Values values_of(MatrixView<const float> x) { return {x.data(), x.rows(), x.cols(), x.stride()}; }
@@ -451,18 +452,14 @@ float fit_block(MatrixView<const float> x, const ErrorBound& bound, bool brain, 
 
 // Origins ------------------------------------------------------------------------------------------
 
-float rounded_level(float level) {
-  level = level > -kernels::kLargestLevel ? level : -kernels::kLargestLevel;
-  level = level < kernels::kLargestLevel ? level : kernels::kLargestLevel;
-  return (level + kernels::kRounder) - kernels::kRounder;
-}
+float nearest_level(float x, float inverse) { return (x * inverse + kernels::kRounder) - kernels::kRounder; }
 
 /// The level nearest to the mean, moved as far as needed for all levels between low and high to get symbols,
 /// if there are so few.
 int16_t origin_of(float mean, float low, float high, float inverse) {
   constexpr float kBelow = kZeroSymbol, kAbove = kernels::kLargestSymbol - kZeroSymbol;
-  float origin = rounded_level(mean * inverse);
-  const float least = rounded_level(high * inverse) - kAbove, most = rounded_level(low * inverse) + kBelow;
+  float origin = nearest_level(mean, inverse);
+  const float least = nearest_level(high, inverse) - kAbove, most = nearest_level(low, inverse) + kBelow;
   if (least <= most) origin = std::clamp(origin, least, most);
   return static_cast<int16_t>(std::clamp(origin, -32768.0f, 32767.0f));
 }
@@ -475,8 +472,11 @@ void choose_origins(MatrixView<const float> x, const GridBatch& grids, std::span
     table.sums_of_columns(values_of(x.columns(first, count)), sums + first);
   });
   const float share = 1 / static_cast<float>(x.rows());
-  for (size_t j = 0; j < x.cols(); ++j)
-    origins[j] = origin_of(sums[j] * share, extremes.low[j], extremes.high[j], grids.inverse(j));
+  for (size_t j = 0; j < x.cols(); ++j) {
+    const float low = extremes.low[j], high = extremes.high[j];
+    const float mean = std::isfinite(sums[j]) ? sums[j] * share : low / 2 + high / 2;  // bf16 sums overflow
+    origins[j] = origin_of(mean, low, high, grids.inverse(j));
+  }
 }
 
 // Checks -------------------------------------------------------------------------------------------

@@ -22,19 +22,19 @@ struct Grids {
   const float* inverses;  ///< 1 / step, 0 where the step is 0
   const float* bounds;    ///< what |reconstruction - value| may be
   const float* offsets;   ///< integers
+  const uint32_t* bases;  ///< offset - kRounderBits: makes symbols of the bits of level + kRounder
 };
 
 /// The wide tables take only a number of columns that is a multiple of this; scalar takes any.
 constexpr size_t kColumns = 16;
 
-/// Levels beyond it are not told apart: no offset of 16 bits gives them a symbol.
-constexpr float kLargestLevel = 40000;
-
-/// Added and subtracted, it rounds a float below 2^22 to the nearest integer, ties to even.
+/// Added to a float below 2^22 and subtracted, it rounds it to the nearest integer, ties to even. (The sum of
+/// a larger one is far from all sums that give symbols.)
 constexpr float kRounder = 0x1.8p23f;
+constexpr uint32_t kRounderBits = 0x4b400000;
 
 /// The largest symbol of a level; the next one is the exact symbol (error_bounded.hpp).
-constexpr float kLargestSymbol = 254;
+constexpr int32_t kLargestSymbol = 254;
 
 /// Each function comes twice: for grids of columns and for grids of rows. `brain`: rounded values are bf16,
 /// otherwise f16.
