@@ -37,10 +37,13 @@ bool fails(float x, float level, const Grid& grid, bool brain) {
   return !(std::abs(back - x) <= grid.bound && std::abs(rounded - x) <= grid.bound);
 }
 
-uint8_t symbol_of(float x, const Grid& grid, bool brain) {
-  const float level = level_of(x, grid), symbol = level + grid.offset;
-  const bool no = fails(x, level, grid, brain) || symbol < 0 || symbol > kLargestSymbol;
-  return no ? kExactSymbol : static_cast<uint8_t>(symbol);
+/// Quantizes one value; returns whether it fails.
+bool quantize(float x, const Grid& grid, bool brain, uint8_t& symbol) {
+  const float level = level_of(x, grid), position = level + grid.offset;
+  const bool failed_bound = fails(x, level, grid, brain);
+  const bool no_symbol = failed_bound || position < 0 || position > kLargestSymbol;
+  symbol = no_symbol ? kExactSymbol : static_cast<uint8_t>(position);
+  return failed_bound;
 }
 
 void widen_extremes(float value, float& low, float& high) {
@@ -48,19 +51,17 @@ void widen_extremes(float value, float& low, float& high) {
   high = value > high ? value : high;
 }
 
-void extremes_of_columns(Values x, float* low, float* high) {
+void moments_of_columns(Values x, float* low, float* high, float* sums) {
   for (size_t i = 0; i < x.rows; ++i)
-    for (size_t j = 0; j < x.cols; ++j) widen_extremes(x.data[i * x.stride + j], low[j], high[j]);
+    for (size_t j = 0; j < x.cols; ++j) {
+      widen_extremes(x.data[i * x.stride + j], low[j], high[j]);
+      sums[j] += x.data[i * x.stride + j];
+    }
 }
 
 void extremes_of_rows(Values x, float* low, float* high) {
   for (size_t i = 0; i < x.rows; ++i)
     for (size_t j = 0; j < x.cols; ++j) widen_extremes(x.data[i * x.stride + j], low[i], high[i]);
-}
-
-void sums_of_columns(Values x, float* sums) {
-  for (size_t i = 0; i < x.rows; ++i)
-    for (size_t j = 0; j < x.cols; ++j) sums[j] += x.data[i * x.stride + j];
 }
 
 /// Calls body(row, column, value).
@@ -84,15 +85,17 @@ void failures_of_rows(Values x, Grids grids, bool brain, uint32_t* failures) {
   });
 }
 
-void quantize_columns(Values x, Grids grids, bool brain, uint8_t* symbols, size_t symbol_stride) {
+void quantize_columns(Values x, Grids grids, bool brain, uint8_t* symbols, size_t symbol_stride,
+                      uint32_t* failures) {
   for_each(x, [&](size_t i, size_t j, float value) {
-    symbols[i * symbol_stride + j] = symbol_of(value, grid_at(grids, j), brain);
+    failures[j] += quantize(value, grid_at(grids, j), brain, symbols[i * symbol_stride + j]);
   });
 }
 
-void quantize_rows(Values x, Grids grids, bool brain, uint8_t* symbols, size_t symbol_stride) {
+void quantize_rows(Values x, Grids grids, bool brain, uint8_t* symbols, size_t symbol_stride,
+                   uint32_t* failures) {
   for_each(x, [&](size_t i, size_t j, float value) {
-    symbols[i * symbol_stride + j] = symbol_of(value, grid_at(grids, i), brain);
+    failures[i] += quantize(value, grid_at(grids, i), brain, symbols[i * symbol_stride + j]);
   });
 }
 
@@ -112,9 +115,8 @@ void dequantize_rows(const uint8_t* symbols, size_t symbol_stride, Grids grids, 
           (static_cast<float>(symbols[i * symbol_stride + j]) - grids.offsets[i]) * grids.steps[i];
 }
 
-constexpr Table kTable = {extremes_of_columns, extremes_of_rows,   sums_of_columns,
-                          failures_of_columns, failures_of_rows,   quantize_columns,
-                          quantize_rows,       dequantize_columns, dequantize_rows};
+constexpr Table kTable = {moments_of_columns, extremes_of_rows, failures_of_columns, failures_of_rows,
+                          quantize_columns,   quantize_rows,    dequantize_columns,  dequantize_rows};
 
 }  // namespace
 
@@ -150,6 +152,18 @@ void split_columns(size_t columns, Body&& body) {
 /// read again.
 constexpr size_t kBatch = 128;
 
+/// A grid as the kernels read it.
+struct SingleGrid {
+  void set_step(float new_step) {
+    step = new_step;
+    inverse = new_step > 0 ? 1 / new_step : 0.0f;
+  }
+  kernels::Grids all() const { return {&step, &inverse, &bound, &offset, &base}; }
+
+  float step, inverse, bound, offset;
+  uint32_t base;
+};
+
 /// Grids of one batch, as the kernels read them.
 class GridBatch {
  public:
@@ -165,13 +179,15 @@ class GridBatch {
 
   float step(size_t i) const { return steps_[i]; }
   float inverse(size_t i) const { return inverses_[i]; }
+  SingleGrid single(size_t i) const { return {steps_[i], inverses_[i], bounds_[i], offsets_[i], bases_[i]}; }
   kernels::Grids from(size_t i) const {
     return {steps_ + i, inverses_ + i, bounds_ + i, offsets_ + i, bases_ + i};
   }
+  kernels::Grids all() const { return from(0); }
 
  private:
-  float steps_[kBatch] = {}, inverses_[kBatch] = {}, bounds_[kBatch] = {}, offsets_[kBatch] = {};
-  uint32_t bases_[kBatch] = {};
+  alignas(64) float steps_[kBatch] = {}, inverses_[kBatch] = {}, bounds_[kBatch] = {}, offsets_[kBatch] = {};
+  alignas(64) uint32_t bases_[kBatch] = {};
 };
 
 kernels::Values values_of(MatrixView<const float> x) { return {x.data(), x.rows(), x.cols(), x.stride()}; }
@@ -185,44 +201,104 @@ struct Extremes {
   float magnitude() const { return std::max(std::abs(low), std::abs(high)); }
 };
 
-struct ExtremesBatch {
-  ExtremesBatch() {
+/// Of a batch of columns, or of rows (these without sums).
+struct MomentsBatch {
+  MomentsBatch() {
     std::fill(low, low + kBatch, Extremes{}.low);
     std::fill(high, high + kBatch, Extremes{}.high);
   }
   Extremes operator[](size_t i) const { return {low[i], high[i]}; }
-  float low[kBatch], high[kBatch];
+  alignas(64) float low[kBatch], high[kBatch], sums[kBatch] = {};
 };
 
-ExtremesBatch extremes_of_columns(MatrixView<const float> x) {
-  ExtremesBatch result;
+MomentsBatch moments_of_columns(MatrixView<const float> x) {
+  MomentsBatch result;
   split_columns(x.cols(), [&](const kernels::Table& table, size_t first, size_t count) {
-    table.extremes_of_columns(values_of(x.columns(first, count)), result.low + first, result.high + first);
+    table.moments_of_columns(values_of(x.columns(first, count)), result.low + first, result.high + first,
+                             result.sums + first);
   });
   return result;
 }
 
-ExtremesBatch extremes_of_rows(MatrixView<const float> x) {
-  ExtremesBatch result;
+MomentsBatch extremes_of_rows(MatrixView<const float> x) {
+  MomentsBatch result;
   split_columns(x.cols(), [&](const kernels::Table& table, size_t first, size_t count) {
     table.extremes_of_rows(values_of(x.columns(first, count)), result.low, result.high);
   });
   return result;
 }
 
-void add_failures_of_columns(MatrixView<const float> x, const GridBatch& grids, size_t first_grid, bool brain,
-                             uint32_t* failures) {
+/// How many values of each unit of a batch do not come back within their bound.
+struct FailuresBatch {
+  uint32_t& operator[](size_t i) { return counts[i]; }
+  uint32_t operator[](size_t i) const { return counts[i]; }
+  alignas(64) uint32_t counts[kBatch] = {};
+};
+
+FailuresBatch failures_of_columns(MatrixView<const float> x, const GridBatch& grids, bool brain) {
+  FailuresBatch failures;
   split_columns(x.cols(), [&](const kernels::Table& table, size_t first, size_t count) {
-    table.failures_of_columns(values_of(x.columns(first, count)), grids.from(first_grid + first), brain,
-                              failures + first);
+    table.failures_of_columns(values_of(x.columns(first, count)), grids.from(first), brain,
+                              failures.counts + first);
+  });
+  return failures;
+}
+
+FailuresBatch failures_of_rows(MatrixView<const float> x, const GridBatch& grids, bool brain) {
+  FailuresBatch failures;
+  split_columns(x.cols(), [&](const kernels::Table& table, size_t first, size_t count) {
+    table.failures_of_rows(values_of(x.columns(first, count)), grids.all(), brain, failures.counts);
+  });
+  return failures;
+}
+
+uint32_t failures_of_row(std::span<const float> x, const SingleGrid& grid, bool brain) {
+  uint32_t failures = 0;
+  split_columns(x.size(), [&](const kernels::Table& table, size_t first, size_t count) {
+    table.failures_of_rows({x.data() + first, 1, count, count}, grid.all(), brain, &failures);
+  });
+  return failures;
+}
+
+FailuresBatch quantize_columns(MatrixView<const float> x, const GridBatch& grids, bool brain,
+                               MatrixView<uint8_t> symbols) {
+  FailuresBatch failures;
+  split_columns(x.cols(), [&](const kernels::Table& table, size_t first, size_t count) {
+    table.quantize_columns(values_of(x.columns(first, count)), grids.from(first), brain,
+                           symbols.data() + first, symbols.stride(), failures.counts + first);
+  });
+  return failures;
+}
+
+FailuresBatch quantize_rows(MatrixView<const float> x, const GridBatch& grids, bool brain,
+                            MatrixView<uint8_t> symbols) {
+  FailuresBatch failures;
+  split_columns(x.cols(), [&](const kernels::Table& table, size_t first, size_t count) {
+    table.quantize_rows(values_of(x.columns(first, count)), grids.all(), brain, symbols.data() + first,
+                        symbols.stride(), failures.counts);
+  });
+  return failures;
+}
+
+void quantize_row(std::span<const float> x, const SingleGrid& grid, bool brain, uint8_t* symbols) {
+  uint32_t failures = 0;
+  split_columns(x.size(), [&](const kernels::Table& table, size_t first, size_t count) {
+    table.quantize_rows({x.data() + first, 1, count, count}, grid.all(), brain, symbols + first, count,
+                        &failures);
   });
 }
 
-void add_failures_of_rows(MatrixView<const float> x, const GridBatch& grids, size_t first_grid, bool brain,
-                          uint32_t* failures) {
-  split_columns(x.cols(), [&](const kernels::Table& table, size_t first, size_t count) {
-    table.failures_of_rows(values_of(x.columns(first, count)), grids.from(first_grid), brain, failures);
-  });
+/// Calls body(columns of x, first column) for batches of columns.
+template <class Body>
+void for_column_batches(MatrixView<const float> x, Body&& body) {
+  for (size_t first = 0; first < x.cols(); first += kBatch)
+    body(x.columns(first, std::min(kBatch, x.cols() - first)), first);
+}
+
+template <class Body>
+void for_row_batches(MatrixView<const float> x, Body&& body) {
+  for (size_t first = 0; first < x.rows(); first += kBatch)
+    body(x.rows(first, std::min(kBatch, x.rows() - first)), first);
 }
 
 // Bounds and steps ---------------------------------------------------------------------------------
@@ -335,87 +411,56 @@ class StepSearch {
 
 // Fitting, by shape --------------------------------------------------------------------------------
 
-/// Sets bound and widest step of units 0 .. count - 1 of a batch; true if there are units to look at more
-/// closely.
-void start_grids(const ExtremesBatch& extremes, size_t count, const ErrorBound& bound, GridBatch& grids) {
+/// Sets bound and widest step of units 0 .. count - 1 of a batch.
+void start_grids(const MomentsBatch& moments, size_t count, const ErrorBound& bound, GridBatch& grids) {
   for (size_t i = 0; i < count; ++i) {
-    const double limit = bound_of(bound, extremes[i]);
+    const double limit = bound_of(bound, moments[i]);
     grids.set_bound(i, float_below(limit));
-    grids.set_step(i, widest_step(extremes[i], limit));
+    grids.set_step(i, widest_step(moments[i], limit));
+    grids.set_origin(i, 0);
   }
 }
 
-/// Improves the steps of columns [first, first + x.cols()) of the batch, at most kColumns; `failures` are
-/// those of their first steps.
-void refine_columns(MatrixView<const float> x, size_t first, const ExtremesBatch& extremes, bool brain,
-                    const uint32_t* failures, GridBatch& grids) {
-  std::vector<StepSearch> searches;
-  std::vector<size_t> columns;
-  for (size_t j = first; j < first + x.cols(); ++j)
-    if (failures[j] > 0 && grids.step(j) > 0) {
-      searches.emplace_back(grids.step(j), spacing_at(extremes[j].magnitude(), brain), x.rows(), failures[j]);
-      columns.push_back(j);
-    }
-  for (bool searching = !searches.empty(); searching;) {
-    searching = false;
-    std::vector<float> trials(searches.size());
-    for (size_t k = 0; k < searches.size(); ++k) {
-      trials[k] = searches[k].next();
-      if (trials[k] == 0) continue;
-      grids.set_step(columns[k], trials[k]);
-      searching = true;
-    }
-    if (!searching) break;
-    uint32_t trial_failures[kernels::kColumns] = {};
-    add_failures_of_columns(x, grids, first, brain, trial_failures);
-    for (size_t k = 0; k < searches.size(); ++k)
-      if (trials[k] > 0) searches[k].tried(trials[k], trial_failures[columns[k] - first]);
+/// The step that costs fewest bits for one unit, `failures` of whose values fail with the grid's.
+float refined_step(std::span<const float> unit, float magnitude, bool brain, uint64_t failures,
+                   SingleGrid grid) {
+  StepSearch search(grid.step, spacing_at(magnitude, brain), unit.size(), failures);
+  while (const float step = search.next()) {
+    grid.set_step(step);
+    search.tried(step, failures_of_row(unit, grid, brain));
   }
-  for (size_t k = 0; k < searches.size(); ++k) grids.set_step(columns[k], searches[k].best());
+  return search.best();
 }
 
-/// The grids of at most kBatch columns.
-void fit_columns(MatrixView<const float> x, const ErrorBound& bound, bool brain, GridBatch& grids) {
-  const ExtremesBatch extremes = extremes_of_columns(x);
-  start_grids(extremes, x.cols(), bound, grids);
-  uint32_t failures[kBatch] = {};
-  add_failures_of_columns(x, grids, 0, brain, failures);
-  for (size_t first = 0; first < x.cols(); first += kernels::kColumns)
-    refine_columns(x.columns(first, std::min(kernels::kColumns, x.cols() - first)), first, extremes, brain,
-                   failures, grids);
-}
-
-/// The grids of at most kBatch rows.
-void fit_rows(MatrixView<const float> x, const ErrorBound& bound, bool brain, GridBatch& grids) {
-  const ExtremesBatch extremes = extremes_of_rows(x);
-  start_grids(extremes, x.rows(), bound, grids);
-  uint32_t failures[kBatch] = {};
-  add_failures_of_rows(x, grids, 0, brain, failures);
-  for (size_t i = 0; i < x.rows(); ++i) {
-    if (failures[i] == 0 || grids.step(i) == 0) continue;
-    StepSearch search(grids.step(i), spacing_at(extremes[i].magnitude(), brain), x.cols(), failures[i]);
-    while (const float step = search.next()) {
-      grids.set_step(i, step);
-      uint32_t trial_failures = 0;
-      add_failures_of_rows(x.rows(i, 1), grids, i, brain, &trial_failures);
-      search.tried(step, trial_failures);
-    }
-    grids.set_step(i, search.best());
+/// Improves the steps of a batch's units that fail with their first steps. values_of_unit(i) gives a unit's
+/// values side by side; changed(i, values) is called where there is a better step.
+template <class ValuesOfUnit, class Changed>
+void refine(size_t units, const MomentsBatch& moments, bool brain, const FailuresBatch& failures,
+            GridBatch& grids, ValuesOfUnit&& values_of_unit, Changed&& changed) {
+  for (size_t i = 0; i < units; ++i) {
+    const float first_step = grids.step(i);
+    if (failures[i] == 0 || first_step == 0) continue;
+    const std::span<const float> unit = values_of_unit(i);
+    grids.set_step(i, refined_step(unit, moments[i].magnitude(), brain, failures[i], grids.single(i)));
+    if (grids.step(i) != first_step) changed(i, unit);
   }
 }
 
-/// Calls body(columns of x, first column) for batches of columns.
-template <class Body>
-void for_column_batches(MatrixView<const float> x, Body&& body) {
-  for (size_t first = 0; first < x.cols(); first += kBatch)
-    body(x.columns(first, std::min(kBatch, x.cols() - first)), first);
-}
+/// Columns of a matrix one at a time, side by side.
+class ColumnCopy {
+ public:
+  explicit ColumnCopy(MatrixView<const float> x) : x_(x) {}
 
-template <class Body>
-void for_row_batches(MatrixView<const float> x, Body&& body) {
-  for (size_t first = 0; first < x.rows(); first += kBatch)
-    body(x.rows(first, std::min(kBatch, x.rows() - first)), first);
-}
+  std::span<const float> operator()(size_t column) {
+    values_.resize(x_.rows());
+    for (size_t i = 0; i < x_.rows(); ++i) values_[i] = x_(i, column);
+    return values_;
+  }
+
+ private:
+  MatrixView<const float> x_;
+  std::vector<float> values_;
+};
 
 uint64_t failures_of_block(MatrixView<const float> x, float step, float bound, bool brain) {
   GridBatch grids;
@@ -425,8 +470,7 @@ uint64_t failures_of_block(MatrixView<const float> x, float step, float bound, b
   }
   uint64_t sum = 0;
   for_column_batches(x, [&](MatrixView<const float> part, size_t) {
-    uint32_t failures[kBatch] = {};
-    add_failures_of_columns(part, grids, 0, brain, failures);
+    const FailuresBatch failures = failures_of_columns(part, grids, brain);
     for (size_t j = 0; j < part.cols(); ++j) sum += failures[j];
   });
   return sum;
@@ -436,9 +480,9 @@ uint64_t failures_of_block(MatrixView<const float> x, float step, float bound, b
 float fit_block(MatrixView<const float> x, const ErrorBound& bound, bool brain, float& float_bound) {
   Extremes all;
   for_column_batches(x, [&](MatrixView<const float> part, size_t) {
-    const ExtremesBatch extremes = extremes_of_columns(part);
-    all.low = std::min(all.low, *std::min_element(extremes.low, extremes.low + part.cols()));
-    all.high = std::max(all.high, *std::max_element(extremes.high, extremes.high + part.cols()));
+    const MomentsBatch moments = moments_of_columns(part);
+    all.low = std::min(all.low, *std::min_element(moments.low, moments.low + part.cols()));
+    all.high = std::max(all.high, *std::max_element(moments.high, moments.high + part.cols()));
   });
   const double limit = bound_of(bound, all);
   float_bound = float_below(limit);
@@ -464,19 +508,60 @@ int16_t origin_of(float mean, float low, float high, float inverse) {
   return static_cast<int16_t>(std::clamp(origin, -32768.0f, 32767.0f));
 }
 
-/// Origins of at most kBatch columns.
-void choose_origins(MatrixView<const float> x, const GridBatch& grids, std::span<int16_t> origins) {
-  const ExtremesBatch extremes = extremes_of_columns(x);
-  float sums[kBatch] = {};
-  split_columns(x.cols(), [&](const kernels::Table& table, size_t first, size_t count) {
-    table.sums_of_columns(values_of(x.columns(first, count)), sums + first);
-  });
-  const float share = 1 / static_cast<float>(x.rows());
-  for (size_t j = 0; j < x.cols(); ++j) {
-    const float low = extremes.low[j], high = extremes.high[j];
-    const float mean = std::isfinite(sums[j]) ? sums[j] * share : low / 2 + high / 2;  // bf16 sums overflow
-    origins[j] = origin_of(mean, low, high, grids.inverse(j));
+int16_t origin_of(const MomentsBatch& moments, size_t rows, size_t j, float inverse) {
+  const float low = moments.low[j], high = moments.high[j], sum = moments.sums[j];
+  // Sums of the largest bf16 values overflow.
+  const float mean = std::isfinite(sum) ? sum / static_cast<float>(rows) : low / 2 + high / 2;
+  return origin_of(mean, low, high, inverse);
+}
+
+/// Origins of at most kBatch columns, also into the grids; none where the span is empty.
+void choose_origins(const MomentsBatch& moments, size_t rows, GridBatch& grids, std::span<int16_t> origins) {
+  for (size_t j = 0; j < origins.size(); ++j) {
+    origins[j] = origin_of(moments, rows, j, grids.inverse(j));
+    grids.set_origin(j, origins[j]);
   }
+}
+
+/// The part of a span of origins, which may be empty, for columns of a matrix.
+std::span<int16_t> part_of(std::span<int16_t> origins, size_t first, size_t count) {
+  return origins.empty() ? origins : origins.subspan(first, count);
+}
+
+// Fitting and quantizing in one go -------------------------------------------------------------------
+
+/// At most kBatch columns. Most first steps stand, so quantizing with them counts their failures; where a
+/// step changes, its column is quantized again.
+void quantize_fitting_columns(MatrixView<const float> x, const ErrorBound& bound, bool brain,
+                              GridBatch& grids, std::span<int16_t> origins, MatrixView<uint8_t> symbols) {
+  const MomentsBatch moments = moments_of_columns(x);
+  start_grids(moments, x.cols(), bound, grids);
+  choose_origins(moments, x.rows(), grids, origins);
+  const FailuresBatch failures = quantize_columns(x, grids, brain, symbols);
+  std::vector<uint8_t> column_symbols;
+  refine(x.cols(), moments, brain, failures, grids, ColumnCopy(x),
+         [&](size_t j, std::span<const float> column) {
+           if (!origins.empty()) {
+             origins[j] = origin_of(moments, x.rows(), j, grids.inverse(j));
+             grids.set_origin(j, origins[j]);
+           }
+           column_symbols.resize(x.rows());
+           quantize_row(column, grids.single(j), brain, column_symbols.data());
+           for (size_t i = 0; i < x.rows(); ++i) symbols(i, j) = column_symbols[i];
+         });
+}
+
+/// The same of rows.
+void quantize_fitting_rows(MatrixView<const float> x, const ErrorBound& bound, bool brain, GridBatch& grids,
+                           MatrixView<uint8_t> symbols) {
+  const MomentsBatch extremes = extremes_of_rows(x);
+  start_grids(extremes, x.rows(), bound, grids);
+  const FailuresBatch failures = quantize_rows(x, grids, brain, symbols);
+  refine(
+      x.rows(), extremes, brain, failures, grids, [&](size_t i) { return x.row(i); },
+      [&](size_t i, std::span<const float> row) {
+        quantize_row(row, grids.single(i), brain, symbols.row(i).data());
+      });
 }
 
 // Checks -------------------------------------------------------------------------------------------
@@ -488,6 +573,16 @@ void check_storage(DType storage) {
 
 void check_count(size_t got, size_t expected, const char* what) {
   if (got != expected) throw failed("{} {} where {} are needed", got, what, expected);
+}
+
+void check_bound(const ErrorBound& bound) {
+  if (!(bound.range > 0 || bound.absolute > 0 || bound.magnitude > 0))
+    throw usage_error("no error bound is above 0");
+}
+
+void check_shapes(MatrixView<const float> x, MatrixView<uint8_t> symbols) {
+  check_count(symbols.rows(), x.rows(), "rows of symbols");
+  check_count(symbols.cols(), x.cols(), "columns of symbols");
 }
 
 void check_origins(size_t origins, UnitShape unit, size_t columns) {
@@ -503,27 +598,40 @@ void fit_steps(MatrixView<const float> x, UnitShape unit, const ErrorBound& boun
   check_storage(storage);
   check_count(steps.size(), unit_count(unit, x.rows(), x.cols()), "steps");
   check_count(bounds.size(), steps.size(), "bounds");
-  if (!(bound.range > 0 || bound.absolute > 0 || bound.magnitude > 0))
-    throw usage_error("no error bound is above 0");
+  check_bound(bound);
   std::fill(steps.begin(), steps.end(), 0.0f);
   std::fill(bounds.begin(), bounds.end(), 0.0f);
   if (x.rows() == 0 || x.cols() == 0) return;
   const bool brain = storage == DType::bf16;
-  if (unit == UnitShape::block) {
-    steps[0] = fit_block(x, bound, brain, bounds[0]);
-    return;
-  }
-  const auto fit = [&](auto fit_units, MatrixView<const float> part, size_t first, size_t count) {
-    GridBatch grids;
-    fit_units(part, bound, brain, grids);
-    const kernels::Grids fitted = grids.from(0);
+  const auto ignore = [](size_t, std::span<const float>) {};
+  const auto keep = [&](const GridBatch& grids, size_t first, size_t count) {
+    const kernels::Grids fitted = grids.all();
     std::copy_n(fitted.steps, count, steps.begin() + static_cast<ptrdiff_t>(first));
     std::copy_n(fitted.bounds, count, bounds.begin() + static_cast<ptrdiff_t>(first));
   };
-  if (unit == UnitShape::column)
-    for_column_batches(x, [&](auto part, size_t first) { fit(fit_columns, part, first, part.cols()); });
-  else
-    for_row_batches(x, [&](auto part, size_t first) { fit(fit_rows, part, first, part.rows()); });
+  switch (unit) {
+    case UnitShape::column:
+      return for_column_batches(x, [&](MatrixView<const float> part, size_t first) {
+        GridBatch grids;
+        const MomentsBatch moments = moments_of_columns(part);
+        start_grids(moments, part.cols(), bound, grids);
+        refine(part.cols(), moments, brain, failures_of_columns(part, grids, brain), grids, ColumnCopy(part),
+               ignore);
+        keep(grids, first, part.cols());
+      });
+    case UnitShape::row:
+      return for_row_batches(x, [&](MatrixView<const float> part, size_t first) {
+        GridBatch grids;
+        const MomentsBatch extremes = extremes_of_rows(part);
+        start_grids(extremes, part.rows(), bound, grids);
+        refine(
+            part.rows(), extremes, brain, failures_of_rows(part, grids, brain), grids,
+            [&](size_t i) { return part.row(i); }, ignore);
+        keep(grids, first, part.rows());
+      });
+    case UnitShape::block:
+      steps[0] = fit_block(x, bound, brain, bounds[0]);
+  }
 }
 
 void quantize_with(MatrixView<const float> x, UnitShape unit, std::span<const float> steps,
@@ -533,8 +641,7 @@ void quantize_with(MatrixView<const float> x, UnitShape unit, std::span<const fl
   check_count(steps.size(), unit_count(unit, x.rows(), x.cols()), "steps");
   check_count(bounds.size(), steps.size(), "bounds");
   check_origins(origins.size(), unit, x.cols());
-  check_count(symbols.rows(), x.rows(), "rows of symbols");
-  check_count(symbols.cols(), x.cols(), "columns of symbols");
+  check_shapes(x, symbols);
   std::fill(origins.begin(), origins.end(), int16_t{0});
   if (x.rows() == 0 || x.cols() == 0) return;
   const bool brain = storage == DType::bf16;
@@ -547,36 +654,54 @@ void quantize_with(MatrixView<const float> x, UnitShape unit, std::span<const fl
     }
   };
   if (unit == UnitShape::row) {
-    for_row_batches(x, [&](MatrixView<const float> part, size_t first_row) {
+    for_row_batches(x, [&](MatrixView<const float> part, size_t first) {
       GridBatch grids;
-      fill(grids, first_row, part.rows());
-      split_columns(part.cols(), [&](const kernels::Table& table, size_t first, size_t count) {
-        table.quantize_rows(values_of(part.columns(first, count)), grids.from(0), brain,
-                            symbols.row(first_row).data() + first, symbols.stride());
-      });
+      fill(grids, first, part.rows());
+      quantize_rows(part, grids, brain, symbols.rows(first, part.rows()));
     });
     return;
   }
-  for_column_batches(x, [&](MatrixView<const float> part, size_t first_column) {
+  for_column_batches(x, [&](MatrixView<const float> part, size_t first) {
     GridBatch grids;
-    fill(grids, first_column, part.cols());
-    if (!origins.empty()) {
-      const std::span<int16_t> chosen = origins.subspan(first_column, part.cols());
-      choose_origins(part, grids, chosen);
-      for (size_t j = 0; j < part.cols(); ++j) grids.set_origin(j, chosen[j]);
-    }
-    split_columns(part.cols(), [&](const kernels::Table& table, size_t first, size_t count) {
-      table.quantize_columns(values_of(part.columns(first, count)), grids.from(first), brain,
-                             symbols.data() + first_column + first, symbols.stride());
-    });
+    fill(grids, first, part.cols());
+    const std::span<int16_t> chosen = part_of(origins, first, part.cols());
+    if (!chosen.empty()) choose_origins(moments_of_columns(part), part.rows(), grids, chosen);
+    quantize_columns(part, grids, brain, symbols.columns(first, part.cols()));
   });
 }
 
 void quantize_bounded(MatrixView<const float> x, UnitShape unit, const ErrorBound& bound, DType storage,
                       std::span<float> steps, std::span<int16_t> origins, MatrixView<uint8_t> symbols) {
-  std::vector<float> bounds(unit_count(unit, x.rows(), x.cols()));
-  fit_steps(x, unit, bound, storage, steps, bounds);
-  quantize_with(x, unit, steps, bounds, storage, origins, symbols);
+  check_storage(storage);
+  check_bound(bound);
+  check_count(steps.size(), unit_count(unit, x.rows(), x.cols()), "steps");
+  check_origins(origins.size(), unit, x.cols());
+  check_shapes(x, symbols);
+  if (unit == UnitShape::block) {
+    float block_bound = 0;
+    fit_steps(x, unit, bound, storage, steps, std::span(&block_bound, 1));
+    return quantize_with(x, unit, steps, std::span(&block_bound, 1), storage, origins, symbols);
+  }
+  std::fill(steps.begin(), steps.end(), 0.0f);
+  std::fill(origins.begin(), origins.end(), int16_t{0});
+  if (x.rows() == 0 || x.cols() == 0) return;
+  const bool brain = storage == DType::bf16;
+  const auto keep = [&](const GridBatch& grids, size_t first, size_t count) {
+    std::copy_n(grids.all().steps, count, steps.begin() + static_cast<ptrdiff_t>(first));
+  };
+  if (unit == UnitShape::column)
+    for_column_batches(x, [&](MatrixView<const float> part, size_t first) {
+      GridBatch grids;
+      quantize_fitting_columns(part, bound, brain, grids, part_of(origins, first, part.cols()),
+                               symbols.columns(first, part.cols()));
+      keep(grids, first, part.cols());
+    });
+  else
+    for_row_batches(x, [&](MatrixView<const float> part, size_t first) {
+      GridBatch grids;
+      quantize_fitting_rows(part, bound, brain, grids, symbols.rows(first, part.rows()));
+      keep(grids, first, part.rows());
+    });
 }
 
 void dequantize_bounded(MatrixView<const uint8_t> symbols, UnitShape unit, std::span<const float> steps,
@@ -597,7 +722,7 @@ void dequantize_bounded(MatrixView<const uint8_t> symbols, UnitShape unit, std::
     }
     if (by_rows)
       split_columns(symbols.cols(), [&](const kernels::Table& table, size_t first, size_t count) {
-        table.dequantize_rows(symbols.row(begin).data() + first, symbols.stride(), grids.from(0),
+        table.dequantize_rows(symbols.row(begin).data() + first, symbols.stride(), grids.all(),
                               out.row(begin).data() + first, batch, count, out.stride());
       });
     else

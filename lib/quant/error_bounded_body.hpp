@@ -186,20 +186,39 @@ KVCODEC_INLINE Mask holds(Floats x, Floats raised_level, const Lanes& grid) {
   return at_most(larger_magnitude(back - x, rounded<kBrain>(back) - x), grid.bound);
 }
 
-/// Quantizes kLanes values.
+/// Quantizes kLanes values; returns where they come back within their bound.
 template <bool kBrain>
-KVCODEC_INLINE void quantize(Floats x, const Lanes& grid, Ints base, uint8_t* symbols) {
+KVCODEC_INLINE Mask quantize(Floats x, const Lanes& grid, Ints base, uint8_t* symbols) {
   const Floats raised = raised_level_of(x, grid);
-  store_symbols(plus(bits_of(raised), base), holds<kBrain>(x, raised, grid), symbols);
+  const Mask good = holds<kBrain>(x, raised, grid);
+  store_symbols(plus(bits_of(raised), base), good, symbols);
+  return good;
 }
 
-void extremes_of_columns(Values x, float* low, float* high) {
-  for (size_t i = 0; i < x.rows; ++i)
-    for (size_t j = 0; j < x.cols; j += kLanes) {
+/// Calls body(first row, end row, column) for tall strips of kLanes columns, whose grids and results stay in
+/// registers. kRows rows at a time: what a strip leaves unread of them is still near when the next one comes.
+template <class Body>
+KVCODEC_INLINE void for_strips(size_t rows, size_t cols, Body&& body) {
+  constexpr size_t kRows = 64;
+  for (size_t first = 0; first < rows; first += kRows) {
+    const size_t end = rows - first < kRows ? rows : first + kRows;
+    for (size_t j = 0; j < cols; j += kLanes) body(first, end, j);
+  }
+}
+
+void moments_of_columns(Values x, float* low, float* high, float* sums) {
+  for_strips(x.rows, x.cols, [&](size_t first, size_t end, size_t j) {
+    Floats least = load(low + j), most = load(high + j), total = load(sums + j);
+    for (size_t i = first; i < end; ++i) {
       const Floats value = load(x.data + i * x.stride + j);
-      store(smaller(value, load(low + j)), low + j);
-      store(larger(value, load(high + j)), high + j);
+      least = smaller(value, least);
+      most = larger(value, most);
+      total += value;
     }
+    store(least, low + j);
+    store(most, high + j);
+    store(total, sums + j);
+  });
 }
 
 void extremes_of_rows(Values x, float* low, float* high) {
@@ -215,21 +234,17 @@ void extremes_of_rows(Values x, float* low, float* high) {
   }
 }
 
-void sums_of_columns(Values x, float* sums) {
-  for (size_t i = 0; i < x.rows; ++i)
-    for (size_t j = 0; j < x.cols; j += kLanes)
-      store(load(sums + j) + load(x.data + i * x.stride + j), sums + j);
-}
-
 template <bool kBrain>
 void count_in_columns(const Values& x, const Grids& grids, uint32_t* failures) {
-  for (size_t i = 0; i < x.rows; ++i)
-    for (size_t j = 0; j < x.cols; j += kLanes) {
-      const Lanes grid = lanes_of(grids, j);
+  for_strips(x.rows, x.cols, [&](size_t first, size_t end, size_t j) {
+    const Lanes grid = lanes_of(grids, j);
+    Ints count = load_ints(failures + j);
+    for (size_t i = first; i < end; ++i) {
       const Floats value = load(x.data + i * x.stride + j);
-      const Mask good = holds<kBrain>(value, raised_level_of(value, grid), grid);
-      store(count_others(load_ints(failures + j), good), failures + j);
+      count = count_others(count, holds<kBrain>(value, raised_level_of(value, grid), grid));
     }
+    store(count, failures + j);
+  });
 }
 
 template <bool kBrain>
@@ -246,20 +261,32 @@ void count_in_rows(const Values& x, const Grids& grids, uint32_t* failures) {
 }
 
 template <bool kBrain>
-void quantize_by_columns(const Values& x, const Grids& grids, uint8_t* symbols, size_t symbol_stride) {
-  for (size_t i = 0; i < x.rows; ++i)
-    for (size_t j = 0; j < x.cols; j += kLanes)
-      quantize<kBrain>(load(x.data + i * x.stride + j), lanes_of(grids, j), load_ints(grids.bases + j),
-                       symbols + i * symbol_stride + j);
+void quantize_by_columns(const Values& x, const Grids& grids, uint8_t* symbols, size_t symbol_stride,
+                         uint32_t* failures) {
+  for_strips(x.rows, x.cols, [&](size_t first, size_t end, size_t j) {
+    const Lanes grid = lanes_of(grids, j);
+    const Ints base = load_ints(grids.bases + j);
+    Ints count = load_ints(failures + j);
+    for (size_t i = first; i < end; ++i) {
+      const Floats value = load(x.data + i * x.stride + j);
+      count = count_others(count, quantize<kBrain>(value, grid, base, symbols + i * symbol_stride + j));
+    }
+    store(count, failures + j);
+  });
 }
 
 template <bool kBrain>
-void quantize_by_rows(const Values& x, const Grids& grids, uint8_t* symbols, size_t symbol_stride) {
+void quantize_by_rows(const Values& x, const Grids& grids, uint8_t* symbols, size_t symbol_stride,
+                      uint32_t* failures) {
   for (size_t i = 0; i < x.rows; ++i) {
     const Lanes grid = same_lanes(grids, i);
     const Ints base = broadcast(static_cast<int32_t>(grids.bases[i]));
-    for (size_t j = 0; j < x.cols; j += kLanes)
-      quantize<kBrain>(load(x.data + i * x.stride + j), grid, base, symbols + i * symbol_stride + j);
+    Ints count = zero_counts();
+    for (size_t j = 0; j < x.cols; j += kLanes) {
+      const Floats value = load(x.data + i * x.stride + j);
+      count = count_others(count, quantize<kBrain>(value, grid, base, symbols + i * symbol_stride + j));
+    }
+    failures[i] += sum(count);
   }
 }
 
@@ -271,14 +298,16 @@ void failures_of_rows(Values x, Grids grids, bool brain, uint32_t* failures) {
   brain ? count_in_rows<true>(x, grids, failures) : count_in_rows<false>(x, grids, failures);
 }
 
-void quantize_columns(Values x, Grids grids, bool brain, uint8_t* symbols, size_t symbol_stride) {
-  brain ? quantize_by_columns<true>(x, grids, symbols, symbol_stride)
-        : quantize_by_columns<false>(x, grids, symbols, symbol_stride);
+void quantize_columns(Values x, Grids grids, bool brain, uint8_t* symbols, size_t symbol_stride,
+                      uint32_t* failures) {
+  brain ? quantize_by_columns<true>(x, grids, symbols, symbol_stride, failures)
+        : quantize_by_columns<false>(x, grids, symbols, symbol_stride, failures);
 }
 
-void quantize_rows(Values x, Grids grids, bool brain, uint8_t* symbols, size_t symbol_stride) {
-  brain ? quantize_by_rows<true>(x, grids, symbols, symbol_stride)
-        : quantize_by_rows<false>(x, grids, symbols, symbol_stride);
+void quantize_rows(Values x, Grids grids, bool brain, uint8_t* symbols, size_t symbol_stride,
+                   uint32_t* failures) {
+  brain ? quantize_by_rows<true>(x, grids, symbols, symbol_stride, failures)
+        : quantize_by_rows<false>(x, grids, symbols, symbol_stride, failures);
 }
 
 void dequantize_columns(const uint8_t* symbols, size_t symbol_stride, Grids grids, float* out, size_t rows,
@@ -299,9 +328,8 @@ void dequantize_rows(const uint8_t* symbols, size_t symbol_stride, Grids grids, 
   }
 }
 
-constexpr Table kTable = {extremes_of_columns, extremes_of_rows,   sums_of_columns,
-                          failures_of_columns, failures_of_rows,   quantize_columns,
-                          quantize_rows,       dequantize_columns, dequantize_rows};
+constexpr Table kTable = {moments_of_columns, extremes_of_rows, failures_of_columns, failures_of_rows,
+                          quantize_columns,   quantize_rows,    dequantize_columns,  dequantize_rows};
 
 }  // namespace
 }  // namespace kvcodec::error_bounded_kernels

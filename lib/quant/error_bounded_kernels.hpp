@@ -36,20 +36,20 @@ constexpr uint32_t kRounderBits = 0x4b400000;
 /// The largest symbol of a level; the next one is the exact symbol (error_bounded.hpp).
 constexpr int32_t kLargestSymbol = 254;
 
-/// Each function comes twice: for grids of columns and for grids of rows. `brain`: rounded values are bf16,
-/// otherwise f16.
+/// Functions of columns take grids of columns, functions of rows grids of rows. `brain`: rounded values are
+/// bf16, otherwise f16.
 struct Table {
-  /// low = min(low, values), high = max(high, values).
-  void (*extremes_of_columns)(Values x, float* low, float* high);
+  /// low = min(low, values), high = max(high, values), sums += values, row after row.
+  void (*moments_of_columns)(Values x, float* low, float* high, float* sums);
   void (*extremes_of_rows)(Values x, float* low, float* high);
-  /// sums += values, row after row.
-  void (*sums_of_columns)(Values x, float* sums);
-  /// failures += how many values do not come back within their bound. Symbols may be of any size.
+  /// failures += how many values do not come back within their bound, symbol or not.
   void (*failures_of_columns)(Values x, Grids grids, bool brain, uint32_t* failures);
   void (*failures_of_rows)(Values x, Grids grids, bool brain, uint32_t* failures);
-  /// symbols: row i starts at symbols + i * symbol_stride.
-  void (*quantize_columns)(Values x, Grids grids, bool brain, uint8_t* symbols, size_t symbol_stride);
-  void (*quantize_rows)(Values x, Grids grids, bool brain, uint8_t* symbols, size_t symbol_stride);
+  /// The same, and writes the symbols: row i starts at symbols + i * symbol_stride.
+  void (*quantize_columns)(Values x, Grids grids, bool brain, uint8_t* symbols, size_t symbol_stride,
+                           uint32_t* failures);
+  void (*quantize_rows)(Values x, Grids grids, bool brain, uint8_t* symbols, size_t symbol_stride,
+                        uint32_t* failures);
   /// out has `rows` rows and `cols` columns. Of the grids, steps and offsets are read.
   void (*dequantize_columns)(const uint8_t* symbols, size_t symbol_stride, Grids grids, float* out,
                              size_t rows, size_t cols, size_t stride);
