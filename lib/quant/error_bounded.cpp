@@ -27,10 +27,11 @@ Grid grid_at(const Grids& grids, size_t i) {
 
 float level_of(float x, const Grid& grid) { return (x * grid.inverse + kRounder) - kRounder; }
 
-/// Both differences are exact wherever they matter, so the comparison is one of real numbers: a level other
-/// than 0 lies within a factor of 4 of its value, the value and its rounded reconstruction are multiples of
-/// the smaller one's last place, of which the difference is at most a few thousand, and to the float
-/// reconstruction Sterbenz' lemma applies or the same.
+/// Whether a level does not come back within the bound. The comparisons are those of real numbers, since both
+/// differences are exact: at level 0 both are the value itself. Elsewhere x and what comes back lie within a
+/// factor of 4: rounded, both have at most 11 digits, so their difference has at most 14; not rounded, they
+/// lie within a factor of 2 (Sterbenz' lemma), or the level is 1 or -1 and what comes back is the step, which
+/// has 11 digits too.
 bool fails(float x, float level, const Grid& grid, bool brain) {
   const float back = level * grid.step;
   const float rounded = round_to(brain ? DType::bf16 : DType::f16, back);
