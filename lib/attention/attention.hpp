@@ -1,0 +1,39 @@
+// Attention of one decoding step: a few query heads that share one key/value head, over all its tokens or
+// over chosen ones (Self-Indexing KVCache, "sparse FlashAttention": only what is chosen is read and
+// dequantized).
+//
+// Softmax is computed on line, block by block, in float (Milakov and Gimelshein 2018); stretches of 512
+// tokens are computed apart and joined in order, so the result does not depend on the number of threads, nor
+// on the SIMD level: products are summed fused in 16 lanes, lanes as a tree.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+
+#include "lib/attention/row_source.hpp"
+#include "lib/core/view.hpp"
+
+namespace kvcodec {
+
+/// One key/value head and the query heads that look at it.
+struct Attention {
+  MatrixView<const float> queries;  ///< (n, dims), n the query heads of the group (or several steps of them)
+  const RowSource* rows = nullptr;
+  /// Tokens to attend to, in any order, none twice; nothing: all of them.
+  std::optional<std::span<const uint32_t>> tokens;
+  MatrixView<float> out;  ///< (n, dims)
+  float scale = 0;        ///< of the logits; 0 = 1 / sqrt(dims)
+};
+
+/// Computes all of them, cut among the threads. Queries without any token get zeros. Throws Error(failed) for
+/// shapes that do not fit and tokens that are not there.
+void attend(std::span<const Attention> heads);
+inline void attend(const Attention& head) { attend({&head, 1}); }
+
+/// out[i, t] = queries[i] . key t, for all tokens; queries: (n, dims), out: (n, tokens). Threaded; the same
+/// for any thread count and SIMD level.
+void dot_products(MatrixView<const float> queries, const RowSource& rows, MatrixView<float> out);
+
+}  // namespace kvcodec

@@ -1,0 +1,38 @@
+// The inner loops of attention once per instruction set (lib/core/cpu.hpp). Inside lib/attention only.
+//
+// A product of rows is summed in 16 lanes (element i goes to lane i mod 16), fused, in order; the lanes are
+// then added as a tree, upper half onto lower half. All levels give the same bits.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+namespace kvcodec::attention_kernels {
+
+enum : size_t { kLanes = 16 };
+
+/// Element types of rows.
+enum RowType { kF32, kF16, kBf16, kRowTypes };
+
+struct Table {
+  /// out[q * out_stride + t] = queries[q] . rows[t], for t < n. queries: (count, dims rounded up to 16) with
+  /// zeros behind dims; rows: pointers to dims elements.
+  void (*dots[kRowTypes])(const void* const* rows, size_t n, const float* queries, size_t count, size_t dims,
+                          float* out, size_t out_stride);
+  /// sums[q] += sum over t of weights[q * weight_stride + t] * rows[t], in order. sums: (count, dims rounded
+  /// up to 16).
+  void (*sums[kRowTypes])(const void* const* rows, size_t n, const float* weights, size_t weight_stride,
+                          size_t count, size_t dims, float* sums);
+};
+
+namespace scalar {
+const Table& table();
+}
+namespace avx2 {
+const Table& table();
+}
+namespace avx512 {
+const Table& table();
+}
+
+}  // namespace kvcodec::attention_kernels
