@@ -131,31 +131,90 @@ Job make_job(const KvReader& kv, const std::vector<size_t>& chosen, const CodesR
 
 /// Runs the codec over all pieces, chunk by chunk. Groups and sides one after the other: the writer holds one
 /// at a time.
-void run_codec(const KvReader& kv, const Codec& codec, const std::vector<int>& groups, const Job& job,
-               CodesWriter& writer, uint64_t budget, ProgressBar& bar) {
-  uint64_t tokens = 0;
-  for (const auto& piece : job.pieces) tokens += piece.count;
-  const double passes = static_cast<double>(groups.size()) * 2;
-  uint64_t done = 0;
-  for (const int group : groups)
-    for (const Side side : kSides) {
-      const GroupShape shape = group_shape(kv.model(), group, codec.layer_group(), side);
-      const size_t chunk =
-          chunk_rows(budget, shape.width() * sizeof(float) + codec.scratch_bytes_per_row(shape));
-      Matrix<float> rows(std::min<uint64_t>(chunk, tokens), shape.width());
-      for (const auto& piece : job.pieces) {
-        StreamStore& document = writer.document(side, group, piece.document);
-        for (uint64_t first = 0; first < piece.count; first += chunk) {
-          const auto count = static_cast<size_t>(std::min<uint64_t>(chunk, piece.count - first));
-          const auto part = rows.view().rows(0, count);
-          kv.read(shape, piece.first + first, part);
-          at_dataset(kv.name(), side, group, [&] { codec.append(shape, part, document); });
-          done += count;
-          bar.update(static_cast<double>(done) / passes, static_cast<double>(tokens));
-        }
-      }
+class CodecRun {
+ public:
+  /// documents_before: how many documents the codes have already; the first piece may continue the last of
+  /// them.
+  CodecRun(const KvReader& kv, const Codec& codec, const Job& job, size_t documents_before,
+           CodesWriter& writer, uint64_t budget, ProgressBar& bar)
+      : kv_(kv),
+        codec_(codec),
+        job_(job),
+        documents_before_(documents_before),
+        writer_(writer),
+        budget_(budget),
+        bar_(bar) {
+    for (const auto& piece : job.pieces) tokens_ += piece.count;
+  }
+
+  void run(const std::vector<int>& groups) {
+    for (const int group : groups)
+      for (const Side side : kSides) planned_ += work_of(side, group, false);
+    for (const int group : groups)
+      for (const Side side : kSides) work_of(side, group, true);
+  }
+
+ private:
+  /// One side of one group: surveys where the codec wants it, and appends. Returns the tokens it read; with
+  /// really == false it only counts them.
+  uint64_t work_of(Side side, int group, bool really) {
+    uint64_t read = 0;
+    const SurveyScope scope = codec_.survey_scope();
+    for (size_t i = 0; i < job_.pieces.size(); ++i) {
+      const bool is_new = job_.pieces[i].document >= documents_before_;
+      const bool surveys = (scope == SurveyScope::file && i == 0 && documents_before_ == 0) ||
+                           (scope == SurveyScope::document && is_new);
+      const size_t surveyed = !surveys ? 0 : scope == SurveyScope::file ? job_.pieces.size() - i : 1;
+      const auto pieces = std::span(job_.pieces).subspan(i, surveyed);
+      for (const auto& piece : pieces) read += piece.count;
+      read += job_.pieces[i].count;
+      if (!really) continue;
+      const GroupShape shape = group_shape(kv_.model(), group, codec_.layer_group(), side);
+      StreamStore& document = writer_.document(side, group, job_.pieces[i].document);
+      if (surveys) survey(shape, pieces, document);
+      for_each_chunk(shape, job_.pieces[i],
+                     [&](MatrixView<const float> rows) { codec_.append(shape, rows, document); });
     }
-}
+    return read;
+  }
+
+  void survey(const GroupShape& shape, std::span<const Job::Piece> pieces, StreamStore& document) {
+    const auto survey = codec_.survey(shape);
+    for (const auto& piece : pieces) {
+      for_each_chunk(shape, piece, [&](MatrixView<const float> rows) { survey->observe(rows); });
+      survey->end_document();
+    }
+    survey->finish(document);
+  }
+
+  template <class Body>
+  void for_each_chunk(const GroupShape& shape, const Job::Piece& piece, const Body& body) {
+    const size_t chunk =
+        chunk_rows(budget_, shape.width() * sizeof(float) + codec_.scratch_bytes_per_row(shape));
+    if (rows_.cols() != shape.width() || rows_.rows() < std::min<uint64_t>(chunk, tokens_))
+      rows_ = Matrix<float>(std::min<uint64_t>(chunk, tokens_), shape.width());
+    for (uint64_t first = 0; first < piece.count; first += chunk) {
+      const auto count = static_cast<size_t>(std::min<uint64_t>(chunk, piece.count - first));
+      const auto part = rows_.view().rows(0, count);
+      kv_.read(shape, piece.first + first, part);
+      at_dataset(kv_.name(), shape.side, shape.first_layer, [&] { body(part); });
+      done_ += count;
+      bar_.update(static_cast<double>(done_) / static_cast<double>(planned_) * static_cast<double>(tokens_),
+                  static_cast<double>(tokens_));
+    }
+  }
+
+  const KvReader& kv_;
+  const Codec& codec_;
+  const Job& job_;
+  size_t documents_before_;
+  CodesWriter& writer_;
+  uint64_t budget_;
+  ProgressBar& bar_;
+  Matrix<float> rows_;
+  uint64_t tokens_ = 0;              // of all pieces
+  uint64_t done_ = 0, planned_ = 0;  // tokens read over all sides, groups and passes
+};
 
 void check_same_model(const KvReader& kv, const CodesReader& base) {
   const ModelInfo &a = kv.model(), &b = base.info().model;
@@ -343,8 +402,10 @@ std::string encode(Command& command) {
   auto writer = encoding->make_writer(output, job, options.embed_book);
   {
     ProgressBar bar("encode", "tokens", options.common.quiet);
-    run_codec(kv, encoding->codec(), encoding->info.groups, job, *writer,
-              chunk_budget(options.common.memory_bytes(), encoding->info.book_bytes), bar);
+    CodecRun run(kv, encoding->codec(), job,
+                 encoding->base() ? encoding->base()->info().documents.count() : 0, *writer,
+                 chunk_budget(options.common.memory_bytes(), encoding->info.book_bytes), bar);
+    run.run(encoding->info.groups);
   }
   writer->finish(command.provenance(encoding->history(kv)));
   writer.reset();

@@ -1,8 +1,21 @@
 #include "lib/codec/codec.hpp"
 
+#include "lib/codec/products.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec {
+
+std::unique_ptr<Survey> Codec::survey(const GroupShape&) const { throw failed("this codec surveys nothing"); }
+
+void Codec::multiply_keys(const GroupShape& shape, const StreamReader& document, uint64_t first,
+                          MatrixView<const float> queries, MatrixView<float> out) const {
+  decode_and_multiply_keys(*this, shape, document, first, queries, out);
+}
+
+void Codec::multiply_values(const GroupShape& shape, const StreamReader& document, uint64_t first,
+                            MatrixView<const float> weights, MatrixView<float> out) const {
+  decode_and_multiply_values(*this, shape, document, first, weights, out);
+}
 
 std::unique_ptr<Codec> codec_from_record(const CodecEntry& entry, const Record& parameters,
                                          const CodecContext& context) {

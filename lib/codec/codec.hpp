@@ -43,10 +43,10 @@ struct GroupShape {
 /// What a codec can do; shown by `kvcodec info` and used to refuse early.
 struct Capabilities {
   bool needs_book = false;
-  bool lossless = false;        ///< decodes the 16-bit input exactly
-  bool appends = true;          ///< later tokens can be added without touching what is stored
-  bool scores_queries = false;  ///< q.k for all tokens without decoding
-  bool device_twin = false;     ///< has a CUDA implementation
+  bool lossless = false;     ///< decodes the 16-bit input exactly
+  bool appends = true;       ///< later tokens can be added without touching what is stored
+  bool multiplies = false;   ///< products with keys and values without decoding them
+  bool device_twin = false;  ///< has a CUDA implementation
 };
 
 /// Everything outside its own options that a codec is built from.
@@ -59,8 +59,30 @@ struct CodecContext {
   const Book* book = nullptr;  ///< outlives the codec; nullptr where the codec needs none
 };
 
+/// A first pass over the tokens that are about to be appended, for codecs that must know them before they
+/// store the first one: for the histogram of their symbols, say. What it learns goes into the streams, where
+/// append and decode find it.
+class Survey {
+ public:
+  virtual ~Survey() = default;
+  /// The next tokens of the document in work, (n, shape.width()), in pieces of any size.
+  virtual void observe(MatrixView<const float> rows) = 0;
+  /// No more tokens of this document; a call to observe() starts the next one.
+  virtual void end_document() = 0;
+  /// Stores what was learned: before the first append to that document.
+  virtual void finish(StreamStore& document) = 0;
+};
+
+/// Which tokens a codec surveys.
+enum class SurveyScope : uint8_t {
+  none,
+  file,  ///< all that a new file starts with; stored in shared streams and used for all that is added later
+  document,  ///< all that a new document starts with; stored in the document's own streams
+};
+
 /// One codec with its options fixed, for a whole file. Stateless: what it knows about a document is in the
-/// document's streams, so a document encoded in any number of append() calls has the same streams as in one.
+/// document's streams, so a document encoded in any number of append() calls has the same streams as in one
+/// (after the same survey, where the codec makes one).
 /// Const members may run on several threads at once on different documents; inside they use parallel_for.
 class Codec {
  public:
@@ -82,6 +104,10 @@ class Codec {
     return shape.width() * sizeof(float);
   }
 
+  virtual SurveyScope survey_scope() const { return SurveyScope::none; }
+  /// Starts a survey of one side of one group; only where survey_scope() is not none.
+  virtual std::unique_ptr<Survey> survey(const GroupShape& shape) const;
+
   /// Adds rows.rows() tokens to the document. rows: (n, shape.width()), finite.
   /// Throws Error(bad_input) for values the codec cannot represent.
   virtual void append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const = 0;
@@ -94,6 +120,18 @@ class Codec {
   /// data).
   virtual void decode(const GroupShape& shape, const StreamReader& document, uint64_t first,
                       MatrixView<float> out) const = 0;
+
+  /// Products of queries with the keys of tokens [first, first + out.cols()), without decoding them where the
+  /// codec can (Capabilities::multiplies); the default decodes. Of shapes of keys only. heads = layers *
+  /// heads of the shape, n queries for each: queries (heads * n, head_dim), those of head 0 first; out (heads
+  /// * n, tokens) = queries . keys.
+  virtual void multiply_keys(const GroupShape& shape, const StreamReader& document, uint64_t first,
+                             MatrixView<const float> queries, MatrixView<float> out) const;
+
+  /// Sums of the values of tokens [first, first + weights.cols()), likewise, of shapes of values: weights
+  /// (heads * n, tokens); out (heads * n, head_dim) = weights . values.
+  virtual void multiply_values(const GroupShape& shape, const StreamReader& document, uint64_t first,
+                               MatrixView<const float> weights, MatrixView<float> out) const;
 };
 
 /// A registry line: how a codec presents itself and how one is made.

@@ -135,4 +135,25 @@ uint64_t Encoded::size_bytes(Category category) const {
   return total;
 }
 
+Encoded encode_in_memory(const Codec& codec, const GroupShape& shape,
+                         std::span<const MatrixView<const float>> documents) {
+  Encoded encoded(codec.streams(shape));
+  const SurveyScope scope = codec.survey_scope();
+  std::unique_ptr<Survey> survey;
+  for (size_t i = 0; i < documents.size(); ++i) {
+    StreamStore& document = encoded.add_document();
+    if (scope == SurveyScope::document || (scope == SurveyScope::file && i == 0)) {
+      const size_t surveyed = scope == SurveyScope::file ? documents.size() : i + 1;
+      survey = codec.survey(shape);
+      for (size_t j = i; j < surveyed; ++j) {
+        survey->observe(documents[j]);
+        survey->end_document();
+      }
+      survey->finish(document);
+    }
+    codec.append(shape, documents[i], document);
+  }
+  return encoded;
+}
+
 }  // namespace kvcodec

@@ -1,9 +1,11 @@
-// Encoded documents of one group side in memory: for tests, benchmarks and programs that use lib/ without files.
+// Encoded documents of one group side in memory: for tests, benchmarks and programs that use lib/ without
+// files.
 #pragma once
 
 #include <memory>
 #include <vector>
 
+#include "lib/codec/codec.hpp"
 #include "lib/codec/stream.hpp"
 
 namespace kvcodec {
@@ -15,7 +17,8 @@ class Encoded {
   Encoded(Encoded&&) noexcept;
   Encoded& operator=(Encoded&&) noexcept;
 
-  /// Starts the next document; the one before it is closed for good. The reference lives as long as the Encoded.
+  /// Starts the next document; the one before it is closed for good. The reference lives as long as the
+  /// Encoded.
   StreamStore& add_document();
   size_t documents() const;
   const StreamReader& document(size_t index) const;
@@ -30,5 +33,10 @@ class Encoded {
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
+
+/// Documents of one side of one group, each (tokens, shape.width()), surveyed and encoded as a new file would
+/// be.
+Encoded encode_in_memory(const Codec& codec, const GroupShape& shape,
+                         std::span<const MatrixView<const float>> documents);
 
 }  // namespace kvcodec

@@ -9,12 +9,14 @@ namespace kvcodec {
 // One function per lib/codec/<name>_codec.cpp.
 CodecEntry none_codec();
 CodecEntry sparse_codec();
+CodecEntry kvcomp_codec();
 CodecEntry kivi_codec();
 
 std::span<const CodecEntry> codecs() {
   static const CodecEntry entries[] = {
       none_codec(),
       sparse_codec(),
+      kvcomp_codec(),
       kivi_codec(),
   };
   return entries;

@@ -55,4 +55,20 @@ void gemm(float alpha, MatrixView<const float> a, Transpose transpose_a, MatrixV
               stride_of(c));
 }
 
+void gemv(MatrixView<const float> a, Transpose transpose_a, std::span<const float> x, float beta,
+          std::span<float> y) {
+  const bool ta = transpose_a == Transpose::yes;
+  if (x.size() != (ta ? a.rows() : a.cols()) || y.size() != (ta ? a.cols() : a.rows()))
+    throw failed("product of a matrix ({}, {}){} and a vector of {} into one of {}: shapes do not fit",
+                 a.rows(), a.cols(), ta ? ", transposed," : "", x.size(), y.size());
+  if (y.empty()) return;
+  if (x.empty()) {
+    std::transform(y.begin(), y.end(), y.begin(), [&](float value) { return beta == 0 ? 0 : beta * value; });
+    return;
+  }
+  const OnThisThread on_this_thread;
+  cblas_sgemv(CblasRowMajor, ta ? CblasTrans : CblasNoTrans, as_blas(a.rows()), as_blas(a.cols()), 1,
+              a.data(), stride_of(a), x.data(), 1, beta, y.data(), 1);
+}
+
 }  // namespace kvcodec

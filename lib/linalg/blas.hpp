@@ -1,6 +1,8 @@
 // Matrix products by OpenBLAS, with shapes checked and no thread of their own.
 #pragma once
 
+#include <span>
+
 #include "lib/core/view.hpp"
 
 namespace kvcodec {
@@ -17,5 +19,9 @@ enum class Transpose : bool { no, yes };
 /// callers cut by fixed sizes.
 void gemm(float alpha, MatrixView<const float> a, Transpose transpose_a, MatrixView<const float> b,
           Transpose transpose_b, float beta, MatrixView<float> c);
+
+/// y = op(A) * x + beta * y for a row-major matrix; as gemm. Far faster than gemm with a matrix of one row.
+void gemv(MatrixView<const float> a, Transpose transpose_a, std::span<const float> x, float beta,
+          std::span<float> y);
 
 }  // namespace kvcodec

@@ -94,3 +94,28 @@ TEST_CASE("matrix products give the same bytes for any number of threads and lea
     CHECK_EQ(std::memcmp(one.data(), many.data(), n * n * sizeof(float)), 0);
   }
 }
+
+TEST_CASE("gemv: op(A) x + beta y in double, strides and empty sides included") {
+  Rng rng(7);
+  for (const size_t m : {0, 1, 3, 64, 130})
+    for (const size_t n : {0, 1, 5, 128})
+      for (const Transpose transpose : {Transpose::no, Transpose::yes})
+        for (const float beta : {0.0f, 1.0f}) {
+          CAPTURE(m);
+          CAPTURE(n);
+          Matrix<float> wide(m, n + 3);
+          for (size_t i = 0; i < wide.size(); ++i) wide.data()[i] = static_cast<float>(rng.normal());
+          const auto a = wide.view().columns(2, n);
+          const bool ta = transpose == Transpose::yes;
+          std::vector<float> x(ta ? m : n), y(ta ? n : m);
+          for (float& value : x) value = static_cast<float>(rng.normal());
+          for (float& value : y) value = beta == 0 ? NAN : static_cast<float>(rng.normal());
+          const std::vector<float> before = y;
+          gemv(a, transpose, x, beta, y);
+          for (size_t i = 0; i < y.size(); ++i) {
+            double sum = beta == 0 ? 0 : double(beta) * before[i];
+            for (size_t j = 0; j < x.size(); ++j) sum += double(ta ? a(j, i) : a(i, j)) * x[j];
+            CHECK(y[i] == doctest::Approx(sum).epsilon(1e-4));
+          }
+        }
+}

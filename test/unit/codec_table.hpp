@@ -27,11 +27,15 @@ struct CodecCase {
 
   /// Checks decoded rows against what was encoded (rounded to the storage type), both (tokens, width). Empty
   /// for lossless codecs: theirs must be equal.
-  std::function<void(const GroupShape&, MatrixView<const float> original, MatrixView<const float> decoded)>
+  std::function<void(const GroupShape&, DType storage, MatrixView<const float> original,
+                     MatrixView<const float> decoded)>
       check_error = {};
 
   /// A book that fits the context, for codecs that need one.
   std::function<Book(const CodecContext&, Rng&)> make_book = {};
+
+  /// What flags may add to data that does not shrink, relative to its 16-bit size.
+  double flags = 0;
 
   /// Head dimensions below this are refused: no code could be smaller than the values.
   int least_head_dim = 1;
@@ -89,7 +93,7 @@ inline CodecCase kivi_case(int64_t bits, int64_t group, int64_t value_group, int
                       {"value-group", value_group},
                       {"residual", residual},
                       {"scale-type", scale_type}},
-          .check_error = [=](const GroupShape& shape, MatrixView<const float> original,
+          .check_error = [=](const GroupShape& shape, DType, MatrixView<const float> original,
                              MatrixView<const float> decoded) {
             // Shapes that would not shrink are kept exactly, which any bound admits.
             check_kivi(bits, uint64_t(group), uint64_t(value_group), uint64_t(residual), slack, zero_slack,
@@ -183,22 +187,95 @@ inline void check_sparse(const SparseBook& book, double error_target, const Grou
 
 inline CodecCase sparse_case(const SparseSettings& settings) {
   const auto book = std::make_shared<SparseBook>();  // the one made last: what decoded rows are held against
+  return {.label = fmt::format("sparse, groups of {}, signal {}, normalize {}, center {}, target {}",
+                               settings.layer_group, settings.signal, settings.normalize, settings.center,
+                               settings.error_target),
+          .codec = "sparse",
+          .options = {{"error-target", settings.error_target}},
+          .check_error =
+              [=](const GroupShape& shape, DType, MatrixView<const float> original,
+                  MatrixView<const float> decoded) {
+                check_sparse(*book, settings.error_target, shape, original, decoded);
+              },
+          .make_book =
+              [=](const CodecContext& context, Rng& rng) {
+                *book = random_sparse_book(settings, context, rng);
+                return to_book(*book);
+              },
+          .least_head_dim = settings.error_target > 0 || settings.normalize == "signal" ? 3 : 1};
+}
+
+// kvcomp
+// ---------------------------------------------------------------------------------------------------------------------
+
+struct KvcompSettings {
+  std::string key_quant = "channel", entropy = "huffman";
+  double key_rel = 0, value_rel = 0, max_error = 0, max_rel_error = 0;
+  int64_t block = 64;
+  bool unit_heads = false;
+};
+
+/// What a value of a unit that spans [low, high] may be off by.
+inline double kvcomp_bound(double rel, const KvcompSettings& settings, double low, double high) {
+  double bound = INFINITY;
+  if (rel > 0) bound = std::min(bound, rel / 2 * (high - low));
+  if (settings.max_error > 0) bound = std::min(bound, settings.max_error);
+  if (settings.max_rel_error > 0)
+    bound = std::min(bound, settings.max_rel_error * std::max(std::abs(low), std::abs(high)));
+  return bound;
+}
+
+/// Every value lies within the bound of its unit, as a float and rounded to the cache's type; the tail is
+/// exact.
+inline void check_kvcomp(const KvcompSettings& settings, DType storage, const GroupShape& shape,
+                         MatrixView<const float> original, MatrixView<const float> decoded) {
+  const auto block = static_cast<size_t>(settings.block), d = static_cast<size_t>(shape.head_dim);
+  const bool bounded = settings.max_error > 0 || settings.max_rel_error > 0;
+  const bool key = shape.side == Side::key, by_channel = settings.key_quant == "channel";
+  const double usual = key ? by_channel ? 0.25 : 0.05 : 0.15;
+  const double asked = key ? settings.key_rel : settings.value_rel;
+  const double rel = asked > 0 ? asked : bounded ? 0 : usual;
+  const size_t in_blocks = original.rows() / block * block, width = original.cols();
+  const bool one_channel = key && by_channel;
+  const auto unit_of = [&](size_t t, size_t j) {
+    return (key ? t / block : t) * width + (one_channel ? j : settings.unit_heads ? 0 : j / d);
+  };
+  std::vector<double> low(in_blocks * width + 1, INFINITY), high(low.size(), -INFINITY);
+  for (size_t t = 0; t < in_blocks; ++t)
+    for (size_t j = 0; j < width; ++j) {
+      low[unit_of(t, j)] = std::min(low[unit_of(t, j)], double(original(t, j)));
+      high[unit_of(t, j)] = std::max(high[unit_of(t, j)], double(original(t, j)));
+    }
+  size_t wrong = 0;
+  for (size_t t = 0; t < original.rows(); ++t)
+    for (size_t j = 0; j < width; ++j) {
+      const double x = original(t, j), y = decoded(t, j), rounded = round_to(storage, decoded(t, j));
+      const double bound =
+          t < in_blocks ? kvcomp_bound(rel, settings, low[unit_of(t, j)], high[unit_of(t, j)]) : 0;
+      wrong += !(std::abs(y - x) <= bound && std::abs(rounded - x) <= bound);
+    }
+  CHECK_EQ(wrong, 0);
+}
+
+inline CodecCase kvcomp_case(const KvcompSettings& settings) {
   return {
-      .label = fmt::format("sparse, groups of {}, signal {}, normalize {}, center {}, target {}",
-                           settings.layer_group, settings.signal, settings.normalize, settings.center,
-                           settings.error_target),
-      .codec = "sparse",
-      .options = {{"error-target", settings.error_target}},
+      .label = fmt::format("kvcomp {}, key-rel {}, value-rel {}, max-error {}, max-rel-error {}, block {}, "
+                           "unit-heads {}, {}",
+                           settings.key_quant, settings.key_rel, settings.value_rel, settings.max_error,
+                           settings.max_rel_error, settings.block, settings.unit_heads, settings.entropy),
+      .codec = "kvcomp",
+      .options = {{"key-quant", settings.key_quant},
+                  {"key-rel", settings.key_rel},
+                  {"value-rel", settings.value_rel},
+                  {"max-error", settings.max_error},
+                  {"max-rel-error", settings.max_rel_error},
+                  {"block", settings.block},
+                  {"unit-heads", settings.unit_heads},
+                  {"entropy", settings.entropy}},
       .check_error =
-          [=](const GroupShape& shape, MatrixView<const float> original, MatrixView<const float> decoded) {
-            check_sparse(*book, settings.error_target, shape, original, decoded);
-          },
-      .make_book =
-          [=](const CodecContext& context, Rng& rng) {
-            *book = random_sparse_book(settings, context, rng);
-            return to_book(*book);
-          },
-      .least_head_dim = settings.error_target > 0 || settings.normalize == "signal" ? 3 : 1};
+          [=](const GroupShape& shape, DType storage, MatrixView<const float> original,
+              MatrixView<const float> decoded) { check_kvcomp(settings, storage, shape, original, decoded); },
+      .flags = 1.0 / 128};
 }
 
 // ----------------------------------------------------------------------------------------------------------------------------
@@ -217,6 +294,12 @@ inline std::vector<CodecCase> codec_table() {
       kivi_case(3, 1, 1, 7, "f32"),
       kivi_case(5, 33, 64, 40, "f32"),
       kivi_case(8, 16, 128, 1, "f16"),
+      kvcomp_case({}),
+      kvcomp_case({.entropy = "rans", .key_rel = 0.1, .value_rel = 0.05, .block = 16}),
+      kvcomp_case({.key_quant = "block", .entropy = "auto", .unit_heads = true}),
+      kvcomp_case({.key_quant = "block", .entropy = "none", .key_rel = 0.02, .value_rel = 0.4, .block = 33}),
+      kvcomp_case({.max_error = 0.05, .max_rel_error = 0.01, .block = 1}),
+      kvcomp_case({.entropy = "auto", .key_rel = 0.005, .max_error = 0.5, .block = 100}),
   };
 }
 

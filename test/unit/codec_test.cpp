@@ -86,9 +86,20 @@ Matrix<float> make_rows(const Subject& subject, size_t tokens, Look look, Rng& r
 }
 
 Encoded encode(const Subject& subject, MatrixView<const float> rows) {
-  Encoded encoded(subject.codec->streams(subject.shape));
-  subject.codec->append(subject.shape, rows, encoded.add_document());
-  return encoded;
+  return encode_in_memory(*subject.codec, subject.shape, {{rows}});
+}
+
+/// A new document with what a survey left in the streams of another encoding of the same rows: what is
+/// shared, and what the document has from its start.
+StreamStore& surveyed_document(const Subject& subject, MatrixView<const float> rows, Encoded& encoded) {
+  StreamStore& document = encoded.add_document();
+  if (subject.codec->survey_scope() == SurveyScope::none) return document;
+  const auto survey = subject.codec->survey(subject.shape);
+  for (size_t first = 0; first < rows.rows(); first += 37)
+    survey->observe(rows.rows(first, std::min<size_t>(37, rows.rows() - first)));
+  survey->end_document();
+  survey->finish(document);
+  return document;
 }
 
 Matrix<float> decode(const Subject& subject, const StreamReader& document, size_t first, size_t count) {
@@ -112,10 +123,12 @@ bool same_streams(const Encoded& a, const Encoded& b) {
   });
 }
 
-/// Bits of everything stored for the tokens themselves, index streams packed.
+/// Bits of everything stored for the tokens themselves, index streams packed. Without shared streams: they do
+/// not grow with the tokens.
 uint64_t stored_bits(const Encoded& encoded) {
   uint64_t bits = 0;
   for (const StreamSpec& spec : encoded.specs()) {
+    if (spec.shared) continue;
     const uint64_t elements = encoded.bytes(spec.name).size() / size_of(spec.type);
     bits += elements * (spec.index_bound > 0 ? index_bits(spec.index_bound) : size_of(spec.type) * 8);
   }
@@ -183,11 +196,12 @@ TEST_CASE("codecs: what was encoded comes back within the codec's bound, never l
         CHECK_EQ(subject->codec->tokens(subject->shape, document), tokens);
         const Matrix<float> decoded = decode(*subject, document, 0, tokens);
         if (row.check_error)
-          row.check_error(subject->shape, rows, decoded);
+          row.check_error(subject->shape, subject->context.storage, rows, decoded);
         else
           CHECK(same_bits(decoded, rows));
         CHECK_EQ(find_codec(row.codec).capabilities.lossless, !row.check_error);
-        CHECK_LE(stored_bits(encoded), tokens * subject->shape.width() * 16);
+        CHECK_LE(double(stored_bits(encoded)),
+                 double(tokens * subject->shape.width() * 16) * (1 + row.flags));
         CHECK_THROWS_AS(decode(*subject, document, 0, tokens + 1), Error);
         CHECK_THROWS_AS(decode(*subject, document, tokens + 1, 0), Error);
       }
@@ -202,7 +216,7 @@ TEST_CASE("codecs: appended in any pieces, the streams are those of one piece") 
       const Matrix<float> rows = make_rows(*subject, tokens, Look::ordinary, rng);
       const Encoded at_once = encode(*subject, rows);
       Encoded pieces(subject->codec->streams(subject->shape));
-      StreamStore& document = pieces.add_document();
+      StreamStore& document = surveyed_document(*subject, rows, pieces);
       const uint64_t largest = 1 + rng.below(100);
       for (size_t first = 0; first < tokens;) {
         const size_t count = std::min<size_t>(tokens - first, rng.below(largest + 1));
@@ -253,16 +267,26 @@ TEST_CASE("codecs: rows of any stride encode like packed ones") {
 TEST_CASE("codecs: documents do not see each other") {
   for_each_case([](const CodecCase& row, Rng& rng) {
     const auto subject = random_subject(row, rng);
-    Encoded encoded(subject->codec->streams(subject->shape));
     std::vector<Matrix<float>> documents;
-    for (const size_t tokens : {161, 0, 1, 200}) {
+    for (const size_t tokens : {161, 0, 1, 200})
       documents.push_back(make_rows(*subject, tokens, Look::ordinary, rng));
-      subject->codec->append(subject->shape, documents.back(), encoded.add_document());
-    }
+    const std::vector<MatrixView<const float>> views(documents.begin(), documents.end());
+    const Encoded encoded = encode_in_memory(*subject->codec, subject->shape, views);
     for (size_t i = 0; i < documents.size(); ++i) {
       const size_t tokens = documents[i].rows();
       CHECK_EQ(subject->codec->tokens(subject->shape, encoded.document(i)), tokens);
-      const Encoded alone = encode(*subject, documents[i]);
+      // Alone, but for what the survey of all of them found.
+      Encoded alone(encoded.specs());
+      StreamStore& document = alone.add_document();
+      for (const StreamSpec& spec : encoded.specs())
+        if (spec.shared) document.append(spec.name, encoded.bytes(spec.name));
+      if (subject->codec->survey_scope() == SurveyScope::document) {
+        const auto survey = subject->codec->survey(subject->shape);
+        survey->observe(documents[i]);
+        survey->end_document();
+        survey->finish(document);
+      }
+      subject->codec->append(subject->shape, documents[i], document);
       CHECK(same_bits(decode(*subject, encoded.document(i), 0, tokens),
                       decode(*subject, alone.document(0), 0, tokens)));
     }
@@ -357,6 +381,73 @@ TEST_CASE("codecs: streams of random damage are decoded or refused, never more")
       });
       const auto error = decoding_error(*subject, damaged.document(0), tokens);
       CHECK((!error || *error == ErrorKind::bad_input));
+    }
+  });
+}
+
+TEST_CASE("codecs: products are those of decoded rows, over any range, for any number of threads") {
+  for_each_case([](const CodecCase& row, Rng& rng) {
+    for (const size_t tokens : {1, 33, 161, 500}) {
+      const auto subject = random_subject(row, rng);
+      const GroupShape& shape = subject->shape;
+      const auto d = static_cast<size_t>(shape.head_dim);
+      const size_t heads = shape.width() / d, n = 1 + rng.below(6);
+      const Encoded encoded = encode(*subject, make_rows(*subject, tokens, Look::ordinary, rng));
+      const StreamReader& document = encoded.document(0);
+      const auto random = [&](size_t rows, size_t cols) {
+        Matrix<float> matrix(rows, cols);
+        for (size_t i = 0; i < matrix.size(); ++i) matrix.data()[i] = static_cast<float>(rng.normal());
+        return matrix;
+      };
+      for (int i = 0; i < 4; ++i) {
+        const size_t first = rng.below(tokens + 1), count = rng.below(tokens - first + 1);
+        CAPTURE(first);
+        CAPTURE(count);
+        const Matrix<float> values = decode(*subject, document, first, count);
+        const Matrix<float> queries = random(heads * n, d), weights = random(heads * n, count);
+        Matrix<float> scores(heads * n, count), sums(heads * n, d);
+        const bool key = shape.side == Side::key;
+        const auto multiply = [&](Matrix<float>& of_keys, Matrix<float>& of_values) {
+          if (key)
+            subject->codec->multiply_keys(shape, document, first, queries, of_keys);
+          else
+            subject->codec->multiply_values(shape, document, first, weights, of_values);
+        };
+        multiply(scores, sums);
+        size_t wrong = 0;
+        for (size_t v = 0; v < heads * n; ++v) {
+          const size_t c0 = v / n * d;
+          // Errors of sums in float32: a few units in the last place of the sum of magnitudes. A codec may
+          // sum differences to an origin of its own, which is no larger than the channel's largest value.
+          std::vector<double> largest(d);
+          for (size_t t = 0; t < count; ++t)
+            for (size_t c = 0; c < d; ++c)
+              largest[c] = std::max(largest[c], std::abs(double(values(t, c0 + c))));
+          for (size_t t = 0; t < count && key; ++t) {
+            double sum = 0, magnitude = 0;
+            for (size_t c = 0; c < d; ++c) {
+              sum += double(queries(v, c)) * values(t, c0 + c);
+              magnitude += std::abs(double(queries(v, c))) * largest[c];
+            }
+            wrong += !(std::abs(scores(v, t) - sum) <= 2e-6 * magnitude + 1e-30);
+          }
+          for (size_t c = 0; c < d && !key; ++c) {
+            double sum = 0, magnitude = 0;
+            for (size_t t = 0; t < count; ++t) {
+              sum += double(weights(v, t)) * values(t, c0 + c);
+              magnitude += std::abs(double(weights(v, t)) * values(t, c0 + c));
+            }
+            wrong += !(std::abs(sums(v, c) - sum) <= 1e-5 * magnitude + 1e-30);
+          }
+        }
+        CHECK_EQ(wrong, 0);
+        set_num_threads(5);
+        Matrix<float> again(heads * n, count), sums_again(heads * n, d);
+        multiply(again, sums_again);
+        set_num_threads(0);
+        CHECK(same_bits(again, scores));
+        CHECK(same_bits(sums_again, sums));
+      }
     }
   });
 }

@@ -3,7 +3,7 @@
 check() { # check DATASET INDEX VALUE
   cp data/kv.h5 bad.h5
   damage bad.h5 set $1 $2 $3
-  for codec in none kivi; do
+  for codec in none kivi kvcomp; do
     refused encode bad.h5 --codec $codec -o x.h5
   done
   refused encode bad.h5 --codec sparse --book data/dict.h5 --sparsity 4 -o x.h5

@@ -10,6 +10,8 @@ for n in 1 2; do
   run pack-indices sparse.h5 -o packed.h5
   run decode packed.h5 --book dict.h5 -o recon.h5
   run encode kv.h5 --codec kivi --residual 16 --group 16 -o kivi.h5
+  run encode kv.h5 --codec kvcomp --block 32 -o kvcomp.h5
+  run decode kvcomp.h5 -o kvcomp-kv.h5
   run encode kv.h5 --codec none -o none.h5
   kvcodec eval-recon kv.h5 recon.h5 --rate packed.h5 --threads $n >eval.txt
   cd ..

@@ -1,0 +1,217 @@
+#include "lib/codec/kvcomp_blocks.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "lib/core/error.hpp"
+#include "lib/core/half.hpp"
+#include "lib/entropy/pack.hpp"
+#include "lib/kvcomp/products.hpp"
+#include "lib/linalg/blas.hpp"
+
+namespace kvcodec::kvcomp {
+namespace {
+
+/// Where consecutive parts lie: part i begins where the parts before it end.
+struct Places {
+  uint64_t begin = 0;          ///< of the first part that is wanted
+  std::vector<uint64_t> ends;  ///< of the parts wanted
+  uint64_t at = 0;
+
+  void skip(uint64_t size) { begin = at = checked_add(at, size); }
+  void add(uint64_t size) { ends.push_back(at = checked_add(at, size)); }
+  uint64_t start(size_t i) const { return (i == 0 ? begin : ends[i - 1]) - begin; }
+  uint64_t size(size_t i) const { return ends[i] - (i == 0 ? begin : ends[i - 1]); }
+  uint64_t total() const { return at - begin; }
+};
+
+BlockCoder read_coder(const StreamReader& document) {
+  const uint64_t bytes = document.rows(kBook);
+  // No book is longer: 5 bits of a length and 16 of a frequency for each symbol, and a header.
+  if (bytes > 1024) throw bad_input("stream '{}': {} bytes are too many for a book", kBook, bytes);
+  return with_context(fmt::format("stream '{}'", kBook),
+                      [&] { return BlockCoder::read(document.read<uint8_t>(kBook, 0, bytes, 1)); });
+}
+
+void check_step(float step) {
+  if (!std::isfinite(step) || step < 0) throw bad_input("stream '{}': {} is no step", kSteps, step);
+}
+
+/// Values stored exactly are added by themselves; their symbols are to add nothing.
+void leave_out_exact(BlockScratch& scratch) {
+  for (const EscapedValue& exact : scratch.exact) scratch.runs(exact.row, exact.position) = kZeroSymbol;
+}
+
+}  // namespace
+
+BlockScratch::BlockScratch(const Layout& layout)
+    : runs(layout.block.runs(), layout.block.run_length()),
+      symbols(layout.block.by_channel ? layout.block.tokens : 0, layout.block.dims),
+      origins(layout.origins()) {}
+
+LoadedBlocks::LoadedBlocks(const Layout& layout, DType storage, const StreamReader& document, uint64_t first,
+                           uint64_t last)
+    : layout_(layout), storage_(storage), rows_(last - first), coder_(read_coder(document)) {
+  if (rows_ > 0) read_places(document, first, last);
+}
+
+void LoadedBlocks::read_places(const StreamReader& document, uint64_t first, uint64_t last) {
+  const size_t heads = layout_.heads;
+  const auto modes = document.read<uint8_t>(kModes, 0, last, heads);
+  const auto coded_blocks = modes.size() - static_cast<size_t>(std::ranges::count(modes, kRawBlock));
+  const auto sizes = document.read<uint32_t>(kSizes, 0, coded_blocks, 1);
+  const auto origin_bits = layout_.has_origins ? document.read<uint8_t>(kOriginBits, 0, coded_blocks, 1)
+                                               : std::vector<uint8_t>(coded_blocks);
+  Places payload, counts, steps, origins;
+  blocks_.resize(rows_ * heads);
+  for (size_t i = 0, next = 0; i < modes.size(); ++i) {
+    const bool coded = modes[i] != kRawBlock, wanted = i >= first * heads;
+    const uint64_t size = coded ? sizes[next] : layout_.block.raw_bytes();
+    const uint8_t bits = coded ? origin_bits[next] : 0;
+    next += coded;
+    if (bits > 16)
+      throw bad_input("stream '{}', row {}: {} bits; origins have 16", kOriginBits, next - 1, bits);
+    const auto add = [&](Places& places, uint64_t bytes) { wanted ? places.add(bytes) : places.skip(bytes); };
+    add(payload, size);
+    add(counts, with_context(fmt::format("stream '{}', row {}", kModes, i / heads),
+                             [&] { return coder_.count_bytes(layout_.block, modes[i]); }));
+    add(origins, coded && layout_.has_origins ? layout_.origin_bytes(bits) : 0);
+    if (!layout_.shared_steps) {
+      add(steps, coded ? layout_.steps() : 0);
+    } else if (i % heads == 0) {  // with the first head of its row
+      const auto of_row = std::span(modes).subspan(i, heads);
+      const bool any = std::ranges::any_of(of_row, [](uint8_t mode) { return mode != kRawBlock; });
+      add(steps, any ? layout_.steps() : 0);
+    }
+    if (wanted) {
+      blocks_[i - first * heads].mode = modes[i];
+      blocks_[i - first * heads].origin_bits = bits;
+    }
+  }
+  payload_ = document.read<uint8_t>(kPayload, payload.begin, payload.total(), 1);
+  counts_ = document.read<uint8_t>(kCounts, counts.begin, counts.total(), 1);
+  if (layout_.has_origins) origins_ = document.read<uint8_t>(kOrigins, origins.begin, origins.total(), 1);
+  const auto halves = document.read<uint16_t>(kSteps, steps.begin, steps.total(), 1);
+  steps_.resize(halves.size());
+  widen(DType::f16, halves, steps_);
+  std::ranges::for_each(steps_, check_step);
+
+  for (size_t i = 0; i < blocks_.size(); ++i) {
+    const size_t own_steps = layout_.shared_steps ? i / heads : i;
+    Block& block = blocks_[i];
+    block.payload = std::span(payload_).subspan(payload.start(i), payload.size(i));
+    block.counts = std::span(counts_).subspan(counts.start(i), counts.size(i));
+    block.origins = layout_.has_origins ? std::span(origins_).subspan(origins.start(i), origins.size(i))
+                                        : std::span<const uint8_t>();
+    block.steps = std::span(steps_).subspan(steps.start(own_steps), steps.size(own_steps));
+  }
+}
+
+void LoadedBlocks::decode_runs(const Block& block, BlockScratch& scratch) const {
+  scratch.exact.clear();
+  coder_.decode_runs(layout_.block, block.mode, block.counts, block.payload, scratch.runs, scratch.exact);
+}
+
+void LoadedBlocks::read_origins(const Block& block, BlockScratch& scratch) const {
+  if (!layout_.has_origins) return;
+  std::vector<uint16_t> above(layout_.block.dims);
+  unpack_bits(block.origins.subspan(2), 0, block.origin_bits, 0, std::span<uint16_t>(above));
+  const auto least = static_cast<int16_t>(block.origins[0] | block.origins[1] << 8);
+  for (size_t c = 0; c < above.size(); ++c) {
+    const int origin = least + above[c];
+    if (origin > INT16_MAX) throw bad_input("stream '{}': {} does not fit 16 bits", kOrigins, origin);
+    scratch.origins[c] = static_cast<int16_t>(origin);
+  }
+}
+
+float LoadedBlocks::exact_value(const EscapedValue& exact) const {
+  const auto half = static_cast<uint16_t>(exact.value);
+  float value = 0;
+  widen(storage_, {&half, 1}, {&value, 1});
+  if (!std::isfinite(value)) throw bad_input("stream '{}' holds a value that is not finite", kPayload);
+  return value;
+}
+
+void LoadedBlocks::decode_raw(const Block& block, MatrixView<float> out) const {
+  std::vector<uint16_t> halves(layout_.block.dims);
+  for (size_t t = 0; t < out.rows(); ++t) {
+    std::memcpy(halves.data(), block.payload.data() + t * halves.size() * 2, halves.size() * 2);
+    widen(storage_, halves, out.row(t));
+    for (const float value : out.row(t))
+      if (!std::isfinite(value)) throw bad_input("stream '{}' holds a value that is not finite", kPayload);
+  }
+}
+
+void LoadedBlocks::decode(size_t row, size_t head, BlockScratch& scratch, MatrixView<float> out) const {
+  const Block& block = this->block(row, head);
+  if (block.mode == kRawBlock) return decode_raw(block, out);
+  decode_runs(block, scratch);
+  read_origins(block, scratch);
+  if (layout_.block.by_channel) transpose(scratch.runs, scratch.symbols);
+  dequantize_bounded(layout_.block.by_channel ? scratch.symbols : scratch.runs, layout_.unit, block.steps,
+                     scratch.origins, out);
+  for (const EscapedValue& exact : scratch.exact) {
+    const float value = exact_value(exact);
+    if (layout_.block.by_channel)
+      out(exact.position, exact.row) = value;
+    else
+      out(exact.row, exact.position) = value;
+  }
+}
+
+void LoadedBlocks::multiply_keys(size_t row, size_t head, MatrixView<const float> queries,
+                                 BlockScratch& scratch, MatrixView<float> scores) const {
+  const Block& block = this->block(row, head);
+  const size_t n = queries.rows(), d = layout_.block.dims;
+  if (block.mode == kRawBlock) {
+    if (scratch.rows.size() == 0) scratch.rows = Matrix<float>(layout_.block.tokens, d);
+    decode_raw(block, scratch.rows);
+    return gemm(1, queries, Transpose::no, scratch.rows, Transpose::yes, 0, scores);
+  }
+  decode_runs(block, scratch);
+  read_origins(block, scratch);
+  if (scratch.vectors.rows() != n) scratch.vectors = Matrix<float>(n, d);
+  for (size_t g = 0; g < n; ++g) {
+    double base = 0;
+    for (size_t c = 0; c < d; ++c) {
+      const float vector = queries(g, c) * block.steps[layout_.unit == UnitShape::column ? c : 0];
+      scratch.vectors(g, c) = vector;
+      base += static_cast<double>(vector) * scratch.origins[c];
+    }
+    std::ranges::fill(scores.row(g), static_cast<float>(base));
+  }
+  leave_out_exact(scratch);
+  multiply_symbols(scratch.runs, scratch.vectors, scores);
+  for (const EscapedValue& exact : scratch.exact) {
+    const float value = exact_value(exact);
+    const size_t c = exact.position;
+    for (size_t g = 0; g < n; ++g)
+      scores(g, exact.row) +=
+          queries(g, c) * value - scratch.vectors(g, c) * static_cast<float>(scratch.origins[c]);
+  }
+}
+
+void LoadedBlocks::multiply_values(size_t row, size_t head, MatrixView<const float> weights,
+                                   BlockScratch& scratch, MatrixView<float> out) const {
+  const Block& block = this->block(row, head);
+  const size_t n = weights.rows(), tokens = layout_.block.tokens;
+  if (block.mode == kRawBlock) {
+    if (scratch.rows.size() == 0) scratch.rows = Matrix<float>(tokens, layout_.block.dims);
+    decode_raw(block, scratch.rows);
+    return gemm(1, weights, Transpose::no, scratch.rows, Transpose::no, 1, out);
+  }
+  decode_runs(block, scratch);
+  if (scratch.vectors.rows() != n) scratch.vectors = Matrix<float>(n, tokens);
+  for (size_t g = 0; g < n; ++g)
+    for (size_t t = 0; t < tokens; ++t) scratch.vectors(g, t) = weights(g, t) * block.steps[t];
+  leave_out_exact(scratch);
+  multiply_symbols(scratch.runs, scratch.vectors, out);
+  for (const EscapedValue& exact : scratch.exact) {
+    const float value = exact_value(exact);
+    const size_t t = exact.position;
+    for (size_t g = 0; g < n; ++g) out(g, exact.row) += weights(g, t) * value;
+  }
+}
+
+}  // namespace kvcodec::kvcomp

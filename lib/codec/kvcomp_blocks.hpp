@@ -1,0 +1,93 @@
+// Blocks of the codec `kvcomp` as they lie in streams, brought into memory: what decoding and products share.
+// lib/codec/kvcomp_codec.cpp describes the streams.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "lib/codec/stream.hpp"
+#include "lib/core/view.hpp"
+#include "lib/kvcomp/block.hpp"
+#include "lib/quant/error_bounded.hpp"
+
+namespace kvcodec::kvcomp {
+
+inline constexpr std::string_view kBook = "book", kModes = "modes", kSizes = "sizes", kCounts = "counts",
+                                  kPayload = "payload", kSteps = "steps", kOriginBits = "origin_bits",
+                                  kOrigins = "origins", kTail = "tail";
+
+/// Sizes that follow from options and shape.
+struct Layout {
+  BlockShape block;
+  size_t heads = 0;
+  UnitShape unit = UnitShape::row;
+  bool has_origins = false;
+  bool shared_steps = false;  // by all heads of a block row
+  bool pays = true;           // blocks may be smaller than their values
+
+  size_t width() const { return heads * block.dims; }
+  /// Steps of a block, or of a whole block row if they are shared.
+  size_t steps() const {
+    return unit == UnitShape::column ? block.dims : unit == UnitShape::row ? block.tokens : 1;
+  }
+  size_t origins() const { return has_origins ? block.dims : 0; }
+  size_t origin_bytes(uint8_t bits) const { return 2 + (block.dims * bits + 7) / 8; }
+};
+
+/// Room for one block in work; one per thread.
+struct BlockScratch {
+  explicit BlockScratch(const Layout& layout);
+  Matrix<uint8_t> runs, symbols;
+  std::vector<EscapedValue> exact;
+  std::vector<int16_t> origins;
+  Matrix<float> vectors, sums, rows;  // of products
+};
+
+/// Block rows [first, last) of a document.
+class LoadedBlocks {
+ public:
+  /// storage: type of values kept exactly. Throws Error(bad_input) for streams that no encoder writes.
+  LoadedBlocks(const Layout& layout, DType storage, const StreamReader& document, uint64_t first,
+               uint64_t last);
+
+  size_t rows() const { return rows_; }
+
+  /// The values of one head of a block row: (tokens, dims). Throws Error(bad_input) for a damaged block.
+  void decode(size_t row, size_t head, BlockScratch& scratch, MatrixView<float> out) const;
+
+  /// scores(g, t) = query g . key of the block's token t. queries: (n, dims); scores: (n, tokens).
+  void multiply_keys(size_t row, size_t head, MatrixView<const float> queries, BlockScratch& scratch,
+                     MatrixView<float> scores) const;
+
+  /// out(g, c) += sum over the block's tokens of weights(g, t) * value(t, c). weights: (n, tokens); out: (n,
+  /// dims).
+  void multiply_values(size_t row, size_t head, MatrixView<const float> weights, BlockScratch& scratch,
+                       MatrixView<float> out) const;
+
+ private:
+  /// One block of one head.
+  struct Block {
+    uint8_t mode = 0, origin_bits = 0;
+    std::span<const uint8_t> payload, counts, origins;
+    std::span<const float> steps;
+  };
+
+  void read_places(const StreamReader& document, uint64_t first, uint64_t last);
+  const Block& block(size_t row, size_t head) const { return blocks_[row * layout_.heads + head]; }
+  void decode_runs(const Block& block, BlockScratch& scratch) const;
+  void read_origins(const Block& block, BlockScratch& scratch) const;
+  void decode_raw(const Block& block, MatrixView<float> out) const;
+  float exact_value(const EscapedValue& exact) const;
+
+  Layout layout_;
+  DType storage_;
+  size_t rows_;
+  BlockCoder coder_;
+  std::vector<uint8_t> payload_, counts_, origins_;
+  std::vector<float> steps_;
+  std::vector<Block> blocks_;
+};
+
+}  // namespace kvcodec::kvcomp

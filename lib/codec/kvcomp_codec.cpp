@@ -1,0 +1,548 @@
+// The codec `kvcomp`: error-bounded quantization and entropy coding (Jiang et al., "KVComp: A
+// High-Performance, LLM-Aware, Lossy Compression Framework for KV Cache", 2025).
+//
+// Every value is a multiple of its unit's step away from 0, within half of `rel` times the unit's spread (max
+// - min): keys by channel over `block` tokens, or a whole head of a block; values by token, over the channels
+// of a head. Beyond the paper, symbols of keys are counted from the channel's mean in the block (its
+// "origin"): channels of rotated keys lie far from 0, each somewhere else, and one book for all of them would
+// pay half a bit for that.
+//
+// The symbols of a layer's side share a book, made in a first pass over all tokens that a file starts with
+// and kept for whatever is appended. Blocks are coded for themselves (lib/kvcomp/block.hpp). Tokens short of
+// a block wait exactly, in the stream "tail": a document of T tokens has floor(T / block) blocks.
+//
+// Streams, H heads of d channels, block B; blocks lie block row after block row (B tokens each), head after
+// head
+//   book         u8  shared                 coder and book
+//   modes        u8  [T/B][H]               bits of a block's counts, or 255: it is raw
+//   sizes        u32 of blocks not raw      bytes of a block in "payload"
+//   counts       u8  bytes of all blocks    how many bits each run takes
+//   payload      u8  bytes of all blocks
+//   steps        f16 steps of all units     of blocks that are not raw; with unit-heads, of block rows that
+//   have one origin_bits  u8  [T/B][H]               keys: bits of a block's origins origins      u8  bytes
+//   of all blocks    keys: smallest origin i16, then per channel what it is above that tail         bf16|f16
+//   [T mod B][H][d]
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "lib/codec/exact_rows.hpp"
+#include "lib/codec/kvcomp_blocks.hpp"
+#include "lib/codec/products.hpp"
+#include "lib/core/bits.hpp"
+#include "lib/core/error.hpp"
+#include "lib/core/half.hpp"
+#include "lib/core/parallel.hpp"
+#include "lib/entropy/pack.hpp"
+#include "lib/kvcomp/block.hpp"
+#include "lib/quant/error_bounded.hpp"
+
+namespace kvcodec {
+
+using namespace kvcomp;
+
+namespace {
+
+/// Block rows of a head that one piece of a product covers: enough to be worth handing out.
+constexpr size_t kProductBlocks = 8;
+
+/// Bytes of a raw block from which blocks are made: the byte that flags one is then below a hundredth of it.
+constexpr size_t kLeastBlock = 128;
+
+struct KvcompOptions final : Options {
+  std::string key_quant = "channel";  ///< the paper's better one: outliers of keys sit in few channels
+  double key_rel = 0;                 ///< 0: by key_quant, where the paper's accuracy begins to drop
+  double value_rel = 0;               ///< 0: 0.15, likewise
+  double max_error = 0;
+  double max_rel_error = 0;
+  int64_t block = 64;  ///< the paper's block size
+  bool unit_heads = false;
+  std::string entropy = "huffman";  ///< the paper's; decodes three times as fast as rANS
+
+  /// Bounds of their own make the relative steps unnecessary, unless they are asked for.
+  bool bounded() const { return max_error > 0 || max_rel_error > 0; }
+
+  std::vector<OptionField> fields() override {
+    return {
+        {"key-quant",
+         "what shares a step of the keys: a channel over a block of tokens, or all of a head's block",
+         &key_quant,
+         {},
+         {},
+         {"channel", "block"}},
+        {"key-rel",
+         "step of the keys, relative to the spread of what shares it; errors are at most half a step (0: "
+         "0.25 by channel, 0.05 by block; none if --max-error or --max-rel-error is given)",
+         &key_rel, 0, 1},
+        {"value-rel",
+         "step of the values, relative to the spread of a token's head (0: 0.15; none if --max-error or "
+         "--max-rel-error is given)",
+         &value_rel, 0, 1},
+        {"max-error", "largest error of any value (0: no such bound)", &max_error, 0},
+        {"max-rel-error",
+         "largest error of any value, relative to the largest magnitude of what shares its step (0: no such "
+         "bound)",
+         &max_rel_error, 0, 1},
+        {"block", "tokens of a block, which is coded and decoded alone", &block, 1,
+         static_cast<double>(kMaxBlockRun)},
+        {"unit-heads", "steps of values, and of keys by block, are shared by all heads", &unit_heads},
+        {"entropy",
+         "coder of the symbols: huffman is fastest, rans packs tighter at low rates, auto takes the smaller, "
+         "none spends whole bits",
+         &entropy,
+         {},
+         {},
+         {kEntropyNames[0].data(), kEntropyNames[1].data(), kEntropyNames[2].data(),
+          kEntropyNames[3].data()}}};
+  }
+
+  void resolve() {
+    if (key_rel == 0 && !bounded()) key_rel = key_quant == "channel" ? 0.25 : 0.05;
+    if (value_rel == 0 && !bounded()) value_rel = 0.15;
+  }
+};
+
+/// One coded block of one head, and what belongs to it.
+struct HeadBlock {
+  CodedBlock coded;
+  uint8_t origin_bits = 0;
+  std::vector<uint8_t> origins;
+};
+
+class KvcompCodec final : public Codec {
+ public:
+  KvcompCodec(const KvcompOptions& options, const CodecContext& context)
+      : options_(options), storage_(context.storage), block_(static_cast<size_t>(options.block)) {
+    options_.resolve();
+    choice_ = static_cast<EntropyChoice>(std::ranges::find(kEntropyNames, std::string_view(options.entropy)) -
+                                         std::begin(kEntropyNames));
+    if (static_cast<size_t>(context.head_dim) > kMaxBlockRun)
+      throw usage_error("heads of {} dimensions; kvcomp takes at most {}", context.head_dim, kMaxBlockRun);
+  }
+
+  Record parameters() const override {
+    KvcompOptions copy = options_;
+    return to_record(copy);
+  }
+
+  std::vector<StreamSpec> streams(const GroupShape& shape) const override;
+
+  /// 16-bit rows (2 bytes a value), symbols and runs (1 each), coded blocks (at most 2), and floats of the
+  /// blocks in work.
+  size_t scratch_bytes_per_row(const GroupShape& shape) const override { return shape.width() * 8; }
+
+  SurveyScope survey_scope() const override { return SurveyScope::file; }
+  std::unique_ptr<Survey> survey(const GroupShape& shape) const override;
+
+  uint64_t tokens(const GroupShape& shape, const StreamReader& document) const override;
+  void append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const override;
+  void decode(const GroupShape& shape, const StreamReader& document, uint64_t first,
+              MatrixView<float> out) const override;
+  void multiply_keys(const GroupShape& shape, const StreamReader& document, uint64_t first,
+                     MatrixView<const float> queries, MatrixView<float> out) const override;
+  void multiply_values(const GroupShape& shape, const StreamReader& document, uint64_t first,
+                       MatrixView<const float> weights, MatrixView<float> out) const override;
+
+ private:
+  friend class HistogramSurvey;
+
+  Layout layout_of(const GroupShape& shape) const;
+  ErrorBound bound_of(Side side) const {
+    return {.range = (side == Side::key ? options_.key_rel : options_.value_rel) / 2,
+            .absolute = options_.max_error,
+            .magnitude = options_.max_rel_error};
+  }
+
+  /// Symbols of one block row, rows: (block or fewer, width) of 16-bit values. steps: heads * layout.steps()
+  /// or, if they are shared, layout.steps(); origins: (heads, layout.origins()); symbols: (rows, width).
+  void quantize(Side side, const Layout& layout, MatrixView<const float> rows, std::span<float> steps,
+                std::span<int16_t> origins, MatrixView<uint8_t> symbols) const;
+  HeadBlock encode_head(const BlockCoder& coder, const Layout& layout, MatrixView<const uint8_t> symbols,
+                        MatrixView<const uint16_t> values, std::span<const int16_t> origins) const;
+  void append_blocks(Side side, const Layout& layout, size_t rows, std::span<const uint16_t> queue,
+                     StreamStore& document) const;
+
+  /// How many of the tokens [first, first + count) lie in blocks. Throws Error(bad_input) if not all are
+  /// there.
+  size_t check_range(const GroupShape& shape, const StreamReader& document, uint64_t first,
+                     uint64_t count) const;
+  /// The blocks of tokens [first, first + count), all of them in blocks.
+  LoadedBlocks load(const Layout& layout, const StreamReader& document, uint64_t first,
+                    uint64_t count) const {
+    const uint64_t begin = first / block_, end = count == 0 ? begin : (first + count - 1) / block_ + 1;
+    return {layout, storage_, document, begin, end};
+  }
+  void decode_blocks(const Layout& layout, const StreamReader& document, uint64_t first,
+                     MatrixView<float> out) const;
+
+  KvcompOptions options_;
+  DType storage_;
+  size_t block_;
+  EntropyChoice choice_;
+};
+
+Layout KvcompCodec::layout_of(const GroupShape& shape) const {
+  Layout layout;
+  layout.heads = static_cast<size_t>(shape.layers) * static_cast<size_t>(shape.heads);
+  layout.block = {
+      .tokens = block_, .dims = static_cast<size_t>(shape.head_dim), .by_channel = shape.side == Side::value};
+  if (shape.side == Side::key) {
+    layout.unit = options_.key_quant == "channel" ? UnitShape::column : UnitShape::block;
+    layout.has_origins = true;
+  }
+  layout.shared_steps = options_.unit_heads && layout.unit != UnitShape::column;
+  layout.pays = layout.block.raw_bytes() >= kLeastBlock;
+  return layout;
+}
+
+std::vector<StreamSpec> KvcompCodec::streams(const GroupShape& shape) const {
+  const Layout layout = layout_of(shape);
+  const std::vector<uint64_t> per_block{layout.heads};
+  std::vector<StreamSpec> specs{{std::string(kBook), DType::u8, {}, Category::tables, 0, true},
+                                {std::string(kModes), DType::u8, per_block, Category::offsets},
+                                {std::string(kSizes), DType::u32, {}, Category::offsets},
+                                {std::string(kCounts), DType::u8, {}, Category::offsets},
+                                {std::string(kPayload), DType::u8, {}, Category::payload},
+                                {std::string(kSteps), DType::f16, {}, Category::scales}};
+  if (layout.has_origins) {
+    specs.push_back({std::string(kOriginBits), DType::u8, {}, Category::scales});
+    specs.push_back({std::string(kOrigins), DType::u8, {}, Category::scales});
+  }
+  specs.push_back(exact_stream(std::string(kTail), shape, storage_, Category::exempt));
+  return specs;
+}
+
+// Survey
+// ----------------------------------------------------------------------------------------------------------
+
+/// Counts the symbols of all tokens, those of the last, incomplete block of a document too: they will be part
+/// of a block when the document grows.
+class HistogramSurvey final : public Survey {
+ public:
+  HistogramSurvey(const KvcompCodec& codec, const GroupShape& shape)
+      : codec_(codec), side_(shape.side), layout_(codec.layout_of(shape)), counts_(256) {}
+
+  void observe(MatrixView<const float> rows) override {
+    const std::vector<uint16_t> added = to_storage(codec_.storage_, rows);
+    queue_.insert(queue_.end(), added.begin(), added.end());
+    const size_t block_values = layout_.block.tokens * layout_.width();
+    const size_t whole = queue_.size() / block_values;
+    count(whole, layout_.block.tokens, queue_);
+    queue_.erase(queue_.begin(), queue_.begin() + static_cast<ptrdiff_t>(whole * block_values));
+  }
+
+  void end_document() override {
+    if (!queue_.empty()) count(1, queue_.size() / layout_.width(), queue_);
+    queue_.clear();
+  }
+
+  void finish(StreamStore& document) override {
+    // What a normal distribution's spread over so many values comes to, in units of its deviation (about 4.7
+    // for 64).
+    const double spread = 2 * std::sqrt(2 * std::log(static_cast<double>(layout_.unit == UnitShape::row
+                                                                             ? layout_.block.dims
+                                                                             : layout_.block.tokens) +
+                                                     1));
+    const double rel = 2 * codec_.bound_of(side_).range;
+    const double deviation = rel > 0 ? 1 / (rel * std::max(spread, 1.0)) : 8;
+    document.append_values<uint8_t>(
+        kBook, BlockCoder::from_counts(counts_, deviation, codec_.choice_, layout_.block).write());
+  }
+
+ private:
+  void count(size_t blocks, size_t tokens, std::span<const uint16_t> values) {
+    const size_t width = layout_.width();
+    std::vector<std::vector<uint64_t>> counts(blocks, std::vector<uint64_t>(256));
+    parallel_for(blocks, 1, [&](size_t begin, size_t end, int) {
+      Matrix<float> rows(tokens, width);
+      Matrix<uint8_t> symbols(tokens, width);
+      std::vector<float> steps(layout_.heads * std::max(layout_.steps(), tokens));
+      std::vector<int16_t> origins(layout_.heads * layout_.origins());
+      for (size_t i = begin; i < end; ++i) {
+        widen(codec_.storage_, values.subspan(i * tokens * width, tokens * width),
+              {rows.data(), rows.size()});
+        codec_.quantize(side_, layout_, rows, steps, origins, symbols);
+        for (size_t j = 0; j < symbols.size(); ++j) ++counts[i][symbols.data()[j]];
+      }
+    });
+    for (const auto& of_block : counts)
+      for (size_t symbol = 0; symbol < 256; ++symbol) counts_[symbol] += of_block[symbol];
+  }
+
+  const KvcompCodec& codec_;
+  Side side_;
+  Layout layout_;
+  std::vector<uint64_t> counts_;
+  std::vector<uint16_t> queue_;  // tokens short of a block
+};
+
+std::unique_ptr<Survey> KvcompCodec::survey(const GroupShape& shape) const {
+  return std::make_unique<HistogramSurvey>(*this, shape);
+}
+
+// Encoding
+// --------------------------------------------------------------------------------------------------------
+
+void KvcompCodec::quantize(Side side, const Layout& layout, MatrixView<const float> rows,
+                           std::span<float> steps, std::span<int16_t> origins,
+                           MatrixView<uint8_t> symbols) const {
+  const size_t d = layout.block.dims;
+  const size_t per_head = layout.unit == UnitShape::row ? rows.rows() : layout.steps();
+  std::vector<float> bounds(per_head);
+  if (layout.shared_steps)
+    fit_steps(rows, layout.unit, bound_of(side), storage_, steps.first(per_head), bounds);
+  for (size_t head = 0; head < layout.heads; ++head) {
+    const auto x = rows.columns(head * d, d);
+    const auto own = layout.shared_steps ? steps.first(per_head) : steps.subspan(head * per_head, per_head);
+    if (!layout.shared_steps) fit_steps(x, layout.unit, bound_of(side), storage_, own, bounds);
+    quantize_with(x, layout.unit, own, bounds, storage_,
+                  origins.subspan(head * layout.origins(), layout.origins()), symbols.columns(head * d, d));
+  }
+}
+
+HeadBlock KvcompCodec::encode_head(const BlockCoder& coder, const Layout& layout,
+                                   MatrixView<const uint8_t> symbols, MatrixView<const uint16_t> values,
+                                   std::span<const int16_t> origins) const {
+  HeadBlock block;
+  if (layout.has_origins) {
+    const auto [least, most] = std::ranges::minmax(origins);
+    block.origin_bits = static_cast<uint8_t>(index_bits(static_cast<uint64_t>(most - least) + 1));
+    block.origins.resize(layout.origin_bytes(block.origin_bits));
+    block.origins[0] = static_cast<uint8_t>(least);
+    block.origins[1] = static_cast<uint8_t>(least >> 8);
+    std::vector<uint16_t> above(origins.size());
+    for (size_t c = 0; c < origins.size(); ++c) above[c] = static_cast<uint16_t>(origins[c] - least);
+    pack_bits(std::span<const uint16_t>(above), block.origin_bits, 0, std::span(block.origins).subspan(2));
+  }
+  // What a raw block goes without: its size, steps, origins and their bits.
+  const size_t side_bytes = 4 + 2 * layout.steps() + (layout.has_origins ? 1 + block.origins.size() : 0);
+  block.coded = coder.encode(layout.block, symbols, values, side_bytes);
+  if (block.coded.mode == kRawBlock) block.origins.clear();
+  return block;
+}
+
+/// Appends `rows` block rows, the first tokens of the queue.
+void KvcompCodec::append_blocks(Side side, const Layout& layout, size_t rows, std::span<const uint16_t> queue,
+                                StreamStore& document) const {
+  const uint64_t book_bytes = document.rows(kBook);
+  const BlockCoder coder = BlockCoder::read(document.read<uint8_t>(kBook, 0, book_bytes, 1));
+  const size_t width = layout.width(), d = layout.block.dims;
+  const size_t row_steps = layout.steps() * (layout.shared_steps ? 1 : layout.heads);
+  std::vector<HeadBlock> blocks(rows * layout.heads);
+  std::vector<float> steps(rows * row_steps);
+  parallel_for(rows, 1, [&](size_t begin, size_t end, int) {
+    Matrix<float> x(block_, width);
+    Matrix<uint8_t> symbols(block_, width);
+    std::vector<int16_t> origins(layout.heads * layout.origins());
+    for (size_t i = begin; i < end; ++i) {
+      const auto halves = queue.subspan(i * block_ * width, block_ * width);
+      widen(storage_, halves, {x.data(), x.size()});
+      quantize(side, layout, x, std::span(steps).subspan(i * row_steps, row_steps), origins, symbols);
+      const MatrixView<const uint16_t> values(halves.data(), block_, width);
+      for (size_t head = 0; head < layout.heads; ++head)
+        blocks[i * layout.heads + head] =
+            encode_head(coder, layout, symbols.view().columns(head * d, d), values.columns(head * d, d),
+                        std::span(origins).subspan(head * layout.origins(), layout.origins()));
+    }
+  });
+
+  std::vector<uint8_t> modes, origin_bits, counts, payload, origins;
+  std::vector<uint32_t> sizes;
+  std::vector<float> kept_steps;
+  for (size_t i = 0; i < rows; ++i) {
+    bool any_coded = false;
+    for (size_t head = 0; head < layout.heads; ++head) {
+      const HeadBlock& block = blocks[i * layout.heads + head];
+      const bool coded = block.coded.mode != kRawBlock;
+      modes.push_back(block.coded.mode);
+      if (coded) sizes.push_back(static_cast<uint32_t>(block.coded.payload.size()));
+      counts.insert(counts.end(), block.coded.counts.begin(), block.coded.counts.end());
+      payload.insert(payload.end(), block.coded.payload.begin(), block.coded.payload.end());
+      if (coded) origin_bits.push_back(block.origin_bits);
+      origins.insert(origins.end(), block.origins.begin(), block.origins.end());
+      const auto first = steps.begin() + static_cast<ptrdiff_t>(i * row_steps);
+      if (coded && !layout.shared_steps)
+        kept_steps.insert(kept_steps.end(), first + static_cast<ptrdiff_t>(head * layout.steps()),
+                          first + static_cast<ptrdiff_t>((head + 1) * layout.steps()));
+      if (coded && layout.shared_steps && !any_coded)
+        kept_steps.insert(kept_steps.end(), first, first + static_cast<ptrdiff_t>(row_steps));
+      any_coded |= coded;
+    }
+  }
+  std::vector<uint16_t> halves(kept_steps.size());
+  narrow(DType::f16, kept_steps, halves);
+  document.append_values<uint8_t>(kModes, modes);
+  document.append_values<uint32_t>(kSizes, sizes);
+  document.append_values<uint8_t>(kCounts, counts);
+  document.append_values<uint8_t>(kPayload, payload);
+  document.append_values<uint16_t>(kSteps, halves);
+  if (layout.has_origins) {
+    document.append_values<uint8_t>(kOriginBits, origin_bits);
+    document.append_values<uint8_t>(kOrigins, origins);
+  }
+}
+
+void KvcompCodec::append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const {
+  check_width(shape, rows.cols());
+  const Layout layout = layout_of(shape);
+  const size_t width = layout.width();
+  const uint64_t waiting = document.rows(kTail);
+  const std::vector<uint16_t> added = to_storage(storage_, rows);
+  const auto blocks = layout.pays ? static_cast<size_t>((waiting + rows.rows()) / block_) : 0;
+  if (blocks == 0) return document.append_values<uint16_t>(kTail, added);
+
+  std::vector<uint16_t> queue = document.read<uint16_t>(kTail, 0, waiting, width);
+  queue.insert(queue.end(), added.begin(), added.end());
+  append_blocks(shape.side, layout, blocks, queue, document);
+  document.truncate(kTail, 0);
+  document.append_values(kTail, std::span<const uint16_t>(queue).subspan(blocks * block_ * width));
+}
+
+// Decoding
+// --------------------------------------------------------------------------------------------------------
+
+uint64_t KvcompCodec::tokens(const GroupShape& shape, const StreamReader& document) const {
+  const uint64_t rows = document.rows(kModes), waiting = document.rows(kTail);
+  const bool pays = layout_of(shape).pays;
+  if (pays ? waiting >= block_ : rows > 0)
+    throw bad_input("stream '{}' has {} tokens beside {} block rows of {}", kTail, waiting, rows,
+                    pays ? block_ : 0);
+  return checked_add(checked_mul(rows, block_), waiting);
+}
+
+size_t KvcompCodec::check_range(const GroupShape& shape, const StreamReader& document, uint64_t first,
+                                uint64_t count) const {
+  const uint64_t total = tokens(shape, document), in_blocks = document.rows(kModes) * block_;
+  if (first > total || count > total - first)
+    throw bad_input("there are {} tokens; {} from token {} on are not all there", total, count, first);
+  return first < in_blocks ? std::min(count, in_blocks - first) : 0;
+}
+
+/// Tokens [first, first + out.rows()), all of them in blocks.
+void KvcompCodec::decode_blocks(const Layout& layout, const StreamReader& document, uint64_t first,
+                                MatrixView<float> out) const {
+  const LoadedBlocks blocks = load(layout, document, first, out.rows());
+  const uint64_t first_row = first / block_;
+  const size_t d = layout.block.dims;
+  parallel_for(blocks.rows() * layout.heads, 1, [&](size_t begin, size_t end, int) {
+    BlockScratch scratch(layout);
+    Matrix<float> whole(block_, d);
+    for (size_t i = begin; i < end; ++i) {
+      const uint64_t row = i / layout.heads, head = i % layout.heads;
+      const uint64_t start = (first_row + row) * block_;  // first token of the block
+      const uint64_t from = std::max(start, first), to = std::min(start + block_, first + out.rows());
+      const auto wanted = out.rows(from - first, to - from).columns(head * d, d);
+      if (to - from == block_) {
+        blocks.decode(row, head, scratch, wanted);
+        continue;
+      }
+      blocks.decode(row, head, scratch, whole);
+      for (size_t t = 0; t < wanted.rows(); ++t)
+        std::ranges::copy(whole.row(from - start + t), wanted.row(t).begin());
+    }
+  });
+}
+
+void KvcompCodec::decode(const GroupShape& shape, const StreamReader& document, uint64_t first,
+                         MatrixView<float> out) const {
+  check_width(shape, out.cols());
+  const size_t in_blocks = check_range(shape, document, first, out.rows());
+  decode_blocks(layout_of(shape), document, first, out.rows(0, in_blocks));
+  if (in_blocks < out.rows())
+    read_exact(kTail, storage_, document, first + in_blocks - document.rows(kModes) * block_,
+               out.rows(in_blocks, out.rows() - in_blocks));
+}
+
+// Products
+// -------------------------------------------------------------------------------------------------------
+
+void KvcompCodec::multiply_keys(const GroupShape& shape, const StreamReader& document, uint64_t first,
+                                MatrixView<const float> queries, MatrixView<float> out) const {
+  const Layout layout = layout_of(shape);
+  check_products(shape, Side::key, queries, out);
+  const size_t in_blocks = check_range(shape, document, first, out.cols());
+  const size_t per_head = queries.rows() / layout.heads;
+  const LoadedBlocks blocks = load(layout, document, first, in_blocks);
+  const uint64_t first_row = first / block_;
+  parallel_for(blocks.rows() * layout.heads, kProductBlocks, [&](size_t begin, size_t end, int) {
+    BlockScratch scratch(layout);
+    Matrix<float> scores(per_head, block_);
+    for (size_t i = begin; i < end; ++i) {
+      const uint64_t row = i / layout.heads, head = i % layout.heads;
+      const uint64_t start = (first_row + row) * block_;
+      const uint64_t from = std::max(start, first), to = std::min(start + block_, first + in_blocks);
+      blocks.multiply_keys(row, head, queries.rows(head * per_head, per_head), scratch, scores);
+      for (size_t g = 0; g < per_head; ++g)
+        std::ranges::copy(scores.row(g).subspan(from - start, to - from),
+                          out.row(head * per_head + g).begin() + static_cast<ptrdiff_t>(from - first));
+    }
+  });
+  if (in_blocks == out.cols()) return;
+  const size_t exact = out.cols() - in_blocks;
+  Matrix<float> rows(exact, layout.width());
+  read_exact(kTail, storage_, document, first + in_blocks - document.rows(kModes) * block_, rows);
+  multiply_key_rows(rows, queries, out.columns(in_blocks, exact));
+}
+
+void KvcompCodec::multiply_values(const GroupShape& shape, const StreamReader& document, uint64_t first,
+                                  MatrixView<const float> weights, MatrixView<float> out) const {
+  const Layout layout = layout_of(shape);
+  check_products(shape, Side::value, out, weights);
+  const size_t in_blocks = check_range(shape, document, first, weights.cols());
+  const size_t per_head = weights.rows() / layout.heads, d = layout.block.dims;
+  const LoadedBlocks blocks = load(layout, document, first, in_blocks);
+  const uint64_t first_row = first / block_;
+  // Sums over tokens: one partial sum for each head and so many block rows, added up in their order.
+  const size_t pieces = (blocks.rows() + kProductBlocks - 1) / kProductBlocks;
+  std::vector<Matrix<float>> partial(pieces * layout.heads);
+  parallel_for(partial.size(), 1, [&](size_t begin, size_t end, int) {
+    BlockScratch scratch(layout);
+    Matrix<float> part(per_head, block_);  // the weights of one block, 0 for tokens not asked for
+    for (size_t i = begin; i < end; ++i) {
+      const size_t head = i % layout.heads, piece = i / layout.heads;
+      partial[i] = Matrix<float>(per_head, d);
+      for (size_t row = piece * kProductBlocks; row < std::min((piece + 1) * kProductBlocks, blocks.rows());
+           ++row) {
+        const uint64_t start = (first_row + row) * block_;
+        const uint64_t from = std::max(start, first), to = std::min(start + block_, first + in_blocks);
+        for (size_t g = 0; g < per_head; ++g) {
+          std::ranges::fill(part.row(g), 0.0f);
+          std::ranges::copy(weights.row(head * per_head + g).subspan(from - first, to - from),
+                            part.row(g).begin() + static_cast<ptrdiff_t>(from - start));
+        }
+        blocks.multiply_values(row, head, part, scratch, partial[i]);
+      }
+    }
+  });
+  for (size_t i = 0; i < out.rows(); ++i) std::ranges::fill(out.row(i), 0.0f);
+  for (size_t i = 0; i < partial.size(); ++i)
+    for (size_t g = 0; g < per_head; ++g) {
+      const auto sum = out.row(i % layout.heads * per_head + g);
+      for (size_t c = 0; c < d; ++c) sum[c] += partial[i](g, c);
+    }
+  if (in_blocks == weights.cols()) return;
+  const size_t exact = weights.cols() - in_blocks;
+  Matrix<float> rows(exact, layout.width());
+  read_exact(kTail, storage_, document, first + in_blocks - document.rows(kModes) * block_, rows);
+  multiply_value_rows(rows, weights.columns(in_blocks, exact), out);
+}
+
+std::unique_ptr<Options> make_options() { return std::make_unique<KvcompOptions>(); }
+
+std::unique_ptr<Codec> make(const Options& options, const CodecContext& context) {
+  check_context(context);
+  return std::make_unique<KvcompCodec>(dynamic_cast<const KvcompOptions&>(options), context);
+}
+
+}  // namespace
+
+CodecEntry kvcomp_codec() {
+  return {.name = "kvcomp",
+          .summary = "error-bounded quantization and entropy coding; needs no training",
+          .capabilities = {.multiplies = true},
+          .book_type = "",
+          .make_options = make_options,
+          .make = make};
+}
+
+}  // namespace kvcodec

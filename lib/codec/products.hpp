@@ -1,0 +1,30 @@
+// Products with keys and values: what attention needs of a cache. Codecs that can multiply without decoding
+// do; the functions here decode, or work on rows that are there.
+#pragma once
+
+#include "lib/codec/codec.hpp"
+
+namespace kvcodec {
+
+/// Codec::multiply_keys and multiply_values for any codec: decodes so many tokens at a time that they stay in
+/// the cache, and multiplies them.
+void decode_and_multiply_keys(const Codec& codec, const GroupShape& shape, const StreamReader& document,
+                              uint64_t first, MatrixView<const float> queries, MatrixView<float> out);
+void decode_and_multiply_values(const Codec& codec, const GroupShape& shape, const StreamReader& document,
+                                uint64_t first, MatrixView<const float> weights, MatrixView<float> out);
+
+/// out(i, t) = vector i . row t of its head. rows: (tokens, heads * d) of floats, vectors: (heads * n, d)
+/// with those of head 0 first, out: (heads * n, tokens).
+void multiply_key_rows(MatrixView<const float> rows, MatrixView<const float> vectors, MatrixView<float> out);
+
+/// out(i, c) += sum over t of weights(i, t) * rows(t, c) of its head. weights: (heads * n, tokens), out:
+/// (heads * n, d).
+void multiply_value_rows(MatrixView<const float> rows, MatrixView<const float> weights,
+                         MatrixView<float> out);
+
+/// Throws Error(failed) unless the shape is one of that side, and vectors (heads * n, head_dim) and per_token
+/// (heads * n, any) fit it.
+void check_products(const GroupShape& shape, Side side, MatrixView<const float> vectors,
+                    MatrixView<const float> per_token);
+
+}  // namespace kvcodec

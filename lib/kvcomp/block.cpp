@@ -1,0 +1,202 @@
+#include "lib/kvcomp/block.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "lib/core/bits.hpp"
+#include "lib/core/error.hpp"
+#include "lib/entropy/pack.hpp"
+
+namespace kvcodec {
+namespace {
+
+constexpr size_t kAlphabet = kExactSymbol;  // 255 is the escape
+constexpr unsigned kExactBits = 16;
+
+/// Below so many symbols the counts alone say too little about what comes later.
+constexpr uint64_t kEnoughSymbols = 1 << 14;
+
+/// Counts that a book can be made from: those seen and, while they are few, a normal distribution.
+std::vector<uint64_t> book_counts(std::span<const uint64_t> seen, double deviation) {
+  std::vector<uint64_t> counts(seen.begin(), seen.begin() + kAlphabet);
+  uint64_t total = 0;
+  for (const uint64_t count : counts) total += count;
+  if (total >= kEnoughSymbols) return counts;
+  const double sigma = std::clamp(deviation, 0.25, 40.0);
+  double sum = 0;
+  const auto density = [&](size_t symbol) {
+    const double x = (static_cast<double>(symbol) - kZeroSymbol) / sigma;
+    return std::exp(-x * x / 2);
+  };
+  for (size_t symbol = 0; symbol < kAlphabet; ++symbol) sum += density(symbol);
+  const auto mass = static_cast<double>(kEnoughSymbols - total);
+  for (size_t symbol = 0; symbol < kAlphabet; ++symbol)
+    counts[symbol] += static_cast<uint64_t>(std::lround(mass * density(symbol) / sum));
+  return counts;
+}
+
+HuffmanBook huffman_book(std::span<const uint64_t> counts) {
+  return HuffmanBook::from_counts(counts, {.escape_bits = kExactBits});
+}
+
+/// All symbols that occur, and the escape, with codes of the same length or one bit less.
+HuffmanBook flat_book(std::span<const uint64_t> counts) {
+  std::vector<uint64_t> ones(counts.size());
+  std::ranges::transform(counts, ones.begin(), [](uint64_t count) { return std::min<uint64_t>(count, 1); });
+  return huffman_book(ones);
+}
+
+/// Bits per block that the counts say nothing about: what Huffman spends on counting its runs (about 6 bits
+/// for the excess of each), what rANS spends on the states of its lanes.
+double huffman_overhead(const BlockShape& shape) { return 16 + 6 * static_cast<double>(shape.runs()); }
+constexpr double kRansOverhead = 8 * 32;
+
+EntropyChoice smaller_coder(std::span<const uint64_t> counts, const BlockShape& shape) {
+  uint64_t total = 0;
+  for (const uint64_t count : counts) total += count;
+  const double blocks =
+      static_cast<double>(total) / static_cast<double>(std::max<size_t>(1, shape.symbols()));
+  const double huffman =
+      static_cast<double>(huffman_book(counts).coded_bits(counts)) + blocks * huffman_overhead(shape);
+  const double rans =
+      RansModel::from_counts(counts, {.escape_bits = kExactBits}).coded_bits(counts) + blocks * kRansOverhead;
+  return rans < huffman ? EntropyChoice::rans : EntropyChoice::huffman;
+}
+
+}  // namespace
+
+BlockCoder::BlockCoder(HuffmanBook book) {
+  for (size_t symbol = 0; symbol < kAlphabet; ++symbol) known_[symbol] = book.length(symbol) > 0;
+  HuffmanEncoder encoder(book);
+  HuffmanDecoder<uint8_t> decoder(book);
+  huffman_ =
+      std::make_shared<const Huffman>(Huffman{std::move(book), std::move(encoder), std::move(decoder)});
+}
+
+BlockCoder::BlockCoder(RansModel model) {
+  for (size_t symbol = 0; symbol < kAlphabet; ++symbol) known_[symbol] = model.frequency(symbol) > 0;
+  RansEncoder encoder(model);
+  RansDecoder<uint8_t> decoder(model);
+  rans_ = std::make_shared<const Rans>(Rans{std::move(model), std::move(encoder), std::move(decoder)});
+}
+
+BlockCoder BlockCoder::from_counts(std::span<const uint64_t> seen, double deviation, EntropyChoice choice,
+                                   const BlockShape& shape) {
+  if (seen.size() != 256) throw failed("counts of {} symbols; there are 256", seen.size());
+  const std::vector<uint64_t> counts = book_counts(seen, deviation);
+  if (choice == EntropyChoice::automatic) choice = smaller_coder(counts, shape);
+  if (choice == EntropyChoice::rans)
+    return BlockCoder(RansModel::from_counts(counts, {.escape_bits = kExactBits}));
+  return BlockCoder(choice == EntropyChoice::none ? flat_book(counts) : huffman_book(counts));
+}
+
+BlockCoder BlockCoder::read(std::span<const uint8_t> bytes) {
+  if (bytes.empty() || bytes[0] > 1) throw bad_input("the book does not say which coder it is for");
+  BitReader in(bytes, 8);
+  const auto check = [&](const auto& book) {
+    if (book.alphabet() != kAlphabet || book.escape_bits() != kExactBits)
+      throw bad_input("a book of {} symbols with escapes of {} bits; blocks have {} and {}", book.alphabet(),
+                      book.escape_bits(), kAlphabet, kExactBits);
+    if ((in.position() + 7) / 8 != bytes.size())
+      throw bad_input("the book is {} bytes long; {} were expected", bytes.size(), (in.position() + 7) / 8);
+  };
+  if (bytes[0] == static_cast<uint8_t>(Coder::rans)) {
+    RansModel model = RansModel::read(in);
+    check(model);
+    return BlockCoder(std::move(model));
+  }
+  HuffmanBook book = HuffmanBook::read(in);
+  check(book);
+  return BlockCoder(std::move(book));
+}
+
+std::vector<uint8_t> BlockCoder::write() const {
+  BitWriter out;
+  out.put(static_cast<uint32_t>(coder()), 8);
+  if (rans_)
+    rans_->model.write(out);
+  else
+    huffman_->book.write(out);
+  return out.finish();
+}
+
+size_t BlockCoder::count_bytes(const BlockShape& shape, uint8_t mode) const {
+  if (mode == kRawBlock) return 0;
+  if (mode > (rans_ ? 0 : 16)) throw bad_input("there is no block mode {}", mode);
+  return rans_ ? 0 : shape.count_bytes(mode);
+}
+
+CodedBlock BlockCoder::encode(const BlockShape& shape, MatrixView<const uint8_t> symbols,
+                              MatrixView<const uint16_t> values, size_t side_bytes) const {
+  Matrix<uint8_t> runs(shape.runs(), shape.run_length());
+  if (shape.by_channel)
+    transpose(symbols, runs);
+  else
+    for (size_t i = 0; i < runs.rows(); ++i) std::ranges::copy(symbols.row(i), runs.row(i).begin());
+  std::vector<uint32_t> exact;
+  for (size_t i = 0; i < runs.rows(); ++i)
+    for (size_t j = 0; j < runs.cols(); ++j) {
+      uint8_t& symbol = runs(i, j);
+      if (known_[symbol]) continue;
+      symbol = kExactSymbol;
+      exact.push_back(shape.by_channel ? values(j, i) : values(i, j));
+    }
+
+  CodedBlock block;
+  if (rans_) {
+    uint32_t size = 0;
+    rans_->encoder.encode_segments({runs.data(), 1, runs.size()}, exact, {&size, 1}, block.payload);
+  } else {
+    std::vector<uint32_t> bits(shape.runs());
+    huffman_->encoder.encode_runs(runs, exact, bits, block.payload);
+    const auto [least, most] = std::ranges::minmax(bits);
+    block.mode = static_cast<uint8_t>(index_bits(uint64_t{most} - least + 1));
+    block.counts.resize(shape.count_bytes(block.mode));
+    block.counts[0] = static_cast<uint8_t>(least);
+    block.counts[1] = static_cast<uint8_t>(least >> 8);
+    for (uint32_t& count : bits) count -= least;
+    pack_bits(std::span<const uint32_t>(bits), block.mode, 0, std::span(block.counts).subspan(2));
+  }
+  if (block.bytes() + side_bytes < shape.raw_bytes()) return block;
+
+  CodedBlock raw{.mode = kRawBlock, .counts = {}, .payload = std::vector<uint8_t>(shape.raw_bytes())};
+  for (size_t i = 0; i < values.rows(); ++i)
+    std::memcpy(raw.payload.data() + i * shape.dims * 2, values.row(i).data(), shape.dims * 2);
+  return raw;
+}
+
+void BlockCoder::decode_runs(const BlockShape& shape, uint8_t mode, std::span<const uint8_t> counts,
+                             std::span<const uint8_t> payload, MatrixView<uint8_t> runs,
+                             std::vector<EscapedValue>& exact) const {
+  if (rans_) {
+    const auto size = static_cast<uint32_t>(payload.size());
+    const size_t first = exact.size(), length = shape.run_length();
+    rans_->decoder.decode_segments(payload, {&size, 1}, {runs.data(), 1, shape.symbols()}, exact);
+    for (EscapedValue& value : std::span(exact).subspan(first))
+      value = {static_cast<uint32_t>(value.position / length), static_cast<uint32_t>(value.position % length),
+               value.value};
+    return;
+  }
+  std::vector<uint32_t> bits(shape.runs());
+  unpack_bits(counts.subspan(2), 0, mode, 0, std::span<uint32_t>(bits));
+  const uint32_t base = counts[0] | uint32_t{counts[1]} << 8;
+  uint64_t total = 0;
+  for (uint32_t& count : bits) {
+    count += base;
+    total += count;
+  }
+  if ((total + 7) / 8 != payload.size())
+    throw bad_input("its runs have {} bits, its payload {} bytes", total, payload.size());
+  huffman_->decoder.decode_runs(payload, 0, bits, runs, exact);
+}
+
+void transpose(MatrixView<const uint8_t> in, MatrixView<uint8_t> out) {
+  constexpr size_t kTile = 16;  // a tile's rows and columns stay in the first-level cache and in few lines
+  for (size_t i0 = 0; i0 < in.rows(); i0 += kTile)
+    for (size_t j0 = 0; j0 < in.cols(); j0 += kTile)
+      for (size_t j = j0; j < std::min(j0 + kTile, in.cols()); ++j)
+        for (size_t i = i0; i < std::min(i0 + kTile, in.rows()); ++i) out(j, i) = in(i, j);
+}
+
+}  // namespace kvcodec

@@ -1,0 +1,127 @@
+// Blocks of quantized values, entropy-coded: KVComp's storage (Jiang et al., "KVComp: A High-Performance,
+// LLM-Aware, Lossy Compression Framework for KV Cache", section 3.2).
+//
+// A block holds `tokens` consecutive tokens of one head, [tokens, dims] symbols of
+// lib/quant/error_bounded.hpp. It is cut into runs in the direction of the product it will take part in: keys
+// by token (a run is a row, all channels of one token: what q.k needs), values by channel (a run is a column:
+// what the weighted sum over tokens needs). Symbol 255 (kExactSymbol) stands for a value that is stored
+// exactly, as the 16-bit float it came as; a symbol that the book does not know is stored like that too, so
+// data that comes later never fails and its error only becomes smaller.
+//
+// Coded with Huffman codes, a block is
+//   counts    base     u16, little-endian: the smallest number of bits among the block's runs
+//             excess   per run its bits - base in `mode` bits each, most significant bit first, then zeros
+//   payload   runs one after the other without gaps (lib/entropy/huffman.hpp), padded to whole bytes
+// with rANS
+//   payload   one segment (lib/entropy/rans.hpp) of all symbols, run after run; no counts, mode 0
+// and where neither would be smaller than the values themselves
+//   payload   the 16-bit values, token after token; no counts, mode 255 (kRawBlock)
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "lib/core/view.hpp"
+#include "lib/entropy/escaped.hpp"
+#include "lib/entropy/huffman_decoder.hpp"
+#include "lib/entropy/huffman_encoder.hpp"
+#include "lib/entropy/rans_decoder.hpp"
+#include "lib/entropy/rans_encoder.hpp"
+#include "lib/quant/error_bounded.hpp"
+
+namespace kvcodec {
+
+inline constexpr uint8_t kRawBlock = 255;
+/// Runs of so many symbols at most: the bits of a run are counted in 16 bits, and a symbol takes no more than
+/// a code of 12 bits and an exact value of 16.
+inline constexpr size_t kMaxBlockRun = 65535 / (12 + 16);
+
+struct BlockShape {
+  size_t tokens = 0, dims = 0;
+  bool by_channel = false;  ///< runs are columns (values), not rows (keys)
+
+  size_t runs() const { return by_channel ? dims : tokens; }
+  size_t run_length() const { return by_channel ? tokens : dims; }
+  size_t symbols() const { return tokens * dims; }
+  size_t raw_bytes() const { return symbols() * 2; }
+  /// Bytes of the counts of a Huffman-coded block of that mode (0..16).
+  size_t count_bytes(uint8_t mode) const { return 2 + (runs() * mode + 7) / 8; }
+};
+
+struct CodedBlock {
+  uint8_t mode = 0;
+  std::vector<uint8_t> counts, payload;
+  size_t bytes() const { return counts.size() + payload.size(); }
+};
+
+enum class Coder : uint8_t { huffman = 0, rans = 1 };
+
+/// How to choose the coder and its book.
+enum class EntropyChoice : uint8_t {
+  huffman,
+  rans,
+  none,       ///< codes of equal length, to see what the coder gains: a Huffman book that ignores the counts
+  automatic,  ///< Huffman or rANS, whichever makes the smaller blocks of this shape
+};
+inline constexpr std::string_view kEntropyNames[] = {"huffman", "rans", "none", "auto"};  ///< in that order
+
+/// The symbols of one layer's side, coded with one book. Immutable; any number of threads may use it.
+class BlockCoder {
+ public:
+  /// counts: how often each of the 256 symbols occurs. Where there are few (a short or empty cache), the
+  /// shape of a normal distribution of that deviation, in steps, is mixed in: what is appended later needs a
+  /// book too.
+  static BlockCoder from_counts(std::span<const uint64_t> counts, double deviation, EntropyChoice choice,
+                                const BlockShape& shape);
+  /// Reads what write() wrote. Throws Error(bad_input) for anything else.
+  static BlockCoder read(std::span<const uint8_t> bytes);
+  /// u8 coder (0 Huffman, 1 rANS), then the book or model as bits.
+  std::vector<uint8_t> write() const;
+
+  Coder coder() const { return rans_ ? Coder::rans : Coder::huffman; }
+
+  /// symbols, values: (tokens, dims); values are the 16-bit floats behind the symbols, for those stored
+  /// exactly. Never larger than the values themselves and `side_bytes`, which a coded block costs beyond
+  /// itself and a raw one does not.
+  CodedBlock encode(const BlockShape& shape, MatrixView<const uint8_t> symbols,
+                    MatrixView<const uint16_t> values, size_t side_bytes) const;
+
+  /// Bytes of a block's counts, by its mode. Throws Error(bad_input) for a mode that no encoder writes.
+  size_t count_bytes(const BlockShape& shape, uint8_t mode) const;
+
+  /// Decodes a block that is not raw into runs: (shape.runs(), shape.run_length()). Exact values stand there
+  /// as kExactSymbol; `exact` gets their places (row = run) and 16 bits. Throws Error(bad_input) for a
+  /// damaged block.
+  void decode_runs(const BlockShape& shape, uint8_t mode, std::span<const uint8_t> counts,
+                   std::span<const uint8_t> payload, MatrixView<uint8_t> runs,
+                   std::vector<EscapedValue>& exact) const;
+
+ private:
+  explicit BlockCoder(HuffmanBook book);
+  explicit BlockCoder(RansModel model);
+
+  struct Huffman {
+    HuffmanBook book;
+    HuffmanEncoder encoder;
+    HuffmanDecoder<uint8_t> decoder;
+  };
+  struct Rans {
+    RansModel model;
+    RansEncoder encoder;
+    RansDecoder<uint8_t> decoder;
+  };
+
+  std::shared_ptr<const Huffman> huffman_;  // one of the two
+  std::shared_ptr<const Rans> rans_;
+  bool known_[256] = {};
+};
+
+/// out(j, i) = in(i, j); out: (in.cols(), in.rows()).
+void transpose(MatrixView<const uint8_t> in, MatrixView<uint8_t> out);
+
+}  // namespace kvcodec
