@@ -16,12 +16,9 @@ namespace {
 
 using namespace huffman_kernels;
 
-/// Bits of the table's window where the book allows: 16 KiB of entries, half of a first-level cache, and five
-/// look-ups from the 57 bits that one load gives.
-constexpr unsigned kWindow = 11;
-
-/// Symbols that a lane decodes in one go: long runs in parts, short ones several together. With eight lanes
-/// of them the first-level cache has room for the table still.
+/// Symbols that a lane decodes in one go: long runs in parts, short ones several together. What a lane costs
+/// once hardly counts then, eight lanes fit a first-level cache beside the table, and not too much is decoded
+/// again where there is an escape.
 constexpr size_t kPartSymbols = 1024;
 
 template <class Symbol>
@@ -65,13 +62,13 @@ void read_raw(const HuffmanBook& book, std::span<const uint8_t> payload, uint64_
           {static_cast<uint32_t>(run), static_cast<uint32_t>(i), reader.get(book.escape_bits())});
 }
 
-/// The bit behind the n-th symbol of a decoded lane: what look-ups beyond n left out is added. Always the
-/// same number of steps and no branch that could be mispredicted.
+/// The bit behind the n-th symbol of a decoded lane: what the look-ups left out is added. Always the same
+/// number of steps and no branch that could be mispredicted.
 template <class Symbol>
 uint64_t end_of(const Lane<Symbol>& lane, size_t n, const uint8_t* lengths) {
   uint64_t bit = lane.bit;
-  for (size_t i = lane.decoded; i + 1 < lane.decoded + kBytesPerEntry; ++i) {
-    const size_t symbol = lane.out[i];
+  for (size_t i = lane.decoded; i + 1 < lane.decoded + kBytesPerEntry / sizeof(Symbol); ++i) {
+    const size_t symbol = *(lane.end - 1 - i);
     const uint64_t length = lengths[i < n ? symbol : 0];
     bit += i < n ? length : 0;
   }
@@ -98,7 +95,7 @@ std::vector<std::pair<uint16_t, uint8_t>> first_symbols(const HuffmanBook& book,
 
 template <class Symbol>
 HuffmanDecoder<Symbol>::HuffmanDecoder(const HuffmanBook& book)
-    : book_(book), window_(std::max(kWindow, book.max_length())) {
+    : book_(book), window_(book.max_length() <= kSmallWindow ? kSmallWindow : kLargeWindow) {
   check_symbols<Symbol>(book);
   for (size_t symbol = 0; symbol < book.symbols(); ++symbol)
     lengths_.push_back(static_cast<uint8_t>(book.length(symbol)));
@@ -107,16 +104,16 @@ HuffmanDecoder<Symbol>::HuffmanDecoder(const HuffmanBook& book)
   const auto first = first_symbols(book, window_);
   entries_.resize(first.size());
   for (size_t value = 0; value < first.size(); ++value) {
-    uint64_t symbols = 0;
+    uint64_t entry = 0;
     unsigned bits = 0;
     size_t count = 0;
     for (; count < kMost; ++count) {
       const auto [symbol, length] = first[(value << bits) & (first.size() - 1)];
       if (bits + length > window_) break;
-      symbols |= uint64_t{symbol} << (8 * sizeof(Symbol) * count);
+      entry |= uint64_t{symbol} << (64 - 8 * sizeof(Symbol) * (count + 1));
       bits += length;
     }
-    entries_[value] = symbols << 16 | uint64_t{count} << 8 | bits;
+    entries_[value] = entry | uint64_t{count} << 8 | bits;
   }
 }
 
@@ -127,21 +124,15 @@ struct HuffmanDecoder<Symbol>::Work {
   std::span<const uint32_t> run_bits;
   MatrixView<Symbol> out;
   std::vector<EscapedValue>& escaped;
-  std::vector<uint64_t> starts;  // first bit of each run, and the end of the last one
   DecodeTable table;
   bool wide = simd_level() >= SimdLevel::avx2;
-  std::array<Symbol, kLanes*(kPartSymbols + kDecodeSlack)> scratch;
+  // One behind the other with different places in the first-level cache.
+  static constexpr size_t kRoom = kPartSymbols + kDecodeSlack;
+  std::array<Symbol, kLanes * kRoom> rooms;
 
-  Work(std::span<const uint8_t> in, uint64_t first_bit, std::span<const uint32_t> bits,
-       MatrixView<Symbol> rows, std::vector<EscapedValue>& values, DecodeTable decode_table)
-      : payload(in), run_bits(bits), out(rows), escaped(values), table(decode_table) {
-    starts.reserve(bits.size() + 1);
-    starts.push_back(first_bit);
-    for (const uint32_t run : bits) starts.push_back(starts.back() + run);
-  }
-
-  /// Room for n symbols of lane k.
-  Symbol* room(size_t k, size_t n) { return scratch.data() + k * (n + kDecodeSlack); }
+  Work(std::span<const uint8_t> in, std::span<const uint32_t> bits, MatrixView<Symbol> rows,
+       std::vector<EscapedValue>& values, DecodeTable decode_table)
+      : payload(in), run_bits(bits), out(rows), escaped(values), table(decode_table) {}
 
   /// n symbols in each of the first `count` lanes; the others are there, but what is in them does not matter.
   void decode(size_t n, Lane<Symbol>* lanes, size_t count) const {
@@ -154,82 +145,78 @@ struct HuffmanDecoder<Symbol>::Work {
            : scalar::decode_lanes(table, in, payload.size(), n, lanes);
   }
 
-  bool copy_and_find(const Symbol* from, size_t rows, size_t n, Symbol wanted, Symbol* to) const {
-    return wide ? avx2::copy_and_find(from, rows, n, wanted, to, out.stride())
-                : scalar::copy_and_find(from, rows, n, wanted, to, out.stride());
+  Symbol* end_of_room(size_t lane) { return rooms.data() + (lane + 1) * kRoom; }
+
+  /// Copies a lane to `rows` rows of n symbols from out(row, column) on; says whether `wanted` is among them.
+  bool copy_and_find(const Lane<Symbol>& lane, size_t rows, size_t n, Symbol wanted, size_t row,
+                     size_t column) const {
+    const bool one_row = n == out.stride();  // they follow each other without gaps
+    const size_t length = one_row ? rows * n : n, count = one_row ? 1 : rows;
+    Symbol* const to = out.row(row).data() + column;
+    return wide ? avx2::copy_and_find(lane.end, count, length, wanted, to, out.stride())
+                : scalar::copy_and_find(lane.end, count, length, wanted, to, out.stride());
   }
 
-  bool contains(std::span<const Symbol> symbols, Symbol wanted) const {
-    return wide ? avx2::contains(symbols.data(), symbols.size(), wanted)
-                : scalar::contains(symbols.data(), symbols.size(), wanted);
-  }
-
-  /// Lanes may write straight to rows of the output, unless places in different rows lie so near to a
-  /// multiple of 4096 bytes apart that they fight for the same lines of the first-level cache.
-  bool rows_spread() const {
-    constexpr size_t kPage = 4096, kNear = 128;
-    for (size_t rows = 1; rows < kLanes; ++rows) {
-      const size_t apart = rows * out.stride() * sizeof(Symbol) % kPage;
-      if (apart < kNear || apart > kPage - kNear) return false;
-    }
-    return true;
+  uint64_t bits_of(size_t run, size_t count) const {
+    const auto bits = run_bits.subspan(run, count);
+    return std::accumulate(bits.begin(), bits.end(), uint64_t{0});
   }
 };
 
 /// Decodes `chain` runs in each lane as if they were one. They are, as long as there is no escape: where
 /// there is one, or the bits do not come out right, the lane's runs are decoded once more, each by itself.
+/// Returns the bit behind the runs.
 template <class Symbol>
-void HuffmanDecoder<Symbol>::decode_chained(Work& work, size_t run, size_t chain) const {
+uint64_t HuffmanDecoder<Symbol>::decode_chained(Work& work, size_t run, size_t chain,
+                                                uint64_t first_bit) const {
   const size_t n = work.out.cols();
   Lane<Symbol> lanes[kLanes];
-  for (size_t k = 0; k < kLanes; ++k) lanes[k] = {work.starts[run + k * chain], work.room(k, chain * n), 0};
+  uint64_t starts[kLanes + 1] = {first_bit};
+  for (size_t k = 0; k < kLanes; ++k) {
+    lanes[k] = {starts[k], work.end_of_room(k), 0};
+    starts[k + 1] = starts[k] + work.bits_of(run + k * chain, chain);
+  }
   work.decode(chain * n, lanes, kLanes);
   bool clean[kLanes];
   for (size_t k = 0; k < kLanes; ++k) {
-    const size_t first = run + k * chain;
-    const bool escape = work.copy_and_find(lanes[k].out, chain, n, static_cast<Symbol>(book_.escape()),
-                                           work.out.row(first).data());
-    clean[k] = !(escape && book_.has_escape()) &&
-               end_of(lanes[k], chain * n, lengths_.data()) == work.starts[first + chain];
+    const bool escape =
+        work.copy_and_find(lanes[k], chain, n, static_cast<Symbol>(book_.escape()), run + k * chain, 0);
+    clean[k] =
+        !(escape && book_.has_escape()) && end_of(lanes[k], chain * n, lengths_.data()) == starts[k + 1];
   }
-  for (size_t k = 0; k < kLanes; ++k)
+  for (size_t k = 0; k < kLanes; ++k) {
+    uint64_t bit = starts[k];
     for (size_t i = 0; i < chain && !clean[k]; i += kLanes)
-      decode_group(work, run + k * chain + i, std::min(chain - i, kLanes));
+      bit = decode_group(work, run + k * chain + i, std::min(chain - i, kLanes), bit);
+  }
+  return starts[kLanes];
 }
 
-/// Decodes up to kLanes runs, one in each lane.
+/// Decodes up to kLanes runs, one in each lane; lanes that have none repeat the last one. Returns the bit
+/// behind them.
 template <class Symbol>
-void HuffmanDecoder<Symbol>::decode_group(Work& work, size_t run, size_t count) const {
+uint64_t HuffmanDecoder<Symbol>::decode_group(Work& work, size_t run, size_t count,
+                                              uint64_t first_bit) const {
   const size_t n = work.out.cols();
-  const auto escape = static_cast<Symbol>(book_.escape());
-  const bool spread = work.rows_spread();
-  uint64_t ends[kLanes];
-  for (size_t k = 0; k < kLanes; ++k) ends[k] = work.starts[run + std::min(k, count - 1)];
+  uint64_t starts[kLanes + 1] = {first_bit}, ends[kLanes];
+  for (size_t k = 0; k < count; ++k) starts[k + 1] = starts[k] + work.run_bits[run + k];
+  for (size_t k = 0; k < kLanes; ++k) ends[k] = starts[std::min(k, count - 1)];
   bool escapes[kLanes] = {};
   for (size_t first = 0; first < n; first += kPartSymbols) {
     const size_t part = std::min(n - first, kPartSymbols);
-    // In place, what is written too much is overwritten by the next part.
-    const bool in_place = spread && n - first - part >= kDecodeSlack;
     Lane<Symbol> lanes[kLanes];
-    for (size_t k = 0; k < kLanes; ++k) {
-      Symbol* const place = in_place && k < count ? work.out.row(run + k).data() + first : work.room(k, part);
-      lanes[k] = {ends[k], place, 0};
-    }
+    for (size_t k = 0; k < kLanes; ++k) lanes[k] = {ends[k], work.end_of_room(k), 0};
     work.decode(part, lanes, count);
-    for (size_t k = 0; k < count; ++k) {
-      ends[k] = end_of(lanes[k], part, lengths_.data());
-      if (!in_place)
-        escapes[k] |= work.copy_and_find(lanes[k].out, 1, part, escape, work.out.row(run + k).data() + first);
-      else if (book_.has_escape())
-        escapes[k] |= work.contains({lanes[k].out, part}, escape);
-    }
+    for (size_t k = 0; k < kLanes; ++k) ends[k] = end_of(lanes[k], part, lengths_.data());
+    for (size_t k = 0; k < count; ++k)
+      escapes[k] |=
+          work.copy_and_find(lanes[k], 1, part, static_cast<Symbol>(book_.escape()), run + k, first);
   }
-  for (size_t k = 0; k < count; ++k) {
-    const uint64_t start = work.starts[run + k], bits = work.run_bits[run + k];
-    if ((escapes[k] && book_.has_escape()) || ends[k] - start != bits)
-      read_raw<Symbol>(book_, work.payload, start, ends[k] - start, work.run_bits[run + k], run + k,
+  for (size_t k = 0; k < count; ++k)
+    if ((escapes[k] && book_.has_escape()) || ends[k] != starts[k + 1])
+      read_raw<Symbol>(book_, work.payload, starts[k], ends[k] - starts[k], work.run_bits[run + k], run + k,
                        work.out.row(run + k), work.escaped);
-  }
+  return starts[count];
 }
 
 template <class Symbol>
@@ -242,14 +229,16 @@ void HuffmanDecoder<Symbol>::decode_runs(std::span<const uint8_t> payload, uint6
     std::copy(payload.begin(), payload.end(), tiny.begin());
     payload = tiny;
   }
-  Work work(payload, first_bit, run_bits, out, escaped, {entries_.data(), window_});
+  Work work(payload, run_bits, out, escaped, {entries_.data(), window_});
   const size_t n = out.cols();
   const size_t chain = n == 0 ? 0 : std::min(kPartSymbols / n, run_bits.size() / kLanes);
   size_t run = 0;
+  uint64_t bit = first_bit;
   if (chain > 1)
-    for (; run + chain * kLanes <= run_bits.size(); run += chain * kLanes) decode_chained(work, run, chain);
+    for (; run + chain * kLanes <= run_bits.size(); run += chain * kLanes)
+      bit = decode_chained(work, run, chain, bit);
   for (; run < run_bits.size(); run += kLanes)
-    decode_group(work, run, std::min(run_bits.size() - run, kLanes));
+    bit = decode_group(work, run, std::min(run_bits.size() - run, kLanes), bit);
 }
 
 template <class Symbol>

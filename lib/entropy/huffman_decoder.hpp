@@ -34,8 +34,8 @@ class HuffmanDecoder {
 
  private:
   struct Work;
-  void decode_chained(Work& work, size_t run, size_t chain) const;
-  void decode_group(Work& work, size_t run, size_t count) const;
+  uint64_t decode_chained(Work& work, size_t run, size_t chain, uint64_t first_bit) const;
+  uint64_t decode_group(Work& work, size_t run, size_t count, uint64_t first_bit) const;
 
   HuffmanBook book_;
   unsigned window_;

@@ -7,31 +7,37 @@
 
 namespace kvcodec::huffman_kernels {
 
+/// Bits of a decoding table's window. Small, where the book allows: 16 KiB of table, which leaves room in a
+/// first-level cache, and five look-ups from the 57 bits that one load gives; large: 32 KiB and four.
+inline constexpr unsigned kSmallWindow = 11, kLargeWindow = 12;
+
 /// Decoding table: one entry per value of the next `window` bits, holding all symbols whose codes lie
 /// entirely within them, but no more than fit: 6 symbols of one byte or 3 of two.
-///   bits  0..7   bits of these symbols together, 1..window
+///   bits  0..5   bits of these symbols together, 1..window
 ///   bits  8..15  number of symbols, 1..6 or 1..3
-///   bits 16..63  the symbols, the first one lowest
+///   bits 16..63  the symbols, the first one highest
+/// Symbols are written downwards, from higher addresses to lower ones: an entry is stored as it is, and what
+/// lies below its symbols is overwritten by the next one.
 struct DecodeTable {
   const uint64_t* entries;
-  unsigned window;  ///< 1..12; up to 11 the decoder makes five look-ups per load of input, else four
+  unsigned window;  ///< kSmallWindow or kLargeWindow
 };
-
 inline constexpr size_t kBytesPerEntry = 6;
 
 /// Runs that are decoded side by side, so that the processor has independent work while a look-up waits.
 inline constexpr size_t kLanes = 8;
 
-/// Symbols that may be written behind those asked for: a round of five look-ups and a store of 8 bytes.
+/// Symbols that may be written below those asked for: a round of five look-ups, and what its last store holds
+/// besides symbols.
 inline constexpr size_t kDecodeSlack = 5 * kBytesPerEntry + 8;
 
-/// One run for each lane: n symbols from bit `bit` of the input on, to `out`, which has room for
-/// n + kDecodeSlack. On return `bit` stands behind the first `decoded` of them, those of whole look-ups: at
-/// most kBytesPerEntry - 1 are missing to n, and they too are in `out`.
+/// n symbols from bit `bit` of the input on, symbol i to end[-1 - i]; there is room for n + kDecodeSlack. On
+/// return `bit` stands behind the first `decoded` of them, those of whole look-ups: fewer than kBytesPerEntry
+/// are missing to n, and they too are there.
 template <class Symbol>
 struct Lane {
   uint64_t bit;
-  Symbol* out;
+  Symbol* end;
   size_t decoded;
 };
 
@@ -49,14 +55,11 @@ inline constexpr size_t kEncodeSlack = 8;
   void decode_lanes(DecodeTable table, const uint8_t* in, size_t in_bytes, size_t n, Lane<uint16_t>* lanes); \
   void decode_lane(DecodeTable table, const uint8_t* in, size_t in_bytes, size_t n, Lane<uint8_t>* lane);    \
   void decode_lane(DecodeTable table, const uint8_t* in, size_t in_bytes, size_t n, Lane<uint16_t>* lane);   \
-  /** Whether `wanted` is among n symbols. */                                                                \
-  bool contains(const uint8_t* symbols, size_t n, uint8_t wanted);                                           \
-  bool contains(const uint16_t* symbols, size_t n, uint16_t wanted);                                         \
-  /** Copies rows of n symbols, in `from` one behind the other, in `to` to_stride apart, and says whether    \
-      `wanted` is among them. */                                                                             \
-  bool copy_and_find(const uint8_t* from, size_t rows, size_t n, uint8_t wanted, uint8_t* to,                \
+  /** Copies what a lane holds, symbol i in end[-1 - i], to rows of n symbols to_stride apart, and says      \
+      whether `wanted` is among them. */                                                                     \
+  bool copy_and_find(const uint8_t* end, size_t rows, size_t n, uint8_t wanted, uint8_t* to,                 \
                      size_t to_stride);                                                                      \
-  bool copy_and_find(const uint16_t* from, size_t rows, size_t n, uint16_t wanted, uint16_t* to,             \
+  bool copy_and_find(const uint16_t* end, size_t rows, size_t n, uint16_t wanted, uint16_t* to,              \
                      size_t to_stride);                                                                      \
   /** Writes runs of n symbols, `stride` apart, from bit *bit of out on (the bits before it in its byte      \
      stay), up to and including the first run with a flag; returns how many. *bit moves behind them,         \

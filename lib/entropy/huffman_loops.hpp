@@ -30,117 +30,133 @@ inline uint64_t load_marked(const uint8_t* in, uint64_t last, uint64_t bit) {
   return (load_big_endian(in + byte) << ((bit - 8 * byte) & 63)) | 1;
 }
 
-template <class Symbol>
-inline void look_up(const uint64_t* entries, unsigned shift, uint64_t& word, Symbol*& out) {
-  const uint64_t entry = entries[word >> shift];
-  const uint64_t symbols = (entry >> 16) | (entry << 48);  // a rotation: copies and shifts in one instruction
-  memcpy(out, &symbols, sizeof symbols);
-  out += (entry >> 8) & 0xff;
+template <unsigned kWindow, class Symbol>
+inline void look_up(const uint64_t* entries, uint64_t& word, Symbol*& out) {
+  const uint64_t entry = entries[word >> (64 - kWindow)];
+  memcpy(out - sizeof entry / sizeof(Symbol), &entry, sizeof entry);
+  out -= (entry >> 8) & 0xff;
   word <<= entry & 63;
 }
 
-// Rounds of look-ups. A round loads 57 bits or more per lane once and makes kLookUps look-ups of at most
-// 57 / kLookUps bits.
+/// All bits where the condition holds: what is and-ed with it needs no branch that could be mispredicted.
+inline uint64_t if_true(bool condition) { return uint64_t{0} - condition; }
 
-/// Rounds as long as no lane can come to its end or near the end of the input. The lanes advance together,
-/// look-up by look-up: a processor sees only so far ahead, and finds independent work there.
-template <size_t kCount, int kLookUps, class Symbol>
-inline void decode_together(DecodeTable table, const uint8_t* in, uint64_t last, size_t n,
-                            Lane<Symbol>* lanes) {
-  constexpr size_t kRoundSymbols = kLookUps * (kBytesPerEntry / sizeof(Symbol));
-  constexpr size_t kRoundBits = 57;  // or fewer
-  const unsigned shift = 64 - table.window;
+// Rounds of look-ups. A round loads 57 bits or more per lane once and makes as many look-ups as they allow.
+inline constexpr unsigned kRoundBits = 57;
+template <unsigned kWindow>
+inline constexpr int kLookUps = kRoundBits / kWindow;
+
+/// A round in every lane. The lanes advance together, look-up by look-up: a processor sees only so far ahead,
+/// and finds independent work there.
+template <size_t kCount, unsigned kWindow, class Symbol>
+inline void make_round(const uint64_t* entries, uint64_t* word, Symbol** out) {
+#pragma GCC unroll 8
+  for (int i = 0; i < kLookUps<kWindow>; ++i)
+#pragma GCC unroll 8
+    for (size_t k = 0; k < kCount; ++k) look_up<kWindow>(entries, word[k], out[k]);
+}
+
+/// Rounds as long as no lane can come to its end or near the end of the input.
+template <size_t kCount, unsigned kWindow, class Symbol>
+inline void decode_most(const uint64_t* entries, const uint8_t* in, uint64_t last, size_t n, uint64_t* bits,
+                        Symbol** outs, Symbol* const* ends) {
+  constexpr size_t kRoundSymbols = kLookUps<kWindow> * (kBytesPerEntry / sizeof(Symbol));
   uint64_t bit[kCount];
   Symbol* out[kCount];
 #pragma GCC unroll 8
-  for (size_t k = 0; k < kCount; ++k) {
-    bit[k] = lanes[k].bit;
-    out[k] = lanes[k].out;
-  }
+  for (size_t k = 0; k < kCount; ++k) bit[k] = bits[k], out[k] = outs[k];
   while (true) {
-    size_t rounds = n;  // that are safe without looking at symbols or bits again
+    size_t most_decoded = 0, last_bit = 0;
 #pragma GCC unroll 8
     for (size_t k = 0; k < kCount; ++k) {
-      const size_t by_symbols = (n - static_cast<size_t>(out[k] - lanes[k].out)) / kRoundSymbols;
-      const size_t by_bits = bit[k] > 8 * last ? 0 : (8 * last - bit[k]) / kRoundBits;
-      rounds = rounds < by_symbols ? rounds : by_symbols;
-      rounds = rounds < by_bits ? rounds : by_bits;
+      const auto decoded = static_cast<size_t>(ends[k] - out[k]);
+      most_decoded = most_decoded > decoded ? most_decoded : decoded;
+      last_bit = last_bit > bit[k] ? last_bit : bit[k];
     }
+    // Rounds that are safe without looking at symbols or bits again.
+    const size_t by_symbols = (n - most_decoded) / kRoundSymbols;
+    const size_t by_bits = last_bit > 8 * last ? 0 : (8 * last - last_bit) / kRoundBits;
+    size_t rounds = by_symbols < by_bits ? by_symbols : by_bits;
     if (rounds == 0) break;
     for (; rounds > 0; --rounds) {
       uint64_t word[kCount];
 #pragma GCC unroll 8
       for (size_t k = 0; k < kCount; ++k) word[k] = load_marked(in, bit[k]);
-#pragma GCC unroll 8
-      for (int i = 0; i < kLookUps; ++i)
-#pragma GCC unroll 8
-        for (size_t k = 0; k < kCount; ++k) look_up(table.entries, shift, word[k], out[k]);
+      make_round<kCount, kWindow>(entries, word, out);
 #pragma GCC unroll 8
       for (size_t k = 0; k < kCount; ++k) bit[k] += static_cast<uint64_t>(__builtin_ctzll(word[k]));
     }
   }
 #pragma GCC unroll 8
-  for (size_t k = 0; k < kCount; ++k) {
-    lanes[k].bit = bit[k];
-    lanes[k].decoded = static_cast<size_t>(out[k] - lanes[k].out);
-  }
+  for (size_t k = 0; k < kCount; ++k) bits[k] = bit[k], outs[k] = out[k];
 }
 
-/// Rounds until all lanes have n symbols. Each lane stays at the last look-up that did not go beyond n; one
-/// that is done repeats its last round without effect, so nobody mispredicts a branch for it.
-template <size_t kCount, int kLookUps, class Symbol>
-inline void decode_rest(DecodeTable table, const uint8_t* in, uint64_t last, size_t n, Lane<Symbol>* lanes) {
-  const unsigned shift = 64 - table.window;
-  for (bool any_short = true; any_short;) {
-    any_short = false;
-    for (size_t k = 0; k < kCount; ++k) {
-      const Symbol* const end = lanes[k].out + n;
-      uint64_t word = load_marked(in, last, lanes[k].bit);
-      Symbol* out = lanes[k].out + lanes[k].decoded;
-      uint64_t word_within = word;
-      Symbol* out_within = out;
+/// Rounds until every lane has all its symbols. A lane stays before the round that would bring it beyond its
+/// n-th symbol; that round is made all the same, again and again without effect, so that nobody mispredicts a
+/// branch for it.
+template <size_t kCount, unsigned kWindow, class Symbol>
+inline void decode_last(const uint64_t* entries, const uint8_t* in, uint64_t last, size_t n, uint64_t* bit,
+                        Symbol** out, Symbol* const* ends) {
+  for (bool any = true; any;) {
+    any = false;
+    uint64_t word[kCount];
+    Symbol* ahead[kCount];
 #pragma GCC unroll 8
-      for (int i = 0; i < kLookUps; ++i) {
-        look_up(table.entries, shift, word, out);
-        word_within = out <= end ? word : word_within;
-        out_within = out <= end ? out : out_within;
-      }
-      lanes[k].bit += static_cast<uint64_t>(__builtin_ctzll(word_within));
-      lanes[k].decoded = static_cast<size_t>(out_within - lanes[k].out);
-      any_short |= out < end;
+    for (size_t k = 0; k < kCount; ++k) word[k] = load_marked(in, last, bit[k]), ahead[k] = out[k];
+    make_round<kCount, kWindow>(entries, word, ahead);
+#pragma GCC unroll 8
+    for (size_t k = 0; k < kCount; ++k) {
+      const bool within = static_cast<size_t>(ends[k] - ahead[k]) <= n;
+      bit[k] += static_cast<uint64_t>(__builtin_ctzll(word[k])) & if_true(within);
+      out[k] -= static_cast<size_t>(out[k] - ahead[k]) & if_true(within);
+      any |= within;
     }
   }
 }
 
-template <size_t kCount, class Symbol>
-inline void decode_runs(DecodeTable table, const uint8_t* in, size_t in_bytes, size_t n,
-                        Lane<Symbol>* lanes) {
+template <size_t kCount, unsigned kWindow, class Symbol>
+inline void decode_with_window(const uint64_t* entries, const uint8_t* in, size_t in_bytes, size_t n,
+                               Lane<Symbol>* lanes) {
   const uint64_t last = in_bytes - 8;
-  if (table.window <= 11) {
-    decode_together<kCount, 5>(table, in, last, n, lanes);
-    decode_rest<kCount, 5>(table, in, last, n, lanes);
-  } else {
-    decode_together<kCount, 4>(table, in, last, n, lanes);
-    decode_rest<kCount, 4>(table, in, last, n, lanes);
+  uint64_t bit[kCount];
+  Symbol *out[kCount], *ends[kCount];
+  for (size_t k = 0; k < kCount; ++k) bit[k] = lanes[k].bit, out[k] = ends[k] = lanes[k].end;
+  decode_most<kCount, kWindow>(entries, in, last, n, bit, out, ends);
+  decode_last<kCount, kWindow>(entries, in, last, n, bit, out, ends);
+  // The look-ups of the round that went beyond n, up to the one that did.
+  for (size_t k = 0; k < kCount; ++k) {
+    uint64_t word = load_marked(in, last, bit[k]), word_within = word;
+    size_t decoded = static_cast<size_t>(ends[k] - out[k]), decoded_within = decoded;
+#pragma GCC unroll 8
+    for (int i = 0; i < kLookUps<kWindow>; ++i) {
+      const uint64_t entry = entries[word >> (64 - kWindow)];
+      decoded += (entry >> 8) & 0xff;
+      word <<= entry & 63;
+      word_within ^= (word ^ word_within) & if_true(decoded <= n);
+      decoded_within ^= (decoded ^ decoded_within) & if_true(decoded <= n);
+    }
+    lanes[k].bit = bit[k] + static_cast<uint64_t>(__builtin_ctzll(word_within));
+    lanes[k].decoded = decoded_within;
   }
 }
 
-template <class Symbol>
-inline bool find(const Symbol* symbols, size_t n, Symbol wanted) {
-  Symbol any = 0;  // no early exit, so that it is done in vectors
-  for (size_t i = 0; i < n; ++i) any |= static_cast<Symbol>(symbols[i] == wanted);
-  return any != 0;
+template <size_t kCount, class Symbol>
+inline void decode_runs(const DecodeTable& table, const uint8_t* in, size_t in_bytes, size_t n,
+                        Lane<Symbol>* lanes) {
+  if (table.window == kSmallWindow)
+    decode_with_window<kCount, kSmallWindow>(table.entries, in, in_bytes, n, lanes);
+  else
+    decode_with_window<kCount, kLargeWindow>(table.entries, in, in_bytes, n, lanes);
 }
 
 /// Copies and looks in one pass, while the symbols are in the first-level cache.
 template <class Symbol>
-inline bool copy_rows(const Symbol* __restrict from, size_t rows, size_t n, Symbol wanted,
-                      Symbol* __restrict to, size_t to_stride) {
+inline bool copy_rows(const Symbol* end, size_t rows, size_t n, Symbol wanted, Symbol* to, size_t to_stride) {
   Symbol any = 0;
-  for (size_t row = 0; row < rows; ++row, from += n, to += to_stride)
+  for (size_t row = 0; row < rows; ++row, end -= n, to += to_stride)
     for (size_t i = 0; i < n; ++i) {
-      to[i] = from[i];
-      any |= static_cast<Symbol>(from[i] == wanted);
+      to[i] = *(end - 1 - i);
+      any |= static_cast<Symbol>(to[i] == wanted);
     }
   return any != 0;
 }

@@ -16,16 +16,12 @@ void decode_lane(DecodeTable table, const uint8_t* in, size_t in_bytes, size_t n
   decode_runs<1>(table, in, in_bytes, n, lane);
 }
 
-bool contains(const uint8_t* symbols, size_t n, uint8_t wanted) { return find(symbols, n, wanted); }
-bool contains(const uint16_t* symbols, size_t n, uint16_t wanted) { return find(symbols, n, wanted); }
-
-bool copy_and_find(const uint8_t* from, size_t rows, size_t n, uint8_t wanted, uint8_t* to,
-                   size_t to_stride) {
-  return copy_rows(from, rows, n, wanted, to, to_stride);
+bool copy_and_find(const uint8_t* end, size_t rows, size_t n, uint8_t wanted, uint8_t* to, size_t to_stride) {
+  return copy_rows(end, rows, n, wanted, to, to_stride);
 }
-bool copy_and_find(const uint16_t* from, size_t rows, size_t n, uint16_t wanted, uint16_t* to,
+bool copy_and_find(const uint16_t* end, size_t rows, size_t n, uint16_t wanted, uint16_t* to,
                    size_t to_stride) {
-  return copy_rows(from, rows, n, wanted, to, to_stride);
+  return copy_rows(end, rows, n, wanted, to, to_stride);
 }
 
 size_t encode(const uint64_t* table, const uint8_t* symbols, size_t stride, size_t runs, size_t n,

@@ -214,6 +214,12 @@ std::optional<Decoded<Symbol>> decode(const Decoder& decoder, std::span<const ui
     result.symbols.insert(result.symbols.end(), wide.row(run).begin(), wide.row(run).begin() + ptrdiff_t(n));
     CHECK_EQ(wide(run, n), 77);
   }
+  // And rows without gaps, which are copied together.
+  Matrix<Symbol> close(bits.size(), n);
+  std::vector<EscapedValue> escaped;
+  decoder.decode_runs(exact, first_bit, bits, close, escaped);
+  CHECK(std::equal(result.symbols.begin(), result.symbols.end(), close.data()));
+  CHECK(escaped == result.escaped);
   return result;
 }
 
