@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "lib/core/checked.hpp"
 #include "lib/core/cpu.hpp"
 #include "lib/core/error.hpp"
 #include "lib/entropy/huffman_kernels.hpp"
@@ -12,11 +11,13 @@ namespace {
 
 using namespace huffman_kernels;
 
+constexpr size_t kSymbolsAtATime = 2048;
+
 template <class Symbol>
-size_t encode_codes(const std::vector<uint64_t>& table, MatrixView<const Symbol> symbols, uint8_t* out,
-                    uint64_t& bit, uint32_t* run_bits, uint64_t& flags) {
+size_t encode_codes(EncodeTable table, MatrixView<const Symbol> symbols, uint8_t* out, uint64_t& bit,
+                    uint32_t* run_bits, uint64_t& flags) {
   const auto encode = [&](const auto& kernel) {
-    return kernel(table.data(), symbols.data(), symbols.stride(), symbols.rows(), symbols.cols(), out, &bit,
+    return kernel(table, symbols.data(), symbols.stride(), symbols.rows(), symbols.cols(), out, &bit,
                   run_bits, &flags);
   };
   if (simd_level() >= SimdLevel::avx2)
@@ -43,11 +44,32 @@ HuffmanEncoder::HuffmanEncoder(const HuffmanBook& book)
     : max_length_(std::max(book.max_length(), 1u)),
       escape_bits_(book.escape_bits()),
       escape_(book.alphabet()),
-      table_(std::max<size_t>(book.symbols(), 256), kNoCode) {
+      codes_(std::max<size_t>(book.symbols(), 256), kNoCode) {
+  std::vector<uint32_t> weights(codes_.size(), 0);  // how often a symbol is to be expected
   for (size_t symbol = 0; symbol < book.symbols(); ++symbol)
-    if (const unsigned length = book.length(symbol); length > 0)
-      table_[symbol] = uint64_t{book.code(symbol)} << (64 - length) | length;
-  if (book.has_escape()) table_[escape_] |= kIsEscape;
+    if (const unsigned length = book.length(symbol); length > 0) {
+      codes_[symbol] = uint64_t{book.code(symbol)} << (64 - length) | length;
+      weights[symbol] = 1u << (kMaxCodeLength - length);
+    }
+  if (book.has_escape()) codes_[escape_] |= kIsEscape;
+  // The symbols most often met in pairs.
+  uint64_t weight = 0, best = 0;
+  for (size_t end = 0; end < weights.size(); ++end) {
+    weight += weights[end];
+    if (end >= kPaired) weight -= weights[end - kPaired];
+    if (weight <= best || end + 1 < kPaired) continue;
+    best = weight;
+    first_paired_ = end + 1 - kPaired;
+  }
+  pairs_.resize(kPaired * kPairStride);
+  for (size_t i = 0; i < kPaired; ++i)
+    for (size_t j = 0; j < kPaired; ++j) {
+      const uint64_t a = codes_[first_paired_ + i], b = codes_[first_paired_ + j];
+      constexpr uint64_t kBelow = (uint64_t{1} << 16) - 1;  // bits and flags
+      const uint64_t flags = (a | b) & (kIsEscape | kNoCode);
+      const uint64_t bits = (a & 63) + (b & 63);
+      pairs_[i + j * kPairStride] = (a & ~kBelow) | (b & ~kBelow) >> (a & 63) | flags | bits;
+    }
 }
 
 template <class Symbol>
@@ -61,23 +83,27 @@ void HuffmanEncoder::encode(MatrixView<const Symbol> symbols, std::span<const ui
     for (size_t run = 0; run < symbols.rows(); ++run) {
       Symbol largest = 0;
       for (const Symbol symbol : symbols.row(run)) largest = std::max(largest, symbol);
-      if (n > 0 && largest >= table_.size()) throw failed("the book has no code for symbol {}", largest);
+      if (n > 0 && largest >= codes_.size()) throw failed("the book has no code for symbol {}", largest);
     }
-  const uint64_t code_bytes = (checked_mul(n * max_length_, symbols.rows()) + 7) / 8;
-  const uint64_t raw_bytes = (uint64_t{raw.size()} * escape_bits_ + 7) / 8;
   uint64_t bit = uint64_t{out.size()} * 8;
-  out.resize(out.size() + code_bytes + raw_bytes + kEncodeSlack);
   for (size_t run = 0; run < symbols.rows();) {
+    // Room for a few runs at a time: making it costs as much as filling it.
+    const size_t count =
+        std::clamp<size_t>(kSymbolsAtATime / std::max<size_t>(n, 1), 1, symbols.rows() - run);
+    const uint64_t room = (bit + count * n * max_length_) / 8 + kEncodeSlack + 1;
+    if (out.size() < room) out.resize(room);
     uint64_t flags = 0;
-    run += encode_codes(table_, symbols.rows(run, symbols.rows() - run), out.data(), bit,
-                        run_bits.data() + run, flags);
+    run += encode_codes({codes_.data(), pairs_.data(), first_paired_}, symbols.rows(run, count), out.data(),
+                        bit, run_bits.data() + run, flags);
     if (flags == 0) continue;
     const std::span<const Symbol> row = symbols.row(run - 1);
     for (const Symbol symbol : row)
-      if (table_[symbol] & kNoCode) throw failed("the book has no code for symbol {}", symbol);
+      if (codes_[symbol] & kNoCode) throw failed("the book has no code for symbol {}", symbol);
     const auto escapes = static_cast<size_t>(
         std::count_if(row.begin(), row.end(), [&](Symbol symbol) { return symbol == escape_; }));
     if (escapes > raw.size()) throw failed("fewer raw values than escapes");
+    const uint64_t raw_room = (bit + escapes * escape_bits_) / 8 + kEncodeSlack + 1;
+    if (out.size() < raw_room) out.resize(raw_room);
     for (const uint32_t value : raw.first(escapes)) {
       if (escape_bits_ < 32 && value >> escape_bits_ != 0)
         throw failed("raw value {} does not fit {} bits", value, escape_bits_);

@@ -35,7 +35,8 @@ class HuffmanEncoder {
 
   unsigned max_length_, escape_bits_;
   size_t escape_;
-  std::vector<uint64_t> table_;  // huffman_kernels.hpp; at least all values of one byte
+  std::vector<uint64_t> codes_, pairs_;  // huffman_kernels.hpp; codes_ of at least all values of one byte
+  size_t first_paired_ = 0;
 };
 
 }  // namespace kvcodec

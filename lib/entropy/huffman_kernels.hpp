@@ -41,10 +41,19 @@ struct Lane {
   size_t decoded;
 };
 
-/// Encoding table: per symbol its code from bit 63 downwards, its length in bits 0..5, and one of these flags
-/// where it applies. Up to four entries are added up, so a flag is the lowest of three bits.
-inline constexpr uint64_t kIsEscape = uint64_t{1} << 7;  ///< the escape
-inline constexpr uint64_t kNoCode = uint64_t{1} << 10;   ///< a symbol without a code
+/// Encoding table. An entry holds the code of one symbol, or those of two one behind the other, from bit 63
+/// downwards, their bits in bits 0..6, and one of these flags where it applies. Up to four entries are added
+/// up, so a flag is the lowest of three bits, and up to 96 bits must fit.
+struct EncodeTable {
+  const uint64_t* codes;  ///< by symbol
+  /// By two symbols of first..first + kPaired - 1: entry (s0 - first) + (s1 - first) * kPaired is s0, then
+  /// s1.
+  const uint64_t* pairs;
+  size_t first;
+};
+inline constexpr size_t kPaired = 64, kPairStride = 256;
+inline constexpr uint64_t kIsEscape = uint64_t{1} << 8;  ///< the escape is among them
+inline constexpr uint64_t kNoCode = uint64_t{1} << 11;   ///< a symbol without a code is among them
 /// Bytes that may be written behind the last bit.
 inline constexpr size_t kEncodeSlack = 8;
 
@@ -62,12 +71,12 @@ inline constexpr size_t kEncodeSlack = 8;
   bool copy_and_find(const uint16_t* end, size_t rows, size_t n, uint16_t wanted, uint16_t* to,              \
                      size_t to_stride);                                                                      \
   /** Writes runs of n symbols, `stride` apart, from bit *bit of out on (the bits before it in its byte      \
-     stay), up to and including the first run with a flag; returns how many. *bit moves behind them,         \
-     run_bits[i] becomes the bits of run i, and *flags is not 0 if the last run has the escape (bits 7..9)   \
-     or a symbol without a code (bits 10..12). */                                                            \
-  size_t encode(const uint64_t* table, const uint8_t* symbols, size_t stride, size_t runs, size_t n,         \
+      stay), up to and including the first run with a flag; returns how many. *bit moves behind them,        \
+      run_bits[i] becomes the bits of run i, and *flags is not 0 if the last run has the escape or a symbol  \
+      without a code. All symbols have an entry in table.codes. */                                           \
+  size_t encode(EncodeTable table, const uint8_t* symbols, size_t stride, size_t runs, size_t n,             \
                 uint8_t* out, uint64_t* bit, uint32_t* run_bits, uint64_t* flags);                           \
-  size_t encode(const uint64_t* table, const uint16_t* symbols, size_t stride, size_t runs, size_t n,        \
+  size_t encode(EncodeTable table, const uint16_t* symbols, size_t stride, size_t runs, size_t n,            \
                 uint8_t* out, uint64_t* bit, uint32_t* run_bits, uint64_t* flags);
 
 namespace scalar {

@@ -161,47 +161,121 @@ inline bool copy_rows(const Symbol* end, size_t rows, size_t n, Symbol wanted, S
   return any != 0;
 }
 
-/// Codes are joined in words from the highest bit downwards, entry by entry: adding entries adds their
-/// lengths in the low six bits, the only ones that shifts look at, and what an entry holds below its code
-/// stays in the low 11 bits of whatever it is joined to, where no code reaches before it is cut off.
+/// Writes codes behind each other.
+class CodeWriter {
+ public:
+  CodeWriter(uint8_t* out, uint64_t bit) : out_(out), place_(out + bit / 8), used_(bit % 8) {
+    word_ = used_ == 0 ? 0 : static_cast<uint64_t>(*place_ >> (8 - used_)) << (64 - used_);
+  }
+
+  /// Up to 56 bits, from bit 63 of `codes` downwards, zeros below.
+  void put(uint64_t codes, uint64_t bits) {
+    word_ |= codes >> used_;
+    used_ += bits;
+    const uint64_t bytes = __builtin_bswap64(word_);
+    memcpy(place_, &bytes, sizeof bytes);
+    place_ += used_ / 8;
+    word_ <<= used_ & ~uint64_t{7};
+    used_ %= 8;
+  }
+
+  uint64_t bit() const { return static_cast<uint64_t>(place_ - out_) * 8 + used_; }
+
+ private:
+  uint8_t *out_, *place_;
+  uint64_t used_;  // bits of the byte at place_, 0..7
+  uint64_t word_;  // they, highest first
+};
+
+// Entries are joined like their codes: adding entries adds their bits, of which shifts look at the low six;
+// what an entry holds below its code stays in the low 14 bits of whatever it is joined to.
+inline constexpr uint64_t kBits = 127;
+inline constexpr uint64_t kFlags = kIsEscape * 7 | kNoCode * 7;
+inline constexpr uint64_t kFourCodes = ~uint64_t{0} << 16;  // where four codes of up to 12 bits lie
+inline uint64_t joined(uint64_t a, uint64_t b) { return a | b >> (a & 63); }
+
+/// Writes n symbols; returns the flags in their entries.
 template <class Symbol>
-inline size_t encode_runs(const uint64_t* table, const Symbol* symbols, size_t stride, size_t runs, size_t n,
-                          uint8_t* out, uint64_t* bit, uint32_t* run_bits, uint64_t* flags) {
-  constexpr uint64_t kCodes = ~uint64_t{0} << 16;  // where four codes of up to 12 bits lie
-  uint64_t start = *bit;
-  uint8_t* place = out + start / 8;
-  uint64_t used = start % 8;
-  uint64_t word = used == 0 ? 0 : static_cast<uint64_t>(*place >> (8 - used)) << (64 - used);
+inline uint64_t encode_singly(const uint64_t* codes, const Symbol* symbols, size_t n, CodeWriter& writer) {
+  uint64_t flags = 0;
+  size_t i = 0;
+  for (; i + 4 <= n; i += 4) {
+    const uint64_t a = codes[symbols[i]], b = codes[symbols[i + 1]];
+    const uint64_t c = codes[symbols[i + 2]], d = codes[symbols[i + 3]];
+    // In pairs, so that the next codes wait for one addition.
+    const uint64_t sum = a + b + (c + d);
+    const uint64_t front = joined(a, b), back = joined(c, d);
+    writer.put((front | back >> ((a + b) & 63)) & kFourCodes, sum & kBits);
+    flags |= sum;
+  }
+  for (; i < n; ++i) {
+    const uint64_t a = codes[symbols[i]];
+    writer.put(a & kFourCodes, a & kBits);
+    flags |= a;
+  }
+  return flags & kFlags;
+}
+
+/// The same for symbols that all are in the table of pairs. Eight of them mostly fit a word.
+template <class Symbol>
+inline uint64_t encode_in_pairs(const EncodeTable& table, const Symbol* symbols, size_t n,
+                                CodeWriter& writer) {
+  // As a number: nothing is there that a pointer to before the table could point to.
+  const uintptr_t origin =
+      reinterpret_cast<uintptr_t>(table.pairs) - table.first * (kPairStride + 1) * sizeof(uint64_t);
+  const auto pair = [&](size_t i) {
+    size_t entry;
+    if constexpr (sizeof(Symbol) == 1) {
+      static_assert(kPairStride == 256, "two symbols are read as one number");
+      uint16_t both;
+      memcpy(&both, symbols + i, sizeof both);
+      entry = both;
+    } else {
+      entry = symbols[i] + symbols[i + 1] * kPairStride;
+    }
+    return *reinterpret_cast<const uint64_t*>(origin + entry * sizeof(uint64_t));
+  };
+  uint64_t flags = 0;
+  size_t i = 0;
+  for (; i + 8 <= n; i += 8) {
+    const uint64_t a = pair(i), b = pair(i + 2), c = pair(i + 4), d = pair(i + 6);
+    const uint64_t front_bits = a + b, back_bits = c + d, sum = front_bits + back_bits;
+    const uint64_t front = joined(a, b) & kFourCodes, back = joined(c, d) & kFourCodes;
+    flags |= sum;
+    if ((sum & kBits) <= 56) {
+      writer.put(front | back >> (front_bits & 63), sum & kBits);
+    } else {
+      writer.put(front, front_bits & kBits);
+      writer.put(back, back_bits & kBits);
+    }
+  }
+  return (flags & kFlags) | encode_singly(table.codes, symbols + i, n - i, writer);
+}
+
+/// Whether all symbols are in the table of pairs.
+template <class Symbol>
+inline bool in_pairs(const EncodeTable& table, const Symbol* symbols, size_t n) {
+  const auto first = static_cast<Symbol>(table.first);
+  Symbol any = 0;  // no early exit, so that it is done in vectors
+  for (size_t i = 0; i < n; ++i) any |= static_cast<Symbol>(symbols[i] - first);
+  return any < kPaired;
+}
+
+template <class Symbol>
+inline size_t encode_runs(const EncodeTable& table, const Symbol* symbols, size_t stride, size_t runs,
+                          size_t n, uint8_t* out, uint64_t* bit, uint32_t* run_bits, uint64_t* flags) {
+  CodeWriter writer(out, *bit);
   *flags = 0;
+  const bool all_paired = stride == n && in_pairs(table, symbols, runs * n);
   size_t run = 0;
   while (run < runs && *flags == 0) {
-    uint64_t lengths = 0;  // OR of all sums of entries, for the flags in them
-    const auto append = [&](uint64_t codes, uint64_t length) {
-      word |= (codes & kCodes) >> used;
-      used += length & 63;
-      lengths |= length;
-      const uint64_t bytes = __builtin_bswap64(word);
-      memcpy(place, &bytes, sizeof bytes);
-      place += used / 8;
-      word <<= used & ~uint64_t{7};
-      used %= 8;
-    };
-    size_t i = 0;
-    for (; i + 4 <= n; i += 4) {
-      const uint64_t a = table[symbols[i]], b = table[symbols[i + 1]];
-      const uint64_t c = table[symbols[i + 2]], d = table[symbols[i + 3]];
-      // In pairs, so that `used`, for which the next codes wait, takes one addition.
-      const uint64_t front = a | b >> (a & 63), back = c | d >> (c & 63);
-      append(front | back >> ((a + b) & 63), a + b + (c + d));
-    }
-    for (; i < n; ++i) append(table[symbols[i]], table[symbols[i]]);
-    const uint64_t end = static_cast<uint64_t>(place - out) * 8 + used;
-    run_bits[run++] = static_cast<uint32_t>(end - start);
-    start = end;
+    const bool paired = all_paired || in_pairs(table, symbols, n);
+    *flags =
+        paired ? encode_in_pairs(table, symbols, n, writer) : encode_singly(table.codes, symbols, n, writer);
+    run_bits[run++] = static_cast<uint32_t>(writer.bit() - *bit);
+    *bit = writer.bit();
     symbols += stride;
-    *flags = lengths & (kIsEscape * 7 | kNoCode * 7);
   }
-  *bit = start;
   return run;
 }
 

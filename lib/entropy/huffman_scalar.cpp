@@ -24,12 +24,12 @@ bool copy_and_find(const uint16_t* end, size_t rows, size_t n, uint16_t wanted, 
   return copy_rows(end, rows, n, wanted, to, to_stride);
 }
 
-size_t encode(const uint64_t* table, const uint8_t* symbols, size_t stride, size_t runs, size_t n,
-              uint8_t* out, uint64_t* bit, uint32_t* run_bits, uint64_t* flags) {
+size_t encode(EncodeTable table, const uint8_t* symbols, size_t stride, size_t runs, size_t n, uint8_t* out,
+              uint64_t* bit, uint32_t* run_bits, uint64_t* flags) {
   return encode_runs(table, symbols, stride, runs, n, out, bit, run_bits, flags);
 }
-size_t encode(const uint64_t* table, const uint16_t* symbols, size_t stride, size_t runs, size_t n,
-              uint8_t* out, uint64_t* bit, uint32_t* run_bits, uint64_t* flags) {
+size_t encode(EncodeTable table, const uint16_t* symbols, size_t stride, size_t runs, size_t n, uint8_t* out,
+              uint64_t* bit, uint32_t* run_bits, uint64_t* flags) {
   return encode_runs(table, symbols, stride, runs, n, out, bit, run_bits, flags);
 }
 

@@ -234,7 +234,7 @@ void check_round_trip(const Runs<Symbol>& runs) {
   CHECK(decode<Symbol>(walk, plain.bytes, 0, plain.bits, n) == expected);
   for (const SimdLevel level : test::simd_levels()) {
     const test::AtLevel at(level);
-    CAPTURE(name_of(level));
+    CAPTURE(std::string(name_of(level)));
     const Coded coded = encode(runs);
     CHECK(coded.bytes == plain.bytes);
     CHECK(coded.bits == plain.bits);
@@ -507,6 +507,40 @@ TEST_CASE("huffman: alphabets of one symbol, of none, and of the escape alone") 
   check_round_trip(Runs<uint8_t>{none, Matrix<uint8_t>(3, 0), {}, {}});
   CHECK_FALSE(decode<uint8_t>(HuffmanDecoder<uint8_t>(none), {}, 0, std::vector<uint32_t>{0}, 1));
   CHECK_FALSE(decode<uint8_t>(HuffmanTreeWalk<uint8_t>(none), {}, 0, std::vector<uint32_t>{0}, 1));
+}
+
+TEST_CASE("huffman: eight codes that fill the encoder's word to any degree, and symbols beyond its pairs") {
+  Rng rng(12);
+  for (const size_t shift : {0, 1, 100, 190}) {
+    // 64 symbols in a row with codes of very different lengths, all met equally often: eight of them take
+    // 57 bits or nearly so often enough, wherever they start in a byte.
+    std::vector<uint64_t> counts(255, 0);
+    for (size_t i = 0; i < 64; ++i)
+      counts[shift + i] = static_cast<uint64_t>(std::exp2(40 - double(i % 16) * 0.5));
+    const HuffmanOptions options{.max_length = 12, .escape_bits = 5};
+    const auto draw = [&](auto tag, size_t runs, size_t n, size_t outside) {
+      using Symbol = decltype(tag);
+      Runs<Symbol> result{HuffmanBook::from_counts(counts, options), Matrix<Symbol>(runs, n), {}, {}};
+      for (size_t run = 0; run < runs; ++run)
+        for (size_t i = 0; i < n; ++i) {
+          result.symbols(run, i) = static_cast<Symbol>(shift + rng.below(64));
+          if (outside == 0 || rng.below(outside) > 0) continue;
+          result.symbols(run, i) = static_cast<Symbol>(result.book.escape());
+          result.raw.push_back(static_cast<uint32_t>(rng.below(32)));
+          result.escaped.push_back({uint32_t(run), uint32_t(i), result.raw.back()});
+        }
+      return result;
+    };
+    for (const size_t outside : {0, 300, 10}) {
+      check_round_trip(draw(uint8_t{}, 120, 64, outside));
+      check_round_trip(draw(uint16_t{}, 60, 57, outside));
+    }
+    // A few coded symbols far from the others: runs with and without them.
+    counts[shift < 100 ? 250 : 5] = 1000;
+    auto mixed = draw(uint8_t{}, 50, 33, 0);
+    for (size_t run = 0; run < 50; run += 3) mixed.symbols(run, rng.below(33)) = shift < 100 ? 250 : 5;
+    check_round_trip(mixed);
+  }
 }
 
 TEST_CASE("huffman: the longest and widest run of the 16-bit limit") {

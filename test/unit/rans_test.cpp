@@ -154,7 +154,7 @@ void check_round_trip(const Segments<Symbol>& segments) {
   const RansDecoder<Symbol> decoder(segments.model);
   for (const SimdLevel level : test::simd_levels()) {
     const test::AtLevel at(level);
-    CAPTURE(name_of(level));
+    CAPTURE(std::string(name_of(level)));
     CHECK(decode(decoder, coded.bytes, coded.sizes, n) == expected);
     size_t start = 0;
     for (size_t row = 0; row < count; ++row) {  // every segment alone
