@@ -134,15 +134,16 @@ struct HuffmanDecoder<Symbol>::Work {
        std::vector<EscapedValue>& values, DecodeTable decode_table)
       : payload(in), run_bits(bits), out(rows), escaped(values), table(decode_table) {}
 
-  /// n symbols in each of the first `count` lanes; the others are there, but what is in them does not matter.
-  void decode(size_t n, Lane<Symbol>* lanes, size_t count) const {
+  /// n symbols in each of the first `count` lanes, to be copied to the target; the others are there, but what
+  /// is in them does not matter.
+  void decode(size_t n, Target target, Lane<Symbol>* lanes, size_t count) const {
     const uint8_t* const in = payload.data();
     if (count == 1)
       wide ? avx2::decode_lane(table, in, payload.size(), n, lanes)
            : scalar::decode_lane(table, in, payload.size(), n, lanes);
     else
-      wide ? avx2::decode_lanes(table, in, payload.size(), n, lanes)
-           : scalar::decode_lanes(table, in, payload.size(), n, lanes);
+      wide ? avx2::decode_lanes(table, in, payload.size(), n, target, lanes)
+           : scalar::decode_lanes(table, in, payload.size(), n, target, lanes);
   }
 
   Symbol* end_of_room(size_t lane) { return rooms.data() + (lane + 1) * kRoom; }
@@ -176,7 +177,8 @@ uint64_t HuffmanDecoder<Symbol>::decode_chained(Work& work, size_t run, size_t c
     lanes[k] = {starts[k], work.end_of_room(k), 0};
     starts[k + 1] = starts[k] + work.bits_of(run + k * chain, chain);
   }
-  work.decode(chain * n, lanes, kLanes);
+  const size_t stride = work.out.stride() * sizeof(Symbol);
+  work.decode(chain * n, {work.out.row(run).data(), chain * stride}, lanes, kLanes);
   bool clean[kLanes];
   for (size_t k = 0; k < kLanes; ++k) {
     const bool escape =
@@ -206,7 +208,7 @@ uint64_t HuffmanDecoder<Symbol>::decode_group(Work& work, size_t run, size_t cou
     const size_t part = std::min(n - first, kPartSymbols);
     Lane<Symbol> lanes[kLanes];
     for (size_t k = 0; k < kLanes; ++k) lanes[k] = {ends[k], work.end_of_room(k), 0};
-    work.decode(part, lanes, count);
+    work.decode(part, {work.out.row(run).data() + first, work.out.stride() * sizeof(Symbol)}, lanes, count);
     for (size_t k = 0; k < kLanes; ++k) ends[k] = end_of(lanes[k], part, lengths_.data());
     for (size_t k = 0; k < count; ++k)
       escapes[k] |=

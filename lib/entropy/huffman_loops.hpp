@@ -56,10 +56,37 @@ inline void make_round(const uint64_t* entries, uint64_t* word, Symbol** out) {
     for (size_t k = 0; k < kCount; ++k) look_up<kWindow>(entries, word[k], out[k]);
 }
 
+/// Fetches what will be needed soon, step by step, so much per step as a round of lanes mostly takes: the
+/// lines of the target, and input behind the last lane, which likely is decoded next. Addresses are numbers
+/// here: they may lie behind the end of anything.
+class Prefetch {
+ public:
+  Prefetch(Target target, const uint8_t* input)
+      : place_(reinterpret_cast<uintptr_t>(target.to)),
+        input_(reinterpret_cast<uintptr_t>(input)),
+        apart_(target.apart),
+        back_(kLines * kLine - (kLanes - 1) * target.apart) {}
+
+  void step() {
+    for (size_t i = 0; i < kLines; ++i)
+      __builtin_prefetch(reinterpret_cast<const void*>(place_ + i * kLine), 1);
+    __builtin_prefetch(reinterpret_cast<const void*>(input_));
+    input_ += kLine;
+    lane_ = (lane_ + 1) % kLanes;
+    place_ += lane_ == 0 ? back_ : apart_;
+  }
+
+ private:
+  static constexpr size_t kLine = 64, kLines = 3;
+  uintptr_t place_, input_;
+  size_t apart_, back_, lane_ = 0;
+};
+
 /// Rounds as long as no lane can come to its end or near the end of the input.
 template <size_t kCount, unsigned kWindow, class Symbol>
-inline void decode_most(const uint64_t* entries, const uint8_t* in, uint64_t last, size_t n, uint64_t* bits,
-                        Symbol** outs, Symbol* const* ends) {
+inline void decode_most(const uint64_t* entries, const uint8_t* in, uint64_t last, size_t n, Target target,
+                        uint64_t* bits, Symbol** outs, Symbol* const* ends) {
+  Prefetch prefetch(target, in + bits[kCount - 1] / 8);
   constexpr size_t kRoundSymbols = kLookUps<kWindow> * (kBytesPerEntry / sizeof(Symbol));
   uint64_t bit[kCount];
   Symbol* out[kCount];
@@ -79,6 +106,7 @@ inline void decode_most(const uint64_t* entries, const uint8_t* in, uint64_t las
     size_t rounds = by_symbols < by_bits ? by_symbols : by_bits;
     if (rounds == 0) break;
     for (; rounds > 0; --rounds) {
+      if constexpr (kCount > 1) prefetch.step();
       uint64_t word[kCount];
 #pragma GCC unroll 8
       for (size_t k = 0; k < kCount; ++k) word[k] = load_marked(in, bit[k]);
@@ -116,12 +144,12 @@ inline void decode_last(const uint64_t* entries, const uint8_t* in, uint64_t las
 
 template <size_t kCount, unsigned kWindow, class Symbol>
 inline void decode_with_window(const uint64_t* entries, const uint8_t* in, size_t in_bytes, size_t n,
-                               Lane<Symbol>* lanes) {
+                               Target target, Lane<Symbol>* lanes) {
   const uint64_t last = in_bytes - 8;
   uint64_t bit[kCount];
   Symbol *out[kCount], *ends[kCount];
   for (size_t k = 0; k < kCount; ++k) bit[k] = lanes[k].bit, out[k] = ends[k] = lanes[k].end;
-  decode_most<kCount, kWindow>(entries, in, last, n, bit, out, ends);
+  decode_most<kCount, kWindow>(entries, in, last, n, target, bit, out, ends);
   decode_last<kCount, kWindow>(entries, in, last, n, bit, out, ends);
   // The look-ups of the round that went beyond n, up to the one that did.
   for (size_t k = 0; k < kCount; ++k) {
@@ -141,12 +169,12 @@ inline void decode_with_window(const uint64_t* entries, const uint8_t* in, size_
 }
 
 template <size_t kCount, class Symbol>
-inline void decode_runs(const DecodeTable& table, const uint8_t* in, size_t in_bytes, size_t n,
+inline void decode_runs(const DecodeTable& table, const uint8_t* in, size_t in_bytes, size_t n, Target target,
                         Lane<Symbol>* lanes) {
   if (table.window == kSmallWindow)
-    decode_with_window<kCount, kSmallWindow>(table.entries, in, in_bytes, n, lanes);
+    decode_with_window<kCount, kSmallWindow>(table.entries, in, in_bytes, n, target, lanes);
   else
-    decode_with_window<kCount, kLargeWindow>(table.entries, in, in_bytes, n, lanes);
+    decode_with_window<kCount, kLargeWindow>(table.entries, in, in_bytes, n, target, lanes);
 }
 
 /// Copies and looks in one pass, while the symbols are in the first-level cache.

@@ -3,17 +3,19 @@
 
 namespace kvcodec::huffman_kernels::scalar {
 
-void decode_lanes(DecodeTable table, const uint8_t* in, size_t in_bytes, size_t n, Lane<uint8_t>* lanes) {
-  decode_runs<kLanes>(table, in, in_bytes, n, lanes);
+void decode_lanes(DecodeTable table, const uint8_t* in, size_t in_bytes, size_t n, Target target,
+                  Lane<uint8_t>* lanes) {
+  decode_runs<kLanes>(table, in, in_bytes, n, target, lanes);
 }
-void decode_lanes(DecodeTable table, const uint8_t* in, size_t in_bytes, size_t n, Lane<uint16_t>* lanes) {
-  decode_runs<kLanes>(table, in, in_bytes, n, lanes);
+void decode_lanes(DecodeTable table, const uint8_t* in, size_t in_bytes, size_t n, Target target,
+                  Lane<uint16_t>* lanes) {
+  decode_runs<kLanes>(table, in, in_bytes, n, target, lanes);
 }
 void decode_lane(DecodeTable table, const uint8_t* in, size_t in_bytes, size_t n, Lane<uint8_t>* lane) {
-  decode_runs<1>(table, in, in_bytes, n, lane);
+  decode_runs<1>(table, in, in_bytes, n, {}, lane);
 }
 void decode_lane(DecodeTable table, const uint8_t* in, size_t in_bytes, size_t n, Lane<uint16_t>* lane) {
-  decode_runs<1>(table, in, in_bytes, n, lane);
+  decode_runs<1>(table, in, in_bytes, n, {}, lane);
 }
 
 bool copy_and_find(const uint8_t* end, size_t rows, size_t n, uint8_t wanted, uint8_t* to, size_t to_stride) {
