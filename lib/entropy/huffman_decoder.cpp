@@ -134,8 +134,7 @@ struct HuffmanDecoder<Symbol>::Work {
        std::vector<EscapedValue>& values, DecodeTable decode_table)
       : payload(in), run_bits(bits), out(rows), escaped(values), table(decode_table) {}
 
-  /// n symbols in each of the first `count` lanes, to be copied to the target; the others are there, but what
-  /// is in them does not matter.
+  /// n symbols in lane 0 (count == 1) or in all lanes, to be copied to the target.
   void decode(size_t n, Target target, Lane<Symbol>* lanes, size_t count) const {
     const uint8_t* const in = payload.data();
     if (count == 1)
@@ -209,7 +208,7 @@ uint64_t HuffmanDecoder<Symbol>::decode_group(Work& work, size_t run, size_t cou
     Lane<Symbol> lanes[kLanes];
     for (size_t k = 0; k < kLanes; ++k) lanes[k] = {ends[k], work.end_of_room(k), 0};
     work.decode(part, {work.out.row(run).data() + first, work.out.stride() * sizeof(Symbol)}, lanes, count);
-    for (size_t k = 0; k < kLanes; ++k) ends[k] = end_of(lanes[k], part, lengths_.data());
+    for (size_t k = 0; k < (count == 1 ? 1 : kLanes); ++k) ends[k] = end_of(lanes[k], part, lengths_.data());
     for (size_t k = 0; k < count; ++k)
       escapes[k] |=
           work.copy_and_find(lanes[k], 1, part, static_cast<Symbol>(book_.escape()), run + k, first);

@@ -94,7 +94,7 @@ void decode_together(const DecodeTable& decode_table, Segment<Symbol>* segments,
     out[i] = segments[i].out;
   }
   for (size_t group = 0; group < groups; ++group) {
-#pragma GCC unroll 8
+#pragma GCC unroll 4
     for (size_t i = 0; i < kCount; ++i) {
       const __m256i slots = _mm256_and_si256(states[i], mask);
       store(table.decode(states[i], slots, scale), out[i] + group * kLanes);
@@ -108,11 +108,10 @@ void decode_together(const DecodeTable& decode_table, Segment<Symbol>* segments,
   }
 }
 
-/// Four at a time: eight pointers and four vectors of states stay in registers.
 template <class Table, class Symbol>
 void decode_all(const DecodeTable& table, Segment<Symbol>* segments, size_t count, size_t groups) {
   if (count == 1) return decode_together<1, Table>(table, segments, groups);
-  for (size_t i = 0; i < kTogether; i += 4) decode_together<4, Table>(table, segments + i, groups);
+  decode_together<kTogether, Table>(table, segments, groups);
 }
 
 }  // namespace

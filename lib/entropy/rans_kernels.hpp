@@ -31,8 +31,9 @@ struct Segment {
   Symbol* out;
 };
 
-/// Segments that the wide kernels advance together.
-inline constexpr size_t kTogether = 8;
+/// Segments that the wide kernels advance together: their pointers and states stay in registers, and four
+/// chains of gathers hide each other's latency.
+inline constexpr size_t kTogether = 4;
 
 #define KVCODEC_RANS_KERNELS                                                                             \
   /** Decodes `groups` groups of 8 symbols in each of `count` segments (1 or kTogether), whose words all \
