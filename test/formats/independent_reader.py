@@ -317,7 +317,191 @@ def decode_sparse(codes, book, layer, side, rows, tokens):
     return values
 
 
-DECODERS = {"none": decode_none, "kivi": decode_kivi, "sparse": decode_sparse}
+class Bits:
+    """Numbers of a few bits, most significant bit first, one after the other."""
+
+    def __init__(self, data):
+        self.number, self.left = int.from_bytes(bytes(data), "big"), 8 * len(data)
+
+    def take(self, count):
+        require(count <= self.left, "the book of kvcomp ends early")
+        self.left -= count
+        return (self.number >> self.left) & ((1 << count) - 1)
+
+
+def kvcomp_book(data):
+    """("huffman", symbol [4096], length [4096] by the next 12 bits) or ("rans", scale, frequencies, starts, symbol by slot)."""
+    require(len(data) > 0 and data[0] in (0, 1), "kvcomp: book")
+    bits, rans = Bits(data[1:]), data[0] == 1
+    require(bits.take(17) == 255 and bits.take(6) == 16, "kvcomp: book of another alphabet")
+    scale = bits.take(5) if rans else 0
+    entries = []
+    while len(entries) < 256:
+        token = bits.take(5 if rans else 4)
+        if rans and 1 <= token <= 16:
+            entries.append(1 << (token - 1) | bits.take(token - 1))
+        elif token <= (0 if rans else 12):
+            entries.append(token)
+        elif not rans and token == 13:
+            require(entries, "kvcomp: book repeats nothing")
+            entries += [entries[-1]] * (bits.take(4) + 3)
+        else:
+            require(token < (19 if rans else 16), "kvcomp: book")
+            short = token == (17 if rans else 14)
+            entries += [0] * (bits.take(4) + 2 if short else bits.take(12) + 18)
+    require(len(entries) == 256 and bits.left < 8 and bits.take(bits.left) == 0 and entries[255] > 0, "kvcomp: book")
+    if rans:
+        require(8 <= scale <= 16 and sum(entries) == 1 << scale, "kvcomp: frequencies")
+        frequencies = np.array(entries, dtype="i8")
+        return "rans", scale, frequencies, np.cumsum(frequencies) - frequencies, np.repeat(np.arange(256), frequencies)
+    symbol, length, end, last = np.zeros(4096, dtype="i8"), np.zeros(4096, dtype="i8"), 0, 0
+    for bits_of_code, s in sorted((n, s) for s, n in enumerate(entries) if n > 0):
+        code = end >> (12 - bits_of_code)  # codes so far, as an interval of 12-bit windows, end on a whole code
+        first, end = code << (12 - bits_of_code), (code + 1) << (12 - bits_of_code)
+        require(bits_of_code >= last and end <= 4096, "kvcomp: more codes than fit")
+        symbol[first:end], length[first:end], last = s, bits_of_code, bits_of_code
+    return "huffman", symbol, length
+
+
+def bits_at(data, position, count):
+    """`count` bits, 16 at most, at each bit position; zeros follow the data."""
+    padded = np.concatenate([data, np.zeros(4, dtype="u1")]).astype("i8")
+    byte = position >> 3
+    window = padded[byte] << 16 | padded[byte + 1] << 8 | padded[byte + 2]
+    return window >> (24 - count - (position & 7)) & ((1 << count) - 1)
+
+
+def huffman_runs(book, data, start, lengths, symbols):
+    """Runs of `symbols` symbols at bits start [n], of `lengths` [n] bits: symbols [n, symbols] and the values of the 255s."""
+    _, symbol, length = book
+    found, position, end = np.zeros((len(start), symbols), dtype="i8"), start.copy(), start + lengths
+    for i in range(symbols):
+        window = bits_at(data, position, 12)
+        found[:, i] = symbol[window]
+        position += length[window]
+        require((length[window] > 0).all() and (position <= end).all(), "kvcomp: not a code")
+    run, _ = np.nonzero(found == 255)
+    exact_of_run = np.bincount(run, minlength=len(start))
+    require((position + 16 * exact_of_run == end).all(), "kvcomp: count of a run")
+    before = np.arange(len(run)) - np.repeat(np.cumsum(exact_of_run) - exact_of_run, exact_of_run)
+    return found, bits_at(data, position[run] + 16 * before, 16)
+
+
+def rans_blocks(book, data, start, sizes, symbols):
+    """Segments at bytes start [n], of `sizes` [n] bytes, each of `symbols` symbols: the same as of huffman_runs."""
+    _, scale, frequencies, first_slot, symbol_of_slot = book
+    require((sizes >= 32).all(), "kvcomp: a segment without states")
+    padded = np.concatenate([data, np.zeros(2, dtype="u1")]).astype("i8")
+    place = (start[:, None] + 4 * np.arange(8))
+    state = sum(padded[place + i] << (8 * i) for i in range(4))
+    word, end = start + 32, start + sizes
+    found = np.zeros((len(start), -(-symbols // 8) * 8), dtype="i8")
+    for i in range(0, symbols, 8):
+        slot = state & ((1 << scale) - 1)
+        s = symbol_of_slot[slot]
+        following = frequencies[s] * (state >> scale) + slot - first_slot[s]
+        used = np.arange(8) < symbols - i
+        found[:, i:i + 8], state = s, np.where(used, following, state)
+        needs = state < 1 << 16
+        place = np.minimum(word[:, None] + 2 * (np.cumsum(needs, axis=1) - needs), len(data) - 2)
+        state = np.where(needs, state << 16 | padded[place] | padded[place + 1] << 8, state)
+        word = word + 2 * needs.sum(axis=1)
+        require((word <= end).all(), "kvcomp: a segment ends early")
+    require((state == 1 << 16).all(), "kvcomp: states at the end")
+    found = found[:, :symbols]
+    block, _ = np.nonzero(found == 255)
+    exact_of_block = np.bincount(block, minlength=len(start))
+    require((word + 2 * exact_of_block == end).all(), "kvcomp: size of a segment")
+    before = np.arange(len(block)) - np.repeat(np.cumsum(exact_of_block) - exact_of_block, exact_of_block)
+    return found, bits_at(data, 8 * (word[block] + 2 * before), 16)
+
+
+def floats_of_bits(bits, kind):
+    """16-bit floats of that type as f32."""
+    if kind == "f16":
+        return bits.astype("<u2").view("<f2").astype("<f4")
+    return (bits.astype("<u4") << 16).view("<f4")
+
+
+def packed_parts(data, widths, count):
+    """Parts one behind the other, each 2 bytes (as unsigned) and `count` numbers of its width: [n], [n, count]."""
+    base, more, byte = np.zeros(len(widths), dtype="i8"), np.zeros((len(widths), count), dtype="i8"), 0
+    for i, width in enumerate(widths):
+        end = byte + 2 + -(-count * int(width) // 8)
+        require(width <= 16 and end <= len(data), "kvcomp: counts or origins")
+        base[i] = int(data[byte]) | int(data[byte + 1]) << 8
+        more[i] = unpack(data[byte + 2:end], count, int(width))
+        byte = end
+    require(byte == len(data), "kvcomp: counts or origins")
+    return base, more
+
+
+kvcomp_seen = {"raw blocks": 0, "coded ones": 0, "exact values": 0}
+
+
+def decode_kvcomp(codes, book, layer, side, rows, tokens):
+    p, heads, dim, key = codes.parameters, codes.heads, codes.dim, side == "key"
+    block = p["block"]
+    block_rows = tokens // block if block * dim >= 64 else 0
+    modes = rows["modes"]
+    require(codes.group == 1 and modes.shape == (block_rows, heads), "kvcomp: modes")
+    require(set(rows) == {"book", "modes", "sizes", "counts", "payload", "steps", "tail"} |
+            ({"origin_bits", "origins"} if key else set()), "kvcomp: streams")
+    tail = rows["tail"].reshape(-1, heads, dim)
+    require(len(tail) == tokens - block_rows * block, "kvcomp: tail")
+    if block_rows == 0:
+        require(all(len(rows[name]) == 0 for name in rows if name not in ("book", "tail")), "kvcomp: no blocks")
+        return tail.reshape(tokens, 1, heads, dim)
+    coded = modes.reshape(-1) != 255
+    blocks, runs, symbols = int(coded.sum()), block if key else dim, dim if key else block
+    data, values = rows["payload"], np.zeros((len(coded), block, dim), dtype="<f4")
+    require(len(rows["sizes"]) == blocks, "kvcomp: sizes")
+    size = np.full(len(coded), 2 * block * dim, dtype="i8")
+    size[coded] = rows["sizes"]
+    start = np.cumsum(size) - size
+    require(start[-1] + size[-1] == len(data), "kvcomp: payload")
+    for i in np.flatnonzero(~coded):
+        values[i] = floats_of_bits(data[start[i]:start[i] + size[i]].view("<u2"), codes.storage).reshape(block, dim)
+
+    coder = kvcomp_book(rows["book"])
+    if coder[0] == "rans":
+        require((modes.reshape(-1)[coded] == 0).all() and len(rows["counts"]) == 0, "kvcomp: counts with rANS")
+        found, exact = rans_blocks(coder, data, start[coded], size[coded], runs * symbols)
+    else:
+        least, more = packed_parts(rows["counts"], modes.reshape(-1)[coded], runs)
+        count = least[:, None] + more
+        require((-(-count.sum(axis=1) // 8) == size[coded]).all(), "kvcomp: counts and sizes")
+        first = 8 * start[coded][:, None] + np.cumsum(count, axis=1) - count
+        found, exact = huffman_runs(coder, data, first.reshape(-1), count.reshape(-1), symbols)
+    found = found.reshape(blocks, runs, symbols)
+
+    steps_of_block = (dim if p["key-quant"] == "channel" else 1) if key else block
+    shared = p["unit-heads"] and not (key and p["key-quant"] == "channel")
+    of_row = coded.reshape(block_rows, heads)
+    has_steps = np.repeat(of_row.any(axis=1, keepdims=True), heads, axis=1) if shared else of_row
+    stored = has_steps[:, :1] if shared else has_steps
+    steps = rows["steps"]
+    require(len(steps) == stored.sum() * steps_of_block and (steps >= 0).all(), "kvcomp: steps")
+    step = np.zeros(stored.shape + (steps_of_block,), dtype="<f4")
+    step[stored] = steps.reshape(-1, steps_of_block)
+    step = np.broadcast_to(step, (block_rows, heads, steps_of_block))[of_row]
+    if key:
+        require(len(rows["origin_bits"]) == blocks, "kvcomp: origin_bits")
+        least, more = packed_parts(rows["origins"], rows["origin_bits"], dim)
+        origin = np.where(least < 1 << 15, least, least - (1 << 16))[:, None] + more
+        of_block = step[:, None, :] * (found - 127 + origin[:, None, :]).astype("<f4")
+    else:
+        of_block = step[:, None, :] * (found - 127).astype("<f4")
+    of_block[found == 255] = floats_of_bits(exact, codes.storage)
+    values[coded] = of_block if key else of_block.transpose(0, 2, 1)
+    require(np.isfinite(values).all(), "kvcomp: not finite")
+    for name, count in zip(kvcomp_seen, (len(coded) - blocks, blocks, len(exact))):
+        kvcomp_seen[name] += count
+    values = values.reshape(block_rows, heads, block, dim).transpose(0, 2, 1, 3).reshape(-1, heads, dim)
+    return np.concatenate([values, tail]).reshape(tokens, 1, heads, dim)
+
+
+DECODERS = {"none": decode_none, "kivi": decode_kivi, "kvcomp": decode_kvcomp, "sparse": decode_sparse}
 
 
 def rounded(values, kind):
@@ -342,6 +526,7 @@ def decode(path, kv_path, book_path=None):
     require(kv.documents()[0] == codes.names and (kv.documents()[1] == codes.offset).all(), "documents differ")
     require((kv.file["/positions"][:] == codes.file["/positions"][:]).all(), "positions differ")
     kind = type_name(kv.file[f"/layers/{kv.layers()[0]}/key"])
+    kvcomp_seen.update(dict.fromkeys(kvcomp_seen, 0))
     for (layer, side), streams in codes.streams.items():
         for document, (first, end) in enumerate(zip(codes.offset[:-1], codes.offset[1:])):
             rows = {name: stream.rows(document) for name, stream in streams.items()}
@@ -353,7 +538,8 @@ def decode(path, kv_path, book_path=None):
                 require(found.shape == expected.shape, "shapes differ")
                 differ = np.count_nonzero(found.view("<u4") != expected.view("<u4"))
                 require(differ == 0, f"layer {layer + i} {side}, document {document}: {differ} values differ")
-    print(f"{path}: {codes.codec}, {len(codes.names)} documents, {int(codes.offset[-1])} tokens: as decoded by kvcodec, bit for bit")
+    seen = "".join(f", {count} {name}" for name, count in kvcomp_seen.items()) if codes.codec == "kvcomp" else ""
+    print(f"{path}: {codes.codec}, {len(codes.names)} documents, {int(codes.offset[-1])} tokens{seen}: as decoded by kvcodec, bit for bit")
 
 
 def check(path):

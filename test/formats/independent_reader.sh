@@ -53,6 +53,55 @@ for bits in 1 3 8; do check kv --codec kivi --bits $bits --group 16 --value-grou
 check kv --codec kivi --scale-type f32
 check kv --codec kivi --scale-type bf16 --storage f16
 
+"$make_kv" --layers 1 --heads 3 --dim 33 --tokens 150 --documents 2 -o odd.h5
+"$make_kv" --layers 1 --heads 3 --dim 1 --tokens 150 --dtype f16 -o thin.h5
+for kv in kv large odd thin empty; do check $kv --codec kvcomp; done
+if reader decode codes.h5 kv.h5 2>/dev/null; then
+  echo "the reader does not notice another cache than that of kvcomp's codes"
+  exit 1
+fi
+check half --codec kvcomp
+pairs= # codes and what kvcodec decodes them to, read in one go
+kvcomp() { # <name of the kv file> <options...>
+  kv=$1
+  shift
+  name=kvcomp-$(echo "$kv$*" | tr ' ' '_')
+  run encode "$kv.h5" --codec kvcomp "$@" -o "$name.h5"
+  run decode "$name.h5" --dtype f32 -o "$name-recon.h5"
+  pairs="$pairs $name.h5 $name-recon.h5"
+}
+for kv in half odd; do
+  for entropy in rans none auto; do kvcomp $kv --entropy $entropy; done
+  kvcomp $kv --key-quant block --unit-heads
+  kvcomp $kv --key-quant block --key-rel 0.3 --value-rel 0.4 --entropy auto --block 16
+  kvcomp $kv --max-error 0.05
+  kvcomp $kv --key-rel 0.004 --value-rel 0.004 # steps so small that many values stay exact
+  kvcomp $kv --key-rel 0.004 --value-rel 0.004 --entropy rans --unit-heads
+  kvcomp $kv --block 33
+done
+kvcomp half --storage bf16 --max-rel-error 0.01
+kvcomp kv --block 4 --entropy rans
+kvcomp kv --block 3 # blocks too small for any
+# shellcheck disable=SC2086
+reader decode $pairs
+
+# Books made from one token, then tokens that they do not suit: exact values and raw blocks.
+"$make_kv" --layers 1 --heads 6 --dim 4 --document a:0:1 -o begin.h5
+"$make_kv" --layers 1 --heads 6 --dim 4 --document a:1:300 --document b:0:100 -o rest.h5
+"$make_kv" --layers 1 --heads 6 --dim 4 --document a:0:300 --document b:0:100 -o whole.h5
+for options in "" "--unit-heads --key-quant block" "--entropy rans" "--entropy none --unit-heads"; do
+  # shellcheck disable=SC2086
+  run encode begin.h5 --codec kvcomp --block 16 --max-error 0.03 $options --overwrite -o first.h5
+  run encode rest.h5 --append first.h5 --overwrite -o codes.h5
+  run decode codes.h5 --dtype f32 --overwrite -o recon.h5
+  reader decode codes.h5 recon.h5 >said
+  grep -Eq ' [1-9][0-9]* raw blocks, [1-9][0-9]* coded ones, [1-9][0-9]* exact values' said || {
+    echo "no raw block, coded block or exact value: $(cat said)"
+    exit 1
+  }
+  run eval-recon whole.h5 recon.h5 --rate codes.h5
+done
+
 train() { # <name of the kv file> <options...>
   kv=$1
   shift
