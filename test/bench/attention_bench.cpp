@@ -7,6 +7,8 @@
 #include "lib/attention/attention.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/rng.hpp"
+#include "lib/quant/two_bit.hpp"
+#include "lib/signvq/sign_codes.hpp"
 #include "test/bench/bench.hpp"
 
 using namespace kvcodec;
@@ -26,13 +28,62 @@ std::vector<uint16_t> make_rows(DType type, size_t tokens, uint64_t seed) {
   return rows;
 }
 
+/// Keys as signs and 2-bit magnitudes, values in 2 bits (codec selfindex).
+class CodedRows final : public RowSource {
+ public:
+  explicit CodedRows(const CacheRows& rows)
+      : keys_(rows.tokens()),
+        values_(rows.tokens()),
+        signs_(rows.tokens(), kDims / 8),
+        alpha_(kDims),
+        center_(kDims) {
+    Matrix<float> keys(tokens(), kDims), values(tokens(), kDims);
+    std::vector<uint32_t> all(tokens());
+    std::iota(all.begin(), all.end(), 0u);
+    rows.gather(all, keys, values);
+    encode_signs(keys, 1, signs_);
+    for (size_t i = 0; i < keys.size(); ++i) {
+      keys.data()[i] = std::abs(keys.data()[i]);
+      alpha_[i % kDims] = std::max(alpha_[i % kDims], keys.data()[i]);
+    }
+    for (size_t i = 0; i < keys.size(); ++i) keys.data()[i] /= alpha_[i % kDims];
+    quantize_two_bit(keys, {keys_.levels, keys_.scales, keys_.zeros});
+    quantize_two_bit(values, {values_.levels, values_.scales, values_.zeros});
+  }
+  size_t tokens() const override { return signs_.rows(); }
+  size_t dims() const override { return kDims; }
+  void gather(std::span<const uint32_t> ids, MatrixView<float> keys,
+              MatrixView<float> values) const override {
+    for (size_t i = 0; i < ids.size(); ++i) {
+      dequantize_signed_row(keys_.view(), ids[i], signs_.row(ids[i]), alpha_, center_, keys.row(i));
+      const ConstTwoBitRows all = values_.view();
+      dequantize_two_bit({all.levels.rows(ids[i], 1), all.scales.rows(ids[i], 1), all.zeros.rows(ids[i], 1)},
+                         values.rows(i, 1));
+    }
+  }
+
+ private:
+  struct Levels {
+    Matrix<uint8_t> levels;
+    Matrix<uint16_t> scales, zeros;
+    explicit Levels(size_t tokens)
+        : levels(tokens, two_bit_row_bytes(kDims)),
+          scales(tokens, two_bit_groups(kDims)),
+          zeros(tokens, two_bit_groups(kDims)) {}
+    ConstTwoBitRows view() const { return {levels, scales, zeros}; }
+  };
+  Levels keys_, values_;
+  Matrix<uint8_t> signs_;
+  std::vector<float> alpha_, center_;
+};
+
 std::string microseconds(const bench::Times& times) {
   return fmt::format("{:8.1f} us ({:.1f} .. {:.1f})", times.median() * 1e6, times.min() * 1e6,
                      times.max() * 1e6);
 }
 
 /// Softmax attention of the first query in double.
-void check_answer(const CacheRows& rows, std::span<const uint32_t> tokens, std::span<const float> query,
+void check_answer(const RowSource& rows, std::span<const uint32_t> tokens, std::span<const float> query,
                   std::span<const float> out) {
   Matrix<float> keys(tokens.size(), kDims), values(tokens.size(), kDims);
   rows.gather(tokens, keys, values);
@@ -67,16 +118,22 @@ void measure_one(DType type, size_t tokens, size_t queries) {
   check_answer(rows, all, query.row(0), out.row(0));
   attend(sparse);
   check_answer(rows, chosen, query.row(0), out.row(0));
+  const CodedRows coded_rows(rows);
+  const Attention coded{query, &coded_rows, std::span<const uint32_t>(chosen), out, 0};
+  attend(coded);
+  check_answer(coded_rows, chosen, query.row(0), out.row(0));
   for (const int threads : {1, 2}) {
     set_num_threads(threads);
     const int repeats = static_cast<int>(std::max<size_t>(21, (size_t{1} << 21) / tokens));
     const bench::Times full = bench::measure(repeats, [&] { attend(dense); });
     const bench::Times part = bench::measure(4 * repeats, [&] { attend(sparse); });
+    const bench::Times packed = bench::measure(4 * repeats, [&] { attend(coded); });
     fmt::print(
-        "{:4}  {:7} tokens  {} quer{:3}  {} thread{}  all {:>34} {:5.1f} GB/s   7.5% {:>30} = {:.1f}x\n",
+        "{:4}  {:7} tokens  {} quer{:3}  {} thread{}  all {} {:.1f} GB/s   7.5% {} = {:.1f}x   in 2 bits {} "
+        "= {:.1f}x\n",
         name_of(type), tokens, queries, queries == 1 ? "y" : "ies", threads, threads == 1 ? " " : "s",
         microseconds(full), double(tokens) * kDims * 4 / full.median() * 1e-9, microseconds(part),
-        full.median() / part.median());
+        full.median() / part.median(), microseconds(packed), full.median() / packed.median());
   }
 }
 

@@ -1,0 +1,113 @@
+#include "lib/quant/two_bit.hpp"
+
+#include <algorithm>
+
+#include "lib/core/cpu.hpp"
+#include "lib/core/error.hpp"
+#include "lib/core/half.hpp"
+#include "lib/core/parallel.hpp"
+#include "lib/quant/grouped.hpp"
+#include "lib/quant/two_bit_kernels_body.hpp"
+
+namespace kvcodec {
+namespace two_bit_kernels::scalar {
+namespace {
+
+float value_at(const uint8_t* coded, const uint16_t* scales, const uint16_t* zeros, size_t j) {
+  const auto level = static_cast<float>((coded[j / 4] >> (6 - 2 * (j % 4))) & 3);
+  return f16_to_float(zeros[j / kGroup]) + level * f16_to_float(scales[j / kGroup]);
+}
+
+void decode(const uint8_t* coded, const uint16_t* scales, const uint16_t* zeros, size_t dims, float* out) {
+  for (size_t j = 0; j < dims; ++j) out[j] = value_at(coded, scales, zeros, j);
+}
+
+void decode_signed(const uint8_t* coded, const uint16_t* scales, const uint16_t* zeros, const uint8_t* signs,
+                   const float* alpha, const float* center, size_t dims, float* out) {
+  for (size_t j = 0; j < dims; ++j) {
+    const float magnitude = alpha[j] * value_at(coded, scales, zeros, j);
+    out[j] = (signs[j / 8] >> (7 - j % 8)) & 1 ? center[j] + magnitude : center[j] - magnitude;
+  }
+}
+
+}  // namespace
+
+const Table& table() {
+  static constexpr Table kTable = {range, levels, decode, decode_signed};
+  return kTable;
+}
+
+}  // namespace two_bit_kernels::scalar
+
+namespace {
+
+/// Rows a thread quantizes at a time.
+constexpr size_t kRowsTogether = 1024;
+
+const two_bit_kernels::Table& kernels() {
+  switch (simd_level()) {
+    case SimdLevel::avx512:
+      return two_bit_kernels::avx512::table();
+    case SimdLevel::avx2:
+      return two_bit_kernels::avx2::table();
+    case SimdLevel::scalar:
+      break;
+  }
+  return two_bit_kernels::scalar::table();
+}
+
+template <class Rows>
+void check_shape(const Rows& coded, size_t rows, size_t dims) {
+  const auto fits = [&](const auto& view, size_t cols) { return view.rows() == rows && view.cols() == cols; };
+  if (!fits(coded.levels, two_bit_row_bytes(dims)) || !fits(coded.scales, two_bit_groups(dims)) ||
+      !fits(coded.zeros, two_bit_groups(dims)))
+    throw failed("levels ({}, {}), scales ({}, {}) and zeros ({}, {}) do not fit {} rows of {} channels",
+                 coded.levels.rows(), coded.levels.cols(), coded.scales.rows(), coded.scales.cols(),
+                 coded.zeros.rows(), coded.zeros.cols(), rows, dims);
+}
+
+}  // namespace
+
+void quantize_two_bit(MatrixView<const float> rows, const TwoBitRows& out) {
+  check_shape(out, rows.rows(), rows.cols());
+  const two_bit_kernels::Table& table = kernels();
+  parallel_for(rows.rows(), kRowsTogether, [&](size_t begin, size_t end, int) {
+    for (size_t i = begin; i < end; ++i)
+      for (size_t first = 0, group = 0; first < rows.cols(); first += kTwoBitGroup, ++group) {
+        const float* x = rows.row(i).data() + first;
+        const size_t count = std::min(kTwoBitGroup, rows.cols() - first);
+        float low, high;
+        table.range(x, count, &low, &high);
+        const Grid grid = fit_grid(low, high, 2, DType::f16);
+        // Both are values of f16: storing them is exact.
+        out.scales(i, group) = f16_from_float(grid.scale);
+        out.zeros(i, group) = f16_from_float(grid.zero);
+        table.levels(x, count, grid.zero, grid.scale > 0 ? grid.scale : 1,
+                     out.levels.row(i).data() + first / 4);
+      }
+  });
+}
+
+void dequantize_two_bit(const ConstTwoBitRows& rows, MatrixView<float> out) {
+  check_shape(rows, out.rows(), out.cols());
+  const auto decode = kernels().decode;
+  for (size_t i = 0; i < out.rows(); ++i)
+    decode(rows.levels.row(i).data(), rows.scales.row(i).data(), rows.zeros.row(i).data(), out.cols(),
+           out.row(i).data());
+}
+
+void dequantize_signed_row(const ConstTwoBitRows& rows, size_t row, std::span<const uint8_t> signs,
+                           std::span<const float> alpha, std::span<const float> center,
+                           std::span<float> out) {
+  const size_t dims = out.size();
+  check_shape(rows, rows.levels.rows(), dims);
+  if (row >= rows.levels.rows()) throw failed("row {} of {}", row, rows.levels.rows());
+  if (signs.size() != (dims + 7) / 8 || alpha.size() != dims || center.size() != dims)
+    throw failed("{} bytes of signs, {} maxima and {} centres do not fit {} channels", signs.size(),
+                 alpha.size(), center.size(), dims);
+  kernels().decode_signed(rows.levels.row(row).data(), rows.scales.row(row).data(),
+                          rows.zeros.row(row).data(), signs.data(), alpha.data(), center.data(), dims,
+                          out.data());
+}
+
+}  // namespace kvcodec
