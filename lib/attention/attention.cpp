@@ -57,11 +57,17 @@ AlignedVector<float> padded_rows(MatrixView<const float> rows, float factor) {
 /// Pointers to the rows of some tokens: where they lie, or to copies in floats.
 class Fetched {
  public:
-  explicit Fetched(const RowSource& rows) : rows_(rows), in_memory_(rows.in_memory()) {
-    if (in_memory_) return;
+  explicit Fetched(const RowSource& rows)
+      : rows_(rows), in_memory_(rows.in_memory()), coded_(coded_rows(rows)) {
+    if (in_memory_ || coded_) return;
     copies_.resize(2 * kBlock * rows.dims());
     const MatrixView<float> all(copies_.data(), 2 * kBlock, rows.dims());
     keys_of_block_ = all.rows(0, kBlock), values_of_block_ = all.rows(kBlock, kBlock);
+  }
+
+  /// The coded rows of a source that are computed with as they are: the kernels know whole groups only.
+  static std::optional<TwoBitCache> coded_rows(const RowSource& rows) {
+    return rows.dims() % kTwoBitGroup == 0 ? rows.in_two_bits() : std::nullopt;
   }
 
   /// ids: tokens there are, at most kBlock of them.
@@ -71,27 +77,75 @@ class Fetched {
         keys[i] = in_memory_->keys + ids[i] * in_memory_->key_stride_bytes;
         values[i] = in_memory_->values + ids[i] * in_memory_->value_stride_bytes;
       }
-      return;
+    } else if (coded_) {
+      for (size_t i = 0; i < ids.size(); ++i) {
+        keys_coded_[i] = coded_row(coded_->keys, ids[i], coded_->signs.row(ids[i]).data());
+        values_coded_[i] = coded_row(coded_->values, ids[i], nullptr);
+        keys[i] = &keys_coded_[i], values[i] = &values_coded_[i];
+      }
+    } else {
+      rows_.gather(ids, keys_of_block_.rows(0, ids.size()), values_of_block_.rows(0, ids.size()));
+      for (size_t i = 0; i < ids.size(); ++i)
+        keys[i] = keys_of_block_.row(i).data(), values[i] = values_of_block_.row(i).data();
     }
-    rows_.gather(ids, keys_of_block_.rows(0, ids.size()), values_of_block_.rows(0, ids.size()));
-    for (size_t i = 0; i < ids.size(); ++i)
-      keys[i] = keys_of_block_.row(i).data(), values[i] = values_of_block_.row(i).data();
   }
 
-  attention_kernels::RowType type() const { return row_type(in_memory_ ? in_memory_->type : DType::f32); }
+  attention_kernels::RowType key_type() const {
+    return coded_ ? attention_kernels::kSignedTwoBit : row_type(in_memory_ ? in_memory_->type : DType::f32);
+  }
+  attention_kernels::RowType value_type() const { return coded_ ? attention_kernels::kTwoBit : key_type(); }
 
   const void* keys[kBlock];
   const void* values[kBlock];
 
  private:
+  static attention_kernels::CodedRow coded_row(const ConstTwoBitRows& rows, size_t row,
+                                               const uint8_t* signs) {
+    return {rows.levels.row(row).data(), rows.scales.row(row).data(), rows.zeros.row(row).data(), signs};
+  }
+
   const RowSource& rows_;
   std::optional<RowsInMemory> in_memory_;
+  std::optional<TwoBitCache> coded_;
+  attention_kernels::CodedRow keys_coded_[kBlock], values_coded_[kBlock];
   AlignedVector<float> copies_;
   MatrixView<float> keys_of_block_, values_of_block_;
 };
 
+/// Queries as the rows of a source want them. Keys that are center +- alpha * magnitude are not multiplied by
+/// alpha one by one: the query is, and its product with the centre is added to the logits.
+struct QueriesFor {
+  AlignedVector<float> rows;
+  std::vector<float> shifts;  // one per query; empty: none
+
+  QueriesFor(MatrixView<const float> queries, const RowSource& source, float scale)
+      : rows(padded_rows(queries, scale)) {
+    const auto coded = Fetched::coded_rows(source);
+    if (!coded) return;
+    const size_t stride = round_up(queries.cols(), kLanes);
+    shifts.resize(queries.rows());
+    for (size_t q = 0; q < queries.rows(); ++q) {
+      double product = 0;
+      for (size_t j = 0; j < queries.cols(); ++j) {
+        product += double{rows[q * stride + j]} * double{coded->center[j]};
+        rows[q * stride + j] *= coded->alpha[j];
+      }
+      shifts[q] = static_cast<float>(product);
+    }
+  }
+};
+
+/// logits[q * stride + t] = query q . key t of a block that was fetched.
+void logits_of(const QueriesFor& queries, const Fetched& rows, size_t tokens, size_t count, size_t dims,
+               float* logits, size_t stride) {
+  kernels().dots[rows.key_type()](rows.keys, tokens, queries.rows.data(), count, dims, logits, stride);
+  for (size_t q = 0; q < queries.shifts.size(); ++q)
+    for (size_t t = 0; t < tokens; ++t) logits[q * stride + t] += queries.shifts[q];
+}
+
 /// What a stretch of tokens gives: sums (queries, padded dims) weighted by exp(logit - max).
 struct Partial {
+  size_t part, first, end;  // tokens [first, end) of a part
   std::vector<SoftmaxState> states;
   AlignedVector<float> sums;
 };
@@ -99,52 +153,56 @@ struct Partial {
 /// One head's work.
 class HeadAttention {
  public:
-  explicit HeadAttention(const Attention& head) : head_(head) {
-    const size_t dims = head.rows->dims(), count = head.queries.rows();
-    if (head.queries.cols() != dims || head.out.cols() != dims || head.out.rows() != count)
-      throw failed("queries ({}, {}) and their results ({}, {}) do not fit rows of {} dimensions", count,
-                   head.queries.cols(), head.out.rows(), head.out.cols(), dims);
-    for (const uint32_t token : head.tokens.value_or(std::span<const uint32_t>()))
-      if (token >= head.rows->tokens()) throw failed("token {} of {}", token, head.rows->tokens());
-    const float scale =
-        head.scale != 0 ? head.scale : 1 / std::sqrt(static_cast<float>(std::max<size_t>(dims, 1)));
-    queries_ = padded_rows(head.queries, scale);
-    partials_.resize((size() + kStretch - 1) / kStretch);
+  explicit HeadAttention(const Attention& head)
+      : head_(head), count_(head.queries.rows()), dims_(head.queries.cols()) {
+    if (head.out.cols() != dims_ || head.out.rows() != count_)
+      throw failed("queries ({}, {}) and their results ({}, {}) differ in shape", count_, dims_,
+                   head.out.rows(), head.out.cols());
+    const float factor =
+        head.scale != 0 ? head.scale : 1 / std::sqrt(static_cast<float>(std::max<size_t>(dims_, 1)));
+    for (size_t part = 0; part < head.parts.size(); ++part) {
+      const auto& [rows, tokens] = head.parts[part];
+      if (rows->dims() != dims_) throw failed("queries of {} dimensions for rows of {}", dims_, rows->dims());
+      for (const uint32_t token : tokens.value_or(std::span<const uint32_t>()))
+        if (token >= rows->tokens()) throw failed("token {} of {}", token, rows->tokens());
+      queries_.emplace_back(head.queries, *rows, factor);
+      const size_t size = tokens ? tokens->size() : rows->tokens();
+      for (size_t first = 0; first < size; first += kStretch)
+        partials_.push_back({part, first, std::min(first + kStretch, size), {}, {}});
+    }
   }
 
   size_t stretches() const { return partials_.size(); }
 
   void run(size_t stretch) {
-    const size_t count = head_.queries.rows(), stride = padded_dims();
-    const attention_kernels::Table& table = kernels();
     Partial& partial = partials_[stretch];
-    partial.states.resize(count);
-    partial.sums.resize(count * stride);
-    AlignedVector<float> weights(count * kBlock);
-    Fetched rows(*head_.rows);
-    const auto type = rows.type();
-    const size_t end = std::min((stretch + 1) * kStretch, size());
-    for (size_t first = stretch * kStretch; first < end; first += kBlock) {
-      const size_t tokens = std::min(kBlock, end - first);
-      uint32_t all[kBlock];
-      rows.fetch(ids_of(first, tokens, all));
-      table.dots[type](rows.keys, tokens, queries_.data(), count, head_.rows->dims(), weights.data(), kBlock);
-      for (size_t q = 0; q < count; ++q) {
+    const size_t stride = padded_dims();
+    const AttentionPart& part = head_.parts[partial.part];
+    partial.states.resize(count_);
+    partial.sums.resize(count_ * stride);
+    AlignedVector<float> weights(count_ * kBlock);
+    Fetched rows(*part.rows);
+    for (size_t first = partial.first; first < partial.end; first += kBlock) {
+      const size_t tokens = std::min(kBlock, partial.end - first);
+      uint32_t consecutive[kBlock];
+      rows.fetch(ids_of(part, first, tokens, consecutive));
+      logits_of(queries_[partial.part], rows, tokens, count_, dims_, weights.data(), kBlock);
+      for (size_t q = 0; q < count_; ++q) {
         const auto scores = std::span(weights).subspan(q * kBlock, round_up(tokens, kLanes));
         std::fill(scores.begin() + static_cast<std::ptrdiff_t>(tokens), scores.end(),
                   -std::numeric_limits<float>::infinity());
         const float factor = softmax_block(scores, partial.states[q]);
         if (factor != 1) scale(std::span(partial.sums).subspan(q * stride, stride), factor);
       }
-      table.sums[type](rows.values, tokens, weights.data(), kBlock, count, head_.rows->dims(),
-                       partial.sums.data());
+      kernels().sums[rows.value_type()](rows.values, tokens, weights.data(), kBlock, count_, dims_,
+                                        partial.sums.data());
     }
   }
 
   void join() const {
     const size_t stride = padded_dims();
     std::vector<float> total(stride);
-    for (size_t q = 0; q < head_.queries.rows(); ++q) {
+    for (size_t q = 0; q < count_; ++q) {
       float max = -std::numeric_limits<float>::infinity(), sum = 0;
       for (const Partial& partial : partials_) max = std::max(max, partial.states[q].max);
       std::fill(total.begin(), total.end(), 0.0f);
@@ -154,22 +212,23 @@ class HeadAttention {
         sum += factor * partial.states[q].sum;
         for (size_t j = 0; j < stride; ++j) total[j] += factor * partial.sums[q * stride + j];
       }
-      for (size_t j = 0; j < head_.out.cols(); ++j) head_.out(q, j) = sum > 0 ? total[j] / sum : 0.0f;
+      for (size_t j = 0; j < dims_; ++j) head_.out(q, j) = sum > 0 ? total[j] / sum : 0.0f;
     }
   }
 
  private:
-  size_t size() const { return head_.tokens ? head_.tokens->size() : head_.rows->tokens(); }
-  size_t padded_dims() const { return round_up(head_.rows->dims(), kLanes); }
+  size_t padded_dims() const { return round_up(dims_, kLanes); }
 
-  std::span<const uint32_t> ids_of(size_t first, size_t count, uint32_t* all) const {
-    if (head_.tokens) return head_.tokens->subspan(first, count);
-    for (size_t i = 0; i < count; ++i) all[i] = static_cast<uint32_t>(first + i);
-    return {all, count};
+  static std::span<const uint32_t> ids_of(const AttentionPart& part, size_t first, size_t count,
+                                          uint32_t* consecutive) {
+    if (part.tokens) return part.tokens->subspan(first, count);
+    for (size_t i = 0; i < count; ++i) consecutive[i] = static_cast<uint32_t>(first + i);
+    return {consecutive, count};
   }
 
   const Attention& head_;
-  AlignedVector<float> queries_;
+  size_t count_, dims_;
+  std::vector<QueriesFor> queries_;  // [part]
   std::vector<Partial> partials_;
 };
 
@@ -195,7 +254,7 @@ void dot_products(MatrixView<const float> queries, const RowSource& rows, Matrix
   if (queries.cols() != rows.dims() || out.rows() != queries.rows() || out.cols() != rows.tokens())
     throw failed("queries ({}, {}) and products ({}, {}) do not fit {} rows of {} dimensions", queries.rows(),
                  queries.cols(), out.rows(), out.cols(), rows.tokens(), rows.dims());
-  const AlignedVector<float> padded = padded_rows(queries, 1);
+  const QueriesFor wanted(queries, rows, 1);
   parallel_for(rows.tokens(), kStretch, [&](size_t begin, size_t end, int) {
     Fetched fetched(rows);
     for (size_t first = begin; first < end; first += kBlock) {
@@ -203,8 +262,7 @@ void dot_products(MatrixView<const float> queries, const RowSource& rows, Matrix
       uint32_t ids[kBlock];
       for (size_t i = 0; i < count; ++i) ids[i] = static_cast<uint32_t>(first + i);
       fetched.fetch({ids, count});
-      kernels().dots[fetched.type()](fetched.keys, count, padded.data(), queries.rows(), rows.dims(),
-                                     out.data() + first, out.stride());
+      logits_of(wanted, fetched, count, queries.rows(), rows.dims(), out.data() + first, out.stride());
     }
   });
 }

@@ -11,18 +11,25 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "lib/attention/row_source.hpp"
 #include "lib/core/view.hpp"
 
 namespace kvcodec {
 
-/// One key/value head and the query heads that look at it.
+/// Tokens of one key/value head to attend to.
+struct AttentionPart {
+  const RowSource* rows = nullptr;
+  /// In any order, none twice; nothing: all of them.
+  std::optional<std::span<const uint32_t>> tokens = std::nullopt;
+};
+
+/// One key/value head and the query heads that look at it. The parts are attended to as one sequence:
+/// full-precision tokens, selected ones and the newest, say.
 struct Attention {
   MatrixView<const float> queries;  ///< (n, dims), n the query heads of the group (or several steps of them)
-  const RowSource* rows = nullptr;
-  /// Tokens to attend to, in any order, none twice; nothing: all of them.
-  std::optional<std::span<const uint32_t>> tokens;
+  std::vector<AttentionPart> parts;
   MatrixView<float> out;  ///< (n, dims)
   float scale = 0;        ///< of the logits; 0 = 1 / sqrt(dims)
 };

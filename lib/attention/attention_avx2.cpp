@@ -35,48 +35,103 @@ KVCODEC_INLINE void fold(const Floats* vectors, float* out) {
   }
 }
 
-template <RowType>
-struct Row;
-
-template <>
-struct Row<kF32> {
+struct F32 {
   typedef float Element;
-  static KVCODEC_INLINE Floats load(const Element* from) { return attention_kernels::load(from); }
-  static Floats load_some(const Element* from, size_t n) {
-    Element padded[kLanes] = {};
-    memcpy(padded, from, n * sizeof(Element));
-    return load(padded);
-  }
+  static KVCODEC_INLINE Floats all(const Element* from) { return load(from); }
 };
 
-template <>
-struct Row<kF16> {
+struct F16 {
   typedef uint16_t Element;
-  static KVCODEC_INLINE Floats load(const Element* from) {
+  static KVCODEC_INLINE Floats all(const Element* from) {
     return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from)),
             _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(from + 8)))};
   }
-  static Floats load_some(const Element* from, size_t n) {
-    Element padded[kLanes] = {};
-    memcpy(padded, from, n * sizeof(Element));
-    return load(padded);
-  }
 };
 
-template <>
-struct Row<kBf16> {
+struct Bf16 {
   typedef uint16_t Element;
   static KVCODEC_INLINE __m256 widen(const Element* from) {
     const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)from));
     return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
   }
-  static KVCODEC_INLINE Floats load(const Element* from) { return {widen(from), widen(from + 8)}; }
-  static Floats load_some(const Element* from, size_t n) {
-    Element padded[kLanes] = {};
-    memcpy(padded, from, n * sizeof(Element));
-    return load(padded);
+  static KVCODEC_INLINE Floats all(const Element* from) { return {widen(from), widen(from + 8)}; }
+};
+
+template <class Type>
+struct PlainRow {
+  typedef typename Type::Element Element;
+  template <size_t kVectors>
+  struct Slice {
+    const Element* elements;
+    KVCODEC_INLINE Slice(const void* row, size_t from) : elements((const Element*)row + from) {}
+    KVCODEC_INLINE Floats all(size_t v) const { return Type::all(elements + v * kLanes); }
+    Floats some(size_t v, size_t n) const {
+      Element padded[kLanes] = {};
+      memcpy(padded, elements + v * kLanes, n * sizeof(Element));
+      return Type::all(padded);
+    }
+  };
+  template <size_t kVectors>
+  static KVCODEC_INLINE void ask(const void* row, size_t from) {
+    const char* bytes = (const char*)((const Element*)row + from);
+    for (size_t byte = 0; byte < kVectors * kLanes * sizeof(Element); byte += 64) look_ahead(bytes + byte);
   }
 };
+
+/// Decoding is that of lib/quant/two_bit_avx2.cpp: every lane shifts its level to the lowest bits and takes
+/// that entry of the group's grid.
+template <bool kSigned>
+struct LevelRow {
+  template <size_t kVectors>
+  struct Slice {
+    const CodedRow& coded;
+    size_t from;
+    KVCODEC_INLINE Slice(const void* row, size_t first) : coded(*(const CodedRow*)row), from(first) {}
+    KVCODEC_INLINE __m256 half(size_t j, __m256 grid) const {
+      const __m256i shifts = _mm256_setr_epi32(6, 4, 2, 0, 14, 12, 10, 8);
+      uint16_t bytes;
+      memcpy(&bytes, coded.levels + j / 4, sizeof(bytes));
+      const __m256 values = _mm256_permutevar_ps(grid, _mm256_srlv_epi32(_mm256_set1_epi32(bytes), shifts));
+      if (!kSigned) return values;
+      const __m256i places = _mm256_setr_epi32(128, 64, 32, 16, 8, 4, 2, 1);
+      const __m256i bits = _mm256_and_si256(_mm256_set1_epi32(coded.signs[j / 8]), places);
+      const __m256 negative = _mm256_castsi256_ps(_mm256_cmpeq_epi32(bits, _mm256_setzero_si256()));
+      return _mm256_xor_ps(values, _mm256_and_ps(negative, _mm256_set1_ps(-0.0f)));
+    }
+    KVCODEC_INLINE Floats all(size_t v) const {
+      const size_t j = from + v * kLanes;
+      const __m256 steps = _mm256_setr_ps(0, 1, 2, 3, 0, 1, 2, 3);
+      const __m256 scale = _mm256_cvtph_ps(_mm_set1_epi16((short)coded.scales[j / 32]));
+      const __m256 base = _mm256_cvtph_ps(_mm_set1_epi16((short)coded.zeros[j / 32]));
+      const __m256 grid = _mm256_add_ps(base, _mm256_mul_ps(steps, scale));
+      return {half(j, grid), half(j + 8, grid)};
+    }
+    KVCODEC_INLINE Floats some(size_t v, size_t) const {
+      return all(v);
+    }  // not called: dims are whole groups
+  };
+  template <size_t kVectors>
+  static KVCODEC_INLINE void ask(const void* row, size_t from) {
+    const CodedRow& ahead = *(const CodedRow*)row;
+    look_ahead((const char*)(ahead.levels + from / 4));
+    look_ahead((const char*)(ahead.scales + from / 32));
+    look_ahead((const char*)(ahead.zeros + from / 32));
+    if (kSigned) look_ahead((const char*)(ahead.signs + from / 8));
+  }
+};
+
+template <RowType>
+struct Row;
+template <>
+struct Row<kF32> : PlainRow<F32> {};
+template <>
+struct Row<kF16> : PlainRow<F16> {};
+template <>
+struct Row<kBf16> : PlainRow<Bf16> {};
+template <>
+struct Row<kTwoBit> : LevelRow<false> {};
+template <>
+struct Row<kSignedTwoBit> : LevelRow<true> {};
 
 }  // namespace
 }  // namespace kvcodec::attention_kernels

@@ -1,7 +1,8 @@
 // The bodies of attention_kernels.hpp. The file that includes this one has defined, in an unnamed namespace
 // of kvcodec::attention_kernels: Floats (16 lanes), zero, load, store, spread (one value in all lanes), fused
-// (a * b + c), fold (16 vectors to the tree sums of their lanes), look_ahead (a prefetch), and Row<type> with
-// Element, load(const Element*) and load_some(const Element*, n < 16).
+// (a * b + c), fold (16 vectors to the tree sums of their lanes), and Row<type>, made from a pointer to a
+// row: all(j) gives elements [j, j + 16), some(j, n) the first n of them and zeros, ask<vectors>(row, j) asks
+// for those from j on ahead of time.
 #pragma once
 
 #include <stddef.h>
@@ -18,40 +19,18 @@ constexpr size_t kQueries = 8;
 /// Rows that are asked for ahead: chosen tokens lie anywhere, and memory takes as long as a few rows do.
 constexpr size_t kAhead = 6;
 
-template <class Row>
-KVCODEC_INLINE const typename Row::Element* row_at(const void* const* rows, size_t t) {
-  return (const typename Row::Element*)rows[t];
-}
-
-/// Asks for the part of a row that a slice of kVectors needs.
-template <class Row, size_t kVectors>
-KVCODEC_INLINE void ask_for(const void* row, size_t from) {
-  const char* bytes = (const char*)row + from * sizeof(typename Row::Element);
-  for (size_t byte = 0; byte < kVectors * kLanes * sizeof(typename Row::Element); byte += 64)
-    look_ahead(bytes + byte);
-}
-
-template <class Row, bool kPartial>
-KVCODEC_INLINE Floats load_vector(const typename Row::Element* row, size_t rest) {
-  if constexpr (kPartial)
-    return Row::load_some(row, rest);
-  else
-    return Row::load(row);
-}
-
 /// Adds kVectors vectors of up to 16 rows, from dimension `from` on, to the lanes of their products. The last
 /// vector has `rest` elements if kPartial.
 template <class Row, size_t kVectors, bool kPartial>
 void dot_slice(const void* const* rows, size_t n, size_t left, const float* queries, size_t stride,
                size_t count, size_t from, size_t rest, Floats (*lanes)[kLanes]) {
   for (size_t t = 0; t < n; ++t) {
-    if (t + kAhead < left) ask_for<Row, kVectors>(rows[t + kAhead], from);
-    const typename Row::Element* row = row_at<Row>(rows, t) + from;
+    if (t + kAhead < left) Row::template ask<kVectors>(rows[t + kAhead], from);
+    const typename Row::template Slice<kVectors> row(rows[t], from);
     Floats values[kVectors];
 #pragma GCC unroll 8
     for (size_t v = 0; v < kVectors; ++v)
-      values[v] = v + 1 == kVectors ? load_vector<Row, kPartial>(row + v * kLanes, rest)
-                                    : Row::load(row + v * kLanes);
+      values[v] = kPartial && v + 1 == kVectors ? row.some(v, rest) : row.all(v);
     for (size_t q = 0; q < count; ++q) {
       Floats sum = lanes[q][t];
 #pragma GCC unroll 8
@@ -122,15 +101,14 @@ void sum_slice(const void* const* rows, size_t n, const float* weights, size_t w
 #pragma GCC unroll 8
     for (size_t v = 0; v < kVectors; ++v) sums[q][v] = load(out + q * stride + from + v * kLanes);
   for (size_t t = 0; t < n; ++t) {
-    if (t + kAhead < n) ask_for<Row, kVectors>(rows[t + kAhead], from);
-    const typename Row::Element* row = row_at<Row>(rows, t) + from;
+    if (t + kAhead < n) Row::template ask<kVectors>(rows[t + kAhead], from);
+    const typename Row::template Slice<kVectors> row(rows[t], from);
     Floats weight[kCount];
 #pragma GCC unroll 8
     for (size_t q = 0; q < kCount; ++q) weight[q] = spread(weights[q * weight_stride + t]);
 #pragma GCC unroll 8
     for (size_t v = 0; v < kVectors; ++v) {
-      const Floats values = v + 1 == kVectors ? load_vector<Row, kPartial>(row + v * kLanes, rest)
-                                              : Row::load(row + v * kLanes);
+      const Floats values = kPartial && v + 1 == kVectors ? row.some(v, rest) : row.all(v);
 #pragma GCC unroll 8
       for (size_t q = 0; q < kCount; ++q) sums[q][v] = fused(values, weight[q], sums[q][v]);
     }
@@ -176,8 +154,9 @@ void sums(const void* const* rows, size_t n, const float* weights, size_t weight
   }
 }
 
-constexpr Table kTable = {{dots<Row<kF32>>, dots<Row<kF16>>, dots<Row<kBf16>>},
-                          {sums<Row<kF32>>, sums<Row<kF16>>, sums<Row<kBf16>>}};
+constexpr Table kTable = {
+    {dots<Row<kF32>>, dots<Row<kF16>>, dots<Row<kBf16>>, dots<Row<kTwoBit>>, dots<Row<kSignedTwoBit>>},
+    {sums<Row<kF32>>, sums<Row<kF16>>, sums<Row<kBf16>>, sums<Row<kTwoBit>>, sums<Row<kSignedTwoBit>>}};
 
 }  // namespace
 }  // namespace kvcodec::attention_kernels

@@ -31,7 +31,6 @@ inline Floats fused(const Floats& a, const Floats& b, const Floats& c) {
   for (size_t i = 0; i < kLanes; ++i) sum.lanes[i] = std::fma(a.lanes[i], b.lanes[i], c.lanes[i]);
   return sum;
 }
-inline void look_ahead(const char*) {}
 
 inline void fold(const Floats* vectors, float* out) {
   for (size_t v = 0; v < kLanes; ++v) {
@@ -49,13 +48,44 @@ inline float as_float(RowType type, uint16_t bits) {
 
 template <RowType kType, class T>
 struct AnyRow {
-  using Element = T;
-  static Floats load_some(const Element* from, size_t n) {
-    Floats value = {};
-    for (size_t i = 0; i < n; ++i) value.lanes[i] = as_float(kType, from[i]);
-    return value;
-  }
-  static Floats load(const Element* from) { return load_some(from, kLanes); }
+  template <size_t kVectors>
+  struct Slice {
+    const T* elements;
+    Slice(const void* row, size_t from) : elements(static_cast<const T*>(row) + from) {}
+    Floats some(size_t v, size_t n) const {
+      Floats value = {};
+      for (size_t i = 0; i < n; ++i) value.lanes[i] = as_float(kType, elements[v * kLanes + i]);
+      return value;
+    }
+    Floats all(size_t v) const { return some(v, kLanes); }
+  };
+  template <size_t kVectors>
+  static void ask(const void*, size_t) {}
+};
+
+template <bool kSigned>
+struct LevelRow {
+  template <size_t kVectors>
+  struct Slice {
+    const CodedRow& coded;
+    size_t from;
+    Slice(const void* row, size_t first) : coded(*static_cast<const CodedRow*>(row)), from(first) {}
+    Floats some(size_t v, size_t n) const {
+      Floats value = {};
+      for (size_t i = 0; i < n; ++i) value.lanes[i] = element(from + v * kLanes + i);
+      return value;
+    }
+    Floats all(size_t v) const { return some(v, kLanes); }
+
+    float element(size_t j) const {
+      const auto level = static_cast<float>((coded.levels[j / 4] >> (6 - 2 * (j % 4))) & 3);
+      const float magnitude = f16_to_float(coded.zeros[j / 32]) + level * f16_to_float(coded.scales[j / 32]);
+      const bool negative = kSigned && !((coded.signs[j / 8] >> (7 - j % 8)) & 1);
+      return negative ? -magnitude : magnitude;
+    }
+  };
+  template <size_t kVectors>
+  static void ask(const void*, size_t) {}
 };
 
 template <RowType>
@@ -66,6 +96,10 @@ template <>
 struct Row<kF16> : AnyRow<kF16, uint16_t> {};
 template <>
 struct Row<kBf16> : AnyRow<kBf16, uint16_t> {};
+template <>
+struct Row<kTwoBit> : LevelRow<false> {};
+template <>
+struct Row<kSignedTwoBit> : LevelRow<true> {};
 
 }  // namespace
 }  // namespace kvcodec::attention_kernels

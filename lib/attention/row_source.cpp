@@ -35,6 +35,31 @@ CacheRows::CacheRows(DType type, MatrixView<const uint16_t> keys, MatrixView<con
   if (type != DType::f16 && type != DType::bf16) throw failed("{} is no 16-bit float", name_of(type));
 }
 
+TwoBitRowSource::TwoBitRowSource(const TwoBitCache& cache) : cache_(cache) {
+  const size_t tokens = cache.signs.rows(), dims = cache.alpha.size();
+  const auto fits = [&](const ConstTwoBitRows& rows) {
+    return rows.levels.rows() == tokens && rows.scales.rows() == tokens && rows.zeros.rows() == tokens &&
+           rows.levels.cols() == two_bit_row_bytes(dims) && rows.scales.cols() == two_bit_groups(dims) &&
+           rows.zeros.cols() == two_bit_groups(dims);
+  };
+  if (!fits(cache.keys) || !fits(cache.values) || cache.signs.cols() != (dims + 7) / 8 ||
+      cache.center.size() != dims)
+    throw failed("the parts of coded rows do not fit {} tokens of {} dimensions", tokens, dims);
+}
+
+void TwoBitRowSource::gather(std::span<const uint32_t> ids, MatrixView<float> keys,
+                             MatrixView<float> values) const {
+  const ConstTwoBitRows& coded = cache_.values;
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] >= tokens()) throw failed("token {} of {}", ids[i], tokens());
+    dequantize_signed_row(cache_.keys, ids[i], cache_.signs.row(ids[i]), cache_.alpha, cache_.center,
+                          keys.row(i));
+    dequantize_two_bit(
+        {coded.levels.rows(ids[i], 1), coded.scales.rows(ids[i], 1), coded.zeros.rows(ids[i], 1)},
+        values.rows(i, 1));
+  }
+}
+
 void CacheRows::gather(std::span<const uint32_t> ids, MatrixView<float> keys,
                        MatrixView<float> values) const {
   for (size_t i = 0; i < ids.size(); ++i) {

@@ -9,6 +9,7 @@
 
 #include "lib/core/dtype.hpp"
 #include "lib/core/view.hpp"
+#include "lib/quant/two_bit.hpp"
 
 namespace kvcodec {
 
@@ -18,6 +19,14 @@ struct RowsInMemory {
   const std::byte* keys = nullptr;
   const std::byte* values = nullptr;
   size_t key_stride_bytes = 0, value_stride_bytes = 0;
+};
+
+/// Rows as the selfindex codec stores them (lib/quant/two_bit.hpp), attended to without being decoded first:
+/// key = center +- alpha * magnitude by channel, values plain.
+struct TwoBitCache {
+  MatrixView<const uint8_t> signs;  ///< (tokens, ceil(dims / 8)): sign bits, most significant bit first
+  ConstTwoBitRows keys, values;
+  std::span<const float> alpha, center;  ///< dims each
 };
 
 /// One head's keys and values, (tokens, dims) each.
@@ -34,6 +43,10 @@ class RowSource {
 
   /// The rows themselves, if they need no decoding: they are then read where they are.
   virtual std::optional<RowsInMemory> in_memory() const { return std::nullopt; }
+
+  /// The coded rows, if they are of that kind. Attention computes with them directly where dims() is a
+  /// multiple of 32 and gathers them elsewhere.
+  virtual std::optional<TwoBitCache> in_two_bits() const { return std::nullopt; }
 };
 
 /// A cache in memory, which must outlive this. Views of one head of [T, H, d] are columns of (T, H * d).
@@ -52,6 +65,21 @@ class CacheRows final : public RowSource {
  private:
   size_t tokens_, dims_;
   RowsInMemory rows_;
+};
+
+/// Coded rows in memory, which must outlive this.
+class TwoBitRowSource final : public RowSource {
+ public:
+  /// Throws Error(failed) if the parts do not fit together.
+  explicit TwoBitRowSource(const TwoBitCache& cache);
+
+  size_t tokens() const override { return cache_.signs.rows(); }
+  size_t dims() const override { return cache_.alpha.size(); }
+  void gather(std::span<const uint32_t> ids, MatrixView<float> keys, MatrixView<float> values) const override;
+  std::optional<TwoBitCache> in_two_bits() const override { return cache_; }
+
+ private:
+  TwoBitCache cache_;
 };
 
 }  // namespace kvcodec

@@ -29,52 +29,38 @@ std::vector<uint16_t> make_rows(DType type, size_t tokens, uint64_t seed) {
 }
 
 /// Keys as signs and 2-bit magnitudes, values in 2 bits (codec selfindex).
-class CodedRows final : public RowSource {
- public:
-  explicit CodedRows(const CacheRows& rows)
-      : keys_(rows.tokens()),
-        values_(rows.tokens()),
-        signs_(rows.tokens(), kDims / 8),
-        alpha_(kDims),
-        center_(kDims) {
-    Matrix<float> keys(tokens(), kDims), values(tokens(), kDims);
-    std::vector<uint32_t> all(tokens());
-    std::iota(all.begin(), all.end(), 0u);
-    rows.gather(all, keys, values);
-    encode_signs(keys, 1, signs_);
-    for (size_t i = 0; i < keys.size(); ++i) {
-      keys.data()[i] = std::abs(keys.data()[i]);
-      alpha_[i % kDims] = std::max(alpha_[i % kDims], keys.data()[i]);
-    }
-    for (size_t i = 0; i < keys.size(); ++i) keys.data()[i] /= alpha_[i % kDims];
-    quantize_two_bit(keys, {keys_.levels, keys_.scales, keys_.zeros});
-    quantize_two_bit(values, {values_.levels, values_.scales, values_.zeros});
-  }
-  size_t tokens() const override { return signs_.rows(); }
-  size_t dims() const override { return kDims; }
-  void gather(std::span<const uint32_t> ids, MatrixView<float> keys,
-              MatrixView<float> values) const override {
-    for (size_t i = 0; i < ids.size(); ++i) {
-      dequantize_signed_row(keys_.view(), ids[i], signs_.row(ids[i]), alpha_, center_, keys.row(i));
-      const ConstTwoBitRows all = values_.view();
-      dequantize_two_bit({all.levels.rows(ids[i], 1), all.scales.rows(ids[i], 1), all.zeros.rows(ids[i], 1)},
-                         values.rows(i, 1));
-    }
-  }
-
- private:
+struct Coded {
   struct Levels {
     Matrix<uint8_t> levels;
     Matrix<uint16_t> scales, zeros;
-    explicit Levels(size_t tokens)
-        : levels(tokens, two_bit_row_bytes(kDims)),
-          scales(tokens, two_bit_groups(kDims)),
-          zeros(tokens, two_bit_groups(kDims)) {}
+    explicit Levels(const Matrix<float>& rows)
+        : levels(rows.rows(), two_bit_row_bytes(kDims)),
+          scales(rows.rows(), two_bit_groups(kDims)),
+          zeros(rows.rows(), two_bit_groups(kDims)) {
+      quantize_two_bit(rows, {levels, scales, zeros});
+    }
     ConstTwoBitRows view() const { return {levels, scales, zeros}; }
   };
-  Levels keys_, values_;
-  Matrix<uint8_t> signs_;
-  std::vector<float> alpha_, center_;
+
+  Matrix<uint8_t> signs;
+  std::vector<float> alpha = std::vector<float>(kDims), center = std::vector<float>(kDims, 0.5f);
+  std::optional<Levels> keys, values;
+
+  explicit Coded(const CacheRows& rows) : signs(rows.tokens(), kDims / 8) {
+    Matrix<float> all_keys(rows.tokens(), kDims), all_values(rows.tokens(), kDims);
+    std::vector<uint32_t> all(rows.tokens());
+    std::iota(all.begin(), all.end(), 0u);
+    rows.gather(all, all_keys, all_values);
+    encode_signs(all_keys, 1, signs);
+    for (size_t i = 0; i < all_keys.size(); ++i) {
+      all_keys.data()[i] = std::abs(all_keys.data()[i]);
+      alpha[i % kDims] = std::max(alpha[i % kDims], all_keys.data()[i]);
+    }
+    for (size_t i = 0; i < all_keys.size(); ++i) all_keys.data()[i] /= alpha[i % kDims];
+    keys.emplace(all_keys);
+    values.emplace(all_values);
+  }
+  TwoBitCache view() const { return {signs, keys->view(), values->view(), alpha, center}; }
 };
 
 std::string microseconds(const bench::Times& times) {
@@ -112,14 +98,14 @@ void measure_one(DType type, size_t tokens, size_t queries) {
   rng.shuffle(chosen);
   chosen.resize(static_cast<size_t>(kShare * double(tokens)));
   std::sort(chosen.begin(), chosen.end());
-  const Attention dense{query, &rows, {}, out, 0},
-      sparse{query, &rows, std::span<const uint32_t>(chosen), out, 0};
+  const Attention dense{query, {{&rows}}, out}, sparse{query, {{&rows, chosen}}, out};
   attend(dense);
   check_answer(rows, all, query.row(0), out.row(0));
   attend(sparse);
   check_answer(rows, chosen, query.row(0), out.row(0));
-  const CodedRows coded_rows(rows);
-  const Attention coded{query, &coded_rows, std::span<const uint32_t>(chosen), out, 0};
+  const Coded made(rows);
+  const TwoBitRowSource coded_rows(made.view());
+  const Attention coded{query, {{&coded_rows, chosen}}, out};
   attend(coded);
   check_answer(coded_rows, chosen, query.row(0), out.row(0));
   for (const int threads : {1, 2}) {

@@ -101,7 +101,7 @@ void measure_head(const Matrix<float>& keys, const Matrix<float>& values, Matrix
   oracle.scores(queries, logits);
   const float scale = 1 / std::sqrt(static_cast<float>(dims));
   for (size_t i = 0; i < logits.size(); ++i) logits.data()[i] *= scale;
-  attend({queries, &rows, {}, full, 0});
+  attend({queries, {{&rows}}, full});
   for (const size_t budget : {size_t{64}, size_t{128}, size_t{256}, size_t{512}, keys.rows() * 75 / 1000}) {
     auto& table = results[budget];
     std::vector<std::vector<uint32_t>> wanted;
@@ -111,7 +111,7 @@ void measure_head(const Matrix<float>& keys, const Matrix<float>& values, Matrix
       Sums& sums = table[method].second;
       for (size_t q = 0; q < queries.rows(); ++q) {
         const auto selected = ids_in_order(methods[method].second->select(queries.row(q), budget));
-        attend({queries.rows(q, 1), &rows, std::span<const uint32_t>(selected), part, 0});
+        attend({queries.rows(q, 1), {{&rows, selected}}, part});
         sums.recall += selection_recall(selected, wanted[q]);
         sums.mass += mass_covered(logits.row(q), selected);
         sums.error += relative_error(part.row(0), full.row(q));

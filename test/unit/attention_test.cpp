@@ -11,6 +11,7 @@
 #include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/core/rng.hpp"
+#include "lib/signvq/sign_codes.hpp"
 #include "test/test.hpp"
 #include "test/unit/simd_levels.hpp"
 
@@ -112,8 +113,8 @@ TEST_CASE(
             const test::AtLevel at(level);
             const Threads with(threads);
             Matrix<float> out(count, dims);
-            Attention head{queries, &rows, {}, out, 0};
-            if (sparse) head.tokens = chosen;
+            Attention head{queries, {{&rows}}, out, 0};
+            if (sparse) head.parts[0].tokens = chosen;
             attend(head);
             if (level == SimdLevel::scalar && threads == 1) first = out;
             CHECK(same_bits(out, first));
@@ -152,11 +153,11 @@ TEST_CASE("attention: 16-bit rows and decoded rows give what the same rows in fl
         for (const bool sparse : {false, true}) {
           const test::AtLevel at(level);
           Matrix<float> expected(count, dims), from_halves(count, dims), from_coded(count, dims);
-          std::vector<Attention> heads = {{queries, &floats, {}, expected, 0.3f},
-                                          {queries, &halves, {}, from_halves, 0.3f},
-                                          {queries, &coded, {}, from_coded, 0.3f}};
+          std::vector<Attention> heads = {{queries, {{&floats}}, expected, 0.3f},
+                                          {queries, {{&halves}}, from_halves, 0.3f},
+                                          {queries, {{&coded}}, from_coded, 0.3f}};
           if (sparse)
-            for (Attention& head : heads) head.tokens = chosen;
+            for (Attention& head : heads) head.parts[0].tokens = chosen;
           attend(heads);
           CHECK(same_bits(from_halves, expected));
           CHECK(same_bits(from_coded, expected));
@@ -173,11 +174,11 @@ TEST_CASE("attention: far apart logits, no tokens, one head of several in a cach
   for (size_t t = 0; t < tokens; ++t) keys(t, 0) = t / 64 % 2 ? 1e4f : -1e4f;
   keys(299, 0) = 2e4f;
   const CacheRows rows(keys, values);
-  attend({query, &rows, {}, out, 1});
+  attend({query, {{&rows}}, out, 1});
   for (size_t j = 0; j < dims; ++j) CHECK_EQ(out(0, j), values(299, j));
 
   out(0, 3) = 7;
-  attend({query, &rows, std::span<const uint32_t>(), out, 1});
+  attend({query, {{&rows, std::span<const uint32_t>()}}, out, 1});
   CHECK_EQ(std::count(out.data(), out.data() + dims, 0.0f), dims);
 
   const Matrix<float> all_keys = gaussian(tokens, 3 * dims, 1, rng),
@@ -188,9 +189,82 @@ TEST_CASE("attention: far apart logits, no tokens, one head of several in a cach
       copied_keys(t, j) = all_keys(t, dims + j), copied_values(t, j) = all_values(t, dims + j);
   const CacheRows one(all_keys.view().columns(dims, dims), all_values.view().columns(dims, dims));
   const CacheRows copy(copied_keys, copied_values);
-  attend({query, &one, {}, out, 0});
-  attend({query, &copy, {}, expected, 0});
+  attend({query, {{&one}}, out, 0});
+  attend({query, {{&copy}}, expected, 0});
   CHECK(same_bits(out, expected));
+}
+
+TEST_CASE("attention: several parts are one sequence") {
+  Rng rng(25);
+  const size_t tokens = 800, dims = 64;
+  const Matrix<float> queries = gaussian(3, dims, 2, rng), keys = gaussian(tokens, dims, 1, rng),
+                      values = gaussian(tokens, dims, 1, rng);
+  const CacheRows all(keys, values);
+  const CacheRows first(keys.view().rows(0, 100), values.view().rows(0, 100)),
+      rest(keys.view().rows(100, 700), values.view().rows(100, 700));
+  std::vector<uint32_t> chosen = {3, 77, 250, 699}, all_of_them = all_tokens(100);
+  for (const uint32_t id : chosen) all_of_them.push_back(100 + id);
+  Matrix<float> out(3, dims), expected(3, dims);
+  attend({queries, {{&first}, {&rest, chosen}, {&rest, std::span<const uint32_t>()}}, out});
+  attend({queries, {{&all, all_of_them}}, expected});
+  for (size_t i = 0; i < out.size(); ++i) CHECK_LE(std::abs(out.data()[i] - expected.data()[i]), 2e-6);
+}
+
+TEST_CASE("attention straight from signs and 2-bit levels is attention over the decoded rows") {
+  Rng rng(26);
+  for (const size_t dims : {20, 32, 64, 96, 128, 160, 288}) {
+    const size_t tokens = 600, count = 1 + rng.below(9);
+    CAPTURE(dims);
+    CAPTURE(count);
+    Matrix<float> keys = gaussian(tokens, dims, 1, rng), queries = gaussian(count, dims, 1, rng);
+    const Matrix<float> values = gaussian(tokens, dims, 1, rng);
+    Matrix<uint8_t> signs(tokens, (dims + 7) / 8);
+    encode_signs(keys, 1, signs);
+    std::vector<float> alpha(dims), center(dims);
+    for (size_t j = 0; j < dims; ++j)
+      alpha[j] = static_cast<float>(rng.uniform(0.5, 2)), center[j] = static_cast<float>(rng.normal());
+    for (size_t i = 0; i < keys.size(); ++i) keys.data()[i] = std::abs(keys.data()[i]) / alpha[i % dims];
+    Matrix<uint8_t> levels[2] = {{tokens, two_bit_row_bytes(dims)}, {tokens, two_bit_row_bytes(dims)}};
+    Matrix<uint16_t> scales[2] = {{tokens, two_bit_groups(dims)}, {tokens, two_bit_groups(dims)}},
+                     zeros[2] = {scales[0], scales[1]};
+    quantize_two_bit(keys, {levels[0], scales[0], zeros[0]});
+    quantize_two_bit(values, {levels[1], scales[1], zeros[1]});
+    const TwoBitCache cache{MatrixView<const uint8_t>(signs),
+                            {MatrixView<const uint8_t>(levels[0]), MatrixView<const uint16_t>(scales[0]),
+                             MatrixView<const uint16_t>(zeros[0])},
+                            {MatrixView<const uint8_t>(levels[1]), MatrixView<const uint16_t>(scales[1]),
+                             MatrixView<const uint16_t>(zeros[1])},
+                            alpha,
+                            center};
+    const TwoBitRowSource coded(cache);
+    Matrix<float> decoded_keys(tokens, dims), decoded_values(tokens, dims);
+    coded.gather(all_tokens(tokens), decoded_keys, decoded_values);
+    const CacheRows decoded(decoded_keys, decoded_values);
+    std::vector<uint32_t> chosen = all_tokens(tokens);
+    rng.shuffle(chosen);
+    chosen.resize(130);
+    Matrix<float> expected(count, dims), expected_products(count, tokens);
+    attend({queries, {{&decoded, chosen}}, expected});
+    dot_products(queries, decoded, expected_products);
+    Matrix<float> first(count, dims), first_products(count, tokens);
+    for (const SimdLevel level : test::simd_levels()) {
+      const test::AtLevel at(level);
+      CAPTURE(name_of(level));
+      Matrix<float> out(count, dims), products(count, tokens);
+      attend({queries, {{&coded, chosen}}, out});
+      dot_products(queries, coded, products);
+      if (level == SimdLevel::scalar) first = out, first_products = products;
+      CHECK(same_bits(out, first));
+      CHECK(same_bits(products, first_products));
+    }
+    // Products of up to dims terms of about 1; where dims are no whole groups, rows are gathered: the same
+    // bits.
+    for (size_t i = 0; i < first_products.size(); ++i)
+      CHECK_LE(std::abs(first_products.data()[i] - expected_products.data()[i]),
+               dims % 32 ? 0.0 : double(dims) * 2e-6);
+    for (size_t i = 0; i < first.size(); ++i)
+      CHECK_LE(std::abs(first.data()[i] - expected.data()[i]), dims % 32 ? 0.0 : 2e-4);
+  }
 }
 
 TEST_CASE("dot_products: in double, the same bits at every level and thread count") {
@@ -227,9 +301,12 @@ TEST_CASE("attention refuses what does not fit") {
   Matrix<uint16_t> bits(5, 8);
   CHECK_THROWS_AS(CacheRows(DType::f32, bits, bits), Error);
   const CacheRows rows(keys, values);
-  CHECK_THROWS_AS(attend({query, &rows, {}, other, 0}), Error);
-  CHECK_THROWS_AS(attend({wide, &rows, {}, wide, 0}), Error);
+  CHECK_THROWS_AS(attend({query, {{&rows}}, other, 0}), Error);
+  CHECK_THROWS_AS(attend({wide, {{&rows}}, wide, 0}), Error);
   const uint32_t beyond[] = {1, 5};
-  CHECK_THROWS_WITH_AS(attend({query, &rows, beyond, out, 0}), doctest::Contains("token 5 of 5"), Error);
+  CHECK_THROWS_WITH_AS(attend({query, {{&rows, beyond}}, out, 0}), doctest::Contains("token 5 of 5"), Error);
   CHECK_THROWS_AS(dot_products(query, rows, out), Error);
+  CHECK_THROWS_AS(
+      TwoBitRowSource(TwoBitCache{{nullptr, 5, 1}, {}, {}, std::span<const float>(query.data(), 8), {}}),
+      Error);
 }
