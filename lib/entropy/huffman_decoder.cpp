@@ -50,16 +50,11 @@ template <class Symbol>
 void read_raw(const HuffmanBook& book, std::span<const uint8_t> payload, uint64_t first_bit,
               uint64_t code_bits, uint32_t bits, size_t run, std::span<const Symbol> symbols,
               std::vector<EscapedValue>& escaped) {
-  size_t escapes = 0;
-  const auto escape = static_cast<Symbol>(book.escape());
-  if (book.has_escape()) escapes = static_cast<size_t>(std::count(symbols.begin(), symbols.end(), escape));
+  const size_t escapes =
+      book.has_escape() ? find_escapes(symbols, run, static_cast<Symbol>(book.escape()), escaped) : 0;
   if (code_bits + escapes * book.escape_bits() != bits) refuse(run, symbols.size(), bits);
-  if (escapes == 0) return;
   BitReader reader(payload, first_bit + code_bits);
-  for (size_t i = 0; i < symbols.size(); ++i)
-    if (symbols[i] == escape)
-      escaped.push_back(
-          {static_cast<uint32_t>(run), static_cast<uint32_t>(i), reader.get(book.escape_bits())});
+  for (EscapedValue& value : std::span(escaped).last(escapes)) value.value = reader.get(book.escape_bits());
 }
 
 /// The bit behind the n-th symbol of a decoded lane: what the look-ups left out is added. Always the same

@@ -177,15 +177,28 @@ inline void decode_runs(const DecodeTable& table, const uint8_t* in, size_t in_b
     decode_with_window<kCount, kLargeWindow>(table.entries, in, in_bytes, n, target, lanes);
 }
 
-/// Copies and looks in one pass, while the symbols are in the first-level cache.
+/// 8 bytes of symbols in reverse.
+inline uint64_t reversed(uint64_t symbols, uint8_t) { return __builtin_bswap64(symbols); }
+inline uint64_t reversed(uint64_t symbols, uint16_t) {
+  const uint64_t halves = symbols << 32 | symbols >> 32;
+  return (halves & 0x0000ffff0000ffff) << 16 | (halves >> 16 & 0x0000ffff0000ffff);
+}
+
 template <class Symbol>
 inline bool copy_rows(const Symbol* end, size_t rows, size_t n, Symbol wanted, Symbol* to, size_t to_stride) {
+  constexpr size_t kWidth = sizeof(uint64_t) / sizeof(Symbol);
   Symbol any = 0;
-  for (size_t row = 0; row < rows; ++row, end -= n, to += to_stride)
-    for (size_t i = 0; i < n; ++i) {
-      to[i] = *(end - 1 - i);
-      any |= static_cast<Symbol>(to[i] == wanted);
+  for (size_t row = 0; row < rows; ++row, end -= n, to += to_stride) {
+    size_t i = 0;
+    for (; i + kWidth <= n; i += kWidth) {
+      uint64_t symbols;
+      memcpy(&symbols, end - i - kWidth, sizeof symbols);
+      symbols = reversed(symbols, wanted);
+      memcpy(to + i, &symbols, sizeof symbols);
     }
+    for (; i < n; ++i) to[i] = *(end - 1 - i);
+    for (i = 0; i < n; ++i) any |= static_cast<Symbol>(to[i] == wanted);  // by itself it is done in vectors
+  }
   return any != 0;
 }
 

@@ -18,12 +18,22 @@ struct WordOfLane {
 };
 constexpr WordOfLane kWordOfLane;
 
+/// Into zeros, for the sake of speed: a gather keeps the elements of its destination that the mask leaves
+/// out, and so waits for whatever was in that register before. The compiler must not see that the mask leaves
+/// out none, or it saves the zeros.
+template <int kScale>
+__m256i gather(const int* base, __m256i indices) {
+  __m256i all = _mm256_set1_epi32(-1);
+  asm("" : "+x"(all));
+  return _mm256_mask_i32gather_epi32(_mm256_setzero_si256(), base, indices, all, kScale);
+}
+
 /// The table's lookups: gives the states' symbols, one per 32 bits, and what they become without new words.
 struct Narrow {
   explicit Narrow(const DecodeTable& table) : entries(reinterpret_cast<const int*>(table.narrow)) {}
 
   __m256i decode(__m256i& states, __m256i slots, __m128i scale) const {
-    const __m256i entry = _mm256_i32gather_epi32(entries, slots, 4);
+    const __m256i entry = gather<4>(entries, slots);
     const __m256i offset = _mm256_and_si256(_mm256_srli_epi32(entry, 8), _mm256_set1_epi32(0xfff));
     const __m256i frequency = _mm256_srli_epi32(entry, 20);
     states = _mm256_add_epi32(_mm256_mullo_epi32(frequency, _mm256_srl_epi32(states, scale)), offset);
@@ -40,8 +50,8 @@ struct Wide {
 
   __m256i decode(__m256i& states, __m256i slots, __m128i scale) const {
     const __m256i low = _mm256_set1_epi32(0xffff);
-    const __m256i symbol = _mm256_and_si256(_mm256_i32gather_epi32(symbols, slots, 2), low);
-    const __m256i range = _mm256_i32gather_epi32(ranges, symbol, 4);
+    const __m256i symbol = _mm256_and_si256(gather<2>(symbols, slots), low);
+    const __m256i range = gather<4>(ranges, symbol);
     const __m256i offset = _mm256_sub_epi32(slots, _mm256_srli_epi32(range, 16));
     const __m256i frequency = _mm256_and_si256(range, low);
     states = _mm256_add_epi32(_mm256_mullo_epi32(frequency, _mm256_srl_epi32(states, scale)), offset);
@@ -94,7 +104,7 @@ void decode_together(const DecodeTable& decode_table, Segment<Symbol>* segments,
     out[i] = segments[i].out;
   }
   for (size_t group = 0; group < groups; ++group) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (size_t i = 0; i < kCount; ++i) {
       const __m256i slots = _mm256_and_si256(states[i], mask);
       store(table.decode(states[i], slots, scale), out[i] + group * kLanes);

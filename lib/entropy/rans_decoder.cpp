@@ -28,13 +28,6 @@ uint32_t read_u32(const uint8_t* bytes) {
 }
 
 template <class Symbol>
-bool contains(std::span<const Symbol> symbols, Symbol wanted) {
-  Symbol any = 0;  // no early exit, so that it is done in vectors
-  for (const Symbol symbol : symbols) any |= static_cast<Symbol>(symbol == wanted);
-  return any != 0;
-}
-
-template <class Symbol>
 void decode_at_level(const DecodeTable& table, Segment<Symbol>* segments, size_t count, size_t groups) {
   switch (simd_level()) {
     case SimdLevel::avx512:
@@ -150,18 +143,13 @@ void RansDecoder<Symbol>::finish(Work& work, size_t segment, size_t done, uint32
   const bool at_rest = std::all_of(states, states + kLanes, [](uint32_t x) { return x == kLowestState; });
   if (words > end || !at_rest) refuse(segment, row.size(), bytes);
   const auto escape = static_cast<Symbol>(model_.escape());
-  uint64_t escapes = 0;
-  if (model_.has_escape() && contains<Symbol>(row, escape))
-    escapes = static_cast<uint64_t>(std::count(row.begin(), row.end(), escape));
+  const uint64_t escapes = model_.has_escape() ? find_escapes<Symbol>(row, segment, escape, work.escaped) : 0;
   const std::span<const uint8_t> raw(words, end);
   const uint64_t raw_bits = escapes * model_.escape_bits();
   if (raw.size() != raw_bits / 8 + (raw_bits % 8 != 0)) refuse(segment, row.size(), bytes);
-  if (escapes == 0) return;
   BitReader reader(raw);
-  for (size_t i = 0; i < row.size(); ++i)
-    if (row[i] == escape)
-      work.escaped.push_back(
-          {static_cast<uint32_t>(segment), static_cast<uint32_t>(i), reader.get(model_.escape_bits())});
+  for (EscapedValue& value : std::span(work.escaped).last(escapes))
+    value.value = reader.get(model_.escape_bits());
 }
 
 template <class Symbol>

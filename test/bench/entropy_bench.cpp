@@ -1,11 +1,18 @@
-// kvcodec_bench_entropy: coders of quantized values, one core.
+// kvcodec_bench_entropy: coders of quantized values on one core.
 //
-//   kvcodec_bench_entropy [FILE]
+//   kvcodec_bench_entropy [FILE...]
+//   kvcodec_bench_entropy --export DIR
 //
-// Prints GB/s of symbols (one byte each) for encoding and decoding, and bits per symbol beside the entropy,
-// on rounded normal values at several entropies, or on the bytes of FILE. Huffman runs have 128 symbols, as
-// the rows of key/value blocks do, and 16384.
+// Prints MB/s of symbols (one byte each) for encoding and decoding, and bits per symbol beside the entropy,
+// on rounded normal values at several entropies, or on the bytes of the FILEs. --export writes the former to
+// DIR/normal_<deviation>.u8 instead, so that other coders can be measured on the same symbols.
+//
+// Huffman: runs of 64 and 128 symbols, as the channels and tokens of a block of 64 x 128 values are, one
+// block a call; and eight runs of 16384 a call. rANS: segments of 8192 symbols, a block each, one and eight a
+// call.
 #include <cmath>
+#include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 
@@ -23,7 +30,8 @@ namespace {
 
 constexpr size_t kSymbols = 1 << 20;
 constexpr int kRepeats = 25;
-constexpr size_t kBlockRuns = 64;  // runs coded by one call, as in a block of keys
+constexpr size_t kBlockSymbols = 8192;  // coded by one call, where runs and segments are short
+constexpr double kDeviations[] = {0.4, 0.93, 1.92, 3.9};
 
 std::vector<uint8_t> rounded_normal(double deviation) {
   Rng rng(1);
@@ -34,8 +42,8 @@ std::vector<uint8_t> rounded_normal(double deviation) {
 }
 
 void print(const std::string& what, const bench::Times& times, size_t symbols) {
-  const auto speed = [&](double seconds) { return double(symbols) / seconds / 1e9; };
-  fmt::print("  {:<40} {:6.2f} GB/s ({:.2f} .. {:.2f})\n", what, speed(times.median()), speed(times.max()),
+  const auto speed = [&](double seconds) { return double(symbols) / seconds / 1e6; };
+  fmt::print("  {:<40} {:6.0f} MB/s ({:.0f} .. {:.0f})\n", what, speed(times.median()), speed(times.max()),
              speed(times.min()));
 }
 
@@ -44,7 +52,7 @@ void run_huffman(const std::vector<uint8_t>& symbols, size_t n, unsigned max_len
   const auto book = HuffmanBook::from_counts(counts, {.max_length = max_length, .escape_bits = 16});
   const size_t runs = symbols.size() / n;
   const size_t used = runs * n;
-  const size_t step = std::min(runs, kBlockRuns);
+  const size_t step = n < kBlockSymbols ? kBlockSymbols / n : 8;
   std::vector<uint8_t> known(symbols.begin(), symbols.begin() + ptrdiff_t(used));
   for (const uint8_t symbol : known) bench::check(book.length(symbol) > 0, "the book lacks a symbol");
   const HuffmanEncoder encoder(book);
@@ -63,7 +71,7 @@ void run_huffman(const std::vector<uint8_t>& symbols, size_t n, unsigned max_len
     offsets.push_back(bytes.size());
   };
   const auto encoding = bench::measure(kRepeats, encode);
-  fmt::print(" Huffman, codes <= {} bits, runs of {}: {:.4f} bits\n", max_length, n,
+  fmt::print(" Huffman, codes <= {} bits, {} runs of {}: {:.4f} bits\n", max_length, step, n,
              double(bytes.size()) * 8 / double(used));
   print("encode", encoding, used);
   std::vector<uint8_t> back(used);
@@ -84,30 +92,38 @@ void run_huffman(const std::vector<uint8_t>& symbols, size_t n, unsigned max_len
   limit_simd(SimdLevel::scalar);
   decode_with(HuffmanDecoder<uint8_t>(book), "decode by table, without BMI2", kRepeats);
   limit_simd(SimdLevel::avx512);
-  if (max_length == 11) decode_with(HuffmanTreeWalk<uint8_t>(book), "decode by tree walk", 3);
+  if (n == 128) decode_with(HuffmanTreeWalk<uint8_t>(book), "decode by tree walk", 3);
 }
 
-void run_rans(const std::vector<uint8_t>& symbols, size_t n) {
+void run_rans(const std::vector<uint8_t>& symbols, size_t n, size_t step) {
   const auto counts = histogram(symbols, 255);
   const auto model = RansModel::from_counts(counts, {.escape_bits = 8, .scale = 12});
-  const size_t segments = symbols.size() / n;
+  const size_t segments = symbols.size() / n / step * step;
   Matrix<uint8_t> known(segments, n);
-  std::vector<uint32_t> raw, sizes(segments);
+  std::vector<std::vector<uint32_t>> raw(segments / step);  // of each call
   for (size_t i = 0; i < known.size(); ++i) {
     known.data()[i] = symbols[i];
     if (model.frequency(symbols[i]) > 0) continue;
-    raw.push_back(symbols[i]);
+    raw[i / (n * step)].push_back(symbols[i]);
     known.data()[i] = static_cast<uint8_t>(model.escape());
   }
   const RansEncoder encoder(model);
   std::vector<uint8_t> bytes;
+  std::vector<uint32_t> sizes(segments);
+  std::vector<size_t> offsets;
   const auto encoding = bench::measure(kRepeats, [&] {
     bytes.clear();
-    encoder.encode_segments(known, raw, sizes, bytes);
+    offsets.clear();
+    for (size_t first = 0; first < segments; first += step) {
+      offsets.push_back(bytes.size());
+      encoder.encode_segments(known.view().rows(first, step), raw[first / step],
+                              std::span(sizes).subspan(first, step), bytes);
+    }
+    offsets.push_back(bytes.size());
   });
-  fmt::print(" rANS, scale 12, segments of {}: {:.4f} bits\n", n,
+  fmt::print(" rANS, scale 12, {} segments of {}: {:.4f} bits\n", step, n,
              double(bytes.size()) * 8 / double(known.size()));
-  print("encode", encoding, known.size());
+  if (step == 1) print("encode", encoding, known.size());
   const RansDecoder<uint8_t> decoder(model);
   for (const SimdLevel level : {SimdLevel::avx512, SimdLevel::avx2, SimdLevel::scalar}) {
     limit_simd(level);
@@ -116,7 +132,12 @@ void run_rans(const std::vector<uint8_t>& symbols, size_t n) {
     std::vector<EscapedValue> escaped;
     const auto times = bench::measure(kRepeats, [&] {
       escaped.clear();
-      decoder.decode_segments(bytes, sizes, back, escaped);
+      for (size_t first = 0; first < segments; first += step) {
+        const size_t begin = offsets[first / step], end = offsets[first / step + 1];
+        decoder.decode_segments(std::span(bytes).subspan(begin, end - begin),
+                                std::span(sizes).subspan(first, step), back.view().rows(first, step),
+                                escaped);
+      }
     });
     bench::check(std::equal(known.data(), known.data() + known.size(), back.data()), "rANS symbols");
     print(fmt::format("decode, {}", name_of(level)), times, known.size());
@@ -125,23 +146,40 @@ void run_rans(const std::vector<uint8_t>& symbols, size_t n) {
 }
 
 void run_all(const std::string& name, const std::vector<uint8_t>& symbols) {
+  bench::check(symbols.size() >= kBlockSymbols * 16, name + ": at least 131072 symbols");
   const auto counts = histogram(symbols, 255);  // 255 is the escape
   fmt::print("{}: entropy {:.4f} bits\n", name, entropy_bits(counts) / double(symbols.size()));
-  for (const size_t n : {128, 16384}) run_huffman(symbols, n, 11);
+  for (const size_t n : {64, 128, 16384}) run_huffman(symbols, n, 11);
   run_huffman(symbols, 16384, 12);
-  for (const size_t n : {8192, 65536}) run_rans(symbols, n);
+  for (const size_t step : {1, 8}) run_rans(symbols, kBlockSymbols, step);
+}
+
+void export_to(const std::string& folder) {
+  std::filesystem::create_directories(folder);
+  for (const double deviation : kDeviations) {
+    const auto symbols = rounded_normal(deviation);
+    const std::string file = fmt::format("{}/normal_{}.u8", folder, deviation);
+    std::ofstream out(file, std::ios::binary);
+    out.write(reinterpret_cast<const char*>(symbols.data()), static_cast<std::streamsize>(symbols.size()));
+    out.close();
+    bench::check(bool(out), "writing " + file);
+  }
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  set_num_threads(1);
-  bench::print_header("coders");
-  if (argc > 1) {
-    std::ifstream in(argv[1], std::ios::binary);
-    run_all(argv[1], {std::istreambuf_iterator<char>(in), {}});
+  if (argc == 3 && std::strcmp(argv[1], "--export") == 0) {
+    export_to(argv[2]);
     return 0;
   }
-  for (const double deviation : {0.4, 0.93, 1.92, 3.9})
+  set_num_threads(1);
+  bench::print_header("entropy coding");
+  for (int i = 1; i < argc; ++i) {
+    std::ifstream in(argv[i], std::ios::binary);
+    run_all(argv[i], {std::istreambuf_iterator<char>(in), {}});
+  }
+  if (argc > 1) return 0;
+  for (const double deviation : kDeviations)
     run_all(fmt::format("rounded normal values, deviation {}", deviation), rounded_normal(deviation));
 }
