@@ -29,22 +29,22 @@ void check_group(MatrixView<const float> queries) {
 std::vector<uint32_t> ids_in_order(std::span<const Scored> selected) {
   std::vector<uint32_t> ids(selected.size());
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = selected[i].id;
-  std::sort(ids.begin(), ids.end());
+  if (!std::is_sorted(ids.begin(), ids.end())) std::sort(ids.begin(), ids.end());
   return ids;
 }
 
-std::vector<Scored> Selector::select(std::span<const float> query, size_t budget) const {
+std::vector<Scored> Selector::select(std::span<const float> query, size_t budget, Order order) const {
   std::vector<float> all(tokens());
   scores({query.data(), 1, query.size()}, {all.data(), 1, all.size()});
-  return top_k(all, budget);
+  return top_k(all, budget, order);
 }
 
-std::vector<Scored> Selector::select_shared(MatrixView<const float> queries, SharedBy by,
-                                            size_t budget) const {
+std::vector<Scored> Selector::select_shared(MatrixView<const float> queries, SharedBy by, size_t budget,
+                                            Order order) const {
   check_group(queries);
   Matrix<float> all(queries.rows(), tokens());
   scores(queries, all);
-  return top_k(share(all, by), budget);
+  return top_k(share(all, by), budget, order);
 }
 
 void OracleSelector::scores(MatrixView<const float> queries, MatrixView<float> out) const {
@@ -63,19 +63,19 @@ void SignSelector::scores(MatrixView<const float> queries, MatrixView<float> out
   for (size_t q = 0; q < queries.rows(); ++q) index_.scores(SignTable(codebook_, queries.row(q)), out.row(q));
 }
 
-std::vector<Scored> SignSelector::select(std::span<const float> query, size_t budget) const {
-  return index_.top_k(SignTable(codebook_, query), budget);
+std::vector<Scored> SignSelector::select(std::span<const float> query, size_t budget, Order order) const {
+  return index_.top_k(SignTable(codebook_, query), budget, order);
 }
 
-std::vector<Scored> SignSelector::select_shared(MatrixView<const float> queries, SharedBy by,
-                                                size_t budget) const {
+std::vector<Scored> SignSelector::select_shared(MatrixView<const float> queries, SharedBy by, size_t budget,
+                                                Order order) const {
   check_group(queries);
   if (by == SharedBy::mean) {
     std::vector<float> mean(queries.cols());
     for (size_t q = 0; q < queries.rows(); ++q)
       for (size_t j = 0; j < mean.size(); ++j) mean[j] += queries(q, j);
     for (float& value : mean) value /= static_cast<float>(queries.rows());
-    return select(mean, budget);
+    return select(mean, budget, order);
   }
   std::vector<SignTable> tables;
   for (size_t q = 0; q < queries.rows(); ++q) tables.emplace_back(codebook_, queries.row(q));
@@ -83,12 +83,12 @@ std::vector<Scored> SignSelector::select_shared(MatrixView<const float> queries,
   for (const SignTable& table : tables) each.push_back({&index_, &table});
   // A token among the best of the group is among the best of the query that gives it its score.
   std::vector<Scored> all;
-  for (const auto& best : top_k(each, budget)) all.insert(all.end(), best.begin(), best.end());
+  for (const auto& best : top_k(each, budget, Order::by_id)) all.insert(all.end(), best.begin(), best.end());
   std::sort(all.begin(), all.end(),
             [](const Scored& a, const Scored& b) { return a.id != b.id ? a.id < b.id : a.score > b.score; });
   const auto same = [](const Scored& a, const Scored& b) { return a.id == b.id; };
   all.erase(std::unique(all.begin(), all.end(), same), all.end());
-  keep_top(all, budget);
+  keep_top(all, budget, order);
   return all;
 }
 

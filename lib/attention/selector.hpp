@@ -30,13 +30,13 @@ class Selector {
   /// out[i, t] = what query i, of (n, dims()), expects of token t < tokens(); comparable within a row only.
   virtual void scores(MatrixView<const float> queries, MatrixView<float> out) const = 0;
 
-  /// The `budget` tokens of the highest scores, highest first, of equal ones the lower id; all if there are
-  /// fewer.
-  virtual std::vector<Scored> select(std::span<const float> query, size_t budget) const;
+  /// The `budget` tokens of the highest scores, of equal ones the lower ids; all if there are fewer.
+  virtual std::vector<Scored> select(std::span<const float> query, size_t budget,
+                                     Order order = Order::by_score) const;
 
   /// One selection for all queries of a group, (n, dims()), n >= 1.
-  virtual std::vector<Scored> select_shared(MatrixView<const float> queries, SharedBy by,
-                                            size_t budget) const;
+  virtual std::vector<Scored> select_shared(MatrixView<const float> queries, SharedBy by, size_t budget,
+                                            Order order = Order::by_score) const;
 };
 
 /// The ids of a selection, rising: the order in which attention reads rows best.
@@ -64,10 +64,11 @@ class SignSelector final : public Selector {
   size_t tokens() const override { return index_.tokens(); }
   size_t dims() const override { return index_.dims(); }
   void scores(MatrixView<const float> queries, MatrixView<float> out) const override;
-  std::vector<Scored> select(std::span<const float> query, size_t budget) const override;
+  std::vector<Scored> select(std::span<const float> query, size_t budget,
+                             Order order = Order::by_score) const override;
   /// By the mean: the scores of the mean query, which are the mean scores but for rounding.
-  std::vector<Scored> select_shared(MatrixView<const float> queries, SharedBy by,
-                                    size_t budget) const override;
+  std::vector<Scored> select_shared(MatrixView<const float> queries, SharedBy by, size_t budget,
+                                    Order order = Order::by_score) const override;
 
  private:
   const SignCodebook& codebook_;

@@ -120,18 +120,28 @@ void rank(std::span<Scored> items) {
   for (size_t i = 0; i < items.size(); ++i) items[ranks[i]] = unordered[i];
 }
 
-void keep_top(std::vector<Scored>& items, size_t k) {
-  if (k > 0 && items.size() > kRankedByCounting && items.size() > k) {
+void keep_top(std::vector<Scored>& items, size_t k, Order order) {
+  if (k == 0) items.clear();
+  if (items.size() > k && (order == Order::by_id || items.size() > kRankedByCounting)) {
+    // Those above the k-th largest score, and the first of those that equal it.
     std::vector<int32_t> keys(items.size());
     for (size_t i = 0; i < items.size(); ++i) keys[i] = ordered_key(items[i].score);
     const int32_t least = kth_largest(keys, k);
-    std::erase_if(items, [&](const Scored& item) { return ordered_key(item.score) < least; });
+    const auto above = std::count_if(keys.begin(), keys.end(), [&](int32_t key) { return key > least; });
+    size_t kept = 0, equal = k - static_cast<size_t>(above);
+    for (size_t i = 0; i < items.size(); ++i) {
+      if (keys[i] < least || (keys[i] == least && equal == 0)) continue;
+      equal -= keys[i] == least;
+      items[kept++] = items[i];
+    }
+    items.resize(kept);
   }
+  if (order == Order::by_id) return;
   rank(items);
   if (items.size() > k) items.resize(k);
 }
 
-std::vector<Scored> top_k(std::span<const float> scores, size_t k) {
+std::vector<Scored> top_k(std::span<const float> scores, size_t k, Order order) {
   if (scores.size() > (uint64_t{1} << 32)) throw failed("{} scores: ids have 32 bits", scores.size());
   constexpr size_t kBlock = 256;
   const auto collect = kernels().collect;
@@ -153,7 +163,7 @@ std::vector<Scored> top_k(std::span<const float> scores, size_t k) {
     const uint32_t id = candidates.ids()[i];
     best[i] = {scores[id], id};
   }
-  rank(best);
+  if (order == Order::by_score) rank(best);
   return best;
 }
 

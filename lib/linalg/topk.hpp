@@ -21,21 +21,25 @@ struct Scored {
   bool operator==(const Scored&) const = default;
 };
 
+/// How a selection is handed over: the best first (of equal ones the lower id), or by rising id, which costs
+/// no sorting.
+enum class Order { by_score, by_id };
+
 /// An integer for a score, in the same order; both zeros are the same. The score is no NaN.
 int32_t ordered_key(float score);
 
 /// The k-th largest value, 1 <= k <= values.size(). Throws Error(failed) for another k.
 int32_t kth_largest(std::span<const int32_t> values, size_t k);
 
-/// The k largest of scores, largest first; fewer if there are fewer. No score is a NaN; up to 2^32 of them.
-/// Runs on the calling thread.
-std::vector<Scored> top_k(std::span<const float> scores, size_t k);
+/// The k largest of scores; fewer if there are fewer. No score is a NaN; up to 2^32 of them. Runs on the
+/// calling thread.
+std::vector<Scored> top_k(std::span<const float> scores, size_t k, Order order = Order::by_score);
 
 /// Puts items in order: larger scores first, of equal ones the lower id. Time grows with their number only.
 void rank(std::span<Scored> items);
 
-/// Ranks items and cuts them off behind the k-th.
-void keep_top(std::vector<Scored>& items, size_t k);
+/// Keeps the k that rank first. items: by rising id.
+void keep_top(std::vector<Scored>& items, size_t k, Order order = Order::by_score);
 
 /// What a pass over many keyed items must remember to know its k largest.
 class TopCandidates {

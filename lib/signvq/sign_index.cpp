@@ -80,8 +80,8 @@ class SignSearch {
     found_[piece] = std::move(candidates);
   }
 
-  /// Joins the pieces and ranks by float scores.
-  std::vector<Scored> finish() {
+  /// Joins the pieces and selects by float scores.
+  std::vector<Scored> finish(Order order) {
     TopCandidates& all = *found_[0];
     for (size_t piece = 1; piece < pieces_; ++piece) all.merge(*found_[piece]);
     all.prune();
@@ -90,7 +90,7 @@ class SignSearch {
     kernels_.exact_of(codes(), table_.exact().data(), ids.data(), ids.size(), scores.data());
     std::vector<Scored> best(ids.size());
     for (size_t i = 0; i < ids.size(); ++i) best[i] = {scores[i], ids[i]};
-    keep_top(best, k_);
+    keep_top(best, k_, order);
     return best;
   }
 
@@ -170,12 +170,12 @@ void SignIndex::quick_scores(const SignTable& table, std::span<float> out) const
   SignSearch({this, &table}, 0).scores(out, true);
 }
 
-std::vector<Scored> SignIndex::top_k(const SignTable& table, size_t k) const {
+std::vector<Scored> SignIndex::top_k(const SignTable& table, size_t k, Order order) const {
   const SignQuery query{this, &table};
-  return std::move(kvcodec::top_k({&query, 1}, k)[0]);
+  return std::move(kvcodec::top_k({&query, 1}, k, order)[0]);
 }
 
-std::vector<std::vector<Scored>> top_k(std::span<const SignQuery> queries, size_t k) {
+std::vector<std::vector<Scored>> top_k(std::span<const SignQuery> queries, size_t k, Order order) {
   std::vector<SignSearch> searches;
   searches.reserve(queries.size());
   const auto threads = static_cast<size_t>(num_threads());
@@ -192,7 +192,7 @@ std::vector<std::vector<Scored>> top_k(std::span<const SignQuery> queries, size_
   parallel_for(pieces.size(), 1,
                [&](size_t i, size_t, int) { searches[pieces[i].search].scan(pieces[i].piece); });
   std::vector<std::vector<Scored>> best(queries.size());
-  const auto finish = [&](size_t i) { best[i] = searches[i].finish(); };
+  const auto finish = [&](size_t i) { best[i] = searches[i].finish(order); };
   if (queries.size() == 1)  // not worth waking threads
     finish(0);
   else

@@ -45,9 +45,9 @@ class SignIndex {
   /// The same to within table.error_bound(), from the byte table.
   void quick_scores(const SignTable& table, std::span<float> out) const;
 
-  /// The k tokens of the largest float scores, largest first; all of them if there are fewer. The keys are
-  /// cut among the threads.
-  std::vector<Scored> top_k(const SignTable& table, size_t k) const;
+  /// The k tokens of the largest float scores; all of them if there are fewer. The keys are cut among the
+  /// threads.
+  std::vector<Scored> top_k(const SignTable& table, size_t k, Order order = Order::by_score) const;
 
  private:
   friend class SignSearch;
@@ -65,6 +65,7 @@ struct SignQuery {
 
 /// top_k of many queries, which may share an index: whole queries go to threads, and the keys of each are cut
 /// among them where there are fewer queries than threads.
-std::vector<std::vector<Scored>> top_k(std::span<const SignQuery> queries, size_t k);
+std::vector<std::vector<Scored>> top_k(std::span<const SignQuery> queries, size_t k,
+                                       Order order = Order::by_score);
 
 }  // namespace kvcodec

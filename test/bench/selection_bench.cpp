@@ -105,12 +105,14 @@ void measure_head(const Matrix<float>& keys, const Matrix<float>& values, Matrix
   for (const size_t budget : {size_t{64}, size_t{128}, size_t{256}, size_t{512}, keys.rows() * 75 / 1000}) {
     auto& table = results[budget];
     std::vector<std::vector<uint32_t>> wanted;
-    for (size_t q = 0; q < queries.rows(); ++q) wanted.push_back(ids_in_order(top_k(logits.row(q), budget)));
+    for (size_t q = 0; q < queries.rows(); ++q)
+      wanted.push_back(ids_in_order(top_k(logits.row(q), budget, Order::by_id)));
     for (size_t method = 0; method < std::size(methods); ++method) {
       if (table.size() <= method) table.push_back({methods[method].first, {}});
       Sums& sums = table[method].second;
       for (size_t q = 0; q < queries.rows(); ++q) {
-        const auto selected = ids_in_order(methods[method].second->select(queries.row(q), budget));
+        const auto selected =
+            ids_in_order(methods[method].second->select(queries.row(q), budget, Order::by_id));
         attend({queries.rows(q, 1), {{&rows, selected}}, part});
         sums.recall += selection_recall(selected, wanted[q]);
         sums.mass += mass_covered(logits.row(q), selected);

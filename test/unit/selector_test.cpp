@@ -61,6 +61,10 @@ TEST_CASE("selectors: the best by their scores, alone and shared by a group") {
           mean[t] = (scores(0, t) + scores(1, t) + scores(2, t)) / 3;
         }
         CHECK((selector->select_shared(queries, SharedBy::max, budget) == top_k(largest, budget)));
+        CHECK((selector->select(queries.row(1), budget, Order::by_id) ==
+               top_k(scores.row(1), budget, Order::by_id)));
+        CHECK((selector->select_shared(queries, SharedBy::max, budget, Order::by_id) ==
+               top_k(largest, budget, Order::by_id)));
         // Rounding may exchange neighbours: compare the scores.
         const auto by_mean = selector->select_shared(queries, SharedBy::mean, budget),
                    expected = top_k(mean, budget);

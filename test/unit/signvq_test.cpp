@@ -300,6 +300,7 @@ TEST_CASE("sign top-k: that of the float scores, whatever the arrangement, level
               CAPTURE(threads);
               CAPTURE(name_of(level));
               CHECK((index.top_k(table, k) == expected));
+              CHECK((index.top_k(table, k, Order::by_id) == top_k(scores, k, Order::by_id)));
             }
         }
       }

@@ -70,7 +70,11 @@ TEST_CASE("top_k: what sorting gives, ties by the lower id, at every level") {
           CAPTURE(int(kind));
           CAPTURE(n);
           CAPTURE(k);
-          CHECK((top_k(scores, k) == sorted_top(scores, k)));
+          std::vector<Scored> expected = sorted_top(scores, k);
+          CHECK((top_k(scores, k) == expected));
+          std::sort(expected.begin(), expected.end(),
+                    [](const Scored& a, const Scored& b) { return a.id < b.id; });
+          CHECK((top_k(scores, k, Order::by_id) == expected));
         }
       }
   }
@@ -112,14 +116,18 @@ TEST_CASE("rank: larger first, of equal ones the lower id, from any order") {
     std::sort(expected.begin(), expected.end(), [](const Scored& a, const Scored& b) {
       return a.score != b.score ? a.score > b.score : a.id < b.id;
     });
-    std::vector<Scored> top = items;
+    std::vector<Scored> by_id = items;
+    std::sort(by_id.begin(), by_id.end(), [](const Scored& a, const Scored& b) { return a.id < b.id; });
     rank(items);
     CHECK((items == expected));
     for (const size_t k : {size_t{0}, size_t{1}, n / 3, n, n + 1}) {
-      std::vector<Scored> kept = top;
+      std::vector<Scored> kept = by_id, unranked = by_id;
       keep_top(kept, k);
       CHECK((kept == std::vector<Scored>(expected.begin(),
                                          expected.begin() + static_cast<std::ptrdiff_t>(std::min(k, n)))));
+      keep_top(unranked, k, Order::by_id);
+      std::sort(kept.begin(), kept.end(), [](const Scored& a, const Scored& b) { return a.id < b.id; });
+      CHECK((unranked == kept));
     }
   }
 }
