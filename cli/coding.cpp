@@ -42,6 +42,7 @@ CodecContext context_of(const ModelInfo& model, DType storage, const Book* book)
   return {.num_layers = model.num_layers,
           .heads = model.num_kv_heads,
           .head_dim = model.head_dim,
+          .query_heads = model.num_q_heads,
           .storage = storage,
           .book = book};
 }

@@ -166,25 +166,49 @@ class CodecRun {
                            (scope == SurveyScope::document && is_new);
       const size_t surveyed = !surveys ? 0 : scope == SurveyScope::file ? job_.pieces.size() - i : 1;
       const auto pieces = std::span(job_.pieces).subspan(i, surveyed);
-      for (const auto& piece : pieces) read += piece.count;
+      const GroupShape shape = group_shape(kv_.model(), group, codec_.layer_group(), side);
+      const auto survey = surveys ? codec_.survey(shape) : nullptr;
+      for (const auto& piece : pieces) read += piece.count * static_cast<uint64_t>(survey->passes());
       read += job_.pieces[i].count;
       if (!really) continue;
-      const GroupShape shape = group_shape(kv_.model(), group, codec_.layer_group(), side);
       StreamStore& document = writer_.document(side, group, job_.pieces[i].document);
-      if (surveys) survey(shape, pieces, document);
+      if (survey) run_survey(*survey, codec_.surveyed(shape), pieces, document);
       for_each_chunk(shape, job_.pieces[i],
                      [&](MatrixView<const float> rows) { codec_.append(shape, rows, document); });
     }
     return read;
   }
 
-  void survey(const GroupShape& shape, std::span<const Job::Piece> pieces, StreamStore& document) {
-    const auto survey = codec_.survey(shape);
-    for (const auto& piece : pieces) {
-      for_each_chunk(shape, piece, [&](MatrixView<const float> rows) { survey->observe(rows); });
-      survey->end_document();
+  void run_survey(Survey& survey, const GroupShape& shape, std::span<const Job::Piece> pieces,
+                  StreamStore& document) {
+    for (int pass = 0; pass < survey.passes(); ++pass) {
+      for (const auto& piece : pieces) {
+        show_queries(survey, shape, piece);
+        for_each_chunk(shape, piece, [&](MatrixView<const float> rows) { survey.observe(rows); });
+        survey.end_document();
+      }
+      survey.end_pass();
     }
-    survey->finish(document);
+    survey.finish(document);
+  }
+
+  /// The queries of a piece's tokens, if the codec wants them and there are any.
+  void show_queries(Survey& survey, const GroupShape& shape, const Job::Piece& piece) {
+    if (codec_.without_queries().empty() || kv_.query_tokens() == 0) return;
+    if (queries_layer_ != shape.first_layer) {
+      queries_ = kv_.queries(shape.first_layer);
+      queries_layer_ = shape.first_layer;
+    }
+    if (!queries_) return;
+    const auto& rows = queries_->token_rows;
+    const auto begin = std::ranges::lower_bound(rows, piece.first);
+    const auto end = std::ranges::lower_bound(rows, piece.first + piece.count);
+    std::vector<uint64_t> tokens(begin, end);
+    for (uint64_t& token : tokens) token -= piece.first;
+    const size_t width = rows.empty() ? 0 : queries_->values.size() / rows.size();
+    survey.observe_queries(
+        tokens,
+        {queries_->values.data() + static_cast<size_t>(begin - rows.begin()) * width, tokens.size(), width});
   }
 
   template <class Body>
@@ -212,6 +236,8 @@ class CodecRun {
   uint64_t budget_;
   ProgressBar& bar_;
   Matrix<float> rows_;
+  std::optional<KvReader::Queries> queries_;  // of queries_layer_
+  int queries_layer_ = -1;
   uint64_t tokens_ = 0;              // of all pieces
   uint64_t done_ = 0, planned_ = 0;  // tokens read over all sides, groups and passes
 };
@@ -397,6 +423,13 @@ std::string encode(Command& command) {
   else
     encoding.emplace(kv, options);
   const Job job = make_job(kv, documents, encoding->base(), encoding->info.documents);
+
+  const std::string without_queries = encoding->codec().without_queries();
+  if (!without_queries.empty() && kv.query_tokens() == 0 && !options.common.quiet)
+    std::fputs(fmt::format("kvcodec encode: note: {} has no queries: {} (see dump-kv --queries)\n", kv.name(),
+                           without_queries)
+                   .c_str(),
+               stderr);
 
   OutputFile output(options.output.path, options.output.overwrite);
   auto writer = encoding->make_writer(output, job, options.embed_book);

@@ -14,6 +14,7 @@
 #include "formats/book_file.hpp"
 #include "formats/codes_file.hpp"
 #include "formats/kv_file.hpp"
+#include "formats/selection_file.hpp"
 #include "lib/codec/registry.hpp"
 #include "lib/core/error.hpp"
 
@@ -273,6 +274,29 @@ std::string codes_info(const InfoOptions& options) {
          history_text(codes.type());
 }
 
+std::string selection_info(const InfoOptions& options) {
+  const SelectionFile file = read_selection_info(options.input);
+  const std::string name = options.input == "-" ? "standard input" : options.input;
+  if (options.common.json) {
+    Json json = json_of(file.type);
+    json["model"] = to_json(file.info.model);
+    json["parameters"] = to_json(file.info.parameters);
+    json["queries"] = file.info.query_rows.size();
+    json["heads"] = file.info.heads;
+    for (const auto& [layer, budget] : file.budgets)
+      json["layers"].push_back({{"layer", layer}, {"budget", budget}});
+    return text_of(json);
+  }
+  Facts facts;
+  add_model(facts, file.info.model);
+  facts.add("parameters", record_text(file.info.parameters));
+  facts.add("queries", grouped(file.info.query_rows.size()));
+  facts.add("heads", grouped(file.info.heads));
+  Table table({{"layer"}, {"tokens", "at most"}});
+  for (const auto& [layer, budget] : file.budgets) table.row({fmt::format("{}", layer), grouped(budget)});
+  return head_line(name, file.type) + facts.text() + "\n" + table.text() + history_text(file.type);
+}
+
 }  // namespace
 
 std::string info(Command& command) {
@@ -284,7 +308,7 @@ std::string info(Command& command) {
                    "kvcodec info codes.h5\n"
                    "kvcodec info codes.h5 --json | jq .rate.bits_per_value");
   command.group("Input");
-  command.input("FILE", "kv, dictionary or codes file; - is standard input", options.input);
+  command.input("FILE", "kv, dictionary, codes or selection file; - is standard input", options.input);
   options.layers.declare(command);
   options.documents.declare(command);
   options.common.declare(command);
@@ -299,6 +323,7 @@ std::string info(Command& command) {
       throw usage_error("{}: a {} has no layers and documents to choose from", options.input, type.type);
     return book_info(options);
   }
+  if (type.type == "selection") return selection_info(options);
   throw bad_input("{}: info does not know files of type '{}'", options.input, type.type);
 }
 

@@ -37,6 +37,8 @@ const std::vector<Task>& tasks() {
        {{"encode", "compress a cache with one of the codecs", encode},
         {"decode", "rebuild a cache, or a part of it, from its codes", decode},
         {"pack-indices", "store ids in as few bits as they need, or plainly again", pack_indices}}},
+      {"Attend",
+       {{"select", "choose the tokens that queries should attend to, and measure the choice", select}}},
       {"Look",
        {{"info", "say what is in a file", info},
         {"eval-recon", "measure rebuilt caches against the original, error and rate", eval_recon}}},

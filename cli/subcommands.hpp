@@ -13,6 +13,7 @@ std::string train_dict(Command& command);
 std::string encode(Command& command);
 std::string decode(Command& command);
 std::string pack_indices(Command& command);
+std::string select(Command& command);
 std::string info(Command& command);
 std::string eval_recon(Command& command);
 

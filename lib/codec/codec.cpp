@@ -7,6 +7,10 @@ namespace kvcodec {
 
 std::unique_ptr<Survey> Codec::survey(const GroupShape&) const { throw failed("this codec surveys nothing"); }
 
+std::unique_ptr<Selector> Codec::selector(const GroupShape&, const StreamReader&, size_t) const {
+  throw failed("this codec has no index");
+}
+
 void Codec::multiply_keys(const GroupShape& shape, const StreamReader& document, uint64_t first,
                           MatrixView<const float> queries, MatrixView<float> out) const {
   decode_and_multiply_keys(*this, shape, document, first, queries, out);

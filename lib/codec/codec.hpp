@@ -10,10 +10,12 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "lib/attention/selector.hpp"
 #include "lib/codec/book.hpp"
 #include "lib/codec/stream.hpp"
 #include "lib/core/options.hpp"
@@ -46,6 +48,7 @@ struct Capabilities {
   bool lossless = false;     ///< decodes the 16-bit input exactly
   bool appends = true;       ///< later tokens can be added without touching what is stored
   bool multiplies = false;   ///< products with keys and values without decoding them
+  bool has_index = false;    ///< what is stored says which tokens a query should look at
   bool device_twin = false;  ///< has a CUDA implementation
 };
 
@@ -54,6 +57,7 @@ struct CodecContext {
   int num_layers = 0;  ///< of the model
   int heads = 0;       ///< key/value heads per layer
   int head_dim = 0;
+  int query_heads = 0;  ///< per layer, a multiple of heads; 0 = not known
   DType storage =
       DType::bf16;  ///< the 16-bit type (bf16 or f16) of the cache; tokens kept exactly are kept in it
   const Book* book = nullptr;  ///< outlives the codec; nullptr where the codec needs none
@@ -65,10 +69,17 @@ struct CodecContext {
 class Survey {
  public:
   virtual ~Survey() = default;
+  /// How often all tokens are to be shown, from the first document to the last.
+  virtual int passes() const { return 1; }
+  /// Queries of the document that comes next, where the codec wants them and there are any: of the tokens in
+  /// these rows of the document, rising; (n, query_heads * head_dim).
+  virtual void observe_queries(std::span<const uint64_t>, MatrixView<const float>) {}
   /// The next tokens of the document in work, (n, shape.width()), in pieces of any size.
   virtual void observe(MatrixView<const float> rows) = 0;
   /// No more tokens of this document; a call to observe() starts the next one.
-  virtual void end_document() = 0;
+  virtual void end_document() {}
+  /// No more documents in this pass.
+  virtual void end_pass() {}
   /// Stores what was learned: before the first append to that document.
   virtual void finish(StreamStore& document) = 0;
 };
@@ -105,6 +116,11 @@ class Codec {
   }
 
   virtual SurveyScope survey_scope() const { return SurveyScope::none; }
+  /// The rows that a survey for `shape` looks at: those of that side, or of the other.
+  virtual GroupShape surveyed(const GroupShape& shape) const { return shape; }
+  /// Of codecs whose surveys want queries (only with a layer group of 1): what is done where there are none,
+  /// for a note to the user. Others: empty.
+  virtual std::string without_queries() const { return {}; }
   /// Starts a survey of one side of one group; only where survey_scope() is not none.
   virtual std::unique_ptr<Survey> survey(const GroupShape& shape) const;
 
@@ -120,6 +136,11 @@ class Codec {
   /// data).
   virtual void decode(const GroupShape& shape, const StreamReader& document, uint64_t first,
                       MatrixView<float> out) const = 0;
+
+  /// Chooses tokens of one head by what is stored (Capabilities::has_index); document: the streams of the
+  /// keys. It holds all it needs. Throws Error(failed) for codecs without an index.
+  virtual std::unique_ptr<Selector> selector(const GroupShape& shape, const StreamReader& document,
+                                             size_t head) const;
 
   /// Products of queries with the keys of tokens [first, first + out.cols()), without decoding them where the
   /// codec can (Capabilities::multiplies); the default decodes. Of shapes of keys only. heads = layers *

@@ -135,23 +135,28 @@ uint64_t Encoded::size_bytes(Category category) const {
   return total;
 }
 
+void run_survey(Survey& survey, std::span<const DocumentRows> documents, StreamStore& document) {
+  for (int pass = 0; pass < survey.passes(); ++pass) {
+    for (const DocumentRows& each : documents) {
+      if (each.queries.rows() > 0) survey.observe_queries(each.query_tokens, each.queries);
+      survey.observe(each.surveyed);
+      survey.end_document();
+    }
+    survey.end_pass();
+  }
+  survey.finish(document);
+}
+
 Encoded encode_in_memory(const Codec& codec, const GroupShape& shape,
-                         std::span<const MatrixView<const float>> documents) {
+                         std::span<const DocumentRows> documents) {
   Encoded encoded(codec.streams(shape));
   const SurveyScope scope = codec.survey_scope();
-  std::unique_ptr<Survey> survey;
   for (size_t i = 0; i < documents.size(); ++i) {
     StreamStore& document = encoded.add_document();
-    if (scope == SurveyScope::document || (scope == SurveyScope::file && i == 0)) {
-      const size_t surveyed = scope == SurveyScope::file ? documents.size() : i + 1;
-      survey = codec.survey(shape);
-      for (size_t j = i; j < surveyed; ++j) {
-        survey->observe(documents[j]);
-        survey->end_document();
-      }
-      survey->finish(document);
-    }
-    codec.append(shape, documents[i], document);
+    if (scope == SurveyScope::document || (scope == SurveyScope::file && i == 0))
+      run_survey(*codec.survey(shape),
+                 documents.subspan(i, scope == SurveyScope::file ? documents.size() : 1), document);
+    codec.append(shape, documents[i].rows, document);
   }
   return encoded;
 }

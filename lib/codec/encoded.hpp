@@ -34,9 +34,20 @@ class Encoded {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Documents of one side of one group, each (tokens, shape.width()), surveyed and encoded as a new file would
-/// be.
+/// A document to be encoded in memory.
+struct DocumentRows {
+  DocumentRows(MatrixView<const float> all) : rows(all), surveyed(all) {}
+  MatrixView<const float> rows;      ///< (tokens, width) of the side to encode
+  MatrixView<const float> surveyed;  ///< of the side that Codec::surveyed asks for
+  std::vector<uint64_t> query_tokens = {};
+  MatrixView<const float> queries = {};  ///< (query_tokens.size(), query_heads * head_dim)
+};
+
+/// Documents of one side of one group, surveyed and encoded as a new file would be.
 Encoded encode_in_memory(const Codec& codec, const GroupShape& shape,
-                         std::span<const MatrixView<const float>> documents);
+                         std::span<const DocumentRows> documents);
+
+/// Runs a survey over these documents and stores what it learned.
+void run_survey(Survey& survey, std::span<const DocumentRows> documents, StreamStore& document);
 
 }  // namespace kvcodec

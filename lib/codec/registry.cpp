@@ -10,6 +10,7 @@ namespace kvcodec {
 CodecEntry none_codec();
 CodecEntry sparse_codec();
 CodecEntry kvcomp_codec();
+CodecEntry selfindex_codec();
 CodecEntry kivi_codec();
 
 std::span<const CodecEntry> codecs() {
@@ -17,6 +18,7 @@ std::span<const CodecEntry> codecs() {
       none_codec(),
       sparse_codec(),
       kvcomp_codec(),
+      selfindex_codec(),
       kivi_codec(),
   };
   return entries;

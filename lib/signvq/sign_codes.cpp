@@ -60,8 +60,8 @@ Shape shape_of(size_t rows, size_t cols, size_t heads, size_t code_rows, size_t 
 
 /// Sums over some tokens of one head.
 struct Partial {
-  std::vector<sign_kernels::Sums> sums;  // [group][code]
-  std::vector<uint32_t> counts;          // [group][code]
+  std::vector<sign_kernels::Sums> sums = {};  // [group][code]
+  std::vector<uint32_t> counts = {};          // [group][code]
 };
 
 SignCodebook codebook_of(std::span<const Partial> parts, size_t dims) {
@@ -115,26 +115,56 @@ void encode_signs(MatrixView<const float> rows, size_t heads, MatrixView<uint8_t
   });
 }
 
+struct CodebookSums::Impl {
+  size_t heads, dims;
+  uint64_t rows = 0;
+  std::vector<std::vector<Partial>> parts;  // [head][piece of kSummedTogether rows]
+};
+
+CodebookSums::CodebookSums(size_t heads, size_t dims)
+    : impl_(std::make_unique<Impl>(Impl{.heads = heads, .dims = dims, .parts = {}})) {
+  (void)sign_row_bytes(dims);
+  impl_->parts.resize(heads);
+}
+CodebookSums::~CodebookSums() = default;
+CodebookSums::CodebookSums(CodebookSums&&) noexcept = default;
+CodebookSums& CodebookSums::operator=(CodebookSums&&) noexcept = default;
+
+void CodebookSums::add(MatrixView<const float> rows, MatrixView<const uint8_t> codes) {
+  Impl& s = *impl_;
+  const Shape shape = shape_of(rows.rows(), rows.cols(), s.heads, codes.rows(), codes.cols());
+  if (shape.dims != s.dims) throw failed("rows of {} dimensions; the sums have {}", shape.dims, s.dims);
+  if (rows.rows() == 0) return;
+  const auto add = sign_kernels::best().add;
+  const size_t cells = s.dims / kSignGroup * kSignCodes;
+  const size_t first_piece = s.rows / kSummedTogether;
+  const size_t pieces = (s.rows + rows.rows() - 1) / kSummedTogether + 1 - first_piece;
+  for (auto& of_head : s.parts) of_head.resize(first_piece + pieces);
+  parallel_for(s.heads * pieces, 1, [&](size_t item, size_t, int) {
+    const size_t head = item / pieces, piece = first_piece + item % pieces;
+    const uint64_t begin = std::max<uint64_t>(piece * kSummedTogether, s.rows) - s.rows;
+    const uint64_t end = std::min<uint64_t>((piece + 1) * kSummedTogether - s.rows, rows.rows());
+    Partial& part = s.parts[head][piece];
+    if (part.sums.empty()) part = {std::vector<sign_kernels::Sums>(cells), std::vector<uint32_t>(cells)};
+    for (size_t token = begin; token < end; ++token)
+      add(rows.row(token).data() + head * s.dims, codes.row(token).data() + head * shape.row_bytes, s.dims,
+          part.sums.data(), part.counts.data());
+  });
+  s.rows += rows.rows();
+}
+
+std::vector<SignCodebook> CodebookSums::codebooks() const {
+  std::vector<SignCodebook> codebooks;
+  for (const auto& of_head : impl_->parts) codebooks.push_back(codebook_of(of_head, impl_->dims));
+  return codebooks;
+}
+
 std::vector<SignCodebook> build_codebooks(MatrixView<const float> rows, MatrixView<const uint8_t> codes,
                                           size_t heads) {
   const Shape shape = shape_of(rows.rows(), rows.cols(), heads, codes.rows(), codes.cols());
-  const auto add = sign_kernels::best().add;
-  const size_t cells = shape.dims / kSignGroup * kSignCodes;
-  const size_t pieces = (rows.rows() + kSummedTogether - 1) / kSummedTogether;
-  std::vector<Partial> parts(heads * pieces);  // [head][piece]
-  parallel_for(parts.size(), 1, [&](size_t item, size_t, int) {
-    const size_t head = item / pieces, first = item % pieces * kSummedTogether;
-    const size_t end = std::min(first + kSummedTogether, rows.rows());
-    Partial part{std::vector<sign_kernels::Sums>(cells), std::vector<uint32_t>(cells)};
-    for (size_t token = first; token < end; ++token)
-      add(rows.row(token).data() + head * shape.dims, codes.row(token).data() + head * shape.row_bytes,
-          shape.dims, part.sums.data(), part.counts.data());
-    parts[item] = std::move(part);
-  });
-  std::vector<SignCodebook> codebooks(heads);
-  for (size_t head = 0; head < heads; ++head)
-    codebooks[head] = codebook_of(std::span(parts).subspan(head * pieces, pieces), shape.dims);
-  return codebooks;
+  CodebookSums sums(heads, shape.dims);
+  sums.add(rows, codes);
+  return sums.codebooks();
 }
 
 void reconstruct_signs(MatrixView<const uint8_t> codes, const SignCodebook& codebook, MatrixView<float> out) {

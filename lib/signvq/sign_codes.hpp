@@ -13,6 +13,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "lib/core/view.hpp"
@@ -39,8 +40,28 @@ struct SignCodebook {
   size_t groups() const { return centroids.rows() / kSignGroup; }
 };
 
-/// The codebooks of all heads from rows and their codes (shapes as for encode_signs): means summed in double,
-/// over 4096 tokens at a time in order, so they do not depend on threads or SIMD level. No rows: all zeros.
+/// Sums up the codebooks of all heads from rows that come piece by piece. Means are summed in double, over
+/// 4096 tokens at a time in order, so they depend neither on the pieces, nor on threads or SIMD level.
+class CodebookSums {
+ public:
+  /// Throws Error(bad_input) unless dims is a positive multiple of 4.
+  CodebookSums(size_t heads, size_t dims);
+  ~CodebookSums();
+  CodebookSums(CodebookSums&&) noexcept;
+  CodebookSums& operator=(CodebookSums&&) noexcept;
+
+  /// The next rows and their codes; shapes as for encode_signs. Threaded.
+  void add(MatrixView<const float> rows, MatrixView<const uint8_t> codes);
+
+  /// One per head; without any rows all zeros.
+  std::vector<SignCodebook> codebooks() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// The codebooks of rows that are all there, in one go.
 std::vector<SignCodebook> build_codebooks(MatrixView<const float> rows, MatrixView<const uint8_t> codes,
                                           size_t heads);
 

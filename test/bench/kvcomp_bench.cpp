@@ -43,7 +43,7 @@ void check_close(const Matrix<float>& a, const Matrix<float>& b, const std::stri
 void run_side(const Codec& codec, const GroupShape& shape, size_t tokens) {
   const size_t heads = size_t(shape.heads);
   const Matrix<float> rows = normal_rows(tokens, shape.width(), true, 1);
-  const MatrixView<const float> views[] = {rows.view()};
+  const DocumentRows views[] = {rows.view()};
   const double values = double(rows.size());
 
   Encoded encoded(codec.streams(shape));

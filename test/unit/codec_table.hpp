@@ -37,6 +37,9 @@ struct CodecCase {
   /// What flags may add to data that does not shrink, relative to its 16-bit size.
   double flags = 0;
 
+  /// Head dimensions that are no multiple of this are refused.
+  int head_dim_multiple = 1;
+
   /// Head dimensions below this are refused: no code could be smaller than the values.
   int least_head_dim = 1;
 };
@@ -278,6 +281,71 @@ inline CodecCase kvcomp_case(const KvcompSettings& settings) {
       .flags = 1.0 / 128};
 }
 
+// selfindex
+// ---------------------------------------------------------------------------------------------------------------------
+
+struct SelfIndexSettings {
+  std::string store = "2bit", center = "mean", key_levels = "magnitude";
+  int64_t full_tokens = 64;
+};
+
+/// Half a step of the 2-bit grid of a token's group of 32 channels, in units of the channel's largest centred
+/// magnitude for keys; the first tokens exactly (there are no queries here).
+inline void check_selfindex(const SelfIndexSettings& settings, const GroupShape& shape,
+                            MatrixView<const float> original, MatrixView<const float> decoded) {
+  const size_t tokens = original.rows(), width = original.cols(), d = static_cast<size_t>(shape.head_dim);
+  const bool key = shape.side == Side::key;
+  std::vector<float> center(width, 0), alpha(width, 1);
+  if (key)
+    for (size_t j = 0; j < width; ++j) {
+      std::vector<double> column(tokens);
+      double sum = 0;
+      for (size_t t = 0; t < tokens; ++t) sum += column[t] = original(t, j);
+      std::ranges::sort(column);
+      if (tokens > 0)
+        center[j] =
+            static_cast<float>(settings.center == "mean" ? sum / double(tokens) : column[(tokens - 1) / 2]);
+      alpha[j] = 0;
+      for (size_t t = 0; t < tokens; ++t) alpha[j] = std::max(alpha[j], std::abs(original(t, j) - center[j]));
+      if (alpha[j] == 0) alpha[j] = 1;
+    }
+  size_t wrong = 0;
+  for (size_t t = 0; t < tokens; ++t)
+    for (size_t j = 0; j < width; ++j) {
+      const bool exact = t < static_cast<size_t>(settings.full_tokens) || settings.store == "16bit";
+      const size_t group = j / d * d + j % d / 32 * 32, end = std::min(group + 32, j / d * d + d);
+      double low = INFINITY, high = -INFINITY;
+      for (size_t c = group; c < end; ++c) {
+        const double centred = (double(original(t, c)) - center[c]) / alpha[c];
+        const double level = key && settings.key_levels == "magnitude" ? std::abs(centred) : centred;
+        low = std::min(low, level);
+        high = std::max(high, level);
+      }
+      const double largest = std::max(std::abs(low), std::abs(high));
+      // Scale and zero point are stored in f16 (2^-24 where they are subnormal); the sum is one of floats.
+      const double bound = exact ? 0
+                                 : alpha[j] * ((high - low) / 6 * (1 + 0x1p-8) + largest * 0x1p-9 + 0x1p-22) +
+                                       (std::abs(center[j]) + alpha[j] * largest) * 0x1p-21;
+      wrong += !(std::abs(double(decoded(t, j)) - original(t, j)) <= bound);
+    }
+  CHECK_EQ(wrong, 0);
+}
+
+inline CodecCase selfindex_case(const SelfIndexSettings& settings) {
+  return {.label = fmt::format("selfindex {}, center {}, levels of {}, {} full tokens", settings.store,
+                               settings.center, settings.key_levels, settings.full_tokens),
+          .codec = "selfindex",
+          .options = {{"store", settings.store},
+                      {"center", settings.center},
+                      {"key-levels", settings.key_levels},
+                      {"full-tokens", settings.full_tokens}},
+          .check_error =
+              [=](const GroupShape& shape, DType, MatrixView<const float> original,
+                  MatrixView<const float> decoded) { check_selfindex(settings, shape, original, decoded); },
+          .flags = settings.store == "16bit" ? INFINITY : 0,  // an index on top of everything
+          .head_dim_multiple = 4};
+}
+
 // ----------------------------------------------------------------------------------------------------------------------------
 
 inline std::vector<CodecCase> codec_table() {
@@ -294,6 +362,10 @@ inline std::vector<CodecCase> codec_table() {
       kivi_case(3, 1, 1, 7, "f32"),
       kivi_case(5, 33, 64, 40, "f32"),
       kivi_case(8, 16, 128, 1, "f16"),
+      selfindex_case({}),
+      selfindex_case({.center = "median", .key_levels = "signed", .full_tokens = 5}),
+      selfindex_case({.full_tokens = 0}),
+      selfindex_case({.store = "16bit"}),
       kvcomp_case({}),
       kvcomp_case({.entropy = "rans", .key_rel = 0.1, .value_rel = 0.05, .block = 16}),
       kvcomp_case({.key_quant = "block", .entropy = "auto", .unit_heads = true}),

@@ -1,6 +1,7 @@
 // The promises of the Codec interface, for every row of codec_table.hpp.
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <optional>
 #include <vector>
@@ -59,10 +60,11 @@ std::unique_ptr<Subject> make_subject(const CodecCase& row, int heads, int head_
 }
 
 std::unique_ptr<Subject> random_subject(const CodecCase& row, Rng& rng) {
-  constexpr int kHeadDims[] = {1, 2, 3, 8, 31, 32, 33, 64, 127, 128, 130};
+  constexpr int kHeadDims[] = {1, 2, 3, 4, 8, 12, 31, 32, 33, 36, 64, 127, 128, 130};
   const int heads = 1 + static_cast<int>(rng.below(8));
   int head_dim = 0;
-  while (head_dim < row.least_head_dim) head_dim = kHeadDims[rng.below(std::size(kHeadDims))];
+  while (head_dim < std::max(1, row.least_head_dim) || head_dim % row.head_dim_multiple != 0)
+    head_dim = kHeadDims[rng.below(std::size(kHeadDims))];
   const Side side = kSides[rng.below(2)];
   const DType storage = rng.below(2) ? DType::bf16 : DType::f16;
   return make_subject(row, heads, head_dim, side, storage, rng);
@@ -86,7 +88,7 @@ Matrix<float> make_rows(const Subject& subject, size_t tokens, Look look, Rng& r
 }
 
 Encoded encode(const Subject& subject, MatrixView<const float> rows) {
-  return encode_in_memory(*subject.codec, subject.shape, {{rows}});
+  return encode_in_memory(*subject.codec, subject.shape, {{DocumentRows(rows)}});
 }
 
 /// A new document with what a survey left in the streams of another encoding of the same rows: what is
@@ -95,9 +97,12 @@ StreamStore& surveyed_document(const Subject& subject, MatrixView<const float> r
   StreamStore& document = encoded.add_document();
   if (subject.codec->survey_scope() == SurveyScope::none) return document;
   const auto survey = subject.codec->survey(subject.shape);
-  for (size_t first = 0; first < rows.rows(); first += 37)
-    survey->observe(rows.rows(first, std::min<size_t>(37, rows.rows() - first)));
-  survey->end_document();
+  for (int pass = 0; pass < survey->passes(); ++pass) {
+    for (size_t first = 0; first < rows.rows(); first += 37)
+      survey->observe(rows.rows(first, std::min<size_t>(37, rows.rows() - first)));
+    survey->end_document();
+    survey->end_pass();
+  }
   survey->finish(document);
   return document;
 }
@@ -200,8 +205,8 @@ TEST_CASE("codecs: what was encoded comes back within the codec's bound, never l
         else
           CHECK(same_bits(decoded, rows));
         CHECK_EQ(find_codec(row.codec).capabilities.lossless, !row.check_error);
-        CHECK_LE(double(stored_bits(encoded)),
-                 double(tokens * subject->shape.width() * 16) * (1 + row.flags));
+        if (std::isfinite(row.flags))
+          CHECK_LE(double(stored_bits(encoded)), double(tokens * subject->shape.width() * 16) * (1 + row.flags));
         CHECK_THROWS_AS(decode(*subject, document, 0, tokens + 1), Error);
         CHECK_THROWS_AS(decode(*subject, document, tokens + 1, 0), Error);
       }
@@ -270,7 +275,7 @@ TEST_CASE("codecs: documents do not see each other") {
     std::vector<Matrix<float>> documents;
     for (const size_t tokens : {161, 0, 1, 200})
       documents.push_back(make_rows(*subject, tokens, Look::ordinary, rng));
-    const std::vector<MatrixView<const float>> views(documents.begin(), documents.end());
+    const std::vector<DocumentRows> views(documents.begin(), documents.end());
     const Encoded encoded = encode_in_memory(*subject->codec, subject->shape, views);
     for (size_t i = 0; i < documents.size(); ++i) {
       const size_t tokens = documents[i].rows();
@@ -280,12 +285,8 @@ TEST_CASE("codecs: documents do not see each other") {
       StreamStore& document = alone.add_document();
       for (const StreamSpec& spec : encoded.specs())
         if (spec.shared) document.append(spec.name, encoded.bytes(spec.name));
-      if (subject->codec->survey_scope() == SurveyScope::document) {
-        const auto survey = subject->codec->survey(subject->shape);
-        survey->observe(documents[i]);
-        survey->end_document();
-        survey->finish(document);
-      }
+      if (subject->codec->survey_scope() == SurveyScope::document)
+        run_survey(*subject->codec->survey(subject->shape), std::span(views).subspan(i, 1), document);
       subject->codec->append(subject->shape, documents[i], document);
       CHECK(same_bits(decode(*subject, encoded.document(i), 0, tokens),
                       decode(*subject, alone.document(0), 0, tokens)));

@@ -2,7 +2,7 @@
 # original in every layer.
 set -e
 kvcodec encode data/kv.h5 --codec sparse --book data/dict-2.h5 --sparsity 6 -o pairs.h5 >/dev/null # two layers a code
-for codec in none kivi kvcomp sparse pairs; do
+for codec in none kivi kvcomp selfindex sparse pairs; do
   book= codes=data/$codec.h5
   case $codec in
     sparse) book="--book data/dict.h5" ;;

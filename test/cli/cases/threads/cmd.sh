@@ -12,6 +12,8 @@ for n in 1 2; do
   run encode kv.h5 --codec kivi --residual 16 --group 16 -o kivi.h5
   run encode kv.h5 --codec kvcomp --block 32 -o kvcomp.h5
   run decode kvcomp.h5 -o kvcomp-kv.h5
+  run encode kv.h5 --codec selfindex --full-tokens 8 -o selfindex.h5
+  run decode selfindex.h5 -o selfindex-kv.h5
   run encode kv.h5 --codec none -o none.h5
   kvcodec eval-recon kv.h5 recon.h5 --rate packed.h5 --threads $n >eval.txt
   cd ..

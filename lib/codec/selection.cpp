@@ -1,0 +1,153 @@
+#include "lib/codec/selection.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "lib/attention/attention.hpp"
+#include "lib/core/error.hpp"
+#include "lib/core/parallel.hpp"
+#include "lib/metrics/selection.hpp"
+
+namespace kvcodec {
+namespace {
+
+/// Scores of one step's query heads, (n, all tokens), brought to one row of the visible ones.
+std::vector<float> combined(MatrixView<const float> scores, size_t visible, const std::string& share) {
+  std::vector<float> result(scores.row(0).begin(), scores.row(0).begin() + static_cast<ptrdiff_t>(visible));
+  for (size_t i = 1; i < scores.rows(); ++i)
+    for (size_t t = 0; t < visible; ++t)
+      result[t] = share == "max" ? std::max(result[t], scores(i, t)) : result[t] + scores(i, t);
+  return result;
+}
+
+/// The `budget` best of the visible tokens, the newest ones first of all.
+std::vector<Scored> best(std::vector<float> scores, uint64_t budget, uint64_t newest) {
+  const size_t kept = std::min({newest, budget, uint64_t{scores.size()}});
+  std::vector<Scored> chosen;
+  for (size_t t = scores.size() - kept; t < scores.size(); ++t)
+    chosen.push_back({scores[t], static_cast<uint32_t>(t)});
+  scores.resize(scores.size() - kept);
+  const auto others = top_k(scores, std::min<size_t>(budget - kept, scores.size()));
+  chosen.insert(chosen.end(), others.begin(), others.end());
+  rank(chosen);
+  return chosen;
+}
+
+/// One step: selections for its query heads, and their quality.
+class Step {
+ public:
+  Step(const SelectionTask& task, const SelectionOptions& options, size_t step)
+      : task_(task),
+        options_(options),
+        queries_(task.queries.rows(step * task.per_step, task.per_step)),
+        visible_(task.visible[step]),
+        budget_(options.tokens_of(visible_)) {}
+
+  void run(std::span<std::vector<Scored>> chosen, SelectionQuality& quality) const {
+    const size_t n = queries_.rows(), all = task_.selector->tokens();
+    Matrix<float> scores(n, all), exact(n, visible_);
+    task_.selector->scores(queries_, scores);
+    const CacheRows rows(task_.keys.rows(0, visible_), task_.values.rows(0, visible_));
+    dot_products(queries_, rows, exact);
+    const bool each = options_.share == "each";
+    for (size_t i = 0; i < chosen.size(); ++i) {
+      const auto own = [&](MatrixView<const float> of_all) { return each ? of_all.rows(i, 1) : of_all; };
+      chosen[i] = best(combined(own(scores), visible_, options_.share), budget_,
+                       static_cast<uint64_t>(options_.newest));
+      const auto wanted = ids_in_order(best(combined(own(exact), visible_, options_.share), budget_, 0));
+      quality.recall += selection_recall(ids_in_order(chosen[i]), wanted);
+      quality.tokens += chosen[i].size();
+      quality.visible += visible_;
+      ++quality.selections;
+    }
+    for (size_t i = 0; i < n; ++i) judge(i, rows, exact.row(i), ids_in_order(chosen[each ? i : 0]), quality);
+  }
+
+ private:
+  void judge(size_t query, const CacheRows& rows, std::span<float> products, const std::vector<uint32_t>& ids,
+             SelectionQuality& quality) const {
+    const float scale = 1 / std::sqrt(static_cast<float>(task_.keys.cols()));
+    for (float& product : products) product *= scale;
+    quality.mass += mass_covered(products, ids);
+    Matrix<float> full(1, task_.keys.cols()), selected = full;
+    const auto own = queries_.rows(query, 1);
+    attend(Attention{.queries = own, .parts = {{.rows = &rows}}, .out = full});
+    attend(Attention{.queries = own,
+                     .parts = {{.rows = &rows, .tokens = std::span<const uint32_t>(ids)}},
+                     .out = selected});
+    quality.output_error += relative_error(selected.row(0), full.row(0));
+    ++quality.outputs;
+  }
+
+  const SelectionTask& task_;
+  const SelectionOptions& options_;
+  MatrixView<const float> queries_;
+  uint64_t visible_, budget_;
+};
+
+}  // namespace
+
+std::vector<OptionField> SelectionOptions::fields() {
+  return {{"by",
+           "what scores the tokens: the index in the codes, Quest's bounds over pages of 16 tokens, or the "
+           "true products",
+           &by,
+           {},
+           {},
+           {"codes", "quest", "oracle"}},
+          {"share",
+           "one selection for the query heads that share a key/value head, by their largest or mean score, "
+           "or one for "
+           "each",
+           &share,
+           {},
+           {},
+           {"max", "mean", "each"}},
+          {"budget", "tokens to select for each query; 0: by --ratio", &budget, 0, 1e9},
+          {"ratio", "tokens to select, as a share of those that the query sees", &ratio, 0, 1},
+          {"newest", "newest tokens that are always selected, within the budget", &newest, 0, 1e9}};
+}
+
+void SelectionOptions::check() const {
+  if (budget == 0 && ratio == 0)
+    throw usage_error("--budget and --ratio are both 0; one must say how many tokens");
+}
+
+uint64_t SelectionOptions::tokens_of(uint64_t visible) const {
+  if (budget > 0) return std::min(static_cast<uint64_t>(budget), visible);
+  return std::min(visible, static_cast<uint64_t>(std::ceil(ratio * static_cast<double>(visible))));
+}
+
+void SelectionQuality::add(const SelectionQuality& other) {
+  selections += other.selections;
+  outputs += other.outputs;
+  tokens += other.tokens;
+  visible += other.visible;
+  recall += other.recall;
+  mass += other.mass;
+  output_error += other.output_error;
+}
+
+Selections select_tokens(const SelectionTask& task, const SelectionOptions& options) {
+  const size_t steps = task.visible.size(), n = task.per_step;
+  if (task.queries.rows() != steps * n || task.keys.rows() != task.selector->tokens() ||
+      task.keys.rows() != task.values.rows())
+    throw failed("{} queries for {} steps of {}; {} keys, {} values, {} tokens in the index",
+                 task.queries.rows(), steps, n, task.keys.rows(), task.values.rows(),
+                 task.selector->tokens());
+  const size_t per_step = options.share == "each" ? n : 1;
+  Selections result{std::vector<std::vector<Scored>>(steps * per_step), {}};
+  std::vector<SelectionQuality> qualities(steps);
+  parallel_for(steps, 1, [&](size_t begin, size_t end, int) {
+    for (size_t step = begin; step < end; ++step) {
+      if (task.visible[step] > task.keys.rows())
+        throw failed("step {} sees {} tokens of {}", step, task.visible[step], task.keys.rows());
+      Step(task, options, step)
+          .run(std::span(result.chosen).subspan(step * per_step, per_step), qualities[step]);
+    }
+  });
+  for (const SelectionQuality& quality : qualities) result.quality.add(quality);
+  return result;
+}
+
+}  // namespace kvcodec

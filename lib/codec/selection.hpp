@@ -1,0 +1,59 @@
+// Choosing tokens for queries, and how good the choice is: what `kvcodec select` does for one head of one
+// document.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "lib/attention/selector.hpp"
+#include "lib/core/options.hpp"
+#include "lib/core/view.hpp"
+
+namespace kvcodec {
+
+struct SelectionOptions final : Options {
+  std::string by = "codes";  ///< the index in the codes
+  std::string share =
+      "max";             ///< what Self-Indexing KVCache leaves open; the largest keeps what any head needs
+  int64_t budget = 0;    ///< tokens per query; 0: by ratio
+  double ratio = 0.075;  ///< the paper's 7.5 % of the tokens a query sees
+  int64_t newest = 0;    ///< tokens before the query that are always selected, within the budget
+
+  std::vector<OptionField> fields() override;
+  void check() const override;
+
+  /// Tokens to select where `visible` can be.
+  uint64_t tokens_of(uint64_t visible) const;
+};
+
+/// One head: its key/value rows and the queries of the query heads that share it, causal.
+struct SelectionTask {
+  const Selector* selector = nullptr;    ///< over all tokens of the document
+  MatrixView<const float> keys, values;  ///< the original ones: (tokens, dims)
+  MatrixView<const float> queries;       ///< (steps * per_step, dims), step by step
+  size_t per_step = 1;                   ///< query heads that share the head
+  std::span<const uint64_t> visible;     ///< of each step: it sees tokens [0, visible)
+};
+
+/// Sums over selections, to be averaged; a head's or many heads'.
+struct SelectionQuality {
+  uint64_t selections = 0;           ///< one per step, or per step and query head
+  uint64_t outputs = 0;              ///< one per step and query head
+  uint64_t tokens = 0, visible = 0;  ///< selected, and those they were chosen from
+  double recall = 0;        ///< of the true best tokens, as many as were selected; sum over selections
+  double mass = 0;          ///< share of the attention weights; sum over outputs
+  double output_error = 0;  ///< relative error of attention over the selected tokens; sum over outputs
+
+  void add(const SelectionQuality& other);
+};
+
+/// What was selected for each step (share "each": for each step and query head, step by step), best first,
+/// and how good it is. The selection is deterministic; steps run in parallel.
+struct Selections {
+  std::vector<std::vector<Scored>> chosen;
+  SelectionQuality quality;
+};
+Selections select_tokens(const SelectionTask& task, const SelectionOptions& options);
+
+}  // namespace kvcodec

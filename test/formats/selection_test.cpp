@@ -1,0 +1,83 @@
+#include <functional>
+
+#include "formats/h5.hpp"
+#include "formats/selection_file.hpp"
+#include "test/formats/edit.hpp"
+#include "test/formats/folder.hpp"
+#include "test/formats/samples.hpp"
+#include "test/test.hpp"
+
+using namespace kvcodec;
+using namespace kvcodec::test;
+
+namespace {
+
+SelectionInfo sample_info() {
+  SelectionInfo info;
+  info.model = sample_model(3, 2, 8);
+  info.parameters.set("by", std::string("codes"));
+  info.parameters.set("budget", int64_t{5});
+  info.heads = 2;
+  info.query_rows = {7, 8, 30};
+  return info;
+}
+
+/// Of different lengths, none at all among them.
+LayerSelections sample_selections(uint64_t seed) {
+  Rng rng(seed);
+  LayerSelections layer;
+  layer.chosen.resize(6);
+  for (size_t i = 0; i < layer.chosen.size(); ++i)
+    for (size_t n = 0; n < i; ++n)
+      layer.chosen[i].push_back({static_cast<float>(rng.normal()), static_cast<uint32_t>(rng.below(31))});
+  return layer;
+}
+
+void write(const std::string& path) {
+  OutputFile output(path, true);
+  write_selections(output, sample_info(), {{0, sample_selections(1)}, {2, sample_selections(2)}},
+                   {"kvcodec test", {"kvcodec before"}});
+  output.commit();
+}
+
+}  // namespace
+
+TEST_CASE("selection: what was written comes back") {
+  const Folder folder;
+  write(folder / "s.h5");
+  CHECK(identify(folder / "s.h5").type == "selection");
+  const SelectionFile file = read_selection_info(folder / "s.h5");
+  CHECK(file.info.model == sample_info().model);
+  CHECK(file.info.parameters == sample_info().parameters);
+  CHECK(file.info.query_rows == sample_info().query_rows);
+  CHECK_EQ(file.info.heads, 2);
+  CHECK(file.budgets == std::map<int, uint64_t>{{0, 5}, {2, 5}});
+  CHECK(read_selections(folder / "s.h5", 0).chosen == sample_selections(1).chosen);
+  CHECK(read_selections(folder / "s.h5", 2).chosen == sample_selections(2).chosen);
+  CHECK_THROWS_AS(read_selections(folder / "s.h5", 1), Error);
+}
+
+TEST_CASE("selection: sizes that do not fit are refused, on writing and reading") {
+  const Folder folder;
+  {
+    OutputFile output(folder / "bad.h5", true);
+    LayerSelections few = sample_selections(1);
+    few.chosen.pop_back();
+    CHECK_THROWS_AS(write_selections(output, sample_info(), {{0, few}}, {"kvcodec test", {}}), Error);
+  }
+  const auto refused = [&](const std::function<void(Edit&)>& damage) {
+    write(folder / "s.h5");
+    {
+      Edit edit(folder / "s.h5");
+      damage(edit);
+    }
+    CHECK_THROWS_AS(read_selection_info(folder / "s.h5"), Error);
+  };
+  refused([](Edit& edit) { edit.remove("/layers/0/score"); });
+  refused([](Edit& edit) { edit.remove("/query_position"); });
+  refused([](Edit& edit) { edit.set("/", "heads", int64_t{3}); });
+  refused([](Edit& edit) { edit.set("/", "kvcodec_version", int64_t{99}); });
+  refused([](Edit& edit) {
+    edit.put("/layers/2/score", H5T_IEEE_F32LE, H5T_NATIVE_FLOAT, {3, 2, 4}, std::vector<float>(24));
+  });
+}

@@ -1,0 +1,234 @@
+// Choosing tokens for queries (lib/codec/selection.hpp), and what the codec selfindex makes of queries.
+#include "lib/codec/selection.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <set>
+#include <vector>
+
+#include "lib/codec/encoded.hpp"
+#include "lib/codec/registry.hpp"
+#include "lib/core/error.hpp"
+#include "lib/core/half.hpp"
+#include "lib/core/rng.hpp"
+#include "test/test.hpp"
+
+using namespace kvcodec;
+
+namespace {
+
+Matrix<float> random_rows(size_t rows, size_t cols, Rng& rng) {
+  Matrix<float> matrix(rows, cols);
+  for (size_t i = 0; i < matrix.size(); ++i)
+    matrix.data()[i] = round_to(DType::bf16, static_cast<float>(rng.normal()));
+  return matrix;
+}
+
+double product(std::span<const float> a, std::span<const float> b) {
+  double sum = 0;
+  for (size_t i = 0; i < a.size(); ++i) sum += double(a[i]) * b[i];
+  return sum;
+}
+
+/// The ids of the largest values below `visible`, rising.
+std::set<uint32_t> largest(const std::vector<double>& values, size_t visible, size_t budget) {
+  std::vector<uint32_t> ids(visible);
+  for (uint32_t t = 0; t < visible; ++t) ids[t] = t;
+  std::stable_sort(ids.begin(), ids.end(), [&](uint32_t a, uint32_t b) { return values[a] > values[b]; });
+  return {ids.begin(), ids.begin() + static_cast<ptrdiff_t>(std::min(visible, budget))};
+}
+
+std::unique_ptr<Codec> make_selfindex(int heads, int query_heads, int dims,
+                                      const std::vector<std::pair<std::string, Scalar>>& values = {}) {
+  const CodecEntry& entry = find_codec("selfindex");
+  const auto options = entry.make_options();
+  for (const auto& [name, value] : values)
+    for (const OptionField& field : options->fields())
+      if (field.name == name) set_value(field, value);
+  return entry.make(*options,
+                    {.num_layers = 1, .heads = heads, .head_dim = dims, .query_heads = query_heads});
+}
+
+}  // namespace
+
+TEST_CASE(
+    "selection: the oracle selects the largest products among visible tokens, at every sharing and budget") {
+  Rng rng(1);
+  const size_t tokens = 300, dims = 16, per_step = 3, steps = 5;
+  const Matrix<float> keys = random_rows(tokens, dims, rng), values = random_rows(tokens, dims, rng);
+  const Matrix<float> queries = random_rows(steps * per_step, dims, rng);
+  const std::vector<uint64_t> visible = {1, 17, 150, 299, 300};
+  const CacheRows rows(keys, values);
+  const OracleSelector oracle(rows);
+  for (const char* share : {"max", "mean", "each"})
+    for (const int64_t budget : {0, 1, 20, 1000}) {
+      CAPTURE(share);
+      CAPTURE(budget);
+      SelectionOptions options;
+      options.share = share;
+      options.budget = budget;
+      options.ratio = 0.1;
+      const Selections result = select_tokens({.selector = &oracle,
+                                               .keys = keys,
+                                               .values = values,
+                                               .queries = queries,
+                                               .per_step = per_step,
+                                               .visible = visible},
+                                              options);
+      const bool each = std::string(share) == "each";
+      REQUIRE_EQ(result.chosen.size(), each ? steps * per_step : steps);
+      CHECK_EQ(result.quality.recall, doctest::Approx(double(result.chosen.size())));
+      CHECK_EQ(result.quality.outputs, steps * per_step);
+      for (size_t i = 0; i < result.chosen.size(); ++i) {
+        const size_t step = each ? i / per_step : i, seen = visible[step];
+        const size_t wanted =
+            budget > 0 ? std::min<size_t>(size_t(budget), seen) : size_t(std::ceil(0.1 * double(seen)));
+        REQUIRE_EQ(result.chosen[i].size(), wanted);
+        std::vector<double> scores(seen);
+        for (size_t t = 0; t < seen; ++t) {
+          double best = -INFINITY, sum = 0;
+          for (size_t head = 0; head < per_step; ++head) {
+            const double score = product(queries.row(step * per_step + head), keys.row(t));
+            best = std::max(best, score);
+            sum += score;
+          }
+          scores[t] = each ? product(queries.row(i), keys.row(t)) : std::string(share) == "max" ? best : sum;
+        }
+        std::set<uint32_t> found;
+        for (const Scored& scored : result.chosen[i]) found.insert(scored.id);
+        CHECK(found == largest(scores, seen, wanted));
+        CHECK(std::ranges::is_sorted(result.chosen[i], std::greater{}, &Scored::score));
+      }
+      if (budget == 1000) {  // everything that is visible
+        CHECK_EQ(result.quality.mass, doctest::Approx(double(steps * per_step)));
+        CHECK_LT(result.quality.output_error, 1e-4);
+      }
+    }
+}
+
+TEST_CASE("selection: the newest tokens are selected within the budget") {
+  Rng rng(2);
+  const Matrix<float> keys = random_rows(100, 8, rng), values = random_rows(100, 8, rng);
+  const Matrix<float> queries = random_rows(1, 8, rng);
+  const std::vector<uint64_t> visible = {90};
+  const CacheRows rows(keys, values);
+  const OracleSelector oracle(rows);
+  SelectionOptions options;
+  options.budget = 10;
+  options.newest = 4;
+  const auto result = select_tokens({.selector = &oracle,
+                                     .keys = keys,
+                                     .values = values,
+                                     .queries = queries,
+                                     .per_step = 1,
+                                     .visible = visible},
+                                    options);
+  REQUIRE_EQ(result.chosen[0].size(), 10);
+  std::set<uint32_t> found;
+  for (const Scored& scored : result.chosen[0]) found.insert(scored.id);
+  CHECK_EQ(found.size(), 10);
+  for (uint32_t t = 86; t < 90; ++t) CHECK(found.contains(t));
+  for (const uint32_t id : found) CHECK_LT(id, 90);
+}
+
+TEST_CASE("selfindex: its selector scores centred keys as their centroids say, and finds planted keys") {
+  Rng rng(3);
+  const int dims = 64;
+  const size_t tokens = 2000;
+  Matrix<float> keys = random_rows(tokens, 2 * dims, rng);
+  for (size_t t = 0; t < tokens; ++t)
+    for (size_t j = 0; j < keys.cols(); j += 3) keys(t, j) = round_to(DType::bf16, keys(t, j) + 6);
+  const Matrix<float> query = random_rows(1, dims, rng);
+  const std::vector<uint32_t> planted = {5, 700, 1999};
+  for (const uint32_t t : planted)
+    for (int c = 0; c < dims; ++c) {
+      float& key = keys(t, static_cast<size_t>(dims + c));
+      key = round_to(DType::bf16, key + 2 * query(0, static_cast<size_t>(c)));
+    }
+  const auto codec = make_selfindex(2, 2, dims);
+  const GroupShape shape{.heads = 2, .head_dim = dims, .side = Side::key};
+  const Encoded encoded = encode_in_memory(*codec, shape, {{DocumentRows(keys)}});
+  const auto selector = codec->selector(shape, encoded.document(0), 1);
+  REQUIRE_EQ(selector->tokens(), tokens);
+  std::set<uint32_t> found;
+  for (const Scored& scored : selector->select(query.row(0), 3)) found.insert(scored.id);
+  CHECK(found == std::set<uint32_t>(planted.begin(), planted.end()));
+
+  // A short document is kept exactly; its selector knows the true products.
+  const Encoded tiny = encode_in_memory(*codec, shape, {{DocumentRows(keys.view().rows(0, 3))}});
+  Matrix<float> scores(1, 3);
+  codec->selector(shape, tiny.document(0), 0)->scores(query, scores);
+  for (size_t t = 0; t < 3; ++t)
+    CHECK_EQ(scores(0, t),
+             doctest::Approx(product(query.row(0), keys.row(t).first(size_t(dims)))).epsilon(1e-5));
+}
+
+TEST_CASE(
+    "selfindex: tokens that the last queries attend to are kept exactly, on both sides, for any pieces") {
+  Rng rng(4);
+  const int dims = 32, heads = 2, query_heads = 4;
+  const size_t tokens = 1500;
+  Matrix<float> keys = random_rows(tokens, size_t(heads * dims), rng);
+  const Matrix<float> values = random_rows(tokens, size_t(heads * dims), rng);
+  Matrix<float> queries = random_rows(40, size_t(query_heads * dims), rng);
+  std::vector<uint64_t> query_tokens;
+  for (uint64_t i = 0; i < 40; ++i) query_tokens.push_back(tokens - 40 + i);
+  // Token 777 of head 1 is what its query heads (2 and 3) look for.
+  for (int c = 0; c < dims; ++c) {
+    keys(777, size_t(dims + c)) = 4;
+    for (size_t i = 0; i < 40; ++i)
+      for (const int head : {2, 3}) queries(i, size_t(head * dims + c)) = 3;
+  }
+  const auto exact_ids = [&](Side side, const std::string& by, size_t piece) {
+    const auto codec =
+        make_selfindex(heads, query_heads, dims, {{"full-tokens", int64_t{8}}, {"full-by", by}});
+    const GroupShape shape{.heads = heads, .head_dim = dims, .side = side};
+    Encoded encoded(codec->streams(shape));
+    StreamStore& document = encoded.add_document();
+    const auto survey = codec->survey(shape);
+    for (int pass = 0; pass < survey->passes(); ++pass) {
+      survey->observe_queries(query_tokens, queries);
+      for (size_t first = 0; first < tokens; first += piece)
+        survey->observe(keys.view().rows(first, std::min(piece, tokens - first)));
+      survey->end_document();
+      survey->end_pass();
+    }
+    survey->finish(document);
+    const Matrix<float>& rows = side == Side::key ? keys : values;
+    codec->append(shape, rows, document);
+    const auto ids = document.read<uint32_t>("exact_ids", 0, document.rows("exact_ids"), size_t(heads));
+    Matrix<float> decoded(tokens, rows.cols());
+    codec->decode(shape, document, 0, decoded);
+    for (size_t i = 0; i < ids.size(); ++i)
+      for (int c = 0; c < dims; ++c) {
+        const size_t column = i % size_t(heads) * size_t(dims) + size_t(c);
+        CHECK_EQ(decoded(ids[i], column), rows(ids[i], column));
+      }
+    return ids;
+  };
+  for (const char* by : {"attention", "last-query", "first"}) {
+    CAPTURE(by);
+    const auto ids = exact_ids(Side::key, by, tokens);
+    REQUIRE_EQ(ids.size(), 16);
+    CHECK(exact_ids(Side::value, by, tokens) == ids);
+    CHECK(exact_ids(Side::key, by, 77) == ids);
+    bool found = false;
+    for (size_t i = 1; i < ids.size(); i += 2) found |= ids[i] == 777;
+    CHECK_EQ(found, std::string(by) != "first");
+  }
+}
+
+TEST_CASE("selfindex: 896 bits per token and head of 128 dimensions beside its fixed cost") {
+  Rng rng(5);
+  const auto codec = make_selfindex(2, 2, 128);
+  const Matrix<float> rows = random_rows(4096, 256, rng);
+  uint64_t bits = 0;
+  for (const Side side : kSides) {
+    const GroupShape shape{.heads = 2, .head_dim = 128, .side = side};
+    const Encoded encoded = encode_in_memory(*codec, shape, {{DocumentRows(rows)}});
+    for (const char* stream : {"signs", "levels", "scales", "zeros"})
+      if (side == Side::key || std::string(stream) != "signs") bits += encoded.bytes(stream).size() * 8;
+  }
+  CHECK_EQ(bits, uint64_t{896} * 4096 * 2);
+}
