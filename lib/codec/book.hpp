@@ -5,7 +5,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <span>
 #include <string>
 #include <string_view>
@@ -25,9 +24,8 @@ struct Array {
 
   template <class T>
   static Array of(std::string name, DType type, std::vector<uint64_t> shape, std::span<const T> values) {
-    Array array{std::move(name), type, std::move(shape), std::vector<std::byte>(values.size_bytes())};
-    std::memcpy(array.bytes.data(), values.data(), values.size_bytes());
-    return array;
+    const auto bytes = std::as_bytes(values);
+    return {std::move(name), type, std::move(shape), {bytes.begin(), bytes.end()}};
   }
   template <class T>
   std::span<const T> values() const {

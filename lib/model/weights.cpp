@@ -25,6 +25,7 @@ void read_floats(const TensorView& tensor, uint64_t first, std::span<float> out)
   const size_t size = size_of(tensor.type);
   if (checked_mul(checked_add(first, out.size()), size) > tensor.bytes.size())
     throw failed("{}: elements {} to {} asked for", tensor.origin, first, first + out.size());
+  if (out.empty()) return;  // nothing has no address
   const std::byte* from = tensor.bytes.data() + first * size;
   if (tensor.type == DType::f32) {
     std::memcpy(out.data(), from, out.size_bytes());
@@ -60,7 +61,7 @@ void WeightsInMemory::add(const std::string& name, DType type, std::vector<uint6
   Entry& entry = entries_[name];
   entry.bytes.resize(values.size() * size_of(type));
   if (type == DType::f32) {
-    std::memcpy(entry.bytes.data(), values.data(), values.size_bytes());
+    std::ranges::copy(std::as_bytes(values), entry.bytes.begin());
   } else {
     std::vector<uint16_t> halves(values.size());
     narrow(type, values, halves);

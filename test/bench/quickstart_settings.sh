@@ -25,21 +25,19 @@ dump "$learn" "$(tokens_of "$man")" train.h5
 dump "$code" "$(tokens_of "$readme")" kv.h5
 
 width=128 # values of one layer's keys: 2 heads of 64
-echo "atoms group normalize sparsity  bits/value  keys dB  values dB  mean dB"
+echo "atoms group sparsity  bits/value  keys dB  values dB  mean dB"
 for atoms in 512 1024 2048; do
   bits=$(awk "BEGIN { print 16 + log($atoms) / log(2) }")
   for group in 1 2 4; do
     s=$(awk "BEGIN { print int(3 * $group * $width / $bits) }")
-    for normalize in layer signal; do
-      "$kvcodec" train-dict train.h5 --atoms $atoms --layer-group $group --normalize $normalize --sparsity "$s" --overwrite --quiet -o dict.h5 >/dev/null
-      "$kvcodec" encode kv.h5 --codec sparse --book dict.h5 --pack --overwrite --quiet -o codes.h5 >/dev/null
-      "$kvcodec" decode codes.h5 --book dict.h5 --overwrite --quiet -o recon.h5 >/dev/null
-      "$kvcodec" eval-recon kv.h5 recon.h5 --rate codes.h5 --quiet >table
-      rate=$("$kvcodec" info codes.h5 --json | number bits_per_value)
-      awk -v head="$atoms $group $normalize $s" -v rate="$rate" '
-        /^all keys/ { keys = $5 }
-        /^all values/ { values = $5 }
-        END { split(head, h); printf "%5d %5d %9s %8d %11.3f %8.2f %10.2f %8.2f\n", h[1], h[2], h[3], h[4], rate, keys, values, (keys + values) / 2 }' table
-    done
+    "$kvcodec" train-dict train.h5 --atoms $atoms --layer-group $group --sparsity "$s" --overwrite --quiet -o dict.h5 >/dev/null
+    "$kvcodec" encode kv.h5 --codec sparse --book dict.h5 --pack --overwrite --quiet -o codes.h5 >/dev/null
+    "$kvcodec" decode codes.h5 --book dict.h5 --overwrite --quiet -o recon.h5 >/dev/null
+    "$kvcodec" eval-recon kv.h5 recon.h5 --rate codes.h5 --quiet >table
+    rate=$("$kvcodec" info codes.h5 --json | number bits_per_value)
+    awk -v atoms=$atoms -v group=$group -v s="$s" -v rate="$rate" '
+      /^all keys/ { keys = $5 }
+      /^all values/ { values = $5 }
+      END { printf "%5d %5d %8d %11.3f %8.2f %10.2f %8.2f\n", atoms, group, s, rate, keys, values, (keys + values) / 2 }' table
   done
-done | sort -k 8 -n -r
+done
