@@ -194,7 +194,7 @@ class CodecRun {
 
   /// The queries of a piece's tokens, if the codec wants them and there are any.
   void show_queries(Survey& survey, const GroupShape& shape, const Job::Piece& piece) {
-    if (codec_.without_queries().empty() || kv_.query_tokens() == 0) return;
+    if (!codec_.wants_queries() || kv_.query_tokens() == 0) return;
     if (queries_layer_ != shape.first_layer) {
       queries_ = kv_.queries(shape.first_layer);
       queries_layer_ = shape.first_layer;
@@ -425,7 +425,8 @@ std::string encode(Command& command) {
   const Job job = make_job(kv, documents, encoding->base(), encoding->info.documents);
 
   const std::string without_queries = encoding->codec().without_queries();
-  if (!without_queries.empty() && kv.query_tokens() == 0 && !options.common.quiet)
+  if (encoding->codec().wants_queries() && !without_queries.empty() && kv.query_tokens() == 0 &&
+      !options.common.quiet)
     std::fputs(fmt::format("kvcodec encode: note: {} has no queries: {} (see dump-kv --queries)\n", kv.name(),
                            without_queries)
                    .c_str(),

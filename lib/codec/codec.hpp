@@ -118,8 +118,9 @@ class Codec {
   virtual SurveyScope survey_scope() const { return SurveyScope::none; }
   /// The rows that a survey for `shape` looks at: those of that side, or of the other.
   virtual GroupShape surveyed(const GroupShape& shape) const { return shape; }
-  /// Of codecs whose surveys want queries (only with a layer group of 1): what is done where there are none,
-  /// for a note to the user. Others: empty.
+  /// Whether surveys want queries; only of codecs with a layer group of 1.
+  virtual bool wants_queries() const { return false; }
+  /// What is done where they are wanted and there are none, for a note to the user.
   virtual std::string without_queries() const { return {}; }
   /// Starts a survey of one side of one group; only where survey_scope() is not none.
   virtual std::unique_ptr<Survey> survey(const GroupShape& shape) const;

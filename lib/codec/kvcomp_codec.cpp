@@ -18,11 +18,13 @@
 //   sizes        u32 of blocks not raw      bytes of a block in "payload"
 //   counts       u8  bytes of all blocks    how many bits each run takes
 //   payload      u8  bytes of all blocks
-//   steps        f16 steps of all units     of blocks that are not raw; with unit-heads, of block rows that
-//   have one origin_bits  u8  [T/B][H]               keys: bits of a block's origins origins      u8  bytes
-//   of all blocks    keys: smallest origin i16, then per channel what it is above that tail         bf16|f16
-//   [T mod B][H][d]
+//   limits       f32 shared [1][H][d or 1]  keys, with max-logit-error: largest error of a channel (or of a
+//   head) steps        f16 steps of all units     of blocks that are not raw; with unit-heads, of block rows
+//   that have one origin_bits  u8  [T/B][H]               keys: bits of a block's origins origins      u8
+//   bytes of all blocks    keys: smallest origin i16, then per channel what it is above that tail bf16|f16 [T
+//   mod B][H][d]
 #include <algorithm>
+#include <cfloat>
 #include <cmath>
 #include <cstring>
 
@@ -49,18 +51,23 @@ constexpr size_t kProductBlocks = 8;
 /// Bytes of a raw block from which blocks are made: the byte that flags one is then below a hundredth of it.
 constexpr size_t kLeastBlock = 128;
 
+constexpr std::string_view kLimits = "limits";
+
 struct KvcompOptions final : Options {
   std::string key_quant = "channel";  ///< the paper's better one: outliers of keys sit in few channels
   double key_rel = 0;                 ///< 0: by key_quant, where the paper's accuracy begins to drop
   double value_rel = 0;               ///< 0: 0.15, likewise
   double max_error = 0;
   double max_rel_error = 0;
+  double max_logit_error = 0;
   int64_t block = 64;  ///< the paper's block size
   bool unit_heads = false;
   std::string entropy = "huffman";  ///< the paper's; decodes three times as fast as rANS
 
   /// Bounds of their own make the relative steps unnecessary, unless they are asked for.
-  bool bounded() const { return max_error > 0 || max_rel_error > 0; }
+  bool bounded(Side side) const {
+    return max_error > 0 || max_rel_error > 0 || (side == Side::key && max_logit_error > 0);
+  }
 
   std::vector<OptionField> fields() override {
     return {
@@ -72,7 +79,7 @@ struct KvcompOptions final : Options {
          {"channel", "block"}},
         {"key-rel",
          "step of the keys, relative to the spread of what shares it; errors are at most half a step (0: "
-         "0.25 by channel, 0.05 by block; none if --max-error or --max-rel-error is given)",
+         "0.25 by channel, 0.05 by block; none if one of the bounds below is given)",
          &key_rel, 0, 1},
         {"value-rel",
          "step of the values, relative to the spread of a token's head (0: 0.15; none if --max-error or "
@@ -83,6 +90,11 @@ struct KvcompOptions final : Options {
          "largest error of any value, relative to the largest magnitude of what shares its step (0: no such "
          "bound)",
          &max_rel_error, 0, 1},
+        {"max-logit-error",
+         "largest error of any attention logit q.k / sqrt(head dimension) of the dumped queries, by a bound "
+         "on the "
+         "keys (0: no such bound)",
+         &max_logit_error, 0},
         {"block", "tokens of a block, which is coded and decoded alone", &block, 1,
          static_cast<double>(kMaxBlockRun)},
         {"unit-heads", "steps of values, and of keys by block, are shared by all heads", &unit_heads},
@@ -97,8 +109,8 @@ struct KvcompOptions final : Options {
   }
 
   void resolve() {
-    if (key_rel == 0 && !bounded()) key_rel = key_quant == "channel" ? 0.25 : 0.05;
-    if (value_rel == 0 && !bounded()) value_rel = 0.15;
+    if (key_rel == 0 && !bounded(Side::key)) key_rel = key_quant == "channel" ? 0.25 : 0.05;
+    if (value_rel == 0 && !bounded(Side::value)) value_rel = 0.15;
   }
 };
 
@@ -132,6 +144,7 @@ class KvcompCodec final : public Codec {
   size_t scratch_bytes_per_row(const GroupShape& shape) const override { return shape.width() * 8; }
 
   SurveyScope survey_scope() const override { return SurveyScope::file; }
+  bool wants_queries() const override { return options_.max_logit_error > 0; }
   std::unique_ptr<Survey> survey(const GroupShape& shape) const override;
 
   uint64_t tokens(const GroupShape& shape, const StreamReader& document) const override;
@@ -147,16 +160,23 @@ class KvcompCodec final : public Codec {
   friend class HistogramSurvey;
 
   Layout layout_of(const GroupShape& shape) const;
-  ErrorBound bound_of(Side side) const {
+  ErrorBound bound_of(Side side, float limit = 0) const {
+    const double own = options_.max_error;
     return {.range = (side == Side::key ? options_.key_rel : options_.value_rel) / 2,
-            .absolute = options_.max_error,
+            .absolute = own > 0 && limit > 0 ? std::min<double>(own, limit) : std::max<double>(own, limit),
             .magnitude = options_.max_rel_error};
+  }
+  /// Limits of the errors of keys that --max-logit-error sets: one per channel, or per head.
+  bool has_limits(Side side) const { return side == Side::key && options_.max_logit_error > 0; }
+  size_t limits_per_head(const Layout& layout) const {
+    return layout.unit == UnitShape::column ? layout.block.dims : 1;
   }
 
   /// Symbols of one block row, rows: (block or fewer, width) of 16-bit values. steps: heads * layout.steps()
-  /// or, if they are shared, layout.steps(); origins: (heads, layout.origins()); symbols: (rows, width).
-  void quantize(Side side, const Layout& layout, MatrixView<const float> rows, std::span<float> steps,
-                std::span<int16_t> origins, MatrixView<uint8_t> symbols) const;
+  /// or, if they are shared, layout.steps(); origins: (heads, layout.origins()); symbols: (rows, width);
+  /// limits: heads * limits_per_head(), or empty.
+  void quantize(Side side, const Layout& layout, std::span<const float> limits, MatrixView<const float> rows,
+                std::span<float> steps, std::span<int16_t> origins, MatrixView<uint8_t> symbols) const;
   HeadBlock encode_head(const BlockCoder& coder, const Layout& layout, MatrixView<const uint8_t> symbols,
                         MatrixView<const uint16_t> values, std::span<const int16_t> origins) const;
   void append_blocks(Side side, const Layout& layout, size_t rows, std::span<const uint16_t> queue,
@@ -174,6 +194,13 @@ class KvcompCodec final : public Codec {
   }
   void decode_blocks(const Layout& layout, const StreamReader& document, uint64_t first,
                      MatrixView<float> out) const;
+  void check_limits(const GroupShape& shape, const StreamReader& document) const {
+    if (!has_limits(shape.side)) return;
+    const Layout layout = layout_of(shape);
+    for (const float limit : document.read<float>(kLimits, 0, 1, layout.heads * limits_per_head(layout)))
+      if (!(limit > 0 && std::isfinite(limit)))
+        throw bad_input("stream '{}': {} is no limit", kLimits, limit);
+  }
 
   KvcompOptions options_;
   DType storage_;
@@ -208,6 +235,13 @@ std::vector<StreamSpec> KvcompCodec::streams(const GroupShape& shape) const {
     specs.push_back({std::string(kOriginBits), DType::u8, {}, Category::scales});
     specs.push_back({std::string(kOrigins), DType::u8, {}, Category::scales});
   }
+  if (has_limits(shape.side))
+    specs.push_back({std::string(kLimits),
+                     DType::f32,
+                     {layout.heads, limits_per_head(layout)},
+                     Category::tables,
+                     0,
+                     true});
   specs.push_back(exact_stream(std::string(kTail), shape, storage_, Category::exempt));
   return specs;
 }
@@ -222,7 +256,34 @@ class HistogramSurvey final : public Survey {
   HistogramSurvey(const KvcompCodec& codec, const GroupShape& shape)
       : codec_(codec), side_(shape.side), layout_(codec.layout_of(shape)), counts_(256) {}
 
+  /// Limits come from the queries of all documents, before the first token is quantized.
+  int passes() const override { return codec_.has_limits(side_) ? 2 : 1; }
+
+  void observe_queries(std::span<const uint64_t>, MatrixView<const float> queries) override {
+    if (!codec_.has_limits(side_) || pass_ > 0) return;
+    const size_t d = layout_.block.dims, group = queries.cols() / layout_.width();
+    largest_.resize(layout_.heads * codec_.limits_per_head(layout_));
+    for (size_t i = 0; i < queries.rows(); ++i)
+      for (size_t query_head = 0; query_head < layout_.heads * group; ++query_head) {
+        const auto query = queries.row(i).subspan(query_head * d, d);
+        const size_t head = query_head / group;
+        if (layout_.unit == UnitShape::column) {
+          for (size_t c = 0; c < d; ++c)
+            largest_[head * d + c] = std::max<double>(largest_[head * d + c], std::abs(query[c]));
+        } else {
+          double sum = 0;
+          for (const float value : query) sum += std::abs(static_cast<double>(value));
+          largest_[head] = std::max(largest_[head], sum);
+        }
+      }
+  }
+
+  void end_pass() override {
+    if (codec_.has_limits(side_) && pass_++ == 0) set_limits();
+  }
+
   void observe(MatrixView<const float> rows) override {
+    if (pass_ + 1 < passes()) return;
     const std::vector<uint16_t> added = to_storage(codec_.storage_, rows);
     queue_.insert(queue_.end(), added.begin(), added.end());
     const size_t block_values = layout_.block.tokens * layout_.width();
@@ -245,11 +306,25 @@ class HistogramSurvey final : public Survey {
                                                      1));
     const double rel = 2 * codec_.bound_of(side_).range;
     const double deviation = rel > 0 ? 1 / (rel * std::max(spread, 1.0)) : 8;
+    if (codec_.has_limits(side_)) document.append_values<float>(kLimits, limits_);
     document.append_values<uint8_t>(
         kBook, BlockCoder::from_counts(counts_, deviation, codec_.choice_, layout_.block).write());
   }
 
  private:
+  /// |q . error| <= sum over c of |q[c]| * limit[c]: a channel is allowed the same share of it as any other,
+  /// or, where a head has one step, the same error.
+  void set_limits() {
+    if (largest_.empty())
+      throw bad_input("there are no queries, which --max-logit-error needs; see dump-kv --queries");
+    const double d = static_cast<double>(layout_.block.dims);
+    const double shares = layout_.unit == UnitShape::column ? d : 1;
+    for (const double largest : largest_) {
+      const double limit = codec_.options_.max_logit_error * std::sqrt(d) / (shares * largest);
+      limits_.push_back(limit < FLT_MAX ? std::nextafter(static_cast<float>(limit), 0.0f) : FLT_MAX);
+    }
+  }
+
   void count(size_t blocks, size_t tokens, std::span<const uint16_t> values) {
     const size_t width = layout_.width();
     std::vector<std::vector<uint64_t>> counts(blocks, std::vector<uint64_t>(256));
@@ -261,7 +336,7 @@ class HistogramSurvey final : public Survey {
       for (size_t i = begin; i < end; ++i) {
         widen(codec_.storage_, values.subspan(i * tokens * width, tokens * width),
               {rows.data(), rows.size()});
-        codec_.quantize(side_, layout_, rows, steps, origins, symbols);
+        codec_.quantize(side_, layout_, limits_, rows, steps, origins, symbols);
         for (size_t j = 0; j < symbols.size(); ++j) ++counts[i][symbols.data()[j]];
       }
     });
@@ -274,6 +349,9 @@ class HistogramSurvey final : public Survey {
   Layout layout_;
   std::vector<uint64_t> counts_;
   std::vector<uint16_t> queue_;  // tokens short of a block
+  int pass_ = 0;
+  std::vector<double> largest_;  // |q| of a channel, or the sum of |q| of a head, over all queries
+  std::vector<float> limits_;
 };
 
 std::unique_ptr<Survey> KvcompCodec::survey(const GroupShape& shape) const {
@@ -283,18 +361,26 @@ std::unique_ptr<Survey> KvcompCodec::survey(const GroupShape& shape) const {
 // Encoding
 // --------------------------------------------------------------------------------------------------------
 
-void KvcompCodec::quantize(Side side, const Layout& layout, MatrixView<const float> rows,
-                           std::span<float> steps, std::span<int16_t> origins,
+void KvcompCodec::quantize(Side side, const Layout& layout, std::span<const float> limits,
+                           MatrixView<const float> rows, std::span<float> steps, std::span<int16_t> origins,
                            MatrixView<uint8_t> symbols) const {
   const size_t d = layout.block.dims;
   const size_t per_head = layout.unit == UnitShape::row ? rows.rows() : layout.steps();
   std::vector<float> bounds(per_head);
-  if (layout.shared_steps)
-    fit_steps(rows, layout.unit, bound_of(side), storage_, steps.first(per_head), bounds);
+  if (layout.shared_steps) {
+    const float limit = limits.empty() ? 0 : *std::ranges::min_element(limits);
+    fit_steps(rows, layout.unit, bound_of(side, limit), storage_, steps.first(per_head), bounds);
+  }
   for (size_t head = 0; head < layout.heads; ++head) {
     const auto x = rows.columns(head * d, d);
     const auto own = layout.shared_steps ? steps.first(per_head) : steps.subspan(head * per_head, per_head);
-    if (!layout.shared_steps) fit_steps(x, layout.unit, bound_of(side), storage_, own, bounds);
+    if (layout.unit == UnitShape::column && !limits.empty()) {
+      for (size_t c = 0; c < d; ++c)
+        fit_steps(x.columns(c, 1), layout.unit, bound_of(side, limits[head * d + c]), storage_,
+                  own.subspan(c, 1), std::span(bounds).subspan(c, 1));
+    } else if (!layout.shared_steps) {
+      fit_steps(x, layout.unit, bound_of(side, limits.empty() ? 0 : limits[head]), storage_, own, bounds);
+    }
     quantize_with(x, layout.unit, own, bounds, storage_,
                   origins.subspan(head * layout.origins(), layout.origins()), symbols.columns(head * d, d));
   }
@@ -326,6 +412,9 @@ void KvcompCodec::append_blocks(Side side, const Layout& layout, size_t rows, st
                                 StreamStore& document) const {
   const uint64_t book_bytes = document.rows(kBook);
   const BlockCoder coder = BlockCoder::read(document.read<uint8_t>(kBook, 0, book_bytes, 1));
+  const auto limits = has_limits(side)
+                          ? document.read<float>(kLimits, 0, 1, layout.heads * limits_per_head(layout))
+                          : std::vector<float>();
   const size_t width = layout.width(), d = layout.block.dims;
   const size_t row_steps = layout.steps() * (layout.shared_steps ? 1 : layout.heads);
   std::vector<HeadBlock> blocks(rows * layout.heads);
@@ -337,7 +426,7 @@ void KvcompCodec::append_blocks(Side side, const Layout& layout, size_t rows, st
     for (size_t i = begin; i < end; ++i) {
       const auto halves = queue.subspan(i * block_ * width, block_ * width);
       widen(storage_, halves, {x.data(), x.size()});
-      quantize(side, layout, x, std::span(steps).subspan(i * row_steps, row_steps), origins, symbols);
+      quantize(side, layout, limits, x, std::span(steps).subspan(i * row_steps, row_steps), origins, symbols);
       const MatrixView<const uint16_t> values(halves.data(), block_, width);
       for (size_t head = 0; head < layout.heads; ++head)
         blocks[i * layout.heads + head] =
@@ -447,6 +536,7 @@ void KvcompCodec::decode(const GroupShape& shape, const StreamReader& document, 
                          MatrixView<float> out) const {
   check_width(shape, out.cols());
   const size_t in_blocks = check_range(shape, document, first, out.rows());
+  check_limits(shape, document);
   decode_blocks(layout_of(shape), document, first, out.rows(0, in_blocks));
   if (in_blocks < out.rows())
     read_exact(kTail, storage_, document, first + in_blocks - document.rows(kModes) * block_,

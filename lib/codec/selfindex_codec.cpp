@@ -120,10 +120,11 @@ class SelfIndexCodec final : public Codec {
     keys.side = Side::key;
     return keys;
   }
+  bool wants_queries() const override {
+    return full_tokens_ > 0 && !at_16_bits_ && options_.full_by != "first";
+  }
   std::string without_queries() const override {
-    return full_tokens_ == 0 || at_16_bits_ || options_.full_by == "first"
-               ? ""
-               : "the first tokens are kept exactly instead of those that queries attend to most";
+    return "the first tokens are kept exactly instead of those that queries attend to most";
   }
   std::unique_ptr<Survey> survey(const GroupShape& shape) const override;
 

@@ -3,9 +3,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 #include <vector>
 
+#include "lib/codec/encoded.hpp"
+#include "lib/codec/registry.hpp"
 #include "lib/core/error.hpp"
+#include "lib/core/half.hpp"
 #include "lib/core/rng.hpp"
 #include "lib/entropy/histogram.hpp"
 #include "lib/kvcomp/block.hpp"
@@ -213,4 +217,51 @@ TEST_CASE("products of symbols and vectors, at every level of instructions") {
             CHECK((out(g, 0) == before(g, 0) && out(g, rows + 2) == before(g, rows + 2)));
         }
   }
+}
+
+TEST_CASE("kvcomp: no logit of the queries is off by more than --max-logit-error") {
+  Rng rng(7);
+  const int dims = 32, heads = 2, group = 3;
+  const size_t tokens = 300;
+  Matrix<float> keys(tokens, size_t(heads * dims)), queries(20, size_t(heads * group * dims));
+  for (size_t i = 0; i < keys.size(); ++i)
+    keys.data()[i] = round_to(DType::bf16, static_cast<float>(3 * rng.normal() + (i % 7 == 0 ? 9 : 0)));
+  for (size_t i = 0; i < queries.size(); ++i)
+    queries.data()[i] = static_cast<float>(rng.normal() * (i % size_t(dims) == 3 ? 20 : 1));
+  std::vector<uint64_t> query_tokens(20);
+  std::iota(query_tokens.begin(), query_tokens.end(), tokens - 20);
+  const CodecEntry& entry = find_codec("kvcomp");
+  for (const char* unit : {"channel", "block"})
+    for (const double bound : {0.01, 0.3, 4.0}) {
+      CAPTURE(unit);
+      CAPTURE(bound);
+      const auto options = entry.make_options();
+      for (const OptionField& field : options->fields()) {
+        if (field.name == "max-logit-error") set_value(field, bound);
+        if (field.name == "key-quant") set_value(field, std::string(unit));
+      }
+      const auto codec = entry.make(
+          *options, {.num_layers = 1, .heads = heads, .head_dim = dims, .query_heads = heads * group});
+      const GroupShape shape{.heads = heads, .head_dim = dims, .side = Side::key};
+      DocumentRows rows(keys.view());
+      CHECK_THROWS_AS(encode_in_memory(*codec, shape, {{rows}}), Error);  // no queries
+      rows.query_tokens = query_tokens;
+      rows.queries = queries;
+      const Encoded encoded = encode_in_memory(*codec, shape, {{rows}});
+      Matrix<float> decoded(tokens, keys.cols());
+      codec->decode(shape, encoded.document(0), 0, decoded);
+      double worst = 0;
+      for (size_t q = 0; q < queries.rows(); ++q)
+        for (int head = 0; head < heads * group; ++head)
+          for (size_t t = 0; t < tokens; ++t) {
+            double error = 0;
+            for (int c = 0; c < dims; ++c) {
+              const size_t j = size_t(head / group * dims + c);
+              error += double(queries(q, size_t(head * dims + c))) * (double(decoded(t, j)) - keys(t, j));
+            }
+            worst = std::max(worst, std::abs(error) / std::sqrt(double(dims)));
+          }
+      CHECK_LE(worst, bound);
+      if (bound > 0.1) CHECK_GT(worst, 0);  // below, everything is stored exactly
+    }
 }
