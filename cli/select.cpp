@@ -1,7 +1,7 @@
 // kvcodec select CODES --queries KV [-o SELECTION]
 //
 //   --budget N, --ratio X    tokens to select for each query
-//   --by codes|quest|oracle  what scores them
+//   --by codes|signs|quest|oracle  what scores them
 //   --share max|mean|each    how query heads agree that share a key/value head
 //
 //   kvcodec select selfindex.h5 --queries kv.h5 --budget 64 -o selection.h5
@@ -119,11 +119,14 @@ class LayerRun {
       visible.push_back(*row - match.first + 1);
       query_rows.push_back(*row);
     }
-    GroupShape shape = group_shape(kv_.model(), layer_, 1, Side::key);
-    Matrix<float> keys(match.count, heads_ * dims_), values(match.count, heads_ * dims_);
-    kv_.read(shape, match.first, keys);
-    shape.side = Side::value;
-    kv_.read(shape, match.first, values);
+    Matrix<float> keys(match.count, heads_ * dims_), values = keys, stored_keys = keys, stored_values = keys;
+    for (const Side side : kSides) {
+      const GroupShape shape = group_shape(kv_.model(), layer_, 1, side);
+      const bool key = side == Side::key;
+      kv_.read(shape, match.first, key ? keys : values);
+      codec_.decode(shape, *codes_.document(side, layer_, match.document), 0,
+                    key ? stored_keys : stored_values);
+    }
     const size_t first_selection = selections.chosen.size(), per_step = selected_heads();
     selections.chosen.resize(first_selection + steps * per_step);
     for (size_t head = 0; head < heads_; ++head) {
@@ -139,6 +142,8 @@ class LayerRun {
       auto result = select_tokens({.selector = selector.get(),
                                    .keys = own_keys,
                                    .values = values.view().columns(head * dims_, dims_),
+                                   .stored_keys = stored_keys.view().columns(head * dims_, dims_),
+                                   .stored_values = stored_values.view().columns(head * dims_, dims_),
                                    .queries = queries,
                                    .per_step = per_head_,
                                    .visible = visible},
@@ -157,9 +162,10 @@ class LayerRun {
 
  private:
   std::unique_ptr<Selector> make_selector(const Match& match, size_t head, MatrixView<const float> keys) {
-    if (options_.selection.by == "codes") {
+    if (options_.selection.by == "codes" || options_.selection.by == "signs") {
       const auto document = codes_.document(Side::key, layer_, match.document);
-      return codec_.selector(group_shape(kv_.model(), layer_, 1, Side::key), *document, head);
+      return codec_.selector(group_shape(kv_.model(), layer_, 1, Side::key), *document, head,
+                             options_.selection.by == "signs");
     }
     if (options_.selection.by == "oracle") {
       oracle_rows_ = std::make_unique<CacheRows>(keys, keys);
@@ -198,7 +204,8 @@ std::string report(const std::vector<LayerResult>& results, const SelectOptions&
                         {"visible", mean(double(q.visible), q.selections)},
                         {"recall", mean(q.recall, q.selections)},
                         {"mass", mean(q.mass, q.outputs)},
-                        {"output_error", mean(q.output_error, q.outputs)}});
+                        {"output_error", mean(q.output_error, q.outputs)},
+                        {"stored_error", mean(q.stored_error, q.outputs)}});
     }
     return text_of({{"output", options.output.path}, {"seconds", seconds}, {"layers", layers}});
   }
@@ -208,7 +215,8 @@ std::string report(const std::vector<LayerResult>& results, const SelectOptions&
                {"out of"},
                {"recall"},
                {"attention", "covered"},
-               {"output", "error"}});
+               {"output", "error"},
+               {"with codes", "error"}});
   for (const LayerResult& result : results) {
     const SelectionQuality& q = result.quality;
     if (result.name == "all") table.rule();
@@ -216,7 +224,7 @@ std::string report(const std::vector<LayerResult>& results, const SelectOptions&
         {result.name, grouped(q.selections), fmt::format("{:.1f}", mean(double(q.tokens), q.selections)),
          fmt::format("{:.1f}", mean(double(q.visible), q.selections)),
          fmt::format("{:.4f}", mean(q.recall, q.selections)), fmt::format("{:.4f}", mean(q.mass, q.outputs)),
-         significant(mean(q.output_error, q.outputs), 3)});
+         significant(mean(q.output_error, q.outputs), 3), significant(mean(q.stored_error, q.outputs), 3)});
   }
   return table.text();
 }
@@ -232,7 +240,7 @@ std::string select(Command& command) {
                    "true products it finds "
                    "(recall), what share of the attention weights these tokens have, and how far attention "
                    "over them alone lies from "
-                   "attention over all.",
+                   "attention over all, with the original keys and values and with those of the codes.",
                    "kvcodec dump-kv --model DIR --text book.txt --queries last:32 -o kv.h5\n"
                    "kvcodec encode kv.h5 --codec selfindex -o codes.h5\n"
                    "kvcodec select codes.h5 --queries kv.h5 --ratio 0.075 -o selection.h5");
@@ -257,7 +265,8 @@ std::string select(Command& command) {
   const KvReader kv(options.queries);
   check_pair(codes, kv);
   const CodecOfFile codec(codes, options.book);
-  if (options.selection.by == "codes" && !codec.entry().capabilities.has_index)
+  if ((options.selection.by == "codes" || options.selection.by == "signs") &&
+      !codec.entry().capabilities.has_index)
     throw usage_error("{}: the codec {} has no index; --by quest and --by oracle need none", codes.name(),
                       codec.entry().name);
   if (codes.info().layer_group != 1)

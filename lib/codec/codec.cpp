@@ -7,7 +7,7 @@ namespace kvcodec {
 
 std::unique_ptr<Survey> Codec::survey(const GroupShape&) const { throw failed("this codec surveys nothing"); }
 
-std::unique_ptr<Selector> Codec::selector(const GroupShape&, const StreamReader&, size_t) const {
+std::unique_ptr<Selector> Codec::selector(const GroupShape&, const StreamReader&, size_t, bool) const {
   throw failed("this codec has no index");
 }
 

@@ -139,9 +139,10 @@ class Codec {
                       MatrixView<float> out) const = 0;
 
   /// Chooses tokens of one head by what is stored (Capabilities::has_index); document: the streams of the
-  /// keys. It holds all it needs. Throws Error(failed) for codecs without an index.
+  /// keys. It holds all it needs. signs_only: by the signs of keys alone, to see what the rest of the index
+  /// gains. Throws Error(failed) for codecs without an index.
   virtual std::unique_ptr<Selector> selector(const GroupShape& shape, const StreamReader& document,
-                                             size_t head) const;
+                                             size_t head, bool signs_only) const;
 
   /// Products of queries with the keys of tokens [first, first + out.cols()), without decoding them where the
   /// codec can (Capabilities::multiplies); the default decodes. Of shapes of keys only. heads = layers *

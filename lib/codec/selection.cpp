@@ -69,13 +69,15 @@ class Step {
     const float scale = 1 / std::sqrt(static_cast<float>(task_.keys.cols()));
     for (float& product : products) product *= scale;
     quality.mass += mass_covered(products, ids);
-    Matrix<float> full(1, task_.keys.cols()), selected = full;
+    Matrix<float> full(1, task_.keys.cols()), selected = full, stored = full;
     const auto own = queries_.rows(query, 1);
+    const std::span<const uint32_t> chosen(ids);
+    const CacheRows stored_rows(task_.stored_keys.rows(0, visible_), task_.stored_values.rows(0, visible_));
     attend(Attention{.queries = own, .parts = {{.rows = &rows}}, .out = full});
-    attend(Attention{.queries = own,
-                     .parts = {{.rows = &rows, .tokens = std::span<const uint32_t>(ids)}},
-                     .out = selected});
+    attend(Attention{.queries = own, .parts = {{.rows = &rows, .tokens = chosen}}, .out = selected});
+    attend(Attention{.queries = own, .parts = {{.rows = &stored_rows, .tokens = chosen}}, .out = stored});
     quality.output_error += relative_error(selected.row(0), full.row(0));
+    quality.stored_error += relative_error(stored.row(0), full.row(0));
     ++quality.outputs;
   }
 
@@ -89,12 +91,13 @@ class Step {
 
 std::vector<OptionField> SelectionOptions::fields() {
   return {{"by",
-           "what scores the tokens: the index in the codes, Quest's bounds over pages of 16 tokens, or the "
+           "what scores the tokens: the index in the codes, its signs alone, Quest's bounds over pages of 16 "
+           "tokens, or the "
            "true products",
            &by,
            {},
            {},
-           {"codes", "quest", "oracle"}},
+           {"codes", "signs", "quest", "oracle"}},
           {"share",
            "one selection for the query heads that share a key/value head, by their largest or mean score, "
            "or one for "
@@ -126,12 +129,14 @@ void SelectionQuality::add(const SelectionQuality& other) {
   recall += other.recall;
   mass += other.mass;
   output_error += other.output_error;
+  stored_error += other.stored_error;
 }
 
 Selections select_tokens(const SelectionTask& task, const SelectionOptions& options) {
   const size_t steps = task.visible.size(), n = task.per_step;
   if (task.queries.rows() != steps * n || task.keys.rows() != task.selector->tokens() ||
-      task.keys.rows() != task.values.rows())
+      task.keys.rows() != task.values.rows() || task.stored_keys.rows() != task.keys.rows() ||
+      task.stored_values.rows() != task.keys.rows())
     throw failed("{} queries for {} steps of {}; {} keys, {} values, {} tokens in the index",
                  task.queries.rows(), steps, n, task.keys.rows(), task.values.rows(),
                  task.selector->tokens());

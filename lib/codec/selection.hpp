@@ -29,11 +29,12 @@ struct SelectionOptions final : Options {
 
 /// One head: its key/value rows and the queries of the query heads that share it, causal.
 struct SelectionTask {
-  const Selector* selector = nullptr;    ///< over all tokens of the document
-  MatrixView<const float> keys, values;  ///< the original ones: (tokens, dims)
-  MatrixView<const float> queries;       ///< (steps * per_step, dims), step by step
-  size_t per_step = 1;                   ///< query heads that share the head
-  std::span<const uint64_t> visible;     ///< of each step: it sees tokens [0, visible)
+  const Selector* selector = nullptr;                  ///< over all tokens of the document
+  MatrixView<const float> keys, values;                ///< the original ones: (tokens, dims)
+  MatrixView<const float> stored_keys, stored_values;  ///< as the codes give them back
+  MatrixView<const float> queries;                     ///< (steps * per_step, dims), step by step
+  size_t per_step = 1;                                 ///< query heads that share the head
+  std::span<const uint64_t> visible;                   ///< of each step: it sees tokens [0, visible)
 };
 
 /// Sums over selections, to be averaged; a head's or many heads'.
@@ -43,6 +44,7 @@ struct SelectionQuality {
   uint64_t tokens = 0, visible = 0;  ///< selected, and those they were chosen from
   double recall = 0;        ///< of the true best tokens, as many as were selected; sum over selections
   double mass = 0;          ///< share of the attention weights; sum over outputs
+  double stored_error = 0;  ///< the same with the keys and values of the codes; sum over outputs
   double output_error = 0;  ///< relative error of attention over the selected tokens; sum over outputs
 
   void add(const SelectionQuality& other);

@@ -132,8 +132,8 @@ class SelfIndexCodec final : public Codec {
   void append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const override;
   void decode(const GroupShape& shape, const StreamReader& document, uint64_t first,
               MatrixView<float> out) const override;
-  std::unique_ptr<Selector> selector(const GroupShape& shape, const StreamReader& document,
-                                     size_t head) const override;
+  std::unique_ptr<Selector> selector(const GroupShape& shape, const StreamReader& document, size_t head,
+                                     bool signs_only) const override;
 
  private:
   friend class PrefillSurvey;
@@ -748,7 +748,7 @@ class ExactSelector final : public Selector {
 };
 
 std::unique_ptr<Selector> SelfIndexCodec::selector(const GroupShape& shape, const StreamReader& document,
-                                                   size_t head) const {
+                                                   size_t head, bool signs_only) const {
   if (shape.side != Side::key || head >= heads_) throw failed("no index of {} {}", name_of(shape.side), head);
   const uint64_t count = tokens(shape, document);
   if (!is_coded(shape.side, document)) {
@@ -762,6 +762,12 @@ std::unique_ptr<Selector> SelfIndexCodec::selector(const GroupShape& shape, cons
   SignIndex index(dims_);
   index.append({signs.data() + head * sign_bytes, count, sign_bytes, heads_ * sign_bytes});
   auto codebooks = read_codebooks(document, read_tables(document));
+  if (signs_only) {  // every centroid at the corner its signs name
+    Matrix<float>& centroids = codebooks[head].centroids;
+    for (size_t channel = 0; channel < dims_; ++channel)
+      for (size_t code = 0; code < kSignCodes; ++code)
+        centroids(channel, code) = code >> (kSignGroup - 1 - channel % kSignGroup) & 1 ? 1.0f : -1.0f;
+  }
   return std::make_unique<OwnedSignSelector>(std::move(codebooks[head]), std::move(index));
 }
 

@@ -72,6 +72,8 @@ TEST_CASE(
       const Selections result = select_tokens({.selector = &oracle,
                                                .keys = keys,
                                                .values = values,
+                                               .stored_keys = keys,
+                                               .stored_values = values,
                                                .queries = queries,
                                                .per_step = per_step,
                                                .visible = visible},
@@ -103,6 +105,7 @@ TEST_CASE(
       if (budget == 1000) {  // everything that is visible
         CHECK_EQ(result.quality.mass, doctest::Approx(double(steps * per_step)));
         CHECK_LT(result.quality.output_error, 1e-4);
+        CHECK_EQ(result.quality.stored_error, result.quality.output_error);
       }
     }
 }
@@ -120,6 +123,8 @@ TEST_CASE("selection: the newest tokens are selected within the budget") {
   const auto result = select_tokens({.selector = &oracle,
                                      .keys = keys,
                                      .values = values,
+                                     .stored_keys = keys,
+                                     .stored_values = values,
                                      .queries = queries,
                                      .per_step = 1,
                                      .visible = visible},
@@ -149,7 +154,7 @@ TEST_CASE("selfindex: its selector scores centred keys as their centroids say, a
   const auto codec = make_selfindex(2, 2, dims);
   const GroupShape shape{.heads = 2, .head_dim = dims, .side = Side::key};
   const Encoded encoded = encode_in_memory(*codec, shape, {{DocumentRows(keys)}});
-  const auto selector = codec->selector(shape, encoded.document(0), 1);
+  const auto selector = codec->selector(shape, encoded.document(0), 1, false);
   REQUIRE_EQ(selector->tokens(), tokens);
   std::set<uint32_t> found;
   for (const Scored& scored : selector->select(query.row(0), 3)) found.insert(scored.id);
@@ -158,7 +163,7 @@ TEST_CASE("selfindex: its selector scores centred keys as their centroids say, a
   // A short document is kept exactly; its selector knows the true products.
   const Encoded tiny = encode_in_memory(*codec, shape, {{DocumentRows(keys.view().rows(0, 3))}});
   Matrix<float> scores(1, 3);
-  codec->selector(shape, tiny.document(0), 0)->scores(query, scores);
+  codec->selector(shape, tiny.document(0), 0, false)->scores(query, scores);
   for (size_t t = 0; t < 3; ++t)
     CHECK_EQ(scores(0, t),
              doctest::Approx(product(query.row(0), keys.row(t).first(size_t(dims)))).epsilon(1e-5));

@@ -4,8 +4,9 @@ kvcodec encode data/demo.h5 --codec selfindex --full-tokens 4 -o si.h5 >/dev/nul
 kvcodec select si.h5 --queries data/demo.h5 --budget 8 -o selection.h5
 kvcodec info selection.h5 | sed -n '2,$p' | grep -v '^  kvcodec'
 recall() { kvcodec select si.h5 --queries data/demo.h5 --budget 16 --json "$@" | tr -d ' \n' | sed 's/.*"recall":\([0-9.]*\).*/\1/'; }
-own=$(recall) quest=$(recall --by quest) oracle=$(recall --by oracle)
-echo "$own $quest $oracle" | awk '{ print "oracle " $3 ", the index finds more than Quest: " ($1 > $2 ? "yes" : "no " $0) }'
+own=$(recall) quest=$(recall --by quest) oracle=$(recall --by oracle) signs=$(recall --by signs)
+echo "$own $signs $quest $oracle" |
+  awk '{ print "oracle " $4 ", the index finds more than its signs, these more than Quest: " ($1 > $2 && $2 > $3 ? "yes" : "no " $0) }'
 for n in 1 2; do
   kvcodec select si.h5 --queries data/demo.h5 --share each --threads $n -o each.h5 >/dev/null
   mv each.h5 $n.h5
