@@ -2,9 +2,10 @@
 # How the settings of the codec sparse in data/quickstart.sh were chosen: every setting learns from as much text as there is in the
 # manual pages, codes as much of another text as README.md has, at the rate of 2-bit kivi (3 bits per value without the overhead of
 # the file), and the one with the highest mean SNR of keys and values wins. The texts are two that the quickstart does not use.
+# No more than 1,024 atoms: those of four layers' signals are 4 MiB, and 2,048 would weigh nearly as much as the cache of README.md.
 # usage: test/bench/quickstart_settings.sh LEARN.txt CODE.txt [BUILD_FOLDER]     e.g. Project Gutenberg's 1342 and 2701
 set -eu
-[ $# -ge 2 ] || { sed -n '2,5s/^# //p' "$0" >&2; exit 2; }
+[ $# -ge 2 ] || { sed -n '2,6s/^# //p' "$0" >&2; exit 2; }
 learn=$(realpath "$1")
 code=$(realpath "$2")
 cd "$(dirname "$0")/../.."
@@ -26,7 +27,7 @@ dump "$code" "$(tokens_of "$readme")" kv.h5
 
 width=128 # values of one layer's keys: 2 heads of 64
 echo "atoms group sparsity  bits/value  keys dB  values dB  mean dB"
-for atoms in 512 1024 2048; do
+for atoms in 512 1024; do
   bits=$(awk "BEGIN { print 16 + log($atoms) / log(2) }")
   for group in 1 2 4; do
     s=$(awk "BEGIN { print int(3 * $group * $width / $bits) }")
