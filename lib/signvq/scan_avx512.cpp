@@ -4,7 +4,7 @@
 
 // Instructions beyond the level's own: byte permutation across a register, sums of four byte products.
 #define KVCODEC_WIDE __attribute__((target("avx512vbmi,avx512vnni")))
-#define KVCODEC_INLINE [[gnu::always_inline]] inline
+#define KVCODEC_INLINE inline __attribute__((always_inline))
 
 namespace kvcodec::scan_kernels::avx512 {
 namespace {
