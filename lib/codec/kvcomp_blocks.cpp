@@ -109,8 +109,37 @@ void LoadedBlocks::read_places(const StreamReader& document, uint64_t first, uin
 }
 
 void LoadedBlocks::decode_runs(const Block& block, BlockScratch& scratch) const {
-  scratch.exact.clear();
-  coder_.decode_runs(layout_.block, block.mode, block.counts, block.payload, scratch.runs, scratch.exact);
+  if (coder_.coder() == Coder::huffman) {
+    scratch.exact.clear();
+    return coder_.decode_runs(layout_.block, block.mode, block.counts, block.payload, scratch.runs,
+                              scratch.exact);
+  }
+  const auto index = static_cast<size_t>(&block - blocks_.data());
+  auto place = std::ranges::find(scratch.ahead, index);
+  if (place == scratch.ahead.end()) {
+    decode_ahead(index, scratch);
+    place = scratch.ahead.begin();
+  }
+  const auto row = static_cast<size_t>(place - scratch.ahead.begin());
+  std::ranges::copy(scratch.ahead_runs.row(row), scratch.runs.data());
+  scratch.exact = scratch.ahead_exact[row];
+}
+
+/// Decodes a block coded with rANS, and with it some of those that come next.
+void LoadedBlocks::decode_ahead(size_t index, BlockScratch& scratch) const {
+  scratch.ahead = {index};
+  std::vector<std::span<const uint8_t>> payloads{blocks_[index].payload};
+  for (size_t next = index + scratch.stride; next < scratch.end && payloads.size() < BlockCoder::kTogether;
+       next += scratch.stride) {
+    if (blocks_[next].mode == kRawBlock) continue;
+    scratch.ahead.push_back(next);
+    payloads.push_back(blocks_[next].payload);
+  }
+  if (scratch.ahead_runs.rows() == 0)
+    scratch.ahead_runs = Matrix<uint8_t>(BlockCoder::kTogether, layout_.block.symbols());
+  for (auto& exact : scratch.ahead_exact) exact.clear();
+  coder_.decode_rans(layout_.block, payloads, scratch.ahead_runs.view().rows(0, payloads.size()),
+                     scratch.ahead_exact);
 }
 
 void LoadedBlocks::read_origins(const Block& block, BlockScratch& scratch) const {

@@ -2,6 +2,7 @@
 // lib/codec/kvcomp_codec.cpp describes the streams.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <string_view>
@@ -42,7 +43,14 @@ struct BlockScratch {
   Matrix<uint8_t> runs, symbols;
   std::vector<EscapedValue> exact;
   std::vector<int16_t> origins;
-  Matrix<float> vectors, sums, rows;  // of products
+  Matrix<float> vectors, rows;  // of products
+
+  /// Which blocks come next: every stride-th, counted [row][head], below `end`. rANS decodes some of them
+  /// ahead.
+  size_t stride = 1, end = 0;
+  std::vector<size_t> ahead;  // blocks decoded, in the rows of ahead_runs
+  Matrix<uint8_t> ahead_runs;
+  std::array<std::vector<EscapedValue>, BlockCoder::kTogether> ahead_exact;
 };
 
 /// Block rows [first, last) of a document.
@@ -77,6 +85,7 @@ class LoadedBlocks {
   void read_places(const StreamReader& document, uint64_t first, uint64_t last);
   const Block& block(size_t row, size_t head) const { return blocks_[row * layout_.heads + head]; }
   void decode_runs(const Block& block, BlockScratch& scratch) const;
+  void decode_ahead(size_t index, BlockScratch& scratch) const;
   void read_origins(const Block& block, BlockScratch& scratch) const;
   void decode_raw(const Block& block, MatrixView<float> out) const;
   float exact_value(const EscapedValue& exact) const;

@@ -45,8 +45,8 @@ using namespace kvcomp;
 
 namespace {
 
-/// Block rows of a head that one piece of a product covers: enough to be worth handing out.
-constexpr size_t kProductBlocks = 8;
+/// Blocks that one piece of decoding or of a product covers: enough to be worth handing out.
+constexpr size_t kPieceBlocks = 8;
 
 /// Bytes of a raw block from which blocks are made: the byte that flags one is then below a hundredth of it.
 constexpr size_t kLeastBlock = 128;
@@ -513,8 +513,9 @@ void KvcompCodec::decode_blocks(const Layout& layout, const StreamReader& docume
   const LoadedBlocks blocks = load(layout, document, first, out.rows());
   const uint64_t first_row = first / block_;
   const size_t d = layout.block.dims;
-  parallel_for(blocks.rows() * layout.heads, 1, [&](size_t begin, size_t end, int) {
+  parallel_for(blocks.rows() * layout.heads, kPieceBlocks, [&](size_t begin, size_t end, int) {
     BlockScratch scratch(layout);
+    scratch.end = end;
     Matrix<float> whole(block_, d);
     for (size_t i = begin; i < end; ++i) {
       const uint64_t row = i / layout.heads, head = i % layout.heads;
@@ -554,8 +555,9 @@ void KvcompCodec::multiply_keys(const GroupShape& shape, const StreamReader& doc
   const size_t per_head = queries.rows() / layout.heads;
   const LoadedBlocks blocks = load(layout, document, first, in_blocks);
   const uint64_t first_row = first / block_;
-  parallel_for(blocks.rows() * layout.heads, kProductBlocks, [&](size_t begin, size_t end, int) {
+  parallel_for(blocks.rows() * layout.heads, kPieceBlocks, [&](size_t begin, size_t end, int) {
     BlockScratch scratch(layout);
+    scratch.end = end;
     Matrix<float> scores(per_head, block_);
     for (size_t i = begin; i < end; ++i) {
       const uint64_t row = i / layout.heads, head = i % layout.heads;
@@ -583,7 +585,7 @@ void KvcompCodec::multiply_values(const GroupShape& shape, const StreamReader& d
   const LoadedBlocks blocks = load(layout, document, first, in_blocks);
   const uint64_t first_row = first / block_;
   // Sums over tokens: one partial sum for each head and so many block rows, added up in their order.
-  const size_t pieces = (blocks.rows() + kProductBlocks - 1) / kProductBlocks;
+  const size_t pieces = (blocks.rows() + kPieceBlocks - 1) / kPieceBlocks;
   std::vector<Matrix<float>> partial(pieces * layout.heads);
   parallel_for(partial.size(), 1, [&](size_t begin, size_t end, int) {
     BlockScratch scratch(layout);
@@ -591,7 +593,10 @@ void KvcompCodec::multiply_values(const GroupShape& shape, const StreamReader& d
     for (size_t i = begin; i < end; ++i) {
       const size_t head = i % layout.heads, piece = i / layout.heads;
       partial[i] = Matrix<float>(per_head, d);
-      for (size_t row = piece * kProductBlocks; row < std::min((piece + 1) * kProductBlocks, blocks.rows());
+      scratch.ahead.clear();
+      scratch.stride = layout.heads;
+      scratch.end = std::min((piece + 1) * kPieceBlocks, blocks.rows()) * layout.heads;
+      for (size_t row = piece * kPieceBlocks; row < std::min((piece + 1) * kPieceBlocks, blocks.rows());
            ++row) {
         const uint64_t start = (first_row + row) * block_;
         const uint64_t from = std::max(start, first), to = std::min(start + block_, first + in_blocks);

@@ -170,12 +170,9 @@ void BlockCoder::decode_runs(const BlockShape& shape, uint8_t mode, std::span<co
                              std::span<const uint8_t> payload, MatrixView<uint8_t> runs,
                              std::vector<EscapedValue>& exact) const {
   if (rans_) {
-    const auto size = static_cast<uint32_t>(payload.size());
-    const size_t first = exact.size(), length = shape.run_length();
-    rans_->decoder.decode_segments(payload, {&size, 1}, {runs.data(), 1, shape.symbols()}, exact);
-    for (EscapedValue& value : std::span(exact).subspan(first))
-      value = {static_cast<uint32_t>(value.position / length), static_cast<uint32_t>(value.position % length),
-               value.value};
+    std::vector<EscapedValue> found;
+    decode_rans(shape, {&payload, 1}, {runs.data(), 1, shape.symbols()}, {&found, 1});
+    exact.insert(exact.end(), found.begin(), found.end());
     return;
   }
   std::vector<uint32_t> bits(shape.runs());
@@ -189,6 +186,22 @@ void BlockCoder::decode_runs(const BlockShape& shape, uint8_t mode, std::span<co
   if ((total + 7) / 8 != payload.size())
     throw bad_input("its runs have {} bits, its payload {} bytes", total, payload.size());
   huffman_->decoder.decode_runs(payload, 0, bits, runs, exact);
+}
+
+void BlockCoder::decode_rans(const BlockShape& shape, std::span<const std::span<const uint8_t>> payloads,
+                             MatrixView<uint8_t> symbols, std::span<std::vector<EscapedValue>> exact) const {
+  std::vector<uint8_t> together;
+  std::vector<uint32_t> sizes;
+  for (const std::span<const uint8_t> payload : payloads) {
+    together.insert(together.end(), payload.begin(), payload.end());
+    sizes.push_back(static_cast<uint32_t>(payload.size()));
+  }
+  std::vector<EscapedValue> found;
+  rans_->decoder.decode_segments(together, sizes, symbols, found);
+  const size_t length = shape.run_length();
+  for (const EscapedValue& value : found)
+    exact[value.row].push_back({static_cast<uint32_t>(value.position / length),
+                                static_cast<uint32_t>(value.position % length), value.value});
 }
 
 void transpose(MatrixView<const uint8_t> in, MatrixView<uint8_t> out) {

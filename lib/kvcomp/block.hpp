@@ -101,6 +101,15 @@ class BlockCoder {
                    std::span<const uint8_t> payload, MatrixView<uint8_t> runs,
                    std::vector<EscapedValue>& exact) const;
 
+  /// With rANS, blocks are decoded faster several at a time: so many.
+  static constexpr size_t kTogether = 4;
+
+  /// decode_runs for up to kTogether blocks, none of them raw, coded with rANS: row i of symbols,
+  /// (payloads.size(), shape.symbols()), gets the runs of block i one behind the other, exact[i] its exact
+  /// values.
+  void decode_rans(const BlockShape& shape, std::span<const std::span<const uint8_t>> payloads,
+                   MatrixView<uint8_t> symbols, std::span<std::vector<EscapedValue>> exact) const;
+
  private:
   explicit BlockCoder(HuffmanBook book);
   explicit BlockCoder(RansModel model);
