@@ -446,7 +446,8 @@ def decode_kvcomp(codes, book, layer, side, rows, tokens):
     modes = rows["modes"]
     require(codes.group == 1 and modes.shape == (block_rows, heads), "kvcomp: modes")
     require(set(rows) == {"book", "modes", "sizes", "counts", "payload", "steps", "tail"} |
-            ({"origin_bits", "origins"} if key else set()), "kvcomp: streams")
+            ({"origin_bits", "origins"} if key else set()) |
+            ({"limits"} if key and p["max-logit-error"] > 0 else set()), "kvcomp: streams")
     tail = rows["tail"].reshape(-1, heads, dim)
     require(len(tail) == tokens - block_rows * block, "kvcomp: tail")
     if block_rows == 0:
@@ -501,7 +502,46 @@ def decode_kvcomp(codes, book, layer, side, rows, tokens):
     return np.concatenate([values, tail]).reshape(tokens, 1, heads, dim)
 
 
-DECODERS = {"none": decode_none, "kivi": decode_kivi, "kvcomp": decode_kvcomp, "sparse": decode_sparse}
+def decode_selfindex(codes, book, layer, side, rows, tokens):
+    p, heads, dim, key = codes.parameters, codes.heads, codes.dim, side == "key"
+    levels_there, has_choice = p["store"] == "2bit", p["store"] == "2bit" or key
+    require(codes.group == 1 and dim % 4 == 0, "selfindex")
+    require(set(rows) == ({"coded"} if has_choice else set()) | {"exact"} |
+            ({"center", "alpha", "codebooks", "signs"} if key else set()) |
+            ({"levels", "scales", "zeros", "exact_ids"} if levels_there else set()), "selfindex: streams")
+    coded = has_choice and len(rows["coded"]) == 1
+    exact = rows["exact"].reshape(-1, dim)
+    if key and coded:
+        require(rows["center"].shape == rows["alpha"].shape == (1, heads, dim), "selfindex: tables")
+        require((rows["alpha"] > 0).all() and np.isfinite(rows["center"]).all(), "selfindex: tables")
+        require(rows["codebooks"].shape == (1, heads, dim // 4, 16, 4), "selfindex: codebooks")
+        require(np.isfinite(rows["codebooks"]).all(), "selfindex: codebooks")
+        signs = np.unpackbits(rows["signs"], axis=2)[:, :, :dim]
+        require(signs.shape == (tokens, heads, dim), "selfindex: signs")
+    if not coded or not levels_there:
+        others = set(rows) - {"exact"} - ({"coded", "center", "alpha", "codebooks", "signs"} if coded else set())
+        require(all(len(rows[name]) == 0 for name in others), "selfindex: nothing else")
+        return exact.reshape(tokens, 1, heads, dim)
+    packed = rows["levels"]
+    require(packed.shape == (tokens, heads, -(-dim // 4)), "selfindex: levels")
+    bits = np.unpackbits(packed, axis=2)[:, :, :2 * dim].reshape(tokens, heads, dim, 2)
+    level = (2 * bits[..., 0] + bits[..., 1]).astype("<f4")
+    scale, zero = (np.repeat(rows[name], 32, axis=2)[:, :, :dim] for name in ("scales", "zeros"))
+    values = zero + level * scale
+    if key:
+        part = rows["alpha"] * values
+        plus = rows["center"] + part
+        values = plus if p["key-levels"] == "signed" else np.where(signs == 1, plus, rows["center"] - part)
+    ids = rows["exact_ids"].reshape(-1, heads).astype("i8")
+    require((np.diff(ids, axis=0) > 0).all(), "selfindex: exact tokens rise")
+    places = sorted((int(ids[i, h]), h) for i in range(len(ids)) for h in range(heads) if ids[i, h] < tokens)
+    require(len(places) == len(exact), "selfindex: exact tokens")
+    for row, (token, head) in zip(exact, places):
+        values[token, head] = row
+    return values.reshape(tokens, 1, heads, dim)
+
+
+DECODERS = {"none": decode_none, "selfindex": decode_selfindex, "kivi": decode_kivi, "kvcomp": decode_kvcomp, "sparse": decode_sparse}
 
 
 def rounded(values, kind):

@@ -49,6 +49,10 @@ if reader decode codes.h5 kv.h5 2>/dev/null; then
   echo "the reader does not notice that values differ"
   exit 1
 fi
+for kv in kv large half empty; do check $kv --codec selfindex; done
+check kv --codec selfindex --center median --key-levels signed --full-tokens 3
+check kv --codec selfindex --full-tokens 0 --storage f16
+check kv --codec selfindex --store 16bit
 for bits in 1 3 8; do check kv --codec kivi --bits $bits --group 16 --value-group 6 --residual 40; done
 check kv --codec kivi --scale-type f32
 check kv --codec kivi --scale-type bf16 --storage f16
