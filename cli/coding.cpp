@@ -57,11 +57,7 @@ GroupShape group_shape(const ModelInfo& model, int first_layer, int layers, Side
 
 std::vector<int> whole_groups(const std::vector<int>& layers, int layer_group, ErrorKind kind,
                               const std::string& what) {
-  std::vector<int> groups;
-  for (const int layer : layers) {
-    const int first = layer - layer % layer_group;
-    if (groups.empty() || groups.back() != first) groups.push_back(first);
-  }
+  std::vector<int> groups = groups_of(layers, layer_group);
   for (const int first : groups)
     for (int layer = first; layer < first + layer_group; ++layer)
       if (std::find(layers.begin(), layers.end(), layer) == layers.end())
@@ -70,6 +66,31 @@ std::vector<int> whole_groups(const std::vector<int>& layers, int layer_group, E
                               "and {} is missing",
                               what, ranges_text(layers), layer_group, first, first + layer_group - 1, layer));
   return groups;
+}
+
+std::vector<int> stored_layers(const CodesInfo& info) {
+  std::vector<int> layers;
+  for (const int group : info.groups)
+    for (int i = 0; i < info.layer_group; ++i) layers.push_back(group + i);
+  return layers;
+}
+
+std::vector<int> groups_of(const std::vector<int>& layers, int layer_group) {
+  std::vector<int> groups;
+  for (const int layer : layers)
+    if (const int first = layer - layer % layer_group; groups.empty() || groups.back() != first)
+      groups.push_back(first);
+  return groups;
+}
+
+std::unique_ptr<StreamReader> stored_document(const CodesReader& codes, const Codec& codec,
+                                              const GroupShape& shape, size_t document) {
+  auto reader = codes.document(shape.side, shape.first_layer, document);
+  const uint64_t stored = codec.tokens(shape, *reader), length = codes.info().documents.length(document);
+  if (stored != length)
+    throw bad_input("document {} has {} tokens stored; the table of documents says {}", document, stored,
+                    length);
+  return reader;
 }
 
 std::string dataset_name(Side side, int first_layer) {

@@ -42,6 +42,17 @@ GroupShape group_shape(const ModelInfo& model, int first_layer, int layers, Side
 std::vector<int> whole_groups(const std::vector<int>& layers, int layer_group, ErrorKind kind,
                               const std::string& what);
 
+/// The layers that a codes file holds, ascending.
+std::vector<int> stored_layers(const CodesInfo& info);
+
+/// First layers of the groups that hold any of these layers (ascending).
+std::vector<int> groups_of(const std::vector<int>& layers, int layer_group);
+
+/// The streams of a document of one side of a group. Throws Error(bad_input) unless they hold as many tokens
+/// as the table of documents says.
+std::unique_ptr<StreamReader> stored_document(const CodesReader& codes, const Codec& codec,
+                                              const GroupShape& shape, size_t document);
+
 /// "/layers/3/key", as in files and messages.
 std::string dataset_name(Side side, int first_layer);
 

@@ -65,22 +65,13 @@ std::vector<Part> chosen_parts(const CodesReader& codes, const std::vector<size_
   return parts;
 }
 
-/// The stored groups that hold chosen layers.
-std::vector<int> chosen_groups(const std::vector<int>& layers, int layer_group) {
-  std::vector<int> groups;
-  for (const int layer : layers)
-    if (const int first = layer - layer % layer_group; groups.empty() || groups.back() != first)
-      groups.push_back(first);
-  return groups;
-}
-
 class Decoder {
  public:
   Decoder(const CodesReader& codes, const Codec& codec, std::vector<int> layers, uint64_t budget)
       : codes_(codes),
         codec_(codec),
         layers_(std::move(layers)),
-        groups_(chosen_groups(layers_, codes.info().layer_group)),
+        groups_(groups_of(layers_, codes.info().layer_group)),
         budget_(budget) {}
 
   void run(const Part& part, KvWriter& writer, const std::function<void(uint64_t)>& count) {
@@ -88,12 +79,7 @@ class Decoder {
       for (const Side side : kSides) {
         const GroupShape shape = group_shape(codes_.info().model, group, codes_.info().layer_group, side);
         at_dataset(codes_.name(), side, group, [&] {
-          const auto document = codes_.document(side, group, part.document);
-          const uint64_t stored = codec_.tokens(shape, *document),
-                         length = codes_.info().documents.length(part.document);
-          if (stored != length)
-            throw bad_input("document {} has {} tokens stored; the table of documents says {}", part.document,
-                            stored, length);
+          const auto document = stored_document(codes_, codec_, shape, part.document);
           decode(shape, *document, part, writer, count);
         });
       }
@@ -127,13 +113,6 @@ class Decoder {
   uint64_t budget_;
   Matrix<float> rows_;
 };
-
-std::vector<int> stored_layers(const CodesInfo& info) {
-  std::vector<int> layers;
-  for (const int group : info.groups)
-    for (int i = 0; i < info.layer_group; ++i) layers.push_back(group + i);
-  return layers;
-}
 
 }  // namespace
 

@@ -12,6 +12,7 @@
 
 #include "cli/common.hpp"
 #include "cli/json.hpp"
+#include "cli/matching.hpp"
 #include "cli/progress.hpp"
 #include "cli/rate.hpp"
 #include "cli/subcommands.hpp"
@@ -36,11 +37,6 @@ struct EvalOptions final : Options {
              .help = "also a table of every dimension, over all layers and heads",
              .target = &per_dim}};
   }
-};
-
-/// Tokens of the original and where their reconstruction stands.
-struct Match {
-  uint64_t original = 0, recon = 0, count = 0;
 };
 
 /// Everything measured about one reconstruction.
@@ -68,43 +64,13 @@ void check_same_shape(const KvReader& original, const KvReader& recon) {
   differ("key_state", a.key_state, b.key_state);
 }
 
-/// Where in document `document` of the original the tokens at these positions stand, or nothing.
-std::optional<uint64_t> find_tokens(const KvReader& original, size_t document,
-                                    const std::vector<uint64_t>& wanted) {
-  const uint64_t first = original.documents().offsets[document];
-  const auto positions = original.positions(first, original.documents().length(document));
-  const auto place = std::lower_bound(positions.begin(), positions.end(), wanted.front());
-  const auto left = static_cast<size_t>(positions.end() - place);
-  if (left < wanted.size() || !std::equal(wanted.begin(), wanted.end(), place)) return {};
-  return first + static_cast<uint64_t>(place - positions.begin());
-}
-
-/// Finds each document of the reconstruction in the original, by name and positions: a decoded part counts as
-/// what it is.
-std::vector<Match> match_documents(const KvReader& original, const KvReader& recon,
-                                   const std::vector<size_t>& chosen) {
-  std::vector<Match> matches;
-  std::vector<bool> used(original.documents().count());
-  for (size_t i = 0; i < recon.documents().count(); ++i) {
-    const uint64_t first = recon.documents().offsets[i], count = recon.documents().length(i);
-    if (count == 0) continue;
-    const std::string& name = recon.documents().names[i];
-    const auto positions = recon.positions(first, count);
-    std::optional<uint64_t> place;
-    size_t document = 0;
-    for (; document < used.size() && !place; ++document)
-      if (!used[document] && original.documents().names[document] == name)
-        place = find_tokens(original, document, positions);
-    if (!place)
-      throw bad_input("{}: {} has no document '{}' with positions {} to {}", recon.name(), original.name(),
-                      name, positions.front(), positions.back());
-    used[--document] = true;
-    if (original.has_tokens() && recon.has_tokens() &&
-        original.tokens(*place, count) != recon.tokens(first, count))
-      throw bad_input("{}: document '{}' has other tokens than in {}", recon.name(), name, original.name());
-    if (std::find(chosen.begin(), chosen.end(), document) != chosen.end())
-      matches.push_back({*place, first, count});
-  }
+/// The documents of the reconstruction that are among the chosen ones of the original.
+std::vector<Match> chosen_matches(const KvReader& original, const KvReader& recon,
+                                  const std::vector<size_t>& chosen) {
+  auto matches = match_documents(token_axis(original), token_axis(recon));
+  std::erase_if(matches, [&](const Match& match) {
+    return std::find(chosen.begin(), chosen.end(), match.original_document) == chosen.end();
+  });
   if (matches.empty())
     throw bad_input("{}: it has none of the chosen documents of {}", recon.name(), original.name());
   return matches;
@@ -123,7 +89,7 @@ Result measure(const KvReader& original, const std::string& file, const EvalOpti
     if (std::find(original.layers().begin(), original.layers().end(), layer) == original.layers().end())
       throw bad_input("{}: there is no layer {}, which {} has; it has layers {}", original.name(), layer,
                       recon.name(), ranges_text(original.layers()));
-  const auto matches = match_documents(original, recon, documents);
+  const auto matches = chosen_matches(original, recon, documents);
   result.documents = matches.size();
   for (const auto& match : matches) result.tokens += match.count;
   const auto width = static_cast<size_t>(model.num_kv_heads) * static_cast<size_t>(model.head_dim);
@@ -140,7 +106,7 @@ Result measure(const KvReader& original, const std::string& file, const EvalOpti
         for (uint64_t first = 0; first < match.count; first += chunk) {
           const auto count = static_cast<size_t>(std::min<uint64_t>(chunk, match.count - first));
           original.read(side, result.layers[l], match.original + first, a.view().rows(0, count));
-          recon.read(side, result.layers[l], match.recon + first, b.view().rows(0, count));
+          recon.read(side, result.layers[l], match.other + first, b.view().rows(0, count));
           meter.add(static_cast<int>(l), a.view().rows(0, count), b.view().rows(0, count));
           done += count;
           bar.update(static_cast<double>(done) / passes, static_cast<double>(result.tokens));

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <map>
 
+#include "cli/coding.hpp"
 #include "cli/common.hpp"
 #include "cli/json.hpp"
 #include "cli/rate.hpp"
@@ -14,6 +15,7 @@
 #include "formats/book_file.hpp"
 #include "formats/codes_file.hpp"
 #include "formats/kv_file.hpp"
+#include "formats/outputs_file.hpp"
 #include "formats/selection_file.hpp"
 #include "lib/codec/registry.hpp"
 #include "lib/core/error.hpp"
@@ -84,8 +86,10 @@ void add_model(Facts& facts, const ModelInfo& model) {
   facts.add("source", model.source);
 }
 
-std::string documents_text(const Documents& documents, const std::vector<size_t>& chosen, bool asked) {
-  Table table({{"document"}, {"name", "", true}, {"tokens"}});
+/// what: documents are so many of.
+std::string documents_text(const Documents& documents, const std::vector<size_t>& chosen, bool asked,
+                           const char* what = "tokens") {
+  Table table({{"document"}, {"name", "", true}, {what}});
   size_t shown = 0;
   for (const size_t i : chosen) {
     if (shown++ == kDocumentsShown && !asked) break;
@@ -106,10 +110,11 @@ Json json_of(const FileType& type) {
           {"history", type.history}};
 }
 
-Json chosen_documents_json(const Documents& documents, const std::vector<size_t>& chosen) {
+Json chosen_documents_json(const Documents& documents, const std::vector<size_t>& chosen,
+                           const char* what = "tokens") {
   Json json = Json::array();
   for (const size_t i : chosen)
-    json.push_back({{"number", i}, {"name", documents.names[i]}, {"tokens", documents.length(i)}});
+    json.push_back({{"number", i}, {"name", documents.names[i]}, {what, documents.length(i)}});
   return json;
 }
 
@@ -188,10 +193,7 @@ struct StreamSum {
 std::string codes_info(const InfoOptions& options) {
   const CodesReader codes(options.input);
   const CodesInfo& info = codes.info();
-  std::vector<int> stored;
-  for (const int group : info.groups)
-    for (int i = 0; i < info.layer_group; ++i) stored.push_back(group + i);
-  const auto layers = options.layers.choose(stored, codes.name());
+  const auto layers = options.layers.choose(stored_layers(info), codes.name());
   const auto documents = options.documents.choose(info.documents, codes.name());
   const FileRate rate = rate_of(codes);
 
@@ -297,6 +299,32 @@ std::string selection_info(const InfoOptions& options) {
   return head_line(name, file.type) + facts.text() + "\n" + table.text() + history_text(file.type);
 }
 
+std::string outputs_info(const InfoOptions& options) {
+  const OutputsReader outputs(options.input);
+  const OutputsInfo& info = outputs.info();
+  const auto layers = options.layers.choose(info.layers, outputs.name());
+  const auto documents = options.documents.choose(info.documents, outputs.name());
+  if (options.common.json) {
+    Json json = json_of(outputs.type());
+    json["model"] = to_json(info.model);
+    json["codec"] = info.codec;
+    json["layers"] = layers;
+    json["queries"] = outputs.queries();
+    json["file_bytes"] = outputs.file_bytes();
+    json["documents"] = chosen_documents_json(info.documents, documents, "queries");
+    return text_of(json);
+  }
+  Facts facts;
+  add_model(facts, info.model);
+  facts.add("codec", info.codec);
+  facts.add("layers", ranges_text(layers));
+  facts.add("queries", fmt::format("{} tokens per layer", grouped(outputs.queries())));
+  facts.add("file", fmt::format("{} bytes", grouped(outputs.file_bytes())));
+  return head_line(outputs.name(), outputs.type()) + facts.text() +
+         documents_text(info.documents, documents, options.documents.given(), "queries") +
+         history_text(outputs.type());
+}
+
 }  // namespace
 
 std::string info(Command& command) {
@@ -308,7 +336,8 @@ std::string info(Command& command) {
                    "kvcodec info codes.h5\n"
                    "kvcodec info codes.h5 --json | jq .rate.bits_per_value");
   command.group("Input");
-  command.input("FILE", "kv, dictionary, codes or selection file; - is standard input", options.input);
+  command.input("FILE", "kv, dictionary, codes, selection or outputs file; - is standard input",
+                options.input);
   options.layers.declare(command);
   options.documents.declare(command);
   options.common.declare(command);
@@ -318,6 +347,7 @@ std::string info(Command& command) {
   const FileType type = identify(options.input);
   if (type.type == "kv") return kv_info(options);
   if (type.type == "codes") return codes_info(options);
+  if (type.type == "outputs") return outputs_info(options);
   if (type.type == "dictionary") {
     if (options.layers.given() || options.documents.given())
       throw usage_error("{}: a {} has no layers and documents to choose from", options.input, type.type);

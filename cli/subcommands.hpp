@@ -12,6 +12,7 @@ std::string dump_kv(Command& command);
 std::string train_dict(Command& command);
 std::string encode(Command& command);
 std::string decode(Command& command);
+std::string attend(Command& command);
 std::string pack_indices(Command& command);
 std::string select(Command& command);
 std::string info(Command& command);

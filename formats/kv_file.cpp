@@ -97,6 +97,7 @@ struct KvReader::Impl {
   std::vector<int> layers;
   std::map<int, h5::Dataset> sides[2];
   std::map<int, h5::Dataset> query;
+  std::vector<int> query_layers;
   std::optional<h5::Dataset> tokens, query_position;
   std::optional<h5::Dataset> positions;
 
@@ -141,7 +142,23 @@ struct KvReader::Impl {
       check_dtype(dataset, query_type, true);
       dataset.expect(query_type, shape);
       query.emplace(layer, std::move(dataset));
+      query_layers.push_back(layer);
     }
+  }
+
+  const h5::Dataset& find_query(int layer) const {
+    const auto place = query.find(layer);
+    if (place == query.end())
+      throw file.error(
+          layer_path(layer, "query"), "is missing; the file has queries of {}",
+          query.empty() ? "no layer" : fmt::format("the layers {}", fmt::join(query_layers, ", ")));
+    return place->second;
+  }
+
+  std::vector<uint64_t> query_token_rows(uint64_t first, uint64_t number) const {
+    if (!query_position) return {};
+    const uint64_t total = documents.tokens();
+    return query_position->integers(first, number, total == 0 ? 0 : total - 1);
   }
 
   const h5::Dataset& find(Side side, int layer) const {
@@ -215,18 +232,27 @@ uint64_t KvReader::query_tokens() const {
   return impl_->query_position && !impl_->query.empty() ? impl_->query_position->rows() : 0;
 }
 
+const std::vector<int>& KvReader::query_layers() const { return impl_->query_layers; }
+
+std::vector<uint64_t> KvReader::query_token_rows(uint64_t first, uint64_t count) const {
+  return impl_->query_token_rows(first, count);
+}
+
+void KvReader::read_queries(int layer, uint64_t first, MatrixView<float> out) const {
+  const h5::Dataset& dataset = impl_->find_query(layer);
+  impl_->read_floats(dataset, first, out,
+                     [&](uint64_t row) { return impl_->query_token_rows(row, 1).front(); });
+}
+
 std::optional<KvReader::Queries> KvReader::queries(int layer) const {
-  const auto place = impl_->query.find(layer);
-  if (place == impl_->query.end()) return std::nullopt;
+  if (!impl_->query.contains(layer)) return std::nullopt;
   Queries queries;
-  const uint64_t count = place->second.rows();
-  const uint64_t total = impl_->documents.tokens();
-  queries.token_rows = impl_->query_position->integers(0, count, total == 0 ? 0 : total - 1);
+  const uint64_t count = query_tokens();
+  queries.token_rows = query_token_rows(0, count);
   const size_t width =
       static_cast<size_t>(impl_->model.num_q_heads) * static_cast<size_t>(impl_->model.head_dim);
   queries.values.resize(checked_mul(count, width));
-  impl_->read_floats(place->second, 0, MatrixView<float>(queries.values.data(), count, width),
-                     [&](uint64_t row) { return queries.token_rows[row]; });
+  read_queries(layer, 0, MatrixView<float>(queries.values.data(), count, width));
   return queries;
 }
 

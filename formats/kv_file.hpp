@@ -54,6 +54,11 @@ class KvReader {
   std::optional<Queries> queries(int layer) const;
   /// Tokens of which queries are stored, the same in every layer; 0 = none.
   uint64_t query_tokens() const;
+  const std::vector<int>& query_layers() const;  ///< layers that have queries, ascending
+  /// Rows of the tokens that queries [first, first + count) belong to, in no particular order.
+  std::vector<uint64_t> query_token_rows(uint64_t first, uint64_t count) const;
+  /// Queries [first, first + out.rows()) of a layer, (n, num_q_heads * head_dim); as read().
+  void read_queries(int layer, uint64_t first, MatrixView<float> out) const;
 
  private:
   struct Impl;

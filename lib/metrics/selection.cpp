@@ -43,4 +43,18 @@ double relative_error(std::span<const float> output, std::span<const float> refe
   return energy == 0 ? std::numeric_limits<double>::infinity() : std::sqrt(error / energy);
 }
 
+double largest_relative_error(MatrixView<const float> outputs, MatrixView<const float> references,
+                              size_t dims) {
+  if (outputs.rows() != references.rows() || outputs.cols() != references.cols() || dims == 0 ||
+      outputs.cols() % dims != 0)
+    throw failed("{} x {} values against {} x {} of a reference, in vectors of {}", outputs.rows(),
+                 outputs.cols(), references.rows(), references.cols(), dims);
+  double largest = 0;
+  for (size_t i = 0; i < outputs.rows(); ++i)
+    for (size_t first = 0; first < outputs.cols(); first += dims)
+      largest = std::max(largest, relative_error(outputs.row(i).subspan(first, dims),
+                                                 references.row(i).subspan(first, dims)));
+  return largest;
+}
+
 }  // namespace kvcodec

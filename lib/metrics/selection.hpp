@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <span>
 
+#include "lib/core/view.hpp"
+
 namespace kvcodec {
 
 /// |selected ∩ wanted| / |wanted|: the recall of the true top-B where `wanted` are those. No id stands twice
@@ -19,5 +21,10 @@ double mass_covered(std::span<const float> logits, std::span<const uint32_t> sel
 /// |output - reference| / |reference| in the Euclidean norm; 0 if both are zero, infinite if only the
 /// reference is. Throws Error(failed) for different sizes.
 double relative_error(std::span<const float> output, std::span<const float> reference);
+
+/// The largest relative_error of all vectors of `dims` values that the rows are made of; 0 without any.
+/// Throws Error(failed) for different shapes and rows that are no whole vectors.
+double largest_relative_error(MatrixView<const float> outputs, MatrixView<const float> references,
+                              size_t dims);
 
 }  // namespace kvcodec

@@ -12,7 +12,7 @@ import sys
 import h5py
 import numpy as np
 
-VERSIONS = {"kv": 1, "dictionary": 1, "codes": 1}
+VERSIONS = {"kv": 1, "dictionary": 1, "codes": 1, "outputs": 1}
 CATEGORIES = ["payload", "ids", "scales", "tables", "offsets", "exempt"]
 TYPES = {"u8": "<u1", "u16": "<u2", "u32": "<u4", "u64": "<u8", "i32": "<i4", "i64": "<i8", "f32": "<f4", "f64": "<f8"}
 
@@ -62,14 +62,14 @@ class File:
             int(a[name]) for name in ("num_layers", "num_q_heads", "num_kv_heads", "head_dim"))
         require(self.q_heads % self.heads == 0, "num_q_heads")
 
-    def documents(self):
+    def documents(self, rising=True):
         offset = self.file["/documents/offset"][:].astype("i8")
         names = [text(name) for name in self.file["/documents/name"][:]]
         require(len(offset) == len(names) + 1 and offset[0] == 0 and (np.diff(offset) >= 0).all(), "/documents/offset")
         positions = self.file["/positions"][:].astype("i8")
         require(positions.shape == (offset[-1],), "/positions")
         for first, end in zip(offset[:-1], offset[1:]):
-            require((np.diff(positions[first:end]) > 0).all(), "/positions do not rise")
+            require(not rising or (np.diff(positions[first:end]) > 0).all(), "/positions do not rise")
         if "/tokens" in self.file:
             require(self.file["/tokens"].shape == (offset[-1],), "/tokens")
             self.file["/tokens"][:]
@@ -96,6 +96,19 @@ def check_kv(kv):
             require(len(rows) == 0 or (rows < total).all(), "/query_position")
             floats(query)
     require(len(types) == 1, f"types {types}")
+
+
+def check_outputs(outputs):
+    _, offset = outputs.documents(rising=False)
+    total = int(offset[-1])
+    text(outputs.file.attrs["codec"])
+    require(outputs.file["/query_position"].shape == (total,), "/query_position")
+    outputs.file["/query_position"][:]
+    require(len(outputs.layers()) > 0 and max(outputs.layers()) < outputs.num_layers, "layers")
+    for layer in outputs.layers():
+        dataset = outputs.file[f"/layers/{layer}/output"]
+        require(type_name(dataset) == "f32" and dataset.shape == (total, outputs.q_heads, outputs.dim), dataset.name)
+        floats(dataset)
 
 
 class Hash128(ctypes.Structure):
@@ -588,6 +601,8 @@ def check(path):
         check_kv(file)
     elif file.type == "dictionary":
         check_book(file.file, "dictionary")
+    elif file.type == "outputs":
+        check_outputs(file)
     else:
         codes = Codes(path)
         for streams in codes.streams.values():

@@ -40,6 +40,12 @@ check() { # <name of the kv file> <codec and options...>
   reader decode $book codes.h5 recon.h5 packed.h5 recon.h5 packed.h5 recon-as-source.h5 codes.h5 recon-half.h5
 }
 
+# Queries, and what they get.
+"$make_kv" --layers 3 --heads 2 --q-heads 6 --dim 20 --tokens 40 --documents 3 --queries 7 -o asking.h5
+run encode asking.h5 --codec kvcomp --block 8 -o asked.h5
+run attend asked.h5 --queries asking.h5 --layers 0,2 --documents 1-2 -o outputs.h5
+reader check asking.h5 outputs.h5
+
 book=
 for kv in kv large half empty; do
   check $kv --codec none

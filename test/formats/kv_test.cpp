@@ -213,6 +213,14 @@ TEST_CASE("kv: queries come back with the rows of their tokens") {
     const auto expected = rounded(random_rows(2, 16, 20), dtype);
     CHECK(std::equal(queries->values.begin(), queries->values.end(), expected.data()));
     CHECK(!reader.queries(3));
+    CHECK(reader.query_layers() == std::vector<int>{0, 1});
+    CHECK(reader.query_token_rows(1, 1) == std::vector<uint64_t>{7});
+    Matrix<float> wide(1, 20);  // one query, into the middle of a row
+    reader.read_queries(0, 1, wide.view().columns(2, 16));
+    CHECK(std::equal(wide.data() + 2, wide.data() + 18, expected.row(1).begin()));
+    CHECK((wide(0, 1) == 0 && wide(0, 18) == 0));
+    CHECK_THROWS_AS(reader.read_queries(3, 0, wide.view().columns(0, 16)), Error);
+    CHECK_THROWS_AS(reader.read_queries(1, 2, wide.view().columns(0, 16)), Error);
   }
 }
 

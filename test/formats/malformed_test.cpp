@@ -82,6 +82,14 @@ void read_codes(const std::string& path) {
         }
 }
 
+void read_outputs(const std::string& path) {
+  const OutputsReader reader(path);
+  reader.positions(0, reader.queries());
+  reader.token_rows(0, reader.queries());
+  Matrix<float> rows(reader.queries(), 16);
+  for (const int layer : reader.info().layers) reader.read(layer, 0, rows);
+}
+
 /// A change made with HDF5.
 auto edit(std::function<void(Edit&)> change) {
   return [change = std::move(change)](const std::string& path) {
@@ -285,6 +293,56 @@ TEST_CASE("malformed: kv files") {
   };
   check_defects([](const std::string& path) { write_sample_kv(path); }, read_kv,
                 join(common_defects("codes", "kv"), document_defects(), own));
+}
+
+TEST_CASE("malformed: outputs files") {
+  const std::vector<Defect> own{
+      {"no codec", edit([](Edit& f) { f.remove_attribute("/", "codec"); }), "attribute 'codec' is missing"},
+      {"no documents", edit([](Edit& f) { f.remove("/documents"); }), "/documents/name: is missing"},
+      {"offsets beyond the queries", edit([](Edit& f) {
+         f.put("/documents/offset", {0, 3, 3, 6});
+       }),
+       "the documents have 6 queries"},
+      {"no positions", edit([](Edit& f) { f.remove("/positions"); }), "/positions: is missing"},
+      {"positions of another length", edit([](Edit& f) { f.put("/positions", std::vector<uint64_t>(4)); }),
+       "/positions: has the shape [4]"},
+      {"no rows of tokens", edit([](Edit& f) { f.remove("/query_position"); }),
+       "/query_position: is missing"},
+      {"rows of tokens of another length",
+       edit([](Edit& f) { f.put("/query_position", std::vector<uint64_t>(6)); }),
+       "/query_position: has the shape [6]"},
+      {"negative position", edit([](Edit& f) {
+         f.put("/positions", H5T_STD_I64LE, H5T_NATIVE_LLONG, {5}, std::vector<long long>{0, 1, 2, -3, 4});
+       }),
+       "/positions: element 3 is -3"},
+      {"no layers", edit([](Edit& f) { f.remove("/layers"); }), "/layers: is missing"},
+      {"a layer beyond the model", edit([](Edit& f) { f.make_group("/layers/3"); }),
+       "/layers/3: the model has 3 layers"},
+      {"a layer without outputs", edit([](Edit& f) { f.remove("/layers/2/output"); }),
+       "/layers/2/output: is missing"},
+      {"outputs of another shape", edit([](Edit& f) {
+         f.put_floats("/layers/2/output", {5, 2, 8}, std::vector<float>(80));
+       }),
+       "/layers/2/output: is f32 [5, 2, 8]; f32 [5, 4, 4] is wanted"},
+      {"too few outputs", edit([](Edit& f) {
+         f.put_floats("/layers/2/output", {4, 4, 4}, std::vector<float>(64));
+       }),
+       "/layers/2/output: is f32 [4, 4, 4]; f32 [5, 4, 4] is wanted"},
+      {"outputs of another type", edit([](Edit& f) {
+         f.put("/layers/0/output", H5T_IEEE_F64LE, H5T_NATIVE_FLOAT, {5, 4, 4}, std::vector<float>(80));
+       }),
+       "/layers/0/output: is f64"},
+      {"an output that is not finite", edit([](Edit& f) {
+         std::vector<float> values(80);
+         values[16 + 6] = std::numeric_limits<float>::quiet_NaN();
+         f.put_floats("/layers/0/output", {5, 4, 4}, values);
+       }),
+       "/layers/0/output: query 1, head 1, dimension 2 is not finite"},
+      {"checksum",
+       [](const std::string& path) { flip_byte(path, chunk_address(path, "/layers/2/output", 0) + 5); },
+       "/layers/2/output: checksum of rows 0 to 4 does not hold"},
+  };
+  check_defects(write_sample_outputs, read_outputs, join(common_defects("kv", "outputs"), own, {}));
 }
 
 TEST_CASE("malformed: dictionary files") {

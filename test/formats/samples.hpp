@@ -9,6 +9,7 @@
 
 #include "formats/codes_file.hpp"
 #include "formats/kv_file.hpp"
+#include "formats/outputs_file.hpp"
 #include "lib/codec/encoded.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/rng.hpp"
@@ -130,6 +131,24 @@ inline void write_sample_kv(const std::string& path, DType dtype = DType::bf16) 
       writer.append(side, layer, random_rows(8, 8, 10 + static_cast<uint64_t>(layer)));
     const std::vector<uint64_t> last{4, 7};
     writer.append_queries(layer, last, random_rows(2, 16, 20));
+  }
+  writer.finish({"kvcodec test", {"earlier"}});
+  output.commit();
+}
+
+/// Outputs of layers 0 and 2 for 5 queries of two documents; values of layer i are random_rows(5, 16, i).
+inline void write_sample_outputs(const std::string& path) {
+  OutputsInfo info{.model = sample_model(3, 2, 4), .codec = "none", .layers = {0, 2}, .documents = {}};
+  info.documents.add("first", 3);
+  info.documents.add("empty", 0);
+  info.documents.add("third", 2);
+  OutputFile output(path, true);
+  const std::vector<uint64_t> positions{4, 5, 9, 10, uint64_t{1} << 40}, rows{4, 5, 9, 21, 30};
+  OutputsWriter writer(output, info, positions, rows);
+  for (const int layer : {2, 0}) {  // layers in any order, rows in pieces
+    const Matrix<float> values = random_rows(5, 16, static_cast<uint64_t>(layer));
+    writer.append(layer, values.view().rows(0, 2));
+    writer.append(layer, values.view().rows(2, 3));
   }
   writer.finish({"kvcodec test", {"earlier"}});
   output.commit();

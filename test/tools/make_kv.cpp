@@ -18,7 +18,8 @@ namespace {
 
 struct Shape {
   int layers = 2, heads = 2, head_dim = 64;
-  uint64_t tokens = 256, documents = 1, seed = 1, first_position = 0;
+  int q_heads = 0;  ///< 0 = as many as key/value heads
+  uint64_t tokens = 256, documents = 1, seed = 1, first_position = 0, queries = 0;
   std::vector<int> only;
   std::vector<std::string> document;
   std::string dtype = "bf16", name = "synthetic-", model = "synthetic", output;
@@ -80,7 +81,8 @@ void make(const Shape& shape) {
   ModelInfo model;
   model.model = shape.model;
   model.num_layers = shape.layers;
-  model.num_q_heads = model.num_kv_heads = shape.heads;
+  model.num_kv_heads = shape.heads;
+  model.num_q_heads = shape.q_heads > 0 ? shape.q_heads : shape.heads;
   model.head_dim = shape.head_dim;
   model.source = fmt::format("make_kv, seed {}", shape.seed);
   std::vector<int> layers = shape.only;
@@ -90,9 +92,10 @@ void make(const Shape& shape) {
   }
 
   OutputFile output(shape.output, true);
-  KvWriter writer(output, model, dtype_from_name(shape.dtype), layers, false);
+  KvWriter writer(output, model, dtype_from_name(shape.dtype), layers, shape.queries > 0);
   constexpr uint64_t kChunk = 4096;
   Matrix<float> rows(kChunk, static_cast<size_t>(shape.heads) * static_cast<size_t>(shape.head_dim));
+  uint64_t before = 0;  // tokens of earlier documents
   for (const Document& document : documents_of(shape)) {
     const uint64_t length = document.end - document.first;
     std::vector<uint32_t> tokens(length);
@@ -109,6 +112,17 @@ void make(const Shape& shape) {
                static_cast<uint64_t>(layer) * 2 + (side == Side::value));
           writer.append(side, layer, piece);
         }
+    const uint64_t asking = std::min(shape.queries, length), first_asking = length - asking;
+    std::vector<uint64_t> places(asking);
+    std::iota(places.begin(), places.end(), before + first_asking);
+    Matrix<float> queries(asking,
+                          static_cast<size_t>(model.num_q_heads) * static_cast<size_t>(shape.head_dim));
+    for (const int layer : layers) {
+      if (shape.queries == 0) break;
+      fill(queries, document.first + first_asking, document.seed, 100000 + static_cast<uint64_t>(layer));
+      writer.append_queries(layer, places, queries);
+    }
+    before += length;
   }
   writer.finish({"make_kv", {}});
   output.commit();
@@ -133,6 +147,9 @@ int main(int argc, char** argv) {
       ->allow_extra_args(false);
   app.add_option("--only", shape.only, "write only these layers")->delimiter(',');
   app.add_option("--model", shape.model, "name of the model")->capture_default_str();
+  app.add_option("--q-heads", shape.q_heads, "query heads (default: as many as key/value heads)");
+  app.add_option("--queries", shape.queries, "queries of each document's last so many tokens")
+      ->capture_default_str();
   app.add_option("--dtype", shape.dtype, "bf16, f16 or f32")->capture_default_str();
   app.add_option("--seed", shape.seed, "seed")->capture_default_str();
   app.add_option("-o", shape.output, "output file")->required();

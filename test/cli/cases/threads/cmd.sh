@@ -15,6 +15,8 @@ for n in 1 2; do
   run encode kv.h5 --codec selfindex --full-tokens 8 -o selfindex.h5
   run decode selfindex.h5 -o selfindex-kv.h5
   run encode kv.h5 --codec none -o none.h5
+  run attend packed.h5 --queries kv.h5 --book dict.h5 -o sparse-outputs.h5
+  run attend kvcomp.h5 --queries kv.h5 --check -o kvcomp-outputs.h5
   kvcodec eval-recon kv.h5 recon.h5 --rate packed.h5 --threads $n >eval.txt
   cd ..
 done

@@ -1,0 +1,73 @@
+#include "cli/matching.hpp"
+
+#include <algorithm>
+#include <numeric>
+#include <optional>
+
+#include "lib/core/error.hpp"
+
+namespace kvcodec::cli {
+namespace {
+
+template <class Reader>
+TokenAxis axis_of(const Reader& file, const Documents& documents) {
+  return {.name = file.name(),
+          .documents = documents,
+          .has_tokens = file.has_tokens(),
+          .positions = [&file](uint64_t first, uint64_t count) { return file.positions(first, count); },
+          .tokens = [&file](uint64_t first, uint64_t count) { return file.tokens(first, count); }};
+}
+
+/// Where in document `document` of the original the tokens at these positions stand, or nothing.
+std::optional<uint64_t> find_tokens(const TokenAxis& original, size_t document,
+                                    const std::vector<uint64_t>& wanted) {
+  const uint64_t first = original.documents.offsets[document];
+  const auto positions = original.positions(first, original.documents.length(document));
+  const auto place = std::lower_bound(positions.begin(), positions.end(), wanted.front());
+  const auto left = static_cast<size_t>(positions.end() - place);
+  if (left < wanted.size() || !std::equal(wanted.begin(), wanted.end(), place)) return {};
+  return first + static_cast<uint64_t>(place - positions.begin());
+}
+
+}  // namespace
+
+TokenAxis token_axis(const KvReader& file) { return axis_of(file, file.documents()); }
+TokenAxis token_axis(const CodesReader& file) { return axis_of(file, file.info().documents); }
+
+std::vector<Match> match_documents(const TokenAxis& original, const TokenAxis& other,
+                                   const std::vector<size_t>& wanted) {
+  std::vector<Match> matches;
+  std::vector<bool> used(original.documents.count());
+  const size_t end = wanted.empty() ? 0 : wanted.back() + 1;
+  for (size_t i = 0; i < end; ++i) {
+    const uint64_t first = other.documents.offsets[i], count = other.documents.length(i);
+    if (count == 0) continue;
+    const bool needed = std::binary_search(wanted.begin(), wanted.end(), i);
+    const std::string& name = other.documents.names[i];
+    const auto positions = other.positions(first, count);
+    std::optional<uint64_t> place;
+    size_t document = 0;
+    for (; document < used.size() && !place; ++document)
+      if (!used[document] && original.documents.names[document] == name)
+        place = find_tokens(original, document, positions);
+    if (!place && !needed) continue;
+    if (!place)
+      throw bad_input("{}: {} has no document '{}' with positions {} to {}", other.name, original.name, name,
+                      positions.front(), positions.back());
+    used[--document] = true;
+    if (!needed) continue;
+    if (original.has_tokens && other.has_tokens &&
+        original.tokens(*place, count) != other.tokens(first, count))
+      throw bad_input("{}: document '{}' has other tokens than in {}", other.name, name, original.name);
+    matches.push_back({document, i, *place, first, count});
+  }
+  return matches;
+}
+
+std::vector<Match> match_documents(const TokenAxis& original, const TokenAxis& other) {
+  std::vector<size_t> all(other.documents.count());
+  std::iota(all.begin(), all.end(), size_t{0});
+  return match_documents(original, other, all);
+}
+
+}  // namespace kvcodec::cli

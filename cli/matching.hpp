@@ -1,0 +1,40 @@
+// Documents that two files hold, found by name and positions: a decoded or encoded part counts as what it is.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "formats/codes_file.hpp"
+#include "formats/kv_file.hpp"
+
+namespace kvcodec::cli {
+
+/// What a file says about its tokens; of a file that outlives it.
+struct TokenAxis {
+  std::string name;  ///< of the file
+  const Documents& documents;
+  bool has_tokens = false;
+  std::function<std::vector<uint64_t>(uint64_t first, uint64_t count)> positions;
+  std::function<std::vector<uint32_t>(uint64_t first, uint64_t count)> tokens;
+};
+TokenAxis token_axis(const KvReader& file);
+TokenAxis token_axis(const CodesReader& file);
+
+/// A document of another file and where its tokens stand in the original.
+struct Match {
+  size_t original_document = 0, other_document = 0;
+  uint64_t original = 0, other = 0, count = 0;  ///< first tokens in the files, and how many there are
+};
+
+/// Finds the documents of `other` (those with numbers in `wanted`, ascending) in the original; empty ones are
+/// left out. Documents that are not wanted are found first if they stand before, so that of several with one
+/// name each gets its own. Throws Error(bad_input) for a wanted document that is not there, or has other
+/// token ids there.
+std::vector<Match> match_documents(const TokenAxis& original, const TokenAxis& other,
+                                   const std::vector<size_t>& wanted);
+/// The same for all of them.
+std::vector<Match> match_documents(const TokenAxis& original, const TokenAxis& other);
+
+}  // namespace kvcodec::cli
