@@ -1,0 +1,73 @@
+// What the fuzz targets of codecs share: a codec chosen by the input, and everything that reads streams.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "lib/codec/codec.hpp"
+#include "lib/codec/registry.hpp"
+#include "test/fuzz/fuzz.hpp"
+
+namespace kvcodec::fuzz {
+
+/// A value from the input for a field of any type; it need not be a valid one.
+inline Scalar choose_value(const OptionField& field, Bytes& input) {
+  const uint8_t byte = input.byte();
+  if (std::holds_alternative<bool*>(field.target)) return byte % 2 != 0;
+  if (std::holds_alternative<int64_t*>(field.target)) return int64_t{byte % 64};
+  if (std::holds_alternative<double*>(field.target)) return byte < 128 ? 0.0 : (byte - 128) / 127.0;
+  return field.choices.empty() ? std::string() : field.choices[byte % field.choices.size()];
+}
+
+/// The codec that the input chooses, with options set from it as far as they are valid. Codecs that need a
+/// book are left to their own tests.
+inline std::unique_ptr<Codec> choose_codec(Bytes& input, CodecContext& context) {
+  std::vector<const CodecEntry*> choices;
+  for (const CodecEntry& entry : codecs())
+    if (!entry.capabilities.needs_book) choices.push_back(&entry);
+  const CodecEntry& entry = *choices[input.byte() % choices.size()];
+  const uint8_t byte = input.byte();
+  context = {.num_layers = 1,
+             .heads = 1 + byte % 3,
+             .head_dim = 1 + input.byte() % 40,
+             .storage = byte < 128 ? DType::bf16 : DType::f16};
+  const auto options = entry.make_options();
+  for (const OptionField& field : options->fields())
+    expect_refusal_or_success([&] { set_value(field, choose_value(field, input)); });
+  return entry.make(*options, context);
+}
+
+/// The shape of one side, which the input chooses, of the context's only layer.
+inline GroupShape choose_side(const Codec& codec, const CodecContext& context, Bytes& input) {
+  return {0, codec.layer_group(), context.heads, context.head_dim,
+          input.byte() % 2 ? Side::value : Side::key};
+}
+
+/// Products of tokens [first, first + count) with vectors of ones, two for each head.
+inline void multiply(const Codec& codec, const GroupShape& shape, const StreamReader& document,
+                     uint64_t first, size_t count) {
+  const size_t vectors = 2 * static_cast<size_t>(shape.layers * shape.heads);
+  Matrix<float> per_channel(vectors, static_cast<size_t>(shape.head_dim)), per_token(vectors, count);
+  if (shape.side == Side::key) {
+    std::fill_n(per_channel.data(), per_channel.size(), 1.0f);
+    codec.multiply_keys(shape, document, first, per_channel, per_token);
+  } else {
+    std::fill_n(per_token.data(), per_token.size(), 1.0f);
+    codec.multiply_values(shape, document, first, per_token, per_channel);
+  }
+}
+
+/// Decodes and multiplies some tokens, which the input chooses and which need not be there, then all of them.
+inline void read_everything(const Codec& codec, const GroupShape& shape, const StreamReader& document,
+                            Bytes& input) {
+  const uint64_t first = input.byte();
+  Matrix<float> some(input.byte() % 64, shape.width());
+  expect_refusal_or_success([&] { codec.decode(shape, document, first, some); });
+  expect_refusal_or_success([&] { multiply(codec, shape, document, first, some.rows()); });
+  Matrix<float> all(codec.tokens(shape, document), shape.width());
+  expect_refusal_or_success([&] { codec.decode(shape, document, 0, all); });
+  expect_refusal_or_success([&] { multiply(codec, shape, document, 0, all.rows()); });
+}
+
+}  // namespace kvcodec::fuzz

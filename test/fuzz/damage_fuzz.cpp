@@ -1,0 +1,77 @@
+// Codecs: streams as an encoder wrote them, then damaged in some bytes or cut short, decode and multiply or
+// are refused, never crash. Beside codec_fuzz, whose streams of any bytes seldom hold a book or sizes that
+// fit.
+#include <algorithm>
+#include <span>
+
+#include "lib/codec/encoded.hpp"
+#include "lib/core/rng.hpp"
+#include "test/fuzz/codec_input.hpp"
+
+using namespace kvcodec;
+
+namespace {
+
+/// Rows with a mean and a loudness per channel, some of them constant, some with an outlier.
+/// Fewer than `most` of them; how many, and what they are, the input says.
+Matrix<float> make_rows(uint32_t most, size_t width, fuzz::Bytes& input) {
+  Matrix<float> rows(input.byte() % most, width);
+  const uint64_t seed = input.byte();
+  Rng rng(seed);
+  for (size_t c = 0; c < width; ++c) {
+    const double mean = rng.normal(), loudness = seed % 4 == 0 ? 0 : rng.uniform(0, 2);
+    for (size_t t = 0; t < rows.rows(); ++t)
+      rows(t, c) = static_cast<float>(mean + loudness * rng.normal() * (rng.below(100) == 0 ? 50 : 1));
+  }
+  return rows;
+}
+
+/// Overwrites bytes where the input says so, in the streams that it says, and cuts a few of them.
+void damage(std::vector<std::vector<std::byte>>& streams, fuzz::Bytes& input) {
+  for (int edits = input.byte() % 16; edits > 0; --edits) {
+    auto& bytes = streams[input.byte() % streams.size()];
+    const uint32_t place = input.below(1 << 16);
+    const auto value = static_cast<std::byte>(input.byte());
+    if (bytes.empty()) continue;
+    if (input.byte() % 8 == 0)
+      bytes.resize(place % bytes.size());
+    else
+      bytes[place % bytes.size()] = value;
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  fuzz::Bytes input(data, size);
+  fuzz::expect_refusal_or_success([&] {
+    CodecContext context;
+    const auto codec = fuzz::choose_codec(input, context);
+    const GroupShape shape = fuzz::choose_side(*codec, context, input);
+    const Matrix<float> rows = make_rows(100, shape.width(), input);
+    // What comes later is not in the survey: symbols unknown to the book, blocks that do not shrink.
+    const Matrix<float> later = make_rows(40, shape.width(), input);
+    Encoded intact(codec->streams(shape));
+    StreamStore& whole = intact.add_document();
+    if (codec->survey_scope() != SurveyScope::none)
+      run_survey(*codec->survey(shape), std::vector{DocumentRows(rows)}, whole);
+    codec->append(shape, rows, whole);
+    codec->append(shape, later, whole);
+
+    std::vector<std::vector<std::byte>> streams;
+    for (const StreamSpec& spec : intact.specs()) {
+      auto& bytes = streams.emplace_back(whole.rows(spec.name) * spec.row_bytes());
+      whole.read(spec.name, 0, whole.rows(spec.name), bytes);
+    }
+    damage(streams, input);
+    Encoded damaged(intact.specs());
+    StreamStore& document = damaged.add_document();
+    for (size_t i = 0; i < streams.size(); ++i) {
+      const StreamSpec& spec = damaged.specs()[i];
+      document.append(spec.name,
+                      std::span(streams[i]).first(streams[i].size() / spec.row_bytes() * spec.row_bytes()));
+    }
+    fuzz::read_everything(*codec, shape, document, input);
+  });
+  return 0;
+}
