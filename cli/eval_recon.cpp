@@ -48,6 +48,7 @@ struct Result {
   uint64_t tokens = 0;
   std::vector<ReconstructionMeter> meters;  // key, value
   std::optional<FileRate> rate;
+  std::optional<SideRates> sides;
 
   const ReconstructionMeter& meter(Side side) const { return meters[side == Side::key ? 0 : 1]; }
 };
@@ -238,13 +239,13 @@ std::string comparison_table(const std::vector<Result>& results) {
   return table.text();
 }
 
-std::string rate_text(const FileRate& rate, const std::string& file) {
+std::string rate_text(const FileRate& rate, const SideRates& sides, const std::string& file) {
   std::string line = fmt::format("\n{}: {:.3f} bits/value, ratio to 16 bits {:.2f}", file,
                                  rate.rate.bits_per_value, rate.rate.ratio);
   if (rate.ledger.book_bytes > 0)
     line += fmt::format(", with the book {:.2f}, break-even at {} tokens", rate.rate.ratio_with_book,
                         break_even_text(rate));
-  return line + "\n\n" + ledger_table(rate);
+  return line + "\n\n" + ledger_table(rate) + "\n" + side_table(sides);
 }
 
 // JSON ---------------------------------------------------------------------------------------------
@@ -291,6 +292,9 @@ std::string json_text(const KvReader& original, const std::vector<Result>& resul
                 {"tokens", result.tokens}};
     for (const Side side : kSides) one[std::string(name_of(side))] = side_json(result, side);
     if (result.rate) one["rate"] = to_json(*result.rate);
+    if (result.sides)
+      for (const Side side : kSides)
+        one["rate"][std::string(name_of(side))] = to_json(result.sides->of(side));
     json["reconstructions"].push_back(one);
   }
   return text_of(json);
@@ -312,7 +316,7 @@ std::string text_of_results(const KvReader& original, const std::vector<Result>&
     if (alone) out += layer_table(result, false);
     if (options.per_head) out += (alone ? "\n" : "") + layer_table(result, true);
     if (options.per_dim) out += (alone || options.per_head ? "\n" : "") + dimension_table(result);
-    if (alone && result.rate) out += rate_text(*result.rate, options.rates[0]);
+    if (alone && result.rate) out += rate_text(*result.rate, *result.sides, options.rates[0]);
   }
   return out;
 }
@@ -383,6 +387,8 @@ std::string eval_recon(Command& command) {
     results.push_back(measure(original, options.inputs[i], options, documents, bar));
     if (codes.empty()) continue;
     results.back().rate = rate_of(codes[i]);
+    if (options.common.json || options.inputs.size() == 1)  // shown; the codes are read for it
+      results.back().sides = side_rates_of(codes[i]);
     if (!options.common.quiet) note_strange_pair(results.back(), codes[i]);
   }
   return options.common.json ? json_text(original, results) : text_of_results(original, results, options);

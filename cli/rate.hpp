@@ -28,12 +28,23 @@ struct FileRate {
 
 FileRate rate_of(const CodesReader& codes);
 
+/// What keys and values cost, each by itself. Reads all codes of codecs that count symbols and need no book.
+struct SideRates {
+  SideLedger keys, values;
+  const SideLedger& of(Side side) const { return side == Side::key ? keys : values; }
+};
+SideRates side_rates_of(const CodesReader& codes);
+
 /// "1,234", "never" or "-" (no book).
 std::string break_even_text(const FileRate& rate);
 
 /// The ledger, a line for each kind of bits, with bits per value and share of the file.
 std::string ledger_table(const FileRate& rate);
 
+/// Both sides: the entropy of the symbols, and a line for each kind of bits.
+std::string side_table(const SideRates& rates);
+
 Json to_json(const FileRate& rate);
+Json to_json(const SideLedger& ledger);
 
 }  // namespace kvcodec::cli

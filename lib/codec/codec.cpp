@@ -21,6 +21,8 @@ void Codec::multiply_values(const GroupShape& shape, const StreamReader& documen
   decode_and_multiply_values(*this, shape, document, first, weights, out);
 }
 
+std::vector<uint64_t> Codec::symbol_counts(const GroupShape&, const StreamReader&) const { return {}; }
+
 std::unique_ptr<Codec> codec_from_record(const CodecEntry& entry, const Record& parameters,
                                          const CodecContext& context) {
   const std::unique_ptr<Options> options = entry.make_options();

@@ -155,6 +155,11 @@ class Codec {
   /// (heads * n, tokens); out (heads * n, head_dim) = weights . values.
   virtual void multiply_values(const GroupShape& shape, const StreamReader& document, uint64_t first,
                                MatrixView<const float> weights, MatrixView<float> out) const;
+
+  /// How often each symbol occurs among the document's quantized values, before entropy coding: what the
+  /// payload is held against. Values kept exactly in rows or blocks of their own have no symbol. Empty where
+  /// the codec makes no symbols. Throws Error(bad_input) as decode does.
+  virtual std::vector<uint64_t> symbol_counts(const GroupShape& shape, const StreamReader& document) const;
 };
 
 /// A registry line: how a codec presents itself and how one is made.

@@ -120,6 +120,7 @@ class KiviCodec final : public Codec {
   void append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const override;
   void decode(const GroupShape& shape, const StreamReader& document, uint64_t first,
               MatrixView<float> out) const override;
+  std::vector<uint64_t> symbol_counts(const GroupShape& shape, const StreamReader& document) const override;
 
  private:
   Layout layout_of(const GroupShape& shape) const;
@@ -292,6 +293,25 @@ void KiviCodec::decode(const GroupShape& shape, const StreamReader& document, ui
   if (from_codes < out.rows())
     read_exact(kTail, storage_, document, first + from_codes - quantized,
                out.rows(from_codes, out.rows() - from_codes));
+}
+
+std::vector<uint64_t> KiviCodec::symbol_counts(const GroupShape& shape, const StreamReader& document) const {
+  const Layout layout = layout_of(shape);
+  (void)tokens(shape, document);  // whether streams agree
+  std::vector<uint64_t> total(size_t{1} << bits_);
+  std::vector<uint8_t> codes(layout.width());
+  const uint64_t quantized = document.rows(kCodes);
+  for (uint64_t first = 0; first < quantized; first += group_) {  // Q is a multiple of group
+    const auto packed = document.read<uint8_t>(kCodes, first, group_, layout.row_bytes());
+    for (size_t i = 0; i < group_; ++i) {
+      for_each_run(layout, bits_, [&](size_t code, size_t count, size_t byte, size_t bytes) {
+        unpack_bits(std::span(packed).subspan(i * layout.row_bytes() + byte, bytes), 0, bits_, 0,
+                    std::span(codes).subspan(code, count));
+      });
+      for (const uint8_t code : codes) ++total[code];
+    }
+  }
+  return total;
 }
 
 std::unique_ptr<Options> make_options() { return std::make_unique<KiviOptions>(); }

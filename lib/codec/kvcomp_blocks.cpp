@@ -6,6 +6,7 @@
 
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
+#include "lib/entropy/histogram.hpp"
 #include "lib/entropy/pack.hpp"
 #include "lib/kvcomp/products.hpp"
 #include "lib/linalg/blas.hpp"
@@ -187,6 +188,16 @@ void LoadedBlocks::decode(size_t row, size_t head, BlockScratch& scratch, Matrix
     else
       out(exact.row, exact.position) = value;
   }
+}
+
+void LoadedBlocks::count_symbols(size_t row, size_t head, BlockScratch& scratch,
+                                 std::span<uint64_t> counts) const {
+  const Block& block = this->block(row, head);
+  if (block.mode == kRawBlock) return;
+  decode_runs(block, scratch);
+  const std::vector<uint64_t> of_block =
+      histogram(std::span<const uint8_t>(scratch.runs.data(), scratch.runs.size()), counts.size());
+  for (size_t symbol = 0; symbol < counts.size(); ++symbol) counts[symbol] += of_block[symbol];
 }
 
 void LoadedBlocks::multiply_keys(size_t row, size_t head, MatrixView<const float> queries,

@@ -65,6 +65,9 @@ class LoadedBlocks {
   /// The values of one head of a block row: (tokens, dims). Throws Error(bad_input) for a damaged block.
   void decode(size_t row, size_t head, BlockScratch& scratch, MatrixView<float> out) const;
 
+  /// Adds how often each symbol occurs in one head of a block row; a raw block has none. counts: 256.
+  void count_symbols(size_t row, size_t head, BlockScratch& scratch, std::span<uint64_t> counts) const;
+
   /// scores(g, t) = query g . key of the block's token t. queries: (n, dims); scores: (n, tokens).
   void multiply_keys(size_t row, size_t head, MatrixView<const float> queries, BlockScratch& scratch,
                      MatrixView<float> scores) const;

@@ -48,6 +48,9 @@ namespace {
 /// Blocks that one piece of decoding or of a product covers: enough to be worth handing out.
 constexpr size_t kPieceBlocks = 8;
 
+/// Block rows whose symbols are counted at a time: some MiB of blocks.
+constexpr uint64_t kCountedRows = 64;
+
 /// Bytes of a raw block from which blocks are made: the byte that flags one is then below a hundredth of it.
 constexpr size_t kLeastBlock = 128;
 
@@ -155,6 +158,7 @@ class KvcompCodec final : public Codec {
                      MatrixView<const float> queries, MatrixView<float> out) const override;
   void multiply_values(const GroupShape& shape, const StreamReader& document, uint64_t first,
                        MatrixView<const float> weights, MatrixView<float> out) const override;
+  std::vector<uint64_t> symbol_counts(const GroupShape& shape, const StreamReader& document) const override;
 
  private:
   friend class HistogramSurvey;
@@ -620,6 +624,27 @@ void KvcompCodec::multiply_values(const GroupShape& shape, const StreamReader& d
   Matrix<float> rows(exact, layout.width());
   read_exact(kTail, storage_, document, first + in_blocks - document.rows(kModes) * block_, rows);
   multiply_value_rows(rows, weights.columns(in_blocks, exact), out);
+}
+
+std::vector<uint64_t> KvcompCodec::symbol_counts(const GroupShape& shape,
+                                                 const StreamReader& document) const {
+  const Layout layout = layout_of(shape);
+  const uint64_t rows = tokens(shape, document) / block_ * (layout.pays ? 1 : 0);
+  std::vector<uint64_t> total(256);
+  for (uint64_t first = 0; first < rows; first += kCountedRows) {
+    const LoadedBlocks blocks(layout, storage_, document, first, std::min(first + kCountedRows, rows));
+    std::vector<std::vector<uint64_t>> counts(blocks.rows() * layout.heads);
+    parallel_for(counts.size(), 1, [&](size_t begin, size_t end, int) {
+      BlockScratch scratch(layout);
+      for (size_t i = begin; i < end; ++i) {
+        counts[i].resize(total.size());
+        blocks.count_symbols(i / layout.heads, i % layout.heads, scratch, counts[i]);
+      }
+    });
+    for (const auto& of_block : counts)
+      for (size_t symbol = 0; symbol < total.size(); ++symbol) total[symbol] += of_block[symbol];
+  }
+  return total;
 }
 
 std::unique_ptr<Options> make_options() { return std::make_unique<KvcompOptions>(); }

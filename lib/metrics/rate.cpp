@@ -21,13 +21,17 @@ std::optional<uint64_t> break_even(const RateLedger& ledger, uint64_t bytes) {
   return static_cast<uint64_t>(enough);
 }
 
-}  // namespace
-
-uint64_t RateLedger::bytes() const {
+uint64_t sum_of(const std::vector<RateLine>& lines) {
   uint64_t total = 0;
   for (const RateLine& line : lines) total = checked_add(total, line.bytes);
   return total;
 }
+
+}  // namespace
+
+uint64_t RateLedger::bytes() const { return sum_of(lines); }
+
+uint64_t SideLedger::bytes() const { return sum_of(lines); }
 
 double compression_ratio(uint64_t values, uint64_t bytes) {
   if (bytes == 0) return values == 0 ? 1 : kInfinity;

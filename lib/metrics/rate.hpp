@@ -51,4 +51,25 @@ double bits_per_value(uint64_t values, uint64_t bytes);
 
 Rate rate_of(const RateLedger& ledger);
 
+/// What the codec itself stores of one side, keys or values. Values that wait at 16 bits are left out of its
+/// rates: their number depends on the length of the documents, not on the codec.
+struct SideLedger {
+  uint64_t values = 0;          ///< all numbers of that side
+  uint64_t exempt_values = 0;   ///< of these, at 16 bits: 2 bytes each, in no line
+  std::vector<RateLine> lines;  ///< what the other values take
+  uint64_t symbols = 0;         ///< quantized values, where the codec can count its symbols
+  double symbol_bits = 0;       ///< what their entropy comes to, book by book
+
+  uint64_t coded_values() const { return values - exempt_values; }
+  /// All lines together. Throws Error(bad_input) if the sum does not fit 64 bits.
+  uint64_t bytes() const;
+  /// Bits per value that is not exempt.
+  double bits_per_coded_value() const { return kvcodec::bits_per_value(coded_values(), bytes()); }
+  /// Bits per symbol that a coder needs at least if it codes each symbol by itself; nothing without symbols.
+  std::optional<double> entropy() const {
+    if (symbols == 0) return {};
+    return symbol_bits / static_cast<double>(symbols);
+  }
+};
+
 }  // namespace kvcodec

@@ -206,7 +206,8 @@ TEST_CASE("codecs: what was encoded comes back within the codec's bound, never l
           CHECK(same_bits(decoded, rows));
         CHECK_EQ(find_codec(row.codec).capabilities.lossless, !row.check_error);
         if (std::isfinite(row.flags))
-          CHECK_LE(double(stored_bits(encoded)), double(tokens * subject->shape.width() * 16) * (1 + row.flags));
+          CHECK_LE(double(stored_bits(encoded)),
+                   double(tokens * subject->shape.width() * 16) * (1 + row.flags));
         CHECK_THROWS_AS(decode(*subject, document, 0, tokens + 1), Error);
         CHECK_THROWS_AS(decode(*subject, document, tokens + 1, 0), Error);
       }
@@ -384,6 +385,42 @@ TEST_CASE("codecs: streams of random damage are decoded or refused, never more")
       CHECK((!error || *error == ErrorKind::bad_input));
     }
   });
+}
+
+TEST_CASE("codecs: symbols are counted as they decode") {
+  // Values of one head whose steps and zero points are all the same, so that equal symbols are equal values.
+  constexpr int kDims = 64;
+  Rng rng(11);
+  Matrix<float> rows(200, kDims);
+  for (size_t i = 0; i < rows.size(); ++i) rows.data()[i] = static_cast<float>(rng.below(i % 3 == 0 ? 4 : 2));
+  for (size_t t = 0; t < rows.rows(); ++t) rows(t, 0) = 0, rows(t, 40) = 0, rows(t, 20) = 3, rows(t, 60) = 3;
+  const DocumentRows documents[] = {DocumentRows(rows)};
+  const auto check = [&](const char* name, const Record& options, size_t quantized, size_t zero) {
+    const CodecContext context{.num_layers = 1, .heads = 1, .head_dim = kDims};
+    const auto codec = codec_from_record(find_codec(name), options, context);
+    const GroupShape shape{.heads = 1, .head_dim = kDims, .side = Side::value};
+    const Encoded encoded = encode_in_memory(*codec, shape, documents);
+    const auto counts = codec->symbol_counts(shape, encoded.document(0));
+    std::vector<uint64_t> expected(counts.size());
+    for (size_t i = 0; i < quantized * kDims; ++i) ++expected.at(zero + static_cast<size_t>(rows.data()[i]));
+    CHECK(counts == expected);
+    CHECK(codec->symbol_counts(shape, Encoded(codec->streams(shape)).add_document()) ==
+          std::vector<uint64_t>(counts.size()));
+  };
+  Record kivi, kvcomp;
+  kivi.set("bits", int64_t{2});
+  kivi.set("residual", int64_t{3});
+  check("kivi", kivi, 192, 0);
+  kvcomp.set("max-error", 0.5);  // steps of 1
+  kvcomp.set("block", int64_t{33});
+  for (const char* entropy : {"huffman", "rans"}) {
+    kvcomp.set("entropy", std::string(entropy));
+    check("kvcomp", kvcomp, 198, 127);
+  }
+  const auto none =
+      codec_from_record(find_codec("none"), {}, {.num_layers = 1, .heads = 1, .head_dim = kDims});
+  const GroupShape shape{.heads = 1, .head_dim = kDims, .side = Side::value};
+  CHECK(none->symbol_counts(shape, encode_in_memory(*none, shape, documents).document(0)).empty());
 }
 
 TEST_CASE("codecs: products are those of decoded rows, over any range, for any number of threads") {

@@ -258,3 +258,17 @@ TEST_CASE("rate: no values, no bytes and sums beyond 64 bits") {
   CHECK(rate_of({.tokens = ~0ull, .values = 2, .lines = {{"a", 3}}, .book_bytes = 1ull << 62})
             .break_even_tokens == std::nullopt);
 }
+
+TEST_CASE("rate: a side's bits are those of the values that do not wait at 16 bits") {
+  SideLedger side;
+  CHECK_EQ(side.bits_per_coded_value(), 0);
+  CHECK_FALSE(side.entropy().has_value());
+  side.values = 1100, side.exempt_values = 100;
+  side.lines = {{"payload", 250}, {"scales", 50}};
+  CHECK_EQ(side.bytes(), 300);
+  CHECK_EQ(side.bits_per_coded_value(), 2.4);
+  side.symbols = 500, side.symbol_bits = 750;
+  CHECK_EQ(side.entropy().value(), 1.5);
+  side.lines.push_back({"offsets", ~0ull});
+  CHECK_THROWS_AS(side.bytes(), Error);
+}
