@@ -78,35 +78,6 @@ struct Result {
 
 // What fits together --------------------------------------------------------------------------------
 
-void check_same_model(const CodesReader& codes, const KvReader& kv) {
-  const ModelInfo &a = codes.info().model, &b = kv.model();
-  const auto differ = [&](const char* what, const auto& mine, const auto& theirs) {
-    if (mine != theirs)
-      throw bad_input("{}: {} is {}; {} has {}", kv.name(), what, theirs, codes.name(), mine);
-  };
-  if (a.key_state != "post-rope")
-    throw bad_input(
-        "{}: its keys are {}, so that products with queries are no scores; encode a cache that was dumped "
-        "without --pre-rope",
-        codes.name(), a.key_state);
-  differ("num_layers", a.num_layers, b.num_layers);
-  differ("num_q_heads", a.num_q_heads, b.num_q_heads);
-  differ("num_kv_heads", a.num_kv_heads, b.num_kv_heads);
-  differ("head_dim", a.head_dim, b.head_dim);
-  differ("key_state", a.key_state, b.key_state);
-  differ("rope_theta", a.rope_theta, b.rope_theta);
-  differ("model", a.model, b.model);
-}
-
-void check_queries(const KvReader& kv, const std::vector<int>& layers, const std::string& codes_name) {
-  if (kv.query_tokens() == 0)
-    throw bad_input("{}: it holds no queries; kvcodec dump-kv --queries last:32 stores some", kv.name());
-  for (const int layer : layers)
-    if (const auto& there = kv.query_layers(); std::find(there.begin(), there.end(), layer) == there.end())
-      throw bad_input("{}: there are no queries of layer {}, which {} has; it has those of layers {}",
-                      kv.name(), layer, codes_name, ranges_text(there));
-}
-
 /// The queries that look at the matched documents, document by document; documents without any are left out.
 std::vector<Asked> find_queries(const KvReader& kv, const CodesReader& codes,
                                 const std::vector<Match>& matches) {
@@ -468,9 +439,8 @@ std::string attend(Command& command) {
 
   const CodesReader codes(options.input);
   const KvReader kv(options.queries);
-  check_same_model(codes, kv);
   const auto layers = options.layers.choose(stored_layers(codes.info()), codes.name());
-  check_queries(kv, layers, codes.name());
+  check_queries(kv, codes, layers);
   const auto documents = options.documents.choose(codes.info().documents, codes.name());
   const auto asked = find_queries(kv, codes, match_documents(token_axis(kv), token_axis(codes), documents));
   const CodecOfFile codec(codes, options.book);

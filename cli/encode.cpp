@@ -12,6 +12,7 @@
 
 #include "cli/coding.hpp"
 #include "cli/common.hpp"
+#include "cli/matching.hpp"
 #include "cli/progress.hpp"
 #include "cli/rate.hpp"
 #include "cli/subcommands.hpp"
@@ -242,19 +243,12 @@ class CodecRun {
   uint64_t done_ = 0, planned_ = 0;  // tokens read over all sides, groups and passes
 };
 
-void check_same_model(const KvReader& kv, const CodesReader& base) {
-  const ModelInfo &a = kv.model(), &b = base.info().model;
-  const auto differ = [&](const char* what, const auto& mine, const auto& theirs) {
-    if (mine != theirs)
-      throw bad_input("{}: {} is {}; {} has {}", kv.name(), what, mine, base.name(), theirs);
-  };
-  differ("num_layers", a.num_layers, b.num_layers);
-  differ("num_kv_heads", a.num_kv_heads, b.num_kv_heads);
-  differ("head_dim", a.head_dim, b.head_dim);
-  differ("key_state", a.key_state, b.key_state);
-  differ("rope_theta", a.rope_theta, b.rope_theta);
-  differ("model", a.model, b.model);
-  differ("the element type", name_of(kv.dtype()), name_of(base.info().source_dtype));
+/// Whether the tokens of a cache can follow those that the codes have.
+void check_continues(const KvReader& kv, const CodesReader& base) {
+  check_same_model(kv, base);
+  if (kv.dtype() != base.info().source_dtype)
+    throw bad_input("{}: the element type is {}; {} has {}", kv.name(), name_of(kv.dtype()), base.name(),
+                    name_of(base.info().source_dtype));
   if (kv.has_tokens() != base.has_tokens() && base.info().documents.tokens() > 0)
     throw bad_input("{}: {} token ids; {} {}", kv.name(), kv.has_tokens() ? "has" : "has no", base.name(),
                     base.has_tokens() ? "has them" : "has none");
@@ -324,7 +318,7 @@ class Encoding {
 
   /// Codes that exist and grow.
   Encoding(const KvReader& kv, const EncodeOptions& options) : base_(std::in_place, options.append) {
-    check_same_model(kv, *base_);
+    check_continues(kv, *base_);
     base_codec_.emplace(*base_, options.book);
     info = base_->info();
     if (!base_codec_->entry().capabilities.appends)

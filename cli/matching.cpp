@@ -4,6 +4,7 @@
 #include <numeric>
 #include <optional>
 
+#include "cli/text.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec::cli {
@@ -68,6 +69,37 @@ std::vector<Match> match_documents(const TokenAxis& original, const TokenAxis& o
   std::vector<size_t> all(other.documents.count());
   std::iota(all.begin(), all.end(), size_t{0});
   return match_documents(original, other, all);
+}
+
+void check_same_model(const KvReader& kv, const CodesReader& codes) {
+  const ModelInfo &a = kv.model(), &b = codes.info().model;
+  const auto differ = [&](const char* what, const auto& mine, const auto& theirs) {
+    if (mine != theirs)
+      throw bad_input("{}: {} is {}; {} has {}", kv.name(), what, mine, codes.name(), theirs);
+  };
+  differ("num_layers", a.num_layers, b.num_layers);
+  differ("num_q_heads", a.num_q_heads, b.num_q_heads);
+  differ("num_kv_heads", a.num_kv_heads, b.num_kv_heads);
+  differ("head_dim", a.head_dim, b.head_dim);
+  differ("key_state", a.key_state, b.key_state);
+  differ("rope_theta", a.rope_theta, b.rope_theta);
+  differ("model", a.model, b.model);
+}
+
+void check_queries(const KvReader& kv, const CodesReader& codes, const std::vector<int>& layers) {
+  const std::string& state = codes.info().model.key_state;
+  if (state != "post-rope")
+    throw bad_input(
+        "{}: its keys are {}, so that products with queries are no scores; encode a cache that was dumped "
+        "without --pre-rope",
+        codes.name(), state);
+  check_same_model(kv, codes);
+  if (kv.query_tokens() == 0)
+    throw bad_input("{}: it holds no queries; kvcodec dump-kv --queries last:32 stores some", kv.name());
+  for (const int layer : layers)
+    if (const auto& there = kv.query_layers(); std::find(there.begin(), there.end(), layer) == there.end())
+      throw bad_input("{}: there are no queries of layer {}, which {} has; it has those of layers {}",
+                      kv.name(), layer, codes.name(), ranges_text(there));
 }
 
 }  // namespace kvcodec::cli

@@ -37,4 +37,11 @@ std::vector<Match> match_documents(const TokenAxis& original, const TokenAxis& o
 /// The same for all of them.
 std::vector<Match> match_documents(const TokenAxis& original, const TokenAxis& other);
 
+/// Throws Error(bad_input) unless the cache is one of the model that the codes are of, in the same state.
+void check_same_model(const KvReader& kv, const CodesReader& codes);
+
+/// The same for a cache whose queries are to meet the keys in the codes: those must be as attention uses
+/// them, and there must be queries of these layers.
+void check_queries(const KvReader& kv, const CodesReader& codes, const std::vector<int>& layers);
+
 }  // namespace kvcodec::cli

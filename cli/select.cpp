@@ -11,6 +11,7 @@
 #include "cli/coding.hpp"
 #include "cli/common.hpp"
 #include "cli/json.hpp"
+#include "cli/matching.hpp"
 #include "cli/progress.hpp"
 #include "cli/subcommands.hpp"
 #include "cli/text.hpp"
@@ -39,56 +40,6 @@ struct SelectOptions final : Options {
   }
 };
 
-/// A document of the codes in the kv file.
-struct Match {
-  size_t document = 0;  ///< of the codes
-  uint64_t first = 0;   ///< its first token in the kv file
-  uint64_t count = 0;
-};
-
-/// Documents of the codes by name and positions in the kv file.
-std::vector<Match> match_documents(const CodesReader& codes, const KvReader& kv,
-                                   const std::vector<size_t>& chosen) {
-  const Documents &mine = codes.info().documents, &theirs = kv.documents();
-  std::vector<Match> matches;
-  std::vector<bool> used(theirs.count());
-  for (const size_t i : chosen) {
-    const uint64_t count = mine.length(i);
-    const auto positions = codes.positions(mine.offsets[i], count);
-    size_t j = 0;
-    while (j < theirs.count() && (used[j] || theirs.names[j] != mine.names[i] || theirs.length(j) != count ||
-                                  kv.positions(theirs.offsets[j], count) != positions))
-      ++j;
-    if (j == theirs.count())
-      throw bad_input("{}: has no document '{}' of {} tokens, as {} has", kv.name(), mine.names[i], count,
-                      codes.name());
-    used[j] = true;
-    if (count > 0) matches.push_back({i, theirs.offsets[j], count});
-  }
-  return matches;
-}
-
-void check_pair(const CodesReader& codes, const KvReader& kv) {
-  const ModelInfo &a = codes.info().model, &b = kv.model();
-  const auto differ = [&](const char* what, const auto& mine, const auto& theirs) {
-    if (mine != theirs)
-      throw bad_input("{}: {} is {}; {} has {}", kv.name(), what, theirs, codes.name(), mine);
-  };
-  differ("num_layers", a.num_layers, b.num_layers);
-  differ("num_q_heads", a.num_q_heads, b.num_q_heads);
-  differ("num_kv_heads", a.num_kv_heads, b.num_kv_heads);
-  differ("head_dim", a.head_dim, b.head_dim);
-  differ("key_state", a.key_state, b.key_state);
-  if (b.key_state != "post-rope")
-    throw bad_input(
-        "{}: its keys and queries are from before the rotary embedding; products of them are not those of "
-        "attention: dump it without --pre-rope",
-        kv.name());
-  if (kv.query_tokens() == 0)
-    throw bad_input("{}: has no queries; dump-kv --queries last:N keeps those of the last N tokens",
-                    kv.name());
-}
-
 /// One layer: selections for all queries that stand in matched documents, in the order of the kv file.
 class LayerRun {
  public:
@@ -110,21 +61,21 @@ class LayerRun {
 
   void run(const Match& match) {
     const auto& rows = queries_.token_rows;
-    const auto begin = std::ranges::lower_bound(rows, match.first);
-    const auto end = std::ranges::lower_bound(rows, match.first + match.count);
+    const auto begin = std::ranges::lower_bound(rows, match.original);
+    const auto end = std::ranges::lower_bound(rows, match.original + match.count);
     const auto steps = static_cast<size_t>(end - begin);
     if (steps == 0) return;
     std::vector<uint64_t> visible;
     for (auto row = begin; row != end; ++row) {
-      visible.push_back(*row - match.first + 1);
+      visible.push_back(*row - match.original + 1);
       query_rows.push_back(*row);
     }
     Matrix<float> keys(match.count, heads_ * dims_), values = keys, stored_keys = keys, stored_values = keys;
     for (const Side side : kSides) {
       const GroupShape shape = group_shape(kv_.model(), layer_, 1, side);
       const bool key = side == Side::key;
-      kv_.read(shape, match.first, key ? keys : values);
-      codec_.decode(shape, *codes_.document(side, layer_, match.document), 0,
+      kv_.read(shape, match.original, key ? keys : values);
+      codec_.decode(shape, *codes_.document(side, layer_, match.other_document), 0,
                     key ? stored_keys : stored_values);
     }
     const size_t first_selection = selections.chosen.size(), per_step = selected_heads();
@@ -163,7 +114,7 @@ class LayerRun {
  private:
   std::unique_ptr<Selector> make_selector(const Match& match, size_t head, MatrixView<const float> keys) {
     if (options_.selection.by == "codes" || options_.selection.by == "signs") {
-      const auto document = codes_.document(Side::key, layer_, match.document);
+      const auto document = codes_.document(Side::key, layer_, match.other_document);
       return codec_.selector(group_shape(kv_.model(), layer_, 1, Side::key), *document, head,
                              options_.selection.by == "signs");
     }
@@ -263,20 +214,18 @@ std::string select(Command& command) {
   const auto start = std::chrono::steady_clock::now();
   const CodesReader codes(options.input);
   const KvReader kv(options.queries);
-  check_pair(codes, kv);
   const CodecOfFile codec(codes, options.book);
+  if (codes.info().layer_group != 1)
+    throw usage_error("{}: codes of {} layers together cannot be selected from", codes.name(),
+                      codes.info().layer_group);
+  const auto layers = options.layers.choose(codes.info().groups, codes.name());
+  check_queries(kv, codes, layers);
   if ((options.selection.by == "codes" || options.selection.by == "signs") &&
       !codec.entry().capabilities.has_index)
     throw usage_error("{}: the codec {} has no index; --by quest and --by oracle need none", codes.name(),
                       codec.entry().name);
-  if (codes.info().layer_group != 1)
-    throw usage_error("{}: codes of {} layers together cannot be selected from", codes.name(),
-                      codes.info().layer_group);
-  const auto matches =
-      match_documents(codes, kv, options.documents.choose(codes.info().documents, codes.name()));
-  const auto layers = options.layers.choose(codes.info().groups, codes.name());
-  for (const int layer : layers)
-    if (!kv.queries(layer)) throw bad_input("{}: has no queries of layer {}", kv.name(), layer);
+  const auto matches = match_documents(token_axis(kv), token_axis(codes),
+                                       options.documents.choose(codes.info().documents, codes.name()));
 
   std::optional<OutputFile> output;  // before the work: what is in its way is found at once
   if (!options.output.path.empty()) output.emplace(options.output.path, options.output.overwrite);

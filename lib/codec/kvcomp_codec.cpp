@@ -383,15 +383,19 @@ void KvcompCodec::quantize(Side side, const Layout& layout, std::span<const floa
   for (size_t head = 0; head < layout.heads; ++head) {
     const auto x = rows.columns(head * d, d);
     const auto own = layout.shared_steps ? steps.first(per_head) : steps.subspan(head * per_head, per_head);
-    if (layout.unit == UnitShape::column && !limits.empty()) {
+    const auto own_origins = origins.subspan(head * layout.origins(), layout.origins());
+    const auto own_symbols = symbols.columns(head * d, d);
+    const bool limit_per_channel = layout.unit == UnitShape::column && !limits.empty();
+    if (!layout.shared_steps && !limit_per_channel) {  // steps and symbols in one go
+      const float limit = limits.empty() ? 0 : limits[head];
+      quantize_bounded(x, layout.unit, bound_of(side, limit), storage_, own, own_origins, own_symbols);
+      continue;
+    }
+    if (limit_per_channel)
       for (size_t c = 0; c < d; ++c)
         fit_steps(x.columns(c, 1), layout.unit, bound_of(side, limits[head * d + c]), storage_,
                   own.subspan(c, 1), std::span(bounds).subspan(c, 1));
-    } else if (!layout.shared_steps) {
-      fit_steps(x, layout.unit, bound_of(side, limits.empty() ? 0 : limits[head]), storage_, own, bounds);
-    }
-    quantize_with(x, layout.unit, own, bounds, storage_,
-                  origins.subspan(head * layout.origins(), layout.origins()), symbols.columns(head * d, d));
+    quantize_with(x, layout.unit, own, bounds, storage_, own_origins, own_symbols);
   }
 }
 

@@ -1,22 +1,8 @@
 // The portable variant; huffman_avx2.cpp is the same code with BMI2.
-#include "lib/entropy/huffman_loops.hpp"
+#define KVCODEC_HUFFMAN_LEVEL scalar
+#include "lib/entropy/huffman_entries.hpp"
 
 namespace kvcodec::huffman_kernels::scalar {
-
-void decode_lanes(DecodeTable table, const uint8_t* in, size_t in_bytes, size_t n, Target target,
-                  Lane<uint8_t>* lanes) {
-  decode_runs<kLanes>(table, in, in_bytes, n, target, lanes);
-}
-void decode_lanes(DecodeTable table, const uint8_t* in, size_t in_bytes, size_t n, Target target,
-                  Lane<uint16_t>* lanes) {
-  decode_runs<kLanes>(table, in, in_bytes, n, target, lanes);
-}
-void decode_lane(DecodeTable table, const uint8_t* in, size_t in_bytes, size_t n, Lane<uint8_t>* lane) {
-  decode_runs<1>(table, in, in_bytes, n, {}, lane);
-}
-void decode_lane(DecodeTable table, const uint8_t* in, size_t in_bytes, size_t n, Lane<uint16_t>* lane) {
-  decode_runs<1>(table, in, in_bytes, n, {}, lane);
-}
 
 bool copy_and_find(const uint8_t* end, size_t rows, size_t n, uint8_t wanted, uint8_t* to, size_t to_stride) {
   return copy_rows(end, rows, n, wanted, to, to_stride);
@@ -24,15 +10,6 @@ bool copy_and_find(const uint8_t* end, size_t rows, size_t n, uint8_t wanted, ui
 bool copy_and_find(const uint16_t* end, size_t rows, size_t n, uint16_t wanted, uint16_t* to,
                    size_t to_stride) {
   return copy_rows(end, rows, n, wanted, to, to_stride);
-}
-
-size_t encode(EncodeTable table, const uint8_t* symbols, size_t stride, size_t runs, size_t n, uint8_t* out,
-              uint64_t* bit, uint32_t* run_bits, uint64_t* flags) {
-  return encode_runs(table, symbols, stride, runs, n, out, bit, run_bits, flags);
-}
-size_t encode(EncodeTable table, const uint16_t* symbols, size_t stride, size_t runs, size_t n, uint8_t* out,
-              uint64_t* bit, uint32_t* run_bits, uint64_t* flags) {
-  return encode_runs(table, symbols, stride, runs, n, out, bit, run_bits, flags);
 }
 
 }  // namespace kvcodec::huffman_kernels::scalar

@@ -12,6 +12,8 @@ namespace {
 
 using namespace rans_kernels;
 
+static_assert(kTogether == RansDecoder<uint8_t>::kTogether);
+
 constexpr size_t kStateBytes = kLanes * sizeof(uint32_t);
 
 /// What the narrow table's fields hold.

@@ -17,6 +17,9 @@ namespace kvcodec {
 template <class Symbol>
 class RansDecoder {
  public:
+  /// Segments of one call that are decoded side by side.
+  static constexpr size_t kTogether = 4;
+
   /// Throws Error(failed) if the model's symbols do not fit the type.
   explicit RansDecoder(const RansModel& model);
 

@@ -102,7 +102,7 @@ class BlockCoder {
                    std::vector<EscapedValue>& exact) const;
 
   /// With rANS, blocks are decoded faster several at a time: so many.
-  static constexpr size_t kTogether = 4;
+  static constexpr size_t kTogether = RansDecoder<uint8_t>::kTogether;
 
   /// decode_runs for up to kTogether blocks, none of them raw, coded with rANS: row i of symbols,
   /// (payloads.size(), shape.symbols()), gets the runs of block i one behind the other, exact[i] its exact

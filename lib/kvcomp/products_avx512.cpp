@@ -34,31 +34,8 @@ inline void row_times(const uint8_t* row, size_t n, const float* vectors, size_t
   for (size_t g = 0; g < count; ++g) out[g * out_stride] += _mm512_reduce_add_ps(sums[g]);
 }
 
-template <size_t count>
-void rows_times(const uint8_t* symbols, size_t stride, size_t rows, size_t n, const float* vectors,
-                size_t vector_stride, float* out, size_t out_stride) {
-  for (size_t r = 0; r < rows; ++r)
-    row_times<count>(symbols + r * stride, n, vectors, vector_stride, out + r, out_stride);
-}
-
 }  // namespace
-
-void multiply(const uint8_t* symbols, size_t stride, size_t rows, size_t n, const float* vectors,
-              size_t vector_stride, size_t count, float* out, size_t out_stride) {
-  while (count > 0) {
-    const size_t now = count >= 4 ? 4 : count;
-    if (now == 4)
-      rows_times<4>(symbols, stride, rows, n, vectors, vector_stride, out, out_stride);
-    else if (now == 3)
-      rows_times<3>(symbols, stride, rows, n, vectors, vector_stride, out, out_stride);
-    else if (now == 2)
-      rows_times<2>(symbols, stride, rows, n, vectors, vector_stride, out, out_stride);
-    else
-      rows_times<1>(symbols, stride, rows, n, vectors, vector_stride, out, out_stride);
-    vectors += now * vector_stride;
-    out += now * out_stride;
-    count -= now;
-  }
-}
-
 }  // namespace kvcodec::products_kernels::avx512
+
+#define KVCODEC_PRODUCTS_LEVEL avx512
+#include "lib/kvcomp/products_loops.hpp"
