@@ -1,0 +1,470 @@
+#include "lib/linalg/nearest.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <numeric>
+
+#include "lib/core/cpu.hpp"
+#include "lib/core/error.hpp"
+#include "lib/core/parallel.hpp"
+#include "lib/linalg/nearest_kernels.hpp"
+
+namespace kvcodec {
+
+using namespace nearest_kernels;
+
+namespace {
+
+constexpr float kNone = -std::numeric_limits<float>::infinity();
+
+/// Rows and entries in work at a time: rough scores of 96 x 256 take 96 KiB, a tenth of a second-level cache.
+constexpr size_t kBlockRows = 96, kBlockEntries = 256;
+
+/// Rows per piece of parallel work.
+constexpr size_t kPieceRows = 384;
+
+/// With fewer rows, making entries ready takes longer than it saves.
+constexpr size_t kRowsToPack = 8;
+
+/// Sums of 255 * 127 must stay within 31 bits.
+constexpr size_t kMostByteDimensions = 1 << 15;
+
+/// Rough candidates of one group before they are scored exactly and most of them dropped.
+constexpr size_t kMostCandidates = 512;
+
+/// Bounds are multiplied by it, as they are computed in floats themselves.
+constexpr double kBoundSlack = 1.0001;
+
+double norm_of(std::span<const float> values) {
+  double sum = 0;
+  for (const float value : values) sum += double{value} * double{value};
+  return std::sqrt(sum);
+}
+
+/// Added under square roots of sums of squares in floats, so that squares that underflow break no bound.
+constexpr double kUnderflow = 1e-36;
+
+const Table* wide_table() {
+  const SimdLevel level = simd_level();
+  return level == SimdLevel::avx512 ? &avx512::table() : level == SimdLevel::avx2 ? &avx2::table() : nullptr;
+}
+
+bool before(const ProductSearch::Match& a, const ProductSearch::Match& b) {
+  if (a.score != b.score) return a.score > b.score;
+  return a.row != b.row ? a.row < b.row : a.id < b.id;
+}
+
+/// The best `width` matches seen so far, in order.
+class BestList {
+ public:
+  void reset(std::span<ProductSearch::Match> room) {
+    room_ = room;
+    std::ranges::fill(room_, ProductSearch::Match{kNone, 0, 0});
+    size_ = 0;
+  }
+  void add(const ProductSearch::Match& match) {
+    // NaN, from products beyond float, and rows that do not count are no matches.
+    if (room_.empty() || !(match.score > kNone)) return;
+    if (size_ == room_.size() && !before(match, room_.back())) return;
+    size_t at = size_ < room_.size() ? size_++ : size_ - 1;
+    for (; at > 0 && before(match, room_[at - 1]); --at) room_[at] = room_[at - 1];
+    room_[at] = match;
+  }
+
+ private:
+  std::span<ProductSearch::Match> room_;
+  size_t size_ = 0;
+};
+
+/// The value in place `place` (from 0) of the floats in falling order.
+float place_of(std::span<const float> values, size_t place, std::vector<float>& scratch) {
+  if (place == 0) return *std::ranges::max_element(values);
+  if (place >= values.size()) return kNone;
+  scratch.assign(place + 1, kNone);
+  for (const float value : values) {
+    if (!(value > scratch[place])) continue;
+    size_t at = place;
+    for (; at > 0 && value > scratch[at - 1]; --at) scratch[at] = scratch[at - 1];
+    scratch[at] = value;
+  }
+  return scratch[place];
+}
+
+}  // namespace
+
+void scalar::exact(const float* row, const float* entries, size_t padded, const uint32_t* ids, size_t count,
+                   float* out) {
+  for (size_t i = 0; i < count; ++i) {
+    const float* entry = entries + size_t{ids[i]} * padded;
+    float lanes[kLanes] = {};
+    for (size_t j = 0; j < padded; j += kLanes)
+      for (size_t lane = 0; lane < kLanes; ++lane) lanes[lane] += row[j + lane] * entry[j + lane];
+    for (size_t half = kLanes / 2; half > 0; half /= 2)
+      for (size_t lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
+    out[i] = lanes[0];
+  }
+}
+
+// Making entries ready
+// --------------------------------------------------------------------------------------------------------
+
+ProductSearch::ProductSearch(MatrixView<const float> entries, std::span<const float> bias, bool ready)
+    : count_(entries.rows()), dimensions_(entries.cols()), padded_(round_up(entries.cols(), kLanes)) {
+  if (count_ == 0) throw failed("no entry to choose from");
+  if (count_ > std::numeric_limits<uint32_t>::max()) throw failed("{} entries: ids have 32 bits", count_);
+  if (!bias.empty() && bias.size() != count_) throw failed("{} biases for {} entries", bias.size(), count_);
+  exact_.resize(count_ * padded_);
+  bias_.assign(count_, 0);
+  std::ranges::copy(bias, bias_.begin());
+  parallel_for(count_, 1024, [&](size_t begin, size_t end, int) {
+    for (size_t i = begin; i < end; ++i) std::ranges::copy(entries.row(i), exact_.data() + i * padded_);
+  });
+  const Table* table = wide_table();
+  if (!table || !ready || dimensions_ == 0) return;
+  for (size_t i = 0; i < count_; ++i) {
+    largest_norm_ = std::max(largest_norm_, norm_of(entries.row(i)));
+    largest_bias_ = std::max(largest_bias_, std::abs(double{bias_[i]}));
+  }
+  // A norm that no float holds leaves no bound to work with.
+  if (!(largest_norm_ < 1e18) || !(largest_bias_ < 1e36)) return;
+  if (table->screen_bytes && dimensions_ <= kMostByteDimensions)
+    pack_bytes(entries);
+  else
+    pack_floats(entries);
+}
+
+void ProductSearch::pack_floats(MatrixView<const float> entries) {
+  screen_ = Screen::floats;
+  const size_t panels = round_up(count_, kTile) / kPanel;
+  float_panels_.resize(panels * dimensions_ * kPanel);
+  screen_bias_.assign(panels * kPanel, kNone);
+  std::ranges::copy(bias_, screen_bias_.begin());
+  parallel_for(count_, 1024, [&](size_t begin, size_t end, int) {
+    for (size_t i = begin; i < end; ++i) {
+      float* panel = float_panels_.data() + i / kPanel * dimensions_ * kPanel + i % kPanel;
+      for (size_t j = 0; j < dimensions_; ++j) panel[j * kPanel] = entries(i, j);
+    }
+  });
+}
+
+void ProductSearch::pack_bytes(MatrixView<const float> entries) {
+  screen_ = Screen::bytes;
+  // <x, e> = <x - c, e - c> + <c, e - c> + <x, c>: with the mean c of the entries taken off both, bytes hold
+  // what differs between them. The second term goes to the bias, the third is the same for all entries.
+  center_.assign(padded_, 0);
+  std::vector<double> mean(dimensions_);
+  for (size_t i = 0; i < count_; ++i)
+    for (size_t j = 0; j < dimensions_; ++j) mean[j] += double{entries(i, j)};
+  for (size_t j = 0; j < dimensions_; ++j)
+    center_[j] = static_cast<float>(mean[j] / static_cast<double>(count_));
+  center_norm_ = norm_of(center_);
+  const size_t panels = round_up(count_, kTile) / kPanel, quads = padded_ / 4;
+  byte_panels_.assign(panels * quads * kPanel * 4, 128);
+  screen_bias_.assign(panels * kPanel, kNone);
+  scale_.assign(panels * kPanel, 0);
+  std::vector<float> centered(dimensions_);
+  for (size_t i = 0; i < count_; ++i) {
+    float largest = 0;
+    double with_center = 0, squares = 0, rounding = 0;
+    for (size_t j = 0; j < dimensions_; ++j) {
+      centered[j] = entries(i, j) - center_[j];
+      largest = std::max(largest, std::abs(centered[j]));
+      with_center += double{center_[j]} * double{centered[j]};
+      squares += double{centered[j]} * double{centered[j]};
+    }
+    const bool none = largest < kSmallestPeak;
+    const float scale = none ? 0 : largest / 127, inverse = none ? 0 : 127 / largest;
+    uint8_t* panel = byte_panels_.data() + i / kPanel * quads * kPanel * 4 + i % kPanel * 4;
+    for (size_t j = 0; j < dimensions_; ++j) {
+      const float rounded = std::clamp(std::nearbyint(centered[j] * inverse), -127.0f, 127.0f);
+      panel[j / 4 * kPanel * 4 + j % 4] = static_cast<uint8_t>(static_cast<int>(rounded) + 128);
+      const double difference = double{centered[j]} - double{rounded} * double{scale};
+      rounding += difference * difference;
+    }
+    scale_[i] = scale;
+    screen_bias_[i] = static_cast<float>(double{bias_[i]} + with_center);
+    largest_bias_ = std::max(largest_bias_, std::abs(double{screen_bias_[i]}));
+    largest_centered_ = std::max(largest_centered_, std::sqrt(squares));
+    largest_rounding_ = std::max(largest_rounding_, std::sqrt(rounding));
+  }
+}
+
+// Searching
+// --------------------------------------------------------------------------------------------------------
+
+/// Searches blocks of whole groups of rows; one per thread.
+class ProductSearch::Worker {
+ public:
+  Worker(const ProductSearch& search, size_t group) : s_(search), group_(group) {
+    if (s_.screen_ == Screen::none) return;
+    table_ = wide_table();
+    // The level may have been lowered since the entries were made ready.
+    if (table_ && s_.screen_ == Screen::bytes && !table_->screen_bytes) table_ = nullptr;
+    if (!table_) return;
+    const size_t rows = std::max(kBlockRows / group * group, group), padded = s_.padded_;
+    block_rows_ = rows;
+    scores_.resize(rows * kBlockEntries);
+    class_best_.resize(rows * kTile);
+    bytes_.resize(rows * padded);
+    scale_.resize(rows), error_.resize(rows), shift_.resize(rows);
+    start_.resize(rows);
+    groups_.resize(rows / group);
+    ids_.resize(kBlockEntries + kLanes), kept_.resize(kBlockEntries + kLanes);
+  }
+
+  /// rows: whole groups; offsets: as many, or empty.
+  void search(MatrixView<const float> rows, std::span<const float> offsets, MatrixView<Match> out) {
+    if (!table_) return search_exactly(rows, offsets, out);
+    for (size_t first = 0; first < rows.rows(); first += block_rows_) {
+      const size_t count = std::min(block_rows_, rows.rows() - first);
+      search_block(rows.rows(first, count), offsets.empty() ? offsets : offsets.subspan(first, count),
+                   out.rows(first / group_, count / group_));
+    }
+  }
+
+ private:
+  struct Candidate {
+    uint32_t row, id;
+    float score;  // rough, with the offset, and the bound of its error added
+  };
+  struct Group {
+    BestList best;
+    std::vector<Candidate> candidates;
+    float limit = kNone;  // no pair that counts has a score below it
+  };
+
+  /// The row padded with zeros, in scratch memory where it is not so already.
+  const float* pad(std::span<const float> row) {
+    if (row.size() == s_.padded_) return row.data();
+    padded_row_.assign(s_.padded_, 0);
+    std::ranges::copy(row, padded_row_.begin());
+    return padded_row_.data();
+  }
+
+  float product(const float* a, const float* b) const {
+    const uint32_t id = 0;
+    float result = 0;
+    table_->exact(a, b, s_.padded_, &id, 1, &result);
+    return result;
+  }
+
+  static float total(float product, float bias, float offset) { return (product + bias) + offset; }
+
+  void search_exactly(MatrixView<const float> rows, std::span<const float> offsets, MatrixView<Match> out) {
+    const Table* wide = wide_table();
+    const auto exact = wide ? wide->exact : &scalar::exact;
+    constexpr size_t kAtOnce = 64;
+    uint32_t ids[kAtOnce];
+    float products[kAtOnce];
+    BestList best;
+    for (size_t i = 0; i < rows.rows(); ++i) {
+      if (i % group_ == 0) best.reset(out.row(i / group_));
+      const float* row = pad(rows.row(i));
+      const float offset = offsets.empty() ? 0.0f : offsets[i];
+      for (size_t first = 0; first < s_.count_; first += kAtOnce) {
+        const size_t count = std::min(kAtOnce, s_.count_ - first);
+        std::iota(ids, ids + count, static_cast<uint32_t>(first));
+        exact(row, s_.exact_.data(), s_.padded_, ids, count, products);
+        for (size_t j = 0; j < count; ++j)
+          best.add(
+              {total(products[j], s_.bias_[first + j], offset), static_cast<uint32_t>(i % group_), ids[j]});
+      }
+    }
+  }
+
+  void search_block(MatrixView<const float> rows, std::span<const float> offsets, MatrixView<Match> out) {
+    const size_t count = rows.rows();
+    if (rows.cols() != s_.padded_) {
+      block_.resize(block_rows_ * s_.padded_);
+      for (size_t i = 0; i < count; ++i) std::ranges::copy(rows.row(i), block_.data() + i * s_.padded_);
+      row_data_ = block_.data(), row_stride_ = s_.padded_;
+    } else {
+      row_data_ = rows.data(), row_stride_ = rows.stride();
+    }
+    for (size_t i = 0; i < count; ++i) prepare(i, offsets);
+    for (size_t i = 0; i < count / group_; ++i) {
+      groups_[i].best.reset(out.row(i));
+      groups_[i].candidates.clear();
+      groups_[i].limit = kNone;
+    }
+    if (out.cols() > 1) std::fill_n(class_best_.begin(), count * kTile, kNone);
+    for (size_t first = 0; first < s_.screen_bias_.size(); first += kBlockEntries) {
+      const size_t entries = std::min(kBlockEntries, s_.screen_bias_.size() - first);
+      screen(first, entries, count);
+      for (size_t i = 0; i < count / group_; ++i) collect(i, first, entries, offsets, out.cols());
+    }
+    for (size_t i = 0; i < count / group_; ++i) score_candidates(i, offsets);
+  }
+
+  /// The bound of the error of row i's rough scores, its bytes, and what its rough scores lack.
+  void prepare(size_t i, std::span<const float> offsets) {
+    const float* row = row_data_ + i * row_stride_;
+    // Rounding while adding up d products is below d units in the last place of the sum of magnitudes, twice
+    // because exact scores are rounded too; the constant covers bias and offset.
+    const double unit = 0x1p-23 * static_cast<double>(s_.dimensions_ + 32);
+    const double offset = offsets.empty() || !std::isfinite(offsets[i]) ? 0 : std::abs(double{offsets[i]});
+    double error = 0;
+    float with_center = 0;
+    const double norm = std::sqrt(double{product(row, row)} + kUnderflow);
+    if (s_.screen_ == Screen::bytes) {
+      float moments[2];
+      int32_t sum = 0;
+      scale_[i] =
+          table_->to_bytes(row, s_.center_.data(), s_.padded_, bytes_.data() + i * s_.padded_, &sum, moments);
+      start_[i] = -128 * sum;
+      with_center = product(row, s_.center_.data());
+      error = std::sqrt(double{moments[1]} + kUnderflow) * s_.largest_centered_ +
+              std::sqrt(double{moments[0]} + kUnderflow) * s_.largest_rounding_;
+    }
+    error +=
+        unit * ((norm + s_.center_norm_) * (s_.largest_norm_ + s_.center_norm_) + s_.largest_bias_ + offset) +
+        static_cast<double>(s_.dimensions_) * 0x1p-146;  // products that underflow
+    error_[i] = static_cast<float>(error * kBoundSlack);
+    shift_[i] = with_center + (offsets.empty() ? 0.0f : offsets[i]);
+  }
+
+  void screen(size_t first, size_t entries, size_t count) {
+    const size_t panel = first / kPanel;
+    if (s_.screen_ == Screen::bytes) {
+      const size_t quads = s_.padded_ / 4;
+      table_->screen_bytes(s_.byte_panels_.data() + panel * quads * kPanel * 4, quads,
+                           s_.scale_.data() + first, s_.screen_bias_.data() + first, entries,
+                           {bytes_.data(), scale_.data(), start_.data()}, count, scores_.data(),
+                           kBlockEntries);
+    } else {
+      table_->screen_floats(s_.float_panels_.data() + panel * s_.dimensions_ * kPanel, s_.dimensions_,
+                            s_.screen_bias_.data() + first, entries, row_data_, row_stride_, count,
+                            scores_.data(), kBlockEntries);
+    }
+  }
+
+  /// A score that the best of a group's pairs does not fall below.
+  float sure_best(size_t first_row, size_t entries) const {
+    float best = kNone;
+    for (size_t row = first_row; row < first_row + group_; ++row)
+      best = std::max(
+          best, table_->highest(scores_.data() + row * kBlockEntries, entries) + (shift_[row] - error_[row]));
+    return best;
+  }
+
+  /// The same of the pair in that place, counted from 0.
+  float sure_place(size_t first_row, size_t entries, size_t place) {
+    sure_.resize(group_ * kTile);
+    for (size_t r = 0; r < group_; ++r) {
+      const size_t row = first_row + r;
+      float* classes = class_best_.data() + row * kTile;
+      table_->highest_of_classes(scores_.data() + row * kBlockEntries, entries, classes);
+      const float shift = shift_[row] - error_[row];
+      for (size_t c = 0; c < kTile; ++c) sure_[r * kTile + c] = classes[c] + shift;
+    }
+    return place_of(sure_, place, scratch_);
+  }
+
+  /// Keeps the entries of a block that may be among the best of group g.
+  void collect(size_t g, size_t first, size_t entries, std::span<const float> offsets, size_t width) {
+    Group& group = groups_[g];
+    const size_t first_row = g * group_;
+    const float limit =
+        width == 1 ? sure_best(first_row, entries) : sure_place(first_row, entries, width - 1);
+    // NaN and infinities rule nothing out.
+    group.limit = limit > group.limit && limit < std::numeric_limits<float>::max() ? limit : group.limit;
+    for (size_t r = 0; r < group_; ++r) {
+      const size_t row = first_row + r;
+      if (shift_[row] == kNone) continue;
+      const float reach = shift_[row] + error_[row];
+      // The subtraction rounds: one more step down keeps it a bound.
+      float row_limit = group.limit - reach;
+      row_limit -= std::abs(row_limit) * 0x1p-22f + std::abs(reach) * 0x1p-22f;
+      if (!(row_limit >= kNone)) row_limit = kNone;
+      const size_t found = table_->not_below(scores_.data() + row * kBlockEntries, entries, row_limit,
+                                             static_cast<uint32_t>(first), ids_.data(), kept_.data());
+      for (size_t i = 0; i < found; ++i)
+        if (ids_[i] < s_.count_)
+          group.candidates.push_back({static_cast<uint32_t>(r), ids_[i], kept_[i] + reach});
+    }
+    if (group.candidates.size() > kMostCandidates) score_candidates(g, offsets);
+  }
+
+  void score_candidates(size_t g, std::span<const float> offsets) {
+    Group& group = groups_[g];
+    const float limit = group.limit - std::abs(group.limit) * 0x1p-21f;
+    for (const Candidate& candidate : group.candidates) {
+      if (candidate.score < limit) continue;
+      const size_t row = g * group_ + candidate.row;
+      const float* entry = s_.exact_.data() + size_t{candidate.id} * s_.padded_;
+      group.best.add({total(product(row_data_ + row * row_stride_, entry), s_.bias_[candidate.id],
+                            offsets.empty() ? 0.0f : offsets[row]),
+                      candidate.row, candidate.id});
+    }
+    group.candidates.clear();
+  }
+
+  const ProductSearch& s_;
+  size_t group_, block_rows_ = kBlockRows;
+  const Table* table_ = nullptr;
+  const float* row_data_ = nullptr;
+  size_t row_stride_ = 0;
+  AlignedVector<float> block_, padded_row_, scores_, class_best_;
+  AlignedVector<int8_t> bytes_;
+  std::vector<float> scale_, error_, shift_, sure_, scratch_, kept_;
+  std::vector<int32_t> start_;
+  std::vector<uint32_t> ids_;
+  std::vector<Group> groups_;
+};
+
+void ProductSearch::best_of_groups(MatrixView<const float> rows, std::span<const float> offsets, size_t group,
+                                   MatrixView<Match> out) const {
+  if (rows.rows() == 0) return;
+  if (group == 0 || rows.rows() % group != 0 || rows.cols() != dimensions_ ||
+      out.rows() != rows.rows() / group || out.cols() == 0 ||
+      (!offsets.empty() && offsets.size() != rows.rows()))
+    throw failed("{} rows of {} in groups of {}, {} offsets and {} results for entries of {}", rows.rows(),
+                 rows.cols(), group, offsets.size(), out.rows(), dimensions_);
+  std::vector<std::unique_ptr<Worker>> workers(static_cast<size_t>(num_threads()));
+  const size_t groups_per_piece = std::max<size_t>(1, kPieceRows / group);
+  parallel_for(out.rows(), groups_per_piece, [&](size_t begin, size_t end, int worker) {
+    auto& mine = workers[static_cast<size_t>(worker)];
+    if (!mine) mine = std::make_unique<Worker>(*this, group);
+    mine->search(rows.rows(begin * group, (end - begin) * group),
+                 offsets.empty() ? offsets : offsets.subspan(begin * group, (end - begin) * group),
+                 out.rows(begin, end - begin));
+  });
+}
+
+void ProductSearch::best(MatrixView<const float> rows, std::span<uint32_t> ids,
+                         std::span<float> scores) const {
+  if (ids.size() != rows.rows() || (!scores.empty() && scores.size() != rows.rows()))
+    throw failed("{} ids and {} scores for {} rows", ids.size(), scores.size(), rows.rows());
+  // In runs, so that what is kept beside the ids does not grow with the rows.
+  constexpr size_t kRun = 1 << 16;
+  Matrix<Match> matches(std::min(kRun, rows.rows()), 1);
+  for (size_t first = 0; first < rows.rows(); first += kRun) {
+    const size_t count = std::min(kRun, rows.rows() - first);
+    best_of_groups(rows.rows(first, count), {}, 1, matches.view().rows(0, count));
+    for (size_t i = 0; i < count; ++i) {
+      ids[first + i] = matches(i, 0).id;
+      if (!scores.empty()) scores[first + i] = matches(i, 0).score;
+    }
+  }
+}
+
+void best_products(MatrixView<const float> rows, MatrixView<const float> entries, std::span<const float> bias,
+                   std::span<uint32_t> ids, std::span<float> scores) {
+  if (rows.cols() != entries.cols())
+    throw failed("rows of {} and entries of {} dimensions", rows.cols(), entries.cols());
+  ProductSearch(entries, bias, rows.rows() >= kRowsToPack).best(rows, ids, scores);
+}
+
+std::vector<float> nearest_bias(MatrixView<const float> entries) {
+  std::vector<float> bias(entries.rows());
+  for (size_t i = 0; i < bias.size(); ++i) {
+    double squares = 0;
+    for (const float value : entries.row(i)) squares += double{value} * double{value};
+    bias[i] = static_cast<float>(-squares / 2);
+  }
+  return bias;
+}
+
+}  // namespace kvcodec

@@ -1,0 +1,89 @@
+// Which of k entries is nearest to each of n rows, without ever holding n x k products.
+//
+// The score of row x with entry e is <x, e> + bias[e]; the highest wins, of equal scores the lowest id. With
+// bias[e] = -|e|^2 / 2 (nearest_bias) that is the entry at the least Euclidean distance.
+//
+// A score is one fixed float: products rounded before they are added, element i in lane i mod 16, the lanes
+// added as a tree (upper half onto lower half), then the bias. Ids and scores are therefore the same for any
+// number of threads and any SIMD level. What differs is how much is left out: wide levels first score all
+// entries roughly (in 8-bit integers where the machine has AVX512_VNNI, else in floats), with a bound on the
+// error by Cauchy and Schwarz,
+//   |<x, e> - <x', e'>| <= |x - x'| |e| + |x'| |e - e'|,
+// and only entries that the bound does not rule out are scored exactly.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "lib/core/aligned.hpp"
+#include "lib/core/view.hpp"
+
+namespace kvcodec {
+
+/// ids[i] = the entry with the highest score for row i; scores[i] = that score.
+/// rows: (n, d), entries: (k, d), finite; bias: k, or empty for none; ids: n; scores: n, or empty.
+/// Scratch memory does not grow with n times k. Throws Error(failed) if there is no entry or shapes do not
+/// fit. Callers that search the same entries several times keep a ProductSearch.
+void best_products(MatrixView<const float> rows, MatrixView<const float> entries, std::span<const float> bias,
+                   std::span<uint32_t> ids, std::span<float> scores);
+
+/// -|e|^2 / 2 of each entry (k, d), summed in double: with it best_products finds the nearest entry.
+std::vector<float> nearest_bias(MatrixView<const float> entries);
+
+/// Entries made ready to be searched. It owns what it needs; const members may run on several threads.
+class ProductSearch {
+ public:
+  ProductSearch() = default;
+  /// entries (k, d), bias (k or empty): as for best_products.
+  ProductSearch(MatrixView<const float> entries, std::span<const float> bias)
+      : ProductSearch(entries, bias, true) {}
+
+  size_t entries() const { return count_; }
+  size_t dimensions() const { return dimensions_; }
+
+  /// As best_products.
+  void best(MatrixView<const float> rows, std::span<uint32_t> ids, std::span<float> scores) const;
+
+  struct Match {
+    float score;   ///< + offset of the row
+    uint32_t row;  ///< in its group
+    uint32_t id;
+    bool operator==(const Match&) const = default;
+  };
+
+  /// Rows in groups of `group` consecutive ones, as the hypotheses of a beam search are: the best pairs of
+  /// row and entry of each group by score + offset of the row, the highest first, of equal ones the earlier
+  /// row, then the lower id. offsets: one per row, finite or -infinity for rows that do not count; or empty.
+  /// out: (n / group, width); where there are fewer than `width` pairs that count, the rest has score
+  /// -infinity. Throws Error(failed) if shapes do not fit.
+  void best_of_groups(MatrixView<const float> rows, std::span<const float> offsets, size_t group,
+                      MatrixView<Match> out) const;
+
+ private:
+  friend void best_products(MatrixView<const float>, MatrixView<const float>, std::span<const float>,
+                            std::span<uint32_t>, std::span<float>);
+  /// ready: whether to make panels for rough scores, which takes longer than a handful of rows do without.
+  ProductSearch(MatrixView<const float> entries, std::span<const float> bias, bool ready);
+  class Worker;
+  void pack_floats(MatrixView<const float> entries);
+  void pack_bytes(MatrixView<const float> entries);
+
+  enum class Screen : uint8_t { none, floats, bytes };
+  size_t count_ = 0, dimensions_ = 0, padded_ = 0;  // padded: dimensions, a multiple of 16
+  Screen screen_ = Screen::none;
+  AlignedVector<float> exact_;          // (count, padded), zeros behind dimensions
+  AlignedVector<float> bias_;           // count; zeros if none was given
+  AlignedVector<float> screen_bias_;    // count rounded up to a tile, -infinity behind count
+  AlignedVector<float> float_panels_;   // [tiles of entries / 16][dimensions][16]
+  AlignedVector<uint8_t> byte_panels_;  // [tiles of entries / 16][quads][16][4], offset by 128
+  AlignedVector<float> scale_;          // of the bytes of each entry
+  AlignedVector<float> center_;         // padded; what is subtracted from entries and rows in bytes
+  double largest_norm_ = 0;             // of entries
+  double largest_centered_ = 0;         // of entries without the center
+  double largest_rounding_ = 0;         // of centered entries less what their bytes say
+  double largest_bias_ = 0, center_norm_ = 0;
+};
+
+}  // namespace kvcodec

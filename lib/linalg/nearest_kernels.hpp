@@ -1,0 +1,67 @@
+// The inner loops of lib/linalg/nearest.cpp, once per instruction set (lib/core/cpu.hpp).
+//
+// Entries lie in panels of kPanel, side by side: floats [d][kPanel], bytes [quads][kPanel][4]. Rough scores
+// are made for kTile entries at a time. The best scores of the classes of entries (those with the same id mod
+// kTile) tell where the best ones begin: the B-th highest of them is a lower bound of the B-th highest score.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+namespace kvcodec::nearest_kernels {
+
+enum : size_t {
+  kLanes = 16,
+  kPanel = 16,
+  kTile = 64,
+  kRows = 6,  // rows per step: with four 512-bit vectors of entries, 24 sums that stay in registers
+};
+
+/// Vectors without a value of this size get bytes of zero: products of two smaller scales would underflow.
+constexpr float kSmallestPeak = 1e-15f;
+
+/// Rows made 8-bit: row i is value[i * quads * 4 ...] * scale[i]; start[i] = -128 times the sum of its bytes.
+struct ByteRows {
+  const int8_t* values;
+  const float* scale;
+  const int32_t* start;
+};
+
+struct Table {
+  /// out[i] = row . entries + ids[i] * padded in lanes as nearest.hpp says; padded is a multiple of kLanes.
+  void (*exact)(const float* row, const float* entries, size_t padded, const uint32_t* ids, size_t count,
+                float* out);
+  /// Rough scores of `count` rows with `entries` entries (a multiple of kTile), the first of which begins at
+  /// panels; rows begin `row_stride` floats apart. scores[i * score_stride + j].
+  void (*screen_floats)(const float* panels, size_t d, const float* bias, size_t entries, const float* rows,
+                        size_t row_stride, size_t count, float* scores, size_t score_stride);
+  /// The same with bytes; null where the machine has no instruction for them.
+  void (*screen_bytes)(const uint8_t* panels, size_t quads, const float* scale, const float* bias,
+                       size_t entries, const ByteRows& rows, size_t count, float* scores,
+                       size_t score_stride);
+  /// The highest of n scores, a multiple of kLanes; NaN where one is NaN, or not.
+  float (*highest)(const float* scores, size_t n);
+  /// best[c] = the highest of best[c] and the scores of class c, for n scores, a multiple of kTile.
+  void (*highest_of_classes)(const float* scores, size_t n, float* best);
+  /// One row (padded floats) less the center in bytes. out: padded bytes. moments: the sums of squares of
+  /// what the bytes stand for, and of its difference from the centered row. Returns the scale.
+  float (*to_bytes)(const float* row, const float* center, size_t padded, int8_t* out, int32_t* sum,
+                    float* moments);
+  /// ids and scores of those of n scores (a multiple of kLanes) that are not below `limit` (NaN is not);
+  /// ids from first_id on. Returns how many; writes up to n + kLanes.
+  size_t (*not_below)(const float* scores, size_t n, float limit, uint32_t first_id, uint32_t* ids,
+                      float* kept);
+};
+
+namespace scalar {
+void exact(const float* row, const float* entries, size_t padded, const uint32_t* ids, size_t count,
+           float* out);
+}
+namespace avx2 {
+const Table& table();
+}
+namespace avx512 {
+const Table& table();
+}
+
+}  // namespace kvcodec::nearest_kernels
