@@ -1,0 +1,111 @@
+// Semantic clusters of one key/value head's tokens (ClusterKV, "Manipulating LLM KV Cache in Semantic Space
+// for Recallable Compression", sections III and IV): which tokens to fetch for a query, from a cache that may
+// be stored by any codec.
+//
+// The first tokens of a document are in no cluster: they are always kept, since nearly every query looks at
+// them and they are far from all others. The prompt's other keys are clustered together, and what is decoded
+// later in batches of its own, so adding tokens never moves one that is there.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "lib/core/options.hpp"
+#include "lib/core/progress.hpp"
+#include "lib/core/view.hpp"
+#include "lib/kmeans/kmeans.hpp"
+#include "lib/linalg/topk.hpp"
+
+namespace kvcodec {
+
+struct ClusterOptions final : Options {
+  std::string metric = "cosine";  ///< best of the three in the paper's Fig. 11b
+  int64_t clusters = 0;           ///< of the prompt, C0; 0: one for every kTokensPerCluster tokens
+  int64_t sink = 16;              ///< tokens that are always kept, as in the paper
+  int64_t rounds = 20;            ///< of k-means, at most: what is gained later changes no selection
+  int64_t batch = 320;            ///< tokens of a later batch, m: so few that clustering them is soon done
+  int64_t batch_clusters = 4;     ///< and its clusters, C+: again one for 80 tokens
+
+  static constexpr uint64_t kTokensPerCluster = 80;  ///< the paper's balance of recall and cost: 400 at 32k
+
+  std::vector<OptionField> fields() override;
+  Metric metric_value() const;
+  /// Clusters of a prompt of so many tokens, at least 1.
+  uint64_t clusters_of(uint64_t prompt) const;
+};
+
+/// Tokens [0, end()) of one head of one document: the sink, then batches of clusters.
+class ClusterIndex {
+ public:
+  ClusterIndex() = default;
+  ClusterIndex(size_t dims, uint64_t sink) : dims_(dims), sink_(sink) {}
+
+  /// As stored. Clusters stand batch by batch.
+  struct Parts {
+    uint64_t sink = 0;
+    std::vector<uint64_t>
+        batch_ends;                 ///< token after the last of each batch, rising; the first is the prompt
+    Matrix<float> centroids;        ///< (k, dims)
+    std::vector<uint64_t> offsets;  ///< k + 1: prefix sums of the clusters' sizes
+    std::vector<uint32_t> ids;      ///< tokens of cluster 0, rising, then of cluster 1 …
+  };
+  /// Throws Error(bad_input) unless the clusters are a partition of each batch's tokens, in order, and the
+  /// centroids are finite.
+  explicit ClusterIndex(Parts parts);
+
+  size_t dims() const { return dims_; }
+  uint64_t sink() const { return sink_; }
+  uint64_t end() const { return batch_ends_.empty() ? 0 : batch_ends_.back(); }
+  size_t clusters() const { return offsets_.size() - 1; }
+  MatrixView<const float> centroids() const { return {centroids_.data(), clusters(), dims_}; }
+  std::span<const uint64_t> offsets() const { return offsets_; }
+  std::span<const uint32_t> ids() const { return ids_; }
+  std::span<const uint32_t> tokens_of(size_t cluster) const {
+    return ids().subspan(offsets_[cluster], offsets_[cluster + 1] - offsets_[cluster]);
+  }
+  std::span<const uint64_t> batch_ends() const { return batch_ends_; }
+
+  /// Of the first `visible` tokens, how many had their cluster (or are in the sink) when there were no more:
+  /// whole batches. The others wait, and are kept meanwhile. Amid the prompt all of them count.
+  uint64_t covered(uint64_t visible) const;
+
+  /// Adds the tokens up to batch_end as the next batch. clustering: of the tokens from max(sink, end()) on.
+  void add_batch(uint64_t batch_end, const Clustering& clustering);
+
+  /// scores[c] = query . centroid c: what the paper ranks clusters by, whatever metric made them.
+  void centroid_scores(std::span<const float> query, std::span<float> scores) const;
+
+  /// The tokens of the best clusters by these scores, appended to `chosen` until it holds `budget` tokens:
+  /// cluster after cluster, of each the tokens by rising id, the last one trimmed; of clusters with equal
+  /// scores all tokens by rising id.
+  void take_best(std::span<const float> scores, size_t budget, std::vector<Scored>& chosen) const;
+
+ private:
+  size_t dims_ = 0;
+  uint64_t sink_ = 0;
+  std::vector<uint64_t> batch_ends_, offsets_{0};
+  std::vector<float> centroids_;  // (clusters, dims)
+  std::vector<uint32_t> ids_;
+};
+
+/// One head whose index is to grow.
+struct ClusterTask {
+  ClusterIndex* index = nullptr;
+  MatrixView<const float> keys;  ///< of tokens [index->end(), the last batch end)
+  uint64_t stream = 0;           ///< its own random starts
+};
+
+/// Adds batches that end at these tokens, rising, all beyond the indices' end, to all heads. The first batch
+/// of an empty index is the prompt. Deterministic; heads and batches are clustered at the same time.
+void add_batches(std::span<const ClusterTask> heads, std::span<const uint64_t> ends,
+                 const ClusterOptions& options, uint64_t seed, const Progress& progress = {});
+
+/// Where batches end that an index of `end` tokens (0: none yet) can be given when there are `tokens`: the
+/// prompt, if it has none yet, then whole batches. prompt: its tokens, 0 = all.
+std::vector<uint64_t> next_batches(uint64_t end, uint64_t tokens, uint64_t prompt,
+                                   const ClusterOptions& options);
+
+}  // namespace kvcodec

@@ -1,0 +1,71 @@
+// k-means by Lloyd's rounds, many sets of rows at a time: every key/value head is clustered by itself, and
+// all of them together keep the threads busy (ClusterKV, section IV-B, "batched clustering across heads").
+//
+// A round assigns each row to its best centroid, then moves each centroid to the mean of its rows. Where the
+// paper adds keys to centroids with atomic operations, here rows are sorted by cluster (by counting), and
+// each cluster is summed by one thread, in the order of its rows, in double. Assignments are those of
+// computing every product, though few are (lib/linalg/nearest.hpp). So the result is the same for any number
+// of threads and SIMD level.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "lib/core/progress.hpp"
+#include "lib/core/view.hpp"
+
+namespace kvcodec {
+
+/// The largest norm of a row: sums of so large products do not overflow.
+inline constexpr double kLargestNorm = 1e15;
+
+/// What "nearest" means. Centroids are means of rows in all three.
+enum class Metric : uint8_t {
+  cosine,         ///< largest x . c / |c|
+  l2,             ///< smallest |x - c|
+  inner_product,  ///< largest x . c: not a distance; long centroids draw most rows
+};
+
+struct KmeansOptions {
+  Metric metric = Metric::cosine;
+  size_t rounds = 20;  ///< at most; fewer where assignments stop changing. Gains beyond 20 are small
+  uint64_t seed = 0;
+};
+
+/// One set of rows to cluster.
+struct KmeansTask {
+  MatrixView<const float> rows;  ///< (n, dims), finite, of norms within kLargestNorm
+  size_t clusters = 1;           ///< wanted; a set of fewer rows has as many clusters as rows
+  uint64_t stream = 0;           ///< tells the random starts of one seed apart
+};
+
+/// A partition of rows. Every cluster has at least one row.
+struct Clustering {
+  Matrix<float> centroids;       ///< (k, dims): the means of the clusters' rows; k <= clusters wanted
+  std::vector<uint32_t> labels;  ///< the cluster of each row
+  size_t rounds = 0;             ///< done
+  bool converged = false;        ///< the last round changed no assignment
+};
+
+/// Clusters all sets. Starts are distinct random rows. A cluster that loses its rows gets the row that is
+/// farthest from its own centroid (not with inner products, where far means nothing), and is dropped in the
+/// end if it is still empty: of equal rows there is one cluster. Ties go to the cluster of the lower number.
+/// Throws Error(bad_input) for longer rows, Error(failed) for tasks of 0 clusters or 2^32 rows.
+std::vector<Clustering> kmeans(std::span<const KmeansTask> tasks, const KmeansOptions& options,
+                               const Progress& progress = {});
+Clustering kmeans(MatrixView<const float> rows, size_t clusters, const KmeansOptions& options);
+
+/// The mean of chosen rows, summed in double in the order of ids; zeros for none. ids: below rows.rows().
+void mean_of(MatrixView<const float> rows, std::span<const uint32_t> ids, std::span<float> mean);
+
+/// Rows by cluster.
+struct RowsByCluster {
+  std::vector<uint64_t> offsets;  ///< k + 1: prefix sums of the clusters' sizes
+  std::vector<uint32_t> rows;     ///< of cluster 0, rising, then of cluster 1 ...
+};
+/// labels: below `clusters`.
+RowsByCluster sort_by_cluster(std::span<const uint32_t> labels, size_t clusters);
+
+}  // namespace kvcodec
