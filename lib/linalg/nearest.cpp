@@ -51,6 +51,15 @@ const Table* wide_table() {
   return level == SimdLevel::avx512 ? &avx512::table() : level == SimdLevel::avx2 ? &avx2::table() : nullptr;
 }
 
+void check_count(size_t count) {
+  if (count == 0) throw failed("no entry to choose from");
+  if (count > std::numeric_limits<uint32_t>::max()) throw failed("{} entries: ids have 32 bits", count);
+}
+
+void check_bias(std::span<const float> bias, size_t count) {
+  if (!bias.empty() && bias.size() != count) throw failed("{} biases for {} entries", bias.size(), count);
+}
+
 bool before(const ProductSearch::Match& a, const ProductSearch::Match& b) {
   if (a.score != b.score) return a.score > b.score;
   return a.row != b.row ? a.row < b.row : a.id < b.id;
@@ -112,17 +121,36 @@ void scalar::exact(const float* row, const float* entries, size_t padded, const 
 
 ProductSearch::ProductSearch(MatrixView<const float> entries, std::span<const float> bias, bool ready)
     : count_(entries.rows()), dimensions_(entries.cols()), padded_(round_up(entries.cols(), kLanes)) {
-  if (count_ == 0) throw failed("no entry to choose from");
-  if (count_ > std::numeric_limits<uint32_t>::max()) throw failed("{} entries: ids have 32 bits", count_);
-  if (!bias.empty() && bias.size() != count_) throw failed("{} biases for {} entries", bias.size(), count_);
-  exact_.resize(count_ * padded_);
-  bias_.assign(count_, 0);
-  std::ranges::copy(bias, bias_.begin());
+  check_count(count_);
+  own_.resize(count_ * padded_);
   parallel_for(count_, 1024, [&](size_t begin, size_t end, int) {
-    for (size_t i = begin; i < end; ++i) std::ranges::copy(entries.row(i), exact_.data() + i * padded_);
+    for (size_t i = begin; i < end; ++i) std::ranges::copy(entries.row(i), own_.data() + i * padded_);
   });
+  bias_.assign(count_, 0);
+  check_bias(bias, count_);
+  std::ranges::copy(bias, bias_.begin());
+  if (ready) make_ready(entries);
+}
+
+ProductSearch ProductSearch::over(MatrixView<const float> entries, std::span<const float> bias) {
+  ProductSearch search;
+  search.count_ = entries.rows();
+  search.dimensions_ = search.padded_ = entries.cols();
+  check_count(search.count_);
+  check_bias(bias, search.count_);
+  if (entries.cols() % kLanes != 0 || !entries.contiguous())
+    throw failed("entries of {} dimensions, {} apart: they cannot be searched where they are", entries.cols(),
+                 entries.stride());
+  search.borrowed_ = entries.data();
+  search.bias_.assign(search.count_, 0);
+  std::ranges::copy(bias, search.bias_.begin());
+  search.make_ready(entries);
+  return search;
+}
+
+void ProductSearch::make_ready(MatrixView<const float> entries) {
   const Table* table = wide_table();
-  if (!table || !ready || dimensions_ == 0) return;
+  if (!table || dimensions_ == 0) return;
   for (size_t i = 0; i < count_; ++i) {
     largest_norm_ = std::max(largest_norm_, norm_of(entries.row(i)));
     largest_bias_ = std::max(largest_bias_, std::abs(double{bias_[i]}));
@@ -195,23 +223,24 @@ void ProductSearch::pack_bytes(MatrixView<const float> entries) {
 // --------------------------------------------------------------------------------------------------------
 
 /// Searches blocks of whole groups of rows; one per thread.
-class ProductSearch::Worker {
+class ProductSearch::Scratch::Worker {
  public:
-  Worker(const ProductSearch& search, size_t group) : s_(search), group_(group) {
-    if (s_.screen_ == Screen::none) return;
-    table_ = wide_table();
+  /// Turns to other entries or groups.
+  void bind(const ProductSearch& search, size_t group) {
+    s_ = &search;
+    group_ = group;
+    table_ = s_->screen_ == Screen::none ? nullptr : wide_table();
     // The level may have been lowered since the entries were made ready.
-    if (table_ && s_.screen_ == Screen::bytes && !table_->screen_bytes) table_ = nullptr;
+    if (table_ && s_->screen_ == Screen::bytes && !table_->screen_bytes) table_ = nullptr;
     if (!table_) return;
-    const size_t rows = std::max(kBlockRows / group * group, group), padded = s_.padded_;
+    const size_t rows = std::max(kBlockRows / group * group, group);
     block_rows_ = rows;
-    scores_.resize(rows * kBlockEntries);
-    class_best_.resize(rows * kTile);
-    bytes_.resize(rows * padded);
-    scale_.resize(rows), error_.resize(rows), shift_.resize(rows);
-    start_.resize(rows);
-    groups_.resize(rows / group);
-    ids_.resize(kBlockEntries + kLanes), kept_.resize(kBlockEntries + kLanes);
+    grow(scores_, rows * kBlockEntries);
+    grow(class_best_, rows * kTile);
+    grow(bytes_, rows * s_->padded_);
+    grow(scale_, rows), grow(error_, rows), grow(shift_, rows), grow(start_, rows);
+    grow(groups_, rows / group);
+    grow(ids_, kBlockEntries + kLanes), grow(kept_, kBlockEntries + kLanes);
   }
 
   /// rows: whole groups; offsets: as many, or empty.
@@ -225,6 +254,11 @@ class ProductSearch::Worker {
   }
 
  private:
+  template <class Vector>
+  static void grow(Vector& values, size_t size) {
+    if (values.size() < size) values.resize(size);
+  }
+
   struct Candidate {
     uint32_t row, id;
     float score;  // rough, with the offset, and the bound of its error added
@@ -237,8 +271,8 @@ class ProductSearch::Worker {
 
   /// The row padded with zeros, in scratch memory where it is not so already.
   const float* pad(std::span<const float> row) {
-    if (row.size() == s_.padded_) return row.data();
-    padded_row_.assign(s_.padded_, 0);
+    if (row.size() == s_->padded_) return row.data();
+    padded_row_.assign(s_->padded_, 0);
     std::ranges::copy(row, padded_row_.begin());
     return padded_row_.data();
   }
@@ -246,7 +280,7 @@ class ProductSearch::Worker {
   float product(const float* a, const float* b) const {
     const uint32_t id = 0;
     float result = 0;
-    table_->exact(a, b, s_.padded_, &id, 1, &result);
+    table_->exact(a, b, s_->padded_, &id, 1, &result);
     return result;
   }
 
@@ -263,23 +297,23 @@ class ProductSearch::Worker {
       if (i % group_ == 0) best.reset(out.row(i / group_));
       const float* row = pad(rows.row(i));
       const float offset = offsets.empty() ? 0.0f : offsets[i];
-      for (size_t first = 0; first < s_.count_; first += kAtOnce) {
-        const size_t count = std::min(kAtOnce, s_.count_ - first);
+      for (size_t first = 0; first < s_->count_; first += kAtOnce) {
+        const size_t count = std::min(kAtOnce, s_->count_ - first);
         std::iota(ids, ids + count, static_cast<uint32_t>(first));
-        exact(row, s_.exact_.data(), s_.padded_, ids, count, products);
+        exact(row, s_->exact(), s_->padded_, ids, count, products);
         for (size_t j = 0; j < count; ++j)
           best.add(
-              {total(products[j], s_.bias_[first + j], offset), static_cast<uint32_t>(i % group_), ids[j]});
+              {total(products[j], s_->bias_[first + j], offset), static_cast<uint32_t>(i % group_), ids[j]});
       }
     }
   }
 
   void search_block(MatrixView<const float> rows, std::span<const float> offsets, MatrixView<Match> out) {
     const size_t count = rows.rows();
-    if (rows.cols() != s_.padded_) {
-      block_.resize(block_rows_ * s_.padded_);
-      for (size_t i = 0; i < count; ++i) std::ranges::copy(rows.row(i), block_.data() + i * s_.padded_);
-      row_data_ = block_.data(), row_stride_ = s_.padded_;
+    if (rows.cols() != s_->padded_) {
+      block_.assign(block_rows_ * s_->padded_, 0);
+      for (size_t i = 0; i < count; ++i) std::ranges::copy(rows.row(i), block_.data() + i * s_->padded_);
+      row_data_ = block_.data(), row_stride_ = s_->padded_;
     } else {
       row_data_ = rows.data(), row_stride_ = rows.stride();
     }
@@ -290,8 +324,8 @@ class ProductSearch::Worker {
       groups_[i].limit = kNone;
     }
     if (out.cols() > 1) std::fill_n(class_best_.begin(), count * kTile, kNone);
-    for (size_t first = 0; first < s_.screen_bias_.size(); first += kBlockEntries) {
-      const size_t entries = std::min(kBlockEntries, s_.screen_bias_.size() - first);
+    for (size_t first = 0; first < s_->screen_bias_.size(); first += kBlockEntries) {
+      const size_t entries = std::min(kBlockEntries, s_->screen_bias_.size() - first);
       screen(first, entries, count);
       for (size_t i = 0; i < count / group_; ++i) collect(i, first, entries, offsets, out.cols());
     }
@@ -303,39 +337,39 @@ class ProductSearch::Worker {
     const float* row = row_data_ + i * row_stride_;
     // Rounding while adding up d products is below d units in the last place of the sum of magnitudes, twice
     // because exact scores are rounded too; the constant covers bias and offset.
-    const double unit = 0x1p-23 * static_cast<double>(s_.dimensions_ + 32);
+    const double unit = 0x1p-23 * static_cast<double>(s_->dimensions_ + 32);
     const double offset = offsets.empty() || !std::isfinite(offsets[i]) ? 0 : std::abs(double{offsets[i]});
     double error = 0;
     float with_center = 0;
     const double norm = std::sqrt(double{product(row, row)} + kUnderflow);
-    if (s_.screen_ == Screen::bytes) {
+    if (s_->screen_ == Screen::bytes) {
       float moments[2];
       int32_t sum = 0;
-      scale_[i] =
-          table_->to_bytes(row, s_.center_.data(), s_.padded_, bytes_.data() + i * s_.padded_, &sum, moments);
+      scale_[i] = table_->to_bytes(row, s_->center_.data(), s_->padded_, bytes_.data() + i * s_->padded_,
+                                   &sum, moments);
       start_[i] = -128 * sum;
-      with_center = product(row, s_.center_.data());
-      error = std::sqrt(double{moments[1]} + kUnderflow) * s_.largest_centered_ +
-              std::sqrt(double{moments[0]} + kUnderflow) * s_.largest_rounding_;
+      with_center = product(row, s_->center_.data());
+      error = std::sqrt(double{moments[1]} + kUnderflow) * s_->largest_centered_ +
+              std::sqrt(double{moments[0]} + kUnderflow) * s_->largest_rounding_;
     }
-    error +=
-        unit * ((norm + s_.center_norm_) * (s_.largest_norm_ + s_.center_norm_) + s_.largest_bias_ + offset) +
-        static_cast<double>(s_.dimensions_) * 0x1p-146;  // products that underflow
+    error += unit * ((norm + s_->center_norm_) * (s_->largest_norm_ + s_->center_norm_) + s_->largest_bias_ +
+                     offset) +
+             static_cast<double>(s_->dimensions_) * 0x1p-146;  // products that underflow
     error_[i] = static_cast<float>(error * kBoundSlack);
     shift_[i] = with_center + (offsets.empty() ? 0.0f : offsets[i]);
   }
 
   void screen(size_t first, size_t entries, size_t count) {
     const size_t panel = first / kPanel;
-    if (s_.screen_ == Screen::bytes) {
-      const size_t quads = s_.padded_ / 4;
-      table_->screen_bytes(s_.byte_panels_.data() + panel * quads * kPanel * 4, quads,
-                           s_.scale_.data() + first, s_.screen_bias_.data() + first, entries,
+    if (s_->screen_ == Screen::bytes) {
+      const size_t quads = s_->padded_ / 4;
+      table_->screen_bytes(s_->byte_panels_.data() + panel * quads * kPanel * 4, quads,
+                           s_->scale_.data() + first, s_->screen_bias_.data() + first, entries,
                            {bytes_.data(), scale_.data(), start_.data()}, count, scores_.data(),
                            kBlockEntries);
     } else {
-      table_->screen_floats(s_.float_panels_.data() + panel * s_.dimensions_ * kPanel, s_.dimensions_,
-                            s_.screen_bias_.data() + first, entries, row_data_, row_stride_, count,
+      table_->screen_floats(s_->float_panels_.data() + panel * s_->dimensions_ * kPanel, s_->dimensions_,
+                            s_->screen_bias_.data() + first, entries, row_data_, row_stride_, count,
                             scores_.data(), kBlockEntries);
     }
   }
@@ -381,7 +415,7 @@ class ProductSearch::Worker {
       const size_t found = table_->not_below(scores_.data() + row * kBlockEntries, entries, row_limit,
                                              static_cast<uint32_t>(first), ids_.data(), kept_.data());
       for (size_t i = 0; i < found; ++i)
-        if (ids_[i] < s_.count_)
+        if (ids_[i] < s_->count_)
           group.candidates.push_back({static_cast<uint32_t>(r), ids_[i], kept_[i] + reach});
     }
     if (group.candidates.size() > kMostCandidates) score_candidates(g, offsets);
@@ -393,16 +427,16 @@ class ProductSearch::Worker {
     for (const Candidate& candidate : group.candidates) {
       if (candidate.score < limit) continue;
       const size_t row = g * group_ + candidate.row;
-      const float* entry = s_.exact_.data() + size_t{candidate.id} * s_.padded_;
-      group.best.add({total(product(row_data_ + row * row_stride_, entry), s_.bias_[candidate.id],
+      const float* entry = s_->exact() + size_t{candidate.id} * s_->padded_;
+      group.best.add({total(product(row_data_ + row * row_stride_, entry), s_->bias_[candidate.id],
                             offsets.empty() ? 0.0f : offsets[row]),
                       candidate.row, candidate.id});
     }
     group.candidates.clear();
   }
 
-  const ProductSearch& s_;
-  size_t group_, block_rows_ = kBlockRows;
+  const ProductSearch* s_ = nullptr;
+  size_t group_ = 1, block_rows_ = kBlockRows;
   const Table* table_ = nullptr;
   const float* row_data_ = nullptr;
   size_t row_stride_ = 0;
@@ -414,22 +448,38 @@ class ProductSearch::Worker {
   std::vector<Group> groups_;
 };
 
-void ProductSearch::best_of_groups(MatrixView<const float> rows, std::span<const float> offsets, size_t group,
-                                   MatrixView<Match> out) const {
-  if (rows.rows() == 0) return;
+ProductSearch::Scratch::Scratch() : worker_(std::make_unique<Worker>()) {}
+ProductSearch::Scratch::~Scratch() = default;
+ProductSearch::Scratch::Scratch(Scratch&&) noexcept = default;
+ProductSearch::Scratch& ProductSearch::Scratch::operator=(Scratch&&) noexcept = default;
+
+void ProductSearch::check_shapes(MatrixView<const float> rows, std::span<const float> offsets, size_t group,
+                                 MatrixView<Match> out) const {
   if (group == 0 || rows.rows() % group != 0 || rows.cols() != dimensions_ ||
       out.rows() != rows.rows() / group || out.cols() == 0 ||
       (!offsets.empty() && offsets.size() != rows.rows()))
     throw failed("{} rows of {} in groups of {}, {} offsets and {} results for entries of {}", rows.rows(),
                  rows.cols(), group, offsets.size(), out.rows(), dimensions_);
-  std::vector<std::unique_ptr<Worker>> workers(static_cast<size_t>(num_threads()));
+}
+
+void ProductSearch::best_of_groups(MatrixView<const float> rows, std::span<const float> offsets, size_t group,
+                                   MatrixView<Match> out, Scratch& scratch) const {
+  if (rows.rows() == 0) return;
+  check_shapes(rows, offsets, group, out);
+  scratch.worker_->bind(*this, group);
+  scratch.worker_->search(rows, offsets, out);
+}
+
+void ProductSearch::best_of_groups(MatrixView<const float> rows, std::span<const float> offsets, size_t group,
+                                   MatrixView<Match> out) const {
+  if (rows.rows() == 0) return;
+  check_shapes(rows, offsets, group, out);
+  std::vector<Scratch> scratch(static_cast<size_t>(num_threads()));
   const size_t groups_per_piece = std::max<size_t>(1, kPieceRows / group);
   parallel_for(out.rows(), groups_per_piece, [&](size_t begin, size_t end, int worker) {
-    auto& mine = workers[static_cast<size_t>(worker)];
-    if (!mine) mine = std::make_unique<Worker>(*this, group);
-    mine->search(rows.rows(begin * group, (end - begin) * group),
-                 offsets.empty() ? offsets : offsets.subspan(begin * group, (end - begin) * group),
-                 out.rows(begin, end - begin));
+    best_of_groups(rows.rows(begin * group, (end - begin) * group),
+                   offsets.empty() ? offsets : offsets.subspan(begin * group, (end - begin) * group), group,
+                   out.rows(begin, end - begin), scratch[static_cast<size_t>(worker)]);
   });
 }
 

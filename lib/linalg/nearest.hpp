@@ -14,6 +14,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -40,6 +41,10 @@ class ProductSearch {
   ProductSearch(MatrixView<const float> entries, std::span<const float> bias)
       : ProductSearch(entries, bias, true) {}
 
+  /// The same without a copy of the entries, which outlive it: contiguous, d a multiple of 16.
+  /// Throws Error(failed) if they are not.
+  static ProductSearch over(MatrixView<const float> entries, std::span<const float> bias);
+
   size_t entries() const { return count_; }
   size_t dimensions() const { return dimensions_; }
 
@@ -61,19 +66,41 @@ class ProductSearch {
   void best_of_groups(MatrixView<const float> rows, std::span<const float> offsets, size_t group,
                       MatrixView<Match> out) const;
 
+  /// What a search needs beside the entries, to be used again by searches of any entries on one thread.
+  class Scratch {
+   public:
+    Scratch();
+    ~Scratch();
+    Scratch(Scratch&&) noexcept;
+    Scratch& operator=(Scratch&&) noexcept;
+
+   private:
+    friend class ProductSearch;
+    class Worker;
+    std::unique_ptr<Worker> worker_;
+  };
+
+  /// The same on the calling thread alone.
+  void best_of_groups(MatrixView<const float> rows, std::span<const float> offsets, size_t group,
+                      MatrixView<Match> out, Scratch& scratch) const;
+
  private:
   friend void best_products(MatrixView<const float>, MatrixView<const float>, std::span<const float>,
                             std::span<uint32_t>, std::span<float>);
   /// ready: whether to make panels for rough scores, which takes longer than a handful of rows do without.
   ProductSearch(MatrixView<const float> entries, std::span<const float> bias, bool ready);
-  class Worker;
+  void check_shapes(MatrixView<const float> rows, std::span<const float> offsets, size_t group,
+                    MatrixView<Match> out) const;
+  void make_ready(MatrixView<const float> entries);
   void pack_floats(MatrixView<const float> entries);
   void pack_bytes(MatrixView<const float> entries);
 
   enum class Screen : uint8_t { none, floats, bytes };
   size_t count_ = 0, dimensions_ = 0, padded_ = 0;  // padded: dimensions, a multiple of 16
   Screen screen_ = Screen::none;
-  AlignedVector<float> exact_;          // (count, padded), zeros behind dimensions
+  AlignedVector<float> own_;         // (count, padded), zeros behind dimensions; empty if not copied
+  const float* borrowed_ = nullptr;  // the same, of somebody else
+  const float* exact() const { return borrowed_ ? borrowed_ : own_.data(); }
   AlignedVector<float> bias_;           // count; zeros if none was given
   AlignedVector<float> screen_bias_;    // count rounded up to a tile, -infinity behind count
   AlignedVector<float> float_panels_;   // [tiles of entries / 16][dimensions][16]

@@ -19,9 +19,6 @@ Vector larger(Vector a, Vector b) { return {_mm512_max_ps(a.lanes, b.lanes)}; }
 
 #include "lib/linalg/nearest_kernels_body.hpp"
 
-#define KVCODEC_INLINE inline __attribute__((always_inline))
-#define KVCODEC_VNNI __attribute__((target("avx512vnni")))
-
 namespace kvcodec::nearest_kernels::avx512 {
 namespace {
 
@@ -75,74 +72,50 @@ float to_bytes(const float* row, const float* center, size_t padded, int8_t* out
   return scale;
 }
 
-/// Adds the products of four bytes in each lane. Written out because GCC 12 copies sums to and fro around the
-/// intrinsic, which halves the speed.
-KVCODEC_VNNI KVCODEC_INLINE void add_products(__m512i& sum, __m512i entries, __m512i row) {
-  __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(entries), "v"(row));
+/// sum += four products of an unsigned and a signed byte each, in every lane. As an instruction because GCC
+/// 12 moves the sums of the intrinsic from register to register and to memory, at half the speed.
+inline void add_products(__m512i& sum, __m512i bytes, __m512i signed_bytes) {
+  asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(bytes), "v"(signed_bytes));
 }
 
-/// The sums of one row with kTile entries. Not an array: GCC would keep that in memory.
-struct RowSums {
-  __m512i first, second, third, fourth;
-};
-
-KVCODEC_INLINE RowSums all_of(int32_t value) {
-  const __m512i all = _mm512_set1_epi32(value);
-  return {all, all, all, all};
-}
-
-KVCODEC_VNNI KVCODEC_INLINE void add_quad(RowSums& sums, const int8_t* values, const RowSums& entries) {
-  int32_t four;
-  memcpy(&four, values, sizeof(four));
-  const __m512i row = _mm512_set1_epi32(four);
-  add_products(sums.first, entries.first, row);
-  add_products(sums.second, entries.second, row);
-  add_products(sums.third, entries.third, row);
-  add_products(sums.fourth, entries.fourth, row);
-}
-
-KVCODEC_INLINE void store_scores(__m512i sums, const float* scale, const float* bias, float row_scale,
-                                 float* scores) {
-  const __m512 unit = _mm512_mul_ps(_mm512_loadu_ps(scale), _mm512_set1_ps(row_scale));
-  _mm512_storeu_ps(scores, _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums), unit, _mm512_loadu_ps(bias)));
-}
-
-/// kRowsNow rows, 1 or kRows, with kTile entries.
 template <size_t kRowsNow>
-KVCODEC_VNNI void byte_step(const uint8_t* panels, size_t quads, const float* scale, const float* bias,
-                            const int8_t* values, const float* row_scale, const int32_t* start, float* scores,
-                            size_t score_stride) {
-  static_assert(kTile == 4 * kPanel && (kRowsNow == 1 || kRowsNow == 6));
-  constexpr bool kAll = kRowsNow > 1;
+void byte_step(const uint8_t* panels, size_t quads, const float* scale, const float* bias,
+               const int8_t* values, const float* row_scale, const int32_t* start, float* scores,
+               size_t score_stride) {
+  constexpr size_t kColumns = kTile / kPanel;
   const size_t panel_bytes = quads * kPanel * 4, row_bytes = quads * 4;
-  RowSums row0 = all_of(start[0]), row1 = all_of(start[kAll ? 1 : 0]), row2 = all_of(start[kAll ? 2 : 0]),
-          row3 = all_of(start[kAll ? 3 : 0]), row4 = all_of(start[kAll ? 4 : 0]),
-          row5 = all_of(start[kAll ? 5 : 0]);
-  for (size_t q = 0; q < quads; ++q, panels += kPanel * 4, values += 4) {
-    const RowSums entries = {_mm512_loadu_si512(panels), _mm512_loadu_si512(panels + panel_bytes),
-                             _mm512_loadu_si512(panels + 2 * panel_bytes),
-                             _mm512_loadu_si512(panels + 3 * panel_bytes)};
-    add_quad(row0, values, entries);
-    if (!kAll) continue;
-    add_quad(row1, values + row_bytes, entries);
-    add_quad(row2, values + 2 * row_bytes, entries);
-    add_quad(row3, values + 3 * row_bytes, entries);
-    add_quad(row4, values + 4 * row_bytes, entries);
-    add_quad(row5, values + 5 * row_bytes, entries);
+  __m512i sums[kRowsNow][kColumns];
+#pragma GCC unroll 6
+  for (size_t r = 0; r < kRowsNow; ++r)
+#pragma GCC unroll 4
+    for (size_t c = 0; c < kColumns; ++c) sums[r][c] = _mm512_set1_epi32(start[r]);
+  for (size_t q = 0; q < quads; ++q) {
+    __m512i entries[kColumns];
+#pragma GCC unroll 4
+    for (size_t c = 0; c < kColumns; ++c)
+      entries[c] = _mm512_loadu_si512(panels + c * panel_bytes + q * kPanel * 4);
+#pragma GCC unroll 6
+    for (size_t r = 0; r < kRowsNow; ++r) {
+      int32_t four;
+      memcpy(&four, values + r * row_bytes + q * 4, sizeof(four));
+      const __m512i value = _mm512_set1_epi32(four);
+#pragma GCC unroll 4
+      for (size_t c = 0; c < kColumns; ++c) add_products(sums[r][c], entries[c], value);
+    }
   }
-  const RowSums rows[] = {row0, row1, row2, row3, row4, row5};
-  for (size_t r = 0; r < kRowsNow; ++r) {
-    float* out = scores + r * score_stride;
-    store_scores(rows[r].first, scale, bias, row_scale[r], out);
-    store_scores(rows[r].second, scale + kPanel, bias + kPanel, row_scale[r], out + kPanel);
-    store_scores(rows[r].third, scale + 2 * kPanel, bias + 2 * kPanel, row_scale[r], out + 2 * kPanel);
-    store_scores(rows[r].fourth, scale + 3 * kPanel, bias + 3 * kPanel, row_scale[r], out + 3 * kPanel);
+#pragma GCC unroll 4
+  for (size_t c = 0; c < kColumns; ++c) {
+    const __m512 unit = _mm512_loadu_ps(scale + c * kPanel), offset = _mm512_loadu_ps(bias + c * kPanel);
+#pragma GCC unroll 6
+    for (size_t r = 0; r < kRowsNow; ++r)
+      _mm512_storeu_ps(scores + r * score_stride + c * kPanel,
+                       _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[r][c]),
+                                       _mm512_mul_ps(unit, _mm512_set1_ps(row_scale[r])), offset));
   }
 }
 
-KVCODEC_VNNI void screen_bytes(const uint8_t* panels, size_t quads, const float* scale, const float* bias,
-                               size_t entries, const ByteRows& rows, size_t count, float* scores,
-                               size_t score_stride) {
+void screen_bytes(const uint8_t* panels, size_t quads, const float* scale, const float* bias, size_t entries,
+                  const ByteRows& rows, size_t count, float* scores, size_t score_stride) {
   const size_t row_bytes = quads * 4;
   for (size_t first = 0; first < entries; first += kTile) {
     const uint8_t* tile = panels + first * row_bytes;

@@ -19,21 +19,28 @@ void float_step(const float* panels, size_t panel_stride, size_t d, const float*
                 size_t row_stride, float* scores, size_t score_stride) {
   constexpr size_t kPerPanel = kPanel / Vector::kWidth;
   Vector sums[kRowsNow][kColumns];
+#pragma GCC unroll 4
   for (size_t c = 0; c < kColumns; ++c) {
     const Vector start = Vector::load(bias + c * Vector::kWidth);
+#pragma GCC unroll 6
     for (size_t r = 0; r < kRowsNow; ++r) sums[r][c] = start;
   }
   for (size_t j = 0; j < d; ++j) {
     Vector entries[kColumns];
+#pragma GCC unroll 4
     for (size_t c = 0; c < kColumns; ++c)
       entries[c] =
           Vector::load(panels + c / kPerPanel * panel_stride + j * kPanel + c % kPerPanel * Vector::kWidth);
+#pragma GCC unroll 6
     for (size_t r = 0; r < kRowsNow; ++r) {
       const Vector value = Vector::all(rows[r * row_stride + j]);
+#pragma GCC unroll 4
       for (size_t c = 0; c < kColumns; ++c) sums[r][c] = fused(value, entries[c], sums[r][c]);
     }
   }
+#pragma GCC unroll 6
   for (size_t r = 0; r < kRowsNow; ++r)
+#pragma GCC unroll 4
     for (size_t c = 0; c < kColumns; ++c) sums[r][c].store(scores + r * score_stride + c * Vector::kWidth);
 }
 

@@ -1,0 +1,130 @@
+#include "lib/rvq/residual.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "lib/core/checked.hpp"
+#include "lib/core/error.hpp"
+#include "lib/core/parallel.hpp"
+#include "lib/rvq/residual_kernels.hpp"
+
+namespace kvcodec {
+namespace {
+
+constexpr size_t kLanes = residual_kernels::kLanes;
+
+/// Hypotheses in work at a time: their residuals, old and new, stay in a second-level cache.
+constexpr size_t kBlockHypotheses = 384;
+
+/// Rows per piece of decoding.
+constexpr size_t kDecodeRows = 512;
+
+}  // namespace
+
+Codebooks::Codebooks(size_t stages, size_t entries, size_t width)
+    : stages_(stages), entries_(entries), width_(width), padded_(round_up(width, kLanes)) {
+  values_.resize(checked_mul(checked_mul(stages, entries), padded_));
+}
+
+void Codebooks::check_finite() const {
+  for (size_t s = 0; s < stages_; ++s)
+    for (size_t e = 0; e < entries_; ++e)
+      for (size_t j = 0; j < width_; ++j)
+        if (!std::isfinite(stage(s)(e, j)))
+          throw bad_input("codebook {}, entry {}, dimension {}: {} is not finite", s, e, j, stage(s)(e, j));
+}
+
+void sum_entries(const Codebooks& books, MatrixView<const uint32_t> ids, MatrixView<float> out) {
+  if (ids.cols() != books.stages() || out.cols() != books.width() || ids.rows() != out.rows() ||
+      !ids.contiguous())
+    throw failed("ids ({}, {}) and rows ({}, {}) for {} codebooks of width {}", ids.rows(), ids.cols(),
+                 out.rows(), out.cols(), books.stages(), books.width());
+  std::vector<const float*> stages(books.stages());
+  for (size_t s = 0; s < stages.size(); ++s) stages[s] = books.data(s);
+  const residual_kernels::Table& kernels = residual_kernels::best();
+  parallel_for(out.rows(), kDecodeRows, [&](size_t begin, size_t end, int) {
+    kernels.sum_entries(stages.data(), stages.size(), books.padded(), ids.row(begin).data(), end - begin,
+                        books.width(), out.row(begin).data(), out.stride());
+  });
+}
+
+// Encoding
+// --------------------------------------------------------------------------------------------------------
+
+/// Hypotheses of a block of rows, those of a row side by side.
+struct ResidualEncoder::Scratch {
+  ProductSearch::Scratch search;
+  AlignedVector<float> residuals, next_residuals;
+  std::vector<float> offsets, next_offsets;
+  std::vector<uint32_t> paths, next_paths;
+  std::vector<ProductSearch::Match> matches;
+};
+
+ResidualEncoder::ResidualEncoder(const Codebooks& books) : books_(books) {
+  for (size_t s = 0; s < books.stages(); ++s)
+    search_.push_back(ProductSearch::over(books.padded_stage(s), nearest_bias(books.stage(s))));
+}
+
+void ResidualEncoder::encode(MatrixView<const float> rows, size_t beam, MatrixView<uint32_t> ids) const {
+  if (rows.cols() != books_.width() || ids.cols() != books_.stages() || ids.rows() != rows.rows())
+    throw failed("rows ({}, {}) and ids ({}, {}) for {} codebooks of width {}", rows.rows(), rows.cols(),
+                 ids.rows(), ids.cols(), books_.stages(), books_.width());
+  if (beam < 1 || beam > kMostHypotheses)
+    throw failed("a beam of {}; it must be between 1 and {}", beam, kMostHypotheses);
+  if (books_.stages() == 0) return;
+  std::vector<Scratch> scratch(static_cast<size_t>(num_threads()));
+  const size_t block = std::max<size_t>(1, kBlockHypotheses / beam);
+  parallel_for(rows.rows(), block, [&](size_t begin, size_t end, int worker) {
+    encode_block(rows.rows(begin, end - begin), beam, ids.rows(begin, end - begin),
+                 scratch[static_cast<size_t>(worker)]);
+  });
+}
+
+void ResidualEncoder::encode_block(MatrixView<const float> rows, size_t beam, MatrixView<uint32_t> ids,
+                                   Scratch& scratch) const {
+  const residual_kernels::Table& kernels = residual_kernels::best();
+  const size_t n = rows.rows(), padded = books_.padded(), stages = books_.stages();
+  scratch.residuals.assign(n * beam * padded, 0);
+  scratch.next_residuals.assign(n * beam * padded, 0);
+  scratch.matches.resize(n * beam);
+  scratch.paths.resize(n * beam * stages);
+  scratch.next_paths.resize(n * beam * stages);
+  scratch.offsets.clear();
+  scratch.next_offsets.assign(n * beam, 0);
+  for (size_t i = 0; i < n; ++i) std::ranges::copy(rows.row(i), scratch.residuals.data() + i * padded);
+
+  size_t group = 1;  // hypotheses of a row: one, of which nothing is taken, before the first stage
+  for (size_t s = 0; s < stages; ++s) {
+    search_[s].best_of_groups({scratch.residuals.data(), n * group, padded}, scratch.offsets, group,
+                              {scratch.matches.data(), n, beam}, scratch.search);
+    const bool last = s + 1 == stages;
+    for (size_t i = 0; i < n; ++i)
+      for (size_t b = 0; b < (last ? 1 : beam); ++b) {
+        const ProductSearch::Match& match = scratch.matches[i * beam + b];
+        const size_t from = i * group + match.row, to = i * beam + b;
+        std::copy_n(scratch.paths.data() + from * stages, s, scratch.next_paths.data() + to * stages);
+        scratch.next_paths[to * stages + s] = match.id;
+        if (last) continue;
+        const float energy = kernels.subtract(scratch.residuals.data() + from * padded,
+                                              books_.data(s) + size_t{match.id} * padded, padded,
+                                              scratch.next_residuals.data() + to * padded);
+        // Fewer sums than hypotheses so far, as with two entries in the first codebook: the rest do not
+        // count.
+        const bool counts = match.score > -std::numeric_limits<float>::infinity();
+        scratch.next_offsets[to] = counts ? -energy / 2 : -std::numeric_limits<float>::infinity();
+      }
+    std::swap(scratch.residuals, scratch.next_residuals);
+    std::swap(scratch.paths, scratch.next_paths);
+    if (beam > 1) {
+      scratch.offsets.resize(n * beam);
+      std::swap(scratch.offsets, scratch.next_offsets);
+      scratch.next_offsets.resize(n * beam);
+    }
+    group = beam;
+  }
+  for (size_t i = 0; i < n; ++i)
+    std::copy_n(scratch.paths.data() + i * beam * stages, stages, ids.row(i).begin());
+}
+
+}  // namespace kvcodec

@@ -1,0 +1,74 @@
+// Residual quantization: a row is the sum of one entry of each of N_q codebooks, taken in order; codebook i
+// serves what the codebooks before it left over (VQKV, eq. 1 to 3; there each entry is a projected random
+// vector, folded in beforehand, so that nothing else is needed here).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "lib/core/aligned.hpp"
+#include "lib/core/view.hpp"
+#include "lib/linalg/nearest.hpp"
+
+namespace kvcodec {
+
+/// N_q codebooks of N_c entries of `width` floats.
+class Codebooks {
+ public:
+  Codebooks() = default;
+  Codebooks(size_t stages, size_t entries, size_t width);
+
+  size_t stages() const { return stages_; }
+  size_t entries() const { return entries_; }
+  size_t width() const { return width_; }
+  /// Floats from one entry to the next: width rounded up to 16; what lies behind the width is zero.
+  size_t padded() const { return padded_; }
+
+  /// (entries, width), with a stride.
+  MatrixView<float> stage(size_t s) { return {data(s), entries_, width_, padded_}; }
+  MatrixView<const float> stage(size_t s) const { return {data(s), entries_, width_, padded_}; }
+  /// (entries, padded), contiguous.
+  MatrixView<const float> padded_stage(size_t s) const { return {data(s), entries_, padded_}; }
+  const float* data(size_t s) const { return values_.data() + s * entries_ * padded_; }
+
+  /// Throws Error(bad_input) naming the first value that is not finite.
+  void check_finite() const;
+
+ private:
+  float* data(size_t s) { return values_.data() + s * entries_ * padded_; }
+  size_t stages_ = 0, entries_ = 0, width_ = 0, padded_ = 0;
+  AlignedVector<float> values_;
+};
+
+/// Adds entries up: row i of out (n, width) = sum over s of entry ids(i, s) of codebook s, in that order.
+/// ids: (n, stages), each below entries (not checked here). The same bits for any number of threads and any
+/// SIMD level.
+void sum_entries(const Codebooks& books, MatrixView<const uint32_t> ids, MatrixView<float> out);
+
+/// Finds ids. It keeps a view of the codebooks, which outlive it.
+class ResidualEncoder {
+ public:
+  explicit ResidualEncoder(const Codebooks& books);
+
+  /// ids: (n, stages) of rows (n, width), finite. With beam 1 each stage takes the entry nearest to what is
+  /// left (greedy, the paper's way). With beam B the B best sums of the stages so far are kept, by the energy
+  /// of what they leave, and the best one at the end is taken; B = 1 to kMostHypotheses.
+  ///
+  /// A stage's choice is by the score <r, e> - |e|^2 / 2 as nearest.hpp defines it, plus -|r|^2 / 2 where
+  /// there are several hypotheses; r is the difference of the row and the entries taken, subtracted one after
+  /// the other. The same bits for any number of threads and any SIMD level.
+  void encode(MatrixView<const float> rows, size_t beam, MatrixView<uint32_t> ids) const;
+
+  static constexpr size_t kMostHypotheses = 64;
+
+ private:
+  struct Scratch;
+  void encode_block(MatrixView<const float> rows, size_t beam, MatrixView<uint32_t> ids,
+                    Scratch& scratch) const;
+  const Codebooks& books_;
+  std::vector<ProductSearch> search_;
+};
+
+}  // namespace kvcodec

@@ -1,0 +1,704 @@
+#include "lib/rvq/train.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <numeric>
+
+#include "lib/core/error.hpp"
+#include "lib/core/parallel.hpp"
+#include "lib/core/rng.hpp"
+#include "lib/kmeans/kmeans.hpp"
+#include "lib/linalg/blas.hpp"
+
+namespace kvcodec {
+namespace {
+
+/// Rows per piece of parallel work over rows, and entries over entries.
+constexpr size_t kPieceRows = 1024, kPieceEntries = 64;
+
+/// Gauss-Seidel stops when a sweep lowers the error by less than this, or after so many sweeps: what is left
+/// to gain then is below what the next round of encoding changes.
+constexpr double kSweepGain = 1e-4;
+constexpr size_t kMostSweeps = 12;
+
+/// Added to the diagonals of normal equations, relative to their mean: rows of fewer dimensions than columns.
+constexpr double kRidge = 1e-7;
+
+/// Adam's usual constants (Kingma and Ba, 2015).
+constexpr double kBeta1 = 0.9, kBeta2 = 0.999, kEpsilon = 1e-8;
+
+/// Streams of random numbers, so that none depends on how many another draws.
+enum Stream : uint64_t {
+  kEntriesStream = 1,
+  kStartStream = 1u << 20,
+  kReplaceStream = 2u << 20,
+  kOrderStream = 3u << 20
+};
+
+using Ids = std::vector<uint32_t>;
+
+/// Sum over pieces of rows, added in the order of the pieces.
+template <class Body>
+double sum_over_rows(size_t rows, const Body& body) {
+  std::vector<double> parts((rows + kPieceRows - 1) / kPieceRows);
+  parallel_for(rows, kPieceRows, [&](size_t begin, size_t end, int) {
+    double sum = 0;
+    for (size_t i = begin; i < end; ++i) sum += body(i);
+    parts[begin / kPieceRows] = sum;
+  });
+  return std::accumulate(parts.begin(), parts.end(), 0.0);
+}
+
+double energy_of_row(std::span<const float> row) {
+  double lanes[4] = {};
+  for (size_t j = 0; j < row.size(); ++j) lanes[j % 4] += double{row[j]} * double{row[j]};
+  return (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
+}
+
+/// Rows by the entry that they chose, rising.
+class Members {
+ public:
+  Members(std::span<const uint32_t> ids, size_t entries) : sorted_(sort_by_cluster(ids, entries)) {}
+  size_t entries() const { return sorted_.offsets.size() - 1; }
+  std::span<const uint32_t> of(size_t entry) const {
+    return std::span(sorted_.rows)
+        .subspan(sorted_.offsets[entry], sorted_.offsets[entry + 1] - sorted_.offsets[entry]);
+  }
+
+ private:
+  RowsByCluster sorted_;
+};
+
+/// sums(e, j) = sum of column j over the members of entry e, in double.
+Matrix<double> member_sums(MatrixView<const float> targets, const Members& members) {
+  Matrix<double> sums(members.entries(), targets.cols());
+  parallel_for(sums.rows(), kPieceEntries, [&](size_t begin, size_t end, int) {
+    for (size_t e = begin; e < end; ++e) {
+      const auto row = sums.row(e);
+      for (const uint32_t i : members.of(e)) {
+        const auto target = targets.row(i);
+        for (size_t j = 0; j < row.size(); ++j) row[j] += double{target[j]};
+      }
+    }
+  });
+  return sums;
+}
+
+/// Solves (a + ridge) x = b for symmetric positive a (n, n) and b (n, m) in place, by Cholesky.
+void solve(Matrix<double>& a, Matrix<double>& b) {
+  const size_t n = a.rows(), m = b.cols();
+  double trace = 0;
+  for (size_t i = 0; i < n; ++i) trace += a(i, i);
+  const double ridge = kRidge * trace / static_cast<double>(n) + std::numeric_limits<double>::min();
+  for (size_t i = 0; i < n; ++i) a(i, i) += ridge;
+  for (size_t j = 0; j < n; ++j) {
+    for (size_t k = 0; k < j; ++k) a(j, j) -= a(j, k) * a(j, k);
+    a(j, j) = std::sqrt(std::max(a(j, j), ridge));
+    for (size_t i = j + 1; i < n; ++i) {
+      double sum = a(i, j);
+      for (size_t k = 0; k < j; ++k) sum -= a(i, k) * a(j, k);
+      a(i, j) = sum / a(j, j);
+    }
+  }
+  for (size_t i = 0; i < n; ++i) {
+    for (size_t k = 0; k < i; ++k)
+      for (size_t c = 0; c < m; ++c) b(i, c) -= a(i, k) * b(k, c);
+    for (size_t c = 0; c < m; ++c) b(i, c) /= a(i, i);
+  }
+  for (size_t i = n; i-- > 0;) {
+    for (size_t k = i + 1; k < n; ++k)
+      for (size_t c = 0; c < m; ++c) b(i, c) -= a(k, i) * b(k, c);
+    for (size_t c = 0; c < m; ++c) b(i, c) /= a(i, i);
+  }
+}
+
+/// a += rows' . diag(weights) . others, products in double, by pieces of entries that do not depend on
+/// threads. rows: (k, n), others: (k, m), a: (n, m).
+void add_outer(const Matrix<double>& rows, std::span<const double> weights, const Matrix<double>& others,
+               Matrix<double>& a) {
+  parallel_for(a.rows(), 8, [&](size_t begin, size_t end, int) {
+    for (size_t e = 0; e < rows.rows(); ++e)
+      for (size_t i = begin; i < end; ++i) {
+        const double factor = rows(e, i) * weights[e];
+        if (factor == 0) continue;
+        const auto other = others.row(e);
+        const auto to = a.row(i);
+        for (size_t j = 0; j < to.size(); ++j) to[j] += factor * other[j];
+      }
+  });
+}
+
+class Trainer {
+ public:
+  Trainer(MatrixView<const float> rows, const RvqTrainOptions& options, Codebooks& books,
+          RvqTrainState& state, const Progress& progress)
+      : rows_(rows),
+        options_(options),
+        books_(books),
+        state_(state),
+        progress_(progress),
+        stages_(books.stages()),
+        entries_(books.entries()),
+        width_(books.width()),
+        simvq_(options.method == "simvq"),
+        gradient_(simvq_ && (options.update == "gradient" || options.train_entries)),
+        energy_(std::max(energy_of(rows), std::numeric_limits<double>::min())),
+        left_(rows.rows(), width_),
+        ids_(rows.rows()) {}
+
+  void run() {
+    check_state();
+    if (simvq_ && state_.projection.size() == 0)
+      state_.projection = Matrix<float>(stages_ * (width_ + 1), width_);
+    if (simvq_ && options_.train_entries && state_.random.size() == 0) {
+      state_.random = Matrix<float>(stages_ * entries_, width_);
+      for (size_t s = 0; s < stages_; ++s) {
+        const Matrix<float> random = frozen(s);
+        std::copy_n(random.data(), random.size(), state_.random.row(s * entries_).data());
+      }
+    }
+    const auto epochs = static_cast<uint64_t>(options_.epochs),
+               refits = static_cast<uint64_t>(options_.refits);
+    const double total = static_cast<double>((epochs + refits) * stages_);
+    for (; state_.epochs < epochs; ++state_.epochs) {
+      done_ = static_cast<double>(state_.epochs * stages_), total_ = total;
+      std::vector<double> loss(stages_);
+      if (gradient_ && state_.epochs > 0)
+        batch_epoch(loss);
+      else
+        stage_epoch(loss);
+      state_.loss.push_back(loss);
+    }
+    for (; state_.refits < refits && !state_.refit_ended; ++state_.refits) {
+      done_ = static_cast<double>((epochs + state_.refits) * stages_), total_ = total;
+      refit_round();
+    }
+    count_usage();
+  }
+
+ private:
+  void check_state() const {
+    const auto fits = [](const auto& matrix, size_t rows, size_t cols) {
+      return matrix.size() == 0 || (matrix.rows() == rows && matrix.cols() == cols);
+    };
+    const size_t parameters = stages_ * (width_ + 1) + (options_.train_entries ? stages_ * entries_ : 0);
+    if (rows_.rows() == 0) throw bad_input("there are no vectors to train on");
+    if (rows_.rows() > std::numeric_limits<uint32_t>::max())
+      throw bad_input("{} vectors to train on; there can be {}", rows_.rows(),
+                      std::numeric_limits<uint32_t>::max());
+    if (rows_.cols() != width_ || state_.loss.size() != state_.epochs ||
+        !fits(state_.projection, stages_ * (width_ + 1), width_) ||
+        !fits(state_.random, stages_ * entries_, width_) || !fits(state_.mean, parameters, width_) ||
+        !fits(state_.variance, parameters, width_) ||
+        (simvq_ && state_.epochs > 0 && state_.projection.size() == 0))
+      throw bad_input("the record of the training does not fit its options");
+  }
+
+  void report_at(size_t stage, double loss) {
+    report(progress_, done_ + static_cast<double>(stage), total_, fmt::format("error {:.4f}", loss));
+  }
+
+  // SimVQ: entries from projections
+  // ------------------------------------------------------------------------------------------------------
+
+  /// The frozen random entries of a codebook: made anew from the seed wherever they are needed.
+  Matrix<float> frozen(size_t stage) const {
+    Rng rng(static_cast<uint64_t>(options_.seed), kEntriesStream + stage);
+    Matrix<float> random(entries_, width_);
+    const double scale = 1 / std::sqrt(static_cast<double>(width_));
+    for (size_t i = 0; i < random.size(); ++i) random.data()[i] = static_cast<float>(rng.normal() * scale);
+    return random;
+  }
+
+  Matrix<float> random_of(size_t stage) const {
+    if (state_.random.size() == 0) return frozen(stage);
+    Matrix<float> random(entries_, width_);
+    std::copy_n(state_.random.row(stage * entries_).data(), random.size(), random.data());
+    return random;
+  }
+
+  MatrixView<float> projection_of(size_t stage) {
+    return state_.projection.view().rows(stage * (width_ + 1), width_ + 1);
+  }
+
+  /// Folds W and b into the entries that are stored.
+  void fold(size_t stage, const Matrix<float>& random) {
+    const MatrixView<float> projection = projection_of(stage);
+    const auto out = books_.stage(stage);
+    parallel_for(entries_, 1024, [&](size_t begin, size_t end, int) {
+      for (size_t e = begin; e < end; ++e) std::ranges::copy(projection.row(width_), out.row(e).begin());
+      gemm(1, random.view().rows(begin, end - begin), Transpose::no, projection.rows(0, width_),
+           Transpose::no, 1, out.rows(begin, end - begin));
+    });
+  }
+
+  /// W = the square root of the rows' covariance (by Cholesky), as N(0, 1/d) becomes N(0, covariance) then;
+  /// b = their mean.
+  void start_projection(size_t stage) {
+    const size_t n = left_.rows();
+    Matrix<double> moments(width_ + 1, width_);
+    parallel_for(width_, 4, [&](size_t begin, size_t end, int) {
+      for (size_t i = 0; i < n; ++i) {
+        const auto row = left_.row(i);
+        for (size_t a = begin; a < end; ++a) {
+          moments(width_, a) += double{row[a]};
+          for (size_t b = 0; b <= a; ++b) moments(a, b) += double{row[a]} * double{row[b]};
+        }
+      }
+    });
+    const double count = static_cast<double>(n);
+    const auto mean = moments.row(width_);
+    for (double& value : mean) value = options_.bias ? value / count : 0;
+    double trace = 0;
+    for (size_t a = 0; a < width_; ++a) {
+      for (size_t b = 0; b <= a; ++b) moments(a, b) = moments(a, b) / count - mean[a] * mean[b];
+      trace += moments(a, a);
+    }
+    // A channel that never changes would make the matrix singular.
+    const double floor = std::max(trace / static_cast<double>(width_) * 1e-6, 1e-30);
+    const MatrixView<float> projection = projection_of(stage);
+    Matrix<double> root(width_, width_);
+    for (size_t j = 0; j < width_; ++j) {
+      double diagonal = moments(j, j);
+      for (size_t k = 0; k < j; ++k) diagonal -= root(j, k) * root(j, k);
+      root(j, j) = std::sqrt(std::max(diagonal, floor));
+      for (size_t i = j + 1; i < width_; ++i) {
+        double sum = moments(i, j);
+        for (size_t k = 0; k < j; ++k) sum -= root(i, k) * root(j, k);
+        root(i, j) = sum / root(j, j);
+      }
+    }
+    const double scale = std::sqrt(static_cast<double>(width_));
+    for (size_t a = 0; a < width_; ++a)
+      for (size_t b = 0; b < width_; ++b) projection(b, a) = static_cast<float>(root(a, b) * scale);
+    for (size_t a = 0; a < width_; ++a) projection(width_, a) = static_cast<float>(mean[a]);
+  }
+
+  /// Entries as widely spread as the rows are too long for the few rows near each: W is scaled to what fits
+  /// the rows that chose it best. With shorter entries others are chosen, hence more than once.
+  void shrink_projection(size_t stage) {
+    const Matrix<float> random = random_of(stage);
+    const MatrixView<float> projection = projection_of(stage);
+    fold(stage, random);
+    for (int round = 0; round < 3; ++round) {
+      choose(stage, left_, ids_);
+      const auto entries = std::as_const(books_).stage(stage);
+      const double products = sum_over_rows(left_.rows(), [&](size_t i) {
+        double sum = 0;
+        for (size_t j = 0; j < width_; ++j) {
+          const double bias = projection(width_, j);
+          sum += (double{left_(i, j)} - bias) * (double{entries(ids_[i], j)} - bias);
+        }
+        return sum;
+      });
+      const double squares = sum_over_rows(left_.rows(), [&](size_t i) {
+        double sum = 0;
+        for (size_t j = 0; j < width_; ++j) {
+          const double part = double{entries(ids_[i], j)} - double{projection(width_, j)};
+          sum += part * part;
+        }
+        return sum;
+      });
+      if (!(squares > 0)) return;
+      const auto scale = static_cast<float>(std::max(products / squares, 0.0));
+      for (size_t i = 0; i < width_; ++i)
+        for (float& value : projection.row(i)) value *= scale;
+      fold(stage, random);
+    }
+  }
+
+  void fit_projection(size_t stage, MatrixView<const float> targets, const Members& members) {
+    const Matrix<float> random = random_of(stage);
+    const size_t known = width_ + (options_.bias ? 1 : 0);
+    Matrix<double> with_one(entries_, known);
+    std::vector<double> counts(entries_), ones(entries_, 1.0);
+    for (size_t e = 0; e < entries_; ++e) {
+      counts[e] = static_cast<double>(members.of(e).size());
+      std::ranges::copy(random.row(e), with_one.row(e).begin());
+      if (options_.bias) with_one(e, width_) = 1;
+    }
+    const Matrix<double> sums = member_sums(targets, members);
+    Matrix<double> normal(known, known), right(known, width_);
+    add_outer(with_one, counts, with_one, normal);
+    add_outer(with_one, ones, sums, right);
+    solve(normal, right);
+    const MatrixView<float> projection = projection_of(stage);
+    for (size_t i = 0; i < known; ++i)
+      for (size_t j = 0; j < width_; ++j) projection(i, j) = static_cast<float>(right(i, j));
+    fold(stage, random);
+  }
+
+  // k-means: free entries
+  // ------------------------------------------------------------------------------------------------------
+
+  void start_entries(size_t stage) {
+    Rng rng(static_cast<uint64_t>(options_.seed), kStartStream + stage);
+    const auto out = books_.stage(stage);
+    const size_t n = left_.rows();
+    // Distinct rows as long as there are enough (Floyd's sampling would do; n is in memory anyway).
+    std::vector<uint32_t> order(n);
+    std::iota(order.begin(), order.end(), 0u);
+    for (size_t e = 0; e < entries_; ++e) {
+      if (e < n) std::swap(order[e], order[e + static_cast<size_t>(rng.below(n - e))]);
+      std::ranges::copy(left_.row(order[e % n]), out.row(e).begin());
+    }
+  }
+
+  /// Entries become the means of their members. Empty ones stay as they are.
+  void fit_means(size_t stage, MatrixView<const float> targets, const Members& members) {
+    const Matrix<double> sums = member_sums(targets, members);
+    const auto out = books_.stage(stage);
+    for (size_t e = 0; e < entries_; ++e) {
+      const size_t count = members.of(e).size();
+      if (count == 0) continue;
+      for (size_t j = 0; j < width_; ++j)
+        out(e, j) = static_cast<float>(sums(e, j) / static_cast<double>(count));
+    }
+  }
+
+  /// Places entries without members on rows drawn with a chance proportional to their error.
+  void replace_empty(size_t stage, const Members& members) {
+    std::vector<size_t> empty;
+    for (size_t e = 0; e < entries_; ++e)
+      if (members.of(e).empty()) empty.push_back(e);
+    if (empty.empty()) return;
+    const auto out = books_.stage(stage);
+    std::vector<double> sums(left_.rows());
+    parallel_for(left_.rows(), kPieceRows, [&](size_t begin, size_t end, int) {
+      for (size_t i = begin; i < end; ++i) {
+        double error = 0;
+        for (size_t j = 0; j < width_; ++j) {
+          const double difference = double{left_(i, j)} - double{out(ids_[i], j)};
+          error += difference * difference;
+        }
+        sums[i] = error;
+      }
+    });
+    std::partial_sum(sums.begin(), sums.end(), sums.begin());
+    if (!(sums.back() > 0)) return;  // every row is met exactly: nothing to place them on
+    Rng rng(static_cast<uint64_t>(options_.seed), kReplaceStream + state_.epochs * stages_ + stage);
+    for (const size_t e : empty) {
+      const double at = rng.uniform() * sums.back();
+      const auto i = static_cast<size_t>(std::ranges::upper_bound(sums, at) - sums.begin());
+      std::ranges::copy(left_.row(std::min(i, left_.rows() - 1)), out.row(e).begin());
+    }
+  }
+
+  // Epochs
+  // ------------------------------------------------------------------------------------------------------
+
+  void choose(size_t stage, MatrixView<const float> rows, std::span<uint32_t> ids) const {
+    ProductSearch::over(books_.padded_stage(stage), nearest_bias(books_.stage(stage)))
+        .best(padded(rows), ids, {});
+  }
+
+  /// The rows with zeros behind them up to the width of stored entries.
+  MatrixView<const float> padded(MatrixView<const float> rows) const {
+    if (rows.cols() == books_.padded() && rows.contiguous()) return rows;
+    if (padded_.rows() < rows.rows()) padded_ = Matrix<float>(rows.rows(), books_.padded());
+    parallel_for(rows.rows(), kPieceRows, [&](size_t begin, size_t end, int) {
+      for (size_t i = begin; i < end; ++i) std::ranges::copy(rows.row(i), padded_.row(i).begin());
+    });
+    return padded_.view().rows(0, rows.rows());
+  }
+
+  void fit(size_t stage, MatrixView<const float> targets, const Members& members) {
+    if (simvq_)
+      fit_projection(stage, targets, members);
+    else
+      fit_means(stage, targets, members);
+  }
+
+  /// rows -= the entries they chose; returns the energy that is left.
+  double subtract(size_t stage, MatrixView<float> rows, std::span<const uint32_t> ids) const {
+    const auto entries = books_.stage(stage);
+    return sum_over_rows(rows.rows(), [&](size_t i) {
+      const auto row = rows.row(i);
+      const auto entry = entries.row(ids[i]);
+      for (size_t j = 0; j < row.size(); ++j) row[j] -= entry[j];
+      return energy_of_row(row);
+    });
+  }
+
+  void load_rows() {
+    parallel_for(rows_.rows(), kPieceRows, [&](size_t begin, size_t end, int) {
+      for (size_t i = begin; i < end; ++i) std::ranges::copy(rows_.row(i), left_.row(i).begin());
+    });
+  }
+
+  void stage_epoch(std::vector<double>& loss) {
+    load_rows();
+    for (size_t s = 0; s < stages_; ++s) {
+      if (state_.epochs == 0) {
+        if (simvq_) {
+          start_projection(s);
+          shrink_projection(s);
+        } else {
+          start_entries(s);
+        }
+      }
+      choose(s, left_, ids_);
+      if (!(gradient_ && state_.epochs == 0)) {
+        const Members members(ids_, entries_);
+        fit(s, left_, members);
+        if (!simvq_) replace_empty(s, members);
+      }
+      loss[s] = subtract(s, left_, ids_) / energy_;
+      report_at(s, loss[s]);
+    }
+  }
+
+  void batch_epoch(std::vector<double>& loss) {
+    const size_t n = rows_.rows(), batch = std::min(static_cast<size_t>(options_.batch), n);
+    std::vector<uint32_t> order(n);
+    std::iota(order.begin(), order.end(), 0u);
+    Rng rng(static_cast<uint64_t>(options_.seed), kOrderStream + state_.epochs);
+    rng.shuffle(order);
+    std::vector<Matrix<float>> random;
+    for (size_t s = 0; s < stages_; ++s) random.push_back(random_of(s));
+    for (size_t first = 0; first < n; first += batch) {
+      const size_t count = std::min(batch, n - first);
+      const MatrixView<float> rows = left_.view().rows(0, count);
+      parallel_for(count, kPieceRows, [&](size_t begin, size_t end, int) {
+        for (size_t i = begin; i < end; ++i)
+          std::ranges::copy(rows_.row(order[first + i]), rows.row(i).begin());
+      });
+      ++state_.steps;
+      for (size_t s = 0; s < stages_; ++s) {
+        const std::span<uint32_t> ids = std::span(ids_).first(count);
+        choose(s, rows, ids);
+        loss[s] += subtract(s, rows, ids) / energy_;
+        gradient_step(s, random[s], rows, ids);
+      }
+      report_at(stages_ * first / n,
+                loss.back() * static_cast<double>(n) / static_cast<double>(first + count));
+    }
+    if (state_.random.size() > 0)
+      for (size_t s = 0; s < stages_; ++s)
+        std::copy_n(random[s].data(), random[s].size(), state_.random.row(s * entries_).data());
+  }
+
+  /// One step of Adam on W, b and, where they learn, the random entries. errors: rows less W q + b.
+  void gradient_step(size_t stage, Matrix<float>& random, MatrixView<const float> errors,
+                     std::span<const uint32_t> ids) {
+    const Matrix<double> sums = member_sums(errors, Members(ids, entries_));
+    const double scale = -2 / static_cast<double>(errors.rows());
+    Matrix<double> q(entries_, width_);
+    std::vector<double> ones(entries_, 1.0);
+    for (size_t e = 0; e < entries_; ++e) std::ranges::copy(random.row(e), q.row(e).begin());
+    Matrix<double> gradient(width_ + 1, width_);
+    Matrix<double> of_projection(width_, width_);
+    add_outer(q, ones, sums, of_projection);
+    for (size_t i = 0; i < width_; ++i)
+      for (size_t j = 0; j < width_; ++j) gradient(i, j) = scale * of_projection(i, j);
+    if (options_.bias)
+      for (size_t e = 0; e < entries_; ++e)
+        for (size_t j = 0; j < width_; ++j) gradient(width_, j) += scale * sums(e, j);
+    const MatrixView<float> projection = projection_of(stage);
+    Matrix<double> of_entries;
+    if (options_.train_entries) {  // sum of W^T (x - W q - b), before W moves
+      of_entries = Matrix<double>(entries_, width_);
+      parallel_for(entries_, kPieceEntries, [&](size_t begin, size_t end, int) {
+        for (size_t e = begin; e < end; ++e)
+          for (size_t i = 0; i < width_; ++i) {
+            double sum = 0;
+            for (size_t j = 0; j < width_; ++j) sum += double{projection(i, j)} * sums(e, j);
+            of_entries(e, i) = scale * sum;
+          }
+      });
+    }
+    if (state_.mean.size() == 0) {
+      const size_t parameters = stages_ * (width_ + 1) + state_.random.rows();
+      state_.mean = Matrix<float>(parameters, width_);
+      state_.variance = Matrix<float>(parameters, width_);
+    }
+    adam(projection, gradient, stage * (width_ + 1));
+    if (options_.train_entries) adam(random.view(), of_entries, stages_ * (width_ + 1) + stage * entries_);
+    fold(stage, random);
+  }
+
+  void adam(MatrixView<float> values, const Matrix<double>& gradient, size_t first_moment) {
+    const double steps = static_cast<double>(state_.steps);
+    const double mean_scale = 1 / (1 - std::pow(kBeta1, steps)),
+                 variance_scale = 1 / (1 - std::pow(kBeta2, steps));
+    for (size_t i = 0; i < values.rows(); ++i)
+      for (size_t j = 0; j < width_; ++j) {
+        float& mean = state_.mean(first_moment + i, j);
+        float& variance = state_.variance(first_moment + i, j);
+        const double g = gradient(i, j);
+        mean = static_cast<float>(kBeta1 * double{mean} + (1 - kBeta1) * g);
+        variance = static_cast<float>(kBeta2 * double{variance} + (1 - kBeta2) * g * g);
+        const double step =
+            double{mean} * mean_scale / (std::sqrt(double{variance} * variance_scale) + kEpsilon);
+        values(i, j) = static_cast<float>(double{values(i, j)} - options_.learning_rate * step);
+      }
+  }
+
+  // Joint refit
+  // ------------------------------------------------------------------------------------------------------
+
+  /// left_ = rows less what ids decode to; returns its energy over that of the rows.
+  double load_errors(const Matrix<uint32_t>& ids) {
+    sum_entries(books_, ids, left_);
+    const double left = sum_over_rows(rows_.rows(), [&](size_t i) {
+      const auto row = left_.row(i);
+      for (size_t j = 0; j < width_; ++j) row[j] = rows_(i, j) - row[j];
+      return energy_of_row(row);
+    });
+    return left / energy_;
+  }
+
+  void refit_round() {
+    const auto beam = static_cast<size_t>(options_.refit_beam);
+    if (all_ids_.size() == 0) {
+      all_ids_ = Matrix<uint32_t>(rows_.rows(), stages_);
+      ResidualEncoder(books_).encode(rows_, beam, all_ids_);
+    }
+    const double before = load_errors(all_ids_);
+    const Codebooks books_before = books_;
+    const Matrix<float> projection_before = state_.projection;
+    std::vector<Members> members;
+    for (size_t s = 0; s < stages_; ++s) {
+      for (size_t i = 0; i < rows_.rows(); ++i) ids_[i] = all_ids_(i, s);
+      members.emplace_back(ids_, entries_);
+    }
+    double error = before;
+    for (size_t sweep = 0; sweep < kMostSweeps; ++sweep) {
+      const double at_start = error;
+      for (size_t s = 0; s < stages_; ++s) {
+        for (size_t i = 0; i < rows_.rows(); ++i) ids_[i] = all_ids_(i, s);
+        add_back(s);
+        fit(s, left_, members[s]);
+        error = subtract(s, left_, ids_) / energy_;
+        report_at(stages_ * sweep / kMostSweeps, error);
+      }
+      if (!(error < at_start * (1 - kSweepGain))) break;
+    }
+    ResidualEncoder(books_).encode(rows_, beam, all_ids_);
+    const double after = load_errors(all_ids_);
+    if (after < before) {
+      state_.refit_loss.push_back(after);
+      return;
+    }
+    books_ = books_before;
+    state_.projection = projection_before;
+    state_.refit_ended = true;
+    state_.refit_loss.push_back(before);
+  }
+
+  void add_back(size_t stage) {
+    const auto entries = std::as_const(books_).stage(stage);
+    parallel_for(rows_.rows(), kPieceRows, [&](size_t begin, size_t end, int) {
+      for (size_t i = begin; i < end; ++i) {
+        const auto row = left_.row(i);
+        const auto entry = entries.row(ids_[i]);
+        for (size_t j = 0; j < width_; ++j) row[j] += entry[j];
+      }
+    });
+  }
+
+  void count_usage() {
+    Matrix<uint32_t> ids(rows_.rows(), stages_);
+    ResidualEncoder(books_).encode(rows_, 1, ids);
+    state_.usage = Matrix<uint64_t>(stages_, entries_);
+    for (size_t i = 0; i < ids.rows(); ++i)
+      for (size_t s = 0; s < stages_; ++s) ++state_.usage(s, ids(i, s));
+  }
+
+  MatrixView<const float> rows_;
+  const RvqTrainOptions& options_;
+  Codebooks& books_;
+  RvqTrainState& state_;
+  const Progress& progress_;
+  size_t stages_, entries_, width_;
+  bool simvq_, gradient_;
+  double energy_;
+  Matrix<float> left_;  // residuals of all rows
+  mutable Matrix<float> padded_;
+  Ids ids_;
+  Matrix<uint32_t> all_ids_;  // refit: of all stages
+  double done_ = 0, total_ = 1;
+};
+
+}  // namespace
+
+std::vector<OptionField> RvqTrainOptions::fields() {
+  return {
+      {"method",
+       "kmeans: free entries; simvq: frozen random entries with a learned projection (the paper's)",
+       &method,
+       {},
+       {},
+       {"kmeans", "simvq"}},
+      {"update",
+       "how simvq learns its projections: by solving for them, or by Adam as in the paper",
+       &update,
+       {},
+       {},
+       {"least-squares", "gradient"}},
+      {"train-entries", "simvq: the random entries learn too, by gradient", &train_entries},
+      {"bias", "simvq: projections have a bias", &bias},
+      {"epochs", "passes over the vectors", &epochs, 1, 1 << 20},
+      {"batch", "vectors per step of the gradient", &batch, 1, 1 << 30},
+      {"learning-rate", "of the gradient", &learning_rate, 0, 1e3},
+      {"refits", "rounds in which all codebooks are fitted together, with ids found by beam search", &refits,
+       0, 1 << 20},
+      {"refit-beam", "hypotheses of the beam search in these rounds", &refit_beam, 1,
+       static_cast<double>(ResidualEncoder::kMostHypotheses)},
+      {"seed", "of all random choices", &seed, 0, 9e15},
+  };
+}
+
+void RvqTrainOptions::check() const {
+  if (train_entries && method != "simvq")
+    throw usage_error("--train-entries is for --method simvq; entries of kmeans learn anyway");
+  if (train_entries && update != "gradient")
+    throw usage_error("--train-entries needs --update gradient; with least squares free entries are kmeans");
+}
+
+double RvqTrainState::perplexity(size_t stage) const {
+  double total = 0, entropy = 0;
+  for (const uint64_t count : usage.row(stage)) total += static_cast<double>(count);
+  for (const uint64_t count : usage.row(stage))
+    if (count > 0) {
+      const double share = static_cast<double>(count) / total;
+      entropy -= share * std::log(share);
+    }
+  return std::exp(entropy);
+}
+
+size_t RvqTrainState::dead_entries(size_t stage) const {
+  return static_cast<size_t>(std::ranges::count(usage.row(stage), 0u));
+}
+
+void train_codebooks(MatrixView<const float> rows, const RvqTrainOptions& options, Codebooks& books,
+                     RvqTrainState& state, const Progress& progress) {
+  options.check();
+  if (books.stages() == 0 || books.entries() == 0 || books.width() == 0)
+    throw failed("{} codebooks of {} entries of {} dimensions", books.stages(), books.entries(),
+                 books.width());
+  Trainer(rows, options, books, state, progress).run();
+}
+
+double energy_of(MatrixView<const float> rows) {
+  return sum_over_rows(rows.rows(), [&](size_t i) { return energy_of_row(rows.row(i)); });
+}
+
+std::vector<double> column_errors(const Codebooks& books, MatrixView<const float> rows, size_t beam) {
+  Matrix<uint32_t> ids(rows.rows(), books.stages());
+  ResidualEncoder(books).encode(rows, beam, ids);
+  Matrix<float> decoded(rows.rows(), rows.cols());
+  sum_entries(books, ids, decoded);
+  std::vector<double> errors(rows.cols());
+  for (size_t i = 0; i < rows.rows(); ++i)
+    for (size_t j = 0; j < rows.cols(); ++j) {
+      const double difference = double{rows(i, j)} - double{decoded(i, j)};
+      errors[j] += difference * difference;
+    }
+  for (double& error : errors) error /= static_cast<double>(std::max<size_t>(rows.rows(), 1));
+  return errors;
+}
+
+}  // namespace kvcodec

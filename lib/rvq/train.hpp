@@ -1,0 +1,89 @@
+// Learns the codebooks of one residual quantizer (lib/rvq/residual.hpp) from a sample of rows.
+//
+// simvq: RSimVQ, the paper's method. The entries of a codebook are W q + b with FROZEN random q ~ N(0, 1/d);
+//   only the projection W (d x d) and the bias b are learned. The paper's loss (eq. 4),
+//     |x - x^|^2 + beta |q_z - sg(x)|^2 + gamma |x - sg(q_z)|,
+//   has no encoder whose output it could move: the last term reaches nothing, and the first two have the same
+//   gradient -2 (x - W q_z) q_z^T in W, so beta is a factor of the step, which Adam does not see.
+//   update gradient:       that gradient by Adam, batch by batch, all codebooks at once, as in the paper.
+//   update least-squares:  with the entries chosen, the best W and b are the solution of a linear system:
+//                          W = (sum x q^T) (sum q q^T)^-1. It is solved once per codebook and epoch.
+//   With train-entries, q learns too (gradient only): then the entries are free, merely started and stepped
+//   so.
+// kmeans: classic residual k-means: entries are free, and each becomes the mean of the rows that chose it.
+//   An entry that none chose is placed anew on a row drawn by its error.
+//
+// An epoch passes over all rows: codebook by codebook (simvq by least squares, kmeans), each with the
+// residuals that the codebooks in front of it leave after their own update; or batch by batch (gradient).
+// In the first epoch a codebook starts from the residuals it gets: simvq with W = square root of their
+// covariance and b = their mean, kmeans with rows drawn at random.
+//
+// Joint refit. Afterwards `refits` rounds improve all codebooks together: rows are encoded with a beam, then
+// with these ids held fixed the sum of squared errors over ALL codebooks is brought down to its least-squares
+// solution by solving for one codebook after the other (Gauss-Seidel), kmeans entry by entry, simvq in W and
+// b. A codebook's entries then no longer serve greedy choice alone; a round that does not lower the error of
+// the rows is undone and ends the refit.
+//
+// The same result for any number of threads and any SIMD level.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "lib/core/options.hpp"
+#include "lib/core/progress.hpp"
+#include "lib/core/view.hpp"
+#include "lib/rvq/residual.hpp"
+
+namespace kvcodec {
+
+struct RvqTrainOptions final : Options {
+  std::string method = "kmeans";         ///< the better one by far at equal bits (BENCHMARKS.md)
+  std::string update = "least-squares";  ///< faster and better than the paper's gradient, with the same W
+  bool train_entries = false;
+  bool bias = true;             ///< keys have strong means, which W alone would spend entries on
+  int64_t epochs = 12;          ///< passes; k-means has hardly anything to gain after these
+  int64_t batch = 65536;        ///< the paper's
+  double learning_rate = 1e-3;  ///< the paper's
+  int64_t refits = 4;           ///< rounds; each gains less than half of what the one before did
+  int64_t refit_beam = 5;       ///< hypotheses while refitting; encode with about as many
+  int64_t seed = 1;
+
+  std::vector<OptionField> fields() override;
+  void check() const override;
+};
+
+/// Everything training needs, beside the codebooks, to go on, and what the report shows.
+struct RvqTrainState {
+  uint64_t epochs = 0, refits = 0;  ///< done
+  bool refit_ended = false;         ///< a round gained nothing
+  std::vector<std::vector<double>>
+      loss;                        ///< [epochs][stages]: energy left after each codebook / energy of rows
+  std::vector<double> refit_loss;  ///< after each refit round: with the beam
+  Matrix<uint64_t> usage;          ///< (stages, entries): how many rows chose each, at the end
+  Matrix<float> projection;        ///< simvq: (stages * (width + 1), width): rows of W^T, then b
+  Matrix<float> random;            ///< simvq with train-entries: q, (stages * entries, width)
+  Matrix<float> mean, variance;    ///< Adam's moments of projection, and below them of random
+  uint64_t steps = 0;              ///< of Adam
+
+  /// exp(entropy) of a codebook's usage: how many entries it amounts to.
+  double perplexity(size_t stage) const;
+  size_t dead_entries(size_t stage) const;
+};
+
+/// Trains, or goes on with, `books`. With state.epochs == 0 they are made anew (their shape is what counts);
+/// else epochs and refits go on from those done up to those asked for, as if never interrupted, provided
+/// that rows and options are those of before (epochs and refits may differ; epochs that follow refits start
+/// from the refitted codebooks).
+/// rows: (n, width), finite, n > 0. Throws Error(bad_input) if there are none or the state does not fit.
+void train_codebooks(MatrixView<const float> rows, const RvqTrainOptions& options, Codebooks& books,
+                     RvqTrainState& state, const Progress& progress = {});
+
+/// Sum of squares of all elements, in double, in a fixed order.
+double energy_of(MatrixView<const float> rows);
+
+/// Mean squared error of each column of rows when they are encoded (with a beam) and decoded.
+std::vector<double> column_errors(const Codebooks& books, MatrixView<const float> rows, size_t beam);
+
+}  // namespace kvcodec
