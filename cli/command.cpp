@@ -41,16 +41,6 @@ Number number_from(const std::string& option, const std::string& text, const cha
   return number;
 }
 
-void set_from_text(const OptionField& field, const std::string& option, const std::string& text) {
-  Scalar value = text;
-  if (std::holds_alternative<int64_t*>(field.target))
-    value = number_from<int64_t>(option, text, "an integer");
-  if (std::holds_alternative<double*>(field.target)) value = number_from<double>(option, text, "a number");
-  OptionField shown = field;
-  shown.name = option;  // so that the message says --atoms, as typed
-  set_value(shown, value);
-}
-
 /// A limit without a decimal point where it is whole.
 std::string plain(double number) {
   return number == std::floor(number) && std::fabs(number) < 1e15
@@ -107,6 +97,16 @@ Error translated(const CLI::ParseError& error) {
 }
 
 }  // namespace
+
+void set_from_text(const OptionField& field, const std::string& option, const std::string& text) {
+  Scalar value = text;
+  if (std::holds_alternative<int64_t*>(field.target))
+    value = number_from<int64_t>(option, text, "an integer");
+  if (std::holds_alternative<double*>(field.target)) value = number_from<double>(option, text, "a number");
+  OptionField shown = field;
+  shown.name = option;  // so that the message says --atoms, as typed
+  set_value(shown, value);
+}
 
 std::string suggestion(std::string_view word, const std::vector<std::string>& names) {
   std::string best;

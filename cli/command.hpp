@@ -111,6 +111,10 @@ class Command {
   std::vector<std::pair<std::string, std::string>> refused_;
 };
 
+/// Sets a field from text as it stands on a command line. option: what messages call it ("--atoms"). Throws
+/// Error(usage) for what is no number, and as set_value does.
+void set_from_text(const OptionField& field, const std::string& option, const std::string& text);
+
 /// The name among `names` that was most likely meant, or "". Used for options and subcommands.
 std::string suggestion(std::string_view word, const std::vector<std::string>& names);
 

@@ -8,18 +8,16 @@
 //
 //   kvcodec dump-kv --model data/demo-model --text docs/ README.md --chunk 512 -o kv.h5
 #include <algorithm>
-#include <cerrno>
 #include <charconv>
 #include <chrono>
 #include <cstdio>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <iostream>
 #include <iterator>
 #include <numeric>
 
 #include "cli/common.hpp"
+#include "cli/documents.hpp"
 #include "cli/json.hpp"
 #include "cli/progress.hpp"
 #include "cli/subcommands.hpp"
@@ -31,7 +29,6 @@
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/model/llama.hpp"
-#include "lib/model/tokenizer_unicode.hpp"
 
 namespace kvcodec::cli {
 namespace {
@@ -118,95 +115,6 @@ QueryChoice parse_queries(const std::string& text) {
 
 // Documents ----------------------------------------------------------------------------------------
 
-struct Document {
-  std::string name;
-  std::vector<uint32_t> tokens;
-};
-
-/// Files named directly, and those in folders, all levels, by name; what begins with a dot is left out.
-std::vector<std::string> text_files(const std::vector<std::string>& paths) {
-  std::vector<std::string> files;
-  for (const auto& path : paths) {
-    std::error_code error;
-    if (path == "-" || !fs::is_directory(path, error)) {
-      files.push_back(path);
-      continue;
-    }
-    std::vector<std::string> found;
-    fs::recursive_directory_iterator place(path, error), end;
-    while (!error && place != end) {
-      if (place->path().filename().string().starts_with(".")) {
-        if (place->is_directory(error)) place.disable_recursion_pending();
-      } else if (place->is_regular_file(error)) {
-        found.push_back(place->path().string());
-      }
-      place.increment(error);
-    }
-    if (error) throw bad_input("{}: {}", path, error.message());
-    if (found.empty()) throw bad_input("{}: the folder holds no files", path);
-    std::sort(found.begin(), found.end());
-    files.insert(files.end(), found.begin(), found.end());
-  }
-  return files;
-}
-
-std::string read_text(const std::string& file) {
-  std::ifstream opened;
-  if (file != "-") {
-    std::error_code error;
-    if (fs::is_directory(file, error)) throw bad_input("{}: is a folder; a text file is wanted here", file);
-    errno = 0;
-    opened.open(file, std::ios::binary);
-    if (!opened) throw bad_input("{}: cannot be read: {}", file, std::strerror(errno));
-  }
-  std::istream& in = file == "-" ? std::cin : opened;
-  std::string text{std::istreambuf_iterator<char>(in), {}};
-  if (in.bad()) throw bad_input("{}: cannot be read to its end", file);
-  return text;
-}
-
-/// Refuses what is no text at all (images, programs, UTF-16), and speaks up where the tokenizer will have to
-/// replace bytes.
-void check_is_text(const std::string& file, std::string_view text, bool quiet) {
-  if (const size_t zero = text.find('\0'); zero != std::string_view::npos)
-    throw bad_input("{}: byte {} is zero: this is no text in UTF-8", file, zero);
-  const size_t good = valid_utf8_prefix(text);
-  if (good < text.size() && !quiet)
-    std::fputs(fmt::format("kvcodec dump-kv: note: {}: byte {} is not UTF-8; such bytes are read as U+FFFD\n",
-                           file, good)
-                   .c_str(),
-               stderr);
-}
-
-/// Ids that the tokenizer puts before and behind a text.
-struct Template {
-  std::vector<uint32_t> before, behind;
-};
-
-Template template_of(const Tokenizer& tokenizer) {
-  const auto plain = tokenizer.encode("a", false), full = tokenizer.encode("a", true);
-  const auto place = std::search(full.begin(), full.end(), plain.begin(), plain.end());
-  return {{full.begin(), place}, {place + static_cast<std::ptrdiff_t>(plain.size()), full.end()}};
-}
-
-/// One document, or pieces of `chunk` tokens, the last perhaps shorter; the template goes around each piece.
-void add_document(std::vector<Document>& documents, const std::string& name,
-                  const std::vector<uint32_t>& tokens, const Template& around, uint64_t chunk) {
-  const size_t extra = around.before.size() + around.behind.size();
-  if (chunk > 0 && chunk <= extra)
-    throw usage_error("--chunk is {}; {} of these are special tokens, it must be larger", chunk, extra);
-  const size_t piece = chunk > 0 ? chunk - extra : std::max<size_t>(tokens.size(), 1);
-  const size_t pieces = (tokens.size() + piece - 1) / piece;
-  for (size_t p = 0; p < pieces; ++p) {
-    Document document{pieces > 1 || chunk > 0 ? fmt::format("{}#{}", name, p) : name, around.before};
-    const auto first = tokens.begin() + static_cast<std::ptrdiff_t>(p * piece);
-    document.tokens.insert(document.tokens.end(), first,
-                           first + static_cast<std::ptrdiff_t>(std::min(piece, tokens.size() - p * piece)));
-    document.tokens.insert(document.tokens.end(), around.behind.begin(), around.behind.end());
-    documents.push_back(std::move(document));
-  }
-}
-
 struct NamedTokens {
   std::string name;
   std::vector<uint32_t> tokens;
@@ -267,13 +175,13 @@ std::vector<NamedTokens> read_kv_tokens(const std::string& file) {
 /// so they are held.
 std::vector<Document> load_documents(const DumpOptions& options, const ModelConfig& config) {
   std::vector<NamedTokens> sources;
-  Template around;
+  TokenTemplate around;
   if (options.tokens.empty()) {
     const Tokenizer tokenizer = load_tokenizer(options.model + "/tokenizer.json");
     if (options.special) around = template_of(tokenizer);
     for (const auto& file : text_files(options.texts)) {
       const std::string text = read_text(file);
-      check_is_text(file, text, options.common.quiet);
+      check_is_text("dump-kv", file, text, options.common.quiet);
       sources.push_back({file, with_context(file, [&] { return tokenizer.encode(text, false); })});
     }
   } else {

@@ -2,6 +2,8 @@
 //
 //   --rate CODES        the codes each RECON was decoded from, in the same order: adds what it cost
 //   --per-head          also a table of every head      --per-dim    also a table of every dimension
+//   --attention         what the errors do to attention, with the queries in KV
+//   --bound             how far from the Gaussian rate-distortion bound each RECON is, with --rate
 //
 //   kvcodec eval-recon kv.h5 a.h5 b.h5 --rate a-codes.h5 --rate b-codes.h5
 #include <algorithm>
@@ -19,6 +21,8 @@
 #include "cli/text.hpp"
 #include "formats/kv_file.hpp"
 #include "lib/core/error.hpp"
+#include "lib/metrics/attention_error.hpp"
+#include "lib/metrics/gaussian_bound.hpp"
 #include "lib/metrics/reconstruction.hpp"
 
 namespace kvcodec::cli {
@@ -26,7 +30,8 @@ namespace {
 
 struct EvalOptions final : Options {
   std::vector<std::string> inputs, rates;
-  bool per_head = false, per_dim = false;
+  bool per_head = false, per_dim = false, attention = false, bound = false;
+  int64_t top = 64;
   CommonOptions common;
   LayerSelection layers;
   DocumentSelection documents;
@@ -35,7 +40,19 @@ struct EvalOptions final : Options {
     return {{.name = "per-head", .help = "also a table of every head of every layer", .target = &per_head},
             {.name = "per-dim",
              .help = "also a table of every dimension, over all layers and heads",
-             .target = &per_dim}};
+             .target = &per_dim},
+            {.name = "attention",
+             .help = "also what the errors do to attention of the queries in KV: logits, weights, outputs",
+             .target = &attention},
+            {.name = "top",
+             .help = "tokens of the largest logits that --attention looks for in both",
+             .target = &top,
+             .min = 1,
+             .max = 1e9},
+            {.name = "bound",
+             .help = "also the least error at the rate of each RECON for Gaussian data of the same "
+                     "covariance; needs --rate",
+             .target = &bound}};
   }
 };
 
@@ -49,6 +66,7 @@ struct Result {
   std::vector<ReconstructionMeter> meters;  // key, value
   std::optional<FileRate> rate;
   std::optional<SideRates> sides;
+  std::optional<AttentionErrorMeter> attention;
 
   const ReconstructionMeter& meter(Side side) const { return meters[side == Side::key ? 0 : 1]; }
 };
@@ -116,7 +134,117 @@ Result measure(const KvReader& original, const std::string& file, const EvalOpti
   return result;
 }
 
+/// Attention of the queries in `original` whose document is there from its beginning.
+AttentionErrorMeter measure_attention(const KvReader& original, const std::string& file, const Result& result,
+                                      const EvalOptions& options, const std::vector<size_t>& documents) {
+  const KvReader recon(file);
+  const ModelInfo& model = original.model();
+  AttentionErrorMeter meter(static_cast<int>(result.layers.size()), model.num_q_heads, model.num_kv_heads,
+                            model.head_dim, static_cast<size_t>(options.top));
+  const auto width = static_cast<size_t>(model.num_kv_heads) * static_cast<size_t>(model.head_dim);
+  for (size_t l = 0; l < result.layers.size(); ++l) {
+    const int layer = result.layers[l];
+    const auto queries = original.queries(layer);
+    if (!queries)
+      throw bad_input("{}: layer {} has no queries; see dump-kv --queries", original.name(), layer);
+    const size_t query_width = static_cast<size_t>(model.num_q_heads) * static_cast<size_t>(model.head_dim);
+    for (const auto& match : chosen_matches(original, recon, documents)) {
+      if (match.original != original.documents().offsets[match.original_document]) continue;
+      const auto begin = std::ranges::lower_bound(queries->token_rows, match.original);
+      const auto end = std::ranges::lower_bound(queries->token_rows, match.original + match.count);
+      const auto count = static_cast<size_t>(end - begin);
+      if (count == 0) continue;
+      std::vector<uint64_t> visible(begin, end);
+      for (uint64_t& row : visible) row = row - match.original + 1;
+      Matrix<float> rows[4];
+      for (size_t part = 0; part < 4; ++part) {
+        rows[part] = Matrix<float>(match.count, width);
+        const bool own = part < 2;
+        (own ? original : recon)
+            .read(kSides[part % 2], layer, own ? match.original : match.other, rows[part]);
+      }
+      const float* values =
+          queries->values.data() + static_cast<size_t>(begin - queries->token_rows.begin()) * query_width;
+      meter.add(static_cast<int>(l), {.keys = rows[0],
+                                      .values = rows[1],
+                                      .other_keys = rows[2],
+                                      .other_values = rows[3],
+                                      .queries = {values, count, query_width},
+                                      .visible = visible});
+    }
+  }
+  if (meter.sums().queries == 0)
+    throw bad_input(
+        "{}: there are no queries of the documents that {} has from their beginning; see dump-kv "
+        "--queries",
+        original.name(), file);
+  return meter;
+}
+
+/// The variances of the independent components of one side of layers: what reverse water-filling goes over.
+std::vector<double> variances_of(const KvReader& original, Side side, const std::vector<int>& layers,
+                                 const std::vector<size_t>& documents, uint64_t memory) {
+  const ModelInfo& model = original.model();
+  const auto width = static_cast<size_t>(model.num_kv_heads) * static_cast<size_t>(model.head_dim);
+  const size_t chunk = chunk_rows(memory / 8, width * sizeof(float));
+  std::vector<double> variances;
+  for (const int layer : layers) {
+    CovarianceSums sums(width);
+    for (const size_t document : documents) {
+      const uint64_t first = original.documents().offsets[document],
+                     end = original.documents().offsets[document + 1];
+      for (uint64_t at = first; at < end; at += chunk) {
+        Matrix<float> rows(std::min<uint64_t>(chunk, end - at), width);
+        original.read(side, layer, at, rows);
+        sums.add(rows);
+      }
+    }
+    const auto own = symmetric_eigenvalues(sums.covariance());
+    variances.insert(variances.end(), own.begin(), own.end());
+  }
+  return variances;
+}
+
+/// One side of a reconstruction against the bound.
+struct BoundGap {
+  double bits = 0;    ///< per value of that side, everything stored for it
+  double snr_db = 0;  ///< of the bound at that rate
+  double gap_db = 0;  ///< error over that of the bound; infinitely small without error
+};
+
+BoundGap gap_of(const Result& result, Side side, std::span<const double> variances) {
+  const SideLedger& ledger = result.sides->of(side);
+  const ErrorSums errors = result.meter(side).errors();
+  BoundGap gap;
+  gap.bits = bits_per_value(ledger.values, ledger.bytes() + 2 * ledger.exempt_values);
+  const double distortion = gaussian_distortion(variances, gap.bits);
+  gap.snr_db = 10 * std::log10(errors.signal_energy / static_cast<double>(errors.values) / distortion);
+  gap.gap_db = 10 * std::log10(errors.mse() / distortion);
+  return gap;
+}
+
 // Text ---------------------------------------------------------------------------------------------
+
+std::string attention_table(const Result& result, bool heads) {
+  const AttentionErrorMeter& meter = *result.attention;
+  Table table({{heads ? "layer, head" : "layer"},
+               {"logits", "RMS error"},
+               {"weights", "KL, nats"},
+               {"output", "rel. error"},
+               {fmt::format("top {}", meter.top()), "kept, %"}});
+  const auto row = [&](const std::string& label, const AttentionErrorSums& sums) {
+    table.row({label, significant(sums.logit_rms(), 3), significant(sums.mean_divergence(), 3),
+               significant(sums.mean_output_error(), 3), fmt::format("{:.2f}", 100 * sums.mean_overlap())});
+  };
+  for (int l = 0; l < meter.layers(); ++l)
+    for (int h = 0; h < (heads ? meter.query_heads() : 1); ++h) {
+      const int layer = result.layers[static_cast<size_t>(l)];
+      row(heads ? fmt::format("{}, {}", layer, h) : fmt::format("{}", layer),
+          meter.sums(l, heads ? std::optional(h) : std::nullopt));
+    }
+  if (!heads) row("all", meter.sums());
+  return table.text();
+}
 
 std::string db(double value) {
   return std::isfinite(value) ? fmt::format("{:.2f}", value) : significant(value, 3);
@@ -195,6 +323,31 @@ std::string dimension_table(const Result& result) {
   return table.text();
 }
 
+/// Both sides of every reconstruction; variances: of each, keys and values.
+std::string bound_table(const std::vector<Result>& results,
+                        const std::vector<std::array<std::vector<double>, 2>>& variances) {
+  std::vector<Table::Column> columns = {{"Gaussian bound"}};
+  for (const Side side : kSides) {
+    columns.push_back({.title = "bits", .unit = "/value", .group = plural(side)});
+    columns.push_back({.title = "SNR", .unit = "dB", .group = plural(side)});
+    columns.push_back({.title = "bound", .unit = "dB", .group = plural(side)});
+    columns.push_back({.title = "above", .unit = "dB", .group = plural(side)});
+  }
+  Table table(columns);
+  for (size_t i = 0; i < results.size(); ++i) {
+    std::vector<std::string> cells = {std::filesystem::path(results[i].name).filename().string()};
+    for (const Side side : kSides) {
+      const BoundGap gap = gap_of(results[i], side, variances[i][side == Side::key ? 0 : 1]);
+      cells.push_back(fmt::format("{:.3f}", gap.bits));
+      cells.push_back(db(results[i].meter(side).errors().snr_db()));
+      cells.push_back(db(gap.snr_db));
+      cells.push_back(std::isfinite(gap.gap_db) ? db(gap.gap_db) : "-");
+    }
+    table.row(std::move(cells));
+  }
+  return table.text();
+}
+
 std::string comparison_table(const std::vector<Result>& results) {
   const bool rates = results[0].rate.has_value();
   std::vector<Table::Column> columns = {{"reconstruction"}};
@@ -204,6 +357,11 @@ std::string comparison_table(const std::vector<Result>& results) {
     columns.push_back({.title = "cosine", .unit = "mean", .group = plural(side)});
   }
   if (!alike(results)) columns.push_back({.title = "compared", .unit = "values"});
+  if (results[0].attention) {
+    columns.push_back({.title = "KL", .unit = "nats", .group = "attention"});
+    columns.push_back({.title = "output", .unit = "rel. error", .group = "attention"});
+    columns.push_back({.title = "top kept", .unit = "%", .group = "attention"});
+  }
   if (rates) {
     columns.push_back({.title = "bits", .unit = "/value", .group = "rate"});
     columns.push_back({.title = "ratio", .unit = "to 16 bit", .group = "rate"});
@@ -228,6 +386,12 @@ std::string comparison_table(const std::vector<Result>& results) {
     if (!alike(results))
       cells.push_back(
           grouped(result.meter(Side::key).errors().values + result.meter(Side::value).errors().values));
+    if (result.attention) {
+      const AttentionErrorSums sums = result.attention->sums();
+      cells.push_back(significant(sums.mean_divergence(), 3));
+      cells.push_back(significant(sums.mean_output_error(), 3));
+      cells.push_back(fmt::format("{:.2f}", 100 * sums.mean_overlap()));
+    }
     if (rates) {
       cells.push_back(fmt::format("{:.3f}", result.rate->rate.bits_per_value));
       cells.push_back(fmt::format("{:.2f}", result.rate->rate.ratio));
@@ -283,9 +447,36 @@ Json side_json(const Result& result, Side side) {
   return json;
 }
 
-std::string json_text(const KvReader& original, const std::vector<Result>& results) {
+Json attention_json(const AttentionErrorSums& sums) {
+  return {{"queries", sums.queries},
+          {"logit_rms_error", sums.logit_rms()},
+          {"weights_kl", sums.mean_divergence()},
+          {"output_error", sums.mean_output_error()},
+          {"top_kept", sums.mean_overlap()}};
+}
+
+Json attention_json(const Result& result) {
+  const AttentionErrorMeter& meter = *result.attention;
+  Json json = attention_json(meter.sums());
+  json["top"] = meter.top();
+  json["layers"] = Json::array();
+  for (int l = 0; l < meter.layers(); ++l) {
+    Json layer = {{"layer", result.layers[static_cast<size_t>(l)]}};
+    layer.update(attention_json(meter.sums(l)));
+    layer["heads"] = Json::array();
+    for (int h = 0; h < meter.query_heads(); ++h) layer["heads"].push_back(attention_json(meter.sums(l, h)));
+    json["layers"].push_back(layer);
+  }
+  return json;
+}
+
+using Variances = std::vector<std::array<std::vector<double>, 2>>;
+
+std::string json_text(const KvReader& original, const std::vector<Result>& results,
+                      const Variances& variances) {
   Json json = {{"original", original.name()}, {"reconstructions", Json::array()}};
-  for (const auto& result : results) {
+  for (size_t i = 0; i < results.size(); ++i) {
+    const Result& result = results[i];
     Json one = {{"file", result.name},
                 {"layers", result.layers},
                 {"documents", result.documents},
@@ -295,19 +486,27 @@ std::string json_text(const KvReader& original, const std::vector<Result>& resul
     if (result.sides)
       for (const Side side : kSides)
         one["rate"][std::string(name_of(side))] = to_json(result.sides->of(side));
+    if (result.attention) one["attention"] = attention_json(result);
+    if (!variances.empty())
+      for (const Side side : kSides) {
+        const BoundGap gap = gap_of(result, side, variances[i][side == Side::key ? 0 : 1]);
+        one["gaussian_bound"][std::string(name_of(side))] = {
+            {"bits_per_value", gap.bits}, {"snr_db", gap.snr_db}, {"gap_db", gap.gap_db}};
+      }
     json["reconstructions"].push_back(one);
   }
   return text_of(json);
 }
 
 std::string text_of_results(const KvReader& original, const std::vector<Result>& results,
-                            const EvalOptions& options) {
+                            const EvalOptions& options, const Variances& variances) {
   std::string out;
   if (results.size() > 1) {
     out = fmt::format("against {}: {}{}\n\n", original.name(), heads_text(original),
                       alike(results) ? ", " + counted(results[0].tokens, "token") : "") +
           comparison_table(results);
   }
+  if (results.size() > 1 && !variances.empty()) out += "\n" + bound_table(results, variances);
   for (const auto& result : results) {
     const bool alone = results.size() == 1;
     if (!alone && !options.per_head && !options.per_dim) continue;
@@ -316,6 +515,9 @@ std::string text_of_results(const KvReader& original, const std::vector<Result>&
     if (alone) out += layer_table(result, false);
     if (options.per_head) out += (alone ? "\n" : "") + layer_table(result, true);
     if (options.per_dim) out += (alone || options.per_head ? "\n" : "") + dimension_table(result);
+    if (result.attention && alone) out += "\n" + attention_table(result, false);
+    if (result.attention && options.per_head) out += "\n" + attention_table(result, true);
+    if (alone && !variances.empty()) out += "\n" + bound_table(results, variances);
     if (alone && result.rate) out += rate_text(*result.rate, *result.sides, options.rates[0]);
   }
   return out;
@@ -341,17 +543,21 @@ void note_strange_pair(const Result& result, const CodesReader& codes) {
 
 std::string eval_recon(Command& command) {
   EvalOptions options;
-  command.describe("KV RECON ... [--rate CODES ...] [options]",
-                   "Measures how far rebuilt caches are from the original: mean squared error, error energy "
-                   "over energy (NMSE), signal-to-noise ratio, largest error, and cosines of every token's "
-                   "heads with what they became (mean and 1st percentile). One RECON gets a table of layers, "
-                   "several are compared in one table. A RECON may hold only some layers, documents or "
-                   "tokens; they are found by name and position.\n\n"
-                   "With --rate, also what it cost: bits per value over everything stored but the book, the "
-                   "ratio to 16 bits without and with the book, and the number of tokens from which the "
-                   "book has paid for itself.",
-                   "kvcodec eval-recon kv.h5 recon.h5 --rate codes.h5\n"
-                   "kvcodec eval-recon kv.h5 a.h5 b.h5 --rate a-codes.h5 --rate b-codes.h5");
+  command.describe(
+      "KV RECON ... [--rate CODES ...] [options]",
+      "Measures how far rebuilt caches are from the original: mean squared error, error energy "
+      "over energy (NMSE), signal-to-noise ratio, largest error, and cosines of every token's "
+      "heads with what they became (mean and 1st percentile). One RECON gets a table of layers, "
+      "several are compared in one table. A RECON may hold only some layers, documents or "
+      "tokens; they are found by name and position.\n\n"
+      "With --rate, also what it cost: bits per value over everything stored but the book, the "
+      "ratio to 16 bits without and with the book, and the number of tokens from which the "
+      "book has paid for itself.\n\n"
+      "With --attention, what the errors do to attention of the queries that were dumped with KV; "
+      "with --bound, how far above the Gaussian rate-distortion bound of KV's own covariance the "
+      "error is.",
+      "kvcodec eval-recon kv.h5 recon.h5 --rate codes.h5\n"
+      "kvcodec eval-recon kv.h5 a.h5 b.h5 --rate a-codes.h5 --rate b-codes.h5");
   command.group("Input");
   std::string original_name;
   command.input("KV", "the original kv file; - is standard input", original_name);
@@ -364,6 +570,9 @@ std::string eval_recon(Command& command) {
   command.options(options);
   options.common.declare(command);
   command.parse();
+  if (options.bound && options.rates.empty())
+    throw usage_error("--bound needs the rate of each RECON; give --rate");
+  if (command.given("top") && !options.attention) throw usage_error("--top is for --attention");
   if (!options.rates.empty() && options.rates.size() != options.inputs.size())
     throw usage_error("there are {} RECON files but {} --rate; give one for each, in the same order",
                       options.inputs.size(), options.rates.size());
@@ -385,13 +594,28 @@ std::string eval_recon(Command& command) {
                                   : fmt::format("eval-recon {}/{}", i + 1, options.inputs.size());
     ProgressBar bar(label, "tokens", options.common.quiet);
     results.push_back(measure(original, options.inputs[i], options, documents, bar));
+    if (options.attention)
+      results.back().attention =
+          measure_attention(original, options.inputs[i], results.back(), options, documents);
     if (codes.empty()) continue;
     results.back().rate = rate_of(codes[i]);
-    if (options.common.json || options.inputs.size() == 1)  // shown; the codes are read for it
+    if (options.common.json || options.inputs.size() == 1 ||
+        options.bound)  // shown; the codes are read for it
       results.back().sides = side_rates_of(codes[i]);
     if (!options.common.quiet) note_strange_pair(results.back(), codes[i]);
   }
-  return options.common.json ? json_text(original, results) : text_of_results(original, results, options);
+  Variances variances;
+  for (size_t i = 0; options.bound && i < results.size(); ++i) {
+    if (i > 0 && results[i].layers == results[0].layers) {
+      variances.push_back(variances[0]);
+      continue;
+    }
+    for (auto& of_side = variances.emplace_back(); const Side side : kSides)
+      of_side[side == Side::key ? 0 : 1] =
+          variances_of(original, side, results[i].layers, documents, options.common.memory_bytes());
+  }
+  return options.common.json ? json_text(original, results, variances)
+                             : text_of_results(original, results, options, variances);
 }
 
 }  // namespace kvcodec::cli

@@ -42,7 +42,8 @@ const std::vector<Task>& tasks() {
         {"select", "choose the tokens that queries should attend to, and measure the choice", select}}},
       {"Look",
        {{"info", "say what is in a file", info},
-        {"eval-recon", "measure rebuilt caches against the original, error and rate", eval_recon}}},
+        {"eval-recon", "measure rebuilt caches against the original, error and rate", eval_recon},
+        {"eval-model", "measure what compressing its cache does to a model", eval_model}}},
   };
   return table;
 }

@@ -17,5 +17,6 @@ std::string pack_indices(Command& command);
 std::string select(Command& command);
 std::string info(Command& command);
 std::string eval_recon(Command& command);
+std::string eval_model(Command& command);
 
 }  // namespace kvcodec::cli

@@ -12,6 +12,9 @@ CodecEntry sparse_codec();
 CodecEntry kvcomp_codec();
 CodecEntry selfindex_codec();
 CodecEntry kivi_codec();
+CodecEntry q4_codec();
+CodecEntry fp8_codec();
+CodecEntry lossless_codec();
 
 std::span<const CodecEntry> codecs() {
   static const CodecEntry entries[] = {
@@ -20,6 +23,9 @@ std::span<const CodecEntry> codecs() {
       kvcomp_codec(),
       selfindex_codec(),
       kivi_codec(),
+      q4_codec(),
+      fp8_codec(),
+      lossless_codec(),
   };
   return entries;
 }

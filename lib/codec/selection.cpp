@@ -89,6 +89,11 @@ class Step {
 
 }  // namespace
 
+std::vector<Scored> choose_tokens(MatrixView<const float> scores, size_t visible, uint64_t budget,
+                                  uint64_t newest, const std::string& share) {
+  return best(combined(scores, visible, share), std::min<uint64_t>(budget, visible), newest);
+}
+
 std::vector<OptionField> SelectionOptions::fields() {
   return {{"by",
            "what scores the tokens: the index in the codes, its signs alone, Quest's bounds over pages of 16 "

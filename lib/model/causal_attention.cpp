@@ -28,26 +28,27 @@ size_t tile_tokens(const ModelConfig& config) {
 
 /// Query tokens of one document that are computed together, for one key/value head.
 struct Tile {
-  size_t document_first;  // batch row of the document's position 0
+  size_t row;        // of the batch
+  size_t key_first;  // row of the document's position 0 among keys
   size_t position, tokens;
   size_t kv_head;
 };
 
-std::vector<Tile> cut_in_tiles(const ModelConfig& config, std::span<const uint64_t> offsets, size_t first,
-                               size_t rows) {
+std::vector<Tile> cut_in_tiles(const ModelConfig& config, std::span<const DocumentPlace> documents,
+                               size_t first, size_t rows) {
   std::vector<Tile> tiles;
   const size_t size = tile_tokens(config);
-  // The first document that reaches into the chunk.
-  size_t document =
-      static_cast<size_t>(std::upper_bound(offsets.begin(), offsets.end(), first) - offsets.begin()) - 1;
-  for (; document + 1 < offsets.size() && offsets[document] < first + rows; ++document) {
-    const size_t start = offsets[document];
-    size_t position = std::max<size_t>(first, start) - start;
-    const size_t end = std::min<size_t>(first + rows, offsets[document + 1]) - start;
+  for (const DocumentPlace& document : documents) {
+    const size_t begin = std::max(first, document.first);
+    const size_t stop = std::min(first + rows, document.first + document.tokens);
+    if (begin >= stop) continue;
+    size_t position = document.past + begin - document.first;
+    const size_t end = document.past + stop - document.first;
     while (position < end) {
       const size_t next = std::min(end, (position / size + 1) * size);
+      const size_t row = document.first + position - document.past;
       for (int head = 0; head < config.num_kv_heads; ++head)
-        tiles.push_back({start, position, next - position, static_cast<size_t>(head)});
+        tiles.push_back({row, document.key_first, position, next - position, static_cast<size_t>(head)});
       position = next;
     }
   }
@@ -155,17 +156,16 @@ size_t attention_scratch_floats(const ModelConfig& config) {
   return rows * (2 * static_cast<size_t>(config.head_dim) + kKeyBlock);
 }
 
-void causal_attention(const ModelConfig& config, int64_t window, std::span<const uint64_t> offsets,
+void causal_attention(const ModelConfig& config, int64_t window, std::span<const DocumentPlace> documents,
                       size_t first, MatrixView<const float> query, MatrixView<const float> key,
                       MatrixView<const float> value, MatrixView<float> out, WorkerScratch& scratch) {
-  const std::vector<Tile> tiles = cut_in_tiles(config, offsets, first, query.rows());
+  const std::vector<Tile> tiles = cut_in_tiles(config, documents, first, query.rows());
   parallel_for(tiles.size(), 1, [&](size_t begin, size_t, int worker) {
     const Tile& tile = tiles[begin];
-    const size_t row = tile.document_first + tile.position - first;
-    const size_t seen = tile.position + tile.tokens;
+    const size_t row = tile.row - first, seen = tile.position + tile.tokens;
     TileAttention(config, window, tile, scratch.get(worker, attention_scratch_floats(config)))
-        .run(query.rows(row, tile.tokens), key.rows(tile.document_first, seen),
-             value.rows(tile.document_first, seen), out.rows(row, tile.tokens));
+        .run(query.rows(row, tile.tokens), key.rows(tile.key_first, seen), value.rows(tile.key_first, seen),
+             out.rows(row, tile.tokens));
   });
 }
 

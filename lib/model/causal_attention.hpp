@@ -15,14 +15,22 @@ namespace kvcodec {
 /// Scratch floats per thread that causal_attention takes.
 size_t attention_scratch_floats(const ModelConfig& config);
 
+/// Where a document's tokens lie.
+struct DocumentPlace {
+  size_t first = 0;      ///< batch row of its first token
+  size_t tokens = 0;     ///< of the batch
+  size_t past = 0;       ///< tokens before these
+  size_t key_first = 0;  ///< row of its position 0 among keys and values
+};
+
 /// out = softmax(q k^T / sqrt(head_dim)) v for rows [first, first + query.rows()) of the batch, each over the
 /// tokens of its own document up to itself, and no more than `window` of them (0 = all). query, out: (n,
-/// num_q_heads * head_dim). key, value: (all tokens, num_kv_heads * head_dim), filled up to row first + n.
-/// offsets: as in PrefillBatch.
+/// num_q_heads * head_dim). key, value: (past and new tokens of all documents, num_kv_heads * head_dim),
+/// filled up to those of row first + n. documents: in order, covering all rows.
 /// Blocks that are masked altogether are skipped; the softmax goes along by blocks of keys, so memory does
 /// not grow with the document (Milakov and Gimelshein 2018; Dao et al. 2022). Blocks lie at fixed positions
 /// of the document: chunks do not matter.
-void causal_attention(const ModelConfig& config, int64_t window, std::span<const uint64_t> offsets,
+void causal_attention(const ModelConfig& config, int64_t window, std::span<const DocumentPlace> documents,
                       size_t first, MatrixView<const float> query, MatrixView<const float> key,
                       MatrixView<const float> value, MatrixView<float> out, WorkerScratch& scratch);
 

@@ -102,7 +102,7 @@ Costs costs(const ModelConfig& config, const PrefillOptions& options, uint64_t c
   const uint64_t hidden = as_size(config.hidden_size), query = as_size(config.query_width()),
                  key = as_size(config.key_width());
   const uint64_t before_rope = options.before_rope ? query + key : 0;
-  uint64_t floats = chunk * (hidden + 2 * query + as_size(config.intermediate_size) + before_rope);
+  uint64_t floats = chunk * (hidden + 2 * query + 2 * key + as_size(config.intermediate_size) + before_rope);
   floats += static_cast<uint64_t>(threads) * scratch_floats(config);
   floats += logit_rows(config, options) * (hidden + as_size(config.vocabulary_size));
   return {floats * sizeof(float), (hidden + 2 * key) * sizeof(float),
@@ -123,9 +123,28 @@ void check_offsets(std::span<const uint64_t> offsets, uint64_t tokens) {
     throw failed("document offsets [{}] do not cover {} tokens", fmt::join(offsets, ", "), tokens);
 }
 
-uint64_t longest_document(std::span<const uint64_t> offsets) {
-  uint64_t longest = 0;
-  for (size_t i = 1; i < offsets.size(); ++i) longest = std::max(longest, offsets[i] - offsets[i - 1]);
+std::vector<DocumentPlace> places_of(const PrefillBatch& batch) {
+  const std::span<const uint64_t> offsets = batch.offsets;
+  if (!batch.past.empty() && (batch.past.size() + 1 != offsets.size() || batch.cache == nullptr))
+    throw failed("{} lengths of caches for {} documents", batch.past.size(), offsets.size() - 1);
+  std::vector<DocumentPlace> places;
+  size_t key_first = 0;
+  for (size_t i = 0; i + 1 < offsets.size(); ++i) {
+    const uint64_t past = batch.past.empty() ? 0 : batch.past[i];
+    places.push_back({offsets[i], offsets[i + 1] - offsets[i], past, key_first});
+    key_first += past + places.back().tokens;
+  }
+  return places;
+}
+
+size_t key_rows(const std::vector<DocumentPlace>& documents) {
+  return documents.empty() ? 0 : documents.back().key_first + documents.back().past + documents.back().tokens;
+}
+
+size_t longest_document(const std::vector<DocumentPlace>& documents) {
+  size_t longest = 0;
+  for (const DocumentPlace& document : documents)
+    longest = std::max(longest, document.past + document.tokens);
   return longest;
 }
 
@@ -157,12 +176,16 @@ class Prefill {
         batch_(batch),
         options_(options),
         sink_(sink),
-        rope_(config, longest_document(batch.offsets)),
+        documents_(places_of(batch)),
+        rope_(config, longest_document(documents_)),
         chunk_(std::min(options.chunk, batch.tokens.size())),
         positions_(batch.tokens.size()),
+        key_row_(batch.tokens.size()),
         hidden_(batch.tokens.size(), as_size(config.hidden_size)),
-        key_(batch.tokens.size(), as_size(config.key_width())),
-        value_(batch.tokens.size(), as_size(config.key_width())),
+        key_(key_rows(documents_), as_size(config.key_width())),
+        value_(key_rows(documents_), as_size(config.key_width())),
+        new_key_(chunk_, as_size(config.key_width())),
+        new_value_(chunk_, as_size(config.key_width())),
         normed_(chunk_, as_size(config.hidden_size)),
         query_(chunk_, as_size(config.query_width())),
         attended_(chunk_, as_size(config.query_width())),
@@ -171,9 +194,11 @@ class Prefill {
       query_before_rope_ = Matrix<float>(chunk_, query_.cols());
       key_before_rope_ = Matrix<float>(chunk_, key_.cols());
     }
-    for (size_t document = 0; document + 1 < batch.offsets.size(); ++document)
-      for (uint64_t row = batch.offsets[document]; row < batch.offsets[document + 1]; ++row)
-        positions_[row] = row - batch.offsets[document];
+    for (const DocumentPlace& document : documents_)
+      for (size_t i = 0; i < document.tokens; ++i) {
+        positions_[document.first + i] = document.past + i;
+        key_row_[document.first + i] = document.key_first + document.past + i;
+      }
   }
 
   void embed(const TensorView& embedding) {
@@ -186,6 +211,7 @@ class Prefill {
   /// The whole layer, or without the part that only later layers and logits need.
   void run_layer(const Layer& layer, int index, bool projections_only,
                  const std::function<void(size_t tokens)>& done) {
+    if (!projections_only) read_caches(index);
     for (size_t first = 0; first < hidden_.rows(); first += chunk_) {
       const size_t count = std::min(chunk_, hidden_.rows() - first);
       project(layer, first, count);
@@ -207,9 +233,15 @@ class Prefill {
       apply(normed.view().rows(0, count), {&output, 1}, Write::replace, scratch_);
       sink_.logits(first, output.out);
     };
-    if (options_.logits == LogitRows::all)
+    if (options_.logits == LogitRows::all && options_.logits_from == 0)
       for (size_t first = 0; first < hidden_.rows(); first += rows)
         compute(first, std::min(rows, hidden_.rows() - first));
+    else if (options_.logits == LogitRows::all)
+      for (const DocumentPlace& document : documents_) {
+        const size_t end = document.first + document.tokens;
+        for (size_t first = document.first + options_.logits_from; first < end; first += rows)
+          compute(first, std::min(rows, end - first));
+      }
     else
       for (size_t document = 0; document + 1 < batch_.offsets.size(); ++document)
         if (batch_.offsets[document + 1] > batch_.offsets[document])
@@ -217,6 +249,13 @@ class Prefill {
   }
 
  private:
+  void read_caches(int index) {
+    for (size_t i = 0; i < documents_.size(); ++i)
+      if (const DocumentPlace& document = documents_[i]; document.past > 0)
+        batch_.cache->read(index, i, key_.view().rows(document.key_first, document.past),
+                           value_.view().rows(document.key_first, document.past));
+  }
+
   void norm_rows(size_t first, size_t count, std::span<const float> weight, Matrix<float>& out) {
     parallel_for(count, kRowGrain, [&](size_t begin, size_t end, int) {
       for (size_t i = begin; i < end; ++i)
@@ -228,19 +267,21 @@ class Prefill {
   void project(const Layer& layer, size_t first, size_t count) {
     norm_rows(first, count, layer.attention_norm, normed_);
     const std::array outputs = {LinearOutput{&layer.query, query_.view().rows(0, count)},
-                                LinearOutput{&layer.key, key_.view().rows(first, count)},
-                                LinearOutput{&layer.value, value_.view().rows(first, count)}};
+                                LinearOutput{&layer.key, new_key_.view().rows(0, count)},
+                                LinearOutput{&layer.value, new_value_.view().rows(0, count)}};
     apply(normed_.view().rows(0, count), outputs, Write::replace, scratch_);
     parallel_for(count, kRowGrain, [&](size_t begin, size_t end, int) {
       for (size_t i = begin; i < end; ++i) {
         norm_heads(query_.row(i), layer.query_norm);
-        norm_heads(key_.row(first + i), layer.key_norm);
+        norm_heads(new_key_.row(i), layer.key_norm);
         if (options_.before_rope) {
           std::ranges::copy(query_.row(i), query_before_rope_.row(i).begin());
-          std::ranges::copy(key_.row(first + i), key_before_rope_.row(i).begin());
+          std::ranges::copy(new_key_.row(i), key_before_rope_.row(i).begin());
         }
         turn_heads(query_.row(i), positions_[first + i]);
-        turn_heads(key_.row(first + i), positions_[first + i]);
+        turn_heads(new_key_.row(i), positions_[first + i]);
+        std::ranges::copy(new_key_.row(i), key_.row(key_row_[first + i]).begin());
+        std::ranges::copy(new_value_.row(i), value_.row(key_row_[first + i]).begin());
       }
     });
   }
@@ -263,8 +304,8 @@ class Prefill {
     LayerChunk chunk;
     chunk.layer = index;
     chunk.first = first;
-    chunk.key = key_.view().rows(first, count);
-    chunk.value = value_.view().rows(first, count);
+    chunk.key = new_key_.view().rows(0, count);
+    chunk.value = new_value_.view().rows(0, count);
     chunk.query = query_.view().rows(0, count);
     if (options_.before_rope) {
       chunk.key_before_rope = key_before_rope_.view().rows(0, count);
@@ -275,10 +316,31 @@ class Prefill {
 
   void attend(const Layer& layer, int index, size_t first, size_t count) {
     const MatrixView<float> attended = attended_.view().rows(0, count);
-    causal_attention(config_, config_.window[as_size(index)], batch_.offsets, first,
-                     query_.view().rows(0, count), key_, value_, attended, scratch_);
+    if (options_.attention)
+      attend_otherwise(index, first, count, attended);
+    else
+      causal_attention(config_, config_.window[as_size(index)], documents_, first,
+                       query_.view().rows(0, count), key_, value_, attended, scratch_);
     const LinearOutput output{&layer.output, hidden_.view().rows(first, count)};
     apply(attended, {&output, 1}, Write::add, scratch_);
+  }
+
+  void attend_otherwise(int index, size_t first, size_t count, MatrixView<float> attended) {
+    for (size_t i = 0; i < documents_.size(); ++i) {
+      const DocumentPlace& document = documents_[i];
+      const size_t begin = std::max(first, document.first);
+      const size_t end = std::min(first + count, document.first + document.tokens);
+      if (begin >= end) continue;
+      const size_t position = positions_[begin], seen = position + end - begin;
+      options_.attention->attend({.layer = index,
+                                  .document = i,
+                                  .past = document.past,
+                                  .position = position,
+                                  .query = query_.view().rows(begin - first, end - begin),
+                                  .key = key_.view().rows(document.key_first, seen),
+                                  .value = value_.view().rows(document.key_first, seen),
+                                  .out = attended.rows(begin - first, end - begin)});
+    }
   }
 
   /// The gated MLP.
@@ -294,10 +356,13 @@ class Prefill {
   const PrefillBatch& batch_;
   const PrefillOptions& options_;
   PrefillSink& sink_;
+  std::vector<DocumentPlace> documents_;
   RopeTable rope_;
   size_t chunk_;
-  std::vector<size_t> positions_;
-  Matrix<float> hidden_, key_, value_;  // all tokens of the batch; keys and values of the present layer
+  std::vector<size_t> positions_, key_row_;  // of each token of the batch: in its document, among the keys
+  Matrix<float> hidden_;                     // all tokens of the batch
+  Matrix<float> key_, value_;                // of the present layer, caches and new tokens of all documents
+  Matrix<float> new_key_, new_value_;        // of the present chunk
   Matrix<float> normed_, query_, attended_, gated_;  // of the present chunk
   Matrix<float> query_before_rope_, key_before_rope_;
   WorkerScratch scratch_;
@@ -356,11 +421,13 @@ void LlamaModel::prefill(const PrefillBatch& batch, const PrefillOptions& option
 }
 
 uint64_t prefill_bytes(const ModelConfig& config, const PrefillOptions& options, uint64_t tokens,
-                       uint64_t longest, int threads) {
+                       uint64_t longest, int threads, uint64_t past) {
   const Costs cost = costs(config, options, std::min<uint64_t>(options.chunk, tokens), threads);
-  // Positions are kept as one word per token beside the floats.
-  return checked_add(cost.fixed, checked_add(checked_mul(tokens, cost.per_token + sizeof(size_t)),
-                                             checked_mul(longest, cost.per_position)));
+  // Positions and rows are kept as two words per token beside the floats.
+  const uint64_t per_past = 2 * as_size(config.key_width()) * sizeof(float);
+  return checked_add(checked_add(cost.fixed, checked_mul(past, per_past)),
+                     checked_add(checked_mul(tokens, cost.per_token + 2 * sizeof(size_t)),
+                                 checked_mul(longest, cost.per_position)));
 }
 
 uint64_t prefill_tokens_within(const ModelConfig& config, const PrefillOptions& options, uint64_t bytes,

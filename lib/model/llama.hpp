@@ -1,5 +1,5 @@
 // The forward pass of the Llama family (Llama, Mistral, Qwen2, Qwen3) over whole documents: what a serving
-// engine calls prefill.
+// engine calls prefill. Documents may go on from keys and values that are there (PastCache).
 //
 // It goes layer by layer, and within a layer by chunks of tokens, so that beside the hidden states only one
 // layer's keys and values are held, however long the documents are; the weights of a layer are read once per
@@ -43,11 +43,42 @@ class PrefillSink {
   virtual void logits(size_t /*first*/, MatrixView<const float> /*logits*/) {}
 };
 
+/// Keys and values of tokens that documents have before those of a batch: a cache to go on with.
+class PastCache {
+ public:
+  virtual ~PastCache() = default;
+  /// Writes those of one layer, keys after the rotary embedding: (past tokens of the document, num_kv_heads *
+  /// head_dim) each. Called once for each layer and document, layers ascending, on the calling thread.
+  virtual void read(int layer, size_t document, MatrixView<float> keys, MatrixView<float> values) = 0;
+};
+
 /// Documents one behind the other.
 struct PrefillBatch {
   std::span<const uint32_t> tokens;
   std::span<const uint64_t>
       offsets;  ///< document i is tokens [offsets[i], offsets[i + 1]); first 0, last tokens.size()
+  /// Tokens that each document has before these, whose keys and values `cache` has: its tokens stand at
+  /// positions from past[i] on. Empty: none have any.
+  std::span<const uint64_t> past = {};
+  PastCache* cache = nullptr;
+};
+
+/// Attention of consecutive tokens of one document in one layer, to be computed otherwise than over all
+/// tokens before each.
+struct AttentionRows {
+  int layer = 0;
+  size_t document = 0;
+  size_t past = 0;                     ///< tokens the document has from its cache
+  size_t position = 0;                 ///< of the first query
+  MatrixView<const float> query;       ///< (n, num_q_heads * head_dim)
+  MatrixView<const float> key, value;  ///< (position + n, num_kv_heads * head_dim): of the document's tokens
+  MatrixView<float> out;               ///< like query
+};
+class AttentionMethod {
+ public:
+  virtual ~AttentionMethod() = default;
+  /// Writes out. Query i, at position + i, may look at keys up to its own position.
+  virtual void attend(const AttentionRows& rows) = 0;
 };
 
 enum class LogitRows : uint8_t {
@@ -64,12 +95,17 @@ struct PrefillOptions {
   int layers =
       0;  ///< stop after that many layers; 0 = all. Without logits the last one costs only its projections.
   LogitRows logits = LogitRows::none;
+  /// With LogitRows::all: leave out so many tokens at the start of each document.
+  size_t logits_from = 0;
+  /// Computes attention; nullptr: over all tokens before each, or the layer's window of them.
+  AttentionMethod* attention = nullptr;
 };
 
 /// Bytes prefill allocates for a batch of `tokens` tokens whose longest document has `longest`, on `threads`
-/// threads. The weights are not counted: they stay where they are.
+/// threads, with `past` tokens in the caches of all documents together (they count in `longest` too). The
+/// weights are not counted: they stay where they are.
 uint64_t prefill_bytes(const ModelConfig& config, const PrefillOptions& options, uint64_t tokens,
-                       uint64_t longest, int threads);
+                       uint64_t longest, int threads, uint64_t past = 0);
 
 /// The most tokens, in documents of any length, that a batch may have to stay within `bytes`; 0 if not even
 /// one fits.

@@ -554,7 +554,123 @@ def decode_selfindex(codes, book, layer, side, rows, tokens):
     return values.reshape(tokens, 1, heads, dim)
 
 
-DECODERS = {"none": decode_none, "selfindex": decode_selfindex, "kivi": decode_kivi, "kvcomp": decode_kvcomp, "sparse": decode_sparse}
+def decode_q4(codes, book, layer, side, rows, tokens):
+    p, heads, dim = codes.parameters, codes.heads, codes.dim
+    bits, group = p["bits"], p["group"]
+    head_bytes, head_scales = -(-dim * bits // 8), -(-dim // group)
+    require(codes.group == 1, "q4")
+    if head_bytes + 2 * head_scales >= 2 * dim:
+        require(set(rows) == {"exact"}, "q4: streams")
+        return rows["exact"].reshape(tokens, 1, heads, dim)
+    require(set(rows) == {"codes", "scales"}, "q4: streams")
+    require(rows["codes"].shape == (tokens, heads, head_bytes) and rows["scales"].shape == (tokens, heads, head_scales), "q4: shapes")
+    stream = np.unpackbits(rows["codes"], axis=2)
+    require(not stream[:, :, dim * bits:].any(), "q4: padding")
+    levels = stream[:, :, :dim * bits].reshape(-1, dim, bits).astype("i8") @ (1 << np.arange(bits - 1, -1, -1))
+    levels = (levels - (1 << (bits - 1))).reshape(tokens, heads, dim).astype("<f4")
+    values = levels * np.repeat(rows["scales"], group, axis=2)[:, :, :dim]
+    if p["rotate"] == "hadamard":
+        n, h = dim & -dim, 1
+        while h < n:
+            pairs = values.reshape(-1, 2, h)
+            values = np.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]], axis=1)
+            h *= 2
+        values = values.reshape(tokens, heads, dim) * (np.float32(1) / np.sqrt(np.float32(n)))
+    return values.reshape(tokens, 1, heads, dim)
+
+
+def decode_fp8(codes, book, layer, side, rows, tokens):
+    heads, dim = codes.heads, codes.dim
+    require(codes.group == 1 and set(rows) == {"codes", "scales"}, "fp8: streams")
+    require(rows["codes"].shape == (tokens, heads, dim), "fp8: codes")
+    if tokens == 0:
+        return np.zeros((0, 1, heads, dim), dtype="<f4")
+    scales = rows["scales"]
+    require(scales.shape == (1, heads) and (scales > 0).all() and (scales < 2.0 ** 119).all(), "fp8: scales")
+    code = rows["codes"].astype("i8")
+    require((code & 127 != 127).all(), "fp8: NaN")
+    e, m = code >> 3 & 15, code & 7
+    value = np.where(e == 0, m * 2.0 ** -9, (8 + m) * 2.0 ** (e - 10)).astype("<f4")
+    value = np.where(code & 128, -value, value)
+    return (value * scales.reshape(heads, 1)).reshape(tokens, 1, heads, dim)
+
+
+def rans_models(data, widths):
+    """Of each width of symbols: (scale, frequencies), one model behind the other."""
+    bits, models = Bits(data), []
+    for width in widths:
+        require(bits.take(17) == 1 << width and bits.take(6) == width, "lossless: alphabet")
+        scale, entries = bits.take(5), []
+        while len(entries) < (1 << width) + 1:
+            token = bits.take(5)
+            require(token < 19, "lossless: book")
+            if token == 0:
+                entries.append(0)
+            elif token <= 16:
+                entries.append(1 << (token - 1) | bits.take(token - 1))
+            else:
+                entries += [0] * (bits.take(4) + 2 if token == 17 else bits.take(12) + 18)
+        require(len(entries) == (1 << width) + 1 and 8 <= scale <= 16 and sum(entries) == 1 << scale, "lossless: frequencies")
+        models.append((scale, entries))
+    require(bits.left < 8 and bits.take(bits.left) == 0, "lossless: book")
+    return models
+
+
+def rans_segment(model, data, count, width):
+    """`count` symbols, escapes replaced by their values."""
+    scale, frequencies = model
+    starts, slots = [0], []
+    for symbol, frequency in enumerate(frequencies):
+        starts.append(starts[-1] + frequency)
+        slots += [symbol] * frequency
+    states = [int.from_bytes(bytes(data[4 * k:4 * k + 4]), "little") for k in range(8)]
+    place, found = 32, []
+    for first in range(0, count, 8):
+        lanes = range(min(8, count - first))
+        for k in lanes:
+            slot = states[k] & ((1 << scale) - 1)
+            symbol = slots[slot]
+            found.append(symbol)
+            states[k] = frequencies[symbol] * (states[k] >> scale) + slot - starts[symbol]
+        for k in lanes:
+            if states[k] < 1 << 16:
+                states[k] = states[k] << 16 | int(data[place]) | int(data[place + 1]) << 8
+                place += 2
+    require(states == [1 << 16] * 8, "lossless: states at the end")
+    raw, escape = Bits(data[place:]), len(frequencies) - 1
+    values = [raw.take(width) if symbol == escape else symbol for symbol in found]
+    require(raw.left < 8 and raw.take(raw.left) == 0, "lossless: end of a segment")
+    return values
+
+
+def decode_lossless(codes, book, layer, side, rows, tokens):
+    block, heads, dim = codes.parameters["block"], codes.heads, codes.dim
+    widths, n = ((9, 7) if codes.storage == "bf16" else (6, 10)), block * heads * dim
+    blocks = tokens // block if n >= 1024 else 0
+    require(codes.group == 1 and set(rows) == {"book", "sizes", "exponents", "mantissas", "tail"}, "lossless: streams")
+    require(rows["sizes"].shape == (blocks, 2) and len(rows["tail"]) == tokens - blocks * block, "lossless: blocks")
+    tail = rows["tail"].reshape(-1, heads, dim)
+    if blocks == 0:
+        return tail.reshape(tokens, 1, heads, dim)
+    halves = np.zeros(blocks * n, dtype="<u2")
+    for part, (name, width) in enumerate(zip(("exponents", "mantissas"), widths)):
+        model, place = rans_models(rows["book"], widths)[part], 0
+        for i, size in enumerate(rows["sizes"][:, part].astype("i8")):
+            data = rows[name][place:place + size]
+            place += size
+            if size == -(-n * width // 8):
+                symbols = unpack(data, n, width)
+            else:
+                symbols = np.array(rans_segment(model, data, n, width))
+            halves[i * n:(i + 1) * n] |= (symbols.astype("<u2") << (widths[1] if part == 0 else 0)).astype("<u2")
+        require(place == len(rows[name]), f"lossless: {name}")
+    values = floats_of_bits(halves, codes.storage).reshape(-1, heads, dim)
+    require(np.isfinite(values).all(), "lossless: not finite")
+    return np.concatenate([values, tail]).reshape(tokens, 1, heads, dim)
+
+
+DECODERS = {"none": decode_none, "selfindex": decode_selfindex, "kivi": decode_kivi, "kvcomp": decode_kvcomp, "sparse": decode_sparse, "q4": decode_q4,
+            "fp8": decode_fp8, "lossless": decode_lossless}
 
 
 def rounded(values, kind):

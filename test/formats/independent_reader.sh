@@ -59,6 +59,13 @@ for kv in kv large half empty; do check $kv --codec selfindex; done
 check kv --codec selfindex --center median --key-levels signed --full-tokens 3
 check kv --codec selfindex --full-tokens 0 --storage f16
 check kv --codec selfindex --store 16bit
+for kv in kv half empty; do
+  check $kv --codec q4
+  check $kv --codec fp8
+done
+check kv --codec q4 --rotate hadamard --bits 3 --group 7
+check half --codec q4 --rotate hadamard
+check half --codec fp8 --headroom 1 --storage bf16
 for bits in 1 3 8; do check kv --codec kivi --bits $bits --group 16 --value-group 6 --residual 40; done
 check kv --codec kivi --scale-type f32
 check kv --codec kivi --scale-type bf16 --storage f16
@@ -71,6 +78,15 @@ if reader decode codes.h5 kv.h5 2>/dev/null; then
   exit 1
 fi
 check half --codec kvcomp
+for kv in kv half odd thin empty; do
+  check $kv --codec q4 --bits 5 --rotate hadamard
+  check $kv --codec lossless
+done
+check half --codec lossless --storage bf16 --block 33
+if reader decode codes.h5 kv.h5 2>/dev/null; then
+  echo "the reader does not notice another cache than that of lossless codes"
+  exit 1
+fi
 pairs= # codes and what kvcodec decodes them to, read in one go
 kvcomp() { # <name of the kv file> <options...>
   kv=$1

@@ -346,6 +346,88 @@ inline CodecCase selfindex_case(const SelfIndexSettings& settings) {
           .head_dim_multiple = 4};
 }
 
+// fp8
+// ----------------------------------------------------------------------------------------------------------------------
+
+/// A sixteenth of the value, half a step of the subnormal ones, of the scale that the largest value gives.
+inline void check_fp8(double headroom, const GroupShape& shape, MatrixView<const float> original,
+                      MatrixView<const float> decoded) {
+  const auto d = static_cast<size_t>(shape.head_dim);
+  size_t wrong = 0;
+  for (size_t head = 0; head < original.cols() / d; ++head) {
+    double largest = 0;
+    for (size_t t = 0; t < original.rows(); ++t)
+      for (size_t c = head * d; c < (head + 1) * d; ++c)
+        largest = std::max(largest, std::abs(double(original(t, c))));
+    const double scale = headroom * largest / 448;
+    for (size_t t = 0; t < original.rows(); ++t)
+      for (size_t c = head * d; c < (head + 1) * d; ++c) {
+        const double x = original(t, c), bound = std::max(std::abs(x) / 16, scale * 0x1p-10) * (1 + 0x1p-20);
+        wrong += !(std::abs(double(decoded(t, c)) - x) <= bound);
+      }
+  }
+  CHECK_EQ(wrong, 0);
+}
+
+inline CodecCase fp8_case(double headroom) {
+  return {
+      .label = fmt::format("fp8, headroom {}", headroom),
+      .codec = "fp8",
+      .options = {{"headroom", headroom}},
+      .check_error = [=](const GroupShape& shape, DType, MatrixView<const float> original,
+                         MatrixView<const float> decoded) { check_fp8(headroom, shape, original, decoded); }};
+}
+
+// q4
+// -----------------------------------------------------------------------------------------------------------------------
+
+/// One step of the group's grid for every value, half of one unless it is cut at the end of the levels that
+/// has one less; of the transformed ones where they are transformed. The transform by its definition: entry
+/// (i, j) is -1 to the number of ones that i and j have in common.
+inline void check_q4(int64_t bits, size_t group, bool rotated, const GroupShape& shape,
+                     MatrixView<const float> original, MatrixView<const float> decoded) {
+  const auto d = static_cast<size_t>(shape.head_dim);
+  const size_t block = rotated ? d & (~d + 1) : 1;
+  const double levels = std::exp2(double(bits) - 1);
+  const auto transformed = [&](MatrixView<const float> rows, size_t t, size_t first) {
+    std::vector<double> out(d);
+    for (size_t j = 0; j < d; ++j)
+      for (size_t i = 0; i < block; ++i) {
+        const double x = rows(t, first + j / block * block + i);
+        out[j] += (__builtin_parityll(i & (j % block)) ? -x : x) / std::sqrt(double(block));
+      }
+    return out;
+  };
+  size_t wrong = 0;
+  for (size_t t = 0; t < original.rows(); t += original.rows() / 20 + 1)
+    for (size_t head = 0; head < original.cols() / d; ++head) {
+      const auto x = transformed(original, t, head * d), y = transformed(decoded, t, head * d);
+      double norm = 0;
+      for (const double value : x) norm += value * value;
+      for (size_t j = 0; j < d; ++j) {
+        double largest = 0, signed_largest = 0;
+        for (size_t c = j / group * group; c < std::min(d, (j / group + 1) * group); ++c)
+          if (std::abs(x[c]) > largest) largest = std::abs(x[c]), signed_largest = x[c];
+        // The scale is rounded up, by 2^-10 of itself or to a multiple of 2^-24.
+        const double scale = largest / levels * (1 + 0x1p-10) + 0x1p-24;
+        const bool cut = x[j] * signed_largest < 0 && std::abs(x[j]) > scale * (levels - 1.5);
+        const double bound = (cut ? scale : scale / 2) + std::sqrt(norm) * 0x1p-18;
+        wrong += !(std::abs(x[j] - y[j]) <= bound);
+      }
+    }
+  CHECK_EQ(wrong, 0);
+}
+
+inline CodecCase q4_case(int64_t bits, int64_t group, std::string rotate) {
+  return {.label = fmt::format("q4 {} bits, group {}, rotate {}", bits, group, rotate),
+          .codec = "q4",
+          .options = {{"bits", bits}, {"group", group}, {"rotate", rotate}},
+          .check_error = [=](const GroupShape& shape, DType, MatrixView<const float> original,
+                             MatrixView<const float> decoded) {
+            check_q4(bits, static_cast<size_t>(group), rotate == "hadamard", shape, original, decoded);
+          }};
+}
+
 // ----------------------------------------------------------------------------------------------------------------------------
 
 inline std::vector<CodecCase> codec_table() {
@@ -366,6 +448,18 @@ inline std::vector<CodecCase> codec_table() {
       selfindex_case({.center = "median", .key_levels = "signed", .full_tokens = 5}),
       selfindex_case({.full_tokens = 0}),
       selfindex_case({.store = "16bit"}),
+      q4_case(4, 32, "none"),
+      q4_case(4, 32, "hadamard"),
+      q4_case(2, 5, "hadamard"),
+      q4_case(3, 64, "none"),
+      q4_case(8, 200, "hadamard"),
+      fp8_case(2),
+      fp8_case(1),
+      {.label = "lossless", .codec = "lossless", .options = {}, .flags = 1.0 / 128},
+      {.label = "lossless, block 17",
+       .codec = "lossless",
+       .options = {{"block", int64_t{17}}},
+       .flags = 1.0 / 128},
       kvcomp_case({}),
       kvcomp_case({.entropy = "rans", .key_rel = 0.1, .value_rel = 0.05, .block = 16}),
       kvcomp_case({.key_quant = "block", .entropy = "auto", .unit_heads = true}),

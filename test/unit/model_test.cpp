@@ -223,7 +223,7 @@ TEST_CASE("memory of a prefill: grows with what it depends on, and inverts") {
     return prefill_bytes(config, options, tokens, longest, threads);
   };
   // Hidden state, one layer's keys and values, position; rotary table.
-  CHECK_EQ(bytes(5001, 3000, 2) - bytes(5000, 3000, 2), 4 * (4096 + 2 * 1024) + 8);
+  CHECK_EQ(bytes(5001, 3000, 2) - bytes(5000, 3000, 2), 4 * (4096 + 2 * 1024) + 16);
   CHECK_EQ(bytes(5000, 3001, 2) - bytes(5000, 3000, 2), 4 * 128);
   CHECK_GT(bytes(5000, 3000, 3), bytes(5000, 3000, 2));
   const uint64_t plain = bytes(5000, 3000, 2);

@@ -1,0 +1,141 @@
+#include "cli/codec_spec.hpp"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "cli/command.hpp"
+#include "lib/codec/registry.hpp"
+#include "lib/core/error.hpp"
+
+namespace kvcodec::cli {
+namespace {
+
+/// Keys that every word may have, as fields of the spec.
+struct SharedKeys final : Options {
+  std::string book, label, select = "all", share = "max";
+  int64_t budget = 0, newest = 0;
+
+  std::vector<OptionField> fields() override {
+    std::vector<std::string> selectors = {"all"};
+    for (const std::string_view name : step_selectors()) selectors.emplace_back(name);
+    return {{"book", "", &book},
+            {"label", "", &label},
+            {"select", "", &select, {}, {}, selectors},
+            {"share", "", &share, {}, {}, {"max", "mean", "each"}},
+            {"budget", "", &budget, 1, 1e9},
+            {"newest", "", &newest, 0, 1e9}};
+  }
+};
+
+void set_key(const std::string& part, const std::string& codec, std::vector<OptionField> fields) {
+  const size_t equals = part.find('=');
+  const std::string key = part.substr(0, equals);
+  const auto field = std::ranges::find(fields, key, &OptionField::name);
+  if (field == fields.end()) {
+    std::vector<std::string> names;
+    for (const OptionField& each : fields) names.push_back(each.name);
+    const std::string meant = suggestion(key, names);
+    throw usage_error("{} has no option '{}'; {}", codec, key,
+                      meant.empty() ? fmt::format("there are {}", fmt::join(names, ", "))
+                                    : fmt::format("did you mean {}?", meant));
+  }
+  if (auto* const* flag = std::get_if<bool*>(&field->target)) {
+    const std::string value = equals == std::string::npos ? "true" : part.substr(equals + 1);
+    if (value != "true" && value != "false")
+      throw usage_error("{} is '{}'; it must be true or false", key, value);
+    **flag = value == "true";
+    return;
+  }
+  if (equals == std::string::npos) throw usage_error("{} has no value; write {}=VALUE", key, key);
+  set_from_text(*field, key, part.substr(equals + 1));
+}
+
+const CodecEntry* codec_named(const std::string& name) {
+  for (const CodecEntry& entry : codecs())
+    if (entry.name == name) return &entry;
+  return nullptr;
+}
+
+const CodecEntry& codec_of(const CodesReader& codes) {
+  if (const CodecEntry* entry = codec_named(codes.info().codec)) return *entry;
+  throw bad_input("{}: it was made by the codec '{}', which this kvcodec does not have", codes.name(),
+                  codes.info().codec);
+}
+
+CodecSpec parse(const std::string& text, const StepSelection& selection) {
+  CodecSpec spec;
+  spec.text = spec.label = text;
+  const size_t colon = text.find(':');
+  const std::string name = text.substr(0, colon);
+  SharedKeys shared;
+  shared.select = selection.by, shared.share = selection.share;
+  shared.budget = static_cast<int64_t>(selection.budget),
+  shared.newest = static_cast<int64_t>(selection.newest);
+  std::vector<OptionField> fields = shared.fields();
+  spec.entry = codec_named(name);
+  if (spec.entry) {
+    spec.options = spec.entry->make_options();
+    const auto own = spec.options->fields();
+    fields.insert(fields.begin(), own.begin(), own.end());
+  } else if (std::filesystem::exists(name)) {
+    spec.recipe.emplace(name);
+    spec.entry = &codec_of(*spec.recipe);
+    spec.label = std::filesystem::path(name).filename().string() + text.substr(name.size());
+  } else {
+    (void)find_codec(name);  // throws: what there is
+  }
+  for (size_t begin = colon == std::string::npos ? text.size() : colon + 1; begin < text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    set_key(text.substr(begin, end - begin), spec.recipe ? spec.recipe->name() : spec.entry->name, fields);
+    begin = end + 1;
+  }
+  spec.book = shared.book;
+  if (!shared.label.empty()) spec.label = shared.label;
+  spec.selection = {.by = shared.select,
+                    .budget = static_cast<uint64_t>(shared.budget),
+                    .newest = static_cast<uint64_t>(shared.newest),
+                    .share = shared.share};
+  if (spec.selection.by != "all" && spec.selection.budget == 0)
+    throw usage_error("select={} needs a budget: budget=TOKENS", spec.selection.by);
+  if (spec.options) spec.options->check();
+  if (spec.entry->book_type.empty() && !spec.book.empty())
+    throw usage_error("the codec {} takes no book", spec.entry->name);
+  if (!spec.entry->book_type.empty() && spec.book.empty() && !spec.recipe)
+    throw usage_error("the codec {} needs a {}: book=FILE", spec.entry->name, spec.entry->book_type);
+  return spec;
+}
+
+}  // namespace
+
+CodecSpec parse_codec_spec(const std::string& text, const StepSelection& selection) {
+  return with_context(fmt::format("--codec {}", text), [&] { return parse(text, selection); });
+}
+
+const Codec& SpecCodecs::make(const CodecSpec& spec, CodecContext context, uint64_t& book_bytes) {
+  book_bytes = 0;
+  if (!spec.book.empty()) {
+    auto place = books_.find(spec.book);
+    if (place == books_.end())
+      place = books_.emplace(spec.book, read_book(spec.book, spec.entry->book_type, false)).first;
+    if (spec.recipe && place->second.digest != spec.recipe->info().book_digest)
+      throw bad_input("{}: the digest of this {} is {}; {} was made with {}", spec.book,
+                      spec.entry->book_type, place->second.digest, spec.recipe->name(),
+                      spec.recipe->info().book_digest);
+    context.book = &place->second.book;
+  } else if (!spec.entry->book_type.empty()) {
+    auto embedded = spec.recipe->embedded_book();
+    if (!embedded)
+      throw usage_error("{} needs the {} with digest {}: book=FILE", spec.recipe->name(),
+                        spec.entry->book_type, spec.recipe->info().book_digest);
+    embedded_.push_back(std::make_unique<Book>(std::move(*embedded)));
+    context.book = embedded_.back().get();
+  }
+  if (context.book) book_bytes = context.book->size_bytes();
+  codecs_.push_back(with_context(fmt::format("--codec {}", spec.text), [&] {
+    return spec.recipe ? codec_from_record(*spec.entry, spec.recipe->info().parameters, context)
+                       : spec.entry->make(*spec.options, context);
+  }));
+  return *codecs_.back();
+}
+
+}  // namespace kvcodec::cli

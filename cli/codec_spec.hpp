@@ -1,0 +1,52 @@
+// A codec with its options in one word, for commands that run several: NAME[:key=value,...].
+//
+//   kivi:bits=2,residual=0                   the options of encode, without their dashes
+//   sparse:book=dict.h5,sparsity=32          with its book
+//   kvcomp:unit-heads                        a switch
+//   codes.h5                                 codec, options and embedded book of a codes file
+//   none:select=quest,budget=128,newest=16   attention to chosen tokens
+//   kivi:bits=2,label=baseline               what tables call it
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "formats/book_file.hpp"
+#include "formats/codes_file.hpp"
+#include "lib/codec/codec.hpp"
+#include "lib/codec/step_selection.hpp"
+
+namespace kvcodec::cli {
+
+/// A word taken apart.
+struct CodecSpec {
+  std::string text;   ///< as it was given
+  std::string label;  ///< what tables call it: the text, without the folder of a codes file
+  const CodecEntry* entry = nullptr;
+  std::unique_ptr<Options> options;   ///< of the codec named
+  std::optional<CodesReader> recipe;  ///< the codes file
+  std::string book;                   ///< file of the book
+  StepSelection selection;
+};
+
+/// selection: what holds where the word says nothing. Throws Error(usage) naming the word for keys that its
+/// codec does not have, values that are none, and books that are missing or not wanted; Error(bad_input) for
+/// files that are no codes.
+CodecSpec parse_codec_spec(const std::string& text, const StepSelection& selection);
+
+/// Codecs made from words, and the books they stand on, each read once.
+class SpecCodecs {
+ public:
+  /// The codec; lives as long as this. book_bytes becomes the size of its book. Throws as encode does.
+  const Codec& make(const CodecSpec& spec, CodecContext context, uint64_t& book_bytes);
+
+ private:
+  std::map<std::string, BookFile> books_;  // by file
+  std::vector<std::unique_ptr<Book>> embedded_;
+  std::vector<std::unique_ptr<Codec>> codecs_;
+};
+
+}  // namespace kvcodec::cli

@@ -1,0 +1,40 @@
+// Text files as documents of tokens: what dump-kv and eval-model read.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lib/model/tokenizer.hpp"
+
+namespace kvcodec::cli {
+
+struct Document {
+  std::string name;
+  std::vector<uint32_t> tokens;
+};
+
+/// Files named directly, and those in folders, all levels, by name; what begins with a dot is left out.
+/// Throws Error(bad_input) for folders that cannot be read or hold nothing.
+std::vector<std::string> text_files(const std::vector<std::string>& paths);
+
+/// All of a file; "-" is standard input.
+std::string read_text(const std::string& file);
+
+/// Refuses what is no text at all (images, programs, UTF-16), and notes on standard error where the tokenizer
+/// will have to replace bytes, unless quiet. command: for that note.
+void check_is_text(const std::string& command, const std::string& file, std::string_view text, bool quiet);
+
+/// Ids that the tokenizer puts before and behind a text.
+struct TokenTemplate {
+  std::vector<uint32_t> before, behind;
+};
+TokenTemplate template_of(const Tokenizer& tokenizer);
+
+/// One document, or pieces of `chunk` tokens, the last perhaps shorter; the template goes around each piece.
+/// Throws Error(usage) for a chunk that the template fills.
+void add_document(std::vector<Document>& documents, const std::string& name,
+                  const std::vector<uint32_t>& tokens, const TokenTemplate& around, uint64_t chunk);
+
+}  // namespace kvcodec::cli

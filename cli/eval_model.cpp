@@ -1,0 +1,630 @@
+// kvcodec eval-model --model DIR --text PATH ... --codec SPEC ... [options]
+//
+//   --codec SPEC        NAME[:key=value,...] or a codes file; once for each setting
+//   --task WHICH        text: predict the rest of each document; recall: find planted facts
+//   --select WHICH      attend to chosen tokens only        --stream N    the cache grows through the codec
+//
+//   kvcodec eval-model --model data/demo-model --text docs/ --codec kivi:bits=2 --codec q4:rotate=hadamard
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <functional>
+
+#include "cli/codec_spec.hpp"
+#include "cli/coding.hpp"
+#include "cli/common.hpp"
+#include "cli/documents.hpp"
+#include "cli/json.hpp"
+#include "cli/progress.hpp"
+#include "cli/subcommands.hpp"
+#include "cli/text.hpp"
+#include "formats/model_config.hpp"
+#include "formats/safetensors.hpp"
+#include "formats/tokenizer_json.hpp"
+#include "lib/codec/closed_loop.hpp"
+#include "lib/core/error.hpp"
+#include "lib/metrics/interval.hpp"
+#include "lib/metrics/rate.hpp"
+#include "lib/model/recall_task.hpp"
+
+namespace kvcodec::cli {
+namespace {
+
+/// Without a context length in the model's configuration.
+constexpr int64_t kFallbackLength = 1024;
+
+struct ModelOptions final : Options {
+  std::string model, task = "text", dtype = "bf16", select = "all", share = "max", lengths;
+  std::vector<std::string> texts, codecs;
+  int64_t chunk = 0, prefix = 0, max_documents = 0, stream = 0, survey = 16, budget = 0, newest = 0;
+  int64_t depths = 5, questions = 10, keys = 1, values = 1;
+  bool special = true;
+  CommonOptions common;
+
+  std::vector<OptionField> fields() override {
+    return {
+        {.name = "model",
+         .help = "model directory as Hugging Face lays it out: config.json, *.safetensors, tokenizer.json",
+         .target = &model},
+        {.name = "task",
+         .help = "text: predict the second part of each document; recall: answer questions about facts "
+                 "planted in the text",
+         .target = &task,
+         .choices = {"text", "recall"}}};
+  }
+  std::vector<OptionField> document_fields() {
+    return {
+        {.name = "chunk",
+         .help = "tokens of a document: texts are cut into as many as they fill (default: the model's "
+                 "context)",
+         .target = &chunk,
+         .min = 3},
+        {.name = "prefix",
+         .help = "tokens of each document whose cache is replaced (default: half of the document)",
+         .target = &prefix,
+         .min = 1},
+        {.name = "max-documents",
+         .help = "use the first N documents (default: all)",
+         .target = &max_documents,
+         .min = 1},
+        {.name = "special",
+         .help = "leave out the special tokens (beginning of text) that the tokenizer puts around a document",
+         .target = &special}};
+  }
+  std::vector<OptionField> setting_fields() {
+    std::vector<std::string> selectors = {"all"};
+    for (const std::string_view name : step_selectors()) selectors.emplace_back(name);
+    return {
+        {.name = "dtype",
+         .help = "type of the cache: what goes into a codec and what comes out is rounded to it",
+         .target = &dtype,
+         .choices = {"bf16", "f16", "f32"}},
+        {.name = "stream",
+         .help = "append the continuation's own keys and values to the codes, N tokens at a time, so that "
+                 "later tokens see them decoded; 1 is what decoding does (0: they stay as they are)",
+         .target = &stream,
+         .min = 0},
+        {.name = "survey",
+         .help = "documents from whose prefixes the books are made that codecs make for themselves",
+         .target = &survey,
+         .min = 1,
+         .max = 1e6},
+        {.name = "select",
+         .help = "attend to chosen tokens only: by Quest's page bounds, sign codes (selfindex) or true "
+                 "products (oracle), anew at every step, layer and head; all: to all",
+         .target = &select,
+         .choices = selectors},
+        {.name = "budget",
+         .help = "tokens to attend to, with --select",
+         .target = &budget,
+         .min = 0,
+         .max = 1e9},
+        {.name = "newest",
+         .help = "newest tokens that are always attended to, within the budget",
+         .target = &newest,
+         .min = 0,
+         .max = 1e9},
+        {.name = "share",
+         .help = "one selection for the query heads that share a key/value head, by their largest or mean "
+                 "score, or one for each",
+         .target = &share,
+         .choices = {"max", "mean", "each"}}};
+  }
+  std::vector<OptionField> recall_fields() {
+    return {{.name = "lengths",
+             .help = "lengths of the documents in tokens, as 256,512 (default: --chunk)",
+             .target = &lengths},
+            {.name = "depths",
+             .help = "places of the fact that is asked for, from the start of the text to its end",
+             .target = &depths,
+             .min = 1,
+             .max = 1000},
+            {.name = "questions",
+             .help = "questions for each length and depth",
+             .target = &questions,
+             .min = 1,
+             .max = 1e6},
+            {.name = "keys",
+             .help = "facts planted, each about another word",
+             .target = &keys,
+             .min = 1,
+             .max = 1000},
+            {.name = "values",
+             .help = "numbers planted for the word asked for; each is a right answer",
+             .target = &values,
+             .min = 1,
+             .max = 1000}};
+  }
+  StepSelection selection() const {
+    return {.by = select,
+            .budget = static_cast<uint64_t>(budget),
+            .newest = static_cast<uint64_t>(newest),
+            .share = share};
+  }
+};
+
+// Documents ----------------------------------------------------------------------------------------
+
+/// All texts as one: their tokens for documents, and for haystacks.
+struct Texts {
+  std::vector<std::string> files;
+  std::vector<std::string> contents;
+};
+
+Texts read_texts(const ModelOptions& options) {
+  Texts texts{text_files(options.texts), {}};
+  for (const std::string& file : texts.files) {
+    texts.contents.push_back(read_text(file));
+    check_is_text("eval-model", file, texts.contents.back(), options.common.quiet);
+  }
+  return texts;
+}
+
+struct TextTask {
+  std::vector<std::string> names;
+  std::vector<LoopDocument> documents;
+};
+
+TextTask make_text_task(const ModelOptions& options, const Tokenizer& tokenizer, const Texts& texts,
+                        int64_t length) {
+  const int64_t prefix = options.prefix > 0 ? options.prefix : length / 2;
+  if (prefix + 2 > length)
+    throw usage_error("--prefix is {}; documents of {} tokens leave less than two behind it", prefix, length);
+  TokenTemplate around;
+  if (options.special) around = template_of(tokenizer);
+  std::vector<Document> documents;
+  for (size_t i = 0; i < texts.files.size(); ++i)
+    with_context(texts.files[i], [&] {
+      add_document(documents, texts.files[i], tokenizer.encode(texts.contents[i], false), around,
+                   static_cast<uint64_t>(length));
+    });
+  TextTask task;
+  for (Document& document : documents) {
+    if (static_cast<int64_t>(document.tokens.size()) != length) continue;
+    if (options.max_documents > 0 && static_cast<int64_t>(task.documents.size()) == options.max_documents)
+      break;
+    task.names.push_back(document.name);
+    task.documents.push_back({std::move(document.tokens), static_cast<size_t>(prefix)});
+  }
+  if (task.documents.empty())
+    throw bad_input("the texts fill no document of {} tokens; give more, or a smaller --chunk", length);
+  return task;
+}
+
+struct RecallQuestion {
+  int64_t length;
+  double depth;
+  size_t first, count;  ///< its documents: right if the answer of any is
+};
+
+struct RecallTask {
+  std::vector<RecallQuestion> questions;
+  std::vector<LoopDocument> documents;
+  std::vector<size_t> answers;  ///< of each document, judged tokens before its answer
+};
+
+std::vector<int64_t> parse_lengths(const std::string& text, int64_t otherwise) {
+  if (text.empty()) return {otherwise};
+  std::vector<int64_t> lengths;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    int64_t length = 0;
+    const auto [stop, error] = std::from_chars(text.data() + begin, text.data() + end, length);
+    if (error != std::errc{} || stop != text.data() + end || length < 1)
+      throw usage_error("--lengths is '{}'; it must be numbers such as 256,512", text);
+    lengths.push_back(length);
+    begin = end + 1;
+  }
+  return lengths;
+}
+
+RecallTask make_recall_task(const ModelOptions& options, const Tokenizer& tokenizer, const Texts& texts,
+                            int64_t length) {
+  RecallText text;
+  if (options.special) text.before = template_of(tokenizer).before;
+  std::string all;
+  for (size_t i = 0; i < texts.files.size(); ++i) {
+    const auto tokens =
+        with_context(texts.files[i], [&] { return tokenizer.encode(texts.contents[i], false); });
+    text.tokens.insert(text.tokens.end(), tokens.begin(), tokens.end());
+    all += texts.contents[i] + "\n";
+  }
+  text.words = recall_words(all);
+  RecallTask task;
+  auto seed = static_cast<uint64_t>(options.common.seed) << 32;
+  for (const int64_t own : parse_lengths(options.lengths, length))
+    for (int64_t d = 0; d < options.depths; ++d) {
+      const double depth =
+          options.depths == 1 ? 0.5 : static_cast<double>(d) / static_cast<double>(options.depths - 1);
+      for (int64_t q = 0; q < options.questions; ++q) {
+        const RecallOptions recall{.length = static_cast<size_t>(own),
+                                   .depth = depth,
+                                   .keys = static_cast<size_t>(options.keys),
+                                   .values = static_cast<size_t>(options.values)};
+        auto documents = make_recall_question(tokenizer, text, recall, seed++);
+        task.questions.push_back({own, depth, task.documents.size(), documents.size()});
+        for (RecallDocument& document : documents) {
+          task.answers.push_back(document.answer - document.prefix - 1);
+          task.documents.push_back({std::move(document.tokens), document.prefix});
+        }
+      }
+    }
+  return task;
+}
+
+// Settings -----------------------------------------------------------------------------------------
+
+struct Settings {
+  std::vector<CodecSpec> specs;
+  SpecCodecs codecs;
+  std::vector<LoopSetting> loop;
+  std::vector<uint64_t> book_bytes;
+};
+
+void make_settings(const ModelOptions& options, const ModelConfig& config, Settings& settings) {
+  const DType dtype = dtype_from_name(options.dtype);
+  for (const std::string& text : options.codecs)
+    settings.specs.push_back(parse_codec_spec(text, options.selection()));
+  for (const CodecSpec& spec : settings.specs) {
+    // As encode does with a cache of 32 bits; what keeps all as it is keeps that too.
+    const bool exact = spec.entry->name == "none";
+    CodecContext context{.num_layers = config.num_layers,
+                         .heads = config.num_kv_heads,
+                         .head_dim = config.head_dim,
+                         .query_heads = config.num_q_heads,
+                         .storage = dtype == DType::f32 && !exact ? DType::bf16 : dtype};
+    settings.loop.push_back(
+        {&settings.codecs.make(spec, context, settings.book_bytes.emplace_back()), dtype, spec.selection});
+  }
+}
+
+// Results ------------------------------------------------------------------------------------------
+
+/// All documents of one setting.
+struct Summary {
+  StoredBits stored;
+  uint64_t book_bytes = 0;
+  Estimate surprise, rise, divergence, same_best, right;
+
+  double bits() const { return per_value(stored.bits()); }
+  double bits_with_book() const { return per_value(stored.bits() + 8 * book_bytes); }
+  double per_value(uint64_t bits) const {
+    return stored.values == 0 ? 0 : static_cast<double>(bits) / static_cast<double>(stored.values);
+  }
+};
+
+Summary summarize(const std::vector<LoopResult>& results,
+                  const std::function<const LoopScore&(const LoopResult&)>& of) {
+  Summary summary;
+  std::vector<double> counts, surprise, rise, divergence, same, right;
+  for (const LoopResult& result : results) {
+    const LoopScore& score = of(result);
+    summary.stored.add(score.stored);
+    counts.push_back(static_cast<double>(score.sums.tokens));
+    surprise.push_back(score.sums.surprise);
+    rise.push_back(score.sums.surprise - result.reference.sums.surprise);
+    divergence.push_back(score.sums.divergence);
+    same.push_back(static_cast<double>(score.sums.same_best));
+    right.push_back(static_cast<double>(score.sums.right));
+  }
+  summary.surprise = mean_by_document(surprise, counts);
+  summary.rise = mean_by_document(rise, counts);
+  summary.divergence = mean_by_document(divergence, counts);
+  summary.same_best = mean_by_document(same, counts);
+  summary.right = mean_by_document(right, counts);
+  return summary;
+}
+
+Summary summarize_setting(const std::vector<LoopResult>& results, const ClosedLoop& loop,
+                          const Settings& settings, size_t i) {
+  Summary summary =
+      summarize(results, [&](const LoopResult& result) -> const LoopScore& { return result.settings[i]; });
+  summary.stored.add(loop.shared(i));
+  summary.book_bytes = settings.book_bytes[i];
+  return summary;
+}
+
+bool answered(const RecallTask& task, const RecallQuestion& question,
+              const std::function<const LoopScore&(size_t)>& of) {
+  for (size_t i = question.first; i < question.first + question.count; ++i) {
+    const LoopScore& score = of(i);
+    if (std::all_of(score.right.begin() + static_cast<ptrdiff_t>(task.answers[i]), score.right.end(),
+                    [](uint8_t right) { return right != 0; }))
+      return true;
+  }
+  return false;
+}
+
+/// Of one setting (or the reference), the share of questions answered, of those that `chosen` picks.
+ShareEstimate accuracy(const RecallTask& task, const std::function<const LoopScore&(size_t)>& of,
+                       const std::function<bool(const RecallQuestion&)>& chosen) {
+  uint64_t right = 0, asked = 0;
+  for (const RecallQuestion& question : task.questions)
+    if (chosen(question)) right += answered(task, question, of), ++asked;
+  return share_of(right, asked);
+}
+
+template <class Value>
+std::vector<Value> distinct(const RecallTask& task, Value RecallQuestion::*member) {
+  std::vector<Value> values;
+  for (const RecallQuestion& question : task.questions)
+    if (std::ranges::find(values, question.*member) == values.end()) values.push_back(question.*member);
+  return values;
+}
+
+// Text ---------------------------------------------------------------------------------------------
+
+std::string number(double value, int digits) { return fmt::format("{:.{}f}", value, digits); }
+
+std::string half_width(const Estimate& estimate, int digits, double factor = 1) {
+  return std::isfinite(estimate.half_width) ? number(factor * estimate.half_width, digits) : "-";
+}
+
+bool any_books(const Settings& settings) {
+  return std::ranges::any_of(settings.book_bytes, [](uint64_t bytes) { return bytes > 0; });
+}
+
+std::string text_table(const Settings& settings, const std::vector<Summary>& summaries) {
+  const bool books = any_books(settings);
+  std::vector<Table::Column> columns = {{"setting"}, {"bits", "/value"}};
+  if (books) columns.push_back({"bits", "with book"});
+  columns.push_back({"NLL", "nats"});
+  for (const auto& [title, unit] : std::vector<std::pair<std::string, std::string>>{
+           {"NLL rise", "nats"}, {"KL", "nats"}, {"same top-1", "%"}}) {
+    columns.push_back({title, unit});
+    columns.push_back({"+-", "95%"});
+  }
+  Table table(columns);
+  for (size_t i = 0; i < summaries.size(); ++i) {
+    const Summary& summary = summaries[i];
+    std::vector<std::string> cells = {settings.specs[i].label, number(summary.bits(), 3)};
+    if (books) cells.push_back(number(summary.bits_with_book(), 3));
+    cells.push_back(number(summary.surprise.mean, 4));
+    const auto add = [&](const Estimate& estimate, int digits, double factor) {
+      cells.push_back(number(factor * estimate.mean, digits));
+      cells.push_back(half_width(estimate, digits, factor));
+    };
+    add(summary.rise, 5, 1);
+    add(summary.divergence, 5, 1);
+    add(summary.same_best, 2, 100);
+    table.row(std::move(cells));
+  }
+  return table.text();
+}
+
+std::string recall_table(const RecallTask& task, const Settings& settings,
+                         const std::vector<Summary>& summaries, const std::vector<LoopResult>& results,
+                         int64_t length) {
+  const auto depths = distinct(task, &RecallQuestion::depth);
+  std::vector<Table::Column> columns = {
+      {"setting"}, {"bits", "/value"}, {"right", "%"}, {"95% interval", "%"}};
+  for (const double depth : depths)
+    columns.push_back(
+        {.title = fmt::format("{:.2f}", depth), .unit = "", .left = false, .group = "right in % by depth"});
+  Table table(columns);
+  const auto add = [&](const std::string& label, const std::string& bits,
+                       const std::function<const LoopScore&(size_t)>& of) {
+    const ShareEstimate all = accuracy(task, of, [&](const RecallQuestion& q) { return q.length == length; });
+    std::vector<std::string> cells = {label, bits, fmt::format("{:.1f}", 100 * all.share),
+                                      fmt::format("{:.1f}-{:.1f}", 100 * all.low, 100 * all.high)};
+    for (const double depth : depths)
+      cells.push_back(fmt::format("{:.0f}", 100 * accuracy(task, of, [&](const RecallQuestion& q) {
+                                                    return q.length == length && q.depth == depth;
+                                                  }).share));
+    table.row(std::move(cells));
+  };
+  add("uncompressed", "-", [&](size_t d) -> const LoopScore& { return results[d].reference; });
+  table.rule();
+  for (size_t i = 0; i < settings.specs.size(); ++i)
+    add(settings.specs[i].label, fmt::format("{:.3f}", summaries[i].bits()),
+        [&](size_t d) -> const LoopScore& { return results[d].settings[i]; });
+  return table.text();
+}
+
+// JSON ---------------------------------------------------------------------------------------------
+
+Json json_of(const Estimate& estimate) {
+  return {{"mean", estimate.mean},
+          {"half_width_95", std::isfinite(estimate.half_width) ? Json(estimate.half_width) : Json(nullptr)}};
+}
+
+Json json_of(const ShareEstimate& estimate) {
+  return {{"share", estimate.share}, {"low_95", estimate.low}, {"high_95", estimate.high}};
+}
+
+Json json_of(const CodecSpec& spec, const Summary& summary) {
+  Json ledger = Json::object();
+  for (const Category category : kCategories)
+    if (const uint64_t bits = summary.stored.category[static_cast<size_t>(category)]; bits > 0)
+      ledger[std::string(name_of(category))] = static_cast<double>(bits) / 8;
+  Json json = {{"setting", spec.text},
+               {"label", spec.label},
+               {"codec", spec.entry->name},
+               {"values", summary.stored.values},
+               {"bits_per_value", summary.bits()},
+               {"bits_per_value_with_book", summary.bits_with_book()},
+               {"book_bytes", summary.book_bytes},
+               {"ledger_bytes", ledger}};
+  if (spec.selection.by != "all")
+    json["selection"] = {{"by", spec.selection.by},
+                         {"budget", spec.selection.budget},
+                         {"newest", spec.selection.newest},
+                         {"share", spec.selection.share}};
+  return json;
+}
+
+Json json_of_prediction(const Summary& summary) {
+  return {{"nll", json_of(summary.surprise)},
+          {"nll_rise", json_of(summary.rise)},
+          {"kl", json_of(summary.divergence)},
+          {"same_top1", json_of(summary.same_best)},
+          {"right_top1", json_of(summary.right)}};
+}
+
+Json recall_json(const RecallTask& task, const std::function<const LoopScore&(size_t)>& of) {
+  Json json = json_of(accuracy(task, of, [](const RecallQuestion&) { return true; }));
+  json["cells"] = Json::array();
+  for (const int64_t length : distinct(task, &RecallQuestion::length))
+    for (const double depth : distinct(task, &RecallQuestion::depth)) {
+      Json cell = {{"length", length}, {"depth", depth}};
+      cell.update(json_of(accuracy(
+          task, of, [&](const RecallQuestion& q) { return q.length == length && q.depth == depth; })));
+      json["cells"].push_back(cell);
+    }
+  return json;
+}
+
+// ----------------------------------------------------------------------------------------------------
+
+void declare(Command& command, ModelOptions& options) {
+  command.describe(
+      "--model DIR --text PATH ... --codec SPEC ... [options]",
+      "Measures what compressing its cache does to a model. Each document's first part is run through the "
+      "model; its keys and values are encoded and decoded again, under each setting; the model then goes on "
+      "over the rest of the document with that cache. Reported are what the cache takes in bits per value, "
+      "the "
+      "negative log-likelihood of the text (NLL) and its rise over that with the uncompressed cache, the "
+      "divergence of the next-token distributions from it (KL), and how often the likeliest token is the "
+      "same, "
+      "with 95% intervals from the differences between documents.\n\n"
+      "A setting is a codec with its options in one word, NAME[:key=value,...], keys being those of encode "
+      "without their dashes, and book=FILE, select=, budget=, newest=, share=, label=; or the name of a "
+      "codes "
+      "file, whose codec and options are taken.",
+      "kvcodec eval-model --model data/demo-model --text docs/ \\\n"
+      "  --codec kivi:bits=2,residual=0 --codec sparse:book=dict.h5,sparsity=32\n"
+      "kvcodec eval-model --model data/demo-model --text docs/ --task recall --codec fp8 --codec q4");
+  const auto fields = options.fields();
+  command.group("What is run");
+  command.option(fields[0], "DIR");
+  command.repeated(
+      "text", "text files and folders (all files in them, by name, without hidden ones); - is standard input",
+      options.texts, "PATH", true);
+  command.repeated("codec", "a setting, NAME[:key=value,...] or a codes file; once for each", options.codecs,
+                   "SPEC");
+  command.option(fields[1]);
+  command.group("Documents");
+  for (const auto& field : options.document_fields()) command.option(field);
+  command.group("The cache");
+  for (const auto& field : options.setting_fields()) command.option(field);
+  command.group("Task recall");
+  for (const auto& field : options.recall_fields())
+    command.option(field, field.name == "lengths" ? "LIST" : "");
+  options.common.declare(command);
+}
+
+void check_combination(const Command& command, const ModelOptions& options) {
+  if (options.model.empty()) throw usage_error("no model is named; give its directory with --model");
+  if (options.texts.empty()) throw usage_error("no text is named; give files or folders with --text");
+  if (options.codecs.empty()) throw usage_error("no setting is named; give codecs with --codec");
+  for (const char* only : {"lengths", "depths", "questions", "keys", "values"})
+    if (command.given(only) && options.task != "recall") throw usage_error("--{} is for --task recall", only);
+  for (const char* only : {"prefix", "max-documents"})
+    if (command.given(only) && options.task == "recall") throw usage_error("--{} is for --task text", only);
+}
+
+}  // namespace
+
+std::string eval_model(Command& command) {
+  ModelOptions options;
+  declare(command, options);
+  command.parse();
+  check_combination(command, options);
+  options.common.apply(command, false);
+
+  const auto start = std::chrono::steady_clock::now();
+  const ModelDescription description = read_model_config(options.model);
+  const ModelConfig& config = description.config;
+  Settings settings;
+  make_settings(options, config, settings);
+  const Safetensors weights = Safetensors::open_model(options.model);
+  const LlamaModel model(config, weights);
+  const Tokenizer tokenizer = load_tokenizer(options.model + "/tokenizer.json");
+  const int64_t context = config.max_positions > 0 ? config.max_positions : kFallbackLength;
+  const int64_t length = options.chunk > 0 ? options.chunk : context;
+  const Texts texts = read_texts(options);
+  const bool recall = options.task == "recall";
+  TextTask text_task;
+  RecallTask recall_task;
+  if (recall)
+    recall_task = make_recall_task(options, tokenizer, texts, length);
+  else
+    text_task = make_text_task(options, tokenizer, texts, length);
+  const std::vector<LoopDocument>& documents = recall ? recall_task.documents : text_task.documents;
+  for (const LoopDocument& document : documents)
+    if (static_cast<int64_t>(document.tokens.size()) > context && config.max_positions > 0)
+      throw usage_error("documents of {} tokens; the model's context is {} tokens", document.tokens.size(),
+                        context);
+
+  ClosedLoop loop(model, settings.loop,
+                  {.stream = static_cast<size_t>(options.stream),
+                   .survey_documents = static_cast<size_t>(options.survey),
+                   .memory = options.common.memory_bytes()});
+  std::vector<LoopResult> results;
+  {
+    ProgressBar bar("eval-model", "documents", options.common.quiet);
+    results = loop.run(documents, bar.callback());
+  }
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  std::vector<Summary> summaries;
+  for (size_t i = 0; i < settings.specs.size(); ++i)
+    summaries.push_back(summarize_setting(results, loop, settings, i));
+  const Summary reference =
+      summarize(results, [](const LoopResult& result) -> const LoopScore& { return result.reference; });
+  uint64_t judged = 0, tokens = 0;
+  for (size_t i = 0; i < documents.size(); ++i) {
+    judged += results[i].reference.sums.tokens;
+    tokens += documents[i].tokens.size();
+  }
+
+  if (options.common.json) {
+    Json json = {{"model", options.model},        {"task", options.task},
+                 {"dtype", options.dtype},        {"stream", options.stream},
+                 {"documents", documents.size()}, {"tokens", tokens},
+                 {"judged_tokens", judged},       {"seconds", seconds}};
+    json["uncompressed"] = json_of_prediction(reference);
+    if (recall) {
+      json["seed"] = options.common.seed;
+      json["keys"] = options.keys;
+      json["values_per_key"] = options.values;
+      json["uncompressed"]["recall"] =
+          recall_json(recall_task, [&](size_t d) -> const LoopScore& { return results[d].reference; });
+    } else {
+      json["length"] = length;
+      json["prefix"] = documents[0].prefix;
+    }
+    json["settings"] = Json::array();
+    for (size_t i = 0; i < settings.specs.size(); ++i) {
+      Json one = json_of(settings.specs[i], summaries[i]);
+      one.update(json_of_prediction(summaries[i]));
+      if (recall)
+        one["recall"] =
+            recall_json(recall_task, [&](size_t d) -> const LoopScore& { return results[d].settings[i]; });
+      json["settings"].push_back(one);
+    }
+    return text_of(json);
+  }
+
+  std::string out = fmt::format(
+      "{}: {} of {} tokens, {} judged; cache in {}{}; {}\n", options.model,
+      counted(documents.size(), "document"), grouped(tokens), grouped(judged), options.dtype,
+      options.stream > 0 ? fmt::format(", continued {} tokens at a time", options.stream) : std::string(),
+      time_text(seconds));
+  if (recall) {
+    for (const int64_t own : distinct(recall_task, &RecallQuestion::length))
+      out += fmt::format("\nrecall in {} tokens, {}\n\n", own,
+                         options.keys > 1     ? fmt::format("one of {} keys", options.keys)
+                         : options.values > 1 ? fmt::format("one of {} values", options.values)
+                                              : "single facts") +
+             recall_table(recall_task, settings, summaries, results, own);
+    return out;
+  }
+  return out +
+         fmt::format("uncompressed: NLL {} nats (+-{})\n\n", number(reference.surprise.mean, 4),
+                     half_width(reference.surprise, 4)) +
+         text_table(settings, summaries);
+}
+
+}  // namespace kvcodec::cli

@@ -1,0 +1,165 @@
+// The codec `fp8`: every value as an 8-bit float E4M3 of the value over a scale, one scale per key/value head
+// of a layer's side: what serving engines call an FP8 cache. A yardstick.
+//
+// The scale is made from all tokens that a file starts with: the head's largest magnitude times `headroom`
+// becomes 448, E4M3's largest. It stays for whatever is appended; what is larger than that is cut, as engines
+// do. Being floats, the codes lose nothing to headroom but range at the lower end.
+//
+// Streams, H heads of d dimensions
+//   scales  f32 shared [1][H]   positive
+//   codes   u8  [T][H][d]
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+
+#include "lib/codec/exact_rows.hpp"
+#include "lib/core/error.hpp"
+#include "lib/core/half.hpp"
+#include "lib/core/parallel.hpp"
+#include "lib/quant/fp8.hpp"
+
+namespace kvcodec {
+namespace {
+
+struct Fp8Options final : Options {
+  double headroom = 2;  ///< room for appended tokens twice as loud costs one of 18 binades below
+
+  std::vector<OptionField> fields() override {
+    return {{"headroom", "how many times larger than the largest value seen one may be that is appended",
+             &headroom, 1, 256}};
+  }
+};
+
+constexpr std::string_view kScales = "scales", kCodes = "codes";
+
+/// Values per piece of parallel work.
+constexpr size_t kPieceValues = 1 << 16;
+
+class ScaleSurvey final : public Survey {
+ public:
+  ScaleSurvey(const GroupShape& shape, DType storage, double headroom)
+      : head_dim_(static_cast<size_t>(shape.head_dim)),
+        storage_(storage),
+        headroom_(headroom),
+        largest_(shape.width() / head_dim_) {}
+
+  void observe(MatrixView<const float> rows) override {
+    for (size_t i = 0; i < rows.rows(); ++i)
+      for (size_t j = 0; j < rows.cols(); ++j)
+        largest_[j / head_dim_] = std::max(largest_[j / head_dim_], std::abs(round_to(storage_, rows(i, j))));
+  }
+
+  void finish(StreamStore& document) override {
+    std::vector<float> scales;
+    for (const float largest : largest_) {
+      const double scale = headroom_ * static_cast<double>(largest) / static_cast<double>(kLargestE4m3);
+      // Heads of zeros, and those so faint that the scale would lose digits.
+      scales.push_back(
+          scale == 0 ? 1.0f : static_cast<float>(std::clamp<double>(scale, FLT_MIN, FLT_MAX / kLargestE4m3)));
+    }
+    document.append_values<float>(kScales, scales);
+  }
+
+ private:
+  size_t head_dim_;
+  DType storage_;
+  double headroom_;
+  std::vector<float> largest_;  // per head
+};
+
+class Fp8Codec final : public Codec {
+ public:
+  Fp8Codec(const Fp8Options& options, const CodecContext& context)
+      : options_(options), storage_(context.storage) {}
+
+  Record parameters() const override {
+    Fp8Options copy = options_;
+    return to_record(copy);
+  }
+
+  std::vector<StreamSpec> streams(const GroupShape& shape) const override {
+    const std::vector<uint64_t> row = row_shape_of(shape);
+    return {{std::string(kScales), DType::f32, {row.begin(), row.end() - 1}, Category::scales, 0, true},
+            {std::string(kCodes), DType::u8, row, Category::payload}};
+  }
+
+  /// 16-bit rows and codes.
+  size_t scratch_bytes_per_row(const GroupShape& shape) const override { return shape.width() * 3; }
+
+  SurveyScope survey_scope() const override { return SurveyScope::file; }
+  std::unique_ptr<Survey> survey(const GroupShape& shape) const override {
+    return std::make_unique<ScaleSurvey>(shape, storage_, options_.headroom);
+  }
+
+  uint64_t tokens(const GroupShape&, const StreamReader& document) const override {
+    return document.rows(kCodes);
+  }
+
+  void append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const override {
+    check_width(shape, rows.cols());
+    const std::vector<float> scales = read_scales(shape, document);
+    const std::vector<uint16_t> halves = to_storage(storage_, rows);
+    const auto dims = static_cast<size_t>(shape.head_dim);
+    std::vector<uint8_t> codes(halves.size());
+    parallel_for(halves.size() / dims, std::max<size_t>(1, kPieceValues / dims),
+                 [&](size_t begin, size_t end, int) {
+                   std::vector<float> head(dims);
+                   for (size_t i = begin; i < end; ++i) {
+                     widen(storage_, std::span(halves).subspan(i * dims, dims), head);
+                     quantize_e4m3(head, scales[i % scales.size()], std::span(codes).subspan(i * dims, dims));
+                   }
+                 });
+    document.append_values<uint8_t>(kCodes, codes);
+  }
+
+  void decode(const GroupShape& shape, const StreamReader& document, uint64_t first,
+              MatrixView<float> out) const override {
+    check_width(shape, out.cols());
+    const std::vector<float> scales = read_scales(shape, document);
+    const auto codes = document.read<uint8_t>(kCodes, first, out.rows(), out.cols());
+    const auto dims = static_cast<size_t>(shape.head_dim);
+    parallel_for(out.rows(), std::max<size_t>(1, kPieceValues / out.cols()),
+                 [&](size_t begin, size_t end, int) {
+                   for (size_t i = begin; i < end; ++i)
+                     with_context(fmt::format("stream '{}', row {}", kCodes, first + i), [&] {
+                       for (size_t head = 0; head < scales.size(); ++head)
+                         dequantize_e4m3(std::span(codes).subspan(i * out.cols() + head * dims, dims),
+                                         scales[head], out.row(i).subspan(head * dims, dims));
+                     });
+                 });
+  }
+
+ private:
+  std::vector<float> read_scales(const GroupShape& shape, const StreamReader& document) const {
+    const auto scales =
+        document.read<float>(kScales, 0, 1, shape.width() / static_cast<size_t>(shape.head_dim));
+    for (const float scale : scales)
+      // Times 448 it is to stay a number.
+      if (!(scale > 0 && scale <= FLT_MAX / kLargestE4m3))
+        throw bad_input("stream '{}': {} is no scale", kScales, scale);
+    return scales;
+  }
+
+  Fp8Options options_;
+  DType storage_;
+};
+
+std::unique_ptr<Options> make_options() { return std::make_unique<Fp8Options>(); }
+
+std::unique_ptr<Codec> make(const Options& options, const CodecContext& context) {
+  check_context(context);
+  return std::make_unique<Fp8Codec>(dynamic_cast<const Fp8Options&>(options), context);
+}
+
+}  // namespace
+
+CodecEntry fp8_codec() {
+  return {.name = "fp8",
+          .summary = "yardstick: 8-bit floats (E4M3) with one scale per head",
+          .capabilities = {},
+          .book_type = "",
+          .make_options = make_options,
+          .make = make};
+}
+
+}  // namespace kvcodec

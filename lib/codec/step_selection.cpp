@@ -1,0 +1,147 @@
+#include "lib/codec/step_selection.hpp"
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+
+#include "lib/attention/attention.hpp"
+#include "lib/core/error.hpp"
+#include "lib/core/parallel.hpp"
+#include "lib/signvq/sign_codes.hpp"
+
+namespace kvcodec {
+namespace {
+
+constexpr std::string_view kSelectors[] = {"oracle", "quest", "selfindex"};
+
+/// A selector over a head's keys, as many as the step in work sees.
+class GrowingSelector {
+ public:
+  virtual ~GrowingSelector() = default;
+  /// The next keys, (n, dims).
+  virtual void append(MatrixView<const float> keys) = 0;
+  virtual size_t tokens() const = 0;
+  /// (queries, tokens()).
+  virtual void scores(MatrixView<const float> queries, MatrixView<float> out) const = 0;
+};
+
+/// The keys themselves, which lie behind each other where they are.
+class GrowingOracle final : public GrowingSelector {
+ public:
+  explicit GrowingOracle(MatrixView<const float> all) : all_(all) {}
+  void append(MatrixView<const float> keys) override { tokens_ += keys.rows(); }
+  size_t tokens() const override { return tokens_; }
+  void scores(MatrixView<const float> queries, MatrixView<float> out) const override {
+    const MatrixView<const float> seen = all_.rows(0, tokens_);
+    dot_products(queries, CacheRows(seen, seen), out);
+  }
+
+ private:
+  MatrixView<const float> all_;
+  size_t tokens_ = 0;
+};
+
+class GrowingQuest final : public GrowingSelector {
+ public:
+  explicit GrowingQuest(size_t dims) : quest_(dims) {}
+  void append(MatrixView<const float> keys) override { quest_.append(keys); }
+  size_t tokens() const override { return quest_.tokens(); }
+  void scores(MatrixView<const float> queries, MatrixView<float> out) const override {
+    quest_.scores(queries, out);
+  }
+
+ private:
+  QuestSelector quest_;
+};
+
+class GrowingSigns final : public GrowingSelector {
+ public:
+  /// first: what the document began with.
+  explicit GrowingSigns(MatrixView<const float> first) : index_(first.cols()), center_(first.cols()) {
+    std::vector<double> sums(first.cols());
+    for (size_t t = 0; t < first.rows(); ++t)
+      for (size_t c = 0; c < sums.size(); ++c) sums[c] += static_cast<double>(first(t, c));
+    for (size_t c = 0; c < sums.size() && first.rows() > 0; ++c)
+      center_[c] = static_cast<float>(sums[c] / static_cast<double>(first.rows()));
+    const Matrix<float> centred = this->centred(first);
+    codebook_ = build_codebooks(centred, codes_of(centred), 1).front();
+  }
+  void append(MatrixView<const float> keys) override { index_.append(codes_of(centred(keys))); }
+  size_t tokens() const override { return index_.tokens(); }
+  void scores(MatrixView<const float> queries, MatrixView<float> out) const override {
+    SignSelector(codebook_, index_).scores(queries, out);
+  }
+
+ private:
+  Matrix<float> centred(MatrixView<const float> keys) const {
+    Matrix<float> rows(keys.rows(), keys.cols());
+    for (size_t t = 0; t < rows.rows(); ++t)
+      for (size_t c = 0; c < rows.cols(); ++c) rows(t, c) = keys(t, c) - center_[c];
+    return rows;
+  }
+  static Matrix<uint8_t> codes_of(const Matrix<float>& centred) {
+    Matrix<uint8_t> codes(centred.rows(), sign_row_bytes(centred.cols()));
+    encode_signs(centred, 1, codes);
+    return codes;
+  }
+
+  SignIndex index_;
+  std::vector<float> center_;
+  SignCodebook codebook_;
+};
+
+/// all: the keys of the document's head as far as they are there; past: how many it began with.
+std::unique_ptr<GrowingSelector> make_selector(std::string_view by, MatrixView<const float> all,
+                                               size_t past) {
+  if (by == "oracle") return std::make_unique<GrowingOracle>(all);
+  if (by == "quest") return std::make_unique<GrowingQuest>(all.cols());
+  return std::make_unique<GrowingSigns>(all.rows(0, past));
+}
+
+}  // namespace
+
+std::span<const std::string_view> step_selectors() { return kSelectors; }
+
+SelectedAttention::SelectedAttention(const ModelConfig& config, std::vector<StepSelection> selections)
+    : config_(config), selections_(std::move(selections)) {
+  for (const StepSelection& selection : selections_) {
+    if (std::ranges::find(kSelectors, selection.by) == std::end(kSelectors))
+      throw usage_error("'{}' selects no tokens; there are {}", selection.by, fmt::join(kSelectors, ", "));
+    if (selection.budget == 0) throw usage_error("selection by {} has no budget", selection.by);
+    if (selection.by == "selfindex" && config.head_dim % 4 != 0)
+      throw usage_error("selection by selfindex needs heads of a multiple of 4 dimensions, not {}",
+                        config.head_dim);
+  }
+  if (std::ranges::any_of(config.window, [](int64_t window) { return window > 0; }))
+    throw usage_error("tokens cannot be selected in models whose layers have sliding windows");
+}
+
+void SelectedAttention::attend(const AttentionRows& rows) {
+  const StepSelection& selection = selections_.at(rows.document);
+  const auto dims = static_cast<size_t>(config_.head_dim), group = static_cast<size_t>(config_.group_size());
+  parallel_for(static_cast<size_t>(config_.num_kv_heads), 1, [&](size_t head, size_t, int) {
+    const auto keys = rows.key.columns(head * dims, dims), values = rows.value.columns(head * dims, dims);
+    const CacheRows cache(keys, values);
+    const auto selector = make_selector(selection.by, keys, std::min(rows.past, keys.rows()));
+    selector->append(keys.rows(0, rows.position));
+    for (size_t i = 0; i < rows.query.rows(); ++i) {
+      selector->append(keys.rows(rows.position + i, 1));
+      const size_t visible = selector->tokens(), first = head * group * dims;
+      const MatrixView<const float> queries(rows.query.row(i).data() + first, group, dims);
+      const MatrixView<float> out(rows.out.row(i).data() + first, group, dims);
+      Matrix<float> scores(group, visible);
+      selector->scores(queries, scores);
+      const bool each = selection.share == "each";
+      for (size_t q = 0; q < (each ? group : 1); ++q) {
+        const size_t count = each ? 1 : group;
+        const auto chosen = ids_in_order(choose_tokens(scores.view().rows(q, count), visible,
+                                                       selection.budget, selection.newest, selection.share));
+        kvcodec::attend(Attention{.queries = queries.rows(q, count),
+                                  .parts = {{.rows = &cache, .tokens = std::span<const uint32_t>(chosen)}},
+                                  .out = out.rows(q, count)});
+      }
+    }
+  });
+}
+
+}  // namespace kvcodec

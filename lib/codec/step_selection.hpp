@@ -1,0 +1,42 @@
+// Attention that looks at few tokens while a model goes on: at every step, for every layer and key/value
+// head, the tokens are chosen anew by a selector over all that the step sees, which grows with the steps.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lib/codec/selection.hpp"
+#include "lib/model/llama.hpp"
+
+namespace kvcodec {
+
+/// Which tokens a document's steps attend to.
+struct StepSelection {
+  std::string by = "all";     ///< "all", or one of step_selectors()
+  uint64_t budget = 0;        ///< tokens per step and key/value head, the newest included
+  uint64_t newest = 0;        ///< of these, the newest ones, always
+  std::string share = "max";  ///< as SelectionOptions::share
+};
+
+/// What can choose: "oracle", the true products; "quest", bounds over pages of 16 tokens; "selfindex", sign
+/// codes of keys centred by the mean of the cache that the document began with, whose codebooks are made from
+/// it too.
+std::span<const std::string_view> step_selectors();
+
+/// Attention over chosen tokens, of the documents of a batch.
+class SelectedAttention final : public AttentionMethod {
+ public:
+  /// selections: one per document, none "all". Throws Error(usage) for names that are none, budgets of 0, and
+  /// models with sliding windows.
+  SelectedAttention(const ModelConfig& config, std::vector<StepSelection> selections);
+  void attend(const AttentionRows& rows) override;
+
+ private:
+  const ModelConfig& config_;
+  std::vector<StepSelection> selections_;
+};
+
+}  // namespace kvcodec

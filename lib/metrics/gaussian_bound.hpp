@@ -1,0 +1,52 @@
+// The least error that any code of a given rate can have on Gaussian data: reverse water-filling over the
+// variances of its independent components (Cover and Thomas, "Elements of Information Theory", section
+// 10.3.3). With water level w, a component of variance v gets max(0, log2(v / w) / 2) bits and an error of
+// min(v, w).
+//
+// Of all data with a covariance the Gaussian is the hardest, so for other data this is not a limit that
+// cannot be passed but the mark that a code which knows no more than the covariance can reach at best. The
+// mean is taken as known: it costs nothing per token. What tokens and layers have in common is left out.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "lib/core/view.hpp"
+
+namespace kvcodec {
+
+/// Sums up the covariance of rows of `width` values, piece by piece. Products are floats over 256 rows at a
+/// time, on which the rows' first mean is taken off, sums are doubles: any pieces give the same to rounding,
+/// any number of threads the same. Memory: 8 bytes per pair of columns.
+class CovarianceSums {
+ public:
+  explicit CovarianceSums(size_t width);
+  /// (n, width), finite.
+  void add(MatrixView<const float> rows);
+  uint64_t rows() const { return rows_; }
+  /// (width, width), by the number of rows; zeros without any.
+  Matrix<double> covariance() const;
+
+ private:
+  size_t width_;
+  uint64_t rows_ = 0;
+  std::vector<float> origin_;
+  std::vector<double> sums_;
+  Matrix<double> products_;
+};
+
+/// The eigenvalues of a symmetric matrix, rising, to 2^-50 of the largest or so: Householder's reduction to
+/// three diagonals, then bisection by Sturm's count (Golub and Van Loan, "Matrix Computations", sections 8.3
+/// and 8.4). Throws Error(failed) if the matrix is not square or holds values that are not finite.
+std::vector<double> symmetric_eigenvalues(Matrix<double> matrix);
+
+/// The least mean squared error per value at `bits` bits per value on average, of independent components with
+/// these variances (those below 0 by rounding count as 0). 0 without components.
+double gaussian_distortion(std::span<const double> variances, double bits);
+
+/// The least bits per value at a mean squared error of `distortion` > 0 per value: the inverse.
+double gaussian_rate(std::span<const double> variances, double distortion);
+
+}  // namespace kvcodec

@@ -1,0 +1,68 @@
+#include "lib/metrics/next_token.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "lib/core/error.hpp"
+#include "lib/model/row_ops.hpp"
+
+namespace kvcodec {
+namespace {
+
+/// Logits turned to probabilities at a time, on the stack.
+constexpr size_t kBlock = 1024;
+
+/// Calls body(first, exp(logit - largest)) for all logits, block by block.
+template <class Body>
+void for_each_exponential(std::span<const float> logits, float largest, const Body& body) {
+  std::array<float, kBlock> buffer;
+  for (size_t first = 0; first < logits.size(); first += kBlock) {
+    const std::span<float> block(buffer.data(), std::min(kBlock, logits.size() - first));
+    for (size_t i = 0; i < block.size(); ++i) block[i] = logits[first + i] - largest;
+    exp_nonpositive(block);
+    body(first, std::span<const float>(block));
+  }
+}
+
+}  // namespace
+
+NextToken::NextToken(std::span<const float> logits) : logits_(logits) {
+  if (logits.empty()) throw failed("a distribution over no tokens");
+  best_ = static_cast<uint32_t>(std::ranges::max_element(logits) - logits.begin());
+  double sum = 0;
+  for_each_exponential(logits, logits[best_], [&](size_t, std::span<const float> block) {
+    for (const float value : block) sum += static_cast<double>(value);
+  });
+  log_sum_ = static_cast<double>(logits[best_]) + std::log(sum);
+}
+
+double NextToken::surprise(uint32_t token) const {
+  if (token >= logits_.size()) throw failed("token {} of a vocabulary of {}", token, logits_.size());
+  return log_sum_ - static_cast<double>(logits_[token]);
+}
+
+double divergence(const NextToken& reference, const NextToken& other) {
+  const std::span<const float> p = reference.logits(), q = other.logits();
+  if (p.size() != q.size()) throw failed("vocabularies of {} and {} tokens", p.size(), q.size());
+  const float largest = p[reference.best()];
+  double weights = 0, sum = 0;
+  for_each_exponential(p, largest, [&](size_t first, std::span<const float> block) {
+    for (size_t i = 0; i < block.size(); ++i) {
+      weights += static_cast<double>(block[i]);
+      sum += static_cast<double>(block[i]) *
+             (static_cast<double>(p[first + i]) - static_cast<double>(q[first + i]));
+    }
+  });
+  return std::max(0.0, sum / weights - reference.log_sum() + other.log_sum());
+}
+
+void PredictionSums::add(const PredictionSums& other) {
+  tokens += other.tokens;
+  surprise += other.surprise;
+  divergence += other.divergence;
+  same_best += other.same_best;
+  right += other.right;
+}
+
+}  // namespace kvcodec

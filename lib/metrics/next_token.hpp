@@ -1,0 +1,48 @@
+// How well a model predicts the next token, and how far its distribution is from that of another run: what
+// compressing a cache does to the model (SPEC.md, section 6).
+//
+// All in nats. Exponentials are floats (relative error 1e-7), sums doubles.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+namespace kvcodec {
+
+/// The next-token distribution of one position, softmax of its logits.
+class NextToken {
+ public:
+  /// logits: one per token of the vocabulary, at least one. They must outlive this.
+  explicit NextToken(std::span<const float> logits);
+
+  std::span<const float> logits() const { return logits_; }
+  /// log of the sum of exp(logit).
+  double log_sum() const { return log_sum_; }
+  /// The likeliest token; of equal ones the lowest.
+  uint32_t best() const { return best_; }
+  /// -log of the token's probability. Throws Error(failed) for a token beyond the vocabulary. Not finite
+  /// where logits are not.
+  double surprise(uint32_t token) const;
+
+ private:
+  std::span<const float> logits_;
+  double log_sum_ = 0;
+  uint32_t best_ = 0;
+};
+
+/// Kullback-Leibler divergence of `other` from `reference`: sum of p (log p - log q), p of the reference; at
+/// least 0. Throws Error(failed) for vocabularies of different sizes.
+double divergence(const NextToken& reference, const NextToken& other);
+
+/// Sums over positions.
+struct PredictionSums {
+  uint64_t tokens = 0;
+  double surprise = 0;     ///< negative log-likelihood of what came
+  double divergence = 0;   ///< from the reference
+  uint64_t same_best = 0;  ///< positions whose likeliest token is that of the reference
+  uint64_t right = 0;      ///< positions whose likeliest token is what came
+
+  void add(const PredictionSums& other);
+};
+
+}  // namespace kvcodec

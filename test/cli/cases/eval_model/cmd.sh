@@ -1,0 +1,36 @@
+# What compressing the cache does to the demo model: tables, the same JSON for any number of threads, what must hold, refusals.
+. src/test/cli/refused.sh
+run() { kvcodec eval-model --model src/data/demo-model --text src/LICENSE --chunk 200 --max-documents 4 "$@"; }
+run --codec none --codec kivi:bits=2,group=16,residual=0 --codec q4:bits=3,rotate=hadamard,label=three |
+  sed 's/; [0-9].*s$/; TIME/; s/-*[0-9][0-9.]*/N/g' | tr -s ' -'
+for n in 1 2; do
+  run --codec lossless --codec kvcomp:unit-heads --codec none:select=quest,budget=20 --threads $n --json | grep -v seconds >$n.json
+done
+cmp 1.json 2.json && echo "same for any number of threads"
+run --codec none --dtype f32 --json >f32.json
+awk -v rise=$(tr -d ' \n' <f32.json | sed 's/.*"nll_rise":{"mean":\(-*[0-9.e+-]*\).*/\1/') \
+  'BEGIN { print "32 bits kept: " (rise < 1e-5 && rise > -1e-5 ? "the same likelihood" : rise) }'
+kvcodec eval-model --model src/data/demo-model --text src/LICENSE --task recall --lengths 100,200 --depths 2 --questions 3 --keys 2 \
+  --codec fp8 --codec q4:bits=2 | sed 's/; [0-9].*s$/; TIME/; s/[0-9][0-9.-]*/N/g' | tr -s ' -'
+run --codec kivi:bits=4 --stream 30 --select oracle --budget 60 --newest 4 | head -n 1 | sed 's/; [0-9].*s$/; TIME/'
+kvcodec encode data/demo.h5 --codec kivi --bits 3 --residual 0 -o recipe.h5 >/dev/null
+run --codec recipe.h5 --json | grep -c '"codec": "kivi"'
+refused eval-model --text src/LICENSE --codec none
+refused eval-model --model src/data/demo-model --codec none
+refused eval-model --model src/data/demo-model --text src/LICENSE
+refused eval-model --model src/data/demo-model --text src/LICENSE --codec frob
+refused eval-model --model src/data/demo-model --text src/LICENSE --codec kivi:bit=2
+refused eval-model --model src/data/demo-model --text src/LICENSE --codec kivi:bits=9
+refused eval-model --model src/data/demo-model --text src/LICENSE --codec kivi:bits
+refused eval-model --model src/data/demo-model --text src/LICENSE --codec kvcomp:unit-heads=perhaps
+refused eval-model --model src/data/demo-model --text src/LICENSE --codec none:book=data/dict.h5
+refused eval-model --model src/data/demo-model --text src/LICENSE --codec sparse
+refused eval-model --model src/data/demo-model --text src/LICENSE --codec sparse:book=data/dict.h5
+refused eval-model --model src/data/demo-model --text src/LICENSE --codec data/kv.h5
+refused eval-model --model src/data/demo-model --text src/LICENSE --codec none --select quest
+refused eval-model --model src/data/demo-model --text src/LICENSE --codec none --chunk 2000
+refused eval-model --model src/data/demo-model --text src/LICENSE --codec none --chunk 100 --prefix 99
+refused eval-model --model src/data/demo-model --text src/test/cli/refused.sh --codec none
+refused eval-model --model src/data/demo-model --text src/LICENSE --codec none --depths 3
+refused eval-model --model src/data/demo-model --text src/LICENSE --codec none --task recall --lengths 10
+refused eval-model --model src/data/demo-model --text src/LICENSE --codec none --task recall --lengths ten

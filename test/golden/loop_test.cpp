@@ -1,0 +1,67 @@
+// The closed loop on the demo model against transformers: fixtures and their description in
+// make_loop_fixtures.py.
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "formats/json_file.hpp"
+#include "formats/model_config.hpp"
+#include "formats/safetensors.hpp"
+#include "lib/codec/closed_loop.hpp"
+#include "lib/codec/registry.hpp"
+#include "test/test.hpp"
+
+using namespace kvcodec;
+
+namespace {
+
+double sum(const std::vector<double>& values) {
+  double total = 0;
+  for (const double value : values) total += value;
+  return total;
+}
+
+}  // namespace
+
+TEST_CASE("closed loop: likelihoods and divergences of the demo model are those of transformers") {
+  const std::string folder = test::source_dir() + "/data/demo-model";
+  const ModelDescription description = read_model_config(folder);
+  const Safetensors weights = Safetensors::open_model(folder);
+  const LlamaModel model(description.config, weights);
+  const nlohmann::json fixture =
+      read_json_object(test::source_dir() + "/test/golden/loop/demo-model.json", uint64_t{1} << 22);
+  std::vector<LoopDocument> documents;
+  for (const auto& document : fixture["documents"])
+    documents.push_back({document["tokens"].get<std::vector<uint32_t>>(), document["prefix"].get<size_t>()});
+
+  constexpr DType kTypes[] = {DType::f32, DType::bf16, DType::f16};
+  std::vector<std::unique_ptr<Codec>> codecs;
+  std::vector<LoopSetting> settings;
+  for (const DType type : kTypes) {
+    codecs.push_back(codec_from_record(find_codec("none"), {},
+                                       {.num_layers = description.config.num_layers,
+                                        .heads = description.config.num_kv_heads,
+                                        .head_dim = description.config.head_dim,
+                                        .storage = type}));
+    settings.push_back({codecs.back().get(), type, {}});
+  }
+  const auto results = ClosedLoop(model, settings, {}).run(documents);
+  for (size_t i = 0; i < documents.size(); ++i) {
+    CAPTURE(i);
+    const auto& document = fixture["documents"][i];
+    const auto n = static_cast<double>(documents[i].tokens.size() - 1 - documents[i].prefix);
+    const double reference = sum(document["reference"].get<std::vector<double>>()) / n;
+    // 1e-4 is what is promised; float arithmetic in another order comes to 1e-6 or so.
+    CHECK_LE(std::abs(results[i].reference.sums.surprise / n - reference), 1e-5);
+    CHECK_LE(std::abs(results[i].settings[0].sums.surprise / n - reference), 1e-5);
+    CHECK_LE(results[i].settings[0].sums.divergence / n, 1e-7);
+    for (const size_t type : {1, 2}) {
+      const auto& expected = document[std::string(name_of(kTypes[type]))];
+      const double nll = sum(expected["nll"].get<std::vector<double>>()) / n;
+      const double kl = sum(expected["kl"].get<std::vector<double>>()) / n;
+      CHECK_LE(std::abs(results[i].settings[type].sums.surprise / n - nll), 1e-4);
+      // Keys that lie on the border of two 16-bit values may be rounded to either.
+      CHECK_LE(std::abs(results[i].settings[type].sums.divergence / n - kl), 0.1 * kl + 1e-7);
+    }
+  }
+}

@@ -1,0 +1,213 @@
+#include "lib/codec/closed_loop.hpp"
+
+#include <cmath>
+#include <cstring>
+
+#include "lib/codec/registry.hpp"
+#include "lib/core/error.hpp"
+#include "lib/core/parallel.hpp"
+#include "test/test.hpp"
+#include "test/unit/naive_llama.hpp"
+
+using namespace kvcodec;
+
+namespace {
+
+ModelConfig small_config() {
+  ModelConfig config;
+  config.num_layers = 2, config.hidden_size = 32, config.intermediate_size = 48;
+  config.num_q_heads = 4, config.num_kv_heads = 2, config.head_dim = 16;
+  config.vocabulary_size = 60;
+  config.window.assign(2, 0);
+  return config;
+}
+
+/// A model with random weights, documents of random tokens, codecs by name.
+struct Bench {
+  ModelConfig config = small_config();
+  WeightsInMemory weights = test::random_weights(config, DType::f32, 5);
+  LlamaModel model{config, weights};
+  std::vector<LoopDocument> documents;
+  std::vector<std::unique_ptr<Codec>> codecs;
+
+  Bench() {
+    Rng rng(6);
+    for (const auto& [tokens, prefix] :
+         std::vector<std::pair<size_t, size_t>>{{90, 40}, {3, 1}, {200, 150}, {70, 68}}) {
+      LoopDocument document{{}, prefix};
+      for (size_t i = 0; i < tokens; ++i) document.tokens.push_back(static_cast<uint32_t>(rng.below(60)));
+      documents.push_back(document);
+    }
+  }
+
+  LoopSetting setting(const char* name, DType dtype, Record options = {}) {
+    const CodecContext context{
+        .num_layers = 2,
+        .heads = 2,
+        .head_dim = 16,
+        .query_heads = 4,
+        .storage = dtype == DType::f32 && std::string_view(name) != "none" ? DType::bf16 : dtype};
+    codecs.push_back(codec_from_record(find_codec(name), options, context));
+    return {codecs.back().get(), dtype, {}};
+  }
+
+  std::vector<LoopResult> run(std::vector<LoopSetting> settings, const LoopOptions& options = {}) {
+    return ClosedLoop(model, std::move(settings), options).run(documents);
+  }
+};
+
+/// Largest difference of the mean surprise of a document from the reference's.
+double largest_rise(const std::vector<LoopResult>& results, size_t setting) {
+  double largest = 0;
+  for (const LoopResult& result : results) {
+    const auto n = static_cast<double>(result.reference.sums.tokens);
+    CHECK_EQ(result.settings[setting].sums.tokens, result.reference.sums.tokens);
+    largest = std::max(largest,
+                       std::abs(result.settings[setting].sums.surprise - result.reference.sums.surprise) / n);
+  }
+  return largest;
+}
+
+double total_divergence(const std::vector<LoopResult>& results, size_t setting) {
+  double total = 0;
+  for (const LoopResult& result : results) total += result.settings[setting].sums.divergence;
+  return total;
+}
+
+bool same(const LoopScore& a, const LoopScore& b) {
+  return std::memcmp(&a.sums.surprise, &b.sums.surprise, sizeof(double)) == 0 &&
+         std::memcmp(&a.sums.divergence, &b.sums.divergence, sizeof(double)) == 0 && a.right == b.right &&
+         a.stored.category == b.stored.category;
+}
+
+}  // namespace
+
+TEST_CASE("closed loop: the reference is the naive pass's likelihood of the continuation") {
+  Bench bench;
+  const auto results = bench.run({bench.setting("none", DType::f32)});
+  const test::NaiveLlama naive(bench.config, bench.weights);
+  for (size_t d = 0; d < bench.documents.size(); ++d) {
+    const LoopDocument& document = bench.documents[d];
+    const auto expected = naive.run(document.tokens);
+    double surprise = 0;
+    for (size_t t = document.prefix; t + 1 < document.tokens.size(); ++t) {
+      double sum = 0;
+      for (const double logit : expected.logits[t]) sum += std::exp(logit);
+      surprise += std::log(sum) - expected.logits[t][document.tokens[t + 1]];
+    }
+    CHECK_EQ(results[d].reference.sums.tokens, document.tokens.size() - 1 - document.prefix);
+    CHECK(results[d].reference.sums.surprise == doctest::Approx(surprise).epsilon(1e-5));
+  }
+}
+
+TEST_CASE("closed loop: a cache kept in 32 bits changes nothing, streamed or not; 16 bits change little") {
+  Bench bench;
+  for (const size_t stream : {0, 1, 7, 1000}) {
+    CAPTURE(stream);
+    const auto results = bench.run({bench.setting("none", DType::f32), bench.setting("none", DType::bf16),
+                                    bench.setting("none", DType::f16)},
+                                   {.stream = stream});
+    CHECK_LE(largest_rise(results, 0), 1e-6);
+    CHECK_LE(total_divergence(results, 0), 1e-6);
+    CHECK_GT(total_divergence(results, 2), 1e-8);
+    CHECK_GT(total_divergence(results, 1),
+             4 * total_divergence(results, 2));  // 3 bits fewer, 8 times the error
+    CHECK_LE(largest_rise(results, 1), 0.05);
+    for (const LoopResult& result : results)
+      for (const LoopScore& score : result.settings) CHECK_EQ(score.right.size(), score.sums.tokens);
+  }
+}
+
+TEST_CASE("closed loop: what is stored is counted, with what is appended in streams, and books once") {
+  Bench bench;
+  ClosedLoop loop(bench.model, {bench.setting("none", DType::bf16), bench.setting("fp8", DType::bf16)}, {});
+  const auto results = loop.run(bench.documents);
+  const auto streamed = bench.run({bench.setting("none", DType::bf16)}, {.stream = 5});
+  for (size_t d = 0; d < results.size(); ++d) {
+    const LoopDocument& document = bench.documents[d];
+    const uint64_t values = document.prefix * 2 * 2 * 32, all = (document.tokens.size() - 1) * 2 * 2 * 32;
+    CHECK_EQ(results[d].settings[0].stored.values, values);
+    CHECK_EQ(results[d].settings[0].stored.bits(), 16 * values);
+    CHECK_EQ(results[d].settings[1].stored.bits(), 8 * values);
+    CHECK_EQ(streamed[d].settings[0].stored.values, all);
+    CHECK_EQ(streamed[d].settings[0].stored.bits(), 16 * all);
+  }
+  CHECK_EQ(loop.shared(0).bits(), 0);
+  CHECK_EQ(loop.shared(1).bits(), 2 * 2 * 2 * 32);  // a scale per head, side and layer
+}
+
+TEST_CASE("closed loop: coarser codes are farther away; streams wait as the codec says") {
+  Bench bench;
+  Record two, four, patient;
+  two.set("bits", int64_t{2});
+  four.set("bits", int64_t{4});
+  patient.set("bits", int64_t{2});
+  patient.set("group", int64_t{8});
+  patient.set("residual", int64_t{500});
+  const auto results =
+      bench.run({bench.setting("q4", DType::f32, two), bench.setting("q4", DType::f32, four),
+                 bench.setting("kivi", DType::bf16, patient), bench.setting("none", DType::bf16)},
+                {.stream = 3});
+  CHECK_GT(total_divergence(results, 0), 4 * total_divergence(results, 1));
+  CHECK_GT(total_divergence(results, 1), 0);
+  // All of it waits: that is the uncompressed cache in 16 bits.
+  CHECK(total_divergence(results, 2) == total_divergence(results, 3));
+}
+
+TEST_CASE("closed loop: selecting all there is changes nothing, few of them does, the oracle least") {
+  Bench bench;
+  std::vector<LoopSetting> settings;
+  for (const uint64_t budget : {uint64_t{1000}, uint64_t{6}})
+    for (const std::string_view by : step_selectors())
+      for (const char* share : {"max", "each"}) {
+        settings.push_back(bench.setting("none", DType::f32));
+        settings.back().selection = {.by = std::string(by), .budget = budget, .newest = 2, .share = share};
+      }
+  const size_t half = settings.size() / 2;
+  for (const size_t stream : {0, 20}) {
+    const auto results = bench.run(settings, {.stream = stream});
+    for (size_t i = 0; i < half; ++i) CHECK_LE(largest_rise(results, i), 1e-5);
+    for (size_t i = half; i < settings.size(); ++i) CHECK_GT(total_divergence(results, i), 0.1);
+    CHECK_LT(total_divergence(results, half), total_divergence(results, half + 2));
+  }
+  settings[0].selection.by = "dice";
+  CHECK_THROWS_AS(bench.run(settings), Error);
+  settings[0].selection = {.by = "quest"};
+  CHECK_THROWS_AS(bench.run(settings), Error);
+}
+
+TEST_CASE("closed loop: the same for any number of threads and little memory") {
+  Bench bench;
+  const auto settings = [&] {
+    std::vector<LoopSetting> all = {bench.setting("kvcomp", DType::bf16),
+                                    bench.setting("selfindex", DType::bf16), bench.setting("q4", DType::f16),
+                                    bench.setting("lossless", DType::bf16)};
+    all[2].selection = {.by = "quest", .budget = 10, .newest = 1};
+    return all;
+  };
+  set_num_threads(1);
+  const auto one = bench.run(settings());
+  for (const int threads : {2, 5}) {
+    set_num_threads(threads);
+    for (const uint64_t memory : {uint64_t{0}, uint64_t{1}}) {
+      const auto other = bench.run(settings(), {.memory = memory});
+      for (size_t d = 0; d < one.size(); ++d) {
+        CHECK(same(one[d].reference, other[d].reference));
+        for (size_t i = 0; i < one[d].settings.size(); ++i)
+          CHECK(same(one[d].settings[i], other[d].settings[i]));
+      }
+    }
+  }
+  set_num_threads(0);
+  CHECK_EQ(one[2].settings[3].sums.divergence,
+           bench.run({bench.setting("none", DType::bf16)})[2].settings[0].sums.divergence);
+}
+
+TEST_CASE("closed loop: documents without a token to judge are refused") {
+  Bench bench;
+  for (const size_t prefix : {0, 68, 69, 70}) {
+    if (prefix == 68) continue;
+    bench.documents.back().prefix = prefix;
+    CHECK_THROWS_AS(bench.run({bench.setting("none", DType::f32)}), Error);
+  }
+}

@@ -1,0 +1,184 @@
+// The pieces that the yardstick codecs are made of, and what only those codecs promise.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "lib/codec/encoded.hpp"
+#include "lib/codec/registry.hpp"
+#include "lib/core/error.hpp"
+#include "lib/core/half.hpp"
+#include "lib/core/rng.hpp"
+#include "lib/linalg/hadamard.hpp"
+#include "lib/quant/fp8.hpp"
+#include "lib/quant/symmetric.hpp"
+#include "test/test.hpp"
+
+using namespace kvcodec;
+
+namespace {
+
+/// The value of a code by the format's definition, in double.
+double e4m3_value(int code) {
+  const int exponent = code >> 3 & 15, mantissa = code & 7;
+  const double magnitude =
+      exponent == 0 ? mantissa * std::exp2(-9) : (1 + mantissa / 8.0) * std::exp2(exponent - 7);
+  return code & 0x80 ? -magnitude : magnitude;
+}
+
+/// The nearest code by trying all of them: ties to the even one, 448 beyond the range.
+uint8_t nearest_e4m3(double x) {
+  int best = 0;
+  double least = INFINITY;
+  for (int code = 0; code < 0x7f; ++code) {
+    const double distance = std::abs(e4m3_value(code) - std::abs(x));
+    if (distance < least || (distance == least && code % 2 == 0)) best = code, least = distance;
+  }
+  return static_cast<uint8_t>(std::signbit(x) ? best | 0x80 : best);
+}
+
+Encoded encode(const Codec& codec, const GroupShape& shape, MatrixView<const float> rows) {
+  const DocumentRows documents[] = {DocumentRows(rows)};
+  return encode_in_memory(codec, shape, documents);
+}
+
+}  // namespace
+
+TEST_CASE("e4m3: every code is its value, and every value becomes its code again") {
+  for (int code = 0; code < 256; ++code) {
+    const auto byte = static_cast<uint8_t>(code);
+    if (is_e4m3_nan(byte)) {
+      CHECK(std::isnan(e4m3_to_float(byte)));
+      continue;
+    }
+    CHECK_EQ(double(e4m3_to_float(byte)), e4m3_value(code));
+    CHECK_EQ(e4m3_from_float(e4m3_to_float(byte)), byte);
+  }
+  CHECK_EQ(e4m3_from_float(NAN), 0x7f);
+  CHECK_EQ(e4m3_from_float(INFINITY), 0x7e);
+  CHECK_EQ(e4m3_from_float(-1e30f), 0xfe);
+  CHECK_EQ(e4m3_from_float(-0.0f), 0x80);
+}
+
+TEST_CASE("e4m3: the nearest code, ties to even, over all neighbours' midpoints and random values") {
+  for (int code = 0; code + 1 < 0x7f; ++code) {
+    const auto middle = static_cast<float>((e4m3_value(code) + e4m3_value(code + 1)) / 2);
+    for (const float x : {middle, std::nextafter(middle, 0.0f), std::nextafter(middle, 1e9f)})
+      for (const float y : {x, -x}) CHECK_EQ(e4m3_from_float(y), nearest_e4m3(y));
+  }
+  Rng rng(3);
+  for (int i = 0; i < 20000; ++i) {
+    const auto x = static_cast<float>(rng.normal() * std::exp2(rng.uniform(-14, 11)));
+    CHECK_EQ(e4m3_from_float(x), nearest_e4m3(x));
+  }
+}
+
+TEST_CASE("the Hadamard transform is that of its definition, keeps lengths and undoes itself") {
+  Rng rng(4);
+  for (const size_t block : {1, 2, 4, 64, 128})
+    for (const size_t pieces : {0, 1, 3}) {
+      std::vector<float> x(block * pieces);
+      for (float& value : x) value = static_cast<float>(rng.normal());
+      std::vector<float> y = x;
+      hadamard(y, block);
+      for (size_t i = 0; i < x.size(); ++i) {
+        double expected = 0;
+        for (size_t j = 0; j < block; ++j) {
+          const double value = x[i / block * block + j];
+          expected += __builtin_parityll(i % block & j) ? -value : value;
+        }
+        CHECK_LE(std::abs(y[i] - expected / std::sqrt(double(block))), 1e-5);
+      }
+      hadamard(y, block);
+      for (size_t i = 0; i < x.size(); ++i) CHECK_LE(std::abs(y[i] - x[i]), 1e-5);
+    }
+  std::vector<float> x(12);
+  CHECK_THROWS_AS(hadamard(x, 3), Error);
+  CHECK_THROWS_AS(hadamard(x, 8), Error);
+  CHECK_EQ(power_of_two_in(96), 32);
+  CHECK_EQ(power_of_two_in(31), 1);
+}
+
+TEST_CASE("symmetric quantization: within half a step, a whole one at the end that has a level less") {
+  Rng rng(5);
+  for (const DType stored : {DType::f16, DType::bf16, DType::f32})
+    for (unsigned bits = 2; bits <= 8; ++bits)
+      for (const size_t columns : {1, 7, 32, 33, 100})
+        for (const size_t group : {1, 5, 32, 200}) {
+          Matrix<float> x(6, columns), back = x;
+          for (size_t i = 0; i < x.size(); ++i)
+            x.data()[i] = static_cast<float>(rng.normal() * std::exp2(rng.uniform(-8, 8)));
+          std::ranges::fill(x.row(1), 0.0f);
+          Matrix<float> scales(6, (columns + group - 1) / group);
+          Matrix<uint8_t> codes(6, columns);
+          quantize_symmetric(x, group, bits, stored, scales, codes);
+          dequantize_symmetric(codes, group, bits, scales, back);
+          const int top = 1 << (bits - 1);
+          for (size_t i = 0; i < x.rows(); ++i)
+            for (size_t c = 0; c < columns; ++c) {
+              const double scale = scales(i, c / group), level = scale == 0 ? 0 : x(i, c) / scale;
+              CHECK_EQ(double(round_to(stored, scales(i, c / group))), scale);
+              CHECK_LE(level, top);   // rounded away from zero,
+              CHECK_GE(level, -top);  // so nothing lies below the lowest level
+              const double bound = level > top - 1.5 ? 1 : 0.5;
+              CHECK_LE(std::abs(double(back(i, c)) - x(i, c)), std::abs(scale) * bound * (1 + 1e-6));
+            }
+        }
+  const std::vector<float> loud = {1e6f};
+  CHECK_THROWS_AS(fit_symmetric(loud, 4, DType::f16), Error);
+}
+
+TEST_CASE("fp8: later tokens have room up to the headroom and are cut beyond it") {
+  const CodecContext context{.num_layers = 1, .heads = 2, .head_dim = 4};
+  const auto codec = codec_from_record(find_codec("fp8"), {}, context);
+  const GroupShape shape{.heads = 2, .head_dim = 4};
+  Matrix<float> rows(1, 8), later(2, 8), out(3, 8);
+  std::ranges::fill(rows.row(0), 1.0f);
+  std::ranges::fill(later.row(0), 2.0f);
+  std::ranges::fill(later.row(1), -5.0f);
+  Encoded encoded(codec->streams(shape));
+  StreamStore& document = encoded.add_document();
+  const auto survey = codec->survey(shape);
+  survey->observe(rows);
+  survey->finish(document);
+  codec->append(shape, rows, document);
+  codec->append(shape, later, document);
+  codec->decode(shape, document, 0, out);
+  CHECK_EQ(out(0, 0), doctest::Approx(1).epsilon(1e-6));
+  CHECK_EQ(out(1, 7), doctest::Approx(2).epsilon(1e-6));
+  CHECK_EQ(out(2, 3), doctest::Approx(-2).epsilon(1e-6));
+}
+
+TEST_CASE("lossless: values of few exponents take fewer bits, in both types, appended ones too") {
+  Rng rng(6);
+  for (const DType storage : {DType::bf16, DType::f16}) {
+    const CodecContext context{.num_layers = 1, .heads = 2, .head_dim = 32, .storage = storage};
+    const auto codec = codec_from_record(find_codec("lossless"), {}, context);
+    const GroupShape shape{.heads = 2, .head_dim = 32};
+    Matrix<float> rows(640, 64);
+    for (size_t i = 0; i < rows.size(); ++i) rows.data()[i] = round_to(storage, float(rng.normal()));
+    const Encoded encoded = encode(*codec, shape, rows);
+    uint64_t bytes = 0;
+    for (const StreamSpec& spec : encoded.specs()) bytes += encoded.bytes(spec.name).size();
+    const double bits = 8.0 * double(bytes) / double(rows.size());
+    // Of a normal distribution, the exponent and sign of a bf16 hold 3.6 bits, those of an f16 no more; the
+    // mantissas are nearly noise. Books and block overheads on top.
+    const double mantissa = storage == DType::bf16 ? 7 : 10;
+    CHECK_GE(bits, mantissa + 3.3);
+    CHECK_LE(bits, mantissa + 4.1);
+
+    // Values that the book has never seen.
+    Encoded grown(codec->streams(shape));
+    StreamStore& document = grown.add_document();
+    const auto survey = codec->survey(shape);
+    survey->observe(rows);
+    survey->finish(document);
+    Matrix<float> strange(64, 64), out(64, 64);
+    for (size_t i = 0; i < strange.size(); ++i)
+      strange.data()[i] = round_to(storage, float(rng.normal() * (i % 7 == 0 ? 3000 : 1e-4)));
+    codec->append(shape, strange, document);
+    codec->decode(shape, document, 0, out);
+    CHECK(std::memcmp(out.data(), strange.data(), out.size() * sizeof(float)) == 0);
+    CHECK_LE(document.rows("exponents") + document.rows("mantissas"), 2 * strange.size());
+  }
+}
