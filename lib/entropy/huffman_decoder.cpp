@@ -10,6 +10,7 @@
 #include "lib/core/cpu.hpp"
 #include "lib/core/error.hpp"
 #include "lib/entropy/huffman_kernels.hpp"
+#include "lib/entropy/huffman_window.hpp"
 
 namespace kvcodec {
 namespace {
@@ -70,22 +71,6 @@ uint64_t end_of(const Lane<Symbol>& lane, size_t n, const uint8_t* lengths) {
   return bit;
 }
 
-/// The symbol that starts the window and its length, for every value of the window.
-std::vector<std::pair<uint16_t, uint8_t>> first_symbols(const HuffmanBook& book, unsigned window) {
-  // A book of one code leaves the half behind it unused: it means that symbol too.
-  size_t only = 0;
-  while (only < book.symbols() && book.length(only) == 0) ++only;
-  std::vector<std::pair<uint16_t, uint8_t>> first(size_t{1} << window,
-                                                  {static_cast<uint16_t>(only), uint8_t{1}});
-  for (size_t symbol = 0; symbol < book.symbols(); ++symbol)
-    if (const unsigned length = book.length(symbol); length > 0) {
-      const auto begin = first.begin() + (ptrdiff_t{book.code(symbol)} << (window - length));
-      std::fill_n(begin, size_t{1} << (window - length),
-                  std::pair(static_cast<uint16_t>(symbol), static_cast<uint8_t>(length)));
-    }
-  return first;
-}
-
 }  // namespace
 
 template <class Symbol>
@@ -96,14 +81,15 @@ HuffmanDecoder<Symbol>::HuffmanDecoder(const HuffmanBook& book)
     lengths_.push_back(static_cast<uint8_t>(book.length(symbol)));
   if (book.num_codes() == 0) return;
   constexpr size_t kMost = kBytesPerEntry / sizeof(Symbol);
-  const auto first = first_symbols(book, window_);
-  entries_.resize(first.size());
-  for (size_t value = 0; value < first.size(); ++value) {
+  const auto codes = codes_by_window(book, window_);
+  if constexpr (sizeof(Symbol) == 1) side_by_side_ = SideBySideDecoder(book, window_, codes);
+  entries_.resize(codes.size());
+  for (size_t value = 0; value < codes.size(); ++value) {
     uint64_t entry = 0;
     unsigned bits = 0;
     size_t count = 0;
     for (; count < kMost; ++count) {
-      const auto [symbol, length] = first[(value << bits) & (first.size() - 1)];
+      const auto [symbol, length] = codes[(value << bits) & (codes.size() - 1)];
       if (bits + length > window_) break;
       entry |= uint64_t{symbol} << (64 - 8 * sizeof(Symbol) * (count + 1));
       bits += length;
@@ -230,6 +216,18 @@ void HuffmanDecoder<Symbol>::decode_runs(std::span<const uint8_t> payload, uint6
   const size_t chain = n == 0 ? 0 : std::min(kPartSymbols / n, run_bits.size() / kLanes);
   size_t run = 0;
   uint64_t bit = first_bit;
+  if constexpr (sizeof(Symbol) == 1)
+    while (const size_t count = side_by_side_.runs_at_once(run_bits.size() - run, n)) {
+      const auto bits = run_bits.subspan(run, count);
+      const auto others = side_by_side_.decode(payload, bit, bits, out.rows(run, count));
+      size_t k = 0;
+      for (const size_t other : others) {
+        for (; k < other; ++k) bit += bits[k];
+        bit = decode_group(work, run + k++, 1, bit);
+      }
+      for (; k < count; ++k) bit += bits[k];
+      run += count;
+    }
   if (chain > 1)
     for (; run + chain * kLanes <= run_bits.size(); run += chain * kLanes)
       bit = decode_chained(work, run, chain, bit);

@@ -11,14 +11,16 @@
 #include "lib/core/view.hpp"
 #include "lib/entropy/escaped.hpp"
 #include "lib/entropy/huffman.hpp"
+#include "lib/entropy/huffman_side_by_side.hpp"
 
 namespace kvcodec {
 
 /// Decodes several symbols per look-up: a table over the next 11 bits (12 if the book has codes that long)
 /// holds all symbols that lie within them entirely, and eight runs are decoded side by side. Short runs of
 /// one call are joined, up to about a thousand symbols: of damaged ones, those may pass whose errors leave
-/// the number of bits of all of them together as it was. Symbol: uint8_t (books of at most 256 symbols, the
-/// escape included) or uint16_t.
+/// the number of bits of all of them together as it was. Many runs of one
+/// call are decoded as huffman_side_by_side.hpp says where that is faster. Symbol: uint8_t (books of at most
+/// 256 symbols, the escape included) or uint16_t.
 template <class Symbol>
 class HuffmanDecoder {
  public:
@@ -39,8 +41,9 @@ class HuffmanDecoder {
 
   HuffmanBook book_;
   unsigned window_;
-  std::vector<uint8_t> lengths_;   // of the book's symbols
-  std::vector<uint64_t> entries_;  // huffman_kernels.hpp
+  std::vector<uint8_t> lengths_;    // of the book's symbols
+  std::vector<uint64_t> entries_;   // huffman_kernels.hpp
+  SideBySideDecoder side_by_side_;  // for symbols of one byte
 };
 
 /// The paper's decoder (KVComp, section 3.3.1): the code tree as an array of nodes, walked bit by bit without

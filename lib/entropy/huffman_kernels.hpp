@@ -95,4 +95,34 @@ KVCODEC_HUFFMAN_KERNELS
 }
 #undef KVCODEC_HUFFMAN_KERNELS
 
+/// A code book small enough for registers, to decode sets of kSideBySide runs, one symbol of each run at a
+/// time. What starts with a code of at most kShortBits bits is looked up by its first kShortBits bits; longer
+/// codes, which must be among the last kEntries values of the window, by the low 7 bits of the window.
+struct SideBySideTable {
+  static constexpr size_t kEntries = 128;
+  unsigned window;                  ///< kSmallWindow or kLargeWindow
+  uint8_t short_lengths[kEntries];  ///< 255 where a longer code starts
+  uint8_t short_symbols[kEntries];
+  uint8_t long_lengths[kEntries];  ///< nowhere less than a short one
+  uint8_t long_symbols[kEntries];
+};
+inline constexpr unsigned kShortBits = 7;
+inline constexpr size_t kSideBySide = 64;
+inline constexpr size_t kMostSets = 2;  ///< that are decoded at once
+
+namespace avx512 {
+/// Whether this machine has the instructions (VBMI and VBMI2) that these functions need besides those of
+/// avx512.
+bool have_side_by_side();
+/// Decodes n symbols in each of the runs of `sets` sets (1 or 2). Reads nothing outside in[0, in_bytes), 8 <=
+/// in_bytes < 2^28; where codes run on behind the end, zero bits follow. Of run r of set s,
+///   bit[64s + r] < 2^31 is where it starts, and on return where it ends;
+///   out[64 * (s * n + i) + r] becomes its symbol i;
+///   largest[64s + r] its largest symbol.
+void decode_side_by_side(const SideBySideTable& table, const uint8_t* in, size_t in_bytes, size_t sets,
+                         size_t n, uint32_t* bit, uint8_t* out, uint8_t* largest);
+/// Copies a set's symbols, run r to to[r * to_stride]...; reads whole tiles of 64 symbols of all runs.
+void copy_side_by_side(const uint8_t* symbols, size_t n, uint8_t* to, size_t to_stride);
+}  // namespace avx512
+
 }  // namespace kvcodec::huffman_kernels

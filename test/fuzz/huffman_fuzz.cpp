@@ -49,7 +49,7 @@ void decode_both(const HuffmanBook& book, std::span<const uint8_t> payload, uint
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   fuzz::Bytes input(data, size);
   const size_t n = input.below(1200);
-  std::vector<uint32_t> run_bits(input.byte() % 70);
+  std::vector<uint32_t> run_bits(input.byte());
   const uint64_t first_bit = input.byte() % 16;
   const bool wide = input.byte() % 2;
   for (uint32_t& bits : run_bits) bits = input.below(65536);

@@ -485,6 +485,79 @@ TEST_CASE("huffman: runs of any length and number come back, with both decoders,
     }
 }
 
+TEST_CASE("huffman: many runs side by side: all come out at once but those with an escape") {
+  Rng rng(14);
+  size_t decoded = 0, escaped = 0;
+  for (const size_t count : {64, 128})
+    for (const size_t n : {1, 2, 31, 63, 64, 65, 127, 128, 129, 300, 1025})
+      for (const unsigned max_length : {7, 8, 11, 12}) {
+        const double decay = rng.below(4) > 0 ? std::exp2(rng.uniform(-5, 1)) : 0;
+        const unsigned escape_bits = rng.below(3) > 0 ? 9 : 0;
+        const size_t max_codes = escape_bits > 0 ? 2 + rng.below(120) : 128;
+        CAPTURE(count);
+        CAPTURE(n);
+        CAPTURE(max_length);
+        CAPTURE(decay);
+        CAPTURE(max_codes);
+        const auto runs = make_runs<uint8_t>(
+            count, n, 1 + rng.below(128), decay,
+            {.max_length = max_length, .escape_bits = escape_bits, .max_codes = max_codes}, rng);
+        check_round_trip(runs);
+        const unsigned window = max_length == 12 ? 12 : 11;
+        const SideBySideDecoder decoder(runs.book, window, codes_by_window(runs.book, window));
+        if (!decoder.ready()) continue;  // another machine, or too many long codes
+        const Coded coded = encode(runs);
+        Matrix<uint8_t> wide(count, n + 3);
+        std::fill_n(wide.data(), wide.size(), uint8_t{77});
+        std::vector<uint8_t> bytes = coded.bytes;
+        bytes.resize(std::max<size_t>(bytes.size(), 8));
+        bytes.shrink_to_fit();
+        const auto others = decoder.decode(bytes, 0, coded.bits, wide.view().columns(0, n));
+        for (size_t run = 0; run < count; ++run) {
+          const auto row = runs.symbols.row(run);
+          const bool escape =
+              runs.book.has_escape() && std::ranges::count(row, static_cast<uint8_t>(runs.book.escape())) > 0;
+          CHECK_EQ(std::ranges::count(others, run), escape ? 1 : 0);
+          if (!escape) CHECK(std::equal(row.begin(), row.end(), wide.row(run).begin()));
+          CHECK_EQ(wide(run, n), 77);
+          ++(escape ? escaped : decoded);
+        }
+        const size_t longer = rng.below(count - 1);  // a run that ends a bit behind its last code
+        Coded damaged = coded;
+        ++damaged.bits[longer], --damaged.bits[longer + 1];
+        CHECK_EQ(
+            std::ranges::count(decoder.decode(bytes, 0, damaged.bits, wide.view().columns(0, n)), longer), 1);
+      }
+  if (SideBySideDecoder(HuffmanBook::from_counts(std::vector<uint64_t>{1, 1}, {}), 11,
+                        codes_by_window(HuffmanBook::from_counts(std::vector<uint64_t>{1, 1}, {}), 11))
+          .ready()) {
+    CHECK_GT(decoded, 2000);
+    CHECK_GT(escaped, 200);
+  }
+}
+
+TEST_CASE("huffman: an escape without its value is refused, alone and among many runs") {
+  Rng rng(15);
+  const auto book = HuffmanBook::from_counts(std::vector<uint64_t>{40, 30, 20, 10, 9, 8, 7, 6, 5, 4, 3, 2},
+                                             {.escape_bits = 12});
+  for (const size_t count : {1, 8, 64, 128}) {
+    Runs<uint8_t> runs{book, Matrix<uint8_t>(count, 64), {}, {}};
+    for (size_t i = 0; i < runs.symbols.size(); ++i)
+      runs.symbols.data()[i] = static_cast<uint8_t>(rng.below(book.alphabet()));
+    CHECK(decode<uint8_t>(HuffmanDecoder<uint8_t>(book), encode(runs).bytes, 0, encode(runs).bits, 64));
+    runs.symbols(count / 2, 5) = static_cast<uint8_t>(book.escape());
+    runs.raw = {1};
+    Coded coded = encode_plainly(runs);
+    BitWriter without;  // the same codes, as long as they say
+    for (size_t run = 0; run < count; ++run)
+      for (const uint8_t symbol : runs.symbols.row(run)) without.put(book.code(symbol), book.length(symbol));
+    coded.bits[count / 2] -= 12;
+    coded.bytes = without.finish();
+    CHECK_FALSE(decode<uint8_t>(HuffmanTreeWalk<uint8_t>(book), coded.bytes, 0, coded.bits, 64));
+    CHECK_FALSE(decode<uint8_t>(HuffmanDecoder<uint8_t>(book), coded.bytes, 0, coded.bits, 64));
+  }
+}
+
 TEST_CASE("huffman: alphabets of one symbol, of none, and of the escape alone") {
   Rng rng(7);
   for (const size_t n : {1, 9, 300}) {
@@ -612,8 +685,8 @@ TEST_CASE("huffman: runs that are cut or have other bits are refused, or decode 
     const size_t n = rng.below(70);
     const HuffmanOptions options{
         .max_length = 8, .escape_bits = unsigned(1 + rng.below(20)), .max_codes = 9 + rng.below(50)};
-    const auto runs =
-        make_runs<uint8_t>(1 + rng.below(70), n, 1 + rng.below(60), rng.uniform(0.05, 1), options, rng);
+    const auto runs = make_runs<uint8_t>(1 + rng.below(rng.below(4) > 0 ? 70 : 300), n, 1 + rng.below(60),
+                                         rng.uniform(0.05, 1), options, rng);
     Coded coded = encode(runs);
     const bool whole = rng.below(4) > 0;
     for (uint64_t hits = rng.below(3); hits > 0 && !coded.bytes.empty(); --hits)
