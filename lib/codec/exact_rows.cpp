@@ -17,10 +17,10 @@ size_t piece_rows(size_t width) { return std::max<size_t>(1, kPieceValues / std:
 /// The first infinity or NaN (an exponent of all ones: also what values beyond the type's range were rounded
 /// to), or row.size() if there is none.
 size_t first_infinite(DType type, std::span<const uint16_t> row) {
-  const uint16_t exponent = type == DType::f16 ? 0x7c00 : 0x7f80;
-  bool any = false;
-  for (const uint16_t bits : row) any |= (bits & exponent) == exponent;
-  if (!any) return row.size();
+  const auto exponent = static_cast<int16_t>(type == DType::f16 ? 0x7c00 : 0x7f80);
+  int16_t largest = 0;  // as signed numbers they have a maximum in every instruction set
+  for (const uint16_t bits : row) largest = std::max(largest, static_cast<int16_t>(bits & exponent));
+  if (largest < exponent) return row.size();
   const auto bad =
       std::find_if(row.begin(), row.end(), [&](uint16_t bits) { return (bits & exponent) == exponent; });
   return static_cast<size_t>(bad - row.begin());
@@ -53,16 +53,18 @@ void check_width(const GroupShape& shape, size_t columns) {
                  shape.heads, shape.head_dim, shape.width());
 }
 
+void store_row(DType storage, std::span<const float> row, size_t index, std::span<uint16_t> out) {
+  narrow(storage, row, out);
+  if (const size_t bad = first_infinite(storage, out); bad < out.size())
+    throw bad_input("row {}, channel {}: {} is beyond the range of {}", index, bad, row[bad],
+                    name_of(storage));
+}
+
 std::vector<uint16_t> to_storage(DType storage, MatrixView<const float> rows) {
   std::vector<uint16_t> halves(rows.rows() * rows.cols());
   parallel_for(rows.rows(), piece_rows(rows.cols()), [&](size_t begin, size_t end, int) {
-    for (size_t i = begin; i < end; ++i) {
-      const std::span<uint16_t> row = std::span(halves).subspan(i * rows.cols(), rows.cols());
-      narrow(storage, rows.row(i), row);
-      if (const size_t bad = first_infinite(storage, row); bad < row.size())
-        throw bad_input("row {}, channel {}: {} is beyond the range of {}", i, bad, rows(i, bad),
-                        name_of(storage));
-    }
+    for (size_t i = begin; i < end; ++i)
+      store_row(storage, rows.row(i), i, std::span(halves).subspan(i * rows.cols(), rows.cols()));
   });
   return halves;
 }

@@ -28,6 +28,9 @@ void check_width(const GroupShape& shape, size_t columns);
 /// Throws Error(bad_input) naming the first value that its range does not hold.
 std::vector<uint16_t> to_storage(DType storage, MatrixView<const float> rows);
 
+/// One of them, the index-th, to `out`: as many values.
+void store_row(DType storage, std::span<const float> row, size_t index, std::span<uint16_t> out);
+
 /// Reads rows [first, first + out.rows()) of a stream made by exact_stream into out: (n, width).
 /// Throws Error(bad_input) if they are not all there or hold values that are not finite.
 void read_exact(std::string_view stream, DType storage, const StreamReader& document, uint64_t first,

@@ -33,6 +33,7 @@ struct Layout {
   size_t steps() const {
     return unit == UnitShape::column ? block.dims : unit == UnitShape::row ? block.tokens : 1;
   }
+  size_t row_steps() const { return shared_steps ? steps() : heads * steps(); }
   size_t origins() const { return has_origins ? block.dims : 0; }
   size_t origin_bytes(uint8_t bits) const { return 2 + (block.dims * bits + 7) / 8; }
 };

@@ -18,15 +18,16 @@
 //   sizes        u32 of blocks not raw      bytes of a block in "payload"
 //   counts       u8  bytes of all blocks    how many bits each run takes
 //   payload      u8  bytes of all blocks
-//   limits       f32 shared [1][H][d or 1]  keys, with max-logit-error: largest error of a channel (or of a
-//   head) steps        f16 steps of all units     of blocks that are not raw; with unit-heads, of block rows
-//   that have one origin_bits  u8  [T/B][H]               keys: bits of a block's origins origins      u8
-//   bytes of all blocks    keys: smallest origin i16, then per channel what it is above that tail bf16|f16 [T
-//   mod B][H][d]
+//   limits       f32 shared [1][H][d or 1]  keys, with max-logit-error: a channel's or head's largest error
+//   steps        f16 steps of all units     of blocks not raw; of block rows, where heads share them
+//   origin_bits  u8  [T/B][H]               keys: bits of a block's origins
+//   origins      u8  bytes of all blocks    keys: the smallest (i16), then by channel what it is above that
+//   tail         bf16|f16 [T mod B][H][d]
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
 #include <cstring>
+#include <optional>
 
 #include "lib/codec/exact_rows.hpp"
 #include "lib/codec/kvcomp_blocks.hpp"
@@ -35,6 +36,7 @@
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"
+#include "lib/entropy/histogram.hpp"
 #include "lib/entropy/pack.hpp"
 #include "lib/kvcomp/block.hpp"
 #include "lib/quant/error_bounded.hpp"
@@ -129,6 +131,64 @@ struct HeadBlock {
   std::vector<uint8_t> origins;
 };
 
+/// Coded block rows: their blocks, row after row, head after head, and their steps.
+struct EncodedRows {
+  std::vector<HeadBlock> blocks;
+  std::vector<float> steps;  // (rows, row_steps)
+};
+
+/// Tokens in 16 bits and the new ones behind them, which become 16 bits where they are read.
+class TokenQueue {
+ public:
+  TokenQueue(DType storage, std::span<const uint16_t> waiting, MatrixView<const float> added)
+      : storage_(storage), waiting_(waiting), added_(added) {}
+
+  size_t tokens() const { return waiting_.size() / added_.cols() + added_.rows(); }
+
+  /// As many tokens as out has room for, from token `first` on. Throws Error(bad_input) as store_row.
+  void read(size_t first, std::span<uint16_t> out) const {
+    const size_t width = added_.cols(), before = waiting_.size() / width;
+    const size_t old = std::min(first < before ? before - first : 0, out.size() / width);
+    std::ranges::copy(waiting_.subspan(std::min(first, before) * width, old * width), out.begin());
+    for (size_t i = old; i < out.size() / width; ++i) {
+      const size_t row = first + i - before;
+      store_row(storage_, added_.row(row), row, out.subspan(i * width, width));
+    }
+  }
+  std::vector<uint16_t> from(size_t first) const {
+    std::vector<uint16_t> out((tokens() - first) * added_.cols());
+    read(first, out);
+    return out;
+  }
+  DType storage() const { return storage_; }
+
+ private:
+  DType storage_;
+  std::span<const uint16_t> waiting_;
+  MatrixView<const float> added_;
+};
+
+/// Room for one block row in work; one per thread.
+struct RowScratch {
+  std::vector<uint16_t> halves;
+  Matrix<float> values;  ///< the same, (tokens, width)
+  Matrix<uint8_t> symbols;
+  std::vector<float> steps;
+  std::vector<int16_t> origins;
+
+  RowScratch(const Layout& layout, size_t tokens)
+      : halves(tokens * layout.width()),
+        values(tokens, layout.width()),
+        symbols(tokens, layout.width()),
+        steps(layout.heads * std::max(layout.steps(), tokens)),
+        origins(layout.heads * layout.origins()) {}
+
+  void read(const TokenQueue& queue, size_t first) {
+    queue.read(first, halves);
+    widen(queue.storage(), halves, {values.data(), values.size()});
+  }
+};
+
 class KvcompCodec final : public Codec {
  public:
   KvcompCodec(const KvcompOptions& options, const CodecContext& context)
@@ -188,8 +248,9 @@ class KvcompCodec final : public Codec {
                 std::span<float> steps, std::span<int16_t> origins, MatrixView<uint8_t> symbols) const;
   HeadBlock encode_head(const BlockCoder& coder, const Layout& layout, MatrixView<const uint8_t> symbols,
                         MatrixView<const uint16_t> values, std::span<const int16_t> origins) const;
-  void append_blocks(Side side, const Layout& layout, size_t rows, std::span<const uint16_t> queue,
-                     StreamStore& document) const;
+  EncodedRows encode_rows(Side side, const Layout& layout, const TokenQueue& queue, size_t rows,
+                          const StreamReader& document) const;
+  static void append_rows(const Layout& layout, const EncodedRows& blocks, StreamStore& document);
 
   /// How many of the tokens [first, first + count) lie in blocks. Throws Error(bad_input) if not all are
   /// there.
@@ -293,17 +354,19 @@ class HistogramSurvey final : public Survey {
 
   void observe(MatrixView<const float> rows) override {
     if (pass_ + 1 < passes()) return;
-    const std::vector<uint16_t> added = to_storage(codec_.storage_, rows);
-    queue_.insert(queue_.end(), added.begin(), added.end());
-    const size_t block_values = layout_.block.tokens * layout_.width();
-    const size_t whole = queue_.size() / block_values;
-    count(whole, layout_.block.tokens, queue_);
-    queue_.erase(queue_.begin(), queue_.begin() + static_cast<ptrdiff_t>(whole * block_values));
+    const TokenQueue queue(codec_.storage_, waiting_, rows);
+    const size_t whole = queue.tokens() / layout_.block.tokens;
+    count(queue, whole, layout_.block.tokens);
+    waiting_ = queue.from(whole * layout_.block.tokens);
   }
 
   void end_document() override {
-    if (!queue_.empty()) count(1, queue_.size() / layout_.width(), queue_);
-    queue_.clear();
+    if (!waiting_.empty()) {
+      const Matrix<float> none(0, layout_.width());
+      const TokenQueue queue(codec_.storage_, waiting_, none);
+      count(queue, 1, queue.tokens());
+    }
+    waiting_.clear();
   }
 
   void finish(StreamStore& document) override {
@@ -334,20 +397,15 @@ class HistogramSurvey final : public Survey {
     }
   }
 
-  void count(size_t blocks, size_t tokens, std::span<const uint16_t> values) {
-    const size_t width = layout_.width();
-    std::vector<std::vector<uint64_t>> counts(blocks, std::vector<uint64_t>(256));
-    parallel_for(blocks, 1, [&](size_t begin, size_t end, int) {
-      Matrix<float> rows(tokens, width);
-      Matrix<uint8_t> symbols(tokens, width);
-      std::vector<float> steps(layout_.heads * std::max(layout_.steps(), tokens));
-      std::vector<int16_t> origins(layout_.heads * layout_.origins());
-      for (size_t i = begin; i < end; ++i) {
-        widen(codec_.storage_, values.subspan(i * tokens * width, tokens * width),
-              {rows.data(), rows.size()});
-        codec_.quantize(side_, layout_, limits_, rows, steps, origins, symbols);
-        for (size_t j = 0; j < symbols.size(); ++j) ++counts[i][symbols.data()[j]];
-      }
+  void count(const TokenQueue& queue, size_t blocks, size_t tokens) {
+    std::vector<std::vector<uint64_t>> counts(blocks);
+    std::vector<std::optional<RowScratch>> scratch(static_cast<size_t>(num_threads()));
+    parallel_for(blocks, 1, [&](size_t i, size_t, int worker) {
+      auto& row = scratch[static_cast<size_t>(worker)];
+      if (!row) row.emplace(layout_, tokens);
+      row->read(queue, i * tokens);
+      codec_.quantize(side_, layout_, limits_, row->values, row->steps, row->origins, row->symbols);
+      counts[i] = histogram({row->symbols.data(), row->symbols.size()}, 256);
     });
     for (const auto& of_block : counts)
       for (size_t symbol = 0; symbol < 256; ++symbol) counts_[symbol] += of_block[symbol];
@@ -357,7 +415,7 @@ class HistogramSurvey final : public Survey {
   Side side_;
   Layout layout_;
   std::vector<uint64_t> counts_;
-  std::vector<uint16_t> queue_;  // tokens short of a block
+  std::vector<uint16_t> waiting_;  // tokens short of a block
   int pass_ = 0;
   std::vector<double> largest_;  // |q| of a channel, or the sum of |q| of a head, over all queries
   std::vector<float> limits_;
@@ -420,41 +478,42 @@ HeadBlock KvcompCodec::encode_head(const BlockCoder& coder, const Layout& layout
   return block;
 }
 
-/// Appends `rows` block rows, the first tokens of the queue.
-void KvcompCodec::append_blocks(Side side, const Layout& layout, size_t rows, std::span<const uint16_t> queue,
-                                StreamStore& document) const {
+/// The first `rows` block rows of the queue, with the document's book and limits.
+EncodedRows KvcompCodec::encode_rows(Side side, const Layout& layout, const TokenQueue& queue, size_t rows,
+                                     const StreamReader& document) const {
   const uint64_t book_bytes = document.rows(kBook);
   const BlockCoder coder = BlockCoder::read(document.read<uint8_t>(kBook, 0, book_bytes, 1));
   const auto limits = has_limits(side)
                           ? document.read<float>(kLimits, 0, 1, layout.heads * limits_per_head(layout))
                           : std::vector<float>();
   const size_t width = layout.width(), d = layout.block.dims;
-  const size_t row_steps = layout.steps() * (layout.shared_steps ? 1 : layout.heads);
-  std::vector<HeadBlock> blocks(rows * layout.heads);
-  std::vector<float> steps(rows * row_steps);
-  parallel_for(rows, 1, [&](size_t begin, size_t end, int) {
-    Matrix<float> x(block_, width);
-    Matrix<uint8_t> symbols(block_, width);
-    std::vector<int16_t> origins(layout.heads * layout.origins());
-    for (size_t i = begin; i < end; ++i) {
-      const auto halves = queue.subspan(i * block_ * width, block_ * width);
-      widen(storage_, halves, {x.data(), x.size()});
-      quantize(side, layout, limits, x, std::span(steps).subspan(i * row_steps, row_steps), origins, symbols);
-      const MatrixView<const uint16_t> values(halves.data(), block_, width);
-      for (size_t head = 0; head < layout.heads; ++head)
-        blocks[i * layout.heads + head] =
-            encode_head(coder, layout, symbols.view().columns(head * d, d), values.columns(head * d, d),
-                        std::span(origins).subspan(head * layout.origins(), layout.origins()));
-    }
+  EncodedRows out{.blocks = std::vector<HeadBlock>(rows * layout.heads),
+                  .steps = std::vector<float>(rows * layout.row_steps())};
+  std::vector<std::optional<RowScratch>> scratch(static_cast<size_t>(num_threads()));
+  parallel_for(rows, 1, [&](size_t i, size_t, int worker) {
+    auto& row = scratch[static_cast<size_t>(worker)];
+    if (!row) row.emplace(layout, block_);
+    row->read(queue, i * block_);
+    quantize(side, layout, limits, row->values,
+             std::span(out.steps).subspan(i * layout.row_steps(), layout.row_steps()), row->origins,
+             row->symbols);
+    const MatrixView<const uint16_t> halves(row->halves.data(), block_, width);
+    for (size_t head = 0; head < layout.heads; ++head)
+      out.blocks[i * layout.heads + head] =
+          encode_head(coder, layout, row->symbols.view().columns(head * d, d), halves.columns(head * d, d),
+                      std::span(row->origins).subspan(head * layout.origins(), layout.origins()));
   });
+  return out;
+}
 
+void KvcompCodec::append_rows(const Layout& layout, const EncodedRows& rows, StreamStore& document) {
   std::vector<uint8_t> modes, origin_bits, counts, payload, origins;
   std::vector<uint32_t> sizes;
   std::vector<float> kept_steps;
-  for (size_t i = 0; i < rows; ++i) {
+  for (size_t i = 0; i * layout.heads < rows.blocks.size(); ++i) {
     bool any_coded = false;
     for (size_t head = 0; head < layout.heads; ++head) {
-      const HeadBlock& block = blocks[i * layout.heads + head];
+      const HeadBlock& block = rows.blocks[i * layout.heads + head];
       const bool coded = block.coded.mode != kRawBlock;
       modes.push_back(block.coded.mode);
       if (coded) sizes.push_back(static_cast<uint32_t>(block.coded.payload.size()));
@@ -462,12 +521,12 @@ void KvcompCodec::append_blocks(Side side, const Layout& layout, size_t rows, st
       payload.insert(payload.end(), block.coded.payload.begin(), block.coded.payload.end());
       if (coded) origin_bits.push_back(block.origin_bits);
       origins.insert(origins.end(), block.origins.begin(), block.origins.end());
-      const auto first = steps.begin() + static_cast<ptrdiff_t>(i * row_steps);
+      const auto first = rows.steps.begin() + static_cast<ptrdiff_t>(i * layout.row_steps());
       if (coded && !layout.shared_steps)
         kept_steps.insert(kept_steps.end(), first + static_cast<ptrdiff_t>(head * layout.steps()),
                           first + static_cast<ptrdiff_t>((head + 1) * layout.steps()));
       if (coded && layout.shared_steps && !any_coded)
-        kept_steps.insert(kept_steps.end(), first, first + static_cast<ptrdiff_t>(row_steps));
+        kept_steps.insert(kept_steps.end(), first, first + static_cast<ptrdiff_t>(layout.row_steps()));
       any_coded |= coded;
     }
   }
@@ -487,17 +546,17 @@ void KvcompCodec::append_blocks(Side side, const Layout& layout, size_t rows, st
 void KvcompCodec::append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const {
   check_width(shape, rows.cols());
   const Layout layout = layout_of(shape);
-  const size_t width = layout.width();
   const uint64_t waiting = document.rows(kTail);
-  const std::vector<uint16_t> added = to_storage(storage_, rows);
   const auto blocks = layout.pays ? static_cast<size_t>((waiting + rows.rows()) / block_) : 0;
-  if (blocks == 0) return document.append_values<uint16_t>(kTail, added);
+  if (blocks == 0) return document.append_values<uint16_t>(kTail, to_storage(storage_, rows));
 
-  std::vector<uint16_t> queue = document.read<uint16_t>(kTail, 0, waiting, width);
-  queue.insert(queue.end(), added.begin(), added.end());
-  append_blocks(shape.side, layout, blocks, queue, document);
+  const std::vector<uint16_t> tail = document.read<uint16_t>(kTail, 0, waiting, layout.width());
+  const TokenQueue queue(storage_, tail, rows);
+  const EncodedRows encoded = encode_rows(shape.side, layout, queue, blocks, document);
+  const std::vector<uint16_t> rest = queue.from(blocks * block_);
+  append_rows(layout, encoded, document);  // nothing is stored unless all can be
   document.truncate(kTail, 0);
-  document.append_values(kTail, std::span<const uint16_t>(queue).subspan(blocks * block_ * width));
+  document.append_values<uint16_t>(kTail, rest);
 }
 
 // Decoding

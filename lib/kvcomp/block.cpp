@@ -68,6 +68,7 @@ EntropyChoice smaller_coder(std::span<const uint64_t> counts, const BlockShape& 
 
 BlockCoder::BlockCoder(HuffmanBook book) {
   for (size_t symbol = 0; symbol < kAlphabet; ++symbol) known_[symbol] = book.length(symbol) > 0;
+  find_known_run();
   HuffmanEncoder encoder(book);
   HuffmanDecoder<uint8_t> decoder(book);
   huffman_ =
@@ -76,9 +77,27 @@ BlockCoder::BlockCoder(HuffmanBook book) {
 
 BlockCoder::BlockCoder(RansModel model) {
   for (size_t symbol = 0; symbol < kAlphabet; ++symbol) known_[symbol] = model.frequency(symbol) > 0;
+  find_known_run();
   RansEncoder encoder(model);
   RansDecoder<uint8_t> decoder(model);
   rans_ = std::make_shared<const Rans>(Rans{std::move(model), std::move(encoder), std::move(decoder)});
+}
+
+void BlockCoder::find_known_run() {
+  for (size_t first = 0; first < kAlphabet; ++first) {
+    size_t count = 0;
+    while (first + count < kAlphabet && known_[first + count]) ++count;
+    if (count > known_count_) known_first_ = static_cast<uint8_t>(first), known_count_ = count;
+    first += count;
+  }
+}
+
+/// Whether all lie in the longest run of known symbols: no more than a hint, but it takes no branches.
+bool BlockCoder::surely_known(std::span<const uint8_t> symbols) const {
+  uint8_t highest = 0;
+  for (const uint8_t symbol : symbols)
+    highest = std::max(highest, static_cast<uint8_t>(symbol - known_first_));
+  return highest < known_count_;
 }
 
 BlockCoder BlockCoder::from_counts(std::span<const uint64_t> seen, double deviation, EntropyChoice choice,
@@ -135,13 +154,15 @@ CodedBlock BlockCoder::encode(const BlockShape& shape, MatrixView<const uint8_t>
   else
     for (size_t i = 0; i < runs.rows(); ++i) std::ranges::copy(symbols.row(i), runs.row(i).begin());
   std::vector<uint32_t> exact;
-  for (size_t i = 0; i < runs.rows(); ++i)
+  for (size_t i = 0; i < runs.rows(); ++i) {
+    if (surely_known(runs.row(i))) continue;
     for (size_t j = 0; j < runs.cols(); ++j) {
       uint8_t& symbol = runs(i, j);
       if (known_[symbol]) continue;
       symbol = kExactSymbol;
       exact.push_back(shape.by_channel ? values(j, i) : values(i, j));
     }
+  }
 
   CodedBlock block;
   if (rans_) {

@@ -113,6 +113,8 @@ class BlockCoder {
  private:
   explicit BlockCoder(HuffmanBook book);
   explicit BlockCoder(RansModel model);
+  void find_known_run();
+  bool surely_known(std::span<const uint8_t> symbols) const;
 
   struct Huffman {
     HuffmanBook book;
@@ -127,7 +129,9 @@ class BlockCoder {
 
   std::shared_ptr<const Huffman> huffman_;  // one of the two
   std::shared_ptr<const Rans> rans_;
-  bool known_[256] = {};
+  bool known_[256] = {};     // symbols that have a code
+  uint8_t known_first_ = 0;  // of their longest run
+  size_t known_count_ = 0;
 };
 
 /// out(j, i) = in(i, j); out: (in.cols(), in.rows()).
