@@ -3,6 +3,7 @@
 //   --queries KV        the cache the codes were made from, with queries     --book FILE   unless it is
 //   inside
 //   --check             decode and multiply too: difference and time
+//   --select SELECTION  attend to selected tokens only
 //
 //   kvcodec attend codes.h5 --queries kv.h5 --check
 #include "lib/codec/attend.hpp"
@@ -10,6 +11,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <map>
 
 #include "cli/coding.hpp"
 #include "cli/common.hpp"
@@ -20,6 +22,8 @@
 #include "cli/text.hpp"
 #include "formats/kv_file.hpp"
 #include "formats/outputs_file.hpp"
+#include "formats/selection_file.hpp"
+#include "lib/codec/chosen.hpp"
 #include "lib/core/error.hpp"
 #include "lib/metrics/reconstruction.hpp"
 #include "lib/metrics/selection.hpp"
@@ -28,7 +32,7 @@ namespace kvcodec::cli {
 namespace {
 
 struct AttendOptions final : Options {
-  std::string input, queries, book;
+  std::string input, queries, book, select;
   bool check = false;
   CommonOptions common;
   OutputOptions output;
@@ -41,7 +45,11 @@ struct AttendOptions final : Options {
              .target = &book},
             {.name = "check",
              .help = "also decode first and multiply then, and compare results and times",
-             .target = &check}};
+             .target = &check},
+            {.name = "select",
+             .help = "selection file: each query attends only to the tokens it names for it; only these are "
+                     "decoded",
+             .target = &select}};
   }
 };
 
@@ -114,6 +122,76 @@ std::vector<Asked> find_queries(const KvReader& kv, const CodesReader& codes,
   return asked;
 }
 
+/// What a selection file names for the queries of a kv file.
+class Selected {
+ public:
+  Selected(const std::string& name, const KvReader& kv) : name_(name), file_(read_selection_info(name)) {
+    check_same_model(name, file_.info.model, kv.name(), kv.model());
+    const auto heads = static_cast<size_t>(kv.model().num_kv_heads);
+    const auto q_heads = static_cast<size_t>(kv.model().num_q_heads);
+    if (file_.info.heads != heads && file_.info.heads != q_heads)
+      throw bad_input("{}: selections for {} heads; the model has {} key/value and {} query heads", name,
+                      file_.info.heads, heads, q_heads);
+    for (size_t i = 0; i < file_.info.query_rows.size(); ++i) places_[file_.info.query_rows[i]] = i;
+  }
+
+  size_t heads() const { return file_.info.heads; }
+  const std::vector<std::string>& history() const { return file_.type.history; }
+
+  /// Throws Error(bad_input) unless there are selections of these layers for all queries.
+  void check(const std::vector<int>& layers, const std::vector<Asked>& asked) const {
+    for (const int layer : layers)
+      if (!file_.budgets.contains(layer)) throw bad_input("{}: selects nothing in layer {}", name_, layer);
+    for (const Asked& one : asked)
+      for (const uint64_t row : one.rows)
+        if (!places_.contains(row))
+          throw bad_input(
+              "{}: selects nothing for the query in row {} of the kv file; --documents leaves out "
+              "documents",
+              name_, row);
+  }
+
+  /// Tokens for the queries in these rows, rising: (rows, layers * heads()), empty for layers that are not
+  /// wanted. Row i sees visible[i] tokens.
+  std::vector<std::vector<uint32_t>> tokens(const GroupShape& group, const std::vector<int>& wanted,
+                                            std::span<const uint64_t> rows,
+                                            std::span<const uint64_t> visible) {
+    const auto layers = static_cast<size_t>(group.layers);
+    std::vector<std::vector<uint32_t>> all(rows.size() * layers * heads());
+    for (size_t l = 0; l < layers; ++l) {
+      const int layer = group.first_layer + static_cast<int>(l);
+      if (std::find(wanted.begin(), wanted.end(), layer) == wanted.end()) continue;
+      const LayerSelections& selections = of_layer(layer);
+      for (size_t i = 0; i < rows.size(); ++i)
+        for (size_t head = 0; head < heads(); ++head) {
+          auto& own = all[(i * layers + l) * heads() + head];
+          own = ids_in_order(selections.chosen[places_.at(rows[i]) * heads() + head]);
+          if (std::adjacent_find(own.begin(), own.end()) != own.end())
+            throw bad_input("{}: layer {} selects a token twice for the query in row {}", name_, layer,
+                            rows[i]);
+          if (!own.empty() && own.back() >= visible[i])
+            throw bad_input("{}: layer {} selects token {} for the query in row {}, which sees {}", name_,
+                            layer, own.back(), rows[i], counted(visible[i], "token"));
+        }
+    }
+    return all;
+  }
+
+ private:
+  const LayerSelections& of_layer(int layer) {
+    if (layers_.find(layer) == layers_.end()) {
+      if (!layers_.empty() && layers_.begin()->first < layer) layers_.erase(layers_.begin());
+      layers_.emplace(layer, read_selections(name_, layer));
+    }
+    return layers_.at(layer);
+  }
+
+  std::string name_;
+  SelectionFile file_;
+  std::map<uint64_t, size_t> places_;      // of queries, by their row
+  std::map<int, LayerSelections> layers_;  // read so far
+};
+
 // Attention -----------------------------------------------------------------------------------------
 
 /// A source whose errors name the file and the dataset.
@@ -138,13 +216,14 @@ class NamedSource final : public AttentionSource {
 class Attender {
  public:
   Attender(const CodesReader& codes, const Codec& codec, const KvReader& kv, const std::vector<Asked>& asked,
-           std::vector<int> layers, bool check, OutputsWriter* writer, ProgressBar& bar)
+           std::vector<int> layers, bool check, Selected* selected, OutputsWriter* writer, ProgressBar& bar)
       : codes_(codes),
         codec_(codec),
         kv_(kv),
         asked_(asked),
         layers_(std::move(layers)),
         check_(check),
+        selected_(selected),
         writer_(writer),
         bar_(bar),
         result_{.layers = {},
@@ -188,13 +267,25 @@ class Attender {
         kv_.read(side, layer, one.match.original + first, rows.columns(column, width));
       });
     });
-    const size_t batch = attention_batch(shape, q_heads());
+    const size_t most = attention_batch(shape, q_heads());
+    const size_t batch = selected_ ? std::min(most, kChosenBatch) : most;
     for (size_t first = 0; first < one.places.size(); first += batch) {
       const size_t count = std::min(batch, one.places.size() - first);
       const Matrix<float> rows = read_queries(shape, std::span(one.places).subspan(first, count));
-      answer(shape, {q_heads(), rows, std::span(one.visible).subspan(first, count)},
-             NamedSource(straight, codes_.name(), group), NamedSource(decoded, codes_.name(), group),
-             original);
+      const CausalQueries queries{q_heads(), rows, std::span(one.visible).subspan(first, count)};
+      if (selected_) {
+        const auto tokens =
+            selected_->tokens(shape, layers_, std::span(one.rows).subspan(first, count), queries.visible);
+        const auto output = timed(queries, [&](MatrixView<float> out) {
+          at_dataset(codes_.name(), Side::key, group, [&] {
+            attend_chosen(codec_, shape, *keys, *values, {q_heads(), rows, selected_->heads(), tokens}, out);
+          });
+        });
+        note(shape, output, {}, timed(shape, original, queries));
+      } else {
+        answer(shape, queries, NamedSource(straight, codes_.name(), group),
+               NamedSource(decoded, codes_.name(), group), original);
+      }
       done_ += count;
       bar_.update(static_cast<double>(done_), static_cast<double>(planned_));
     }
@@ -209,7 +300,11 @@ class Attender {
     if (check_first) check = timed(shape, decoded, queries);
     output = timed(shape, straight, queries);
     if (check_ && !check_first) check = timed(shape, decoded, queries);
-    const Timed truth = timed(shape, original, queries);
+    note(shape, output, check, timed(shape, original, queries));
+  }
+
+  /// Notes what came of a batch. check: empty where there was none.
+  void note(const GroupShape& shape, const Timed& output, const Timed& check, const Timed& truth) {
     for_chosen(shape, q_heads(), [&](size_t index, int layer, size_t column, size_t width) {
       LayerResult& result = result_.layers[index];
       const MatrixView<const float> out = output.rows.view().columns(column, width);
@@ -229,9 +324,14 @@ class Attender {
   }
 
   static Timed timed(const GroupShape& shape, const AttentionSource& source, const CausalQueries& queries) {
+    return timed(queries, [&](MatrixView<float> out) { attend_causally(shape, source, queries, out); });
+  }
+
+  template <class Body>
+  static Timed timed(const CausalQueries& queries, const Body& body) {
     Timed result{Matrix<float>(queries.rows.rows(), queries.rows.cols()), 0};
     const auto start = std::chrono::steady_clock::now();
-    attend_causally(shape, source, queries, result.rows);
+    body(result.rows.view());
     result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     return result;
   }
@@ -269,6 +369,7 @@ class Attender {
   const std::vector<Asked>& asked_;
   std::vector<int> layers_;
   bool check_;
+  Selected* selected_;
   OutputsWriter* writer_;
   ProgressBar& bar_;
   Result result_;
@@ -316,11 +417,13 @@ std::vector<std::string> cells(std::string label, const Result& result, const La
 }
 
 std::string report(const CodesReader& codes, const CodecEntry& codec, const KvReader& kv,
-                   const Result& result, bool check) {
+                   const Result& result, bool check, bool selected) {
   const ModelInfo& model = codes.info().model;
   std::string out = fmt::format(
       "{} ({}, {}) asked by {}: {}, {} on {} x {}, {}\n\n", codes.name(), codec.name,
-      codec.capabilities.multiplies ? "multiplied without decoding" : "decoded to be multiplied", kv.name(),
+      selected                      ? "selected tokens decoded"
+      : codec.capabilities.multiplies ? "multiplied without decoding"
+                                      : "decoded to be multiplied", kv.name(),
       counted(result.layers.size(), "layer"), counted(static_cast<uint64_t>(model.num_q_heads), "query head"),
       counted(static_cast<uint64_t>(model.num_kv_heads), "key/value head"), model.head_dim,
       counted(result.documents, "document"));
@@ -368,6 +471,7 @@ std::string json_report(const CodesReader& codes, const CodecEntry& codec, const
                {"output", options.output.path.empty() ? Json(nullptr) : Json(options.output.path)},
                {"codec", codec.name},
                {"multiplies", codec.capabilities.multiplies},
+               {"selection", options.select.empty() ? Json(nullptr) : Json(options.select)},
                {"documents", result.documents},
                {"tokens", result.tokens},
                {"queries", result.queries}};
@@ -412,7 +516,8 @@ std::string attend(Command& command) {
       "The table says, for each layer, how long it took and how far the outputs are from those of the "
       "original keys and values in the kv file: what the codec does to the model, not only to the cache. "
       "With --check, also how far they are from decoding first and multiplying then, which is rounding, and "
-      "how much longer that takes.",
+      "how much longer that takes. With --select each query attends only to the tokens that kvcodec select "
+      "chose for it, and no others are decoded; the error is still against attention over all.",
       "kvcodec dump-kv --model data/demo-model --text docs/ --queries last:64 -o kv.h5\n"
       "kvcodec encode kv.h5 --codec kvcomp -o codes.h5\n"
       "kvcodec attend codes.h5 --queries kv.h5 --check -o outputs.h5");
@@ -427,14 +532,16 @@ std::string attend(Command& command) {
   options.layers.declare(command);
   options.documents.declare(command);
   command.group("Attention");
-  command.options(options, {{"book", "FILE"}});
+  command.options(options, {{"book", "FILE"}, {"select", "SELECTION"}});
   options.common.declare(command);
   command.parse();
   if (options.queries.empty())
     throw usage_error("no queries are named; say which kv file holds some with --queries KV");
   const bool store = command.given("output");
   if (store) options.output.check(options.common);
-  check_inputs({options.input, options.queries, options.book});
+  if (options.check && !options.select.empty())
+    throw usage_error("--check compares attention over all tokens; leave it out with --select");
+  check_inputs({options.input, options.queries, options.book, options.select});
   options.common.apply(command, false);
 
   const CodesReader codes(options.input);
@@ -446,6 +553,9 @@ std::string attend(Command& command) {
   const CodecOfFile codec(codes, options.book);
   check_memory(codes, codec.codec(), options.common);
 
+  std::optional<Selected> selected;
+  if (!options.select.empty()) selected.emplace(options.select, kv).check(layers, asked);
+
   std::optional<OutputFile> output;
   std::optional<OutputsWriter> writer;
   if (store) {
@@ -456,18 +566,19 @@ std::string attend(Command& command) {
   std::optional<Result> result;
   {
     ProgressBar bar("attend", "queries", options.common.quiet);
-    result =
-        Attender(codes, codec.codec(), kv, asked, layers, options.check, writer ? &*writer : nullptr, bar)
-            .run();
+    result = Attender(codes, codec.codec(), kv, asked, layers, options.check, selected ? &*selected : nullptr,
+                      writer ? &*writer : nullptr, bar)
+                 .run();
   }
   if (store) {
     writer->finish(
-        command.provenance(merged_history({kv.type().history, codes.type().history, codec.book_history()})));
+        command.provenance(merged_history({kv.type().history, codes.type().history, codec.book_history(),
+                                           selected ? selected->history() : std::vector<std::string>{}})));
     output->commit();
     if (options.output.to_stdout()) return "";
   }
   return options.common.json ? json_report(codes, codec.entry(), kv, *result, options)
-                             : report(codes, codec.entry(), kv, *result, options.check);
+                             : report(codes, codec.entry(), kv, *result, options.check, selected.has_value());
 }
 
 }  // namespace kvcodec::cli

@@ -189,6 +189,23 @@ TokenRange parse_token_range(const std::string& option, const std::string& text)
   return range;
 }
 
+std::optional<std::vector<TokenRange>> number_ranges(const std::string& text) {
+  std::vector<TokenRange> ranges;
+  for (const auto& part : split(text, ',')) {
+    NumberRange range;
+    if (!to_range(part, range) || range.first > range.last || range.last == UINT64_MAX) return {};
+    ranges.push_back({range.first, range.last + 1});
+  }
+  std::ranges::sort(ranges, {}, &TokenRange::first);
+  std::vector<TokenRange> joined;
+  for (const TokenRange& range : ranges)
+    if (!joined.empty() && range.first <= joined.back().end)
+      joined.back().end = std::max(joined.back().end, range.end);
+    else
+      joined.push_back(range);
+  return joined;
+}
+
 uint64_t parse_size(const std::string& option, const std::string& text) {
   double number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -70,6 +71,10 @@ struct TokenRange {
   uint64_t first = 0, end = UINT64_MAX;
 };
 TokenRange parse_token_range(const std::string& option, const std::string& text);
+
+/// "0-15,40": numbers and ranges with both ends, sorted and joined where they touch; half open. Nothing if it
+/// is something else, such as the name of a file.
+std::optional<std::vector<TokenRange>> number_ranges(const std::string& text);
 
 /// "512M", "1.5G", "1073741824": bytes, with K, M, G, T = powers of 1024.
 uint64_t parse_size(const std::string& option, const std::string& text);

@@ -3,26 +3,30 @@
 //   --book FILE         the book the codes were made with, unless it is inside     --dtype TYPE    of the
 //   product (that of the source)
 //   --documents LIST    only these documents    --tokens A:B   only these tokens of each    --layers LIST
-//   only these layers
+//   only these layers   --select FILE|LIST      only selected tokens
 //
 //   kvcodec decode codes.h5 --book dict.h5 --documents 3 --tokens 0:128 -o part.h5
 #include <algorithm>
 #include <chrono>
+#include <set>
 
 #include "cli/coding.hpp"
 #include "cli/common.hpp"
 #include "cli/json.hpp"
+#include "cli/matching.hpp"
 #include "cli/progress.hpp"
 #include "cli/subcommands.hpp"
 #include "cli/text.hpp"
 #include "formats/kv_file.hpp"
+#include "formats/selection_file.hpp"
+#include "lib/codec/chosen.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec::cli {
 namespace {
 
 struct DecodeOptions final : Options {
-  std::string input, book, dtype, tokens;
+  std::string input, book, dtype, tokens, select;
   CommonOptions common;
   OutputOptions output;
   LayerSelection layers;
@@ -41,18 +45,24 @@ struct DecodeOptions final : Options {
          .help = "only tokens A to B-1 of each document, counted from 0; A or B may be left out, and "
                  "documents that end before A are left out (default: all)",
          .target = &tokens},
+        {.name = "select",
+         .help = "only selected tokens: those that a selection file names for any of its queries, in the "
+                 "layers decoded, or a list of numbers and ranges, as 0-15,40, counted from 0 in each "
+                 "document. A file whose name is such a list is named with its folder, as ./40",
+         .target = &select},
     };
   }
 };
 
-/// Tokens [first, first + count) of one stored document.
+/// Tokens of one stored document: [first, first + count), or chosen ones.
 struct Part {
   size_t document = 0;
   uint64_t first = 0, count = 0;
+  std::vector<uint32_t> chosen = {};  // rising; count of them, unless empty
 };
 
-std::vector<Part> chosen_parts(const CodesReader& codes, const std::vector<size_t>& documents,
-                               const std::string& tokens) {
+std::vector<Part> parts_in_range(const CodesReader& codes, const std::vector<size_t>& documents,
+                                 const std::string& tokens) {
   const TokenRange range = tokens.empty() ? TokenRange{} : parse_token_range("--tokens", tokens);
   std::vector<Part> parts;
   for (const size_t document : documents) {
@@ -63,6 +73,79 @@ std::vector<Part> chosen_parts(const CodesReader& codes, const std::vector<size_
   if (parts.empty() && !documents.empty())
     throw bad_input("{}: no chosen document has a token {}", codes.name(), range.first);
   return parts;
+}
+
+/// Those of a document's tokens that are chosen; none: no part.
+void add_chosen(std::vector<Part>& parts, size_t document, std::vector<uint32_t> chosen) {
+  if (!chosen.empty()) parts.push_back({document, 0, chosen.size(), std::move(chosen)});
+}
+
+std::vector<Part> listed_parts(const CodesReader& codes, const std::vector<size_t>& documents,
+                               const std::vector<TokenRange>& list) {
+  std::vector<Part> parts;
+  for (const size_t document : documents) {
+    const uint64_t length = std::min<uint64_t>(codes.info().documents.length(document), UINT32_MAX);
+    std::vector<uint32_t> chosen;
+    for (const TokenRange& range : list)
+      for (uint64_t token = range.first; token < std::min(range.end, length); ++token)
+        chosen.push_back(static_cast<uint32_t>(token));
+    add_chosen(parts, document, std::move(chosen));
+  }
+  if (parts.empty() && !documents.empty())
+    throw bad_input("{}: no chosen document has a token {}", codes.name(), list.front().first);
+  return parts;
+}
+
+/// What any query of the file selected in any of these layers, document by document, found by name.
+std::vector<Part> selected_parts(const CodesReader& codes, const std::vector<size_t>& documents,
+                                 const std::vector<int>& layers, const std::string& name) {
+  const SelectionFile file = read_selection_info(name);
+  const SelectionInfo& info = file.info;
+  check_same_model(name, info.model, codes.name(), codes.info().model);
+  if (info.documents.count() == 0 && !info.query_rows.empty())
+    throw bad_input(
+        "{}: does not say which documents its queries belong to; kvcodec select writes one that does", name);
+  std::vector<std::set<uint32_t>> wanted(codes.info().documents.count());
+  std::vector<size_t> place(info.documents.count());
+  std::vector<bool> used(wanted.size());
+  for (size_t i = 0; i < place.size(); ++i) {
+    size_t j = 0;
+    while (j < used.size() && (used[j] || codes.info().documents.names[j] != info.documents.names[i])) ++j;
+    if (j == used.size())
+      throw bad_input("{}: {} has no document '{}'", name, codes.name(), info.documents.names[i]);
+    used[j] = true;
+    place[i] = j;
+  }
+  for (const auto& [layer, budget] : file.budgets) {
+    if (std::find(layers.begin(), layers.end(), layer) == layers.end()) continue;
+    const LayerSelections selections = read_selections(name, layer);
+    for (size_t i = 0; i < place.size(); ++i)
+      for (size_t at = info.documents.offsets[i] * info.heads;
+           at < info.documents.offsets[i + 1] * info.heads; ++at)
+        for (const Scored& token : selections.chosen[at]) wanted[place[i]].insert(token.id);
+  }
+  std::vector<Part> parts;
+  for (const size_t document : documents) {
+    const auto& own = wanted[document];
+    if (!own.empty() && *own.rbegin() >= codes.info().documents.length(document))
+      throw bad_input("{}: selects token {} of document '{}'; in {} that has {}", name, *own.rbegin(),
+                      codes.info().documents.names[document], codes.name(),
+                      counted(codes.info().documents.length(document), "token"));
+    add_chosen(parts, document, {own.begin(), own.end()});
+  }
+  if (parts.empty() && !documents.empty())
+    throw bad_input("{}: selects no token of a chosen document in a chosen layer", name);
+  return parts;
+}
+
+/// Token ids or positions of a part; read(first, count) gives those of the file.
+template <class Read>
+auto of_part(const Part& part, uint64_t document_first, const Read& read) {
+  if (part.chosen.empty()) return read(document_first + part.first, part.count);
+  auto all = read(document_first, uint64_t{part.chosen.back()} + 1);
+  for (size_t i = 0; i < part.chosen.size(); ++i) all[i] = all[part.chosen[i]];  // chosen[i] >= i
+  all.resize(part.chosen.size());
+  return all;
 }
 
 class Decoder {
@@ -98,7 +181,10 @@ class Decoder {
     for (uint64_t first = 0; first < part.count; first += chunk) {
       const auto piece =
           rows_.view().rows(0, static_cast<size_t>(std::min<uint64_t>(chunk, part.count - first)));
-      codec_.decode(shape, document, part.first + first, piece);
+      if (part.chosen.empty())
+        codec_.decode(shape, document, part.first + first, piece);
+      else
+        decode_tokens(codec_, shape, document, std::span(part.chosen).subspan(first, piece.rows()), piece);
       for (int i = 0; i < shape.layers; ++i)
         if (const int layer = shape.first_layer + i;
             std::find(layers_.begin(), layers_.end(), layer) != layers_.end())
@@ -121,28 +207,34 @@ std::string decode(Command& command) {
   command.describe("CODES [options] -o KV",
                    "Rebuilds a cache, or chosen documents, layers and tokens of it, from a codes file made "
                    "by any codec, and writes a kv file. Only what is asked for is read. Token ids and "
-                   "positions are kept.",
+                   "positions are kept, so the tokens that a selection names can be fetched by themselves.",
                    "kvcodec decode codes.h5 --book dict.h5 -o recon.h5\n"
-                   "kvcodec decode codes.h5 --book dict.h5 --documents 3 --tokens 0:128 -o part.h5");
+                   "kvcodec decode codes.h5 --book dict.h5 --documents 3 --tokens 0:128 -o part.h5\n"
+                   "kvcodec decode codes.h5 --select selection.h5 -o fetched.h5");
   command.group("Input and output");
   command.input("CODES", "codes file; - is standard input", options.input);
   options.output.declare(command, "kv file to write");
   options.layers.declare(command);
   options.documents.declare(command);
   command.group("Decoding");
-  command.options(options, {{"book", "FILE"}, {"tokens", "A:B"}});
+  command.options(options, {{"book", "FILE"}, {"tokens", "A:B"}, {"select", "FILE|LIST"}});
   options.common.declare(command);
   command.parse();
   options.output.check(options.common);
-  check_inputs({options.input, options.book});
+  if (!options.tokens.empty() && !options.select.empty())
+    throw usage_error("--tokens and --select both say which tokens; give one");
+  const auto list = number_ranges(options.select);
+  check_inputs({options.input, options.book, list ? std::string() : options.select});
   options.common.apply(command, false);
 
   const auto start = std::chrono::steady_clock::now();
   const CodesReader codes(options.input);
   const CodesInfo& info = codes.info();
   const auto layers = options.layers.choose(stored_layers(info), codes.name());
-  const auto parts =
-      chosen_parts(codes, options.documents.choose(info.documents, codes.name()), options.tokens);
+  const auto documents = options.documents.choose(info.documents, codes.name());
+  const auto parts = options.select.empty() ? parts_in_range(codes, documents, options.tokens)
+                     : list                 ? listed_parts(codes, documents, *list)
+                                            : selected_parts(codes, documents, layers, options.select);
   const CodecOfFile file_codec(codes, options.book);
   const DType dtype = options.dtype.empty() ? info.source_dtype : dtype_from_name(options.dtype);
 
@@ -157,10 +249,12 @@ std::string decode(Command& command) {
                     chunk_budget(options.common.memory_bytes(), info.book_bytes));
     uint64_t done = 0;
     for (const auto& part : parts) {
-      const uint64_t first = info.documents.offsets[part.document] + part.first;
+      const uint64_t first = info.documents.offsets[part.document];
+      const auto read_tokens = [&](uint64_t at, uint64_t count) { return codes.tokens(at, count); };
+      const auto read_positions = [&](uint64_t at, uint64_t count) { return codes.positions(at, count); };
       writer.add_document(info.documents.names[part.document],
-                          codes.has_tokens() ? codes.tokens(first, part.count) : std::vector<uint32_t>{},
-                          codes.positions(first, part.count));
+                          codes.has_tokens() ? of_part(part, first, read_tokens) : std::vector<uint32_t>{},
+                          of_part(part, first, read_positions));
       decoder.run(part, writer, [&](uint64_t count) {
         done += count;
         bar.update(static_cast<double>(done) / static_cast<double>(decoder.passes()),

@@ -14,6 +14,7 @@
 #include "cli/text.hpp"
 #include "formats/book_file.hpp"
 #include "formats/codes_file.hpp"
+#include "formats/index_file.hpp"
 #include "formats/kv_file.hpp"
 #include "formats/outputs_file.hpp"
 #include "formats/selection_file.hpp"
@@ -276,6 +277,38 @@ std::string codes_info(const InfoOptions& options) {
          history_text(codes.type());
 }
 
+std::string index_info(const InfoOptions& options) {
+  const IndexReader index(options.input);
+  const IndexInfo& info = index.info();
+  const auto layers = options.layers.choose(index.layers(), index.name());
+  const auto documents = options.documents.choose(info.documents, index.name());
+  if (options.common.json) {
+    Json json = json_of(index.type());
+    json["model"] = to_json(info.model);
+    json["parameters"] = to_json(info.parameters);
+    json["sink"] = info.sink;
+    json["file_bytes"] = index.file_bytes();
+    json["has_tokens"] = index.has_tokens();
+    json["documents"] = chosen_documents_json(info.documents, documents);
+    for (auto& document : json["documents"])
+      document["batch_ends"] = info.batch_ends[document["number"].get<size_t>()];
+    json["layers"] = Json::array();
+    for (const int layer : layers)
+      json["layers"].push_back({{"layer", layer}, {"clusters", index.clusters(layer)}});
+    return text_of(json);
+  }
+  Facts facts;
+  add_model(facts, info.model);
+  facts.add("parameters", record_text(info.parameters));
+  facts.add("layers", ranges_text(layers));
+  facts.add("tokens", grouped(info.documents.tokens()));
+  facts.add("file", fmt::format("{} bytes", grouped(index.file_bytes())));
+  Table table({{"layer"}, {"clusters"}});
+  for (const int layer : layers) table.row({fmt::format("{}", layer), grouped(index.clusters(layer))});
+  return head_line(index.name(), index.type()) + facts.text() + "\n" + table.text() +
+         documents_text(info.documents, documents, options.documents.given()) + history_text(index.type());
+}
+
 std::string selection_info(const InfoOptions& options) {
   const SelectionFile file = read_selection_info(options.input);
   const std::string name = options.input == "-" ? "standard input" : options.input;
@@ -336,7 +369,7 @@ std::string info(Command& command) {
                    "kvcodec info codes.h5\n"
                    "kvcodec info codes.h5 --json | jq .rate.bits_per_value");
   command.group("Input");
-  command.input("FILE", "kv, dictionary, codes, selection or outputs file; - is standard input",
+  command.input("FILE", "kv, dictionary, codes, index, selection or outputs file; - is standard input",
                 options.input);
   options.layers.declare(command);
   options.documents.declare(command);
@@ -353,6 +386,7 @@ std::string info(Command& command) {
       throw usage_error("{}: a {} has no layers and documents to choose from", options.input, type.type);
     return book_info(options);
   }
+  if (type.type == "index") return index_info(options);
   if (type.type == "selection") return selection_info(options);
   throw bad_input("{}: info does not know files of type '{}'", options.input, type.type);
 }

@@ -39,6 +39,7 @@ const std::vector<Task>& tasks() {
         {"pack-indices", "store ids in as few bits as they need, or plainly again", pack_indices}}},
       {"Attend",
        {{"attend", "attend to keys and values straight from codes, and measure what changes", attend},
+        {"index", "group keys into semantic clusters that can be recalled", index},
         {"select", "choose the tokens that queries should attend to, and measure the choice", select}}},
       {"Look",
        {{"info", "say what is in a file", info},

@@ -34,6 +34,7 @@ std::optional<uint64_t> find_tokens(const TokenAxis& original, size_t document,
 
 TokenAxis token_axis(const KvReader& file) { return axis_of(file, file.documents()); }
 TokenAxis token_axis(const CodesReader& file) { return axis_of(file, file.info().documents); }
+TokenAxis token_axis(const IndexReader& file) { return axis_of(file, file.info().documents); }
 
 std::vector<Match> match_documents(const TokenAxis& original, const TokenAxis& other,
                                    const std::vector<size_t>& wanted) {
@@ -72,10 +73,13 @@ std::vector<Match> match_documents(const TokenAxis& original, const TokenAxis& o
 }
 
 void check_same_model(const KvReader& kv, const CodesReader& codes) {
-  const ModelInfo &a = kv.model(), &b = codes.info().model;
+  check_same_model(kv.name(), kv.model(), codes.name(), codes.info().model);
+}
+
+void check_same_model(const std::string& name, const ModelInfo& a, const std::string& other_name,
+                      const ModelInfo& b) {
   const auto differ = [&](const char* what, const auto& mine, const auto& theirs) {
-    if (mine != theirs)
-      throw bad_input("{}: {} is {}; {} has {}", kv.name(), what, mine, codes.name(), theirs);
+    if (mine != theirs) throw bad_input("{}: {} is {}; {} has {}", name, what, mine, other_name, theirs);
   };
   differ("num_layers", a.num_layers, b.num_layers);
   differ("num_q_heads", a.num_q_heads, b.num_q_heads);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "formats/codes_file.hpp"
+#include "formats/index_file.hpp"
 #include "formats/kv_file.hpp"
 
 namespace kvcodec::cli {
@@ -21,6 +22,7 @@ struct TokenAxis {
 };
 TokenAxis token_axis(const KvReader& file);
 TokenAxis token_axis(const CodesReader& file);
+TokenAxis token_axis(const IndexReader& file);
 
 /// A document of another file and where its tokens stand in the original.
 struct Match {
@@ -39,6 +41,9 @@ std::vector<Match> match_documents(const TokenAxis& original, const TokenAxis& o
 
 /// Throws Error(bad_input) unless the cache is one of the model that the codes are of, in the same state.
 void check_same_model(const KvReader& kv, const CodesReader& codes);
+/// The same for any two files.
+void check_same_model(const std::string& name, const ModelInfo& model, const std::string& other_name,
+                      const ModelInfo& other);
 
 /// The same for a cache whose queries are to meet the keys in the codes: those must be as attention uses
 /// them, and there must be queries of these layers.

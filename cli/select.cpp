@@ -1,22 +1,27 @@
 // kvcodec select CODES --queries KV [-o SELECTION]
 //
 //   --budget N, --ratio X    tokens to select for each query
-//   --by codes|signs|quest|oracle  what scores them
+//   --by codes|signs|clusters|quest|oracle  what scores them
+//   --index INDEX            the clusters
 //   --share max|mean|each    how query heads agree that share a key/value head
 //
 //   kvcodec select selfindex.h5 --queries kv.h5 --budget 64 -o selection.h5
 #include <algorithm>
 #include <chrono>
+#include <optional>
 
 #include "cli/coding.hpp"
 #include "cli/common.hpp"
 #include "cli/json.hpp"
 #include "cli/matching.hpp"
 #include "cli/progress.hpp"
+#include "cli/rate.hpp"
 #include "cli/subcommands.hpp"
 #include "cli/text.hpp"
+#include "formats/index_file.hpp"
 #include "formats/kv_file.hpp"
 #include "formats/selection_file.hpp"
+#include "lib/attention/cluster_selector.hpp"
 #include "lib/codec/selection.hpp"
 #include "lib/core/error.hpp"
 
@@ -24,7 +29,7 @@ namespace kvcodec::cli {
 namespace {
 
 struct SelectOptions final : Options {
-  std::string input, queries, book;
+  std::string input, queries, book, index;
   SelectionOptions selection;
   CommonOptions common;
   OutputOptions output;
@@ -36,18 +41,43 @@ struct SelectOptions final : Options {
         {.name = "queries",
          .help = "kv file with dumped queries, and the keys and values that the codes were made of",
          .target = &queries},
-        {.name = "book", .help = "file of the dictionary or codebooks that the codes need", .target = &book}};
+        {.name = "book", .help = "file of the dictionary or codebooks that the codes need", .target = &book},
+        {.name = "index", .help = "index file whose clusters --by clusters takes", .target = &index}};
+  }
+};
+
+/// An index and where the documents of the codes are in it.
+struct Clusters {
+  IndexReader index;
+  std::map<size_t, size_t> documents;  // by the document of the codes
+
+  Clusters(const std::string& file, const CodesReader& codes) : index(file) {
+    check_same_model(index.name(), index.info().model, codes.name(), codes.info().model);
+    for (const Match& match : match_documents(token_axis(codes), token_axis(index))) {
+      if (match.original != codes.info().documents.offsets[match.original_document])
+        throw bad_input("{}: document '{}' begins at another token than in {}", index.name(),
+                        index.info().documents.names[match.other_document], codes.name());
+      documents[match.original_document] = match.other_document;
+    }
+  }
+
+  ClusterIndex read(int layer, size_t document, size_t head, const std::string& name) const {
+    const auto place = documents.find(document);
+    if (place == documents.end())
+      throw bad_input("{}: has no document '{}'; index --append adds documents", index.name(), name);
+    return index.read(layer, place->second, head);
   }
 };
 
 /// One layer: selections for all queries that stand in matched documents, in the order of the kv file.
 class LayerRun {
  public:
-  LayerRun(const CodesReader& codes, const Codec& codec, const KvReader& kv, const SelectOptions& options,
-           int layer)
+  LayerRun(const CodesReader& codes, const Codec& codec, const KvReader& kv, const Clusters* clusters,
+           const SelectOptions& options, int layer)
       : codes_(codes),
         codec_(codec),
         kv_(kv),
+        clusters_(clusters),
         options_(options),
         layer_(layer),
         queries_(*kv.queries(layer)) {
@@ -65,6 +95,7 @@ class LayerRun {
     const auto end = std::ranges::lower_bound(rows, match.original + match.count);
     const auto steps = static_cast<size_t>(end - begin);
     if (steps == 0) return;
+    documents.add(codes_.info().documents.names[match.other_document], steps);
     std::vector<uint64_t> visible;
     for (auto row = begin; row != end; ++row) {
       visible.push_back(*row - match.original + 1);
@@ -83,6 +114,12 @@ class LayerRun {
     for (size_t head = 0; head < heads_; ++head) {
       const auto own_keys = keys.view().columns(head * dims_, dims_);
       const auto selector = make_selector(match, head, own_keys);
+      std::vector<uint64_t> waiting;
+      uint64_t sink = 0;
+      if (cluster_index_) {
+        sink = cluster_index_->sink();
+        for (const uint64_t seen : visible) waiting.push_back(seen - cluster_index_->covered(seen));
+      }
       Matrix<float> queries(steps * per_head_, dims_);
       for (size_t i = 0; i < queries.rows(); ++i) {
         const size_t row = static_cast<size_t>(begin - rows.begin()) + i / per_head_;
@@ -97,7 +134,9 @@ class LayerRun {
                                    .stored_values = stored_values.view().columns(head * dims_, dims_),
                                    .queries = queries,
                                    .per_step = per_head_,
-                                   .visible = visible},
+                                   .visible = visible,
+                                   .waiting = waiting,
+                                   .sink = sink},
                                   options_.selection);
       const size_t own = result.chosen.size() / steps;
       for (size_t i = 0; i < result.chosen.size(); ++i)
@@ -110,6 +149,7 @@ class LayerRun {
   LayerSelections selections;
   SelectionQuality quality;
   std::vector<uint64_t> query_rows;
+  Documents documents;  // of the queries
 
  private:
   std::unique_ptr<Selector> make_selector(const Match& match, size_t head, MatrixView<const float> keys) {
@@ -117,6 +157,11 @@ class LayerRun {
       const auto document = codes_.document(Side::key, layer_, match.other_document);
       return codec_.selector(group_shape(kv_.model(), layer_, 1, Side::key), *document, head,
                              options_.selection.by == "signs");
+    }
+    if (clusters_) {
+      const std::string& name = codes_.info().documents.names[match.other_document];
+      cluster_index_ = clusters_->read(layer_, match.other_document, head, name);
+      return std::make_unique<ClusterSelector>(*cluster_index_, match.count);
     }
     if (options_.selection.by == "oracle") {
       oracle_rows_ = std::make_unique<CacheRows>(keys, keys);
@@ -130,11 +175,13 @@ class LayerRun {
   const CodesReader& codes_;
   const Codec& codec_;
   const KvReader& kv_;
+  const Clusters* clusters_;
   const SelectOptions& options_;
   int layer_;
   KvReader::Queries queries_;
   size_t heads_ = 0, per_head_ = 0, dims_ = 0;
-  std::unique_ptr<CacheRows> oracle_rows_;
+  std::unique_ptr<CacheRows> oracle_rows_;  // what the selector in use refers to
+  std::optional<ClusterIndex> cluster_index_;
 };
 
 struct LayerResult {
@@ -144,11 +191,24 @@ struct LayerResult {
 
 double mean(double sum, uint64_t count) { return count > 0 ? sum / static_cast<double>(count) : 0; }
 
-std::string report(const std::vector<LayerResult>& results, const SelectOptions& options, double seconds) {
+/// Bytes that a step of one head fetches, on average, with the cache of that number. token_bytes: of a key
+/// and a value of one head, as the codes hold them.
+double step_bytes(const SelectionQuality& quality, size_t cache, double token_bytes) {
+  return mean(token_bytes * double(quality.cache[cache].fetched), quality.selections);
+}
+
+std::string report(const std::vector<LayerResult>& results, const SelectOptions& options, double token_bytes,
+                   double seconds) {
   if (options.common.json) {
     Json layers = Json::array();
     for (const LayerResult& result : results) {
       const SelectionQuality& q = result.quality;
+      Json caches = Json::array();
+      for (size_t i = 0; i < std::size(kCacheSteps); ++i)
+        caches.push_back({{"steps", kCacheSteps[i]},
+                          {"hit_rate", q.cache[i].hit_rate()},
+                          {"fetched_tokens", mean(double(q.cache[i].fetched), q.selections)},
+                          {"fetched_bytes", step_bytes(q, i, token_bytes)}});
       layers.push_back({{"layer", result.name},
                         {"selections", q.selections},
                         {"tokens", mean(double(q.tokens), q.selections)},
@@ -156,7 +216,8 @@ std::string report(const std::vector<LayerResult>& results, const SelectOptions&
                         {"recall", mean(q.recall, q.selections)},
                         {"mass", mean(q.mass, q.outputs)},
                         {"output_error", mean(q.output_error, q.outputs)},
-                        {"stored_error", mean(q.stored_error, q.outputs)}});
+                        {"stored_error", mean(q.stored_error, q.outputs)},
+                        {"caches", caches}});
     }
     return text_of({{"output", options.output.path}, {"seconds", seconds}, {"layers", layers}});
   }
@@ -167,7 +228,11 @@ std::string report(const std::vector<LayerResult>& results, const SelectOptions&
                {"recall"},
                {"attention", "covered"},
                {"output", "error"},
-               {"with codes", "error"}});
+               {"with codes", "error"},
+               {"hits", "R=1"},
+               {"hits", "R=2"},
+               {"fetched", "R=0"},
+               {"fetched", "R=1"}});
   for (const LayerResult& result : results) {
     const SelectionQuality& q = result.quality;
     if (result.name == "all") table.rule();
@@ -175,7 +240,10 @@ std::string report(const std::vector<LayerResult>& results, const SelectOptions&
         {result.name, grouped(q.selections), fmt::format("{:.1f}", mean(double(q.tokens), q.selections)),
          fmt::format("{:.1f}", mean(double(q.visible), q.selections)),
          fmt::format("{:.4f}", mean(q.recall, q.selections)), fmt::format("{:.4f}", mean(q.mass, q.outputs)),
-         significant(mean(q.output_error, q.outputs), 3), significant(mean(q.stored_error, q.outputs), 3)});
+         significant(mean(q.output_error, q.outputs), 3), significant(mean(q.stored_error, q.outputs), 3),
+         fmt::format("{:.3f}", q.cache[1].hit_rate()), fmt::format("{:.3f}", q.cache[2].hit_rate()),
+         size_text(static_cast<uint64_t>(step_bytes(q, 0, token_bytes))),
+         size_text(static_cast<uint64_t>(step_bytes(q, 1, token_bytes)))});
   }
   return table.text();
 }
@@ -184,20 +252,24 @@ std::string report(const std::vector<LayerResult>& results, const SelectOptions&
 
 std::string select(Command& command) {
   SelectOptions options;
-  command.describe("CODES --queries KV [-o SELECTION]",
-                   "Chooses for each dumped query the tokens it should attend to, by the index that the "
-                   "codes hold, and measures the "
-                   "choice against the original keys and values: how many of the tokens with the largest "
-                   "true products it finds "
-                   "(recall), what share of the attention weights these tokens have, and how far attention "
-                   "over them alone lies from "
-                   "attention over all, with the original keys and values and with those of the codes.",
-                   "kvcodec dump-kv --model DIR --text book.txt --queries last:32 -o kv.h5\n"
-                   "kvcodec encode kv.h5 --codec selfindex -o codes.h5\n"
-                   "kvcodec select codes.h5 --queries kv.h5 --ratio 0.075 -o selection.h5");
+  command.describe(
+      "CODES --queries KV [-o SELECTION]",
+      "Chooses for each dumped query the tokens it should attend to, by the index that the "
+      "codes hold, and measures the "
+      "choice against the original keys and values: how many of the tokens with the largest "
+      "true products it finds "
+      "(recall), what share of the attention weights these tokens have, and how far attention "
+      "over them alone lies from "
+      "attention over all, with the original keys and values and with those of the codes. Where "
+      "successive queries choose the same tokens, a cache that keeps what the last R steps chose "
+      "spares fetching them: the share of its hits, and the bytes that a step of one head fetches "
+      "from the codes.",
+      "kvcodec dump-kv --model DIR --text book.txt --queries last:32 -o kv.h5\n"
+      "kvcodec encode kv.h5 --codec selfindex -o codes.h5\n"
+      "kvcodec select codes.h5 --queries kv.h5 --ratio 0.075 -o selection.h5");
   command.group("Input and output");
   command.input("CODES", "codes file with an index; - is standard input", options.input);
-  command.options(options, {{"queries", "KV"}, {"book", "FILE"}});
+  command.options(options, {{"queries", "KV"}, {"book", "FILE"}, {"index", "INDEX"}});
   options.output.declare(command, "selection file to write (without it there is only the report)");
   options.layers.declare(command);
   options.documents.declare(command);
@@ -207,7 +279,11 @@ std::string select(Command& command) {
   command.parse();
   options.selection.check();
   if (options.queries.empty()) throw usage_error("--queries must name the kv file with the queries");
-  check_inputs({options.input, options.queries, options.book});
+  const bool by_clusters = options.selection.by == "clusters";
+  if (by_clusters && options.index.empty())
+    throw usage_error("--by clusters needs an index file; name it with --index, kvcodec index makes it");
+  if (!by_clusters && !options.index.empty()) throw usage_error("--index is for --by clusters only");
+  check_inputs({options.input, options.queries, options.book, options.index});
   if (!options.output.path.empty()) options.output.check(options.common);
   options.common.apply(command, false);
 
@@ -222,22 +298,33 @@ std::string select(Command& command) {
   check_queries(kv, codes, layers);
   if ((options.selection.by == "codes" || options.selection.by == "signs") &&
       !codec.entry().capabilities.has_index)
-    throw usage_error("{}: the codec {} has no index; --by quest and --by oracle need none", codes.name(),
-                      codec.entry().name);
+    throw usage_error("{}: the codec {} has no index; --by clusters, quest and oracle need none",
+                      codes.name(), codec.entry().name);
   const auto matches = match_documents(token_axis(kv), token_axis(codes),
                                        options.documents.choose(codes.info().documents, codes.name()));
+
+  std::optional<Clusters> clusters;
+  if (by_clusters) {
+    clusters.emplace(options.index, codes);
+    const auto& there = clusters->index.layers();
+    for (const int layer : layers)
+      if (std::find(there.begin(), there.end(), layer) == there.end())
+        throw bad_input("{}: there is no layer {}; it has layers {}", clusters->index.name(), layer,
+                        ranges_text(there));
+  }
 
   std::optional<OutputFile> output;  // before the work: what is in its way is found at once
   if (!options.output.path.empty()) output.emplace(options.output.path, options.output.overwrite);
   std::map<int, LayerSelections> selections;
   std::vector<LayerResult> results;
-  SelectionInfo info{.model = kv.model(), .parameters = to_record(options.selection), .query_rows = {}};
+  SelectionInfo info{
+      .model = kv.model(), .parameters = to_record(options.selection), .query_rows = {}, .documents = {}};
   SelectionQuality total;
   {
     ProgressBar bar("select", "documents", options.common.quiet);
     size_t done = 0;
     for (const int layer : layers) {
-      LayerRun run(codes, codec.codec(), kv, options, layer);
+      LayerRun run(codes, codec.codec(), kv, clusters ? &*clusters : nullptr, options, layer);
       for (const Match& match : matches) {
         run.run(match);
         bar.update(static_cast<double>(++done) / static_cast<double>(layers.size()),
@@ -245,6 +332,7 @@ std::string select(Command& command) {
       }
       info.heads = run.selected_heads();
       info.query_rows = run.query_rows;
+      info.documents = run.documents;
       total.add(run.quality);
       results.push_back({fmt::format("{}", layer), run.quality});
       selections[layer] = std::move(run.selections);
@@ -254,12 +342,15 @@ std::string select(Command& command) {
   results.push_back({"all", total});
   if (output) {
     write_selections(*output, info, selections,
-                     command.provenance(merged_history({codes.type().history, kv.type().history})));
+                     command.provenance(merged_history(
+                         {codes.type().history, kv.type().history,
+                          clusters ? clusters->index.type().history : std::vector<std::string>{}})));
     output->commit();
     if (options.output.to_stdout()) return "";
   }
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  return report(results, options, seconds);
+  const double token_bytes = rate_of(codes).rate.bits_per_value / 8 * 2 * codes.info().model.head_dim;
+  return report(results, options, token_bytes, seconds);
 }
 
 }  // namespace kvcodec::cli

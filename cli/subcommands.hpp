@@ -14,6 +14,7 @@ std::string encode(Command& command);
 std::string decode(Command& command);
 std::string attend(Command& command);
 std::string pack_indices(Command& command);
+std::string index(Command& command);
 std::string select(Command& command);
 std::string info(Command& command);
 std::string eval_recon(Command& command);

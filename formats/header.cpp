@@ -19,7 +19,8 @@ struct KnownType {
   std::string_view name;
   int version;
 };
-constexpr KnownType kTypes[] = {{"kv", 1}, {"dictionary", 1}, {"codes", 1}, {"selection", 1}, {"outputs", 1}};
+constexpr KnownType kTypes[] = {{"kv", 1},    {"dictionary", 1}, {"codes", 1},
+                                {"index", 1}, {"selection", 1},  {"outputs", 1}};
 
 const KnownType* find_type(std::string_view name) {
   const auto place =
@@ -76,8 +77,10 @@ FileType read_file_type(const h5::File& file) {
 h5::File open_file(const std::string& name, std::string_view wanted, FileType& type) {
   h5::File file = h5::File::open(name);
   type = read_file_type(file);
+  const auto article = [](std::string_view word) { return word.find_first_of("aeiou") == 0 ? "an" : "a"; };
   if (type.type != wanted)
-    throw file.error(kRoot, "is a {} file; a {} file is wanted here", type.type, wanted);
+    throw file.error(kRoot, "is {} {} file; {} {} file is wanted here", article(type.type), type.type,
+                     article(wanted), wanted);
   return file;
 }
 

@@ -42,6 +42,12 @@ SelectionInfo read_info(const h5::File& file) {
   info.heads = static_cast<size_t>(file.integer("/", "heads", 1, 1 << 20));
   const h5::Dataset rows = file.dataset("/query_position");
   info.query_rows = rows.integers(0, rows.rows(), UINT64_MAX);
+  if (file.has("/documents/name")) {
+    info.documents = read_documents(file);
+    if (info.documents.tokens() != info.query_rows.size())
+      throw file.error("/documents/offset", "ends at {}; there are {} queries", info.documents.tokens(),
+                       info.query_rows.size());
+  }
   return info;
 }
 
@@ -54,6 +60,12 @@ void write_selections(OutputFile& output, const SelectionInfo& info,
   h5::DatasetWriter rows(file, "/query_position", DType::u64, {}, queries);
   rows.append_values<uint64_t>(info.query_rows);
   rows.finish();
+  if (info.documents.count() > 0) {
+    if (info.documents.tokens() != queries)
+      throw failed("{}: documents of {} queries; there are {}", output.target(), info.documents.tokens(),
+                   queries);
+    write_documents(file, info.documents);
+  }
   for (const auto& [layer, selections] : layers) {
     if (selections.chosen.size() != checked_mul(queries, info.heads))
       throw failed("{}: layer {}: {} selections for {} queries of {} heads", output.target(), layer,

@@ -147,19 +147,26 @@ void ClusterIndex::take_best(std::span<const float> scores, size_t budget,
   }
 }
 
-void add_batches(std::span<const ClusterTask> heads, std::span<const uint64_t> ends,
-                 const ClusterOptions& options, uint64_t seed, const Progress& progress) {
-  if (ends.empty()) return;
+void ClusteringEffort::add(const ClusteringEffort& other) {
+  runs += other.runs;
+  converged += other.converged;
+  most_rounds = std::max(most_rounds, other.most_rounds);
+}
+
+ClusteringEffort add_batches(std::span<const ClusterTask> heads, const ClusterOptions& options, uint64_t seed,
+                             const Progress& progress) {
   // Streams of one head's batches: the batch in the lower bits.
   constexpr unsigned kBatchBits = 24;
   std::vector<KmeansTask> tasks;
   for (const ClusterTask& head : heads) {
     const ClusterIndex& index = *head.index;
     uint64_t begin = index.end(), batch = index.batch_ends().size();
-    if (head.keys.cols() != index.dims() || ends.front() <= begin || head.keys.rows() != ends.back() - begin)
+    if (head.ends.empty()) continue;
+    if (head.keys.cols() != index.dims() || !std::ranges::is_sorted(head.ends) ||
+        head.ends.front() <= begin || head.keys.rows() != head.ends.back() - begin)
       throw failed("{} keys of {} dimensions for batches from token {} to {}", head.keys.rows(),
-                   head.keys.cols(), begin, ends.back());
-    for (const uint64_t batch_end : ends) {
+                   head.keys.cols(), begin, head.ends.back());
+    for (const uint64_t batch_end : head.ends) {
       const uint64_t first = std::min(std::max(begin, index.sink()), batch_end);
       tasks.push_back({.rows = head.keys.rows(first - index.end(), batch_end - first),
                        .clusters = batch == 0 ? options.clusters_of(batch_end)
@@ -172,9 +179,15 @@ void add_batches(std::span<const ClusterTask> heads, std::span<const uint64_t> e
   const auto clusterings = kmeans(
       tasks, {.metric = options.metric_value(), .rounds = static_cast<size_t>(options.rounds), .seed = seed},
       progress);
+  ClusteringEffort effort;
   size_t next = 0;
   for (const ClusterTask& head : heads)
-    for (const uint64_t batch_end : ends) head.index->add_batch(batch_end, clusterings[next++]);
+    for (const uint64_t batch_end : head.ends) {
+      const Clustering& clustering = clusterings[next++];
+      head.index->add_batch(batch_end, clustering);
+      effort.add({1, clustering.converged ? size_t{1} : 0, clustering.rounds});
+    }
+  return effort;
 }
 
 std::vector<uint64_t> next_batches(uint64_t end, uint64_t tokens, uint64_t prompt,

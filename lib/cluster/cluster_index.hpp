@@ -91,17 +91,26 @@ class ClusterIndex {
   std::vector<uint32_t> ids_;
 };
 
-/// One head whose index is to grow.
-struct ClusterTask {
-  ClusterIndex* index = nullptr;
-  MatrixView<const float> keys;  ///< of tokens [index->end(), the last batch end)
-  uint64_t stream = 0;           ///< its own random starts
+/// What clustering took.
+struct ClusteringEffort {
+  size_t runs = 0, converged = 0;  ///< k-means of one batch of one head
+  size_t most_rounds = 0;
+
+  void add(const ClusteringEffort& other);
 };
 
-/// Adds batches that end at these tokens, rising, all beyond the indices' end, to all heads. The first batch
-/// of an empty index is the prompt. Deterministic; heads and batches are clustered at the same time.
-void add_batches(std::span<const ClusterTask> heads, std::span<const uint64_t> ends,
-                 const ClusterOptions& options, uint64_t seed, const Progress& progress = {});
+/// One head whose index is to grow by batches.
+struct ClusterTask {
+  ClusterIndex* index = nullptr;
+  MatrixView<const float> keys;    ///< of tokens [index->end(), ends.back())
+  std::span<const uint64_t> ends;  ///< where the new batches end
+  uint64_t stream = 0;             ///< its own random starts
+};
+/// Adds the batches to all heads. The first batch of an empty index is the prompt. Deterministic; all heads
+/// and batches are clustered at the same time. Throws Error(failed) for ends that do not rise beyond the
+/// index's end, and what kmeans() throws.
+ClusteringEffort add_batches(std::span<const ClusterTask> heads, const ClusterOptions& options, uint64_t seed,
+                             const Progress& progress = {});
 
 /// Where batches end that an index of `end` tokens (0: none yet) can be given when there are `tokens`: the
 /// prompt, if it has none yet, then whole batches. prompt: its tokens, 0 = all.

@@ -19,6 +19,10 @@ class SelectionCache {
 
   struct Use {
     uint64_t selected = 0, fetched = 0;
+    void add(const Use& other) {
+      selected += other.selected;
+      fetched += other.fetched;
+    }
     double hit_rate() const {
       return selected > 0 ? 1 - static_cast<double>(fetched) / static_cast<double>(selected) : 0;
     }

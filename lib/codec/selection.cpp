@@ -41,7 +41,9 @@ class Step {
         options_(options),
         queries_(task.queries.rows(step * task.per_step, task.per_step)),
         visible_(task.visible[step]),
-        budget_(options.tokens_of(visible_)) {}
+        budget_(options.tokens_of(visible_)),
+        newest_(
+            std::max(static_cast<uint64_t>(options.newest), task.waiting.empty() ? 0 : task.waiting[step])) {}
 
   void run(std::span<std::vector<Scored>> chosen, SelectionQuality& quality) const {
     const size_t n = queries_.rows(), all = task_.selector->tokens();
@@ -52,8 +54,7 @@ class Step {
     const bool each = options_.share == "each";
     for (size_t i = 0; i < chosen.size(); ++i) {
       const auto own = [&](MatrixView<const float> of_all) { return each ? of_all.rows(i, 1) : of_all; };
-      chosen[i] = best(combined(own(scores), visible_, options_.share), budget_,
-                       static_cast<uint64_t>(options_.newest));
+      chosen[i] = best(combined(own(scores), visible_, options_.share), budget_, newest_);
       const auto wanted = ids_in_order(best(combined(own(exact), visible_, options_.share), budget_, 0));
       quality.recall += selection_recall(ids_in_order(chosen[i]), wanted);
       quality.tokens += chosen[i].size();
@@ -84,8 +85,22 @@ class Step {
   const SelectionTask& task_;
   const SelectionOptions& options_;
   MatrixView<const float> queries_;
-  uint64_t visible_, budget_;
+  uint64_t visible_, budget_, newest_;
 };
+
+/// What caches of one head would have spared: the selections of its steps in order.
+void use_caches(const SelectionTask& task, std::span<const std::vector<Scored>> chosen, size_t per_step,
+                size_t which, SelectionQuality& quality) {
+  std::vector<SelectionCache> caches(std::begin(kCacheSteps), std::end(kCacheSteps));
+  std::vector<uint32_t> fetched;
+  for (size_t step = 0; step < task.visible.size(); ++step) {
+    const uint64_t waiting = task.waiting.empty() ? 0 : task.waiting[step];
+    fetched.clear();
+    for (const Scored& token : chosen[step * per_step + which])
+      if (token.id >= task.sink && token.id < task.visible[step] - waiting) fetched.push_back(token.id);
+    for (size_t i = 0; i < caches.size(); ++i) quality.cache[i].add(caches[i].step(fetched));
+  }
+}
 
 }  // namespace
 
@@ -95,25 +110,25 @@ std::vector<Scored> choose_tokens(MatrixView<const float> scores, size_t visible
 }
 
 std::vector<OptionField> SelectionOptions::fields() {
-  return {{"by",
-           "what scores the tokens: the index in the codes, its signs alone, Quest's bounds over pages of 16 "
-           "tokens, or the "
-           "true products",
-           &by,
-           {},
-           {},
-           {"codes", "signs", "quest", "oracle"}},
-          {"share",
-           "one selection for the query heads that share a key/value head, by their largest or mean score, "
-           "or one for "
-           "each",
-           &share,
-           {},
-           {},
-           {"max", "mean", "each"}},
-          {"budget", "tokens to select for each query; 0: by --ratio", &budget, 0, 1e9},
-          {"ratio", "tokens to select, as a share of those that the query sees", &ratio, 0, 1},
-          {"newest", "newest tokens that are always selected, within the budget", &newest, 0, 1e9}};
+  return {
+      {"by",
+       "what scores the tokens: the index in the codes, its signs alone, the clusters of --index, Quest's "
+       "bounds over pages of 16 tokens, or the true products",
+       &by,
+       {},
+       {},
+       {"codes", "signs", "clusters", "quest", "oracle"}},
+      {"share",
+       "one selection for the query heads that share a key/value head, by their largest or mean score, "
+       "or one for "
+       "each",
+       &share,
+       {},
+       {},
+       {"max", "mean", "each"}},
+      {"budget", "tokens to select for each query; 0: by --ratio", &budget, 0, 1e9},
+      {"ratio", "tokens to select, as a share of those that the query sees", &ratio, 0, 1},
+      {"newest", "newest tokens that are always selected, within the budget", &newest, 0, 1e9}};
 }
 
 void SelectionOptions::check() const {
@@ -135,13 +150,15 @@ void SelectionQuality::add(const SelectionQuality& other) {
   mass += other.mass;
   output_error += other.output_error;
   stored_error += other.stored_error;
+  for (size_t i = 0; i < std::size(cache); ++i) cache[i].add(other.cache[i]);
 }
 
 Selections select_tokens(const SelectionTask& task, const SelectionOptions& options) {
   const size_t steps = task.visible.size(), n = task.per_step;
   if (task.queries.rows() != steps * n || task.keys.rows() != task.selector->tokens() ||
       task.keys.rows() != task.values.rows() || task.stored_keys.rows() != task.keys.rows() ||
-      task.stored_values.rows() != task.keys.rows())
+      task.stored_values.rows() != task.keys.rows() ||
+      (!task.waiting.empty() && task.waiting.size() != steps))
     throw failed("{} queries for {} steps of {}; {} keys, {} values, {} tokens in the index",
                  task.queries.rows(), steps, n, task.keys.rows(), task.values.rows(),
                  task.selector->tokens());
@@ -152,11 +169,14 @@ Selections select_tokens(const SelectionTask& task, const SelectionOptions& opti
     for (size_t step = begin; step < end; ++step) {
       if (task.visible[step] > task.keys.rows())
         throw failed("step {} sees {} tokens of {}", step, task.visible[step], task.keys.rows());
+      if (!task.waiting.empty() && task.waiting[step] > task.visible[step])
+        throw failed("step {} sees {} tokens; {} of them wait", step, task.visible[step], task.waiting[step]);
       Step(task, options, step)
           .run(std::span(result.chosen).subspan(step * per_step, per_step), qualities[step]);
     }
   });
   for (const SelectionQuality& quality : qualities) result.quality.add(quality);
+  for (size_t i = 0; i < per_step; ++i) use_caches(task, result.chosen, per_step, i, result.quality);
   return result;
 }
 

@@ -3,17 +3,19 @@
 #pragma once
 
 #include <cstdint>
+#include <iterator>
 #include <span>
 #include <vector>
 
 #include "lib/attention/selector.hpp"
+#include "lib/cluster/selection_cache.hpp"
 #include "lib/core/options.hpp"
 #include "lib/core/view.hpp"
 
 namespace kvcodec {
 
 struct SelectionOptions final : Options {
-  std::string by = "codes";  ///< the index in the codes
+  std::string by = "codes";  ///< the index in the codes; of an index file the clusters
   std::string share =
       "max";             ///< what Self-Indexing KVCache leaves open; the largest keeps what any head needs
   int64_t budget = 0;    ///< tokens per query; 0: by ratio
@@ -41,7 +43,15 @@ struct SelectionTask {
   MatrixView<const float> queries;                     ///< (steps * per_step, dims), step by step
   size_t per_step = 1;                                 ///< query heads that share the head
   std::span<const uint64_t> visible;                   ///< of each step: it sees tokens [0, visible)
+  /// Of each step: so many of the newest tokens it sees are always selected, as with `newest`, which counts
+  /// where it is more: those that wait for their cluster. Empty: none.
+  std::span<const uint64_t> waiting = {};
+  uint64_t sink = 0;  ///< first tokens, which are always at hand: no use of the cache
 };
+
+/// Steps for which tokens stay at hand in the caches that are measured, R: none, and what the ClusterKV paper
+/// measures.
+inline constexpr uint64_t kCacheSteps[] = {0, 1, 2};
 
 /// Sums over selections, to be averaged; a head's or many heads'.
 struct SelectionQuality {
@@ -52,6 +62,9 @@ struct SelectionQuality {
   double mass = 0;          ///< share of the attention weights; sum over outputs
   double stored_error = 0;  ///< the same with the keys and values of the codes; sum over outputs
   double output_error = 0;  ///< relative error of attention over the selected tokens; sum over outputs
+  /// For each of kCacheSteps: tokens selected one by one, and those of them that no step before left. Without
+  /// those that are always at hand: the sink and what waits.
+  SelectionCache::Use cache[std::size(kCacheSteps)];
 
   void add(const SelectionQuality& other);
 };

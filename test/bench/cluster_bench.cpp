@@ -134,9 +134,9 @@ void measure_selection(const Data& data) {
   ClusterOptions options;
   options.clusters = kClusters;
   ClusterIndex index(kDims, static_cast<uint64_t>(options.sink));
-  const ClusterTask task{&index, data.keys, 0};
   const uint64_t end[] = {kTokens};
-  add_batches({&task, 1}, end, options, 1);
+  const ClusterTask task{&index, data.keys, end, 0};
+  add_batches({&task, 1}, options, 1);
   const ClusterSelector selector(index, kTokens);
   const CacheRows rows(data.keys, data.keys);
   Rng rng(3);

@@ -4,6 +4,7 @@ and libxxhash, knows nothing of kvcodec.
 
     independent_reader.py check FILE...                        reads all and checks the conditions of the format
     independent_reader.py decode [--book BOOK] CODES KV ...    decodes CODES and compares with KV, decoded by kvcodec
+    independent_reader.py part WHOLE PART                      the tokens of a kv file that are in another one are the same there
 """
 import ctypes
 import json
@@ -12,7 +13,7 @@ import sys
 import h5py
 import numpy as np
 
-VERSIONS = {"kv": 1, "dictionary": 1, "codes": 1, "outputs": 1, "selection": 1}
+VERSIONS = {"kv": 1, "dictionary": 1, "codes": 1, "index": 1, "outputs": 1, "selection": 1}
 CATEGORIES = ["payload", "ids", "scales", "tables", "offsets", "exempt"]
 TYPES = {"u8": "<u1", "u16": "<u2", "u32": "<u4", "u64": "<u8", "i32": "<i4", "i64": "<i8", "f32": "<f4", "f64": "<f8"}
 
@@ -96,6 +97,38 @@ def check_kv(kv):
             require(len(rows) == 0 or (rows < total).all(), "/query_position")
             floats(query)
     require(len(types) == 1, f"types {types}")
+
+
+def check_index(index):
+    """The clusters of every document and head are a partition of its tokens, batch by batch."""
+    _, offset = index.documents()
+    total = int(offset[-1])
+    sink = int(index.file.attrs["sink"])
+    require(index.file["/positions"].shape == (total,), "/positions")
+    batch_offset, batch_end = index.file["/batches/offset"][:], index.file["/batches/end"][:]
+    require(len(batch_offset) == len(offset) and batch_offset[0] == 0 and batch_offset[-1] == len(batch_end), "/batches")
+    for layer in index.layers():
+        group = index.file[f"/layers/{layer}"]
+        counts, size, end, token = (group[name][:].astype(np.int64) for name in ("clusters", "size", "end", "token"))
+        require(type_name(group["centroid"]) == "f32" and group["centroid"].shape == (counts.sum(), index.dim), "centroid")
+        require(np.isfinite(group["centroid"][:]).all() and (size >= 1).all() and (np.cumsum(size) == end).all(), "size, end")
+        cluster = begin = 0
+        for document in range(len(offset) - 1):
+            ends = batch_end[batch_offset[document]:batch_offset[document + 1]].astype(np.int64)
+            length = int(offset[document + 1] - offset[document])
+            require((np.diff(ends) > 0).all() and (int(ends[-1]) if len(ends) else 0) == length, "/batches/end")
+            for head in range(index.heads):
+                seen, last_batch = [], 0
+                for c in range(cluster, cluster + counts[document * index.heads + head]):
+                    own = token[begin:begin + size[c]]
+                    batches = np.searchsorted(ends, own, side="right")
+                    require((np.diff(own) > 0).all() and (batches == batches[0]).all() and batches[0] >= last_batch, f"cluster {c}")
+                    last_batch = batches[0]
+                    seen.extend(own)
+                    begin += size[c]
+                cluster += counts[document * index.heads + head]
+                require(sorted(seen) == list(range(min(sink, length), length)), f"document {document}, head {head}: no partition")
+        require(cluster == len(size) and begin == len(token), "clusters")
 
 
 def check_outputs(outputs):
@@ -711,12 +744,36 @@ def decode(path, kv_path, book_path=None):
     print(f"{path}: {codes.codec}, {len(codes.names)} documents, {int(codes.offset[-1])} tokens{seen}: as decoded by kvcodec, bit for bit")
 
 
+def part(whole_path, part_path):
+    """Every token of the part has the keys and values it has in the whole, found by document and position."""
+    whole, some = File(whole_path, "kv"), File(part_path, "kv")
+    names, offset = whole.documents()
+    positions = whole.file["/positions"][:]
+    part_names, part_offset = some.documents()
+    rows = []
+    for name, first, end in zip(part_names, part_offset[:-1], part_offset[1:]):
+        document = names.index(name)
+        own = positions[offset[document]:offset[document + 1]]
+        wanted = some.file["/positions"][first:end]
+        place = np.searchsorted(own, wanted)
+        require((own[place] == wanted).all(), f"{name}: other positions")
+        rows.extend(offset[document] + place)
+    require(0 < len(rows) < offset[-1], "no part")
+    for layer in some.layers():
+        for side in ("key", "value"):
+            path = f"/layers/{layer}/{side}"
+            require((floats(whole.file[path], slice(None))[rows] == floats(some.file[path], slice(None))).all(), path)
+    print(f"{part_path}: {len(rows)} tokens, as in {whole_path}")
+
+
 def check(path):
     file = File(path)
     if file.type == "kv":
         check_kv(file)
     elif file.type == "dictionary":
         check_book(file.file, "dictionary")
+    elif file.type == "index":
+        check_index(file)
     elif file.type == "outputs":
         check_outputs(file)
     else:
@@ -731,8 +788,10 @@ def check(path):
 if __name__ == "__main__":
     require(len(sys.argv) >= 3, __doc__)
     command, arguments = sys.argv[1], sys.argv[2:]
-    require(command in ("check", "decode"), __doc__)
-    if command == "check":
+    require(command in ("check", "decode", "part"), __doc__)
+    if command == "part":
+        part(*arguments)
+    elif command == "check":
         for name in arguments:
             check(name)
     else:

@@ -45,6 +45,13 @@ check() { # <name of the kv file> <codec and options...>
 run encode asking.h5 --codec kvcomp --block 8 -o asked.h5
 run attend asked.h5 --queries asking.h5 --layers 0,2 --documents 1-2 -o outputs.h5
 reader check asking.h5 outputs.h5
+run index asking.h5 --prompt 20 --batch 8 --batch-clusters 3 --clusters 4 --sink 5 -o index.h5
+run index asked.h5 --metric l2 --layers 0,2 -o index-2.h5
+run select asked.h5 --queries asking.h5 --by clusters --index index.h5 --budget 9 -o selection.h5
+run decode asked.h5 --select selection.h5 -o selected.h5
+reader check index.h5 index-2.h5 selected.h5
+run decode asked.h5 -o all.h5
+reader part all.h5 selected.h5
 
 book=
 for kv in kv large half empty; do

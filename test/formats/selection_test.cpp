@@ -19,6 +19,8 @@ SelectionInfo sample_info() {
   info.parameters.set("budget", int64_t{5});
   info.heads = 2;
   info.query_rows = {7, 8, 30};
+  info.documents.add("one", 2);
+  info.documents.add("two", 1);
   return info;
 }
 
@@ -50,6 +52,8 @@ TEST_CASE("selection: what was written comes back") {
   CHECK(file.info.model == sample_info().model);
   CHECK(file.info.parameters == sample_info().parameters);
   CHECK(file.info.query_rows == sample_info().query_rows);
+  CHECK(file.info.documents.names == sample_info().documents.names);
+  CHECK(file.info.documents.offsets == sample_info().documents.offsets);
   CHECK_EQ(file.info.heads, 2);
   CHECK(file.budgets == std::map<int, uint64_t>{{0, 5}, {2, 5}});
   CHECK(read_selections(folder / "s.h5", 0).chosen == sample_selections(1).chosen);
@@ -75,6 +79,7 @@ TEST_CASE("selection: sizes that do not fit are refused, on writing and reading"
   };
   refused([](Edit& edit) { edit.remove("/layers/0/score"); });
   refused([](Edit& edit) { edit.remove("/query_position"); });
+  refused([](Edit& edit) { edit.put("/documents/offset", {0, 2, 4}); });
   refused([](Edit& edit) { edit.set("/", "heads", int64_t{3}); });
   refused([](Edit& edit) { edit.set("/", "kvcodec_version", int64_t{99}); });
   refused([](Edit& edit) {

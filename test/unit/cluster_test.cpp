@@ -28,8 +28,8 @@ Matrix<float> random_keys(size_t rows, size_t cols, Rng& rng) {
 ClusterIndex make_index(MatrixView<const float> keys, std::span<const uint64_t> ends,
                         const ClusterOptions& options, uint64_t seed = 1) {
   ClusterIndex index(keys.cols(), static_cast<uint64_t>(options.sink));
-  const ClusterTask task{&index, keys.rows(0, ends.empty() ? 0 : ends.back()), 3};
-  add_batches({&task, 1}, ends, options, seed);
+  const ClusterTask task{&index, keys.rows(0, ends.empty() ? 0 : ends.back()), ends, 3};
+  add_batches({&task, 1}, options, seed);
   return index;
 }
 
@@ -109,8 +109,8 @@ TEST_CASE("cluster index: a partition for any length, sink and metric; batches n
         const auto ends = next_batches(index.end(), tokens + 200, 0, options);
         REQUIRE_EQ(ends.size(), 3);
         ClusterIndex one_by_one = index;
-        const ClusterTask task{&index, keys.view().rows(tokens, 180), 3};
-        add_batches({&task, 1}, ends, options, 1);
+        const ClusterTask task{&index, keys.view().rows(tokens, 180), ends, 3};
+        add_batches({&task, 1}, options, 1);
         check_index(index, keys);
         const auto after = parts_of(index);
         CHECK(std::equal(before.ids.begin(), before.ids.end(), after.ids.begin()));
@@ -119,8 +119,8 @@ TEST_CASE("cluster index: a partition for any length, sink and metric; batches n
                          after.centroids.data()));
         for (const uint64_t batch_end : ends) {
           const uint64_t begin = one_by_one.end();
-          const ClusterTask step{&one_by_one, keys.view().rows(begin, batch_end - begin), 3};
-          add_batches({&step, 1}, {&batch_end, 1}, options, 1);
+          const ClusterTask step{&one_by_one, keys.view().rows(begin, batch_end - begin), {&batch_end, 1}, 3};
+          add_batches({&step, 1}, options, 1);
         }
         CHECK_EQ(parts_of(one_by_one).ids, after.ids);
         CHECK_EQ(parts_of(one_by_one).offsets, after.offsets);
@@ -200,8 +200,8 @@ TEST_CASE("cluster index: the same for any number of threads and SIMD level, and
       const test::AtLevel at(level);
       set_num_threads(threads);
       ClusterIndex indices[2] = {{32, 16}, {32, 16}};
-      const ClusterTask tasks[] = {{&indices[0], keys, 8}, {&indices[1], keys, 3}};
-      add_batches(tasks, ends, options, 9);
+      const ClusterTask tasks[] = {{&indices[0], keys, ends, 8}, {&indices[1], keys, ends, 3}};
+      add_batches(tasks, options, 9);
       const auto parts = parts_of(indices[1]);
       CHECK_EQ(parts.ids, expected.ids);
       CHECK_EQ(parts.offsets, expected.offsets);
@@ -244,12 +244,17 @@ TEST_CASE("cluster index refuses what does not fit") {
   ClusterIndex index(8, 2);
   const Matrix<float> keys(20, 8);
   const ClusterOptions options;
-  const ClusterTask task{&index, keys, 0}, narrow{&index, keys.view().columns(0, 4), 0};
-  const uint64_t ends[] = {20}, wrong[] = {21};
-  CHECK_THROWS_AS(add_batches({&narrow, 1}, ends, options, 0), Error);
-  CHECK_THROWS_AS(add_batches({&task, 1}, wrong, options, 0), Error);
-  add_batches({&task, 1}, ends, options, 0);
-  CHECK_THROWS_AS(add_batches({&task, 1}, ends, options, 0), Error);
+  const uint64_t ends[] = {20}, wrong[] = {21}, falling[] = {25, 20};
+  const ClusterTask task{&index, keys, ends, 0};
+  for (const ClusterTask& refused :
+       {ClusterTask{&index, keys.view().columns(0, 4), ends, 0}, ClusterTask{&index, keys, wrong, 0},
+        ClusterTask{&index, keys, falling, 0}})
+    CHECK_THROWS_AS(add_batches({&refused, 1}, options, 0), Error);
+  const auto effort = add_batches({&task, 1}, options, 0);
+  CHECK_EQ(effort.runs, 1);
+  CHECK_EQ(effort.converged, 1);
+  CHECK_EQ(effort.most_rounds, 2);
+  CHECK_THROWS_AS(add_batches({&task, 1}, options, 0), Error);
   CHECK_EQ(index.clusters(), 1);  // all keys are zero
   std::vector<float> scores(2);
   CHECK_THROWS_AS(index.centroid_scores(std::vector<float>(8), scores), Error);

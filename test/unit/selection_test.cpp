@@ -237,3 +237,61 @@ TEST_CASE("selfindex: 896 bits per token and head of 128 dimensions beside its f
   }
   CHECK_EQ(bits, uint64_t{896} * 4096 * 2);
 }
+
+TEST_CASE("selections: tokens that wait come first, and caches count what must be fetched") {
+  Rng rng(9);
+  const size_t tokens = 60, dims = 8, steps = 20;
+  Matrix<float> keys(tokens, dims), queries(steps * 2, dims);
+  for (Matrix<float>* matrix : {&keys, &queries})
+    for (size_t i = 0; i < matrix->size(); ++i) matrix->data()[i] = static_cast<float>(rng.normal());
+  const CacheRows rows(keys, keys);
+  const OracleSelector oracle(rows);
+  std::vector<uint64_t> visible, waiting;
+  for (size_t i = 0; i < steps; ++i) visible.push_back(41 + i), waiting.push_back(i % 10);
+  SelectionTask task{.selector = &oracle,
+                     .keys = keys,
+                     .values = keys,
+                     .stored_keys = keys,
+                     .stored_values = keys,
+                     .queries = queries,
+                     .per_step = 2,
+                     .visible = visible,
+                     .waiting = waiting,
+                     .sink = 3};
+  SelectionOptions options;
+  options.budget = 12;
+  for (const char* share : {"max", "each"}) {
+    options.share = share;
+    const Selections result = select_tokens(task, options);
+    const size_t per_step = options.share == "each" ? 2 : 1;
+    SelectionCache::Use expected[std::size(kCacheSteps)];
+    for (size_t which = 0; which < per_step; ++which)
+      for (size_t step = 0; step < steps; ++step) {
+        const auto& chosen = result.chosen[step * per_step + which];
+        for (uint64_t t = visible[step] - waiting[step]; t < visible[step]; ++t)
+          CHECK(std::ranges::any_of(chosen, [&](const Scored& token) { return token.id == t; }));
+        for (const Scored& token : chosen) {
+          if (token.id < 3 || token.id >= visible[step] - waiting[step]) continue;
+          for (size_t i = 0; i < std::size(kCacheSteps); ++i) {
+            bool at_hand = false;
+            for (size_t back = 1; back <= kCacheSteps[i] && back <= step; ++back) {
+              const size_t before = step - back;
+              at_hand |= token.id < visible[before] - waiting[before] &&
+                         std::ranges::any_of(result.chosen[before * per_step + which],
+                                             [&](const Scored& other) { return other.id == token.id; });
+            }
+            expected[i].add({1, at_hand ? uint64_t{0} : uint64_t{1}});
+          }
+        }
+      }
+    for (size_t i = 0; i < std::size(kCacheSteps); ++i) {
+      CHECK_EQ(result.quality.cache[i].selected, expected[i].selected);
+      CHECK_EQ(result.quality.cache[i].fetched, expected[i].fetched);
+    }
+    CHECK_EQ(result.quality.cache[0].hit_rate(), 0);
+  }
+  waiting[3] = 100;
+  CHECK_THROWS_AS(select_tokens(task, options), Error);
+  task.waiting = std::span(waiting).first(3);
+  CHECK_THROWS_AS(select_tokens(task, options), Error);
+}

@@ -1,0 +1,40 @@
+// Chosen tokens of a document, from any codec: only they are fetched and decoded, and attention over them
+// alone (ClusterKV, Self-Indexing KVCache: what a selection is for).
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "lib/codec/codec.hpp"
+#include "lib/core/view.hpp"
+
+namespace kvcodec {
+
+/// Row i of out, (tokens.size(), shape.width()), becomes token tokens[i] of the document. tokens: rising.
+/// Neighbours are decoded together. Throws Error(failed) for tokens that do not rise, and what decode throws.
+void decode_tokens(const Codec& codec, const GroupShape& shape, const StreamReader& document,
+                   std::span<const uint32_t> tokens, MatrixView<float> out);
+
+/// Queries of one document, of all layers of a group, and the tokens that each looks at.
+struct ChosenQueries {
+  int q_heads = 0;               ///< per layer, a multiple of the group's heads
+  MatrixView<const float> rows;  ///< (n, layers * q_heads * head_dim)
+  size_t selections = 0;         ///< per query and layer: the group's heads, or q_heads
+  /// (n, layers * selections), row by row; each rises. Query head h of a layer has selection h / (q_heads /
+  /// selections).
+  std::span<const std::vector<uint32_t>> tokens;
+};
+
+/// out = softmax(q k^T / sqrt(head_dim)) v of every query head over its tokens; zeros where it has none. out:
+/// like queries.rows. Decodes each token once that any of the queries looks at. The result depends on no
+/// number of threads and no SIMD level but by what the codec decodes. Throws Error(failed) for shapes that do
+/// not fit.
+void attend_chosen(const Codec& codec, const GroupShape& group, const StreamReader& keys,
+                   const StreamReader& values, const ChosenQueries& queries, MatrixView<float> out);
+
+/// Queries to ask attend_chosen at a time: so many share what they decode, and memory holds the tokens of
+/// all.
+inline constexpr size_t kChosenBatch = 32;
+
+}  // namespace kvcodec
