@@ -128,8 +128,7 @@ class Indexing {
   std::vector<uint32_t> tokens;
   uint64_t new_tokens() const { return new_tokens_; }
 
-  LayerResult run(int layer, IndexWriter& writer, uint64_t budget,
-                  const std::function<void(uint64_t)>& count) {
+  LayerResult run(int layer, IndexWriter& writer, uint64_t budget, const std::function<void(double)>& show) {
     const auto heads = static_cast<size_t>(info.model.num_kv_heads);
     const auto dims = static_cast<size_t>(info.model.head_dim);
     std::vector<ClusterIndex> indices;
@@ -149,7 +148,7 @@ class Indexing {
       for (size_t head = 0; head < heads; head += at_once) {
         const size_t taken = std::min(at_once, heads - head);
         const uint64_t bytes = rows * taken * dims * sizeof(float);
-        if (batch.bytes > 0 && batch.bytes + bytes > budget) finish(batch, result, count);
+        if (batch.bytes > 0 && batch.bytes + bytes > budget) finish(batch, result, show);
         batch.keys.push_back(read(layer, plan, head, taken, rows, budget));
         for (size_t i = 0; i < taken; ++i) {
           const size_t place = document * heads + head + i;
@@ -163,7 +162,7 @@ class Indexing {
         batch.tokens += rows * taken;
       }
     }
-    finish(batch, result, count);
+    finish(batch, result, show);
     for (const ClusterIndex& index : indices) {
       result.clusters += index.clusters();
       result.tokens += index.ids().size();
@@ -181,10 +180,12 @@ class Indexing {
     uint64_t bytes = 0, tokens = 0;
   };
 
-  void finish(Batch& batch, LayerResult& result, const std::function<void(uint64_t)>& count) {
-    result.effort.add(
-        add_batches(batch.tasks, options_.clusters, static_cast<uint64_t>(options_.common.seed)));
-    count(batch.tokens / static_cast<uint64_t>(info.model.num_kv_heads));
+  void finish(Batch& batch, LayerResult& result, const std::function<void(double)>& show) {
+    const double count = static_cast<double>(batch.tokens) / info.model.num_kv_heads;
+    result.effort.add(add_batches(
+        batch.tasks, options_.clusters, static_cast<uint64_t>(options_.common.seed),
+        [&](double done, double total, std::string_view) { show(done_ + count * done / total); }));
+    done_ += count;
     batch = {};
   }
 
@@ -310,6 +311,7 @@ class Indexing {
   TokenAxis axis_;
   std::vector<Plan> plans_;
   uint64_t new_tokens_ = 0;
+  double done_ = 0;  // tokens clustered, over all layers
 };
 
 std::string report(const std::vector<LayerResult>& results, const IndexOptions& options,
@@ -425,14 +427,11 @@ std::string index(Command& command) {
   std::vector<LayerResult> results;
   {
     ProgressBar bar("index", "tokens", options.common.quiet);
-    uint64_t done = 0;
     const auto total = static_cast<double>(indexing.new_tokens());
     for (const int layer : layers)
       results.push_back(
-          indexing.run(layer, writer, chunk_budget(options.common.memory_bytes(), 0), [&](uint64_t count) {
-            done += count;
-            bar.update(static_cast<double>(done) / static_cast<double>(layers.size()), total);
-          }));
+          indexing.run(layer, writer, chunk_budget(options.common.memory_bytes(), 0),
+                       [&](double done) { bar.update(done / static_cast<double>(layers.size()), total); }));
   }
   writer.finish(
       command.provenance(old ? merged_history({old->type().history, source.history()}) : source.history()));

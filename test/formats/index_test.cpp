@@ -184,3 +184,35 @@ TEST_CASE("index: damage is refused, and what is left is not believed") {
   refused("not of its batch", put32("/layers/0/token", changed(tokens, 0, 0xffffffff)));
   refused("/layers/0/token", put32("/layers/0/token", {1, 2, 3}));
 }
+
+TEST_CASE("index: any byte may be wrong without a crash, and no wrong cluster comes out unnoticed") {
+  const Folder folder;
+  const std::string good = folder / "i.h5", bad = folder / "bad.h5";
+  write(good);
+  const auto values = [](const std::string& path) {
+    const IndexReader index(path);
+    std::vector<float> all;
+    for (size_t i = 0; i < index.info().documents.count() * 2; ++i) {
+      const ClusterIndex own = index.read(2, i / 2, i % 2);
+      all.insert(all.end(), own.ids().begin(), own.ids().end());
+      all.insert(all.end(), own.centroids().data(), own.centroids().data() + own.clusters() * own.dims());
+    }
+    return all;
+  };
+  const auto expected = values(good);
+  const auto size = static_cast<uint64_t>(std::filesystem::file_size(good));
+  size_t refused = 0, tried = 0;
+  for (uint64_t position = 0; position < size; position += 7, ++tried) {
+    CAPTURE(position);
+    std::filesystem::copy_file(good, bad, std::filesystem::copy_options::overwrite_existing);
+    flip_byte(bad, position);
+    try {
+      const auto found = values(bad);
+      CHECK(found == expected);
+    } catch (const Error& error) {
+      ++refused;
+      CHECK(static_cast<int>(error.kind()) == static_cast<int>(ErrorKind::bad_input));
+    }
+  }
+  CHECK_GT(refused, tried / 10);
+}

@@ -122,7 +122,8 @@ std::vector<Defect> common_defects(const std::string& other_type, const std::str
       {"no type", edit([](Edit& f) { f.remove_attribute("/", "kvcodec_type"); }),
        "not a kvcodec file: it has no attribute 'kvcodec_type'"},
       {"another type", edit([other_type](Edit& f) { f.set("/", "kvcodec_type", other_type); }),
-       "is a " + other_type + " file; a " + wanted + " file is wanted here"},
+       "is a " + other_type + " file; " + (wanted == "outputs" ? "an " : "a ") + wanted +
+           " file is wanted here"},
       {"unknown type", edit([](Edit& f) { f.set("/", "kvcodec_type", std::string("poem")); }),
        "is of type 'poem', which kvcodec"},
       {"type is a number", edit([](Edit& f) { f.set("/", "kvcodec_type", int64_t{3}); }),
