@@ -32,6 +32,17 @@ for codec in none kivi kvcomp selfindex; do
   kvcodec eval-recon whole.h5 part.h5 | sed -n '1p; /^all/p'
 done
 
+# As if decoded: what waits for its batch is selected, and the choice is the same for any number of threads.
+kvcodec index data/demo.h5 --clusters 8 --prompt 40 --batch 10 --batch-clusters 2 --sink 2 -o steps.h5 >/dev/null
+kvcodec info steps.h5 --json | tr -d ' \n' | grep -o '"batch_ends":\[[0-9,]*\]' | sort -u
+for n in 1 2; do
+  kvcodec select none.h5 --queries data/demo.h5 --by clusters --index steps.h5 --budget 12 --threads $n -o steps.h5-$n |
+    awk '/^all/ { print "recall " ($5 > 0.4 && $5 < 1 ? "as should be" : $5) }'
+  mv steps.h5-$n $n.h5
+done
+kvcodec attend none.h5 --queries data/demo.h5 --select 1.h5 --json -o 1-out.h5 | grep -m 1 '"relative_error"' >1.txt
+kvcodec attend none.h5 --queries data/demo.h5 --select 2.h5 --threads 1 --json -o 2-out.h5 | grep -m 1 '"relative_error"' | cmp - 1.txt && echo "same outputs"
+
 # Growing: document b goes on in part-2, c is new; what waits for a whole batch is not in the index.
 options="--sink 4 --batch 60 --batch-clusters 3"
 kvcodec index data/part-1.h5 $options --prompt 60 -o first.h5 >/dev/null
