@@ -92,8 +92,8 @@ struct ModelOptions final : Options {
          .min = 1,
          .max = 1e6},
         {.name = "select",
-         .help = "attend to chosen tokens only: by Quest's page bounds, sign codes (selfindex) or true "
-                 "products (oracle), anew at every step, layer and head; all: to all",
+         .help = "attend to chosen tokens only: by Quest's page bounds, sign codes (selfindex), clusters or "
+                 "true products (oracle), anew at every step, layer and head; all: to all",
          .target = &select,
          .choices = selectors},
         {.name = "budget",

@@ -44,7 +44,8 @@ const std::vector<Task>& tasks() {
       {"Look",
        {{"info", "say what is in a file", info},
         {"eval-recon", "measure rebuilt caches against the original, error and rate", eval_recon},
-        {"eval-model", "measure what compressing its cache does to a model", eval_model}}},
+        {"eval-model", "measure what compressing its cache does to a model", eval_model},
+        {"report", "make a page of plots and tables from results", report}}},
   };
   return table;
 }

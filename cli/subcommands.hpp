@@ -19,5 +19,6 @@ std::string select(Command& command);
 std::string info(Command& command);
 std::string eval_recon(Command& command);
 std::string eval_model(Command& command);
+std::string report(Command& command);
 
 }  // namespace kvcodec::cli

@@ -1,10 +1,12 @@
 #include "lib/codec/step_selection.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <memory>
 #include <optional>
 
 #include "lib/attention/attention.hpp"
+#include "lib/cluster/cluster_index.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/signvq/sign_codes.hpp"
@@ -12,7 +14,7 @@
 namespace kvcodec {
 namespace {
 
-constexpr std::string_view kSelectors[] = {"oracle", "quest", "selfindex"};
+constexpr std::string_view kSelectors[] = {"oracle", "quest", "selfindex", "cluster"};
 
 /// A selector over a head's keys, as many as the step in work sees.
 class GrowingSelector {
@@ -90,11 +92,53 @@ class GrowingSigns final : public GrowingSelector {
   SignCodebook codebook_;
 };
 
+/// ClusterKV: tokens score as the centroids of their clusters. The prompt is what the document began with;
+/// the first tokens, and those that wait for a batch to be full, are always kept.
+class GrowingClusters final : public GrowingSelector {
+ public:
+  GrowingClusters(MatrixView<const float> all, size_t past, uint64_t stream)
+      : all_(all), past_(past), stream_(stream), index_(all.cols(), static_cast<uint64_t>(options_.sink)) {}
+  void append(MatrixView<const float> keys) override {
+    tokens_ += keys.rows();
+    if (tokens_ < past_) return;
+    const auto ends = next_batches(index_.end(), tokens_, past_, options_);
+    if (ends.empty()) return;
+    const ClusterTask task{.index = &index_,
+                           .keys = all_.rows(index_.end(), ends.back() - index_.end()),
+                           .ends = ends,
+                           .stream = stream_};
+    (void)add_batches({&task, 1}, options_, kSeed);
+  }
+  size_t tokens() const override { return tokens_; }
+  void scores(MatrixView<const float> queries, MatrixView<float> out) const override {
+    std::vector<float> of_clusters(index_.clusters());
+    for (size_t q = 0; q < queries.rows(); ++q) {
+      // Those in no cluster come before all clusters: the first ones, then the newest of those that wait.
+      for (size_t t = 0; t < tokens_; ++t)
+        out(q, t) = t < index_.sink() ? std::numeric_limits<float>::infinity()
+                                      : kWaiting * (1 + static_cast<float>(t) * 0x1p-20f);
+      index_.centroid_scores(queries.row(q), of_clusters);
+      for (size_t c = 0; c < of_clusters.size(); ++c)
+        for (const uint32_t token : index_.tokens_of(c)) out(q, token) = of_clusters[c];
+    }
+  }
+
+ private:
+  static constexpr uint64_t kSeed = 0;
+  static constexpr float kWaiting = 1e30f;  // beyond any product of a query and a centroid
+  ClusterOptions options_;
+  MatrixView<const float> all_;
+  size_t past_, tokens_ = 0;
+  uint64_t stream_;
+  ClusterIndex index_;
+};
+
 /// all: the keys of the document's head as far as they are there; past: how many it began with.
-std::unique_ptr<GrowingSelector> make_selector(std::string_view by, MatrixView<const float> all,
-                                               size_t past) {
+std::unique_ptr<GrowingSelector> make_selector(std::string_view by, MatrixView<const float> all, size_t past,
+                                               uint64_t stream) {
   if (by == "oracle") return std::make_unique<GrowingOracle>(all);
   if (by == "quest") return std::make_unique<GrowingQuest>(all.cols());
+  if (by == "cluster") return std::make_unique<GrowingClusters>(all, past, stream);
   return std::make_unique<GrowingSigns>(all.rows(0, past));
 }
 
@@ -122,7 +166,9 @@ void SelectedAttention::attend(const AttentionRows& rows) {
   parallel_for(static_cast<size_t>(config_.num_kv_heads), 1, [&](size_t head, size_t, int) {
     const auto keys = rows.key.columns(head * dims, dims), values = rows.value.columns(head * dims, dims);
     const CacheRows cache(keys, values);
-    const auto selector = make_selector(selection.by, keys, std::min(rows.past, keys.rows()));
+    const auto selector =
+        make_selector(selection.by, keys, std::min(rows.past, keys.rows()),
+                      static_cast<uint64_t>(rows.layer) * static_cast<uint64_t>(config_.num_kv_heads) + head);
     selector->append(keys.rows(0, rows.position));
     for (size_t i = 0; i < rows.query.rows(); ++i) {
       selector->append(keys.rows(rows.position + i, 1));

@@ -1,0 +1,24 @@
+# The experiment compare, over few settings: a second make finds nothing to do, a changed setting makes its own part anew.
+set -e
+for tool in make; do
+  command -v $tool >/dev/null || {
+    echo "there is no $tool"
+    exit 77
+  }
+done
+compare() {
+  make -s -C src/data/experiments compare KVCODEC=kvcodec OUT="$PWD/out" COMPARE_TEXT="$SOURCE/LICENSE" COMPARE_TRAIN="$SOURCE/LICENSE" \
+    COMPARE_CHUNK=100 COMPARE_DOCUMENTS=4 COMPARE_LENGTH=100 COMPARE_QUESTIONS=1 DICT_OPTIONS="--atoms 64 --sparsity 4 --layer-group 4 --epochs 1" \
+    CODECS="none kivi fp8 sparse" COMPARE_SETTINGS="kivi-2@kivi:bits=$1,residual=0 sparse-4@sparse:book=$PWD/out/compare/dict.h5,sparsity=4" \
+    NEEDS_BOOK=sparse 2>&1
+}
+stamps() { find out -name '*.json' -o -name '*.h5' -o -name '*.html' | sort | xargs stat -c '%n %Y %Z %i'; }
+compare 2 | grep -oE '^(setting|reconstruction|[a-z]+[-0-9]*) ' | sort | uniq -c | sed 's/^ *//'
+stamps >first
+compare 2 >/dev/null
+stamps >second
+cmp first second && echo "nothing was made again"
+compare 3 >/dev/null
+stamps >third
+diff first third | sed -n 's/^> \([^ ]*\) .*/\1/p'
+ls out/compare
