@@ -182,9 +182,11 @@ class Indexing {
 
   void finish(Batch& batch, LayerResult& result, const std::function<void(double)>& show) {
     const double count = static_cast<double>(batch.tokens) / info.model.num_kv_heads;
-    result.effort.add(add_batches(
-        batch.tasks, options_.clusters, static_cast<uint64_t>(options_.common.seed),
-        [&](double done, double total, std::string_view) { show(done_ + count * done / total); }));
+    at_dataset(source_.name(), Side::key, result.layer, [&] {
+      result.effort.add(add_batches(
+          batch.tasks, options_.clusters, static_cast<uint64_t>(options_.common.seed),
+          [&](double done, double total, std::string_view) { show(done_ + count * done / total); }));
+    });
     done_ += count;
     batch = {};
   }

@@ -171,7 +171,8 @@ ClusteringEffort add_batches(std::span<const ClusterTask> heads, const ClusterOp
       tasks.push_back({.rows = head.keys.rows(first - index.end(), batch_end - first),
                        .clusters = batch == 0 ? options.clusters_of(batch_end)
                                               : static_cast<uint64_t>(options.batch_clusters),
-                       .stream = head.stream << kBatchBits | batch});
+                       .stream = head.stream << kBatchBits | batch,
+                       .first_row = first});
       begin = batch_end;
       ++batch;
     }

@@ -40,6 +40,7 @@ class Run {
  public:
   Run(const KmeansTask& task, const KmeansOptions& options)
       : rows_(task.rows),
+        first_row_(task.first_row),
         options_(options),
         centroids_(std::min(task.clusters, task.rows.rows()), task.rows.cols()),
         labels_(task.rows.rows()),
@@ -57,8 +58,8 @@ class Run {
   void check(size_t begin, size_t end) const {
     for (size_t i = begin; i < end; ++i)
       if (const double square = square_of(rows_.row(i)); !(square <= kLargestNorm * kLargestNorm))
-        throw bad_input("row {} has a norm of {}; beyond {} products may overflow", i, std::sqrt(square),
-                        kLargestNorm);
+        throw bad_input("row {} has a norm of {:.3g}; beyond {:g} products may overflow", first_row_ + i,
+                        std::sqrt(square), kLargestNorm);
   }
 
   /// Before rows are assigned in a round.
@@ -162,6 +163,7 @@ class Run {
   }
 
   MatrixView<const float> rows_;
+  uint64_t first_row_;
   const KmeansOptions& options_;
   Matrix<float> centroids_;
   std::optional<ProductSearch> search_;
@@ -246,7 +248,7 @@ std::vector<Clustering> kmeans(std::span<const KmeansTask> tasks, const KmeansOp
 }
 
 Clustering kmeans(MatrixView<const float> rows, size_t clusters, const KmeansOptions& options) {
-  const KmeansTask task{rows, clusters, 0};
+  const KmeansTask task{.rows = rows, .clusters = clusters};
   return std::move(kmeans({&task, 1}, options)[0]);
 }
 

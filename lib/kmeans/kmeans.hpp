@@ -39,6 +39,7 @@ struct KmeansTask {
   MatrixView<const float> rows;  ///< (n, dims), finite, of norms within kLargestNorm
   size_t clusters = 1;           ///< wanted; a set of fewer rows has as many clusters as rows
   uint64_t stream = 0;           ///< tells the random starts of one seed apart
+  uint64_t first_row = 0;        ///< what messages call the first row
 };
 
 /// A partition of rows. Every cluster has at least one row.
