@@ -61,8 +61,8 @@ struct Result {
   std::string name;
   std::vector<std::string> history;
   std::vector<int> layers;
-  size_t documents = 0;
-  uint64_t tokens = 0;
+  std::vector<Match> matches;               ///< what was compared
+  uint64_t tokens = 0;                      ///< in them
   std::vector<ReconstructionMeter> meters;  // key, value
   std::optional<FileRate> rate;
   std::optional<SideRates> sides;
@@ -108,9 +108,8 @@ Result measure(const KvReader& original, const std::string& file, const EvalOpti
     if (std::find(original.layers().begin(), original.layers().end(), layer) == original.layers().end())
       throw bad_input("{}: there is no layer {}, which {} has; it has layers {}", original.name(), layer,
                       recon.name(), ranges_text(original.layers()));
-  const auto matches = chosen_matches(original, recon, documents);
-  result.documents = matches.size();
-  for (const auto& match : matches) result.tokens += match.count;
+  result.matches = chosen_matches(original, recon, documents);
+  for (const auto& match : result.matches) result.tokens += match.count;
   const auto width = static_cast<size_t>(model.num_kv_heads) * static_cast<size_t>(model.head_dim);
   const size_t chunk = std::min<uint64_t>(
       result.tokens, chunk_rows(options.common.memory_bytes() / 4, 2 * width * sizeof(float)));
@@ -121,7 +120,7 @@ Result measure(const KvReader& original, const std::string& file, const EvalOpti
     auto& meter = result.meters.emplace_back(static_cast<int>(result.layers.size()), model.num_kv_heads,
                                              model.head_dim);
     for (size_t l = 0; l < result.layers.size(); ++l)
-      for (const auto& match : matches)
+      for (const auto& match : result.matches)
         for (uint64_t first = 0; first < match.count; first += chunk) {
           const auto count = static_cast<size_t>(std::min<uint64_t>(chunk, match.count - first));
           original.read(side, result.layers[l], match.original + first, a.view().rows(0, count));
@@ -135,9 +134,10 @@ Result measure(const KvReader& original, const std::string& file, const EvalOpti
 }
 
 /// Attention of the queries in `original` whose document is there from its beginning.
-AttentionErrorMeter measure_attention(const KvReader& original, const std::string& file, const Result& result,
-                                      const EvalOptions& options, const std::vector<size_t>& documents) {
-  const KvReader recon(file);
+AttentionErrorMeter measure_attention(const KvReader& original, const Result& result,
+                                      const EvalOptions& options) {
+  check_scores(original.name(), original.model());
+  const KvReader recon(result.name);
   const ModelInfo& model = original.model();
   AttentionErrorMeter meter(static_cast<int>(result.layers.size()), model.num_q_heads, model.num_kv_heads,
                             model.head_dim, static_cast<size_t>(options.top));
@@ -148,7 +148,7 @@ AttentionErrorMeter measure_attention(const KvReader& original, const std::strin
     if (!queries)
       throw bad_input("{}: layer {} has no queries; see dump-kv --queries", original.name(), layer);
     const size_t query_width = static_cast<size_t>(model.num_q_heads) * static_cast<size_t>(model.head_dim);
-    for (const auto& match : chosen_matches(original, recon, documents)) {
+    for (const auto& match : result.matches) {
       if (match.original != original.documents().offsets[match.original_document]) continue;
       const auto begin = std::ranges::lower_bound(queries->token_rows, match.original);
       const auto end = std::ranges::lower_bound(queries->token_rows, match.original + match.count);
@@ -177,23 +177,23 @@ AttentionErrorMeter measure_attention(const KvReader& original, const std::strin
     throw bad_input(
         "{}: there are no queries of the documents that {} has from their beginning; see dump-kv "
         "--queries",
-        original.name(), file);
+        original.name(), result.name);
   return meter;
 }
 
-/// The variances of the independent components of one side of layers: what reverse water-filling goes over.
-std::vector<double> variances_of(const KvReader& original, Side side, const std::vector<int>& layers,
-                                 const std::vector<size_t>& documents, uint64_t memory) {
+/// The variances of the independent components of one side of layers, over the tokens that were compared:
+/// what reverse water-filling goes over. None if there are too few tokens to tell.
+std::vector<double> variances_of(const KvReader& original, Side side, const Result& result, uint64_t memory) {
   const ModelInfo& model = original.model();
   const auto width = static_cast<size_t>(model.num_kv_heads) * static_cast<size_t>(model.head_dim);
   const size_t chunk = chunk_rows(memory / 8, width * sizeof(float));
   std::vector<double> variances;
-  for (const int layer : layers) {
+  if (result.tokens <= width) return variances;
+  for (const int layer : result.layers) {
     CovarianceSums sums(width);
-    for (const size_t document : documents) {
-      const uint64_t first = original.documents().offsets[document],
-                     end = original.documents().offsets[document + 1];
-      for (uint64_t at = first; at < end; at += chunk) {
+    for (const Match& match : result.matches) {
+      const uint64_t end = match.original + match.count;
+      for (uint64_t at = match.original; at < end; at += chunk) {
         Matrix<float> rows(std::min<uint64_t>(chunk, end - at), width);
         original.read(side, layer, at, rows);
         sums.add(rows);
@@ -205,7 +205,14 @@ std::vector<double> variances_of(const KvReader& original, Side side, const std:
   return variances;
 }
 
-/// One side of a reconstruction against the bound.
+/// Whether two reconstructions were compared with the same of the original.
+bool same_data(const Result& a, const Result& b) {
+  return a.layers == b.layers && std::ranges::equal(a.matches, b.matches, [](const Match& x, const Match& y) {
+           return x.original == y.original && x.count == y.count;
+         });
+}
+
+/// One side of a reconstruction against the bound; NaN without variances.
 struct BoundGap {
   double bits = 0;    ///< per value of that side, everything stored for it
   double snr_db = 0;  ///< of the bound at that rate
@@ -217,7 +224,8 @@ BoundGap gap_of(const Result& result, Side side, std::span<const double> varianc
   const ErrorSums errors = result.meter(side).errors();
   BoundGap gap;
   gap.bits = bits_per_value(ledger.values, ledger.bytes() + 2 * ledger.exempt_values);
-  const double distortion = gaussian_distortion(variances, gap.bits);
+  const double distortion =
+      variances.empty() ? std::numeric_limits<double>::quiet_NaN() : gaussian_distortion(variances, gap.bits);
   gap.snr_db = 10 * std::log10(errors.signal_energy / static_cast<double>(errors.values) / distortion);
   gap.gap_db = 10 * std::log10(errors.mse() / distortion);
   return gap;
@@ -273,7 +281,7 @@ std::string heads_text(const KvReader& original) {
 std::string what_was_compared(const KvReader& original, const Result& result) {
   return fmt::format("{} against {}: {} ({}), {}, {}, {}\n\n", result.name, original.name(),
                      counted(result.layers.size(), "layer"), ranges_text(result.layers), heads_text(original),
-                     counted(result.documents, "document"), counted(result.tokens, "token"));
+                     counted(result.matches.size(), "document"), counted(result.tokens, "token"));
 }
 
 bool alike(const std::vector<Result>& results) {
@@ -340,7 +348,7 @@ std::string bound_table(const std::vector<Result>& results,
       const BoundGap gap = gap_of(results[i], side, variances[i][side == Side::key ? 0 : 1]);
       cells.push_back(fmt::format("{:.3f}", gap.bits));
       cells.push_back(db(results[i].meter(side).errors().snr_db()));
-      cells.push_back(db(gap.snr_db));
+      cells.push_back(std::isnan(gap.snr_db) ? "-" : db(gap.snr_db));
       cells.push_back(std::isfinite(gap.gap_db) ? db(gap.gap_db) : "-");
     }
     table.row(std::move(cells));
@@ -479,7 +487,7 @@ std::string json_text(const KvReader& original, const std::vector<Result>& resul
     const Result& result = results[i];
     Json one = {{"file", result.name},
                 {"layers", result.layers},
-                {"documents", result.documents},
+                {"documents", result.matches.size()},
                 {"tokens", result.tokens}};
     for (const Side side : kSides) one[std::string(name_of(side))] = side_json(result, side);
     if (result.rate) one["rate"] = to_json(*result.rate);
@@ -539,6 +547,20 @@ void note_strange_pair(const Result& result, const CodesReader& codes) {
              stderr);
 }
 
+/// The covariance of few tokens has directions without variance that those of more would have: the bound is
+/// then too good (lib/metrics/gaussian_bound.hpp says by how much).
+void note_few_tokens(const ModelInfo& model, const Result& result) {
+  constexpr uint64_t kEnough = 8;
+  const auto width = static_cast<uint64_t>(model.num_kv_heads) * static_cast<uint64_t>(model.head_dim);
+  if (result.tokens >= kEnough * width) return;
+  std::fputs(
+      fmt::format("kvcodec eval-recon: note: {}: {} for the covariance of {} values: {}\n", result.name,
+                  counted(result.tokens, "token"), width,
+                  result.tokens <= width ? "too few for a bound" : "the bound is better than it could be")
+          .c_str(),
+      stderr);
+}
+
 }  // namespace
 
 std::string eval_recon(Command& command) {
@@ -594,9 +616,7 @@ std::string eval_recon(Command& command) {
                                   : fmt::format("eval-recon {}/{}", i + 1, options.inputs.size());
     ProgressBar bar(label, "tokens", options.common.quiet);
     results.push_back(measure(original, options.inputs[i], options, documents, bar));
-    if (options.attention)
-      results.back().attention =
-          measure_attention(original, options.inputs[i], results.back(), options, documents);
+    if (options.attention) results.back().attention = measure_attention(original, results.back(), options);
     if (codes.empty()) continue;
     results.back().rate = rate_of(codes[i]);
     if (options.common.json || options.inputs.size() == 1 ||
@@ -606,13 +626,16 @@ std::string eval_recon(Command& command) {
   }
   Variances variances;
   for (size_t i = 0; options.bound && i < results.size(); ++i) {
-    if (i > 0 && results[i].layers == results[0].layers) {
-      variances.push_back(variances[0]);
+    const auto before = std::find_if(results.begin(), results.begin() + static_cast<ptrdiff_t>(i),
+                                     [&](const Result& other) { return same_data(results[i], other); });
+    if (before != results.begin() + static_cast<ptrdiff_t>(i)) {
+      variances.push_back(variances[static_cast<size_t>(before - results.begin())]);
       continue;
     }
     for (auto& of_side = variances.emplace_back(); const Side side : kSides)
       of_side[side == Side::key ? 0 : 1] =
-          variances_of(original, side, results[i].layers, documents, options.common.memory_bytes());
+          variances_of(original, side, results[i], options.common.memory_bytes());
+    if (!options.common.quiet) note_few_tokens(original.model(), results[i]);
   }
   return options.common.json ? json_text(original, results, variances)
                              : text_of_results(original, results, options, variances);

@@ -90,13 +90,17 @@ void check_same_model(const std::string& name, const ModelInfo& a, const std::st
   differ("model", a.model, b.model);
 }
 
-void check_queries(const KvReader& kv, const CodesReader& codes, const std::vector<int>& layers) {
-  const std::string& state = codes.info().model.key_state;
-  if (state != "post-rope")
+void check_scores(const std::string& name, const ModelInfo& model) {
+  if (model.key_state != "post-rope")
     throw bad_input(
-        "{}: its keys are {}, so that products with queries are no scores; encode a cache that was dumped "
-        "without --pre-rope",
-        codes.name(), state);
+        "{}: its keys are {}, so that products with queries are no scores; use a cache that was dumped "
+        "without "
+        "--pre-rope",
+        name, model.key_state);
+}
+
+void check_queries(const KvReader& kv, const CodesReader& codes, const std::vector<int>& layers) {
+  check_scores(codes.name(), codes.info().model);
   check_same_model(kv, codes);
   if (kv.query_tokens() == 0)
     throw bad_input("{}: it holds no queries; kvcodec dump-kv --queries last:32 stores some", kv.name());

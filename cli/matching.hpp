@@ -45,8 +45,12 @@ void check_same_model(const KvReader& kv, const CodesReader& codes);
 void check_same_model(const std::string& name, const ModelInfo& model, const std::string& other_name,
                       const ModelInfo& other);
 
-/// The same for a cache whose queries are to meet the keys in the codes: those must be as attention uses
-/// them, and there must be queries of these layers.
+/// Throws Error(bad_input) unless the keys of that file are as attention uses them: products of queries with
+/// others are no scores.
+void check_scores(const std::string& name, const ModelInfo& model);
+
+/// check_same_model and check_scores for a cache whose queries are to meet the keys in the codes; and there
+/// must be queries of these layers.
 void check_queries(const KvReader& kv, const CodesReader& codes, const std::vector<int>& layers);
 
 }  // namespace kvcodec::cli

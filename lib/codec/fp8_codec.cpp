@@ -100,13 +100,16 @@ class Fp8Codec final : public Codec {
     const std::vector<float> scales = read_scales(shape, document);
     const std::vector<uint16_t> halves = to_storage(storage_, rows);
     const auto dims = static_cast<size_t>(shape.head_dim);
-    std::vector<uint8_t> codes(halves.size());
+    std::vector<uint8_t> codes(halves.size()), largest;
+    for (const float scale : scales) largest.push_back(largest_code(scale));
     parallel_for(halves.size() / dims, std::max<size_t>(1, kPieceValues / dims),
                  [&](size_t begin, size_t end, int) {
                    std::vector<float> head(dims);
                    for (size_t i = begin; i < end; ++i) {
                      widen(storage_, std::span(halves).subspan(i * dims, dims), head);
-                     quantize_e4m3(head, scales[i % scales.size()], std::span(codes).subspan(i * dims, dims));
+                     const auto own = std::span(codes).subspan(i * dims, dims);
+                     quantize_e4m3(head, scales[i % scales.size()], own);
+                     keep_finite(own, largest[i % scales.size()]);
                    }
                  });
     document.append_values<uint8_t>(kCodes, codes);
@@ -130,6 +133,19 @@ class Fp8Codec final : public Codec {
   }
 
  private:
+  /// The largest code whose value is still finite in the 16-bit type.
+  uint8_t largest_code(float scale) const {
+    uint8_t code = kLargestE4m3Code;
+    while (std::isinf(round_to(storage_, e4m3_to_float(code) * scale))) --code;
+    return code;
+  }
+  /// Rounding up may lead beyond it.
+  static void keep_finite(std::span<uint8_t> codes, uint8_t largest) {
+    if (largest == kLargestE4m3Code) return;
+    for (uint8_t& code : codes)
+      code = static_cast<uint8_t>((code & 0x80) | std::min<uint8_t>(code & 0x7f, largest));
+  }
+
   std::vector<float> read_scales(const GroupShape& shape, const StreamReader& document) const {
     const auto scales =
         document.read<float>(kScales, 0, 1, shape.width() / static_cast<size_t>(shape.head_dim));

@@ -123,7 +123,7 @@ class LosslessCodec final : public Codec {
   /// 16-bit rows, two symbols of 2 bytes, and coded bytes.
   size_t scratch_bytes_per_row(const GroupShape& shape) const override { return shape.width() * 8; }
 
-  SurveyScope survey_scope() const override { return SurveyScope::file; }
+  SurveyScope survey_scope() const override { return pays() ? SurveyScope::file : SurveyScope::none; }
   std::unique_ptr<Survey> survey(const GroupShape&) const override {
     return std::make_unique<SymbolSurvey>(storage_);
   }
@@ -305,8 +305,10 @@ void LosslessCodec::decode(const GroupShape& shape, const StreamReader& document
     throw bad_input("there are {} tokens; {} from token {} on are not all there", total, out.rows(), first);
   const size_t from_blocks = first < in_blocks ? std::min<uint64_t>(out.rows(), in_blocks - first) : 0;
   // Read for tokens outside of blocks too: a damaged file is not to pass because it is short.
-  const auto models = read_book(document);
-  if (from_blocks > 0) decode_blocks(models, document, first, out.rows(0, from_blocks));
+  if (pays()) {
+    const auto models = read_book(document);
+    if (from_blocks > 0) decode_blocks(models, document, first, out.rows(0, from_blocks));
+  }
   if (from_blocks < out.rows())
     read_exact(kTail, storage_, document, first + from_blocks - in_blocks,
                out.rows(from_blocks, out.rows() - from_blocks));

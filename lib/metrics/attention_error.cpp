@@ -53,7 +53,7 @@ AttentionErrorSums compare(std::span<const float> logits, std::span<const float>
   }
   const std::vector<double> p = log_weights(logits), q = log_weights(other);
   for (size_t t = 0; t < p.size(); ++t) sums.divergence += std::exp(p[t]) * (p[t] - q[t]);
-  sums.divergence = std::max(0.0, sums.divergence);
+  sums.divergence = std::max(sums.divergence, 0.0);  // in this order a NaN stays one
   sums.output_error = relative_error(output_of(q, other_values), output_of(p, values));
   const size_t count = std::min(top, logits.size());
   sums.overlap = selection_recall(top_ids(other, count), top_ids(logits, count));

@@ -5,7 +5,9 @@
 //
 // Of all data with a covariance the Gaussian is the hardest, so for other data this is not a limit that
 // cannot be passed but the mark that a code which knows no more than the covariance can reach at best. The
-// mean is taken as known: it costs nothing per token. What tokens and layers have in common is left out.
+// mean is taken as known: it costs nothing per token. A covariance that was estimated from n rows of width m
+// is too narrow in some directions: at 4 bits and n = 2m the bound of white noise comes out 1.4 dB too good,
+// at n = 8m 0.3 dB; at n <= m it means nothing. What tokens and layers have in common is left out.
 #pragma once
 
 #include <cstddef>

@@ -54,7 +54,8 @@ double divergence(const NextToken& reference, const NextToken& other) {
              (static_cast<double>(p[first + i]) - static_cast<double>(q[first + i]));
     }
   });
-  return std::max(0.0, sum / weights - reference.log_sum() + other.log_sum());
+  // In this order a NaN stays one.
+  return std::max(sum / weights - reference.log_sum() + other.log_sum(), 0.0);
 }
 
 void PredictionSums::add(const PredictionSums& other) {

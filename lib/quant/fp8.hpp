@@ -12,6 +12,8 @@
 namespace kvcodec {
 
 inline constexpr float kLargestE4m3 = 448;
+/// Its code, but for the sign.
+inline constexpr uint8_t kLargestE4m3Code = 0x7e;
 
 /// The value of a code; NaN for 0x7f and 0xff.
 float e4m3_to_float(uint8_t code);

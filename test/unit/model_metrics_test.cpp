@@ -56,6 +56,9 @@ TEST_CASE("next token: surprise and divergence are those of softmax in double") 
   CHECK_EQ(NextToken(level).best(), 0);
   CHECK_THROWS_AS(NextToken(level).surprise(5), Error);
   CHECK_THROWS_AS(NextToken(std::span<const float>()), Error);
+  std::vector<float> broken = level;
+  broken[3] = std::numeric_limits<float>::quiet_NaN();
+  CHECK(std::isnan(divergence(NextToken(level), NextToken(broken))));
 }
 
 TEST_CASE("Student's t: the points of the tables") {
@@ -72,6 +75,9 @@ TEST_CASE("intervals by document: the mean of all tokens, and 95 of 100 interval
   CHECK(mean_by_document(sums, counts).mean == doctest::Approx(11.0 / 3));
   const std::vector<double> one = {3}, of_one = {1};
   CHECK(std::isinf(mean_by_document(one, of_one).half_width));
+  // Two documents, 3 of 1 and 8 of 2: residuals -2/3 and 2/3, t = 12.7062 of one degree; n / (n - 1) = 2.
+  CHECK(mean_by_document(sums, counts).half_width ==
+        doctest::Approx(12.706204736174707 * std::sqrt(2 * (8.0 / 9)) / 3));
   Rng rng(22);
   int held = 0;
   constexpr int kRounds = 2000;
@@ -257,6 +263,10 @@ TEST_CASE("attention error: nothing without error; the definitions, in double, w
     CHECK(sums.mean_output_error() == doctest::Approx(output_error / double(n)).epsilon(1e-4));
     CHECK(sums.mean_overlap() == doctest::Approx(overlap / double(n)).epsilon(1e-6));
   }
+  other_keys(0, 0) = std::numeric_limits<float>::quiet_NaN();
+  AttentionErrorMeter broken(1, kQueryHeads, kHeads, kDims, 5);
+  broken.add(0, {keys, values, other_keys, other_values, queries, visible});
+  CHECK(std::isnan(broken.sums().mean_divergence()));
   visible[3] = 0;
   CHECK_THROWS_AS(meter.add(0, {keys, values, other_keys, other_values, queries, visible}), Error);
 }

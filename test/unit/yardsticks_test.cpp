@@ -149,6 +149,27 @@ TEST_CASE("fp8: later tokens have room up to the headroom and are cut beyond it"
   CHECK_EQ(out(2, 3), doctest::Approx(-2).epsilon(1e-6));
 }
 
+TEST_CASE("fp8: the largest 16-bit values come back finite, whatever the headroom") {
+  for (const DType storage : {DType::f16, DType::bf16})
+    for (const double headroom : {1.0, 1.2, 1.6, 2.0, 3.7}) {
+      const CodecContext context{.num_layers = 1, .heads = 1, .head_dim = 4, .storage = storage};
+      Record parameters;
+      parameters.set("headroom", headroom);
+      const auto codec = codec_from_record(find_codec("fp8"), parameters, context);
+      const GroupShape shape{.heads = 1, .head_dim = 4};
+      const float largest = storage == DType::f16 ? 65504.0f : bf16_to_float(0x7f7f);
+      Matrix<float> rows(1, 4), out(1, 4);
+      for (size_t j = 0; j < 4; ++j)
+        rows(0, j) = largest * (j % 2 == 0 ? 1.0f : -1.0f) / (j < 2 ? 1.0f : 3.0f);
+      const Encoded encoded = encode(*codec, shape, rows);
+      codec->decode(shape, encoded.document(0), 0, out);
+      for (size_t j = 0; j < 4; ++j) {
+        CHECK(std::isfinite(round_to(storage, out(0, j))));
+        CHECK(out(0, j) == doctest::Approx(rows(0, j)).epsilon(0.13));
+      }
+    }
+}
+
 TEST_CASE("lossless: values of few exponents take fewer bits, in both types, appended ones too") {
   Rng rng(6);
   for (const DType storage : {DType::bf16, DType::f16}) {

@@ -5,7 +5,7 @@ $model --codec none --codec "kivi:bits=2,residual=0,label=kivi-2" --codec "kivi:
 kvcodec eval-model --model src/data/demo-model --text src/LICENSE --task recall --lengths 120 --questions 1 --depths 2 --codec fp8 --json >recall.json
 kvcodec encode data/demo.h5 --codec kivi --bits 2 --residual 0 -o codes.h5 >/dev/null
 kvcodec decode codes.h5 -o kivi-2.h5 >/dev/null
-kvcodec eval-recon data/demo.h5 kivi-2.h5 --rate codes.h5 --attention --bound --json >recon.json
+kvcodec eval-recon data/demo.h5 kivi-2.h5 --rate codes.h5 --attention --bound --json --quiet >recon.json
 kvcodec report model.json recall.json recon.json --plot plot.svg -o page.html | grep -o '^[a-z<][^ ]*'
 kvcodec report model.json recall.json recon.json -o again.html --json
 cmp page.html again.html && echo "same page"
