@@ -369,7 +369,7 @@ std::string info(Command& command) {
                    "kvcodec info codes.h5\n"
                    "kvcodec info codes.h5 --json | jq .rate.bits_per_value");
   command.group("Input");
-  command.input("FILE", "kv, dictionary, codes, index, selection or outputs file; - is standard input",
+  command.input("FILE", "kv, dictionary, codebooks, codes, index, selection or outputs file; - is standard input",
                 options.input);
   options.layers.declare(command);
   options.documents.declare(command);
@@ -381,7 +381,7 @@ std::string info(Command& command) {
   if (type.type == "kv") return kv_info(options);
   if (type.type == "codes") return codes_info(options);
   if (type.type == "outputs") return outputs_info(options);
-  if (type.type == "dictionary") {
+  if (type.type == "dictionary" || type.type == "codebooks") {
     if (options.layers.given() || options.documents.given())
       throw usage_error("{}: a {} has no layers and documents to choose from", options.input, type.type);
     return book_info(options);

@@ -32,7 +32,8 @@ const std::vector<Task>& tasks() {
   static const std::vector<Task> table = {
       {"Prepare",
        {{"dump-kv", "run a model over text and store its keys and values", dump_kv},
-        {"train-dict", "learn a dictionary for the codec sparse", train_dict}}},
+        {"train-dict", "learn a dictionary for the codec sparse", train_dict},
+        {"train-rvq", "learn codebooks for the codec rvq", train_rvq}}},
       {"Code",
        {{"encode", "compress a cache with one of the codecs", encode},
         {"decode", "rebuild a cache, or a part of it, from its codes", decode},

@@ -16,18 +16,14 @@
 #include "cli/progress.hpp"
 #include "cli/subcommands.hpp"
 #include "cli/text.hpp"
+#include "cli/training.hpp"
 #include "formats/book_file.hpp"
 #include "formats/kv_file.hpp"
 #include "lib/codec/sparse_book.hpp"
-#include "lib/core/digest.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec::cli {
 namespace {
-
-// A sample is taken in runs of this many tokens: long enough to read at full speed, short enough to come from
-// everywhere.
-constexpr uint64_t kSampleRun = 256;
 
 struct TrainDictOptions final : Options {
   std::vector<std::string> inputs;
@@ -52,44 +48,6 @@ struct TrainDictOptions final : Options {
     };
   }
 };
-
-/// Consecutive tokens of one file.
-struct Run {
-  const KvReader* kv = nullptr;
-  uint64_t first = 0, count = 0;
-};
-
-/// The tokens to train on: those of the chosen documents, or an even sample of them.
-std::vector<Run> choose_runs(const std::vector<KvReader>& files, const DocumentSelection& documents,
-                             uint64_t max_tokens) {
-  std::vector<Run> runs;
-  uint64_t total = 0;
-  for (const KvReader& kv : files)
-    for (const size_t document : documents.choose(kv.documents(), kv.name())) {
-      runs.push_back({&kv, kv.documents().offsets[document], kv.documents().length(document)});
-      total += runs.back().count;
-    }
-  if (max_tokens == 0 || total <= max_tokens) return runs;
-  // The sample's run i begins at the same share of all tokens as it does of the sample.
-  std::vector<Run> sample;
-  const uint64_t pieces = (max_tokens + kSampleRun - 1) / kSampleRun;
-  size_t at = 0;
-  uint64_t before = 0;  // tokens in front of runs[at]
-  for (uint64_t i = 0; i < pieces; ++i) {
-    uint64_t place = static_cast<uint64_t>(static_cast<double>(total) *
-                                           (static_cast<double>(i) / static_cast<double>(pieces)));
-    uint64_t left = std::min(kSampleRun, max_tokens - i * kSampleRun);
-    while (left > 0) {
-      while (at < runs.size() && place >= before + runs[at].count) before += runs[at++].count;
-      if (at == runs.size()) break;
-      const uint64_t count = std::min(left, before + runs[at].count - place);
-      sample.push_back({runs[at].kv, runs[at].first + (place - before), count});
-      place += count;
-      left -= count;
-    }
-  }
-  return sample;
-}
 
 /// One side of the chosen layers and tokens, for the trainer to read.
 class KvSource final : public SignalSource {
@@ -132,60 +90,6 @@ class KvSource final : public SignalSource {
   Side side_;
   std::vector<uint64_t> starts_;  // of each run along all tokens, and their sum
 };
-
-/// Identifies what is trained on, so that --resume can tell other data: model, text, and which part of it.
-std::string source_digest(const std::vector<Run>& runs, const std::vector<int>& groups) {
-  Digest digest;
-  const ModelInfo& model = runs.front().kv->model();
-  digest.add(model.model);
-  digest.add(model.source);
-  for (const int group : groups) digest.add(static_cast<uint64_t>(group));
-  for (const Run& run : runs) {
-    digest.add(run.first);
-    digest.add(run.count);
-    const auto positions = run.kv->positions(run.first, run.count);
-    digest.add(std::as_bytes(std::span(positions)));
-    if (!run.kv->has_tokens()) continue;
-    const auto tokens = run.kv->tokens(run.first, run.count);
-    digest.add(std::as_bytes(std::span(tokens)));
-  }
-  return digest.hex();
-}
-
-void check_same_model(const std::vector<KvReader>& files) {
-  for (const KvReader& kv : files) {
-    const ModelInfo &a = files.front().model(), &b = kv.model();
-    const auto differ = [&](const char* what, const auto& first, const auto& other) {
-      if (first != other)
-        throw bad_input("{}: {} is {}; {} has {}", kv.name(), what, other, files.front().name(), first);
-    };
-    differ("num_layers", a.num_layers, b.num_layers);
-    differ("num_kv_heads", a.num_kv_heads, b.num_kv_heads);
-    differ("head_dim", a.head_dim, b.head_dim);
-    differ("key_state", a.key_state, b.key_state);
-    if (files.front().layers() != kv.layers())
-      throw bad_input("{}: it has layers {}; {} has {}", kv.name(), ranges_text(kv.layers()),
-                      files.front().name(), ranges_text(files.front().layers()));
-  }
-}
-
-/// The options of the dictionary, with those that may change set as the command line says.
-TrainOptions resumed_options(const Command& command, TrainOptions given, const TrainOptions& stored,
-                             const std::string& file) {
-  TrainOptions options = stored;
-  const auto targets = options.fields();
-  const auto sources = given.fields();
-  for (size_t i = 0; i < sources.size(); ++i) {
-    const std::string& name = sources[i].name;
-    if (!command.given(name)) continue;
-    if (name == "epochs" || name == "steps" || name == "tolerance")
-      set_value(targets[i], value_of(sources[i]));
-    else if (value_of(sources[i]) != value_of(targets[i]))
-      throw usage_error("--{} is {}; {} was trained with {}, and --resume goes on as it was", name,
-                        to_text(value_of(sources[i])), file, to_text(value_of(targets[i])));
-  }
-  return options;
-}
 
 struct SideResult {
   Side side;
@@ -294,7 +198,9 @@ std::string train_dict(Command& command) {
   if (!options.resume.empty()) {
     const BookFile file = read_book(options.resume, "dictionary", true);
     sparse = with_context(options.resume, [&] { return sparse_book_from(file.book, true); });
-    options.training = resumed_options(command, options.training, sparse.options, options.resume);
+    resume_options(command, options.training, sparse.options, {"epochs", "steps", "tolerance"},
+                   options.resume);
+    options.training = sparse.options;
     options.training.check();
     histories.push_back(file.type.history);
   }
@@ -307,7 +213,7 @@ std::string train_dict(Command& command) {
   const auto groups = options.layers.given() ? whole_groups(layers, layer_group, ErrorKind::usage, "--layers")
                                              : whole_groups(layers, layer_group, ErrorKind::bad_input,
                                                             files.front().name() + ": layers");
-  const auto runs = choose_runs(files, options.documents, static_cast<uint64_t>(options.max_tokens));
+  const auto runs = choose_runs(files, options.documents, static_cast<uint64_t>(options.max_tokens), 0);
   if (runs.empty()) throw bad_input("{}: there are no tokens to train on", files.front().name());
   const std::string source = source_digest(runs, groups);
   if (!options.resume.empty() && source != sparse.source)

@@ -9,7 +9,7 @@
 namespace kvcodec {
 namespace {
 
-constexpr std::string_view kBookTypes[] = {"dictionary"};
+constexpr std::string_view kBookTypes[] = {"dictionary", "codebooks"};
 
 bool is_book(std::string_view type) {
   return std::find(std::begin(kBookTypes), std::end(kBookTypes), type) != std::end(kBookTypes);

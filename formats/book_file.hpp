@@ -1,4 +1,4 @@
-// Files of books: `dictionary` now, `codebooks` later (FORMAT.md, "dictionary"). Any Book is written without
+// Files of books: `dictionary`, `codebooks` (FORMAT.md, "dictionary"). Any Book is written without
 // knowing what for.
 #pragma once
 

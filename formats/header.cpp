@@ -19,7 +19,7 @@ struct KnownType {
   std::string_view name;
   int version;
 };
-constexpr KnownType kTypes[] = {{"kv", 1},    {"dictionary", 1}, {"codes", 1},
+constexpr KnownType kTypes[] = {{"kv", 1},    {"dictionary", 1}, {"codebooks", 1}, {"codes", 1},
                                 {"index", 1}, {"selection", 1},  {"outputs", 1}};
 
 const KnownType* find_type(std::string_view name) {

@@ -9,6 +9,7 @@ namespace kvcodec {
 // One function per lib/codec/<name>_codec.cpp.
 CodecEntry none_codec();
 CodecEntry sparse_codec();
+CodecEntry rvq_codec();
 CodecEntry kvcomp_codec();
 CodecEntry selfindex_codec();
 CodecEntry kivi_codec();
@@ -20,6 +21,7 @@ std::span<const CodecEntry> codecs() {
   static const CodecEntry entries[] = {
       none_codec(),
       sparse_codec(),
+      rvq_codec(),
       kvcomp_codec(),
       selfindex_codec(),
       kivi_codec(),

@@ -13,7 +13,7 @@ import sys
 import h5py
 import numpy as np
 
-VERSIONS = {"kv": 1, "dictionary": 1, "codes": 1, "index": 1, "outputs": 1, "selection": 1}
+VERSIONS = {"kv": 1, "dictionary": 1, "codebooks": 1, "codes": 1, "index": 1, "outputs": 1, "selection": 1}
 CATEGORIES = ["payload", "ids", "scales", "tables", "offsets", "exempt"]
 TYPES = {"u8": "<u1", "u16": "<u2", "u32": "<u4", "u64": "<u8", "i32": "<i4", "i64": "<i8", "f32": "<f4", "f64": "<f8"}
 
@@ -702,7 +702,39 @@ def decode_lossless(codes, book, layer, side, rows, tokens):
     return np.concatenate([values, tail]).reshape(tokens, 1, heads, dim)
 
 
-DECODERS = {"none": decode_none, "selfindex": decode_selfindex, "kivi": decode_kivi, "kvcomp": decode_kvcomp, "sparse": decode_sparse, "q4": decode_q4,
+def decode_rvq(codes, book, layer, side, rows, tokens):
+    require(book is not None, "rvq needs a book")
+    p, b = codes.parameters, json.loads(text(book.attrs["parameters"]))
+    require(text(book.attrs["digest"]) == text(codes.file.attrs["book_digest"]), "another book")
+    heads, dim = codes.heads, codes.dim
+    require(codes.group == 1 and b["head-dim"] == dim, "rvq: heads")
+    parts = [("ids", "value")] if side == "value" else [("low_ids", "key_low"), ("high_ids", "key_high")]
+    parts = [(stream, part) for stream, part in parts if f"{part}/entries" in book]
+    books = [floats(book[f"{part}/entries"], slice(None)).astype("<f4") for _, part in parts]
+    dimensions = [np.arange(dim) if side == "value" else book[f"{part}/dimensions"][:] for _, part in parts]
+    require(sorted(np.concatenate(dimensions)) == list(range(dim)), "rvq: dimensions")
+    width = {256: 1, 65536: 2}
+    bytes_of_ids = sum(len(e) * next((w for n, w in width.items() if e.shape[1] <= n), 4) for e in books)
+    pays = bytes_of_ids < 2 * dim
+    sinks = min(tokens, p["sink"]) if pays else 0
+    quantized = max(0, tokens - p["sink"] - p["window"]) if pays else 0
+    require(len(rows["sink"]) == sinks and len(rows["tail"]) == tokens - sinks - quantized, "rvq: exact tokens")
+    values = np.zeros((tokens, heads, dim), dtype="<f4")
+    values[:sinks] = rows["sink"].reshape(sinks, heads, dim)
+    values[sinks + quantized:] = rows["tail"].reshape(-1, heads, dim)
+    for (stream, _), entries, where in zip(parts, books, dimensions):
+        ids = rows[stream]
+        require(ids.shape == (quantized, heads, len(entries)) and entries.shape[2] == len(where), "rvq: shapes")
+        require((ids < entries.shape[1]).all(), "rvq: ids")
+        total = np.zeros((quantized, heads, len(where)), dtype="<f4")
+        for stage in range(len(entries)):
+            total = total + entries[stage][ids[:, :, stage]]
+        middle = values[sinks:sinks + quantized]
+        middle[:, :, where] = total
+    return values.reshape(tokens, 1, heads, dim)
+
+
+DECODERS = {"rvq": decode_rvq, "none": decode_none, "selfindex": decode_selfindex, "kivi": decode_kivi, "kvcomp": decode_kvcomp, "sparse": decode_sparse, "q4": decode_q4,
             "fp8": decode_fp8, "lossless": decode_lossless}
 
 
@@ -722,8 +754,9 @@ def decode(path, kv_path, book_path=None):
     check_kv(kv)
     book = codes.file.get("/book")
     if book_path:
-        book_file = File(book_path, "dictionary")
-        check_book(book_file.file, "dictionary")
+        book_file = File(book_path)
+        require(book_file.type in ("dictionary", "codebooks"), f"{book_path}: is a {book_file.type} file, not a book")
+        check_book(book_file.file, book_file.type)
         book = book_file.file
     require(kv.documents()[0] == codes.names and (kv.documents()[1] == codes.offset).all(), "documents differ")
     require((kv.file["/positions"][:] == codes.file["/positions"][:]).all(), "positions differ")
@@ -770,8 +803,8 @@ def check(path):
     file = File(path)
     if file.type == "kv":
         check_kv(file)
-    elif file.type == "dictionary":
-        check_book(file.file, "dictionary")
+    elif file.type in ("dictionary", "codebooks"):
+        check_book(file.file, file.type)
     elif file.type == "index":
         check_index(file)
     elif file.type == "outputs":

@@ -163,6 +163,25 @@ fi
 "$make_kv" --layers 1 --heads 1 --dim 8 --tokens 100 -o small.h5
 train small --atoms 20 --sparsity 3
 check empty --codec sparse $book
+
+# Codebooks: of one and two parts, of every type of entries, ids of 8 and 16 bits, some of them packed to odd widths.
+codebooks() { # <name of the kv file> <options of encode> -- <options of train-rvq>
+  kv=$1
+  encode=$2
+  shift 3
+  run train-rvq "$kv.h5" --epochs 2 --refits 1 "$@" --overwrite -o codebooks.h5
+  reader check codebooks.h5
+  book="--book codebooks.h5"
+  check "$kv" --codec rvq $book $encode
+}
+codebooks kv "--window 10" -- --entries-value 20 --entries-low 300 --entries-high 17
+codebooks kv "--window 0 --sink 0 --beam 1" -- --split none --entry-type bf16 --method simvq --entries-value 40
+codebooks half "--window 30 --embed-book --pack" -- --split rope --high-dims 10 --entry-type f32 --codebooks-value 3
+if reader decode $book codes.h5 half.h5 2>/dev/null; then
+  echo "the reader does not notice that values of rvq codes differ"
+  exit 1
+fi
+check empty --codec none
 if reader decode $book codes.h5 kv.h5 2>/dev/null; then
   echo "the reader does not notice another cache"
   exit 1

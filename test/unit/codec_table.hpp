@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "lib/codec/registry.hpp"
+#include "lib/codec/rvq_book.hpp"
 #include "lib/codec/sparse_book.hpp"
 #include "lib/core/bits.hpp"
 #include "lib/core/rng.hpp"
@@ -428,6 +429,116 @@ inline CodecCase q4_case(int64_t bits, int64_t group, std::string rotate) {
           }};
 }
 
+// rvq
+// ---------------------------------------------------------------------------------------------------------------------
+
+struct RvqSettings {
+  int64_t beam = 1, sink = 4, window = 16, codebooks = 2, entries = 8;
+  std::string split = "rope", entry_type = "f16";
+};
+
+/// Codebooks of random entries.
+inline RvqBook random_rvq_book(const RvqSettings& settings, const CodecContext& context, Rng& rng) {
+  RvqBook book;
+  RvqBookOptions& o = book.options;
+  o.codebooks_value = settings.codebooks, o.codebooks_low = settings.codebooks, o.codebooks_high = 1;
+  o.entries_value = settings.entries, o.entries_low = settings.entries, o.entries_high = settings.entries / 2;
+  o.split = settings.split, o.entry_type = settings.entry_type;
+  book.head_dim = context.head_dim;
+  book.source = "random";
+  const auto d = static_cast<size_t>(context.head_dim);
+  book.split = split_dimensions(split_from_name(settings.split), {}, d, paper_high_pairs(d));
+  const DType type = dtype_from_name(settings.entry_type);
+  for (const RvqPart part : kRvqParts) {
+    if (book.stages(part) == 0) continue;
+    Codebooks books(book.stages(part), book.entries(part), book.width(part));
+    for (size_t s = 0; s < books.stages(); ++s)
+      for (size_t e = 0; e < books.entries(); ++e)
+        for (float& value : books.stage(s).row(e)) value = round_to(type, static_cast<float>(rng.normal()));
+    book.of(part).books = std::move(books);
+    book.of(part).state.usage = Matrix<uint64_t>(book.stages(part), book.entries(part));
+  }
+  return book;
+}
+
+/// What taking the nearest entry, codebook by codebook, leaves of a head's dimensions; in double.
+inline double greedy_error(const Codebooks& books, std::span<const uint32_t> dimensions,
+                           std::span<const float> head) {
+  std::vector<double> left;
+  for (const uint32_t dimension : dimensions) left.push_back(head[dimension]);
+  double error = 0;
+  for (size_t s = 0; s < books.stages(); ++s) {
+    error = INFINITY;
+    size_t best = 0;
+    for (size_t e = 0; e < books.entries(); ++e) {
+      double sum = 0;
+      const auto entry = books.stage(s).row(e);
+      for (size_t j = 0; j < left.size(); ++j)
+        sum += (left[j] - double(entry[j])) * (left[j] - double(entry[j]));
+      if (sum < error) error = sum, best = e;
+    }
+    for (size_t j = 0; j < left.size(); ++j) left[j] -= double(books.stage(s)(best, j));
+  }
+  return error;
+}
+
+/// First and newest tokens exactly; the others as near as a plain search gets, a beam nearer on the whole.
+inline void check_rvq(const RvqBook& book, const RvqSettings& settings, const GroupShape& shape,
+                      MatrixView<const float> original, MatrixView<const float> decoded) {
+  const auto d = static_cast<size_t>(shape.head_dim);
+  const size_t tokens = original.rows(), sink = size_t(settings.sink), window = size_t(settings.window);
+  const size_t first = std::min(tokens, sink), end = tokens > sink + window ? tokens - window : first;
+  std::vector<uint32_t> all(d);
+  for (size_t j = 0; j < d; ++j) all[j] = static_cast<uint32_t>(j);
+  size_t wrong = 0;
+  double left = 0, greedy = 0, energy = 0;
+  for (size_t t = 0; t < tokens; ++t)
+    for (size_t h = 0; h < original.cols() / d; ++h) {
+      const auto head = original.row(t).subspan(h * d, d), found = decoded.row(t).subspan(h * d, d);
+      if (t < first || t >= end) {
+        wrong += !std::ranges::equal(head, found);
+        continue;
+      }
+      if (std::ranges::equal(head, found)) continue;  // shapes that would not shrink are kept exactly
+      double nearest = 0, error = 0, size = 0;
+      if (shape.side == Side::value) {
+        nearest = greedy_error(book.of(RvqPart::value).books, all, head);
+      } else {
+        nearest = greedy_error(book.of(RvqPart::key_low).books, book.split.low, head);
+        if (!book.split.high.empty())
+          nearest += greedy_error(book.of(RvqPart::key_high).books, book.split.high, head);
+      }
+      for (size_t j = 0; j < d; ++j) {
+        const double difference = double(head[j]) - double(found[j]);
+        error += difference * difference;
+        size += double(head[j]) * double(head[j]);
+      }
+      // Near-ties may be decided another way in floats, with hardly another error at that stage but another
+      // residual; all rows together must agree.
+      wrong += settings.beam == 1 && !(error <= 1.5 * nearest + 1e-3 * (size + 1));
+      left += error, greedy += nearest, energy += size;
+    }
+  CHECK_EQ(wrong, 0);
+  CHECK_LE(left, (settings.beam == 1 ? 1.01 : 1.0001) * greedy + 1e-5 * energy);
+}
+
+inline CodecCase rvq_case(const RvqSettings& settings) {
+  const auto book = std::make_shared<RvqBook>();  // the one made last, for check_error
+  return {.label = fmt::format("rvq {} codebooks of {} ({}), split {}, beam {}, sink {}, window {}",
+                               settings.codebooks, settings.entries, settings.entry_type, settings.split,
+                               settings.beam, settings.sink, settings.window),
+          .codec = "rvq",
+          .options = {{"beam", settings.beam}, {"sink", settings.sink}, {"window", settings.window}},
+          .check_error =
+              [=](const GroupShape& shape, DType, MatrixView<const float> original,
+                  MatrixView<const float> decoded) { check_rvq(*book, settings, shape, original, decoded); },
+          .make_book =
+              [=](const CodecContext& context, Rng& rng) {
+                *book = random_rvq_book(settings, context, rng);
+                return to_book(*book);
+              }};
+}
+
 // ----------------------------------------------------------------------------------------------------------------------------
 
 inline std::vector<CodecCase> codec_table() {
@@ -438,6 +549,9 @@ inline std::vector<CodecCase> codec_table() {
       sparse_case({.layer_group = 4, .normalize = "signal", .error_target = 0.6}),
       sparse_case({.layer_group = 2, .signal = "head", .normalize = "signal", .center = "none"}),
       sparse_case({.signal = "head", .error_target = 0.9}),
+      rvq_case({}),
+      rvq_case({.beam = 3, .sink = 0, .window = 0, .codebooks = 1, .entries = 20, .split = "none"}),
+      rvq_case({.beam = 2, .sink = 7, .window = 150, .entries = 260, .entry_type = "f32"}),
       kivi_case(2, 32, 32, 128, "f16"),
       kivi_case(4, 32, 32, 128, "f16"),
       kivi_case(1, 8, 5, 0, "bf16"),

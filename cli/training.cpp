@@ -1,0 +1,101 @@
+#include "cli/training.hpp"
+
+#include <algorithm>
+
+#include "cli/text.hpp"
+#include "lib/core/digest.hpp"
+#include "lib/core/error.hpp"
+
+namespace kvcodec::cli {
+namespace {
+
+// A sample is taken in runs of this many tokens: long enough to read at full speed, short enough to come from
+// everywhere.
+constexpr uint64_t kSampleRun = 256;
+
+}  // namespace
+
+std::vector<Run> choose_runs(const std::vector<KvReader>& files, const DocumentSelection& documents,
+                             uint64_t max_tokens, uint64_t skip) {
+  std::vector<Run> runs;
+  uint64_t total = 0;
+  for (const KvReader& kv : files)
+    for (const size_t document : documents.choose(kv.documents(), kv.name())) {
+      const uint64_t length = kv.documents().length(document);
+      if (length <= skip) continue;
+      runs.push_back({&kv, kv.documents().offsets[document] + skip, length - skip});
+      total += runs.back().count;
+    }
+  if (max_tokens == 0 || total <= max_tokens) return runs;
+  // The sample's run i begins at the same share of all tokens as it does of the sample.
+  std::vector<Run> sample;
+  const uint64_t pieces = (max_tokens + kSampleRun - 1) / kSampleRun;
+  size_t at = 0;
+  uint64_t before = 0;  // tokens in front of runs[at]
+  for (uint64_t i = 0; i < pieces; ++i) {
+    uint64_t place = static_cast<uint64_t>(static_cast<double>(total) *
+                                           (static_cast<double>(i) / static_cast<double>(pieces)));
+    uint64_t left = std::min(kSampleRun, max_tokens - i * kSampleRun);
+    while (left > 0) {
+      while (at < runs.size() && place >= before + runs[at].count) before += runs[at++].count;
+      if (at == runs.size()) break;
+      const uint64_t count = std::min(left, before + runs[at].count - place);
+      sample.push_back({runs[at].kv, runs[at].first + (place - before), count});
+      place += count;
+      left -= count;
+    }
+  }
+  return sample;
+}
+
+std::string source_digest(const std::vector<Run>& runs, const std::vector<int>& groups) {
+  Digest digest;
+  const ModelInfo& model = runs.front().kv->model();
+  digest.add(model.model);
+  digest.add(model.source);
+  for (const int group : groups) digest.add(static_cast<uint64_t>(group));
+  for (const Run& run : runs) {
+    digest.add(run.first);
+    digest.add(run.count);
+    const auto positions = run.kv->positions(run.first, run.count);
+    digest.add(std::as_bytes(std::span(positions)));
+    if (!run.kv->has_tokens()) continue;
+    const auto tokens = run.kv->tokens(run.first, run.count);
+    digest.add(std::as_bytes(std::span(tokens)));
+  }
+  return digest.hex();
+}
+
+void check_same_model(const std::vector<KvReader>& files) {
+  for (const KvReader& kv : files) {
+    const ModelInfo &a = files.front().model(), &b = kv.model();
+    const auto differ = [&](const char* what, const auto& first, const auto& other) {
+      if (first != other)
+        throw bad_input("{}: {} is {}; {} has {}", kv.name(), what, other, files.front().name(), first);
+    };
+    differ("num_layers", a.num_layers, b.num_layers);
+    differ("num_kv_heads", a.num_kv_heads, b.num_kv_heads);
+    differ("head_dim", a.head_dim, b.head_dim);
+    differ("key_state", a.key_state, b.key_state);
+    if (files.front().layers() != kv.layers())
+      throw bad_input("{}: it has layers {}; {} has {}", kv.name(), ranges_text(kv.layers()),
+                      files.front().name(), ranges_text(files.front().layers()));
+  }
+}
+
+void resume_options(const Command& command, Options& given, Options& stored,
+                    const std::vector<std::string_view>& may_change, const std::string& file) {
+  const auto targets = stored.fields();
+  const auto sources = given.fields();
+  for (size_t i = 0; i < sources.size(); ++i) {
+    const std::string& name = sources[i].name;
+    if (!command.given(name)) continue;
+    if (std::ranges::find(may_change, name) != may_change.end())
+      set_value(targets[i], value_of(sources[i]));
+    else if (value_of(sources[i]) != value_of(targets[i]))
+      throw usage_error("--{} is {}; {} was trained with {}, and --resume goes on as it was", name,
+                        to_text(value_of(sources[i])), file, to_text(value_of(targets[i])));
+  }
+}
+
+}  // namespace kvcodec::cli

@@ -1,0 +1,38 @@
+// What the subcommands that train share: which tokens are trained on, and going on with a training.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cli/command.hpp"
+#include "cli/common.hpp"
+#include "formats/kv_file.hpp"
+
+namespace kvcodec::cli {
+
+/// Consecutive tokens of one file.
+struct Run {
+  const KvReader* kv = nullptr;
+  uint64_t first = 0, count = 0;
+};
+
+/// The tokens to train on: those of the chosen documents but for the first `skip` of each, or an even sample
+/// of max_tokens of them (0 = all).
+std::vector<Run> choose_runs(const std::vector<KvReader>& files, const DocumentSelection& documents,
+                             uint64_t max_tokens, uint64_t skip);
+
+/// Identifies what is trained on, so that --resume can tell other data: model, text, and which part of it.
+/// groups: the first layers of the groups of layers.
+std::string source_digest(const std::vector<Run>& runs, const std::vector<int>& groups);
+
+/// Throws Error(bad_input) unless all files are caches of the same layers of the same model.
+void check_same_model(const std::vector<KvReader>& files);
+
+/// Options of a training that is resumed: `stored` gets those of `given` that the command line names and that
+/// are among `may_change`. Throws Error(usage) for others that differ. file: for messages.
+void resume_options(const Command& command, Options& given, Options& stored,
+                    const std::vector<std::string_view>& may_change, const std::string& file);
+
+}  // namespace kvcodec::cli

@@ -1,0 +1,89 @@
+// Books of type `codebooks`: what train-rvq learns and the codec `rvq` needs (FORMAT.md, "codebooks").
+//
+// Parts: "value"; "key_low" and "key_high", the dimensions of keys that are quantized apart (key_high may be
+// missing). Parameters: all of RvqBookOptions and RvqTrainOptions by the names of their fields, and head-dim,
+// source. Arrays, for each part:
+//   <part>/entries             f32|f16|bf16 [N_q, N_c, dims]    projections and biases folded in
+//   key_low/dimensions, key_high/dimensions     u32 [dims]      of a head, rising
+//   training/key/dimension_error                f64 [head-dim]  mean squared error of the probe quantizer
+//   training/key/dimension_energy               f64 [head-dim]  mean square
+//   training/<part>/loss        f64 [epochs, N_q]    training/<part>/refit_loss  f64 [rounds]
+//   training/<part>/usage       u64 [N_q, N_c]       training/<part>/progress    u64 [4]  epochs, refits,
+//                                                    whether refits ended, steps of Adam
+//   training/<part>/entries     f32 [N_q, N_c, dims]         before rounding, where the type is not f32
+//   training/<part>/projection  f32 [N_q, dims + 1, dims]    simvq: W transposed, then the bias
+//   training/<part>/random      f32 [N_q, N_c, dims]         simvq with train-entries
+//   training/<part>/adam_mean, training/<part>/adam_variance f32 [rows, dims]   simvq by gradient
+#pragma once
+
+#include <array>
+#include <string>
+
+#include "lib/codec/book.hpp"
+#include "lib/core/options.hpp"
+#include "lib/rvq/residual.hpp"
+#include "lib/rvq/split.hpp"
+#include "lib/rvq/train.hpp"
+
+namespace kvcodec {
+
+/// Numbers and sizes of codebooks. The defaults train in minutes on two cores.
+struct RvqBookOptions final : Options {
+  int64_t codebooks_value = 8;  ///< the paper's for Llama-3.1-8B, at d = 128
+  int64_t codebooks_low = 6;  ///< with codebooks_high: about the bits per value of values, at the usual split
+  int64_t codebooks_high = 4;
+  int64_t entries_value = 256;
+  int64_t entries_low = 256;
+  int64_t entries_high = 256;
+  std::string split = "measured";
+  int64_t high_dims = -1;          ///< -1 = the paper's share
+  std::string entry_type = "f16";  ///< half the book's size; the rounding is far below the error
+
+  std::vector<OptionField> fields() override;
+  void check() const override;
+};
+
+/// The named settings of --preset, or nullptr; "paper-8b" and "paper-3b" are the paper's.
+struct RvqPreset {
+  std::string_view name, summary;
+  int64_t codebooks[3], entries[3];  ///< of value, key_low, key_high
+  std::string_view method, entry_type;
+};
+std::span<const RvqPreset> rvq_presets();
+const RvqPreset* find_rvq_preset(std::string_view name);
+
+enum class RvqPart : uint8_t { value, key_low, key_high };
+inline constexpr RvqPart kRvqParts[] = {RvqPart::value, RvqPart::key_low, RvqPart::key_high};
+std::string_view name_of(RvqPart part);
+
+struct RvqBook {
+  RvqBookOptions options;
+  RvqTrainOptions training;
+  int head_dim = 0;
+  std::string source;  ///< identifies the data it was learned from
+  DimensionSplit split;
+  std::vector<double> dimension_error, dimension_energy;  ///< of keys; empty if no probe was made
+
+  struct Part {
+    Codebooks books;  ///< with the training record as trained, else as stored, rounded to entry_type
+    RvqTrainState state;
+  };
+  std::array<Part, 3> parts;
+
+  Part& of(RvqPart part) { return parts[static_cast<size_t>(part)]; }
+  const Part& of(RvqPart part) const { return parts[static_cast<size_t>(part)]; }
+  /// Numbers of codebooks and entries that the options ask for. Without a split key_low has the codebooks of
+  /// both, so that bits are equal where low and high have entries of equal numbers.
+  size_t stages(RvqPart part) const;
+  size_t entries(RvqPart part) const;
+  size_t width(RvqPart part) const;
+};
+
+/// Entries are rounded to the type they are stored in. Throws Error(bad_input) for entries beyond it.
+Book to_book(const RvqBook& rvq);
+
+/// Checks everything: type, parameters, shapes, dimensions, finite values. Throws Error(bad_input) naming the
+/// array. with_training: also reads the training record, which must then be there; else it stays empty.
+RvqBook rvq_book_from(const Book& book, bool with_training);
+
+}  // namespace kvcodec

@@ -1,0 +1,40 @@
+// Which dimensions of a key are quantized apart (VQKV, section 3.1): the paper finds that some dimensions are
+// reconstructed badly when all are quantized together, at places that repeat as the rotary embedding does,
+// and gives the well and the badly reconstructed ones quantizers of their own, "low" and "high".
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+namespace kvcodec {
+
+enum class SplitBy : uint8_t {
+  measured,  ///< pairs with the largest errors of a probe quantizer are high
+  rope,      ///< pairs that the rotary embedding turns fastest are high
+  none,      ///< all dimensions are low
+};
+/// Throws Error(usage) for names other than these.
+SplitBy split_from_name(std::string_view name);
+
+/// Dimensions of a head, each in one of the two, rising.
+struct DimensionSplit {
+  std::vector<uint32_t> low, high;
+
+  size_t head_dim() const { return low.size() + high.size(); }
+  /// Throws Error(bad_input) unless every dimension below head_dim() is there once, rising.
+  void check() const;
+};
+
+/// Dimensions 2 * pairs; pair j is dimensions j and j + pairs, which the rotary embedding turns together and
+/// which stay together. high_pairs pairs are high (those with the largest sum of their errors; of equal ones
+/// the first). errors: of each dimension; only for SplitBy::measured. A head of odd size has a last dimension
+/// without a partner, which is low.
+DimensionSplit split_dimensions(SplitBy by, std::span<const double> errors, size_t head_dim,
+                                size_t high_pairs);
+
+/// The paper's share: of 64 pairs at d = 128, 24 are high (its numbers of parameters give 80 and 48).
+size_t paper_high_pairs(size_t head_dim);
+
+}  // namespace kvcodec
