@@ -549,9 +549,6 @@ inline std::vector<CodecCase> codec_table() {
       sparse_case({.layer_group = 4, .normalize = "signal", .error_target = 0.6}),
       sparse_case({.layer_group = 2, .signal = "head", .normalize = "signal", .center = "none"}),
       sparse_case({.signal = "head", .error_target = 0.9}),
-      rvq_case({}),
-      rvq_case({.beam = 3, .sink = 0, .window = 0, .codebooks = 1, .entries = 20, .split = "none"}),
-      rvq_case({.beam = 2, .sink = 7, .window = 150, .entries = 260, .entry_type = "f32"}),
       kivi_case(2, 32, 32, 128, "f16"),
       kivi_case(4, 32, 32, 128, "f16"),
       kivi_case(1, 8, 5, 0, "bf16"),
@@ -580,6 +577,9 @@ inline std::vector<CodecCase> codec_table() {
       kvcomp_case({.key_quant = "block", .entropy = "none", .key_rel = 0.02, .value_rel = 0.4, .block = 33}),
       kvcomp_case({.max_error = 0.05, .max_rel_error = 0.01, .block = 1}),
       kvcomp_case({.entropy = "auto", .key_rel = 0.005, .max_error = 0.5, .block = 100}),
+      rvq_case({}),
+      rvq_case({.beam = 3, .sink = 0, .window = 0, .codebooks = 1, .entries = 20, .split = "none"}),
+      rvq_case({.beam = 2, .sink = 7, .window = 150, .entries = 260, .entry_type = "f32"}),
   };
 }
 
