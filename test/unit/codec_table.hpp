@@ -406,12 +406,16 @@ inline void check_q4(int64_t bits, size_t group, bool rotated, const GroupShape&
       double norm = 0;
       for (const double value : x) norm += value * value;
       for (size_t j = 0; j < d; ++j) {
-        double largest = 0, signed_largest = 0;
-        for (size_t c = j / group * group; c < std::min(d, (j / group + 1) * group); ++c)
-          if (std::abs(x[c]) > largest) largest = std::abs(x[c]), signed_largest = x[c];
-        // The scale is rounded up, by 2^-10 of itself or to a multiple of 2^-24.
+        double largest = 0, other_sign = 0;
+        for (size_t c = j / group * group; c < std::min(d, (j / group + 1) * group); ++c) {
+          largest = std::max(largest, std::abs(x[c]));
+          if (x[c] * x[j] < 0) other_sign = std::max(other_sign, std::abs(x[c]));
+        }
+        // The scale is rounded up, by 2^-10 of itself or to a multiple of 2^-24. Of two values that differ by
+        // rounding only, either may be the one that the levels are laid out for.
         const double scale = largest / levels * (1 + 0x1p-10) + 0x1p-24;
-        const bool cut = x[j] * signed_largest < 0 && std::abs(x[j]) > scale * (levels - 1.5);
+        const bool cut =
+            other_sign >= largest * (1 - 0x1p-18) && std::abs(x[j]) > largest / levels * (levels - 1.5);
         const double bound = (cut ? scale : scale / 2) + std::sqrt(norm) * 0x1p-18;
         wrong += !(std::abs(x[j] - y[j]) <= bound);
       }
