@@ -378,7 +378,7 @@ void ClosedLoop::Impl::go_on(const LoopDocument& document, std::span<const NextT
   if (plans[members.front()].setting.selection.by != "all") {
     std::vector<StepSelection> selections;
     for (const size_t member : members) selections.push_back(plans[member].setting.selection);
-    prefill.attention = &selected.emplace(config(), std::move(selections));
+    prefill.attention = &selected.emplace(config(), std::move(selections), document.prefix);
   }
   std::vector<CompressedDocument*> documents;
   std::vector<std::vector<Judged>*> own_judged;
@@ -447,7 +447,7 @@ ClosedLoop::ClosedLoop(const LlamaModel& model, std::vector<LoopSetting> setting
     const int layers = model.config().num_layers, group = setting.codec->layer_group();
     if (layers % group != 0)
       throw usage_error("a codec of groups of {} layers for a model of {}", group, layers);
-    if (setting.selection.by != "all") (void)SelectedAttention(model.config(), {setting.selection});
+    if (setting.selection.by != "all") (void)SelectedAttention(model.config(), {setting.selection}, 0);
     impl_->plans.push_back({std::move(setting), &model.config(), {}});
   }
 }

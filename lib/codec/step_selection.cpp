@@ -14,6 +14,40 @@
 namespace kvcodec {
 namespace {
 
+Matrix<uint8_t> codes_of(const Matrix<float>& centred) {
+  Matrix<uint8_t> codes(centred.rows(), sign_row_bytes(centred.cols()));
+  encode_signs(centred, 1, codes);
+  return codes;
+}
+
+}  // namespace
+
+/// What sign codes of a head stand on: SPEC.md, section 4, has both frozen after the prefix.
+struct SignFit {
+  std::vector<float> center;
+  SignCodebook codebook;
+
+  /// first: the keys that the document began with.
+  explicit SignFit(MatrixView<const float> first) : center(first.cols()) {
+    std::vector<double> sums(first.cols());
+    for (size_t t = 0; t < first.rows(); ++t)
+      for (size_t c = 0; c < sums.size(); ++c) sums[c] += static_cast<double>(first(t, c));
+    for (size_t c = 0; c < sums.size() && first.rows() > 0; ++c)
+      center[c] = static_cast<float>(sums[c] / static_cast<double>(first.rows()));
+    const Matrix<float> rows = centred(first);
+    codebook = build_codebooks(rows, codes_of(rows), 1).front();
+  }
+
+  Matrix<float> centred(MatrixView<const float> keys) const {
+    Matrix<float> rows(keys.rows(), keys.cols());
+    for (size_t t = 0; t < rows.rows(); ++t)
+      for (size_t c = 0; c < rows.cols(); ++c) rows(t, c) = keys(t, c) - center[c];
+    return rows;
+  }
+};
+
+namespace {
+
 constexpr std::string_view kSelectors[] = {"oracle", "quest", "selfindex", "cluster"};
 
 /// A selector over a head's keys, as many as the step in work sees.
@@ -58,38 +92,16 @@ class GrowingQuest final : public GrowingSelector {
 
 class GrowingSigns final : public GrowingSelector {
  public:
-  /// first: what the document began with.
-  explicit GrowingSigns(MatrixView<const float> first) : index_(first.cols()), center_(first.cols()) {
-    std::vector<double> sums(first.cols());
-    for (size_t t = 0; t < first.rows(); ++t)
-      for (size_t c = 0; c < sums.size(); ++c) sums[c] += static_cast<double>(first(t, c));
-    for (size_t c = 0; c < sums.size() && first.rows() > 0; ++c)
-      center_[c] = static_cast<float>(sums[c] / static_cast<double>(first.rows()));
-    const Matrix<float> centred = this->centred(first);
-    codebook_ = build_codebooks(centred, codes_of(centred), 1).front();
-  }
-  void append(MatrixView<const float> keys) override { index_.append(codes_of(centred(keys))); }
+  explicit GrowingSigns(const SignFit& fit) : fit_(fit), index_(fit.center.size()) {}
+  void append(MatrixView<const float> keys) override { index_.append(codes_of(fit_.centred(keys))); }
   size_t tokens() const override { return index_.tokens(); }
   void scores(MatrixView<const float> queries, MatrixView<float> out) const override {
-    SignSelector(codebook_, index_).scores(queries, out);
+    SignSelector(fit_.codebook, index_).scores(queries, out);
   }
 
  private:
-  Matrix<float> centred(MatrixView<const float> keys) const {
-    Matrix<float> rows(keys.rows(), keys.cols());
-    for (size_t t = 0; t < rows.rows(); ++t)
-      for (size_t c = 0; c < rows.cols(); ++c) rows(t, c) = keys(t, c) - center_[c];
-    return rows;
-  }
-  static Matrix<uint8_t> codes_of(const Matrix<float>& centred) {
-    Matrix<uint8_t> codes(centred.rows(), sign_row_bytes(centred.cols()));
-    encode_signs(centred, 1, codes);
-    return codes;
-  }
-
+  const SignFit& fit_;
   SignIndex index_;
-  std::vector<float> center_;
-  SignCodebook codebook_;
 };
 
 /// ClusterKV: tokens score as the centroids of their clusters. The prompt is what the document began with;
@@ -133,21 +145,28 @@ class GrowingClusters final : public GrowingSelector {
   ClusterIndex index_;
 };
 
-/// all: the keys of the document's head as far as they are there; past: how many it began with.
+/// all: the keys of the document's head as far as they are there; past: how many it began with; fit: what the
+/// sign codes of this head stand on, made here if it is not there yet.
 std::unique_ptr<GrowingSelector> make_selector(std::string_view by, MatrixView<const float> all, size_t past,
-                                               uint64_t stream) {
+                                               uint64_t stream, std::unique_ptr<const SignFit>& fit) {
   if (by == "oracle") return std::make_unique<GrowingOracle>(all);
   if (by == "quest") return std::make_unique<GrowingQuest>(all.cols());
   if (by == "cluster") return std::make_unique<GrowingClusters>(all, past, stream);
-  return std::make_unique<GrowingSigns>(all.rows(0, past));
+  if (!fit) fit = std::make_unique<const SignFit>(all.rows(0, past));
+  return std::make_unique<GrowingSigns>(*fit);
 }
 
 }  // namespace
 
 std::span<const std::string_view> step_selectors() { return kSelectors; }
 
-SelectedAttention::SelectedAttention(const ModelConfig& config, std::vector<StepSelection> selections)
-    : config_(config), selections_(std::move(selections)) {
+SelectedAttention::SelectedAttention(const ModelConfig& config, std::vector<StepSelection> selections,
+                                     size_t prefix)
+    : config_(config),
+      selections_(std::move(selections)),
+      prefix_(prefix),
+      fits_(selections_.size() * static_cast<size_t>(config.num_layers) *
+            static_cast<size_t>(config.num_kv_heads)) {
   for (const StepSelection& selection : selections_) {
     if (std::ranges::find(kSelectors, selection.by) == std::end(kSelectors))
       throw usage_error("'{}' selects no tokens; there are {}", selection.by, fmt::join(kSelectors, ", "));
@@ -160,15 +179,18 @@ SelectedAttention::SelectedAttention(const ModelConfig& config, std::vector<Step
     throw usage_error("tokens cannot be selected in models whose layers have sliding windows");
 }
 
+SelectedAttention::~SelectedAttention() = default;
+
 void SelectedAttention::attend(const AttentionRows& rows) {
   const StepSelection& selection = selections_.at(rows.document);
   const auto dims = static_cast<size_t>(config_.head_dim), group = static_cast<size_t>(config_.group_size());
+  const size_t per_document = fits_.size() / selections_.size();
   parallel_for(static_cast<size_t>(config_.num_kv_heads), 1, [&](size_t head, size_t, int) {
     const auto keys = rows.key.columns(head * dims, dims), values = rows.value.columns(head * dims, dims);
     const CacheRows cache(keys, values);
-    const auto selector =
-        make_selector(selection.by, keys, std::min(rows.past, keys.rows()),
-                      static_cast<uint64_t>(rows.layer) * static_cast<uint64_t>(config_.num_kv_heads) + head);
+    const size_t place = static_cast<size_t>(rows.layer) * static_cast<size_t>(config_.num_kv_heads) + head;
+    const auto selector = make_selector(selection.by, keys, std::min(prefix_, keys.rows()), place,
+                                        fits_[rows.document * per_document + place]);
     selector->append(keys.rows(0, rows.position));
     for (size_t i = 0; i < rows.query.rows(); ++i) {
       selector->append(keys.rows(rows.position + i, 1));

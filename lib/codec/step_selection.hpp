@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -23,20 +24,26 @@ struct StepSelection {
 
 /// What can choose: "oracle", the true products; "quest", bounds over pages of 16 tokens; "selfindex", sign
 /// codes of keys centred by the mean of the cache that the document began with, whose codebooks are made from
-/// it too.
+/// it too; "cluster", the centroids of semantic clusters of that cache, and then of whole batches of tokens.
 std::span<const std::string_view> step_selectors();
+
+struct SignFit;
 
 /// Attention over chosen tokens, of the documents of a batch.
 class SelectedAttention final : public AttentionMethod {
  public:
-  /// selections: one per document, none "all". Throws Error(usage) for names that are none, budgets of 0, and
-  /// models with sliding windows.
-  SelectedAttention(const ModelConfig& config, std::vector<StepSelection> selections);
+  /// selections: one per document, none "all". prefix: tokens of the cache that each document began with,
+  /// however many it has by the time of a call. What "selfindex" makes of these, it makes at the first call
+  /// and keeps. Throws Error(usage) for names that are none, budgets of 0, and models with sliding windows.
+  SelectedAttention(const ModelConfig& config, std::vector<StepSelection> selections, size_t prefix);
+  ~SelectedAttention() override;
   void attend(const AttentionRows& rows) override;
 
  private:
   const ModelConfig& config_;
   std::vector<StepSelection> selections_;
+  size_t prefix_;
+  std::vector<std::unique_ptr<const SignFit>> fits_;  // [document][layer][head], of "selfindex"
 };
 
 }  // namespace kvcodec

@@ -176,6 +176,33 @@ TEST_CASE("closed loop: selecting all there is changes nothing, few of them does
   CHECK_THROWS_AS(bench.run(settings), Error);
 }
 
+TEST_CASE("closed loop: what selects stands on the prefix alone, however the rest is streamed") {
+  // Long enough behind the prefix for a batch of clusters to close.
+  Bench bench;
+  Rng rng(9);
+  LoopDocument& document = bench.documents[0];
+  document.prefix = 60;
+  while (document.tokens.size() < 60 + 340) document.tokens.push_back(static_cast<uint32_t>(rng.below(60)));
+  std::vector<LoopSetting> settings;
+  for (const std::string_view by : step_selectors()) {
+    settings.push_back(bench.setting("none", DType::f32));
+    settings.back().selection = {.by = std::string(by), .budget = 12};
+  }
+  const auto whole = bench.run(settings);
+  for (const size_t stream : {1, 10, 333}) {
+    const auto streamed = bench.run(settings, {.stream = stream});
+    for (size_t d = 0; d < whole.size(); ++d)
+      for (size_t i = 0; i < settings.size(); ++i) {
+        CAPTURE(stream);
+        CAPTURE(d);
+        CAPTURE(settings[i].selection.by);
+        const PredictionSums &a = whole[d].settings[i].sums, &b = streamed[d].settings[i].sums;
+        CHECK(b.divergence == doctest::Approx(a.divergence).epsilon(1e-5));
+        CHECK(b.surprise == doctest::Approx(a.surprise).epsilon(1e-6));
+      }
+  }
+}
+
 TEST_CASE("closed loop: the same for any number of threads and little memory") {
   Bench bench;
   const auto settings = [&] {
