@@ -8,9 +8,20 @@
 namespace kvcodec {
 namespace {
 
-constexpr float kAlways = std::numeric_limits<float>::infinity();
+constexpr float kOfSink = std::numeric_limits<float>::infinity();
+
+/// Scores of waiting tokens are multiples of it, from 1 to kMostWaiting: above kLargestNorm squared, and of
+/// so few bits that sums over 16 queries are exact, and finite over 127.
+constexpr float kWaitingUnit = 0x1p100f;
+constexpr uint64_t kMostWaiting = uint64_t{1} << 20;
+static_assert(double{kWaitingUnit} > kLargestNorm * kLargestNorm);
 
 }  // namespace
+
+KeptAnyway kept_anyway(uint64_t tokens, uint64_t sink, uint64_t newest, uint64_t budget) {
+  const uint64_t first = std::min({sink, budget, tokens});
+  return {first, std::min({newest, budget - first, tokens - first})};
+}
 
 ClusterSelector::ClusterSelector(const ClusterIndex& index, uint64_t tokens)
     : index_(index), tokens_(tokens) {
@@ -24,21 +35,34 @@ void ClusterSelector::scores(MatrixView<const float> queries, MatrixView<float> 
   std::vector<float> of_clusters(index_.clusters());
   for (size_t q = 0; q < queries.rows(); ++q) {
     index_.centroid_scores(queries.row(q), of_clusters);
-    std::ranges::fill(out.row(q), kAlways);
+    const uint64_t first_waiting = tokens_ - waiting();
+    for (size_t token = 0; token < tokens_; ++token)
+      out(q, token) = token >= first_waiting ? waiting_score(token) : kOfSink;
     for (size_t c = 0; c < of_clusters.size(); ++c)
       for (const uint32_t token : index_.tokens_of(c)) out(q, token) = of_clusters[c];
   }
 }
 
+/// Tokens behind both the sink and the clusters.
+uint64_t ClusterSelector::waiting() const {
+  return tokens_ - std::min<uint64_t>(tokens_, std::max(index_.sink(), index_.end()));
+}
+
+float ClusterSelector::waiting_score(uint64_t token) const {
+  const uint64_t newer = tokens_ - 1 - token;
+  return kWaitingUnit * static_cast<float>(kMostWaiting - std::min(newer, kMostWaiting - 1));
+}
+
 std::vector<Scored> ClusterSelector::take(std::span<const float> centroid_scores, size_t budget,
                                           Order order) const {
   std::vector<Scored> chosen;
-  const auto keep = [&](size_t begin, size_t end) {
-    for (size_t token = begin; token < end && chosen.size() < budget; ++token)
-      chosen.push_back({kAlways, static_cast<uint32_t>(token)});
-  };
-  keep(0, std::min<uint64_t>(index_.sink(), index_.end()));
-  keep(index_.end(), tokens_);
+  const KeptAnyway kept = kept_anyway(tokens_, index_.sink(), waiting(), budget);
+  for (uint64_t token = 0; token < kept.first; ++token)
+    chosen.push_back({kOfSink, static_cast<uint32_t>(token)});
+  for (uint64_t newer = 0; newer < kept.newest; ++newer) {
+    const uint64_t token = tokens_ - 1 - newer;
+    chosen.push_back({waiting_score(token), static_cast<uint32_t>(token)});
+  }
   index_.take_best(centroid_scores, budget, chosen);
   if (order == Order::by_id)
     std::sort(chosen.begin(), chosen.end(), [](const Scored& a, const Scored& b) { return a.id < b.id; });

@@ -61,6 +61,7 @@ ClusterIndex::ClusterIndex(Parts parts)
       throw bad_input("batch {} ends at token {}, not before the next one, at {}", i, batch_ends_[i],
                       batch_ends_[i + 1]);
   if (end() > UINT32_MAX) throw bad_input("{} tokens; ids have 32 bits", end());
+  if (offsets_.empty()) throw bad_input("no offsets of clusters; without clusters there is one, 0");
   if (offsets_.size() != parts.centroids.rows() + 1 || offsets_.front() != 0 ||
       offsets_.back() != ids_.size())
     throw bad_input("{} clusters, sizes of {} and {} tokens do not fit together", parts.centroids.rows(),
@@ -74,7 +75,7 @@ ClusterIndex::ClusterIndex(Parts parts)
   if (ids_.size() != expected)
     throw bad_input("{} tokens in clusters; of {} tokens, the first {} kept apart, there are {}", ids_.size(),
                     end(), sink_, expected);
-  std::vector<bool> seen(end());
+  std::vector<bool> seen(ids_.size());  // token sink + i of a cluster: none of the sink is in one
   size_t batch = 0;
   for (size_t c = 0; c < clusters(); ++c) {
     if (offsets_[c] >= offsets_[c + 1] || offsets_[c + 1] > ids_.size())
@@ -85,9 +86,9 @@ ClusterIndex::ClusterIndex(Parts parts)
     for (size_t i = 0; i < own.size(); ++i) {
       if (own[i] < begin || batch == batch_ends_.size() || own[i] >= batch_ends_[batch])
         throw bad_input("cluster {} holds token {}, which is not of its batch", c, own[i]);
-      if ((i > 0 && own[i - 1] >= own[i]) || seen[own[i]])
+      if ((i > 0 && own[i - 1] >= own[i]) || seen[own[i] - sink_])
         throw bad_input("cluster {} holds token {} twice, out of order or after another cluster", c, own[i]);
-      seen[own[i]] = true;
+      seen[own[i] - sink_] = true;
     }
   }
 }
@@ -172,7 +173,8 @@ ClusteringEffort add_batches(std::span<const ClusterTask> heads, const ClusterOp
                        .clusters = batch == 0 ? options.clusters_of(batch_end)
                                               : static_cast<uint64_t>(options.batch_clusters),
                        .stream = head.stream << kBatchBits | batch,
-                       .first_row = first});
+                       .first_row = first,
+                       .name = head.name});
       begin = batch_end;
       ++batch;
     }

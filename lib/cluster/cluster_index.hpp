@@ -105,6 +105,7 @@ struct ClusterTask {
   MatrixView<const float> keys;    ///< of tokens [index->end(), ends.back())
   std::span<const uint64_t> ends;  ///< where the new batches end
   uint64_t stream = 0;             ///< its own random starts
+  std::string name = {};           ///< what messages about its keys begin with: its head and document
 };
 /// Adds the batches to all heads. The first batch of an empty index is the prompt. Deterministic; all heads
 /// and batches are clustered at the same time. Throws Error(failed) for ends that do not rise beyond the

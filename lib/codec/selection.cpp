@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "lib/attention/attention.hpp"
+#include "lib/attention/cluster_selector.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/metrics/selection.hpp"
@@ -20,15 +21,19 @@ std::vector<float> combined(MatrixView<const float> scores, size_t visible, cons
   return result;
 }
 
-/// The `budget` best of the visible tokens, the newest ones first of all.
-std::vector<Scored> best(std::vector<float> scores, uint64_t budget, uint64_t newest) {
-  const size_t kept = std::min({newest, budget, uint64_t{scores.size()}});
+/// The `budget` best of the visible tokens, those that are kept anyway before all others.
+std::vector<Scored> best(std::span<const float> scores, uint64_t budget, uint64_t sink, uint64_t newest) {
+  const KeptAnyway kept = kept_anyway(scores.size(), sink, newest, budget);
+  const size_t others_end = scores.size() - kept.newest;
   std::vector<Scored> chosen;
-  for (size_t t = scores.size() - kept; t < scores.size(); ++t)
-    chosen.push_back({scores[t], static_cast<uint32_t>(t)});
-  scores.resize(scores.size() - kept);
-  const auto others = top_k(scores, std::min<size_t>(budget - kept, scores.size()));
-  chosen.insert(chosen.end(), others.begin(), others.end());
+  const auto keep = [&](size_t begin, size_t end) {
+    for (size_t t = begin; t < end; ++t) chosen.push_back({scores[t], static_cast<uint32_t>(t)});
+  };
+  keep(0, kept.first);
+  keep(others_end, scores.size());
+  const auto others = scores.subspan(kept.first, others_end - kept.first);
+  for (const Scored& token : top_k(others, std::min<size_t>(budget - chosen.size(), others.size())))
+    chosen.push_back({token.score, token.id + static_cast<uint32_t>(kept.first)});
   rank(chosen);
   return chosen;
 }
@@ -54,8 +59,8 @@ class Step {
     const bool each = options_.share == "each";
     for (size_t i = 0; i < chosen.size(); ++i) {
       const auto own = [&](MatrixView<const float> of_all) { return each ? of_all.rows(i, 1) : of_all; };
-      chosen[i] = best(combined(own(scores), visible_, options_.share), budget_, newest_);
-      const auto wanted = ids_in_order(best(combined(own(exact), visible_, options_.share), budget_, 0));
+      chosen[i] = best(combined(own(scores), visible_, options_.share), budget_, task_.sink, newest_);
+      const auto wanted = ids_in_order(best(combined(own(exact), visible_, options_.share), budget_, 0, 0));
       quality.recall += selection_recall(ids_in_order(chosen[i]), wanted);
       quality.tokens += chosen[i].size();
       quality.visible += visible_;
@@ -106,7 +111,7 @@ void use_caches(const SelectionTask& task, std::span<const std::vector<Scored>> 
 
 std::vector<Scored> choose_tokens(MatrixView<const float> scores, size_t visible, uint64_t budget,
                                   uint64_t newest, const std::string& share) {
-  return best(combined(scores, visible, share), std::min<uint64_t>(budget, visible), newest);
+  return best(combined(scores, visible, share), std::min<uint64_t>(budget, visible), 0, newest);
 }
 
 std::vector<OptionField> SelectionOptions::fields() {

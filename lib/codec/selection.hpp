@@ -44,9 +44,10 @@ struct SelectionTask {
   size_t per_step = 1;                                 ///< query heads that share the head
   std::span<const uint64_t> visible;                   ///< of each step: it sees tokens [0, visible)
   /// Of each step: so many of the newest tokens it sees are always selected, as with `newest`, which counts
-  /// where it is more: those that wait for their cluster. Empty: none.
+  /// where it is more: those that wait for their cluster. They come behind the sink where the budget is too
+  /// small for both (kept_anyway of lib/attention/cluster_selector.hpp). Empty: none.
   std::span<const uint64_t> waiting = {};
-  uint64_t sink = 0;  ///< first tokens, which are always at hand: no use of the cache
+  uint64_t sink = 0;  ///< first tokens, always selected and at hand: no use of the cache
 };
 
 /// Steps for which tokens stay at hand in the caches that are measured, R: none, and what the ClusterKV paper

@@ -5,6 +5,7 @@
 #include <memory>
 #include <numeric>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "lib/core/aligned.hpp"
@@ -41,6 +42,7 @@ class Run {
   Run(const KmeansTask& task, const KmeansOptions& options)
       : rows_(task.rows),
         first_row_(task.first_row),
+        name_(task.name),
         options_(options),
         centroids_(std::min(task.clusters, task.rows.rows()), task.rows.cols()),
         labels_(task.rows.rows()),
@@ -57,9 +59,11 @@ class Run {
 
   void check(size_t begin, size_t end) const {
     for (size_t i = begin; i < end; ++i)
-      if (const double square = square_of(rows_.row(i)); !(square <= kLargestNorm * kLargestNorm))
-        throw bad_input("row {} has a norm of {:.3g}; beyond {:g} products may overflow", first_row_ + i,
-                        std::sqrt(square), kLargestNorm);
+      if (const double square = square_of(rows_.row(i)); !(square <= kLargestNorm * kLargestNorm)) {
+        const Error error = bad_input("row {} has a norm of {:.3g}; beyond {:g} products may overflow",
+                                      first_row_ + i, std::sqrt(square), kLargestNorm);
+        throw name_.empty() ? error : error.at(std::string(name_));
+      }
   }
 
   /// Before rows are assigned in a round.
@@ -164,6 +168,7 @@ class Run {
 
   MatrixView<const float> rows_;
   uint64_t first_row_;
+  std::string_view name_;
   const KmeansOptions& options_;
   Matrix<float> centroids_;
   std::optional<ProductSearch> search_;

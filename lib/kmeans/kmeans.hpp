@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "lib/core/progress.hpp"
@@ -40,6 +41,7 @@ struct KmeansTask {
   size_t clusters = 1;           ///< wanted; a set of fewer rows has as many clusters as rows
   uint64_t stream = 0;           ///< tells the random starts of one seed apart
   uint64_t first_row = 0;        ///< what messages call the first row
+  std::string_view name = {};    ///< what messages about rows begin with; empty: nothing
 };
 
 /// A partition of rows. Every cluster has at least one row.

@@ -464,16 +464,16 @@ void ProductSearch::check_shapes(MatrixView<const float> rows, std::span<const f
 
 void ProductSearch::best_of_groups(MatrixView<const float> rows, std::span<const float> offsets, size_t group,
                                    MatrixView<Match> out, Scratch& scratch) const {
-  if (rows.rows() == 0) return;
   check_shapes(rows, offsets, group, out);
+  if (rows.rows() == 0) return;
   scratch.worker_->bind(*this, group);
   scratch.worker_->search(rows, offsets, out);
 }
 
 void ProductSearch::best_of_groups(MatrixView<const float> rows, std::span<const float> offsets, size_t group,
                                    MatrixView<Match> out) const {
-  if (rows.rows() == 0) return;
   check_shapes(rows, offsets, group, out);
+  if (rows.rows() == 0) return;
   std::vector<Scratch> scratch(static_cast<size_t>(num_threads()));
   const size_t groups_per_piece = std::max<size_t>(1, kPieceRows / group);
   parallel_for(out.rows(), groups_per_piece, [&](size_t begin, size_t end, int worker) {
@@ -485,8 +485,10 @@ void ProductSearch::best_of_groups(MatrixView<const float> rows, std::span<const
 
 void ProductSearch::best(MatrixView<const float> rows, std::span<uint32_t> ids,
                          std::span<float> scores) const {
-  if (ids.size() != rows.rows() || (!scores.empty() && scores.size() != rows.rows()))
-    throw failed("{} ids and {} scores for {} rows", ids.size(), scores.size(), rows.rows());
+  if (rows.cols() != dimensions_ || ids.size() != rows.rows() ||
+      (!scores.empty() && scores.size() != rows.rows()))
+    throw failed("{} ids and {} scores for {} rows of {} and entries of {} dimensions", ids.size(),
+                 scores.size(), rows.rows(), rows.cols(), dimensions_);
   // In runs, so that what is kept beside the ids does not grow with the rows.
   constexpr size_t kRun = 1 << 16;
   Matrix<Match> matches(std::min(kRun, rows.rows()), 1);

@@ -1,12 +1,15 @@
 #include <algorithm>
 #include <deque>
+#include <fstream>
 #include <limits>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "lib/attention/cluster_selector.hpp"
 #include "lib/cluster/cluster_index.hpp"
 #include "lib/cluster/selection_cache.hpp"
+#include "lib/codec/selection.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/core/rng.hpp"
@@ -70,23 +73,50 @@ void check_index(const ClusterIndex& index, MatrixView<const float> keys) {
   CHECK_NOTHROW(ClusterIndex(parts_of(index)));
 }
 
-/// The choice by its definition: clusters one by one, from all that are left the best.
-std::vector<Scored> reference(const ClusterIndex& index, std::span<const float> query, size_t tokens,
-                              size_t budget) {
-  std::vector<Scored> all;
+/// The choice by its definition: the sink, waiting tokens from the newest on, then clusters one by one, from
+/// all that are left the best.
+std::vector<uint32_t> reference(const ClusterIndex& index, std::span<const float> query, size_t tokens,
+                                size_t budget) {
+  std::vector<uint32_t> all;
+  std::vector<Scored> others;
   std::vector<float> scores(index.clusters());
   index.centroid_scores(query, scores);
-  const float always = std::numeric_limits<float>::infinity();
-  for (uint32_t token = 0; token < tokens; ++token) {
-    float score = always;
-    for (size_t c = 0; c < scores.size(); ++c)
-      if (std::ranges::count(index.tokens_of(c), token) > 0) score = scores[c];
-    all.push_back({score, token});
-  }
-  std::stable_sort(all.begin(), all.end(),
-                   [](const Scored& a, const Scored& b) { return a.score > b.score; });
+  for (uint32_t token = 0; token < tokens && token < index.sink(); ++token) all.push_back(token);
+  for (size_t token = tokens; token > std::max(index.end(), index.sink()); --token)
+    all.push_back(static_cast<uint32_t>(token - 1));
+  for (size_t c = 0; c < scores.size(); ++c)
+    for (const uint32_t token : index.tokens_of(c)) others.push_back({scores[c], token});
+  std::ranges::sort(others, [](const Scored& a, const Scored& b) {
+    return a.score != b.score ? a.score > b.score : a.id < b.id;
+  });
+  for (const Scored& token : others) all.push_back(token.id);
   all.resize(std::min(budget, all.size()));
   return all;
+}
+
+std::vector<uint32_t> ids_of(std::span<const Scored> selected) {
+  std::vector<uint32_t> ids;
+  for (const Scored& token : selected) ids.push_back(token.id);
+  return ids;
+}
+
+/// Ids of ranges [begin, end), in order.
+std::vector<uint32_t> ranges(std::initializer_list<std::pair<uint32_t, uint32_t>> parts) {
+  std::vector<uint32_t> ids;
+  for (const auto& [begin, end] : parts)
+    for (uint32_t id = begin; id < end; ++id) ids.push_back(id);
+  return ids;
+}
+
+/// Most memory the process has held since this was last asked, in MiB; -1 where the system does not say.
+double take_peak_memory() {
+  double peak = -1;
+  std::ifstream status("/proc/self/status");
+  for (std::string word; status >> word;)
+    if (word == "VmHWM:" && status >> peak) peak /= 1024;
+  std::ofstream reset("/proc/self/clear_refs");
+  reset << 5 << std::flush;
+  return reset ? peak : -1;
 }
 
 }  // namespace
@@ -175,9 +205,10 @@ TEST_CASE("cluster selection equals its definition and fills the budget exactly"
     for (size_t budget = 0; budget <= tokens + 2; budget += tokens > 100 ? 13 : 1) {
       for (size_t q = 0; q < 3; ++q) {
         const auto expected = reference(index, queries.row(q), tokens, budget);
-        CHECK((selector.select(queries.row(q), budget) == expected));
+        const auto selected = selector.select(queries.row(q), budget);
+        CHECK_EQ(ids_of(selected), expected);
         CHECK_EQ(expected.size(), std::min(budget, tokens));
-        CHECK((top_k(scores.row(q), budget) == expected));
+        CHECK((top_k(scores.row(q), budget) == selected));
         CHECK((selector.select(queries.row(q), budget, Order::by_id) ==
                top_k(scores.row(q), budget, Order::by_id)));
       }
@@ -186,6 +217,80 @@ TEST_CASE("cluster selection equals its definition and fills the budget exactly"
                selector.Selector::select_shared(queries, by, budget)));
     }
   }
+}
+
+TEST_CASE("cluster index: one cluster for 80 tokens of the prompt, sink included, and 4 for a later batch") {
+  Rng rng(76);
+  const Matrix<float> keys = random_keys(820 + 640, 12, rng);
+  for (const char* metric : {"cosine", "l2"})
+    for (const uint64_t prompt : {17, 80, 159, 160, 175, 800, 815, 820}) {
+      ClusterOptions options;
+      options.metric = metric;
+      const uint64_t ends[] = {prompt, prompt + 320, prompt + 640};
+      const ClusterIndex index = make_index(keys, ends, options);
+      const size_t of_prompt = std::max<uint64_t>(1, prompt / 80);
+      REQUIRE_EQ(index.clusters(), of_prompt + 4 + 4);
+      CHECK_EQ(index.offsets()[of_prompt], prompt - 16);
+      CHECK_EQ(index.offsets()[of_prompt + 4], prompt - 16 + 320);
+    }
+}
+
+TEST_CASE("cluster selection: where the budget is too small, the sink, then the newest that wait") {
+  CHECK((kept_anyway(1319, 16, 319, 256) == KeptAnyway{16, 240}));
+  CHECK((kept_anyway(1319, 16, 319, 2000) == KeptAnyway{16, 319}));
+  CHECK((kept_anyway(1319, 16, 319, 10) == KeptAnyway{10, 0}));
+  CHECK((kept_anyway(20, 16, 19, 100) == KeptAnyway{16, 4}));
+  CHECK((kept_anyway(7, 16, 3, 100) == KeptAnyway{7, 0}));
+  CHECK((kept_anyway(0, 16, 3, 100) == KeptAnyway{0, 0}));
+
+  Rng rng(77);
+  const size_t tokens = 1319, dims = 8;
+  const Matrix<float> keys = random_keys(tokens, dims, rng), queries = random_keys(2, dims, rng);
+  const uint64_t ends[] = {1000};
+  const ClusterIndex index = make_index(keys, ends, ClusterOptions());
+  const ClusterSelector selector(index, tokens);
+  const auto expected = [&](uint64_t budget, uint64_t visible) {
+    const auto newest =
+        static_cast<uint32_t>(std::min(budget - std::min<uint64_t>(budget, 16), visible - 1000));
+    const auto end = static_cast<uint32_t>(visible);
+    return ranges({{0, static_cast<uint32_t>(std::min<uint64_t>(budget, 16))}, {end - newest, end}});
+  };
+  for (const uint64_t budget : {3, 16, 17, 256, 334, 335}) {
+    CAPTURE(budget);
+    CHECK_EQ(ids_of(selector.select(queries.row(0), budget, Order::by_id)), expected(budget, tokens));
+    for (const SharedBy by : {SharedBy::max, SharedBy::mean})
+      CHECK_EQ(ids_of(selector.select_shared(queries, by, budget, Order::by_id)), expected(budget, tokens));
+
+    // In steps: one that sees few of the waiting tokens, and one that sees all.
+    const uint64_t visible[] = {1100, tokens}, waiting[] = {100, tokens - 1000};
+    Matrix<float> of_steps(4, dims);
+    for (size_t i = 0; i < 4; ++i) std::ranges::copy(queries.row(i % 2), of_steps.row(i).begin());
+    for (const char* share : {"max", "mean", "each"}) {
+      SelectionOptions options;
+      options.budget = static_cast<int64_t>(budget), options.share = share;
+      const Selections result = select_tokens({.selector = &selector,
+                                               .keys = keys,
+                                               .values = keys,
+                                               .stored_keys = keys,
+                                               .stored_values = keys,
+                                               .queries = of_steps,
+                                               .per_step = 2,
+                                               .visible = visible,
+                                               .waiting = waiting,
+                                               .sink = 16},
+                                              options);
+      for (size_t i = 0; i < result.chosen.size(); ++i) {
+        const uint64_t seen = visible[i * 2 / result.chosen.size()];
+        const auto ids = ids_in_order(result.chosen[i]), kept = expected(budget, seen);
+        CHECK_EQ(ids.size(), budget);
+        CHECK(std::ranges::includes(ids, kept));
+      }
+    }
+  }
+  // A sink that is larger than the index, and no index yet.
+  const ClusterIndex none(dims, 16);
+  CHECK_EQ(ids_of(ClusterSelector(none, 40).select(queries.row(0), 20)),
+           std::vector<uint32_t>{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 39, 38, 37, 36});
 }
 
 TEST_CASE("cluster index: the same for any number of threads and SIMD level, and for heads apart") {
@@ -237,7 +342,27 @@ TEST_CASE("cluster index refuses parts that are no partition") {
   refused("tokens in clusters", [](auto& p) { p.sink = 4; });
   refused("tokens in clusters", [](auto& p) { p.batch_ends.back() = 61; });
   refused("not before the next", [](auto& p) { p.batch_ends[1] = 40; });
+  refused("no offsets of clusters", [](auto& p) { p.offsets.clear(); });
+  refused("no offsets of clusters", [](auto& p) { p = {}, p.offsets.clear(); });
   refused("no finite number", [](auto& p) { p.centroids(1, 1) = std::numeric_limits<float>::quiet_NaN(); });
+}
+
+TEST_CASE("cluster index: parts of a large sink take no memory for it") {
+  constexpr uint64_t kEnd = UINT32_MAX;
+  if (take_peak_memory() < 0) SKIP("the system does not say how much memory is held");
+  const double before = take_peak_memory();
+  const ClusterIndex all_sink({kEnd, {kEnd}, Matrix<float>(0, 4), {0}, {}});
+  CHECK_EQ(all_sink.end(), kEnd);
+  CHECK_EQ(all_sink.clusters(), 0);
+  const auto last = [](std::vector<uint32_t> ids) {
+    return ClusterIndex::Parts{kEnd - 3, {kEnd}, Matrix<float>(2, 4), {0, 1, 3}, std::move(ids)};
+  };
+  const uint32_t first = kEnd - 3;
+  CHECK_EQ(ClusterIndex(last({first + 1, first, first + 2})).tokens_of(1)[1], first + 2);
+  CHECK_THROWS_WITH_AS(ClusterIndex(last({first + 1, first, first + 1})), doctest::Contains("twice"), Error);
+  CHECK_THROWS_WITH_AS(ClusterIndex(last({first - 1, first, first + 1})),
+                       doctest::Contains("not of its batch"), Error);
+  CHECK_LT(take_peak_memory(), before + 64);
 }
 
 TEST_CASE("cluster index refuses what does not fit") {
@@ -256,6 +381,12 @@ TEST_CASE("cluster index refuses what does not fit") {
   CHECK_EQ(effort.most_rounds, 2);
   CHECK_THROWS_AS(add_batches({&task, 1}, options, 0), Error);
   CHECK_EQ(index.clusters(), 1);  // all keys are zero
+  ClusterIndex other(8, 2);
+  Matrix<float> large(20, 8);
+  large(5, 3) = -1e20f;
+  const ClusterTask named{&other, large, ends, 0, "document 'a', head 3"};
+  CHECK_THROWS_WITH_AS(add_batches({&named, 1}, options, 0),
+                       doctest::Contains("document 'a', head 3: row 5 has a norm of 1e+20"), Error);
   std::vector<float> scores(2);
   CHECK_THROWS_AS(index.centroid_scores(std::vector<float>(8), scores), Error);
   CHECK_THROWS_AS(index.add_batch(30, Clustering{}), Error);

@@ -144,7 +144,11 @@ TEST_CASE("k-means of degenerate rows") {
   Matrix<float> large(20, 8);
   large(3, 3) = 1e20f;
   const KmeansTask task{.rows = large, .clusters = 3, .first_row = 100};
-  CHECK_THROWS_WITH_AS(kmeans({&task, 1}, options), doctest::Contains("row 103 has a norm of 1e+20"), Error);
+  constexpr const char* kMessage = "row 103 has a norm of 1e+20; beyond 1e+15 products may overflow";
+  CHECK_THROWS_WITH_AS(kmeans({&task, 1}, options), kMessage, Error);
+  KmeansTask named = task;
+  named.name = "head 2";
+  CHECK_THROWS_WITH_AS(kmeans({&named, 1}, options), (std::string("head 2: ") + kMessage).c_str(), Error);
 }
 
 TEST_CASE("k-means: the same for any number of threads and SIMD level, alone and among others") {

@@ -46,9 +46,20 @@ std::vector<Match> naive_best(MatrixView<const float> rows, std::span<const floa
   return all;
 }
 
-enum class Kind { normal, few_values, same, far_from_zero, loud_channel, tiny, beyond_float };
-constexpr Kind kKinds[] = {Kind::normal,       Kind::few_values, Kind::same,        Kind::far_from_zero,
-                           Kind::loud_channel, Kind::tiny,       Kind::beyond_float};
+enum class Kind {
+  normal,
+  few_values,
+  same,
+  far_from_zero,
+  loud_channels,
+  one_loud_channel,  // in bytes the others are nearly nothing
+  signs,             // each row beside its opposite: no mean, and bytes say exactly what they are
+  tiny,
+  beyond_float
+};
+constexpr Kind kKinds[] = {Kind::normal,        Kind::few_values,    Kind::same,
+                           Kind::far_from_zero, Kind::loud_channels, Kind::one_loud_channel,
+                           Kind::signs,         Kind::tiny,          Kind::beyond_float};
 
 Matrix<float> make(size_t n, size_t d, Kind kind, Rng& rng) {
   Matrix<float> out(n, d);
@@ -66,8 +77,14 @@ Matrix<float> make(size_t n, size_t d, Kind kind, Rng& rng) {
         case Kind::far_from_zero:
           out(i, j) = static_cast<float>(1000 + rng.normal());
           break;
-        case Kind::loud_channel:
+        case Kind::loud_channels:
           out(i, j) = static_cast<float>(rng.normal() * (j % 7 == 3 ? 300 : 1));
+          break;
+        case Kind::one_loud_channel:
+          out(i, j) = static_cast<float>(rng.normal() * (j == 0 ? 300 : 1));
+          break;
+        case Kind::signs:
+          out(i, j) = i % 2 == 1 ? -out(i - 1, j) : static_cast<float>(rng.below(2) * 2) - 1;
           break;
         case Kind::tiny:
           out(i, j) = static_cast<float>(rng.normal() * 1e-20);
@@ -77,6 +94,12 @@ Matrix<float> make(size_t n, size_t d, Kind kind, Rng& rng) {
           break;
       }
   return out;
+}
+
+/// What entries are where rows are of `kind`: the same, or anything. Bounds of rows and of entries are told
+/// apart by data where one of them is large and the other is not.
+Kind kind_or_other(Kind kind, Rng& rng) {
+  return rng.below(2) == 0 ? kind : kKinds[rng.below(std::size(kKinds))];
 }
 
 }  // namespace
@@ -94,7 +117,8 @@ TEST_CASE("best_products: the highest score, ties by the lowest id, the same bit
           CAPTURE(d);
           CAPTURE(k);
           CAPTURE(n);
-          const Matrix<float> rows = make(n, d, kind, rng), entries = make(k, d, kind, rng);
+          const Matrix<float> rows = make(n, d, kind, rng),
+                              entries = make(k, d, kind_or_other(kind, rng), rng);
           std::vector<float> bias;
           if (rng.below(3) > 0) bias = nearest_bias(entries);
           std::vector<uint32_t> ids(n), expected_ids(n);
@@ -129,7 +153,8 @@ TEST_CASE("best_of_groups: the best pairs of row and entry, with offsets, at eve
             CAPTURE(k);
             CAPTURE(group);
             CAPTURE(width);
-            const Matrix<float> rows = make(groups * group, d, kind, rng), entries = make(k, d, kind, rng);
+            const Matrix<float> rows = make(groups * group, d, kind, rng);
+            const Matrix<float> entries = make(k, d, kind_or_other(kind, rng), rng);
             const std::vector<float> bias = nearest_bias(entries);
             std::vector<float> offsets(rng.below(4) > 0 ? rows.rows() : 0);
             for (size_t i = 0; i < offsets.size(); ++i)
@@ -145,6 +170,28 @@ TEST_CASE("best_of_groups: the best pairs of row and entry, with offsets, at eve
               CHECK(std::ranges::equal(out.row(g), expected));
             }
           }
+  }
+}
+
+TEST_CASE("best_products: rows and entries of any two kinds, at every level") {
+  for (const SimdLevel level : test::simd_levels()) {
+    const test::AtLevel at(level);
+    CAPTURE(name_of(level));
+    Rng rng(15);
+    for (const Kind of_rows : kKinds)
+      for (const Kind of_entries : kKinds)
+        for (const size_t d : {16, 80}) {
+          const size_t n = 40, k = 200;
+          CAPTURE(int(of_rows));
+          CAPTURE(int(of_entries));
+          CAPTURE(d);
+          const Matrix<float> rows = make(n, d, of_rows, rng), entries = make(k, d, of_entries, rng);
+          std::vector<uint32_t> ids(n), expected(n);
+          best_products(rows, entries, {}, ids, {});
+          for (size_t i = 0; i < n; ++i)
+            expected[i] = naive_best(rows.view().rows(i, 1), {}, entries, {}, 1)[0].id;
+          CHECK((ids == expected));
+        }
   }
 }
 
@@ -175,7 +222,19 @@ TEST_CASE("best_products: no entry, other shapes, entries made ready at another 
   CHECK_THROWS_AS(best_products(rows, entries, {}, few, {}), Error);
   CHECK_THROWS_AS(best_products(rows, entries, bias, ids, {}), Error);
   Matrix<ProductSearch::Match> out(4, 1);
-  CHECK_THROWS_AS(ProductSearch(entries, {}).best_of_groups(rows, {}, 3, out), Error);
+  const ProductSearch ready(entries, {});
+  ProductSearch::Scratch scratch;
+  CHECK_THROWS_AS(ready.best_of_groups(rows, {}, 3, out), Error);
+  // Shapes count where there is nothing to search, too.
+  const Matrix<float> no_rows(0, 3), no_others(0, 4);
+  CHECK_THROWS_AS(ready.best_of_groups(no_rows, {}, 1, out), Error);
+  CHECK_THROWS_AS(ready.best_of_groups(no_rows, {}, 1, out, scratch), Error);
+  CHECK_THROWS_AS(ready.best_of_groups(no_others, {}, 1, out.view().rows(0, 0)), Error);
+  CHECK_THROWS_AS(ready.best_of_groups(no_rows, {}, 0, out.view().rows(0, 0)), Error);
+  CHECK_THROWS_AS(ready.best(no_others, {}, {}), Error);
+  CHECK_NOTHROW(ready.best_of_groups(no_rows, {}, 3, out.view().rows(0, 0)));
+  CHECK_NOTHROW(ready.best_of_groups(no_rows, {}, 3, out.view().rows(0, 0), scratch));
+  CHECK_NOTHROW(ready.best(no_rows, {}, {}));
 
   Rng rng(14);
   const Matrix<float> many = make(50, 40, Kind::normal, rng), centers = make(90, 40, Kind::normal, rng);
