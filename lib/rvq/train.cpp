@@ -10,7 +10,6 @@
 #include "lib/core/parallel.hpp"
 #include "lib/core/rng.hpp"
 #include "lib/kmeans/kmeans.hpp"
-#include "lib/linalg/blas.hpp"
 
 namespace kvcodec {
 namespace {
@@ -86,6 +85,21 @@ Matrix<double> member_sums(MatrixView<const float> targets, const Members& membe
   return sums;
 }
 
+/// The Cholesky factor of the symmetric a (n, n), in its lower triangle; what lies above is left as it is.
+/// Squares of the diagonal are at least `floor`, for matrices that are singular but for rounding.
+void cholesky(MatrixView<double> a, double floor) {
+  const size_t n = a.cols();
+  for (size_t j = 0; j < n; ++j) {
+    for (size_t k = 0; k < j; ++k) a(j, j) -= a(j, k) * a(j, k);
+    a(j, j) = std::sqrt(std::max(a(j, j), floor));
+    for (size_t i = j + 1; i < n; ++i) {
+      double sum = a(i, j);
+      for (size_t k = 0; k < j; ++k) sum -= a(i, k) * a(j, k);
+      a(i, j) = sum / a(j, j);
+    }
+  }
+}
+
 /// Solves (a + ridge) x = b for symmetric positive a (n, n) and b (n, m) in place, by Cholesky.
 void solve(Matrix<double>& a, Matrix<double>& b) {
   const size_t n = a.rows(), m = b.cols();
@@ -93,15 +107,7 @@ void solve(Matrix<double>& a, Matrix<double>& b) {
   for (size_t i = 0; i < n; ++i) trace += a(i, i);
   const double ridge = kRidge * trace / static_cast<double>(n) + std::numeric_limits<double>::min();
   for (size_t i = 0; i < n; ++i) a(i, i) += ridge;
-  for (size_t j = 0; j < n; ++j) {
-    for (size_t k = 0; k < j; ++k) a(j, j) -= a(j, k) * a(j, k);
-    a(j, j) = std::sqrt(std::max(a(j, j), ridge));
-    for (size_t i = j + 1; i < n; ++i) {
-      double sum = a(i, j);
-      for (size_t k = 0; k < j; ++k) sum -= a(i, k) * a(j, k);
-      a(i, j) = sum / a(j, j);
-    }
-  }
+  cholesky(a, ridge);
   for (size_t i = 0; i < n; ++i) {
     for (size_t k = 0; k < i; ++k)
       for (size_t c = 0; c < m; ++c) b(i, c) -= a(i, k) * b(k, c);
@@ -161,6 +167,8 @@ class Trainer {
     }
     const auto epochs = static_cast<uint64_t>(options_.epochs),
                refits = static_cast<uint64_t>(options_.refits);
+    // The epochs change what was fitted jointly, so it has to be fitted again.
+    if (state_.epochs < epochs) state_.refits = 0, state_.refit_ended = false, state_.refit_loss.clear();
     const double total = static_cast<double>((epochs + refits) * stages_);
     for (; state_.epochs < epochs; ++state_.epochs) {
       done_ = static_cast<double>(state_.epochs * stages_), total_ = total;
@@ -188,12 +196,24 @@ class Trainer {
     if (rows_.rows() > std::numeric_limits<uint32_t>::max())
       throw bad_input("{} vectors to train on; there can be {}", rows_.rows(),
                       std::numeric_limits<uint32_t>::max());
+    const bool begun = state_.epochs > 0, stepped = state_.steps > 0;
     if (rows_.cols() != width_ || state_.loss.size() != state_.epochs ||
+        std::ranges::any_of(state_.loss, [&](const auto& epoch) { return epoch.size() != stages_; }) ||
+        state_.refit_loss.size() != state_.refits ||
         !fits(state_.projection, stages_ * (width_ + 1), width_) ||
         !fits(state_.random, stages_ * entries_, width_) || !fits(state_.mean, parameters, width_) ||
-        !fits(state_.variance, parameters, width_) ||
-        (simvq_ && state_.epochs > 0 && state_.projection.size() == 0))
+        !fits(state_.variance, parameters, width_) || (begun && simvq_ && state_.projection.size() == 0) ||
+        (begun && options_.train_entries && state_.random.size() == 0) ||
+        (!options_.train_entries && state_.random.size() > 0) ||
+        (gradient_ && state_.epochs > 1 && !stepped) || stepped != (state_.mean.size() > 0) ||
+        stepped != (state_.variance.size() > 0))
       throw bad_input("the record of the training does not fit its options");
+    if (!begun) return;
+    with_context("the codebooks to go on from", [&] { books_.check_finite(); });
+    for (const auto* matrix : {&state_.projection, &state_.random, &state_.mean, &state_.variance})
+      if (!std::ranges::all_of(std::span(matrix->data(), matrix->size()),
+                               [](float value) { return std::isfinite(value); }))
+        throw bad_input("the record of the training holds a value that is not finite");
   }
 
   void report_at(size_t stage, double loss) {
@@ -223,14 +243,21 @@ class Trainer {
     return state_.projection.view().rows(stage * (width_ + 1), width_ + 1);
   }
 
-  /// Folds W and b into the entries that are stored.
+  /// Folds W and b into the entries that are stored. Not by BLAS, whose order of sums follows the processor:
+  /// then the codebooks would, too. It takes hardly any time beside the search.
   void fold(size_t stage, const Matrix<float>& random) {
     const MatrixView<float> projection = projection_of(stage);
     const auto out = books_.stage(stage);
-    parallel_for(entries_, 1024, [&](size_t begin, size_t end, int) {
-      for (size_t e = begin; e < end; ++e) std::ranges::copy(projection.row(width_), out.row(e).begin());
-      gemm(1, random.view().rows(begin, end - begin), Transpose::no, projection.rows(0, width_),
-           Transpose::no, 1, out.rows(begin, end - begin));
+    parallel_for(entries_, kPieceEntries, [&](size_t begin, size_t end, int) {
+      for (size_t e = begin; e < end; ++e) {
+        const auto entry = out.row(e);
+        std::ranges::copy(projection.row(width_), entry.begin());
+        for (size_t i = 0; i < width_; ++i) {
+          const float factor = random(e, i);
+          const float* row = projection.row(i).data();
+          for (size_t j = 0; j < entry.size(); ++j) entry[j] += factor * row[j];
+        }
+      }
     });
   }
 
@@ -259,17 +286,8 @@ class Trainer {
     // A channel that never changes would make the matrix singular.
     const double floor = std::max(trace / static_cast<double>(width_) * 1e-6, 1e-30);
     const MatrixView<float> projection = projection_of(stage);
-    Matrix<double> root(width_, width_);
-    for (size_t j = 0; j < width_; ++j) {
-      double diagonal = moments(j, j);
-      for (size_t k = 0; k < j; ++k) diagonal -= root(j, k) * root(j, k);
-      root(j, j) = std::sqrt(std::max(diagonal, floor));
-      for (size_t i = j + 1; i < width_; ++i) {
-        double sum = moments(i, j);
-        for (size_t k = 0; k < j; ++k) sum -= root(i, k) * root(j, k);
-        root(i, j) = sum / root(j, j);
-      }
-    }
+    const MatrixView<double> root = moments.view().rows(0, width_);  // above its diagonal are zeros
+    cholesky(root, floor);
     const double scale = std::sqrt(static_cast<double>(width_));
     for (size_t a = 0; a < width_; ++a)
       for (size_t b = 0; b < width_; ++b) projection(b, a) = static_cast<float>(root(a, b) * scale);
@@ -348,14 +366,11 @@ class Trainer {
 
   /// Entries become the means of their members. Empty ones stay as they are.
   void fit_means(size_t stage, MatrixView<const float> targets, const Members& members) {
-    const Matrix<double> sums = member_sums(targets, members);
     const auto out = books_.stage(stage);
-    for (size_t e = 0; e < entries_; ++e) {
-      const size_t count = members.of(e).size();
-      if (count == 0) continue;
-      for (size_t j = 0; j < width_; ++j)
-        out(e, j) = static_cast<float>(sums(e, j) / static_cast<double>(count));
-    }
+    parallel_for(entries_, kPieceEntries, [&](size_t begin, size_t end, int) {
+      for (size_t e = begin; e < end; ++e)
+        if (!members.of(e).empty()) mean_of(targets, members.of(e), out.row(e));
+    });
   }
 
   /// Places entries without members on rows drawn with a chance proportional to their error.

@@ -24,7 +24,8 @@
 // b. A codebook's entries then no longer serve greedy choice alone; a round that does not lower the error of
 // the rows is undone and ends the refit.
 //
-// The same result for any number of threads and any SIMD level.
+// The same result for any number of threads and any SIMD level: no sum is left to BLAS, whose order follows
+// the processor.
 #pragma once
 
 #include <cstdint>
@@ -74,9 +75,11 @@ struct RvqTrainState {
 
 /// Trains, or goes on with, `books`. With state.epochs == 0 they are made anew (their shape is what counts);
 /// else epochs and refits go on from those done up to those asked for, as if never interrupted, provided
-/// that rows and options are those of before (epochs and refits may differ; epochs that follow refits start
-/// from the refitted codebooks).
-/// rows: (n, width), finite, n > 0. Throws Error(bad_input) if there are none or the state does not fit.
+/// that rows and options are those of before (epochs and refits may differ). Epochs that follow refits start
+/// from the refitted codebooks and undo the joint fit, so all the refits asked for are then made again, and
+/// their record starts anew.
+/// rows: (n, width), finite, n > 0. Throws Error(bad_input) if there are none, if the state does not fit the
+/// options or itself, or if it or the codebooks to go on from hold values that are not finite.
 void train_codebooks(MatrixView<const float> rows, const RvqTrainOptions& options, Codebooks& books,
                      RvqTrainState& state, const Progress& progress = {});
 

@@ -339,3 +339,155 @@ TEST_CASE("training: as many entries as rows, one row, constant rows, no rows") 
   wrong.train_entries = true;
   CHECK_THROWS_AS(wrong.check(), Error);
 }
+
+TEST_CASE("training: epochs after refits are refitted again, and leave no more than before") {
+  Rng rng(29);
+  const Matrix<float> rows = normal(3000, 16, rng);
+  for (const char* method : {"kmeans", "simvq"}) {
+    CAPTURE(method);
+    RvqTrainOptions options = options_of(method, "least-squares", 6, 4);
+    options.refit_beam = 5;
+    Codebooks books(4, 32, 16);
+    RvqTrainState state;
+    train_codebooks(rows, options, books, state);
+    const double before = state.refit_loss.back();
+    options.epochs = 12;
+    train_codebooks(rows, options, books, state);
+    CHECK_EQ(state.refits, state.refit_loss.size());
+    CHECK_GT(state.refits, 0);
+    CHECK(state.refit_loss.back() == doctest::Approx(loss_of(books, rows, 5)));
+    CHECK_LE(state.refit_loss.back(), before);
+    // Nothing is left to do: the record and the codebooks stay.
+    const std::vector<double> losses = state.refit_loss;
+    const Codebooks finished = books;
+    train_codebooks(rows, options, books, state);
+    CHECK_EQ(state.refit_loss, losses);
+    CHECK(same(books, finished));
+    // The refits that ended for lack of gain begin again, too.
+    state.refit_ended = true;
+    options.epochs = 13;
+    train_codebooks(rows, options, books, state);
+    CHECK(state.refit_loss.back() == doctest::Approx(loss_of(books, rows, 5)));
+  }
+}
+
+TEST_CASE("training: a round of refitting that gains nothing is undone and ends them") {
+  Rng rng(30);
+  const Matrix<float> rows = clustered(400, 6, rng);
+  for (const int64_t seed : {1, 2, 3, 4, 5, 6})
+    for (const char* method : {"kmeans", "simvq"}) {
+      CAPTURE(method);
+      CAPTURE(seed);
+      RvqTrainOptions options = options_of(method, "least-squares", 3, 200);
+      options.refit_beam = 1, options.seed = seed;
+      Codebooks books(3, 8, 6);
+      RvqTrainState state;
+      train_codebooks(rows, options, books, state);
+      CHECK(state.refit_ended);
+      CHECK_LT(state.refits, 200);
+      CHECK_EQ(state.refit_loss.size(), state.refits);
+      for (size_t i = 1; i < state.refit_loss.size(); ++i)
+        CHECK_LE(state.refit_loss[i], state.refit_loss[i - 1]);
+      CHECK(state.refit_loss.back() == doctest::Approx(loss_of(books, rows, 1)).epsilon(1e-6));
+      // The codebooks are those of the round before.
+      options.refits = static_cast<int64_t>(state.refits) - 1;
+      Codebooks stopped(3, 8, 6);
+      RvqTrainState earlier;
+      train_codebooks(rows, options, stopped, earlier);
+      CHECK(same(books, stopped));
+    }
+}
+
+TEST_CASE("training: entries that no row chooses are placed anew") {
+  // Nearly all rows are equal, so nearly all entries start on that one row, and all but one of them are idle.
+  Matrix<float> rows(600, 4);
+  for (size_t i = 0; i < rows.rows(); ++i)
+    for (size_t j = 0; j < 4; ++j)
+      rows(i, j) = i % 50 == 0 ? static_cast<float>((i / 50 * 7 + j * 5) % 23) - 11 : 1;
+  Codebooks books(1, 16, 4);
+  RvqTrainState state;
+  train_codebooks(rows, options_of("kmeans", "least-squares", 16, 0), books, state);
+  CHECK_GT(state.loss.front()[0], 0.1);
+  CHECK_LT(state.loss.back()[0], 1e-6);
+}
+
+TEST_CASE("training: steps of the gradient are Adam's") {
+  Rng rng(31);
+  const Matrix<float> rows = clustered(500, 5, rng);
+  for (const bool train_entries : {false, true}) {
+    CAPTURE(train_entries);
+    RvqTrainOptions options = options_of("simvq", "gradient", 1, 0);
+    options.train_entries = train_entries;
+    options.batch = 500;  // a step each epoch
+    Codebooks books(2, 8, 5);
+    RvqTrainState state;
+    train_codebooks(rows, options, books, state);
+    CHECK_EQ(state.steps, 0);
+    for (uint64_t t = 1; t <= 4; ++t) {
+      const RvqTrainState before = state;
+      options.epochs = static_cast<int64_t>(t) + 1;
+      train_codebooks(rows, options, books, state);
+      REQUIRE_EQ(state.steps, t);
+      const double steps = static_cast<double>(t);
+      const auto moved = [&](const Matrix<float>& from, const Matrix<float>& to, size_t first) {
+        for (size_t i = 0; i < to.rows(); ++i)
+          for (size_t j = 0; j < to.cols(); ++j) {
+            const double mean = state.mean(first + i, j), variance = state.variance(first + i, j);
+            const double last_mean = t == 1 ? 0 : before.mean(first + i, j);
+            const double last_variance = t == 1 ? 0 : before.variance(first + i, j);
+            const double gradient = (mean - 0.9 * last_mean) / 0.1;
+            CHECK(variance == doctest::Approx(0.999 * last_variance + 0.001 * gradient * gradient)
+                                  .epsilon(1e-3)
+                                  .scale(1e-6));
+            const double step = mean / (1 - std::pow(0.9, steps)) /
+                                (std::sqrt(variance / (1 - std::pow(0.999, steps))) + 1e-8);
+            CHECK(to(i, j) == doctest::Approx(from(i, j) - 5e-3 * step).epsilon(1e-5).scale(1));
+          }
+      };
+      moved(before.projection, state.projection, 0);
+      if (train_entries) moved(before.random, state.random, state.projection.rows());
+    }
+  }
+}
+
+TEST_CASE("training: a record that does not fit is refused") {
+  Rng rng(32);
+  const Matrix<float> rows = clustered(300, 5, rng);
+  RvqTrainOptions options = options_of("simvq", "gradient", 2, 1);
+  options.train_entries = true;
+  Codebooks books(2, 8, 5);
+  RvqTrainState state;
+  train_codebooks(rows, options, books, state);
+  options.epochs = 3;
+  const auto refused = [&](const auto& spoil) {
+    Codebooks spoilt_books = books;
+    RvqTrainState spoilt = state;
+    spoil(spoilt_books, spoilt);
+    try {
+      train_codebooks(rows, options, spoilt_books, spoilt);
+    } catch (const Error& error) {
+      return error.kind() == ErrorKind::bad_input;
+    }
+    return false;
+  };
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  CHECK_FALSE(refused([](Codebooks&, RvqTrainState&) {}));
+  CHECK(refused([](Codebooks&, RvqTrainState& s) { s.loss[1].pop_back(); }));
+  CHECK(refused([](Codebooks&, RvqTrainState& s) { s.loss.pop_back(); }));
+  CHECK(refused([](Codebooks&, RvqTrainState& s) { s.refit_loss.clear(); }));
+  CHECK(refused([](Codebooks&, RvqTrainState& s) { s.projection = {}; }));
+  CHECK(refused([](Codebooks&, RvqTrainState& s) { s.random = {}; }));
+  CHECK(refused([](Codebooks&, RvqTrainState& s) { s.mean = {}; }));
+  CHECK(refused([](Codebooks&, RvqTrainState& s) { s.variance = {}; }));
+  CHECK(refused([](Codebooks&, RvqTrainState& s) { s.mean = {}, s.variance = {}; }));
+  CHECK(refused([](Codebooks&, RvqTrainState& s) { s.mean = {}, s.variance = {}, s.steps = 0; }));
+  CHECK(refused([](Codebooks&, RvqTrainState& s) { s.steps = 0; }));
+  CHECK(refused([](Codebooks& b, RvqTrainState&) { b.stage(1)(3, 2) = kNan; }));
+  CHECK(refused([](Codebooks&, RvqTrainState& s) { s.projection(4, 1) = INFINITY; }));
+  CHECK(refused([](Codebooks&, RvqTrainState& s) { s.random(4, 1) = kNan; }));
+  CHECK(refused([](Codebooks&, RvqTrainState& s) { s.mean(4, 1) = kNan; }));
+  options.train_entries = false;  // the random entries of the record would be taken, and not learn
+  CHECK(refused([](Codebooks&, RvqTrainState& s) {
+    s.mean = Matrix<float>(12, 5), s.variance = Matrix<float>(12, 5);
+  }));
+}

@@ -23,6 +23,10 @@ for split in rope none; do
 done
 kvcodec info once.h5 | grep -E "^(value|key)[/_a-z]* "
 kvcodec train-rvq data/kv.h5 $train --epochs 1 --method simvq --update gradient --batch 500 -o simvq.h5 | grep -c "^key_low"
+# Codebooks are those of any processor, whichever kernels OpenBLAS would choose for it.
+simvq="train-rvq data/kv.h5 --method simvq --entry-type f32 --epochs 2 --refits 1 --quiet --json --overwrite -o kernels.h5"
+kvcodec $simvq | grep '"digest"' >kernels.txt
+OPENBLAS_CORETYPE=Nehalem kvcodec $simvq | grep '"digest"' | cmp - kernels.txt
 
 set +e
 head -c 4000 once.h5 >truncated.h5
