@@ -6,24 +6,9 @@
 
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
+#include "lib/linalg/nearest.hpp"
 
 namespace kvcodec {
-namespace {
-
-/// Summed in 16 lanes, in order, the lanes as a tree: the same on every machine, and fast on all.
-float product(const float* a, const float* b, size_t n) {
-  constexpr size_t kLanes = 16;
-  float lanes[kLanes] = {};
-  size_t i = 0;
-  for (; i + kLanes <= n; i += kLanes)
-    for (size_t lane = 0; lane < kLanes; ++lane) lanes[lane] += a[i + lane] * b[i + lane];
-  for (size_t lane = 0; i + lane < n; ++lane) lanes[lane] += a[i + lane] * b[i + lane];
-  for (size_t width = kLanes / 2; width > 0; width /= 2)
-    for (size_t lane = 0; lane < width; ++lane) lanes[lane] += lanes[lane + width];
-  return lanes[0];
-}
-
-}  // namespace
 
 std::vector<OptionField> ClusterOptions::fields() {
   return {{"metric",
@@ -119,7 +104,7 @@ void ClusterIndex::centroid_scores(std::span<const float> query, std::span<float
   if (query.size() != dims_ || scores.size() != clusters())
     throw failed("a query of {} dimensions and {} scores for {} clusters of {} dimensions", query.size(),
                  scores.size(), clusters(), dims_);
-  for (size_t c = 0; c < scores.size(); ++c) scores[c] = product(query.data(), &centroids_[c * dims_], dims_);
+  products(query, centroids(), scores);
 }
 
 void ClusterIndex::take_best(std::span<const float> scores, size_t budget,

@@ -509,6 +509,26 @@ void best_products(MatrixView<const float> rows, MatrixView<const float> entries
   ProductSearch(entries, bias, rows.rows() >= kRowsToPack).best(rows, ids, scores);
 }
 
+void products(std::span<const float> row, MatrixView<const float> entries, std::span<float> out) {
+  const size_t d = row.size(), padded = round_up(d, kLanes);
+  if (entries.cols() != d || out.size() != entries.rows())
+    throw failed("{} products of a row of {} dimensions with {} entries of {}", out.size(), d, entries.rows(),
+                 entries.cols());
+  const Table* wide = wide_table();
+  const auto exact = wide ? wide->exact : &scalar::exact;
+  const uint32_t only = 0;
+  if (d == padded) {
+    for (size_t e = 0; e < out.size(); ++e) exact(row.data(), entries.row(e).data(), d, &only, 1, &out[e]);
+    return;
+  }
+  std::vector<float> both(2 * padded);
+  std::ranges::copy(row, both.begin());
+  for (size_t e = 0; e < out.size(); ++e) {
+    std::ranges::copy(entries.row(e), both.data() + padded);
+    exact(both.data(), both.data() + padded, padded, &only, 1, &out[e]);
+  }
+}
+
 std::vector<float> nearest_bias(MatrixView<const float> entries) {
   std::vector<float> bias(entries.rows());
   for (size_t i = 0; i < bias.size(); ++i) {

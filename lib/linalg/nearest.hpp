@@ -30,6 +30,10 @@ namespace kvcodec {
 void best_products(MatrixView<const float> rows, MatrixView<const float> entries, std::span<const float> bias,
                    std::span<uint32_t> ids, std::span<float> scores);
 
+/// out[e] = <row, entry e>, summed as above: the same at any SIMD level. row: d, entries: (k, d), out: k.
+/// Runs on the calling thread. Throws Error(failed) if shapes do not fit.
+void products(std::span<const float> row, MatrixView<const float> entries, std::span<float> out);
+
 /// -|e|^2 / 2 of each entry (k, d), summed in double: with it best_products finds the nearest entry.
 std::vector<float> nearest_bias(MatrixView<const float> entries);
 

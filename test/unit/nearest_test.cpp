@@ -195,6 +195,26 @@ TEST_CASE("best_products: rows and entries of any two kinds, at every level") {
   }
 }
 
+TEST_CASE("products: the sums of the definition at every level, of entries with a stride") {
+  Rng rng(16);
+  for (const SimdLevel level : test::simd_levels()) {
+    const test::AtLevel at(level);
+    CAPTURE(name_of(level));
+    for (const size_t d : {0, 1, 15, 16, 17, 80, 128, 131})
+      for (const size_t k : {0, 1, 7, 90}) {
+        const Matrix<float> row = make(1, d, Kind::normal, rng), wide = make(k, d + 3, Kind::normal, rng);
+        const MatrixView<const float> entries = wide.view().columns(2, d);
+        std::vector<float> out(k), expected(k);
+        products(row.view().row(0), entries, out);
+        for (size_t e = 0; e < k; ++e) expected[e] = score_of(row.view().row(0), entries.row(e), 0);
+        CHECK((out == expected));
+        CHECK_THROWS_AS(products(row.view().row(0), wide, out), Error);
+        std::vector<float> longer(k + 1);
+        CHECK_THROWS_AS(products(row.view().row(0), entries, longer), Error);
+      }
+  }
+}
+
 TEST_CASE("best_products: rows with a stride, any number of threads, many blocks of entries") {
   Rng rng(13);
   const Matrix<float> wide = make(3000, 96, Kind::normal, rng), entries = make(1500, 48, Kind::normal, rng);
