@@ -10,7 +10,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   fuzz::Bytes input(data, size);
   fuzz::expect_refusal_or_success([&] {
     CodecContext context;
-    const auto codec = fuzz::choose_codec(input, context);
+    Book book;
+    const auto codec = fuzz::choose_codec(input, context, book);
     const GroupShape shape = fuzz::choose_side(*codec, context, input);
     Encoded encoded(codec->streams(shape));
     StreamStore& document = encoded.add_document();

@@ -7,6 +7,9 @@
 
 #include "lib/codec/codec.hpp"
 #include "lib/codec/registry.hpp"
+#include "lib/codec/rvq_book.hpp"
+#include "lib/core/half.hpp"
+#include "lib/core/rng.hpp"
 #include "test/fuzz/fuzz.hpp"
 
 namespace kvcodec::fuzz {
@@ -20,18 +23,47 @@ inline Scalar choose_value(const OptionField& field, Bytes& input) {
   return field.choices.empty() ? std::string() : field.choices[byte % field.choices.size()];
 }
 
-/// The codec that the input chooses, with options set from it as far as they are valid. Codecs that need a
-/// book are left to their own tests.
-inline std::unique_ptr<Codec> choose_codec(Bytes& input, CodecContext& context) {
+/// Codebooks for the context of a few random entries; how many, and of what type, the input says.
+inline Book choose_codebooks(const CodecContext& context, Bytes& input) {
+  constexpr const char* kTypes[] = {"f16", "bf16", "f32"};
+  RvqBook book;
+  RvqBookOptions& o = book.options;
+  Rng rng(input.byte());
+  o.codebooks_value = o.codebooks_low = 1 + input.byte() % 4, o.codebooks_high = 1 + input.byte() % 2;
+  o.entries_value = 2 + input.byte() % 16, o.entries_low = 2 + 2 * int64_t{input.byte()};
+  o.entries_high = 2 + input.byte() % 16;  // ids of low dimensions may need two bytes
+  o.entry_type = kTypes[input.byte() % 3];
+  o.split = input.byte() % 4 == 0 ? "none" : "rope";
+  book.head_dim = context.head_dim;
+  const auto d = static_cast<size_t>(context.head_dim);
+  book.split = split_dimensions(split_from_name(o.split), {}, d, paper_high_pairs(d));
+  for (const RvqPart part : kRvqParts) {
+    Codebooks books(book.stages(part), book.entries(part), book.width(part));
+    for (size_t s = 0; s < books.stages(); ++s)
+      for (size_t e = 0; e < books.entries(); ++e)
+        for (float& value : books.stage(s).row(e)) value = static_cast<float>(rng.normal());
+    book.of(part).books = std::move(books);
+  }
+  return to_book(book);
+}
+
+/// The codec that the input chooses, with options set from it as far as they are valid; `book` has to outlive
+/// it. Of codecs that need a book rvq is there, behind those that need none.
+inline std::unique_ptr<Codec> choose_codec(Bytes& input, CodecContext& context, Book& book) {
   std::vector<const CodecEntry*> choices;
   for (const CodecEntry& entry : codecs())
     if (!entry.capabilities.needs_book) choices.push_back(&entry);
+  choices.push_back(&find_codec("rvq"));
   const CodecEntry& entry = *choices[input.byte() % choices.size()];
   const uint8_t byte = input.byte();
   context = {.num_layers = 1,
              .heads = 1 + byte % 3,
              .head_dim = 1 + input.byte() % 40,
              .storage = byte < 128 ? DType::bf16 : DType::f16};
+  if (entry.capabilities.needs_book) {
+    book = choose_codebooks(context, input);
+    context.book = &book;
+  }
   const auto options = entry.make_options();
   for (const OptionField& field : options->fields())
     expect_refusal_or_success([&] { set_value(field, choose_value(field, input)); });

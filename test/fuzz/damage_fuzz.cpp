@@ -46,7 +46,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   fuzz::Bytes input(data, size);
   fuzz::expect_refusal_or_success([&] {
     CodecContext context;
-    const auto codec = fuzz::choose_codec(input, context);
+    Book book;
+    const auto codec = fuzz::choose_codec(input, context, book);
     const GroupShape shape = fuzz::choose_side(*codec, context, input);
     const Matrix<float> rows = make_rows(100, shape.width(), input);
     // What comes later is not in the survey: symbols unknown to the book, blocks that do not shrink.
