@@ -62,6 +62,18 @@ const CodecEntry& codec_of(const CodesReader& codes) {
                   codes.info().codec);
 }
 
+/// Throws for a name that is neither codec nor file.
+[[noreturn]] void refuse_name(const std::string& name, const std::string& rest) {
+  if (const size_t comma = name.find(','); comma != std::string::npos && codec_named(name.substr(0, comma)))
+    throw usage_error("the options of a codec come after a colon: {}:{}{}", name.substr(0, comma),
+                      name.substr(comma + 1), rest);
+  std::vector<std::string_view> names;
+  for (const CodecEntry& entry : codecs()) names.push_back(entry.name);
+  if (name.find_first_of("./") != std::string::npos)
+    throw usage_error("there is no file '{}'; codecs are {}", name, fmt::join(names, ", "));
+  throw usage_error("'{}' is no codec; there are {}", name, fmt::join(names, ", "));
+}
+
 CodecSpec parse(const std::string& text, const StepSelection& selection) {
   CodecSpec spec;
   spec.text = spec.label = text;
@@ -82,11 +94,15 @@ CodecSpec parse(const std::string& text, const StepSelection& selection) {
     spec.entry = &codec_of(*spec.recipe);
     spec.label = std::filesystem::path(name).filename().string() + text.substr(name.size());
   } else {
-    (void)find_codec(name);  // throws: what there is
+    refuse_name(name, text.substr(name.size()));
   }
+  std::vector<std::string> given;
   for (size_t begin = colon == std::string::npos ? text.size() : colon + 1; begin < text.size();) {
     const size_t end = std::min(text.find(',', begin), text.size());
-    set_key(text.substr(begin, end - begin), spec.recipe ? spec.recipe->name() : spec.entry->name, fields);
+    const std::string part = text.substr(begin, end - begin), key = part.substr(0, part.find('='));
+    if (std::ranges::find(given, key) != given.end()) throw usage_error("{} is given more than once", key);
+    given.push_back(key);
+    set_key(part, spec.recipe ? spec.recipe->name() : spec.entry->name, fields);
     begin = end + 1;
   }
   spec.book = shared.book;
@@ -97,6 +113,9 @@ CodecSpec parse(const std::string& text, const StepSelection& selection) {
                     .share = shared.share};
   if (spec.selection.by != "all" && spec.selection.budget == 0)
     throw usage_error("select={} needs a budget: budget=TOKENS", spec.selection.by);
+  for (const char* only : {"budget", "newest", "share"})
+    if (spec.selection.by == "all" && std::ranges::find(given, only) != given.end())
+      throw usage_error("{} is for settings that select tokens; add select=", only);
   if (spec.options) spec.options->check();
   if (spec.entry->book_type.empty() && !spec.book.empty())
     throw usage_error("the codec {} takes no book", spec.entry->name);

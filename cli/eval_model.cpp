@@ -181,6 +181,10 @@ TextTask make_text_task(const ModelOptions& options, const Tokenizer& tokenizer,
                    static_cast<uint64_t>(length));
     });
   TextTask task;
+  std::vector<std::string> unused = texts.files;
+  for (const Document& document : documents)
+    if (static_cast<int64_t>(document.tokens.size()) == length)
+      std::erase(unused, document.name.substr(0, document.name.rfind('#')));
   for (Document& document : documents) {
     if (static_cast<int64_t>(document.tokens.size()) != length) continue;
     if (options.max_documents > 0 && static_cast<int64_t>(task.documents.size()) == options.max_documents)
@@ -190,6 +194,12 @@ TextTask make_text_task(const ModelOptions& options, const Tokenizer& tokenizer,
   }
   if (task.documents.empty())
     throw bad_input("the texts fill no document of {} tokens; give more, or a smaller --chunk", length);
+  if (!unused.empty() && !options.common.quiet)
+    std::fputs(fmt::format("kvcodec eval-model: note: {} not used, shorter than {} tokens: {}{}\n",
+                           unused.size() == 1 ? "1 text is" : fmt::format("{} texts are", unused.size()),
+                           length, unused.front(), unused.size() > 1 ? ", ..." : "")
+                   .c_str(),
+               stderr);
   return task;
 }
 
@@ -233,6 +243,9 @@ RecallTask make_recall_task(const ModelOptions& options, const Tokenizer& tokeni
   }
   text.words = recall_words(all);
   RecallTask task;
+  constexpr int64_t kSeeds = int64_t{1} << 32;  // each leaves room for as many questions
+  if (options.common.seed >= kSeeds)
+    throw usage_error("--seed is {}; with --task recall it must be below {}", options.common.seed, kSeeds);
   auto seed = static_cast<uint64_t>(options.common.seed) << 32;
   for (const int64_t own : parse_lengths(options.lengths, length))
     for (int64_t d = 0; d < options.depths; ++d) {
@@ -262,6 +275,15 @@ struct Settings {
   std::vector<LoopSetting> loop;
   std::vector<uint64_t> book_bytes;
 };
+
+/// What selecting needs is not to be given where nothing selects.
+void check_selection(const Command& command, const Settings& settings) {
+  if (std::ranges::any_of(settings.specs, [](const CodecSpec& spec) { return spec.selection.by != "all"; }))
+    return;
+  for (const char* only : {"budget", "newest", "share"})
+    if (command.given(only))
+      throw usage_error("--{} is for settings that select tokens, and none does; add --select", only);
+}
 
 void make_settings(const ModelOptions& options, const ModelConfig& config, Settings& settings) {
   const DType dtype = dtype_from_name(options.dtype);
@@ -358,8 +380,13 @@ std::vector<Value> distinct(const RecallTask& task, Value RecallQuestion::*membe
 
 std::string number(double value, int digits) { return fmt::format("{:.{}f}", value, digits); }
 
-std::string half_width(const Estimate& estimate, int digits, double factor = 1) {
-  return std::isfinite(estimate.half_width) ? number(factor * estimate.half_width, digits) : "-";
+std::string half_width(const Estimate& estimate, int digits) {
+  return std::isfinite(estimate.half_width) ? number(estimate.half_width, digits) : "-";
+}
+
+/// Of a share, in percent; "-" for what is wider than all shares there are.
+std::string half_width_percent(const Estimate& estimate, int digits) {
+  return estimate.half_width < 1 ? number(100 * estimate.half_width, digits) : "-";
 }
 
 bool any_books(const Settings& settings) {
@@ -382,13 +409,12 @@ std::string text_table(const Settings& settings, const std::vector<Summary>& sum
     std::vector<std::string> cells = {settings.specs[i].label, number(summary.bits(), 3)};
     if (books) cells.push_back(number(summary.bits_with_book(), 3));
     cells.push_back(number(summary.surprise.mean, 4));
-    const auto add = [&](const Estimate& estimate, int digits, double factor) {
-      cells.push_back(number(factor * estimate.mean, digits));
-      cells.push_back(half_width(estimate, digits, factor));
-    };
-    add(summary.rise, 5, 1);
-    add(summary.divergence, 5, 1);
-    add(summary.same_best, 2, 100);
+    for (const Estimate& estimate : {summary.rise, summary.divergence}) {
+      cells.push_back(number(estimate.mean, 5));
+      cells.push_back(half_width(estimate, 5));
+    }
+    cells.push_back(number(100 * summary.same_best.mean, 2));
+    cells.push_back(half_width_percent(summary.same_best, 2));
     table.row(std::move(cells));
   }
   return table.text();
@@ -539,6 +565,7 @@ std::string eval_model(Command& command) {
   const ModelConfig& config = description.config;
   Settings settings;
   make_settings(options, config, settings);
+  check_selection(command, settings);
   const Safetensors weights = Safetensors::open_model(options.model);
   const LlamaModel model(config, weights);
   const Tokenizer tokenizer = load_tokenizer(options.model + "/tokenizer.json");
@@ -614,16 +641,21 @@ std::string eval_model(Command& command) {
       time_text(seconds));
   if (recall) {
     for (const int64_t own : distinct(recall_task, &RecallQuestion::length))
-      out += fmt::format("\nrecall in {} tokens, {}\n\n", own,
-                         options.keys > 1     ? fmt::format("one of {} keys", options.keys)
-                         : options.values > 1 ? fmt::format("one of {} values", options.values)
-                                              : "single facts") +
-             recall_table(recall_task, settings, summaries, results, own);
+      out +=
+          fmt::format("\nrecall in {} tokens, {}\n\n", own,
+                      options.keys > 1 && options.values > 1
+                          ? fmt::format("one of {} keys, any of its {} values", options.keys, options.values)
+                      : options.keys > 1   ? fmt::format("one of {} keys", options.keys)
+                      : options.values > 1 ? fmt::format("one of {} values", options.values)
+                                           : "single facts") +
+          recall_table(recall_task, settings, summaries, results, own);
     return out;
   }
   return out +
-         fmt::format("uncompressed: NLL {} nats (+-{})\n\n", number(reference.surprise.mean, 4),
-                     half_width(reference.surprise, 4)) +
+         fmt::format("uncompressed: NLL {} nats{}\n\n", number(reference.surprise.mean, 4),
+                     std::isfinite(reference.surprise.half_width)
+                         ? fmt::format(" (+-{})", half_width(reference.surprise, 4))
+                         : std::string()) +
          text_table(settings, summaries);
 }
 

@@ -327,6 +327,26 @@ struct ClosedLoop::Impl {
              std::span<const size_t> members, std::vector<CompressedDocument>& codes,
              std::vector<std::vector<Judged>>& judged) const;
 
+  size_t surveyed_documents(std::span<const LoopDocument> documents) const {
+    return std::min(documents.size(), options.survey_documents);
+  }
+
+  /// About what the survey takes in memory: the caches of all prefixes, once more as the codecs read them.
+  uint64_t survey_bytes(std::span<const LoopDocument> documents) const {
+    if (std::ranges::none_of(
+            plans, [](const Plan& plan) { return plan.setting.codec->survey_scope() == SurveyScope::file; }))
+      return 0;
+    uint64_t tokens = 0, model_bytes = 0;
+    for (const LoopDocument& document : documents.first(surveyed_documents(documents))) {
+      tokens += document.prefix;
+      model_bytes = std::max(model_bytes, prefill_bytes(config(), prefill_options(document), document.prefix,
+                                                        document.prefix, num_threads(), 0));
+    }
+    const uint64_t cache =
+        tokens * 2 * as_size(config().num_layers) * as_size(config().key_width()) * sizeof(float);
+    return cache + std::max(model_bytes, cache);
+  }
+
   /// About what a document takes in memory.
   uint64_t bytes_of(const LoopDocument& document) const {
     const uint64_t all = document.tokens.size(), rest = all - document.prefix, settings = plans.size();
@@ -342,9 +362,9 @@ struct ClosedLoop::Impl {
 void ClosedLoop::Impl::survey(std::span<const LoopDocument> documents) {
   const bool any = std::ranges::any_of(
       plans, [](const Plan& plan) { return plan.setting.codec->survey_scope() == SurveyScope::file; });
-  std::vector<std::optional<Prefix>> prefixes(any ? std::min(documents.size(), options.survey_documents) : 0);
-  parallel_for(prefixes.size(), 1,
-               [&](size_t i, size_t, int) { prefixes[i].emplace(run_prefix(documents[i])); });
+  // One after the other, each with all threads: what the model takes for itself is there once.
+  std::vector<std::optional<Prefix>> prefixes(any ? surveyed_documents(documents) : 0);
+  for (size_t i = 0; i < prefixes.size(); ++i) prefixes[i].emplace(run_prefix(documents[i]));
   for (Plan& plan : plans) {
     const Codec& codec = *plan.setting.codec;
     plan.shared.assign(plan.parts(), {});
@@ -458,8 +478,19 @@ std::vector<LoopResult> ClosedLoop::run(std::span<const LoopDocument> documents,
   uint64_t largest = 0;
   for (const LoopDocument& document : documents) {
     check_document(document);
-    largest = std::max(largest, impl_->bytes_of(document));
+    const uint64_t bytes = impl_->bytes_of(document);
+    if (impl_->options.memory > 0 && bytes > impl_->options.memory)
+      throw usage_error(
+          "a document of {} tokens with {} settings takes about {} bytes of memory; {} are allowed",
+          document.tokens.size(), impl_->plans.size(), bytes, impl_->options.memory);
+    largest = std::max(largest, bytes);
   }
+  if (const uint64_t bytes = impl_->survey_bytes(documents);
+      impl_->options.memory > 0 && bytes > impl_->options.memory)
+    throw usage_error(
+        "the survey of {} documents takes about {} bytes of memory; {} are allowed: survey fewer, or give "
+        "more",
+        impl_->surveyed_documents(documents), bytes, impl_->options.memory);
   impl_->survey(documents);
   std::vector<LoopResult> results(documents.size());
   std::mutex mutex;

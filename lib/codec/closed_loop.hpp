@@ -44,7 +44,8 @@ struct LoopOptions {
   size_t stream = 0;
   size_t survey_documents = 16;  ///< from whose prefixes books are made
   size_t queries = 32;           ///< of the prefix's last tokens, for codecs that want some; as dump-kv keeps
-  uint64_t memory = 0;  ///< bytes; where it does not hold a document per thread, one is run at a time
+  /// Bytes, 0: no bound. Where it does not hold a document per thread, one is run at a time.
+  uint64_t memory = 0;
 };
 
 /// Bits stored, by category; index streams packed.
@@ -75,7 +76,9 @@ class ClosedLoop {
   ~ClosedLoop();
 
   /// Runs all documents, several at a time; the results do not depend on how many. Progress counts documents.
-  /// Throws Error(failed) for documents without a token to judge, and what model and codecs throw.
+  /// Throws Error(failed) for documents without a token to judge, Error(usage) naming the bytes needed where
+  /// a document or the survey does not fit the memory (by an estimate from the shapes), and what model and
+  /// codecs throw.
   std::vector<LoopResult> run(std::span<const LoopDocument> documents, const Progress& progress = {});
 
   /// What a setting's documents share, once; after run().

@@ -52,8 +52,9 @@ std::vector<RecallDocument> make_recall_question(const Tokenizer& tokenizer, con
     throw usage_error("{} keys, {} values, depth {}; at least one of both, and a depth of 0 to 1 are needed",
                       options.keys, options.values, options.depth);
   if (text.words.size() < options.keys)
-    throw usage_error("the text has {} words of {} to {} letters; {} keys need as many", text.words.size(),
-                      kLeastLetters, kMostLetters, options.keys);
+    throw usage_error("the text has {} words of {} to {} letters; {} wanted, one for each key",
+                      text.words.size(), kLeastLetters, kMostLetters,
+                      options.keys == 1 ? "1 is" : fmt::format("{} are", options.keys));
   Rng rng(seed);
   const auto encode = [&](const std::string& piece) { return tokenizer.encode(piece, false); };
   std::vector<std::string> words;

@@ -1,5 +1,6 @@
 #include "lib/codec/closed_loop.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -216,7 +217,7 @@ TEST_CASE("closed loop: the same for any number of threads and little memory") {
   const auto one = bench.run(settings());
   for (const int threads : {2, 5}) {
     set_num_threads(threads);
-    for (const uint64_t memory : {uint64_t{0}, uint64_t{1}}) {
+    for (const uint64_t memory : {uint64_t{0}, uint64_t{64} << 20}) {
       const auto other = bench.run(settings(), {.memory = memory});
       for (size_t d = 0; d < one.size(); ++d) {
         CHECK(same(one[d].reference, other[d].reference));
@@ -228,6 +229,89 @@ TEST_CASE("closed loop: the same for any number of threads and little memory") {
   set_num_threads(0);
   CHECK_EQ(one[2].settings[3].sums.divergence,
            bench.run({bench.setting("none", DType::bf16)})[2].settings[0].sums.divergence);
+}
+
+TEST_CASE("closed loop: what does not fit the memory is refused with the bytes needed, and fits with these") {
+  Bench bench;
+  for (const char* codec : {"none", "kvcomp"}) {
+    CAPTURE(codec);
+    uint64_t memory = 1;
+    for (int refusals = 0;; ++refusals) {
+      REQUIRE_LE(refusals, 5);  // one for each larger document, and the survey
+      try {
+        bench.run({bench.setting(codec, DType::bf16)}, {.memory = memory});
+        CHECK_GE(refusals, 1);
+        break;
+      } catch (const Error& error) {
+        const std::string text = error.what(), before = "about ";
+        REQUIRE(text.find(before) != std::string::npos);
+        const uint64_t needed = std::stoull(text.substr(text.find(before) + before.size()));
+        REQUIRE_GT(needed, memory);
+        memory = needed;
+        CHECK_THROWS_AS(bench.run({bench.setting(codec, DType::bf16)}, {.memory = needed - 1}), Error);
+      }
+    }
+  }
+}
+
+TEST_CASE(
+    "closed loop: where all chosen tokens are the newest, who chooses does not matter; who shares does") {
+  Bench bench;
+  std::vector<LoopSetting> newest, shares;
+  for (const std::string_view by : step_selectors()) {
+    newest.push_back(bench.setting("none", DType::f32));
+    newest.back().selection = {.by = std::string(by), .budget = 6, .newest = 6};
+  }
+  for (const char* share : {"max", "mean", "each"}) {
+    shares.push_back(bench.setting("none", DType::f32));
+    shares.back().selection = {.by = "oracle", .budget = 6, .share = share};
+  }
+  const auto alike = bench.run(newest), apart = bench.run(shares);
+  for (size_t i = 1; i < newest.size(); ++i) {
+    CAPTURE(newest[i].selection.by);
+    CHECK(total_divergence(alike, i) == doctest::Approx(total_divergence(alike, 0)).epsilon(1e-6));
+  }
+  for (const auto& [a, b] : {std::pair{0, 1}, std::pair{0, 2}, std::pair{1, 2}}) {
+    const double one = total_divergence(apart, static_cast<size_t>(a)),
+                 other = total_divergence(apart, static_cast<size_t>(b));
+    CHECK_GT(std::abs(one - other), 1e-3 * one);
+  }
+}
+
+TEST_CASE("closed loop: steps that are attended together see no more than each by itself") {
+  const ModelConfig config = small_config();
+  Rng rng(8);
+  const size_t prefix = 40, steps = 20;
+  const auto random = [&](size_t rows, size_t cols) {
+    Matrix<float> matrix(rows, cols);
+    for (size_t t = 0; t < rows; ++t)
+      for (float& value : matrix.row(t))
+        value = static_cast<float>(rng.uniform()) - (t < prefix ? 0.5f : 0.1f);
+    return matrix;
+  };
+  const Matrix<float> keys = random(prefix + steps, 32), values = random(prefix + steps, 32),
+                      queries = random(steps, 64);
+  for (const std::string_view by : step_selectors()) {
+    CAPTURE(by);
+    const std::vector<StepSelection> selections = {{.by = std::string(by), .budget = 5}};
+    Matrix<float> together(steps, 64), alone(steps, 64);
+    SelectedAttention(config, selections, prefix)
+        .attend({.past = prefix,
+                 .position = prefix,
+                 .query = queries,
+                 .key = keys,
+                 .value = values,
+                 .out = together});
+    for (size_t i = 0; i < steps; ++i)
+      SelectedAttention(config, selections, prefix)
+          .attend({.past = prefix + i,
+                   .position = prefix + i,
+                   .query = queries.view().rows(i, 1),
+                   .key = keys.view().rows(0, prefix + i + 1),
+                   .value = values.view().rows(0, prefix + i + 1),
+                   .out = alone.view().rows(i, 1)});
+    for (size_t i = 0; i < steps; ++i) CHECK(std::ranges::equal(together.row(i), alone.row(i)));
+  }
 }
 
 TEST_CASE("closed loop: documents without a token to judge are refused") {

@@ -12,6 +12,15 @@ awk -v rise=$(tr -d ' \n' <f32.json | sed 's/.*"nll_rise":{"mean":\(-*[0-9.e+-]*
   'BEGIN { print "32 bits kept: " (rise < 1e-5 && rise > -1e-5 ? "the same likelihood" : rise) }'
 kvcodec eval-model --model src/data/demo-model --text src/LICENSE --task recall --lengths 100,200 --depths 2 --questions 3 --keys 2 \
   --codec fp8 --codec q4:bits=2 | sed 's/; [0-9].*s$/; TIME/; s/[0-9][0-9.-]*/N/g' | tr -s ' -'
+kvcodec eval-model --model src/data/demo-model --text src/LICENSE --task recall --lengths 100 --depths 1 --questions 1 --keys 2 \
+  --values 2 --codec none | grep '^recall'
+# The demo model finds every number in 1,000 tokens: a figure that no machine changes.
+kvcodec eval-model --model src/data/demo-model --text src/LICENSE --task recall --lengths 1000 --depths 4 --questions 4 --codec none \
+  --json | tr -d ' \n' | sed 's/"settings".*//; s/.*"recall":{"share":\([0-9.]*\).*/recall at 1,000 tokens: \1/'
+echo
+# One document has no interval; texts too short are named.
+kvcodec eval-model --model src/data/demo-model --text src/LICENSE src/test/cli/refused.sh --chunk 1000 --max-documents 1 --codec none |
+  sed -n 's/-*[0-9][0-9.]*/N/g; /^uncompressed/p; /^none/p' | tr -s ' '
 run --codec kivi:bits=4 --stream 30 --select oracle --budget 60 --newest 4 | head -n 1 | sed 's/; [0-9].*s$/; TIME/'
 kvcodec encode data/demo.h5 --codec kivi --bits 3 --residual 0 -o recipe.h5 >/dev/null
 run --codec recipe.h5 --json | grep -c '"codec": "kivi"'
@@ -19,6 +28,9 @@ refused eval-model --text src/LICENSE --codec none
 refused eval-model --model src/data/demo-model --codec none
 refused eval-model --model src/data/demo-model --text src/LICENSE
 refused eval-model --model src/data/demo-model --text src/LICENSE --codec frob
+refused eval-model --model src/data/demo-model --text src/LICENSE --codec nosuch.h5
+refused eval-model --model src/data/demo-model --text src/LICENSE --codec q4,bits=2
+refused eval-model --model src/data/demo-model --text src/LICENSE --codec kivi:bits=2,bits=4
 refused eval-model --model src/data/demo-model --text src/LICENSE --codec kivi:bit=2
 refused eval-model --model src/data/demo-model --text src/LICENSE --codec kivi:bits=9
 refused eval-model --model src/data/demo-model --text src/LICENSE --codec kivi:bits
@@ -28,6 +40,9 @@ refused eval-model --model src/data/demo-model --text src/LICENSE --codec sparse
 refused eval-model --model src/data/demo-model --text src/LICENSE --codec sparse:book=data/dict.h5
 refused eval-model --model src/data/demo-model --text src/LICENSE --codec data/kv.h5
 refused eval-model --model src/data/demo-model --text src/LICENSE --codec none --select quest
+refused eval-model --model src/data/demo-model --text src/LICENSE --codec none --budget 5
+refused eval-model --model src/data/demo-model --text src/LICENSE --codec none:newest=5
+refused eval-model --model src/data/demo-model --text src/LICENSE --codec none --task recall --seed 4294967296
 refused eval-model --model src/data/demo-model --text src/LICENSE --codec none --chunk 2000
 refused eval-model --model src/data/demo-model --text src/LICENSE --codec none --chunk 100 --prefix 99
 refused eval-model --model src/data/demo-model --text src/test/cli/refused.sh --codec none
