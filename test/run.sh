@@ -16,4 +16,6 @@ preset=release
 [ "${CI:-}" = true ] && preset=ci
 cmake --preset $preset -DBUILD_TESTING=ON -DKVCODEC_BENCH=ON >/dev/null
 cmake --build build
+# Tests run side by side: a thread that waits must not hold the processor of another one.
+export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"
 ctest --test-dir build --output-on-failure -j"$(nproc)" $exclude "$@"
