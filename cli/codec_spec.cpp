@@ -120,7 +120,7 @@ CodecSpec parse(const std::string& text, const StepSelection& selection) {
   if (spec.entry->book_type.empty() && !spec.book.empty())
     throw usage_error("the codec {} takes no book", spec.entry->name);
   if (!spec.entry->book_type.empty() && spec.book.empty() && !spec.recipe)
-    throw usage_error("the codec {} needs a {}: book=FILE", spec.entry->name, spec.entry->book_type);
+    throw usage_error("the codec {} needs a {} file: book=FILE", spec.entry->name, spec.entry->book_type);
   return spec;
 }
 

@@ -360,7 +360,7 @@ class Encoding {
       return;
     }
     if (options.book.empty())
-      throw usage_error("the codec {} needs a {}; name its file with --book", entry.name, entry.book_type);
+      throw usage_error("the codec {} needs a {} file; name it with --book", entry.name, entry.book_type);
     book_ = read_book(options.book, entry.book_type, false);
     info.book_type = entry.book_type;
     info.book_digest = book_->digest;

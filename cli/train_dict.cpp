@@ -189,12 +189,8 @@ std::string train_dict(Command& command) {
   options.common.apply(command, false);
   options.training.check();
 
-  std::vector<KvReader> files;
-  for (const auto& input : options.inputs) files.emplace_back(input);
-  check_same_model(files);
+  auto [files, histories] = open_training_files(options.inputs);
   SparseBook sparse;
-  std::vector<std::vector<std::string>> histories;
-  for (const auto& kv : files) histories.push_back(kv.type().history);
   if (!options.resume.empty()) {
     const BookFile file = read_book(options.resume, "dictionary", true);
     sparse = with_context(options.resume, [&] { return sparse_book_from(file.book, true); });

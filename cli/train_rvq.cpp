@@ -308,13 +308,9 @@ std::string train_rvq(Command& command) {
   options.book.check();
   options.training.check();
 
-  std::vector<KvReader> files;
-  for (const auto& input : options.inputs) files.emplace_back(input);
-  check_same_model(files);
+  auto [files, histories] = open_training_files(options.inputs);
   const ModelInfo& model = files.front().model();
   RvqBook rvq;
-  std::vector<std::vector<std::string>> histories;
-  for (const auto& kv : files) histories.push_back(kv.type().history);
   const bool resumed = !options.resume.empty();
   if (resumed) {
     const BookFile file = read_book(options.resume, "codebooks", true);

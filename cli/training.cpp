@@ -9,6 +9,24 @@
 namespace kvcodec::cli {
 namespace {
 
+/// Throws Error(bad_input) unless all files are caches of the same layers of the same model.
+void check_alike(const std::vector<KvReader>& files) {
+  for (const KvReader& kv : files) {
+    const ModelInfo &a = files.front().model(), &b = kv.model();
+    const auto differ = [&](const char* what, const auto& first, const auto& other) {
+      if (first != other)
+        throw bad_input("{}: {} is {}; {} has {}", kv.name(), what, other, files.front().name(), first);
+    };
+    differ("num_layers", a.num_layers, b.num_layers);
+    differ("num_kv_heads", a.num_kv_heads, b.num_kv_heads);
+    differ("head_dim", a.head_dim, b.head_dim);
+    differ("key_state", a.key_state, b.key_state);
+    if (files.front().layers() != kv.layers())
+      throw bad_input("{}: it has layers {}; {} has {}", kv.name(), ranges_text(kv.layers()),
+                      files.front().name(), ranges_text(files.front().layers()));
+  }
+}
+
 // A sample is taken in runs of this many tokens: long enough to read at full speed, short enough to come from
 // everywhere.
 constexpr uint64_t kSampleRun = 256;
@@ -66,21 +84,14 @@ std::string source_digest(const std::vector<Run>& runs, const std::vector<int>& 
   return digest.hex();
 }
 
-void check_same_model(const std::vector<KvReader>& files) {
-  for (const KvReader& kv : files) {
-    const ModelInfo &a = files.front().model(), &b = kv.model();
-    const auto differ = [&](const char* what, const auto& first, const auto& other) {
-      if (first != other)
-        throw bad_input("{}: {} is {}; {} has {}", kv.name(), what, other, files.front().name(), first);
-    };
-    differ("num_layers", a.num_layers, b.num_layers);
-    differ("num_kv_heads", a.num_kv_heads, b.num_kv_heads);
-    differ("head_dim", a.head_dim, b.head_dim);
-    differ("key_state", a.key_state, b.key_state);
-    if (files.front().layers() != kv.layers())
-      throw bad_input("{}: it has layers {}; {} has {}", kv.name(), ranges_text(kv.layers()),
-                      files.front().name(), ranges_text(files.front().layers()));
+TrainingFiles open_training_files(const std::vector<std::string>& inputs) {
+  TrainingFiles files;
+  for (const auto& input : inputs) {
+    files.caches.emplace_back(input);
+    files.histories.push_back(files.caches.back().type().history);
   }
+  check_alike(files.caches);
+  return files;
 }
 
 void resume_options(const Command& command, Options& given, Options& stored,

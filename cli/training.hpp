@@ -27,8 +27,14 @@ std::vector<Run> choose_runs(const std::vector<KvReader>& files, const DocumentS
 /// groups: the first layers of the groups of layers.
 std::string source_digest(const std::vector<Run>& runs, const std::vector<int>& groups);
 
-/// Throws Error(bad_input) unless all files are caches of the same layers of the same model.
-void check_same_model(const std::vector<KvReader>& files);
+/// What is trained on, and the histories of the files.
+struct TrainingFiles {
+  std::vector<KvReader> caches;
+  std::vector<std::vector<std::string>> histories;
+};
+
+/// Opens them. Throws Error(bad_input) unless all are caches of the same layers of the same model.
+TrainingFiles open_training_files(const std::vector<std::string>& inputs);
 
 /// Options of a training that is resumed: `stored` gets those of `given` that the command line names and that
 /// are among `may_change`. Throws Error(usage) for others that differ. file: for messages.

@@ -1,11 +1,11 @@
 #include "lib/codec/step_selection.hpp"
 
 #include <algorithm>
-#include <limits>
 #include <memory>
 #include <optional>
 
 #include "lib/attention/attention.hpp"
+#include "lib/attention/cluster_selector.hpp"
 #include "lib/cluster/cluster_index.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
@@ -123,21 +123,11 @@ class GrowingClusters final : public GrowingSelector {
   }
   size_t tokens() const override { return tokens_; }
   void scores(MatrixView<const float> queries, MatrixView<float> out) const override {
-    std::vector<float> of_clusters(index_.clusters());
-    for (size_t q = 0; q < queries.rows(); ++q) {
-      // Those in no cluster come before all clusters: the first ones, then the newest of those that wait.
-      for (size_t t = 0; t < tokens_; ++t)
-        out(q, t) = t < index_.sink() ? std::numeric_limits<float>::infinity()
-                                      : kWaiting * (1 + static_cast<float>(t) * 0x1p-20f);
-      index_.centroid_scores(queries.row(q), of_clusters);
-      for (size_t c = 0; c < of_clusters.size(); ++c)
-        for (const uint32_t token : index_.tokens_of(c)) out(q, token) = of_clusters[c];
-    }
+    ClusterSelector(index_, tokens_).scores(queries, out);
   }
 
  private:
   static constexpr uint64_t kSeed = 0;
-  static constexpr float kWaiting = 1e30f;  // beyond any product of a query and a centroid
   ClusterOptions options_;
   MatrixView<const float> all_;
   size_t past_, tokens_ = 0;

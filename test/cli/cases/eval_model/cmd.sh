@@ -24,6 +24,11 @@ kvcodec eval-model --model src/data/demo-model --text src/LICENSE src/test/cli/r
 run --codec kivi:bits=4 --stream 30 --select oracle --budget 60 --newest 4 | head -n 1 | sed 's/; [0-9].*s$/; TIME/'
 kvcodec encode data/demo.h5 --codec kivi --bits 3 --residual 0 -o recipe.h5 >/dev/null
 run --codec recipe.h5 --json | grep -c '"codec": "kivi"'
+# What is stored: 4 coefficients of 16 bits and ids of 6 for 128 values; with the book, that much more.
+kvcodec train-dict data/demo.h5 --atoms 40 --sparsity 4 --epochs 1 --quiet -o tiny.h5 >/dev/null
+run --codec sparse:book=tiny.h5,sparsity=4 --json | tr -d ' ,"' | awk -F: '
+  $1 == "values" { n = $2 } $1 == "bits_per_value" { bits = $2 } $1 == "bits_per_value_with_book" { all = $2 } $1 == "book_bytes" { book = $2 }
+  END { print bits " bits, " (book >= 40960 && all == bits + 8 * book / n ? "and the book counted" : "book: " all " " book " " n) }'
 refused eval-model --text src/LICENSE --codec none
 refused eval-model --model src/data/demo-model --codec none
 refused eval-model --model src/data/demo-model --text src/LICENSE
