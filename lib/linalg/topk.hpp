@@ -45,7 +45,8 @@ void keep_top(std::vector<Scored>& items, size_t k, Order order = Order::by_scor
 class TopCandidates {
  public:
   /// k: how many are wanted. margin: keys are known to within so much that a smaller key may rank before one
-  /// that is larger by up to `margin`; candidates that near to the k-th largest are kept.
+  /// that is larger by up to `margin`; candidates that near to the k-th largest are kept, and perhaps a few
+  /// that are not.
   explicit TopCandidates(size_t k, uint32_t margin = 0);
 
   /// Where a scan of items puts those whose key is at least `limit`: room for `count` of them.
