@@ -36,7 +36,7 @@ void check_runs_our_code(const DeviceInfo& device) {
   int* out = nullptr;
   int answer = 0;
   cudaError_t status = cudaMalloc(&out, sizeof(int));
-  if (status == cudaSuccess) status = run_probe(out, 42, nullptr);
+  if (status == cudaSuccess) status = static_cast<cudaError_t>(run_probe(out, 42, nullptr));
   if (status == cudaSuccess) status = cudaMemcpy(&answer, out, sizeof(int), cudaMemcpyDeviceToHost);
   (void)cudaFree(out);
   if (status != cudaSuccess || answer != 42)

@@ -1,3 +1,4 @@
+#include "cuda/kernel.cuh"
 #include "cuda/probe.cuh"
 
 namespace kvcodec::cuda {
@@ -7,9 +8,8 @@ __global__ void probe(int* out, int value) { *out = value; }
 
 }  // namespace
 
-cudaError_t run_probe(int* out, int value, cudaStream_t stream) {
-  probe<<<1, 1, 0, stream>>>(out, value);
-  return cudaGetLastError();
+Status run_probe(int* out, int value, StreamHandle stream) {
+  return launch(probe, 1, 32, 0, stream, out, value);
 }
 
 }  // namespace kvcodec::cuda

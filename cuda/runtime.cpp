@@ -1,0 +1,110 @@
+#include "cuda/runtime.hpp"
+
+#include <cuda_runtime.h>
+
+#include "lib/core/error.hpp"
+
+namespace kvcodec::cuda {
+
+void check(Status status, const char* what) {
+  if (status == cudaSuccess) return;
+  (void)cudaGetLastError();  // this failure is answered; later calls must not see it again
+  throw failed("{}: {}", what, cudaGetErrorString(static_cast<cudaError_t>(status)));
+}
+
+namespace {
+
+int current_device() {
+  int device = 0;
+  check(cudaGetDevice(&device), "asking for the device in use");
+  return device;
+}
+
+size_t attribute(cudaDeviceAttr name, int device) {
+  int value = 0;
+  check(cudaDeviceGetAttribute(&value, name, device), "asking what the device can do");
+  return static_cast<size_t>(value);
+}
+
+}  // namespace
+
+Limits limits() {
+  const int device = current_device();
+  return {static_cast<int>(attribute(cudaDevAttrMultiProcessorCount, device)),
+          attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+          attribute(cudaDevAttrL2CacheSize, device)};
+}
+
+uint64_t free_bytes() {
+  size_t free = 0, total = 0;
+  check(cudaMemGetInfo(&free, &total), "asking for free device memory");
+  return free;
+}
+
+Stream::Stream() { check(cudaStreamCreateWithFlags(&handle_, cudaStreamNonBlocking), "making a stream"); }
+Stream::~Stream() {
+  // Buffers of unfinished work may be about to be freed on the host.
+  (void)cudaStreamSynchronize(handle_);
+  (void)cudaStreamDestroy(handle_);
+}
+void Stream::synchronize() const { check(cudaStreamSynchronize(handle_), "work on the device"); }
+
+Event::Event() { check(cudaEventCreate(&handle_), "making an event"); }
+Event::~Event() { (void)cudaEventDestroy(handle_); }
+void Event::record(const Stream& stream) {
+  check(cudaEventRecord(handle_, stream.handle()), "recording an event");
+}
+void Event::hold_back(const Stream& stream) const {
+  check(cudaStreamWaitEvent(stream.handle(), handle_, 0), "waiting for an event");
+}
+float Event::milliseconds_since(const Event& start) const {
+  float milliseconds = 0;
+  check(cudaEventSynchronize(handle_), "work on the device");
+  check(cudaEventElapsedTime(&milliseconds, start.handle_, handle_), "reading the time between events");
+  return milliseconds;
+}
+
+void* detail::allocate(size_t bytes) {
+  void* data = nullptr;
+  if (bytes == 0) return nullptr;
+  const cudaError_t status = cudaMalloc(&data, bytes);
+  if (status == cudaSuccess) return data;
+  (void)cudaGetLastError();
+  throw failed("{} bytes of device memory: {}", bytes, cudaGetErrorString(status));
+}
+void detail::release(void* data) noexcept { (void)cudaFree(data); }
+
+void* detail::allocate_pinned(size_t bytes) {
+  void* data = nullptr;
+  if (bytes == 0) return nullptr;
+  const cudaError_t status = cudaMallocHost(&data, bytes);
+  if (status == cudaSuccess) return data;
+  (void)cudaGetLastError();
+  throw failed("{} bytes of page-locked memory: {}", bytes, cudaGetErrorString(status));
+}
+void detail::release_pinned(void* data) noexcept { (void)cudaFreeHost(data); }
+
+void detail::upload(void* device, const void* host, size_t bytes, const Stream& stream) {
+  if (bytes > 0)
+    check(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream.handle()),
+          "copying to the device");
+}
+void detail::download(void* host, const void* device, size_t bytes, const Stream& stream) {
+  if (bytes > 0)
+    check(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream.handle()),
+          "copying from the device");
+}
+void detail::copy(void* to, const void* from, size_t bytes, const Stream& stream) {
+  if (bytes > 0)
+    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream.handle()),
+          "copying on the device");
+}
+void detail::fill(void* device, uint8_t value, size_t bytes, const Stream& stream) {
+  if (bytes > 0) check(cudaMemsetAsync(device, value, bytes, stream.handle()), "filling device memory");
+}
+void detail::check_range(size_t first, size_t count, size_t size) {
+  if (first > size || count > size - first)
+    throw failed("elements {} to {} of a device buffer of {}", first, first + count, size);
+}
+
+}  // namespace kvcodec::cuda

@@ -1,0 +1,79 @@
+// What the benchmarks of the device twins share. Each case checks its answer against the CPU first, then
+// times launches with events over several sets of buffers, together larger than the second-level cache, and
+// says how far the time is from the floor: the bytes that must move over the measured copy bandwidth, or the
+// operations over the measured rate of matrix products, whichever takes longer.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "cuda/runtime.hpp"
+#include "test/bench/bench.hpp"
+
+namespace kvcodec::bench {
+
+/// What a case takes at the least.
+struct Work {
+  double bytes = 0;       ///< each input read once, each output written once
+  double operations = 0;  ///< on the matrix units
+  double reported = 0;    ///< what the rate counts; 0: bytes, or operations where there are no bytes
+  std::string unit = "GB/s";
+};
+
+class DeviceBench {
+ public:
+  /// small: sizes that the emulation manages in seconds; times then mean nothing.
+  DeviceBench(bool small, std::string only);
+
+  bool small() const { return small_; }
+  const cuda::Stream& stream() const { return stream_; }
+  const cuda::Limits& limits() const { return limits_; }
+  double copy_bandwidth() const { return copy_bandwidth_; }
+
+  /// Whether cases of this name are wanted.
+  bool wanted(const std::string& name) const { return name.find(only_) != std::string::npos; }
+
+  /// How many sets of `bytes` exceed the cache twice over, at least 2 and at most 64.
+  size_t sets_of(double bytes) const;
+
+  /// Launches `launch(set)` for set = 0, 1, ..., sets - 1, 0, ... and adds a line. name: "system/kernel";
+  /// shape: what its sizes were. Call it after the answer was checked.
+  void measure(const std::string& name, const std::string& shape, const Work& work, size_t sets,
+               const std::function<void(size_t set)>& launch);
+
+  /// The table, and JSON into that file if its name is not empty.
+  void report(const std::string& json_path) const;
+
+ private:
+  struct Line {
+    std::string name, shape, unit;
+    double seconds, least, most;  // median and spread of one launch
+    double rate, floor_seconds;
+  };
+  void measure_floors();
+  Times time(size_t sets, const std::function<void(size_t)>& launch);
+
+  bool small_;
+  std::string only_;
+  cuda::Stream stream_;
+  cuda::Limits limits_;
+  double copy_bandwidth_ = 0, product_rate_ = 0;  // bytes and operations per second
+  std::vector<Line> lines_;
+};
+
+/// Rates of f16 matrix products through the vendor's library, operations per second; 0 where it is not there.
+double library_product_rate(const cuda::Stream& stream, size_t n,
+                            const std::function<Times(const std::function<void(size_t)>&)>& time);
+
+/// The cases: one function per system, in the file of its name.
+using Cases = void (*)(DeviceBench&);
+struct System {
+  const char* name;
+  Cases run;
+};
+extern const std::vector<System> kSystems;
+
+}  // namespace kvcodec::bench

@@ -1,0 +1,47 @@
+// Benchmarks of the device twins.
+// usage: kvcodec_bench_cuda [--small] [--only PART-OF-NAME] [--json FILE]
+#include <string_view>
+
+#include "cuda/device.hpp"
+#include "lib/core/error.hpp"
+#include "test/bench/cuda/device_bench.hpp"
+
+namespace kvcodec::bench {
+
+const std::vector<System> kSystems = {};
+
+}  // namespace kvcodec::bench
+
+int main(int argc, char** argv) {
+  using namespace kvcodec;
+  bool small = false;
+  std::string only, json;
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view argument = argv[i];
+    if (argument == "--small") {
+      small = true;
+    } else if (i + 1 < argc && argument == "--only") {
+      only = argv[++i];
+    } else if (i + 1 < argc && argument == "--json") {
+      json = argv[++i];
+    } else {
+      fmt::print(stderr, "usage: kvcodec_bench_cuda [--small] [--only PART-OF-NAME] [--json FILE]\n");
+      return 2;
+    }
+  }
+  try {
+    const auto device = cuda::require_device();
+    bench::print_header("device twins on " + device.name);
+    bench::DeviceBench bench(small, only);
+    for (const auto& system : bench::kSystems) {
+      if (std::string_view(system.name).find(only.substr(0, only.find('/'))) == std::string_view::npos)
+        continue;
+      system.run(bench);
+    }
+    bench.report(json);
+  } catch (const Error& error) {
+    fmt::print(stderr, "kvcodec_bench_cuda: {}\n", error.what());
+    return error.kind() == ErrorKind::no_device ? 4 : 1;
+  }
+  return 0;
+}
