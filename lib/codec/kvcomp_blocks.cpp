@@ -6,6 +6,7 @@
 
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
+#include "lib/core/transpose.hpp"
 #include "lib/entropy/histogram.hpp"
 #include "lib/entropy/pack.hpp"
 #include "lib/kvcomp/products.hpp"
@@ -109,6 +110,21 @@ void LoadedBlocks::read_places(const StreamReader& document, uint64_t first, uin
   }
 }
 
+/// The symbols of a block as rows of tokens: in scratch.symbols where runs are channels, else in
+/// scratch.runs.
+MatrixView<const uint8_t> LoadedBlocks::decode_tokens(const Block& block, BlockScratch& scratch) const {
+  if (!layout_.block.by_channel || coder_.coder() == Coder::rans) {
+    decode_runs(block, scratch);
+    if (!layout_.block.by_channel) return scratch.runs;
+    transpose<uint8_t>(scratch.runs, scratch.symbols);
+  } else {
+    scratch.exact.clear();
+    coder_.decode_columns(layout_.block, block.mode, block.counts, block.payload, scratch.symbols,
+                          scratch.exact);
+  }
+  return scratch.symbols;
+}
+
 void LoadedBlocks::decode_runs(const Block& block, BlockScratch& scratch) const {
   if (coder_.coder() == Coder::huffman) {
     scratch.exact.clear();
@@ -176,11 +192,9 @@ void LoadedBlocks::decode_raw(const Block& block, MatrixView<float> out) const {
 void LoadedBlocks::decode(size_t row, size_t head, BlockScratch& scratch, MatrixView<float> out) const {
   const Block& block = this->block(row, head);
   if (block.mode == kRawBlock) return decode_raw(block, out);
-  decode_runs(block, scratch);
+  const MatrixView<const uint8_t> symbols = decode_tokens(block, scratch);
   read_origins(block, scratch);
-  if (layout_.block.by_channel) transpose(scratch.runs, scratch.symbols);
-  dequantize_bounded(layout_.block.by_channel ? scratch.symbols : scratch.runs, layout_.unit, block.steps,
-                     scratch.origins, out);
+  dequantize_bounded(symbols, layout_.unit, block.steps, scratch.origins, out);
   for (const EscapedValue& exact : scratch.exact) {
     const float value = exact_value(exact);
     if (layout_.block.by_channel)

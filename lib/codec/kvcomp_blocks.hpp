@@ -89,6 +89,7 @@ class LoadedBlocks {
   void read_places(const StreamReader& document, uint64_t first, uint64_t last);
   const Block& block(size_t row, size_t head) const { return blocks_[row * layout_.heads + head]; }
   void decode_runs(const Block& block, BlockScratch& scratch) const;
+  MatrixView<const uint8_t> decode_tokens(const Block& block, BlockScratch& scratch) const;
   void decode_ahead(size_t index, BlockScratch& scratch) const;
   void read_origins(const Block& block, BlockScratch& scratch) const;
   void decode_raw(const Block& block, MatrixView<float> out) const;

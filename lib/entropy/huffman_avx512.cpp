@@ -30,52 +30,96 @@ inline void transpose_quarters(const __m512i* in, __m512i* out) {
   out[2] = _mm512_shuffle_i32x4(b, d, 0x88), out[3] = _mm512_shuffle_i32x4(b, d, 0xdd);
 }
 
-/// 16 of the 64 runs of a set: run 4j + g is 32-bit lane j of group g, so that where there is a byte for each
-/// run, byte g of lane j is its own.
-struct Group {
-  __m512i bits;        ///< the next 32 bits of each run, the first one highest
-  __m512i bits_after;  ///< those behind them: 25 or more, then zeros
-};
-constexpr size_t kGroups = 4, kGroupLanes = 16;
-static_assert(kGroups * kGroupLanes == kSideBySide);
+/// Runs of a set whose bits stand in one register, 64 of each; run 8j + r of the set is lane j of register r,
+/// so that where there is a byte for each run, byte r of lane j is its own.
+constexpr size_t kRegisters = 8, kRegisterRuns = 8;
+static_assert(kRegisters * kRegisterRuns == kSideBySide);
 
-/// The bits of a group's runs from their positions on; last: the last byte that 8 bytes can be read from.
-/// Behind the end of the input follow zeros.
-KVCODEC_VBMI inline Group load(const uint8_t* in, __m512i last, __m512i position) {
-  const __m512i byte = _mm512_min_epu32(_mm512_srli_epi32(position, 3), last);
-  const __m512i skip = _mm512_sub_epi32(position, _mm512_slli_epi32(byte, 3));
+/// 128 bits of a register's runs, the first one highest.
+struct Words {
+  __m512i first, second;
+};
+
+/// The bits of a register's runs from bit `skip` of their bytes on: 121 or more, then zeros. in: 16 bytes or
+/// more from each byte on. (Two loads and one instruction for each run: a gather takes twice as long.)
+KVCODEC_VBMI inline Words load(const uint8_t* in, __m512i byte, __m512i skip) {
+  alignas(64) uint64_t at[kRegisterRuns];
+  _mm512_store_si512(at, byte);
+  const auto bytes_of = [&](size_t run) {
+    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(in + at[run]));
+  };
+  const auto four = [&](size_t run) {
+    const __m256i low = _mm256_inserti128_si256(_mm256_castsi128_si256(bytes_of(run)), bytes_of(run + 2), 1);
+    const __m256i high =
+        _mm256_inserti128_si256(_mm256_castsi128_si256(bytes_of(run + 4)), bytes_of(run + 6), 1);
+    return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+  };
+  const __m512i even = four(0), odd = four(1);
   const __m512i reversing =
       _mm512_broadcast_i32x4(_mm_setr_epi8(7, 6, 5, 4, 3, 2, 1, 0, 15, 14, 13, 12, 11, 10, 9, 8));
-  const auto words = [&](__m256i bytes, __m256i skips) KVCODEC_VBMI {
-    const __m512i big_endian = _mm512_shuffle_epi8(_mm512_i32gather_epi64(bytes, in, 1), reversing);
-    return _mm512_sllv_epi64(big_endian, _mm512_cvtepu32_epi64(skips));
-  };
-  const __m512i low = words(_mm512_castsi512_si256(byte), _mm512_castsi512_si256(skip));
-  const __m512i high = words(_mm512_extracti64x4_epi64(byte, 1), _mm512_extracti64x4_epi64(skip, 1));
-  const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-  const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
-  return {_mm512_permutex2var_epi32(low, odd, high), _mm512_permutex2var_epi32(low, even, high)};
+  const __m512i first = _mm512_shuffle_epi8(_mm512_unpacklo_epi64(even, odd), reversing);
+  const __m512i second = _mm512_shuffle_epi8(_mm512_unpackhi_epi64(even, odd), reversing);
+  return {_mm512_shldv_epi64(first, second, skip), _mm512_sllv_epi64(second, skip)};
 }
 
-KVCODEC_VBMI inline void skip(Group& group,
-                              __m512i lengths) {  // lengths modulo 32: what stands above is ignored
-  group.bits = _mm512_shldv_epi32(group.bits, group.bits_after, lengths);
-  group.bits_after = _mm512_shldv_epi32(group.bits_after, _mm512_setzero_si512(), lengths);
+/// Words whose first `skip` bits are used up, zeros behind their end; any skip.
+KVCODEC_VBMI inline Words skipped(const Words& words, __m512i skip) {
+  const __m512i word = _mm512_set1_epi64(64);
+  const __mmask8 more = _mm512_cmpge_epu64_mask(skip, word);
+  const __m512i near = _mm512_shldv_epi64(words.first, words.second, skip);
+  const __m512i far = _mm512_sllv_epi64(words.second, _mm512_sub_epi64(skip, word));
+  return {_mm512_mask_mov_epi64(near, more, far), _mm512_sllv_epi64(words.second, skip)};
 }
 
-/// Which eight of a lane's bits bytes_of takes: from bit `first` on, bit 31 being the next one.
-inline __m512i from_bit(unsigned first) {
-  return _mm512_set1_epi64(static_cast<long long>(0x0101010101010101 * first + 0x2020202000000000));
-}
+/// Two indices of each run into tables of 128 bytes.
+struct Indices {
+  __m512i head;  ///< its next kShortBits bits
+  __m512i tail;  ///< the last 7 bits of its next window
+};
 
-/// Eight bits of each run, in a byte each.
-KVCODEC_VBMI inline __m512i bytes_of(const Group* groups, __m512i from) {
-  constexpr __mmask64 kOdd = 0xaaaaaaaaaaaaaaaa, kHigh = 0xcccccccccccccccc;
-  __m512i bytes[kGroups];
-  for (size_t g = 0; g < kGroups; ++g) bytes[g] = _mm512_multishift_epi64_epi8(from, groups[g].bits);
-  return _mm512_mask_mov_epi8(_mm512_mask_mov_epi8(bytes[0], kOdd, bytes[1]), kHigh,
-                              _mm512_mask_mov_epi8(bytes[2], kOdd, bytes[3]));
-}
+/// The bits of each word from which on eight are taken for the indices, counted from the lowest. Nothing is
+/// ever shifted as bits are used up: a multishift takes eight bits from anywhere in a word. The low
+/// registers' (0..3) heads come to the low half of a lane and their tails to the high half, the high
+/// registers' the other way round, each run's to its byte or four bytes from there.
+class Places {
+ public:
+  Places() = default;
+  explicit Places(unsigned window) {
+    const __m512i heads = _mm512_set1_epi8(64 - kShortBits);
+    const __m512i tails = _mm512_set1_epi8(static_cast<char>(64 - window));
+    low_ = _mm512_mask_mov_epi32(heads, kHighHalves, tails);
+    high_ = _mm512_mask_mov_epi32(tails, kHighHalves, heads);
+  }
+
+  void advance(__m512i lengths) {
+    constexpr auto kLowTwice = static_cast<_MM_PERM_ENUM>(0xa0),
+                   kHighTwice = static_cast<_MM_PERM_ENUM>(0xf5);
+    low_ = _mm512_sub_epi8(low_, _mm512_shuffle_epi32(lengths, kLowTwice));
+    high_ = _mm512_sub_epi8(high_, _mm512_shuffle_epi32(lengths, kHighTwice));
+  }
+
+  KVCODEC_VBMI Indices indices_of(const __m512i* words) const {
+    constexpr auto kSwapHalves = static_cast<_MM_PERM_ENUM>(0xb1);
+    const __m512i low = four_of(words, low_), high = four_of(words + 4, high_);
+    return {_mm512_mask_mov_epi32(low, kHighHalves, high),
+            _mm512_shuffle_epi32(_mm512_mask_mov_epi32(high, kHighHalves, low), kSwapHalves)};
+  }
+
+ private:
+  static constexpr __mmask16 kHighHalves = 0xaaaa;
+
+  KVCODEC_VBMI static __m512i four_of(const __m512i* words, __m512i places) {
+    constexpr __mmask64 kSecond = 0x2222222222222222, kFourth = 0x8888888888888888,
+                        kUpperTwo = 0xcccccccccccccccc;
+    const __m512i first = _mm512_multishift_epi64_epi8(places, words[0]);
+    const __m512i third = _mm512_multishift_epi64_epi8(places, words[2]);
+    return _mm512_mask_mov_epi8(_mm512_mask_multishift_epi64_epi8(first, kSecond, places, words[1]),
+                                kUpperTwo,
+                                _mm512_mask_multishift_epi64_epi8(third, kFourth, places, words[3]));
+  }
+
+  __m512i low_, high_;
+};
 
 /// Two registers, as one table of 128 bytes.
 struct Bytes128 {
@@ -87,69 +131,136 @@ KVCODEC_VBMI inline __m512i look_up(const Bytes128& table, __m512i index) {  // 
   return _mm512_permutex2var_epi8(table.low, index, table.high);
 }
 
+/// The code book in registers.
+struct Book {
+  Bytes128 short_lengths, short_symbols, long_lengths, long_symbols;
+  __m512i longest_short = _mm512_set1_epi8(kShortBits);
+  explicit Book(const SideBySideTable& table)
+      : short_lengths(table.short_lengths),
+        short_symbols(table.short_symbols),
+        long_lengths(table.long_lengths),
+        long_symbols(table.long_symbols) {}
+};
+
+/// A set's runs.
+struct Set {
+  __m512i position[kRegisters];                  ///< bits from the start of the input
+  __m512i words[kRegisters], later[kRegisters];  ///< their next 64 bits, and those behind them
+  Places places;
+  __m512i used, used_before;  ///< bits of each word, and what they were before the last symbol
+  __m512i top;                ///< largest symbol of each run
+
+  /// last: the last byte that 16 can be read from; behind the end of the input follow zeros.
+  KVCODEC_VBMI void load_words(const uint8_t* in, __m512i last) {
+    const __m512i in_byte = _mm512_set1_epi64(7);
+    __m512i farthest = position[0];
+    for (size_t r = 1; r < kRegisters; ++r) farthest = _mm512_max_epu64(farthest, position[r]);
+    const bool beyond = _mm512_cmpgt_epu64_mask(_mm512_srli_epi64(farthest, 3), last) != 0;
+#pragma GCC unroll 8
+    for (size_t r = 0; r < kRegisters; ++r) {
+      const __m512i byte = _mm512_min_epu64(_mm512_srli_epi64(position[r], 3), last);
+      Words both;
+      if (__builtin_expect(beyond, 0))
+        both = skipped(load(in, byte, _mm512_setzero_si512()),
+                       _mm512_sub_epi64(position[r], _mm512_slli_epi64(byte, 3)));
+      else
+        both = load(in, byte, _mm512_and_si512(position[r], in_byte));
+      words[r] = both.first, later[r] = both.second;
+    }
+  }
+
+  /// Goes on with the bits that are left of the first words and those behind them.
+  KVCODEC_VBMI void shift_words() {
+#pragma GCC unroll 8
+    for (size_t r = 0; r < kRegisters; ++r) words[r] = _mm512_shldv_epi64(words[r], later[r], used_of(r));
+  }
+
+  void start(const Places& first) {
+    places = first;
+    used = used_before = _mm512_setzero_si512();
+  }
+
+  KVCODEC_VBMI void next(const Book& book, uint8_t* out) {
+    const Indices index = places.indices_of(words);
+    const __m512i short_length = look_up(book.short_lengths, index.head);
+    // Short lengths are no more than any long one, and 255 where a long code starts.
+    const __m512i lengths = _mm512_min_epu8(short_length, look_up(book.long_lengths, index.tail));
+    places.advance(lengths);
+    used_before = used;
+    used = _mm512_add_epi8(used, lengths);
+    const __mmask64 is_long = _mm512_cmpgt_epu8_mask(short_length, book.longest_short);
+    const __m512i symbols = _mm512_mask_mov_epi8(look_up(book.short_symbols, index.head), is_long,
+                                                 look_up(book.long_symbols, index.tail));
+    _mm512_storeu_si512(out, symbols);
+    top = _mm512_max_epu8(top, symbols);
+  }
+
+  void advance_positions() {
+#pragma GCC unroll 8
+    for (size_t r = 0; r < kRegisters; ++r)
+      position[r] = _mm512_add_epi64(position[r], _mm512_and_si512(used_of(r), _mm512_set1_epi64(0xff)));
+  }
+
+ private:
+  /// In the low byte of each lane.
+  __m512i used_of(size_t r) const { return _mm512_srli_epi64(used, static_cast<unsigned>(8 * r)); }
+};
+
 /// kSets sets are decoded in step, so that one's instructions are there to be executed while another's wait.
 template <size_t kSets>
 KVCODEC_VBMI inline void decode_sets(const SideBySideTable& table, const uint8_t* in, size_t in_bytes,
-                                     size_t n, uint32_t* bit, uint8_t* out, uint8_t* largest) {
-  const __m512i last = _mm512_set1_epi32(static_cast<int>(in_bytes - 8));
-  const __m512i short_index = from_bit(32 - kShortBits), long_index = from_bit(32 - table.window);
-  const __m512i longest_short = _mm512_set1_epi8(kShortBits), low_byte = _mm512_set1_epi32(0xff);
-  const Bytes128 short_lengths(table.short_lengths), short_symbols(table.short_symbols);
-  const Bytes128 long_lengths(table.long_lengths), long_symbols(table.long_symbols);
+                                     size_t n, uint32_t* bit, SideBySideOut out, uint8_t* largest) {
+  const __m512i last = _mm512_set1_epi64(static_cast<long long>(in_bytes - kSideBySideInput));
+  const Book book(table);
+  const Places first(table.window);
   // As long as no run has used up more than this of the 57 bits that it has at least, all have a whole
   // window.
   const __m512i most = _mm512_set1_epi8(static_cast<char>(57 - table.window));
-  __m512i position[kSets][kGroups], top[kSets];
+  const auto bits_of = [&](size_t s, size_t r) {
+    return reinterpret_cast<__m256i*>(bit + s * kSideBySide + r * kRegisterRuns);
+  };
+  Set sets[kSets];
   for (size_t s = 0; s < kSets; ++s) {
-    top[s] = _mm512_setzero_si512();
-    __m512i runs[4], mixed[4];
-    for (size_t q = 0; q < 4; ++q) runs[q] = _mm512_loadu_si512(bit + s * kSideBySide + 16 * q);
-    transpose_quarters(runs, mixed);
-    transpose_lanes(mixed, position[s]);
+    sets[s].top = _mm512_setzero_si512();
+    for (size_t r = 0; r < kRegisters; ++r)
+      sets[s].position[r] = _mm512_cvtepu32_epi64(_mm256_loadu_si256(bits_of(s, r)));
   }
-  for (size_t i = 0; i < n;) {
-    Group groups[kSets][kGroups];
-    __m512i used[kSets], most_used;  // bits of each run
+  const auto next = [&](size_t i) KVCODEC_VBMI {
 #pragma GCC unroll 2
-    for (size_t s = 0; s < kSets; ++s) {
-      used[s] = _mm512_setzero_si512();
-#pragma GCC unroll 4
-      for (size_t g = 0; g < kGroups; ++g) groups[s][g] = load(in, last, position[s][g]);
-    }
-    do {
-#pragma GCC unroll 2
-      for (size_t s = 0; s < kSets; ++s) {
-        const __m512i head = bytes_of(groups[s], short_index), tail = bytes_of(groups[s], long_index);
-        const __m512i short_length = look_up(short_lengths, head);
-        // Short lengths are no more than any long one, and 255 where a long code starts.
-        const __m512i lengths = _mm512_min_epu8(short_length, look_up(long_lengths, tail));
-        skip(groups[s][0], lengths);
-        skip(groups[s][1], _mm512_srli_epi32(lengths, 8));
-        skip(groups[s][2], _mm512_srli_epi32(lengths, 16));
-        skip(groups[s][3], _mm512_srli_epi32(lengths, 24));
-        const __mmask64 is_long = _mm512_cmpgt_epu8_mask(short_length, longest_short);
-        const __m512i symbols =
-            _mm512_mask_mov_epi8(look_up(short_symbols, head), is_long, look_up(long_symbols, tail));
-        _mm512_storeu_si512(out + (s * n + i) * kSideBySide, symbols);
-        top[s] = _mm512_max_epu8(top[s], symbols);
-        used[s] = _mm512_add_epi8(used[s], lengths);
-      }
-      most_used = kSets == 1 ? used[0] : _mm512_max_epu8(used[0], used[kSets - 1]);
-      ++i;
-    } while (i < n && _mm512_cmpgt_epu8_mask(most_used, most) == 0);
     for (size_t s = 0; s < kSets; ++s)
-#pragma GCC unroll 4
-      for (size_t g = 0; g < kGroups; ++g) {
-        const __m512i bits = _mm512_srli_epi32(used[s], static_cast<unsigned>(8 * g));
-        position[s][g] = _mm512_add_epi32(position[s][g], _mm512_and_si512(bits, low_byte));
-      }
+      sets[s].next(book, out.to + i * out.symbol_stride + s * out.set_stride);
+  };
+  const auto too_far = [&](__m512i used, __m512i used_by_last) {
+    return _mm512_cmpgt_epu8_mask(kSets == 1 ? used : _mm512_max_epu8(used, used_by_last), most) != 0;
+  };
+  const size_t batches = (n + table.batch - 1) / table.batch, batch = (n + batches - 1) / batches;
+  bool have_later = false;
+  for (size_t i = 0; i < n; have_later = !have_later) {
+    __m512i top[kSets];
+    for (size_t s = 0; s < kSets; ++s) {
+      if (have_later)
+        sets[s].shift_words();
+      else
+        sets[s].load_words(in, last);
+      sets[s].start(first);
+      top[s] = sets[s].top;
+    }
+    // A batch is decoded without looking: a branch that depends on the data would be mispredicted for every
+    // load. What turns out to have run dry is decoded again.
+    const size_t begin = i, end = n - i < batch ? n : i + batch;
+    for (; i < end; ++i) next(i);
+    if (__builtin_expect(too_far(sets[0].used_before, sets[kSets - 1].used_before), 0)) {
+      for (size_t s = 0; s < kSets; ++s) sets[s].start(first), sets[s].top = top[s];
+      i = begin;
+      do next(i);
+      while (++i < end && !too_far(sets[0].used, sets[kSets - 1].used));
+    }
+    for (size_t s = 0; s < kSets; ++s) sets[s].advance_positions();
   }
   for (size_t s = 0; s < kSets; ++s) {
-    _mm512_storeu_si512(largest + s * kSideBySide, top[s]);
-    __m512i runs[4], mixed[4];
-    transpose_lanes(position[s], mixed);
-    transpose_quarters(mixed, runs);
-    for (size_t q = 0; q < 4; ++q) _mm512_storeu_si512(bit + s * kSideBySide + 16 * q, runs[q]);
+    _mm512_storeu_si512(largest + s * kSideBySide, sets[s].top);
+    for (size_t r = 0; r < kRegisters; ++r)
+      _mm256_storeu_si256(bits_of(s, r), _mm512_cvtepi64_epi32(sets[s].position[r]));
   }
 }
 
@@ -195,7 +306,8 @@ bool have_side_by_side() {
 }
 
 KVCODEC_VBMI void decode_side_by_side(const SideBySideTable& table, const uint8_t* in, size_t in_bytes,
-                                      size_t sets, size_t n, uint32_t* bit, uint8_t* out, uint8_t* largest) {
+                                      size_t sets, size_t n, uint32_t* bit, SideBySideOut out,
+                                      uint8_t* largest) {
   if (sets == 1)
     decode_sets<1>(table, in, in_bytes, n, bit, out, largest);
   else

@@ -9,6 +9,7 @@
 #include "lib/core/checked.hpp"
 #include "lib/core/cpu.hpp"
 #include "lib/core/error.hpp"
+#include "lib/core/transpose.hpp"
 #include "lib/entropy/huffman_kernels.hpp"
 #include "lib/entropy/huffman_window.hpp"
 
@@ -28,19 +29,34 @@ void check_symbols(const HuffmanBook& book) {
     throw failed("a book of {} symbols does not fit symbols of {} bytes", book.symbols(), sizeof(Symbol));
 }
 
-/// Throws unless all runs lie within the payload; returns whether there is anything to decode.
-template <class Symbol>
+/// Throws unless all runs, of n symbols, lie within the payload and there is room for them; returns whether
+/// there is anything to decode.
 bool check_runs(const HuffmanBook& book, std::span<const uint8_t> payload, uint64_t first_bit,
-                std::span<const uint32_t> run_bits, MatrixView<Symbol> out) {
-  if (run_bits.size() != out.rows()) throw failed("{} runs, but room for {}", run_bits.size(), out.rows());
+                std::span<const uint32_t> run_bits, size_t room, size_t n) {
+  if (run_bits.size() != room) throw failed("{} runs, but room for {}", run_bits.size(), room);
   const uint64_t end = checked_add(first_bit, std::accumulate(run_bits.begin(), run_bits.end(), uint64_t{0}));
   if (end > uint64_t{payload.size()} * 8)
     throw bad_input("{} bytes of coded runs end before bit {}", payload.size(), end);
   if (run_bits.empty()) return false;
-  if (out.cols() > 0 && book.num_codes() == 0)
-    throw bad_input("runs of {} symbols, but a book without codes", out.cols());
+  if (n > 0 && book.num_codes() == 0) throw bad_input("runs of {} symbols, but a book without codes", n);
   return true;
 }
+
+/// A payload of at least 8 bytes, which the kernels read at a time.
+class Padded {
+ public:
+  explicit Padded(std::span<const uint8_t> payload) : bytes_(payload) {
+    if (payload.size() >= tiny_.size()) return;
+    std::ranges::copy(payload, tiny_.begin());
+    bytes_ = tiny_;
+  }
+  Padded(const Padded&) = delete;
+  operator std::span<const uint8_t>() const { return bytes_; }
+
+ private:
+  std::span<const uint8_t> bytes_;
+  std::array<uint8_t, 8> tiny_{};
+};
 
 [[noreturn]] void refuse(size_t run, size_t symbols, uint32_t bits) {
   throw bad_input("run {}: its {} bits do not hold {} symbols exactly", run, bits, symbols);
@@ -106,14 +122,15 @@ struct HuffmanDecoder<Symbol>::Work {
   MatrixView<Symbol> out;
   std::vector<EscapedValue>& escaped;
   DecodeTable table;
+  size_t first_run;  // what the first row is called
   bool wide = simd_level() >= SimdLevel::avx2;
   // One behind the other with different places in the first-level cache.
   static constexpr size_t kRoom = kPartSymbols + kDecodeSlack;
   std::array<Symbol, kLanes * kRoom> rooms;
 
   Work(std::span<const uint8_t> in, std::span<const uint32_t> bits, MatrixView<Symbol> rows,
-       std::vector<EscapedValue>& values, DecodeTable decode_table)
-      : payload(in), run_bits(bits), out(rows), escaped(values), table(decode_table) {}
+       std::vector<EscapedValue>& values, DecodeTable decode_table, size_t first)
+      : payload(in), run_bits(bits), out(rows), escaped(values), table(decode_table), first_run(first) {}
 
   /// n symbols in lane 0 (count == 1) or in all lanes, to be copied to the target.
   void decode(size_t n, Target target, Lane<Symbol>* lanes, size_t count) const {
@@ -196,22 +213,17 @@ uint64_t HuffmanDecoder<Symbol>::decode_group(Work& work, size_t run, size_t cou
   }
   for (size_t k = 0; k < count; ++k)
     if ((escapes[k] && book_.has_escape()) || ends[k] != starts[k + 1])
-      read_raw<Symbol>(book_, work.payload, starts[k], ends[k] - starts[k], work.run_bits[run + k], run + k,
-                       work.out.row(run + k), work.escaped);
+      read_raw<Symbol>(book_, work.payload, starts[k], ends[k] - starts[k], work.run_bits[run + k],
+                       work.first_run + run + k, work.out.row(run + k), work.escaped);
   return starts[count];
 }
 
+/// Runs that lie within the payload, first_run being the number of the first.
 template <class Symbol>
-void HuffmanDecoder<Symbol>::decode_runs(std::span<const uint8_t> payload, uint64_t first_bit,
-                                         std::span<const uint32_t> run_bits, MatrixView<Symbol> out,
-                                         std::vector<EscapedValue>& escaped) const {
-  if (!check_runs(book_, payload, first_bit, run_bits, out)) return;
-  std::array<uint8_t, 8> tiny{};  // the kernels read eight bytes at a time
-  if (payload.size() < tiny.size()) {
-    std::copy(payload.begin(), payload.end(), tiny.begin());
-    payload = tiny;
-  }
-  Work work(payload, run_bits, out, escaped, {entries_.data(), window_});
+void HuffmanDecoder<Symbol>::decode_rows(std::span<const uint8_t> payload, uint64_t first_bit,
+                                         size_t first_run, std::span<const uint32_t> run_bits,
+                                         MatrixView<Symbol> out, std::vector<EscapedValue>& escaped) const {
+  Work work(payload, run_bits, out, escaped, {entries_.data(), window_}, first_run);
   const size_t n = out.cols();
   const size_t chain = n == 0 ? 0 : std::min(kPartSymbols / n, run_bits.size() / kLanes);
   size_t run = 0;
@@ -219,13 +231,9 @@ void HuffmanDecoder<Symbol>::decode_runs(std::span<const uint8_t> payload, uint6
   if constexpr (sizeof(Symbol) == 1)
     while (const size_t count = side_by_side_.runs_at_once(run_bits.size() - run, n)) {
       const auto bits = run_bits.subspan(run, count);
-      const auto others = side_by_side_.decode(payload, bit, bits, out.rows(run, count));
-      size_t k = 0;
-      for (const size_t other : others) {
-        for (; k < other; ++k) bit += bits[k];
-        bit = decode_group(work, run + k++, 1, bit);
-      }
-      for (; k < count; ++k) bit += bits[k];
+      for (const size_t other : side_by_side_.decode(payload, bit, bits, out.rows(run, count)))
+        decode_group(work, run + other, 1, bit + work.bits_of(run, other));
+      bit += work.bits_of(run, count);
       run += count;
     }
   if (chain > 1)
@@ -233,6 +241,45 @@ void HuffmanDecoder<Symbol>::decode_runs(std::span<const uint8_t> payload, uint6
       bit = decode_chained(work, run, chain, bit);
   for (; run < run_bits.size(); run += kLanes)
     bit = decode_group(work, run, std::min(run_bits.size() - run, kLanes), bit);
+}
+
+template <class Symbol>
+void HuffmanDecoder<Symbol>::decode_runs(std::span<const uint8_t> payload, uint64_t first_bit,
+                                         std::span<const uint32_t> run_bits, MatrixView<Symbol> out,
+                                         std::vector<EscapedValue>& escaped) const {
+  if (!check_runs(book_, payload, first_bit, run_bits, out.rows(), out.cols())) return;
+  decode_rows(Padded(payload), first_bit, 0, run_bits, out, escaped);
+}
+
+template <class Symbol>
+void HuffmanDecoder<Symbol>::decode_columns(std::span<const uint8_t> payload, uint64_t first_bit,
+                                            std::span<const uint32_t> run_bits, MatrixView<Symbol> out,
+                                            std::vector<EscapedValue>& escaped) const {
+  const size_t n = out.rows();
+  if (!check_runs(book_, payload, first_bit, run_bits, out.cols(), n)) return;
+  const Padded padded(payload);
+  uint64_t bit = first_bit;
+  const auto decode_as_rows = [&](size_t run, size_t count, uint64_t from) {
+    Matrix<Symbol> rows(count, n);
+    decode_rows(padded, from, run, run_bits.subspan(run, count), rows, escaped);
+    transpose<Symbol>(rows, out.columns(run, count));
+  };
+  const auto bits_of = [&](size_t run, size_t count) {
+    const auto bits = run_bits.subspan(run, count);
+    return std::accumulate(bits.begin(), bits.end(), uint64_t{0});
+  };
+  size_t run = 0;
+  if constexpr (sizeof(Symbol) == 1)
+    while (const size_t count =
+               side_by_side_.runs_at_once(run_bits.size() - run, n, SideBySideDecoder::Order::by_symbol)) {
+      for (const size_t other :
+           side_by_side_.decode(padded, bit, run_bits.subspan(run, count), out.columns(run, count),
+                                SideBySideDecoder::Order::by_symbol))
+        decode_as_rows(run + other, 1, bit + bits_of(run, other));
+      bit += bits_of(run, count);
+      run += count;
+    }
+  if (run < run_bits.size()) decode_as_rows(run, run_bits.size() - run, bit);
 }
 
 template <class Symbol>
@@ -259,7 +306,7 @@ template <class Symbol>
 void HuffmanTreeWalk<Symbol>::decode_runs(std::span<const uint8_t> payload, uint64_t first_bit,
                                           std::span<const uint32_t> run_bits, MatrixView<Symbol> out,
                                           std::vector<EscapedValue>& escaped) const {
-  if (!check_runs(book_, payload, first_bit, run_bits, out)) return;
+  if (!check_runs(book_, payload, first_bit, run_bits, out.rows(), out.cols())) return;
   const size_t n = out.cols();
   uint64_t start = first_bit;
   for (size_t run = 0; run < run_bits.size(); ++run) {

@@ -101,6 +101,7 @@ KVCODEC_HUFFMAN_KERNELS
 struct SideBySideTable {
   static constexpr size_t kEntries = 128;
   unsigned window;                  ///< kSmallWindow or kLargeWindow
+  size_t batch;                     ///< symbols decoded between two loads of 57 bits, at most 255 / window
   uint8_t short_lengths[kEntries];  ///< 255 where a longer code starts
   uint8_t short_symbols[kEntries];
   uint8_t long_lengths[kEntries];  ///< nowhere less than a short one
@@ -108,19 +109,34 @@ struct SideBySideTable {
 };
 inline constexpr unsigned kShortBits = 7;
 inline constexpr size_t kSideBySide = 64;
-inline constexpr size_t kMostSets = 2;  ///< that are decoded at once
+inline constexpr size_t kMostSets = 2;          ///< that are decoded at once
+inline constexpr size_t kSideBySideInput = 16;  ///< bytes of input there must be
+
+/// Where decode_side_by_side has what belongs to a run: the order that its registers take.
+constexpr size_t side_by_side_place(size_t run) {
+  const size_t in_set = run % kSideBySide;
+  return run - in_set + in_set % 8 * 8 + in_set / 8;
+}
+
+/// Where symbols of runs decoded side by side go: symbol i of run r of set s to
+/// to[i * symbol_stride + s * set_stride + r].
+struct SideBySideOut {
+  uint8_t* to;
+  size_t symbol_stride, set_stride;
+};
 
 namespace avx512 {
 /// Whether this machine has the instructions (VBMI and VBMI2) that these functions need besides those of
 /// avx512.
 bool have_side_by_side();
-/// Decodes n symbols in each of the runs of `sets` sets (1 or 2). Reads nothing outside in[0, in_bytes), 8 <=
-/// in_bytes < 2^28; where codes run on behind the end, zero bits follow. Of run r of set s,
-///   bit[64s + r] < 2^31 is where it starts, and on return where it ends;
-///   out[64 * (s * n + i) + r] becomes its symbol i;
+/// Decodes n symbols in each of the runs of `sets` sets (1 or 2). Reads nothing outside in[0, in_bytes),
+/// kSideBySideInput <= in_bytes < 2^28; where codes run on behind the end, zero bits follow. Of run r of set
+/// s,
+///   bit[side_by_side_place(64s + r)] < 2^31 is where it starts, and on return where it ends;
+///   the place of `out` its symbols;
 ///   largest[64s + r] its largest symbol.
 void decode_side_by_side(const SideBySideTable& table, const uint8_t* in, size_t in_bytes, size_t sets,
-                         size_t n, uint32_t* bit, uint8_t* out, uint8_t* largest);
+                         size_t n, uint32_t* bit, SideBySideOut out, uint8_t* largest);
 /// Copies a set's symbols, run r to to[r * to_stride]...; reads whole tiles of 64 symbols of all runs.
 void copy_side_by_side(const uint8_t* symbols, size_t n, uint8_t* to, size_t to_stride);
 }  // namespace avx512

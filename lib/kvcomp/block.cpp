@@ -6,6 +6,7 @@
 
 #include "lib/core/bits.hpp"
 #include "lib/core/error.hpp"
+#include "lib/core/transpose.hpp"
 #include "lib/entropy/pack.hpp"
 
 namespace kvcodec {
@@ -150,7 +151,7 @@ CodedBlock BlockCoder::encode(const BlockShape& shape, MatrixView<const uint8_t>
                               MatrixView<const uint16_t> values, size_t side_bytes) const {
   Matrix<uint8_t> runs(shape.runs(), shape.run_length());
   if (shape.by_channel)
-    transpose(symbols, runs);
+    transpose<uint8_t>(symbols, runs);
   else
     for (size_t i = 0; i < runs.rows(); ++i) std::ranges::copy(symbols.row(i), runs.row(i).begin());
   std::vector<uint32_t> exact;
@@ -187,15 +188,9 @@ CodedBlock BlockCoder::encode(const BlockShape& shape, MatrixView<const uint8_t>
   return raw;
 }
 
-void BlockCoder::decode_runs(const BlockShape& shape, uint8_t mode, std::span<const uint8_t> counts,
-                             std::span<const uint8_t> payload, MatrixView<uint8_t> runs,
-                             std::vector<EscapedValue>& exact) const {
-  if (rans_) {
-    std::vector<EscapedValue> found;
-    decode_rans(shape, {&payload, 1}, {runs.data(), 1, shape.symbols()}, {&found, 1});
-    exact.insert(exact.end(), found.begin(), found.end());
-    return;
-  }
+std::vector<uint32_t> BlockCoder::run_bits(const BlockShape& shape, uint8_t mode,
+                                           std::span<const uint8_t> counts,
+                                           std::span<const uint8_t> payload) const {
   std::vector<uint32_t> bits(shape.runs());
   unpack_bits(counts.subspan(2), 0, mode, 0, std::span<uint32_t>(bits));
   const uint32_t base = counts[0] | uint32_t{counts[1]} << 8;
@@ -206,7 +201,30 @@ void BlockCoder::decode_runs(const BlockShape& shape, uint8_t mode, std::span<co
   }
   if ((total + 7) / 8 != payload.size())
     throw bad_input("its runs have {} bits, its payload {} bytes", total, payload.size());
-  huffman_->decoder.decode_runs(payload, 0, bits, runs, exact);
+  return bits;
+}
+
+void BlockCoder::decode_runs(const BlockShape& shape, uint8_t mode, std::span<const uint8_t> counts,
+                             std::span<const uint8_t> payload, MatrixView<uint8_t> runs,
+                             std::vector<EscapedValue>& exact) const {
+  if (rans_) {
+    std::vector<EscapedValue> found;
+    decode_rans(shape, {&payload, 1}, {runs.data(), 1, shape.symbols()}, {&found, 1});
+    exact.insert(exact.end(), found.begin(), found.end());
+    return;
+  }
+  huffman_->decoder.decode_runs(payload, 0, run_bits(shape, mode, counts, payload), runs, exact);
+}
+
+void BlockCoder::decode_columns(const BlockShape& shape, uint8_t mode, std::span<const uint8_t> counts,
+                                std::span<const uint8_t> payload, MatrixView<uint8_t> columns,
+                                std::vector<EscapedValue>& exact) const {
+  if (rans_) {
+    Matrix<uint8_t> runs(shape.runs(), shape.run_length());
+    decode_runs(shape, mode, counts, payload, runs, exact);
+    return transpose<uint8_t>(runs, columns);
+  }
+  huffman_->decoder.decode_columns(payload, 0, run_bits(shape, mode, counts, payload), columns, exact);
 }
 
 void BlockCoder::decode_rans(const BlockShape& shape, std::span<const std::span<const uint8_t>> payloads,
@@ -223,14 +241,6 @@ void BlockCoder::decode_rans(const BlockShape& shape, std::span<const std::span<
   for (const EscapedValue& value : found)
     exact[value.row].push_back({static_cast<uint32_t>(value.position / length),
                                 static_cast<uint32_t>(value.position % length), value.value});
-}
-
-void transpose(MatrixView<const uint8_t> in, MatrixView<uint8_t> out) {
-  constexpr size_t kTile = 16;  // a tile's rows and columns stay in the first-level cache and in few lines
-  for (size_t i0 = 0; i0 < in.rows(); i0 += kTile)
-    for (size_t j0 = 0; j0 < in.cols(); j0 += kTile)
-      for (size_t j = j0; j < std::min(j0 + kTile, in.cols()); ++j)
-        for (size_t i = i0; i < std::min(i0 + kTile, in.rows()); ++i) out(j, i) = in(i, j);
 }
 
 }  // namespace kvcodec

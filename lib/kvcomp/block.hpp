@@ -100,6 +100,10 @@ class BlockCoder {
   void decode_runs(const BlockShape& shape, uint8_t mode, std::span<const uint8_t> counts,
                    std::span<const uint8_t> payload, MatrixView<uint8_t> runs,
                    std::vector<EscapedValue>& exact) const;
+  /// The same with runs as columns: (shape.run_length(), shape.runs()).
+  void decode_columns(const BlockShape& shape, uint8_t mode, std::span<const uint8_t> counts,
+                      std::span<const uint8_t> payload, MatrixView<uint8_t> columns,
+                      std::vector<EscapedValue>& exact) const;
 
   /// With rANS, blocks are decoded faster several at a time: so many.
   static constexpr size_t kTogether = RansDecoder<uint8_t>::kTogether;
@@ -114,6 +118,8 @@ class BlockCoder {
   explicit BlockCoder(HuffmanBook book);
   explicit BlockCoder(RansModel model);
   void find_known_run();
+  std::vector<uint32_t> run_bits(const BlockShape& shape, uint8_t mode, std::span<const uint8_t> counts,
+                                 std::span<const uint8_t> payload) const;
   bool surely_known(std::span<const uint8_t> symbols) const;
 
   struct Huffman {
@@ -133,8 +139,5 @@ class BlockCoder {
   uint8_t known_first_ = 0;  // of their longest run
   size_t known_count_ = 0;
 };
-
-/// out(j, i) = in(i, j); out: (in.cols(), in.rows()).
-void transpose(MatrixView<const uint8_t> in, MatrixView<uint8_t> out);
 
 }  // namespace kvcodec

@@ -17,6 +17,7 @@
 #include <iterator>
 
 #include "lib/core/rng.hpp"
+#include "lib/core/transpose.hpp"
 #include "lib/entropy/histogram.hpp"
 #include "lib/entropy/huffman_decoder.hpp"
 #include "lib/entropy/huffman_encoder.hpp"
@@ -76,23 +77,39 @@ void run_huffman(const std::vector<uint8_t>& symbols, size_t n, unsigned max_len
   print("encode", encoding, used);
   std::vector<uint8_t> back(used);
   std::vector<EscapedValue> escaped;
-  const auto decode_with = [&](const auto& decoder, const std::string& what, int repeats) {
+  const auto decode_with = [&](const auto& decode, const std::string& what, int repeats) {
     const auto times = bench::measure(repeats, [&] {
-      for (size_t run = 0, block = 0; run < runs; run += step, ++block) {
-        const size_t count = std::min(step, runs - run);
-        decoder.decode_runs(std::span(bytes).subspan(offsets[block], offsets[block + 1] - offsets[block]), 0,
-                            std::span(bits).subspan(run, count),
-                            MatrixView<uint8_t>(back.data() + run * n, count, n), escaped);
-      }
+      for (size_t run = 0, block = 0; run < runs; run += step, ++block)
+        decode(std::span(bytes).subspan(offsets[block], offsets[block + 1] - offsets[block]),
+               std::span(bits).subspan(run, std::min(step, runs - run)), back.data() + run * n);
     });
     bench::check(back == known, what);
     print(what, times, used);
   };
-  decode_with(HuffmanDecoder<uint8_t>(book), "decode by table", kRepeats);
+  const auto rows_with = [&](const auto& decoder) {
+    return [&, decoder](std::span<const uint8_t> payload, std::span<const uint32_t> run_bits, uint8_t* to) {
+      decoder.decode_runs(payload, 0, run_bits, MatrixView<uint8_t>(to, run_bits.size(), n), escaped);
+    };
+  };
+  const HuffmanDecoder<uint8_t> decoder(book);
+  decode_with(rows_with(decoder), "decode", kRepeats);
   limit_simd(SimdLevel::scalar);
-  decode_with(HuffmanDecoder<uint8_t>(book), "decode by table, without BMI2", kRepeats);
+  decode_with(rows_with(decoder), "decode, without BMI2", kRepeats);
   limit_simd(SimdLevel::avx512);
-  if (n == 128) decode_with(HuffmanTreeWalk<uint8_t>(book), "decode by tree walk", 3);
+  if (n == 128) decode_with(rows_with(HuffmanTreeWalk<uint8_t>(book)), "decode by tree walk", 3);
+
+  // What a call wrote as runs are columns now, as the channels of a block of tokens are.
+  std::vector<uint8_t> rows = std::move(known);
+  known.resize(rows.size());
+  for (size_t run = 0; run < runs; run += step) {
+    const size_t count = std::min(step, runs - run);
+    transpose<uint8_t>({rows.data() + run * n, count, n}, {known.data() + run * n, n, count});
+  }
+  const auto as_columns = [&](std::span<const uint8_t> payload, std::span<const uint32_t> run_bits,
+                              uint8_t* to) {
+    decoder.decode_columns(payload, 0, run_bits, MatrixView<uint8_t>(to, n, run_bits.size()), escaped);
+  };
+  decode_with(as_columns, "decode to columns", kRepeats);
 }
 
 void run_rans(const std::vector<uint8_t>& symbols, size_t n, size_t step) {

@@ -10,6 +10,7 @@
 
 #include "lib/core/error.hpp"
 #include "lib/core/rng.hpp"
+#include "lib/core/transpose.hpp"
 #include "lib/entropy/histogram.hpp"
 #include "lib/entropy/huffman_decoder.hpp"
 #include "lib/entropy/huffman_encoder.hpp"
@@ -193,8 +194,29 @@ template <class Symbol>
 struct Decoded {
   std::vector<Symbol> symbols;
   std::vector<EscapedValue> escaped;
+  bool refused_as_columns = false;  // as damaged runs may be whose neighbours make up for it
   bool operator==(const Decoded&) const = default;
 };
+
+/// Checks what the runs become as columns, with a guard beside them; false if they are refused.
+template <class Symbol>
+bool columns_agree(const HuffmanDecoder<Symbol>& decoder, std::span<const uint8_t> bytes, uint64_t first_bit,
+                   std::span<const uint32_t> bits, size_t n, const Decoded<Symbol>& expected) {
+  Matrix<Symbol> columns(n, bits.size() + 1), turned(bits.size() + 1, n);
+  std::fill_n(columns.data(), columns.size(), Symbol{77});
+  std::vector<EscapedValue> escaped;
+  try {
+    decoder.decode_columns(bytes, first_bit, bits, columns.view().columns(0, bits.size()), escaped);
+  } catch (const Error& error) {
+    CHECK(error.kind() == ErrorKind::bad_input);
+    return false;
+  }
+  transpose<Symbol>(columns, turned);
+  CHECK(std::equal(expected.symbols.begin(), expected.symbols.end(), turned.data()));
+  CHECK(std::ranges::count(turned.row(bits.size()), Symbol{77}) == ptrdiff_t(n));
+  CHECK(escaped == expected.escaped);
+  return true;
+}
 
 template <class Symbol, class Decoder>
 std::optional<Decoded<Symbol>> decode(const Decoder& decoder, std::span<const uint8_t> bytes,
@@ -220,6 +242,8 @@ std::optional<Decoded<Symbol>> decode(const Decoder& decoder, std::span<const ui
   decoder.decode_runs(exact, first_bit, bits, close, escaped);
   CHECK(std::equal(result.symbols.begin(), result.symbols.end(), close.data()));
   CHECK(escaped == result.escaped);
+  if constexpr (std::is_same_v<Decoder, HuffmanDecoder<Symbol>>)
+    result.refused_as_columns = !columns_agree(decoder, exact, first_bit, bits, n, result);
   return result;
 }
 

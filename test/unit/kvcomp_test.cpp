@@ -12,6 +12,7 @@
 #include "lib/core/half.hpp"
 #include "lib/core/rng.hpp"
 #include "lib/entropy/histogram.hpp"
+#include "lib/core/transpose.hpp"
 #include "lib/kvcomp/block.hpp"
 #include "lib/kvcomp/products.hpp"
 #include "test/test.hpp"
@@ -176,7 +177,7 @@ TEST_CASE("transpose of bytes, for any shape") {
     for (const size_t cols : {0, 1, 16, 33, 128}) {
       Matrix<uint8_t> in(rows, cols + 2), out(cols, rows);
       for (size_t i = 0; i < in.size(); ++i) in.data()[i] = static_cast<uint8_t>(rng.below(256));
-      transpose(in.view().columns(1, cols), out);
+      transpose<uint8_t>(in.view().columns(1, cols), out);
       size_t wrong = 0;
       for (size_t i = 0; i < rows; ++i)
         for (size_t j = 0; j < cols; ++j) wrong += out(j, i) != in(i, j + 1);
