@@ -15,6 +15,7 @@
 #include "lib/entropy/huffman_decoder.hpp"
 #include "lib/entropy/huffman_encoder.hpp"
 #include "test/test.hpp"
+#include "test/unit/coded_rows.hpp"
 #include "test/unit/simd_levels.hpp"
 
 using namespace kvcodec;
@@ -112,48 +113,13 @@ std::vector<uint64_t> random_counts(size_t n, Rng& rng) {
 
 std::vector<bool> all(size_t n) { return std::vector<bool>(n, true); }
 
-/// Symbols 0..alphabet-1 with more or fewer of the later ones.
 template <class Symbol>
-std::vector<Symbol> random_symbols(size_t n, size_t alphabet, double decay, Rng& rng) {
-  std::vector<Symbol> symbols(n);
-  for (Symbol& symbol : symbols) {
-    const double place = decay > 0 ? -std::log(1 - rng.uniform()) / decay : rng.uniform(0, double(alphabet));
-    symbol = static_cast<Symbol>(std::min<uint64_t>(alphabet - 1, static_cast<uint64_t>(place)));
-  }
-  return symbols;
-}
-
-/// Runs with their book, and what an encoder takes.
-template <class Symbol>
-struct Runs {
-  HuffmanBook book;
-  Matrix<Symbol> symbols;     // escapes in place
-  std::vector<uint32_t> raw;  // their values
-  std::vector<EscapedValue> escaped;
-};
+using Runs = test::EscapedRows<Symbol, HuffmanBook>;
 
 template <class Symbol>
 Runs<Symbol> make_runs(size_t runs, size_t n, size_t alphabet, double decay, HuffmanOptions options,
                        Rng& rng) {
-  const auto seen = random_symbols<Symbol>(2000, alphabet, decay, rng);
-  auto counts = histogram(seen, alphabet);
-  Matrix<Symbol> symbols(runs, n);
-  const auto flat = random_symbols<Symbol>(runs * n, alphabet, decay, rng);
-  std::copy(flat.begin(), flat.end(), symbols.data());
-  if (options.escape_bits == 0) {  // everything must be in the book then
-    const auto more = histogram(flat, alphabet);
-    for (size_t i = 0; i < alphabet; ++i) counts[i] += more[i];
-  }
-  Runs<Symbol> result{HuffmanBook::from_counts(counts, options), std::move(symbols), {}, {}};
-  for (size_t run = 0; run < runs; ++run)
-    for (size_t i = 0; i < n; ++i)
-      if (Symbol& symbol = result.symbols(run, i); result.book.length(symbol) == 0) {
-        symbol = static_cast<Symbol>(result.book.escape());
-        const auto value = static_cast<uint32_t>(rng.next() & ((uint64_t{1} << options.escape_bits) - 1));
-        result.raw.push_back(value);
-        result.escaped.push_back({static_cast<uint32_t>(run), static_cast<uint32_t>(i), value});
-      }
-  return result;
+  return test::make_rows<Symbol, HuffmanBook>(runs, n, alphabet, decay, options, rng);
 }
 
 struct Coded {
@@ -189,11 +155,8 @@ Coded encode_plainly(const Runs<Symbol>& runs) {
   return coded;
 }
 
-/// Rows and escaped values, or nothing if the bytes are refused.
 template <class Symbol>
-struct Decoded {
-  std::vector<Symbol> symbols;
-  std::vector<EscapedValue> escaped;
+struct Decoded : test::DecodedRows<Symbol> {
   bool refused_as_columns = false;  // as damaged runs may be whose neighbours make up for it
   bool operator==(const Decoded&) const = default;
 };
@@ -218,32 +181,25 @@ bool columns_agree(const HuffmanDecoder<Symbol>& decoder, std::span<const uint8_
   return true;
 }
 
+/// Rows and escaped values, or nothing if the bytes are refused.
 template <class Symbol, class Decoder>
 std::optional<Decoded<Symbol>> decode(const Decoder& decoder, std::span<const uint8_t> bytes,
                                       uint64_t first_bit, std::span<const uint32_t> bits, size_t n) {
-  // Rows with a stride and a guard behind them; bytes in a vector of their own for the address sanitizer.
-  const std::vector<uint8_t> exact(bytes.begin(), bytes.end());
-  Matrix<Symbol> wide(bits.size(), n + 1);
-  std::fill_n(wide.data(), wide.size(), Symbol{77});
-  Decoded<Symbol> result;
-  try {
-    decoder.decode_runs(exact, first_bit, bits, wide.view().columns(0, n), result.escaped);
-  } catch (const Error& error) {
-    CHECK(error.kind() == ErrorKind::bad_input);
-    return std::nullopt;
-  }
-  for (size_t run = 0; run < bits.size(); ++run) {
-    result.symbols.insert(result.symbols.end(), wide.row(run).begin(), wide.row(run).begin() + ptrdiff_t(n));
-    CHECK_EQ(wide(run, n), 77);
-  }
+  const auto rows =
+      test::decode_rows<Symbol>(bytes, bits.size(), n, [&](auto exact, auto out, auto& escaped) {
+        decoder.decode_runs(exact, first_bit, bits, out, escaped);
+      });
+  if (!rows) return std::nullopt;
   // And rows without gaps, which are copied together.
+  const std::vector<uint8_t> exact(bytes.begin(), bytes.end());
   Matrix<Symbol> close(bits.size(), n);
   std::vector<EscapedValue> escaped;
   decoder.decode_runs(exact, first_bit, bits, close, escaped);
-  CHECK(std::equal(result.symbols.begin(), result.symbols.end(), close.data()));
-  CHECK(escaped == result.escaped);
+  CHECK(std::equal(rows->symbols.begin(), rows->symbols.end(), close.data()));
+  CHECK(escaped == rows->escaped);
+  Decoded<Symbol> result{*rows};
   if constexpr (std::is_same_v<Decoder, HuffmanDecoder<Symbol>>)
-    result.refused_as_columns = !columns_agree(decoder, exact, first_bit, bits, n, result);
+    result.refused_as_columns = !columns_agree<Symbol>(decoder, exact, first_bit, bits, n, result);
   return result;
 }
 
@@ -251,8 +207,8 @@ template <class Symbol>
 void check_round_trip(const Runs<Symbol>& runs) {
   const size_t count = runs.symbols.rows(), n = runs.symbols.cols();
   const Coded plain = encode_plainly(runs);
-  const Decoded<Symbol> expected{{runs.symbols.data(), runs.symbols.data() + runs.symbols.size()},
-                                 runs.escaped};
+  const Decoded<Symbol> expected{
+      {{runs.symbols.data(), runs.symbols.data() + runs.symbols.size()}, runs.escaped}};
   const HuffmanDecoder<Symbol> table(runs.book);
   const HuffmanTreeWalk<Symbol> walk(runs.book);
   CHECK(decode<Symbol>(walk, plain.bytes, 0, plain.bits, n) == expected);
@@ -397,7 +353,7 @@ TEST_CASE("huffman: the escape costs no more than a symbol that never occurs") {
     CHECK_EQ(cost_without_limit(extended), cost_without_limit(counts) + rarest);
   }
   // On a distribution like that of quantized keys the book with the escape is as good to a thousandth.
-  const auto symbols = random_symbols<uint8_t>(100000, 60, 0.7, rng);
+  const auto symbols = test::random_symbols<uint8_t>(100000, 60, 0.7, rng);
   const auto counts = histogram(symbols, 60);
   const double with = double(HuffmanBook::from_counts(counts, {.escape_bits = 16}).coded_bits(counts));
   const double without = double(HuffmanBook::from_counts(counts, {}).coded_bits(counts));

@@ -11,52 +11,20 @@
 #include "lib/entropy/rans_decoder.hpp"
 #include "lib/entropy/rans_encoder.hpp"
 #include "test/test.hpp"
+#include "test/unit/coded_rows.hpp"
 #include "test/unit/simd_levels.hpp"
 
 using namespace kvcodec;
 
 namespace {
 
-/// Symbols 0..alphabet-1 with more or fewer of the later ones.
 template <class Symbol>
-std::vector<Symbol> random_symbols(size_t n, size_t alphabet, double decay, Rng& rng) {
-  std::vector<Symbol> symbols(n);
-  for (Symbol& symbol : symbols) {
-    const double place = decay > 0 ? -std::log(1 - rng.uniform()) / decay : rng.uniform(0, double(alphabet));
-    symbol = static_cast<Symbol>(std::min<uint64_t>(alphabet - 1, static_cast<uint64_t>(place)));
-  }
-  return symbols;
-}
-
-template <class Symbol>
-struct Segments {
-  RansModel model;
-  Matrix<Symbol> symbols;     // escapes in place
-  std::vector<uint32_t> raw;  // their values
-  std::vector<EscapedValue> escaped;
-};
+using Segments = test::EscapedRows<Symbol, RansModel>;
 
 template <class Symbol>
 Segments<Symbol> make_segments(size_t segments, size_t n, size_t alphabet, double decay, RansOptions options,
                                Rng& rng) {
-  const auto seen = random_symbols<Symbol>(2000, alphabet, decay, rng);
-  auto counts = histogram(seen, alphabet);
-  const auto flat = random_symbols<Symbol>(segments * n, alphabet, decay, rng);
-  if (options.escape_bits == 0) {  // everything must be in the model then
-    const auto more = histogram(flat, alphabet);
-    for (size_t i = 0; i < alphabet; ++i) counts[i] += more[i];
-  }
-  Segments<Symbol> result{RansModel::from_counts(counts, options), Matrix<Symbol>(segments, n), {}, {}};
-  std::copy(flat.begin(), flat.end(), result.symbols.data());
-  for (size_t row = 0; row < segments; ++row)
-    for (size_t i = 0; i < n; ++i)
-      if (Symbol& symbol = result.symbols(row, i); result.model.frequency(symbol) == 0) {
-        symbol = static_cast<Symbol>(result.model.escape());
-        const auto value = static_cast<uint32_t>(rng.next() & ((uint64_t{1} << options.escape_bits) - 1));
-        result.raw.push_back(value);
-        result.escaped.push_back({static_cast<uint32_t>(row), static_cast<uint32_t>(i), value});
-      }
-  return result;
+  return test::make_rows<Symbol, RansModel>(segments, n, alphabet, decay, options, rng);
 }
 
 struct Coded {
@@ -68,14 +36,14 @@ template <class Symbol>
 Coded encode(const Segments<Symbol>& segments) {
   Coded coded;
   coded.sizes.resize(segments.symbols.rows());
-  RansEncoder(segments.model).encode_segments(segments.symbols, segments.raw, coded.sizes, coded.bytes);
+  RansEncoder(segments.book).encode_segments(segments.symbols, segments.raw, coded.sizes, coded.bytes);
   return coded;
 }
 
 /// A segment by the book: plain divisions, one symbol after the other.
 template <class Symbol>
 Coded encode_plainly(const Segments<Symbol>& segments) {
-  const RansModel& model = segments.model;
+  const RansModel& model = segments.book;
   const uint64_t whole = uint64_t{1} << model.scale();
   Coded coded;
   size_t raw = 0;
@@ -114,32 +82,15 @@ Coded encode_plainly(const Segments<Symbol>& segments) {
 }
 
 template <class Symbol>
-struct Decoded {
-  std::vector<Symbol> symbols;
-  std::vector<EscapedValue> escaped;
-  bool operator==(const Decoded&) const = default;
-};
+using Decoded = test::DecodedRows<Symbol>;
 
 /// Rows and escaped values, or nothing if the bytes are refused.
 template <class Symbol>
 std::optional<Decoded<Symbol>> decode(const RansDecoder<Symbol>& decoder, std::span<const uint8_t> bytes,
                                       std::span<const uint32_t> sizes, size_t n) {
-  // Rows with a stride and a guard behind them; bytes in a vector of their own for the address sanitizer.
-  const std::vector<uint8_t> exact(bytes.begin(), bytes.end());
-  Matrix<Symbol> wide(sizes.size(), n + 1);
-  std::fill_n(wide.data(), wide.size(), Symbol{77});
-  Decoded<Symbol> result;
-  try {
-    decoder.decode_segments(exact, sizes, wide.view().columns(0, n), result.escaped);
-  } catch (const Error& error) {
-    CHECK(error.kind() == ErrorKind::bad_input);
-    return std::nullopt;
-  }
-  for (size_t row = 0; row < sizes.size(); ++row) {
-    result.symbols.insert(result.symbols.end(), wide.row(row).begin(), wide.row(row).begin() + ptrdiff_t(n));
-    CHECK_EQ(wide(row, n), 77);
-  }
-  return result;
+  return test::decode_rows<Symbol>(bytes, sizes.size(), n, [&](auto exact, auto out, auto& escaped) {
+    decoder.decode_segments(exact, sizes, out, escaped);
+  });
 }
 
 template <class Symbol>
@@ -151,7 +102,7 @@ void check_round_trip(const Segments<Symbol>& segments) {
   CHECK(coded.sizes == plain.sizes);
   const Decoded<Symbol> expected{{segments.symbols.data(), segments.symbols.data() + segments.symbols.size()},
                                  segments.escaped};
-  const RansDecoder<Symbol> decoder(segments.model);
+  const RansDecoder<Symbol> decoder(segments.book);
   for (const SimdLevel level : test::simd_levels()) {
     const test::AtLevel at(level);
     CAPTURE(std::string(name_of(level)));
@@ -356,7 +307,7 @@ TEST_CASE("rans: within 0.5% of the entropy, from hardly any bits to thirteen") 
         Source{256, 0.1}, Source{256, 0}, Source{4000, 0.01}, Source{8192, 0.001}, Source{8192, 0}}) {
     Rng rng(seed++);
     const size_t n = 1 << 20;
-    const auto symbols = random_symbols<uint16_t>(n, source.alphabet, source.decay, rng);
+    const auto symbols = test::random_symbols<uint16_t>(n, source.alphabet, source.decay, rng);
     const auto counts = histogram(symbols, source.alphabet);
     const auto model = RansModel::from_counts(counts, {});
     std::vector<uint8_t> bytes;
@@ -431,7 +382,7 @@ TEST_CASE("rans: damaged segments are refused, or decode alike on every level") 
     if (rng.below(5) == 0) coded.bytes.resize(rng.below(coded.bytes.size() + 1));
     if (rng.below(5) == 0)
       coded.sizes[rng.below(coded.sizes.size())] += static_cast<uint32_t>(rng.below(7)) - 3;
-    const RansDecoder<uint8_t> decoder(segments.model);
+    const RansDecoder<uint8_t> decoder(segments.book);
     limit_simd(SimdLevel::scalar);
     const auto expected = decode(decoder, coded.bytes, coded.sizes, n);
     ++(expected ? decoded : refused);
