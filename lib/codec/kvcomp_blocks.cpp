@@ -52,84 +52,91 @@ BlockScratch::BlockScratch(const Layout& layout)
       symbols(layout.block.by_channel ? layout.block.tokens : 0, layout.block.dims),
       origins(layout.origins()) {}
 
-LoadedBlocks::LoadedBlocks(const Layout& layout, DType storage, const StreamReader& document, uint64_t first,
-                           uint64_t last)
-    : layout_(layout), storage_(storage), rows_(last - first), coder_(read_coder(document)) {
-  if (rows_ > 0) read_places(document, first, last);
-}
-
-void LoadedBlocks::read_places(const StreamReader& document, uint64_t first, uint64_t last) {
-  const size_t heads = layout_.heads;
+StoredBlocks::StoredBlocks(const Layout& layout, const StreamReader& document, uint64_t first, uint64_t last)
+    : coder(read_coder(document)) {
+  if (first == last) return;
+  const size_t heads = layout.heads;
   const auto modes = document.read<uint8_t>(kModes, 0, last, heads);
   const auto coded_blocks = modes.size() - static_cast<size_t>(std::ranges::count(modes, kRawBlock));
   const auto sizes = document.read<uint32_t>(kSizes, 0, coded_blocks, 1);
-  const auto origin_bits = layout_.has_origins ? document.read<uint8_t>(kOriginBits, 0, coded_blocks, 1)
-                                               : std::vector<uint8_t>(coded_blocks);
-  Places payload, counts, steps, origins;
-  blocks_.resize(rows_ * heads);
+  const auto origin_bits = layout.has_origins ? document.read<uint8_t>(kOriginBits, 0, coded_blocks, 1)
+                                              : std::vector<uint8_t>(coded_blocks);
+  Places payload_places, count_places, step_places, origin_places;
+  blocks.resize((last - first) * heads);
   for (size_t i = 0, next = 0; i < modes.size(); ++i) {
     const bool coded = modes[i] != kRawBlock, wanted = i >= first * heads;
-    const uint64_t size = coded ? sizes[next] : layout_.block.raw_bytes();
+    const uint64_t size = coded ? sizes[next] : layout.block.raw_bytes();
     const uint8_t bits = coded ? origin_bits[next] : 0;
     next += coded;
     if (bits > 16)
       throw bad_input("stream '{}', row {}: {} bits; origins have 16", kOriginBits, next - 1, bits);
     const auto add = [&](Places& places, uint64_t bytes) { wanted ? places.add(bytes) : places.skip(bytes); };
-    add(payload, size);
-    add(counts, with_context(fmt::format("stream '{}', row {}", kModes, i / heads),
-                             [&] { return coder_.count_bytes(layout_.block, modes[i]); }));
-    add(origins, coded && layout_.has_origins ? layout_.origin_bytes(bits) : 0);
-    if (!layout_.shared_steps) {
-      add(steps, coded ? layout_.steps() : 0);
+    add(payload_places, size);
+    add(count_places, with_context(fmt::format("stream '{}', row {}", kModes, i / heads),
+                                   [&] { return coder.count_bytes(layout.block, modes[i]); }));
+    add(origin_places, coded && layout.has_origins ? layout.origin_bytes(bits) : 0);
+    if (!layout.shared_steps) {
+      add(step_places, coded ? layout.steps() : 0);
     } else if (i % heads == 0) {  // with the first head of its row
       const auto of_row = std::span(modes).subspan(i, heads);
       const bool any = std::ranges::any_of(of_row, [](uint8_t mode) { return mode != kRawBlock; });
-      add(steps, any ? layout_.steps() : 0);
+      add(step_places, any ? layout.steps() : 0);
     }
     if (wanted) {
-      blocks_[i - first * heads].mode = modes[i];
-      blocks_[i - first * heads].origin_bits = bits;
+      blocks[i - first * heads].mode = modes[i];
+      blocks[i - first * heads].origin_bits = bits;
     }
   }
-  payload_ = document.read<uint8_t>(kPayload, payload.begin, payload.total(), 1);
-  counts_ = document.read<uint8_t>(kCounts, counts.begin, counts.total(), 1);
-  if (layout_.has_origins) origins_ = document.read<uint8_t>(kOrigins, origins.begin, origins.total(), 1);
-  const auto halves = document.read<uint16_t>(kSteps, steps.begin, steps.total(), 1);
-  steps_.resize(halves.size());
-  widen(DType::f16, halves, steps_);
-  std::ranges::for_each(steps_, check_step);
+  payload = document.read<uint8_t>(kPayload, payload_places.begin, payload_places.total(), 1);
+  counts = document.read<uint8_t>(kCounts, count_places.begin, count_places.total(), 1);
+  if (layout.has_origins)
+    origins = document.read<uint8_t>(kOrigins, origin_places.begin, origin_places.total(), 1);
+  steps = document.read<uint16_t>(kSteps, step_places.begin, step_places.total(), 1);
+  for (const uint16_t step : steps) check_step(f16_to_float(step));
 
-  for (size_t i = 0; i < blocks_.size(); ++i) {
-    const size_t own_steps = layout_.shared_steps ? i / heads : i;
-    Block& block = blocks_[i];
-    block.payload = std::span(payload_).subspan(payload.start(i), payload.size(i));
-    block.counts = std::span(counts_).subspan(counts.start(i), counts.size(i));
-    block.origins = layout_.has_origins ? std::span(origins_).subspan(origins.start(i), origins.size(i))
-                                        : std::span<const uint8_t>();
-    block.steps = std::span(steps_).subspan(steps.start(own_steps), steps.size(own_steps));
+  const auto part = [](const Places& places, size_t i) -> Part { return {places.start(i), places.size(i)}; };
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    blocks[i].payload = part(payload_places, i);
+    blocks[i].counts = part(count_places, i);
+    if (layout.has_origins) blocks[i].origins = part(origin_places, i);
+    blocks[i].steps = part(step_places, layout.shared_steps ? i / heads : i);
   }
+}
+
+LoadedBlocks::LoadedBlocks(const Layout& layout, DType storage, const StreamReader& document, uint64_t first,
+                           uint64_t last)
+    : layout_(layout), storage_(storage), rows_(last - first), stored_(layout, document, first, last) {
+  steps_.resize(stored_.steps.size());
+  widen(DType::f16, stored_.steps, steps_);
+  const auto part_of = [](const auto& values, StoredBlocks::Part part) {
+    return std::span(values).subspan(part.start, part.size);
+  };
+  for (const StoredBlocks::Block& block : stored_.blocks)
+    blocks_.push_back({block.mode, block.origin_bits, part_of(stored_.payload, block.payload),
+                       part_of(stored_.counts, block.counts), part_of(stored_.origins, block.origins),
+                       part_of(steps_, block.steps)});
 }
 
 /// The symbols of a block as rows of tokens: in scratch.symbols where runs are channels, else in
 /// scratch.runs.
 MatrixView<const uint8_t> LoadedBlocks::decode_tokens(const Block& block, BlockScratch& scratch) const {
-  if (!layout_.block.by_channel || coder_.coder() == Coder::rans) {
+  if (!layout_.block.by_channel || stored_.coder.coder() == Coder::rans) {
     decode_runs(block, scratch);
     if (!layout_.block.by_channel) return scratch.runs;
     transpose<uint8_t>(scratch.runs, scratch.symbols);
   } else {
     scratch.exact.clear();
-    coder_.decode_columns(layout_.block, block.mode, block.counts, block.payload, scratch.symbols,
-                          scratch.exact);
+    stored_.coder.decode_columns(layout_.block, block.mode, block.counts, block.payload, scratch.symbols,
+                                 scratch.exact);
   }
   return scratch.symbols;
 }
 
 void LoadedBlocks::decode_runs(const Block& block, BlockScratch& scratch) const {
-  if (coder_.coder() == Coder::huffman) {
+  if (stored_.coder.coder() == Coder::huffman) {
     scratch.exact.clear();
-    return coder_.decode_runs(layout_.block, block.mode, block.counts, block.payload, scratch.runs,
-                              scratch.exact);
+    return stored_.coder.decode_runs(layout_.block, block.mode, block.counts, block.payload, scratch.runs,
+                                     scratch.exact);
   }
   const auto index = static_cast<size_t>(&block - blocks_.data());
   auto place = std::ranges::find(scratch.ahead, index);
@@ -155,8 +162,8 @@ void LoadedBlocks::decode_ahead(size_t index, BlockScratch& scratch) const {
   if (scratch.ahead_runs.rows() == 0)
     scratch.ahead_runs = Matrix<uint8_t>(BlockCoder::kTogether, layout_.block.symbols());
   for (auto& exact : scratch.ahead_exact) exact.clear();
-  coder_.decode_rans(layout_.block, payloads, scratch.ahead_runs.view().rows(0, payloads.size()),
-                     scratch.ahead_exact);
+  stored_.coder.decode_rans(layout_.block, payloads, scratch.ahead_runs.view().rows(0, payloads.size()),
+                            scratch.ahead_exact);
 }
 
 void LoadedBlocks::read_origins(const Block& block, BlockScratch& scratch) const {

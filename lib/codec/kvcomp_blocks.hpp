@@ -38,6 +38,27 @@ struct Layout {
   size_t origin_bytes(uint8_t bits) const { return 2 + (block.dims * bits + 7) / 8; }
 };
 
+/// Block rows of a document as they lie in its streams.
+struct StoredBlocks {
+  /// Reads block rows [first, last). Throws Error(bad_input) for streams that no encoder writes.
+  StoredBlocks(const Layout& layout, const StreamReader& document, uint64_t first, uint64_t last);
+
+  /// Where the parts of a block begin, and how long they are.
+  struct Part {
+    uint64_t start = 0, size = 0;
+  };
+  struct Block {
+    uint8_t mode = 0, origin_bits = 0;
+    Part payload, counts, origins;  ///< bytes
+    Part steps;
+  };
+
+  BlockCoder coder;
+  std::vector<uint8_t> payload, counts, origins;
+  std::vector<uint16_t> steps;  ///< f16, finite and >= 0
+  std::vector<Block> blocks;    ///< [row][head]
+};
+
 /// Room for one block in work; one per thread.
 struct BlockScratch {
   explicit BlockScratch(const Layout& layout);
@@ -86,7 +107,6 @@ class LoadedBlocks {
     std::span<const float> steps;
   };
 
-  void read_places(const StreamReader& document, uint64_t first, uint64_t last);
   const Block& block(size_t row, size_t head) const { return blocks_[row * layout_.heads + head]; }
   void decode_runs(const Block& block, BlockScratch& scratch) const;
   MatrixView<const uint8_t> decode_tokens(const Block& block, BlockScratch& scratch) const;
@@ -98,8 +118,7 @@ class LoadedBlocks {
   Layout layout_;
   DType storage_;
   size_t rows_;
-  BlockCoder coder_;
-  std::vector<uint8_t> payload_, counts_, origins_;
+  StoredBlocks stored_;
   std::vector<float> steps_;
   std::vector<Block> blocks_;
 };

@@ -84,6 +84,8 @@ class BlockCoder {
   std::vector<uint8_t> write() const;
 
   Coder coder() const { return rans_ ? Coder::rans : Coder::huffman; }
+  /// Only where coder() is huffman.
+  const HuffmanBook& book() const { return huffman_->book; }
 
   /// symbols, values: (tokens, dims); values are the 16-bit floats behind the symbols, for those stored
   /// exactly. Never larger than the values themselves and `side_bytes`, which a coded block costs beyond

@@ -68,6 +68,31 @@ class DeviceBench {
 double library_product_rate(const cuda::Stream& stream, size_t n,
                             const std::function<Times(const std::function<void(size_t)>&)>& time);
 
+/// `per_head` vectors for each head of a cache of 16-bit values [tokens][heads][dims].
+struct HeadProducts {
+  size_t tokens, heads, dims, per_head;
+};
+
+/// The vendor's products of bf16 keys and values, with sums in float32, for all heads at once.
+class LibraryProducts {
+ public:
+  explicit LibraryProducts(const cuda::Stream& stream);
+  ~LibraryProducts();
+  LibraryProducts(const LibraryProducts&) = delete;
+  LibraryProducts& operator=(const LibraryProducts&) = delete;
+
+  bool available() const { return handle_ != nullptr; }
+  /// out [heads][per_head][tokens] = queries [heads][per_head][dims] times keys.
+  void multiply_keys(const HeadProducts& shape, const uint16_t* keys, const uint16_t* queries,
+                     float* out) const;
+  /// out [heads][per_head][dims] = weights [heads][per_head][tokens] times values.
+  void multiply_values(const HeadProducts& shape, const uint16_t* values, const uint16_t* weights,
+                       float* out) const;
+
+ private:
+  void* handle_ = nullptr;
+};
+
 /// The cases: one function per system, in the file of its name.
 using Cases = void (*)(DeviceBench&);
 struct System {
@@ -75,5 +100,6 @@ struct System {
   Cases run;
 };
 extern const std::vector<System> kSystems;
+void kvcomp_cases(DeviceBench& bench);
 
 }  // namespace kvcodec::bench

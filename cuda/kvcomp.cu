@@ -1,0 +1,149 @@
+#include "cuda/kvcomp.cuh"
+#include "cuda/kvcomp_kernels.cuh"
+
+namespace kvcodec::cuda {
+namespace {
+
+constexpr unsigned kThreads = 256;  ///< of a block of threads at most; several of these fit a multiprocessor
+
+/// Shared memory up to which teams are put together (blocks of threads must fit a multiprocessor several
+/// times over), and up to which a payload is brought there at all.
+constexpr size_t kSharedTogether = 48 * 1024, kSharedStaged = 96 * 1024;
+
+/// Blocks of threads: about as many as a large device holds at once, so that each loads the table once.
+constexpr uint64_t kMostBlocks = 1024;
+
+/// Items of block rows and heads that keep a device busy: where there are more, sums of values go over more
+/// block rows, so that fewer are left to be added up.
+constexpr uint64_t kEnoughItems = 1024;
+
+constexpr unsigned round_up(unsigned value, unsigned to) { return (value + to - 1) / to * to; }
+
+/// A launch for runs of blocks; floats: of each team, chunks: bytes of each thread.
+struct Plan {
+  Plan(const KvcompStore& store, unsigned runs, unsigned floats, unsigned chunks) {
+    teams.threads = round_up(runs < 1 ? 1 : runs, kWarp);
+    if (teams.threads > kThreads) teams.threads = kThreads;
+    teams.teams = kThreads / teams.threads;
+    // Up to 15 bytes before the payload, 16 behind it.
+    teams.stage_bytes = round_up(store.largest_payload + 31, 16);
+    teams.floats = round_up(floats, 4);
+    teams.chunks = chunks;
+    table = sizeof(uint32_t) << store.window;
+    while (teams.teams > 1 && shared() > kSharedTogether) --teams.teams;
+    if (shared() > kSharedStaged) teams.stage_bytes = 0;
+  }
+  size_t shared() const {
+    const size_t team = teams.stage_bytes + size_t{4} * teams.floats + size_t{teams.threads} * teams.chunks;
+    return table + teams.teams * team;
+  }
+  unsigned threads() const { return teams.teams * teams.threads; }
+  unsigned blocks(const KvcompStore& store) const {
+    const uint64_t wanted = (uint64_t{store.rows} * store.heads + teams.teams - 1) / teams.teams;
+    return static_cast<unsigned>(wanted < kMostBlocks ? wanted : kMostBlocks);
+  }
+
+  KvcompTeams teams{};
+  size_t table = 0;
+};
+
+template <class Out>
+Status decode(const KvcompStore& store, KvcompRange range, Out* out, size_t stride, uint32_t* damaged,
+              StreamHandle stream) {
+  const Plan plan(store, store.by_channel ? store.dims : store.tokens,
+                  store.by_channel ? store.tokens : 2 * store.dims, store.by_channel ? 0 : kKeyChunkStride);
+  const bool staged = plan.teams.stage_bytes > 0;
+  const auto kernel = store.by_channel
+                          ? (staged ? kvcomp_decode<Out, true, true> : kvcomp_decode<Out, true, false>)
+                          : (staged ? kvcomp_decode<Out, false, true> : kvcomp_decode<Out, false, false>);
+  return launch(kernel, plan.blocks(store), plan.threads(), plan.shared(), stream, store, plan.teams, range,
+                out, stride, damaged);
+}
+
+/// Calls body(k, first, count) for parts of n queries, of up to 8 each: `count` of them in a kernel for k.
+template <class Body>
+Status for_queries(unsigned n, Body&& body) {
+  for (unsigned first = 0; first < n; first += 8) {
+    const unsigned count = n - first < 8 ? n - first : 8;
+    const Status status = body(count > 4 ? 8u : count > 2 ? 4u : count, first, count);
+    if (status != 0) return status;
+  }
+  return 0;
+}
+
+template <unsigned kQueries>
+Status keys(const KvcompStore& store, KvcompRange range, const float* queries, unsigned per_head,
+            unsigned first, unsigned count, float* out, size_t stride, uint32_t* damaged,
+            StreamHandle stream) {
+  const unsigned warps = kThreads / kWarp;
+  const Plan plan(store, store.tokens, store.dims * (kQueries + 1) + warps * kQueries, 0);
+  const auto kernel = plan.teams.stage_bytes > 0 ? kvcomp_keys<kQueries, true> : kvcomp_keys<kQueries, false>;
+  return launch(kernel, plan.blocks(store), plan.threads(), plan.shared(), stream, store, plan.teams, range,
+                queries, per_head, first, count, out, stride, damaged);
+}
+
+/// How values are cut into parts; the same for all numbers of queries.
+struct Parts {
+  explicit Parts(const KvcompStore& store) : plan(store, store.dims, store.tokens * 8, 0) {
+    const uint64_t items = uint64_t{store.rows} * store.heads;
+    const uint64_t rows = items / kEnoughItems + 1;
+    part_rows = static_cast<unsigned>(rows < 16 ? rows : 16) * plan.teams.teams;
+    parts = (store.rows + part_rows - 1) / part_rows;
+    channels = (store.dims + plan.teams.threads - 1) / plan.teams.threads;
+  }
+  Plan plan;
+  unsigned part_rows, parts, channels;
+};
+
+template <unsigned kQueries>
+Status values(const KvcompStore& store, KvcompRange range, const float* weights, size_t stride,
+              unsigned per_head, unsigned first, unsigned count, float* partial, uint32_t* damaged,
+              StreamHandle stream) {
+  const Parts parts(store);
+  const auto kernel =
+      parts.plan.teams.stage_bytes > 0 ? kvcomp_values<kQueries, true> : kvcomp_values<kQueries, false>;
+  return launch(kernel, dim3(parts.parts, store.heads, parts.channels), parts.plan.threads(),
+                parts.plan.shared(), stream, store, parts.plan.teams, range, parts.part_rows, weights, stride,
+                per_head, first, count, partial, damaged);
+}
+
+}  // namespace
+
+Status run_kvcomp_decode(const KvcompStore& store, KvcompRange range, float* out, size_t stride,
+                         uint32_t* damaged, StreamHandle stream) {
+  return decode(store, range, out, stride, damaged, stream);
+}
+Status run_kvcomp_decode(const KvcompStore& store, KvcompRange range, uint16_t* out, size_t stride,
+                         uint32_t* damaged, StreamHandle stream) {
+  return decode(store, range, out, stride, damaged, stream);
+}
+
+Status run_kvcomp_keys(const KvcompStore& store, KvcompRange range, const float* queries, unsigned per_head,
+                       float* out, size_t stride, uint32_t* damaged, StreamHandle stream) {
+  return for_queries(per_head, [&](unsigned k, unsigned first, unsigned count) {
+    const auto run = k == 8 ? keys<8> : k == 4 ? keys<4> : k == 2 ? keys<2> : keys<1>;
+    return run(store, range, queries, per_head, first, count, out, stride, damaged, stream);
+  });
+}
+
+size_t kvcomp_partial_sums(const KvcompStore& store, unsigned per_head) {
+  const Parts parts(store);
+  return size_t{parts.parts} * parts.plan.teams.teams * store.heads * per_head * store.dims;
+}
+
+Status run_kvcomp_values(const KvcompStore& store, KvcompRange range, const float* weights, size_t stride,
+                         unsigned per_head, float* partial, float* out, uint32_t* damaged,
+                         StreamHandle stream) {
+  const Status status = for_queries(per_head, [&](unsigned k, unsigned first, unsigned count) {
+    const auto run = k == 8 ? values<8> : k == 4 ? values<4> : k == 2 ? values<2> : values<1>;
+    return run(store, range, weights, stride, per_head, first, count, partial, damaged, stream);
+  });
+  if (status != 0) return status;
+  const Parts parts(store);
+  const size_t size = size_t{store.heads} * per_head * store.dims;
+  const auto blocks = static_cast<unsigned>((size + kThreads - 1) / kThreads);
+  return launch(kvcomp_sum_parts, blocks, kThreads, 0, stream, partial,
+                size_t{parts.parts} * parts.plan.teams.teams, size, out);
+}
+
+}  // namespace kvcodec::cuda

@@ -1,0 +1,66 @@
+// Launchers of the kernels of kvcomp_kernels.cuh. All pointers are to device memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/status.hpp"
+#include "lib/entropy/huffman_step.hpp"
+
+namespace kvcodec::cuda {
+
+/// Where the parts of a block begin: bytes into payload, counts and origins; values into steps.
+struct KvcompPlace {
+  uint64_t payload, counts, origins, steps;
+  uint32_t payload_bytes;
+  uint8_t mode, origin_bits;
+};
+
+/// Kernels read so many bytes behind the end of payload, counts and origins: there must be zeros.
+inline constexpr size_t kKvcompPadding = 64;
+
+/// Blocks of one side (lib/kvcomp/block.hpp), coded with one Huffman book. Block b of head h of block row r
+/// is places[r * heads + h]. Values (by_channel) have a step per token; keys one per channel (channel_steps)
+/// or one, and origins per channel.
+struct KvcompStore {
+  WordStream payload, counts, origins;  ///< aligned to 16 bytes
+  const uint16_t* steps;                ///< f16
+  const KvcompPlace* places;
+  const uint32_t* table;  ///< huffman_step.hpp
+  uint32_t window;
+  uint32_t rows, heads, tokens, dims;
+  uint32_t largest_payload;  ///< bytes of a coded block at most
+  bool by_channel, channel_steps, has_origins;
+  bool brain;  ///< exact values are bf16, otherwise f16
+};
+
+/// Tokens [first, end) of block rows, counted from the first one's first token.
+struct KvcompRange {
+  uint64_t first, end;
+};
+
+/// In all of these `damaged` becomes the least number of a block that no encoder writes, where there is one
+/// (start with ~0); its values mean nothing.
+
+/// out[(t - first) * stride + head * dims + c] = value of token t, as floats or as 16-bit values of the type
+/// that exact values have.
+[[nodiscard]] Status run_kvcomp_decode(const KvcompStore& store, KvcompRange range, float* out, size_t stride,
+                                       uint32_t* damaged, StreamHandle stream);
+[[nodiscard]] Status run_kvcomp_decode(const KvcompStore& store, KvcompRange range, uint16_t* out,
+                                       size_t stride, uint32_t* damaged, StreamHandle stream);
+
+/// Keys: out[q * stride + t - first] = query q . key of token t of head q / per_head; queries (heads *
+/// per_head, dims).
+[[nodiscard]] Status run_kvcomp_keys(const KvcompStore& store, KvcompRange range, const float* queries,
+                                     unsigned per_head, float* out, size_t stride, uint32_t* damaged,
+                                     StreamHandle stream);
+
+/// How many floats of room run_kvcomp_values needs.
+size_t kvcomp_partial_sums(const KvcompStore& store, unsigned per_head);
+/// Values: out[q * dims + c] = sum over tokens t of weights[q * stride + t - first] * channel c of token t of
+/// head q / per_head; out (heads * per_head, dims).
+[[nodiscard]] Status run_kvcomp_values(const KvcompStore& store, KvcompRange range, const float* weights,
+                                       size_t stride, unsigned per_head, float* partial, float* out,
+                                       uint32_t* damaged, StreamHandle stream);
+
+}  // namespace kvcodec::cuda

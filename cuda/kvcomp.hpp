@@ -1,0 +1,58 @@
+// Device twin of what lib/codec/kvcomp_blocks.hpp does with blocks of the codec `kvcomp`: decoding, and
+// products with keys and values that are never written out (KVComp, sections 3.3.1 and 3.3.2). Of blocks
+// coded with Huffman codes; rANS is left to the CPU.
+//
+// Decoded values are those of lib/, bit for bit. Products are sums in float32 in another order: of n terms
+// they differ from lib's by at most about 2 n 2^-24 times the sum of the terms' magnitudes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "lib/codec/kvcomp_blocks.hpp"
+#include "lib/core/dtype.hpp"
+#include "lib/core/view.hpp"
+
+namespace kvcodec::cuda {
+
+struct KvcompStore;
+struct KvcompRange;
+
+/// Block rows [first, last) of a document, in device memory as they lie in the streams. Tokens are counted
+/// from the first of them.
+class LoadedBlocks {
+ public:
+  /// As kvcodec::kvcomp::LoadedBlocks. Throws Error(bad_input) for streams that no encoder writes,
+  /// Error(usage) for blocks coded with rANS, Error(failed) without device memory.
+  LoadedBlocks(const kvcomp::Layout& layout, DType storage, const StreamReader& document, uint64_t first,
+               uint64_t last);
+  ~LoadedBlocks();
+  LoadedBlocks(LoadedBlocks&&) noexcept;
+  LoadedBlocks& operator=(LoadedBlocks&&) noexcept;
+
+  size_t rows() const;
+  size_t tokens() const;
+
+  /// Tokens [first, first + out.rows()): (n, heads * dims). Throws Error(bad_input) for a damaged block.
+  void decode(size_t first, MatrixView<float> out) const;
+  /// The same, rounded to 16 bits of the type that exact values have.
+  void decode(size_t first, MatrixView<uint16_t> out) const;
+
+  /// out (heads * n, tokens) = products of the queries (heads * n, dims), n for each head, with the keys of
+  /// tokens [first, first + out.cols()).
+  void multiply_keys(size_t first, MatrixView<const float> queries, MatrixView<float> out) const;
+
+  /// out (heads * n, dims) = the sums of the values of tokens [first, first + weights.cols()) with these
+  /// weights (heads * n, tokens).
+  void multiply_values(size_t first, MatrixView<const float> weights, MatrixView<float> out) const;
+
+  /// For launches of kvcomp.cuh: the store, as long as this lives.
+  KvcompStore store() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace kvcodec::cuda

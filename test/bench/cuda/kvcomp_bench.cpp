@@ -1,0 +1,156 @@
+// The device twin of kvcomp: decoding, and products with keys and values straight from blocks, beside the
+// library's products with 16-bit keys and values. Rates count the 16-bit values that are decoded or taken
+// part of: 2 bytes each.
+#include <cmath>
+
+#include "cuda/kvcomp.cuh"
+#include "cuda/kvcomp.hpp"
+#include "test/bench/cuda/device_bench.hpp"
+#include "test/cuda/kvcomp_data.hpp"
+
+namespace kvcodec::bench {
+namespace {
+
+constexpr uint32_t kNoneDamaged = ~uint32_t{0};
+constexpr unsigned kPerHead = 4;  ///< queries that share a head, as in Llama 3
+
+/// The same blocks several times in device memory.
+struct Sets {
+  Sets(const test::KvcompDocument& document, const DeviceBench& bench) : tokens(document.tokens()) {
+    const auto& encoded = *document.encoded;
+    for (const std::string_view stream : {kvcomp::kPayload, kvcomp::kCounts, kvcomp::kSteps})
+      bytes += static_cast<double>(encoded.bytes(stream).size());
+    if (document.layout.has_origins) bytes += static_cast<double>(encoded.bytes(kvcomp::kOrigins).size());
+    for (size_t i = 0; i < bench.sets_of(bytes); ++i) {
+      blocks.emplace_back(document.layout, DType::bf16, document.document(), 0, document.block_rows);
+      stores.push_back(blocks.back().store());
+    }
+  }
+  cuda::KvcompRange all() const { return {0, tokens}; }
+
+  size_t tokens;
+  double bytes = 0;  ///< of all that a launch reads
+  std::vector<cuda::LoadedBlocks> blocks;
+  std::vector<cuda::KvcompStore> stores;
+};
+
+Matrix<float> random_matrix(size_t rows, size_t cols, Rng& rng) {
+  Matrix<float> out(rows, cols);
+  for (size_t i = 0; i < out.size(); ++i) out.data()[i] = static_cast<float>(rng.normal());
+  return out;
+}
+
+/// Some of the results against sums in double: at(i, j) of (rows, cols) is the sum of terms(i, j, k), k < n.
+template <class At, class Term>
+void check_sums(size_t rows, size_t cols, size_t n, const std::string& what, At&& at, Term&& term) {
+  const size_t step = std::max<size_t>(1, rows * cols / 4096) | 1;
+  for (size_t place = 0; place < rows * cols; place += step) {
+    const size_t i = place / cols, j = place % cols;
+    double sum = 0, magnitude = 0;
+    for (size_t k = 0; k < n; ++k) {
+      const double one = term(i, j, k);
+      sum += one, magnitude += std::abs(one);
+    }
+    // Levels and origins are added apart and can be some times larger than what they make up together.
+    check(std::abs(at(i, j) - sum) <= 64 * (static_cast<double>(n) + 16) * 0x1p-24 * magnitude + 1e-6, what);
+  }
+}
+
+void run(DeviceBench& bench, Side side, size_t tokens) {
+  const bool keys = side == Side::key;
+  const size_t heads = bench.small() ? 2 : 8, dims = bench.small() ? 32 : 128;
+  const std::string decode_name = fmt::format("kvcomp/decode-{}s", name_of(side));
+  const std::string product_name = fmt::format("kvcomp/multiply-{}s", name_of(side));
+  if (!bench.wanted(decode_name) && !bench.wanted(product_name)) return;
+  const test::KvcompDocument document(
+      {.side = side, .block = 64, .heads = heads, .dims = dims, .tokens = tokens, .outliers = 0}, 1);
+  const Sets sets(document, bench);
+  const size_t n = document.tokens(), width = heads * dims, rows = heads * kPerHead;
+  const double equivalent = 2.0 * static_cast<double>(n) * static_cast<double>(width);
+  const std::string shape = fmt::format("{} tokens, {:.2f} bit/value", n, sets.bytes * 16 / equivalent);
+  const Matrix<float> values = document.decoded(0, n);
+  cuda::DeviceBuffer<uint32_t> damaged(1);
+  damaged.fill(0xff, bench.stream());
+  const auto launched = [](cuda::Status status) { cuda::check(status, "launch"); };
+
+  if (bench.wanted(decode_name)) {
+    Matrix<float> out(n, width);
+    sets.blocks[0].decode(0, out);
+    check(std::equal(out.data(), out.data() + out.size(), values.data()), decode_name);
+    cuda::DeviceBuffer<uint16_t> halves(n * width);
+    bench.measure(decode_name, shape, {sets.bytes + equivalent, 0, equivalent}, sets.stores.size(),
+                  [&](size_t set) {
+                    launched(cuda::run_kvcomp_decode(sets.stores[set], sets.all(), halves.data(), width,
+                                                     damaged.data(), bench.stream().handle()));
+                  });
+  }
+  if (bench.wanted(product_name)) {
+    Rng rng(2);
+    const Matrix<float> vectors = random_matrix(rows, keys ? dims : n, rng);
+    Matrix<float> out(rows, keys ? n : dims);
+    if (keys) {
+      sets.blocks[0].multiply_keys(0, vectors, out);
+      check_sums(
+          rows, n, dims, product_name, [&](size_t q, size_t t) { return double{out(q, t)}; },
+          [&](size_t q, size_t t, size_t c) {
+            return double{vectors(q, c)} * double{values(t, q / kPerHead * dims + c)};
+          });
+    } else {
+      sets.blocks[0].multiply_values(0, vectors, out);
+      check_sums(
+          rows, dims, n, product_name, [&](size_t q, size_t c) { return double{out(q, c)}; },
+          [&](size_t q, size_t c, size_t t) {
+            return double{vectors(q, t)} * double{values(t, q / kPerHead * dims + c)};
+          });
+    }
+    const cuda::DeviceBuffer<float> device_vectors({vectors.data(), vectors.size()}, bench.stream());
+    cuda::DeviceBuffer<float> sums(out.size());
+    cuda::DeviceBuffer<float> partial(keys ? 0 : cuda::kvcomp_partial_sums(sets.stores[0], kPerHead));
+    const double moved = sets.bytes + 4.0 * static_cast<double>(vectors.size() + out.size());
+    bench.measure(product_name, shape, {moved, 0, equivalent}, sets.stores.size(), [&](size_t set) {
+      const auto& store = sets.stores[set];
+      const auto stream = bench.stream().handle();
+      launched(keys ? cuda::run_kvcomp_keys(store, sets.all(), device_vectors.data(), kPerHead, sums.data(),
+                                            n, damaged.data(), stream)
+                    : cuda::run_kvcomp_values(store, sets.all(), device_vectors.data(), n, kPerHead,
+                                              partial.data(), sums.data(), damaged.data(), stream));
+    });
+
+    // What it competes with: the same values in 16 bits.
+    std::vector<uint16_t> halves(values.size());
+    narrow(DType::bf16, {values.data(), values.size()}, halves);
+    std::vector<uint16_t> half_vectors(vectors.size());
+    narrow(DType::bf16, {vectors.data(), vectors.size()}, half_vectors);
+    std::vector<cuda::DeviceBuffer<uint16_t>> plain;
+    for (size_t i = 0; i < bench.sets_of(equivalent); ++i) plain.emplace_back(halves, bench.stream());
+    const cuda::DeviceBuffer<uint16_t> plain_vectors(half_vectors, bench.stream());
+    const LibraryProducts library(bench.stream());
+    const HeadProducts shapes{n, heads, dims, kPerHead};
+    bench.stream().synchronize();
+    if (library.available()) {
+      const double bytes =
+          equivalent + 2.0 * static_cast<double>(vectors.size()) + 4.0 * static_cast<double>(out.size());
+      bench.measure(product_name + "-library", fmt::format("{} tokens, bf16", n), {bytes, 0, equivalent},
+                    plain.size(), [&](size_t set) {
+                      if (keys)
+                        library.multiply_keys(shapes, plain[set].data(), plain_vectors.data(), sums.data());
+                      else
+                        library.multiply_values(shapes, plain[set].data(), plain_vectors.data(), sums.data());
+                    });
+    }
+  }
+  uint32_t found = 0;
+  damaged.download({&found, 1}, bench.stream());
+  bench.stream().synchronize();
+  check(found == kNoneDamaged, decode_name + ": a block was found damaged");
+}
+
+}  // namespace
+
+void kvcomp_cases(DeviceBench& bench) {
+  for (const size_t tokens :
+       bench.small() ? std::vector<size_t>{256} : std::vector<size_t>{8192, 32768, 131072})
+    for (const Side side : kSides) run(bench, side, tokens);
+}
+
+}  // namespace kvcodec::bench

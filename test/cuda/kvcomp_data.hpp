@@ -1,0 +1,99 @@
+// Documents of the codec kvcomp for tests and benchmarks of its device twin.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lib/codec/encoded.hpp"
+#include "lib/codec/kvcomp_blocks.hpp"
+#include "lib/codec/registry.hpp"
+#include "lib/core/half.hpp"
+#include "lib/core/rng.hpp"
+
+namespace kvcodec::test {
+
+struct KvcompCase {
+  Side side = Side::key;
+  size_t block = 64, heads = 2, dims = 128, tokens = 128;
+  DType storage = DType::bf16;
+  std::vector<std::pair<std::string, Scalar>> options = {};
+  double outliers = 0.005;  ///< how many values are far away and become exact
+  bool noise = false;       ///< values that no coder makes smaller: raw blocks
+};
+
+/// Rows of one side, their codec, and what it made of them.
+struct KvcompDocument {
+  KvcompDocument(const KvcompCase& c, uint64_t seed) {
+    shape = {.first_layer = 0,
+             .layers = 1,
+             .heads = static_cast<int>(c.heads),
+             .head_dim = static_cast<int>(c.dims),
+             .side = c.side};
+    Rng rng(seed);
+    rows = Matrix<float>(c.tokens, c.heads * c.dims);
+    for (size_t j = 0; j < rows.cols(); ++j) {
+      const double loudness = std::exp2(rng.uniform(-3, 3));
+      const double offset = rng.below(4) == 0 ? 6 * loudness * rng.normal() : 0;
+      for (size_t i = 0; i < rows.rows(); ++i) {
+        double value = offset + loudness * rng.normal();
+        if (rng.uniform() < c.outliers) value += 50 * loudness;
+        if (c.noise && rng.below(3) == 0) value = std::exp2(rng.uniform(-12, 6));
+        rows(i, j) = round_to(c.storage, static_cast<float>(value));
+      }
+    }
+    const CodecContext context{
+        .num_layers = 1, .heads = shape.heads, .head_dim = shape.head_dim, .storage = c.storage};
+    const CodecEntry& entry = find_codec("kvcomp");
+    const auto options = entry.make_options();
+    auto settings = c.options;
+    settings.push_back({"block", static_cast<int64_t>(c.block)});
+    const auto fields = options->fields();
+    for (const auto& [name, value] : settings)
+      set_value(*std::ranges::find(fields, name, &OptionField::name), value);
+    codec = entry.make(*options, context);
+    encoded = std::make_unique<Encoded>(encode_in_memory(*codec, shape, {{DocumentRows(rows)}}));
+
+    const bool keys = c.side == Side::key;
+    const auto set = [&](std::string_view name, std::string_view text) {
+      return std::ranges::any_of(settings, [&](const auto& setting) {
+        const auto* string = std::get_if<std::string>(&setting.second);
+        const auto* flag = std::get_if<bool>(&setting.second);
+        return setting.first == name && (string ? *string == text : flag && *flag);
+      });
+    };
+    layout.block = {.tokens = c.block, .dims = c.dims, .by_channel = !keys};
+    layout.heads = c.heads;
+    layout.has_origins = keys;
+    layout.unit = !keys ? UnitShape::row : set("key-quant", "block") ? UnitShape::block : UnitShape::column;
+    layout.shared_steps = set("unit-heads", "") && layout.unit != UnitShape::column;
+    block_rows = document().rows(kvcomp::kModes);
+  }
+
+  const StreamReader& document() const { return encoded->document(0); }
+  /// Tokens in blocks.
+  size_t tokens() const { return block_rows * layout.block.tokens; }
+  /// As the codec decodes them.
+  Matrix<float> decoded(size_t first, size_t count) const {
+    Matrix<float> out(count, rows.cols());
+    codec->decode(shape, document(), first, out);
+    return out;
+  }
+  size_t blocks_of_mode(bool raw) const {
+    const auto modes = document().read<uint8_t>(kvcomp::kModes, 0, block_rows, layout.heads);
+    const auto count = static_cast<size_t>(std::ranges::count(modes, kRawBlock));
+    return raw ? count : modes.size() - count;
+  }
+
+  GroupShape shape;
+  Matrix<float> rows;
+  std::unique_ptr<Codec> codec;
+  std::unique_ptr<Encoded> encoded;
+  kvcomp::Layout layout;
+  uint64_t block_rows = 0;
+};
+
+}  // namespace kvcodec::test

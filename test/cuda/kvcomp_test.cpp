@@ -1,0 +1,269 @@
+#include "cuda/kvcomp.hpp"
+
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "lib/core/error.hpp"
+#include "test/cuda/device_case.hpp"
+#include "test/cuda/kvcomp_data.hpp"
+
+using namespace kvcodec;
+using test::KvcompCase;
+using test::KvcompDocument;
+
+namespace {
+
+/// Shapes around warps, chunks of 64 symbols and teams of 256 threads; both sides, both kinds of units.
+std::vector<KvcompCase> cases() {
+  const std::pair<std::string, Scalar> by_block{"key-quant", std::string("block")},
+      shared{"unit-heads", true};
+  const std::pair<std::string, Scalar> flat{"entropy", std::string("none")}, fine{"max-error", 1e-3};
+  const Side key = Side::key, value = Side::value;
+  const DType f16 = DType::f16;
+  return {
+      {key, 64, 2, 128, 130},
+      {value, 64, 2, 128, 130},
+      {key, 64, 1, 64, 64, f16, {by_block}},
+      {value, 64, 3, 64, 200, f16, {shared}},
+      {key, 64, 3, 64, 200, f16, {by_block, shared}},
+      {key, 32, 2, 65, 96},
+      {value, 33, 2, 65, 100},
+      {key, 300, 1, 66, 300},
+      {value, 16, 1, 300, 32},
+      {key, 64, 1, 1, 128},
+      {value, 64, 1, 1, 128},
+      {key, 1, 2, 64, 5},
+      {value, 1, 2, 64, 5},
+      {key, 64, 2, 128, 64, DType::bf16, {flat}},
+      {key, 64, 2, 32, 128, DType::bf16, {}, 0.2},
+      {value, 64, 2, 32, 128, DType::bf16, {}, 0.2},
+      {key, 64, 2, 64, 64, f16, {fine}},
+      {key, 32, 4, 32, 128, DType::bf16, {fine}, 0, true},
+      {value, 32, 4, 32, 128, DType::bf16, {fine}, 0, true},
+  };
+}
+
+std::string name_of_case(const KvcompCase& c) {
+  return fmt::format("{} block {} heads {} dims {} tokens {}", name_of(c.side), c.block, c.heads, c.dims,
+                     c.tokens);
+}
+
+/// Random floats.
+Matrix<float> random_matrix(size_t rows, size_t cols, Rng& rng) {
+  Matrix<float> out(rows, cols);
+  for (size_t i = 0; i < out.size(); ++i) out.data()[i] = static_cast<float>(rng.normal());
+  return out;
+}
+
+/// How many of out (rows, cols) differ from the sum over k of a(i, k) b(j, k) by more than rounding explains.
+/// `b_reach(j, k)`: the largest magnitude that takes part in place of b(j, k).
+struct Products {
+  size_t wrong = 0;
+  void check(double got, double expected, double magnitude, size_t terms) {
+    // Each of the two roundings per term, in any order of the sum, and those of the result itself.
+    const double bound = (2.0 * static_cast<double>(terms) + 16) * 0x1p-24 * magnitude + 1e-30;
+    wrong += !(std::abs(got - expected) <= bound);
+  }
+};
+
+/// A document as it is, but for one byte of one stream.
+class Changed final : public StreamReader {
+ public:
+  Changed(const StreamReader& document, std::string_view stream, size_t byte, uint8_t bits)
+      : document_(document), stream_(stream), byte_(byte), bits_(bits) {}
+  uint64_t rows(std::string_view stream) const override { return document_.rows(stream); }
+  void read(std::string_view stream, uint64_t first, uint64_t count,
+            std::span<std::byte> out) const override {
+    document_.read(stream, first, count, out);
+    if (stream == stream_ && first == 0 && byte_ < out.size()) out[byte_] ^= std::byte{bits_};
+  }
+
+ private:
+  const StreamReader& document_;
+  std::string_view stream_;
+  size_t byte_;
+  uint8_t bits_;
+};
+
+}  // namespace
+
+TEST_CASE("kvcomp on a device: blocks are decoded as on the CPU, bit for bit") {
+  NEEDS_DEVICE();
+  size_t coded = 0, raw = 0;
+  for (const KvcompCase& c : cases()) {
+    INFO(name_of_case(c));
+    const KvcompDocument document(c, 7);
+    coded += document.blocks_of_mode(false), raw += document.blocks_of_mode(true);
+    const cuda::LoadedBlocks blocks(document.layout, c.storage, document.document(), 0, document.block_rows);
+    REQUIRE(blocks.tokens() == document.tokens());
+    const size_t all = document.tokens();
+    // All, none, one, and a range that begins and ends within blocks.
+    const std::pair<size_t, size_t> ranges[] = {
+        {0, all}, {all / 2, 0}, {all - 1, 1}, {all / 3, all - all / 3 - all / 5}};
+    for (const auto& [first, count] : ranges) {
+      const Matrix<float> expected = document.decoded(first, count);
+      // Behind each row a value that must stay.
+      Matrix<float> out(count, expected.cols() + 1);
+      for (size_t i = 0; i < out.size(); ++i) out.data()[i] = -1;
+      blocks.decode(first, out.view().columns(0, expected.cols()));
+      Matrix<uint16_t> halves(count, expected.cols());
+      blocks.decode(first, halves);
+      size_t wrong = 0, wrong_halves = 0;
+      for (size_t i = 0; i < count; ++i) {
+        wrong += std::memcmp(out.row(i).data(), expected.row(i).data(), expected.cols() * 4) != 0;
+        wrong += out(i, expected.cols()) != -1;
+        for (size_t j = 0; j < expected.cols(); ++j) {
+          const float rounded = round_to(c.storage, expected(i, j));
+          float found = 0;
+          widen(c.storage, {&halves(i, j), 1}, {&found, 1});
+          wrong_halves += found != rounded;
+        }
+      }
+      CHECK(wrong == 0);
+      CHECK(wrong_halves == 0);
+    }
+  }
+  CHECK(coded > 0);
+  CHECK(raw > 0);
+}
+
+TEST_CASE("kvcomp on a device: a part of the block rows, and none") {
+  NEEDS_DEVICE();
+  const KvcompDocument document({.side = Side::key, .block = 16, .heads = 2, .dims = 32, .tokens = 100}, 3);
+  const cuda::LoadedBlocks blocks(document.layout, DType::bf16, document.document(), 2, 5);
+  Matrix<float> out(48, 64);
+  blocks.decode(0, out);
+  const Matrix<float> expected = document.decoded(32, 48);
+  CHECK(std::memcmp(out.data(), expected.data(), out.size() * 4) == 0);
+  const cuda::LoadedBlocks none(document.layout, DType::bf16, document.document(), 3, 3);
+  CHECK(none.tokens() == 0);
+  Matrix<float> nothing(0, 64);
+  none.decode(0, nothing);
+  CHECK_THROWS_AS(blocks.decode(1, out), Error);
+  CHECK_THROWS_AS(blocks.decode(0, nothing.view().columns(0, 63)), Error);
+}
+
+TEST_CASE("kvcomp on a device: products with keys") {
+  NEEDS_DEVICE();
+  const uint64_t seed = 21;
+  Rng rng(seed);
+  for (const KvcompCase& c : cases()) {
+    if (c.side != Side::key) continue;
+    INFO(name_of_case(c));
+    const KvcompDocument document(c, 8);
+    const cuda::LoadedBlocks blocks(document.layout, c.storage, document.document(), 0, document.block_rows);
+    const Matrix<float> keys = document.decoded(0, document.tokens());
+    for (const size_t n : {1, 2, 3, 4, 9}) {
+      const size_t first = rng.below(document.tokens()), count = rng.below(document.tokens() - first) + 1;
+      const Matrix<float> queries = random_matrix(c.heads * n, c.dims, rng);
+      Matrix<float> out(c.heads * n, count);
+      blocks.multiply_keys(first, queries, out);
+      Products products;
+      for (size_t q = 0; q < out.rows(); ++q) {
+        const size_t column = q / n * c.dims;
+        // What dequantization would do to keys is done to queries: the terms are those of levels and origins.
+        std::vector<double> largest(c.dims);
+        for (size_t d = 0; d < c.dims; ++d)
+          for (size_t t = 0; t < keys.rows(); ++t)
+            largest[d] = std::max(largest[d], 3 * double{std::abs(keys(t, column + d))});
+        for (size_t t = 0; t < count; ++t) {
+          double sum = 0, magnitude = 0;
+          for (size_t d = 0; d < c.dims; ++d) {
+            sum += double{queries(q, d)} * double{keys(first + t, column + d)};
+            magnitude += double{std::abs(queries(q, d))} * largest[d];
+          }
+          products.check(out(q, t), sum, magnitude, c.dims);
+        }
+      }
+      CHECK(products.wrong == 0);
+    }
+  }
+}
+
+TEST_CASE("kvcomp on a device: products with values") {
+  NEEDS_DEVICE();
+  const uint64_t seed = 22;
+  Rng rng(seed);
+  for (const KvcompCase& c : cases()) {
+    if (c.side != Side::value) continue;
+    INFO(name_of_case(c));
+    const KvcompDocument document(c, 9);
+    const cuda::LoadedBlocks blocks(document.layout, c.storage, document.document(), 0, document.block_rows);
+    const Matrix<float> values = document.decoded(0, document.tokens());
+    for (const size_t n : {1, 2, 3, 4, 9}) {
+      const size_t first = rng.below(document.tokens()), count = rng.below(document.tokens() - first) + 1;
+      const Matrix<float> weights = random_matrix(c.heads * n, count, rng);
+      Matrix<float> out(c.heads * n, c.dims);
+      blocks.multiply_values(first, weights, out);
+      Products products;
+      for (size_t q = 0; q < out.rows(); ++q)
+        for (size_t d = 0; d < c.dims; ++d) {
+          double sum = 0, magnitude = 0;
+          for (size_t t = 0; t < count; ++t) {
+            const double term = double{weights(q, t)} * double{values(first + t, q / n * c.dims + d)};
+            sum += term, magnitude += std::abs(term);
+          }
+          products.check(out(q, d), sum, magnitude, count);
+        }
+      CHECK(products.wrong == 0);
+    }
+  }
+}
+
+TEST_CASE("kvcomp on a device: damaged blocks are refused, and shapes that do not fit") {
+  NEEDS_DEVICE();
+  for (const Side side : kSides) {
+    const KvcompDocument document({.side = side, .block = 32, .heads = 2, .dims = 32, .tokens = 64}, 5);
+    REQUIRE(document.blocks_of_mode(true) == 0);
+    size_t refused = 0, passed = 0;
+    for (const std::string_view stream : {kvcomp::kCounts, kvcomp::kPayload}) {
+      for (size_t byte = 0; byte < 40; byte += 3) {
+        const Changed changed(document.document(), stream, byte, 0x11);
+        Matrix<float> out(64, 64), expected(64, 64);
+        bool bad = false, device_bad = false;
+        try {
+          kvcomp::BlockScratch scratch(document.layout);
+          const kvcomp::LoadedBlocks blocks(document.layout, DType::bf16, changed, 0, 2);
+          for (size_t i = 0; i < 4; ++i)
+            blocks.decode(i / 2, i % 2, scratch,
+                          expected.view().rows(i / 2 * 32, 32).columns(i % 2 * 32, 32));
+        } catch (const Error& error) {
+          CHECK(error.kind() == ErrorKind::bad_input);
+          bad = true;
+        }
+        try {
+          cuda::LoadedBlocks(document.layout, DType::bf16, changed, 0, 2).decode(0, out);
+        } catch (const Error& error) {
+          CHECK(error.kind() == ErrorKind::bad_input);
+          device_bad = true;
+        }
+        // The CPU joins short runs and may let errors pass that cancel out; not the other way round.
+        if (bad) CHECK(device_bad);
+        device_bad ? ++refused : ++passed;
+      }
+    }
+    CHECK(refused > passed);
+  }
+  const KvcompDocument document({.side = Side::key, .block = 32, .heads = 2, .dims = 32, .tokens = 64}, 5);
+  const cuda::LoadedBlocks blocks(document.layout, DType::bf16, document.document(), 0, 2);
+  Matrix<float> queries(2, 32), scores(2, 64), other(2, 33), few(1, 64);
+  blocks.multiply_keys(0, queries, scores);
+  CHECK_THROWS_AS(blocks.multiply_keys(0, other, scores), Error);
+  CHECK_THROWS_AS(blocks.multiply_keys(0, queries, few), Error);
+  CHECK_THROWS_AS(blocks.multiply_keys(1, queries, scores), Error);
+  CHECK_THROWS_AS(blocks.multiply_values(0, scores, queries), Error);
+  const KvcompDocument rans({.side = Side::key,
+                             .block = 32,
+                             .heads = 2,
+                             .dims = 32,
+                             .tokens = 64,
+                             .options = {{"entropy", std::string("rans")}}},
+                            5);
+  try {
+    const cuda::LoadedBlocks refused(rans.layout, DType::bf16, rans.document(), 0, 2);
+    FAIL("blocks of rANS were taken");
+  } catch (const Error& error) {
+    CHECK(error.kind() == ErrorKind::usage);
+  }
+}
