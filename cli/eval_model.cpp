@@ -25,8 +25,8 @@
 #include "formats/tokenizer_json.hpp"
 #include "lib/codec/closed_loop.hpp"
 #include "lib/core/error.hpp"
-#include "lib/metrics/interval.hpp"
-#include "lib/metrics/rate.hpp"
+#include "lib/metrics/next_token.hpp"
+#include "lib/metrics/recall.hpp"
 #include "lib/model/recall_task.hpp"
 
 namespace kvcodec::cli {
@@ -206,7 +206,7 @@ TextTask make_text_task(const ModelOptions& options, const Tokenizer& tokenizer,
 struct RecallQuestion {
   int64_t length;
   double depth;
-  size_t first, count;  ///< its documents: right if the answer of any is
+  AskedBy asked;
 };
 
 struct RecallTask {
@@ -249,15 +249,14 @@ RecallTask make_recall_task(const ModelOptions& options, const Tokenizer& tokeni
   auto seed = static_cast<uint64_t>(options.common.seed) << 32;
   for (const int64_t own : parse_lengths(options.lengths, length))
     for (int64_t d = 0; d < options.depths; ++d) {
-      const double depth =
-          options.depths == 1 ? 0.5 : static_cast<double>(d) / static_cast<double>(options.depths - 1);
+      const double depth = recall_depth(static_cast<size_t>(d), static_cast<size_t>(options.depths));
       for (int64_t q = 0; q < options.questions; ++q) {
         const RecallOptions recall{.length = static_cast<size_t>(own),
                                    .depth = depth,
                                    .keys = static_cast<size_t>(options.keys),
                                    .values = static_cast<size_t>(options.values)};
         auto documents = make_recall_question(tokenizer, text, recall, seed++);
-        task.questions.push_back({own, depth, task.documents.size(), documents.size()});
+        task.questions.push_back({own, depth, {task.documents.size(), documents.size()}});
         for (RecallDocument& document : documents) {
           task.answers.push_back(document.answer - document.prefix - 1);
           task.documents.push_back({std::move(document.tokens), document.prefix});
@@ -308,64 +307,58 @@ void make_settings(const ModelOptions& options, const ModelConfig& config, Setti
 struct Summary {
   StoredBits stored;
   uint64_t book_bytes = 0;
-  Estimate surprise, rise, divergence, same_best, right;
+  PredictionEstimates predictions;
 
-  double bits() const { return per_value(stored.bits()); }
-  double bits_with_book() const { return per_value(stored.bits() + 8 * book_bytes); }
-  double per_value(uint64_t bits) const {
-    return stored.values == 0 ? 0 : static_cast<double>(bits) / static_cast<double>(stored.values);
-  }
+  double bits() const { return stored.bits_per_value(); }
+  double bits_with_book() const { return stored.bits_per_value(book_bytes); }
 };
 
-Summary summarize(const std::vector<LoopResult>& results,
-                  const std::function<const LoopScore&(const LoopResult&)>& of) {
+/// A document's score under one setting, or in the run that kept its cache.
+using ScoreOf = std::function<const LoopScore&(const LoopResult&)>;
+
+ScoreOf reference_score() {
+  return [](const LoopResult& result) -> const LoopScore& { return result.reference; };
+}
+
+ScoreOf setting_score(size_t i) {
+  return [i](const LoopResult& result) -> const LoopScore& { return result.settings[i]; };
+}
+
+Summary summarize(const std::vector<LoopResult>& results, const ScoreOf& of) {
   Summary summary;
-  std::vector<double> counts, surprise, rise, divergence, same, right;
+  std::vector<PredictionSums> own, reference;
   for (const LoopResult& result : results) {
-    const LoopScore& score = of(result);
-    summary.stored.add(score.stored);
-    counts.push_back(static_cast<double>(score.sums.tokens));
-    surprise.push_back(score.sums.surprise);
-    rise.push_back(score.sums.surprise - result.reference.sums.surprise);
-    divergence.push_back(score.sums.divergence);
-    same.push_back(static_cast<double>(score.sums.same_best));
-    right.push_back(static_cast<double>(score.sums.right));
+    summary.stored.add(of(result).stored);
+    own.push_back(of(result).sums);
+    reference.push_back(result.reference.sums);
   }
-  summary.surprise = mean_by_document(surprise, counts);
-  summary.rise = mean_by_document(rise, counts);
-  summary.divergence = mean_by_document(divergence, counts);
-  summary.same_best = mean_by_document(same, counts);
-  summary.right = mean_by_document(right, counts);
+  summary.predictions = estimate_predictions(own, reference);
   return summary;
 }
 
 Summary summarize_setting(const std::vector<LoopResult>& results, const ClosedLoop& loop,
                           const Settings& settings, size_t i) {
-  Summary summary =
-      summarize(results, [&](const LoopResult& result) -> const LoopScore& { return result.settings[i]; });
+  Summary summary = summarize(results, setting_score(i));
   summary.stored.add(loop.shared(i));
   summary.book_bytes = settings.book_bytes[i];
   return summary;
 }
 
-bool answered(const RecallTask& task, const RecallQuestion& question,
-              const std::function<const LoopScore&(size_t)>& of) {
-  for (size_t i = question.first; i < question.first + question.count; ++i) {
-    const LoopScore& score = of(i);
-    if (std::all_of(score.right.begin() + static_cast<ptrdiff_t>(task.answers[i]), score.right.end(),
-                    [](uint8_t right) { return right != 0; }))
-      return true;
-  }
-  return false;
+/// Of one setting (or the reference), which documents' answers came out.
+std::vector<uint8_t> answered_documents(const RecallTask& task, const std::vector<LoopResult>& results,
+                                        const ScoreOf& of) {
+  std::vector<uint8_t> all;
+  for (size_t i = 0; i < results.size(); ++i) all.push_back(answered(of(results[i]).right, task.answers[i]));
+  return all;
 }
 
-/// Of one setting (or the reference), the share of questions answered, of those that `chosen` picks.
-ShareEstimate accuracy(const RecallTask& task, const std::function<const LoopScore&(size_t)>& of,
+/// The share of questions answered, of those that `chosen` picks.
+ShareEstimate accuracy(const RecallTask& task, const std::vector<uint8_t>& answered,
                        const std::function<bool(const RecallQuestion&)>& chosen) {
-  uint64_t right = 0, asked = 0;
+  std::vector<AskedBy> questions;
   for (const RecallQuestion& question : task.questions)
-    if (chosen(question)) right += answered(task, question, of), ++asked;
-  return share_of(right, asked);
+    if (chosen(question)) questions.push_back(question.asked);
+  return recall_accuracy(questions, answered);
 }
 
 template <class Value>
@@ -408,13 +401,13 @@ std::string text_table(const Settings& settings, const std::vector<Summary>& sum
     const Summary& summary = summaries[i];
     std::vector<std::string> cells = {settings.specs[i].label, number(summary.bits(), 3)};
     if (books) cells.push_back(number(summary.bits_with_book(), 3));
-    cells.push_back(number(summary.surprise.mean, 4));
-    for (const Estimate& estimate : {summary.rise, summary.divergence}) {
+    cells.push_back(number(summary.predictions.surprise.mean, 4));
+    for (const Estimate& estimate : {summary.predictions.rise, summary.predictions.divergence}) {
       cells.push_back(number(estimate.mean, 5));
       cells.push_back(half_width(estimate, 5));
     }
-    cells.push_back(number(100 * summary.same_best.mean, 2));
-    cells.push_back(half_width_percent(summary.same_best, 2));
+    cells.push_back(number(100 * summary.predictions.same_best.mean, 2));
+    cells.push_back(half_width_percent(summary.predictions.same_best, 2));
     table.row(std::move(cells));
   }
   return table.text();
@@ -430,8 +423,8 @@ std::string recall_table(const RecallTask& task, const Settings& settings,
     columns.push_back(
         {.title = fmt::format("{:.2f}", depth), .unit = "", .left = false, .group = "right in % by depth"});
   Table table(columns);
-  const auto add = [&](const std::string& label, const std::string& bits,
-                       const std::function<const LoopScore&(size_t)>& of) {
+  const auto add = [&](const std::string& label, const std::string& bits, const ScoreOf& score) {
+    const std::vector<uint8_t> of = answered_documents(task, results, score);
     const ShareEstimate all = accuracy(task, of, [&](const RecallQuestion& q) { return q.length == length; });
     std::vector<std::string> cells = {label, bits, fmt::format("{:.1f}", 100 * all.share),
                                       fmt::format("{:.1f}-{:.1f}", 100 * all.low, 100 * all.high)};
@@ -441,11 +434,10 @@ std::string recall_table(const RecallTask& task, const Settings& settings,
                                                   }).share));
     table.row(std::move(cells));
   };
-  add("uncompressed", "-", [&](size_t d) -> const LoopScore& { return results[d].reference; });
+  add("uncompressed", "-", reference_score());
   table.rule();
   for (size_t i = 0; i < settings.specs.size(); ++i)
-    add(settings.specs[i].label, fmt::format("{:.3f}", summaries[i].bits()),
-        [&](size_t d) -> const LoopScore& { return results[d].settings[i]; });
+    add(settings.specs[i].label, fmt::format("{:.3f}", summaries[i].bits()), setting_score(i));
   return table.text();
 }
 
@@ -481,15 +473,16 @@ Json json_of(const CodecSpec& spec, const Summary& summary) {
   return json;
 }
 
-Json json_of_prediction(const Summary& summary) {
-  return {{"nll", json_of(summary.surprise)},
-          {"nll_rise", json_of(summary.rise)},
-          {"kl", json_of(summary.divergence)},
-          {"same_top1", json_of(summary.same_best)},
-          {"right_top1", json_of(summary.right)}};
+Json json_of(const PredictionEstimates& predictions) {
+  return {{"nll", json_of(predictions.surprise)},
+          {"nll_rise", json_of(predictions.rise)},
+          {"kl", json_of(predictions.divergence)},
+          {"same_top1", json_of(predictions.same_best)},
+          {"right_top1", json_of(predictions.right)}};
 }
 
-Json recall_json(const RecallTask& task, const std::function<const LoopScore&(size_t)>& of) {
+Json recall_json(const RecallTask& task, const std::vector<LoopResult>& results, const ScoreOf& score) {
+  const std::vector<uint8_t> of = answered_documents(task, results, score);
   Json json = json_of(accuracy(task, of, [](const RecallQuestion&) { return true; }));
   json["cells"] = Json::array();
   for (const int64_t length : distinct(task, &RecallQuestion::length))
@@ -598,8 +591,7 @@ std::string eval_model(Command& command) {
   std::vector<Summary> summaries;
   for (size_t i = 0; i < settings.specs.size(); ++i)
     summaries.push_back(summarize_setting(results, loop, settings, i));
-  const Summary reference =
-      summarize(results, [](const LoopResult& result) -> const LoopScore& { return result.reference; });
+  const PredictionEstimates reference = summarize(results, reference_score()).predictions;
   uint64_t judged = 0, tokens = 0;
   for (size_t i = 0; i < documents.size(); ++i) {
     judged += results[i].reference.sums.tokens;
@@ -611,13 +603,12 @@ std::string eval_model(Command& command) {
                  {"dtype", options.dtype},        {"stream", options.stream},
                  {"documents", documents.size()}, {"tokens", tokens},
                  {"judged_tokens", judged},       {"seconds", seconds}};
-    json["uncompressed"] = json_of_prediction(reference);
+    json["uncompressed"] = json_of(reference);
     if (recall) {
       json["seed"] = options.common.seed;
       json["keys"] = options.keys;
       json["values_per_key"] = options.values;
-      json["uncompressed"]["recall"] =
-          recall_json(recall_task, [&](size_t d) -> const LoopScore& { return results[d].reference; });
+      json["uncompressed"]["recall"] = recall_json(recall_task, results, reference_score());
     } else {
       json["length"] = length;
       json["prefix"] = documents[0].prefix;
@@ -625,10 +616,8 @@ std::string eval_model(Command& command) {
     json["settings"] = Json::array();
     for (size_t i = 0; i < settings.specs.size(); ++i) {
       Json one = json_of(settings.specs[i], summaries[i]);
-      one.update(json_of_prediction(summaries[i]));
-      if (recall)
-        one["recall"] =
-            recall_json(recall_task, [&](size_t d) -> const LoopScore& { return results[d].settings[i]; });
+      one.update(json_of(summaries[i].predictions));
+      if (recall) one["recall"] = recall_json(recall_task, results, setting_score(i));
       json["settings"].push_back(one);
     }
     return text_of(json);

@@ -6,12 +6,23 @@
 
 #include "lib/codec/encoded.hpp"
 #include "lib/core/bits.hpp"
+#include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"
+#include "lib/metrics/rate.hpp"
 
 namespace kvcodec {
 namespace {
+
+/// Logits are made of hidden states for so many bytes at a time, but of at least so many tokens, since each
+/// time all of the output matrix is read.
+constexpr size_t kLogitBytes = size_t{2} << 20, kLeastLogitRows = 64;
+
+size_t logit_rows(const ModelConfig& config, size_t judged) {
+  const size_t row = static_cast<size_t>(config.vocabulary_size) * sizeof(float);
+  return std::min(judged, std::max(kLeastLogitRows, kLogitBytes / row));
+}
 
 /// Tokens of all settings' continuations that run together. Fixed, because how documents are packed can
 /// change the last bit of a value.
@@ -30,6 +41,7 @@ struct LayerRows {
     }
   }
   const std::vector<Matrix<float>>& of(Side side) const { return side == Side::key ? keys : values; }
+  std::vector<Matrix<float>>& of(Side side) { return side == Side::key ? keys : values; }
 };
 
 /// What the model made of a prefix: its cache, and queries of its last tokens.
@@ -177,12 +189,12 @@ class BatchCache final : public PastCache {
   std::span<CompressedDocument* const> documents_;
 };
 
-/// Takes the prefix's cache and the continuation's logits from the run over the whole document.
+/// Takes the prefix's cache from a run, and of the tokens behind it what logits are made of.
 class ReferenceSink final : public PrefillSink {
  public:
+  /// judged: tokens behind the prefix.
   ReferenceSink(const ModelConfig& config, size_t prefix, size_t judged, size_t queries)
-      : prefix_{LayerRows(config, prefix), {}, {}},
-        logits_(judged, judged == 0 ? 0 : as_size(config.vocabulary_size)) {
+      : prefix_{LayerRows(config, prefix), {}, {}}, hidden_(judged, as_size(config.hidden_size)) {
     for (size_t t = prefix - std::min(prefix, queries); t < prefix; ++t) prefix_.query_tokens.push_back(t);
     for (int layer = 0; layer < config.num_layers; ++layer)
       prefix_.queries.emplace_back(prefix_.query_tokens.size(), as_size(config.query_width()));
@@ -199,17 +211,18 @@ class ReferenceSink final : public PrefillSink {
     }
   }
 
-  void logits(size_t first, MatrixView<const float> logits) override {
-    for (size_t i = 0; i < logits.rows(); ++i)
-      std::ranges::copy(logits.row(i), logits_.row(first + i - prefix_.rows.keys.front().rows()).begin());
+  void hidden(MatrixView<const float> rows) override {
+    const size_t prefix = prefix_.rows.keys.front().rows();
+    for (size_t i = 0; i < hidden_.rows(); ++i)
+      std::ranges::copy(rows.row(prefix + i), hidden_.row(i).begin());
   }
 
   Prefix& prefix() { return prefix_; }
-  const Matrix<float>& logits() const { return logits_; }
+  const Matrix<float>& hidden() const { return hidden_; }
 
  private:
   Prefix prefix_;
-  Matrix<float> logits_;
+  Matrix<float> hidden_;
 };
 
 /// One judged position.
@@ -231,17 +244,63 @@ LoopScore score_of(std::span<const Judged> judged) {
   return score;
 }
 
-/// Judges the logits of a batch of continuations of the same tokens, and keeps the keys and values computed,
-/// if wanted.
+/// What all continuations of a document are held against.
+struct Reference {
+  std::span<const uint32_t> inputs, targets;  ///< (judged)
+  MatrixView<const float> hidden;             ///< (judged, hidden_size), of the run that kept its cache
+};
+
+/// Judges `count` tokens of continuations from `first` on, against the reference, and the reference itself.
+/// hidden: of the continuations' tokens, one continuation behind the other, (judged.size() * count,
+/// hidden_size). judged, own: (all tokens of a continuation). Logits are there for few tokens at a time.
+void judge(const LlamaModel& model, const Reference& reference, size_t first, size_t count,
+           MatrixView<const float> hidden, std::span<std::vector<Judged>* const> judged,
+           std::span<Judged> own) {
+  constexpr size_t kGrain = 16;  // rows: a fraction of a millisecond each
+  const size_t rows = logit_rows(model.config(), count);
+  const auto vocabulary = as_size(model.config().vocabulary_size);
+  Matrix<float> kept(rows, vocabulary), other(judged.empty() ? 0 : rows, vocabulary);
+  for (size_t begin = 0; begin < count; begin += rows) {
+    const size_t now = std::min(rows, count - begin), place = first + begin;
+    model.logits(reference.hidden.rows(place, now), kept.view().rows(0, now));
+    std::vector<std::optional<NextToken>> references(now);
+    parallel_for(now, kGrain, [&](size_t from, size_t to, int) {
+      for (size_t i = from; i < to; ++i) {
+        const NextToken& next = references[i].emplace(kept.row(i));
+        const uint32_t target = reference.targets[place + i];
+        own[place + i] = {
+            .surprise = next.surprise(target), .same_best = true, .right = next.best() == target};
+      }
+    });
+    for (size_t member = 0; member < judged.size(); ++member) {
+      model.logits(hidden.rows(member * count + begin, now), other.view().rows(0, now));
+      parallel_for(now, kGrain, [&](size_t from, size_t to, int) {
+        for (size_t i = from; i < to; ++i) {
+          const NextToken next(other.row(i));
+          const uint32_t target = reference.targets[place + i];
+          (*judged[member])[place + i] = {.surprise = next.surprise(target),
+                                          .divergence = divergence(*references[i], next),
+                                          .same_best = next.best() == references[i]->best(),
+                                          .right = next.best() == target};
+        }
+      });
+    }
+  }
+}
+
+/// Judges a batch of continuations of the same tokens, and keeps the keys and values computed, if wanted.
 class ContinuationSink final : public PrefillSink {
  public:
-  /// first: of the piece in the continuation; targets, references: of the whole continuation. judged: of each
-  /// member of the batch, (continuation).
-  ContinuationSink(const ModelConfig& config, size_t first, size_t count, std::span<const uint32_t> targets,
-                   std::span<const NextToken> references, std::vector<std::vector<Judged>*> judged,
-                   bool keeps_rows)
-      : first_(first), count_(count), targets_(targets), references_(references), judged_(std::move(judged)) {
-    for (size_t i = 0; keeps_rows && i < judged_.size(); ++i) rows_.emplace_back(config, count);
+  /// first, count: the piece of the continuation that runs; judged, own: as of judge().
+  ContinuationSink(const LlamaModel& model, const Reference& reference, size_t first, size_t count,
+                   std::vector<std::vector<Judged>*> judged, std::span<Judged> own, bool keeps_rows)
+      : model_(model),
+        reference_(reference),
+        first_(first),
+        count_(count),
+        judged_(std::move(judged)),
+        own_(own) {
+    for (size_t i = 0; keeps_rows && i < judged_.size(); ++i) rows_.emplace_back(model.config(), count);
   }
 
   void layer(const LayerChunk& chunk) override {
@@ -254,28 +313,18 @@ class ContinuationSink final : public PrefillSink {
     }
   }
 
-  void logits(size_t first, MatrixView<const float> logits) override {
-    constexpr size_t kGrain = 16;  // rows: a fraction of a millisecond each
-    parallel_for(logits.rows(), kGrain, [&](size_t begin, size_t end, int) {
-      for (size_t i = begin; i < end; ++i) {
-        const size_t place = first_ + (first + i) % count_;
-        const NextToken own(logits.row(i));
-        const NextToken& reference = references_[place];
-        (*judged_[(first + i) / count_])[place] = {.surprise = own.surprise(targets_[place]),
-                                                   .divergence = divergence(reference, own),
-                                                   .same_best = own.best() == reference.best(),
-                                                   .right = own.best() == targets_[place]};
-      }
-    });
+  void hidden(MatrixView<const float> rows) override {
+    judge(model_, reference_, first_, count_, rows, judged_, own_);
   }
 
   const LayerRows& rows(size_t member) const { return rows_[member]; }
 
  private:
+  const LlamaModel& model_;
+  const Reference& reference_;
   size_t first_, count_;
-  std::span<const uint32_t> targets_;
-  std::span<const NextToken> references_;
   std::vector<std::vector<Judged>*> judged_;
+  std::span<Judged> own_;
   std::vector<LayerRows> rows_;
 };
 
@@ -293,6 +342,10 @@ uint64_t StoredBits::bits() const {
   return total;
 }
 
+double StoredBits::bits_per_value(uint64_t book_bytes) const {
+  return bits_over_values(values, checked_add(bits(), checked_mul(book_bytes, 8)));
+}
+
 void StoredBits::add(const StoredBits& other) {
   for (size_t i = 0; i < category.size(); ++i) category[i] += other.category[i];
   values += other.values;
@@ -305,10 +358,9 @@ struct ClosedLoop::Impl {
 
   const ModelConfig& config() const { return model.config(); }
 
-  PrefillOptions prefill_options(const LoopDocument& document) const {
+  static PrefillOptions judged_options() {
     PrefillOptions prefill;
-    prefill.logits = LogitRows::all;
-    prefill.logits_from = document.prefix;
+    prefill.logits = LogitRows::later;
     return prefill;
   }
 
@@ -323,61 +375,111 @@ struct ClosedLoop::Impl {
 
   void survey(std::span<const LoopDocument> documents);
   LoopResult run(const LoopDocument& document) const;
-  void go_on(const LoopDocument& document, std::span<const NextToken> references,
-             std::span<const size_t> members, std::vector<CompressedDocument>& codes,
-             std::vector<std::vector<Judged>>& judged) const;
+  void go_on(const LoopDocument& document, const Reference& reference, std::span<const size_t> members,
+             std::vector<CompressedDocument>& codes, std::vector<std::vector<Judged>>& judged,
+             std::span<Judged> own) const;
 
   size_t surveyed_documents(std::span<const LoopDocument> documents) const {
     return std::min(documents.size(), options.survey_documents);
   }
 
-  /// About what the survey takes in memory: the caches of all prefixes, once more as the codecs read them.
+  bool surveys() const {
+    return std::ranges::any_of(
+        plans, [](const Plan& plan) { return plan.setting.codec->survey_scope() == SurveyScope::file; });
+  }
+
+  /// The type that surveyed prefixes are kept in: that to which all codecs that survey round them, if it is
+  /// one.
+  DType surveyed_type() const {
+    std::optional<DType> type;
+    for (const Plan& plan : plans)
+      if (plan.setting.codec->survey_scope() == SurveyScope::file)
+        type = !type || *type == plan.setting.dtype ? plan.setting.dtype : DType::f32;
+    return type.value_or(DType::f32);
+  }
+
+  uint64_t cache_values(uint64_t tokens) const {
+    return tokens * 2 * as_size(config().num_layers) * as_size(config().key_width());
+  }
+
+  /// About what the survey takes in memory: the caches of all prefixes, and either the model's run over one
+  /// of them or one as the codecs read it.
   uint64_t survey_bytes(std::span<const LoopDocument> documents) const {
-    if (std::ranges::none_of(
-            plans, [](const Plan& plan) { return plan.setting.codec->survey_scope() == SurveyScope::file; }))
-      return 0;
-    uint64_t tokens = 0, model_bytes = 0;
+    if (!surveys()) return 0;
+    uint64_t tokens = 0, longest = 0, model_bytes = 0;
     for (const LoopDocument& document : documents.first(surveyed_documents(documents))) {
       tokens += document.prefix;
-      model_bytes = std::max(model_bytes, prefill_bytes(config(), prefill_options(document), document.prefix,
-                                                        document.prefix, num_threads(), 0));
+      longest = std::max<uint64_t>(longest, document.prefix);
+      model_bytes = std::max(model_bytes,
+                             prefill_bytes(config(), {}, document.prefix, document.prefix, num_threads(), 0));
     }
-    const uint64_t cache =
-        tokens * 2 * as_size(config().num_layers) * as_size(config().key_width()) * sizeof(float);
-    return cache + std::max(model_bytes, cache);
+    const uint64_t one = cache_values(longest) * sizeof(float);
+    return cache_values(tokens) * size_of(surveyed_type()) + one + std::max(model_bytes, one);
   }
 
   /// About what a document takes in memory.
   uint64_t bytes_of(const LoopDocument& document) const {
     const uint64_t all = document.tokens.size(), rest = all - document.prefix, settings = plans.size();
     const uint64_t together = std::min<uint64_t>(settings, std::max<uint64_t>(1, kBatchTokens / rest));
-    const uint64_t cache = all * 2 * as_size(config().num_layers) * as_size(config().key_width());
-    return prefill_bytes(config(), prefill_options(document), rest * together, all, num_threads(),
-                         all * together) +
-           rest * as_size(config().vocabulary_size) * sizeof(float) + cache * sizeof(float) +
-           settings * cache * sizeof(uint16_t);
+    const uint64_t logits = 2 * logit_rows(config(), rest) * as_size(config().vocabulary_size);
+    return prefill_bytes(config(), judged_options(), rest * together, all, num_threads(), all * together) +
+           (logits + rest * as_size(config().hidden_size) + cache_values(all)) * sizeof(float) +
+           settings * cache_values(all) * sizeof(uint16_t);
   }
 };
 
+/// A prefix that waits to be surveyed, in the type of the cache where that is of 16 bits.
+class KeptPrefix {
+ public:
+  KeptPrefix(Prefix prefix, DType type) : type_(type), kept_(std::move(prefix)) {
+    if (type == DType::f32) return;
+    for (const Side side : kSides)
+      for (Matrix<float>& rows : kept_.rows.of(side)) {
+        tokens_ = rows.rows(), width_ = rows.cols();
+        std::vector<uint16_t>& halves = halves_[static_cast<size_t>(side)].emplace_back(rows.size());
+        narrow(type, {rows.data(), rows.size()}, halves);
+        rows = Matrix<float>();
+      }
+  }
+
+  Matrix<float> rows_of(const Plan& plan, const GroupShape& shape) const {
+    if (type_ == DType::f32) return plan.rows_of(kept_.rows, shape);
+    Matrix<float> out(tokens_, shape.width());
+    for (size_t l = 0; l < as_size(shape.layers); ++l) {
+      const auto& halves = halves_[static_cast<size_t>(shape.side)][as_size(shape.first_layer) + l];
+      for (size_t t = 0; t < tokens_; ++t)
+        widen(type_, std::span(halves).subspan(t * width_, width_), out.row(t).subspan(l * width_, width_));
+    }
+    return out;
+  }
+
+  const Prefix& prefix() const { return kept_; }
+
+ private:
+  DType type_;
+  Prefix kept_;  ///< its rows are empty where they are kept as halves
+  std::array<std::vector<std::vector<uint16_t>>, 2> halves_;
+  size_t tokens_ = 0, width_ = 0;
+};
+
 void ClosedLoop::Impl::survey(std::span<const LoopDocument> documents) {
-  const bool any = std::ranges::any_of(
-      plans, [](const Plan& plan) { return plan.setting.codec->survey_scope() == SurveyScope::file; });
   // One after the other, each with all threads: what the model takes for itself is there once.
-  std::vector<std::optional<Prefix>> prefixes(any ? surveyed_documents(documents) : 0);
-  for (size_t i = 0; i < prefixes.size(); ++i) prefixes[i].emplace(run_prefix(documents[i]));
+  std::vector<KeptPrefix> prefixes;
+  for (size_t i = 0; surveys() && i < surveyed_documents(documents); ++i)
+    prefixes.emplace_back(run_prefix(documents[i]), surveyed_type());
   for (Plan& plan : plans) {
     const Codec& codec = *plan.setting.codec;
     plan.shared.assign(plan.parts(), {});
     if (codec.survey_scope() != SurveyScope::file) continue;
     parallel_for(plan.parts(), 1, [&](size_t part, size_t, int) {
       const GroupShape shape = plan.shape(part);
-      std::vector<Matrix<float>> rows;
-      for (const auto& prefix : prefixes) rows.push_back(plan.rows_of(prefix->rows, codec.surveyed(shape)));
-      std::vector<DocumentRows> surveyed;
-      for (size_t i = 0; i < rows.size(); ++i)
-        surveyed.push_back(plan.surveyed_rows(*prefixes[i], shape, rows[i]));
+      Matrix<float> rows;  // of one document at a time
+      const auto document = [&](size_t i) {
+        rows = prefixes[i].rows_of(plan, codec.surveyed(shape));
+        return plan.surveyed_rows(prefixes[i].prefix(), shape, rows);
+      };
       Encoded encoded(codec.streams(shape));
-      run_survey(*codec.survey(shape), surveyed, encoded.add_document());
+      run_survey(*codec.survey(shape), prefixes.size(), document, encoded.add_document());
       for (const StreamSpec& spec : encoded.specs()) {
         const auto bytes = encoded.bytes(spec.name);
         if (spec.shared) plan.shared[part].emplace_back(spec.name, std::vector(bytes.begin(), bytes.end()));
@@ -387,13 +489,11 @@ void ClosedLoop::Impl::survey(std::span<const LoopDocument> documents) {
 }
 
 /// Runs the continuation under some of the settings, all in one batch.
-void ClosedLoop::Impl::go_on(const LoopDocument& document, std::span<const NextToken> references,
+void ClosedLoop::Impl::go_on(const LoopDocument& document, const Reference& reference,
                              std::span<const size_t> members, std::vector<CompressedDocument>& codes,
-                             std::vector<std::vector<Judged>>& judged) const {
-  const auto inputs = std::span(document.tokens).subspan(document.prefix, references.size());
-  const auto targets = std::span(document.tokens).subspan(document.prefix + 1, references.size());
-  PrefillOptions prefill;
-  prefill.logits = LogitRows::all;
+                             std::vector<std::vector<Judged>>& judged, std::span<Judged> own) const {
+  const std::span<const uint32_t> inputs = reference.inputs;
+  PrefillOptions prefill = judged_options();
   std::optional<SelectedAttention> selected;
   if (plans[members.front()].setting.selection.by != "all") {
     std::vector<StepSelection> selections;
@@ -418,7 +518,7 @@ void ClosedLoop::Impl::go_on(const LoopDocument& document, std::span<const NextT
     }
     const std::vector<uint64_t> past(members.size(), document.prefix + first);
     BatchCache cache(documents);
-    ContinuationSink sink(config(), first, count, targets, references, own_judged, options.stream > 0);
+    ContinuationSink sink(model, reference, first, count, own_judged, own, options.stream > 0);
     model.prefill({.tokens = tokens, .offsets = offsets, .past = past, .cache = &cache}, prefill, sink);
     for (size_t i = 0; options.stream > 0 && i < members.size(); ++i) documents[i]->append(sink.rows(i));
   }
@@ -426,22 +526,20 @@ void ClosedLoop::Impl::go_on(const LoopDocument& document, std::span<const NextT
 
 LoopResult ClosedLoop::Impl::run(const LoopDocument& document) const {
   const size_t judged_tokens = document.tokens.size() - 1 - document.prefix;
-  ReferenceSink reference(config(), document.prefix, judged_tokens, options.queries);
+  ReferenceSink sink(config(), document.prefix, judged_tokens, options.queries);
   const uint64_t offsets[] = {0, document.tokens.size() - 1};
   model.prefill({.tokens = std::span(document.tokens).first(offsets[1]), .offsets = offsets},
-                prefill_options(document), reference);
-  std::vector<NextToken> references;
-  std::vector<Judged> own;
-  for (size_t i = 0; i < judged_tokens; ++i) {
-    const NextToken& next = references.emplace_back(reference.logits().row(i));
-    const uint32_t target = document.tokens[document.prefix + 1 + i];
-    own.push_back({.surprise = next.surprise(target), .same_best = true, .right = next.best() == target});
-  }
-  LoopResult result{score_of(own), {}};
+                judged_options(), sink);
+  const std::span<const uint32_t> tokens(document.tokens);
+  const Reference reference{.inputs = tokens.subspan(document.prefix, judged_tokens),
+                            .targets = tokens.subspan(document.prefix + 1, judged_tokens),
+                            .hidden = sink.hidden()};
+  std::vector<Judged> own(judged_tokens);
+  if (plans.empty()) judge(model, reference, 0, judged_tokens, {}, {}, own);
 
   std::vector<CompressedDocument> codes;
   for (const Plan& plan : plans) codes.emplace_back(plan);
-  for (CompressedDocument& each : codes) each.start(reference.prefix());
+  for (CompressedDocument& each : codes) each.start(sink.prefix());
   std::vector<std::vector<Judged>> judged(plans.size(), std::vector<Judged>(judged_tokens));
   const size_t together = std::max<size_t>(1, kBatchTokens / judged_tokens);
   for (const bool selects : {false, true}) {
@@ -449,10 +547,11 @@ LoopResult ClosedLoop::Impl::run(const LoopDocument& document) const {
     for (size_t i = 0; i < plans.size(); ++i)
       if ((plans[i].setting.selection.by != "all") == selects) members.push_back(i);
     for (size_t first = 0; first < members.size(); first += together)
-      go_on(document, references,
+      go_on(document, reference,
             std::span<const size_t>(members).subspan(first, std::min(together, members.size() - first)),
-            codes, judged);
+            codes, judged, own);
   }
+  LoopResult result{score_of(own), {}};
   const size_t stored = options.stream > 0 ? document.tokens.size() - 1 : document.prefix;
   for (size_t i = 0; i < plans.size(); ++i) {
     result.settings.push_back(score_of(judged[i]));

@@ -54,6 +54,8 @@ struct StoredBits {
   uint64_t values = 0;  ///< keys and values that they stand for
 
   uint64_t bits() const;
+  /// All bits, and those of books, over the values; 0 without values and bits.
+  double bits_per_value(uint64_t book_bytes = 0) const;
   void add(const StoredBits& other);
 };
 

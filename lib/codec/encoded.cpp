@@ -136,8 +136,14 @@ uint64_t Encoded::size_bytes(Category category) const {
 }
 
 void run_survey(Survey& survey, std::span<const DocumentRows> documents, StreamStore& document) {
+  run_survey(survey, documents.size(), [&](size_t i) { return documents[i]; }, document);
+}
+
+void run_survey(Survey& survey, size_t documents, const std::function<DocumentRows(size_t)>& document_rows,
+                StreamStore& document) {
   for (int pass = 0; pass < survey.passes(); ++pass) {
-    for (const DocumentRows& each : documents) {
+    for (size_t i = 0; i < documents; ++i) {
+      const DocumentRows each = document_rows(i);
       if (each.queries.rows() > 0) survey.observe_queries(each.query_tokens, each.queries);
       survey.observe(each.surveyed);
       survey.end_document();

@@ -2,6 +2,7 @@
 // files.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -49,5 +50,10 @@ Encoded encode_in_memory(const Codec& codec, const GroupShape& shape,
 
 /// Runs a survey over these documents and stores what it learned.
 void run_survey(Survey& survey, std::span<const DocumentRows> documents, StreamStore& document);
+
+/// The same where documents are not all at hand: document_rows(i), i < documents, is called when document i is
+/// to be shown, once in each pass; what it gave before is not looked at again.
+void run_survey(Survey& survey, size_t documents, const std::function<DocumentRows(size_t)>& document_rows,
+                StreamStore& document);
 
 }  // namespace kvcodec

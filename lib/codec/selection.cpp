@@ -110,8 +110,8 @@ void use_caches(const SelectionTask& task, std::span<const std::vector<Scored>> 
 }  // namespace
 
 std::vector<Scored> choose_tokens(MatrixView<const float> scores, size_t visible, uint64_t budget,
-                                  uint64_t newest, const std::string& share) {
-  return best(combined(scores, visible, share), std::min<uint64_t>(budget, visible), 0, newest);
+                                  uint64_t sink, uint64_t newest, const std::string& share) {
+  return best(combined(scores, visible, share), std::min<uint64_t>(budget, visible), sink, newest);
 }
 
 std::vector<OptionField> SelectionOptions::fields() {

@@ -29,11 +29,12 @@ struct SelectionOptions final : Options {
   uint64_t tokens_of(uint64_t visible) const;
 };
 
-/// The `budget` tokens of the highest scores among the first `visible`, best first, the `newest` of them
-/// always; scores: (n, at least visible), of query heads that agree by share ("max" or "mean"; one row for
-/// "each").
+/// The `budget` tokens of the highest scores among the first `visible`, best first, the first `sink` and the
+/// `newest` of them always, by the rule of kept_anyway (lib/attention/cluster_selector.hpp) where the budget
+/// is too small for both; scores: (n, at least visible), of query heads that agree by share ("max" or "mean";
+/// one row for "each").
 std::vector<Scored> choose_tokens(MatrixView<const float> scores, size_t visible, uint64_t budget,
-                                  uint64_t newest, const std::string& share);
+                                  uint64_t sink, uint64_t newest, const std::string& share);
 
 /// One head: its key/value rows and the queries of the query heads that share it, causal.
 struct SelectionTask {

@@ -57,6 +57,9 @@ class GrowingSelector {
   /// The next keys, (n, dims).
   virtual void append(MatrixView<const float> keys) = 0;
   virtual size_t tokens() const = 0;
+  /// First tokens that are always attended to, and newest ones that have no score yet.
+  virtual uint64_t sink() const { return 0; }
+  virtual uint64_t waiting() const { return 0; }
   /// (queries, tokens()).
   virtual void scores(MatrixView<const float> queries, MatrixView<float> out) const = 0;
 };
@@ -122,6 +125,8 @@ class GrowingClusters final : public GrowingSelector {
     (void)add_batches({&task, 1}, options_, kSeed);
   }
   size_t tokens() const override { return tokens_; }
+  uint64_t sink() const override { return index_.sink(); }
+  uint64_t waiting() const override { return tokens_ - index_.covered(tokens_); }
   void scores(MatrixView<const float> queries, MatrixView<float> out) const override {
     ClusterSelector(index_, tokens_).scores(queries, out);
   }
@@ -192,8 +197,9 @@ void SelectedAttention::attend(const AttentionRows& rows) {
       const bool each = selection.share == "each";
       for (size_t q = 0; q < (each ? group : 1); ++q) {
         const size_t count = each ? 1 : group;
-        const auto chosen = ids_in_order(choose_tokens(scores.view().rows(q, count), visible,
-                                                       selection.budget, selection.newest, selection.share));
+        const auto chosen = ids_in_order(
+            choose_tokens(scores.view().rows(q, count), visible, selection.budget, selector->sink(),
+                          std::max(selection.newest, selector->waiting()), selection.share));
         kvcodec::attend(Attention{.queries = queries.rows(q, count),
                                   .parts = {{.rows = &cache, .tokens = std::span<const uint32_t>(chosen)}},
                                   .out = out.rows(q, count)});

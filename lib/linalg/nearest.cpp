@@ -19,8 +19,10 @@ namespace {
 
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
-/// Rows and entries in work at a time: rough scores of 96 x 256 take 96 KiB, a tenth of a second-level cache.
-constexpr size_t kBlockRows = 96, kBlockEntries = 256;
+/// Rough scores in work at a time: 96 KiB, a tenth of a second-level cache. All of up to 1,024 entries are
+/// scored before any is kept, since what is kept of the first ones would be too much; of more, few at a time,
+/// so that many rows use what was read of them.
+constexpr size_t kBlockScores = 24576, kMostBlockEntries = 1024, kFewBlockEntries = 256;
 
 /// Rows per piece of parallel work.
 constexpr size_t kPieceRows = 384;
@@ -168,6 +170,7 @@ void ProductSearch::pack_floats(MatrixView<const float> entries) {
   const size_t panels = round_up(count_, kTile) / kPanel;
   float_panels_.resize(panels * dimensions_ * kPanel);
   screen_bias_.assign(panels * kPanel, kNone);
+  margin_.assign(panels * kPanel, 0);
   std::ranges::copy(bias_, screen_bias_.begin());
   parallel_for(count_, 1024, [&](size_t begin, size_t end, int) {
     for (size_t i = begin; i < end; ++i) {
@@ -193,6 +196,7 @@ void ProductSearch::pack_bytes(MatrixView<const float> entries) {
   screen_bias_.assign(panels * kPanel, kNone);
   scale_.assign(panels * kPanel, 0);
   std::vector<float> centered(dimensions_);
+  std::vector<double> centered_norms(count_), rounding_norms(count_);
   for (size_t i = 0; i < count_; ++i) {
     float largest = 0;
     double with_center = 0, squares = 0, rounding = 0;
@@ -214,9 +218,17 @@ void ProductSearch::pack_bytes(MatrixView<const float> entries) {
     scale_[i] = scale;
     screen_bias_[i] = static_cast<float>(double{bias_[i]} + with_center);
     largest_bias_ = std::max(largest_bias_, std::abs(double{screen_bias_[i]}));
-    largest_centered_ = std::max(largest_centered_, std::sqrt(squares));
-    largest_rounding_ = std::max(largest_rounding_, std::sqrt(rounding));
+    centered_norms[i] = std::sqrt(squares);
+    rounding_norms[i] = std::sqrt(rounding);
+    largest_centered_ = std::max(largest_centered_, centered_norms[i]);
+    largest_rounding_ = std::max(largest_rounding_, rounding_norms[i]);
   }
+  // Both terms of the bound are below this share of what they are for the largest norms.
+  margin_.assign(panels * kPanel, 0);
+  const auto share = [](double part, double whole) { return whole > 0 ? part / whole : 0; };
+  for (size_t i = 0; i < count_; ++i)
+    margin_[i] = static_cast<float>(kBoundSlack * std::max(share(centered_norms[i], largest_centered_),
+                                                           share(rounding_norms[i], largest_rounding_)));
 }
 
 // Searching
@@ -233,14 +245,19 @@ class ProductSearch::Scratch::Worker {
     // The level may have been lowered since the entries were made ready.
     if (table_ && s_->screen_ == Screen::bytes && !table_->screen_bytes) table_ = nullptr;
     if (!table_) return;
-    const size_t rows = std::max(kBlockRows / group * group, group);
+    const size_t all = s_->screen_bias_.size();
+    block_entries_ = all <= kMostBlockEntries ? all : kFewBlockEntries;
+    const size_t most_rows = kBlockScores / block_entries_;
+    // Whole steps of the kernels, where whole groups allow it.
+    const size_t step = group * kRows <= 2 * most_rows ? group * kRows : group;
+    const size_t rows = std::max(most_rows / step * step, step);
     block_rows_ = rows;
-    grow(scores_, rows * kBlockEntries);
+    grow(scores_, rows * block_entries_);
     grow(class_best_, rows * kTile);
     grow(bytes_, rows * s_->padded_);
-    grow(scale_, rows), grow(error_, rows), grow(shift_, rows), grow(start_, rows);
+    grow(scale_, rows), grow(error_, rows), grow(slack_, rows), grow(shift_, rows), grow(start_, rows);
     grow(groups_, rows / group);
-    grow(ids_, kBlockEntries + kLanes), grow(kept_, kBlockEntries + kLanes);
+    grow(ids_, block_entries_ + kLanes), grow(kept_, block_entries_ + kLanes);
   }
 
   /// rows: whole groups; offsets: as many, or empty.
@@ -324,38 +341,47 @@ class ProductSearch::Scratch::Worker {
       groups_[i].limit = kNone;
     }
     if (out.cols() > 1) std::fill_n(class_best_.begin(), count * kTile, kNone);
-    for (size_t first = 0; first < s_->screen_bias_.size(); first += kBlockEntries) {
-      const size_t entries = std::min(kBlockEntries, s_->screen_bias_.size() - first);
+    for (size_t first = 0; first < s_->screen_bias_.size(); first += block_entries_) {
+      const size_t entries = std::min(block_entries_, s_->screen_bias_.size() - first);
       screen(first, entries, count);
-      for (size_t i = 0; i < count / group_; ++i) collect(i, first, entries, offsets, out.cols());
+      for (size_t i = 0; i < count / group_; ++i)
+        if (entries == s_->screen_bias_.size())
+          choose(i, entries, offsets, out.row(i));
+        else
+          collect(i, first, entries, offsets, out.cols());
     }
     for (size_t i = 0; i < count / group_; ++i) score_candidates(i, offsets);
   }
 
-  /// The bound of the error of row i's rough scores, its bytes, and what its rough scores lack.
+  /// The bounds of the error of row i's rough scores: that from bytes, for the entries of the largest norms,
+  /// and that from rounding, for any; its bytes, and what its rough scores lack.
   void prepare(size_t i, std::span<const float> offsets) {
     const float* row = row_data_ + i * row_stride_;
     // Rounding while adding up d products is below d units in the last place of the sum of magnitudes, twice
     // because exact scores are rounded too; the constant covers bias and offset.
     const double unit = 0x1p-23 * static_cast<double>(s_->dimensions_ + 32);
     const double offset = offsets.empty() || !std::isfinite(offsets[i]) ? 0 : std::abs(double{offsets[i]});
-    double error = 0;
+    double error = 0, squares = 0;
     float with_center = 0;
-    const double norm = std::sqrt(double{product(row, row)} + kUnderflow);
     if (s_->screen_ == Screen::bytes) {
-      float moments[2];
+      float moments[4];
       int32_t sum = 0;
       scale_[i] = table_->to_bytes(row, s_->center_.data(), s_->padded_, bytes_.data() + i * s_->padded_,
                                    &sum, moments);
       start_[i] = -128 * sum;
-      with_center = product(row, s_->center_.data());
+      squares = double{moments[2]};
+      with_center = moments[3];
       error = std::sqrt(double{moments[1]} + kUnderflow) * s_->largest_centered_ +
               std::sqrt(double{moments[0]} + kUnderflow) * s_->largest_rounding_;
+    } else {
+      squares = double{product(row, row)};
     }
-    error += unit * ((norm + s_->center_norm_) * (s_->largest_norm_ + s_->center_norm_) + s_->largest_bias_ +
-                     offset) +
-             static_cast<double>(s_->dimensions_) * 0x1p-146;  // products that underflow
+    const double norm = std::sqrt(squares + kUnderflow);
+    const double slack = unit * ((norm + s_->center_norm_) * (s_->largest_norm_ + s_->center_norm_) +
+                                 s_->largest_bias_ + offset) +
+                         static_cast<double>(s_->dimensions_) * 0x1p-146;  // products that underflow
     error_[i] = static_cast<float>(error * kBoundSlack);
+    slack_[i] = static_cast<float>((slack + error * 0x1p-22) * kBoundSlack);
     shift_[i] = with_center + (offsets.empty() ? 0.0f : offsets[i]);
   }
 
@@ -366,57 +392,100 @@ class ProductSearch::Scratch::Worker {
       table_->screen_bytes(s_->byte_panels_.data() + panel * quads * kPanel * 4, quads,
                            s_->scale_.data() + first, s_->screen_bias_.data() + first, entries,
                            {bytes_.data(), scale_.data(), start_.data()}, count, scores_.data(),
-                           kBlockEntries);
+                           block_entries_);
     } else {
       table_->screen_floats(s_->float_panels_.data() + panel * s_->dimensions_ * kPanel, s_->dimensions_,
                             s_->screen_bias_.data() + first, entries, row_data_, row_stride_, count,
-                            scores_.data(), kBlockEntries);
+                            scores_.data(), block_entries_);
     }
   }
 
   /// A score that the best of a group's pairs does not fall below.
-  float sure_best(size_t first_row, size_t entries) const {
+  float sure_best(size_t first_row, size_t first, size_t entries) const {
     float best = kNone;
     for (size_t row = first_row; row < first_row + group_; ++row)
-      best = std::max(
-          best, table_->highest(scores_.data() + row * kBlockEntries, entries) + (shift_[row] - error_[row]));
+      best = std::max(best, table_->highest(scores_.data() + row * block_entries_, s_->margin_.data() + first,
+                                            error_[row], entries) +
+                                (shift_[row] - slack_[row]));
     return best;
   }
 
-  /// The same of the pair in that place, counted from 0.
-  float sure_place(size_t first_row, size_t entries, size_t place) {
-    sure_.resize(group_ * kTile);
+  /// The same of the pair in that place, counted from 0: that many classes have a pair above it. Few of the
+  /// best pairs share a class where they are few; else each row has classes of its own.
+  float sure_place(size_t first_row, size_t first, size_t entries, size_t place) {
+    const bool together = place < kTile / 4;
+    const size_t count = together ? 1 : group_;
     for (size_t r = 0; r < group_; ++r) {
       const size_t row = first_row + r;
-      float* classes = class_best_.data() + row * kTile;
-      table_->highest_of_classes(scores_.data() + row * kBlockEntries, entries, classes);
-      const float shift = shift_[row] - error_[row];
-      for (size_t c = 0; c < kTile; ++c) sure_[r * kTile + c] = classes[c] + shift;
+      table_->highest_of_classes(scores_.data() + row * block_entries_, s_->margin_.data() + first,
+                                 error_[row], entries, shift_[row] - slack_[row],
+                                 class_best_.data() + (together ? first_row : row) * kTile);
     }
-    return place_of(sure_, place, scratch_);
+    const std::span<const float> classes(class_best_.data() + first_row * kTile, count * kTile);
+    return together && table_->place_of_classes ? table_->place_of_classes(classes.data(), place)
+                                                : place_of(classes, place, scratch_);
+  }
+
+  /// Raises what no pair of group g that counts falls below.
+  void raise_limit(size_t g, size_t first, size_t entries, size_t width) {
+    const size_t first_row = g * group_;
+    const float limit =
+        width == 1 ? sure_best(first_row, first, entries) : sure_place(first_row, first, entries, width - 1);
+    // NaN and infinities rule nothing out.
+    float& known = groups_[g].limit;
+    known = limit > known && limit < std::numeric_limits<float>::max() ? limit : known;
+  }
+
+  /// Entries of a block that may be among the best pairs with the row, by its group's limit: ids_, rising,
+  /// and kept_, their rough scores without `reach`, the most that the row adds. Returns how many.
+  size_t not_ruled_out(size_t row, float limit, float reach, size_t first, size_t entries) {
+    if (shift_[row] == kNone) return 0;
+    // The subtraction rounds: one more step down keeps it a bound.
+    float row_limit = limit - reach;
+    row_limit -= std::abs(row_limit) * 0x1p-22f + std::abs(reach) * 0x1p-22f;
+    if (!(row_limit >= kNone)) row_limit = kNone;
+    size_t found =
+        table_->not_below(scores_.data() + row * block_entries_, s_->margin_.data() + first, error_[row],
+                          entries, row_limit, static_cast<uint32_t>(first), ids_.data(), kept_.data());
+    while (found > 0 && ids_[found - 1] >= s_->count_) --found;
+    return found;
+  }
+
+  /// The best pairs of group g where the block has all entries.
+  void choose(size_t g, size_t entries, std::span<const float> offsets, std::span<Match> out) {
+    raise_limit(g, 0, entries, out.size());
+    size_t count = 0;
+    for (size_t r = 0; r < group_; ++r) {
+      const size_t row = g * group_ + r;
+      const size_t found = not_ruled_out(row, groups_[g].limit, shift_[row] + slack_[row], 0, entries);
+      grow(values_, count + found), grow(matches_, count + found);
+      table_->exact(row_data_ + row * row_stride_, s_->exact(), s_->padded_, ids_.data(), found,
+                    values_.data() + count);
+      const float offset = offsets.empty() ? 0.0f : offsets[row];
+      for (size_t i = 0; i < found; ++i, ++count) {
+        values_[count] = total(values_[count], s_->bias_[ids_[i]], offset);
+        matches_[count] = {values_[count], static_cast<uint32_t>(r), ids_[i]};
+      }
+    }
+    uint32_t order[kMostRanked];
+    if (count <= kMostRanked && table_->rank && table_->rank(values_.data(), count, order)) {
+      const size_t chosen = std::min(count, out.size());
+      for (size_t i = 0; i < chosen; ++i) out[i] = matches_[order[i]];
+    } else {
+      for (size_t i = 0; i < count; ++i) groups_[g].best.add(matches_[i]);
+    }
   }
 
   /// Keeps the entries of a block that may be among the best of group g.
   void collect(size_t g, size_t first, size_t entries, std::span<const float> offsets, size_t width) {
+    raise_limit(g, first, entries, width);
     Group& group = groups_[g];
-    const size_t first_row = g * group_;
-    const float limit =
-        width == 1 ? sure_best(first_row, entries) : sure_place(first_row, entries, width - 1);
-    // NaN and infinities rule nothing out.
-    group.limit = limit > group.limit && limit < std::numeric_limits<float>::max() ? limit : group.limit;
     for (size_t r = 0; r < group_; ++r) {
-      const size_t row = first_row + r;
-      if (shift_[row] == kNone) continue;
-      const float reach = shift_[row] + error_[row];
-      // The subtraction rounds: one more step down keeps it a bound.
-      float row_limit = group.limit - reach;
-      row_limit -= std::abs(row_limit) * 0x1p-22f + std::abs(reach) * 0x1p-22f;
-      if (!(row_limit >= kNone)) row_limit = kNone;
-      const size_t found = table_->not_below(scores_.data() + row * kBlockEntries, entries, row_limit,
-                                             static_cast<uint32_t>(first), ids_.data(), kept_.data());
+      const size_t row = g * group_ + r;
+      const float reach = shift_[row] + slack_[row];
+      const size_t found = not_ruled_out(row, group.limit, reach, first, entries);
       for (size_t i = 0; i < found; ++i)
-        if (ids_[i] < s_->count_)
-          group.candidates.push_back({static_cast<uint32_t>(r), ids_[i], kept_[i] + reach});
+        group.candidates.push_back({static_cast<uint32_t>(r), ids_[i], kept_[i] + reach});
     }
     if (group.candidates.size() > kMostCandidates) score_candidates(g, offsets);
   }
@@ -424,27 +493,36 @@ class ProductSearch::Scratch::Worker {
   void score_candidates(size_t g, std::span<const float> offsets) {
     Group& group = groups_[g];
     const float limit = group.limit - std::abs(group.limit) * 0x1p-21f;
-    for (const Candidate& candidate : group.candidates) {
-      if (candidate.score < limit) continue;
-      const size_t row = g * group_ + candidate.row;
-      const float* entry = s_->exact() + size_t{candidate.id} * s_->padded_;
-      group.best.add({total(product(row_data_ + row * row_stride_, entry), s_->bias_[candidate.id],
-                            offsets.empty() ? 0.0f : offsets[row]),
-                      candidate.row, candidate.id});
+    grow(chosen_ids_, group.candidates.size()), grow(products_, group.candidates.size());
+    for (size_t first = 0; first < group.candidates.size();) {
+      const uint32_t of_row = group.candidates[first].row;
+      size_t chosen = 0, end = first;
+      for (; end < group.candidates.size() && group.candidates[end].row == of_row; ++end)
+        if (!(group.candidates[end].score < limit)) chosen_ids_[chosen++] = group.candidates[end].id;
+      const size_t row = g * group_ + of_row;
+      const float offset = offsets.empty() ? 0.0f : offsets[row];
+      table_->exact(row_data_ + row * row_stride_, s_->exact(), s_->padded_, chosen_ids_.data(), chosen,
+                    products_.data());
+      for (size_t i = 0; i < chosen; ++i) {
+        const uint32_t id = chosen_ids_[i];
+        group.best.add({total(products_[i], s_->bias_[id], offset), of_row, id});
+      }
+      first = end;
     }
     group.candidates.clear();
   }
 
   const ProductSearch* s_ = nullptr;
-  size_t group_ = 1, block_rows_ = kBlockRows;
+  size_t group_ = 1, block_rows_ = 0, block_entries_ = 0;
   const Table* table_ = nullptr;
   const float* row_data_ = nullptr;
   size_t row_stride_ = 0;
   AlignedVector<float> block_, padded_row_, scores_, class_best_;
   AlignedVector<int8_t> bytes_;
-  std::vector<float> scale_, error_, shift_, sure_, scratch_, kept_;
+  std::vector<float> scale_, error_, slack_, shift_, scratch_, kept_, products_, values_;
   std::vector<int32_t> start_;
-  std::vector<uint32_t> ids_;
+  std::vector<uint32_t> ids_, chosen_ids_;
+  std::vector<Match> matches_;
   std::vector<Group> groups_;
 };
 

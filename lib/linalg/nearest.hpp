@@ -9,7 +9,7 @@
 // entries roughly (in 8-bit integers where the machine has AVX512_VNNI, else in floats), with a bound on the
 // error by Cauchy and Schwarz,
 //   |<x, e> - <x', e'>| <= |x - x'| |e| + |x'| |e - e'|,
-// and only entries that the bound does not rule out are scored exactly.
+// for each entry with its own norms, and only entries that the bound does not rule out are scored exactly.
 #pragma once
 
 #include <cstddef>
@@ -110,6 +110,7 @@ class ProductSearch {
   AlignedVector<float> float_panels_;   // [tiles of entries / 16][dimensions][16]
   AlignedVector<uint8_t> byte_panels_;  // [tiles of entries / 16][quads][16][4], offset by 128
   AlignedVector<float> scale_;          // of the bytes of each entry
+  AlignedVector<float> margin_;         // bound of an entry's error in bytes over that of any; padded
   AlignedVector<float> center_;         // padded; what is subtracted from entries and rows in bytes
   double largest_norm_ = 0;             // of entries
   double largest_centered_ = 0;         // of entries without the center

@@ -13,6 +13,7 @@ struct Vector {
 };
 Vector fused(Vector a, Vector b, Vector c) { return {_mm256_fmadd_ps(a.lanes, b.lanes, c.lanes)}; }
 Vector larger(Vector a, Vector b) { return {_mm256_max_ps(a.lanes, b.lanes)}; }
+Vector sum(Vector a, Vector b) { return {_mm256_add_ps(a.lanes, b.lanes)}; }
 
 }  // namespace
 }  // namespace kvcodec::nearest_kernels
@@ -38,16 +39,21 @@ void exact(const float* row, const float* entries, size_t padded, const uint32_t
   }
 }
 
-size_t not_below(const float* scores, size_t n, float limit, uint32_t first_id, uint32_t* ids, float* kept) {
-  const __m256 least = _mm256_set1_ps(limit);
+size_t not_below(const float* scores, const float* margins, float error, size_t n, float limit,
+                 uint32_t first_id, uint32_t* ids, float* kept) {
+  const __m256 least = _mm256_set1_ps(limit), all_error = _mm256_set1_ps(error);
   size_t found = 0;
   for (size_t i = 0; i < n; i += Vector::kWidth) {
-    unsigned mask =
-        (unsigned)_mm256_movemask_ps(_mm256_cmp_ps(_mm256_loadu_ps(scores + i), least, _CMP_NLT_UQ));
+    float values[Vector::kWidth];
+    const __m256 value =
+        _mm256_fmadd_ps(all_error, _mm256_loadu_ps(margins + i), _mm256_loadu_ps(scores + i));
+    unsigned mask = (unsigned)_mm256_movemask_ps(_mm256_cmp_ps(value, least, _CMP_NLT_UQ));
+    if (mask == 0) continue;
+    _mm256_storeu_ps(values, value);
     for (; mask != 0; mask &= mask - 1) {
-      const size_t at = i + (size_t)__builtin_ctz(mask);
-      ids[found] = first_id + (uint32_t)at;
-      kept[found++] = scores[at];
+      const size_t lane = (size_t)__builtin_ctz(mask);
+      ids[found] = first_id + (uint32_t)(i + lane);
+      kept[found++] = values[lane];
     }
   }
   return found;
@@ -57,7 +63,7 @@ size_t not_below(const float* scores, size_t n, float limit, uint32_t first_id, 
 
 const Table& table() {
   static constexpr Table kTable = {
-      exact, screen_floats_by<2>, nullptr, highest, highest_of_classes, nullptr, not_below};
+      exact, screen_floats_by<2>, nullptr, highest, highest_of_classes, nullptr, nullptr, not_below, nullptr};
   return kTable;
 }
 

@@ -14,6 +14,7 @@ enum : size_t {
   kLanes = 16,
   kPanel = 16,
   kTile = 64,
+  kMostRanked = 64,
   kRows = 6,  // rows per step: with four 512-bit vectors of entries, 24 sums that stay in registers
 };
 
@@ -39,18 +40,27 @@ struct Table {
   void (*screen_bytes)(const uint8_t* panels, size_t quads, const float* scale, const float* bias,
                        size_t entries, const ByteRows& rows, size_t count, float* scores,
                        size_t score_stride);
-  /// The highest of n scores, a multiple of kLanes; NaN where one is NaN, or not.
-  float (*highest)(const float* scores, size_t n);
-  /// best[c] = the highest of best[c] and the scores of class c, for n scores, a multiple of kTile.
-  void (*highest_of_classes)(const float* scores, size_t n, float* best);
+  /// The highest of n values score - error * margin, a multiple of kLanes; NaN where one is NaN, or not.
+  float (*highest)(const float* scores, const float* margins, float error, size_t n);
+  /// best[c] = the highest of best[c] and score - error * margin + shift of class c, for n scores, a multiple
+  /// of kTile. A NaN takes the place of what was there, and any number its place.
+  void (*highest_of_classes)(const float* scores, const float* margins, float error, size_t n, float shift,
+                             float* best);
+  /// The value of kTile values in place `place`, below kTile, in falling order, equal ones counted once or as
+  /// often as they are there; NaN counts as -infinity. Null where nothing is gained by it.
+  float (*place_of_classes)(const float* best, size_t place);
   /// One row (padded floats) less the center in bytes. out: padded bytes. moments: the sums of squares of
-  /// what the bytes stand for, and of its difference from the centered row. Returns the scale.
+  /// what the bytes stand for, of its difference from the centered row, and of the row; and the product of
+  /// row and center. Returns the scale.
   float (*to_bytes)(const float* row, const float* center, size_t padded, int8_t* out, int32_t* sum,
                     float* moments);
-  /// ids and scores of those of n scores (a multiple of kLanes) that are not below `limit` (NaN is not);
-  /// ids from first_id on. Returns how many; writes up to n + kLanes.
-  size_t (*not_below)(const float* scores, size_t n, float limit, uint32_t first_id, uint32_t* ids,
-                      float* kept);
+  /// ids and values of those of n values score + error * margin (a multiple of kLanes) that are not below
+  /// `limit` (NaN is not); ids from first_id on. Returns how many; writes up to n + kLanes.
+  size_t (*not_below)(const float* scores, const float* margins, float error, size_t n, float limit,
+                      uint32_t first_id, uint32_t* ids, float* kept);
+  /// order[r] = the index of the value in place r of n values, at most kMostRanked, in falling order, equal
+  /// ones by their index. False, and no order, where one is NaN or -infinity. Null where nothing is gained.
+  bool (*rank)(const float* values, size_t n, uint32_t* order);
 };
 
 namespace scalar {

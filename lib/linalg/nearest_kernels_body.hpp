@@ -66,9 +66,11 @@ void screen_floats_by(const float* panels, size_t d, const float* bias, size_t e
                          count, scores + first, score_stride);
 }
 
-float highest(const float* scores, size_t n) {
-  Vector best = Vector::load(scores);
-  for (size_t i = Vector::kWidth; i < n; i += Vector::kWidth) best = larger(best, Vector::load(scores + i));
+float highest(const float* scores, const float* margins, float error, size_t n) {
+  const Vector minus_error = Vector::all(-error);
+  Vector best = fused(minus_error, Vector::load(margins), Vector::load(scores));
+  for (size_t i = Vector::kWidth; i < n; i += Vector::kWidth)
+    best = larger(best, fused(minus_error, Vector::load(margins + i), Vector::load(scores + i)));
   float lanes[Vector::kWidth];
   best.store(lanes);
   float result = lanes[0];
@@ -76,10 +78,15 @@ float highest(const float* scores, size_t n) {
   return result;
 }
 
-void highest_of_classes(const float* scores, size_t n, float* best) {
+void highest_of_classes(const float* scores, const float* margins, float error, size_t n, float shift,
+                        float* best) {
+  const Vector all_shift = Vector::all(shift), minus_error = Vector::all(-error);
   for (size_t c = 0; c < kTile; c += Vector::kWidth) {
     Vector highest_here = Vector::load(best + c);
-    for (size_t i = c; i < n; i += kTile) highest_here = larger(highest_here, Vector::load(scores + i));
+    for (size_t i = c; i < n; i += kTile) {
+      const Vector score = fused(minus_error, Vector::load(margins + i), Vector::load(scores + i));
+      highest_here = larger(highest_here, sum(score, all_shift));
+    }
     highest_here.store(best + c);
   }
 }

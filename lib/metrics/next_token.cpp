@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <vector>
 
 #include "lib/core/error.hpp"
 #include "lib/model/row_ops.hpp"
@@ -64,6 +65,29 @@ void PredictionSums::add(const PredictionSums& other) {
   divergence += other.divergence;
   same_best += other.same_best;
   right += other.right;
+}
+
+PredictionEstimates estimate_predictions(std::span<const PredictionSums> documents,
+                                         std::span<const PredictionSums> references) {
+  if (documents.size() != references.size())
+    throw failed("predictions of {} documents against {}", documents.size(), references.size());
+  std::vector<double> counts, surprise, rise, divergence, same, right;
+  for (size_t i = 0; i < documents.size(); ++i) {
+    const PredictionSums& own = documents[i];
+    if (own.tokens != references[i].tokens)
+      throw failed("document {}: {} predictions against {}", i, own.tokens, references[i].tokens);
+    counts.push_back(static_cast<double>(own.tokens));
+    surprise.push_back(own.surprise);
+    rise.push_back(own.surprise - references[i].surprise);
+    divergence.push_back(own.divergence);
+    same.push_back(static_cast<double>(own.same_best));
+    right.push_back(static_cast<double>(own.right));
+  }
+  return {.surprise = mean_by_document(surprise, counts),
+          .divergence = mean_by_document(divergence, counts),
+          .rise = mean_by_document(rise, counts),
+          .same_best = mean_by_document(same, counts),
+          .right = mean_by_document(right, counts)};
 }
 
 }  // namespace kvcodec

@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <span>
 
+#include "lib/metrics/interval.hpp"
+
 namespace kvcodec {
 
 /// The next-token distribution of one position, softmax of its logits.
@@ -44,5 +46,17 @@ struct PredictionSums {
 
   void add(const PredictionSums& other);
 };
+
+/// Means per token of all documents together, and their 95% intervals by document (mean_by_document).
+struct PredictionEstimates {
+  Estimate surprise, divergence;
+  Estimate rise;              ///< of the surprise over the reference's
+  Estimate same_best, right;  ///< shares of positions
+};
+
+/// documents, references: the sums of each document, under a setting and in the run that it is held against,
+/// of the same positions. Throws Error(failed) where their numbers of documents or positions differ.
+PredictionEstimates estimate_predictions(std::span<const PredictionSums> documents,
+                                         std::span<const PredictionSums> references);
 
 }  // namespace kvcodec

@@ -43,6 +43,11 @@ double bits_per_value(uint64_t values, uint64_t bytes) {
   return 8 * static_cast<double>(bytes) / static_cast<double>(values);
 }
 
+double bits_over_values(uint64_t values, uint64_t bits) {
+  if (values == 0) return bits == 0 ? 0 : kInfinity;
+  return static_cast<double>(bits) / static_cast<double>(values);
+}
+
 Rate rate_of(const RateLedger& ledger) {
   const uint64_t bytes = ledger.bytes();
   const uint64_t with_book = checked_add(bytes, ledger.book_bytes);

@@ -49,6 +49,9 @@ double compression_ratio(uint64_t values, uint64_t bytes);
 /// 8 * bytes / values; infinite if bytes are stored for no values, 0 for no values and no bytes.
 double bits_per_value(uint64_t values, uint64_t bytes);
 
+/// bits / values, likewise, where what is stored is no whole bytes.
+double bits_over_values(uint64_t values, uint64_t bits);
+
 Rate rate_of(const RateLedger& ledger);
 
 /// What the codec itself stores of one side, keys or values. Values that wait at 16 bits are left out of its

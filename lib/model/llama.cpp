@@ -83,7 +83,7 @@ int layers_to_run(const ModelConfig& config, const PrefillOptions& options) {
 }
 
 size_t logit_rows(const ModelConfig& config, const PrefillOptions& options) {
-  if (options.logits == LogitRows::none) return 0;
+  if (options.logits == LogitRows::none || options.logits == LogitRows::later) return 0;
   if (options.logits == LogitRows::last) return 1;
   return std::clamp<size_t>(kLogitBytes / (as_size(config.vocabulary_size) * sizeof(float)), 1,
                             options.chunk);
@@ -246,6 +246,11 @@ class Prefill {
       for (size_t document = 0; document + 1 < batch_.offsets.size(); ++document)
         if (batch_.offsets[document + 1] > batch_.offsets[document])
           compute(batch_.offsets[document + 1] - 1, 1);
+  }
+
+  void hand_out_hidden(std::span<const float> final_norm) {
+    norm_rows(0, hidden_.rows(), final_norm, hidden_);
+    sink_.hidden(hidden_);
   }
 
  private:
@@ -417,7 +422,22 @@ void LlamaModel::prefill(const PrefillBatch& batch, const PrefillOptions& option
       report(progress, (layer * total + static_cast<double>(tokens)) / layers, total);
     });
   }
-  if (options.logits != LogitRows::none) run.hand_out_logits(*impl_->head, impl_->final_norm);
+  if (options.logits == LogitRows::later)
+    run.hand_out_hidden(impl_->final_norm);
+  else if (options.logits != LogitRows::none)
+    run.hand_out_logits(*impl_->head, impl_->final_norm);
+}
+
+void LlamaModel::logits(MatrixView<const float> hidden, MatrixView<float> out) const {
+  const ModelConfig& config = impl_->config;
+  if (!impl_->head) throw bad_input("{}: tensor 'lm_head.weight' is missing; logits need it", impl_->source);
+  if (hidden.cols() != as_size(config.hidden_size) || out.cols() != as_size(config.vocabulary_size) ||
+      hidden.rows() != out.rows())
+    throw failed("logits ({}, {}) of ({}, {}) for a model of {} and {}", out.rows(), out.cols(),
+                 hidden.rows(), hidden.cols(), config.hidden_size, config.vocabulary_size);
+  WorkerScratch scratch;
+  const LinearOutput output{&*impl_->head, out};
+  apply(hidden, {&output, 1}, Write::replace, scratch);
 }
 
 uint64_t prefill_bytes(const ModelConfig& config, const PrefillOptions& options, uint64_t tokens,

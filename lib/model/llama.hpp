@@ -41,6 +41,9 @@ class PrefillSink {
   virtual void layer(const LayerChunk& chunk) = 0;
   /// Logits of tokens [first, first + logits.rows()), (n, vocabulary_size); called only if asked for.
   virtual void logits(size_t /*first*/, MatrixView<const float> /*logits*/) {}
+  /// What logits of all tokens are made of (LlamaModel::logits): (tokens, hidden_size). Called once, at the
+  /// end, only if asked for.
+  virtual void hidden(MatrixView<const float> /*rows*/) {}
 };
 
 /// Keys and values of tokens that documents have before those of a batch: a cache to go on with.
@@ -85,6 +88,7 @@ enum class LogitRows : uint8_t {
   none,
   last,  ///< of the last token of each document
   all,
+  later,  ///< none here, but the sink gets what LlamaModel::logits makes them of
 };
 
 struct PrefillOptions {
@@ -135,6 +139,10 @@ class LlamaModel {
   /// matrix is missing. Values that overflow come out as infinities or NaNs; who stores them checks.
   void prefill(const PrefillBatch& batch, const PrefillOptions& options, PrefillSink& sink,
                const Progress& progress = {}) const;
+
+  /// Logits of rows that LogitRows::later handed out: (n, hidden_size) to (n, vocabulary_size). How rows are
+  /// packed changes them by rounding only. Throws Error(bad_input) if the output matrix is missing.
+  void logits(MatrixView<const float> hidden, MatrixView<float> out) const;
 
  private:
   struct Impl;

@@ -46,6 +46,10 @@ std::vector<std::string> recall_words(std::string_view text) {
   return {words.begin(), words.end()};
 }
 
+double recall_depth(size_t index, size_t count) {
+  return count <= 1 ? 0.5 : static_cast<double>(index) / static_cast<double>(count - 1);
+}
+
 std::vector<RecallDocument> make_recall_question(const Tokenizer& tokenizer, const RecallText& text,
                                                  const RecallOptions& options, uint64_t seed) {
   if (options.keys < 1 || options.values < 1 || !(options.depth >= 0 && options.depth <= 1))

@@ -29,6 +29,9 @@ struct RecallText {
 /// The words of a text that suit, in alphabetical order.
 std::vector<std::string> recall_words(std::string_view text);
 
+/// Depth `index` of `count` that are spread evenly from 0 to 1; the middle for a single one.
+double recall_depth(size_t index, size_t count);
+
 struct RecallOptions {
   size_t length = 1000;  ///< tokens of a document, question and answer included
   double depth =

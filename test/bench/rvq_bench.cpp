@@ -68,7 +68,8 @@ double nmse_of(const Codebooks& books, const Matrix<float>& rows, const Matrix<u
   return error / energy_of(rows);
 }
 
-void measure_shape(const Shape& shape, const std::string& fixed, std::vector<size_t> beams) {
+void measure_shape(const Shape& shape, const std::string& fixed, const std::vector<size_t>& beams,
+                   const std::vector<int>& threads_list) {
   Codebooks books;
   Matrix<float> rows(shape.vectors, shape.width);
   if (fixed.empty()) {
@@ -86,7 +87,7 @@ void measure_shape(const Shape& shape, const std::string& fixed, std::vector<siz
   }
   Matrix<uint32_t> ids(shape.vectors, shape.stages);
   Matrix<float> out(shape.vectors, shape.width);
-  for (const int threads : {1, 2}) {
+  for (const int threads : threads_list) {
     set_num_threads(threads);
     const ResidualEncoder encoder(books);
     for (const size_t beam : beams) {
@@ -131,19 +132,23 @@ void measure_bound(const Shape& shape) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  // kvcodec_bench_rvq [--fixed FOLDER WIDTH STAGES ENTRIES VECTORS]
-  if (argc == 7 && std::strcmp(argv[1], "--fixed") == 0) {
+  // kvcodec_bench_rvq [--fixed FOLDER WIDTH STAGES ENTRIES VECTORS [BEAM [THREADS]]]
+  if (argc >= 7 && argc <= 9 && std::strcmp(argv[1], "--fixed") == 0) {
     const auto number = [&](int i) { return static_cast<size_t>(std::strtoull(argv[i], nullptr, 10)); };
-    measure_shape({number(3), number(4), number(5), number(6)}, argv[2], {1, 5});
+    measure_shape({number(3), number(4), number(5), number(6)}, argv[2],
+                  argc > 7 ? std::vector<size_t>{number(7)} : std::vector<size_t>{1, 5},
+                  argc > 8 ? std::vector<int>{static_cast<int>(number(8))} : std::vector<int>{1, 2});
     return 0;
   }
   if (argc != 1) {
-    fmt::print(stderr, "usage: kvcodec_bench_rvq [--fixed FOLDER WIDTH STAGES ENTRIES VECTORS]\n");
+    fmt::print(
+        stderr,
+        "usage: kvcodec_bench_rvq [--fixed FOLDER WIDTH STAGES ENTRIES VECTORS [BEAM [THREADS]]]\n");
     return 2;
   }
   bench::print_header("residual codebooks");
   for (const Shape& shape : kShapes) {
-    measure_shape(shape, "", shape.stages > 1 ? std::vector<size_t>{1, 5} : std::vector<size_t>{1});
+    measure_shape(shape, "", shape.stages > 1 ? std::vector<size_t>{1, 5} : std::vector<size_t>{1}, {1, 2});
     measure_bound(shape);
   }
 }

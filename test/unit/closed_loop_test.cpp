@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <mutex>
 
 #include "lib/codec/registry.hpp"
 #include "lib/core/error.hpp"
+#include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"
 #include "test/test.hpp"
 #include "test/unit/naive_llama.hpp"
@@ -133,6 +135,10 @@ TEST_CASE("closed loop: what is stored is counted, with what is appended in stre
     CHECK_EQ(streamed[d].settings[0].stored.values, all);
     CHECK_EQ(streamed[d].settings[0].stored.bits(), 16 * all);
   }
+  StoredBits both = results[0].settings[1].stored;
+  both.add(results[0].settings[0].stored);
+  CHECK_EQ(both.bits_per_value(), 12);
+  CHECK_EQ(both.bits_per_value(both.values), 20);  // a byte for each value
   CHECK_EQ(loop.shared(0).bits(), 0);
   CHECK_EQ(loop.shared(1).bits(), 2 * 2 * 2 * 32);  // a scale per head, side and layer
 }
@@ -259,6 +265,7 @@ TEST_CASE(
   Bench bench;
   std::vector<LoopSetting> newest, shares;
   for (const std::string_view by : step_selectors()) {
+    if (by == "cluster") continue;  // keeps its sink
     newest.push_back(bench.setting("none", DType::f32));
     newest.back().selection = {.by = std::string(by), .budget = 6, .newest = 6};
   }
@@ -276,6 +283,134 @@ TEST_CASE(
                  other = total_divergence(apart, static_cast<size_t>(b));
     CHECK_GT(std::abs(one - other), 1e-3 * one);
   }
+}
+
+TEST_CASE("closed loop: clusters keep their sink, however many of the newest tokens are asked for") {
+  Bench bench;
+  // A budget of the sink of 16 and two more, which are always the newest of those asked for.
+  std::vector<LoopSetting> settings;
+  for (const auto& [by, newest] : {std::pair{"cluster", 18}, {"cluster", 2}, {"oracle", 18}}) {
+    settings.push_back(bench.setting("none", DType::f32));
+    settings.back().selection = {.by = by, .budget = 18, .newest = static_cast<uint64_t>(newest)};
+  }
+  for (const size_t stream : {0, 1}) {
+    const auto results = bench.run(settings, {.stream = stream});
+    CHECK(same(results[2].settings[0], results[2].settings[1]));
+    CHECK_GT(std::abs(results[2].settings[0].sums.divergence - results[2].settings[2].sums.divergence),
+             1e-3 * results[2].settings[2].sums.divergence);
+  }
+}
+
+/// Keeps all tokens, and what its surveys are shown.
+class Onlooker final : public Codec {
+ public:
+  Onlooker(const Codec& keeper, SurveyScope scope) : keeper_(keeper), scope_(scope) {}
+  Record parameters() const override { return keeper_.parameters(); }
+  std::vector<StreamSpec> streams(const GroupShape& shape) const override { return keeper_.streams(shape); }
+  SurveyScope survey_scope() const override { return scope_; }
+  bool wants_queries() const override { return true; }
+  std::unique_ptr<Survey> survey(const GroupShape& shape) const override {
+    return std::make_unique<Look>(*this, shape);
+  }
+  void append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const override {
+    keeper_.append(shape, rows, document);
+  }
+  uint64_t tokens(const GroupShape& shape, const StreamReader& document) const override {
+    return keeper_.tokens(shape, document);
+  }
+  void decode(const GroupShape& shape, const StreamReader& document, uint64_t first,
+              MatrixView<float> out) const override {
+    keeper_.decode(shape, document, first, out);
+  }
+
+  struct Seen {
+    GroupShape shape;
+    std::vector<uint64_t> tokens;
+    Matrix<float> queries, rows;
+  };
+  mutable std::mutex mutex;
+  mutable std::vector<Seen> seen;
+
+ private:
+  struct Look final : Survey {
+    Look(const Onlooker& owner, const GroupShape& of) : onlooker(owner), shape(of) {}
+    int passes() const override { return 2; }
+    void observe_queries(std::span<const uint64_t> tokens, MatrixView<const float> queries) override {
+      now = {shape, {tokens.begin(), tokens.end()}, copy(queries), {}};
+    }
+    void observe(MatrixView<const float> rows) override { now.rows = copy(rows); }
+    void end_document() override {
+      const std::lock_guard lock(onlooker.mutex);
+      onlooker.seen.push_back(std::move(now));
+    }
+    void finish(StreamStore&) override {}
+    static Matrix<float> copy(MatrixView<const float> from) {
+      Matrix<float> to(from.rows(), from.cols());
+      for (size_t i = 0; i < from.rows(); ++i) std::ranges::copy(from.row(i), to.row(i).begin());
+      return to;
+    }
+    const Onlooker& onlooker;
+    GroupShape shape;
+    Seen now;
+  };
+  const Codec& keeper_;
+  SurveyScope scope_;
+};
+
+/// What the model makes of a prefix, layer by layer.
+struct Computed final : PrefillSink {
+  std::vector<Matrix<float>> keys, values, queries;
+  void layer(const LayerChunk& chunk) override {
+    for (auto [to, from] : {std::pair{&keys, chunk.key}, {&values, chunk.value}, {&queries, chunk.query}}) {
+      to->emplace_back(from.rows(), from.cols());
+      for (size_t i = 0; i < from.rows(); ++i) std::ranges::copy(from.row(i), to->back().row(i).begin());
+    }
+  }
+};
+
+TEST_CASE("closed loop: surveys see each layer's own rows and queries, in the cache's type, in every pass") {
+  Bench bench;
+  std::vector<Computed> computed(bench.documents.size());
+  for (size_t d = 0; d < computed.size(); ++d) {
+    const LoopDocument& document = bench.documents[d];
+    const uint64_t offsets[] = {0, document.prefix};
+    bench.model.prefill({.tokens = std::span(document.tokens).first(document.prefix), .offsets = offsets}, {},
+                        computed[d]);
+  }
+  for (const SurveyScope scope : {SurveyScope::file, SurveyScope::document})
+    for (const DType type : {DType::f32, DType::bf16}) {
+      const Onlooker onlooker(*bench.setting("none", type).codec, scope);
+      bench.run({{&onlooker, type, {}}}, {.survey_documents = 3, .queries = 7});
+      const size_t documents = scope == SurveyScope::file ? 3 : computed.size();
+      CHECK_EQ(onlooker.seen.size(), 2 * documents * 4);
+      std::vector<size_t> looks(documents);
+      for (const Onlooker::Seen& seen : onlooker.seen) {
+        const auto layer = static_cast<size_t>(seen.shape.first_layer);
+        const auto document = static_cast<size_t>(
+            std::ranges::find_if(bench.documents,
+                                 [&](const LoopDocument& each) { return each.prefix == seen.rows.rows(); }) -
+            bench.documents.begin());
+        REQUIRE_LT(document, documents);
+        ++looks[document];
+        const Computed& own = computed[document];
+        const size_t first = seen.rows.rows() - seen.tokens.size();
+        CHECK_EQ(seen.tokens.size(), std::min<size_t>(7, seen.rows.rows()));
+        double query_error = 0, row_error = 0;
+        for (size_t i = 0; i < seen.tokens.size(); ++i) {
+          CHECK_EQ(seen.tokens[i], first + i);
+          for (size_t c = 0; c < seen.queries.cols(); ++c)
+            query_error = std::max(query_error,
+                                   std::abs(double{seen.queries(i, c)} - own.queries[layer](first + i, c)));
+        }
+        const Matrix<float>& rows = (seen.shape.side == Side::key ? own.keys : own.values)[layer];
+        for (size_t t = 0; t < rows.rows(); ++t)
+          for (size_t c = 0; c < rows.cols(); ++c)
+            row_error = std::max(row_error, std::abs(double{seen.rows(t, c)} - round_to(type, rows(t, c))));
+        CHECK_LE(query_error, 1e-5);  // packed with what follows the prefix, or alone
+        CHECK_LE(row_error, type == DType::f32 ? 1e-5 : 0.02);  // or a unit of the last bit after that
+      }
+      for (const size_t count : looks) CHECK_EQ(count, 2 * 4);
+    }
 }
 
 TEST_CASE("closed loop: steps that are attended together see no more than each by itself") {

@@ -206,6 +206,13 @@ TEST_CASE("reconstruction: values that are not finite are named and not counted"
   CHECK_THROWS_AS(ReconstructionMeter(1, 0, 3), Error);
 }
 
+TEST_CASE("rate: bits of what is no whole bytes") {
+  CHECK_EQ(bits_over_values(4, 13), 3.25);
+  CHECK_EQ(bits_over_values(4, 8 * 7), bits_per_value(4, 7));
+  CHECK_EQ(bits_over_values(0, 0), 0);
+  CHECK(std::isinf(bits_over_values(0, 1)));
+}
+
 TEST_CASE("rate: the table of SparseCache's ratios follows from 29 bits per coefficient") {
   struct Row {
     uint64_t heads, layers, sparsity;

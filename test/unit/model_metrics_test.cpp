@@ -10,6 +10,7 @@
 #include "lib/metrics/gaussian_bound.hpp"
 #include "lib/metrics/interval.hpp"
 #include "lib/metrics/next_token.hpp"
+#include "lib/metrics/recall.hpp"
 #include "test/test.hpp"
 
 using namespace kvcodec;
@@ -103,6 +104,42 @@ TEST_CASE("Wilson's interval: known cases") {
   CHECK(none.low == doctest::Approx(0).scale(1));
   CHECK(none.high == doctest::Approx(0.1611252).epsilon(1e-5));
   CHECK(all.low == doctest::Approx(0.8388748).epsilon(1e-5));
+}
+
+TEST_CASE("predictions: means over all tokens, a rise over the same document's reference") {
+  const std::vector<PredictionSums> own = {{4, 8.0, 1.0, 3, 2}, {1, 6.0, 0.5, 1, 0}, {0, 0, 0, 0, 0}};
+  const std::vector<PredictionSums> reference = {{4, 6.0, 0, 4, 3}, {1, 7.0, 0, 1, 1}, {0, 0, 0, 0, 0}};
+  const PredictionEstimates found = estimate_predictions(own, reference);
+  CHECK(found.surprise.mean == doctest::Approx(14.0 / 5));
+  CHECK(found.rise.mean == doctest::Approx(1.0 / 5));
+  CHECK(found.divergence.mean == doctest::Approx(1.5 / 5));
+  CHECK(found.same_best.mean == doctest::Approx(4.0 / 5));
+  CHECK(found.right.mean == doctest::Approx(2.0 / 5));
+  // The interval of the rise is that of the differences, 2 of 4 and -1 of 1, not of the surprises.
+  const std::vector<double> differences = {2, -1}, counts = {4, 1};
+  CHECK(found.rise.half_width == doctest::Approx(mean_by_document(differences, counts).half_width));
+  CHECK_LT(found.rise.half_width, found.surprise.half_width);
+  CHECK_THROWS_AS(estimate_predictions(own, std::span(reference).first(2)), Error);
+  std::vector<PredictionSums> other = reference;
+  other[1].tokens = 2;
+  CHECK_THROWS_AS(estimate_predictions(own, other), Error);
+}
+
+TEST_CASE("recall: an answer is right if all its tokens are, a question if any of its answers is") {
+  const std::vector<uint8_t> right = {0, 1, 0, 1, 1};
+  CHECK(answered(right, 3));
+  CHECK(answered(right, 4));
+  CHECK_FALSE(answered(right, 2));
+  CHECK_FALSE(answered(right, 0));
+  CHECK_THROWS_AS(answered(right, 5), Error);
+  const std::vector<uint8_t> documents = {0, 1, 0, 0, 1, 0};
+  const std::vector<AskedBy> questions = {{0, 2}, {2, 2}, {4, 1}, {5, 1}};
+  CHECK_EQ(recall_accuracy(questions, documents).share, 0.5);
+  CHECK_EQ(recall_accuracy(std::span(questions).first(1), documents).share, 1);
+  CHECK_EQ(recall_accuracy({}, documents).high, 1);
+  const std::vector<AskedBy> beyond = {{5, 2}}, far = {{7, 0}};
+  CHECK_THROWS_AS(recall_accuracy(beyond, documents), Error);
+  CHECK_THROWS_AS(recall_accuracy(far, documents), Error);
 }
 
 TEST_CASE("eigenvalues: of diagonal, repeated and random matrices with known ones") {

@@ -115,6 +115,44 @@ TEST_CASE("forward pass: agrees with sums in double across all tile bounds") {
   }
 }
 
+TEST_CASE("forward pass: logits made later are those handed out") {
+  const ModelConfig config = small_config();
+  Rng rng(36);
+  const WeightsInMemory weights = test::random_weights(config, DType::f32, 4);
+  const LlamaModel model(config, weights);
+  const std::vector<uint32_t> tokens = random_tokens(50, rng);
+  const std::vector<uint64_t> offsets = {0, 20, 50};
+  struct Keeper final : PrefillSink {
+    Matrix<float> logit_rows{50, 50}, hidden_rows;
+    void layer(const LayerChunk&) override {}
+    void logits(size_t first, MatrixView<const float> rows) override {
+      for (size_t i = 0; i < rows.rows(); ++i)
+        std::ranges::copy(rows.row(i), logit_rows.row(first + i).begin());
+    }
+    void hidden(MatrixView<const float> rows) override {
+      hidden_rows = Matrix<float>(rows.rows(), rows.cols());
+      for (size_t i = 0; i < rows.rows(); ++i) std::ranges::copy(rows.row(i), hidden_rows.row(i).begin());
+    }
+  };
+  REQUIRE_EQ(config.vocabulary_size, 50);
+  Keeper at_once, later;
+  PrefillOptions options;
+  options.logits = LogitRows::all;
+  model.prefill({tokens, offsets}, options, at_once);
+  CHECK_EQ(at_once.hidden_rows.rows(), 0);
+  options.logits = LogitRows::later;
+  model.prefill({tokens, offsets}, options, later);
+  for (const auto& [first, count] : std::vector<std::pair<size_t, size_t>>{{0, 50}, {7, 1}, {13, 30}}) {
+    Matrix<float> made(count, 50);
+    model.logits(later.hidden_rows.view().rows(first, count), made);
+    for (size_t i = 0; i < count; ++i)
+      for (size_t c = 0; c < 50; ++c)
+        CHECK(made(i, c) == doctest::Approx(at_once.logit_rows(first + i, c)).epsilon(1e-5).scale(1));
+  }
+  Matrix<float> wrong(3, 49);
+  CHECK_THROWS_AS(model.logits(later.hidden_rows.view().rows(0, 3), wrong), Error);
+}
+
 TEST_CASE("forward pass: weights that lie at odd addresses are read all the same") {
   const ModelConfig config = small_config();
   Rng rng(32);

@@ -109,3 +109,11 @@ TEST_CASE("recall task: what does not fit is refused") {
   refused({.length = 500, .keys = 0});
   refused({.length = 800, .keys = 6});
 }
+
+TEST_CASE("recall task: depths are spread evenly, and one is in the middle") {
+  CHECK_EQ(recall_depth(0, 1), 0.5);
+  CHECK_EQ(recall_depth(0, 2), 0);
+  CHECK_EQ(recall_depth(1, 2), 1);
+  CHECK_EQ(recall_depth(1, 5), 0.25);
+  CHECK_EQ(recall_depth(4, 5), 1);
+}
