@@ -491,9 +491,11 @@ std::string json_text(const KvReader& original, const std::vector<Result>& resul
                 {"tokens", result.tokens}};
     for (const Side side : kSides) one[std::string(name_of(side))] = side_json(result, side);
     if (result.rate) one["rate"] = to_json(*result.rate);
-    if (result.sides)
+    if (result.sides) {
       for (const Side side : kSides)
         one["rate"][std::string(name_of(side))] = to_json(result.sides->of(side));
+      if (const auto saved = result.sides->saved_by_ids()) one["rate"]["saved_by_ids"] = *saved;
+    }
     if (result.attention) one["attention"] = attention_json(result);
     if (!variances.empty())
       for (const Side side : kSides) {

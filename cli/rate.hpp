@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "cli/json.hpp"
@@ -32,6 +33,8 @@ FileRate rate_of(const CodesReader& codes);
 struct SideRates {
   SideLedger keys, values;
   const SideLedger& of(Side side) const { return side == Side::key ? keys : values; }
+  /// Of the values that are not exempt, the share saved as the VQKV paper counts; where codes are ids alone.
+  std::optional<double> saved_by_ids() const;
 };
 SideRates side_rates_of(const CodesReader& codes);
 

@@ -1,6 +1,6 @@
 // kvcodec report RESULT ... -o PAGE
 //
-//   RESULT              what eval-model and eval-recon print with --json
+//   RESULT              what eval-model, eval-recon and train-rvq print with --json
 //   --plot FILE         also the first plot by itself, as an SVG file
 //
 //   kvcodec report model.json recall.json recon-*.json -o report.html
@@ -76,10 +76,18 @@ struct ReconLine {
   std::optional<double> weights_kl, output_error, top_kept;
 };
 
+/// The probe of train-rvq: errors of the dimensions of keys, and how they were split.
+struct ProbeLine {
+  std::string file, split;
+  std::vector<double> errors;
+  std::vector<bool> high;
+};
+
 struct Results {
   std::vector<ModelLine> model;
   std::vector<RecallLine> recall;
   std::vector<ReconLine> recon;
+  std::vector<ProbeLine> probes;
   std::vector<std::string> notes;  ///< what was measured, a line per file
   std::optional<Interval> uncompressed_nll;
 };
@@ -197,6 +205,23 @@ void read_recon(const Object& json, const std::string& file, Results& results) {
   results.notes.push_back(note);
 }
 
+void read_probe(const Object& json, const std::string& file, Results& results) {
+  ProbeLine line{file, string_at(json, "split"), {}, {}};
+  for (const Object& error : array_at(json, "dimension_error")) {
+    if (!error.is_number()) throw bad_input("'dimension_error' holds what is no number");
+    line.errors.push_back(error.get<double>());
+  }
+  line.high.resize(line.errors.size());
+  for (const Object& dimension : array_at(json, "high_dimensions")) {
+    if (!dimension.is_number_unsigned() || dimension.get<uint64_t>() >= line.high.size())
+      throw bad_input("'high_dimensions' names one that is not among {}", line.high.size());
+    line.high[dimension.get<size_t>()] = true;
+  }
+  results.notes.push_back(fmt::format("{}: codebooks of keys split as '{}', {} of {} dimensions high", file,
+                                      line.split, std::ranges::count(line.high, true), line.high.size()));
+  results.probes.push_back(std::move(line));
+}
+
 Results read_results(const std::vector<std::string>& files) {
   Results results;
   for (const std::string& file : files) {
@@ -206,8 +231,10 @@ Results read_results(const std::vector<std::string>& files) {
         read_recon(json, file, results);
       else if (json.contains("settings") && json.contains("task"))
         read_model(json, file, results);
+      else if (json.contains("dimension_error"))
+        read_probe(json, file, results);
       else
-        throw bad_input("this is no result of eval-model or eval-recon with --json");
+        throw bad_input("this is no result of eval-model, eval-recon or train-rvq with --json");
     });
   }
   return results;
@@ -307,6 +334,24 @@ Plot attention_plot(const Results& results, const std::vector<std::string>& pale
           .series = series_from(results.recon, [](const ReconLine& line) {
             return PlotPoint{line.bits, line.output_error.value_or(std::nan("")), {}, line.label};
           })};
+}
+
+/// Rotary pairs are a dimension of each half: what turns alike stands twice.
+Plot probe_plot(const ProbeLine& line) {
+  Plot plot{.title = "Error of the probe quantizer by dimension of keys",
+            .x_label = "dimension",
+            .y_label = "mean squared error",
+            .bits_x = false,
+            .log_y = false,
+            .floor = 0,
+            .floor_note = "",
+            .palette = {"low", "high"},
+            .series = {{"low", {}}, {"high", {}}}};
+  for (size_t j = 0; j < line.errors.size(); ++j)
+    plot.series[line.high[j] ? 1 : 0].points.push_back(
+        {static_cast<double>(j), line.errors[j], {}, fmt::format("dimension {}", j)});
+  std::erase_if(plot.series, [](const PlotSeries& series) { return series.points.empty(); });
+  return plot;
 }
 
 HeatMap layer_map(const Results& results) {
@@ -456,6 +501,7 @@ std::string page(const Results& results, const std::string& title) {
     tables += html_table("Keys and values, and attention over them; distances to the Gaussian bound in dB",
                          recon_cells(results));
   }
+  for (const ProbeLine& line : results.probes) figure(svg_of(probe_plot(line)));
   for (const std::string& note : results.notes) notes += "<li>" + escaped_markup(note) + "</li>\n";
   std::string lead;
   if (results.uncompressed_nll)
@@ -513,17 +559,18 @@ std::string report(Command& command) {
   ReportOptions options;
   command.describe(
       "RESULT ... -o PAGE [options]",
-      "Makes one HTML page of results: what eval-model (text and recall) and eval-recon print with --json. "
-      "It "
-      "plots the rate against what the model loses and against the error of attention, and shows errors by "
-      "layer and dimension, with tables below. The page stands alone: it needs no network, no script and no "
+      "Makes one HTML page of results: what eval-model (text and recall), eval-recon and train-rvq print "
+      "with "
+      "--json. It plots the rate against what the model loses and against the error of attention, and shows "
+      "errors by layer and dimension, and those that keys were split by, with tables below. The page stands "
+      "alone: it needs no network, no script and no "
       "other file. The tables go to standard output as well.\n\n"
       "Settings whose labels differ only by a number at the end, as kivi-2 and kivi-4, are joined by a line.",
       "kvcodec eval-model --model data/demo-model --text docs/ --codec kivi:label=kivi-2 --json >model.json\n"
       "kvcodec eval-recon kv.h5 kivi-2.h5 --rate codes.h5 --attention --bound --json >recon.json\n"
       "kvcodec report model.json recon.json -o report.html");
   command.group("Input and output");
-  command.inputs("RESULT", "JSON of eval-model or eval-recon", options.inputs);
+  command.inputs("RESULT", "JSON of eval-model, eval-recon or train-rvq", options.inputs);
   options.output.declare(command, "page to write");
   command.group("Page");
   command.options(options, {{"title", "TEXT"}, {"plot", "FILE"}});
@@ -549,7 +596,8 @@ std::string report(Command& command) {
     return text_of({{"output", options.output.path},
                     {"settings", results.model.size()},
                     {"recall_settings", results.recall.size()},
-                    {"reconstructions", results.recon.size()}});
+                    {"reconstructions", results.recon.size()},
+                    {"probes", results.probes.size()}});
   return summary_of(results);
 }
 

@@ -98,8 +98,8 @@ std::vector<double> bit_ticks(double low, double high) {
 /// Where a plot's values lie on the drawing.
 class Frame {
  public:
-  explicit Frame(const Plot& plot) : log_(plot.log_y), floor_(plot.floor) {
-    double low_x = INFINITY, high_x = 0, low = INFINITY, high = -INFINITY;
+  explicit Frame(const Plot& plot) : bits_(plot.bits_x), log_(plot.log_y), floor_(plot.floor) {
+    double low_x = INFINITY, high_x = -INFINITY, low = INFINITY, high = -INFINITY;
     for (const PlotSeries& series : plot.series)
       for (const PlotPoint& point : series.points) {
         if (!shown(point)) continue;
@@ -109,7 +109,11 @@ class Frame {
         low = std::min(low, point.y);
         high = std::max(high, point.y + (log_ ? 0 : point.half_width.value_or(0)));
       }
-    if (low_x <= high_x) low_x_ = low_x / 1.12, high_x_ = high_x * 1.06;
+    if (low_x <= high_x) {
+      const double room = std::max(high_x - low_x, 1.0) * 0.02;
+      low_x_ = bits_ ? low_x / 1.12 : low_x - room;
+      high_x_ = bits_ ? high_x * 1.06 : high_x + room;
+    }
     if (!(low <= high)) low = log_ ? (floor_ > 0 ? floor_ : 0.1) : 0, high = log_ ? 10 * low : 1;
     if (log_) {
       low_ = std::pow(10, std::floor(std::log10(floor_ > 0 ? floor_ : low) + 1e-9));
@@ -121,12 +125,14 @@ class Frame {
   }
 
   bool shown(const PlotPoint& point) const {
-    return std::isfinite(point.x) && point.x > 0 && std::isfinite(point.y) &&
+    return std::isfinite(point.x) && (!bits_ || point.x > 0) && std::isfinite(point.y) &&
            (!log_ || point.y > 0 || floor_ > 0);
   }
   bool on_floor(const PlotPoint& point) const { return log_ && floor_ > 0 && point.y <= floor_; }
   double x(double value) const {
-    return kLeft + std::log(value / low_x_) / std::log(high_x_ / low_x_) * (kWidth - kLeft - kRight);
+    const double place =
+        bits_ ? std::log(value / low_x_) / std::log(high_x_ / low_x_) : (value - low_x_) / (high_x_ - low_x_);
+    return kLeft + place * (kWidth - kLeft - kRight);
   }
   double y(double value) const {
     const double height = kHeight - kTop - kBottom;
@@ -134,11 +140,16 @@ class Frame {
                               : (value - low_) / (high_ - low_);
     return kHeight - kBottom - std::clamp(place, 0.0, 1.0) * height;
   }
-  std::vector<double> x_ticks() const { return bit_ticks(low_x_, high_x_); }
+  std::vector<double> x_ticks() const {
+    if (bits_) return bit_ticks(low_x_, high_x_);
+    std::vector<double> ticks = linear_ticks(low_x_, high_x_, 10);
+    std::erase_if(ticks, [&](double tick) { return tick < low_x_ || tick > high_x_; });
+    return ticks;
+  }
   std::vector<double> y_ticks() const { return log_ ? log_ticks(low_, high_) : linear_ticks(low_, high_, 6); }
 
  private:
-  bool log_;
+  bool bits_, log_;
   double floor_, low_x_ = 1, high_x_ = 16, low_ = 0, high_ = 1;
 };
 
@@ -161,7 +172,7 @@ std::string axes(const Plot& plot, const Frame& frame) {
   return out;
 }
 
-std::string draw_series(const Frame& frame, PlotSeries series, size_t number) {
+std::string draw_series(const Frame& frame, PlotSeries series, size_t number, bool bits) {
   const std::string color = kColors[number % kColors.size()];
   std::erase_if(series.points, [&](const PlotPoint& point) { return !frame.shown(point); });
   std::ranges::stable_sort(series.points, {}, &PlotPoint::x);
@@ -177,9 +188,10 @@ std::string draw_series(const Frame& frame, PlotSeries series, size_t number) {
     if (point.half_width && std::isfinite(*point.half_width) && !frame.on_floor(point))
       out +=
           line(x, frame.y(point.y - *point.half_width), x, frame.y(point.y + *point.half_width), color, 1.2);
-    out += fmt::format("<g>{}<title>{}</title></g>\n",
-                       marker(number, x, frame.y(point.y), color, frame.on_floor(point)),
-                       escaped_markup(fmt::format("{}: {:.3f} bits, {:.4g}", point.label, point.x, point.y)));
+    out += fmt::format(
+        "<g>{}<title>{}</title></g>\n", marker(number, x, frame.y(point.y), color, frame.on_floor(point)),
+        escaped_markup(bits ? fmt::format("{}: {:.3f} bits, {:.4g}", point.label, point.x, point.y)
+                            : fmt::format("{}: {:.4g}", point.label, point.y)));
   }
   return out;
 }
@@ -224,7 +236,7 @@ std::string svg_of(const Plot& plot) {
   for (const PlotSeries& series : plot.series) {
     const auto place = std::ranges::find(plot.palette, series.name);
     const auto number = static_cast<size_t>(place - plot.palette.begin());
-    out += draw_series(frame, series, number);
+    out += draw_series(frame, series, number, plot.bits_x);
     for (const PlotPoint& point : series.points) any_on_floor |= frame.shown(point) && frame.on_floor(point);
     out += marker(number, kWidth - kRight + 24, legend - 4, kColors[number % kColors.size()], false) +
            text_at(kWidth - kRight + 38, legend, "start", series.name);

@@ -24,7 +24,8 @@ struct PlotSeries {
 };
 
 struct Plot {
-  std::string title, x_label, y_label;  ///< the axis of x is logarithmic; x is positive
+  std::string title, x_label, y_label;
+  bool bits_x = true;  ///< x is a rate: positive, on a logarithmic axis; else any number, on a plain one
   bool log_y = true;
   /// With log_y: points at or below this stand on the floor of the plot, hollow; 0: the smallest point there
   /// is.

@@ -23,6 +23,7 @@
 #include "formats/kv_file.hpp"
 #include "lib/codec/rvq_book.hpp"
 #include "lib/core/error.hpp"
+#include "lib/metrics/rate.hpp"
 
 namespace kvcodec::cli {
 namespace {
@@ -209,16 +210,16 @@ std::string summary(const RvqBook& rvq, const std::vector<PartResult>& results,
   const std::vector<int> high(rvq.split.high.begin(), rvq.split.high.end());
   const double key_bits = bits_per_value(rvq, std::array{RvqPart::key_low, RvqPart::key_high});
   const double value_bits = bits_per_value(rvq, std::array{RvqPart::value});
-  // The paper counts codebooks against the dimensions of keys and values (its eq. 12).
-  const double ids = static_cast<double>(rvq.stages(RvqPart::value) + rvq.stages(RvqPart::key_low) +
-                                         rvq.stages(RvqPart::key_high));
-  const double saved = 1 - ids / (2.0 * rvq.head_dim);
+  const double saved =
+      saved_by_ids(2 * static_cast<uint64_t>(rvq.head_dim),
+                   rvq.stages(RvqPart::value) + rvq.stages(RvqPart::key_low) + rvq.stages(RvqPart::key_high));
   if (options.common.json) {
     Json json = {{"output", options.output.path},
                  {"digest", book.digest()},
                  {"book_bytes", book.size_bytes()},
                  {"bits_per_value", {{"key", key_bits}, {"value", value_bits}}},
                  {"saved_by_the_papers_formula", saved},
+                 {"split", rvq.options.split},
                  {"high_dimensions", high}};
     for (const auto& result : results) json[std::string(name_of(result.part))] = part_json(rvq, result);
     json["dimension_error"] = rvq.dimension_error;

@@ -205,8 +205,9 @@ std::vector<OptionField> RvqBookOptions::fields() {
       {"entries-low", "entries of each codebook of low dimensions", &entries_low, 2, most_entries},
       {"entries-high", "entries of each codebook of high dimensions", &entries_high, 2, most_entries},
       {"split",
-       "which dimensions of keys are high: those that a probe quantizer reconstructs worst, those that the "
-       "rotary embedding turns fastest, or none; then one quantizer has the codebooks of both",
+       "which dimensions of keys are high: the band of neighbouring frequencies that a probe quantizer "
+       "reconstructs worst, those that the rotary embedding turns fastest, or none; then one quantizer has "
+       "the codebooks of both",
        &split,
        {},
        {},

@@ -48,6 +48,10 @@ double bits_over_values(uint64_t values, uint64_t bits) {
   return static_cast<double>(bits) / static_cast<double>(values);
 }
 
+double saved_by_ids(uint64_t values, uint64_t ids) {
+  return values == 0 ? 0 : 1 - static_cast<double>(ids) / static_cast<double>(values);
+}
+
 Rate rate_of(const RateLedger& ledger) {
   const uint64_t bytes = ledger.bytes();
   const uint64_t with_book = checked_add(bytes, ledger.book_bytes);

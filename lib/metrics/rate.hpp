@@ -52,6 +52,10 @@ double bits_per_value(uint64_t values, uint64_t bytes);
 /// bits / values, likewise, where what is stored is no whole bytes.
 double bits_over_values(uint64_t values, uint64_t bits);
 
+/// The share of values saved if an id counts as one value, whatever bits it takes: 1 - ids / values (VQKV,
+/// eq. 12, of quantized tokens). 0 without values.
+double saved_by_ids(uint64_t values, uint64_t ids);
+
 Rate rate_of(const RateLedger& ledger);
 
 /// What the codec itself stores of one side, keys or values. Values that wait at 16 bits are left out of its
@@ -60,6 +64,7 @@ struct SideLedger {
   uint64_t values = 0;          ///< all numbers of that side
   uint64_t exempt_values = 0;   ///< of these, at 16 bits: 2 bytes each, in no line
   std::vector<RateLine> lines;  ///< what the other values take
+  uint64_t ids = 0;             ///< entries of books that codes name
   uint64_t symbols = 0;         ///< quantized values, where the codec can count its symbols
   double symbol_bits = 0;       ///< what their entropy comes to, book by book
 

@@ -1,8 +1,5 @@
 #include "lib/rvq/split.hpp"
 
-#include <algorithm>
-#include <numeric>
-
 #include "lib/core/error.hpp"
 
 namespace kvcodec {
@@ -26,20 +23,32 @@ void DimensionSplit::check() const {
   }
 }
 
+namespace {
+
+/// The first of the `count` neighbouring pairs whose errors have the largest sum.
+size_t worst_band(std::span<const double> errors, size_t pairs, size_t count) {
+  const auto error = [&](size_t pair) { return errors[pair] + errors[pair + pairs]; };
+  size_t worst = 0;
+  double largest = 0;
+  for (size_t first = 0; first + count <= pairs; ++first) {
+    double sum = 0;
+    for (size_t pair = first; pair < first + count; ++pair) sum += error(pair);
+    if (first == 0 || sum > largest) worst = first, largest = sum;
+  }
+  return worst;
+}
+
+}  // namespace
+
 DimensionSplit split_dimensions(SplitBy by, std::span<const double> errors, size_t head_dim,
                                 size_t high_pairs) {
   const size_t pairs = head_dim / 2;
   if (by == SplitBy::none) high_pairs = 0;
   if (high_pairs > pairs || (by == SplitBy::measured && errors.size() != head_dim))
     throw failed("{} of {} pairs by {} errors", high_pairs, pairs, errors.size());
-  std::vector<size_t> order(pairs);
-  std::iota(order.begin(), order.end(), size_t{0});  // pair 0 turns fastest
-  if (by == SplitBy::measured)
-    std::ranges::stable_sort(order, [&](size_t a, size_t b) {
-      return errors[a] + errors[a + pairs] > errors[b] + errors[b + pairs];
-    });
+  const size_t first = by == SplitBy::measured ? worst_band(errors, pairs, high_pairs) : 0;
   std::vector<bool> is_high(head_dim);
-  for (size_t i = 0; i < high_pairs; ++i) is_high[order[i]] = is_high[order[i] + pairs] = true;
+  for (size_t pair = first; pair < first + high_pairs; ++pair) is_high[pair] = is_high[pair + pairs] = true;
   DimensionSplit split;
   for (size_t j = 0; j < head_dim; ++j)
     (is_high[j] ? split.high : split.low).push_back(static_cast<uint32_t>(j));

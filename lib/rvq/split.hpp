@@ -1,6 +1,11 @@
 // Which dimensions of a key are quantized apart (VQKV, section 3.1): the paper finds that some dimensions are
 // reconstructed badly when all are quantized together, at places that repeat as the rotary embedding does,
-// and gives the well and the badly reconstructed ones quantizers of their own, "low" and "high".
+// and gives components of low and of high frequency, told apart by how well they are reconstructed,
+// quantizers of their own, "low" and "high".
+//
+// What is high is a band of neighbouring frequencies. Pairs that turn at nearly the same speed have much in
+// common, which a quantizer of both uses; the worst pairs taken one by one tear them apart. On the demo model
+// that costs more than the split gains (data/experiments/README.md, rvq-ablation).
 #pragma once
 
 #include <cstdint>
@@ -11,7 +16,7 @@
 namespace kvcodec {
 
 enum class SplitBy : uint8_t {
-  measured,  ///< pairs with the largest errors of a probe quantizer are high
+  measured,  ///< the band with the largest errors of a probe quantizer is high
   rope,      ///< pairs that the rotary embedding turns fastest are high
   none,      ///< all dimensions are low
 };
@@ -28,9 +33,9 @@ struct DimensionSplit {
 };
 
 /// Dimensions 2 * pairs; pair j is dimensions j and j + pairs, which the rotary embedding turns together and
-/// which stay together. high_pairs pairs are high (those with the largest sum of their errors; of equal ones
-/// the first). errors: of each dimension; only for SplitBy::measured. A head of odd size has a last dimension
-/// without a partner, which is low.
+/// which stay together, pair 0 fastest. high_pairs neighbouring pairs are high (those with the largest sum of
+/// their errors; of equal ones the first). errors: of each dimension; only for SplitBy::measured. A head of
+/// odd size has a last dimension without a partner, which is low.
 DimensionSplit split_dimensions(SplitBy by, std::span<const double> errors, size_t head_dim,
                                 size_t high_pairs);
 

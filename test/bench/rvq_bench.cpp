@@ -93,46 +93,59 @@ void measure_shape(const Shape& shape, const std::string& fixed, const std::vect
     for (const size_t beam : beams) {
       const bench::Times coding = bench::measure(kRepeats, [&] { encoder.encode(rows, beam, ids); });
       const double nmse = nmse_of(books, rows, ids, out);
-      const bench::Times decoding = bench::measure(kRepeats, [&] { sum_entries(books, ids, out); });
-      // What decoding moves: a row of each codebook, and the vector.
-      const double bytes = double(shape.vectors) * double(shape.width) * 4 * double(shape.stages + 1);
-      fmt::print(
-          "d {:4} codebooks {:2} entries {:5} beam {:2}  {} thread{}  {:>28} vectors/s  nmse {:.6f}  decode "
-          "{} GB/s\n",
-          shape.width, shape.stages, shape.entries, beam, threads, threads == 1 ? " " : "s",
-          bench::rate(coding, double(shape.vectors), 1), nmse, bench::rate(decoding, bytes, 1e9));
+      fmt::print("d {:4} codebooks {:2} entries {:5} beam {:2}  {} thread{}  {:>28} vectors/s  nmse {:.6f}\n",
+                 shape.width, shape.stages, shape.entries, beam, threads, threads == 1 ? " " : "s",
+                 bench::rate(coding, double(shape.vectors), 1), nmse);
     }
   }
 }
 
-/// The bound of decoding: rows of that many bytes from random places of an array of that size, and as many
-/// written, without any sum. What fits a cache is read at its speed.
-void measure_bound(const Shape& shape) {
+/// Decoding, in turns with its bound: rows of that many bytes from the same places of an array of that size,
+/// and as many written, without any sum. What fits a cache is read at its speed.
+void measure_decoding(const Shape& shape) {
+  constexpr int kTurns = 15;
   const size_t row = round_up(shape.width, 16);
-  AlignedVector<float> source(shape.stages * shape.entries * row, 1.0f), target(shape.vectors * row);
+  const Codebooks books(shape.stages, shape.entries, shape.width);
+  Matrix<float> out(shape.vectors, shape.width), copied(shape.vectors, shape.width);
   Rng rng(5);
-  std::vector<uint32_t> places(shape.vectors * shape.stages);
-  for (auto& place : places) place = static_cast<uint32_t>(rng.below(shape.entries));
+  Matrix<uint32_t> ids(shape.vectors, shape.stages);
+  for (size_t i = 0; i < ids.size(); ++i) ids.data()[i] = static_cast<uint32_t>(rng.below(shape.entries));
+  const double bytes = double(shape.vectors) * double(shape.width) * 4 * double(shape.stages + 1);
   for (const int threads : {1, 2}) {
     set_num_threads(threads);
-    const bench::Times times = bench::measure(kRepeats, [&] {
+    const auto copy = [&] {
       parallel_for(shape.vectors, 512, [&](size_t begin, size_t end, int) {
         for (size_t i = begin; i < end; ++i)
           for (size_t s = 0; s < shape.stages; ++s)
-            std::memcpy(target.data() + i * row,
-                        source.data() + (s * shape.entries + places[i * shape.stages + s]) * row, row * 4);
+            std::memcpy(copied.row(i).data(), books.data(s) + ids(i, s) * row, shape.width * sizeof(float));
       });
-    });
-    const double bytes = double(shape.vectors) * double(shape.width) * 4 * double(shape.stages + 1);
-    fmt::print("copies of the same rows, d {} codebooks {} entries {}  {} thread{}: {} GB/s\n", shape.width,
-               shape.stages, shape.entries, threads, threads == 1 ? "" : "s", bench::rate(times, bytes, 1e9));
+    };
+    bench::Times copying, decoding;
+    for (int turn = 0; turn < kTurns; ++turn) {
+      for (const bool decodes : {false, true}) {
+        const double start = bench::now();
+        decodes ? sum_entries(books, ids, out) : copy();
+        (decodes ? decoding : copying).add(bench::now() - start);
+      }
+    }
+    fmt::print(
+        "decoding, d {} codebooks {} entries {}  {} thread{} {} GB/s; copies of the same rows {} GB/s; "
+        "{:.0f}%\n",
+        shape.width, shape.stages, shape.entries, threads, threads == 1 ? " " : "s",
+        bench::rate(decoding, bytes, 1e9), bench::rate(copying, bytes, 1e9),
+        100 * copying.median() / decoding.median());
   }
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  // kvcodec_bench_rvq [--fixed FOLDER WIDTH STAGES ENTRIES VECTORS [BEAM [THREADS]]]
+  // kvcodec_bench_rvq [--decode | --fixed FOLDER WIDTH STAGES ENTRIES VECTORS [BEAM [THREADS]]]
+  if (argc == 2 && std::strcmp(argv[1], "--decode") == 0) {
+    bench::print_header("residual codebooks");
+    for (const Shape& shape : kShapes) measure_decoding(shape);
+    return 0;
+  }
   if (argc >= 7 && argc <= 9 && std::strcmp(argv[1], "--fixed") == 0) {
     const auto number = [&](int i) { return static_cast<size_t>(std::strtoull(argv[i], nullptr, 10)); };
     measure_shape({number(3), number(4), number(5), number(6)}, argv[2],
@@ -141,14 +154,14 @@ int main(int argc, char** argv) {
     return 0;
   }
   if (argc != 1) {
-    fmt::print(
-        stderr,
-        "usage: kvcodec_bench_rvq [--fixed FOLDER WIDTH STAGES ENTRIES VECTORS [BEAM [THREADS]]]\n");
+    fmt::print(stderr,
+               "usage: kvcodec_bench_rvq [--decode | --fixed FOLDER WIDTH STAGES ENTRIES VECTORS [BEAM "
+               "[THREADS]]]\n");
     return 2;
   }
   bench::print_header("residual codebooks");
   for (const Shape& shape : kShapes) {
     measure_shape(shape, "", shape.stages > 1 ? std::vector<size_t>{1, 5} : std::vector<size_t>{1}, {1, 2});
-    measure_bound(shape);
+    measure_decoding(shape);
   }
 }

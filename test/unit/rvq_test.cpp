@@ -7,6 +7,7 @@
 #include "lib/core/parallel.hpp"
 #include "lib/core/rng.hpp"
 #include "lib/rvq/residual.hpp"
+#include "lib/rvq/split.hpp"
 #include "lib/rvq/train.hpp"
 #include "test/test.hpp"
 #include "test/unit/simd_levels.hpp"
@@ -106,6 +107,40 @@ RvqTrainOptions options_of(std::string method, std::string update, int64_t epoch
 }
 
 }  // namespace
+
+TEST_CASE("split: the worst band of neighbouring pairs, the fastest ones, or none") {
+  // 6 pairs, dimensions j and j + 6; the worst single ones are 0, 2 and 5, the worst three side by side 3
+  // to 5.
+  std::vector<double> errors(13);
+  const double of_pairs[] = {5, 0, 4, 3, 3, 5};
+  for (size_t pair = 0; pair < 6; ++pair)
+    errors[pair] = of_pairs[pair] * 0.75, errors[pair + 6] = of_pairs[pair] / 4;
+  const auto even = std::span<const double>(errors).first(12);
+  const auto high = [&](SplitBy by, size_t head_dim, size_t pairs) {
+    const DimensionSplit split =
+        split_dimensions(by, by == SplitBy::measured ? even : even.first(0), head_dim, pairs);
+    split.check();
+    CHECK_EQ(split.head_dim(), head_dim);
+    return split.high;
+  };
+  using Dimensions = std::vector<uint32_t>;
+  CHECK(high(SplitBy::measured, 12, 3) == Dimensions{3, 4, 5, 9, 10, 11});
+  CHECK(high(SplitBy::measured, 12, 2) == Dimensions{4, 5, 10, 11});
+  CHECK(high(SplitBy::measured, 12, 1) == Dimensions{0, 6});  // of equal ones the first
+  CHECK(high(SplitBy::measured, 12, 6).size() == 12);
+  CHECK(high(SplitBy::measured, 12, 0).empty());
+  CHECK(high(SplitBy::rope, 12, 2) == Dimensions{0, 1, 6, 7});
+  CHECK(high(SplitBy::rope, 13, 1) == Dimensions{0, 6});  // 12 has no partner
+  CHECK(high(SplitBy::none, 12, 4).empty());
+  CHECK_THROWS_AS(high(SplitBy::measured, 14, 2), Error);
+  CHECK_THROWS_AS(high(SplitBy::rope, 12, 7), Error);
+  CHECK_EQ(paper_high_pairs(128), 24);
+  CHECK_EQ(paper_high_pairs(64), 12);
+  DimensionSplit wrong{.low = {0, 1, 1}, .high = {2}};
+  CHECK_THROWS_AS(wrong.check(), Error);
+  wrong = {.low = {0, 2}, .high = {3}};
+  CHECK_THROWS_AS(wrong.check(), Error);
+}
 
 TEST_CASE("residual codes: those of a plain search, greedy and with a beam, at every level") {
   for (const SimdLevel level : test::simd_levels()) {

@@ -9,6 +9,9 @@ kvcodec eval-recon data/demo.h5 kivi-2.h5 --rate codes.h5 --attention --bound --
 kvcodec report model.json recall.json recon.json --plot plot.svg -o page.html | grep -o '^[a-z<][^ ]*'
 kvcodec report model.json recall.json recon.json -o again.html --json
 cmp page.html again.html && echo "same page"
+kvcodec train-rvq data/demo.h5 --vectors 512 --codebooks-value 1 --codebooks-low 2 --codebooks-high 1 --epochs 1 --refits 0 --quiet --json -o books.h5 2>/dev/null >probe.json
+kvcodec report recon.json probe.json -o probe.html --json
+echo "$(grep -c "<title>dimension " probe.html) dimensions"
 echo "$(grep -c '<svg' page.html) plots, $(grep -c '<table' page.html) tables"
 grep -c '&lt;q&amp;4&gt;' page.html | awk '{ print ($1 > 0 ? "labels are escaped" : "no label") }'
 grep -oE '(href=|src=|url\(|@import)[^ ]*' page.html
@@ -25,6 +28,8 @@ refused report recon.json --plot new.svg -o new.html
 echo '{"task": "text", "settings": []}' >bad.json
 refused report bad.json -o new.html
 echo '{"tasks": 1}' >bad.json
+refused report bad.json -o new.html
+echo '{"split": "rope", "dimension_error": [1, 2], "high_dimensions": [2]}' >bad.json
 refused report bad.json -o new.html
 echo '[1' >bad.json
 refused report bad.json -o new.html

@@ -18,6 +18,7 @@ for options in "--beam 1 --window 50" "--beam 4 --sink 9 --window 0"; do
   kvcodec decode packed.h5 --book once.h5 --tokens 100: -o packed-kv.h5 --overwrite >/dev/null
   kvcodec eval-recon whole-kv.h5 packed-kv.h5 | sed -n 's/^all/packed:/p'
 done
+kvcodec eval-recon data/whole.h5 whole-kv.h5 --rate whole.h5 | grep 'VQKV'
 for split in rope none; do
   kvcodec train-rvq data/kv.h5 $train --epochs 1 --split $split -o $split.h5 | grep -E "^(high dimensions|bits per value)"
 done
