@@ -49,6 +49,7 @@ struct SparseOptions final : Options {
   int64_t sparsity = 0;  ///< the dictionary knows best what it was trained for
   double error_target = 0;
   std::string coefficients = "f16";  ///< the paper's
+  std::string selection = "omp";     ///< the paper's
 
   std::vector<OptionField> fields() override {
     return {
@@ -56,7 +57,14 @@ struct SparseOptions final : Options {
          1 << 16},
         {"error-target", "stop when the relative error of a signal is this small; 0 = always take all atoms",
          &error_target, 0, 1},
-        {"coefficients", "type of the coefficients", &coefficients, {}, {}, {"f16"}}};
+        {"coefficients", "type of the coefficients", &coefficients, {}, {}, {"f16"}},
+        {"selection",
+         "the next atom: the one with the largest correlation (omp), or the one that lowers the error most "
+         "(ols: a little better, slower)",
+         &selection,
+         {},
+         {},
+         {"omp", "ols"}}};
   }
 };
 
@@ -72,11 +80,12 @@ class SideCoder {
   const Reconstructor& reconstructor() const { return reconstructor_; }
 
   /// The pursuit to use for that many more signals.
-  std::shared_ptr<const Omp> omp_for(uint64_t signals, int64_t sparsity) {
+  std::shared_ptr<const Omp> omp_for(uint64_t signals, const OmpOptions& options) {
     const std::lock_guard lock(mutex_);
     signals_ += signals;
-    if (!omp_->has_gram() && Omp::gram_bytes(omp_->atoms()) <= kGramBytes &&
-        omp_->gram_pays(signals_, sparsity)) {
+    const bool pays =
+        Omp::gram_bytes(omp_->atoms()) <= kGramBytes && omp_->gram_pays(signals_, options.sparsity);
+    if (!omp_->has_gram() && (pays || options.selection == "ols")) {
       // A copy: other threads may still be coding with the one there is.
       auto with_gram = std::make_shared<Omp>(*omp_);
       with_gram->build_gram();
@@ -214,7 +223,8 @@ void SparseCodec::append(const GroupShape& shape, MatrixView<const float> rows, 
   OmpOptions pursuit;
   pursuit.sparsity = options_.sparsity;
   pursuit.error_target = options_.error_target;
-  const SparseCodes codes = side.omp_for(signals, options_.sparsity)->encode(values, pursuit);
+  pursuit.selection = options_.selection;
+  const SparseCodes codes = side.omp_for(signals, pursuit)->encode(values, pursuit);
   append_pairs(codes, document);
   if (gained) document.append_values<uint16_t>(kGain, to_halves(gains, "norm"));
 }

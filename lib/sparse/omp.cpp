@@ -33,7 +33,14 @@ std::vector<OptionField> OmpOptions::fields() {
   return {
       {"sparsity", "atoms per signal at most", &sparsity, 1, 1 << 16},
       {"error-target", "stop when the relative error of a signal is this small; 0 = always take all atoms",
-       &error_target, 0, 1}};
+       &error_target, 0, 1},
+      {"selection",
+       "the next atom: the one with the largest correlation (omp), or the one that lowers the error most "
+       "(ols)",
+       &selection,
+       {},
+       {},
+       {"omp", "ols"}}};
 }
 
 void OmpOptions::check() const {
@@ -145,6 +152,8 @@ SparseCodes Omp::encode(MatrixView<const float> signals, const OmpOptions& optio
   const auto s = static_cast<size_t>(options.sparsity);
   if (s > width_) throw usage_error("sparsity is {}; signals have only {} values", s, width_);
   if (s > atoms_) throw usage_error("sparsity is {}; the dictionary has only {} atoms", s, atoms_);
+  if (options.selection == "ols" && !has_gram())
+    throw usage_error("selection ols needs the Gram matrix, which is not there");
   SparseCodes codes{{signals.rows(), s}, {signals.rows(), s}, {}, {}};
   codes.counts.resize(signals.rows());
   codes.residuals.resize(signals.rows());

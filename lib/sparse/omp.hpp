@@ -6,16 +6,21 @@
 // the residual r = y - D x that is not taken yet (the lower id among equals), then fit all coefficients x
 // anew by least squares.
 //
-// How it is fast and still exact. Correlations of all atoms are needed in every round, but only to find the
-// largest. They are therefore screened in integers of 8 or 16 bits against a Gram matrix kept in such, with
-// an error bound that is carried along; atoms that could be the largest within that bound (few) are compared
-// by their inner products with the residual in float. The outcome depends on those comparisons alone: it is
-// the same for any thread count, SIMD level, block size and for both ways of computing correlations, on every
-// machine.
+// With selection ols (orthogonal least squares; order-recursive matching pursuit) the atom taken is the one
+// that lowers the error most once all coefficients are fitted anew: with the largest |d . r| / |d'|, d' being
+// the part of d outside the span of those taken. A little better for the same number of atoms, and slower.
+//
+// How it is fast and still exact. Correlations of all atoms matter in every round, but only to find the
+// largest. They are therefore followed in integers of 8 or 16 bits against a Gram matrix kept in such, with
+// an error bound that is carried along, in long pursuits only where a bound does not prove that an atom
+// cannot win (omp_screen.hpp); atoms that could be the largest within the error (few) are compared by their
+// inner products with the residual in float. The outcome depends on those comparisons alone: it is the same
+// for any thread count, SIMD level, block size and for both ways of computing correlations, on every machine.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "lib/core/aligned.hpp"
@@ -29,6 +34,7 @@ struct OmpOptions final : Options {
       64;  ///< atoms per signal at most; the paper's middle setting. Bits per signal grow linearly with it
   double error_target =
       0;  ///< stop at |y - D x| <= error_target * |y|; 0 = take `sparsity` atoms whatever the error
+  std::string selection = "omp";  ///< the paper's; ols gains less than a percent of the error on our data
 
   std::vector<OptionField> fields() override;
   void check() const override;
@@ -72,7 +78,7 @@ class Omp {
   bool gram_pays(uint64_t signals, int64_t s) const;
 
   /// Codes signals: (count, width()), finite. Throws Error(usage) for a sparsity above width() or the number
-  /// of atoms. Scratch memory: scratch_bytes() per thread.
+  /// of atoms, and for selection ols without a Gram matrix. Scratch memory: scratch_bytes() per thread.
   SparseCodes encode(MatrixView<const float> signals, const OmpOptions& options) const;
   uint64_t scratch_bytes(int64_t sparsity) const;
 

@@ -2,18 +2,16 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
 #include "lib/core/aligned.hpp"
 #include "lib/sparse/omp.hpp"
 #include "lib/sparse/omp_kernels.hpp"
+#include "lib/sparse/omp_screen.hpp"
 
 namespace kvcodec {
-
-/// Entries of the Gram matrix and of atoms in 16 bits are multiples of 1 / kWordUnit: below 2^15 with room
-/// for norms that are a little above 1.
-inline constexpr double kWordUnit = 32000;
 
 /// Rounding of an inner product of m floats, as a part of the product of the norms. Partial sums are a random
 /// walk of roundings of 2^-24 each; four standard deviations, and some for the final sum.
@@ -43,46 +41,41 @@ class OmpBlock {
   /// other.
   struct Pursuit {
     const float* y = nullptr;
-    int exponent = 0;        // y is the signal times 2^-exponent, of norm 1 to 2
-    double energy = 0;       // y . y
-    double left = 0;         // energy of the residual, by subtraction
-    size_t count = 0;        // atoms taken
-    size_t full_panels = 0;  // quads of their byte rows that are stored in panels
+    int exponent = 0;   // y is the signal times 2^-exponent, of norm 1 to 2
+    double energy = 0;  // y . y
+    double left = 0;    // energy of the residual, by subtraction
+    size_t count = 0;   // atoms taken
 
-    float* start = nullptr;  // correlations with the residual at x_base, one per atom; NaN = taken or refused
+    float* start = nullptr;  // correlations, one per atom; without a Gram matrix with the present residual
     double start_error = 0;  // bound of their error
-    double base_norm = 0;    // norm of that residual
-    bool moved = false;      // x is no more x_base
 
     bool residual_known = false;
     std::vector<uint32_t> ids, excluded;
     std::vector<const float*> rows;  // the atoms
-    std::vector<double> z, x, x_base;
+    std::vector<double> z, x;
     std::vector<float> x_float;
     AlignedVector<double> inverse;  // U, column by column, (capacity, stride)
     AlignedVector<float> residual;  // y - D x; valid if residual_known
-    AlignedVector<uint8_t> panels;
   };
 
-  /// How correlations are screened at the moment.
-  enum class Screen { words, bytes, none };  // none: `start` is up to date
-
-  void scale_signals(MatrixView<const float> signals, size_t first);
   void correlate(const AlignedVector<float>& rows, size_t count);
+  void correlate_words(const AlignedVector<float>& rows, size_t count);
   void begin(Pursuit& p, size_t index);
   bool advance(Pursuit& p);
   bool reached(Pursuit& p);
   int64_t select(Pursuit& p);
+  int64_t select_by_error(Pursuit& p);
   double look(Pursuit& p);
+  double look_at_start(const Pursuit& p, double error);
+  void exclude(Pursuit& p, uint32_t atom);
   bool add(Pursuit& p, uint32_t atom);
+  double project(Pursuit& p, uint32_t atom);
+  double comparison_error(size_t rows) const;
+  void compare(Pursuit& p);
   void compute_residual(Pursuit& p) const;
   double exact_energy(const Pursuit& p);
   void exclude_again(Pursuit& p) const;
-  void set_base(Pursuit& p) const;
   void restart(Pursuit& p) const;
-  double screen_words(Pursuit& p, bool rebase);
-  double screen_bytes(Pursuit& p);
-  void collect(const Pursuit& p, double threshold);
   void finish(Pursuit& p, size_t index, SparseCodes& codes);
 
   const Omp& omp_;
@@ -91,7 +84,9 @@ class OmpBlock {
   const size_t stride_;    // of U
   const double target_;    // on energies, relative
   const double doubt_;
-  const bool use_bytes_;
+  const bool in_float_;                                // how correlations of signals are computed
+  std::unique_ptr<CorrelationScreen> by_correlation_;  // with a Gram matrix one of the two
+  std::unique_ptr<ErrorScreen> by_error_;
   std::vector<Pursuit> pursuits_;
   std::vector<int> exponents_;
   AlignedVector<float> signals_;       // (signals_of, row stride)
@@ -101,12 +96,8 @@ class OmpBlock {
   std::vector<double> start_errors_;   // bounds of the correlations' errors
   AlignedVector<float> correlations_;  // (signals_of, stride of the Gram matrix)
   AlignedVector<double> g_, v_, w_, residual_double_;
-  std::vector<float> peaks_, tile_, products_;
-  Screen screen_ = Screen::none;  // what peaks_ are of
-  omp_kernels::WordRows word_rows_{};
-  omp_kernels::ByteRows byte_rows_{};
-  std::vector<const int16_t*> gram_rows_;
-  std::vector<uint32_t> weights_, high_, low_;
+  double along_y_ = 0;  // of the atom that project looked at
+  std::vector<float> peaks_, products_;
   std::vector<uint32_t> candidates_;
   std::vector<const float*> candidate_rows_;
 };

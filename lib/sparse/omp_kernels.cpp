@@ -18,73 +18,104 @@ T sum_of(T (&lanes)[kLanes]) {
   return lanes[0];
 }
 
-float screened(const float* start, const WordRows& rows, size_t atom) {
-  uint32_t sum = 0;  // unsigned: wraps around by definition
-  for (size_t i = 0; i < rows.pairs; ++i) {
-    const auto low = static_cast<int16_t>(rows.weights[i] & 0xffff),
-               high = static_cast<int16_t>(rows.weights[i] >> 16);
-    sum += static_cast<uint32_t>(rows.rows[2 * i][atom] * low);
-    sum += static_cast<uint32_t>(rows.rows[2 * i + 1][atom] * high);
+/// The larger one, or `peak` if value is NaN.
+float larger(float value, float peak) { return value > peak ? value : peak; }
+
+void peaks_of_tiles(const float* values, size_t n, float* peaks) {
+  for (size_t tile = 0; tile < n / kScreen; ++tile) {
+    peaks[tile] = 0;
+    for (size_t j = 0; j < kScreen; ++j)
+      peaks[tile] = larger(std::abs(values[tile * kScreen + j]), peaks[tile]);
   }
-  return start[atom] - rows.scale * static_cast<float>(static_cast<int32_t>(sum));
 }
 
-void screen_tile(const float* start, const WordRows& rows, size_t first, float* out) {
-  for (size_t j = 0; j < kTile; ++j) out[j] = std::abs(screened(start, rows, first + j));
+/// Sum over the rows of a panel of weight times word j, times scale.
+float weighted(const int16_t* panel, const uint32_t* weights, size_t pairs, float scale, size_t j) {
+  uint32_t sum = 0;  // unsigned: wraps around by definition
+  for (size_t i = 0; i < pairs; ++i) {
+    const auto low = static_cast<int16_t>(weights[i] & 0xffff), high = static_cast<int16_t>(weights[i] >> 16);
+    sum += static_cast<uint32_t>(panel[2 * i * kScreen + j] * low);
+    sum += static_cast<uint32_t>(panel[(2 * i + 1) * kScreen + j] * high);
+  }
+  return scale * static_cast<float>(static_cast<int32_t>(sum));
 }
 
-/// The largest value of a tile, NaNs left out.
-float peak_of(const float (&tile)[kTile]) {
+float screen(const float* start, const int16_t* panel, const uint32_t* weights, size_t pairs, float scale,
+             float* values) {
   float peak = 0;
-  for (const float value : tile)
-    if (value > peak) peak = value;
+  for (size_t j = 0; j < kScreen; ++j) {
+    values[j] = start[j] - weighted(panel, weights, pairs, scale, j);
+    peak = larger(std::abs(values[j]), peak);
+  }
   return peak;
 }
 
-void screen(const float* start, const WordRows& rows, size_t n, float* peaks) {
-  float values[kTile];
-  for (size_t tile = 0; tile < n / kTile; ++tile) {
-    screen_tile(start, rows, tile * kTile, values);
-    peaks[tile] = peak_of(values);
+float bound(const float* values, const float* spread, float factor) {
+  float most = 0;
+  for (size_t j = 0; j < kScreen; ++j)
+    most = larger(std::abs(values[j]) + factor * std::sqrt(spread[j]), most);
+  return most;
+}
+
+void apply_row(const int16_t* row, float factor, float unit, size_t n, float* values, float* spread,
+               float* peaks, float* spreads) {
+  for (size_t tile = 0; tile < n / kScreen; ++tile) {
+    peaks[tile] = spreads[tile] = 0;
+    for (size_t j = tile * kScreen; j < (tile + 1) * kScreen; ++j) {
+      const auto word = static_cast<float>(row[j]);
+      const float part = factor * word, product = unit * word;
+      values[j] -= part;
+      spread[j] += product * product;
+      peaks[tile] = larger(std::abs(values[j]), peaks[tile]);
+      spreads[tile] = larger(spread[j], spreads[tile]);
+    }
+    spreads[tile] = std::sqrt(spreads[tile]);
   }
 }
 
-void rebase(float* start, const WordRows& rows, size_t n, float* peaks) {
-  screen(start, rows, n, peaks);
-  for (size_t j = 0; j < n; ++j) start[j] = screened(start, rows, j);
+float project(const Projection& projection, const int16_t* panel, float* correlations, float* outside,
+              float* gains) {
+  float peak = 0;
+  for (size_t j = 0; j < kScreen; ++j) {
+    const float p = weighted(panel, projection.weights, projection.pairs, projection.scale, j);
+    correlations[j] -= projection.along * p;
+    outside[j] -= p * p;
+    const float most = std::abs(correlations[j]) + projection.correlation_error;
+    const float gain = most * most / larger(outside[j] - projection.outside_error, projection.independent);
+    gains[j] = outside[j] + projection.outside_error < projection.independent ? 0 : gain;
+    peak = larger(gains[j], peak);
+  }
+  return peak;
 }
 
 /// Where a row of bytes has atom `atom`.
 size_t byte_of(size_t atom) { return atom / 64 * 64 + atom / 4 % 4 * 16 + atom / 16 % 4 * 4 + atom % 4; }
 
-size_t panel_of(const ByteRows& rows, size_t atom, size_t quad) {
-  return ((atom / kTile * rows.panel_quads + quad) * kTile + atom % kTile) * 4;
+size_t quad_of(const ByteRows& rows, size_t atom, size_t quad) {
+  return ((atom / kTile * rows.capacity + quad) * kTile + atom % kTile) * 4;
 }
 
-void screen_bytes_tile(const float* start, const ByteRows& rows, size_t first, float* out) {
-  for (size_t atom = first; atom < first + kTile; ++atom) {
+void screen_bytes(const float* start, const ByteRows& rows, size_t n, float* values, float* peaks) {
+  for (size_t atom = 0; atom < n; ++atom) {
     int32_t high = rows.high_sum, low = rows.low_sum;
     for (size_t quad = 0; quad <= rows.full; ++quad)
       for (size_t i = 0; i < 4; ++i) {
         const int entry =
-            quad < rows.full ? rows.panels[panel_of(rows, atom, quad) + i] : rows.last[i][byte_of(atom)];
+            quad < rows.full ? rows.quads[quad_of(rows, atom, quad) + i] : rows.last[i][byte_of(atom)];
         high += entry * static_cast<int8_t>(rows.high[quad] >> (8 * i));
         low += entry * static_cast<int8_t>(rows.low[quad] >> (8 * i));
       }
-    out[atom - first] = std::abs(start[atom] - rows.scale * static_cast<float>(high * kDigit + low));
+    values[atom] = start[atom] - rows.scale * static_cast<float>(high * kDigit + low);
   }
-}
-
-void screen_bytes(const float* start, const ByteRows& rows, size_t n, float* peaks) {
-  float values[kTile];
   for (size_t tile = 0; tile < n / kTile; ++tile) {
-    screen_bytes_tile(start, rows, tile * kTile, values);
-    peaks[tile] = peak_of(values);
+    peaks[tile] = 0;
+    for (size_t j = tile * kTile; j < (tile + 1) * kTile; ++j)
+      peaks[tile] = larger(std::abs(values[j]), peaks[tile]);
   }
   if (!rows.keep) return;
   for (size_t atom = 0; atom < n; ++atom)
     for (size_t i = 0; i < 4; ++i)
-      rows.panels[panel_of(rows, atom, rows.full) + i] = rows.last[i][byte_of(atom)];
+      rows.quads[quad_of(rows, atom, rows.full) + i] = rows.last[i][byte_of(atom)];
 }
 
 void correlate(const int16_t* atoms, size_t n, size_t pairs, const uint32_t* signals, size_t count,
@@ -182,19 +213,21 @@ void words_to_bytes(const int16_t* words, int16_t factor, size_t n, uint8_t* out
   }
 }
 
-void at_least(const float* values, float limit, uint64_t* out) {
-  out[0] = out[1] = 0;
-  for (size_t j = 0; j < kTile; ++j) out[j / 64] |= uint64_t{values[j] >= limit} << (j % 64);
+uint32_t at_least(const float* values, float limit) {
+  uint32_t found = 0;
+  for (size_t j = 0; j < kScreen; ++j) found |= uint32_t{std::abs(values[j]) >= limit} << j;
+  return found;
 }
 
 }  // namespace
 
-const Kernels kernels = {.screen = screen,
-                         .screen_tile = screen_tile,
-                         .rebase = rebase,
-                         .screen_bytes = screen_bytes,
-                         .screen_bytes_tile = screen_bytes_tile,
+const Kernels kernels = {.peaks = peaks_of_tiles,
                          .at_least = at_least,
+                         .screen = screen,
+                         .bound = bound,
+                         .apply_row = apply_row,
+                         .project = project,
+                         .screen_bytes = screen_bytes,
                          .correlate = correlate,
                          .dots = dots,
                          .residual = residual,

@@ -8,12 +8,12 @@
 //
 // Layouts
 //   words   Gram rows in 16 bits: one row of n words per atom.
+//   panels  tiles of such rows one behind the other: [rows][kScreen].
 //   bytes   Gram rows in 8 bits, offset by 128: one row of n bytes per atom. Within each 64 atoms the sixteen
-//   groups
-//           of four lie transposed as a 4 x 4 matrix (byte 16 a + 4 b + c is atom 16 b + 4 a + c), so that
-//           interleaving the bytes of four rows within 128-bit lanes, as wide instructions do, puts atoms in
-//           order.
-//   panels  the bytes of four rows side by side: [n / kTile][quads][kTile][4]. Four products of bytes are one
+//           groups of four lie transposed as a 4 x 4 matrix (byte 16 a + 4 b + c is atom 16 b + 4 a + c), so
+//           that interleaving the bytes of four rows within 128-bit lanes, as wide instructions do, puts
+//           atoms in order.
+//   quads   the bytes of four rows side by side: [n / kTile][quads][kTile][4]. Four products of bytes are one
 //           instruction where there is VNNI.
 //   pairs   a dictionary in words, two channels side by side: [n / kTile][m / 2][kTile][2].
 #pragma once
@@ -26,51 +26,64 @@ namespace kvcodec::omp_kernels {
 enum : size_t {
   kFloatLanes = 16,
   kDoubleLanes = 8,
-  kTile = 128,  // atoms per tile of the screening: eight 512-bit sums of 32-bit integers, all in registers
+  kTile = 128,   // atoms per tile of the dictionary in words
+  kScreen = 32,  // atoms per tile of the screening: the fewer, the fewer need a look; one line of words
 };
 enum : int {
   kByteOffset = 128,  // bytes are stored with this added
   kDigit = 128,       // weights of byte rows are kDigit * high + low
 };
 
-/// Rows of the Gram matrix in words and what they are multiplied by: the weights are the 16-bit halves of
-/// weights[i], low half for rows[2 i]. Sums are 32-bit integers that wrap around.
-struct WordRows {
-  const int16_t* const* rows;  // 2 * pairs of them
-  const uint32_t* weights;
-  size_t pairs;
-  float scale;  // of the sums
-};
-
-/// The same in bytes: full quads of rows in panels, and one last quad of single rows. The weights of a quad
-/// are four signed bytes in high[q], low[q]; the last quad's are behind the full ones'. high_sum, low_sum:
-/// -kByteOffset times the sum of all high and low weights.
+/// Rows of the Gram matrix in bytes and what they are multiplied by: full quads of rows, and one last quad of
+/// single rows. The weights of a quad are four signed bytes in high[q], low[q]; the last quad's are behind
+/// the full ones'. high_sum, low_sum: -kByteOffset times the sum of all high and low weights.
 struct ByteRows {
-  uint8_t* panels;
-  size_t panel_quads;  // room for that many per tile
+  uint8_t* quads;
+  size_t capacity;  // room for that many quads per tile
   size_t full;
   const uint8_t* last[4];
-  bool keep;  // store the last quad as panel number `full`
+  bool keep;  // store the last quad as number `full`
   const uint32_t* high;
   const uint32_t* low;
   int32_t high_sum, low_sum;
   float scale;
 };
 
+/// A step of order-recursive selection for one tile (omp_screen.hpp). p(j) = scale * sum over the rows of the
+/// panel of weight times word j; c(j) -= along * p(j); a(j) -= p(j)^2; and the gains become upper bounds of
+/// c^2 / a: (|c| + correlation_error)^2 / max(a - outside_error, independent), 0 where a + outside_error <
+/// independent.
+struct Projection {
+  const uint32_t* weights;
+  size_t pairs;
+  float scale;
+  float along;
+  float correlation_error, outside_error, independent;
+};
+
 /// One level's kernels.
 struct Kernels {
-  /// Screened correlations c(j) = start[j] - scale * sum over the rows of weight times entry j, for j < n.
-  /// peaks[t] = the largest |c(j)| of tile t of n / kTile; NaN in start[j] leaves atom j out.
-  void (*screen)(const float* start, const WordRows& rows, size_t n, float* peaks);
-  /// The kTile values |c(j)| from atom `first` on.
-  void (*screen_tile)(const float* start, const WordRows& rows, size_t first, float* out);
-  /// As screen, and start[j] becomes c(j).
-  void (*rebase)(float* start, const WordRows& rows, size_t n, float* peaks);
-  /// screen and screen_tile with bytes; null where the machine is not faster with them.
-  void (*screen_bytes)(const float* start, const ByteRows& rows, size_t n, float* peaks);
-  void (*screen_bytes_tile)(const float* start, const ByteRows& rows, size_t first, float* out);
-  /// Bit j of out[0], out[1]: whether value j of a tile is at least `limit`; NaN is not.
-  void (*at_least)(const float* values, float limit, uint64_t* out);
+  /// peaks[t] = the largest |values[j]| of tile t of n / kScreen; NaN is left out.
+  void (*peaks)(const float* values, size_t n, float* peaks);
+  /// Bit j: whether |values[j]| of a tile is at least `limit`; NaN is not.
+  uint32_t (*at_least)(const float* values, float limit);
+  /// values[j] = start[j] - scale * sum over the rows of a panel of weight times word j, for one tile.
+  /// Weights are 16-bit halves: of weights[i], the low one for row 2 i. Sums are 32-bit integers that wrap
+  /// around. Returns the largest |values[j]|; NaN in start[j] leaves atom j out.
+  float (*screen)(const float* start, const int16_t* panel, const uint32_t* weights, size_t pairs,
+                  float scale, float* values);
+  /// The largest |values[j]| + factor * sqrt(spread[j]) of a tile; NaN is left out.
+  float (*bound)(const float* values, const float* spread, float factor);
+  /// factor * row[j] is subtracted from values[j]; (unit * row[j])^2 is added to spread[j].
+  /// peaks, spreads: the largest |values[j]| and sqrt(spread[j]) of each tile; NaN is left out.
+  void (*apply_row)(const int16_t* row, float factor, float unit, size_t n, float* values, float* spread,
+                    float* peaks, float* spreads);
+  /// Returns the largest gain of the tile.
+  float (*project)(const Projection& projection, const int16_t* panel, float* correlations, float* outside,
+                   float* gains);
+  /// values[j] = start[j] - scale * sum over the rows of weight times byte j, for j < n; peaks[t] = the
+  /// largest |values[j]| of tile t of n / kTile. Null where the machine is not faster with bytes.
+  void (*screen_bytes)(const float* start, const ByteRows& rows, size_t n, float* values, float* peaks);
   /// out[i * out_stride + j] = scales[i] * (sum over 2 * pairs channels of the words of atom j and of signal
   /// i), for i < count, j < n. atoms: pairs layout; signals: rows of `pairs` 32-bit pairs. Sums are 32-bit
   /// integers that wrap around.

@@ -27,56 +27,44 @@ double sum_of(Doubles lanes) {
   return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
 }
 
-/// The screened correlations of 32 atoms, in their order: half the registers hold the sums.
+/// Atoms at a time: half the registers hold their sums.
 constexpr size_t kPart = 32, kVectors = kPart / 8;
-struct Screened {
-  __m256 values[kVectors];
+static_assert(kScreen % kPart == 0);
+struct Part {
+  __m256 values[kVectors];  // in the order of the atoms
 };
 
-inline Screened screen_part(const float* start, const WordRows& rows, size_t first) {
+__m256i words_at(const int16_t* words) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(words)); }
+
+/// The weighted sums of a panel's rows, times scale, for the atoms from the panel's pointer on.
+inline Part weighted(const int16_t* panel, const uint32_t* weights, size_t pairs, float scale) {
   // Words of two rows are interleaved as they are read: within each 128 bits, `low` has the first four atoms
   // and `high` the other four.
   __m256i low[kVectors / 2], high[kVectors / 2];
   for (size_t i = 0; i < kVectors / 2; ++i) low[i] = high[i] = _mm256_setzero_si256();
-  for (size_t pair = 0; pair < rows.pairs; ++pair) {
-    const __m256i weight = _mm256_set1_epi32(static_cast<int>(rows.weights[pair]));
-    const int16_t* even = rows.rows[2 * pair] + first;
-    const int16_t* odd = rows.rows[2 * pair + 1] + first;
+  for (size_t pair = 0; pair < pairs; ++pair, panel += 2 * kScreen) {
+    const __m256i weight = _mm256_set1_epi32(static_cast<int>(weights[pair]));
     for (size_t i = 0; i < kVectors / 2; ++i) {
-      const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(even + 16 * i));
-      const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(odd + 16 * i));
+      const __m256i a = words_at(panel + 16 * i), b = words_at(panel + kScreen + 16 * i);
       low[i] = _mm256_add_epi32(low[i], _mm256_madd_epi16(_mm256_unpacklo_epi16(a, b), weight));
       high[i] = _mm256_add_epi32(high[i], _mm256_madd_epi16(_mm256_unpackhi_epi16(a, b), weight));
     }
   }
-  const __m256 factor = _mm256_set1_ps(rows.scale);
-  Screened result;
+  const __m256 factor = _mm256_set1_ps(scale);
+  Part result;
   for (size_t i = 0; i < kVectors / 2; ++i) {
-    const __m256i ordered[2] = {_mm256_permute2x128_si256(low[i], high[i], 0x20),
-                                _mm256_permute2x128_si256(low[i], high[i], 0x31)};
-    for (size_t half = 0; half < 2; ++half) {
-      const __m256 product = _mm256_mul_ps(factor, _mm256_cvtepi32_ps(ordered[half]));
-      result.values[2 * i + half] =
-          _mm256_sub_ps(_mm256_loadu_ps(start + first + 16 * i + 8 * half), product);
-    }
+    const __m256i first = _mm256_permute2x128_si256(low[i], high[i], 0x20);
+    const __m256i second = _mm256_permute2x128_si256(low[i], high[i], 0x31);
+    result.values[2 * i] = _mm256_mul_ps(factor, _mm256_cvtepi32_ps(first));
+    result.values[2 * i + 1] = _mm256_mul_ps(factor, _mm256_cvtepi32_ps(second));
   }
   return result;
 }
 
 __m256 magnitude(__m256 values) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), values); }
 
-void screen_tile(const float* start, const WordRows& rows, size_t first, float* out) {
-  for (size_t part = 0; part < kTile; part += kPart) {
-    const Screened screened = screen_part(start, rows, first + part);
-    for (size_t i = 0; i < kVectors; ++i) _mm256_storeu_ps(out + part + 8 * i, magnitude(screened.values[i]));
-  }
-}
-
-__m256 peaks_of(const Screened& screened, __m256 peak) {
-  // max returns its second operand when one of them is NaN.
-  for (size_t i = 0; i < kVectors; ++i) peak = _mm256_max_ps(magnitude(screened.values[i]), peak);
-  return peak;
-}
+// max returns its second operand when one of them is NaN.
+__m256 larger(__m256 values, __m256 peak) { return _mm256_max_ps(values, peak); }
 
 float largest_of(__m256 peak) {
   float lanes[8];
@@ -86,25 +74,86 @@ float largest_of(__m256 peak) {
   return largest;
 }
 
-void screen(const float* start, const WordRows& rows, size_t n, float* peaks) {
-  for (size_t tile = 0; tile < n / kTile; ++tile) {
+void peaks_of_tiles(const float* values, size_t n, float* peaks) {
+  for (size_t tile = 0; tile < n / kScreen; ++tile) {
     __m256 peak = _mm256_setzero_ps();
-    for (size_t part = tile * kTile; part < (tile + 1) * kTile; part += kPart)
-      peak = peaks_of(screen_part(start, rows, part), peak);
+    for (size_t j = tile * kScreen; j < (tile + 1) * kScreen; j += 8)
+      peak = larger(magnitude(_mm256_loadu_ps(values + j)), peak);
     peaks[tile] = largest_of(peak);
   }
 }
 
-void rebase(float* start, const WordRows& rows, size_t n, float* peaks) {
-  for (size_t tile = 0; tile < n / kTile; ++tile) {
-    __m256 peak = _mm256_setzero_ps();
-    for (size_t part = tile * kTile; part < (tile + 1) * kTile; part += kPart) {
-      const Screened screened = screen_part(start, rows, part);
-      for (size_t i = 0; i < kVectors; ++i) _mm256_storeu_ps(start + part + 8 * i, screened.values[i]);
-      peak = peaks_of(screened, peak);
+float screen(const float* start, const int16_t* panel, const uint32_t* weights, size_t pairs, float scale,
+             float* values) {
+  __m256 peak = _mm256_setzero_ps();
+  for (size_t part = 0; part < kScreen; part += kPart) {
+    const Part sums = weighted(panel + part, weights, pairs, scale);
+    for (size_t i = 0; i < kVectors; ++i) {
+      const __m256 value = _mm256_sub_ps(_mm256_loadu_ps(start + part + 8 * i), sums.values[i]);
+      _mm256_storeu_ps(values + part + 8 * i, value);
+      peak = larger(magnitude(value), peak);
+    }
+  }
+  return largest_of(peak);
+}
+
+float bound(const float* values, const float* spread, float factor) {
+  __m256 most = _mm256_setzero_ps();
+  for (size_t j = 0; j < kScreen; j += 8) {
+    const __m256 root = _mm256_sqrt_ps(_mm256_loadu_ps(spread + j));
+    const __m256 value = magnitude(_mm256_loadu_ps(values + j));
+    most = larger(_mm256_add_ps(value, _mm256_mul_ps(_mm256_set1_ps(factor), root)), most);
+  }
+  return largest_of(most);
+}
+
+void apply_row(const int16_t* row, float factor, float unit, size_t n, float* values, float* spread,
+               float* peaks, float* spreads) {
+  const __m256 factors = _mm256_set1_ps(factor), units = _mm256_set1_ps(unit);
+  for (size_t tile = 0; tile < n / kScreen; ++tile) {
+    __m256 peak = _mm256_setzero_ps(), most = _mm256_setzero_ps();
+    for (size_t j = tile * kScreen; j < (tile + 1) * kScreen; j += 8) {
+      const __m256 word = _mm256_cvtepi32_ps(
+          _mm256_cvtepi16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(row + j))));
+      const __m256 part = _mm256_mul_ps(factors, word), product = _mm256_mul_ps(units, word);
+      const __m256 value = _mm256_sub_ps(_mm256_loadu_ps(values + j), part);
+      const __m256 energy = _mm256_add_ps(_mm256_loadu_ps(spread + j), _mm256_mul_ps(product, product));
+      _mm256_storeu_ps(values + j, value);
+      _mm256_storeu_ps(spread + j, energy);
+      peak = larger(magnitude(value), peak);
+      most = larger(energy, most);
     }
     peaks[tile] = largest_of(peak);
+    spreads[tile] = _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(largest_of(most))));
   }
+}
+
+float project(const Projection& projection, const int16_t* panel, float* correlations, float* outside,
+              float* gains) {
+  const __m256 along = _mm256_set1_ps(projection.along);
+  const __m256 correlation_error = _mm256_set1_ps(projection.correlation_error);
+  const __m256 outside_error = _mm256_set1_ps(projection.outside_error);
+  const __m256 independent = _mm256_set1_ps(projection.independent);
+  __m256 peak = _mm256_setzero_ps();
+  for (size_t part = 0; part < kScreen; part += kPart) {
+    const Part sums = weighted(panel + part, projection.weights, projection.pairs, projection.scale);
+    for (size_t i = 0; i < kVectors; ++i) {
+      const size_t j = part + 8 * i;
+      const __m256 p = sums.values[i];
+      const __m256 c = _mm256_sub_ps(_mm256_loadu_ps(correlations + j), _mm256_mul_ps(along, p));
+      const __m256 a = _mm256_sub_ps(_mm256_loadu_ps(outside + j), _mm256_mul_ps(p, p));
+      _mm256_storeu_ps(correlations + j, c);
+      _mm256_storeu_ps(outside + j, a);
+      const __m256 most = _mm256_add_ps(magnitude(c), correlation_error);
+      const __m256 gain =
+          _mm256_div_ps(_mm256_mul_ps(most, most), larger(_mm256_sub_ps(a, outside_error), independent));
+      const __m256 inside = _mm256_cmp_ps(_mm256_add_ps(a, outside_error), independent, _CMP_LT_OQ);
+      const __m256 kept = _mm256_andnot_ps(inside, gain);
+      _mm256_storeu_ps(gains + j, kept);
+      peak = larger(kept, peak);
+    }
+  }
+  return largest_of(peak);
 }
 
 /// Signals by 16 atoms, with the sums of all of them in registers.
@@ -330,26 +379,25 @@ void words_to_bytes(const int16_t* words, int16_t factor, size_t n, uint8_t* out
   }
 }
 
-void at_least(const float* values, float limit, uint64_t* out) {
-  static_assert(kTile == 128);
-  const __m256 limits = _mm256_set1_ps(limit);
-  for (size_t word = 0; word < 2; ++word) {
-    out[word] = 0;
-    for (size_t i = 0; i < 8; ++i) {
-      const __m256 mask = _mm256_cmp_ps(_mm256_loadu_ps(values + 64 * word + 8 * i), limits, _CMP_GE_OQ);
-      out[word] |= static_cast<uint64_t>(static_cast<uint32_t>(_mm256_movemask_ps(mask))) << (8 * i);
-    }
+uint32_t at_least(const float* values, float limit) {
+  uint32_t found = 0;
+  for (size_t i = 0; i < kScreen / 8; ++i) {
+    const __m256 value = magnitude(_mm256_loadu_ps(values + 8 * i));
+    const __m256 mask = _mm256_cmp_ps(value, _mm256_set1_ps(limit), _CMP_GE_OQ);
+    found |= static_cast<uint32_t>(_mm256_movemask_ps(mask)) << (8 * i);
   }
+  return found;
 }
 
 }  // namespace
 
-const Kernels kernels = {.screen = screen,
-                         .screen_tile = screen_tile,
-                         .rebase = rebase,
-                         .screen_bytes = nullptr,
-                         .screen_bytes_tile = nullptr,
+const Kernels kernels = {.peaks = peaks_of_tiles,
                          .at_least = at_least,
+                         .screen = screen,
+                         .bound = bound,
+                         .apply_row = apply_row,
+                         .project = project,
+                         .screen_bytes = nullptr,
                          .correlate = correlate,
                          .dots = dots,
                          .residual = residual,

@@ -18,70 +18,127 @@ double sum_of(__m512d lanes) {
   return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
 }
 
-constexpr size_t kVectors = kTile / 16;  // of 16 screened correlations each
+constexpr size_t kVectors = kScreen / 16;  // of a tile's floats
 
-/// The screened correlations of one tile, in the order of the atoms, with their signs.
-struct Screened {
+/// Of one tile, in the order of the atoms.
+struct Tile {
   __m512 values[kVectors];
 };
 
-inline Screened screen_one(const float* start, const WordRows& rows, size_t first) {
+/// The weighted sums of a panel's rows, times scale.
+inline Tile weighted(const int16_t* panel, const uint32_t* weights, size_t pairs, float scale) {
   // Words of two rows are interleaved as they are read: within each 128 bits, `low` has the first four atoms
   // and `high` the other four.
-  __m512i low[kVectors / 2], high[kVectors / 2];
-  for (size_t i = 0; i < kVectors / 2; ++i) low[i] = high[i] = _mm512_setzero_si512();
-  for (size_t pair = 0; pair < rows.pairs; ++pair) {
-    const __m512i weight = _mm512_set1_epi32(static_cast<int>(rows.weights[pair]));
-    const int16_t* even = rows.rows[2 * pair] + first;
-    const int16_t* odd = rows.rows[2 * pair + 1] + first;
+  // Pairs take turns with two sets of sums, which do not wait for each other.
+  __m512i low[2][kVectors / 2], high[2][kVectors / 2];
+  for (size_t turn = 0; turn < 2; ++turn)
+    for (size_t i = 0; i < kVectors / 2; ++i) low[turn][i] = high[turn][i] = _mm512_setzero_si512();
+  const auto add = [&](size_t turn, size_t pair) __attribute__((always_inline)) {
+    const __m512i weight = _mm512_set1_epi32(static_cast<int>(weights[pair]));
+    const int16_t* rows = panel + pair * 2 * kScreen;
     for (size_t i = 0; i < kVectors / 2; ++i) {
-      const __m512i a = _mm512_loadu_si512(even + 32 * i), b = _mm512_loadu_si512(odd + 32 * i);
-      low[i] = _mm512_add_epi32(low[i], _mm512_madd_epi16(_mm512_unpacklo_epi16(a, b), weight));
-      high[i] = _mm512_add_epi32(high[i], _mm512_madd_epi16(_mm512_unpackhi_epi16(a, b), weight));
+      const __m512i a = _mm512_loadu_si512(rows + 32 * i), b = _mm512_loadu_si512(rows + kScreen + 32 * i);
+      low[turn][i] = _mm512_add_epi32(low[turn][i], _mm512_madd_epi16(_mm512_unpacklo_epi16(a, b), weight));
+      high[turn][i] = _mm512_add_epi32(high[turn][i], _mm512_madd_epi16(_mm512_unpackhi_epi16(a, b), weight));
     }
-  }
+  };
+  size_t pair = 0;
+  for (; pair + 2 <= pairs; pair += 2) add(0, pair), add(1, pair + 1);
+  if (pair < pairs) add(0, pair);
   const __m512i first_half = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
   const __m512i second_half = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
-  const __m512 factor = _mm512_set1_ps(rows.scale);
-  Screened result;
+  const __m512 factor = _mm512_set1_ps(scale);
+  Tile result;
   for (size_t i = 0; i < kVectors / 2; ++i) {
-    const __m512i ordered[2] = {_mm512_permutex2var_epi64(low[i], first_half, high[i]),
-                                _mm512_permutex2var_epi64(low[i], second_half, high[i])};
-    for (size_t half = 0; half < 2; ++half) {
-      const __m512 product = _mm512_mul_ps(factor, _mm512_cvtepi32_ps(ordered[half]));
-      const __m512 begin = _mm512_loadu_ps(start + first + 32 * i + 16 * half);
-      result.values[2 * i + half] = _mm512_sub_ps(begin, product);
-    }
+    const __m512i lows = _mm512_add_epi32(low[0][i], low[1][i]);
+    const __m512i highs = _mm512_add_epi32(high[0][i], high[1][i]);
+    const __m512i first = _mm512_permutex2var_epi64(lows, first_half, highs);
+    const __m512i second = _mm512_permutex2var_epi64(lows, second_half, highs);
+    result.values[2 * i] = _mm512_mul_ps(factor, _mm512_cvtepi32_ps(first));
+    result.values[2 * i + 1] = _mm512_mul_ps(factor, _mm512_cvtepi32_ps(second));
   }
   return result;
 }
 
-void store_magnitudes(const Screened& screened, float* out) {
-  for (size_t i = 0; i < kVectors; ++i) _mm512_storeu_ps(out + 16 * i, _mm512_abs_ps(screened.values[i]));
+// max returns its second operand when one of them is NaN.
+__m512 larger(__m512 values, __m512 peak) { return _mm512_max_ps(values, peak); }
+
+void peaks_of_tiles(const float* values, size_t n, float* peaks) {
+  for (size_t tile = 0; tile < n / kScreen; ++tile) {
+    __m512 peak = _mm512_setzero_ps();
+    for (size_t i = 0; i < kVectors; ++i)
+      peak = larger(_mm512_abs_ps(_mm512_loadu_ps(values + tile * kScreen + 16 * i)), peak);
+    peaks[tile] = _mm512_reduce_max_ps(peak);
+  }
 }
 
-inline float peak_of(const Screened& screened) {
-  // max returns its second operand when one of them is NaN.
+float screen(const float* start, const int16_t* panel, const uint32_t* weights, size_t pairs, float scale,
+             float* values) {
+  const Tile sums = weighted(panel, weights, pairs, scale);
   __m512 peak = _mm512_setzero_ps();
-  for (size_t i = 0; i < kVectors; ++i) peak = _mm512_max_ps(_mm512_abs_ps(screened.values[i]), peak);
+  for (size_t i = 0; i < kVectors; ++i) {
+    const __m512 value = _mm512_sub_ps(_mm512_loadu_ps(start + 16 * i), sums.values[i]);
+    _mm512_storeu_ps(values + 16 * i, value);
+    peak = larger(_mm512_abs_ps(value), peak);
+  }
   return _mm512_reduce_max_ps(peak);
 }
 
-void screen_tile(const float* start, const WordRows& rows, size_t first, float* out) {
-  store_magnitudes(screen_one(start, rows, first), out);
-}
-
-void screen(const float* start, const WordRows& rows, size_t n, float* peaks) {
-  for (size_t tile = 0; tile < n / kTile; ++tile)
-    peaks[tile] = peak_of(screen_one(start, rows, tile * kTile));
-}
-
-void rebase(float* start, const WordRows& rows, size_t n, float* peaks) {
-  for (size_t tile = 0; tile < n / kTile; ++tile) {
-    const Screened screened = screen_one(start, rows, tile * kTile);
-    for (size_t i = 0; i < kVectors; ++i) _mm512_storeu_ps(start + tile * kTile + 16 * i, screened.values[i]);
-    peaks[tile] = peak_of(screened);
+float bound(const float* values, const float* spread, float factor) {
+  __m512 most = _mm512_setzero_ps();
+  for (size_t i = 0; i < kVectors; ++i) {
+    const __m512 root = _mm512_sqrt_ps(_mm512_loadu_ps(spread + 16 * i));
+    const __m512 value = _mm512_abs_ps(_mm512_loadu_ps(values + 16 * i));
+    most = larger(_mm512_add_ps(value, _mm512_mul_ps(_mm512_set1_ps(factor), root)), most);
   }
+  return _mm512_reduce_max_ps(most);
+}
+
+void apply_row(const int16_t* row, float factor, float unit, size_t n, float* values, float* spread,
+               float* peaks, float* spreads) {
+  const __m512 factors = _mm512_set1_ps(factor), units = _mm512_set1_ps(unit);
+  for (size_t tile = 0; tile < n / kScreen; ++tile) {
+    __m512 peak = _mm512_setzero_ps(), most = _mm512_setzero_ps();
+    for (size_t j = tile * kScreen; j < (tile + 1) * kScreen; j += 16) {
+      const __m512i words =
+          _mm512_cvtepi16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + j)));
+      const __m512 word = _mm512_cvtepi32_ps(words);
+      const __m512 part = _mm512_mul_ps(factors, word), product = _mm512_mul_ps(units, word);
+      const __m512 value = _mm512_sub_ps(_mm512_loadu_ps(values + j), part);
+      const __m512 energy = _mm512_add_ps(_mm512_loadu_ps(spread + j), _mm512_mul_ps(product, product));
+      _mm512_storeu_ps(values + j, value);
+      _mm512_storeu_ps(spread + j, energy);
+      peak = larger(_mm512_abs_ps(value), peak);
+      most = larger(energy, most);
+    }
+    peaks[tile] = _mm512_reduce_max_ps(peak);
+    spreads[tile] = _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(_mm512_reduce_max_ps(most))));
+  }
+}
+
+float project(const Projection& projection, const int16_t* panel, float* correlations, float* outside,
+              float* gains) {
+  const Tile sums = weighted(panel, projection.weights, projection.pairs, projection.scale);
+  const __m512 along = _mm512_set1_ps(projection.along);
+  const __m512 correlation_error = _mm512_set1_ps(projection.correlation_error);
+  const __m512 outside_error = _mm512_set1_ps(projection.outside_error);
+  const __m512 independent = _mm512_set1_ps(projection.independent);
+  __m512 peak = _mm512_setzero_ps();
+  for (size_t i = 0; i < kVectors; ++i) {
+    const __m512 p = sums.values[i];
+    const __m512 c = _mm512_sub_ps(_mm512_loadu_ps(correlations + 16 * i), _mm512_mul_ps(along, p));
+    const __m512 a = _mm512_sub_ps(_mm512_loadu_ps(outside + 16 * i), _mm512_mul_ps(p, p));
+    _mm512_storeu_ps(correlations + 16 * i, c);
+    _mm512_storeu_ps(outside + 16 * i, a);
+    const __m512 most = _mm512_add_ps(_mm512_abs_ps(c), correlation_error);
+    const __m512 gain =
+        _mm512_div_ps(_mm512_mul_ps(most, most), larger(_mm512_sub_ps(a, outside_error), independent));
+    const __mmask16 inside = _mm512_cmp_ps_mask(_mm512_add_ps(a, outside_error), independent, _CMP_LT_OQ);
+    const __m512 kept = _mm512_mask_mov_ps(gain, inside, _mm512_setzero_ps());
+    _mm512_storeu_ps(gains + 16 * i, kept);
+    peak = larger(kept, peak);
+  }
+  return _mm512_reduce_max_ps(peak);
 }
 
 // Instructions beyond the level's own, for functions that only kernels_vnni names.
@@ -101,19 +158,20 @@ inline Quads interleaved(const uint8_t* const* rows, size_t first) {
            _mm512_unpacklo_epi16(ab_high, cd_high), _mm512_unpackhi_epi16(ab_high, cd_high)}};
 }
 
-KVCODEC_VNNI inline Screened screen_bytes_one(const float* start, const ByteRows& rows, size_t first,
-                                              bool keep) {
-  __m512i high[kVectors], low[kVectors];
-  for (size_t i = 0; i < kVectors; ++i) {
+KVCODEC_VNNI inline void screen_byte_tile(const float* start, const ByteRows& rows, size_t first,
+                                          float* values, float* peaks) {
+  constexpr size_t kSums = kTile / 16;
+  __m512i high[kSums], low[kSums];
+  for (size_t i = 0; i < kSums; ++i) {
     high[i] = _mm512_set1_epi32(rows.high_sum);
     low[i] = _mm512_set1_epi32(rows.low_sum);
   }
-  uint8_t* panel = rows.panels + first * rows.panel_quads * 4;
-  for (size_t quad = 0; quad < rows.full; ++quad, panel += kTile * 4) {
+  uint8_t* quads_of_tile = rows.quads + first * rows.capacity * 4;
+  for (size_t quad = 0; quad < rows.full; ++quad, quads_of_tile += kTile * 4) {
     const __m512i high_weight = _mm512_set1_epi32(static_cast<int>(rows.high[quad]));
     const __m512i low_weight = _mm512_set1_epi32(static_cast<int>(rows.low[quad]));
-    for (size_t i = 0; i < kVectors; ++i) {
-      const __m512i entries = _mm512_loadu_si512(panel + 64 * i);
+    for (size_t i = 0; i < kSums; ++i) {
+      const __m512i entries = _mm512_loadu_si512(quads_of_tile + 64 * i);
       high[i] = _mm512_dpbusd_epi32(high[i], entries, high_weight);
       low[i] = _mm512_dpbusd_epi32(low[i], entries, low_weight);
     }
@@ -123,29 +181,27 @@ KVCODEC_VNNI inline Screened screen_bytes_one(const float* start, const ByteRows
   for (size_t half = 0; half < kTile / 64; ++half) {
     const Quads quads = interleaved(rows.last, first + 64 * half);
     for (size_t i = 0; i < 4; ++i) {
-      if (keep) _mm512_storeu_si512(panel + 64 * (4 * half + i), quads.atoms[i]);
+      if (rows.keep) _mm512_storeu_si512(quads_of_tile + 64 * (4 * half + i), quads.atoms[i]);
       high[4 * half + i] = _mm512_dpbusd_epi32(high[4 * half + i], quads.atoms[i], high_weight);
       low[4 * half + i] = _mm512_dpbusd_epi32(low[4 * half + i], quads.atoms[i], low_weight);
     }
   }
   static_assert(kDigit == 1 << 7);
   const __m512 factor = _mm512_set1_ps(rows.scale);
-  Screened result;
-  for (size_t i = 0; i < kVectors; ++i) {
+  __m512 peak = _mm512_setzero_ps();
+  for (size_t i = 0; i < kSums; ++i) {
     const __m512i sum = _mm512_add_epi32(_mm512_slli_epi32(high[i], 7), low[i]);
-    result.values[i] = _mm512_sub_ps(_mm512_loadu_ps(start + first + 16 * i),
-                                     _mm512_mul_ps(factor, _mm512_cvtepi32_ps(sum)));
+    const __m512 product = _mm512_mul_ps(factor, _mm512_cvtepi32_ps(sum));
+    const __m512 value = _mm512_sub_ps(_mm512_loadu_ps(start + first + 16 * i), product);
+    _mm512_storeu_ps(values + first + 16 * i, value);
+    peak = larger(_mm512_abs_ps(value), peak);
   }
-  return result;
+  peaks[first / kTile] = _mm512_reduce_max_ps(peak);
 }
 
-KVCODEC_VNNI void screen_bytes_tile(const float* start, const ByteRows& rows, size_t first, float* out) {
-  store_magnitudes(screen_bytes_one(start, rows, first, false), out);
-}
-
-KVCODEC_VNNI void screen_bytes(const float* start, const ByteRows& rows, size_t n, float* peaks) {
-  for (size_t tile = 0; tile < n / kTile; ++tile)
-    peaks[tile] = peak_of(screen_bytes_one(start, rows, tile * kTile, rows.keep));
+KVCODEC_VNNI void screen_bytes(const float* start, const ByteRows& rows, size_t n, float* values,
+                               float* peaks) {
+  for (size_t first = 0; first < n; first += kTile) screen_byte_tile(start, rows, first, values, peaks);
 }
 
 /// Signals by half a tile of atoms, with the sums of all of them in registers.
@@ -373,27 +429,25 @@ void words_to_bytes(const int16_t* words, int16_t factor, size_t n, uint8_t* out
   }
 }
 
-void at_least(const float* values, float limit, uint64_t* out) {
-  static_assert(kTile == 128);
-  const __m512 limits = _mm512_set1_ps(limit);
-  for (size_t word = 0; word < 2; ++word) {
-    out[word] = 0;
-    for (size_t i = 0; i < 4; ++i) {
-      const __mmask16 mask =
-          _mm512_cmp_ps_mask(_mm512_loadu_ps(values + 64 * word + 16 * i), limits, _CMP_GE_OQ);
-      out[word] |= static_cast<uint64_t>(mask) << (16 * i);
-    }
+uint32_t at_least(const float* values, float limit) {
+  uint32_t found = 0;
+  for (size_t i = 0; i < kVectors; ++i) {
+    const __m512 value = _mm512_abs_ps(_mm512_loadu_ps(values + 16 * i));
+    const __mmask16 mask = _mm512_cmp_ps_mask(value, _mm512_set1_ps(limit), _CMP_GE_OQ);
+    found |= static_cast<uint32_t>(mask) << (16 * i);
   }
+  return found;
 }
 
 }  // namespace
 
-const Kernels kernels = {.screen = screen,
-                         .screen_tile = screen_tile,
-                         .rebase = rebase,
-                         .screen_bytes = nullptr,
-                         .screen_bytes_tile = nullptr,
+const Kernels kernels = {.peaks = peaks_of_tiles,
                          .at_least = at_least,
+                         .screen = screen,
+                         .bound = bound,
+                         .apply_row = apply_row,
+                         .project = project,
+                         .screen_bytes = nullptr,
                          .correlate = correlate,
                          .dots = dots,
                          .residual = residual,
@@ -405,12 +459,13 @@ const Kernels kernels = {.screen = screen,
                          .round_to_words = round_to_words,
                          .words_to_bytes = words_to_bytes};
 
-const Kernels kernels_vnni = {.screen = screen,
-                              .screen_tile = screen_tile,
-                              .rebase = rebase,
-                              .screen_bytes = screen_bytes,
-                              .screen_bytes_tile = screen_bytes_tile,
+const Kernels kernels_vnni = {.peaks = peaks_of_tiles,
                               .at_least = at_least,
+                              .screen = screen,
+                              .bound = bound,
+                              .apply_row = apply_row,
+                              .project = project,
+                              .screen_bytes = screen_bytes,
                               .correlate = correlate,
                               .dots = dots,
                               .residual = residual,

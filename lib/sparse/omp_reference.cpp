@@ -14,10 +14,14 @@ double dot(std::span<const double> a, std::span<const double> b) {
 
 std::vector<double> widen_row(std::span<const float> row) { return {row.begin(), row.end()}; }
 
+/// Atoms with less of their energy outside the span of those taken depend on these, to the rounding of
+/// double.
+constexpr double kDependent = 1e-12;
+
 }  // namespace
 
 ReferenceCode omp_reference(MatrixView<const float> atoms, std::span<const float> signal, size_t sparsity,
-                            double error_target) {
+                            double error_target, ReferenceSelection selection) {
   const std::vector<double> y = widen_row(signal);
   const double energy = dot(y, y);
   ReferenceCode code;
@@ -26,6 +30,9 @@ ReferenceCode omp_reference(MatrixView<const float> atoms, std::span<const float
       triangle;               // Gram-Schmidt: atom j = sum over i <= j of triangle[j][i] basis[i]
   std::vector<double> along;  // coordinates of y in the basis
   std::vector<double> r = y;
+  std::vector<std::vector<double>> outside_parts;  // of all atoms, for selection by error
+  if (selection == ReferenceSelection::error)
+    for (size_t i = 0; i < atoms.rows(); ++i) outside_parts.push_back(widen_row(atoms.row(i)));
   while (code.ids.size() < sparsity) {
     // 1e-12: below it the residual is the rounding of double.
     const double floor = 1e-12;
@@ -34,7 +41,12 @@ ReferenceCode omp_reference(MatrixView<const float> atoms, std::span<const float
     size_t winner = atoms.rows();
     for (size_t i = 0; i < atoms.rows(); ++i) {
       if (out_of_play[i]) continue;
-      const double value = std::abs(dot(widen_row(atoms.row(i)), r));
+      double value = std::abs(dot(widen_row(atoms.row(i)), r));
+      if (selection == ReferenceSelection::error) {
+        const double left = dot(outside_parts[i], outside_parts[i]);
+        if (left <= kDependent * dot(widen_row(atoms.row(i)), widen_row(atoms.row(i)))) continue;
+        value /= std::sqrt(left);
+      }
       if (value > best) {
         second = best, best = value, winner = i;
       } else {
@@ -53,12 +65,16 @@ ReferenceCode omp_reference(MatrixView<const float> atoms, std::span<const float
         for (size_t c = 0; c < q.size(); ++c) q[c] -= part * basis[i][c];
       }
     const double outside = dot(q, q);
-    if (outside <= 1e-12 * atom_energy) continue;  // depends on the atoms taken
+    if (outside <= kDependent * atom_energy) continue;
     code.narrowest = std::min(code.narrowest, (best - second) / best);
     for (double& value : q) value /= std::sqrt(outside);
     column.push_back(std::sqrt(outside));
     along.push_back(dot(q, y));
     for (size_t c = 0; c < r.size(); ++c) r[c] -= along.back() * q[c];
+    for (std::vector<double>& part : outside_parts) {
+      const double along_q = dot(part, q);
+      for (size_t c = 0; c < q.size(); ++c) part[c] -= along_q * q[c];
+    }
     basis.push_back(std::move(q));
     triangle.push_back(std::move(column));
     code.ids.push_back(static_cast<uint32_t>(winner));

@@ -1,6 +1,6 @@
-// Orthogonal matching pursuit as the textbook has it (Pati, Rezaiifar and Krishnaprasad, 1993), in double and
-// one signal at a time: what lib/sparse/omp.hpp is held against. For tests and benchmarks; far too slow for
-// anything else.
+// Orthogonal matching pursuit as the textbook has it (Pati, Rezaiifar and Krishnaprasad, 1993), and
+// orthogonal least squares (Chen, Billings and Luo, 1989), in double and one signal at a time: what
+// lib/sparse/omp.hpp is held against. For tests and benchmarks; far too slow for anything else.
 #pragma once
 
 #include <cstdint>
@@ -18,9 +18,14 @@ struct ReferenceCode {
   double narrowest = 1;  ///< the least relative margin by which an atom was ahead of the next best one
 };
 
+/// How the next atom is chosen: by the largest |d . r|, or by the least error that is left, the largest
+/// |d . r| / |d'|, d' being the part of d outside the span of the atoms taken.
+enum class ReferenceSelection : uint8_t { correlation, error };
+
 /// At most `sparsity` atoms of atoms: (n, m) for signal: m values, fewer once |y - D x| <= error_target |y|
 /// or no atom that is independent of those taken is left.
 ReferenceCode omp_reference(MatrixView<const float> atoms, std::span<const float> signal, size_t sparsity,
-                            double error_target = 0);
+                            double error_target = 0,
+                            ReferenceSelection selection = ReferenceSelection::correlation);
 
 }  // namespace kvcodec

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
 
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
@@ -79,6 +80,12 @@ OmpOptions options_of(size_t sparsity, double target = 0) {
   return options;
 }
 
+OmpOptions ols_of(size_t sparsity, double target = 0) {
+  OmpOptions options = options_of(sparsity, target);
+  options.selection = "ols";
+  return options;
+}
+
 bool same(const SparseCodes& a, const SparseCodes& b) {
   const auto equal = [](const auto& x, const auto& y) {
     return x.size() == y.size() &&
@@ -100,8 +107,9 @@ struct Agreement {
     for (size_t i = 0; i < signals_in.rows(); ++i) {
       CAPTURE(i);
       const auto y = signals_in.row(i);
-      const auto reference =
-          omp_reference(atoms, y, static_cast<size_t>(options.sparsity), options.error_target);
+      const auto reference = omp_reference(
+          atoms, y, static_cast<size_t>(options.sparsity), options.error_target,
+          options.selection == "ols" ? ReferenceSelection::error : ReferenceSelection::correlation);
       const size_t count = codes.counts[i];
       std::vector<uint32_t> ids(codes.ids.row(i).begin(),
                                 codes.ids.row(i).begin() + static_cast<ptrdiff_t>(count));
@@ -138,7 +146,7 @@ TEST_CASE("OMP finds what the reference finds, with and without a Gram matrix") 
       {129, 64, 12, 33, 0.7, -1},  {300, 100, 20, 60, 0.9, -1}, {512, 128, 8, 60, 0, 0.05},
       {1000, 96, 24, 40, 0, 0.01}, {257, 50, 10, 40, 0.5, 0.1}, {600, 256, 32, 20, 0.3, -1},
   };
-  Agreement agreement;
+  Agreement agreement, by_error;
   for (const Case& c : cases) {
     CAPTURE(c.n);
     CAPTURE(c.m);
@@ -152,9 +160,132 @@ TEST_CASE("OMP finds what the reference finds, with and without a Gram matrix") 
     const SparseCodes gram = omp.encode(signals, options_of(c.s));
     CHECK(same(direct, gram));
     agreement.check(atoms, signals, options_of(c.s), gram);
+    const SparseCodes ols = omp.encode(signals, ols_of(c.s));
+    by_error.check(atoms, signals, ols_of(c.s), ols);
   }
-  MESSAGE("same atoms: " << agreement.same_atoms << " of " << agreement.signals);
+  MESSAGE("same atoms: " << agreement.same_atoms << ", ols " << by_error.same_atoms << " of "
+                         << agreement.signals);
   CHECK_GE(double(agreement.same_atoms), 0.99 * double(agreement.signals));
+  // Where there are as many atoms as values, the last one is a tie of all that are left.
+  CHECK_GE(double(by_error.same_atoms), 0.95 * double(agreement.signals));
+}
+
+TEST_CASE("OLS takes the atom that lowers the error most: every choice against fits of all atoms") {
+  Rng rng(15);
+  for (const double common : {0.0, 0.6}) {
+    const size_t n = 30, m = 12, s = 6;
+    const Matrix<float> atoms = random_atoms(n, m, rng, common);
+    const Matrix<float> signals = gaussian(25, m, rng);
+    Omp omp(atoms);
+    omp.build_gram();
+    const SparseCodes codes = omp.encode(signals, ols_of(s));
+    for (size_t i = 0; i < signals.rows(); ++i) {
+      CAPTURE(i);
+      std::vector<uint32_t> taken;
+      for (size_t k = 0; k < codes.counts[i]; ++k) {
+        // The residual for each atom that could be next, by modified Gram-Schmidt with the atoms before it.
+        std::vector<double> left(n, std::numeric_limits<double>::infinity());
+        for (uint32_t atom = 0; atom < n; ++atom) {
+          if (std::find(taken.begin(), taken.end(), atom) != taken.end()) continue;
+          std::vector<uint32_t> all = taken;
+          all.push_back(atom);
+          std::vector<std::vector<double>> basis;
+          std::vector<double> r(signals.row(i).begin(), signals.row(i).end());
+          for (const uint32_t id : all) {
+            std::vector<double> q(atoms.row(id).begin(), atoms.row(id).end());
+            for (int pass = 0; pass < 2; ++pass)
+              for (const auto& b : basis) {
+                const double part = std::inner_product(q.begin(), q.end(), b.begin(), 0.0);
+                for (size_t c = 0; c < m; ++c) q[c] -= part * b[c];
+              }
+            const double length = std::sqrt(std::inner_product(q.begin(), q.end(), q.begin(), 0.0));
+            for (double& value : q) value /= length;
+            const double part = std::inner_product(q.begin(), q.end(), r.begin(), 0.0);
+            for (size_t c = 0; c < m; ++c) r[c] -= part * q[c];
+            basis.push_back(std::move(q));
+          }
+          left[atom] = std::sqrt(std::inner_product(r.begin(), r.end(), r.begin(), 0.0));
+        }
+        const uint32_t chosen = codes.ids(i, k);
+        CHECK_LE(left[chosen], *std::min_element(left.begin(), left.end()) + 1e-5 * norm(signals.row(i)));
+        taken.push_back(chosen);
+      }
+      CHECK_EQ(codes.counts[i], s);
+    }
+  }
+}
+
+TEST_CASE("OLS leaves less than OMP, on average") {
+  Rng rng(16);
+  for (const double common : {0.0, 0.7}) {
+    const Matrix<float> atoms = random_atoms(500, 64, rng, common);
+    const Matrix<float> signals = gaussian(200, 64, rng);
+    Omp omp(atoms);
+    omp.build_gram();
+    const SparseCodes plain = omp.encode(signals, options_of(16)), better = omp.encode(signals, ols_of(16));
+    double left = 0, left_better = 0;
+    for (size_t i = 0; i < signals.rows(); ++i) {
+      left += plain.residuals[i] * plain.residuals[i];
+      left_better += better.residuals[i] * better.residuals[i];
+      CHECK_LE(std::abs(residual_of(atoms, signals.row(i), better, i) - better.residuals[i]),
+               1e-6 * norm(signals.row(i)));
+    }
+    MESSAGE("error energy " << left_better / left << " of OMP's");
+    CHECK_LT(left_better, 0.99 * left);
+    // A target is met with fewer atoms.
+    const SparseCodes few = omp.encode(signals, ols_of(40, 0.3)),
+                      more = omp.encode(signals, options_of(40, 0.3));
+    CHECK_LE(std::accumulate(few.counts.begin(), few.counts.end(), 0u),
+             std::accumulate(more.counts.begin(), more.counts.end(), 0u));
+    for (size_t i = 0; i < signals.rows(); ++i)
+      CHECK_LE(few.residuals[i], 0.3 * norm(signals.row(i)) * (1 + 1e-3));
+  }
+}
+
+TEST_CASE("OLS with atoms that depend on each other, twice the same, or none at all") {
+  Rng rng(17);
+  const Matrix<float> half = random_atoms(40, 16, rng);
+  Matrix<float> atoms(120, 16);
+  for (size_t i = 0; i < 120; ++i)
+    for (size_t c = 0; c < 16; ++c) atoms(i, c) = (i % 3 == 2 ? -1 : 1) * half(i / 3, c);
+  Matrix<float> signals = gaussian(20, 16, rng);
+  std::fill(signals.row(3).begin(), signals.row(3).end(), 0.0f);
+  Omp omp(atoms);
+  omp.build_gram();
+  const SparseCodes codes = omp.encode(signals, ols_of(16));
+  CHECK_EQ(codes.counts[3], 0);
+  for (size_t i = 0; i < signals.rows(); ++i) {
+    std::vector<uint32_t> originals;
+    for (size_t k = 0; k < codes.counts[i]; ++k) originals.push_back(codes.ids(i, k) / 3);
+    std::sort(originals.begin(), originals.end());
+    CHECK(std::adjacent_find(originals.begin(), originals.end()) == originals.end());
+    CHECK_LE(codes.residuals[i], 1e-4 * norm(signals.row(i)));  // 16 independent atoms span everything
+  }
+  Matrix<float> plane(40, 8);
+  for (size_t i = 0; i < 40; ++i)
+    plane(i, 0) = std::cos(0.1f * float(i)), plane(i, 1) = std::sin(0.1f * float(i));
+  Omp flat(plane);
+  flat.build_gram();
+  const SparseCodes two = flat.encode(gaussian(10, 8, rng), ols_of(8));
+  for (size_t i = 0; i < 10; ++i) CHECK_LE(two.counts[i], 2);
+}
+
+TEST_CASE("OMP with a long pursuit: tiles that wait are looked at in time") {
+  // Many atoms, many rounds, and atoms in groups that are alike, so that bounds fail and hold by turns.
+  Rng rng(18);
+  for (const double common : {0.0, 0.5, 0.95}) {
+    CAPTURE(common);
+    const Matrix<float> atoms = random_atoms(900, 96, rng, common);
+    const Matrix<float> signals = gaussian(6, 96, rng);
+    Omp omp(atoms);
+    omp.build_gram();
+    for (const OmpOptions& options : {options_of(48), ols_of(48)}) {
+      const SparseCodes codes = omp.encode(signals, options);
+      Agreement agreement;
+      agreement.check(atoms, signals, options, codes);
+      if (options.selection == "omp") CHECK(same(codes, Omp(atoms).encode(signals, options)));
+    }
+  }
 }
 
 TEST_CASE("OMP stops at the error target, and never takes an atom more than it needs") {
@@ -294,8 +425,15 @@ TEST_CASE("OMP gives the same bytes for any thread count and SIMD level") {
   Rng rng(9);
   const Matrix<float> atoms = random_atoms(700, 80, rng, 0.5);
   const Matrix<float> signals = gaussian(333, 80, rng);
-  for (const bool gram : {false, true}) {
-    CAPTURE(gram);
+  struct Form {
+    bool gram;
+    OmpOptions options;
+  };
+  // 40 atoms: correlations of the signals in float.
+  for (const Form& form : {Form{false, options_of(15)}, Form{true, options_of(15)},
+                           Form{true, options_of(40)}, Form{true, ols_of(15)}}) {
+    CAPTURE(form.gram);
+    CAPTURE(form.options.selection);
     SparseCodes first;
     for (const SimdLevel level : test::simd_levels()) {
       const test::AtLevel at(level);
@@ -303,8 +441,8 @@ TEST_CASE("OMP gives the same bytes for any thread count and SIMD level") {
       for (const int threads : {1, 2, 3}) {
         set_num_threads(threads);
         Omp omp(atoms);
-        if (gram) omp.build_gram();
-        SparseCodes codes = omp.encode(signals, options_of(15));
+        if (form.gram) omp.build_gram();
+        SparseCodes codes = omp.encode(signals, form.options);
         if (first.counts.empty())
           first = std::move(codes);
         else
@@ -323,6 +461,8 @@ TEST_CASE("OMP refuses what it cannot do") {
                        "sparsity is 9; signals have only 8 values", Error);
   CHECK_THROWS_AS(omp.encode(Matrix<float>(2, 7), options_of(3)), Error);
   CHECK_THROWS_AS(omp.encode(Matrix<float>(2, 8), options_of(3, 1.0)), Error);
+  CHECK_THROWS_WITH_AS(omp.encode(Matrix<float>(2, 8), ols_of(3)),
+                       "selection ols needs the Gram matrix, which is not there", Error);
   Matrix<float> signals(2, 8);
   signals(1, 4) = std::numeric_limits<float>::infinity();
   CHECK_THROWS_WITH_AS(omp.encode(signals, options_of(3)), "signal 1 has values that are not finite", Error);
@@ -347,53 +487,106 @@ bool equal_but_nans(const std::vector<float>& a, const std::vector<float>& b, si
   return a.size() == b.size() && different == 0 && nans == nans_expected;
 }
 
-/// The screening kernels with `count` quads or pairs of rows.
+/// Screening in bytes with `count` full quads of rows.
+void check_bytes(const omp_kernels::Kernels& wide, size_t count, const std::vector<float>& start, Rng& rng) {
+  namespace k = omp_kernels;
+  const size_t n = start.size(), capacity = count + 2;
+  std::vector<std::vector<uint8_t>> last(4, std::vector<uint8_t>(n));
+  for (auto& row : last)
+    for (uint8_t& byte : row) byte = static_cast<uint8_t>(rng.next());
+  std::vector<uint32_t> high(count + 1), low(count + 1);
+  for (uint32_t& weight : high) weight = static_cast<uint32_t>(rng.next());
+  for (uint32_t& weight : low) weight = static_cast<uint32_t>(rng.next());
+  std::vector<uint8_t> random(n * capacity * 4);
+  for (uint8_t& byte : random) byte = static_cast<uint8_t>(rng.next());
+  for (const bool keep : {false, true}) {
+    std::vector<uint8_t> quads[2] = {random, random};
+    std::vector<float> values[2], peaks[2];
+    for (const int which : {0, 1}) {
+      const k::ByteRows rows{quads[which].data(),
+                             capacity,
+                             count,
+                             {last[0].data(), last[1].data(), last[2].data(), last[3].data()},
+                             keep,
+                             high.data(),
+                             low.data(),
+                             -1234,
+                             567,
+                             1e-6f};
+      values[which].resize(n);
+      peaks[which].resize(n / k::kTile);
+      (which ? wide : k::scalar::kernels)
+          .screen_bytes(start.data(), rows, n, values[which].data(), peaks[which].data());
+    }
+    CHECK(equal_but_nans(values[0], values[1], 2));
+    CHECK(peaks[0] == peaks[1]);
+    CHECK(quads[0] == quads[1]);
+    CHECK_EQ(quads[0] == random, !keep);
+  }
+}
+
+/// The screening kernels with `count` pairs of rows.
 void check_screening(const omp_kernels::Kernels& wide, size_t count, Rng& rng) {
   namespace k = omp_kernels;
-  const size_t n = 3 * k::kTile;
+  const size_t n = 3 * k::kTile, tiles = n / k::kScreen;
   const auto random_words = [&](size_t size) {
     std::vector<int16_t> words(size);
     for (int16_t& word : words) word = static_cast<int16_t>(rng.next());
     return words;
   };
-  std::vector<std::vector<int16_t>> words;
-  std::vector<const int16_t*> word_rows;
-  for (size_t i = 0; i < 2 * count; ++i) words.push_back(random_words(n));
-  for (const auto& row : words) word_rows.push_back(row.data());
-  std::vector<uint32_t> weights(count + 1), other_weights(count + 1);
+  const auto panel = random_words(2 * count * k::kScreen), row = random_words(n);
+  std::vector<uint32_t> weights(count);
   for (uint32_t& weight : weights) weight = static_cast<uint32_t>(rng.next());
-  for (uint32_t& weight : other_weights) weight = static_cast<uint32_t>(rng.next());
-  Matrix<float> start = gaussian(1, n, rng);
-  start(0, 5) = start(0, 200) = std::nanf("");
-  const k::WordRows rows{word_rows.data(), weights.data(), count, 1e-9f};
-  std::vector<float> peaks[2], tiles[2], based[2];
+  const Matrix<float> random = gaussian(4, n, rng);
+  struct Arrays {
+    std::vector<float> start, values, spread, outside, gains, peaks, spreads, results;
+    uint32_t found = 0;
+  };
+  Arrays arrays[2];
   for (const int which : {0, 1}) {
     const k::Kernels& kernels = which ? wide : k::scalar::kernels;
-    peaks[which].resize(n / k::kTile);
-    tiles[which].resize(k::kTile);
-    based[which].assign(start.data(), start.data() + n);
-    kernels.screen(start.data(), rows, n, peaks[which].data());
-    kernels.screen_tile(start.data(), rows, k::kTile, tiles[which].data());
-    std::vector<float> again(n / k::kTile);
-    kernels.rebase(based[which].data(), rows, n, again.data());
-    CHECK(again == peaks[which]);
+    Arrays& x = arrays[which];
+    x.start.assign(random.row(0).begin(), random.row(0).end());
+    x.values.assign(random.row(1).begin(), random.row(1).end());
+    x.spread.assign(random.row(2).begin(), random.row(2).end());
+    x.outside.assign(random.row(3).begin(), random.row(3).end());
+    for (float& value : x.spread) value *= value;
+    for (float& value : x.outside) value = std::abs(value);
+    for (const size_t atom : {size_t{5}, size_t{200}})
+      x.start[atom] = x.values[atom] = x.spread[atom] = x.outside[atom] = std::nanf("");
+    x.gains.resize(n);
+    x.peaks.resize(tiles);
+    x.spreads.resize(tiles);
+    kernels.peaks(x.values.data(), n, x.peaks.data());
+    x.results = x.peaks;
+    x.found = kernels.at_least(x.values.data(), std::abs(x.values[17]));  // one of them is equal
+    kernels.apply_row(row.data(), 1e-5f, 2e-5f, n, x.values.data(), x.spread.data(), x.peaks.data(),
+                      x.spreads.data());
+    x.results.push_back(kernels.bound(x.values.data(), x.spread.data(), 0.7f));
+    x.results.push_back(
+        kernels.screen(x.start.data(), panel.data(), weights.data(), count, 1e-9f, x.values.data()));
+    const k::Projection projection{weights.data(), count, 1e-9f, 0.3f, 1e-3f, 0.1f, 0.3f};
+    x.results.push_back(
+        kernels.project(projection, panel.data(), x.start.data(), x.outside.data(), x.gains.data()));
   }
-  uint64_t found[2][2];
-  const float limit = tiles[0][17];  // one of them is equal
-  k::scalar::kernels.at_least(tiles[0].data(), limit, found[0]);
-  wide.at_least(tiles[0].data(), limit, found[1]);
-  CHECK((found[0][0] == found[1][0] && found[0][1] == found[1][1] && (found[0][0] >> 17) % 2 == 1));
-  CHECK(peaks[0] == peaks[1]);
-  CHECK(equal_but_nans(tiles[0], tiles[1], 1));
-  CHECK(equal_but_nans(based[0], based[1], 2));
-  for (size_t j = 0; j < k::kTile; ++j)
-    if (j != 200 - k::kTile) CHECK_EQ(tiles[0][j], std::abs(based[0][k::kTile + j]));
+  CHECK(arrays[0].results == arrays[1].results);
+  CHECK(arrays[0].peaks == arrays[1].peaks);
+  CHECK(arrays[0].spreads == arrays[1].spreads);
+  CHECK_EQ(arrays[0].found, arrays[1].found);
+  CHECK_EQ(arrays[0].found >> 17 & 1, 1);
+  CHECK_EQ(arrays[0].found >> 5 & 1, 0);
+  CHECK(equal_but_nans(arrays[0].start, arrays[1].start, 2));
+  CHECK(equal_but_nans(arrays[0].values, arrays[1].values, 2));
+  CHECK(equal_but_nans(arrays[0].spread, arrays[1].spread, 2));
+  CHECK(equal_but_nans(arrays[0].outside, arrays[1].outside, 2));
+  CHECK(equal_but_nans(arrays[0].gains, arrays[1].gains, 1));
+  if (count > 0) CHECK_NE(arrays[0].values[0], arrays[0].start[0]);
 
   std::vector<uint8_t> bytes[2] = {std::vector<uint8_t>(n), std::vector<uint8_t>(n)};
-  const auto source = random_words(n);
-  k::scalar::kernels.words_to_bytes(source.data(), 201, n, bytes[0].data());
-  wide.words_to_bytes(source.data(), 201, n, bytes[1].data());
+  k::scalar::kernels.words_to_bytes(row.data(), 201, n, bytes[0].data());
+  wide.words_to_bytes(row.data(), 201, n, bytes[1].data());
   CHECK(bytes[0] == bytes[1]);
+  if (wide.screen_bytes) check_bytes(wide, count, arrays[0].start, rng);
 
   const size_t signals = count, pairs = count + 3;
   const auto atoms = random_words(n * pairs * 2);
@@ -407,36 +600,6 @@ void check_screening(const omp_kernels::Kernels& wide, size_t count, Rng& rng) {
         .correlate(atoms.data(), n, pairs, signal_words.data(), signals, scales.data(),
                    products[which].data(), n + 7);
   CHECK(products[0] == products[1]);
-
-  if (!wide.screen_bytes) return;
-  std::vector<std::vector<uint8_t>> last(4, std::vector<uint8_t>(n));
-  for (auto& row : last)
-    for (uint8_t& byte : row) byte = static_cast<uint8_t>(rng.next());
-  for (const bool keep : {false, true}) {
-    const size_t quads = count + 2;
-    std::vector<uint8_t> panels[2];
-    panels[0].resize(n * quads * 4);
-    for (uint8_t& byte : panels[0]) byte = static_cast<uint8_t>(rng.next());
-    panels[1] = panels[0];
-    for (const int which : {0, 1}) {
-      const k::Kernels& kernels = which ? wide : k::scalar::kernels;
-      const k::ByteRows byte_rows{panels[which].data(),
-                                  quads,
-                                  count,
-                                  {last[0].data(), last[1].data(), last[2].data(), last[3].data()},
-                                  keep,
-                                  weights.data(),
-                                  other_weights.data(),
-                                  -1234,
-                                  567,
-                                  1e-6f};
-      kernels.screen_bytes(start.data(), byte_rows, n, peaks[which].data());
-      kernels.screen_bytes_tile(start.data(), byte_rows, k::kTile, tiles[which].data());
-    }
-    CHECK(peaks[0] == peaks[1]);
-    CHECK(equal_but_nans(tiles[0], tiles[1], 1));
-    CHECK(panels[0] == panels[1]);
-  }
 }
 
 /// All kernels of a level against the scalar ones.
