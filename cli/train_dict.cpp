@@ -43,7 +43,7 @@ struct TrainDictOptions final : Options {
          .min = 1},
         {.name = "resume",
          .help = "go on with the training of this dictionary, on the same data; its options hold, and only "
-                 "--epochs, --steps and --tolerance may be given anew",
+                 "--epochs, --steps, --seconds and --tolerance may be given anew",
          .target = &resume},
     };
   }
@@ -194,7 +194,7 @@ std::string train_dict(Command& command) {
   if (!options.resume.empty()) {
     const BookFile file = read_book(options.resume, "dictionary", true);
     sparse = with_context(options.resume, [&] { return sparse_book_from(file.book, true); });
-    resume_options(command, options.training, sparse.options, {"epochs", "steps", "tolerance"},
+    resume_options(command, options.training, sparse.options, {"epochs", "steps", "seconds", "tolerance"},
                    options.resume);
     options.training = sparse.options;
     options.training.check();

@@ -9,7 +9,9 @@
 //   training/<side>/loss             f64 [steps]         training/<side>/replaced       u32 [steps]
 //   training/<side>/validation       f64 [epochs done]   training/<side>/usage          u64 [atoms]
 //   training/<side>/adam_mean, training/<side>/adam_variance    f32 [atoms, width]      with optimizer adam
-//   training/<side>/stable           u8  [1]                    1: stopped because the loss was stable
+//   training/<side>/coefficient_products, …/signal_products    f32 [atoms, atoms], [atoms, width]   with
+//   online, mod training/<side>/seconds          f64 [steps] training/<side>/stable           u8  [1] 1:
+//   stopped because the loss was stable
 #pragma once
 
 #include <string>

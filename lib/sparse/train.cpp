@@ -1,14 +1,17 @@
 #include "lib/sparse/train.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <numeric>
 
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/core/rng.hpp"
+#include "lib/kmeans/kmeans.hpp"
 #include "lib/sparse/omp.hpp"
 #include "lib/sparse/reconstruct.hpp"
+#include "lib/sparse/update.hpp"
 
 namespace kvcodec {
 namespace {
@@ -34,6 +37,14 @@ enum : uint64_t {
 
 // Adam (Kingma and Ba, 2015), with its authors' constants.
 constexpr double kMeanDecay = 0.9, kVarianceDecay = 0.999, kAdamFloor = 1e-8;
+
+/// Signals per atom, and rounds, of the clustering that start kmeans makes: atoms move on from there anyway.
+constexpr size_t kSignalsPerCentroid = 16, kKmeansRounds = 5;
+
+/// Passes with which mod comes near the least-squares dictionary, and the change at which it is there: each
+/// batch begins with the dictionary of the one before.
+constexpr int kMostPasses = 10;
+constexpr double kSettled = 1e-6;
 
 struct Block {
   size_t group = 0;
@@ -169,9 +180,27 @@ double energy_of(std::span<const float> values) {
   return energy;
 }
 
+/// The directions of clusters of signals, of random numbers beyond what there are.
+void start_clusters(Sampler& sampler, const TrainOptions& options, Matrix<float>& atoms) {
+  Matrix<float> signals(std::min<uint64_t>(sampler.signals(), atoms.rows() * kSignalsPerCentroid),
+                        atoms.cols());
+  sampler.seek(kForStart, 0);
+  sampler.next(signals);
+  const KmeansOptions clustering{
+      .metric = Metric::cosine, .rounds = kKmeansRounds, .seed = static_cast<uint64_t>(options.seed)};
+  Clustering clusters = kmeans(signals, atoms.rows(), clustering);
+  size_t next = 0;
+  for (size_t i = 0; i < clusters.centroids.rows(); ++i) {
+    const auto centroid = clusters.centroids.row(i);
+    if (normalize_atoms({centroid.data(), 1, centroid.size()}) > 0) continue;
+    std::ranges::copy(centroid, atoms.row(next++).begin());
+  }
+}
+
 /// The first atoms. Signals of zeros make no atom; random numbers stand in where there are too few others.
 void start_atoms(Sampler& sampler, const TrainOptions& options, Matrix<float>& atoms) {
   kaiming_atoms(static_cast<uint64_t>(options.seed) ^ kForKaiming, atoms);
+  if (options.start == "kmeans") return start_clusters(sampler, options, atoms);
   if (options.start != "samples") return;
   sampler.seek(kForStart, 0);
   Matrix<float> signal(1, atoms.cols());
@@ -206,7 +235,10 @@ class Trainer {
   void begin(const SignalSource& source);
   void check_state(const SignalSource& source) const;
   Coded code(MatrixView<const float> batch);
-  void update(const Coded& coded);
+  void update(MatrixView<const float> batch, Coded& coded);
+  void follow_gradient(const PairsByAtom& pairs, const Coded& coded);
+  void fit_products(MatrixView<const float> batch, const PairsByAtom& pairs, const Coded& coded);
+  bool keeps_products() const { return options_.optimizer == "online" || options_.optimizer == "mod"; }
   void replace_dead(MatrixView<const float> batch, const Coded& coded);
   void validate(const SignalSource& source);
   bool loss_is_stable() const;
@@ -232,17 +264,23 @@ void Trainer::begin(const SignalSource& source) {
     state_.mean = Matrix<float>(dictionary_.atoms.rows(), dictionary_.atoms.cols());
     state_.variance = state_.mean;
   }
+  if (keeps_products()) {
+    state_.signal_products = Matrix<float>(dictionary_.atoms.rows(), dictionary_.atoms.cols());
+    state_.coefficient_products = Matrix<float>(dictionary_.atoms.rows(), dictionary_.atoms.rows());
+  }
 }
 
 void Trainer::check_state(const SignalSource& source) const {
   dictionary_.check(source.layout(), source.num_layers());
   const size_t n = dictionary_.atoms.rows(), m = dictionary_.atoms.cols();
-  const bool adam = options_.optimizer == "adam";
-  const auto fits = [&](const Matrix<float>& moment) {
-    return moment.rows() == (adam ? n : 0) && moment.cols() == (adam ? m : 0);
+  const bool adam = options_.optimizer == "adam", products = keeps_products();
+  const auto fits = [&](const Matrix<float>& matrix, bool there, size_t cols) {
+    return matrix.rows() == (there ? n : 0) && matrix.cols() == (there ? cols : 0);
   };
-  if (n != static_cast<size_t>(options_.atoms) || state_.usage.size() != n || !fits(state_.mean) ||
-      !fits(state_.variance) || state_.loss.size() != state_.steps || state_.replaced.size() != state_.steps)
+  if (n != static_cast<size_t>(options_.atoms) || state_.usage.size() != n || !fits(state_.mean, adam, m) ||
+      !fits(state_.variance, adam, m) || !fits(state_.signal_products, products, m) ||
+      !fits(state_.coefficient_products, products, n) || state_.seconds.size() != state_.steps ||
+      state_.loss.size() != state_.steps || state_.replaced.size() != state_.steps)
     throw bad_input(
         "the training record does not fit the dictionary and the options: training cannot go on from it");
 }
@@ -274,26 +312,38 @@ Coded Trainer::code(MatrixView<const float> batch) {
   return coded;
 }
 
-/// One gradient step on the mean squared error of the batch, then norm 1 again.
-void Trainer::update(const Coded& coded) {
+/// One step with the codes of the batch, then norm 1 again.
+void Trainer::update(MatrixView<const float> batch, Coded& coded) {
+  const PairsByAtom pairs(coded.codes, dictionary_.atoms.rows());
+  for (size_t atom = 0; atom < dictionary_.atoms.rows(); ++atom) state_.usage[atom] += pairs.of(atom).size();
+  if (keeps_products())
+    fit_products(batch, pairs, coded);
+  else if (options_.optimizer == "ksvd")
+    ksvd(pairs, coded.residuals, dictionary_.atoms);
+  else
+    follow_gradient(pairs, coded);
+  normalize_atoms(dictionary_.atoms);
+}
+
+/// Adds the products of the batch to those of the batches before, which weigh (1 - 1 / t)^forgetting, and
+/// fits the atoms to them.
+void Trainer::fit_products(MatrixView<const float> batch, const PairsByAtom& pairs, const Coded& coded) {
+  const auto t = static_cast<double>(state_.steps + 1);
+  const auto keep = static_cast<float>(std::pow(1 - 1 / t, options_.forgetting));
+  add_products(coded.codes, pairs, batch, keep, state_.coefficient_products, state_.signal_products);
+  if (options_.optimizer == "online") {
+    descend(state_.coefficient_products, state_.signal_products, true, dictionary_.atoms);
+    return;
+  }
+  for (int pass = 0; pass < kMostPasses; ++pass)
+    if (descend(state_.coefficient_products, state_.signal_products, false, dictionary_.atoms) < kSettled)
+      break;
+}
+
+/// One gradient step on the mean squared error of the batch.
+void Trainer::follow_gradient(const PairsByAtom& pairs, const Coded& coded) {
   Matrix<float>& atoms = dictionary_.atoms;
   const size_t n = atoms.rows(), m = atoms.cols(), signals = coded.residuals.rows();
-  const SparseCodes& codes = coded.codes;
-  // The pairs sorted by atom, within an atom by signal: each atom's gradient is summed in one order by one
-  // thread.
-  std::vector<size_t> begins(n + 1);
-  for (size_t i = 0; i < signals; ++i)
-    for (size_t k = 0; k < codes.counts[i]; ++k) ++begins[codes.ids(i, k) + 1];
-  for (size_t atom = 0; atom < n; ++atom) {
-    state_.usage[atom] += begins[atom + 1];
-    begins[atom + 1] += begins[atom];
-  }
-  std::vector<std::pair<uint32_t, float>> pairs(begins[n]);
-  std::vector<size_t> cursors(begins.begin(), begins.end() - 1);
-  for (size_t i = 0; i < signals; ++i)
-    for (size_t k = 0; k < codes.counts[i]; ++k)
-      pairs[cursors[codes.ids(i, k)]++] = {static_cast<uint32_t>(i), codes.coefficients(i, k)};
-
   const bool adam = options_.optimizer == "adam";
   const auto t = static_cast<double>(state_.steps + 1);
   const auto rate = static_cast<float>(adam ? options_.learning_rate / (1 - std::pow(kMeanDecay, t))
@@ -306,9 +356,9 @@ void Trainer::update(const Coded& coded) {
     std::vector<float> gradient(m);
     for (size_t atom = begin; atom < end; ++atom) {
       std::fill(gradient.begin(), gradient.end(), 0.0f);
-      for (size_t pair = begins[atom]; pair < begins[atom + 1]; ++pair) {
-        const float weight = factor * pairs[pair].second;
-        const float* residual = coded.residuals.row(pairs[pair].first).data();
+      for (const auto& [signal, coefficient] : pairs.of(atom)) {
+        const float weight = factor * coefficient;
+        const float* residual = coded.residuals.row(signal).data();
         for (size_t c = 0; c < m; ++c) gradient[c] += weight * residual[c];
       }
       float* row = atoms.row(atom).data();
@@ -326,7 +376,6 @@ void Trainer::update(const Coded& coded) {
       }
     }
   });
-  normalize_atoms(atoms);
 }
 
 /// Atoms that were hardly used since the last time become the worst coded signals of the batch, each signal
@@ -354,6 +403,11 @@ void Trainer::replace_dead(MatrixView<const float> batch, const Coded& coded) {
     if (options_.optimizer == "adam") {
       std::ranges::fill(state_.mean.row(dead[i]), 0.0f);
       std::ranges::fill(state_.variance.row(dead[i]), 0.0f);
+    }
+    if (keeps_products()) {  // what is known of it was of another atom
+      std::ranges::fill(state_.signal_products.row(dead[i]), 0.0f);
+      std::ranges::fill(state_.coefficient_products.row(dead[i]), 0.0f);
+      for (size_t other = 0; other < atoms.rows(); ++other) state_.coefficient_products(other, dead[i]) = 0;
     }
     ++state_.replaced.back();
   }
@@ -383,6 +437,8 @@ bool Trainer::loss_is_stable() const {
 }
 
 void Trainer::run(const SignalSource& source, const Progress& progress) {
+  using Clock = std::chrono::steady_clock;
+  const auto start = Clock::now();
   if (state_.steps == 0) begin(source);
   check_state(source);
   Sampler sampler(source, dictionary_.normalization, split_.training, options_.seed);
@@ -391,17 +447,22 @@ void Trainer::run(const SignalSource& source, const Progress& progress) {
   const uint64_t planned = planned_steps(source, options_);
   const auto replace_every = static_cast<uint64_t>(options_.replace_every);
   Matrix<float> batch(size, source.layout().signal_width());
+  const double before = state_.seconds.empty() ? 0 : state_.seconds.back();
   bool positioned = false;
-  while (state_.steps < planned && !state_.stable) {
+  const auto out_of_time = [&] {
+    return options_.seconds > 0 && !state_.seconds.empty() && state_.seconds.back() >= options_.seconds;
+  };
+  while (state_.steps < planned && !state_.stable && !out_of_time()) {
     const uint64_t epoch = state_.steps / steps_per_epoch, within = state_.steps % steps_per_epoch;
     if (within == 0 || !positioned) sampler.seek(kForEpochs + epoch, within * size);
     positioned = true;
     if (!sampler.next(batch)) throw failed("the training data ended early");
-    const Coded coded = code(batch);
-    update(coded);
+    Coded coded = code(batch);
+    update(batch, coded);
     ++state_.steps;
     state_.loss.push_back(coded.loss);
     state_.replaced.push_back(0);
+    state_.seconds.push_back(before + std::chrono::duration<double>(Clock::now() - start).count());
     // New atoms need some steps to become useful: none are made when the end is nearer than that.
     if (replace_every > 0 && state_.steps % replace_every == 0 && planned - state_.steps >= replace_every)
       replace_dead(batch, coded);
@@ -434,16 +495,26 @@ std::vector<OptionField> TrainOptions::fields() {
        {"layer", "signal", "none"}},
       {"center", "subtract each channel's mean, or nothing", &center, {}, {}, {"channel", "none"}},
       {"start",
-       "first atoms: signals of the data, or uniform random numbers",
+       "first atoms: signals of the data, the directions of clusters of them, or uniform random numbers",
        &start,
        {},
        {},
-       {"samples", "kaiming"}},
-      {"optimizer", "how atoms follow the gradient", &optimizer, {}, {}, {"adam", "gradient"}},
-      {"learning-rate", "size of a step", &learning_rate, 0, 1e6},
+       {"samples", "kmeans", "kaiming"}},
+      {"optimizer",
+       "how atoms follow the signals of a batch: along the gradient (adam, gradient), or by least squares "
+       "over "
+       "the batches so far (online, mod) or over the batch (ksvd)",
+       &optimizer,
+       {},
+       {},
+       {"online", "adam", "gradient", "mod", "ksvd"}},
+      {"learning-rate", "size of a step of adam and gradient", &learning_rate, 0, 1e6},
+      {"forgetting", "for online and mod: at step t, batches before it weigh (1 - 1/t) to this power",
+       &forgetting, 0, 1e6},
       {"batch", "signals per step", &batch, 1, 1 << 24},
       {"epochs", "passes over the data", &epochs, 1, 1 << 24},
       {"steps", "stop after this many steps; 0 = when the epochs are over", &steps, 0, 1e15},
+      {"seconds", "stop after this time; 0 = when the epochs are over", &seconds, 0, 1e9},
       {"tolerance", "stop when 100 steps lower the loss by less than this part; 0 = never", &tolerance, 0, 1},
       {"dead-below", "atoms used less than this part of the average are replaced", &dead_below, 0, 1},
       {"replace-every", "steps between replacements of hardly used atoms; 0 = never", &replace_every, 0,

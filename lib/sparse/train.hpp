@@ -1,6 +1,14 @@
 // Learns a dictionary (SparseCache, its Algorithm 1): mini-batches of signals are coded with the dictionary
-// as it is, the atoms take a gradient step on the error |Y - X D|^2 with the codes X held fixed, and are
-// brought back to norm 1 after the step.
+// as it is, the atoms take a step towards a lower error |Y - X D|^2 with the codes X held fixed, and are
+// brought back to norm 1 after the step. Steps are those of
+//   adam, gradient  along the gradient of the batch (the paper; Kingma and Ba, 2015);
+//   online          online dictionary learning (Mairal, Bach, Ponce and Sapiro, 2010): one pass of block
+//                   coordinate descent over the products X'X and X'Y of all batches so far, of which old ones
+//                   are gradually forgotten;
+//   mod             the method of optimal directions (Engan, Aase and Husoy, 1999): the least-squares
+//                   dictionary of those products;
+//   ksvd            approximate K-SVD (Rubinstein, Zibulevsky and Elad, 2008) on the batch, which should have
+//                   many times as many signals as there are atoms.
 #pragma once
 
 #include <cstdint>
@@ -28,9 +36,11 @@ struct TrainOptions final : Options {
       "samples";  ///< close to the data from the first step; the paper starts from random numbers
   std::string optimizer = "adam";  ///< the paper's
   double learning_rate = 5e-4;     ///< the paper's, for adam
-  int64_t batch = 1024;            ///< the paper's
-  int64_t epochs = 3;              ///< the paper's
+  double forgetting = 3;  ///< codes of the first steps were made with bad atoms; measured best of 1 to 10
+  int64_t batch = 1024;   ///< the paper's
+  int64_t epochs = 3;     ///< the paper's
   int64_t steps = 0;
+  double seconds = 0;
   double tolerance = 1e-3;   ///< relative gain over kStableSteps steps; less is noise between batches
   double dead_below = 0.05;  ///< of the average use; atoms below it hardly change the loss
   int64_t replace_every =
@@ -66,12 +76,15 @@ class SignalSource {
 /// Everything training needs, beside the dictionary, to go on as if it had never stopped.
 struct TrainState {
   uint64_t steps = 0;
-  std::vector<double> loss;        ///< per step: error energy / energy of the batch, before the step
-  std::vector<double> validation;  ///< the same over the signals held out, after each epoch
-  std::vector<uint32_t> replaced;  ///< atoms replaced after each step
-  std::vector<uint64_t> usage;     ///< per atom: how often it was taken since the last replacement
-  Matrix<float> mean, variance;    ///< Adam's moments; empty with plain gradient
-  bool stable = false;             ///< stopped because the loss was
+  std::vector<double> loss;            ///< per step: error energy / energy of the batch, before the step
+  std::vector<double> validation;      ///< the same over the signals held out, after each epoch
+  std::vector<uint32_t> replaced;      ///< atoms replaced after each step
+  std::vector<uint64_t> usage;         ///< per atom: how often it was taken since the last replacement
+  std::vector<double> seconds;         ///< per step: since training began, over all its runs
+  Matrix<float> mean, variance;        ///< Adam's moments; empty with others
+  Matrix<float> coefficient_products,  ///< X'X, (n, n), with online and mod
+      signal_products;                 ///< X'Y, (n, m)
+  bool stable = false;                 ///< stopped because the loss was
 };
 
 /// Trains until the epochs or steps asked for are done or the loss is stable. With state.steps == 0 the

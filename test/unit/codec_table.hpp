@@ -112,6 +112,7 @@ struct SparseSettings {
   int layer_group = 1;
   std::string signal = "token", normalize = "layer", center = "channel";
   double error_target = 0;
+  std::string selection = "omp";
 };
 
 /// A dictionary of random atoms, with as many atoms per signal as are smaller than the values, eight at most.
@@ -152,8 +153,9 @@ inline SparseBook random_sparse_book(const SparseSettings& settings, const Codec
 
 /// The error of a token, in the domain where it is coded, is that of the reference pursuit and what rounding
 /// coefficients and values adds. Some tokens are looked at: the reference is slow.
-inline void check_sparse(const SparseBook& book, double error_target, const GroupShape& shape,
+inline void check_sparse(const SparseBook& book, const SparseSettings& settings, const GroupShape& shape,
                          MatrixView<const float> original, MatrixView<const float> decoded) {
+  const double error_target = settings.error_target;
   const SignalLayout layout = book.layout();
   const Dictionary& dictionary = book.of(shape.side).dictionary;
   const size_t per_row = layout.signals_per_row(), step = original.rows() / 12 + 1;
@@ -176,7 +178,9 @@ inline void check_sparse(const SparseBook& book, double error_target, const Grou
         offset = std::max(offset, std::abs(double(original(t, c))) + std::abs(double(got(i, c))));
       }
       const auto s = static_cast<size_t>(book.options.sparsity);
-      const ReferenceCode reference = omp_reference(dictionary.atoms, wanted.row(i), s, error_target);
+      const ReferenceCode reference = omp_reference(
+          dictionary.atoms, wanted.row(i), s, error_target,
+          settings.selection == "ols" ? ReferenceSelection::error : ReferenceSelection::correlation);
       double rounding = 0x1p-25 * double(s) + 1e-6 * std::sqrt(energy);
       for (const double coefficient : reference.coefficients) rounding += 0x1p-10 * std::abs(coefficient);
       // Values come back as floats, after the mean was added.
@@ -191,15 +195,15 @@ inline void check_sparse(const SparseBook& book, double error_target, const Grou
 
 inline CodecCase sparse_case(const SparseSettings& settings) {
   const auto book = std::make_shared<SparseBook>();  // the one made last: what decoded rows are held against
-  return {.label = fmt::format("sparse, groups of {}, signal {}, normalize {}, center {}, target {}",
+  return {.label = fmt::format("sparse, groups of {}, signal {}, normalize {}, center {}, target {}, {}",
                                settings.layer_group, settings.signal, settings.normalize, settings.center,
-                               settings.error_target),
+                               settings.error_target, settings.selection),
           .codec = "sparse",
-          .options = {{"error-target", settings.error_target}},
+          .options = {{"error-target", settings.error_target}, {"selection", settings.selection}},
           .check_error =
               [=](const GroupShape& shape, DType, MatrixView<const float> original,
                   MatrixView<const float> decoded) {
-                check_sparse(*book, settings.error_target, shape, original, decoded);
+                check_sparse(*book, settings, shape, original, decoded);
               },
           .make_book =
               [=](const CodecContext& context, Rng& rng) {
@@ -550,6 +554,7 @@ inline std::vector<CodecCase> codec_table() {
       {.label = "none", .codec = "none", .options = {}},
       sparse_case({}),
       sparse_case({.layer_group = 2, .normalize = "none", .center = "none"}),
+      sparse_case({.layer_group = 2, .normalize = "none", .selection = "ols"}),
       sparse_case({.layer_group = 4, .normalize = "signal", .error_target = 0.6}),
       sparse_case({.layer_group = 2, .signal = "head", .normalize = "signal", .center = "none"}),
       sparse_case({.signal = "head", .error_target = 0.9}),

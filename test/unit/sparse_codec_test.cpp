@@ -181,7 +181,8 @@ TEST_CASE("sparse: books with defects are refused, naming the array") {
     b.parameters.set("num-layers", int64_t{3});
     b.parameters.set("layer-group", int64_t{2});
   });
-  refuse("/training/key/usage: missing", [&](Book& b) { array(b, "training/key/usage").name = "x"; });
+  refuse("/training/key/usage: missing",
+         [&](Book& b) { array(b, "training/key/usage").name = std::string("x"); });
 }
 
 TEST_CASE("sparse: what does not fit together is refused") {

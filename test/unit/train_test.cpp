@@ -9,6 +9,7 @@
 #include "lib/core/parallel.hpp"
 #include "lib/core/rng.hpp"
 #include "lib/sparse/omp.hpp"
+#include "lib/sparse/update.hpp"
 #include "test/test.hpp"
 #include "test/unit/simd_levels.hpp"
 
@@ -102,7 +103,9 @@ struct Trained {
            state.steps == other.state.steps && state.loss == other.state.loss &&
            state.validation == other.state.validation && state.replaced == other.state.replaced &&
            state.usage == other.state.usage && same(state.mean, other.state.mean) &&
-           same(state.variance, other.state.variance) && state.stable == other.state.stable;
+           same(state.variance, other.state.variance) &&
+           same(state.coefficient_products, other.state.coefficient_products) &&
+           same(state.signal_products, other.state.signal_products) && state.stable == other.state.stable;
   }
 };
 
@@ -110,6 +113,12 @@ Trained train(const SignalSource& source, const TrainOptions& options) {
   Trained result;
   train_dictionary(source, options, result.dictionary, result.state);
   return result;
+}
+
+double energy_of(std::span<const float> values) {
+  double sum = 0;
+  for (const float value : values) sum += double{value} * value;
+  return sum;
 }
 
 double average(std::span<const double> values) {
@@ -122,27 +131,35 @@ double average(std::span<const double> values) {
 
 TEST_CASE("training lowers the loss, on what it sees and on what it does not") {
   const MemorySource source = synthetic(kLayout, 3, 1500, 40, 3, 30);
-  for (const char* optimizer : {"adam", "gradient"})
-    for (const char* start : {"samples", "kaiming"})
+  for (const char* optimizer : {"adam", "gradient", "online", "mod", "ksvd"})
+    for (const char* start : {"samples", "kmeans", "kaiming"})
       for (const char* normalize : {"layer", "signal", "none"}) {
         CAPTURE(optimizer);
         CAPTURE(start);
         CAPTURE(normalize);
+        const bool gradual =
+            std::string_view(optimizer) == "adam" || std::string_view(optimizer) == "gradient";
+        // Each way of beginning with one of the others, each normalization with all.
+        if (!gradual && std::string_view(start) == "kaiming") continue;
         TrainOptions options = quick_options();
         options.optimizer = optimizer;
         options.start = start;
         options.normalize = normalize;
-        options.epochs = 8;
+        options.epochs = gradual ? 8 : 3;
         options.tolerance = 0;
         if (options.optimizer == "gradient") options.learning_rate = options.normalize == "signal" ? 3 : 0.2;
         const Trained result = train(source, options);
         const auto& loss = result.state.loss;
         CHECK_EQ(loss.size(), planned_steps(source, options));
         CHECK_EQ(result.state.steps, loss.size());
-        CHECK_EQ(result.state.validation.size(), 8);
+        CHECK_EQ(result.state.validation.size(), static_cast<size_t>(options.epochs));
         const std::span<const double> all(loss);
         CHECK_LT(average(all.last(20)), 0.8 * average(all.first(5)));
-        CHECK_LT(result.state.validation.back(), 0.9 * result.state.validation.front());
+        // The others are near the end after the first epoch.
+        if (gradual)
+          CHECK_LT(result.state.validation.back(), 0.9 * result.state.validation.front());
+        else
+          CHECK_LT(result.state.validation.back(), 1.1 * result.state.validation.front());
         // What was held out is from the same source: its loss is near the training's.
         CHECK(result.state.validation.back() == doctest::Approx(average(all.last(20))).epsilon(0.3));
         result.dictionary.check(kLayout, 3);
@@ -165,7 +182,7 @@ TEST_CASE("training recovers the directions that data is made of") {
 
 TEST_CASE("training that stops and goes on gives what training without a stop gives") {
   const MemorySource source = synthetic(kLayout, 2, 700, 40, 3, 32);
-  for (const char* optimizer : {"adam", "gradient"}) {
+  for (const char* optimizer : {"adam", "gradient", "online", "mod", "ksvd"}) {
     CAPTURE(optimizer);
     TrainOptions options = quick_options();
     options.optimizer = optimizer;
@@ -197,27 +214,117 @@ TEST_CASE("training that stops and goes on gives what training without a stop gi
 
 TEST_CASE("training goes on from a book as if it had never stopped") {
   const MemorySource source = synthetic(kLayout, 2, 700, 40, 3, 39);
-  SparseBook sparse;
-  sparse.options = quick_options();
-  sparse.num_layers = 2, sparse.heads = kLayout.heads, sparse.head_dim = kLayout.head_dim;
-  struct Killed {};
-  for (const Side side : kSides) {
-    auto& [dictionary, state] = sparse.of(side);
-    try {
-      train_dictionary(source, sparse.options, dictionary, state, [](double done, double, std::string_view) {
-        if (done == 7) throw Killed{};
-      });
-    } catch (const Killed&) {
+  for (const char* optimizer : {"adam", "online"}) {
+    CAPTURE(optimizer);
+    TrainOptions options = quick_options();
+    options.optimizer = optimizer;
+    SparseBook sparse;
+    sparse.options = options;
+    sparse.num_layers = 2, sparse.heads = kLayout.heads, sparse.head_dim = kLayout.head_dim;
+    struct Killed {};
+    for (const Side side : kSides) {
+      auto& [dictionary, state] = sparse.of(side);
+      try {
+        train_dictionary(source, sparse.options, dictionary, state,
+                         [](double done, double, std::string_view) {
+                           if (done == 7) throw Killed{};
+                         });
+      } catch (const Killed&) {
+      }
+    }
+    SparseBook read = sparse_book_from(to_book(sparse), true);
+    const Trained whole = train(source, options);
+    for (const Side side : kSides) {
+      auto& [dictionary, state] = read.of(side);
+      CHECK_EQ(state.steps, 7);
+      CHECK_EQ(state.seconds.size(), 7);
+      train_dictionary(source, read.options, dictionary, state);
+      CHECK((Trained{dictionary, state} == whole));
     }
   }
-  SparseBook read = sparse_book_from(to_book(sparse), true);
-  const Trained whole = train(source, quick_options());
-  for (const Side side : kSides) {
-    auto& [dictionary, state] = read.of(side);
-    CHECK_EQ(state.steps, 7);
-    train_dictionary(source, read.options, dictionary, state);
-    CHECK((Trained{dictionary, state} == whole));
+}
+
+TEST_CASE("training records when each step was done, and stops when its time is over") {
+  const MemorySource source = synthetic(kLayout, 1, 2000, 40, 3, 40);
+  TrainOptions options = quick_options();
+  options.epochs = 1000000;
+  options.tolerance = 0;
+  options.seconds = 0.05;
+  Trained result = train(source, options);
+  const auto& seconds = result.state.seconds;
+  REQUIRE_EQ(seconds.size(), result.state.steps);
+  CHECK(std::ranges::is_sorted(seconds));
+  CHECK_GT(seconds.front(), 0);
+  CHECK_GE(seconds.back(), 0.05);
+  if (seconds.size() > 1) CHECK_LT(seconds[seconds.size() - 2], 0.05);
+  // Going on counts on.
+  options.seconds = 2 * seconds.back();
+  const double before = seconds.back();
+  train_dictionary(source, options, result.dictionary, result.state);
+  CHECK_GE(result.state.seconds.back(), 2 * before);
+}
+
+TEST_CASE(
+    "online learning and mod find the atoms that made the signals; mod is the least-squares dictionary") {
+  // Signals of three atoms each: the products of one step's codes have the dictionary of least squares, which
+  // mod's passes must reach.
+  const size_t n = 12, m = 8, signals = 400;
+  Rng rng(41);
+  Matrix<float> atoms(n, m), truth(n, m), batch(signals, m);
+  for (size_t i = 0; i < atoms.size(); ++i) {
+    atoms.data()[i] = static_cast<float>(rng.normal());
+    truth.data()[i] = static_cast<float>(rng.normal());
   }
+  SparseCodes codes{{signals, 3}, {signals, 3}, std::vector<uint32_t>(signals, 3), {}};
+  for (size_t i = 0; i < signals; ++i)
+    for (size_t k = 0; k < 3; ++k) {
+      codes.ids(i, k) =
+          static_cast<uint32_t>((i * 5 + k * 7 + i / 12) % (n - 1));  // the last atom is not used
+      codes.coefficients(i, k) = static_cast<float>(rng.normal());
+      for (size_t c = 0; c < m; ++c) batch(i, c) += codes.coefficients(i, k) * truth(codes.ids(i, k), c);
+    }
+  const PairsByAtom pairs(codes, n);
+  Matrix<float> products(n, n), targets(n, m);
+  add_products(codes, pairs, batch, 0, products, targets);
+  for (size_t i = 0; i < n; ++i)
+    for (size_t j = 0; j < n; ++j) CHECK(products(i, j) == doctest::Approx(products(j, i)).epsilon(1e-5));
+  const std::vector<float> unused(atoms.row(n - 1).begin(), atoms.row(n - 1).end());
+  double change = 1;
+  for (int pass = 0; pass < 200 && change > 1e-14; ++pass) change = descend(products, targets, false, atoms);
+  for (size_t i = 0; i + 1 < n; ++i)
+    for (size_t c = 0; c < m; ++c) CHECK(atoms(i, c) == doctest::Approx(truth(i, c)).epsilon(1e-3));
+  CHECK(std::equal(unused.begin(), unused.end(), atoms.row(n - 1).begin()));
+  // With unit norms each pass lowers the error of what it may choose, the directions.
+  normalize_atoms(truth);
+  Matrix<float> scaled = truth;
+  descend(products, targets, true, scaled);
+  for (size_t i = 0; i + 1 < n; ++i) CHECK(doctest::Approx(energy_of(scaled.row(i))).epsilon(1e-5) == 1);
+}
+
+TEST_CASE("a step of K-SVD never raises the error of its batch") {
+  const size_t n = 20, m = 10, signals = 300;
+  Rng rng(42);
+  Matrix<float> atoms(n, m), batch(signals, m);
+  for (size_t i = 0; i < atoms.size(); ++i) atoms.data()[i] = static_cast<float>(rng.normal());
+  for (size_t i = 0; i < batch.size(); ++i) batch.data()[i] = static_cast<float>(rng.normal());
+  normalize_atoms(atoms);
+  OmpOptions options;
+  options.sparsity = 4;
+  const SparseCodes codes = Omp(atoms).encode(batch, options);
+  Matrix<float> residuals = batch;
+  for (size_t i = 0; i < signals; ++i)
+    for (size_t k = 0; k < codes.counts[i]; ++k)
+      for (size_t c = 0; c < m; ++c) residuals(i, c) -= codes.coefficients(i, k) * atoms(codes.ids(i, k), c);
+  const double before = energy_of({residuals.data(), residuals.size()});
+  ksvd(PairsByAtom(codes, n), residuals, atoms);
+  const double after = energy_of({residuals.data(), residuals.size()});
+  MESSAGE("error energy " << before << " to " << after);
+  CHECK_LT(after, 0.97 * before);
+  for (size_t i = 0; i < n; ++i) CHECK(energy_of(atoms.row(i)) == doctest::Approx(1).epsilon(1e-5));
+  const SparseCodes again = Omp(atoms).encode(batch, options);
+  double left = 0;
+  for (const double residual : again.residuals) left += residual * residual;
+  CHECK_LT(left, before);
 }
 
 TEST_CASE("training with a limit on steps goes on when the limit is raised") {
@@ -236,18 +343,24 @@ TEST_CASE("training with a limit on steps goes on when the limit is raised") {
 TEST_CASE("training gives the same bytes for any thread count and SIMD level") {
   const SignalLayout layout{.layers = 2, .heads = 2, .head_dim = 9, .per_head = true};
   const MemorySource source = synthetic(layout, 4, 300, 40, 3, 34);
-  const Trained first = train(source, quick_options());
-  CHECK_GT(first.state.steps, 5);
-  for (const SimdLevel level : test::simd_levels())
-    for (const int threads : {1, 3}) {
-      const test::AtLevel at(level);
-      set_num_threads(threads);
-      CHECK((train(source, quick_options()) == first));
-    }
-  set_num_threads(0);
-  TrainOptions other = quick_options();
-  other.seed = 2;
-  CHECK_FALSE((train(source, other) == first));
+  for (const char* optimizer : {"adam", "online", "mod", "ksvd"}) {
+    CAPTURE(optimizer);
+    TrainOptions options = quick_options();
+    options.optimizer = optimizer;
+    if (options.optimizer == "online") options.start = "kmeans";
+    const Trained first = train(source, options);
+    CHECK_GT(first.state.steps, 5);
+    for (const SimdLevel level : test::simd_levels())
+      for (const int threads : {1, 3}) {
+        const test::AtLevel at(level);
+        set_num_threads(threads);
+        CHECK((train(source, options) == first));
+      }
+    set_num_threads(0);
+    TrainOptions other = options;
+    other.seed = 2;
+    CHECK_FALSE((train(source, other) == first));
+  }
 }
 
 TEST_CASE("training replaces atoms that nothing uses, and says how many") {
@@ -289,16 +402,24 @@ TEST_CASE("training stops when the loss is stable") {
 }
 
 TEST_CASE("training with little data: fewer signals than atoms, than a batch, equal or zero ones") {
-  for (const uint64_t tokens : {1, 2, 30}) {
-    CAPTURE(tokens);
-    const Trained result = train(synthetic(kLayout, 1, tokens, 5, 2, 37), quick_options());
-    CHECK_EQ(result.state.steps, 3);
-    result.dictionary.check(kLayout, 1);
-  }
-  const MemorySource zeros(kLayout, 1, 500);
-  const Trained result = train(zeros, quick_options());
-  CHECK_EQ(result.state.loss.back(), 0);
-  result.dictionary.check(kLayout, 1);
+  for (const char* optimizer : {"adam", "gradient", "online", "mod", "ksvd"})
+    for (const char* start : {"samples", "kmeans", "kaiming"}) {
+      CAPTURE(optimizer);
+      CAPTURE(start);
+      TrainOptions options = quick_options();
+      options.optimizer = optimizer;
+      options.start = start;
+      for (const uint64_t tokens : {1, 2, 30}) {
+        CAPTURE(tokens);
+        const Trained result = train(synthetic(kLayout, 1, tokens, 5, 2, 37), options);
+        CHECK_EQ(result.state.steps, 3);
+        result.dictionary.check(kLayout, 1);
+      }
+      const MemorySource zeros(kLayout, 1, 500);
+      const Trained result = train(zeros, options);
+      CHECK_EQ(result.state.loss.back(), 0);
+      result.dictionary.check(kLayout, 1);
+    }
 }
 
 TEST_CASE("training refuses what makes no sense") {
