@@ -95,8 +95,10 @@ size_t quad_of(const ByteRows& rows, size_t atom, size_t quad) {
   return ((atom / kTile * rows.capacity + quad) * kTile + atom % kTile) * 4;
 }
 
-void screen_bytes(const float* start, const ByteRows& rows, size_t n, float* values, float* peaks) {
-  for (size_t atom = 0; atom < n; ++atom) {
+void screen_bytes(const float* start, const ByteRows& rows, size_t first, size_t last, float* values,
+                  float* peaks) {
+  for (size_t tile = first / kTile; tile < last / kTile; ++tile) peaks[tile] = 0;
+  for (size_t atom = first; atom < last; ++atom) {
     int32_t high = rows.high_sum, low = rows.low_sum;
     for (size_t quad = 0; quad <= rows.full; ++quad)
       for (size_t i = 0; i < 4; ++i) {
@@ -105,15 +107,12 @@ void screen_bytes(const float* start, const ByteRows& rows, size_t n, float* val
         high += entry * static_cast<int8_t>(rows.high[quad] >> (8 * i));
         low += entry * static_cast<int8_t>(rows.low[quad] >> (8 * i));
       }
-    values[atom] = start[atom] - rows.scale * static_cast<float>(high * kDigit + low);
-  }
-  for (size_t tile = 0; tile < n / kTile; ++tile) {
-    peaks[tile] = 0;
-    for (size_t j = tile * kTile; j < (tile + 1) * kTile; ++j)
-      peaks[tile] = larger(std::abs(values[j]), peaks[tile]);
+    const float value = start[atom] - rows.scale * static_cast<float>(high * kDigit + low);
+    peaks[atom / kTile] = larger(std::abs(value), peaks[atom / kTile]);
+    if (values) values[atom] = value;
   }
   if (!rows.keep) return;
-  for (size_t atom = 0; atom < n; ++atom)
+  for (size_t atom = first; atom < last; ++atom)
     for (size_t i = 0; i < 4; ++i)
       rows.quads[quad_of(rows, atom, rows.full) + i] = rows.last[i][byte_of(atom)];
 }

@@ -81,9 +81,11 @@ struct Kernels {
   /// Returns the largest gain of the tile.
   float (*project)(const Projection& projection, const int16_t* panel, float* correlations, float* outside,
                    float* gains);
-  /// values[j] = start[j] - scale * sum over the rows of weight times byte j, for j < n; peaks[t] = the
-  /// largest |values[j]| of tile t of n / kTile. Null where the machine is not faster with bytes.
-  void (*screen_bytes)(const float* start, const ByteRows& rows, size_t n, float* values, float* peaks);
+  /// values[j] = start[j] - scale * sum over the rows of weight times byte j, for first <= j < last,
+  /// multiples of kTile; peaks[t] = the largest |values[j]| of tile t of kTile. values may be null. The
+  /// function is null where the machine is not faster with bytes.
+  void (*screen_bytes)(const float* start, const ByteRows& rows, size_t first, size_t last, float* values,
+                       float* peaks);
   /// out[i * out_stride + j] = scales[i] * (sum over 2 * pairs channels of the words of atom j and of signal
   /// i), for i < count, j < n. atoms: pairs layout; signals: rows of `pairs` 32-bit pairs. Sums are 32-bit
   /// integers that wrap around.

@@ -158,9 +158,14 @@ inline Quads interleaved(const uint8_t* const* rows, size_t first) {
            _mm512_unpacklo_epi16(ab_high, cd_high), _mm512_unpackhi_epi16(ab_high, cd_high)}};
 }
 
-KVCODEC_VNNI inline void screen_byte_tile(const float* start, const ByteRows& rows, size_t first,
-                                          float* values, float* peaks) {
-  constexpr size_t kSums = kTile / 16;
+/// Of kTile atoms, in their order.
+constexpr size_t kSums = kTile / 16;
+struct ByteTile {
+  __m512 values[kSums];
+};
+
+KVCODEC_VNNI inline ByteTile screen_byte_tile(const float* start, const ByteRows& rows, size_t first,
+                                              bool keep) {
   __m512i high[kSums], low[kSums];
   for (size_t i = 0; i < kSums; ++i) {
     high[i] = _mm512_set1_epi32(rows.high_sum);
@@ -181,27 +186,32 @@ KVCODEC_VNNI inline void screen_byte_tile(const float* start, const ByteRows& ro
   for (size_t half = 0; half < kTile / 64; ++half) {
     const Quads quads = interleaved(rows.last, first + 64 * half);
     for (size_t i = 0; i < 4; ++i) {
-      if (rows.keep) _mm512_storeu_si512(quads_of_tile + 64 * (4 * half + i), quads.atoms[i]);
+      if (keep) _mm512_storeu_si512(quads_of_tile + 64 * (4 * half + i), quads.atoms[i]);
       high[4 * half + i] = _mm512_dpbusd_epi32(high[4 * half + i], quads.atoms[i], high_weight);
       low[4 * half + i] = _mm512_dpbusd_epi32(low[4 * half + i], quads.atoms[i], low_weight);
     }
   }
   static_assert(kDigit == 1 << 7);
   const __m512 factor = _mm512_set1_ps(rows.scale);
-  __m512 peak = _mm512_setzero_ps();
+  ByteTile result;
   for (size_t i = 0; i < kSums; ++i) {
     const __m512i sum = _mm512_add_epi32(_mm512_slli_epi32(high[i], 7), low[i]);
-    const __m512 product = _mm512_mul_ps(factor, _mm512_cvtepi32_ps(sum));
-    const __m512 value = _mm512_sub_ps(_mm512_loadu_ps(start + first + 16 * i), product);
-    _mm512_storeu_ps(values + first + 16 * i, value);
-    peak = larger(_mm512_abs_ps(value), peak);
+    result.values[i] = _mm512_sub_ps(_mm512_loadu_ps(start + first + 16 * i),
+                                     _mm512_mul_ps(factor, _mm512_cvtepi32_ps(sum)));
   }
-  peaks[first / kTile] = _mm512_reduce_max_ps(peak);
+  return result;
 }
 
-KVCODEC_VNNI void screen_bytes(const float* start, const ByteRows& rows, size_t n, float* values,
-                               float* peaks) {
-  for (size_t first = 0; first < n; first += kTile) screen_byte_tile(start, rows, first, values, peaks);
+KVCODEC_VNNI void screen_bytes(const float* start, const ByteRows& rows, size_t first, size_t last,
+                               float* values, float* peaks) {
+  for (; first < last; first += kTile) {
+    const ByteTile tile = screen_byte_tile(start, rows, first, rows.keep);
+    __m512 peak = _mm512_setzero_ps();
+    for (size_t i = 0; i < kSums; ++i) peak = larger(_mm512_abs_ps(tile.values[i]), peak);
+    peaks[first / kTile] = _mm512_reduce_max_ps(peak);
+    if (!values) continue;
+    for (size_t i = 0; i < kSums; ++i) _mm512_storeu_ps(values + first + 16 * i, tile.values[i]);
+  }
 }
 
 /// Signals by half a tile of atoms, with the sums of all of them in registers.

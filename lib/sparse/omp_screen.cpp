@@ -237,26 +237,25 @@ bool ByteScreen::fits(size_t capacity) { return capacity <= kByteCapacity; }
 
 void ByteScreen::begin(float* start, double error) {
   start_ = start;
+  magnitude_ = 0;
   full_ = 0;
   ids_.clear();
-  rebase({});
   start_error_ = error;
 }
 
 void ByteScreen::rebase(std::span<const double> x) {
   std::copy(x.begin(), x.end(), origin_.begin());
-  take_start();
-  magnitude_ = *std::max_element(peaks_.begin(), peaks_.end());
   start_error_ = 0;
 }
 
 /// The values are those of the start.
 void ByteScreen::take_start() {
-  std::copy_n(start_, gram_.stride, values_.data());
+  from_bytes_ = false;
   for (size_t t = 0; t < peaks_.size(); ++t) {
     float peaks[kTile / kScreen];
     kernels_.peaks(start_ + t * kTile, kTile, peaks);
     peaks_[t] = *std::max_element(std::begin(peaks), std::end(peaks));
+    magnitude_ = std::max(magnitude_, double{peaks_[t]});
   }
 }
 
@@ -276,7 +275,7 @@ double ByteScreen::look(std::span<const double> x, double margin, std::vector<ui
   return collect(margin, candidates);
 }
 
-/// Fills values_ and peaks_. Returns the error that this adds to that of the start.
+/// Fills peaks_. Returns the error that this adds to that of the start.
 double ByteScreen::screen(std::span<const double> x) {
   const size_t count = x.size();
   double largest = 0, error = 0, magnitude = 0;
@@ -316,21 +315,27 @@ double ByteScreen::screen(std::span<const double> x) {
   rows_.high_sum = -kByteOffset * high_sum;
   rows_.low_sum = -kByteOffset * low_sum;
   rows_.scale = static_cast<float>(step);
-  kernels_.screen_bytes(start_, rows_, gram_.stride, values_.data(), peaks_.data());
+  // Values are made where they are looked at: most tiles are not.
+  kernels_.screen_bytes(start_, rows_, 0, gram_.stride, nullptr, peaks_.data());
   if (rows_.keep) full_ = quad + 1;
+  rows_.keep = false;
+  from_bytes_ = true;
   return error + kFloatRounding * (magnitude_ + magnitude);
 }
 
-/// The atoms that could have the largest of values_, which are within start_error_ + error.
-double ByteScreen::collect(double error, std::vector<uint32_t>& candidates) const {
+/// The atoms that could have the largest value, where values are within start_error_ + error.
+double ByteScreen::collect(double error, std::vector<uint32_t>& candidates) {
   error += start_error_;
   const double best = *std::max_element(peaks_.begin(), peaks_.end());
   const float limit = limit_of(best - 2 * error);
   candidates.clear();
-  for (size_t t = 0; t < peaks_.size(); ++t)
-    if (peaks_[t] >= limit)
-      for (size_t first = t * kTile; first < (t + 1) * kTile; first += kScreen)
-        append_at_least(kernels_, values_.data(), first, limit, candidates);
+  for (size_t t = 0; t < peaks_.size(); ++t) {
+    if (!(peaks_[t] >= limit)) continue;
+    const size_t begin = t * kTile, end = begin + kTile;
+    if (from_bytes_) kernels_.screen_bytes(start_, rows_, begin, end, values_.data(), peaks_.data());
+    for (size_t first = begin; first < end; first += kScreen)
+      append_at_least(kernels_, from_bytes_ ? values_.data() : start_, first, limit, candidates);
+  }
   return best - error;
 }
 

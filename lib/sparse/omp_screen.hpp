@@ -151,7 +151,7 @@ class ByteScreen final : public CorrelationScreen {
 
  private:
   double screen(std::span<const double> x);
-  double collect(double error, std::vector<uint32_t>& candidates) const;
+  double collect(double error, std::vector<uint32_t>& candidates);
   void rebase_in_words(std::span<const double> x);
   void take_start();
 
@@ -161,7 +161,8 @@ class ByteScreen final : public CorrelationScreen {
   const double* units_;
   float* start_ = nullptr;
   double start_error_ = 0, magnitude_ = 0;
-  size_t full_ = 0;  // quads that are stored
+  size_t full_ = 0;          // quads that are stored
+  bool from_bytes_ = false;  // whether peaks are of start less what rows_ say, or of start
   std::vector<uint32_t> ids_;
   std::vector<double> origin_;  // coefficients that start belongs to
   AlignedVector<uint8_t> quads_;

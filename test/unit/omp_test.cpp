@@ -516,12 +516,30 @@ void check_bytes(const omp_kernels::Kernels& wide, size_t count, const std::vect
       values[which].resize(n);
       peaks[which].resize(n / k::kTile);
       (which ? wide : k::scalar::kernels)
-          .screen_bytes(start.data(), rows, n, values[which].data(), peaks[which].data());
+          .screen_bytes(start.data(), rows, 0, n, values[which].data(), peaks[which].data());
     }
     CHECK(equal_but_nans(values[0], values[1], 2));
     CHECK(peaks[0] == peaks[1]);
     CHECK(quads[0] == quads[1]);
     CHECK_EQ(quads[0] == random, !keep);
+    // A part of it, and without the values.
+    std::vector<float> part = values[0], peaks_of_part = peaks[0];
+    std::fill(part.begin() + k::kTile, part.begin() + 2 * k::kTile, 7.0f);
+    const k::ByteRows rows{quads[1].data(),
+                           capacity,
+                           count,
+                           {last[0].data(), last[1].data(), last[2].data(), last[3].data()},
+                           false,
+                           high.data(),
+                           low.data(),
+                           -1234,
+                           567,
+                           1e-6f};
+    wide.screen_bytes(start.data(), rows, k::kTile, 2 * k::kTile, part.data(), peaks_of_part.data());
+    CHECK(equal_but_nans(part, values[0], 2));
+    std::fill(peaks_of_part.begin(), peaks_of_part.end(), 0.0f);
+    wide.screen_bytes(start.data(), rows, 0, n, nullptr, peaks_of_part.data());
+    CHECK(peaks_of_part == peaks[0]);
   }
 }
 
