@@ -35,21 +35,23 @@ void sum_part(const float* const* books, size_t stages, size_t padded, const uin
   }
   for (size_t v = 0; v < kVectors; ++v) {
     const size_t at = first + v * kLanes;
-    _mm512_mask_storeu_ps(out + at, first_lanes(width - at), sums[v]);
+    if (at + kLanes <= width)
+      _mm512_storeu_ps(out + at, sums[v]);
+    else
+      _mm512_mask_storeu_ps(out + at, first_lanes(width - at), sums[v]);
   }
 }
 
-/// Entries that are asked for ahead of those in work: their addresses are random, and large books are no
-/// cache's. In whole rows.
-constexpr size_t kEntriesAhead = 32;
+/// Rows ahead whose entries are asked for: their addresses are random, and large books are no cache's. More
+/// of them cost more than they gain, even where books are in memory.
+constexpr size_t kAhead = 1;
 
 void sum_entries(const float* const* books, size_t stages, size_t padded, const uint32_t* ids, size_t count,
                  size_t width, float* out, size_t out_stride) {
-  const size_t ahead = stages == 0 ? 1 : (kEntriesAhead + stages - 1) / stages;
   for (size_t i = 0; i < count; ++i, ids += stages, out += out_stride) {
-    if (i + ahead < count)
+    if (i + kAhead < count)
       for (size_t s = 0; s < stages; ++s) {
-        const float* entry = books[s] + (size_t)ids[ahead * stages + s] * padded;
+        const float* entry = books[s] + (size_t)ids[kAhead * stages + s] * padded;
         for (size_t j = 0; j < padded; j += kLanes) _mm_prefetch((const char*)(entry + j), _MM_HINT_T0);
       }
     size_t first = 0;
