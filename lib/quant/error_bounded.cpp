@@ -11,40 +11,14 @@
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/quant/error_bounded_kernels.hpp"
+#include "lib/quant/error_bounded_value.hpp"
 
 namespace kvcodec {
 namespace error_bounded_kernels::scalar {
 namespace {
 
-/// The grid of one value.
-struct Grid {
-  float step, inverse, bound, offset;
-};
-
 Grid grid_at(const Grids& grids, size_t i) {
   return {grids.steps[i], grids.inverses[i], grids.bounds[i], grids.offsets[i]};
-}
-
-float level_of(float x, const Grid& grid) { return (x * grid.inverse + kRounder) - kRounder; }
-
-/// Whether a level does not come back within the bound. The comparisons are those of real numbers, since both
-/// differences are exact: at level 0 both are the value itself. Elsewhere x and what comes back lie within a
-/// factor of 4: rounded, both have at most 11 digits, so their difference has at most 14; not rounded, they
-/// lie within a factor of 2 (Sterbenz' lemma), or the level is 1 or -1 and what comes back is the step, which
-/// has 11 digits too.
-bool fails(float x, float level, const Grid& grid, bool brain) {
-  const float back = level * grid.step;
-  const float rounded = round_to(brain ? DType::bf16 : DType::f16, back);
-  return !(std::abs(back - x) <= grid.bound && std::abs(rounded - x) <= grid.bound);
-}
-
-/// Quantizes one value; returns whether it fails.
-bool quantize(float x, const Grid& grid, bool brain, uint8_t& symbol) {
-  const float level = level_of(x, grid), position = level + grid.offset;
-  const bool failed_bound = fails(x, level, grid, brain);
-  const bool no_symbol = failed_bound || position < 0 || position > kLargestSymbol;
-  symbol = no_symbol ? kExactSymbol : static_cast<uint8_t>(position);
-  return failed_bound;
 }
 
 void widen_extremes(float value, float& low, float& high) {
@@ -128,6 +102,12 @@ const Table& table() { return kTable; }
 namespace {
 
 namespace kernels = error_bounded_kernels;
+using kernels::Extremes, kernels::StepSearch, kernels::float_below, kernels::spacing_at, kernels::widest_step;
+
+double bound_of(const ErrorBound& bound, const Extremes& unit) {
+  return kernels::bound_of(bound.range, bound.absolute, bound.magnitude, unit);
+}
+static_assert(kernels::kZeroLevelSymbol == kZeroSymbol && kernels::kLargestSymbol + 1 == kExactSymbol);
 
 const kernels::Table& table_in_force() {
   switch (simd_level()) {
@@ -194,13 +174,6 @@ class GridBatch {
 kernels::Values values_of(MatrixView<const float> x) { return {x.data(), x.rows(), x.cols(), x.stride()}; }
 
 // The loops over matrices of any number of columns; grids and results are per column or per row of x.
-
-struct Extremes {
-  float low = std::numeric_limits<float>::infinity(), high = -std::numeric_limits<float>::infinity();
-
-  bool constant() const { return low == high; }
-  float magnitude() const { return std::max(std::abs(low), std::abs(high)); }
-};
 
 /// Of a batch of columns, or of rows (these without sums).
 struct MomentsBatch {
@@ -302,114 +275,6 @@ void for_row_batches(MatrixView<const float> x, Body&& body) {
     body(x.rows(first, std::min(kBatch, x.rows() - first)), first);
 }
 
-// Bounds and steps ---------------------------------------------------------------------------------
-
-constexpr float kLargestF16 = 65504;
-
-/// The largest value of f16 that is not above x; x >= 0.
-float f16_below(double x) {
-  uint16_t half = f16_from_float(static_cast<float>(std::min(x, double{kLargestF16})));
-  if (double{f16_to_float(half)} > x) --half;
-  return f16_to_float(half);
-}
-
-/// The largest float that is not above x; x >= 0.
-float float_below(double x) {
-  const auto nearest = static_cast<float>(std::min(x, double{FLT_MAX}));
-  return double{nearest} > x ? std::nextafter(nearest, 0.0f) : nearest;
-}
-
-/// The distance of neighbouring values of a 16-bit type at x > 0.
-double spacing_at(float x, bool brain) {
-  return brain ? std::ldexp(1.0, std::max(std::ilogb(x), -126) - 7)
-               : std::ldexp(1.0, std::max(std::ilogb(x), -14) - 10);
-}
-
-double bound_of(const ErrorBound& bound, const Extremes& unit) {
-  double result = std::numeric_limits<double>::infinity();
-  if (bound.range > 0) result = std::min(result, bound.range * (double{unit.high} - double{unit.low}));
-  if (bound.absolute > 0) result = std::min(result, bound.absolute);
-  if (bound.magnitude > 0) result = std::min(result, bound.magnitude * double{unit.magnitude()});
-  return result;
-}
-
-/// A unit's first step. Constants that lie off the grid of their bound get a grid that holds them.
-float widest_step(const Extremes& unit, double bound) {
-  const float magnitude = unit.magnitude();
-  if (magnitude == 0) return 0;
-  if (unit.constant() && bound < double{magnitude} && round_to(DType::f16, magnitude) == magnitude)
-    return magnitude;
-  return f16_below(2 * bound);
-}
-
-/// About log2(ratio) for ratio in 1..2, by its series in (ratio - 1) / (ratio + 1); off by less than 0.0002.
-/// Plain arithmetic, so that every machine chooses the same steps.
-double log2_near(double ratio) {
-  constexpr double kTwoOverLn2 = 2.8853900817779268;
-  const double z = (ratio - 1) / (ratio + 1), z2 = z * z;
-  return kTwoOverLn2 * z * (1 + z2 * (1.0 / 3 + z2 * (1.0 / 5)));
-}
-
-/// Looks for the step that costs the fewest bits, from the widest on: first the widest truncated to ever
-/// coarser binary digits, then to a power of two. A step that is a multiple of the spacing of 16-bit values
-/// in some binade has its levels among them, in that binade and in all above, so nothing is lost to rounding.
-class StepSearch {
- public:
-  /// `failures` of the unit's `values` fail with the widest step.
-  StepSearch(float widest, double spacing, size_t values, uint64_t failures)
-      : widest_(widest), spacing_(spacing), values_(values), last_(widest), best_(widest) {
-    best_cost_ = cost(widest, failures);
-  }
-
-  /// A step to be tried next; 0 if no other can be better.
-  float next() {
-    while (round_ <= kRounds) {
-      const float step = truncated(round_++);
-      if (step <= 0 || step >= last_) continue;
-      if (cost(step, 0) >= best_cost_) break;  // and all that follow cost more
-      last_ = step;
-      return step;
-    }
-    round_ = kRounds + 1;
-    return 0;
-  }
-
-  void tried(float step, uint64_t failures) {
-    const double tried_cost = cost(step, failures);
-    if (tried_cost >= best_cost_) return;
-    best_ = step;
-    best_cost_ = tried_cost;
-  }
-
-  float best() const { return best_; }
-
- private:
-  /// Binades below that of the largest value whose spacing is tried; below them 1/32 of a spacing is lost at
-  /// most, less than the bits of one value in a thousand.
-  static constexpr int kRounds = 5;
-
-  /// What an exactly stored value costs: its 16 bits and the share of a rare symbol above those of others.
-  static constexpr double kExactBits = 18;
-
-  float truncated(int round) const {
-    if (round == kRounds) return std::ldexp(1.0f, std::ilogb(widest_));
-    const double unit = std::ldexp(spacing_, round + 1 - kRounds);
-    return static_cast<float>(std::floor(double{widest_} / unit) * unit);
-  }
-
-  double cost(float step, uint64_t failures) const {
-    return kExactBits * static_cast<double>(failures) +
-           static_cast<double>(values_) * log2_near(double{widest_} / double{step});
-  }
-
-  float widest_;
-  double spacing_;
-  size_t values_;
-  float last_, best_;
-  double best_cost_ = 0;
-  int round_ = 0;
-};
-
 // Fitting, by shape --------------------------------------------------------------------------------
 
 /// Sets bound and widest step of units 0 .. count - 1 of a batch.
@@ -497,23 +362,8 @@ float fit_block(MatrixView<const float> x, const ErrorBound& bound, bool brain, 
 
 // Origins ------------------------------------------------------------------------------------------
 
-float nearest_level(float x, float inverse) { return (x * inverse + kernels::kRounder) - kernels::kRounder; }
-
-/// The level nearest to the mean, moved as far as needed for all levels between low and high to get symbols,
-/// if there are so few.
-int16_t origin_of(float mean, float low, float high, float inverse) {
-  constexpr float kBelow = kZeroSymbol, kAbove = kernels::kLargestSymbol - kZeroSymbol;
-  float origin = nearest_level(mean, inverse);
-  const float least = nearest_level(high, inverse) - kAbove, most = nearest_level(low, inverse) + kBelow;
-  if (least <= most) origin = std::clamp(origin, least, most);
-  return static_cast<int16_t>(std::clamp(origin, -32768.0f, 32767.0f));
-}
-
 int16_t origin_of(const MomentsBatch& moments, size_t rows, size_t j, float inverse) {
-  const float low = moments.low[j], high = moments.high[j], sum = moments.sums[j];
-  // Sums of the largest bf16 values overflow.
-  const float mean = std::isfinite(sum) ? sum / static_cast<float>(rows) : low / 2 + high / 2;
-  return origin_of(mean, low, high, inverse);
+  return kernels::origin_of(moments.low[j], moments.high[j], moments.sums[j], rows, inverse);
 }
 
 /// Origins of at most kBatch columns, also into the grids; none where the span is empty.

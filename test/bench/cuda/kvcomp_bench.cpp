@@ -5,6 +5,8 @@
 
 #include "cuda/kvcomp.cuh"
 #include "cuda/kvcomp.hpp"
+#include "cuda/kvcomp_encode.cuh"
+#include "cuda/kvcomp_encode.hpp"
 #include "test/bench/cuda/device_bench.hpp"
 #include "test/cuda/kvcomp_data.hpp"
 
@@ -145,12 +147,78 @@ void run(DeviceBench& bench, Side side, size_t tokens) {
   check(found == kNoneDamaged, decode_name + ": a block was found damaged");
 }
 
+/// Quantization, the histogram, and coding with the book that a survey made.
+void run_encode(DeviceBench& bench, Side side, size_t tokens) {
+  const std::string quantize_name = fmt::format("kvcomp/quantize-{}s", name_of(side));
+  const std::string count_name = fmt::format("kvcomp/histogram-{}s", name_of(side));
+  const std::string encode_name = fmt::format("kvcomp/encode-{}s", name_of(side));
+  if (!bench.wanted(quantize_name) && !bench.wanted(count_name) && !bench.wanted(encode_name)) return;
+  const size_t heads = bench.small() ? 2 : 8, dims = bench.small() ? 32 : 128;
+  const test::KvcompDocument document(
+      {.side = side, .block = 64, .heads = heads, .dims = dims, .tokens = tokens, .outliers = 0}, 1);
+  Matrix<uint16_t> rows(tokens, heads * dims);
+  narrow(DType::bf16, {document.rows.data(), document.rows.size()}, {rows.data(), rows.size()});
+  const ErrorBound bound{.range = side == Side::key ? 0.125 : 0.075};  // the codec's defaults
+  std::vector<cuda::QuantizedBlocks> sets;
+  const double values = 2.0 * static_cast<double>(rows.size());
+  for (size_t i = 0; i < bench.sets_of(values); ++i)
+    sets.emplace_back(document.layout, DType::bf16, bound, rows);
+  const auto& reader = document.document();
+  const BlockCoder coder =
+      BlockCoder::read(reader.read<uint8_t>(kvcomp::kBook, 0, reader.rows(kvcomp::kBook), 1));
+  const cuda::EncodedBlocks found = sets[0].encode(coder);
+  const auto stored = document.encoded->bytes(kvcomp::kPayload);
+  check(found.payload.size() == stored.size() &&
+            std::equal(stored.begin(), stored.end(), std::as_bytes(std::span(found.payload)).begin()),
+        encode_name);
+  const std::string shape = fmt::format("{} tokens", tokens);
+  const auto& stream = bench.stream();
+  const auto launched = [](cuda::Status status) { cuda::check(status, "launch"); };
+  if (bench.wanted(quantize_name))
+    bench.measure(quantize_name, shape, {1.5 * values, 0, values}, sets.size(), [&](size_t set) {
+      launched(cuda::run_kvcomp_quantize(sets[set].values(), {bound.range, bound.absolute, bound.magnitude},
+                                         stream.handle()));
+    });
+  cuda::DeviceBuffer<unsigned long long> counts(256), totals(4);
+  counts.fill(0, stream);
+  if (bench.wanted(count_name))
+    bench.measure(count_name, shape, {values / 2, 0, values}, sets.size(), [&](size_t set) {
+      launched(cuda::run_kvcomp_histogram(sets[set].values().symbols, rows.size(), counts.data(),
+                                          stream.handle()));
+    });
+  if (!bench.wanted(encode_name)) return;
+  const size_t blocks = document.block_rows * heads;
+  const cuda::DeviceBuffer<uint32_t> codes(cuda::kvcomp_codes(coder.book()), stream);
+  cuda::DeviceBuffer<uint32_t> run_bits(blocks * document.layout.block.runs());
+  cuda::DeviceBuffer<cuda::KvcompSizes> sizes(blocks);
+  cuda::DeviceBuffer<cuda::KvcompPlace> places(blocks);
+  cuda::DeviceBuffer<uint32_t> payload(found.payload.size() / 4 + 1), run_counts(found.counts.size() / 4 + 1),
+      origins(found.origins.size() / 4 + 1);
+  cuda::DeviceBuffer<uint16_t> steps(found.steps.size());
+  stream.synchronize();
+  bench.measure(
+      encode_name, shape, {values / 2 + static_cast<double>(stored.size()), 0, values}, sets.size(),
+      [&](size_t set) {
+        const cuda::KvcompValues all = sets[set].values();
+        payload.fill(0, stream);
+        run_counts.fill(0, stream);
+        origins.fill(0, stream);
+        launched(cuda::run_kvcomp_sizes(all, codes.data(), run_bits.data(), sizes.data(), stream.handle()));
+        launched(
+            cuda::run_kvcomp_places(sizes.data(), blocks, places.data(), totals.data(), stream.handle()));
+        launched(cuda::run_kvcomp_write(all, codes.data(), run_bits.data(), sizes.data(), places.data(),
+                                        {payload.data(), run_counts.data(), origins.data(), steps.data()},
+                                        stream.handle()));
+      });
+}
+
 }  // namespace
 
 void kvcomp_cases(DeviceBench& bench) {
   for (const size_t tokens :
        bench.small() ? std::vector<size_t>{256} : std::vector<size_t>{8192, 32768, 131072})
     for (const Side side : kSides) run(bench, side, tokens);
+  for (const Side side : kSides) run_encode(bench, side, bench.small() ? 256 : 32768);
 }
 
 }  // namespace kvcodec::bench

@@ -1,0 +1,62 @@
+// Device twin of what the codec `kvcomp` does with whole blocks while it encodes: quantize_bounded
+// (lib/quant/error_bounded.hpp) for every block, histogram, and BlockCoder::encode (lib/kvcomp/block.hpp)
+// with Huffman codes. Steps, origins, symbols, counts and streams are those of lib/, byte for byte.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "lib/codec/kvcomp_blocks.hpp"
+#include "lib/core/dtype.hpp"
+#include "lib/core/view.hpp"
+
+namespace kvcodec::cuda {
+
+struct KvcompValues;
+
+/// What block rows become in the streams of lib/codec/kvcomp_codec.cpp.
+struct EncodedBlocks {
+  std::vector<uint8_t> modes, counts, payload, origin_bits, origins;
+  std::vector<uint32_t> sizes;
+  std::vector<uint16_t> steps;  ///< f16
+};
+
+/// The codes of a book as kernels take them (256): what has none is stored behind an escape.
+std::vector<uint32_t> kvcomp_codes(const HuffmanBook& book);
+
+/// Block rows in device memory, quantized.
+class QuantizedBlocks {
+ public:
+  /// values: (whole blocks of tokens, heads * dims) of the 16-bit type `storage`, finite.
+  /// Throws Error(usage) if no bound is > 0, or for steps that heads share, which are left to the CPU;
+  /// Error(bad_input) for values that are not finite.
+  QuantizedBlocks(const kvcomp::Layout& layout, DType storage, const ErrorBound& bound,
+                  MatrixView<const uint16_t> values);
+  ~QuantizedBlocks();
+  QuantizedBlocks(QuantizedBlocks&&) noexcept;
+  QuantizedBlocks& operator=(QuantizedBlocks&&) noexcept;
+
+  size_t rows() const;
+
+  /// [row][head][tokens][dims], steps and origins likewise, as quantize_bounded makes them.
+  std::vector<uint8_t> symbols() const;
+  std::vector<float> steps() const;
+  std::vector<int16_t> origins() const;
+
+  /// How often each of 256 symbols occurs.
+  std::vector<uint64_t> histogram() const;
+
+  /// Throws Error(usage) for a coder of rANS.
+  EncodedBlocks encode(const BlockCoder& coder) const;
+
+  /// For launches of kvcomp_encode.cuh, as long as this lives.
+  KvcompValues values() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace kvcodec::cuda
