@@ -1,0 +1,45 @@
+// Device twin of lib/rvq/residual.hpp: sums of entries, also straight from packed ids, and the greedy search
+// for ids. Sums are those of lib/ bit for bit, and so are ids.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "lib/core/view.hpp"
+#include "lib/rvq/residual.hpp"
+
+namespace kvcodec::cuda {
+
+struct RvqBooks;
+
+/// Codebooks in device memory.
+class ResidualQuantizer {
+ public:
+  /// Throws Error(usage) for codebooks wider than 256 dimensions, Error(failed) without device memory.
+  explicit ResidualQuantizer(const Codebooks& books);
+  ~ResidualQuantizer();
+  ResidualQuantizer(ResidualQuantizer&&) noexcept;
+  ResidualQuantizer& operator=(ResidualQuantizer&&) noexcept;
+
+  /// As kvcodec::sum_entries. Throws Error(bad_input) for ids that are not below the number of entries.
+  void sum_entries(MatrixView<const uint32_t> ids, MatrixView<float> out) const;
+
+  /// The same of ids as pack_bits (lib/entropy/pack.hpp) leaves them, index_bits(entries) bits each: row i
+  /// takes ids first_id + i * stages and those behind it. Throws Error(bad_input) if there are fewer, or for
+  /// ids that are not below the number of entries.
+  void sum_packed_entries(std::span<const uint8_t> packed, uint64_t first_id, MatrixView<float> out) const;
+
+  /// As kvcodec::ResidualEncoder::encode with a beam of 1. Wider beams are the CPU's.
+  void encode(MatrixView<const float> rows, MatrixView<uint32_t> ids) const;
+
+  /// For launches of rvq.cuh, as long as this lives.
+  RvqBooks books() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace kvcodec::cuda

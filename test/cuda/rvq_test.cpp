@@ -1,0 +1,146 @@
+#include "cuda/rvq.hpp"
+
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "lib/core/bits.hpp"
+#include "lib/core/error.hpp"
+#include "lib/core/rng.hpp"
+#include "lib/entropy/pack.hpp"
+#include "test/cuda/device_case.hpp"
+
+using namespace kvcodec;
+
+namespace {
+
+struct Shape {
+  size_t stages, entries, width;
+};
+/// Around multiples of 16 dimensions, tiles of 64 entries and powers of two.
+constexpr Shape kShapes[] = {{1, 1, 1},    {2, 2, 3},     {3, 63, 16},  {3, 64, 17}, {2, 65, 48},
+                             {4, 130, 80}, {2, 200, 128}, {1, 33, 129}, {2, 96, 256}};
+
+Codebooks random_books(const Shape& shape, Rng& rng) {
+  Codebooks books(shape.stages, shape.entries, shape.width);
+  for (size_t s = 0; s < shape.stages; ++s)
+    for (size_t e = 0; e < shape.entries; ++e)
+      for (float& value : books.stage(s).row(e))
+        value = static_cast<float>(rng.normal() * std::exp2(-static_cast<double>(s)));
+  return books;
+}
+
+Matrix<float> random_rows(size_t n, size_t width, double loudness, Rng& rng) {
+  Matrix<float> rows(n, width);
+  for (size_t i = 0; i < rows.size(); ++i) rows.data()[i] = static_cast<float>(loudness * rng.normal());
+  return rows;
+}
+
+/// Rows whose ids are not those of the CPU.
+size_t wrong_ids(const Codebooks& books, const Matrix<float>& rows) {
+  Matrix<uint32_t> expected(rows.rows(), books.stages()), found(rows.rows(), books.stages());
+  ResidualEncoder(books).encode(rows, 1, expected);
+  for (size_t i = 0; i < found.size(); ++i) found.data()[i] = ~0u;
+  cuda::ResidualQuantizer(books).encode(rows, found);
+  size_t wrong = 0;
+  for (size_t i = 0; i < rows.rows(); ++i)
+    wrong += !std::equal(found.row(i).begin(), found.row(i).end(), expected.row(i).begin());
+  return wrong;
+}
+
+}  // namespace
+
+TEST_CASE("rvq on a device: sums of entries are those of the CPU, bit for bit") {
+  NEEDS_DEVICE();
+  const uint64_t seed = 31;
+  Rng rng(seed);
+  for (const Shape& shape : kShapes) {
+    INFO(shape.stages, " books of ", shape.entries, " x ", shape.width);
+    const Codebooks books = random_books(shape, rng);
+    const cuda::ResidualQuantizer quantizer(books);
+    for (const size_t n : {0, 1, 7, 100}) {
+      Matrix<uint32_t> ids(n + 5, shape.stages);
+      for (size_t i = 0; i < ids.size(); ++i) ids.data()[i] = static_cast<uint32_t>(rng.below(shape.entries));
+      const auto wanted = ids.view().rows(5, n);
+      Matrix<float> expected(n, shape.width), out(n, shape.width + 1);
+      sum_entries(books, wanted, expected);
+      const unsigned bits = index_bits(shape.entries);
+      std::vector<uint8_t> packed(packed_bytes(ids.size(), bits));
+      pack_bits(std::span<const uint32_t>(ids.data(), ids.size()), bits, 0, packed);
+      for (const bool from_packed : {false, true}) {
+        for (size_t i = 0; i < out.size(); ++i) out.data()[i] = -7;
+        const auto to = out.view().columns(0, shape.width);
+        if (from_packed)
+          quantizer.sum_packed_entries(packed, 5 * shape.stages, to);
+        else
+          quantizer.sum_entries(wanted, to);
+        size_t wrong = 0;
+        for (size_t i = 0; i < n; ++i)
+          wrong += std::memcmp(out.row(i).data(), expected.row(i).data(), shape.width * 4) != 0 ||
+                   out(i, shape.width) != -7;
+        CHECK(wrong == 0);
+      }
+      // Eight ids too many: more than the padding of the last byte.
+      if (bits > 0)
+        CHECK_THROWS_AS(quantizer.sum_packed_entries(packed, 5 * shape.stages + 8 + shape.stages * n,
+                                                     out.view().columns(0, shape.width).rows(0, n)),
+                        Error);
+    }
+  }
+}
+
+TEST_CASE("rvq on a device: greedy ids are those of the CPU") {
+  NEEDS_DEVICE();
+  const uint64_t seed = 32;
+  Rng rng(seed);
+  for (const Shape& shape : kShapes) {
+    INFO(shape.stages, " books of ", shape.entries, " x ", shape.width);
+    const Codebooks books = random_books(shape, rng);
+    for (const size_t n : {1, 15, 64, 70})
+      CHECK(wrong_ids(books, random_rows(n, shape.width, std::exp2(rng.uniform(-2, 2)), rng)) == 0);
+  }
+  CHECK(wrong_ids(random_books(kShapes[2], rng), Matrix<float>(0, 16)) == 0);
+}
+
+TEST_CASE("rvq on a device: near entries, ties, and values far from 1") {
+  NEEDS_DEVICE();
+  const uint64_t seed = 33;
+  Rng rng(seed);
+  Codebooks books(2, 150, 20);
+  // Entries that differ in the last bits only, some of them twice: rough scores cannot tell them apart.
+  for (size_t s = 0; s < 2; ++s)
+    for (size_t e = 0; e < 150; ++e)
+      for (size_t j = 0; j < 20; ++j)
+        books.stage(s)(e, j) = static_cast<float>(std::sin(static_cast<double>(j + s)) +
+                                                  1e-6 * static_cast<double>((e * 7 + j * e) % 50));
+  CHECK(wrong_ids(books, random_rows(40, 20, 1, rng)) == 0);
+  CHECK(wrong_ids(books, Matrix<float>(3, 20)) == 0);
+  for (const double loudness : {1e-30, 1e-8, 1e6, 1e15}) {
+    Codebooks scaled = random_books({2, 70, 20}, rng);
+    for (size_t s = 0; s < 2; ++s)
+      for (size_t e = 0; e < 70; ++e)
+        for (float& value : scaled.stage(s).row(e)) value = static_cast<float>(value * loudness);
+    CHECK(wrong_ids(scaled, random_rows(20, 20, loudness, rng)) == 0);
+    CHECK(wrong_ids(scaled, random_rows(20, 20, 1, rng)) == 0);
+  }
+}
+
+TEST_CASE("rvq on a device: what does not fit is refused") {
+  NEEDS_DEVICE();
+  Rng rng(1);
+  const Codebooks books = random_books({2, 5, 8}, rng);
+  const cuda::ResidualQuantizer quantizer(books);
+  Matrix<uint32_t> ids(3, 2), few(3, 1);
+  Matrix<float> rows(3, 8), narrow(3, 7);
+  quantizer.encode(rows, ids);
+  quantizer.sum_entries(ids, rows);
+  CHECK_THROWS_AS(quantizer.encode(narrow, ids), Error);
+  CHECK_THROWS_AS(quantizer.encode(rows, few), Error);
+  CHECK_THROWS_AS(quantizer.sum_entries(few, rows), Error);
+  CHECK_THROWS_AS(quantizer.sum_entries(ids, narrow), Error);
+  ids(2, 1) = 5;
+  CHECK_THROWS_AS(quantizer.sum_entries(ids, rows), Error);
+  const std::vector<uint8_t> ones(3, 0xff);  // ids of 3 bits, all 7
+  CHECK_THROWS_AS(quantizer.sum_packed_entries(ones, 0, rows), Error);
+  CHECK_THROWS_AS(cuda::ResidualQuantizer(Codebooks(1, 4, 257)), Error);
+}
