@@ -101,5 +101,6 @@ struct System {
 };
 extern const std::vector<System> kSystems;
 void kvcomp_cases(DeviceBench& bench);
+void rvq_cases(DeviceBench& bench);
 
 }  // namespace kvcodec::bench

@@ -8,7 +8,7 @@
 
 namespace kvcodec::bench {
 
-const std::vector<System> kSystems = {{"kvcomp", kvcomp_cases}};
+const std::vector<System> kSystems = {{"kvcomp", kvcomp_cases}, {"rvq", rvq_cases}};
 
 }  // namespace kvcodec::bench
 
