@@ -23,7 +23,8 @@ __global__ void rvq_decode(RvqBooks books, WordStream ids, uint64_t first_id, un
   const unsigned quads = (width + 3) / 4;
   const uint64_t threads = uint64_t{gridDim.x} * blockDim.x;
   for (uint64_t i = uint64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < rows * quads; i += threads) {
-    const uint64_t row = i / quads;
+    // A division of 64 bits takes longer than a sum.
+    const uint64_t row = i >> 32 == 0 ? static_cast<uint32_t>(i) / quads : i / quads;
     const auto j = static_cast<unsigned>(i - row * quads) * 4;
     float4 sum = make_float4(0, 0, 0, 0);
     uint64_t bit = (first_id + row * books.stages) * id_bits;
