@@ -112,11 +112,6 @@ void rank_by_sorting(std::span<Scored> items) {
 
 }  // namespace
 
-int32_t ordered_key(float score) {
-  const auto bits = std::bit_cast<int32_t>(score + 0.0f);  // -0 becomes 0
-  return bits ^ static_cast<int32_t>(static_cast<uint32_t>(bits >> 31) >> 1);
-}
-
 int32_t kth_largest(std::span<const int32_t> values, size_t k) { return limit_of_k(values, k, 0); }
 
 void rank(std::span<Scored> items) {

@@ -12,6 +12,8 @@
 #include <span>
 #include <vector>
 
+#include "lib/linalg/ordered_key.hpp"
+
 namespace kvcodec {
 
 /// An item and its score.
@@ -24,9 +26,6 @@ struct Scored {
 /// How a selection is handed over: the best first (of equal ones the lower id), or by rising id, which costs
 /// no sorting.
 enum class Order { by_score, by_id };
-
-/// An integer for a score, in the same order; both zeros are the same. The score is no NaN.
-int32_t ordered_key(float score);
 
 /// The k-th largest value, 1 <= k <= values.size(). Throws Error(failed) for another k.
 int32_t kth_largest(std::span<const int32_t> values, size_t k);

@@ -8,14 +8,15 @@
 #include "lib/core/parallel.hpp"
 #include "lib/quant/grouped.hpp"
 #include "lib/quant/two_bit_kernels_body.hpp"
+#include "lib/quant/two_bit_value.hpp"
 
 namespace kvcodec {
 namespace two_bit_kernels::scalar {
 namespace {
 
 float value_at(const uint8_t* coded, const uint16_t* scales, const uint16_t* zeros, size_t j) {
-  const auto level = static_cast<float>((coded[j / 4] >> (6 - 2 * (j % 4))) & 3);
-  return f16_to_float(zeros[j / kGroup]) + level * f16_to_float(scales[j / kGroup]);
+  return two_bit_value(two_bit_level(coded[j / 4], static_cast<unsigned>(j % 4)),
+                       f16_to_float(scales[j / kGroup]), f16_to_float(zeros[j / kGroup]));
 }
 
 void decode(const uint8_t* coded, const uint16_t* scales, const uint16_t* zeros, size_t dims, float* out) {

@@ -6,6 +6,7 @@
 #include "lib/core/cpu.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
+#include "lib/signvq/codebook_entry.hpp"
 #include "lib/signvq/sign_kernels_body.hpp"
 
 namespace kvcodec {
@@ -81,14 +82,10 @@ SignCodebook codebook_of(std::span<const Partial> parts, size_t dims) {
       for (size_t i = 0; i < kSignGroup; ++i) magnitudes[i] += std::abs(sums[code][i]);
     }
     for (size_t code = 0; code < kSignCodes; ++code)
-      for (size_t i = 0; i < kSignGroup; ++i) {
-        const bool positive = (code >> (kSignGroup - 1 - i)) & 1;
-        const double magnitude = tokens > 0 ? magnitudes[i] / static_cast<double>(tokens) : 0;
+      for (size_t i = 0; i < kSignGroup; ++i)
         codebook.centroids(group * kSignGroup + i, code) =
-            static_cast<float>(counts[code] > 0 ? sums[code][i] / static_cast<double>(counts[code])
-                               : positive       ? magnitude
-                                                : -magnitude);
-      }
+            codebook_entry(static_cast<unsigned>(code), static_cast<unsigned>(i), sums[code][i], counts[code],
+                           magnitudes[i], tokens);
   }
   return codebook;
 }

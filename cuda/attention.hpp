@@ -1,0 +1,59 @@
+// Device twin of lib/attention/attention.hpp: attention of one decoding step over all tokens of a head or
+// over chosen ones, of rows in floats or of coded rows, which are dequantized in registers (Self-Indexing
+// KVCache, "sparse FlashAttention"). The sequence is split among the multiprocessors.
+//
+// The sums run in another order than lib's, the same in every run: results differ from lib's by rounding, as
+// test/cuda/attention_test.cpp bounds it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+
+#include "lib/attention/row_source.hpp"
+#include "lib/core/view.hpp"
+
+namespace kvcodec::cuda {
+
+/// Keys and values of one head in device memory.
+class DeviceRows {
+ public:
+  /// (tokens, dims) each, copied. Throws Error(failed) for shapes that do not fit and dims above 256.
+  DeviceRows(MatrixView<const float> keys, MatrixView<const float> values);
+  /// The same in f16 or bf16.
+  DeviceRows(DType type, MatrixView<const uint16_t> keys, MatrixView<const uint16_t> values);
+  explicit DeviceRows(const TwoBitCache& cache);
+  ~DeviceRows();
+  DeviceRows(DeviceRows&&) noexcept;
+  DeviceRows& operator=(DeviceRows&&) noexcept;
+
+  size_t tokens() const;
+  size_t dims() const;
+
+  struct Impl;
+  const Impl& impl() const { return *impl_; }
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
+/// As kvcodec::AttentionPart.
+struct AttentionPart {
+  const DeviceRows* rows = nullptr;
+  std::optional<std::span<const uint32_t>> tokens = std::nullopt;  ///< in host memory
+};
+
+/// As kvcodec::Attention; queries and out are in host memory.
+struct Attention {
+  MatrixView<const float> queries;
+  std::vector<AttentionPart> parts;
+  MatrixView<float> out;
+  float scale = 0;
+};
+
+/// As kvcodec::attend.
+void attend(std::span<const Attention> heads);
+inline void attend(const Attention& head) { attend({&head, 1}); }
+
+}  // namespace kvcodec::cuda

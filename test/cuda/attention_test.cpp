@@ -1,0 +1,169 @@
+#include "cuda/attention.hpp"
+
+#include <cmath>
+#include <vector>
+
+#include "lib/attention/attention.hpp"
+#include "lib/core/error.hpp"
+#include "lib/core/half.hpp"
+#include "lib/core/rng.hpp"
+#include "test/cuda/device_case.hpp"
+
+using namespace kvcodec;
+
+namespace {
+
+Matrix<float> random_rows(Rng& rng, size_t n, size_t cols) {
+  Matrix<float> rows(n, cols);
+  for (size_t i = 0; i < n; ++i)
+    for (float& value : rows.row(i)) value = static_cast<float>(rng.normal());
+  return rows;
+}
+
+/// How far attention by floats may be off: a logit by dims + 4 roundings of the size of its terms, in either
+/// implementation; a weight by that, relatively, and so the mean of the values; and the sums over the tokens
+/// by their own roundings, with weights that exp gives to 4 units.
+float bound(MatrixView<const float> queries, MatrixView<const float> keys, MatrixView<const float> values) {
+  double logit = 0, largest = 0;
+  for (size_t q = 0; q < queries.rows(); ++q)
+    for (size_t t = 0; t < keys.rows(); ++t) {
+      double terms = 0;
+      for (size_t j = 0; j < keys.cols(); ++j) terms += std::abs(double{queries(q, j)} * double{keys(t, j)});
+      logit = std::max(logit, terms);
+    }
+  for (size_t t = 0; t < values.rows(); ++t)
+    for (const float value : values.row(t)) largest = std::max(largest, std::abs(double{value}));
+  const double dims = static_cast<double>(keys.cols()), tokens = static_cast<double>(keys.rows());
+  const double of_weights = 2 * (dims + 4) * logit / std::sqrt(dims) + 8;
+  return static_cast<float>(2 * (of_weights + tokens) * 0x1p-24 * largest);
+}
+
+void check_near(const Matrix<float>& found, const Matrix<float>& expected, float tolerance) {
+  for (size_t i = 0; i < found.rows(); ++i)
+    for (size_t j = 0; j < found.cols(); ++j)
+      CHECK_MESSAGE(std::abs(found(i, j) - expected(i, j)) <= tolerance, "row ", i, " dimension ", j, ": ",
+                    found(i, j), " for ", expected(i, j));
+}
+
+/// Coded rows of random content, with the floats they stand for.
+struct Coded {
+  Matrix<uint8_t> signs, key_levels, value_levels;
+  Matrix<uint16_t> key_scales, key_zeros, value_scales, value_zeros;
+  std::vector<float> alpha, center;
+  Matrix<float> keys, values;
+
+  Coded(Rng& rng, size_t tokens, size_t dims)
+      : signs(tokens, (dims + 7) / 8),
+        key_levels(tokens, two_bit_row_bytes(dims)),
+        value_levels(tokens, two_bit_row_bytes(dims)),
+        key_scales(tokens, two_bit_groups(dims)),
+        key_zeros(tokens, two_bit_groups(dims)),
+        value_scales(tokens, two_bit_groups(dims)),
+        value_zeros(tokens, two_bit_groups(dims)),
+        alpha(dims),
+        center(dims),
+        keys(tokens, dims),
+        values(tokens, dims) {
+    for (float& value : alpha) value = static_cast<float>(rng.uniform(0.5, 2));
+    for (float& value : center) value = static_cast<float>(rng.normal());
+    Matrix<float> magnitudes = random_rows(rng, tokens, dims);
+    for (size_t t = 0; t < tokens; ++t) {
+      for (float& value : magnitudes.row(t)) value = std::abs(value);
+      for (size_t j = 0; j < dims; ++j) signs(t, j / 8) |= static_cast<uint8_t>(rng.below(2) << (7 - j % 8));
+    }
+    quantize_two_bit(magnitudes, {key_levels, key_scales, key_zeros});
+    quantize_two_bit(random_rows(rng, tokens, dims), {value_levels, value_scales, value_zeros});
+    std::vector<uint32_t> all(tokens);
+    for (size_t t = 0; t < tokens; ++t) all[t] = static_cast<uint32_t>(t);
+    TwoBitRowSource(cache()).gather(all, keys, values);
+  }
+  TwoBitCache cache() const {
+    return {
+        signs, {key_levels, key_scales, key_zeros}, {value_levels, value_scales, value_zeros}, alpha, center};
+  }
+};
+
+}  // namespace
+
+TEST_CASE("device: attention over rows of floats") {
+  NEEDS_DEVICE();
+  const uint64_t seed = 3;
+  INFO("seed ", seed);
+  Rng rng(seed);
+  for (const size_t dims : {4, 32, 50, 64, 128, 200})
+    for (const size_t tokens : {1, 3, 256, 300})
+      for (const size_t count : {1, 3}) {
+        CAPTURE(dims);
+        CAPTURE(tokens);
+        CAPTURE(count);
+        const Matrix<float> queries = random_rows(rng, count, dims);
+        const Matrix<float> keys = random_rows(rng, tokens, dims), values = random_rows(rng, tokens, dims);
+        Matrix<uint16_t> half_keys(tokens, dims), half_values(tokens, dims);
+        for (const DType type : {DType::f32, DType::f16, DType::bf16}) {
+          if (type != DType::f32 && tokens == 3) continue;
+          Matrix<float> expected(count, dims), found(count, dims);
+          if (type == DType::f32) {
+            const CacheRows rows(keys, values);
+            const cuda::DeviceRows device_rows(keys, values);
+            attend(Attention{queries, {{&rows}}, expected});
+            cuda::attend(cuda::Attention{queries, {{&device_rows}}, found});
+          } else {
+            narrow(type, {keys.data(), keys.size()}, {half_keys.data(), half_keys.size()});
+            narrow(type, {values.data(), values.size()}, {half_values.data(), half_values.size()});
+            const CacheRows rows(type, half_keys, half_values);
+            const cuda::DeviceRows device_rows(type, half_keys, half_values);
+            attend(Attention{queries, {{&rows}}, expected});
+            cuda::attend(cuda::Attention{queries, {{&device_rows}}, found});
+          }
+          check_near(found, expected, 1.01f * bound(queries, keys, values));
+        }
+      }
+}
+
+TEST_CASE("device: attention over chosen coded rows and exact ones") {
+  NEEDS_DEVICE();
+  const uint64_t seed = 4;
+  INFO("seed ", seed);
+  Rng rng(seed);
+  for (const size_t dims : {32, 128, 20}) {
+    CAPTURE(dims);
+    const Coded coded(rng, 400, dims);
+    const Matrix<float> keys = random_rows(rng, 30, dims), values = random_rows(rng, 30, dims);
+    const Matrix<float> queries = random_rows(rng, 11, dims);
+    std::vector<uint32_t> chosen;
+    for (uint32_t t = 0; t < 400; ++t)
+      if (rng.below(4) > 0) chosen.push_back(t);
+    const std::vector<uint32_t> newest{29, 3};
+    const TwoBitRowSource source(coded.cache());
+    const CacheRows rows(keys, values);
+    const cuda::DeviceRows device_source(coded.cache()), device_rows(keys, values);
+    Matrix<float> expected(11, dims), found(11, dims), nothing(11, dims), few(2, dims), few_expected(2, dims);
+    const MatrixView<const float> two = queries.view().rows(3, 2);
+    attend(Attention{queries, {{&source, chosen}, {&rows, newest}}, expected, 0.2f});
+    attend(Attention{two, {{&rows}}, few_expected});
+    for (size_t j = 0; j < dims; ++j) nothing(10, j) = 7;
+    cuda::attend(std::vector<cuda::Attention>{
+        {queries, {{&device_source, chosen}, {&device_rows, newest}}, found, 0.2f},
+        {queries, {{&device_rows, std::span<const uint32_t>()}}, nothing},
+        {two, {{&device_rows}}, few}});
+    const float tolerance =
+        bound(queries, coded.keys, coded.values) * 0.2f * std::sqrt(static_cast<float>(dims)) +
+        bound(queries, keys, values);
+    check_near(found, expected, tolerance);
+    check_near(few, few_expected, bound(two, keys, values));
+    for (size_t q = 0; q < 11; ++q)
+      for (size_t j = 0; j < dims; ++j) CHECK(nothing(q, j) == 0);
+  }
+}
+
+TEST_CASE("device: attention refuses what does not fit") {
+  NEEDS_DEVICE();
+  const Matrix<float> keys(3, 8), queries(1, 8), other(1, 16), wide(3, 257);
+  Matrix<float> out(1, 8);
+  const cuda::DeviceRows rows(keys, keys);
+  CHECK_THROWS_AS(cuda::DeviceRows(keys, wide), Error);
+  CHECK_THROWS_AS(cuda::DeviceRows(wide, wide), Error);
+  CHECK_THROWS_AS(cuda::attend(cuda::Attention{other, {{&rows}}, out}), Error);
+  const std::vector<uint32_t> beyond{3};
+  CHECK_THROWS_AS(cuda::attend(cuda::Attention{queries, {{&rows, beyond}}, out}), Error);
+}
