@@ -140,7 +140,7 @@ void ClusteringEffort::add(const ClusteringEffort& other) {
 }
 
 ClusteringEffort add_batches(std::span<const ClusterTask> heads, const ClusterOptions& options, uint64_t seed,
-                             const Progress& progress) {
+                             const Progress& progress, const KmeansFunction& cluster) {
   // Streams of one head's batches: the batch in the lower bits.
   constexpr unsigned kBatchBits = 24;
   std::vector<KmeansTask> tasks;
@@ -164,9 +164,9 @@ ClusteringEffort add_batches(std::span<const ClusterTask> heads, const ClusterOp
       ++batch;
     }
   }
-  const auto clusterings = kmeans(
-      tasks, {.metric = options.metric_value(), .rounds = static_cast<size_t>(options.rounds), .seed = seed},
-      progress);
+  const KmeansOptions of_kmeans{
+      .metric = options.metric_value(), .rounds = static_cast<size_t>(options.rounds), .seed = seed};
+  const auto clusterings = cluster ? cluster(tasks, of_kmeans, progress) : kmeans(tasks, of_kmeans, progress);
   ClusteringEffort effort;
   size_t next = 0;
   for (const ClusterTask& head : heads)

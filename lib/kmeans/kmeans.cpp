@@ -66,22 +66,20 @@ class Run {
       }
   }
 
-  /// Before rows are assigned in a round.
-  void make_entries() {
+  /// Before rows are assigned in a round. search: whether assign() does it.
+  void make_entries(bool search) {
     const size_t k = clusters(), dims = rows_.cols();
     if (options_.metric == Metric::cosine) {
-      Matrix<float> units(k, dims);
+      units_ = Matrix<float>(k, dims);
       for (size_t c = 0; c < k; ++c) {
         const double square = square_of(centroids_.row(c)), inverse = square > 0 ? 1 / std::sqrt(square) : 0;
         for (size_t j = 0; j < dims; ++j)
-          units(c, j) = static_cast<float>(double{centroids_(c, j)} * inverse);
+          units_(c, j) = static_cast<float>(double{centroids_(c, j)} * inverse);
       }
-      search_.emplace(units, std::span<const float>());
     } else if (options_.metric == Metric::l2) {
-      search_.emplace(centroids_, nearest_bias(centroids_));
-    } else {
-      search_.emplace(centroids_, std::span<const float>());
+      bias_ = nearest_bias(centroids_);
     }
+    if (search) search_.emplace(entries(), bias_);
     previous_ = labels_;
   }
 
@@ -89,6 +87,9 @@ class Run {
     search_->best(rows_.rows(begin, end - begin), std::span(labels_).subspan(begin, end - begin),
                   std::span(scores_).subspan(begin, end - begin));
   }
+
+  KmeansEngine::Assignment assignment(size_t task) { return {task, entries(), bias_, labels_, scores_}; }
+  KmeansEngine::Means means(size_t task) { return {task, &sorted_, centroids_}; }
 
   /// After all rows were assigned; the means are next, unless it has converged.
   void sort() {
@@ -127,6 +128,10 @@ class Run {
   }
 
  private:
+  MatrixView<const float> entries() const {
+    return options_.metric == Metric::cosine ? units_.view() : centroids_.view();
+  }
+
   void start(uint64_t stream) {
     Rng rng(options_.seed, stream);
     std::vector<uint32_t> order(rows());
@@ -170,7 +175,8 @@ class Run {
   uint64_t first_row_;
   std::string_view name_;
   const KmeansOptions& options_;
-  Matrix<float> centroids_;
+  Matrix<float> centroids_, units_;  // units_: of the cosine only
+  std::vector<float> bias_;          // of distances only
   std::optional<ProductSearch> search_;
   std::vector<uint32_t> labels_, previous_;
   std::vector<float> scores_;
@@ -200,6 +206,22 @@ void for_pieces(std::span<const Piece> pieces, const Body& body) {
   });
 }
 
+using Runs = std::vector<std::unique_ptr<Run>>;
+
+void assign_by(KmeansEngine& engine, const Runs& runs) {
+  std::vector<KmeansEngine::Assignment> active;
+  for (size_t task = 0; task < runs.size(); ++task)
+    if (!runs[task]->converged()) active.push_back(runs[task]->assignment(task));
+  engine.assign(active);
+}
+
+void move_by(KmeansEngine& engine, const Runs& runs) {
+  std::vector<KmeansEngine::Means> active;
+  for (size_t task = 0; task < runs.size(); ++task)
+    if (!runs[task]->converged()) active.push_back(runs[task]->means(task));
+  if (!active.empty()) engine.move(active);
+}
+
 }  // namespace
 
 void mean_of(MatrixView<const float> rows, std::span<const uint32_t> ids, std::span<float> mean) {
@@ -226,9 +248,9 @@ RowsByCluster sort_by_cluster(std::span<const uint32_t> labels, size_t clusters)
 }
 
 std::vector<Clustering> kmeans(std::span<const KmeansTask> tasks, const KmeansOptions& options,
-                               const Progress& progress) {
+                               const Progress& progress, KmeansEngine* engine) {
   if (options.rounds == 0) throw failed("k-means of 0 rounds");
-  std::vector<std::unique_ptr<Run>> runs;
+  Runs runs;
   std::vector<Run*> active;
   for (const KmeansTask& task : tasks) {
     runs.push_back(std::make_unique<Run>(task, options));
@@ -238,13 +260,20 @@ std::vector<Clustering> kmeans(std::span<const KmeansTask> tasks, const KmeansOp
              [](const Piece& piece) { piece.run->check(piece.begin, piece.end); });
   for (size_t round = 0; round < options.rounds && !active.empty(); ++round) {
     report(progress, static_cast<double>(round), static_cast<double>(options.rounds));
-    parallel_for(active.size(), 1, [&](size_t first, size_t, int) { active[first]->make_entries(); });
-    for_pieces(cut(active, &Run::rows, kRowsAtATime),
-               [](const Piece& piece) { piece.run->assign(piece.begin, piece.end); });
+    parallel_for(active.size(), 1,
+                 [&](size_t first, size_t, int) { active[first]->make_entries(engine == nullptr); });
+    if (engine)
+      assign_by(*engine, runs);
+    else
+      for_pieces(cut(active, &Run::rows, kRowsAtATime),
+                 [](const Piece& piece) { piece.run->assign(piece.begin, piece.end); });
     parallel_for(active.size(), 1, [&](size_t first, size_t, int) { active[first]->sort(); });
     std::erase_if(active, [](const Run* run) { return run->converged(); });
-    for_pieces(cut(active, &Run::clusters, kClustersAtATime),
-               [](const Piece& piece) { piece.run->move_centroids(piece.begin, piece.end); });
+    if (engine)
+      move_by(*engine, runs);
+    else
+      for_pieces(cut(active, &Run::clusters, kClustersAtATime),
+                 [](const Piece& piece) { piece.run->move_centroids(piece.begin, piece.end); });
   }
   report(progress, static_cast<double>(options.rounds), static_cast<double>(options.rounds));
   std::vector<Clustering> results;

@@ -52,12 +52,39 @@ struct Clustering {
   bool converged = false;        ///< the last round changed no assignment
 };
 
+struct RowsByCluster;
+
+/// Who computes a round. Without one, the CPU does; a device twin (cuda/kmeans.hpp) gives the same bits.
+class KmeansEngine {
+ public:
+  virtual ~KmeansEngine() = default;
+
+  /// One task's part of a round: labels[i] and scores[i] are to be those of best_products(rows of the task,
+  /// entries, bias) of lib/linalg/nearest.hpp.
+  struct Assignment {
+    size_t task;
+    MatrixView<const float> entries;
+    std::span<const float> bias;  ///< empty: none
+    std::span<uint32_t> labels;
+    std::span<float> scores;
+  };
+  virtual void assign(std::span<const Assignment> tasks) = 0;
+
+  /// Row c of means is to be mean_of the task's rows in cluster c, or stay where it has none.
+  struct Means {
+    size_t task;
+    const RowsByCluster* sorted;
+    MatrixView<float> means;
+  };
+  virtual void move(std::span<const Means> tasks) = 0;
+};
+
 /// Clusters all sets. Starts are distinct random rows. A cluster that loses its rows gets the row that is
 /// farthest from its own centroid (not with inner products, where far means nothing), and is dropped in the
 /// end if it is still empty: of equal rows there is one cluster. Ties go to the cluster of the lower number.
 /// Throws Error(bad_input) for longer rows, Error(failed) for tasks of 0 clusters or 2^32 rows.
 std::vector<Clustering> kmeans(std::span<const KmeansTask> tasks, const KmeansOptions& options,
-                               const Progress& progress = {});
+                               const Progress& progress = {}, KmeansEngine* engine = nullptr);
 Clustering kmeans(MatrixView<const float> rows, size_t clusters, const KmeansOptions& options);
 
 /// The mean of chosen rows, summed in double in the order of ids; zeros for none. ids: below rows.rows().

@@ -90,7 +90,7 @@ TEST_CASE("device: attention over rows of floats") {
   const uint64_t seed = 3;
   INFO("seed ", seed);
   Rng rng(seed);
-  for (const size_t dims : {4, 32, 50, 64, 128, 200})
+  for (const size_t dims : {4, 50, 64, 128, 200})
     for (const size_t tokens : {1, 3, 256, 300})
       for (const size_t count : {1, 3}) {
         CAPTURE(dims);

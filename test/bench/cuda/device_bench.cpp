@@ -3,6 +3,8 @@
 #include <cmath>
 
 #include "cuda/device.hpp"
+#include "lib/core/parallel.hpp"
+#include "lib/core/rng.hpp"
 
 namespace kvcodec::bench {
 namespace {
@@ -39,6 +41,16 @@ Times DeviceBench::time(size_t sets, const std::function<void(size_t)>& launch) 
   Times times;
   for (int i = 0; i < (small_ ? 1 : kRepeats); ++i) times.add(region(launches));
   return times;
+}
+
+std::vector<float> random_floats(uint64_t seed, size_t n) {
+  constexpr size_t kPiece = 1 << 16;
+  std::vector<float> values(n);
+  parallel_for(n, kPiece, [&](size_t begin, size_t end, int) {
+    Rng rng(seed, begin / kPiece);
+    for (size_t i = begin; i < end; ++i) values[i] = static_cast<float>(rng.uniform(-1, 1));
+  });
+  return values;
 }
 
 void DeviceBench::measure_floors() {

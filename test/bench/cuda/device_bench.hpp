@@ -93,6 +93,9 @@ class LibraryProducts {
   void* handle_ = nullptr;
 };
 
+/// n floats within [-1, 1), the same for a seed.
+std::vector<float> random_floats(uint64_t seed, size_t n);
+
 /// The cases: one function per system, in the file of its name.
 using Cases = void (*)(DeviceBench&);
 struct System {
@@ -102,5 +105,8 @@ struct System {
 extern const std::vector<System> kSystems;
 void kvcomp_cases(DeviceBench& bench);
 void rvq_cases(DeviceBench& bench);
+void signvq_cases(DeviceBench& bench);
+void attention_cases(DeviceBench& bench);
+void nearest_cases(DeviceBench& bench);
 
 }  // namespace kvcodec::bench

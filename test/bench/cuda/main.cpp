@@ -8,7 +8,11 @@
 
 namespace kvcodec::bench {
 
-const std::vector<System> kSystems = {{"kvcomp", kvcomp_cases}, {"rvq", rvq_cases}};
+const std::vector<System> kSystems = {{"kvcomp", kvcomp_cases},
+                                      {"rvq", rvq_cases},
+                                      {"signvq", signvq_cases},
+                                      {"attention", attention_cases},
+                                      {"nearest", nearest_cases}};
 
 }  // namespace kvcodec::bench
 

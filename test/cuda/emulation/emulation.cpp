@@ -12,13 +12,44 @@
 
 #include <fmt/format.h>
 #include <sys/mman.h>
-#include <ucontext.h>
 #include <unistd.h>
+#ifndef __x86_64__
+#include <ucontext.h>
+#endif
 
 #include "lib/core/rng.hpp"
 
 #ifdef __SANITIZE_ADDRESS__
 #include <sanitizer/common_interface_defs.h>
+#endif
+
+#ifdef __x86_64__
+// Leaves one stack for another: what a function must keep goes onto the old one, whose top is stored.
+// swapcontext does the same and asks the system for the signal mask besides, which takes longer than most
+// stretches of kernels.
+extern "C" void kvcodec_switch_stack(void** old_top, void* new_top);
+asm(R"(
+.text
+.globl kvcodec_switch_stack
+.type kvcodec_switch_stack, @function
+kvcodec_switch_stack:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  ret
+.size kvcodec_switch_stack, .-kvcodec_switch_stack
+)");
 #endif
 
 namespace kvcodec::emulation {
@@ -95,8 +126,40 @@ struct Copy {
   unsigned bytes;
 };
 
+void enter_fiber();
+
+/// Where a fiber, or the scheduler, goes on.
+class Context {
+ public:
+#ifdef __x86_64__
+  void start(std::byte* stack, size_t bytes) {
+    auto* top = reinterpret_cast<void**>(stack + bytes);  // aligned to a page
+    *--top = nullptr;                                     // as if enter_fiber had been called from nowhere
+    *--top = reinterpret_cast<void*>(enter_fiber);
+    for (int i = 0; i < 6; ++i) *--top = nullptr;
+    top_ = top;
+  }
+  void go_to(Context& other) { kvcodec_switch_stack(&top_, other.top_); }
+
+ private:
+  void* top_ = nullptr;
+#else
+  void start(std::byte* stack, size_t bytes) {
+    getcontext(&context_);
+    context_.uc_stack.ss_sp = stack;
+    context_.uc_stack.ss_size = bytes;
+    context_.uc_link = nullptr;
+    makecontext(&context_, enter_fiber, 0);
+  }
+  void go_to(Context& other) { swapcontext(&context_, &other.context_); }
+
+ private:
+  ucontext_t context_;
+#endif
+};
+
 struct Fiber {
-  ucontext_t context;
+  Context context;
   std::byte* stack = nullptr;
   bool done = false;
   const char* waits_for = nullptr;
@@ -132,8 +195,6 @@ Rng* order_rng() {
   return &rng;
 }
 
-void enter_fiber(unsigned low, unsigned high);
-
 class Block {
  public:
   Block(unsigned threads, Guarded& shared, const std::function<void()>& body)
@@ -144,13 +205,7 @@ class Block {
       Fiber& fiber = fibers_[i];
       fiber.stack = stacks.get(i);
       fiber.copies.emplace_back();
-      getcontext(&fiber.context);
-      fiber.context.uc_stack.ss_sp = fiber.stack;
-      fiber.context.uc_stack.ss_size = kStackBytes;
-      fiber.context.uc_link = nullptr;
-      const auto self = reinterpret_cast<uintptr_t>(this);
-      makecontext(&fiber.context, reinterpret_cast<void (*)()>(enter_fiber), 2, static_cast<unsigned>(self),
-                  static_cast<unsigned>(self >> 32));
+      fiber.context.start(fiber.stack, kStackBytes);
     }
   }
 
@@ -248,13 +303,13 @@ class Block {
     running_ = i;
     place.thread = {i, 0, 0};
     start_switch(&scheduler_fake_stack_, fibers_[i].stack, kStackBytes);
-    swapcontext(&scheduler_, &fibers_[i].context);
+    scheduler_.go_to(fibers_[i].context);
     finish_switch(scheduler_fake_stack_);
   }
   void leave(bool for_good) {
     Fiber& fiber = fibers_[running_];
     start_switch(for_good ? nullptr : &fiber.fake_stack, scheduler_stack_, scheduler_bytes_);
-    swapcontext(&fiber.context, &scheduler_);
+    fiber.context.go_to(scheduler_);
     finish_switch(fiber.fake_stack);
   }
 
@@ -299,15 +354,13 @@ class Block {
   Guarded& shared_;
   std::map<const void*, std::unique_ptr<Guarded>> arrays_;
   const std::function<void()>& body_;
-  ucontext_t scheduler_;
+  Context scheduler_;
   void* scheduler_fake_stack_ = nullptr;
   const void* scheduler_stack_ = nullptr;
   size_t scheduler_bytes_ = 0;
 };
 
-void enter_fiber(unsigned low, unsigned high) {
-  reinterpret_cast<Block*>(uintptr_t{low} | uintptr_t{high} << 32)->body_of_fiber();
-}
+void enter_fiber() { current->body_of_fiber(); }
 
 // Memory -------------------------------------------------------------------------------------------
 

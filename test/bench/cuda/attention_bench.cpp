@@ -1,0 +1,167 @@
+// Attention of one step: all tokens in f16, and 7.5% of them, coded in 2 bits.
+#include <cmath>
+
+#include "cuda/attention.cuh"
+#include "cuda/attention.hpp"
+#include "lib/attention/attention.hpp"
+#include "lib/core/half.hpp"
+#include "lib/core/rng.hpp"
+#include "test/bench/cuda/device_bench.hpp"
+
+namespace kvcodec::bench {
+namespace {
+
+constexpr size_t kDims = 128;
+constexpr unsigned kQueriesEach = 4;
+constexpr double kChosenShare = 0.075;  // the paper's
+
+/// One head's coded rows, of random floats.
+struct Coded {
+  Matrix<uint8_t> signs, key_levels, value_levels;
+  Matrix<uint16_t> key_scales, key_zeros, value_scales, value_zeros;
+  std::vector<float> alpha = std::vector<float>(kDims, 1.5f), center = std::vector<float>(kDims, 0.1f);
+
+  Coded(const std::vector<float>& keys, const std::vector<float>& values)
+      : signs(keys.size() / kDims, kDims / 8),
+        key_levels(signs.rows(), kDims / 4),
+        value_levels(signs.rows(), kDims / 4),
+        key_scales(signs.rows(), kDims / 32),
+        key_zeros(signs.rows(), kDims / 32),
+        value_scales(signs.rows(), kDims / 32),
+        value_zeros(signs.rows(), kDims / 32) {
+    Matrix<float> magnitudes(signs.rows(), kDims);
+    for (size_t i = 0; i < keys.size(); ++i) {
+      magnitudes.data()[i] = std::abs(keys[i]);
+      if (keys[i] >= 0) signs.data()[i / 8] |= static_cast<uint8_t>(1u << (7 - i % 8));
+    }
+    quantize_two_bit(magnitudes, {key_levels, key_scales, key_zeros});
+    quantize_two_bit({values.data(), signs.rows(), kDims}, {value_levels, value_scales, value_zeros});
+  }
+  TwoBitCache cache() const {
+    return {
+        signs, {key_levels, key_scales, key_zeros}, {value_levels, value_scales, value_zeros}, alpha, center};
+  }
+};
+
+bool near(const Matrix<float>& a, const Matrix<float>& b) {
+  double off = 0, size = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    off += std::pow(double{a.data()[i]} - double{b.data()[i]}, 2);
+    size += std::pow(double{b.data()[i]}, 2);
+  }
+  return off <= 1e-10 * size;  // floats: far below 1e-5
+}
+
+}  // namespace
+
+void attention_cases(DeviceBench& bench) {
+  const size_t tokens = bench.small() ? 700 : 32768, heads = bench.small() ? 2 : 64;
+  const auto chosen_count = static_cast<size_t>(kChosenShare * static_cast<double>(tokens));
+  const std::vector<float> keys = random_floats(1, tokens * kDims), values = random_floats(2, tokens * kDims);
+  const std::vector<float> some = random_floats(3, kQueriesEach * kDims);
+  std::vector<uint16_t> half_keys(keys.size()), half_values(values.size());
+  narrow(DType::f16, keys, half_keys);
+  narrow(DType::f16, values, half_values);
+  const Coded coded(keys, values);
+  std::vector<uint32_t> all(tokens), chosen;
+  for (size_t t = 0; t < tokens; ++t) all[t] = static_cast<uint32_t>(t);
+  Rng rng(4);
+  rng.shuffle(all);
+  chosen.assign(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(chosen_count));
+  std::sort(chosen.begin(), chosen.end());
+
+  const MatrixView<const uint16_t> key_rows(half_keys.data(), tokens, kDims),
+      value_rows(half_values.data(), tokens, kDims);
+  const CacheRows rows(DType::f16, key_rows, value_rows);
+  const TwoBitRowSource coded_rows(coded.cache());
+  const cuda::DeviceRows device_rows(DType::f16, key_rows, value_rows), device_coded(coded.cache());
+  const MatrixView<const float> queries(some.data(), kQueriesEach, kDims);
+  Matrix<float> expected(kQueriesEach, kDims), found(kQueriesEach, kDims);
+  attend(Attention{queries, {{&rows}}, expected});
+  cuda::attend(cuda::Attention{queries, {{&device_rows}}, found});
+  check(near(found, expected), "attention over all tokens");
+  attend(Attention{queries, {{&coded_rows, chosen}}, expected});
+  cuda::attend(cuda::Attention{queries, {{&device_coded, chosen}}, found});
+  check(near(found, expected), "attention over chosen coded tokens");
+
+  // Every head has rows and ids of its own in memory, with the same content.
+  const std::vector<float> all_queries = random_floats(5, heads * kQueriesEach * kDims);
+  const std::vector<float> no_shifts(heads * kQueriesEach);
+  const cuda::DeviceBuffer<float> device_queries(all_queries, bench.stream()),
+      shifts(no_shifts, bench.stream());
+  const auto measure = [&](const std::string& name, cuda::RowKind kind, const std::vector<uint32_t>* ids,
+                           const std::vector<cuda::RowPointers>& of_heads, double bytes_per_token) {
+    const size_t count = ids ? ids->size() : tokens;
+    cuda::DeviceBuffer<uint32_t> device_ids(ids ? heads * count : 0);
+    if (ids)
+      for (size_t head = 0; head < heads; ++head) device_ids.upload(*ids, bench.stream(), head * count);
+    std::vector<cuda::AttentionItem> items;
+    std::vector<cuda::AttentionResult> results;
+    for (size_t head = 0; head < heads; ++head) {
+      const auto first_item = static_cast<uint32_t>(items.size()),
+                 query = static_cast<uint32_t>(head * kQueriesEach);
+      for (size_t first = 0; first < count; first += cuda::kSplitTokens)
+        items.push_back({of_heads[head], ids ? device_ids.data() : nullptr,
+                         static_cast<uint32_t>((ids ? head * count : 0) + first),
+                         static_cast<uint32_t>(std::min<size_t>(cuda::kSplitTokens, count - first)), query});
+      for (uint32_t q = 0; q < kQueriesEach; ++q)
+        results.push_back({first_item, static_cast<uint32_t>(items.size()), q});
+    }
+    const cuda::DeviceBuffer<cuda::AttentionItem> device_items(items, bench.stream());
+    const cuda::DeviceBuffer<cuda::AttentionResult> device_results(results, bench.stream());
+    cuda::DeviceBuffer<float> states(items.size() * kQueriesEach * 2),
+        sums(items.size() * kQueriesEach * kDims);
+    cuda::DeviceBuffer<float> out(results.size() * kDims);
+    bench.measure(
+        name, fmt::format("{} heads x {} of {}, {} queries", heads, count, tokens, kQueriesEach),
+        {.bytes = static_cast<double>(heads * count) * bytes_per_token}, 1, [&](size_t) {
+          cuda::check(cuda::run_attention_items(kind, device_items.data(), items.size(), kQueriesEach, kDims,
+                                                device_queries.data(), shifts.data(), states.data(),
+                                                sums.data(), bench.stream().handle()),
+                      "attention");
+          cuda::check(
+              cuda::run_attention_join(device_results.data(), results.size(), kQueriesEach, kDims,
+                                       states.data(), sums.data(), out.data(), bench.stream().handle()),
+              "joining attention");
+        });
+  };
+  std::vector<cuda::RowPointers> of_heads(heads);
+  if (bench.wanted("attention/dense f16")) {
+    cuda::DeviceBuffer<uint16_t> all_keys(heads * half_keys.size()), all_values(heads * half_values.size());
+    for (size_t head = 0; head < heads; ++head) {
+      all_keys.upload(half_keys, bench.stream(), head * half_keys.size());
+      all_values.upload(half_values, bench.stream(), head * half_values.size());
+      of_heads[head] = {all_keys.data() + head * half_keys.size(),
+                        all_values.data() + head * half_values.size(), nullptr, nullptr, nullptr};
+    }
+    measure("attention/dense f16", cuda::RowKind::f16, nullptr, of_heads, 4.0 * kDims);
+    measure("attention/chosen f16", cuda::RowKind::f16, &chosen, of_heads, 4.0 * kDims + 4);
+  }
+  if (bench.wanted("attention/chosen 2-bit")) {
+    const size_t grids = coded.key_scales.size();
+    std::vector<uint32_t> key_grids(grids), value_grids(grids);
+    for (size_t i = 0; i < grids; ++i) {
+      key_grids[i] = coded.key_scales.data()[i] | uint32_t{coded.key_zeros.data()[i]} << 16;
+      value_grids[i] = coded.value_scales.data()[i] | uint32_t{coded.value_zeros.data()[i]} << 16;
+    }
+    const size_t levels = coded.key_levels.size(), signs = coded.signs.size();
+    cuda::DeviceBuffer<uint8_t> all_keys(heads * levels), all_values(heads * levels),
+        all_signs(heads * signs);
+    cuda::DeviceBuffer<uint32_t> all_key_grids(heads * grids), all_value_grids(heads * grids);
+    for (size_t head = 0; head < heads; ++head) {
+      all_keys.upload({coded.key_levels.data(), levels}, bench.stream(), head * levels);
+      all_values.upload({coded.value_levels.data(), levels}, bench.stream(), head * levels);
+      all_signs.upload({coded.signs.data(), signs}, bench.stream(), head * signs);
+      all_key_grids.upload(key_grids, bench.stream(), head * grids);
+      all_value_grids.upload(value_grids, bench.stream(), head * grids);
+      of_heads[head] = {all_keys.data() + head * levels, all_values.data() + head * levels,
+                        all_key_grids.data() + head * grids, all_value_grids.data() + head * grids,
+                        all_signs.data() + head * signs};
+    }
+    // Levels, signs of keys, and a scale and zero per 32 values.
+    measure("attention/chosen 2-bit", cuda::RowKind::two_bit, &chosen, of_heads,
+            2 * (kDims / 4.0 + kDims / 8.0) + kDims / 8.0 + 4);
+  }
+}
+
+}  // namespace kvcodec::bench

@@ -1,0 +1,113 @@
+// Nearest entries: k-means' assignment of keys, and a large codebook; means of clusters.
+#include "cuda/nearest.cuh"
+#include "cuda/nearest.hpp"
+#include "lib/core/aligned.hpp"
+#include "lib/core/rng.hpp"
+#include "lib/kmeans/kmeans.hpp"
+#include "lib/linalg/nearest.hpp"
+#include "test/bench/cuda/device_bench.hpp"
+
+namespace kvcodec::bench {
+namespace {
+
+/// What a DeviceMatrix holds, with its parts to be launched one by one.
+struct Rows {
+  cuda::DeviceBuffer<float> exact, factors, norms, errors;
+  cuda::DeviceBuffer<uint16_t> rough;
+  cuda::RoughRows rows;
+
+  Rows(const std::vector<float>& values, size_t d, const cuda::Stream& stream)
+      : exact(values, stream),
+        factors(values.size() / d),
+        norms(factors.size()),
+        errors(factors.size()),
+        rough(factors.size() * round_up(d, cuda::kRoughStep)) {
+    rows = {exact.data(),
+            rough.data(),
+            factors.data(),
+            norms.data(),
+            errors.data(),
+            static_cast<uint32_t>(factors.size()),
+            static_cast<uint32_t>(d),
+            static_cast<uint32_t>(round_up(d, cuda::kRoughStep))};
+    cuda::check(cuda::run_make_rough(rows, stream.handle()), "rounding rows");
+    stream.synchronize();
+  }
+};
+
+void search_case(DeviceBench& bench, const std::string& name, size_t n, size_t k, size_t d) {
+  if (!bench.wanted(name)) return;
+  const std::vector<float> values = random_floats(1, n * d), of_entries = random_floats(2, k * d);
+  const size_t checked = std::min<size_t>(n, 2000);
+  const MatrixView<const float> sample(values.data(), checked, d), entries(of_entries.data(), k, d);
+  const std::vector<float> bias = nearest_bias(entries);
+  std::vector<uint32_t> expected(checked), found(checked);
+  std::vector<float> expected_scores(checked), found_scores(checked);
+  best_products(sample, entries, bias, expected, expected_scores);
+  cuda::best_products(sample, entries, bias, found, found_scores);
+  check(found == expected && found_scores == expected_scores, "nearest entries");
+
+  const Rows rows(values, d, bench.stream()), all(of_entries, d, bench.stream());
+  const cuda::DeviceBuffer<float> device_bias(bias, bench.stream());
+  cuda::DeviceBuffer<float> largest(3), scores(n);
+  cuda::DeviceBuffer<uint32_t> ids(n);
+  cuda::DeviceBuffer<cuda::Peak> peaks(n * ((k + cuda::kPeakTile - 1) / cuda::kPeakTile));
+  largest.fill(0, bench.stream());
+  cuda::check(cuda::run_largest(all.rows, device_bias.data(), largest.data(), bench.stream().handle()),
+              "norms");
+  const auto run_peaks = [&](size_t) {
+    cuda::check(
+        cuda::run_peaks(rows.rows, all.rows, device_bias.data(), peaks.data(), bench.stream().handle()),
+        "rough products");
+  };
+  const auto run_settle = [&](size_t) {
+    cuda::check(cuda::run_settle(rows.rows, all.rows, device_bias.data(), largest.data(), peaks.data(),
+                                 ids.data(), scores.data(), bench.stream().handle()),
+                "settling");
+  };
+  run_peaks(0);
+  const std::string shape = fmt::format("{} x {} entries x {}", n, k, d);
+  const double operations = 2.0 * static_cast<double>(n) * static_cast<double>(k) * static_cast<double>(d);
+  bench.measure(name + " rough", shape, {.operations = operations, .unit = "TFLOP/s"}, 1, run_peaks);
+  bench.measure(name + " exact", shape, {.operations = operations, .unit = "TFLOP/s"}, 1, run_settle);
+}
+
+void means_case(DeviceBench& bench) {
+  if (!bench.wanted("nearest/means")) return;
+  const size_t n = bench.small() ? 300 : size_t{1} << 19, k = bench.small() ? 7 : 6400, d = 128;
+  const std::vector<float> values = random_floats(3, n * d);
+  std::vector<uint32_t> labels(n);
+  Rng rng(4);
+  for (auto& label : labels) label = static_cast<uint32_t>(rng.below(k));
+  const RowsByCluster sorted = sort_by_cluster(labels, k);
+  const MatrixView<const float> rows(values.data(), n, d);
+  Matrix<float> found(k, d), expected(k, d);
+  cuda::means_of(cuda::DeviceMatrix(rows), sorted.offsets, sorted.rows, found);
+  for (size_t c = 0; c < k; ++c)
+    mean_of(rows,
+            std::span(sorted.rows).subspan(sorted.offsets[c], sorted.offsets[c + 1] - sorted.offsets[c]),
+            expected.row(c));
+  check(std::equal(found.data(), found.data() + found.size(), expected.data()), "means");
+  const cuda::DeviceBuffer<float> device_rows(values, bench.stream());
+  const cuda::DeviceBuffer<uint64_t> offsets(sorted.offsets, bench.stream());
+  const cuda::DeviceBuffer<uint32_t> ids(sorted.rows, bench.stream());
+  cuda::DeviceBuffer<float> means(k * d);
+  bench.measure(
+      "nearest/means", fmt::format("{} rows x {} in {}", n, d, k),
+      {.bytes = static_cast<double>(n) * (4.0 * static_cast<double>(d) + 4)}, 1, [&](size_t) {
+        cuda::check(cuda::run_means(device_rows.data(), static_cast<uint32_t>(d), offsets.data(), ids.data(),
+                                    static_cast<uint32_t>(k), means.data(), bench.stream().handle()),
+                    "means");
+      });
+}
+
+}  // namespace
+
+void nearest_cases(DeviceBench& bench) {
+  const bool small = bench.small();
+  search_case(bench, "nearest/k-means", small ? 150 : 262144, small ? 30 : 400, small ? 40 : 128);
+  search_case(bench, "nearest/codebook", small ? 100 : 65536, small ? 200 : 65536, small ? 32 : 128);
+  means_case(bench);
+}
+
+}  // namespace kvcodec::bench

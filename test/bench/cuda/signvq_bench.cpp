@@ -1,0 +1,142 @@
+// Sign codes with their codebooks, scores from codes, the k best; and the same scores by plain products in
+// f16.
+#include <algorithm>
+
+#include "cuda/signvq.cuh"
+#include "cuda/signvq.hpp"
+#include "lib/core/half.hpp"
+#include "lib/signvq/sign_index.hpp"
+#include "test/bench/cuda/device_bench.hpp"
+
+namespace kvcodec::bench {
+namespace {
+
+void codebook_case(DeviceBench& bench) {
+  if (!bench.wanted("signvq/codebooks")) return;
+  const size_t tokens = bench.small() ? 700 : 32768, heads = bench.small() ? 2 : 16, dims = 128;
+  const size_t row_bytes = sign_row_bytes(dims),
+               pieces = (tokens + cuda::kSummedTogether - 1) / cuda::kSummedTogether;
+  const std::vector<float> values = random_floats(1, tokens * heads * dims);
+  const MatrixView<const float> rows(values.data(), tokens, heads * dims);
+  Matrix<uint8_t> expected(tokens, heads * row_bytes), codes(tokens, heads * row_bytes);
+  encode_signs(rows, heads, expected);
+  const auto books = build_codebooks(rows, expected, heads);
+  const auto found = cuda::encode_and_build_codebooks(rows, heads, codes);
+  check(std::equal(codes.data(), codes.data() + codes.size(), expected.data()), "sign codes");
+  for (size_t head = 0; head < heads; ++head)
+    check(std::equal(found[head].centroids.data(), found[head].centroids.data() + dims * kSignCodes,
+                     books[head].centroids.data()),
+          "codebooks");
+
+  const double bytes = static_cast<double>(values.size()) * 4 + static_cast<double>(codes.size());
+  const size_t sets = bench.sets_of(bytes);
+  std::vector<cuda::DeviceBuffer<float>> device_rows;
+  for (size_t set = 0; set < sets; ++set) device_rows.emplace_back(values, bench.stream());
+  cuda::DeviceBuffer<uint8_t> device_codes(codes.size());
+  cuda::DeviceBuffer<double> sums(heads * pieces * dims * kSignCodes);
+  cuda::DeviceBuffer<uint32_t> counts(heads * pieces * dims / kSignGroup * kSignCodes);
+  cuda::DeviceBuffer<float> centroids(heads * dims * kSignCodes);
+  const cuda::SignShape shape{tokens, heads, dims, row_bytes, heads * dims, heads * row_bytes};
+  bench.measure("signvq/codebooks", fmt::format("{} x {} x {} f32", tokens, heads, dims), {.bytes = bytes},
+                sets, [&](size_t set) {
+                  cuda::check(cuda::run_sign_sums(device_rows[set].data(), shape, device_codes.data(),
+                                                  sums.data(), counts.data(), bench.stream().handle()),
+                              "sums");
+                  cuda::check(cuda::run_sign_codebooks(sums.data(), counts.data(), heads, dims, pieces,
+                                                       centroids.data(), bench.stream().handle()),
+                              "codebooks");
+                });
+}
+
+void retrieval_cases(DeviceBench& bench) {
+  const size_t tokens = bench.small() ? 700 : 65536, heads = bench.small() ? 2 : 64, dims = 128,
+               k = tokens / 32;
+  const size_t row_bytes = sign_row_bytes(dims), groups = dims / kSignGroup;
+  const std::vector<float> values = random_floats(2, tokens * dims), query = random_floats(3, heads * dims);
+  Matrix<uint8_t> codes(tokens, row_bytes);
+  const MatrixView<const float> rows(values.data(), tokens, dims);
+  encode_signs(rows, 1, codes);
+  const auto book = build_codebooks(rows, codes, 1)[0];
+  // All heads have the same codes, in places of their own: what is timed is the same.
+  std::vector<cuda::SignIndex> indices;
+  std::vector<SignTable> tables;
+  std::vector<cuda::SignQuery> queries;
+  SignIndex reference(dims);
+  reference.append(codes);
+  for (size_t head = 0; head < 2; ++head) {
+    indices.emplace_back(dims).append(codes);
+    tables.emplace_back(book, std::span(query).subspan(head * dims, dims));
+  }
+  for (size_t head = 0; head < 2; ++head) queries.push_back({&indices[head], &tables[head]});
+  const auto best = cuda::top_k(queries, k, Order::by_id);
+  for (size_t head = 0; head < 2; ++head)
+    check(best[head] == reference.top_k(tables[head], k, Order::by_id), "the best tokens");
+
+  const double bytes = static_cast<double>(heads * tokens) * static_cast<double>(row_bytes + 4);
+  const size_t sets = bench.sets_of(bytes);
+  std::vector<float> all_tables;
+  for (size_t head = 0; head < heads; ++head) {
+    const SignTable table(book, std::span(query).subspan(head * dims, dims));
+    all_tables.insert(all_tables.end(), table.exact().begin(), table.exact().end());
+  }
+  const cuda::DeviceBuffer<float> device_tables(all_tables, bench.stream());
+  std::vector<cuda::DeviceBuffer<uint8_t>> device_codes;
+  std::vector<cuda::DeviceBuffer<cuda::SignKeys>> keys;
+  std::vector<cuda::DeviceBuffer<float>> scores;
+  for (size_t set = 0; set < sets; ++set) {
+    auto& all = device_codes.emplace_back(heads * codes.size());
+    std::vector<cuda::SignKeys> own;
+    for (size_t head = 0; head < heads; ++head) {
+      all.upload({codes.data(), codes.size()}, bench.stream(), head * codes.size());
+      own.push_back({all.data() + head * codes.size(), tokens});
+    }
+    keys.emplace_back(own, bench.stream());
+    scores.emplace_back(heads * tokens);
+    bench.stream().synchronize();
+  }
+  const std::string shape = fmt::format("{} heads x {} x {}", heads, tokens, dims);
+  const auto run_scores = [&](size_t set) {
+    cuda::check(cuda::run_sign_scores(keys[set].data(), heads, tokens, device_tables.data(), groups,
+                                      row_bytes, scores[set].data(), tokens, bench.stream().handle()),
+                "scores");
+  };
+  for (size_t set = 0; set < sets; ++set) run_scores(set);
+  if (bench.wanted("signvq/scores"))
+    bench.measure("signvq/scores", shape, {.bytes = bytes}, sets, run_scores);
+  if (bench.wanted("signvq/top_k")) {
+    const std::vector<uint64_t> lengths(heads, tokens);
+    const cuda::DeviceBuffer<uint64_t> device_lengths(lengths, bench.stream());
+    cuda::DeviceBuffer<uint32_t> ids(heads * k);
+    cuda::DeviceBuffer<float> of_best(heads * k);
+    bench.measure("signvq/top_k", shape + fmt::format(", k {}", k),
+                  {.bytes = static_cast<double>(heads * tokens) * 4}, sets, [&](size_t set) {
+                    cuda::check(cuda::run_top_k(scores[set].data(), tokens, device_lengths.data(), heads, k,
+                                                ids.data(), of_best.data(), bench.stream().handle()),
+                                "top-k");
+                  });
+  }
+  const LibraryProducts library(bench.stream());
+  if (!library.available() || !bench.wanted("signvq/products bf16 (library)")) return;
+  std::vector<uint16_t> halves(tokens * dims), half_queries(heads * dims);
+  narrow(DType::bf16, values, halves);
+  narrow(DType::bf16, query, half_queries);
+  cuda::DeviceBuffer<uint16_t> all_keys(heads * halves.size());  // which of them stand where does not matter
+  cuda::DeviceBuffer<float> products(heads * tokens);
+  for (size_t head = 0; head < heads; ++head) all_keys.upload(halves, bench.stream(), head * halves.size());
+  const cuda::DeviceBuffer<uint16_t> device_queries(half_queries, bench.stream());
+  bench.measure("signvq/products bf16 (library)", shape,
+                {.bytes = static_cast<double>(heads * tokens) * static_cast<double>(2 * dims + 4)}, 1,
+                [&](size_t) {
+                  library.multiply_keys({tokens, heads, dims, 1}, all_keys.data(), device_queries.data(),
+                                        products.data());
+                });
+}
+
+}  // namespace
+
+void signvq_cases(DeviceBench& bench) {
+  codebook_case(bench);
+  retrieval_cases(bench);
+}
+
+}  // namespace kvcodec::bench
