@@ -2,9 +2,9 @@
 # Loads random sets of documents from one codes file, several times each.
 # usage: rag-load.sh KV CODES BOOK_OPTIONS REPEATS DOCUMENTS...
 #
-# A line for each number of documents: that number, bytes that the set needs (its share of the file, less the book), median seconds with the
-# file dropped from the page cache and with it there, and the NMSE of keys and values together. Times are those of `kvcodec decode` into memory, its own start
-# included. The same sets for every file: the generator's seed is the number of documents.
+# A line for each number of documents: that number, bytes that the set needs (its share of the file), median seconds with the file dropped from
+# the page cache and with it there, and the mean of the NMSE of keys and of values. Times are those of `kvcodec decode` into memory. The
+# same sets for every file: the generator's seed is the number of documents.
 set -eu -o pipefail
 kv=$1 codes=$2 book=$3 repeats=$4
 shift 4
@@ -24,8 +24,8 @@ median() { sort -g | awk '{ value[NR] = $1 } END { print value[int((NR + 1) / 2)
 
 for documents in "$@"; do
   ((documents <= all)) || documents=$all
-  set=$(seq 0 $((all - 1)) | awk -v seed="$documents" 'BEGIN { srand(seed) } { print rand(), $1 }' | sort -g | head -n "$documents" |
-    awk '{ print $2 }' | sort -n | paste -sd,)
+  set=$(seq 0 $((all - 1)) | awk -v seed="$documents" 'BEGIN { srand(seed) } { print rand(), $1 }' | sort -g |
+    awk -v count="$documents" 'NR <= count { print $2 }' | sort -n | paste -sd,)
   cold=$(for ((i = 0; i < repeats; ++i)); do drop; load "$set"; done | median)
   load "$set" >/dev/null
   warm=$(for ((i = 0; i < repeats; ++i)); do load "$set"; done | median)
