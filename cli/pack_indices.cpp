@@ -1,14 +1,17 @@
-// kvcodec pack-indices CODES [--unpack] -o CODES
+// kvcodec pack-indices CODES [--unpack | --sorted] -o CODES
 //
 //   --unpack            store every id plainly again, in 16 or 32 bits
+//   --sorted            ids of sparse codes in rising order, their gaps and the coefficients entropy-coded
 //
 //   kvcodec pack-indices codes.h5 -o packed.h5
+#include "cli/coding.hpp"
 #include "cli/common.hpp"
 #include "cli/json.hpp"
 #include "cli/rate.hpp"
 #include "cli/subcommands.hpp"
 #include "cli/text.hpp"
 #include "formats/codes_file.hpp"
+#include "lib/codec/sparse_streams.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec::cli {
@@ -17,11 +20,18 @@ namespace {
 struct PackOptions final : Options {
   std::string input;
   bool unpack = false;
+  bool sorted = false;
   CommonOptions common;
   OutputOptions output;
 
   std::vector<OptionField> fields() override {
-    return {{.name = "unpack", .help = "store ids plainly again", .target = &unpack}};
+    return {{.name = "unpack", .help = "store ids plainly again", .target = &unpack},
+            {.name = "sorted",
+             .help = "ids of each sparse code in rising order, their gaps and the coefficients entropy-coded",
+             .target = &sorted}};
+  }
+  void check() const override {
+    if (unpack && sorted) throw usage_error("--unpack and --sorted exclude each other");
   }
 };
 
@@ -30,6 +40,7 @@ std::string summary(const RepackResult& result, const FileRate& before, const Fi
   if (options.common.json)
     return text_of({{"output", options.output.path},
                     {"packed", !options.unpack},
+                    {"sorted", options.sorted},
                     {"index_bytes_before", result.index_bytes_before},
                     {"index_bytes_after", result.index_bytes_after},
                     {"before", to_json(before)},
@@ -44,15 +55,61 @@ std::string summary(const RepackResult& result, const FileRate& before, const Fi
   return table.text();
 }
 
+uint64_t id_bytes(const CodesReader& codes) {
+  return codes.ledger().category[static_cast<size_t>(Category::ids)];
+}
+
+/// Copies sparse codes from one form to another.
+RepackResult copy_sparse(const CodesReader& codes, OutputFile& output, const PackOptions& options,
+                         const Provenance& provenance) {
+  CodesInfo info = codes.info();
+  const auto form_of = [&](Side side, int group) {
+    std::vector<StreamSpec> specs;
+    for (const StoredStream& stream : codes.streams(side, group)) specs.push_back(stream.spec);
+    return at_dataset(codes.name(), side, group,
+                      [&] { return SparseForm::of(codes.info().parameters, specs); });
+  };
+  if (info.groups.empty()) throw bad_input("{}: there are no layers", codes.name());
+  const int any = info.groups.front();
+  SparseForm keys = form_of(Side::key, any), values = form_of(Side::value, any);
+  keys.sorted = values.sorted = options.sorted;
+  const SparseCopyCodec target(keys, values, info.parameters);
+  info.parameters = target.parameters();
+  info.packed = !options.unpack;
+  const uint64_t tokens = info.documents.tokens();
+  const auto ids = codes.has_tokens() ? codes.tokens(0, tokens) : std::vector<uint32_t>{};
+  const auto positions = codes.positions(0, tokens);
+  const auto book = codes.embedded_book();
+  CodesWriter writer(output, info, target, ids, positions, book ? &*book : nullptr);
+  for (const int group : info.groups)
+    for (const Side side : kSides) {
+      const SparseForm from = form_of(side, group);
+      at_dataset(codes.name(), side, group, [&] {
+        for (size_t d = 0; d < info.documents.count(); ++d)
+          copy_codes(from, *codes.document(side, group, d), target.form(side),
+                     writer.document(side, group, d));
+      });
+    }
+  writer.finish(provenance);
+  return {id_bytes(codes), 0};
+}
+
+bool is_sorted(const CodesReader& codes) {
+  const Record& parameters = codes.info().parameters;
+  return codes.info().codec == "sparse" && parameters.find("sort-ids") && parameters.get_bool("sort-ids");
+}
+
 }  // namespace
 
 std::string pack_indices(Command& command) {
   PackOptions options;
-  command.describe("CODES [--unpack] -o CODES",
+  command.describe("CODES [--unpack | --sorted] -o CODES",
                    "Rewrites a codes file with every id in as few bits as its range needs (13 bits for "
                    "8,192 atoms) as one continuous bit stream, or plainly again. Nothing is lost either "
-                   "way, and decode reads both.",
-                   "kvcodec pack-indices codes.h5 -o packed.h5");
+                   "way, and decode reads both. Sparse codes can be sorted: the order of a code's atoms says "
+                   "nothing, and without it codes are much smaller.",
+                   "kvcodec pack-indices codes.h5 -o packed.h5\n"
+                   "kvcodec pack-indices --sorted codes.h5 -o sorted.h5");
   command.group("Input and output");
   command.input("CODES", "codes file; - is standard input", options.input);
   options.output.declare(command, "codes file to write");
@@ -64,12 +121,20 @@ std::string pack_indices(Command& command) {
   command.parse();
   options.output.check(options.common);
   options.common.apply(command, false);
+  options.check();
 
   const CodesReader codes(options.input);
+  if (options.sorted && codes.info().codec != "sparse")
+    throw bad_input("{}: --sorted is for codes of the codec sparse; these are of {}", codes.name(),
+                    codes.info().codec);
   OutputFile output(options.output.path, options.output.overwrite);
-  const auto result =
-      repack_indices(codes, output, !options.unpack, command.provenance(codes.type().history));
-  const FileRate after = rate_of(CodesReader(output.path()));
+  const Provenance provenance = command.provenance(codes.type().history);
+  RepackResult result = options.sorted || is_sorted(codes)
+                            ? copy_sparse(codes, output, options, provenance)
+                            : repack_indices(codes, output, !options.unpack, provenance);
+  const CodesReader written(output.path());
+  if (options.sorted || is_sorted(codes)) result.index_bytes_after = id_bytes(written);
+  const FileRate after = rate_of(written);
   const FileRate before = rate_of(codes);
   output.commit();
   return options.output.to_stdout() ? "" : summary(result, before, after, options);

@@ -1,6 +1,7 @@
 #include "lib/codec/sparse_book.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "lib/core/checked.hpp"
@@ -37,20 +38,54 @@ std::vector<T> vector_from(const Book& book, const std::string& name, DType type
   return {values.begin(), values.end()};
 }
 
-Matrix<float> matrix_from(const Array& array, size_t rows, size_t cols) {
-  const auto values = values_of<float>(array);
+template <class T = float>
+Matrix<T> matrix_from(const Array& array, size_t rows, size_t cols) {
+  const auto values = values_of<T>(array);
   if (values.size() != checked_mul(rows, cols) || (!array.shape.empty() && array.shape[0] != rows))
     throw bad_input("/{}: is [{}]; it must be {} x {}", array.name, fmt::join(array.shape, ", "), rows, cols);
-  Matrix<float> matrix(rows, cols);
+  Matrix<T> matrix(rows, cols);
   std::ranges::copy(values, matrix.data());
   return matrix;
+}
+
+constexpr int kLevelOffset = 128;
+
+/// Levels and scales of atoms kept in 8 bits.
+void add_byte_atoms(Book& book, const std::string& path, MatrixView<const float> atoms) {
+  const ByteAtoms bytes = round_to_bytes(atoms);
+  std::vector<uint8_t> levels(bytes.levels.size());
+  std::ranges::transform(std::span(bytes.levels.data(), levels.size()), levels.begin(),
+                         [](int8_t level) { return static_cast<uint8_t>(level + kLevelOffset); });
+  book.arrays.push_back(array_of<uint8_t>(path + "/atoms", DType::u8, {atoms.rows(), atoms.cols()}, levels));
+  book.arrays.push_back(
+      array_of<float>(path + "/atom_scale", DType::f32, {bytes.scales.size()}, bytes.scales));
+}
+
+ByteAtoms byte_atoms_from(const Book& book, const std::string& path, size_t n, size_t width) {
+  const Matrix<uint8_t> stored = matrix_from<uint8_t>(book.get(path + "/atoms", DType::u8, 2), n, width);
+  ByteAtoms bytes{Matrix<int8_t>(n, width), vector_from<float>(book, path + "/atom_scale", DType::f32)};
+  if (bytes.scales.size() != n)
+    throw bad_input("/{}/atom_scale: has {} scales for {} atoms", path, bytes.scales.size(), n);
+  for (size_t i = 0; i < n; ++i) {
+    if (!(bytes.scales[i] > 0 && std::isfinite(bytes.scales[i])))
+      throw bad_input("/{}/atom_scale: that of atom {} is {}; it must be positive", path, i, bytes.scales[i]);
+    for (size_t c = 0; c < width; ++c) {
+      if (stored(i, c) == 0) throw bad_input("/{}/atoms: atom {} has a level of 0; the least is 1", path, i);
+      bytes.levels(i, c) = static_cast<int8_t>(stored(i, c) - kLevelOffset);
+    }
+  }
+  return bytes;
 }
 
 void add_side(Book& book, const SparseBook& sparse, Side side) {
   const std::string path(name_of(side)), training = std::string(Book::kTrainingPrefix) + path;
   const auto& [dictionary, state] = sparse.of(side);
   const Normalization& normalization = dictionary.normalization;
-  book.arrays.push_back(matrix_array(path + "/atoms", dictionary.atoms));
+  const bool in_bytes = atom_type_from_name(sparse.options.atom_type) == AtomType::i8;
+  if (in_bytes)
+    add_byte_atoms(book, path, dictionary.atoms);
+  else
+    book.arrays.push_back(matrix_array(path + "/atoms", dictionary.atoms));
   const auto layers = static_cast<uint64_t>(sparse.num_layers), heads = static_cast<uint64_t>(sparse.heads);
   const auto head_dim = static_cast<uint64_t>(sparse.head_dim);
   if (normalization.normalize == Normalize::layer)
@@ -79,6 +114,7 @@ void add_side(Book& book, const SparseBook& sparse, Side side) {
       array_of<double>(training + "/seconds", DType::f64, {state.seconds.size()}, state.seconds));
   const uint8_t stable = state.stable ? 1 : 0;
   book.arrays.push_back(array_of<uint8_t>(training + "/stable", DType::u8, {1}, {&stable, 1}));
+  if (in_bytes) book.arrays.push_back(matrix_array(training + "/atoms", dictionary.atoms));
 }
 
 void read_side(const Book& book, bool with_training, Side side, SparseBook& sparse) {
@@ -87,7 +123,12 @@ void read_side(const Book& book, bool with_training, Side side, SparseBook& spar
   const auto layers = static_cast<size_t>(sparse.num_layers);
   const SignalLayout layout = sparse.layout();
   const auto n = static_cast<size_t>(sparse.options.atoms);
-  dictionary.atoms = matrix_from(book.get(path + "/atoms", DType::f32, 2), n, layout.signal_width());
+  if (atom_type_from_name(sparse.options.atom_type) == AtomType::i8) {
+    dictionary.bytes = byte_atoms_from(book, path, n, layout.signal_width());
+    dictionary.atoms = floats_of(dictionary.bytes);
+  } else {
+    dictionary.atoms = matrix_from(book.get(path + "/atoms", DType::f32, 2), n, layout.signal_width());
+  }
   Normalization& normalization = dictionary.normalization;
   normalization.normalize = normalize_from_name(sparse.options.normalize);
   if (normalization.normalize == Normalize::layer)
@@ -97,6 +138,11 @@ void read_side(const Book& book, bool with_training, Side side, SparseBook& spar
         matrix_from(book.get(path + "/channel_mean", DType::f32, 3), layers, layout.layer_width());
   with_context("/" + path, [&] { dictionary.check(layout, layers); });
   if (!with_training) return;
+  if (!dictionary.bytes.empty()) {
+    dictionary.atoms = matrix_from(book.get(training + "/atoms", DType::f32, 2), n, layout.signal_width());
+    dictionary.bytes = {};
+    with_context("/" + training, [&] { check_atoms(dictionary.atoms); });
+  }
   state.loss = vector_from<double>(book, training + "/loss", DType::f64);
   state.steps = state.loss.size();
   state.replaced = vector_from<uint32_t>(book, training + "/replaced", DType::u32);
@@ -157,6 +203,8 @@ Book to_book(SparseBook sparse) {
 SparseBook sparse_book_from(const Book& book, bool with_training) {
   if (book.type != kType) throw bad_input("the book is of type '{}'; a {} is needed", book.type, kType);
   SparseBook sparse;
+  // Books from before there was a choice do not name it.
+  sparse.options.atom_type = name_of(AtomType::f32);
   try {
     from_record(book.parameters, sparse.options);
   } catch (const Error& error) {

@@ -5,51 +5,47 @@
 // normalised as the dictionary says; its code is up to s pairs of atom and coefficient, in the order in which
 // pursuit took them.
 //
-// Streams of one document of T tokens, S signals per token (1, or H heads), n atoms:
-//   ids           u16 (u32 from 65537 atoms on), index bound n     [T][S][s]   with an error target [pairs]
-//   coefficients  f16                                              [T][S][s]   with an error target [pairs]
-//   count         u8 (u16 from s = 256 on), index bound s + 1      [T][S]      with an error target only:
-//   pairs of each signal gain          f16                                              [T][S]      with
-//   normalize signal only: norm of the signal
-// (no dimension S where S is 1). Without an error target every signal has s pairs; one that needs fewer is
-// filled up with coefficients 0 of atom 0. Packed to index_bits(n), that is s * (16 + index_bits(n)) bits per
-// signal: the paper's form.
+// What is stored: lib/codec/sparse_streams.hpp. Unsorted, in 16 bits and packed to index_bits(n), that is s *
+// (16 + index_bits(n)) bits per signal: the paper's form.
 //
-// Coefficients are rounded to f16, after pursuit; the relative error that this adds is near 2^-12. One beyond
-// f16's range is an error that says what to do; one below 2^-25 becomes 0. The error target is relative to
+// Coefficients are rounded after pursuit. In f16 the relative error that this adds is near 2^-12; one beyond
+// f16's range is an error that says what to do, one below 2^-25 becomes 0. The error target is relative to
 // the signal as it is coded (centred and normalised) and holds before that rounding.
+//
+// Products without decoding. A product of a query with a decoded key is the sum over the pairs of its code of
+// coefficient times the product of query and atom; those are the same for all tokens. A sum of decoded values
+// is a sum of atoms likewise. Where many queries are asked at a time decoding costs less (straight_pays).
 //
 // Gram matrices. The larger the dictionary, the more rows it takes until they pay (Omp::gram_pays); until
 // then, and for dictionaries beyond kGramBytes, pursuit goes without. The bytes are the same.
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <mutex>
 
 #include "lib/codec/exact_rows.hpp"
+#include "lib/codec/products.hpp"
 #include "lib/codec/sparse_book.hpp"
+#include "lib/codec/sparse_streams.hpp"
 #include "lib/core/bits.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
+#include "lib/core/parallel.hpp"
+#include "lib/linalg/blas.hpp"
 #include "lib/sparse/omp.hpp"
 #include "lib/sparse/reconstruct.hpp"
 
 namespace kvcodec {
 namespace {
 
-constexpr std::string_view kIds = "ids", kCoefficients = "coefficients", kCount = "count", kGain = "gain";
-
 /// Largest Gram matrix made, per side: 16384 atoms. The paper's 8192 take a quarter of it.
 constexpr uint64_t kGramBytes = uint64_t{512} << 20;
-
-/// Counts read at a time.
-constexpr uint64_t kCountsPerRead = 1 << 16;
 
 struct SparseOptions final : Options {
   int64_t sparsity = 0;  ///< the dictionary knows best what it was trained for
   double error_target = 0;
   std::string coefficients = "f16";  ///< the paper's
   std::string selection = "omp";     ///< the paper's
+  bool sort_ids = false;             ///< the paper's form stands for itself, and can be sorted later
 
   std::vector<OptionField> fields() override {
     return {
@@ -57,14 +53,21 @@ struct SparseOptions final : Options {
          1 << 16},
         {"error-target", "stop when the relative error of a signal is this small; 0 = always take all atoms",
          &error_target, 0, 1},
-        {"coefficients", "type of the coefficients", &coefficients, {}, {}, {"f16"}},
+        {"coefficients",
+         "type of the coefficients; but for f16 with a scale of 8 bits for each signal",
+         &coefficients,
+         {},
+         {},
+         {"f16", "fp8", "i8", "i4"}},
         {"selection",
          "the next atom: the one with the largest correlation (omp), or the one that lowers the error most "
          "(ols: a little better, slower)",
          &selection,
          {},
          {},
-         {"omp", "ols"}}};
+         {"omp", "ols"}},
+        {"sort-ids", "ids of a code in rising order, their gaps and the coefficients entropy-coded",
+         &sort_ids}};
   }
 };
 
@@ -72,12 +75,28 @@ struct SparseOptions final : Options {
 class SideCoder {
  public:
   explicit SideCoder(Dictionary dictionary)
-      : normalization_(std::move(dictionary.normalization)),
-        omp_(std::make_shared<const Omp>(dictionary.atoms)),
-        reconstructor_(dictionary.atoms) {}
+      : omp_(std::make_shared<const Omp>(dictionary.atoms)),
+        reconstructor_(dictionary.bytes.empty() ? Reconstructor(dictionary.atoms)
+                                                : Reconstructor(dictionary.bytes)),
+        dictionary_(std::move(dictionary)) {
+    if (in_bytes()) dictionary_.atoms = {};
+  }
 
-  const Normalization& normalization() const { return normalization_; }
+  const Normalization& normalization() const { return dictionary_.normalization; }
   const Reconstructor& reconstructor() const { return reconstructor_; }
+  bool in_bytes() const { return !dictionary_.bytes.empty(); }
+
+  /// What Reconstructor::weights weighs: the atoms, or their levels as floats.
+  MatrixView<const float> atoms() {
+    const std::lock_guard lock(mutex_);
+    Matrix<float>& atoms = dictionary_.atoms;
+    if (atoms.size() == 0) {
+      const Matrix<int8_t>& levels = dictionary_.bytes.levels;
+      atoms = Matrix<float>(levels.rows(), levels.cols());
+      std::copy_n(levels.data(), levels.size(), atoms.data());
+    }
+    return {atoms.data(), atoms.rows(), atoms.cols()};
+  }
 
   /// The pursuit to use for that many more signals.
   std::shared_ptr<const Omp> omp_for(uint64_t signals, const OmpOptions& options) {
@@ -95,49 +114,56 @@ class SideCoder {
   }
 
  private:
-  Normalization normalization_;
   std::mutex mutex_;
   uint64_t signals_ = 0;  // coded so far
   std::shared_ptr<const Omp> omp_;
   Reconstructor reconstructor_;
+  Dictionary dictionary_;  // floats of atoms that are kept in bytes are made when they are first needed
 };
 
 class SparseCodec final : public Codec {
  public:
   SparseCodec(const SparseOptions& options, SparseBook book);
 
-  Record parameters() const override {
-    SparseOptions copy = options_;
-    return to_record(copy);
-  }
+  Record parameters() const override;
   int layer_group() const override { return layout_.layers; }
-  std::vector<StreamSpec> streams(const GroupShape& shape) const override;
+  std::vector<StreamSpec> streams(const GroupShape& shape) const override {
+    return form(shape.side).streams();
+  }
 
-  /// Signals, as they are and coded (ids, coefficients, residuals), and pairs as stored; the same for
-  /// decoding.
+  /// Signals, as they are and coded (ids, coefficients, residuals), and pairs as stored and sorted; the same
+  /// for decoding.
   size_t scratch_bytes_per_row(const GroupShape& shape) const override {
-    return shape.width() * sizeof(float) + layout_.signals_per_row() * (pairs() * 14 + 32);
+    return shape.width() * sizeof(float) + layout_.signals_per_row() * (pairs() * 24 + 40);
   }
 
   void append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const override;
-  uint64_t tokens(const GroupShape& shape, const StreamReader& document) const override;
+  uint64_t tokens(const GroupShape& shape, const StreamReader& document) const override {
+    return form(shape.side).tokens(document);
+  }
   void decode(const GroupShape& shape, const StreamReader& document, uint64_t first,
               MatrixView<float> out) const override;
+  void multiply_keys(const GroupShape& shape, const StreamReader& document, uint64_t first,
+                     MatrixView<const float> queries, MatrixView<float> out) const override;
+  void multiply_values(const GroupShape& shape, const StreamReader& document, uint64_t first,
+                       MatrixView<const float> weights, MatrixView<float> out) const override;
 
  private:
+  /// Codes of some tokens, ready to be added up.
+  struct Codes {
+    std::vector<uint32_t> ids;
+    std::vector<float> coefficients, gains;
+    std::vector<uint64_t> offsets;
+    CodeView view() const { return {ids, coefficients, offsets}; }
+  };
+
   size_t pairs() const { return static_cast<size_t>(options_.sparsity); }  // of a signal, at most
-  bool variable() const { return options_.error_target > 0; }
-  DType id_type() const { return atoms_ <= 65536 ? DType::u16 : DType::u32; }
-  DType count_type() const { return options_.sparsity < 256 ? DType::u8 : DType::u16; }
+  bool gained(Side side) const { return coder(side).normalization().normalize == Normalize::signal; }
+  SparseForm form(Side side) const;
   SideCoder& coder(Side side) const { return side == Side::key ? key_ : value_; }
   void check_shape(const GroupShape& shape, size_t columns) const;
-  void append_pairs(const SparseCodes& codes, StreamStore& document) const;
-  std::vector<uint32_t> read_unsigned(const StreamReader& document, std::string_view stream, DType type,
-                                      uint64_t first, uint64_t count, uint64_t per_row) const;
-  std::vector<float> read_halves(const StreamReader& document, std::string_view stream, uint64_t first,
-                                 uint64_t count, uint64_t per_row) const;
-  template <class Visit>
-  void visit_counts(const StreamReader& document, uint64_t first, uint64_t count, Visit visit) const;
+  Codes read(const GroupShape& shape, const StreamReader& document, uint64_t first, uint64_t count) const;
+  bool straight_pays(const GroupShape& shape, size_t vectors, size_t tokens) const;
 
   SparseOptions options_;
   SignalLayout layout_;
@@ -154,6 +180,22 @@ SparseCodec::SparseCodec(const SparseOptions& options, SparseBook book)
       key_(std::move(book.key.dictionary)),
       value_(std::move(book.value.dictionary)) {}
 
+Record SparseCodec::parameters() const {
+  SparseOptions copy = options_;
+  return parameters_of(form(Side::key), to_record(copy));
+}
+
+SparseForm SparseCodec::form(Side side) const {
+  return {.atoms = atoms_,
+          .sparsity = pairs(),
+          .signals = layout_.signals_per_row(),
+          .per_head = layout_.per_head,
+          .variable = options_.error_target > 0,
+          .gains = gained(side),
+          .coefficients = coefficient_type_from_name(options_.coefficients),
+          .sorted = options_.sort_ids};
+}
+
 void SparseCodec::check_shape(const GroupShape& shape, size_t columns) const {
   check_width(shape, columns);
   if (shape.layers != layout_.layers || shape.heads != layout_.heads || shape.head_dim != layout_.head_dim)
@@ -163,187 +205,268 @@ void SparseCodec::check_shape(const GroupShape& shape, size_t columns) const {
     throw failed("layers from {} on of a model of {}", shape.first_layer, num_layers_);
 }
 
-std::vector<StreamSpec> SparseCodec::streams(const GroupShape& shape) const {
-  const uint64_t signals = layout_.signals_per_row(), s = pairs();
-  const std::vector<uint64_t> per_signal =
-      layout_.per_head ? std::vector<uint64_t>{signals} : std::vector<uint64_t>{};
-  std::vector<uint64_t> code = per_signal;
-  code.push_back(s);
-  if (variable()) code.clear();
-  std::vector<StreamSpec> specs{
-      {std::string(kIds), id_type(), code, Category::ids, atoms_},
-      {std::string(kCoefficients), DType::f16, code, Category::payload},
-  };
-  if (variable()) specs.push_back({std::string(kCount), count_type(), per_signal, Category::offsets, s + 1});
-  if (coder(shape.side).normalization().normalize == Normalize::signal)
-    specs.push_back({std::string(kGain), DType::f16, per_signal, Category::scales});
-  return specs;
-}
-
 // Encoding
 // ---------------------------------------------------------------------------------------------------------
-
-std::vector<uint16_t> to_halves(std::span<const float> values, std::string_view what) {
-  std::vector<uint16_t> halves(values.size());
-  narrow(DType::f16, values, halves);
-  for (size_t i = 0; i < values.size(); ++i)
-    if (!std::isfinite(f16_to_float(halves[i])))
-      throw bad_input(
-          "a {} of {} is beyond the range of f16; train the dictionary with --normalize layer or signal",
-          what, values[i]);
-  return halves;
-}
-
-template <class To, class From>
-std::vector<To> converted(std::span<const From> values) {
-  std::vector<To> out(values.size());
-  std::ranges::transform(values, out.begin(), [](From value) { return static_cast<To>(value); });
-  return out;
-}
-
-void append_unsigned(StreamStore& document, std::string_view stream, DType type,
-                     std::span<const uint32_t> values) {
-  if (type == DType::u8)
-    document.append_values<uint8_t>(stream, converted<uint8_t>(values));
-  else if (type == DType::u16)
-    document.append_values<uint16_t>(stream, converted<uint16_t>(values));
-  else
-    document.append_values<uint32_t>(stream, values);
-}
 
 void SparseCodec::append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const {
   check_shape(shape, rows.cols());
   if (rows.rows() == 0) return;
   SideCoder& side = coder(shape.side);
   const size_t signals = rows.rows() * layout_.signals_per_row();
-  const bool gained = side.normalization().normalize == Normalize::signal;
+  std::vector<float> gains(gained(shape.side) ? signals : 0);
   Matrix<float> values(signals, layout_.signal_width());
-  std::vector<float> gains(gained ? signals : 0);
   to_signals(side.normalization(), layout_, shape.first_layer, rows, values, gains);
   OmpOptions pursuit;
   pursuit.sparsity = options_.sparsity;
   pursuit.error_target = options_.error_target;
   pursuit.selection = options_.selection;
   const SparseCodes codes = side.omp_for(signals, pursuit)->encode(values, pursuit);
-  append_pairs(codes, document);
-  if (gained) document.append_values<uint16_t>(kGain, to_halves(gains, "norm"));
-}
-
-void SparseCodec::append_pairs(const SparseCodes& codes, StreamStore& document) const {
-  if (!variable()) {
-    const auto halves = to_halves({codes.coefficients.data(), codes.coefficients.size()}, "coefficient");
-    append_unsigned(document, kIds, id_type(), {codes.ids.data(), codes.ids.size()});
-    document.append_values<uint16_t>(kCoefficients, halves);
-    return;
-  }
-  std::vector<uint32_t> ids;
+  SparsePairs stored{.counts = codes.counts, .ids = {}, .words = {}, .scales = {}, .gains = {}};
   std::vector<float> coefficients;
-  for (size_t i = 0; i < codes.counts.size(); ++i) {
-    const auto id_row = codes.ids.row(i).first(codes.counts[i]);
-    const auto coefficient_row = codes.coefficients.row(i).first(codes.counts[i]);
-    ids.insert(ids.end(), id_row.begin(), id_row.end());
-    coefficients.insert(coefficients.end(), coefficient_row.begin(), coefficient_row.end());
+  for (size_t i = 0; i < signals; ++i) {
+    const auto ids = codes.ids.row(i).first(codes.counts[i]);
+    const auto row = codes.coefficients.row(i).first(codes.counts[i]);
+    stored.ids.insert(stored.ids.end(), ids.begin(), ids.end());
+    coefficients.insert(coefficients.end(), row.begin(), row.end());
   }
-  const auto halves = to_halves(coefficients, "coefficient");
-  append_unsigned(document, kIds, id_type(), ids);
-  document.append_values<uint16_t>(kCoefficients, halves);
-  append_unsigned(document, kCount, count_type(), codes.counts);
+  quantize_coefficients(coefficient_type_from_name(options_.coefficients), stored.counts, coefficients,
+                        stored);
+  stored.gains.resize(gains.size());
+  narrow(DType::f16, gains, stored.gains);  // they are f16 numbers already
+  form(shape.side).append(std::move(stored), document);
 }
 
 // Decoding
 // ---------------------------------------------------------------------------------------------------------
 
-std::vector<uint32_t> SparseCodec::read_unsigned(const StreamReader& document, std::string_view stream,
-                                                 DType type, uint64_t first, uint64_t count,
-                                                 uint64_t per_row) const {
-  if (type == DType::u8)
-    return converted<uint32_t>(
-        std::span<const uint8_t>(document.read<uint8_t>(stream, first, count, per_row)));
-  if (type == DType::u16)
-    return converted<uint32_t>(
-        std::span<const uint16_t>(document.read<uint16_t>(stream, first, count, per_row)));
-  return document.read<uint32_t>(stream, first, count, per_row);
-}
-
-std::vector<float> SparseCodec::read_halves(const StreamReader& document, std::string_view stream,
-                                            uint64_t first, uint64_t count, uint64_t per_row) const {
-  const auto halves = document.read<uint16_t>(stream, first, count, per_row);
-  std::vector<float> values(halves.size());
-  widen(DType::f16, halves, values);
-  for (size_t i = 0; i < values.size(); ++i)
-    if (!std::isfinite(values[i]))
-      throw bad_input("stream '{}': row {} is not finite", stream, first + i / per_row);
-  return values;
-}
-
-/// Calls visit(pairs of a signal) for the signals of tokens [first, first + count).
-template <class Visit>
-void SparseCodec::visit_counts(const StreamReader& document, uint64_t first, uint64_t count,
-                               Visit visit) const {
-  const uint64_t per_row = layout_.signals_per_row(),
-                 rows_per_read = std::max<uint64_t>(kCountsPerRead / per_row, 1);
-  for (uint64_t done = 0; done < count; done += rows_per_read) {
-    const uint64_t rows = std::min(rows_per_read, count - done);
-    for (const uint32_t pairs_of_signal :
-         read_unsigned(document, kCount, count_type(), first + done, rows, per_row)) {
-      if (pairs_of_signal > pairs())
-        throw bad_input("stream '{}': {} pairs for a signal that has {} at most", kCount, pairs_of_signal,
-                        pairs());
-      visit(pairs_of_signal);
-    }
-  }
-}
-
-uint64_t SparseCodec::tokens(const GroupShape& shape, const StreamReader& document) const {
-  const uint64_t codes = document.rows(kIds);
-  if (document.rows(kCoefficients) != codes)
-    throw bad_input("{} rows of '{}' and {} of '{}'", codes, kIds, document.rows(kCoefficients),
-                    kCoefficients);
-  uint64_t tokens = codes;
-  if (variable()) {
-    tokens = document.rows(kCount);
-    uint64_t sum = 0;
-    visit_counts(document, 0, tokens, [&](uint32_t pairs_of_signal) { sum += pairs_of_signal; });
-    if (sum != codes) throw bad_input("stream '{}' adds up to {} pairs; there are {}", kCount, sum, codes);
-  }
-  if (coder(shape.side).normalization().normalize == Normalize::signal && document.rows(kGain) != tokens)
-    throw bad_input("{} rows of '{}' for {} tokens", document.rows(kGain), kGain, tokens);
-  return tokens;
+SparseCodec::Codes SparseCodec::read(const GroupShape& shape, const StreamReader& document, uint64_t first,
+                                     uint64_t count) const {
+  const SparseForm stored = form(shape.side);
+  SparsePairs pairs = stored.read(document, first, count);
+  Codes codes;
+  codes.coefficients = dequantize_coefficients(stored.coefficients, pairs);
+  codes.ids = std::move(pairs.ids);
+  codes.offsets.reserve(pairs.counts.size() + 1);
+  codes.offsets.push_back(0);
+  for (const uint32_t of_signal : pairs.counts) codes.offsets.push_back(codes.offsets.back() + of_signal);
+  codes.gains.resize(pairs.gains.size());
+  widen(DType::f16, pairs.gains, codes.gains);
+  for (size_t i = 0; i < codes.gains.size(); ++i)
+    if (!std::isfinite(codes.gains[i]))
+      throw bad_input("stream 'gain': that of signal {} is not finite",
+                      first * layout_.signals_per_row() + i);
+  return codes;
 }
 
 void SparseCodec::decode(const GroupShape& shape, const StreamReader& document, uint64_t first,
                          MatrixView<float> out) const {
   check_shape(shape, out.cols());
-  const uint64_t there = document.rows(variable() ? kCount : kIds);
-  if (first > there || out.rows() > there - first)
-    throw bad_input("there are {} tokens; tokens {} to {} are not all there", there, first,
-                    first + out.rows());
+  const Codes codes = read(shape, document, first, out.rows());
   if (out.rows() == 0) return;
-  const uint64_t per_row = layout_.signals_per_row();
-  const size_t signals = out.rows() * per_row;
-  uint64_t first_row = first, rows = out.rows(), row_pairs = per_row * pairs();
-  std::vector<uint64_t> offsets;
-  if (variable()) {
-    first_row = 0, row_pairs = 1;
-    visit_counts(document, 0, first, [&](uint32_t pairs_of_signal) { first_row += pairs_of_signal; });
-    offsets.push_back(0);
-    visit_counts(document, first, out.rows(),
-                 [&](uint32_t pairs_of_signal) { offsets.push_back(offsets.back() + pairs_of_signal); });
-    rows = offsets.back();
-  } else {
-    offsets = uniform_offsets(signals, pairs());
-  }
-  const auto ids = read_unsigned(document, kIds, id_type(), first_row, rows, row_pairs);
-  const auto coefficients = read_halves(document, kCoefficients, first_row, rows, row_pairs);
   const SideCoder& side = coder(shape.side);
-  std::vector<float> gains;
-  if (side.normalization().normalize == Normalize::signal)
-    gains = read_halves(document, kGain, first, out.rows(), per_row);
-  Matrix<float> values(signals, layout_.signal_width());
-  with_context(fmt::format("stream '{}'", kIds), [&] {
-    side.reconstructor().run({ids, coefficients, offsets}, values);
-  });
-  from_signals(side.normalization(), layout_, shape.first_layer, values, gains, out);
+  if (layout_.per_head) {
+    Matrix<float> values(codes.offsets.size() - 1, layout_.signal_width());
+    side.reconstructor().run(codes.view(), values);
+    from_signals(side.normalization(), layout_, shape.first_layer, values, codes.gains, out);
+    return;
+  }
+  // A token is one signal, in the order of the row: what from_signals does can be done on the way out.
+  const Normalization& normalization = side.normalization();
+  std::vector<float> scale;
+  Finishing finishing{.gains = codes.gains, .scale = {}, .mean = {}};
+  const auto layer = static_cast<size_t>(shape.first_layer), layers = static_cast<size_t>(shape.layers);
+  if (normalization.normalize == Normalize::layer) {
+    for (size_t i = 0; i < layers; ++i)
+      scale.insert(scale.end(), layout_.layer_width(), normalization.layer_scale[layer + i]);
+    finishing.scale = scale;
+  }
+  if (normalization.center() == Center::channel)
+    finishing.mean = {normalization.channel_mean.row(layer).data(), layers * layout_.layer_width()};
+  side.reconstructor().run(codes.view(), out, finishing);
+}
+
+// Products
+// ---------------------------------------------------------------------------------------------------------
+
+/// Columns of atoms or rows that belong to one head of one layer of a group.
+struct Head {
+  size_t layer, head;
+};
+
+/// Heads of a signal, in the order of its channels: all of the group, or those of one head in every layer.
+std::vector<Head> heads_of(const SignalLayout& layout, size_t signal) {
+  std::vector<Head> heads;
+  for (size_t layer = 0; layer < static_cast<size_t>(layout.layers); ++layer) {
+    if (layout.per_head) {
+      heads.push_back({layer, signal});
+      continue;
+    }
+    for (size_t head = 0; head < static_cast<size_t>(layout.heads); ++head) heads.push_back({layer, head});
+  }
+  return heads;
+}
+
+/// Codes of one signal of each token.
+struct SignalCodes {
+  std::vector<uint32_t> ids;
+  std::vector<float> coefficients;
+  std::vector<uint64_t> offsets{0};
+};
+
+SignalCodes codes_of_signal(const CodeView& codes, size_t signal, size_t per_row) {
+  SignalCodes out;
+  for (size_t i = signal; i < codes.signals(); i += per_row) {
+    const auto begin = static_cast<ptrdiff_t>(codes.offsets[i]),
+               end = static_cast<ptrdiff_t>(codes.offsets[i + 1]);
+    out.ids.insert(out.ids.end(), codes.ids.begin() + begin, codes.ids.begin() + end);
+    out.coefficients.insert(out.coefficients.end(), codes.coefficients.begin() + begin,
+                            codes.coefficients.begin() + end);
+    out.offsets.push_back(out.ids.size());
+  }
+  return out;
+}
+
+/// Atoms per piece of a product with all atoms: fixed, so that sums are the same for any number of threads.
+constexpr size_t kAtomsPerPiece = 512;
+
+/// Columns of the weights of atoms that one thread adds to: a cache line.
+constexpr size_t kColumns = 16;
+
+float layer_factor(const Normalization& normalization, size_t layer) {
+  return normalization.normalize == Normalize::layer ? normalization.layer_scale[layer] : 1.0f;
+}
+
+/// Whether products go without decoding. Per token that costs s * vectors multiplications of floats, and once
+/// for all tokens atoms * width * vectors / heads in matrix products; decoding costs s * width, of bytes
+/// where atoms are such, and width * vectors / heads.
+bool SparseCodec::straight_pays(const GroupShape& shape, size_t vectors, size_t tokens) const {
+  const auto width = static_cast<double>(shape.width()), heads = width / shape.head_dim,
+             per_head = static_cast<double>(vectors) / heads, count = static_cast<double>(tokens),
+             all_pairs = count * static_cast<double>(pairs() * layout_.signals_per_row());
+  // Measured (kvcodec_bench_reconstruct): a multiplication of the random accesses of sums costs as much as
+  // kInMatrices in matrix products; one of bytes kInBytes of it.
+  constexpr double kInMatrices = 6, kInBytes = 0.25;
+  const double channels = static_cast<double>(layout_.signal_width());
+  const double of_vectors = static_cast<double>(vectors) / static_cast<double>(layout_.signals_per_row());
+  const double decoding = all_pairs * channels * (coder(shape.side).in_bytes() ? kInBytes : 1) +
+                          count * width * per_head / kInMatrices;
+  const double straight = all_pairs * std::max<double>(of_vectors, kColumns) +
+                          static_cast<double>(atoms_) * width * per_head / kInMatrices;
+  return straight < decoding;
+}
+
+void SparseCodec::multiply_keys(const GroupShape& shape, const StreamReader& document, uint64_t first,
+                                MatrixView<const float> queries, MatrixView<float> out) const {
+  check_products(shape, Side::key, queries, out);
+  if (!straight_pays(shape, queries.rows(), out.cols()))
+    return Codec::multiply_keys(shape, document, first, queries, out);
+  check_shape(shape, shape.width());
+  Codes codes = read(shape, document, first, out.cols());
+  if (out.cols() == 0) return;
+  SideCoder& side = coder(shape.side);
+  codes.coefficients = side.reconstructor().weights(codes.view());
+  const MatrixView<const float> atoms = side.atoms();
+  const auto d = static_cast<size_t>(shape.head_dim), per_row = layout_.signals_per_row();
+  const size_t n = queries.rows() / (static_cast<size_t>(shape.layers) * static_cast<size_t>(shape.heads));
+  for (size_t signal = 0; signal < per_row; ++signal) {
+    const std::vector<Head> heads = heads_of(layout_, signal);
+    // Products of all atoms with the queries: columns by head, and the queries of a head.
+    Matrix<float> products(atoms_, heads.size() * n);
+    std::vector<float> means(products.cols());
+    std::vector<size_t> rows;  // of queries and out
+    for (size_t h = 0; h < heads.size(); ++h)
+      for (size_t j = 0; j < n; ++j)
+        rows.push_back((heads[h].layer * static_cast<size_t>(shape.heads) + heads[h].head) * n + j);
+    parallel_for(atoms_, kAtomsPerPiece, [&](size_t begin, size_t end, int) {
+      for (size_t h = 0; h < heads.size(); ++h) {
+        const float factor =
+            layer_factor(side.normalization(), static_cast<size_t>(shape.first_layer) + heads[h].layer);
+        gemm(factor, atoms.rows(begin, end - begin).columns(h * d, d), Transpose::no,
+             queries.rows(rows[h * n], n), Transpose::yes, 0,
+             products.view().rows(begin, end - begin).columns(h * n, n));
+      }
+    });
+    if (side.normalization().center() == Center::channel)
+      for (size_t i = 0; i < rows.size(); ++i) {
+        const Head head = heads[i / n];
+        const auto mean = side.normalization()
+                              .channel_mean.row(static_cast<size_t>(shape.first_layer) + head.layer)
+                              .subspan(head.head * d, d);
+        double sum = 0;
+        for (size_t c = 0; c < d; ++c) sum += double{mean[c]} * queries(rows[i], c);
+        means[i] = static_cast<float>(sum);
+      }
+    std::vector<float> gains;
+    for (size_t i = signal; i < codes.gains.size(); i += per_row) gains.push_back(codes.gains[i]);
+    Matrix<float> scores(out.cols(), rows.size());
+    const Reconstructor sums(products);
+    const Finishing finishing{.gains = gains, .scale = {}, .mean = means};
+    if (per_row == 1) {
+      sums.run(codes.view(), scores, finishing);
+    } else {
+      const SignalCodes of_signal = codes_of_signal(codes.view(), signal, per_row);
+      sums.run({of_signal.ids, of_signal.coefficients, of_signal.offsets}, scores, finishing);
+    }
+    for (size_t t = 0; t < scores.rows(); ++t)
+      for (size_t i = 0; i < rows.size(); ++i) out(rows[i], t) = scores(t, i);
+  }
+}
+
+void SparseCodec::multiply_values(const GroupShape& shape, const StreamReader& document, uint64_t first,
+                                  MatrixView<const float> weights, MatrixView<float> out) const {
+  check_products(shape, Side::value, out, weights);
+  if (!straight_pays(shape, out.rows(), weights.cols()))
+    return Codec::multiply_values(shape, document, first, weights, out);
+  check_shape(shape, shape.width());
+  Codes codes = read(shape, document, first, weights.cols());
+  SideCoder& side = coder(shape.side);
+  codes.coefficients = side.reconstructor().weights(codes.view());
+  const MatrixView<const float> atoms = side.atoms();
+  const auto d = static_cast<size_t>(shape.head_dim), per_row = layout_.signals_per_row();
+  const size_t n = out.rows() / (static_cast<size_t>(shape.layers) * static_cast<size_t>(shape.heads));
+  for (size_t signal = 0; signal < per_row; ++signal) {
+    const std::vector<Head> heads = heads_of(layout_, signal);
+    std::vector<size_t> rows;  // of weights and out
+    for (size_t h = 0; h < heads.size(); ++h)
+      for (size_t j = 0; j < n; ++j)
+        rows.push_back((heads[h].layer * static_cast<size_t>(shape.heads) + heads[h].head) * n + j);
+    const size_t groups = (rows.size() + kColumns - 1) / kColumns;
+    // What each atom weighs in each of the sums, some columns at a time.
+    Matrix<float> of_atoms(rows.size(), atoms_);
+    parallel_for(groups, 1, [&](size_t begin, size_t end, int) {
+      for (size_t group = begin; group < end; ++group) {
+        const size_t from = group * kColumns, columns = std::min(kColumns, rows.size() - from);
+        Matrix<float> sums(atoms_, kColumns);
+        for (size_t t = 0; t < weights.cols(); ++t) {
+          const size_t i = t * per_row + signal;
+          const float gain = codes.gains.empty() ? 1 : codes.gains[i];
+          float factors[kColumns] = {};
+          for (size_t c = 0; c < columns; ++c) factors[c] = weights(rows[from + c], t) * gain;
+          for (uint64_t k = codes.offsets[i]; k < codes.offsets[i + 1]; ++k) {
+            float* row = sums.row(codes.ids[k]).data();
+            const float coefficient = codes.coefficients[k];
+            for (size_t c = 0; c < kColumns; ++c) row[c] += coefficient * factors[c];
+          }
+        }
+        for (size_t atom = 0; atom < atoms_; ++atom)
+          for (size_t c = 0; c < columns; ++c) of_atoms(from + c, atom) = sums(atom, c);
+      }
+    });
+    parallel_for(heads.size(), 1, [&](size_t begin, size_t end, int) {
+      for (size_t h = begin; h < end; ++h) {
+        const size_t layer = static_cast<size_t>(shape.first_layer) + heads[h].layer, row = rows[h * n];
+        gemm(layer_factor(side.normalization(), layer), of_atoms.view().rows(h * n, n), Transpose::no,
+             atoms.columns(h * d, d), Transpose::no, 0, out.rows(row, n));
+        if (side.normalization().center() != Center::channel) continue;
+        const auto mean = side.normalization().channel_mean.row(layer).subspan(heads[h].head * d, d);
+        for (size_t j = 0; j < n; ++j) {
+          double sum = 0;
+          for (size_t t = 0; t < weights.cols(); ++t) sum += weights(row + j, t);
+          for (size_t c = 0; c < d; ++c) out(row + j, c) += static_cast<float>(sum * mean[c]);
+        }
+      }
+    });
+  }
 }
 
 // Making one
@@ -357,10 +480,11 @@ void check_size(const SparseOptions& options, const SparseBook& book) {
   const auto s = static_cast<uint64_t>(options.sparsity), n = static_cast<uint64_t>(book.options.atoms);
   if (s > width) throw usage_error("sparsity is {}; signals have only {} values", s, width);
   if (s > n) throw usage_error("sparsity is {}; the dictionary has only {} atoms", s, n);
-  uint64_t extra = 0;
+  const CoefficientType type = coefficient_type_from_name(options.coefficients);
+  uint64_t extra = scale_bits(type);
   if (options.error_target > 0) extra += options.sparsity < 256 ? 8 : 16;
   if (book.options.normalize == "signal") extra += 16;
-  const uint64_t pair_bits = 16 + index_bits(n), raw = 16 * width;
+  const uint64_t pair_bits = coefficient_bits(type) + index_bits(n), raw = 16 * width;
   if (s * pair_bits + extra <= raw) return;
   if (raw < pair_bits + extra)
     throw usage_error(
@@ -394,7 +518,7 @@ std::unique_ptr<Codec> make(const Options& options, const CodecContext& context)
 CodecEntry sparse_codec() {
   return {.name = "sparse",
           .summary = "sparse codes over a learned dictionary (SparseCache)",
-          .capabilities = {.needs_book = true},
+          .capabilities = {.needs_book = true, .multiplies = true},
           .book_type = "dictionary",
           .make_options = make_options,
           .make = make};

@@ -10,7 +10,7 @@ namespace {
 constexpr size_t kLargePage = size_t{2} << 20;
 
 /// Below this the part of a page that stays unused would matter.
-constexpr size_t kLarge = 4 * kLargePage;
+constexpr size_t kLarge = 2 * kLargePage;
 
 std::align_val_t alignment_of(size_t size) {
   return std::align_val_t{size >= kLarge ? kLargePage : kCacheLine};

@@ -26,9 +26,10 @@ struct CacheLineAllocator {
   CacheLineAllocator(const CacheLineAllocator<U>&) {}
 
   T* allocate(size_t count) {
-    return static_cast<T*>(::operator new (count * sizeof(T), std::align_val_t{kCacheLine}));
+    if (count > std::numeric_limits<size_t>::max() / sizeof(T)) throw std::bad_array_new_length();
+    return static_cast<T*>(allocate_aligned(count * sizeof(T)));
   }
-  void deallocate(T* data, size_t) { ::operator delete (data, std::align_val_t{kCacheLine}); }
+  void deallocate(T* data, size_t count) { free_aligned(data, count * sizeof(T)); }
   template <class U>
   bool operator==(const CacheLineAllocator<U>&) const {
     return true;

@@ -34,6 +34,13 @@ void Dictionary::check(const SignalLayout& layout, size_t num_layers) const {
   normalization.check(num_layers, layout.layer_width());
 }
 
+void Dictionary::store_as(AtomType type) {
+  bytes = {};
+  if (type == AtomType::f32) return;
+  bytes = round_to_bytes(atoms);
+  atoms = floats_of(bytes);
+}
+
 size_t normalize_atoms(MatrixView<float> atoms) {
   size_t unusable = 0;
   for (size_t i = 0; i < atoms.rows(); ++i) {

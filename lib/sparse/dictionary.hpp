@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "lib/core/view.hpp"
+#include "lib/sparse/byte_atoms.hpp"
 #include "lib/sparse/signals.hpp"
 
 namespace kvcodec {
@@ -18,11 +19,15 @@ void check_atoms(MatrixView<const float> atoms);
 
 struct Dictionary {
   Matrix<float> atoms;  ///< (n, m), each row of norm 1
+  ByteAtoms bytes;      ///< what the atoms are made of, where they come from 8 bits; else empty
   Normalization normalization;
 
   /// Throws Error(bad_input) unless the atoms have norm 1  and width layout.signal_width(), and the
   /// normalization fits a model of num_layers layers.
   void check(const SignalLayout& layout, size_t num_layers) const;
+
+  /// Makes the atoms what they are after being kept as that type.
+  void store_as(AtomType type);
 };
 
 /// Divides each row by its norm, taken in double. Rows whose norm is 1 within 1e-6 (the rounding of their

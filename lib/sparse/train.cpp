@@ -520,6 +520,12 @@ std::vector<OptionField> TrainOptions::fields() {
       {"replace-every", "steps between replacements of hardly used atoms; 0 = never", &replace_every, 0,
        1e15},
       {"validation", "part of the data held out to measure the loss on", &validation, 0, 0.9},
+      {"atom-type",
+       "how the dictionary keeps its atoms: as floats, or as levels of 8 bits with a scale",
+       &atom_type,
+       {},
+       {},
+       {"f32", "i8"}},
       {"seed", "seed of the order of the data and of random starts", &seed, 0, 9e15},
   };
 }

@@ -52,7 +52,7 @@ Times measure(int repeats, Body&& body) {
 
 /// work / time in units of `scale` per second (1e9 for G): "median (min .. max)".
 inline std::string rate(const Times& times, double work, double scale) {
-  return fmt::format("{:.1f} ({:.1f} .. {:.1f})", work / times.median() / scale, work / times.max() / scale,
+  return fmt::format("{:.2f} ({:.2f} .. {:.2f})", work / times.median() / scale, work / times.max() / scale,
                      work / times.min() / scale);
 }
 

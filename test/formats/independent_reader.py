@@ -328,25 +328,153 @@ def fused_multiply_add(a, b, c):
     return total.astype("<f4")
 
 
+def sorted_symbols(data, pairs):
+    """Symbols at the beginning of the bytes, and what follows them."""
+    bits = Bits(data)
+    require(bits.take(17) == 256 and bits.take(6) == 0, "sorted codes: book of another alphabet")
+    lengths = []
+    while len(lengths) < 256:
+        token = bits.take(4)
+        if token <= 12:
+            lengths.append(token)
+        elif token == 13:
+            require(lengths, "sorted codes: book repeats nothing")
+            lengths += [lengths[-1]] * (bits.take(4) + 3)
+        else:
+            lengths += [0] * (bits.take(4) + 2 if token == 14 else bits.take(12) + 18)
+    require(len(lengths) == 256 and bits.take(bits.left % 8) == 0, "sorted codes: book")
+    codes, code, before = {}, 0, 0
+    for length, symbol in sorted((length, symbol) for symbol, length in enumerate(lengths) if length > 0):
+        code <<= length - before
+        codes[length, code] = symbol
+        code, before = code + 1, length
+    runs = 8 if pairs >= 1024 else 1
+    at = len(data) - bits.left // 8
+    run_bits = [int.from_bytes(bytes(data[at + 4 * i:at + 4 * i + 4]), "little") for i in range(runs)]
+    at += 4 * runs
+    coded = Bits(data[at:at + -(-sum(run_bits) // 8)])
+    symbols = []
+    for length_of_run in run_bits:
+        end = coded.left - length_of_run
+        for _ in range(-(-pairs // runs)):
+            length, code = 0, 0
+            while (length, code) not in codes:
+                length, code = length + 1, code << 1 | coded.take(1)
+                require(length <= 12, "sorted codes: no such code")
+            symbols.append(codes[length, code])
+        require(coded.left == end, "sorted codes: a run of other bits")
+    require(coded.take(coded.left) == 0, "sorted codes: padding")
+    return symbols[:pairs], data[at + -(-sum(run_bits) // 8):]
+
+
+def sorted_block(ids, words, atoms, width, counts):
+    """Ids and bits of coefficients of a block."""
+    pairs = int(counts.sum())
+
+    def plain(data, bits_each):
+        require(len(data) == -(-pairs * bits_each // 8), "sorted codes: plain bytes")
+        bits = Bits(data)
+        return [bits.take(bits_each) for _ in range(pairs)]
+
+    require(ids[0] <= 1 and words[0] <= 1, "sorted codes: how they are stored")
+    if ids[0] == 0:
+        out_ids = plain(ids[1:], max(atoms - 1, 0).bit_length())
+    else:
+        symbols, rest = sorted_symbols(ids[1:], pairs)
+        extra, out_ids, k = Bits(rest), [], 0
+        for count in counts:
+            before = 0
+            for symbol in symbols[k:k + count]:
+                bits = 0 if symbol < 16 else (symbol - 16) // 8 + 1
+                before += (symbol if symbol < 16 else (8 + (symbol - 16) % 8) << bits) + extra.take(bits)
+                out_ids.append(before)
+            k += count
+        require(extra.left < 8 and extra.take(extra.left) == 0, "sorted codes: extra bits")
+    if words[0] == 0:
+        out_words = plain(words[1:], width)
+    else:
+        out_words, rest = sorted_symbols(words[1:], pairs)
+        require(len(rest) == (pairs if width == 16 else 0), "sorted codes: lower bytes")
+        if width == 16:
+            out_words = [symbol << 8 | int(low) for symbol, low in zip(out_words, rest)]
+    k = 0
+    for count in counts:
+        require(all(a <= b for a, b in zip(out_ids[k:k + count], out_ids[k + 1:k + count])), "sorted codes: ids fall")
+        k += count
+    return out_ids, out_words
+
+
+def unsorted(rows, p, counts, tokens, signals):
+    """Ids and bits of coefficients of all tokens of a document in sorted blocks."""
+    blocks = rows["block"]
+    require(blocks.shape[1:] == (3,) and blocks[:, 0].sum() == tokens and (blocks[:-1, 0] == 256).all(), "sorted codes: blocks")
+    require(len(blocks) == -(-tokens // 256), "sorted codes: number of blocks")
+    require(blocks[:, 1].sum() == len(rows["ids"]) and blocks[:, 2].sum() == len(rows["coefficients"]), "sorted codes: bytes")
+    width = {"f16": 16, "i4": 4}.get(p["coefficients"], 8)
+    ids, words, first, at_ids, at_words = [], [], 0, 0, 0
+    for here, id_bytes, word_bytes in blocks.astype("i8"):
+        block = sorted_block(rows["ids"][at_ids:at_ids + id_bytes], rows["coefficients"][at_words:at_words + word_bytes],
+                             p["atoms"], width, counts[first * signals:(first + here) * signals])
+        ids += block[0]
+        words += block[1]
+        first, at_ids, at_words = first + here, at_ids + id_bytes, at_words + word_bytes
+    return np.array(ids, dtype="i8"), np.array(words, dtype="<u2")
+
+
 def decode_sparse(codes, book, layer, side, rows, tokens):
     require(book is not None, "sparse needs a book")
     p, b = codes.parameters, json.loads(text(book.attrs["parameters"]))
     require(text(book.attrs["digest"]) == text(codes.file.attrs["book_digest"]), "another book")
+    in_bytes = b.get("atom-type", "f32") == "i8"
     atoms = book[f"{side}/atoms"][:]
+    if in_bytes:
+        require(atoms.dtype == np.uint8 and (atoms > 0).all(), "levels of atoms")
+        levels, scales = atoms.astype("i8") - 128, book[f"{side}/atom_scale"][:]
+        require(scales.shape == (len(levels),) and (scales > 0).all(), "scales of atoms")
+        atoms = levels.astype("<f4") * scales[:, None]
     heads, dim, group, s = codes.heads, codes.dim, codes.group, p["sparsity"]
     signals = heads if b["signal"] == "head" else 1
     require(b["layer-group"] == group and atoms.shape == (b["atoms"], group * heads * dim // signals), "book")
     require(np.allclose(np.linalg.norm(atoms.astype("f8"), axis=1), 1, atol=1e-3), "norms of atoms")
+    in_order = not p.get("sort-ids", False)
     if p["error-target"] > 0:
         counts = rows["count"].reshape(-1).astype("i8")
-        require(counts.sum() == len(rows["ids"]) == len(rows["coefficients"]), "sparse: pairs")
+        require(not in_order or counts.sum() == len(rows["ids"]) == len(rows["coefficients"]), "sparse: pairs")
         require((counts <= s).all() and len(counts) == tokens * signals, "sparse: counts")
     else:
         counts = np.full(tokens * signals, s, dtype="i8")
-    ids, coefficients = rows["ids"].reshape(-1), rows["coefficients"].reshape(-1)
+    if in_order:
+        ids, coefficients = rows["ids"].reshape(-1), rows["coefficients"].reshape(-1)
+    else:
+        require((p["atoms"], p["signals"], p["per-head"]) == (b["atoms"], signals, b["signal"] == "head"), "sparse: parameters")
+        ids, coefficients = unsorted(rows, p, counts, tokens, signals)
+        if p["coefficients"] == "f16":
+            coefficients = coefficients.view("<f2").astype("<f4")
+    require((ids < b["atoms"]).all(), "sparse: ids")
+    if p["coefficients"] != "f16":
+        codes8 = coefficients.astype("i8")
+        if p["coefficients"] == "fp8":
+            require((codes8 % 128 != 127).all(), "sparse: NaN")
+            e, m = codes8 // 8 % 16, codes8 % 8
+            number = np.where(e == 0, np.ldexp(m.astype("f8"), -9), np.ldexp(8.0 + m, e - 10)) * np.where(codes8 < 128, 1, -1)
+        else:
+            require((codes8 > 0).all(), "sparse: levels")
+            number = (codes8 - (128 if p["coefficients"] == "i8" else 8)).astype("f8")
+        u = rows["scale"].reshape(-1).astype("i8")
+        require(len(u) == tokens * signals, "sparse: scales")
+        coefficients = (number * np.repeat(np.ldexp(8.0 + u % 8, u // 8 - 23), counts)).astype("<f4")
+    require(np.isfinite(coefficients).all(), "sparse: coefficients")
     first = np.cumsum(counts) - counts
     signal = np.zeros((tokens * signals, atoms.shape[1]), dtype="<f4")
-    for k in range(int(counts.max(initial=0))):  # pair k of each signal that has one
+    if in_bytes:
+        weights = coefficients.astype("<f4") * scales[ids]
+        for i, (begin, count) in enumerate(zip(first, counts)):
+            w, pairs = weights[begin:begin + count], ids[begin:begin + count]
+            largest = np.abs(w).max(initial=np.float32(0))
+            if largest >= 2.0 ** -100:
+                q = np.rint(w * (np.float32(32639) / largest)).astype("i8")
+                signal[i] = (q @ levels[pairs]).astype("<f4") * (largest / np.float32(32639))
+    for k in range(0 if in_bytes else int(counts.max(initial=0))):  # pair k of each signal that has one
         having = np.flatnonzero(counts > k)
         pair = first[having] + k
         signal[having] = fused_multiply_add(coefficients[pair][:, None], atoms[ids[pair]], signal[having])

@@ -147,12 +147,24 @@ sparse() { # <name of the kv file>: codes of one length and of many, plain and p
   check "$1" --codec sparse $book
   check "$1" --codec sparse $book --error-target 0.5
   check "$1" --codec sparse $book --embed-book --pack
+  check "$1" --codec sparse $book --coefficients i4
+  check "$1" --codec sparse $book --coefficients i8 --error-target 0.4
+  check "$1" --codec sparse $book --coefficients fp8 --sort-ids
+  check "$1" --codec sparse $book --error-target 0.5 --sort-ids
+  for coefficients in f16 i4; do # sorted afterwards
+    run encode "$1.h5" --codec sparse $book --coefficients $coefficients --overwrite -o codes.h5
+    run pack-indices --sorted codes.h5 --overwrite -o packed.h5
+    run decode packed.h5 $book --dtype f32 --overwrite -o recon.h5
+    reader decode $book packed.h5 recon.h5
+  done
 }
 for options in "--layer-group 2" "--signal head --normalize signal --center none" "--normalize none --layer-group 4"; do
-  train kv --atoms 100 --sparsity 5 $options
-  sparse kv
+  for type in i8 f32; do
+    train kv --atoms 100 --sparsity 5 --atom-type $type $options
+    sparse kv
+  done
 done
-train large --atoms 300 --sparsity 9
+train large --atoms 300 --sparsity 9 --atom-type i8
 sparse large
 train half --atoms 64 --sparsity 7 --signal head  # ids of 6 bits, all of them used
 sparse half

@@ -8,6 +8,7 @@
 #include "lib/codec/codec.hpp"
 #include "lib/codec/registry.hpp"
 #include "lib/codec/rvq_book.hpp"
+#include "lib/codec/sparse_book.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/rng.hpp"
 #include "test/fuzz/fuzz.hpp"
@@ -47,13 +48,47 @@ inline Book choose_codebooks(const CodecContext& context, Bytes& input) {
   return to_book(book);
 }
 
+/// A dictionary for the context of a few random atoms; how many, and what is done to signals, the input says.
+inline Book choose_dictionary(const CodecContext& context, Bytes& input) {
+  constexpr const char* kNormalize[] = {"none", "layer", "signal"};
+  SparseBook book;
+  TrainOptions& o = book.options;
+  Rng rng(input.byte());
+  o.atoms = 1 + input.byte() % 200;
+  o.sparsity = 1;  // what encoding takes is an option of its own
+  o.signal = input.byte() % 4 == 0 ? "head" : "token";
+  o.normalize = kNormalize[input.byte() % 3];
+  o.center = input.byte() % 2 == 0 ? "none" : "channel";
+  o.atom_type = input.byte() % 4 == 0 ? "f32" : "i8";
+  o.optimizer = "gradient";
+  book.num_layers = context.num_layers, book.heads = context.heads, book.head_dim = context.head_dim;
+  const auto layers = static_cast<size_t>(context.num_layers);
+  const auto fill = [&](Matrix<float>& matrix) {
+    for (size_t i = 0; i < matrix.size(); ++i) matrix.data()[i] = static_cast<float>(rng.normal());
+  };
+  for (const Side side : kSides) {
+    Dictionary& dictionary = book.of(side).dictionary;
+    dictionary.atoms = Matrix<float>(static_cast<size_t>(o.atoms), book.layout().signal_width());
+    fill(dictionary.atoms);
+    Normalization& normalization = dictionary.normalization;
+    normalization.normalize = normalize_from_name(o.normalize);
+    if (normalization.normalize == Normalize::layer) normalization.layer_scale.assign(layers, 0.75f);
+    if (o.center == "channel") {
+      normalization.channel_mean = Matrix<float>(layers, book.layout().layer_width());
+      fill(normalization.channel_mean);
+    }
+  }
+  return to_book(book);
+}
+
 /// The codec that the input chooses, with options set from it as far as they are valid; `book` has to outlive
-/// it. Of codecs that need a book rvq is there, behind those that need none.
+/// it. Codecs that need a book come behind those that need none.
 inline std::unique_ptr<Codec> choose_codec(Bytes& input, CodecContext& context, Book& book) {
   std::vector<const CodecEntry*> choices;
   for (const CodecEntry& entry : codecs())
     if (!entry.capabilities.needs_book) choices.push_back(&entry);
   choices.push_back(&find_codec("rvq"));
+  choices.push_back(&find_codec("sparse"));
   const CodecEntry& entry = *choices[input.byte() % choices.size()];
   const uint8_t byte = input.byte();
   context = {.num_layers = 1,
@@ -61,7 +96,7 @@ inline std::unique_ptr<Codec> choose_codec(Bytes& input, CodecContext& context, 
              .head_dim = 1 + input.byte() % 40,
              .storage = byte < 128 ? DType::bf16 : DType::f16};
   if (entry.capabilities.needs_book) {
-    book = choose_codebooks(context, input);
+    book = entry.name == "rvq" ? choose_codebooks(context, input) : choose_dictionary(context, input);
     context.book = &book;
   }
   const auto options = entry.make_options();

@@ -38,6 +38,9 @@ struct CodecCase {
   /// What flags may add to data that does not shrink, relative to its 16-bit size.
   double flags = 0;
 
+  /// Bits that a document may take beyond that: lengths of its blocks.
+  double block_bits = 0;
+
   /// Head dimensions that are no multiple of this are refused.
   int head_dim_multiple = 1;
 
@@ -113,7 +116,18 @@ struct SparseSettings {
   std::string signal = "token", normalize = "layer", center = "channel";
   double error_target = 0;
   std::string selection = "omp";
+  std::string atom_type = "i8", coefficients = "f16";
+  bool sort_ids = false;
 };
+
+/// What rounding to a type may change a coefficient by, in a code whose largest is that.
+inline double coefficient_rounding(const std::string& type, double coefficient, double largest) {
+  // Scales are up to an eighth larger than the least that would do.
+  if (type == "i8") return largest * 1.125 / 254;
+  if (type == "i4") return largest * 1.125 / 14;
+  if (type == "fp8") return std::abs(coefficient) / 16 + largest * 1.125 / 448 * 0x1p-10;
+  return std::abs(coefficient) * 0x1p-10;
+}
 
 /// A dictionary of random atoms, with as many atoms per signal as are smaller than the values, eight at most.
 inline SparseBook random_sparse_book(const SparseSettings& settings, const CodecContext& context, Rng& rng) {
@@ -124,10 +138,11 @@ inline SparseBook random_sparse_book(const SparseSettings& settings, const Codec
   book.options.normalize = settings.normalize;
   book.options.center = settings.center;
   book.options.optimizer = "gradient";
+  book.options.atom_type = settings.atom_type;
   const size_t width = book.layout().signal_width();
   const size_t n = std::min<size_t>(width, 50);
-  const size_t room =
-      16 * width - (settings.error_target > 0 ? 8 : 0) - (settings.normalize == "signal" ? 16 : 0);
+  const size_t room = 16 * width - (settings.error_target > 0 ? 8 : 0) -
+                      (settings.normalize == "signal" ? 16 : 0) - (settings.coefficients != "f16" ? 8 : 0);
   book.options.atoms = static_cast<int64_t>(n);
   book.options.sparsity = static_cast<int64_t>(std::min<size_t>({n, room / (16 + index_bits(n)), 8}));
   const auto layers = static_cast<size_t>(context.num_layers);
@@ -140,6 +155,7 @@ inline SparseBook random_sparse_book(const SparseSettings& settings, const Codec
     Dictionary& dictionary = book.of(side).dictionary;
     dictionary.atoms = random(n, width, 1);
     normalize_atoms(dictionary.atoms);
+    dictionary.store_as(atom_type_from_name(settings.atom_type));
     Normalization& normalization = dictionary.normalization;
     normalization.normalize = normalize_from_name(settings.normalize);
     if (normalization.normalize == Normalize::layer)
@@ -182,7 +198,12 @@ inline void check_sparse(const SparseBook& book, const SparseSettings& settings,
           dictionary.atoms, wanted.row(i), s, error_target,
           settings.selection == "ols" ? ReferenceSelection::error : ReferenceSelection::correlation);
       double rounding = 0x1p-25 * double(s) + 1e-6 * std::sqrt(energy);
-      for (const double coefficient : reference.coefficients) rounding += 0x1p-10 * std::abs(coefficient);
+      double largest = 0;
+      for (const double coefficient : reference.coefficients)
+        largest = std::max(largest, std::abs(coefficient));
+      for (const double coefficient : reference.coefficients)
+        rounding += 0x1p-11 * std::abs(coefficient) +
+                    1.01 * coefficient_rounding(settings.coefficients, coefficient, largest);
       // Values come back as floats, after the mean was added.
       rounding += 0x1p-22 * std::sqrt(double(wanted.cols())) * offset / (gain > 0 ? gain : 1);
       const double bound = error_target > 0 && reference.ids.size() < s
@@ -195,22 +216,30 @@ inline void check_sparse(const SparseBook& book, const SparseSettings& settings,
 
 inline CodecCase sparse_case(const SparseSettings& settings) {
   const auto book = std::make_shared<SparseBook>();  // the one made last: what decoded rows are held against
-  return {.label = fmt::format("sparse, groups of {}, signal {}, normalize {}, center {}, target {}, {}",
-                               settings.layer_group, settings.signal, settings.normalize, settings.center,
-                               settings.error_target, settings.selection),
-          .codec = "sparse",
-          .options = {{"error-target", settings.error_target}, {"selection", settings.selection}},
-          .check_error =
-              [=](const GroupShape& shape, DType, MatrixView<const float> original,
-                  MatrixView<const float> decoded) {
-                check_sparse(*book, settings, shape, original, decoded);
-              },
-          .make_book =
-              [=](const CodecContext& context, Rng& rng) {
-                *book = random_sparse_book(settings, context, rng);
-                return to_book(*book);
-              },
-          .least_head_dim = settings.error_target > 0 || settings.normalize == "signal" ? 3 : 1};
+  return {
+      .label = fmt::format("sparse, groups of {}, signal {}, normalize {}, center {}, target {}, atoms "
+                           "{}, coefficients {}, sorted {}, {}",
+                           settings.layer_group, settings.signal, settings.normalize, settings.center,
+                           settings.error_target, settings.atom_type, settings.coefficients,
+                           settings.sort_ids, settings.selection),
+      .codec = "sparse",
+      .options = {{"error-target", settings.error_target},
+                  {"coefficients", settings.coefficients},
+                  {"sort-ids", settings.sort_ids},
+                  {"selection", settings.selection}},
+      .check_error =
+          [=](const GroupShape& shape, DType, MatrixView<const float> original,
+              MatrixView<const float> decoded) { check_sparse(*book, settings, shape, original, decoded); },
+      .make_book =
+          [=](const CodecContext& context, Rng& rng) {
+            *book = random_sparse_book(settings, context, rng);
+            return to_book(*book);
+          },
+      // Three numbers of 32 bits and two bytes for each of the blocks; documents here have two at most.
+      .block_bits = settings.sort_ids ? 2 * 112.0 : 0,
+      .least_head_dim =
+          settings.error_target > 0 || settings.normalize == "signal" || settings.coefficients != "f16" ? 3
+                                                                                                        : 1};
 }
 
 // kvcomp
@@ -555,6 +584,14 @@ inline std::vector<CodecCase> codec_table() {
       sparse_case({}),
       sparse_case({.layer_group = 2, .normalize = "none", .center = "none"}),
       sparse_case({.layer_group = 2, .normalize = "none", .selection = "ols"}),
+      sparse_case({.layer_group = 2, .atom_type = "f32"}),
+      sparse_case({.signal = "head", .error_target = 0.7, .atom_type = "f32"}),
+      sparse_case({.sort_ids = true}),
+      sparse_case({.signal = "head", .normalize = "signal", .coefficients = "fp8", .sort_ids = true}),
+      sparse_case({.layer_group = 2, .error_target = 0.6, .coefficients = "i8", .sort_ids = true}),
+      sparse_case({.center = "none", .coefficients = "fp8"}),
+      sparse_case({.signal = "head", .error_target = 0.9, .coefficients = "i4"}),
+      sparse_case({.layer_group = 2, .coefficients = "i4", .sort_ids = true}),
       sparse_case({.layer_group = 4, .normalize = "signal", .error_target = 0.6}),
       sparse_case({.layer_group = 2, .signal = "head", .normalize = "signal", .center = "none"}),
       sparse_case({.signal = "head", .error_target = 0.9}),

@@ -1,5 +1,6 @@
 #include "lib/sparse/dictionary.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -9,6 +10,7 @@
 #include "lib/core/rng.hpp"
 #include "lib/sparse/reconstruct.hpp"
 #include "test/test.hpp"
+#include "test/unit/simd_levels.hpp"
 
 using namespace kvcodec;
 
@@ -213,4 +215,146 @@ TEST_CASE("reconstruction refuses ids that are no atoms and offsets that lead ou
   CHECK_THROWS_AS(run({0, 1, 2, 0}, {0, 2, 5}), Error);
   CHECK_THROWS_AS(run({0, 1, 2, 0}, {0, 4, 2}), Error);
   CHECK_THROWS_AS(run({0, 1, 2, 0}, {0, 4}), Error);
+}
+
+TEST_CASE("atoms of 8 bits: nearest levels, norm 1, and rounding again changes nothing") {
+  Rng rng(24);
+  for (const size_t m : {1, 2, 3, 64, 65, 512}) {
+    Matrix<float> atoms = gaussian(50, m, rng);
+    normalize_atoms(atoms);
+    const ByteAtoms bytes = round_to_bytes(atoms);
+    const Matrix<float> back = floats_of(bytes);
+    check_atoms(back);
+    const ByteAtoms again = round_to_bytes(back);
+    CHECK(again.scales == bytes.scales);
+    CHECK(std::equal(again.levels.data(), again.levels.data() + again.levels.size(), bytes.levels.data()));
+    for (size_t i = 0; i < atoms.rows(); ++i) {
+      double largest = 0;
+      for (const float value : atoms.row(i)) largest = std::max(largest, std::abs(double(value)));
+      int top = 0;
+      for (size_t c = 0; c < m; ++c) {
+        const int level = bytes.levels(i, c);
+        top = std::max(top, std::abs(level));
+        CHECK_LE(std::abs(level - atoms(i, c) / largest * 127), 0.5 + 1e-4);
+      }
+      CHECK_EQ(top, 127);
+    }
+  }
+}
+
+namespace {
+
+/// Reconstruction from atoms of 8 bits as reconstruct.hpp defines it.
+Matrix<float> sums_of_bytes(const ByteAtoms& atoms, const CodeView& codes, const Finishing& finishing) {
+  Matrix<float> out(codes.signals(), atoms.levels.cols());
+  for (size_t i = 0; i < codes.signals(); ++i) {
+    const auto weight = [&](uint64_t k) { return codes.coefficients[k] * atoms.scales[codes.ids[k]]; };
+    float largest = 0;
+    for (uint64_t k = codes.offsets[i]; k < codes.offsets[i + 1]; ++k)
+      largest = std::max(largest, std::abs(weight(k)));
+    for (size_t c = 0; c < out.cols(); ++c) {
+      int64_t sum = 0;
+      for (uint64_t k = codes.offsets[i]; k < codes.offsets[i + 1] && largest >= 0x1p-100f; ++k)
+        sum += std::lrint(weight(k) * (32639 / largest)) * atoms.levels(codes.ids[k], c);
+      float value = static_cast<float>(sum) * (largest >= 0x1p-100f ? largest / 32639 : 0);
+      if (!finishing.gains.empty()) value *= finishing.gains[i];
+      if (!finishing.scale.empty()) value *= finishing.scale[c];
+      if (!finishing.mean.empty()) value += finishing.mean[c];
+      out(i, c) = value;
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("reconstruction from atoms of 8 bits: every level and any order of pairs, the same bits") {
+  Rng rng(25);
+  const std::vector<size_t> lengths{0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 64, 511, 512, 513, 700};
+  for (const size_t n : {1, 2, 300})
+    for (const size_t m : {1, 3, 16, 17, 63, 64, 65, 128, 200}) {
+      Matrix<float> atoms = gaussian(n, m, rng);
+      normalize_atoms(atoms);
+      const ByteAtoms bytes = round_to_bytes(atoms);
+      const Reconstructor reconstructor(bytes);
+      std::vector<uint64_t> offsets{0};
+      for (const size_t length : lengths) offsets.push_back(offsets.back() + length);
+      std::vector<uint32_t> ids(offsets.back());
+      for (uint32_t& id : ids) id = static_cast<uint32_t>(rng.below(n));
+      Matrix<float> coefficients = gaussian(1, ids.size(), rng);
+      for (size_t i = 0; i < lengths.size();
+           ++i)  // loud, quiet, zero, and all of one size and sign: large sums
+        for (uint64_t k = offsets[i]; k < offsets[i + 1]; ++k)
+          coefficients(0, k) = i % 5 == 1   ? coefficients(0, k) * 0x1p60f
+                               : i % 5 == 2 ? coefficients(0, k) * 0x1p-90f
+                               : i % 5 == 3 ? coefficients(0, k) * 0x1p-125f
+                               : i % 5 == 4 ? 1.0f
+                                            : coefficients(0, k);
+      const Matrix<float> gains = gaussian(1, lengths.size(), rng), finish = gaussian(2, m, rng);
+      std::vector<uint32_t> turned_ids = ids;
+      Matrix<float> turned = coefficients;
+      for (size_t i = 0; i < lengths.size(); ++i) {
+        std::reverse(turned_ids.begin() + ptrdiff_t(offsets[i]),
+                     turned_ids.begin() + ptrdiff_t(offsets[i + 1]));
+        std::reverse(turned.data() + offsets[i], turned.data() + offsets[i + 1]);
+      }
+      for (const Finishing& finishing :
+           {Finishing{}, Finishing{gains.row(0), {}, {}}, Finishing{{}, finish.row(0), finish.row(1)},
+            Finishing{gains.row(0), {}, finish.row(1)}}) {
+        const Matrix<float> wanted = sums_of_bytes(bytes, {ids, coefficients.row(0), offsets}, finishing);
+        for (const SimdLevel level : test::simd_levels()) {
+          const test::AtLevel at(level);
+          CAPTURE(name_of(level));
+          CAPTURE(n);
+          CAPTURE(m);
+          Matrix<float> wide(lengths.size(), m + 2);
+          reconstructor.run({ids, coefficients.row(0), offsets}, wide.view().columns(1, m), finishing);
+          size_t wrong = 0;
+          for (size_t i = 0; i < wide.rows(); ++i) {
+            wrong += wide(i, 0) != 0 || wide(i, m + 1) != 0;
+            for (size_t c = 0; c < m; ++c) wrong += wide(i, c + 1) != wanted(i, c);
+          }
+          CHECK_EQ(wrong, 0);
+          Matrix<float> other(lengths.size(), m);
+          reconstructor.run({turned_ids, turned.row(0), offsets}, other, finishing);
+          CHECK(std::equal(other.data(), other.data() + other.size(), wanted.data()));
+          for (const DType type : {DType::bf16, DType::f16}) {
+            Matrix<uint16_t> narrowed(lengths.size(), m + 2);
+            reconstructor.run({ids, coefficients.row(0), offsets}, type, narrowed.view().columns(1, m),
+                              finishing);
+            wrong = 0;
+            for (size_t i = 0; i < narrowed.rows(); ++i) {
+              wrong += narrowed(i, 0) != 0 || narrowed(i, m + 1) != 0;
+              for (size_t c = 0; c < m; ++c)
+                wrong += narrowed(i, c + 1) !=
+                         (type == DType::bf16 ? bf16_from_float(wanted(i, c)) : f16_from_float(wanted(i, c)));
+            }
+            CHECK_EQ(wrong, 0);
+          }
+        }
+      }
+    }
+}
+
+TEST_CASE("reconstruction to 16 bits from atoms of floats rounds what it gives in floats") {
+  Rng rng(26);
+  const Matrix<float> atoms = gaussian(40, 33, rng), coefficients = gaussian(1, 50, rng),
+                      finish = gaussian(3, 33, rng);
+  std::vector<uint32_t> ids(50);
+  for (uint32_t& id : ids) id = static_cast<uint32_t>(rng.below(40));
+  const auto offsets = uniform_offsets(10, 5);
+  const Finishing finishing{finish.row(0).first(10), finish.row(1), finish.row(2)};
+  const Reconstructor reconstructor(atoms);
+  Matrix<float> plain(10, 33), floats(10, 33);
+  Matrix<uint16_t> halves(10, 33);
+  const CodeView codes{ids, coefficients.row(0), offsets};
+  reconstructor.run(codes, plain);
+  reconstructor.run(codes, floats, finishing);
+  reconstructor.run(codes, DType::f16, halves, finishing);
+  for (size_t i = 0; i < 10; ++i)
+    for (size_t c = 0; c < 33; ++c) {
+      const float scaled = plain(i, c) * finish(0, i) * finish(1, c);
+      CHECK_EQ(floats(i, c), scaled + finish(2, c));
+      CHECK_EQ(halves(i, c), f16_from_float(floats(i, c)));
+    }
 }

@@ -23,6 +23,7 @@ SparseBook random_book(int layer_group, int num_layers, int heads, int head_dim,
   book.options.sparsity = sparsity;
   book.options.normalize = normalize;
   book.options.optimizer = "gradient";
+  book.options.atom_type = "i8";
   book.options.center = "none";
   book.num_layers = num_layers, book.heads = heads, book.head_dim = head_dim;
   book.source = "random";
@@ -141,7 +142,7 @@ TEST_CASE("sparse: a book comes back as it was, training record included") {
   CHECK_EQ(back.value.training.stable, true);
   CHECK_EQ(back.key.training.steps, 3);
   CHECK_EQ(back.options.learning_rate, 0.125);
-  CHECK_EQ(book.size_bytes(), 2 * (30 * 24 + 4 + 4 * 12) * sizeof(float));
+  CHECK_EQ(book.size_bytes(), 2 * (30 * 24 + (30 + 4 + 4 * 12) * sizeof(float)));
   CHECK_EQ(sparse_book_from(book, false).key.training.loss.size(), 0);
 }
 
@@ -163,10 +164,20 @@ TEST_CASE("sparse: books with defects are refused, naming the array") {
   refuse("/key/atoms: missing", [&](Book& b) { array(b, "key/atoms").name = "key/atom"; });
   refuse("/value/atoms: is [29, 12]; it must be 30 x 12", [&](Book& b) {
     array(b, "value/atoms").shape[0] = 29;
-    array(b, "value/atoms").bytes.resize(29 * 12 * 4);
+    array(b, "value/atoms").bytes.resize(29 * 12);
   });
   refuse("do not fit its shape", [&](Book& b) { array(b, "value/atoms").bytes.pop_back(); });
-  refuse("/key: atom 0 has norm", [&](Book& b) { array(b, "key/atoms").bytes[3] = std::byte{0x7f}; });
+  refuse("/key/atoms: atom 0 has a level of 0",
+         [&](Book& b) { array(b, "key/atoms").bytes[3] = std::byte{0}; });
+  refuse("/key: atom 0 has norm", [&](Book& b) {
+    for (size_t i = 0; i < 12; ++i) array(b, "key/atoms").bytes[i] = std::byte{0xff};
+  });
+  refuse("/value/atom_scale: that of atom 1 is 0", [&](Book& b) {
+    for (size_t i = 4; i < 8; ++i) array(b, "value/atom_scale").bytes[i] = std::byte{0};
+  });
+  refuse("/value/atom_scale: missing", [&](Book& b) { array(b, "value/atom_scale").name = "scale"; });
+  refuse("/training/key/atoms: missing", [&](Book& b) { array(b, "training/key/atoms").name = "x"; });
+  refuse("atom-type is 'i7'", [](Book& b) { b.parameters.set("atom-type", std::string("i7")); });
   refuse("/key: 3 layer scales", [&](Book& b) {
     array(b, "key/layer_scale").shape[0] = 3;
     array(b, "key/layer_scale").bytes.resize(12);
@@ -183,6 +194,43 @@ TEST_CASE("sparse: books with defects are refused, naming the array") {
   });
   refuse("/training/key/usage: missing",
          [&](Book& b) { array(b, "training/key/usage").name = std::string("x"); });
+}
+
+TEST_CASE("sparse: atoms of floats stay what they are, and books that do not say are of floats") {
+  SparseBook sparse = random_book(1, 2, 2, 6, 30, 4);
+  sparse.options.atom_type = "f32";
+  const Book book = to_book(sparse);
+  CHECK_EQ(book.get("key/atoms", DType::f32, 2).shape, std::vector<uint64_t>{30, 12});
+  CHECK_EQ(book.find("training/key/atoms"), nullptr);
+  Book old = book;
+  old.parameters = {};
+  for (const auto& [name, value] : book.parameters.items())
+    if (name != "atom-type") old.parameters.set(name, value);
+  for (const Book* each : {&book, static_cast<const Book*>(&old)}) {
+    const SparseBook back = sparse_book_from(*each, false);
+    CHECK_EQ(back.options.atom_type, "f32");
+    CHECK(back.key.dictionary.bytes.empty());
+    const Matrix<float>&atoms = back.value.dictionary.atoms, &wanted = sparse.value.dictionary.atoms;
+    CHECK(std::equal(atoms.data(), atoms.data() + atoms.size(), wanted.data()));
+    CHECK_EQ(back.options.atoms, 30);
+  }
+}
+
+TEST_CASE("sparse: atoms of 8 bits are near those of training, which goes on with its own") {
+  const SparseBook sparse = random_book(1, 2, 2, 6, 30, 4);
+  const Book book = to_book(sparse);
+  const SparseBook to_code = sparse_book_from(book, false), to_train = sparse_book_from(book, true);
+  const Matrix<float>& wanted = sparse.key.dictionary.atoms;
+  const Matrix<float>& trained = to_train.key.dictionary.atoms;
+  CHECK(std::equal(trained.data(), trained.data() + trained.size(), wanted.data()));
+  CHECK(to_train.key.dictionary.bytes.empty());
+  const Matrix<float>& coded = to_code.key.dictionary.atoms;
+  double error = 0;
+  for (size_t i = 0; i < coded.size(); ++i) error += std::pow(double(coded.data()[i]) - wanted.data()[i], 2);
+  CHECK(error > 0);
+  CHECK_LE(error,
+           30 * 12 * 0x1p-16);  // half a level each at most; the largest entry, below 1, is 127 of them
+  CHECK_EQ(to_book(to_code).digest(), book.digest());
 }
 
 TEST_CASE("sparse: what does not fit together is refused") {
