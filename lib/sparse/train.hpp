@@ -36,7 +36,7 @@ struct TrainOptions final : Options {
       "samples";  ///< close to the data from the first step; the paper starts from random numbers
   std::string optimizer = "adam";  ///< the paper's
   double learning_rate = 5e-4;     ///< the paper's, for adam
-  double forgetting = 3;  ///< codes of the first steps were made with bad atoms; measured best of 1 to 10
+  double forgetting = 3;  ///< codes of the first steps were made with bad atoms
   int64_t batch = 1024;   ///< the paper's
   int64_t epochs = 3;     ///< the paper's
   int64_t steps = 0;
