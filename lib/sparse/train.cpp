@@ -521,7 +521,8 @@ std::vector<OptionField> TrainOptions::fields() {
        1e15},
       {"validation", "part of the data held out to measure the loss on", &validation, 0, 0.9},
       {"atom-type",
-       "how the dictionary keeps its atoms: as floats, or as levels of 8 bits with a scale",
+       "how the dictionary keeps its atoms: floats, or levels of 8 bits with a scale (a quarter as large, "
+       "faster)",
        &atom_type,
        {},
        {},
