@@ -20,6 +20,14 @@
 #include "lib/core/half_bits.hpp"
 #include "lib/core/host_device.hpp"
 
+namespace kvcodec::cuda {
+
+/// Dynamic shared memory up to which launch() does not ask. What need not be asked for is 48 KiB together
+/// with the arrays of the kernel, which have the rest: 16 KiB.
+inline constexpr size_t kSharedUnasked = 32 * 1024;
+
+}  // namespace kvcodec::cuda
+
 #ifdef __CUDACC__
 
 #include <cuda_runtime.h>
@@ -31,7 +39,7 @@ template <class... Parameters, class... Arguments>
 Status launch(void (*kernel)(Parameters...), dim3 grid, unsigned threads, size_t shared_bytes,
               StreamHandle stream, const Arguments&... arguments) {
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return cudaSuccess;  // nothing to do; CUDA refuses it
-  if (shared_bytes > 48 * 1024) {                                     // more than that must be asked for
+  if (shared_bytes > kSharedUnasked) {
     const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                                     static_cast<int>(shared_bytes));
     if (status != cudaSuccess) return status;

@@ -7,8 +7,9 @@ namespace {
 constexpr unsigned kThreads = 256;  ///< of a block of threads at most; several of these fit a multiprocessor
 
 /// Shared memory up to which teams are put together (blocks of threads must fit a multiprocessor several
-/// times over), and up to which a payload is brought there at all.
-constexpr size_t kSharedTogether = 48 * 1024, kSharedStaged = 96 * 1024;
+/// times over), and up to which a payload is brought there at all. The kernels' own arrays come on top: 1 KiB
+/// is left for them.
+constexpr size_t kSharedTogether = 47 * 1024, kSharedStaged = 96 * 1024;
 
 /// Blocks of threads: about as many as a large device holds at once, so that each loads the table once.
 constexpr uint64_t kMostBlocks = 1024;

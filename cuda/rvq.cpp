@@ -17,6 +17,10 @@
 namespace kvcodec::cuda {
 namespace {
 
+/// Products of norms at most: a quarter of the largest float, so that scores, with their biases and
+/// roundings, are floats.
+constexpr double kMostProduct = 0x1p126;
+
 /// Rows in device memory at a time: enough to fill any device, however long the document.
 constexpr size_t kRowsAtOnce = 1 << 17;
 
@@ -29,8 +33,25 @@ float scale_of(MatrixView<const float> entries) {
   return static_cast<float>(std::ldexp(1.0, -std::clamp(std::ilogb(largest), -126, 126)));
 }
 
+double squared_norm(std::span<const float> values) {
+  double squares = 0;
+  for (const float value : values) squares += double{value} * double{value};
+  return squares;
+}
+
+/// The largest norm of a stage's entries; infinity where a value is not finite.
+double largest_norm(MatrixView<const float> entries) {
+  double largest = 0;
+  for (size_t e = 0; e < entries.rows(); ++e) {
+    const double squares = squared_norm(entries.row(e));
+    largest = std::max(largest, std::isfinite(squares) ? squares : std::numeric_limits<double>::infinity());
+  }
+  return std::sqrt(largest);
+}
+
 /// A float that is not below x >= 0.
 float float_above(double x) {
+  if (x >= double{std::numeric_limits<float>::max()}) return std::numeric_limits<float>::infinity();
   return std::nextafter(static_cast<float>(x), std::numeric_limits<float>::infinity());
 }
 
@@ -62,6 +83,7 @@ RvqScreen screen_of(MatrixView<const float> entries, std::span<const float> bias
 
 struct ResidualQuantizer::Impl {
   size_t stages, count, width, padded;
+  double largest_norm = 0, norms = 0;  ///< of all entries; the sum of each stage's largest
   Stream stream;
   DeviceBuffer<float> entries, bias;
   DeviceBuffer<uint16_t> halves;
@@ -82,6 +104,19 @@ struct ResidualQuantizer::Impl {
     stream.synchronize();
     for (size_t i = 0; i < out.rows(); ++i)
       std::copy_n(host.begin() + static_cast<ptrdiff_t>(i * width), width, out.row(i).begin());
+  }
+
+  /// What is left of a row after any stages is not longer than the row and an entry of each stage together.
+  void check_range(MatrixView<const float> rows) const {
+    for (size_t i = 0; i < rows.rows(); ++i) {
+      const double norm = std::sqrt(squared_norm(rows.row(i)));
+      if (!((norm + norms) * largest_norm <= kMostProduct))  // NaN is not
+        throw bad_input(
+            "row {} of norm {:.3g} and entries of norms to {:.3g}: a device takes finite values with scores "
+            "to "
+            "2^126",
+            i, norm, largest_norm);
+    }
   }
 
   /// Bytes of packed ids, so many of them, from a whole byte on.
@@ -115,6 +150,8 @@ ResidualQuantizer::ResidualQuantizer(const Codebooks& books) : impl_(std::make_u
   at.halves.resize(checked_mul(at.stages * room, depth));
   at.screens.resize(at.stages);
   for (size_t s = 0; s < at.stages; ++s) {
+    const double norm = largest_norm(books.stage(s));
+    at.largest_norm = std::max(at.largest_norm, norm), at.norms += norm;
     std::vector<float> bias = nearest_bias(books.stage(s));
     std::vector<uint16_t> halves(room * depth);
     const RvqScreen screen = screen_of(books.stage(s), bias, depth, halves);
@@ -176,6 +213,7 @@ void ResidualQuantizer::encode(MatrixView<const float> rows, MatrixView<uint32_t
     throw failed("rows ({}, {}) and ids ({}, {}) for {} codebooks of width {}", rows.rows(), rows.cols(),
                  ids.rows(), ids.cols(), at.stages, at.width);
   if (at.stages == 0) return;
+  at.check_range(rows);
   for (size_t begin = 0; begin < rows.rows(); begin += kRowsAtOnce) {
     const size_t n = std::min(kRowsAtOnce, rows.rows() - begin);
     std::vector<float> padded(n * at.padded);

@@ -32,6 +32,8 @@ class ResidualQuantizer {
   void sum_packed_entries(std::span<const uint8_t> packed, uint64_t first_id, MatrixView<float> out) const;
 
   /// As kvcodec::ResidualEncoder::encode with a beam of 1. Wider beams are the CPU's.
+  /// Throws Error(bad_input) naming the first row that is not finite or whose scores may not be floats: where
+  /// (|row| + the sum of each stage's largest norm) times the largest norm of an entry is above 2^126.
   void encode(MatrixView<const float> rows, MatrixView<uint32_t> ids) const;
 
   /// For launches of rvq.cuh, as long as this lives.

@@ -178,7 +178,8 @@ __global__ void rvq_encode(RvqBooks books, float* residuals, uint64_t count, uin
       const RowScreen row = screen_row(residual(r), books.padded, kDepth, screen, row_halves + r * kStride);
       if (lane == 0) {
         inverses[first_row + r] = row.inverse, margins[first_row + r] = row.margin;
-        best_scores[first_row + r] = -INFINITY, best_ids[first_row + r] = ~0u;
+        // An id that is one, whatever the scores are: with NaNs no comparison ever replaces it.
+        best_scores[first_row + r] = -INFINITY, best_ids[first_row + r] = 0;
       }
     }
     __syncwarp();

@@ -1,9 +1,13 @@
 #include "cuda/rvq.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <vector>
 
+#include "cuda/runtime.hpp"
+#include "cuda/rvq.cuh"
 #include "lib/core/bits.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/rng.hpp"
@@ -122,6 +126,81 @@ TEST_CASE("rvq on a device: near entries, ties, and values far from 1") {
         for (float& value : scaled.stage(s).row(e)) value = static_cast<float>(value * loudness);
     CHECK(wrong_ids(scaled, random_rows(20, 20, loudness, rng)) == 0);
     CHECK(wrong_ids(scaled, random_rows(20, 20, 1, rng)) == 0);
+  }
+}
+
+TEST_CASE("rvq on a device: values whose scores are no floats are refused") {
+  NEEDS_DEVICE();
+  const uint64_t seed = 34;
+  Rng rng(seed);
+  const auto scaled_books = [&](double factor) {
+    Codebooks books = random_books({2, 70, 20}, rng);
+    for (size_t s = 0; s < 2; ++s)
+      for (size_t e = 0; e < 70; ++e)
+        for (float& value : books.stage(s).row(e))
+          value = static_cast<float>(std::clamp(value * factor, -3e38, 3e38));
+    return books;
+  };
+  const auto refused = [](const Codebooks& books, const Matrix<float>& rows) {
+    Matrix<uint32_t> ids(rows.rows(), books.stages());
+    try {
+      cuda::ResidualQuantizer(books).encode(rows, ids);
+    } catch (const Error& error) {
+      return error.kind() == ErrorKind::bad_input;
+    }
+    return false;
+  };
+  const float nan = std::numeric_limits<float>::quiet_NaN(),
+              infinity = std::numeric_limits<float>::infinity();
+  CHECK(wrong_ids(scaled_books(1e17), random_rows(20, 20, 1e17, rng)) == 0);
+  for (const double factor : {1e19, 1e25, 1e37}) {
+    INFO("factor ", factor);
+    const Codebooks books = scaled_books(factor);
+    CHECK(refused(books, random_rows(5, 20, 1, rng)));
+    CHECK(refused(books, random_rows(5, 20, factor, rng)));
+    CHECK(refused(random_books({2, 70, 20}, rng), random_rows(5, 20, factor, rng)) == (factor > 1e36));
+    // Sums are those of the CPU still.
+    Matrix<uint32_t> ids(4, 2);
+    for (size_t i = 0; i < ids.size(); ++i) ids.data()[i] = static_cast<uint32_t>(rng.below(70));
+    Matrix<float> expected(4, 20), found(4, 20);
+    sum_entries(books, ids, expected);
+    cuda::ResidualQuantizer(books).sum_entries(ids, found);
+    CHECK(std::memcmp(found.data(), expected.data(), found.size() * 4) == 0);
+  }
+  for (const float odd : {nan, infinity, -infinity}) {
+    Matrix<float> rows = random_rows(5, 20, 1, rng);
+    rows(3, 19) = odd;
+    CHECK(refused(scaled_books(1), rows));
+    Codebooks books = scaled_books(1);
+    books.stage(1)(69, 3) = odd;
+    CHECK(refused(books, random_rows(5, 20, 1, rng)));
+  }
+}
+
+TEST_CASE("rvq on a device: the kernel gives ids that are some, whatever it is given") {
+  NEEDS_DEVICE();
+  const uint64_t seed = 35;
+  Rng rng(seed);
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  for (const float factor : {1.0f, 1e19f, 1e25f, 1e37f, nan}) {
+    INFO("factor ", factor);
+    Codebooks books = random_books({2, 70, 32}, rng);
+    for (size_t s = 0; s < 2; ++s)
+      for (size_t e = 0; e < 70; ++e)
+        for (float& value : books.stage(s).row(e)) value *= factor;
+    std::vector<float> rows(70 * 32);
+    for (float& value : rows) value = static_cast<float>(rng.normal()) * factor;
+    std::fill_n(rows.begin() + 3 * 32, 32, nan);
+    const cuda::ResidualQuantizer quantizer(books);
+    const cuda::Stream stream;
+    cuda::DeviceBuffer<float> residuals(rows, stream);
+    cuda::DeviceBuffer<uint32_t> found(70 * 2);
+    std::vector<uint32_t> ids(found.size(), ~0u);
+    cuda::check(cuda::run_rvq_encode(quantizer.books(), residuals.data(), 70, found.data(), stream.handle()),
+                "searching codebooks");
+    found.download(ids, stream);
+    stream.synchronize();
+    CHECK(std::ranges::all_of(ids, [](uint32_t id) { return id < 70; }));
   }
 }
 

@@ -197,7 +197,7 @@ Status launch(void (*kernel)(Parameters...), dim3 grid, unsigned threads, size_t
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return 0;
   (detail::check_argument(static_cast<Parameters>(arguments)), ...);
   emulation::enqueue(reinterpret_cast<emulation::Stream*>(stream), [=] {
-    emulation::run_grid({grid.x, grid.y, grid.z}, threads, shared_bytes,
+    emulation::run_grid({grid.x, grid.y, grid.z}, threads, shared_bytes, shared_bytes > kSharedUnasked,
                         [&] { kernel(static_cast<Parameters>(arguments)...); });
   });
   return 0;

@@ -195,10 +195,22 @@ Rng* order_rng() {
   return &rng;
 }
 
+void check_shared(size_t bytes, size_t most) {
+  if (bytes > most) throw Fault(fmt::format("{} bytes of shared memory; the block can have {}", bytes, most));
+}
+
 class Block {
  public:
-  Block(unsigned threads, Guarded& shared, const std::function<void()>& body)
-      : threads_(threads), fibers_(threads), warps_(threads / kWarp), shared_(shared), body_(body) {
+  /// Of shared memory `shared_bytes` are taken by `shared`; arrays add to it, up to `most_shared`.
+  Block(unsigned threads, Guarded& shared, size_t shared_bytes, size_t most_shared,
+        const std::function<void()>& body)
+      : threads_(threads),
+        fibers_(threads),
+        warps_(threads / kWarp),
+        shared_(shared),
+        shared_bytes_(shared_bytes),
+        most_shared_(most_shared),
+        body_(body) {
     static Stacks stacks;
     shared_.poison();
     for (unsigned i = 0; i < threads; ++i) {
@@ -292,7 +304,11 @@ class Block {
   std::byte* shared() const { return shared_.data(); }
   std::byte* array(const void* key, size_t bytes) {
     auto& array = arrays_[key];
-    if (!array) array = std::make_unique<Guarded>(bytes);
+    if (!array) {
+      shared_bytes_ += bytes;
+      check_shared(shared_bytes_, most_shared_);
+      array = std::make_unique<Guarded>(bytes);
+    }
     return array->data();
   }
   Fiber& fiber() { return fibers_[running_]; }
@@ -352,6 +368,8 @@ class Block {
   std::vector<Fiber> fibers_;
   std::vector<std::vector<std::unique_ptr<Rendezvous>>> warps_;
   Guarded& shared_;
+  size_t shared_bytes_;
+  const size_t most_shared_;
   std::map<const void*, std::unique_ptr<Guarded>> arrays_;
   const std::function<void()>& body_;
   Context scheduler_;
@@ -386,21 +404,22 @@ Memory& memory() {
 
 void set_seed(uint64_t seed) { *order_rng() = Rng(seed); }
 
-void run_grid(Size3 grid, unsigned threads, size_t shared_bytes, const std::function<void()>& body) {
+void run_grid(Size3 grid, unsigned threads, size_t shared_bytes, bool asked,
+              const std::function<void()>& body) {
   if (threads == 0 || threads > 1024 || threads % kWarp != 0)
     throw Fault(fmt::format("blocks of {} threads: whole warps, up to 1024 threads are allowed", threads));
   if (grid.y > 65535 || grid.z > 65535 || grid.x > 0x7fffffffu)
     throw Fault(
         fmt::format("a grid of ({}, {}, {}) blocks is too large for a device", grid.x, grid.y, grid.z));
-  if (shared_bytes > kSharedBytes)
-    throw Fault(fmt::format("{} bytes of shared memory; a block can have {}", shared_bytes, kSharedBytes));
+  const size_t most_shared = asked ? kSharedBytes : kSharedWithoutAsking;
+  check_shared(shared_bytes, most_shared);
   Guarded shared(shared_bytes);
   place.block_size = {threads, 1, 1}, place.grid_size = grid;
   for (unsigned z = 0; z < grid.z; ++z)
     for (unsigned y = 0; y < grid.y; ++y)
       for (unsigned x = 0; x < grid.x; ++x) {
         place.block = {x, y, z};
-        Block(threads, shared, body).run();
+        Block(threads, shared, shared_bytes, most_shared, body).run();
       }
   for (const auto& [data, buffer] : memory().buffers)
     if (!buffer->intact())

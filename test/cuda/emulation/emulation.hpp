@@ -42,7 +42,9 @@ struct Place {
 extern Place place;
 
 /// Runs body() in every thread of every block. Throws Fault, or what body throws.
-void run_grid(Size3 grid, unsigned threads, size_t shared_bytes, const std::function<void()>& body);
+/// asked: whether the launch asked for the dynamic shared memory that it takes.
+void run_grid(Size3 grid, unsigned threads, size_t shared_bytes, bool asked,
+              const std::function<void()>& body);
 
 /// The order of threads from now on is drawn from this.
 void set_seed(uint64_t seed);
@@ -72,6 +74,8 @@ void wait_copies(int groups);
 
 inline constexpr int kMultiprocessors = 4;
 inline constexpr size_t kSharedBytes = 163 * 1024;  ///< compute capability 8.0's, the least of our targets
+/// A block's dynamic memory and arrays together, where launch() has not asked for more (kSharedUnasked).
+inline constexpr size_t kSharedWithoutAsking = 48 * 1024;
 
 void* allocate(size_t bytes);
 void release(void* data);

@@ -113,6 +113,13 @@ __global__ void writes_shared_at(int* out, int index) {
   if (threadIdx.x == 0) shared[index] = 1, out[0] = shared[index];
 }
 
+/// An array of more than the 16 KiB that launch() leaves for arrays without asking.
+constexpr unsigned kManyShared = 4100;
+__global__ void has_an_array(float* out) {
+  KVCODEC_SHARED_ARRAY(float, many, kManyShared);
+  if (threadIdx.x == 0) many[kManyShared - 1] = 1, out[0] = many[kManyShared - 1];
+}
+
 __global__ void reads_shared(float* out) { out[threadIdx.x] = dynamic_shared<float>()[threadIdx.x]; }
 
 /// Copies 16 bytes per thread through shared memory.
@@ -215,6 +222,14 @@ TEST_CASE("emulation: sizes that devices refuse") {
   CHECK(fault_of([] { run(who, 1, 33, 64, 0); }).find("whole warps") != std::string::npos);
   CHECK(fault_of([] { run(who, 1, 1056, 2000, 0); }).find("1024") != std::string::npos);
   CHECK(fault_of([] { run(who, 1, 32, 64, 200 * 1024); }).find("shared memory") != std::string::npos);
+  // Arrays count too, where nothing was asked for and where it was.
+  const size_t most = emulation::kSharedBytes - sizeof(float[kManyShared]);
+  CHECK(run(has_an_array, 1, 32, 1, most)[0] == 1);
+  CHECK(fault_of([&] { run(has_an_array, 1, 32, 1, most + 16); }).find("shared memory") != std::string::npos);
+  CHECK(fault_of([] { run(has_an_array, 1, 32, 1, kSharedUnasked); }).find("shared memory") !=
+        std::string::npos);
+  CHECK(run(has_an_array, 1, 32, 1, kSharedUnasked + 16)[0] == 1);
+  CHECK(run(has_an_array, 1, 32, 1, 0)[0] == 1);
 }
 
 TEST_CASE("emulation: nothing is there before it was written and waited for") {
