@@ -17,7 +17,8 @@
 // is a sum of atoms likewise. Where many queries are asked at a time decoding costs less (straight_pays).
 //
 // Gram matrices. The larger the dictionary, the more rows it takes until they pay (Omp::gram_pays); until
-// then, and for dictionaries beyond kGramBytes, pursuit goes without. The bytes are the same.
+// then, and for dictionaries beyond kGramBytes, pursuit goes without. The bytes are the same. Selection ols
+// cannot do without and refuses such dictionaries.
 #include <algorithm>
 #include <cmath>
 #include <mutex>
@@ -38,7 +39,7 @@ namespace kvcodec {
 namespace {
 
 /// Largest Gram matrix made, per side: 16384 atoms. The paper's 8192 take a quarter of it.
-constexpr uint64_t kGramBytes = uint64_t{512} << 20;
+constexpr uint64_t kGramBytes = uint64_t{768} << 20;
 
 struct SparseOptions final : Options {
   int64_t sparsity = 0;  ///< the dictionary knows best what it was trained for
@@ -102,9 +103,16 @@ class SideCoder {
   std::shared_ptr<const Omp> omp_for(uint64_t signals, const OmpOptions& options) {
     const std::lock_guard lock(mutex_);
     signals_ += signals;
-    const bool pays =
-        Omp::gram_bytes(omp_->atoms()) <= kGramBytes && omp_->gram_pays(signals_, options.sparsity);
-    if (!omp_->has_gram() && (pays || options.selection == "ols")) {
+    const uint64_t bytes = Omp::gram_bytes(omp_->atoms());
+    const bool needed = options.selection == "ols";
+    if (needed && bytes > kGramBytes)
+      throw usage_error(
+          "selection ols needs the inner products of all atoms, {} bytes for {} atoms; {} bytes (16384 "
+          "atoms) "
+          "is the most: take selection omp",
+          bytes, omp_->atoms(), kGramBytes);
+    const bool pays = bytes <= kGramBytes && omp_->gram_pays(signals_, options.sparsity);
+    if (!omp_->has_gram() && (pays || needed)) {
       // A copy: other threads may still be coding with the one there is.
       auto with_gram = std::make_shared<Omp>(*omp_);
       with_gram->build_gram();

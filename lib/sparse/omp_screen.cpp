@@ -6,6 +6,8 @@
 #include <cstring>
 #include <limits>
 
+#include "lib/sparse/dictionary.hpp"
+
 namespace kvcodec {
 
 using omp_kernels::kByteOffset;
@@ -20,6 +22,11 @@ constexpr double kFloatRounding = 0x1p-22;
 
 /// Tiles that are looked at because they could have the largest value, before all are gone through.
 constexpr size_t kFirstTiles = 2;
+
+/// An atom depends on others by a part of its own energy, which norms within kNormTolerance of 1 bring below
+/// 1; and a margin for rounding.
+constexpr double kLeastEnergy = 0.997;
+static_assert((1 - kNormTolerance) * (1 - kNormTolerance) > kLeastEnergy);
 
 /// Largest weight in two digits of 7 bits: 63 * kDigit + 63, less the rounding.
 constexpr double kByteWeight = 8100;
@@ -74,8 +81,10 @@ void GramPanels::set_weights(std::span<const double> factors) {
     largest = std::max(largest, std::abs(factors[i]));
     magnitude_ += std::abs(factors[i]) * peaks_[i];
   }
+  // Roundings of the weights add half of each row's peak to a sum.
+  const double most = kSumUnit - 0.5 * sum_of_peaks_;
   const double step =
-      std::max({largest / kWordWeight, magnitude_ / kSumUnit, std::numeric_limits<double>::min()});
+      std::max({largest / kWordWeight, magnitude_ / most, std::numeric_limits<double>::min()});
   const double inverse = largest > 0 ? 1 / step : 0;
   std::fill_n(weights_.begin(), pairs(), 0u);
   for (size_t i = 0; i < count_; ++i) {
@@ -284,7 +293,9 @@ double ByteScreen::screen(std::span<const double> x) {
     largest = std::max(largest, change * units_[ids_[i]]);
     magnitude += change * gram_.peaks[ids_[i]];
   }
-  if (largest == 0) {  // at the start
+  // All quads before the one that the newest atom is in are stored; that one joins them when it has all four.
+  const bool completes = count > 0 && count % 4 == 0 && full_ == count / 4 - 1;
+  if (largest == 0 && !completes) {  // at the start
     take_start();
     return 0;
   }
@@ -302,14 +313,13 @@ double ByteScreen::screen(std::span<const double> x) {
     high_sum += high, low_sum += low;
     error += step * (std::abs(weight) * (0.5 + gram_.entry_error / unit) + 0.5 * gram_.peaks[id] / unit);
   }
-  // All quads before the one that the newest atom is in are stored; that one joins them when it has all four.
   const size_t quad = (count - 1) / 4, in_last = count - 4 * quad;
   for (size_t i = 0; i < 4; ++i)  // the weight of those that are not there is zero
     rows_.last[i] = bytes_ + ids_[4 * quad + std::min(i, in_last - 1)] * gram_.stride;
   rows_.quads = quads_.data();
   rows_.capacity = high_.size();
   rows_.full = quad;
-  rows_.keep = in_last == 4 && full_ == quad;
+  rows_.keep = completes;
   rows_.high = high_.data();
   rows_.low = low_.data();
   rows_.high_sum = -kByteOffset * high_sum;
@@ -317,8 +327,12 @@ double ByteScreen::screen(std::span<const double> x) {
   rows_.scale = static_cast<float>(step);
   // Values are made where they are looked at: most tiles are not.
   kernels_.screen_bytes(start_, rows_, 0, gram_.stride, nullptr, peaks_.data());
-  if (rows_.keep) full_ = quad + 1;
+  if (completes) full_ = quad + 1;
   rows_.keep = false;
+  if (largest == 0) {
+    take_start();
+    return 0;
+  }
   from_bytes_ = true;
   return error + kFloatRounding * (magnitude_ + magnitude);
 }
@@ -421,7 +435,7 @@ void ErrorScreen::project(float along) {
       .along = along,
       .correlation_error = static_cast<float>(correlation_error_ * 1.0001),
       .outside_error = static_cast<float>(outside_error()),
-      .independent = static_cast<float>(independent_ * 0.999)};
+      .independent = static_cast<float>(independent_ * kLeastEnergy)};
   for (size_t t = 0; t < tiles_; ++t)
     peaks_[t] = kernels_.project(projection, panels_.tile(t), &correlations_[t * kScreen],
                                  &outside_[t * kScreen], &gains_[t * kScreen]);

@@ -21,7 +21,8 @@ namespace kvcodec {
 inline constexpr double kWordUnit = 32000;
 
 /// Integer sums stay below 2^31 if what is multiplied with entries in units of 1 / kWordUnit has units no
-/// finer than the largest sum / kSumUnit: 2^31 / kWordUnit = 67108, less a margin for roundings and norms.
+/// finer than the largest sum / kSumUnit, where a sum includes the roundings of its weights: 2^31 / kWordUnit =
+/// 67108, less a margin for norms. There may be 65536 weights: their roundings take up to half of it.
 inline constexpr double kSumUnit = 64000;
 
 /// Largest weight in 16 bits, less the rounding.

@@ -270,8 +270,32 @@ TEST_CASE("OLS with atoms that depend on each other, twice the same, or none at 
   for (size_t i = 0; i < 10; ++i) CHECK_LE(two.counts[i], 2);
 }
 
-TEST_CASE("OMP with a long pursuit: tiles that wait are looked at in time") {
-  // Many atoms, many rounds, and atoms in groups that are alike, so that bounds fail and hold by turns.
+TEST_CASE("OMP with a pursuit so long that tiles wait: they are looked at in time, at every SIMD level") {
+  // From 96 atoms per signal on every level leaves tiles out of date. Which of them could hold the winner is
+  // decided by bounds, which fail and hold by turns for atoms that are alike.
+  Rng rng(21);
+  const size_t n = 900, m = 160;
+  for (const double common : {0.0, 0.5, 0.95}) {
+    CAPTURE(common);
+    const Matrix<float> atoms = random_atoms(n, m, rng, common);
+    const Matrix<float> signals = gaussian(3, m, rng);
+    for (const size_t s : {96, 127}) {
+      CAPTURE(s);
+      const SparseCodes direct = Omp(atoms).encode(signals, options_of(s));
+      Agreement agreement;
+      agreement.check(atoms, signals, options_of(s), direct);
+      for (const SimdLevel level : test::simd_levels()) {
+        const test::AtLevel at(level);
+        CAPTURE(name_of(level));
+        Omp omp(atoms);
+        omp.build_gram();
+        CHECK(same(omp.encode(signals, options_of(s)), direct));
+      }
+    }
+  }
+}
+
+TEST_CASE("OMP with many rounds, by correlation and by error") {
   Rng rng(18);
   for (const double common : {0.0, 0.5, 0.95}) {
     CAPTURE(common);
