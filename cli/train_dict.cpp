@@ -97,7 +97,31 @@ struct SideResult {
   uint64_t signals_per_epoch = 0;
   uint64_t steps_before = 0;
   double seconds = 0;
+  std::string ended_by;  ///< plan, time or stable loss
 };
+
+std::string ended_by(const SignalSource& source, const TrainOptions& options, const TrainState& state) {
+  if (state.stable) return "stable loss";
+  return state.steps < planned_steps(source, options) ? "time" : "plan";
+}
+
+/// Refuses before anything is allocated: the products of all atoms of both sides stay until the file is
+/// written; the signals that a start clusters are one side's.
+void check_memory(const SignalSource& source, const TrainDictOptions& options, bool begins) {
+  const uint64_t memory = options.common.memory_bytes();
+  const uint64_t products = std::size(kSides) * products_bytes(source, options.training);
+  if (products > memory)
+    throw usage_error(
+        "--optimizer {} keeps the products of all pairs of {} atoms, {} for both sides, more than "
+        "--memory ({}): take fewer --atoms, or adam",
+        options.training.optimizer, options.training.atoms, size_text(products), size_text(memory));
+  const uint64_t start = begins ? start_bytes(source, options.training) : 0;
+  if (start > memory - products)
+    throw usage_error(
+        "--start kmeans holds signals of {} at once, more than --memory ({}) leaves: take fewer "
+        "--atoms, --max-tokens, or samples",
+        size_text(start), size_text(memory));
+}
 
 /// With so little data every signal gets an atom of its own, and the loss says nothing.
 void note_little_data(uint64_t signals, int64_t atoms) {
@@ -143,7 +167,7 @@ std::string summary(const SparseBook& sparse, const std::vector<SideResult>& res
     table.row({std::string(name_of(result.side)), grouped(dictionary.atoms.rows()),
                grouped(dictionary.atoms.cols()), grouped(result.signals_per_epoch), grouped(training.steps),
                significant(first, 3), significant(recent_loss(training.loss), 3), significant(held_out, 3),
-               grouped(replaced), training.stable ? "stable loss" : "plan", time_text(result.seconds)});
+               grouped(replaced), result.ended_by, time_text(result.seconds)});
     json[std::string(name_of(result.side))] = {{"atoms", dictionary.atoms.rows()},
                                                {"width", dictionary.atoms.cols()},
                                                {"signals", result.signals_per_epoch},
@@ -154,6 +178,7 @@ std::string summary(const SparseBook& sparse, const std::vector<SideResult>& res
                                                {"loss_held_out", held_out},
                                                {"replaced", replaced},
                                                {"stable", training.stable},
+                                               {"ended_by", result.ended_by},
                                                {"seconds", result.seconds}};
   }
   if (options.common.json) return text_of(json);
@@ -168,7 +193,7 @@ std::string train_dict(Command& command) {
   command.describe("KV ... [options] -o DICT",
                    "Learns the two dictionaries, for keys and for values, that the codec sparse needs, from "
                    "caches of one model: batches of tokens are coded with the atoms as they are, the atoms "
-                   "follow the gradient of the error, and atoms hardly used are replaced. The loss is error "
+                   "take a step towards a lower error, and atoms hardly used are replaced. The loss is error "
                    "energy over energy. A dictionary serves any cache of the same model; train it on text "
                    "like that to be compressed.",
                    "kvcodec train-dict kv.h5 --atoms 8192 --sparsity 64 --layer-group 4 -o dict.h5\n"
@@ -230,14 +255,16 @@ std::string train_dict(Command& command) {
     const auto start = std::chrono::steady_clock::now();
     const KvSource signals(runs, groups, options.training, side);
     auto& [dictionary, training] = sparse.of(side);
-    SideResult result{side, signals.tokens() * groups.size() * signals.layout().signals_per_row(),
-                      training.steps, 0};
+    SideResult result{
+        side, signals.tokens() * groups.size() * signals.layout().signals_per_row(), training.steps, 0, {}};
+    check_memory(signals, options, training.steps == 0);
     if (side == Side::key && !options.common.quiet)
       note_little_data(result.signals_per_epoch, options.training.atoms);
     {
       ProgressBar bar(fmt::format("train-dict {}s", name_of(side)), "steps", options.common.quiet);
       train_dictionary(signals, options.training, dictionary, training, bar.callback());
     }
+    result.ended_by = ended_by(signals, options.training, training);
     result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     // Who fixes the time that files name wants the same bytes from the same work.
     if (std::getenv("SOURCE_DATE_EPOCH") != nullptr) std::ranges::fill(training.seconds, 0.0);

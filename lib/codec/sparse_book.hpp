@@ -9,7 +9,7 @@
 //   <side>/layer_scale   f32 [num-layers]                       with normalize layer
 //   <side>/channel_mean  f32 [num-layers, heads, head-dim]      with center channel
 //   training/<side>/loss             f64 [steps]         training/<side>/replaced       u32 [steps]
-//   training/<side>/validation       f64 [epochs done]   training/<side>/usage          u64 [atoms]
+//   training/<side>/validation       f64 [validations]   training/<side>/usage          u64 [atoms]
 //   training/<side>/adam_mean, …/adam_variance    f32 [atoms, width]                     with optimizer adam
 //   training/<side>/coefficient_products          f32 [atoms, atoms]                     with online, mod
 //   training/<side>/signal_products               f32 [atoms, width]                     likewise

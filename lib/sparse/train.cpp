@@ -5,6 +5,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/core/rng.hpp"
@@ -180,10 +181,13 @@ double energy_of(std::span<const float> values) {
   return energy;
 }
 
+uint64_t signals_to_cluster(uint64_t signals, uint64_t atoms) {
+  return std::min(signals, atoms * kSignalsPerCentroid);
+}
+
 /// The directions of clusters of signals, of random numbers beyond what there are.
 void start_clusters(Sampler& sampler, const TrainOptions& options, Matrix<float>& atoms) {
-  Matrix<float> signals(std::min<uint64_t>(sampler.signals(), atoms.rows() * kSignalsPerCentroid),
-                        atoms.cols());
+  Matrix<float> signals(signals_to_cluster(sampler.signals(), atoms.rows()), atoms.cols());
   sampler.seek(kForStart, 0);
   sampler.next(signals);
   const KmeansOptions clustering{
@@ -447,10 +451,17 @@ void Trainer::run(const SignalSource& source, const Progress& progress) {
   const uint64_t planned = planned_steps(source, options_);
   const auto replace_every = static_cast<uint64_t>(options_.replace_every);
   Matrix<float> batch(size, source.layout().signal_width());
+  // What the run before measured at its end, within an epoch, is no part of a training that goes on.
+  state_.validation.resize(std::min<uint64_t>(state_.validation.size(), state_.steps / steps_per_epoch));
   const double before = state_.seconds.empty() ? 0 : state_.seconds.back();
   bool positioned = false;
   const auto out_of_time = [&] {
     return options_.seconds > 0 && !state_.seconds.empty() && state_.seconds.back() >= options_.seconds;
+  };
+  // Whether time will do for that many more steps, at the pace so far.
+  const auto time_for = [&](uint64_t steps) {
+    const double used = state_.seconds.back(), step = used / static_cast<double>(state_.steps);
+    return !(options_.seconds > 0) || options_.seconds - used >= static_cast<double>(steps) * step;
   };
   while (state_.steps < planned && !state_.stable && !out_of_time()) {
     const uint64_t epoch = state_.steps / steps_per_epoch, within = state_.steps % steps_per_epoch;
@@ -464,13 +475,15 @@ void Trainer::run(const SignalSource& source, const Progress& progress) {
     state_.replaced.push_back(0);
     state_.seconds.push_back(before + std::chrono::duration<double>(Clock::now() - start).count());
     // New atoms need some steps to become useful: none are made when the end is nearer than that.
-    if (replace_every > 0 && state_.steps % replace_every == 0 && planned - state_.steps >= replace_every)
+    if (replace_every > 0 && state_.steps % replace_every == 0 && planned - state_.steps >= replace_every &&
+        time_for(replace_every))
       replace_dead(batch, coded);
     if (state_.steps % steps_per_epoch == 0) validate(source);
     state_.stable = loss_is_stable();
     report(progress, static_cast<double>(state_.steps), static_cast<double>(planned),
            fmt::format("loss {:.4f}", coded.loss));
   }
+  if (state_.steps % steps_per_epoch != 0) validate(source);
 }
 
 }  // namespace
@@ -495,15 +508,15 @@ std::vector<OptionField> TrainOptions::fields() {
        {"layer", "signal", "none"}},
       {"center", "subtract each channel's mean, or nothing", &center, {}, {}, {"channel", "none"}},
       {"start",
-       "first atoms: signals of the data, the directions of clusters of them, or uniform random numbers",
+       "first atoms: signals of the data, the directions of clusters of them (16 per atom are held at once), "
+       "or uniform random numbers",
        &start,
        {},
        {},
        {"samples", "kmeans", "kaiming"}},
       {"optimizer",
        "how atoms follow the signals of a batch: along the gradient (adam, gradient), or by least squares "
-       "over "
-       "the batches so far (online, mod) or over the batch (ksvd)",
+       "over the batches so far (online, mod: 4 N N bytes for N atoms of each side) or over the batch (ksvd)",
        &optimizer,
        {},
        {},
@@ -519,7 +532,9 @@ std::vector<OptionField> TrainOptions::fields() {
       {"dead-below", "atoms used less than this part of the average are replaced", &dead_below, 0, 1},
       {"replace-every", "steps between replacements of hardly used atoms; 0 = never", &replace_every, 0,
        1e15},
-      {"validation", "part of the data held out to measure the loss on", &validation, 0, 0.9},
+      {"validation",
+       "part of the data held out, on which the loss is measured after each epoch and at the end",
+       &validation, 0, 0.9},
       {"atom-type",
        "how the dictionary keeps its atoms: floats, or levels of 8 bits with a scale (a quarter as large, "
        "faster)",
@@ -549,6 +564,21 @@ uint64_t planned_steps(const SignalSource& source, const TrainOptions& options) 
   const uint64_t size = std::min<uint64_t>(static_cast<uint64_t>(options.batch), signals);
   const uint64_t epochs = static_cast<uint64_t>(options.epochs) * (signals / size);
   return options.steps > 0 ? std::min(epochs, static_cast<uint64_t>(options.steps)) : epochs;
+}
+
+uint64_t products_bytes(const SignalSource& source, const TrainOptions& options) {
+  const auto atoms = static_cast<uint64_t>(options.atoms);
+  if (options.optimizer != "online" && options.optimizer != "mod") return 0;
+  return checked_mul(checked_mul(atoms, atoms + source.layout().signal_width()), sizeof(float));
+}
+
+uint64_t start_bytes(const SignalSource& source, const TrainOptions& options) {
+  if (options.start != "kmeans") return 0;
+  return checked_mul(
+      checked_mul(signals_to_cluster(signals_of(split_of(source, options).training, source.layout()),
+                                     static_cast<uint64_t>(options.atoms)),
+                  source.layout().signal_width()),
+      sizeof(float));
 }
 
 void train_dictionary(const SignalSource& source, const TrainOptions& options, Dictionary& dictionary,

@@ -79,7 +79,8 @@ class SignalSource {
 struct TrainState {
   uint64_t steps = 0;
   std::vector<double> loss;            ///< per step: error energy / energy of the batch, before the step
-  std::vector<double> validation;      ///< the same over the signals held out, after each epoch
+  std::vector<double> validation;      ///< the same over the signals held out: after each epoch, and at the
+                                       ///< end of a run that ended within one (the next run drops that)
   std::vector<uint32_t> replaced;      ///< atoms replaced after each step
   std::vector<uint64_t> usage;         ///< per atom: how often it was taken since the last replacement
   std::vector<double> seconds;         ///< per step: since training began, over all its runs
@@ -89,10 +90,15 @@ struct TrainState {
   bool stable = false;                 ///< stopped because the loss was
 };
 
-/// Trains until the epochs or steps asked for are done or the loss is stable. With state.steps == 0 the
+/// Trains until the epochs or steps asked for are done, the time is over or the loss is stable. With state.steps == 0 the
 /// dictionary is made anew (its normalization from a first pass over all data); else training goes on where
-/// the state says, with the same result as if it had not been interrupted, provided that source and options
-/// are those of before (epochs, steps, tolerance may differ).
+/// the state says. The result is the same as if it had not been interrupted, provided that source and options
+/// are those of before, `seconds` is 0 (the clock does not come out the same twice), and no replacement was
+/// left out because an earlier plan was near its end.
+///
+/// Replacements. Every replace_every steps atoms that were used less than dead_below of the average become the
+/// worst coded signals of the batch, unless the plan has fewer steps left than that, or `seconds`, at the pace
+/// so far, time for fewer.
 ///
 /// Order of the data. Blocks of up to 256 consecutive tokens of one group are shuffled for each epoch; as
 /// many of them as fill 64 MiB (at least 16) are read, their signals are shuffled, and batches are cut from
@@ -102,6 +108,12 @@ struct TrainState {
 /// Throws Error(bad_input) if there are no signals, or if dictionary and state do not fit source and options.
 void train_dictionary(const SignalSource& source, const TrainOptions& options, Dictionary& dictionary,
                       TrainState& state, const Progress& progress = {});
+
+/// Bytes, for this side, of the products that online and mod keep; 0 with other optimizers.
+uint64_t products_bytes(const SignalSource& source, const TrainOptions& options);
+
+/// Bytes, for a while, of the signals that start kmeans clusters; 0 with other starts.
+uint64_t start_bytes(const SignalSource& source, const TrainOptions& options);
 
 /// Steps that training with these options takes at most over a source.
 uint64_t planned_steps(const SignalSource& source, const TrainOptions& options);
