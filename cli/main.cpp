@@ -37,7 +37,7 @@ const std::vector<Task>& tasks() {
       {"Code",
        {{"encode", "compress a cache with one of the codecs", encode},
         {"decode", "rebuild a cache, or a part of it, from its codes", decode},
-        {"pack-indices", "store ids in as few bits as they need, or plainly again", pack_indices}}},
+        {"pack-indices", "store ids in as few bits as they need, sorted, or plainly again", pack_indices}}},
       {"Attend",
        {{"attend", "attend to keys and values straight from codes, and measure what changes", attend},
         {"index", "group keys into semantic clusters that can be recalled", index},

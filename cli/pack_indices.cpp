@@ -3,6 +3,8 @@
 //   --unpack            store every id plainly again, in 16 or 32 bits
 //   --sorted            ids of sparse codes in rising order, their gaps and the coefficients entropy-coded
 //
+// Sorted codes become packed or plain ids again without --sorted.
+//
 //   kvcodec pack-indices codes.h5 -o packed.h5
 #include "cli/coding.hpp"
 #include "cli/common.hpp"
@@ -66,8 +68,13 @@ RepackResult copy_sparse(const CodesReader& codes, OutputFile& output, const Pac
   const auto form_of = [&](Side side, int group) {
     std::vector<StreamSpec> specs;
     for (const StoredStream& stream : codes.streams(side, group)) specs.push_back(stream.spec);
-    return at_dataset(codes.name(), side, group,
-                      [&] { return SparseForm::of(codes.info().parameters, specs); });
+    return at_dataset(codes.name(), side, group, [&] {
+      const SparseForm form = SparseForm::of(codes.info().parameters, specs);
+      const auto heads = static_cast<uint64_t>(info.model.num_kv_heads);
+      if (form.per_head && form.signals != heads)
+        throw bad_input("{} signals per token; the model has {} heads", form.signals, heads);
+      return form;
+    });
   };
   if (info.groups.empty()) throw bad_input("{}: there are no layers", codes.name());
   const int any = info.groups.front();
@@ -80,6 +87,20 @@ RepackResult copy_sparse(const CodesReader& codes, OutputFile& output, const Pac
   const auto ids = codes.has_tokens() ? codes.tokens(0, tokens) : std::vector<uint32_t>{};
   const auto positions = codes.positions(0, tokens);
   const auto book = codes.embedded_book();
+  // Streams of all sides and groups are those of one dictionary; only gains are a matter of the side.
+  for (const int group : info.groups)
+    for (const Side side : kSides) {
+      SparseForm form = form_of(side, group), wanted = keys;
+      form.sorted = options.sorted;
+      wanted.gains = target.form(side).gains;
+      if (form != wanted)
+        at_dataset(codes.name(), side, group, [&] {
+          throw bad_input(
+              "streams of another form than those of layer {}: {} atoms and {} signals per token, not {} and "
+              "{}",
+              any, form.atoms, form.signals, wanted.atoms, wanted.signals);
+        });
+    }
   CodesWriter writer(output, info, target, ids, positions, book ? &*book : nullptr);
   for (const int group : info.groups)
     for (const Side side : kSides) {
@@ -107,7 +128,8 @@ std::string pack_indices(Command& command) {
                    "Rewrites a codes file with every id in as few bits as its range needs (13 bits for "
                    "8,192 atoms) as one continuous bit stream, or plainly again. Nothing is lost either "
                    "way, and decode reads both. Sparse codes can be sorted: the order of a code's atoms says "
-                   "nothing, and without it codes are much smaller.",
+                   "nothing, and without it codes are much smaller. It does not come back: ids then rise in "
+                   "each code, and values decoded over atoms in f32 may differ in their last bits.",
                    "kvcodec pack-indices codes.h5 -o packed.h5\n"
                    "kvcodec pack-indices --sorted codes.h5 -o sorted.h5");
   command.group("Input and output");

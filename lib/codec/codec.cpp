@@ -23,12 +23,28 @@ void Codec::multiply_values(const GroupShape& shape, const StreamReader& documen
 
 std::vector<uint64_t> Codec::symbol_counts(const GroupShape&, const StreamReader&) const { return {}; }
 
+namespace {
+
+/// What a record says besides options is what the codec has from its book; it must be the same.
+void check_facts(const Codec& codec, Options& options, const Record& parameters) {
+  const Record chosen = to_record(options), wanted = codec.parameters();
+  for (const auto& [name, value] : parameters.items()) {
+    const Scalar* fact = chosen.find(name) ? nullptr : wanted.find(name);
+    if (fact && *fact != value)
+      throw bad_input("{} is {}; by the book it is {}", name, to_text(value), to_text(*fact));
+  }
+}
+
+}  // namespace
+
 std::unique_ptr<Codec> codec_from_record(const CodecEntry& entry, const Record& parameters,
                                          const CodecContext& context) {
   const std::unique_ptr<Options> options = entry.make_options();
   try {
     from_record(parameters, *options);
-    return entry.make(*options, context);
+    std::unique_ptr<Codec> codec = entry.make(*options, context);
+    check_facts(*codec, *options, parameters);
+    return codec;
   } catch (const Error& error) {
     // The parameters come from a file here: what would be the user's mistake on the command line is the
     // file's.

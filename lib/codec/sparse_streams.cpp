@@ -25,8 +25,11 @@ enum : size_t { kBlockTokens, kIdBytes, kCoefficientBytes, kBlockNumbers };
 /// Counts, and rows of `block`, read at a time.
 constexpr uint64_t kRowsPerRead = 1 << 16;
 
-/// Signals per piece of work.
-constexpr size_t kSignalsPerPiece = 256;
+/// The largest that the option `sparsity` takes.
+constexpr uint64_t kMostPairs = 1 << 16;
+
+/// What lib/sparse/sorted_codes.hpp takes; and more heads than any model has, so that products of sizes fit.
+constexpr uint64_t kMostAtoms = uint64_t{1} << 31, kMostSignals = 1 << 16;
 
 constexpr int kByteOffset = 128, kNibbleOffset = 8;
 constexpr int kLargestByte = 127, kLargestNibble = 7;
@@ -92,6 +95,14 @@ std::vector<T> read_unsigned(const StreamReader& document, std::string_view stre
   if (type == DType::u8) return as(uint8_t{});
   if (type == DType::u32) return as(uint32_t{});
   return as(uint16_t{});
+}
+
+/// A coefficient takes a bit at least, however it is stored: checked before room is made for pairs that a
+/// damaged file only claims to have.
+void check_pairs(uint64_t pairs, uint64_t bytes) {
+  if (pairs / 8 > bytes || pairs > 8 * bytes)
+    throw bad_input("stream '{}': {} pairs in {} bytes, which hold {} at most", kCoefficients, pairs, bytes,
+                    8 * bytes);
 }
 
 void check_range(uint64_t there, uint64_t first, uint64_t count) {
@@ -241,21 +252,22 @@ SparseForm SparseForm::of(const Record& parameters, std::span<const StreamSpec> 
       if (spec.name == name) return &spec;
     return nullptr;
   };
-  const auto positive = [&](std::string_view name) {
+  const auto positive = [&](std::string_view name, uint64_t most) {
     const int64_t value = parameters.get_int(name);
-    if (value < 1 || value > int64_t{1} << 31) throw bad_input("parameter {} is {}", name, value);
+    if (value < 1 || static_cast<uint64_t>(value) > most)
+      throw bad_input("parameter {} is {}; it must be 1 to {}", name, value, most);
     return static_cast<uint64_t>(value);
   };
   SparseForm form;
-  form.sparsity = positive("sparsity");
+  form.sparsity = positive("sparsity", kMostPairs);
   form.variable = parameters.get_double("error-target") > 0;
   form.coefficients = coefficient_type_from_name(parameters.get_string("coefficients"));
   form.sorted = parameters.find("sort-ids") && parameters.get_bool("sort-ids");
   form.gains = find(kGain) != nullptr;
   if (form.sorted) {
-    form.atoms = positive("atoms");
-    form.signals = positive("signals");
+    form.atoms = positive("atoms", kMostAtoms);
     form.per_head = parameters.get_bool("per-head");
+    form.signals = positive("signals", form.per_head ? kMostSignals : 1);
   } else {
     const StreamSpec *ids = find(kIds), *shape = form.variable ? find(kCount) : ids;
     if (!ids || !shape) throw bad_input("streams of sparse codes are missing");
@@ -357,22 +369,20 @@ SparsePairs SparseForm::read(const StreamReader& document, uint64_t first, uint6
   check_range(stored_tokens(document), first, count);
   SparsePairs pairs;
   if (count == 0) return pairs;
-  if (variable)
-    pairs.counts = read_counts(document, first, count);
+  if (sorted)
+    read_sorted(document, first, count, pairs);
   else
-    pairs.counts.assign(checked_mul(count, signals), static_cast<uint32_t>(sparsity));
+    read_plain(document, first, count, pairs);
   if (scale_bits(coefficients) > 0) pairs.scales = document.read<uint8_t>(kScale, first, count, signals);
   if (gains) pairs.gains = document.read<uint16_t>(kGain, first, count, signals);
-  if (sorted)
-    read_sorted(document, first, pairs);
-  else
-    read_plain(document, first, pairs);
   return pairs;
 }
 
-void SparseForm::read_plain(const StreamReader& document, uint64_t first, SparsePairs& pairs) const {
-  uint64_t first_row = first, rows = pairs.counts.size() / signals, per_row = words_per_row();
+void SparseForm::read_plain(const StreamReader& document, uint64_t first, uint64_t count,
+                            SparsePairs& pairs) const {
+  uint64_t first_row = first, rows = count, per_row = words_per_row();
   if (variable) {
+    pairs.counts = read_counts(document, first, count);
     first_row = 0, per_row = 1;
     for (uint64_t done = 0; done < first; done += kRowsPerRead) {
       const auto before = read_counts(document, done, std::min(kRowsPerRead, first - done));
@@ -384,21 +394,21 @@ void SparseForm::read_plain(const StreamReader& document, uint64_t first, Sparse
   pairs.words = read_unsigned<uint16_t>(document, kCoefficients,
                                         coefficients == CoefficientType::f16 ? DType::u16 : DType::u8,
                                         first_row, rows, per_row);
+  if (!variable) pairs.counts.assign(checked_mul(count, signals), static_cast<uint32_t>(sparsity));
   for (const uint32_t id : pairs.ids)
     if (id >= atoms) throw bad_input("stream '{}': atom {} of a dictionary of {}", kIds, id, atoms);
 }
 
-void SparseForm::read_sorted(const StreamReader& document, uint64_t first, SparsePairs& pairs) const {
-  const uint64_t count = pairs.counts.size() / signals, end = first + count;
+void SparseForm::read_sorted(const StreamReader& document, uint64_t first, uint64_t count,
+                             SparsePairs& pairs) const {
+  const uint64_t end = first + count;
   const uint64_t first_block = first / kSortedTokens, end_block = (end + kSortedTokens - 1) / kSortedTokens;
   // Whole blocks are decoded, so counts of their other tokens are needed too.
   const uint64_t block_first = first_block * kSortedTokens,
                  block_end = std::min(end_block * kSortedTokens, stored_tokens(document));
   std::vector<uint32_t> counts;
-  if (variable)
-    counts = read_counts(document, block_first, block_end - block_first);
-  else
-    counts.assign(checked_mul(block_end - block_first, signals), static_cast<uint32_t>(sparsity));
+  if (variable) counts = read_counts(document, block_first, block_end - block_first);
+  const uint64_t id_rows = document.rows(kIds), word_rows = document.rows(kCoefficients);
   struct Part {
     uint64_t id_begin = 0, word_begin = 0, pair_begin = 0;  // and those of the next one behind
   };
@@ -417,11 +427,20 @@ void SparseForm::read_sorted(const StreamReader& document, uint64_t first, Spars
       if (row[kBlockTokens] != tokens_here)
         throw bad_input("stream '{}': block {} has {} tokens, not {}", kBlock, b, row[kBlockTokens],
                         tokens_here);
-      for (uint64_t i = begin * signals; i < (begin + tokens_here) * signals; ++i)
-        total.pair_begin += counts[i];
+      uint64_t pairs_here = 0;
+      if (variable)
+        for (uint64_t i = begin * signals; i < (begin + tokens_here) * signals; ++i) pairs_here += counts[i];
+      else
+        pairs_here = tokens_here * words_per_row();
+      check_pairs(pairs_here, row[kCoefficientBytes]);
+      total.pair_begin += pairs_here;
       parts.push_back(total);
     }
   }
+  if (total.id_begin > id_rows || total.word_begin > word_rows)
+    throw bad_input("stream '{}': {} bytes of '{}' and {} of '{}'; there are {} and {}", kBlock,
+                    total.id_begin, kIds, total.word_begin, kCoefficients, id_rows, word_rows);
+  if (!variable) counts.assign((block_end - block_first) * signals, static_cast<uint32_t>(sparsity));
   const Part from = parts.front();
   const auto id_bytes = document.read<uint8_t>(kIds, from.id_begin, total.id_begin - from.id_begin, 1);
   const auto word_bytes =
@@ -450,6 +469,8 @@ void SparseForm::read_sorted(const StreamReader& document, uint64_t first, Spars
                                                   counts.begin() + static_cast<ptrdiff_t>(b * signals),
                                                   uint64_t{0}));
   };
+  const auto wanted_counts = std::span(counts).subspan((first - block_first) * signals, count * signals);
+  pairs.counts.assign(wanted_counts.begin(), wanted_counts.end());
   const ptrdiff_t skip = sum(0, first - block_first), wanted = sum(first - block_first, end - block_first);
   const auto cut = [&](auto& values) {
     values.erase(values.begin() + skip + wanted, values.end());
@@ -503,19 +524,24 @@ void SparseForm::append_sorted(SparsePairs pairs, StreamStore& document) const {
   if (blocks > 0) {
     const auto last = document.read<uint32_t>(kBlock, blocks - 1, 1, kBlockNumbers);
     if (last[kBlockTokens] < kSortedTokens) {
+      const uint64_t id_there = document.rows(kIds), words_there = document.rows(kCoefficients);
+      if (last[kIdBytes] > id_there || last[kCoefficientBytes] > words_there)
+        throw bad_input("stream '{}': {} bytes of '{}' and {} of '{}'; there are {} and {}", kBlock,
+                        last[kIdBytes], kIds, last[kCoefficientBytes], kCoefficients, id_there, words_there);
       SparsePairs before;
       if (variable) {
         // Counts of the new tokens stand behind those of the block already.
         const uint64_t first = (blocks - 1) * kSortedTokens;
         before.counts = read_counts(document, first, last[kBlockTokens]);
       } else {
+        check_pairs(last[kBlockTokens] * words_per_row(), last[kCoefficientBytes]);
         before.counts.assign(last[kBlockTokens] * signals, static_cast<uint32_t>(sparsity));
       }
-      const uint64_t id_rows = document.rows(kIds) - last[kIdBytes],
-                     word_rows = document.rows(kCoefficients) - last[kCoefficientBytes];
+      const uint64_t id_rows = id_there - last[kIdBytes], word_rows = words_there - last[kCoefficientBytes];
       const auto id_part = document.read<uint8_t>(kIds, id_rows, last[kIdBytes], 1);
       const auto word_part = document.read<uint8_t>(kCoefficients, word_rows, last[kCoefficientBytes], 1);
       const uint64_t held = std::accumulate(before.counts.begin(), before.counts.end(), uint64_t{0});
+      check_pairs(held, last[kCoefficientBytes]);
       before.ids.resize(held), before.words.resize(held);
       decode_sorted(id_part, word_part, atoms, coefficient_bits(coefficients), before.counts, before.ids,
                     before.words);

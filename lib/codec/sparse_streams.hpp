@@ -65,13 +65,15 @@ struct SparseForm {
   CoefficientType coefficients = CoefficientType::f16;
   bool sorted = false;
 
+  friend bool operator==(const SparseForm&, const SparseForm&) = default;
+
   std::vector<StreamSpec> streams() const;
 
   /// Tokens of a document. Throws Error(bad_input) if its streams disagree.
   uint64_t tokens(const StreamReader& document) const;
 
   /// Codes of tokens [first, first + count). Throws Error(bad_input) if they are not all there or are of no
-  /// encoder; ids are below `atoms`.
+  /// encoder; ids are below `atoms`. Room is made for no more than the streams can hold.
   SparsePairs read(const StreamReader& document, uint64_t first, uint64_t count) const;
 
   /// Adds codes; those of signals with fewer than `sparsity` pairs are filled up where the form wants it.
@@ -85,8 +87,8 @@ struct SparseForm {
  private:
   uint64_t words_per_row() const { return signals * sparsity; }
   uint64_t stored_tokens(const StreamReader& document) const;
-  void read_plain(const StreamReader& document, uint64_t first, SparsePairs& pairs) const;
-  void read_sorted(const StreamReader& document, uint64_t first, SparsePairs& pairs) const;
+  void read_plain(const StreamReader& document, uint64_t first, uint64_t count, SparsePairs& pairs) const;
+  void read_sorted(const StreamReader& document, uint64_t first, uint64_t count, SparsePairs& pairs) const;
   void append_plain(const SparsePairs& pairs, StreamStore& document) const;
   void append_sorted(SparsePairs pairs, StreamStore& document) const;
   std::vector<uint32_t> read_counts(const StreamReader& document, uint64_t first, uint64_t count) const;

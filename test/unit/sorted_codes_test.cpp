@@ -119,6 +119,23 @@ TEST_CASE("sorted codes: damaged parts are refused or give ids of the dictionary
   CHECK_THROWS_AS(decode_sorted({}, block.words, 500, 8, pairs.counts, ids, words), Error);
 }
 
+TEST_CASE("sorted codes: coefficients of 4 bits are below 16, as coded symbols too") {
+  const std::vector<uint32_t> counts(100, 8), ids(800, 3);
+  std::vector<uint16_t> words(800, 9);
+  std::vector<uint32_t> ids_back(800);
+  std::vector<uint16_t> words_back(800);
+  const SortedBlock good = encode_sorted({counts, ids, words}, 500, 4);
+  decode_sorted(good.ids, good.words, 500, 4, counts, ids_back, words_back);
+  CHECK(words_back == words);
+  words[400] = 16;
+  const SortedBlock bad = encode_sorted({counts, ids, words}, 500, 8);
+  CHECK_LT(bad.words.size(), 400);  // symbols, not stored plainly
+  decode_sorted(bad.ids, bad.words, 500, 8, counts, ids_back, words_back);
+  CHECK(words_back == words);
+  CHECK_THROWS_WITH_AS(decode_sorted(bad.ids, bad.words, 500, 4, counts, ids_back, words_back),
+                       "16 is no coefficient of 4 bits", Error);
+}
+
 TEST_CASE("coefficients of 8 and 4 bits: within their steps, with scales that reach the largest") {
   Rng rng(53);
   const std::vector<uint32_t> counts{0, 1, 5, 64, 3, 2};
@@ -240,4 +257,58 @@ TEST_CASE("forms of sparse codes: copied from each to each, whole or in pieces, 
           CHECK_EQ(found.sorted, form.sorted);
         }
       }
+}
+
+TEST_CASE("forms of sparse codes: parameters beyond all bounds are refused") {
+  SparseForm form{.atoms = 500, .sparsity = 6, .signals = 3, .per_head = true, .sorted = true};
+  Record parameters;
+  parameters.set("error-target", 0.0);
+  parameters.set("coefficients", std::string("f16"));
+  const auto with = [&](std::string_view name, Scalar value) {
+    Record record = parameters_of(form, parameters);
+    record.set("sparsity", int64_t{6});
+    record.set(name, std::move(value));
+    return record;
+  };
+  const auto streams = form.streams();
+  CHECK(SparseForm::of(with("signals", int64_t{3}), streams) == form);
+  for (const char* name : {"sparsity", "signals"})
+    for (const int64_t value :
+         {int64_t{-1}, int64_t{0}, int64_t{65537}, int64_t{1} << 31, int64_t{1} << 62}) {
+      CAPTURE(name);
+      CAPTURE(value);
+      CHECK_THROWS_AS(SparseForm::of(with(name, value), streams), Error);
+    }
+  CHECK_THROWS_AS(SparseForm::of(with("atoms", (int64_t{1} << 31) + 1), streams), Error);
+  CHECK_THROWS_WITH_AS(SparseForm::of(with("per-head", false), streams),
+                       "parameter signals is 3; it must be 1 to 1", Error);
+}
+
+TEST_CASE("sorted codes that claim more pairs than their bytes hold are refused before room is made") {
+  const SparseForm form{.atoms = 500, .sparsity = 4, .signals = 1, .sorted = true};
+  Encoded encoded(form.streams());
+  StreamStore& document = encoded.add_document();
+  SparsePairs pairs;
+  for (uint32_t i = 0; i < 300; ++i)
+    for (uint32_t k = 0; k < 4; ++k) {
+      if (k == 0) pairs.counts.push_back(4);
+      pairs.ids.push_back((i + 100 * k) % 500);
+      pairs.words.push_back(static_cast<uint16_t>(i));
+    }
+  form.append(pairs, document);
+  CHECK_EQ(form.read(document, 0, 300).ids.size(), 1200);
+  SparseForm larger = form;  // 2^16 signals of 2^16 pairs: 2^40 pairs of 256 tokens
+  larger.sparsity = larger.signals = 1 << 16;
+  larger.per_head = true;
+  for (const auto& [first, count] : {std::pair<uint64_t, uint64_t>{0, 300}, {0, 1}, {299, 1}})
+    CHECK_THROWS_WITH_AS(larger.read(document, first, count), doctest::Contains("which hold"), Error);
+  SparseForm wider = form;  // 200 pairs of the 44 tokens in the last block
+  wider.sparsity = 200;
+  CHECK_THROWS_WITH_AS(wider.append({.counts = {200},
+                                     .ids = std::vector<uint32_t>(200),
+                                     .words = std::vector<uint16_t>(200),
+                                     .scales = {},
+                                     .gains = {}},
+                                    document),
+                       doctest::Contains("which hold"), Error);
 }
