@@ -37,11 +37,15 @@ namespace {
 constexpr size_t kPeakBytes = size_t{256} << 20;
 constexpr size_t kMostRows = size_t{65535} * kPeakTile;
 
+/// Up to which the sums of norms are within kSlack (nearest_kernels.cuh), and 32-bit ids of whole tiles are.
+constexpr size_t kMostDimensions = size_t{1} << 15, kMostIds = size_t{1} << 31;
+
 }  // namespace
 
 DeviceMatrix::DeviceMatrix(MatrixView<const float> rows) : impl_(std::make_unique<Impl>()) {
-  if (rows.cols() == 0 || rows.cols() > (uint64_t{1} << 31) || rows.rows() > UINT32_MAX)
-    throw failed("{} rows of {} dimensions for a search on a device", rows.rows(), rows.cols());
+  if (rows.cols() == 0 || rows.cols() > kMostDimensions || rows.rows() > kMostIds)
+    throw failed("{} rows of {} dimensions for a search on a device, which takes up to {} of 1 to {}",
+                 rows.rows(), rows.cols(), kMostIds, kMostDimensions);
   Impl& own = *impl_;
   own.count = rows.rows(), own.d = rows.cols();
   const Stream stream;

@@ -19,7 +19,7 @@ namespace kvcodec::cuda {
 /// Rows in device memory, ready for any number of searches.
 class DeviceMatrix {
  public:
-  /// (n, d), finite, copied. Throws Error(failed) for d = 0 or n of 2^32 and more.
+  /// (n, d), finite, copied. Throws Error(failed) for d = 0, d above 2^15 or n above 2^31.
   explicit DeviceMatrix(MatrixView<const float> rows);
   ~DeviceMatrix();
   DeviceMatrix(DeviceMatrix&&) noexcept;

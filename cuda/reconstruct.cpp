@@ -36,10 +36,11 @@ struct Reconstructor::Impl {
           "reconstruction");
     unsigned long long place = kNone;
     bad.download({&place, 1}, stream);
-    for (size_t i = 0; i < out.rows() && !out.contiguous(); ++i)
-      signals.download(out.row(i), stream, i * width);
-    if (out.contiguous()) signals.download({out.data(), out.rows() * width}, stream);
+    std::vector<float> apart(out.contiguous() ? 0 : out.rows() * width);
+    signals.download(out.contiguous() ? std::span(out.data(), out.rows() * width) : std::span(apart), stream);
     stream.synchronize();
+    for (size_t i = 0; i < out.rows() && !out.contiguous(); ++i)
+      std::copy_n(apart.begin() + static_cast<ptrdiff_t>(i * width), width, out.row(i).begin());
     if (place != kNone) throw bad_input("the id at place {} is no atom of a dictionary of {}", place, atoms);
   }
 };
@@ -75,7 +76,8 @@ size_t Reconstructor::atoms() const { return impl_->atoms; }
 size_t Reconstructor::width() const { return impl_->width; }
 
 void Reconstructor::run(const CodeView& codes, MatrixView<float> out) const {
-  if (codes.offsets.empty() || out.cols() != impl_->width || out.rows() != codes.signals())
+  if (codes.offsets.empty()) throw failed("codes without offsets: there is one more than signals");
+  if (out.cols() != impl_->width || out.rows() != codes.signals())
     throw failed("codes of {} signals of width {} do not fit an output ({}, {})", codes.offsets.size() - 1,
                  impl_->width, out.rows(), out.cols());
   if (!std::ranges::is_sorted(codes.offsets) || codes.offsets.back() > codes.ids.size() ||
@@ -95,6 +97,7 @@ void Reconstructor::run(const PackedCodes& codes, MatrixView<float> out) const {
       codes.coefficients.size() != checked_mul(out.rows(), codes.s))
     throw failed("{} coefficients of {} per signal do not fit an output ({}, {}) of width {}",
                  codes.coefficients.size(), codes.s, out.rows(), out.cols(), impl_->width);
+  if (codes.width > 32) throw failed("packed ids of {} bits; at most 32 are expected", codes.width);
   if (codes.ids.size() < packed_bytes(codes.coefficients.size(), codes.width))
     throw bad_input("{} packed bytes for {} ids of {} bits", codes.ids.size(), codes.coefficients.size(),
                     codes.width);

@@ -37,7 +37,8 @@ class Reconstructor {
 
   /// As kvcodec::Reconstructor::run, its errors too.
   void run(const CodeView& codes, MatrixView<float> out) const;
-  /// out: (signals, width()). Throws Error(bad_input) for an id that is no atom.
+  /// out: (signals, width()). Throws Error(bad_input) for an id that is no atom, Error(failed) for ids of more
+  /// than 32 bits.
   void run(const PackedCodes& codes, MatrixView<float> out) const;
 
  private:

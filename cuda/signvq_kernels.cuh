@@ -167,7 +167,7 @@ inline constexpr unsigned kTopThreads = 512;
 inline constexpr unsigned kTopBins = 2048;  ///< 11 bits of the key at a time: 11, 11 and 10
 
 /// Exclusive prefix sums of one small number per thread over the block, and the total; `scratch` has a place
-/// per warp and one more. Ends with a barrier before scratch can be used again.
+/// per warp. Ends with a barrier before scratch can be used again.
 __device__ __forceinline__ unsigned block_prefix(unsigned own, unsigned* scratch, unsigned& total) {
   const unsigned warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, warps = blockDim.x / kWarp;
   unsigned sum = own;

@@ -54,7 +54,7 @@ struct Table {
   /// row and center. Returns the scale.
   float (*to_bytes)(const float* row, const float* center, size_t padded, int8_t* out, int32_t* sum,
                     float* moments);
-  /// ids and values of those of n values score + error * margin (a multiple of kLanes) that are not below
+  /// ids and values of those of n values score + error * margin (a multiple of 64, kTile) that are not below
   /// `limit` (NaN is not); ids from first_id on. Returns how many; writes up to n + kLanes.
   size_t (*not_below)(const float* scores, const float* margins, float error, size_t n, float limit,
                       uint32_t first_id, uint32_t* ids, float* kept);

@@ -44,7 +44,7 @@ double bits_per_value(uint64_t values, uint64_t bytes) {
 }
 
 double bits_over_values(uint64_t values, uint64_t bits) {
-  if (values == 0) return bits == 0 ? 0 : kInfinity;
+  if (values == 0) return 0;
   return static_cast<double>(bits) / static_cast<double>(values);
 }
 

@@ -49,7 +49,8 @@ double compression_ratio(uint64_t values, uint64_t bytes);
 /// 8 * bytes / values; infinite if bytes are stored for no values, 0 for no values and no bytes.
 double bits_per_value(uint64_t values, uint64_t bytes);
 
-/// bits / values, likewise, where what is stored is no whole bytes.
+/// bits / values, where what is stored is no whole bytes; 0 without values, whatever is stored besides them:
+/// the book of a setting under which nothing has been coded yet.
 double bits_over_values(uint64_t values, uint64_t bits);
 
 /// The share of values saved if an id counts as one value, whatever bits it takes: 1 - ids / values (VQKV,

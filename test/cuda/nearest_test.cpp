@@ -103,4 +103,10 @@ TEST_CASE("device: searches refuse what does not fit") {
   CHECK_THROWS_AS(cuda::best_products(rows, entries, bias, ids, scores), Error);
   CHECK_THROWS_AS(cuda::best_products(rows, entries, {}, few, scores), Error);
   cuda::best_products(none, entries, {}, {}, {});
+  const Matrix<float> wide(1, (1 << 15) + 1);
+  CHECK_THROWS_AS(cuda::DeviceMatrix{wide}, Error);
+  CHECK(cuda::DeviceMatrix(wide.view().columns(0, 1 << 15)).cols() == 1 << 15);
+  // Rows that nobody reads: their number is refused first.
+  const float one = 1;
+  CHECK_THROWS_AS(cuda::DeviceMatrix(MatrixView<const float>(&one, (size_t{1} << 31) + 1, 1)), Error);
 }

@@ -115,5 +115,13 @@ TEST_CASE("device: codes that do not fit are refused") {
   const std::vector<uint8_t> packed(1);
   const std::vector<uint16_t> halves(4);
   CHECK_THROWS_AS(device.run(cuda::PackedCodes{packed, 3, halves, 2}, out), Error);
+  const std::vector<uint8_t> many(64);
+  CHECK(message([&] {
+          device.run(cuda::PackedCodes{many, 33, halves, 2}, out);
+        }).find("33 bits") != std::string::npos);
+  CHECK(message([&] { device.run(cuda::PackedCodes{many, 32, halves, 2}, out); }).empty());
+  CHECK(message([&] {
+          device.run({ids, coefficients, {}}, out);
+        }).find("without offsets") != std::string::npos);
   CHECK_THROWS_AS(cuda::Reconstructor(Matrix<float>(0, 4)), Error);
 }

@@ -1,27 +1,39 @@
 #!/usr/bin/env bash
 # Builds lib and cuda on a bare machine with a device, and checks and measures the device twins there. Each step has
 # its own time limit and log; a step that fails or takes too long does not keep the next ones from running.
-# usage: run_device.sh LOGS [STEP…]     steps: build test sanitize bench (all, in this order)
-#   KVCODEC_PREFIX   folder with the development packages unpacked into it (dpkg -x), where they are not installed
+# usage: run_device.sh LOGS [STEP…]
+#   steps: configure library build-test test build-bench bench sanitize (all, in this order). Where a command may take a
+#   few minutes only, several calls with some of the steps each do the same.
+#   KVCODEC_PREFIX   folder with the packages unpacked into it (dpkg -x), where they are not installed
 #   KVCODEC_BUILD_DIR  default: build-device
 #   KVCODEC_ARCHITECTURES  default: native
 #   KVCODEC_BENCH_ARGS  passed to the benchmark
-# Of each step a line "STEP: status S, T seconds" ends in LOGS/summary; the exit status is 0 if all were 0.
+# Of each step a line "STEP: status S, T seconds" ends in LOGS/summary; the exit status is 0 if all were 0. A test that
+# is skipped has not run on a device: that is a failure here.
+#
+# Packages (Debian 12) of KVCODEC_PREFIX
+#   to build: libfmt-dev libhwy-dev libpcre2-dev libxxhash-dev libutf8proc-dev libopenblas-openmp-dev doctest-dev;
+#     cmake, ninja-build and pkg-config with what they need, where the machine has none
+#   to run: libfmt9 libhwy1 libpcre2-8-0 libxxhash0 libutf8proc2 libopenblas0-openmp libgfortran5 libquadmath0
+#   not: libc6, libstdc++6, libgcc-s1. The machine's own must be found, not others through LD_LIBRARY_PATH.
+# Static libraries (*.a) may be deleted from the folder to keep it small: nothing links them.
 set -uo pipefail
-logs=${1:?usage: run_device.sh LOGS [build|test|sanitize|bench]...}
+logs=${1:?usage: run_device.sh LOGS [configure|library|build-test|test|build-bench|bench|sanitize]...}
 shift
 root=$(cd "$(dirname "$0")/../.." && pwd)
 build=${KVCODEC_BUILD_DIR:-$root/build-device}
 mkdir -p "$logs"
 logs=$(cd "$logs" && pwd)
 steps=("$@")
-((${#steps[@]})) || steps=(build test sanitize bench)
+((${#steps[@]})) || steps=(configure library build-test test build-bench bench sanitize)
 jobs=$(nproc)
 
 prefix=${KVCODEC_PREFIX:-}
 if [[ -n $prefix ]]; then
   prefix=$(cd "$prefix" && pwd)
   multi=$prefix/usr/lib/x86_64-linux-gnu
+  # The machine's own programs come first.
+  export PATH=$PATH:$prefix/usr/bin
   # What the packages say of their own places must be read relative to the folder.
   export PKG_CONFIG_SYSROOT_DIR=$prefix PKG_CONFIG_PATH=$multi/pkgconfig:$prefix/usr/share/pkgconfig
   export CMAKE_PREFIX_PATH=$prefix/usr:$multi CPATH=$prefix/usr/include
@@ -32,51 +44,84 @@ fi
 command -v nvcc >/dev/null || export PATH=$PATH:/usr/local/cuda/bin
 command -v ninja >/dev/null && export CMAKE_GENERATOR=Ninja
 
-build() {
+configure() {
   cmake -S "$root" -B "$build" -DCMAKE_BUILD_TYPE=Release -DKVCODEC_CUDA=ON -DKVCODEC_HDF5=OFF \
-    -DKVCODEC_CUDA_RESOURCES=ON "-DCMAKE_CUDA_ARCHITECTURES=${KVCODEC_ARCHITECTURES:-native}" &&
-    cmake --build "$build" -j "$jobs" --target test_cuda kvcodec_bench_cuda
+    -DKVCODEC_CUDA_RESOURCES=ON "-DCMAKE_CUDA_ARCHITECTURES=${KVCODEC_ARCHITECTURES:-native}"
 }
-run_tests() { ctest --test-dir "$build" -L '^cuda$' --output-on-failure --timeout 120 -j 4; }
-# The instrumented kernels are slow: the test program's own sizes are enough. racecheck sees shared memory only.
-sanitize() {
-  local status=0 tool
-  for tool in memcheck racecheck; do
-    echo "== $tool"
-    timeout 150 compute-sanitizer --tool "$tool" --error-exitcode 9 --kernel-regex kns=kvcodec \
-      "$build/test/cuda/test_cuda" --test-case-exclude='*large*' || { status=$?; echo "$tool: status $status"; }
-  done
+make_target() { cmake --build "$build" -j "$jobs" --target "$@"; }
+
+# The test program with these arguments, behind `runner` (an array); fails if no case ran, or if one was skipped.
+run_cases() {
+  local output status
+  output=$("${runner[@]}" "$build/test/cuda/test_cuda" "$@" 2>&1)
+  status=$?
+  printf '%s\n' "$output"
+  ((status == 77)) && echo "skipped although there should be a device"
+  ((status == 0)) || return "$status"
+  grep -Eq 'test cases: +[1-9][0-9]* ' <<<"$output" || { echo "no case ran"; return 1; }
+}
+run_tests() {
+  local status=0
+  # Without a device every case would be skipped, and nothing would be wrong with any.
+  runner=(timeout 60)
+  run_cases --test-case="$device_case" || { echo "there is no device that works"; return 1; }
+  ctest --test-dir "$build" -L '^cuda$' --no-tests=error --output-on-failure -j 4 >"$logs/ctest.log" 2>&1 || status=$?
+  cat "$logs/ctest.log"
+  if grep -q '\*\*\*Skipped' "$logs/ctest.log"; then
+    echo "cases were skipped although there is a device"
+    status=77
+  fi
   return $status
+}
+# The instrumented kernels are slow: the test program's own sizes are enough, and each file has its own limit.
+# racecheck sees shared memory only.
+sanitize() {
+  local worst=0 tool file status
+  for tool in memcheck racecheck; do
+    for file in "$root"/test/cuda/*_test.cpp; do
+      echo "== $tool, ${file##*/}"
+      runner=(timeout 60 compute-sanitizer --tool "$tool" --error-exitcode 9 --kernel-regex kns=kvcodec)
+      status=0
+      run_cases --source-file="*/cuda/${file##*/}" --test-case-exclude='*large*' || status=$?
+      echo "$tool, ${file##*/}: status $status"
+      ((status == 0)) || worst=$status
+    done
+  done
+  return $worst
 }
 bench() {
   # shellcheck disable=SC2086  # several words are meant
   "$build/test/bench/kvcodec_bench_cuda" --json "$logs/bench.json" ${KVCODEC_BENCH_ARGS:-}
 }
 
-# step NAME SECONDS FUNCTION
+# step NAME SECONDS COMMAND
 worst=0
 : >"$logs/summary"
 step() {
-  local name=$1 limit=$2 body=$3 status start=$SECONDS
+  local name=$1 limit=$2 command=$3 status start=$SECONDS
   echo "== $name"
   # A shell of its own, so that `timeout` ends everything in it.
-  export -f "${body?}"
-  timeout -k 5 "$limit" bash -c "set -uo pipefail; $body" >"$logs/$name.log" 2>&1
+  timeout -k 5 "$limit" bash -c "set -uo pipefail; $command" >"$logs/$name.log" 2>&1
   status=$?
   tail -n 25 "$logs/$name.log"
   echo "$name: status $status, $((SECONDS - start)) seconds" | tee -a "$logs/summary"
   ((status == 0)) || worst=1
 }
-export root build logs jobs
+device_case='device 0 describes itself'  # of device_test.cpp; it asks for the device
+export root build logs jobs device_case
 export KVCODEC_ARCHITECTURES=${KVCODEC_ARCHITECTURES:-native}
+export -f configure make_target run_cases run_tests sanitize bench
 { nvidia-smi || true; nvcc --version || true; "${CXX:-c++}" --version || true; } >"$logs/machine.log" 2>&1
 for name in "${steps[@]}"; do
   case $name in
-    build) step build 420 build ;;
-    test) step test 180 run_tests ;;
-    sanitize) step sanitize 320 sanitize ;;
+    configure) step configure 60 configure ;;
+    library) step library 420 'make_target kvcodec_cuda' ;;
+    build-test) step build-test 240 'make_target test_cuda' ;;
+    test) step test 240 run_tests ;;
+    build-bench) step build-bench 180 'make_target kvcodec_bench_cuda' ;;
     bench) step bench 240 bench ;;
-    *) echo "run_device.sh: step '$name'; build, test, sanitize or bench expected" >&2; exit 2 ;;
+    sanitize) step sanitize 580 sanitize ;;
+    *) echo "run_device.sh: step '$name'; one of: configure library build-test test build-bench bench sanitize" >&2; exit 2 ;;
   esac
 done
 exit $worst

@@ -1,6 +1,7 @@
 #include "test/bench/cuda/device_bench.hpp"
 
 #include <cmath>
+#include <stdexcept>
 
 #include "cuda/device.hpp"
 #include "lib/core/parallel.hpp"
@@ -14,6 +15,10 @@ constexpr double kRegionSeconds = 2e-3;
 constexpr int kRepeats = 15;
 
 }  // namespace
+
+void verify(bool right, const std::string& what) {
+  if (!right) throw std::runtime_error("wrong answer: " + what);
+}
 
 DeviceBench::DeviceBench(bool small, std::string only)
     : small_(small), only_(std::move(only)), limits_(cuda::limits()) {
@@ -81,7 +86,17 @@ void DeviceBench::measure(const std::string& name, const std::string& shape, con
   std::fflush(stdout);
 }
 
-void DeviceBench::report(const std::string& json_path) const {
+void DeviceBench::attempt(const std::string& name, const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const std::exception& error) {
+    ++failures_;
+    fmt::print("{}: {}\n", name, error.what());
+    std::fflush(stdout);
+  }
+}
+
+void DeviceBench::print_table() const {
   const auto device = cuda::require_device();
   fmt::print("\n{} ({} multiprocessors), copy {:.0f} GB/s, matrix products {:.0f} TFLOP/s{}\n", device.name,
              device.multiprocessors, copy_bandwidth_ / 1e9, product_rate_ / 1e12,
@@ -93,12 +108,15 @@ void DeviceBench::report(const std::string& json_path) const {
                line.seconds * 1e6, fmt::format("{:.1f} .. {:.1f}", line.least * 1e6, line.most * 1e6),
                fmt::format("{:.1f} {}", line.rate, line.unit), line.floor_seconds * 1e6,
                line.floor_seconds > 0 ? line.seconds / line.floor_seconds : 0);
-  if (json_path.empty()) return;
-  std::ofstream out(json_path);
+}
+
+void DeviceBench::write_json(const std::string& path) const {
+  const auto device = cuda::require_device();
+  std::ofstream out(path);
   out << fmt::format(
       "{{\"device\": \"{}\", \"multiprocessors\": {}, \"copy_bytes_per_second\": {}, "
-      "\"product_operations_per_second\": {}, \"small\": {}, \"cases\": [",
-      device.name, device.multiprocessors, copy_bandwidth_, product_rate_, small_);
+      "\"product_operations_per_second\": {}, \"small\": {}, \"failures\": {}, \"cases\": [",
+      device.name, device.multiprocessors, copy_bandwidth_, product_rate_, small_, failures_);
   for (size_t i = 0; i < lines_.size(); ++i) {
     const Line& line = lines_[i];
     out << fmt::format(
@@ -109,7 +127,7 @@ void DeviceBench::report(const std::string& json_path) const {
         line.floor_seconds);
   }
   out << "\n]}\n";
-  check(static_cast<bool>(out.flush()), fmt::format("{} could not be written", json_path));
+  verify(static_cast<bool>(out.flush()), fmt::format("{} could not be written", path));
 }
 
 }  // namespace kvcodec::bench

@@ -15,6 +15,9 @@
 
 namespace kvcodec::bench {
 
+/// Throws unless the answer is right: what is fast and wrong is not measured.
+void verify(bool right, const std::string& what);
+
 /// What a case takes at the least.
 struct Work {
   double bytes = 0;       ///< each input read once, each output written once
@@ -44,8 +47,15 @@ class DeviceBench {
   void measure(const std::string& name, const std::string& shape, const Work& work, size_t sets,
                const std::function<void(size_t set)>& launch);
 
-  /// The table, and JSON into that file if its name is not empty.
-  void report(const std::string& json_path) const;
+  /// Runs a case. If it throws, what is wrong is printed and remembered, and the next case can run.
+  void attempt(const std::string& name, const std::function<void()>& body);
+  /// Cases that threw.
+  size_t failures() const { return failures_; }
+
+  /// What was measured so far, as JSON.
+  void write_json(const std::string& path) const;
+  /// The same as a table, on standard output.
+  void print_table() const;
 
  private:
   struct Line {
@@ -62,6 +72,7 @@ class DeviceBench {
   cuda::Limits limits_;
   double copy_bandwidth_ = 0, product_rate_ = 0;  // bytes and operations per second
   std::vector<Line> lines_;
+  size_t failures_ = 0;
 };
 
 /// Rates of f16 matrix products through the vendor's library, operations per second; 0 where it is not there.
@@ -108,5 +119,6 @@ void rvq_cases(DeviceBench& bench);
 void signvq_cases(DeviceBench& bench);
 void attention_cases(DeviceBench& bench);
 void nearest_cases(DeviceBench& bench);
+void reconstruct_cases(DeviceBench& bench);
 
 }  // namespace kvcodec::bench

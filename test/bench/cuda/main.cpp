@@ -8,11 +8,9 @@
 
 namespace kvcodec::bench {
 
-const std::vector<System> kSystems = {{"kvcomp", kvcomp_cases},
-                                      {"rvq", rvq_cases},
-                                      {"signvq", signvq_cases},
-                                      {"attention", attention_cases},
-                                      {"nearest", nearest_cases}};
+const std::vector<System> kSystems = {{"kvcomp", kvcomp_cases},   {"rvq", rvq_cases},
+                                      {"signvq", signvq_cases},   {"attention", attention_cases},
+                                      {"nearest", nearest_cases}, {"reconstruct", reconstruct_cases}};
 
 }  // namespace kvcodec::bench
 
@@ -40,12 +38,20 @@ int main(int argc, char** argv) {
     for (const auto& system : bench::kSystems) {
       if (std::string_view(system.name).find(only.substr(0, only.find('/'))) == std::string_view::npos)
         continue;
-      system.run(bench);
+      bench.attempt(system.name, [&] { system.run(bench); });
+      if (!json.empty()) bench.write_json(json);  // what comes later may end the program
     }
-    bench.report(json);
+    bench.print_table();
+    if (bench.failures() > 0) {
+      fmt::print(stderr, "kvcodec_bench_cuda: {} cases failed\n", bench.failures());
+      return 1;
+    }
   } catch (const Error& error) {
     fmt::print(stderr, "kvcodec_bench_cuda: {}\n", error.what());
     return error.kind() == ErrorKind::no_device ? 4 : 1;
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "kvcodec_bench_cuda: {}\n", error.what());
+    return 1;
   }
   return 0;
 }

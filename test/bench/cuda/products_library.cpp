@@ -14,15 +14,15 @@ double library_product_rate(const cuda::Stream& stream, size_t n,
   for (auto& value : values) value = f16_from_float(static_cast<float>(rng.uniform(-1, 1)));
   cuda::DeviceBuffer<uint16_t> a(values, stream), b(values, stream), c(n * n);
   cublasHandle_t handle = nullptr;
-  check(cublasCreate(&handle) == CUBLAS_STATUS_SUCCESS, "cuBLAS does not start");
-  check(cublasSetStream(handle, stream.handle()) == CUBLAS_STATUS_SUCCESS, "cuBLAS takes no stream");
+  verify(cublasCreate(&handle) == CUBLAS_STATUS_SUCCESS, "cuBLAS does not start");
+  verify(cublasSetStream(handle, stream.handle()) == CUBLAS_STATUS_SUCCESS, "cuBLAS takes no stream");
   const float one = 1, zero = 0;
   const auto size = static_cast<int>(n);
   const Times times = time([&](size_t) {
-    check(cublasGemmEx(handle, CUBLAS_OP_T, CUBLAS_OP_N, size, size, size, &one, a.data(), CUDA_R_16F, size,
-                       b.data(), CUDA_R_16F, size, &zero, c.data(), CUDA_R_16F, size, CUBLAS_COMPUTE_32F,
-                       CUBLAS_GEMM_DEFAULT) == CUBLAS_STATUS_SUCCESS,
-          "cuBLAS failed");
+    verify(cublasGemmEx(handle, CUBLAS_OP_T, CUBLAS_OP_N, size, size, size, &one, a.data(), CUDA_R_16F, size,
+                        b.data(), CUDA_R_16F, size, &zero, c.data(), CUDA_R_16F, size, CUBLAS_COMPUTE_32F,
+                        CUBLAS_GEMM_DEFAULT) == CUBLAS_STATUS_SUCCESS,
+           "cuBLAS failed");
   });
   stream.synchronize();
   cublasDestroy(handle);
@@ -31,9 +31,9 @@ double library_product_rate(const cuda::Stream& stream, size_t n,
 
 LibraryProducts::LibraryProducts(const cuda::Stream& stream) {
   cublasHandle_t handle = nullptr;
-  check(cublasCreate(&handle) == CUBLAS_STATUS_SUCCESS, "cuBLAS does not start");
+  verify(cublasCreate(&handle) == CUBLAS_STATUS_SUCCESS, "cuBLAS does not start");
   handle_ = handle;
-  check(cublasSetStream(handle, stream.handle()) == CUBLAS_STATUS_SUCCESS, "cuBLAS takes no stream");
+  verify(cublasSetStream(handle, stream.handle()) == CUBLAS_STATUS_SUCCESS, "cuBLAS takes no stream");
 }
 
 LibraryProducts::~LibraryProducts() { cublasDestroy(static_cast<cublasHandle_t>(handle_)); }
@@ -47,13 +47,13 @@ void multiply_heads(void* handle, const HeadProducts& shape, cublasOperation_t o
   const float one = 1, zero = 0;
   const auto number = [](size_t value) { return static_cast<int>(value); };
   const auto stride = [](size_t value) { return static_cast<long long>(value); };
-  check(cublasGemmStridedBatchedEx(static_cast<cublasHandle_t>(handle), op, CUBLAS_OP_N, number(rows),
-                                   number(shape.per_head), number(inner), &one, cache, CUDA_R_16BF,
-                                   number(shape.heads * shape.dims), stride(shape.dims), vectors, CUDA_R_16BF,
-                                   number(inner), stride(inner * shape.per_head), &zero, out, CUDA_R_32F,
-                                   number(rows), stride(rows * shape.per_head), number(shape.heads),
-                                   CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT) == CUBLAS_STATUS_SUCCESS,
-        "cuBLAS failed");
+  verify(cublasGemmStridedBatchedEx(
+             static_cast<cublasHandle_t>(handle), op, CUBLAS_OP_N, number(rows), number(shape.per_head),
+             number(inner), &one, cache, CUDA_R_16BF, number(shape.heads * shape.dims), stride(shape.dims),
+             vectors, CUDA_R_16BF, number(inner), stride(inner * shape.per_head), &zero, out, CUDA_R_32F,
+             number(rows), stride(rows * shape.per_head), number(shape.heads), CUBLAS_COMPUTE_32F,
+             CUBLAS_GEMM_DEFAULT) == CUBLAS_STATUS_SUCCESS,
+         "cuBLAS failed");
 }
 
 }  // namespace

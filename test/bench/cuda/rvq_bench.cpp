@@ -50,7 +50,7 @@ void run(DeviceBench& bench, const Shape& shape, size_t rows, size_t searched) {
     Matrix<float> expected(checked, shape.width), found(checked, shape.width);
     sum_entries(books, ids.view().rows(0, checked), expected);
     quantizer.sum_packed_entries(packed, 0, found);
-    check(std::memcmp(expected.data(), found.data(), found.size() * 4) == 0, "rvq/decode");
+    verify(std::memcmp(expected.data(), found.data(), found.size() * 4) == 0, "rvq/decode");
 
     const double read = static_cast<double>(packed.size());
     const double written = 4.0 * static_cast<double>(rows) * static_cast<double>(shape.width);
@@ -76,7 +76,7 @@ void run(DeviceBench& bench, const Shape& shape, size_t rows, size_t searched) {
     Matrix<uint32_t> expected(checked, shape.stages), found(checked, shape.stages);
     ResidualEncoder(books).encode(sample, 1, expected);
     quantizer.encode(sample, found);
-    check(std::equal(found.data(), found.data() + found.size(), expected.data()), "rvq/encode");
+    verify(std::equal(found.data(), found.data() + found.size(), expected.data()), "rvq/encode");
 
     const size_t padded = books.padded();
     Matrix<float> values = random_rows(searched, padded, rng);
@@ -101,10 +101,13 @@ void run(DeviceBench& bench, const Shape& shape, size_t rows, size_t searched) {
 }  // namespace
 
 void rvq_cases(DeviceBench& bench) {
-  if (bench.small()) return run(bench, {2, 70, 32}, 100, 70);
-  run(bench, {8, 256, 128}, 1 << 18, 1 << 18);  // the command's default
-  run(bench, {8, 4096, 128}, 1 << 18, 1 << 16);
-  run(bench, {8, 65536, 128}, 1 << 18, 1 << 14);  // the paper's, of values
+  const auto attempt = [&](const Shape& shape, size_t rows, size_t searched) {
+    bench.attempt(fmt::format("rvq, {} entries", shape.entries), [&] { run(bench, shape, rows, searched); });
+  };
+  if (bench.small()) return attempt({2, 70, 32}, 100, 70);
+  attempt({8, 256, 128}, 1 << 18, 1 << 18);  // the command's default
+  attempt({8, 4096, 128}, 1 << 18, 1 << 16);
+  attempt({8, 65536, 128}, 1 << 18, 1 << 14);  // the paper's, of values
 }
 
 }  // namespace kvcodec::bench

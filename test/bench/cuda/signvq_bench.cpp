@@ -22,11 +22,11 @@ void codebook_case(DeviceBench& bench) {
   encode_signs(rows, heads, expected);
   const auto books = build_codebooks(rows, expected, heads);
   const auto found = cuda::encode_and_build_codebooks(rows, heads, codes);
-  check(std::equal(codes.data(), codes.data() + codes.size(), expected.data()), "sign codes");
+  verify(std::equal(codes.data(), codes.data() + codes.size(), expected.data()), "sign codes");
   for (size_t head = 0; head < heads; ++head)
-    check(std::equal(found[head].centroids.data(), found[head].centroids.data() + dims * kSignCodes,
-                     books[head].centroids.data()),
-          "codebooks");
+    verify(std::equal(found[head].centroids.data(), found[head].centroids.data() + dims * kSignCodes,
+                      books[head].centroids.data()),
+           "codebooks");
 
   const double bytes = static_cast<double>(values.size()) * 4 + static_cast<double>(codes.size());
   const size_t sets = bench.sets_of(bytes);
@@ -70,7 +70,7 @@ void retrieval_cases(DeviceBench& bench) {
   for (size_t head = 0; head < 2; ++head) queries.push_back({&indices[head], &tables[head]});
   const auto best = cuda::top_k(queries, k, Order::by_id);
   for (size_t head = 0; head < 2; ++head)
-    check(best[head] == reference.top_k(tables[head], k, Order::by_id), "the best tokens");
+    verify(best[head] == reference.top_k(tables[head], k, Order::by_id), "the best tokens");
 
   const double bytes = static_cast<double>(heads * tokens) * static_cast<double>(row_bytes + 4);
   const size_t sets = bench.sets_of(bytes);
@@ -135,8 +135,8 @@ void retrieval_cases(DeviceBench& bench) {
 }  // namespace
 
 void signvq_cases(DeviceBench& bench) {
-  codebook_case(bench);
-  retrieval_cases(bench);
+  bench.attempt("signvq, codebooks", [&] { codebook_case(bench); });
+  bench.attempt("signvq, retrieval", [&] { retrieval_cases(bench); });
 }
 
 }  // namespace kvcodec::bench
