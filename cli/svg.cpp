@@ -40,7 +40,10 @@ std::string line(double x1, double y1, double x2, double y2, const std::string& 
       x1, y1, x2, y2, color, width, more);
 }
 
-/// A shape around a point, by the number of the series.
+/// The shape of a series' points: where colours begin again, the next one, so that fifty series differ.
+size_t shape_of(size_t series) { return series + series / kColors.size(); }
+
+/// A shape around a point.
 std::string marker(size_t shape, double x, double y, const std::string& color, bool hollow) {
   const std::string paint = hollow ? fmt::format("fill=\"#fff\" stroke=\"{}\" stroke-width=\"1.6\"", color)
                                    : fmt::format("fill=\"{}\"", color);
@@ -189,7 +192,8 @@ std::string draw_series(const Frame& frame, PlotSeries series, size_t number, bo
       out +=
           line(x, frame.y(point.y - *point.half_width), x, frame.y(point.y + *point.half_width), color, 1.2);
     out += fmt::format(
-        "<g>{}<title>{}</title></g>\n", marker(number, x, frame.y(point.y), color, frame.on_floor(point)),
+        "<g>{}<title>{}</title></g>\n",
+        marker(shape_of(number), x, frame.y(point.y), color, frame.on_floor(point)),
         escaped_markup(bits ? fmt::format("{}: {:.3f} bits, {:.4g}", point.label, point.x, point.y)
                             : fmt::format("{}: {:.4g}", point.label, point.y)));
   }
@@ -238,8 +242,9 @@ std::string svg_of(const Plot& plot) {
     const auto number = static_cast<size_t>(place - plot.palette.begin());
     out += draw_series(frame, series, number, plot.bits_x);
     for (const PlotPoint& point : series.points) any_on_floor |= frame.shown(point) && frame.on_floor(point);
-    out += marker(number, kWidth - kRight + 24, legend - 4, kColors[number % kColors.size()], false) +
-           text_at(kWidth - kRight + 38, legend, "start", series.name);
+    out +=
+        marker(shape_of(number), kWidth - kRight + 24, legend - 4, kColors[number % kColors.size()], false) +
+        text_at(kWidth - kRight + 38, legend, "start", series.name);
     legend += 20;
   }
   if (any_on_floor) {
