@@ -28,7 +28,7 @@ run --codec recipe.h5 --json | grep -c '"codec": "kivi"'
 kvcodec train-dict data/demo.h5 --atoms 40 --sparsity 4 --epochs 1 --quiet -o tiny.h5 >/dev/null
 run --codec sparse:book=tiny.h5,sparsity=4 --json | tr -d ' ,"' | awk -F: '
   $1 == "values" { n = $2 } $1 == "bits_per_value" { bits = $2 } $1 == "bits_per_value_with_book" { all = $2 } $1 == "book_bytes" { book = $2 }
-  END { print bits " bits, " (book >= 40960 && all == bits + 8 * book / n ? "and the book counted" : "book: " all " " book " " n) }'
+  END { print bits " bits, " (book >= 10240 && all == bits + 8 * book / n ? "and the book counted" : "book: " all " " book " " n) }'
 refused eval-model --text src/LICENSE --codec none
 refused eval-model --model src/data/demo-model --codec none
 refused eval-model --model src/data/demo-model --text src/LICENSE
