@@ -26,15 +26,9 @@
 namespace kvcodec::cli {
 namespace {
 
-struct TrainDictOptions final : Options {
-  std::vector<std::string> inputs;
+struct TrainDictOptions final : TrainingOptions {
   int64_t max_tokens = 0;
-  std::string resume;
   TrainOptions training;
-  CommonOptions common;
-  OutputOptions output;
-  LayerSelection layers;
-  DocumentSelection documents;
 
   std::vector<OptionField> fields() override {
     return {
@@ -198,21 +192,10 @@ std::string train_dict(Command& command) {
                    "like that to be compressed.",
                    "kvcodec train-dict kv.h5 --atoms 8192 --sparsity 64 --layer-group 4 -o dict.h5\n"
                    "kvcodec train-dict kv.h5 --resume dict.h5 --epochs 6 -o better.h5");
-  command.group("Input and output");
-  command.inputs("KV", "kv files of one model; one of them can be -, standard input", options.inputs);
-  options.output.declare(command, "dictionary file to write");
-  options.layers.declare(command);
-  options.documents.declare(command);
-  command.options(options, {{"resume", "DICT"}});
+  options.declare_files(command, "dictionary file to write", "DICT");
   command.group("Training");
   command.options(options.training);
-  options.common.declare(command);
-  command.parse();
-  options.output.check(options.common);
-  auto inputs = options.inputs;
-  inputs.push_back(options.resume);
-  check_inputs(inputs);
-  options.common.apply(command, false);
+  options.parse(command);
   options.training.check();
 
   auto [files, histories] = open_training_files(options.inputs);

@@ -36,18 +36,12 @@ constexpr uint64_t kSinks = 4;
 constexpr size_t kProbeVectors = 32768, kProbeCodebooks = 4, kProbeEntries = 256;
 constexpr int64_t kProbeEpochs = 4;
 
-struct TrainRvqOptions final : Options {
-  std::vector<std::string> inputs;
+struct TrainRvqOptions final : TrainingOptions {
   std::string preset = "small";
   int64_t vectors = 131072;  ///< 512 for each of 256 entries; codes of other text gain little from more
-  std::string resume;
   bool stages = false;
   RvqBookOptions book;
   RvqTrainOptions training;
-  CommonOptions common;
-  OutputOptions output;
-  LayerSelection layers;
-  DocumentSelection documents;
 
   std::vector<OptionField> fields() override {
     std::vector<std::string> names;
@@ -289,23 +283,12 @@ std::string train_rvq(Command& command) {
       "heads, and any cache of the same model.",
       "kvcodec train-rvq kv.h5 -o codebooks.h5\n"
       "kvcodec train-rvq kv.h5 --preset medium --split rope --stages -o codebooks.h5");
-  command.group("Input and output");
-  command.inputs("KV", "kv files of one model; one of them can be -, standard input", options.inputs);
-  options.output.declare(command, "file of codebooks to write");
-  options.layers.declare(command);
-  options.documents.declare(command);
-  command.options(options, {{"resume", "CODEBOOKS"}});
+  options.declare_files(command, "file of codebooks to write", "CODEBOOKS");
   command.group("Codebooks");
   command.options(options.book);
   command.group("Training");
   command.options(options.training);
-  options.common.declare(command);
-  command.parse();
-  options.output.check(options.common);
-  auto inputs = options.inputs;
-  inputs.push_back(options.resume);
-  check_inputs(inputs);
-  options.common.apply(command, false);
+  options.parse(command);
   options.book.check();
   options.training.check();
 

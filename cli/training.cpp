@@ -33,6 +33,26 @@ constexpr uint64_t kSampleRun = 256;
 
 }  // namespace
 
+void TrainingOptions::declare_files(Command& command, const std::string& product,
+                                    const std::string& resumed) {
+  command.group("Input and output");
+  command.inputs("KV", "kv files of one model; one of them can be -, standard input", inputs);
+  output.declare(command, product);
+  layers.declare(command);
+  documents.declare(command);
+  command.options(*this, {{"resume", resumed}});
+}
+
+void TrainingOptions::parse(Command& command) {
+  common.declare(command);
+  command.parse();
+  output.check(common);
+  std::vector<std::string> read = inputs;
+  read.push_back(resume);
+  check_inputs(read);
+  common.apply(command, false);
+}
+
 std::vector<Run> choose_runs(const std::vector<KvReader>& files, const DocumentSelection& documents,
                              uint64_t max_tokens, uint64_t skip) {
   std::vector<Run> runs;

@@ -12,6 +12,22 @@
 
 namespace kvcodec::cli {
 
+/// The options that all training has; subcommands add their own.
+struct TrainingOptions : Options {
+  std::vector<std::string> inputs;
+  std::string resume;
+  CommonOptions common;
+  OutputOptions output;
+  LayerSelection layers;
+  DocumentSelection documents;
+
+  /// Their group in the help, with the subcommand's own fields(); resume is one of those. product: what -o
+  /// names; resumed: what --resume takes.
+  void declare_files(Command& command, const std::string& product, const std::string& resumed);
+  /// Parses the command line, once all groups are declared, and checks what is here.
+  void parse(Command& command);
+};
+
 /// Consecutive tokens of one file.
 struct Run {
   const KvReader* kv = nullptr;

@@ -9,6 +9,7 @@
 
 #include "cuda/kernel.cuh"
 #include "cuda/kvcomp_encode.cuh"
+#include "cuda/prefix_sum.cuh"
 #include "lib/quant/error_bounded_value.hpp"
 
 namespace kvcodec::cuda {
@@ -376,8 +377,7 @@ __global__ void kvcomp_sizes(KvcompValues v, const uint32_t* codes, uint32_t* ru
 __global__ void kvcomp_places(const KvcompSizes* sizes, uint64_t blocks, KvcompPlace* places,
                               unsigned long long* totals) {
   using Sum = unsigned long long;
-  KVCODEC_SHARED_ARRAY(Sum, sums, 4 * 32);
-  const unsigned lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
+  KVCODEC_SHARED_ARRAY(Sum, sums, 32);
   Sum before[4] = {};
   for (uint64_t first = 0; first < blocks; first += blockDim.x) {
     const uint64_t block = first + threadIdx.x;
@@ -386,22 +386,10 @@ __global__ void kvcomp_places(const KvcompSizes* sizes, uint64_t blocks, KvcompP
     const Sum own[4] = {size.payload, size.counts, size.origins, size.steps};
     Sum start[4];
     for (unsigned k = 0; k < 4; ++k) {
-      Sum sum = own[k];
-      for (unsigned step = 1; step < kWarp; step *= 2) {
-        const Sum below = __shfl_up_sync(kAllLanes, sum, step);
-        if (lane >= step) sum += below;
-      }
-      start[k] = sum - own[k];
-      if (k == 0) __syncthreads();  // the sums before are read
-      if (lane == kWarp - 1) sums[k * 32 + warp] = sum;
+      Sum total;
+      start[k] = before[k] + prefix_sum(own[k], sums, total);
+      before[k] += total;
     }
-    __syncthreads();
-    for (unsigned k = 0; k < 4; ++k)
-      for (unsigned w = 0; w < warps; ++w) {
-        if (w < warp) start[k] += sums[k * 32 + w];
-        if (w == 0) start[k] += before[k];
-        before[k] += sums[k * 32 + w];
-      }
     if (block < blocks)
       places[block] = {start[0], start[1], start[2], start[3], size.payload, size.mode, size.origin_bits};
   }
@@ -446,19 +434,9 @@ __global__ void kvcomp_write(KvcompValues v, const uint32_t* codes, const uint32
     for (unsigned first = 0; first < runs; first += blockDim.x) {
       const unsigned run = first + threadIdx.x;
       const unsigned bits = run < runs ? run_bits[block * runs + run] : 0;
-      unsigned sum = bits;
-      for (unsigned step = 1; step < kWarp; step *= 2) {
-        const unsigned below = __shfl_up_sync(kAllLanes, sum, step);
-        if (lane >= step) sum += below;
-      }
-      __syncthreads();  // the sums before are read
-      if (lane == kWarp - 1) sums[warp] = sum;
-      __syncthreads();
-      uint64_t start = bit + sum - bits;
-      for (unsigned w = 0; w < warps; ++w) {
-        if (w < warp) start += sums[w];
-        bit += sums[w];
-      }
+      unsigned total;
+      const uint64_t start = bit + prefix_sum(bits, sums, total);
+      bit += total;
       if (run >= runs) continue;
       if (size.mode > 0)
         set_bits(out.counts, counts + 16 + uint64_t{run} * size.mode, bits - size.base, size.mode);

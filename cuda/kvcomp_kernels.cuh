@@ -13,6 +13,7 @@
 
 #include "cuda/kernel.cuh"
 #include "cuda/kvcomp.cuh"
+#include "cuda/prefix_sum.cuh"
 
 namespace kvcodec::cuda {
 
@@ -97,26 +98,11 @@ __device__ __forceinline__ Payload open_payload(const KvcompStore& store, const 
   return payload;
 }
 
-/// Sum over the team's threads before this one; total: over all of them. sums: one per warp of the block of
-/// threads, shared. All threads of all teams.
+/// Sum over the team's threads before this one; total: over all of them. sums: prefix_sum's. All threads of
+/// all teams.
 __device__ __forceinline__ unsigned scan_team(unsigned value, const Team& team, unsigned* sums,
                                               unsigned& total) {
-  const unsigned lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  unsigned sum = value;
-  for (unsigned step = 1; step < kWarp; step *= 2) {
-    const unsigned below = __shfl_up_sync(kAllLanes, sum, step);
-    if (lane >= step) sum += below;
-  }
-  __syncthreads();  // the sums before are read
-  if (lane == kWarp - 1) sums[warp] = sum;
-  __syncthreads();
-  unsigned before = 0;
-  total = 0;
-  for (unsigned w = team.first_warp; w < team.first_warp + team.warps; ++w) {
-    if (w < warp) before += sums[w];
-    total += sums[w];
-  }
-  return before + sum - value;
+  return prefix_sum(value, team.first_warp, team.warps, sums, total);
 }
 
 /// Bits of run i of a coded block.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/kernel.cuh"
+#include "cuda/prefix_sum.cuh"
 #include "cuda/signvq.cuh"
 #include "lib/linalg/ordered_key.hpp"
 #include "lib/signvq/codebook_entry.hpp"
@@ -166,28 +167,6 @@ __global__ void __launch_bounds__(kScoreThreads)
 inline constexpr unsigned kTopThreads = 512;
 inline constexpr unsigned kTopBins = 2048;  ///< 11 bits of the key at a time: 11, 11 and 10
 
-/// Exclusive prefix sums of one small number per thread over the block, and the total; `scratch` has a place
-/// per warp. Ends with a barrier before scratch can be used again.
-__device__ __forceinline__ unsigned block_prefix(unsigned own, unsigned* scratch, unsigned& total) {
-  const unsigned warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, warps = blockDim.x / kWarp;
-  unsigned sum = own;
-#pragma unroll
-  for (unsigned step = 1; step < kWarp; step *= 2) {
-    const unsigned before = __shfl_up_sync(kAllLanes, sum, step);
-    if (lane >= step) sum += before;
-  }
-  if (lane == kWarp - 1) scratch[warp] = sum;
-  __syncthreads();
-  unsigned before = 0, all = 0;
-  for (unsigned w = 0; w < warps; ++w) {
-    if (w < warp) before += scratch[w];
-    all += scratch[w];
-  }
-  total = all;
-  __syncthreads();
-  return before + sum - own;
-}
-
 /// A block per row: three passes of counting find the k-th largest key and how many equal it, a fourth writes
 /// what is above it and the first of those that equal it, in the order of the ids.
 __global__ void __launch_bounds__(kTopThreads)
@@ -227,7 +206,7 @@ __global__ void __launch_bounds__(kTopThreads)
     const unsigned top = kTopBins - threadIdx.x * kShare;  // bins [top - kShare, top)
     unsigned own = 0, total = 0;
     for (unsigned i = 1; i <= kShare; ++i) own += bins[top - i];
-    unsigned before = block_prefix(own, scratch, total);
+    unsigned before = prefix_sum(own, scratch, total);
     if (before < left && left <= before + own) {  // one thread only
       unsigned bin = top - 1;
       for (; before + bins[bin] < left; --bin) before += bins[bin];
@@ -247,9 +226,9 @@ __global__ void __launch_bounds__(kTopThreads)
     const uint32_t key = static_cast<uint32_t>(ordered_key(score)) ^ 0x80000000u;
     const bool above = i < length && key > prefix, equal = i < length && key == prefix;
     unsigned equals = 0, takes = 0;
-    const unsigned own_equal = equal_before + block_prefix(equal, scratch, equals);
+    const unsigned own_equal = equal_before + prefix_sum(unsigned{equal}, scratch, equals);
     const bool take = above || (equal && own_equal < left);
-    const unsigned place = written + block_prefix(take, scratch, takes);
+    const unsigned place = written + prefix_sum(unsigned{take}, scratch, takes);
     if (take) ids[place] = static_cast<uint32_t>(i), best[place] = score;
     written += takes, equal_before += equals;
     if (written == wanted) break;  // all threads see the same

@@ -13,13 +13,6 @@ using namespace kvcodec;
 
 namespace {
 
-Matrix<float> random_rows(Rng& rng, size_t n, size_t cols) {
-  Matrix<float> rows(n, cols);
-  for (size_t i = 0; i < n; ++i)
-    for (float& value : rows.row(i)) value = static_cast<float>(rng.normal());
-  return rows;
-}
-
 /// How far attention by floats may be off: a logit by dims + 4 roundings of the size of its terms, in either
 /// implementation; a weight by that, relatively, and so the mean of the values; and the sums over the tokens
 /// by their own roundings, with weights that exp gives to 4 units.
@@ -66,13 +59,13 @@ struct Coded {
         values(tokens, dims) {
     for (float& value : alpha) value = static_cast<float>(rng.uniform(0.5, 2));
     for (float& value : center) value = static_cast<float>(rng.normal());
-    Matrix<float> magnitudes = random_rows(rng, tokens, dims);
+    Matrix<float> magnitudes = test::random_rows(rng, tokens, dims);
     for (size_t t = 0; t < tokens; ++t) {
       for (float& value : magnitudes.row(t)) value = std::abs(value);
       for (size_t j = 0; j < dims; ++j) signs(t, j / 8) |= static_cast<uint8_t>(rng.below(2) << (7 - j % 8));
     }
     quantize_two_bit(magnitudes, {key_levels, key_scales, key_zeros});
-    quantize_two_bit(random_rows(rng, tokens, dims), {value_levels, value_scales, value_zeros});
+    quantize_two_bit(test::random_rows(rng, tokens, dims), {value_levels, value_scales, value_zeros});
     std::vector<uint32_t> all(tokens);
     for (size_t t = 0; t < tokens; ++t) all[t] = static_cast<uint32_t>(t);
     TwoBitRowSource(cache()).gather(all, keys, values);
@@ -96,8 +89,9 @@ TEST_CASE("device: attention over rows of floats") {
         CAPTURE(dims);
         CAPTURE(tokens);
         CAPTURE(count);
-        const Matrix<float> queries = random_rows(rng, count, dims);
-        const Matrix<float> keys = random_rows(rng, tokens, dims), values = random_rows(rng, tokens, dims);
+        const Matrix<float> queries = test::random_rows(rng, count, dims);
+        const Matrix<float> keys = test::random_rows(rng, tokens, dims),
+                            values = test::random_rows(rng, tokens, dims);
         Matrix<uint16_t> half_keys(tokens, dims), half_values(tokens, dims);
         for (const DType type : {DType::f32, DType::f16, DType::bf16}) {
           if (type != DType::f32 && tokens == 3) continue;
@@ -128,8 +122,8 @@ TEST_CASE("device: attention over chosen coded rows and exact ones") {
   for (const size_t dims : {32, 128, 20}) {
     CAPTURE(dims);
     const Coded coded(rng, 400, dims);
-    const Matrix<float> keys = random_rows(rng, 30, dims), values = random_rows(rng, 30, dims);
-    const Matrix<float> queries = random_rows(rng, 11, dims);
+    const Matrix<float> keys = test::random_rows(rng, 30, dims), values = test::random_rows(rng, 30, dims);
+    const Matrix<float> queries = test::random_rows(rng, 11, dims);
     std::vector<uint32_t> chosen;
     for (uint32_t t = 0; t < 400; ++t)
       if (rng.below(4) > 0) chosen.push_back(t);

@@ -10,24 +10,14 @@
 
 using namespace kvcodec;
 
-namespace {
-
-Matrix<float> random_rows(Rng& rng, size_t n, size_t cols) {
-  Matrix<float> rows(n, cols);
-  for (size_t i = 0; i < n; ++i)
-    for (float& value : rows.row(i)) value = static_cast<float>(rng.normal());
-  return rows;
-}
-
-}  // namespace
-
 TEST_CASE("device: k-means of several sets is lib's") {
   NEEDS_DEVICE();
   const uint64_t seed = 41;
   INFO("seed ", seed);
   Rng rng(seed);
-  const Matrix<float> first = random_rows(rng, 300, 24), second = random_rows(rng, 40, 24), none(0, 24);
-  Matrix<float> few = random_rows(rng, 60, 24);  // three different rows: clusters run empty
+  const Matrix<float> first = test::random_rows(rng, 300, 24), second = test::random_rows(rng, 40, 24),
+                      none(0, 24);
+  Matrix<float> few = test::random_rows(rng, 60, 24);  // three different rows: clusters run empty
   for (size_t i = 3; i < 60; ++i) std::copy_n(few.row(i % 3).begin(), 24, few.row(i).begin());
   const std::vector<KmeansTask> tasks{{.rows = first, .clusters = 9, .stream = 1},
                                       {.rows = none, .clusters = 4, .stream = 2},
@@ -52,7 +42,7 @@ TEST_CASE("device: k-means of several sets is lib's") {
 TEST_CASE("device: indices of semantic clusters are lib's") {
   NEEDS_DEVICE();
   Rng rng(42);
-  const Matrix<float> keys = random_rows(rng, 250, 16);
+  const Matrix<float> keys = test::random_rows(rng, 250, 16);
   ClusterOptions options;
   options.batch = 60, options.batch_clusters = 2, options.clusters = 6, options.rounds = 5;
   const std::vector<uint64_t> ends{120, 180, 240};

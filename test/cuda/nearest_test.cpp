@@ -14,13 +14,6 @@ using namespace kvcodec;
 
 namespace {
 
-Matrix<float> random_rows(Rng& rng, size_t n, size_t cols) {
-  Matrix<float> rows(n, cols);
-  for (size_t i = 0; i < n; ++i)
-    for (float& value : rows.row(i)) value = static_cast<float>(rng.normal());
-  return rows;
-}
-
 void same_as_lib(const Matrix<float>& rows, const Matrix<float>& entries, std::span<const float> bias) {
   std::vector<uint32_t> expected(rows.rows()), found(rows.rows(), 77);
   std::vector<float> expected_scores(rows.rows()), scores(rows.rows(), 77);
@@ -45,7 +38,7 @@ TEST_CASE("device: nearest entries are lib's") {
     CAPTURE(n);
     CAPTURE(k);
     CAPTURE(d);
-    const Matrix<float> rows = random_rows(rng, n, d), entries = random_rows(rng, k, d);
+    const Matrix<float> rows = test::random_rows(rng, n, d), entries = test::random_rows(rng, k, d);
     same_as_lib(rows, entries, {});
     same_as_lib(rows, entries, nearest_bias(entries));
   }
@@ -56,7 +49,7 @@ TEST_CASE("device: entries that are nearly or quite equal, and rows of any size"
   const uint64_t seed = 22;
   INFO("seed ", seed);
   Rng rng(seed);
-  Matrix<float> rows = random_rows(rng, 150, 40), entries = random_rows(rng, 200, 40);
+  Matrix<float> rows = test::random_rows(rng, 150, 40), entries = test::random_rows(rng, 200, 40);
   for (size_t k = 1; k < 200; ++k)  // all are one entry, changed by less than f16 can tell, some not at all
     for (size_t j = 0; j < 40; ++j)
       entries(k, j) = entries(0, j) * (1 + (k % 3 == 0 ? 0.0f : static_cast<float>(rng.normal()) * 1e-6f));
@@ -76,7 +69,7 @@ TEST_CASE("device: means of rows are lib's") {
   NEEDS_DEVICE();
   Rng rng(23);
   for (const size_t dims : {1, 70, 130}) {
-    const Matrix<float> rows = random_rows(rng, 100, dims);
+    const Matrix<float> rows = test::random_rows(rng, 100, dims);
     std::vector<uint32_t> labels(100);
     for (auto& label : labels) label = static_cast<uint32_t>(rng.below(6));
     for (auto& label : labels) label += label == 2;  // nobody is in cluster 2

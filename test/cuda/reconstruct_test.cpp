@@ -14,13 +14,6 @@ using namespace kvcodec;
 
 namespace {
 
-Matrix<float> random_rows(Rng& rng, size_t n, size_t cols) {
-  Matrix<float> rows(n, cols);
-  for (size_t i = 0; i < n; ++i)
-    for (float& value : rows.row(i)) value = static_cast<float>(rng.normal());
-  return rows;
-}
-
 Matrix<float> rounded(const Matrix<float>& rows, DType type) {
   Matrix<float> out = rows;
   for (size_t i = 0; i < out.size(); ++i) out.data()[i] = round_to(type, out.data()[i]);
@@ -43,7 +36,7 @@ TEST_CASE("device: signals from codes are lib's") {
       for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
         CAPTURE(width);
         CAPTURE(atoms);
-        const Matrix<float> dictionary = random_rows(rng, atoms, width);
+        const Matrix<float> dictionary = test::random_rows(rng, atoms, width);
         const cuda::Reconstructor device(dictionary, type);
         const Reconstructor reference(rounded(dictionary, type));
         std::vector<uint64_t> offsets{2};  // codes may begin behind the first pair
@@ -70,7 +63,7 @@ TEST_CASE("device: signals straight from packed ids") {
       CAPTURE(atoms);
       CAPTURE(s);
       const unsigned width = index_bits(atoms);
-      const Matrix<float> dictionary = random_rows(rng, atoms, 6);
+      const Matrix<float> dictionary = test::random_rows(rng, atoms, 6);
       const cuda::Reconstructor device(dictionary);
       const Reconstructor reference(dictionary);
       std::vector<uint32_t> ids(11 * s);
@@ -94,7 +87,7 @@ TEST_CASE("device: signals straight from packed ids") {
 TEST_CASE("device: codes that do not fit are refused") {
   NEEDS_DEVICE();
   Rng rng(33);
-  const cuda::Reconstructor device(random_rows(rng, 5, 8));
+  const cuda::Reconstructor device(test::random_rows(rng, 5, 8));
   Matrix<float> out(2, 8), narrow_out(2, 7);
   const std::vector<uint32_t> ids{0, 4, 5, 1};
   const std::vector<float> coefficients(4, 1.0f);

@@ -12,13 +12,6 @@ using namespace kvcodec;
 
 namespace {
 
-Matrix<float> random_rows(Rng& rng, size_t n, size_t cols) {
-  Matrix<float> rows(n, cols);
-  for (size_t i = 0; i < n; ++i)
-    for (float& value : rows.row(i)) value = static_cast<float>(rng.normal());
-  return rows;
-}
-
 struct Case {
   size_t tokens, heads, dims;
 };
@@ -50,7 +43,7 @@ TEST_CASE("device: sign codes and codebooks are lib's") {
     CAPTURE(tokens);
     CAPTURE(heads);
     CAPTURE(dims);
-    Matrix<float> rows = random_rows(rng, tokens, heads * dims);
+    Matrix<float> rows = test::random_rows(rng, tokens, heads * dims);
     rows(0, 0) = 0, rows(tokens - 1, 1) = -0.0f;
     same_codebooks(rows, heads);
   }
@@ -81,7 +74,7 @@ TEST_CASE("device: scores and the best of sign codes are lib's") {
        {Case{1, 1, 4}, Case{37, 1, 12}, Case{1500, 1, 128}, Case{1025, 1, 64}, Case{600, 1, 256}}) {
     CAPTURE(tokens);
     CAPTURE(dims);
-    const Matrix<float> rows = random_rows(rng, tokens, dims);
+    const Matrix<float> rows = test::random_rows(rng, tokens, dims);
     Matrix<uint8_t> codes(tokens, sign_row_bytes(dims));
     encode_signs(rows, 1, codes);
     const auto books = build_codebooks(rows, codes, 1);
@@ -92,7 +85,7 @@ TEST_CASE("device: scores and the best of sign codes are lib's") {
     index.append(codes.view().rows(0, first));
     index.append(codes.view().rows(first, tokens - first));
     CHECK(index.tokens() == tokens);
-    const Matrix<float> query = random_rows(rng, 3, dims);
+    const Matrix<float> query = test::random_rows(rng, 3, dims);
     std::vector<SignTable> tables;
     std::vector<cuda::SignQuery> queries;
     for (size_t q = 0; q < 3; ++q) tables.emplace_back(books[0], query.row(q));

@@ -11,32 +11,12 @@
 #include <iterator>
 #include <vector>
 
+#include "test/golden/fixtures.hpp"
 #include "test/test.hpp"
 
 using namespace kvcodec;
 
 namespace {
-
-class Fixtures {
- public:
-  explicit Fixtures(const std::string& file) {
-    std::ifstream in(file, std::ios::binary);
-    bytes_.assign(std::istreambuf_iterator<char>(in), {});
-  }
-  template <class T>
-  T next() {
-    T value{};
-    REQUIRE_LE(position_ + sizeof(T), bytes_.size());
-    std::memcpy(&value, bytes_.data() + position_, sizeof(T));
-    position_ += sizeof(T);
-    return value;
-  }
-  bool at_end() const { return position_ == bytes_.size(); }
-
- private:
-  std::vector<char> bytes_;
-  size_t position_ = 0;
-};
 
 class Numbers {
  public:
@@ -61,7 +41,7 @@ struct Case {
   uint64_t seed;
   uint32_t atoms_xor, signals_xor;
 
-  explicit Case(Fixtures& fixtures)
+  explicit Case(test::Fixtures& fixtures)
       : n(fixtures.next<uint32_t>()),
         m(fixtures.next<uint32_t>()),
         s(fixtures.next<uint32_t>()),
@@ -129,7 +109,7 @@ double residual_of(const Matrix<float>& atoms, std::span<const float> y, const S
 }  // namespace
 
 TEST_CASE("OMP takes the atoms that scikit-learn takes, at no larger error") {
-  Fixtures fixtures(test::source_dir() + "/test/golden/omp_fixtures.bin");
+  test::Fixtures fixtures("omp_fixtures.bin");
   size_t signals_seen = 0, same_atoms = 0;
   double worst = 0;
   for (uint32_t left = fixtures.next<uint32_t>(); left > 0; --left) {

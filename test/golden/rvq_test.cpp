@@ -9,40 +9,12 @@
 
 #include "lib/rvq/residual.hpp"
 #include "lib/rvq/train.hpp"
+#include "test/golden/fixtures.hpp"
 #include "test/test.hpp"
 
 using namespace kvcodec;
 
 namespace {
-
-class Fixtures {
- public:
-  explicit Fixtures(const std::string& file) {
-    std::ifstream in(file, std::ios::binary);
-    bytes_.assign(std::istreambuf_iterator<char>(in), {});
-  }
-  template <class T>
-  void read(T* out, size_t count) {
-    REQUIRE_LE(position_ + count * sizeof(T), bytes_.size());
-    std::memcpy(out, bytes_.data() + position_, count * sizeof(T));
-    position_ += count * sizeof(T);
-  }
-  uint32_t number() {
-    uint32_t value = 0;
-    read(&value, 1);
-    return value;
-  }
-  Matrix<float> matrix(size_t rows, size_t cols) {
-    Matrix<float> out(rows, cols);
-    read(out.data(), out.size());
-    return out;
-  }
-  bool at_end() const { return position_ == bytes_.size(); }
-
- private:
-  std::vector<char> bytes_;
-  size_t position_ = 0;
-};
 
 double energy_of_difference(const Matrix<float>& a, const Matrix<float>& b) {
   double sum = 0;
@@ -56,12 +28,13 @@ double energy_of_difference(const Matrix<float>& a, const Matrix<float>& b) {
 }  // namespace
 
 TEST_CASE("residual codes: with faiss's codebooks those of faiss, and less error with our own") {
-  Fixtures fixtures(test::source_dir() + "/test/golden/rvq_fixtures.bin");
-  const uint32_t cases = fixtures.number();
+  test::Fixtures fixtures("rvq_fixtures.bin");
+  const uint32_t cases = fixtures.next<uint32_t>();
   REQUIRE_GE(cases, 2);
   for (uint32_t i = 0; i < cases; ++i) {
-    const size_t width = fixtures.number(), stages = fixtures.number(), entries = fixtures.number(),
-                 learned = fixtures.number(), coded = fixtures.number();
+    const size_t width = fixtures.next<uint32_t>(), stages = fixtures.next<uint32_t>(),
+                 entries = fixtures.next<uint32_t>(), learned = fixtures.next<uint32_t>(),
+                 coded = fixtures.next<uint32_t>();
     CAPTURE(i);
     const Matrix<float> train = fixtures.matrix(learned, width);
     const Matrix<float> stored = fixtures.matrix(stages * entries, width);

@@ -133,6 +133,30 @@ struct Agreement {
   }
 };
 
+/// Every atom three times, the last one negated.
+Matrix<float> three_of_each(const Matrix<float>& atoms) {
+  Matrix<float> all(3 * atoms.rows(), atoms.cols());
+  for (size_t i = 0; i < all.rows(); ++i)
+    for (size_t c = 0; c < all.cols(); ++c) all(i, c) = (i % 3 == 2 ? -1 : 1) * atoms(i / 3, c);
+  return all;
+}
+
+/// That code i takes none of three_of_each twice.
+void check_all_differ(const SparseCodes& codes, size_t i) {
+  std::vector<uint32_t> originals;
+  for (size_t k = 0; k < codes.counts[i]; ++k) originals.push_back(codes.ids(i, k) / 3);
+  std::sort(originals.begin(), originals.end());
+  CHECK(std::adjacent_find(originals.begin(), originals.end()) == originals.end());
+}
+
+/// Atoms that span a plane only.
+Matrix<float> atoms_of_a_plane() {
+  Matrix<float> plane(40, 8);
+  for (size_t i = 0; i < 40; ++i)
+    plane(i, 0) = std::cos(0.1f * float(i)), plane(i, 1) = std::sin(0.1f * float(i));
+  return plane;
+}
+
 }  // namespace
 
 TEST_CASE("OMP finds what the reference finds, with and without a Gram matrix") {
@@ -244,10 +268,7 @@ TEST_CASE("OLS leaves less than OMP, on average") {
 
 TEST_CASE("OLS with atoms that depend on each other, twice the same, or none at all") {
   Rng rng(17);
-  const Matrix<float> half = random_atoms(40, 16, rng);
-  Matrix<float> atoms(120, 16);
-  for (size_t i = 0; i < 120; ++i)
-    for (size_t c = 0; c < 16; ++c) atoms(i, c) = (i % 3 == 2 ? -1 : 1) * half(i / 3, c);
+  const Matrix<float> atoms = three_of_each(random_atoms(40, 16, rng));
   Matrix<float> signals = gaussian(20, 16, rng);
   std::fill(signals.row(3).begin(), signals.row(3).end(), 0.0f);
   Omp omp(atoms);
@@ -255,16 +276,10 @@ TEST_CASE("OLS with atoms that depend on each other, twice the same, or none at 
   const SparseCodes codes = omp.encode(signals, ols_of(16));
   CHECK_EQ(codes.counts[3], 0);
   for (size_t i = 0; i < signals.rows(); ++i) {
-    std::vector<uint32_t> originals;
-    for (size_t k = 0; k < codes.counts[i]; ++k) originals.push_back(codes.ids(i, k) / 3);
-    std::sort(originals.begin(), originals.end());
-    CHECK(std::adjacent_find(originals.begin(), originals.end()) == originals.end());
+    check_all_differ(codes, i);
     CHECK_LE(codes.residuals[i], 1e-4 * norm(signals.row(i)));  // 16 independent atoms span everything
   }
-  Matrix<float> plane(40, 8);
-  for (size_t i = 0; i < 40; ++i)
-    plane(i, 0) = std::cos(0.1f * float(i)), plane(i, 1) = std::sin(0.1f * float(i));
-  Omp flat(plane);
+  Omp flat(atoms_of_a_plane());
   flat.build_gram();
   const SparseCodes two = flat.encode(gaussian(10, 8, rng), ols_of(8));
   for (size_t i = 0; i < 10; ++i) CHECK_LE(two.counts[i], 2);
@@ -350,11 +365,7 @@ TEST_CASE("OMP recovers exactly sparse signals and then stops") {
 
 TEST_CASE("OMP with degenerate dictionaries and signals") {
   Rng rng(7);
-  // Every atom is there three times, one of them negated.
-  const Matrix<float> half = random_atoms(50, 20, rng);
-  Matrix<float> atoms(150, 20);
-  for (size_t i = 0; i < 150; ++i)
-    for (size_t c = 0; c < 20; ++c) atoms(i, c) = (i % 3 == 2 ? -1 : 1) * half(i / 3, c);
+  const Matrix<float> atoms = three_of_each(random_atoms(50, 20, rng));
   Matrix<float> signals = gaussian(30, 20, rng);
   std::fill(signals.row(3).begin(), signals.row(3).end(), 0.0f);
   for (const bool gram : {false, true}) {
@@ -364,21 +375,13 @@ TEST_CASE("OMP with degenerate dictionaries and signals") {
     CHECK_EQ(codes.counts[3], 0);
     CHECK_EQ(codes.residuals[3], 0);
     for (size_t i = 0; i < signals.rows(); ++i) {
-      std::vector<uint32_t> originals;
-      for (size_t k = 0; k < codes.counts[i]; ++k) {
-        CHECK_EQ(codes.ids(i, k) % 3, 0);  // the first of equals
-        originals.push_back(codes.ids(i, k) / 3);
-      }
-      std::sort(originals.begin(), originals.end());
-      CHECK(std::adjacent_find(originals.begin(), originals.end()) == originals.end());
+      check_all_differ(codes, i);
+      for (size_t k = 0; k < codes.counts[i]; ++k) CHECK_EQ(codes.ids(i, k) % 3, 0);  // the first of equals
       CHECK_LE(codes.residuals[i], 1e-4 * norm(signals.row(i)));  // 20 independent atoms span everything
     }
   }
   // Atoms that span a plane only: two are taken, the rest depends on them.
-  Matrix<float> plane(40, 8);
-  for (size_t i = 0; i < 40; ++i)
-    plane(i, 0) = std::cos(0.1f * float(i)), plane(i, 1) = std::sin(0.1f * float(i));
-  Omp omp(plane);
+  Omp omp(atoms_of_a_plane());
   omp.build_gram();
   const SparseCodes codes = omp.encode(gaussian(10, 8, rng), options_of(8));
   for (size_t i = 0; i < 10; ++i) CHECK_LE(codes.counts[i], 2);
