@@ -1,24 +1,91 @@
 #include "cuda/kmeans.hpp"
 
+#include <algorithm>
 #include <optional>
 
-#include "cuda/nearest.hpp"
+#include "cuda/kmeans.cuh"
+#include "cuda/nearest.cuh"
+#include "cuda/runtime.hpp"
+#include "lib/core/error.hpp"
 
 namespace kvcodec::cuda {
+
+struct RowsByCluster::Impl {
+  Stream stream;
+  SortShape shape;
+  DeviceBuffer<uint64_t> offsets;
+  DeviceBuffer<uint32_t> rows;
+};
+
+RowsByCluster::RowsByCluster(std::span<const uint32_t> labels, size_t clusters)
+    : impl_(std::make_unique<Impl>()) {
+  if (clusters == 0 || clusters > UINT32_MAX || labels.size() > UINT32_MAX)
+    throw failed("{} rows of {} clusters; ids have 32 bits", labels.size(), clusters);
+  for (const uint32_t label : labels)
+    if (label >= clusters) throw failed("a row of cluster {} of {}", label, clusters);
+  Impl& own = *impl_;
+  own.shape = sort_shape(static_cast<uint32_t>(labels.size()), static_cast<uint32_t>(clusters));
+  const DeviceBuffer<uint32_t> device_labels(labels, own.stream);
+  DeviceBuffer<uint32_t> counts(own.shape.counts()), totals(clusters);
+  counts.fill(0, own.stream);
+  own.offsets.resize(clusters + 1), own.rows.resize(labels.size());
+  check(run_sort_by_cluster(own.shape, device_labels.data(), counts.data(), totals.data(), own.offsets.data(),
+                            own.rows.data(), own.stream.handle()),
+        "sorting rows by cluster");
+  own.stream.synchronize();
+}
+RowsByCluster::~RowsByCluster() = default;
+RowsByCluster::RowsByCluster(RowsByCluster&&) noexcept = default;
+RowsByCluster& RowsByCluster::operator=(RowsByCluster&&) noexcept = default;
+size_t RowsByCluster::clusters() const { return impl_->shape.clusters; }
+
+void RowsByCluster::read_offsets(std::span<uint64_t> offsets) const {
+  if (offsets.size() != clusters() + 1) throw failed("{} offsets of {} clusters", offsets.size(), clusters());
+  impl_->offsets.download(offsets, impl_->stream);
+  impl_->stream.synchronize();
+}
+
+kvcodec::RowsByCluster RowsByCluster::read() const {
+  kvcodec::RowsByCluster sorted{std::vector<uint64_t>(clusters() + 1),
+                                std::vector<uint32_t>(impl_->shape.rows)};
+  impl_->rows.download(sorted.rows, impl_->stream);
+  read_offsets(sorted.offsets);
+  return sorted;
+}
+
+void RowsByCluster::means_of(const DeviceMatrix& rows, MatrixView<float> means) const {
+  if (rows.rows() != impl_->shape.rows || means.rows() != clusters() || means.cols() != rows.cols() ||
+      !means.contiguous())
+    throw failed("means ({}, {}) of {} rows of {} dimensions in {} clusters", means.rows(), means.cols(),
+                 rows.rows(), rows.cols(), clusters());
+  const std::span<float> host(means.data(), means.rows() * means.cols());
+  DeviceBuffer<float> found(host, impl_->stream);
+  check(run_means(rows.data(), static_cast<uint32_t>(rows.cols()), impl_->offsets.data(), impl_->rows.data(),
+                  impl_->shape.clusters, found.data(), impl_->stream.handle()),
+        "means of clusters");
+  found.download(host, impl_->stream);
+  impl_->stream.synchronize();
+}
+
 namespace {
 
 class Engine final : public KmeansEngine {
  public:
-  explicit Engine(std::span<const KmeansTask> tasks) : tasks_(tasks), rows_(tasks.size()) {}
+  explicit Engine(std::span<const KmeansTask> tasks)
+      : tasks_(tasks), rows_(tasks.size()), sorted_(tasks.size()) {}
 
   void assign(std::span<const Assignment> tasks) override {
     for (const Assignment& task : tasks)
       best_products(rows_of(task.task), DeviceMatrix(task.entries), task.bias, task.labels, task.scores);
   }
 
+  void sort(std::span<const Sorting> tasks) override {
+    for (const Sorting& task : tasks)
+      sorted_[task.task].emplace(task.labels, task.offsets.size() - 1).read_offsets(task.offsets);
+  }
+
   void move(std::span<const Means> tasks) override {
-    for (const Means& task : tasks)
-      means_of(rows_of(task.task), task.sorted->offsets, task.sorted->rows, task.means);
+    for (const Means& task : tasks) sorted_[task.task]->means_of(rows_of(task.task), task.means);
   }
 
  private:
@@ -31,6 +98,7 @@ class Engine final : public KmeansEngine {
 
   std::span<const KmeansTask> tasks_;
   std::vector<std::optional<DeviceMatrix>> rows_;
+  std::vector<std::optional<RowsByCluster>> sorted_;
 };
 
 }  // namespace

@@ -68,6 +68,7 @@ DeviceMatrix::DeviceMatrix(DeviceMatrix&&) noexcept = default;
 DeviceMatrix& DeviceMatrix::operator=(DeviceMatrix&&) noexcept = default;
 size_t DeviceMatrix::rows() const { return impl_->count; }
 size_t DeviceMatrix::cols() const { return impl_->d; }
+const float* DeviceMatrix::data() const { return impl_->exact.data(); }
 
 void best_products(const DeviceMatrix& rows, const DeviceMatrix& entries, std::span<const float> bias,
                    std::span<uint32_t> ids, std::span<float> scores) {

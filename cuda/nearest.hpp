@@ -26,6 +26,8 @@ class DeviceMatrix {
   DeviceMatrix& operator=(DeviceMatrix&&) noexcept;
   size_t rows() const;
   size_t cols() const;
+  /// (rows, cols) in device memory, for launches.
+  const float* data() const;
 
   struct Impl;
   const Impl& impl() const { return *impl_; }

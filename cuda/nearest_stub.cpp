@@ -11,6 +11,7 @@ DeviceMatrix::DeviceMatrix(DeviceMatrix&&) noexcept = default;
 DeviceMatrix& DeviceMatrix::operator=(DeviceMatrix&&) noexcept = default;
 size_t DeviceMatrix::rows() const { throw built_without_cuda("nearest entries"); }
 size_t DeviceMatrix::cols() const { throw built_without_cuda("nearest entries"); }
+const float* DeviceMatrix::data() const { throw built_without_cuda("nearest entries"); }
 void best_products(const DeviceMatrix&, const DeviceMatrix&, std::span<const float>, std::span<uint32_t>,
                    std::span<float>) {
   throw built_without_cuda("nearest entries");

@@ -23,6 +23,11 @@ KeptAnyway kept_anyway(uint64_t tokens, uint64_t sink, uint64_t newest, uint64_t
   return {first, std::min({newest, budget - first, tokens - first})};
 }
 
+float waiting_score(uint64_t tokens, uint64_t token) {
+  const uint64_t newer = tokens - 1 - token;
+  return kWaitingUnit * static_cast<float>(kMostWaiting - std::min(newer, kMostWaiting - 1));
+}
+
 ClusterSelector::ClusterSelector(const ClusterIndex& index, uint64_t tokens)
     : index_(index), tokens_(tokens) {
   if (tokens < index.end()) throw failed("an index of {} tokens for {}", index.end(), tokens);
@@ -37,7 +42,7 @@ void ClusterSelector::scores(MatrixView<const float> queries, MatrixView<float> 
     index_.centroid_scores(queries.row(q), of_clusters);
     const uint64_t first_waiting = tokens_ - waiting();
     for (size_t token = 0; token < tokens_; ++token)
-      out(q, token) = token >= first_waiting ? waiting_score(token) : kOfSink;
+      out(q, token) = token >= first_waiting ? waiting_score(tokens_, token) : kOfSink;
     for (size_t c = 0; c < of_clusters.size(); ++c)
       for (const uint32_t token : index_.tokens_of(c)) out(q, token) = of_clusters[c];
   }
@@ -48,11 +53,6 @@ uint64_t ClusterSelector::waiting() const {
   return tokens_ - std::min<uint64_t>(tokens_, std::max(index_.sink(), index_.end()));
 }
 
-float ClusterSelector::waiting_score(uint64_t token) const {
-  const uint64_t newer = tokens_ - 1 - token;
-  return kWaitingUnit * static_cast<float>(kMostWaiting - std::min(newer, kMostWaiting - 1));
-}
-
 std::vector<Scored> ClusterSelector::take(std::span<const float> centroid_scores, size_t budget,
                                           Order order) const {
   std::vector<Scored> chosen;
@@ -61,7 +61,7 @@ std::vector<Scored> ClusterSelector::take(std::span<const float> centroid_scores
     chosen.push_back({kOfSink, static_cast<uint32_t>(token)});
   for (uint64_t newer = 0; newer < kept.newest; ++newer) {
     const uint64_t token = tokens_ - 1 - newer;
-    chosen.push_back({waiting_score(token), static_cast<uint32_t>(token)});
+    chosen.push_back({waiting_score(tokens_, token), static_cast<uint32_t>(token)});
   }
   index_.take_best(centroid_scores, budget, chosen);
   if (order == Order::by_id)

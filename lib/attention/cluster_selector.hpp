@@ -19,6 +19,10 @@ struct KeptAnyway {
 /// what the budget has left. Sink and newest tokens may overlap, or be more than `tokens`.
 KeptAnyway kept_anyway(uint64_t tokens, uint64_t sink, uint64_t newest, uint64_t budget);
 
+/// The score of a token that waits for its cluster, of `tokens`: beyond any product of vectors within
+/// kLargestNorm, higher the newer (of the newest 2^20; those before are equal), the same for all queries.
+float waiting_score(uint64_t tokens, uint64_t token);
+
 /// A token's score is the product of the query with its cluster's centroid, so the best tokens are those of
 /// the best clusters, the last one trimmed. Tokens of the sink, and those behind the index's end, which wait
 /// for their cluster, come before all of them, by the rule of kept_anyway().
@@ -31,8 +35,7 @@ class ClusterSelector final : public Selector {
   ClusterSelector(const ClusterIndex& index, uint64_t tokens);
   size_t tokens() const override { return tokens_; }
   size_t dims() const override { return index_.dims(); }
-  /// Scores are infinite for the sink; for tokens that wait they are beyond any product of vectors within
-  /// kLargestNorm, higher the newer (of the newest 2^20; those before are equal), the same for all queries.
+  /// Scores are infinite for the sink, and waiting_score() for tokens that wait.
   void scores(MatrixView<const float> queries, MatrixView<float> out) const override;
   std::vector<Scored> select(std::span<const float> query, size_t budget,
                              Order order = Order::by_score) const override;
@@ -41,7 +44,6 @@ class ClusterSelector final : public Selector {
 
  private:
   uint64_t waiting() const;
-  float waiting_score(uint64_t token) const;
   std::vector<Scored> take(std::span<const float> centroid_scores, size_t budget, Order order) const;
 
   const ClusterIndex& index_;

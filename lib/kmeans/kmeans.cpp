@@ -89,17 +89,20 @@ class Run {
   }
 
   KmeansEngine::Assignment assignment(size_t task) { return {task, entries(), bias_, labels_, scores_}; }
-  KmeansEngine::Means means(size_t task) { return {task, &sorted_, centroids_}; }
+  KmeansEngine::Sorting sorting(size_t task) {
+    sorted_.offsets.resize(clusters() + 1);
+    return {task, labels_, sorted_.offsets};
+  }
+  KmeansEngine::Means means(size_t task) { return {task, centroids_}; }
 
-  /// After all rows were assigned; the means are next, unless it has converged.
-  void sort() {
+  /// After all rows were assigned; unless it has converged, they are to be sorted.
+  void end_round() {
     ++rounds_;
     converged_ = rounds_ > 1 && labels_ == previous_;
-    if (converged_) return;
-    sorted_ = sort_by_cluster(labels_, clusters());
-    if (options_.metric != Metric::inner_product && fill_empty_clusters())
-      sorted_ = sort_by_cluster(labels_, clusters());
   }
+  void sort() { sorted_ = sort_by_cluster(labels_, clusters()); }
+  /// After they were sorted. True if any changed, so they are to be sorted again; the means are next.
+  bool refill() { return options_.metric != Metric::inner_product && fill_empty_clusters(); }
 
   /// Means of clusters [begin, end); those without rows stay where they are.
   void move_centroids(size_t begin, size_t end) {
@@ -215,6 +218,20 @@ void assign_by(KmeansEngine& engine, const Runs& runs) {
   engine.assign(active);
 }
 
+void sort_by(KmeansEngine& engine, const Runs& runs) {
+  std::vector<KmeansEngine::Sorting> active, again;
+  for (size_t task = 0; task < runs.size(); ++task)
+    if (!runs[task]->converged()) active.push_back(runs[task]->sorting(task));
+  if (active.empty()) return;
+  engine.sort(active);
+  std::vector<uint8_t> refilled(active.size());
+  parallel_for(active.size(), 1,
+               [&](size_t first, size_t, int) { refilled[first] = runs[active[first].task]->refill(); });
+  for (size_t i = 0; i < active.size(); ++i)
+    if (refilled[i]) again.push_back(active[i]);
+  if (!again.empty()) engine.sort(again);
+}
+
 void move_by(KmeansEngine& engine, const Runs& runs) {
   std::vector<KmeansEngine::Means> active;
   for (size_t task = 0; task < runs.size(); ++task)
@@ -267,7 +284,14 @@ std::vector<Clustering> kmeans(std::span<const KmeansTask> tasks, const KmeansOp
     else
       for_pieces(cut(active, &Run::rows, kRowsAtATime),
                  [](const Piece& piece) { piece.run->assign(piece.begin, piece.end); });
-    parallel_for(active.size(), 1, [&](size_t first, size_t, int) { active[first]->sort(); });
+    parallel_for(active.size(), 1, [&](size_t first, size_t, int) {
+      Run& run = *active[first];
+      run.end_round();
+      if (engine || run.converged()) return;
+      run.sort();
+      if (run.refill()) run.sort();
+    });
+    if (engine) sort_by(*engine, runs);
     std::erase_if(active, [](const Run* run) { return run->converged(); });
     if (engine)
       move_by(*engine, runs);

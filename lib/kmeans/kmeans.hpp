@@ -52,8 +52,6 @@ struct Clustering {
   bool converged = false;        ///< the last round changed no assignment
 };
 
-struct RowsByCluster;
-
 /// Who computes a round. Without one, the CPU does; a device twin (cuda/kmeans.hpp) gives the same bits.
 class KmeansEngine {
  public:
@@ -70,10 +68,18 @@ class KmeansEngine {
   };
   virtual void assign(std::span<const Assignment> tasks) = 0;
 
-  /// Row c of means is to be mean_of the task's rows in cluster c, or stay where it has none.
+  /// offsets are to be those of sort_by_cluster(labels, offsets.size() - 1); the rows stay with the engine,
+  /// for move().
+  struct Sorting {
+    size_t task;
+    std::span<const uint32_t> labels;
+    std::span<uint64_t> offsets;
+  };
+  virtual void sort(std::span<const Sorting> tasks) = 0;
+
+  /// Row c of means is to be mean_of the task's rows in cluster c as last sorted, or stay where it has none.
   struct Means {
     size_t task;
-    const RowsByCluster* sorted;
     MatrixView<float> means;
   };
   virtual void move(std::span<const Means> tasks) = 0;

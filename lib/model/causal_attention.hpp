@@ -9,19 +9,12 @@
 #include "lib/core/view.hpp"
 #include "lib/model/config.hpp"
 #include "lib/model/linear.hpp"
+#include "lib/model/prefill_engine.hpp"
 
 namespace kvcodec {
 
 /// Scratch floats per thread that causal_attention takes.
 size_t attention_scratch_floats(const ModelConfig& config);
-
-/// Where a document's tokens lie.
-struct DocumentPlace {
-  size_t first = 0;      ///< batch row of its first token
-  size_t tokens = 0;     ///< of the batch
-  size_t past = 0;       ///< tokens before these
-  size_t key_first = 0;  ///< row of its position 0 among keys and values
-};
 
 /// out = softmax(q k^T / sqrt(head_dim)) v for rows [first, first + query.rows()) of the batch, each over the
 /// tokens of its own document up to itself, and no more than `window` of them (0 = all). query, out: (n,

@@ -7,18 +7,9 @@
 #include <vector>
 
 #include "lib/core/view.hpp"
-#include "lib/model/weights.hpp"
+#include "lib/model/llama_weights.hpp"
 
 namespace kvcodec {
-
-/// y = W x + b. The weight stays in its storage type and is widened block by block.
-struct Linear {
-  const TensorView* weight = nullptr;  ///< (outputs, inputs)
-  std::vector<float> bias;             ///< outputs values, or empty
-
-  size_t outputs() const { return weight->shape[0]; }
-  size_t inputs() const { return weight->shape[1]; }
-};
 
 /// Scratch memory for each thread of parallel_for.
 class WorkerScratch {

@@ -11,6 +11,8 @@
 #include "lib/core/parallel.hpp"
 #include "lib/model/causal_attention.hpp"
 #include "lib/model/linear.hpp"
+#include "lib/model/llama_weights.hpp"
+#include "lib/model/prefill_engine.hpp"
 #include "lib/model/rope.hpp"
 #include "lib/model/row_ops.hpp"
 
@@ -22,12 +24,6 @@ namespace {
 constexpr size_t kRowGrain = 32;
 // Logits are handed out in chunks of about this size.
 constexpr size_t kLogitBytes = size_t{64} << 20;
-
-struct Layer {
-  std::vector<float> attention_norm, mlp_norm;
-  std::vector<float> query_norm, key_norm;  // empty unless the config says qk_norm
-  Linear query, key, value, output, gate, up, down;
-};
 
 size_t as_size(int value) { return static_cast<size_t>(value); }
 
@@ -58,9 +54,9 @@ class Loader {
   std::string prefix_ = "model.";
 };
 
-Layer load_layer(const Loader& load, const ModelConfig& config, int index) {
+LlamaLayer load_layer(const Loader& load, const ModelConfig& config, int index) {
   const std::string at = fmt::format("layers.{}.", index), attention = at + "self_attn.", mlp = at + "mlp.";
-  Layer layer;
+  LlamaLayer layer;
   layer.attention_norm = load.vector(at + "input_layernorm.weight", config.hidden_size);
   layer.query = load.linear(attention + "q_proj", config.query_width(), config.hidden_size, config.qkv_bias);
   layer.key = load.linear(attention + "k_proj", config.key_width(), config.hidden_size, config.qkv_bias);
@@ -137,15 +133,21 @@ std::vector<DocumentPlace> places_of(const PrefillBatch& batch) {
   return places;
 }
 
-size_t key_rows(const std::vector<DocumentPlace>& documents) {
-  return documents.empty() ? 0 : documents.back().key_first + documents.back().past + documents.back().tokens;
-}
-
-size_t longest_document(const std::vector<DocumentPlace>& documents) {
-  size_t longest = 0;
-  for (const DocumentPlace& document : documents)
-    longest = std::max(longest, document.past + document.tokens);
-  return longest;
+PrefillPlan plan_of(const PrefillBatch& batch, const PrefillOptions& options) {
+  PrefillPlan plan;
+  plan.batch = &batch, plan.options = &options;
+  plan.documents = places_of(batch);
+  plan.chunk = std::min(options.chunk, batch.tokens.size());
+  for (const DocumentPlace& document : plan.documents) {
+    const size_t tokens = document.past + document.tokens;
+    plan.key_rows = document.key_first + tokens;
+    plan.longest = std::max(plan.longest, tokens);
+    for (size_t position = document.past; position < tokens; ++position) {
+      plan.positions.push_back(position);
+      plan.key_row.push_back(document.key_first + position);
+    }
+  }
+  return plan;
 }
 
 /// Pairs (token, attended token) of a document.
@@ -157,119 +159,51 @@ double visible_pairs(double length, double window) {
 }  // namespace
 
 struct LlamaModel::Impl {
-  ModelConfig config;
-  std::string source;
-  const TensorView* embedding = nullptr;
-  std::vector<Layer> layers;
-  std::vector<float> final_norm;
-  std::optional<Linear> head;
+  LlamaWeights weights;
+  std::shared_ptr<PrefillEngine> engine;
 };
 
 namespace {
 
-/// One run over one batch.
-class Prefill {
+/// The steps on the CPU.
+class CpuSteps final : public PrefillSteps {
  public:
-  Prefill(const ModelConfig& config, const PrefillBatch& batch, const PrefillOptions& options,
-          PrefillSink& sink)
-      : config_(config),
-        batch_(batch),
-        options_(options),
-        sink_(sink),
-        documents_(places_of(batch)),
-        rope_(config, longest_document(documents_)),
-        chunk_(std::min(options.chunk, batch.tokens.size())),
-        positions_(batch.tokens.size()),
-        key_row_(batch.tokens.size()),
-        hidden_(batch.tokens.size(), as_size(config.hidden_size)),
-        key_(key_rows(documents_), as_size(config.key_width())),
-        value_(key_rows(documents_), as_size(config.key_width())),
-        new_key_(chunk_, as_size(config.key_width())),
-        new_value_(chunk_, as_size(config.key_width())),
-        normed_(chunk_, as_size(config.hidden_size)),
-        query_(chunk_, as_size(config.query_width())),
-        attended_(chunk_, as_size(config.query_width())),
-        gated_(chunk_, as_size(config.intermediate_size)) {
-    if (options.before_rope) {
-      query_before_rope_ = Matrix<float>(chunk_, query_.cols());
-      key_before_rope_ = Matrix<float>(chunk_, key_.cols());
+  CpuSteps(const LlamaWeights& weights, const PrefillPlan& plan)
+      : weights_(weights),
+        config_(weights.config),
+        plan_(plan),
+        rope_(config_, plan.longest),
+        hidden_(plan.batch->tokens.size(), as_size(config_.hidden_size)),
+        key_(plan.key_rows, as_size(config_.key_width())),
+        value_(plan.key_rows, as_size(config_.key_width())),
+        new_key_(plan.chunk, as_size(config_.key_width())),
+        new_value_(plan.chunk, as_size(config_.key_width())),
+        normed_(plan.chunk, as_size(config_.hidden_size)),
+        query_(plan.chunk, as_size(config_.query_width())),
+        attended_(plan.chunk, as_size(config_.query_width())),
+        gated_(plan.chunk, as_size(config_.intermediate_size)) {
+    if (plan.options->before_rope) {
+      query_before_rope_ = Matrix<float>(plan.chunk, query_.cols());
+      key_before_rope_ = Matrix<float>(plan.chunk, key_.cols());
     }
-    for (const DocumentPlace& document : documents_)
-      for (size_t i = 0; i < document.tokens; ++i) {
-        positions_[document.first + i] = document.past + i;
-        key_row_[document.first + i] = document.key_first + document.past + i;
-      }
   }
 
-  void embed(const TensorView& embedding) {
+  void embed() override {
     parallel_for(hidden_.rows(), kRowGrain, [&](size_t begin, size_t end, int) {
       for (size_t row = begin; row < end; ++row)
-        read_floats(embedding, batch_.tokens[row] * hidden_.cols(), hidden_.row(row));
+        read_floats(*weights_.embedding, plan_.batch->tokens[row] * hidden_.cols(), hidden_.row(row));
     });
   }
 
-  /// The whole layer, or without the part that only later layers and logits need.
-  void run_layer(const Layer& layer, int index, bool projections_only,
-                 const std::function<void(size_t tokens)>& done) {
-    if (!projections_only) read_caches(index);
-    for (size_t first = 0; first < hidden_.rows(); first += chunk_) {
-      const size_t count = std::min(chunk_, hidden_.rows() - first);
-      project(layer, first, count);
-      hand_out(index, first, count);
-      if (!projections_only) {
-        attend(layer, index, first, count);
-        mix(layer, first, count);
-      }
-      done(first + count);
-    }
+  void read_past(int layer) override {
+    for (size_t i = 0; i < plan_.documents.size(); ++i)
+      if (const DocumentPlace& document = plan_.documents[i]; document.past > 0)
+        plan_.batch->cache->read(layer, i, key_.view().rows(document.key_first, document.past),
+                                 value_.view().rows(document.key_first, document.past));
   }
 
-  void hand_out_logits(const Linear& head, std::span<const float> final_norm) {
-    const size_t rows = logit_rows(config_, options_);
-    Matrix<float> normed(rows, hidden_.cols()), logits(rows, head.outputs());
-    const auto compute = [&](size_t first, size_t count) {
-      norm_rows(first, count, final_norm, normed);
-      const LinearOutput output{&head, logits.view().rows(0, count)};
-      apply(normed.view().rows(0, count), {&output, 1}, Write::replace, scratch_);
-      sink_.logits(first, output.out);
-    };
-    if (options_.logits == LogitRows::all && options_.logits_from == 0)
-      for (size_t first = 0; first < hidden_.rows(); first += rows)
-        compute(first, std::min(rows, hidden_.rows() - first));
-    else if (options_.logits == LogitRows::all)
-      for (const DocumentPlace& document : documents_) {
-        const size_t end = document.first + document.tokens;
-        for (size_t first = document.first + options_.logits_from; first < end; first += rows)
-          compute(first, std::min(rows, end - first));
-      }
-    else
-      for (size_t document = 0; document + 1 < batch_.offsets.size(); ++document)
-        if (batch_.offsets[document + 1] > batch_.offsets[document])
-          compute(batch_.offsets[document + 1] - 1, 1);
-  }
-
-  void hand_out_hidden(std::span<const float> final_norm) {
-    norm_rows(0, hidden_.rows(), final_norm, hidden_);
-    sink_.hidden(hidden_);
-  }
-
- private:
-  void read_caches(int index) {
-    for (size_t i = 0; i < documents_.size(); ++i)
-      if (const DocumentPlace& document = documents_[i]; document.past > 0)
-        batch_.cache->read(index, i, key_.view().rows(document.key_first, document.past),
-                           value_.view().rows(document.key_first, document.past));
-  }
-
-  void norm_rows(size_t first, size_t count, std::span<const float> weight, Matrix<float>& out) {
-    parallel_for(count, kRowGrain, [&](size_t begin, size_t end, int) {
-      for (size_t i = begin; i < end; ++i)
-        rms_norm(hidden_.row(first + i), weight, config_.norm_epsilon, out.row(i));
-    });
-  }
-
-  /// Queries, keys and values of a chunk, normalised and turned.
-  void project(const Layer& layer, size_t first, size_t count) {
+  void project(int index, size_t first, size_t count) override {
+    const LlamaLayer& layer = weights_.layers[as_size(index)];
     norm_rows(first, count, layer.attention_norm, normed_);
     const std::array outputs = {LinearOutput{&layer.query, query_.view().rows(0, count)},
                                 LinearOutput{&layer.key, new_key_.view().rows(0, count)},
@@ -279,15 +213,58 @@ class Prefill {
       for (size_t i = begin; i < end; ++i) {
         norm_heads(query_.row(i), layer.query_norm);
         norm_heads(new_key_.row(i), layer.key_norm);
-        if (options_.before_rope) {
+        if (plan_.options->before_rope) {
           std::ranges::copy(query_.row(i), query_before_rope_.row(i).begin());
           std::ranges::copy(new_key_.row(i), key_before_rope_.row(i).begin());
         }
-        turn_heads(query_.row(i), positions_[first + i]);
-        turn_heads(new_key_.row(i), positions_[first + i]);
-        std::ranges::copy(new_key_.row(i), key_.row(key_row_[first + i]).begin());
-        std::ranges::copy(new_value_.row(i), value_.row(key_row_[first + i]).begin());
+        turn_heads(query_.row(i), plan_.positions[first + i]);
+        turn_heads(new_key_.row(i), plan_.positions[first + i]);
+        std::ranges::copy(new_key_.row(i), key_.row(plan_.key_row[first + i]).begin());
+        std::ranges::copy(new_value_.row(i), value_.row(plan_.key_row[first + i]).begin());
       }
+    });
+  }
+
+  void finish(int layer, size_t first, size_t count) override {
+    attend(weights_.layers[as_size(layer)], layer, first, count);
+    mix(weights_.layers[as_size(layer)], first, count);
+  }
+
+  LayerChunk projected(int layer, size_t first, size_t count) override {
+    LayerChunk chunk;
+    chunk.layer = layer;
+    chunk.first = first;
+    chunk.key = new_key_.view().rows(0, count);
+    chunk.value = new_value_.view().rows(0, count);
+    chunk.query = query_.view().rows(0, count);
+    if (plan_.options->before_rope) {
+      chunk.key_before_rope = key_before_rope_.view().rows(0, count);
+      chunk.query_before_rope = query_before_rope_.view().rows(0, count);
+    }
+    return chunk;
+  }
+
+  MatrixView<const float> logits(size_t first, size_t count) override {
+    if (logits_.rows() < count) {
+      final_normed_ = Matrix<float>(count, hidden_.cols());
+      logits_ = Matrix<float>(count, weights_.head->outputs());
+    }
+    norm_rows(first, count, weights_.final_norm, final_normed_);
+    const LinearOutput output{&*weights_.head, logits_.view().rows(0, count)};
+    apply(final_normed_.view().rows(0, count), {&output, 1}, Write::replace, scratch_);
+    return output.out;
+  }
+
+  MatrixView<const float> hidden() override {
+    norm_rows(0, hidden_.rows(), weights_.final_norm, hidden_);
+    return hidden_;
+  }
+
+ private:
+  void norm_rows(size_t first, size_t count, std::span<const float> weight, Matrix<float>& out) {
+    parallel_for(count, kRowGrain, [&](size_t begin, size_t end, int) {
+      for (size_t i = begin; i < end; ++i)
+        rms_norm(hidden_.row(first + i), weight, config_.norm_epsilon, out.row(i));
     });
   }
 
@@ -305,51 +282,37 @@ class Prefill {
       turn_pairs(heads.subspan(at, dim), rope_.cosines(position), rope_.sines(position));
   }
 
-  void hand_out(int index, size_t first, size_t count) {
-    LayerChunk chunk;
-    chunk.layer = index;
-    chunk.first = first;
-    chunk.key = new_key_.view().rows(0, count);
-    chunk.value = new_value_.view().rows(0, count);
-    chunk.query = query_.view().rows(0, count);
-    if (options_.before_rope) {
-      chunk.key_before_rope = key_before_rope_.view().rows(0, count);
-      chunk.query_before_rope = query_before_rope_.view().rows(0, count);
-    }
-    sink_.layer(chunk);
-  }
-
-  void attend(const Layer& layer, int index, size_t first, size_t count) {
+  void attend(const LlamaLayer& layer, int index, size_t first, size_t count) {
     const MatrixView<float> attended = attended_.view().rows(0, count);
-    if (options_.attention)
+    if (plan_.options->attention)
       attend_otherwise(index, first, count, attended);
     else
-      causal_attention(config_, config_.window[as_size(index)], documents_, first,
+      causal_attention(config_, config_.window[as_size(index)], plan_.documents, first,
                        query_.view().rows(0, count), key_, value_, attended, scratch_);
     const LinearOutput output{&layer.output, hidden_.view().rows(first, count)};
     apply(attended, {&output, 1}, Write::add, scratch_);
   }
 
   void attend_otherwise(int index, size_t first, size_t count, MatrixView<float> attended) {
-    for (size_t i = 0; i < documents_.size(); ++i) {
-      const DocumentPlace& document = documents_[i];
+    for (size_t i = 0; i < plan_.documents.size(); ++i) {
+      const DocumentPlace& document = plan_.documents[i];
       const size_t begin = std::max(first, document.first);
       const size_t end = std::min(first + count, document.first + document.tokens);
       if (begin >= end) continue;
-      const size_t position = positions_[begin], seen = position + end - begin;
-      options_.attention->attend({.layer = index,
-                                  .document = i,
-                                  .past = document.past,
-                                  .position = position,
-                                  .query = query_.view().rows(begin - first, end - begin),
-                                  .key = key_.view().rows(document.key_first, seen),
-                                  .value = value_.view().rows(document.key_first, seen),
-                                  .out = attended.rows(begin - first, end - begin)});
+      const size_t position = plan_.positions[begin], seen = position + end - begin;
+      plan_.options->attention->attend({.layer = index,
+                                        .document = i,
+                                        .past = document.past,
+                                        .position = position,
+                                        .query = query_.view().rows(begin - first, end - begin),
+                                        .key = key_.view().rows(document.key_first, seen),
+                                        .value = value_.view().rows(document.key_first, seen),
+                                        .out = attended.rows(begin - first, end - begin)});
     }
   }
 
   /// The gated MLP.
-  void mix(const Layer& layer, size_t first, size_t count) {
+  void mix(const LlamaLayer& layer, size_t first, size_t count) {
     norm_rows(first, count, layer.mlp_norm, normed_);
     const MatrixView<float> gated = gated_.view().rows(0, count);
     apply_gated(normed_.view().rows(0, count), layer.gate, layer.up, gated, scratch_);
@@ -357,86 +320,125 @@ class Prefill {
     apply(gated, {&output, 1}, Write::add, scratch_);
   }
 
+  const LlamaWeights& weights_;
   const ModelConfig& config_;
-  const PrefillBatch& batch_;
-  const PrefillOptions& options_;
-  PrefillSink& sink_;
-  std::vector<DocumentPlace> documents_;
+  const PrefillPlan& plan_;
   RopeTable rope_;
-  size_t chunk_;
-  std::vector<size_t> positions_, key_row_;  // of each token of the batch: in its document, among the keys
-  Matrix<float> hidden_;                     // all tokens of the batch
-  Matrix<float> key_, value_;                // of the present layer, caches and new tokens of all documents
-  Matrix<float> new_key_, new_value_;        // of the present chunk
+  Matrix<float> hidden_;                             // all tokens of the batch
+  Matrix<float> key_, value_;                        // of the present layer, caches and new tokens
+  Matrix<float> new_key_, new_value_;                // of the present chunk
   Matrix<float> normed_, query_, attended_, gated_;  // of the present chunk
   Matrix<float> query_before_rope_, key_before_rope_;
+  Matrix<float> final_normed_, logits_;  // of the rows handed out
   WorkerScratch scratch_;
 };
+
+/// The whole layer, or without the part that only later layers and logits need.
+void run_layer(PrefillSteps& steps, const PrefillPlan& plan, int layer, bool projections_only,
+               PrefillSink& sink, const std::function<void(size_t tokens)>& done) {
+  const size_t tokens = plan.batch->tokens.size();
+  if (!projections_only) steps.read_past(layer);
+  for (size_t first = 0; first < tokens; first += plan.chunk) {
+    const size_t count = std::min(plan.chunk, tokens - first);
+    steps.project(layer, first, count);
+    // Handed out afterwards: a device computes while the host stores.
+    if (!projections_only) steps.finish(layer, first, count);
+    sink.layer(steps.projected(layer, first, count));
+    done(first + count);
+  }
+}
+
+void hand_out_logits(PrefillSteps& steps, const PrefillPlan& plan, size_t rows, PrefillSink& sink) {
+  const auto compute = [&](size_t first, size_t count) { sink.logits(first, steps.logits(first, count)); };
+  const PrefillOptions& options = *plan.options;
+  const size_t tokens = plan.batch->tokens.size();
+  if (options.logits == LogitRows::all && options.logits_from == 0)
+    for (size_t first = 0; first < tokens; first += rows) compute(first, std::min(rows, tokens - first));
+  else if (options.logits == LogitRows::all)
+    for (const DocumentPlace& document : plan.documents) {
+      const size_t end = document.first + document.tokens;
+      for (size_t first = document.first + options.logits_from; first < end; first += rows)
+        compute(first, std::min(rows, end - first));
+    }
+  else
+    for (const DocumentPlace& document : plan.documents)
+      if (document.tokens > 0) compute(document.first + document.tokens - 1, 1);
+}
 
 }  // namespace
 
 LlamaModel::LlamaModel(const ModelConfig& config, const WeightSource& weights)
     : impl_(std::make_unique<Impl>()) {
   check(config);
-  impl_->config = config;
-  impl_->source = weights.name();
+  LlamaWeights& own = impl_->weights;
+  own.config = config;
+  own.source = weights.name();
   const Loader load(weights);
-  impl_->embedding = &load.matrix("embed_tokens.weight", config.vocabulary_size, config.hidden_size);
+  own.embedding = &load.matrix("embed_tokens.weight", config.vocabulary_size, config.hidden_size);
   for (int layer = 0; layer < config.num_layers; ++layer)
-    impl_->layers.push_back(load_layer(load, config, layer));
-  impl_->final_norm = load.vector("norm.weight", config.hidden_size);
+    own.layers.push_back(load_layer(load, config, layer));
+  own.final_norm = load.vector("norm.weight", config.hidden_size);
   if (config.tied_embeddings)
-    impl_->head = Linear{impl_->embedding, {}};
+    own.head = Linear{own.embedding, {}};
   else if (weights.find("lm_head.weight"))
-    impl_->head = Linear{&get_tensor(weights, "lm_head.weight",
-                                     {as_size(config.vocabulary_size), as_size(config.hidden_size)}),
-                         {}};
+    own.head = Linear{&get_tensor(weights, "lm_head.weight",
+                                  {as_size(config.vocabulary_size), as_size(config.hidden_size)}),
+                      {}};
 }
 
 LlamaModel::~LlamaModel() = default;
 LlamaModel::LlamaModel(LlamaModel&&) noexcept = default;
 LlamaModel& LlamaModel::operator=(LlamaModel&&) noexcept = default;
 
-const ModelConfig& LlamaModel::config() const { return impl_->config; }
+const ModelConfig& LlamaModel::config() const { return impl_->weights.config; }
+const LlamaWeights& LlamaModel::weights() const { return impl_->weights; }
+void LlamaModel::use(std::shared_ptr<PrefillEngine> engine) { impl_->engine = std::move(engine); }
 
 void LlamaModel::prefill(const PrefillBatch& batch, const PrefillOptions& options, PrefillSink& sink,
                          const Progress& progress) const {
-  const ModelConfig& config = impl_->config;
+  const LlamaWeights& weights = impl_->weights;
+  const ModelConfig& config = weights.config;
   check_options(config, options);
   check_offsets(batch.offsets, batch.tokens.size());
   for (size_t row = 0; row < batch.tokens.size(); ++row)
     if (batch.tokens[row] >= as_size(config.vocabulary_size))
       throw bad_input("token {} has id {}; the model's vocabulary has {}", row, batch.tokens[row],
                       config.vocabulary_size);
-  if (options.logits != LogitRows::none && !impl_->head)
-    throw bad_input("{}: tensor 'lm_head.weight' is missing; logits need it", impl_->source);
+  if (options.logits != LogitRows::none && !weights.head)
+    throw bad_input("{}: tensor 'lm_head.weight' is missing; logits need it", weights.source);
   if (batch.tokens.empty()) return;
 
-  Prefill run(config, batch, options, sink);
-  run.embed(*impl_->embedding);
+  const PrefillPlan plan = plan_of(batch, options);
+  const std::unique_ptr<PrefillSteps> steps = impl_->engine && !options.attention
+                                                  ? impl_->engine->start(plan)
+                                                  : std::make_unique<CpuSteps>(weights, plan);
+  steps->embed();
   const int layers = layers_to_run(config, options);
   const double total = static_cast<double>(batch.tokens.size());
   for (int layer = 0; layer < layers; ++layer) {
     const bool projections_only = layer + 1 == layers && options.logits == LogitRows::none;
-    run.run_layer(impl_->layers[as_size(layer)], layer, projections_only, [&](size_t tokens) {
+    run_layer(*steps, plan, layer, projections_only, sink, [&](size_t tokens) {
       report(progress, (layer * total + static_cast<double>(tokens)) / layers, total);
     });
   }
   if (options.logits == LogitRows::later)
-    run.hand_out_hidden(impl_->final_norm);
+    sink.hidden(steps->hidden());
   else if (options.logits != LogitRows::none)
-    run.hand_out_logits(*impl_->head, impl_->final_norm);
+    hand_out_logits(*steps, plan, logit_rows(config, options), sink);
 }
 
 void LlamaModel::logits(MatrixView<const float> hidden, MatrixView<float> out) const {
-  const ModelConfig& config = impl_->config;
-  if (!impl_->head) throw bad_input("{}: tensor 'lm_head.weight' is missing; logits need it", impl_->source);
+  const LlamaWeights& weights = impl_->weights;
+  const ModelConfig& config = weights.config;
+  if (!weights.head)
+    throw bad_input("{}: tensor 'lm_head.weight' is missing; logits need it", weights.source);
   if (hidden.cols() != as_size(config.hidden_size) || out.cols() != as_size(config.vocabulary_size) ||
       hidden.rows() != out.rows())
     throw failed("logits ({}, {}) of ({}, {}) for a model of {} and {}", out.rows(), out.cols(),
                  hidden.rows(), hidden.cols(), config.hidden_size, config.vocabulary_size);
+  if (impl_->engine) return impl_->engine->logits(hidden, out);
   WorkerScratch scratch;
-  const LinearOutput output{&*impl_->head, out};
+  const LinearOutput output{&*weights.head, out};
   apply(hidden, {&output, 1}, Write::replace, scratch);
 }
 

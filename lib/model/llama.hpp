@@ -122,6 +122,9 @@ uint64_t prefill_tokens_within(const ModelConfig& config, const PrefillOptions& 
 double prefill_flops(const ModelConfig& config, std::span<const uint64_t> offsets,
                      const PrefillOptions& options);
 
+struct LlamaWeights;
+class PrefillEngine;
+
 class LlamaModel {
  public:
   /// Looks up every tensor and checks its shape; the weights must outlive the model. Names are those of
@@ -133,6 +136,12 @@ class LlamaModel {
   LlamaModel& operator=(LlamaModel&&) noexcept;
 
   const ModelConfig& config() const;
+  /// As long as the model lives, moved or not; for who makes an engine.
+  const LlamaWeights& weights() const;
+
+  /// Leaves the arithmetic of prefill() and logits() from now on to `engine` (prefill_engine.hpp), made for
+  /// weights(); nullptr: to the CPU again. Prefills with an AttentionMethod stay with the CPU.
+  void use(std::shared_ptr<PrefillEngine> engine);
 
   /// Runs the batch. Uses parallel_for. Progress counts tokens, each layer for its share.
   /// Throws Error(bad_input) for a token id beyond the vocabulary, and for logits of a model whose output

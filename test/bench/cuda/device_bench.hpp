@@ -120,5 +120,6 @@ void signvq_cases(DeviceBench& bench);
 void attention_cases(DeviceBench& bench);
 void nearest_cases(DeviceBench& bench);
 void reconstruct_cases(DeviceBench& bench);
+void prefill_cases(DeviceBench& bench);
 
 }  // namespace kvcodec::bench

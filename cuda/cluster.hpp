@@ -1,0 +1,86 @@
+// Device twin of selection by semantic clusters (lib/attention/cluster_selector.hpp, ClusterKV), for many
+// queries at a time: scores of centroids, the best clusters within a budget of tokens, the ids of their
+// tokens, and the tokens' rows one behind the other, all on the device. Ids are lib's, bit for bit.
+//
+// Clusters are not sorted: counting tokens by bits of their cluster's score finds the score at which the
+// budget ends; tokens of better clusters are taken, of clusters with this score those of the lowest ids. Ids
+// come out rising, the order in which rows are read best.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "lib/attention/cluster_selector.hpp"
+#include "lib/core/view.hpp"
+
+namespace kvcodec::cuda {
+
+/// kvcodec::ClusterIndex in device memory.
+class ClusterIndex {
+ public:
+  /// Copied. Throws Error(failed) without device memory.
+  explicit ClusterIndex(const kvcodec::ClusterIndex& index);
+  ~ClusterIndex();
+  ClusterIndex(ClusterIndex&&) noexcept;
+  ClusterIndex& operator=(ClusterIndex&&) noexcept;
+
+  struct Impl;
+  const Impl& impl() const { return *impl_; }
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
+/// A group of queries that share a selection, as of ClusterSelector::select_shared.
+struct ClusterQuery {
+  const ClusterIndex* index = nullptr;
+  uint64_t tokens = 0;              ///< of the document, at least those of the index
+  MatrixView<const float> queries;  ///< (n, dims), n >= 1
+  SharedBy by = SharedBy::max;
+};
+
+/// Rows of tokens in device memory: (tokens, width) of f32 or of 16 bits, packed.
+class TokenRows {
+ public:
+  explicit TokenRows(MatrixView<const float> rows);
+  explicit TokenRows(MatrixView<const uint16_t> rows);
+  ~TokenRows();
+  TokenRows(TokenRows&&) noexcept;
+  TokenRows& operator=(TokenRows&&) noexcept;
+  size_t tokens() const;
+  size_t row_bytes() const;
+
+  struct Impl;
+  const Impl& impl() const { return *impl_; }
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
+/// What a number of queries select, in device memory.
+class ClusterSelection {
+ public:
+  /// At most `budget` tokens for each. Throws Error(failed) for shapes that do not fit, and for scores that
+  /// are NaNs: of a query that is not finite.
+  ClusterSelection(std::span<const ClusterQuery> queries, size_t budget);
+  ~ClusterSelection();
+  ClusterSelection(ClusterSelection&&) noexcept;
+  ClusterSelection& operator=(ClusterSelection&&) noexcept;
+
+  size_t queries() const;
+  /// As kvcodec::ClusterSelector::select_shared.
+  std::vector<Scored> tokens(size_t query, Order order = Order::by_score) const;
+
+  /// The rows of each query's tokens, by rising id, as they are in rows[query]: row_bytes each, without gaps.
+  /// Throws Error(failed) for rows of fewer tokens than the query's.
+  std::vector<std::vector<std::byte>> gather(std::span<const TokenRows* const> rows) const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace kvcodec::cuda

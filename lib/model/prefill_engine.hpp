@@ -1,0 +1,66 @@
+// Who computes the steps of a prefill. Without an engine the CPU does; a device twin (cuda/prefill.hpp) gives
+// the same within rounding. What happens when, and what is handed to whom, is LlamaModel::prefill's, the same
+// for all.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "lib/core/view.hpp"
+#include "lib/model/llama.hpp"
+
+namespace kvcodec {
+
+/// Where a document's tokens lie.
+struct DocumentPlace {
+  size_t first = 0;      ///< batch row of its first token
+  size_t tokens = 0;     ///< of the batch
+  size_t past = 0;       ///< tokens before these
+  size_t key_first = 0;  ///< row of its position 0 among keys and values
+};
+
+/// A prefill to be run: batch and options are checked, and outlive it.
+struct PrefillPlan {
+  const PrefillBatch* batch = nullptr;
+  const PrefillOptions* options = nullptr;
+  std::vector<DocumentPlace> documents;  ///< in order, covering all rows
+  std::vector<size_t> positions;         ///< of each token of the batch, in its document
+  std::vector<size_t> key_row;           ///< and its row among keys and values
+  size_t key_rows = 0;                   ///< past and new tokens of all documents
+  size_t longest = 0;                    ///< past and new tokens of the longest document
+  size_t chunk = 0;                      ///< tokens per step, at most; not more than there are
+};
+
+/// One prefill under way. Steps are called in the order of the functions here, layer by layer and in each
+/// layer chunk by chunk; what one throws ends the prefill.
+class PrefillSteps {
+ public:
+  virtual ~PrefillSteps() = default;
+  /// Sets the hidden states of all tokens.
+  virtual void embed() = 0;
+  /// Fetches the layer's keys and values of past tokens from the batch's cache.
+  virtual void read_past(int layer) = 0;
+  /// Queries, keys and values of tokens [first, first + count), normalised and turned.
+  virtual void project(int layer, size_t first, size_t count) = 0;
+  /// Attention and the gated MLP: the hidden states after the layer.
+  virtual void finish(int layer, size_t first, size_t count) = 0;
+  /// What project() made of this chunk; valid until the next project().
+  virtual LayerChunk projected(int layer, size_t first, size_t count) = 0;
+  /// After all layers: logits of some tokens, count at most as many as were ever named before; valid until
+  /// the next call.
+  virtual MatrixView<const float> logits(size_t first, size_t count) = 0;
+  /// After all layers, last: what logits of all tokens are made of.
+  virtual MatrixView<const float> hidden() = 0;
+};
+
+/// Several threads may use an engine at a time, each for its own prefill. What it was made from outlives it.
+class PrefillEngine {
+ public:
+  virtual ~PrefillEngine() = default;
+  virtual std::unique_ptr<PrefillSteps> start(const PrefillPlan& plan) = 0;
+  /// As LlamaModel::logits; shapes are checked, and there is an output matrix.
+  virtual void logits(MatrixView<const float> hidden, MatrixView<float> out) = 0;
+};
+
+}  // namespace kvcodec

@@ -1,0 +1,169 @@
+#include "cuda/cluster.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "cuda/kmeans.hpp"
+#include "lib/cluster/cluster_index.hpp"
+#include "lib/core/error.hpp"
+#include "lib/core/rng.hpp"
+#include "test/cuda/device_case.hpp"
+
+using namespace kvcodec;
+
+namespace {
+
+/// An index of random clusters of tokens [sink, end), with centroids of which some are equal.
+ClusterIndex random_index(Rng& rng, size_t dims, uint64_t sink, uint64_t end, size_t clusters,
+                          size_t different) {
+  ClusterIndex::Parts parts;
+  parts.sink = sink;
+  parts.batch_ends = {end};
+  parts.centroids = Matrix<float>(clusters, dims);
+  const Matrix<float> values = test::random_rows(rng, different, dims);
+  for (size_t c = 0; c < clusters; ++c)
+    std::ranges::copy(values.row(c % different), parts.centroids.row(c).begin());
+  std::vector<uint32_t> labels(end - sink);
+  for (size_t i = 0; i < labels.size(); ++i)
+    labels[i] = static_cast<uint32_t>(i < clusters ? i : rng.below(clusters));
+  rng.shuffle(labels);
+  const RowsByCluster sorted = sort_by_cluster(labels, clusters);
+  parts.offsets = sorted.offsets;
+  for (const uint32_t row : sorted.rows) parts.ids.push_back(static_cast<uint32_t>(sink) + row);
+  return ClusterIndex(std::move(parts));
+}
+
+struct Head {
+  ClusterIndex index;
+  uint64_t tokens;
+  Matrix<float> queries;
+  SharedBy by;
+};
+
+}  // namespace
+
+TEST_CASE("device: rows sorted by cluster are lib's") {
+  NEEDS_DEVICE();
+  const uint64_t seed = 61;
+  INFO("seed ", seed);
+  Rng rng(seed);
+  for (const size_t rows : {0, 1, 31, 32, 33, 1024, 1025, 3300})
+    for (const size_t clusters : {1, 2, 40, 300}) {
+      CAPTURE(rows);
+      CAPTURE(clusters);
+      std::vector<uint32_t> labels(rows);
+      for (uint32_t& label : labels)  // many in the first ones, hardly any in the last
+        label = static_cast<uint32_t>(std::min(rng.below(clusters), rng.below(clusters)));
+      const RowsByCluster expected = sort_by_cluster(labels, clusters);
+      const cuda::RowsByCluster sorted(labels, clusters);
+      const RowsByCluster found = sorted.read();
+      CHECK(found.offsets == expected.offsets);
+      CHECK(found.rows == expected.rows);
+      if (rows != 33) continue;
+      const Matrix<float> values = test::random_rows(rng, rows, 5);
+      Matrix<float> means(clusters, 5), of_lib(clusters, 5);
+      std::fill_n(means.data(), means.size(), 7.0f);
+      std::fill_n(of_lib.data(), of_lib.size(), 7.0f);
+      sorted.means_of(cuda::DeviceMatrix(values), means);
+      for (size_t c = 0; c < clusters; ++c)
+        if (expected.offsets[c] < expected.offsets[c + 1])
+          mean_of(values,
+                  std::span(expected.rows)
+                      .subspan(expected.offsets[c], expected.offsets[c + 1] - expected.offsets[c]),
+                  of_lib.row(c));
+      CHECK(std::equal(means.data(), means.data() + means.size(), of_lib.data()));
+    }
+  CHECK_THROWS_AS(cuda::RowsByCluster(std::vector<uint32_t>{0, 3}, 3), Error);
+}
+
+TEST_CASE("device: selections by clusters are lib's") {
+  NEEDS_DEVICE();
+  const uint64_t seed = 62;
+  INFO("seed ", seed);
+  Rng rng(seed);
+  std::vector<Head> heads;
+  // Centroids that are all different, some equal, all equal; a sink, none; tokens that wait, none; one
+  // cluster.
+  heads.push_back({random_index(rng, 16, 4, 150, 20, 20), 150, test::random_rows(rng, 1, 16), SharedBy::max});
+  heads.push_back({random_index(rng, 21, 0, 333, 40, 7), 341, test::random_rows(rng, 3, 21), SharedBy::max});
+  heads.push_back({random_index(rng, 40, 16, 100, 9, 1), 170, test::random_rows(rng, 4, 40), SharedBy::mean});
+  heads.push_back({random_index(rng, 8, 3, 40, 1, 1), 40, test::random_rows(rng, 2, 8), SharedBy::mean});
+  heads.push_back({ClusterIndex(8, 5), 33, test::random_rows(rng, 2, 8), SharedBy::max});
+  heads.push_back({ClusterIndex(8, 50), 33, test::random_rows(rng, 1, 8), SharedBy::max});
+  heads.push_back(
+      {random_index(rng, 128, 2, 2000, 300, 300), 2000, test::random_rows(rng, 5, 128), SharedBy::max});
+  std::vector<cuda::ClusterIndex> indices;
+  for (const Head& head : heads) indices.emplace_back(head.index);
+  std::vector<cuda::ClusterQuery> queries;
+  for (size_t i = 0; i < heads.size(); ++i)
+    queries.push_back({&indices[i], heads[i].tokens, heads[i].queries, heads[i].by});
+  for (const size_t budget : {0, 1, 3, 17, 31, 90, 146, 150, 151, 340, 1999, 5000}) {
+    CAPTURE(budget);
+    const cuda::ClusterSelection selection(queries, budget);
+    REQUIRE(selection.queries() == heads.size());
+    for (size_t i = 0; i < heads.size(); ++i) {
+      CAPTURE(i);
+      const ClusterSelector selector(heads[i].index, heads[i].tokens);
+      for (const Order order : {Order::by_score, Order::by_id})
+        CHECK(selection.tokens(i, order) ==
+              selector.select_shared(heads[i].queries, heads[i].by, budget, order));
+    }
+  }
+  CHECK(cuda::ClusterSelection({}, 10).queries() == 0);
+}
+
+TEST_CASE("device: rows of selected tokens are gathered as they are") {
+  NEEDS_DEVICE();
+  Rng rng(63);
+  const Head wide{random_index(rng, 16, 4, 150, 20, 20), 157, test::random_rows(rng, 1, 16), SharedBy::max};
+  const cuda::ClusterIndex index(wide.index);
+  const std::vector<cuda::ClusterQuery> queries(4, {&index, wide.tokens, wide.queries, wide.by});
+  const Matrix<float> floats = test::random_rows(rng, 157, 20), few = test::random_rows(rng, 160, 3);
+  Matrix<uint16_t> halves(157, 64), odd(157, 5);
+  for (size_t i = 0; i < halves.size(); ++i) halves.data()[i] = static_cast<uint16_t>(rng.next());
+  for (size_t i = 0; i < odd.size(); ++i) odd.data()[i] = static_cast<uint16_t>(rng.next());
+  // In pieces of 16, 4, 16 and 2 bytes; the second from rows with a stride.
+  const cuda::TokenRows rows[] = {cuda::TokenRows(floats), cuda::TokenRows(few.view().columns(1, 1)),
+                                  cuda::TokenRows(halves), cuda::TokenRows(odd)};
+  const cuda::TokenRows* const each[] = {&rows[0], &rows[1], &rows[2], &rows[3]};
+  const cuda::ClusterSelection selection(queries, 60);
+  const auto gathered = selection.gather(each);
+  const std::vector<Scored> tokens = selection.tokens(0, Order::by_id);
+  REQUIRE(tokens.size() == 60);
+  const auto check = [&](size_t which, const auto& matrix, size_t first, size_t cols) {
+    const size_t bytes = cols * sizeof(*matrix.data());
+    REQUIRE(gathered[which].size() == 60 * bytes);
+    for (size_t i = 0; i < 60; ++i)
+      CHECK(std::memcmp(gathered[which].data() + i * bytes, matrix.row(tokens[i].id).data() + first, bytes) ==
+            0);
+  };
+  check(0, floats, 0, 20);
+  check(1, few, 1, 1);
+  check(2, halves, 0, 64);
+  check(3, odd, 0, 5);
+  CHECK_THROWS_AS((void)selection.gather(std::span(each).first(3)), Error);
+  const cuda::TokenRows short_rows(floats.view().rows(0, 150));
+  const cuda::TokenRows* const one[] = {&short_rows, &rows[1], &rows[2], &rows[3]};
+  CHECK_THROWS_AS((void)selection.gather(one), Error);
+}
+
+TEST_CASE("device: selections refuse what they cannot rank") {
+  NEEDS_DEVICE();
+  Rng rng(64);
+  const ClusterIndex own = random_index(rng, 8, 0, 30, 5, 5);
+  const cuda::ClusterIndex index(own);
+  Matrix<float> query = test::random_rows(rng, 2, 8);
+  const Matrix<float> narrow = test::random_rows(rng, 1, 7);
+  const auto select = [&](uint64_t tokens, MatrixView<const float> queries) {
+    const cuda::ClusterQuery each{&index, tokens, queries, SharedBy::max};
+    (void)cuda::ClusterSelection({&each, 1}, 10);
+  };
+  CHECK_NOTHROW(select(30, query));
+  CHECK_THROWS_AS(select(29, query), Error);
+  CHECK_THROWS_AS(select(30, narrow), Error);
+  CHECK_THROWS_AS(select(30, query.view().rows(0, 0)), Error);
+  query(1, 3) = NAN;
+  CHECK_THROWS_AS(select(30, query), Error);
+}

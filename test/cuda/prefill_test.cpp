@@ -1,0 +1,270 @@
+#include "cuda/prefill.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "lib/core/bf16_parts.hpp"
+#include "lib/core/error.hpp"
+#include "lib/core/rng.hpp"
+#include "lib/model/llama.hpp"
+#include "test/cuda/device_case.hpp"
+#include "test/unit/naive_llama.hpp"
+
+using namespace kvcodec;
+
+namespace {
+
+// Against lib, which is itself that far from sums in double (unit tests of the forward pass). Both sum k
+// products in float: errors of k * 2^-23 at the most, of their square root mostly, and k is below 100 here; a
+// wrong mask, angle or row shows as 1e-3 and more.
+constexpr double kTolerance = 2e-6;
+
+ModelConfig config_of(int layers, int hidden, int intermediate, int q_heads, int kv_heads, int head_dim) {
+  ModelConfig config;
+  config.num_layers = layers, config.hidden_size = hidden, config.intermediate_size = intermediate;
+  config.num_q_heads = q_heads, config.num_kv_heads = kv_heads, config.head_dim = head_dim;
+  config.vocabulary_size = 50;
+  config.window.assign(static_cast<size_t>(layers), 0);
+  return config;
+}
+
+/// Everything that is handed out, in order, by kind.
+struct Collector final : PrefillSink {
+  std::vector<float> key, value, query, key_before, query_before, logit_rows, hidden_rows;
+  std::vector<size_t> order;  ///< layer, first and rows of each call
+
+  static void add(std::vector<float>& to, MatrixView<const float> rows) {
+    for (size_t i = 0; i < rows.rows(); ++i) to.insert(to.end(), rows.row(i).begin(), rows.row(i).end());
+  }
+  void layer(const LayerChunk& chunk) override {
+    order.insert(order.end(), {static_cast<size_t>(chunk.layer), chunk.first, chunk.key.rows()});
+    add(key, chunk.key), add(value, chunk.value), add(query, chunk.query);
+    add(key_before, chunk.key_before_rope), add(query_before, chunk.query_before_rope);
+  }
+  void logits(size_t first, MatrixView<const float> rows) override {
+    order.insert(order.end(), {first, rows.rows()});
+    add(logit_rows, rows);
+  }
+  void hidden(MatrixView<const float> rows) override { add(hidden_rows, rows); }
+};
+
+/// |found - expected| / |expected|
+double difference(const std::vector<float>& found, const std::vector<float>& expected) {
+  if (found.size() != expected.size()) return INFINITY;
+  double error = 0, size = 1e-30;
+  for (size_t i = 0; i < found.size(); ++i) {
+    error += std::pow(double{found[i]} - double{expected[i]}, 2);
+    size += std::pow(double{expected[i]}, 2);
+  }
+  return std::sqrt(error / size);
+}
+
+void check_same(const Collector& found, const Collector& expected) {
+  CHECK(found.order == expected.order);
+  CHECK(difference(found.key, expected.key) <= kTolerance);
+  CHECK(difference(found.value, expected.value) <= kTolerance);
+  CHECK(difference(found.query, expected.query) <= kTolerance);
+  CHECK(difference(found.key_before, expected.key_before) <= kTolerance);
+  CHECK(difference(found.query_before, expected.query_before) <= kTolerance);
+  CHECK(difference(found.logit_rows, expected.logit_rows) <= kTolerance);
+  CHECK(difference(found.hidden_rows, expected.hidden_rows) <= kTolerance);
+}
+
+/// A model twice: on the CPU and on the device.
+struct Pair {
+  LlamaModel cpu, device;
+  Pair(const ModelConfig& config, const WeightSource& weights)
+      : cpu(config, weights), device(config, weights) {
+    device.use(cuda::make_prefill_engine(device.weights()));
+  }
+  void check_prefill(const PrefillBatch& batch, const PrefillOptions& options) const {
+    Collector found, expected;
+    device.prefill(batch, options, found);
+    cpu.prefill(batch, options, expected);
+    check_same(found, expected);
+  }
+};
+
+std::vector<uint32_t> random_tokens(size_t count, Rng& rng) {
+  std::vector<uint32_t> tokens(count);
+  for (uint32_t& token : tokens) token = static_cast<uint32_t>(rng.below(50));
+  return tokens;
+}
+
+/// What a prefill computed, as the cache of another one.
+struct Kept final : PrefillSink, PastCache {
+  std::vector<Matrix<float>> key, value;  ///< of each layer
+  Kept(const ModelConfig& config, size_t tokens)
+      : key(static_cast<size_t>(config.num_layers),
+            Matrix<float>(tokens, static_cast<size_t>(config.key_width()))),
+        value(key) {}
+  void layer(const LayerChunk& chunk) override {
+    const auto layer = static_cast<size_t>(chunk.layer);
+    for (size_t i = 0; i < chunk.key.rows(); ++i) {
+      std::ranges::copy(chunk.key.row(i), key[layer].row(chunk.first + i).begin());
+      std::ranges::copy(chunk.value.row(i), value[layer].row(chunk.first + i).begin());
+    }
+  }
+  void read(int layer, size_t document, MatrixView<float> keys, MatrixView<float> values) override {
+    // Each document gets other tokens of the prefill.
+    for (size_t i = 0; i < keys.rows(); ++i) {
+      const size_t from = (document * 7 + i) % key[0].rows();
+      std::ranges::copy(std::as_const(key[static_cast<size_t>(layer)]).row(from), keys.row(i).begin());
+      std::ranges::copy(std::as_const(value[static_cast<size_t>(layer)]).row(from), values.row(i).begin());
+    }
+  }
+};
+
+}  // namespace
+
+TEST_CASE("floats are the sum of three bf16") {
+  Rng rng(51);
+  for (int i = 0; i < 10000; ++i) {
+    const float value = static_cast<float>(std::ldexp(rng.normal(), static_cast<int>(rng.below(160)) - 80));
+    const Bf16Parts parts = bf16_parts(value);
+    CHECK(bf16_to_float(parts.part[0]) + (bf16_to_float(parts.part[1]) + bf16_to_float(parts.part[2])) ==
+          value);
+    CHECK(double{bf16_to_float(parts.part[0])} + double{bf16_to_float(parts.part[1])} +
+              double{bf16_to_float(parts.part[2])} ==
+          double{value});
+    if (std::abs(value) < 65504) CHECK(bf16_parts(f16_to_float(f16_from_float(value))).part[2] == 0);
+    CHECK(bf16_parts(bf16_to_float(bf16_from_float(value))).part[1] == 0);
+  }
+}
+
+TEST_CASE("device: prefill is lib's within rounding") {
+  NEEDS_DEVICE();
+  struct Case {
+    const char* what;
+    ModelConfig config;
+    DType type;
+    size_t tokens, chunk;
+  };
+  std::vector<Case> cases = {
+      {"all switches", config_of(2, 24, 40, 6, 2, 10), DType::bf16, 60, 32},
+      {"odd widths", config_of(2, 21, 33, 4, 4, 16), DType::f16, 37, 1024},
+      {"a group larger than a tile", config_of(2, 8, 12, 300, 1, 2), DType::f32, 9, 1024},
+      {"a window of one token", config_of(2, 16, 12, 2, 1, 32), DType::f32, 40, 16},
+      {"heads of 64", config_of(2, 16, 8, 2, 1, 64), DType::bf16, 140, 100},
+      {"heads of 96", config_of(2, 16, 8, 1, 1, 96), DType::bf16, 140, 1024},
+      {"heads of 256", config_of(2, 16, 8, 2, 1, 256), DType::f32, 45, 1024},
+  };
+  ModelConfig& all = cases[0].config;
+  all.qkv_bias = all.output_bias = all.mlp_bias = all.qk_norm = all.tied_embeddings = true;
+  all.window = {0, 17};
+  cases[3].config.window = {1, 1};
+  cases[4].config.window = {70, 200};
+  const uint64_t seed = 52;
+  INFO("seed ", seed);
+  Rng rng(seed);
+  for (const Case& c : cases) {
+    CAPTURE(c.what);
+    const WeightsInMemory weights = test::random_weights(c.config, c.type, rng.next());
+    const Pair models(c.config, weights);
+    const std::vector<uint32_t> tokens = random_tokens(c.tokens, rng);
+    const std::vector<uint64_t> offsets = {0, tokens.size() / 3, tokens.size() / 3, tokens.size()};
+    PrefillOptions options;
+    options.chunk = c.chunk, options.before_rope = true, options.logits = LogitRows::all;
+    models.check_prefill({tokens, offsets}, options);
+  }
+}
+
+TEST_CASE("device: prefill hands out what is asked for, and no more") {
+  NEEDS_DEVICE();
+  const ModelConfig config = config_of(3, 16, 24, 4, 2, 8);
+  Rng rng(53);
+  const WeightsInMemory weights = test::random_weights(config, DType::bf16, 6);
+  const Pair models(config, weights);
+  const std::vector<uint32_t> tokens = random_tokens(30, rng);
+  const std::vector<uint64_t> offsets = {0, 11, 30};
+  PrefillOptions options;
+  options.chunk = 7;
+  models.check_prefill({tokens, offsets}, options);
+  options.layers = 2;
+  models.check_prefill({tokens, offsets}, options);
+  options.layers = 0;
+  for (const LogitRows rows : {LogitRows::last, LogitRows::later}) {
+    options.logits = rows;
+    models.check_prefill({tokens, offsets}, options);
+  }
+  options.logits = LogitRows::all, options.logits_from = 9;
+  models.check_prefill({tokens, offsets}, options);
+
+  Collector nothing;
+  const std::vector<uint64_t> none = {0};
+  models.device.prefill({{}, none}, {}, nothing);
+  CHECK(nothing.order.empty());
+}
+
+TEST_CASE("device: prefill goes on from caches") {
+  NEEDS_DEVICE();
+  ModelConfig config = config_of(2, 16, 24, 4, 2, 16);
+  config.window = {0, 20};
+  Rng rng(54);
+  const WeightsInMemory weights = test::random_weights(config, DType::f16, 7);
+  const Pair models(config, weights);
+  const std::vector<uint32_t> tokens = random_tokens(50, rng);
+  Kept kept(config, 50);
+  const std::vector<uint64_t> whole = {0, 50};
+  models.cpu.prefill({tokens, whole}, {}, kept);
+  const std::vector<uint32_t> more = random_tokens(21, rng);
+  const std::vector<uint64_t> offsets = {0, 1, 6, 21}, past = {49, 0, 67};
+  PrefillOptions options;
+  options.chunk = 8, options.logits = LogitRows::later;
+  models.check_prefill({.tokens = more, .offsets = offsets, .past = past, .cache = &kept}, options);
+}
+
+TEST_CASE("device: logits have the precision of floats") {
+  NEEDS_DEVICE();
+  const ModelConfig config = config_of(1, 48, 8, 2, 1, 8);
+  Rng rng(55);
+  for (const DType type : {DType::bf16, DType::f16, DType::f32}) {
+    const WeightsInMemory weights = test::random_weights(config, type, 8);
+    const Pair models(config, weights);
+    const Matrix<float> rows = test::random_rows(rng, 33, 60);
+    const MatrixView<const float> hidden = rows.view().columns(5, 48);  // with a stride
+    Matrix<float> found(33, 50);
+    models.device.logits(hidden, found);
+    const std::vector<float> head = read_floats(*weights.find("lm_head.weight"));
+    double error = 0, size = 0;
+    for (size_t i = 0; i < 33; ++i)
+      for (size_t c = 0; c < 50; ++c) {
+        double sum = 0;
+        for (size_t j = 0; j < 48; ++j) sum += double{hidden(i, j)} * double{head[c * 48 + j]};
+        error += std::pow(found(i, c) - sum, 2);
+        size += sum * sum;
+      }
+    // Sums of 48 in float, at most three of them, of which the small ones do not count: about 2^-24 sqrt(48).
+    // Without the third part of a row it is 1.3e-6, without the second 5e-4.
+    CHECK(std::sqrt(error / size) < 6e-7);
+  }
+}
+
+TEST_CASE("device: a prefill whose sink fails leaves the next one alone") {
+  NEEDS_DEVICE();
+  const ModelConfig config = config_of(2, 16, 24, 4, 2, 8);
+  Rng rng(56);
+  const WeightsInMemory weights = test::random_weights(config, DType::bf16, 9);
+  const Pair models(config, weights);
+  const std::vector<uint32_t> tokens = random_tokens(20, rng);
+  const std::vector<uint64_t> offsets = {0, 20};
+  struct Full final : PrefillSink {
+    void layer(const LayerChunk& chunk) override {
+      if (chunk.layer == 1) throw failed("disk full");
+    }
+  } full;
+  PrefillOptions options;
+  options.logits = LogitRows::last;
+  CHECK_THROWS_WITH(models.device.prefill({tokens, offsets}, options, full), "disk full");
+  models.check_prefill({tokens, offsets}, options);
+}
+
+TEST_CASE("device: heads wider than a device takes are refused") {
+  NEEDS_DEVICE();
+  const ModelConfig config = config_of(1, 8, 8, 1, 1, 258);
+  const WeightsInMemory weights = test::random_weights(config, DType::bf16, 10);
+  const LlamaModel model(config, weights);
+  CHECK_THROWS_AS(cuda::make_prefill_engine(model.weights()), Error);
+}
