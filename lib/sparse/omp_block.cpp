@@ -7,6 +7,7 @@
 
 #include "lib/core/error.hpp"
 #include "lib/linalg/blas.hpp"
+#include "lib/sparse/omp_decisions.hpp"
 
 namespace kvcodec {
 
@@ -31,21 +32,9 @@ constexpr size_t kFloatFrom = 2;
 /// them in words.
 constexpr size_t kLazyFrom = 96;
 
-/// A new atom must have at least this part of its energy outside the span of those taken. Inner products are
-/// exact to some 1e-7, so that at the limit the factorisation still has two good digits; the refinement at
-/// the end restores the rest.
-constexpr double kIndependent = 1e-5;
-
-/// The same where the error that is left decides: among many equals, in a span that is nearly exhausted,
+/// kIndependent where the error that is left decides: among many equals, in a span that is nearly exhausted,
 /// atoms that lie nearly in the span of those taken may be chosen, and rounding grows with the inverse.
 constexpr double kIndependentByError = 1e-3;
-
-/// Residuals and correlations below this part of |y| are float rounding, not signal.
-constexpr double kNoise = 1e-6;
-
-/// Energies obtained by subtraction lose their digits below these parts of |y|^2; the residual is then
-/// computed. The second is for error targets, which need it to a thousandth.
-constexpr double kEnergyDoubt = 1e-6, kEnergyDoubtForTarget = 1e-3;
 
 /// From this number of candidates on it pays to compute all correlations anew, which gets rid of the errors
 /// of those that are there: one candidate takes as long as one atom.

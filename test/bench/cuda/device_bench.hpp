@@ -121,5 +121,6 @@ void attention_cases(DeviceBench& bench);
 void nearest_cases(DeviceBench& bench);
 void reconstruct_cases(DeviceBench& bench);
 void prefill_cases(DeviceBench& bench);
+void omp_cases(DeviceBench& bench);
 
 }  // namespace kvcodec::bench

@@ -177,6 +177,13 @@ inline int __dp4a(int a, int b, int c) {
   for (int i = 0; i < 4; ++i) c += static_cast<int8_t>(a >> (8 * i)) * static_cast<int8_t>(b >> (8 * i));
   return c;
 }
+/// Two 16-bit integers of a times the two lower, or upper, bytes of b.
+inline int __dp2a_lo(int a, int b, int c) {
+  return c + static_cast<int16_t>(a) * static_cast<int8_t>(b) +
+         static_cast<int16_t>(a >> 16) * static_cast<int8_t>(b >> 8);
+}
+inline int __dp2a_hi(int a, int b, int c) { return __dp2a_lo(a, b >> 16, c); }
+inline int __float2int_rn(float value) { return static_cast<int>(std::nearbyint(value)); }
 template <class T>
 T __ldg(const T* from) {
   return *from;

@@ -297,3 +297,12 @@ TEST_CASE("emulation: matrix products") {
       }
   }
 }
+
+TEST_CASE("emulation: products of two words with two bytes") {
+  // -2 and 300 by the bytes -3, 100, 127, -128.
+  const int words = static_cast<int>(300u << 16 | 0xfffeu), bytes = static_cast<int>(0x807f64fdu);
+  CHECK(__dp2a_lo(words, bytes, 5) == 5 + 6 + 30000);
+  CHECK(__dp2a_hi(words, bytes, 5) == 5 - 254 - 38400);
+  CHECK(__float2int_rn(2.5f) == 2);
+  CHECK(__float2int_rn(-3.5f) == -4);
+}
