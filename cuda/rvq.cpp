@@ -14,6 +14,8 @@
 #include "lib/entropy/pack.hpp"
 #include "lib/linalg/nearest.hpp"
 
+static_assert(kvcodec::cuda::kRvqMostHypotheses == kvcodec::ResidualEncoder::kMostHypotheses);
+
 namespace kvcodec::cuda {
 namespace {
 
@@ -107,10 +109,12 @@ struct ResidualQuantizer::Impl {
   }
 
   /// What is left of a row after any stages is not longer than the row and an entry of each stage together.
-  void check_range(MatrixView<const float> rows) const {
+  /// A beam search adds the energy of that to scores.
+  void check_range(MatrixView<const float> rows, size_t beam) const {
     for (size_t i = 0; i < rows.rows(); ++i) {
-      const double norm = std::sqrt(squared_norm(rows.row(i)));
-      if (!((norm + norms) * largest_norm <= kMostProduct))  // NaN is not
+      const double norm = std::sqrt(squared_norm(rows.row(i))), left = norm + norms;
+      const double factor = beam > 1 ? std::max(largest_norm, left) : largest_norm;
+      if (!(left * factor <= kMostProduct))  // NaN is not
         throw bad_input(
             "row {} of norm {:.3g} and entries of norms to {:.3g}: a device takes finite values with scores "
             "to "
@@ -207,23 +211,39 @@ void ResidualQuantizer::sum_packed_entries(std::span<const uint8_t> packed, uint
   at.sum_packed(packed, first_id, out);
 }
 
-void ResidualQuantizer::encode(MatrixView<const float> rows, MatrixView<uint32_t> ids) const {
+void ResidualQuantizer::encode(MatrixView<const float> rows, size_t beam, MatrixView<uint32_t> ids) const {
   const Impl& at = *impl_;
   if (rows.cols() != at.width || ids.cols() != at.stages || ids.rows() != rows.rows())
     throw failed("rows ({}, {}) and ids ({}, {}) for {} codebooks of width {}", rows.rows(), rows.cols(),
                  ids.rows(), ids.cols(), at.stages, at.width);
+  if (beam < 1 || beam > ResidualEncoder::kMostHypotheses)
+    throw failed("a beam of {}; it must be between 1 and {}", beam, ResidualEncoder::kMostHypotheses);
   if (at.stages == 0) return;
-  at.check_range(rows);
-  for (size_t begin = 0; begin < rows.rows(); begin += kRowsAtOnce) {
-    const size_t n = std::min(kRowsAtOnce, rows.rows() - begin);
+  at.check_range(rows, beam);
+  const size_t at_once = std::min(rows.rows(), std::max<size_t>(1, kRowsAtOnce / beam));
+  DeviceBuffer<float> first(at_once * at.padded), residuals[2];
+  DeviceBuffer<uint32_t> found(at_once * at.stages), paths[2];
+  if (beam > 1)
+    for (size_t i = 0; i < 2; ++i)
+      residuals[i].resize(at_once * beam * at.padded), paths[i].resize(at_once * beam * at.stages);
+  for (size_t begin = 0; begin < rows.rows(); begin += at_once) {
+    const size_t n = std::min(at_once, rows.rows() - begin);
     std::vector<float> padded(n * at.padded);
     for (size_t i = 0; i < n; ++i)
       std::ranges::copy(rows.row(begin + i), padded.begin() + static_cast<ptrdiff_t>(i * at.padded));
-    DeviceBuffer<float> residuals(padded, at.stream);
-    DeviceBuffer<uint32_t> found(n * at.stages);
-    std::vector<uint32_t> host(found.size());
-    check(run_rvq_encode(at.books, residuals.data(), n, found.data(), at.stream.handle()),
-          "searching codebooks");
+    first.upload(padded, at.stream);
+    std::vector<uint32_t> host(n * at.stages);
+    const Status status = beam == 1
+                              ? run_rvq_encode(at.books, first.data(), n, found.data(), at.stream.handle())
+                              : run_rvq_beam(at.books,
+                                             {.rows = first.data(),
+                                              .count = n,
+                                              .beam = static_cast<uint32_t>(beam),
+                                              .residuals = {residuals[0].data(), residuals[1].data()},
+                                              .paths = {paths[0].data(), paths[1].data()},
+                                              .ids = found.data()},
+                                             at.stream.handle());
+    check(status, "searching codebooks");
     found.download(host, at.stream);
     at.stream.synchronize();
     for (size_t i = 0; i < n; ++i)

@@ -1,4 +1,5 @@
 #include "cuda/rvq.cuh"
+#include "cuda/rvq_beam_kernels.cuh"
 #include "cuda/rvq_kernels.cuh"
 
 namespace kvcodec::cuda {
@@ -29,6 +30,26 @@ Status run_rvq_encode(const RvqBooks& books, float* residuals, size_t rows, uint
       return run(rvq_encode<8>, rvq_encode_shared<8>());
     default:
       return run(rvq_encode<16>, rvq_encode_shared<16>());
+  }
+}
+
+Status run_rvq_beam(const RvqBooks& books, const RvqBeam& beam, StreamHandle stream) {
+  const BeamPlaces places(beam.beam);
+  const auto blocks = static_cast<unsigned>((beam.count + places.rows - 1) / places.rows);
+  const auto run = [&](auto kernel, size_t shared) {
+    return launch(kernel, blocks, kRvqWarps * kWarp, shared, stream, books, beam);
+  };
+  switch (rvq_depth(books.padded)) {
+    case 16:
+      return run(rvq_beam<1>, rvq_beam_shared<1>());
+    case 32:
+      return run(rvq_beam<2>, rvq_beam_shared<2>());
+    case 64:
+      return run(rvq_beam<4>, rvq_beam_shared<4>());
+    case 128:
+      return run(rvq_beam<8>, rvq_beam_shared<8>());
+    default:
+      return run(rvq_beam<16>, rvq_beam_shared<16>());
   }
 }
 

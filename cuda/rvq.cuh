@@ -49,4 +49,18 @@ constexpr unsigned rvq_depth(unsigned padded) {
 [[nodiscard]] Status run_rvq_encode(const RvqBooks& books, float* residuals, size_t rows, uint32_t* ids,
                                     StreamHandle stream);
 
+/// Hypotheses that a search keeps, at most: ResidualEncoder::kMostHypotheses.
+inline constexpr unsigned kRvqMostHypotheses = 64;
+
+/// A beam search, of 2 to kRvqMostHypotheses hypotheses.
+struct RvqBeam {
+  const float* rows = nullptr;  ///< (count, padded), zeros behind their width
+  uint64_t count = 0;
+  uint32_t beam = 0;
+  float* residuals[2] = {nullptr, nullptr};  ///< (count, beam, padded) each, for the work
+  uint32_t* paths[2] = {nullptr, nullptr};   ///< (count, beam, stages) each, for the work
+  uint32_t* ids = nullptr;                   ///< (count, stages)
+};
+[[nodiscard]] Status run_rvq_beam(const RvqBooks& books, const RvqBeam& beam, StreamHandle stream);
+
 }  // namespace kvcodec::cuda

@@ -1,5 +1,5 @@
-// Device twin of lib/rvq/residual.hpp: sums of entries, also straight from packed ids, and the greedy search
-// for ids. Sums are those of lib/ bit for bit, and so are ids.
+// Device twin of lib/rvq/residual.hpp: sums of entries, also straight from packed ids, and the searches for
+// ids, greedy and with a beam. Sums are those of lib/ bit for bit, and so are ids.
 #pragma once
 
 #include <cstddef>
@@ -31,10 +31,12 @@ class ResidualQuantizer {
   /// ids that are not below the number of entries.
   void sum_packed_entries(std::span<const uint8_t> packed, uint64_t first_id, MatrixView<float> out) const;
 
-  /// As kvcodec::ResidualEncoder::encode with a beam of 1. Wider beams are the CPU's.
+  /// As kvcodec::ResidualEncoder::encode.
   /// Throws Error(bad_input) naming the first row that is not finite or whose scores may not be floats: where
-  /// (|row| + the sum of each stage's largest norm) times the largest norm of an entry is above 2^126.
-  void encode(MatrixView<const float> rows, MatrixView<uint32_t> ids) const;
+  /// (|row| + the sum of each stage's largest norm) times the largest norm of an entry, or itself where beam
+  /// is above 1, is above 2^126. Throws Error(failed) for beams that lib refuses.
+  void encode(MatrixView<const float> rows, size_t beam, MatrixView<uint32_t> ids) const;
+  void encode(MatrixView<const float> rows, MatrixView<uint32_t> ids) const { encode(rows, 1, ids); }
 
   /// For launches of rvq.cuh, as long as this lives.
   RvqBooks books() const;

@@ -75,10 +75,10 @@ __device__ __forceinline__ float exact_score(const float* row, const float* entr
   return sum + bias;
 }
 
-/// Writes the halves of a row (zeros for none) and gives what its rough scores are to be multiplied by, and
-/// twice the most that these are off.
+/// Writes the halves of a row (zeros for none) and gives what its rough scores are to be multiplied by, twice
+/// the most that these are off, and their magnitude at most.
 struct RowScreen {
-  float inverse, margin;
+  float inverse, margin, most;
 };
 __device__ __forceinline__ RowScreen screen_row(const float* row, unsigned padded, unsigned depth,
                                                 const RvqScreen& screen, uint16_t* halves) {
@@ -104,12 +104,13 @@ __device__ __forceinline__ RowScreen screen_row(const float* row, unsigned padde
   const float both = (norm + rounding) * (screen.norm + screen.rounding);
   const float off = rounding * screen.norm + (norm + rounding) * screen.rounding +
                     static_cast<float>(depth) * 0x1p-21f * both + 0x1p-22f * (both + screen.bias) + 1e-37f;
-  return {1 / scale / screen.scale, 2.01f * off};
+  return {1 / scale / screen.scale, 2.01f * off, both + screen.bias};
 }
 
-/// Calls body(scores, tile, column) for all tiles of entries: scores[i] is the rough product of row
-/// lane / 4 + 8 (i / 2) of the warp with entry column + i % 2. All threads of the block.
-template <unsigned kSteps, class Body>
+/// Calls body(scores, column, place) for all tiles of entries: scores[i] is the rough product of row
+/// lane / 4 + 8 (i / 2) of the warp with entry column + i % 2; place = column / 8 in the tile, a constant for
+/// bodies that ask for unrolled ones. All threads of the block.
+template <unsigned kSteps, bool kUnrolled = false, class Body>
 __device__ __forceinline__ void for_products(const RvqBooks& books, const uint16_t* halves, uint16_t* tiles,
                                              const uint32_t (&rows)[kSteps][4], Body&& body) {
   constexpr unsigned kDepth = 16 * kSteps, kStride = kDepth + kRvqSkew, kTileHalves = kRvqTile * kStride;
@@ -129,6 +130,7 @@ __device__ __forceinline__ void for_products(const RvqBooks& books, const uint16
     copy_async_wait<1>();
     __syncthreads();
     const uint16_t* const from = tiles + tile % 2 * kTileHalves;
+#pragma unroll(kUnrolled ? kRvqTile / 16 : 1)
     for (unsigned block = 0; block < kRvqTile; block += 16) {
       float low[4] = {}, high[4] = {};
       for (unsigned k = 0; k < kSteps; ++k) {
@@ -138,8 +140,8 @@ __device__ __forceinline__ void for_products(const RvqBooks& books, const uint16
         multiply_f16(high, rows[k], entries[2], entries[3]);
       }
       const unsigned column = tile * kRvqTile + block + lane % 4 * 2;
-      body(low, column);
-      body(high, column + 8);
+      body(low, column, block / 8);
+      body(high, column + 8, block / 8 + 1);
     }
     __syncthreads();
   }
@@ -189,12 +191,13 @@ __global__ void rvq_encode(RvqBooks books, float* residuals, uint64_t count, uin
     const float inverse[2] = {inverses[own_rows[0]], inverses[own_rows[1]]};
 
     float limit[2] = {-INFINITY, -INFINITY};  // first the best rough scores
-    for_products<kSteps>(books, halves, tiles, rows, [&](const float(&products)[4], unsigned column) {
-      for (unsigned i = 0; i < 4; ++i) {
-        const float score = products[i] * inverse[i / 2] + bias[column + i % 2];
-        limit[i / 2] = score > limit[i / 2] ? score : limit[i / 2];
-      }
-    });
+    for_products<kSteps>(books, halves, tiles, rows,
+                         [&](const float(&products)[4], unsigned column, unsigned) {
+                           for (unsigned i = 0; i < 4; ++i) {
+                             const float score = products[i] * inverse[i / 2] + bias[column + i % 2];
+                             limit[i / 2] = score > limit[i / 2] ? score : limit[i / 2];
+                           }
+                         });
     for (unsigned half = 0; half < 2; ++half) {
       for (int step = 1; step <= 2; step *= 2) {  // the four lanes of a row
         const float other = __shfl_xor_sync(kAllLanes, limit[half], step);
@@ -203,29 +206,30 @@ __global__ void rvq_encode(RvqBooks books, float* residuals, uint64_t count, uin
       limit[half] -= margins[own_rows[half]];
     }
 
-    for_products<kSteps>(books, halves, tiles, rows, [&](const float(&products)[4], unsigned column) {
-      for (unsigned i = 0; i < 4; ++i) {
-        const unsigned id = column + i % 2;
-        const float score = products[i] * inverse[i / 2] + bias[id];
-        const bool near =
-            !(score < limit[i / 2]) && id < books.count && first + (own_rows[i / 2] - first_row) < count;
-        // The warp scores what is near exactly, one after the other.
-        for (unsigned left = __ballot_sync(kAllLanes, near); left != 0; left &= left - 1) {
-          const int from = __ffs(static_cast<int>(left)) - 1;
-          const unsigned near_id = __shfl_sync(kAllLanes, id, from);
-          const unsigned r = __shfl_sync(kAllLanes, own_rows[i / 2] - first_row, from);
-          const float exact =
-              exact_score(residual(r), entries + size_t{near_id} * books.padded, books.padded, bias[near_id]);
-          if (lane == 0) {
-            const float best = best_scores[first_row + r];
-            if (exact > best || (exact == best && near_id < best_ids[first_row + r])) {
-              best_scores[first_row + r] = exact;
-              best_ids[first_row + r] = near_id;
+    for_products<kSteps>(
+        books, halves, tiles, rows, [&](const float(&products)[4], unsigned column, unsigned) {
+          for (unsigned i = 0; i < 4; ++i) {
+            const unsigned id = column + i % 2;
+            const float score = products[i] * inverse[i / 2] + bias[id];
+            const bool near =
+                !(score < limit[i / 2]) && id < books.count && first + (own_rows[i / 2] - first_row) < count;
+            // The warp scores what is near exactly, one after the other.
+            for (unsigned left = __ballot_sync(kAllLanes, near); left != 0; left &= left - 1) {
+              const int from = __ffs(static_cast<int>(left)) - 1;
+              const unsigned near_id = __shfl_sync(kAllLanes, id, from);
+              const unsigned r = __shfl_sync(kAllLanes, own_rows[i / 2] - first_row, from);
+              const float exact = exact_score(residual(r), entries + size_t{near_id} * books.padded,
+                                              books.padded, bias[near_id]);
+              if (lane == 0) {
+                const float best = best_scores[first_row + r];
+                if (exact > best || (exact == best && near_id < best_ids[first_row + r])) {
+                  best_scores[first_row + r] = exact;
+                  best_ids[first_row + r] = near_id;
+                }
+              }
             }
           }
-        }
-      }
-    });
+        });
     __syncwarp();
     for (unsigned r = 0; r < kRvqWarpRows; ++r) {
       float* const row = residual(r);

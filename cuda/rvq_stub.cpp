@@ -21,7 +21,9 @@ void ResidualQuantizer::sum_entries(MatrixView<const uint32_t>, MatrixView<float
 void ResidualQuantizer::sum_packed_entries(std::span<const uint8_t>, uint64_t, MatrixView<float>) const {
   throw not_built();
 }
-void ResidualQuantizer::encode(MatrixView<const float>, MatrixView<uint32_t>) const { throw not_built(); }
+void ResidualQuantizer::encode(MatrixView<const float>, size_t, MatrixView<uint32_t>) const {
+  throw not_built();
+}
 RvqBooks ResidualQuantizer::books() const { throw not_built(); }
 
 }  // namespace kvcodec::cuda

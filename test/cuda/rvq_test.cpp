@@ -41,11 +41,11 @@ Matrix<float> random_rows(size_t n, size_t width, double loudness, Rng& rng) {
 }
 
 /// Rows whose ids are not those of the CPU.
-size_t wrong_ids(const Codebooks& books, const Matrix<float>& rows) {
+size_t wrong_ids(const Codebooks& books, const Matrix<float>& rows, size_t beam = 1) {
   Matrix<uint32_t> expected(rows.rows(), books.stages()), found(rows.rows(), books.stages());
-  ResidualEncoder(books).encode(rows, 1, expected);
+  ResidualEncoder(books).encode(rows, beam, expected);
   for (size_t i = 0; i < found.size(); ++i) found.data()[i] = ~0u;
-  cuda::ResidualQuantizer(books).encode(rows, found);
+  cuda::ResidualQuantizer(books).encode(rows, beam, found);
   size_t wrong = 0;
   for (size_t i = 0; i < rows.rows(); ++i)
     wrong += !std::equal(found.row(i).begin(), found.row(i).end(), expected.row(i).begin());
@@ -106,6 +106,32 @@ TEST_CASE("rvq on a device: greedy ids are those of the CPU") {
   CHECK(wrong_ids(random_books(kShapes[2], rng), Matrix<float>(0, 16)) == 0);
 }
 
+TEST_CASE("rvq on a device: ids of a beam search are those of the CPU") {
+  NEEDS_DEVICE();
+  const uint64_t seed = 36;
+  INFO("seed ", seed);
+  Rng rng(seed);
+  // Several rows of a warp, one, parts of one; more hypotheses than entries; more blocks than one.
+  for (const Shape& shape : {Shape{1, 1, 1}, {2, 2, 3}, {3, 63, 16}, {4, 130, 80}, {5, 9, 40}, {2, 96, 256}})
+    for (const size_t beam : {2, 5, 16, 17, 40, 64}) {
+      INFO(shape.stages, " books of ", shape.entries, " x ", shape.width, ", beam ", beam);
+      const size_t n = beam < 6 ? 67 : 5;
+      CHECK(wrong_ids(random_books(shape, rng),
+                      random_rows(n, shape.width, std::exp2(rng.uniform(-2, 2)), rng), beam) == 0);
+    }
+  CHECK(wrong_ids(random_books(kShapes[2], rng), Matrix<float>(0, 16), 3) == 0);
+  Matrix<uint32_t> ids(1, 2);
+  const Codebooks books = random_books({2, 8, 16}, rng);
+  const cuda::ResidualQuantizer quantizer(books);
+  CHECK_THROWS_AS(quantizer.encode(Matrix<float>(1, 16), 0, ids), Error);
+  CHECK_THROWS_AS(quantizer.encode(Matrix<float>(1, 16), 65, ids), Error);
+  // Scores would be floats, what is left of the row squared would not.
+  Matrix<float> loud(1, 16);
+  loud(0, 0) = 1e20f;
+  CHECK_NOTHROW(quantizer.encode(loud, 1, ids));
+  CHECK_THROWS_AS(quantizer.encode(loud, 2, ids), Error);
+}
+
 TEST_CASE("rvq on a device: near entries, ties, and values far from 1") {
   NEEDS_DEVICE();
   const uint64_t seed = 33;
@@ -119,6 +145,10 @@ TEST_CASE("rvq on a device: near entries, ties, and values far from 1") {
                                                   1e-6 * static_cast<double>((e * 7 + j * e) % 50));
   CHECK(wrong_ids(books, random_rows(40, 20, 1, rng)) == 0);
   CHECK(wrong_ids(books, Matrix<float>(3, 20)) == 0);
+  for (const size_t beam : {3, 20}) {
+    CHECK(wrong_ids(books, random_rows(9, 20, 1, rng), beam) == 0);
+    CHECK(wrong_ids(books, Matrix<float>(2, 20), beam) == 0);
+  }
   for (const double loudness : {1e-30, 1e-8, 1e6, 1e15}) {
     Codebooks scaled = random_books({2, 70, 20}, rng);
     for (size_t s = 0; s < 2; ++s)
@@ -126,6 +156,7 @@ TEST_CASE("rvq on a device: near entries, ties, and values far from 1") {
         for (float& value : scaled.stage(s).row(e)) value = static_cast<float>(value * loudness);
     CHECK(wrong_ids(scaled, random_rows(20, 20, loudness, rng)) == 0);
     CHECK(wrong_ids(scaled, random_rows(20, 20, 1, rng)) == 0);
+    CHECK(wrong_ids(scaled, random_rows(9, 20, loudness, rng), 4) == 0);
   }
 }
 
