@@ -53,18 +53,50 @@ kvcodec::RowsByCluster RowsByCluster::read() const {
   return sorted;
 }
 
+namespace {
+
+/// Copies there, runs what fills it, and copies back; matrices may have a stride.
+template <class T, class Run>
+void fill(MatrixView<T> matrix, const Stream& stream, const Run& run) {
+  std::vector<T> packed;
+  packed.reserve(matrix.rows() * matrix.cols());
+  for (size_t i = 0; i < matrix.rows(); ++i)
+    packed.insert(packed.end(), matrix.row(i).begin(), matrix.row(i).end());
+  DeviceBuffer<T> filled(packed, stream);
+  run(filled.data());
+  filled.download(packed, stream);
+  stream.synchronize();
+  for (size_t i = 0; i < matrix.rows(); ++i)
+    std::copy_n(packed.begin() + static_cast<ptrdiff_t>(i * matrix.cols()), matrix.cols(),
+                matrix.row(i).begin());
+}
+
+void check_shapes(const DeviceMatrix& rows, size_t sorted, size_t clusters, size_t count, size_t cols) {
+  if (rows.rows() != sorted || count != clusters || cols != rows.cols())
+    throw failed("({}, {}) of {} rows of {} dimensions for {} rows in {} clusters", count, cols, rows.rows(),
+                 rows.cols(), sorted, clusters);
+}
+
+}  // namespace
+
 void RowsByCluster::means_of(const DeviceMatrix& rows, MatrixView<float> means) const {
-  if (rows.rows() != impl_->shape.rows || means.rows() != clusters() || means.cols() != rows.cols() ||
-      !means.contiguous())
-    throw failed("means ({}, {}) of {} rows of {} dimensions in {} clusters", means.rows(), means.cols(),
-                 rows.rows(), rows.cols(), clusters());
-  const std::span<float> host(means.data(), means.rows() * means.cols());
-  DeviceBuffer<float> found(host, impl_->stream);
-  check(run_means(rows.data(), static_cast<uint32_t>(rows.cols()), impl_->offsets.data(), impl_->rows.data(),
-                  impl_->shape.clusters, found.data(), impl_->stream.handle()),
-        "means of clusters");
-  found.download(host, impl_->stream);
-  impl_->stream.synchronize();
+  const Impl& own = *impl_;
+  check_shapes(rows, own.shape.rows, clusters(), means.rows(), means.cols());
+  fill(means, own.stream, [&](float* found) {
+    check(run_means(rows.data(), static_cast<uint32_t>(rows.cols()), own.offsets.data(), own.rows.data(),
+                    own.shape.clusters, found, own.stream.handle()),
+          "means of clusters");
+  });
+}
+
+void RowsByCluster::sums_of(const DeviceMatrix& rows, MatrixView<double> sums) const {
+  const Impl& own = *impl_;
+  check_shapes(rows, own.shape.rows, clusters(), sums.rows(), sums.cols());
+  fill(sums, own.stream, [&](double* found) {
+    check(run_cluster_sums(rows.data(), static_cast<uint32_t>(rows.cols()), own.offsets.data(),
+                           own.rows.data(), own.shape.clusters, found, own.stream.handle()),
+          "sums of clusters");
+  });
 }
 
 namespace {

@@ -31,4 +31,9 @@ Status run_sort_by_cluster(const SortShape& shape, const uint32_t* labels, uint3
   return status;
 }
 
+Status run_cluster_sums(const float* rows, uint32_t d, const uint64_t* offsets, const uint32_t* sorted,
+                        uint32_t clusters, double* sums, StreamHandle stream) {
+  return launch(cluster_sums, clusters, kSumThreads, 0, stream, rows, d, offsets, sorted, sums);
+}
+
 }  // namespace kvcodec::cuda

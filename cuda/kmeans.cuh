@@ -21,4 +21,9 @@ SortShape sort_shape(uint32_t rows, uint32_t clusters);
                                          uint32_t* totals, uint64_t* offsets, uint32_t* sorted,
                                          StreamHandle stream);
 
+/// sums[c * d ...] of rows sorted[offsets[c]] ..., in double, in this order; zeros for clusters without rows.
+[[nodiscard]] Status run_cluster_sums(const float* rows, uint32_t d, const uint64_t* offsets,
+                                      const uint32_t* sorted, uint32_t clusters, double* sums,
+                                      StreamHandle stream);
+
 }  // namespace kvcodec::cuda

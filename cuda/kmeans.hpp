@@ -37,6 +37,8 @@ class RowsByCluster {
   /// means[c] = the mean of the rows of cluster c, as kvcodec::mean_of; means without any are left alone.
   /// rows: as many as there were labels.
   void means_of(const DeviceMatrix& rows, MatrixView<float> means) const;
+  /// sums[c] = the sum of the rows of cluster c, in double, in their order; zeros for clusters without any.
+  void sums_of(const DeviceMatrix& rows, MatrixView<double> sums) const;
 
  private:
   struct Impl;

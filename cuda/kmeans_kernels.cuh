@@ -12,6 +12,7 @@ namespace kvcodec::cuda {
 
 inline constexpr unsigned kSortWarps = 4;  ///< stretches of a block
 inline constexpr unsigned kSortThreads = 256;
+inline constexpr unsigned kSumThreads = 128;  ///< of a cluster whose rows are added
 
 /// Calls body(row, label, same) for the rows of this warp's stretch, 32 at a time, by all lanes; same: the
 /// lanes with this label. Lanes without a row have a label that is none.
@@ -86,6 +87,26 @@ __global__ void __launch_bounds__(kSortWarps* kWarp)
     sorted[offsets[label] + next + before] = row;
     if (before == 0) *place = next + static_cast<uint32_t>(__popc(same));
   });
+}
+
+/// A block per cluster, a thread per column.
+__global__ void __launch_bounds__(kSumThreads)
+    cluster_sums(const float* rows, uint32_t d, const uint64_t* offsets, const uint32_t* sorted,
+                 double* sums) {
+  const uint64_t first = offsets[blockIdx.x], end = offsets[blockIdx.x + 1];
+  for (unsigned j = threadIdx.x; j < d; j += kSumThreads) {
+    double sum = 0;
+    uint64_t i = first;
+    for (; i + 4 <= end; i += 4) {  // loads that are on their way together
+      float ahead[4];
+#pragma unroll
+      for (unsigned n = 0; n < 4; ++n) ahead[n] = rows[size_t{sorted[i + n]} * d + j];
+#pragma unroll
+      for (unsigned n = 0; n < 4; ++n) sum += static_cast<double>(ahead[n]);
+    }
+    for (; i < end; ++i) sum += static_cast<double>(rows[size_t{sorted[i]} * d + j]);
+    sums[size_t{blockIdx.x} * d + j] = sum;
+  }
 }
 
 }  // namespace kvcodec::cuda

@@ -21,5 +21,6 @@ size_t RowsByCluster::clusters() const { throw not_built(); }
 void RowsByCluster::read_offsets(std::span<uint64_t>) const { throw not_built(); }
 kvcodec::RowsByCluster RowsByCluster::read() const { throw not_built(); }
 void RowsByCluster::means_of(const DeviceMatrix&, MatrixView<float>) const { throw not_built(); }
+void RowsByCluster::sums_of(const DeviceMatrix&, MatrixView<double>) const { throw not_built(); }
 
 }  // namespace kvcodec::cuda

@@ -315,7 +315,7 @@ __global__ void __launch_bounds__(kRvqWarps* kWarp) rvq_beam(RvqBooks books, Rvq
       for (int step = 8; step > 0; step /= 2) energy += __shfl_xor_sync(kAllLanes, energy, step);
       if (lane == 0) offsets[first_place + r] = choice.score > -INFINITY ? -energy / 2 : -INFINITY;
     }
-    __syncthreads();  // other warps read these residuals next
+    __syncwarp();  // other warps read these residuals and paths after barriers of the next stage only
   }
 }
 

@@ -10,6 +10,7 @@
 #include "lib/core/parallel.hpp"
 #include "lib/core/rng.hpp"
 #include "lib/kmeans/kmeans.hpp"
+#include "lib/linalg/nearest.hpp"
 
 namespace kvcodec {
 namespace {
@@ -120,8 +121,8 @@ void solve(Matrix<double>& a, Matrix<double>& b) {
   }
 }
 
-/// a += rows' . diag(weights) . others, products in double, by pieces of entries that do not depend on
-/// threads. rows: (k, n), others: (k, m), a: (n, m).
+/// a += rows' . diag(weights) . others, products in double, each sum in the order of the rows. rows: (k, n),
+/// others: (k, m), a: (n, m).
 void add_outer(const Matrix<double>& rows, std::span<const double> weights, const Matrix<double>& others,
                Matrix<double>& a) {
   parallel_for(a.rows(), 8, [&](size_t begin, size_t end, int) {
@@ -139,12 +140,13 @@ void add_outer(const Matrix<double>& rows, std::span<const double> weights, cons
 class Trainer {
  public:
   Trainer(MatrixView<const float> rows, const RvqTrainOptions& options, Codebooks& books,
-          RvqTrainState& state, const Progress& progress)
+          RvqTrainState& state, const Progress& progress, RvqTrainEngine* engine)
       : rows_(rows),
         options_(options),
         books_(books),
         state_(state),
         progress_(progress),
+        engine_(engine),
         stages_(books.stages()),
         entries_(books.entries()),
         width_(books.width()),
@@ -218,6 +220,40 @@ class Trainer {
 
   void report_at(size_t stage, double loss) {
     report(progress_, done_ + static_cast<double>(stage), total_, fmt::format("error {:.4f}", loss));
+  }
+
+  // Heavy steps: an engine's, or of this processor
+  // ------------------------------------------------------------------------------------------------------
+
+  /// The rows that are chosen for, and fitted, next.
+  void take(MatrixView<const float> rows) { taken_ = engine_ && engine_->take(rows); }
+
+  /// The entry nearest to each of the rows taken.
+  void choose(size_t stage, MatrixView<const float> rows, std::span<uint32_t> ids) const {
+    const std::vector<float> bias = nearest_bias(books_.stage(stage));
+    if (taken_ && engine_->choose(std::as_const(books_).stage(stage), bias, ids)) return;
+    ProductSearch::over(books_.padded_stage(stage), bias).best(padded(rows), ids, {});
+  }
+
+  /// Of the rows taken.
+  Matrix<double> sums_of(MatrixView<const float> targets, std::span<const uint32_t> ids,
+                         const Members& members) const {
+    Matrix<double> sums(entries_, width_);
+    if (taken_ && engine_->sums(ids, sums)) return sums;
+    return member_sums(targets, members);
+  }
+
+  /// rows' . diag(weights) . others
+  Matrix<double> outer(const Matrix<double>& rows, std::span<const double> weights,
+                       const Matrix<double>& others) const {
+    Matrix<double> a(rows.cols(), others.cols());
+    if (!engine_ || !engine_->outer(rows, weights, others, a)) add_outer(rows, weights, others, a);
+    return a;
+  }
+
+  void encode(size_t beam, MatrixView<uint32_t> ids) const {
+    if (engine_ && engine_->encode(books_, rows_, beam, ids)) return;
+    ResidualEncoder(books_).encode(rows_, beam, ids);
   }
 
   // SimVQ: entries from projections
@@ -327,7 +363,8 @@ class Trainer {
     }
   }
 
-  void fit_projection(size_t stage, MatrixView<const float> targets, const Members& members) {
+  void fit_projection(size_t stage, MatrixView<const float> targets, std::span<const uint32_t> ids,
+                      const Members& members) {
     const Matrix<float> random = random_of(stage);
     const size_t known = width_ + (options_.bias ? 1 : 0);
     Matrix<double> with_one(entries_, known);
@@ -337,10 +374,8 @@ class Trainer {
       std::ranges::copy(random.row(e), with_one.row(e).begin());
       if (options_.bias) with_one(e, width_) = 1;
     }
-    const Matrix<double> sums = member_sums(targets, members);
-    Matrix<double> normal(known, known), right(known, width_);
-    add_outer(with_one, counts, with_one, normal);
-    add_outer(with_one, ones, sums, right);
+    const Matrix<double> sums = sums_of(targets, ids, members);
+    Matrix<double> normal = outer(with_one, counts, with_one), right = outer(with_one, ones, sums);
     solve(normal, right);
     const MatrixView<float> projection = projection_of(stage);
     for (size_t i = 0; i < known; ++i)
@@ -365,8 +400,10 @@ class Trainer {
   }
 
   /// Entries become the means of their members. Empty ones stay as they are.
-  void fit_means(size_t stage, MatrixView<const float> targets, const Members& members) {
+  void fit_means(size_t stage, MatrixView<const float> targets, std::span<const uint32_t> ids,
+                 const Members& members) {
     const auto out = books_.stage(stage);
+    if (taken_ && engine_->means(ids, out)) return;
     parallel_for(entries_, kPieceEntries, [&](size_t begin, size_t end, int) {
       for (size_t e = begin; e < end; ++e)
         if (!members.of(e).empty()) mean_of(targets, members.of(e), out.row(e));
@@ -404,11 +441,6 @@ class Trainer {
   // Epochs
   // ------------------------------------------------------------------------------------------------------
 
-  void choose(size_t stage, MatrixView<const float> rows, std::span<uint32_t> ids) const {
-    ProductSearch::over(books_.padded_stage(stage), nearest_bias(books_.stage(stage)))
-        .best(padded(rows), ids, {});
-  }
-
   /// The rows with zeros behind them up to the width of stored entries.
   MatrixView<const float> padded(MatrixView<const float> rows) const {
     if (rows.cols() == books_.padded() && rows.contiguous()) return rows;
@@ -419,11 +451,13 @@ class Trainer {
     return padded_.view().rows(0, rows.rows());
   }
 
-  void fit(size_t stage, MatrixView<const float> targets, const Members& members) {
+  /// targets: the rows taken; members: rows by ids.
+  void fit(size_t stage, MatrixView<const float> targets, std::span<const uint32_t> ids,
+           const Members& members) {
     if (simvq_)
-      fit_projection(stage, targets, members);
+      fit_projection(stage, targets, ids, members);
     else
-      fit_means(stage, targets, members);
+      fit_means(stage, targets, ids, members);
   }
 
   /// rows -= the entries they chose; returns the energy that is left.
@@ -446,6 +480,7 @@ class Trainer {
   void stage_epoch(std::vector<double>& loss) {
     load_rows();
     for (size_t s = 0; s < stages_; ++s) {
+      take(left_);
       if (state_.epochs == 0) {
         if (simvq_) {
           start_projection(s);
@@ -457,7 +492,7 @@ class Trainer {
       choose(s, left_, ids_);
       if (!(gradient_ && state_.epochs == 0)) {
         const Members members(ids_, entries_);
-        fit(s, left_, members);
+        fit(s, left_, ids_, members);
         if (!simvq_) replace_empty(s, members);
       }
       loss[s] = subtract(s, left_, ids_) / energy_;
@@ -481,6 +516,7 @@ class Trainer {
           std::ranges::copy(rows_.row(order[first + i]), rows.row(i).begin());
       });
       ++state_.steps;
+      take(rows);
       for (size_t s = 0; s < stages_; ++s) {
         const std::span<uint32_t> ids = std::span(ids_).first(count);
         choose(s, rows, ids);
@@ -498,14 +534,14 @@ class Trainer {
   /// One step of Adam on W, b and, where they learn, the random entries. errors: rows less W q + b.
   void gradient_step(size_t stage, Matrix<float>& random, MatrixView<const float> errors,
                      std::span<const uint32_t> ids) {
-    const Matrix<double> sums = member_sums(errors, Members(ids, entries_));
+    take(errors);  // for the next codebook, too
+    const Matrix<double> sums = sums_of(errors, ids, Members(ids, entries_));
     const double scale = -2 / static_cast<double>(errors.rows());
     Matrix<double> q(entries_, width_);
     std::vector<double> ones(entries_, 1.0);
     for (size_t e = 0; e < entries_; ++e) std::ranges::copy(random.row(e), q.row(e).begin());
     Matrix<double> gradient(width_ + 1, width_);
-    Matrix<double> of_projection(width_, width_);
-    add_outer(q, ones, sums, of_projection);
+    const Matrix<double> of_projection = outer(q, ones, sums);
     for (size_t i = 0; i < width_; ++i)
       for (size_t j = 0; j < width_; ++j) gradient(i, j) = scale * of_projection(i, j);
     if (options_.bias)
@@ -569,7 +605,7 @@ class Trainer {
     const auto beam = static_cast<size_t>(options_.refit_beam);
     if (all_ids_.size() == 0) {
       all_ids_ = Matrix<uint32_t>(rows_.rows(), stages_);
-      ResidualEncoder(books_).encode(rows_, beam, all_ids_);
+      encode(beam, all_ids_);
     }
     const double before = load_errors(all_ids_);
     const Codebooks books_before = books_;
@@ -585,13 +621,14 @@ class Trainer {
       for (size_t s = 0; s < stages_; ++s) {
         for (size_t i = 0; i < rows_.rows(); ++i) ids_[i] = all_ids_(i, s);
         add_back(s);
-        fit(s, left_, members[s]);
+        take(left_);
+        fit(s, left_, ids_, members[s]);
         error = subtract(s, left_, ids_) / energy_;
         report_at(stages_ * sweep / kMostSweeps, error);
       }
       if (!(error < at_start * (1 - kSweepGain))) break;
     }
-    ResidualEncoder(books_).encode(rows_, beam, all_ids_);
+    encode(beam, all_ids_);
     const double after = load_errors(all_ids_);
     if (after < before) {
       state_.refit_loss.push_back(after);
@@ -616,7 +653,7 @@ class Trainer {
 
   void count_usage() {
     Matrix<uint32_t> ids(rows_.rows(), stages_);
-    ResidualEncoder(books_).encode(rows_, 1, ids);
+    encode(1, ids);
     state_.usage = Matrix<uint64_t>(stages_, entries_);
     for (size_t i = 0; i < ids.rows(); ++i)
       for (size_t s = 0; s < stages_; ++s) ++state_.usage(s, ids(i, s));
@@ -627,6 +664,8 @@ class Trainer {
   Codebooks& books_;
   RvqTrainState& state_;
   const Progress& progress_;
+  RvqTrainEngine* engine_;  // nullptr: none
+  bool taken_ = false;      // it has the rows at work
   size_t stages_, entries_, width_;
   bool simvq_, gradient_;
   double energy_;
@@ -689,12 +728,12 @@ size_t RvqTrainState::dead_entries(size_t stage) const {
 }
 
 void train_codebooks(MatrixView<const float> rows, const RvqTrainOptions& options, Codebooks& books,
-                     RvqTrainState& state, const Progress& progress) {
+                     RvqTrainState& state, const Progress& progress, RvqTrainEngine* engine) {
   options.check();
   if (books.stages() == 0 || books.entries() == 0 || books.width() == 0)
     throw failed("{} codebooks of {} entries of {} dimensions", books.stages(), books.entries(),
                  books.width());
-  Trainer(rows, options, books, state, progress).run();
+  Trainer(rows, options, books, state, progress, engine).run();
 }
 
 double energy_of(MatrixView<const float> rows) {

@@ -29,6 +29,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -73,6 +74,29 @@ struct RvqTrainState {
   size_t dead_entries(size_t stage) const;
 };
 
+/// Who computes the heavy steps of a training instead of the CPU, with the same bits; a device twin is in
+/// cuda/rvq_train.hpp. Each call may decline by returning false, with nothing written: then the CPU does it.
+class RvqTrainEngine {
+ public:
+  virtual ~RvqTrainEngine() = default;
+  /// The rows that the next calls are about: (n, width), finite. They stay as they are until the next rows.
+  virtual bool take(MatrixView<const float> rows) = 0;
+  /// ids[i] = the entry with the highest score for row i: as best_products of lib/linalg/nearest.hpp.
+  virtual bool choose(MatrixView<const float> entries, std::span<const float> bias,
+                      std::span<uint32_t> ids) = 0;
+  /// Row e of means = mean_of the rows i with ids[i] = e, in rising order; left alone where there are none.
+  virtual bool means(std::span<const uint32_t> ids, MatrixView<float> means) = 0;
+  /// sums(e, j) = the sum of column j over the rows i with ids[i] = e, in rising order, in double.
+  virtual bool sums(std::span<const uint32_t> ids, MatrixView<double> sums) = 0;
+  /// a(i, j) = the sum over e of (rows(e, i) * weights[e]) * others(e, j), in rising order, products rounded
+  /// before they are added. rows: (k, n), others: (k, m), a: (n, m), finite.
+  virtual bool outer(MatrixView<const double> rows, std::span<const double> weights,
+                     MatrixView<const double> others, MatrixView<double> a) = 0;
+  /// As ResidualEncoder::encode.
+  virtual bool encode(const Codebooks& books, MatrixView<const float> rows, size_t beam,
+                      MatrixView<uint32_t> ids) = 0;
+};
+
 /// Trains, or goes on with, `books`. With state.epochs == 0 they are made anew (their shape is what counts);
 /// else epochs and refits go on from those done up to those asked for, as if never interrupted, provided
 /// that rows and options are those of before (epochs and refits may differ). Epochs that follow refits start
@@ -81,7 +105,7 @@ struct RvqTrainState {
 /// rows: (n, width), finite, n > 0. Throws Error(bad_input) if there are none, if the state does not fit the
 /// options or itself, or if it or the codebooks to go on from hold values that are not finite.
 void train_codebooks(MatrixView<const float> rows, const RvqTrainOptions& options, Codebooks& books,
-                     RvqTrainState& state, const Progress& progress = {});
+                     RvqTrainState& state, const Progress& progress = {}, RvqTrainEngine* engine = nullptr);
 
 /// Sum of squares of all elements, in double, in a fixed order.
 double energy_of(MatrixView<const float> rows);
