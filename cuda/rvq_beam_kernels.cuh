@@ -195,6 +195,7 @@ __global__ void __launch_bounds__(kRvqWarps* kWarp) rvq_beam(RvqBooks books, Rvq
       load_matrices(rows[k], row_halves + (lane / 8 % 2 * 8 + lane % 8) * kStride + k * 16 + lane / 16 * 8);
     const unsigned own_places[2] = {lane / 4, lane / 4 + 8};
     float inverse[2], error[2], offset[2];
+#pragma unroll
     for (unsigned half = 0; half < 2; ++half) {
       inverse[half] = inverses[first_place + own_places[half]];
       error[half] = errors[first_place + own_places[half]];
@@ -231,6 +232,7 @@ __global__ void __launch_bounds__(kRvqWarps* kWarp) rvq_beam(RvqBooks books, Rvq
     __syncwarp();
     float limit[2];
     bool counts_here[2];
+#pragma unroll
     for (unsigned half = 0; half < 2; ++half) {
       const Place at = place_of(own_places[half]);
       limit[half] = at.real ? limits[first_place + at.own] : 0;
@@ -239,6 +241,7 @@ __global__ void __launch_bounds__(kRvqWarps* kWarp) rvq_beam(RvqBooks books, Rvq
 
     for_products<kSteps>(
         books, halves, tiles, rows, [&](const float(&products)[4], unsigned column, unsigned) {
+#pragma unroll  // so that what is of either row stays in registers
           for (unsigned i = 0; i < 4; ++i) {
             const unsigned id = column + i % 2;
             const float score = (products[i] * inverse[i / 2] + bias[id] + error[i / 2]) + offset[i / 2];

@@ -122,5 +122,6 @@ void nearest_cases(DeviceBench& bench);
 void reconstruct_cases(DeviceBench& bench);
 void prefill_cases(DeviceBench& bench);
 void omp_cases(DeviceBench& bench);
+void cluster_cases(DeviceBench& bench);
 
 }  // namespace kvcodec::bench

@@ -31,6 +31,45 @@ Matrix<float> random_rows(size_t n, size_t width, Rng& rng) {
   return rows;
 }
 
+void beam_case(DeviceBench& bench, const Shape& shape, size_t searched, size_t beam) {
+  if (!bench.wanted("rvq/beam")) return;
+  Rng rng(2);
+  const Codebooks books = random_books(shape, rng);
+  const cuda::ResidualQuantizer quantizer(books);
+  const auto& stream = bench.stream();
+  const Matrix<float> sample = random_rows(std::min<size_t>(searched, 64), shape.width, rng);
+  Matrix<uint32_t> expected(sample.rows(), shape.stages), found(sample.rows(), shape.stages);
+  ResidualEncoder(books).encode(sample, beam, expected);
+  quantizer.encode(sample, beam, found);
+  verify(std::equal(found.data(), found.data() + found.size(), expected.data()), "rvq/beam");
+
+  const size_t padded = books.padded(), hypotheses = searched * beam;
+  const Matrix<float> values = random_rows(searched, shape.width, rng);
+  std::vector<float> rows(searched * padded);
+  for (size_t i = 0; i < searched; ++i)
+    std::ranges::copy(values.row(i), rows.begin() + static_cast<ptrdiff_t>(i * padded));
+  const cuda::DeviceBuffer<float> device_rows(rows, stream);
+  cuda::DeviceBuffer<float> first(hypotheses * padded), second(hypotheses * padded);
+  cuda::DeviceBuffer<uint32_t> first_paths(hypotheses * shape.stages),
+      second_paths(hypotheses * shape.stages), ids(searched * shape.stages);
+  stream.synchronize();
+  const cuda::RvqBeam search{.rows = device_rows.data(),
+                             .count = searched,
+                             .beam = static_cast<uint32_t>(beam),
+                             .residuals = {first.data(), second.data()},
+                             .paths = {first_paths.data(), second_paths.data()},
+                             .ids = ids.data()};
+  // The first stage has one hypothesis.
+  const double products = 2.0 * static_cast<double>(searched) *
+                          static_cast<double>(1 + (shape.stages - 1) * beam) *
+                          static_cast<double>(shape.entries) * static_cast<double>(shape.width);
+  bench.measure(
+      "rvq/beam",
+      fmt::format("{} rows, {} x {} x {}, beam {}", searched, shape.stages, shape.entries, shape.width, beam),
+      {4.0 * static_cast<double>(rows.size()), products, products, "TFLOP/s"}, 1,
+      [&](size_t) { cuda::check(cuda::run_rvq_beam(quantizer.books(), search, stream.handle()), "launch"); });
+}
+
 void run(DeviceBench& bench, const Shape& shape, size_t rows, size_t searched) {
   if (!bench.wanted("rvq/decode") && !bench.wanted("rvq/encode")) return;
   Rng rng(1);
@@ -104,7 +143,14 @@ void rvq_cases(DeviceBench& bench) {
   const auto attempt = [&](const Shape& shape, size_t rows, size_t searched) {
     bench.attempt(fmt::format("rvq, {} entries", shape.entries), [&] { run(bench, shape, rows, searched); });
   };
-  if (bench.small()) return attempt({2, 70, 32}, 100, 70);
+  const auto beam = [&](const Shape& shape, size_t searched, size_t hypotheses) {
+    bench.attempt(fmt::format("rvq, a beam of {}", hypotheses),
+                  [&] { beam_case(bench, shape, searched, hypotheses); });
+  };
+  if (bench.small()) return beam({2, 70, 32}, 40, 5), beam({2, 70, 32}, 5, 40), attempt({2, 70, 32}, 100, 70);
+  beam({8, 256, 128}, 1 << 17, 5);  // of training's refits
+  beam({8, 256, 128}, 1 << 14, 64);
+  beam({8, 4096, 128}, 1 << 15, 5);
   attempt({8, 256, 128}, 1 << 18, 1 << 18);  // the command's default
   attempt({8, 4096, 128}, 1 << 18, 1 << 16);
   attempt({8, 65536, 128}, 1 << 18, 1 << 14);  // the paper's, of values

@@ -1,0 +1,162 @@
+// Selection by semantic clusters for all heads of a decoding step, the gather of what was selected, and the
+// sort of rows by cluster.
+#include <cstring>
+
+#include "cuda/cluster.cuh"
+#include "cuda/cluster.hpp"
+#include "cuda/kmeans.cuh"
+#include "cuda/kmeans.hpp"
+#include "lib/core/rng.hpp"
+#include "test/bench/cuda/device_bench.hpp"
+
+namespace kvcodec::bench {
+namespace {
+
+ClusterIndex random_index(uint64_t seed, size_t tokens, size_t dims) {
+  Rng rng(seed);
+  ClusterIndex::Parts parts;
+  parts.sink = 16, parts.batch_ends = {tokens};
+  const size_t clusters = std::max<size_t>(1, tokens / ClusterOptions::kTokensPerCluster);
+  parts.centroids = Matrix<float>(clusters, dims);
+  for (size_t i = 0; i < parts.centroids.size(); ++i)
+    parts.centroids.data()[i] = static_cast<float>(rng.normal());
+  std::vector<uint32_t> labels(tokens - parts.sink);
+  for (size_t i = 0; i < labels.size(); ++i)
+    labels[i] = static_cast<uint32_t>(i < clusters ? i : rng.below(clusters));
+  rng.shuffle(labels);
+  RowsByCluster sorted = sort_by_cluster(labels, clusters);
+  parts.offsets = std::move(sorted.offsets);
+  for (const uint32_t row : sorted.rows) parts.ids.push_back(static_cast<uint32_t>(parts.sink) + row);
+  return ClusterIndex(std::move(parts));
+}
+
+void selection_case(DeviceBench& bench, size_t tokens, size_t heads, size_t budget) {
+  if (!bench.wanted("cluster/select") && !bench.wanted("cluster/gather")) return;
+  const size_t dims = 128, group = 4;
+  const cuda::Stream& stream = bench.stream();
+  const ClusterIndex index = random_index(1, tokens, dims);
+  const size_t clusters = index.clusters();
+  const std::vector<float> queries = random_floats(2, heads * group * dims);
+  const cuda::ClusterIndex of_device(index);
+  const cuda::ClusterQuery query{&of_device, tokens, {queries.data(), group, dims}, SharedBy::max};
+  const auto expected =
+      ClusterSelector(index, tokens).select_shared(query.queries, SharedBy::max, budget, Order::by_id);
+  verify(cuda::ClusterSelection({&query, 1}, budget).tokens(0, Order::by_id) == expected, "cluster/select");
+
+  // All heads have the same clusters, in places of their own: what is timed is the same.
+  std::vector<cuda::DeviceBuffer<float>> centroids;
+  std::vector<cuda::DeviceBuffer<uint64_t>> offsets;
+  std::vector<cuda::DeviceBuffer<uint32_t>> ids, labels;
+  std::vector<uint32_t> label_of(tokens);
+  for (size_t c = 0; c < clusters; ++c)
+    for (const uint32_t token : index.tokens_of(c)) label_of[token] = static_cast<uint32_t>(c);
+  const cuda::DeviceBuffer<float> device_queries(queries, stream);
+  const KeptAnyway kept = kept_anyway(tokens, index.sink(), 0, budget);
+  std::vector<cuda::ClusterSearch> searches(heads);
+  for (size_t h = 0; h < heads; ++h) {
+    cuda::ClusterSearch& search = searches[h];
+    search.centroids =
+        centroids.emplace_back(std::span(index.centroids().data(), clusters * dims), stream).data();
+    search.offsets = offsets.emplace_back(index.offsets(), stream).data();
+    search.ids = ids.emplace_back(index.ids(), stream).data();
+    search.labels = labels.emplace_back(label_of, stream).data();
+    search.queries = device_queries.data() + h * group * dims;
+    search.clusters = static_cast<uint32_t>(clusters), search.dims = static_cast<uint32_t>(dims);
+    search.query_count = static_cast<uint32_t>(group);
+    search.tokens = static_cast<uint32_t>(tokens);
+    search.first = static_cast<uint32_t>(kept.first), search.newest = static_cast<uint32_t>(kept.newest);
+    search.budget = static_cast<uint32_t>(budget - kept.first - kept.newest);
+  }
+  const cuda::DeviceBuffer<cuda::ClusterSearch> each(searches, stream);
+  const size_t words = (tokens + 31) / 32, room = std::min(budget, tokens);
+  cuda::DeviceBuffer<float> scores(heads * clusters), token_scores(heads * room);
+  cuda::DeviceBuffer<uint32_t> limits(heads * 2), bits(heads * 2 * words), chosen(heads * room),
+      counts(heads), nan(1);
+  cuda::ClusterSearches all;
+  all.each = each.data(), all.count = static_cast<uint32_t>(heads);
+  all.most_clusters = static_cast<uint32_t>(clusters);
+  all.scores = scores.data(), all.stride = clusters, all.limits = limits.data();
+  all.bits = bits.data(), all.words = static_cast<uint32_t>(words);
+  all.ids = chosen.data(), all.token_scores = token_scores.data(), all.room = room;
+  all.counts = counts.data(), all.nan = nan.data();
+  nan.fill(0, stream);
+  const auto select = [&](size_t) {
+    bits.fill(0, stream);
+    cuda::check(cuda::run_select_clusters(all, stream.handle()), "selecting clusters");
+  };
+  const std::string shape = fmt::format("{} tokens, {} heads, {} kept", tokens, heads, budget);
+  // Centroids and offsets, the tokens chosen, and the bits, which are set, and read.
+  const double of_head = static_cast<double>(clusters) * (4.0 * static_cast<double>(dims) + 8) +
+                         16.0 * static_cast<double>(room) + 16.0 * static_cast<double>(words);
+  if (bench.wanted("cluster/select"))
+    bench.measure("cluster/select", shape, {.bytes = static_cast<double>(heads) * of_head}, 1, select);
+  if (!bench.wanted("cluster/gather")) return;
+
+  select(0);
+  std::vector<uint16_t> values(tokens * dims);
+  Rng rng(3);
+  for (auto& value : values) value = static_cast<uint16_t>(rng.next());
+  const cuda::TokenRows token_rows(MatrixView<const uint16_t>(values.data(), tokens, dims));
+  const cuda::TokenRows* const rows_of[] = {&token_rows};
+  const auto gathered = cuda::ClusterSelection({&query, 1}, budget).gather(rows_of);
+  for (size_t i = 0; i < expected.size(); ++i)
+    verify(
+        std::memcmp(gathered[0].data() + i * dims * 2, values.data() + expected[i].id * dims, dims * 2) == 0,
+        "cluster/gather");
+  std::vector<cuda::DeviceBuffer<uint16_t>> rows;
+  for (size_t h = 0; h < heads; ++h) rows.emplace_back(values, stream);
+  cuda::DeviceBuffer<uint8_t> out(heads * room * dims * 2);
+  std::vector<cuda::GatherTask> tasks(heads);
+  for (size_t h = 0; h < heads; ++h) {
+    tasks[h].rows = reinterpret_cast<const unsigned char*>(rows[h].data());
+    tasks[h].ids = chosen.data() + h * room, tasks[h].count = static_cast<uint32_t>(room);
+    tasks[h].row_bytes = static_cast<uint32_t>(dims * 2);
+    tasks[h].out = out.data() + h * room * dims * 2;
+  }
+  const cuda::DeviceBuffer<cuda::GatherTask> device_tasks(tasks, stream);
+  stream.synchronize();
+  const double of_rows = static_cast<double>(heads * room * dims) * 2;
+  bench.measure("cluster/gather", shape + ", f16",
+                {.bytes = 2 * of_rows + 4.0 * static_cast<double>(heads * room)}, 1, [&](size_t) {
+                  cuda::check(cuda::run_gather(device_tasks.data(), static_cast<uint32_t>(heads),
+                                               room * dims * 2, stream.handle()),
+                              "gathering rows");
+                });
+}
+
+void sort_case(DeviceBench& bench, size_t rows, size_t clusters) {
+  if (!bench.wanted("cluster/sort")) return;
+  std::vector<uint32_t> labels(rows);
+  Rng rng(4);
+  for (uint32_t& label : labels) label = static_cast<uint32_t>(rng.below(clusters));
+  const RowsByCluster expected = sort_by_cluster(labels, clusters);
+  const RowsByCluster found = cuda::RowsByCluster(labels, clusters).read();
+  verify(found.offsets == expected.offsets && found.rows == expected.rows, "cluster/sort");
+  const cuda::SortShape shape =
+      cuda::sort_shape(static_cast<uint32_t>(rows), static_cast<uint32_t>(clusters));
+  const cuda::DeviceBuffer<uint32_t> device_labels(labels, bench.stream());
+  cuda::DeviceBuffer<uint32_t> counts(shape.counts()), totals(clusters), sorted(rows);
+  cuda::DeviceBuffer<uint64_t> offsets(clusters + 1);
+  bench.stream().synchronize();
+  bench.measure("cluster/sort", fmt::format("{} rows, {} clusters", rows, clusters),
+                {.bytes = 12.0 * static_cast<double>(rows)}, 1, [&](size_t) {
+                  counts.fill(0, bench.stream());
+                  cuda::check(
+                      cuda::run_sort_by_cluster(shape, device_labels.data(), counts.data(), totals.data(),
+                                                offsets.data(), sorted.data(), bench.stream().handle()),
+                      "sorting rows");
+                });
+}
+
+}  // namespace
+
+void cluster_cases(DeviceBench& bench) {
+  const bool small = bench.small();
+  bench.attempt("cluster/select", [&] {
+    selection_case(bench, small ? 700 : 32768, small ? 2 : 256, small ? 60 : 1024);
+    if (!small) selection_case(bench, 131072, 256, 1024);
+  });
+  bench.attempt("cluster/sort", [&] { sort_case(bench, small ? 3000 : 1 << 20, small ? 30 : 6400); });
+}
+
+}  // namespace kvcodec::bench
