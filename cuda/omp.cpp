@@ -97,6 +97,14 @@ void OmpBatches::check(const OmpDictionary& dictionary, const OmpOptions& option
     throw usage_error("sparsity is {}; a device takes up to {}, the CPU any", s, kOmpMostTaken);
 }
 
+bool OmpBatches::gram_pays(const OmpDictionary& dictionary, uint64_t signals, int64_t s) {
+  // n^2 m multiplications and additions at some 10 T/s, against s^2 / 2 rows of m floats of each signal at
+  // some 6 TB/s; and memory that can be spared.
+  const auto n = static_cast<double>(dictionary.atoms()), each = static_cast<double>(s);
+  return static_cast<double>(signals) * each * each > 0.3 * n * n &&
+         (dictionary.has_gram() || Omp::gram_bytes(dictionary.atoms()) <= free_bytes() / 4);
+}
+
 size_t OmpBatches::at_once(const OmpDictionary& dictionary, const OmpOptions& options, size_t count) const {
   const uint64_t each = bytes_per_signal(dictionary, static_cast<size_t>(options.sparsity));
   const size_t fits = static_cast<size_t>((free_bytes() + held_) / 2 / each);
@@ -204,10 +212,7 @@ void Omp::build_gram() {
 }
 
 bool Omp::gram_pays(uint64_t signals, int64_t s) const {
-  // n^2 m multiplications and additions at some 10 T/s, against s^2 / 2 rows of m floats of each signal at
-  // some 6 TB/s.
-  const auto n = static_cast<double>(atoms()), each = static_cast<double>(s);
-  return static_cast<double>(signals) * each * each > 0.3 * n * n;
+  return OmpBatches::gram_pays(impl_->dictionary, signals, s);
 }
 
 SparseCodes Omp::encode(MatrixView<const float> signals, const OmpOptions& options) const {

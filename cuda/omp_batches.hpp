@@ -50,6 +50,9 @@ class OmpBatches {
   /// Throws Error(usage) for options that a device or this dictionary does not take.
   static void check(const OmpDictionary& dictionary, const OmpOptions& options);
 
+  /// Whether inner products of atoms cost less than they save for that many signals with s atoms each.
+  static bool gram_pays(const OmpDictionary& dictionary, uint64_t signals, int64_t s);
+
   /// Signals of a batch for `count` of them: whole tiles for all multiprocessors, in half of what memory is
   /// free and what this holds already.
   size_t at_once(const OmpDictionary& dictionary, const OmpOptions& options, size_t count) const;

@@ -4,15 +4,9 @@
 
 #include "lib/core/error.hpp"
 #include "lib/core/rng.hpp"
+#include "lib/sparse/gradient_step.hpp"
 
 namespace kvcodec {
-namespace {
-
-/// Norms this near to 1 are 1 but for the rounding of the entries, 2^-24 each.
-constexpr double kNormRounding = 1e-6;
-
-}  // namespace
-
 void check_atoms(MatrixView<const float> atoms) {
   if (atoms.rows() == 0 || atoms.cols() == 0)
     throw bad_input("a dictionary of {} atoms of {} values is empty", atoms.rows(), atoms.cols());

@@ -226,8 +226,13 @@ struct Coded {
 
 class Trainer {
  public:
-  Trainer(const SignalSource& source, const TrainOptions& options, Dictionary& dictionary, TrainState& state)
-      : options_(options), dictionary_(dictionary), state_(state), split_(split_of(source, options)) {
+  Trainer(const SignalSource& source, const TrainOptions& options, Dictionary& dictionary, TrainState& state,
+          TrainingEngine* engine)
+      : options_(options),
+        dictionary_(dictionary),
+        state_(state),
+        engine_(engine),
+        split_(split_of(source, options)) {
     omp_options_.sparsity = options.sparsity;
     if (signals_of(split_.training, source.layout()) == 0)
       throw bad_input("there are no signals to train on");
@@ -236,10 +241,14 @@ class Trainer {
   void run(const SignalSource& source, const Progress& progress);
 
  private:
+  void train(const SignalSource& source, const Progress& progress);
   void begin(const SignalSource& source);
   void check_state(const SignalSource& source) const;
   Coded code(MatrixView<const float> batch);
+  Coded code_there(MatrixView<const float> batch);
+  void fetch();
   void update(MatrixView<const float> batch, Coded& coded);
+  GradientStep gradient_step(size_t signals) const;
   void follow_gradient(const PairsByAtom& pairs, const Coded& coded);
   void fit_products(MatrixView<const float> batch, const PairsByAtom& pairs, const Coded& coded);
   bool keeps_products() const { return options_.optimizer == "online" || options_.optimizer == "mod"; }
@@ -250,6 +259,9 @@ class Trainer {
   const TrainOptions& options_;
   Dictionary& dictionary_;
   TrainState& state_;
+  TrainingEngine* engine_;
+  bool there_ = false;  // the engine has atoms and moments, newer than those here
+  std::vector<uint32_t> uses_;
   Split split_;
   OmpOptions omp_options_;
   Omp omp_;
@@ -289,7 +301,27 @@ void Trainer::check_state(const SignalSource& source) const {
         "the training record does not fit the dictionary and the options: training cannot go on from it");
 }
 
+/// Codes a batch where atoms are, or are taken to.
+Coded Trainer::code_there(MatrixView<const float> batch) {
+  if (!there_) engine_->put(dictionary_.atoms, state_.mean, state_.variance);
+  there_ = true;
+  BatchLoss loss;
+  engine_->code(batch, loss);
+  uses_ = std::move(loss.uses);
+  const double energy = std::accumulate(loss.energies.begin(), loss.energies.end(), 0.0);
+  const double error = std::accumulate(loss.residuals.begin(), loss.residuals.end(), 0.0);
+  return {{}, {}, std::move(loss.residuals), energy > 0 ? error / energy : 0};
+}
+
+/// Brings atoms and moments back.
+void Trainer::fetch() {
+  if (!there_) return;
+  engine_->get(dictionary_.atoms, state_.mean, state_.variance);
+  there_ = false;
+}
+
 Coded Trainer::code(MatrixView<const float> batch) {
+  if (engine_) return code_there(batch);
   omp_.assign(dictionary_.atoms);
   if (omp_.gram_pays(batch.rows(), options_.sparsity)) omp_.build_gram();
   reconstructor_.assign(dictionary_.atoms);
@@ -318,6 +350,11 @@ Coded Trainer::code(MatrixView<const float> batch) {
 
 /// One step with the codes of the batch, then norm 1 again.
 void Trainer::update(MatrixView<const float> batch, Coded& coded) {
+  if (engine_) {
+    for (size_t atom = 0; atom < uses_.size(); ++atom) state_.usage[atom] += uses_[atom];
+    engine_->step(gradient_step(batch.rows()));
+    return;
+  }
   const PairsByAtom pairs(coded.codes, dictionary_.atoms.rows());
   for (size_t atom = 0; atom < dictionary_.atoms.rows(); ++atom) state_.usage[atom] += pairs.of(atom).size();
   if (keeps_products())
@@ -344,39 +381,45 @@ void Trainer::fit_products(MatrixView<const float> batch, const PairsByAtom& pai
       break;
 }
 
-/// One gradient step on the mean squared error of the batch.
+/// The step on the mean squared error of a batch.
+GradientStep Trainer::gradient_step(size_t signals) const {
+  const auto t = static_cast<double>(state_.steps + 1);
+  GradientStep step;
+  step.adam = options_.optimizer == "adam";
+  step.factor = static_cast<float>(-2.0 / static_cast<double>(signals));
+  step.rate = static_cast<float>(step.adam ? options_.learning_rate / (1 - std::pow(kMeanDecay, t))
+                                           : options_.learning_rate);
+  step.keep_mean = static_cast<float>(kMeanDecay), step.keep_variance = static_cast<float>(kVarianceDecay);
+  step.variance_correction = static_cast<float>(1 / (1 - std::pow(kVarianceDecay, t)));
+  step.floor = static_cast<float>(kAdamFloor);
+  return step;
+}
+
 void Trainer::follow_gradient(const PairsByAtom& pairs, const Coded& coded) {
   Matrix<float>& atoms = dictionary_.atoms;
-  const size_t n = atoms.rows(), m = atoms.cols(), signals = coded.residuals.rows();
-  const bool adam = options_.optimizer == "adam";
-  const auto t = static_cast<double>(state_.steps + 1);
-  const auto rate = static_cast<float>(adam ? options_.learning_rate / (1 - std::pow(kMeanDecay, t))
-                                            : options_.learning_rate);
-  const auto variance_correction = static_cast<float>(1 / (1 - std::pow(kVarianceDecay, t)));
-  const auto factor = static_cast<float>(-2.0 / static_cast<double>(signals));
-  constexpr auto kKeepMean = static_cast<float>(kMeanDecay),
-                 kKeepVariance = static_cast<float>(kVarianceDecay);
+  const size_t n = atoms.rows(), m = atoms.cols();
+  const GradientStep step = gradient_step(coded.residuals.rows());
   parallel_for(n, 32, [&](size_t begin, size_t end, int) {
     std::vector<float> gradient(m);
     for (size_t atom = begin; atom < end; ++atom) {
       std::fill(gradient.begin(), gradient.end(), 0.0f);
       for (const auto& [signal, coefficient] : pairs.of(atom)) {
-        const float weight = factor * coefficient;
+        const float weight = step.factor * coefficient;
         const float* residual = coded.residuals.row(signal).data();
         for (size_t c = 0; c < m; ++c) gradient[c] += weight * residual[c];
       }
       float* row = atoms.row(atom).data();
-      if (adam) {
+      if (step.adam) {
         float* mean = state_.mean.row(atom).data();
         float* variance = state_.variance.row(atom).data();
         for (size_t c = 0; c < m; ++c) {
-          mean[c] = kKeepMean * mean[c] + (1 - kKeepMean) * gradient[c];
-          variance[c] = kKeepVariance * variance[c] + (1 - kKeepVariance) * (gradient[c] * gradient[c]);
-          row[c] -= rate * mean[c] /
-                    (std::sqrt(variance[c] * variance_correction) + static_cast<float>(kAdamFloor));
+          mean[c] = step.keep_mean * mean[c] + (1 - step.keep_mean) * gradient[c];
+          variance[c] =
+              step.keep_variance * variance[c] + (1 - step.keep_variance) * (gradient[c] * gradient[c]);
+          row[c] -= step.rate * mean[c] / (std::sqrt(variance[c] * step.variance_correction) + step.floor);
         }
       } else {
-        for (size_t c = 0; c < m; ++c) row[c] -= rate * gradient[c];
+        for (size_t c = 0; c < m; ++c) row[c] -= step.rate * gradient[c];
       }
     }
   });
@@ -385,6 +428,7 @@ void Trainer::follow_gradient(const PairsByAtom& pairs, const Coded& coded) {
 /// Atoms that were hardly used since the last time become the worst coded signals of the batch, each signal
 /// once.
 void Trainer::replace_dead(MatrixView<const float> batch, const Coded& coded) {
+  fetch();
   Matrix<float>& atoms = dictionary_.atoms;
   const double average =
       static_cast<double>(std::accumulate(state_.usage.begin(), state_.usage.end(), uint64_t{0})) /
@@ -441,6 +485,11 @@ bool Trainer::loss_is_stable() const {
 }
 
 void Trainer::run(const SignalSource& source, const Progress& progress) {
+  train(source, progress);
+  fetch();
+}
+
+void Trainer::train(const SignalSource& source, const Progress& progress) {
   using Clock = std::chrono::steady_clock;
   const auto start = Clock::now();
   if (state_.steps == 0) begin(source);
@@ -582,12 +631,14 @@ uint64_t start_bytes(const SignalSource& source, const TrainOptions& options) {
 }
 
 void train_dictionary(const SignalSource& source, const TrainOptions& options, Dictionary& dictionary,
-                      TrainState& state, const Progress& progress) {
+                      TrainState& state, const Progress& progress, TrainingEngine* engine) {
   options.check();
+  if (engine && options.optimizer != "adam" && options.optimizer != "gradient")
+    throw failed("steps of {} by an engine that takes those of adam and gradient", options.optimizer);
   const size_t width = source.layout().signal_width();
   if (static_cast<size_t>(options.sparsity) > width)
     throw usage_error("sparsity is {}; signals have only {} values", options.sparsity, width);
-  Trainer(source, options, dictionary, state).run(source, progress);
+  Trainer(source, options, dictionary, state, engine).run(source, progress);
 }
 
 }  // namespace kvcodec

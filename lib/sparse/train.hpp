@@ -19,6 +19,7 @@
 #include "lib/core/progress.hpp"
 #include "lib/core/view.hpp"
 #include "lib/sparse/dictionary.hpp"
+#include "lib/sparse/gradient_step.hpp"
 #include "lib/sparse/signals.hpp"
 
 namespace kvcodec {
@@ -90,15 +91,36 @@ struct TrainState {
   bool stable = false;                 ///< stopped because the loss was
 };
 
-/// Trains until the epochs or steps asked for are done, the time is over or the loss is stable. With state.steps == 0 the
-/// dictionary is made anew (its normalization from a first pass over all data); else training goes on where
-/// the state says. The result is the same as if it had not been interrupted, provided that source and options
-/// are those of before, `seconds` is 0 (the clock does not come out the same twice), and no replacement was
-/// left out because an earlier plan was near its end.
+/// What a coded batch says to those who do not see its codes.
+struct BatchLoss {
+  std::vector<double> energies;   ///< of the signals
+  std::vector<double> residuals;  ///< energies of what their codes leave
+  std::vector<uint32_t> uses;     ///< pairs of each atom
+};
+
+/// What codes batches and takes the steps in place of this processor: a device, where atoms and moments stay
+/// from step to step. The same bits. One thread at a time; put comes first, and step after a code.
+class TrainingEngine {
+ public:
+  virtual ~TrainingEngine() = default;
+  /// Takes over atoms of norm 1; mean and variance are empty but with adam.
+  virtual void put(MatrixView<const float> atoms, const Matrix<float>& mean,
+                   const Matrix<float>& variance) = 0;
+  virtual void code(MatrixView<const float> batch, BatchLoss& loss) = 0;
+  /// A step with the codes of the last batch; then atoms are brought back to norm 1.
+  virtual void step(const GradientStep& step) = 0;
+  virtual void get(MatrixView<float> atoms, Matrix<float>& mean, Matrix<float>& variance) const = 0;
+};
+
+/// Trains until the epochs or steps asked for are done, the time is over or the loss is stable. With
+/// state.steps == 0 the dictionary is made anew (its normalization from a first pass over all data); else
+/// training goes on where the state says. The result is the same as if it had not been interrupted, provided
+/// that source and options are those of before, `seconds` is 0 (the clock does not come out the same twice),
+/// and no replacement was left out because an earlier plan was near its end.
 ///
-/// Replacements. Every replace_every steps atoms that were used less than dead_below of the average become the
-/// worst coded signals of the batch, unless the plan has fewer steps left than that, or `seconds`, at the pace
-/// so far, time for fewer.
+/// Replacements. Every replace_every steps atoms that were used less than dead_below of the average become
+/// the worst coded signals of the batch, unless the plan has fewer steps left than that, or `seconds`, at the
+/// pace so far, time for fewer.
 ///
 /// Order of the data. Blocks of up to 256 consecutive tokens of one group are shuffled for each epoch; as
 /// many of them as fill 64 MiB (at least 16) are read, their signals are shuffled, and batches are cut from
@@ -106,8 +128,10 @@ struct TrainState {
 /// incomplete batch of an epoch is left out.
 ///
 /// Throws Error(bad_input) if there are no signals, or if dictionary and state do not fit source and options.
+///
+/// engine: takes the batches and steps of this side, with optimizers adam and gradient; or null.
 void train_dictionary(const SignalSource& source, const TrainOptions& options, Dictionary& dictionary,
-                      TrainState& state, const Progress& progress = {});
+                      TrainState& state, const Progress& progress = {}, TrainingEngine* engine = nullptr);
 
 /// Bytes, for this side, of the products that online and mod keep; 0 with other optimizers.
 uint64_t products_bytes(const SignalSource& source, const TrainOptions& options);

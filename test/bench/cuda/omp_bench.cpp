@@ -4,6 +4,7 @@
 #include <cmath>
 #include <vector>
 
+#include "cuda/dictionary_step.hpp"
 #include "cuda/omp.hpp"
 #include "cuda/omp_batches.hpp"
 #include "cuda/reconstruct.cuh"
@@ -176,6 +177,40 @@ void streaming_case(DeviceBench& bench) {
                 1, launch);
 }
 
+/// A step of training: a batch is copied there and coded, and its gradient followed.
+void training_case(DeviceBench& bench) {
+  const std::string name = "pursuit/training step";
+  if (!bench.wanted(name)) return;
+  Shape shape = shape_of(bench);
+  shape.signals = bench.small() ? 30 : 1024;  // the paper's batch
+  const Data data(shape);
+  TrainOptions options;
+  options.atoms = static_cast<int64_t>(shape.atoms), options.sparsity = static_cast<int64_t>(shape.sparsity);
+  options.batch = static_cast<int64_t>(shape.signals);
+  const auto engine = cuda::make_training_engine(options, shape.dims);
+  Matrix<float> moments(shape.atoms, shape.dims);
+  engine->put(data.atoms, moments, moments);
+  const MatrixView<const float> batch(data.signals.data(), shape.signals, shape.dims);
+  BatchLoss loss;
+  engine->code(batch, loss);
+  const size_t checked = std::min<size_t>(shape.signals, 32);
+  const SparseCodes expected = Omp(data.atoms).encode(batch.rows(0, checked), shape.options());
+  for (size_t i = 0; i < checked; ++i)
+    verify(std::abs(std::sqrt(loss.residuals[i]) - expected.residuals[i]) <= 1e-4 * expected.residuals[i],
+           "what codes leave");
+  GradientStep step;
+  step.adam = true;
+  step.factor = -2 / static_cast<float>(shape.signals), step.rate = 5e-3f;
+  step.keep_mean = 0.9f, step.keep_variance = 0.999f, step.variance_correction = 1000, step.floor = 1e-8f;
+  const double count = static_cast<double>(shape.signals);
+  const double operations = 2 * count * static_cast<double>(shape.atoms * shape.dims * shape.sparsity);
+  bench.measure(name, shape.text(), {.operations = operations, .reported = count, .unit = "M signals/s"}, 1,
+                [&](size_t) {
+                  engine->step(step);
+                  engine->code(batch, loss);
+                });
+}
+
 }  // namespace
 
 void omp_cases(DeviceBench& bench) {
@@ -184,6 +219,7 @@ void omp_cases(DeviceBench& bench) {
     bench.attempt(name, [&] { encode_case(bench, name, gram); });
   bench.attempt("pursuit/gram", [&] { gram_case(bench); });
   bench.attempt("pursuit/streaming Gram rows", [&] { streaming_case(bench); });
+  bench.attempt("pursuit/training step", [&] { training_case(bench); });
 }
 
 }  // namespace kvcodec::bench

@@ -1,0 +1,22 @@
+// What a step along the gradient does to atoms, for lib/sparse/train.cpp and its device twin.
+#pragma once
+
+namespace kvcodec {
+
+/// Norms of atoms this near to 1 are 1 but for the rounding of the entries, 2^-24 each: they are left as they
+/// are.
+inline constexpr double kNormRounding = 1e-6;
+
+/// One step of adam or gradient, once a batch is coded: for each atom, over the signals that have it in their
+/// order, gradient = sum of (factor * coefficient) * residual; then with adam
+///   mean = keep_mean * mean + (1 - keep_mean) * gradient,
+///   variance = keep_variance * variance + (1 - keep_variance) * (gradient * gradient),
+///   atom -= rate * mean / (sqrt(variance * variance_correction) + floor),
+/// without, atom -= rate * gradient; each operation rounded to f32.
+struct GradientStep {
+  bool adam = false;
+  float factor = 0, rate = 0;
+  float keep_mean = 0, keep_variance = 0, variance_correction = 0, floor = 0;  ///< with adam
+};
+
+}  // namespace kvcodec
