@@ -274,6 +274,15 @@ class Steps final : public PrefillSteps {
     at_->positions.resize(n), at_->key_row.resize(n);
     upload_numbers(plan.positions, at_->positions);
     upload_numbers(plan.key_row, at_->key_row);
+    std::vector<AttentionTile> tiles;
+    for (size_t first = 0; first < n; first += chunk) {
+      tiles_.push_back(tiles.size());
+      cut_in_tiles(first, std::min(chunk, n - first), tiles);
+    }
+    tiles_.push_back(tiles.size());
+    at_->tiles.resize(tiles.size());
+    at_->tiles.upload(tiles, at_->stream);
+    at_->stream.synchronize();
   }
 
   void embed() override {
@@ -351,7 +360,7 @@ class Steps final : public PrefillSteps {
 
   void finish(int index, size_t first, size_t count) override {
     const DeviceLayer& layer = engine_.layer(index);
-    attend(index, first, count);
+    attend(index, first);
     float* const hidden = at_->hidden.data() + first * hidden_width();
     at_->apply(layer.output, at_->attended, count, true, hidden);
     norm(layer.mlp_norm, first, count);
@@ -426,11 +435,11 @@ class Steps final : public PrefillSteps {
     heads.positions = at_->positions.data() + first;
   }
 
-  /// Those with the most keys first: the short ones fill the gaps at the end.
-  std::vector<AttentionTile> cut_in_tiles(size_t first, size_t count) const {
+  /// Those of a chunk are added with the most keys first: the short ones fill the gaps at the end.
+  void cut_in_tiles(size_t first, size_t count, std::vector<AttentionTile>& tiles) const {
     const unsigned rows = attention_rows(padded_);
     const size_t size = rows / std::min(rows, static_cast<unsigned>(config_.group_size()));
-    std::vector<AttentionTile> tiles;
+    const auto before = static_cast<ptrdiff_t>(tiles.size());
     for (const DocumentPlace& document : plan_.documents) {
       const size_t begin = std::max(first, document.first);
       const size_t end = std::min(first + count, document.first + document.tokens);
@@ -439,21 +448,17 @@ class Steps final : public PrefillSteps {
                          static_cast<uint32_t>(plan_.positions[row]),
                          static_cast<uint32_t>(std::min(size, end - row))});
     }
-    std::ranges::stable_sort(tiles, std::ranges::greater(), &AttentionTile::position);
-    return tiles;
+    std::stable_sort(tiles.begin() + before, tiles.end(),
+                     [](const AttentionTile& a, const AttentionTile& b) { return a.position > b.position; });
   }
 
-  void attend(int index, size_t first, size_t count) {
-    const std::vector<AttentionTile> tiles = cut_in_tiles(first, count);
-    at_->stream.synchronize();  // of the chunk before; a launch is far shorter than a chunk
-    tiles_ = tiles;
-    at_->tiles.resize(tiles_.size());
-    at_->tiles.upload(tiles_, at_->stream);
+  void attend(int index, size_t first) {
+    const size_t chunk = first / plan_.chunk;
     CausalAttention attention;
     attention.query = at_->query_parts.view();
     attention.key = at_->key_parts.view(), attention.value = at_->value_parts.view();
-    attention.tiles = at_->tiles.data();
-    attention.tile_count = static_cast<unsigned>(tiles_.size());
+    attention.tiles = at_->tiles.data() + tiles_[chunk];
+    attention.tile_count = static_cast<unsigned>(tiles_[chunk + 1] - tiles_[chunk]);
     attention.q_heads = static_cast<unsigned>(config_.num_q_heads);
     attention.kv_heads = static_cast<unsigned>(config_.num_kv_heads);
     attention.dims = static_cast<unsigned>(config_.head_dim), attention.padded = padded_;
@@ -467,7 +472,7 @@ class Steps final : public PrefillSteps {
   const ModelConfig& config_;
   const PrefillPlan& plan_;
   unsigned padded_ = 0;
-  std::vector<AttentionTile> tiles_;  // of the copy under way
+  std::vector<size_t> tiles_;  // where those of each chunk begin, and the end
   LayerChunk out_;
   Matrix<float> final_hidden_;
   Borrowed at_;  // last: what its work reads is there until it ends

@@ -170,8 +170,12 @@ __global__ void __launch_bounds__(kRvqWarps* kWarp) rvq_beam(RvqBooks books, Rvq
     const bool last_stage = stage + 1 == books.stages;
     const unsigned wanted = last_stage ? 1 : beam.beam;
     // Where the hypotheses of this stage are, and where those of the next go.
-    const float* const old_residuals = beam.residuals[stage % 2];
-    float* const new_residuals = beam.residuals[1 - stage % 2];
+    // (Chosen without an index: an argument that is indexed would be copied to memory.)
+    const bool odd = stage % 2 != 0;
+    const float* const old_residuals = odd ? beam.residuals[1] : beam.residuals[0];
+    float* const new_residuals = odd ? beam.residuals[0] : beam.residuals[1];
+    const uint32_t* const old_paths = odd ? beam.paths[1] : beam.paths[0];
+    uint32_t* const new_paths = odd ? beam.paths[0] : beam.paths[1];
     const auto residual = [&](uint64_t row, unsigned hypothesis) {
       return stage == 0 ? beam.rows + row * books.padded
                         : old_residuals + (row * beam.beam + hypothesis) * books.padded;
@@ -293,8 +297,7 @@ __global__ void __launch_bounds__(kRvqWarps* kWarp) rvq_beam(RvqBooks books, Rvq
       const Place at = place_of(r);
       if (!at.real) continue;  // a whole warp
       const Choice choice = winners[first_place + r];
-      const uint32_t* const from =
-          beam.paths[stage % 2] + (at.row * beam.beam + choice.hypothesis) * books.stages;
+      const uint32_t* const from = old_paths + (at.row * beam.beam + choice.hypothesis) * books.stages;
       if (last_stage) {
         if (at.hypothesis != 0) continue;
         uint32_t* const to = beam.ids + at.row * books.stages;
@@ -302,7 +305,7 @@ __global__ void __launch_bounds__(kRvqWarps* kWarp) rvq_beam(RvqBooks books, Rvq
         if (lane == 0) to[stage] = choice.id;
         continue;
       }
-      uint32_t* const to = beam.paths[1 - stage % 2] + (at.row * beam.beam + at.hypothesis) * books.stages;
+      uint32_t* const to = new_paths + (at.row * beam.beam + at.hypothesis) * books.stages;
       for (unsigned s = lane; s < stage; s += kWarp) to[s] = from[s];
       if (lane == 0) to[stage] = choice.id;
       // As lib subtracts: element j's square goes to lane j mod 16, the lanes are added as a tree.
