@@ -73,6 +73,7 @@ size_t TokenRows::row_bytes() const { return impl_->row_bytes; }
 struct ClusterSelection::Impl {
   struct Query {
     uint64_t tokens;
+    uint64_t clustered;  ///< tokens from here on wait
     KeptAnyway kept;
   };
   std::vector<Query> queries;
@@ -83,8 +84,7 @@ struct ClusterSelection::Impl {
   std::vector<uint32_t> counts;
 };
 
-ClusterSelection::ClusterSelection(std::span<const ClusterQuery> queries, size_t budget)
-    : impl_(std::make_unique<Impl>()) {
+ClusterSelection::ClusterSelection(std::span<const ClusterQuery> queries) : impl_(std::make_unique<Impl>()) {
   Impl& own = *impl_;
   if (queries.size() > kMostQueries)
     throw failed("{} selections at a time; a device makes {}", queries.size(), kMostQueries);
@@ -94,12 +94,13 @@ ClusterSelection::ClusterSelection(std::span<const ClusterQuery> queries, size_t
   uint64_t most_tokens = 0;
   for (const ClusterQuery& query : queries) {
     const ClusterIndex::Impl& index = query.index->impl();
-    if (query.queries.rows() == 0 || query.queries.cols() != index.dims || query.tokens < index.end ||
-        query.tokens > UINT32_MAX)
+    if (query.queries.rows() == 0 || query.queries.cols() != index.dims || query.tokens > UINT32_MAX)
       throw failed("{} queries of {} dimensions for {} tokens and an index of {} of {}", query.queries.rows(),
                    query.queries.cols(), query.tokens, index.end, index.dims);
-    const uint64_t waiting = query.tokens - std::min<uint64_t>(query.tokens, std::max(index.sink, index.end));
-    const KeptAnyway kept = kept_anyway(query.tokens, index.sink, waiting, budget);
+    const uint64_t clustered = std::max(index.sink, index.end);
+    const uint64_t waiting = query.tokens - std::min(query.tokens, clustered);
+    const KeptAnyway kept =
+        kept_anyway(query.tokens, index.sink, std::max(waiting, query.newest), query.budget);
     ClusterSearch& search = searches.emplace_back();
     search.centroids = index.centroids.data(), search.offsets = index.offsets.data();
     search.ids = index.ids.data(), search.labels = index.labels.data();
@@ -108,9 +109,11 @@ ClusterSelection::ClusterSelection(std::span<const ClusterQuery> queries, size_t
     search.mean = query.by == SharedBy::mean;
     search.tokens = static_cast<uint32_t>(query.tokens);
     search.first = static_cast<uint32_t>(kept.first), search.newest = static_cast<uint32_t>(kept.newest);
-    search.budget = static_cast<uint32_t>(std::min<uint64_t>(budget - kept.first - kept.newest, UINT32_MAX));
-    own.queries.push_back({query.tokens, kept});
-    own.room = std::max<size_t>(own.room, std::min<uint64_t>(budget, query.tokens));
+    search.budget =
+        static_cast<uint32_t>(std::min<uint64_t>(query.budget - kept.first - kept.newest, UINT32_MAX));
+    search.end = static_cast<uint32_t>(index.end);
+    own.queries.push_back({query.tokens, clustered, kept});
+    own.room = std::max<size_t>(own.room, std::min<uint64_t>(query.budget, query.tokens));
     most_tokens = std::max(most_tokens, query.tokens);
     all.most_clusters = std::max(all.most_clusters, search.clusters);
     for (size_t i = 0; i < query.queries.rows(); ++i)
@@ -158,16 +161,16 @@ std::vector<Scored> ClusterSelection::tokens(size_t query, Order order) const {
   own.stream.synchronize();
   std::vector<Scored> chosen(count);
   for (size_t i = 0; i < count; ++i) {
-    const bool first = ids[i] < of.kept.first, newest = ids[i] >= of.tokens - of.kept.newest;
-    chosen[i] = {first    ? std::numeric_limits<float>::infinity()
-                 : newest ? waiting_score(of.tokens, ids[i])
-                          : scores[i],
+    chosen[i] = {ids[i] < of.kept.first   ? std::numeric_limits<float>::infinity()
+                 : ids[i] >= of.clustered ? waiting_score(of.tokens, ids[i])
+                                          : scores[i],
                  ids[i]};
   }
   if (order == Order::by_id) return chosen;
   // Those of the sink, by rising id; those that wait, the newest first; then clusters, the best first.
   const auto begin = chosen.begin() + static_cast<ptrdiff_t>(of.kept.first),
-             waiting = chosen.end() - static_cast<ptrdiff_t>(of.kept.newest);
+             waiting = std::partition_point(begin, chosen.end(),
+                                            [&](const Scored&token) { return token.id < of.clustered; });
   rank({begin, waiting});
   std::reverse(waiting, chosen.end());
   std::rotate(begin, waiting, chosen.end());

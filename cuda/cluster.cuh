@@ -17,7 +17,8 @@ struct ClusterSearch {
   const float* queries = nullptr;     ///< (query_count, dims)
   uint32_t clusters = 0, dims = 0, query_count = 0;
   uint32_t mean = 0;               ///< 1: scores are the queries' mean; 0: their largest
-  uint32_t tokens = 0;             ///< of the document
+  uint32_t tokens = 0;             ///< that the queries see
+  uint32_t end = 0;                ///< of the index: tokens from here on have no cluster
   uint32_t first = 0, newest = 0;  ///< tokens that are taken anyway: KeptAnyway
   uint32_t budget = 0;             ///< tokens of clusters at most
 };

@@ -34,12 +34,14 @@ class ClusterIndex {
   std::unique_ptr<Impl> impl_;
 };
 
-/// A group of queries that share a selection, as of ClusterSelector::select_shared.
+/// A group of queries that share a selection.
 struct ClusterQuery {
   const ClusterIndex* index = nullptr;
-  uint64_t tokens = 0;              ///< of the document, at least those of the index
+  uint64_t tokens = 0;              ///< that the queries see, the first ones of the document
   MatrixView<const float> queries;  ///< (n, dims), n >= 1
   SharedBy by = SharedBy::max;
+  size_t budget = 0;    ///< tokens at most
+  uint64_t newest = 0;  ///< so many of the newest are taken anyway, and those that wait for a cluster
 };
 
 /// Rows of tokens in device memory: (tokens, width) of f32 or of 16 bits, packed.
@@ -63,15 +65,18 @@ class TokenRows {
 /// What a number of queries select, in device memory.
 class ClusterSelection {
  public:
-  /// At most `budget` tokens for each. Throws Error(failed) for shapes that do not fit, and for scores that
-  /// are NaNs: of a query that is not finite.
-  ClusterSelection(std::span<const ClusterQuery> queries, size_t budget);
+  /// Throws Error(failed) for shapes that do not fit, and for scores that are NaNs: of a query that is not
+  /// finite.
+  explicit ClusterSelection(std::span<const ClusterQuery> queries);
   ~ClusterSelection();
   ClusterSelection(ClusterSelection&&) noexcept;
   ClusterSelection& operator=(ClusterSelection&&) noexcept;
 
   size_t queries() const;
-  /// As kvcodec::ClusterSelector::select_shared.
+  /// The tokens that kept_anyway() keeps, and of those before the newest ones the best: by the scores of
+  /// their clusters, of equal ones the lowest ids. Where the queries see all of a document, as
+  /// kvcodec::ClusterSelector::select_shared. Tokens of the sink have infinite scores, tokens that wait
+  /// waiting_score() among those seen.
   std::vector<Scored> tokens(size_t query, Order order = Order::by_score) const;
 
   /// The rows of each query's tokens, by rising id, as they are in rows[query]: row_bytes each, without gaps.

@@ -18,6 +18,22 @@ __device__ __forceinline__ uint32_t key_of(float score) {
   return static_cast<uint32_t>(ordered_key(score)) ^ 0x80000000u;
 }
 
+/// Where the tokens of a cluster end that may be chosen: those before the newest ones, which are taken
+/// anyway.
+__device__ __forceinline__ uint64_t end_of(const ClusterSearch& search, unsigned cluster) {
+  const uint32_t newest = search.tokens - search.newest;
+  uint64_t low = search.offsets[cluster], high = search.offsets[cluster + 1];
+  if (newest >= search.end) return high;
+  while (low < high) {
+    const uint64_t middle = low + (high - low) / 2;
+    if (search.ids[middle] < newest)
+      low = middle + 1;
+    else
+      high = middle;
+  }
+  return low;
+}
+
 }  // namespace cluster_detail
 
 /// Half a warp per cluster. A product is that of lib/linalg: element i in lane i mod 16, products rounded
@@ -67,7 +83,7 @@ __global__ void __launch_bounds__(kClusterThreads) limit_clusters(ClusterSearche
       const uint32_t key = cluster_detail::key_of(scores[c]);
       if ((key & mask) == prefix)
         atomicAdd(&bins[key >> shift & 255],
-                  static_cast<uint32_t>(search.offsets[c + 1] - search.offsets[c]));
+                  static_cast<uint32_t>(cluster_detail::end_of(search, c) - search.offsets[c]));
     }
     __syncthreads();
     // Bins from the top: a thread's is the one that holds the left-th token if those above are fewer.
@@ -75,6 +91,10 @@ __global__ void __launch_bounds__(kClusterThreads) limit_clusters(ClusterSearche
     const uint32_t own = bins[bin];
     uint32_t total = 0;
     const uint32_t before = prefix_sum(own, sums, total);
+    if (mask == 0 && left >= total) {  // all that may be chosen
+      if (threadIdx.x == 0) limits[0] = 0, limits[1] = 0;
+      return;  // the whole block
+    }
     if (before < left && left <= before + own) found[0] = bin, found[1] = left - before;  // one thread
     __syncthreads();
     prefix |= found[0] << shift, left = found[1];
@@ -93,7 +113,8 @@ __global__ void __launch_bounds__(kClusterThreads) mark_tokens(ClusterSearches s
   const uint32_t key = cluster_detail::key_of(searches.scores[blockIdx.y * searches.stride + cluster]);
   if (key < limit) return;
   uint32_t* const bits = searches.bits + (size_t{blockIdx.y} * 2 + (key == limit)) * searches.words;
-  for (uint64_t i = search.offsets[cluster] + lane; i < search.offsets[cluster + 1]; i += kWarp) {
+  const uint64_t end = cluster_detail::end_of(search, cluster);
+  for (uint64_t i = search.offsets[cluster] + lane; i < end; i += kWarp) {
     const uint32_t token = search.ids[i];
     atomicOr(&bits[token / 32], 1u << token % 32);
   }
@@ -130,7 +151,7 @@ __global__ void __launch_bounds__(kClusterThreads) write_tokens(ClusterSearches 
     for (; take != 0; take &= take - 1, ++place) {
       const unsigned token = word * 32 + static_cast<unsigned>(__ffs(static_cast<int>(take))) - 1;
       ids[place] = token;
-      token_scores[place] = token < search.first || token >= newest ? 0 : scores[search.labels[token]];
+      token_scores[place] = token < search.first || token >= search.end ? 0 : scores[search.labels[token]];
     }
   }
   if (threadIdx.x == 0) searches.counts[blockIdx.x] = written;

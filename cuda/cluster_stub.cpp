@@ -24,7 +24,7 @@ size_t TokenRows::tokens() const { throw not_built(); }
 size_t TokenRows::row_bytes() const { throw not_built(); }
 
 struct ClusterSelection::Impl {};
-ClusterSelection::ClusterSelection(std::span<const ClusterQuery>, size_t) { throw not_built(); }
+ClusterSelection::ClusterSelection(std::span<const ClusterQuery>) { throw not_built(); }
 ClusterSelection::~ClusterSelection() = default;
 ClusterSelection::ClusterSelection(ClusterSelection&&) noexcept = default;
 ClusterSelection& ClusterSelection::operator=(ClusterSelection&&) noexcept = default;

@@ -98,10 +98,12 @@ TEST_CASE("device: selections by clusters are lib's") {
   for (const Head& head : heads) indices.emplace_back(head.index);
   std::vector<cuda::ClusterQuery> queries;
   for (size_t i = 0; i < heads.size(); ++i)
-    queries.push_back({&indices[i], heads[i].tokens, heads[i].queries, heads[i].by});
+    queries.push_back(
+        {.index = &indices[i], .tokens = heads[i].tokens, .queries = heads[i].queries, .by = heads[i].by});
   for (const size_t budget : {0, 1, 3, 17, 31, 90, 146, 150, 151, 340, 1999, 5000}) {
     CAPTURE(budget);
-    const cuda::ClusterSelection selection(queries, budget);
+    for (cuda::ClusterQuery& query : queries) query.budget = budget;
+    const cuda::ClusterSelection selection(queries);
     REQUIRE(selection.queries() == heads.size());
     for (size_t i = 0; i < heads.size(); ++i) {
       CAPTURE(i);
@@ -111,7 +113,48 @@ TEST_CASE("device: selections by clusters are lib's") {
               selector.select_shared(heads[i].queries, heads[i].by, budget, order));
     }
   }
-  CHECK(cuda::ClusterSelection({}, 10).queries() == 0);
+  CHECK(cuda::ClusterSelection({}).queries() == 0);
+}
+
+TEST_CASE("device: selections of queries that see the first tokens of a document") {
+  NEEDS_DEVICE();
+  const uint64_t seed = 65;
+  INFO("seed ", seed);
+  Rng rng(seed);
+  const ClusterIndex index = random_index(rng, 16, 5, 300, 30, 11);
+  const cuda::ClusterIndex of_device(index);
+  const Matrix<float> queries = test::random_rows(rng, 2, 16);
+  const size_t document = 310;
+  std::vector<cuda::ClusterQuery> each;
+  for (const size_t tokens : {1, 4, 5, 6, 33, 150, 299, 300, 304, 310})
+    for (const size_t newest : {0, 1, 8, 200, 400})
+      for (const size_t budget : {0, 2, 6, 20, 130, 400})
+        each.push_back({&of_device, tokens, queries, SharedBy::max, budget, newest});
+  const cuda::ClusterSelection selection(each);
+  Matrix<float> scores(2, document);
+  ClusterSelector(index, document).scores(queries, scores);
+  for (size_t i = 0; i < each.size(); ++i) {
+    const cuda::ClusterQuery& query = each[i];
+    CAPTURE(query.tokens);
+    CAPTURE(query.newest);
+    CAPTURE(query.budget);
+    // By all tokens' scores: those kept anyway, and the best of the others.
+    const uint64_t waiting = query.tokens - std::min<uint64_t>(query.tokens, 300);
+    const KeptAnyway kept = kept_anyway(query.tokens, 5, std::max(waiting, query.newest), query.budget);
+    std::vector<Scored> expected, others;
+    for (uint64_t t = 0; t < query.tokens; ++t) {
+      const Scored token{t < 300 ? std::max(scores(0, t), scores(1, t)) : waiting_score(query.tokens, t),
+                         static_cast<uint32_t>(t)};
+      (t < kept.first || t >= query.tokens - kept.newest ? expected : others).push_back(token);
+    }
+    rank(others);
+    others.resize(std::min(others.size(), query.budget - expected.size()));
+    expected.insert(expected.end(), others.begin(), others.end());
+    std::ranges::sort(expected, {}, &Scored::id);
+    CHECK(selection.tokens(i, Order::by_id) == expected);
+    rank(expected);
+    CHECK(selection.tokens(i) == expected);
+  }
 }
 
 TEST_CASE("device: rows of selected tokens are gathered as they are") {
@@ -119,7 +162,7 @@ TEST_CASE("device: rows of selected tokens are gathered as they are") {
   Rng rng(63);
   const Head wide{random_index(rng, 16, 4, 150, 20, 20), 157, test::random_rows(rng, 1, 16), SharedBy::max};
   const cuda::ClusterIndex index(wide.index);
-  const std::vector<cuda::ClusterQuery> queries(4, {&index, wide.tokens, wide.queries, wide.by});
+  const std::vector<cuda::ClusterQuery> queries(4, {&index, wide.tokens, wide.queries, wide.by, 60});
   const Matrix<float> floats = test::random_rows(rng, 157, 20), few = test::random_rows(rng, 160, 3);
   Matrix<uint16_t> halves(157, 64), odd(157, 5);
   for (size_t i = 0; i < halves.size(); ++i) halves.data()[i] = static_cast<uint16_t>(rng.next());
@@ -128,7 +171,7 @@ TEST_CASE("device: rows of selected tokens are gathered as they are") {
   const cuda::TokenRows rows[] = {cuda::TokenRows(floats), cuda::TokenRows(few.view().columns(1, 1)),
                                   cuda::TokenRows(halves), cuda::TokenRows(odd)};
   const cuda::TokenRows* const each[] = {&rows[0], &rows[1], &rows[2], &rows[3]};
-  const cuda::ClusterSelection selection(queries, 60);
+  const cuda::ClusterSelection selection(queries);
   const auto gathered = selection.gather(each);
   const std::vector<Scored> tokens = selection.tokens(0, Order::by_id);
   REQUIRE(tokens.size() == 60);
@@ -157,11 +200,10 @@ TEST_CASE("device: selections refuse what they cannot rank") {
   Matrix<float> query = test::random_rows(rng, 2, 8);
   const Matrix<float> narrow = test::random_rows(rng, 1, 7);
   const auto select = [&](uint64_t tokens, MatrixView<const float> queries) {
-    const cuda::ClusterQuery each{&index, tokens, queries, SharedBy::max};
-    (void)cuda::ClusterSelection({&each, 1}, 10);
+    const cuda::ClusterQuery each{&index, tokens, queries, SharedBy::max, 10};
+    (void)cuda::ClusterSelection({&each, 1});
   };
   CHECK_NOTHROW(select(30, query));
-  CHECK_THROWS_AS(select(29, query), Error);
   CHECK_THROWS_AS(select(30, narrow), Error);
   CHECK_THROWS_AS(select(30, query.view().rows(0, 0)), Error);
   query(1, 3) = NAN;

@@ -38,10 +38,10 @@ void selection_case(DeviceBench& bench, size_t tokens, size_t heads, size_t budg
   const size_t clusters = index.clusters();
   const std::vector<float> queries = random_floats(2, heads * group * dims);
   const cuda::ClusterIndex of_device(index);
-  const cuda::ClusterQuery query{&of_device, tokens, {queries.data(), group, dims}, SharedBy::max};
+  const cuda::ClusterQuery query{&of_device, tokens, {queries.data(), group, dims}, SharedBy::max, budget};
   const auto expected =
       ClusterSelector(index, tokens).select_shared(query.queries, SharedBy::max, budget, Order::by_id);
-  verify(cuda::ClusterSelection({&query, 1}, budget).tokens(0, Order::by_id) == expected, "cluster/select");
+  verify(cuda::ClusterSelection({&query, 1}).tokens(0, Order::by_id) == expected, "cluster/select");
 
   // All heads have the same clusters, in places of their own: what is timed is the same.
   std::vector<cuda::DeviceBuffer<float>> centroids;
@@ -63,7 +63,7 @@ void selection_case(DeviceBench& bench, size_t tokens, size_t heads, size_t budg
     search.queries = device_queries.data() + h * group * dims;
     search.clusters = static_cast<uint32_t>(clusters), search.dims = static_cast<uint32_t>(dims);
     search.query_count = static_cast<uint32_t>(group);
-    search.tokens = static_cast<uint32_t>(tokens);
+    search.tokens = static_cast<uint32_t>(tokens), search.end = static_cast<uint32_t>(tokens);
     search.first = static_cast<uint32_t>(kept.first), search.newest = static_cast<uint32_t>(kept.newest);
     search.budget = static_cast<uint32_t>(budget - kept.first - kept.newest);
   }
@@ -98,7 +98,7 @@ void selection_case(DeviceBench& bench, size_t tokens, size_t heads, size_t budg
   for (auto& value : values) value = static_cast<uint16_t>(rng.next());
   const cuda::TokenRows token_rows(MatrixView<const uint16_t>(values.data(), tokens, dims));
   const cuda::TokenRows* const rows_of[] = {&token_rows};
-  const auto gathered = cuda::ClusterSelection({&query, 1}, budget).gather(rows_of);
+  const auto gathered = cuda::ClusterSelection({&query, 1}).gather(rows_of);
   for (size_t i = 0; i < expected.size(); ++i)
     verify(
         std::memcmp(gathered[0].data() + i * dims * 2, values.data() + expected[i].id * dims, dims * 2) == 0,
