@@ -177,7 +177,7 @@ class Engine final : public PrefillEngine {
   }
 
   std::unique_ptr<PrefillSteps> start(const PrefillPlan& plan) override;
-  void logits(MatrixView<const float> hidden, MatrixView<float> out) override;
+  bool logits(MatrixView<const float> hidden, MatrixView<float> out) override;
 
   const LlamaWeights& weights() const { return weights_; }
   const DeviceLayer& layer(int index) const { return layers_[as_size(index)]; }
@@ -482,7 +482,7 @@ std::unique_ptr<PrefillSteps> Engine::start(const PrefillPlan& plan) {
   return std::make_unique<Steps>(*this, plan);
 }
 
-void Engine::logits(MatrixView<const float> hidden, MatrixView<float> out) {
+bool Engine::logits(MatrixView<const float> hidden, MatrixView<float> out) {
   const DeviceLinear& output = head();
   Borrowed at(*this);
   const size_t at_once = logit_rows(hidden.rows()), width = hidden.cols();
@@ -504,6 +504,7 @@ void Engine::logits(MatrixView<const float> hidden, MatrixView<float> out) {
     at->stream.synchronize();
     for (size_t i = 0; i < count; ++i) std::ranges::copy(made.row(i), out.row(first + i).begin());
   }
+  return true;
 }
 
 }  // namespace

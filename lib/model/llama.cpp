@@ -409,9 +409,9 @@ void LlamaModel::prefill(const PrefillBatch& batch, const PrefillOptions& option
   if (batch.tokens.empty()) return;
 
   const PrefillPlan plan = plan_of(batch, options);
-  const std::unique_ptr<PrefillSteps> steps = impl_->engine && !options.attention
-                                                  ? impl_->engine->start(plan)
-                                                  : std::make_unique<CpuSteps>(weights, plan);
+  std::unique_ptr<PrefillSteps> steps;
+  if (impl_->engine && !options.attention) steps = impl_->engine->start(plan);
+  if (!steps) steps = std::make_unique<CpuSteps>(weights, plan);
   steps->embed();
   const int layers = layers_to_run(config, options);
   const double total = static_cast<double>(batch.tokens.size());
@@ -436,7 +436,7 @@ void LlamaModel::logits(MatrixView<const float> hidden, MatrixView<float> out) c
       hidden.rows() != out.rows())
     throw failed("logits ({}, {}) of ({}, {}) for a model of {} and {}", out.rows(), out.cols(),
                  hidden.rows(), hidden.cols(), config.hidden_size, config.vocabulary_size);
-  if (impl_->engine) return impl_->engine->logits(hidden, out);
+  if (impl_->engine && impl_->engine->logits(hidden, out)) return;
   WorkerScratch scratch;
   const LinearOutput output{&*weights.head, out};
   apply(hidden, {&output, 1}, Write::replace, scratch);

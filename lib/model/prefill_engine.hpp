@@ -55,12 +55,15 @@ class PrefillSteps {
 };
 
 /// Several threads may use an engine at a time, each for its own prefill. What it was made from outlives it.
+/// It may decline: then the CPU does the work.
 class PrefillEngine {
  public:
   virtual ~PrefillEngine() = default;
+  /// nullptr: declined.
   virtual std::unique_ptr<PrefillSteps> start(const PrefillPlan& plan) = 0;
-  /// As LlamaModel::logits; shapes are checked, and there is an output matrix.
-  virtual void logits(MatrixView<const float> hidden, MatrixView<float> out) = 0;
+  /// As LlamaModel::logits; shapes are checked, and there is an output matrix. False: declined, with nothing
+  /// written.
+  virtual bool logits(MatrixView<const float> hidden, MatrixView<float> out) = 0;
 };
 
 }  // namespace kvcodec

@@ -261,6 +261,36 @@ TEST_CASE("device: a prefill whose sink fails leaves the next one alone") {
   models.check_prefill({tokens, offsets}, options);
 }
 
+TEST_CASE("a prefill that an engine declines is the CPU's") {
+  const ModelConfig config = config_of(2, 16, 24, 4, 2, 8);
+  Rng rng(57);
+  const WeightsInMemory weights = test::random_weights(config, DType::bf16, 9);
+  LlamaModel model(config, weights);
+  const std::vector<uint32_t> tokens = random_tokens(20, rng);
+  const std::vector<uint64_t> offsets = {0, 20};
+  struct Declines final : PrefillEngine {
+    int asked = 0;
+    std::unique_ptr<PrefillSteps> start(const PrefillPlan&) override { return ++asked, nullptr; }
+    bool logits(MatrixView<const float>, MatrixView<float>) override { return ++asked, false; }
+  };
+  PrefillOptions options;
+  options.logits = LogitRows::later;
+  Collector found, expected;
+  model.prefill({tokens, offsets}, options, expected);
+  const auto engine = std::make_shared<Declines>();
+  model.use(engine);
+  model.prefill({tokens, offsets}, options, found);
+  CHECK(found.key == expected.key);
+  CHECK(found.hidden_rows == expected.hidden_rows);
+  Matrix<float> logits(20, 50), again(20, 50);
+  const MatrixView<const float> hidden(found.hidden_rows.data(), 20, 16);
+  model.logits(hidden, logits);
+  CHECK(engine->asked == 2);
+  model.use(nullptr);
+  model.logits(hidden, again);
+  CHECK(std::equal(logits.data(), logits.data() + logits.size(), again.data()));
+}
+
 TEST_CASE("device: heads wider than a device takes are refused") {
   NEEDS_DEVICE();
   const ModelConfig config = config_of(1, 8, 8, 1, 1, 258);
