@@ -82,6 +82,10 @@ struct ClusterSelection::Impl {
   DeviceBuffer<uint32_t> ids;
   DeviceBuffer<float> scores;
   std::vector<uint32_t> counts;
+
+  /// tokens: of the query, rising; cluster_scores: of their clusters.
+  std::vector<Scored> chosen(size_t query, std::span<const uint32_t> tokens,
+                             std::span<const float> cluster_scores, Order order) const;
 };
 
 ClusterSelection::ClusterSelection(std::span<const ClusterQuery> queries) : impl_(std::make_unique<Impl>()) {
@@ -106,7 +110,9 @@ ClusterSelection::ClusterSelection(std::span<const ClusterQuery> queries) : impl
     search.ids = index.ids.data(), search.labels = index.labels.data();
     search.clusters = static_cast<uint32_t>(index.clusters), search.dims = static_cast<uint32_t>(index.dims);
     search.query_count = static_cast<uint32_t>(query.queries.rows());
-    search.mean = query.by == SharedBy::mean;
+    search.share = query.by == SharedBy::max ? ClusterShare::max
+                   : query.divided           ? ClusterShare::mean
+                                             : ClusterShare::sum;
     search.tokens = static_cast<uint32_t>(query.tokens);
     search.first = static_cast<uint32_t>(kept.first), search.newest = static_cast<uint32_t>(kept.newest);
     search.budget =
@@ -143,7 +149,7 @@ ClusterSelection::ClusterSelection(std::span<const ClusterQuery> queries) : impl
   uint32_t is_nan = 0;
   nan.download({&is_nan, 1}, own.stream);
   own.stream.synchronize();
-  if (is_nan != 0) throw failed("a query's score of a cluster is no number");
+  if (is_nan != 0) throw bad_input("a query's score of a cluster is no number");
 }
 ClusterSelection::~ClusterSelection() = default;
 ClusterSelection::ClusterSelection(ClusterSelection&&) noexcept = default;
@@ -152,29 +158,48 @@ size_t ClusterSelection::queries() const { return impl_->queries.size(); }
 
 std::vector<Scored> ClusterSelection::tokens(size_t query, Order order) const {
   const Impl& own = *impl_;
-  const Impl::Query& of = own.queries.at(query);
-  const size_t count = own.counts[query];
-  std::vector<uint32_t> ids(count);
-  std::vector<float> scores(count);
+  std::vector<uint32_t> ids(own.counts.at(query));
+  std::vector<float> scores(ids.size());
   own.ids.download(ids, own.stream, query * own.room);
   own.scores.download(scores, own.stream, query * own.room);
   own.stream.synchronize();
-  std::vector<Scored> chosen(count);
+  return own.chosen(query, ids, scores, order);
+}
+
+std::vector<std::vector<Scored>> ClusterSelection::tokens(Order order) const {
+  const Impl& own = *impl_;
+  std::vector<uint32_t> ids(own.ids.size());
+  std::vector<float> scores(ids.size());
+  own.ids.download(ids, own.stream);
+  own.scores.download(scores, own.stream);
+  own.stream.synchronize();
+  std::vector<std::vector<Scored>> all;
+  for (size_t query = 0; query < own.queries.size(); ++query)
+    all.push_back(own.chosen(query, std::span(ids).subspan(query * own.room, own.counts[query]),
+                             std::span(scores).subspan(query * own.room, own.counts[query]), order));
+  return all;
+}
+
+std::vector<Scored> ClusterSelection::Impl::chosen(size_t query, std::span<const uint32_t> tokens,
+                                                   std::span<const float> cluster_scores, Order order) const {
+  const Query& of = queries[query];
+  const size_t count = tokens.size();
+  std::vector<Scored> best(count);
   for (size_t i = 0; i < count; ++i) {
-    chosen[i] = {ids[i] < of.kept.first   ? std::numeric_limits<float>::infinity()
-                 : ids[i] >= of.clustered ? waiting_score(of.tokens, ids[i])
-                                          : scores[i],
-                 ids[i]};
+    best[i] = {tokens[i] < of.kept.first   ? std::numeric_limits<float>::infinity()
+               : tokens[i] >= of.clustered ? waiting_score(of.tokens, tokens[i])
+                                           : cluster_scores[i],
+               tokens[i]};
   }
-  if (order == Order::by_id) return chosen;
+  if (order == Order::by_id) return best;
   // Those of the sink, by rising id; those that wait, the newest first; then clusters, the best first.
-  const auto begin = chosen.begin() + static_cast<ptrdiff_t>(of.kept.first),
-             waiting = std::partition_point(begin, chosen.end(),
+  const auto begin = best.begin() + static_cast<ptrdiff_t>(of.kept.first),
+             waiting = std::partition_point(begin, best.end(),
                                             [&](const Scored&token) { return token.id < of.clustered; });
   rank({begin, waiting});
-  std::reverse(waiting, chosen.end());
-  std::rotate(begin, waiting, chosen.end());
-  return chosen;
+  std::reverse(waiting, best.end());
+  std::rotate(begin, waiting, best.end());
+  return best;
 }
 
 std::vector<std::vector<std::byte>> ClusterSelection::gather(std::span<const TokenRows* const> rows) const {

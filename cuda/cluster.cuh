@@ -8,6 +8,9 @@
 
 namespace kvcodec::cuda {
 
+/// What the scores of several queries become.
+enum class ClusterShare : uint32_t { max, mean, sum };
+
 /// One selection.
 struct ClusterSearch {
   const float* centroids = nullptr;   ///< (clusters, dims)
@@ -16,7 +19,7 @@ struct ClusterSearch {
   const uint32_t* labels = nullptr;   ///< (tokens of the index): a token's cluster; of the sink anything
   const float* queries = nullptr;     ///< (query_count, dims)
   uint32_t clusters = 0, dims = 0, query_count = 0;
-  uint32_t mean = 0;               ///< 1: scores are the queries' mean; 0: their largest
+  ClusterShare share = ClusterShare::max;
   uint32_t tokens = 0;             ///< that the queries see
   uint32_t end = 0;                ///< of the index: tokens from here on have no cluster
   uint32_t first = 0, newest = 0;  ///< tokens that are taken anyway: KeptAnyway

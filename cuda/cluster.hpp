@@ -40,6 +40,7 @@ struct ClusterQuery {
   uint64_t tokens = 0;              ///< that the queries see, the first ones of the document
   MatrixView<const float> queries;  ///< (n, dims), n >= 1
   SharedBy by = SharedBy::max;
+  bool divided = true;  ///< by mean: false ranks by the sum of scores, as lib/codec/selection.hpp does
   size_t budget = 0;    ///< tokens at most
   uint64_t newest = 0;  ///< so many of the newest are taken anyway, and those that wait for a cluster
 };
@@ -65,8 +66,8 @@ class TokenRows {
 /// What a number of queries select, in device memory.
 class ClusterSelection {
  public:
-  /// Throws Error(failed) for shapes that do not fit, and for scores that are NaNs: of a query that is not
-  /// finite.
+  /// Throws Error(failed) for shapes that do not fit, and Error(bad_input) for scores that are NaNs: of a
+  /// query that is not finite.
   explicit ClusterSelection(std::span<const ClusterQuery> queries);
   ~ClusterSelection();
   ClusterSelection(ClusterSelection&&) noexcept;
@@ -78,6 +79,8 @@ class ClusterSelection {
   /// kvcodec::ClusterSelector::select_shared. Tokens of the sink have infinite scores, tokens that wait
   /// waiting_score() among those seen.
   std::vector<Scored> tokens(size_t query, Order order = Order::by_score) const;
+  /// Those of all queries.
+  std::vector<std::vector<Scored>> tokens(Order order = Order::by_score) const;
 
   /// The rows of each query's tokens, by rising id, as they are in rows[query]: row_bytes each, without gaps.
   /// Throws Error(failed) for rows of fewer tokens than the query's.

@@ -51,10 +51,10 @@ __global__ void __launch_bounds__(kClusterThreads) score_clusters(ClusterSearche
     for (unsigned j = lane; j < search.dims; j += 16) sum += query[j] * centroid[j];
 #pragma unroll
     for (int step = 8; step > 0; step /= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
-    shared = q == 0 ? sum : search.mean ? shared + sum : sum > shared ? sum : shared;
+    shared = q == 0 ? sum : search.share != ClusterShare::max ? shared + sum : sum > shared ? sum : shared;
     if (real && lane == 0 && sum != sum) *searches.nan = 1;
   }
-  if (search.mean && search.query_count > 1) shared /= static_cast<float>(search.query_count);
+  if (search.share == ClusterShare::mean) shared /= static_cast<float>(search.query_count);
   if (real && lane == 0) {
     searches.scores[blockIdx.y * searches.stride + cluster] = shared;
     if (shared != shared) *searches.nan = 1;

@@ -30,6 +30,7 @@ ClusterSelection::ClusterSelection(ClusterSelection&&) noexcept = default;
 ClusterSelection& ClusterSelection::operator=(ClusterSelection&&) noexcept = default;
 size_t ClusterSelection::queries() const { throw not_built(); }
 std::vector<Scored> ClusterSelection::tokens(size_t, Order) const { throw not_built(); }
+std::vector<std::vector<Scored>> ClusterSelection::tokens(Order) const { throw not_built(); }
 std::vector<std::vector<std::byte>> ClusterSelection::gather(std::span<const TokenRows* const>) const {
   throw not_built();
 }

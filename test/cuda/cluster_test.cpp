@@ -129,8 +129,15 @@ TEST_CASE("device: selections of queries that see the first tokens of a document
   for (const size_t tokens : {1, 4, 5, 6, 33, 150, 299, 300, 304, 310})
     for (const size_t newest : {0, 1, 8, 200, 400})
       for (const size_t budget : {0, 2, 6, 20, 130, 400})
-        each.push_back({&of_device, tokens, queries, SharedBy::max, budget, newest});
+        each.push_back({.index = &of_device,
+                        .tokens = tokens,
+                        .queries = queries,
+                        .by = each.size() % 2 == 0 ? SharedBy::max : SharedBy::mean,
+                        .divided = false,
+                        .budget = budget,
+                        .newest = newest});
   const cuda::ClusterSelection selection(each);
+  const auto all = selection.tokens();
   Matrix<float> scores(2, document);
   ClusterSelector(index, document).scores(queries, scores);
   for (size_t i = 0; i < each.size(); ++i) {
@@ -143,7 +150,9 @@ TEST_CASE("device: selections of queries that see the first tokens of a document
     const KeptAnyway kept = kept_anyway(query.tokens, 5, std::max(waiting, query.newest), query.budget);
     std::vector<Scored> expected, others;
     for (uint64_t t = 0; t < query.tokens; ++t) {
-      const Scored token{t < 300 ? std::max(scores(0, t), scores(1, t)) : waiting_score(query.tokens, t),
+      const Scored token{t >= 300                    ? waiting_score(query.tokens, t)
+                         : query.by == SharedBy::max ? std::max(scores(0, t), scores(1, t))
+                                                     : scores(0, t) + scores(1, t),
                          static_cast<uint32_t>(t)};
       (t < kept.first || t >= query.tokens - kept.newest ? expected : others).push_back(token);
     }
@@ -154,6 +163,7 @@ TEST_CASE("device: selections of queries that see the first tokens of a document
     CHECK(selection.tokens(i, Order::by_id) == expected);
     rank(expected);
     CHECK(selection.tokens(i) == expected);
+    CHECK(all[i] == expected);
   }
 }
 
@@ -162,7 +172,7 @@ TEST_CASE("device: rows of selected tokens are gathered as they are") {
   Rng rng(63);
   const Head wide{random_index(rng, 16, 4, 150, 20, 20), 157, test::random_rows(rng, 1, 16), SharedBy::max};
   const cuda::ClusterIndex index(wide.index);
-  const std::vector<cuda::ClusterQuery> queries(4, {&index, wide.tokens, wide.queries, wide.by, 60});
+  const std::vector<cuda::ClusterQuery> queries(4, {&index, wide.tokens, wide.queries, wide.by, true, 60});
   const Matrix<float> floats = test::random_rows(rng, 157, 20), few = test::random_rows(rng, 160, 3);
   Matrix<uint16_t> halves(157, 64), odd(157, 5);
   for (size_t i = 0; i < halves.size(); ++i) halves.data()[i] = static_cast<uint16_t>(rng.next());
@@ -200,7 +210,7 @@ TEST_CASE("device: selections refuse what they cannot rank") {
   Matrix<float> query = test::random_rows(rng, 2, 8);
   const Matrix<float> narrow = test::random_rows(rng, 1, 7);
   const auto select = [&](uint64_t tokens, MatrixView<const float> queries) {
-    const cuda::ClusterQuery each{&index, tokens, queries, SharedBy::max, 10};
+    const cuda::ClusterQuery each{&index, tokens, queries, SharedBy::max, true, 10};
     (void)cuda::ClusterSelection({&each, 1});
   };
   CHECK_NOTHROW(select(30, query));

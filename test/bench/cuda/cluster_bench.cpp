@@ -38,7 +38,8 @@ void selection_case(DeviceBench& bench, size_t tokens, size_t heads, size_t budg
   const size_t clusters = index.clusters();
   const std::vector<float> queries = random_floats(2, heads * group * dims);
   const cuda::ClusterIndex of_device(index);
-  const cuda::ClusterQuery query{&of_device, tokens, {queries.data(), group, dims}, SharedBy::max, budget};
+  const cuda::ClusterQuery query{&of_device,    tokens, {queries.data(), group, dims},
+                                 SharedBy::max, true,   budget};
   const auto expected =
       ClusterSelector(index, tokens).select_shared(query.queries, SharedBy::max, budget, Order::by_id);
   verify(cuda::ClusterSelection({&query, 1}).tokens(0, Order::by_id) == expected, "cluster/select");
