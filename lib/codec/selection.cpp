@@ -50,16 +50,24 @@ class Step {
         newest_(
             std::max(static_cast<uint64_t>(options.newest), task.waiting.empty() ? 0 : task.waiting[step])) {}
 
-  void run(std::span<std::vector<Scored>> chosen, SelectionQuality& quality) const {
+  /// What is to be chosen, the query heads together or each for itself.
+  TokenChoice choice(size_t which) const {
+    const bool each = options_.share == "each";
+    return {each ? queries_.rows(which, 1) : queries_, visible_, budget_, newest_};
+  }
+
+  /// is_chosen: `chosen` is there already.
+  void run(bool is_chosen, std::span<std::vector<Scored>> chosen, SelectionQuality& quality) const {
     const size_t n = queries_.rows(), all = task_.selector->tokens();
-    Matrix<float> scores(n, all), exact(n, visible_);
-    task_.selector->scores(queries_, scores);
+    Matrix<float> scores(is_chosen ? 0 : n, all), exact(n, visible_);
+    if (!is_chosen) task_.selector->scores(queries_, scores);
     const CacheRows rows(task_.keys.rows(0, visible_), task_.values.rows(0, visible_));
     dot_products(queries_, rows, exact);
     const bool each = options_.share == "each";
     for (size_t i = 0; i < chosen.size(); ++i) {
       const auto own = [&](MatrixView<const float> of_all) { return each ? of_all.rows(i, 1) : of_all; };
-      chosen[i] = best(combined(own(scores), visible_, options_.share), budget_, task_.sink, newest_);
+      if (!is_chosen)
+        chosen[i] = best(combined(own(scores), visible_, options_.share), budget_, task_.sink, newest_);
       const auto wanted = ids_in_order(best(combined(own(exact), visible_, options_.share), budget_, 0, 0));
       quality.recall += selection_recall(ids_in_order(chosen[i]), wanted);
       quality.tokens += chosen[i].size();
@@ -167,18 +175,26 @@ Selections select_tokens(const SelectionTask& task, const SelectionOptions& opti
     throw failed("{} queries for {} steps of {}; {} keys, {} values, {} tokens in the index",
                  task.queries.rows(), steps, n, task.keys.rows(), task.values.rows(),
                  task.selector->tokens());
+  for (size_t step = 0; step < steps; ++step) {
+    if (task.visible[step] > task.keys.rows())
+      throw failed("step {} sees {} tokens of {}", step, task.visible[step], task.keys.rows());
+    if (!task.waiting.empty() && task.waiting[step] > task.visible[step])
+      throw failed("step {} sees {} tokens; {} of them wait", step, task.visible[step], task.waiting[step]);
+  }
   const size_t per_step = options.share == "each" ? n : 1;
   Selections result{std::vector<std::vector<Scored>>(steps * per_step), {}};
+  bool is_chosen = false;
+  if (task.chooser) {
+    std::vector<TokenChoice> choices;
+    for (size_t i = 0; i < result.chosen.size(); ++i)
+      choices.push_back(Step(task, options, i / per_step).choice(i % per_step));
+    is_chosen = task.chooser(choices, options.share == "max", result.chosen);
+  }
   std::vector<SelectionQuality> qualities(steps);
   parallel_for(steps, 1, [&](size_t begin, size_t end, int) {
-    for (size_t step = begin; step < end; ++step) {
-      if (task.visible[step] > task.keys.rows())
-        throw failed("step {} sees {} tokens of {}", step, task.visible[step], task.keys.rows());
-      if (!task.waiting.empty() && task.waiting[step] > task.visible[step])
-        throw failed("step {} sees {} tokens; {} of them wait", step, task.visible[step], task.waiting[step]);
+    for (size_t step = begin; step < end; ++step)
       Step(task, options, step)
-          .run(std::span(result.chosen).subspan(step * per_step, per_step), qualities[step]);
-    }
+          .run(is_chosen, std::span(result.chosen).subspan(step * per_step, per_step), qualities[step]);
   });
   for (const SelectionQuality& quality : qualities) result.quality.add(quality);
   for (size_t i = 0; i < per_step; ++i) use_caches(task, result.chosen, per_step, i, result.quality);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <iterator>
 #include <span>
 #include <vector>
@@ -36,6 +37,17 @@ struct SelectionOptions final : Options {
 std::vector<Scored> choose_tokens(MatrixView<const float> scores, size_t visible, uint64_t budget,
                                   uint64_t sink, uint64_t newest, const std::string& share);
 
+/// Queries that agree on one selection.
+struct TokenChoice {
+  MatrixView<const float> queries;  ///< (n, dims)
+  uint64_t visible = 0;             ///< they see tokens [0, visible)
+  uint64_t budget = 0, newest = 0;  ///< as of choose_tokens()
+};
+/// Who chooses instead of the scores of a selector: chosen[i] = what choose_tokens() gives for choices[i], by
+/// share "max" if largest, else by "mean". False: declined, with nothing written.
+using TokenChooser = std::function<bool(std::span<const TokenChoice> choices, bool largest,
+                                        std::span<std::vector<Scored>> chosen)>;
+
 /// One head: its key/value rows and the queries of the query heads that share it, causal.
 struct SelectionTask {
   const Selector* selector = nullptr;                  ///< over all tokens of the document
@@ -48,7 +60,8 @@ struct SelectionTask {
   /// where it is more: those that wait for their cluster. They come behind the sink where the budget is too
   /// small for both (kept_anyway of lib/attention/cluster_selector.hpp). Empty: none.
   std::span<const uint64_t> waiting = {};
-  uint64_t sink = 0;  ///< first tokens, always selected and at hand: no use of the cache
+  uint64_t sink = 0;          ///< first tokens, always selected and at hand: no use of the cache
+  TokenChooser chooser = {};  ///< with the tokens and scores that `selector` would lead to; or nothing
 };
 
 /// Steps for which tokens stay at hand in the caches that are measured, R: none, and what the ClusterKV paper
