@@ -24,6 +24,8 @@
 #include "formats/outputs_file.hpp"
 #include "formats/selection_file.hpp"
 #include "lib/codec/chosen.hpp"
+#include "lib/codec/engine.hpp"
+#include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 #include "lib/metrics/reconstruction.hpp"
 #include "lib/metrics/selection.hpp"
@@ -216,14 +218,18 @@ class NamedSource final : public AttentionSource {
 class Attender {
  public:
   Attender(const CodesReader& codes, const Codec& codec, const KvReader& kv, const std::vector<Asked>& asked,
-           std::vector<int> layers, bool check, Selected* selected, OutputsWriter* writer, ProgressBar& bar)
+           std::vector<int> layers, bool check, bool multiplies, Selected* selected, Engine* engine,
+           uint64_t room, OutputsWriter* writer, ProgressBar& bar)
       : codes_(codes),
         codec_(codec),
         kv_(kv),
         asked_(asked),
         layers_(std::move(layers)),
         check_(check),
+        multiplies_(multiplies),
         selected_(selected),
+        engine_(engine),
+        room_(room),
         writer_(writer),
         bar_(bar),
         result_{.layers = {},
@@ -278,27 +284,49 @@ class Attender {
             selected_->tokens(shape, layers_, std::span(one.rows).subspan(first, count), queries.visible);
         const auto output = timed(queries, [&](MatrixView<float> out) {
           at_dataset(codes_.name(), Side::key, group, [&] {
-            attend_chosen(codec_, shape, *keys, *values, {q_heads(), rows, selected_->heads(), tokens}, out);
+            attend_chosen(codec_, shape, *keys, *values, {q_heads(), rows, selected_->heads(), tokens}, out,
+                          engine_ ? engine_->attention() : nullptr);
           });
         });
         note(shape, output, {}, timed(shape, original, queries));
       } else {
         answer(shape, queries, NamedSource(straight, codes_.name(), group),
-               NamedSource(decoded, codes_.name(), group), original);
+               NamedSource(decoded, codes_.name(), group), original, [&](MatrixView<float> out) {
+                 return attends_on_device(shape, queries) && at_dataset(codes_.name(), Side::key, group, [&] {
+                          return attend_decoded(*engine_->attention(), codec_, shape, *keys, *values, queries,
+                                                out);
+                        });
+               });
       }
       done_ += count;
       bar_.update(static_cast<double>(done_), static_cast<double>(planned_));
     }
   }
 
-  /// Asks one batch of queries everywhere, and notes what comes of it.
+  /// Whether a device attends to what was decoded: where the codec cannot multiply, and memory holds all that
+  /// the queries see.
+  bool attends_on_device(const GroupShape& shape, const CausalQueries& queries) const {
+    if (!engine_ || multiplies_) return false;
+    const uint64_t tokens = std::ranges::max(queries.visible);
+    const bool fits = checked_mul(tokens, 2 * shape.width() * sizeof(float)) <= room_;
+    if (!fits)
+      engine_->leave(
+          fmt::format("attention over {}, which --memory does not hold", counted(tokens, "token")));
+    return fits && engine_->attention();
+  }
+
+  /// Asks one batch of queries everywhere, and notes what comes of it. on_device(out): whether a device did
+  /// it.
+  template <class Device>
   void answer(const GroupShape& shape, const CausalQueries& queries, const AttentionSource& straight,
-              const AttentionSource& decoded, const AttentionSource& original) {
+              const AttentionSource& decoded, const AttentionSource& original, const Device& on_device) {
     Timed output, check;
     // Whoever comes second finds in the caches what it reads: the two take turns.
     const bool check_first = check_ && turn_++ % 2 == 1;
     if (check_first) check = timed(shape, decoded, queries);
-    output = timed(shape, straight, queries);
+    output = timed(queries, [&](MatrixView<float> out) {
+      if (!on_device(out)) attend_causally(shape, straight, queries, out);
+    });
     if (check_ && !check_first) check = timed(shape, decoded, queries);
     note(shape, output, check, timed(shape, original, queries));
   }
@@ -368,8 +396,10 @@ class Attender {
   const KvReader& kv_;
   const std::vector<Asked>& asked_;
   std::vector<int> layers_;
-  bool check_;
+  bool check_, multiplies_;
   Selected* selected_;
+  Engine* engine_;
+  uint64_t room_;  // bytes for what is decoded at once
   OutputsWriter* writer_;
   ProgressBar& bar_;
   Result result_;
@@ -419,14 +449,15 @@ std::vector<std::string> cells(std::string label, const Result& result, const La
 std::string report(const CodesReader& codes, const CodecEntry& codec, const KvReader& kv,
                    const Result& result, bool check, bool selected) {
   const ModelInfo& model = codes.info().model;
-  std::string out = fmt::format(
-      "{} ({}, {}) asked by {}: {}, {} on {} x {}, {}\n\n", codes.name(), codec.name,
-      selected                      ? "selected tokens decoded"
-      : codec.capabilities.multiplies ? "multiplied without decoding"
-                                      : "decoded to be multiplied", kv.name(),
-      counted(result.layers.size(), "layer"), counted(static_cast<uint64_t>(model.num_q_heads), "query head"),
-      counted(static_cast<uint64_t>(model.num_kv_heads), "key/value head"), model.head_dim,
-      counted(result.documents, "document"));
+  std::string out =
+      fmt::format("{} ({}, {}) asked by {}: {}, {} on {} x {}, {}\n\n", codes.name(), codec.name,
+                  selected                        ? "selected tokens decoded"
+                  : codec.capabilities.multiplies ? "multiplied without decoding"
+                                                  : "decoded to be multiplied",
+                  kv.name(), counted(result.layers.size(), "layer"),
+                  counted(static_cast<uint64_t>(model.num_q_heads), "query head"),
+                  counted(static_cast<uint64_t>(model.num_kv_heads), "key/value head"), model.head_dim,
+                  counted(result.documents, "document"));
   const std::string errors = "error of outputs", checked = "decoding first";
   std::vector<Table::Column> columns = {{"layer"},
                                         {"queries"},
@@ -542,7 +573,7 @@ std::string attend(Command& command) {
   if (options.check && !options.select.empty())
     throw usage_error("--check compares attention over all tokens; leave it out with --select");
   check_inputs({options.input, options.queries, options.book, options.select});
-  options.common.apply(command, false);
+  options.common.apply(command, true);
 
   const CodesReader codes(options.input);
   const KvReader kv(options.queries);
@@ -550,7 +581,7 @@ std::string attend(Command& command) {
   check_queries(kv, codes, layers);
   const auto documents = options.documents.choose(codes.info().documents, codes.name());
   const auto asked = find_queries(kv, codes, match_documents(token_axis(kv), token_axis(codes), documents));
-  const CodecOfFile codec(codes, options.book);
+  const CodecOfFile codec(codes, options.book, options.common.engine());
   check_memory(codes, codec.codec(), options.common);
 
   std::optional<Selected> selected;
@@ -566,11 +597,15 @@ std::string attend(Command& command) {
   std::optional<Result> result;
   {
     ProgressBar bar("attend", "queries", options.common.quiet);
-    result = Attender(codes, codec.codec(), kv, asked, layers, options.check, selected ? &*selected : nullptr,
-                      writer ? &*writer : nullptr, bar)
-                 .run();
+    result =
+        Attender(codes, codec.codec(), kv, asked, layers, options.check,
+                 codec.entry().capabilities.multiplies, selected ? &*selected : nullptr,
+                 options.common.engine(), options.common.memory_bytes() / 2, writer ? &*writer : nullptr, bar)
+            .run();
   }
   if (store) {
+    if (const Engine* engine = options.common.engine(); engine && !engine->exact())
+      command.add_to_history("--device cuda");  // sums ran in another order
     writer->finish(
         command.provenance(merged_history({kv.type().history, codes.type().history, codec.book_history(),
                                            selected ? selected->history() : std::vector<std::string>{}})));

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "cli/coding.hpp"
 #include "cli/command.hpp"
 #include "lib/codec/registry.hpp"
 #include "lib/core/error.hpp"
@@ -150,6 +151,7 @@ const Codec& SpecCodecs::make(const CodecSpec& spec, CodecContext context, uint6
     context.book = embedded_.back().get();
   }
   if (context.book) book_bytes = context.book->size_bytes();
+  context.engine = engine_for(*spec.entry, context.engine);
   codecs_.push_back(with_context(fmt::format("--codec {}", spec.text), [&] {
     return spec.recipe ? codec_from_record(*spec.entry, spec.recipe->info().parameters, context)
                        : spec.entry->make(*spec.options, context);

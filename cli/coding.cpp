@@ -3,11 +3,12 @@
 #include <algorithm>
 
 #include "cli/text.hpp"
+#include "lib/codec/engine.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec::cli {
 
-CodecOfFile::CodecOfFile(const CodesReader& codes, const std::string& book_file)
+CodecOfFile::CodecOfFile(const CodesReader& codes, const std::string& book_file, Engine* engine)
     : entry_(with_context(codes.name(), [&]() -> const CodecEntry& {
         for (const CodecEntry& entry : codecs())
           if (entry.name == codes.info().codec) return entry;
@@ -31,10 +32,9 @@ CodecOfFile::CodecOfFile(const CodesReader& codes, const std::string& book_file)
       throw usage_error("{} needs the {} with digest {}; name its file with --book", codes.name(),
                         entry_.book_type, info.book_digest);
   }
-  codec_ = with_context(codes.name(), [&] {
-    return codec_from_record(entry_, info.parameters,
-                             context_of(info.model, info.storage, book_ ? &*book_ : nullptr));
-  });
+  CodecContext context = context_of(info.model, info.storage, book_ ? &*book_ : nullptr);
+  context.engine = engine_for(entry_, engine);
+  codec_ = with_context(codes.name(), [&] { return codec_from_record(entry_, info.parameters, context); });
   codes.check_streams(*codec_);
 }
 
@@ -45,6 +45,14 @@ CodecContext context_of(const ModelInfo& model, DType storage, const Book* book)
           .query_heads = model.num_q_heads,
           .storage = storage,
           .book = book};
+}
+
+Engine* engine_for(const CodecEntry& entry, Engine* engine) {
+  if (engine && !entry.capabilities.device_twin) {
+    engine->leave(fmt::format("the codec {}", entry.name));
+    return nullptr;
+  }
+  return engine;
 }
 
 GroupShape group_shape(const ModelInfo& model, int first_layer, int layers, Side side) {

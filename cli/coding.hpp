@@ -19,7 +19,8 @@ class CodecOfFile {
  public:
   /// book_file: what --book named; empty = the embedded one, or none needed. Throws Error(usage) if a book is
   /// missing or not wanted, Error(bad_input) if it is another one than the codes were made with.
-  CodecOfFile(const CodesReader& codes, const std::string& book_file);
+  /// engine: the device to compute on, or nullptr; outlives this.
+  CodecOfFile(const CodesReader& codes, const std::string& book_file, Engine* engine = nullptr);
 
   const Codec& codec() const { return *codec_; }
   const CodecEntry& entry() const { return entry_; }
@@ -34,6 +35,9 @@ class CodecOfFile {
 };
 
 CodecContext context_of(const ModelInfo& model, DType storage, const Book* book);
+
+/// The engine that a codec is made with: nullptr if it has no device twin, which the engine is told.
+Engine* engine_for(const CodecEntry& entry, Engine* engine);
 
 GroupShape group_shape(const ModelInfo& model, int first_layer, int layers, Side side);
 

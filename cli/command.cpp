@@ -306,7 +306,7 @@ std::string Command::help() const {
 
 std::string Command::history_line() const {
   constexpr std::string_view kFlags[] = {"--quiet", "--json", "--overwrite"};
-  constexpr std::string_view kValued[] = {"--threads", "--memory"};
+  constexpr std::string_view kValued[] = {"--threads", "--memory", "--device"};
   std::string line = "kvcodec " + name_;
   for (size_t i = 0; i < arguments_.size(); ++i) {
     const std::string& word = arguments_[i];
@@ -318,7 +318,7 @@ std::string Command::history_line() const {
     }
     line += " " + shell_quoted(word);
   }
-  return line;
+  return line + history_end_;
 }
 
 }  // namespace kvcodec::cli

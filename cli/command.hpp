@@ -75,9 +75,11 @@ class Command {
   std::string help() const;
 
   /// This run's line for the history of its product: the arguments as given, quoted where a shell needs it,
-  /// without those options that cannot change the product (--threads, --memory, --quiet, --json,
+  /// without those options that cannot change the product (--threads, --memory, --device, --quiet, --json,
   /// --overwrite).
   std::string history_line() const;
+  /// Puts words at the end of that line: what was really used, where the product shows it.
+  void add_to_history(const std::string& words) { history_end_ += " " + words; }
   Provenance provenance(std::vector<std::string> history = {}) const {
     return {history_line(), std::move(history)};
   }
@@ -102,7 +104,7 @@ class Command {
   void check_spelling() const;
   void entry(const OptionField& field, std::string_view value, char letter);
 
-  std::string name_, summary_, synopsis_, description_, example_;
+  std::string name_, summary_, synopsis_, description_, example_, history_end_;
   std::vector<std::string> arguments_;
   CLI::App app_;
   std::vector<Group> groups_;

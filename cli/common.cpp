@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstdio>
 #include <fstream>
 #include <set>
 
@@ -9,6 +10,7 @@
 
 #include "cli/text.hpp"
 #include "cuda/device.hpp"
+#include "cuda/engine.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
 
@@ -61,6 +63,17 @@ uint64_t control_group_limit(const char* file) {
   return in >> text && to_number(text, limit) ? limit : 0;
 }
 
+/// Whether there is a device that runs what this program has for it.
+bool usable_device() {
+  if (cuda::devices().empty()) return false;
+  try {
+    cuda::require_device();
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
 }  // namespace
 
 std::vector<OptionField> CommonOptions::fields() {
@@ -71,7 +84,7 @@ std::vector<OptionField> CommonOptions::fields() {
        .min = 0,
        .max = kMostThreads},
       {.name = "device",
-       .help = "where to compute; auto takes the best there is",
+       .help = "where to compute; auto takes a device where there is one and the command can use it",
        .target = &device,
        .choices = {"auto", "cpu", "cuda"}},
       {.name = "seed", .help = "seed of everything random", .target = &seed, .min = 0},
@@ -89,12 +102,27 @@ void CommonOptions::declare(Command& command) {
   command.show_help_switch();
 }
 
-void CommonOptions::apply(const Command& command, bool has_twin) const {
+void CommonOptions::apply(const Command& command, bool has_twin) {
   if (command.given("threads")) set_num_threads(static_cast<int>(threads));
   (void)memory_bytes();  // a malformed size is found before any work
-  if (device != "cuda") return;
+  if (device == "cpu") return;
+  if (device == "auto") {
+    if (has_twin && usable_device()) engine_ = cuda::make_engine();
+    return;
+  }
   cuda::require_device();
   if (!has_twin) throw usage_error("{} has no CUDA version; --device must be auto or cpu", command.name());
+  if (quiet) {
+    engine_ = cuda::make_engine();
+    return;
+  }
+  engine_ = cuda::make_engine([name = command.name()](const std::string& what) {
+    // A progress bar may stand there.
+    std::fputs(fmt::format("{}kvcodec {}: note: on the CPU: {}\n",
+                           isatty(STDERR_FILENO) == 1 ? "\r\033[K" : "", name, what)
+                   .c_str(),
+               stderr);
+  });
 }
 
 uint64_t CommonOptions::memory_bytes() const {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -10,11 +11,15 @@
 #include "formats/header.hpp"
 #include "lib/core/dtype.hpp"
 
+namespace kvcodec {
+class Engine;  // lib/codec/engine.hpp
+}
+
 namespace kvcodec::cli {
 
 struct CommonOptions final : Options {
   int64_t threads = 0;  ///< 0 = all processors (or OMP_NUM_THREADS); the product does not depend on it
-  std::string device = "auto";  ///< the CPU, until a command has a device twin
+  std::string device = "auto";  ///< a device where there is one: what both do has the same result
   int64_t seed =
       0;  ///< of everything random; commands with none take it too, so that scripts can pass it to all
   std::string memory;  ///< empty = half of what the machine (or its control group) has
@@ -23,14 +28,21 @@ struct CommonOptions final : Options {
 
   std::vector<OptionField> fields() override;
 
-  /// Binds all of them; has_twin: whether the command can run on a device.
+  /// Binds all of them.
   void declare(Command& command);
-  /// Sets the number of threads and settles the device. Throws Error(no_device) for --device cuda where there
-  /// is none, and Error(usage) where there is one but the command has no device version. Before any work.
-  void apply(const Command& command, bool has_twin) const;
+  /// Sets the number of threads and settles the device. has_twin: whether some of the command's work can be
+  /// done on one. Throws Error(no_device) for --device cuda where there is none, and Error(usage) where there
+  /// is one but the command has no device version. Before any work.
+  void apply(const Command& command, bool has_twin);
+  /// The device that computes, or nullptr. With --device cuda it says on standard error what it leaves to the
+  /// CPU.
+  Engine* engine() const { return engine_.get(); }
 
   /// Bytes that the command may use for its buffers.
   uint64_t memory_bytes() const;
+
+ private:
+  std::shared_ptr<Engine> engine_;
 };
 
 /// -o and --overwrite. The result on standard output gives way to a product on it.

@@ -225,7 +225,7 @@ std::string decode(Command& command) {
     throw usage_error("--tokens and --select both say which tokens; give one");
   const auto list = number_ranges(options.select);
   check_inputs({options.input, options.book, list ? std::string() : options.select});
-  options.common.apply(command, false);
+  options.common.apply(command, true);
 
   const auto start = std::chrono::steady_clock::now();
   const CodesReader codes(options.input);
@@ -235,7 +235,7 @@ std::string decode(Command& command) {
   const auto parts = options.select.empty() ? parts_in_range(codes, documents, options.tokens)
                      : list                 ? listed_parts(codes, documents, *list)
                                             : selected_parts(codes, documents, layers, options.select);
-  const CodecOfFile file_codec(codes, options.book);
+  const CodecOfFile file_codec(codes, options.book, options.common.engine());
   const DType dtype = options.dtype.empty() ? info.source_dtype : dtype_from_name(options.dtype);
 
   OutputFile output(options.output.path, options.output.overwrite);

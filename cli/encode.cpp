@@ -305,8 +305,9 @@ class Encoding {
     info.source_dtype = kv.dtype();
     info.storage = kv.dtype() == DType::f32 ? DType::bf16 : kv.dtype();
     if (!options.storage.empty()) info.storage = dtype_from_name(options.storage);
-    made_ = make_codec(entry, codec_options,
-                       context_of(info.model, info.storage, book_ ? &book_->book : nullptr), options.book);
+    CodecContext context = context_of(info.model, info.storage, book_ ? &book_->book : nullptr);
+    context.engine = engine_for(entry, options.common.engine());
+    made_ = make_codec(entry, codec_options, context, options.book);
     info.parameters = made_->parameters();
     info.layer_group = made_->layer_group();
     const auto layers = options.layers.choose(kv.layers(), kv.name());
@@ -319,7 +320,7 @@ class Encoding {
   /// Codes that exist and grow.
   Encoding(const KvReader& kv, const EncodeOptions& options) : base_(std::in_place, options.append) {
     check_continues(kv, *base_);
-    base_codec_.emplace(*base_, options.book);
+    base_codec_.emplace(*base_, options.book, options.common.engine());
     info = base_->info();
     if (!base_codec_->entry().capabilities.appends)
       throw usage_error("{}: the codec {} cannot append", base_->name(), info.codec);
@@ -406,7 +407,7 @@ std::string encode(Command& command) {
   options.common.declare(command);
   command.parse();
   check_combination(command, options);
-  options.common.apply(command, false);
+  options.common.apply(command, true);
 
   const auto start = std::chrono::steady_clock::now();
   const KvReader kv(options.input);

@@ -295,7 +295,8 @@ void make_settings(const ModelOptions& options, const ModelConfig& config, Setti
                          .heads = config.num_kv_heads,
                          .head_dim = config.head_dim,
                          .query_heads = config.num_q_heads,
-                         .storage = dtype == DType::f32 && !exact ? DType::bf16 : dtype};
+                         .storage = dtype == DType::f32 && !exact ? DType::bf16 : dtype,
+                         .engine = options.common.engine()};
     settings.loop.push_back(
         {&settings.codecs.make(spec, context, settings.book_bytes.emplace_back()), dtype, spec.selection});
   }
@@ -551,7 +552,7 @@ std::string eval_model(Command& command) {
   declare(command, options);
   command.parse();
   check_combination(command, options);
-  options.common.apply(command, false);
+  options.common.apply(command, true);
 
   const auto start = std::chrono::steady_clock::now();
   const ModelDescription description = read_model_config(options.model);

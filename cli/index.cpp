@@ -22,6 +22,7 @@
 #include "cli/text.hpp"
 #include "formats/index_file.hpp"
 #include "formats/kv_file.hpp"
+#include "lib/codec/engine.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 
@@ -52,10 +53,10 @@ struct IndexOptions final : Options {
 /// Where keys come from: a kv file, or codes that are decoded.
 class KeySource {
  public:
-  KeySource(const std::string& file, const std::string& book) {
+  KeySource(const std::string& file, const std::string& book, Engine* engine) {
     if (identify(file).type == "codes") {
       codes_.emplace(file);
-      codec_.emplace(*codes_, book);
+      codec_.emplace(*codes_, book, engine);
     } else {
       if (!book.empty()) throw usage_error("{}: a kv file needs no book; leave out --book", file);
       kv_.emplace(file);
@@ -185,7 +186,8 @@ class Indexing {
     at_dataset(source_.name(), Side::key, result.layer, [&] {
       result.effort.add(add_batches(
           batch.tasks, options_.clusters, static_cast<uint64_t>(options_.common.seed),
-          [&](double done, double total, std::string_view) { show(done_ + count * done / total); }));
+          [&](double done, double total, std::string_view) { show(done_ + count * done / total); },
+          options_.common.engine() ? options_.common.engine()->kmeans() : KmeansFunction()));
     });
     done_ += count;
     batch = {};
@@ -403,10 +405,10 @@ std::string index(Command& command) {
   command.parse();
   options.output.check(options.common);
   check_inputs({options.input, options.book, options.append});
-  options.common.apply(command, false);
+  options.common.apply(command, true);
 
   const auto start = std::chrono::steady_clock::now();
-  const KeySource source(options.input, options.book);
+  const KeySource source(options.input, options.book, options.common.engine());
   std::optional<IndexReader> old;
   if (!options.append.empty()) {
     old.emplace(options.append);

@@ -285,12 +285,12 @@ std::string select(Command& command) {
   if (!by_clusters && !options.index.empty()) throw usage_error("--index is for --by clusters only");
   check_inputs({options.input, options.queries, options.book, options.index});
   if (!options.output.path.empty()) options.output.check(options.common);
-  options.common.apply(command, false);
+  options.common.apply(command, true);
 
   const auto start = std::chrono::steady_clock::now();
   const CodesReader codes(options.input);
   const KvReader kv(options.queries);
-  const CodecOfFile codec(codes, options.book);
+  const CodecOfFile codec(codes, options.book, options.common.engine());
   if (codes.info().layer_group != 1)
     throw usage_error("{}: codes of {} layers together cannot be selected from", codes.name(),
                       codes.info().layer_group);

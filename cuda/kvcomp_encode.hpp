@@ -16,12 +16,7 @@ namespace kvcodec::cuda {
 
 struct KvcompValues;
 
-/// What block rows become in the streams of lib/codec/kvcomp_codec.cpp.
-struct EncodedBlocks {
-  std::vector<uint8_t> modes, counts, payload, origin_bits, origins;
-  std::vector<uint32_t> sizes;
-  std::vector<uint16_t> steps;  ///< f16
-};
+using kvcomp::EncodedBlocks;
 
 /// The codes of a book as kernels take them (256): what has none is stored behind an escape.
 std::vector<uint32_t> kvcomp_codes(const HuffmanBook& book);

@@ -39,6 +39,14 @@ struct Attention {
 void attend(std::span<const Attention> heads);
 inline void attend(const Attention& head) { attend({&head, 1}); }
 
+/// What computes in place of attend: a device. Threads may share it. Its sums run in another order, the same
+/// in every run; results differ by rounding. False: left to the caller, and the results hold nothing.
+class AttentionEngine {
+ public:
+  virtual ~AttentionEngine() = default;
+  virtual bool attend(std::span<const Attention> heads) const = 0;
+};
+
 /// out[i, t] = queries[i] . key t, for all tokens; queries: (n, dims), out: (n, tokens). Threaded; the same
 /// for any thread count and SIMD level.
 void dot_products(MatrixView<const float> queries, const RowSource& rows, MatrixView<float> out);

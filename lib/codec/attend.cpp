@@ -163,8 +163,10 @@ void RowsSource::multiply_values(uint64_t first, MatrixView<const float> weights
   }
 }
 
-void attend_causally(const GroupShape& group, const AttentionSource& source, const CausalQueries& queries,
-                     MatrixView<float> out) {
+namespace {
+
+/// Throws Error(failed) for shapes that do not fit and queries that see nothing.
+void check_asked(const GroupShape& group, const CausalQueries& queries, MatrixView<float> out) {
   if (queries.q_heads < 1 || group.heads < 1 || queries.q_heads % group.heads != 0)
     throw failed("{} query heads for {} heads of keys", queries.q_heads, group.heads);
   const size_t width = static_cast<size_t>(group.layers) * static_cast<size_t>(queries.q_heads) *
@@ -174,11 +176,63 @@ void attend_causally(const GroupShape& group, const AttentionSource& source, con
       queries.visible.size() != count)
     throw failed("{} x {} queries that see {} stretches of tokens, with {} x {} results; rows have {} values",
                  count, queries.rows.cols(), queries.visible.size(), out.rows(), out.cols(), width);
-  if (count == 0) return;
-  if (std::ranges::min(queries.visible) == 0) throw failed("a query that sees no token");
+  if (count > 0 && std::ranges::min(queries.visible) == 0) throw failed("a query that sees no token");
+}
+
+}  // namespace
+
+void attend_causally(const GroupShape& group, const AttentionSource& source, const CausalQueries& queries,
+                     MatrixView<float> out) {
+  check_asked(group, queries, out);
+  if (queries.rows.rows() == 0) return;
   Batch batch(group, queries);
   batch.run(source);
   batch.store(out);
+}
+
+bool attend_decoded(const AttentionEngine& engine, const Codec& codec, const GroupShape& group,
+                    const StreamReader& keys, const StreamReader& values, const CausalQueries& queries,
+                    MatrixView<float> out) {
+  check_asked(group, queries, out);
+  const size_t count = queries.rows.rows(), d = static_cast<size_t>(group.head_dim),
+               heads = static_cast<size_t>(group.layers) * static_cast<size_t>(group.heads),
+               sharing = static_cast<size_t>(queries.q_heads / group.heads);
+  if (count == 0) return true;
+  // Stretches of tokens between those that queries end at: what a query sees is the first few of them.
+  std::vector<uint64_t> ends(queries.visible.begin(), queries.visible.end());
+  std::ranges::sort(ends);
+  ends.erase(std::unique(ends.begin(), ends.end()), ends.end());
+  Matrix<float> decoded[2];
+  for (const Side side : kSides) {
+    Matrix<float>& rows = decoded[side == Side::value];
+    rows = Matrix<float>(static_cast<size_t>(ends.back()), group.width());
+    codec.decode(of_side(group, side), side == Side::key ? keys : values, 0, rows);
+  }
+  std::vector<CacheRows> stretches;  // [head][end]
+  for (size_t head = 0; head < heads; ++head)
+    for (size_t i = 0; i < ends.size(); ++i) {
+      const uint64_t first = i > 0 ? ends[i - 1] : 0;
+      const auto part = [&](const Matrix<float>& rows) {
+        return rows.view()
+            .rows(static_cast<size_t>(first), static_cast<size_t>(ends[i] - first))
+            .columns(head * d, d);
+      };
+      stretches.emplace_back(part(decoded[0]), part(decoded[1]));
+    }
+  std::vector<Attention> asked;
+  for (size_t query = 0; query < count; ++query) {
+    const auto seen =
+        static_cast<size_t>(std::ranges::lower_bound(ends, queries.visible[query]) - ends.begin()) + 1;
+    for (size_t head = 0; head < heads; ++head) {
+      const size_t column = head * sharing * d;
+      Attention& own =
+          asked.emplace_back(Attention{.queries = {queries.rows.row(query).data() + column, sharing, d},
+                                       .parts = {},
+                                       .out = {out.row(query).data() + column, sharing, d}});
+      for (size_t i = 0; i < seen; ++i) own.parts.push_back({.rows = &stretches[head * ends.size() + i]});
+    }
+  }
+  return engine.attend(asked);
 }
 
 size_t attention_batch(const GroupShape& group, int q_heads) {

@@ -12,6 +12,7 @@
 #include <functional>
 #include <span>
 
+#include "lib/attention/attention.hpp"
 #include "lib/codec/codec.hpp"
 #include "lib/core/view.hpp"
 
@@ -76,6 +77,12 @@ struct CausalQueries {
 /// that do not fit and for queries that see nothing, and what the source throws.
 void attend_causally(const GroupShape& group, const AttentionSource& source, const CausalQueries& queries,
                      MatrixView<float> out);
+
+/// The same on an engine, of any codec: all tokens that the queries see are decoded first, which takes
+/// 2 * tokens * group.width() floats. Differs by rounding. False: left to the caller, and out holds nothing.
+bool attend_decoded(const AttentionEngine& engine, const Codec& codec, const GroupShape& group,
+                    const StreamReader& keys, const StreamReader& values, const CausalQueries& queries,
+                    MatrixView<float> out);
 
 /// How many queries to ask at a time: enough for what decoding or reading a block of tokens costs to vanish
 /// beside the products with it, and few enough for 16 MiB of scores.

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "lib/attention/attention.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec {
@@ -21,7 +20,8 @@ void decode_tokens(const Codec& codec, const GroupShape& shape, const StreamRead
 }
 
 void attend_chosen(const Codec& codec, const GroupShape& group, const StreamReader& keys,
-                   const StreamReader& values, const ChosenQueries& queries, MatrixView<float> out) {
+                   const StreamReader& values, const ChosenQueries& queries, MatrixView<float> out,
+                   const AttentionEngine* engine) {
   const auto layers = static_cast<size_t>(group.layers), heads = static_cast<size_t>(group.heads);
   const auto q_heads = static_cast<size_t>(queries.q_heads), dims = static_cast<size_t>(group.head_dim);
   const size_t count = queries.rows.rows(), width = layers * q_heads * dims;
@@ -66,7 +66,7 @@ void attend_chosen(const Codec& codec, const GroupShape& group, const StreamRead
                        .parts = {{.rows = &sources[head], .tokens = std::span<const uint32_t>(chosen)}},
                        .out = {out.row(query).data() + column, sharing, dims}});
     }
-  attend(parts);
+  if (!engine || !engine->attend(parts)) attend(parts);
 }
 
 }  // namespace kvcodec

@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "lib/attention/attention.hpp"
 #include "lib/codec/codec.hpp"
 #include "lib/core/view.hpp"
 
@@ -29,9 +30,10 @@ struct ChosenQueries {
 /// out = softmax(q k^T / sqrt(head_dim)) v of every query head over its tokens; zeros where it has none. out:
 /// like queries.rows. Decodes each token once that any of the queries looks at. The result depends on no
 /// number of threads and no SIMD level but by what the codec decodes. Throws Error(failed) for shapes that do
-/// not fit.
+/// not fit. engine: what attends, or nullptr; results then differ by rounding.
 void attend_chosen(const Codec& codec, const GroupShape& group, const StreamReader& keys,
-                   const StreamReader& values, const ChosenQueries& queries, MatrixView<float> out);
+                   const StreamReader& values, const ChosenQueries& queries, MatrixView<float> out,
+                   const AttentionEngine* engine = nullptr);
 
 /// Queries to ask attend_chosen at a time: so many share what they decode, and memory holds the tokens of
 /// all.

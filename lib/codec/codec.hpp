@@ -24,6 +24,8 @@
 
 namespace kvcodec {
 
+class Engine;  // lib/codec/engine.hpp
+
 enum class Side : uint8_t { key, value };
 inline constexpr Side kSides[] = {Side::key, Side::value};
 constexpr std::string_view name_of(Side side) { return side == Side::key ? "key" : "value"; }
@@ -61,6 +63,7 @@ struct CodecContext {
   DType storage =
       DType::bf16;  ///< the 16-bit type (bf16 or f16) of the cache; tokens kept exactly are kept in it
   const Book* book = nullptr;  ///< outlives the codec; nullptr where the codec needs none
+  Engine* engine = nullptr;    ///< what computes where the codec has a device twin; outlives the codec
 };
 
 /// A first pass over the tokens that are about to be appended, for codecs that must know them before they

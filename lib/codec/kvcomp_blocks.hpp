@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -57,6 +58,44 @@ struct StoredBlocks {
   std::vector<uint8_t> payload, counts, origins;
   std::vector<uint16_t> steps;  ///< f16, finite and >= 0
   std::vector<Block> blocks;    ///< [row][head]
+};
+
+/// What block rows become in the streams, which it is appended to.
+struct EncodedBlocks {
+  std::vector<uint8_t> modes, counts, payload, origin_bits, origins;
+  std::vector<uint32_t> sizes;
+  std::vector<uint16_t> steps;  ///< f16
+};
+
+/// What computes with whole blocks in place of this processor: a device. Threads may share it. False or
+/// nothing: left to the caller, and what was to be written holds nothing. What it gives is what the codec
+/// makes, bit for bit, but products: their sums run in another order, and of n terms differ by at most about
+/// 2 n 2^-24 times the sum of the terms' magnitudes.
+class BlockEngine {
+ public:
+  virtual ~BlockEngine() = default;
+
+  /// values: (whole block rows of tokens, layout.width()), finite and of `storage`. Symbols have the steps
+  /// and origins of quantize_bounded.
+  virtual std::optional<EncodedBlocks> encode(const Layout& layout, DType storage, const ErrorBound& bound,
+                                              const BlockCoder& coder,
+                                              MatrixView<const uint16_t> values) const = 0;
+  /// How often each of the 256 symbols of the same occurs.
+  virtual std::optional<std::vector<uint64_t>> count_symbols(const Layout& layout, DType storage,
+                                                             const ErrorBound& bound,
+                                                             MatrixView<const uint16_t> values) const = 0;
+
+  /// Tokens [first, first + out.rows()) of the document, all of them in blocks: (n, layout.width()).
+  virtual bool decode(const Layout& layout, DType storage, const StreamReader& document, uint64_t first,
+                      MatrixView<float> out) const = 0;
+
+  /// As Codec::multiply_keys and Codec::multiply_values, of tokens that are all in blocks.
+  virtual bool multiply_keys(const Layout& layout, DType storage, const StreamReader& document,
+                             uint64_t first, MatrixView<const float> queries,
+                             MatrixView<float> out) const = 0;
+  virtual bool multiply_values(const Layout& layout, DType storage, const StreamReader& document,
+                               uint64_t first, MatrixView<const float> weights,
+                               MatrixView<float> out) const = 0;
 };
 
 /// Room for one block in work; one per thread.

@@ -29,6 +29,7 @@
 #include <cstring>
 #include <optional>
 
+#include "lib/codec/engine.hpp"
 #include "lib/codec/exact_rows.hpp"
 #include "lib/codec/kvcomp_blocks.hpp"
 #include "lib/codec/products.hpp"
@@ -192,7 +193,11 @@ struct RowScratch {
 class KvcompCodec final : public Codec {
  public:
   KvcompCodec(const KvcompOptions& options, const CodecContext& context)
-      : options_(options), storage_(context.storage), block_(static_cast<size_t>(options.block)) {
+      : options_(options),
+        storage_(context.storage),
+        block_(static_cast<size_t>(options.block)),
+        engine_(context.engine),
+        blocks_(engine_ ? engine_->blocks() : nullptr) {
     options_.resolve();
     choice_ = static_cast<EntropyChoice>(std::ranges::find(kEntropyNames, std::string_view(options.entropy)) -
                                          std::begin(kEntropyNames));
@@ -208,8 +213,10 @@ class KvcompCodec final : public Codec {
   std::vector<StreamSpec> streams(const GroupShape& shape) const override;
 
   /// 16-bit rows (2 bytes a value), symbols and runs (1 each), coded blocks (at most 2), and floats of the
-  /// blocks in work.
-  size_t scratch_bytes_per_row(const GroupShape& shape) const override { return shape.width() * 8; }
+  /// blocks in work; for a device 16-bit rows and coded blocks once more.
+  size_t scratch_bytes_per_row(const GroupShape& shape) const override {
+    return shape.width() * (engine_ ? 14 : 8);
+  }
 
   SurveyScope survey_scope() const override { return SurveyScope::file; }
   bool wants_queries() const override { return options_.max_logit_error > 0; }
@@ -246,11 +253,17 @@ class KvcompCodec final : public Codec {
   /// limits: heads * limits_per_head(), or empty.
   void quantize(Side side, const Layout& layout, std::span<const float> limits, MatrixView<const float> rows,
                 std::span<float> steps, std::span<int16_t> origins, MatrixView<uint8_t> symbols) const;
+  /// The engine, where it can quantize a side's blocks, or nullptr.
+  const BlockEngine* quantizing_engine(Side side, const Layout& layout) const {
+    if (!blocks_) return nullptr;
+    if (has_limits(side)) engine_->leave("kvcomp: keys with --max-logit-error");
+    if (layout.shared_steps) engine_->leave("kvcomp: steps that heads share");
+    return has_limits(side) || layout.shared_steps ? nullptr : blocks_;
+  }
   HeadBlock encode_head(const BlockCoder& coder, const Layout& layout, MatrixView<const uint8_t> symbols,
                         MatrixView<const uint16_t> values, std::span<const int16_t> origins) const;
-  EncodedRows encode_rows(Side side, const Layout& layout, const TokenQueue& queue, size_t rows,
-                          const StreamReader& document) const;
-  static void append_rows(const Layout& layout, const EncodedRows& blocks, StreamStore& document);
+  EncodedBlocks encode_rows(Side side, const Layout& layout, const TokenQueue& queue, size_t rows,
+                            const StreamReader& document) const;
 
   /// How many of the tokens [first, first + count) lie in blocks. Throws Error(bad_input) if not all are
   /// there.
@@ -264,6 +277,10 @@ class KvcompCodec final : public Codec {
   }
   void decode_blocks(const Layout& layout, const StreamReader& document, uint64_t first,
                      MatrixView<float> out) const;
+  void multiply_key_blocks(const Layout& layout, const StreamReader& document, uint64_t first,
+                           MatrixView<const float> queries, MatrixView<float> out) const;
+  void multiply_value_blocks(const Layout& layout, const StreamReader& document, uint64_t first,
+                             MatrixView<const float> weights, MatrixView<float> out) const;
   void check_limits(const GroupShape& shape, const StreamReader& document) const {
     if (!has_limits(shape.side)) return;
     const Layout layout = layout_of(shape);
@@ -275,6 +292,8 @@ class KvcompCodec final : public Codec {
   KvcompOptions options_;
   DType storage_;
   size_t block_;
+  Engine* engine_;
+  const BlockEngine* blocks_;
   EntropyChoice choice_;
 };
 
@@ -398,6 +417,16 @@ class HistogramSurvey final : public Survey {
   }
 
   void count(const TokenQueue& queue, size_t blocks, size_t tokens) {
+    const BlockEngine* engine = codec_.quantizing_engine(side_, layout_);
+    if (engine && blocks > 0 && tokens == layout_.block.tokens) {
+      Matrix<uint16_t> values(blocks * tokens, layout_.width());
+      queue.read(0, {values.data(), values.size()});
+      if (const auto counts =
+              engine->count_symbols(layout_, codec_.storage_, codec_.bound_of(side_), values)) {
+        for (size_t symbol = 0; symbol < 256; ++symbol) counts_[symbol] += (*counts)[symbol];
+        return;
+      }
+    }
     std::vector<std::vector<uint64_t>> counts(blocks);
     std::vector<std::optional<RowScratch>> scratch(static_cast<size_t>(num_threads()));
     parallel_for(blocks, 1, [&](size_t i, size_t, int worker) {
@@ -478,11 +507,58 @@ HeadBlock KvcompCodec::encode_head(const BlockCoder& coder, const Layout& layout
   return block;
 }
 
+/// Blocks as they lie in the streams.
+EncodedBlocks in_streams(const Layout& layout, const EncodedRows& rows) {
+  EncodedBlocks out;
+  std::vector<float> kept_steps;
+  for (size_t i = 0; i * layout.heads < rows.blocks.size(); ++i) {
+    bool any_coded = false;
+    for (size_t head = 0; head < layout.heads; ++head) {
+      const HeadBlock& block = rows.blocks[i * layout.heads + head];
+      const bool coded = block.coded.mode != kRawBlock;
+      out.modes.push_back(block.coded.mode);
+      if (coded) out.sizes.push_back(static_cast<uint32_t>(block.coded.payload.size()));
+      out.counts.insert(out.counts.end(), block.coded.counts.begin(), block.coded.counts.end());
+      out.payload.insert(out.payload.end(), block.coded.payload.begin(), block.coded.payload.end());
+      if (coded && layout.has_origins) out.origin_bits.push_back(block.origin_bits);
+      out.origins.insert(out.origins.end(), block.origins.begin(), block.origins.end());
+      const auto first = rows.steps.begin() + static_cast<ptrdiff_t>(i * layout.row_steps());
+      if (coded && !layout.shared_steps)
+        kept_steps.insert(kept_steps.end(), first + static_cast<ptrdiff_t>(head * layout.steps()),
+                          first + static_cast<ptrdiff_t>((head + 1) * layout.steps()));
+      if (coded && layout.shared_steps && !any_coded)
+        kept_steps.insert(kept_steps.end(), first, first + static_cast<ptrdiff_t>(layout.row_steps()));
+      any_coded |= coded;
+    }
+  }
+  out.steps.resize(kept_steps.size());
+  narrow(DType::f16, kept_steps, out.steps);
+  return out;
+}
+
+void append_blocks(const Layout& layout, const EncodedBlocks& blocks, StreamStore& document) {
+  document.append_values<uint8_t>(kModes, blocks.modes);
+  document.append_values<uint32_t>(kSizes, blocks.sizes);
+  document.append_values<uint8_t>(kCounts, blocks.counts);
+  document.append_values<uint8_t>(kPayload, blocks.payload);
+  document.append_values<uint16_t>(kSteps, blocks.steps);
+  if (layout.has_origins) {
+    document.append_values<uint8_t>(kOriginBits, blocks.origin_bits);
+    document.append_values<uint8_t>(kOrigins, blocks.origins);
+  }
+}
+
 /// The first `rows` block rows of the queue, with the document's book and limits.
-EncodedRows KvcompCodec::encode_rows(Side side, const Layout& layout, const TokenQueue& queue, size_t rows,
-                                     const StreamReader& document) const {
+EncodedBlocks KvcompCodec::encode_rows(Side side, const Layout& layout, const TokenQueue& queue, size_t rows,
+                                       const StreamReader& document) const {
   const uint64_t book_bytes = document.rows(kBook);
   const BlockCoder coder = BlockCoder::read(document.read<uint8_t>(kBook, 0, book_bytes, 1));
+  if (const BlockEngine* engine = quantizing_engine(side, layout)) {
+    Matrix<uint16_t> values(rows * block_, layout.width());
+    queue.read(0, {values.data(), values.size()});
+    if (auto blocks = engine->encode(layout, storage_, bound_of(side), coder, values))
+      return std::move(*blocks);
+  }
   const auto limits = has_limits(side)
                           ? document.read<float>(kLimits, 0, 1, layout.heads * limits_per_head(layout))
                           : std::vector<float>();
@@ -503,44 +579,7 @@ EncodedRows KvcompCodec::encode_rows(Side side, const Layout& layout, const Toke
           encode_head(coder, layout, row->symbols.view().columns(head * d, d), halves.columns(head * d, d),
                       std::span(row->origins).subspan(head * layout.origins(), layout.origins()));
   });
-  return out;
-}
-
-void KvcompCodec::append_rows(const Layout& layout, const EncodedRows& rows, StreamStore& document) {
-  std::vector<uint8_t> modes, origin_bits, counts, payload, origins;
-  std::vector<uint32_t> sizes;
-  std::vector<float> kept_steps;
-  for (size_t i = 0; i * layout.heads < rows.blocks.size(); ++i) {
-    bool any_coded = false;
-    for (size_t head = 0; head < layout.heads; ++head) {
-      const HeadBlock& block = rows.blocks[i * layout.heads + head];
-      const bool coded = block.coded.mode != kRawBlock;
-      modes.push_back(block.coded.mode);
-      if (coded) sizes.push_back(static_cast<uint32_t>(block.coded.payload.size()));
-      counts.insert(counts.end(), block.coded.counts.begin(), block.coded.counts.end());
-      payload.insert(payload.end(), block.coded.payload.begin(), block.coded.payload.end());
-      if (coded) origin_bits.push_back(block.origin_bits);
-      origins.insert(origins.end(), block.origins.begin(), block.origins.end());
-      const auto first = rows.steps.begin() + static_cast<ptrdiff_t>(i * layout.row_steps());
-      if (coded && !layout.shared_steps)
-        kept_steps.insert(kept_steps.end(), first + static_cast<ptrdiff_t>(head * layout.steps()),
-                          first + static_cast<ptrdiff_t>((head + 1) * layout.steps()));
-      if (coded && layout.shared_steps && !any_coded)
-        kept_steps.insert(kept_steps.end(), first, first + static_cast<ptrdiff_t>(layout.row_steps()));
-      any_coded |= coded;
-    }
-  }
-  std::vector<uint16_t> halves(kept_steps.size());
-  narrow(DType::f16, kept_steps, halves);
-  document.append_values<uint8_t>(kModes, modes);
-  document.append_values<uint32_t>(kSizes, sizes);
-  document.append_values<uint8_t>(kCounts, counts);
-  document.append_values<uint8_t>(kPayload, payload);
-  document.append_values<uint16_t>(kSteps, halves);
-  if (layout.has_origins) {
-    document.append_values<uint8_t>(kOriginBits, origin_bits);
-    document.append_values<uint8_t>(kOrigins, origins);
-  }
+  return in_streams(layout, out);
 }
 
 void KvcompCodec::append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const {
@@ -552,9 +591,9 @@ void KvcompCodec::append(const GroupShape& shape, MatrixView<const float> rows, 
 
   const std::vector<uint16_t> tail = document.read<uint16_t>(kTail, 0, waiting, layout.width());
   const TokenQueue queue(storage_, tail, rows);
-  const EncodedRows encoded = encode_rows(shape.side, layout, queue, blocks, document);
+  const EncodedBlocks encoded = encode_rows(shape.side, layout, queue, blocks, document);
   const std::vector<uint16_t> rest = queue.from(blocks * block_);
-  append_rows(layout, encoded, document);  // nothing is stored unless all can be
+  append_blocks(layout, encoded, document);  // nothing is stored unless all can be
   document.truncate(kTail, 0);
   document.append_values<uint16_t>(kTail, rest);
 }
@@ -582,6 +621,7 @@ size_t KvcompCodec::check_range(const GroupShape& shape, const StreamReader& doc
 /// Tokens [first, first + out.rows()), all of them in blocks.
 void KvcompCodec::decode_blocks(const Layout& layout, const StreamReader& document, uint64_t first,
                                 MatrixView<float> out) const {
+  if (blocks_ && out.rows() > 0 && blocks_->decode(layout, storage_, document, first, out)) return;
   const LoadedBlocks blocks = load(layout, document, first, out.rows());
   const uint64_t first_row = first / block_;
   const size_t d = layout.block.dims;
@@ -626,6 +666,19 @@ void KvcompCodec::multiply_keys(const GroupShape& shape, const StreamReader& doc
   if (queries.rows() / layout.heads >= kManyQueries)
     return decode_and_multiply_keys(*this, shape, document, first, queries, out);
   const size_t in_blocks = check_range(shape, document, first, out.cols());
+  multiply_key_blocks(layout, document, first, queries, out.columns(0, in_blocks));
+  if (in_blocks == out.cols()) return;
+  const size_t exact = out.cols() - in_blocks;
+  Matrix<float> rows(exact, layout.width());
+  read_exact(kTail, storage_, document, first + in_blocks - document.rows(kModes) * block_, rows);
+  multiply_key_rows(rows, queries, out.columns(in_blocks, exact));
+}
+
+void KvcompCodec::multiply_key_blocks(const Layout& layout, const StreamReader& document, uint64_t first,
+                                      MatrixView<const float> queries, MatrixView<float> out) const {
+  const size_t in_blocks = out.cols();
+  if (blocks_ && in_blocks > 0 && blocks_->multiply_keys(layout, storage_, document, first, queries, out))
+    return;
   const size_t per_head = queries.rows() / layout.heads;
   const LoadedBlocks blocks = load(layout, document, first, in_blocks);
   const uint64_t first_row = first / block_;
@@ -643,11 +696,6 @@ void KvcompCodec::multiply_keys(const GroupShape& shape, const StreamReader& doc
                           out.row(head * per_head + g).begin() + static_cast<ptrdiff_t>(from - first));
     }
   });
-  if (in_blocks == out.cols()) return;
-  const size_t exact = out.cols() - in_blocks;
-  Matrix<float> rows(exact, layout.width());
-  read_exact(kTail, storage_, document, first + in_blocks - document.rows(kModes) * block_, rows);
-  multiply_key_rows(rows, queries, out.columns(in_blocks, exact));
 }
 
 void KvcompCodec::multiply_values(const GroupShape& shape, const StreamReader& document, uint64_t first,
@@ -657,6 +705,19 @@ void KvcompCodec::multiply_values(const GroupShape& shape, const StreamReader& d
   if (weights.rows() / layout.heads >= kManyQueries)
     return decode_and_multiply_values(*this, shape, document, first, weights, out);
   const size_t in_blocks = check_range(shape, document, first, weights.cols());
+  multiply_value_blocks(layout, document, first, weights.columns(0, in_blocks), out);
+  if (in_blocks == weights.cols()) return;
+  const size_t exact = weights.cols() - in_blocks;
+  Matrix<float> rows(exact, layout.width());
+  read_exact(kTail, storage_, document, first + in_blocks - document.rows(kModes) * block_, rows);
+  multiply_value_rows(rows, weights.columns(in_blocks, exact), out);
+}
+
+void KvcompCodec::multiply_value_blocks(const Layout& layout, const StreamReader& document, uint64_t first,
+                                        MatrixView<const float> weights, MatrixView<float> out) const {
+  const size_t in_blocks = weights.cols();
+  if (blocks_ && in_blocks > 0 && blocks_->multiply_values(layout, storage_, document, first, weights, out))
+    return;
   const size_t per_head = weights.rows() / layout.heads, d = layout.block.dims;
   const LoadedBlocks blocks = load(layout, document, first, in_blocks);
   const uint64_t first_row = first / block_;
@@ -691,11 +752,6 @@ void KvcompCodec::multiply_values(const GroupShape& shape, const StreamReader& d
       const auto sum = out.row(i % layout.heads * per_head + g);
       for (size_t c = 0; c < d; ++c) sum[c] += partial[i](g, c);
     }
-  if (in_blocks == weights.cols()) return;
-  const size_t exact = weights.cols() - in_blocks;
-  Matrix<float> rows(exact, layout.width());
-  read_exact(kTail, storage_, document, first + in_blocks - document.rows(kModes) * block_, rows);
-  multiply_value_rows(rows, weights.columns(in_blocks, exact), out);
 }
 
 std::vector<uint64_t> KvcompCodec::symbol_counts(const GroupShape& shape,
@@ -731,7 +787,7 @@ std::unique_ptr<Codec> make(const Options& options, const CodecContext& context)
 CodecEntry kvcomp_codec() {
   return {.name = "kvcomp",
           .summary = "error-bounded quantization and entropy coding; needs no training",
-          .capabilities = {.multiplies = true},
+          .capabilities = {.multiplies = true, .device_twin = true},
           .book_type = "",
           .make_options = make_options,
           .make = make};

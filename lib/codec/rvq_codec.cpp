@@ -16,7 +16,9 @@
 #include <algorithm>
 #include <memory>
 #include <mutex>
+#include <optional>
 
+#include "lib/codec/engine.hpp"
 #include "lib/codec/exact_rows.hpp"
 #include "lib/codec/rvq_book.hpp"
 #include "lib/core/bits.hpp"
@@ -31,6 +33,8 @@ constexpr std::string_view kSink = "sink", kTail = "tail";
 
 /// Tokens encoded or decoded at a time: what is kept beside the rows does not grow with the document.
 constexpr size_t kTokensAtOnce = 4096;
+/// With a device as many as drivers hand over: each piece costs a copy there and one back.
+constexpr size_t kTokensForDevice = 65536;
 
 struct RvqOptions final : Options {
   int64_t beam = 5;       ///< most of what a wider beam gains, at a fifth of greedy choice's speed
@@ -80,6 +84,7 @@ class RvqCodec final : public Codec {
   RvqCodec(const RvqOptions& options, RvqBook book, const CodecContext& context)
       : options_(options),
         storage_(context.storage),
+        engine_(context.engine),
         head_dim_(static_cast<size_t>(book.head_dim)),
         sink_(static_cast<uint64_t>(options.sink)),
         window_(static_cast<uint64_t>(options.window)) {
@@ -88,7 +93,7 @@ class RvqCodec final : public Codec {
     if (!book.split.high.empty())
       key_.push_back({"high_ids", std::move(book.of(RvqPart::key_high).books), book.split.high, {}});
     for (Part& part : key_) part.runs = runs_of(part.dimensions);
-    encoders_.resize(key_.size() + value_.size());
+    workers_.resize(key_.size() + value_.size());
   }
 
   Record parameters() const override {
@@ -108,8 +113,11 @@ class RvqCodec final : public Codec {
     return specs;
   }
 
-  /// 16-bit rows twice, and ids, which are fewer bytes than those.
-  size_t scratch_bytes_per_row(const GroupShape& shape) const override { return shape.width() * 8; }
+  /// 16-bit rows twice, and ids, which are fewer bytes than those; for a device rows as floats, taken apart
+  /// by codebooks, and as it takes them.
+  size_t scratch_bytes_per_row(const GroupShape& shape) const override {
+    return shape.width() * (engine_ ? 20 : 8);
+  }
 
   uint64_t tokens(const GroupShape& shape, const StreamReader& document) const override;
   void append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const override;
@@ -140,11 +148,40 @@ class RvqCodec final : public Codec {
       throw failed("heads of {} dimensions; the codebooks are for {}", shape.head_dim, head_dim_);
   }
 
+  /// Who works with a set of codebooks; made when there is work.
+  struct Worker {
+    std::optional<std::unique_ptr<ResidualEngine>> engine;  ///< empty: the device leaves it to this processor
+    std::unique_ptr<ResidualEncoder> encoder;
+  };
+  Worker& worker(Side side, size_t part) const {
+    return workers_[side == Side::key ? part : key_.size() + part];
+  }
+
+  const ResidualEngine* engine(Side side, size_t part) const {
+    if (!engine_) return nullptr;
+    const std::lock_guard lock(mutex_);
+    auto& made = worker(side, part).engine;
+    if (!made) made = engine_->residual(parts(side)[part].books);
+    return made->get();
+  }
   const ResidualEncoder& encoder(Side side, size_t part) const {
     const std::lock_guard lock(mutex_);
-    auto& slot = encoders_[side == Side::key ? part : key_.size() + part];
-    if (!slot) slot = std::make_unique<ResidualEncoder>(parts(side)[part].books);
-    return *slot;
+    auto& made = worker(side, part).encoder;
+    if (!made) made = std::make_unique<ResidualEncoder>(parts(side)[part].books);
+    return *made;
+  }
+  void search(Side side, size_t part, MatrixView<const float> rows, MatrixView<uint32_t> ids) const {
+    const auto beam = static_cast<size_t>(options_.beam);
+    const ResidualEngine* device = engine(side, part);
+    if (!device || !device->encode(rows, beam, ids)) encoder(side, part).encode(rows, beam, ids);
+  }
+  void sum(Side side, size_t part, const Matrix<uint32_t>& ids, MatrixView<float> out) const {
+    const ResidualEngine* device = engine(side, part);
+    if (!device || !device->sum_entries(ids, out)) sum_entries(parts(side)[part].books, ids, out);
+  }
+  /// Tokens to encode or decode at a time.
+  size_t tokens_at_once(Side side, size_t part) const {
+    return engine(side, part) ? kTokensForDevice : kTokensAtOnce;
   }
 
   void quantize(Side side, size_t part, std::span<const uint16_t> halves, size_t heads,
@@ -156,11 +193,12 @@ class RvqCodec final : public Codec {
 
   RvqOptions options_;
   DType storage_;
+  Engine* engine_;
   size_t head_dim_;
   uint64_t sink_, window_;
   std::vector<Part> key_, value_;
   mutable std::mutex mutex_;
-  mutable std::vector<std::unique_ptr<ResidualEncoder>> encoders_;  // made when something is encoded
+  mutable std::vector<Worker> workers_;  // of each part
 };
 
 uint64_t RvqCodec::tokens(const GroupShape& shape, const StreamReader& document) const {
@@ -198,8 +236,8 @@ void append_ids(StreamStore& document, const Part& part, const Matrix<uint32_t>&
 void RvqCodec::quantize(Side side, size_t which, std::span<const uint16_t> halves, size_t heads,
                         StreamStore& document) const {
   const Part& part = parts(side)[which];
-  const ResidualEncoder& residual = encoder(side, which);
-  const size_t rows = halves.size() / head_dim_, width = part.books.width(), at_once = kTokensAtOnce * heads;
+  const size_t rows = halves.size() / head_dim_, width = part.books.width(),
+               at_once = tokens_at_once(side, which) * heads;
   Matrix<uint32_t> ids(rows, part.books.stages());
   Matrix<float> vectors(std::min(rows, at_once), width);
   std::vector<float> floats;
@@ -211,8 +249,7 @@ void RvqCodec::quantize(Side side, size_t which, std::span<const uint16_t> halve
     for (size_t i = 0; i < count; ++i)
       for (const Part::Run& run : part.runs)
         std::copy_n(floats.data() + i * head_dim_ + run.first, run.count, vectors.row(i).data() + run.place);
-    residual.encode(vectors.view().rows(0, count), static_cast<size_t>(options_.beam),
-                    ids.view().rows(first, count));
+    search(side, which, vectors.view().rows(0, count), ids.view().rows(first, count));
   }
   append_ids(document, part, ids);
 }
@@ -262,19 +299,20 @@ Matrix<uint32_t> RvqCodec::read_ids(const Part& part, const StreamReader& docume
 /// Tokens [first, first + out.rows()) of those that are quantized.
 void RvqCodec::decode_quantized(const GroupShape& shape, const StreamReader& document, uint64_t first,
                                 MatrixView<float> out) const {
-  const size_t heads = heads_of(shape);
+  const size_t heads = heads_of(shape), at_once = tokens_at_once(shape.side, 0);
   Matrix<float> sums;
-  for (size_t done = 0; done < out.rows(); done += kTokensAtOnce) {
-    const size_t count = std::min(kTokensAtOnce, out.rows() - done);
-    for (const Part& part : parts(shape.side)) {
+  for (size_t done = 0; done < out.rows(); done += at_once) {
+    const size_t count = std::min(at_once, out.rows() - done);
+    for (size_t which = 0; which < parts(shape.side).size(); ++which) {
+      const Part& part = parts(shape.side)[which];
       const Matrix<uint32_t> ids = read_ids(part, document, first + done, count, heads);
       if (part.dimensions.empty() && out.contiguous()) {
-        sum_entries(part.books, ids, {out.row(done).data(), count * heads, head_dim_});
+        sum(shape.side, which, ids, {out.row(done).data(), count * heads, head_dim_});
         continue;
       }
       if (sums.rows() < ids.rows() || sums.cols() != part.books.width())
         sums = Matrix<float>(ids.rows(), part.books.width());
-      sum_entries(part.books, ids, sums.view().rows(0, ids.rows()));
+      sum(shape.side, which, ids, sums.view().rows(0, ids.rows()));
       parallel_for(count, 64, [&](size_t begin, size_t end, int) {
         for (size_t i = begin; i < end; ++i)
           for (size_t head = 0; head < heads; ++head)
@@ -327,7 +365,7 @@ std::unique_ptr<Codec> make(const Options& options, const CodecContext& context)
 CodecEntry rvq_codec() {
   return {.name = "rvq",
           .summary = "vectors of a head as sums of entries of codebooks, first and newest tokens exact",
-          .capabilities = {.needs_book = true},
+          .capabilities = {.needs_book = true, .device_twin = true},
           .book_type = "codebooks",
           .make_options = make_options,
           .make = make};

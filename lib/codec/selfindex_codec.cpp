@@ -27,6 +27,7 @@
 
 #include "lib/attention/attention.hpp"
 #include "lib/attention/row_source.hpp"
+#include "lib/codec/engine.hpp"
 #include "lib/codec/exact_rows.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
@@ -94,6 +95,8 @@ class SelfIndexCodec final : public Codec {
   SelfIndexCodec(const SelfIndexOptions& options, const CodecContext& context)
       : options_(options),
         storage_(context.storage),
+        engine_(context.engine),
+        signs_(engine_ ? engine_->signs() : nullptr),
         heads_(static_cast<size_t>(context.heads)),
         dims_(static_cast<size_t>(context.head_dim)),
         query_heads_(static_cast<size_t>(context.query_heads)),
@@ -169,6 +172,8 @@ class SelfIndexCodec final : public Codec {
 
   SelfIndexOptions options_;
   DType storage_;
+  Engine* engine_;
+  const SignEngine* signs_;
   size_t heads_, dims_, query_heads_, full_tokens_;
   bool at_16_bits_, signed_levels_;
 };
@@ -317,7 +322,7 @@ class PrefillSurvey final : public Survey {
         medians_(needs_tables() && codec.options_.center == "median" ? codec.width() : 0),
         sums_(codec.width()),
         alpha_(codec.width()),
-        codebooks_(codec.heads_, codec.dims_) {
+        sums_of_codes_(codec.heads_, codec.dims_) {
     center_.resize(codec.width());
   }
 
@@ -374,7 +379,8 @@ class PrefillSurvey final : public Survey {
   ColumnMedians medians_;
   std::vector<double> sums_;
   std::vector<float> center_, alpha_;
-  CodebookSums codebooks_;
+  CodebookSums sums_of_codes_;
+  std::vector<SignCodebook> codebooks_;   // of a device
   std::vector<AttentionSums> attention_;  // per head; empty without queries
 };
 
@@ -418,9 +424,17 @@ void PrefillSurvey::observe_keys(std::span<const uint16_t> halves, MatrixView<fl
       keys(t, j) -= center_[j];
       alpha_[j] = std::max(alpha_[j], std::abs(keys(t, j)));
     }
+  // A device makes codebooks of rows that are all there.
+  if (codec_.signs_ && keys.rows() == tokens_)
+    if (auto codebooks = codec_.signs_->codebooks(keys, codec_.heads_)) {
+      codebooks_ = std::move(*codebooks);
+      return;
+    }
+  if (codec_.engine_ && keys.rows() != tokens_)
+    codec_.engine_->leave("selfindex: codebooks of documents that come in several pieces");
   Matrix<uint8_t> codes(keys.rows(), codec_.heads_ * sign_row_bytes(codec_.dims_));
   encode_signs(keys, codec_.heads_, codes);
-  codebooks_.add(keys, codes);
+  sums_of_codes_.add(keys, codes);
 }
 
 /// Those of the largest pooled weight, rising; without queries the first.
@@ -454,7 +468,7 @@ void PrefillSurvey::finish(StreamStore& document) {
       if (!(alpha > 0)) alpha = 1;  // a constant channel: tokens appended later need not be
     document.append_values<float>(kCenter, center_);
     document.append_values<float>(kAlpha, alpha_);
-    const std::vector<SignCodebook> codebooks = codebooks_.codebooks();
+    const std::vector<SignCodebook> codebooks = codebooks_.empty() ? sums_of_codes_.codebooks() : codebooks_;
     std::vector<float> relative;
     for (size_t head = 0; head < codebooks.size(); ++head)
       for (size_t group = 0; group < codebooks[head].groups(); ++group)
@@ -598,6 +612,7 @@ void SelfIndexCodec::append(const GroupShape& shape, MatrixView<const float> row
   }
   Matrix<float> values(rows.rows(), width());
   widen(storage_, halves, {values.data(), values.size()});
+  if (engine_) engine_->leave("selfindex: signs and levels, once there are codebooks");
   if (shape.side == Side::key) append_signs(values, document);
   if (has_levels()) append_levels(values, document);
 }
@@ -608,6 +623,7 @@ void SelfIndexCodec::append(const GroupShape& shape, MatrixView<const float> row
 /// Tokens [first, first + out.rows()) as signs and levels say.
 void SelfIndexCodec::decode_levels(Side side, const StreamReader& document, uint64_t first,
                                    MatrixView<float> out) const {
+  if (engine_) engine_->leave("selfindex: decoding");
   const size_t count = out.rows();
   const auto levels = document.read<uint8_t>(kLevels, first, count, heads_ * level_bytes());
   const auto scales = read_scales(kScales, document, first, count),
@@ -710,14 +726,25 @@ std::vector<SignCodebook> SelfIndexCodec::read_codebooks(const StreamReader& doc
 /// A selector with all it looks at.
 class OwnedSignSelector final : public Selector {
  public:
-  OwnedSignSelector(SignCodebook codebook, SignIndex index)
-      : codebook_(std::move(codebook)), index_(std::move(index)), selector_(codebook_, index_) {}
+  /// on_device: the same index there, or nullptr.
+  OwnedSignSelector(SignCodebook codebook, SignIndex index, std::unique_ptr<SignIndexEngine> on_device)
+      : codebook_(std::move(codebook)),
+        index_(std::move(index)),
+        on_device_(std::move(on_device)),
+        selector_(codebook_, index_) {}
   size_t tokens() const override { return selector_.tokens(); }
   size_t dims() const override { return selector_.dims(); }
   void scores(MatrixView<const float> queries, MatrixView<float> out) const override {
+    if (on_device_ && tokens() > 0) {
+      std::vector<SignTable> tables;
+      for (size_t i = 0; i < queries.rows(); ++i) tables.emplace_back(codebook_, queries.row(i));
+      if (on_device_->scores(tables, out)) return;
+    }
     selector_.scores(queries, out);
   }
   std::vector<Scored> select(std::span<const float> query, size_t budget, Order order) const override {
+    if (on_device_ && tokens() > 0)
+      if (auto best = on_device_->top_k(SignTable(codebook_, query), budget, order)) return *best;
     return selector_.select(query, budget, order);
   }
   std::vector<Scored> select_shared(MatrixView<const float> queries, SharedBy by, size_t budget,
@@ -728,6 +755,7 @@ class OwnedSignSelector final : public Selector {
  private:
   SignCodebook codebook_;
   SignIndex index_;
+  std::unique_ptr<SignIndexEngine> on_device_;
   SignSelector selector_;
 };
 
@@ -760,7 +788,10 @@ std::unique_ptr<Selector> SelfIndexCodec::selector(const GroupShape& shape, cons
   const size_t sign_bytes = sign_row_bytes(dims_);
   const auto signs = document.read<uint8_t>(kSigns, 0, count, heads_ * sign_bytes);
   SignIndex index(dims_);
-  index.append({signs.data() + head * sign_bytes, count, sign_bytes, heads_ * sign_bytes});
+  const MatrixView<const uint8_t> codes(signs.data() + head * sign_bytes, count, sign_bytes,
+                                        heads_ * sign_bytes);
+  index.append(codes);
+  auto on_device = signs_ ? signs_->index(dims_, codes) : nullptr;
   auto codebooks = read_codebooks(document, read_tables(document));
   if (signs_only) {  // every centroid at the corner its signs name
     Matrix<float>& centroids = codebooks[head].centroids;
@@ -768,7 +799,8 @@ std::unique_ptr<Selector> SelfIndexCodec::selector(const GroupShape& shape, cons
       for (size_t code = 0; code < kSignCodes; ++code)
         centroids(channel, code) = code >> (kSignGroup - 1 - channel % kSignGroup) & 1 ? 1.0f : -1.0f;
   }
-  return std::make_unique<OwnedSignSelector>(std::move(codebooks[head]), std::move(index));
+  return std::make_unique<OwnedSignSelector>(std::move(codebooks[head]), std::move(index),
+                                             std::move(on_device));
 }
 
 std::unique_ptr<Options> make_options() { return std::make_unique<SelfIndexOptions>(); }
@@ -783,7 +815,7 @@ std::unique_ptr<Codec> make(const Options& options, const CodecContext& context)
 CodecEntry selfindex_codec() {
   return {.name = "selfindex",
           .summary = "2-bit keys and values whose sign bits are an index of the keys; needs no training",
-          .capabilities = {.has_index = true},
+          .capabilities = {.has_index = true, .device_twin = true},
           .book_type = "",
           .make_options = make_options,
           .make = make};

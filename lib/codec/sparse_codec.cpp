@@ -22,7 +22,9 @@
 #include <algorithm>
 #include <cmath>
 #include <mutex>
+#include <optional>
 
+#include "lib/codec/engine.hpp"
 #include "lib/codec/exact_rows.hpp"
 #include "lib/codec/products.hpp"
 #include "lib/codec/sparse_book.hpp"
@@ -75,8 +77,9 @@ struct SparseOptions final : Options {
 /// One side's dictionary, ready for both directions.
 class SideCoder {
  public:
-  explicit SideCoder(Dictionary dictionary)
-      : omp_(std::make_shared<const Omp>(dictionary.atoms)),
+  SideCoder(Dictionary dictionary, Engine* engine)
+      : engine_(engine),
+        omp_(std::make_shared<const Omp>(dictionary.atoms)),
         reconstructor_(dictionary.bytes.empty() ? Reconstructor(dictionary.atoms)
                                                 : Reconstructor(dictionary.bytes)),
         dictionary_(std::move(dictionary)) {
@@ -85,6 +88,11 @@ class SideCoder {
 
   const Normalization& normalization() const { return dictionary_.normalization; }
   const Reconstructor& reconstructor() const { return reconstructor_; }
+  /// The signals of codes; on the device where there is one that takes them.
+  void reconstruct(const CodeView& codes, MatrixView<float> out, const Finishing& finishing = {}) {
+    const ReconstructionEngine* device = reconstruction_engine();
+    if (!device || !device->run(codes, out, finishing)) reconstructor_.run(codes, out, finishing);
+  }
   bool in_bytes() const { return !dictionary_.bytes.empty(); }
 
   /// What Reconstructor::weights weighs: the atoms, or their levels as floats.
@@ -122,6 +130,15 @@ class SideCoder {
   }
 
  private:
+  const ReconstructionEngine* reconstruction_engine() {
+    if (!engine_) return nullptr;
+    const std::lock_guard lock(mutex_);
+    if (!on_device_) on_device_ = engine_->reconstruction(dictionary_);
+    return on_device_->get();
+  }
+
+  Engine* engine_;
+  std::optional<std::unique_ptr<ReconstructionEngine>> on_device_;  // made when something is decoded
   std::mutex mutex_;
   uint64_t signals_ = 0;  // coded so far
   std::shared_ptr<const Omp> omp_;
@@ -131,7 +148,7 @@ class SideCoder {
 
 class SparseCodec final : public Codec {
  public:
-  SparseCodec(const SparseOptions& options, SparseBook book);
+  SparseCodec(const SparseOptions& options, SparseBook book, Engine* engine);
 
   Record parameters() const override;
   int layer_group() const override { return layout_.layers; }
@@ -177,16 +194,18 @@ class SparseCodec final : public Codec {
   SignalLayout layout_;
   uint64_t atoms_ = 0;
   int num_layers_ = 0;
+  Engine* engine_;
   mutable SideCoder key_, value_;  // what they learn while coding is about speed only
 };
 
-SparseCodec::SparseCodec(const SparseOptions& options, SparseBook book)
+SparseCodec::SparseCodec(const SparseOptions& options, SparseBook book, Engine* engine)
     : options_(options),
       layout_(book.layout()),
       atoms_(static_cast<uint64_t>(book.options.atoms)),
       num_layers_(book.num_layers),
-      key_(std::move(book.key.dictionary)),
-      value_(std::move(book.value.dictionary)) {}
+      engine_(engine),
+      key_(std::move(book.key.dictionary), engine),
+      value_(std::move(book.value.dictionary), engine) {}
 
 Record SparseCodec::parameters() const {
   SparseOptions copy = options_;
@@ -228,6 +247,7 @@ void SparseCodec::append(const GroupShape& shape, MatrixView<const float> rows, 
   pursuit.sparsity = options_.sparsity;
   pursuit.error_target = options_.error_target;
   pursuit.selection = options_.selection;
+  if (engine_) engine_->leave("sparse: pursuit");
   const SparseCodes codes = side.omp_for(signals, pursuit)->encode(values, pursuit);
   SparsePairs stored{.counts = codes.counts, .ids = {}, .words = {}, .scales = {}, .gains = {}};
   std::vector<float> coefficients;
@@ -271,10 +291,10 @@ void SparseCodec::decode(const GroupShape& shape, const StreamReader& document, 
   check_shape(shape, out.cols());
   const Codes codes = read(shape, document, first, out.rows());
   if (out.rows() == 0) return;
-  const SideCoder& side = coder(shape.side);
+  SideCoder& side = coder(shape.side);
   if (layout_.per_head) {
     Matrix<float> values(codes.offsets.size() - 1, layout_.signal_width());
-    side.reconstructor().run(codes.view(), values);
+    side.reconstruct(codes.view(), values);
     from_signals(side.normalization(), layout_, shape.first_layer, values, codes.gains, out);
     return;
   }
@@ -290,7 +310,7 @@ void SparseCodec::decode(const GroupShape& shape, const StreamReader& document, 
   }
   if (normalization.center() == Center::channel)
     finishing.mean = {normalization.channel_mean.row(layer).data(), layers * layout_.layer_width()};
-  side.reconstructor().run(codes.view(), out, finishing);
+  side.reconstruct(codes.view(), out, finishing);
 }
 
 // Products
@@ -369,6 +389,7 @@ void SparseCodec::multiply_keys(const GroupShape& shape, const StreamReader& doc
   if (!straight_pays(shape, queries.rows(), out.cols()))
     return Codec::multiply_keys(shape, document, first, queries, out);
   check_shape(shape, shape.width());
+  if (engine_) engine_->leave("sparse: products with codes");
   Codes codes = read(shape, document, first, out.cols());
   if (out.cols() == 0) return;
   SideCoder& side = coder(shape.side);
@@ -426,6 +447,7 @@ void SparseCodec::multiply_values(const GroupShape& shape, const StreamReader& d
   if (!straight_pays(shape, out.rows(), weights.cols()))
     return Codec::multiply_values(shape, document, first, weights, out);
   check_shape(shape, shape.width());
+  if (engine_) engine_->leave("sparse: products with codes");
   Codes codes = read(shape, document, first, weights.cols());
   SideCoder& side = coder(shape.side);
   codes.coefficients = side.reconstructor().weights(codes.view());
@@ -518,7 +540,7 @@ std::unique_ptr<Codec> make(const Options& options, const CodecContext& context)
   if (!(chosen.error_target < 1))
     throw usage_error("error-target is {}; it must be below 1", chosen.error_target);
   check_size(chosen, book);
-  return std::make_unique<SparseCodec>(chosen, std::move(book));
+  return std::make_unique<SparseCodec>(chosen, std::move(book), context.engine);
 }
 
 }  // namespace
@@ -526,7 +548,7 @@ std::unique_ptr<Codec> make(const Options& options, const CodecContext& context)
 CodecEntry sparse_codec() {
   return {.name = "sparse",
           .summary = "sparse codes over a learned dictionary (SparseCache)",
-          .capabilities = {.needs_book = true, .multiplies = true},
+          .capabilities = {.needs_book = true, .multiplies = true, .device_twin = true},
           .book_type = "dictionary",
           .make_options = make_options,
           .make = make};

@@ -47,6 +47,16 @@ class Codebooks {
 /// SIMD level.
 void sum_entries(const Codebooks& books, MatrixView<const uint32_t> ids, MatrixView<float> out);
 
+/// What computes in place of sum_entries and ResidualEncoder::encode, for one set of codebooks: a device.
+/// Threads may share it.
+class ResidualEngine {
+ public:
+  virtual ~ResidualEngine() = default;
+  /// As the functions, their bits too. False: left to the caller, and what was to be written holds nothing.
+  virtual bool sum_entries(MatrixView<const uint32_t> ids, MatrixView<float> out) const = 0;
+  virtual bool encode(MatrixView<const float> rows, size_t beam, MatrixView<uint32_t> ids) const = 0;
+};
+
 /// Finds ids. It keeps a view of the codebooks, which outlive it.
 class ResidualEncoder {
  public:

@@ -31,6 +31,14 @@ struct Finishing {
   std::span<const float> mean;   ///< and what is added to it
 };
 
+/// What computes in place of Reconstructor::run, for one dictionary: a device. Threads may share it. The same
+/// bits; false: left to the caller, and out holds nothing.
+class ReconstructionEngine {
+ public:
+  virtual ~ReconstructionEngine() = default;
+  virtual bool run(const CodeView& codes, MatrixView<float> out, const Finishing& finishing) const = 0;
+};
+
 /// A dictionary laid out for reconstruction: cut in slices of some channels, each of them contiguous, so that
 /// rows of a slice are runs of whole cache lines and the sums of a slice stay in registers. Atoms of 8 bits
 /// make slices that stay in the second-level cache.

@@ -55,6 +55,7 @@ kvcodec_switch_stack:
 namespace kvcodec::emulation {
 
 Place place;
+uint64_t free_memory = kMemory;
 
 namespace {
 

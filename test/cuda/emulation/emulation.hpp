@@ -72,6 +72,10 @@ void wait_copies(int groups);
 
 // Memory and streams: ------------------------------------------------------------------------------
 
+/// What cuda::free_bytes() says; nothing runs out of it. Little makes wrappers cut their work into pieces.
+inline constexpr uint64_t kMemory = uint64_t{1} << 30;
+extern uint64_t free_memory;
+
 inline constexpr int kMultiprocessors = 4;
 inline constexpr size_t kSharedBytes = 163 * 1024;  ///< compute capability 8.0's, the least of our targets
 /// A block's dynamic memory and arrays together, where launch() has not asked for more (kSharedUnasked).

@@ -44,7 +44,7 @@ void check(Status status, const char* what) {
   if (status != 0) throw failed("{}: error {}", what, status);
 }
 Limits limits() { return {emulation::kMultiprocessors, emulation::kSharedBytes, 1 << 20}; }
-uint64_t free_bytes() { return uint64_t{1} << 30; }
+uint64_t free_bytes() { return emulation::free_memory; }
 
 Stream::Stream() : handle_(reinterpret_cast<StreamHandle>(emulation::make_stream())) {}
 Stream::~Stream() {

@@ -1,0 +1,37 @@
+#include "cuda/engine.hpp"
+
+#include "cuda/engine_parts.hpp"
+
+namespace kvcodec::cuda {
+namespace {
+
+class CudaEngine final : public Engine {
+ public:
+  using Engine::Engine;
+
+  std::unique_ptr<ResidualEngine> residual(const Codebooks& books) override {
+    return residual_engine(device_, books);
+  }
+
+  const kvcomp::BlockEngine* blocks() override { return blocks_.get(); }
+  const SignEngine* signs() override { return signs_.get(); }
+  std::unique_ptr<ReconstructionEngine> reconstruction(const Dictionary& dictionary) override {
+    return reconstruction_engine(device_, dictionary);
+  }
+  const AttentionEngine* attention() override { return attention_.get(); }
+  KmeansFunction kmeans() override { return kmeans_function(device_); }
+
+ private:
+  DeviceWork device_{*this};
+  std::unique_ptr<kvcomp::BlockEngine> blocks_ = block_engine(device_);
+  std::unique_ptr<SignEngine> signs_ = sign_engine(device_);
+  std::unique_ptr<AttentionEngine> attention_ = attention_engine(device_);
+};
+
+}  // namespace
+
+std::unique_ptr<Engine> make_engine(Engine::Note note) {
+  return std::make_unique<CudaEngine>(std::move(note));
+}
+
+}  // namespace kvcodec::cuda

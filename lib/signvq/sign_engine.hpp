@@ -1,0 +1,37 @@
+// What computes in place of codebooks and indices of sign codes: a device. Threads may share all of it.
+// Results are those of sign_codes.hpp and sign_index.hpp, bit for bit; false or nothing: left to the caller,
+// and what was to be written holds nothing.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "lib/core/view.hpp"
+#include "lib/linalg/topk.hpp"
+#include "lib/signvq/sign_codes.hpp"
+#include "lib/signvq/sign_table.hpp"
+
+namespace kvcodec {
+
+/// The codes of one head: SignIndex.
+class SignIndexEngine {
+ public:
+  virtual ~SignIndexEngine() = default;
+  /// Row i of out, (tables.size(), tokens), becomes SignIndex::scores of table i.
+  virtual bool scores(std::span<const SignTable> tables, MatrixView<float> out) const = 0;
+  virtual std::optional<std::vector<Scored>> top_k(const SignTable& table, size_t k, Order order) const = 0;
+};
+
+class SignEngine {
+ public:
+  virtual ~SignEngine() = default;
+  /// The codebooks of rows that are all there, centred: build_codebooks of them and their encode_signs.
+  virtual std::optional<std::vector<SignCodebook>> codebooks(MatrixView<const float> rows,
+                                                             size_t heads) const = 0;
+  /// An index of these codes, (n, sign_row_bytes(dims)), which need not stay.
+  virtual std::unique_ptr<SignIndexEngine> index(size_t dims, MatrixView<const uint8_t> codes) const = 0;
+};
+
+}  // namespace kvcodec

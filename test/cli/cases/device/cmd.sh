@@ -1,0 +1,64 @@
+# With a device (here its emulation on the CPU) every command that can use one gives the files that it gives without; what it leaves to
+# the CPU it says, once and only where the device was asked for. Commands without any use for one refuse it.
+. src/test/cli/refused.sh
+set -e
+# same ARGUMENTS…: runs kvcodec_emulated on the CPU, on the device, and with auto; the products must be the same bytes.
+same() {
+  for device in cpu cuda auto; do
+    kvcodec_emulated "$@" --device $device -o out.h5 >/dev/null 2>$device.txt
+    mv out.h5 $device.h5
+  done
+  cmp cpu.h5 cuda.h5 && cmp cpu.h5 auto.h5 && echo "$*: the same"
+  cat cpu.txt auto.txt
+  sed 's/^/  /' cuda.txt
+}
+
+train="--entries-value 16 --entries-low 16 --entries-high 32 --codebooks-value 4 --refits 0 --epochs 1 --quiet"
+kvcodec train-rvq data/kv.h5 $train -o books.h5 >/dev/null
+kvcodec train-dict data/kv.h5 --atoms 32 --sparsity 4 --epochs 1 --atom-type f32 --quiet -o dict.h5 >/dev/null
+for codec in "rvq --book books.h5 --beam 1 --window 50" "rvq --book books.h5 --beam 3 --window 150" "kvcomp --block 16" \
+  "kvcomp --block 33 --key-quant block --unit-heads" "kvcomp --block 16 --entropy rans" "selfindex --full-tokens 8" \
+  "sparse --book dict.h5" "sparse --book data/dict.h5" "fp8"; do
+  same encode data/kv.h5 --codec $codec
+  mv cuda.h5 codes.h5
+  book=$(echo "$codec" | sed -n 's/.*\(--book [a-z0-9./]*\).*/\1/p')
+  same decode codes.h5 $book
+done
+kvcodec_emulated encode data/part-1.h5 --codec kvcomp --block 16 --device cuda -o part.h5 >/dev/null
+same encode data/part-2.h5 --append part.h5
+
+# Sums of attention run in another order; how far that takes them is rounding.
+kvcodec encode data/demo.h5 --codec selfindex --full-tokens 4 -o index-codes.h5 >/dev/null
+same select index-codes.h5 --queries data/demo.h5 --budget 8
+mv cuda.h5 selection.h5
+same index data/demo.h5 --clusters 4 --sink 8
+kvcodec dump-kv --model src/data/demo-model --text src/LICENSE --chunk 64 --max-tokens 128 --queries last:4 --quiet -o few.h5 >/dev/null
+kvcodec encode few.h5 --codec kvcomp --block 16 -o products.h5 >/dev/null
+attended() {  # QUERIES CODES ...
+  queries=$1
+  shift
+  for device in cpu cuda; do
+    kvcodec_emulated attend "$@" --queries $queries --device $device --json -o $device-out.h5 2>$device.txt |
+      awk -F'[:,]' '/"relative_error"/ { printf "%.5f\n", $2 }' >$device.errors
+  done
+  cmp cpu.errors cuda.errors && echo "attend $*: the same errors"
+  cat cpu.txt
+  sed 's/^/  /' cuda.txt
+  kvcodec info cuda-out.h5 | sed -n 's/.*kvcodec attend .* \(--device cuda\)$/  history ends in \1/p'
+  rm cpu-out.h5 cuda-out.h5
+}
+attended few.h5 products.h5
+attended data/demo.h5 index-codes.h5
+attended data/demo.h5 index-codes.h5 --select selection.h5
+
+# Settings of eval-model encode and decode on the device.
+for device in cpu cuda; do
+  kvcodec_emulated eval-model --model src/data/demo-model --text src/LICENSE --chunk 100 --max-documents 2 --codec kvcomp:block=16 \
+    --codec selfindex --device $device --json 2>$device.txt | grep -v '"seconds"' >$device.json
+done
+cmp cpu.json cuda.json && echo "eval-model: the same"
+sed 's/^/  /' cuda.txt
+
+for command in "pack-indices data/sparse.h5 -o x.h5" "info data/kv.h5" "report x.json -o x.html" "eval-recon data/kv.h5 data/kv.h5"; do
+  kvcodec_emulated $command --device cuda && echo "not refused: $command" || echo "  status $?"
+done 2>&1

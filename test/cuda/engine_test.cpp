@@ -1,0 +1,440 @@
+// Codecs with a device beside them (cuda/engine.hpp): what they store and decode is what they store and
+// decode without it, whatever part of the work it takes.
+#include "cuda/engine.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <set>
+#include <vector>
+
+#include "lib/codec/attend.hpp"
+#include "lib/codec/encoded.hpp"
+#include "lib/core/error.hpp"
+#include "lib/core/half.hpp"
+#include "lib/core/parallel.hpp"
+#include "test/cuda/device_case.hpp"
+#include "test/unit/codec_table.hpp"
+
+#ifdef KVCODEC_EMULATED
+#include "test/cuda/emulation/emulation.hpp"
+#endif
+
+using namespace kvcodec;
+
+namespace {
+
+/// A codec with and without a device.
+struct Pair {
+  CodecContext context;
+  std::optional<Book> book;
+  std::unique_ptr<Codec> plain, with_device;
+  GroupShape shape;
+};
+
+Pair make_pair(const test::CodecCase& row, int heads, int head_dim, Side side, Engine& engine, Rng& rng) {
+  Pair pair;
+  pair.context = {.num_layers = 4, .heads = heads, .head_dim = head_dim};
+  if (row.make_book) pair.book = row.make_book(pair.context, rng);
+  const CodecEntry& entry = find_codec(row.codec);
+  const auto options = entry.make_options();
+  for (const auto& [name, value] : row.options) {
+    const auto fields = options->fields();
+    set_value(*std::ranges::find(fields, name, &OptionField::name), value);
+  }
+  CodecContext context = pair.context;
+  context.book = pair.book ? &*pair.book : nullptr;
+  pair.plain = entry.make(*options, context);
+  context.engine = &engine;
+  pair.with_device = entry.make(*options, context);
+  pair.shape = {.first_layer = 0,
+                .layers = pair.plain->layer_group(),
+                .heads = heads,
+                .head_dim = head_dim,
+                .side = side};
+  return pair;
+}
+
+/// 16-bit values: channels of different loudness and offset, now and then an outlier.
+Matrix<float> make_rows(size_t tokens, size_t width, Rng& rng) {
+  Matrix<float> rows(tokens, width);
+  for (size_t j = 0; j < width; ++j) {
+    const double loudness = std::exp2(rng.uniform(-3, 3));
+    const double offset = rng.below(3) == 0 ? loudness * rng.uniform(-8, 8) : 0;
+    for (size_t i = 0; i < tokens; ++i)
+      rows(i, j) = round_to(
+          DType::bf16, static_cast<float>(offset + loudness * rng.normal() * (rng.below(200) == 0 ? 40 : 1)));
+  }
+  return rows;
+}
+
+bool same_streams(const Encoded& a, const Encoded& b) {
+  return a.specs() == b.specs() && std::ranges::all_of(a.specs(), [&](const StreamSpec& spec) {
+           return std::ranges::equal(a.bytes(spec.name), b.bytes(spec.name));
+         });
+}
+
+bool same_bits(const Matrix<float>& a, const Matrix<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+Matrix<float> decoded(const Codec& codec, const GroupShape& shape, const StreamReader& document, size_t first,
+                      size_t count) {
+  Matrix<float> out(count, shape.width());
+  codec.decode(shape, document, first, out);
+  return out;
+}
+
+#ifdef KVCODEC_EMULATED
+/// As long as it lives, wrappers find so little memory that they cut their work into small pieces.
+class LittleMemory {
+ public:
+  explicit LittleMemory(uint64_t bytes = 20000) { emulation::free_memory = bytes; }
+  ~LittleMemory() { emulation::free_memory = emulation::kMemory; }
+};
+#else
+/// A device has what it has.
+class LittleMemory {
+ public:
+  explicit LittleMemory(uint64_t = 0) {}
+};
+#endif
+
+/// Rows of the table whose codec has a device twin.
+std::vector<test::CodecCase> cases_with_twins() {
+  std::vector<test::CodecCase> cases;
+  for (auto& row : test::codec_table())
+    if (find_codec(row.codec).capabilities.device_twin) cases.push_back(std::move(row));
+  return cases;
+}
+
+}  // namespace
+
+TEST_CASE("codecs with a device store and decode the same bytes") {
+  NEEDS_DEVICE();
+  const uint64_t seed = 71;
+  Rng rng(seed);
+  CAPTURE(seed);
+  std::map<std::string, uint64_t> taken;  // by codec
+  for (const auto& row : cases_with_twins()) {
+    INFO(row.label);
+    std::set<std::string> left;
+    const auto engine = cuda::make_engine([&](const std::string& what) { left.insert(what); });
+    for (const Side side : kSides)
+      for (const size_t tokens : {0, 1, 70, 165}) {
+        std::optional<LittleMemory> little;
+        if (tokens == 165) little.emplace();
+        const Pair pair = make_pair(row, 2, std::max(16, row.least_head_dim), side, *engine, rng);
+        CAPTURE(name_of(side));
+        CAPTURE(tokens);
+        const Matrix<float> rows = make_rows(tokens, pair.shape.width(), rng);
+        const Encoded plain = encode_in_memory(*pair.plain, pair.shape, {{DocumentRows(rows)}});
+        const Encoded with_device = encode_in_memory(*pair.with_device, pair.shape, {{DocumentRows(rows)}});
+        CHECK(same_streams(plain, with_device));
+        for (const size_t first : {size_t{0}, tokens / 3}) {
+          const size_t count = tokens - first - std::min(tokens - first, first / 2);
+          CHECK(same_bits(decoded(*pair.plain, pair.shape, plain.document(0), first, count),
+                          decoded(*pair.with_device, pair.shape, plain.document(0), first, count)));
+        }
+      }
+    CHECK(engine->exact());
+    taken[row.codec] += engine->taken();
+    for (const std::string& what : left) CHECK_MESSAGE(what.starts_with(row.codec + ": "), what);
+  }
+  for (const auto& [codec, pieces] : taken) {
+    INFO(codec);
+    CHECK(pieces > 0);
+  }
+}
+
+TEST_CASE("products of codecs with a device are those without, but for rounding") {
+  NEEDS_DEVICE();
+  const uint64_t seed = 72;
+  Rng rng(seed);
+  CAPTURE(seed);
+  size_t asked = 0;
+  for (const auto& row : cases_with_twins()) {
+    if (!find_codec(row.codec).capabilities.multiplies) continue;
+    INFO(row.label);
+    const auto engine = cuda::make_engine();
+    for (const bool little : {false, true})
+      for (const Side side : kSides) {
+        std::optional<LittleMemory> memory;
+        if (little) memory.emplace();
+        const size_t tokens = 165, head_dim = std::max(16, row.least_head_dim), first = 3, count = 150;
+        const Pair pair = make_pair(row, 2, static_cast<int>(head_dim), side, *engine, rng);
+        const Matrix<float> rows = make_rows(tokens, pair.shape.width(), rng);
+        const Encoded encoded = encode_in_memory(*pair.plain, pair.shape, {{DocumentRows(rows)}});
+        const size_t vectors = pair.shape.width() / head_dim * 3;
+        const bool keys = side == Side::key;
+        const Matrix<float> given = test::random_rows(rng, vectors, keys ? head_dim : count);
+        Matrix<float> expected(vectors, keys ? count : head_dim), found = expected;
+        const auto multiply = [&](const Codec& codec, MatrixView<float> out) {
+          if (keys)
+            codec.multiply_keys(pair.shape, encoded.document(0), first, given, out);
+          else
+            codec.multiply_values(pair.shape, encoded.document(0), first, given, out);
+        };
+        multiply(*pair.plain, expected);
+        multiply(*pair.with_device, found);
+        // Of n terms of that size each sum is off by n roundings of their magnitudes' sum at most.
+        const Matrix<float> values = decoded(*pair.plain, pair.shape, encoded.document(0), first, count);
+        double largest = 0, weight = 0;
+        for (size_t i = 0; i < values.size(); ++i)
+          largest = std::max(largest, std::abs(double{values.data()[i]}));
+        for (size_t i = 0; i < given.size(); ++i)
+          weight = std::max(weight, std::abs(double{given.data()[i]}));
+        const double terms = static_cast<double>(keys ? head_dim : count);
+        const double tolerance = 4 * terms * 0x1p-24 * terms * largest * weight;
+        double worst = 0;
+        for (size_t i = 0; i < found.size(); ++i)
+          worst = std::max(worst, std::abs(double{found.data()[i]} - double{expected.data()[i]}));
+        CHECK_LE(worst, tolerance);
+        ++asked;
+      }
+  }
+  CHECK(asked > 0);
+}
+
+TEST_CASE("a device says what of kvcomp it leaves") {
+  NEEDS_DEVICE();
+  Rng rng(17);
+  const auto notes = [&](std::vector<std::pair<std::string, Scalar>> options, Side side) {
+    std::vector<std::string> left;
+    const auto engine = cuda::make_engine([&](const std::string& what) { left.push_back(what); });
+    options.push_back({"block", int64_t{16}});
+    const test::CodecCase row{.label = "kvcomp", .codec = "kvcomp", .options = options};
+    const Pair pair = make_pair(row, 2, 16, side, *engine, rng);
+    const Matrix<float> rows = make_rows(70, 32, rng);
+    const Encoded encoded = encode_in_memory(*pair.with_device, pair.shape, {{DocumentRows(rows)}});
+    (void)decoded(*pair.with_device, pair.shape, encoded.document(0), 0, 70);
+    return left;
+  };
+  CHECK(notes({}, Side::key).empty());
+  CHECK(notes({}, Side::value).empty());
+  CHECK(notes({{"entropy", std::string("rans")}}, Side::key) ==
+        std::vector<std::string>{"kvcomp: blocks coded with rANS"});
+  CHECK(notes({{"unit-heads", true}}, Side::value) ==
+        std::vector<std::string>{"kvcomp: steps that heads share"});
+}
+
+TEST_CASE("damaged codes are refused in the same words with a device") {
+  NEEDS_DEVICE();
+  Rng rng(18);
+  const auto engine = cuda::make_engine();
+  const test::CodecCase row{.label = "kvcomp", .codec = "kvcomp", .options = {{"block", int64_t{16}}}};
+  const Pair pair = make_pair(row, 2, 16, Side::key, *engine, rng);
+  const Matrix<float> rows = make_rows(70, 32, rng);
+  Encoded encoded = encode_in_memory(*pair.plain, pair.shape, {{DocumentRows(rows)}});
+  StreamStore& damaged = encoded.add_document();
+  for (const StreamSpec& spec : encoded.specs()) {
+    if (spec.shared) continue;
+    auto bytes = encoded.bytes(spec.name);
+    std::vector<std::byte> copy(bytes.begin(), bytes.end());
+    if (spec.name == kvcomp::kCounts) copy[2] ^= std::byte{0x55};
+    damaged.append(spec.name, copy);
+  }
+  const auto message = [&](const Codec& codec) -> std::string {
+    try {
+      (void)decoded(codec, pair.shape, encoded.document(1), 0, 64);
+      return "nothing is wrong";
+    } catch (const Error& error) {
+      CHECK(error.kind() == ErrorKind::bad_input);
+      return error.what();
+    }
+  };
+  CHECK(message(*pair.plain) == message(*pair.with_device));
+  CHECK(message(*pair.plain) != "nothing is wrong");
+}
+
+TEST_CASE("sign codes on a device score and select as on the CPU") {
+  NEEDS_DEVICE();
+  Rng rng(19);
+  std::vector<std::string> left;
+  const auto engine = cuda::make_engine([&](const std::string& what) { left.push_back(what); });
+  const test::CodecCase row{.label = "selfindex", .codec = "selfindex", .options = {}};
+  const Pair pair = make_pair(row, 2, 32, Side::key, *engine, rng);
+  const Matrix<float> rows = make_rows(130, 64, rng);
+  const Encoded encoded = encode_in_memory(*pair.plain, pair.shape, {{DocumentRows(rows)}});
+  const Matrix<float> queries = test::random_rows(rng, 3, 32);
+  for (const size_t head : {0, 1}) {
+    const auto plain = pair.plain->selector(pair.shape, encoded.document(0), head, false);
+    const auto with_device = pair.with_device->selector(pair.shape, encoded.document(0), head, false);
+    const uint64_t before = engine->taken();
+    Matrix<float> expected(3, 130), found = expected;
+    plain->scores(queries, expected);
+    with_device->scores(queries, found);
+    CHECK(same_bits(expected, found));
+    const auto best = plain->select(queries.row(0), 9), chosen = with_device->select(queries.row(0), 9);
+    REQUIRE(best.size() == chosen.size());
+    for (size_t i = 0; i < best.size(); ++i) {
+      CHECK(best[i].id == chosen[i].id);
+      CHECK(best[i].score == chosen[i].score);
+    }
+    CHECK(engine->taken() == before + 2);
+  }
+  CHECK(left.empty());
+}
+
+TEST_CASE("k-means of an engine is lib's, as many sets as there are at a time") {
+  NEEDS_DEVICE();
+  Rng rng(20);
+  std::vector<std::string> left;
+  const auto engine = cuda::make_engine([&](const std::string& what) { left.push_back(what); });
+  const KmeansFunction cluster = engine->kmeans();
+  REQUIRE(cluster);
+  const Matrix<float> rows = test::random_rows(rng, 60, 24);
+  std::vector<KmeansTask> tasks;
+  for (size_t i = 0; i < 3; ++i)
+    tasks.push_back({.rows = rows.view().columns(8 * i, 8), .clusters = 4 + i, .stream = i});
+  KmeansOptions options;
+  options.rounds = 5;
+  const auto expected = kmeans(tasks, options);
+  for (const uint64_t bytes : {1 << 30, 60000, 20000}) {  // for all sets, two, none
+    const LittleMemory memory(bytes);
+    double last = 0;
+    const auto found = cluster(tasks, options, [&](double done, double total, std::string_view) {
+      CHECK(done >= last);
+      CHECK(done <= total);
+      last = done;
+    });
+    REQUIRE(found.size() == expected.size());
+    for (size_t i = 0; i < found.size(); ++i) {
+      CHECK(found[i].labels == expected[i].labels);
+      CHECK(same_bits(found[i].centroids, expected[i].centroids));
+    }
+  }
+  CHECK(engine->taken() > 0);
+#ifdef KVCODEC_EMULATED
+  CHECK(left == std::vector<std::string>{"k-means of 60 rows, which do not fit its memory"});
+#endif
+}
+
+TEST_CASE("attention of an engine is lib's, but for rounding, and is declined where it cannot be") {
+  NEEDS_DEVICE();
+  Rng rng(21);
+  std::vector<std::string> left;
+  const auto engine = cuda::make_engine([&](const std::string& what) { left.push_back(what); });
+  const Matrix<float> keys = test::random_rows(rng, 90, 48), values = test::random_rows(rng, 90, 48),
+                      queries = test::random_rows(rng, 12, 16);
+  std::vector<CacheRows> heads;
+  for (size_t head = 0; head < 3; ++head)
+    heads.emplace_back(keys.view().columns(16 * head, 16), values.view().columns(16 * head, 16));
+  const std::vector<uint32_t> chosen = {1, 5, 6, 30, 89};
+  for (const bool little : {false, true}) {
+    std::optional<LittleMemory> memory;
+    if (little) memory.emplace();
+    Matrix<float> expected(12, 16), found = expected;
+    const auto asked = [&](Matrix<float>& out) {
+      std::vector<Attention> all;
+      for (size_t i = 0; i < 6; ++i)
+        all.push_back({.queries = queries.view().rows(2 * i, 2),
+                       .parts = {{.rows = &heads[i % 3],
+                                  .tokens = i < 3 ? std::optional<std::span<const uint32_t>>()
+                                                  : std::span<const uint32_t>(chosen)}},
+                       .out = out.view().rows(2 * i, 2)});
+      return all;
+    };
+    attend(asked(expected));
+    REQUIRE(engine->attention()->attend(asked(found)));
+    for (size_t i = 0; i < found.size(); ++i) {
+      const double difference = std::abs(double{found.data()[i]} - double{expected.data()[i]});
+      CHECK_LE(difference, 1e-5);  // test/cuda/attention_test.cpp bounds it; here logits are below 20
+    }
+  }
+  CHECK(engine->taken() == 2);
+  CHECK_FALSE(engine->exact());
+
+  const Matrix<float> wide(3, 260), query(1, 260);
+  Matrix<float> out(1, 260);
+  const CacheRows wide_rows(wide, wide);
+  CHECK_FALSE(engine->attention()->attend(
+      std::vector<Attention>{{.queries = query, .parts = {{.rows = &wide_rows}}, .out = out}}));
+  CHECK(left == std::vector<std::string>{"attention of heads of 260 dimensions (more than 256)"});
+}
+
+TEST_CASE("causal attention of an engine over decoded rows is lib's, but for rounding") {
+  NEEDS_DEVICE();
+  Rng rng(22);
+  const auto engine = cuda::make_engine();
+  for (const test::CodecCase& row :
+       {test::CodecCase{.label = "none", .codec = "none", .options = {}},
+        test::CodecCase{.label = "kivi", .codec = "kivi", .options = {{"residual", int64_t{32}}}}}) {
+    INFO(row.label);
+    const Pair keys = make_pair(row, 2, 32, Side::key, *engine, rng),
+               values = make_pair(row, 2, 32, Side::value, *engine, rng);
+    const Matrix<float> key_rows = test::random_rows(rng, 150, 64),
+                        value_rows = test::random_rows(rng, 150, 64),
+                        asked = test::random_rows(rng, 5, 4 * 32);
+    const Encoded coded_keys = encode_in_memory(*keys.plain, keys.shape, {{DocumentRows(key_rows)}}),
+                  coded_values = encode_in_memory(*values.plain, values.shape, {{DocumentRows(value_rows)}});
+    const std::vector<uint64_t> visible = {150, 1, 97, 150, 96};
+    const CausalQueries queries{4, asked, visible};
+    Matrix<float> expected(5, 128), found = expected;
+    const CodesSource source(*keys.plain, keys.shape, coded_keys.document(0), coded_values.document(0),
+                             CodesSource::Products::decoded_first);
+    attend_causally(keys.shape, source, queries, expected);
+    REQUIRE(attend_decoded(*engine->attention(), *keys.plain, keys.shape, coded_keys.document(0),
+                           coded_values.document(0), queries, found));
+    for (size_t i = 0; i < found.size(); ++i)
+      CHECK_LE(std::abs(double{found.data()[i]} - double{expected.data()[i]}), 1e-5);
+  }
+  CHECK(engine->taken() == 2);
+}
+
+TEST_CASE("a device says what of rvq it leaves, once, and the results are the same") {
+  NEEDS_DEVICE();
+  std::vector<std::string> left;
+  const auto engine = cuda::make_engine([&](const std::string& what) { left.push_back(what); });
+  Rng rng(5);
+  const Codebooks wide(1, 2, 257);
+  CHECK(engine->residual(wide) == nullptr);
+  CHECK(engine->residual(wide) == nullptr);
+  REQUIRE(left.size() == 1);
+  CHECK(left[0] == "rvq: codebooks of 257 dimensions; a device takes at most 256");
+
+  Codebooks books(2, 8, 16);
+  for (size_t s = 0; s < 2; ++s)
+    for (size_t e = 0; e < 8; ++e)
+      for (float& value : books.stage(s).row(e)) value = static_cast<float>(rng.normal());
+  const auto residual = engine->residual(books);
+  REQUIRE(residual != nullptr);
+  const Matrix<float> rows = test::random_rows(rng, 5, 16);
+  Matrix<uint32_t> ids(5, 2), expected(5, 2);
+  for (const size_t beam : {1, 3}) {
+    const uint64_t before = engine->taken();
+    CHECK(residual->encode(rows, beam, ids));
+    CHECK(engine->taken() == before + 1);
+    ResidualEncoder(books).encode(rows, beam, expected);
+    CHECK(std::equal(ids.data(), ids.data() + ids.size(), expected.data()));
+  }
+
+  // What a device cannot judge is left without a word: lib says what is wrong with it.
+  ids(3, 1) = 8;
+  Matrix<float> sums(5, 16);
+  CHECK_FALSE(residual->sum_entries(ids, sums));
+  CHECK(left.size() == 1);
+}
+
+TEST_CASE("several threads share a device") {
+  NEEDS_DEVICE();
+  const auto engine = cuda::make_engine();
+  Rng rng(9);
+  Codebooks books(3, 20, 16);
+  for (size_t s = 0; s < 3; ++s)
+    for (size_t e = 0; e < 20; ++e)
+      for (float& value : books.stage(s).row(e)) value = static_cast<float>(rng.normal());
+  const auto residual = engine->residual(books);
+  const Matrix<float> rows = test::random_rows(rng, 30, 16);
+  Matrix<uint32_t> expected(30, 3), ids(30, 3);
+  ResidualEncoder(books).encode(rows, 1, expected);
+  std::atomic<int> refused = 0;
+  parallel_for(30, 3, [&](size_t begin, size_t end, int) {
+    if (!residual->encode(rows.view().rows(begin, end - begin), 1, ids.view().rows(begin, end - begin)))
+      ++refused;
+  });
+  CHECK(refused == 0);
+  CHECK(std::equal(ids.data(), ids.data() + ids.size(), expected.data()));
+}
