@@ -191,12 +191,20 @@ struct StreamSum {
   uint64_t rows = 0, bytes = 0;
 };
 
+/// What this kvcodec can do with the codec's streams; all no for a codec that it does not have.
+Capabilities capabilities_of(const std::string& codec) {
+  for (const CodecEntry& entry : codecs())
+    if (entry.name == codec) return entry.capabilities;
+  return {.appends = false};
+}
+
 std::string codes_info(const InfoOptions& options) {
   const CodesReader codes(options.input);
   const CodesInfo& info = codes.info();
   const auto layers = options.layers.choose(stored_layers(info), codes.name());
   const auto documents = options.documents.choose(info.documents, codes.name());
   const FileRate rate = rate_of(codes);
+  const Capabilities can = capabilities_of(info.codec);
 
   std::vector<std::pair<std::string, StreamSum>> sums;
   Json streams = Json::array();
@@ -227,6 +235,11 @@ std::string codes_info(const InfoOptions& options) {
   if (options.common.json) {
     Json json = json_of(codes.type());
     json["codec"] = info.codec;
+    json["capabilities"] = {{"lossless", can.lossless},
+                            {"appends", can.appends},
+                            {"multiplies", can.multiplies},
+                            {"has_index", can.has_index},
+                            {"device_twin", can.device_twin}};
     json["parameters"] = to_json(info.parameters);
     json["model"] = to_json(info.model);
     json["storage"] = name_of(info.storage);
@@ -247,6 +260,7 @@ std::string codes_info(const InfoOptions& options) {
   }
   Facts facts;
   facts.add("codec", info.codec);
+  facts.add("device", can.device_twin ? "CUDA, for some of the work (--device)" : "");
   facts.add("parameters", record_text(info.parameters));
   if (!info.book_type.empty())
     facts.add("book",

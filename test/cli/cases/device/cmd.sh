@@ -28,17 +28,15 @@ kvcodec_emulated encode data/part-1.h5 --codec kvcomp --block 16 --device cuda -
 same encode data/part-2.h5 --append part.h5
 
 # Sums of attention run in another order; how far that takes them is rounding.
-kvcodec encode data/demo.h5 --codec selfindex --full-tokens 4 -o index-codes.h5 >/dev/null
-same select index-codes.h5 --queries data/demo.h5 --budget 8
-mv cuda.h5 selection.h5
-same index data/demo.h5 --clusters 4 --sink 8
 kvcodec dump-kv --model src/data/demo-model --text src/LICENSE --chunk 64 --max-tokens 128 --queries last:4 --quiet -o few.h5 >/dev/null
+kvcodec encode few.h5 --codec selfindex --full-tokens 4 -o index-codes.h5 >/dev/null
+same select index-codes.h5 --queries few.h5 --budget 8
+mv cuda.h5 selection.h5
+same index few.h5 --clusters 4 --sink 8
 kvcodec encode few.h5 --codec kvcomp --block 16 -o products.h5 >/dev/null
-attended() {  # QUERIES CODES ...
-  queries=$1
-  shift
+attended() {
   for device in cpu cuda; do
-    kvcodec_emulated attend "$@" --queries $queries --device $device --json -o $device-out.h5 2>$device.txt |
+    kvcodec_emulated attend "$@" --queries few.h5 --device $device --json -o $device-out.h5 2>$device.txt |
       awk -F'[:,]' '/"relative_error"/ { printf "%.5f\n", $2 }' >$device.errors
   done
   cmp cpu.errors cuda.errors && echo "attend $*: the same errors"
@@ -47,9 +45,9 @@ attended() {  # QUERIES CODES ...
   kvcodec info cuda-out.h5 | sed -n 's/.*kvcodec attend .* \(--device cuda\)$/  history ends in \1/p'
   rm cpu-out.h5 cuda-out.h5
 }
-attended few.h5 products.h5
-attended data/demo.h5 index-codes.h5
-attended data/demo.h5 index-codes.h5 --select selection.h5
+attended products.h5
+attended index-codes.h5
+attended index-codes.h5 --select selection.h5
 
 # Settings of eval-model encode and decode on the device.
 for device in cpu cuda; do
@@ -58,6 +56,12 @@ for device in cpu cuda; do
 done
 cmp cpu.json cuda.json && echo "eval-model: the same"
 sed 's/^/  /' cuda.txt
+
+# Codes say whether a device can work with them.
+for codec in sparse kvcomp selfindex kivi; do
+  kvcodec info data/$codec.h5 | sed -n "s/^device */$codec: /p"
+  kvcodec info data/$codec.h5 --json | grep '"device_twin"'
+done
 
 for command in "pack-indices data/sparse.h5 -o x.h5" "info data/kv.h5" "report x.json -o x.html" "eval-recon data/kv.h5 data/kv.h5"; do
   kvcodec_emulated $command --device cuda && echo "not refused: $command" || echo "  status $?"
