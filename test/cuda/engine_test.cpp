@@ -112,7 +112,7 @@ std::vector<test::CodecCase> cases_with_twins() {
 
 }  // namespace
 
-TEST_CASE("codecs with a device store and decode the same bytes") {
+TEST_CASE("codecs with a device store and decode the same bytes (large)") {
   NEEDS_DEVICE();
   const uint64_t seed = 71;
   Rng rng(seed);
