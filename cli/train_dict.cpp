@@ -20,6 +20,7 @@
 #include "cli/training.hpp"
 #include "formats/book_file.hpp"
 #include "formats/kv_file.hpp"
+#include "lib/codec/engine.hpp"
 #include "lib/codec/sparse_book.hpp"
 #include "lib/core/error.hpp"
 
@@ -195,7 +196,7 @@ std::string train_dict(Command& command) {
   options.declare_files(command, "dictionary file to write", "DICT");
   command.group("Training");
   command.options(options.training);
-  options.parse(command);
+  options.parse(command, true);
   options.training.check();
 
   auto [files, histories] = open_training_files(options.inputs);
@@ -245,7 +246,12 @@ std::string train_dict(Command& command) {
       note_little_data(result.signals_per_epoch, options.training.atoms);
     {
       ProgressBar bar(fmt::format("train-dict {}s", name_of(side)), "steps", options.common.quiet);
-      train_dictionary(signals, options.training, dictionary, training, bar.callback());
+      Engine* engine = options.common.engine();
+      if (engine && training.steps == 0 && options.training.start == "kmeans")
+        engine->leave("train-dict: the clusters of start kmeans");
+      const auto device =
+          engine ? engine->training(options.training, signals.layout().signal_width()) : nullptr;
+      train_dictionary(signals, options.training, dictionary, training, bar.callback(), device.get());
     }
     result.ended_by = ended_by(signals, options.training, training);
     result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

@@ -288,7 +288,7 @@ std::string train_rvq(Command& command) {
   command.options(options.book);
   command.group("Training");
   command.options(options.training);
-  options.parse(command);
+  options.parse(command, false);
   options.book.check();
   options.training.check();
 

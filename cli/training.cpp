@@ -43,14 +43,14 @@ void TrainingOptions::declare_files(Command& command, const std::string& product
   command.options(*this, {{"resume", resumed}});
 }
 
-void TrainingOptions::parse(Command& command) {
+void TrainingOptions::parse(Command& command, bool has_twin) {
   common.declare(command);
   command.parse();
   output.check(common);
   std::vector<std::string> read = inputs;
   read.push_back(resume);
   check_inputs(read);
-  common.apply(command, false);
+  common.apply(command, has_twin);
 }
 
 std::vector<Run> choose_runs(const std::vector<KvReader>& files, const DocumentSelection& documents,

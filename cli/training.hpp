@@ -24,8 +24,9 @@ struct TrainingOptions : Options {
   /// Their group in the help, with the subcommand's own fields(); resume is one of those. product: what -o
   /// names; resumed: what --resume takes.
   void declare_files(Command& command, const std::string& product, const std::string& resumed);
-  /// Parses the command line, once all groups are declared, and checks what is here.
-  void parse(Command& command);
+  /// Parses the command line, once all groups are declared, and checks what is here. has_twin: as for
+  /// CommonOptions::apply.
+  void parse(Command& command, bool has_twin);
 };
 
 /// Consecutive tokens of one file.

@@ -15,6 +15,17 @@ namespace {
 /// Signals whose places in all atoms' lists are there at a time: 64 MiB for 8192 atoms.
 constexpr size_t kWindow = 4096;
 
+/// Device memory of a training, but for pursuits' own: atoms four times in floats (themselves, moments,
+/// gradients) and once in f16, places of signals in atoms' lists, a batch twice, and its codes.
+uint64_t bytes_of(const TrainOptions& options, size_t width) {
+  const auto atoms = static_cast<uint64_t>(options.atoms), batch = static_cast<uint64_t>(options.batch);
+  const uint64_t of_atom = checked_mul(width, 4 * sizeof(float) + sizeof(uint16_t)) +
+                           std::min<uint64_t>(batch, kWindow) * sizeof(uint16_t);
+  const uint64_t of_signal =
+      checked_mul(width, 2 * sizeof(float)) + static_cast<uint64_t>(options.sparsity) * 16;
+  return checked_add(checked_mul(atoms, of_atom), checked_mul(batch, of_signal));
+}
+
 class Engine final : public TrainingEngine {
  public:
   Engine(const TrainOptions& options, size_t width) {
@@ -22,6 +33,11 @@ class Engine final : public TrainingEngine {
       throw usage_error("steps of {} are not there on a device; those of adam and gradient are",
                         options.optimizer);
     pursuit_.sparsity = options.sparsity;
+    const uint64_t bytes = bytes_of(options, width), there = free_bytes();
+    if (bytes > there / 2)
+      throw failed(
+          "training takes some {} bytes of device memory; {} are free, and half of that is taken at most",
+          bytes, there);
     dictionary_.resize(static_cast<size_t>(options.atoms), width);
     OmpBatches::check(dictionary_, pursuit_);
     gradients_.resize(checked_mul(dictionary_.atoms(), width));

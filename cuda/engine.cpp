@@ -18,6 +18,12 @@ class CudaEngine final : public Engine {
   std::unique_ptr<ReconstructionEngine> reconstruction(const Dictionary& dictionary) override {
     return reconstruction_engine(device_, dictionary);
   }
+  std::unique_ptr<PursuitEngine> pursuit(const Dictionary& dictionary) override {
+    return pursuit_engine(device_, dictionary);
+  }
+  std::unique_ptr<TrainingEngine> training(const TrainOptions& options, size_t width) override {
+    return training_engine(device_, options, width);
+  }
   const AttentionEngine* attention() override { return attention_.get(); }
   KmeansFunction kmeans() override { return kmeans_function(device_); }
 

@@ -67,9 +67,12 @@ class DeviceWork {
 std::unique_ptr<AttentionEngine> attention_engine(const DeviceWork& device);
 std::unique_ptr<kvcomp::BlockEngine> block_engine(const DeviceWork& device);
 KmeansFunction kmeans_function(const DeviceWork& device);
+std::unique_ptr<PursuitEngine> pursuit_engine(const DeviceWork& device, const Dictionary& dictionary);
 std::unique_ptr<ReconstructionEngine> reconstruction_engine(const DeviceWork& device,
                                                             const Dictionary& dictionary);
 std::unique_ptr<ResidualEngine> residual_engine(const DeviceWork& device, const Codebooks& books);
 std::unique_ptr<SignEngine> sign_engine(const DeviceWork& device);
+std::unique_ptr<TrainingEngine> training_engine(const DeviceWork& device, const TrainOptions& options,
+                                                size_t width);
 
 }  // namespace kvcodec::cuda

@@ -215,6 +215,10 @@ bool Omp::gram_pays(uint64_t signals, int64_t s) const {
   return OmpBatches::gram_pays(impl_->dictionary, signals, s);
 }
 
+bool Omp::takes(const OmpOptions& options) {
+  return options.selection == "omp" && options.sparsity <= int64_t{kOmpMostTaken};
+}
+
 SparseCodes Omp::encode(MatrixView<const float> signals, const OmpOptions& options) const {
   const OmpDictionary& dictionary = impl_->dictionary;
   OmpBatches::check(dictionary, options);

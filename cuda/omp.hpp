@@ -48,8 +48,11 @@ class Omp {
   /// Whether computing them costs less than it saves for that many signals with s atoms each.
   bool gram_pays(uint64_t signals, int64_t s) const;
 
-  /// As kvcodec::Omp::encode, its errors too. Throws Error(usage) for selection ols, and for a sparsity above
-  /// 1024. Device memory: what a batch of signals takes, at most half of what is free.
+  /// Whether encode takes these options: selection omp, and up to 1024 atoms per signal.
+  static bool takes(const OmpOptions& options);
+
+  /// As kvcodec::Omp::encode, its errors too. Throws Error(usage) for options it does not take. Device
+  /// memory: what a batch of signals takes, at most half of what is free.
   SparseCodes encode(MatrixView<const float> signals, const OmpOptions& options) const;
 
  private:

@@ -344,6 +344,8 @@ __global__ void __launch_bounds__(kPeaksThreads, 1)
   unsigned stage = 0;
   for (unsigned tile = first_tile; tile < end_tile; ++tile) {
     float sums[4][8][4] = {};  // [16 residuals][8 atoms]
+    // A warp may have no residual or no atom: its products stay 0.
+    const bool idle = first_row + warp_row >= count || tile * kOmpAtoms + warp_atom >= atoms.count;
     for (unsigned step = 0; step < steps; ++step) {
       copy_async_wait<kPeaksStages - 2>();
       __syncthreads();  // the step is there for all, and the stage of the step before is free
@@ -351,6 +353,7 @@ __global__ void __launch_bounds__(kPeaksThreads, 1)
       const uint16_t* a_tile = kResident ? of_rows + step * kOmpStep : of_rows + stage * kOmpRows * kPeaksRow;
       const uint16_t* b_tile = of_atoms + stage * kOmpAtoms * kPeaksRow;
       stage = (stage + 1) % kPeaksStages;
+      if (idle) continue;
 #pragma unroll
       for (unsigned k = 0; k < kOmpStep; k += 16) {
         uint32_t a[4][4];

@@ -16,6 +16,7 @@ uint64_t Omp::gram_bytes(size_t) { throw built_without_cuda("orthogonal matching
 void Omp::build_gram() { throw built_without_cuda("orthogonal matching pursuit"); }
 bool Omp::has_gram() const { throw built_without_cuda("orthogonal matching pursuit"); }
 bool Omp::gram_pays(uint64_t, int64_t) const { throw built_without_cuda("orthogonal matching pursuit"); }
+bool Omp::takes(const OmpOptions&) { throw built_without_cuda("orthogonal matching pursuit"); }
 SparseCodes Omp::encode(MatrixView<const float>, const OmpOptions&) const {
   throw built_without_cuda("orthogonal matching pursuit");
 }

@@ -27,7 +27,9 @@
 #include "lib/rvq/residual.hpp"
 #include "lib/signvq/sign_engine.hpp"
 #include "lib/sparse/dictionary.hpp"
+#include "lib/sparse/omp.hpp"
 #include "lib/sparse/reconstruct.hpp"
+#include "lib/sparse/train.hpp"
 
 namespace kvcodec {
 
@@ -60,6 +62,10 @@ class Engine {
   virtual const SignEngine* signs() { return nullptr; }
   /// Sums of this dictionary's atoms; of the dictionary nothing needs to stay.
   virtual std::unique_ptr<ReconstructionEngine> reconstruction(const Dictionary&) { return nullptr; }
+  /// Pursuits with this dictionary's atoms; likewise.
+  virtual std::unique_ptr<PursuitEngine> pursuit(const Dictionary&) { return nullptr; }
+  /// Batches and steps of one dictionary's training, for signals of so many values.
+  virtual std::unique_ptr<TrainingEngine> training(const TrainOptions&, size_t) { return nullptr; }
   /// Attention of chosen tokens.
   virtual const AttentionEngine* attention() { return nullptr; }
   /// k-means; lives as long as this.

@@ -95,6 +95,14 @@ class SideCoder {
   }
   bool in_bytes() const { return !dictionary_.bytes.empty(); }
 
+  /// The codes of signals; on the device likewise.
+  SparseCodes encode(MatrixView<const float> signals, const OmpOptions& options) {
+    SparseCodes codes;
+    const PursuitEngine* device = pursuit_engine();
+    if (device && device->encode(signals, options, codes)) return codes;
+    return omp_for(signals.rows(), options)->encode(signals, options);
+  }
+
   /// What Reconstructor::weights weighs: the atoms, or their levels as floats.
   MatrixView<const float> atoms() {
     const std::lock_guard lock(mutex_);
@@ -107,6 +115,7 @@ class SideCoder {
     return {atoms.data(), atoms.rows(), atoms.cols()};
   }
 
+ private:
   /// The pursuit to use for that many more signals.
   std::shared_ptr<const Omp> omp_for(uint64_t signals, const OmpOptions& options) {
     const std::lock_guard lock(mutex_);
@@ -129,7 +138,6 @@ class SideCoder {
     return omp_;
   }
 
- private:
   const ReconstructionEngine* reconstruction_engine() {
     if (!engine_) return nullptr;
     const std::lock_guard lock(mutex_);
@@ -137,7 +145,15 @@ class SideCoder {
     return on_device_->get();
   }
 
+  const PursuitEngine* pursuit_engine() {
+    if (!engine_) return nullptr;
+    const std::lock_guard lock(mutex_);
+    if (!pursuit_) pursuit_ = engine_->pursuit(dictionary_);
+    return pursuit_->get();
+  }
+
   Engine* engine_;
+  std::optional<std::unique_ptr<PursuitEngine>> pursuit_;  // made when there is work, as is the other one
   std::optional<std::unique_ptr<ReconstructionEngine>> on_device_;  // made when something is decoded
   std::mutex mutex_;
   uint64_t signals_ = 0;  // coded so far
@@ -247,8 +263,7 @@ void SparseCodec::append(const GroupShape& shape, MatrixView<const float> rows, 
   pursuit.sparsity = options_.sparsity;
   pursuit.error_target = options_.error_target;
   pursuit.selection = options_.selection;
-  if (engine_) engine_->leave("sparse: pursuit");
-  const SparseCodes codes = side.omp_for(signals, pursuit)->encode(values, pursuit);
+  const SparseCodes codes = side.encode(values, pursuit);
   SparsePairs stored{.counts = codes.counts, .ids = {}, .words = {}, .scales = {}, .gains = {}};
   std::vector<float> coefficients;
   for (size_t i = 0; i < signals; ++i) {

@@ -51,6 +51,15 @@ struct SparseCodes {
   std::vector<double> residuals;  ///< |y - D x|, Euclidean
 };
 
+/// What computes in place of Omp::encode, for one dictionary: a device. Threads may share it. The same bits;
+/// false: left to the caller, and codes hold nothing.
+class PursuitEngine {
+ public:
+  virtual ~PursuitEngine() = default;
+  virtual bool encode(MatrixView<const float> signals, const OmpOptions& options,
+                      SparseCodes& codes) const = 0;
+};
+
 /// A dictionary made ready for coding. Const members may run on several threads at once.
 class Omp {
  public:

@@ -27,6 +27,15 @@ done
 kvcodec_emulated encode data/part-1.h5 --codec kvcomp --block 16 --device cuda -o part.h5 >/dev/null
 same encode data/part-2.h5 --append part.h5
 
+# Training: signals, codes and atoms stay on the device.
+for training in "--optimizer adam" "--optimizer gradient --atom-type f32" "--optimizer online" "--start kmeans"; do
+  same train-dict data/kv.h5 --atoms 32 --sparsity 3 --steps 4 --batch 50 --replace-every 2 $training
+done
+mv cuda.h5 trained.h5
+same train-dict data/kv.h5 --resume trained.h5 --steps 6
+same encode data/kv.h5 --codec sparse --book dict.h5 --selection ols --sparsity 2
+same encode data/kv.h5 --codec sparse --book dict.h5 --error-target 0.5 --coefficients i8
+
 # Sums of attention run in another order; how far that takes them is rounding.
 kvcodec dump-kv --model src/data/demo-model --text src/LICENSE --chunk 64 --max-tokens 128 --queries last:4 --quiet -o few.h5 >/dev/null
 kvcodec encode few.h5 --codec selfindex --full-tokens 4 -o index-codes.h5 >/dev/null
