@@ -77,7 +77,8 @@ bool same_streams(const Encoded& a, const Encoded& b) {
 }
 
 bool same_bits(const Matrix<float>& a, const Matrix<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+  return a.size() == b.size() &&
+         (a.size() == 0 || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
 }
 
 Matrix<float> decoded(const Codec& codec, const GroupShape& shape, const StreamReader& document, size_t first,
