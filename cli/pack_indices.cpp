@@ -3,7 +3,7 @@
 //   --unpack            store every id plainly again, in 16 or 32 bits
 //   --sorted            ids of sparse codes in rising order, their gaps and the coefficients entropy-coded
 //
-// Sorted codes become packed or plain ids again without --sorted.
+// Sorted codes stay sorted without an option; --unpack stores their ids plainly, in rising order.
 //
 //   kvcodec pack-indices codes.h5 -o packed.h5
 #include "cli/coding.hpp"
@@ -37,14 +37,20 @@ struct PackOptions final : Options {
   }
 };
 
-std::string summary(const RepackResult& result, const FileRate& before, const FileRate& after,
+/// What was done, and whether the codes are sorted now.
+struct PackResult {
+  RepackResult ids;
+  bool sorted = false;
+};
+
+std::string summary(const PackResult& result, const FileRate& before, const FileRate& after,
                     const PackOptions& options) {
   if (options.common.json)
     return text_of({{"output", options.output.path},
                     {"packed", !options.unpack},
-                    {"sorted", options.sorted},
-                    {"index_bytes_before", result.index_bytes_before},
-                    {"index_bytes_after", result.index_bytes_after},
+                    {"sorted", result.sorted},
+                    {"index_bytes_before", result.ids.index_bytes_before},
+                    {"index_bytes_after", result.ids.index_bytes_after},
                     {"before", to_json(before)},
                     {"after", to_json(after)}});
   Table table({{"codes"}, {"ids", "bytes"}, {"file", "bytes"}, {"bits/value"}, {"ratio"}});
@@ -52,8 +58,8 @@ std::string summary(const RepackResult& result, const FileRate& before, const Fi
     table.row({name, grouped(ids), grouped(rate.file_bytes), fmt::format("{:.3f}", rate.rate.bits_per_value),
                fmt::format("{:.2f}", rate.rate.ratio)});
   };
-  row(options.input, result.index_bytes_before, before);
-  row(options.output.path, result.index_bytes_after, after);
+  row(options.input, result.ids.index_bytes_before, before);
+  row(options.output.path, result.ids.index_bytes_after, after);
   return table.text();
 }
 
@@ -62,7 +68,7 @@ uint64_t id_bytes(const CodesReader& codes) {
 }
 
 /// Copies sparse codes from one form to another.
-RepackResult copy_sparse(const CodesReader& codes, OutputFile& output, const PackOptions& options,
+RepackResult copy_sparse(const CodesReader& codes, OutputFile& output, bool pack, bool sort,
                          const Provenance& provenance) {
   CodesInfo info = codes.info();
   const auto form_of = [&](Side side, int group) {
@@ -79,10 +85,10 @@ RepackResult copy_sparse(const CodesReader& codes, OutputFile& output, const Pac
   if (info.groups.empty()) throw bad_input("{}: there are no layers", codes.name());
   const int any = info.groups.front();
   SparseForm keys = form_of(Side::key, any), values = form_of(Side::value, any);
-  keys.sorted = values.sorted = options.sorted;
+  keys.sorted = values.sorted = sort;
   const SparseCopyCodec target(keys, values, info.parameters);
   info.parameters = target.parameters();
-  info.packed = !options.unpack;
+  info.packed = pack;
   const uint64_t tokens = info.documents.tokens();
   const auto ids = codes.has_tokens() ? codes.tokens(0, tokens) : std::vector<uint32_t>{};
   const auto positions = codes.positions(0, tokens);
@@ -91,7 +97,7 @@ RepackResult copy_sparse(const CodesReader& codes, OutputFile& output, const Pac
   for (const int group : info.groups)
     for (const Side side : kSides) {
       SparseForm form = form_of(side, group), wanted = keys;
-      form.sorted = options.sorted;
+      form.sorted = sort;
       wanted.gains = target.form(side).gains;
       if (form != wanted)
         at_dataset(codes.name(), side, group, [&] {
@@ -112,7 +118,7 @@ RepackResult copy_sparse(const CodesReader& codes, OutputFile& output, const Pac
       });
     }
   writer.finish(provenance);
-  return {id_bytes(codes), 0};
+  return {id_bytes(codes), 0};  // what is written can be read only once it is complete
 }
 
 bool is_sorted(const CodesReader& codes) {
@@ -129,7 +135,8 @@ std::string pack_indices(Command& command) {
                    "8,192 atoms) as one continuous bit stream, or plainly again. Nothing is lost either "
                    "way, and decode reads both. Sparse codes can be sorted: the order of a code's atoms says "
                    "nothing, and without it codes are much smaller. It does not come back: ids then rise in "
-                   "each code, and values decoded over atoms in f32 may differ in their last bits.",
+                   "each code, and values decoded over atoms in f32 may differ in their last bits. Sorted "
+                   "codes stay sorted unless they are unpacked.",
                    "kvcodec pack-indices codes.h5 -o packed.h5\n"
                    "kvcodec pack-indices --sorted codes.h5 -o sorted.h5");
   command.group("Input and output");
@@ -151,11 +158,14 @@ std::string pack_indices(Command& command) {
                     codes.info().codec);
   OutputFile output(options.output.path, options.output.overwrite);
   const Provenance provenance = command.provenance(codes.type().history);
-  RepackResult result = options.sorted || is_sorted(codes)
-                            ? copy_sparse(codes, output, options, provenance)
-                            : repack_indices(codes, output, !options.unpack, provenance);
+  // Sorted codes are read and written anew even where nothing is asked: what is damaged is found.
+  const bool was_sorted = is_sorted(codes), copies = options.sorted || was_sorted;
+  const bool sort = options.sorted || (was_sorted && !options.unpack);
+  PackResult result{copies ? copy_sparse(codes, output, !options.unpack, sort, provenance)
+                           : repack_indices(codes, output, !options.unpack, provenance),
+                    sort};
   const CodesReader written(output.path());
-  if (options.sorted || is_sorted(codes)) result.index_bytes_after = id_bytes(written);
+  if (copies) result.ids.index_bytes_after = id_bytes(written);
   const FileRate after = rate_of(written);
   const FileRate before = rate_of(codes);
   output.commit();

@@ -87,8 +87,10 @@ class KvSource final : public SignalSource {
   std::vector<uint64_t> starts_;  // of each run along all tokens, and their sum
 };
 
+/// Of one dictionary.
 struct SideResult {
   Side side;
+  size_t part = 0;
   uint64_t signals_per_epoch = 0;
   uint64_t steps_before = 0;
   double seconds = 0;
@@ -100,14 +102,14 @@ std::string ended_by(const SignalSource& source, const TrainOptions& options, co
   return state.steps < planned_steps(source, options) ? "time" : "plan";
 }
 
-/// Refuses before anything is allocated: the products of all atoms of both sides stay until the file is
-/// written; the signals that a start clusters are one side's.
-void check_memory(const SignalSource& source, const TrainDictOptions& options, bool begins) {
+/// Refuses before anything is allocated: the products of all atoms of all dictionaries stay until the file is
+/// written; the signals that a start clusters are those of one.
+void check_memory(const SignalSource& source, const TrainDictOptions& options, size_t parts, bool begins) {
   const uint64_t memory = options.common.memory_bytes();
-  const uint64_t products = std::size(kSides) * products_bytes(source, options.training);
+  const uint64_t products = parts * std::size(kSides) * products_bytes(source, options.training);
   if (products > memory)
     throw usage_error(
-        "--optimizer {} keeps the products of all pairs of {} atoms, {} for both sides, more than "
+        "--optimizer {} keeps the products of all pairs of {} atoms, {} for all dictionaries, more than "
         "--memory ({}): take fewer --atoms, or adam",
         options.training.optimizer, options.training.atoms, size_text(products), size_text(memory));
   const uint64_t start = begins ? start_bytes(source, options.training) : 0;
@@ -137,6 +139,16 @@ double recent_loss(const std::vector<double>& loss) {
          static_cast<double>(count);
 }
 
+/// "key", or "key 2-3": of layers 2 and 3.
+std::string name_of_dictionary(const SparseBook& sparse, const SideResult& result) {
+  const std::string side(name_of(result.side));
+  if (sparse.global()) return side;
+  const int first = sparse.parts[result.part].first_layer;
+  const auto layers = static_cast<int>(sparse.options.layer_group);
+  return layers == 1 ? fmt::format("{} {}", side, first)
+                     : fmt::format("{} {}-{}", side, first, first + layers - 1);
+}
+
 std::string summary(const SparseBook& sparse, const std::vector<SideResult>& results,
                     const TrainDictOptions& options, uint64_t book_bytes, const std::string& digest) {
   Json json = {{"output", options.output.path}, {"digest", digest}, {"book_bytes", book_bytes}};
@@ -152,29 +164,34 @@ std::string summary(const SparseBook& sparse, const std::vector<SideResult>& res
                {"ended by", "", true},
                {"time"}});
   for (const auto& result : results) {
-    const auto& [dictionary, training] = sparse.of(result.side);
+    const auto& [dictionary, training] = sparse.of(result.side, result.part);
     const uint64_t replaced =
         std::accumulate(training.replaced.begin(), training.replaced.end(), uint64_t{0});
     const double first =
         training.loss.empty() ? std::numeric_limits<double>::quiet_NaN() : training.loss.front();
     const double held_out =
         training.validation.empty() ? std::numeric_limits<double>::quiet_NaN() : training.validation.back();
-    table.row({std::string(name_of(result.side)), grouped(dictionary.atoms.rows()),
+    table.row({name_of_dictionary(sparse, result), grouped(dictionary.atoms.rows()),
                grouped(dictionary.atoms.cols()), grouped(result.signals_per_epoch), grouped(training.steps),
                significant(first, 3), significant(recent_loss(training.loss), 3), significant(held_out, 3),
                grouped(replaced), result.ended_by, time_text(result.seconds)});
-    json[std::string(name_of(result.side))] = {{"atoms", dictionary.atoms.rows()},
-                                               {"width", dictionary.atoms.cols()},
-                                               {"signals", result.signals_per_epoch},
-                                               {"steps", training.steps},
-                                               {"steps_before", result.steps_before},
-                                               {"loss_first", first},
-                                               {"loss_recent", recent_loss(training.loss)},
-                                               {"loss_held_out", held_out},
-                                               {"replaced", replaced},
-                                               {"stable", training.stable},
-                                               {"ended_by", result.ended_by},
-                                               {"seconds", result.seconds}};
+    Json of_side = {{"atoms", dictionary.atoms.rows()},
+                    {"width", dictionary.atoms.cols()},
+                    {"signals", result.signals_per_epoch},
+                    {"steps", training.steps},
+                    {"steps_before", result.steps_before},
+                    {"loss_first", first},
+                    {"loss_recent", recent_loss(training.loss)},
+                    {"loss_held_out", held_out},
+                    {"replaced", replaced},
+                    {"stable", training.stable},
+                    {"ended_by", result.ended_by},
+                    {"seconds", result.seconds}};
+    const std::string side(name_of(result.side));
+    if (sparse.global())
+      json[side] = std::move(of_side);
+    else
+      json[side][std::to_string(sparse.parts[result.part].first_layer)] = std::move(of_side);
   }
   if (options.common.json) return text_of(json);
   return table.text() +
@@ -233,32 +250,41 @@ std::string train_dict(Command& command) {
   sparse.head_dim = model.head_dim;
   sparse.source = source;
 
+  if (!sparse.global() && options.resume.empty()) {
+    sparse.parts.clear();
+    for (const int group : groups) sparse.parts.push_back({group});
+  }
+
   OutputFile output(options.output.path, options.output.overwrite);
   std::vector<SideResult> results;
-  for (const Side side : kSides) {
-    const auto start = std::chrono::steady_clock::now();
-    const KvSource signals(runs, groups, options.training, side);
-    auto& [dictionary, training] = sparse.of(side);
-    SideResult result{
-        side, signals.tokens() * groups.size() * signals.layout().signals_per_row(), training.steps, 0, {}};
-    check_memory(signals, options, training.steps == 0);
-    if (side == Side::key && !options.common.quiet)
-      note_little_data(result.signals_per_epoch, options.training.atoms);
-    {
-      ProgressBar bar(fmt::format("train-dict {}s", name_of(side)), "steps", options.common.quiet);
-      Engine* engine = options.common.engine();
-      if (engine && training.steps == 0 && options.training.start == "kmeans")
-        engine->leave("train-dict: the clusters of start kmeans");
-      const auto device =
-          engine ? engine->training(options.training, signals.layout().signal_width()) : nullptr;
-      train_dictionary(signals, options.training, dictionary, training, bar.callback(), device.get());
+  for (const Side side : kSides)
+    for (size_t part = 0; part < sparse.parts.size(); ++part) {
+      const auto start = std::chrono::steady_clock::now();
+      const auto served = sparse.global() ? groups : std::vector{sparse.parts[part].first_layer};
+      const KvSource signals(runs, served, options.training, side);
+      auto& [dictionary, training] = sparse.of(side, part);
+      SideResult result{
+          side,           part, signals.tokens() * served.size() * signals.layout().signals_per_row(),
+          training.steps, 0,    {}};
+      check_memory(signals, options, sparse.parts.size(), training.steps == 0);
+      if (side == Side::key && part == 0 && !options.common.quiet)
+        note_little_data(result.signals_per_epoch, options.training.atoms);
+      {
+        ProgressBar bar(fmt::format("train-dict {}", name_of_dictionary(sparse, result)), "steps",
+                        options.common.quiet);
+        Engine* engine = options.common.engine();
+        if (engine && training.steps == 0 && options.training.start == "kmeans")
+          engine->leave("train-dict: the clusters of start kmeans");
+        const auto device =
+            engine ? engine->training(options.training, signals.layout().signal_width()) : nullptr;
+        train_dictionary(signals, options.training, dictionary, training, bar.callback(), device.get());
+      }
+      result.ended_by = ended_by(signals, options.training, training);
+      result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+      // Who fixes the time that files name wants the same bytes from the same work.
+      if (std::getenv("SOURCE_DATE_EPOCH") != nullptr) std::ranges::fill(training.seconds, 0.0);
+      results.push_back(result);
     }
-    result.ended_by = ended_by(signals, options.training, training);
-    result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    // Who fixes the time that files name wants the same bytes from the same work.
-    if (std::getenv("SOURCE_DATE_EPOCH") != nullptr) std::ranges::fill(training.seconds, 0.0);
-    results.push_back(result);
-  }
   const Book book = to_book(sparse);
   write_book(output, book, model, command.provenance(merged_history(histories)));
   output.commit();

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
@@ -77,15 +78,41 @@ ByteAtoms byte_atoms_from(const Book& book, const std::string& path, size_t n, s
   return bytes;
 }
 
-void add_side(Book& book, const SparseBook& sparse, Side side) {
-  const std::string path(name_of(side)), training = std::string(Book::kTrainingPrefix) + path;
-  const auto& [dictionary, state] = sparse.of(side);
-  const Normalization& normalization = dictionary.normalization;
-  const bool in_bytes = atom_type_from_name(sparse.options.atom_type) == AtomType::i8;
-  if (in_bytes)
-    add_byte_atoms(book, path, dictionary.atoms);
-  else
-    book.arrays.push_back(matrix_array(path + "/atoms", dictionary.atoms));
+/// Where a dictionary of a part stands.
+std::string path_of(const SparseBook& sparse, Side side, int first_layer) {
+  return sparse.global() ? std::string(name_of(side)) : fmt::format("{}/{}", name_of(side), first_layer);
+}
+
+/// Layers of the model that a part is for.
+std::pair<size_t, size_t> layers_of(const SparseBook& sparse, const SparseBook::Part& part) {
+  if (sparse.global()) return {0, static_cast<size_t>(sparse.num_layers)};
+  return {static_cast<size_t>(part.first_layer), static_cast<size_t>(sparse.options.layer_group)};
+}
+
+/// Scales and means of all layers, each from the part that is for it; 1 and 0 where none is.
+Normalization merged_normalization(const SparseBook& sparse, Side side) {
+  Normalization merged;
+  const auto layers = static_cast<size_t>(sparse.num_layers);
+  const Normalization& any = sparse.of(side).dictionary.normalization;
+  merged.normalize = any.normalize;
+  if (any.normalize == Normalize::layer) merged.layer_scale.assign(layers, 1.0f);
+  if (any.center() == Center::channel)
+    merged.channel_mean = Matrix<float>(layers, sparse.layout().layer_width());
+  for (const SparseBook::Part& part : sparse.parts) {
+    const Normalization& own = part.of(side).dictionary.normalization;
+    const auto [first, count] = layers_of(sparse, part);
+    for (size_t i = first; i < first + count; ++i) {
+      if (!merged.layer_scale.empty()) merged.layer_scale[i] = own.layer_scale[i];
+      if (merged.channel_mean.size() > 0)
+        std::ranges::copy(own.channel_mean.row(i), merged.channel_mean.row(i).begin());
+    }
+  }
+  return merged;
+}
+
+void add_normalization(Book& book, const SparseBook& sparse, Side side) {
+  const std::string path(name_of(side));
+  const Normalization normalization = merged_normalization(sparse, side);
   const auto layers = static_cast<uint64_t>(sparse.num_layers), heads = static_cast<uint64_t>(sparse.heads);
   const auto head_dim = static_cast<uint64_t>(sparse.head_dim);
   if (normalization.normalize == Normalize::layer)
@@ -95,6 +122,19 @@ void add_side(Book& book, const SparseBook& sparse, Side side) {
     book.arrays.push_back(
         array_of<float>(path + "/channel_mean", DType::f32, {layers, heads, head_dim},
                         {normalization.channel_mean.data(), normalization.channel_mean.size()}));
+}
+
+void add_atoms(Book& book, const SparseBook& sparse, const std::string& path, const Dictionary& dictionary) {
+  if (atom_type_from_name(sparse.options.atom_type) == AtomType::i8)
+    add_byte_atoms(book, path, dictionary.atoms);
+  else
+    book.arrays.push_back(matrix_array(path + "/atoms", dictionary.atoms));
+}
+
+void add_training(Book& book, const SparseBook& sparse, const std::string& path,
+                  const SparseBook::OneSide& side) {
+  const std::string training = std::string(Book::kTrainingPrefix) + path;
+  const auto& [dictionary, state] = side;
   book.arrays.push_back(array_of<double>(training + "/loss", DType::f64, {state.loss.size()}, state.loss));
   book.arrays.push_back(
       array_of<uint32_t>(training + "/replaced", DType::u32, {state.replaced.size()}, state.replaced));
@@ -114,12 +154,28 @@ void add_side(Book& book, const SparseBook& sparse, Side side) {
       array_of<double>(training + "/seconds", DType::f64, {state.seconds.size()}, state.seconds));
   const uint8_t stable = state.stable ? 1 : 0;
   book.arrays.push_back(array_of<uint8_t>(training + "/stable", DType::u8, {1}, {&stable, 1}));
-  if (in_bytes) book.arrays.push_back(matrix_array(training + "/atoms", dictionary.atoms));
+  if (atom_type_from_name(sparse.options.atom_type) == AtomType::i8)
+    book.arrays.push_back(matrix_array(training + "/atoms", dictionary.atoms));
 }
 
-void read_side(const Book& book, bool with_training, Side side, SparseBook& sparse) {
-  const std::string path(name_of(side)), training = std::string(Book::kTrainingPrefix) + path;
-  auto& [dictionary, state] = sparse.of(side);
+Normalization normalization_from(const Book& book, const SparseBook& sparse, Side side) {
+  const std::string path(name_of(side));
+  Normalization normalization;
+  normalization.normalize = normalize_from_name(sparse.options.normalize);
+  if (normalization.normalize == Normalize::layer)
+    normalization.layer_scale = vector_from<float>(book, path + "/layer_scale", DType::f32);
+  if (center_from_name(sparse.options.center) == Center::channel)
+    normalization.channel_mean =
+        matrix_from(book.get(path + "/channel_mean", DType::f32, 3), static_cast<size_t>(sparse.num_layers),
+                    sparse.layout().layer_width());
+  return normalization;
+}
+
+/// The dictionary of one side of a part, which has its normalization already.
+void read_part(const Book& book, bool with_training, const std::string& path, const SparseBook& sparse,
+               SparseBook::OneSide& side) {
+  const std::string training = std::string(Book::kTrainingPrefix) + path;
+  auto& [dictionary, state] = side;
   const auto layers = static_cast<size_t>(sparse.num_layers);
   const SignalLayout layout = sparse.layout();
   const auto n = static_cast<size_t>(sparse.options.atoms);
@@ -129,13 +185,6 @@ void read_side(const Book& book, bool with_training, Side side, SparseBook& spar
   } else {
     dictionary.atoms = matrix_from(book.get(path + "/atoms", DType::f32, 2), n, layout.signal_width());
   }
-  Normalization& normalization = dictionary.normalization;
-  normalization.normalize = normalize_from_name(sparse.options.normalize);
-  if (normalization.normalize == Normalize::layer)
-    normalization.layer_scale = vector_from<float>(book, path + "/layer_scale", DType::f32);
-  if (center_from_name(sparse.options.center) == Center::channel)
-    normalization.channel_mean =
-        matrix_from(book.get(path + "/channel_mean", DType::f32, 3), layers, layout.layer_width());
   with_context("/" + path, [&] { dictionary.check(layout, layers); });
   if (!with_training) return;
   if (!dictionary.bytes.empty()) {
@@ -188,14 +237,20 @@ Book to_book(SparseBook sparse) {
   book.parameters.set("head-dim", int64_t{sparse.head_dim});
   book.parameters.set("width", static_cast<int64_t>(sparse.layout().signal_width()));
   book.parameters.set("source", sparse.source);
+  if (sparse.parts.empty()) throw failed("a dictionary without parts");
   for (const Side side : kSides) {
-    Dictionary& dictionary = sparse.of(side).dictionary;
-    normalize_atoms(dictionary.atoms);
-    dictionary.check(sparse.layout(), static_cast<size_t>(sparse.num_layers));
-    if (dictionary.atoms.rows() != static_cast<size_t>(sparse.options.atoms))
-      throw failed("{} atoms for keys or values where the options say {}", dictionary.atoms.rows(),
-                   sparse.options.atoms);
-    add_side(book, sparse, side);
+    for (SparseBook::Part& part : sparse.parts) {
+      Dictionary& dictionary = part.of(side).dictionary;
+      normalize_atoms(dictionary.atoms);
+      dictionary.check(sparse.layout(), static_cast<size_t>(sparse.num_layers));
+      if (dictionary.atoms.rows() != static_cast<size_t>(sparse.options.atoms))
+        throw failed("{} atoms for keys or values where the options say {}", dictionary.atoms.rows(),
+                     sparse.options.atoms);
+      add_atoms(book, sparse, path_of(sparse, side, part.first_layer), dictionary);
+    }
+    add_normalization(book, sparse, side);
+    for (const SparseBook::Part& part : sparse.parts)
+      add_training(book, sparse, path_of(sparse, side, part.first_layer), part.of(side));
   }
   return book;
 }
@@ -222,8 +277,30 @@ SparseBook sparse_book_from(const Book& book, bool with_training) {
   if (sparse.options.layer_group > sparse.num_layers || sparse.num_layers % sparse.options.layer_group != 0)
     throw bad_input("layer groups of {} do not divide the model's {} layers", sparse.options.layer_group,
                     sparse.num_layers);
-  for (const Side side : kSides) read_side(book, with_training, side, sparse);
+  if (!sparse.global()) {
+    sparse.parts.clear();
+    const auto group = static_cast<int>(sparse.options.layer_group);
+    for (int first = 0; first < sparse.num_layers; first += group)
+      if (book.find(path_of(sparse, Side::key, first) + "/atoms") != nullptr) sparse.parts.push_back({first});
+    if (sparse.parts.empty())
+      throw bad_input("/key: there are no atoms of any group of layers; dict-scope is {}",
+                      sparse.options.dict_scope);
+  }
+  for (const Side side : kSides) {
+    const Normalization normalization = normalization_from(book, sparse, side);
+    for (SparseBook::Part& part : sparse.parts) {
+      part.of(side).dictionary.normalization = normalization;
+      read_part(book, with_training, path_of(sparse, side, part.first_layer), sparse, part.of(side));
+    }
+  }
   return sparse;
+}
+
+size_t SparseBook::part_for(int first_layer) const {
+  if (global()) return 0;
+  for (size_t i = 0; i < parts.size(); ++i)
+    if (parts[i].first_layer == first_layer) return i;
+  throw bad_input("the dictionary has no atoms for layer {}; it was trained without", first_layer);
 }
 
 }  // namespace kvcodec

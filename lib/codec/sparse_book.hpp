@@ -3,22 +3,25 @@
 // Parameters: all of TrainOptions by the names of its fields (atoms, sparsity, layer-group, signal,
 // normalize, center, …), and num-layers, heads, head-dim, width, source. Arrays, for each side ("key",
 // "value"):
-//   <side>/atoms         f32 [atoms, width]                     rows of norm 1
-//     with atom-type i8  u8  [atoms, width]                     levels, 128 added
-//   <side>/atom_scale    f32 [atoms]                            with atom-type i8: rows times this: norm 1
 //   <side>/layer_scale   f32 [num-layers]                       with normalize layer
 //   <side>/channel_mean  f32 [num-layers, heads, head-dim]      with center channel
-//   training/<side>/loss             f64 [steps]         training/<side>/replaced       u32 [steps]
-//   training/<side>/validation       f64 [validations]   training/<side>/usage          u64 [atoms]
-//   training/<side>/adam_mean, …/adam_variance    f32 [atoms, width]                     with optimizer adam
-//   training/<side>/coefficient_products          f32 [atoms, atoms]                     with online, mod
-//   training/<side>/signal_products               f32 [atoms, width]                     likewise
-//   training/<side>/seconds          f64 [steps]
-//   training/<side>/stable           u8  [1]                    1: stopped because the loss was stable
-//   training/<side>/atoms            f32 [atoms, width]         with atom-type i8: before they were rounded
+// and for each of its dictionaries, <part> being <side> with dict-scope global, and <side>/<first layer> of
+// the group with the others, where groups that were not trained on are missing on both sides:
+//   <part>/atoms         f32 [atoms, width]                     rows of norm 1
+//     with atom-type i8  u8  [atoms, width]                     levels, 128 added
+//   <part>/atom_scale    f32 [atoms]                            with atom-type i8: rows times this: norm 1
+//   training/<part>/loss             f64 [steps]         training/<part>/replaced       u32 [steps]
+//   training/<part>/validation       f64 [validations]   training/<part>/usage          u64 [atoms]
+//   training/<part>/adam_mean, …/adam_variance    f32 [atoms, width]                     with optimizer adam
+//   training/<part>/coefficient_products          f32 [atoms, atoms]                     with online, mod
+//   training/<part>/signal_products               f32 [atoms, width]                     likewise
+//   training/<part>/seconds          f64 [steps]
+//   training/<part>/stable           u8  [1]                    1: stopped because the loss was stable
+//   training/<part>/atoms            f32 [atoms, width]         with atom-type i8: before they were rounded
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "lib/codec/book.hpp"
 #include "lib/codec/codec.hpp"
@@ -36,10 +39,25 @@ struct SparseBook {
     Dictionary dictionary;
     TrainState training;
   };
-  OneSide key, value;
 
-  OneSide& of(Side side) { return side == Side::key ? key : value; }
-  const OneSide& of(Side side) const { return side == Side::key ? key : value; }
+  /// The dictionaries of some layers. Means and scales of other layers are not theirs to know: they are read
+  /// by all parts and written by their own.
+  struct Part {
+    int first_layer = 0;  ///< 0 where it is for all layers
+    OneSide key = {}, value = {};
+
+    OneSide& of(Side side) { return side == Side::key ? key : value; }
+    const OneSide& of(Side side) const { return side == Side::key ? key : value; }
+  };
+  std::vector<Part> parts =
+      std::vector<Part>(1);  ///< one with dict-scope global, else one per group of layers, in their order
+
+  OneSide& of(Side side, size_t part = 0) { return parts[part].of(side); }
+  const OneSide& of(Side side, size_t part = 0) const { return parts[part].of(side); }
+
+  bool global() const { return options.dict_scope == "global"; }
+  /// The part for the group that begins at this layer. Throws Error(bad_input) where there is none.
+  size_t part_for(int first_layer) const;
   SignalLayout layout() const { return options.layout(heads, head_dim); }
 };
 

@@ -9,8 +9,9 @@
 // (16 + index_bits(n)) bits per signal: the paper's form.
 //
 // Coefficients are rounded after pursuit. In f16 the relative error that this adds is near 2^-12; one beyond
-// f16's range is an error that says what to do, one below 2^-25 becomes 0. The error target is relative to
-// the signal as it is coded (centred and normalised) and holds before that rounding.
+// f16's range is an error that says what to do, one below 2^-25 becomes 0. In other types those of a signal
+// are rounded jointly (lib/sparse/coefficients.hpp). The error target is relative to the signal as it is
+// coded (centred and normalised) and holds before that rounding.
 //
 // Products without decoding. A product of a query with a decoded key is the sum over the pairs of its code of
 // coefficient times the product of query and atom; those are the same for all tokens. A sum of decoded values
@@ -21,7 +22,9 @@
 // cannot do without and refuses such dictionaries.
 #include <algorithm>
 #include <cmath>
+#include <list>
 #include <mutex>
+#include <numeric>
 #include <optional>
 
 #include "lib/codec/engine.hpp"
@@ -34,6 +37,7 @@
 #include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/linalg/blas.hpp"
+#include "lib/sparse/coefficients.hpp"
 #include "lib/sparse/omp.hpp"
 #include "lib/sparse/reconstruct.hpp"
 
@@ -49,6 +53,7 @@ struct SparseOptions final : Options {
   std::string coefficients = "f16";  ///< the paper's
   std::string selection = "omp";     ///< the paper's
   bool sort_ids = false;             ///< the paper's form stands for itself, and can be sorted later
+  double rounding_error = 0.01;      ///< half of it costs as many bits as a whole atom, which gains more
 
   std::vector<OptionField> fields() override {
     return {
@@ -61,7 +66,7 @@ struct SparseOptions final : Options {
          &coefficients,
          {},
          {},
-         {"f16", "fp8", "i8", "i4"}},
+         {"f16", "fp8", "e3m4", "i8", "i4"}},
         {"selection",
          "the next atom: the one with the largest correlation (omp), or the one that lowers the error most "
          "(ols: a little better, slower)",
@@ -70,16 +75,19 @@ struct SparseOptions final : Options {
          {},
          {"omp", "ols"}},
         {"sort-ids", "ids of a code in rising order, their gaps and the coefficients entropy-coded",
-         &sort_ids}};
+         &sort_ids},
+        {"rounding-error",
+         "with coefficients of type i8: what rounding them may add to a signal's error energy, as a part of "
+         "it; the coarser they are, the fewer bits they take once sorted. 0 = as little as there can be",
+         &rounding_error, 0, 1}};
   }
 };
 
-/// One side's dictionary, ready for both directions.
+/// One dictionary, ready for both directions. What only encoding needs is made when it is needed.
 class SideCoder {
  public:
   SideCoder(Dictionary dictionary, Engine* engine)
       : engine_(engine),
-        omp_(std::make_shared<const Omp>(dictionary.atoms)),
         reconstructor_(dictionary.bytes.empty() ? Reconstructor(dictionary.atoms)
                                                 : Reconstructor(dictionary.bytes)),
         dictionary_(std::move(dictionary)) {
@@ -95,12 +103,10 @@ class SideCoder {
   }
   bool in_bytes() const { return !dictionary_.bytes.empty(); }
 
-  /// The codes of signals; on the device likewise.
-  SparseCodes encode(MatrixView<const float> signals, const OmpOptions& options) {
-    SparseCodes codes;
+  /// The codes of signals, where there is a device that takes them.
+  bool encode_on_device(MatrixView<const float> signals, const OmpOptions& options, SparseCodes& codes) {
     const PursuitEngine* device = pursuit_engine();
-    if (device && device->encode(signals, options, codes)) return codes;
-    return omp_for(signals.rows(), options)->encode(signals, options);
+    return device && device->encode(signals, options, codes);
   }
 
   /// What Reconstructor::weights weighs: the atoms, or their levels as floats.
@@ -115,27 +121,47 @@ class SideCoder {
     return {atoms.data(), atoms.rows(), atoms.cols()};
   }
 
- private:
   /// The pursuit to use for that many more signals.
   std::shared_ptr<const Omp> omp_for(uint64_t signals, const OmpOptions& options) {
     const std::lock_guard lock(mutex_);
     signals_ += signals;
-    const uint64_t bytes = Omp::gram_bytes(omp_->atoms());
+    if (with_gram_) return with_gram_;
+    make_plain();
+    const uint64_t bytes = Omp::gram_bytes(plain_->atoms());
     const bool needed = options.selection == "ols";
     if (needed && bytes > kGramBytes)
       throw usage_error(
           "selection ols needs the inner products of all atoms, {} bytes for {} atoms; {} bytes (16384 "
           "atoms) "
           "is the most: take selection omp",
-          bytes, omp_->atoms(), kGramBytes);
-    const bool pays = bytes <= kGramBytes && omp_->gram_pays(signals_, options.sparsity);
-    if (!omp_->has_gram() && (pays || needed)) {
-      // A copy: other threads may still be coding with the one there is.
-      auto with_gram = std::make_shared<Omp>(*omp_);
-      with_gram->build_gram();
-      omp_ = std::move(with_gram);
-    }
-    return omp_;
+          bytes, plain_->atoms(), kGramBytes);
+    const bool pays = bytes <= kGramBytes && plain_->gram_pays(signals_, options.sparsity);
+    if (!pays && !needed) return plain_;
+    // A copy: other threads may still be coding with the one there is.
+    auto with_gram = std::make_shared<Omp>(*plain_);
+    with_gram->build_gram();
+    plain_ = nullptr;
+    return with_gram_ = std::move(with_gram);
+  }
+
+  /// For inner products of its atoms.
+  std::shared_ptr<const Omp> any_omp() {
+    const std::lock_guard lock(mutex_);
+    if (with_gram_) return with_gram_;
+    make_plain();
+    return plain_;
+  }
+
+  /// The Gram matrix goes with the last that codes with it.
+  void drop_gram() {
+    const std::lock_guard lock(mutex_);
+    with_gram_ = nullptr;
+  }
+
+  void make_plain() {
+    if (plain_) return;
+    plain_ = in_bytes() ? std::make_shared<const Omp>(floats_of(dictionary_.bytes))
+                        : std::make_shared<const Omp>(dictionary_.atoms);
   }
 
   const ReconstructionEngine* reconstruction_engine() {
@@ -157,7 +183,7 @@ class SideCoder {
   std::optional<std::unique_ptr<ReconstructionEngine>> on_device_;  // made when something is decoded
   std::mutex mutex_;
   uint64_t signals_ = 0;  // coded so far
-  std::shared_ptr<const Omp> omp_;
+  std::shared_ptr<const Omp> plain_, with_gram_;
   Reconstructor reconstructor_;
   Dictionary dictionary_;  // floats of atoms that are kept in bytes are made when they are first needed
 };
@@ -199,29 +225,47 @@ class SparseCodec final : public Codec {
   };
 
   size_t pairs() const { return static_cast<size_t>(options_.sparsity); }  // of a signal, at most
-  bool gained(Side side) const { return coder(side).normalization().normalize == Normalize::signal; }
+  bool gained(Side side) const {
+    return parts_.front()->of(side).normalization().normalize == Normalize::signal;
+  }
   SparseForm form(Side side) const;
-  SideCoder& coder(Side side) const { return side == Side::key ? key_ : value_; }
+  SideCoder& coder(const GroupShape& shape) const {
+    return parts_[book_.part_for(shape.first_layer)]->of(shape.side);
+  }
+  std::shared_ptr<const Omp> omp_for(SideCoder& side, uint64_t signals, const OmpOptions& options) const;
   void check_shape(const GroupShape& shape, size_t columns) const;
+  void round_jointly(const Omp& omp, CoefficientType type, const SparseCodes& codes,
+                     std::span<const float> coefficients, SparsePairs& stored) const;
   Codes read(const GroupShape& shape, const StreamReader& document, uint64_t first, uint64_t count) const;
   bool straight_pays(const GroupShape& shape, size_t vectors, size_t tokens) const;
 
+  struct Part {
+    SideCoder key, value;
+    SideCoder& of(Side side) { return side == Side::key ? key : value; }
+  };
+
   SparseOptions options_;
+  SparseBook book_;  // without its dictionaries, which the parts have
   SignalLayout layout_;
   uint64_t atoms_ = 0;
-  int num_layers_ = 0;
   Engine* engine_;
-  mutable SideCoder key_, value_;  // what they learn while coding is about speed only
+  std::vector<std::unique_ptr<Part>> parts_;  // what they learn while coding is about speed only
+  mutable std::mutex mutex_;
+  mutable std::list<SideCoder*> with_gram_;  // the one used last in front
 };
 
 SparseCodec::SparseCodec(const SparseOptions& options, SparseBook book, Engine* engine)
     : options_(options),
-      layout_(book.layout()),
-      atoms_(static_cast<uint64_t>(book.options.atoms)),
-      num_layers_(book.num_layers),
-      engine_(engine),
-      key_(std::move(book.key.dictionary), engine),
-      value_(std::move(book.value.dictionary), engine) {}
+      book_(std::move(book)),
+      layout_(book_.layout()),
+      atoms_(static_cast<uint64_t>(book_.options.atoms)),
+      engine_(engine) {
+  for (SparseBook::Part& part : book_.parts) {
+    parts_.push_back(std::unique_ptr<Part>(new Part{SideCoder(std::move(part.key.dictionary), engine),
+                                                    SideCoder(std::move(part.value.dictionary), engine)}));
+    part.key = part.value = {};
+  }
+}
 
 Record SparseCodec::parameters() const {
   SparseOptions copy = options_;
@@ -244,17 +288,57 @@ void SparseCodec::check_shape(const GroupShape& shape, size_t columns) const {
   if (shape.layers != layout_.layers || shape.heads != layout_.heads || shape.head_dim != layout_.head_dim)
     throw failed("{} layers of {} heads of {}; the dictionary codes {} of {} of {}", shape.layers,
                  shape.heads, shape.head_dim, layout_.layers, layout_.heads, layout_.head_dim);
-  if (shape.first_layer < 0 || shape.first_layer + shape.layers > num_layers_)
-    throw failed("layers from {} on of a model of {}", shape.first_layer, num_layers_);
+  if (shape.first_layer < 0 || shape.first_layer + shape.layers > book_.num_layers)
+    throw failed("layers from {} on of a model of {}", shape.first_layer, book_.num_layers);
 }
 
 // Encoding
 // ---------------------------------------------------------------------------------------------------------
 
+/// The pursuit of one of the dictionaries. Of many dictionaries those used last keep their Gram matrices.
+std::shared_ptr<const Omp> SparseCodec::omp_for(SideCoder& side, uint64_t signals,
+                                                const OmpOptions& options) const {
+  auto omp = side.omp_for(signals, options);
+  if (!omp->has_gram()) return omp;
+  const std::lock_guard lock(mutex_);
+  with_gram_.remove(&side);
+  with_gram_.push_front(&side);
+  const size_t most = std::max<size_t>(std::size(kSides), kGramBytes / Omp::gram_bytes(atoms_));
+  while (with_gram_.size() > most) {
+    with_gram_.back()->drop_gram();
+    with_gram_.pop_back();
+  }
+  return omp;
+}
+
+/// Rounds the coefficients of each signal, which stand in `coefficients` one signal behind the other, into
+/// the words and scales of `stored`.
+void SparseCodec::round_jointly(const Omp& omp, CoefficientType type, const SparseCodes& codes,
+                                std::span<const float> coefficients, SparsePairs& stored) const {
+  const size_t signals = stored.counts.size();
+  std::vector<size_t> firsts(signals);
+  std::exclusive_scan(stored.counts.begin(), stored.counts.end(), firsts.begin(), size_t{0});
+  stored.words.resize(coefficients.size());
+  stored.scales.resize(signals);
+  constexpr size_t kSignalsPerPiece = 16;
+  parallel_for(signals, kSignalsPerPiece, [&](size_t begin, size_t end, int) {
+    JointRounder rounder(type);
+    Matrix<float> products(pairs(), pairs());
+    for (size_t i = begin; i < end; ++i) {
+      const size_t first = firsts[i], count = stored.counts[i];
+      const MatrixView<float> gram = products.view().rows(0, count).columns(0, count);
+      omp.products_of(std::span(stored.ids).subspan(first, count), gram);
+      const double allowed = options_.rounding_error * codes.residuals[i] * codes.residuals[i];
+      stored.scales[i] = rounder.round(gram, coefficients.subspan(first, count), allowed,
+                                       std::span(stored.words).subspan(first, count));
+    }
+  });
+}
+
 void SparseCodec::append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const {
   check_shape(shape, rows.cols());
   if (rows.rows() == 0) return;
-  SideCoder& side = coder(shape.side);
+  SideCoder& side = coder(shape);
   const size_t signals = rows.rows() * layout_.signals_per_row();
   std::vector<float> gains(gained(shape.side) ? signals : 0);
   Matrix<float> values(signals, layout_.signal_width());
@@ -263,7 +347,12 @@ void SparseCodec::append(const GroupShape& shape, MatrixView<const float> rows, 
   pursuit.sparsity = options_.sparsity;
   pursuit.error_target = options_.error_target;
   pursuit.selection = options_.selection;
-  const SparseCodes codes = side.encode(values, pursuit);
+  SparseCodes codes;
+  std::shared_ptr<const Omp> omp;
+  if (side.encode_on_device(values, pursuit, codes))
+    omp = side.any_omp();
+  else
+    omp = omp_for(side, signals, pursuit), codes = omp->encode(values, pursuit);
   SparsePairs stored{.counts = codes.counts, .ids = {}, .words = {}, .scales = {}, .gains = {}};
   std::vector<float> coefficients;
   for (size_t i = 0; i < signals; ++i) {
@@ -272,8 +361,11 @@ void SparseCodec::append(const GroupShape& shape, MatrixView<const float> rows, 
     stored.ids.insert(stored.ids.end(), ids.begin(), ids.end());
     coefficients.insert(coefficients.end(), row.begin(), row.end());
   }
-  quantize_coefficients(coefficient_type_from_name(options_.coefficients), stored.counts, coefficients,
-                        stored);
+  const CoefficientType type = coefficient_type_from_name(options_.coefficients);
+  if (scale_bits(type) > 0)
+    round_jointly(*omp, type, codes, coefficients, stored);
+  else
+    quantize_coefficients(type, stored.counts, coefficients, stored);
   stored.gains.resize(gains.size());
   narrow(DType::f16, gains, stored.gains);  // they are f16 numbers already
   form(shape.side).append(std::move(stored), document);
@@ -306,7 +398,7 @@ void SparseCodec::decode(const GroupShape& shape, const StreamReader& document, 
   check_shape(shape, out.cols());
   const Codes codes = read(shape, document, first, out.rows());
   if (out.rows() == 0) return;
-  SideCoder& side = coder(shape.side);
+  SideCoder& side = coder(shape);
   if (layout_.per_head) {
     Matrix<float> values(codes.offsets.size() - 1, layout_.signal_width());
     side.reconstruct(codes.view(), values);
@@ -391,7 +483,7 @@ bool SparseCodec::straight_pays(const GroupShape& shape, size_t vectors, size_t 
   constexpr double kInMatrices = 6, kInBytes = 0.25;
   const double channels = static_cast<double>(layout_.signal_width());
   const double of_vectors = static_cast<double>(vectors) / static_cast<double>(layout_.signals_per_row());
-  const double decoding = all_pairs * channels * (coder(shape.side).in_bytes() ? kInBytes : 1) +
+  const double decoding = all_pairs * channels * (coder(shape).in_bytes() ? kInBytes : 1) +
                           count * width * per_head / kInMatrices;
   const double straight = all_pairs * std::max<double>(of_vectors, kColumns) +
                           static_cast<double>(atoms_) * width * per_head / kInMatrices;
@@ -407,7 +499,7 @@ void SparseCodec::multiply_keys(const GroupShape& shape, const StreamReader& doc
   if (engine_) engine_->leave("sparse: products with codes");
   Codes codes = read(shape, document, first, out.cols());
   if (out.cols() == 0) return;
-  SideCoder& side = coder(shape.side);
+  SideCoder& side = coder(shape);
   codes.coefficients = side.reconstructor().weights(codes.view());
   const MatrixView<const float> atoms = side.atoms();
   const auto d = static_cast<size_t>(shape.head_dim), per_row = layout_.signals_per_row();
@@ -464,7 +556,7 @@ void SparseCodec::multiply_values(const GroupShape& shape, const StreamReader& d
   check_shape(shape, shape.width());
   if (engine_) engine_->leave("sparse: products with codes");
   Codes codes = read(shape, document, first, weights.cols());
-  SideCoder& side = coder(shape.side);
+  SideCoder& side = coder(shape);
   codes.coefficients = side.reconstructor().weights(codes.view());
   const MatrixView<const float> atoms = side.atoms();
   const auto d = static_cast<size_t>(shape.head_dim), per_row = layout_.signals_per_row();

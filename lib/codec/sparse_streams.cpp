@@ -1,6 +1,7 @@
 #include "lib/codec/sparse_streams.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -10,7 +11,6 @@
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"
-#include "lib/quant/fp8.hpp"
 #include "lib/sparse/sorted_codes.hpp"
 
 namespace kvcodec {
@@ -31,36 +31,7 @@ constexpr uint64_t kMostPairs = 1 << 16;
 /// What lib/sparse/sorted_codes.hpp takes; and more heads than any model has, so that products of sizes fit.
 constexpr uint64_t kMostAtoms = uint64_t{1} << 31, kMostSignals = 1 << 16;
 
-constexpr int kByteOffset = 128, kNibbleOffset = 8;
-constexpr int kLargestByte = 127, kLargestNibble = 7;
 constexpr uint64_t kNibbles = 16;
-
-/// The scale that a byte stands for.
-float scale_from(uint8_t code) { return std::ldexp(static_cast<float>(8 + code % 8), code / 8 - 23); }
-
-/// The least scale that is not below `least`; the largest one if all are.
-uint8_t scale_code(float least) {
-  unsigned low = 0, high = 255;
-  while (low < high) {
-    const unsigned middle = (low + high) / 2;
-    if (scale_from(static_cast<uint8_t>(middle)) >= least)
-      high = middle;
-    else
-      low = middle + 1;
-  }
-  return static_cast<uint8_t>(low);
-}
-
-float largest_number(CoefficientType type) {
-  switch (type) {
-    case CoefficientType::fp8:
-      return kLargestE4m3;
-    case CoefficientType::i8:
-      return kLargestByte;
-    default:
-      return kLargestNibble;
-  }
-}
 
 template <class To, class From>
 std::vector<To> converted(std::span<const From> values) {
@@ -112,33 +83,6 @@ void check_range(uint64_t there, uint64_t first, uint64_t count) {
 
 }  // namespace
 
-std::string_view name_of(CoefficientType type) {
-  switch (type) {
-    case CoefficientType::f16:
-      return "f16";
-    case CoefficientType::fp8:
-      return "fp8";
-    case CoefficientType::i8:
-      return "i8";
-    case CoefficientType::i4:
-      return "i4";
-  }
-  return "?";
-}
-
-CoefficientType coefficient_type_from_name(std::string_view name) {
-  for (const CoefficientType type :
-       {CoefficientType::f16, CoefficientType::fp8, CoefficientType::i8, CoefficientType::i4})
-    if (name == name_of(type)) return type;
-  throw bad_input("coefficients are '{}'; they must be f16, fp8, i8 or i4", name);
-}
-
-unsigned coefficient_bits(CoefficientType type) {
-  return type == CoefficientType::f16 ? 16 : type == CoefficientType::i4 ? 4 : 8;
-}
-
-unsigned scale_bits(CoefficientType type) { return type == CoefficientType::f16 ? 0 : 8; }
-
 // Coefficients
 // -----------------------------------------------------------------------------------------------------
 
@@ -156,30 +100,10 @@ void quantize_coefficients(CoefficientType type, std::span<const uint32_t> count
             coefficients[i]);
     return;
   }
-  const float most = largest_number(type);
   size_t first = 0;
   for (const uint32_t count : counts) {
-    float largest = 0;
-    for (const float x : coefficients.subspan(first, count)) largest = std::max(largest, std::abs(x));
-    const uint8_t code = scale_code(largest / most);
-    const float scale = scale_from(code);
-    // What rounds to the largest number is still in range.
-    if (!(largest / scale < most * (1 + 0x1p-6f)))
-      throw bad_input(
-          "a coefficient of {} is beyond the range of {}; train the dictionary with --normalize layer or "
-          "signal",
-          largest, name_of(type));
-    pairs.scales.push_back(code);
-    for (size_t k = first; k < first + count; ++k) {
-      const float number = coefficients[k] / scale;
-      if (type == CoefficientType::fp8) {
-        pairs.words[k] = e4m3_from_float(number);
-        continue;
-      }
-      const int offset = type == CoefficientType::i8 ? kByteOffset : kNibbleOffset;
-      const float level = std::clamp(std::nearbyint(number), -most, most);
-      pairs.words[k] = static_cast<uint16_t>(static_cast<int>(level) + offset);
-    }
+    pairs.scales.push_back(round_to_nearest(type, coefficients.subspan(first, count),
+                                            std::span(pairs.words).subspan(first, count)));
     first += count;
   }
 }
@@ -197,17 +121,8 @@ std::vector<float> dequantize_coefficients(CoefficientType type, const SparsePai
     return coefficients;
   }
   float numbers[256];
-  for (size_t word = 0; word < std::size(numbers); ++word) {
-    const auto level = static_cast<int>(word);
-    if (type == CoefficientType::fp8)
-      numbers[word] = e4m3_to_float(static_cast<uint8_t>(word));
-    else if (type == CoefficientType::i8)
-      numbers[word] = level > 0 ? static_cast<float>(level - kByteOffset) : NAN;
-    else
-      numbers[word] = level > 0 && level <= kNibbleOffset + kLargestNibble
-                          ? static_cast<float>(level - kNibbleOffset)
-                          : NAN;
-  }
+  for (size_t word = 0; word < std::size(numbers); ++word)
+    numbers[word] = number_of(type, static_cast<uint16_t>(word));
   size_t k = 0;
   for (size_t i = 0; i < pairs.counts.size(); ++i) {
     const float scale = scale_from(pairs.scales[i]);
@@ -487,9 +402,8 @@ void SparseForm::append(SparsePairs pairs, StreamStore& document) const {
   if (pairs.counts.empty()) return;
   if (!variable && !std::ranges::all_of(pairs.counts, [&](uint32_t count) { return count == sparsity; })) {
     // Filled up with coefficient 0 of atom 0.
-    const auto zero = static_cast<uint16_t>(coefficients == CoefficientType::i8   ? kByteOffset
-                                            : coefficients == CoefficientType::i4 ? kNibbleOffset
-                                                                                  : 0);
+    uint16_t zero = 0;
+    if (scale_bits(coefficients) > 0) round_to_nearest(coefficients, std::array{0.0f}, {&zero, 1});
     std::vector<uint32_t> ids(pairs.counts.size() * sparsity);
     std::vector<uint16_t> words(ids.size(), zero);
     size_t from = 0;

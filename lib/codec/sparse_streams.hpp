@@ -4,9 +4,9 @@
 // Streams of one document of T tokens, S signals per token (1, or H heads), n atoms, s pairs per signal at
 // most:
 //   ids           u16 (u32 from 65537 atoms on), index bound n     [T][S][s]   with an error target [pairs]
-//   coefficients  f16; u8 for fp8 and i8; u8, index bound 16, for i4             likewise
+//   coefficients  f16; u8 for fp8, e3m4 and i8; u8, index bound 16, for i4             likewise
 //   count         u8 (u16 from s = 256 on), index bound s + 1      [T][S]      with an error target only:
-//   pairs scale         u8                                               [T][S]      with fp8, i8 and i4 only
+//   pairs scale         u8                                               [T][S]      with all but f16 only
 //   gain          f16                                              [T][S]      with gains only: norm of the
 //   signal
 // (no dimension S where a token is one signal). Without an error target every signal has s pairs; one that
@@ -18,29 +18,18 @@
 //   block               u32 [3]  per block: tokens, bytes of ids, bytes of coefficients
 // and count, scale, gain as before.
 //
-// Coefficients. f16 is the paper's. The others are numbers times the signal's scale: fp8 are E4M3 floats
-// (lib/quant/fp8.hpp), i8 levels of -127 to 127 with 128 added, i4 levels of -7 to 7 with 8 added. A scale is
-// a byte u that stands for (8 + u mod 8) * 2^(floor(u / 8) - 23), the least that reaches the largest
-// coefficient.
+// Coefficients: lib/sparse/coefficients.hpp.
 #pragma once
 
 #include <cstdint>
 #include <span>
-#include <string_view>
 #include <vector>
 
 #include "lib/codec/codec.hpp"
 #include "lib/codec/stream.hpp"
+#include "lib/sparse/coefficients.hpp"
 
 namespace kvcodec {
-
-enum class CoefficientType : uint8_t { f16, fp8, i8, i4 };
-std::string_view name_of(CoefficientType type);
-/// Throws Error(bad_input) for names that name_of does not give.
-CoefficientType coefficient_type_from_name(std::string_view name);
-/// Bits of a coefficient, and of its scale per signal.
-unsigned coefficient_bits(CoefficientType type);
-unsigned scale_bits(CoefficientType type);
 
 /// Tokens of a block of sorted codes: its books, some 150 bytes, are then about five bits per token.
 inline constexpr uint64_t kSortedTokens = 256;
@@ -123,8 +112,8 @@ class SparseCopyCodec final : public Codec {
   Record parameters_;
 };
 
-/// Coefficients of signals with these counts in a type: fills words and scales. Throws Error(bad_input) for
-/// one beyond its range.
+/// Coefficients of signals with these counts in a type, each the nearest number: fills words and scales.
+/// Throws Error(bad_input) for one beyond its range.
 void quantize_coefficients(CoefficientType type, std::span<const uint32_t> counts,
                            std::span<const float> coefficients, SparsePairs& pairs);
 

@@ -138,6 +138,16 @@ void Omp::build_gram() {
   });
 }
 
+void Omp::products_of(std::span<const uint32_t> ids, MatrixView<float> out) const {
+  const Kernels& kernels = omp_kernels::best();
+  std::vector<const float*> rows(ids.size());
+  std::ranges::transform(ids, rows.begin(), [&](uint32_t id) { return row(id); });
+  for (size_t i = 0; i < ids.size(); ++i) {
+    kernels.dots(rows.data(), i + 1, rows[i], row_stride_, out.row(i).data());
+    for (size_t j = 0; j < i; ++j) out(j, i) = out(i, j);
+  }
+}
+
 bool Omp::gram_pays(uint64_t signals, int64_t s) const {
   // n^2 m / 2 multiplications against n m per signal and atom (the first round needs them either way).
   return static_cast<double>(signals) * static_cast<double>(s - 1) > static_cast<double>(atoms_) / 2;

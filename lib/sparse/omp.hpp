@@ -20,6 +20,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -82,6 +83,10 @@ class Omp {
   /// computes correlations by matrix products in every round: no memory, more time.
   void build_gram();
   bool has_gram() const { return !gram_.empty(); }
+
+  /// Inner products of some atoms with each other, as the coder takes them where decisions are close: the
+  /// same with and without a Gram matrix, at every SIMD level. out: (ids.size(), ids.size()).
+  void products_of(std::span<const uint32_t> ids, MatrixView<float> out) const;
 
   /// Whether building the Gram matrix costs less than it saves for that many signals with s atoms each.
   bool gram_pays(uint64_t signals, int64_t s) const;

@@ -548,7 +548,14 @@ std::vector<OptionField> TrainOptions::fields() {
        {},
        {},
        {"token", "head"}},
-      {"dict-scope", "what one dictionary serves: all layers", &dict_scope, {}, {}, {"global"}},
+      {"dict-scope",
+       "what one dictionary serves: all layers, one group of layers (all that may be given to train then "
+       "holds "
+       "for each dictionary: atoms, epochs, seconds ...), or one layer, where groups have one",
+       &dict_scope,
+       {},
+       {},
+       {"global", "group", "layer"}},
       {"normalize",
        "divide signals by their layer's root mean square, by their own norm, or not at all",
        &normalize,
@@ -598,6 +605,11 @@ std::vector<OptionField> TrainOptions::fields() {
 void TrainOptions::check() const {
   if (!(learning_rate > 0)) throw usage_error("learning-rate is {}; it must be positive", learning_rate);
   if (sparsity > atoms) throw usage_error("sparsity is {}; there are only {} atoms", sparsity, atoms);
+  if (dict_scope == "layer" && layer_group != 1)
+    throw usage_error(
+        "dict-scope layer wants a layer-group of 1, not {}: the layers of a group share their codes, and so "
+        "their dictionary (dict-scope group)",
+        layer_group);
 }
 
 SignalLayout TrainOptions::layout(int heads, int head_dim) const {

@@ -426,10 +426,12 @@ def decode_sparse(codes, book, layer, side, rows, tokens):
     p, b = codes.parameters, json.loads(text(book.attrs["parameters"]))
     require(text(book.attrs["digest"]) == text(codes.file.attrs["book_digest"]), "another book")
     in_bytes = b.get("atom-type", "f32") == "i8"
-    atoms = book[f"{side}/atoms"][:]
+    require(b["dict-scope"] in ("global", "group", "layer") and (b["dict-scope"] != "layer" or codes.group == 1), "scope")
+    part = side if b["dict-scope"] == "global" else f"{side}/{layer}"
+    atoms = book[f"{part}/atoms"][:]
     if in_bytes:
         require(atoms.dtype == np.uint8 and (atoms > 0).all(), "levels of atoms")
-        levels, scales = atoms.astype("i8") - 128, book[f"{side}/atom_scale"][:]
+        levels, scales = atoms.astype("i8") - 128, book[f"{part}/atom_scale"][:]
         require(scales.shape == (len(levels),) and (scales > 0).all(), "scales of atoms")
         atoms = levels.astype("<f4") * scales[:, None]
     heads, dim, group, s = codes.heads, codes.dim, codes.group, p["sparsity"]
@@ -457,6 +459,9 @@ def decode_sparse(codes, book, layer, side, rows, tokens):
             require((codes8 % 128 != 127).all(), "sparse: NaN")
             e, m = codes8 // 8 % 16, codes8 % 8
             number = np.where(e == 0, np.ldexp(m.astype("f8"), -9), np.ldexp(8.0 + m, e - 10)) * np.where(codes8 < 128, 1, -1)
+        elif p["coefficients"] == "e3m4":
+            e, m = codes8 // 16 % 8, codes8 % 16
+            number = np.where(e == 0, m, (16 + m) * 2 ** np.maximum(e - 1, 0)) * np.where(codes8 < 128, 1.0, -1.0)
         else:
             require((codes8 > 0).all(), "sparse: levels")
             number = (codes8 - (128 if p["coefficients"] == "i8" else 8)).astype("f8")

@@ -150,6 +150,7 @@ sparse() { # <name of the kv file>: codes of one length and of many, plain and p
   check "$1" --codec sparse $book --coefficients i4
   check "$1" --codec sparse $book --coefficients i8 --error-target 0.4
   check "$1" --codec sparse $book --coefficients fp8 --sort-ids
+  check "$1" --codec sparse $book --coefficients e3m4
   check "$1" --codec sparse $book --error-target 0.5 --sort-ids
   for coefficients in f16 i4; do # sorted afterwards
     run encode "$1.h5" --codec sparse $book --coefficients $coefficients --overwrite -o codes.h5
@@ -158,7 +159,7 @@ sparse() { # <name of the kv file>: codes of one length and of many, plain and p
     reader decode $book packed.h5 recon.h5
   done
 }
-for options in "--layer-group 2" "--signal head --normalize signal --center none" "--normalize none --layer-group 4"; do
+for options in "--layer-group 2" "--layer-group 2 --dict-scope group" "--signal head --normalize signal --center none" "--normalize none --layer-group 4"; do
   for type in i8 f32; do
     train kv --atoms 100 --sparsity 5 --atom-type $type $options
     sparse kv
@@ -166,6 +167,8 @@ for options in "--layer-group 2" "--signal head --normalize signal --center none
 done
 train large --atoms 300 --sparsity 9 --atom-type i8
 sparse large
+train kv --atoms 60 --sparsity 5 --dict-scope layer
+sparse kv
 train half --atoms 64 --sparsity 7 --signal head  # ids of 6 bits, all of them used
 sparse half
 if reader decode $book codes.h5 half.h5 2>/dev/null; then

@@ -59,7 +59,9 @@ inline Book choose_dictionary(const CodecContext& context, Bytes& input) {
   o.signal = input.byte() % 4 == 0 ? "head" : "token";
   o.normalize = kNormalize[input.byte() % 3];
   o.center = input.byte() % 2 == 0 ? "none" : "channel";
-  o.atom_type = input.byte() % 4 == 0 ? "f32" : "i8";
+  const uint8_t kind = input.byte();
+  o.atom_type = kind % 4 == 0 ? "f32" : "i8";
+  o.dict_scope = kind < 192 ? "global" : "layer";
   o.optimizer = "gradient";
   book.num_layers = context.num_layers, book.heads = context.heads, book.head_dim = context.head_dim;
   const auto layers = static_cast<size_t>(context.num_layers);

@@ -734,3 +734,29 @@ TEST_CASE("OMP kernels: every level gives the scalar bits") {
     for (const k::Kernels* kernels : all) check_kernels(*kernels, rng);
   }
 }
+
+TEST_CASE("OMP's inner products of atoms: those of doubles to rounding, the same at every level") {
+  Rng rng(19);
+  for (const size_t m : {1, 3, 64, 250}) {
+    const Matrix<float> atoms = random_atoms(40, m, rng, 0.3);
+    const std::vector<uint32_t> ids{7, 0, 39, 12, 8, 21};
+    Matrix<float> first;
+    for (const SimdLevel level : test::simd_levels()) {
+      const test::AtLevel at(level);
+      const Omp omp(atoms);
+      Matrix<float> products(ids.size(), ids.size());
+      omp.products_of(ids, products);
+      if (first.size() == 0) first = products;
+      CHECK(std::equal(first.data(), first.data() + first.size(), products.data()));
+      for (size_t i = 0; i < ids.size(); ++i)
+        for (size_t j = 0; j < ids.size(); ++j) {
+          double sum = 0;
+          for (size_t c = 0; c < m; ++c) sum += double{atoms(ids[i], c)} * atoms(ids[j], c);
+          CHECK_LE(std::abs(products(i, j) - sum), 1e-5);
+          CHECK_EQ(products(i, j), products(j, i));
+        }
+    }
+    Matrix<float> none;
+    Omp(atoms).products_of({}, none);
+  }
+}

@@ -144,8 +144,8 @@ TEST_CASE("coefficients of 8 and 4 bits: within their steps, with scales that re
     coefficients[i] = static_cast<float>(rng.normal() * std::exp2(rng.uniform(-6, 6)));
   coefficients[70] = coefficients[71] = coefficients[72] = 0;  // a signal of zeros
   coefficients[73] = 1e-12f, coefficients[74] = -1e-12f;       // below all scales
-  for (const CoefficientType type :
-       {CoefficientType::f16, CoefficientType::fp8, CoefficientType::i8, CoefficientType::i4}) {
+  for (const CoefficientType type : {CoefficientType::f16, CoefficientType::fp8, CoefficientType::e3m4,
+                                     CoefficientType::i8, CoefficientType::i4}) {
     CAPTURE(name_of(type));
     SparsePairs pairs;
     pairs.counts = counts;
@@ -162,7 +162,8 @@ TEST_CASE("coefficients of 8 and 4 bits: within their steps, with scales that re
         const double step = type == CoefficientType::i8    ? largest * 1.125 / 254
                             : type == CoefficientType::i4  ? largest * 1.125 / 14
                             : type == CoefficientType::fp8 ? std::max(x / 16, largest * 1.125 / 448 * 0x1p-10)
-                                                           : x * 0x1p-11 + 0x1p-25;
+                            : type == CoefficientType::e3m4 ? std::max(x / 32, largest * 1.125 / 1984 / 2)
+                                                            : x * 0x1p-11 + 0x1p-25;
         CHECK_LE(error, step * 1.0001 + 0x1p-21);
       }
     }

@@ -139,11 +139,11 @@ TEST_CASE("sparse: a book comes back as it was, training record included") {
     CHECK_EQ(again.arrays[i].name, book.arrays[i].name);
     CHECK(again.arrays[i].bytes == book.arrays[i].bytes);
   }
-  CHECK_EQ(back.value.training.stable, true);
-  CHECK_EQ(back.key.training.steps, 3);
+  CHECK_EQ(back.of(Side::value).training.stable, true);
+  CHECK_EQ(back.of(Side::key).training.steps, 3);
   CHECK_EQ(back.options.learning_rate, 0.125);
   CHECK_EQ(book.size_bytes(), 2 * (30 * 24 + (30 + 4 + 4 * 12) * sizeof(float)));
-  CHECK_EQ(sparse_book_from(book, false).key.training.loss.size(), 0);
+  CHECK_EQ(sparse_book_from(book, false).of(Side::key).training.loss.size(), 0);
 }
 
 TEST_CASE("sparse: books with defects are refused, naming the array") {
@@ -186,7 +186,8 @@ TEST_CASE("sparse: books with defects are refused, naming the array") {
     for (size_t i = 4; i < 8; ++i) array(b, "value/layer_scale").bytes[i] = std::byte{0};
   });
   refuse("normalize is 'loud'", [](Book& b) { b.parameters.set("normalize", std::string("loud")); });
-  refuse("dict-scope is 'layer'", [](Book& b) { b.parameters.set("dict-scope", std::string("layer")); });
+  refuse("dict-scope is 'head'", [](Book& b) { b.parameters.set("dict-scope", std::string("head")); });
+  refuse("no atoms of any group", [](Book& b) { b.parameters.set("dict-scope", std::string("layer")); });
   refuse("heads is 0", [](Book& b) { b.parameters.set("heads", int64_t{0}); });
   refuse("layer groups of 2 do not divide the model's 3 layers", [](Book& b) {
     b.parameters.set("num-layers", int64_t{3});
@@ -209,8 +210,9 @@ TEST_CASE("sparse: atoms of floats stay what they are, and books that do not say
   for (const Book* each : {&book, static_cast<const Book*>(&old)}) {
     const SparseBook back = sparse_book_from(*each, false);
     CHECK_EQ(back.options.atom_type, "f32");
-    CHECK(back.key.dictionary.bytes.empty());
-    const Matrix<float>&atoms = back.value.dictionary.atoms, &wanted = sparse.value.dictionary.atoms;
+    CHECK(back.of(Side::key).dictionary.bytes.empty());
+    const Matrix<float>&atoms = back.of(Side::value).dictionary.atoms,
+          &wanted = sparse.of(Side::value).dictionary.atoms;
     CHECK(std::equal(atoms.data(), atoms.data() + atoms.size(), wanted.data()));
     CHECK_EQ(back.options.atoms, 30);
   }
@@ -220,11 +222,11 @@ TEST_CASE("sparse: atoms of 8 bits are near those of training, which goes on wit
   const SparseBook sparse = random_book(1, 2, 2, 6, 30, 4);
   const Book book = to_book(sparse);
   const SparseBook to_code = sparse_book_from(book, false), to_train = sparse_book_from(book, true);
-  const Matrix<float>& wanted = sparse.key.dictionary.atoms;
-  const Matrix<float>& trained = to_train.key.dictionary.atoms;
+  const Matrix<float>& wanted = sparse.of(Side::key).dictionary.atoms;
+  const Matrix<float>& trained = to_train.of(Side::key).dictionary.atoms;
   CHECK(std::equal(trained.data(), trained.data() + trained.size(), wanted.data()));
-  CHECK(to_train.key.dictionary.bytes.empty());
-  const Matrix<float>& coded = to_code.key.dictionary.atoms;
+  CHECK(to_train.of(Side::key).dictionary.bytes.empty());
+  const Matrix<float>& coded = to_code.of(Side::key).dictionary.atoms;
   double error = 0;
   for (size_t i = 0; i < coded.size(); ++i) error += std::pow(double(coded.data()[i]) - wanted.data()[i], 2);
   CHECK(error > 0);
@@ -318,4 +320,70 @@ TEST_CASE("sparse: many small appends, the Gram matrix coming in between, and se
   for (const auto& result : results)
     for (const StreamSpec& spec : whole.specs())
       CHECK(std::ranges::equal(result->bytes(spec.name), whole.bytes(spec.name)));
+}
+
+TEST_CASE("sparse: dictionaries of groups of layers, each for its own") {
+  // Two of three groups, of other atoms each.
+  SparseBook grouped = random_book(2, 6, 2, 8, 60, 4);
+  grouped.options.dict_scope = "group";
+  grouped.options.center = "channel";
+  const SparseBook::Part part = grouped.parts.front();
+  grouped.parts.clear();
+  for (const int first : {0, 4}) {
+    grouped.parts.push_back(part);
+    grouped.parts.back().first_layer = first;
+    for (const Side side : kSides) {
+      auto& [dictionary, state] = grouped.parts.back().of(side);
+      dictionary.atoms = gaussian(60, 32, uint64_t(first) + (side == Side::key ? 11 : 12));
+      normalize_atoms(dictionary.atoms);
+      dictionary.normalization.channel_mean = gaussian(6, 16, uint64_t(first) + 13);
+      for (float& scale : dictionary.normalization.layer_scale) scale = float(1 + first);
+      state.loss = {0.5, 0.25 + first}, state.replaced = {0, 0}, state.seconds = {1, 2};
+    }
+  }
+  const Book book = to_book(grouped);
+  CHECK_EQ(book.get("key/0/atoms", DType::u8, 2).shape, std::vector<uint64_t>{60, 32});
+  CHECK_EQ(book.find("key/atoms"), nullptr);
+  CHECK_EQ(book.find("key/2/atoms"), nullptr);
+  const SparseBook back = sparse_book_from(book, true);
+  REQUIRE_EQ(back.parts.size(), 2);
+  CHECK_EQ(back.parts[1].first_layer, 4);
+  CHECK_EQ(back.of(Side::value, 1).training.loss, std::vector<double>{0.5, 4.25});
+  CHECK_EQ(to_book(back).digest(), book.digest());
+  // Scales and means come from the group that they are of; nobody's are 1 and 0.
+  const Normalization& normalization = back.of(Side::key).dictionary.normalization;
+  CHECK_EQ(normalization.layer_scale, std::vector<float>{1, 1, 1, 1, 5, 5});
+  CHECK_EQ(normalization.channel_mean(1, 3),
+           grouped.of(Side::key, 0).dictionary.normalization.channel_mean(1, 3));
+  CHECK_EQ(normalization.channel_mean(3, 3), 0);
+  CHECK_EQ(normalization.channel_mean(5, 3),
+           grouped.of(Side::key, 1).dictionary.normalization.channel_mean(5, 3));
+  // What it codes is what a dictionary of that group alone codes.
+  const auto codec = make(book, context_of(grouped));
+  for (const size_t index : {0, 1})
+    for (const Side side : kSides) {
+      SparseBook alone = sparse_book_from(book, false);
+      alone.options.dict_scope = "global";
+      alone.parts = {alone.parts[index]};
+      const int first = alone.parts[0].first_layer;
+      const Book alone_book = to_book(alone);
+      const auto other = make(alone_book, context_of(grouped));
+      const GroupShape shape{.first_layer = first, .layers = 2, .heads = 2, .head_dim = 8, .side = side};
+      const Matrix<float> rows = gaussian(90, shape.width(), 21);  // enough for a Gram matrix
+      Encoded one(codec->streams(shape)), two(other->streams(shape));
+      codec->append(shape, rows, one.add_document());
+      other->append(shape, rows, two.add_document());
+      for (const StreamSpec& spec : one.specs())
+        CHECK(std::ranges::equal(one.bytes(spec.name), two.bytes(spec.name)));
+      Matrix<float> decoded(90, shape.width()), again = decoded;
+      codec->decode(shape, one.document(0), 0, decoded);
+      other->decode(shape, two.document(0), 0, again);
+      CHECK(std::equal(decoded.data(), decoded.data() + decoded.size(), again.data()));
+    }
+  const GroupShape untrained{.first_layer = 2, .layers = 2, .heads = 2, .head_dim = 8};
+  Encoded encoded(codec->streams(untrained));
+  CHECK_EQ(message_of(
+               [&] { codec->append(untrained, gaussian(1, untrained.width(), 1), encoded.add_document()); }),
+           "the dictionary has no atoms for layer 2; it was trained without");
+  CHECK_EQ(sparse_book_from(book, false).part_for(4), 1);
 }

@@ -5,7 +5,7 @@ book=data/dict.h5
 kvcodec train-dict data/kv.h5 --atoms 64 --sparsity 4 --epochs 1 --atom-type f32 --quiet -o f32-dict.h5 >/dev/null
 kvcodec info f32-dict.h5 | grep ^parameters | grep -o 'atom-type [a-z0-9]*'
 
-for type in f16 fp8 i8 i4; do
+for type in f16 fp8 e3m4 i8 i4; do
   kvcodec encode data/kv.h5 --codec sparse --book $book --coefficients $type -o $type.h5 >/dev/null
   kvcodec encode data/kv.h5 --codec sparse --book $book --coefficients $type --sort-ids -o $type-sorted.h5 >/dev/null
   kvcodec pack-indices --sorted $type.h5 -o rewritten.h5 --overwrite --json | grep '"sorted"'
@@ -15,11 +15,12 @@ for type in f16 fp8 i8 i4; do
   done
 done
 
-# And back: with ids that rise, packed or plain.
-kvcodec pack-indices i8-sorted.h5 -o packed.h5 --json | grep -E '"(packed|sorted)"'
+# And back: with ids that rise, plain, and from there packed. Sorted codes stay so without an option.
+kvcodec pack-indices i8-sorted.h5 -o still.h5 --json | grep -E '"(packed|sorted)"'
 kvcodec pack-indices i8-sorted.h5 --unpack -o plain.h5 --json | grep -E '"(packed|sorted)"'
+kvcodec pack-indices plain.h5 -o packed.h5 --json | grep -E '"(packed|sorted)"'
 kvcodec pack-indices plain.h5 --sorted -o again.h5 >/dev/null
-for file in packed plain again; do
+for file in still packed plain again; do
   kvcodec decode $file.h5 --book $book -o $file-kv.h5 >/dev/null
   kvcodec eval-recon i8-kv.h5 $file-kv.h5 | grep ^all | sed "s/^all/$file:/" | tr -s ' '
 done
