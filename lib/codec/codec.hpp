@@ -177,7 +177,11 @@ struct CodecEntry {
   std::unique_ptr<Codec> (*make)(const Options& options, const CodecContext& context);
 };
 
-/// Rebuilds the codec of a file from its parameter record.
+/// Rebuilds the codec of a file from its parameter record, to decode the file or to add to it. context.book is
+/// the book that the file was made with (its caller has compared the digests), null for codecs that need none.
+/// Options that the record does not name keep their defaults; what else it says is held against the book.
+/// Throws Error(bad_input), saying which codec's parameters they are, for options that make would refuse, for
+/// a record at odds with the book, and for a book that is missing or does not fit.
 std::unique_ptr<Codec> codec_from_record(const CodecEntry& entry, const Record& parameters,
                                          const CodecContext& context);
 

@@ -158,6 +158,7 @@ class SideCoder {
     with_gram_ = nullptr;
   }
 
+ private:
   void make_plain() {
     if (plain_) return;
     plain_ = in_bytes() ? std::make_shared<const Omp>(floats_of(dictionary_.bytes))
