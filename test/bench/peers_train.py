@@ -45,13 +45,19 @@ def nmse(signals, atoms, s):
     return float(((columns - d @ codes) ** 2).sum() / (columns**2).sum())
 
 
+def atoms_of(book):
+    """The atoms of the keys as floats, whatever the type they are stored in."""
+    atoms = book["key/atoms"][:].astype(np.float32)
+    return (atoms - 128) * book["key/atom_scale"][:][:, None] if "key/atom_scale" in book else atoms
+
+
 def learn_kvcodec(program, kv, options, documents, seconds, optimizer, path):
     command = [program, "train-dict", kv, "--atoms", str(options.atoms), "--sparsity", str(options.sparsity), "--layer-group",
                str(options.layer_group), "--documents", documents, "--optimizer", optimizer, "--seconds", str(seconds), "--epochs", "1000000",
                "--tolerance", "0", "--threads", str(THREADS), "--json", "--quiet", "--overwrite", "-o", path]
     result = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     with h5py.File(path) as book:
-        return book["key/atoms"][:], result["key"]["seconds"], result["key"]["steps"]
+        return atoms_of(book), result["key"]["seconds"], result["key"]["steps"]
 
 
 def learn_spams(signals, options, seconds):

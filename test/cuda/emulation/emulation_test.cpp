@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "cuda/kernel.cuh"
+#include "cuda/prefix_sum.cuh"
 #include "cuda/runtime.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/rng.hpp"
@@ -70,6 +71,16 @@ __global__ void sum_block(unsigned* out, bool barrier) {
   unsigned total = 0;
   for (unsigned warp = 0; warp < blockDim.x / kWarp; ++warp) total += sums[warp];
   out[threadIdx.x] = total;
+}
+
+/// Prefix sums one behind the other, with nothing between them that waits.
+__global__ void prefix_sums(unsigned* out, unsigned rounds) {
+  KVCODEC_SHARED_ARRAY(unsigned, sums, 32);
+  for (unsigned round = 0; round < rounds; ++round) {
+    unsigned total = 0;
+    out[2 * (round * blockDim.x + threadIdx.x)] = prefix_sum(threadIdx.x + round, sums, total);
+    out[2 * (round * blockDim.x + threadIdx.x) + 1] = total;
+  }
 }
 
 __global__ void shuffles(int* out) {
@@ -305,4 +316,22 @@ TEST_CASE("emulation: products of two words with two bytes") {
   CHECK(__dp2a_hi(words, bytes, 5) == 5 - 254 - 38400);
   CHECK(__float2int_rn(2.5f) == 2);
   CHECK(__float2int_rn(-3.5f) == -4);
+}
+
+TEST_CASE("emulation: prefix sums may follow each other at once") {
+  constexpr unsigned kRounds = 5;
+  for (const unsigned threads : {32u, 64u, 256u, 1024u})
+    for (uint64_t seed = 0; seed < 8; ++seed) {
+      CAPTURE(threads), CAPTURE(seed);
+      emulation::set_seed(seed);
+      const auto out = run<unsigned>(prefix_sums, 1, threads, size_t{2} * kRounds * threads, 0, kRounds);
+      bool right = true;
+      for (unsigned round = 0; round < kRounds; ++round)
+        for (unsigned thread = 0, sum = 0; thread < threads; ++thread) {
+          right &= out[2 * (round * threads + thread)] == sum;
+          right &= out[2 * (round * threads + thread) + 1] == threads * (threads - 1) / 2 + threads * round;
+          sum += thread + round;
+        }
+      CHECK(right);
+    }
 }
