@@ -60,6 +60,9 @@ uint64_t free_memory = kMemory;
 namespace {
 
 constexpr unsigned kWarp = 32;
+/// In each round one warp of so many begins to stand still, for less than kMostRest rounds: long enough for
+/// others to get through a prefix sum.
+constexpr unsigned kRestOdds = 64, kMostRest = 32;
 constexpr size_t kStackBytes = 256 * 1024;
 constexpr size_t kAlignment =
     16;  // less than CUDA's 256, so that nobody relies on more than vector loads need
@@ -208,6 +211,7 @@ class Block {
       : threads_(threads),
         fibers_(threads),
         warps_(threads / kWarp),
+        rests_(threads / kWarp),
         shared_(shared),
         shared_bytes_(shared_bytes),
         most_shared_(most_shared),
@@ -229,16 +233,19 @@ class Block {
     for (unsigned left = threads_; left > 0;) {
       order_rng()->shuffle(order);
       bool moved = false;
+      const bool all = !let_warps_rest();
       for (const unsigned i : order) {
         Fiber& fiber = fibers_[i];
-        if (fiber.done || (fiber.until && *fiber.until == fiber.seen)) continue;
+        if (rests_[i / kWarp] > 0 || fiber.done || (fiber.until && *fiber.until == fiber.seen)) continue;
         fiber.until = nullptr;
         moved = true;
         resume(i);
         if (fiber.error) std::rethrow_exception(fiber.error);
         if (fiber.done) --left;
       }
-      if (!moved) throw Fault(stuck());
+      if (moved) continue;
+      if (all) throw Fault(stuck());
+      std::ranges::fill(rests_, 0u);
     }
     for (const auto& [key, array] : arrays_)
       if (!array->intact()) throw Fault("a kernel wrote outside a shared array");
@@ -323,6 +330,20 @@ class Block {
     scheduler_.go_to(fibers_[i].context);
     finish_switch(scheduler_fake_stack_);
   }
+  /// Now and then a warp stands still for some rounds, so that others are far ahead: what they then overwrite
+  /// before it was read shows. Whether any does.
+  bool let_warps_rest() {
+    if (rests_.size() == 1) return false;
+    bool any = false;
+    for (unsigned& rest : rests_) {
+      if (rest > 0)
+        --rest;
+      else if (order_rng()->below(kRestOdds) == 0)
+        rest = static_cast<unsigned>(order_rng()->below(kMostRest));
+      any |= rest > 0;
+    }
+    return any;
+  }
   void leave(bool for_good) {
     Fiber& fiber = fibers_[running_];
     start_switch(for_good ? nullptr : &fiber.fake_stack, scheduler_stack_, scheduler_bytes_);
@@ -368,6 +389,7 @@ class Block {
   int yes_[2] = {0, 0};
   std::vector<Fiber> fibers_;
   std::vector<std::vector<std::unique_ptr<Rendezvous>>> warps_;
+  std::vector<unsigned> rests_;  // of each warp: rounds that it still stands still
   Guarded& shared_;
   size_t shared_bytes_;
   const size_t most_shared_;

@@ -322,7 +322,8 @@ TEST_CASE("emulation: prefix sums may follow each other at once") {
   constexpr unsigned kRounds = 5;
   for (const unsigned threads : {32u, 64u, 256u, 1024u})
     for (uint64_t seed = 0; seed < 8; ++seed) {
-      CAPTURE(threads), CAPTURE(seed);
+      CAPTURE(threads);
+      CAPTURE(seed);
       emulation::set_seed(seed);
       const auto out = run<unsigned>(prefix_sums, 1, threads, size_t{2} * kRounds * threads, 0, kRounds);
       bool right = true;
