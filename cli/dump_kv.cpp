@@ -26,6 +26,7 @@
 #include "formats/model_config.hpp"
 #include "formats/safetensors.hpp"
 #include "formats/tokenizer_json.hpp"
+#include "lib/codec/engine.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/model/llama.hpp"
@@ -367,7 +368,7 @@ std::string dump_kv(Command& command) {
     throw usage_error("give either --text or --tokens{}", options.texts.empty() ? "" : ", not both");
   options.output.check(options.common);
   const QueryChoice queries = parse_queries(options.queries);
-  options.common.apply(command, false);
+  options.common.apply(command, true);
 
   const auto start = std::chrono::steady_clock::now();
   const ModelDescription description = read_model_config(options.model);
@@ -377,7 +378,9 @@ std::string dump_kv(Command& command) {
   layers = options.layers.choose(layers, options.model);
   OutputFile output(options.output.path, options.output.overwrite);
   const Safetensors weights = Safetensors::open_model(options.model);
-  const LlamaModel model(config, weights);
+  LlamaModel model(config, weights);
+  Engine* const engine = options.common.engine();
+  if (engine) model.use(engine->prefill(model.weights()));
   const auto documents = load_documents(options, config);
 
   PrefillOptions prefill;
@@ -402,6 +405,7 @@ std::string dump_kv(Command& command) {
     ProgressBar bar("dump-kv", "tokens", options.common.quiet);
     tokens = run_model(model, prefill, documents, batches, writer, sink, bar);
   }
+  if (engine && !engine->exact()) command.add_to_history("--device cuda");  // other roundings
   writer.finish(command.provenance());
   std::error_code no_size;
   const uint64_t bytes = fs::file_size(output.path(), no_size);

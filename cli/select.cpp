@@ -22,6 +22,7 @@
 #include "formats/kv_file.hpp"
 #include "formats/selection_file.hpp"
 #include "lib/attention/cluster_selector.hpp"
+#include "lib/codec/engine.hpp"
 #include "lib/codec/selection.hpp"
 #include "lib/core/error.hpp"
 
@@ -136,7 +137,8 @@ class LayerRun {
                                    .per_step = per_head_,
                                    .visible = visible,
                                    .waiting = waiting,
-                                   .sink = sink},
+                                   .sink = sink,
+                                   .chooser = chooser_of(match)},
                                   options_.selection);
       const size_t own = result.chosen.size() / steps;
       for (size_t i = 0; i < result.chosen.size(); ++i)
@@ -170,6 +172,13 @@ class LayerRun {
     auto quest = std::make_unique<QuestSelector>(dims_);
     quest->append(keys);
     return quest;
+  }
+
+  /// A device's, of the selector in use, if it has one.
+  TokenChooser chooser_of(const Match& match) const {
+    Engine* const engine = options_.common.engine();
+    if (!engine || !cluster_index_) return {};
+    return engine->choice_by_clusters(*cluster_index_, match.count);
   }
 
   const CodesReader& codes_;

@@ -21,6 +21,7 @@
 #include "cli/training.hpp"
 #include "formats/book_file.hpp"
 #include "formats/kv_file.hpp"
+#include "lib/codec/engine.hpp"
 #include "lib/codec/rvq_book.hpp"
 #include "lib/core/error.hpp"
 #include "lib/metrics/rate.hpp"
@@ -105,7 +106,7 @@ Matrix<float> columns_of(const Matrix<float>& vectors, std::span<const uint32_t>
 }
 
 /// Errors and energies of the dimensions of keys, from a small quantizer of all of them.
-void probe(const Matrix<float>& keys, int64_t seed, RvqBook& rvq, bool quiet) {
+void probe(const Matrix<float>& keys, int64_t seed, RvqBook& rvq, bool quiet, RvqTrainEngine* engine) {
   const size_t count = std::min(keys.rows(), kProbeVectors);
   Matrix<float> sample(count, keys.cols());
   for (size_t i = 0; i < count; ++i)
@@ -115,7 +116,7 @@ void probe(const Matrix<float>& keys, int64_t seed, RvqBook& rvq, bool quiet) {
   Codebooks books(kProbeCodebooks, kProbeEntries, keys.cols());
   RvqTrainState state;
   ProgressBar bar("train-rvq: which dimensions are hard", "codebooks", quiet);
-  train_codebooks(sample, options, books, state, bar.callback());
+  train_codebooks(sample, options, books, state, bar.callback(), engine);
   rvq.dimension_error = column_errors(books, sample, 1);
   rvq.dimension_energy.assign(keys.cols(), 0);
   for (size_t i = 0; i < count; ++i)
@@ -288,7 +289,7 @@ std::string train_rvq(Command& command) {
   command.options(options.book);
   command.group("Training");
   command.options(options.training);
-  options.parse(command, false);
+  options.parse(command, true);
   options.book.check();
   options.training.check();
 
@@ -327,13 +328,15 @@ std::string train_rvq(Command& command) {
                       grouped(chosen * per_token), size_text(needed));
 
   OutputFile output(options.output.path, options.output.overwrite);
+  Engine* const engine = options.common.engine();
+  const auto training = engine ? engine->rvq_training() : nullptr;
   std::vector<PartResult> results;
   for (const Side side : {Side::key, Side::value}) {
     const Matrix<float> vectors = load_vectors(runs, layers, side);
     if (side == Side::key && !resumed) {
       const auto d = static_cast<size_t>(rvq.head_dim);
       const SplitBy by = split_from_name(rvq.options.split);
-      probe(vectors, rvq.training.seed, rvq, options.common.quiet);
+      probe(vectors, rvq.training.seed, rvq, options.common.quiet, training.get());
       const size_t pairs =
           rvq.options.high_dims < 0 ? paper_high_pairs(d) : static_cast<size_t>(rvq.options.high_dims) / 2;
       if (pairs > d / 2 || (2 * pairs == d && by != SplitBy::none))
@@ -354,7 +357,7 @@ std::string train_rvq(Command& command) {
               : columns_of(vectors, part == RvqPart::key_low ? rvq.split.low : rvq.split.high);
       const MatrixView<const float> rows = part == RvqPart::value ? vectors.view() : columns.view();
       ProgressBar bar(fmt::format("train-rvq {}", name_of(part)), "codebooks", options.common.quiet);
-      train_codebooks(rows, rvq.training, books, state, bar.callback());
+      train_codebooks(rows, rvq.training, books, state, bar.callback(), training.get());
       results.push_back({part, rows.rows(),
                          std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count()});
     }

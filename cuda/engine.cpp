@@ -26,6 +26,13 @@ class CudaEngine final : public Engine {
   }
   const AttentionEngine* attention() override { return attention_.get(); }
   KmeansFunction kmeans() override { return kmeans_function(device_); }
+  TokenChooser choice_by_clusters(const kvcodec::ClusterIndex& index, uint64_t tokens) override {
+    return cluster_chooser(device_, index, tokens);
+  }
+  std::unique_ptr<RvqTrainEngine> rvq_training() override { return rvq_train_engine(device_); }
+  std::shared_ptr<PrefillEngine> prefill(const LlamaWeights& weights) override {
+    return prefill_engine(device_, weights);
+  }
 
  private:
   DeviceWork device_{*this};

@@ -66,11 +66,14 @@ class DeviceWork {
 
 std::unique_ptr<AttentionEngine> attention_engine(const DeviceWork& device);
 std::unique_ptr<kvcomp::BlockEngine> block_engine(const DeviceWork& device);
+TokenChooser cluster_chooser(const DeviceWork& device, const kvcodec::ClusterIndex& index, uint64_t tokens);
 KmeansFunction kmeans_function(const DeviceWork& device);
 std::unique_ptr<PursuitEngine> pursuit_engine(const DeviceWork& device, const Dictionary& dictionary);
+std::shared_ptr<PrefillEngine> prefill_engine(const DeviceWork& device, const LlamaWeights& weights);
 std::unique_ptr<ReconstructionEngine> reconstruction_engine(const DeviceWork& device,
                                                             const Dictionary& dictionary);
 std::unique_ptr<ResidualEngine> residual_engine(const DeviceWork& device, const Codebooks& books);
+std::unique_ptr<RvqTrainEngine> rvq_train_engine(const DeviceWork& device);
 std::unique_ptr<SignEngine> sign_engine(const DeviceWork& device);
 std::unique_ptr<TrainingEngine> training_engine(const DeviceWork& device, const TrainOptions& options,
                                                 size_t width);

@@ -24,7 +24,10 @@
 #include "lib/attention/attention.hpp"
 #include "lib/cluster/cluster_index.hpp"
 #include "lib/codec/kvcomp_blocks.hpp"
+#include "lib/codec/selection.hpp"
+#include "lib/model/prefill_engine.hpp"
 #include "lib/rvq/residual.hpp"
+#include "lib/rvq/train.hpp"
 #include "lib/signvq/sign_engine.hpp"
 #include "lib/sparse/dictionary.hpp"
 #include "lib/sparse/omp.hpp"
@@ -70,6 +73,13 @@ class Engine {
   virtual const AttentionEngine* attention() { return nullptr; }
   /// k-means; lives as long as this.
   virtual KmeansFunction kmeans() { return {}; }
+  /// Selection by the clusters of this index of a document of so many tokens; lives as long as this and the
+  /// index.
+  virtual TokenChooser choice_by_clusters(const ClusterIndex&, uint64_t /*tokens*/) { return {}; }
+  /// Training of residual codebooks.
+  virtual std::unique_ptr<RvqTrainEngine> rvq_training() { return nullptr; }
+  /// Prefill of a model with these weights, which outlive what is made; its floats are lib's within rounding.
+  virtual std::shared_ptr<PrefillEngine> prefill(const LlamaWeights&) { return nullptr; }
 
  private:
   Note note_;
