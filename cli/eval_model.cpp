@@ -24,7 +24,6 @@
 #include "formats/safetensors.hpp"
 #include "formats/tokenizer_json.hpp"
 #include "lib/codec/closed_loop.hpp"
-#include "lib/codec/engine.hpp"
 #include "lib/core/error.hpp"
 #include "lib/metrics/next_token.hpp"
 #include "lib/metrics/recall.hpp"
@@ -562,8 +561,7 @@ std::string eval_model(Command& command) {
   make_settings(options, config, settings);
   check_selection(command, settings);
   const Safetensors weights = Safetensors::open_model(options.model);
-  LlamaModel model(config, weights);
-  if (Engine* const engine = options.common.engine()) model.use(engine->prefill(model.weights()));
+  const LlamaModel model(config, weights);
   const Tokenizer tokenizer = load_tokenizer(options.model + "/tokenizer.json");
   const int64_t context = config.max_positions > 0 ? config.max_positions : kFallbackLength;
   const int64_t length = options.chunk > 0 ? options.chunk : context;

@@ -4,6 +4,52 @@
 namespace kvcodec::cuda {
 namespace {
 
+/// Steps that have the device while they run, as all work has.
+class Steps final : public PrefillSteps {
+ public:
+  Steps(const DeviceWork& device, std::unique_ptr<PrefillSteps> steps)
+      : device_(device), steps_(std::move(steps)) {}
+  ~Steps() override {
+    alone([&] { steps_.reset(); });
+  }
+  void embed() override {
+    alone([&] { steps_->embed(); });
+  }
+  void read_past(int layer) override {
+    alone([&] { steps_->read_past(layer); });
+  }
+  void project(int layer, size_t first, size_t count) override {
+    alone([&] { steps_->project(layer, first, count); });
+  }
+  void finish(int layer, size_t first, size_t count) override {
+    alone([&] { steps_->finish(layer, first, count); });
+  }
+  LayerChunk projected(int layer, size_t first, size_t count) override {
+    LayerChunk chunk;
+    alone([&] { chunk = steps_->projected(layer, first, count); });
+    return chunk;
+  }
+  MatrixView<const float> logits(size_t first, size_t count) override {
+    MatrixView<const float> rows;
+    alone([&] { rows = steps_->logits(first, count); });
+    return rows;
+  }
+  MatrixView<const float> hidden() override {
+    MatrixView<const float> rows;
+    alone([&] { rows = steps_->hidden(); });
+    return rows;
+  }
+
+ private:
+  template <class Body>
+  void alone(const Body& body) const {
+    (void)device_.run(body, DeviceWork::Bits::rounded);
+  }
+
+  const DeviceWork& device_;
+  std::unique_ptr<PrefillSteps> steps_;
+};
+
 class Prefill final : public PrefillEngine {
  public:
   Prefill(const DeviceWork& device, std::shared_ptr<PrefillEngine> on_device)
@@ -15,7 +61,7 @@ class Prefill final : public PrefillEngine {
     auto steps = device_.made("prefill", [&] { return on_device_->start(plan); });
     if (!steps) return nullptr;
     count();
-    return std::move(*steps);
+    return std::make_unique<Steps>(device_, std::move(*steps));
   }
 
   bool logits(MatrixView<const float> hidden, MatrixView<float> out) override {
