@@ -58,7 +58,10 @@ const Library& library() {
 }
 
 void check_product(cublasStatus_t status, const char* what) {
-  if (status != CUBLAS_STATUS_SUCCESS) throw failed("{}: error {} of cuBLAS", what, static_cast<int>(status));
+  if (status == CUBLAS_STATUS_SUCCESS) return;
+  const std::string message = fmt::format("{}: error {} of cuBLAS", what, static_cast<int>(status));
+  if (status == CUBLAS_STATUS_ALLOC_FAILED) throw OutOfMemory(message);
+  throw DeviceFault(message);
 }
 
 int as_int(size_t size) {

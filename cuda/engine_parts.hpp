@@ -25,7 +25,9 @@ class DeviceWork {
   /// Whether results have the bits that lib would have made.
   enum class Bits : uint8_t { same, rounded };
 
-  /// Runs body() on the device. False for input that it refuses as bad, which this processor is to judge.
+  /// Runs body() on the device. False for input that it refuses as bad, which this processor is to judge,
+  /// and, with a word about it, for what it does not take or has no memory for. What body() wrote so far is
+  /// to be written again.
   template <class Body>
   bool run(Body&& body, Bits bits = Bits::same) const {
     const std::lock_guard lock(mutex_);
@@ -33,8 +35,13 @@ class DeviceWork {
       std::forward<Body>(body)();
       engine_.take(bits == Bits::same);
       return true;
+    } catch (const OutOfMemory&) {  // the sizes of its words would be others each time
+      leave("work for which it has no memory");
+      return false;
+    } catch (const DeviceFault&) {
+      throw;
     } catch (const Error& error) {
-      if (error.kind() != ErrorKind::bad_input) throw;
+      if (error.kind() != ErrorKind::bad_input) leave(error.what());
       return false;
     }
   }

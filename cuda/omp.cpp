@@ -112,7 +112,8 @@ size_t OmpBatches::at_once(const OmpDictionary& dictionary, const OmpOptions& op
   const size_t whole = 2 * kOmpRows * static_cast<size_t>(std::max(limits().multiprocessors, 1));
   const size_t wanted = std::min({whole, kMostAtOnce, std::max<size_t>(count, 1)});
   if (fits == 0)
-    throw failed("a signal takes {} bytes of device memory, more than half of what is free", each);
+    throw OutOfMemory(
+        fmt::format("a signal takes {} bytes of device memory, more than half of what is free", each));
   return std::min(wanted, fits);
 }
 

@@ -54,7 +54,7 @@ class OmpBatches {
   static bool gram_pays(const OmpDictionary& dictionary, uint64_t signals, int64_t s);
 
   /// Signals of a batch for `count` of them: whole tiles for all multiprocessors, in half of what memory is
-  /// free and what this holds already.
+  /// free and what this holds already. Throws OutOfMemory if that is too little for one signal.
   size_t at_once(const OmpDictionary& dictionary, const OmpOptions& options, size_t count) const;
 
   /// signals: (count, width), count at most at_once(). `first`: what the error calls the first signal.

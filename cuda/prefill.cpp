@@ -154,7 +154,8 @@ class Engine final : public PrefillEngine {
            {&layer.query, &layer.key, &layer.value, &layer.output, &layer.gate, &layer.up, &layer.down})
         bytes = checked_add(bytes, device_bytes(*linear));
     if (const uint64_t free = free_bytes(); bytes > free)
-      throw failed("the model's layers take {} bytes of device memory; {} are free", bytes, free);
+      throw OutOfMemory(
+          fmt::format("the model's layers take {} bytes of device memory; {} are free", bytes, free));
     give_back(std::make_unique<Workspace>());  // before the copies: the library may be missing
     const Stream stream;
     DeviceBuffer<uint8_t> staging;
@@ -178,6 +179,7 @@ class Engine final : public PrefillEngine {
 
   std::unique_ptr<PrefillSteps> start(const PrefillPlan& plan) override;
   bool logits(MatrixView<const float> hidden, MatrixView<float> out) override;
+  void make_logits(MatrixView<const float> hidden, MatrixView<float> out);
 
   const LlamaWeights& weights() const { return weights_; }
   const DeviceLayer& layer(int index) const { return layers_[as_size(index)]; }
@@ -227,7 +229,8 @@ class Engine final : public PrefillEngine {
   std::vector<std::unique_ptr<Workspace>> free_;
 };
 
-/// A workspace for as long as this lives. It goes back unless something went wrong with it.
+/// A workspace for as long as this lives. It goes back unless something went wrong meanwhile: what it grew to
+/// may be why memory ran out.
 class Borrowed {
  public:
   explicit Borrowed(Engine& engine) : engine_(engine), workspace_(engine.take()) {}
@@ -235,7 +238,7 @@ class Borrowed {
     try {
       workspace_->stream.synchronize();
       workspace_->outgoing.synchronize();
-      engine_.give_back(std::move(workspace_));
+      if (std::uncaught_exceptions() == exceptions_) engine_.give_back(std::move(workspace_));
     } catch (const std::exception&) {  // somebody was told already, or does not read what was computed
     }
   }
@@ -247,6 +250,7 @@ class Borrowed {
  private:
   Engine& engine_;
   std::unique_ptr<Workspace> workspace_;
+  const int exceptions_ = std::uncaught_exceptions();  // on their way when this began
 };
 
 class Steps final : public PrefillSteps {
@@ -479,10 +483,16 @@ class Steps final : public PrefillSteps {
 };
 
 std::unique_ptr<PrefillSteps> Engine::start(const PrefillPlan& plan) {
-  return std::make_unique<Steps>(*this, plan);
+  std::unique_ptr<PrefillSteps> steps;
+  (void)fits_memory([&] { steps = std::make_unique<Steps>(*this, plan); });
+  return steps;
 }
 
 bool Engine::logits(MatrixView<const float> hidden, MatrixView<float> out) {
+  return fits_memory([&] { make_logits(hidden, out); });
+}
+
+void Engine::make_logits(MatrixView<const float> hidden, MatrixView<float> out) {
   const DeviceLinear& output = head();
   Borrowed at(*this);
   const size_t at_once = logit_rows(hidden.rows()), width = hidden.cols();
@@ -504,13 +514,14 @@ bool Engine::logits(MatrixView<const float> hidden, MatrixView<float> out) {
     at->stream.synchronize();
     for (size_t i = 0; i < count; ++i) std::ranges::copy(made.row(i), out.row(first + i).begin());
   }
-  return true;
 }
 
 }  // namespace
 
 std::shared_ptr<PrefillEngine> make_prefill_engine(const LlamaWeights& weights) {
-  return std::make_shared<Engine>(weights);
+  std::shared_ptr<PrefillEngine> engine;
+  (void)fits_memory([&] { engine = std::make_shared<Engine>(weights); });
+  return engine;
 }
 
 }  // namespace kvcodec::cuda

@@ -1,15 +1,19 @@
 #include "cuda/runtime.hpp"
 
-#include <cuda_runtime.h>
+#include <algorithm>
+#include <atomic>
 
-#include "lib/core/error.hpp"
+#include <cuda_runtime.h>
 
 namespace kvcodec::cuda {
 
 void check(Status status, const char* what) {
   if (status == cudaSuccess) return;
   (void)cudaGetLastError();  // this failure is answered; later calls must not see it again
-  throw failed("{}: {}", what, cudaGetErrorString(static_cast<cudaError_t>(status)));
+  const std::string message =
+      fmt::format("{}: {}", what, cudaGetErrorString(static_cast<cudaError_t>(status)));
+  if (status == cudaErrorMemoryAllocation) throw OutOfMemory(message);
+  throw DeviceFault(message);
 }
 
 namespace {
@@ -26,6 +30,8 @@ size_t attribute(cudaDeviceAttr name, int device) {
   return static_cast<size_t>(value);
 }
 
+std::atomic<uint64_t> free_limit = kAllFreeBytes;
+
 }  // namespace
 
 Limits limits() {
@@ -38,8 +44,10 @@ Limits limits() {
 uint64_t free_bytes() {
   size_t free = 0, total = 0;
   check(cudaMemGetInfo(&free, &total), "asking for free device memory");
-  return free;
+  return std::min<uint64_t>(free, free_limit);
 }
+
+void limit_free_bytes(uint64_t bytes) { free_limit = bytes; }
 
 Stream::Stream() { check(cudaStreamCreateWithFlags(&handle_, cudaStreamNonBlocking), "making a stream"); }
 Stream::~Stream() {
@@ -67,20 +75,16 @@ float Event::milliseconds_since(const Event& start) const {
 void* detail::allocate(size_t bytes) {
   void* data = nullptr;
   if (bytes == 0) return nullptr;
-  const cudaError_t status = cudaMalloc(&data, bytes);
-  if (status == cudaSuccess) return data;
-  (void)cudaGetLastError();
-  throw failed("{} bytes of device memory: {}", bytes, cudaGetErrorString(status));
+  check(cudaMalloc(&data, bytes), fmt::format("{} bytes of device memory", bytes).c_str());
+  return data;
 }
 void detail::release(void* data) noexcept { (void)cudaFree(data); }
 
 void* detail::allocate_pinned(size_t bytes) {
   void* data = nullptr;
   if (bytes == 0) return nullptr;
-  const cudaError_t status = cudaMallocHost(&data, bytes);
-  if (status == cudaSuccess) return data;
-  (void)cudaGetLastError();
-  throw failed("{} bytes of page-locked memory: {}", bytes, cudaGetErrorString(status));
+  check(cudaMallocHost(&data, bytes), fmt::format("{} bytes of page-locked memory", bytes).c_str());
+  return data;
 }
 void detail::release_pinned(void* data) noexcept { (void)cudaFreeHost(data); }
 

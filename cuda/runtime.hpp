@@ -1,7 +1,7 @@
 // Memory, streams and events of the current device, for the host side of the twins. Plain C++: wrappers that
 // use this need no CUDA header, so the same wrappers run on the emulation of test/cuda/emulation.
 //
-// Everything throws Error(failed) with the runtime's own reason, out of memory included.
+// Everything throws with the runtime's own reason: OutOfMemory, or DeviceFault for all else.
 //
 // Copies and launches are asynchronous: what they read and write on the host must stay until the stream was
 // synchronized. Work of one stream runs in order.
@@ -16,10 +16,35 @@
 
 #include "cuda/status.hpp"
 #include "lib/core/checked.hpp"
+#include "lib/core/error.hpp"
 
 namespace kvcodec::cuda {
 
-/// Throws Error(failed) "<what>: <reason>" unless status is 0.
+/// Memory ran out, the device's or page-locked one. Nothing is wrong with the device: the work can be done
+/// elsewhere, or in smaller pieces.
+class OutOfMemory : public Error {
+ public:
+  explicit OutOfMemory(const std::string& message) : Error(ErrorKind::failed, message) {}
+};
+
+/// The device or its driver failed. Other errors of kind failed say what a twin does not take.
+class DeviceFault : public Error {
+ public:
+  explicit DeviceFault(const std::string& message) : Error(ErrorKind::failed, message) {}
+};
+
+/// Runs body(); false if memory ran out meanwhile.
+template <class Body>
+bool fits_memory(Body&& body) {
+  try {
+    std::forward<Body>(body)();
+    return true;
+  } catch (const OutOfMemory&) {
+    return false;
+  }
+}
+
+/// Throws OutOfMemory or DeviceFault "<what>: <reason>" unless status is 0.
 void check(Status status, const char* what);
 
 /// What kernels must know of the current device.
@@ -30,8 +55,12 @@ struct Limits {
 };
 Limits limits();
 
-/// Bytes of the current device's memory that are free.
+/// Bytes of the current device's memory that are free, or how many limit_free_bytes() leaves of them.
 uint64_t free_bytes();
+
+/// For tests, so that wrappers cut their work into pieces: free_bytes() is at most `bytes` from now on.
+void limit_free_bytes(uint64_t bytes);
+inline constexpr uint64_t kAllFreeBytes = UINT64_MAX;
 
 /// A sequence of work. Threads must not share one.
 class Stream {

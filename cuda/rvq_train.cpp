@@ -9,6 +9,7 @@
 #include "cuda/runtime.hpp"
 #include "cuda/rvq.hpp"
 #include "cuda/rvq_train.cuh"
+#include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec::cuda {
@@ -27,24 +28,21 @@ class TrainEngine final : public RvqTrainEngine {
  public:
   bool take(MatrixView<const float> rows) override {
     rows_.reset();  // first: both may not fit
-    rows_.emplace(rows);
-    return true;
+    const uint64_t bytes = checked_mul(rows.rows(), rows.cols() * kBytesPerValue + kBytesPerRow);
+    return bytes <= free_bytes() / 2 && fits_memory([&] { rows_.emplace(rows); });
   }
 
   bool choose(MatrixView<const float> entries, std::span<const float> bias,
               std::span<uint32_t> ids) override {
-    best_products(*rows_, DeviceMatrix(entries), bias, ids, {});
-    return true;
+    return fits_memory([&] { best_products(*rows_, DeviceMatrix(entries), bias, ids, {}); });
   }
 
   bool means(std::span<const uint32_t> ids, MatrixView<float> means) override {
-    RowsByCluster(ids, means.rows()).means_of(*rows_, means);
-    return true;
+    return fits_memory([&] { RowsByCluster(ids, means.rows()).means_of(*rows_, means); });
   }
 
   bool sums(std::span<const uint32_t> ids, MatrixView<double> sums) override {
-    RowsByCluster(ids, sums.rows()).sums_of(*rows_, sums);
-    return true;
+    return fits_memory([&] { RowsByCluster(ids, sums.rows()).sums_of(*rows_, sums); });
   }
 
   bool outer(MatrixView<const double> rows, std::span<const double> weights, MatrixView<const double> others,
@@ -53,6 +51,27 @@ class TrainEngine final : public RvqTrainEngine {
         a.cols() != others.cols() || rows.rows() > UINT32_MAX)
       throw failed("({}, {}) outer products of ({}, {}) and ({}, {}) with {} weights", a.rows(), a.cols(),
                    rows.rows(), rows.cols(), others.rows(), others.cols(), weights.size());
+    return fits_memory([&] { sum_outer(rows, weights, others, a); });
+  }
+
+  bool encode(const Codebooks& books, MatrixView<const float> rows, size_t beam,
+              MatrixView<uint32_t> ids) override {
+    if (books.padded() > kWidest) return false;
+    try {
+      return fits_memory([&] { ResidualQuantizer(books).encode(rows, beam, ids); });
+    } catch (const Error& error) {
+      if (error.kind() == ErrorKind::bad_input) return false;  // values that only the CPU takes
+      throw;
+    }
+  }
+
+ private:
+  static constexpr size_t kWidest = 256;  ///< of a ResidualQuantizer
+  /// Of a DeviceMatrix: values in 32 and 16 bits; the norms of a row and its padding.
+  static constexpr uint64_t kBytesPerValue = 6, kBytesPerRow = 64;
+
+  static void sum_outer(MatrixView<const double> rows, std::span<const double> weights,
+                        MatrixView<const double> others, MatrixView<double> a) {
     const Stream stream;
     const std::vector<double> of_rows = packed(rows), of_others = packed(others);
     const DeviceBuffer<double> device_rows(of_rows, stream), device_weights(weights, stream),
@@ -67,23 +86,8 @@ class TrainEngine final : public RvqTrainEngine {
     stream.synchronize();
     for (size_t i = 0; i < a.rows(); ++i)
       std::copy_n(found.begin() + static_cast<ptrdiff_t>(i * a.cols()), a.cols(), a.row(i).begin());
-    return true;
   }
 
-  bool encode(const Codebooks& books, MatrixView<const float> rows, size_t beam,
-              MatrixView<uint32_t> ids) override {
-    if (books.padded() > kWidest) return false;
-    try {
-      ResidualQuantizer(books).encode(rows, beam, ids);
-    } catch (const Error& error) {
-      if (error.kind() == ErrorKind::bad_input) return false;  // values that only the CPU takes
-      throw;
-    }
-    return true;
-  }
-
- private:
-  static constexpr size_t kWidest = 256;  ///< of a ResidualQuantizer
   std::optional<DeviceMatrix> rows_;
 };
 

@@ -10,6 +10,7 @@
 #include <set>
 #include <vector>
 
+#include "cuda/runtime.hpp"
 #include "lib/codec/attend.hpp"
 #include "lib/codec/encoded.hpp"
 #include "lib/core/error.hpp"
@@ -17,10 +18,6 @@
 #include "lib/core/parallel.hpp"
 #include "test/cuda/device_case.hpp"
 #include "test/unit/codec_table.hpp"
-
-#ifdef KVCODEC_EMULATED
-#include "test/cuda/emulation/emulation.hpp"
-#endif
 
 using namespace kvcodec;
 
@@ -88,20 +85,15 @@ Matrix<float> decoded(const Codec& codec, const GroupShape& shape, const StreamR
   return out;
 }
 
-#ifdef KVCODEC_EMULATED
-/// As long as it lives, wrappers find so little memory that they cut their work into small pieces.
+/// As long as it lives, wrappers find so little memory that they cut their work into small pieces. The
+/// emulation has no more indeed.
 class LittleMemory {
  public:
-  explicit LittleMemory(uint64_t bytes = 20000) { emulation::free_memory = bytes; }
-  ~LittleMemory() { emulation::free_memory = emulation::kMemory; }
+  explicit LittleMemory(uint64_t bytes = 60000) { cuda::limit_free_bytes(bytes); }
+  ~LittleMemory() { cuda::limit_free_bytes(cuda::kAllFreeBytes); }
+  LittleMemory(const LittleMemory&) = delete;
+  LittleMemory& operator=(const LittleMemory&) = delete;
 };
-#else
-/// A device has what it has.
-class LittleMemory {
- public:
-  explicit LittleMemory(uint64_t = 0) {}
-};
-#endif
 
 /// Rows of the table whose codec has a device twin.
 std::vector<test::CodecCase> cases_with_twins() {
@@ -125,9 +117,9 @@ TEST_CASE("codecs with a device store and decode the same bytes (large)") {
     const auto engine = cuda::make_engine([&](const std::string& what) { left.insert(what); });
     for (const Side side : kSides)
       for (const size_t tokens : {0, 1, 70, 165}) {
-        std::optional<LittleMemory> little;
-        if (tokens == 165) little.emplace();
         const Pair pair = make_pair(row, 2, std::max(16, row.least_head_dim), side, *engine, rng);
+        std::optional<LittleMemory> little;  // beside dictionaries and codebooks
+        if (tokens == 165) little.emplace();
         CAPTURE(name_of(side));
         CAPTURE(tokens);
         const Matrix<float> rows = make_rows(tokens, pair.shape.width(), rng);
@@ -384,6 +376,57 @@ TEST_CASE("causal attention of an engine over decoded rows is lib's, but for rou
   }
   CHECK(engine->taken() == 2);
 }
+
+TEST_CASE("codes that do not fit the memory of a device are decoded piece by piece") {
+  NEEDS_DEVICE();
+  Rng rng(23);
+  std::vector<std::string> left;
+  const auto engine = cuda::make_engine([&](const std::string& what) { left.push_back(what); });
+  Dictionary dictionary;
+  dictionary.atoms = test::random_rows(rng, 20, 16);
+  const auto there = engine->reconstruction(dictionary);
+  REQUIRE(there != nullptr);
+  constexpr size_t kSignals = 400, kPairs = 40;  // some 160 KB
+  std::vector<uint32_t> ids(kSignals * kPairs);
+  std::vector<float> coefficients(ids.size()), gains(kSignals);
+  for (uint32_t& id : ids) id = static_cast<uint32_t>(rng.below(20));
+  for (float& value : coefficients) value = static_cast<float>(rng.normal());
+  for (float& value : gains) value = static_cast<float>(rng.normal());
+  std::vector<uint64_t> offsets = uniform_offsets(kSignals, kPairs);
+  const Finishing finishing{.gains = gains, .scale = {}, .mean = {}};
+  Matrix<float> expected(kSignals, 16), found = expected;
+  kvcodec::Reconstructor(dictionary.atoms).run({ids, coefficients, offsets}, expected, finishing);
+  const LittleMemory memory;
+  REQUIRE(there->run({ids, coefficients, offsets}, found, finishing));
+  CHECK(same_bits(expected, found));
+  offsets.back() += 1;  // the last piece has none; lib says so
+  CHECK_FALSE(there->run({ids, coefficients, offsets}, found, finishing));
+  CHECK(left.empty());
+}
+
+#ifdef KVCODEC_EMULATED
+TEST_CASE("what a device has no memory for is left to the CPU, with a word") {
+  Rng rng(24);
+  std::vector<std::string> left;
+  const auto engine = cuda::make_engine([&](const std::string& what) { left.push_back(what); });
+  const Matrix<float> rows = test::random_rows(rng, 90, 16), queries = test::random_rows(rng, 2, 16);
+  const CacheRows head(rows, rows);
+  Matrix<float> out(2, 16);
+  const std::vector<Attention> asked = {{.queries = queries, .parts = {{.rows = &head}}, .out = out}};
+  {
+    const LittleMemory memory(1000);
+    CHECK_FALSE(engine->attention()->attend(asked));
+    CHECK(engine->taken() == 0);
+    CHECK(left == std::vector<std::string>{"work for which it has no memory"});
+    Dictionary dictionary;
+    dictionary.atoms = rows;
+    CHECK(engine->reconstruction(dictionary) == nullptr);
+    CHECK(left.size() == 2);
+  }
+  CHECK(engine->attention()->attend(asked));
+  CHECK(left.size() == 2);
+}
+#endif
 
 TEST_CASE("a device says what of rvq it leaves, once, and the results are the same") {
   NEEDS_DEVICE();

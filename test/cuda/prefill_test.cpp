@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/runtime.hpp"
 #include "lib/core/bf16_parts.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/rng.hpp"
@@ -290,6 +291,37 @@ TEST_CASE("a prefill that an engine declines is the CPU's") {
   model.logits(hidden, again);
   CHECK(std::equal(logits.data(), logits.data() + logits.size(), again.data()));
 }
+
+#ifdef KVCODEC_EMULATED
+TEST_CASE("prefills and logits that memory is too small for are the CPU's") {
+  const ModelConfig config = config_of(2, 16, 24, 4, 2, 8);
+  Rng rng(58);
+  const WeightsInMemory weights = test::random_weights(config, DType::bf16, 9);
+  LlamaModel model(config, weights);
+  const std::vector<uint32_t> tokens = random_tokens(20, rng);
+  const std::vector<uint64_t> offsets = {0, 20};
+  PrefillOptions options;
+  options.logits = LogitRows::later;
+  Collector found, expected;
+  model.prefill({tokens, offsets}, options, expected);
+  const MatrixView<const float> hidden(expected.hidden_rows.data(), 20, 16);
+  Matrix<float> logits(20, 50), again(20, 50);
+  model.logits(hidden, logits);
+  cuda::limit_free_bytes(1000);
+  CHECK(cuda::make_prefill_engine(model.weights()) == nullptr);
+  cuda::limit_free_bytes(cuda::kAllFreeBytes);
+  const auto engine = cuda::make_prefill_engine(model.weights());
+  REQUIRE(engine != nullptr);
+  model.use(engine);
+  cuda::limit_free_bytes(1000);
+  model.prefill({tokens, offsets}, options, found);
+  model.logits(hidden, again);
+  cuda::limit_free_bytes(cuda::kAllFreeBytes);
+  CHECK(found.key == expected.key);
+  CHECK(found.hidden_rows == expected.hidden_rows);
+  CHECK(std::equal(logits.data(), logits.data() + logits.size(), again.data()));
+}
+#endif
 
 TEST_CASE("device: heads wider than a device takes are refused") {
   NEEDS_DEVICE();

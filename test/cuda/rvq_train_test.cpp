@@ -5,6 +5,7 @@
 #include <cstring>
 #include <vector>
 
+#include "cuda/runtime.hpp"
 #include "lib/core/rng.hpp"
 #include "test/cuda/device_case.hpp"
 
@@ -94,6 +95,48 @@ TEST_CASE("device: training of residual codebooks has the bits of the CPU") {
   train_codebooks(rows, options, expected.books, expected.state);
   check_same(found, expected);
 }
+
+TEST_CASE("device: rows that take more than half of the memory are left to the CPU") {
+  NEEDS_DEVICE();
+  Rng rng(73);
+  const Matrix<float> rows = test::random_rows(rng, 200, 16);  // 12.8 KB, and half as much in 16 bits
+  const auto engine = cuda::make_rvq_train_engine();
+  const auto takes = [&](uint64_t bytes) {
+    cuda::limit_free_bytes(bytes);
+    const bool taken = engine->take(rows);
+    cuda::limit_free_bytes(cuda::kAllFreeBytes);
+    return taken;
+  };
+  CHECK_FALSE(takes(38000));
+  CHECK(takes(80000));
+  CHECK_FALSE(takes(0));
+}
+
+#ifdef KVCODEC_EMULATED
+TEST_CASE("steps of a training decline where memory runs out") {
+  Rng rng(74);
+  const Matrix<float> rows = test::random_rows(rng, 200, 16);
+  const auto engine = cuda::make_rvq_train_engine();
+  REQUIRE(engine->take(rows));
+  std::vector<uint32_t> ids(200);
+  std::vector<float> bias(5);
+  Matrix<float> means(5, 16);
+  Matrix<double> sums(5, 16), outer(16, 16);
+  Codebooks books(1, 5, 16);
+  Matrix<uint32_t> coded(200, 1);
+  const auto taken = [&] {
+    int count = engine->choose(rows.view().rows(0, 5), bias, ids) ? 1 : 0;
+    count += engine->means(ids, means) ? 1 : 0;
+    count += engine->sums(ids, sums) ? 1 : 0;
+    count += engine->outer(sums, std::vector<double>(5, 1.0), sums, outer) ? 1 : 0;
+    return count + (engine->encode(books, rows, 1, coded) ? 1 : 0);
+  };
+  cuda::limit_free_bytes(100);
+  CHECK(taken() == 0);
+  cuda::limit_free_bytes(cuda::kAllFreeBytes);
+  CHECK(taken() == 5);
+}
+#endif
 
 TEST_CASE("device: sums of outer products are added in order") {
   NEEDS_DEVICE();

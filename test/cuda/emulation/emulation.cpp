@@ -55,7 +55,6 @@ kvcodec_switch_stack:
 namespace kvcodec::emulation {
 
 Place place;
-uint64_t free_memory = kMemory;
 
 namespace {
 
@@ -406,6 +405,7 @@ void enter_fiber() { current->body_of_fiber(); }
 // Memory -------------------------------------------------------------------------------------------
 
 struct Memory {
+  uint64_t used = 0, most = kMemory;
   std::map<const std::byte*, std::unique_ptr<Guarded>> buffers;
   int accesses = 0;
 
@@ -483,11 +483,17 @@ void wait_copies(int groups) {
   }
 }
 
+uint64_t free_memory() { return memory().most - std::min(memory().most, memory().used); }
+void leave_free(uint64_t bytes) {
+  memory().most = bytes < kMemory - std::min(kMemory, memory().used) ? memory().used + bytes : kMemory;
+}
+
 void* allocate(size_t bytes) {
   if (bytes == 0) return nullptr;
   auto buffer = std::make_unique<Guarded>(bytes);
   std::byte* data = buffer->data();
   if (memory().accesses == 0) buffer->open(false);
+  memory().used += bytes;
   memory().buffers.emplace(data, std::move(buffer));
   return data;
 }
@@ -497,6 +503,7 @@ void release(void* data) {
   synchronize_all();  // as cudaFree does
   const auto found = memory().buffers.find(static_cast<const std::byte*>(data));
   if (found == memory().buffers.end()) throw Fault("freeing what is no device buffer");
+  memory().used -= found->second->bytes();
   memory().buffers.erase(found);
 }
 

@@ -72,9 +72,12 @@ void wait_copies(int groups);
 
 // Memory and streams: ------------------------------------------------------------------------------
 
-/// What cuda::free_bytes() says; nothing runs out of it. Little makes wrappers cut their work into pieces.
+/// Bytes that the device has.
 inline constexpr uint64_t kMemory = uint64_t{1} << 30;
-extern uint64_t free_memory;
+/// How many of them no buffer has; cuda::DeviceBuffer gets no more.
+uint64_t free_memory();
+/// As if the device had as many bytes as buffers have now and `bytes` more, but no more than kMemory.
+void leave_free(uint64_t bytes);
 
 inline constexpr int kMultiprocessors = 4;
 inline constexpr size_t kSharedBytes = 163 * 1024;  ///< compute capability 8.0's, the least of our targets

@@ -41,10 +41,11 @@ DeviceInfo require_device(int index) {
 }
 
 void check(Status status, const char* what) {
-  if (status != 0) throw failed("{}: error {}", what, status);
+  if (status != 0) throw DeviceFault(fmt::format("{}: error {}", what, status));
 }
 Limits limits() { return {emulation::kMultiprocessors, emulation::kSharedBytes, 1 << 20}; }
-uint64_t free_bytes() { return emulation::free_memory; }
+uint64_t free_bytes() { return emulation::free_memory(); }
+void limit_free_bytes(uint64_t bytes) { emulation::leave_free(bytes); }
 
 Stream::Stream() : handle_(reinterpret_cast<StreamHandle>(emulation::make_stream())) {}
 Stream::~Stream() {
@@ -67,7 +68,11 @@ float Event::milliseconds_since(const Event& start) const {
   return 1;  // there is no device time here
 }
 
-void* detail::allocate(size_t bytes) { return emulation::allocate(bytes); }
+void* detail::allocate(size_t bytes) {
+  if (bytes > emulation::free_memory())
+    throw OutOfMemory(fmt::format("{} bytes of device memory: {} are free", bytes, emulation::free_memory()));
+  return emulation::allocate(bytes);
+}
 void detail::release(void* data) noexcept {
   or_abort([&] { emulation::release(data); });
 }
