@@ -1,3 +1,5 @@
+#include <exception>
+
 #include "cuda/engine_parts.hpp"
 #include "cuda/prefill.hpp"
 
@@ -41,9 +43,20 @@ class Steps final : public PrefillSteps {
   }
 
  private:
+  /// Nobody takes over in the middle of a prefill.
   template <class Body>
   void alone(const Body& body) const {
-    (void)device_.run(body, DeviceWork::Bits::rounded);
+    std::exception_ptr refused;
+    (void)device_.run(
+        [&] {
+          try {
+            body();
+          } catch (const Error&) {
+            refused = std::current_exception();
+          }
+        },
+        DeviceWork::Bits::rounded);
+    if (refused) std::rethrow_exception(refused);
   }
 
   const DeviceWork& device_;

@@ -17,9 +17,9 @@
 namespace kvcodec::cuda {
 
 /// For LlamaModel::use. Copies the layers to the device, and the output matrix when logits are first wanted.
-/// The weights must outlive it. nullptr if the layers do not fit the device's free memory; a prefill whose
-/// work does not fit it then is declined. Throws Error(usage) for heads of more than 256 dimensions,
-/// Error(no_device) without cuBLAS.
+/// The weights must outlive it. Throws Error(usage) for heads of more than 256 dimensions, Error(no_device)
+/// without cuBLAS, OutOfMemory if the layers do not fit the device's free memory, saying how much they take;
+/// so do its calls, where their work does not fit.
 std::shared_ptr<PrefillEngine> make_prefill_engine(const LlamaWeights& weights);
 
 }  // namespace kvcodec::cuda

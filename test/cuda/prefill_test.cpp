@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/engine.hpp"
 #include "cuda/runtime.hpp"
 #include "lib/core/bf16_parts.hpp"
 #include "lib/core/error.hpp"
@@ -308,9 +309,11 @@ TEST_CASE("prefills and logits that memory is too small for are the CPU's") {
   Matrix<float> logits(20, 50), again(20, 50);
   model.logits(hidden, logits);
   cuda::limit_free_bytes(1000);
-  CHECK(cuda::make_prefill_engine(model.weights()) == nullptr);
+  CHECK_THROWS_AS(cuda::make_prefill_engine(model.weights()), cuda::OutOfMemory);
+  const auto other = cuda::make_engine();
+  CHECK(other->prefill(model.weights()) == nullptr);
   cuda::limit_free_bytes(cuda::kAllFreeBytes);
-  const auto engine = cuda::make_prefill_engine(model.weights());
+  const auto engine = other->prefill(model.weights());
   REQUIRE(engine != nullptr);
   model.use(engine);
   cuda::limit_free_bytes(1000);
