@@ -19,7 +19,8 @@ namespace kvcodec::cli {
 
 struct CommonOptions final : Options {
   int64_t threads = 0;  ///< 0 = all processors (or OMP_NUM_THREADS); the product does not depend on it
-  std::string device = "auto";  ///< a device where there is one: what both do has the same result
+  std::string device = "auto";  ///< a device where there is one; but for last digits of attend and dump-kv
+                                ///< the product is the same
   int64_t seed =
       0;  ///< of everything random; commands with none take it too, so that scripts can pass it to all
   std::string memory;  ///< empty = half of what the machine (or its control group) has

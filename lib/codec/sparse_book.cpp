@@ -280,8 +280,15 @@ SparseBook sparse_book_from(const Book& book, bool with_training) {
   if (!sparse.global()) {
     sparse.parts.clear();
     const auto group = static_cast<int>(sparse.options.layer_group);
-    for (int first = 0; first < sparse.num_layers; first += group)
-      if (book.find(path_of(sparse, Side::key, first) + "/atoms") != nullptr) sparse.parts.push_back({first});
+    for (int first = 0; first < sparse.num_layers; first += group) {
+      const auto there = [&](Side side) {
+        return book.find(path_of(sparse, side, first) + "/atoms") != nullptr;
+      };
+      if (there(Side::key) != there(Side::value))
+        throw bad_input("/{}: there are no atoms, but those of the other side",
+                        path_of(sparse, there(Side::key) ? Side::value : Side::key, first));
+      if (there(Side::key)) sparse.parts.push_back({first});
+    }
     if (sparse.parts.empty())
       throw bad_input("/key: there are no atoms of any group of layers; dict-scope is {}",
                       sparse.options.dict_scope);

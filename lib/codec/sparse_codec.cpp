@@ -156,6 +156,7 @@ class SideCoder {
   void drop_gram() {
     const std::lock_guard lock(mutex_);
     with_gram_ = nullptr;
+    signals_ = 0;  // until as many come again, building it anew does not pay
   }
 
  private:
@@ -338,8 +339,8 @@ void SparseCodec::round_jointly(const Omp& omp, CoefficientType type, const Spar
 
 void SparseCodec::append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const {
   check_shape(shape, rows.cols());
+  SideCoder& side = coder(shape);  // also of empty documents: a layer without atoms is refused
   if (rows.rows() == 0) return;
-  SideCoder& side = coder(shape);
   const size_t signals = rows.rows() * layout_.signals_per_row();
   std::vector<float> gains(gained(shape.side) ? signals : 0);
   Matrix<float> values(signals, layout_.signal_width());
@@ -350,10 +351,8 @@ void SparseCodec::append(const GroupShape& shape, MatrixView<const float> rows, 
   pursuit.selection = options_.selection;
   SparseCodes codes;
   std::shared_ptr<const Omp> omp;
-  if (side.encode_on_device(values, pursuit, codes))
-    omp = side.any_omp();
-  else
-    omp = omp_for(side, signals, pursuit), codes = omp->encode(values, pursuit);
+  const bool on_device = side.encode_on_device(values, pursuit, codes);
+  if (!on_device) omp = omp_for(side, signals, pursuit), codes = omp->encode(values, pursuit);
   SparsePairs stored{.counts = codes.counts, .ids = {}, .words = {}, .scales = {}, .gains = {}};
   std::vector<float> coefficients;
   for (size_t i = 0; i < signals; ++i) {
@@ -364,7 +363,7 @@ void SparseCodec::append(const GroupShape& shape, MatrixView<const float> rows, 
   }
   const CoefficientType type = coefficient_type_from_name(options_.coefficients);
   if (scale_bits(type) > 0)
-    round_jointly(*omp, type, codes, coefficients, stored);
+    round_jointly(on_device ? *side.any_omp() : *omp, type, codes, coefficients, stored);
   else
     quantize_coefficients(type, stored.counts, coefficients, stored);
   stored.gains.resize(gains.size());

@@ -21,8 +21,9 @@
 //
 // Scales. Of floats the eight of an octave that reach the largest coefficient are tried, of i4 smaller ones
 // too, for the least error. i8 is for entropy coding, where every step that is not needed is bits: its scale
-// is the largest with which rounding adds no more than a part of the error that is there, and the least one
-// that reaches the largest coefficient if none is.
+// is the largest with which rounding adds no more than a part of the error that is there (of those up to
+// three steps above the one that does so on average), and the least one that reaches the largest coefficient
+// if none is.
 #pragma once
 
 #include <cstdint>

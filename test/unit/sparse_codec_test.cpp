@@ -188,6 +188,10 @@ TEST_CASE("sparse: books with defects are refused, naming the array") {
   refuse("normalize is 'loud'", [](Book& b) { b.parameters.set("normalize", std::string("loud")); });
   refuse("dict-scope is 'head'", [](Book& b) { b.parameters.set("dict-scope", std::string("head")); });
   refuse("no atoms of any group", [](Book& b) { b.parameters.set("dict-scope", std::string("layer")); });
+  refuse("/value/0: there are no atoms, but those of the other side", [&](Book& b) {
+    b.parameters.set("dict-scope", std::string("layer"));
+    array(b, "key/atoms").name = "key/0/atoms";
+  });
   refuse("heads is 0", [](Book& b) { b.parameters.set("heads", int64_t{0}); });
   refuse("layer groups of 2 do not divide the model's 3 layers", [](Book& b) {
     b.parameters.set("num-layers", int64_t{3});
