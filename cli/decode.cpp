@@ -8,6 +8,7 @@
 //   kvcodec decode codes.h5 --book dict.h5 --documents 3 --tokens 0:128 -o part.h5
 #include <algorithm>
 #include <chrono>
+#include <mutex>
 #include <set>
 
 #include "cli/coding.hpp"
@@ -148,6 +149,39 @@ auto of_part(const Part& part, uint64_t document_first, const Read& read) {
   return all;
 }
 
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+/// Where the time of a decode goes.
+struct Effort {
+  double read_seconds = 0, decode_seconds = 0;  ///< the second with the first in it
+  uint64_t read_bytes = 0;                      ///< of streams
+};
+
+/// A document's streams that keep account of what is read from them.
+class CountedStreams final : public StreamReader {
+ public:
+  CountedStreams(const StreamReader& streams, Effort& effort) : streams_(streams), effort_(effort) {}
+  uint64_t rows(std::string_view stream) const override { return streams_.rows(stream); }
+  void read(std::string_view stream, uint64_t first, uint64_t count,
+            std::span<std::byte> out) const override {
+    const auto start = Clock::now();
+    streams_.read(stream, first, count, out);
+    const double seconds = seconds_since(start);
+    const std::lock_guard lock(mutex_);
+    effort_.read_seconds += seconds;
+    effort_.read_bytes += out.size();
+  }
+
+ private:
+  const StreamReader& streams_;
+  Effort& effort_;
+  mutable std::mutex mutex_;
+};
+
 class Decoder {
  public:
   Decoder(const CodesReader& codes, const Codec& codec, std::vector<int> layers, uint64_t budget)
@@ -163,12 +197,13 @@ class Decoder {
         const GroupShape shape = group_shape(codes_.info().model, group, codes_.info().layer_group, side);
         at_dataset(codes_.name(), side, group, [&] {
           const auto document = stored_document(codes_, codec_, shape, part.document);
-          decode(shape, *document, part, writer, count);
+          decode(shape, CountedStreams(*document, effort_), part, writer, count);
         });
       }
   }
 
   size_t passes() const { return groups_.size() * std::size(kSides); }
+  const Effort& effort() const { return effort_; }
 
  private:
   void decode(const GroupShape& shape, const StreamReader& document, const Part& part, KvWriter& writer,
@@ -181,10 +216,12 @@ class Decoder {
     for (uint64_t first = 0; first < part.count; first += chunk) {
       const auto piece =
           rows_.view().rows(0, static_cast<size_t>(std::min<uint64_t>(chunk, part.count - first)));
+      const auto start = Clock::now();
       if (part.chosen.empty())
         codec_.decode(shape, document, part.first + first, piece);
       else
         decode_tokens(codec_, shape, document, std::span(part.chosen).subspan(first, piece.rows()), piece);
+      effort_.decode_seconds += seconds_since(start);
       for (int i = 0; i < shape.layers; ++i)
         if (const int layer = shape.first_layer + i;
             std::find(layers_.begin(), layers_.end(), layer) != layers_.end())
@@ -198,6 +235,7 @@ class Decoder {
   std::vector<int> layers_, groups_;
   uint64_t budget_;
   Matrix<float> rows_;
+  Effort effort_;
 };
 
 }  // namespace
@@ -227,7 +265,7 @@ std::string decode(Command& command) {
   check_inputs({options.input, options.book, list ? std::string() : options.select});
   options.common.apply(command, true);
 
-  const auto start = std::chrono::steady_clock::now();
+  const auto start = Clock::now();
   const CodesReader codes(options.input);
   const CodesInfo& info = codes.info();
   const auto layers = options.layers.choose(stored_layers(info), codes.name());
@@ -243,6 +281,7 @@ std::string decode(Command& command) {
   uint64_t total = 0;
   for (const auto& part : parts) total += part.count;
   writer.expect_tokens(total);
+  Effort effort;
   {
     ProgressBar bar("decode", "tokens", options.common.quiet);
     Decoder decoder(codes, file_codec.codec(), layers,
@@ -261,12 +300,13 @@ std::string decode(Command& command) {
                    static_cast<double>(total));
       });
     }
+    effort = decoder.effort();
   }
   writer.finish(command.provenance(merged_history({codes.type().history, file_codec.book_history()})));
   output.commit();
   if (options.output.to_stdout()) return "";
 
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const double seconds = seconds_since(start);
   if (options.common.json)
     return text_of({{"output", options.output.path},
                     {"codec", info.codec},
@@ -274,7 +314,10 @@ std::string decode(Command& command) {
                     {"tokens", total},
                     {"layers", layers},
                     {"dtype", name_of(dtype)},
-                    {"seconds", seconds}});
+                    {"seconds", seconds},
+                    {"read_bytes", effort.read_bytes},
+                    {"read_seconds", effort.read_seconds},
+                    {"rebuild_seconds", std::max(0.0, effort.decode_seconds - effort.read_seconds)}});
   Table table({{"cache"}, {"from"}, {"documents"}, {"tokens"}, {"layers"}, {"dtype"}, {"time"}});
   table.row({options.output.path, info.codec, grouped(parts.size()), grouped(total), ranges_text(layers),
              std::string(name_of(dtype)), time_text(seconds)});
