@@ -83,14 +83,14 @@ Blas::Blas(const Stream& stream) : stream_(stream.handle()) {
 
 Blas::~Blas() { (void)library().destroy(static_cast<cublasHandle_t>(handle_)); }
 
-void Blas::products(const uint16_t* x, const uint16_t* weight, size_t n, size_t outputs, size_t inputs,
-                    bool add, float* out) const {
+void Blas::stretch_products(const uint16_t* x, const uint16_t* weight, size_t n, size_t outputs,
+                            size_t inputs, size_t stride, bool add, float* out) const {
   if (n == 0 || outputs == 0) return;
   const float one = 1, beta = add ? 1 : 0;
   // The library counts columns first: there out is (outputs, n), the product of weight and x as they lie.
   check_product(library().gemm(static_cast<cublasHandle_t>(handle_), CUBLAS_OP_T, CUBLAS_OP_N,
                                as_int(outputs), as_int(n), as_int(inputs), &one, weight, CUDA_R_16BF,
-                               as_int(inputs), x, CUDA_R_16BF, as_int(inputs), &beta, out, CUDA_R_32F,
+                               as_int(stride), x, CUDA_R_16BF, as_int(stride), &beta, out, CUDA_R_32F,
                                as_int(outputs), CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
                 "a matrix product");
 }

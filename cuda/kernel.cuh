@@ -102,8 +102,10 @@ __device__ __forceinline__ void load_matrices_transposed(uint32_t (&registers)[4
                : "memory");
 }
 
-/// A warp's c += a b on the matrix units: a (16, 16), b (16, 8), c (16, 8), f32 sums whose order and
-/// roundings are the hardware's. With group = lane / 4 and pair = lane % 4 a lane holds
+/// A warp's c += a b on the matrix units: a (16, 16), b (16, 8), c (16, 8). The products are exact; sums are
+/// f32, in the hardware's order, and truncated: of 8 products (sm_80; 16 on sm_90) and c, all are cut off
+/// below 2^-24 (2^-25) of the largest, then the sum is after 24 bits. In a long sum c the error grows with
+/// the number of calls, and always toward zero. With group = lane / 4 and pair = lane % 4 a lane holds
 ///   a: {row group, columns 2 pair, +1}, {row group + 8, the same}, {row group, columns 2 pair + 8, +9},
 ///      {row group + 8, the same}; in each register the lower column in the lower half;
 ///   b: {rows 2 pair, +1, column group}, {rows 2 pair + 8, +9, column group};

@@ -133,10 +133,12 @@ struct Workspace {
             "adding a bias");
       add = true;
     }
-    // Products of parts that are not below 2^-24 of the whole, the small ones first.
+    // Products of parts that are not below 2^-24 of the whole, the small ones first, whose truncation is
+    // small.
     for (unsigned order = kFloatParts; order-- > 0;)
       for (unsigned p = 0; p < layer.parts && p <= order; ++p) {
-        blas.products(x.part(order - p), layer.weight.part(p), n, layer.outputs, layer.inputs, add, out);
+        blas.products(x.part(order - p), layer.weight.part(p), n, layer.outputs, layer.inputs, add, out,
+                      order == 0 ? kPreciseStretch : layer.inputs);
         add = true;
       }
   }

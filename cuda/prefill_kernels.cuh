@@ -148,15 +148,19 @@ struct AttentionShape {
 namespace prefill_detail {
 
 /// c += the product of floats of three parts each: those products of parts that are not below 2^-24 of the
-/// largest, the small ones first.
+/// largest, the small ones first. The matrix units truncate what they add, which c, a sum of thousands of
+/// products, must not see: these are summed by themselves, and added with rounding to nearest.
 __device__ __forceinline__ void multiply_parts(float (&c)[4], const uint32_t (&a)[3][4],
                                                const uint32_t (&b)[3][4], unsigned which) {
-  multiply_bf16(c, a[2], b[0][2 * which], b[0][2 * which + 1]);
-  multiply_bf16(c, a[1], b[1][2 * which], b[1][2 * which + 1]);
-  multiply_bf16(c, a[0], b[2][2 * which], b[2][2 * which + 1]);
-  multiply_bf16(c, a[1], b[0][2 * which], b[0][2 * which + 1]);
-  multiply_bf16(c, a[0], b[1][2 * which], b[1][2 * which + 1]);
-  multiply_bf16(c, a[0], b[0][2 * which], b[0][2 * which + 1]);
+  float sum[4] = {};
+  multiply_bf16(sum, a[2], b[0][2 * which], b[0][2 * which + 1]);
+  multiply_bf16(sum, a[1], b[1][2 * which], b[1][2 * which + 1]);
+  multiply_bf16(sum, a[0], b[2][2 * which], b[2][2 * which + 1]);
+  multiply_bf16(sum, a[1], b[0][2 * which], b[0][2 * which + 1]);
+  multiply_bf16(sum, a[0], b[1][2 * which], b[1][2 * which + 1]);
+  multiply_bf16(sum, a[0], b[0][2 * which], b[0][2 * which + 1]);
+#pragma unroll
+  for (unsigned i = 0; i < 4; ++i) c[i] += sum[i];
 }
 
 /// Keys [begin, end) of its document that the token at `position` sees.
@@ -273,14 +277,17 @@ __global__ void __launch_bounds__(AttentionShape<kPadded>::kWarps* kWarp)
         sums[column][2 * half + 1] *= factor;
       }
     }
+    float of_tile[2] = {};
 #pragma unroll
     for (unsigned column = 0; column < kKeys / 8; ++column)
 #pragma unroll
       for (unsigned i = 0; i < 4; ++i) {
         float& score = scores[column][i];
         score = most[i / 2] == -INFINITY ? 0 : expf(score - most[i / 2]);
-        total[i / 2] += score;
+        of_tile[i / 2] += score;
       }
+#pragma unroll
+    for (unsigned half = 0; half < 2; ++half) total[half] += of_tile[half];
 
     copy_async_wait<1>();
     __syncthreads();

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/blas.hpp"
 #include "cuda/engine.hpp"
 #include "cuda/runtime.hpp"
 #include "lib/core/bf16_parts.hpp"
@@ -242,6 +243,27 @@ TEST_CASE("device: logits have the precision of floats") {
     // Without the third part of a row it is 1.3e-6, without the second 5e-4.
     CHECK(std::sqrt(error / size) < 6e-7);
   }
+}
+
+// Products of one sign, which truncated sums are all off in the same direction of: in one go 1e-4 and more.
+TEST_CASE("device: long products are not biased") {
+  NEEDS_DEVICE();
+  constexpr int kWidth = 16384;
+  const ModelConfig config = config_of(1, kWidth, 1, 1, 1, 2);
+  WeightsInMemory weights = test::random_weights(config, DType::bf16, 11);
+  const std::vector<float> head_row(50 * size_t{kWidth}, 1.3f);
+  weights.add("lm_head.weight", DType::bf16, {50, uint64_t{kWidth}}, head_row);
+  const double weight = double{bf16_to_float(bf16_from_float(1.3f))};
+  const Pair models(config, weights);
+  Matrix<float> hidden(3, kWidth), found(3, 50);
+  for (size_t i = 0; i < 3; ++i) std::ranges::fill(hidden.row(i), 0.7f + 0.1f * static_cast<float>(i));
+  models.device.logits(hidden, found);
+  const double bound = cuda::prefill_sum_error(kWidth, cuda::kPreciseStretch);
+  for (size_t i = 0; i < 3; ++i)
+    for (size_t c = 0; c < 50; ++c) {
+      const double sum = kWidth * weight * double{hidden(i, 0)};
+      CHECK(std::abs(double{found(i, c)} - sum) <= bound * sum);
+    }
 }
 
 TEST_CASE("device: a prefill whose sink fails leaves the next one alone") {

@@ -1,18 +1,23 @@
-// cuda/blas.hpp over the emulation: the products are those of lib/linalg, of widened operands.
+// cuda/blas.hpp over the emulation: every sum in one go on the matrix units, as the library may do it.
 #include "cuda/blas.hpp"
 
 #include "lib/core/half_bits.hpp"
-#include "lib/core/view.hpp"
-#include "lib/linalg/blas.hpp"
 #include "test/cuda/emulation/emulation.hpp"
+#include "test/cuda/emulation/matrix_units.hpp"
 
 namespace kvcodec::cuda {
 namespace {
 
-Matrix<float> widened(const uint16_t* values, size_t rows, size_t cols) {
-  Matrix<float> wide(rows, cols);
-  for (size_t i = 0; i < wide.size(); ++i) wide.data()[i] = bf16_to_float(values[i]);
-  return wide;
+float dot(const uint16_t* a, const uint16_t* b, size_t count) {
+  constexpr size_t kBlock = emulation::kProductsAtOnce;
+  float sum = 0;
+  for (size_t first = 0; first < count; first += kBlock) {
+    double products[kBlock] = {};
+    for (size_t i = first; i < std::min(count, first + kBlock); ++i)
+      products[i - first] = double{bf16_to_float(a[i])} * double{bf16_to_float(b[i])};
+    sum = emulation::add_products(sum, products);
+  }
+  return sum;
 }
 
 }  // namespace
@@ -20,14 +25,19 @@ Matrix<float> widened(const uint16_t* values, size_t rows, size_t cols) {
 Blas::Blas(const Stream& stream) : stream_(stream.handle()) {}
 Blas::~Blas() = default;
 
-void Blas::products(const uint16_t* x, const uint16_t* weight, size_t n, size_t outputs, size_t inputs,
-                    bool add, float* out) const {
-  emulation::check_device_range(x, n * inputs * sizeof(*x));
-  emulation::check_device_range(weight, outputs * inputs * sizeof(*weight));
+void Blas::stretch_products(const uint16_t* x, const uint16_t* weight, size_t n, size_t outputs,
+                            size_t inputs, size_t stride, bool add, float* out) const {
+  if (n == 0 || outputs == 0) return;
+  emulation::check_device_range(x, ((n - 1) * stride + inputs) * sizeof(*x));
+  emulation::check_device_range(weight, ((outputs - 1) * stride + inputs) * sizeof(*weight));
   emulation::check_device_range(out, n * outputs * sizeof(*out));
   emulation::enqueue(reinterpret_cast<emulation::Stream*>(stream_), [=] {
-    gemm(1, widened(x, n, inputs), Transpose::no, widened(weight, outputs, inputs), Transpose::yes,
-         add ? 1.0f : 0.0f, MatrixView<float>(out, n, outputs));
+    for (size_t i = 0; i < n; ++i)
+      for (size_t j = 0; j < outputs; ++j) {
+        const float sum = dot(x + i * stride, weight + j * stride, inputs);
+        float& to = out[i * outputs + j];
+        to = add ? to + sum : sum;
+      }
   });
 }
 

@@ -11,6 +11,7 @@
 #include "cuda/status.hpp"
 #include "lib/core/half_bits.hpp"
 #include "test/cuda/emulation/emulation.hpp"
+#include "test/cuda/emulation/matrix_units.hpp"
 
 #define __global__
 #define __device__
@@ -256,13 +257,17 @@ void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   const unsigned lane = emulation::lane();
   for (unsigned i = 0; i < 4; ++i) {
     const unsigned row = lane / 4 + (i / 2) * 8, column = lane % 4 * 2 + i % 2;
-    float sum = 0;
-    for (unsigned k = 0; k < 16; ++k) {
-      const auto of_row = emulation::value_of_lane<Operands>(slots, row % 8 * 4 + k % 8 / 2);
-      const auto of_column = emulation::value_of_lane<Operands>(slots, column * 4 + k % 8 / 2);
-      sum += half(of_row.a[row / 8 + k / 8 * 2], k % 2) * half(of_column.b[k / 8], k % 2);
+    for (unsigned block = 0; block < 2; ++block) {
+      double products[emulation::kProductsAtOnce];
+      for (unsigned pair = 0; pair < 4; ++pair) {
+        const auto of_row =
+            emulation::value_of_lane<Operands>(slots, row % 8 * 4 + pair).a[row / 8 + block * 2];
+        const auto of_column = emulation::value_of_lane<Operands>(slots, column * 4 + pair).b[block];
+        for (unsigned upper = 0; upper < 2; ++upper)
+          products[2 * pair + upper] = double{half(of_row, upper)} * double{half(of_column, upper)};
+      }
+      c[i] = emulation::add_products(c[i], products);
     }
-    c[i] += sum;
   }
 }
 }  // namespace detail

@@ -309,6 +309,25 @@ TEST_CASE("emulation: matrix products") {
   }
 }
 
+TEST_CASE("emulation: matrix units cut off what is below a float") {
+  const auto sum_of = [](float sum, std::vector<double> some) {
+    double products[emulation::kProductsAtOnce] = {};
+    std::ranges::copy(some, products);
+    return emulation::add_products(sum, products);
+  };
+  CHECK(sum_of(0.5f, {1, 2, -8, 3, 5, -7, 0.25, 3}) == -0.25f);
+  CHECK(sum_of(1, std::vector<double>(8, 0x1.8p-25)) == 1);  // each is cut off
+  CHECK(sum_of(1, {0x1p-24, 0x1p-24, 0x1p-24}) == 1 + 0x1p-23f);
+  CHECK(sum_of(-1, {-0x1p-24, -0x1p-24, -0x1p-24}) == -1 - 0x1p-23f);
+  CHECK(sum_of(1, {-0x1p-24}) == 1 - 0x1p-24f);
+  CHECK(sum_of(0x1p-24f, {1, 0x1p-23}) == 1 + 0x1p-23f);  // the sum is one of those that are aligned
+  CHECK(sum_of(1, {-1, 0x1p-25}) == 0);
+  CHECK(sum_of(0, {0x1p-130}) == 0x1p-130f);
+  CHECK(sum_of(0, {}) == 0);
+  CHECK(std::isinf(sum_of(1, {-HUGE_VAL})));
+  CHECK(std::isnan(sum_of(INFINITY, {-HUGE_VAL})));
+}
+
 TEST_CASE("emulation: products of two words with two bytes") {
   // -2 and 300 by the bytes -3, 100, 127, -128.
   const int words = static_cast<int>(300u << 16 | 0xfffeu), bytes = static_cast<int>(0x807f64fdu);
