@@ -4,7 +4,8 @@
 // its next-token distributions are held against those of the run that kept its cache.
 //
 // The prefix is run once per document, and so is the uncompressed continuation; the continuations of all
-// settings run as one batch, each behind its own cache. All arithmetic of the model is float32; only what
+// settings run as one batch, each behind its own cache; which settings run together changes a result by
+// rounding only (lib/model/llama.hpp). All arithmetic of the model is float32; only what
 // goes through a codec is rounded. The first token of the continuation is given: what is judged are the
 // predictions of those behind it, all of which have seen the cache.
 //

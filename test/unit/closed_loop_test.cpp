@@ -83,6 +83,13 @@ bool same(const LoopScore& a, const LoopScore& b) {
          a.stored.category == b.stored.category;
 }
 
+/// Two settings to which the model answers the same, but for how the rows of a batch are rounded: products of
+/// matrices depend on a row's place by 1e-6, which is 1e-3 of the effect of caches that are rounded to bf16.
+bool alike(const LoopScore& a, const LoopScore& b) {
+  return a.right == b.right && a.sums.surprise == doctest::Approx(b.sums.surprise).epsilon(1e-5) &&
+         a.sums.divergence == doctest::Approx(b.sums.divergence).epsilon(2e-3);
+}
+
 }  // namespace
 
 TEST_CASE("closed loop: the reference is the naive pass's likelihood of the continuation") {
@@ -233,8 +240,7 @@ TEST_CASE("closed loop: the same for any number of threads and little memory") {
     }
   }
   set_num_threads(0);
-  CHECK_EQ(one[2].settings[3].sums.divergence,
-           bench.run({bench.setting("none", DType::bf16)})[2].settings[0].sums.divergence);
+  CHECK(alike(one[2].settings[3], bench.run({bench.setting("none", DType::bf16)})[2].settings[0]));
 }
 
 TEST_CASE("closed loop: what does not fit the memory is refused with the bytes needed, and fits with these") {
@@ -295,9 +301,8 @@ TEST_CASE("closed loop: clusters keep their sink, however many of the newest tok
   }
   for (const size_t stream : {0, 1}) {
     const auto results = bench.run(settings, {.stream = stream});
-    CHECK(same(results[2].settings[0], results[2].settings[1]));
-    CHECK_GT(std::abs(results[2].settings[0].sums.divergence - results[2].settings[2].sums.divergence),
-             1e-3 * results[2].settings[2].sums.divergence);
+    CHECK(alike(results[2].settings[0], results[2].settings[1]));
+    CHECK_FALSE(alike(results[2].settings[0], results[2].settings[2]));
   }
 }
 
