@@ -15,14 +15,7 @@ using namespace kvcodec;
 
 namespace {
 
-ModelConfig make_config(int layers, int hidden, int intermediate, int q_heads, int kv_heads, int head_dim) {
-  ModelConfig config;
-  config.num_layers = layers, config.hidden_size = hidden, config.intermediate_size = intermediate;
-  config.num_q_heads = q_heads, config.num_kv_heads = kv_heads, config.head_dim = head_dim;
-  config.vocabulary_size = 1000;
-  config.window.assign(static_cast<size_t>(layers), 0);
-  return config;
-}
+constexpr int kVocabulary = 1000;
 
 struct KeysOfLastLayer final : PrefillSink {
   explicit KeysOfLastLayer(int last) : last_layer(last) {}
@@ -53,7 +46,7 @@ struct Text {
 };
 
 void check_answer(DType type) {
-  const ModelConfig config = make_config(2, 320, 544, 6, 2, 64);
+  const ModelConfig config = test::make_config(2, 320, 544, 6, 2, 64, kVocabulary);
   const WeightsInMemory weights = test::random_weights(config, type, 3);
   const Text text(1, 100, 1000);
   KeysOfLastLayer sink(1);
@@ -119,9 +112,9 @@ int main() {
              "sgemm GFLOP/s", "prefill/sgemm %");
   fmt::print("{:<22} {:<4} {:<11} {:>22} {:>24} {:>22}\n", "", "", "", "median (min .. max)",
              "median (min .. max)", "median (min .. max)");
-  const ModelConfig small = make_config(4, 1024, 2816, 16, 8, 64),
-                    large = make_config(2, 2048, 5632, 32, 8, 64);
-  const ModelConfig wide_heads = make_config(2, 2048, 8192, 16, 16, 128);
+  const ModelConfig small = test::make_config(4, 1024, 2816, 16, 8, 64, kVocabulary),
+                    large = test::make_config(2, 2048, 5632, 32, 8, 64, kVocabulary);
+  const ModelConfig wide_heads = test::make_config(2, 2048, 8192, 16, 16, 128, kVocabulary);
   run("hidden 1024, d 64", small, DType::f32, 1, 1024, 7);
   run("hidden 1024, d 64", small, DType::bf16, 1, 1024, 7);
   run("hidden 2048, d 64", large, DType::f32, 1, 1024, 5);

@@ -53,6 +53,19 @@ void check_same(const TrainState& found, const TrainState& expected) {
   CHECK(same(found.variance, expected.variance));
 }
 
+struct Trained {
+  Dictionary dictionary;
+  TrainState state;
+};
+
+/// Trains one on this processor and the other on the device, from where they stand: the same comes of it.
+void train_both(const SignalSource& source, const TrainOptions& options, Trained& here, Trained& there) {
+  kvcodec::train_dictionary(source, options, here.dictionary, here.state);
+  cuda::train_dictionary(source, options, there.dictionary, there.state);
+  CHECK(same(there.dictionary.atoms, here.dictionary.atoms));
+  check_same(there.state, here.state);
+}
+
 }  // namespace
 
 TEST_CASE("device: training comes to lib's dictionary") {
@@ -64,20 +77,13 @@ TEST_CASE("device: training comes to lib's dictionary") {
     options.atoms = 40, options.sparsity = 3, options.batch = 30, options.epochs = 2;
     options.optimizer = optimizer, options.learning_rate = optimizer == "adam" ? 0.01 : 0.5;
     options.replace_every = 2, options.dead_below = 0.6, options.validation = 0.2;
-    Dictionary expected, found;
-    TrainState of_lib, on_device;
-    kvcodec::train_dictionary(source, options, expected, of_lib);
-    cuda::train_dictionary(source, options, found, on_device);
-    CHECK(same(found.atoms, expected.atoms));
-    check_same(on_device, of_lib);
-    CHECK(on_device.steps > 3);
-    CHECK(*std::ranges::max_element(on_device.replaced) > 0);
+    Trained one, other;
+    train_both(source, options, one, other);
+    CHECK(other.state.steps > 3);
+    CHECK(*std::ranges::max_element(other.state.replaced) > 0);
     // What the device began can go on here, and the other way round.
     options.epochs = 3;
-    kvcodec::train_dictionary(source, options, found, on_device);
-    cuda::train_dictionary(source, options, expected, of_lib);
-    CHECK(same(found.atoms, expected.atoms));
-    check_same(on_device, of_lib);
+    train_both(source, options, other, one);
   }
 }
 
@@ -88,12 +94,8 @@ TEST_CASE("device: a step adds up pairs of more than one window of signals in th
   TrainOptions options;
   options.atoms = 150, options.sparsity = 1, options.batch = 4300, options.epochs = 1,
   options.replace_every = 0;
-  Dictionary expected, found;
-  TrainState of_lib, on_device;
-  kvcodec::train_dictionary(source, options, expected, of_lib);
-  cuda::train_dictionary(source, options, found, on_device);
-  CHECK(same(found.atoms, expected.atoms));
-  check_same(on_device, of_lib);
+  Trained here, there;
+  train_both(source, options, here, there);
 }
 
 TEST_CASE("device: training that does not fit is refused") {

@@ -24,15 +24,6 @@ namespace {
 // wrong mask, angle or row shows as 1e-3 and more.
 constexpr double kTolerance = 2e-6;
 
-ModelConfig config_of(int layers, int hidden, int intermediate, int q_heads, int kv_heads, int head_dim) {
-  ModelConfig config;
-  config.num_layers = layers, config.hidden_size = hidden, config.intermediate_size = intermediate;
-  config.num_q_heads = q_heads, config.num_kv_heads = kv_heads, config.head_dim = head_dim;
-  config.vocabulary_size = 50;
-  config.window.assign(static_cast<size_t>(layers), 0);
-  return config;
-}
-
 /// Everything that is handed out, in order, by kind.
 struct Collector final : PrefillSink {
   std::vector<float> key, value, query, key_before, query_before, logit_rows, hidden_rows;
@@ -139,30 +130,22 @@ TEST_CASE("floats are the sum of three bf16") {
 
 TEST_CASE("device: prefill is lib's within rounding") {
   NEEDS_DEVICE();
-  struct Case {
-    const char* what;
-    ModelConfig config;
-    DType type;
-    size_t tokens, chunk;
+  std::vector<test::ForwardCase> cases = {
+      {"all switches", test::make_config(2, 24, 40, 6, 2, 10), DType::bf16, 60, 32},
+      {"odd widths", test::make_config(2, 21, 33, 4, 4, 16), DType::f16, 37, 1024},
+      {"a group larger than a tile", test::make_config(2, 8, 12, 300, 1, 2), DType::f32, 9, 1024},
+      {"a window of one token", test::make_config(2, 16, 12, 2, 1, 32), DType::f32, 40, 16},
+      {"heads of 64", test::make_config(2, 16, 8, 2, 1, 64), DType::bf16, 140, 100},
+      {"heads of 96", test::make_config(2, 16, 8, 1, 1, 96), DType::bf16, 140, 1024},
+      {"heads of 256", test::make_config(2, 16, 8, 2, 1, 256), DType::f32, 45, 1024},
   };
-  std::vector<Case> cases = {
-      {"all switches", config_of(2, 24, 40, 6, 2, 10), DType::bf16, 60, 32},
-      {"odd widths", config_of(2, 21, 33, 4, 4, 16), DType::f16, 37, 1024},
-      {"a group larger than a tile", config_of(2, 8, 12, 300, 1, 2), DType::f32, 9, 1024},
-      {"a window of one token", config_of(2, 16, 12, 2, 1, 32), DType::f32, 40, 16},
-      {"heads of 64", config_of(2, 16, 8, 2, 1, 64), DType::bf16, 140, 100},
-      {"heads of 96", config_of(2, 16, 8, 1, 1, 96), DType::bf16, 140, 1024},
-      {"heads of 256", config_of(2, 16, 8, 2, 1, 256), DType::f32, 45, 1024},
-  };
-  ModelConfig& all = cases[0].config;
-  all.qkv_bias = all.output_bias = all.mlp_bias = all.qk_norm = all.tied_embeddings = true;
-  all.window = {0, 17};
+  test::switch_all_on(cases[0].config);
   cases[3].config.window = {1, 1};
   cases[4].config.window = {70, 200};
   const uint64_t seed = 52;
   INFO("seed ", seed);
   Rng rng(seed);
-  for (const Case& c : cases) {
+  for (const test::ForwardCase& c : cases) {
     CAPTURE(c.what);
     const WeightsInMemory weights = test::random_weights(c.config, c.type, rng.next());
     const Pair models(c.config, weights);
@@ -176,7 +159,7 @@ TEST_CASE("device: prefill is lib's within rounding") {
 
 TEST_CASE("device: prefill hands out what is asked for, and no more") {
   NEEDS_DEVICE();
-  const ModelConfig config = config_of(3, 16, 24, 4, 2, 8);
+  const ModelConfig config = test::make_config(3, 16, 24, 4, 2, 8);
   Rng rng(53);
   const WeightsInMemory weights = test::random_weights(config, DType::bf16, 6);
   const Pair models(config, weights);
@@ -203,7 +186,7 @@ TEST_CASE("device: prefill hands out what is asked for, and no more") {
 
 TEST_CASE("device: prefill goes on from caches") {
   NEEDS_DEVICE();
-  ModelConfig config = config_of(2, 16, 24, 4, 2, 16);
+  ModelConfig config = test::make_config(2, 16, 24, 4, 2, 16);
   config.window = {0, 20};
   Rng rng(54);
   const WeightsInMemory weights = test::random_weights(config, DType::f16, 7);
@@ -221,7 +204,7 @@ TEST_CASE("device: prefill goes on from caches") {
 
 TEST_CASE("device: logits have the precision of floats") {
   NEEDS_DEVICE();
-  const ModelConfig config = config_of(1, 48, 8, 2, 1, 8);
+  const ModelConfig config = test::make_config(1, 48, 8, 2, 1, 8);
   Rng rng(55);
   for (const DType type : {DType::bf16, DType::f16, DType::f32}) {
     const WeightsInMemory weights = test::random_weights(config, type, 8);
@@ -268,7 +251,7 @@ TEST_CASE("device: long products are not biased") {
 
 TEST_CASE("device: a prefill whose sink fails leaves the next one alone") {
   NEEDS_DEVICE();
-  const ModelConfig config = config_of(2, 16, 24, 4, 2, 8);
+  const ModelConfig config = test::make_config(2, 16, 24, 4, 2, 8);
   Rng rng(56);
   const WeightsInMemory weights = test::random_weights(config, DType::bf16, 9);
   const Pair models(config, weights);
@@ -286,7 +269,7 @@ TEST_CASE("device: a prefill whose sink fails leaves the next one alone") {
 }
 
 TEST_CASE("a prefill that an engine declines is the CPU's") {
-  const ModelConfig config = config_of(2, 16, 24, 4, 2, 8);
+  const ModelConfig config = test::make_config(2, 16, 24, 4, 2, 8);
   Rng rng(57);
   const WeightsInMemory weights = test::random_weights(config, DType::bf16, 9);
   LlamaModel model(config, weights);
@@ -317,7 +300,7 @@ TEST_CASE("a prefill that an engine declines is the CPU's") {
 
 #ifdef KVCODEC_EMULATED
 TEST_CASE("prefills and logits that memory is too small for are the CPU's") {
-  const ModelConfig config = config_of(2, 16, 24, 4, 2, 8);
+  const ModelConfig config = test::make_config(2, 16, 24, 4, 2, 8);
   Rng rng(58);
   const WeightsInMemory weights = test::random_weights(config, DType::bf16, 9);
   LlamaModel model(config, weights);
@@ -350,7 +333,7 @@ TEST_CASE("prefills and logits that memory is too small for are the CPU's") {
 
 TEST_CASE("device: heads wider than a device takes are refused") {
   NEEDS_DEVICE();
-  const ModelConfig config = config_of(1, 8, 8, 1, 1, 258);
+  const ModelConfig config = test::make_config(1, 8, 8, 1, 1, 258);
   const WeightsInMemory weights = test::random_weights(config, DType::bf16, 10);
   const LlamaModel model(config, weights);
   CHECK_THROWS_AS(cuda::make_prefill_engine(model.weights()), Error);

@@ -15,16 +15,7 @@ using namespace kvcodec;
 
 namespace {
 
-ModelConfig make_config(int layers, int hidden, int intermediate, int q_heads, int kv_heads, int head_dim) {
-  ModelConfig config;
-  config.num_layers = layers, config.hidden_size = hidden, config.intermediate_size = intermediate;
-  config.num_q_heads = q_heads, config.num_kv_heads = kv_heads, config.head_dim = head_dim;
-  config.vocabulary_size = 50;
-  config.window.assign(static_cast<size_t>(layers), 0);
-  return config;
-}
-
-ModelConfig small_config() { return make_config(2, 16, 24, 4, 2, 8); }
+ModelConfig small_config() { return test::make_config(2, 16, 24, 4, 2, 8); }
 
 std::vector<uint32_t> random_tokens(size_t count, Rng& rng) {
   std::vector<uint32_t> tokens(count);
@@ -76,29 +67,21 @@ std::string message_of(const std::function<void()>& action) {
 }  // namespace
 
 TEST_CASE("forward pass: agrees with sums in double across all tile bounds") {
-  struct Case {
-    const char* what;
-    ModelConfig config;
-    DType type;
-    size_t tokens, chunk;
-  };
-  std::vector<Case> cases = {
-      {"more outputs than a tile", make_config(1, 272, 300, 4, 2, 72), DType::bf16, 40, 1024},
-      {"more inputs than a block", make_config(1, 2072, 2049, 2, 1, 16), DType::f16, 5, 1024},
-      {"more rows than a tile", make_config(2, 8, 12, 2, 1, 4), DType::f32, 530, 1024},
-      {"more keys than a block", make_config(2, 8, 12, 2, 2, 4), DType::f32, 1040, 513},
-      {"a window that begins within a block", make_config(2, 8, 12, 2, 1, 4), DType::f32, 1100, 256},
-      {"a window of one token", make_config(2, 8, 12, 2, 1, 4), DType::f32, 70, 64},
-      {"a group larger than an attention tile", make_config(1, 8, 12, 300, 1, 2), DType::f32, 20, 1024},
-      {"all switches", make_config(2, 24, 40, 6, 2, 10), DType::bf16, 60, 32},
+  std::vector<test::ForwardCase> cases = {
+      {"more outputs than a tile", test::make_config(1, 272, 300, 4, 2, 72), DType::bf16, 40, 1024},
+      {"more inputs than a block", test::make_config(1, 2072, 2049, 2, 1, 16), DType::f16, 5, 1024},
+      {"more rows than a tile", test::make_config(2, 8, 12, 2, 1, 4), DType::f32, 530, 1024},
+      {"more keys than a block", test::make_config(2, 8, 12, 2, 2, 4), DType::f32, 1040, 513},
+      {"a window that begins within a block", test::make_config(2, 8, 12, 2, 1, 4), DType::f32, 1100, 256},
+      {"a window of one token", test::make_config(2, 8, 12, 2, 1, 4), DType::f32, 70, 64},
+      {"a group larger than an attention tile", test::make_config(1, 8, 12, 300, 1, 2), DType::f32, 20, 1024},
+      {"all switches", test::make_config(2, 24, 40, 6, 2, 10), DType::bf16, 60, 32},
   };
   cases[4].config.window = {300, 530};
   cases[5].config.window = {1, 1};
-  ModelConfig& all = cases[7].config;
-  all.qkv_bias = all.output_bias = all.mlp_bias = all.qk_norm = all.tied_embeddings = true;
-  all.window = {0, 17};
+  test::switch_all_on(cases[7].config);
   Rng rng(31);
-  for (const Case& c : cases) {
+  for (const test::ForwardCase& c : cases) {
     CAPTURE(c.what);
     const WeightsInMemory weights = test::random_weights(c.config, c.type, rng.next());
     const std::vector<uint32_t> tokens = random_tokens(c.tokens, rng);
@@ -255,7 +238,7 @@ TEST_CASE("forward pass: an error of the sink ends the run, progress counts to t
 }
 
 TEST_CASE("memory of a prefill: grows with what it depends on, and inverts") {
-  const ModelConfig config = make_config(30, 4096, 14336, 32, 8, 128);
+  const ModelConfig config = test::make_config(30, 4096, 14336, 32, 8, 128);
   PrefillOptions options;
   const auto bytes = [&](uint64_t tokens, uint64_t longest, int threads) {
     return prefill_bytes(config, options, tokens, longest, threads);
@@ -279,7 +262,7 @@ TEST_CASE("memory of a prefill: grows with what it depends on, and inverts") {
 }
 
 TEST_CASE("operations of a prefill: counted one by one") {
-  ModelConfig config = make_config(2, 6, 10, 4, 2, 2);
+  ModelConfig config = test::make_config(2, 6, 10, 4, 2, 2);
   config.window = {0, 3};
   const std::vector<uint64_t> offsets = {0, 5, 5, 7};
   const double projections = 7 * 6 * (8 + 2 * 4), rest = 7 * (8 * 6 + 3 * 6 * 10);

@@ -14,6 +14,31 @@
 
 namespace kvcodec::test {
 
+/// A model of this shape with all switches off.
+inline ModelConfig make_config(int layers, int hidden, int intermediate, int q_heads, int kv_heads,
+                               int head_dim, int vocabulary = 50) {
+  ModelConfig config;
+  config.num_layers = layers, config.hidden_size = hidden, config.intermediate_size = intermediate;
+  config.num_q_heads = q_heads, config.num_kv_heads = kv_heads, config.head_dim = head_dim;
+  config.vocabulary_size = vocabulary;
+  config.window.assign(static_cast<size_t>(layers), 0);
+  return config;
+}
+
+/// Biases everywhere, norms of heads, tied embeddings, and a window in the second of two layers.
+inline void switch_all_on(ModelConfig& config) {
+  config.qkv_bias = config.output_bias = config.mlp_bias = config.qk_norm = config.tied_embeddings = true;
+  config.window = {0, 17};
+}
+
+/// A forward pass to compare.
+struct ForwardCase {
+  const char* what;
+  ModelConfig config;
+  DType type;
+  size_t tokens, chunk;
+};
+
 /// Weights that spread attention and keep activations near 1, rounded to `type`.
 inline WeightsInMemory random_weights(const ModelConfig& config, DType type, uint64_t seed) {
   Rng rng(seed);

@@ -28,10 +28,8 @@ struct Keys final : PrefillSink {
 
 /// Throws unless a small model with these heads gives what lib gives.
 void verify_heads(unsigned q_heads, unsigned kv_heads, unsigned dims) {
-  ModelConfig config;
-  config.num_layers = 2, config.hidden_size = 32, config.intermediate_size = 48;
-  config.num_q_heads = static_cast<int>(q_heads), config.num_kv_heads = static_cast<int>(kv_heads);
-  config.head_dim = static_cast<int>(dims), config.vocabulary_size = 50, config.window = {0, 0};
+  const ModelConfig config = test::make_config(2, 32, 48, static_cast<int>(q_heads),
+                                               static_cast<int>(kv_heads), static_cast<int>(dims));
   const WeightsInMemory weights = test::random_weights(config, DType::bf16, 1);
   LlamaModel model(config, weights);
   Rng rng(2);
