@@ -22,6 +22,7 @@
 #include "formats/kv_file.hpp"
 #include "lib/codec/engine.hpp"
 #include "lib/codec/sparse_book.hpp"
+#include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec::cli {
@@ -87,14 +88,19 @@ class KvSource final : public SignalSource {
   std::vector<uint64_t> starts_;  // of each run along all tokens, and their sum
 };
 
-/// Of one dictionary.
+/// What is said of one dictionary; all there is to say of it once it is in the book.
 struct SideResult {
-  Side side;
-  size_t part = 0;
+  Side side = Side::key;
+  int first_layer = 0;  ///< of those it is for
+  std::string name;
   uint64_t signals_per_epoch = 0;
-  uint64_t steps_before = 0;
+  uint64_t steps_before = 0, steps = 0;
   double seconds = 0;
   std::string ended_by;  ///< plan, time or stable loss
+  bool stable = false;
+  size_t atoms = 0, width = 0;
+  uint64_t replaced = 0;
+  double first = 0, recent = 0, held_out = 0;  ///< losses; NaN where there is none
 };
 
 std::string ended_by(const SignalSource& source, const TrainOptions& options, const TrainState& state) {
@@ -102,18 +108,22 @@ std::string ended_by(const SignalSource& source, const TrainOptions& options, co
   return state.steps < planned_steps(source, options) ? "time" : "plan";
 }
 
-/// Refuses before anything is allocated: the products of all atoms of all dictionaries stay until the file is
-/// written; the signals that a start clusters are those of one.
+/// Refuses before anything is allocated: all dictionaries stay until the file is written, with what their
+/// training goes on from; the signals that a start clusters are those of one.
 void check_memory(const SignalSource& source, const TrainDictOptions& options, size_t parts, bool begins) {
   const uint64_t memory = options.common.memory_bytes();
-  const uint64_t products = parts * std::size(kSides) * products_bytes(source, options.training);
-  if (products > memory)
+  const uint64_t count = parts * std::size(kSides);
+  const uint64_t atom_bytes =
+      static_cast<uint64_t>(options.training.atoms) * source.layout().signal_width() * sizeof(float);
+  const uint64_t trained = checked_mul(count, trained_bytes(source, options.training));
+  if (trained > memory)
     throw usage_error(
-        "--optimizer {} keeps the products of all pairs of {} atoms, {} for all dictionaries, more than "
-        "--memory ({}): take fewer --atoms, or adam",
-        options.training.optimizer, options.training.atoms, size_text(products), size_text(memory));
+        "{} dictionaries of {} atoms, with what --optimizer {} keeps, take {}, more than --memory ({}): take "
+        "fewer --atoms{}",
+        count, options.training.atoms, options.training.optimizer, size_text(trained), size_text(memory),
+        trained > checked_mul(count, atom_bytes) ? ", or an optimizer that keeps less" : "");
   const uint64_t start = begins ? start_bytes(source, options.training) : 0;
-  if (start > memory - products)
+  if (start > memory - trained)
     throw usage_error(
         "--start kmeans holds signals of {} at once, more than --memory ({}) leaves: take fewer "
         "--atoms, --max-tokens, or samples",
@@ -140,18 +150,54 @@ double recent_loss(const std::vector<double>& loss) {
 }
 
 /// "key", or "key 2-3": of layers 2 and 3.
-std::string name_of_dictionary(const SparseBook& sparse, const SideResult& result) {
-  const std::string side(name_of(result.side));
-  if (sparse.global()) return side;
-  const int first = sparse.parts[result.part].first_layer;
+std::string name_of_dictionary(const SparseBook& sparse, Side side, int first) {
+  const std::string name(name_of(side));
+  if (sparse.global()) return name;
   const auto layers = static_cast<int>(sparse.options.layer_group);
-  return layers == 1 ? fmt::format("{} {}", side, first)
-                     : fmt::format("{} {}-{}", side, first, first + layers - 1);
+  return layers == 1 ? fmt::format("{} {}", name, first)
+                     : fmt::format("{} {}-{}", name, first, first + layers - 1);
 }
 
-std::string summary(const SparseBook& sparse, const std::vector<SideResult>& results,
-                    const TrainDictOptions& options, uint64_t book_bytes, const std::string& digest) {
-  Json json = {{"output", options.output.path}, {"digest", digest}, {"book_bytes", book_bytes}};
+/// Takes down what training came to.
+void finish(SideResult& result, const SignalSource& source, const TrainOptions& options,
+            const SparseBook::OneSide& trained) {
+  constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+  const auto& [dictionary, state] = trained;
+  result.steps = state.steps;
+  result.ended_by = ended_by(source, options, state);
+  result.stable = state.stable;
+  result.atoms = dictionary.atoms.rows(), result.width = dictionary.atoms.cols();
+  result.replaced = std::accumulate(state.replaced.begin(), state.replaced.end(), uint64_t{0});
+  result.first = state.loss.empty() ? kNone : state.loss.front();
+  result.recent = recent_loss(state.loss);
+  result.held_out = state.validation.empty() ? kNone : state.validation.back();
+}
+
+Json to_json(const SideResult& result) {
+  return {{"atoms", result.atoms},
+          {"width", result.width},
+          {"signals", result.signals_per_epoch},
+          {"steps", result.steps},
+          {"steps_before", result.steps_before},
+          {"loss_first", result.first},
+          {"loss_recent", result.recent},
+          {"loss_held_out", result.held_out},
+          {"replaced", result.replaced},
+          {"stable", result.stable},
+          {"ended_by", result.ended_by},
+          {"seconds", result.seconds}};
+}
+
+std::string summary(bool global, const std::vector<SideResult>& results, const TrainDictOptions& options,
+                    uint64_t book_bytes, const std::string& digest) {
+  if (options.common.json) {
+    Json json = {{"output", options.output.path}, {"digest", digest}, {"book_bytes", book_bytes}};
+    for (const SideResult& result : results) {
+      Json& of_side = json[std::string(name_of(result.side))];
+      (global ? of_side : of_side[std::to_string(result.first_layer)]) = to_json(result);
+    }
+    return text_of(json);
+  }
   Table table({{"dictionary"},
                {"atoms"},
                {"width"},
@@ -163,37 +209,11 @@ std::string summary(const SparseBook& sparse, const std::vector<SideResult>& res
                {"atoms", "replaced"},
                {"ended by", "", true},
                {"time"}});
-  for (const auto& result : results) {
-    const auto& [dictionary, training] = sparse.of(result.side, result.part);
-    const uint64_t replaced =
-        std::accumulate(training.replaced.begin(), training.replaced.end(), uint64_t{0});
-    const double first =
-        training.loss.empty() ? std::numeric_limits<double>::quiet_NaN() : training.loss.front();
-    const double held_out =
-        training.validation.empty() ? std::numeric_limits<double>::quiet_NaN() : training.validation.back();
-    table.row({name_of_dictionary(sparse, result), grouped(dictionary.atoms.rows()),
-               grouped(dictionary.atoms.cols()), grouped(result.signals_per_epoch), grouped(training.steps),
-               significant(first, 3), significant(recent_loss(training.loss), 3), significant(held_out, 3),
-               grouped(replaced), result.ended_by, time_text(result.seconds)});
-    Json of_side = {{"atoms", dictionary.atoms.rows()},
-                    {"width", dictionary.atoms.cols()},
-                    {"signals", result.signals_per_epoch},
-                    {"steps", training.steps},
-                    {"steps_before", result.steps_before},
-                    {"loss_first", first},
-                    {"loss_recent", recent_loss(training.loss)},
-                    {"loss_held_out", held_out},
-                    {"replaced", replaced},
-                    {"stable", training.stable},
-                    {"ended_by", result.ended_by},
-                    {"seconds", result.seconds}};
-    const std::string side(name_of(result.side));
-    if (sparse.global())
-      json[side] = std::move(of_side);
-    else
-      json[side][std::to_string(sparse.parts[result.part].first_layer)] = std::move(of_side);
-  }
-  if (options.common.json) return text_of(json);
+  for (const SideResult& result : results)
+    table.row({result.name, grouped(result.atoms), grouped(result.width), grouped(result.signals_per_epoch),
+               grouped(result.steps), significant(result.first, 3), significant(result.recent, 3),
+               significant(result.held_out, 3), grouped(result.replaced), result.ended_by,
+               time_text(result.seconds)});
   return table.text() +
          fmt::format("{}: {}, digest {}\n", options.output.path, size_text(book_bytes), digest);
 }
@@ -250,9 +270,14 @@ std::string train_dict(Command& command) {
   sparse.head_dim = model.head_dim;
   sparse.source = source;
 
-  if (!sparse.global() && options.resume.empty()) {
-    sparse.parts.clear();
-    for (const int group : groups) sparse.parts.push_back({group});
+  if (!sparse.global()) {
+    if (options.resume.empty()) {
+      sparse.parts.clear();
+      for (const int group : groups) sparse.parts.push_back({group});
+    }
+    if (!std::ranges::equal(sparse.parts, groups, {}, &SparseBook::Part::first_layer))
+      throw bad_input("{}: its dictionaries are not for the groups of layers that it says it was trained on",
+                      options.resume);
   }
 
   OutputFile output(options.output.path, options.output.overwrite);
@@ -262,16 +287,18 @@ std::string train_dict(Command& command) {
       const auto start = std::chrono::steady_clock::now();
       const auto served = sparse.global() ? groups : std::vector{sparse.parts[part].first_layer};
       const KvSource signals(runs, served, options.training, side);
-      auto& [dictionary, training] = sparse.of(side, part);
-      SideResult result{
-          side,           part, signals.tokens() * served.size() * signals.layout().signals_per_row(),
-          training.steps, 0,    {}};
+      SparseBook::OneSide& trained = sparse.of(side, part);
+      auto& [dictionary, training] = trained;
+      SideResult result;
+      result.side = side, result.first_layer = served.front();
+      result.name = name_of_dictionary(sparse, side, served.front());
+      result.signals_per_epoch = signals.tokens() * served.size() * signals.layout().signals_per_row();
+      result.steps_before = training.steps;
       check_memory(signals, options, sparse.parts.size(), training.steps == 0);
       if (side == Side::key && part == 0 && !options.common.quiet)
         note_little_data(result.signals_per_epoch, options.training.atoms);
       {
-        ProgressBar bar(fmt::format("train-dict {}", name_of_dictionary(sparse, result)), "steps",
-                        options.common.quiet);
+        ProgressBar bar(fmt::format("train-dict {}", result.name), "steps", options.common.quiet);
         Engine* engine = options.common.engine();
         if (engine && training.steps == 0 && options.training.start == "kmeans")
           engine->leave("train-dict: the clusters of start kmeans");
@@ -279,17 +306,18 @@ std::string train_dict(Command& command) {
             engine ? engine->training(options.training, signals.layout().signal_width()) : nullptr;
         train_dictionary(signals, options.training, dictionary, training, bar.callback(), device.get());
       }
-      result.ended_by = ended_by(signals, options.training, training);
+      finish(result, signals, options.training, trained);
       result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
       // Who fixes the time that files name wants the same bytes from the same work.
       if (std::getenv("SOURCE_DATE_EPOCH") != nullptr) std::ranges::fill(training.seconds, 0.0);
       results.push_back(result);
     }
-  const Book book = to_book(sparse);
+  const bool global = sparse.global();
+  const Book book = to_book(std::move(sparse));
   write_book(output, book, model, command.provenance(merged_history(histories)));
   output.commit();
   return options.output.to_stdout() ? ""
-                                    : summary(sparse, results, options, book.size_bytes(), book.digest());
+                                    : summary(global, results, options, book.size_bytes(), book.digest());
 }
 
 }  // namespace kvcodec::cli

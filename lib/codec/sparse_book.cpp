@@ -249,8 +249,10 @@ Book to_book(SparseBook sparse) {
       add_atoms(book, sparse, path_of(sparse, side, part.first_layer), dictionary);
     }
     add_normalization(book, sparse, side);
-    for (const SparseBook::Part& part : sparse.parts)
+    for (SparseBook::Part& part : sparse.parts) {
       add_training(book, sparse, path_of(sparse, side, part.first_layer), part.of(side));
+      part.of(side) = {};  // both would be much of what a machine has
+    }
   }
   return book;
 }

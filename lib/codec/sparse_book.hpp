@@ -61,7 +61,8 @@ struct SparseBook {
   SignalLayout layout() const { return options.layout(heads, head_dim); }
 };
 
-/// Atoms are brought to norm 1 on the way. With atom-type i8 the training record keeps them as they are too.
+/// Takes the dictionaries apart as it goes: moved in, they are never there twice. Atoms are brought to norm 1
+/// on the way. With atom-type i8 the training record keeps them as they are too.
 Book to_book(SparseBook sparse);
 
 /// Checks everything: type, parameters, shapes, norms, finite values. Throws Error(bad_input) naming the

@@ -81,6 +81,14 @@ struct SparseOptions final : Options {
          "it; the coarser they are, the fewer bits they take once sorted. 0 = as little as there can be",
          &rounding_error, 0, 1}};
   }
+
+  void check() const override {
+    if (coefficients != "i8" && rounding_error != SparseOptions{}.rounding_error)
+      throw usage_error(
+          "rounding-error is {}; coefficients of type {} are always rounded as well as they can "
+          "be: it goes with coefficients i8",
+          rounding_error, coefficients);
+  }
 };
 
 /// One dictionary, ready for both directions. What only encoding needs is made when it is needed.
@@ -196,7 +204,9 @@ class SparseCodec final : public Codec {
 
   Record parameters() const override;
   int layer_group() const override { return layout_.layers; }
+  /// Refuses layers that the dictionary was trained without, before there is any work.
   std::vector<StreamSpec> streams(const GroupShape& shape) const override {
+    (void)book_.part_for(shape.first_layer);
     return form(shape.side).streams();
   }
 
@@ -322,10 +332,16 @@ void SparseCodec::round_jointly(const Omp& omp, CoefficientType type, const Spar
   std::exclusive_scan(stored.counts.begin(), stored.counts.end(), firsts.begin(), size_t{0});
   stored.words.resize(coefficients.size());
   stored.scales.resize(signals);
+  struct Scratch {
+    JointRounder rounder;
+    Matrix<float> products;
+  };
+  std::vector<std::unique_ptr<Scratch>> scratch(static_cast<size_t>(num_threads()));
   constexpr size_t kSignalsPerPiece = 16;
-  parallel_for(signals, kSignalsPerPiece, [&](size_t begin, size_t end, int) {
-    JointRounder rounder(type);
-    Matrix<float> products(pairs(), pairs());
+  parallel_for(signals, kSignalsPerPiece, [&](size_t begin, size_t end, int worker) {
+    auto& own = scratch[static_cast<size_t>(worker)];
+    if (!own) own.reset(new Scratch{JointRounder(type), Matrix<float>(pairs(), pairs())});
+    auto& [rounder, products] = *own;
     for (size_t i = begin; i < end; ++i) {
       const size_t first = firsts[i], count = stored.counts[i];
       const MatrixView<float> gram = products.view().rows(0, count).columns(0, count);
@@ -339,8 +355,8 @@ void SparseCodec::round_jointly(const Omp& omp, CoefficientType type, const Spar
 
 void SparseCodec::append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const {
   check_shape(shape, rows.cols());
-  SideCoder& side = coder(shape);  // also of empty documents: a layer without atoms is refused
   if (rows.rows() == 0) return;
+  SideCoder& side = coder(shape);
   const size_t signals = rows.rows() * layout_.signals_per_row();
   std::vector<float> gains(gained(shape.side) ? signals : 0);
   Matrix<float> values(signals, layout_.signal_width());
@@ -365,7 +381,7 @@ void SparseCodec::append(const GroupShape& shape, MatrixView<const float> rows, 
   if (scale_bits(type) > 0)
     round_jointly(on_device ? *side.any_omp() : *omp, type, codes, coefficients, stored);
   else
-    quantize_coefficients(type, stored.counts, coefficients, stored);
+    stored.words = coefficients_in_f16(coefficients);
   stored.gains.resize(gains.size());
   narrow(DType::f16, gains, stored.gains);  // they are f16 numbers already
   form(shape.side).append(std::move(stored), document);

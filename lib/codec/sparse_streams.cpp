@@ -86,26 +86,16 @@ void check_range(uint64_t there, uint64_t first, uint64_t count) {
 // Coefficients
 // -----------------------------------------------------------------------------------------------------
 
-void quantize_coefficients(CoefficientType type, std::span<const uint32_t> counts,
-                           std::span<const float> coefficients, SparsePairs& pairs) {
-  pairs.words.resize(coefficients.size());
-  pairs.scales.clear();
-  if (type == CoefficientType::f16) {
-    narrow(DType::f16, coefficients, pairs.words);
-    for (size_t i = 0; i < coefficients.size(); ++i)
-      if (!std::isfinite(f16_to_float(pairs.words[i])))
-        throw bad_input(
-            "a coefficient of {} is beyond the range of f16; train the dictionary with --normalize layer or "
-            "signal",
-            coefficients[i]);
-    return;
-  }
-  size_t first = 0;
-  for (const uint32_t count : counts) {
-    pairs.scales.push_back(round_to_nearest(type, coefficients.subspan(first, count),
-                                            std::span(pairs.words).subspan(first, count)));
-    first += count;
-  }
+std::vector<uint16_t> coefficients_in_f16(std::span<const float> coefficients) {
+  std::vector<uint16_t> words(coefficients.size());
+  narrow(DType::f16, coefficients, words);
+  for (size_t i = 0; i < words.size(); ++i)
+    if (!std::isfinite(f16_to_float(words[i])))
+      throw bad_input(
+          "a coefficient of {} is beyond the range of f16; train the dictionary with --normalize layer or "
+          "signal",
+          coefficients[i]);
+  return words;
 }
 
 std::vector<float> dequantize_coefficients(CoefficientType type, const SparsePairs& pairs) {

@@ -112,12 +112,11 @@ class SparseCopyCodec final : public Codec {
   Record parameters_;
 };
 
-/// Coefficients of signals with these counts in a type, each the nearest number: fills words and scales.
-/// Throws Error(bad_input) for one beyond its range.
-void quantize_coefficients(CoefficientType type, std::span<const uint32_t> counts,
-                           std::span<const float> coefficients, SparsePairs& pairs);
+/// Bits of the nearest f16. Throws Error(bad_input) for a coefficient beyond their range.
+std::vector<uint16_t> coefficients_in_f16(std::span<const float> coefficients);
 
-/// The way back. Throws Error(bad_input) for words that stand for no finite number.
+/// Coefficients from their words and scales. Throws Error(bad_input) for words that stand for no finite
+/// number.
 std::vector<float> dequantize_coefficients(CoefficientType type, const SparsePairs& pairs);
 
 /// Reads all of one document and adds it to another one in another form, with nothing lost but the order of

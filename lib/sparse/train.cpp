@@ -627,10 +627,12 @@ uint64_t planned_steps(const SignalSource& source, const TrainOptions& options) 
   return options.steps > 0 ? std::min(epochs, static_cast<uint64_t>(options.steps)) : epochs;
 }
 
-uint64_t products_bytes(const SignalSource& source, const TrainOptions& options) {
-  const auto atoms = static_cast<uint64_t>(options.atoms);
-  if (options.optimizer != "online" && options.optimizer != "mod") return 0;
-  return checked_mul(checked_mul(atoms, atoms + source.layout().signal_width()), sizeof(float));
+uint64_t trained_bytes(const SignalSource& source, const TrainOptions& options) {
+  const auto atoms = static_cast<uint64_t>(options.atoms), width = source.layout().signal_width();
+  uint64_t per_atom = width;
+  if (options.optimizer == "adam") per_atom += 2 * width;
+  if (options.optimizer == "online" || options.optimizer == "mod") per_atom += atoms + width;
+  return checked_mul(checked_mul(atoms, per_atom), sizeof(float));
 }
 
 uint64_t start_bytes(const SignalSource& source, const TrainOptions& options) {

@@ -133,8 +133,9 @@ class TrainingEngine {
 void train_dictionary(const SignalSource& source, const TrainOptions& options, Dictionary& dictionary,
                       TrainState& state, const Progress& progress = {}, TrainingEngine* engine = nullptr);
 
-/// Bytes, for this side, of the products that online and mod keep; 0 with other optimizers.
-uint64_t products_bytes(const SignalSource& source, const TrainOptions& options);
+/// Bytes of one dictionary while it is trained, and until it is stored: its atoms, and what the optimizer
+/// keeps (the moments of adam, the products of online and mod).
+uint64_t trained_bytes(const SignalSource& source, const TrainOptions& options);
 
 /// Bytes, for a while, of the signals that start kmeans clusters; 0 with other starts.
 uint64_t start_bytes(const SignalSource& source, const TrainOptions& options);

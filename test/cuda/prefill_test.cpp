@@ -232,7 +232,7 @@ TEST_CASE("device: logits have the precision of floats") {
 TEST_CASE("device: long products are not biased") {
   NEEDS_DEVICE();
   constexpr int kWidth = 16384;
-  const ModelConfig config = config_of(1, kWidth, 1, 1, 1, 2);
+  const ModelConfig config = test::make_config(1, kWidth, 1, 1, 1, 2);
   WeightsInMemory weights = test::random_weights(config, DType::bf16, 11);
   const std::vector<float> head_row(50 * size_t{kWidth}, 1.3f);
   weights.add("lm_head.weight", DType::bf16, {50, uint64_t{kWidth}}, head_row);

@@ -431,11 +431,17 @@ TEST_CASE("training replaces atoms that nothing uses, and says how many") {
   CHECK_LT(with.state.loss.back(), without.state.loss.back());
 }
 
-TEST_CASE("training says beforehand what its products and its start take") {
+TEST_CASE("training says beforehand what a dictionary and its start take") {
   const MemorySource source = synthetic(kLayout, 2, 100, 5, 2, 43);
   TrainOptions options = quick_options();
   options.validation = 0;
-  CHECK_EQ(products_bytes(source, options), 0);
+  const auto atoms = static_cast<uint64_t>(options.atoms);
+  options.optimizer = "adam";
+  CHECK_EQ(trained_bytes(source, options), 3 * atoms * 24 * 4);
+  for (const char* optimizer : {"gradient", "ksvd"}) {
+    options.optimizer = optimizer;
+    CHECK_EQ(trained_bytes(source, options), atoms * 24 * 4);
+  }
   CHECK_EQ(start_bytes(source, options), 0);
   options.start = "kmeans";
   CHECK_EQ(start_bytes(source, options), 200 * 24 * 4);  // all there are
@@ -443,7 +449,7 @@ TEST_CASE("training says beforehand what its products and its start take") {
   CHECK_EQ(start_bytes(source, options), 160 * 24 * 4);
   for (const char* optimizer : {"online", "mod"}) {
     options.optimizer = optimizer;
-    CHECK_EQ(products_bytes(source, options), (10 * 10 + 10 * 24) * 4);
+    CHECK_EQ(trained_bytes(source, options), (10 * 10 + 2 * 10 * 24) * 4);
   }
 }
 

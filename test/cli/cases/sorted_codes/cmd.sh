@@ -59,3 +59,6 @@ cp i8.h5 bad.h5
 damage bad.h5 attribute /layers/1/key/ids index_bound 100
 refused pack-indices bad.h5 --sorted -o x.h5
 ls x.h5 2>/dev/null || true
+
+# What would have no effect is refused.
+kvcodec encode data/whole.h5 --codec sparse --book $book --coefficients fp8 --rounding-error 0.1 -o x.h5 2>&1 || echo "exit $?"
