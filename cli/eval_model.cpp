@@ -24,6 +24,7 @@
 #include "formats/safetensors.hpp"
 #include "formats/tokenizer_json.hpp"
 #include "lib/codec/closed_loop.hpp"
+#include "lib/codec/engine.hpp"
 #include "lib/core/error.hpp"
 #include "lib/metrics/next_token.hpp"
 #include "lib/metrics/recall.hpp"
@@ -561,7 +562,9 @@ std::string eval_model(Command& command) {
   make_settings(options, config, settings);
   check_selection(command, settings);
   const Safetensors weights = Safetensors::open_model(options.model);
-  const LlamaModel model(config, weights);
+  LlamaModel model(config, weights);
+  Engine* const engine = options.common.engine();
+  if (engine) model.use(engine->prefill(model.weights()));
   const Tokenizer tokenizer = load_tokenizer(options.model + "/tokenizer.json");
   const int64_t context = config.max_positions > 0 ? config.max_positions : kFallbackLength;
   const int64_t length = options.chunk > 0 ? options.chunk : context;
@@ -589,6 +592,7 @@ std::string eval_model(Command& command) {
     results = loop.run(documents, bar.callback());
   }
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const bool rounded = engine && !engine->exact();
   std::vector<Summary> summaries;
   for (size_t i = 0; i < settings.specs.size(); ++i)
     summaries.push_back(summarize_setting(results, loop, settings, i));
@@ -604,6 +608,7 @@ std::string eval_model(Command& command) {
                  {"dtype", options.dtype},        {"stream", options.stream},
                  {"documents", documents.size()}, {"tokens", tokens},
                  {"judged_tokens", judged},       {"seconds", seconds}};
+    if (rounded) json["device"] = "cuda";
     json["uncompressed"] = json_of(reference);
     if (recall) {
       json["seed"] = options.common.seed;
@@ -625,10 +630,10 @@ std::string eval_model(Command& command) {
   }
 
   std::string out = fmt::format(
-      "{}: {} of {} tokens, {} judged; cache in {}{}; {}\n", options.model,
+      "{}: {} of {} tokens, {} judged; cache in {}{}{}; {}\n", options.model,
       counted(documents.size(), "document"), grouped(tokens), grouped(judged), options.dtype,
       options.stream > 0 ? fmt::format(", continued {} tokens at a time", options.stream) : std::string(),
-      time_text(seconds));
+      rounded ? "; on a device" : "", time_text(seconds));
   if (recall) {
     for (const int64_t own : distinct(recall_task, &RecallQuestion::length))
       out +=

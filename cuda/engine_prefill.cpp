@@ -17,8 +17,9 @@ class Steps final : public PrefillSteps {
   void embed() override {
     alone([&] { steps_->embed(); });
   }
-  void read_past(int layer) override {
-    alone([&] { steps_->read_past(layer); });
+  PastRows past_rows(size_t document) override { return steps_->past_rows(document); }
+  void place_past(size_t document) override {
+    alone([&] { steps_->place_past(document); });
   }
   void project(int layer, size_t first, size_t count) override {
     alone([&] { steps_->project(layer, first, count); });
@@ -71,10 +72,18 @@ class Prefill final : public PrefillEngine {
   /// Copies token rows of the embedding there, and back keys, values and queries, chunk by chunk; what a
   /// chunk computes stays there.
   std::unique_ptr<PrefillSteps> start(const PrefillPlan& plan) override {
-    auto steps = device_.made("prefill", [&] { return on_device_->start(plan); });
+    if (plan.options->attention) {
+      device_.leave("prefill: attention to chosen tokens");
+      return nullptr;
+    }
+    std::unique_ptr<PrefillSteps> steps;
+    const auto start = [&] { steps = on_device_->start(plan); };
+    // Sizes differ from batch to batch; the same words for all.
+    const auto fits = device_.made("prefill", [&] { return fits_memory(start); });
+    if (fits && !*fits) device_.leave("prefill: batches for which it has no memory");
     if (!steps) return nullptr;
     count();
-    return std::make_unique<Steps>(device_, std::move(*steps));
+    return std::make_unique<Steps>(device_, std::move(steps));
   }
 
   bool logits(MatrixView<const float> hidden, MatrixView<float> out) override {

@@ -6,6 +6,7 @@
 #include <limits>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <vector>
 
 #include "cuda/blas.hpp"
@@ -125,6 +126,14 @@ struct Workspace {
   DeviceBuffer<AttentionTile> tiles;
   Parts normed, gated, attended, query_parts, key_parts, value_parts;
   Outgoing query_out, key_out, value_out, before_query_out, before_key_out, logits_out;
+  PinnedBuffer<float> past_keys, past_values;  // of one document, on the way to the device
+
+  void make_room_for_past(size_t tokens, size_t width) {
+    const size_t count = checked_mul(tokens, width);
+    past.resize(count), past_row.resize(tokens);
+    for (PinnedBuffer<float>* const rows : {&past_keys, &past_values})
+      if (rows->size() < count) *rows = PinnedBuffer<float>(count);
+  }
 
   /// out (n, outputs) = or += layer(x); x: rows of parts, n of them from the first on.
   void apply(const DeviceLinear& layer, const Parts& x, size_t n, bool add, float* out) {
@@ -276,6 +285,9 @@ class Steps final : public PrefillSteps {
     at_->query_parts.resize(checked_mul(chunk * as_size(config_.num_q_heads), padded_));
     at_->key_parts.resize(checked_mul(plan.key_rows * as_size(config_.num_kv_heads), padded_));
     at_->value_parts.resize(at_->key_parts.plane);
+    size_t past = 0;
+    for (const DocumentPlace& document : plan.documents) past = std::max(past, document.past);
+    at_->make_room_for_past(past, key);
     at_->angles.reach(config_, plan.longest, at_->stream);
     at_->positions.resize(n), at_->key_row.resize(n);
     upload_numbers(plan.positions, at_->positions);
@@ -305,29 +317,26 @@ class Steps final : public PrefillSteps {
     }
   }
 
-  void read_past(int layer) override {
-    for (size_t i = 0; i < plan_.documents.size(); ++i) {
-      const DocumentPlace& document = plan_.documents[i];
-      if (document.past == 0) continue;
-      const size_t width = as_size(config_.key_width()), count = document.past * width;
-      std::vector<float> keys(count), values(count);
-      plan_.batch->cache->read(layer, i, MatrixView<float>(keys.data(), document.past, width),
-                               MatrixView<float>(values.data(), document.past, width));
-      std::vector<uint32_t> rows(document.past);
-      for (size_t row = 0; row < rows.size(); ++row)
-        rows[row] = static_cast<uint32_t>(document.key_first + row);
-      at_->past.resize(count), at_->past_row.resize(rows.size());
-      at_->past_row.upload(rows, at_->stream);
-      const auto place = [&](std::span<const float> from, Parts& to) {
-        at_->past.upload(from, at_->stream);
-        HeadRows heads = heads_of(at_->past, config_.num_kv_heads, to);
-        heads.part_rows = at_->past_row.data();
-        check(run_place_heads(heads, document.past, at_->stream.handle()), "placing past keys and values");
-      };
-      place(keys, at_->key_parts);
-      place(values, at_->value_parts);
-      at_->stream.synchronize();  // these vectors go away
-    }
+  PastRows past_rows(size_t document) override {
+    const size_t past = plan_.documents[document].past, width = as_size(config_.key_width());
+    return {MatrixView<float>(at_->past_keys.data(), past, width),
+            MatrixView<float>(at_->past_values.data(), past, width)};
+  }
+
+  void place_past(size_t document) override {
+    const DocumentPlace& own = plan_.documents[document];
+    std::vector<uint32_t> rows(own.past);
+    std::iota(rows.begin(), rows.end(), static_cast<uint32_t>(own.key_first));
+    at_->past_row.upload(rows, at_->stream);
+    const auto place = [&](PinnedBuffer<float>& from, Parts& to) {
+      at_->past.upload(from.span().first(own.past * as_size(config_.key_width())), at_->stream);
+      HeadRows heads = heads_of(at_->past, config_.num_kv_heads, to);
+      heads.part_rows = at_->past_row.data();
+      check(run_place_heads(heads, own.past, at_->stream.handle()), "placing past keys and values");
+    };
+    place(at_->past_keys, at_->key_parts);
+    place(at_->past_values, at_->value_parts);
+    at_->stream.synchronize();  // the host's rows are written again
   }
 
   void project(int index, size_t first, size_t count) override {
@@ -485,6 +494,7 @@ class Steps final : public PrefillSteps {
 };
 
 std::unique_ptr<PrefillSteps> Engine::start(const PrefillPlan& plan) {
+  if (plan.options->attention) return nullptr;
   return std::make_unique<Steps>(*this, plan);
 }
 

@@ -195,12 +195,11 @@ class CpuSteps final : public PrefillSteps {
     });
   }
 
-  void read_past(int layer) override {
-    for (size_t i = 0; i < plan_.documents.size(); ++i)
-      if (const DocumentPlace& document = plan_.documents[i]; document.past > 0)
-        plan_.batch->cache->read(layer, i, key_.view().rows(document.key_first, document.past),
-                                 value_.view().rows(document.key_first, document.past));
+  PastRows past_rows(size_t document) override {
+    const DocumentPlace& place = plan_.documents[document];
+    return {key_.view().rows(place.key_first, place.past), value_.view().rows(place.key_first, place.past)};
   }
+  void place_past(size_t) override {}  // they are written where they belong
 
   void project(int index, size_t first, size_t count) override {
     const LlamaLayer& layer = weights_.layers[as_size(index)];
@@ -333,11 +332,20 @@ class CpuSteps final : public PrefillSteps {
   WorkerScratch scratch_;
 };
 
+void read_past(PrefillSteps& steps, const PrefillPlan& plan, int layer) {
+  for (size_t i = 0; i < plan.documents.size(); ++i) {
+    if (plan.documents[i].past == 0) continue;
+    const PastRows rows = steps.past_rows(i);
+    plan.batch->cache->read(layer, i, rows.keys, rows.values);
+    steps.place_past(i);
+  }
+}
+
 /// The whole layer, or without the part that only later layers and logits need.
 void run_layer(PrefillSteps& steps, const PrefillPlan& plan, int layer, bool projections_only,
                PrefillSink& sink, const std::function<void(size_t tokens)>& done) {
   const size_t tokens = plan.batch->tokens.size();
-  if (!projections_only) steps.read_past(layer);
+  if (!projections_only) read_past(steps, plan, layer);
   for (size_t first = 0; first < tokens; first += plan.chunk) {
     const size_t count = std::min(plan.chunk, tokens - first);
     steps.project(layer, first, count);
@@ -410,7 +418,7 @@ void LlamaModel::prefill(const PrefillBatch& batch, const PrefillOptions& option
 
   const PrefillPlan plan = plan_of(batch, options);
   std::unique_ptr<PrefillSteps> steps;
-  if (impl_->engine && !options.attention) steps = impl_->engine->start(plan);
+  if (impl_->engine) steps = impl_->engine->start(plan);
   if (!steps) steps = std::make_unique<CpuSteps>(weights, plan);
   steps->embed();
   const int layers = layers_to_run(config, options);

@@ -32,6 +32,11 @@ struct PrefillPlan {
   size_t chunk = 0;                      ///< tokens per step, at most; not more than there are
 };
 
+/// Keys and values of a document's past tokens in one layer: (past, num_kv_heads * head_dim) each.
+struct PastRows {
+  MatrixView<float> keys, values;
+};
+
 /// One prefill under way. Steps are called in the order of the functions here, layer by layer and in each
 /// layer chunk by chunk; what one throws ends the prefill.
 class PrefillSteps {
@@ -39,8 +44,11 @@ class PrefillSteps {
   virtual ~PrefillSteps() = default;
   /// Sets the hidden states of all tokens.
   virtual void embed() = 0;
-  /// Fetches the layer's keys and values of past tokens from the batch's cache.
-  virtual void read_past(int layer) = 0;
+  /// Where the batch's cache is to write what a document has from it; valid until place_past(). For each
+  /// layer, and each document that has a past. The cache writes between the two calls: it may use a device
+  /// itself.
+  virtual PastRows past_rows(size_t document) = 0;
+  virtual void place_past(size_t document) = 0;
   /// Queries, keys and values of tokens [first, first + count), normalised and turned.
   virtual void project(int layer, size_t first, size_t count) = 0;
   /// Attention and the gated MLP: the hidden states after the layer.
@@ -59,7 +67,7 @@ class PrefillSteps {
 class PrefillEngine {
  public:
   virtual ~PrefillEngine() = default;
-  /// nullptr: declined.
+  /// nullptr: declined, as prefills with an AttentionMethod are.
   virtual std::unique_ptr<PrefillSteps> start(const PrefillPlan& plan) = 0;
   /// As LlamaModel::logits; shapes are checked, and there is an output matrix. False: declined, with nothing
   /// written.

@@ -12,12 +12,14 @@
 
 #include "cuda/runtime.hpp"
 #include "lib/codec/attend.hpp"
+#include "lib/codec/closed_loop.hpp"
 #include "lib/codec/encoded.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"
 #include "test/cuda/device_case.hpp"
 #include "test/unit/codec_table.hpp"
+#include "test/unit/naive_llama.hpp"
 
 using namespace kvcodec;
 
@@ -460,6 +462,62 @@ TEST_CASE("a device says what of rvq it leaves, once, and the results are the sa
   Matrix<float> sums(5, 16);
   CHECK_FALSE(residual->sum_entries(ids, sums));
   CHECK(left.size() == 1);
+}
+
+TEST_CASE("a model goes on, on a device, behind caches that the device decodes") {
+  NEEDS_DEVICE();
+  ModelConfig config;
+  config.num_layers = 2, config.hidden_size = 32, config.intermediate_size = 48;
+  config.num_q_heads = 4, config.num_kv_heads = 2, config.head_dim = 16;
+  config.vocabulary_size = 60;
+  config.window.assign(2, 0);
+  const WeightsInMemory weights = test::random_weights(config, DType::bf16, 5);
+  Rng rng(25);
+  std::vector<LoopDocument> documents;
+  for (const auto& [tokens, prefix] : std::vector<std::pair<size_t, size_t>>{{70, 40}, {41, 3}, {60, 33}}) {
+    LoopDocument& document = documents.emplace_back(LoopDocument{{}, prefix});
+    for (size_t i = 0; i < tokens; ++i) document.tokens.push_back(static_cast<uint32_t>(rng.below(60)));
+  }
+  // A small block: every layer's cache has coded ones, which a device decodes while a prefill is under way.
+  const auto measure = [&](Engine* engine, const StepSelection& selection, size_t stream) {
+    LlamaModel model(config, weights);
+    if (engine) model.use(engine->prefill(model.weights()));
+    Record options;
+    options.set("block", int64_t{8});
+    const CodecContext context{.num_layers = 2, .heads = 2, .head_dim = 16, .engine = engine};
+    const auto codec = codec_from_record(find_codec("kvcomp"), options, context);
+    ClosedLoop loop(model, {{codec.get(), DType::bf16, {}}, {codec.get(), DType::bf16, selection}},
+                    {.stream = stream});
+    return loop.run(documents);
+  };
+  const StepSelection quest{.by = "quest", .budget = 8};
+  const int threads = num_threads();
+  set_num_threads(3);  // documents side by side
+  for (const size_t stream : {0, 9}) {
+    CAPTURE(stream);
+    std::vector<std::string> left;
+    const auto engine = cuda::make_engine([&](const std::string& what) { left.push_back(what); });
+    const auto expected = measure(nullptr, quest, stream), found = measure(engine.get(), quest, stream);
+    CHECK(left == std::vector<std::string>{"prefill: attention to chosen tokens"});
+    CHECK(engine->taken() > 0);
+    CHECK_FALSE(engine->exact());
+    REQUIRE(found.size() == expected.size());
+    for (size_t d = 0; d < found.size(); ++d) {
+      CHECK(found[d].reference.sums.surprise ==
+            doctest::Approx(expected[d].reference.sums.surprise).epsilon(1e-5));
+      CHECK(expected[d].settings[0].sums.divergence > 1e-6);
+      for (size_t i = 0; i < 2; ++i) {
+        CAPTURE(i);
+        // Values that go through the codec may fall on the other side of a step of it, of which each is
+        // small.
+        CHECK(found[d].settings[i].sums.surprise ==
+              doctest::Approx(expected[d].settings[i].sums.surprise).epsilon(1e-3));
+        CHECK(found[d].settings[i].sums.divergence ==
+              doctest::Approx(expected[d].settings[i].sums.divergence).epsilon(0.05));
+      }
+    }
+  }
+  set_num_threads(threads);
 }
 
 TEST_CASE("several threads share a device") {
