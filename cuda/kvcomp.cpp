@@ -15,6 +15,9 @@ namespace {
 
 constexpr uint32_t kNoneDamaged = ~uint32_t{0};
 
+/// Kernels count blocks, and a round of theirs beyond the last, in 32 bits.
+constexpr uint64_t kMostBlocks = uint64_t{1} << 31;
+
 /// Bytes of a stream in device memory, zeros behind them.
 DeviceBuffer<uint8_t> upload_bytes(std::span<const uint8_t> bytes, const Stream& stream) {
   // Kernels count words of 4 bytes in 32 bits.
@@ -97,9 +100,9 @@ LoadedBlocks::LoadedBlocks(const kvcomp::Layout& layout, DType storage, const St
       (layout.block.by_channel && layout.has_origins))
     throw failed("runs of values have a step for each token, runs of keys have none");
   const uint64_t rows = last - first;
-  if (checked_mul(rows, layout.heads) >= kNoneDamaged)
-    throw failed("{} block rows of {} heads at once; a device takes less than 2^32 blocks", rows,
-                 layout.heads);
+  if (checked_mul(rows, layout.heads) >= kMostBlocks)
+    throw failed("{} block rows of {} heads at once; a device takes less than {} blocks", rows, layout.heads,
+                 kMostBlocks);
   Impl& at = *impl_;
   std::vector<KvcompPlace> places;
   KvcompStore& store = at.store;
@@ -114,22 +117,21 @@ LoadedBlocks::LoadedBlocks(const kvcomp::Layout& layout, DType storage, const St
     if (coded) store.largest_payload = std::max(store.largest_payload, places.back().payload_bytes);
   }
   // A book without codes serves a document without blocks.
-  StepTable table{11, std::vector<uint32_t>(2048)};
-  if (!places.empty() && stored.coder.book().num_codes() > 0)
-    table = step_table(stored.coder.book(), kZeroSymbol);
+  std::vector<uint32_t> table(size_t{1} << kStepWindow);
+  static_assert(kStepZero == kZeroSymbol);
+  if (!places.empty() && stored.coder.book().num_codes() > 0) table = step_table(stored.coder.book());
   at.payload = upload_bytes(stored.payload, at.stream);
   at.counts = upload_bytes(stored.counts, at.stream);
   at.origins = upload_bytes(stored.origins, at.stream);
   at.steps = DeviceBuffer<uint16_t>(stored.steps, at.stream);
   at.places = DeviceBuffer<KvcompPlace>(places, at.stream);
-  at.table = DeviceBuffer<uint32_t>(table.entries, at.stream);
+  at.table = DeviceBuffer<uint32_t>(table, at.stream);
   store.payload = words_of(at.payload);
   store.counts = words_of(at.counts);
   store.origins = words_of(at.origins);
   store.steps = at.steps.data();
   store.places = at.places.data();
   store.table = at.table.data();
-  store.window = table.window;
   store.rows = static_cast<uint32_t>(rows);
   store.heads = static_cast<uint32_t>(layout.heads);
   store.tokens = static_cast<uint32_t>(layout.block.tokens);

@@ -4,8 +4,6 @@
 namespace kvcodec::cuda {
 namespace {
 
-constexpr unsigned kThreads = 256;  ///< of a block of threads at most; several of these fit a multiprocessor
-
 /// Shared memory up to which teams are put together (blocks of threads must fit a multiprocessor several
 /// times over), and up to which a payload is brought there at all. The kernels' own arrays come on top: 1 KiB
 /// is left for them.
@@ -24,19 +22,20 @@ constexpr unsigned round_up(unsigned value, unsigned to) { return (value + to - 
 struct Plan {
   Plan(const KvcompStore& store, unsigned runs, unsigned floats, unsigned chunks) {
     teams.threads = round_up(runs < 1 ? 1 : runs, kWarp);
-    if (teams.threads > kThreads) teams.threads = kThreads;
-    teams.teams = kThreads / teams.threads;
-    // Up to 15 bytes before the payload, 16 behind it.
-    teams.stage_bytes = round_up(store.largest_payload + 31, 16);
+    if (teams.threads > kKvcompThreads) teams.threads = kKvcompThreads;
+    teams.teams = kKvcompThreads / teams.threads;
+    // Up to 15 bytes before the payload, and what a damaged run makes a cursor read behind it: all that its
+    // codes and exact values can be, and four words.
+    const unsigned n = store.by_channel ? store.tokens : store.dims;
+    teams.stage_bytes = round_up(store.largest_payload + 15 + n * (kStepWindow + 16) / 8 + 32, 16);
     teams.floats = round_up(floats, 4);
     teams.chunks = chunks;
-    table = sizeof(uint32_t) << store.window;
     while (teams.teams > 1 && shared() > kSharedTogether) --teams.teams;
     if (shared() > kSharedStaged) teams.stage_bytes = 0;
   }
   size_t shared() const {
     const size_t team = teams.stage_bytes + size_t{4} * teams.floats + size_t{teams.threads} * teams.chunks;
-    return table + teams.teams * team;
+    return kTable + teams.teams * team;
   }
   unsigned threads() const { return teams.teams * teams.threads; }
   unsigned blocks(const KvcompStore& store) const {
@@ -44,8 +43,8 @@ struct Plan {
     return static_cast<unsigned>(wanted < kMostBlocks ? wanted : kMostBlocks);
   }
 
+  static constexpr size_t kTable = sizeof(uint32_t) << kStepWindow;
   KvcompTeams teams{};
-  size_t table = 0;
 };
 
 template <class Out>
@@ -76,7 +75,7 @@ template <unsigned kQueries>
 Status keys(const KvcompStore& store, KvcompRange range, const float* queries, unsigned per_head,
             unsigned first, unsigned count, float* out, size_t stride, uint32_t* damaged,
             StreamHandle stream) {
-  const unsigned warps = kThreads / kWarp;
+  const unsigned warps = kKvcompThreads / kWarp;
   const Plan plan(store, store.tokens, store.dims * (kQueries + 1) + warps * kQueries, 0);
   const auto kernel = plan.teams.stage_bytes > 0 ? kvcomp_keys<kQueries, true> : kvcomp_keys<kQueries, false>;
   return launch(kernel, plan.blocks(store), plan.threads(), plan.shared(), stream, store, plan.teams, range,
@@ -142,8 +141,8 @@ Status run_kvcomp_values(const KvcompStore& store, KvcompRange range, const floa
   if (status != 0) return status;
   const Parts parts(store);
   const size_t size = size_t{store.heads} * per_head * store.dims;
-  const auto blocks = static_cast<unsigned>((size + kThreads - 1) / kThreads);
-  return launch(kvcomp_sum_parts, blocks, kThreads, 0, stream, partial,
+  const auto blocks = static_cast<unsigned>((size + kKvcompThreads - 1) / kKvcompThreads);
+  return launch(kvcomp_sum_parts, blocks, kKvcompThreads, 0, stream, partial,
                 size_t{parts.parts} * parts.plan.teams.teams, size, out);
 }
 

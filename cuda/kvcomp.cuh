@@ -20,14 +20,13 @@ struct KvcompPlace {
 inline constexpr size_t kKvcompPadding = 64;
 
 /// Blocks of one side (lib/kvcomp/block.hpp), coded with one Huffman book. Block b of head h of block row r
-/// is places[r * heads + h]. Values (by_channel) have a step per token; keys one per channel (channel_steps)
-/// or one, and origins per channel.
+/// is places[r * heads + h]; there are less than 2^31. Values (by_channel) have a step per token; keys one
+/// per channel (channel_steps) or one, and origins per channel.
 struct KvcompStore {
   WordStream payload, counts, origins;  ///< aligned to 16 bytes
   const uint16_t* steps;                ///< f16
   const KvcompPlace* places;
   const uint32_t* table;  ///< huffman_step.hpp
-  uint32_t window;
   uint32_t rows, heads, tokens, dims;
   uint32_t largest_payload;  ///< bytes of a coded block at most
   bool by_channel, channel_steps, has_origins;

@@ -2,7 +2,7 @@
 //
 // A block belongs to a team of whole warps, a run to a thread: a token's channels where keys are decoded, a
 // channel's tokens of values. The team brings the block's payload to shared memory in 16-byte pieces, finds
-// where its runs begin by a prefix sum of their bits, and steps through them together, one symbol of every
+// where its runs begin by a prefix sum of their bits, and steps through them together, two symbols of every
 // run at a time, so that what belongs to the position in the run (a query's element, a step) is the same for
 // all threads, and of values a step's symbols are neighbours in memory. A step is a look-up in shared memory
 // (lib/entropy/huffman_step.hpp). Runs with escapes, which are few, are walked a second time for them.
@@ -10,6 +10,8 @@
 // Several teams make up a block of threads and share the table. Threads that have nothing to do take part in
 // all barriers.
 #pragma once
+
+#include <type_traits>
 
 #include "cuda/kernel.cuh"
 #include "cuda/kvcomp.cuh"
@@ -20,6 +22,12 @@ namespace kvcodec::cuda {
 /// Symbols of a row of keys that are decoded before they are written out together, and the bytes from one
 /// row to the next: words of neighbouring rows lie in different banks.
 inline constexpr unsigned kKeyChunk = 64, kKeyChunkStride = kKeyChunk + 4;
+
+inline constexpr unsigned kKvcompThreads = 256;  ///< of a block of threads at most
+
+/// Blocks of threads that a multiprocessor shall have registers for: a step waits for shared memory, and
+/// other warps step meanwhile.
+constexpr unsigned kvcomp_together(unsigned queries) { return queries > 4 ? 3 : 4; }
 
 /// How a launch is cut up, and its shared memory:
 ///   table | stage of each team | (floats of each team) | (chunk of each thread)
@@ -50,12 +58,11 @@ struct Shared {
   unsigned char* chunks;  // of its team
 };
 
-__device__ __forceinline__ Shared share(const KvcompStore& store, const KvcompTeams& teams,
-                                        const Team& team) {
+__device__ __forceinline__ Shared share(const KvcompTeams& teams, const Team& team) {
   unsigned char* at = dynamic_shared();
   Shared shared;
   shared.table = reinterpret_cast<uint32_t*>(at);
-  at += sizeof(uint32_t) << store.window;
+  at += sizeof(uint32_t) << kStepWindow;
   shared.stage = at + team.index * teams.stage_bytes;
   at += teams.teams * teams.stage_bytes;
   shared.floats = reinterpret_cast<float*>(at) + team.index * teams.floats;
@@ -67,24 +74,27 @@ __device__ __forceinline__ Shared share(const KvcompStore& store, const KvcompTe
 
 /// Begins to bring the table to shared memory; it is there when the first payload is.
 __device__ __forceinline__ void load_table(const KvcompStore& store, uint32_t* table) {
-  for (unsigned i = 4 * threadIdx.x; i < 1u << store.window; i += 4 * blockDim.x)
+  for (unsigned i = 4 * threadIdx.x; i < 1u << kStepWindow; i += 4 * blockDim.x)
     copy_async16(table + i, store.table + i);
 }
 
-/// The payload of a block: `bit` is where it begins.
+/// The payload of a block: `bit` is where it begins, and no run behind `end`.
+template <bool kStaged>
 struct Payload {
-  WordStream stream;
-  uint64_t bit;
+  using Bit = std::conditional_t<kStaged, uint32_t, uint64_t>;  ///< also counts bits of runs, damaged or not
+  std::conditional_t<kStaged, OpenWordStream, WordStream> stream;
+  Bit bit, end;
+
+  /// Where the counts say that a run begins: counts may be damaged.
+  __device__ __forceinline__ Bit run_at(Bit start) const { return start < end ? start : end; }
 };
 
 /// Begins to bring it to shared memory, where there is room for it; place: null for none.
 template <bool kStaged>
-__device__ __forceinline__ Payload open_payload(const KvcompStore& store, const KvcompTeams& teams,
-                                                const Team& team, const KvcompPlace* place,
-                                                unsigned char* stage) {
-  Payload payload{store.payload, place ? place->payload * 8 : 0};
+__device__ __forceinline__ Payload<kStaged> open_payload(const KvcompStore& store, const Team& team,
+                                                         const KvcompPlace* place, unsigned char* stage) {
   if constexpr (kStaged) {
-    payload = {{reinterpret_cast<const uint32_t*>(stage), teams.stage_bytes / 4 - 1}, 0};
+    Payload<true> payload{{reinterpret_cast<const uint32_t*>(stage)}, 0, 0};
     if (place) {
       const uint64_t first = place->payload / 16 * 16;
       const auto before = static_cast<unsigned>(place->payload - first);
@@ -93,9 +103,13 @@ __device__ __forceinline__ Payload open_payload(const KvcompStore& store, const 
       for (unsigned i = 16 * team.thread; i < before + place->payload_bytes + 16; i += 16 * team.threads)
         copy_async16(stage + i, from + i);
       payload.bit = 8 * before;
+      payload.end = 8 * (before + place->payload_bytes);
     }
+    return payload;
+  } else {
+    return {store.payload, place ? place->payload * 8 : 0,
+            place ? (place->payload + place->payload_bytes) * 8 : 0};
   }
-  return payload;
 }
 
 /// Sum over the team's threads before this one; total: over all of them. sums: prefix_sum's. All threads of
@@ -167,42 +181,41 @@ __device__ __forceinline__ void load_vector(float (&to)[kCount], const float* fr
   }
 }
 
-/// Calls body(i, entry) for symbols [first, end) of a run.
-template <class Body>
-__device__ __forceinline__ void walk(BitCursor& cursor, const uint32_t* table, unsigned window,
-                                     unsigned first, unsigned end, Body&& body) {
-  unsigned i = first;
-  for (; i + 2 <= end; i += 2) {
-    cursor.refill();
-    body(i, cursor.step(table, window));
-    body(i + 1, cursor.step(table, window));
+/// Calls body(i, symbol) for the next n symbols of a run.
+template <class Words, class Body>
+__device__ __forceinline__ void walk(BitCursor<Words>& cursor, const uint32_t* table, unsigned n,
+                                     Body&& body) {
+  unsigned i = 0;
+#pragma unroll 2
+  for (; i + 2 <= n; i += 2) {
+    const uint32_t entry = cursor.two(table);
+    body(i, StepSymbol<2>{entry});
+    body(i + 1, StepSymbol<3>{entry});
   }
-  if (i < end) {
-    cursor.refill();
-    body(i, cursor.step(table, window));
-  }
+  if (i < n) body(i, StepSymbol<2>{cursor.one(table)});
 }
 
 /// Calls body(i, value) for the values of a run that are stored exactly. start: its first bit; raw: the bit
 /// behind its codes. Returns whether all values are finite.
-template <class Body>
-__device__ __forceinline__ bool walk_exact(const KvcompStore& store, const WordStream& stream, uint64_t start,
+template <class Words, class Body>
+__device__ __forceinline__ bool walk_exact(const KvcompStore& store, const Words& words, uint64_t start,
                                            uint64_t raw, const uint32_t* table, unsigned n, Body&& body) {
-  BitCursor cursor(stream, start);
+  BitCursor<Words> cursor(words, start);
   bool finite = true;
-  walk(cursor, table, store.window, 0, n, [&](unsigned i, uint32_t entry) {
-    if (!step_escapes(entry)) return;
-    const float value = from_storage(store, stream.bits(raw, 16));
+#pragma unroll 1
+  for (unsigned i = 0; i < n; ++i) {
+    if (!step_escapes(cursor.one(table))) continue;
+    const float value = from_storage(store, words.bits(raw, 16));
     raw += 16;
     finite &= is_finite(value);
     body(i, value);
-  });
+  }
   return finite;
 }
 
 /// The team's item: block `item` of store, if there is one.
-__device__ __forceinline__ const KvcompPlace* place_of(const KvcompStore& store, uint64_t item) {
-  return item < uint64_t{store.rows} * store.heads ? store.places + item : nullptr;
+__device__ __forceinline__ const KvcompPlace* place_of(const KvcompStore& store, uint32_t item) {
+  return item < store.rows * store.heads ? store.places + item : nullptr;
 }
 
 }  // namespace kvcomp_detail
@@ -214,20 +227,19 @@ __global__ void kvcomp_decode(KvcompStore store, KvcompTeams teams, KvcompRange 
   using namespace kvcomp_detail;
   KVCODEC_SHARED_ARRAY(unsigned, sums, 32);
   const Team team = own_team(teams);
-  const Shared shared = share(store, teams, team);
+  const Shared shared = share(teams, team);
   const unsigned runs = kByChannel ? store.dims : store.tokens;
   const unsigned n = kByChannel ? store.tokens : store.dims;
   float* const steps = shared.floats;        // by position in the run
   float* const origins = shared.floats + n;  // of keys
   load_table(store, shared.table);
-  const uint64_t items = uint64_t{store.rows} * store.heads;
-  for (uint64_t begin = uint64_t{blockIdx.x} * teams.teams; begin < items;
-       begin += uint64_t{gridDim.x} * teams.teams) {
-    const uint64_t item = begin + team.index;
+  const uint32_t items = store.rows * store.heads;
+  for (uint32_t begin = blockIdx.x * teams.teams; begin < items; begin += gridDim.x * teams.teams) {
+    const uint32_t item = begin + team.index;
     const KvcompPlace* const place = place_of(store, item);
     const bool raw = place && place->mode == 255, coded = place && !raw;
-    const uint64_t first_token = item / store.heads * store.tokens;
-    const uint64_t column = item % store.heads * store.dims;
+    const uint64_t first_token = uint64_t{item / store.heads} * store.tokens;
+    const uint64_t column = uint64_t{item % store.heads} * store.dims;
     const auto wanted = [&](unsigned t) {
       return first_token + t >= range.first && first_token + t < range.end;
     };
@@ -236,7 +248,7 @@ __global__ void kvcomp_decode(KvcompStore store, KvcompTeams teams, KvcompRange 
     };
     bool good = true;
     __syncthreads();  // shared memory is free again
-    const Payload payload = open_payload<kStaged>(store, teams, team, coded ? place : nullptr, shared.stage);
+    const auto payload = open_payload<kStaged>(store, team, coded ? place : nullptr, shared.stage);
     copy_async_commit();
     if (coded)
       for (unsigned i = team.thread; i < n; i += team.threads) {
@@ -254,30 +266,26 @@ __global__ void kvcomp_decode(KvcompStore store, KvcompTeams teams, KvcompRange 
       }
     copy_async_wait<0>();
     __syncthreads();
-    uint64_t bit = payload.bit;  // of the first run of these
+    auto bit = payload.bit;  // of the first run of these
     for (unsigned first = 0; first < runs; first += team.threads) {
       const unsigned run = first + team.thread;
       const bool active = coded && run < runs;
       const unsigned bits = active ? run_bits(store, *place, run) : 0;
       unsigned total;
-      const uint64_t start = bit + scan_team(bits, team, sums, total);
+      const auto start = payload.run_at(bit + scan_team(bits, team, sums, total));
       bit += total;
       BitCursor cursor(payload.stream, active ? start : payload.bit);
-      unsigned escapes = 0;
       if constexpr (kByChannel) {
         if (active)
-          walk(cursor, shared.table, store.window, 0, n, [&](unsigned t, uint32_t entry) {
-            escapes += step_escapes(entry);
-            if (wanted(t)) put(out_of(t, run), step_level(entry) * steps[t], store.brain);
+          walk(cursor, shared.table, n, [&](unsigned t, auto symbol) {
+            if (wanted(t)) put(out_of(t, run), symbol.level() * steps[t], store.brain);
           });
       } else {
         for (unsigned chunk = 0; chunk < n; chunk += kKeyChunk) {
           const unsigned count = n - chunk < kKeyChunk ? n - chunk : kKeyChunk;
           if (active)
-            walk(cursor, shared.table, store.window, 0, count, [&](unsigned i, uint32_t entry) {
-              escapes += step_escapes(entry);
-              shared.chunk[i] = step_symbol(entry);
-            });
+            walk(cursor, shared.table, count,
+                 [&](unsigned i, auto symbol) { shared.chunk[i] = symbol.symbol(); });
           __syncthreads();
           // Rows together: a warp writes neighbouring channels.
           if (coded)
@@ -286,7 +294,7 @@ __global__ void kvcomp_decode(KvcompStore store, KvcompTeams teams, KvcompRange 
               for (unsigned i = threadIdx.x % kWarp; i < count; i += kWarp) {
                 const unsigned c = chunk + i;
                 const float level =
-                    static_cast<float>(static_cast<int>(shared.chunks[r * teams.chunks + i]) - 127) +
+                    static_cast<float>(static_cast<int>(shared.chunks[r * teams.chunks + i]) - kStepZero) +
                     origins[c];
                 put(out_of(first + r, c), level * steps[c], store.brain);
               }
@@ -296,27 +304,28 @@ __global__ void kvcomp_decode(KvcompStore store, KvcompTeams teams, KvcompRange 
       }
       if (!active) continue;
       const uint64_t end = cursor.position();
-      good &= end + 16 * uint64_t{escapes} == start + bits;
-      if (good && escapes > 0)
+      good &= end + 16 * uint64_t{cursor.escapes()} == start + bits;
+      if (good && cursor.escapes() > 0)
         good = walk_exact(store, payload.stream, start, end, shared.table, n, [&](unsigned i, float value) {
           const unsigned t = kByChannel ? i : run, c = kByChannel ? run : i;
           if (wanted(t)) put(out_of(t, c), value, store.brain);
         });
     }
     if (coded) good &= (bit - payload.bit + 7) / 8 == place->payload_bytes;
-    if (!good) atomicMin(damaged, static_cast<uint32_t>(item));
+    if (!good) atomicMin(damaged, item);
   }
 }
 
 /// kQueries of one head at a time: `count` of them, from first_query on; the rest are zeros.
 template <unsigned kQueries, bool kStaged>
-__global__ void kvcomp_keys(KvcompStore store, KvcompTeams teams, KvcompRange range, const float* queries,
-                            unsigned per_head, unsigned first_query, unsigned count, float* out,
-                            size_t stride, uint32_t* damaged) {
+__global__ void __launch_bounds__(kKvcompThreads, kvcomp_together(kQueries))
+    kvcomp_keys(KvcompStore store, KvcompTeams teams, KvcompRange range, const float* queries,
+                unsigned per_head, unsigned first_query, unsigned count, float* out, size_t stride,
+                uint32_t* damaged) {
   using namespace kvcomp_detail;
   KVCODEC_SHARED_ARRAY(unsigned, sums, 32);
   const Team team = own_team(teams);
-  const Shared shared = share(store, teams, team);
+  const Shared shared = share(teams, team);
   const unsigned n = store.dims, runs = store.tokens;
   // Of each channel, kQueries elements: queries times the channel's step. Behind them sums over channels of
   // these times origins, by warps, and the origins.
@@ -324,20 +333,19 @@ __global__ void kvcomp_keys(KvcompStore store, KvcompTeams teams, KvcompRange ra
   float* const bases = vectors + n * kQueries;
   float* const origins = bases + team.warps * kQueries;
   load_table(store, shared.table);
-  const uint64_t items = uint64_t{store.rows} * store.heads;
-  for (uint64_t begin = uint64_t{blockIdx.x} * teams.teams; begin < items;
-       begin += uint64_t{gridDim.x} * teams.teams) {
-    const uint64_t item = begin + team.index;
+  const uint32_t items = store.rows * store.heads;
+  for (uint32_t begin = blockIdx.x * teams.teams; begin < items; begin += gridDim.x * teams.teams) {
+    const uint32_t item = begin + team.index;
     const KvcompPlace* const place = place_of(store, item);
     const bool raw = place && place->mode == 255, coded = place && !raw;
-    const uint64_t first_token = item / store.heads * store.tokens;
-    const size_t first_row = item % store.heads * per_head + first_query;
+    const uint64_t first_token = uint64_t{item / store.heads} * store.tokens;
+    const size_t first_row = size_t{item % store.heads} * per_head + first_query;
     const auto query = [&](unsigned g, unsigned c) {
       return g < count ? queries[(first_row + g) * n + c] : 0.0f;
     };
     bool good = true;
     __syncthreads();  // shared memory is free again
-    const Payload payload = open_payload<kStaged>(store, teams, team, coded ? place : nullptr, shared.stage);
+    const auto payload = open_payload<kStaged>(store, team, coded ? place : nullptr, shared.stage);
     copy_async_commit();
     float base[kQueries] = {};
     if (coded)
@@ -362,29 +370,27 @@ __global__ void kvcomp_keys(KvcompStore store, KvcompTeams teams, KvcompRange ra
       base[g] = 0;
       for (unsigned w = 0; w < team.warps; ++w) base[g] += bases[w * kQueries + g];
     }
-    uint64_t bit = payload.bit;
+    auto bit = payload.bit;
     for (unsigned first = 0; first < runs; first += team.threads) {
       const unsigned run = first + team.thread;
       const bool active = coded && run < runs;
       const unsigned bits = active ? run_bits(store, *place, run) : 0;
       unsigned total;
-      const uint64_t start = bit + scan_team(bits, team, sums, total);
+      const auto start = payload.run_at(bit + scan_team(bits, team, sums, total));
       bit += total;
       float scores[kQueries];
       for (unsigned g = 0; g < kQueries; ++g) scores[g] = base[g];
       if (active) {
         BitCursor cursor(payload.stream, start);
-        unsigned escapes = 0;
-        walk(cursor, shared.table, store.window, 0, n, [&](unsigned c, uint32_t entry) {
-          const float level = step_level(entry);
-          escapes += step_escapes(entry);
+        walk(cursor, shared.table, n, [&](unsigned c, auto symbol) {
+          const float level = symbol.level();
           float elements[kQueries];
           load_vector(elements, vectors + c * kQueries);
           for (unsigned g = 0; g < kQueries; ++g) scores[g] = fmaf(level, elements[g], scores[g]);
         });
         const uint64_t end = cursor.position();
-        good &= end + 16 * uint64_t{escapes} == start + bits;
-        if (good && escapes > 0)
+        good &= end + 16 * uint64_t{cursor.escapes()} == start + bits;
+        if (good && cursor.escapes() > 0)
           good = walk_exact(store, payload.stream, start, end, shared.table, n, [&](unsigned c, float value) {
             for (unsigned g = 0; g < kQueries; ++g)
               scores[g] += query(g, c) * value - vectors[c * kQueries + g] * origins[c];
@@ -403,7 +409,7 @@ __global__ void kvcomp_keys(KvcompStore store, KvcompTeams teams, KvcompRange ra
           if (g < count) out[(first_row + g) * stride + (token - range.first)] = scores[g];
     }
     if (coded) good &= (bit - payload.bit + 7) / 8 == place->payload_bytes;
-    if (!good) atomicMin(damaged, static_cast<uint32_t>(item));
+    if (!good) atomicMin(damaged, item);
   }
 }
 
@@ -416,7 +422,7 @@ __global__ void kvcomp_values(KvcompStore store, KvcompTeams teams, KvcompRange 
   using namespace kvcomp_detail;
   KVCODEC_SHARED_ARRAY(unsigned, sums, 32);
   const Team team = own_team(teams);
-  const Shared shared = share(store, teams, team);
+  const Shared shared = share(teams, team);
   const unsigned n = store.tokens, runs = store.dims, head = blockIdx.y;
   const unsigned own_run = blockIdx.z * team.threads + team.thread;
   float* const vectors = shared.floats;  // of each token, kQueries weights times its step
@@ -427,7 +433,7 @@ __global__ void kvcomp_values(KvcompStore store, KvcompTeams teams, KvcompRange 
   const unsigned end_row = store.rows - begin < part_rows ? store.rows : begin + part_rows;
   for (unsigned at = begin; at < end_row; at += teams.teams) {
     const unsigned row = at + team.index;
-    const uint64_t item = uint64_t{row} * store.heads + head;
+    const uint32_t item = row * store.heads + head;
     const KvcompPlace* const place = row < end_row ? store.places + item : nullptr;
     const bool raw = place && place->mode == 255, coded = place && !raw;
     const uint64_t first_token = uint64_t{row} * n;
@@ -438,7 +444,7 @@ __global__ void kvcomp_values(KvcompStore store, KvcompTeams teams, KvcompRange 
     };
     bool good = true;
     __syncthreads();  // shared memory is free again
-    const Payload payload = open_payload<kStaged>(store, teams, team, coded ? place : nullptr, shared.stage);
+    const auto payload = open_payload<kStaged>(store, team, coded ? place : nullptr, shared.stage);
     copy_async_commit();
     if (place)
       for (unsigned g = 0; g < kQueries; ++g)
@@ -446,31 +452,29 @@ __global__ void kvcomp_values(KvcompStore store, KvcompTeams teams, KvcompRange 
           vectors[t * kQueries + g] = weight(g, t) * (coded ? step_of(store, *place, t) : 1.0f);
     copy_async_wait<0>();
     __syncthreads();
-    uint64_t bit = payload.bit, start = 0;
+    auto bit = payload.bit, start = bit;
     unsigned bits = 0;
     for (unsigned first = 0; first < runs; first += team.threads) {
       const unsigned run = first + team.thread;
       const unsigned run_size = coded && run < runs ? run_bits(store, *place, run) : 0;
       unsigned total;
       const unsigned before = scan_team(run_size, team, sums, total);
-      if (run == own_run) start = bit + before, bits = run_size;
+      if (run == own_run) start = payload.run_at(bit + before), bits = run_size;
       bit += total;
     }
     if (coded) {
       good &= (bit - payload.bit + 7) / 8 == place->payload_bytes;
       if (own_run < runs) {
         BitCursor cursor(payload.stream, start);
-        unsigned escapes = 0;
-        walk(cursor, shared.table, store.window, 0, n, [&](unsigned t, uint32_t entry) {
-          const float level = step_level(entry);
-          escapes += step_escapes(entry);
+        walk(cursor, shared.table, n, [&](unsigned t, auto symbol) {
+          const float level = symbol.level();
           float elements[kQueries];
           load_vector(elements, vectors + t * kQueries);
           for (unsigned g = 0; g < kQueries; ++g) out[g] = fmaf(level, elements[g], out[g]);
         });
         const uint64_t end = cursor.position();
-        good &= end + 16 * uint64_t{escapes} == start + bits;
-        if (good && escapes > 0)
+        good &= end + 16 * uint64_t{cursor.escapes()} == start + bits;
+        if (good && cursor.escapes() > 0)
           good = walk_exact(store, payload.stream, start, end, shared.table, n, [&](unsigned t, float value) {
             for (unsigned g = 0; g < kQueries; ++g) out[g] = fmaf(value, weight(g, t), out[g]);
           });
@@ -482,7 +486,7 @@ __global__ void kvcomp_values(KvcompStore store, KvcompTeams teams, KvcompRange 
         for (unsigned g = 0; g < kQueries; ++g) out[g] = fmaf(value, vectors[t * kQueries + g], out[g]);
       }
     }
-    if (!good) atomicMin(damaged, static_cast<uint32_t>(item));
+    if (!good) atomicMin(damaged, item);
   }
   if (own_run < runs)
     for (unsigned g = 0; g < kQueries; ++g) {

@@ -1,6 +1,6 @@
-// Huffman decoding one symbol at a time, for many runs side by side that step together: what a thread of a
-// device does for its run (huffman.hpp says what a run is). A step is a look-up by the next bits in a table
-// of all their values, and a shift; nothing in it branches.
+// Huffman decoding by steps, for many runs side by side that step together: what a thread of a device does
+// for its run (huffman.hpp says what a run is). A step is a look-up by the next bits in a table of all their
+// values, which knows the two codes that stand there; where two do not fit, it is two look-ups.
 //
 // For kernels too: no fmt and nothing that includes it.
 #pragma once
@@ -12,19 +12,54 @@
 
 namespace kvcodec {
 
-/// An entry of the table, one for each value of the next `window` bits:
-///   bits 0-3    the length of the code that stands there, 1..12
-///   bit 4       it is the escape
-///   bits 8-15   its symbol
-///   bits 16-31  its symbol less the zero symbol, -128..255, as bf16 (exact), 0 for the escape: what products
-///   take
-KVCODEC_HD unsigned step_length(uint32_t entry) { return entry & 15; }
-KVCODEC_HD unsigned step_escapes(uint32_t entry) { return entry >> 4 & 1; }
-KVCODEC_HD uint8_t step_symbol(uint32_t entry) { return static_cast<uint8_t>(entry >> 8); }
-KVCODEC_HD float step_level(uint32_t entry) { return float_of(entry & 0xffff0000u); }
-KVCODEC_HD uint32_t step_entry(unsigned symbol, unsigned length, bool escape, int zero_symbol) {
-  const float level = escape ? 0.0f : static_cast<float>(static_cast<int>(symbol) - zero_symbol);
-  return (bits_of(level) & 0xffff0000u) | symbol << 8 | static_cast<uint32_t>(escape) << 4 | length;
+inline constexpr unsigned kStepWindow = 12;  ///< bits of a look-up, which the longest code has at most
+inline constexpr int kStepZero = 127;        ///< the symbol of level 0
+
+/// An entry of the table, one for each value of the next kStepWindow bits: the two codes that stand there, or
+/// the first alone if the second does not fit or one of them is the escape.
+///   bits 0-3    the bits of both, or of the one, 1..12
+///   bit 6       the first is the escape
+///   bit 7       it is one alone
+///   bits 8-11   the bits of the first
+///   bits 16-23  the symbol of the first, kStepZero for the escape, from which products get nothing
+///   bits 24-31  the symbol of the second
+KVCODEC_HD unsigned step_bits(uint32_t entry) { return entry & 15; }
+KVCODEC_HD unsigned step_escapes(uint32_t entry) { return entry >> 6 & 1; }
+KVCODEC_HD bool step_alone(uint32_t entry) { return (entry & 0x80) != 0; }
+KVCODEC_HD uint32_t step_entry(unsigned symbol, unsigned length, bool escape) {
+  const uint32_t level = escape ? kStepZero : symbol;
+  return level << 16 | length << 8 | 0x80 | (escape ? 0x40u : 0u) | length;
+}
+/// An entry of two, neither of them the escape.
+KVCODEC_HD uint32_t step_entry(unsigned first, unsigned first_length, unsigned second,
+                               unsigned second_length) {
+  return second << 24 | first << 16 | first_length << 8 | (first_length + second_length);
+}
+
+/// The symbol in byte kByte of an entry: 2, the first, or 3, the second.
+template <unsigned kByte>
+struct StepSymbol {
+  uint32_t entry;
+
+  KVCODEC_HD uint8_t symbol() const { return static_cast<uint8_t>(entry >> (8 * kByte)); }
+  /// Less kStepZero, exactly: the symbol becomes the last bits of 2^23.
+  KVCODEC_HD float level() const {
+#ifdef __CUDA_ARCH__
+    const uint32_t bits = __byte_perm(entry, 0x4b000000u, 0x7440 + kByte);
+#else
+    const uint32_t bits = 0x4b000000u | symbol();
+#endif
+    return float_of(bits) - (8388608.0f + kStepZero);
+  }
+};
+
+/// A word of a stream with the bit that comes first highest.
+KVCODEC_HD uint32_t stream_order(uint32_t word) {
+#ifdef __CUDA_ARCH__
+  return __byte_perm(word, 0, 0x0123);
+#else
+  return __builtin_bswap32(word);
+#endif
 }
 
 /// A stream of bytes in words of 4, as a little-endian machine reads them; word `last` is the last that can
@@ -33,15 +68,9 @@ struct WordStream {
   const uint32_t* words;
   uint32_t last;
 
+  KVCODEC_HD uint32_t stored(uint32_t i) const { return words[i < last ? i : last]; }
   /// Word i with the bit that comes first in the stream highest.
-  KVCODEC_HD uint32_t word(uint32_t i) const {
-    const uint32_t value = words[i < last ? i : last];
-#ifdef __CUDA_ARCH__
-    return __byte_perm(value, 0, 0x0123);
-#else
-    return __builtin_bswap32(value);
-#endif
-  }
+  KVCODEC_HD uint32_t word(uint32_t i) const { return stream_order(stored(i)); }
   /// The `width` bits (0..32) from bit `bit` on.
   KVCODEC_HD uint32_t bits(uint64_t bit, unsigned width) const {
     const auto i = static_cast<uint32_t>(bit / 32);
@@ -50,37 +79,72 @@ struct WordStream {
   }
 };
 
-/// A place in a stream that moves forward.
+/// The same where more than what is asked for can be read.
+struct OpenWordStream {
+  const uint32_t* words;
+
+  KVCODEC_HD uint32_t stored(uint32_t i) const { return words[i]; }
+  KVCODEC_HD uint32_t word(uint32_t i) const { return stream_order(words[i]); }
+  KVCODEC_HD uint32_t bits(uint64_t bit, unsigned width) const {
+    return WordStream{words, ~uint32_t{0}}.bits(bit, width);
+  }
+};
+
+/// A place in a stream that moves forward. It reads at most 3 words behind the one where it is.
+template <class Words>
 class BitCursor {
  public:
-  KVCODEC_HD BitCursor(const WordStream& stream, uint64_t bit)
-      : stream_(stream), next_(static_cast<uint32_t>(bit / 32) + 2), valid_(64 - static_cast<int>(bit % 32)) {
-    bits_ = (uint64_t{stream.word(next_ - 2)} << 32 | stream.word(next_ - 1)) << (bit % 32);
+  KVCODEC_HD BitCursor(const Words& words, uint64_t bit)
+      : words_(words), next_(static_cast<uint32_t>(bit / 32) + 3), used_(static_cast<uint32_t>(bit % 32)) {
+    high_ = words.word(next_ - 3), low_ = words.word(next_ - 2), ahead_ = words.stored(next_ - 1);
   }
-  /// Makes at least the next 33 bits ready: steps for two codes of 12 bits, or three of 11.
-  KVCODEC_HD void refill() {
-    const bool few = valid_ <= 32;
-    const uint64_t more = uint64_t{stream_.word(next_)} << ((32 - valid_) & 63);
-    bits_ |= few ? more : 0;
-    valid_ += few ? 32 : 0;
-    next_ += few ? 1 : 0;
-  }
-  /// The entry for the next code, which is passed over.
-  KVCODEC_HD uint32_t step(const uint32_t* table, unsigned window) {
-    const uint32_t entry = table[static_cast<uint32_t>(bits_ >> 32) >> (32 - window)];
-    bits_ <<= step_length(entry);
-    valid_ -= static_cast<int>(step_length(entry));
+  /// Passes over the next code. Its entry.
+  KVCODEC_HD uint32_t one(const uint32_t* table) {
+    const uint32_t entry = look(table);
+    pass(entry >> 8);
+    escapes_ += step_escapes(entry);
     return entry;
   }
-  KVCODEC_HD uint64_t position() const {
-    return uint64_t{next_} * 32 - static_cast<uint64_t>(static_cast<int64_t>(valid_));
+  /// Passes over the next two codes. An entry with both symbols.
+  KVCODEC_HD uint32_t two(const uint32_t* table) {
+    uint32_t entry = look(table);
+    if (step_alone(entry)) {
+      escapes_ += step_escapes(entry);
+      pass(entry);
+      entry = (entry & 0x00ffffff) | (one(table) << 8 & 0xff000000);
+    } else {
+      pass(entry);
+    }
+    return entry;
   }
+  KVCODEC_HD unsigned escapes() const { return escapes_; }  ///< how many were passed over
+  KVCODEC_HD uint64_t position() const { return uint64_t{next_ - 3} * 32 + (used_ & 63); }
 
  private:
-  WordStream stream_;
-  uint32_t next_;  // the word that follows those in bits_
-  int valid_;      // bits of bits_ that are of the stream, from the highest down; may fall below 33
-  uint64_t bits_;
+  KVCODEC_HD uint32_t look(const uint32_t* table) const {
+#ifdef __CUDA_ARCH__
+    const uint32_t bits = __funnelshift_l(low_, high_, used_);  // by its last five bits
+#else
+    const uint64_t both = uint64_t{high_} << 32 | low_;
+    const auto bits = static_cast<uint32_t>((both << (used_ & 31)) >> 32);
+#endif
+    return table[bits >> (32 - kStepWindow)];
+  }
+  /// The last four bits of `entry` say how far; bits 4 and 5 are zeros.
+  KVCODEC_HD void pass(uint32_t entry) {
+    used_ += entry;
+    if ((used_ & 32) == 0) return;
+    high_ = low_, low_ = stream_order(ahead_), ahead_ = words_.stored(next_);
+    ++next_;
+    used_ -= 32;
+  }
+
+  Words words_;
+  uint32_t next_;        // the word that follows those that are here
+  uint32_t used_;        // in its last six bits: bits of high_, less than 32; what is above means nothing
+  uint32_t high_, low_;  // words in which the next code begins and ends
+  uint32_t ahead_;       // the word behind them as it is stored: read early, so that nobody waits for it
+  unsigned escapes_ = 0;
 };
 
 }  // namespace kvcodec

@@ -5,14 +5,23 @@
 
 namespace kvcodec {
 
-StepTable step_table(const HuffmanBook& book, int zero_symbol) {
+std::vector<uint32_t> step_table(const HuffmanBook& book) {
   if (book.num_codes() == 0) throw failed("a book without codes decodes nothing");
   if (book.symbols() > 256) throw failed("a book of {} symbols; steps know 256", book.symbols());
-  StepTable table;
-  table.window = book.max_length() <= 11 ? 11 : 12;
-  for (const auto& [symbol, length] : codes_by_window(book, table.window))
-    table.entries.push_back(
-        step_entry(symbol, length, book.has_escape() && symbol == book.escape(), zero_symbol));
+  const auto codes = codes_by_window(book, kStepWindow);
+  const auto escapes = [&](const WindowCode& code) {
+    return book.has_escape() && code.symbol == book.escape();
+  };
+  std::vector<uint32_t> table;
+  for (size_t bits = 0; bits < codes.size(); ++bits) {
+    const WindowCode& first = codes[bits];
+    // What follows the first code; the bits that are not known are those of a second that does not fit.
+    const WindowCode& second = codes[(bits << first.length) % codes.size()];
+    const bool both =
+        first.length + second.length <= static_cast<int>(kStepWindow) && !escapes(first) && !escapes(second);
+    table.push_back(both ? step_entry(first.symbol, first.length, second.symbol, second.length)
+                         : step_entry(first.symbol, first.length, escapes(first)));
+  }
   return table;
 }
 

@@ -9,12 +9,7 @@
 
 namespace kvcodec {
 
-struct StepTable {
-  unsigned window = 0;            ///< 11, or 12 if the book has codes so long
-  std::vector<uint32_t> entries;  ///< 2^window
-};
-
-/// Throws Error(failed) if the book has no codes, or more than 256 symbols.
-StepTable step_table(const HuffmanBook& book, int zero_symbol);
+/// 2^kStepWindow entries. Throws Error(failed) if the book has no codes, or more than 256 symbols.
+std::vector<uint32_t> step_table(const HuffmanBook& book);
 
 }  // namespace kvcodec

@@ -27,15 +27,26 @@ std::vector<uint32_t> to_words(std::span<const uint8_t> bytes) {
 TEST_CASE("entries of steps hold what they were made of") {
   for (unsigned symbol = 0; symbol < 256; ++symbol)
     for (unsigned length = 1; length <= 12; ++length) {
-      const uint32_t entry = step_entry(symbol, length, false, 127);
-      CHECK(step_symbol(entry) == symbol);
-      CHECK(step_length(entry) == length);
-      CHECK(step_escapes(entry) == 0);
-      CHECK(step_level(entry) == static_cast<float>(static_cast<int>(symbol) - 127));
+      const uint32_t one = step_entry(symbol, length, false);
+      CHECK(step_alone(one));
+      CHECK(step_escapes(one) == 0);
+      CHECK(step_bits(one) == length);
+      CHECK((one >> 8 & 63) == length);
+      CHECK(StepSymbol<2>{one}.symbol() == symbol);
+      CHECK(StepSymbol<2>{one}.level() == static_cast<float>(static_cast<int>(symbol) - 127));
+      const uint32_t both = step_entry(7, 5, symbol, length % 8);
+      CHECK(!step_alone(both));
+      CHECK(step_escapes(both) == 0);
+      CHECK((both & 63) == 5 + length % 8);
+      CHECK((both >> 8 & 63) == 5);
+      CHECK(StepSymbol<2>{both}.symbol() == 7);
+      CHECK(StepSymbol<3>{both}.symbol() == symbol);
+      CHECK(StepSymbol<3>{both}.level() == static_cast<float>(static_cast<int>(symbol) - 127));
     }
-  const uint32_t escape = step_entry(255, 9, true, 127);
+  const uint32_t escape = step_entry(255, 9, true);
+  CHECK(step_alone(escape));
   CHECK(step_escapes(escape) == 1);
-  CHECK(step_level(escape) == 0);
+  CHECK(StepSymbol<2>{escape}.level() == 0);
 }
 
 TEST_CASE("bits of a stream of words") {
@@ -76,22 +87,33 @@ TEST_CASE("runs decoded by steps are those of the tree walk") {
       std::vector<EscapedValue> escaped;
       HuffmanTreeWalk<uint8_t>(book).decode_runs(payload, 0, run_bits, expected, escaped);
 
-      const StepTable table = step_table(book, 127);
-      CHECK(table.entries.size() == size_t{1} << table.window);
+      const std::vector<uint32_t> table = step_table(book);
+      CHECK(table.size() == size_t{1} << kStepWindow);
       const auto words = to_words(payload);
       const WordStream stream{words.data(), static_cast<uint32_t>(words.size() - 1)};
       uint64_t start = 0;
       size_t wrong = 0, next = 0;
       for (size_t run = 0; run < runs; ++run) {
-        BitCursor cursor(stream, start);
+        BitCursor one_by_one(stream, start), by_two(stream, start);
         std::vector<uint32_t> places;
         for (size_t i = 0; i < n; ++i) {
-          if (i % 2 == 0) cursor.refill();
-          const uint32_t entry = cursor.step(table.entries.data(), table.window);
-          wrong += step_symbol(entry) != expected(run, i);
-          if (step_escapes(entry)) places.push_back(static_cast<uint32_t>(i));
+          const uint32_t entry = one_by_one.one(table.data());
+          const bool escapes = step_escapes(entry) != 0;
+          wrong += StepSymbol<2>{entry}.symbol() != (escapes ? kStepZero : expected(run, i));
+          wrong += escapes != (expected(run, i) == 255);
+          if (escapes) places.push_back(static_cast<uint32_t>(i));
         }
-        uint64_t bit = cursor.position();
+        for (size_t i = 0; i + 2 <= n; i += 2) {
+          const auto zero_or = [&](uint8_t symbol) { return symbol == 255 ? kStepZero : symbol; };
+          const uint32_t entry = by_two.two(table.data());
+          wrong += StepSymbol<2>{entry}.symbol() != zero_or(expected(run, i));
+          wrong += StepSymbol<3>{entry}.symbol() != zero_or(expected(run, i + 1));
+        }
+        if (n % 2 == 1) by_two.one(table.data());
+        CHECK(by_two.position() == one_by_one.position());
+        CHECK(by_two.escapes() == places.size());
+        CHECK(one_by_one.escapes() == places.size());
+        uint64_t bit = one_by_one.position();
         for (const uint32_t place : places) {
           CHECK(escaped[next] == EscapedValue{static_cast<uint32_t>(run), place, stream.bits(bit, 16)});
           ++next;
@@ -107,6 +129,6 @@ TEST_CASE("runs decoded by steps are those of the tree walk") {
 
 TEST_CASE("books that steps cannot follow are refused") {
   const std::vector<uint64_t> none(4), many(300, 1);
-  CHECK_THROWS_AS(step_table(HuffmanBook::from_counts(none, {}), 0), Error);
-  CHECK_THROWS_AS(step_table(HuffmanBook::from_counts(many, {.max_codes = 300}), 0), Error);
+  CHECK_THROWS_AS(step_table(HuffmanBook::from_counts(none, {})), Error);
+  CHECK_THROWS_AS(step_table(HuffmanBook::from_counts(many, {.max_codes = 300})), Error);
 }
