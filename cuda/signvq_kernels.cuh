@@ -164,23 +164,63 @@ __global__ void __launch_bounds__(kScoreThreads)
 
 // The k largest ------------------------------------------------------------------------------------
 
-inline constexpr unsigned kTopThreads = 512;
+inline constexpr unsigned kTopThreads = 1024;
+inline constexpr unsigned kTopWarps = kTopThreads / kWarp;
+static_assert(kTopWarps == kWarp);          // a lane per warp adds up what the warps have counted
 inline constexpr unsigned kTopBins = 2048;  ///< 11 bits of the key at a time: 11, 11 and 10
+inline constexpr unsigned kTopAhead = 8;    ///< scores that a lane has under way
 
-/// A block per row: three passes of counting find the k-th largest key and how many equal it, a fourth writes
-/// what is above it and the first of those that equal it, in the order of the ids.
+/// The scores of one warp, one behind the other.
+struct TopPart {
+  const float* scores;
+  uint32_t count;
+
+  /// Calls body(i, score, key, real) for all scores, by all lanes together; keys are in the order of the
+  /// scores. What is not real is 0.
+  template <class Body>
+  __device__ __forceinline__ void each(Body&& body) const {
+    const unsigned lane = threadIdx.x % kWarp;
+    for (uint32_t from = 0; from < count; from += kTopAhead * kWarp) {
+      const float* const own = scores + from + lane;
+      const uint32_t rest = count - from;
+      float ahead[kTopAhead];
+#pragma unroll
+      for (unsigned i = 0; i < kTopAhead; ++i) ahead[i] = i * kWarp + lane < rest ? own[i * kWarp] : 0.0f;
+#pragma unroll
+      for (unsigned i = 0; i < kTopAhead; ++i)
+        body(from + i * kWarp + lane, ahead[i], static_cast<uint32_t>(ordered_key(ahead[i])) ^ 0x80000000u,
+             i * kWarp + lane < rest);
+    }
+  }
+};
+
+/// Sum over the lanes, for all.
+__device__ __forceinline__ uint32_t sum_of_lanes(uint32_t value) {
+#pragma unroll
+  for (int step = kWarp / 2; step > 0; step /= 2) value += __shfl_xor_sync(kAllLanes, value, step);
+  return value;
+}
+
+/// A block per row, each warp with its part of it: three passes of counting find the k-th largest key and how
+/// many equal it, a fourth counts for each warp how many are above it and equal to it, and a fifth writes
+/// what is above it and the first of those that equal it, in the order of the ids. A row of some ten thousand
+/// scores is read from far away once.
 __global__ void __launch_bounds__(kTopThreads)
     top_k_rows(const float* scores, size_t stride, const uint64_t* lengths, size_t k, uint32_t* ids,
                float* best) {
   KVCODEC_SHARED_ARRAY(uint32_t, bins, kTopBins);
-  KVCODEC_SHARED_ARRAY(uint32_t, scratch, kTopThreads / kWarp);
+  KVCODEC_SHARED_ARRAY(uint32_t, scratch, kTopWarps);
+  KVCODEC_SHARED_ARRAY(uint32_t, equal_counts, kTopWarps);
   KVCODEC_SHARED_ARRAY(uint32_t, found, 2);
-  const size_t length = lengths[blockIdx.x];
-  const float* row = scores + blockIdx.x * stride;
+  const uint64_t length = lengths[blockIdx.x];
   ids += blockIdx.x * k, best += blockIdx.x * k;
-  const size_t wanted = k < length ? k : length;
+  const uint64_t wanted = k < length ? k : length;
   if (wanted == 0) return;
-  const unsigned lane = threadIdx.x % kWarp;
+  const unsigned lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  const uint64_t share = (length + kTopThreads - 1) / kTopThreads * kWarp;  // of a warp
+  const uint64_t first = share * warp < length ? share * warp : length;
+  const TopPart part{scores + blockIdx.x * stride + first,
+                     static_cast<uint32_t>(length - first < share ? length - first : share)};
 
   // Keys whose bits above `shift` are those of `prefix` are still in question; `left` of them are wanted.
   uint32_t prefix = 0, above_mask = 0;
@@ -190,16 +230,9 @@ __global__ void __launch_bounds__(kTopThreads)
     const unsigned shift = shifts[pass], width = pass < 2 ? 11 : 10;
     for (unsigned i = threadIdx.x; i < kTopBins; i += kTopThreads) bins[i] = 0;
     __syncthreads();
-    for (size_t from = 0; from < length; from += kTopThreads) {
-      const size_t i = from + threadIdx.x;
-      const uint32_t key = i < length ? static_cast<uint32_t>(ordered_key(row[i])) ^ 0x80000000u : 0;
-      const bool counts = i < length && (key & above_mask) == prefix;
-      const uint32_t bin = counts ? key >> shift & ((1u << width) - 1) : ~0u;
-      // Scores crowd in a few bins: lanes of one bin add once.
-      const unsigned same = __match_any_sync(kAllLanes, bin);
-      if (counts && static_cast<unsigned>(__ffs(static_cast<int>(same))) == lane + 1)
-        atomicAdd(&bins[bin], static_cast<uint32_t>(__popc(same)));
-    }
+    part.each([&](uint32_t, float, uint32_t key, bool real) {
+      if (real && (key & above_mask) == prefix) atomicAdd(&bins[key >> shift & ((1u << width) - 1)], 1u);
+    });
     __syncthreads();
     // The bin that holds the left-th largest: each thread sums its share from the top.
     constexpr unsigned kShare = kTopBins / kTopThreads;
@@ -219,20 +252,33 @@ __global__ void __launch_bounds__(kTopThreads)
   }
 
   // prefix is the k-th largest key; `left` of those that equal it are taken.
-  uint32_t written = 0, equal_before = 0;
-  for (size_t from = 0; from < length; from += kTopThreads) {
-    const size_t i = from + threadIdx.x;
-    const float score = i < length ? row[i] : 0;
-    const uint32_t key = static_cast<uint32_t>(ordered_key(score)) ^ 0x80000000u;
-    const bool above = i < length && key > prefix, equal = i < length && key == prefix;
-    unsigned equals = 0, takes = 0;
-    const unsigned own_equal = equal_before + prefix_sum(unsigned{equal}, scratch, equals);
-    const bool take = above || (equal && own_equal < left);
-    const unsigned place = written + prefix_sum(unsigned{take}, scratch, takes);
-    if (take) ids[place] = static_cast<uint32_t>(i), best[place] = score;
-    written += takes, equal_before += equals;
-    if (written == wanted) break;  // all threads see the same
-  }
+  uint32_t above = 0, equal = 0;
+  part.each([&](uint32_t, float, uint32_t key, bool real) {
+    above += real && key > prefix;
+    equal += real && key == prefix;
+  });
+  above = sum_of_lanes(above), equal = sum_of_lanes(equal);
+  if (lane == 0) scratch[warp] = above, equal_counts[warp] = equal;
+  __syncthreads();
+  uint32_t equal_before = sum_of_lanes(lane < warp ? equal_counts[lane] : 0);
+  uint32_t written =
+      sum_of_lanes(lane < warp ? scratch[lane] : 0) + (equal_before < left ? equal_before : left);
+  if (above + equal == 0) return;           // the whole warp
+  const uint32_t below = (1u << lane) - 1;  // the lanes before this one
+  part.each([&](uint32_t i, float score, uint32_t key, bool real) {
+    bool take = real && key > prefix;
+    const uint32_t equals = __ballot_sync(kAllLanes, real && key == prefix);
+    if (equals != 0) {  // for the whole warp
+      take |= (equals >> lane & 1) != 0 && equal_before + __popc(equals & below) < left;
+      equal_before += __popc(equals);
+    }
+    const uint32_t takes = __ballot_sync(kAllLanes, take);
+    if (take) {
+      const uint32_t place = written + __popc(takes & below);
+      ids[place] = static_cast<uint32_t>(first) + i, best[place] = score;
+    }
+    written += __popc(takes);
+  });
 }
 
 }  // namespace kvcodec::cuda
