@@ -469,7 +469,8 @@ __device__ __forceinline__ uint32_t select_atom(const OmpAtoms& atoms, const Omp
   for (unsigned first = 0; first < tiles; first += kOmpThreads) {
     const unsigned t = first + threadIdx.x;
     const bool some = t < tiles && may_win(peaks[t].best) && open(t, peaks[t].best);
-    if (some) shared.best_id[2 * kOmpWarps] = t * kOmpAtoms + (peaks[t].best & kPlaceMask);
+    // Read only if there is one; where there are more, whichever comes last stays.
+    if (some) atomicExch(&shared.best_id[2 * kOmpWarps], t * kOmpAtoms + (peaks[t].best & kPlaceMask));
     some_tiles += __syncthreads_count(some);
     many_tiles += __syncthreads_count(t < tiles && may_win(peaks[t].second));
   }

@@ -105,6 +105,7 @@ __device__ __forceinline__ void add_choice(const Choice& choice, unsigned wanted
       if (before(last, other)) last = other, place = other_place;
     }
     if (!before(choice, last)) return;  // all lanes
+    __syncwarp();                       // all have read the list
   }
   if (lane == 0) {
     list[place] = choice;
