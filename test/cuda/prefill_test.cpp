@@ -17,12 +17,31 @@
 
 using namespace kvcodec;
 
+/// As NEEDS_DEVICE, and one with matrix products.
+#define NEEDS_PRODUCTS() \
+  NEEDS_DEVICE();        \
+  if (const std::string why = why_no_products(); !why.empty()) SKIP(why)
+
 namespace {
 
 // Against lib, which is itself that far from sums in double (unit tests of the forward pass). Both sum k
 // products in float: errors of k * 2^-23 at the most, of their square root mostly, and k is below 100 here; a
 // wrong mask, angle or row shows as 1e-3 and more.
 constexpr double kTolerance = 2e-6;
+
+/// What keeps this machine, or this build, from matrix products; nothing where they are there.
+std::string why_no_products() {
+  const ModelConfig config = test::make_config(1, 2, 1, 1, 1, 2);
+  const WeightsInMemory weights = test::random_weights(config, DType::bf16, 1);
+  const LlamaModel model(config, weights);
+  try {
+    (void)cuda::make_prefill_engine(model.weights());
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::no_device) return error.what();
+    throw;
+  }
+  return "";
+}
 
 /// Everything that is handed out, in order, by kind.
 struct Collector final : PrefillSink {
@@ -129,7 +148,7 @@ TEST_CASE("floats are the sum of three bf16") {
 }
 
 TEST_CASE("device: prefill is lib's within rounding") {
-  NEEDS_DEVICE();
+  NEEDS_PRODUCTS();
   std::vector<test::ForwardCase> cases = {
       {"all switches", test::make_config(2, 24, 40, 6, 2, 10), DType::bf16, 60, 32},
       {"odd widths", test::make_config(2, 21, 33, 4, 4, 16), DType::f16, 37, 1024},
@@ -158,7 +177,7 @@ TEST_CASE("device: prefill is lib's within rounding") {
 }
 
 TEST_CASE("device: prefill hands out what is asked for, and no more") {
-  NEEDS_DEVICE();
+  NEEDS_PRODUCTS();
   const ModelConfig config = test::make_config(3, 16, 24, 4, 2, 8);
   Rng rng(53);
   const WeightsInMemory weights = test::random_weights(config, DType::bf16, 6);
@@ -185,7 +204,7 @@ TEST_CASE("device: prefill hands out what is asked for, and no more") {
 }
 
 TEST_CASE("device: prefill goes on from caches") {
-  NEEDS_DEVICE();
+  NEEDS_PRODUCTS();
   ModelConfig config = test::make_config(2, 16, 24, 4, 2, 16);
   config.window = {0, 20};
   Rng rng(54);
@@ -203,7 +222,7 @@ TEST_CASE("device: prefill goes on from caches") {
 }
 
 TEST_CASE("device: logits have the precision of floats") {
-  NEEDS_DEVICE();
+  NEEDS_PRODUCTS();
   const ModelConfig config = test::make_config(1, 48, 8, 2, 1, 8);
   Rng rng(55);
   for (const DType type : {DType::bf16, DType::f16, DType::f32}) {
@@ -230,7 +249,7 @@ TEST_CASE("device: logits have the precision of floats") {
 
 // Products of one sign, which truncated sums are all off in the same direction of: in one go 1e-4 and more.
 TEST_CASE("device: long products are not biased") {
-  NEEDS_DEVICE();
+  NEEDS_PRODUCTS();
   constexpr int kWidth = 16384;
   const ModelConfig config = test::make_config(1, kWidth, 1, 1, 1, 2);
   WeightsInMemory weights = test::random_weights(config, DType::bf16, 11);
@@ -250,7 +269,7 @@ TEST_CASE("device: long products are not biased") {
 }
 
 TEST_CASE("device: a prefill whose sink fails leaves the next one alone") {
-  NEEDS_DEVICE();
+  NEEDS_PRODUCTS();
   const ModelConfig config = test::make_config(2, 16, 24, 4, 2, 8);
   Rng rng(56);
   const WeightsInMemory weights = test::random_weights(config, DType::bf16, 9);
