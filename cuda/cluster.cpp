@@ -13,8 +13,8 @@
 namespace kvcodec::cuda {
 namespace {
 
-/// A grid has at most 65535 rows of blocks, one for each query.
-constexpr size_t kMostQueries = 65535;
+/// A grid has a row of blocks for each query.
+constexpr size_t kMostQueries = kMostGridRows;
 
 }  // namespace
 

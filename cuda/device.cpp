@@ -27,7 +27,8 @@ DeviceInfo describe(int index) {
           properties.major,
           properties.minor,
           properties.totalGlobalMem,
-          properties.multiProcessorCount};
+          properties.multiProcessorCount,
+          properties.sharedMemPerBlockOptin};
 }
 
 /// Runs one tiny kernel: a device for which this build holds no code is found here, not in the middle of the
@@ -69,6 +70,8 @@ DeviceInfo require_device(int index) {
   const cudaError_t status = cudaSetDevice(index);
   if (status != cudaSuccess) throw no_device("CUDA device {}: {}", index, cudaGetErrorString(status));
   DeviceInfo device = describe(index);
+  if (const std::string missing = lacks(device); !missing.empty())
+    throw no_device("CUDA device {} ({}): {}; use --device cpu", index, device.name, missing);
   check_runs_our_code(device);
   return device;
 }

@@ -103,6 +103,8 @@ LoadedBlocks::LoadedBlocks(const kvcomp::Layout& layout, DType storage, const St
   if (checked_mul(rows, layout.heads) >= kMostBlocks)
     throw failed("{} block rows of {} heads at once; a device takes less than {} blocks", rows, layout.heads,
                  kMostBlocks);
+  if (layout.heads > kMostGridRows)  // products give each a row of blocks of threads
+    throw failed("{} heads; a device takes at most {}", layout.heads, kMostGridRows);
   Impl& at = *impl_;
   std::vector<KvcompPlace> places;
   KvcompStore& store = at.store;

@@ -33,9 +33,9 @@ struct DeviceMatrix::Impl {
 
 namespace {
 
-/// Rows searched at a time: a grid has at most 65535 rows of tiles, and their peaks take room.
+/// Rows searched at a time: a grid has a row of blocks for each tile of them, and their peaks take room.
 constexpr size_t kPeakBytes = size_t{256} << 20;
-constexpr size_t kMostRows = size_t{65535} * kPeakTile;
+constexpr size_t kMostRows = kMostGridRows * kPeakTile;
 
 /// Up to which the sums of norms are within kSlack (nearest_kernels.cuh), and 32-bit ids of whole tiles are.
 constexpr size_t kMostDimensions = size_t{1} << 15, kMostIds = size_t{1} << 31;

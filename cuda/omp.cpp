@@ -20,7 +20,7 @@ constexpr size_t kMostWidth = size_t{1} << 15;
 /// not be worth the copy.
 constexpr size_t kDoneToSort = 8;
 
-/// A grid has at most 65535 rows of tiles; signals of a batch stay far below.
+/// A grid has at most kMostGridRows rows of tiles; signals of a batch stay far below.
 constexpr size_t kMostAtOnce = size_t{1} << 20;
 
 size_t mask_words(size_t atoms) { return (atoms + 31) / 32; }

@@ -159,6 +159,8 @@ class Engine final : public PrefillEngine {
     const ModelConfig& config = weights.config;
     if (config.head_dim > kWidestHead)
       throw usage_error("heads of {} dimensions; a device takes at most {}", config.head_dim, kWidestHead);
+    if (as_size(config.num_kv_heads) > kMostGridRows)  // each has a row of blocks
+      throw usage_error("{} key/value heads; a device takes at most {}", config.num_kv_heads, kMostGridRows);
     uint64_t bytes = 0;
     for (const LlamaLayer& layer : weights.layers)
       for (const Linear* linear :

@@ -19,6 +19,9 @@ namespace {
 /// Ids of up to so many atoms share a word of 32 bits with their weight.
 constexpr size_t kNarrowIds = 1 << 16;
 
+/// A row of a grid has kLevelChannels channels of atoms of 8 bits, and more of others.
+constexpr size_t kMostWidth = kMostGridRows * kLevelChannels;
+
 /// Signals of atoms of 8 bits that are prepared at a time: with 64 pairs each 64 MiB.
 constexpr size_t kPreparedAtOnce = size_t{1} << 18;
 
@@ -104,8 +107,9 @@ struct Reconstructor::Impl {
   }
 
   void check_size() const {
-    if (atoms == 0 || atoms > UINT32_MAX || width == 0 || width > (1u << 24))
-      throw failed("a dictionary of {} atoms of width {}", atoms, width);
+    if (atoms == 0 || atoms > UINT32_MAX || width == 0 || width > kMostWidth)
+      throw failed("a dictionary of {} atoms of {} values; a device takes up to {} of 1 to {}", atoms, width,
+                   UINT32_MAX, kMostWidth);
   }
 
   void check_finishing(const Finishing& finishing, size_t signals) const {

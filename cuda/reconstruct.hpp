@@ -40,7 +40,7 @@ struct PackedCodes {
 class Reconstructor {
  public:
   /// atoms: (n, m), copied to device memory in `type`: f32, or rounded to bf16 or f16. Throws Error(failed)
-  /// for another type and for no atom.
+  /// for another type, for no atom, and for atoms of more than 2^20 - 16 values.
   explicit Reconstructor(MatrixView<const float> atoms, DType type = DType::f32);
   explicit Reconstructor(const ByteAtoms& atoms);
   ~Reconstructor();

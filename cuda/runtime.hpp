@@ -55,6 +55,9 @@ struct Limits {
 };
 Limits limits();
 
+/// Rows and layers of blocks of threads that a grid has at most; columns it has 2^31 - 1.
+inline constexpr size_t kMostGridRows = 65535;
+
 /// Bytes of the current device's memory that are free, or how many limit_free_bytes() leaves of them.
 uint64_t free_bytes();
 

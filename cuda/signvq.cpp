@@ -12,7 +12,7 @@ namespace kvcodec::cuda {
 namespace {
 
 /// A grid has at most so many rows of blocks.
-constexpr size_t kMostQueries = 65535;
+constexpr size_t kMostQueries = kMostGridRows;
 
 /// Scores of a call that are held at a time, in bytes: a part of the device's second-level cache would do,
 /// and memory is large.

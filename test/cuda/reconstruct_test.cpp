@@ -239,6 +239,12 @@ TEST_CASE("device: codes that do not fit are refused") {
           device.run({ids, coefficients, {}}, out);
         }).find("without offsets") != std::string::npos);
   CHECK_THROWS_AS(cuda::Reconstructor(Matrix<float>(0, 4)), Error);
+  // A grid of blocks reaches so far, sixteen values to a row.
+  const size_t widest = (size_t{1} << 20) - 16;
+  CHECK(cuda::Reconstructor(ByteAtoms{Matrix<int8_t>(1, widest), {1.0f}}).width() == widest);
+  CHECK_THROWS_AS(cuda::Reconstructor(ByteAtoms{Matrix<int8_t>(1, widest + 1), {1.0f}}), Error);
+  CHECK(message([&] { cuda::Reconstructor(Matrix<float>(1, widest + 1)); }).find("1048560") !=
+        std::string::npos);
   const std::vector<float> endless{1, 1, 1, INFINITY};
   CHECK(message([&] { device.run({ids, endless, fine}, out); }).empty());  // the last pair is of no signal
   CHECK(message([&] {

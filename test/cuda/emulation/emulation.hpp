@@ -80,7 +80,7 @@ uint64_t free_memory();
 void leave_free(uint64_t bytes);
 
 inline constexpr int kMultiprocessors = 4;
-inline constexpr size_t kSharedBytes = 163 * 1024;  ///< compute capability 8.0's, the least of our targets
+inline constexpr size_t kSharedBytes = 163 * 1024;  ///< cuda::kLeastSharedBytes
 /// A block's dynamic memory and arrays together, where launch() has not asked for more (kSharedUnasked).
 inline constexpr size_t kSharedWithoutAsking = 48 * 1024;
 

@@ -33,7 +33,8 @@ void or_abort(const Body& body) {
 
 bool built_with_cuda() { return true; }
 std::vector<DeviceInfo> devices() {
-  return {{0, "emulation on the CPU", 8, 0, uint64_t{1} << 30, emulation::kMultiprocessors}};
+  return {{0, "emulation on the CPU", 8, 0, uint64_t{1} << 30, emulation::kMultiprocessors,
+           emulation::kSharedBytes}};
 }
 DeviceInfo require_device(int index) {
   if (index != 0) throw no_device("no CUDA device {}: there is one, emulated", index);
