@@ -2,8 +2,11 @@
 # Builds lib and cuda on a bare machine with a device, and checks and measures the device twins there. Each step has
 # its own time limit and log; a step that fails or takes too long does not keep the next ones from running.
 # usage: run_device.sh LOGS [STEP…]
-#   steps: configure library build-test test build-bench bench sanitize (all, in this order). Where a command may take a
-#   few minutes only, several calls with some of the steps each do the same.
+#   steps: configure library build-test test build-bench bench memcheck racecheck (all, in this order). Where a command
+#   may take ten minutes only, several calls with some of the steps each do the same.
+#   KVCODEC_STEP_SECONDS  limit of each step, default: 580
+#   KVCODEC_ONLY  memcheck and racecheck take the test files alone whose names match this pattern, as in 'rvq_*' or
+#     '@(omp|nearest)_test.cpp'; default: all of test/cuda
 #   KVCODEC_PREFIX   folder with the packages unpacked into it (dpkg -x), where they are not installed
 #   KVCODEC_BUILD_DIR  default: build-device
 #   KVCODEC_ARCHITECTURES  default: native
@@ -18,14 +21,18 @@
 #   not: libc6, libstdc++6, libgcc-s1. The machine's own must be found, not others through LD_LIBRARY_PATH.
 # Static libraries (*.a) may be deleted from the folder to keep it small: nothing links them.
 set -uo pipefail
-logs=${1:?usage: run_device.sh LOGS [configure|library|build-test|test|build-bench|bench|sanitize]...}
+all_steps=(configure library build-test test build-bench bench memcheck racecheck)
+logs=${1:?usage: run_device.sh LOGS [STEP…], steps: ${all_steps[*]}}
 shift
 root=$(cd "$(dirname "$0")/../.." && pwd)
 build=${KVCODEC_BUILD_DIR:-$root/build-device}
 mkdir -p "$logs"
 logs=$(cd "$logs" && pwd)
 steps=("$@")
-((${#steps[@]})) || steps=(configure library build-test test build-bench bench sanitize)
+((${#steps[@]})) || steps=("${all_steps[@]}")
+for name in "${steps[@]}"; do
+  [[ " ${all_steps[*]} " == *" $name "* ]] || { echo "run_device.sh: step '$name'; one of: ${all_steps[*]}" >&2; exit 2; }
+done
 jobs=$(nproc)
 
 prefix=${KVCODEC_PREFIX:-}
@@ -71,37 +78,44 @@ run_tests() {
     echo "cases were skipped although there is a device"
     status=77
   fi
-  return $status
+  return "$status"
 }
-# The instrumented kernels are slow: the test program's own sizes are enough, and each file has its own limit.
-# racecheck sees shared memory only.
+# The cases of one test file under a tool of compute-sanitizer; what they say is in a log of their own.
+sanitize_file() {
+  local tool=$1 file=$2 status=0 start=$SECONDS
+  local log=$logs/$tool-${file%.cpp}.log
+  runner=(timeout 300 compute-sanitizer --tool "$tool" --error-exitcode 9 --kernel-regex kns=kvcodec)
+  run_cases --source-file="*/cuda/$file" --test-case-exclude='*large*' >"$log" 2>&1 || status=$?
+  ((status == 0)) || tail -n 15 "$log"
+  echo "$tool, $file: status $status, $((SECONDS - start)) seconds"
+  return "$status"
+}
+# The instrumented kernels are slow: the test program's own sizes are enough, and some files run at a time. racecheck
+# sees shared memory only.
 sanitize() {
-  local worst=0 tool file status
-  for tool in memcheck racecheck; do
-    for file in "$root"/test/cuda/*_test.cpp; do
-      echo "== $tool, ${file##*/}"
-      runner=(timeout 60 compute-sanitizer --tool "$tool" --error-exitcode 9 --kernel-regex kns=kvcodec)
-      status=0
-      run_cases --source-file="*/cuda/${file##*/}" --test-case-exclude='*large*' || status=$?
-      echo "$tool, ${file##*/}: status $status"
-      ((status == 0)) || worst=$status
-    done
+  local tool=$1 file files=()
+  for file in "$root"/test/cuda/*_test.cpp; do
+    file=${file##*/}
+    # shellcheck disable=SC2053  # a pattern is meant
+    [[ $file == ${KVCODEC_ONLY:-*} ]] && files+=("$file")
   done
-  return $worst
+  ((${#files[@]})) || { echo "no test file is '$KVCODEC_ONLY'"; return 1; }
+  # shellcheck disable=SC2016  # for the inner shell
+  printf '%s\n' "${files[@]}" | OMP_NUM_THREADS=$(((jobs + 3) / 4)) xargs -P 4 -I '{}' bash -c 'sanitize_file "$1" "$2"' sh "$tool" '{}'
 }
 bench() {
   # shellcheck disable=SC2086  # several words are meant
   "$build/test/bench/kvcodec_bench_cuda" --json "$logs/bench.json" ${KVCODEC_BENCH_ARGS:-}
 }
 
-# step NAME SECONDS COMMAND
+# step NAME COMMAND
 worst=0
 : >"$logs/summary"
 step() {
-  local name=$1 limit=$2 command=$3 status start=$SECONDS
+  local name=$1 command=$2 status start=$SECONDS
   echo "== $name"
   # A shell of its own, so that `timeout` ends everything in it.
-  timeout -k 5 "$limit" bash -c "set -uo pipefail; $command" >"$logs/$name.log" 2>&1
+  timeout -k 5 "${KVCODEC_STEP_SECONDS:-580}" bash -c "set -uo pipefail; $command" >"$logs/$name.log" 2>&1
   status=$?
   tail -n 25 "$logs/$name.log"
   echo "$name: status $status, $((SECONDS - start)) seconds" | tee -a "$logs/summary"
@@ -110,18 +124,16 @@ step() {
 device_case='device 0 describes itself'  # of device_test.cpp; it asks for the device
 export root build logs jobs device_case
 export KVCODEC_ARCHITECTURES=${KVCODEC_ARCHITECTURES:-native}
-export -f configure make_target run_cases run_tests sanitize bench
+export -f configure make_target run_cases run_tests sanitize_file sanitize bench
 { nvidia-smi || true; nvcc --version || true; "${CXX:-c++}" --version || true; } >"$logs/machine.log" 2>&1
 for name in "${steps[@]}"; do
   case $name in
-    configure) step configure 60 configure ;;
-    library) step library 420 'make_target kvcodec_cuda' ;;
-    build-test) step build-test 240 'make_target test_cuda' ;;
-    test) step test 240 run_tests ;;
-    build-bench) step build-bench 180 'make_target kvcodec_bench_cuda' ;;
-    bench) step bench 240 bench ;;
-    sanitize) step sanitize 580 sanitize ;;
-    *) echo "run_device.sh: step '$name'; one of: configure library build-test test build-bench bench sanitize" >&2; exit 2 ;;
+    library) step library 'make_target kvcodec_cuda' ;;
+    build-test) step build-test 'make_target test_cuda' ;;
+    test) step test run_tests ;;
+    build-bench) step build-bench 'make_target kvcodec_bench_cuda' ;;
+    memcheck | racecheck) step "$name" "sanitize $name" ;;
+    *) step "$name" "$name" ;;  # configure, bench
   esac
 done
 exit $worst
