@@ -3,10 +3,10 @@
 #include <cstring>
 
 #include "cuda/cluster.cuh"
-#include "cuda/cluster.hpp"
 #include "cuda/kmeans.cuh"
-#include "cuda/kmeans.hpp"
+#include "lib/attention/cluster_selector.hpp"
 #include "lib/core/rng.hpp"
+#include "lib/kmeans/kmeans.hpp"
 #include "test/bench/cuda/device_bench.hpp"
 
 namespace kvcodec::bench {
@@ -37,12 +37,6 @@ void selection_case(DeviceBench& bench, size_t tokens, size_t heads, size_t budg
   const ClusterIndex index = random_index(1, tokens, dims);
   const size_t clusters = index.clusters();
   const std::vector<float> queries = random_floats(2, heads * group * dims);
-  const cuda::ClusterIndex of_device(index);
-  const cuda::ClusterQuery query{&of_device,    tokens, {queries.data(), group, dims},
-                                 SharedBy::max, true,   budget};
-  const auto expected =
-      ClusterSelector(index, tokens).select_shared(query.queries, SharedBy::max, budget, Order::by_id);
-  verify(cuda::ClusterSelection({&query, 1}).tokens(0, Order::by_id) == expected, "cluster/select");
 
   // All heads have the same clusters, in places of their own: what is timed is the same.
   std::vector<cuda::DeviceBuffer<float>> centroids;
@@ -85,6 +79,20 @@ void selection_case(DeviceBench& bench, size_t tokens, size_t heads, size_t budg
     bits.fill(0, stream);
     cuda::check(cuda::run_select_clusters(all, stream.handle()), "selecting clusters");
   };
+  chosen.fill(0xff, stream);
+  select(0);
+  const std::vector<uint32_t> found = read(chosen, stream), found_counts = read(counts, stream);
+  const std::vector<float> found_scores = read(token_scores, stream);
+  const ClusterSelector selector(index, tokens);
+  for (size_t h = 0; h < heads; ++h) {
+    const MatrixView<const float> of_head(queries.data() + h * group * dims, group, dims);
+    const auto expected = selector.select_shared(of_head, SharedBy::max, budget, Order::by_id);
+    verify(found_counts[h] == expected.size(), "cluster/select: as many tokens");
+    for (size_t i = 0; i < expected.size(); ++i) {
+      const float score = i < kept.first ? 0 : expected[i].score;  // kernels leave the sink's to the wrapper
+      verify(found[h * room + i] == expected[i].id && found_scores[h * room + i] == score, "cluster/select");
+    }
+  }
   const std::string shape = fmt::format("{} tokens, {} heads, {} kept", tokens, heads, budget);
   // Centroids and offsets, the tokens chosen, and the bits, which are set, and read.
   const double of_head = static_cast<double>(clusters) * (4.0 * static_cast<double>(dims) + 8) +
@@ -93,17 +101,9 @@ void selection_case(DeviceBench& bench, size_t tokens, size_t heads, size_t budg
     bench.measure("cluster/select", shape, {.bytes = static_cast<double>(heads) * of_head}, 1, select);
   if (!bench.wanted("cluster/gather")) return;
 
-  select(0);
   std::vector<uint16_t> values(tokens * dims);
   Rng rng(3);
   for (auto& value : values) value = static_cast<uint16_t>(rng.next());
-  const cuda::TokenRows token_rows(MatrixView<const uint16_t>(values.data(), tokens, dims));
-  const cuda::TokenRows* const rows_of[] = {&token_rows};
-  const auto gathered = cuda::ClusterSelection({&query, 1}).gather(rows_of);
-  for (size_t i = 0; i < expected.size(); ++i)
-    verify(
-        std::memcmp(gathered[0].data() + i * dims * 2, values.data() + expected[i].id * dims, dims * 2) == 0,
-        "cluster/gather");
   std::vector<cuda::DeviceBuffer<uint16_t>> rows;
   for (size_t h = 0; h < heads; ++h) rows.emplace_back(values, stream);
   cuda::DeviceBuffer<uint8_t> out(heads * room * dims * 2);
@@ -115,14 +115,20 @@ void selection_case(DeviceBench& bench, size_t tokens, size_t heads, size_t budg
     tasks[h].out = out.data() + h * room * dims * 2;
   }
   const cuda::DeviceBuffer<cuda::GatherTask> device_tasks(tasks, stream);
-  stream.synchronize();
+  const auto gather = [&](size_t) {
+    cuda::check(
+        cuda::run_gather(device_tasks.data(), static_cast<uint32_t>(heads), room * dims * 2, stream.handle()),
+        "gathering rows");
+  };
+  out.fill(0xff, stream);
+  gather(0);
+  const std::vector<uint8_t> gathered = read(out, stream);
+  for (size_t i = 0; i < found.size(); ++i)
+    verify(std::memcmp(gathered.data() + i * dims * 2, values.data() + found[i] * dims, dims * 2) == 0,
+           "cluster/gather");
   const double of_rows = static_cast<double>(heads * room * dims) * 2;
   bench.measure("cluster/gather", shape + ", f16",
-                {.bytes = 2 * of_rows + 4.0 * static_cast<double>(heads * room)}, 1, [&](size_t) {
-                  cuda::check(cuda::run_gather(device_tasks.data(), static_cast<uint32_t>(heads),
-                                               room * dims * 2, stream.handle()),
-                              "gathering rows");
-                });
+                {.bytes = 2 * of_rows + 4.0 * static_cast<double>(heads * room)}, 1, gather);
 }
 
 void sort_case(DeviceBench& bench, size_t rows, size_t clusters) {
@@ -130,23 +136,24 @@ void sort_case(DeviceBench& bench, size_t rows, size_t clusters) {
   std::vector<uint32_t> labels(rows);
   Rng rng(4);
   for (uint32_t& label : labels) label = static_cast<uint32_t>(rng.below(clusters));
-  const RowsByCluster expected = sort_by_cluster(labels, clusters);
-  const RowsByCluster found = cuda::RowsByCluster(labels, clusters).read();
-  verify(found.offsets == expected.offsets && found.rows == expected.rows, "cluster/sort");
   const cuda::SortShape shape =
       cuda::sort_shape(static_cast<uint32_t>(rows), static_cast<uint32_t>(clusters));
   const cuda::DeviceBuffer<uint32_t> device_labels(labels, bench.stream());
   cuda::DeviceBuffer<uint32_t> counts(shape.counts()), totals(clusters), sorted(rows);
   cuda::DeviceBuffer<uint64_t> offsets(clusters + 1);
-  bench.stream().synchronize();
+  const auto sort = [&](size_t) {
+    counts.fill(0, bench.stream());
+    cuda::check(cuda::run_sort_by_cluster(shape, device_labels.data(), counts.data(), totals.data(),
+                                          offsets.data(), sorted.data(), bench.stream().handle()),
+                "sorting rows");
+  };
+  sorted.fill(0xff, bench.stream());
+  sort(0);
+  const RowsByCluster expected = sort_by_cluster(labels, clusters);
+  verify(read(offsets, bench.stream()) == expected.offsets && read(sorted, bench.stream()) == expected.rows,
+         "cluster/sort");
   bench.measure("cluster/sort", fmt::format("{} rows, {} clusters", rows, clusters),
-                {.bytes = 12.0 * static_cast<double>(rows)}, 1, [&](size_t) {
-                  counts.fill(0, bench.stream());
-                  cuda::check(
-                      cuda::run_sort_by_cluster(shape, device_labels.data(), counts.data(), totals.data(),
-                                                offsets.data(), sorted.data(), bench.stream().handle()),
-                      "sorting rows");
-                });
+                {.bytes = 12.0 * static_cast<double>(rows)}, 1, sort);
 }
 
 }  // namespace

@@ -48,6 +48,13 @@ Times DeviceBench::time(size_t sets, const std::function<void(size_t)>& launch) 
   return times;
 }
 
+std::vector<size_t> spread(size_t n, size_t count) {
+  std::vector<size_t> numbers(std::min(n, count));
+  for (size_t i = 0; i < numbers.size(); ++i)
+    numbers[i] = numbers.size() == 1 ? 0 : i * (n - 1) / (numbers.size() - 1);
+  return numbers;
+}
+
 std::vector<float> random_floats(uint64_t seed, size_t n) {
   constexpr size_t kPiece = 1 << 16;
   std::vector<float> values(n);

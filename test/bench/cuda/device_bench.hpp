@@ -104,6 +104,19 @@ class LibraryProducts {
   void* handle_ = nullptr;
 };
 
+/// What is in a buffer once all work of the stream is done. Cases check with it what the very launches that
+/// they time have written.
+template <class T>
+std::vector<T> read(const cuda::DeviceBuffer<T>& buffer, const cuda::Stream& stream) {
+  std::vector<T> values(buffer.size());
+  buffer.download(values, stream);
+  stream.synchronize();
+  return values;
+}
+
+/// `count` of the numbers below n, or all, from 0 to n - 1 in even steps.
+std::vector<size_t> spread(size_t n, size_t count);
+
 /// n floats within [-1, 1), the same for a seed.
 std::vector<float> random_floats(uint64_t seed, size_t n);
 

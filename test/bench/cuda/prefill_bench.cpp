@@ -1,56 +1,17 @@
 // A model's prefill: causal attention and the products of activations and weights, both of floats taken apart
-// into bf16, and one layer as a whole.
+// into bf16.
+#include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "cuda/blas.hpp"
 #include "cuda/prefill.cuh"
 #include "cuda/prefill.hpp"
 #include "lib/core/bf16_parts.hpp"
-#include "lib/core/rng.hpp"
-#include "lib/model/llama.hpp"
 #include "test/bench/cuda/device_bench.hpp"
-#include "test/unit/naive_llama.hpp"
 
 namespace kvcodec::bench {
 namespace {
-
-struct Keys final : PrefillSink {
-  std::vector<float> values;
-  void layer(const LayerChunk& chunk) override {
-    for (size_t i = 0; i < chunk.key.rows(); ++i)
-      values.insert(values.end(), chunk.key.row(i).begin(), chunk.key.row(i).end());
-  }
-  void logits(size_t, MatrixView<const float> rows) override {
-    for (size_t i = 0; i < rows.rows(); ++i)
-      values.insert(values.end(), rows.row(i).begin(), rows.row(i).end());
-  }
-};
-
-/// Throws unless a small model with these heads gives what lib gives.
-void verify_heads(unsigned q_heads, unsigned kv_heads, unsigned dims) {
-  const ModelConfig config = test::make_config(2, 32, 48, static_cast<int>(q_heads),
-                                               static_cast<int>(kv_heads), static_cast<int>(dims));
-  const WeightsInMemory weights = test::random_weights(config, DType::bf16, 1);
-  LlamaModel model(config, weights);
-  Rng rng(2);
-  std::vector<uint32_t> tokens(80);
-  for (uint32_t& token : tokens) token = static_cast<uint32_t>(rng.below(50));
-  const std::vector<uint64_t> offsets = {0, 80};
-  PrefillOptions options;
-  options.logits = LogitRows::all;
-  Keys expected, found;
-  model.prefill({tokens, offsets}, options, expected);
-  model.use(cuda::make_prefill_engine(model.weights()));
-  model.prefill({tokens, offsets}, options, found);
-  verify(found.values.size() == expected.values.size(), "prefill hands out as much");
-  double error = 0, size = 0;
-  for (size_t i = 0; i < found.values.size(); ++i) {
-    error += std::pow(double{found.values[i]} - double{expected.values[i]}, 2);
-    size += std::pow(double{expected.values[i]}, 2);
-  }
-  // As test/cuda/prefill_test.cpp.
-  verify(std::sqrt(error / size) <= 2e-6, fmt::format("prefill is off by {:.2g}", std::sqrt(error / size)));
-}
 
 /// Parts of random floats.
 cuda::DeviceBuffer<uint16_t> random_parts(uint64_t seed, size_t count, unsigned parts,
@@ -64,10 +25,57 @@ cuda::DeviceBuffer<uint16_t> random_parts(uint64_t seed, size_t count, unsigned 
   return out;
 }
 
+/// Heads whose attention is looked at: random_floats of these seeds.
+struct AttentionHeads {
+  size_t tokens, q_heads, kv_heads, dims;
+  uint64_t query = 1, key = 2, value = 3;
+};
+
+/// Throws unless what some of the heads of some of the tokens attend to is near to sums in double. out: parts
+/// of (tokens, q_heads, dims).
+void verify_attention(const AttentionHeads& heads, const std::vector<uint16_t>& out) {
+  const size_t d = heads.dims, plane = out.size() / cuda::kFloatParts;
+  const std::vector<float> query = random_floats(heads.query, heads.tokens * heads.q_heads * d),
+                           key = random_floats(heads.key, heads.tokens * heads.kv_heads * d),
+                           value = random_floats(heads.value, heads.tokens * heads.kv_heads * d);
+  for (const size_t token : spread(heads.tokens, 8))
+    for (const size_t head : spread(heads.q_heads, 3)) {
+      const size_t kv_head = head * heads.kv_heads / heads.q_heads, row = (token * heads.q_heads + head) * d;
+      std::vector<double> weights(token + 1), sums(d), sizes(d);
+      double most = -HUGE_VAL, total = 0, largest = 0;
+      for (size_t i = 0; i <= token; ++i) {
+        double magnitude = 0;
+        for (size_t j = 0; j < d; ++j) {
+          const double product = double{query[row + j]} * double{key[(i * heads.kv_heads + kv_head) * d + j]};
+          weights[i] += product, magnitude += std::abs(product);
+        }
+        most = std::max(most, weights[i]), largest = std::max(largest, magnitude);
+      }
+      for (size_t i = 0; i <= token; ++i) {
+        const double weight = std::exp(weights[i] - most);
+        total += weight;
+        for (size_t j = 0; j < d; ++j) {
+          const double part = weight * double{value[(i * heads.kv_heads + kv_head) * d + j]};
+          sums[j] += part, sizes[j] += std::abs(part);
+        }
+      }
+      // A weight is off by what its score and the highest are, and by the roundings of an exponential.
+      const double of_weight =
+                       2 * largest * cuda::prefill_sum_error(d, cuda::kAttentionStretch) + 8 * 0x1p-24,
+                   bound = 2 * of_weight + cuda::prefill_sum_error(token + 1, cuda::kAttentionStretch) +
+                           (static_cast<double>(token) / 16 + 20) * 0x1p-24;  // and of the weights' sum
+      for (size_t j = 0; j < d; ++j) {
+        double found = 0;
+        for (size_t p = cuda::kFloatParts; p-- > 0;) found += double{bf16_to_float(out[p * plane + row + j])};
+        verify(std::abs(found - sums[j] / total) <= bound * sizes[j] / total,
+               fmt::format("attention of token {} is {}, not {}", token, found, sums[j] / total));
+      }
+    }
+}
+
 void attention_case(DeviceBench& bench, size_t tokens, unsigned q_heads, unsigned kv_heads, unsigned dims) {
   const std::string name = "prefill/attention";
   if (!bench.wanted(name)) return;
-  verify_heads(bench.small() ? 4 : q_heads, bench.small() ? 2 : kv_heads, dims);
   const unsigned padded = cuda::attention_padded(dims);
   const size_t queries = tokens * q_heads * padded, keys = tokens * kv_heads * padded;
   auto query = random_parts(1, queries, 3, bench.stream()), key = random_parts(2, keys, 3, bench.stream()),
@@ -87,12 +95,16 @@ void attention_case(DeviceBench& bench, size_t tokens, unsigned q_heads, unsigne
   attention.tiles = device_tiles.data(), attention.tile_count = static_cast<unsigned>(tiles.size());
   attention.q_heads = q_heads, attention.kv_heads = kv_heads, attention.dims = dims,
   attention.padded = padded;
+  const auto attend = [&](size_t) {
+    cuda::check(cuda::run_causal_attention(attention, bench.stream().handle()), "attention");
+  };
+  out.fill(0xff, bench.stream());
+  attend(0);
+  verify_attention({tokens, q_heads, kv_heads, dims}, read(out, bench.stream()));
   const double pairs = static_cast<double>(tokens) * static_cast<double>(tokens + 1) / 2;
   const double of_floats = 4 * pairs * q_heads * dims;  // scores and sums; six products of parts each
   bench.measure(name, fmt::format("{} tokens, {}/{} x {}", tokens, q_heads, kv_heads, dims),
-                {.operations = 6 * of_floats, .reported = of_floats, .unit = "TFLOP/s"}, 1, [&](size_t) {
-                  cuda::check(cuda::run_causal_attention(attention, bench.stream().handle()), "attention");
-                });
+                {.operations = 6 * of_floats, .reported = of_floats, .unit = "TFLOP/s"}, 1, attend);
 }
 
 void product_case(DeviceBench& bench, size_t n, size_t outputs, size_t inputs) {
@@ -108,9 +120,7 @@ void product_case(DeviceBench& bench, size_t n, size_t outputs, size_t inputs) {
                     p == 0 ? cuda::kPreciseStretch : inputs);
   };
   run(0);
-  std::vector<float> found(out.size());
-  out.download(found, bench.stream());
-  bench.stream().synchronize();
+  const std::vector<float> found = read(out, bench.stream());
   const std::vector<float> rows = random_floats(4, n * inputs),
                            of_weight = random_floats(5, outputs * inputs);
   double error = 0, whole = 0;

@@ -31,34 +31,51 @@ Matrix<float> random_rows(size_t n, size_t width, Rng& rng) {
   return rows;
 }
 
+/// Zeros behind each row.
+std::vector<float> padded_rows(const Matrix<float>& rows, size_t padded) {
+  std::vector<float> out(rows.rows() * padded);
+  for (size_t i = 0; i < rows.rows(); ++i)
+    std::ranges::copy(rows.row(i), out.begin() + static_cast<ptrdiff_t>(i * padded));
+  return out;
+}
+
+/// Throws unless the ids (rows, stages) of some of the rows are those of lib.
+void verify_ids(const Codebooks& books, size_t stages, const Matrix<float>& rows, size_t beam,
+                size_t looked_at, const std::vector<uint32_t>& ids, const std::string& what) {
+  const std::vector<size_t> some = spread(rows.rows(), looked_at);
+  Matrix<float> sample(some.size(), rows.cols());
+  Matrix<uint32_t> expected(some.size(), stages);
+  for (size_t i = 0; i < some.size(); ++i) std::ranges::copy(rows.row(some[i]), sample.row(i).begin());
+  ResidualEncoder(books).encode(sample, beam, expected);
+  for (size_t i = 0; i < some.size(); ++i)
+    verify(std::ranges::equal(expected.row(i), std::span(ids).subspan(some[i] * stages, stages)), what);
+}
+
 void beam_case(DeviceBench& bench, const Shape& shape, size_t searched, size_t beam) {
   if (!bench.wanted("rvq/beam")) return;
   Rng rng(2);
   const Codebooks books = random_books(shape, rng);
   const cuda::ResidualQuantizer quantizer(books);
   const auto& stream = bench.stream();
-  const Matrix<float> sample = random_rows(std::min<size_t>(searched, 64), shape.width, rng);
-  Matrix<uint32_t> expected(sample.rows(), shape.stages), found(sample.rows(), shape.stages);
-  ResidualEncoder(books).encode(sample, beam, expected);
-  quantizer.encode(sample, beam, found);
-  verify(std::equal(found.data(), found.data() + found.size(), expected.data()), "rvq/beam");
-
   const size_t padded = books.padded(), hypotheses = searched * beam;
   const Matrix<float> values = random_rows(searched, shape.width, rng);
-  std::vector<float> rows(searched * padded);
-  for (size_t i = 0; i < searched; ++i)
-    std::ranges::copy(values.row(i), rows.begin() + static_cast<ptrdiff_t>(i * padded));
+  const std::vector<float> rows = padded_rows(values, padded);
   const cuda::DeviceBuffer<float> device_rows(rows, stream);
   cuda::DeviceBuffer<float> first(hypotheses * padded), second(hypotheses * padded);
   cuda::DeviceBuffer<uint32_t> first_paths(hypotheses * shape.stages),
       second_paths(hypotheses * shape.stages), ids(searched * shape.stages);
-  stream.synchronize();
   const cuda::RvqBeam search{.rows = device_rows.data(),
                              .count = searched,
                              .beam = static_cast<uint32_t>(beam),
                              .residuals = {first.data(), second.data()},
                              .paths = {first_paths.data(), second_paths.data()},
                              .ids = ids.data()};
+  const auto launch = [&](size_t) {
+    cuda::check(cuda::run_rvq_beam(quantizer.books(), search, stream.handle()), "launch");
+  };
+  ids.fill(0xff, stream);
+  launch(0);
+  verify_ids(books, shape.stages, values, beam, 64, read(ids, stream), "rvq/beam");
   // The first stage has one hypothesis.
   const double products = 2.0 * static_cast<double>(searched) *
                           static_cast<double>(1 + (shape.stages - 1) * beam) *
@@ -66,8 +83,7 @@ void beam_case(DeviceBench& bench, const Shape& shape, size_t searched, size_t b
   bench.measure(
       "rvq/beam",
       fmt::format("{} rows, {} x {} x {}, beam {}", searched, shape.stages, shape.entries, shape.width, beam),
-      {4.0 * static_cast<double>(rows.size()), products, products, "TFLOP/s"}, 1,
-      [&](size_t) { cuda::check(cuda::run_rvq_beam(quantizer.books(), search, stream.handle()), "launch"); });
+      {4.0 * static_cast<double>(rows.size()), products, products, "TFLOP/s"}, 1, launch);
 }
 
 void run(DeviceBench& bench, const Shape& shape, size_t rows, size_t searched) {
@@ -85,55 +101,51 @@ void run(DeviceBench& bench, const Shape& shape, size_t rows, size_t searched) {
     for (size_t i = 0; i < ids.size(); ++i) ids.data()[i] = static_cast<uint32_t>(rng.below(shape.entries));
     std::vector<uint8_t> packed(packed_bytes(ids.size(), bits));
     pack_bits(std::span<const uint32_t>(ids.data(), ids.size()), bits, 0, packed);
-    const size_t checked = std::min<size_t>(rows, 4096);
-    Matrix<float> expected(checked, shape.width), found(checked, shape.width);
-    sum_entries(books, ids.view().rows(0, checked), expected);
-    quantizer.sum_packed_entries(packed, 0, found);
-    verify(std::memcmp(expected.data(), found.data(), found.size() * 4) == 0, "rvq/decode");
-
-    const double read = static_cast<double>(packed.size());
+    const double input = static_cast<double>(packed.size());
     const double written = 4.0 * static_cast<double>(rows) * static_cast<double>(shape.width);
     packed.resize((packed.size() + 3) / 4 * 4 + 8);
     std::vector<cuda::DeviceBuffer<uint8_t>> ids_of;
     std::vector<cuda::DeviceBuffer<float>> out;
-    for (size_t i = 0; i < bench.sets_of(read + written); ++i) {
+    for (size_t i = 0; i < bench.sets_of(input + written); ++i) {
       ids_of.emplace_back(packed, stream);
       out.emplace_back(rows * shape.width);
     }
+    const auto decode = [&](size_t set) {
+      const WordStream words{reinterpret_cast<const uint32_t*>(ids_of[set].data()),
+                             static_cast<uint32_t>(ids_of[set].size() / 4 - 1)};
+      launched(cuda::run_rvq_decode(quantizer.books(), words, 0, bits, rows,
+                                    static_cast<unsigned>(shape.width), out[set].data(), shape.width,
+                                    stream.handle()));
+    };
+    Matrix<float> expected(rows, shape.width);
+    sum_entries(books, ids, expected);
+    for (size_t set = 0; set < out.size(); ++set) {
+      out[set].fill(0xff, stream);
+      decode(set);
+      verify(std::ranges::equal(read(out[set], stream), std::span(expected.data(), expected.size())),
+             "rvq/decode");
+    }
     bench.measure("rvq/decode", fmt::format("{} rows, {}", rows, name),
-                  {read + written, 0, written / 2, "GB/s"}, ids_of.size(), [&](size_t set) {
-                    const WordStream words{reinterpret_cast<const uint32_t*>(ids_of[set].data()),
-                                           static_cast<uint32_t>(ids_of[set].size() / 4 - 1)};
-                    launched(cuda::run_rvq_decode(quantizer.books(), words, 0, bits, rows,
-                                                  static_cast<unsigned>(shape.width), out[set].data(),
-                                                  shape.width, stream.handle()));
-                  });
+                  {input + written, 0, written / 2, "GB/s"}, ids_of.size(), decode);
   }
   if (bench.wanted("rvq/encode")) {
-    const size_t checked = std::min<size_t>(searched, 512);
-    const Matrix<float> sample = random_rows(checked, shape.width, rng);
-    Matrix<uint32_t> expected(checked, shape.stages), found(checked, shape.stages);
-    ResidualEncoder(books).encode(sample, 1, expected);
-    quantizer.encode(sample, found);
-    verify(std::equal(found.data(), found.data() + found.size(), expected.data()), "rvq/encode");
-
-    const size_t padded = books.padded();
-    Matrix<float> values = random_rows(searched, padded, rng);
-    for (size_t i = 0; i < searched; ++i)
-      std::fill(values.row(i).begin() + static_cast<ptrdiff_t>(shape.width), values.row(i).end(), 0.0f);
-    const cuda::DeviceBuffer<float> source({values.data(), values.size()}, stream);
-    cuda::DeviceBuffer<float> residuals(values.size());
+    const Matrix<float> values = random_rows(searched, shape.width, rng);
+    const std::vector<float> padded = padded_rows(values, books.padded());
+    const cuda::DeviceBuffer<float> source(padded, stream);
+    cuda::DeviceBuffer<float> residuals(padded.size());
     cuda::DeviceBuffer<uint32_t> ids(searched * shape.stages);
-    stream.synchronize();
+    const auto encode = [&](size_t) {
+      cuda::detail::copy(residuals.data(), source.data(), padded.size() * sizeof(float), stream);
+      launched(
+          cuda::run_rvq_encode(quantizer.books(), residuals.data(), searched, ids.data(), stream.handle()));
+    };
+    ids.fill(0xff, stream);
+    encode(0);
+    verify_ids(books, shape.stages, values, 1, 512, read(ids, stream), "rvq/encode");
     const double products = 2.0 * static_cast<double>(searched) * static_cast<double>(shape.stages) *
                             static_cast<double>(shape.entries) * static_cast<double>(shape.width);
     bench.measure("rvq/encode", fmt::format("{} rows, {}", searched, name),
-                  {4.0 * static_cast<double>(values.size()), products, products, "TFLOP/s"}, 1, [&](size_t) {
-                    cuda::detail::copy(residuals.data(), source.data(), values.size() * sizeof(float),
-                                       stream);
-                    launched(cuda::run_rvq_encode(quantizer.books(), residuals.data(), searched, ids.data(),
-                                                  stream.handle()));
-                  });
+                  {4.0 * static_cast<double>(padded.size()), products, products, "TFLOP/s"}, 1, encode);
   }
 }
 
