@@ -141,6 +141,9 @@ struct AttentionShape {
   static constexpr unsigned kRows = attention_rows(kPadded), kWarps = kRows / 16;
   static constexpr unsigned kKeys = kPadded <= 64 ? 64 : kPadded <= 128 ? 32 : 16;
   static constexpr unsigned kStride = kPadded + 8;
+  /// Steps of scores that are under way together: the outputs of the widest heads take half of all registers,
+  /// and more steps would be spilled.
+  static constexpr unsigned kUnrolled = kPadded <= 128 ? kPadded / 16 : 4;
   static constexpr size_t kShared = size_t{kFloatParts} * (kRows + 2 * kKeys) * kStride * sizeof(uint16_t);
   static_assert(kShared <= 163 * 1024);
 };
@@ -232,7 +235,7 @@ __global__ void __launch_bounds__(AttentionShape<kPadded>::kWarps* kWarp)
     __syncthreads();
 
     float scores[kKeys / 8][4] = {};
-#pragma unroll
+#pragma unroll(Shape::kUnrolled)
     for (unsigned k = 0; k < kPadded; k += 16) {
       uint32_t a[3][4];
 #pragma unroll

@@ -122,8 +122,13 @@ constexpr size_t rvq_beam_shared() {
   return rvq_encode_shared<kSteps>() + size_t{kRvqRows} * kRvqTile * sizeof(float);
 }
 
+/// Blocks of threads that a multiprocessor's registers are to be enough for; 0: as the compiler sees fit. The
+/// narrowest rows would be left so few registers that some are spilled.
+constexpr unsigned rvq_beam_blocks(unsigned steps) { return steps == 1 ? 5 : 0; }
+
 template <unsigned kSteps>
-__global__ void __launch_bounds__(kRvqWarps* kWarp) rvq_beam(RvqBooks books, RvqBeam beam) {
+__global__ void __launch_bounds__(kRvqWarps* kWarp, rvq_beam_blocks(kSteps))
+    rvq_beam(RvqBooks books, RvqBeam beam) {
   using namespace rvq_detail;
   constexpr unsigned kDepth = 16 * kSteps, kStride = kDepth + kRvqSkew;
   KVCODEC_SHARED_ARRAY(float, offsets, kRvqRows);  // of hypotheses; -infinity where there is none
