@@ -6,6 +6,7 @@
 
 #include "cuda/attention.cuh"
 #include "cuda/runtime.hpp"
+#include "lib/core/aligned.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 
@@ -148,7 +149,7 @@ class Work {
     check_dims(dims);
     if (dims_ != 0 && dims_ != dims) throw failed("heads of {} and {} dimensions in one call", dims_, dims);
     dims_ = static_cast<unsigned>(dims);
-    for (const auto& [rows, tokens] : head.parts) {
+    for (const auto& [rows, tokens, visible] : head.parts) {
       if (rows->dims() != dims) throw failed("queries of {} dimensions for rows of {}", dims, rows->dims());
       for (const uint32_t token : tokens.value_or(std::span<const uint32_t>()))
         if (token >= rows->tokens()) throw failed("token {} of {}", token, rows->tokens());
@@ -159,10 +160,12 @@ class Work {
     const float factor = head.scale != 0 ? head.scale : 1 / std::sqrt(static_cast<float>(dims_));
     const size_t count = std::min<size_t>(each_, head.queries.rows() - first_query);
     const auto first_item = static_cast<uint32_t>(items_.size());
-    for (const auto& [rows, tokens] : head.parts) {
+    for (const auto& [rows, tokens, visible] : head.parts) {
       const auto query = static_cast<uint32_t>(shifts_.size());
       add_queries(head.queries.rows(first_query, count), rows->impl(), factor);
-      const size_t all = tokens ? tokens->size() : rows->tokens(), offset = ids_.size();
+      const size_t offset = ids_.size(),
+                   all = tokens ? tokens->size()
+                                : static_cast<size_t>(std::min<uint64_t>(visible, rows->tokens()));
       if (tokens) ids_.insert(ids_.end(), tokens->begin(), tokens->end());
       if (offset + all > UINT32_MAX) throw failed("{} tokens in one call; places have 32 bits", offset + all);
       for (size_t first = 0; first < all; first += kSplitTokens) {
@@ -209,6 +212,11 @@ class Work {
 };
 
 }  // namespace
+
+uint64_t attention_scratch_bytes(size_t queries, uint64_t tokens, size_t dims) {
+  const uint64_t items = round_up(tokens, uint64_t{kSplitTokens}) / kSplitTokens * queries;
+  return items * (sizeof(AttentionItem) + (dims + 2) * sizeof(float)) + queries * dims * 2 * sizeof(float);
+}
 
 void attend(std::span<const Attention> heads) { Work(heads).run(); }
 

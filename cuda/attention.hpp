@@ -42,6 +42,7 @@ class DeviceRows {
 struct AttentionPart {
   const DeviceRows* rows = nullptr;
   std::optional<std::span<const uint32_t>> tokens = std::nullopt;  ///< in host memory
+  uint64_t visible = UINT64_MAX;
 };
 
 /// As kvcodec::Attention; queries and out are in host memory.
@@ -51,6 +52,9 @@ struct Attention {
   MatrixView<float> out;
   float scale = 0;
 };
+
+/// Bytes of device memory that queries of one head take beside rows, for so many tokens; about.
+uint64_t attention_scratch_bytes(size_t queries, uint64_t tokens, size_t dims);
 
 /// As kvcodec::attend.
 void attend(std::span<const Attention> heads);

@@ -66,9 +66,11 @@ class Attending final : public AttentionEngine {
         for (; next < order.size(); ++next) {
           const kvcodec::Attention& head = heads[order[next]];
           uint64_t more = 0;
-          for (const kvcodec::AttentionPart& each : head.parts)
+          for (const kvcodec::AttentionPart& each : head.parts) {
             if (!rows.contains(each.rows))
               more += uint64_t{each.rows->tokens()} * each.rows->dims() * 2 * sizeof(float);
+            more += attention_scratch_bytes(head.queries.rows(), each.size(), each.rows->dims());
+          }
           if (next > first && bytes + more > room) break;
           bytes += more;
           Attention& own = part.emplace_back(
@@ -76,7 +78,7 @@ class Attending final : public AttentionEngine {
           for (const kvcodec::AttentionPart& each : head.parts) {
             auto place = rows.find(each.rows);
             if (place == rows.end()) place = rows.emplace(each.rows, *on_device(*each.rows)).first;
-            own.parts.push_back({.rows = &place->second, .tokens = each.tokens});
+            own.parts.push_back({.rows = &place->second, .tokens = each.tokens, .visible = each.visible});
           }
         }
         cuda::attend(part);

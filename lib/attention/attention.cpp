@@ -161,12 +161,12 @@ class HeadAttention {
     const float factor =
         head.scale != 0 ? head.scale : 1 / std::sqrt(static_cast<float>(std::max<size_t>(dims_, 1)));
     for (size_t part = 0; part < head.parts.size(); ++part) {
-      const auto& [rows, tokens] = head.parts[part];
-      if (rows->dims() != dims_) throw failed("queries of {} dimensions for rows of {}", dims_, rows->dims());
-      for (const uint32_t token : tokens.value_or(std::span<const uint32_t>()))
-        if (token >= rows->tokens()) throw failed("token {} of {}", token, rows->tokens());
-      queries_.emplace_back(head.queries, *rows, factor);
-      const size_t size = tokens ? tokens->size() : rows->tokens();
+      const RowSource& rows = *head.parts[part].rows;
+      if (rows.dims() != dims_) throw failed("queries of {} dimensions for rows of {}", dims_, rows.dims());
+      for (const uint32_t token : head.parts[part].tokens.value_or(std::span<const uint32_t>()))
+        if (token >= rows.tokens()) throw failed("token {} of {}", token, rows.tokens());
+      queries_.emplace_back(head.queries, rows, factor);
+      const size_t size = head.parts[part].size();
       for (size_t first = 0; first < size; first += kStretch)
         partials_.push_back({part, first, std::min(first + kStretch, size), {}, {}});
     }

@@ -7,6 +7,7 @@
 // on the SIMD level: products are summed fused in 16 lanes, lanes as a tree.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -21,8 +22,13 @@ namespace kvcodec {
 /// Tokens of one key/value head to attend to.
 struct AttentionPart {
   const RowSource* rows = nullptr;
-  /// In any order, none twice; nothing: all of them.
+  /// In any order, none twice; nothing: the first `visible` of the rows, or all there are.
   std::optional<std::span<const uint32_t>> tokens = std::nullopt;
+  uint64_t visible = UINT64_MAX;
+
+  size_t size() const {
+    return tokens ? tokens->size() : static_cast<size_t>(std::min<uint64_t>(visible, rows->tokens()));
+  }
 };
 
 /// One key/value head and the query heads that look at it. The parts are attended to as one sequence:

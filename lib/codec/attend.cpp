@@ -198,40 +198,23 @@ bool attend_decoded(const AttentionEngine& engine, const Codec& codec, const Gro
                heads = static_cast<size_t>(group.layers) * static_cast<size_t>(group.heads),
                sharing = static_cast<size_t>(queries.q_heads / group.heads);
   if (count == 0) return true;
-  // Stretches of tokens between those that queries end at: what a query sees is the first few of them.
-  std::vector<uint64_t> ends(queries.visible.begin(), queries.visible.end());
-  std::ranges::sort(ends);
-  ends.erase(std::unique(ends.begin(), ends.end()), ends.end());
   Matrix<float> decoded[2];
   for (const Side side : kSides) {
     Matrix<float>& rows = decoded[side == Side::value];
-    rows = Matrix<float>(static_cast<size_t>(ends.back()), group.width());
+    rows = Matrix<float>(static_cast<size_t>(std::ranges::max(queries.visible)), group.width());
     codec.decode(of_side(group, side), side == Side::key ? keys : values, 0, rows);
   }
-  std::vector<CacheRows> stretches;  // [head][end]
+  std::vector<CacheRows> rows;  // [head]
   for (size_t head = 0; head < heads; ++head)
-    for (size_t i = 0; i < ends.size(); ++i) {
-      const uint64_t first = i > 0 ? ends[i - 1] : 0;
-      const auto part = [&](const Matrix<float>& rows) {
-        return rows.view()
-            .rows(static_cast<size_t>(first), static_cast<size_t>(ends[i] - first))
-            .columns(head * d, d);
-      };
-      stretches.emplace_back(part(decoded[0]), part(decoded[1]));
-    }
+    rows.emplace_back(decoded[0].view().columns(head * d, d), decoded[1].view().columns(head * d, d));
   std::vector<Attention> asked;
-  for (size_t query = 0; query < count; ++query) {
-    const auto seen =
-        static_cast<size_t>(std::ranges::lower_bound(ends, queries.visible[query]) - ends.begin()) + 1;
+  for (size_t query = 0; query < count; ++query)
     for (size_t head = 0; head < heads; ++head) {
       const size_t column = head * sharing * d;
-      Attention& own =
-          asked.emplace_back(Attention{.queries = {queries.rows.row(query).data() + column, sharing, d},
-                                       .parts = {},
-                                       .out = {out.row(query).data() + column, sharing, d}});
-      for (size_t i = 0; i < seen; ++i) own.parts.push_back({.rows = &stretches[head * ends.size() + i]});
+      asked.push_back({.queries = {queries.rows.row(query).data() + column, sharing, d},
+                       .parts = {{.rows = &rows[head], .visible = queries.visible[query]}},
+                       .out = {out.row(query).data() + column, sharing, d}});
     }
-  }
   return engine.attend(asked);
 }
 

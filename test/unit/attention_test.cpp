@@ -208,6 +208,10 @@ TEST_CASE("attention: several parts are one sequence") {
   attend({queries, {{&first}, {&rest, chosen}, {&rest, std::span<const uint32_t>()}}, out});
   attend({queries, {{&all, all_of_them}}, expected});
   for (size_t i = 0; i < out.size(); ++i) CHECK_LE(std::abs(out.data()[i] - expected.data()[i]), 2e-6);
+  // The first tokens of the rows are what rows that end there are.
+  attend({queries, {{.rows = &all, .visible = 100}}, out});
+  attend({queries, {{&first}}, expected});
+  CHECK(std::equal(out.data(), out.data() + out.size(), expected.data()));
 }
 
 TEST_CASE("attention straight from signs and 2-bit levels is attention over the decoded rows") {
