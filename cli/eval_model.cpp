@@ -585,7 +585,8 @@ std::string eval_model(Command& command) {
   ClosedLoop loop(model, settings.loop,
                   {.stream = static_cast<size_t>(options.stream),
                    .survey_documents = static_cast<size_t>(options.survey),
-                   .memory = options.common.memory_bytes()});
+                   .memory = options.common.memory_bytes(),
+                   .engine = engine});
   std::vector<LoopResult> results;
   {
     ProgressBar bar("eval-model", "documents", options.common.quiet);

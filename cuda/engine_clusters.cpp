@@ -25,9 +25,9 @@ float score_of(uint64_t token, const kvcodec::ClusterIndex& index, uint64_t toke
 
 /// Copies the index there, once, and queries; tokens and their scores come back.
 TokenChooser cluster_chooser(const DeviceWork& device, const kvcodec::ClusterIndex& index, uint64_t tokens) {
-  auto made = device.made("selection by clusters", [&] { return std::make_shared<ClusterIndex>(index); });
+  auto made = device.made("selection by clusters", [&] { return ClusterIndex(index); });
   if (!made) return {};
-  return [&device, &index, tokens, on_device = std::move(*made)](
+  return [&device, &index, tokens, on_device = device.kept(std::move(*made))](
              std::span<const TokenChoice> choices, bool largest, std::span<std::vector<Scored>> chosen) {
     return device.run([&] {
       std::vector<std::vector<Scored>> all;

@@ -59,6 +59,15 @@ class DeviceWork {
     }
   }
 
+  /// Has what lies on the device until nobody needs it, and then lets it go alone, as all work is done.
+  template <class T>
+  std::shared_ptr<const T> kept(T made) const {
+    return {new const T(std::move(made)), [this](const T* last) {
+              const std::lock_guard lock(mutex_);
+              delete last;
+            }};
+  }
+
   /// Rows of so many bytes on the device that are worked on at a time: half of the memory that is free, so
   /// that what runs beside this finds some. At least one.
   static size_t rows_at_once(uint64_t bytes_per_row) {

@@ -11,7 +11,7 @@ constexpr uint64_t kMostPairs = 512;
 class Reconstruction final : public ReconstructionEngine {
  public:
   Reconstruction(const DeviceWork& device, Reconstructor reconstructor, bool in_bytes)
-      : device_(device), reconstructor_(std::move(reconstructor)), in_bytes_(in_bytes) {}
+      : device_(device), reconstructor_(device.kept(std::move(reconstructor))), in_bytes_(in_bytes) {}
 
   /// Copies codes there and signals back, as many signals at a time as fit.
   bool run(const CodeView& codes, MatrixView<float> out, const Finishing& finishing) const override {
@@ -42,7 +42,7 @@ class Reconstruction final : public ReconstructionEngine {
         for (size_t i = first; i <= end; ++i) offsets.push_back(codes.offsets[i] - begin);
         Finishing part = finishing;
         if (!part.gains.empty()) part.gains = part.gains.subspan(first, end - first);
-        reconstructor_.run(
+        reconstructor_->run(
             {codes.ids.subspan(begin, pairs), codes.coefficients.subspan(begin, pairs), offsets},
             out.rows(first, end - first), part);
         first = end;
@@ -60,7 +60,7 @@ class Reconstruction final : public ReconstructionEngine {
   }
 
   const DeviceWork& device_;
-  Reconstructor reconstructor_;
+  std::shared_ptr<const Reconstructor> reconstructor_;
   bool in_bytes_;
 };
 

@@ -498,7 +498,7 @@ void ClosedLoop::Impl::go_on(const LoopDocument& document, const Reference& refe
   if (plans[members.front()].setting.selection.by != "all") {
     std::vector<StepSelection> selections;
     for (const size_t member : members) selections.push_back(plans[member].setting.selection);
-    prefill.attention = &selected.emplace(config(), std::move(selections), document.prefix);
+    prefill.attention = &selected.emplace(config(), std::move(selections), document.prefix, options.engine);
   }
   std::vector<CompressedDocument*> documents;
   std::vector<std::vector<Judged>*> own_judged;

@@ -47,6 +47,8 @@ struct LoopOptions {
   size_t queries = 32;           ///< of the prefix's last tokens, for codecs that want some; as dump-kv keeps
   /// Bytes, 0: no bound. Where it does not hold a document per thread, one is run at a time.
   uint64_t memory = 0;
+  /// For selections; codecs and model have their own. nullptr: the CPU.
+  Engine* engine = nullptr;
 };
 
 /// Bits stored, by category; index streams packed.

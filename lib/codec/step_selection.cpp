@@ -7,6 +7,8 @@
 #include "lib/attention/attention.hpp"
 #include "lib/attention/cluster_selector.hpp"
 #include "lib/cluster/cluster_index.hpp"
+#include "lib/codec/engine.hpp"
+#include "lib/codec/selection.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/signvq/sign_codes.hpp"
@@ -60,8 +62,22 @@ class GrowingSelector {
   /// First tokens that are always attended to, and newest ones that have no score yet.
   virtual uint64_t sink() const { return 0; }
   virtual uint64_t waiting() const { return 0; }
-  /// (queries, tokens()).
+  /// Whether steps that see so many tokens now choose the same with the next key there.
+  virtual bool is_steady() const { return false; }
+  /// (queries, tokens()); or of a selector that was steady since, tokens that it had.
   virtual void scores(MatrixView<const float> queries, MatrixView<float> out) const = 0;
+  /// The tokens of each choice, by id; a selector that was not steady since the first of them has but one.
+  virtual std::vector<std::vector<uint32_t>> choose(std::span<const TokenChoice> choices,
+                                                    const std::string& share) const {
+    std::vector<std::vector<uint32_t>> chosen;
+    for (const TokenChoice& choice : choices) {
+      Matrix<float> all(choice.queries.rows(), static_cast<size_t>(choice.visible));
+      scores(choice.queries, all);
+      chosen.push_back(
+          ids_in_order(choose_tokens(all, all.cols(), choice.budget, sink(), choice.newest, share)));
+    }
+    return chosen;
+  }
 };
 
 /// The keys themselves, which lie behind each other where they are.
@@ -111,8 +127,12 @@ class GrowingSigns final : public GrowingSelector {
 /// the first tokens, and those that wait for a batch to be full, are always kept.
 class GrowingClusters final : public GrowingSelector {
  public:
-  GrowingClusters(MatrixView<const float> all, size_t past, uint64_t stream)
-      : all_(all), past_(past), stream_(stream), index_(all.cols(), static_cast<uint64_t>(options_.sink)) {}
+  GrowingClusters(MatrixView<const float> all, size_t past, uint64_t stream, Engine* engine)
+      : all_(all),
+        past_(past),
+        stream_(stream),
+        engine_(engine),
+        index_(all.cols(), static_cast<uint64_t>(options_.sink)) {}
   void append(MatrixView<const float> keys) override {
     tokens_ += keys.rows();
     if (tokens_ < past_) return;
@@ -122,31 +142,52 @@ class GrowingClusters final : public GrowingSelector {
                            .keys = all_.rows(index_.end(), ends.back() - index_.end()),
                            .ends = ends,
                            .stream = stream_};
-    (void)add_batches({&task, 1}, options_, kSeed);
+    (void)add_batches({&task, 1}, options_, kSeed, {}, engine_ ? engine_->kmeans() : KmeansFunction());
   }
   size_t tokens() const override { return tokens_; }
   uint64_t sink() const override { return index_.sink(); }
   uint64_t waiting() const override { return tokens_ - index_.covered(tokens_); }
+  /// Until the next batch is full.
+  bool is_steady() const override {
+    return engine_ && next_batches(index_.end(), tokens_ + 1, past_, options_).empty();
+  }
   void scores(MatrixView<const float> queries, MatrixView<float> out) const override {
-    ClusterSelector(index_, tokens_).scores(queries, out);
+    ClusterSelector(index_, out.cols()).scores(queries, out);
+  }
+  std::vector<std::vector<uint32_t>> choose(std::span<const TokenChoice> choices,
+                                            const std::string& share) const override {
+    if (engine_ && index_.clusters() > 0 && choices.size() >= kWorthCopying)
+      if (const TokenChooser chooser = engine_->choice_by_clusters(index_, tokens_)) {
+        std::vector<std::vector<Scored>> scored(choices.size());
+        if (chooser(choices, share == "max", scored)) {
+          std::vector<std::vector<uint32_t>> chosen;
+          for (const std::vector<Scored>& tokens : scored) chosen.push_back(ids_in_order(tokens));
+          return chosen;
+        }
+      }
+    return GrowingSelector::choose(choices, share);
   }
 
  private:
   static constexpr uint64_t kSeed = 0;
+  /// Choices for which the index is copied to a device: one is soon made here, from a few hundred centroids.
+  static constexpr size_t kWorthCopying = 32;
   ClusterOptions options_;
   MatrixView<const float> all_;
   size_t past_, tokens_ = 0;
   uint64_t stream_;
+  Engine* engine_;
   ClusterIndex index_;
 };
 
 /// all: the keys of the document's head as far as they are there; past: how many it began with; fit: what the
 /// sign codes of this head stand on, made here if it is not there yet.
 std::unique_ptr<GrowingSelector> make_selector(std::string_view by, MatrixView<const float> all, size_t past,
-                                               uint64_t stream, std::unique_ptr<const SignFit>& fit) {
+                                               uint64_t stream, std::unique_ptr<const SignFit>& fit,
+                                               Engine* engine) {
   if (by == "oracle") return std::make_unique<GrowingOracle>(all);
   if (by == "quest") return std::make_unique<GrowingQuest>(all.cols());
-  if (by == "cluster") return std::make_unique<GrowingClusters>(all, past, stream);
+  if (by == "cluster") return std::make_unique<GrowingClusters>(all, past, stream, engine);
   if (!fit) fit = std::make_unique<const SignFit>(all.rows(0, past));
   return std::make_unique<GrowingSigns>(*fit);
 }
@@ -156,10 +197,11 @@ std::unique_ptr<GrowingSelector> make_selector(std::string_view by, MatrixView<c
 std::span<const std::string_view> step_selectors() { return kSelectors; }
 
 SelectedAttention::SelectedAttention(const ModelConfig& config, std::vector<StepSelection> selections,
-                                     size_t prefix)
+                                     size_t prefix, Engine* engine)
     : config_(config),
       selections_(std::move(selections)),
       prefix_(prefix),
+      engine_(engine),
       fits_(selections_.size() * static_cast<size_t>(config.num_layers) *
             static_cast<size_t>(config.num_kv_heads)) {
   for (const StepSelection& selection : selections_) {
@@ -185,25 +227,31 @@ void SelectedAttention::attend(const AttentionRows& rows) {
     const CacheRows cache(keys, values);
     const size_t place = static_cast<size_t>(rows.layer) * static_cast<size_t>(config_.num_kv_heads) + head;
     const auto selector = make_selector(selection.by, keys, std::min(prefix_, keys.rows()), place,
-                                        fits_[rows.document * per_document + place]);
+                                        fits_[rows.document * per_document + place], engine_);
     selector->append(keys.rows(0, rows.position));
-    for (size_t i = 0; i < rows.query.rows(); ++i) {
-      selector->append(keys.rows(rows.position + i, 1));
-      const size_t visible = selector->tokens(), first = head * group * dims;
-      const MatrixView<const float> queries(rows.query.row(i).data() + first, group, dims);
-      const MatrixView<float> out(rows.out.row(i).data() + first, group, dims);
-      Matrix<float> scores(group, visible);
-      selector->scores(queries, scores);
-      const bool each = selection.share == "each";
-      for (size_t q = 0; q < (each ? group : 1); ++q) {
-        const size_t count = each ? 1 : group;
-        const auto chosen = ids_in_order(
-            choose_tokens(scores.view().rows(q, count), visible, selection.budget, selector->sink(),
-                          std::max(selection.newest, selector->waiting()), selection.share));
-        kvcodec::attend(Attention{.queries = queries.rows(q, count),
-                                  .parts = {{.rows = &cache, .tokens = std::span<const uint32_t>(chosen)}},
-                                  .out = out.rows(q, count)});
-      }
+    const size_t together = selection.share == "each" ? 1 : group;  // query heads
+    for (size_t i = 0; i < rows.query.rows();) {
+      std::vector<TokenChoice> choices;
+      std::vector<MatrixView<float>> outs;
+      do {
+        selector->append(keys.rows(rows.position + i, 1));
+        const size_t first = head * group * dims;
+        const MatrixView<const float> queries(rows.query.row(i).data() + first, group, dims);
+        const MatrixView<float> out(rows.out.row(i).data() + first, group, dims);
+        for (size_t q = 0; q < group; q += together) {
+          choices.push_back({.queries = queries.rows(q, together),
+                             .visible = selector->tokens(),
+                             .budget = selection.budget,
+                             .newest = std::max(selection.newest, selector->waiting())});
+          outs.push_back(out.rows(q, together));
+        }
+        ++i;
+      } while (i < rows.query.rows() && selector->is_steady());
+      const auto chosen = selector->choose(choices, selection.share);
+      for (size_t c = 0; c < choices.size(); ++c)
+        kvcodec::attend(Attention{.queries = choices[c].queries,
+                                  .parts = {{.rows = &cache, .tokens = std::span<const uint32_t>(chosen[c])}},
+                                  .out = outs[c]});
     }
   });
 }

@@ -28,6 +28,7 @@ struct StepSelection {
 std::span<const std::string_view> step_selectors();
 
 struct SignFit;
+class Engine;
 
 /// Attention over chosen tokens, of the documents of a batch.
 class SelectedAttention final : public AttentionMethod {
@@ -35,7 +36,10 @@ class SelectedAttention final : public AttentionMethod {
   /// selections: one per document, none "all". prefix: tokens of the cache that each document began with,
   /// however many it has by the time of a call. What "selfindex" makes of these, it makes at the first call
   /// and keeps. Throws Error(usage) for names that are none, budgets of 0, and models with sliding windows.
-  SelectedAttention(const ModelConfig& config, std::vector<StepSelection> selections, size_t prefix);
+  /// engine: makes clusters, and chooses by them where many steps see the same ones; may be nullptr. The
+  /// tokens are the same.
+  SelectedAttention(const ModelConfig& config, std::vector<StepSelection> selections, size_t prefix,
+                    Engine* engine = nullptr);
   ~SelectedAttention() override;
   void attend(const AttentionRows& rows) override;
 
@@ -43,6 +47,7 @@ class SelectedAttention final : public AttentionMethod {
   const ModelConfig& config_;
   std::vector<StepSelection> selections_;
   size_t prefix_;
+  Engine* engine_;
   std::vector<std::unique_ptr<const SignFit>> fits_;  // [document][layer][head], of "selfindex"
 };
 

@@ -520,6 +520,34 @@ TEST_CASE("a model goes on, on a device, behind caches that the device decodes")
   set_num_threads(threads);
 }
 
+TEST_CASE("steps choose the same tokens by clusters with a device, which are made there too") {
+  NEEDS_DEVICE();
+  ModelConfig config;
+  config.num_layers = 1, config.num_q_heads = 4, config.num_kv_heads = 2, config.head_dim = 16;
+  config.window.assign(1, 0);
+  const size_t prefix = 100, steps = 260;  // behind 300 tokens the first batch of 320 closes
+  Rng rng(26);
+  const Matrix<float> keys = test::random_rows(rng, 200 + steps, 32),
+                      values = test::random_rows(rng, 200 + steps, 32),
+                      queries = test::random_rows(rng, steps, 64);
+  for (const char* share : {"max", "mean", "each"}) {
+    CAPTURE(share);
+    std::vector<std::string> left;
+    const auto engine = cuda::make_engine([&](const std::string& what) { left.push_back(what); });
+    const auto attended = [&](Engine* own) {
+      Matrix<float> out(steps, 64);
+      SelectedAttention(config, {{.by = "cluster", .budget = 270, .newest = 3, .share = share}}, prefix, own)
+          .attend(
+              {.past = prefix, .position = 200, .query = queries, .key = keys, .value = values, .out = out});
+      return out;
+    };
+    CHECK(same_bits(attended(nullptr), attended(engine.get())));
+    CHECK(engine->taken() >= 2 * 4);  // of each head two batches, and the choices behind each
+    CHECK(engine->exact());
+    CHECK(left.empty());
+  }
+}
+
 TEST_CASE("several threads share a device") {
   NEEDS_DEVICE();
   const auto engine = cuda::make_engine();
