@@ -300,11 +300,10 @@ std::string train_dict(Command& command) {
       {
         ProgressBar bar(fmt::format("train-dict {}", result.name), "steps", options.common.quiet);
         Engine* engine = options.common.engine();
-        if (engine && training.steps == 0 && options.training.start == "kmeans")
-          engine->leave("train-dict: the clusters of start kmeans");
         const auto device =
             engine ? engine->training(options.training, signals.layout().signal_width()) : nullptr;
-        train_dictionary(signals, options.training, dictionary, training, bar.callback(), device.get());
+        train_dictionary(signals, options.training, dictionary, training, bar.callback(), device.get(),
+                         engine ? engine->kmeans() : KmeansFunction());
       }
       finish(result, signals, options.training, trained);
       result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

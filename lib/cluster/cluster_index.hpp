@@ -9,7 +9,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -111,9 +110,7 @@ struct ClusterTask {
 /// Adds the batches to all heads. The first batch of an empty index is the prompt. Deterministic; all heads
 /// and batches are clustered at the same time. Throws Error(failed) for ends that do not rise beyond the
 /// index's end, and what kmeans() throws.
-/// cluster: what does the k-means; empty: the CPU. Others must give the same bits (cuda/kmeans.hpp).
-using KmeansFunction = std::function<std::vector<Clustering>(std::span<const KmeansTask>,
-                                                             const KmeansOptions&, const Progress&)>;
+/// cluster: what does the k-means; empty: the CPU.
 ClusteringEffort add_batches(std::span<const ClusterTask> heads, const ClusterOptions& options, uint64_t seed,
                              const Progress& progress = {}, const KmeansFunction& cluster = {});
 

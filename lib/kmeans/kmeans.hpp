@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -92,6 +93,10 @@ class KmeansEngine {
 std::vector<Clustering> kmeans(std::span<const KmeansTask> tasks, const KmeansOptions& options,
                                const Progress& progress = {}, KmeansEngine* engine = nullptr);
 Clustering kmeans(MatrixView<const float> rows, size_t clusters, const KmeansOptions& options);
+
+/// kmeans() itself, or who does it instead: a device, which must give the same bits (cuda/kmeans.hpp).
+using KmeansFunction = std::function<std::vector<Clustering>(std::span<const KmeansTask>,
+                                                             const KmeansOptions&, const Progress&)>;
 
 /// The mean of chosen rows, summed in double in the order of ids; zeros for none. ids: below rows.rows().
 void mean_of(MatrixView<const float> rows, std::span<const uint32_t> ids, std::span<float> mean);

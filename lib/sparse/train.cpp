@@ -186,13 +186,16 @@ uint64_t signals_to_cluster(uint64_t signals, uint64_t atoms) {
 }
 
 /// The directions of clusters of signals, of random numbers beyond what there are.
-void start_clusters(Sampler& sampler, const TrainOptions& options, Matrix<float>& atoms) {
+void start_clusters(Sampler& sampler, const TrainOptions& options, const KmeansFunction& cluster,
+                    Matrix<float>& atoms) {
   Matrix<float> signals(signals_to_cluster(sampler.signals(), atoms.rows()), atoms.cols());
   sampler.seek(kForStart, 0);
   sampler.next(signals);
   const KmeansOptions clustering{
       .metric = Metric::cosine, .rounds = kKmeansRounds, .seed = static_cast<uint64_t>(options.seed)};
-  Clustering clusters = kmeans(signals, atoms.rows(), clustering);
+  const KmeansTask task{.rows = signals, .clusters = atoms.rows()};
+  Clustering clusters =
+      cluster ? cluster({&task, 1}, clustering, {}).front() : kmeans({&task, 1}, clustering).front();
   size_t next = 0;
   for (size_t i = 0; i < clusters.centroids.rows(); ++i) {
     const auto centroid = clusters.centroids.row(i);
@@ -202,9 +205,10 @@ void start_clusters(Sampler& sampler, const TrainOptions& options, Matrix<float>
 }
 
 /// The first atoms. Signals of zeros make no atom; random numbers stand in where there are too few others.
-void start_atoms(Sampler& sampler, const TrainOptions& options, Matrix<float>& atoms) {
+void start_atoms(Sampler& sampler, const TrainOptions& options, const KmeansFunction& cluster,
+                 Matrix<float>& atoms) {
   kaiming_atoms(static_cast<uint64_t>(options.seed) ^ kForKaiming, atoms);
-  if (options.start == "kmeans") return start_clusters(sampler, options, atoms);
+  if (options.start == "kmeans") return start_clusters(sampler, options, cluster, atoms);
   if (options.start != "samples") return;
   sampler.seek(kForStart, 0);
   Matrix<float> signal(1, atoms.cols());
@@ -227,11 +231,12 @@ struct Coded {
 class Trainer {
  public:
   Trainer(const SignalSource& source, const TrainOptions& options, Dictionary& dictionary, TrainState& state,
-          TrainingEngine* engine)
+          TrainingEngine* engine, const KmeansFunction& cluster)
       : options_(options),
         dictionary_(dictionary),
         state_(state),
         engine_(engine),
+        cluster_(cluster),
         split_(split_of(source, options)) {
     omp_options_.sparsity = options.sparsity;
     if (signals_of(split_.training, source.layout()) == 0)
@@ -260,6 +265,7 @@ class Trainer {
   Dictionary& dictionary_;
   TrainState& state_;
   TrainingEngine* engine_;
+  const KmeansFunction& cluster_;
   bool there_ = false;  // the engine has atoms and moments, newer than those here
   std::vector<uint32_t> uses_;
   Split split_;
@@ -273,7 +279,7 @@ void Trainer::begin(const SignalSource& source) {
   dictionary_.normalization = find_normalization(source, options_);
   dictionary_.atoms = Matrix<float>(static_cast<size_t>(options_.atoms), source.layout().signal_width());
   Sampler sampler(source, dictionary_.normalization, split_.training, options_.seed);
-  start_atoms(sampler, options_, dictionary_.atoms);
+  start_atoms(sampler, options_, cluster_, dictionary_.atoms);
   state_ = {};
   state_.usage.resize(dictionary_.atoms.rows());
   if (options_.optimizer == "adam") {
@@ -645,14 +651,15 @@ uint64_t start_bytes(const SignalSource& source, const TrainOptions& options) {
 }
 
 void train_dictionary(const SignalSource& source, const TrainOptions& options, Dictionary& dictionary,
-                      TrainState& state, const Progress& progress, TrainingEngine* engine) {
+                      TrainState& state, const Progress& progress, TrainingEngine* engine,
+                      const KmeansFunction& cluster) {
   options.check();
   if (engine && options.optimizer != "adam" && options.optimizer != "gradient")
     throw failed("steps of {} by an engine that takes those of adam and gradient", options.optimizer);
   const size_t width = source.layout().signal_width();
   if (static_cast<size_t>(options.sparsity) > width)
     throw usage_error("sparsity is {}; signals have only {} values", options.sparsity, width);
-  Trainer(source, options, dictionary, state, engine).run(source, progress);
+  Trainer(source, options, dictionary, state, engine, cluster).run(source, progress);
 }
 
 }  // namespace kvcodec

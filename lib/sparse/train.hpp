@@ -18,6 +18,7 @@
 #include "lib/core/options.hpp"
 #include "lib/core/progress.hpp"
 #include "lib/core/view.hpp"
+#include "lib/kmeans/kmeans.hpp"
 #include "lib/sparse/dictionary.hpp"
 #include "lib/sparse/gradient_step.hpp"
 #include "lib/sparse/signals.hpp"
@@ -130,8 +131,10 @@ class TrainingEngine {
 /// Throws Error(bad_input) if there are no signals, or if dictionary and state do not fit source and options.
 ///
 /// engine: takes the batches and steps of this side, with optimizers adam and gradient; or null.
+/// cluster: makes the clusters of start kmeans; empty: the CPU.
 void train_dictionary(const SignalSource& source, const TrainOptions& options, Dictionary& dictionary,
-                      TrainState& state, const Progress& progress = {}, TrainingEngine* engine = nullptr);
+                      TrainState& state, const Progress& progress = {}, TrainingEngine* engine = nullptr,
+                      const KmeansFunction& cluster = {});
 
 /// Bytes of one dictionary while it is trained, and until it is stored: its atoms, and what the optimizer
 /// keeps (the moments of adam, the products of online and mod).

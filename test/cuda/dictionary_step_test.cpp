@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/engine.hpp"
 #include "lib/core/error.hpp"
 #include "test/cuda/device_case.hpp"
 
@@ -96,6 +97,24 @@ TEST_CASE("device: a step adds up pairs of more than one window of signals in th
   options.replace_every = 0;
   Trained here, there;
   train_both(source, options, here, there);
+}
+
+TEST_CASE("device: training of any optimizer begins with clusters that are made there") {
+  NEEDS_DEVICE();
+  const RandomSource source(53, 120, {.layers = 1, .heads = 2, .head_dim = 8});
+  for (const std::string optimizer : {"adam", "online"}) {
+    TrainOptions options;
+    options.atoms = 9, options.sparsity = 2, options.batch = 60, options.epochs = 1;
+    options.optimizer = optimizer, options.start = "kmeans";
+    Dictionary expected, found;
+    TrainState of_lib, on_device;
+    kvcodec::train_dictionary(source, options, expected, of_lib);
+    const auto engine = cuda::make_engine();
+    kvcodec::train_dictionary(source, options, found, on_device, {}, nullptr, engine->kmeans());
+    CHECK(same(found.atoms, expected.atoms));
+    check_same(on_device, of_lib);
+    CHECK(engine->taken() == 1);
+  }
 }
 
 TEST_CASE("device: training that does not fit is refused") {
