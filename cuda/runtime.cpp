@@ -32,6 +32,39 @@ size_t attribute(cudaDeviceAttr name, int device) {
 
 std::atomic<uint64_t> free_limit = kAllFreeBytes;
 
+/// Memory that was given back stays with the process up to this: asking the driver for it anew takes as long
+/// as a small piece of work.
+constexpr uint64_t kKeptBytes = uint64_t{4} << 30;
+
+/// The pool of the device in use; nullptr where it has none.
+cudaMemPool_t memory_pool() {
+  static const cudaMemPool_t pool = [] {
+    const int device = current_device();
+    cudaMemPool_t own = nullptr;
+    if (attribute(cudaDevAttrMemoryPoolsSupported, device) == 0) return own;
+    check(cudaDeviceGetDefaultMemPool(&own, device), "asking for the device's memory pool");
+    uint64_t kept = kKeptBytes;
+    check(cudaMemPoolSetAttribute(own, cudaMemPoolAttrReleaseThreshold, &kept), "setting a memory pool up");
+    return own;
+  }();
+  return pool;
+}
+
+uint64_t pool_bytes(cudaMemPoolAttr which) {
+  uint64_t bytes = 0;
+  check(cudaMemPoolGetAttribute(memory_pool(), which, &bytes), "asking a memory pool for its size");
+  return bytes;
+}
+
+/// The pool works in the order of one stream, which nothing else uses. What waits for this stream may use
+/// the memory in any.
+constexpr cudaStream_t kPoolStream = nullptr;
+
+cudaError_t allocate_from_pool(void** data, size_t bytes) {
+  const cudaError_t status = cudaMallocAsync(data, bytes, kPoolStream);
+  return status == cudaSuccess ? cudaStreamSynchronize(kPoolStream) : status;
+}
+
 }  // namespace
 
 Limits limits() {
@@ -44,7 +77,10 @@ Limits limits() {
 uint64_t free_bytes() {
   size_t free = 0, total = 0;
   check(cudaMemGetInfo(&free, &total), "asking for free device memory");
-  return std::min<uint64_t>(free, free_limit);
+  const uint64_t kept = memory_pool() ? pool_bytes(cudaMemPoolAttrReservedMemCurrent) -
+                                            pool_bytes(cudaMemPoolAttrUsedMemCurrent)
+                                      : 0;
+  return std::min<uint64_t>(free + kept, free_limit);
 }
 
 void limit_free_bytes(uint64_t bytes) { free_limit = bytes; }
@@ -75,10 +111,23 @@ float Event::milliseconds_since(const Event& start) const {
 void* detail::allocate(size_t bytes) {
   void* data = nullptr;
   if (bytes == 0) return nullptr;
-  check(cudaMalloc(&data, bytes), fmt::format("{} bytes of device memory", bytes).c_str());
+  cudaError_t status = memory_pool() ? allocate_from_pool(&data, bytes) : cudaMalloc(&data, bytes);
+  if (status == cudaErrorMemoryAllocation && memory_pool()) {  // what is kept may be in pieces
+    (void)cudaGetLastError();
+    (void)cudaMemPoolTrimTo(memory_pool(), 0);
+    status = allocate_from_pool(&data, bytes);
+  }
+  check(status, fmt::format("{} bytes of device memory", bytes).c_str());
   return data;
 }
-void detail::release(void* data) noexcept { (void)cudaFree(data); }
+void detail::release(void* data) noexcept {
+  if (data == nullptr) return;
+  // Whoever gets the memory next must not find unfinished work in it; cudaFree() waits by itself.
+  if (cudaDeviceSynchronize() == cudaSuccess && memory_pool())
+    (void)cudaFreeAsync(data, kPoolStream);
+  else
+    (void)cudaFree(data);
+}
 
 void* detail::allocate_pinned(size_t bytes) {
   void* data = nullptr;
