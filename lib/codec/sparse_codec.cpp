@@ -250,6 +250,10 @@ class SparseCodec final : public Codec {
                      std::span<const float> coefficients, SparsePairs& stored) const;
   Codes read(const GroupShape& shape, const StreamReader& document, uint64_t first, uint64_t count) const;
   bool straight_pays(const GroupShape& shape, size_t vectors, size_t tokens) const;
+  void add_rows(Matrix<float> rows, const CodeView& codes, MatrixView<float> out,
+                const Finishing& finishing) const;
+  bool weigh_atoms_on_device(const Codes& codes, size_t signal, MatrixView<const float> weights,
+                             std::span<const size_t> rows, MatrixView<float> of_atoms) const;
 
   struct Part {
     SideCoder key, value;
@@ -477,6 +481,25 @@ SignalCodes codes_of_signal(const CodeView& codes, size_t signal, size_t per_row
   return out;
 }
 
+/// The same, turned round: of each atom, in which tokens it is, rising, and with which coefficients.
+SignalCodes codes_by_atom(const CodeView& codes, size_t signal, size_t per_row, size_t atoms) {
+  SignalCodes out;
+  out.offsets.assign(atoms + 2, 0);  // the end of an atom's pairs so far stands one place further
+  for (size_t i = signal; i < codes.signals(); i += per_row)
+    for (uint64_t k = codes.offsets[i]; k < codes.offsets[i + 1]; ++k) ++out.offsets[codes.ids[k] + 2];
+  for (size_t atom = 2; atom < out.offsets.size(); ++atom) out.offsets[atom] += out.offsets[atom - 1];
+  out.ids.resize(out.offsets.back());
+  out.coefficients.resize(out.offsets.back());
+  for (size_t i = signal; i < codes.signals(); i += per_row)
+    for (uint64_t k = codes.offsets[i]; k < codes.offsets[i + 1]; ++k) {
+      const uint64_t place = out.offsets[codes.ids[k] + 1]++;
+      out.ids[place] = static_cast<uint32_t>(i / per_row);
+      out.coefficients[place] = codes.coefficients[k];
+    }
+  out.offsets.pop_back();
+  return out;
+}
+
 /// Atoms per piece of a product with all atoms: fixed, so that sums are the same for any number of threads.
 constexpr size_t kAtomsPerPiece = 512;
 
@@ -506,13 +529,46 @@ bool SparseCodec::straight_pays(const GroupShape& shape, size_t vectors, size_t 
   return straight < decoding;
 }
 
+/// Sums of rows as if they were atoms; on the device where there is one that takes them, with the same bits.
+void SparseCodec::add_rows(Matrix<float> rows, const CodeView& codes, MatrixView<float> out,
+                           const Finishing& finishing) const {
+  Dictionary dictionary;
+  dictionary.atoms = std::move(rows);
+  if (engine_)
+    if (const auto device = engine_->reconstruction(dictionary); device && device->run(codes, out, finishing))
+      return;
+  Reconstructor(dictionary.atoms).run(codes, out, finishing);
+}
+
+/// What each atom weighs in each of the sums, (sums, atoms): here the tokens' weights are the rows that are
+/// added up, and an atom is what is coded. False: nothing was done.
+bool SparseCodec::weigh_atoms_on_device(const Codes& codes, size_t signal, MatrixView<const float> weights,
+                                        std::span<const size_t> rows, MatrixView<float> of_atoms) const {
+  if (!engine_ || weights.cols() == 0) return false;
+  const size_t per_row = layout_.signals_per_row();
+  Dictionary tokens;
+  tokens.atoms = Matrix<float>(weights.cols(), rows.size());
+  for (size_t t = 0; t < weights.cols(); ++t) {
+    const float gain = codes.gains.empty() ? 1 : codes.gains[t * per_row + signal];
+    for (size_t i = 0; i < rows.size(); ++i) tokens.atoms(t, i) = weights(rows[i], t) * gain;
+  }
+  const auto device = engine_->reconstruction(tokens);
+  if (!device) return false;
+  const SignalCodes by_atom = codes_by_atom(codes.view(), signal, per_row, atoms_);
+  Matrix<float> sums(atoms_, rows.size());
+  if (!device->run({by_atom.ids, by_atom.coefficients, by_atom.offsets}, sums, {})) return false;
+  engine_->take(false);  // fused, which the CPU's sums are not
+  for (size_t atom = 0; atom < atoms_; ++atom)
+    for (size_t i = 0; i < rows.size(); ++i) of_atoms(i, atom) = sums(atom, i);
+  return true;
+}
+
 void SparseCodec::multiply_keys(const GroupShape& shape, const StreamReader& document, uint64_t first,
                                 MatrixView<const float> queries, MatrixView<float> out) const {
   check_products(shape, Side::key, queries, out);
   if (!straight_pays(shape, queries.rows(), out.cols()))
     return Codec::multiply_keys(shape, document, first, queries, out);
   check_shape(shape, shape.width());
-  if (engine_) engine_->leave("sparse: products with codes");
   Codes codes = read(shape, document, first, out.cols());
   if (out.cols() == 0) return;
   SideCoder& side = coder(shape);
@@ -551,13 +607,13 @@ void SparseCodec::multiply_keys(const GroupShape& shape, const StreamReader& doc
     std::vector<float> gains;
     for (size_t i = signal; i < codes.gains.size(); i += per_row) gains.push_back(codes.gains[i]);
     Matrix<float> scores(out.cols(), rows.size());
-    const Reconstructor sums(products);
     const Finishing finishing{.gains = gains, .scale = {}, .mean = means};
     if (per_row == 1) {
-      sums.run(codes.view(), scores, finishing);
+      add_rows(std::move(products), codes.view(), scores, finishing);
     } else {
       const SignalCodes of_signal = codes_of_signal(codes.view(), signal, per_row);
-      sums.run({of_signal.ids, of_signal.coefficients, of_signal.offsets}, scores, finishing);
+      add_rows(std::move(products), {of_signal.ids, of_signal.coefficients, of_signal.offsets}, scores,
+               finishing);
     }
     for (size_t t = 0; t < scores.rows(); ++t)
       for (size_t i = 0; i < rows.size(); ++i) out(rows[i], t) = scores(t, i);
@@ -570,7 +626,6 @@ void SparseCodec::multiply_values(const GroupShape& shape, const StreamReader& d
   if (!straight_pays(shape, out.rows(), weights.cols()))
     return Codec::multiply_values(shape, document, first, weights, out);
   check_shape(shape, shape.width());
-  if (engine_) engine_->leave("sparse: products with codes");
   Codes codes = read(shape, document, first, weights.cols());
   SideCoder& side = coder(shape);
   codes.coefficients = side.reconstructor().weights(codes.view());
@@ -583,9 +638,10 @@ void SparseCodec::multiply_values(const GroupShape& shape, const StreamReader& d
     for (size_t h = 0; h < heads.size(); ++h)
       for (size_t j = 0; j < n; ++j)
         rows.push_back((heads[h].layer * static_cast<size_t>(shape.heads) + heads[h].head) * n + j);
-    const size_t groups = (rows.size() + kColumns - 1) / kColumns;
-    // What each atom weighs in each of the sums, some columns at a time.
     Matrix<float> of_atoms(rows.size(), atoms_);
+    const bool weighed = weigh_atoms_on_device(codes, signal, weights, rows, of_atoms);
+    const size_t groups = weighed ? 0 : (rows.size() + kColumns - 1) / kColumns;
+    // What each atom weighs in each of the sums, some columns at a time.
     parallel_for(groups, 1, [&](size_t begin, size_t end, int) {
       for (size_t group = begin; group < end; ++group) {
         const size_t from = group * kColumns, columns = std::min(kColumns, rows.size() - from);
