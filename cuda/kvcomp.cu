@@ -5,9 +5,9 @@ namespace kvcodec::cuda {
 namespace {
 
 /// Shared memory up to which teams are put together (blocks of threads must fit a multiprocessor several
-/// times over), and up to which a payload is brought there at all. The kernels' own arrays come on top: 1 KiB
-/// is left for them.
-constexpr size_t kSharedTogether = 47 * 1024, kSharedStaged = 96 * 1024;
+/// times over: four of these the largest), and up to which a payload is brought there at all. The kernels'
+/// own arrays come on top: 1 KiB is left for them.
+constexpr size_t kSharedTogether = 55 * 1024, kSharedStaged = 96 * 1024;
 
 /// Blocks of threads: about as many as a large device holds at once, so that each loads the table once.
 constexpr uint64_t kMostBlocks = 1024;
@@ -18,11 +18,16 @@ constexpr uint64_t kEnoughItems = 1024;
 
 constexpr unsigned round_up(unsigned value, unsigned to) { return (value + to - 1) / to * to; }
 
+/// Threads of a team.
+constexpr unsigned threads_for(unsigned runs) {
+  const unsigned threads = round_up(runs < 1 ? 1 : runs, kWarp);
+  return threads < kKvcompThreads ? threads : kKvcompThreads;
+}
+
 /// A launch for runs of blocks; floats: of each team, chunks: bytes of each thread.
 struct Plan {
   Plan(const KvcompStore& store, unsigned runs, unsigned floats, unsigned chunks) {
-    teams.threads = round_up(runs < 1 ? 1 : runs, kWarp);
-    if (teams.threads > kKvcompThreads) teams.threads = kKvcompThreads;
+    teams.threads = threads_for(runs);
     teams.teams = kKvcompThreads / teams.threads;
     // Up to 15 bytes before the payload, and what a damaged run makes a cursor read behind it: all that its
     // codes and exact values can be, and four words.
@@ -71,13 +76,13 @@ Status for_queries(unsigned n, Body&& body) {
   return 0;
 }
 
-template <unsigned kQueries>
+template <unsigned kTiles>
 Status keys(const KvcompStore& store, KvcompRange range, const float* queries, unsigned per_head,
             unsigned first, unsigned count, float* out, size_t stride, uint32_t* damaged,
             StreamHandle stream) {
-  const unsigned warps = kKvcompThreads / kWarp;
-  const Plan plan(store, store.tokens, store.dims * (kQueries + 1) + warps * kQueries, 0);
-  const auto kernel = plan.teams.stage_bytes > 0 ? kvcomp_keys<kQueries, true> : kvcomp_keys<kQueries, false>;
+  const unsigned floats = kvcomp_key_floats(store.dims, 4 * kTiles, threads_for(store.tokens));
+  const Plan plan(store, store.tokens, floats, 0);
+  const auto kernel = plan.teams.stage_bytes > 0 ? kvcomp_keys<kTiles, true> : kvcomp_keys<kTiles, false>;
   return launch(kernel, plan.blocks(store), plan.threads(), plan.shared(), stream, store, plan.teams, range,
                 queries, per_head, first, count, out, stride, damaged);
 }
@@ -121,7 +126,7 @@ Status run_kvcomp_decode(const KvcompStore& store, KvcompRange range, uint16_t* 
 Status run_kvcomp_keys(const KvcompStore& store, KvcompRange range, const float* queries, unsigned per_head,
                        float* out, size_t stride, uint32_t* damaged, StreamHandle stream) {
   return for_queries(per_head, [&](unsigned k, unsigned first, unsigned count) {
-    const auto run = k == 8 ? keys<8> : k == 4 ? keys<4> : k == 2 ? keys<2> : keys<1>;
+    const auto run = k == 8 ? keys<2> : keys<1>;
     return run(store, range, queries, per_head, first, count, out, stride, damaged, stream);
   });
 }

@@ -23,11 +23,18 @@ namespace kvcodec::cuda {
 /// row to the next: words of neighbouring rows lie in different banks.
 inline constexpr unsigned kKeyChunk = 64, kKeyChunkStride = kKeyChunk + 4;
 
+/// Symbols of a row of keys that are decoded before they are multiplied.
+inline constexpr unsigned kKeyStep = 16;
+
+/// The largest of queries times steps becomes at least 2^kKeyTop: far from the overflow of f16, while what is
+/// 2^-34 of it is still there.
+inline constexpr int kKeyTop = 10;
+
 inline constexpr unsigned kKvcompThreads = 256;  ///< of a block of threads at most
 
 /// Blocks of threads that a multiprocessor shall have registers for: a step waits for shared memory, and
 /// other warps step meanwhile.
-constexpr unsigned kvcomp_together(unsigned queries) { return queries > 4 ? 3 : 4; }
+constexpr unsigned kvcomp_together(unsigned queries) { return queries > 4 ? 2 : 3; }
 
 /// How a launch is cut up, and its shared memory:
 ///   table | stage of each team | (floats of each team) | (chunk of each thread)
@@ -316,22 +323,85 @@ __global__ void kvcomp_decode(KvcompStore store, KvcompTeams teams, KvcompRange 
   }
 }
 
-/// kQueries of one head at a time: `count` of them, from first_query on; the rest are zeros.
-template <unsigned kQueries, bool kStaged>
-__global__ void __launch_bounds__(kKvcompThreads, kvcomp_together(kQueries))
+namespace kvcomp_detail {
+
+/// Symbols kFirst and kFirst + 1 of four less kStepZero, as halves of a word: exact.
+template <unsigned kFirst>
+__device__ __forceinline__ uint32_t level_halves(uint32_t symbols) {
+#ifdef __CUDA_ARCH__
+  // The symbols become the last bits of 1024.
+  const uint32_t above = __byte_perm(symbols, 0x64646464u, kFirst == 0 ? 0x4140 : 0x4342);
+  uint32_t halves;
+  asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(halves) : "r"(above), "r"(0x647f647fu));
+  return halves;
+#else
+  const auto half = [&](unsigned byte) -> uint32_t {
+    return f16_from_float(static_cast<float>(static_cast<int>(symbols >> (8 * byte) & 255) - kStepZero));
+  };
+  return half(kFirst) | half(kFirst + 1) << 16;
+#endif
+}
+
+/// The next n (up to kKeyStep) symbols of a run, zeros behind them.
+template <class Words>
+__device__ __forceinline__ void next_symbols(BitCursor<Words>& cursor, const uint32_t* table, unsigned n,
+                                             uint4* to) {
+  if (n >= kKeyStep) {
+    uint32_t words[kKeyStep / 4];
+#pragma unroll
+    for (uint32_t& word : words) {
+      const uint32_t first = cursor.two(table), second = cursor.two(table);
+      word = __byte_perm(first, second, 0x7632);
+    }
+    *to = make_uint4(words[0], words[1], words[2], words[3]);
+  } else {
+    constexpr uint32_t kZeros = kStepZero * 0x01010101u;
+    *to = make_uint4(kZeros, kZeros, kZeros, kZeros);
+    auto* bytes = reinterpret_cast<uint8_t*>(to);
+    for (unsigned i = 0; i < n; ++i) bytes[i] = StepSymbol<2>{cursor.one(table)}.symbol();
+  }
+}
+
+}  // namespace kvcomp_detail
+
+/// Floats of a team's shared memory.
+constexpr unsigned kvcomp_key_elements(unsigned dims, unsigned queries, unsigned threads) {
+  const unsigned elements = dims * queries, symbols = threads * 2 * kKeyStep / 4;
+  return elements > symbols ? elements : symbols;
+}
+constexpr unsigned kvcomp_key_floats(unsigned dims, unsigned queries, unsigned threads) {
+  const unsigned halves = (dims + kKeyStep - 1) / kKeyStep * kKeyStep * queries;  // two for each
+  return kvcomp_key_elements(dims, queries, threads) + halves + threads / kWarp * queries * 2;
+}
+
+/// 4 kTiles queries of one head at a time: `count` of them, from first_query on; the rest are zeros.
+///
+/// A warp decodes kKeyStep channels of its 32 tokens, a token to a thread, hands the symbols around in shared
+/// memory and multiplies them on the matrix units, as halves: levels are small integers. Queries times steps
+/// are two halves each, the second what the first leaves, times a power of two that makes the largest fit; so
+/// the products are those of floats but for 2^-22 of each.
+template <unsigned kTiles, bool kStaged>
+__global__ void __launch_bounds__(kKvcompThreads, kvcomp_together(4 * kTiles))
     kvcomp_keys(KvcompStore store, KvcompTeams teams, KvcompRange range, const float* queries,
                 unsigned per_head, unsigned first_query, unsigned count, float* out, size_t stride,
                 uint32_t* damaged) {
   using namespace kvcomp_detail;
+  constexpr unsigned kQueries = 4 * kTiles;
   KVCODEC_SHARED_ARRAY(unsigned, sums, 32);
   const Team team = own_team(teams);
   const Shared shared = share(teams, team);
-  const unsigned n = store.dims, runs = store.tokens;
-  // Of each channel, kQueries elements: queries times the channel's step. Behind them sums over channels of
-  // these times origins, by warps, and the origins.
-  float* const vectors = shared.floats;
-  float* const bases = vectors + n * kQueries;
-  float* const origins = bases + team.warps * kQueries;
+  const unsigned n = store.dims, runs = store.tokens, steps = (n + kKeyStep - 1) / kKeyStep;
+  const unsigned lane = threadIdx.x % kWarp, warp = team.thread / kWarp;
+  // Of each channel kQueries elements: queries times the channel's step. Later the symbols of each warp,
+  // twice.
+  float* const elements = shared.floats;
+  uint4* const symbols = reinterpret_cast<uint4*>(elements) + warp * 2 * kWarp;
+  // Of each step and tile, for each of eight columns kKeyStep halves: of four queries the first ones, then
+  // the second ones.
+  auto* const halves = reinterpret_cast<uint16_t*>(elements + kvcomp_key_elements(n, kQueries, team.threads));
+  // By warps, sums over channels of elements times origins, and their largest magnitudes.
+  float* const bases = reinterpret_cast<float*>(halves) + steps * kKeyStep * kQueries;
+  float* const peaks = bases + team.warps * kQueries;
   load_table(store, shared.table);
   const uint32_t items = store.rows * store.heads;
   for (uint32_t begin = blockIdx.x * teams.teams; begin < items; begin += gridDim.x * teams.teams) {
@@ -339,36 +409,76 @@ __global__ void __launch_bounds__(kKvcompThreads, kvcomp_together(kQueries))
     const KvcompPlace* const place = place_of(store, item);
     const bool raw = place && place->mode == 255, coded = place && !raw;
     const uint64_t first_token = uint64_t{item / store.heads} * store.tokens;
-    const size_t first_row = size_t{item % store.heads} * per_head + first_query;
+    const uint32_t first_row = item % store.heads * per_head + first_query;
     const auto query = [&](unsigned g, unsigned c) {
-      return g < count ? queries[(first_row + g) * n + c] : 0.0f;
+      return g < count ? queries[size_t{first_row + g} * n + c] : 0.0f;
+    };
+    // Of this block's tokens those that are asked for, and where their scores go.
+    const uint64_t last = range.end < first_token + runs ? range.end : first_token + runs;
+    const auto first_wanted =
+        static_cast<unsigned>(range.first > first_token ? range.first - first_token : 0);
+    const auto end_wanted = static_cast<unsigned>(last > first_token ? last - first_token : 0);
+    const auto wanted = [&](unsigned run) { return run >= first_wanted && run < end_wanted; };
+    const auto score_of = [&](unsigned g, unsigned run) -> float& {
+      return out[(first_row + g) * stride + (first_token - range.first + run)];
     };
     bool good = true;
     __syncthreads();  // shared memory is free again
     const auto payload = open_payload<kStaged>(store, team, coded ? place : nullptr, shared.stage);
     copy_async_commit();
-    float base[kQueries] = {};
+    float base[kQueries] = {}, peak[kQueries] = {};
     if (coded)
+#pragma unroll 1
       for (unsigned c = team.thread; c < n; c += team.threads) {
         const float step = step_of(store, *place, store.channel_steps ? c : 0);
         const float level = origin(store, *place, c);
-        origins[c] = level;
+#pragma unroll
         for (unsigned g = 0; g < kQueries; ++g) {
           const float element = query(g, c) * step;
-          vectors[c * kQueries + g] = element;
+          elements[c * kQueries + g] = element;
           base[g] = fmaf(element, level, base[g]);
+          peak[g] = fmaxf(peak[g], fabsf(element));
         }
       }
-    for (unsigned g = 0; g < kQueries; ++g)
-      for (unsigned step = kWarp / 2; step > 0; step /= 2)
-        base[g] += __shfl_xor_sync(kAllLanes, base[g], static_cast<int>(step));
-    if (threadIdx.x % kWarp == 0)
-      for (unsigned g = 0; g < kQueries; ++g) bases[team.thread / kWarp * kQueries + g] = base[g];
+#pragma unroll
+    for (unsigned g = 0; g < kQueries; ++g) {
+#pragma unroll
+      for (int step = kWarp / 2; step > 0; step /= 2) {
+        base[g] += __shfl_xor_sync(kAllLanes, base[g], step);
+        peak[g] = fmaxf(peak[g], __shfl_xor_sync(kAllLanes, peak[g], step));
+      }
+      if (lane == 0) bases[warp * kQueries + g] = base[g], peaks[warp * kQueries + g] = peak[g];
+    }
     copy_async_wait<0>();
     __syncthreads();
-    for (unsigned g = 0; g < kQueries; ++g) {
-      base[g] = 0;
-      for (unsigned w = 0; w < team.warps; ++w) base[g] += bases[w * kQueries + g];
+    // Of one query, from what the warps have found.
+    const auto base_of = [&](unsigned g) {
+      float sum = 0;
+#pragma unroll 1
+      for (unsigned w = 0; w < team.warps; ++w) sum += bases[w * kQueries + g];
+      return sum;
+    };
+    const auto exponent_of = [&](unsigned g) {
+      float most = 0;
+#pragma unroll 1
+      for (unsigned w = 0; w < team.warps; ++w) most = fmaxf(most, peaks[w * kQueries + g]);
+      const int exponent = static_cast<int>(bits_of(most) >> 23) - 127;
+      return exponent < -100 ? -100 : exponent;  // where powers of two would not have an inverse
+    };
+    const auto power_of_two = [](int exponent) {
+      return float_of(static_cast<uint32_t>(exponent + 127) << 23);
+    };
+    if (coded) {
+      const unsigned g = team.thread % kQueries;
+      const float factor = power_of_two(kKeyTop - exponent_of(g));
+      for (unsigned i = team.thread; i < steps * kKeyStep * kQueries; i += team.threads) {
+        const unsigned c = i / kQueries;
+        const float element = c < n ? elements[i] * factor : 0.0f;
+        const uint16_t first = f16_from_float(element);
+        uint16_t* const to = halves + ((c / kKeyStep * kTiles + g / 4) * 8 + g % 4) * kKeyStep + c % kKeyStep;
+        to[0] = first;
+        to[4 * kKeyStep] = f16_from_float(element - f16_to_float(first));
+      }
     }
     auto bit = payload.bit;
     for (unsigned first = 0; first < runs; first += team.threads) {
@@ -376,37 +486,83 @@ __global__ void __launch_bounds__(kKvcompThreads, kvcomp_together(kQueries))
       const bool active = coded && run < runs;
       const unsigned bits = active ? run_bits(store, *place, run) : 0;
       unsigned total;
-      const auto start = payload.run_at(bit + scan_team(bits, team, sums, total));
+      const auto start = payload.run_at(bit + scan_team(bits, team, sums, total));  // after barriers
       bit += total;
-      float scores[kQueries];
-      for (unsigned g = 0; g < kQueries; ++g) scores[g] = base[g];
-      if (active) {
-        BitCursor cursor(payload.stream, start);
-        walk(cursor, shared.table, n, [&](unsigned c, auto symbol) {
-          const float level = symbol.level();
-          float elements[kQueries];
-          load_vector(elements, vectors + c * kQueries);
-          for (unsigned g = 0; g < kQueries; ++g) scores[g] = fmaf(level, elements[g], scores[g]);
-        });
-        const uint64_t end = cursor.position();
-        good &= end + 16 * uint64_t{cursor.escapes()} == start + bits;
-        if (good && cursor.escapes() > 0)
-          good = walk_exact(store, payload.stream, start, end, shared.table, n, [&](unsigned c, float value) {
-            for (unsigned g = 0; g < kQueries; ++g)
-              scores[g] += query(g, c) * value - vectors[c * kQueries + g] * origins[c];
-          });
+      if (coded) {  // the whole team
+        // Threads without a run decode what they find, for nobody.
+        BitCursor cursor(payload.stream, active ? start : payload.bit);
+        float products[kTiles][2][4] = {};
+        for (unsigned step = 0; step < steps; ++step) {
+          uint4* const all = symbols + step % 2 * kWarp;
+          next_symbols(cursor, shared.table, n - step * kKeyStep, all + lane);
+          __syncwarp();
+          // Lane 4 g + p has symbols 4 p to 4 p + 3 of tokens g, g + 8, ...: any order of channels is right.
+          const auto* words = reinterpret_cast<const uint32_t*>(all);
+          uint32_t a[2][4];
+#pragma unroll
+          for (unsigned half = 0; half < 2; ++half)
+#pragma unroll
+            for (unsigned row = 0; row < 2; ++row) {
+              const uint32_t four = words[half * 64 + row * 32 + lane];
+              a[half][row] = level_halves<0>(four), a[half][row + 2] = level_halves<2>(four);
+            }
+#pragma unroll
+          for (unsigned tile = 0; tile < kTiles; ++tile) {
+            const uint2 b =
+                reinterpret_cast<const uint2*>(halves + (step * kTiles + tile) * 8 * kKeyStep)[lane];
+#pragma unroll
+            for (unsigned half = 0; half < 2; ++half) multiply_f16(products[tile][half], a[half], b.x, b.y);
+          }
+        }
+        // Lanes p and p + 2 of a group have the two parts of queries 2 p and 2 p + 1, of two tokens.
+        const bool second = lane % 4 >= 2;
+        const unsigned token = first + warp * kWarp + second * 8 + lane / 4;  // and 16 behind
+#pragma unroll
+        for (unsigned tile = 0; tile < kTiles; ++tile)
+#pragma unroll
+          for (unsigned i = 0; i < 2; ++i) {
+            const unsigned g = tile * 4 + lane % 2 * 2 + i;
+            const float of_origins = base_of(g), factor = power_of_two(exponent_of(g) - kKeyTop);
+#pragma unroll
+            for (unsigned half = 0; half < 2; ++half) {
+              float(&own)[4] = products[tile][half];
+#pragma unroll
+              for (unsigned row = 0; row < 2; ++row)
+                own[2 * row + i] += __shfl_xor_sync(kAllLanes, own[2 * row + i], 2);
+              if (g < count && wanted(token + half * 16))
+                score_of(g, token + half * 16) = fmaf(second ? own[2 + i] : own[i], factor, of_origins);
+            }
+          }
+        if (active) {
+          const uint64_t end = cursor.position();
+          good &= end + 16 * uint64_t{cursor.escapes()} == start + bits;
+        }
+        __syncwarp();  // the scores are there
+        if (active && good && cursor.escapes() > 0) {
+          float more[kQueries] = {};
+          good = walk_exact(store, payload.stream, start, cursor.position(), shared.table, n,
+                            [&](unsigned c, float value) {
+                              const float step = step_of(store, *place, store.channel_steps ? c : 0);
+                              const float known = origin(store, *place, c) * step;
+                              for (unsigned g = 0; g < kQueries; ++g)
+                                more[g] += query(g, c) * (value - known);
+                            });
+          for (unsigned g = 0; g < kQueries; ++g)
+            if (g < count && wanted(run)) score_of(g, run) += more[g];
+        }
       } else if (raw && run < runs) {
-        for (unsigned g = 0; g < kQueries; ++g) scores[g] = 0;
+        float scores[kQueries] = {};
+#pragma unroll 1
         for (unsigned c = 0; c < n; ++c) {
           const float value = raw_value(store, *place, run, c);
           good &= is_finite(value);
+#pragma unroll
           for (unsigned g = 0; g < kQueries; ++g) scores[g] = fmaf(value, query(g, c), scores[g]);
         }
-      }
-      const uint64_t token = first_token + run;
-      if (place && run < runs && token >= range.first && token < range.end)
+#pragma unroll
         for (unsigned g = 0; g < kQueries; ++g)
-          if (g < count) out[(first_row + g) * stride + (token - range.first)] = scores[g];
+          if (g < count && wanted(run)) score_of(g, run) = scores[g];
+      }
     }
     if (coded) good &= (bit - payload.bit + 7) / 8 == place->payload_bytes;
     if (!good) atomicMin(damaged, item);

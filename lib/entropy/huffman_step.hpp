@@ -108,7 +108,7 @@ class BitCursor {
   /// Passes over the next two codes. An entry with both symbols.
   KVCODEC_HD uint32_t two(const uint32_t* table) {
     uint32_t entry = look(table);
-    if (step_alone(entry)) {
+    if (step_alone(entry)) [[unlikely]] {
       escapes_ += step_escapes(entry);
       pass(entry);
       entry = (entry & 0x00ffffff) | (one(table) << 8 & 0xff000000);
