@@ -471,13 +471,17 @@ __global__ void __launch_bounds__(kKvcompThreads, kvcomp_together(4 * kTiles))
     if (coded) {
       const unsigned g = team.thread % kQueries;
       const float factor = power_of_two(kKeyTop - exponent_of(g));
-      for (unsigned i = team.thread; i < steps * kKeyStep * kQueries; i += team.threads) {
-        const unsigned c = i / kQueries;
-        const float element = c < n ? elements[i] * factor : 0.0f;
-        const uint16_t first = f16_from_float(element);
-        uint16_t* const to = halves + ((c / kKeyStep * kTiles + g / 4) * 8 + g % 4) * kKeyStep + c % kKeyStep;
-        to[0] = first;
-        to[4 * kKeyStep] = f16_from_float(element - f16_to_float(first));
+      const auto element = [&](unsigned c) { return c < n ? elements[c * kQueries + g] * factor : 0.0f; };
+      for (unsigned i = team.thread; i < steps * kKeyStep / 2 * kQueries; i += team.threads) {
+        const unsigned c = i / kQueries * 2;  // and the next
+        const float values[2] = {element(c), element(c + 1)};
+        const uint32_t low = f16_from_float(values[0]), high = f16_from_float(values[1]);
+        const float rests[2] = {values[0] - f16_to_float(static_cast<uint16_t>(low)),
+                                values[1] - f16_to_float(static_cast<uint16_t>(high))};
+        auto* const to = reinterpret_cast<uint32_t*>(
+            halves + ((c / kKeyStep * kTiles + g / 4) * 8 + g % 4) * kKeyStep + c % kKeyStep);
+        to[0] = low | high << 16;
+        to[4 * kKeyStep / 2] = f16_from_float(rests[0]) | uint32_t{f16_from_float(rests[1])} << 16;
       }
     }
     auto bit = payload.bit;

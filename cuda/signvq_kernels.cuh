@@ -16,7 +16,8 @@ namespace kvcodec::cuda {
 /// tokens, as lib does. The sums are a column of shared memory per lane, so there are no bank conflicts
 /// beyond the two halves of a double.
 inline constexpr unsigned kSignWarps = 4;
-/// Rows that a lane has under way: the sums of one row depend on those of the last, the loads do not.
+/// Rows that a lane takes at a time, while the next so many are under way: the sums of one row depend on
+/// those of the last, the loads do not.
 inline constexpr unsigned kSignAhead = 8;
 
 __global__ void __launch_bounds__(kSignWarps* kWarp)
@@ -44,21 +45,46 @@ __global__ void __launch_bounds__(kSignWarps* kWarp)
   const float* values = rows + head * shape.dims + dim;
   uint8_t* bytes = codes + head * shape.row_bytes + slice * 4 + lane;
   const bool writes = lane < 4 && slice * 4 + lane < shape.row_bytes;
-  for (size_t token = first; token < end; token += kSignAhead) {
-    float ahead[kSignAhead];
+  const auto count = static_cast<unsigned>(end - first);
+  values += first * shape.row_stride, bytes += first * shape.code_stride;
+  const auto load = [&](float(&to)[kSignAhead], unsigned token) {
 #pragma unroll
-    for (unsigned i = 0; i < kSignAhead; ++i)
-      ahead[i] = real && token + i < end ? values[(token + i) * shape.row_stride] : -1.0f;
+    for (unsigned i = 0; i < kSignAhead; ++i, values += shape.row_stride)
+      to[i] = real && token + i < count ? *values : -1.0f;
+  };
+  // The code of the lane's group of the next token.
+  const auto next_code = [&](float value) {
+    // Reversed, dimension 0 is the highest bit, as in the stored form.
+    const unsigned signs = __brev(__ballot_sync(kAllLanes, value >= 0));
+    if (writes) *bytes = static_cast<uint8_t>(signs >> (24 - 8 * lane));
+    bytes += shape.code_stride;
+    const unsigned code = signs >> (28 - lane / 4 * 4) & 15;
+    if (lane % 4 == 0) atomicAdd(&counts[code * 8], 1u);  // nobody waits for it
+    return code;
+  };
+  float ahead[kSignAhead];
+  load(ahead, 0);
+  for (unsigned token = 0; token < count; token += kSignAhead) {
+    float next[kSignAhead];
+    load(next, token + kSignAhead);
 #pragma unroll
-    for (unsigned i = 0; i < kSignAhead; ++i) {
-      if (token + i >= end) break;  // the whole warp
-      // Reversed, dimension 0 is the highest bit, as in the stored form.
-      const unsigned signs = __brev(__ballot_sync(kAllLanes, ahead[i] >= 0));
-      if (writes) bytes[(token + i) * shape.code_stride] = static_cast<uint8_t>(signs >> (24 - 8 * lane));
-      const unsigned code = signs >> (28 - lane / 4 * 4) & 15;
-      sums[code * kWarp] += static_cast<double>(ahead[i]);
-      if (lane % 4 == 0) ++counts[code * 8];
+    for (unsigned i = 0; i < kSignAhead; i += 2) {  // two tokens' sums are on their way together
+      if (token + i >= count) break;                // the whole warp
+      const unsigned code = next_code(ahead[i]);
+      if (token + i + 1 >= count) {
+        sums[code * kWarp] += static_cast<double>(ahead[i]);
+        break;
+      }
+      const unsigned code_after = next_code(ahead[i + 1]);
+      double sum = sums[code * kWarp], sum_after = sums[code_after * kWarp];
+      sum += static_cast<double>(ahead[i]);
+      if (code_after == code) sum_after = sum;
+      sum_after += static_cast<double>(ahead[i + 1]);
+      sums[code * kWarp] = sum;
+      sums[code_after * kWarp] = sum_after;
     }
+#pragma unroll
+    for (unsigned i = 0; i < kSignAhead; ++i) ahead[i] = next[i];
   }
   __syncwarp();
   const size_t part = head * pieces + piece;
