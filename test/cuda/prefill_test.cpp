@@ -24,9 +24,9 @@ using namespace kvcodec;
 
 namespace {
 
-// Against lib, which is itself that far from sums in double (unit tests of the forward pass). Both sum k
-// products in float: errors of k * 2^-23 at the most, of their square root mostly, and k is below 100 here; a
-// wrong mask, angle or row shows as 1e-3 and more.
+// Against lib, which is itself that far from sums in double (unit tests of the forward pass). Sums are off by
+// prefill_sum_error() at the most, here of less than 100 products 1e-5, and by a tenth of that mostly; a wrong
+// mask, angle or row shows as 1e-3 and more.
 constexpr double kTolerance = 2e-6;
 
 /// What keeps this machine, or this build, from matrix products; nothing where they are there.
