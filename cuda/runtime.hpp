@@ -58,7 +58,8 @@ Limits limits();
 /// Rows and layers of blocks of threads that a grid has at most; columns it has 2^31 - 1.
 inline constexpr size_t kMostGridRows = 65535;
 
-/// Bytes of the current device's memory that are free, or how many limit_free_bytes() leaves of them.
+/// Bytes of the current device's memory that are free, what this process keeps of its own included, or how
+/// many limit_free_bytes() leaves of them.
 uint64_t free_bytes();
 
 /// For tests, so that wrappers cut their work into pieces: free_bytes() is at most `bytes` from now on.
@@ -138,7 +139,7 @@ class DeviceBuffer {
   size_t size() const { return size_; }
 
   /// Room for so many elements; what was there is lost. Memory never shrinks, so that work that comes piece
-  /// by piece allocates once. Waits for the device where it must allocate.
+  /// by piece allocates once. Waits for the device where it must allocate, as whoever frees memory does.
   void resize(size_t size) {
     if (size > capacity_) {
       detail::release(std::exchange(data_, nullptr));

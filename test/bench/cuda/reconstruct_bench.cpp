@@ -1,6 +1,7 @@
-// Signals from packed codes: from atoms of floats, as lib sums them; from atoms of 8 bits, whose slices stay
-// in shared memory; and the whole load of a cache of 512 documents of 512 tokens, from files in the page
-// cache to 16-bit values on the device, beside the load of the values themselves.
+// Signals from packed codes: from atoms of floats, as lib sums them, also where products with vectors stand
+// for the atoms; from atoms of 8 bits, whose slices stay in shared memory; and the whole load of a cache of
+// 512 documents of 512 tokens, from files in the page cache to 16-bit values on the device, beside the load
+// of the values themselves.
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -125,11 +126,10 @@ Matrix<float> expected_signals(const Atoms& atoms, const Codes& codes, const Sha
 
 /// From atoms of floats: into floats, or from atoms rounded to bf16 into bf16. Out: float or uint16_t.
 template <class Out>
-void float_case(DeviceBench& bench, const std::string& name) {
+void float_case(DeviceBench& bench, const std::string& name, const Shape& large) {
   if (!bench.wanted(name)) return;
   constexpr bool kFloats = std::is_same_v<Out, float>;
-  const Shape shape = bench.small() ? Shape{70, 100, 32, 5}
-                                    : Shape{.signals = 1 << 18, .atoms = 8192, .dims = 128, .each = 16};
+  const Shape shape = bench.small() ? Shape{70, 100, large.dims / 4, 5} : large;
   const Codes codes(shape, 16);
   std::vector<float> atoms = random_floats(3, shape.atoms * shape.dims);
   std::vector<uint16_t> halves(atoms.size());
@@ -415,9 +415,14 @@ void coded_load_case(DeviceBench& bench, const std::string& name, unsigned bits)
 }  // namespace
 
 void reconstruct_cases(DeviceBench& bench) {
+  const Shape shape{.signals = 1 << 18, .atoms = 8192, .dims = 128, .each = 16};
   const std::string floats = "reconstruct/packed f32", halves = "reconstruct/packed bf16";
-  bench.attempt(floats, [&] { float_case<float>(bench, floats); });
-  bench.attempt(halves, [&] { float_case<uint16_t>(bench, halves); });
+  bench.attempt(floats, [&] { float_case<float>(bench, floats, shape); });
+  bench.attempt(halves, [&] { float_case<uint16_t>(bench, halves, shape); });
+  // Tokens multiplied with vectors without decoding: for atoms stand their products with 32 vectors.
+  const std::string products = "reconstruct/products of codes";
+  const Shape vectors{.signals = 1 << 17, .atoms = 8192, .dims = 32, .each = 64};
+  bench.attempt(products, [&] { float_case<float>(bench, products, vectors); });
   for (const auto& [stored, bits] : kStored) {
     const std::string name = fmt::format("reconstruct/i8 atoms, {}", stored);
     bench.attempt(name, [&] { level_case(bench, name, bits); });
