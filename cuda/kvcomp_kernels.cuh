@@ -34,7 +34,7 @@ inline constexpr unsigned kKvcompThreads = 256;  ///< of a block of threads at m
 
 /// Blocks of threads that a multiprocessor shall have registers for: a step waits for shared memory, and
 /// other warps step meanwhile.
-constexpr unsigned kvcomp_together(unsigned queries) { return queries > 4 ? 2 : 3; }
+constexpr unsigned kvcomp_together(unsigned queries, bool staged) { return queries > 4 || !staged ? 2 : 3; }
 
 /// How a launch is cut up, and its shared memory:
 ///   table | stage of each team | (floats of each team) | (chunk of each thread)
@@ -371,7 +371,7 @@ constexpr unsigned kvcomp_key_elements(unsigned dims, unsigned queries, unsigned
 }
 constexpr unsigned kvcomp_key_floats(unsigned dims, unsigned queries, unsigned threads) {
   const unsigned halves = (dims + kKeyStep - 1) / kKeyStep * kKeyStep * queries;  // two for each
-  return kvcomp_key_elements(dims, queries, threads) + halves + threads / kWarp * queries * 2;
+  return kvcomp_key_elements(dims, queries, threads) + halves + threads / kWarp * queries * 2 + 2 * queries;
 }
 
 /// 4 kTiles queries of one head at a time: `count` of them, from first_query on; the rest are zeros.
@@ -381,7 +381,7 @@ constexpr unsigned kvcomp_key_floats(unsigned dims, unsigned queries, unsigned t
 /// are two halves each, the second what the first leaves, times a power of two that makes the largest fit; so
 /// the products are those of floats but for 2^-22 of each.
 template <unsigned kTiles, bool kStaged>
-__global__ void __launch_bounds__(kKvcompThreads, kvcomp_together(4 * kTiles))
+__global__ void __launch_bounds__(kKvcompThreads, kvcomp_together(4 * kTiles, kStaged))
     kvcomp_keys(KvcompStore store, KvcompTeams teams, KvcompRange range, const float* queries,
                 unsigned per_head, unsigned first_query, unsigned count, float* out, size_t stride,
                 uint32_t* damaged) {
@@ -402,6 +402,8 @@ __global__ void __launch_bounds__(kKvcompThreads, kvcomp_together(4 * kTiles))
   // By warps, sums over channels of elements times origins, and their largest magnitudes.
   float* const bases = reinterpret_cast<float*>(halves) + steps * kKeyStep * kQueries;
   float* const peaks = bases + team.warps * kQueries;
+  // Of all of them: the sum, and what products are to be multiplied by.
+  auto* const scales = reinterpret_cast<float2*>(peaks + team.warps * kQueries);
   load_table(store, shared.table);
   const uint32_t items = store.rows * store.heads;
   for (uint32_t begin = blockIdx.x * teams.teams; begin < items; begin += gridDim.x * teams.teams) {
@@ -451,26 +453,19 @@ __global__ void __launch_bounds__(kKvcompThreads, kvcomp_together(4 * kTiles))
     }
     copy_async_wait<0>();
     __syncthreads();
-    // Of one query, from what the warps have found.
-    const auto base_of = [&](unsigned g) {
-      float sum = 0;
-#pragma unroll 1
-      for (unsigned w = 0; w < team.warps; ++w) sum += bases[w * kQueries + g];
-      return sum;
-    };
-    const auto exponent_of = [&](unsigned g) {
-      float most = 0;
-#pragma unroll 1
-      for (unsigned w = 0; w < team.warps; ++w) most = fmaxf(most, peaks[w * kQueries + g]);
-      const int exponent = static_cast<int>(bits_of(most) >> 23) - 127;
-      return exponent < -100 ? -100 : exponent;  // where powers of two would not have an inverse
-    };
-    const auto power_of_two = [](int exponent) {
-      return float_of(static_cast<uint32_t>(exponent + 127) << 23);
-    };
     if (coded) {
       const unsigned g = team.thread % kQueries;
-      const float factor = power_of_two(kKeyTop - exponent_of(g));
+      float sum = 0, most = 0;
+#pragma unroll 1
+      for (unsigned w = 0; w < team.warps; ++w) {
+        sum += bases[w * kQueries + g];
+        most = fmaxf(most, peaks[w * kQueries + g]);
+      }
+      int exponent = static_cast<int>(bits_of(most) >> 23) - 127;
+      if (exponent < -100) exponent = -100;  // where powers of two would not have an inverse
+      const auto power_of_two = [](int by) { return float_of(static_cast<uint32_t>(by + 127) << 23); };
+      const float factor = power_of_two(kKeyTop - exponent);
+      if (team.thread < kQueries) scales[g] = {sum, power_of_two(exponent - kKeyTop)};
       const auto element = [&](unsigned c) { return c < n ? elements[c * kQueries + g] * factor : 0.0f; };
       for (unsigned i = team.thread; i < steps * kKeyStep / 2 * kQueries; i += team.threads) {
         const unsigned c = i / kQueries * 2;  // and the next
@@ -526,7 +521,7 @@ __global__ void __launch_bounds__(kKvcompThreads, kvcomp_together(4 * kTiles))
 #pragma unroll
           for (unsigned i = 0; i < 2; ++i) {
             const unsigned g = tile * 4 + lane % 2 * 2 + i;
-            const float of_origins = base_of(g), factor = power_of_two(exponent_of(g) - kKeyTop);
+            const float2 scale = scales[g];
 #pragma unroll
             for (unsigned half = 0; half < 2; ++half) {
               float(&own)[4] = products[tile][half];
@@ -534,7 +529,7 @@ __global__ void __launch_bounds__(kKvcompThreads, kvcomp_together(4 * kTiles))
               for (unsigned row = 0; row < 2; ++row)
                 own[2 * row + i] += __shfl_xor_sync(kAllLanes, own[2 * row + i], 2);
               if (g < count && wanted(token + half * 16))
-                score_of(g, token + half * 16) = fmaf(second ? own[2 + i] : own[i], factor, of_origins);
+                score_of(g, token + half * 16) = fmaf(second ? own[2 + i] : own[i], scale.y, scale.x);
             }
           }
         if (active) {

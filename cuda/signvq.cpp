@@ -98,6 +98,7 @@ class SignScores {
   explicit SignScores(std::span<const SignQuery> queries) : queries_(queries.size()) {
     std::vector<SignKeys> keys;
     std::vector<uint64_t> lengths;
+    bool in_pairs = queries.size() > 1;  // as where two heads of queries share a head of keys
     for (const SignQuery& query : queries) {
       const SignIndex::Impl& index = *query.index->impl_;
       if (query.table->groups() * kSignGroup != index.dims)
@@ -108,6 +109,7 @@ class SignScores {
       keys.push_back({index.codes.data(), index.tokens});
       lengths.push_back(index.tokens);
       most_tokens_ = std::max(most_tokens_, index.tokens);
+      if (keys.size() % 2 == 0) in_pairs &= keys[keys.size() - 2].codes == keys.back().codes;
       tables_on_host_.insert(tables_on_host_.end(), query.table->exact().begin(), query.table->exact().end());
     }
     const size_t groups = queries[0].table->groups(), row_bytes = queries[0].index->impl_->row_bytes;
@@ -115,7 +117,7 @@ class SignScores {
     lengths_ = DeviceBuffer<uint64_t>(lengths, stream_);
     tables_ = DeviceBuffer<float>(tables_on_host_, stream_);
     scores_.resize(checked_mul(queries_, most_tokens_));
-    check(run_sign_scores(keys_.data(), queries_, most_tokens_, tables_.data(), groups, row_bytes,
+    check(run_sign_scores(keys_.data(), queries_, most_tokens_, tables_.data(), groups, row_bytes, in_pairs,
                           scores_.data(), most_tokens_, stream_.handle()),
           "scores of sign codes");
     stream_.synchronize();

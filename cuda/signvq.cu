@@ -23,13 +23,17 @@ Status run_sign_codebooks(const double* sums, const uint32_t* counts, size_t hea
 }
 
 Status run_sign_scores(const SignKeys* keys, size_t queries, size_t most_tokens, const float* tables,
-                       size_t groups, size_t row_bytes, float* scores, size_t score_stride,
+                       size_t groups, size_t row_bytes, bool in_pairs, float* scores, size_t score_stride,
                        StreamHandle stream) {
+  const size_t together = in_pairs ? 2 : 1;
   const dim3 grid(static_cast<unsigned>(divide_up(most_tokens, kScoreThreads * kScoreTokens)),
-                  static_cast<unsigned>(queries));
-  return launch(row_bytes % 16 == 0 ? sign_scores<true> : sign_scores<false>, grid, kScoreThreads,
-                groups * 16 * sizeof(float), stream, keys, tables, static_cast<unsigned>(groups),
-                static_cast<unsigned>(row_bytes), scores, score_stride);
+                  static_cast<unsigned>(divide_up(queries, together)));
+  const bool wide = row_bytes % 16 == 0;
+  const auto kernel = in_pairs ? (wide ? sign_scores<true, 2> : sign_scores<false, 2>)
+                               : (wide ? sign_scores<true, 1> : sign_scores<false, 1>);
+  return launch(kernel, grid, kScoreThreads, together * groups * 16 * sizeof(float), stream, keys, queries,
+                tables, static_cast<unsigned>(groups), static_cast<unsigned>(row_bytes), scores,
+                score_stride);
 }
 
 Status run_top_k(const float* scores, size_t stride, const uint64_t* lengths, size_t rows, size_t k,

@@ -35,10 +35,10 @@ struct SignKeys {
 };
 
 /// scores[q * score_stride + t] = the sum over groups of tables[q][group][code of token t]. keys: one per
-/// query; most_tokens: the largest of their numbers.
+/// query; most_tokens: the largest of their numbers. in_pairs: queries 2 i and 2 i + 1 have the same keys.
 [[nodiscard]] Status run_sign_scores(const SignKeys* keys, size_t queries, size_t most_tokens,
-                                     const float* tables, size_t groups, size_t row_bytes, float* scores,
-                                     size_t score_stride, StreamHandle stream);
+                                     const float* tables, size_t groups, size_t row_bytes, bool in_pairs,
+                                     float* scores, size_t score_stride, StreamHandle stream);
 
 /// The k items of the largest scores of each row, of equal ones those of the lower ids, by rising id:
 /// ids[row * k + i] and best[row * k + i], with min(k, lengths[row]) places written. scores: (rows, stride),

@@ -130,27 +130,43 @@ __global__ void sign_codebooks(const double* sums, const uint32_t* counts, size_
 inline constexpr unsigned kScoreThreads = 256;
 inline constexpr unsigned kScoreTokens = 4;  ///< of a thread: independent chains of additions
 
+/// A table's entries of kTogether queries side by side.
+template <unsigned kTogether>
+struct alignas(kTogether * sizeof(float)) ScoreEntry {
+  float of[kTogether];
+};
+
 /// Adds the entries of one byte of codes, in the order of the groups.
-__device__ __forceinline__ float add_entries(float sum, const float* table, unsigned byte, unsigned b,
-                                             unsigned groups) {
-  sum += table[2 * b * 16 + (byte >> 4)];
-  if (2 * b + 1 < groups) sum += table[(2 * b + 1) * 16 + (byte & 15)];
-  return sum;
+template <unsigned kTogether>
+__device__ __forceinline__ void add_entries(float (&sums)[kTogether], const ScoreEntry<kTogether>* table,
+                                            unsigned byte, unsigned b, unsigned groups) {
+  const auto add = [&](unsigned place) {
+    const ScoreEntry<kTogether> entry = table[place];
+#pragma unroll
+    for (unsigned q = 0; q < kTogether; ++q) sums[q] += entry.of[q];
+  };
+  add(2 * b * 16 + (byte >> 4));
+  if (2 * b + 1 < groups) add((2 * b + 1) * 16 + (byte & 15));
 }
 
-/// A block scores kScoreThreads * kScoreTokens tokens of one query, its table in shared memory. kWide: rows
-/// are multiples of 16 bytes.
-template <bool kWide>
+/// A block scores kScoreThreads * kScoreTokens tokens of kTogether queries of the same keys, their tables in
+/// shared memory; the last may have fewer queries. kWide: rows are multiples of 16 bytes. Finding an entry
+/// costs more than reading and adding it: for two queries it is done once, and their 16 entries for a group
+/// fill the banks just once.
+template <bool kWide, unsigned kTogether>
 __global__ void __launch_bounds__(kScoreThreads)
-    sign_scores(const SignKeys* all_keys, const float* tables, unsigned groups, unsigned row_bytes,
-                float* scores, size_t score_stride) {
-  auto* table = dynamic_shared<float>();
-  const SignKeys keys = all_keys[blockIdx.y];
-  for (unsigned i = threadIdx.x; i < groups * 16; i += kScoreThreads)
-    table[i] = tables[size_t{blockIdx.y} * groups * 16 + i];
+    sign_scores(const SignKeys* all_keys, size_t queries, const float* tables, unsigned groups,
+                unsigned row_bytes, float* scores, size_t score_stride) {
+  auto* table = dynamic_shared<ScoreEntry<kTogether>>();
+  const size_t query = size_t{blockIdx.y} * kTogether;
+  const SignKeys keys = all_keys[query];
+#pragma unroll
+  for (unsigned q = 0; q < kTogether; ++q)
+    for (unsigned i = threadIdx.x; i < groups * 16; i += kScoreThreads)
+      table[i].of[q] = query + q < queries ? tables[(query + q) * groups * 16 + i] : 0.0f;
   __syncthreads();
   const size_t first = size_t{blockIdx.x} * (kScoreThreads * kScoreTokens) + threadIdx.x;
-  float sums[kScoreTokens] = {};
+  float sums[kScoreTokens][kTogether] = {};
   if constexpr (kWide) {
     for (unsigned from = 0; from < row_bytes; from += 16) {
       uint4 packed[kScoreTokens];
@@ -169,7 +185,7 @@ __global__ void __launch_bounds__(kScoreThreads)
                                 : b < 8  ? packed[i].y
                                 : b < 12 ? packed[i].z
                                          : packed[i].w;
-          sums[i] = add_entries(sums[i], table, word >> (b % 4 * 8) & 255, from + b, groups);
+          add_entries(sums[i], table, word >> (b % 4 * 8) & 255, from + b, groups);
         }
     }
   } else {
@@ -178,13 +194,15 @@ __global__ void __launch_bounds__(kScoreThreads)
       for (unsigned i = 0; i < kScoreTokens; ++i) {
         const size_t token = first + i * kScoreThreads;
         const unsigned byte = token < keys.tokens ? keys.codes[token * row_bytes + b] : 0;
-        sums[i] = add_entries(sums[i], table, byte, b, groups);
+        add_entries(sums[i], table, byte, b, groups);
       }
   }
 #pragma unroll
   for (unsigned i = 0; i < kScoreTokens; ++i) {
     const size_t token = first + i * kScoreThreads;
-    if (token < keys.tokens) scores[blockIdx.y * score_stride + token] = sums[i];
+#pragma unroll
+    for (unsigned q = 0; q < kTogether; ++q)
+      if (token < keys.tokens && query + q < queries) scores[(query + q) * score_stride + token] = sums[i][q];
   }
 }
 

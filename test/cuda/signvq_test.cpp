@@ -100,6 +100,15 @@ TEST_CASE("device: scores and the best of sign codes are lib's") {
         const auto best = cuda::top_k(queries, k, order);
         for (size_t q = 0; q < 3; ++q) CHECK(best[q] == reference.top_k(tables[q], k, order));
       }
+    // Neighbours with keys of their own, which are not scored together.
+    cuda::SignIndex part(dims);
+    SignIndex reference_part(dims);
+    part.append(codes.view().rows(first, tokens - first));
+    reference_part.append(codes.view().rows(first, tokens - first));
+    const auto mixed =
+        cuda::top_k({{queries[0], {&part, &tables[1]}, queries[2]}}, tokens / 2 + 1, Order::by_id);
+    for (size_t q = 0; q < 3; ++q)
+      CHECK(mixed[q] == (q == 1 ? reference_part : reference).top_k(tables[q], tokens / 2 + 1, Order::by_id));
   }
 }
 

@@ -136,14 +136,37 @@ void retrieval_cases(DeviceBench& bench) {
     bench.stream().synchronize();
   }
   const std::string shape = fmt::format("{} heads x {} x {}", heads, tokens, dims);
-  const auto run_scores = [&](size_t set) {
-    cuda::check(cuda::run_sign_scores(keys[set].data(), heads, tokens, device_tables.data(), groups,
-                                      row_bytes, scores[set].data(), tokens, bench.stream().handle()),
+  const auto scores_of = [&](const cuda::SignKeys* of_queries, bool in_pairs, size_t set) {
+    cuda::check(cuda::run_sign_scores(of_queries, heads, tokens, device_tables.data(), groups, row_bytes,
+                                      in_pairs, scores[set].data(), tokens, bench.stream().handle()),
                 "scores");
   };
+  const auto run_scores = [&](size_t set) { scores_of(keys[set].data(), false, set); };
   for (size_t set = 0; set < sets; ++set) run_scores(set);
   if (bench.wanted("signvq/scores"))
     bench.measure("signvq/scores", shape, {.bytes = bytes}, sets, run_scores);
+  if (bench.wanted("signvq/scores, shared keys")) {
+    const size_t shared = bench.small() ? 2 : 4;  // queries of a head of keys, as in Llama 3
+    std::vector<cuda::DeviceBuffer<cuda::SignKeys>> of_queries;
+    for (size_t set = 0; set < sets; ++set) {
+      std::vector<cuda::SignKeys> own;
+      for (size_t head = 0; head < heads; ++head)
+        own.push_back({device_codes[set].data() + head / shared * codes.size(), tokens});
+      of_queries.emplace_back(own, bench.stream());
+      bench.stream().synchronize();
+    }
+    const auto all = static_cast<double>(heads * tokens);
+    bench.measure("signvq/scores, shared keys", shape + fmt::format(", {} to a head of keys", shared),
+                  {.bytes = all * (4 + static_cast<double>(row_bytes) / static_cast<double>(shared))}, sets,
+                  [&](size_t set) { scores_of(of_queries[set].data(), true, set); });
+    // The same codes and queries as before.
+    std::vector<float> apart(heads * tokens), together(heads * tokens);
+    scores[0].download(together, bench.stream());
+    run_scores(0);
+    scores[0].download(apart, bench.stream());
+    bench.stream().synchronize();
+    verify(together == apart, "scores of queries that share keys");
+  }
   if (bench.wanted("signvq/top_k")) {
     const std::vector<uint64_t> lengths(heads, tokens);
     const cuda::DeviceBuffer<uint64_t> device_lengths(lengths, bench.stream());
