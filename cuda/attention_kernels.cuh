@@ -202,13 +202,25 @@ __global__ void attention_join(const AttentionResult* results, unsigned queries_
   float most = -INFINITY;
   for (unsigned i = result.first_item; i < result.end_item; ++i)
     most = fmaxf(most, states[(size_t{i} * queries_each + result.query) * 2]);
+  constexpr unsigned kAhead = 16;  // items whose sums are on their way together
   for (unsigned j = threadIdx.x; j < dims; j += blockDim.x) {
     float total = 0, weight = 0;
-    for (unsigned i = result.first_item; i < result.end_item; ++i) {
-      const size_t place = size_t{i} * queries_each + result.query;
-      const float factor = expf(states[place * 2] - most);
-      weight += factor * states[place * 2 + 1];
-      total += factor * sums[place * dims + j];
+    for (unsigned first = result.first_item; first < result.end_item; first += kAhead) {
+      float2 state[kAhead];
+      float sum[kAhead];
+#pragma unroll
+      for (unsigned i = 0; i < kAhead; ++i) {
+        const unsigned item = first + i < result.end_item ? first + i : first;
+        const size_t place = size_t{item} * queries_each + result.query;
+        state[i] = reinterpret_cast<const float2*>(states)[place];
+        sum[i] = sums[place * dims + j];
+      }
+#pragma unroll
+      for (unsigned i = 0; i < kAhead; ++i) {
+        const float factor = first + i < result.end_item ? expf(state[i].x - most) : 0.0f;
+        weight += factor * state[i].y;
+        total += factor * sum[i];
+      }
     }
     out[size_t{blockIdx.x} * dims + j] = weight > 0 ? total / weight : 0;
   }

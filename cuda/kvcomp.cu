@@ -146,8 +146,9 @@ Status run_kvcomp_values(const KvcompStore& store, KvcompRange range, const floa
   if (status != 0) return status;
   const Parts parts(store);
   const size_t size = size_t{store.heads} * per_head * store.dims;
-  const auto blocks = static_cast<unsigned>((size + kKvcompThreads - 1) / kKvcompThreads);
-  return launch(kvcomp_sum_parts, blocks, kKvcompThreads, 0, stream, partial,
+  constexpr unsigned kThreads = 64;  // so that sums of a few heads keep many multiprocessors busy
+  const auto blocks = static_cast<unsigned>((size + kThreads - 1) / kThreads);
+  return launch(kvcomp_sum_parts, blocks, kThreads, 0, stream, partial,
                 size_t{parts.parts} * parts.plan.teams.teams, size, out);
 }
 

@@ -3,7 +3,7 @@
 // coded with Huffman codes; rANS is left to the CPU.
 //
 // Decoded values are those of lib/, bit for bit. Products are sums in float32 in another order: of n terms
-// they differ from lib's by at most about 2 n 2^-24 times the sum of the terms' magnitudes.
+// they differ from lib's by at most about (2 n + 16) 2^-24 times the sum of the terms' magnitudes.
 #pragma once
 
 #include <cstddef>

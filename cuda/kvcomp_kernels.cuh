@@ -650,12 +650,21 @@ __global__ void kvcomp_values(KvcompStore store, KvcompTeams teams, KvcompRange 
     }
 }
 
-/// out[i] = the sum of partial[p * size + i] over p, in that order.
+/// out[i] = the sum of partial[p * size + i] over p, in that order. There are few sums of many parts: so many
+/// are under way at a time.
 __global__ void kvcomp_sum_parts(const float* partial, size_t parts, size_t size, float* out) {
+  constexpr unsigned kAhead = 16;
   const size_t i = size_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (i >= size) return;
   float sum = 0;
-  for (size_t p = 0; p < parts; ++p) sum += partial[p * size + i];
+  for (size_t p = 0; p < parts; p += kAhead) {
+    float ahead[kAhead];
+#pragma unroll
+    for (unsigned k = 0; k < kAhead; ++k) ahead[k] = p + k < parts ? partial[(p + k) * size + i] : 0.0f;
+#pragma unroll
+    for (unsigned k = 0; k < kAhead; ++k)
+      if (p + k < parts) sum += ahead[k];
+  }
   out[i] = sum;
 }
 

@@ -70,7 +70,7 @@ struct EncodedBlocks {
 /// What computes with whole blocks in place of this processor: a device. Threads may share it. False or
 /// nothing: left to the caller, and what was to be written holds nothing. What it gives is what the codec
 /// makes, bit for bit, but products: their sums run in another order, and of n terms differ by at most about
-/// 2 n 2^-24 times the sum of the terms' magnitudes.
+/// (2 n + 16) 2^-24 times the sum of the terms' magnitudes.
 class BlockEngine {
  public:
   virtual ~BlockEngine() = default;
