@@ -1,6 +1,7 @@
 #include "cuda/attention.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <vector>
 
@@ -214,8 +215,10 @@ class Work {
 }  // namespace
 
 uint64_t attention_scratch_bytes(size_t queries, uint64_t tokens, size_t dims) {
-  const uint64_t items = round_up(tokens, uint64_t{kSplitTokens}) / kSplitTokens * queries;
-  return items * (sizeof(AttentionItem) + (dims + 2) * sizeof(float)) + queries * dims * 2 * sizeof(float);
+  const uint64_t padded = std::bit_ceil(queries), groups = round_up(padded, kMostQueries) / kMostQueries;
+  const uint64_t items = round_up(tokens, uint64_t{kSplitTokens}) / kSplitTokens * padded;
+  return items * (sizeof(AttentionItem) + (dims + 2) * sizeof(float)) + padded * dims * 2 * sizeof(float) +
+         groups * tokens * sizeof(uint32_t);  // each group has a list of its own, if there is one
 }
 
 void attend(std::span<const Attention> heads) { Work(heads).run(); }

@@ -20,7 +20,7 @@ KmeansFunction kmeans_function(const DeviceWork& device) {
         for (const KmeansTask& task : tasks) rows += task.rows.rows();
         std::vector<Clustering> all;
         while (all.size() < tasks.size()) {
-          const uint64_t room = free_bytes() / 2;
+          const uint64_t room = device.room();
           size_t count = 0;
           uint64_t bytes = 0, some = 0;
           for (const KmeansTask& task : tasks.subspan(all.size())) {

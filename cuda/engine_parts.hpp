@@ -53,6 +53,11 @@ class DeviceWork {
     const std::lock_guard lock(mutex_);
     try {
       return std::forward<Make>(make)();
+    } catch (const OutOfMemory&) {
+      leave(what + ": work for which it has no memory");
+      return std::nullopt;
+    } catch (const DeviceFault&) {
+      throw;
     } catch (const Error& error) {
       leave(what + ": " + error.what());
       return std::nullopt;
@@ -68,8 +73,15 @@ class DeviceWork {
             }};
   }
 
-  /// Rows of so many bytes on the device that are worked on at a time: half of the memory that is free, so
-  /// that what runs beside this finds some. At least one.
+  /// Bytes that work may take, asked before it runs: half of the memory that is free, so that what runs
+  /// beside this finds some.
+  uint64_t room() const {
+    const std::lock_guard lock(mutex_);
+    return free_bytes() / 2;
+  }
+
+  /// Rows of so many bytes on the device that are worked on at a time, asked by what runs: they fill half of
+  /// the memory that is free. At least one.
   static size_t rows_at_once(uint64_t bytes_per_row) {
     return static_cast<size_t>(
         std::max<uint64_t>(1, free_bytes() / 2 / std::max<uint64_t>(1, bytes_per_row)));

@@ -76,14 +76,10 @@ class Prefill final : public PrefillEngine {
       device_.leave("prefill: attention to chosen tokens");
       return nullptr;
     }
-    std::unique_ptr<PrefillSteps> steps;
-    const auto start = [&] { steps = on_device_->start(plan); };
-    // Sizes differ from batch to batch; the same words for all.
-    const auto fits = device_.made("prefill", [&] { return fits_memory(start); });
-    if (fits && !*fits) device_.leave("prefill: batches for which it has no memory");
-    if (!steps) return nullptr;
+    auto steps = device_.made("prefill", [&] { return on_device_->start(plan); });
+    if (!steps || !*steps) return nullptr;
     count();
-    return std::make_unique<Steps>(device_, std::move(steps));
+    return std::make_unique<Steps>(device_, std::move(*steps));
   }
 
   bool logits(MatrixView<const float> hidden, MatrixView<float> out) override {

@@ -12,7 +12,7 @@ class Training final : public RvqTrainEngine {
   /// Copies the rows there, in floats and in halves.
   bool take(MatrixView<const float> rows) override {
     const uint64_t bytes = uint64_t{rows.rows()} * (rows.cols() * 4 + round_up(rows.cols(), 32) * 2 + 32);
-    if (bytes > free_bytes() / 2) {
+    if (bytes > device_.room()) {
       device_.leave(fmt::format("rvq: training on {} vectors, which do not fit its memory", rows.rows()));
       return false;
     }

@@ -107,9 +107,11 @@ struct Angles {
 /// Floats on the way to the host.
 struct Outgoing {
   PinnedBuffer<float> host;
+  void make_room(size_t count) {
+    if (host.size() < count) host = PinnedBuffer<float>(count);
+  }
   MatrixView<const float> copy(const DeviceBuffer<float>& from, size_t rows, size_t cols,
                                const Stream& stream) {
-    if (host.size() < rows * cols) host = PinnedBuffer<float>(rows * cols);
     from.download(host.span().first(rows * cols), stream);
     return {host.data(), rows, cols};
   }
@@ -133,6 +135,13 @@ struct Workspace {
     past.resize(count), past_row.resize(tokens);
     for (PinnedBuffer<float>* const rows : {&past_keys, &past_values})
       if (rows->size() < count) *rows = PinnedBuffer<float>(count);
+  }
+
+  /// For logits of so many rows.
+  void make_room_for_logits(size_t rows, size_t width, size_t outputs) {
+    normed.resize(std::max(normed.plane, checked_mul(rows, width)));
+    logits.resize(checked_mul(rows, outputs));
+    logits_out.make_room(logits.size());
   }
 
   /// out (n, outputs) = or += layer(x); x: rows of parts, n of them from the first on.
@@ -266,6 +275,7 @@ class Borrowed {
   const int exceptions_ = std::uncaught_exceptions();  // on their way when this began
 };
 
+/// All memory is taken when this is made: the CPU takes over then, and nobody does later.
 class Steps final : public PrefillSteps {
  public:
   Steps(Engine& engine, const PrefillPlan& plan)
@@ -280,9 +290,15 @@ class Steps final : public PrefillSteps {
     at_->query.resize(checked_mul(chunk, query));
     at_->key.resize(checked_mul(chunk, key)), at_->value.resize(checked_mul(chunk, key));
     at_->gate.resize(checked_mul(chunk, mlp)), at_->up.resize(checked_mul(chunk, mlp));
-    if (plan.options->before_rope)
+    at_->query_out.make_room(chunk * query);
+    at_->key_out.make_room(chunk * key), at_->value_out.make_room(chunk * key);
+    if (plan.options->before_rope) {
       at_->before_query.resize(chunk * query), at_->before_key.resize(chunk * key);
+      at_->before_query_out.make_room(chunk * query), at_->before_key_out.make_room(chunk * key);
+    }
     at_->normed.resize(chunk * hidden_width()), at_->gated.resize(chunk * mlp);
+    if (plan.logit_rows > 0)
+      at_->make_room_for_logits(plan.logit_rows, hidden_width(), engine.head().outputs);
     at_->attended.resize(chunk * query);
     at_->query_parts.resize(checked_mul(chunk * as_size(config_.num_q_heads), padded_));
     at_->key_parts.resize(checked_mul(plan.key_rows * as_size(config_.num_kv_heads), padded_));
@@ -396,12 +412,10 @@ class Steps final : public PrefillSteps {
 
   MatrixView<const float> logits(size_t first, size_t count) override {
     const DeviceLinear& head = engine_.head();
-    at_->normed.resize(std::max(at_->normed.plane, count * hidden_width()));
     check(run_norm_rows(at_->hidden.data() + first * hidden_width(), count,
                         static_cast<unsigned>(hidden_width()), engine_.final_norm(), config_.norm_epsilon,
                         nullptr, at_->normed.view(), at_->stream.handle()),
           "normalising rows");
-    at_->logits.resize(checked_mul(count, head.outputs));
     at_->apply(head, at_->normed, count, false, at_->logits.data());
     const auto rows = at_->logits_out.copy(at_->logits, count, head.outputs, at_->stream);
     at_->stream.synchronize();
@@ -509,8 +523,7 @@ void Engine::make_logits(MatrixView<const float> hidden, MatrixView<float> out) 
   const DeviceLinear& output = head();
   Borrowed at(*this);
   const size_t at_once = logit_rows(hidden.rows()), width = hidden.cols();
-  at->normed.resize(std::max(at->normed.plane, at_once * width));
-  at->logits.resize(at_once * output.outputs);
+  at->make_room_for_logits(at_once, width, output.outputs);
   DeviceBuffer<float> rows(at_once * width);
   std::vector<float> packed;
   for (size_t first = 0; first < hidden.rows(); first += at_once) {

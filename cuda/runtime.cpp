@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <optional>
 
 #include <cuda_runtime.h>
 
@@ -85,6 +86,11 @@ uint64_t free_bytes() {
 
 void limit_free_bytes(uint64_t bytes) { free_limit = bytes; }
 
+std::optional<uint64_t> used_bytes() {
+  if (!memory_pool()) return std::nullopt;
+  return pool_bytes(cudaMemPoolAttrUsedMemCurrent);
+}
+
 Stream::Stream() { check(cudaStreamCreateWithFlags(&handle_, cudaStreamNonBlocking), "making a stream"); }
 Stream::~Stream() {
   // Buffers of unfinished work may be about to be freed on the host.
@@ -123,10 +129,12 @@ void* detail::allocate(size_t bytes) {
 void detail::release(void* data) noexcept {
   if (data == nullptr) return;
   // Whoever gets the memory next must not find unfinished work in it; cudaFree() waits by itself.
-  if (cudaDeviceSynchronize() == cudaSuccess && memory_pool())
+  if (cudaDeviceSynchronize() == cudaSuccess && memory_pool()) {
     (void)cudaFreeAsync(data, kPoolStream);
-  else
+    (void)cudaStreamSynchronize(kPoolStream);  // a pool that is trimmed or asked for its size has it then
+  } else {
     (void)cudaFree(data);
+  }
 }
 
 void* detail::allocate_pinned(size_t bytes) {

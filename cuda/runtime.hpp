@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -65,6 +66,10 @@ uint64_t free_bytes();
 /// For tests, so that wrappers cut their work into pieces: free_bytes() is at most `bytes` from now on.
 void limit_free_bytes(uint64_t bytes);
 inline constexpr uint64_t kAllFreeBytes = UINT64_MAX;
+
+/// Bytes that buffers of this process have of the current device's memory, as its pool says; nothing where
+/// there is none. What other processes do meanwhile does not show here.
+std::optional<uint64_t> used_bytes();
 
 /// A sequence of work. Threads must not share one.
 class Stream {

@@ -1,6 +1,6 @@
 // A device beside this processor, as codecs and commands see it. lib knows no device: each area has an
 // interface next to the functions that it stands for (ResidualEngine in lib/rvq, KmeansFunction in
-// lib/cluster ...), and an Engine makes one of each for whoever has work. cuda/engine.hpp makes the Engine.
+// lib/kmeans ...), and an Engine makes one of each for whoever has work. cuda/engine.hpp makes the Engine.
 //
 // An engine may leave any work to this processor: a factory by returning nothing, a call by returning false
 // without having written its result. Either tells leave() what it is, and the caller does it by itself. What

@@ -52,6 +52,9 @@ namespace {
 
 constexpr std::string_view kSelectors[] = {"oracle", "quest", "selfindex", "cluster"};
 
+/// Choices that are made together, about: the tokens of all of them are held until they are attended to.
+constexpr size_t kMostTogether = 256;
+
 /// A selector over a head's keys, as many as the step in work sees.
 class GrowingSelector {
  public:
@@ -246,7 +249,7 @@ void SelectedAttention::attend(const AttentionRows& rows) {
           outs.push_back(out.rows(q, together));
         }
         ++i;
-      } while (i < rows.query.rows() && selector->is_steady());
+      } while (i < rows.query.rows() && choices.size() < kMostTogether && selector->is_steady());
       const auto chosen = selector->choose(choices, selection.share);
       for (size_t c = 0; c < choices.size(); ++c)
         kvcodec::attend(Attention{.queries = choices[c].queries,

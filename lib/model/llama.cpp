@@ -356,10 +356,10 @@ void run_layer(PrefillSteps& steps, const PrefillPlan& plan, int layer, bool pro
   }
 }
 
-void hand_out_logits(PrefillSteps& steps, const PrefillPlan& plan, size_t rows, PrefillSink& sink) {
+void hand_out_logits(PrefillSteps& steps, const PrefillPlan& plan, PrefillSink& sink) {
   const auto compute = [&](size_t first, size_t count) { sink.logits(first, steps.logits(first, count)); };
   const PrefillOptions& options = *plan.options;
-  const size_t tokens = plan.batch->tokens.size();
+  const size_t tokens = plan.batch->tokens.size(), rows = plan.logit_rows;
   if (options.logits == LogitRows::all && options.logits_from == 0)
     for (size_t first = 0; first < tokens; first += rows) compute(first, std::min(rows, tokens - first));
   else if (options.logits == LogitRows::all)
@@ -416,7 +416,8 @@ void LlamaModel::prefill(const PrefillBatch& batch, const PrefillOptions& option
     throw bad_input("{}: tensor 'lm_head.weight' is missing; logits need it", weights.source);
   if (batch.tokens.empty()) return;
 
-  const PrefillPlan plan = plan_of(batch, options);
+  PrefillPlan plan = plan_of(batch, options);
+  plan.logit_rows = std::min(logit_rows(config, options), batch.tokens.size());
   std::unique_ptr<PrefillSteps> steps;
   if (impl_->engine) steps = impl_->engine->start(plan);
   if (!steps) steps = std::make_unique<CpuSteps>(weights, plan);
@@ -432,7 +433,7 @@ void LlamaModel::prefill(const PrefillBatch& batch, const PrefillOptions& option
   if (options.logits == LogitRows::later)
     sink.hidden(steps->hidden());
   else if (options.logits != LogitRows::none)
-    hand_out_logits(*steps, plan, logit_rows(config, options), sink);
+    hand_out_logits(*steps, plan, sink);
 }
 
 void LlamaModel::logits(MatrixView<const float> hidden, MatrixView<float> out) const {

@@ -30,6 +30,7 @@ struct PrefillPlan {
   size_t key_rows = 0;                   ///< past and new tokens of all documents
   size_t longest = 0;                    ///< past and new tokens of the longest document
   size_t chunk = 0;                      ///< tokens per step, at most; not more than there are
+  size_t logit_rows = 0;                 ///< logits that are made at a time, at most; 0: none here
 };
 
 /// Keys and values of a document's past tokens in one layer: (past, num_kv_heads * head_dim) each.
@@ -55,8 +56,7 @@ class PrefillSteps {
   virtual void finish(int layer, size_t first, size_t count) = 0;
   /// What project() made of this chunk; valid until the next project().
   virtual LayerChunk projected(int layer, size_t first, size_t count) = 0;
-  /// After all layers: logits of some tokens, count at most as many as were ever named before; valid until
-  /// the next call.
+  /// After all layers: logits of some tokens, count at most the plan's logit_rows; valid until the next call.
   virtual MatrixView<const float> logits(size_t first, size_t count) = 0;
   /// After all layers, last: what logits of all tokens are made of.
   virtual MatrixView<const float> hidden() = 0;

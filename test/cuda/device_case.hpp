@@ -1,16 +1,24 @@
 // What cases of the device twins begin with.
 #pragma once
 
+#include <string>
+
 #include "cuda/device.hpp"
 #include "lib/core/rng.hpp"
 #include "lib/core/view.hpp"
 #include "test/test.hpp"
 
-/// Leaves a case that needs a device where there is none; over the emulation there always is.
+/// Leaves a case that needs a device where there is none that is enough; over the emulation there always is.
 #define NEEDS_DEVICE() \
-  if (::kvcodec::cuda::devices().empty()) SKIP("no CUDA device here")
+  if (const std::string why = ::kvcodec::test::why_no_device(); !why.empty()) SKIP(why)
 
 namespace kvcodec::test {
+
+/// What keeps this machine from work on a device; nothing where it can be done.
+inline std::string why_no_device() {
+  const auto devices = cuda::devices();
+  return devices.empty() ? "no CUDA device here" : cuda::lacks(devices[0]);
+}
 
 /// Normal values.
 inline Matrix<float> random_rows(Rng& rng, size_t n, size_t cols) {

@@ -10,6 +10,7 @@
 #include <set>
 #include <vector>
 
+#include "cuda/engine_parts.hpp"
 #include "cuda/runtime.hpp"
 #include "lib/codec/attend.hpp"
 #include "lib/codec/closed_loop.hpp"
@@ -17,7 +18,7 @@
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"
-#include "test/cuda/device_case.hpp"
+#include "test/cuda/products_case.hpp"
 #include "test/unit/codec_table.hpp"
 #include "test/unit/naive_llama.hpp"
 
@@ -443,6 +444,23 @@ TEST_CASE("what a device has no memory for is left to the CPU, with a word") {
 }
 #endif
 
+TEST_CASE("trouble of the device itself is not left to the CPU, as what finds no memory is") {
+  std::vector<std::string> left;
+  Engine engine([&](const std::string& what) { left.push_back(what); });
+  const cuda::DeviceWork device(engine);
+  const auto broken = []() -> int { throw cuda::DeviceFault("broken"); };
+  CHECK_THROWS_AS((void)device.made("work", broken), cuda::DeviceFault);
+  CHECK_THROWS_AS((void)device.run(broken), cuda::DeviceFault);
+  CHECK(left.empty());
+  for (const int bytes : {100, 200}) {  // sizes do not show: each would be told
+    const auto full = [=]() -> int { throw cuda::OutOfMemory(fmt::format("{} bytes", bytes)); };
+    CHECK_FALSE(device.made("work", full));
+    CHECK_FALSE(device.run(full));
+  }
+  CHECK(left ==
+        std::vector<std::string>{"work: work for which it has no memory", "work for which it has no memory"});
+}
+
 TEST_CASE("a device says what of rvq it leaves, once, and the results are the same") {
   NEEDS_DEVICE();
   std::vector<std::string> left;
@@ -478,7 +496,7 @@ TEST_CASE("a device says what of rvq it leaves, once, and the results are the sa
 }
 
 TEST_CASE("a model goes on, on a device, behind caches that the device decodes") {
-  NEEDS_DEVICE();
+  NEEDS_PRODUCTS();
   ModelConfig config;
   config.num_layers = 2, config.hidden_size = 32, config.intermediate_size = 48;
   config.num_q_heads = 4, config.num_kv_heads = 2, config.head_dim = 16;

@@ -12,36 +12,17 @@
 #include "lib/core/error.hpp"
 #include "lib/core/rng.hpp"
 #include "lib/model/llama.hpp"
-#include "test/cuda/device_case.hpp"
+#include "test/cuda/products_case.hpp"
 #include "test/unit/naive_llama.hpp"
 
 using namespace kvcodec;
 
-/// As NEEDS_DEVICE, and one with matrix products.
-#define NEEDS_PRODUCTS() \
-  NEEDS_DEVICE();        \
-  if (const std::string why = why_no_products(); !why.empty()) SKIP(why)
-
 namespace {
 
 // Against lib, which is itself that far from sums in double (unit tests of the forward pass). Sums are off by
-// prefill_sum_error() at the most, here of less than 100 products 1e-5, and by a tenth of that mostly; a wrong
-// mask, angle or row shows as 1e-3 and more.
+// prefill_sum_error() at the most, here of less than 100 products 1e-5, and by a tenth of that mostly; a
+// wrong mask, angle or row shows as 1e-3 and more.
 constexpr double kTolerance = 2e-6;
-
-/// What keeps this machine, or this build, from matrix products; nothing where they are there.
-std::string why_no_products() {
-  const ModelConfig config = test::make_config(1, 2, 1, 1, 1, 2);
-  const WeightsInMemory weights = test::random_weights(config, DType::bf16, 1);
-  const LlamaModel model(config, weights);
-  try {
-    (void)cuda::make_prefill_engine(model.weights());
-  } catch (const Error& error) {
-    if (error.kind() == ErrorKind::no_device) return error.what();
-    throw;
-  }
-  return "";
-}
 
 /// Everything that is handed out, in order, by kind.
 struct Collector final : PrefillSink {
@@ -318,6 +299,36 @@ TEST_CASE("a prefill that an engine declines is the CPU's") {
 }
 
 #ifdef KVCODEC_EMULATED
+TEST_CASE("a prefill that began on a device takes no more memory") {
+  const ModelConfig config = test::make_config(2, 16, 24, 4, 2, 16);
+  Rng rng(59);
+  const WeightsInMemory weights = test::random_weights(config, DType::f16, 12);
+  Pair models(config, weights);
+  struct ThenNone final : PrefillEngine {
+    explicit ThenNone(std::shared_ptr<PrefillEngine> engine) : own(std::move(engine)) {}
+    ~ThenNone() override { cuda::limit_free_bytes(cuda::kAllFreeBytes); }
+    std::unique_ptr<PrefillSteps> start(const PrefillPlan& plan) override {
+      auto steps = own->start(plan);
+      REQUIRE(steps != nullptr);
+      cuda::limit_free_bytes(0);
+      return steps;
+    }
+    bool logits(MatrixView<const float>, MatrixView<float>) override { return false; }
+    std::shared_ptr<PrefillEngine> own;
+  };
+  Kept kept(config, 50);
+  const std::vector<uint32_t> tokens = random_tokens(50, rng), more = random_tokens(21, rng);
+  const std::vector<uint64_t> whole = {0, 50}, offsets = {0, 1, 6, 21}, past = {49, 0, 67};
+  models.cpu.prefill({tokens, whole}, {}, kept);
+  for (const LogitRows rows : {LogitRows::all, LogitRows::last, LogitRows::later}) {
+    models.device.use(std::make_shared<ThenNone>(cuda::make_prefill_engine(models.device.weights())));
+    PrefillOptions options;
+    options.chunk = 8, options.logits = rows, options.before_rope = true;
+    models.check_prefill({.tokens = more, .offsets = offsets, .past = past, .cache = &kept}, options);
+    models.device.use(nullptr);
+  }
+}
+
 TEST_CASE("prefills and logits that memory is too small for are the CPU's") {
   const ModelConfig config = test::make_config(2, 16, 24, 4, 2, 8);
   Rng rng(58);

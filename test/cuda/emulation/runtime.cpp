@@ -47,6 +47,7 @@ void check(Status status, const char* what) {
 Limits limits() { return {emulation::kMultiprocessors, emulation::kSharedBytes, 1 << 20}; }
 uint64_t free_bytes() { return emulation::free_memory(); }
 void limit_free_bytes(uint64_t bytes) { emulation::leave_free(bytes); }
+std::optional<uint64_t> used_bytes() { return emulation::kMemory - emulation::free_memory(); }
 
 Stream::Stream() : handle_(reinterpret_cast<StreamHandle>(emulation::make_stream())) {}
 Stream::~Stream() {
@@ -79,8 +80,9 @@ void detail::release(void* data) noexcept {
 }
 void* detail::allocate_pinned(size_t bytes) {
   if (bytes == 0) return nullptr;
-  void* data = std::malloc(bytes);
-  if (!data) throw failed("{} bytes of memory", bytes);
+  // As little as a device's own memory, so that tests can let it run out.
+  void* data = bytes > emulation::free_memory() ? nullptr : std::malloc(bytes);
+  if (!data) throw OutOfMemory(fmt::format("{} bytes of page-locked memory", bytes));
   return data;
 }
 void detail::release_pinned(void* data) noexcept { std::free(data); }
