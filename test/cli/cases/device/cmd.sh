@@ -73,9 +73,12 @@ kvcodec info cuda-kv.h5 | sed -n 's/.*kvcodec dump-kv .* \(--device cuda\)$/  hi
 
 # Measures of a model on a device are those of the CPU but for rounding, its continuations too, behind caches that the device decodes.
 # What goes through a codec is rounded to 8 bits and less: now and then a value falls on the other side, which shows in the third digit.
+# measured TOKENS ARGUMENTS…
 measured() {
+  local tokens=$1
+  shift
   for device in cpu cuda; do
-    kvcodec_emulated eval-model --model src/data/demo-model --text src/LICENSE --chunk 60 --max-documents 2 --threads 2 "$@" \
+    kvcodec_emulated eval-model --model src/data/demo-model --text src/LICENSE --chunk $tokens --max-documents 2 --threads 2 "$@" \
       --device $device --json 2>$device.txt >$device.json
     sed -n 's/^ *\("device": ".*"\),/  \1/p' $device.json
     tr -d ' \n' <$device.json | grep -o '"nll":{"mean":[0-9.]*' | sed 's/.*://' >$device.nll
@@ -85,8 +88,9 @@ measured() {
   cat cpu.txt
   sed 's/^/  /' cuda.txt
 }
-measured --codec kvcomp:block=16 --codec fp8
-measured --codec none:select=cluster,budget=28
+measured 60 --codec kvcomp:block=16 --codec fp8
+# A device makes choices by clusters from 32 at a time on, of a key/value head of a document.
+measured 240 --prefix 200 --codec none:select=cluster,budget=40
 
 # Codes say whether a device can work with them.
 for codec in sparse kvcomp selfindex kivi; do
