@@ -11,8 +11,8 @@
 #   KVCODEC_BUILD_DIR  default: build-device
 #   KVCODEC_ARCHITECTURES  default: native
 #   KVCODEC_BENCH_ARGS  passed to the benchmark
-# Of each step a line "STEP: status S, T seconds" ends in LOGS/summary; the exit status is 0 if all were 0. A test that
-# is skipped has not run on a device: that is a failure here.
+# Of each step a line "STEP: status S, T seconds" is added to LOGS/summary, which a call without steps empties before;
+# the exit status is 0 if all were 0. A test that is skipped has not run on a device: that is a failure here.
 #
 # Packages (Debian 12) of KVCODEC_PREFIX
 #   to build: libfmt-dev libhwy-dev libpcre2-dev libxxhash-dev libutf8proc-dev libopenblas-openmp-dev doctest-dev;
@@ -29,7 +29,8 @@ build=${KVCODEC_BUILD_DIR:-$root/build-device}
 mkdir -p "$logs"
 logs=$(cd "$logs" && pwd)
 steps=("$@")
-((${#steps[@]})) || steps=("${all_steps[@]}")
+only_some=${#steps[@]}
+((only_some)) || steps=("${all_steps[@]}")
 for name in "${steps[@]}"; do
   [[ " ${all_steps[*]} " == *" $name "* ]] || { echo "run_device.sh: step '$name'; one of: ${all_steps[*]}" >&2; exit 2; }
 done
@@ -57,10 +58,12 @@ configure() {
 }
 make_target() { cmake --build "$build" -j "$jobs" --target "$@"; }
 
-# The test program with these arguments, behind `runner` (an array); fails if no case ran, or if one was skipped.
+# The test program with these arguments, behind `runner` (an array that begins with `timeout`); fails if no case ran, or
+# if one was skipped.
 run_cases() {
   local output status
-  output=$("${runner[@]}" "$build/test/cuda/test_cuda" "$@" 2>&1)
+  # `timeout` has a process group of its own, with all that it starts: the end of the step is passed on to it.
+  output=$(trap 'kill "$job"; exit 143' TERM; "${runner[@]}" "$build/test/cuda/test_cuda" "$@" 2>&1 & job=$!; wait "$job")
   status=$?
   printf '%s\n' "$output"
   ((status == 77)) && echo "skipped although there should be a device"
@@ -70,7 +73,7 @@ run_cases() {
 run_tests() {
   local status=0
   # Without a device every case would be skipped, and nothing would be wrong with any.
-  runner=(timeout 60)
+  runner=(timeout -k 5 60)
   run_cases --test-case="$device_case" || { echo "there is no device that works"; return 1; }
   ctest --test-dir "$build" -L '^cuda$' --no-tests=error --output-on-failure -j 4 >"$logs/ctest.log" 2>&1 || status=$?
   cat "$logs/ctest.log"
@@ -84,7 +87,7 @@ run_tests() {
 sanitize_file() {
   local tool=$1 file=$2 status=0 start=$SECONDS
   local log=$logs/$tool-${file%.cpp}.log
-  runner=(timeout 300 compute-sanitizer --tool "$tool" --error-exitcode 9 --kernel-regex kns=kvcodec)
+  runner=(timeout -k 5 300 compute-sanitizer --tool "$tool" --error-exitcode 9 --kernel-regex kns=kvcodec)
   run_cases --source-file="*/cuda/$file" --test-case-exclude='*large*' >"$log" 2>&1 || status=$?
   ((status == 0)) || tail -n 15 "$log"
   echo "$tool, $file: status $status, $((SECONDS - start)) seconds"
@@ -110,7 +113,8 @@ bench() {
 
 # step NAME COMMAND
 worst=0
-: >"$logs/summary"
+# Calls with some of the steps each add to one summary.
+((only_some)) || : >"$logs/summary"
 step() {
   local name=$1 command=$2 status start=$SECONDS
   echo "== $name"
