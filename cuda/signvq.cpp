@@ -113,6 +113,7 @@ class SignScores {
       tables_on_host_.insert(tables_on_host_.end(), query.table->exact().begin(), query.table->exact().end());
     }
     const size_t groups = queries[0].table->groups(), row_bytes = queries[0].index->impl_->row_bytes;
+    in_pairs &= 2 * groups * kSignCodes * sizeof(float) <= limits().shared_bytes;
     keys_ = DeviceBuffer<SignKeys>(keys, stream_);
     lengths_ = DeviceBuffer<uint64_t>(lengths, stream_);
     tables_ = DeviceBuffer<float>(tables_on_host_, stream_);

@@ -35,7 +35,8 @@ struct SignKeys {
 };
 
 /// scores[q * score_stride + t] = the sum over groups of tables[q][group][code of token t]. keys: one per
-/// query; most_tokens: the largest of their numbers. in_pairs: queries 2 i and 2 i + 1 have the same keys.
+/// query; most_tokens: the largest of their numbers. in_pairs: queries 2 i and 2 i + 1 have the same keys;
+/// this takes 128 bytes of shared memory per group, and half of that otherwise.
 [[nodiscard]] Status run_sign_scores(const SignKeys* keys, size_t queries, size_t most_tokens,
                                      const float* tables, size_t groups, size_t row_bytes, bool in_pairs,
                                      float* scores, size_t score_stride, StreamHandle stream);

@@ -112,6 +112,23 @@ TEST_CASE("device: scores and the best of sign codes are lib's") {
   }
 }
 
+TEST_CASE("device: tables too large to go in pairs are looked up one by one") {
+  NEEDS_DEVICE();
+  const uint64_t seed = 9;
+  Rng rng(seed);
+  const size_t tokens = 20, dims = 5300;  // two tables take more shared memory than 163 KiB
+  const Matrix<float> rows = test::random_rows(rng, tokens, dims), query = test::random_rows(rng, 2, dims);
+  Matrix<uint8_t> codes(tokens, sign_row_bytes(dims));
+  encode_signs(rows, 1, codes);
+  const auto books = build_codebooks(rows, codes, 1);
+  SignIndex reference(dims);
+  cuda::SignIndex index(dims);
+  reference.append(codes), index.append(codes);
+  const SignTable tables[] = {{books[0], query.row(0)}, {books[0], query.row(1)}};
+  const auto best = cuda::top_k({{{&index, &tables[0]}, {&index, &tables[1]}}}, 7, Order::by_id);
+  for (size_t q = 0; q < 2; ++q) CHECK(best[q] == reference.top_k(tables[q], 7, Order::by_id));
+}
+
 TEST_CASE("device: of equal scores the lower ids are taken") {
   NEEDS_DEVICE();
   const size_t dims = 8, tokens = 17000;  // a warp goes through its part of them in three steps
