@@ -1,6 +1,7 @@
 #include "cuda/kvcomp.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <vector>
 
@@ -12,6 +13,9 @@
 
 namespace kvcodec::cuda {
 namespace {
+
+/// Of a query's elements; steps and origins are below 2^16.
+constexpr float kLargestQuery = 0x1p64f;
 
 constexpr uint32_t kNoneDamaged = ~uint32_t{0};
 
@@ -42,6 +46,7 @@ struct LoadedBlocks::Impl {
   DeviceBuffer<KvcompPlace> places;
   DeviceBuffer<uint32_t> table;
   KvcompStore store{};
+  KvcompCuts cuts{};
 
   /// Block rows that hold tokens of the range, and the range counted from there.
   std::pair<KvcompStore, KvcompRange> part(uint64_t first, uint64_t count) const {
@@ -80,7 +85,7 @@ struct LoadedBlocks::Impl {
     DeviceBuffer<Out> values(checked_mul(out.rows(), width));
     std::vector<Out> rows(out.contiguous() ? 0 : values.size());
     guarded(part, [&, &blocks = part, &tokens = range](uint32_t* damaged) {
-      check(run_kvcomp_decode(blocks, tokens, values.data(), width, damaged, stream.handle()),
+      check(run_kvcomp_decode(blocks, tokens, values.data(), width, damaged, stream.handle(), cuts),
             "decoding blocks");
       values.download(out.contiguous() ? std::span(out.data(), values.size()) : std::span(rows), stream);
     });
@@ -152,6 +157,7 @@ LoadedBlocks& LoadedBlocks::operator=(LoadedBlocks&&) noexcept = default;
 size_t LoadedBlocks::rows() const { return impl_->store.rows; }
 size_t LoadedBlocks::tokens() const { return size_t{impl_->store.rows} * impl_->store.tokens; }
 KvcompStore LoadedBlocks::store() const { return impl_->store; }
+void LoadedBlocks::cut(const KvcompCuts& cuts) { impl_->cuts = cuts; }
 
 void LoadedBlocks::decode(size_t first, MatrixView<float> out) const { impl_->decode(first, out); }
 void LoadedBlocks::decode(size_t first, MatrixView<uint16_t> out) const { impl_->decode(first, out); }
@@ -190,13 +196,16 @@ void LoadedBlocks::multiply_keys(size_t first, MatrixView<const float> queries, 
   const unsigned n = per_head(impl_->store, queries, out, true);
   const auto [part, range] = impl_->part(first, out.cols());
   const std::vector<float> rows = packed(queries);
+  // What is infinite, or becomes it times a step and an origin, has no halves that make it up.
+  if (!std::ranges::all_of(rows, [](float query) { return std::abs(query) <= kLargestQuery; }))
+    throw usage_error("queries beyond {}; a device does not multiply them with keys", kLargestQuery);
   const Stream& stream = impl_->stream;
   const DeviceBuffer<float> device_queries(rows, stream);
   DeviceBuffer<float> scores(checked_mul(out.rows(), out.cols()));
   std::vector<float> result(scores.size());
   impl_->guarded(part, [&, &blocks = part, &tokens = range](uint32_t* damaged) {
     check(run_kvcomp_keys(blocks, tokens, device_queries.data(), n, scores.data(), out.cols(), damaged,
-                          stream.handle()),
+                          stream.handle(), impl_->cuts),
           "products with keys");
     scores.download(result, stream);
   });
@@ -210,11 +219,12 @@ void LoadedBlocks::multiply_values(size_t first, MatrixView<const float> weights
   const std::vector<float> rows = packed(weights);
   const Stream& stream = impl_->stream;
   const DeviceBuffer<float> device_weights(rows, stream);
-  DeviceBuffer<float> partial(kvcomp_partial_sums(part, n)), sums(checked_mul(out.rows(), out.cols()));
+  DeviceBuffer<float> partial(kvcomp_partial_sums(part, n, impl_->cuts)),
+      sums(checked_mul(out.rows(), out.cols()));
   std::vector<float> result(sums.size());
   impl_->guarded(part, [&, &blocks = part, &tokens = range](uint32_t* damaged) {
     check(run_kvcomp_values(blocks, tokens, device_weights.data(), weights.cols(), n, partial.data(),
-                            sums.data(), damaged, stream.handle()),
+                            sums.data(), damaged, stream.handle(), impl_->cuts),
           "products with values");
     sums.download(result, stream);
   });

@@ -2,8 +2,12 @@
 // products with keys and values that are never written out (KVComp, sections 3.3.1 and 3.3.2). Of blocks
 // coded with Huffman codes; rANS is left to the CPU.
 //
-// Decoded values are those of lib/, bit for bit. Products are sums in float32 in another order: of n terms
-// they differ from lib's by at most about (2 n + 16) 2^-24 times the sum of the terms' magnitudes.
+// Decoded values are those of lib/, bit for bit. Products with values are sums in float32 in another order:
+// of n terms they differ from exact sums by at most (2 n + 16) 2^-24 times the sum of the terms' magnitudes.
+// Products with keys are sums on the matrix units, which cut off instead of rounding, of queries times steps,
+// each as the sum of two halves, times levels: of n channels they differ by at most (2 n + 16) 2^-24 times
+// the sum of the magnitudes of query x level x step and of query x origin x step, and by n 2^-28 times the
+// largest query x step of the block, as of those what is below 2^-35 of the largest is dropped.
 #pragma once
 
 #include <cstddef>
@@ -16,6 +20,7 @@
 
 namespace kvcodec::cuda {
 
+struct KvcompCuts;
 struct KvcompStore;
 struct KvcompRange;
 
@@ -40,7 +45,8 @@ class LoadedBlocks {
   void decode(size_t first, MatrixView<uint16_t> out) const;
 
   /// out (heads * n, tokens) = products of the queries (heads * n, dims), n for each head, with the keys of
-  /// tokens [first, first + out.cols()).
+  /// tokens [first, first + out.cols()). Throws Error(usage) for queries beyond 2^64 and such as are not
+  /// finite.
   void multiply_keys(size_t first, MatrixView<const float> queries, MatrixView<float> out) const;
 
   /// out (heads * n, dims) = the sums of the values of tokens [first, first + weights.cols()) with these
@@ -49,6 +55,8 @@ class LoadedBlocks {
 
   /// For launches of kvcomp.cuh: the store, as long as this lives.
   KvcompStore store() const;
+  /// For tests: how launches are cut up from now on.
+  void cut(const KvcompCuts& cuts);
 
  private:
   struct Impl;

@@ -3,9 +3,10 @@
 // A block belongs to a team of whole warps, a run to a thread: a token's channels where keys are decoded, a
 // channel's tokens of values. The team brings the block's payload to shared memory in 16-byte pieces, finds
 // where its runs begin by a prefix sum of their bits, and steps through them together, two symbols of every
-// run at a time, so that what belongs to the position in the run (a query's element, a step) is the same for
-// all threads, and of values a step's symbols are neighbours in memory. A step is a look-up in shared memory
-// (lib/entropy/huffman_step.hpp). Runs with escapes, which are few, are walked a second time for them.
+// run at a time. A step is a look-up in shared memory (lib/entropy/huffman_step.hpp). Of values, what belongs
+// to the position in the run (a step, weights) is the same for all threads, and each adds up its channel; of
+// keys a warp hands symbols around and multiplies them on the matrix units. Runs with escapes, which are few,
+// are walked a second time for them.
 //
 // Several teams make up a block of threads and share the table. Threads that have nothing to do take part in
 // all barriers.
@@ -26,8 +27,8 @@ inline constexpr unsigned kKeyChunk = 64, kKeyChunkStride = kKeyChunk + 4;
 /// Symbols of a row of keys that are decoded before they are multiplied.
 inline constexpr unsigned kKeyStep = 16;
 
-/// The largest of queries times steps becomes at least 2^kKeyTop: far from the overflow of f16, while what is
-/// 2^-34 of it is still there.
+/// The largest of queries times steps becomes at least 2^kKeyTop: far from the overflow of f16, while of each
+/// no more than 2^-(kKeyTop + 25) of the largest is lost, half of the least f16.
 inline constexpr int kKeyTop = 10;
 
 inline constexpr unsigned kKvcompThreads = 256;  ///< of a block of threads at most
@@ -378,8 +379,9 @@ constexpr unsigned kvcomp_key_floats(unsigned dims, unsigned queries, unsigned t
 ///
 /// A warp decodes kKeyStep channels of its 32 tokens, a token to a thread, hands the symbols around in shared
 /// memory and multiplies them on the matrix units, as halves: levels are small integers. Queries times steps
-/// are two halves each, the second what the first leaves, times a power of two that makes the largest fit; so
-/// the products are those of floats but for 2^-22 of each.
+/// are two halves each, the second what the first leaves, times a power of two that makes the largest fit. So
+/// each is off by 2^-22 of itself or 2^-35 of the largest, whichever is more; the units add 8 or 16 products
+/// to a sum at a time and cut off what lies below its last bits (kvcomp.hpp has the bound of it all).
 template <unsigned kTiles, bool kStaged>
 __global__ void __launch_bounds__(kKvcompThreads, kvcomp_together(4 * kTiles, kStaged))
     kvcomp_keys(KvcompStore store, KvcompTeams teams, KvcompRange range, const float* queries,

@@ -28,5 +28,6 @@ void LoadedBlocks::multiply_values(size_t, MatrixView<const float>, MatrixView<f
   throw not_built();
 }
 KvcompStore LoadedBlocks::store() const { throw not_built(); }
+void LoadedBlocks::cut(const KvcompCuts&) { throw not_built(); }
 
 }  // namespace kvcodec::cuda

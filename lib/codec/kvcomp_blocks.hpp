@@ -69,8 +69,9 @@ struct EncodedBlocks {
 
 /// What computes with whole blocks in place of this processor: a device. Threads may share it. False or
 /// nothing: left to the caller, and what was to be written holds nothing. What it gives is what the codec
-/// makes, bit for bit, but products: their sums run in another order, and of n terms differ by at most about
-/// (2 n + 16) 2^-24 times the sum of the terms' magnitudes.
+/// makes, bit for bit, but products: of n terms they are within (2 n + 16) 2^-24 times the sum of the terms'
+/// magnitudes of exact ones, where of keys levels and origins are terms apart; and products with keys also
+/// drop what is below 2^-35 of a block's largest query x step: up to n 2^-28 times that.
 class BlockEngine {
  public:
   virtual ~BlockEngine() = default;

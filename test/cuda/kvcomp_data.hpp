@@ -13,6 +13,7 @@
 #include "lib/codec/registry.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/rng.hpp"
+#include "lib/entropy/pack.hpp"
 
 namespace kvcodec::test {
 
@@ -23,6 +24,7 @@ struct KvcompCase {
   std::vector<std::pair<std::string, Scalar>> options = {};
   double outliers = 0.005;  ///< how many values are far away and become exact
   bool noise = false;       ///< values that no coder makes smaller: raw blocks
+  bool rare = false;        ///< every 16th channel is 0 but for one token of 32
 };
 
 /// Rows of one side, their codec, and what it made of them.
@@ -42,6 +44,7 @@ struct KvcompDocument {
         double value = offset + loudness * rng.normal();
         if (rng.uniform() < c.outliers) value += 50 * loudness;
         if (c.noise && rng.below(3) == 0) value = std::exp2(rng.uniform(-12, 6));
+        if (c.rare && j % 16 == 0) value = i % 32 == 0 ? 8 : 0;
         rows(i, j) = round_to(c.storage, static_cast<float>(value));
       }
     }
@@ -81,6 +84,30 @@ struct KvcompDocument {
     Matrix<float> out(count, rows.cols());
     codec->decode(shape, document(), first, out);
     return out;
+  }
+  /// Of each block row and channel (block rows, heads * dims) of keys: the step, and the origin times it;
+  /// zeros of raw blocks.
+  struct Units {
+    Matrix<float> steps, origins;
+  };
+  Units units() const {
+    const kvcomp::StoredBlocks stored(layout, document(), 0, block_rows);
+    Units units{Matrix<float>(block_rows, rows.cols()), Matrix<float>(block_rows, rows.cols())};
+    std::vector<uint16_t> above(layout.block.dims);
+    for (size_t i = 0; i < stored.blocks.size(); ++i) {
+      const auto& block = stored.blocks[i];
+      if (block.mode == kRawBlock) continue;
+      const auto bytes = std::span(stored.origins).subspan(block.origins.start, block.origins.size);
+      const auto least = static_cast<int16_t>(bytes[0] | bytes[1] << 8);
+      unpack_bits(bytes.subspan(2), 0, block.origin_bits, 0, std::span<uint16_t>(above));
+      for (size_t c = 0; c < above.size(); ++c) {
+        const size_t row = i / layout.heads, column = i % layout.heads * above.size() + c;
+        const size_t own = layout.unit == UnitShape::column ? c : 0;
+        units.steps(row, column) = f16_to_float(stored.steps[block.steps.start + own]);
+        units.origins(row, column) = static_cast<float>(least + above[c]) * units.steps(row, column);
+      }
+    }
+    return units;
   }
   size_t blocks_of_mode(bool raw) const {
     const auto modes = document().read<uint8_t>(kvcomp::kModes, 0, block_rows, layout.heads);

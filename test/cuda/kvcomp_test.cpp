@@ -4,6 +4,7 @@
 #include <cstring>
 #include <vector>
 
+#include "cuda/kvcomp.cuh"
 #include "lib/core/error.hpp"
 #include "test/cuda/device_case.hpp"
 #include "test/cuda/kvcomp_data.hpp"
@@ -56,16 +57,30 @@ Matrix<float> random_matrix(size_t rows, size_t cols, Rng& rng) {
   return out;
 }
 
-/// How many of out (rows, cols) differ from the sum over k of a(i, k) b(j, k) by more than rounding explains.
-/// `b_reach(j, k)`: the largest magnitude that takes part in place of b(j, k).
+/// How many differ from an exact sum of `terms` products by more than the device's sums may (kvcomp.hpp).
+/// largest: of queries times steps.
 struct Products {
   size_t wrong = 0;
-  void check(double got, double expected, double magnitude, size_t terms) {
-    // Each of the two roundings per term, in any order of the sum, and those of the result itself.
-    const double bound = (2.0 * static_cast<double>(terms) + 16) * 0x1p-24 * magnitude + 1e-30;
+  void check(double got, double expected, double magnitude, size_t terms, double largest = 0) {
+    const auto n = static_cast<double>(terms);
+    const double bound = (2 * n + 16) * 0x1p-24 * magnitude + n * 0x1p-28 * largest + 1e-30;
     wrong += !(std::abs(got - expected) <= bound);
   }
 };
+
+/// Cuts that make nothing fit: payloads are read where they lie, and eight queries go four at a time.
+cuda::KvcompCuts small_shared() {
+  cuda::KvcompCuts cuts;
+  cuts.shared_together = cuts.shared_staged = cuts.shared_most = 0;
+  return cuts;
+}
+/// Few blocks of threads, so that each has many items.
+cuda::KvcompCuts few_blocks() {
+  cuda::KvcompCuts cuts;
+  cuts.most_blocks = cuts.enough_items = 1;
+  return cuts;
+}
+const cuda::KvcompCuts kAllCuts[] = {cuda::KvcompCuts{}, small_shared(), few_blocks()};
 
 /// A document as it is, but for one byte of one stream.
 class Changed final : public StreamReader {
@@ -95,7 +110,7 @@ TEST_CASE("kvcomp on a device: blocks are decoded as on the CPU, bit for bit") {
     INFO(name_of_case(c));
     const KvcompDocument document(c, 7);
     coded += document.blocks_of_mode(false), raw += document.blocks_of_mode(true);
-    const cuda::LoadedBlocks blocks(document.layout, c.storage, document.document(), 0, document.block_rows);
+    cuda::LoadedBlocks blocks(document.layout, c.storage, document.document(), 0, document.block_rows);
     REQUIRE(blocks.tokens() == document.tokens());
     const size_t all = document.tokens();
     // All, none, one, and a range that begins and ends within blocks.
@@ -103,25 +118,28 @@ TEST_CASE("kvcomp on a device: blocks are decoded as on the CPU, bit for bit") {
         {0, all}, {all / 2, 0}, {all - 1, 1}, {all / 3, all - all / 3 - all / 5}};
     for (const auto& [first, count] : ranges) {
       const Matrix<float> expected = document.decoded(first, count);
-      // Behind each row a value that must stay.
-      Matrix<float> out(count, expected.cols() + 1);
-      for (size_t i = 0; i < out.size(); ++i) out.data()[i] = -1;
-      blocks.decode(first, out.view().columns(0, expected.cols()));
-      Matrix<uint16_t> halves(count, expected.cols());
-      blocks.decode(first, halves);
-      size_t wrong = 0, wrong_halves = 0;
-      for (size_t i = 0; i < count; ++i) {
-        wrong += std::memcmp(out.row(i).data(), expected.row(i).data(), expected.cols() * 4) != 0;
-        wrong += out(i, expected.cols()) != -1;
-        for (size_t j = 0; j < expected.cols(); ++j) {
-          const float rounded = round_to(c.storage, expected(i, j));
-          float found = 0;
-          widen(c.storage, {&halves(i, j), 1}, {&found, 1});
-          wrong_halves += found != rounded;
+      for (const cuda::KvcompCuts& cuts : kAllCuts) {
+        blocks.cut(cuts);
+        // Behind each row a value that must stay.
+        Matrix<float> out(count, expected.cols() + 1);
+        for (size_t i = 0; i < out.size(); ++i) out.data()[i] = -1;
+        blocks.decode(first, out.view().columns(0, expected.cols()));
+        Matrix<uint16_t> halves(count, expected.cols());
+        blocks.decode(first, halves);
+        size_t wrong = 0, wrong_halves = 0;
+        for (size_t i = 0; i < count; ++i) {
+          wrong += std::memcmp(out.row(i).data(), expected.row(i).data(), expected.cols() * 4) != 0;
+          wrong += out(i, expected.cols()) != -1;
+          for (size_t j = 0; j < expected.cols(); ++j) {
+            const float rounded = round_to(c.storage, expected(i, j));
+            float found = 0;
+            widen(c.storage, {&halves(i, j), 1}, {&found, 1});
+            wrong_halves += found != rounded;
+          }
         }
+        CHECK(wrong == 0);
+        CHECK(wrong_halves == 0);
       }
-      CHECK(wrong == 0);
-      CHECK(wrong_halves == 0);
     }
   }
   CHECK(coded > 0);
@@ -144,71 +162,149 @@ TEST_CASE("kvcomp on a device: a part of the block rows, and none") {
   CHECK_THROWS_AS(blocks.decode(0, nothing.view().columns(0, 63)), Error);
 }
 
-TEST_CASE("kvcomp on a device: products with keys") {
+namespace {
+
+/// Products of the keys of a document with n queries a head, the channels of `loud` so much louder.
+void check_keys(const KvcompDocument& document, cuda::LoadedBlocks& blocks, size_t n,
+                const cuda::KvcompCuts& cuts, Rng& rng, float loud = 1) {
+  const size_t heads = document.layout.heads, dims = document.layout.block.dims,
+               block = document.layout.block.tokens;
+  const Matrix<float> keys = document.decoded(0, document.tokens());
+  const auto units = document.units();
+  const size_t first = rng.below(document.tokens()), count = rng.below(document.tokens() - first) + 1;
+  Matrix<float> queries = random_matrix(heads * n, dims, rng);
+  for (size_t q = 0; q < queries.rows(); ++q)
+    for (size_t d = 0; d < dims; d += 16) queries(q, d) *= loud;
+  Matrix<float> out(heads * n, count);
+  blocks.cut(cuts);
+  blocks.multiply_keys(first, queries, out);
+  Products products;
+  for (size_t q = 0; q < out.rows(); ++q)
+    for (size_t t = 0; t < count; ++t) {
+      double sum = 0, magnitude = 0, largest = 0;
+      for (size_t d = 0; d < dims; ++d) {
+        const size_t row = (first + t) / block, column = q / n * dims + d;
+        const double query = queries(q, d), key = keys(first + t, column),
+                     origin = units.origins(row, column);
+        sum += query * key;
+        magnitude += std::abs(query) * (std::abs(key - origin) + std::abs(origin));
+        largest = std::max(largest, std::abs(query) * double{units.steps(row, column)});
+      }
+      products.check(out(q, t), sum, magnitude, dims, largest);
+    }
+  CHECK(products.wrong == 0);
+}
+
+/// Products of weights, n for each head, with the values of a document.
+void check_values(const KvcompDocument& document, cuda::LoadedBlocks& blocks, size_t n,
+                  const cuda::KvcompCuts& cuts, Rng& rng) {
+  const size_t heads = document.layout.heads, dims = document.layout.block.dims;
+  const Matrix<float> values = document.decoded(0, document.tokens());
+  const size_t first = rng.below(document.tokens()), count = rng.below(document.tokens() - first) + 1;
+  const Matrix<float> weights = random_matrix(heads * n, count, rng);
+  Matrix<float> out(heads * n, dims);
+  blocks.cut(cuts);
+  blocks.multiply_values(first, weights, out);
+  Products products;
+  for (size_t q = 0; q < out.rows(); ++q)
+    for (size_t d = 0; d < dims; ++d) {
+      double sum = 0, magnitude = 0;
+      for (size_t t = 0; t < count; ++t) {
+        const double term = double{weights(q, t)} * double{values(first + t, q / n * dims + d)};
+        sum += term, magnitude += std::abs(term);
+      }
+      products.check(out(q, d), sum, magnitude, count);
+    }
+  CHECK(products.wrong == 0);
+}
+
+}  // namespace
+
+TEST_CASE("kvcomp on a device: products with keys and values") {
   NEEDS_DEVICE();
   const uint64_t seed = 21;
   Rng rng(seed);
   for (const KvcompCase& c : cases()) {
-    if (c.side != Side::key) continue;
     INFO(name_of_case(c));
     const KvcompDocument document(c, 8);
-    const cuda::LoadedBlocks blocks(document.layout, c.storage, document.document(), 0, document.block_rows);
-    const Matrix<float> keys = document.decoded(0, document.tokens());
-    for (const size_t n : {1, 2, 3, 4, 9}) {
-      const size_t first = rng.below(document.tokens()), count = rng.below(document.tokens() - first) + 1;
-      const Matrix<float> queries = random_matrix(c.heads * n, c.dims, rng);
-      Matrix<float> out(c.heads * n, count);
-      blocks.multiply_keys(first, queries, out);
-      Products products;
-      for (size_t q = 0; q < out.rows(); ++q) {
-        const size_t column = q / n * c.dims;
-        // What dequantization would do to keys is done to queries: the terms are those of levels and origins.
-        std::vector<double> largest(c.dims);
-        for (size_t d = 0; d < c.dims; ++d)
-          for (size_t t = 0; t < keys.rows(); ++t)
-            largest[d] = std::max(largest[d], 3 * double{std::abs(keys(t, column + d))});
-        for (size_t t = 0; t < count; ++t) {
-          double sum = 0, magnitude = 0;
-          for (size_t d = 0; d < c.dims; ++d) {
-            sum += double{queries(q, d)} * double{keys(first + t, column + d)};
-            magnitude += double{std::abs(queries(q, d))} * largest[d];
-          }
-          products.check(out(q, t), sum, magnitude, c.dims);
-        }
-      }
-      CHECK(products.wrong == 0);
+    cuda::LoadedBlocks blocks(document.layout, c.storage, document.document(), 0, document.block_rows);
+    for (const size_t n : {1, 2, 3, 4, 5, 8, 9}) {
+      CAPTURE(n);
+      for (const cuda::KvcompCuts& cuts : kAllCuts)
+        c.side == Side::key ? check_keys(document, blocks, n, cuts, rng)
+                            : check_values(document, blocks, n, cuts, rng);
     }
   }
 }
 
-TEST_CASE("kvcomp on a device: products with values") {
+TEST_CASE("kvcomp on a device: blocks of threads that have many blocks of tokens each") {
   NEEDS_DEVICE();
-  const uint64_t seed = 22;
+  const uint64_t seed = 23;
   Rng rng(seed);
-  for (const KvcompCase& c : cases()) {
-    if (c.side != Side::value) continue;
-    INFO(name_of_case(c));
-    const KvcompDocument document(c, 9);
-    const cuda::LoadedBlocks blocks(document.layout, c.storage, document.document(), 0, document.block_rows);
-    const Matrix<float> values = document.decoded(0, document.tokens());
-    for (const size_t n : {1, 2, 3, 4, 9}) {
-      const size_t first = rng.below(document.tokens()), count = rng.below(document.tokens() - first) + 1;
-      const Matrix<float> weights = random_matrix(c.heads * n, count, rng);
-      Matrix<float> out(c.heads * n, c.dims);
-      blocks.multiply_values(first, weights, out);
-      Products products;
-      for (size_t q = 0; q < out.rows(); ++q)
-        for (size_t d = 0; d < c.dims; ++d) {
-          double sum = 0, magnitude = 0;
-          for (size_t t = 0; t < count; ++t) {
-            const double term = double{weights(q, t)} * double{values(first + t, q / n * c.dims + d)};
-            sum += term, magnitude += std::abs(term);
-          }
-          products.check(out(q, d), sum, magnitude, count);
-        }
-      CHECK(products.wrong == 0);
-    }
+  for (const Side side : kSides) {
+    const KvcompDocument document({.side = side, .block = 64, .heads = 2, .dims = 40, .tokens = 64 * 20}, 11);
+    REQUIRE(document.blocks_of_mode(false) == 40);  // of several warps each: they must wait for each other
+    cuda::LoadedBlocks blocks(document.layout, DType::bf16, document.document(), 0, document.block_rows);
+    blocks.cut(few_blocks());
+    const Matrix<float> expected = document.decoded(0, document.tokens());
+    Matrix<float> out(expected.rows(), expected.cols());
+    blocks.decode(0, out);
+    CHECK(std::memcmp(out.data(), expected.data(), out.size() * 4) == 0);
+    for (const size_t n : {1, 4, 8})
+      side == Side::key ? check_keys(document, blocks, n, few_blocks(), rng)
+                        : check_values(document, blocks, n, few_blocks(), rng);
   }
+}
+
+TEST_CASE("kvcomp on a device: products with keys, some channels of queries far louder than the others") {
+  NEEDS_DEVICE();
+  const uint64_t seed = 24;
+  Rng rng(seed);
+  // What is loud is mostly multiplied with 0: what is left of the others is to be seen.
+  const KvcompDocument document(
+      {.side = Side::key, .block = 64, .heads = 2, .dims = 64, .tokens = 256, .outliers = 0, .rare = true},
+      12);
+  REQUIRE(document.blocks_of_mode(false) > 0);
+  cuda::LoadedBlocks blocks(document.layout, DType::bf16, document.document(), 0, document.block_rows);
+  for (const float loud : {1e3f, 1e5f, 1e7f, 1e12f})
+    for (const size_t n : {1, 4, 8}) {
+      CAPTURE(loud);
+      check_keys(document, blocks, n, {}, rng, loud);
+    }
+}
+
+TEST_CASE("kvcomp on a device: what products with keys do not take is refused") {
+  NEEDS_DEVICE();
+  const auto refused = [](const cuda::LoadedBlocks& blocks, MatrixView<const float> queries,
+                          MatrixView<float> out) {
+    try {
+      blocks.multiply_keys(0, queries, out);
+      return false;
+    } catch (const Error& error) {
+      CHECK(error.kind() == ErrorKind::usage);
+      return true;
+    }
+  };
+  const KvcompDocument document({.side = Side::key, .block = 32, .heads = 1, .dims = 32, .tokens = 64}, 5);
+  const cuda::LoadedBlocks blocks(document.layout, DType::bf16, document.document(), 0, 2);
+  Matrix<float> queries(2, 32), scores(2, 64);
+  for (const float query : {INFINITY, -INFINITY, NAN, 1e20f, -1e20f}) {
+    queries(1, 31) = query;
+    CHECK(refused(blocks, queries, scores));
+  }
+  queries(1, 31) = 1e19f;
+  CHECK(!refused(blocks, queries, scores));
+}
+
+TEST_CASE("kvcomp on a device: products with keys of many channels") {
+  NEEDS_DEVICE();
+  const uint64_t seed = 25;
+  Rng rng(seed);
+  // As many as there can be: eight queries at a time would take more shared memory than every device has.
+  const KvcompDocument document({.side = Side::key, .block = 4, .heads = 1, .dims = 2340, .tokens = 8}, 13);
+  REQUIRE(document.blocks_of_mode(false) > 0);
+  cuda::LoadedBlocks blocks(document.layout, DType::bf16, document.document(), 0, document.block_rows);
+  for (const size_t n : {1, 5, 8}) check_keys(document, blocks, n, {}, rng);
 }
 
 TEST_CASE("kvcomp on a device: damaged blocks are refused, and shapes that do not fit") {
