@@ -301,10 +301,11 @@ TEST_CASE("kvcomp on a device: products with keys of many channels") {
   const uint64_t seed = 25;
   Rng rng(seed);
   // As many as there can be: eight queries at a time would take more shared memory than every device has.
-  const KvcompDocument document({.side = Side::key, .block = 4, .heads = 1, .dims = 2340, .tokens = 8}, 13);
+  const KvcompDocument document({.side = Side::key, .block = 256, .heads = 1, .dims = 2340, .tokens = 256},
+                                13);
   REQUIRE(document.blocks_of_mode(false) > 0);
   cuda::LoadedBlocks blocks(document.layout, DType::bf16, document.document(), 0, document.block_rows);
-  for (const size_t n : {1, 5, 8}) check_keys(document, blocks, n, {}, rng);
+  for (const size_t n : {1, 8}) check_keys(document, blocks, n, {}, rng);
 }
 
 TEST_CASE("kvcomp on a device: damaged blocks are refused, and shapes that do not fit") {
