@@ -60,8 +60,8 @@ namespace {
 
 constexpr unsigned kWarp = 32;
 /// In each round one warp of so many begins to stand still, for less than kMostRest rounds: long enough for
-/// others to get through a prefix sum.
-constexpr unsigned kRestOdds = 64, kMostRest = 32;
+/// others to go through a piece of work, and to begin the next where nothing holds them back.
+constexpr unsigned kRestOdds = 64, kMostRest = 400;
 constexpr size_t kStackBytes = 256 * 1024;
 constexpr size_t kAlignment =
     16;  // less than CUDA's 256, so that nobody relies on more than vector loads need
