@@ -217,7 +217,8 @@ __global__ void attention_join(const AttentionResult* results, unsigned queries_
       }
 #pragma unroll
       for (unsigned i = 0; i < kAhead; ++i) {
-        const float factor = first + i < result.end_item ? expf(state[i].x - most) : 0.0f;
+        if (first + i >= result.end_item) break;
+        const float factor = expf(state[i].x - most);
         weight += factor * state[i].y;
         total += factor * sum[i];
       }

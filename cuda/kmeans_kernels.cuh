@@ -7,6 +7,7 @@
 #include "cuda/kernel.cuh"
 #include "cuda/kmeans.cuh"
 #include "cuda/prefix_sum.cuh"
+#include "cuda/row_sums.cuh"
 
 namespace kvcodec::cuda {
 
@@ -94,19 +95,8 @@ __global__ void __launch_bounds__(kSumThreads)
     cluster_sums(const float* rows, uint32_t d, const uint64_t* offsets, const uint32_t* sorted,
                  double* sums) {
   const uint64_t first = offsets[blockIdx.x], end = offsets[blockIdx.x + 1];
-  for (unsigned j = threadIdx.x; j < d; j += kSumThreads) {
-    double sum = 0;
-    uint64_t i = first;
-    for (; i + 4 <= end; i += 4) {  // loads that are on their way together
-      float ahead[4];
-#pragma unroll
-      for (unsigned n = 0; n < 4; ++n) ahead[n] = rows[size_t{sorted[i + n]} * d + j];
-#pragma unroll
-      for (unsigned n = 0; n < 4; ++n) sum += static_cast<double>(ahead[n]);
-    }
-    for (; i < end; ++i) sum += static_cast<double>(rows[size_t{sorted[i]} * d + j]);
-    sums[size_t{blockIdx.x} * d + j] = sum;
-  }
+  for (unsigned j = threadIdx.x; j < d; j += kSumThreads)
+    sums[size_t{blockIdx.x} * d + j] = sum_of_rows(rows, d, j, sorted, first, end);
 }
 
 }  // namespace kvcodec::cuda

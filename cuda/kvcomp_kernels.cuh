@@ -16,6 +16,7 @@
 
 #include "cuda/kernel.cuh"
 #include "cuda/kvcomp.cuh"
+#include "cuda/peak_scale.cuh"
 #include "cuda/prefix_sum.cuh"
 
 namespace kvcodec::cuda {
@@ -463,12 +464,9 @@ __global__ void __launch_bounds__(kKvcompThreads, kvcomp_together(4 * kTiles, kS
         sum += bases[w * kQueries + g];
         most = fmaxf(most, peaks[w * kQueries + g]);
       }
-      int exponent = static_cast<int>(bits_of(most) >> 23) - 127;
-      if (exponent < -100) exponent = -100;  // where powers of two would not have an inverse
-      const auto power_of_two = [](int by) { return float_of(static_cast<uint32_t>(by + 127) << 23); };
-      const float factor = power_of_two(kKeyTop - exponent);
-      if (team.thread < kQueries) scales[g] = {sum, power_of_two(exponent - kKeyTop)};
-      const auto element = [&](unsigned c) { return c < n ? elements[c * kQueries + g] * factor : 0.0f; };
+      const PeakScale scale = peak_scale(most, kKeyTop);
+      if (team.thread < kQueries) scales[g] = {sum, scale.down};
+      const auto element = [&](unsigned c) { return c < n ? elements[c * kQueries + g] * scale.up : 0.0f; };
       for (unsigned i = team.thread; i < steps * kKeyStep / 2 * kQueries; i += team.threads) {
         const unsigned c = i / kQueries * 2;  // and the next
         const float values[2] = {element(c), element(c + 1)};

@@ -4,6 +4,8 @@
 
 #include "cuda/kernel.cuh"
 #include "cuda/nearest.cuh"
+#include "cuda/peak_scale.cuh"
+#include "cuda/row_sums.cuh"
 
 namespace kvcodec::cuda {
 
@@ -26,11 +28,8 @@ __global__ void __launch_bounds__(kRowWarps* kWarp) make_rough(RoughRows rows) {
   for (unsigned j = lane; j < rows.d; j += kWarp) peak = fmaxf(peak, fabsf(exact[j]));
 #pragma unroll
   for (unsigned step = 16; step > 0; step /= 2) peak = fmaxf(peak, __shfl_xor_sync(kAllLanes, peak, step));
-  int exponent = static_cast<int>(bits_of(peak) >> 23) - 127;
-  if (exponent < -100) exponent = -100;  // where factors near the least float would not have an inverse
-  if (exponent > 100) exponent = 100;    // such rows become infinite, and so does what is said of their error
-  const float factor = float_of(static_cast<uint32_t>(exponent - kRoughTop + 127) << 23);
-  const float inverse = float_of(static_cast<uint32_t>(kRoughTop - exponent + 127) << 23);
+  // Larger rows become infinite, and so does what is said of their error.
+  const auto [inverse, factor] = peak_scale(fminf(peak, 0x1p100f), kRoughTop);
   uint16_t* rough = rows.rough + size_t{row} * rows.padded;
   float norm = 0, error = 0;  // of values over factor
   for (unsigned j = lane; j < rows.padded; j += kWarp) {
@@ -266,25 +265,14 @@ __global__ void __launch_bounds__(kRowWarps* kWarp)
 
 // Means --------------------------------------------------------------------------------------------
 
-/// A block per cluster, a thread per dimension: sums in double in the order of the ids, as lib does. Four
-/// rows are under way at a time.
+/// A block per cluster, a thread per dimension: sums in the order of the ids.
 __global__ void __launch_bounds__(128)
     cluster_means(const float* rows, uint32_t d, const uint64_t* offsets, const uint32_t* ids, float* means) {
   const uint64_t first = offsets[blockIdx.x], end = offsets[blockIdx.x + 1];
   if (first >= end) return;
-  for (unsigned j = threadIdx.x; j < d; j += blockDim.x) {
-    double sum = 0;
-    uint64_t i = first;
-    for (; i + 4 <= end; i += 4) {
-      float ahead[4];
-#pragma unroll
-      for (unsigned n = 0; n < 4; ++n) ahead[n] = rows[size_t{ids[i + n]} * d + j];
-#pragma unroll
-      for (unsigned n = 0; n < 4; ++n) sum += static_cast<double>(ahead[n]);
-    }
-    for (; i < end; ++i) sum += static_cast<double>(rows[size_t{ids[i]} * d + j]);
-    means[size_t{blockIdx.x} * d + j] = static_cast<float>(sum / static_cast<double>(end - first));
-  }
+  for (unsigned j = threadIdx.x; j < d; j += blockDim.x)
+    means[size_t{blockIdx.x} * d + j] =
+        static_cast<float>(sum_of_rows(rows, d, j, ids, first, end) / static_cast<double>(end - first));
 }
 
 }  // namespace kvcodec::cuda

@@ -3,6 +3,7 @@
 
 #include "cuda/kernel.cuh"
 #include "cuda/omp.cuh"
+#include "cuda/peak_scale.cuh"
 #include "lib/sparse/omp_decisions.hpp"
 
 namespace kvcodec::cuda {
@@ -190,10 +191,7 @@ __global__ void __launch_bounds__(kGramThreads) omp_gram(OmpAtoms atoms, float* 
 __device__ __forceinline__ void round_residual(const OmpAtoms& atoms, const OmpState& state, size_t signal,
                                                float peak, float* scratch) {
   peak = largest_of_block(peak, scratch);
-  int exponent = static_cast<int>(bits_of(peak) >> 23) - 127;
-  if (exponent < -100) exponent = -100;  // where factors near the least float would not have an inverse
-  const float factor = float_of(static_cast<uint32_t>(exponent - kResidualTop + 127) << 23);
-  const float inverse = float_of(static_cast<uint32_t>(kResidualTop - exponent + 127) << 23);
+  const auto [inverse, factor] = peak_scale(peak, kResidualTop);
   const float* residual = state.residuals + signal * atoms.stride;
   uint16_t* rough = state.rough + signal * atoms.padded;
   float norm = 0, error = 0;  // of values over factor

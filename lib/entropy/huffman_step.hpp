@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "lib/core/host_device.hpp"
+#include "lib/entropy/packed_id.hpp"
 
 namespace kvcodec {
 
@@ -53,15 +54,6 @@ struct StepSymbol {
   }
 };
 
-/// A word of a stream with the bit that comes first highest.
-KVCODEC_HD uint32_t stream_order(uint32_t word) {
-#ifdef __CUDA_ARCH__
-  return __byte_perm(word, 0, 0x0123);
-#else
-  return __builtin_bswap32(word);
-#endif
-}
-
 /// A stream of bytes in words of 4, as a little-endian machine reads them; word `last` is the last that can
 /// be read, and stands for all behind it.
 struct WordStream {
@@ -70,7 +62,7 @@ struct WordStream {
 
   KVCODEC_HD uint32_t stored(uint32_t i) const { return words[i < last ? i : last]; }
   /// Word i with the bit that comes first in the stream highest.
-  KVCODEC_HD uint32_t word(uint32_t i) const { return stream_order(stored(i)); }
+  KVCODEC_HD uint32_t word(uint32_t i) const { return swap_bytes(stored(i)); }
   /// The `width` bits (0..32) from bit `bit` on.
   KVCODEC_HD uint32_t bits(uint64_t bit, unsigned width) const {
     const auto i = static_cast<uint32_t>(bit / 32);
@@ -84,7 +76,7 @@ struct OpenWordStream {
   const uint32_t* words;
 
   KVCODEC_HD uint32_t stored(uint32_t i) const { return words[i]; }
-  KVCODEC_HD uint32_t word(uint32_t i) const { return stream_order(words[i]); }
+  KVCODEC_HD uint32_t word(uint32_t i) const { return swap_bytes(words[i]); }
   KVCODEC_HD uint32_t bits(uint64_t bit, unsigned width) const {
     return WordStream{words, ~uint32_t{0}}.bits(bit, width);
   }
@@ -134,7 +126,7 @@ class BitCursor {
   KVCODEC_HD void pass(uint32_t entry) {
     used_ += entry;
     if ((used_ & 32) == 0) return;
-    high_ = low_, low_ = stream_order(ahead_), ahead_ = words_.stored(next_);
+    high_ = low_, low_ = swap_bytes(ahead_), ahead_ = words_.stored(next_);
     ++next_;
     used_ -= 32;
   }

@@ -121,6 +121,21 @@ TEST_CASE("device: attention over rows of floats") {
       }
 }
 
+TEST_CASE("device: an infinite value stays one where parts of a head are added up") {
+  NEEDS_DEVICE();
+  Rng rng(4);
+  const Matrix<float> queries = test::random_rows(rng, 1, 16), keys = test::random_rows(rng, 700, 16);
+  Matrix<float> values = test::random_rows(rng, 700, 16);
+  values(5, 3) = INFINITY;
+  const CacheRows rows(keys, values);
+  const cuda::DeviceRows device_rows(keys, values);
+  Matrix<float> expected(1, 16), found(1, 16);
+  attend(Attention{queries, {{&rows}}, expected});
+  cuda::attend(cuda::Attention{queries, {{&device_rows}}, found});
+  for (size_t j = 0; j < 16; ++j) CHECK(std::isinf(found(0, j)) == (j == 3));
+  CHECK(found(0, 3) == expected(0, 3));
+}
+
 TEST_CASE("device: attention over chosen coded rows and exact ones") {
   NEEDS_DEVICE();
   const uint64_t seed = 4;
