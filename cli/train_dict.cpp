@@ -270,14 +270,9 @@ std::string train_dict(Command& command) {
   sparse.head_dim = model.head_dim;
   sparse.source = source;
 
-  if (!sparse.global()) {
-    if (options.resume.empty()) {
-      sparse.parts.clear();
-      for (const int group : groups) sparse.parts.push_back({group});
-    }
-    if (!std::ranges::equal(sparse.parts, groups, {}, &SparseBook::Part::first_layer))
-      throw bad_input("{}: its dictionaries are not for the groups of layers that it says it was trained on",
-                      options.resume);
+  if (!sparse.global() && options.resume.empty()) {
+    sparse.parts.clear();
+    for (const int group : groups) sparse.parts.push_back({group});
   }
 
   OutputFile output(options.output.path, options.output.overwrite);
