@@ -383,7 +383,8 @@ std::string info(Command& command) {
                    "kvcodec info codes.h5\n"
                    "kvcodec info codes.h5 --json | jq .rate.bits_per_value");
   command.group("Input");
-  command.input("FILE", "kv, dictionary, codebooks, codes, index, selection or outputs file; - is standard input",
+  command.input("FILE",
+                "kv, dictionary, codebooks, codes, index, selection or outputs file; - is standard input",
                 options.input);
   options.layers.declare(command);
   options.documents.declare(command);

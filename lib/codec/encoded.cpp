@@ -136,7 +136,8 @@ uint64_t Encoded::size_bytes(Category category) const {
 }
 
 void run_survey(Survey& survey, std::span<const DocumentRows> documents, StreamStore& document) {
-  run_survey(survey, documents.size(), [&](size_t i) { return documents[i]; }, document);
+  run_survey(
+      survey, documents.size(), [&](size_t i) { return documents[i]; }, document);
 }
 
 void run_survey(Survey& survey, size_t documents, const std::function<DocumentRows(size_t)>& document_rows,

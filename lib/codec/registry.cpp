@@ -19,15 +19,8 @@ CodecEntry lossless_codec();
 
 std::span<const CodecEntry> codecs() {
   static const CodecEntry entries[] = {
-      none_codec(),
-      sparse_codec(),
-      rvq_codec(),
-      kvcomp_codec(),
-      selfindex_codec(),
-      kivi_codec(),
-      q4_codec(),
-      fp8_codec(),
-      lossless_codec(),
+      none_codec(), sparse_codec(), rvq_codec(), kvcomp_codec(),   selfindex_codec(),
+      kivi_codec(), q4_codec(),     fp8_codec(), lossless_codec(),
   };
   return entries;
 }

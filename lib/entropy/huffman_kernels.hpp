@@ -63,28 +63,28 @@ inline constexpr uint64_t kNoCode = uint64_t{1} << 11;   ///< a symbol without a
 /// Bytes that may be written behind the last bit.
 inline constexpr size_t kEncodeSlack = 8;
 
-#define KVCODEC_HUFFMAN_KERNELS                                                                             \
+#define KVCODEC_HUFFMAN_KERNELS                                                                               \
   /** Decodes n >= 1 symbols in each of the lanes (all kLanes, or one). Reads nothing outside               \
-      in[0, in_bytes), in_bytes >= 8; where codes run on behind the end, zero bits follow. */               \
-  void decode_lanes(DecodeTable table, const uint8_t* in, size_t in_bytes, size_t n, Target target,         \
-                    Lane<uint8_t>* lanes);                                                                  \
-  void decode_lanes(DecodeTable table, const uint8_t* in, size_t in_bytes, size_t n, Target target,         \
-                    Lane<uint16_t>* lanes);                                                                 \
-  void decode_lane(DecodeTable table, const uint8_t* in, size_t in_bytes, size_t n, Lane<uint8_t>* lane);   \
-  void decode_lane(DecodeTable table, const uint8_t* in, size_t in_bytes, size_t n, Lane<uint16_t>* lane);  \
+      in[0, in_bytes), in_bytes >= 8; where codes run on behind the end, zero bits follow. */ \
+  void decode_lanes(DecodeTable table, const uint8_t* in, size_t in_bytes, size_t n, Target target,           \
+                    Lane<uint8_t>* lanes);                                                                    \
+  void decode_lanes(DecodeTable table, const uint8_t* in, size_t in_bytes, size_t n, Target target,           \
+                    Lane<uint16_t>* lanes);                                                                   \
+  void decode_lane(DecodeTable table, const uint8_t* in, size_t in_bytes, size_t n, Lane<uint8_t>* lane);     \
+  void decode_lane(DecodeTable table, const uint8_t* in, size_t in_bytes, size_t n, Lane<uint16_t>* lane);    \
   /** Copies what a lane holds, symbol i in end[-1 - i], to rows of n symbols to_stride apart, and says     \
-      whether `wanted` is among them. */                                                                    \
-  bool copy_and_find(const uint8_t* end, size_t rows, size_t n, uint8_t wanted, uint8_t* to,                \
-                     size_t to_stride);                                                                     \
-  bool copy_and_find(const uint16_t* end, size_t rows, size_t n, uint16_t wanted, uint16_t* to,             \
-                     size_t to_stride);                                                                     \
+      whether `wanted` is among them. */ \
+  bool copy_and_find(const uint8_t* end, size_t rows, size_t n, uint8_t wanted, uint8_t* to,                  \
+                     size_t to_stride);                                                                       \
+  bool copy_and_find(const uint16_t* end, size_t rows, size_t n, uint16_t wanted, uint16_t* to,               \
+                     size_t to_stride);                                                                       \
   /** Writes runs of n symbols, `stride` apart, from bit *bit of out on (the bits before it in its byte     \
       stay), up to and including the first run with a flag; returns how many. *bit moves behind them,       \
       run_bits[i] becomes the bits of run i, and *flags is not 0 if the last run has the escape or a symbol \
-      without a code. All symbols have an entry in table.codes. */                                          \
-  size_t encode(EncodeTable table, const uint8_t* symbols, size_t stride, size_t runs, size_t n,            \
-                uint8_t* out, uint64_t* bit, uint32_t* run_bits, uint64_t* flags);                          \
-  size_t encode(EncodeTable table, const uint16_t* symbols, size_t stride, size_t runs, size_t n,           \
+      without a code. All symbols have an entry in table.codes. */ \
+  size_t encode(EncodeTable table, const uint8_t* symbols, size_t stride, size_t runs, size_t n,              \
+                uint8_t* out, uint64_t* bit, uint32_t* run_bits, uint64_t* flags);                            \
+  size_t encode(EncodeTable table, const uint16_t* symbols, size_t stride, size_t runs, size_t n,             \
                 uint8_t* out, uint64_t* bit, uint32_t* run_bits, uint64_t* flags);
 
 namespace scalar {

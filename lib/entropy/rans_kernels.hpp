@@ -35,10 +35,10 @@ struct Segment {
 /// chains of gathers hide each other's latency.
 inline constexpr size_t kTogether = 4;
 
-#define KVCODEC_RANS_KERNELS                                                                             \
+#define KVCODEC_RANS_KERNELS                                                                               \
   /** Decodes `groups` groups of 8 symbols in each of `count` segments (1 or kTogether), whose words all \
-     have groups * kGroupBytes readable bytes. */                                                        \
-  void decode(const DecodeTable& table, Segment<uint8_t>* segments, size_t count, size_t groups);        \
+     have groups * kGroupBytes readable bytes. */ \
+  void decode(const DecodeTable& table, Segment<uint8_t>* segments, size_t count, size_t groups);          \
   void decode(const DecodeTable& table, Segment<uint16_t>* segments, size_t count, size_t groups);
 
 namespace scalar {

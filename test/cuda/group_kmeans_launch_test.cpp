@@ -1,8 +1,7 @@
-#include "cuda/group_kmeans.cuh"
-
 #include <cmath>
 #include <vector>
 
+#include "cuda/group_kmeans.cuh"
 #include "cuda/runtime.hpp"
 #include "lib/core/rng.hpp"
 #include "test/cuda/device_case.hpp"
