@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include "cli/text.hpp"
-#include "cuda/device.hpp"
 #include "cuda/engine.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"

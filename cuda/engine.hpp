@@ -1,5 +1,7 @@
-// The device as an Engine (lib/codec/engine.hpp): what commands and codecs get for --device cuda, and for
-// auto where there is a device. It joins the twins of this folder; README.md says how to add one.
+// What the rest of kvcodec sees of cuda/: the devices there are, and one of them as an Engine
+// (lib/codec/engine.hpp), which commands and codecs get for --device cuda, and for auto where there is a
+// device. Nothing outside this folder and its tests includes another of its headers. README.md says how to add
+// to what a device does.
 //
 // One piece of work is on the device at a time, whatever threads ask. Work is cut into pieces that fit the
 // memory that is free, so what one call copies is one piece there and its result back.
@@ -7,6 +9,7 @@
 
 #include <memory>
 
+#include "cuda/runtime/device.hpp"  // devices(), require_device()
 #include "lib/codec/engine.hpp"
 
 namespace kvcodec::cuda {

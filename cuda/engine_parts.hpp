@@ -9,7 +9,7 @@
 #include <optional>
 #include <utility>
 
-#include "cuda/runtime.hpp"
+#include "cuda/runtime/runtime.hpp"
 #include "lib/codec/engine.hpp"
 #include "lib/core/error.hpp"
 

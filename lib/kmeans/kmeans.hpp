@@ -53,7 +53,7 @@ struct Clustering {
   bool converged = false;        ///< the last round changed no assignment
 };
 
-/// Who computes a round. Without one, the CPU does; a device twin (cuda/kmeans.hpp) gives the same bits.
+/// Who computes a round. Without one, the CPU does; a device twin (cuda/kmeans/kmeans.hpp) gives the same bits.
 class KmeansEngine {
  public:
   virtual ~KmeansEngine() = default;
@@ -94,7 +94,7 @@ std::vector<Clustering> kmeans(std::span<const KmeansTask> tasks, const KmeansOp
                                const Progress& progress = {}, KmeansEngine* engine = nullptr);
 Clustering kmeans(MatrixView<const float> rows, size_t clusters, const KmeansOptions& options);
 
-/// kmeans() itself, or who does it instead: a device, which must give the same bits (cuda/kmeans.hpp).
+/// kmeans() itself, or who does it instead: a device, which must give the same bits (cuda/kmeans/kmeans.hpp).
 using KmeansFunction = std::function<std::vector<Clustering>(std::span<const KmeansTask>,
                                                              const KmeansOptions&, const Progress&)>;
 

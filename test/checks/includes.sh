@@ -39,7 +39,17 @@ violates() {
       ;;
     formats) [[ $to_part == lib || $to_part == formats ]] || why="formats includes only lib and formats" ;;
     cuda) [[ $to_part == lib || $to_part == cuda ]] || why="cuda includes only lib and cuda" ;;
-    cli) [[ $to_part == lib || $to_part == formats || $to_part == cuda || $to_part == cli ]] || why="cli does not include $to_part" ;;
+    cli)
+      if [[ $to_part == cuda ]]; then
+        [[ $to == cuda/engine.hpp ]] || why="of cuda others see cuda/engine.hpp only"
+        return
+      fi
+      [[ $to_part == lib || $to_part == formats || $to_part == cli ]] || why="cli does not include $to_part"
+      ;;
+    test)  # test/cuda and test/bench/cuda look inside, and know all layers
+      [[ $to_part != cuda || $to == cuda/engine.hpp || $from == test/cuda/* || $from == test/bench/cuda/* ]] ||
+        why="of cuda others see cuda/engine.hpp only"
+      ;;
   esac
 }
 
@@ -67,7 +77,7 @@ check_tree() {
       \<*) target=${target#<}; foreign "$file" "${target%%>*}" ;;
     esac
     [[ -z $why ]] || { echo "$file: includes ${target%%[\">]*}: $why"; bad=1; }
-  done < <(grep -rHE '^[[:space:]]*#[[:space:]]*include' --include='*.hpp' --include='*.cpp' --include='*.h' --include='*.cu' --include='*.cuh' lib formats cuda cli)
+  done < <(grep -rHE '^[[:space:]]*#[[:space:]]*include' --include='*.hpp' --include='*.cpp' --include='*.h' --include='*.cu' --include='*.cuh' lib formats cuda cli test)
   # lib prints nothing and never exits.
   while IFS= read -r line; do
     echo "${line%%:*}: lib prints nothing and never exits: ${line#*:}"
@@ -80,17 +90,20 @@ self_test() {
   local expected found
   dir=$(mktemp -d)  # not local: the trap runs outside
   trap 'rm -rf "$dir"' EXIT
-  mkdir -p "$dir"/{lib/{core,sparse,codec,quant},formats,cuda,cli}
+  mkdir -p "$dir"/{lib/{core,sparse,codec,quant},formats,cuda/omp,cli,test/{cuda,unit}}
   echo '#include "lib/codec/codec.hpp"' >"$dir/lib/core/up.cpp"        # upwards
   echo '#include "lib/rvq/rvq.hpp"' >"$dir/lib/sparse/sideways.cpp"    # same line of the list
   echo '#include "formats/kv_file.hpp"' >"$dir/lib/codec/file.cpp"     # lib knows no file
   echo '#include <hdf5.h>' >"$dir/lib/quant/hdf5.cpp"
   echo 'int f() { printf("x"); }' >"$dir/lib/quant/prints.cpp"
-  echo '#include "cuda/device.hpp"' >"$dir/formats/device.cpp"
+  echo '#include "cuda/runtime/device.hpp"' >"$dir/formats/device.cpp"
   echo '#include "formats/kv_file.hpp"' >"$dir/cuda/file.cpp"
   echo '#include <hdf5.h>' >"$dir/cli/hdf5.cpp"
+  echo '#include "cuda/omp/omp.hpp"' | tee "$dir/cli/twin.cpp" >"$dir/test/unit/twin.cpp"  # not through the engine
+  echo '#include "cuda/engine.hpp"' >"$dir/cli/good.cpp"
+  echo '#include "cuda/omp/omp.hpp"' | tee "$dir/cuda/omp/good.cpp" >"$dir/test/cuda/good.cpp"
   printf '#include "lib/core/error.hpp"\n#include <vector>\n' >"$dir/lib/sparse/good.cpp"
-  expected=8
+  expected=10
   found=$( (check_tree "$dir" || true) | wc -l)
   if ((found != expected)); then
     echo "self-test: found $found of $expected violations"

@@ -1,4 +1,4 @@
-#include "cuda/attention.hpp"
+#include "cuda/attention/attention.hpp"
 
 #include <cmath>
 #include <vector>

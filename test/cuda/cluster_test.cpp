@@ -1,11 +1,11 @@
-#include "cuda/cluster.hpp"
+#include "cuda/cluster/cluster.hpp"
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <vector>
 
-#include "cuda/kmeans.hpp"
+#include "cuda/kmeans/kmeans.hpp"
 #include "lib/cluster/cluster_index.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/rng.hpp"

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "cuda/device.hpp"
+#include "cuda/runtime/device.hpp"
 #include "lib/core/rng.hpp"
 #include "lib/core/view.hpp"
 #include "test/test.hpp"

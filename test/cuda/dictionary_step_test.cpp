@@ -1,4 +1,4 @@
-#include "cuda/dictionary_step.hpp"
+#include "cuda/omp/dictionary_step.hpp"
 
 #include <algorithm>
 #include <string>

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "cuda/engine_parts.hpp"
-#include "cuda/runtime.hpp"
+#include "cuda/runtime/runtime.hpp"
 #include "lib/codec/attend.hpp"
 #include "lib/codec/closed_loop.hpp"
 #include "lib/codec/encoded.hpp"

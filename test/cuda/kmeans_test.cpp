@@ -1,4 +1,4 @@
-#include "cuda/kmeans.hpp"
+#include "cuda/kmeans/kmeans.hpp"
 
 #include <algorithm>
 #include <vector>

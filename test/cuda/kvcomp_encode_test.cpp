@@ -1,4 +1,4 @@
-#include "cuda/kvcomp_encode.hpp"
+#include "cuda/kvcomp/kvcomp_encode.hpp"
 
 #include <algorithm>
 #include <cstring>

@@ -1,10 +1,10 @@
-#include "cuda/kvcomp.hpp"
+#include "cuda/kvcomp/kvcomp.hpp"
 
 #include <cmath>
 #include <cstring>
 #include <vector>
 
-#include "cuda/kvcomp.cuh"
+#include "cuda/kvcomp/kvcomp.cuh"
 #include "lib/core/error.hpp"
 #include "test/cuda/device_case.hpp"
 #include "test/cuda/kvcomp_data.hpp"

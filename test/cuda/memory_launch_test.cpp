@@ -1,4 +1,4 @@
-#include "cuda/runtime.hpp"
+#include "cuda/runtime/runtime.hpp"
 #include "test/cuda/device_case.hpp"
 
 using namespace kvcodec;

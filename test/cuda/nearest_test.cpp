@@ -1,4 +1,4 @@
-#include "cuda/nearest.hpp"
+#include "cuda/kmeans/nearest.hpp"
 
 #include <algorithm>
 #include <cmath>

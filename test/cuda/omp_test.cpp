@@ -1,4 +1,4 @@
-#include "cuda/omp.hpp"
+#include "cuda/omp/omp.hpp"
 
 #include <algorithm>
 #include <cmath>

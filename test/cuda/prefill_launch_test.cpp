@@ -1,9 +1,9 @@
 #include <cmath>
 #include <vector>
 
-#include "cuda/prefill.cuh"
-#include "cuda/prefill.hpp"
-#include "cuda/runtime.hpp"
+#include "cuda/prefill/prefill.cuh"
+#include "cuda/prefill/prefill.hpp"
+#include "cuda/runtime/runtime.hpp"
 #include "lib/core/bf16_parts.hpp"
 #include "test/cuda/device_case.hpp"
 

@@ -1,13 +1,13 @@
-#include "cuda/prefill.hpp"
+#include "cuda/prefill/prefill.hpp"
 
 #include <algorithm>
 #include <cmath>
 #include <string>
 #include <vector>
 
-#include "cuda/blas.hpp"
+#include "cuda/prefill/blas.hpp"
 #include "cuda/engine.hpp"
-#include "cuda/runtime.hpp"
+#include "cuda/runtime/runtime.hpp"
 #include "lib/core/bf16_parts.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/rng.hpp"

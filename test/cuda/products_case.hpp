@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "cuda/prefill.hpp"
+#include "cuda/prefill/prefill.hpp"
 #include "lib/core/error.hpp"
 #include "lib/model/llama.hpp"
 #include "test/cuda/device_case.hpp"

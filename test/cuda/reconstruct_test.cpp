@@ -1,4 +1,4 @@
-#include "cuda/reconstruct.hpp"
+#include "cuda/reconstruct/reconstruct.hpp"
 
 #include <algorithm>
 #include <cmath>

@@ -2,9 +2,9 @@
 #include <limits>
 #include <vector>
 
-#include "cuda/runtime.hpp"
-#include "cuda/rvq.cuh"
-#include "cuda/rvq.hpp"
+#include "cuda/runtime/runtime.hpp"
+#include "cuda/rvq/rvq.cuh"
+#include "cuda/rvq/rvq.hpp"
 #include "lib/core/rng.hpp"
 #include "test/cuda/device_case.hpp"
 

@@ -1,4 +1,4 @@
-#include "cuda/rvq.hpp"
+#include "cuda/rvq/rvq.hpp"
 
 #include <algorithm>
 #include <cmath>

@@ -1,11 +1,11 @@
-#include "cuda/rvq_train.hpp"
+#include "cuda/rvq/rvq_train.hpp"
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <vector>
 
-#include "cuda/runtime.hpp"
+#include "cuda/runtime/runtime.hpp"
 #include "lib/core/rng.hpp"
 #include "test/cuda/device_case.hpp"
 

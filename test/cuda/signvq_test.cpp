@@ -1,4 +1,4 @@
-#include "cuda/signvq.hpp"
+#include "cuda/signvq/signvq.hpp"
 
 #include <cmath>
 #include <vector>

@@ -1,8 +1,8 @@
 // Attention of one step: all tokens in f16, and 7.5% of them, coded in 2 bits.
 #include <cmath>
 
-#include "cuda/attention.cuh"
-#include "cuda/attention.hpp"
+#include "cuda/attention/attention.cuh"
+#include "cuda/attention/attention.hpp"
 #include "lib/attention/attention.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/rng.hpp"

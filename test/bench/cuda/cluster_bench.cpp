@@ -2,8 +2,8 @@
 // sort of rows by cluster.
 #include <cstring>
 
-#include "cuda/cluster.cuh"
-#include "cuda/kmeans.cuh"
+#include "cuda/cluster/cluster.cuh"
+#include "cuda/kmeans/kmeans.cuh"
 #include "lib/attention/cluster_selector.hpp"
 #include "lib/core/rng.hpp"
 #include "lib/kmeans/kmeans.hpp"

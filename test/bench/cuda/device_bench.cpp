@@ -3,7 +3,7 @@
 #include <cmath>
 #include <stdexcept>
 
-#include "cuda/device.hpp"
+#include "cuda/runtime/device.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/core/rng.hpp"
 

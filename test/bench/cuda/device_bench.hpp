@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda/runtime.hpp"
+#include "cuda/runtime/runtime.hpp"
 #include "test/bench/bench.hpp"
 
 namespace kvcodec::bench {

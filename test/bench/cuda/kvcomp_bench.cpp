@@ -3,10 +3,10 @@
 // part of: 2 bytes each.
 #include <cmath>
 
-#include "cuda/kvcomp.cuh"
-#include "cuda/kvcomp.hpp"
-#include "cuda/kvcomp_encode.cuh"
-#include "cuda/kvcomp_encode.hpp"
+#include "cuda/kvcomp/kvcomp.cuh"
+#include "cuda/kvcomp/kvcomp.hpp"
+#include "cuda/kvcomp/kvcomp_encode.cuh"
+#include "cuda/kvcomp/kvcomp_encode.hpp"
 #include "test/bench/cuda/device_bench.hpp"
 #include "test/cuda/kvcomp_data.hpp"
 

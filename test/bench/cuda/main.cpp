@@ -2,7 +2,7 @@
 // usage: kvcodec_bench_cuda [--small] [--only PART-OF-NAME] [--json FILE]
 #include <string_view>
 
-#include "cuda/device.hpp"
+#include "cuda/runtime/device.hpp"
 #include "lib/core/error.hpp"
 #include "test/bench/cuda/device_bench.hpp"
 

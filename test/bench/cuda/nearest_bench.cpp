@@ -1,6 +1,6 @@
 // Nearest entries: k-means' assignment of keys, and a large codebook; means of clusters.
-#include "cuda/nearest.cuh"
-#include "cuda/nearest.hpp"
+#include "cuda/kmeans/nearest.cuh"
+#include "cuda/kmeans/nearest.hpp"
 #include "lib/core/aligned.hpp"
 #include "lib/core/rng.hpp"
 #include "lib/kmeans/kmeans.hpp"

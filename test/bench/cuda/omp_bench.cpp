@@ -4,10 +4,10 @@
 #include <cmath>
 #include <vector>
 
-#include "cuda/dictionary_step.hpp"
-#include "cuda/omp.hpp"
-#include "cuda/omp_batches.hpp"
-#include "cuda/reconstruct.cuh"
+#include "cuda/omp/dictionary_step.hpp"
+#include "cuda/omp/omp.hpp"
+#include "cuda/omp/omp_batches.hpp"
+#include "cuda/reconstruct/reconstruct.cuh"
 #include "lib/core/rng.hpp"
 #include "lib/sparse/dictionary.hpp"
 #include "lib/sparse/omp.hpp"

@@ -4,9 +4,9 @@
 #include <cmath>
 #include <vector>
 
-#include "cuda/blas.hpp"
-#include "cuda/prefill.cuh"
-#include "cuda/prefill.hpp"
+#include "cuda/prefill/blas.hpp"
+#include "cuda/prefill/prefill.cuh"
+#include "cuda/prefill/prefill.hpp"
 #include "lib/core/bf16_parts.hpp"
 #include "test/bench/cuda/device_bench.hpp"
 

@@ -11,8 +11,8 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include "cuda/reconstruct.cuh"
-#include "cuda/reconstruct.hpp"
+#include "cuda/reconstruct/reconstruct.cuh"
+#include "cuda/reconstruct/reconstruct.hpp"
 #include "lib/core/bits.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/rng.hpp"

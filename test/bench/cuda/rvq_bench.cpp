@@ -3,8 +3,8 @@
 #include <cstring>
 #include <vector>
 
-#include "cuda/rvq.cuh"
-#include "cuda/rvq.hpp"
+#include "cuda/rvq/rvq.cuh"
+#include "cuda/rvq/rvq.hpp"
 #include "lib/core/bits.hpp"
 #include "lib/core/rng.hpp"
 #include "lib/entropy/pack.hpp"

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "cuda/group_kmeans.cuh"
-#include "cuda/signvq.cuh"
-#include "cuda/signvq.hpp"
+#include "cuda/signvq/group_kmeans.cuh"
+#include "cuda/signvq/signvq.cuh"
+#include "cuda/signvq/signvq.hpp"
 #include "lib/core/half.hpp"
 #include "lib/signvq/sign_index.hpp"
 #include "test/bench/cuda/device_bench.hpp"

@@ -1,4 +1,4 @@
-// cuda/kernel.cuh for a C++ compiler: CUDA's names over the emulation. Only what the kernels use.
+// cuda/runtime/kernel.cuh for a C++ compiler: CUDA's names over the emulation. Only what the kernels use.
 #pragma once
 
 #include <bit>
@@ -8,7 +8,7 @@
 #include <cstring>
 #include <type_traits>
 
-#include "cuda/status.hpp"
+#include "cuda/runtime/status.hpp"
 #include "lib/core/half_bits.hpp"
 #include "test/cuda/emulation/emulation.hpp"
 #include "test/cuda/emulation/matrix_units.hpp"

@@ -9,9 +9,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "cuda/kernel.cuh"
-#include "cuda/prefix_sum.cuh"
-#include "cuda/runtime.hpp"
+#include "cuda/runtime/kernel.cuh"
+#include "cuda/runtime/prefix_sum.cuh"
+#include "cuda/runtime/runtime.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/rng.hpp"
 #include "test/test.hpp"

@@ -1,12 +1,12 @@
-// cuda/runtime.hpp and cuda/device.hpp over the emulation.
-#include "cuda/runtime.hpp"
+// cuda/runtime/runtime.hpp and cuda/runtime/device.hpp over the emulation.
+#include "cuda/runtime/runtime.hpp"
 
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
 
-#include "cuda/device.hpp"
+#include "cuda/runtime/device.hpp"
 #include "lib/core/error.hpp"
 #include "test/cuda/emulation/emulation.hpp"
 
@@ -31,7 +31,6 @@ void or_abort(const Body& body) {
 
 }  // namespace
 
-bool built_with_cuda() { return true; }
 std::vector<DeviceInfo> devices() {
   return {{0, "emulation on the CPU", 8, 0, uint64_t{1} << 30, emulation::kMultiprocessors,
            emulation::kSharedBytes}};

@@ -1,0 +1,226 @@
+#include "cuda/attention/attention.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <vector>
+
+#include "cuda/attention/attention.cuh"
+#include "cuda/runtime/runtime.hpp"
+#include "lib/core/aligned.hpp"
+#include "lib/core/checked.hpp"
+#include "lib/core/error.hpp"
+
+namespace kvcodec::cuda {
+
+struct DeviceRows::Impl {
+  RowKind kind = RowKind::f32;
+  size_t tokens = 0, dims = 0;
+  DeviceBuffer<uint8_t> keys, values, signs;
+  DeviceBuffer<uint32_t> key_grids, value_grids;
+  std::vector<float> alpha, center;  // two_bit only
+
+  RowPointers pointers() const {
+    return {keys.data(), values.data(), key_grids.data(), value_grids.data(), signs.data()};
+  }
+};
+
+namespace {
+
+template <class T>
+DeviceBuffer<uint8_t> packed(MatrixView<const T> rows, const Stream& stream) {
+  std::vector<T> all;
+  all.reserve(rows.rows() * rows.cols());
+  for (size_t i = 0; i < rows.rows(); ++i) all.insert(all.end(), rows.row(i).begin(), rows.row(i).end());
+  const auto* bytes = reinterpret_cast<const uint8_t*>(all.data());
+  DeviceBuffer<uint8_t> buffer({bytes, all.size() * sizeof(T)}, stream);
+  stream.synchronize();  // `all` ends here
+  return buffer;
+}
+
+DeviceBuffer<uint32_t> packed_grids(const ConstTwoBitRows& rows, const Stream& stream) {
+  std::vector<uint32_t> all;
+  for (size_t i = 0; i < rows.scales.rows(); ++i)
+    for (size_t g = 0; g < rows.scales.cols(); ++g)
+      all.push_back(rows.scales(i, g) | uint32_t{rows.zeros(i, g)} << 16);
+  DeviceBuffer<uint32_t> buffer(all, stream);
+  stream.synchronize();
+  return buffer;
+}
+
+template <class T>
+std::unique_ptr<DeviceRows::Impl> make_rows(RowKind kind, MatrixView<const T> keys,
+                                            MatrixView<const T> values) {
+  if (keys.rows() != values.rows() || keys.cols() != values.cols())
+    throw failed("keys ({}, {}) and values ({}, {}) differ in shape", keys.rows(), keys.cols(), values.rows(),
+                 values.cols());
+  auto rows = std::make_unique<DeviceRows::Impl>();
+  rows->kind = kind, rows->tokens = keys.rows(), rows->dims = keys.cols();
+  const Stream stream;
+  rows->keys = packed(keys, stream), rows->values = packed(values, stream);
+  return rows;
+}
+
+void check_dims(size_t dims) {
+  if (dims == 0 || dims > kMostDims)
+    throw failed("heads of {} dimensions; attention on a device takes 1 to {}", dims, kMostDims);
+}
+
+}  // namespace
+
+DeviceRows::DeviceRows(MatrixView<const float> keys, MatrixView<const float> values)
+    : impl_(make_rows(RowKind::f32, keys, values)) {
+  check_dims(impl_->dims);
+}
+DeviceRows::DeviceRows(DType type, MatrixView<const uint16_t> keys, MatrixView<const uint16_t> values)
+    : impl_(make_rows(type == DType::f16 ? RowKind::f16 : RowKind::bf16, keys, values)) {
+  if (type != DType::f16 && type != DType::bf16) throw failed("rows of 16 bits are f16 or bf16");
+  check_dims(impl_->dims);
+}
+DeviceRows::DeviceRows(const TwoBitCache& cache) : impl_(std::make_unique<Impl>()) {
+  const TwoBitRowSource checked(cache);  // throws for parts that do not fit together
+  impl_->kind = RowKind::two_bit, impl_->tokens = checked.tokens(), impl_->dims = checked.dims();
+  check_dims(impl_->dims);
+  const Stream stream;
+  impl_->keys = packed(cache.keys.levels, stream), impl_->values = packed(cache.values.levels, stream);
+  impl_->signs = packed(cache.signs, stream);
+  impl_->key_grids = packed_grids(cache.keys, stream),
+  impl_->value_grids = packed_grids(cache.values, stream);
+  impl_->alpha.assign(cache.alpha.begin(), cache.alpha.end());
+  impl_->center.assign(cache.center.begin(), cache.center.end());
+}
+DeviceRows::~DeviceRows() = default;
+DeviceRows::DeviceRows(DeviceRows&&) noexcept = default;
+DeviceRows& DeviceRows::operator=(DeviceRows&&) noexcept = default;
+size_t DeviceRows::tokens() const { return impl_->tokens; }
+size_t DeviceRows::dims() const { return impl_->dims; }
+
+namespace {
+
+/// Launches of a call differ in kind of rows only: all queries of one group stand one behind the other,
+/// filled up to `each` with zeros, and a group's results are joined from items of all kinds.
+class Work {
+ public:
+  explicit Work(std::span<const Attention> heads) : heads_(heads) {
+    size_t most = 1;
+    for (const Attention& head : heads) {
+      check_head(head);
+      most = std::max(most, head.queries.rows());
+    }
+    while (each_ < most && each_ < kMostQueries) each_ *= 2;
+    for (const Attention& head : heads)
+      for (size_t first = 0; first < head.queries.rows(); first += each_) add_group(head, first);
+  }
+
+  void run() {
+    if (results_.empty()) return;
+    const DeviceBuffer<uint32_t> ids(ids_, stream_);
+    for (size_t i = 0; i < items_.size(); ++i)
+      if (listed_[i]) items_[i].ids = ids.data();
+    const DeviceBuffer<float> queries(queries_, stream_), shifts(shifts_, stream_);
+    DeviceBuffer<float> states(items_.size() * each_ * 2), sums(checked_mul(items_.size() * each_, dims_));
+    const DeviceBuffer<AttentionItem> items(items_, stream_);
+    for (size_t first = 0; first < items_.size();) {  // stretches of one kind
+      size_t end = first + 1;
+      while (end < items_.size() && kinds_[end] == kinds_[first]) ++end;
+      check(run_attention_items(kinds_[first], items.data() + first, end - first, each_, dims_,
+                                queries.data(), shifts.data(), states.data() + first * each_ * 2,
+                                sums.data() + first * each_ * dims_, stream_.handle()),
+            "attention");
+      first = end;
+    }
+    const DeviceBuffer<AttentionResult> results(results_, stream_);
+    DeviceBuffer<float> out(results_.size() * dims_);
+    check(run_attention_join(results.data(), results_.size(), each_, dims_, states.data(), sums.data(),
+                             out.data(), stream_.handle()),
+          "joining attention");
+    std::vector<float> host(out.size());
+    out.download(host, stream_);
+    stream_.synchronize();
+    for (size_t r = 0; r < results_.size(); ++r)
+      std::copy_n(host.begin() + static_cast<std::ptrdiff_t>(r * dims_), dims_, rows_out_[r]);
+  }
+
+ private:
+  void check_head(const Attention& head) {
+    const size_t dims = head.queries.cols();
+    if (head.out.cols() != dims || head.out.rows() != head.queries.rows())
+      throw failed("queries ({}, {}) and their results ({}, {}) differ in shape", head.queries.rows(), dims,
+                   head.out.rows(), head.out.cols());
+    check_dims(dims);
+    if (dims_ != 0 && dims_ != dims) throw failed("heads of {} and {} dimensions in one call", dims_, dims);
+    dims_ = static_cast<unsigned>(dims);
+    for (const auto& [rows, tokens, visible] : head.parts) {
+      if (rows->dims() != dims) throw failed("queries of {} dimensions for rows of {}", dims, rows->dims());
+      for (const uint32_t token : tokens.value_or(std::span<const uint32_t>()))
+        if (token >= rows->tokens()) throw failed("token {} of {}", token, rows->tokens());
+    }
+  }
+
+  void add_group(const Attention& head, size_t first_query) {
+    const float factor = head.scale != 0 ? head.scale : 1 / std::sqrt(static_cast<float>(dims_));
+    const size_t count = std::min<size_t>(each_, head.queries.rows() - first_query);
+    const auto first_item = static_cast<uint32_t>(items_.size());
+    for (const auto& [rows, tokens, visible] : head.parts) {
+      const auto query = static_cast<uint32_t>(shifts_.size());
+      add_queries(head.queries.rows(first_query, count), rows->impl(), factor);
+      const size_t offset = ids_.size(),
+                   all = tokens ? tokens->size()
+                                : static_cast<size_t>(std::min<uint64_t>(visible, rows->tokens()));
+      if (tokens) ids_.insert(ids_.end(), tokens->begin(), tokens->end());
+      if (offset + all > UINT32_MAX) throw failed("{} tokens in one call; places have 32 bits", offset + all);
+      for (size_t first = 0; first < all; first += kSplitTokens) {
+        items_.push_back({rows->impl().pointers(), nullptr,
+                          static_cast<uint32_t>(first + (tokens ? offset : 0)),
+                          static_cast<uint32_t>(std::min<size_t>(kSplitTokens, all - first)), query});
+        listed_.push_back(tokens.has_value());
+        kinds_.push_back(rows->impl().kind);
+      }
+    }
+    for (uint32_t q = 0; q < count; ++q) {
+      results_.push_back({first_item, static_cast<uint32_t>(items_.size()), q});
+      rows_out_.push_back(head.out.row(first_query + q).data());
+    }
+  }
+
+  /// Keys that are center +- alpha * magnitude are not multiplied by alpha one by one: the query is, and its
+  /// product with the centre is added to the logits, as in lib.
+  void add_queries(MatrixView<const float> queries, const DeviceRows::Impl& rows, float factor) {
+    for (size_t q = 0; q < each_; ++q) {
+      double shift = 0;
+      for (size_t j = 0; j < dims_; ++j) {
+        float value = q < queries.rows() ? queries(q, j) * factor : 0;
+        if (rows.kind == RowKind::two_bit) {
+          shift += double{value} * double{rows.center[j]};
+          value *= rows.alpha[j];
+        }
+        queries_.push_back(value);
+      }
+      shifts_.push_back(static_cast<float>(shift));
+    }
+  }
+
+  std::span<const Attention> heads_;
+  unsigned each_ = 1, dims_ = 0;
+  std::vector<AttentionItem> items_;
+  std::vector<bool> listed_;
+  std::vector<RowKind> kinds_;
+  std::vector<AttentionResult> results_;
+  std::vector<float*> rows_out_;
+  std::vector<uint32_t> ids_;
+  std::vector<float> queries_, shifts_;
+  Stream stream_;
+};
+
+}  // namespace
+
+uint64_t attention_scratch_bytes(size_t queries, uint64_t tokens, size_t dims) {
+  const uint64_t padded = std::bit_ceil(queries), groups = round_up(padded, kMostQueries) / kMostQueries;
+  const uint64_t items = round_up(tokens, uint64_t{kSplitTokens}) / kSplitTokens * padded;
+  return items * (sizeof(AttentionItem) + (dims + 2) * sizeof(float)) + padded * dims * 2 * sizeof(float) +
+         groups * tokens * sizeof(uint32_t);  // each group has a list of its own, if there is one
+}
+
+void attend(std::span<const Attention> heads) { Work(heads).run(); }
+
+}  // namespace kvcodec::cuda

@@ -1,0 +1,234 @@
+#include "cuda/kvcomp/kvcomp.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "cuda/kvcomp/kvcomp.cuh"
+#include "cuda/runtime/runtime.hpp"
+#include "lib/core/aligned.hpp"
+#include "lib/core/error.hpp"
+#include "lib/entropy/huffman_step_table.hpp"
+
+namespace kvcodec::cuda {
+namespace {
+
+/// Of a query's elements; steps and origins are below 2^16.
+constexpr float kLargestQuery = 0x1p64f;
+
+constexpr uint32_t kNoneDamaged = ~uint32_t{0};
+
+/// Kernels count blocks, and a round of theirs beyond the last, in 32 bits.
+constexpr uint64_t kMostBlocks = uint64_t{1} << 31;
+
+/// Bytes of a stream in device memory, zeros behind them.
+DeviceBuffer<uint8_t> upload_bytes(std::span<const uint8_t> bytes, const Stream& stream) {
+  // Kernels count words of 4 bytes in 32 bits.
+  if (bytes.size() > (uint64_t{1} << 33))
+    throw failed("{} bytes of blocks at once; a device takes up to {}", bytes.size(), uint64_t{1} << 33);
+  DeviceBuffer<uint8_t> buffer(round_up(bytes.size(), 16) + kKvcompPadding);
+  buffer.fill(0, stream);
+  buffer.upload(bytes, stream);
+  return buffer;
+}
+
+WordStream words_of(const DeviceBuffer<uint8_t>& buffer) {
+  return {reinterpret_cast<const uint32_t*>(buffer.data()), static_cast<uint32_t>(buffer.size() / 4 - 1)};
+}
+
+}  // namespace
+
+struct LoadedBlocks::Impl {
+  Stream stream;
+  DeviceBuffer<uint8_t> payload, counts, origins;
+  DeviceBuffer<uint16_t> steps;
+  DeviceBuffer<KvcompPlace> places;
+  DeviceBuffer<uint32_t> table;
+  KvcompStore store{};
+  KvcompCuts cuts{};
+
+  /// Block rows that hold tokens of the range, and the range counted from there.
+  std::pair<KvcompStore, KvcompRange> part(uint64_t first, uint64_t count) const {
+    const uint64_t total = uint64_t{store.rows} * store.tokens;
+    if (first > total || count > total - first)
+      throw failed("there are {} tokens in blocks; {} from token {} on are not all there", total, count,
+                   first);
+    const uint64_t begin = first / store.tokens;
+    const uint64_t end = count == 0 ? begin : (first + count - 1) / store.tokens + 1;
+    KvcompStore part = store;
+    part.places += begin * store.heads;
+    part.rows = static_cast<uint32_t>(end - begin);
+    return {part, {first - begin * store.tokens, first - begin * store.tokens + count}};
+  }
+
+  /// Calls run(damaged) and throws if it found a damaged block of the part.
+  template <class Run>
+  void guarded(const KvcompStore& part, Run&& run) const {
+    DeviceBuffer<uint32_t> damaged(1);
+    uint32_t found = kNoneDamaged;
+    damaged.fill(0xff, stream);
+    run(damaged.data());
+    damaged.download({&found, 1}, stream);
+    stream.synchronize();
+    if (found == kNoneDamaged) return;
+    const auto skipped = static_cast<uint64_t>(part.places - store.places) / store.heads;
+    throw bad_input("block row {}, head {}: its runs and what is stored of their lengths do not agree",
+                    skipped + found / store.heads, found % store.heads);
+  }
+
+  template <class Out>
+  void decode(size_t first, MatrixView<Out> out) const {
+    const size_t width = size_t{store.heads} * store.dims;
+    if (out.cols() != width) throw failed("{} columns for values of {}", out.cols(), width);
+    const auto [part, range] = this->part(first, out.rows());
+    DeviceBuffer<Out> values(checked_mul(out.rows(), width));
+    std::vector<Out> rows(out.contiguous() ? 0 : values.size());
+    guarded(part, [&, &blocks = part, &tokens = range](uint32_t* damaged) {
+      check(run_kvcomp_decode(blocks, tokens, values.data(), width, damaged, stream.handle(), cuts),
+            "decoding blocks");
+      values.download(out.contiguous() ? std::span(out.data(), values.size()) : std::span(rows), stream);
+    });
+    if (!out.contiguous())
+      for (size_t i = 0; i < out.rows(); ++i)
+        std::copy_n(rows.begin() + static_cast<ptrdiff_t>(i * width), width, out.row(i).begin());
+  }
+};
+
+LoadedBlocks::LoadedBlocks(const kvcomp::Layout& layout, DType storage, const StreamReader& document,
+                           uint64_t first, uint64_t last)
+    : impl_(std::make_unique<Impl>()) {
+  const kvcomp::StoredBlocks stored(layout, document, first, last);
+  if (stored.coder.coder() != Coder::huffman)
+    throw usage_error("blocks coded with rANS; a device decodes those coded with Huffman codes");
+  if (layout.block.by_channel != (layout.unit == UnitShape::row) ||
+      (layout.block.by_channel && layout.has_origins))
+    throw failed("runs of values have a step for each token, runs of keys have none");
+  const uint64_t rows = last - first;
+  if (checked_mul(rows, layout.heads) >= kMostBlocks)
+    throw failed("{} block rows of {} heads at once; a device takes less than {} blocks", rows, layout.heads,
+                 kMostBlocks);
+  if (layout.heads > kMostGridRows)  // products give each a row of blocks of threads
+    throw failed("{} heads; a device takes at most {}", layout.heads, kMostGridRows);
+  Impl& at = *impl_;
+  std::vector<KvcompPlace> places;
+  KvcompStore& store = at.store;
+  for (const auto& block : stored.blocks) {
+    const bool coded = block.mode != kRawBlock;
+    // Damaged sizes could ask for more shared memory than there is; what is as large as this is not coded.
+    if (coded && block.payload.size > layout.block.raw_bytes())
+      throw bad_input("stream '{}': a block of {} bytes; its values have {}", kvcomp::kSizes,
+                      block.payload.size, layout.block.raw_bytes());
+    places.push_back({block.payload.start, block.counts.start, block.origins.start, block.steps.start,
+                      static_cast<uint32_t>(block.payload.size), block.mode, block.origin_bits});
+    if (coded) store.largest_payload = std::max(store.largest_payload, places.back().payload_bytes);
+  }
+  // A book without codes serves a document without blocks.
+  std::vector<uint32_t> table(size_t{1} << kStepWindow);
+  static_assert(kStepZero == kZeroSymbol);
+  if (!places.empty() && stored.coder.book().num_codes() > 0) table = step_table(stored.coder.book());
+  at.payload = upload_bytes(stored.payload, at.stream);
+  at.counts = upload_bytes(stored.counts, at.stream);
+  at.origins = upload_bytes(stored.origins, at.stream);
+  at.steps = DeviceBuffer<uint16_t>(stored.steps, at.stream);
+  at.places = DeviceBuffer<KvcompPlace>(places, at.stream);
+  at.table = DeviceBuffer<uint32_t>(table, at.stream);
+  store.payload = words_of(at.payload);
+  store.counts = words_of(at.counts);
+  store.origins = words_of(at.origins);
+  store.steps = at.steps.data();
+  store.places = at.places.data();
+  store.table = at.table.data();
+  store.rows = static_cast<uint32_t>(rows);
+  store.heads = static_cast<uint32_t>(layout.heads);
+  store.tokens = static_cast<uint32_t>(layout.block.tokens);
+  store.dims = static_cast<uint32_t>(layout.block.dims);
+  store.by_channel = layout.block.by_channel;
+  store.channel_steps = layout.unit == UnitShape::column;
+  store.has_origins = layout.has_origins;
+  store.brain = storage == DType::bf16;
+  at.stream.synchronize();  // what is uploaded goes away
+}
+
+LoadedBlocks::~LoadedBlocks() = default;
+LoadedBlocks::LoadedBlocks(LoadedBlocks&&) noexcept = default;
+LoadedBlocks& LoadedBlocks::operator=(LoadedBlocks&&) noexcept = default;
+
+size_t LoadedBlocks::rows() const { return impl_->store.rows; }
+size_t LoadedBlocks::tokens() const { return size_t{impl_->store.rows} * impl_->store.tokens; }
+KvcompStore LoadedBlocks::store() const { return impl_->store; }
+void LoadedBlocks::cut(const KvcompCuts& cuts) { impl_->cuts = cuts; }
+
+void LoadedBlocks::decode(size_t first, MatrixView<float> out) const { impl_->decode(first, out); }
+void LoadedBlocks::decode(size_t first, MatrixView<uint16_t> out) const { impl_->decode(first, out); }
+
+namespace {
+
+/// Rows one behind the other.
+std::vector<float> packed(MatrixView<const float> rows) {
+  std::vector<float> values;
+  values.reserve(rows.rows() * rows.cols());
+  for (size_t i = 0; i < rows.rows(); ++i)
+    values.insert(values.end(), rows.row(i).begin(), rows.row(i).end());
+  return values;
+}
+
+void unpack(const std::vector<float>& values, MatrixView<float> rows) {
+  for (size_t i = 0; i < rows.rows(); ++i)
+    std::copy_n(values.begin() + static_cast<ptrdiff_t>(i * rows.cols()), rows.cols(), rows.row(i).begin());
+}
+
+/// Queries or weights of each head.
+unsigned per_head(const KvcompStore& store, MatrixView<const float> queries, MatrixView<const float> sums,
+                  bool keys) {
+  const auto& tokens_side = keys ? sums : queries;
+  const auto& dims_side = keys ? queries : sums;
+  if (store.by_channel == keys || dims_side.cols() != store.dims || dims_side.rows() != tokens_side.rows() ||
+      store.heads == 0 || dims_side.rows() % store.heads != 0)
+    throw failed("products ({}, {}) with ({}, {}) over {} of {} heads of {}", queries.rows(), queries.cols(),
+                 sums.rows(), sums.cols(), store.by_channel ? "values" : "keys", store.heads, store.dims);
+  return static_cast<unsigned>(dims_side.rows() / store.heads);
+}
+
+}  // namespace
+
+void LoadedBlocks::multiply_keys(size_t first, MatrixView<const float> queries, MatrixView<float> out) const {
+  const unsigned n = per_head(impl_->store, queries, out, true);
+  const auto [part, range] = impl_->part(first, out.cols());
+  const std::vector<float> rows = packed(queries);
+  // What is infinite, or becomes it times a step and an origin, has no halves that make it up.
+  if (!std::ranges::all_of(rows, [](float query) { return std::abs(query) <= kLargestQuery; }))
+    throw usage_error("queries beyond {}; a device does not multiply them with keys", kLargestQuery);
+  const Stream& stream = impl_->stream;
+  const DeviceBuffer<float> device_queries(rows, stream);
+  DeviceBuffer<float> scores(checked_mul(out.rows(), out.cols()));
+  std::vector<float> result(scores.size());
+  impl_->guarded(part, [&, &blocks = part, &tokens = range](uint32_t* damaged) {
+    check(run_kvcomp_keys(blocks, tokens, device_queries.data(), n, scores.data(), out.cols(), damaged,
+                          stream.handle(), impl_->cuts),
+          "products with keys");
+    scores.download(result, stream);
+  });
+  unpack(result, out);
+}
+
+void LoadedBlocks::multiply_values(size_t first, MatrixView<const float> weights,
+                                   MatrixView<float> out) const {
+  const unsigned n = per_head(impl_->store, weights, out, false);
+  const auto [part, range] = impl_->part(first, weights.cols());
+  const std::vector<float> rows = packed(weights);
+  const Stream& stream = impl_->stream;
+  const DeviceBuffer<float> device_weights(rows, stream);
+  DeviceBuffer<float> partial(kvcomp_partial_sums(part, n, impl_->cuts)),
+      sums(checked_mul(out.rows(), out.cols()));
+  std::vector<float> result(sums.size());
+  impl_->guarded(part, [&, &blocks = part, &tokens = range](uint32_t* damaged) {
+    check(run_kvcomp_values(blocks, tokens, device_weights.data(), weights.cols(), n, partial.data(),
+                            sums.data(), damaged, stream.handle(), impl_->cuts),
+          "products with values");
+    sums.download(result, stream);
+  });
+  unpack(result, out);
+}
+
+}  // namespace kvcodec::cuda

@@ -1,0 +1,80 @@
+// Launchers of the kernels of kvcomp_kernels.cuh. All pointers are to device memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/runtime/status.hpp"
+#include "lib/entropy/huffman_step.hpp"
+
+namespace kvcodec::cuda {
+
+/// Where the parts of a block begin: bytes into payload, counts and origins; values into steps.
+struct KvcompPlace {
+  uint64_t payload, counts, origins, steps;
+  uint32_t payload_bytes;
+  uint8_t mode, origin_bits;
+};
+
+/// Kernels read so many bytes behind the end of payload, counts and origins: there must be zeros.
+inline constexpr size_t kKvcompPadding = 64;
+
+/// Blocks of one side (lib/kvcomp/block.hpp), coded with one Huffman book. Block b of head h of block row r
+/// is places[r * heads + h]; there are less than 2^31. Values (by_channel) have a step per token; keys one
+/// per channel (channel_steps) or one, and origins per channel.
+struct KvcompStore {
+  WordStream payload, counts, origins;  ///< aligned to 16 bytes
+  const uint16_t* steps;                ///< f16
+  const KvcompPlace* places;
+  const uint32_t* table;  ///< huffman_step.hpp
+  uint32_t rows, heads, tokens, dims;
+  uint32_t largest_payload;  ///< bytes of a coded block at most
+  bool by_channel, channel_steps, has_origins;
+  bool brain;  ///< exact values are bf16, otherwise f16
+};
+
+/// Tokens [first, end) of block rows, counted from the first one's first token.
+struct KvcompRange {
+  uint64_t first, end;
+};
+
+/// How launches are cut up. Tests make these small, so that few blocks go every way.
+struct KvcompCuts {
+  /// Shared memory up to which teams are put together (blocks of threads must fit a multiprocessor several
+  /// times over: four of these the largest), up to which a payload is brought there at all, and up to which
+  /// eight queries are multiplied with keys at a time. The kernels' own arrays come on top: 1 KiB is left for
+  /// them.
+  size_t shared_together = 55 * 1024, shared_staged = 96 * 1024, shared_most = 162 * 1024;
+  /// Blocks of threads: about as many as a large device holds at once, so that each loads the table once.
+  uint32_t most_blocks = 1024;
+  /// Items of block rows and heads that keep a device busy: where there are more, sums of values go over more
+  /// block rows, so that fewer are left to be added up.
+  uint32_t enough_items = 1024;
+};
+
+/// In all of these `damaged` becomes the least number of a block that no encoder writes, where there is one
+/// (start with ~0); its values mean nothing.
+
+/// out[(t - first) * stride + head * dims + c] = value of token t, as floats or as 16-bit values of the type
+/// that exact values have.
+[[nodiscard]] Status run_kvcomp_decode(const KvcompStore& store, KvcompRange range, float* out, size_t stride,
+                                       uint32_t* damaged, StreamHandle stream, const KvcompCuts& cuts = {});
+[[nodiscard]] Status run_kvcomp_decode(const KvcompStore& store, KvcompRange range, uint16_t* out,
+                                       size_t stride, uint32_t* damaged, StreamHandle stream,
+                                       const KvcompCuts& cuts = {});
+
+/// Keys: out[q * stride + t - first] = query q . key of token t of head q / per_head; queries (heads *
+/// per_head, dims), their magnitudes at most 2^64.
+[[nodiscard]] Status run_kvcomp_keys(const KvcompStore& store, KvcompRange range, const float* queries,
+                                     unsigned per_head, float* out, size_t stride, uint32_t* damaged,
+                                     StreamHandle stream, const KvcompCuts& cuts = {});
+
+/// How many floats of room run_kvcomp_values needs.
+size_t kvcomp_partial_sums(const KvcompStore& store, unsigned per_head, const KvcompCuts& cuts = {});
+/// Values: out[q * dims + c] = sum over tokens t of weights[q * stride + t - first] * channel c of token t of
+/// head q / per_head; out (heads * per_head, dims).
+[[nodiscard]] Status run_kvcomp_values(const KvcompStore& store, KvcompRange range, const float* weights,
+                                       size_t stride, unsigned per_head, float* partial, float* out,
+                                       uint32_t* damaged, StreamHandle stream, const KvcompCuts& cuts = {});
+
+}  // namespace kvcodec::cuda

@@ -1,0 +1,172 @@
+#include "cuda/kvcomp/kvcomp_encode.hpp"
+
+#include <array>
+#include <cmath>
+
+#include "cuda/kvcomp/kvcomp_encode.cuh"
+#include "cuda/runtime/runtime.hpp"
+#include "lib/core/checked.hpp"
+#include "lib/core/error.hpp"
+#include "lib/core/half_bits.hpp"
+
+namespace kvcodec::cuda {
+namespace {
+
+bool finite(uint16_t half, bool brain) {
+  const unsigned exponent = brain ? 0x7f80 : 0x7c00;
+  return (half & exponent) != exponent;
+}
+
+}  // namespace
+
+std::vector<uint32_t> kvcomp_codes(const HuffmanBook& book) {
+  const auto entry = [&](size_t symbol) { return uint32_t{book.code(symbol)} << 16 | book.length(symbol); };
+  std::vector<uint32_t> codes(256, entry(book.escape()) | kKvcompExact);
+  for (size_t symbol = 0; symbol < book.alphabet(); ++symbol)
+    if (book.length(symbol) > 0) codes[symbol] = entry(symbol);
+  return codes;
+}
+
+namespace {
+
+template <class T>
+std::vector<T> downloaded(const DeviceBuffer<T>& buffer, const Stream& stream) {
+  std::vector<T> values(buffer.size());
+  buffer.download(values, stream);
+  stream.synchronize();
+  return values;
+}
+
+/// Room for a stream of bytes that is put together bit by bit, all zero.
+DeviceBuffer<uint32_t> zero_words(uint64_t bytes, const Stream& stream) {
+  DeviceBuffer<uint32_t> words(bytes / 4 + 1);
+  words.fill(0, stream);
+  return words;
+}
+
+std::vector<uint8_t> bytes_of(const DeviceBuffer<uint32_t>& words, uint64_t bytes, const Stream& stream) {
+  const std::vector<uint32_t> host = downloaded(words, stream);
+  const auto* begin = reinterpret_cast<const uint8_t*>(host.data());
+  return {begin, begin + bytes};
+}
+
+}  // namespace
+
+struct QuantizedBlocks::Impl {
+  Stream stream;
+  DeviceBuffer<uint16_t> values;
+  DeviceBuffer<uint8_t> symbols;
+  DeviceBuffer<float> steps;
+  DeviceBuffer<int16_t> origins;
+  KvcompValues all{};
+};
+
+QuantizedBlocks::QuantizedBlocks(const kvcomp::Layout& layout, DType storage, const ErrorBound& bound,
+                                 MatrixView<const uint16_t> values)
+    : impl_(std::make_unique<Impl>()) {
+  const size_t tokens = layout.block.tokens, dims = layout.block.dims;
+  if (storage != DType::f16 && storage != DType::bf16)
+    throw failed("values of {} cannot be quantized with a bound; f16 and bf16 can", name_of(storage));
+  if (!(bound.range > 0 || bound.absolute > 0 || bound.magnitude > 0))
+    throw usage_error("no error bound is above 0");
+  if (layout.shared_steps) throw usage_error("steps that heads share are fitted on the CPU only");
+  if (layout.block.by_channel != (layout.unit == UnitShape::row) ||
+      (layout.block.by_channel && layout.has_origins))
+    throw failed("runs of values have a step for each token, runs of keys have none");
+  if (tokens == 0 || values.cols() != layout.width() || values.rows() % tokens != 0)
+    throw failed("values ({}, {}) are not whole blocks of {} tokens and {} columns", values.rows(),
+                 values.cols(), tokens, layout.width());
+  if (layout.block.run_length() > kMaxBlockRun)
+    throw failed("runs of {} symbols; at most {} are possible", layout.block.run_length(), kMaxBlockRun);
+  const size_t rows = values.rows() / tokens, blocks = checked_mul(rows, layout.heads);
+  if (blocks >= (uint64_t{1} << 31)) throw failed("{} blocks at once; a device takes less than 2^31", blocks);
+  const bool brain = storage == DType::bf16;
+  std::vector<uint16_t> packed;
+  packed.reserve(checked_mul(values.rows(), values.cols()));
+  for (size_t i = 0; i < values.rows(); ++i)
+    for (const uint16_t half : values.row(i)) {
+      if (!finite(half, brain)) throw bad_input("token {} holds a value that is not finite", i);
+      packed.push_back(half);
+    }
+  Impl& at = *impl_;
+  at.values = DeviceBuffer<uint16_t>(packed, at.stream);
+  at.symbols.resize(packed.size());
+  at.steps.resize(blocks * layout.steps());
+  at.origins.resize(blocks * layout.origins());
+  at.all = {.values = at.values.data(),
+            .symbols = at.symbols.data(),
+            .steps = at.steps.data(),
+            .origins = at.origins.data(),
+            .rows = static_cast<uint32_t>(rows),
+            .heads = static_cast<uint32_t>(layout.heads),
+            .tokens = static_cast<uint32_t>(tokens),
+            .dims = static_cast<uint32_t>(dims),
+            .steps_per_block = static_cast<uint32_t>(layout.steps()),
+            .by_channel = layout.block.by_channel,
+            .channel_steps = layout.unit == UnitShape::column,
+            .has_origins = layout.has_origins,
+            .brain = brain};
+  check(run_kvcomp_quantize(at.all, {bound.range, bound.absolute, bound.magnitude}, at.stream.handle()),
+        "quantizing blocks");
+  at.stream.synchronize();
+}
+
+QuantizedBlocks::~QuantizedBlocks() = default;
+QuantizedBlocks::QuantizedBlocks(QuantizedBlocks&&) noexcept = default;
+QuantizedBlocks& QuantizedBlocks::operator=(QuantizedBlocks&&) noexcept = default;
+
+KvcompValues QuantizedBlocks::values() const { return impl_->all; }
+size_t QuantizedBlocks::rows() const { return impl_->all.rows; }
+std::vector<uint8_t> QuantizedBlocks::symbols() const { return downloaded(impl_->symbols, impl_->stream); }
+std::vector<float> QuantizedBlocks::steps() const { return downloaded(impl_->steps, impl_->stream); }
+std::vector<int16_t> QuantizedBlocks::origins() const { return downloaded(impl_->origins, impl_->stream); }
+
+std::vector<uint64_t> QuantizedBlocks::histogram() const {
+  DeviceBuffer<unsigned long long> counts(256);
+  counts.fill(0, impl_->stream);
+  check(run_kvcomp_histogram(impl_->symbols.data(), impl_->symbols.size(), counts.data(),
+                             impl_->stream.handle()),
+        "counting symbols");
+  const auto found = downloaded(counts, impl_->stream);
+  return {found.begin(), found.end()};
+}
+
+EncodedBlocks QuantizedBlocks::encode(const BlockCoder& coder) const {
+  if (coder.coder() != Coder::huffman)
+    throw usage_error("a coder of rANS; a device encodes with Huffman codes");
+  const Impl& at = *impl_;
+  const Stream& stream = at.stream;
+  const KvcompValues& v = at.all;
+  const size_t blocks = size_t{v.rows} * v.heads, runs = v.by_channel ? v.dims : v.tokens;
+  EncodedBlocks out;
+  if (blocks == 0) return out;
+  const std::vector<uint32_t> code_list = kvcomp_codes(coder.book());
+  const DeviceBuffer<uint32_t> codes(code_list, stream);
+  DeviceBuffer<uint32_t> run_bits(checked_mul(blocks, runs));
+  DeviceBuffer<KvcompSizes> sizes(blocks);
+  DeviceBuffer<KvcompPlace> places(blocks);
+  DeviceBuffer<unsigned long long> totals(4);
+  check(run_kvcomp_sizes(v, codes.data(), run_bits.data(), sizes.data(), stream.handle()), "counting bits");
+  check(run_kvcomp_places(sizes.data(), blocks, places.data(), totals.data(), stream.handle()),
+        "placing blocks");
+  const auto total = downloaded(totals, stream);
+  DeviceBuffer<uint32_t> payload = zero_words(total[0], stream), counts = zero_words(total[1], stream),
+                         origins = zero_words(total[2], stream);
+  DeviceBuffer<uint16_t> steps(total[3]);
+  check(run_kvcomp_write(v, codes.data(), run_bits.data(), sizes.data(), places.data(),
+                         {payload.data(), counts.data(), origins.data(), steps.data()}, stream.handle()),
+        "writing codes");
+  for (const KvcompPlace& place : downloaded(places, stream)) {
+    out.modes.push_back(place.mode);
+    if (place.mode == kRawBlock) continue;
+    out.sizes.push_back(place.payload_bytes);
+    if (v.has_origins) out.origin_bits.push_back(place.origin_bits);
+  }
+  out.payload = bytes_of(payload, total[0], stream);
+  out.counts = bytes_of(counts, total[1], stream);
+  out.origins = bytes_of(origins, total[2], stream);
+  out.steps = downloaded(steps, stream);
+  return out;
+}
+
+}  // namespace kvcodec::cuda

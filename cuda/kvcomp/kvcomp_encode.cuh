@@ -1,0 +1,65 @@
+// Launchers of the kernels of kvcomp_encode_kernels.cuh. All pointers are to device memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/kvcomp/kvcomp.cuh"
+#include "cuda/runtime/status.hpp"
+
+namespace kvcodec::cuda {
+
+/// What blocks are quantized by: bounds as in ErrorBound (lib/quant/error_bounded.hpp).
+struct KvcompBound {
+  double range, absolute, magnitude;
+};
+
+/// Values [rows * tokens][heads * dims] in 16 bits and what becomes of them; blocks as in KvcompStore. A
+/// block's symbols are [tokens][dims], its steps `steps`, its origins dims.
+struct KvcompValues {
+  const uint16_t* values;
+  uint8_t* symbols;
+  float* steps;
+  int16_t* origins;  ///< of keys
+  uint32_t rows, heads, tokens, dims, steps_per_block;
+  bool by_channel, channel_steps, has_origins, brain;
+};
+
+/// Chooses steps and origins and quantizes, as quantize_bounded does.
+[[nodiscard]] Status run_kvcomp_quantize(const KvcompValues& values, const KvcompBound& bound,
+                                         StreamHandle stream);
+
+/// counts[s] += how often symbol s occurs; s < 256.
+[[nodiscard]] Status run_kvcomp_histogram(const uint8_t* symbols, size_t size, unsigned long long* counts,
+                                          StreamHandle stream);
+
+/// Codes of symbols: the code in bits 16-31, its length in bits 0-3; bit 4: the value is stored behind the
+/// codes (the code is the escape's).
+inline constexpr uint32_t kKvcompExact = 16;
+
+/// How much of each stream a block takes.
+struct KvcompSizes {
+  uint32_t payload, counts, origins, steps;
+  uint32_t base;  ///< bits of the shortest run
+  int16_t least_origin;
+  uint8_t mode, origin_bits;
+};
+
+/// run_bits [block][runs] and sizes [block] for these codes (256).
+[[nodiscard]] Status run_kvcomp_sizes(const KvcompValues& values, const uint32_t* codes, uint32_t* run_bits,
+                                      KvcompSizes* sizes, StreamHandle stream);
+
+/// Where blocks begin, and in totals[0..3] what payload, counts, origins and steps come to.
+[[nodiscard]] Status run_kvcomp_places(const KvcompSizes* sizes, size_t blocks, KvcompPlace* places,
+                                       unsigned long long* totals, StreamHandle stream);
+
+/// Streams to be written, bytes in words, all zero before; whole words long.
+struct KvcompOut {
+  uint32_t *payload, *counts, *origins;
+  uint16_t* steps;
+};
+[[nodiscard]] Status run_kvcomp_write(const KvcompValues& values, const uint32_t* codes,
+                                      const uint32_t* run_bits, const KvcompSizes* sizes,
+                                      const KvcompPlace* places, const KvcompOut& out, StreamHandle stream);
+
+}  // namespace kvcodec::cuda

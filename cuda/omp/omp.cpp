@@ -1,0 +1,259 @@
+#include "cuda/omp/omp.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+#include "cuda/omp/omp_batches.hpp"
+#include "lib/core/aligned.hpp"
+#include "lib/core/checked.hpp"
+#include "lib/core/error.hpp"
+#include "lib/sparse/dictionary.hpp"
+#include "lib/sparse/omp_decisions.hpp"
+
+namespace kvcodec::cuda {
+namespace {
+
+/// Up to which the sums of norms are within the bounds' slack (omp_kernels.cuh).
+constexpr size_t kMostWidth = size_t{1} << 15;
+
+/// Rounds of a batch go on with those signals alone that are not done once an eighth of them is: fewer would
+/// not be worth the copy.
+constexpr size_t kDoneToSort = 8;
+
+/// A grid has at most kMostGridRows rows of tiles; signals of a batch stay far below.
+constexpr size_t kMostAtOnce = size_t{1} << 20;
+
+size_t mask_words(size_t atoms) { return (atoms + 31) / 32; }
+size_t tiles_of(size_t atoms) { return (atoms + kOmpAtoms - 1) / kOmpAtoms; }
+
+/// Bytes of device memory for each signal of a batch, codes included.
+uint64_t bytes_per_signal(const OmpDictionary& dictionary, size_t s) {
+  const OmpAtoms atoms = dictionary.device();
+  return uint64_t{atoms.width} * 4 + uint64_t{atoms.stride} * (2 * 4 + 8) + uint64_t{atoms.padded} * 2 +
+         packed_columns(s) * 8 + s * (2 * 8 + 2 * 4) + mask_words(atoms.count) * 4 +
+         tiles_of(atoms.count) * sizeof(OmpPeak) + 64;
+}
+
+}  // namespace
+
+void OmpDictionary::resize(size_t n, size_t m) {
+  if (n == 0 || n >= size_t{1} << 31 || m == 0 || m > kMostWidth)
+    throw failed("a dictionary of {} atoms of {} values; a device takes up to 2^31 of 1 to {}", n, m,
+                 kMostWidth);
+  atoms_ = n, width_ = m;
+  stride_ = round_up(m, kOmpFloats), padded_ = round_up(m, kOmpStep);
+  has_gram_ = false;
+  rows_.resize(checked_mul(n, stride_));
+  rough_.resize(checked_mul(n, padded_));
+  energies_.resize(n);
+  largest_.resize(2);
+}
+
+void OmpDictionary::assign(MatrixView<const float> atoms, const Stream& stream) {
+  resize(atoms.rows(), atoms.cols());
+  std::vector<float> rows(rows_.size());
+  for (size_t i = 0; i < atoms_; ++i)
+    std::ranges::copy(atoms.row(i), rows.begin() + static_cast<ptrdiff_t>(i * stride_));
+  rows_.upload(rows, stream);
+  prepare(stream);
+  stream.synchronize();  // `rows` ends here
+}
+
+void OmpDictionary::prepare(const Stream& stream) {
+  has_gram_ = false;
+  largest_.fill(0, stream);
+  check(run_omp_atoms(device(), rough_.data(), energies_.data(), largest_.data(), stream.handle()),
+        "rounding atoms");
+}
+
+void OmpDictionary::build_gram(const Stream& stream) {
+  gram_.resize(checked_mul(atoms_, atoms_));
+  check(run_omp_gram(device(), gram_.data(), stream.handle()), "inner products of atoms");
+  has_gram_ = true;
+}
+
+OmpAtoms OmpDictionary::device() const {
+  return {rows_.data(),
+          rough_.data(),
+          energies_.data(),
+          largest_.data(),
+          has_gram_ ? gram_.data() : nullptr,
+          static_cast<uint32_t>(atoms_),
+          static_cast<uint32_t>(width_),
+          static_cast<uint32_t>(stride_),
+          static_cast<uint32_t>(padded_)};
+}
+
+void OmpBatches::check(const OmpDictionary& dictionary, const OmpOptions& options) {
+  options.check();
+  const auto s = static_cast<size_t>(options.sparsity);
+  if (options.selection != "omp")
+    throw usage_error("selection {} is not there on a device; it is on the CPU", options.selection);
+  if (s > dictionary.width())
+    throw usage_error("sparsity is {}; signals have only {} values", s, dictionary.width());
+  if (s > dictionary.atoms())
+    throw usage_error("sparsity is {}; the dictionary has only {} atoms", s, dictionary.atoms());
+  if (s > kOmpMostTaken)
+    throw usage_error("sparsity is {}; a device takes up to {}, the CPU any", s, kOmpMostTaken);
+}
+
+bool OmpBatches::gram_pays(const OmpDictionary& dictionary, uint64_t signals, int64_t s) {
+  // n^2 m multiplications and additions at some 10 T/s, against s^2 / 2 rows of m floats of each signal at
+  // some 6 TB/s; and memory that can be spared.
+  const auto n = static_cast<double>(dictionary.atoms()), each = static_cast<double>(s);
+  return static_cast<double>(signals) * each * each > 0.3 * n * n &&
+         (dictionary.has_gram() || Omp::gram_bytes(dictionary.atoms()) <= free_bytes() / 4);
+}
+
+size_t OmpBatches::at_once(const OmpDictionary& dictionary, const OmpOptions& options, size_t count) const {
+  const uint64_t each = bytes_per_signal(dictionary, static_cast<size_t>(options.sparsity));
+  const size_t fits = static_cast<size_t>((free_bytes() + held_) / 2 / each);
+  // Every multiprocessor has two tiles of residuals, so that one that is done early does not wait long.
+  const size_t whole = 2 * kOmpRows * static_cast<size_t>(std::max(limits().multiprocessors, 1));
+  const size_t wanted = std::min({whole, kMostAtOnce, std::max<size_t>(count, 1)});
+  if (fits == 0)
+    throw OutOfMemory(
+        fmt::format("a signal takes {} bytes of device memory, more than half of what is free", each));
+  return std::min(wanted, fits);
+}
+
+void OmpBatches::run(const OmpDictionary& dictionary, const OmpOptions& options, const float* signals,
+                     size_t count, size_t first, OmpCodes& codes, const Stream& stream) {
+  const OmpAtoms atoms = dictionary.device();
+  const auto s = static_cast<size_t>(options.sparsity);
+  const size_t words = mask_words(atoms.count);
+  signals_.resize(count * atoms.stride), residuals_.resize(count * atoms.stride);
+  exact_.resize(count * atoms.stride), rough_.resize(count * atoms.padded);
+  factors_.resize(count), norms_.resize(count), errors_.resize(count);
+  excluded_.resize(count * words), inverse_.resize(checked_mul(count, packed_columns(s)));
+  x_.resize(count * s), z_.resize(count * s), energies_.resize(count), left_.resize(count);
+  exponents_.resize(count), done_.resize(count), active_.resize(count), flags_.resize(2);
+  peaks_.resize(checked_mul(count, tiles_of(atoms.count)));
+  codes.ids.resize(count * s), codes.coefficients.resize(count * s);
+  codes.counts.resize(count), codes.residuals.resize(count);
+  held_ = std::max(held_, count * bytes_per_signal(dictionary, s));
+  OmpState state;
+  state.signals = signals_.data(), state.residuals = residuals_.data(), state.exact = exact_.data();
+  state.rough = rough_.data(), state.factors = factors_.data(), state.norms = norms_.data();
+  state.errors = errors_.data(), state.excluded = excluded_.data(), state.inverse = inverse_.data();
+  state.x = x_.data(), state.z = z_.data(), state.energies = energies_.data(), state.left = left_.data();
+  state.exponents = exponents_.data(), state.done = done_.data();
+  state.ids = codes.ids.data(), state.counts = codes.counts.data();
+  state.mask_words = static_cast<uint32_t>(words), state.sparsity = static_cast<uint32_t>(s);
+  state.target = options.error_target * options.error_target;
+  state.doubt = options.error_target > 0 ? kEnergyDoubtForTarget : kEnergyDoubt;
+
+  std::vector<uint32_t> active(count), done(count);
+  std::iota(active.begin(), active.end(), 0u);
+  active_.upload(active, stream);
+  constexpr uint32_t kNone = 0xffffffffu;
+  uint32_t flags[2] = {kNone, 0};  // a signal that is not finite; how many became done
+  flags_.upload(flags, stream);
+  const auto rows = static_cast<uint32_t>(count);
+  cuda::check(run_omp_begin(atoms, state, signals, rows, flags_.data(), stream.handle()), "signals");
+  done_.download(done, stream);
+  flags_.download(flags, stream);
+  stream.synchronize();
+  if (flags[0] != kNone) throw bad_input("signal {} has values that are not finite", first + flags[0]);
+
+  const Limits device = limits();
+  const auto sort = [&] {  // signals that are not done, in their order
+    std::erase_if(active, [&](uint32_t i) { return done[i] != 0; });
+    active_.upload(active, stream);
+    flags[1] = 0;
+    flags_.upload(flags, stream);
+  };
+  sort();
+  while (!active.empty()) {
+    const auto left = static_cast<uint32_t>(active.size());
+    cuda::check(
+        run_omp_peaks(atoms, state, active_.data(), left, peaks_.data(),
+                      static_cast<unsigned>(device.multiprocessors), device.shared_bytes, stream.handle()),
+        "rough products");
+    cuda::check(run_omp_advance(atoms, state, active_.data(), left, peaks_.data(), flags_.data() + 1,
+                                stream.handle()),
+                "pursuit");
+    flags_.download(flags, stream);
+    stream.synchronize();
+    if (flags[1] != left && flags[1] < left / kDoneToSort + 1) continue;
+    done_.download(done, stream);
+    stream.synchronize();
+    sort();
+  }
+  cuda::check(
+      run_omp_finish(atoms, state, rows, codes.coefficients.data(), codes.residuals.data(), stream.handle()),
+      "coefficients");
+  stream.synchronize();  // `active` and `flags` end here
+}
+
+struct Omp::Impl {
+  OmpDictionary dictionary;
+};
+
+Omp::Omp(MatrixView<const float> atoms) : impl_(std::make_unique<Impl>()) { assign(atoms); }
+Omp::~Omp() = default;
+Omp::Omp(Omp&&) noexcept = default;
+Omp& Omp::operator=(Omp&&) noexcept = default;
+
+void Omp::assign(MatrixView<const float> atoms) {
+  check_atoms(atoms);
+  impl_->dictionary.assign(atoms, Stream());
+}
+
+size_t Omp::atoms() const { return impl_->dictionary.atoms(); }
+size_t Omp::width() const { return impl_->dictionary.width(); }
+uint64_t Omp::gram_bytes(size_t n) { return checked_mul(checked_mul(n, n), sizeof(float)); }
+bool Omp::has_gram() const { return impl_->dictionary.has_gram(); }
+
+void Omp::build_gram() {
+  if (has_gram()) return;
+  const Stream stream;
+  impl_->dictionary.build_gram(stream);
+  stream.synchronize();
+}
+
+bool Omp::gram_pays(uint64_t signals, int64_t s) const {
+  return OmpBatches::gram_pays(impl_->dictionary, signals, s);
+}
+
+bool Omp::takes(const OmpOptions& options) {
+  return options.selection == "omp" && options.sparsity <= int64_t{kOmpMostTaken};
+}
+
+SparseCodes Omp::encode(MatrixView<const float> signals, const OmpOptions& options) const {
+  const OmpDictionary& dictionary = impl_->dictionary;
+  OmpBatches::check(dictionary, options);
+  if (signals.cols() != width())
+    throw failed("signals of {} values do not fit a dictionary of width {}", signals.cols(), width());
+  const auto s = static_cast<size_t>(options.sparsity);
+  SparseCodes codes{{signals.rows(), s}, {signals.rows(), s}, {}, {}};
+  codes.counts.resize(signals.rows());
+  codes.residuals.resize(signals.rows());
+  const Stream stream;
+  OmpBatches batches;
+  OmpCodes on_device;
+  DeviceBuffer<float> given;
+  std::vector<float> packed;
+  const size_t at_once = batches.at_once(dictionary, options, signals.rows());
+  for (size_t first = 0; first < signals.rows(); first += at_once) {
+    const size_t count = std::min(at_once, signals.rows() - first);
+    given.resize(count * width());
+    if (signals.contiguous()) {
+      given.upload({signals.row(first).data(), count * width()}, stream);
+    } else {
+      packed.clear();
+      for (size_t i = 0; i < count; ++i)
+        packed.insert(packed.end(), signals.row(first + i).begin(), signals.row(first + i).end());
+      given.upload(packed, stream);
+    }
+    batches.run(dictionary, options, given.data(), count, first, on_device, stream);
+    on_device.ids.download({codes.ids.row(first).data(), count * s}, stream);
+    on_device.coefficients.download({codes.coefficients.row(first).data(), count * s}, stream);
+    on_device.counts.download(std::span(codes.counts).subspan(first, count), stream);
+    on_device.residuals.download(std::span(codes.residuals).subspan(first, count), stream);
+    stream.synchronize();
+  }
+  return codes;
+}
+
+}  // namespace kvcodec::cuda

@@ -1,0 +1,24 @@
+// What blas.hpp answers in a build with CUDA but without cuBLAS.
+#include "cuda/prefill/blas.hpp"
+#include "lib/core/error.hpp"
+
+namespace kvcodec::cuda {
+namespace {
+
+Error not_built() {
+  return no_device(
+      "matrix products on a CUDA device need cuBLAS: this kvcodec was built without its headers "
+      "(cublas_v2.h)");
+}
+
+}  // namespace
+
+Blas::Blas(const Stream&) { throw not_built(); }
+Blas::~Blas() = default;
+
+void Blas::stretch_products(const uint16_t*, const uint16_t*, size_t, size_t, size_t, size_t, bool,
+                            float*) const {
+  throw not_built();
+}
+
+}  // namespace kvcodec::cuda

@@ -1,0 +1,551 @@
+#include "cuda/prefill/prefill.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <exception>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <vector>
+
+#include "cuda/prefill/blas.hpp"
+#include "cuda/prefill/prefill.cuh"
+#include "cuda/runtime/runtime.hpp"
+#include "lib/core/checked.hpp"
+#include "lib/core/error.hpp"
+#include "lib/model/rope.hpp"
+
+namespace kvcodec::cuda {
+namespace {
+
+constexpr int kWidestHead = 256;
+
+/// Bytes of weights, or of logits, that are copied at a time.
+constexpr size_t kPieceBytes = size_t{64} << 20;
+
+size_t as_size(int value) { return static_cast<size_t>(value); }
+
+RawFloat raw_type(DType type) {
+  return type == DType::f16 ? RawFloat::f16 : type == DType::bf16 ? RawFloat::bf16 : RawFloat::f32;
+}
+
+/// Of how many bf16 a value of this type is the sum.
+unsigned parts_of(DType type) { return type == DType::bf16 ? 1 : type == DType::f16 ? 2 : 3; }
+
+uint64_t device_bytes(const Linear& layer) {
+  return checked_mul(checked_mul(layer.outputs(), layer.inputs()),
+                     parts_of(layer.weight->type) * sizeof(uint16_t)) +
+         layer.bias.size() * sizeof(float);
+}
+
+/// Floats in device memory, taken apart.
+struct Parts {
+  DeviceBuffer<uint16_t> data;
+  size_t plane = 0;
+
+  void resize(size_t count, unsigned parts = kFloatParts) {
+    plane = count;
+    data.resize(checked_mul(count, parts));
+  }
+  FloatParts view() { return {data.data(), plane}; }
+  /// Part p of the elements from `first` on.
+  const uint16_t* part(unsigned p, size_t first = 0) const { return data.data() + p * plane + first; }
+};
+
+struct DeviceLinear {
+  Parts weight;
+  unsigned parts = 0;
+  DeviceBuffer<float> bias;
+  size_t outputs = 0, inputs = 0;
+};
+
+DeviceLinear upload(const Linear& layer, DeviceBuffer<uint8_t>& staging, const Stream& stream) {
+  DeviceLinear own;
+  own.outputs = layer.outputs(), own.inputs = layer.inputs();
+  const TensorView& tensor = *layer.weight;
+  own.parts = parts_of(tensor.type);
+  own.weight.resize(own.outputs * own.inputs, own.parts);
+  const auto bytes = std::span(reinterpret_cast<const uint8_t*>(tensor.bytes.data()), tensor.bytes.size());
+  const size_t value_bytes = tensor.type == DType::f32 ? 4 : 2;
+  for (size_t first = 0; first < bytes.size(); first += kPieceBytes) {
+    const auto piece = bytes.subspan(first, std::min(kPieceBytes, bytes.size() - first));
+    staging.resize(std::min(kPieceBytes, std::max(staging.size(), piece.size())));
+    staging.upload(piece, stream);
+    FloatParts to = own.weight.view();
+    to.data += first / value_bytes;
+    check(run_split(raw_type(tensor.type), staging.data(), piece.size() / value_bytes, own.parts, to,
+                    stream.handle()),
+          "taking weights apart");
+  }
+  if (!layer.bias.empty()) own.bias = DeviceBuffer<float>(layer.bias, stream);
+  return own;
+}
+
+struct DeviceLayer {
+  DeviceBuffer<float> attention_norm, mlp_norm, query_norm, key_norm;
+  DeviceLinear query, key, value, output, gate, up, down;
+};
+
+/// Rows of angles, of as many positions as were ever wanted.
+struct Angles {
+  DeviceBuffer<float> cosines, sines;
+  size_t positions = 0;
+
+  void reach(const ModelConfig& config, size_t wanted, const Stream& stream) {
+    if (wanted <= positions) return;
+    const RopeTable table(config, wanted);
+    const size_t count = wanted * as_size(config.head_dim) / 2;
+    cosines.resize(count), sines.resize(count);
+    cosines.upload({table.cosines(0).data(), count}, stream);
+    sines.upload({table.sines(0).data(), count}, stream);
+    stream.synchronize();
+    positions = wanted;
+  }
+};
+
+/// Floats on the way to the host.
+struct Outgoing {
+  PinnedBuffer<float> host;
+  void make_room(size_t count) {
+    if (host.size() < count) host = PinnedBuffer<float>(count);
+  }
+  MatrixView<const float> copy(const DeviceBuffer<float>& from, size_t rows, size_t cols,
+                               const Stream& stream) {
+    from.download(host.span().first(rows * cols), stream);
+    return {host.data(), rows, cols};
+  }
+};
+
+/// What one prefill, or one product of logits, works in. Buffers stay for the next.
+struct Workspace {
+  Stream stream, outgoing;
+  Blas blas{stream};
+  Event projected;
+  Angles angles;
+  DeviceBuffer<float> hidden, query, key, value, gate, up, before_query, before_key, past, logits;
+  DeviceBuffer<uint32_t> positions, key_row, past_row;
+  DeviceBuffer<AttentionTile> tiles;
+  Parts normed, gated, attended, query_parts, key_parts, value_parts;
+  Outgoing query_out, key_out, value_out, before_query_out, before_key_out, logits_out;
+  PinnedBuffer<float> past_keys, past_values;  // of one document, on the way to the device
+
+  void make_room_for_past(size_t tokens, size_t width) {
+    const size_t count = checked_mul(tokens, width);
+    past.resize(count), past_row.resize(tokens);
+    for (PinnedBuffer<float>* const rows : {&past_keys, &past_values})
+      if (rows->size() < count) *rows = PinnedBuffer<float>(count);
+  }
+
+  /// For logits of so many rows.
+  void make_room_for_logits(size_t rows, size_t width, size_t outputs) {
+    normed.resize(std::max(normed.plane, checked_mul(rows, width)));
+    logits.resize(checked_mul(rows, outputs));
+    logits_out.make_room(logits.size());
+  }
+
+  /// out (n, outputs) = or += layer(x); x: rows of parts, n of them from the first on.
+  void apply(const DeviceLinear& layer, const Parts& x, size_t n, bool add, float* out) {
+    if (layer.bias.size() > 0) {
+      check(run_bias(layer.bias.data(), n, static_cast<unsigned>(layer.outputs), add, out, stream.handle()),
+            "adding a bias");
+      add = true;
+    }
+    // Products of parts that are not below 2^-24 of the whole, the small ones first, whose truncation is
+    // small.
+    for (unsigned order = kFloatParts; order-- > 0;)
+      for (unsigned p = 0; p < layer.parts && p <= order; ++p) {
+        blas.products(x.part(order - p), layer.weight.part(p), n, layer.outputs, layer.inputs, add, out,
+                      order == 0 ? kPreciseStretch : layer.inputs);
+        add = true;
+      }
+  }
+};
+
+class Engine final : public PrefillEngine {
+ public:
+  explicit Engine(const LlamaWeights& weights) : weights_(weights) {
+    const ModelConfig& config = weights.config;
+    if (config.head_dim > kWidestHead)
+      throw usage_error("heads of {} dimensions; a device takes at most {}", config.head_dim, kWidestHead);
+    if (as_size(config.num_kv_heads) > kMostGridRows)  // each has a row of blocks
+      throw usage_error("{} key/value heads; a device takes at most {}", config.num_kv_heads, kMostGridRows);
+    uint64_t bytes = 0;
+    for (const LlamaLayer& layer : weights.layers)
+      for (const Linear* linear :
+           {&layer.query, &layer.key, &layer.value, &layer.output, &layer.gate, &layer.up, &layer.down})
+        bytes = checked_add(bytes, device_bytes(*linear));
+    if (const uint64_t free = free_bytes(); bytes > free)
+      throw OutOfMemory(
+          fmt::format("the model's layers take {} bytes of device memory; {} are free", bytes, free));
+    give_back(std::make_unique<Workspace>());  // before the copies: the library may be missing
+    const Stream stream;
+    DeviceBuffer<uint8_t> staging;
+    for (const LlamaLayer& layer : weights.layers) {
+      DeviceLayer& own = layers_.emplace_back();
+      own.attention_norm = DeviceBuffer<float>(layer.attention_norm, stream);
+      own.mlp_norm = DeviceBuffer<float>(layer.mlp_norm, stream);
+      own.query_norm = DeviceBuffer<float>(layer.query_norm, stream);
+      own.key_norm = DeviceBuffer<float>(layer.key_norm, stream);
+      own.query = upload(layer.query, staging, stream);
+      own.key = upload(layer.key, staging, stream);
+      own.value = upload(layer.value, staging, stream);
+      own.output = upload(layer.output, staging, stream);
+      own.gate = upload(layer.gate, staging, stream);
+      own.up = upload(layer.up, staging, stream);
+      own.down = upload(layer.down, staging, stream);
+    }
+    final_norm_ = DeviceBuffer<float>(weights.final_norm, stream);
+    stream.synchronize();
+  }
+
+  std::unique_ptr<PrefillSteps> start(const PrefillPlan& plan) override;
+  bool logits(MatrixView<const float> hidden, MatrixView<float> out) override;
+  void make_logits(MatrixView<const float> hidden, MatrixView<float> out);
+
+  const LlamaWeights& weights() const { return weights_; }
+  const DeviceLayer& layer(int index) const { return layers_[as_size(index)]; }
+  const float* final_norm() const { return final_norm_.data(); }
+
+  /// The output matrix, copied when first wanted.
+  const DeviceLinear& head() {
+    const std::lock_guard lock(mutex_);
+    if (head_.outputs == 0) {
+      const Stream stream;
+      DeviceBuffer<uint8_t> staging;
+      DeviceLinear head = upload(*weights_.head, staging, stream);
+      stream.synchronize();
+      head_ = std::move(head);
+    }
+    return head_;
+  }
+
+  std::unique_ptr<Workspace> take() {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!free_.empty()) {
+        auto taken = std::move(free_.back());
+        free_.pop_back();
+        return taken;
+      }
+    }
+    return std::make_unique<Workspace>();
+  }
+  void give_back(std::unique_ptr<Workspace> workspace) {
+    const std::lock_guard lock(mutex_);
+    free_.push_back(std::move(workspace));
+  }
+
+  /// Rows of logits that are made at a time.
+  size_t logit_rows(size_t wanted) const {
+    const size_t row_bytes = as_size(weights_.config.vocabulary_size) * sizeof(float);
+    return std::min(wanted, std::max<size_t>(1, kPieceBytes / row_bytes));
+  }
+
+ private:
+  const LlamaWeights& weights_;
+  std::vector<DeviceLayer> layers_;
+  DeviceBuffer<float> final_norm_;
+  std::mutex mutex_;
+  DeviceLinear head_;
+  std::vector<std::unique_ptr<Workspace>> free_;
+};
+
+/// A workspace for as long as this lives. It goes back unless something went wrong meanwhile: what it grew to
+/// may be why memory ran out.
+class Borrowed {
+ public:
+  explicit Borrowed(Engine& engine) : engine_(engine), workspace_(engine.take()) {}
+  ~Borrowed() {
+    try {
+      workspace_->stream.synchronize();
+      workspace_->outgoing.synchronize();
+      if (std::uncaught_exceptions() == exceptions_) engine_.give_back(std::move(workspace_));
+    } catch (const std::exception&) {  // somebody was told already, or does not read what was computed
+    }
+  }
+  Borrowed(const Borrowed&) = delete;
+  Borrowed& operator=(const Borrowed&) = delete;
+  Workspace* operator->() { return workspace_.get(); }
+  Workspace& operator*() { return *workspace_; }
+
+ private:
+  Engine& engine_;
+  std::unique_ptr<Workspace> workspace_;
+  const int exceptions_ = std::uncaught_exceptions();  // on their way when this began
+};
+
+/// All memory is taken when this is made: the CPU takes over then, and nobody does later.
+class Steps final : public PrefillSteps {
+ public:
+  Steps(Engine& engine, const PrefillPlan& plan)
+      : engine_(engine), config_(engine.weights().config), plan_(plan), at_(engine) {
+    const size_t n = plan.batch->tokens.size(), chunk = plan.chunk;
+    if (n > UINT32_MAX || plan.key_rows > UINT32_MAX)
+      throw failed("a prefill of {} tokens over {} keys; a device counts them in 32 bits", n, plan.key_rows);
+    padded_ = attention_padded(static_cast<unsigned>(config_.head_dim));
+    const size_t query = as_size(config_.query_width()), key = as_size(config_.key_width()),
+                 mlp = as_size(config_.intermediate_size);
+    at_->hidden.resize(checked_mul(n, hidden_width()));
+    at_->query.resize(checked_mul(chunk, query));
+    at_->key.resize(checked_mul(chunk, key)), at_->value.resize(checked_mul(chunk, key));
+    at_->gate.resize(checked_mul(chunk, mlp)), at_->up.resize(checked_mul(chunk, mlp));
+    at_->query_out.make_room(chunk * query);
+    at_->key_out.make_room(chunk * key), at_->value_out.make_room(chunk * key);
+    if (plan.options->before_rope) {
+      at_->before_query.resize(chunk * query), at_->before_key.resize(chunk * key);
+      at_->before_query_out.make_room(chunk * query), at_->before_key_out.make_room(chunk * key);
+    }
+    at_->normed.resize(chunk * hidden_width()), at_->gated.resize(chunk * mlp);
+    if (plan.logit_rows > 0)
+      at_->make_room_for_logits(plan.logit_rows, hidden_width(), engine.head().outputs);
+    at_->attended.resize(chunk * query);
+    at_->query_parts.resize(checked_mul(chunk * as_size(config_.num_q_heads), padded_));
+    at_->key_parts.resize(checked_mul(plan.key_rows * as_size(config_.num_kv_heads), padded_));
+    at_->value_parts.resize(at_->key_parts.plane);
+    size_t past = 0;
+    for (const DocumentPlace& document : plan.documents) past = std::max(past, document.past);
+    at_->make_room_for_past(past, key);
+    at_->angles.reach(config_, plan.longest, at_->stream);
+    at_->positions.resize(n), at_->key_row.resize(n);
+    upload_numbers(plan.positions, at_->positions);
+    upload_numbers(plan.key_row, at_->key_row);
+    std::vector<AttentionTile> tiles;
+    for (size_t first = 0; first < n; first += chunk) {
+      tiles_.push_back(tiles.size());
+      cut_in_tiles(first, std::min(chunk, n - first), tiles);
+    }
+    tiles_.push_back(tiles.size());
+    at_->tiles.resize(tiles.size());
+    at_->tiles.upload(tiles, at_->stream);
+    at_->stream.synchronize();
+  }
+
+  void embed() override {
+    const size_t width = hidden_width(), at_once = std::max<size_t>(1, kPieceBytes / (width * sizeof(float)));
+    const std::span<const uint32_t> tokens = plan_.batch->tokens;
+    std::vector<float> rows(std::min(at_once, tokens.size()) * width);
+    for (size_t first = 0; first < tokens.size(); first += at_once) {
+      const size_t count = std::min(at_once, tokens.size() - first);
+      for (size_t i = 0; i < count; ++i)
+        read_floats(*engine_.weights().embedding, tokens[first + i] * width,
+                    std::span(rows).subspan(i * width, width));
+      at_->hidden.upload(std::span<const float>(rows).first(count * width), at_->stream, first * width);
+      at_->stream.synchronize();  // rows are written again
+    }
+  }
+
+  PastRows past_rows(size_t document) override {
+    const size_t past = plan_.documents[document].past, width = as_size(config_.key_width());
+    return {MatrixView<float>(at_->past_keys.data(), past, width),
+            MatrixView<float>(at_->past_values.data(), past, width)};
+  }
+
+  void place_past(size_t document) override {
+    const DocumentPlace& own = plan_.documents[document];
+    std::vector<uint32_t> rows(own.past);
+    std::iota(rows.begin(), rows.end(), static_cast<uint32_t>(own.key_first));
+    at_->past_row.upload(rows, at_->stream);
+    const auto place = [&](PinnedBuffer<float>& from, Parts& to) {
+      at_->past.upload(from.span().first(own.past * as_size(config_.key_width())), at_->stream);
+      HeadRows heads = heads_of(at_->past, config_.num_kv_heads, to);
+      heads.part_rows = at_->past_row.data();
+      check(run_place_heads(heads, own.past, at_->stream.handle()), "placing past keys and values");
+    };
+    place(at_->past_keys, at_->key_parts);
+    place(at_->past_values, at_->value_parts);
+    at_->stream.synchronize();  // the host's rows are written again
+  }
+
+  void project(int index, size_t first, size_t count) override {
+    const DeviceLayer& layer = engine_.layer(index);
+    norm(layer.attention_norm, first, count);
+    at_->apply(layer.query, at_->normed, count, false, at_->query.data());
+    at_->apply(layer.key, at_->normed, count, false, at_->key.data());
+    at_->apply(layer.value, at_->normed, count, false, at_->value.data());
+    const bool before = plan_.options->before_rope;
+    HeadRows query = heads_of(at_->query, config_.num_q_heads, at_->query_parts);
+    turn(query, layer.query_norm, first);
+    query.before = before ? at_->before_query.data() : nullptr;
+    query.scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim));
+    HeadRows key = heads_of(at_->key, config_.num_kv_heads, at_->key_parts);
+    turn(key, layer.key_norm, first);
+    key.before = before ? at_->before_key.data() : nullptr;
+    key.part_rows = at_->key_row.data() + first;
+    HeadRows value = heads_of(at_->value, config_.num_kv_heads, at_->value_parts);
+    value.part_rows = at_->key_row.data() + first;
+    for (const HeadRows* heads : {&query, &key, &value})
+      check(run_place_heads(*heads, count, at_->stream.handle()), "turning heads");
+
+    at_->projected.record(at_->stream);
+    at_->projected.hold_back(at_->outgoing);
+    const size_t query_width = as_size(config_.query_width()), key_width = as_size(config_.key_width());
+    out_ = {};
+    out_.layer = index;
+    out_.first = first;
+    out_.query = at_->query_out.copy(at_->query, count, query_width, at_->outgoing);
+    out_.key = at_->key_out.copy(at_->key, count, key_width, at_->outgoing);
+    out_.value = at_->value_out.copy(at_->value, count, key_width, at_->outgoing);
+    if (!before) return;
+    out_.query_before_rope = at_->before_query_out.copy(at_->before_query, count, query_width, at_->outgoing);
+    out_.key_before_rope = at_->before_key_out.copy(at_->before_key, count, key_width, at_->outgoing);
+  }
+
+  void finish(int index, size_t first, size_t count) override {
+    const DeviceLayer& layer = engine_.layer(index);
+    attend(index, first);
+    float* const hidden = at_->hidden.data() + first * hidden_width();
+    at_->apply(layer.output, at_->attended, count, true, hidden);
+    norm(layer.mlp_norm, first, count);
+    at_->apply(layer.gate, at_->normed, count, false, at_->gate.data());
+    at_->apply(layer.up, at_->normed, count, false, at_->up.data());
+    check(run_silu(at_->gate.data(), at_->up.data(), count * as_size(config_.intermediate_size),
+                   at_->gated.view(), at_->stream.handle()),
+          "the gate of an MLP");
+    at_->apply(layer.down, at_->gated, count, true, hidden);
+  }
+
+  LayerChunk projected(int, size_t, size_t) override {
+    at_->outgoing.synchronize();
+    return out_;
+  }
+
+  MatrixView<const float> logits(size_t first, size_t count) override {
+    const DeviceLinear& head = engine_.head();
+    check(run_norm_rows(at_->hidden.data() + first * hidden_width(), count,
+                        static_cast<unsigned>(hidden_width()), engine_.final_norm(), config_.norm_epsilon,
+                        nullptr, at_->normed.view(), at_->stream.handle()),
+          "normalising rows");
+    at_->apply(head, at_->normed, count, false, at_->logits.data());
+    const auto rows = at_->logits_out.copy(at_->logits, count, head.outputs, at_->stream);
+    at_->stream.synchronize();
+    return rows;
+  }
+
+  MatrixView<const float> hidden() override {
+    const size_t rows = plan_.batch->tokens.size();
+    float* const data = at_->hidden.data();
+    check(run_norm_rows(data, rows, static_cast<unsigned>(hidden_width()), engine_.final_norm(),
+                        config_.norm_epsilon, data, {}, at_->stream.handle()),
+          "normalising rows");
+    final_hidden_ = Matrix<float>(rows, hidden_width());
+    at_->hidden.download({final_hidden_.data(), final_hidden_.size()}, at_->stream);
+    at_->stream.synchronize();
+    return final_hidden_;
+  }
+
+ private:
+  size_t hidden_width() const { return as_size(config_.hidden_size); }
+
+  void upload_numbers(const std::vector<size_t>& numbers, DeviceBuffer<uint32_t>& to) {
+    const std::vector<uint32_t> narrow(numbers.begin(), numbers.end());
+    to.upload(narrow, at_->stream);
+    at_->stream.synchronize();
+  }
+
+  void norm(const DeviceBuffer<float>& weight, size_t first, size_t count) {
+    check(run_norm_rows(at_->hidden.data() + first * hidden_width(), count,
+                        static_cast<unsigned>(hidden_width()), weight.data(), config_.norm_epsilon, nullptr,
+                        at_->normed.view(), at_->stream.handle()),
+          "normalising rows");
+  }
+
+  HeadRows heads_of(DeviceBuffer<float>& rows, int heads, Parts& parts) const {
+    HeadRows out;
+    out.rows = rows.data();
+    out.heads = static_cast<unsigned>(heads), out.dims = static_cast<unsigned>(config_.head_dim);
+    out.parts = parts.view();
+    out.padded = padded_;
+    return out;
+  }
+
+  void turn(HeadRows& heads, const DeviceBuffer<float>& norm, size_t first) {
+    if (norm.size() > 0) heads.norm = norm.data();
+    heads.epsilon = config_.norm_epsilon;
+    heads.cosines = at_->angles.cosines.data(), heads.sines = at_->angles.sines.data();
+    heads.positions = at_->positions.data() + first;
+  }
+
+  /// Those of a chunk are added with the most keys first: the short ones fill the gaps at the end.
+  void cut_in_tiles(size_t first, size_t count, std::vector<AttentionTile>& tiles) const {
+    const unsigned rows = attention_rows(padded_);
+    const size_t size = rows / std::min(rows, static_cast<unsigned>(config_.group_size()));
+    const auto before = static_cast<ptrdiff_t>(tiles.size());
+    for (const DocumentPlace& document : plan_.documents) {
+      const size_t begin = std::max(first, document.first);
+      const size_t end = std::min(first + count, document.first + document.tokens);
+      for (size_t row = begin; row < end; row += size)
+        tiles.push_back({static_cast<uint32_t>(row - first), static_cast<uint32_t>(document.key_first),
+                         static_cast<uint32_t>(plan_.positions[row]),
+                         static_cast<uint32_t>(std::min(size, end - row))});
+    }
+    std::stable_sort(tiles.begin() + before, tiles.end(),
+                     [](const AttentionTile& a, const AttentionTile& b) { return a.position > b.position; });
+  }
+
+  void attend(int index, size_t first) {
+    const size_t chunk = first / plan_.chunk;
+    CausalAttention attention;
+    attention.query = at_->query_parts.view();
+    attention.key = at_->key_parts.view(), attention.value = at_->value_parts.view();
+    attention.tiles = at_->tiles.data() + tiles_[chunk];
+    attention.tile_count = static_cast<unsigned>(tiles_[chunk + 1] - tiles_[chunk]);
+    attention.q_heads = static_cast<unsigned>(config_.num_q_heads);
+    attention.kv_heads = static_cast<unsigned>(config_.num_kv_heads);
+    attention.dims = static_cast<unsigned>(config_.head_dim), attention.padded = padded_;
+    const int64_t window = config_.window[as_size(index)];
+    attention.window = window > 0 && window < int64_t{UINT32_MAX} ? static_cast<uint32_t>(window) : 0;
+    attention.out = at_->attended.view();
+    check(run_causal_attention(attention, at_->stream.handle()), "attention");
+  }
+
+  Engine& engine_;
+  const ModelConfig& config_;
+  const PrefillPlan& plan_;
+  unsigned padded_ = 0;
+  std::vector<size_t> tiles_;  // where those of each chunk begin, and the end
+  LayerChunk out_;
+  Matrix<float> final_hidden_;
+  Borrowed at_;  // last: what its work reads is there until it ends
+};
+
+std::unique_ptr<PrefillSteps> Engine::start(const PrefillPlan& plan) {
+  if (plan.options->attention) return nullptr;
+  return std::make_unique<Steps>(*this, plan);
+}
+
+bool Engine::logits(MatrixView<const float> hidden, MatrixView<float> out) {
+  make_logits(hidden, out);
+  return true;
+}
+
+void Engine::make_logits(MatrixView<const float> hidden, MatrixView<float> out) {
+  const DeviceLinear& output = head();
+  Borrowed at(*this);
+  const size_t at_once = logit_rows(hidden.rows()), width = hidden.cols();
+  at->make_room_for_logits(at_once, width, output.outputs);
+  DeviceBuffer<float> rows(at_once * width);
+  std::vector<float> packed;
+  for (size_t first = 0; first < hidden.rows(); first += at_once) {
+    const size_t count = std::min(at_once, hidden.rows() - first);
+    packed.clear();
+    for (size_t i = 0; i < count; ++i)
+      packed.insert(packed.end(), hidden.row(first + i).begin(), hidden.row(first + i).end());
+    rows.upload(packed, at->stream);
+    check(run_split(RawFloat::f32, rows.data(), count * width, kFloatParts, at->normed.view(),
+                    at->stream.handle()),
+          "taking rows apart");
+    at->apply(output, at->normed, count, false, at->logits.data());
+    const auto made = at->logits_out.copy(at->logits, count, output.outputs, at->stream);
+    at->stream.synchronize();
+    for (size_t i = 0; i < count; ++i) std::ranges::copy(made.row(i), out.row(first + i).begin());
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<PrefillEngine> make_prefill_engine(const LlamaWeights& weights) {
+  return std::make_shared<Engine>(weights);
+}
+
+}  // namespace kvcodec::cuda

@@ -1,0 +1,93 @@
+// Launchers of the kernels of reconstruct_kernels.cuh. All pointers are to device memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/runtime/status.hpp"
+
+namespace kvcodec::cuda {
+
+enum class AtomType : uint8_t { f32, f16, bf16 };
+enum class SignalType : uint8_t { f32, f16, bf16 };
+
+/// Atoms in rows of `stride` elements: a multiple of 8, zeros behind the width.
+struct DeviceAtoms {
+  const void* rows = nullptr;
+  uint32_t count = 0, width = 0, stride = 0;
+};
+
+inline constexpr unsigned kLevelChannels = 16;    ///< of a slice of atoms of 8 bits
+inline constexpr unsigned kMostLevelPairs = 512;  ///< of a signal, whose sums of 32 bits are exact
+
+/// Atoms of 8 bits in slices of kLevelChannels channels, one slice behind the other: (slices, count,
+/// kLevelChannels), zeros behind the width.
+struct DeviceLevels {
+  const int8_t* slices = nullptr;
+  const float* scales = nullptr;  ///< of the atoms
+  uint32_t count = 0, width = 0;
+
+  uint32_t num_slices() const { return (width + kLevelChannels - 1) / kLevelChannels; }
+};
+
+/// Pairs of all signals, one behind the other.
+struct DeviceCodes {
+  const uint32_t* ids = nullptr;     ///< plain ids, or
+  const uint32_t* packed = nullptr;  ///< a packed stream in whole words, one more than it needs
+  unsigned bits = 0;                 ///< of a packed id; 0: all ids are 0
+  // Coefficients: these,
+  const float* coefficients = nullptr;
+  // or f16,
+  const uint16_t* half_coefficients = nullptr;
+  // or a packed stream of words of up to 8 bits, each of which stands for a number that is multiplied by the
+  // signal's scale, a byte that stands for a number as well. Numbers that are not finite stand for nothing.
+  const uint32_t* words = nullptr;  ///< as `packed`
+  unsigned word_bits = 0;
+  const float* numbers = nullptr;  ///< 256 for words, 256 for scales
+  const uint8_t* signal_scales = nullptr;
+  const uint64_t* offsets = nullptr;  ///< signals + 1 places, or nullptr:
+  uint32_t each = 0;                  ///< pairs of every signal
+  size_t first = 0;                   ///< signals begin at this one
+};
+
+/// What is done to sums, each operation rounded: times the signal's gain, times the channel's scale, plus its
+/// mean. nullptr: not done.
+struct DeviceFinishing {
+  const float* gains = nullptr;
+  const float* scale = nullptr;
+  const float* mean = nullptr;
+};
+
+/// Where signals go: out[i * stride + j], of the type.
+struct DeviceSignals {
+  void* out = nullptr;
+  SignalType type = SignalType::f32;
+  size_t count = 0, stride = 0;
+};
+
+/// *bad becomes the least place of a pair whose id is no atom or whose coefficient is no finite number; it
+/// must be the largest value before.
+[[nodiscard]] Status run_reconstruct(AtomType type, const DeviceAtoms& atoms, const DeviceCodes& codes,
+                                     const DeviceFinishing& finishing, const DeviceSignals& signals,
+                                     unsigned long long* bad, StreamHandle stream);
+
+/// Codes as sums of levels take them. Signals stand in tiles of 32; of each tile there are `quads` times 32
+/// times four pairs, so that a warp reads the same four of all its signals at once.
+struct LevelCodes {
+  uint32_t* pairs = nullptr;   ///< (tiles, quads, 32, 4) id << 16 | weight, for up to 2^16 atoms, or
+  uint32_t* ids = nullptr;     ///< the same with ids apart from
+  int32_t* weights = nullptr;  ///< weights
+  float* units = nullptr;      ///< per signal
+  uint32_t* used = nullptr;    ///< quads of a signal
+  uint32_t quads = 0;
+};
+/// Rounds the weights of `count` signals. quads: enough for each.
+[[nodiscard]] Status run_prepare_levels(const DeviceLevels& atoms, const DeviceCodes& codes, size_t count,
+                                        const LevelCodes& prepared, unsigned long long* bad,
+                                        StreamHandle stream);
+/// multiprocessors, shared_bytes: of the device. Slices that fit stay in shared memory.
+[[nodiscard]] Status run_combine_levels(const DeviceLevels& atoms, const LevelCodes& prepared,
+                                        const DeviceFinishing& finishing, const DeviceSignals& signals,
+                                        unsigned multiprocessors, size_t shared_bytes, StreamHandle stream);
+
+}  // namespace kvcodec::cuda

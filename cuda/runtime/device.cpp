@@ -1,0 +1,77 @@
+#include "cuda/runtime/device.hpp"
+
+#include <cuda_runtime.h>
+
+#include "cuda/runtime/probe.cuh"
+#include "lib/core/error.hpp"
+
+namespace kvcodec::cuda {
+namespace {
+
+/// Number of devices; the reason for none, if any, in `why`.
+int count_devices(std::string& why) {
+  int count = 0;
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  if (status == cudaSuccess && count > 0) return count;
+  why = status == cudaSuccess ? "the driver lists none" : cudaGetErrorString(status);
+  (void)cudaGetLastError();  // the failure is answered; later calls must not see it again
+  return 0;
+}
+
+DeviceInfo describe(int index) {
+  cudaDeviceProp properties{};
+  const cudaError_t status = cudaGetDeviceProperties(&properties, index);
+  if (status != cudaSuccess) throw failed("device {}: {}", index, cudaGetErrorString(status));
+  return {index,
+          properties.name,
+          properties.major,
+          properties.minor,
+          properties.totalGlobalMem,
+          properties.multiProcessorCount,
+          properties.sharedMemPerBlockOptin};
+}
+
+/// Runs one tiny kernel: a device for which this build holds no code is found here, not in the middle of the
+/// work.
+void check_runs_our_code(const DeviceInfo& device) {
+  int* out = nullptr;
+  int answer = 0;
+  cudaError_t status = cudaMalloc(&out, sizeof(int));
+  if (status == cudaSuccess) status = static_cast<cudaError_t>(run_probe(out, 42, nullptr));
+  if (status == cudaSuccess) status = cudaMemcpy(&answer, out, sizeof(int), cudaMemcpyDeviceToHost);
+  (void)cudaFree(out);
+  if (status != cudaSuccess || answer != 42)
+    throw no_device("CUDA device {} ({}, compute capability {}.{}): {}", device.index, device.name,
+                    device.major, device.minor,
+                    status == cudaSuccess ? "a test kernel gave a wrong answer" : cudaGetErrorString(status));
+}
+
+}  // namespace
+
+std::vector<DeviceInfo> devices() {
+  std::string why;
+  std::vector<DeviceInfo> found;
+  try {
+    for (int i = 0, count = count_devices(why); i < count; ++i) found.push_back(describe(i));
+  } catch (const Error&) {
+    found.clear();  // a device that cannot be asked cannot be used either
+  }
+  return found;
+}
+
+DeviceInfo require_device(int index) {
+  std::string why;
+  const int count = count_devices(why);
+  if (count == 0) throw no_device("no CUDA device: {}; use --device cpu", why);
+  if (index < 0 || index >= count)
+    throw no_device("no CUDA device {}: there are {}, counted from 0", index, count);
+  const cudaError_t status = cudaSetDevice(index);
+  if (status != cudaSuccess) throw no_device("CUDA device {}: {}", index, cudaGetErrorString(status));
+  DeviceInfo device = describe(index);
+  if (const std::string missing = lacks(device); !missing.empty())
+    throw no_device("CUDA device {} ({}): {}; use --device cpu", index, device.name, missing);
+  check_runs_our_code(device);
+  return device;
+}
+
+}  // namespace kvcodec::cuda

@@ -1,0 +1,45 @@
+// Which devices there are. Without CUDA (no_cuda.cpp) there are none, and whoever demands one is told why.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+
+namespace kvcodec::cuda {
+
+struct DeviceInfo {
+  int index = 0;
+  std::string name;
+  int major = 0, minor = 0;   ///< compute capability
+  uint64_t memory_bytes = 0;  ///< total device memory
+  int multiprocessors = 0;
+  size_t shared_bytes = 0;  ///< shared memory that one block of threads can have
+};
+
+/// What kernels take for granted: asynchronous copies and products of bf16, and the shared memory of the
+/// first devices that had these. Some later ones of smaller machines have less.
+inline constexpr int kLeastMajor = 8;
+inline constexpr size_t kLeastSharedBytes = 163 * 1024;
+
+/// What of this a device lacks, as a sentence; nothing if it has all.
+inline std::string lacks(const DeviceInfo& device) {
+  if (device.major < kLeastMajor)
+    return fmt::format("its compute capability is {}.{}; {}.0 is the least that runs kvcodec", device.major,
+                       device.minor, kLeastMajor);
+  if (device.shared_bytes < kLeastSharedBytes)
+    return fmt::format("a block of threads has {} KiB of shared memory there; kvcodec needs {} KiB",
+                       device.shared_bytes / 1024, kLeastSharedBytes / 1024);
+  return "";
+}
+
+/// The devices there are; empty without CUDA, without a driver or without a device. Never throws.
+std::vector<DeviceInfo> devices();
+
+/// Makes device `index` the current one and returns what it is. Throws Error(no_device) saying why there is
+/// none: built without CUDA, no driver, no device, no device of that index, or one that is too small.
+DeviceInfo require_device(int index = 0);
+
+}  // namespace kvcodec::cuda

@@ -1,0 +1,202 @@
+// Memory, streams and events of the current device, for the host side of the twins. Plain C++: wrappers that
+// use this need no CUDA header, so the same wrappers run on the emulation of test/cuda/emulation.
+//
+// Everything throws with the runtime's own reason: OutOfMemory, or DeviceFault for all else.
+//
+// Copies and launches are asynchronous: what they read and write on the host must stay until the stream was
+// synchronized. Work of one stream runs in order.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include "cuda/runtime/status.hpp"
+#include "lib/core/checked.hpp"
+#include "lib/core/error.hpp"
+
+namespace kvcodec::cuda {
+
+/// Memory ran out, the device's or page-locked one. Nothing is wrong with the device: the work can be done
+/// elsewhere, or in smaller pieces.
+class OutOfMemory : public Error {
+ public:
+  explicit OutOfMemory(const std::string& message) : Error(ErrorKind::failed, message) {}
+};
+
+/// The device or its driver failed. Other errors of kind failed say what a twin does not take.
+class DeviceFault : public Error {
+ public:
+  explicit DeviceFault(const std::string& message) : Error(ErrorKind::failed, message) {}
+};
+
+/// Runs body(); false if memory ran out meanwhile.
+template <class Body>
+bool fits_memory(Body&& body) {
+  try {
+    std::forward<Body>(body)();
+    return true;
+  } catch (const OutOfMemory&) {
+    return false;
+  }
+}
+
+/// Throws OutOfMemory or DeviceFault "<what>: <reason>" unless status is 0.
+void check(Status status, const char* what);
+
+/// What kernels must know of the current device.
+struct Limits {
+  int multiprocessors = 0;
+  size_t shared_bytes = 0;  ///< that one block can have at most
+  size_t l2_bytes = 0;
+};
+Limits limits();
+
+/// Rows and layers of blocks of threads that a grid has at most; columns it has 2^31 - 1.
+inline constexpr size_t kMostGridRows = 65535;
+
+/// Bytes of the current device's memory that are free, what this process keeps of its own included, or how
+/// many limit_free_bytes() leaves of them.
+uint64_t free_bytes();
+
+/// For tests, so that wrappers cut their work into pieces: free_bytes() is at most `bytes` from now on.
+void limit_free_bytes(uint64_t bytes);
+inline constexpr uint64_t kAllFreeBytes = UINT64_MAX;
+
+/// Bytes that buffers of this process have of the current device's memory, as its pool says; nothing where
+/// there is none. What other processes do meanwhile does not show here.
+std::optional<uint64_t> used_bytes();
+
+/// A sequence of work. Threads must not share one.
+class Stream {
+ public:
+  Stream();
+  ~Stream();
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+
+  StreamHandle handle() const { return handle_; }
+  /// Returns when all that was asked for is done. Throws what went wrong on the device since.
+  void synchronize() const;
+
+ private:
+  StreamHandle handle_ = nullptr;
+};
+
+/// A point in a stream.
+class Event {
+ public:
+  Event();
+  ~Event();
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+
+  void record(const Stream& stream);
+  /// Later work of `stream` begins when the point is reached.
+  void hold_back(const Stream& stream) const;
+  /// Waits for both points; milliseconds from `start` to this one.
+  float milliseconds_since(const Event& start) const;
+
+ private:
+  EventHandle handle_ = nullptr;
+};
+
+namespace detail {
+void* allocate(size_t bytes);
+void release(void* data) noexcept;
+void* allocate_pinned(size_t bytes);
+void release_pinned(void* data) noexcept;
+void upload(void* device, const void* host, size_t bytes, const Stream& stream);
+void download(void* host, const void* device, size_t bytes, const Stream& stream);
+void copy(void* to, const void* from, size_t bytes, const Stream& stream);
+void fill(void* device, uint8_t value, size_t bytes, const Stream& stream);
+void check_range(size_t first, size_t count, size_t size);
+}  // namespace detail
+
+/// Elements in device memory, not initialised. Device pointers are aligned to 16 bytes at least; they must
+/// not be dereferenced on the host.
+template <class T>
+class DeviceBuffer {
+  static_assert(std::is_trivially_copyable_v<T>);
+
+ public:
+  DeviceBuffer() = default;
+  explicit DeviceBuffer(size_t size) { resize(size); }
+  DeviceBuffer(std::span<const T> host, const Stream& stream) : DeviceBuffer(host.size()) {
+    upload(host, stream);
+  }
+  ~DeviceBuffer() { detail::release(data_); }
+  DeviceBuffer(DeviceBuffer&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)),
+        size_(std::exchange(other.size_, 0)),
+        capacity_(std::exchange(other.capacity_, 0)) {}
+  DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
+    std::swap(data_, other.data_), std::swap(size_, other.size_), std::swap(capacity_, other.capacity_);
+    return *this;
+  }
+
+  T* data() { return data_; }
+  const T* data() const { return data_; }
+  size_t size() const { return size_; }
+
+  /// Room for so many elements; what was there is lost. Memory never shrinks, so that work that comes piece
+  /// by piece allocates once. Waits for the device where it must allocate, as whoever frees memory does.
+  void resize(size_t size) {
+    if (size > capacity_) {
+      detail::release(std::exchange(data_, nullptr));
+      capacity_ = size_ = 0;
+      data_ = static_cast<T*>(detail::allocate(checked_mul(size, sizeof(T))));
+      capacity_ = size;
+    }
+    size_ = size;
+  }
+
+  /// Copies to and from elements [first, first + host.size()). Throws Error(failed) if they are not there.
+  void upload(std::span<const T> host, const Stream& stream, size_t first = 0) {
+    detail::check_range(first, host.size(), size_);
+    detail::upload(data_ + first, host.data(), host.size_bytes(), stream);
+  }
+  void download(std::span<T> host, const Stream& stream, size_t first = 0) const {
+    detail::check_range(first, host.size(), size_);
+    detail::download(host.data(), data_ + first, host.size_bytes(), stream);
+  }
+  /// Sets every byte.
+  void fill(uint8_t value, const Stream& stream) { detail::fill(data_, value, size_ * sizeof(T), stream); }
+
+ private:
+  T* data_ = nullptr;
+  size_t size_ = 0, capacity_ = 0;
+};
+
+/// Elements in host memory that the device copies from and to at full speed while the host goes on.
+template <class T>
+class PinnedBuffer {
+  static_assert(std::is_trivially_copyable_v<T>);
+
+ public:
+  PinnedBuffer() = default;
+  explicit PinnedBuffer(size_t size)
+      : data_(static_cast<T*>(detail::allocate_pinned(checked_mul(size, sizeof(T))))), size_(size) {}
+  ~PinnedBuffer() { detail::release_pinned(data_); }
+  PinnedBuffer(PinnedBuffer&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+  PinnedBuffer& operator=(PinnedBuffer&& other) noexcept {
+    std::swap(data_, other.data_), std::swap(size_, other.size_);
+    return *this;
+  }
+
+  T* data() { return data_; }
+  size_t size() const { return size_; }
+  std::span<T> span() { return {data_, size_}; }
+  std::span<const T> span() const { return {data_, size_}; }
+
+ private:
+  T* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+}  // namespace kvcodec::cuda

@@ -1,4 +1,0 @@
-#include "cuda/runtime.hpp"
-
-// Tests that skip without a device are built without CUDA too.
-void kvcodec::cuda::limit_free_bytes(uint64_t) {}

@@ -1,0 +1,66 @@
+// Launchers of the kernels of rvq_kernels.cuh. All pointers are to device memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/runtime/status.hpp"
+#include "lib/entropy/huffman_step.hpp"
+
+namespace kvcodec::cuda {
+
+/// Rough scores of a stage: entry e stands as halves / scale.
+struct RvqScreen {
+  float scale;     ///< a power of two
+  float norm;      ///< |e| at most
+  float rounding;  ///< |e - halves / scale| at most
+  float bias;      ///< |bias| at most
+};
+
+/// Entries of a tile of rough scores.
+inline constexpr unsigned kRvqTile = 64;
+/// Dimensions at most: what a warp keeps of its rows in registers.
+inline constexpr unsigned kRvqWidest = 256;
+
+/// Codebooks, as kvcodec::Codebooks lays them out, and what encoding needs besides.
+struct RvqBooks {
+  const float* entries;      ///< [stages][count][padded]
+  const float* bias;         ///< [stages][tiles * kRvqTile], -infinity behind the entries
+  const uint16_t* halves;    ///< [stages][tiles * kRvqTile][rvq_depth(padded)], f16, zeros behind
+  const RvqScreen* screens;  ///< [stages]
+  uint32_t stages, count, padded, tiles;
+};
+
+/// Dimensions of rough scores: a power of two times 16; padded is at most kRvqWidest.
+constexpr unsigned rvq_depth(unsigned padded) {
+  unsigned depth = 16;
+  while (depth < padded) depth *= 2;
+  return depth;
+}
+
+/// out[i * stride + j] = sum over stages s of element j of entry id(i, s), in that order, j < width. Ids are
+/// `id_bits` wide, id (i, s) the (first_id + i * stages + s)-th of the stream, each below count.
+[[nodiscard]] Status run_rvq_decode(const RvqBooks& books, const WordStream& ids, uint64_t first_id,
+                                    unsigned id_bits, size_t rows, unsigned width, float* out, size_t stride,
+                                    StreamHandle stream);
+
+/// ids[i * stages + s] by the greedy search of ResidualEncoder. residuals (rows, padded): the rows, zeros
+/// behind their width; what is left of them afterwards.
+[[nodiscard]] Status run_rvq_encode(const RvqBooks& books, float* residuals, size_t rows, uint32_t* ids,
+                                    StreamHandle stream);
+
+/// Hypotheses that a search keeps, at most: ResidualEncoder::kMostHypotheses.
+inline constexpr unsigned kRvqMostHypotheses = 64;
+
+/// A beam search, of 2 to kRvqMostHypotheses hypotheses.
+struct RvqBeam {
+  const float* rows = nullptr;  ///< (count, padded), zeros behind their width
+  uint64_t count = 0;
+  uint32_t beam = 0;
+  float* residuals[2] = {nullptr, nullptr};  ///< (count, beam, padded) each, for the work
+  uint32_t* paths[2] = {nullptr, nullptr};   ///< (count, beam, stages) each, for the work
+  uint32_t* ids = nullptr;                   ///< (count, stages)
+};
+[[nodiscard]] Status run_rvq_beam(const RvqBooks& books, const RvqBeam& beam, StreamHandle stream);
+
+}  // namespace kvcodec::cuda

@@ -1,0 +1,98 @@
+#include "cuda/rvq/rvq_train.hpp"
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+#include "cuda/kmeans/kmeans.hpp"
+#include "cuda/kmeans/nearest.hpp"
+#include "cuda/runtime/runtime.hpp"
+#include "cuda/rvq/rvq.hpp"
+#include "cuda/rvq/rvq_train.cuh"
+#include "lib/core/checked.hpp"
+#include "lib/core/error.hpp"
+
+namespace kvcodec::cuda {
+namespace {
+
+template <class T>
+std::vector<T> packed(MatrixView<const T> matrix) {
+  std::vector<T> values;
+  values.reserve(matrix.rows() * matrix.cols());
+  for (size_t i = 0; i < matrix.rows(); ++i)
+    values.insert(values.end(), matrix.row(i).begin(), matrix.row(i).end());
+  return values;
+}
+
+class TrainEngine final : public RvqTrainEngine {
+ public:
+  bool take(MatrixView<const float> rows) override {
+    rows_.reset();  // first: both may not fit
+    const uint64_t bytes = checked_mul(rows.rows(), rows.cols() * kBytesPerValue + kBytesPerRow);
+    return bytes <= free_bytes() / 2 && fits_memory([&] { rows_.emplace(rows); });
+  }
+
+  bool choose(MatrixView<const float> entries, std::span<const float> bias,
+              std::span<uint32_t> ids) override {
+    return fits_memory([&] { best_products(*rows_, DeviceMatrix(entries), bias, ids, {}); });
+  }
+
+  bool means(std::span<const uint32_t> ids, MatrixView<float> means) override {
+    return fits_memory([&] { RowsByCluster(ids, means.rows()).means_of(*rows_, means); });
+  }
+
+  bool sums(std::span<const uint32_t> ids, MatrixView<double> sums) override {
+    return fits_memory([&] { RowsByCluster(ids, sums.rows()).sums_of(*rows_, sums); });
+  }
+
+  bool outer(MatrixView<const double> rows, std::span<const double> weights, MatrixView<const double> others,
+             MatrixView<double> a) override {
+    if (rows.rows() != others.rows() || weights.size() != rows.rows() || a.rows() != rows.cols() ||
+        a.cols() != others.cols() || rows.rows() > UINT32_MAX)
+      throw failed("({}, {}) outer products of ({}, {}) and ({}, {}) with {} weights", a.rows(), a.cols(),
+                   rows.rows(), rows.cols(), others.rows(), others.cols(), weights.size());
+    return fits_memory([&] { sum_outer(rows, weights, others, a); });
+  }
+
+  bool encode(const Codebooks& books, MatrixView<const float> rows, size_t beam,
+              MatrixView<uint32_t> ids) override {
+    if (books.padded() > kWidest) return false;
+    try {
+      return fits_memory([&] { ResidualQuantizer(books).encode(rows, beam, ids); });
+    } catch (const Error& error) {
+      if (error.kind() == ErrorKind::bad_input) return false;  // values that only the CPU takes
+      throw;
+    }
+  }
+
+ private:
+  static constexpr size_t kWidest = 256;  ///< of a ResidualQuantizer
+  /// Of a DeviceMatrix: values in 32 and 16 bits; the norms of a row and its padding.
+  static constexpr uint64_t kBytesPerValue = 6, kBytesPerRow = 64;
+
+  static void sum_outer(MatrixView<const double> rows, std::span<const double> weights,
+                        MatrixView<const double> others, MatrixView<double> a) {
+    const Stream stream;
+    const std::vector<double> of_rows = packed(rows), of_others = packed(others);
+    const DeviceBuffer<double> device_rows(of_rows, stream), device_weights(weights, stream),
+        device_others(of_others, stream);
+    DeviceBuffer<double> sums(a.rows() * a.cols());
+    std::vector<double> found(sums.size());
+    check(run_outer_sums(device_rows.data(), device_weights.data(), device_others.data(),
+                         static_cast<uint32_t>(rows.rows()), static_cast<uint32_t>(rows.cols()),
+                         static_cast<uint32_t>(others.cols()), sums.data(), stream.handle()),
+          "sums of outer products");
+    sums.download(found, stream);
+    stream.synchronize();
+    for (size_t i = 0; i < a.rows(); ++i)
+      std::copy_n(found.begin() + static_cast<ptrdiff_t>(i * a.cols()), a.cols(), a.row(i).begin());
+  }
+
+  std::optional<DeviceMatrix> rows_;
+};
+
+}  // namespace
+
+std::unique_ptr<RvqTrainEngine> make_rvq_train_engine() { return std::make_unique<TrainEngine>(); }
+
+}  // namespace kvcodec::cuda
