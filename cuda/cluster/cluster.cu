@@ -1,7 +1,185 @@
+// Selection by clusters (lib/attention/cluster_selector.hpp) and the gather of rows.
 #include "cuda/cluster/cluster.cuh"
-#include "cuda/cluster/cluster_kernels.cuh"
+#include "cuda/runtime/kernel.cuh"
+#include "cuda/runtime/prefix_sum.cuh"
+#include "lib/linalg/ordered_key.hpp"
 
 namespace kvcodec::cuda {
+
+constexpr unsigned kClusterThreads = 256;
+constexpr unsigned kClusterBins = kClusterThreads;  ///< 8 bits of a key at a time, a bin per thread
+
+namespace cluster_detail {
+
+/// Scores in their order.
+__device__ __forceinline__ uint32_t key_of(float score) {
+  return static_cast<uint32_t>(ordered_key(score)) ^ 0x80000000u;
+}
+
+/// Where the tokens of a cluster end that may be chosen: those before the newest ones, which are taken
+/// anyway.
+__device__ __forceinline__ uint64_t end_of(const ClusterSearch& search, unsigned cluster) {
+  const uint32_t newest = search.tokens - search.newest;
+  uint64_t low = search.offsets[cluster], high = search.offsets[cluster + 1];
+  if (newest >= search.end) return high;
+  while (low < high) {
+    const uint64_t middle = low + (high - low) / 2;
+    if (search.ids[middle] < newest)
+      low = middle + 1;
+    else
+      high = middle;
+  }
+  return low;
+}
+
+}  // namespace cluster_detail
+
+/// Half a warp per cluster. A product is that of lib/linalg: element i in lane i mod 16, products rounded
+/// before they are added, the lanes as a tree.
+__global__ void __launch_bounds__(kClusterThreads) score_clusters(ClusterSearches searches) {
+  const ClusterSearch search = searches.each[blockIdx.y];
+  const unsigned cluster = (blockIdx.x * kClusterThreads + threadIdx.x) / 16, lane = threadIdx.x % 16;
+  const bool real = cluster < search.clusters;
+  const float* const centroid = search.centroids + size_t{real ? cluster : 0} * search.dims;
+  float shared = 0;
+  if (search.clusters == 0) return;  // the whole block
+  for (unsigned q = 0; q < search.query_count; ++q) {
+    const float* const query = search.queries + size_t{q} * search.dims;
+    float sum = 0;
+    for (unsigned j = lane; j < search.dims; j += 16) sum += query[j] * centroid[j];
+#pragma unroll
+    for (int step = 8; step > 0; step /= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
+    shared = q == 0 ? sum : search.share != ClusterShare::max ? shared + sum : sum > shared ? sum : shared;
+    if (real && lane == 0 && sum != sum) *searches.nan = 1;
+  }
+  if (search.share == ClusterShare::mean) shared /= static_cast<float>(search.query_count);
+  if (real && lane == 0) {
+    searches.scores[blockIdx.y * searches.stride + cluster] = shared;
+    if (shared != shared) *searches.nan = 1;
+  }
+}
+
+/// A block per search: by eight bits of the keys at a time, the key at which the tokens of the clusters with
+/// higher ones are as many as wanted, and how many are then still wanted.
+__global__ void __launch_bounds__(kClusterThreads) limit_clusters(ClusterSearches searches) {
+  KVCODEC_SHARED_ARRAY(uint32_t, bins, kClusterBins);
+  KVCODEC_SHARED_ARRAY(uint32_t, sums, kClusterThreads / kWarp);
+  KVCODEC_SHARED_ARRAY(uint32_t, found, 2);
+  const ClusterSearch& search = searches.each[blockIdx.x];
+  const float* const scores = searches.scores + blockIdx.x * searches.stride;
+  uint32_t* const limits = searches.limits + blockIdx.x * 2;
+  const auto all = search.clusters == 0 ? 0u : static_cast<uint32_t>(search.offsets[search.clusters]);
+  if (search.budget == 0 || search.budget >= all) {  // nothing, or all of them: no key is as low as 0
+    if (threadIdx.x == 0) limits[0] = search.budget == 0 ? ~0u : 0, limits[1] = 0;
+    return;  // the whole block
+  }
+  uint32_t prefix = 0, mask = 0, left = search.budget;
+  for (unsigned shift = 24;; shift -= 8) {
+    bins[threadIdx.x] = 0;
+    __syncthreads();
+    for (unsigned c = threadIdx.x; c < search.clusters; c += kClusterThreads) {
+      const uint32_t key = cluster_detail::key_of(scores[c]);
+      if ((key & mask) == prefix)
+        atomicAdd(&bins[key >> shift & 255],
+                  static_cast<uint32_t>(cluster_detail::end_of(search, c) - search.offsets[c]));
+    }
+    __syncthreads();
+    // Bins from the top: a thread's is the one that holds the left-th token if those above are fewer.
+    const unsigned bin = kClusterBins - 1 - threadIdx.x;
+    const uint32_t own = bins[bin];
+    uint32_t total = 0;
+    const uint32_t before = prefix_sum(own, sums, total);
+    if (mask == 0 && left >= total) {  // all that may be chosen
+      if (threadIdx.x == 0) limits[0] = 0, limits[1] = 0;
+      return;  // the whole block
+    }
+    if (before < left && left <= before + own) found[0] = bin, found[1] = left - before;  // one thread
+    __syncthreads();
+    prefix |= found[0] << shift, left = found[1];
+    mask |= 255u << shift;
+    if (shift == 0) break;
+  }
+  if (threadIdx.x == 0) limits[0] = prefix, limits[1] = left;
+}
+
+/// A warp per cluster, as far as its tokens may be taken.
+__global__ void __launch_bounds__(kClusterThreads) mark_tokens(ClusterSearches searches) {
+  const ClusterSearch& search = searches.each[blockIdx.y];
+  const uint32_t limit = searches.limits[blockIdx.y * 2];
+  const unsigned cluster = (blockIdx.x * kClusterThreads + threadIdx.x) / kWarp, lane = threadIdx.x % kWarp;
+  if (cluster >= search.clusters) return;
+  const uint32_t key = cluster_detail::key_of(searches.scores[blockIdx.y * searches.stride + cluster]);
+  if (key < limit) return;
+  uint32_t* const bits = searches.bits + (size_t{blockIdx.y} * 2 + (key == limit)) * searches.words;
+  const uint64_t end = cluster_detail::end_of(search, cluster);
+  for (uint64_t i = search.offsets[cluster] + lane; i < end; i += kWarp) {
+    const uint32_t token = search.ids[i];
+    atomicOr(&bits[token / 32], 1u << token % 32);
+  }
+}
+
+/// A block per search: writes the tokens that are marked, and those that are taken anyway, a word of bits per
+/// thread at a time.
+__global__ void __launch_bounds__(kClusterThreads) write_tokens(ClusterSearches searches) {
+  KVCODEC_SHARED_ARRAY(uint32_t, sums, kClusterThreads / kWarp);
+  const ClusterSearch& search = searches.each[blockIdx.x];
+  const uint32_t* const above = searches.bits + size_t{blockIdx.x} * 2 * searches.words;
+  const uint32_t* const tied = above + searches.words;
+  const float* const scores = searches.scores + blockIdx.x * searches.stride;
+  uint32_t* const ids = searches.ids + blockIdx.x * searches.room;
+  float* const token_scores = searches.token_scores + blockIdx.x * searches.room;
+  const uint32_t wanted = searches.limits[blockIdx.x * 2 + 1], newest = search.tokens - search.newest;
+  const unsigned words = (search.tokens + 31) / 32;
+  uint32_t tied_before = 0, written = 0;
+  for (unsigned first = 0; first < words; first += kClusterThreads) {
+    const unsigned word = first + threadIdx.x;
+    uint32_t take = word < words ? above[word] : 0;
+    uint32_t of_limit = word < words ? tied[word] : 0;
+    uint32_t total = 0;
+    const uint32_t before = tied_before + prefix_sum(static_cast<uint32_t>(__popc(of_limit)), sums, total);
+    tied_before += total;
+    uint32_t kept = wanted > before ? wanted - before : 0;  // of this word's tokens at the limit, the first
+    for (; of_limit != 0 && kept > 0; of_limit &= of_limit - 1, --kept) take |= of_limit & (~of_limit + 1);
+    for (unsigned i = 0; i < 32 && word < words; ++i) {
+      const unsigned token = word * 32 + i;
+      if (token < search.first || (token >= newest && token < search.tokens)) take |= 1u << i;
+    }
+    uint32_t place = written + prefix_sum(static_cast<uint32_t>(__popc(take)), sums, total);
+    written += total;
+    for (; take != 0; take &= take - 1, ++place) {
+      const unsigned token = word * 32 + static_cast<unsigned>(__ffs(static_cast<int>(take))) - 1;
+      ids[place] = token;
+      token_scores[place] = token < search.first || token >= search.end ? 0 : scores[search.labels[token]];
+    }
+  }
+  if (threadIdx.x == 0) searches.counts[blockIdx.x] = written;
+}
+
+template <class Unit>
+__device__ __forceinline__ void gather_units(const GatherTask& task) {
+  const unsigned units = task.row_bytes / sizeof(Unit);
+  const auto* const from = reinterpret_cast<const Unit*>(task.rows);
+  auto* const to = reinterpret_cast<Unit*>(task.out);
+  const uint64_t all = uint64_t{task.count} * units, threads = uint64_t{gridDim.x} * kClusterThreads;
+  for (uint64_t i = uint64_t{blockIdx.x} * kClusterThreads + threadIdx.x; i < all; i += threads) {
+    const uint64_t row = i >> 32 == 0 ? static_cast<uint32_t>(i) / units : i / units;
+    to[i] = from[size_t{task.ids[row]} * units + (i - row * units)];
+  }
+}
+
+__global__ void __launch_bounds__(kClusterThreads) gather_rows(const GatherTask* tasks) {
+  const GatherTask task = tasks[blockIdx.y];
+  const uint64_t places =
+      task.row_bytes | reinterpret_cast<uintptr_t>(task.rows) | reinterpret_cast<uintptr_t>(task.out);
+  if (places % 16 == 0)
+    gather_units<uint4>(task);
+  else if (places % 4 == 0)
+    gather_units<uint32_t>(task);
+  else
+    gather_units<uint16_t>(task);
+}
+
+// Launchers ---------------------------------------------------------------------------------------
 
 Status run_select_clusters(const ClusterSearches& searches, StreamHandle stream) {
   const auto blocks = [&](unsigned clusters_of_a_block) {

@@ -37,7 +37,7 @@ namespace {
 constexpr size_t kPeakBytes = size_t{256} << 20;
 constexpr size_t kMostRows = kMostGridRows * kPeakTile;
 
-/// Up to which the sums of norms are within kSlack (nearest_kernels.cuh), and 32-bit ids of whole tiles are.
+/// Up to which the sums of norms are within kSlack (nearest.cu), and 32-bit ids of whole tiles are.
 constexpr size_t kMostDimensions = size_t{1} << 15, kMostIds = size_t{1} << 31;
 
 }  // namespace

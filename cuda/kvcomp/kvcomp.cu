@@ -1,7 +1,673 @@
+// Decoding of blocks of keys and values, alone and fused with the product (KVComp, sections 3.3.1 and 3.3.2).
+//
+// A block belongs to a team of whole warps, a run to a thread: a token's channels where keys are decoded, a
+// channel's tokens of values. The team brings the block's payload to shared memory in 16-byte pieces, finds
+// where its runs begin by a prefix sum of their bits, and steps through them together, two symbols of every
+// run at a time. A step is a look-up in shared memory (lib/entropy/huffman_step.hpp). Of values, what belongs
+// to the position in the run (a step, weights) is the same for all threads, and each adds up its channel; of
+// keys a warp hands symbols around and multiplies them on the matrix units. Runs with escapes, which are few,
+// are walked a second time for them.
+//
+// Several teams make up a block of threads and share the table. Threads that have nothing to do take part in
+// all barriers.
+#include <type_traits>
+
 #include "cuda/kvcomp/kvcomp.cuh"
-#include "cuda/kvcomp/kvcomp_kernels.cuh"
+#include "cuda/runtime/kernel.cuh"
+#include "cuda/runtime/peak_scale.cuh"
+#include "cuda/runtime/prefix_sum.cuh"
 
 namespace kvcodec::cuda {
+
+/// Symbols of a row of keys that are decoded before they are written out together, and the bytes from one
+/// row to the next: words of neighbouring rows lie in different banks.
+constexpr unsigned kKeyChunk = 64, kKeyChunkStride = kKeyChunk + 4;
+
+/// Symbols of a row of keys that are decoded before they are multiplied.
+constexpr unsigned kKeyStep = 16;
+
+/// The largest of queries times steps becomes at least 2^kKeyTop: far from the overflow of f16, while of each
+/// no more than 2^-(kKeyTop + 25) of the largest is lost, half of the least f16.
+constexpr int kKeyTop = 10;
+
+constexpr unsigned kKvcompThreads = 256;  ///< of a block of threads at most
+
+/// Blocks of threads that a multiprocessor shall have registers for: a step waits for shared memory, and
+/// other warps step meanwhile.
+constexpr unsigned kvcomp_together(unsigned queries, bool staged) { return queries > 4 || !staged ? 2 : 3; }
+
+/// How a launch is cut up, and its shared memory:
+///   table | stage of each team | (floats of each team) | (chunk of each thread)
+struct KvcompTeams {
+  unsigned teams, threads;  ///< of a block of threads, of a team
+  unsigned stage_bytes;     ///< 0: payload is read where it lies
+  unsigned floats;          ///< of each team
+  unsigned chunks;          ///< bytes of each thread
+};
+
+namespace kvcomp_detail {
+
+struct Team {
+  unsigned index, thread, threads, first_warp, warps;
+};
+
+__device__ __forceinline__ Team own_team(const KvcompTeams& teams) {
+  const unsigned index = threadIdx.x / teams.threads;
+  return {index, threadIdx.x - index * teams.threads, teams.threads, index * teams.threads / kWarp,
+          teams.threads / kWarp};
+}
+
+struct Shared {
+  uint32_t* table;
+  unsigned char* stage;
+  float* floats;
+  unsigned char* chunk;   // of this thread
+  unsigned char* chunks;  // of its team
+};
+
+__device__ __forceinline__ Shared share(const KvcompTeams& teams, const Team& team) {
+  unsigned char* at = dynamic_shared();
+  Shared shared;
+  shared.table = reinterpret_cast<uint32_t*>(at);
+  at += sizeof(uint32_t) << kStepWindow;
+  shared.stage = at + team.index * teams.stage_bytes;
+  at += teams.teams * teams.stage_bytes;
+  shared.floats = reinterpret_cast<float*>(at) + team.index * teams.floats;
+  at += teams.teams * teams.floats * sizeof(float);
+  shared.chunks = at + team.index * teams.threads * teams.chunks;
+  shared.chunk = shared.chunks + team.thread * teams.chunks;
+  return shared;
+}
+
+/// Begins to bring the table to shared memory; it is there when the first payload is.
+__device__ __forceinline__ void load_table(const KvcompStore& store, uint32_t* table) {
+  for (unsigned i = 4 * threadIdx.x; i < 1u << kStepWindow; i += 4 * blockDim.x)
+    copy_async16(table + i, store.table + i);
+}
+
+/// The payload of a block: `bit` is where it begins, and no run behind `end`.
+template <bool kStaged>
+struct Payload {
+  using Bit = std::conditional_t<kStaged, uint32_t, uint64_t>;  ///< also counts bits of runs, damaged or not
+  std::conditional_t<kStaged, OpenWordStream, WordStream> stream;
+  Bit bit, end;
+
+  /// Where the counts say that a run begins: counts may be damaged.
+  __device__ __forceinline__ Bit run_at(Bit start) const { return start < end ? start : end; }
+};
+
+/// Begins to bring it to shared memory, where there is room for it; place: null for none.
+template <bool kStaged>
+__device__ __forceinline__ Payload<kStaged> open_payload(const KvcompStore& store, const Team& team,
+                                                         const KvcompPlace* place, unsigned char* stage) {
+  if constexpr (kStaged) {
+    Payload<true> payload{{reinterpret_cast<const uint32_t*>(stage)}, 0, 0};
+    if (place) {
+      const uint64_t first = place->payload / 16 * 16;
+      const auto before = static_cast<unsigned>(place->payload - first);
+      const auto* from = reinterpret_cast<const unsigned char*>(store.payload.words) + first;
+      // 16 bytes more: a cursor looks ahead.
+      for (unsigned i = 16 * team.thread; i < before + place->payload_bytes + 16; i += 16 * team.threads)
+        copy_async16(stage + i, from + i);
+      payload.bit = 8 * before;
+      payload.end = 8 * (before + place->payload_bytes);
+    }
+    return payload;
+  } else {
+    return {store.payload, place ? place->payload * 8 : 0,
+            place ? (place->payload + place->payload_bytes) * 8 : 0};
+  }
+}
+
+/// Sum over the team's threads before this one; total: over all of them. sums: prefix_sum's. All threads of
+/// all teams.
+__device__ __forceinline__ unsigned scan_team(unsigned value, const Team& team, unsigned* sums,
+                                              unsigned& total) {
+  return prefix_sum(value, team.first_warp, team.warps, sums, total);
+}
+
+/// Bits of run i of a coded block.
+__device__ __forceinline__ unsigned run_bits(const KvcompStore& store, const KvcompPlace& place,
+                                             unsigned run) {
+  const uint64_t bit = place.counts * 8;
+  const uint32_t base = store.counts.bits(bit, 16);  // little-endian
+  return (base >> 8 | (base & 0xff) << 8) +
+         store.counts.bits(bit + 16 + uint64_t{run} * place.mode, place.mode);
+}
+
+/// Level of the origin of channel c.
+__device__ __forceinline__ float origin(const KvcompStore& store, const KvcompPlace& place, unsigned c) {
+  if (!store.has_origins) return 0;
+  const uint64_t bit = place.origins * 8;
+  const uint32_t least = store.origins.bits(bit, 16);
+  const auto signed_least = static_cast<int16_t>(least >> 8 | (least & 0xff) << 8);
+  return static_cast<float>(
+      signed_least +
+      static_cast<int>(store.origins.bits(bit + 16 + uint64_t{c} * place.origin_bits, place.origin_bits)));
+}
+
+__device__ __forceinline__ float step_of(const KvcompStore& store, const KvcompPlace& place, unsigned i) {
+  return f16_to_float(store.steps[place.steps + i]);
+}
+
+__device__ __forceinline__ float from_storage(const KvcompStore& store, uint32_t bits) {
+  const auto half = static_cast<uint16_t>(bits);
+  return store.brain ? bf16_to_float(half) : f16_to_float(half);
+}
+
+__device__ __forceinline__ bool is_finite(float value) {
+  return (bits_of(value) & 0x7f800000u) != 0x7f800000u;
+}
+
+/// Value (t, c) of a raw block.
+__device__ __forceinline__ float raw_value(const KvcompStore& store, const KvcompPlace& place, unsigned t,
+                                           unsigned c) {
+  const uint32_t bits = store.payload.bits((place.payload + 2 * (uint64_t{t} * store.dims + c)) * 8, 16);
+  return from_storage(store, bits >> 8 | (bits & 0xff) << 8);
+}
+
+__device__ __forceinline__ void put(float* out, float value, bool) { *out = value; }
+__device__ __forceinline__ void put(uint16_t* out, float value, bool brain) {
+  *out = brain ? bf16_from_float(value) : f16_from_float(value);
+}
+
+/// Elements that lie side by side in shared memory, from a multiple of their number on, by as few loads as
+/// possible.
+template <unsigned kCount>
+__device__ __forceinline__ void load_vector(float (&to)[kCount], const float* from) {
+  if constexpr (kCount % 4 == 0) {
+    for (unsigned i = 0; i < kCount; i += 4) {
+      const float4 four = *reinterpret_cast<const float4*>(from + i);
+      to[i] = four.x, to[i + 1] = four.y, to[i + 2] = four.z, to[i + 3] = four.w;
+    }
+  } else if constexpr (kCount == 2) {
+    const float2 two = *reinterpret_cast<const float2*>(from);
+    to[0] = two.x, to[1] = two.y;
+  } else {
+    for (unsigned i = 0; i < kCount; ++i) to[i] = from[i];
+  }
+}
+
+/// Calls body(i, symbol) for the next n symbols of a run.
+template <class Words, class Body>
+__device__ __forceinline__ void walk(BitCursor<Words>& cursor, const uint32_t* table, unsigned n,
+                                     Body&& body) {
+  unsigned i = 0;
+#pragma unroll 2
+  for (; i + 2 <= n; i += 2) {
+    const uint32_t entry = cursor.two(table);
+    body(i, StepSymbol<2>{entry});
+    body(i + 1, StepSymbol<3>{entry});
+  }
+  if (i < n) body(i, StepSymbol<2>{cursor.one(table)});
+}
+
+/// Calls body(i, value) for the values of a run that are stored exactly. start: its first bit; raw: the bit
+/// behind its codes. Returns whether all values are finite.
+template <class Words, class Body>
+__device__ __forceinline__ bool walk_exact(const KvcompStore& store, const Words& words, uint64_t start,
+                                           uint64_t raw, const uint32_t* table, unsigned n, Body&& body) {
+  BitCursor<Words> cursor(words, start);
+  bool finite = true;
+#pragma unroll 1
+  for (unsigned i = 0; i < n; ++i) {
+    if (!step_escapes(cursor.one(table))) continue;
+    const float value = from_storage(store, words.bits(raw, 16));
+    raw += 16;
+    finite &= is_finite(value);
+    body(i, value);
+  }
+  return finite;
+}
+
+/// The team's item: block `item` of store, if there is one.
+__device__ __forceinline__ const KvcompPlace* place_of(const KvcompStore& store, uint32_t item) {
+  return item < store.rows * store.heads ? store.places + item : nullptr;
+}
+
+}  // namespace kvcomp_detail
+
+/// Blocks of threads take items of `teams.teams` blocks in turn.
+template <class Out, bool kByChannel, bool kStaged>
+__global__ void kvcomp_decode(KvcompStore store, KvcompTeams teams, KvcompRange range, Out* out,
+                              size_t stride, uint32_t* damaged) {
+  using namespace kvcomp_detail;
+  KVCODEC_SHARED_ARRAY(unsigned, sums, 32);
+  const Team team = own_team(teams);
+  const Shared shared = share(teams, team);
+  const unsigned runs = kByChannel ? store.dims : store.tokens;
+  const unsigned n = kByChannel ? store.tokens : store.dims;
+  float* const steps = shared.floats;        // by position in the run
+  float* const origins = shared.floats + n;  // of keys
+  load_table(store, shared.table);
+  const uint32_t items = store.rows * store.heads;
+  for (uint32_t begin = blockIdx.x * teams.teams; begin < items; begin += gridDim.x * teams.teams) {
+    const uint32_t item = begin + team.index;
+    const KvcompPlace* const place = place_of(store, item);
+    const bool raw = place && place->mode == 255, coded = place && !raw;
+    const uint64_t first_token = uint64_t{item / store.heads} * store.tokens;
+    const uint64_t column = uint64_t{item % store.heads} * store.dims;
+    const auto wanted = [&](unsigned t) {
+      return first_token + t >= range.first && first_token + t < range.end;
+    };
+    const auto out_of = [&](unsigned t, unsigned c) {
+      return out + (first_token + t - range.first) * stride + column + c;
+    };
+    bool good = true;
+    __syncthreads();  // shared memory is free again
+    const auto payload = open_payload<kStaged>(store, team, coded ? place : nullptr, shared.stage);
+    copy_async_commit();
+    if (coded)
+      for (unsigned i = team.thread; i < n; i += team.threads) {
+        steps[i] = step_of(store, *place, kByChannel || store.channel_steps ? i : 0);
+        if (!kByChannel) origins[i] = origin(store, *place, i);
+      }
+    if (raw)
+      for (unsigned t = team.thread / kWarp; t < store.tokens; t += team.warps) {
+        if (!wanted(t)) continue;
+        for (unsigned c = threadIdx.x % kWarp; c < store.dims; c += kWarp) {
+          const float value = raw_value(store, *place, t, c);
+          good &= is_finite(value);
+          put(out_of(t, c), value, store.brain);
+        }
+      }
+    copy_async_wait<0>();
+    __syncthreads();
+    auto bit = payload.bit;  // of the first run of these
+    for (unsigned first = 0; first < runs; first += team.threads) {
+      const unsigned run = first + team.thread;
+      const bool active = coded && run < runs;
+      const unsigned bits = active ? run_bits(store, *place, run) : 0;
+      unsigned total;
+      const auto start = payload.run_at(bit + scan_team(bits, team, sums, total));
+      bit += total;
+      BitCursor cursor(payload.stream, active ? start : payload.bit);
+      if constexpr (kByChannel) {
+        if (active)
+          walk(cursor, shared.table, n, [&](unsigned t, auto symbol) {
+            if (wanted(t)) put(out_of(t, run), symbol.level() * steps[t], store.brain);
+          });
+      } else {
+        for (unsigned chunk = 0; chunk < n; chunk += kKeyChunk) {
+          const unsigned count = n - chunk < kKeyChunk ? n - chunk : kKeyChunk;
+          if (active)
+            walk(cursor, shared.table, count,
+                 [&](unsigned i, auto symbol) { shared.chunk[i] = symbol.symbol(); });
+          __syncthreads();
+          // Rows together: a warp writes neighbouring channels.
+          if (coded)
+            for (unsigned r = team.thread / kWarp; r < team.threads && first + r < runs; r += team.warps) {
+              if (!wanted(first + r)) continue;
+              for (unsigned i = threadIdx.x % kWarp; i < count; i += kWarp) {
+                const unsigned c = chunk + i;
+                const float level =
+                    static_cast<float>(static_cast<int>(shared.chunks[r * teams.chunks + i]) - kStepZero) +
+                    origins[c];
+                put(out_of(first + r, c), level * steps[c], store.brain);
+              }
+            }
+          __syncthreads();
+        }
+      }
+      if (!active) continue;
+      const uint64_t end = cursor.position();
+      good &= end + 16 * uint64_t{cursor.escapes()} == start + bits;
+      if (good && cursor.escapes() > 0)
+        good = walk_exact(store, payload.stream, start, end, shared.table, n, [&](unsigned i, float value) {
+          const unsigned t = kByChannel ? i : run, c = kByChannel ? run : i;
+          if (wanted(t)) put(out_of(t, c), value, store.brain);
+        });
+    }
+    if (coded) good &= (bit - payload.bit + 7) / 8 == place->payload_bytes;
+    if (!good) atomicMin(damaged, item);
+  }
+}
+
+namespace kvcomp_detail {
+
+/// Symbols kFirst and kFirst + 1 of four less kStepZero, as halves of a word: exact.
+template <unsigned kFirst>
+__device__ __forceinline__ uint32_t level_halves(uint32_t symbols) {
+#ifdef __CUDA_ARCH__
+  // The symbols become the last bits of 1024.
+  const uint32_t above = __byte_perm(symbols, 0x64646464u, kFirst == 0 ? 0x4140 : 0x4342);
+  uint32_t halves;
+  asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(halves) : "r"(above), "r"(0x647f647fu));
+  return halves;
+#else
+  const auto half = [&](unsigned byte) -> uint32_t {
+    return f16_from_float(static_cast<float>(static_cast<int>(symbols >> (8 * byte) & 255) - kStepZero));
+  };
+  return half(kFirst) | half(kFirst + 1) << 16;
+#endif
+}
+
+/// The next n (up to kKeyStep) symbols of a run, zeros behind them.
+template <class Words>
+__device__ __forceinline__ void next_symbols(BitCursor<Words>& cursor, const uint32_t* table, unsigned n,
+                                             uint4* to) {
+  if (n >= kKeyStep) {
+    uint32_t words[kKeyStep / 4];
+#pragma unroll
+    for (uint32_t& word : words) {
+      const uint32_t first = cursor.two(table), second = cursor.two(table);
+      word = __byte_perm(first, second, 0x7632);
+    }
+    *to = make_uint4(words[0], words[1], words[2], words[3]);
+  } else {
+    constexpr uint32_t kZeros = kStepZero * 0x01010101u;
+    *to = make_uint4(kZeros, kZeros, kZeros, kZeros);
+    auto* bytes = reinterpret_cast<uint8_t*>(to);
+    for (unsigned i = 0; i < n; ++i) bytes[i] = StepSymbol<2>{cursor.one(table)}.symbol();
+  }
+}
+
+}  // namespace kvcomp_detail
+
+/// Floats of a team's shared memory.
+constexpr unsigned kvcomp_key_elements(unsigned dims, unsigned queries, unsigned threads) {
+  const unsigned elements = dims * queries, symbols = threads * 2 * kKeyStep / 4;
+  return elements > symbols ? elements : symbols;
+}
+constexpr unsigned kvcomp_key_floats(unsigned dims, unsigned queries, unsigned threads) {
+  const unsigned halves = (dims + kKeyStep - 1) / kKeyStep * kKeyStep * queries;  // two for each
+  return kvcomp_key_elements(dims, queries, threads) + halves + threads / kWarp * queries * 2 + 2 * queries;
+}
+
+/// 4 kTiles queries of one head at a time: `count` of them, from first_query on; the rest are zeros.
+///
+/// A warp decodes kKeyStep channels of its 32 tokens, a token to a thread, hands the symbols around in shared
+/// memory and multiplies them on the matrix units, as halves: levels are small integers. Queries times steps
+/// are two halves each, the second what the first leaves, times a power of two that makes the largest fit. So
+/// each is off by 2^-22 of itself or 2^-35 of the largest, whichever is more; the units add 8 or 16 products
+/// to a sum at a time and cut off what lies below its last bits (kvcomp.hpp has the bound of it all).
+template <unsigned kTiles, bool kStaged>
+__global__ void __launch_bounds__(kKvcompThreads, kvcomp_together(4 * kTiles, kStaged))
+    kvcomp_keys(KvcompStore store, KvcompTeams teams, KvcompRange range, const float* queries,
+                unsigned per_head, unsigned first_query, unsigned count, float* out, size_t stride,
+                uint32_t* damaged) {
+  using namespace kvcomp_detail;
+  constexpr unsigned kQueries = 4 * kTiles;
+  KVCODEC_SHARED_ARRAY(unsigned, sums, 32);
+  const Team team = own_team(teams);
+  const Shared shared = share(teams, team);
+  const unsigned n = store.dims, runs = store.tokens, steps = (n + kKeyStep - 1) / kKeyStep;
+  const unsigned lane = threadIdx.x % kWarp, warp = team.thread / kWarp;
+  // Of each channel kQueries elements: queries times the channel's step. Later the symbols of each warp,
+  // twice.
+  float* const elements = shared.floats;
+  uint4* const symbols = reinterpret_cast<uint4*>(elements) + warp * 2 * kWarp;
+  // Of each step and tile, for each of eight columns kKeyStep halves: of four queries the first ones, then
+  // the second ones.
+  auto* const halves = reinterpret_cast<uint16_t*>(elements + kvcomp_key_elements(n, kQueries, team.threads));
+  // By warps, sums over channels of elements times origins, and their largest magnitudes.
+  float* const bases = reinterpret_cast<float*>(halves) + steps * kKeyStep * kQueries;
+  float* const peaks = bases + team.warps * kQueries;
+  // Of all of them: the sum, and what products are to be multiplied by.
+  auto* const scales = reinterpret_cast<float2*>(peaks + team.warps * kQueries);
+  load_table(store, shared.table);
+  const uint32_t items = store.rows * store.heads;
+  for (uint32_t begin = blockIdx.x * teams.teams; begin < items; begin += gridDim.x * teams.teams) {
+    const uint32_t item = begin + team.index;
+    const KvcompPlace* const place = place_of(store, item);
+    const bool raw = place && place->mode == 255, coded = place && !raw;
+    const uint64_t first_token = uint64_t{item / store.heads} * store.tokens;
+    const uint32_t first_row = item % store.heads * per_head + first_query;
+    const auto query = [&](unsigned g, unsigned c) {
+      return g < count ? queries[size_t{first_row + g} * n + c] : 0.0f;
+    };
+    // Of this block's tokens those that are asked for, and where their scores go.
+    const uint64_t last = range.end < first_token + runs ? range.end : first_token + runs;
+    const auto first_wanted =
+        static_cast<unsigned>(range.first > first_token ? range.first - first_token : 0);
+    const auto end_wanted = static_cast<unsigned>(last > first_token ? last - first_token : 0);
+    const auto wanted = [&](unsigned run) { return run >= first_wanted && run < end_wanted; };
+    const auto score_of = [&](unsigned g, unsigned run) -> float& {
+      return out[(first_row + g) * stride + (first_token - range.first + run)];
+    };
+    bool good = true;
+    __syncthreads();  // shared memory is free again
+    const auto payload = open_payload<kStaged>(store, team, coded ? place : nullptr, shared.stage);
+    copy_async_commit();
+    float base[kQueries] = {}, peak[kQueries] = {};
+    if (coded)
+#pragma unroll 1
+      for (unsigned c = team.thread; c < n; c += team.threads) {
+        const float step = step_of(store, *place, store.channel_steps ? c : 0);
+        const float level = origin(store, *place, c);
+#pragma unroll
+        for (unsigned g = 0; g < kQueries; ++g) {
+          const float element = query(g, c) * step;
+          elements[c * kQueries + g] = element;
+          base[g] = fmaf(element, level, base[g]);
+          peak[g] = fmaxf(peak[g], fabsf(element));
+        }
+      }
+#pragma unroll
+    for (unsigned g = 0; g < kQueries; ++g) {
+#pragma unroll
+      for (int step = kWarp / 2; step > 0; step /= 2) {
+        base[g] += __shfl_xor_sync(kAllLanes, base[g], step);
+        peak[g] = fmaxf(peak[g], __shfl_xor_sync(kAllLanes, peak[g], step));
+      }
+      if (lane == 0) bases[warp * kQueries + g] = base[g], peaks[warp * kQueries + g] = peak[g];
+    }
+    copy_async_wait<0>();
+    __syncthreads();
+    if (coded) {
+      const unsigned g = team.thread % kQueries;
+      float sum = 0, most = 0;
+#pragma unroll 1
+      for (unsigned w = 0; w < team.warps; ++w) {
+        sum += bases[w * kQueries + g];
+        most = fmaxf(most, peaks[w * kQueries + g]);
+      }
+      const PeakScale scale = peak_scale(most, kKeyTop);
+      if (team.thread < kQueries) scales[g] = {sum, scale.down};
+      const auto element = [&](unsigned c) { return c < n ? elements[c * kQueries + g] * scale.up : 0.0f; };
+      for (unsigned i = team.thread; i < steps * kKeyStep / 2 * kQueries; i += team.threads) {
+        const unsigned c = i / kQueries * 2;  // and the next
+        const float values[2] = {element(c), element(c + 1)};
+        const uint32_t low = f16_from_float(values[0]), high = f16_from_float(values[1]);
+        const float rests[2] = {values[0] - f16_to_float(static_cast<uint16_t>(low)),
+                                values[1] - f16_to_float(static_cast<uint16_t>(high))};
+        auto* const to = reinterpret_cast<uint32_t*>(
+            halves + ((c / kKeyStep * kTiles + g / 4) * 8 + g % 4) * kKeyStep + c % kKeyStep);
+        to[0] = low | high << 16;
+        to[4 * kKeyStep / 2] = f16_from_float(rests[0]) | uint32_t{f16_from_float(rests[1])} << 16;
+      }
+    }
+    auto bit = payload.bit;
+    for (unsigned first = 0; first < runs; first += team.threads) {
+      const unsigned run = first + team.thread;
+      const bool active = coded && run < runs;
+      const unsigned bits = active ? run_bits(store, *place, run) : 0;
+      unsigned total;
+      const auto start = payload.run_at(bit + scan_team(bits, team, sums, total));  // after barriers
+      bit += total;
+      if (coded) {  // the whole team
+        // Threads without a run decode what they find, for nobody.
+        BitCursor cursor(payload.stream, active ? start : payload.bit);
+        float products[kTiles][2][4] = {};
+        for (unsigned step = 0; step < steps; ++step) {
+          uint4* const all = symbols + step % 2 * kWarp;
+          next_symbols(cursor, shared.table, n - step * kKeyStep, all + lane);
+          __syncwarp();
+          // Lane 4 g + p has symbols 4 p to 4 p + 3 of tokens g, g + 8, ...: any order of channels is right.
+          const auto* words = reinterpret_cast<const uint32_t*>(all);
+          uint32_t a[2][4];
+#pragma unroll
+          for (unsigned half = 0; half < 2; ++half)
+#pragma unroll
+            for (unsigned row = 0; row < 2; ++row) {
+              const uint32_t four = words[half * 64 + row * 32 + lane];
+              a[half][row] = level_halves<0>(four), a[half][row + 2] = level_halves<2>(four);
+            }
+#pragma unroll
+          for (unsigned tile = 0; tile < kTiles; ++tile) {
+            const uint2 b =
+                reinterpret_cast<const uint2*>(halves + (step * kTiles + tile) * 8 * kKeyStep)[lane];
+#pragma unroll
+            for (unsigned half = 0; half < 2; ++half) multiply_f16(products[tile][half], a[half], b.x, b.y);
+          }
+        }
+        // Lanes p and p + 2 of a group have the two parts of queries 2 p and 2 p + 1, of two tokens.
+        const bool second = lane % 4 >= 2;
+        const unsigned token = first + warp * kWarp + second * 8 + lane / 4;  // and 16 behind
+#pragma unroll
+        for (unsigned tile = 0; tile < kTiles; ++tile)
+#pragma unroll
+          for (unsigned i = 0; i < 2; ++i) {
+            const unsigned g = tile * 4 + lane % 2 * 2 + i;
+            const float2 scale = scales[g];
+#pragma unroll
+            for (unsigned half = 0; half < 2; ++half) {
+              float(&own)[4] = products[tile][half];
+#pragma unroll
+              for (unsigned row = 0; row < 2; ++row)
+                own[2 * row + i] += __shfl_xor_sync(kAllLanes, own[2 * row + i], 2);
+              if (g < count && wanted(token + half * 16))
+                score_of(g, token + half * 16) = fmaf(second ? own[2 + i] : own[i], scale.y, scale.x);
+            }
+          }
+        if (active) {
+          const uint64_t end = cursor.position();
+          good &= end + 16 * uint64_t{cursor.escapes()} == start + bits;
+        }
+        __syncwarp();  // the scores are there
+        if (active && good && cursor.escapes() > 0) {
+          float more[kQueries] = {};
+          good = walk_exact(store, payload.stream, start, cursor.position(), shared.table, n,
+                            [&](unsigned c, float value) {
+                              const float step = step_of(store, *place, store.channel_steps ? c : 0);
+                              const float known = origin(store, *place, c) * step;
+                              for (unsigned g = 0; g < kQueries; ++g)
+                                more[g] += query(g, c) * (value - known);
+                            });
+          for (unsigned g = 0; g < kQueries; ++g)
+            if (g < count && wanted(run)) score_of(g, run) += more[g];
+        }
+      } else if (raw && run < runs) {
+        float scores[kQueries] = {};
+#pragma unroll 1
+        for (unsigned c = 0; c < n; ++c) {
+          const float value = raw_value(store, *place, run, c);
+          good &= is_finite(value);
+#pragma unroll
+          for (unsigned g = 0; g < kQueries; ++g) scores[g] = fmaf(value, query(g, c), scores[g]);
+        }
+#pragma unroll
+        for (unsigned g = 0; g < kQueries; ++g)
+          if (g < count && wanted(run)) score_of(g, run) = scores[g];
+      }
+    }
+    if (coded) good &= (bit - payload.bit + 7) / 8 == place->payload_bytes;
+    if (!good) atomicMin(damaged, item);
+  }
+}
+
+/// Block (part, head, channels / team.threads): the block rows of a part, every teams-th by one team.
+/// partial: [part][team][heads * per_head][dims].
+template <unsigned kQueries, bool kStaged>
+__global__ void kvcomp_values(KvcompStore store, KvcompTeams teams, KvcompRange range, unsigned part_rows,
+                              const float* weights, size_t stride, unsigned per_head, unsigned first_query,
+                              unsigned count, float* partial, uint32_t* damaged) {
+  using namespace kvcomp_detail;
+  KVCODEC_SHARED_ARRAY(unsigned, sums, 32);
+  const Team team = own_team(teams);
+  const Shared shared = share(teams, team);
+  const unsigned n = store.tokens, runs = store.dims, head = blockIdx.y;
+  const unsigned own_run = blockIdx.z * team.threads + team.thread;
+  float* const vectors = shared.floats;  // of each token, kQueries weights times its step
+  const size_t first_row = size_t{head} * per_head + first_query;
+  load_table(store, shared.table);
+  float out[kQueries] = {};
+  const unsigned begin = blockIdx.x * part_rows;
+  const unsigned end_row = store.rows - begin < part_rows ? store.rows : begin + part_rows;
+  for (unsigned at = begin; at < end_row; at += teams.teams) {
+    const unsigned row = at + team.index;
+    const uint32_t item = row * store.heads + head;
+    const KvcompPlace* const place = row < end_row ? store.places + item : nullptr;
+    const bool raw = place && place->mode == 255, coded = place && !raw;
+    const uint64_t first_token = uint64_t{row} * n;
+    const auto weight = [&](unsigned g, unsigned t) {
+      const uint64_t token = first_token + t;
+      const bool wanted = g < count && token >= range.first && token < range.end;
+      return wanted ? weights[(first_row + g) * stride + (token - range.first)] : 0.0f;
+    };
+    bool good = true;
+    __syncthreads();  // shared memory is free again
+    const auto payload = open_payload<kStaged>(store, team, coded ? place : nullptr, shared.stage);
+    copy_async_commit();
+    if (place)
+      for (unsigned g = 0; g < kQueries; ++g)
+        for (unsigned t = team.thread; t < n; t += team.threads)
+          vectors[t * kQueries + g] = weight(g, t) * (coded ? step_of(store, *place, t) : 1.0f);
+    copy_async_wait<0>();
+    __syncthreads();
+    auto bit = payload.bit, start = bit;
+    unsigned bits = 0;
+    for (unsigned first = 0; first < runs; first += team.threads) {
+      const unsigned run = first + team.thread;
+      const unsigned run_size = coded && run < runs ? run_bits(store, *place, run) : 0;
+      unsigned total;
+      const unsigned before = scan_team(run_size, team, sums, total);
+      if (run == own_run) start = payload.run_at(bit + before), bits = run_size;
+      bit += total;
+    }
+    if (coded) {
+      good &= (bit - payload.bit + 7) / 8 == place->payload_bytes;
+      if (own_run < runs) {
+        BitCursor cursor(payload.stream, start);
+        walk(cursor, shared.table, n, [&](unsigned t, auto symbol) {
+          const float level = symbol.level();
+          float elements[kQueries];
+          load_vector(elements, vectors + t * kQueries);
+          for (unsigned g = 0; g < kQueries; ++g) out[g] = fmaf(level, elements[g], out[g]);
+        });
+        const uint64_t end = cursor.position();
+        good &= end + 16 * uint64_t{cursor.escapes()} == start + bits;
+        if (good && cursor.escapes() > 0)
+          good = walk_exact(store, payload.stream, start, end, shared.table, n, [&](unsigned t, float value) {
+            for (unsigned g = 0; g < kQueries; ++g) out[g] = fmaf(value, weight(g, t), out[g]);
+          });
+      }
+    } else if (raw && own_run < runs) {
+      for (unsigned t = 0; t < n; ++t) {
+        const float value = raw_value(store, *place, t, own_run);
+        good &= is_finite(value);
+        for (unsigned g = 0; g < kQueries; ++g) out[g] = fmaf(value, vectors[t * kQueries + g], out[g]);
+      }
+    }
+    if (!good) atomicMin(damaged, item);
+  }
+  if (own_run < runs)
+    for (unsigned g = 0; g < kQueries; ++g) {
+      const uint64_t part = uint64_t{blockIdx.x} * teams.teams + team.index;
+      if (g < count) partial[(part * store.heads * per_head + first_row + g) * runs + own_run] = out[g];
+    }
+}
+
+/// out[i] = the sum of partial[p * size + i] over p, in that order. There are few sums of many parts: so many
+/// are under way at a time.
+__global__ void kvcomp_sum_parts(const float* partial, size_t parts, size_t size, float* out) {
+  constexpr unsigned kAhead = 16;
+  const size_t i = size_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (i >= size) return;
+  float sum = 0;
+  for (size_t p = 0; p < parts; p += kAhead) {
+    float ahead[kAhead];
+#pragma unroll
+    for (unsigned k = 0; k < kAhead; ++k) ahead[k] = p + k < parts ? partial[(p + k) * size + i] : 0.0f;
+#pragma unroll
+    for (unsigned k = 0; k < kAhead; ++k)
+      if (p + k < parts) sum += ahead[k];
+  }
+  out[i] = sum;
+}
+
+// Launchers ---------------------------------------------------------------------------------------
+
 namespace {
 
 constexpr unsigned round_up(unsigned value, unsigned to) { return (value + to - 1) / to * to; }

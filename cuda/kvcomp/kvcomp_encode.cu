@@ -1,7 +1,461 @@
+// Encoding of blocks of keys and values (KVComp, section 3.2): quantization, the histogram that the book is
+// made from, and, once there is a book, the bits of every run, a prefix sum over the runs of a block and one
+// over all blocks, and the codes themselves, each where it belongs. Nothing is placed by atomics: they only
+// put together words that two neighbours share.
+//
+// What is decided for a unit and done to a value is lib/quant/error_bounded_value.hpp, so the streams are
+// those of the CPU.
 #include "cuda/kvcomp/kvcomp_encode.cuh"
-#include "cuda/kvcomp/kvcomp_encode_kernels.cuh"
+#include "cuda/runtime/kernel.cuh"
+#include "cuda/runtime/prefix_sum.cuh"
+#include "lib/quant/error_bounded_value.hpp"
 
 namespace kvcodec::cuda {
+
+namespace kvcomp_detail {
+
+namespace kernels = error_bounded_kernels;
+
+/// One block of one head.
+struct BlockValues {
+  const uint16_t* values;
+  size_t stride;
+  bool brain;
+
+  __device__ __forceinline__ uint16_t half(unsigned t, unsigned c) const { return values[t * stride + c]; }
+  __device__ __forceinline__ float operator()(unsigned t, unsigned c) const {
+    return brain ? bf16_to_float(half(t, c)) : f16_to_float(half(t, c));
+  }
+};
+
+__device__ __forceinline__ BlockValues block_values(const KvcompValues& v, uint64_t block) {
+  const size_t stride = size_t{v.heads} * v.dims;
+  return {v.values + block / v.heads * v.tokens * stride + block % v.heads * v.dims, stride, v.brain};
+}
+
+__device__ __forceinline__ kernels::Grid grid_of(float step, float bound, int origin) {
+  return {step, step > 0 ? 1 / step : 0.0f, bound, static_cast<float>(kernels::kZeroLevelSymbol - origin)};
+}
+
+__device__ __forceinline__ bool value_fails(float x, const kernels::Grid& grid, bool brain) {
+  return kernels::fails(x, kernels::level_of(x, grid), grid, brain);
+}
+
+/// The step of a unit of n values; failures(grid) counts those that do not come back.
+template <class Failures>
+__device__ __forceinline__ float fit_step(const kernels::Extremes& unit, double limit, float bound, size_t n,
+                                          bool brain, Failures&& failures) {
+  const float widest = kernels::widest_step(unit, limit);
+  if (widest == 0) return 0;
+  kernels::StepSearch search(widest, kernels::spacing_at(unit.magnitude(), brain), n,
+                             failures(grid_of(widest, bound, 0)));
+  while (const float step = search.next()) search.tried(step, failures(grid_of(step, bound, 0)));
+  return search.best();
+}
+
+__device__ __forceinline__ double limit_of(const KvcompBound& bound, const kernels::Extremes& unit) {
+  return kernels::bound_of(bound.range, bound.absolute, bound.magnitude, unit);
+}
+
+__device__ __forceinline__ float smaller(float a, float b) { return b < a ? b : a; }
+__device__ __forceinline__ float larger(float a, float b) { return b > a ? b : a; }
+
+/// Of all lanes.
+__device__ __forceinline__ kernels::Extremes warp_extremes(kernels::Extremes own) {
+  for (int step = kWarp / 2; step > 0; step /= 2) {
+    own.low = smaller(__shfl_xor_sync(kAllLanes, own.low, step), own.low);
+    own.high = larger(__shfl_xor_sync(kAllLanes, own.high, step), own.high);
+  }
+  return own;
+}
+__device__ __forceinline__ unsigned warp_sum(unsigned value) {
+  for (int step = kWarp / 2; step > 0; step /= 2) value += __shfl_xor_sync(kAllLanes, value, step);
+  return value;
+}
+
+/// Extremes and sum of a channel over a block.
+struct Moments {
+  kernels::Extremes extremes;
+  float sum = 0;
+};
+__device__ __forceinline__ Moments moments_of(const BlockValues& x, unsigned tokens, unsigned c) {
+  Moments moments;
+  for (unsigned t = 0; t < tokens; ++t) {
+    const float value = x(t, c);
+    moments.extremes.low = smaller(value, moments.extremes.low);
+    moments.extremes.high = larger(value, moments.extremes.high);
+    moments.sum += value;
+  }
+  return moments;
+}
+
+/// The origin of channel c, also stored.
+__device__ __forceinline__ int choose_origin(const KvcompValues& v, uint64_t block, unsigned c,
+                                             const Moments& moments, float step) {
+  if (!v.has_origins) return 0;
+  const int16_t origin = kernels::origin_of(moments.extremes.low, moments.extremes.high, moments.sum,
+                                            v.tokens, step > 0 ? 1 / step : 0.0f);
+  v.origins[block * v.dims + c] = origin;
+  return origin;
+}
+
+__device__ __forceinline__ void quantize_channel(const KvcompValues& v, uint64_t block, const BlockValues& x,
+                                                 unsigned c, const kernels::Grid& grid) {
+  uint8_t* const to = v.symbols + block * v.tokens * v.dims + c;
+  for (unsigned t = 0; t < v.tokens; ++t)
+    (void)kernels::quantize(x(t, c), grid, v.brain, to[size_t{t} * v.dims]);
+}
+
+}  // namespace kvcomp_detail
+
+/// Keys with a step per channel: a thread per channel, a block of threads per block.
+__global__ void kvcomp_quantize_channels(KvcompValues v, KvcompBound bound) {
+  using namespace kvcomp_detail;
+  const uint64_t blocks = uint64_t{v.rows} * v.heads;
+  for (uint64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
+    const BlockValues x = block_values(v, block);
+    for (unsigned c = threadIdx.x; c < v.dims; c += blockDim.x) {
+      const Moments moments = moments_of(x, v.tokens, c);
+      const double limit = limit_of(bound, moments.extremes);
+      const float float_bound = kernels::float_below(limit);
+      const float step =
+          fit_step(moments.extremes, limit, float_bound, v.tokens, v.brain, [&](const kernels::Grid& grid) {
+            unsigned failures = 0;
+            for (unsigned t = 0; t < v.tokens; ++t) failures += value_fails(x(t, c), grid, v.brain);
+            return failures;
+          });
+      v.steps[block * v.dims + c] = step;
+      const int origin = choose_origin(v, block, c, moments, step);
+      quantize_channel(v, block, x, c, grid_of(step, float_bound, origin));
+    }
+  }
+}
+
+/// Values: a warp per token.
+__global__ void kvcomp_quantize_tokens(KvcompValues v, KvcompBound bound) {
+  using namespace kvcomp_detail;
+  const uint64_t tokens = uint64_t{v.rows} * v.heads * v.tokens;
+  const unsigned lane = threadIdx.x % kWarp, warps = blockDim.x / kWarp;
+  for (uint64_t i = uint64_t{blockIdx.x} * warps + threadIdx.x / kWarp; i < tokens;
+       i += uint64_t{gridDim.x} * warps) {
+    const uint64_t block = i / v.tokens;
+    const auto t = static_cast<unsigned>(i % v.tokens);
+    const BlockValues x = block_values(v, block);
+    kernels::Extremes own;
+    for (unsigned c = lane; c < v.dims; c += kWarp) {
+      own.low = smaller(x(t, c), own.low);
+      own.high = larger(x(t, c), own.high);
+    }
+    const kernels::Extremes unit = warp_extremes(own);
+    const double limit = limit_of(bound, unit);
+    const float float_bound = kernels::float_below(limit);
+    const float step = fit_step(unit, limit, float_bound, v.dims, v.brain, [&](const kernels::Grid& grid) {
+      unsigned failures = 0;
+      for (unsigned c = lane; c < v.dims; c += kWarp) failures += value_fails(x(t, c), grid, v.brain);
+      return warp_sum(failures);
+    });
+    if (lane == 0) v.steps[i] = step;
+    const kernels::Grid grid = grid_of(step, float_bound, 0);
+    for (unsigned c = lane; c < v.dims; c += kWarp)
+      (void)kernels::quantize(x(t, c), grid, v.brain, v.symbols[i * v.dims + c]);
+  }
+}
+
+/// Keys with one step: a block of threads per block.
+__global__ void kvcomp_quantize_blocks(KvcompValues v, KvcompBound bound) {
+  using namespace kvcomp_detail;
+  KVCODEC_SHARED_ARRAY(float, lows, 32);
+  KVCODEC_SHARED_ARRAY(float, highs, 32);
+  KVCODEC_SHARED_ARRAY(unsigned, sums, 32);
+  const unsigned lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
+  const uint64_t blocks = uint64_t{v.rows} * v.heads;
+  for (uint64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
+    const BlockValues x = block_values(v, block);
+    const auto for_values = [&](auto&& body) {
+      for (unsigned t = warp; t < v.tokens; t += warps)
+        for (unsigned c = lane; c < v.dims; c += kWarp) body(x(t, c));
+    };
+    kernels::Extremes own;
+    for_values([&](float value) {
+      own.low = smaller(value, own.low);
+      own.high = larger(value, own.high);
+    });
+    own = warp_extremes(own);
+    __syncthreads();
+    if (lane == 0) lows[warp] = own.low, highs[warp] = own.high;
+    __syncthreads();
+    kernels::Extremes unit;
+    for (unsigned w = 0; w < warps; ++w) {
+      unit.low = smaller(lows[w], unit.low);
+      unit.high = larger(highs[w], unit.high);
+    }
+    const double limit = limit_of(bound, unit);
+    const float float_bound = kernels::float_below(limit);
+    const float step = fit_step(
+        unit, limit, float_bound, size_t{v.tokens} * v.dims, v.brain, [&](const kernels::Grid& grid) {
+          unsigned failures = 0;
+          for_values([&](float value) { failures += value_fails(value, grid, v.brain); });
+          failures = warp_sum(failures);
+          __syncthreads();
+          if (lane == 0) sums[warp] = failures;
+          __syncthreads();
+          unsigned total = 0;
+          for (unsigned w = 0; w < warps; ++w) total += sums[w];
+          return total;
+        });
+    if (threadIdx.x == 0) v.steps[block] = step;
+    for (unsigned c = threadIdx.x; c < v.dims; c += blockDim.x) {
+      const int origin = choose_origin(v, block, c, moments_of(x, v.tokens, c), step);
+      quantize_channel(v, block, x, c, grid_of(step, float_bound, origin));
+    }
+  }
+}
+
+/// One table of counts for each block of threads, added to `counts` at the end.
+__global__ void kvcomp_histogram(const uint8_t* symbols, size_t size, unsigned long long* counts) {
+  KVCODEC_SHARED_ARRAY(unsigned, table, 256);
+  for (unsigned i = threadIdx.x; i < 256; i += blockDim.x) table[i] = 0;
+  __syncthreads();
+  for (size_t i = size_t{blockIdx.x} * blockDim.x + threadIdx.x; i < size;
+       i += size_t{gridDim.x} * blockDim.x)
+    atomicAdd(table + symbols[i], 1u);
+  __syncthreads();
+  for (unsigned i = threadIdx.x; i < 256; i += blockDim.x)
+    if (table[i] > 0) atomicAdd(counts + i, static_cast<unsigned long long>(table[i]));
+}
+
+namespace kvcomp_detail {
+
+__device__ __forceinline__ unsigned code_bits(uint32_t code) {
+  return (code & 15) + (code & kKvcompExact ? 16 : 0);
+}
+
+/// Symbol i of a run of a block.
+__device__ __forceinline__ unsigned symbol_of(const KvcompValues& v, uint64_t block, unsigned run,
+                                              unsigned i) {
+  const uint8_t* const symbols = v.symbols + block * v.tokens * v.dims;
+  return v.by_channel ? symbols[size_t{i} * v.dims + run] : symbols[size_t{run} * v.dims + i];
+}
+
+/// ceil(log2 n) for n > 0: index_bits.
+__device__ __forceinline__ unsigned bits_for(uint32_t n) {
+  return n <= 1 ? 0 : 32 - static_cast<unsigned>(__clz(static_cast<int>(n - 1)));
+}
+
+/// Least, most and sum over a block of threads. room: 3 * 32 + 3 words, shared.
+struct Range {
+  int64_t sum;
+  int least, most;
+};
+__device__ __forceinline__ Range block_range(Range own, int64_t* sums, int* least, int* most) {
+  for (int step = kWarp / 2; step > 0; step /= 2) {
+    own.sum += __shfl_xor_sync(kAllLanes, static_cast<long long>(own.sum), step);
+    const int low = __shfl_xor_sync(kAllLanes, own.least, step),
+              high = __shfl_xor_sync(kAllLanes, own.most, step);
+    own.least = low < own.least ? low : own.least;
+    own.most = high > own.most ? high : own.most;
+  }
+  const unsigned warp = threadIdx.x / kWarp;
+  __syncthreads();
+  if (threadIdx.x % kWarp == 0) sums[warp] = own.sum, least[warp] = own.least, most[warp] = own.most;
+  __syncthreads();
+  Range all{0, 0x7fffffff, -0x7fffffff};
+  for (unsigned w = 0; w < blockDim.x / kWarp; ++w) {
+    all.sum += sums[w];
+    all.least = least[w] < all.least ? least[w] : all.least;
+    all.most = most[w] > all.most ? most[w] : all.most;
+  }
+  return all;
+}
+
+__device__ __forceinline__ uint32_t swapped16(uint32_t value) {
+  return (value >> 8 & 0xff) | (value & 0xff) << 8;
+}
+
+/// Sets bits of a stream that are zero: the low `width` (1..32) of value, from bit `bit` on.
+__device__ __forceinline__ void set_bits(uint32_t* words, uint64_t bit, uint32_t value, unsigned width) {
+  const uint64_t both = uint64_t{value} << (64 - width) >> (bit % 32);
+  const uint32_t high = static_cast<uint32_t>(both >> 32), low = static_cast<uint32_t>(both);
+  if (high != 0) atomicOr(words + bit / 32, __byte_perm(high, 0, 0x0123));
+  if (low != 0) atomicOr(words + bit / 32 + 1, __byte_perm(low, 0, 0x0123));
+}
+
+/// Writes bits one behind the other. Words that it fills from their first bit on are its own; the first and
+/// the last may be shared with neighbours.
+class BitPen {
+ public:
+  __device__ __forceinline__ BitPen(uint32_t* words, uint64_t bit)
+      : word_(words + bit / 32), used_(static_cast<unsigned>(bit % 32)), shared_(true) {}
+  /// Up to 32 bits.
+  __device__ __forceinline__ void put(uint32_t value, unsigned width) {
+    bits_ |= uint64_t{value} << (64 - width) >> used_;
+    used_ += width;
+    if (used_ < 32) return;
+    const uint32_t full = __byte_perm(static_cast<uint32_t>(bits_ >> 32), 0, 0x0123);
+    if (shared_)
+      atomicOr(word_, full);
+    else
+      *word_ = full;
+    shared_ = false;
+    ++word_;
+    bits_ <<= 32;
+    used_ -= 32;
+  }
+  __device__ __forceinline__ void finish() {
+    if (bits_ != 0) atomicOr(word_, __byte_perm(static_cast<uint32_t>(bits_ >> 32), 0, 0x0123));
+  }
+
+ private:
+  uint32_t* word_;
+  unsigned used_;
+  bool shared_;
+  uint64_t bits_ = 0;
+};
+
+}  // namespace kvcomp_detail
+
+/// A block of threads per block, a thread per run.
+__global__ void kvcomp_sizes(KvcompValues v, const uint32_t* codes, uint32_t* run_bits, KvcompSizes* sizes) {
+  using namespace kvcomp_detail;
+  KVCODEC_SHARED_ARRAY(uint32_t, table, 256);
+  KVCODEC_SHARED_ARRAY(int64_t, sums, 32);
+  KVCODEC_SHARED_ARRAY(int, least, 32);
+  KVCODEC_SHARED_ARRAY(int, most, 32);
+  for (unsigned i = threadIdx.x; i < 256; i += blockDim.x) table[i] = codes[i];
+  __syncthreads();
+  const unsigned runs = v.by_channel ? v.dims : v.tokens, n = v.by_channel ? v.tokens : v.dims;
+  const uint64_t blocks = uint64_t{v.rows} * v.heads;
+  for (uint64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
+    Range own{0, 0x7fffffff, -0x7fffffff};
+    for (unsigned run = threadIdx.x; run < runs; run += blockDim.x) {
+      unsigned bits = 0;
+      for (unsigned i = 0; i < n; ++i) bits += code_bits(table[symbol_of(v, block, run, i)]);
+      run_bits[block * runs + run] = bits;
+      const int signed_bits = static_cast<int>(bits);
+      own.sum += bits;
+      own.least = signed_bits < own.least ? signed_bits : own.least;
+      own.most = signed_bits > own.most ? signed_bits : own.most;
+    }
+    const Range all = block_range(own, sums, least, most);
+    Range origins{0, 0x7fffffff, -0x7fffffff};
+    if (v.has_origins) {
+      for (unsigned c = threadIdx.x; c < v.dims; c += blockDim.x) {
+        const int origin = v.origins[block * v.dims + c];
+        origins.least = origin < origins.least ? origin : origins.least;
+        origins.most = origin > origins.most ? origin : origins.most;
+      }
+      origins = block_range(origins, sums, least, most);
+    }
+    if (threadIdx.x != 0) continue;
+    KvcompSizes size{};
+    size.mode = static_cast<uint8_t>(bits_for(static_cast<uint32_t>(all.most - all.least) + 1));
+    size.base = static_cast<uint32_t>(all.least);
+    size.counts = 2 + (runs * size.mode + 7) / 8;
+    size.payload = static_cast<uint32_t>((all.sum + 7) / 8);
+    size.steps = v.steps_per_block;
+    if (v.has_origins) {
+      size.least_origin = static_cast<int16_t>(origins.least);
+      size.origin_bits =
+          static_cast<uint8_t>(bits_for(static_cast<uint32_t>(origins.most - origins.least) + 1));
+      size.origins = 2 + (v.dims * size.origin_bits + 7) / 8;
+    }
+    // What a raw block goes without: its size, steps, origins and their bits.
+    const uint64_t side = 4 + 2 * uint64_t{size.steps} + (v.has_origins ? 1 + size.origins : 0);
+    const uint64_t raw = 2 * uint64_t{v.tokens} * v.dims;
+    if (uint64_t{size.counts} + size.payload + side >= raw) {
+      size = {};
+      size.payload = static_cast<uint32_t>(raw);
+      size.mode = 255;
+    }
+    sizes[block] = size;
+  }
+}
+
+/// One block of threads: prefix sums of the four sizes, blockDim.x blocks at a time.
+__global__ void kvcomp_places(const KvcompSizes* sizes, uint64_t blocks, KvcompPlace* places,
+                              unsigned long long* totals) {
+  using Sum = unsigned long long;
+  KVCODEC_SHARED_ARRAY(Sum, sums, 32);
+  Sum before[4] = {};
+  for (uint64_t first = 0; first < blocks; first += blockDim.x) {
+    const uint64_t block = first + threadIdx.x;
+    KvcompSizes size{};
+    if (block < blocks) size = sizes[block];
+    const Sum own[4] = {size.payload, size.counts, size.origins, size.steps};
+    Sum start[4];
+    for (unsigned k = 0; k < 4; ++k) {
+      Sum total;
+      start[k] = before[k] + prefix_sum(own[k], sums, total);
+      before[k] += total;
+    }
+    if (block < blocks)
+      places[block] = {start[0], start[1], start[2], start[3], size.payload, size.mode, size.origin_bits};
+  }
+  if (threadIdx.x < 4) totals[threadIdx.x] = before[threadIdx.x];
+}
+
+/// A block of threads per block, a thread per run.
+__global__ void kvcomp_write(KvcompValues v, const uint32_t* codes, const uint32_t* run_bits,
+                             const KvcompSizes* sizes, const KvcompPlace* places, KvcompOut out) {
+  using namespace kvcomp_detail;
+  KVCODEC_SHARED_ARRAY(uint32_t, table, 256);
+  KVCODEC_SHARED_ARRAY(unsigned, sums, 32);
+  for (unsigned i = threadIdx.x; i < 256; i += blockDim.x) table[i] = codes[i];
+  __syncthreads();
+  const unsigned runs = v.by_channel ? v.dims : v.tokens, n = v.by_channel ? v.tokens : v.dims;
+  const unsigned lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
+  const uint64_t blocks = uint64_t{v.rows} * v.heads;
+  for (uint64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
+    const KvcompPlace place = places[block];
+    const KvcompSizes size = sizes[block];
+    const BlockValues x = block_values(v, block);
+    if (place.mode == 255) {
+      for (unsigned t = warp; t < v.tokens; t += warps)
+        for (unsigned c = lane; c < v.dims; c += kWarp)
+          set_bits(out.payload, (place.payload + 2 * (uint64_t{t} * v.dims + c)) * 8, swapped16(x.half(t, c)),
+                   16);
+      continue;  // all threads of the block do
+    }
+    for (unsigned i = threadIdx.x; i < v.steps_per_block; i += blockDim.x)
+      out.steps[place.steps + i] = f16_from_float(v.steps[block * v.steps_per_block + i]);
+    const uint64_t counts = place.counts * 8, origins = place.origins * 8;
+    if (threadIdx.x == 0) {
+      set_bits(out.counts, counts, swapped16(size.base), 16);
+      if (v.has_origins)
+        set_bits(out.origins, origins, swapped16(static_cast<uint16_t>(size.least_origin)), 16);
+    }
+    if (v.has_origins && size.origin_bits > 0)
+      for (unsigned c = threadIdx.x; c < v.dims; c += blockDim.x)
+        set_bits(out.origins, origins + 16 + uint64_t{c} * size.origin_bits,
+                 static_cast<uint32_t>(v.origins[block * v.dims + c] - size.least_origin), size.origin_bits);
+    uint64_t bit = place.payload * 8;
+    for (unsigned first = 0; first < runs; first += blockDim.x) {
+      const unsigned run = first + threadIdx.x;
+      const unsigned bits = run < runs ? run_bits[block * runs + run] : 0;
+      unsigned total;
+      const uint64_t start = bit + prefix_sum(bits, sums, total);
+      bit += total;
+      if (run >= runs) continue;
+      if (size.mode > 0)
+        set_bits(out.counts, counts + 16 + uint64_t{run} * size.mode, bits - size.base, size.mode);
+      BitPen pen(out.payload, start);
+      bool any = false;
+      for (unsigned i = 0; i < n; ++i) {
+        const uint32_t code = table[symbol_of(v, block, run, i)];
+        any |= (code & kKvcompExact) != 0;
+        pen.put(code >> 16, code & 15);
+      }
+      if (any)
+        for (unsigned i = 0; i < n; ++i)
+          if (table[symbol_of(v, block, run, i)] & kKvcompExact)
+            pen.put(v.by_channel ? x.half(i, run) : x.half(run, i), 16);
+      pen.finish();
+    }
+  }
+}
+
+// Launchers ---------------------------------------------------------------------------------------
+
 namespace {
 
 /// Threads of a block of threads: as many as there is something to do for, whole warps.

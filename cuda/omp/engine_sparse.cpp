@@ -1,7 +1,7 @@
 #include <exception>
 
-#include "cuda/omp/dictionary_step.hpp"
 #include "cuda/engine_parts.hpp"
+#include "cuda/omp/dictionary_step.hpp"
 #include "cuda/omp/omp.hpp"
 
 namespace kvcodec::cuda {

@@ -13,7 +13,7 @@
 namespace kvcodec::cuda {
 namespace {
 
-/// Up to which the sums of norms are within the bounds' slack (omp_kernels.cuh).
+/// Up to which the sums of norms are within the bounds' slack (omp.cu).
 constexpr size_t kMostWidth = size_t{1} << 15;
 
 /// Rounds of a batch go on with those signals alone that are not done once an eighth of them is: fewer would

@@ -1,7 +1,343 @@
+// The steps of a prefill between its matrix products, and causal attention (lib/model).
 #include "cuda/prefill/prefill.cuh"
-#include "cuda/prefill/prefill_kernels.cuh"
+#include "cuda/runtime/kernel.cuh"
+#include "lib/core/bf16_parts.hpp"
 
 namespace kvcodec::cuda {
+
+constexpr unsigned kPrefillThreads = 256;
+constexpr unsigned kHeadWarps = 8;  ///< heads of a block of place_heads
+
+namespace prefill_detail {
+
+__device__ __forceinline__ void write_parts(const FloatParts& to, size_t at, float value) {
+  const Bf16Parts parts = bf16_parts(value);
+#pragma unroll
+  for (unsigned p = 0; p < kFloatParts; ++p) to.data[p * to.plane + at] = parts.part[p];
+}
+
+__device__ __forceinline__ double warp_sum(double value) {
+  for (int step = kWarp / 2; step > 0; step /= 2) value += __shfl_xor_sync(kAllLanes, value, step);
+  return value;
+}
+
+/// As rms_norm: 1 / sqrt(mean + epsilon), in double up to here.
+__device__ __forceinline__ float norm_factor(double squares, unsigned n, double epsilon) {
+  return static_cast<float>(1.0 / sqrt(squares / static_cast<double>(n) + epsilon));
+}
+
+__device__ __forceinline__ float widen(RawFloat type, const void* raw, size_t i) {
+  if (type == RawFloat::f32) return static_cast<const float*>(raw)[i];
+  const uint16_t half = static_cast<const uint16_t*>(raw)[i];
+  return type == RawFloat::f16 ? f16_to_float(half) : bf16_to_float(half);
+}
+
+}  // namespace prefill_detail
+
+__global__ void __launch_bounds__(kPrefillThreads)
+    split_floats(RawFloat type, const void* raw, uint64_t count, unsigned parts, FloatParts out) {
+  const uint64_t threads = uint64_t{gridDim.x} * kPrefillThreads;
+  for (uint64_t i = uint64_t{blockIdx.x} * kPrefillThreads + threadIdx.x; i < count; i += threads) {
+    const Bf16Parts all = bf16_parts(prefill_detail::widen(type, raw, i));
+#pragma unroll
+    for (unsigned p = 0; p < kFloatParts; ++p)
+      if (p < parts) out.data[p * out.plane + i] = all.part[p];
+  }
+}
+
+/// A block per row.
+__global__ void __launch_bounds__(kPrefillThreads)
+    norm_rows(const float* x, unsigned width, const float* weight, double epsilon, float* out,
+              FloatParts parts) {
+  KVCODEC_SHARED_ARRAY(double, sums, kPrefillThreads / kWarp);
+  const size_t first = size_t{blockIdx.x} * width;
+  double squares = 0;
+  for (unsigned j = threadIdx.x; j < width; j += kPrefillThreads) {
+    const double value = x[first + j];
+    squares += value * value;
+  }
+  squares = prefill_detail::warp_sum(squares);
+  if (threadIdx.x % kWarp == 0) sums[threadIdx.x / kWarp] = squares;
+  __syncthreads();
+  squares = 0;
+  for (unsigned warp = 0; warp < kPrefillThreads / kWarp; ++warp) squares += sums[warp];
+  const float factor = prefill_detail::norm_factor(squares, width, epsilon);
+  for (unsigned j = threadIdx.x; j < width; j += kPrefillThreads) {
+    const float value = x[first + j] * factor * weight[j];
+    if (out) out[first + j] = value;
+    if (parts.data) prefill_detail::write_parts(parts, first + j, value);
+  }
+}
+
+__global__ void __launch_bounds__(kPrefillThreads)
+    bias_rows(const float* bias, uint64_t count, unsigned width, bool add, float* out) {
+  const uint64_t threads = uint64_t{gridDim.x} * kPrefillThreads;
+  for (uint64_t i = uint64_t{blockIdx.x} * kPrefillThreads + threadIdx.x; i < count; i += threads) {
+    const float value = bias[i % width];
+    out[i] = add ? out[i] + value : value;
+  }
+}
+
+/// With e = exp(-|x|): x / (1 + e) for x >= 0, x e / (1 + e) below, as silu_times of lib/model.
+__global__ void __launch_bounds__(kPrefillThreads)
+    silu_rows(const float* gate, const float* up, uint64_t count, FloatParts out) {
+  const uint64_t threads = uint64_t{gridDim.x} * kPrefillThreads;
+  for (uint64_t i = uint64_t{blockIdx.x} * kPrefillThreads + threadIdx.x; i < count; i += threads) {
+    const float x = gate[i], e = expf(-fabsf(x));
+    prefill_detail::write_parts(out, i, x * (x < 0 ? e : 1.0f) / (e + 1.0f) * up[i]);
+  }
+}
+
+/// A warp per head of a row; a lane has pairs (j, j + dims / 2), which are turned together.
+__global__ void __launch_bounds__(kHeadWarps* kWarp) place_heads(HeadRows heads, uint64_t count) {
+  const uint64_t at = uint64_t{blockIdx.x} * kHeadWarps + threadIdx.x / kWarp;
+  if (at >= count * heads.heads) return;  // a whole warp
+  const unsigned lane = threadIdx.x % kWarp, half = heads.dims / 2;
+  const uint64_t row = at / heads.heads;
+  float* const head = heads.rows + at * heads.dims;
+  float factor = 1;
+  if (heads.norm) {
+    double squares = 0;
+    for (unsigned j = lane; j < heads.dims; j += kWarp) squares += double{head[j]} * double{head[j]};
+    factor = prefill_detail::norm_factor(prefill_detail::warp_sum(squares), heads.dims, heads.epsilon);
+  }
+  const uint64_t part_row = heads.part_rows ? heads.part_rows[row] : row;
+  const size_t part = (part_row * heads.heads + at % heads.heads) * heads.padded;
+  for (unsigned j = lane; j < half; j += kWarp) {
+    float first = head[j], second = head[j + half];
+    if (heads.norm) {
+      first = first * factor * heads.norm[j];
+      second = second * factor * heads.norm[j + half];
+    }
+    if (heads.before) {
+      heads.before[at * heads.dims + j] = first;
+      heads.before[at * heads.dims + j + half] = second;
+    }
+    if (heads.cosines) {
+      const size_t angle = size_t{heads.positions[row]} * half + j;
+      const float cosine = heads.cosines[angle], sine = heads.sines[angle];
+      const float turned = first * cosine - second * sine;
+      second = second * cosine + first * sine;
+      first = turned;
+    }
+    head[j] = first;
+    head[j + half] = second;
+    prefill_detail::write_parts(heads.parts, part + j, first * heads.scale);
+    prefill_detail::write_parts(heads.parts, part + j + half, second * heads.scale);
+  }
+  for (unsigned j = heads.dims + lane; j < heads.padded; j += kWarp)
+    prefill_detail::write_parts(heads.parts, part + j, 0);
+}
+
+// Attention
+// --------------------------------------------------------------------------------------------------------
+
+/// A size that attention is compiled for. Keys and queries are of three parts; with the 8 elements behind a
+/// row, eight rows, which are read together, lie in different banks.
+template <unsigned kPadded>
+struct AttentionShape {
+  static constexpr unsigned kRows = attention_rows(kPadded), kWarps = kRows / 16;
+  static constexpr unsigned kKeys = kPadded <= 64 ? 64 : kPadded <= 128 ? 32 : 16;
+  static constexpr unsigned kStride = kPadded + 8;
+  /// Steps of scores that are under way together: the outputs of the widest heads take half of all registers,
+  /// and more steps would be spilled.
+  static constexpr unsigned kUnrolled = kPadded <= 128 ? kPadded / 16 : 4;
+  static constexpr size_t kShared = size_t{kFloatParts} * (kRows + 2 * kKeys) * kStride * sizeof(uint16_t);
+  static_assert(kShared <= 163 * 1024);
+};
+
+namespace prefill_detail {
+
+/// c += the product of floats of three parts each: those products of parts that are not below 2^-24 of the
+/// largest, the small ones first. The matrix units truncate what they add, which c, a sum of thousands of
+/// products, must not see: these are summed by themselves, and added with rounding to nearest.
+__device__ __forceinline__ void multiply_parts(float (&c)[4], const uint32_t (&a)[3][4],
+                                               const uint32_t (&b)[3][4], unsigned which) {
+  float sum[4] = {};
+  multiply_bf16(sum, a[2], b[0][2 * which], b[0][2 * which + 1]);
+  multiply_bf16(sum, a[1], b[1][2 * which], b[1][2 * which + 1]);
+  multiply_bf16(sum, a[0], b[2][2 * which], b[2][2 * which + 1]);
+  multiply_bf16(sum, a[1], b[0][2 * which], b[0][2 * which + 1]);
+  multiply_bf16(sum, a[0], b[1][2 * which], b[1][2 * which + 1]);
+  multiply_bf16(sum, a[0], b[0][2 * which], b[0][2 * which + 1]);
+#pragma unroll
+  for (unsigned i = 0; i < 4; ++i) c[i] += sum[i];
+}
+
+/// Keys [begin, end) of its document that the token at `position` sees.
+__device__ __forceinline__ unsigned first_seen(unsigned position, unsigned window) {
+  return window != 0 && position + 1 > window ? position + 1 - window : 0;
+}
+
+}  // namespace prefill_detail
+
+/// A block takes a tile of queries (row r is query r / heads, head r % heads of those of the key/value head)
+/// and goes over the keys they see, by tiles; a warp has 16 rows, their scores, maxima, sums and outputs.
+/// Grid: (tiles, key/value heads, parts of the group of at most kRows heads).
+template <unsigned kPadded>
+__global__ void __launch_bounds__(AttentionShape<kPadded>::kWarps* kWarp)
+    causal_attention_tiles(CausalAttention attention) {
+  using namespace prefill_detail;
+  using Shape = AttentionShape<kPadded>;
+  constexpr unsigned kRows = Shape::kRows, kKeys = Shape::kKeys, kStride = Shape::kStride;
+  constexpr unsigned kPieces = kPadded / 8;  // of 16 bytes
+  auto* const queries = dynamic_shared<uint16_t>();
+  uint16_t* const keys = queries + kFloatParts * kRows * kStride;
+  uint16_t* const values = keys + kFloatParts * kKeys * kStride;
+  const AttentionTile tile = attention.tiles[blockIdx.x];
+  const unsigned group = attention.q_heads / attention.kv_heads, first_head = blockIdx.z * kRows;
+  const unsigned heads = group - first_head < kRows ? group - first_head : kRows;
+  const unsigned rows = tile.tokens * heads;
+  const unsigned lane = threadIdx.x % kWarp, own = threadIdx.x / kWarp * 16;
+  const unsigned end = tile.position + tile.tokens;
+
+  for (unsigned i = threadIdx.x; i < kFloatParts * kRows * kPieces; i += blockDim.x) {
+    const unsigned part = i / (kRows * kPieces), row = i / kPieces % kRows, piece = i % kPieces;
+    const unsigned token = row < rows ? row / heads : 0, head = row < rows ? row % heads : 0;
+    const size_t from =
+        (size_t{tile.row + token} * attention.q_heads + blockIdx.y * group + first_head + head) * kPadded +
+        piece * 8;
+    copy_async16(queries + (part * kRows + row) * kStride + piece * 8,
+                 attention.query.data + part * attention.query.plane + from, row < rows ? 16 : 0);
+  }
+  const auto load = [&](const FloatParts& parts, uint16_t* to, unsigned block) {
+    for (unsigned i = threadIdx.x; i < kFloatParts * kKeys * kPieces; i += blockDim.x) {
+      const unsigned part = i / (kKeys * kPieces), row = i / kPieces % kKeys, piece = i % kPieces;
+      const bool there = block + row < end;  // behind: zeros, as nobody wrote them yet
+      const size_t from =
+          (size_t{tile.key_first + (there ? block + row : 0)} * attention.kv_heads + blockIdx.y) * kPadded +
+          piece * 8;
+      copy_async16(to + (part * kKeys + row) * kStride + piece * 8, parts.data + part * parts.plane + from,
+                   there ? 16 : 0);
+    }
+  };
+
+  unsigned seen[2], last[2];  // keys [seen, last] of this lane's two rows; none for rows that are none
+#pragma unroll
+  for (unsigned half = 0; half < 2; ++half) {
+    const unsigned row = own + lane / 4 + 8 * half;
+    const unsigned position = tile.position + row / heads;
+    seen[half] = row < rows ? first_seen(position, attention.window) : 1;
+    last[half] = row < rows ? position : 0;
+  }
+  float sums[kPadded / 8][4] = {};  // of values, weighted
+  float most[2] = {-INFINITY, -INFINITY}, total[2] = {};
+
+  const unsigned begin = first_seen(tile.position, attention.window) / kKeys * kKeys;
+  load(attention.key, keys, begin);
+  copy_async_commit();
+  for (unsigned block = begin; block < end; block += kKeys) {
+    load(attention.value, values, block);
+    copy_async_commit();
+    copy_async_wait<1>();
+    __syncthreads();
+
+    float scores[kKeys / 8][4] = {};
+#pragma unroll(Shape::kUnrolled)
+    for (unsigned k = 0; k < kPadded; k += 16) {
+      uint32_t a[3][4];
+#pragma unroll
+      for (unsigned part = 0; part < kFloatParts; ++part)
+        load_matrices(a[part], queries + (part * kRows + own + lane % 16) * kStride + k + lane / 16 * 8);
+#pragma unroll
+      for (unsigned column = 0; column < kKeys; column += 16) {
+        uint32_t b[3][4];
+#pragma unroll
+        for (unsigned part = 0; part < kFloatParts; ++part)
+          load_matrices(b[part], keys + (part * kKeys + column + lane / 16 * 8 + lane % 8) * kStride + k +
+                                     lane / 8 % 2 * 8);
+        multiply_parts(scores[column / 8], a, b, 0);
+        multiply_parts(scores[column / 8 + 1], a, b, 1);
+      }
+    }
+    __syncthreads();  // the keys were read
+    if (block + kKeys < end) load(attention.key, keys, block + kKeys);
+    copy_async_commit();
+
+    float highest[2] = {most[0], most[1]};
+#pragma unroll
+    for (unsigned column = 0; column < kKeys; column += 8)
+#pragma unroll
+      for (unsigned i = 0; i < 4; ++i) {
+        const unsigned key = block + column + lane % 4 * 2 + i % 2;
+        float& score = scores[column / 8][i];
+        if (key < seen[i / 2] || key > last[i / 2]) score = -INFINITY;
+        highest[i / 2] = fmaxf(highest[i / 2], score);
+      }
+#pragma unroll
+    for (unsigned half = 0; half < 2; ++half) {
+      for (int step = 1; step <= 2; step *= 2)  // the four lanes of a row
+        highest[half] = fmaxf(highest[half], __shfl_xor_sync(kAllLanes, highest[half], step));
+      if (highest[half] == -INFINITY) continue;  // nothing seen so far: weights are zeros
+      const float factor = expf(most[half] - highest[half]);
+      most[half] = highest[half];
+      total[half] *= factor;
+#pragma unroll
+      for (unsigned column = 0; column < kPadded / 8; ++column) {
+        sums[column][2 * half] *= factor;
+        sums[column][2 * half + 1] *= factor;
+      }
+    }
+    float of_tile[2] = {};
+#pragma unroll
+    for (unsigned column = 0; column < kKeys / 8; ++column)
+#pragma unroll
+      for (unsigned i = 0; i < 4; ++i) {
+        float& score = scores[column][i];
+        score = most[i / 2] == -INFINITY ? 0 : expf(score - most[i / 2]);
+        of_tile[i / 2] += score;
+      }
+#pragma unroll
+    for (unsigned half = 0; half < 2; ++half) total[half] += of_tile[half];
+
+    copy_async_wait<1>();
+    __syncthreads();
+#pragma unroll
+    for (unsigned k = 0; k < kKeys; k += 16) {
+      uint32_t a[3][4];
+#pragma unroll
+      for (unsigned i = 0; i < 4; ++i) {  // what a product leaves in a lane is what the next one takes of it
+        const float* const pair = scores[k / 8 + i / 2] + i % 2 * 2;
+        const Bf16Parts low = bf16_parts(pair[0]), high = bf16_parts(pair[1]);
+#pragma unroll
+        for (unsigned part = 0; part < kFloatParts; ++part)
+          a[part][i] = low.part[part] | uint32_t{high.part[part]} << 16;
+      }
+#pragma unroll
+      for (unsigned column = 0; column < kPadded; column += 16) {
+        uint32_t b[3][4];
+#pragma unroll
+        for (unsigned part = 0; part < kFloatParts; ++part)
+          load_matrices_transposed(
+              b[part], values + (part * kKeys + k + lane % 16) * kStride + column + lane / 16 * 8);
+        multiply_parts(sums[column / 8], a, b, 0);
+        multiply_parts(sums[column / 8 + 1], a, b, 1);
+      }
+    }
+    __syncthreads();  // the values were read
+  }
+
+#pragma unroll
+  for (unsigned half = 0; half < 2; ++half) {
+    for (int step = 1; step <= 2; step *= 2) total[half] += __shfl_xor_sync(kAllLanes, total[half], step);
+    const unsigned row = own + lane / 4 + 8 * half;
+    if (row >= rows) continue;
+    const float inverse = 1 / total[half];
+    const size_t to =
+        (size_t{tile.row + row / heads} * attention.q_heads + blockIdx.y * group + first_head + row % heads) *
+        attention.dims;
+#pragma unroll
+    for (unsigned column = 0; column < kPadded / 8; ++column) {
+      const unsigned j = column * 8 + lane % 4 * 2;
+      if (j >= attention.dims) continue;
+      write_parts(attention.out, to + j, sums[column][2 * half] * inverse);
+      write_parts(attention.out, to + j + 1, sums[column][2 * half + 1] * inverse);
+    }
+  }
+}
+
+// Launchers ---------------------------------------------------------------------------------------
+
 namespace {
 
 /// Blocks that give each of `count` elements a thread, but no more than keep a device busy.

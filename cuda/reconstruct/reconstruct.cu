@@ -1,7 +1,289 @@
+// Sums of coefficient times atom (lib/sparse/reconstruct.hpp).
+#include <type_traits>
+
 #include "cuda/reconstruct/reconstruct.cuh"
-#include "cuda/reconstruct/reconstruct_kernels.cuh"
+#include "cuda/runtime/kernel.cuh"
+#include "lib/entropy/packed_id.hpp"
+#include "lib/sparse/combine_kernels.hpp"
 
 namespace kvcodec::cuda {
+
+constexpr unsigned kSignalWarps = 8;
+
+// What both ways share ------------------------------------------------------------------------------
+
+__device__ __forceinline__ uint32_t id_at(const uint32_t* packed, unsigned bits, uint64_t place) {
+  const uint64_t bit = place * bits;
+  return packed_id(swap_bytes(packed[bit / 32]), swap_bytes(packed[bit / 32 + 1]),
+                   static_cast<unsigned>(bit % 32), bits);
+}
+
+/// The places of a signal's pairs.
+struct PairRange {
+  uint64_t first, end;
+};
+__device__ __forceinline__ PairRange pairs_of(const DeviceCodes& codes, size_t signal) {
+  const uint64_t index = codes.first + signal;
+  if (codes.offsets) return {codes.offsets[index], codes.offsets[index + 1]};
+  return {index * codes.each, (index + 1) * codes.each};
+}
+
+/// One pair, from whatever form it has. *bad learns of what stands for nothing, which becomes 0 times atom 0.
+struct Pair {
+  uint32_t id;
+  float coefficient;
+};
+__device__ __forceinline__ Pair pair_at(const DeviceCodes& codes, uint32_t atoms, size_t signal,
+                                        uint64_t place, unsigned long long* bad) {
+  Pair pair{0, 0};
+  if (codes.ids) {
+    pair.id = codes.ids[place];
+  } else if (codes.bits > 0) {
+    pair.id = id_at(codes.packed, codes.bits, place);
+  }
+  if (codes.coefficients) {
+    pair.coefficient = codes.coefficients[place];
+  } else if (codes.half_coefficients) {
+    pair.coefficient = f16_to_float(codes.half_coefficients[place]);
+  } else {
+    pair.coefficient = codes.numbers[id_at(codes.words, codes.word_bits, place)] *
+                       codes.numbers[256 + codes.signal_scales[codes.first + signal]];
+  }
+  if (pair.id >= atoms || !(fabsf(pair.coefficient) < INFINITY)) {
+    atomicMin(bad, static_cast<unsigned long long>(place));
+    pair = {0, 0};
+  }
+  return pair;
+}
+
+__device__ __forceinline__ float finished(const DeviceFinishing& finishing, float gain, unsigned channel,
+                                          float value) {
+  if (finishing.gains) value *= gain;
+  if (finishing.scale) value *= finishing.scale[channel];
+  if (finishing.mean) value += finishing.mean[channel];
+  return value;
+}
+
+template <SignalType kOut>
+using SignalElement = std::conditional_t<kOut == SignalType::f32, float, uint16_t>;
+
+template <SignalType kOut>
+__device__ __forceinline__ SignalElement<kOut> narrowed(float value) {
+  if constexpr (kOut == SignalType::f32)
+    return value;
+  else if constexpr (kOut == SignalType::bf16)
+    return bf16_from_float(value);
+  else
+    return f16_from_float(value);
+}
+
+// Atoms of floats --------------------------------------------------------------------------------------
+
+/// Channels that a lane reads of an atom at once: 16 bytes.
+template <AtomType kType>
+constexpr unsigned kChannels = kType == AtomType::f32 ? 4 : 8;
+
+template <AtomType kType>
+__device__ __forceinline__ void widen_atom(const uint4& packed, float (&out)[kChannels<kType>]) {
+  const unsigned words[4] = {packed.x, packed.y, packed.z, packed.w};
+#pragma unroll
+  for (unsigned i = 0; i < kChannels<kType>; ++i) {
+    if constexpr (kType == AtomType::f32) {
+      out[i] = float_of(words[i]);
+    } else {
+      const auto half = static_cast<uint16_t>(i % 2 ? words[i / 2] >> 16 : words[i / 2] & 0xffff);
+      out[i] = kType == AtomType::f16 ? f16_to_float(half) : bf16_to_float(half);
+    }
+  }
+}
+
+/// A warp per signal and slice of 32 * kChannels channels. Lanes decode 32 pairs, one each, and hand them on;
+/// the atoms come from the second-level cache, eight of them under way at a time.
+template <AtomType kType, SignalType kOut>
+__global__ void __launch_bounds__(kSignalWarps* kWarp, 3)
+    reconstruct(DeviceAtoms atoms, DeviceCodes codes, DeviceFinishing finishing, DeviceSignals signals,
+                unsigned long long* bad) {
+  constexpr unsigned kOwn = kChannels<kType>, kBytes = kType == AtomType::f32 ? 4 : 2;
+  const size_t signal = size_t{blockIdx.x} * kSignalWarps + threadIdx.x / kWarp;
+  if (signal >= signals.count) return;  // a whole warp
+  const unsigned lane = threadIdx.x % kWarp, channel = (blockIdx.y * kWarp + lane) * kOwn;
+  const bool reads = channel < atoms.stride;
+  const auto [first, end] = pairs_of(codes, signal);
+  const auto* rows = static_cast<const unsigned char*>(atoms.rows) + size_t{reads ? channel : 0} * kBytes;
+
+  float sums[kOwn] = {};
+  for (uint64_t from = first; from < end; from += kWarp) {
+    const uint64_t place = from + lane;
+    Pair own{0, 0};
+    if (place < end) own = pair_at(codes, atoms.count, signal, place, bad);
+    const auto count = static_cast<unsigned>(end - from < kWarp ? end - from : kWarp);
+    constexpr unsigned kAtOnce = 8;
+    for (unsigned i = 0; i < count; i += kAtOnce) {
+      uint4 packed[kAtOnce];
+      float coefficients[kAtOnce];
+#pragma unroll
+      for (unsigned n = 0; n < kAtOnce; ++n) {
+        // Behind the last pair lanes hold atom 0, which is read and not used.
+        const uint32_t id = __shfl_sync(kAllLanes, own.id, static_cast<int>(i + n));
+        coefficients[n] = __shfl_sync(kAllLanes, own.coefficient, static_cast<int>(i + n));
+        packed[n] = *reinterpret_cast<const uint4*>(rows + size_t{id} * atoms.stride * kBytes);
+      }
+#pragma unroll
+      for (unsigned n = 0; n < kAtOnce; ++n) {
+        if (i + n >= count) break;  // the whole warp
+        float atom[kOwn];
+        widen_atom<kType>(packed[n], atom);
+#pragma unroll
+        for (unsigned c = 0; c < kOwn; ++c) sums[c] = fmaf(coefficients[n], atom[c], sums[c]);
+      }
+    }
+  }
+  auto* out = static_cast<SignalElement<kOut>*>(signals.out) + signal * signals.stride;
+  const float gain = finishing.gains ? finishing.gains[signal] : 1;
+#pragma unroll
+  for (unsigned c = 0; c < kOwn; ++c)
+    if (channel + c < atoms.width)
+      out[channel + c] = narrowed<kOut>(finished(finishing, gain, channel + c, sums[c]));
+}
+
+// Atoms of 8 bits -----------------------------------------------------------------------------------------
+
+/// A warp per signal: weights as lib's integers, in the order that combine_levels reads them.
+template <bool kWide>
+__global__ void __launch_bounds__(kSignalWarps* kWarp, 4)
+    prepare_levels(DeviceLevels atoms, DeviceCodes codes, size_t count, LevelCodes prepared,
+                   unsigned long long* bad) {
+  using combine_kernels::kLargestWeight;
+  using combine_kernels::kLeastWeight;
+  const size_t signal = size_t{blockIdx.x} * kSignalWarps + threadIdx.x / kWarp;
+  if (signal >= count) return;  // a whole warp
+  const unsigned lane = threadIdx.x % kWarp;
+  const auto [first, end] = pairs_of(codes, signal);
+  float largest = 0;
+  for (uint64_t place = first + lane; place < end; place += kWarp) {
+    const Pair pair = pair_at(codes, atoms.count, signal, place, bad);
+    largest = fmaxf(largest, fabsf(pair.coefficient * atoms.scales[pair.id]));
+  }
+#pragma unroll
+  for (unsigned step = 16; step > 0; step /= 2)
+    largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, step));
+  constexpr auto kMost = static_cast<float>(kLargestWeight);
+  const bool any = largest >= kLeastWeight;
+  const float factor = any ? kMost / largest : 0;
+  const auto quads = static_cast<uint32_t>((end - first + 3) / 4);
+  for (uint64_t k = lane; k < uint64_t{quads} * 4; k += kWarp) {  // behind the last pair 0 times atom 0
+    Pair pair{0, 0};
+    if (first + k < end) pair = pair_at(codes, atoms.count, signal, first + k, bad);
+    const int32_t weight = __float2int_rn(pair.coefficient * atoms.scales[pair.id] * factor);
+    const size_t at = ((signal / kWarp * prepared.quads + k / 4) * kWarp + signal % kWarp) * 4 + k % 4;
+    if constexpr (kWide)
+      prepared.ids[at] = pair.id, prepared.weights[at] = weight;
+    else
+      prepared.pairs[at] = pair.id << 16 | (static_cast<uint32_t>(weight) & 0xffff);
+  }
+  if (lane == 0) {
+    prepared.units[signal] = any ? largest / kMost : 0;
+    prepared.used[signal] = quads;
+  }
+}
+
+constexpr unsigned kLevelThreads = 768;  ///< of a block: as many as have registers enough
+
+/// Two pairs' words of four channels, side by side: channels 0 and 1, and 2 and 3, the first pair's lower.
+__device__ __forceinline__ void add_levels(int (&sums)[4], uint32_t first, uint32_t second,
+                                           uint32_t weights) {
+  const uint32_t low = __byte_perm(first, second, 0x5140), high = __byte_perm(first, second, 0x7362);
+  sums[0] = __dp2a_lo(static_cast<int>(weights), static_cast<int>(low), sums[0]);
+  sums[1] = __dp2a_hi(static_cast<int>(weights), static_cast<int>(low), sums[1]);
+  sums[2] = __dp2a_lo(static_cast<int>(weights), static_cast<int>(high), sums[2]);
+  sums[3] = __dp2a_hi(static_cast<int>(weights), static_cast<int>(high), sums[3]);
+}
+
+/// A block takes many signals through one slice of the dictionary, which with kResident it holds in shared
+/// memory; each of its threads has a signal and all channels of the slice. Of four pairs a thread reads 16
+/// bytes of each atom and does 32 products of two levels with two weights: per product of one level half a
+/// product and a quarter of a byte shuffle.
+template <bool kResident, bool kWide, SignalType kOut>
+__global__ void __launch_bounds__(kLevelThreads, 1)
+    combine_levels(DeviceLevels atoms, LevelCodes prepared, DeviceFinishing finishing,
+                   DeviceSignals signals) {
+  const unsigned first = blockIdx.y * kLevelChannels;
+  const int8_t* slice = atoms.slices + size_t{blockIdx.y} * atoms.count * kLevelChannels;
+  if constexpr (kResident) {
+    auto* shared = dynamic_shared<uint4>();
+    for (unsigned i = threadIdx.x; i < atoms.count; i += kLevelThreads)
+      shared[i] = reinterpret_cast<const uint4*>(slice)[i];
+    __syncthreads();
+    slice = reinterpret_cast<const int8_t*>(shared);
+  }
+  const auto* lines = reinterpret_cast<const uint4*>(slice);
+  const unsigned lane = threadIdx.x % kWarp;
+  const size_t tiles = (signals.count + kWarp - 1) / kWarp;
+  for (size_t tile = size_t{blockIdx.x} * (kLevelThreads / kWarp) + threadIdx.x / kWarp; tile < tiles;
+       tile += size_t{gridDim.x} * (kLevelThreads / kWarp)) {
+    const size_t signal = tile * kWarp + lane;
+    const bool real = signal < signals.count;
+    const unsigned quads = real ? prepared.used[signal] : 0;
+    int sums[4][4] = {};  // [four channels][channel]
+#pragma unroll 2
+    for (unsigned quad = 0; quad < quads; ++quad) {
+      const size_t at = (tile * prepared.quads + quad) * kWarp + lane;
+      uint32_t ids[4], weights[2];
+      if constexpr (kWide) {
+        const uint4 four = reinterpret_cast<const uint4*>(prepared.ids)[at];
+        const uint4 w = reinterpret_cast<const uint4*>(prepared.weights)[at];
+        ids[0] = four.x, ids[1] = four.y, ids[2] = four.z, ids[3] = four.w;
+        weights[0] = __byte_perm(w.x, w.y, 0x5410), weights[1] = __byte_perm(w.z, w.w, 0x5410);
+      } else {
+        const uint4 four = reinterpret_cast<const uint4*>(prepared.pairs)[at];
+        ids[0] = four.x >> 16, ids[1] = four.y >> 16, ids[2] = four.z >> 16, ids[3] = four.w >> 16;
+        weights[0] = __byte_perm(four.x, four.y, 0x5410), weights[1] = __byte_perm(four.z, four.w, 0x5410);
+      }
+#pragma unroll
+      for (unsigned two = 0; two < 2; ++two) {
+        const uint4 a = lines[ids[2 * two]], b = lines[ids[2 * two + 1]];
+        add_levels(sums[0], a.x, b.x, weights[two]);
+        add_levels(sums[1], a.y, b.y, weights[two]);
+        add_levels(sums[2], a.z, b.z, weights[two]);
+        add_levels(sums[3], a.w, b.w, weights[two]);
+      }
+    }
+    if (!real) continue;
+    const float unit = prepared.units[signal], gain = finishing.gains ? finishing.gains[signal] : 1;
+    auto* out = static_cast<SignalElement<kOut>*>(signals.out) + signal * signals.stride + first;
+    // 16 bytes at a time.
+    constexpr unsigned kPerStore = 16 / sizeof(SignalElement<kOut>);
+    const bool whole = first + kLevelChannels <= atoms.width && signals.stride % kPerStore == 0;
+#pragma unroll
+    for (unsigned c = 0; c < kLevelChannels; c += kPerStore) {
+      SignalElement<kOut> values[kPerStore];
+#pragma unroll
+      for (unsigned i = 0; i < kPerStore; ++i) {
+        const unsigned channel = first + c + i < atoms.width ? first + c + i : first;
+        const float sum = static_cast<float>(sums[(c + i) / 4][(c + i) % 4]) * unit;
+        values[i] = narrowed<kOut>(finished(finishing, gain, channel, sum));
+      }
+      if (whole) {
+        uint32_t words[4];
+#pragma unroll
+        for (unsigned i = 0; i < 4; ++i) {
+          if constexpr (kOut == SignalType::f32)
+            words[i] = bits_of(values[i]);
+          else
+            words[i] = uint32_t{values[2 * i]} | uint32_t{values[2 * i + 1]} << 16;
+        }
+        *reinterpret_cast<uint4*>(out + c) = make_uint4(words[0], words[1], words[2], words[3]);
+      } else {
+#pragma unroll
+        for (unsigned i = 0; i < kPerStore; ++i)
+          if (first + c + i < atoms.width) out[c + i] = values[i];
+      }
+    }
+  }
+}
+
+// Launchers ---------------------------------------------------------------------------------------
+
 namespace {
 
 unsigned divide_up(size_t n, size_t by) { return static_cast<unsigned>((n + by - 1) / by); }

@@ -4,9 +4,8 @@
 // runs, and is tested, where there is no device. An emulated kernel has not run on a device.
 //
 // Rules for kernels (cuda/README.md has the reasons):
-//   - They stand in .cuh headers as `template <...> __global__ void name(...)` and get raw pointers, sizes
-//   and
-//     small structs. Launchers in .cu files start them through launch(), and nothing else does.
+//   - They stand in .cu files as `template <...> __global__ void name(...)` and get raw pointers, sizes and
+//     small structs. The launchers of that file start them through launch(), and nothing else does.
 //   - Shared memory comes from dynamic_shared() (its size from the launch) or KVCODEC_SHARED_ARRAY.
 //   - Whole warps take part in what warps do together, with the full mask; blocks are whole warps.
 //   - No fused multiplication and addition but by fmaf: the floats must be those of lib/.

@@ -1,4 +1,4 @@
-// Launchers of the kernels of rvq_kernels.cuh. All pointers are to device memory.
+// Launchers of the kernels of rvq.cu. All pointers are to device memory.
 #pragma once
 
 #include <cstddef>
@@ -62,5 +62,10 @@ struct RvqBeam {
   uint32_t* ids = nullptr;                   ///< (count, stages)
 };
 [[nodiscard]] Status run_rvq_beam(const RvqBooks& books, const RvqBeam& beam, StreamHandle stream);
+
+/// out[i * m + j] = the sum over e < count of (rows[e * n + i] * weights[e]) * others[e * m + j], in rising
+/// order.
+[[nodiscard]] Status run_outer_sums(const double* rows, const double* weights, const double* others,
+                                    uint32_t count, uint32_t n, uint32_t m, double* out, StreamHandle stream);
 
 }  // namespace kvcodec::cuda

@@ -7,8 +7,8 @@
 #include "cuda/kmeans/kmeans.hpp"
 #include "cuda/kmeans/nearest.hpp"
 #include "cuda/runtime/runtime.hpp"
+#include "cuda/rvq/rvq.cuh"
 #include "cuda/rvq/rvq.hpp"
-#include "cuda/rvq/rvq_train.cuh"
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 

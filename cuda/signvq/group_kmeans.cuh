@@ -1,4 +1,4 @@
-// Launchers of the kernels of group_kmeans_kernels.cuh. All pointers are to device memory.
+// Launchers of the kernels of group_kmeans.cu. All pointers are to device memory.
 //
 // Codebooks of small groups of channels by rounds of k-means, as product quantization makes them: what
 // one-pass codebooks of sign codes (cuda/signvq/signvq.cuh), of as many entries for as many channels, are measured

@@ -1,7 +1,330 @@
+// Sign codes, codebook sums, scores and selection (lib/signvq, lib/linalg/topk.hpp).
+#include "cuda/runtime/kernel.cuh"
+#include "cuda/runtime/prefix_sum.cuh"
 #include "cuda/signvq/signvq.cuh"
-#include "cuda/signvq/signvq_kernels.cuh"
+#include "lib/linalg/ordered_key.hpp"
+#include "lib/signvq/codebook_entry.hpp"
 
 namespace kvcodec::cuda {
+
+// Codes and sums -----------------------------------------------------------------------------------
+
+/// A warp takes 32 dimensions of one head through one piece of tokens: a lane is a dimension. The vote of a
+/// row's signs is its codes, and each lane adds its value to the sum of its group's code, in the order of the
+/// tokens, as lib does. The sums are a column of shared memory per lane, so there are no bank conflicts
+/// beyond the two halves of a double.
+constexpr unsigned kSignWarps = 4;
+/// Rows that a lane takes at a time, while the next so many are under way: the sums of one row depend on
+/// those of the last, the loads do not.
+constexpr unsigned kSignAhead = 8;
+
+__global__ void __launch_bounds__(kSignWarps* kWarp)
+    sign_sums(const float* rows, SignShape shape, uint8_t* codes, double* all_sums, uint32_t* all_counts) {
+  KVCODEC_SHARED_ARRAY(double, shared_sums, kSignWarps * 16 * kWarp);
+  KVCODEC_SHARED_ARRAY(uint32_t, shared_counts, kSignWarps * 16 * 8);
+  const unsigned warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const size_t slices = (shape.dims + kWarp - 1) / kWarp;
+  const size_t item = size_t{blockIdx.x} * kSignWarps + warp;
+  const size_t pieces = (shape.tokens + kSummedTogether - 1) / kSummedTogether;
+  if (item >= shape.heads * slices * pieces) return;  // a whole warp
+  const size_t slice = item % slices, head = item / slices % shape.heads, piece = item / slices / shape.heads;
+  const size_t dim = slice * kWarp + lane;
+  const bool real = dim < shape.dims;
+  const size_t first = piece * kSummedTogether;
+  const size_t end = first + kSummedTogether < shape.tokens ? first + kSummedTogether : shape.tokens;
+
+  double* sums = shared_sums + warp * 16 * kWarp + lane;
+  uint32_t* counts = shared_counts + warp * 16 * 8 + lane / 4;
+  for (unsigned code = 0; code < 16; ++code) {
+    sums[code * kWarp] = 0;
+    if (lane % 4 == 0) counts[code * 8] = 0;
+  }
+  __syncwarp();
+  const float* values = rows + head * shape.dims + dim;
+  uint8_t* bytes = codes + head * shape.row_bytes + slice * 4 + lane;
+  const bool writes = lane < 4 && slice * 4 + lane < shape.row_bytes;
+  const auto count = static_cast<unsigned>(end - first);
+  values += first * shape.row_stride, bytes += first * shape.code_stride;
+  const auto load = [&](float(&to)[kSignAhead], unsigned token) {
+#pragma unroll
+    for (unsigned i = 0; i < kSignAhead; ++i, values += shape.row_stride)
+      to[i] = real && token + i < count ? *values : -1.0f;
+  };
+  // The code of the lane's group of the next token.
+  const auto next_code = [&](float value) {
+    // Reversed, dimension 0 is the highest bit, as in the stored form.
+    const unsigned signs = __brev(__ballot_sync(kAllLanes, value >= 0));
+    if (writes) *bytes = static_cast<uint8_t>(signs >> (24 - 8 * lane));
+    bytes += shape.code_stride;
+    const unsigned code = signs >> (28 - lane / 4 * 4) & 15;
+    if (lane % 4 == 0) atomicAdd(&counts[code * 8], 1u);  // nobody waits for it
+    return code;
+  };
+  float ahead[kSignAhead];
+  load(ahead, 0);
+  for (unsigned token = 0; token < count; token += kSignAhead) {
+    float next[kSignAhead];
+    load(next, token + kSignAhead);
+#pragma unroll
+    for (unsigned i = 0; i < kSignAhead; i += 2) {  // two tokens' sums are on their way together
+      if (token + i >= count) break;                // the whole warp
+      const unsigned code = next_code(ahead[i]);
+      if (token + i + 1 >= count) {
+        sums[code * kWarp] += static_cast<double>(ahead[i]);
+        break;
+      }
+      const unsigned code_after = next_code(ahead[i + 1]);
+      double sum = sums[code * kWarp], sum_after = sums[code_after * kWarp];
+      sum += static_cast<double>(ahead[i]);
+      if (code_after == code) sum_after = sum;
+      sum_after += static_cast<double>(ahead[i + 1]);
+      sums[code * kWarp] = sum;
+      sums[code_after * kWarp] = sum_after;
+    }
+#pragma unroll
+    for (unsigned i = 0; i < kSignAhead; ++i) ahead[i] = next[i];
+  }
+  __syncwarp();
+  const size_t part = head * pieces + piece;
+  if (real)
+    for (unsigned code = 0; code < 16; ++code)
+      all_sums[(part * shape.dims + dim) * 16 + code] = sums[code * kWarp];
+  if (real && lane % 4 == 0)
+    for (unsigned code = 0; code < 16; ++code)
+      all_counts[(part * (shape.dims / 4) + dim / 4) * 16 + code] = counts[code * 8];
+}
+
+/// A thread per head and dimension.
+__global__ void sign_codebooks(const double* sums, const uint32_t* counts, size_t heads, size_t dims,
+                               size_t pieces, float* centroids) {
+  const size_t item = size_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (item >= heads * dims) return;
+  const size_t head = item / dims, dim = item % dims;
+  double total[16] = {};
+  uint64_t count[16] = {};
+  for (size_t piece = 0; piece < pieces; ++piece) {
+    const size_t part = head * pieces + piece;
+#pragma unroll
+    for (unsigned code = 0; code < 16; ++code) {
+      total[code] += sums[(part * dims + dim) * 16 + code];
+      count[code] += counts[(part * (dims / 4) + dim / 4) * 16 + code];
+    }
+  }
+  double magnitude = 0;
+  uint64_t tokens = 0;
+#pragma unroll
+  for (unsigned code = 0; code < 16; ++code) {
+    magnitude += fabs(total[code]);
+    tokens += count[code];
+  }
+#pragma unroll
+  for (unsigned code = 0; code < 16; ++code)
+    centroids[item * 16 + code] =
+        codebook_entry(code, static_cast<unsigned>(dim % 4), total[code], count[code], magnitude, tokens);
+}
+
+// Scores -------------------------------------------------------------------------------------------
+
+constexpr unsigned kScoreThreads = 256;
+constexpr unsigned kScoreTokens = 4;  ///< of a thread: independent chains of additions
+
+/// A table's entries of kTogether queries side by side.
+template <unsigned kTogether>
+struct alignas(kTogether * sizeof(float)) ScoreEntry {
+  float of[kTogether];
+};
+
+/// Adds the entries of one byte of codes, in the order of the groups.
+template <unsigned kTogether>
+__device__ __forceinline__ void add_entries(float (&sums)[kTogether], const ScoreEntry<kTogether>* table,
+                                            unsigned byte, unsigned b, unsigned groups) {
+  const auto add = [&](unsigned place) {
+    const ScoreEntry<kTogether> entry = table[place];
+#pragma unroll
+    for (unsigned q = 0; q < kTogether; ++q) sums[q] += entry.of[q];
+  };
+  add(2 * b * 16 + (byte >> 4));
+  if (2 * b + 1 < groups) add((2 * b + 1) * 16 + (byte & 15));
+}
+
+/// A block scores kScoreThreads * kScoreTokens tokens of kTogether queries of the same keys, their tables in
+/// shared memory; the last may have fewer queries. kWide: rows are multiples of 16 bytes. Finding an entry
+/// costs more than reading and adding it: for two queries it is done once, and their 16 entries for a group
+/// fill the banks just once.
+template <bool kWide, unsigned kTogether>
+__global__ void __launch_bounds__(kScoreThreads)
+    sign_scores(const SignKeys* all_keys, size_t queries, const float* tables, unsigned groups,
+                unsigned row_bytes, float* scores, size_t score_stride) {
+  auto* table = dynamic_shared<ScoreEntry<kTogether>>();
+  const size_t query = size_t{blockIdx.y} * kTogether;
+  const SignKeys keys = all_keys[query];
+#pragma unroll
+  for (unsigned q = 0; q < kTogether; ++q)
+    for (unsigned i = threadIdx.x; i < groups * 16; i += kScoreThreads)
+      table[i].of[q] = query + q < queries ? tables[(query + q) * groups * 16 + i] : 0.0f;
+  __syncthreads();
+  const size_t first = size_t{blockIdx.x} * (kScoreThreads * kScoreTokens) + threadIdx.x;
+  float sums[kScoreTokens][kTogether] = {};
+  if constexpr (kWide) {
+    for (unsigned from = 0; from < row_bytes; from += 16) {
+      uint4 packed[kScoreTokens];
+#pragma unroll
+      for (unsigned i = 0; i < kScoreTokens; ++i) {
+        const size_t token = first + i * kScoreThreads;
+        packed[i] = token < keys.tokens
+                        ? *reinterpret_cast<const uint4*>(keys.codes + token * row_bytes + from)
+                        : make_uint4(0, 0, 0, 0);
+      }
+#pragma unroll
+      for (unsigned b = 0; b < 16; ++b)
+#pragma unroll
+        for (unsigned i = 0; i < kScoreTokens; ++i) {
+          const unsigned word = b < 4    ? packed[i].x
+                                : b < 8  ? packed[i].y
+                                : b < 12 ? packed[i].z
+                                         : packed[i].w;
+          add_entries(sums[i], table, word >> (b % 4 * 8) & 255, from + b, groups);
+        }
+    }
+  } else {
+    for (unsigned b = 0; b < row_bytes; ++b)
+#pragma unroll
+      for (unsigned i = 0; i < kScoreTokens; ++i) {
+        const size_t token = first + i * kScoreThreads;
+        const unsigned byte = token < keys.tokens ? keys.codes[token * row_bytes + b] : 0;
+        add_entries(sums[i], table, byte, b, groups);
+      }
+  }
+#pragma unroll
+  for (unsigned i = 0; i < kScoreTokens; ++i) {
+    const size_t token = first + i * kScoreThreads;
+#pragma unroll
+    for (unsigned q = 0; q < kTogether; ++q)
+      if (token < keys.tokens && query + q < queries) scores[(query + q) * score_stride + token] = sums[i][q];
+  }
+}
+
+// The k largest ------------------------------------------------------------------------------------
+
+constexpr unsigned kTopThreads = 1024;
+constexpr unsigned kTopWarps = kTopThreads / kWarp;
+static_assert(kTopWarps == kWarp);   // a lane per warp adds up what the warps have counted
+constexpr unsigned kTopBins = 2048;  ///< 11 bits of the key at a time: 11, 11 and 10
+constexpr unsigned kTopAhead = 8;    ///< scores that a lane has under way
+
+/// The scores of one warp, one behind the other.
+struct TopPart {
+  const float* scores;
+  uint32_t count;
+
+  /// Calls body(i, score, key, real) for all scores, by all lanes together; keys are in the order of the
+  /// scores. What is not real is 0.
+  template <class Body>
+  __device__ __forceinline__ void each(Body&& body) const {
+    const unsigned lane = threadIdx.x % kWarp;
+    for (uint32_t from = 0; from < count; from += kTopAhead * kWarp) {
+      const float* const own = scores + from + lane;
+      const uint32_t rest = count - from;
+      float ahead[kTopAhead];
+#pragma unroll
+      for (unsigned i = 0; i < kTopAhead; ++i) ahead[i] = i * kWarp + lane < rest ? own[i * kWarp] : 0.0f;
+#pragma unroll
+      for (unsigned i = 0; i < kTopAhead; ++i)
+        body(from + i * kWarp + lane, ahead[i], static_cast<uint32_t>(ordered_key(ahead[i])) ^ 0x80000000u,
+             i * kWarp + lane < rest);
+    }
+  }
+};
+
+/// Sum over the lanes, for all.
+__device__ __forceinline__ uint32_t sum_of_lanes(uint32_t value) {
+#pragma unroll
+  for (int step = kWarp / 2; step > 0; step /= 2) value += __shfl_xor_sync(kAllLanes, value, step);
+  return value;
+}
+
+/// A block per row, each warp with its part of it: three passes of counting find the k-th largest key and how
+/// many equal it, a fourth counts for each warp how many are above it and equal to it, and a fifth writes
+/// what is above it and the first of those that equal it, in the order of the ids. A row of some ten thousand
+/// scores is read from far away once.
+__global__ void __launch_bounds__(kTopThreads)
+    top_k_rows(const float* scores, size_t stride, const uint64_t* lengths, size_t k, uint32_t* ids,
+               float* best) {
+  KVCODEC_SHARED_ARRAY(uint32_t, bins, kTopBins);
+  KVCODEC_SHARED_ARRAY(uint32_t, scratch, kTopWarps);
+  KVCODEC_SHARED_ARRAY(uint32_t, equal_counts, kTopWarps);
+  KVCODEC_SHARED_ARRAY(uint32_t, found, 2);
+  const uint64_t length = lengths[blockIdx.x];
+  ids += blockIdx.x * k, best += blockIdx.x * k;
+  const uint64_t wanted = k < length ? k : length;
+  if (wanted == 0) return;
+  const unsigned lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  const uint64_t share = (length + kTopThreads - 1) / kTopThreads * kWarp;  // of a warp
+  const uint64_t first = share * warp < length ? share * warp : length;
+  const TopPart part{scores + blockIdx.x * stride + first,
+                     static_cast<uint32_t>(length - first < share ? length - first : share)};
+
+  // Keys whose bits above `shift` are those of `prefix` are still in question; `left` of them are wanted.
+  uint32_t prefix = 0, above_mask = 0;
+  auto left = static_cast<uint32_t>(wanted);
+  const unsigned shifts[3] = {21, 10, 0};
+  for (unsigned pass = 0; pass < 3; ++pass) {
+    const unsigned shift = shifts[pass], width = pass < 2 ? 11 : 10;
+    for (unsigned i = threadIdx.x; i < kTopBins; i += kTopThreads) bins[i] = 0;
+    __syncthreads();
+    part.each([&](uint32_t, float, uint32_t key, bool real) {
+      if (real && (key & above_mask) == prefix) atomicAdd(&bins[key >> shift & ((1u << width) - 1)], 1u);
+    });
+    __syncthreads();
+    // The bin that holds the left-th largest: each thread sums its share from the top.
+    constexpr unsigned kShare = kTopBins / kTopThreads;
+    const unsigned top = kTopBins - threadIdx.x * kShare;  // bins [top - kShare, top)
+    unsigned own = 0, total = 0;
+    for (unsigned i = 1; i <= kShare; ++i) own += bins[top - i];
+    unsigned before = prefix_sum(own, scratch, total);
+    if (before < left && left <= before + own) {  // one thread only
+      unsigned bin = top - 1;
+      for (; before + bins[bin] < left; --bin) before += bins[bin];
+      found[0] = bin, found[1] = left - before;
+    }
+    __syncthreads();
+    prefix |= found[0] << shift, left = found[1];
+    above_mask |= ((1u << width) - 1) << shift;
+    __syncthreads();  // found and bins are written again
+  }
+
+  // prefix is the k-th largest key; `left` of those that equal it are taken.
+  uint32_t above = 0, equal = 0;
+  part.each([&](uint32_t, float, uint32_t key, bool real) {
+    above += real && key > prefix;
+    equal += real && key == prefix;
+  });
+  above = sum_of_lanes(above), equal = sum_of_lanes(equal);
+  if (lane == 0) scratch[warp] = above, equal_counts[warp] = equal;
+  __syncthreads();
+  uint32_t equal_before = sum_of_lanes(lane < warp ? equal_counts[lane] : 0);
+  uint32_t written =
+      sum_of_lanes(lane < warp ? scratch[lane] : 0) + (equal_before < left ? equal_before : left);
+  if (above + equal == 0) return;           // the whole warp
+  const uint32_t below = (1u << lane) - 1;  // the lanes before this one
+  part.each([&](uint32_t i, float score, uint32_t key, bool real) {
+    bool take = real && key > prefix;
+    const uint32_t equals = __ballot_sync(kAllLanes, real && key == prefix);
+    if (equals != 0) {  // for the whole warp
+      take |= (equals >> lane & 1) != 0 && equal_before + __popc(equals & below) < left;
+      equal_before += __popc(equals);
+    }
+    const uint32_t takes = __ballot_sync(kAllLanes, take);
+    if (take) {
+      const uint32_t place = written + __popc(takes & below);
+      ids[place] = static_cast<uint32_t>(first) + i, best[place] = score;
+    }
+    written += __popc(takes);
+  });
+}
+
+// Launchers ---------------------------------------------------------------------------------------
+
 namespace {
 
 size_t divide_up(size_t n, size_t by) { return (n + by - 1) / by; }

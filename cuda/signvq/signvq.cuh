@@ -1,4 +1,4 @@
-// Launchers of the kernels of signvq_kernels.cuh. All pointers are to device memory.
+// Launchers of the kernels of signvq.cu. All pointers are to device memory.
 #pragma once
 
 #include <cstddef>

@@ -1,8 +1,8 @@
 #include <cmath>
 #include <vector>
 
-#include "cuda/signvq/group_kmeans.cuh"
 #include "cuda/runtime/runtime.hpp"
+#include "cuda/signvq/group_kmeans.cuh"
 #include "lib/core/rng.hpp"
 #include "test/cuda/device_case.hpp"
 

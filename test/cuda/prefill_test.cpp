@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "cuda/prefill/blas.hpp"
 #include "cuda/engine.hpp"
+#include "cuda/prefill/blas.hpp"
 #include "cuda/runtime/runtime.hpp"
 #include "lib/core/bf16_parts.hpp"
 #include "lib/core/error.hpp"
