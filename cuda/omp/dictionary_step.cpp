@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "cuda/engine_parts.hpp"
 #include "cuda/omp/dictionary_step.cuh"
 #include "cuda/omp/omp_batches.hpp"
 #include "cuda/reconstruct/reconstruct.cuh"
@@ -26,9 +27,9 @@ uint64_t bytes_of(const TrainOptions& options, size_t width) {
   return checked_add(checked_mul(atoms, of_atom), checked_mul(batch, of_signal));
 }
 
-class Engine final : public TrainingEngine {
+class DeviceTraining final : public TrainingEngine {
  public:
-  Engine(const TrainOptions& options, size_t width) {
+  DeviceTraining(const TrainOptions& options, size_t width) {
     if (options.optimizer != "adam" && options.optimizer != "gradient")
       throw usage_error("steps of {} are not there on a device; those of adam and gradient are",
                         options.optimizer);
@@ -183,13 +184,51 @@ class Engine final : public TrainingEngine {
 }  // namespace
 
 std::unique_ptr<TrainingEngine> make_training_engine(const TrainOptions& options, size_t width) {
-  return std::make_unique<Engine>(options, width);
+  return std::make_unique<DeviceTraining>(options, width);
 }
 
 void train_dictionary(const SignalSource& source, const TrainOptions& options, Dictionary& dictionary,
                       TrainState& state, const Progress& progress) {
   const auto engine = make_training_engine(options, source.layout().signal_width());
   kvcodec::train_dictionary(source, options, dictionary, state, progress, engine.get());
+}
+
+// What an engine hands out ------------------------------------------------------------------------
+
+namespace {
+
+/// Copies a batch there and losses back for each step; atoms and moments when somebody asks. Its errors have
+/// the words of lib's.
+class Training final : public TrainingEngine {
+ public:
+  Training(const DeviceWork& device, std::unique_ptr<TrainingEngine> engine)
+      : device_(device), engine_(std::move(engine)) {}
+
+  void put(MatrixView<const float> atoms, const Matrix<float>& mean, const Matrix<float>& variance) override {
+    device_.must_run([&] { engine_->put(atoms, mean, variance); });
+  }
+  void code(MatrixView<const float> batch, BatchLoss& loss) override {
+    device_.must_run([&] { engine_->code(batch, loss); });
+  }
+  void step(const GradientStep& step) override {
+    device_.must_run([&] { engine_->step(step); });
+  }
+  void get(MatrixView<float> atoms, Matrix<float>& mean, Matrix<float>& variance) const override {
+    device_.must_run([&] { engine_->get(atoms, mean, variance); });
+  }
+
+ private:
+  const DeviceWork& device_;
+  std::unique_ptr<TrainingEngine> engine_;
+};
+
+}  // namespace
+
+std::unique_ptr<TrainingEngine> training_engine(const DeviceWork& device, const TrainOptions& options,
+                                                size_t width) {
+  auto made = device.try_make("train-dict", [&] { return make_training_engine(options, width); });
+  if (!made) return nullptr;
+  return std::make_unique<Training>(device, std::move(*made));
 }
 
 }  // namespace kvcodec::cuda

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "cuda/engine_parts.hpp"
 #include "cuda/omp/omp_batches.hpp"
 #include "lib/core/aligned.hpp"
 #include "lib/core/checked.hpp"
@@ -254,6 +255,46 @@ SparseCodes Omp::encode(MatrixView<const float> signals, const OmpOptions& optio
     stream.synchronize();
   }
   return codes;
+}
+
+// What an engine hands out ------------------------------------------------------------------------
+
+namespace {
+
+class Pursuit final : public PursuitEngine {
+ public:
+  Pursuit(const DeviceWork& device, Omp omp) : device_(device), omp_(std::move(omp)) {}
+
+  /// Copies signals there and codes back, some tens of thousands at a time.
+  bool encode(MatrixView<const float> signals, const OmpOptions& options, SparseCodes& codes) const override {
+    if (!Omp::takes(options)) {
+      device_.fall_back(fmt::format("sparse: pursuits with selection {} of {} atoms per signal",
+                                    options.selection, options.sparsity));
+      return false;
+    }
+    const auto run = [&] {
+      signals_ += signals.rows();
+      if (!omp_.has_gram() && omp_.gram_pays(signals_, options.sparsity)) omp_.build_gram();
+      codes = omp_.encode(signals, options);
+    };
+    return device_.try_run(run) == Outcome::done;
+  }
+
+ private:
+  const DeviceWork& device_;
+  mutable Omp omp_;  // looked at by one thread at a time; inner products of atoms are about speed only
+  mutable uint64_t signals_ = 0;  // so far
+};
+
+}  // namespace
+
+std::unique_ptr<PursuitEngine> pursuit_engine(const DeviceWork& device, const Dictionary& dictionary) {
+  auto made = device.try_make("sparse: pursuit", [&] {
+    // Beside atoms kept in 8 bits others need not be there.
+    return dictionary.bytes.empty() ? Omp(dictionary.atoms) : Omp(floats_of(dictionary.bytes));
+  });
+  if (!made) return nullptr;
+  return std::make_unique<Pursuit>(device, std::move(*made));
 }
 
 }  // namespace kvcodec::cuda

@@ -7,8 +7,10 @@
 #include <memory>
 #include <mutex>
 #include <numeric>
+#include <type_traits>
 #include <vector>
 
+#include "cuda/engine_parts.hpp"
 #include "cuda/prefill/blas.hpp"
 #include "cuda/prefill/prefill.cuh"
 #include "cuda/runtime/runtime.hpp"
@@ -162,9 +164,9 @@ struct Workspace {
   }
 };
 
-class Engine final : public PrefillEngine {
+class DevicePrefill final : public PrefillEngine {
  public:
-  explicit Engine(const LlamaWeights& weights) : weights_(weights) {
+  explicit DevicePrefill(const LlamaWeights& weights) : weights_(weights) {
     const ModelConfig& config = weights.config;
     if (config.head_dim > kWidestHead)
       throw usage_error("heads of {} dimensions; a device takes at most {}", config.head_dim, kWidestHead);
@@ -255,7 +257,7 @@ class Engine final : public PrefillEngine {
 /// may be why memory ran out.
 class Borrowed {
  public:
-  explicit Borrowed(Engine& engine) : engine_(engine), workspace_(engine.take()) {}
+  explicit Borrowed(DevicePrefill& engine) : engine_(engine), workspace_(engine.take()) {}
   ~Borrowed() {
     try {
       workspace_->stream.synchronize();
@@ -270,15 +272,15 @@ class Borrowed {
   Workspace& operator*() { return *workspace_; }
 
  private:
-  Engine& engine_;
+  DevicePrefill& engine_;
   std::unique_ptr<Workspace> workspace_;
   const int exceptions_ = std::uncaught_exceptions();  // on their way when this began
 };
 
 /// All memory is taken when this is made: the CPU takes over then, and nobody does later.
-class Steps final : public PrefillSteps {
+class DeviceSteps final : public PrefillSteps {
  public:
-  Steps(Engine& engine, const PrefillPlan& plan)
+  DeviceSteps(DevicePrefill& engine, const PrefillPlan& plan)
       : engine_(engine), config_(engine.weights().config), plan_(plan), at_(engine) {
     const size_t n = plan.batch->tokens.size(), chunk = plan.chunk;
     if (n > UINT32_MAX || plan.key_rows > UINT32_MAX)
@@ -499,7 +501,7 @@ class Steps final : public PrefillSteps {
     check(run_causal_attention(attention, at_->stream.handle()), "attention");
   }
 
-  Engine& engine_;
+  DevicePrefill& engine_;
   const ModelConfig& config_;
   const PrefillPlan& plan_;
   unsigned padded_ = 0;
@@ -509,17 +511,17 @@ class Steps final : public PrefillSteps {
   Borrowed at_;  // last: what its work reads is there until it ends
 };
 
-std::unique_ptr<PrefillSteps> Engine::start(const PrefillPlan& plan) {
+std::unique_ptr<PrefillSteps> DevicePrefill::start(const PrefillPlan& plan) {
   if (plan.options->attention) return nullptr;
-  return std::make_unique<Steps>(*this, plan);
+  return std::make_unique<DeviceSteps>(*this, plan);
 }
 
-bool Engine::logits(MatrixView<const float> hidden, MatrixView<float> out) {
+bool DevicePrefill::logits(MatrixView<const float> hidden, MatrixView<float> out) {
   make_logits(hidden, out);
   return true;
 }
 
-void Engine::make_logits(MatrixView<const float> hidden, MatrixView<float> out) {
+void DevicePrefill::make_logits(MatrixView<const float> hidden, MatrixView<float> out) {
   const DeviceLinear& output = head();
   Borrowed at(*this);
   const size_t at_once = logit_rows(hidden.rows()), width = hidden.cols();
@@ -545,7 +547,88 @@ void Engine::make_logits(MatrixView<const float> hidden, MatrixView<float> out) 
 }  // namespace
 
 std::shared_ptr<PrefillEngine> make_prefill_engine(const LlamaWeights& weights) {
-  return std::make_shared<Engine>(weights);
+  return std::make_shared<DevicePrefill>(weights);
+}
+
+// What an engine hands out ------------------------------------------------------------------------
+
+namespace {
+
+/// Steps that each have the device to themselves. Nobody takes over in the middle of a prefill.
+class Steps final : public PrefillSteps {
+ public:
+  Steps(const DeviceWork& device, std::unique_ptr<PrefillSteps> steps)
+      : device_(device), steps_(std::move(steps)) {}
+  ~Steps() override {
+    device_.alone([&] { steps_.reset(); });
+  }
+  void embed() override {
+    run([&] { steps_->embed(); });
+  }
+  PastRows past_rows(size_t document) override { return steps_->past_rows(document); }
+  void place_past(size_t document) override {
+    run([&] { steps_->place_past(document); });
+  }
+  void project(int layer, size_t first, size_t count) override {
+    run([&] { steps_->project(layer, first, count); });
+  }
+  void finish(int layer, size_t first, size_t count) override {
+    run([&] { steps_->finish(layer, first, count); });
+  }
+  LayerChunk projected(int layer, size_t first, size_t count) override {
+    return run([&] { return steps_->projected(layer, first, count); });
+  }
+  MatrixView<const float> logits(size_t first, size_t count) override {
+    return run([&] { return steps_->logits(first, count); });
+  }
+  MatrixView<const float> hidden() override {
+    return run([&] { return steps_->hidden(); });
+  }
+
+ private:
+  template <class Body>
+  std::invoke_result_t<const Body&> run(const Body& body) const {
+    return device_.must_run(body, DeviceWork::Bits::rounded);
+  }
+
+  const DeviceWork& device_;
+  std::unique_ptr<PrefillSteps> steps_;
+};
+
+class Prefill final : public PrefillEngine {
+ public:
+  Prefill(const DeviceWork& device, std::shared_ptr<PrefillEngine> on_device)
+      : device_(device), on_device_(std::move(on_device)) {}
+
+  /// Copies token rows of the embedding there, and back keys, values and queries, chunk by chunk; what a
+  /// chunk computes stays there.
+  std::unique_ptr<PrefillSteps> start(const PrefillPlan& plan) override {
+    if (plan.options->attention) {
+      device_.fall_back("prefill: attention to chosen tokens");
+      return nullptr;
+    }
+    auto steps = device_.try_make("prefill", [&] { return on_device_->start(plan); });
+    if (!steps || !*steps) return nullptr;
+    device_.count(DeviceWork::Bits::rounded);
+    return std::make_unique<Steps>(device_, std::move(*steps));
+  }
+
+  bool logits(MatrixView<const float> hidden, MatrixView<float> out) override {
+    const auto run = [&] { return on_device_->logits(hidden, out) ? Outcome::done : Outcome::declined; };
+    return device_.try_run(run, DeviceWork::Bits::rounded) == Outcome::done;
+  }
+
+ private:
+  const DeviceWork& device_;
+  std::shared_ptr<PrefillEngine> on_device_;
+};
+
+}  // namespace
+
+std::shared_ptr<PrefillEngine> prefill_engine(const DeviceWork& device, const LlamaWeights& weights) {
+  auto on_device = device.try_make("prefill", [&] { return make_prefill_engine(weights); });
+  if (!on_device) return nullptr;
+  return std::make_shared<Prefill>(device, std::move(*on_device));
 }
 
 }  // namespace kvcodec::cuda

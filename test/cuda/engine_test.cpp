@@ -10,8 +10,7 @@
 #include <set>
 #include <vector>
 
-#include "cuda/engine_parts.hpp"
-#include "cuda/runtime/runtime.hpp"
+#include "cuda/runtime/device_work.hpp"
 #include "lib/codec/attend.hpp"
 #include "lib/codec/closed_loop.hpp"
 #include "lib/codec/encoded.hpp"
@@ -21,6 +20,10 @@
 #include "test/cuda/products_case.hpp"
 #include "test/unit/codec_table.hpp"
 #include "test/unit/naive_llama.hpp"
+
+#ifdef KVCODEC_EMULATED
+#include "test/cuda/emulation/emulation.hpp"
+#endif
 
 using namespace kvcodec;
 
@@ -444,18 +447,118 @@ TEST_CASE("what a device has no memory for is left to the CPU, with a word") {
 }
 #endif
 
+TEST_CASE("work that a device declined, or failed at, is not counted as done") {
+  using cuda::DeviceWork;
+  using cuda::Outcome;
+  std::vector<std::string> notes;
+  Engine engine([&](const std::string& what) { notes.push_back(what); });
+  const DeviceWork device(engine);
+  const auto rounded = DeviceWork::Bits::rounded;
+  const auto broken = [] { throw cuda::DeviceFault("broken"); };
+  const auto full = [] { throw cuda::OutOfMemory("full"); };
+  const auto damaged = [] { throw bad_input("damaged"); };
+  const auto wide = [] { throw failed("too wide"); };
+
+  CHECK(device.try_run([] { return Outcome::declined; }, rounded) == Outcome::declined);
+  CHECK(notes.empty());  // whoever declines says why
+  CHECK(device.try_run(damaged, rounded) == Outcome::declined);
+  CHECK(notes.empty());
+  CHECK(device.try_run(full, rounded) == Outcome::declined);
+  CHECK(device.try_run(wide, rounded) == Outcome::declined);
+  CHECK(notes == std::vector<std::string>{"work for which it has no memory", "too wide"});
+  CHECK_THROWS_AS((void)device.try_run(broken, rounded), cuda::DeviceFault);
+  CHECK_THROWS_AS(device.must_run(broken, rounded), cuda::DeviceFault);
+  CHECK_THROWS_AS(device.must_run(full, rounded), cuda::OutOfMemory);
+  CHECK_THROWS_WITH_AS(device.must_run(damaged, rounded), "damaged", Error);
+  CHECK(notes.size() == 2);  // what must run is declined by nobody
+  CHECK(device.try_make("making", [] { return 3; }) == 3);
+  CHECK(engine.taken() == 0);
+  CHECK(engine.exact());
+
+  CHECK(device.try_run([] {}) == Outcome::done);
+  CHECK(device.try_run([] { return Outcome::done; }) == Outcome::done);
+  CHECK(device.must_run([] { return 7; }) == 7);
+  CHECK(engine.taken() == 3);
+  CHECK(engine.exact());
+  device.must_run([] {}, rounded);
+  CHECK(engine.taken() == 4);
+  CHECK_FALSE(engine.exact());
+}
+
+#ifdef KVCODEC_EMULATED
+TEST_CASE("after failed launches an engine has counted nothing, and the work can be asked for again") {
+  struct FailingLaunches {
+    FailingLaunches() { emulation::fail_launches(true); }
+    ~FailingLaunches() { emulation::fail_launches(false); }
+  };
+  Rng rng(27);
+  std::vector<std::string> notes;
+  const auto engine = cuda::make_engine([&](const std::string& what) { notes.push_back(what); });
+  const Matrix<float> rows = test::random_rows(rng, 40, 16);
+
+  Codebooks books(1, 8, 16);
+  for (size_t e = 0; e < 8; ++e) std::ranges::copy(rows.row(e), books.stage(0).row(e).begin());
+  const auto residual = engine->residual(books);
+  REQUIRE(residual != nullptr);
+  Matrix<uint32_t> ids(40, 1);
+  {
+    const FailingLaunches failing;
+    CHECK_THROWS_AS((void)residual->encode(rows, 1, ids), cuda::DeviceFault);
+  }
+  CHECK(engine->taken() == 0);
+  CHECK(residual->encode(rows, 1, ids));
+  CHECK(engine->taken() == 1);
+
+  TrainOptions options;
+  options.atoms = 20, options.sparsity = 2, options.batch = 40;
+  const auto training = engine->training(options, 16);
+  REQUIRE(training != nullptr);
+  Matrix<float> atoms = test::random_rows(rng, 20, 16);
+  normalize_atoms(atoms);
+  const Matrix<float> moments(20, 16);
+  BatchLoss loss;
+  {
+    const FailingLaunches failing;
+    CHECK_THROWS_AS(training->put(atoms, moments, moments), cuda::DeviceFault);
+  }
+  CHECK(engine->taken() == 1);
+  training->put(atoms, moments, moments);
+  CHECK(engine->taken() == 2);
+  {
+    const LittleMemory memory(0);
+    CHECK_THROWS_AS(training->code(rows, loss), cuda::OutOfMemory);  // in its middle nobody takes over
+  }
+  CHECK(engine->taken() == 2);
+  training->code(rows, loss);
+  CHECK(engine->taken() == 3);
+
+  const auto entries = engine->rvq_training();
+  REQUIRE(entries != nullptr);
+  REQUIRE(entries->take(rows));
+  CHECK(engine->taken() == 4);
+  Matrix<float> means(8, 16);
+  {
+    const LittleMemory memory(0);
+    CHECK_FALSE(entries->means(std::vector<uint32_t>(40), means));
+  }
+  CHECK(engine->taken() == 4);
+  CHECK(notes.empty());
+  CHECK(engine->exact());
+}
+#endif
+
 TEST_CASE("trouble of the device itself is not left to the CPU, as what finds no memory is") {
   std::vector<std::string> left;
   Engine engine([&](const std::string& what) { left.push_back(what); });
   const cuda::DeviceWork device(engine);
   const auto broken = []() -> int { throw cuda::DeviceFault("broken"); };
-  CHECK_THROWS_AS((void)device.made("work", broken), cuda::DeviceFault);
-  CHECK_THROWS_AS((void)device.run(broken), cuda::DeviceFault);
+  CHECK_THROWS_AS((void)device.try_make("work", broken), cuda::DeviceFault);
+  CHECK_THROWS_AS((void)device.try_run([&] { (void)broken(); }), cuda::DeviceFault);
   CHECK(left.empty());
   for (const int bytes : {100, 200}) {  // sizes do not show: each would be told
     const auto full = [=]() -> int { throw cuda::OutOfMemory(fmt::format("{} bytes", bytes)); };
-    CHECK_FALSE(device.made("work", full));
-    CHECK_FALSE(device.run(full));
+    CHECK_FALSE(device.try_make("work", full));
+    CHECK(device.try_run([&] { (void)full(); }) == cuda::Outcome::declined);
   }
   CHECK(left ==
         std::vector<std::string>{"work: work for which it has no memory", "work for which it has no memory"});

@@ -15,6 +15,10 @@
 #include "test/cuda/products_case.hpp"
 #include "test/unit/naive_llama.hpp"
 
+#ifdef KVCODEC_EMULATED
+#include "test/cuda/emulation/emulation.hpp"
+#endif
+
 using namespace kvcodec;
 
 namespace {
@@ -355,9 +359,33 @@ TEST_CASE("prefills and logits that memory is too small for are the CPU's") {
   model.prefill({tokens, offsets}, options, found);
   model.logits(hidden, again);
   cuda::limit_free_bytes(cuda::kAllFreeBytes);
+  CHECK(other->taken() == 0);
   CHECK(found.key == expected.key);
   CHECK(found.hidden_rows == expected.hidden_rows);
   CHECK(std::equal(logits.data(), logits.data() + logits.size(), again.data()));
+}
+
+TEST_CASE("a step of a prefill that fails ends it, and is not counted as done") {
+  const ModelConfig config = test::make_config(1, 16, 24, 4, 2, 8);
+  Rng rng(60);
+  const WeightsInMemory weights = test::random_weights(config, DType::bf16, 9);
+  LlamaModel model(config, weights);
+  const auto engine = cuda::make_engine();
+  model.use(engine->prefill(model.weights()));
+  const std::vector<uint32_t> tokens = random_tokens(20, rng);
+  const std::vector<uint64_t> offsets = {0, 20};
+  PrefillOptions options;
+  options.logits = LogitRows::later;
+  Collector found, expected, whole;
+  emulation::fail_launches(true);
+  CHECK_THROWS_AS(model.prefill({tokens, offsets}, options, found), cuda::DeviceFault);
+  emulation::fail_launches(false);
+  CHECK(engine->taken() == 2);  // the start and the embedding, which launch nothing
+  CHECK(found.order.empty());
+  model.prefill({tokens, offsets}, options, whole);
+  model.use(nullptr);
+  model.prefill({tokens, offsets}, options, expected);
+  check_same(whole, expected);
 }
 #endif
 

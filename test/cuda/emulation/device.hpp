@@ -203,6 +203,7 @@ template <class... Parameters, class... Arguments>
 Status launch(void (*kernel)(Parameters...), dim3 grid, unsigned threads, size_t shared_bytes,
               StreamHandle stream, const Arguments&... arguments) {
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return 0;
+  if (emulation::launches_fail()) return 1;
   (detail::check_argument(static_cast<Parameters>(arguments)), ...);
   emulation::enqueue(reinterpret_cast<emulation::Stream*>(stream), [=] {
     emulation::run_grid({grid.x, grid.y, grid.z}, threads, shared_bytes, shared_bytes > kSharedUnasked,

@@ -1,6 +1,7 @@
 #include "test/cuda/emulation/emulation.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <deque>
 #include <exception>
@@ -482,6 +483,12 @@ void wait_copies(int groups) {
     copies.pop_front();
   }
 }
+
+namespace {
+std::atomic<bool> failing = false;
+}
+void fail_launches(bool fail) { failing = fail; }
+bool launches_fail() { return failing; }
 
 uint64_t free_memory() { return memory().most - std::min(memory().most, memory().used); }
 void leave_free(uint64_t bytes) {

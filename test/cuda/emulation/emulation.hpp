@@ -79,6 +79,10 @@ uint64_t free_memory();
 /// As if the device had as many bytes as buffers have now and `bytes` more, but no more than kMemory.
 void leave_free(uint64_t bytes);
 
+/// Whether launches fail, as those of a device that no longer works: they answer an error and run nothing.
+void fail_launches(bool fail);
+bool launches_fail();
+
 inline constexpr int kMultiprocessors = 4;
 inline constexpr size_t kSharedBytes = 163 * 1024;  ///< cuda::kLeastSharedBytes
 /// A block's dynamic memory and arrays together, where launch() has not asked for more (kSharedUnasked).

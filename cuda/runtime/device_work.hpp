@@ -1,0 +1,131 @@
+// What the parts of an engine share: the device, on which one piece of work runs at a time, whatever threads
+// ask; the count of the work it did; and the notes on what it declined.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include "cuda/runtime/runtime.hpp"
+#include "lib/codec/engine.hpp"
+#include "lib/core/error.hpp"
+
+namespace kvcodec::cuda {
+
+/// How work ended that a device may decline.
+enum class Outcome : uint8_t {
+  declined,  ///< the CPU has to do it, and write the whole result
+  done,
+};
+
+/// Work is counted (Engine::taken) when it is done: what was declined or threw is not.
+///
+/// A device declines work that does not fit its memory, and work whose body throws an Error or says so itself.
+/// The user is told, unless the Error is of kind bad_input: the CPU then finds the same, and says it in lib's
+/// words. Trouble of the device itself, a DeviceFault, is never declined: it goes to the caller.
+class DeviceWork {
+ public:
+  explicit DeviceWork(Engine& engine) : engine_(engine) {}
+
+  /// Whether results have the bits that lib would have made, or are within rounding of them.
+  enum class Bits : uint8_t { same, rounded };
+
+  /// Runs body(), which returns nothing or an Outcome, with the device to itself.
+  template <class Body>
+  [[nodiscard]] Outcome try_run(const Body& body, Bits bits = Bits::same) const {
+    Outcome outcome = Outcome::declined;
+    attempt("", [&] {
+      if constexpr (std::is_void_v<std::invoke_result_t<const Body&>>) {
+        body();
+        outcome = Outcome::done;
+      } else {
+        outcome = body();
+      }
+    });
+    if (outcome == Outcome::done) count(bits);
+    return outcome;
+  }
+
+  /// The same for work that nobody can take over once it has begun: whatever body() throws goes to the
+  /// caller. Returns what body() returns.
+  template <class Body>
+  auto must_run(const Body& body, Bits bits = Bits::same) const {
+    if constexpr (std::is_void_v<std::invoke_result_t<const Body&>>) {
+      alone(body);
+      count(bits);
+    } else {
+      auto result = alone(body);
+      count(bits);
+      return result;
+    }
+  }
+
+  /// What make() returns, which it makes with the device to itself; nothing if that is declined. `what` begins
+  /// the note about it. Making something is not counted.
+  template <class Make>
+  [[nodiscard]] auto try_make(const std::string& what, const Make& make) const
+      -> std::optional<decltype(make())> {
+    std::optional<decltype(make())> made;
+    attempt(what + ": ", [&] { made.emplace(make()); });
+    return made;
+  }
+
+  /// A shared pointer to an object that holds device memory. The memory is freed with the device to itself, as
+  /// soon as no copy of the pointer is left.
+  template <class T>
+  std::shared_ptr<const T> share(T made) const {
+    return {new const T(std::move(made)), [this](const T* last) { alone([&] { delete last; }); }};
+  }
+
+  /// Runs body() with the device to itself, and counts nothing. Returns what body() returns.
+  template <class Body>
+  auto alone(const Body& body) const {
+    const std::lock_guard lock(mutex_);
+    return body();
+  }
+
+  /// Counts a piece of work as done.
+  void count(Bits bits) const { engine_.take(bits == Bits::same); }
+
+  /// Tells the user that some work is done on the CPU.
+  void fall_back(const std::string& what) const { engine_.leave(what); }
+
+  /// Bytes that work may take, asked before it runs: half of the memory that is free, so that what runs
+  /// beside this finds some.
+  uint64_t room() const {
+    return alone([] { return free_bytes() / 2; });
+  }
+
+  /// Rows of so many bytes on the device that are worked on at a time, asked by what runs: they fill half of
+  /// the memory that is free. At least one.
+  static size_t rows_at_once(uint64_t bytes_per_row) {
+    return static_cast<size_t>(
+        std::max<uint64_t>(1, free_bytes() / 2 / std::max<uint64_t>(1, bytes_per_row)));
+  }
+
+ private:
+  /// Runs body() with the device to itself, as far as it gets before it declines.
+  template <class Body>
+  void attempt(const std::string& prefix, const Body& body) const {
+    try {
+      alone(body);
+    } catch (const DeviceFault&) {
+      throw;
+    } catch (const OutOfMemory&) {  // without its own words, whose sizes differ each time
+      fall_back(prefix + "work for which it has no memory");
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::bad_input) fall_back(prefix + error.what());
+    }
+  }
+
+  Engine& engine_;
+  mutable std::mutex mutex_;
+};
+
+}  // namespace kvcodec::cuda
