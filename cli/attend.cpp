@@ -310,7 +310,7 @@ class Attender {
     const uint64_t tokens = std::ranges::max(queries.visible);
     const bool fits = checked_mul(tokens, 2 * shape.width() * sizeof(float)) <= room_;
     if (!fits)
-      engine_->leave(
+      engine_->fall_back(
           fmt::format("attention over {}, which --memory does not hold", counted(tokens, "token")));
     return fits && engine_->attention();
   }

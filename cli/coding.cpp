@@ -49,7 +49,7 @@ CodecContext context_of(const ModelInfo& model, DType storage, const Book* book)
 
 Engine* engine_for(const CodecEntry& entry, Engine* engine) {
   if (engine && !entry.capabilities.device_twin) {
-    engine->leave(fmt::format("the codec {}", entry.name));
+    engine->fall_back(fmt::format("the codec {}", entry.name));
     return nullptr;
   }
   return engine;

@@ -1,6 +1,6 @@
 // Device twin of what lib/codec/kvcomp_blocks.hpp does with blocks of the codec `kvcomp`: decoding, and
 // products with keys and values that are never written out (KVComp, sections 3.3.1 and 3.3.2). Of blocks
-// coded with Huffman codes; rANS is left to the CPU.
+// coded with Huffman codes; rANS falls back to the CPU.
 //
 // Decoded values are those of lib/, bit for bit. Products with values are sums in float32 in another order:
 // of n terms they differ from exact sums by at most (2 n + 16) 2^-24 times the sum of the terms' magnitudes.

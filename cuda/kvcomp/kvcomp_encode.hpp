@@ -25,7 +25,7 @@ std::vector<uint32_t> kvcomp_codes(const HuffmanBook& book);
 class QuantizedBlocks {
  public:
   /// values: (whole blocks of tokens, heads * dims) of the 16-bit type `storage`, finite.
-  /// Throws Error(usage) if no bound is > 0, or for steps that heads share, which are left to the CPU;
+  /// Throws Error(usage) if no bound is > 0, or for steps that heads share, which are the CPU's;
   /// Error(bad_input) for values that are not finite.
   QuantizedBlocks(const kvcomp::Layout& layout, DType storage, const ErrorBound& bound,
                   MatrixView<const uint16_t> values);

@@ -24,11 +24,13 @@ enum class Outcome : uint8_t {
   done,
 };
 
-/// Work is counted (Engine::taken) when it is done: what was declined or threw is not.
+/// Runs work on the device, and counts it (Engine::taken) when it is done. Work that was declined, or that
+/// threw, is not counted.
 ///
-/// A device declines work that does not fit its memory, and work whose body throws an Error or says so itself.
-/// The user is told, unless the Error is of kind bad_input: the CPU then finds the same, and says it in lib's
-/// words. Trouble of the device itself, a DeviceFault, is never declined: it goes to the caller.
+/// A device declines work in three cases: it does not fit the device's memory, it throws an Error, or it
+/// says so itself. The user is told of the first two, unless the Error is of kind bad_input: the CPU finds
+/// the same in the input, and says it in lib's words. A DeviceFault, which is trouble of the device itself,
+/// always goes to the caller.
 class DeviceWork {
  public:
   explicit DeviceWork(Engine& engine) : engine_(engine) {}
@@ -66,8 +68,8 @@ class DeviceWork {
     }
   }
 
-  /// What make() returns, which it makes with the device to itself; nothing if that is declined. `what` begins
-  /// the note about it. Making something is not counted.
+  /// Runs make() with the device to itself and returns its result; nothing if the device declines. `what`
+  /// begins the note about that. Making something is not counted as work.
   template <class Make>
   [[nodiscard]] auto try_make(const std::string& what, const Make& make) const
       -> std::optional<decltype(make())> {
@@ -76,8 +78,8 @@ class DeviceWork {
     return made;
   }
 
-  /// A shared pointer to an object that holds device memory. The memory is freed with the device to itself, as
-  /// soon as no copy of the pointer is left.
+  /// Returns a shared pointer to an object that holds device memory. The last copy of the pointer frees that
+  /// memory, with the device to itself.
   template <class T>
   std::shared_ptr<const T> share(T made) const {
     return {new const T(std::move(made)), [this](const T* last) { alone([&] { delete last; }); }};
@@ -91,10 +93,10 @@ class DeviceWork {
   }
 
   /// Counts a piece of work as done.
-  void count(Bits bits) const { engine_.take(bits == Bits::same); }
+  void count(Bits bits) const { engine_.count(bits == Bits::same); }
 
-  /// Tells the user that some work is done on the CPU.
-  void fall_back(const std::string& what) const { engine_.leave(what); }
+  /// Tells the user that some work falls back to the CPU.
+  void fall_back(const std::string& what) const { engine_.fall_back(what); }
 
   /// Bytes that work may take, asked before it runs: half of the memory that is free, so that what runs
   /// beside this finds some.

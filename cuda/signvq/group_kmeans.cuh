@@ -1,8 +1,8 @@
 // Launchers of the kernels of group_kmeans.cu. All pointers are to device memory.
 //
 // Codebooks of small groups of channels by rounds of k-means, as product quantization makes them: what
-// one-pass codebooks of sign codes (cuda/signvq/signvq.cuh), of as many entries for as many channels, are measured
-// against. Nothing but the benchmark and its test uses it.
+// one-pass codebooks of sign codes (cuda/signvq/signvq.cuh), of as many entries for as many channels, are
+// measured against. Nothing but the benchmark and its test uses it.
 #pragma once
 
 #include <cstddef>

@@ -2,9 +2,9 @@
 
 namespace kvcodec {
 
-void Engine::leave(const std::string& what) {
+void Engine::fall_back(const std::string& what) {
   const std::lock_guard lock(mutex_);
-  if (left_.insert(what).second && note_) note_(what);
+  if (told_.insert(what).second && note_) note_(what);
 }
 
 }  // namespace kvcodec

@@ -256,8 +256,8 @@ class KvcompCodec final : public Codec {
   /// The engine, where it can quantize a side's blocks, or nullptr.
   const BlockEngine* quantizing_engine(Side side, const Layout& layout) const {
     if (!blocks_) return nullptr;
-    if (has_limits(side)) engine_->leave("kvcomp: keys with --max-logit-error");
-    if (layout.shared_steps) engine_->leave("kvcomp: steps that heads share");
+    if (has_limits(side)) engine_->fall_back("kvcomp: keys with --max-logit-error");
+    if (layout.shared_steps) engine_->fall_back("kvcomp: steps that heads share");
     return has_limits(side) || layout.shared_steps ? nullptr : blocks_;
   }
   HeadBlock encode_head(const BlockCoder& coder, const Layout& layout, MatrixView<const uint8_t> symbols,

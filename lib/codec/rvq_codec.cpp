@@ -150,7 +150,7 @@ class RvqCodec final : public Codec {
 
   /// Who works with a set of codebooks; made when there is work.
   struct Worker {
-    std::optional<std::unique_ptr<ResidualEngine>> engine;  ///< empty: the device leaves it to this processor
+    std::optional<std::unique_ptr<ResidualEngine>> engine;  ///< nothing: not asked for yet; nullptr: declined
     std::unique_ptr<ResidualEncoder> encoder;
   };
   Worker& worker(Side side, size_t part) const {

@@ -431,7 +431,7 @@ void PrefillSurvey::observe_keys(std::span<const uint16_t> halves, MatrixView<fl
       return;
     }
   if (codec_.engine_ && keys.rows() != tokens_)
-    codec_.engine_->leave("selfindex: codebooks of documents that come in several pieces");
+    codec_.engine_->fall_back("selfindex: codebooks of documents that come in several pieces");
   Matrix<uint8_t> codes(keys.rows(), codec_.heads_ * sign_row_bytes(codec_.dims_));
   encode_signs(keys, codec_.heads_, codes);
   sums_of_codes_.add(keys, codes);
@@ -612,7 +612,7 @@ void SelfIndexCodec::append(const GroupShape& shape, MatrixView<const float> row
   }
   Matrix<float> values(rows.rows(), width());
   widen(storage_, halves, {values.data(), values.size()});
-  if (engine_) engine_->leave("selfindex: signs and levels, once there are codebooks");
+  if (engine_) engine_->fall_back("selfindex: signs and levels, once there are codebooks");
   if (shape.side == Side::key) append_signs(values, document);
   if (has_levels()) append_levels(values, document);
 }
@@ -623,7 +623,7 @@ void SelfIndexCodec::append(const GroupShape& shape, MatrixView<const float> row
 /// Tokens [first, first + out.rows()) as signs and levels say.
 void SelfIndexCodec::decode_levels(Side side, const StreamReader& document, uint64_t first,
                                    MatrixView<float> out) const {
-  if (engine_) engine_->leave("selfindex: decoding");
+  if (engine_) engine_->fall_back("selfindex: decoding");
   const size_t count = out.rows();
   const auto levels = document.read<uint8_t>(kLevels, first, count, heads_ * level_bytes());
   const auto scales = read_scales(kScales, document, first, count),

@@ -557,7 +557,7 @@ bool SparseCodec::weigh_atoms_on_device(const Codes& codes, size_t signal, Matri
   const SignalCodes by_atom = codes_by_atom(codes.view(), signal, per_row, atoms_);
   Matrix<float> sums(atoms_, rows.size());
   if (!device->run({by_atom.ids, by_atom.coefficients, by_atom.offsets}, sums, {})) return false;
-  engine_->take(false);  // fused, which the CPU's sums are not
+  engine_->count(false);  // fused, which the CPU's sums are not
   for (size_t atom = 0; atom < atoms_; ++atom)
     for (size_t i = 0; i < rows.size(); ++i) of_atoms(i, atom) = sums(atom, i);
   return true;

@@ -1,6 +1,6 @@
-// Who computes the steps of a prefill. Without an engine the CPU does; a device twin (cuda/prefill/prefill.hpp) gives
-// the same within rounding. What happens when, and what is handed to whom, is LlamaModel::prefill's, the same
-// for all.
+// Who computes the steps of a prefill. Without an engine the CPU does; a device twin
+// (cuda/prefill/prefill.hpp) gives the same within rounding. What happens when, and what is handed to whom, is
+// LlamaModel::prefill's, the same for all.
 #pragma once
 
 #include <cstddef>

@@ -75,7 +75,8 @@ struct RvqTrainState {
 };
 
 /// Who computes the heavy steps of a training instead of the CPU, with the same bits; a device twin is in
-/// cuda/rvq/rvq_train.hpp. Each call may decline by returning false, with nothing written: then the CPU does it.
+/// cuda/rvq/rvq_train.hpp. Each call may decline by returning false, with nothing written: then the CPU does
+/// it.
 class RvqTrainEngine {
  public:
   virtual ~RvqTrainEngine() = default;

@@ -1,4 +1,5 @@
-// cuda/prefill/blas.hpp over the emulation: every sum in one go on the matrix units, as the library may do it.
+// cuda/prefill/blas.hpp over the emulation: every sum in one go on the matrix units, as the library may do
+// it.
 #include "cuda/prefill/blas.hpp"
 
 #include "lib/core/half_bits.hpp"
