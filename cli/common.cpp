@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
-#include <fstream>
 #include <set>
 
 #include <unistd.h>
 
+#include "cli/machine_memory.hpp"
 #include "cli/text.hpp"
 #include "cuda/engine.hpp"
 #include "lib/core/error.hpp"
@@ -52,14 +52,6 @@ bool to_range(const std::string& text, NumberRange& range) {
     return true;
   }
   return to_number(text.substr(0, dash), range.first) && to_number(text.substr(dash + 1), range.last);
-}
-
-/// The limit of a control group file, or 0: not there, or "max".
-uint64_t control_group_limit(const char* file) {
-  std::ifstream in(file);
-  std::string text;
-  uint64_t limit = 0;
-  return in >> text && to_number(text, limit) ? limit : 0;
 }
 
 /// Whether there is a device that runs what this program has for it.
@@ -250,15 +242,6 @@ uint64_t parse_size(const std::string& option, const std::string& text) {
   if (error != std::errc{} || !unit.empty() || !(number > 0) || !(bytes <= kMost))
     throw usage_error("{} is '{}'; it must be a size such as 512M or 4G", option, text);
   return static_cast<uint64_t>(bytes);
-}
-
-uint64_t machine_memory() {
-  const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
-  uint64_t memory = pages > 0 && page > 0 ? static_cast<uint64_t>(pages) * static_cast<uint64_t>(page) : 0;
-  for (const char* file : {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"})
-    if (const uint64_t limit = control_group_limit(file); limit > 0 && (memory == 0 || limit < memory))
-      memory = limit;
-  return memory;
 }
 
 uint64_t chunk_budget(uint64_t memory, uint64_t book_bytes) {

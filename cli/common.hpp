@@ -92,9 +92,6 @@ std::optional<std::vector<TokenRange>> number_ranges(const std::string& text);
 /// "512M", "1.5G", "1073741824": bytes, with K, M, G, T = powers of 1024.
 uint64_t parse_size(const std::string& option, const std::string& text);
 
-/// Memory of the machine, or of the control group this process runs in if that is less. 0 = unknown.
-uint64_t machine_memory();
-
 /// What of --memory goes to chunks of rows: a quarter of what the codec's book leaves, at least a
 /// thirty-second. The rest is for the buffers of readers and writers.
 uint64_t chunk_budget(uint64_t memory, uint64_t book_bytes);
