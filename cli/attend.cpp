@@ -1,7 +1,7 @@
 // kvcodec attend CODES --queries KV [options] [-o OUT]
 //
-//   --queries KV        the cache the codes were made from, with queries     --book FILE   unless it is
-//   inside
+//   --queries KV        the cache the codes were made from, with queries
+//   --book FILE         the book the codes were made with, unless it is inside
 //   --check             decode and multiply too: difference and time
 //   --select SELECTION  attend to selected tokens only
 //
@@ -9,7 +9,6 @@
 #include "lib/codec/attend.hpp"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <map>
 
@@ -17,6 +16,7 @@
 #include "cli/common.hpp"
 #include "cli/json.hpp"
 #include "cli/matching.hpp"
+#include "cli/product.hpp"
 #include "cli/progress.hpp"
 #include "cli/subcommands.hpp"
 #include "cli/text.hpp"
@@ -358,9 +358,9 @@ class Attender {
   template <class Body>
   static Timed timed(const CausalQueries& queries, const Body& body) {
     Timed result{Matrix<float>(queries.rows.rows(), queries.rows.cols()), 0};
-    const auto start = std::chrono::steady_clock::now();
+    const Stopwatch watch;
     body(result.rows.view());
-    result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    result.seconds = watch.seconds();
     return result;
   }
 
@@ -533,10 +533,7 @@ std::vector<uint64_t> joined(const std::vector<Asked>& asked, std::vector<uint64
   return all;
 }
 
-}  // namespace
-
-std::string attend(Command& command) {
-  AttendOptions options;
+void declare(Command& command, AttendOptions& options) {
   command.describe(
       "CODES --queries KV [options] [-o OUT]",
       "Attention straight from codes: the queries that a kv file holds attend, causally, to the keys and "
@@ -565,14 +562,24 @@ std::string attend(Command& command) {
   command.group("Attention");
   command.options(options, {{"book", "FILE"}, {"select", "SELECTION"}});
   options.common.declare(command);
-  command.parse();
+}
+
+void check_combination(const Command& command, const AttendOptions& options) {
   if (options.queries.empty())
     throw usage_error("no queries are named; say which kv file holds some with --queries KV");
-  const bool store = command.given("output");
-  if (store) options.output.check(options.common);
+  options.output.check_if_given(command, options.common);
   if (options.check && !options.select.empty())
     throw usage_error("--check compares attention over all tokens; leave it out with --select");
   check_inputs({options.input, options.queries, options.book, options.select});
+}
+
+}  // namespace
+
+std::string attend(Command& command) {
+  AttendOptions options;
+  declare(command, options);
+  command.parse();
+  check_combination(command, options);
   options.common.apply(command, true);
 
   const CodesReader codes(options.input);
@@ -583,37 +590,32 @@ std::string attend(Command& command) {
   const auto asked = find_queries(kv, codes, match_documents(token_axis(kv), token_axis(codes), documents));
   const CodecOfFile codec(codes, options.book, options.common.engine());
   check_memory(codes, codec.codec(), options.common);
-
   std::optional<Selected> selected;
   if (!options.select.empty()) selected.emplace(options.select, kv).check(layers, asked);
 
-  std::optional<OutputFile> output;
-  std::optional<OutputsWriter> writer;
-  if (store) {
-    output.emplace(options.output.path, options.output.overwrite);
-    writer.emplace(*output, outputs_info(kv, codec.entry().name, layers, asked),
-                   joined(asked, &Asked::positions), joined(asked, &Asked::rows));
-  }
-  std::optional<Result> result;
-  {
+  const auto run = [&](OutputFile* output) {
+    std::optional<OutputsWriter> writer;
+    if (output)
+      writer.emplace(*output, outputs_info(kv, codec.entry().name, layers, asked),
+                     joined(asked, &Asked::positions), joined(asked, &Asked::rows));
     ProgressBar bar("attend", "queries", options.common.quiet);
-    result =
-        Attender(codes, codec.codec(), kv, asked, layers, options.check,
-                 codec.entry().capabilities.multiplies, selected ? &*selected : nullptr,
-                 options.common.engine(), options.common.memory_bytes() / 2, writer ? &*writer : nullptr, bar)
-            .run();
-  }
-  if (store) {
-    if (const Engine* engine = options.common.engine(); engine && !engine->exact())
-      command.add_to_history("--device cuda");  // sums ran in another order
+    Engine* const engine = options.common.engine();
+    Result result = Attender(codes, codec.codec(), kv, asked, layers, options.check,
+                             codec.entry().capabilities.multiplies, selected ? &*selected : nullptr, engine,
+                             options.common.memory_bytes() / 2, writer ? &*writer : nullptr, bar)
+                        .run();
+    if (!writer) return result;
+    if (engine && !engine->exact()) command.add_to_history("--device cuda");  // sums ran in another order
     writer->finish(
         command.provenance(merged_history({kv.type().history, codes.type().history, codec.book_history(),
                                            selected ? selected->history() : std::vector<std::string>{}})));
-    output->commit();
-    if (options.output.to_stdout()) return "";
-  }
-  return options.common.json ? json_report(codes, codec.entry(), kv, *result, options)
-                             : report(codes, codec.entry(), kv, *result, options.check, selected.has_value());
+    return result;
+  };
+  return run_perhaps_to_file(options.output, run, [&](const Result& result) {
+    return options.common.json
+               ? json_report(codes, codec.entry(), kv, result, options)
+               : report(codes, codec.entry(), kv, result, options.check, selected.has_value());
+  });
 }
 
 }  // namespace kvcodec::cli

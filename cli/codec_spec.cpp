@@ -28,7 +28,7 @@ struct SharedKeys final : Options {
   }
 };
 
-void set_key(const std::string& part, const std::string& codec, std::vector<OptionField> fields) {
+void set_key(const std::string& part, const std::string& codec, const std::vector<OptionField>& fields) {
   const size_t equals = part.find('=');
   const std::string key = part.substr(0, equals);
   const auto field = std::ranges::find(fields, key, &OptionField::name);
@@ -51,41 +51,42 @@ void set_key(const std::string& part, const std::string& codec, std::vector<Opti
   set_from_text(*field, key, part.substr(equals + 1));
 }
 
-const CodecEntry* codec_named(const std::string& name) {
-  for (const CodecEntry& entry : codecs())
-    if (entry.name == name) return &entry;
-  return nullptr;
+std::string name_in(const std::string& word) { return word.substr(0, word.find(':')); }
+
+const CodecEntry* find_named(const std::string& name) {
+  const auto all = codecs();
+  const auto place = std::ranges::find(all, name, &CodecEntry::name);
+  return place == all.end() ? nullptr : &*place;
+}
+
+/// "bits=2", "unit-heads": what stands between the commas behind the colon.
+std::vector<std::string> settings_in(const std::string& word) {
+  std::vector<std::string> parts;
+  const size_t colon = word.find(':');
+  for (size_t begin = colon == std::string::npos ? word.size() : colon + 1; begin < word.size();) {
+    const size_t end = std::min(word.find(',', begin), word.size());
+    parts.push_back(word.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return parts;
 }
 
 const CodecEntry& codec_of(const CodesReader& codes) {
-  if (const CodecEntry* entry = codec_named(codes.info().codec)) return *entry;
+  if (const CodecEntry* entry = find_named(codes.info().codec)) return *entry;
   throw bad_input("{}: it was made by the codec '{}', which this kvcodec does not have", codes.name(),
                   codes.info().codec);
-}
-
-/// Throws for a name that is neither codec nor file.
-[[noreturn]] void refuse_name(const std::string& name, const std::string& rest) {
-  if (const size_t comma = name.find(','); comma != std::string::npos && codec_named(name.substr(0, comma)))
-    throw usage_error("the options of a codec come after a colon: {}:{}{}", name.substr(0, comma),
-                      name.substr(comma + 1), rest);
-  std::vector<std::string_view> names;
-  for (const CodecEntry& entry : codecs()) names.push_back(entry.name);
-  if (name.find_first_of("./") != std::string::npos)
-    throw usage_error("there is no file '{}'; codecs are {}", name, fmt::join(names, ", "));
-  throw usage_error("'{}' is no codec; there are {}", name, fmt::join(names, ", "));
 }
 
 CodecSpec parse(const std::string& text, const StepSelection& selection) {
   CodecSpec spec;
   spec.text = spec.label = text;
-  const size_t colon = text.find(':');
-  const std::string name = text.substr(0, colon);
+  const std::string name = name_in(text);
   SharedKeys shared;
   shared.select = selection.by, shared.share = selection.share;
   shared.budget = static_cast<int64_t>(selection.budget),
   shared.newest = static_cast<int64_t>(selection.newest);
   std::vector<OptionField> fields = shared.fields();
-  spec.entry = codec_named(name);
+  spec.entry = find_named(name);
   if (spec.entry) {
     spec.options = spec.entry->make_options();
     const auto own = spec.options->fields();
@@ -94,18 +95,13 @@ CodecSpec parse(const std::string& text, const StepSelection& selection) {
     spec.recipe.emplace(name);
     spec.entry = &codec_of(*spec.recipe);
     spec.label = std::filesystem::path(name).filename().string() + text.substr(name.size());
+  } else if (name.find_first_of("./") != std::string::npos && name.find(',') == std::string::npos) {
+    throw usage_error("there is no file '{}'; codecs are {}", name, fmt::join(codec_names(), ", "));
   } else {
-    refuse_name(name, text.substr(name.size()));
+    (void)codec_named(text);  // throws
   }
-  std::vector<std::string> given;
-  for (size_t begin = colon == std::string::npos ? text.size() : colon + 1; begin < text.size();) {
-    const size_t end = std::min(text.find(',', begin), text.size());
-    const std::string part = text.substr(begin, end - begin), key = part.substr(0, part.find('='));
-    if (std::ranges::find(given, key) != given.end()) throw usage_error("{} is given more than once", key);
-    given.push_back(key);
-    set_key(part, spec.recipe ? spec.recipe->name() : spec.entry->name, fields);
-    begin = end + 1;
-  }
+  set_keys(text, spec.recipe ? spec.recipe->name() : spec.entry->name, fields);
+  const std::vector<std::string> given = keys_of(text);
   spec.book = shared.book;
   if (!shared.label.empty()) spec.label = shared.label;
   spec.selection = {.by = shared.select,
@@ -126,6 +122,43 @@ CodecSpec parse(const std::string& text, const StepSelection& selection) {
 }
 
 }  // namespace
+
+std::vector<std::string> codec_names() {
+  std::vector<std::string> names;
+  for (const CodecEntry& entry : codecs()) names.emplace_back(entry.name);
+  return names;
+}
+
+bool has_codec(const std::string& word) { return find_named(name_in(word)) != nullptr; }
+
+const CodecEntry& codec_named(const std::string& word) {
+  const std::string name = name_in(word);
+  if (const CodecEntry* entry = find_named(name)) return *entry;
+  if (const size_t comma = name.find(','); comma != std::string::npos && find_named(name.substr(0, comma)))
+    throw usage_error("the options of a codec come after a colon: {}:{}", name.substr(0, comma),
+                      word.substr(comma + 1));
+  const auto names = codec_names();
+  const std::string meant = suggestion(name, names);
+  throw usage_error("'{}' is no codec; {}", name,
+                    meant.empty() ? fmt::format("there are {}", fmt::join(names, ", "))
+                                  : fmt::format("did you mean {}?", meant));
+}
+
+std::vector<std::string> keys_of(const std::string& word) {
+  std::vector<std::string> keys;
+  for (const std::string& part : settings_in(word)) keys.push_back(part.substr(0, part.find('=')));
+  return keys;
+}
+
+void set_keys(const std::string& word, const std::string& codec, const std::vector<OptionField>& fields) {
+  std::vector<std::string> given;
+  for (const std::string& part : settings_in(word)) {
+    const std::string key = part.substr(0, part.find('='));
+    if (std::ranges::find(given, key) != given.end()) throw usage_error("{} is given more than once", key);
+    given.push_back(key);
+    set_key(part, codec, fields);
+  }
+}
 
 CodecSpec parse_codec_spec(const std::string& text, const StepSelection& selection) {
   return with_context(fmt::format("--codec {}", text), [&] { return parse(text, selection); });

@@ -1,4 +1,6 @@
-// A codec with its options in one word, for commands that run several: NAME[:key=value,...].
+// A codec with its options in one word, NAME[:key=value,...]: what --codec takes, once in encode and for each
+// setting in eval-model. Codes files, book=, label= and what selects are for eval-model; encode knows book=
+// too.
 //
 //   kivi:bits=2,residual=0                   the options of encode, without their dashes
 //   sparse:book=dict.h5,sparsity=32          with its book
@@ -31,6 +33,22 @@ struct CodecSpec {
   std::string book;                   ///< file of the book
   StepSelection selection;
 };
+
+/// The names of all codecs.
+std::vector<std::string> codec_names();
+
+/// Whether there is a codec of the name in front of a word's colon.
+bool has_codec(const std::string& word);
+
+/// That codec. Throws Error(usage) with the name that was probably meant, or all there are.
+const CodecEntry& codec_named(const std::string& word);
+
+/// The keys behind a word's colon.
+std::vector<std::string> keys_of(const std::string& word);
+
+/// Sets fields to what stands behind a word's colon. codec: for messages. Throws Error(usage) for keys that
+/// are given twice or are of no field, and for values that a field does not take.
+void set_keys(const std::string& word, const std::string& codec, const std::vector<OptionField>& fields);
 
 /// selection: what holds where the word says nothing. Throws Error(usage) naming the word for keys that its
 /// codec does not have, values that are none, and books that are missing or not wanted; Error(bad_input) for

@@ -3,7 +3,12 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <deque>
 #include <numeric>
+#include <optional>
+#include <stdexcept>
+
+#include <CLI/CLI.hpp>
 
 #include "cli/text.hpp"
 #include "lib/core/error.hpp"
@@ -89,13 +94,6 @@ std::string shell_quoted(const std::string& word) {
   return quoted + "'";
 }
 
-/// CLI11's own messages, in the manner of ours. What it can still complain about: values missing or too many.
-Error translated(const CLI::ParseError& error) {
-  std::string message = error.what();
-  std::replace(message.begin(), message.end(), '\n', ' ');
-  return usage_error("{}", message);
-}
-
 }  // namespace
 
 void set_from_text(const OptionField& field, const std::string& option, const std::string& text) {
@@ -122,12 +120,55 @@ std::string suggestion(std::string_view word, const std::vector<std::string>& na
   return best;
 }
 
+/// CLI11 sorts the words of the command line into options; what they mean is settled here, once it has all of
+/// them.
+struct Command::Parser {
+  struct Bound {
+    std::string name;  ///< "--atoms"
+    char letter = 0;   ///< of "-o"; 0 = none
+    std::optional<OptionField> field = {};
+    std::vector<std::string> words = {};  ///< given for the field; more than one is an error
+    int64_t count = 0;                    ///< of a flag: how often it was given, less how often --no-… was
+    std::vector<std::string>* all = nullptr;  ///< of a repeated option, instead of a field
+    CLI::Option* option = nullptr;            ///< nullptr: --help, which is looked for before all else
+
+    bool is_flag() const { return field && std::holds_alternative<bool*>(field->target); }
+    bool valued() const { return all || (field && !is_flag()); }
+  };
+
+  Parser() {
+    app.set_help_flag();  // ours: it must not be stopped by a missing argument
+    app.allow_extras();   // likewise: what is left over is named by check_left_over()
+  }
+
+  Bound& add(Bound bound) {
+    if (find(bound.name) || (bound.is_flag() && find("--no-" + bound.field->name)))
+      throw std::logic_error(fmt::format("the option {} is bound twice", bound.name));
+    return options.emplace_back(std::move(bound));
+  }
+
+  /// By "--atoms" or "-o"; a flag also by "--no-…".
+  const Bound* find(std::string_view word) const {
+    const auto place = std::ranges::find_if(options, [&](const Bound& bound) {
+      return bound.name == word || (bound.is_flag() && word == "--no-" + bound.field->name) ||
+             (bound.letter && word.size() == 2 && word[0] == '-' && word[1] == bound.letter);
+    });
+    return place == options.end() ? nullptr : &*place;
+  }
+
+  CLI::App app;
+  std::deque<Bound> options;  // CLI11 keeps references to its members
+};
+
 Command::Command(std::string name, std::string summary, std::vector<std::string> arguments)
-    : name_(std::move(name)), summary_(std::move(summary)), arguments_(std::move(arguments)) {
-  app_.set_help_flag();  // ours: it must not be stopped by a missing argument
-  app_.allow_extras();   // likewise: what is left over is named by parse()
-  known_ = {{"--help", 'h'}};
+    : name_(std::move(name)),
+      summary_(std::move(summary)),
+      arguments_(std::move(arguments)),
+      parser_(std::make_unique<Parser>()) {
+  parser_->add({.name = "--help", .letter = 'h'});
 }
+
+Command::~Command() = default;
 
 void Command::describe(std::string synopsis, std::string description, std::string example) {
   synopsis_ = std::move(synopsis);
@@ -142,21 +183,14 @@ Command::Group& Command::current_group() {
   return groups_.back();
 }
 
-const Command::Known* Command::known(std::string_view word) const {
-  const auto place = std::find_if(known_.begin(), known_.end(), [&](const Known& k) {
-    return k.name == word || (k.letter && word.size() == 2 && word[0] == '-' && word[1] == k.letter);
-  });
-  return place == known_.end() ? nullptr : &*place;
-}
-
 void Command::input(const std::string& name, const std::string& help, std::string& target) {
-  app_.add_option(name, target);
+  parser_->app.add_option(name, target);
   current_group().entries.push_back({name, help});
   required_.push_back({name, help});
 }
 
 void Command::inputs(const std::string& name, const std::string& help, std::vector<std::string>& target) {
-  app_.add_option(name, target);
+  parser_->app.add_option(name, target);
   current_group().entries.push_back({name + " ...", help});
   required_.push_back({name, help});
 }
@@ -172,29 +206,18 @@ void Command::entry(const OptionField& field, std::string_view value, char lette
 }
 
 void Command::option(const OptionField& field, std::string_view value, char letter) {
-  const std::string option = "--" + field.name;
-  if (known(option)) return;
+  auto& bound = parser_->add({.name = "--" + field.name, .letter = letter, .field = field});
   entry(field, value, letter);
-  const std::string names = letter ? fmt::format("-{},{}", letter, option) : option;
-  if (std::holds_alternative<bool*>(field.target)) {
-    const std::string negative = "--no-" + field.name;
-    app_.add_flag_function(names + ",!" + negative,
-                           [field](int64_t count) { set_value(field, Scalar{count > 0}); });
-    known_.push_back({option, letter});
-    known_.push_back({negative});
-  } else {
-    app_.add_option_function<std::string>(
-        names, [field, option](const std::string& text) { set_from_text(field, option, text); });
-    known_.push_back({option, letter, true});
-  }
+  const std::string names = letter ? fmt::format("-{},{}", letter, bound.name) : bound.name;
+  bound.option = bound.is_flag() ? parser_->app.add_flag(names + ",!--no-" + field.name, bound.count)
+                                 : parser_->app.add_option(names, bound.words)->allow_extra_args(false);
 }
 
 void Command::repeated(const std::string& name, const std::string& help, std::vector<std::string>& target,
                        std::string_view value, bool greedy) {
-  const std::string option = "--" + name;
-  app_.add_option(option, target)->allow_extra_args(greedy);
-  known_.push_back({option, 0, true, true});
-  current_group().entries.push_back({fmt::format("{} {}{}", option, value, greedy ? " ..." : ""), help});
+  auto& bound = parser_->add({.name = "--" + name, .all = &target});
+  bound.option = parser_->app.add_option(bound.name, target)->allow_extra_args(greedy);
+  current_group().entries.push_back({fmt::format("{} {}{}", bound.name, value, greedy ? " ..." : ""), help});
 }
 
 void Command::options(Options& fields, const std::map<std::string, std::string>& values) {
@@ -223,7 +246,11 @@ std::string Command::peek(std::string_view name) const {
   return value;
 }
 
-bool Command::given(const std::string& name) const { return app_.count("--" + name) > 0; }
+bool Command::given(const std::string& name) const {
+  const auto* bound = parser_->find("--" + name);
+  if (!bound) throw std::logic_error(fmt::format("no option --{} is bound", name));
+  return bound->option->count() > 0;
+}
 
 bool Command::help_wanted() const {
   const auto last = std::find(arguments_.begin(), arguments_.end(), "--");
@@ -231,51 +258,66 @@ bool Command::help_wanted() const {
          std::find(arguments_.begin(), last, "-h") != last;
 }
 
-void Command::check_spelling() const {
-  std::vector<const Known*> seen;
-  for (size_t i = 0; i < arguments_.size() && arguments_[i] != "--"; ++i) {
-    const std::string_view word = arguments_[i];
-    const std::string_view name = word.substr(0, word.starts_with("--") ? word.find('=') : word.size());
-    if (const Known* option = known(name)) {
-      if (!option->valued) continue;
-      if (name == word && ++i == arguments_.size()) throw usage_error("{} needs a value", name);
-      if (!option->repeats && std::find(seen.begin(), seen.end(), option) != seen.end())
-        throw usage_error("{} is given more than once", name);
-      seen.push_back(option);
-      continue;
-    }
-    if (!word.starts_with("--")) continue;
-    std::vector<std::string> names;
-    for (const auto& [refused, reason] : refused_) {
-      if (refused == name) throw usage_error("{}", reason);
-      names.push_back(refused);
-    }
-    for (const auto& k : known_) names.push_back(k.name);
-    const std::string meant = suggestion(name, names);
-    if (!meant.empty()) throw usage_error("there is no option {}; did you mean {}?", name, meant);
-    throw usage_error("there is no option {}; 'kvcodec help {}' lists those there are", name, name_);
+void Command::read_words() {
+  try {
+    auto reversed = arguments_;
+    std::ranges::reverse(reversed);  // CLI11 takes them from the back
+    parser_->app.parse(reversed);
+  } catch (const CLI::ParseError& error) {
+    // CLI11 gives a valued option any word that follows: it can lack one only at the end.
+    if (const auto* last = parser_->find(arguments_.back()); last && last->valued())
+      throw usage_error("{} needs a value", arguments_.back());
+    std::string message = error.what();
+    std::ranges::replace(message, '\n', ' ');
+    throw usage_error("{}", message);
   }
+}
+
+void Command::refuse_option(const std::string& word) const {
+  const std::string name = word.substr(0, word.find('='));
+  std::vector<std::string> names;
+  for (const auto& [refused, reason] : refused_) {
+    if (refused == name) throw usage_error("{}", reason);
+    names.push_back(refused);
+  }
+  for (const auto& bound : parser_->options) {
+    names.push_back(bound.name);
+    if (bound.is_flag()) names.push_back("--no-" + bound.field->name);
+  }
+  if (const std::string meant = suggestion(name, names); word.starts_with("--") && !meant.empty())
+    throw usage_error("there is no option {}; did you mean {}?", name, meant);
+  throw usage_error("there is no option {}; 'kvcodec help {}' lists those there are", name, name_);
+}
+
+void Command::check_left_over() const {
+  const auto words = parser_->app.remaining();
+  const auto mark =
+      std::ranges::find(words, "--");  // words behind it are arguments, whatever they begin with
+  for (auto word = words.begin(); word != mark; ++word)
+    if (word->starts_with("-") && *word != "-") refuse_option(*word);
+  for (auto word = words.begin(); word != words.end(); ++word)
+    if (word != mark)
+      throw usage_error("'{}' is one argument too many; usage: kvcodec {} {}", *word, name_, synopsis_);
 }
 
 void Command::parse() {
   if (help_wanted()) throw HelpWanted{help()};
-  check_spelling();
-  try {
-    auto reversed = arguments_;
-    std::reverse(reversed.begin(), reversed.end());  // CLI11 takes them from the back
-    app_.parse(reversed);
-  } catch (const CLI::ParseError& error) {
-    throw translated(error);
-  }
-  const auto extras = app_.remaining();
-  if (!extras.empty()) {
-    if (extras[0].starts_with("-") && extras[0] != "-")
-      throw usage_error("there is no option {}; 'kvcodec help {}' lists those there are", extras[0], name_);
-    throw usage_error("'{}' is one argument too many; usage: kvcodec {} {}", extras[0], name_, synopsis_);
+  read_words();
+  check_left_over();
+  for (const auto& bound : parser_->options) {
+    if (bound.words.size() > 1) throw usage_error("{} is given more than once", bound.name);
+    for (const std::string& word : bound.all ? *bound.all : bound.words)
+      if (word.starts_with("--") && parser_->find(word.substr(0, word.find('='))))
+        throw usage_error("{} needs a value; {} is an option (a file of that name is ./{})", bound.name, word,
+                          word);
   }
   for (const auto& [argument, help] : required_)
-    if (app_.count(argument) == 0)
+    if (parser_->app.count(argument) == 0)
       throw usage_error("{} is missing ({}); usage: kvcodec {} {}", argument, help, name_, synopsis_);
+  for (const auto& bound : parser_->options) {
+    if (!bound.words.empty()) set_from_text(*bound.field, bound.name, bound.words.front());
+    if (bound.is_flag() && bound.option->count() > 0) set_value(*bound.field, Scalar{bound.count > 0});
+  }
 }
 
 std::string Command::help() const {

@@ -1,4 +1,5 @@
-// One subcommand's command line: its help page, its options, its errors.
+// One subcommand's command line: its help page, its options, its errors. CLI11 reads the words; only
+// command.cpp knows it.
 //
 // A subcommand describes itself (describe, group, input, option …) and calls parse(). Options are bound to
 // members through lib/core/options.hpp, so names, defaults and ranges in the help are those of the code.
@@ -7,11 +8,10 @@
 #pragma once
 
 #include <map>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
-
-#include <CLI/CLI.hpp>
 
 #include "formats/header.hpp"
 #include "lib/core/options.hpp"
@@ -27,6 +27,7 @@ class Command {
  public:
   /// arguments: what follows the subcommand's name.
   Command(std::string name, std::string summary, std::vector<std::string> arguments);
+  ~Command();
   Command(const Command&) = delete;
   Command& operator=(const Command&) = delete;
 
@@ -45,7 +46,7 @@ class Command {
   void inputs(const std::string& name, const std::string& help, std::vector<std::string>& target);
 
   /// Binds --name (and -letter) to the field's member. value: what the help calls the argument; empty = by
-  /// the type. A name that is bound already keeps its first binding.
+  /// the type. Throws std::logic_error for a name that is bound already: two members would fight over it.
   void option(const OptionField& field, std::string_view value = {}, char letter = 0);
   /// An option that may be given several times. greedy: also with several values at once (not beside
   /// positional arguments).
@@ -92,23 +93,18 @@ class Command {
     std::string title;
     std::vector<Entry> entries;
   };
-  struct Known {
-    std::string name;     ///< "--atoms"
-    char letter = 0;      ///< of "-o"; 0 = none
-    bool valued = false;  ///< takes a value
-    bool repeats = false;
-  };
+  struct Parser;  // CLI11, and the options that it fills
 
   Group& current_group();
-  const Known* known(std::string_view word) const;
-  void check_spelling() const;
   void entry(const OptionField& field, std::string_view value, char letter);
+  void read_words();
+  [[noreturn]] void refuse_option(const std::string& word) const;
+  void check_left_over() const;
 
   std::string name_, summary_, synopsis_, description_, example_, history_end_;
   std::vector<std::string> arguments_;
-  CLI::App app_;
+  std::unique_ptr<Parser> parser_;
   std::vector<Group> groups_;
-  std::vector<Known> known_;
   std::vector<Entry> required_;  ///< positional arguments
   std::vector<std::pair<std::string, std::string>> refused_;
 };

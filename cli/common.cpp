@@ -2,10 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cstdio>
 #include <set>
-
-#include <unistd.h>
 
 #include "cli/machine_memory.hpp"
 #include "cli/text.hpp"
@@ -54,6 +51,20 @@ bool to_range(const std::string& text, NumberRange& range) {
   return to_number(text.substr(0, dash), range.first) && to_number(text.substr(dash + 1), range.last);
 }
 
+/// The parts of "a,b", with "\," for a comma inside one and "\\" for a backslash.
+std::vector<std::string> split_names(const std::string& text) {
+  std::vector<std::string> parts(1);
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '\\' && i + 1 < text.size() && (text[i + 1] == ',' || text[i + 1] == '\\'))
+      parts.back() += text[++i];
+    else if (text[i] == ',')
+      parts.emplace_back();
+    else
+      parts.back() += text[i];
+  }
+  return parts;
+}
+
 /// Whether there is a device that runs what this program has for it.
 bool usable_device() {
   if (cuda::devices().empty()) return false;
@@ -72,7 +83,7 @@ std::vector<OptionField> CommonOptions::fields() {
       {.name = "threads",
        .help = "threads to compute with (default: all processors); the product is the same for any number",
        .target = &threads,
-       .min = 0,
+       .min = 1,
        .max = kMostThreads},
       {.name = "device",
        .help = "where to compute; auto takes a device where there is one and the command can use it",
@@ -87,10 +98,17 @@ std::vector<OptionField> CommonOptions::fields() {
   };
 }
 
-void CommonOptions::declare(Command& command) {
+void CommonOptions::declare(Command& command, const std::vector<OptionField>& chosen) {
+  command_ = command.name();
   command.group("Common to all subcommands");
-  command.options(*this, {{"memory", "SIZE"}});
+  for (const OptionField& field : chosen) command.option(field, field.name == "memory" ? "SIZE" : "");
   command.show_help_switch();
+}
+
+void CommonOptions::declare_without_seed(Command& command) {
+  auto chosen = fields();
+  std::erase_if(chosen, [](const OptionField& field) { return field.name == "seed"; });
+  declare(command, chosen);
 }
 
 void CommonOptions::apply(const Command& command, bool has_twin) {
@@ -107,13 +125,8 @@ void CommonOptions::apply(const Command& command, bool has_twin) {
     engine_ = cuda::make_engine();
     return;
   }
-  engine_ = cuda::make_engine([name = command.name()](const std::string& what) {
-    // A progress bar may stand there.
-    std::fputs(fmt::format("{}kvcodec {}: note: on the CPU: {}\n",
-                           isatty(STDERR_FILENO) == 1 ? "\r\033[K" : "", name, what)
-                   .c_str(),
-               stderr);
-  });
+  engine_ = cuda::make_engine(
+      [name = command_](const std::string& what) { write_note(name, "on the CPU: " + what); });
 }
 
 uint64_t CommonOptions::memory_bytes() const {
@@ -135,6 +148,10 @@ void OutputOptions::check(const CommonOptions& common) const {
   if (path.empty()) throw usage_error("no output is named; say where with -o FILE");
   if (to_stdout() && common.json)
     throw usage_error("--json and -o - both write to standard output; give -o a file");
+}
+
+void OutputOptions::check_if_given(const Command& command, const CommonOptions& common) const {
+  if (command.given("output")) check(common);
 }
 
 void LayerSelection::declare(Command& command) {
@@ -159,41 +176,44 @@ std::vector<int> LayerSelection::choose(const std::vector<int>& present, const s
 }
 
 void DocumentSelection::declare(Command& command) {
-  command.option({.name = "documents",
-                  .help = "only these documents: numbers from 0, as 0,3-7, or names (default: all)",
-                  .target = &text},
-                 "LIST");
+  command.option(
+      {.name = "documents",
+       .help = "only these documents: numbers from 0, as 0,3-7, or names, with \\, for a comma in one "
+               "(default: all)",
+       .target = &text},
+      "LIST");
 }
 
 std::vector<size_t> DocumentSelection::choose(const Documents& documents, const std::string& where) const {
-  std::set<size_t> wanted;
   const size_t count = documents.count();
-  if (text.empty()) {
-    for (size_t i = 0; i < count; ++i) wanted.insert(i);
-    return {wanted.begin(), wanted.end()};
-  }
-  for (const auto& part : split(text, ',')) {
-    const size_t before = wanted.size();
+  std::set<size_t> wanted;
+  const auto add_named = [&](const std::string& name) {
     bool found = false;
     for (size_t i = 0; i < count; ++i)
-      if (documents.names[i] == part) wanted.insert(i), found = true;
+      if (documents.names[i] == name) wanted.insert(i), found = true;
+    return found;
+  };
+  const auto add_numbered = [&](const std::string& part) {
     NumberRange range;
-    if (!found && to_range(part, range)) {
-      if (range.first > range.last)
-        throw usage_error("--documents has '{}'; a range goes from the lower to the higher number", part);
-      if (range.last >= count)
-        throw bad_input("{}: there is no document {}; it has {}, numbered from 0", where,
-                        std::max<uint64_t>(range.first, count), count);
-      for (uint64_t i = range.first; i <= range.last; ++i) wanted.insert(i);
-      found = true;
-    }
-    if (!found && wanted.size() == before) {
-      const std::string meant = suggestion(part, documents.names);
-      throw bad_input("{}: there is no document '{}'{}", where, part,
-                      meant.empty() ? std::string("; kvcodec info lists them")
-                                    : fmt::format("; did you mean '{}'?", meant));
-    }
-  }
+    if (!to_range(part, range)) return false;
+    if (range.first > range.last)
+      throw usage_error("--documents has '{}'; a range goes from the lower to the higher number", part);
+    if (range.last >= count)
+      throw bad_input("{}: there is no document {}; it has {}, numbered from 0", where,
+                      std::max<uint64_t>(range.first, count), count);
+    for (uint64_t i = range.first; i <= range.last; ++i) wanted.insert(i);
+    return true;
+  };
+  if (text.empty())
+    for (size_t i = 0; i < count; ++i) wanted.insert(i);
+  else if (!add_named(text))
+    for (const auto& part : split_names(text))
+      if (!add_named(part) && !add_numbered(part)) {
+        const std::string meant = suggestion(part, documents.names);
+        throw bad_input("{}: there is no document '{}'{}", where, part,
+                        meant.empty() ? std::string("; kvcodec info lists them")
+                                      : fmt::format("; did you mean '{}'?", meant));
+      }
   return {wanted.begin(), wanted.end()};
 }
 
@@ -236,8 +256,7 @@ uint64_t parse_size(const std::string& option, const std::string& text) {
     unit.remove_prefix(1);
     if (unit == "iB" || unit == "B") unit = {};
   }
-  constexpr double kMost =
-      1e15;  // a petabyte: far beyond any machine, far below where the product could overflow
+  constexpr double kMost = 1e15;  // a petabyte: beyond any machine, below where the product could overflow
   const double bytes = number * static_cast<double>(factor);
   if (error != std::errc{} || !unit.empty() || !(number > 0) || !(bytes <= kMost))
     throw usage_error("{} is '{}'; it must be a size such as 512M or 4G", option, text);

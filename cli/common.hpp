@@ -7,7 +7,10 @@
 #include <string>
 #include <vector>
 
+#include <fmt/format.h>
+
 #include "cli/command.hpp"
+#include "cli/progress.hpp"
 #include "formats/header.hpp"
 #include "lib/core/dtype.hpp"
 
@@ -18,11 +21,12 @@ class Engine;  // lib/codec/engine.hpp
 namespace kvcodec::cli {
 
 struct CommonOptions final : Options {
-  int64_t threads = 0;  ///< 0 = all processors (or OMP_NUM_THREADS); the product does not depend on it
-  std::string device = "auto";  ///< a device where there is one; but for last digits of attend and dump-kv
-                                ///< the product is the same
-  int64_t seed =
-      0;  ///< of everything random; commands with none take it too, so that scripts can pass it to all
+  /// 0, not given: all processors (or OMP_NUM_THREADS). The product does not depend on it.
+  int64_t threads = 0;
+  /// A device where there is one; but for last digits of attend and dump-kv the product is the same.
+  std::string device = "auto";
+  /// Of everything random; commands with none take it too, so that scripts can pass it to all.
+  int64_t seed = 0;
   std::string memory;  ///< empty = half of what the machine (or its control group) has
   bool quiet = false;
   bool json = false;
@@ -30,7 +34,9 @@ struct CommonOptions final : Options {
   std::vector<OptionField> fields() override;
 
   /// Binds all of them.
-  void declare(Command& command);
+  void declare(Command& command) { declare(command, fields()); }
+  /// All but --seed, for commands that have bound it to a seed of their own, with another default.
+  void declare_without_seed(Command& command);
   /// Sets the number of threads and settles the device. has_twin: whether some of the command's work can be
   /// done on one. Throws Error(no_device) for --device cuda where there is none, and Error(usage) where there
   /// is one but the command has no device version. Before any work.
@@ -42,7 +48,16 @@ struct CommonOptions final : Options {
   /// Bytes that the command may use for its buffers.
   uint64_t memory_bytes() const;
 
+  /// Says something on standard error beside the result, unless --quiet.
+  template <class... Args>
+  void note(fmt::format_string<Args...> text, Args&&... args) const {
+    if (!quiet) write_note(command_, fmt::format(text, std::forward<Args>(args)...));
+  }
+
  private:
+  void declare(Command& command, const std::vector<OptionField>& chosen);
+
+  std::string command_;  ///< its name
   std::shared_ptr<Engine> engine_;
 };
 
@@ -54,6 +69,8 @@ struct OutputOptions {
   void declare(Command& command, const std::string& what);
   /// Throws Error(usage) if no output was named, or if --json and the product both want standard output.
   void check(const CommonOptions& common) const;
+  /// The same where the output may be left out; then there is none.
+  void check_if_given(const Command& command, const CommonOptions& common) const;
   bool to_stdout() const { return path == "-"; }
 };
 
@@ -68,7 +85,8 @@ struct LayerSelection {
   std::vector<int> choose(const std::vector<int>& present, const std::string& where) const;
 };
 
-/// Which documents: "0,3-7" or names.
+/// Which documents: "0,3-7" or names. A comma inside a name is written "\,", and "\" as "\\"; a name that is
+/// the whole text needs neither.
 struct DocumentSelection {
   std::string text;
 

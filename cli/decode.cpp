@@ -1,13 +1,14 @@
 // kvcodec decode CODES [options] -o KV
 //
-//   --book FILE         the book the codes were made with, unless it is inside     --dtype TYPE    of the
-//   product (that of the source)
-//   --documents LIST    only these documents    --tokens A:B   only these tokens of each    --layers LIST
-//   only these layers   --select FILE|LIST      only selected tokens
+//   --book FILE         the book the codes were made with, unless it is inside
+//   --dtype TYPE        of the product (that of the source)
+//   --documents LIST    only these documents
+//   --tokens A:B        only these tokens of each
+//   --layers LIST       only these layers
+//   --select FILE|LIST  only selected tokens
 //
 //   kvcodec decode codes.h5 --book dict.h5 --documents 3 --tokens 0:128 -o part.h5
 #include <algorithm>
-#include <chrono>
 #include <mutex>
 #include <set>
 
@@ -15,6 +16,7 @@
 #include "cli/common.hpp"
 #include "cli/json.hpp"
 #include "cli/matching.hpp"
+#include "cli/product.hpp"
 #include "cli/progress.hpp"
 #include "cli/subcommands.hpp"
 #include "cli/text.hpp"
@@ -149,12 +151,6 @@ auto of_part(const Part& part, uint64_t document_first, const Read& read) {
   return all;
 }
 
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
 /// Where the time of a decode goes.
 struct Effort {
   double read_seconds = 0, decode_seconds = 0;  ///< the second with the first in it
@@ -168,9 +164,9 @@ class CountedStreams final : public StreamReader {
   uint64_t rows(std::string_view stream) const override { return streams_.rows(stream); }
   void read(std::string_view stream, uint64_t first, uint64_t count,
             std::span<std::byte> out) const override {
-    const auto start = Clock::now();
+    const Stopwatch watch;
     streams_.read(stream, first, count, out);
-    const double seconds = seconds_since(start);
+    const double seconds = watch.seconds();
     const std::lock_guard lock(mutex_);
     effort_.read_seconds += seconds;
     effort_.read_bytes += out.size();
@@ -216,12 +212,12 @@ class Decoder {
     for (uint64_t first = 0; first < part.count; first += chunk) {
       const auto piece =
           rows_.view().rows(0, static_cast<size_t>(std::min<uint64_t>(chunk, part.count - first)));
-      const auto start = Clock::now();
+      const Stopwatch watch;
       if (part.chosen.empty())
         codec_.decode(shape, document, part.first + first, piece);
       else
         decode_tokens(codec_, shape, document, std::span(part.chosen).subspan(first, piece.rows()), piece);
-      effort_.decode_seconds += seconds_since(start);
+      effort_.decode_seconds += watch.seconds();
       for (int i = 0; i < shape.layers; ++i)
         if (const int layer = shape.first_layer + i;
             std::find(layers_.begin(), layers_.end(), layer) != layers_.end())
@@ -238,10 +234,7 @@ class Decoder {
   Effort effort_;
 };
 
-}  // namespace
-
-std::string decode(Command& command) {
-  DecodeOptions options;
+void declare(Command& command, DecodeOptions& options) {
   command.describe("CODES [options] -o KV",
                    "Rebuilds a cache, or chosen documents, layers and tokens of it, from a codes file made "
                    "by any codec, and writes a kv file. Only what is asked for is read. Token ids and "
@@ -257,6 +250,71 @@ std::string decode(Command& command) {
   command.group("Decoding");
   command.options(options, {{"book", "FILE"}, {"tokens", "A:B"}, {"select", "FILE|LIST"}});
   options.common.declare(command);
+}
+
+/// Which parts of the codes are asked for. list: what --select has, if that is no file.
+std::vector<Part> choose_parts(const CodesReader& codes, const std::vector<int>& layers,
+                               const DecodeOptions& options,
+                               const std::optional<std::vector<TokenRange>>& list) {
+  const auto documents = options.documents.choose(codes.info().documents, codes.name());
+  if (options.select.empty()) return parts_in_range(codes, documents, options.tokens);
+  return list ? listed_parts(codes, documents, *list)
+              : selected_parts(codes, documents, layers, options.select);
+}
+
+/// Decodes the parts into the writer.
+Effort decode_parts(const CodesReader& codes, const std::vector<Part>& parts, Decoder& decoder,
+                    KvWriter& writer, uint64_t tokens, ProgressBar& bar) {
+  uint64_t done = 0;
+  for (const Part& part : parts) {
+    const uint64_t first = codes.info().documents.offsets[part.document];
+    const auto read_tokens = [&](uint64_t at, uint64_t count) { return codes.tokens(at, count); };
+    const auto read_positions = [&](uint64_t at, uint64_t count) { return codes.positions(at, count); };
+    writer.add_document(codes.info().documents.names[part.document],
+                        codes.has_tokens() ? of_part(part, first, read_tokens) : std::vector<uint32_t>{},
+                        of_part(part, first, read_positions));
+    decoder.run(part, writer, [&](uint64_t count) {
+      done += count;
+      bar.update(static_cast<double>(done) / static_cast<double>(decoder.passes()),
+                 static_cast<double>(tokens));
+    });
+  }
+  return decoder.effort();
+}
+
+/// What was written, and how.
+struct Product {
+  std::string codec;
+  size_t documents = 0;
+  uint64_t tokens = 0;
+  std::vector<int> layers;
+  DType dtype{};
+};
+
+std::string summary(const Product& product, const Effort& effort, double seconds,
+                    const DecodeOptions& options) {
+  if (options.common.json)
+    return text_of({{"output", options.output.path},
+                    {"codec", product.codec},
+                    {"documents", product.documents},
+                    {"tokens", product.tokens},
+                    {"layers", product.layers},
+                    {"dtype", name_of(product.dtype)},
+                    {"seconds", seconds},
+                    {"read_bytes", effort.read_bytes},
+                    {"read_seconds", effort.read_seconds},
+                    {"rebuild_seconds", std::max(0.0, effort.decode_seconds - effort.read_seconds)}});
+  Table table({{"cache"}, {"from"}, {"documents"}, {"tokens"}, {"layers"}, {"dtype"}, {"time"}});
+  table.row({options.output.path, product.codec, grouped(product.documents), grouped(product.tokens),
+             ranges_text(product.layers), std::string(name_of(product.dtype)), time_text(seconds)});
+  return table.text();
+}
+
+}  // namespace
+
+std::string decode(Command& command) {
+  DecodeOptions options;
+  declare(command, options);
   command.parse();
   options.output.check(options.common);
   if (!options.tokens.empty() && !options.select.empty())
@@ -265,63 +323,31 @@ std::string decode(Command& command) {
   check_inputs({options.input, options.book, list ? std::string() : options.select});
   options.common.apply(command, true);
 
-  const auto start = Clock::now();
+  const Stopwatch watch;
   const CodesReader codes(options.input);
   const CodesInfo& info = codes.info();
   const auto layers = options.layers.choose(stored_layers(info), codes.name());
-  const auto documents = options.documents.choose(info.documents, codes.name());
-  const auto parts = options.select.empty() ? parts_in_range(codes, documents, options.tokens)
-                     : list                 ? listed_parts(codes, documents, *list)
-                                            : selected_parts(codes, documents, layers, options.select);
+  const auto parts = choose_parts(codes, layers, options, list);
   const CodecOfFile file_codec(codes, options.book, options.common.engine());
-  const DType dtype = options.dtype.empty() ? info.source_dtype : dtype_from_name(options.dtype);
-
-  OutputFile output(options.output.path, options.output.overwrite);
-  KvWriter writer(output, info.model, dtype, layers, false);
-  uint64_t total = 0;
-  for (const auto& part : parts) total += part.count;
-  writer.expect_tokens(total);
-  Effort effort;
-  {
-    ProgressBar bar("decode", "tokens", options.common.quiet);
-    Decoder decoder(codes, file_codec.codec(), layers,
-                    chunk_budget(options.common.memory_bytes(), info.book_bytes));
-    uint64_t done = 0;
-    for (const auto& part : parts) {
-      const uint64_t first = info.documents.offsets[part.document];
-      const auto read_tokens = [&](uint64_t at, uint64_t count) { return codes.tokens(at, count); };
-      const auto read_positions = [&](uint64_t at, uint64_t count) { return codes.positions(at, count); };
-      writer.add_document(info.documents.names[part.document],
-                          codes.has_tokens() ? of_part(part, first, read_tokens) : std::vector<uint32_t>{},
-                          of_part(part, first, read_positions));
-      decoder.run(part, writer, [&](uint64_t count) {
-        done += count;
-        bar.update(static_cast<double>(done) / static_cast<double>(decoder.passes()),
-                   static_cast<double>(total));
-      });
-    }
-    effort = decoder.effort();
-  }
-  writer.finish(command.provenance(merged_history({codes.type().history, file_codec.book_history()})));
-  output.commit();
-  if (options.output.to_stdout()) return "";
-
-  const double seconds = seconds_since(start);
-  if (options.common.json)
-    return text_of({{"output", options.output.path},
-                    {"codec", info.codec},
-                    {"documents", parts.size()},
-                    {"tokens", total},
-                    {"layers", layers},
-                    {"dtype", name_of(dtype)},
-                    {"seconds", seconds},
-                    {"read_bytes", effort.read_bytes},
-                    {"read_seconds", effort.read_seconds},
-                    {"rebuild_seconds", std::max(0.0, effort.decode_seconds - effort.read_seconds)}});
-  Table table({{"cache"}, {"from"}, {"documents"}, {"tokens"}, {"layers"}, {"dtype"}, {"time"}});
-  table.row({options.output.path, info.codec, grouped(parts.size()), grouped(total), ranges_text(layers),
-             std::string(name_of(dtype)), time_text(seconds)});
-  return table.text();
+  Product product{.codec = info.codec,
+                  .documents = parts.size(),
+                  .tokens = 0,
+                  .layers = layers,
+                  .dtype = options.dtype.empty() ? info.source_dtype : dtype_from_name(options.dtype)};
+  for (const Part& part : parts) product.tokens += part.count;
+  return run_to_file(
+      options.output,
+      [&](OutputFile& output) {
+        KvWriter writer(output, info.model, product.dtype, layers, false);
+        writer.expect_tokens(product.tokens);
+        Decoder decoder(codes, file_codec.codec(), layers,
+                        chunk_budget(options.common.memory_bytes(), info.book_bytes));
+        ProgressBar bar("decode", "tokens", options.common.quiet);
+        const Effort effort = decode_parts(codes, parts, decoder, writer, product.tokens, bar);
+        writer.finish(command.provenance(merged_history({codes.type().history, file_codec.book_history()})));
+        return effort;
+      },
+      [&](const Effort& effort) { return summary(product, effort, watch.seconds(), options); });
 }
 
 }  // namespace kvcodec::cli

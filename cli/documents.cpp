@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -57,15 +56,42 @@ std::string read_text(const std::string& file) {
   return text;
 }
 
-void check_is_text(const std::string& command, const std::string& file, std::string_view text, bool quiet) {
+namespace {
+
+/// What a file is by its first bytes, if it is one of those that are given for text by mistake; else "".
+std::string_view kind_of(std::string_view text) {
+  using namespace std::string_view_literals;
+  constexpr std::pair<std::string_view, std::string_view> kKinds[] = {
+      {"\x93NUMPY"sv, "a NumPy array"},
+      {"PK\x03\x04"sv, "a zip archive, as those of NumPy and PyTorch are"},
+      {"\x80\x02"sv, "a Python pickle"},
+      {"\x80\x03"sv, "a Python pickle"},
+      {"\x80\x04"sv, "a Python pickle"},
+      {"\x80\x05"sv, "a Python pickle"},
+      {"\x1f\x8b"sv, "compressed by gzip"},
+      {"\x28\xb5\x2f\xfd"sv, "compressed by zstd"},
+      {"%PDF-"sv, "a PDF document"},
+      {"\x89HDF"sv, "an HDF5 file"},
+      {"PAR1"sv, "a Parquet file"},
+  };
+  for (const auto& [start, kind] : kKinds)
+    if (text.starts_with(start)) return kind;
+  return {};
+}
+
+}  // namespace
+
+void refuse_binary(const std::string& file, std::string_view text, const char* wanted) {
+  if (const auto kind = kind_of(text); !kind.empty())
+    throw bad_input("{}: this is {}, not {}", file, kind, wanted);
   if (const size_t zero = text.find('\0'); zero != std::string_view::npos)
-    throw bad_input("{}: byte {} is zero: this is no text in UTF-8", file, zero);
-  const size_t good = valid_utf8_prefix(text);
-  if (good < text.size() && !quiet)
-    std::fputs(fmt::format("kvcodec {}: note: {}: byte {} is not UTF-8; such bytes are read as U+FFFD\n",
-                           command, file, good)
-                   .c_str(),
-               stderr);
+    throw bad_input("{}: byte {} is zero: this is not {}", file, zero, wanted);
+}
+
+void check_is_text(const CommonOptions& common, const std::string& file, std::string_view text) {
+  refuse_binary(file, text, "text in UTF-8");
+  if (const size_t good = valid_utf8_prefix(text); good < text.size())
+    common.note("{}: byte {} is not UTF-8; such bytes are read as U+FFFD", file, good);
 }
 
 TokenTemplate template_of(const Tokenizer& tokenizer) {

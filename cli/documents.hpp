@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "cli/common.hpp"
 #include "lib/model/tokenizer.hpp"
 
 namespace kvcodec::cli {
@@ -22,9 +23,12 @@ std::vector<std::string> text_files(const std::vector<std::string>& paths);
 /// All of a file; "-" is standard input.
 std::string read_text(const std::string& file);
 
-/// Refuses what is no text at all (images, programs, UTF-16), and notes on standard error where the tokenizer
-/// will have to replace bytes, unless quiet. command: for that note.
-void check_is_text(const std::string& command, const std::string& file, std::string_view text, bool quiet);
+/// Throws Error(bad_input) for what is no text at all (images, programs, arrays, UTF-16), saying what it is
+/// where that is known. wanted: what it should be, for the message.
+void refuse_binary(const std::string& file, std::string_view text, const char* wanted);
+
+/// The same for text that the tokenizer reads, with a note where it will have to replace bytes.
+void check_is_text(const CommonOptions& common, const std::string& file, std::string_view text);
 
 /// Ids that the tokenizer puts before and behind a text.
 struct TokenTemplate {

@@ -1,16 +1,15 @@
 // kvcodec dump-kv --model DIR (--text PATH ... | --tokens FILE) [options] -o KV
 //
-//   --chunk N           cut documents into pieces of N tokens        --max-tokens N  stop after N tokens
-//   --queries WHICH     last:N, every:N or none (last:32)            --pre-rope      keys and queries before
-//   the rotary embedding
-//   --dtype TYPE        bf16, f16 or f32 (bf16)                      --no-special    no beginning-of-text
-//   token
+//   --chunk N           cut documents into pieces of N tokens
+//   --max-tokens N      stop after N tokens
+//   --no-special        no beginning-of-text token
+//   --queries WHICH     last:N, every:N or none (last:32)
+//   --pre-rope          keys and queries before the rotary embedding
+//   --dtype TYPE        bf16, f16 or f32 (bf16)
 //
 //   kvcodec dump-kv --model data/demo-model --text docs/ README.md --chunk 512 -o kv.h5
 #include <algorithm>
 #include <charconv>
-#include <chrono>
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -19,6 +18,7 @@
 #include "cli/common.hpp"
 #include "cli/documents.hpp"
 #include "cli/json.hpp"
+#include "cli/product.hpp"
 #include "cli/progress.hpp"
 #include "cli/subcommands.hpp"
 #include "cli/text.hpp"
@@ -124,6 +124,7 @@ struct NamedTokens {
 /// One document per line of a text file; empty lines are no documents.
 std::vector<NamedTokens> read_token_lines(const std::string& file) {
   const std::string text = read_text(file);
+  refuse_binary(file, text, "a list of token ids or a kv file");
   std::vector<NamedTokens> documents;
   size_t line_number = 0;
   for (size_t begin = 0; begin < text.size();) {
@@ -172,31 +173,53 @@ std::vector<NamedTokens> read_kv_tokens(const std::string& file) {
   return documents;
 }
 
+/// What --text or --tokens names, as tokens; around: what goes around each document.
+std::vector<NamedTokens> load_sources(const DumpOptions& options, TokenTemplate& around) {
+  if (!options.tokens.empty())
+    return is_hdf5(options.tokens) ? read_kv_tokens(options.tokens) : read_token_lines(options.tokens);
+  const Tokenizer tokenizer = load_tokenizer(options.model + "/tokenizer.json");
+  if (options.special) around = template_of(tokenizer);
+  std::vector<NamedTokens> sources;
+  for (const auto& file : text_files(options.texts)) {
+    const std::string text = read_text(file);
+    check_is_text(options.common, file, text);
+    sources.push_back({file, with_context(file, [&] { return tokenizer.encode(text, false); })});
+  }
+  return sources;
+}
+
+/// Leaves only the first so many tokens of all documents.
+void cut_to(std::vector<Document>& documents, uint64_t tokens) {
+  size_t kept = 0;
+  for (; kept < documents.size() && tokens > 0; ++kept) {
+    auto& own = documents[kept].tokens;
+    own.resize(std::min<uint64_t>(own.size(), tokens));
+    tokens -= own.size();
+  }
+  documents.resize(kept);
+}
+
+void check_lengths(const std::vector<Document>& documents, const ModelConfig& config, int64_t chunk) {
+  for (const auto& document : documents)
+    if (config.max_positions > 0 && document.tokens.size() > static_cast<size_t>(config.max_positions))
+      throw chunk > 0
+          ? usage_error("--chunk is {}; the model's context is {} tokens", chunk, config.max_positions)
+          : bad_input("{}: its {} tokens are more than the model's context of {}; cut it with --chunk {}",
+                      document.name, document.tokens.size(), config.max_positions, config.max_positions);
+}
+
 /// All documents as they will be run. Ids take a thousandth of what their keys and values will take on disk,
 /// so they are held.
 std::vector<Document> load_documents(const DumpOptions& options, const ModelConfig& config) {
-  std::vector<NamedTokens> sources;
   TokenTemplate around;
-  if (options.tokens.empty()) {
-    const Tokenizer tokenizer = load_tokenizer(options.model + "/tokenizer.json");
-    if (options.special) around = template_of(tokenizer);
-    for (const auto& file : text_files(options.texts)) {
-      const std::string text = read_text(file);
-      check_is_text("dump-kv", file, text, options.common.quiet);
-      sources.push_back({file, with_context(file, [&] { return tokenizer.encode(text, false); })});
-    }
-  } else {
-    sources = is_hdf5(options.tokens) ? read_kv_tokens(options.tokens) : read_token_lines(options.tokens);
-  }
+  const std::vector<NamedTokens> sources = load_sources(options, around);
   Documents table;
   for (const auto& source : sources) table.add(source.name, source.tokens.size());
   std::vector<Document> documents;
   for (const size_t i : options.documents.choose(table, options.tokens.empty() ? "--text" : options.tokens)) {
     const auto& [name, tokens] = sources[i];
     if (tokens.empty()) {
-      if (!options.common.quiet)
-        std::fputs(fmt::format("kvcodec dump-kv: note: {} has no tokens and is left out\n", name).c_str(),
-                   stderr);
+      options.common.note("{} has no tokens and is left out", name);
       continue;
     }
     const auto largest = *std::max_element(tokens.begin(), tokens.end());
@@ -206,23 +229,8 @@ std::vector<Document> load_documents(const DumpOptions& options, const ModelConf
     add_document(documents, name, tokens, around, static_cast<uint64_t>(options.chunk));
   }
   if (documents.empty()) throw bad_input("there are no tokens to run the model over");
-  if (options.max_tokens > 0) {
-    auto left = static_cast<uint64_t>(options.max_tokens);
-    size_t kept = 0;
-    for (; kept < documents.size() && left > 0; ++kept) {
-      auto& tokens = documents[kept].tokens;
-      tokens.resize(std::min<uint64_t>(tokens.size(), left));
-      left -= tokens.size();
-    }
-    documents.resize(kept);
-  }
-  for (const auto& document : documents)
-    if (config.max_positions > 0 && document.tokens.size() > static_cast<size_t>(config.max_positions))
-      throw options.chunk > 0
-          ? usage_error("--chunk is {}; the model's context is {} tokens", options.chunk,
-                        config.max_positions)
-          : bad_input("{}: its {} tokens are more than the model's context of {}; cut it with --chunk {}",
-                      document.name, document.tokens.size(), config.max_positions, config.max_positions);
+  if (options.max_tokens > 0) cut_to(documents, static_cast<uint64_t>(options.max_tokens));
+  check_lengths(documents, config, options.chunk);
   return documents;
 }
 
@@ -334,10 +342,22 @@ std::string model_name(const std::string& directory) {
   return (path.has_filename() ? path.filename() : path.parent_path().filename()).string();
 }
 
-}  // namespace
+/// What the product says of the model.
+ModelInfo info_of(const ModelDescription& description, const Safetensors& weights,
+                  const DumpOptions& options) {
+  const ModelConfig& config = description.config;
+  return {.model = model_name(options.model),
+          .num_layers = config.num_layers,
+          .num_q_heads = config.num_q_heads,
+          .num_kv_heads = config.num_kv_heads,
+          .head_dim = config.head_dim,
+          .rope_theta = config.rope_theta,
+          .rope_scaling = description.rope_scaling,
+          .key_state = options.pre_rope ? "pre-rope" : "post-rope",
+          .source = "weights " + weights.digest()};
+}
 
-std::string dump_kv(Command& command) {
-  DumpOptions options;
+void declare(Command& command, DumpOptions& options) {
   command.describe(
       "--model DIR (--text PATH ... | --tokens FILE) [options] -o KV",
       "Runs a model over text and stores the keys and values of every layer, token by token, as the model "
@@ -362,65 +382,60 @@ std::string dump_kv(Command& command) {
     command.option(field, field.name == "queries" ? "WHICH" : "");
   options.layers.declare(command);
   options.common.declare(command);
-  command.parse();
+}
+
+void check_combination(const DumpOptions& options) {
   if (options.model.empty()) throw usage_error("no model is named; give its directory with --model");
   if (options.texts.empty() == options.tokens.empty())
     throw usage_error("give either --text or --tokens{}", options.texts.empty() ? "" : ", not both");
   options.output.check(options.common);
-  const QueryChoice queries = parse_queries(options.queries);
-  options.common.apply(command, true);
+}
 
-  const auto start = std::chrono::steady_clock::now();
-  const ModelDescription description = read_model_config(options.model);
+/// What was written.
+struct Product {
+  ModelInfo model;
+  size_t documents = 0;
+  uint64_t tokens = 0, bytes = 0;
+};
+
+/// Runs the model over all documents and stores what it computes.
+Product write_cache(Command& command, const DumpOptions& options, QueryChoice queries,
+                    const ModelDescription& description, const std::vector<int>& layers, OutputFile& output) {
   const ModelConfig& config = description.config;
-  std::vector<int> layers(static_cast<size_t>(config.num_layers));
-  std::iota(layers.begin(), layers.end(), 0);
-  layers = options.layers.choose(layers, options.model);
-  OutputFile output(options.output.path, options.output.overwrite);
   const Safetensors weights = Safetensors::open_model(options.model);
   LlamaModel model(config, weights);
   Engine* const engine = options.common.engine();
   if (engine) model.use(engine->prefill(model.weights()));
   const auto documents = load_documents(options, config);
-
   PrefillOptions prefill;
   prefill.before_rope = options.pre_rope;
   prefill.layers = layers.back() + 1;
   const auto batches = make_batches(documents);
   check_memory(config, prefill, batches, documents, options.common);
-  const ModelInfo info{.model = model_name(options.model),
-                       .num_layers = config.num_layers,
-                       .num_q_heads = config.num_q_heads,
-                       .num_kv_heads = config.num_kv_heads,
-                       .head_dim = config.head_dim,
-                       .rope_theta = config.rope_theta,
-                       .rope_scaling = description.rope_scaling,
-                       .key_state = options.pre_rope ? "pre-rope" : "post-rope",
-                       .source = "weights " + weights.digest()};
-  KvWriter writer(output, info, dtype_from_name(options.dtype), layers,
+
+  Product product{.model = info_of(description, weights, options), .documents = documents.size()};
+  KvWriter writer(output, product.model, dtype_from_name(options.dtype), layers,
                   queries.kind != QueryChoice::Kind::none);
   KvSink sink(writer, layers, options, queries);
-  uint64_t tokens = 0;
-  {
-    ProgressBar bar("dump-kv", "tokens", options.common.quiet);
-    tokens = run_model(model, prefill, documents, batches, writer, sink, bar);
-  }
+  ProgressBar bar("dump-kv", "tokens", options.common.quiet);
+  product.tokens = run_model(model, prefill, documents, batches, writer, sink, bar);
   if (engine && !engine->exact()) command.add_to_history("--device cuda");  // other roundings
   writer.finish(command.provenance());
   std::error_code no_size;
-  const uint64_t bytes = fs::file_size(output.path(), no_size);
-  output.commit();
-  if (options.output.to_stdout()) return "";
+  product.bytes = fs::file_size(output.path(), no_size);
+  return product;
+}
 
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+std::string summary(const Product& product, const std::vector<int>& layers, double seconds,
+                    const DumpOptions& options) {
   if (options.common.json)
     return text_of({{"output", options.output.path},
-                    {"model", to_json(info)},
-                    {"documents", documents.size()},
-                    {"tokens", tokens},
+                    {"model", to_json(product.model)},
+                    {"documents", product.documents},
+                    {"tokens", product.tokens},
                     {"layers", layers},
                     {"dtype", options.dtype},
-                    {"file_bytes", bytes},
+                    {"file_bytes", product.bytes},
                     {"seconds", seconds}});
   Table table({{"cache"},
                {"model"},
@@ -431,10 +446,31 @@ std::string dump_kv(Command& command) {
                {"file"},
                {"time"},
                {"tokens/s"}});
-  table.row({options.output.path, info.model, grouped(documents.size()), grouped(tokens), ranges_text(layers),
-             options.dtype, size_text(bytes), time_text(seconds),
-             significant(static_cast<double>(tokens) / seconds, 3)});
+  table.row({options.output.path, product.model.model, grouped(product.documents), grouped(product.tokens),
+             ranges_text(layers), options.dtype, size_text(product.bytes), time_text(seconds),
+             significant(static_cast<double>(product.tokens) / seconds, 3)});
   return table.text();
+}
+
+}  // namespace
+
+std::string dump_kv(Command& command) {
+  DumpOptions options;
+  declare(command, options);
+  command.parse();
+  check_combination(options);
+  const QueryChoice queries = parse_queries(options.queries);
+  options.common.apply(command, true);
+
+  const Stopwatch watch;
+  const ModelDescription description = read_model_config(options.model);
+  std::vector<int> all(static_cast<size_t>(description.config.num_layers));
+  std::iota(all.begin(), all.end(), 0);
+  const auto layers = options.layers.choose(all, options.model);
+  return run_to_file(
+      options.output,
+      [&](OutputFile& output) { return write_cache(command, options, queries, description, layers, output); },
+      [&](const Product& product) { return summary(product, layers, watch.seconds(), options); });
 }
 
 }  // namespace kvcodec::cli

@@ -1,18 +1,20 @@
-// kvcodec encode KV --codec NAME [options] -o CODES
+// kvcodec encode KV --codec NAME[:key=value,...] [options] -o CODES
 //
 //   --codec NAME        sparse, none, kivi …; each brings its own options, with their defaults in the help
-//   --book FILE         the dictionary that the codec needs        --embed-book    put it into the product
-//   --pack              ids bit-packed at once                     --append CODES  add the tokens to these
-//   codes
+//   --book FILE         the dictionary that the codec needs
+//   --embed-book        put it into the product
+//   --pack              ids bit-packed at once
+//   --append CODES      add the tokens to these codes
 //   --storage TYPE      16-bit type of tokens kept exactly (that of the cache)
 //
 //   kvcodec encode kv.h5 --codec sparse --book dict.h5 --sparsity 64 -o codes.h5
 #include <algorithm>
-#include <chrono>
 
+#include "cli/codec_spec.hpp"
 #include "cli/coding.hpp"
 #include "cli/common.hpp"
 #include "cli/matching.hpp"
+#include "cli/product.hpp"
 #include "cli/progress.hpp"
 #include "cli/rate.hpp"
 #include "cli/subcommands.hpp"
@@ -22,12 +24,6 @@
 
 namespace kvcodec::cli {
 namespace {
-
-std::vector<std::string> codec_names() {
-  std::vector<std::string> names;
-  for (const CodecEntry& entry : codecs()) names.push_back(entry.name);
-  return names;
-}
 
 struct EncodeOptions final : Options {
   std::string input, codec, book, append, storage;
@@ -39,7 +35,12 @@ struct EncodeOptions final : Options {
 
   std::vector<OptionField> fields() override {
     return {
-        {.name = "codec", .help = "how to compress", .target = &codec, .choices = codec_names()},
+        {.name = "codec",
+         .help =
+             fmt::format("how to compress: {}; its options, which stand below, may also follow a colon, as "
+                         "kivi:bits=2,group=32",
+                         fmt::join(codec_names(), ", ")),
+         .target = &codec},
         {.name = "book", .help = "file of the dictionary or codebooks that the codec needs", .target = &book},
         {.name = "embed-book",
          .help = "put the book into the product, which then decodes by itself",
@@ -61,37 +62,49 @@ struct EncodeOptions final : Options {
   }
 };
 
-/// The codec's options, bound; or, where the help is asked for without a codec, those of all codecs, shown.
-std::unique_ptr<Options> declare_codec(Command& command) {
-  std::string chosen = command.peek("codec");
-  const auto names = codec_names();
-  if (std::find(names.begin(), names.end(), chosen) == names.end()) {
-    if (!chosen.empty() && !command.help_wanted())
-      (void)find_codec(chosen);  // throws: the first thing to say
-    chosen.clear();
-  }
+/// The codec named, with its options bound; or, where the help is asked for without a codec, those of all
+/// shown.
+struct NamedCodec {
+  const CodecEntry* entry = nullptr;
   std::unique_ptr<Options> options;
+};
+
+NamedCodec declare_codec(Command& command) {
+  const std::string word = command.peek("codec");
+  NamedCodec chosen;
+  if (!word.empty() && !(command.help_wanted() && !has_codec(word))) chosen.entry = &codec_named(word);
   for (const CodecEntry& entry : codecs()) {
     auto fields = entry.make_options();
-    const bool is_chosen = entry.name == chosen;
-    if (is_chosen || (chosen.empty() && command.help_wanted())) {
+    const bool is_chosen = &entry == chosen.entry;
+    if (is_chosen || (!chosen.entry && command.help_wanted())) {
       command.group(fmt::format("Codec {}: {}", entry.name, entry.summary));
       if (is_chosen) {
         command.options(*fields);
-        options = std::move(fields);
+        chosen.options = std::move(fields);
       } else {
         command.show(*fields);
       }
       continue;
     }
     for (const auto& field : fields->fields())
-      command.refuse(field.name, chosen.empty()
-                                     ? fmt::format("--{} is an option of codec {}; choose it with --codec {}",
-                                                   field.name, entry.name, entry.name)
-                                     : fmt::format("--{} is an option of codec {}, not of {}", field.name,
-                                                   entry.name, chosen));
+      command.refuse(field.name, chosen.entry
+                                     ? fmt::format("--{} is an option of codec {}, not of {}", field.name,
+                                                   entry.name, chosen.entry->name)
+                                     : fmt::format("--{} is an option of codec {}; choose it with --codec {}",
+                                                   field.name, entry.name, entry.name));
   }
-  return options;
+  return chosen;
+}
+
+/// Options in the word that --codec has: those of the codec, and its book.
+void take_word(const Command& command, const NamedCodec& codec, EncodeOptions& options) {
+  auto fields = codec.options->fields();
+  fields.push_back({.name = "book", .help = "", .target = &options.book});
+  with_context(fmt::format("--codec {}", options.codec), [&] {
+    set_keys(options.codec, codec.entry->name, fields);
+    for (const std::string& key : keys_of(options.codec))
+      if (command.given(key)) throw usage_error("{} is given here and as --{}", key, key);
+  });
 }
 
 /// What is to be encoded: whole documents of a kv file, and where they go in the codes.
@@ -145,39 +158,56 @@ class CodecRun {
         writer_(writer),
         budget_(budget),
         bar_(bar) {
-    for (const auto& piece : job.pieces) tokens_ += piece.count;
+    tokens_ = tokens_of(job.pieces);
   }
 
   void run(const std::vector<int>& groups) {
+    sides_ = groups.size() * std::size(kSides);
     for (const int group : groups)
-      for (const Side side : kSides) planned_ += work_of(side, group, false);
-    for (const int group : groups)
-      for (const Side side : kSides) work_of(side, group, true);
+      for (const Side side : kSides) {
+        run_side(side, group);
+        ++sides_done_;
+      }
   }
 
  private:
-  /// One side of one group: surveys where the codec wants it, and appends. Returns the tokens it read; with
-  /// really == false it only counts them.
-  uint64_t work_of(Side side, int group, bool really) {
-    uint64_t read = 0;
-    const SurveyScope scope = codec_.survey_scope();
+  /// The pieces that are surveyed before piece i is appended: none, itself, or all of a new file.
+  std::span<const Job::Piece> surveyed_before(size_t i) const {
+    const auto pieces = std::span(job_.pieces);
+    switch (codec_.survey_scope()) {
+      case SurveyScope::none:
+        break;
+      case SurveyScope::file:
+        return pieces.first(i == 0 && documents_before_ == 0 ? pieces.size() : 0);
+      case SurveyScope::document:
+        return pieces.subspan(i, pieces[i].document >= documents_before_ ? 1 : 0);
+    }
+    return {};
+  }
+
+  static uint64_t tokens_of(std::span<const Job::Piece> pieces) {
+    uint64_t tokens = 0;
+    for (const auto& piece : pieces) tokens += piece.count;
+    return tokens;
+  }
+
+  /// One side of one group: surveys where the codec wants it, and appends.
+  void run_side(Side side, int group) {
+    const GroupShape shape = group_shape(kv_.model(), group, codec_.layer_group(), side);
+    uint64_t surveyed_tokens = 0;
+    for (size_t i = 0; i < job_.pieces.size(); ++i) surveyed_tokens += tokens_of(surveyed_before(i));
+    done_ = 0, planned_ = tokens_;
     for (size_t i = 0; i < job_.pieces.size(); ++i) {
-      const bool is_new = job_.pieces[i].document >= documents_before_;
-      const bool surveys = (scope == SurveyScope::file && i == 0 && documents_before_ == 0) ||
-                           (scope == SurveyScope::document && is_new);
-      const size_t surveyed = !surveys ? 0 : scope == SurveyScope::file ? job_.pieces.size() - i : 1;
-      const auto pieces = std::span(job_.pieces).subspan(i, surveyed);
-      const GroupShape shape = group_shape(kv_.model(), group, codec_.layer_group(), side);
-      const auto survey = surveys ? codec_.survey(shape) : nullptr;
-      for (const auto& piece : pieces) read += piece.count * static_cast<uint64_t>(survey->passes());
-      read += job_.pieces[i].count;
-      if (!really) continue;
       StreamStore& document = writer_.document(side, group, job_.pieces[i].document);
-      if (survey) run_survey(*survey, codec_.surveyed(shape), pieces, document);
+      if (const auto pieces = surveyed_before(i); !pieces.empty()) {
+        const auto survey = codec_.survey(shape);
+        planned_ = tokens_ + surveyed_tokens * static_cast<uint64_t>(
+                                                   survey->passes());  // all surveys of a side have as many
+        run_survey(*survey, codec_.surveyed(shape), pieces, document);
+      }
       for_each_chunk(shape, job_.pieces[i],
                      [&](MatrixView<const float> rows) { codec_.append(shape, rows, document); });
     }
-    return read;
   }
 
   void run_survey(Survey& survey, const GroupShape& shape, std::span<const Job::Piece> pieces,
@@ -224,8 +254,9 @@ class CodecRun {
       kv_.read(shape, piece.first + first, part);
       at_dataset(kv_.name(), shape.side, shape.first_layer, [&] { body(part); });
       done_ += count;
-      bar_.update(static_cast<double>(done_) / static_cast<double>(planned_) * static_cast<double>(tokens_),
-                  static_cast<double>(tokens_));
+      const double share = static_cast<double>(done_) / static_cast<double>(planned_);
+      const auto tokens = static_cast<double>(tokens_);
+      bar_.update((static_cast<double>(sides_done_) + share) / static_cast<double>(sides_) * tokens, tokens);
     }
   }
 
@@ -239,8 +270,9 @@ class CodecRun {
   Matrix<float> rows_;
   std::optional<KvReader::Queries> queries_;  // of queries_layer_
   int queries_layer_ = -1;
-  uint64_t tokens_ = 0;              // of all pieces
-  uint64_t done_ = 0, planned_ = 0;  // tokens read over all sides, groups and passes
+  uint64_t tokens_ = 0;                // of all pieces
+  size_t sides_ = 0, sides_done_ = 0;  // of all groups
+  uint64_t done_ = 0, planned_ = 0;    // tokens read, over all passes of the side in work
 };
 
 /// Whether the tokens of a cache can follow those that the codes have.
@@ -296,9 +328,8 @@ std::string summary(const FileRate& rate, const std::string& target, const std::
 class Encoding {
  public:
   /// New codes of chosen layers, by the codec named, with its options.
-  Encoding(const KvReader& kv, const EncodeOptions& options, const Options& codec_options) {
-    const CodecEntry& entry = find_codec(options.codec);
-    codec_options.check();
+  Encoding(const KvReader& kv, const EncodeOptions& options, const NamedCodec& codec) {
+    const CodecEntry& entry = *codec.entry;
     read_book_for(entry, options);
     info.codec = entry.name;
     info.model = kv.model();
@@ -307,7 +338,7 @@ class Encoding {
     if (!options.storage.empty()) info.storage = dtype_from_name(options.storage);
     CodecContext context = context_of(info.model, info.storage, book_ ? &book_->book : nullptr);
     context.engine = engine_for(entry, options.common.engine());
-    made_ = make_codec(entry, codec_options, context, options.book);
+    made_ = make_codec(entry, *codec.options, context, options.book);
     info.parameters = made_->parameters();
     info.layer_group = made_->layer_group();
     const auto layers = options.layers.choose(kv.layers(), kv.name());
@@ -383,66 +414,76 @@ void check_combination(const Command& command, const EncodeOptions& options) {
       if (command.given(fixed))
         throw usage_error("--append goes on as {} was made; leave out --{}", options.append, fixed);
   options.output.check(options.common);
-  check_inputs({options.input, options.book, options.append});
 }
 
-}  // namespace
-
-std::string encode(Command& command) {
-  EncodeOptions options;
-  command.describe("KV --codec NAME [options] -o CODES",
+NamedCodec declare(Command& command, EncodeOptions& options) {
+  command.describe("KV --codec NAME[:key=value,...] [options] -o CODES",
                    "Compresses the keys and values of a cache (a kv file, as dump-kv makes it) and writes a "
                    "codes file. Every document is coded by itself and decodes by itself. What was spent on "
                    "what is in the product: see kvcodec info.",
                    "kvcodec encode kv.h5 --codec sparse --book dict.h5 --sparsity 64 -o codes.h5\n"
-                   "kvcodec encode kv.h5 --codec kivi --bits 2 -o kivi.h5");
+                   "kvcodec encode kv.h5 --codec kivi:bits=2 -o kivi.h5");
   command.group("Input and output");
   command.input("KV", "kv file; - is standard input", options.input);
   options.output.declare(command, "codes file to write");
   options.layers.declare(command);
   options.documents.declare(command);
   command.group("Coding");
-  command.options(options, {{"book", "FILE"}, {"append", "CODES"}});
-  const auto codec_options = declare_codec(command);
+  command.options(options, {{"codec", "NAME[:key=value,...]"}, {"book", "FILE"}, {"append", "CODES"}});
+  NamedCodec codec = declare_codec(command);
   options.common.declare(command);
+  return codec;
+}
+
+void note_missing_queries(const KvReader& kv, const Codec& codec, const CommonOptions& common) {
+  if (const std::string instead = codec.without_queries();
+      codec.wants_queries() && !instead.empty() && kv.query_tokens() == 0)
+    common.note("{} has no queries: {} (see dump-kv --queries)", kv.name(), instead);
+}
+
+/// Writes the codes and says what they cost.
+FileRate write_codes(const Command& command, const EncodeOptions& options, const KvReader& kv,
+                     const Encoding& encoding, const Job& job, OutputFile& output) {
+  auto writer = encoding.make_writer(output, job, options.embed_book);
+  {
+    ProgressBar bar("encode", "tokens", options.common.quiet);
+    CodecRun run(kv, encoding.codec(), job, encoding.base() ? encoding.base()->info().documents.count() : 0,
+                 *writer, chunk_budget(options.common.memory_bytes(), encoding.info.book_bytes), bar);
+    run.run(encoding.info.groups);
+  }
+  writer->finish(command.provenance(encoding.history(kv)));
+  writer.reset();
+  return rate_of(CodesReader(output.path()));
+}
+
+}  // namespace
+
+std::string encode(Command& command) {
+  EncodeOptions options;
+  const NamedCodec codec = declare(command, options);
   command.parse();
   check_combination(command, options);
+  if (codec.entry) take_word(command, codec, options);
+  check_inputs({options.input, options.book, options.append});
   options.common.apply(command, true);
+  if (codec.entry) codec.options->check();
 
-  const auto start = std::chrono::steady_clock::now();
+  const Stopwatch watch;
   const KvReader kv(options.input);
   const auto documents = options.documents.choose(kv.documents(), kv.name());
   std::optional<Encoding> encoding;
-  if (options.append.empty())
-    encoding.emplace(kv, options, *codec_options);
+  if (codec.entry)
+    encoding.emplace(kv, options, codec);
   else
     encoding.emplace(kv, options);
   const Job job = make_job(kv, documents, encoding->base(), encoding->info.documents);
-
-  const std::string without_queries = encoding->codec().without_queries();
-  if (encoding->codec().wants_queries() && !without_queries.empty() && kv.query_tokens() == 0 &&
-      !options.common.quiet)
-    std::fputs(fmt::format("kvcodec encode: note: {} has no queries: {} (see dump-kv --queries)\n", kv.name(),
-                           without_queries)
-                   .c_str(),
-               stderr);
-
-  OutputFile output(options.output.path, options.output.overwrite);
-  auto writer = encoding->make_writer(output, job, options.embed_book);
-  {
-    ProgressBar bar("encode", "tokens", options.common.quiet);
-    CodecRun run(kv, encoding->codec(), job,
-                 encoding->base() ? encoding->base()->info().documents.count() : 0, *writer,
-                 chunk_budget(options.common.memory_bytes(), encoding->info.book_bytes), bar);
-    run.run(encoding->info.groups);
-  }
-  writer->finish(command.provenance(encoding->history(kv)));
-  writer.reset();
-  const FileRate rate = rate_of(CodesReader(output.path()));
-  output.commit();
-  if (options.output.to_stdout()) return "";
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  return summary(rate, options.output.path, encoding->info.codec, seconds, options.common.json);
+  note_missing_queries(kv, encoding->codec(), options.common);
+  return run_to_file(
+      options.output,
+      [&](OutputFile& output) { return write_codes(command, options, kv, *encoding, job, output); },
+      [&](const FileRate& rate) {
+        return summary(rate, options.output.path, encoding->info.codec, watch.seconds(), options.common.json);
+      });
 }
 
 }  // namespace kvcodec::cli

@@ -7,9 +7,7 @@
 //   kvcodec eval-model --model data/demo-model --text docs/ --codec kivi:bits=2 --codec q4:rotate=hadamard
 #include <algorithm>
 #include <charconv>
-#include <chrono>
 #include <cmath>
-#include <cstdio>
 #include <functional>
 
 #include "cli/codec_spec.hpp"
@@ -98,9 +96,9 @@ struct ModelOptions final : Options {
          .target = &select,
          .choices = selectors},
         {.name = "budget",
-         .help = "tokens to attend to, with --select",
+         .help = "tokens to attend to; --select needs it, there is no default",
          .target = &budget,
-         .min = 0,
+         .min = 1,
          .max = 1e9},
         {.name = "newest",
          .help = "newest tokens that are always attended to, within the budget",
@@ -158,7 +156,7 @@ Texts read_texts(const ModelOptions& options) {
   Texts texts{text_files(options.texts), {}};
   for (const std::string& file : texts.files) {
     texts.contents.push_back(read_text(file));
-    check_is_text("eval-model", file, texts.contents.back(), options.common.quiet);
+    check_is_text(options.common, file, texts.contents.back());
   }
   return texts;
 }
@@ -195,12 +193,10 @@ TextTask make_text_task(const ModelOptions& options, const Tokenizer& tokenizer,
   }
   if (task.documents.empty())
     throw bad_input("the texts fill no document of {} tokens; give more, or a smaller --chunk", length);
-  if (!unused.empty() && !options.common.quiet)
-    std::fputs(fmt::format("kvcodec eval-model: note: {} not used, shorter than {} tokens: {}{}\n",
-                           unused.size() == 1 ? "1 text is" : fmt::format("{} texts are", unused.size()),
-                           length, unused.front(), unused.size() > 1 ? ", ..." : "")
-                   .c_str(),
-               stderr);
+  if (!unused.empty())
+    options.common.note("{} not used, shorter than {} tokens: {}{}",
+                        unused.size() == 1 ? "1 text is" : fmt::format("{} texts are", unused.size()), length,
+                        unused.front(), unused.size() > 1 ? ", ..." : "");
   return task;
 }
 
@@ -546,6 +542,126 @@ void check_combination(const Command& command, const ModelOptions& options) {
     if (command.given(only) && options.task == "recall") throw usage_error("--{} is for --task text", only);
 }
 
+/// What is run: documents, and for planted facts what was asked in them.
+struct Tasks {
+  bool recall = false;
+  int64_t length = 0;  ///< tokens of a document of text
+  TextTask text;
+  RecallTask questions;
+
+  const std::vector<LoopDocument>& documents() const { return recall ? questions.documents : text.documents; }
+};
+
+Tasks make_tasks(const ModelOptions& options, const ModelConfig& config) {
+  const Tokenizer tokenizer = load_tokenizer(options.model + "/tokenizer.json");
+  const int64_t context = config.max_positions > 0 ? config.max_positions : kFallbackLength;
+  Tasks tasks;
+  tasks.recall = options.task == "recall";
+  tasks.length = options.chunk > 0 ? options.chunk : context;
+  const Texts texts = read_texts(options);
+  if (tasks.recall)
+    tasks.questions = make_recall_task(options, tokenizer, texts, tasks.length);
+  else
+    tasks.text = make_text_task(options, tokenizer, texts, tasks.length);
+  for (const LoopDocument& document : tasks.documents())
+    if (static_cast<int64_t>(document.tokens.size()) > context && config.max_positions > 0)
+      throw usage_error("documents of {} tokens; the model's context is {} tokens", document.tokens.size(),
+                        context);
+  return tasks;
+}
+
+/// All that came out.
+struct Outcome {
+  std::vector<LoopResult> results;  ///< of each document
+  std::vector<Summary> summaries;   ///< of each setting
+  PredictionEstimates reference;    ///< of the uncompressed cache
+  uint64_t tokens = 0, judged = 0;
+  bool rounded = false;  ///< on a device, with other roundings
+  double seconds = 0;
+};
+
+Outcome run_tasks(const ModelOptions& options, const LlamaModel& model, const Settings& settings,
+                  const Tasks& tasks) {
+  Engine* const engine = options.common.engine();
+  ClosedLoop loop(model, settings.loop,
+                  {.stream = static_cast<size_t>(options.stream),
+                   .survey_documents = static_cast<size_t>(options.survey),
+                   .memory = options.common.memory_bytes(),
+                   .engine = engine});
+  Outcome outcome;
+  {
+    ProgressBar bar("eval-model", "documents", options.common.quiet);
+    outcome.results = loop.run(tasks.documents(), bar.callback());
+  }
+  outcome.rounded = engine && !engine->exact();
+  for (size_t i = 0; i < settings.specs.size(); ++i)
+    outcome.summaries.push_back(summarize_setting(outcome.results, loop, settings, i));
+  outcome.reference = summarize(outcome.results, reference_score()).predictions;
+  for (const LoopDocument& document : tasks.documents()) outcome.tokens += document.tokens.size();
+  for (const LoopResult& result : outcome.results) outcome.judged += result.reference.sums.tokens;
+  return outcome;
+}
+
+std::string json_report(const ModelOptions& options, const Settings& settings, const Tasks& tasks,
+                        const Outcome& outcome) {
+  Json json = {{"model", options.model},
+               {"task", options.task},
+               {"dtype", options.dtype},
+               {"stream", options.stream},
+               {"documents", tasks.documents().size()},
+               {"tokens", outcome.tokens},
+               {"judged_tokens", outcome.judged},
+               {"seconds", outcome.seconds}};
+  if (outcome.rounded) json["device"] = "cuda";
+  json["uncompressed"] = json_of(outcome.reference);
+  if (tasks.recall) {
+    json["seed"] = options.common.seed;
+    json["keys"] = options.keys;
+    json["values_per_key"] = options.values;
+    json["uncompressed"]["recall"] = recall_json(tasks.questions, outcome.results, reference_score());
+  } else {
+    json["length"] = tasks.length;
+    json["prefix"] = tasks.documents()[0].prefix;
+  }
+  json["settings"] = Json::array();
+  for (size_t i = 0; i < settings.specs.size(); ++i) {
+    Json one = json_of(settings.specs[i], outcome.summaries[i]);
+    one.update(json_of(outcome.summaries[i].predictions));
+    if (tasks.recall) one["recall"] = recall_json(tasks.questions, outcome.results, setting_score(i));
+    json["settings"].push_back(one);
+  }
+  return text_of(json);
+}
+
+std::string facts_text(const ModelOptions& options) {
+  if (options.keys > 1 && options.values > 1)
+    return fmt::format("one of {} keys, any of its {} values", options.keys, options.values);
+  if (options.keys > 1) return fmt::format("one of {} keys", options.keys);
+  return options.values > 1 ? fmt::format("one of {} values", options.values) : "single facts";
+}
+
+std::string text_report(const ModelOptions& options, const Settings& settings, const Tasks& tasks,
+                        const Outcome& outcome) {
+  std::string out = fmt::format(
+      "{}: {} of {} tokens, {} judged; cache in {}{}{}; {}\n", options.model,
+      counted(tasks.documents().size(), "document"), grouped(outcome.tokens), grouped(outcome.judged),
+      options.dtype,
+      options.stream > 0 ? fmt::format(", continued {} tokens at a time", options.stream) : std::string(),
+      outcome.rounded ? "; on a device" : "", time_text(outcome.seconds));
+  if (tasks.recall) {
+    for (const int64_t own : distinct(tasks.questions, &RecallQuestion::length))
+      out += fmt::format("\nrecall in {} tokens, {}\n\n", own, facts_text(options)) +
+             recall_table(tasks.questions, settings, outcome.summaries, outcome.results, own);
+    return out;
+  }
+  const Estimate& surprise = outcome.reference.surprise;
+  return out +
+         fmt::format("uncompressed: NLL {} nats{}\n\n", number(surprise.mean, 4),
+                     std::isfinite(surprise.half_width) ? fmt::format(" (+-{})", half_width(surprise, 4))
+                                                        : std::string()) +
+         text_table(settings, outcome.summaries);
+}
+
 }  // namespace
 
 std::string eval_model(Command& command) {
@@ -555,104 +671,19 @@ std::string eval_model(Command& command) {
   check_combination(command, options);
   options.common.apply(command, true);
 
-  const auto start = std::chrono::steady_clock::now();
+  const Stopwatch watch;
   const ModelDescription description = read_model_config(options.model);
-  const ModelConfig& config = description.config;
   Settings settings;
-  make_settings(options, config, settings);
+  make_settings(options, description.config, settings);
   check_selection(command, settings);
   const Safetensors weights = Safetensors::open_model(options.model);
-  LlamaModel model(config, weights);
-  Engine* const engine = options.common.engine();
-  if (engine) model.use(engine->prefill(model.weights()));
-  const Tokenizer tokenizer = load_tokenizer(options.model + "/tokenizer.json");
-  const int64_t context = config.max_positions > 0 ? config.max_positions : kFallbackLength;
-  const int64_t length = options.chunk > 0 ? options.chunk : context;
-  const Texts texts = read_texts(options);
-  const bool recall = options.task == "recall";
-  TextTask text_task;
-  RecallTask recall_task;
-  if (recall)
-    recall_task = make_recall_task(options, tokenizer, texts, length);
-  else
-    text_task = make_text_task(options, tokenizer, texts, length);
-  const std::vector<LoopDocument>& documents = recall ? recall_task.documents : text_task.documents;
-  for (const LoopDocument& document : documents)
-    if (static_cast<int64_t>(document.tokens.size()) > context && config.max_positions > 0)
-      throw usage_error("documents of {} tokens; the model's context is {} tokens", document.tokens.size(),
-                        context);
-
-  ClosedLoop loop(model, settings.loop,
-                  {.stream = static_cast<size_t>(options.stream),
-                   .survey_documents = static_cast<size_t>(options.survey),
-                   .memory = options.common.memory_bytes(),
-                   .engine = engine});
-  std::vector<LoopResult> results;
-  {
-    ProgressBar bar("eval-model", "documents", options.common.quiet);
-    results = loop.run(documents, bar.callback());
-  }
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  const bool rounded = engine && !engine->exact();
-  std::vector<Summary> summaries;
-  for (size_t i = 0; i < settings.specs.size(); ++i)
-    summaries.push_back(summarize_setting(results, loop, settings, i));
-  const PredictionEstimates reference = summarize(results, reference_score()).predictions;
-  uint64_t judged = 0, tokens = 0;
-  for (size_t i = 0; i < documents.size(); ++i) {
-    judged += results[i].reference.sums.tokens;
-    tokens += documents[i].tokens.size();
-  }
-
-  if (options.common.json) {
-    Json json = {{"model", options.model},        {"task", options.task},
-                 {"dtype", options.dtype},        {"stream", options.stream},
-                 {"documents", documents.size()}, {"tokens", tokens},
-                 {"judged_tokens", judged},       {"seconds", seconds}};
-    if (rounded) json["device"] = "cuda";
-    json["uncompressed"] = json_of(reference);
-    if (recall) {
-      json["seed"] = options.common.seed;
-      json["keys"] = options.keys;
-      json["values_per_key"] = options.values;
-      json["uncompressed"]["recall"] = recall_json(recall_task, results, reference_score());
-    } else {
-      json["length"] = length;
-      json["prefix"] = documents[0].prefix;
-    }
-    json["settings"] = Json::array();
-    for (size_t i = 0; i < settings.specs.size(); ++i) {
-      Json one = json_of(settings.specs[i], summaries[i]);
-      one.update(json_of(summaries[i].predictions));
-      if (recall) one["recall"] = recall_json(recall_task, results, setting_score(i));
-      json["settings"].push_back(one);
-    }
-    return text_of(json);
-  }
-
-  std::string out = fmt::format(
-      "{}: {} of {} tokens, {} judged; cache in {}{}{}; {}\n", options.model,
-      counted(documents.size(), "document"), grouped(tokens), grouped(judged), options.dtype,
-      options.stream > 0 ? fmt::format(", continued {} tokens at a time", options.stream) : std::string(),
-      rounded ? "; on a device" : "", time_text(seconds));
-  if (recall) {
-    for (const int64_t own : distinct(recall_task, &RecallQuestion::length))
-      out +=
-          fmt::format("\nrecall in {} tokens, {}\n\n", own,
-                      options.keys > 1 && options.values > 1
-                          ? fmt::format("one of {} keys, any of its {} values", options.keys, options.values)
-                      : options.keys > 1   ? fmt::format("one of {} keys", options.keys)
-                      : options.values > 1 ? fmt::format("one of {} values", options.values)
-                                           : "single facts") +
-          recall_table(recall_task, settings, summaries, results, own);
-    return out;
-  }
-  return out +
-         fmt::format("uncompressed: NLL {} nats{}\n\n", number(reference.surprise.mean, 4),
-                     std::isfinite(reference.surprise.half_width)
-                         ? fmt::format(" (+-{})", half_width(reference.surprise, 4))
-                         : std::string()) +
-         text_table(settings, summaries);
+  LlamaModel model(description.config, weights);
+  if (Engine* const engine = options.common.engine()) model.use(engine->prefill(model.weights()));
+  const Tasks tasks = make_tasks(options, description.config);
+  Outcome outcome = run_tasks(options, model, settings, tasks);
+  outcome.seconds = watch.seconds();
+  return options.common.json ? json_report(options, settings, tasks, outcome)
+                             : text_report(options, settings, tasks, outcome);
 }
 
 }  // namespace kvcodec::cli

@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdio>
 #include <filesystem>
 
 #include "cli/common.hpp"
@@ -29,6 +28,7 @@ namespace kvcodec::cli {
 namespace {
 
 struct EvalOptions final : Options {
+  std::string original;
   std::vector<std::string> inputs, rates;
   bool per_head = false, per_dim = false, attention = false, bound = false;
   int64_t top = 64;
@@ -511,23 +511,27 @@ std::string json_text(const KvReader& original, const std::vector<Result>& resul
 std::string text_of_results(const KvReader& original, const std::vector<Result>& results,
                             const EvalOptions& options, const Variances& variances) {
   std::string out;
+  const auto add = [&](const std::string& table) {  // with an empty line between tables
+    if (!out.ends_with("\n\n")) out += '\n';
+    out += table;
+  };
   if (results.size() > 1) {
     out = fmt::format("against {}: {}{}\n\n", original.name(), heads_text(original),
                       alike(results) ? ", " + counted(results[0].tokens, "token") : "") +
           comparison_table(results);
   }
-  if (results.size() > 1 && !variances.empty()) out += "\n" + bound_table(results, variances);
+  if (results.size() > 1 && !variances.empty()) add(bound_table(results, variances));
   for (const auto& result : results) {
     const bool alone = results.size() == 1;
     if (!alone && !options.per_head && !options.per_dim) continue;
     if (!alone) out += "\n";
     out += what_was_compared(original, result);
     if (alone) out += layer_table(result, false);
-    if (options.per_head) out += (alone ? "\n" : "") + layer_table(result, true);
-    if (options.per_dim) out += (alone || options.per_head ? "\n" : "") + dimension_table(result);
-    if (result.attention && alone) out += "\n" + attention_table(result, false);
-    if (result.attention && options.per_head) out += "\n" + attention_table(result, true);
-    if (alone && !variances.empty()) out += "\n" + bound_table(results, variances);
+    if (options.per_head) add(layer_table(result, true));
+    if (options.per_dim) add(dimension_table(result));
+    if (result.attention && alone) add(attention_table(result, false));
+    if (result.attention && options.per_head) add(attention_table(result, true));
+    if (alone && !variances.empty()) add(bound_table(results, variances));
     if (alone && result.rate) out += rate_text(*result.rate, *result.sides, options.rates[0]);
   }
   return out;
@@ -535,7 +539,7 @@ std::string text_of_results(const KvReader& original, const std::vector<Result>&
 
 /// Says so where a reconstruction's history does not hold the encode command of the codes whose rate stands
 /// beside it: the two lists are matched by order only, and a slip there would go unseen.
-void note_strange_pair(const Result& result, const CodesReader& codes) {
+void note_strange_pair(const Result& result, const CodesReader& codes, const CommonOptions& common) {
   const auto& history = codes.type().history;
   const auto encoded = std::find_if(history.rbegin(), history.rend(), [](const std::string& line) {
     return line.starts_with("kvcodec encode ");
@@ -543,30 +547,20 @@ void note_strange_pair(const Result& result, const CodesReader& codes) {
   if (encoded == history.rend() ||
       std::find(result.history.begin(), result.history.end(), *encoded) != result.history.end())
     return;
-  std::fputs(fmt::format("kvcodec eval-recon: note: by its history, {} was not decoded from {}\n",
-                         result.name, codes.name())
-                 .c_str(),
-             stderr);
+  common.note("by its history, {} was not decoded from {}", result.name, codes.name());
 }
 
 /// The covariance of few tokens has directions without variance that those of more would have: the bound is
 /// then too good (lib/metrics/gaussian_bound.hpp says by how much).
-void note_few_tokens(const ModelInfo& model, const Result& result) {
+void note_few_tokens(const ModelInfo& model, const Result& result, const CommonOptions& common) {
   constexpr uint64_t kEnough = 8;
   const auto width = static_cast<uint64_t>(model.num_kv_heads) * static_cast<uint64_t>(model.head_dim);
   if (result.tokens >= kEnough * width) return;
-  std::fputs(
-      fmt::format("kvcodec eval-recon: note: {}: {} for the covariance of {} values: {}\n", result.name,
-                  counted(result.tokens, "token"), width,
-                  result.tokens <= width ? "too few for a bound" : "the bound is better than it could be")
-          .c_str(),
-      stderr);
+  common.note("{}: {} for the covariance of {} values: {}", result.name, counted(result.tokens, "token"),
+              width, result.tokens <= width ? "too few for a bound" : "the bound is better than it could be");
 }
 
-}  // namespace
-
-std::string eval_recon(Command& command) {
-  EvalOptions options;
+void declare(Command& command, EvalOptions& options) {
   command.describe(
       "KV RECON ... [--rate CODES ...] [options]",
       "Measures how far rebuilt caches are from the original: mean squared error, error energy "
@@ -583,8 +577,7 @@ std::string eval_recon(Command& command) {
       "kvcodec eval-recon kv.h5 recon.h5 --rate codes.h5\n"
       "kvcodec eval-recon kv.h5 a.h5 b.h5 --rate a-codes.h5 --rate b-codes.h5");
   command.group("Input");
-  std::string original_name;
-  command.input("KV", "the original kv file; - is standard input", original_name);
+  command.input("KV", "the original kv file; - is standard input", options.original);
   command.inputs("RECON", "kv files to compare with it", options.inputs);
   command.repeated("rate", "codes file that RECON was decoded from; once for each RECON, in their order",
                    options.rates, "CODES");
@@ -593,7 +586,9 @@ std::string eval_recon(Command& command) {
   command.group("Report");
   command.options(options);
   options.common.declare(command);
-  command.parse();
+}
+
+void check_combination(const Command& command, const EvalOptions& options) {
   if (options.bound && options.rates.empty())
     throw usage_error("--bound needs the rate of each RECON; give --rate");
   if (command.given("top") && !options.attention) throw usage_error("--top is for --attention");
@@ -601,44 +596,65 @@ std::string eval_recon(Command& command) {
     throw usage_error("there are {} RECON files but {} --rate; give one for each, in the same order",
                       options.inputs.size(), options.rates.size());
   auto inputs = options.inputs;
-  inputs.push_back(original_name);
+  inputs.push_back(options.original);
   inputs.insert(inputs.end(), options.rates.begin(), options.rates.end());
   check_inputs(inputs);
-  options.common.apply(command, false);
+}
 
-  const KvReader original(original_name);
-  (void)options.layers.choose(original.layers(), original.name());
-  const auto documents = options.documents.choose(original.documents(), original.name());
-  std::vector<CodesReader> codes;  // first: a missing codes file is found before the long work
-  for (const auto& file : options.rates) codes.emplace_back(file);
-  std::vector<Result> results;
-  for (size_t i = 0; i < options.inputs.size(); ++i) {
-    const std::string label = options.inputs.size() == 1
-                                  ? "eval-recon"
-                                  : fmt::format("eval-recon {}/{}", i + 1, options.inputs.size());
-    ProgressBar bar(label, "tokens", options.common.quiet);
-    results.push_back(measure(original, options.inputs[i], options, documents, bar));
-    if (options.attention) results.back().attention = measure_attention(original, results.back(), options);
-    if (codes.empty()) continue;
-    results.back().rate = rate_of(codes[i]);
-    if (options.common.json || options.inputs.size() == 1 ||
-        options.bound)  // shown; the codes are read for it
-      results.back().sides = side_rates_of(codes[i]);
-    if (!options.common.quiet) note_strange_pair(results.back(), codes[i]);
-  }
+/// All that is measured about reconstruction i. codes: those whose rate stands beside it, or nullptr.
+Result measure_all(const KvReader& original, const EvalOptions& options, const std::vector<size_t>& documents,
+                   size_t i, const CodesReader* codes) {
+  const bool alone = options.inputs.size() == 1;
+  ProgressBar bar(alone ? "eval-recon" : fmt::format("eval-recon {}/{}", i + 1, options.inputs.size()),
+                  "tokens", options.common.quiet);
+  Result result = measure(original, options.inputs[i], options, documents, bar);
+  if (options.attention) result.attention = measure_attention(original, result, options);
+  if (!codes) return result;
+  result.rate = rate_of(*codes);
+  if (options.common.json || alone || options.bound)  // shown; the codes are read for it
+    result.sides = side_rates_of(*codes);
+  note_strange_pair(result, *codes, options.common);
+  return result;
+}
+
+/// What the bound goes over, for each reconstruction; computed once for those compared with the same.
+Variances variances_of_all(const KvReader& original, const std::vector<Result>& results,
+                           const EvalOptions& options) {
   Variances variances;
-  for (size_t i = 0; options.bound && i < results.size(); ++i) {
-    const auto before = std::find_if(results.begin(), results.begin() + static_cast<ptrdiff_t>(i),
-                                     [&](const Result& other) { return same_data(results[i], other); });
-    if (before != results.begin() + static_cast<ptrdiff_t>(i)) {
+  for (size_t i = 0; i < results.size(); ++i) {
+    const auto end = results.begin() + static_cast<ptrdiff_t>(i);
+    const auto before =
+        std::find_if(results.begin(), end, [&](const Result& other) { return same_data(results[i], other); });
+    if (before != end) {
       variances.push_back(variances[static_cast<size_t>(before - results.begin())]);
       continue;
     }
     for (auto& of_side = variances.emplace_back(); const Side side : kSides)
       of_side[side == Side::key ? 0 : 1] =
           variances_of(original, side, results[i], options.common.memory_bytes());
-    if (!options.common.quiet) note_few_tokens(original.model(), results[i]);
+    note_few_tokens(original.model(), results[i], options.common);
   }
+  return variances;
+}
+
+}  // namespace
+
+std::string eval_recon(Command& command) {
+  EvalOptions options;
+  declare(command, options);
+  command.parse();
+  check_combination(command, options);
+  options.common.apply(command, false);
+
+  const KvReader original(options.original);
+  (void)options.layers.choose(original.layers(), original.name());
+  const auto documents = options.documents.choose(original.documents(), original.name());
+  std::vector<CodesReader> codes;  // first: a missing codes file is found before the long work
+  for (const auto& file : options.rates) codes.emplace_back(file);
+  std::vector<Result> results;
+  for (size_t i = 0; i < options.inputs.size(); ++i)
+    results.push_back(measure_all(original, options, documents, i, codes.empty() ? nullptr : &codes[i]));
+  const Variances variances = options.bound ? variances_of_all(original, results, options) : Variances{};
   return options.common.json ? json_text(original, results, variances)
                              : text_of_results(original, results, options, variances);
 }

@@ -6,7 +6,6 @@
 //
 //   kvcodec index kv.h5 -o index.h5
 #include <algorithm>
-#include <chrono>
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -17,6 +16,7 @@
 #include "cli/common.hpp"
 #include "cli/json.hpp"
 #include "cli/matching.hpp"
+#include "cli/product.hpp"
 #include "cli/progress.hpp"
 #include "cli/subcommands.hpp"
 #include "cli/text.hpp"
@@ -372,10 +372,7 @@ void take_options(const IndexReader& old, const Command& command, IndexOptions& 
   });
 }
 
-}  // namespace
-
-std::string index(Command& command) {
-  IndexOptions options;
+void declare(Command& command, IndexOptions& options) {
   command.describe(
       "CACHE [options] -o INDEX",
       "Groups the keys of every layer, head and document into semantic clusters, whose centroids say which "
@@ -402,12 +399,43 @@ std::string index(Command& command) {
                   .min = 0,
                   .max = 1e12});
   options.common.declare(command);
+}
+
+/// The layers to index: those of the index that grows, or those asked for. All must be in the source.
+std::vector<int> choose_layers(const KeySource& source, const IndexReader* old, const IndexOptions& options) {
+  const auto there = source.layers();
+  if (!old) return options.layers.choose(there, source.name());
+  for (const int layer : old->layers())
+    if (std::find(there.begin(), there.end(), layer) == there.end())
+      throw bad_input("{}: there is no layer {}, which {} has; it has layers {}", source.name(), layer,
+                      old->name(), ranges_text(there));
+  return old->layers();
+}
+
+/// What the index says it was made with.
+Record parameters_of(IndexOptions& options) {
+  Record parameters = to_record(options.clusters);
+  parameters.set("prompt", options.prompt);
+  parameters.set("seed", options.common.seed);
+  return parameters;
+}
+
+struct IndexResult {
+  std::vector<LayerResult> layers;
+  uint64_t file_bytes = 0;
+};
+
+}  // namespace
+
+std::string index(Command& command) {
+  IndexOptions options;
+  declare(command, options);
   command.parse();
   options.output.check(options.common);
   check_inputs({options.input, options.book, options.append});
   options.common.apply(command, true);
 
-  const auto start = std::chrono::steady_clock::now();
+  const Stopwatch watch;
   const KeySource source(options.input, options.book, options.common.engine());
   std::optional<IndexReader> old;
   if (!options.append.empty()) {
@@ -415,35 +443,27 @@ std::string index(Command& command) {
     check_same_model(source.name(), source.model(), old->name(), old->info().model);
     take_options(*old, command, options);
   }
-  const auto layers = old ? old->layers() : options.layers.choose(source.layers(), source.name());
-  const auto there = source.layers();
-  for (const int layer : layers)
-    if (std::find(there.begin(), there.end(), layer) == there.end())
-      throw bad_input("{}: there is no layer {}, which {} has; it has layers {}", source.name(), layer,
-                      old->name(), ranges_text(there));
-
-  OutputFile output(options.output.path, options.output.overwrite);
+  const auto layers = choose_layers(source, old ? &*old : nullptr, options);
   Indexing indexing(source, options, old ? &*old : nullptr);
-  indexing.info.parameters = to_record(options.clusters);
-  indexing.info.parameters.set("prompt", options.prompt);
-  indexing.info.parameters.set("seed", options.common.seed);
-  IndexWriter writer(output, indexing.info, indexing.tokens, indexing.positions);
-  std::vector<LayerResult> results;
-  {
+  indexing.info.parameters = parameters_of(options);
+
+  const auto write = [&](OutputFile& output) {
+    IndexWriter writer(output, indexing.info, indexing.tokens, indexing.positions);
+    IndexResult result;
     ProgressBar bar("index", "tokens", options.common.quiet);
     const auto total = static_cast<double>(indexing.new_tokens());
     for (const int layer : layers)
-      results.push_back(
+      result.layers.push_back(
           indexing.run(layer, writer, chunk_budget(options.common.memory_bytes(), 0),
                        [&](double done) { bar.update(done / static_cast<double>(layers.size()), total); }));
-  }
-  writer.finish(
-      command.provenance(old ? merged_history({old->type().history, source.history()}) : source.history()));
-  const uint64_t file_bytes = std::filesystem::file_size(output.path());
-  output.commit();
-  if (options.output.to_stdout()) return "";
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  return report(results, options, indexing, file_bytes, seconds);
+    writer.finish(
+        command.provenance(old ? merged_history({old->type().history, source.history()}) : source.history()));
+    result.file_bytes = std::filesystem::file_size(output.path());
+    return result;
+  };
+  return run_to_file(options.output, write, [&](const IndexResult& result) {
+    return report(result.layers, options, indexing, result.file_bytes, watch.seconds());
+  });
 }
 
 }  // namespace kvcodec::cli

@@ -96,7 +96,7 @@ std::string documents_text(const Documents& documents, const std::vector<size_t>
     if (shown++ == kDocumentsShown && !asked) break;
     table.row({fmt::format("{}", i), documents.names[i], grouped(documents.length(i))});
   }
-  std::string out = "\n" + table.text();
+  std::string out = fmt::format("\n{}", table.text());
   if (!asked && chosen.size() > kDocumentsShown)
     out +=
         fmt::format("... and {} more; --documents shows those it names\n", chosen.size() - kDocumentsShown);
@@ -185,12 +185,6 @@ std::string book_info(const InfoOptions& options) {
   return head_line(name, file.type) + facts.text() + "\n" + table.text() + history_text(file.type);
 }
 
-/// Streams of the same side and name, over all chosen groups.
-struct StreamSum {
-  StoredStream stream;
-  uint64_t rows = 0, bytes = 0;
-};
-
 /// What this kvcodec can do with the codec's streams; all no for a codec that it does not have.
 Capabilities capabilities_of(const std::string& codec) {
   for (const CodecEntry& entry : codecs())
@@ -198,66 +192,90 @@ Capabilities capabilities_of(const std::string& codec) {
   return {.appends = false};
 }
 
-std::string codes_info(const InfoOptions& options) {
-  const CodesReader codes(options.input);
-  const CodesInfo& info = codes.info();
-  const auto layers = options.layers.choose(stored_layers(info), codes.name());
-  const auto documents = options.documents.choose(info.documents, codes.name());
-  const FileRate rate = rate_of(codes);
-  const Capabilities can = capabilities_of(info.codec);
-
-  std::vector<std::pair<std::string, StreamSum>> sums;
-  Json streams = Json::array();
+/// The streams of chosen layers, in the order of the file.
+template <class Use>  // (side, first layer, stream)
+void for_each_stream(const CodesReader& codes, const std::vector<int>& layers, const Use& use) {
   for (const Side side : kSides)
-    for (const int group : info.groups) {
-      if (std::none_of(layers.begin(), layers.end(),
-                       [&](int layer) { return layer >= group && layer < group + info.layer_group; }))
-        continue;
-      for (const StoredStream& stream : codes.streams(side, group)) {
-        const std::string name = fmt::format("{}/{}", name_of(side), stream.spec.name);
-        auto place =
-            std::find_if(sums.begin(), sums.end(), [&](const auto& sum) { return sum.first == name; });
-        if (place == sums.end()) place = sums.insert(sums.end(), {name, {stream}});
-        place->second.rows += stream.rows;
-        place->second.bytes += stream.bytes;
-        if (options.common.json)
-          streams.push_back({{"dataset", fmt::format("/layers/{}/{}", group, name)},
-                             {"type", name_of(stream.spec.type)},
-                             {"row_shape", stream.spec.row_shape},
-                             {"category", name_of(stream.spec.category)},
-                             {"shared", stream.spec.shared},
-                             {"packed_bits", stream.packed_bits},
-                             {"rows", stream.rows},
-                             {"bytes", stream.bytes}});
-      }
+    for (const int group : codes.info().groups) {
+      const auto chosen = [&](int layer) {
+        return layer >= group && layer < group + codes.info().layer_group;
+      };
+      if (std::ranges::none_of(layers, chosen)) continue;
+      for (const StoredStream& stream : codes.streams(side, group)) use(side, group, stream);
     }
+}
 
-  if (options.common.json) {
-    Json json = json_of(codes.type());
-    json["codec"] = info.codec;
-    json["capabilities"] = {{"lossless", can.lossless},
-                            {"appends", can.appends},
-                            {"multiplies", can.multiplies},
-                            {"has_index", can.has_index},
-                            {"device_twin", can.device_twin}};
-    json["parameters"] = to_json(info.parameters);
-    json["model"] = to_json(info.model);
-    json["storage"] = name_of(info.storage);
-    json["source_dtype"] = name_of(info.source_dtype);
-    json["layers"] = layers;
-    json["layer_group"] = info.layer_group;
-    json["packed"] = info.packed;
-    json["has_tokens"] = codes.has_tokens();
-    json["book"] = info.book_type.empty() ? Json(nullptr)
-                                          : Json{{"type", info.book_type},
-                                                 {"digest", info.book_digest},
-                                                 {"bytes", info.book_bytes},
-                                                 {"embedded", rate.embedded_book_bytes > 0}};
-    json["rate"] = to_json(rate);
-    json["streams"] = streams;
-    json["documents"] = chosen_documents_json(info.documents, documents);
-    return text_of(json);
+Json streams_json(const CodesReader& codes, const std::vector<int>& layers) {
+  Json json = Json::array();
+  for_each_stream(codes, layers, [&](Side side, int group, const StoredStream& stream) {
+    json.push_back({{"dataset", fmt::format("{}/{}", dataset_name(side, group), stream.spec.name)},
+                    {"type", name_of(stream.spec.type)},
+                    {"row_shape", stream.spec.row_shape},
+                    {"category", name_of(stream.spec.category)},
+                    {"shared", stream.spec.shared},
+                    {"packed_bits", stream.packed_bits},
+                    {"rows", stream.rows},
+                    {"bytes", stream.bytes}});
+  });
+  return json;
+}
+
+/// Streams of the same side and name, over all chosen groups.
+std::string stream_table(const CodesReader& codes, const std::vector<int>& layers) {
+  struct Sum {
+    std::string name;
+    StoredStream stream;
+    uint64_t rows = 0, bytes = 0;
+  };
+  std::vector<Sum> sums;
+  for_each_stream(codes, layers, [&](Side side, int, const StoredStream& stream) {
+    const std::string name = fmt::format("{}/{}", name_of(side), stream.spec.name);
+    auto place = std::ranges::find(sums, name, &Sum::name);
+    if (place == sums.end()) place = sums.insert(sums.end(), {name, stream});
+    place->rows += stream.rows;
+    place->bytes += stream.bytes;
+  });
+  Table table({{"stream"}, {"type"}, {"row"}, {"kind", "", true}, {"bits"}, {"rows"}, {"bytes"}});
+  for (const Sum& sum : sums) {
+    const StreamSpec& spec = sum.stream.spec;
+    table.row({sum.name, std::string(name_of(spec.type)), shape_text(spec.row_shape),
+               std::string(name_of(spec.category)),
+               fmt::format("{}", sum.stream.packed_bits ? sum.stream.packed_bits : 8 * size_of(spec.type)),
+               grouped(sum.rows), grouped(sum.bytes)});
   }
+  return table.text();
+}
+
+Json codes_json(const CodesReader& codes, const FileRate& rate, const Capabilities& can,
+                const std::vector<int>& layers) {
+  const CodesInfo& info = codes.info();
+  Json json = json_of(codes.type());
+  json["codec"] = info.codec;
+  json["capabilities"] = {{"lossless", can.lossless},
+                          {"appends", can.appends},
+                          {"multiplies", can.multiplies},
+                          {"has_index", can.has_index},
+                          {"device_twin", can.device_twin}};
+  json["parameters"] = to_json(info.parameters);
+  json["model"] = to_json(info.model);
+  json["storage"] = name_of(info.storage);
+  json["source_dtype"] = name_of(info.source_dtype);
+  json["layers"] = layers;
+  json["layer_group"] = info.layer_group;
+  json["packed"] = info.packed;
+  json["has_tokens"] = codes.has_tokens();
+  json["book"] = info.book_type.empty() ? Json(nullptr)
+                                        : Json{{"type", info.book_type},
+                                               {"digest", info.book_digest},
+                                               {"bytes", info.book_bytes},
+                                               {"embedded", rate.embedded_book_bytes > 0}};
+  json["rate"] = to_json(rate);
+  json["streams"] = streams_json(codes, layers);
+  return json;
+}
+
+Facts codes_facts(const CodesInfo& info, const FileRate& rate, const Capabilities& can,
+                  const std::vector<int>& layers) {
   Facts facts;
   facts.add("codec", info.codec);
   facts.add("device", can.device_twin ? "CUDA, for some of the work (--device)" : "");
@@ -272,23 +290,29 @@ std::string codes_info(const InfoOptions& options) {
             fmt::format("{}, kept exactly as {}", name_of(info.source_dtype), name_of(info.storage)));
   facts.add("tokens", grouped(info.documents.tokens()));
   facts.add("values", grouped(rate.ledger.values));
+  const bool book = rate.ledger.book_bytes > 0;
   facts.add("ratio", fmt::format("{:.2f} to 16 bits{}, {:.2f} for the streams alone", rate.rate.ratio,
-                                 rate.ledger.book_bytes > 0
-                                     ? fmt::format(", {:.2f} with the book", rate.rate.ratio_with_book)
-                                     : "",
+                                 book ? fmt::format(", {:.2f} with the book", rate.rate.ratio_with_book) : "",
                                  rate.stream_ratio()));
-  if (rate.ledger.book_bytes > 0) facts.add("break-even", break_even_text(rate) + " tokens");
-  Table table({{"stream"}, {"type"}, {"row"}, {"kind", "", true}, {"bits"}, {"rows"}, {"bytes"}});
-  for (const auto& [name, sum] : sums) {
-    const StreamSpec& spec = sum.stream.spec;
-    table.row({name, std::string(name_of(spec.type)), shape_text(spec.row_shape),
-               std::string(name_of(spec.category)),
-               fmt::format("{}", sum.stream.packed_bits ? sum.stream.packed_bits : 8 * size_of(spec.type)),
-               grouped(sum.rows), grouped(sum.bytes)});
+  if (book) facts.add("break-even", break_even_text(rate) + " tokens");
+  return facts;
+}
+
+std::string codes_info(const InfoOptions& options) {
+  const CodesReader codes(options.input);
+  const CodesInfo& info = codes.info();
+  const auto layers = options.layers.choose(stored_layers(info), codes.name());
+  const auto documents = options.documents.choose(info.documents, codes.name());
+  const FileRate rate = rate_of(codes);
+  const Capabilities can = capabilities_of(info.codec);
+  if (options.common.json) {
+    Json json = codes_json(codes, rate, can, layers);
+    json["documents"] = chosen_documents_json(info.documents, documents);
+    return text_of(json);
   }
-  return head_line(codes.name(), codes.type()) + facts.text() + "\n" + ledger_table(rate) + "\n" +
-         table.text() + documents_text(info.documents, documents, options.documents.given()) +
-         history_text(codes.type());
+  return head_line(codes.name(), codes.type()) + codes_facts(info, rate, can, layers).text() + "\n" +
+         ledger_table(rate) + "\n" + stream_table(codes, layers) +
+         documents_text(info.documents, documents, options.documents.given()) + history_text(codes.type());
 }
 
 std::string index_info(const InfoOptions& options) {

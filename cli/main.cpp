@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "cli/subcommands.hpp"
+#include "cli/text.hpp"
 #include "formats/output.hpp"
 #include "kvcodec/version.hpp"
 #include "lib/core/error.hpp"
@@ -135,10 +136,9 @@ std::string run(std::vector<std::string> arguments, std::string& context) {
   }
 }
 
-int complain(const std::string& context, std::string message, int status) {
-  for (char& c : message)
-    if (c == '\n' || c == '\r') c = ' ';  // one line, whatever a file name holds
-  std::fprintf(stderr, "%s: %s\n", context.c_str(), message.c_str());
+int complain(const std::string& context, const std::string& message, int status) {
+  // One line of plain text, whatever a file's name or content holds.
+  std::fprintf(stderr, "%s: %s\n", context.c_str(), printable(message).c_str());
   return status;
 }
 

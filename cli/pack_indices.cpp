@@ -9,6 +9,7 @@
 #include "cli/coding.hpp"
 #include "cli/common.hpp"
 #include "cli/json.hpp"
+#include "cli/product.hpp"
 #include "cli/rate.hpp"
 #include "cli/subcommands.hpp"
 #include "cli/text.hpp"
@@ -41,25 +42,25 @@ struct PackOptions final : Options {
 struct PackResult {
   RepackResult ids;
   bool sorted = false;
+  FileRate before, after;
 };
 
-std::string summary(const PackResult& result, const FileRate& before, const FileRate& after,
-                    const PackOptions& options) {
+std::string summary(const PackResult& result, const PackOptions& options) {
   if (options.common.json)
     return text_of({{"output", options.output.path},
                     {"packed", !options.unpack},
                     {"sorted", result.sorted},
                     {"index_bytes_before", result.ids.index_bytes_before},
                     {"index_bytes_after", result.ids.index_bytes_after},
-                    {"before", to_json(before)},
-                    {"after", to_json(after)}});
+                    {"before", to_json(result.before)},
+                    {"after", to_json(result.after)}});
   Table table({{"codes"}, {"ids", "bytes"}, {"file", "bytes"}, {"bits/value"}, {"ratio"}});
   const auto row = [&](const std::string& name, uint64_t ids, const FileRate& rate) {
     table.row({name, grouped(ids), grouped(rate.file_bytes), fmt::format("{:.3f}", rate.rate.bits_per_value),
                fmt::format("{:.2f}", rate.rate.ratio)});
   };
-  row(options.input, result.ids.index_bytes_before, before);
-  row(options.output.path, result.ids.index_bytes_after, after);
+  row(options.input, result.ids.index_bytes_before, result.before);
+  row(options.output.path, result.ids.index_bytes_after, result.after);
   return table.text();
 }
 
@@ -156,20 +157,23 @@ std::string pack_indices(Command& command) {
   if (options.sorted && codes.info().codec != "sparse")
     throw bad_input("{}: --sorted is for codes of the codec sparse; these are of {}", codes.name(),
                     codes.info().codec);
-  OutputFile output(options.output.path, options.output.overwrite);
   const Provenance provenance = command.provenance(codes.type().history);
   // Sorted codes are read and written anew even where nothing is asked: what is damaged is found.
   const bool was_sorted = is_sorted(codes), copies = options.sorted || was_sorted;
   const bool sort = options.sorted || (was_sorted && !options.unpack);
-  PackResult result{copies ? copy_sparse(codes, output, !options.unpack, sort, provenance)
-                           : repack_indices(codes, output, !options.unpack, provenance),
-                    sort};
-  const CodesReader written(output.path());
-  if (copies) result.ids.index_bytes_after = id_bytes(written);
-  const FileRate after = rate_of(written);
-  const FileRate before = rate_of(codes);
-  output.commit();
-  return options.output.to_stdout() ? "" : summary(result, before, after, options);
+  const auto rewrite = [&](OutputFile& output) {
+    PackResult result{.ids = copies ? copy_sparse(codes, output, !options.unpack, sort, provenance)
+                                    : repack_indices(codes, output, !options.unpack, provenance),
+                      .sorted = sort,
+                      .before = rate_of(codes),
+                      .after = {}};
+    const CodesReader written(output.path());
+    if (copies) result.ids.index_bytes_after = id_bytes(written);
+    result.after = rate_of(written);
+    return result;
+  };
+  return run_to_file(options.output, rewrite,
+                     [&](const PackResult& result) { return summary(result, options); });
 }
 
 }  // namespace kvcodec::cli

@@ -27,7 +27,15 @@ std::string rate_text(double rate) {
   return fmt::format("{:.{}f}", rate, rate < 10 ? 1 : 0);
 }
 
+// Where a bar may stand: back to the start of the line, and clear it.
+constexpr const char* kClearLine = "\r\033[K";
+
 }  // namespace
+
+void write_note(const std::string& command, const std::string& text) {
+  std::fprintf(stderr, "%skvcodec %s: note: %s\n", isatty(STDERR_FILENO) == 1 ? kClearLine : "",
+               command.c_str(), printable(text).c_str());
+}
 
 ProgressBar::ProgressBar(std::string label, std::string unit, bool quiet)
     : label_(std::move(label)),
@@ -37,7 +45,7 @@ ProgressBar::ProgressBar(std::string label, std::string unit, bool quiet)
       last_(start_) {}
 
 ProgressBar::~ProgressBar() {
-  if (drawn_) std::fputs("\r\033[K", stderr);
+  if (drawn_) std::fputs(kClearLine, stderr);
 }
 
 void ProgressBar::update(double done, double total, std::string_view note) {

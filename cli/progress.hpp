@@ -1,4 +1,5 @@
-// Progress on a terminal: a bar, the rate, the time left, on standard error, at most ten times a second.
+// What standard error shows while a command works: progress on a terminal (a bar, the rate, the time left, at
+// most ten times a second), and notes.
 #pragma once
 
 #include <chrono>
@@ -8,6 +9,20 @@
 #include "lib/core/progress.hpp"
 
 namespace kvcodec::cli {
+
+/// Writes the line "kvcodec COMMAND: note: TEXT" on standard error, over a progress bar that may stand there.
+/// CommonOptions::note() is for commands: it heeds --quiet.
+void write_note(const std::string& command, const std::string& text);
+
+/// Seconds since it was made.
+class Stopwatch {
+ public:
+  double seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point start_ = Clock::now();
+};
 
 class ProgressBar {
  public:

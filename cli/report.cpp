@@ -13,6 +13,7 @@
 
 #include "cli/common.hpp"
 #include "cli/json.hpp"
+#include "cli/product.hpp"
 #include "cli/subcommands.hpp"
 #include "cli/svg.hpp"
 #include "cli/text.hpp"
@@ -545,12 +546,22 @@ void write_file(OutputFile& output, const std::string& text) {
 std::string summary_of(const Results& results) {
   std::string out;
   const auto add = [&](const Cells& cells) {
-    if (!cells.rows.empty()) out += (out.empty() ? "" : "\n") + text_table(cells);
+    if (cells.rows.empty()) return;
+    if (!out.empty()) out += '\n';
+    out += text_table(cells);
   };
   add(model_cells(results));
   add(recall_cells(results));
   add(recon_cells(results));
   return out;
+}
+
+std::string json_of(const Results& results, const ReportOptions& options) {
+  return text_of({{"output", options.output.path},
+                  {"settings", results.model.size()},
+                  {"recall_settings", results.recall.size()},
+                  {"reconstructions", results.recon.size()},
+                  {"probes", results.probes.size()}});
 }
 
 }  // namespace
@@ -582,23 +593,23 @@ std::string report(Command& command) {
   const Results results = read_results(options.inputs);
   if (!options.plot.empty() && results.model.empty())
     throw bad_input("no result is one of eval-model over text, which --plot needs");
-  OutputFile output(options.output.path, options.output.overwrite);
-  write_file(output, page(results, options.title));
-  std::optional<OutputFile> plot;
-  if (!options.plot.empty()) {
-    plot.emplace(options.plot, options.output.overwrite);
-    write_file(*plot, svg_of(rise_plot(results, palette_of(results))));
-  }
-  output.commit();
-  if (plot) plot->commit();
-  if (options.output.to_stdout()) return "";
-  if (options.common.json)
-    return text_of({{"output", options.output.path},
-                    {"settings", results.model.size()},
-                    {"recall_settings", results.recall.size()},
-                    {"reconstructions", results.recon.size()},
-                    {"probes", results.probes.size()}});
-  return summary_of(results);
+  const auto write_page = [&](OutputFile& output) {
+    write_file(output, page(results, options.title));
+    return true;
+  };
+  const auto make_page = [&] {
+    return run_to_file(options.output, write_page, [&](bool) {
+      return options.common.json ? json_of(results, options) : summary_of(results);
+    });
+  };
+  if (options.plot.empty()) return make_page();
+  return run_to_file(
+      {.path = options.plot, .overwrite = options.output.overwrite},
+      [&](OutputFile& plot) {
+        write_file(plot, svg_of(rise_plot(results, palette_of(results))));
+        return make_page();
+      },
+      [](const std::string& text) { return text; });
 }
 
 }  // namespace kvcodec::cli

@@ -7,13 +7,13 @@
 //
 //   kvcodec select selfindex.h5 --queries kv.h5 --budget 64 -o selection.h5
 #include <algorithm>
-#include <chrono>
 #include <optional>
 
 #include "cli/coding.hpp"
 #include "cli/common.hpp"
 #include "cli/json.hpp"
 #include "cli/matching.hpp"
+#include "cli/product.hpp"
 #include "cli/progress.hpp"
 #include "cli/rate.hpp"
 #include "cli/subcommands.hpp"
@@ -46,6 +46,11 @@ struct SelectOptions final : Options {
         {.name = "index", .help = "index file whose clusters --by clusters takes", .target = &index}};
   }
 };
+
+/// Whether tokens are chosen by the index that the codes hold.
+bool by_codes(const SelectOptions& options) {
+  return options.selection.by == "codes" || options.selection.by == "signs";
+}
 
 /// An index and where the documents of the codes are in it.
 struct Clusters {
@@ -155,7 +160,7 @@ class LayerRun {
 
  private:
   std::unique_ptr<Selector> make_selector(const Match& match, size_t head, MatrixView<const float> keys) {
-    if (options_.selection.by == "codes" || options_.selection.by == "signs") {
+    if (by_codes(options_)) {
       const auto document = codes_.document(Side::key, layer_, match.other_document);
       return codec_.selector(group_shape(kv_.model(), layer_, 1, Side::key), *document, head,
                              options_.selection.by == "signs");
@@ -257,10 +262,7 @@ std::string report(const std::vector<LayerResult>& results, const SelectOptions&
   return table.text();
 }
 
-}  // namespace
-
-std::string select(Command& command) {
-  SelectOptions options;
+void declare(Command& command, SelectOptions& options) {
   command.describe(
       "CODES --queries KV [-o SELECTION]",
       "Chooses for each dumped query the tokens it should attend to, by the index that the "
@@ -285,7 +287,9 @@ std::string select(Command& command) {
   command.group("Selection");
   command.options(options.selection);
   options.common.declare(command);
-  command.parse();
+}
+
+void check_combination(const Command& command, const SelectOptions& options) {
   options.selection.check();
   if (options.queries.empty()) throw usage_error("--queries must name the kv file with the queries");
   const bool by_clusters = options.selection.by == "clusters";
@@ -293,10 +297,71 @@ std::string select(Command& command) {
     throw usage_error("--by clusters needs an index file; name it with --index, kvcodec index makes it");
   if (!by_clusters && !options.index.empty()) throw usage_error("--index is for --by clusters only");
   check_inputs({options.input, options.queries, options.book, options.index});
-  if (!options.output.path.empty()) options.output.check(options.common);
+  options.output.check_if_given(command, options.common);
+}
+
+void check_codes(const CodesReader& codes, const CodecEntry& codec, const SelectOptions& options) {
+  if (by_codes(options) && !codec.capabilities.has_index)
+    throw usage_error("{}: the codec {} has no index; --by clusters, quest and oracle need none",
+                      codes.name(), codec.name);
+}
+
+Clusters open_clusters(const CodesReader& codes, const std::vector<int>& layers, const std::string& file) {
+  Clusters clusters(file, codes);
+  const auto& there = clusters.index.layers();
+  for (const int layer : layers)
+    if (std::find(there.begin(), there.end(), layer) == there.end())
+      throw bad_input("{}: there is no layer {}; it has layers {}", clusters.index.name(), layer,
+                      ranges_text(there));
+  return clusters;
+}
+
+/// What was chosen, and how good the choice is: of each layer, and of all.
+struct Choice {
+  SelectionInfo info;
+  std::map<int, LayerSelections> selections;
+  std::vector<LayerResult> results;
+};
+
+Choice choose_tokens(const CodesReader& codes, const Codec& codec, const KvReader& kv,
+                     const Clusters* clusters, const std::vector<int>& layers,
+                     const std::vector<Match>& matches, const SelectOptions& options,
+                     const Record& parameters) {
+  Choice choice{.info = {.model = kv.model(), .parameters = parameters, .query_rows = {}, .documents = {}},
+                .selections = {},
+                .results = {}};
+  SelectionQuality total;
+  ProgressBar bar("select", "documents", options.common.quiet);
+  size_t done = 0;
+  for (const int layer : layers) {
+    LayerRun run(codes, codec, kv, clusters, options, layer);
+    for (const Match& match : matches) {
+      run.run(match);
+      bar.update(static_cast<double>(++done) / static_cast<double>(layers.size()),
+                 static_cast<double>(matches.size()));
+    }
+    choice.info.heads = run.selected_heads();
+    choice.info.query_rows = run.query_rows;
+    choice.info.documents = run.documents;
+    total.add(run.quality);
+    choice.results.push_back({fmt::format("{}", layer), run.quality});
+    choice.selections[layer] = std::move(run.selections);
+  }
+  if (total.selections == 0) throw bad_input("{}: no query belongs to a chosen document", kv.name());
+  choice.results.push_back({"all", total});
+  return choice;
+}
+
+}  // namespace
+
+std::string select(Command& command) {
+  SelectOptions options;
+  declare(command, options);
+  command.parse();
+  check_combination(command, options);
   options.common.apply(command, true);
 
-  const auto start = std::chrono::steady_clock::now();
+  const Stopwatch watch;
   const CodesReader codes(options.input);
   const KvReader kv(options.queries);
   const CodecOfFile codec(codes, options.book, options.common.engine());
@@ -305,61 +370,26 @@ std::string select(Command& command) {
                       codes.info().layer_group);
   const auto layers = options.layers.choose(codes.info().groups, codes.name());
   check_queries(kv, codes, layers);
-  if ((options.selection.by == "codes" || options.selection.by == "signs") &&
-      !codec.entry().capabilities.has_index)
-    throw usage_error("{}: the codec {} has no index; --by clusters, quest and oracle need none",
-                      codes.name(), codec.entry().name);
+  check_codes(codes, codec.entry(), options);
   const auto matches = match_documents(token_axis(kv), token_axis(codes),
                                        options.documents.choose(codes.info().documents, codes.name()));
-
   std::optional<Clusters> clusters;
-  if (by_clusters) {
-    clusters.emplace(options.index, codes);
-    const auto& there = clusters->index.layers();
-    for (const int layer : layers)
-      if (std::find(there.begin(), there.end(), layer) == there.end())
-        throw bad_input("{}: there is no layer {}; it has layers {}", clusters->index.name(), layer,
-                        ranges_text(there));
-  }
+  if (!options.index.empty()) clusters.emplace(open_clusters(codes, layers, options.index));
 
-  std::optional<OutputFile> output;  // before the work: what is in its way is found at once
-  if (!options.output.path.empty()) output.emplace(options.output.path, options.output.overwrite);
-  std::map<int, LayerSelections> selections;
-  std::vector<LayerResult> results;
-  SelectionInfo info{
-      .model = kv.model(), .parameters = to_record(options.selection), .query_rows = {}, .documents = {}};
-  SelectionQuality total;
-  {
-    ProgressBar bar("select", "documents", options.common.quiet);
-    size_t done = 0;
-    for (const int layer : layers) {
-      LayerRun run(codes, codec.codec(), kv, clusters ? &*clusters : nullptr, options, layer);
-      for (const Match& match : matches) {
-        run.run(match);
-        bar.update(static_cast<double>(++done) / static_cast<double>(layers.size()),
-                   static_cast<double>(matches.size()));
-      }
-      info.heads = run.selected_heads();
-      info.query_rows = run.query_rows;
-      info.documents = run.documents;
-      total.add(run.quality);
-      results.push_back({fmt::format("{}", layer), run.quality});
-      selections[layer] = std::move(run.selections);
-    }
-  }
-  if (total.selections == 0) throw bad_input("{}: no query belongs to a chosen document", kv.name());
-  results.push_back({"all", total});
-  if (output) {
-    write_selections(*output, info, selections,
-                     command.provenance(merged_history(
-                         {codes.type().history, kv.type().history,
-                          clusters ? clusters->index.type().history : std::vector<std::string>{}})));
-    output->commit();
-    if (options.output.to_stdout()) return "";
-  }
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  const double token_bytes = rate_of(codes).rate.bits_per_value / 8 * 2 * codes.info().model.head_dim;
-  return report(results, options, token_bytes, seconds);
+  const auto run = [&](OutputFile* output) {
+    Choice choice = choose_tokens(codes, codec.codec(), kv, clusters ? &*clusters : nullptr, layers, matches,
+                                  options, to_record(options.selection));
+    if (output)
+      write_selections(*output, choice.info, choice.selections,
+                       command.provenance(merged_history(
+                           {codes.type().history, kv.type().history,
+                            clusters ? clusters->index.type().history : std::vector<std::string>{}})));
+    return choice;
+  };
+  return run_perhaps_to_file(options.output, run, [&](const Choice& choice) {
+    const double token_bytes = rate_of(codes).rate.bits_per_value / 8 * 2 * codes.info().model.head_dim;
+    return report(choice.results, options, token_bytes, watch.seconds());
+  });
 }
 
 }  // namespace kvcodec::cli

@@ -5,6 +5,8 @@
 
 #include <fmt/format.h>
 
+#include "lib/model/tokenizer_unicode.hpp"
+
 namespace kvcodec::cli {
 namespace {
 
@@ -62,6 +64,31 @@ std::string indented(std::string_view text, size_t columns) {
     out += '\n';
     if (end == std::string_view::npos) break;
     text.remove_prefix(end + 1);
+  }
+  return out;
+}
+
+std::string printable(std::string_view text) {
+  std::string out;
+  while (!text.empty()) {
+    const size_t good = valid_utf8_prefix(text);
+    for (size_t i = 0; i < std::max<size_t>(good, 1); ++i) {
+      const auto byte = static_cast<unsigned char>(text[i]);
+      // U+0080 to U+009F are control characters too: 0xc2 and one of these.
+      const bool second_control =
+          byte == 0xc2 && i + 1 < good && static_cast<unsigned char>(text[i + 1]) < 0xa0;
+      if (text[i] == '\n')
+        out += "\\n";
+      else if (text[i] == '\t')
+        out += "\\t";
+      else if (byte < 0x20 || byte == 0x7f || good == 0)
+        out += fmt::format("\\x{:02x}", byte);
+      else if (second_control)
+        out += fmt::format("\\x{:02x}", static_cast<unsigned char>(text[++i]));
+      else
+        out += text[i];
+    }
+    text.remove_prefix(std::max<size_t>(good, 1));
   }
   return out;
 }

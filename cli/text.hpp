@@ -15,6 +15,9 @@ std::string wrapped(std::string_view text, size_t width, size_t indent);
 /// Every line moved right; ends with a line feed.
 std::string indented(std::string_view text, size_t columns);
 
+/// Text for a terminal, on one line: control characters, and bytes that are not UTF-8, as \n, \t or \x1b.
+std::string printable(std::string_view text);
+
 /// "1,234,567"
 std::string grouped(uint64_t number);
 

@@ -1,19 +1,22 @@
 // kvcodec train-dict KV ... [options] -o DICT
 //
-//   --atoms N (8192)    --sparsity N (64)    --layer-group N (1)    --normalize, --center, --start,
-//   --optimizer, --batch,
-//   --epochs, --steps …  how to train, with their defaults in the help
-//   --max-tokens N      train on a sample    --resume DICT   go on from there
+//   --atoms N (8192)    of each dictionary
+//   --sparsity N (64)   atoms per signal
+//   --layer-group N (1) layers that share one code
+//   --normalize, --center, --start, --optimizer, --batch, --epochs, --steps …
+//                       how to train, with their defaults in the help
+//   --max-tokens N      train on a sample
+//   --resume DICT       go on from there
 //
 //   kvcodec train-dict kv.h5 --atoms 8192 --sparsity 64 --layer-group 4 -o dict.h5
 #include <algorithm>
-#include <chrono>
 #include <cstdlib>
 #include <numeric>
 
 #include "cli/coding.hpp"
 #include "cli/common.hpp"
 #include "cli/json.hpp"
+#include "cli/product.hpp"
 #include "cli/progress.hpp"
 #include "cli/subcommands.hpp"
 #include "cli/text.hpp"
@@ -131,14 +134,11 @@ void check_memory(const SignalSource& source, const TrainDictOptions& options, s
 }
 
 /// With so little data every signal gets an atom of its own, and the loss says nothing.
-void note_little_data(uint64_t signals, int64_t atoms) {
-  if (signals >= static_cast<uint64_t>(atoms)) return;
-  std::fputs(
-      fmt::format("kvcodec train-dict: note: {} signals for {} atoms; there should be many more signals "
-                  "than atoms\n",
-                  grouped(signals), grouped(static_cast<uint64_t>(atoms)))
-          .c_str(),
-      stderr);
+void note_little_data(uint64_t signals, const TrainDictOptions& options) {
+  const auto atoms = static_cast<uint64_t>(options.training.atoms);
+  if (signals < atoms)
+    options.common.note("{} signals for {} atoms; there should be many more signals than atoms",
+                        grouped(signals), grouped(atoms));
 }
 
 /// Mean of the newest losses: batches differ too much for a single one to say anything.
@@ -218,10 +218,7 @@ std::string summary(bool global, const std::vector<SideResult>& results, const T
          fmt::format("{}: {}, digest {}\n", options.output.path, size_text(book_bytes), digest);
 }
 
-}  // namespace
-
-std::string train_dict(Command& command) {
-  TrainDictOptions options;
+void declare(Command& command, TrainDictOptions& options) {
   command.describe("KV ... [options] -o DICT",
                    "Learns the two dictionaries, for keys and for values, that the codec sparse needs, from "
                    "caches of one model: batches of tokens are coded with the atoms as they are, the atoms "
@@ -233,85 +230,119 @@ std::string train_dict(Command& command) {
   options.declare_files(command, "dictionary file to write", "DICT");
   command.group("Training");
   command.options(options.training);
-  options.parse(command, true);
-  options.training.check();
+}
 
-  auto [files, histories] = open_training_files(options.inputs);
-  SparseBook sparse;
-  if (!options.resume.empty()) {
-    const BookFile file = read_book(options.resume, "dictionary", true);
-    sparse = with_context(options.resume, [&] { return sparse_book_from(file.book, true); });
-    resume_options(command, options.training, sparse.options, {"epochs", "steps", "seconds", "tolerance"},
-                   options.resume);
-    options.training = sparse.options;
-    options.training.check();
-    histories.push_back(file.type.history);
-  }
-  const ModelInfo& model = files.front().model();
-  const auto layers = options.layers.choose(files.front().layers(), files.front().name());
+/// Takes up the training that --resume names: what was learned, and its options but for those given anew.
+/// Returns the file's history.
+std::vector<std::string> take_up(const Command& command, TrainDictOptions& options, SparseBook& sparse) {
+  const BookFile file = read_book(options.resume, "dictionary", true);
+  sparse = with_context(options.resume, [&] { return sparse_book_from(file.book, true); });
+  resume_options(command, options.training, sparse.options, {"epochs", "steps", "seconds", "tolerance"},
+                 options.resume);
+  options.training = sparse.options;
+  options.training.check();
+  return file.type.history;
+}
+
+/// First layers of the groups of layers to train on.
+std::vector<int> choose_groups(const KvReader& kv, const TrainDictOptions& options) {
+  const auto layers = options.layers.choose(kv.layers(), kv.name());
   const auto layer_group = static_cast<int>(options.training.layer_group);
-  if (layer_group < 1 || model.num_layers % layer_group != 0)
+  if (layer_group < 1 || kv.model().num_layers % layer_group != 0)
     throw usage_error("--layer-group is {}; it must divide the model's {} layers", layer_group,
-                      model.num_layers);
-  const auto groups = options.layers.given() ? whole_groups(layers, layer_group, ErrorKind::usage, "--layers")
-                                             : whole_groups(layers, layer_group, ErrorKind::bad_input,
-                                                            files.front().name() + ": layers");
-  const auto runs = choose_runs(files, options.documents, static_cast<uint64_t>(options.max_tokens), 0);
-  if (runs.empty()) throw bad_input("{}: there are no tokens to train on", files.front().name());
+                      kv.model().num_layers);
+  return options.layers.given()
+             ? whole_groups(layers, layer_group, ErrorKind::usage, "--layers")
+             : whole_groups(layers, layer_group, ErrorKind::bad_input, kv.name() + ": layers");
+}
+
+/// Says in the book what its dictionaries are for and were trained on.
+void describe_book(SparseBook& sparse, const TrainDictOptions& options, const std::vector<Run>& runs,
+                   const std::vector<int>& groups) {
   const std::string source = source_digest(runs, groups);
-  if (!options.resume.empty() && source != sparse.source)
+  const bool resumed = !options.resume.empty();
+  if (resumed && source != sparse.source)
     throw bad_input(
         "{}: it was trained on other data; --resume wants the same KV files, --layers, --documents and "
         "--max-tokens",
         options.resume);
+  const ModelInfo& model = runs.front().kv->model();
   sparse.options = options.training;
   sparse.num_layers = model.num_layers;
   sparse.heads = model.num_kv_heads;
   sparse.head_dim = model.head_dim;
   sparse.source = source;
+  if (sparse.global() || resumed) return;
+  sparse.parts.clear();
+  for (const int group : groups) sparse.parts.push_back({group});
+}
 
-  if (!sparse.global() && options.resume.empty()) {
-    sparse.parts.clear();
-    for (const int group : groups) sparse.parts.push_back({group});
-  }
+/// Trains one dictionary of the book.
+SideResult train_side(const std::vector<Run>& runs, const std::vector<int>& groups,
+                      const TrainDictOptions& options, SparseBook& sparse, Side side, size_t part) {
+  const Stopwatch watch;
+  const auto served = sparse.global() ? groups : std::vector{sparse.parts[part].first_layer};
+  const KvSource signals(runs, served, options.training, side);
+  SparseBook::OneSide& trained = sparse.of(side, part);
+  auto& [dictionary, training] = trained;
+  SideResult result;
+  result.side = side, result.first_layer = served.front();
+  result.name = name_of_dictionary(sparse, side, served.front());
+  result.signals_per_epoch = signals.tokens() * served.size() * signals.layout().signals_per_row();
+  result.steps_before = training.steps;
+  check_memory(signals, options, sparse.parts.size(), training.steps == 0);
+  if (side == Side::key && part == 0) note_little_data(result.signals_per_epoch, options);
+  ProgressBar bar(fmt::format("train-dict {}", result.name), "steps", options.common.quiet);
+  Engine* const engine = options.common.engine();
+  const auto device = engine ? engine->training(options.training, signals.layout().signal_width()) : nullptr;
+  train_dictionary(signals, options.training, dictionary, training, bar.callback(), device.get(),
+                   engine ? engine->kmeans() : KmeansFunction());
+  finish(result, signals, options.training, trained);
+  result.seconds = watch.seconds();
+  // Who fixes the time that files name wants the same bytes from the same work.
+  if (std::getenv("SOURCE_DATE_EPOCH") != nullptr) std::ranges::fill(training.seconds, 0.0);
+  return result;
+}
 
-  OutputFile output(options.output.path, options.output.overwrite);
-  std::vector<SideResult> results;
-  for (const Side side : kSides)
-    for (size_t part = 0; part < sparse.parts.size(); ++part) {
-      const auto start = std::chrono::steady_clock::now();
-      const auto served = sparse.global() ? groups : std::vector{sparse.parts[part].first_layer};
-      const KvSource signals(runs, served, options.training, side);
-      SparseBook::OneSide& trained = sparse.of(side, part);
-      auto& [dictionary, training] = trained;
-      SideResult result;
-      result.side = side, result.first_layer = served.front();
-      result.name = name_of_dictionary(sparse, side, served.front());
-      result.signals_per_epoch = signals.tokens() * served.size() * signals.layout().signals_per_row();
-      result.steps_before = training.steps;
-      check_memory(signals, options, sparse.parts.size(), training.steps == 0);
-      if (side == Side::key && part == 0 && !options.common.quiet)
-        note_little_data(result.signals_per_epoch, options.training.atoms);
-      {
-        ProgressBar bar(fmt::format("train-dict {}", result.name), "steps", options.common.quiet);
-        Engine* engine = options.common.engine();
-        const auto device =
-            engine ? engine->training(options.training, signals.layout().signal_width()) : nullptr;
-        train_dictionary(signals, options.training, dictionary, training, bar.callback(), device.get(),
-                         engine ? engine->kmeans() : KmeansFunction());
-      }
-      finish(result, signals, options.training, trained);
-      result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-      // Who fixes the time that files name wants the same bytes from the same work.
-      if (std::getenv("SOURCE_DATE_EPOCH") != nullptr) std::ranges::fill(training.seconds, 0.0);
-      results.push_back(result);
-    }
+/// What was trained, once it is in the file.
+struct Trained {
+  std::vector<SideResult> sides;
+  uint64_t book_bytes = 0;
+  std::string digest;
+};
+
+}  // namespace
+
+std::string train_dict(Command& command) {
+  TrainDictOptions options;
+  declare(command, options);
+  options.parse(command, true);
+  options.training.check();
+
+  TrainingFiles files = open_training_files(options.inputs);
+  const KvReader& first = files.caches.front();
+  SparseBook sparse;
+  if (!options.resume.empty()) files.histories.push_back(take_up(command, options, sparse));
+  const auto groups = choose_groups(first, options);
+  const auto runs =
+      choose_runs(files.caches, options.documents, static_cast<uint64_t>(options.max_tokens), 0);
+  if (runs.empty()) throw bad_input("{}: there are no tokens to train on", first.name());
+  describe_book(sparse, options, runs, groups);
+
   const bool global = sparse.global();
-  const Book book = to_book(std::move(sparse));
-  write_book(output, book, model, command.provenance(merged_history(histories)));
-  output.commit();
-  return options.output.to_stdout() ? ""
-                                    : summary(global, results, options, book.size_bytes(), book.digest());
+  const auto write = [&](OutputFile& output) {
+    Trained trained;
+    for (const Side side : kSides)
+      for (size_t part = 0; part < sparse.parts.size(); ++part)
+        trained.sides.push_back(train_side(runs, groups, options, sparse, side, part));
+    const Book book = to_book(std::move(sparse));
+    trained.book_bytes = book.size_bytes(), trained.digest = book.digest();
+    write_book(output, book, first.model(), command.provenance(merged_history(files.histories)));
+    return trained;
+  };
+  return run_to_file(options.output, write, [&](const Trained& trained) {
+    return summary(global, trained.sides, options, trained.book_bytes, trained.digest);
+  });
 }
 
 }  // namespace kvcodec::cli

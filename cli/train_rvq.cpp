@@ -1,13 +1,13 @@
 // kvcodec train-rvq KV ... [options] -o CODEBOOKS
 //
 //   --preset NAME (small)   small, medium, paper-8b, paper-3b: numbers and sizes of codebooks, method
-//   --codebooks-…, --entries-…, --split, --method, --epochs, --refits …     one by one, with defaults in the
-//   help
-//   --vectors N (131072)    train on a sample    --resume CODEBOOKS   go on from there
+//   --codebooks-…, --entries-…, --split, --method, --epochs, --refits …
+//                           one by one, with defaults in the help
+//   --vectors N (131072)    train on a sample
+//   --resume CODEBOOKS      go on from there
 //
 //   kvcodec train-rvq kv.h5 --preset medium -o codebooks.h5
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -15,6 +15,7 @@
 #include "cli/coding.hpp"
 #include "cli/common.hpp"
 #include "cli/json.hpp"
+#include "cli/product.hpp"
 #include "cli/progress.hpp"
 #include "cli/subcommands.hpp"
 #include "cli/text.hpp"
@@ -131,17 +132,13 @@ struct PartResult {
 };
 
 /// With so little data every vector gets an entry of its own, and the loss says nothing.
-void note_little_data(size_t vectors, const RvqBook& rvq) {
+void note_little_data(size_t vectors, const RvqBook& rvq, const CommonOptions& common) {
   size_t most = 0;
   for (const RvqPart part : kRvqParts)
     if (rvq.stages(part) > 0) most = std::max(most, rvq.entries(part));
-  if (vectors >= 16 * most) return;
-  std::fputs(
-      fmt::format("kvcodec train-rvq: note: {} vectors for codebooks of {} entries; there should be dozens "
-                  "of vectors for each entry\n",
-                  grouped(vectors), grouped(most))
-          .c_str(),
-      stderr);
+  if (vectors < 16 * most)
+    common.note("{} vectors for codebooks of {} entries; there should be dozens of vectors for each entry",
+                grouped(vectors), grouped(most));
 }
 
 double left_of(const RvqTrainState& state, size_t epoch) {
@@ -260,18 +257,7 @@ std::string summary(const RvqBook& rvq, const std::vector<PartResult>& results,
          fmt::format("{}: {}, digest {}\n", options.output.path, size_text(book.size_bytes()), book.digest());
 }
 
-void check_resumed(const RvqBook& rvq, const std::string& source, const std::string& file) {
-  if (source != rvq.source)
-    throw bad_input(
-        "{}: they were trained on other data; --resume wants the same KV files, --layers, --documents and "
-        "--vectors",
-        file);
-}
-
-}  // namespace
-
-std::string train_rvq(Command& command) {
-  TrainRvqOptions options;
+void declare(Command& command, TrainRvqOptions& options) {
   const std::string preset = command.peek("preset");
   if (const RvqPreset* found = find_rvq_preset(preset.empty() ? options.preset : preset))
     apply_preset(*found, options.book, options.training);
@@ -289,36 +275,29 @@ std::string train_rvq(Command& command) {
   command.options(options.book);
   command.group("Training");
   command.options(options.training);
-  options.parse(command, true);
-  options.book.check();
-  options.training.check();
+}
 
-  auto [files, histories] = open_training_files(options.inputs);
+/// Takes up the training that --resume names: what was learned, and its options but for those given anew.
+/// Returns the file's history.
+std::vector<std::string> take_up(const Command& command, TrainRvqOptions& options, RvqBook& rvq) {
+  const BookFile file = read_book(options.resume, "codebooks", true);
+  rvq = with_context(options.resume, [&] { return rvq_book_from(file.book, true); });
+  resume_options(command, options.training, rvq.training, {"epochs", "refits"}, options.resume);
+  resume_options(command, options.book, rvq.options, {}, options.resume);
+  rvq.training.check();
+  return file.type.history;
+}
+
+/// The tokens whose vectors are trained on.
+std::vector<Run> choose_vectors(const std::vector<KvReader>& files, size_t layers,
+                                const TrainRvqOptions& options) {
   const ModelInfo& model = files.front().model();
-  RvqBook rvq;
-  const bool resumed = !options.resume.empty();
-  if (resumed) {
-    const BookFile file = read_book(options.resume, "codebooks", true);
-    rvq = with_context(options.resume, [&] { return rvq_book_from(file.book, true); });
-    resume_options(command, options.training, rvq.training, {"epochs", "refits"}, options.resume);
-    resume_options(command, options.book, rvq.options, {}, options.resume);
-    rvq.training.check();
-    histories.push_back(file.type.history);
-  } else {
-    rvq.options = options.book;
-    rvq.training = options.training;
-    rvq.head_dim = model.head_dim;
-  }
-  const auto layers = options.layers.choose(files.front().layers(), files.front().name());
-  const auto per_token = static_cast<uint64_t>(model.num_kv_heads) * layers.size();
+  const auto per_token = static_cast<uint64_t>(model.num_kv_heads) * layers;
   const auto tokens = (static_cast<uint64_t>(options.vectors) + per_token - 1) / per_token;
   const auto runs = choose_runs(files, options.documents, tokens, kSinks);
   if (runs.empty())
     throw bad_input("{}: there are no tokens to train on, beside the first {} of each document",
                     files.front().name(), kSinks);
-  const std::string source = source_digest(runs, layers);
-  if (resumed) check_resumed(rvq, source, options.resume);
-  rvq.source = source;
   uint64_t chosen = 0;
   for (const Run& run : runs) chosen += run.count;
   // Vectors, what is left of them, and ids and sums while training.
@@ -326,46 +305,96 @@ std::string train_rvq(Command& command) {
   if (needed > options.common.memory_bytes())
     throw usage_error("{} vectors take {} while training; take fewer with --vectors, or give more --memory",
                       grouped(chosen * per_token), size_text(needed));
+  return runs;
+}
 
-  OutputFile output(options.output.path, options.output.overwrite);
+/// Says in the codebooks what they were trained on; those that are resumed were trained on the same.
+void set_source(RvqBook& rvq, const std::string& source, const std::string& resumed) {
+  if (!resumed.empty() && source != rvq.source)
+    throw bad_input(
+        "{}: they were trained on other data; --resume wants the same KV files, --layers, --documents and "
+        "--vectors",
+        resumed);
+  rvq.source = source;
+}
+
+/// Finds which dimensions of keys are high, and makes the codebooks that follow from it.
+void begin(RvqBook& rvq, const Matrix<float>& keys, const TrainRvqOptions& options, RvqTrainEngine* engine) {
+  const auto d = static_cast<size_t>(rvq.head_dim);
+  const SplitBy by = split_from_name(rvq.options.split);
+  probe(keys, rvq.training.seed, rvq, options.common.quiet, engine);
+  const size_t pairs =
+      rvq.options.high_dims < 0 ? paper_high_pairs(d) : static_cast<size_t>(rvq.options.high_dims) / 2;
+  if (pairs > d / 2 || (2 * pairs == d && by != SplitBy::none))
+    throw usage_error("--high-dims is {}; heads have {} dimensions, and some must be low", 2 * pairs, d);
+  rvq.split = split_dimensions(by, rvq.dimension_error, d, pairs);
+  for (const RvqPart part : kRvqParts)
+    rvq.of(part).books = Codebooks(rvq.stages(part), rvq.entries(part), rvq.width(part));
+  note_little_data(keys.rows(), rvq, options.common);
+}
+
+/// Trains the codebooks of one part of the vectors.
+PartResult train_part(RvqBook& rvq, RvqPart part, const Matrix<float>& vectors, bool quiet,
+                      RvqTrainEngine* engine) {
+  const Stopwatch watch;
+  auto& [books, state] = rvq.of(part);
+  const Matrix<float> columns =
+      part == RvqPart::value ? Matrix<float>()
+                             : columns_of(vectors, part == RvqPart::key_low ? rvq.split.low : rvq.split.high);
+  const MatrixView<const float> rows = part == RvqPart::value ? vectors.view() : columns.view();
+  ProgressBar bar(fmt::format("train-rvq {}", name_of(part)), "codebooks", quiet);
+  train_codebooks(rows, rvq.training, books, state, bar.callback(), engine);
+  return {part, rows.rows(), watch.seconds()};
+}
+
+std::vector<PartResult> train_parts(RvqBook& rvq, const std::vector<Run>& runs,
+                                    const std::vector<int>& layers, const TrainRvqOptions& options) {
   Engine* const engine = options.common.engine();
   const auto training = engine ? engine->rvq_training() : nullptr;
   std::vector<PartResult> results;
   for (const Side side : {Side::key, Side::value}) {
     const Matrix<float> vectors = load_vectors(runs, layers, side);
-    if (side == Side::key && !resumed) {
-      const auto d = static_cast<size_t>(rvq.head_dim);
-      const SplitBy by = split_from_name(rvq.options.split);
-      probe(vectors, rvq.training.seed, rvq, options.common.quiet, training.get());
-      const size_t pairs =
-          rvq.options.high_dims < 0 ? paper_high_pairs(d) : static_cast<size_t>(rvq.options.high_dims) / 2;
-      if (pairs > d / 2 || (2 * pairs == d && by != SplitBy::none))
-        throw usage_error("--high-dims is {}; heads have {} dimensions, and some must be low", 2 * pairs, d);
-      rvq.split = split_dimensions(by, rvq.dimension_error, d, pairs);
-      for (const RvqPart part : kRvqParts) {
-        rvq.of(part).books = Codebooks(rvq.stages(part), rvq.entries(part), rvq.width(part));
-      }
-      if (!options.common.quiet) note_little_data(vectors.rows(), rvq);
-    }
-    for (const RvqPart part : kRvqParts) {
-      if ((part == RvqPart::value) != (side == Side::value) || rvq.stages(part) == 0) continue;
-      const auto start = std::chrono::steady_clock::now();
-      auto& [books, state] = rvq.of(part);
-      const Matrix<float> columns =
-          part == RvqPart::value
-              ? Matrix<float>()
-              : columns_of(vectors, part == RvqPart::key_low ? rvq.split.low : rvq.split.high);
-      const MatrixView<const float> rows = part == RvqPart::value ? vectors.view() : columns.view();
-      ProgressBar bar(fmt::format("train-rvq {}", name_of(part)), "codebooks", options.common.quiet);
-      train_codebooks(rows, rvq.training, books, state, bar.callback(), training.get());
-      results.push_back({part, rows.rows(),
-                         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count()});
-    }
+    if (side == Side::key && options.resume.empty()) begin(rvq, vectors, options, training.get());
+    for (const RvqPart part : kRvqParts)
+      if ((part == RvqPart::value) == (side == Side::value) && rvq.stages(part) > 0)
+        results.push_back(train_part(rvq, part, vectors, options.common.quiet, training.get()));
   }
-  const Book book = to_book(rvq);
-  write_book(output, book, model, command.provenance(merged_history(histories)));
-  output.commit();
-  return options.output.to_stdout() ? "" : summary(rvq, results, options, book);
+  return results;
+}
+
+}  // namespace
+
+std::string train_rvq(Command& command) {
+  TrainRvqOptions options;
+  declare(command, options);
+  options.parse(command, true);
+  options.book.check();
+  options.training.check();
+
+  TrainingFiles files = open_training_files(options.inputs);
+  const KvReader& first = files.caches.front();
+  RvqBook rvq;
+  if (!options.resume.empty()) {
+    files.histories.push_back(take_up(command, options, rvq));
+  } else {
+    rvq.options = options.book;
+    rvq.training = options.training;
+    rvq.head_dim = first.model().head_dim;
+  }
+  const auto layers = options.layers.choose(first.layers(), first.name());
+  const auto runs = choose_vectors(files.caches, layers.size(), options);
+  set_source(rvq, source_digest(runs, layers), options.resume);
+
+  Book book;
+  const auto write = [&](OutputFile& output) {
+    auto results = train_parts(rvq, runs, layers, options);
+    book = to_book(rvq);
+    write_book(output, book, first.model(), command.provenance(merged_history(files.histories)));
+    return results;
+  };
+  return run_to_file(options.output, write, [&](const std::vector<PartResult>& results) {
+    return summary(rvq, results, options, book);
+  });
 }
 
 }  // namespace kvcodec::cli

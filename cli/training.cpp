@@ -44,7 +44,7 @@ void TrainingOptions::declare_files(Command& command, const std::string& product
 }
 
 void TrainingOptions::parse(Command& command, bool has_twin) {
-  common.declare(command);
+  common.declare_without_seed(command);
   command.parse();
   output.check(common);
   std::vector<std::string> read = inputs;

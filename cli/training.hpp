@@ -12,7 +12,8 @@
 
 namespace kvcodec::cli {
 
-/// The options that all training has; subcommands add their own.
+/// The options that all training has; subcommands add their own. --seed is among those of the training
+/// itself.
 struct TrainingOptions : Options {
   std::vector<std::string> inputs;
   std::string resume;

@@ -17,7 +17,8 @@ namespace kvcodec {
 struct OptionField {
   std::string
       name;  ///< lower case, words joined by '-': the long switch without its dashes, and the key in records
-  std::string help;  ///< one line; the default is appended by whoever shows it
+  std::string help;  ///< one line, of a flag that is true by default what --no-NAME does: that is what a page
+                     ///< shows; the default is appended by whoever shows it
   std::variant<bool*, int64_t*, double*, std::string*> target;
   double min = -std::numeric_limits<double>::infinity();  ///< numbers only, inclusive
   double max = std::numeric_limits<double>::infinity();

@@ -693,7 +693,7 @@ std::vector<OptionField> RvqTrainOptions::fields() {
        {},
        {"least-squares", "gradient"}},
       {"train-entries", "simvq: the random entries learn too, by gradient", &train_entries},
-      {"bias", "simvq: projections have a bias", &bias},
+      {"bias", "simvq: projections without a bias", &bias},
       {"epochs", "passes over the vectors", &epochs, 1, 1 << 20},
       {"batch", "vectors per step of the gradient", &batch, 1, 1 << 30},
       {"learning-rate", "of the gradient", &learning_rate, 0, 1e3},

@@ -15,6 +15,11 @@ run --text src/LICENSE --tokens ids.txt
 mkdir empty && run --text empty
 : >nothing.txt && run --quiet --text nothing.txt
 echo "1 2 three" >ids.txt && run --tokens ids.txt
+printf '1 2 \033[31mthree' >ids.txt && run --tokens ids.txt
+printf '\223NUMPY\1\0v\0{}\n1' >ids.npy && run --tokens ids.npy
+run --text ids.npy
+run --text data/part-2.h5
+printf '1 2\0' >ids.bin && run --tokens ids.bin
 printf '1 2\n\n5 4096\n' >ids.txt && run --tokens ids.txt
 echo "1 2 3" >ids.txt && run --tokens ids.txt --queries first:3
 run --tokens ids.txt --queries last:0

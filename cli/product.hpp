@@ -1,0 +1,30 @@
+// What a subcommand does that writes a product.
+#pragma once
+
+#include <string>
+
+#include "cli/common.hpp"
+#include "formats/output.hpp"
+
+namespace kvcodec::cli {
+
+/// Opens the output that -o names, runs write(file), makes the file the product and returns report(what
+/// write() returned), or nothing where the product itself went to standard output. What is in the way of the
+/// output is found before the work; whatever fails in write() leaves what was there before.
+template <class Write, class Report>
+std::string run_to_file(const OutputOptions& options, const Write& write, const Report& report) {
+  OutputFile file(options.path, options.overwrite);
+  const auto result = write(file);
+  file.commit();
+  return options.to_stdout() ? std::string() : report(result);
+}
+
+/// The same where -o may be left out: then work() gets nullptr and there is only the report.
+template <class Work, class Report>
+std::string run_perhaps_to_file(const OutputOptions& options, const Work& work, const Report& report) {
+  if (options.path.empty()) return report(work(nullptr));
+  return run_to_file(
+      options, [&](OutputFile& file) { return work(&file); }, report);
+}
+
+}  // namespace kvcodec::cli

@@ -1,0 +1,21 @@
+# Options of a codec in the word of --codec, as eval-model takes them, are those given by themselves.
+kvcodec encode data/kv.h5 --codec kivi:bits=2,group=16,residual=32 -o kivi.h5 >/dev/null
+kvcodec encode data/kv.h5 --codec kivi:bits=2,residual=32 --group 16 -o kivi-both.h5 >/dev/null
+kvcodec encode data/kv.h5 --codec sparse:book=data/dict.h5,sparsity=4 -o sparse.h5 >/dev/null
+kvcodec encode data/kv.h5 --codec kvcomp:block=16,unit-heads=false -o kvcomp.h5 >/dev/null
+content() { # content FILE: parameters and streams; the line of history is another, and with it the file's overhead
+  kvcodec info "$1" | sed -n '/^codec/,/^tokens/p; /^stream/,/^document/p'
+}
+same() { # same FILE OTHER
+  content "$1" >own
+  content "$2" >other
+  [ -s own ] && cmp own other && echo "$1: same"
+}
+same kivi.h5 data/kivi.h5
+same kivi-both.h5 data/kivi.h5
+same sparse.h5 data/sparse.h5
+same kvcomp.h5 data/kvcomp.h5
+kvcodec info kivi.h5 | grep '^  kvcodec encode'
+kvcodec decode sparse.h5 --book data/dict.h5 -o word-kv.h5 >/dev/null
+kvcodec decode data/sparse.h5 --book data/dict.h5 -o long-kv.h5 >/dev/null
+kvcodec eval-recon long-kv.h5 word-kv.h5 | grep '^all'
