@@ -4,7 +4,7 @@
 set -eu
 
 build="g++ cmake ninja-build pkg-config libopenblas-openmp-dev libhdf5-dev libcli11-dev libfmt-dev nlohmann-json3-dev
-       libpcre2-dev libxxhash-dev libhwy-dev libutf8proc-dev doctest-dev"
+       libpcre2-dev libxxhash-dev libutf8proc-dev doctest-dev"
 test="python3-h5py hdf5-tools mandoc make jq"
 
 case "${1:-build}" in

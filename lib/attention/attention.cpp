@@ -28,15 +28,8 @@ constexpr size_t kBlock = 64;
 static_assert(kBlock % kLanes == 0 && kStretch % kBlock == 0);
 
 const attention_kernels::Table& kernels() {
-  switch (simd_level()) {
-    case SimdLevel::avx512:
-      return attention_kernels::avx512::table();
-    case SimdLevel::avx2:
-      return attention_kernels::avx2::table();
-    case SimdLevel::scalar:
-      break;
-  }
-  return attention_kernels::scalar::table();
+  using namespace attention_kernels;
+  return pick(scalar::table, avx2::table, avx512::table)();
 }
 
 attention_kernels::RowType row_type(DType type) {

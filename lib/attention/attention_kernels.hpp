@@ -7,6 +7,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "lib/core/variants.hpp"
+
 namespace kvcodec::attention_kernels {
 
 enum : size_t { kLanes = 16 };
@@ -34,14 +36,6 @@ struct Table {
                           size_t count, size_t dims, float* sums);
 };
 
-namespace scalar {
-const Table& table();
-}
-namespace avx2 {
-const Table& table();
-}
-namespace avx512 {
-const Table& table();
-}
+KVCODEC_VARIANTS(const Table& table();)
 
 }  // namespace kvcodec::attention_kernels

@@ -1,14 +1,17 @@
 #include "lib/core/cpu.hpp"
 
-#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <string_view>
 
+#ifdef __x86_64__
 #include <cpuid.h>
+#endif
 
 namespace kvcodec {
 namespace {
+
+#ifdef __x86_64__
 
 /// __builtin_cpu_supports does not know it in every compiler.
 bool has_f16c() {
@@ -18,21 +21,29 @@ bool has_f16c() {
 
 SimdLevel machine_level() {
   __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                    __builtin_cpu_supports("bmi2") && has_f16c();
-  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
-                      __builtin_cpu_supports("avx512vl");
-  return avx512 ? SimdLevel::avx512 : avx2 ? SimdLevel::avx2 : SimdLevel::scalar;
+  if (!(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") &&
+        has_f16c()))
+    return SimdLevel::scalar;
+  if (!(__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl")))
+    return SimdLevel::avx2;
+  if (!__builtin_cpu_supports("avx512vnni")) return SimdLevel::avx512;
+  const bool vbmi = __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vbmi2");
+  return vbmi ? SimdLevel::avx512_vbmi : SimdLevel::avx512_vnni;
 }
+
+#else
+
+SimdLevel machine_level() { return SimdLevel::scalar; }
+
+#endif
 
 SimdLevel initial_level() {
   const char* wish = std::getenv("KVCODEC_SIMD");
-  const std::string_view name = wish ? wish : "";
-  const SimdLevel limit = name == "scalar" ? SimdLevel::scalar
-                          : name == "avx2" ? SimdLevel::avx2
-                                           : SimdLevel::avx512;
-  return std::min(limit, machine_level());
+  for (const SimdLevel level : kSimdLevels)
+    if (wish && std::string_view(wish) == name_of(level)) return std::min(level, machine_level());
+  return machine_level();
 }
 
 std::atomic<SimdLevel>& current() {
@@ -47,7 +58,19 @@ SimdLevel simd_level() { return current().load(std::memory_order_relaxed); }
 void limit_simd(SimdLevel level) { current() = std::min(level, machine_level()); }
 
 const char* name_of(SimdLevel level) {
-  return level == SimdLevel::avx512 ? "avx512" : level == SimdLevel::avx2 ? "avx2" : "scalar";
+  switch (level) {
+    case SimdLevel::scalar:
+      return "scalar";
+    case SimdLevel::avx2:
+      return "avx2";
+    case SimdLevel::avx512:
+      return "avx512";
+    case SimdLevel::avx512_vnni:
+      return "avx512_vnni";
+    case SimdLevel::avx512_vbmi:
+      return "avx512_vbmi";
+  }
+  return "";
 }
 
 }  // namespace kvcodec

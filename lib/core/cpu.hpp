@@ -1,26 +1,68 @@
-// Which wide instructions to use. Every variant gives the same bits; the choice is about speed only.
+// Which wide instructions to use: one choice for the whole process, which every kernel follows.
 //
-// How to add a wide variant (half.cpp is the model)
-//   1. <name>_kernels.hpp declares the function in namespaces scalar, avx2, avx512: raw pointers and sizes.
-//   2. <name>.cpp holds the scalar reference and the public function, which looks at simd_level() once.
-//   3. <name>_avx2.cpp, <name>_avx512.cpp hold the others; CMake gives files so named the flags of their set.
-//   4. A test runs every level (test/unit/simd_levels.hpp) over sizes and misalignments against scalar.
-// A wide file includes only <immintrin.h>, C headers and its kernels header, and what it defines stands in an
-// unnamed namespace: a shared inline function or template (std::span, half.hpp) could be emitted with wide
-// instructions here, and the linker may take that copy for every file, on machines without them too.
+// What is the same at every level, bit by bit
+//   All that is written: the streams of encoders and what they decode to, packed ids, checksums, books,
+//   indexes, selections; and attention to rows in floats, in 16 bits and in 2 bits. Sums of floats have a
+//   fixed number of lanes (16; of doubles 8), which are added in a fixed order, and a product is fused with a
+//   sum at every level or at none.
+// What agrees within rounding
+//   Products with codes of kvcomp that were not decoded (lib/kvcomp/products.hpp), and so attend on them: a
+//   level sums in as many lanes as its vectors have.
+// What levels do not reach
+//   OpenBLAS, which chooses its kernels by the processor: forward passes (dump-kv, eval-model), inner
+//   products of atoms, products with codes of sparse and with rows that attend decodes. On one machine these
+//   too are the same at every level; between kinds of processors they agree within rounding.
+//
+// How a wide variant is written (lib/core/half.cpp and its kernels are the model)
+//   1. <name>_kernels.hpp declares a Table of functions, which take raw pointers and sizes, and
+//      KVCODEC_VARIANTS(const Table& table();): one function in each of the namespaces scalar, avx2, avx512.
+//   2. <name>.cpp holds scalar::table, plain loops that the others are held against, and the public
+//      functions, which call pick(scalar::table, avx2::table, avx512::table)() once, outside their loops.
+//   3. <name>_kernels_body.hpp holds the wide loops once for all widths, with the vectors of
+//      lib/core/vectors.hpp and the compiler's operators, and ends in kTable. Where two widths need different
+//      instructions, the one function that differs stands twice, under #ifdef __AVX512F__. (Loops that the
+//      compiler makes wide by itself need no width: lib/model/row_kernels_body.hpp serves scalar too.)
+//   4. <name>_avx2.cpp and <name>_avx512.cpp include the body and return kTable. CMake gives files the flags
+//      of the level that their name ends in: avx2, avx512, avx512_vnni or avx512_vbmi. Where the processor is
+//      no x86-64 it leaves them out, and the wide namespaces stand for scalar (lib/core/variants.hpp).
+//   5. A test runs every level (test/unit/simd_levels.hpp) over sizes and misalignments against scalar.
+// Intrinsics in a sibling file instead of a body stay where levels differ in algorithm and not only in width,
+// and a benchmark shows that it pays: Huffman, rANS, unpacking, the scan of sign codes, screening by bytes,
+// compression of lanes (top-k, nearest).
+// A wide file includes only <immintrin.h>, C headers, vectors.hpp, its kernels header and body, and what it
+// defines stands in an unnamed namespace: a shared inline function or template (std::span, half.hpp) could be
+// emitted with wide instructions here, and the linker may take that copy for every file, on machines without
+// them too.
 #pragma once
+
+#include <algorithm>
+#include <cstddef>
 
 namespace kvcodec {
 
-enum class SimdLevel { scalar = 0, avx2 = 1, avx512 = 2 };
+/// Each has what those before it have. avx2: AVX2, FMA, F16C, BMI2. avx512: AVX-512 F, BW, CD, DQ, VL.
+/// avx512_vnni: VNNI. avx512_vbmi: VBMI and VBMI2. Processors that are no x86-64 have scalar alone.
+enum class SimdLevel { scalar, avx2, avx512, avx512_vnni, avx512_vbmi };
+inline constexpr SimdLevel kSimdLevels[] = {SimdLevel::scalar, SimdLevel::avx2, SimdLevel::avx512,
+                                            SimdLevel::avx512_vnni, SimdLevel::avx512_vbmi};
+inline constexpr SimdLevel kWidestSimd = SimdLevel::avx512_vbmi;
 
-/// The level in force: the widest the machine has (avx2 means AVX2 + FMA + F16C; avx512 means F, BW, CD, DQ,
-/// VL), lowered by the environment variable KVCODEC_SIMD=scalar|avx2|avx512 or by limit_simd.
+/// The level in force: the widest the machine has, lowered by the environment variable KVCODEC_SIMD, which
+/// names one (name_of), or by limit_simd. Another value of the variable limits nothing.
 SimdLevel simd_level();
 
-/// Lowers the level for this process (tests and benchmarks); levels the machine lacks are not raised to.
+/// Sets the level for this process (tests and benchmarks), or the machine's widest where that is lower.
 void limit_simd(SimdLevel level);
 
+/// scalar, avx2, avx512, avx512_vnni, avx512_vbmi.
 const char* name_of(SimdLevel level);
+
+/// The variant of the level in force. They are given in the order of the levels, scalar first; levels beyond
+/// the last one use the last one.
+template <class Variant, class... Wider>
+Variant pick(Variant scalar, Wider... wider) {
+  const Variant variants[] = {scalar, wider...};
+  return variants[std::min(static_cast<size_t>(simd_level()), sizeof...(wider))];
+}
 
 }  // namespace kvcodec

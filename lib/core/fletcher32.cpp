@@ -27,15 +27,8 @@ namespace {
 constexpr uint64_t kModulus = 65535;
 
 fletcher_kernels::Sums sums(const unsigned char* bytes, size_t n) {
-  switch (simd_level()) {
-    case SimdLevel::avx512:
-      return fletcher_kernels::avx512::sums(bytes, n);
-    case SimdLevel::avx2:
-      return fletcher_kernels::avx2::sums(bytes, n);
-    case SimdLevel::scalar:
-      break;
-  }
-  return fletcher_kernels::scalar::sums(bytes, n);
+  using namespace fletcher_kernels;
+  return pick(scalar::sums, avx2::sums, avx512::sums)(bytes, n);
 }
 
 /// The representative that repeated folding of the carries ends at: 0 stays 0, every other sum lands in [1,

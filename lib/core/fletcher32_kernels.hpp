@@ -4,6 +4,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "lib/core/variants.hpp"
+
 namespace kvcodec::fletcher_kernels {
 
 /// Of the n little-endian 16-bit words w[0..n) that start at `bytes`, without any modulus:
@@ -12,14 +14,6 @@ struct Sums {
   uint64_t plain, weighted;
 };
 
-namespace scalar {
-Sums sums(const unsigned char* bytes, size_t n);
-}
-namespace avx2 {
-Sums sums(const unsigned char* bytes, size_t n);
-}
-namespace avx512 {
-Sums sums(const unsigned char* bytes, size_t n);
-}
+KVCODEC_VARIANTS(Sums sums(const unsigned char* bytes, size_t n);)
 
 }  // namespace kvcodec::fletcher_kernels

@@ -6,6 +6,7 @@
 
 namespace kvcodec {
 namespace half_kernels::scalar {
+namespace {
 
 void widen_bf16(const uint16_t* in, float* out, size_t n) {
   for (size_t i = 0; i < n; ++i) out[i] = bf16_to_float(in[i]);
@@ -23,9 +24,21 @@ void narrow_f16(const float* in, uint16_t* out, size_t n) {
   for (size_t i = 0; i < n; ++i) out[i] = f16_from_float(in[i]);
 }
 
+}  // namespace
+
+const Table& table() {
+  static constexpr Table kTable = {widen_bf16, widen_f16, narrow_bf16, narrow_f16};
+  return kTable;
+}
+
 }  // namespace half_kernels::scalar
 
 namespace {
+
+const half_kernels::Table& kernels() {
+  using namespace half_kernels;
+  return pick(scalar::table, avx2::table, avx512::table)();
+}
 
 void check(DType type, size_t in, size_t out) {
   if (type != DType::f16 && type != DType::bf16)
@@ -37,30 +50,14 @@ void check(DType type, size_t in, size_t out) {
 
 void widen(DType type, std::span<const uint16_t> in, std::span<float> out) {
   check(type, in.size(), out.size());
-  const bool brain = type == DType::bf16;
-  namespace k = half_kernels;
-  switch (simd_level()) {
-    case SimdLevel::avx512:
-      return (brain ? k::avx512::widen_bf16 : k::avx512::widen_f16)(in.data(), out.data(), in.size());
-    case SimdLevel::avx2:
-      return (brain ? k::avx2::widen_bf16 : k::avx2::widen_f16)(in.data(), out.data(), in.size());
-    case SimdLevel::scalar:
-      return (brain ? k::scalar::widen_bf16 : k::scalar::widen_f16)(in.data(), out.data(), in.size());
-  }
+  const auto convert = type == DType::bf16 ? kernels().widen_bf16 : kernels().widen_f16;
+  convert(in.data(), out.data(), in.size());
 }
 
 void narrow(DType type, std::span<const float> in, std::span<uint16_t> out) {
   check(type, in.size(), out.size());
-  const bool brain = type == DType::bf16;
-  namespace k = half_kernels;
-  switch (simd_level()) {
-    case SimdLevel::avx512:
-      return (brain ? k::avx512::narrow_bf16 : k::avx512::narrow_f16)(in.data(), out.data(), in.size());
-    case SimdLevel::avx2:
-      return (brain ? k::avx2::narrow_bf16 : k::avx2::narrow_f16)(in.data(), out.data(), in.size());
-    case SimdLevel::scalar:
-      return (brain ? k::scalar::narrow_bf16 : k::scalar::narrow_f16)(in.data(), out.data(), in.size());
-  }
+  const auto convert = type == DType::bf16 ? kernels().narrow_bf16 : kernels().narrow_f16;
+  convert(in.data(), out.data(), in.size());
 }
 
 }  // namespace kvcodec

@@ -2,10 +2,9 @@
 // vectors to copy what was decoded.
 #include <immintrin.h>
 
-#define KVCODEC_HUFFMAN_LEVEL avx2
-#include "lib/entropy/huffman_entries.hpp"
+#include "lib/entropy/huffman_loops.hpp"
 
-namespace kvcodec::huffman_kernels::avx2 {
+namespace kvcodec::huffman_kernels {
 namespace {
 
 __m256i splat(uint8_t symbol) { return _mm256_set1_epi8(static_cast<char>(symbol)); }
@@ -47,12 +46,13 @@ bool copy_rows_wide(const Symbol* end, size_t rows, size_t n, Symbol wanted, Sym
 
 }  // namespace
 
-bool copy_and_find(const uint8_t* end, size_t rows, size_t n, uint8_t wanted, uint8_t* to, size_t to_stride) {
-  return copy_rows_wide(end, rows, n, wanted, to, to_stride);
+template <class Symbol>
+const Table<Symbol>& avx2::table() {
+  static constexpr Table<Symbol> kTable = {decode_runs<kLanes, Symbol>, decode_runs<1, Symbol>,
+                                           copy_rows_wide<Symbol>, encode_runs<Symbol>};
+  return kTable;
 }
-bool copy_and_find(const uint16_t* end, size_t rows, size_t n, uint16_t wanted, uint16_t* to,
-                   size_t to_stride) {
-  return copy_rows_wide(end, rows, n, wanted, to, to_stride);
-}
+template const Table<uint8_t>& avx2::table();
+template const Table<uint16_t>& avx2::table();
 
-}  // namespace kvcodec::huffman_kernels::avx2
+}  // namespace kvcodec::huffman_kernels

@@ -123,7 +123,7 @@ struct HuffmanDecoder<Symbol>::Work {
   std::vector<EscapedValue>& escaped;
   DecodeTable table;
   size_t first_run;  // what the first row is called
-  bool wide = simd_level() >= SimdLevel::avx2;
+  const Table<Symbol>& kernels = pick(scalar::table<Symbol>, avx2::table<Symbol>)();
   // One behind the other with different places in the first-level cache.
   static constexpr size_t kRoom = kPartSymbols + kDecodeSlack;
   std::array<Symbol, kLanes * kRoom> rooms;
@@ -134,13 +134,8 @@ struct HuffmanDecoder<Symbol>::Work {
 
   /// n symbols in lane 0 (count == 1) or in all lanes, to be copied to the target.
   void decode(size_t n, Target target, Lane<Symbol>* lanes, size_t count) const {
-    const uint8_t* const in = payload.data();
-    if (count == 1)
-      wide ? avx2::decode_lane(table, in, payload.size(), n, lanes)
-           : scalar::decode_lane(table, in, payload.size(), n, lanes);
-    else
-      wide ? avx2::decode_lanes(table, in, payload.size(), n, target, lanes)
-           : scalar::decode_lanes(table, in, payload.size(), n, target, lanes);
+    const auto decode = count == 1 ? kernels.decode_lane : kernels.decode_lanes;
+    decode(table, payload.data(), payload.size(), n, target, lanes);
   }
 
   Symbol* end_of_room(size_t lane) { return rooms.data() + (lane + 1) * kRoom; }
@@ -151,8 +146,7 @@ struct HuffmanDecoder<Symbol>::Work {
     const bool one_row = n == out.stride();  // they follow each other without gaps
     const size_t length = one_row ? rows * n : n, count = one_row ? 1 : rows;
     Symbol* const to = out.row(row).data() + column;
-    return wide ? avx2::copy_and_find(lane.end, count, length, wanted, to, out.stride())
-                : scalar::copy_and_find(lane.end, count, length, wanted, to, out.stride());
+    return kernels.copy_and_find(lane.end, count, length, wanted, to, out.stride());
   }
 
   uint64_t bits_of(size_t run, size_t count) const {

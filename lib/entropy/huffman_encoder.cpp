@@ -14,15 +14,10 @@ using namespace huffman_kernels;
 constexpr size_t kSymbolsAtATime = 2048;
 
 template <class Symbol>
-size_t encode_codes(EncodeTable table, MatrixView<const Symbol> symbols, uint8_t* out, uint64_t& bit,
+size_t encode_codes(const EncodeTable& table, MatrixView<const Symbol> symbols, uint8_t* out, uint64_t& bit,
                     uint32_t* run_bits, uint64_t& flags) {
-  const auto encode = [&](const auto& kernel) {
-    return kernel(table, symbols.data(), symbols.stride(), symbols.rows(), symbols.cols(), out, &bit,
-                  run_bits, &flags);
-  };
-  if (simd_level() >= SimdLevel::avx2)
-    return encode([](auto... arguments) { return avx2::encode(arguments...); });
-  return encode([](auto... arguments) { return scalar::encode(arguments...); });
+  return pick(scalar::table<Symbol>, avx2::table<Symbol>)().encode(
+      table, symbols.data(), symbols.stride(), symbols.rows(), symbols.cols(), out, &bit, run_bits, &flags);
 }
 
 /// Writes the low `width` bits (1..32) of value from bit `bit` of out on, zeros behind them to the end of the

@@ -1,9 +1,11 @@
 // The inner loops of Huffman coding once per instruction set, per lib/core/cpu.hpp: portable code in scalar,
-// the same code with BMI2's shifts in avx2. Inside lib/entropy only.
+// the same code with BMI2's shifts in avx2, and runs side by side in avx512_vbmi. Inside lib/entropy only.
 #pragma once
 
 #include <stddef.h>
 #include <stdint.h>
+
+#include "lib/core/variants.hpp"
 
 namespace kvcodec::huffman_kernels {
 
@@ -63,37 +65,32 @@ inline constexpr uint64_t kNoCode = uint64_t{1} << 11;   ///< a symbol without a
 /// Bytes that may be written behind the last bit.
 inline constexpr size_t kEncodeSlack = 8;
 
-#define KVCODEC_HUFFMAN_KERNELS                                                                               \
-  /** Decodes n >= 1 symbols in each of the lanes (all kLanes, or one). Reads nothing outside               \
-      in[0, in_bytes), in_bytes >= 8; where codes run on behind the end, zero bits follow. */ \
-  void decode_lanes(DecodeTable table, const uint8_t* in, size_t in_bytes, size_t n, Target target,           \
-                    Lane<uint8_t>* lanes);                                                                    \
-  void decode_lanes(DecodeTable table, const uint8_t* in, size_t in_bytes, size_t n, Target target,           \
-                    Lane<uint16_t>* lanes);                                                                   \
-  void decode_lane(DecodeTable table, const uint8_t* in, size_t in_bytes, size_t n, Lane<uint8_t>* lane);     \
-  void decode_lane(DecodeTable table, const uint8_t* in, size_t in_bytes, size_t n, Lane<uint16_t>* lane);    \
-  /** Copies what a lane holds, symbol i in end[-1 - i], to rows of n symbols to_stride apart, and says     \
-      whether `wanted` is among them. */ \
-  bool copy_and_find(const uint8_t* end, size_t rows, size_t n, uint8_t wanted, uint8_t* to,                  \
-                     size_t to_stride);                                                                       \
-  bool copy_and_find(const uint16_t* end, size_t rows, size_t n, uint16_t wanted, uint16_t* to,               \
-                     size_t to_stride);                                                                       \
-  /** Writes runs of n symbols, `stride` apart, from bit *bit of out on (the bits before it in its byte     \
-      stay), up to and including the first run with a flag; returns how many. *bit moves behind them,       \
-      run_bits[i] becomes the bits of run i, and *flags is not 0 if the last run has the escape or a symbol \
-      without a code. All symbols have an entry in table.codes. */ \
-  size_t encode(EncodeTable table, const uint8_t* symbols, size_t stride, size_t runs, size_t n,              \
-                uint8_t* out, uint64_t* bit, uint32_t* run_bits, uint64_t* flags);                            \
-  size_t encode(EncodeTable table, const uint16_t* symbols, size_t stride, size_t runs, size_t n,             \
-                uint8_t* out, uint64_t* bit, uint32_t* run_bits, uint64_t* flags);
+/// The functions for symbols of one byte or two.
+template <class Symbol>
+struct Table {
+  /// Decode n >= 1 symbols in each of kLanes lanes, or in one. They read nothing outside in[0, in_bytes),
+  /// in_bytes >= 8; where codes run on behind the end, zero bits follow.
+  void (*decode_lanes)(const DecodeTable& table, const uint8_t* in, size_t in_bytes, size_t n, Target target,
+                       Lane<Symbol>* lanes);
+  void (*decode_lane)(const DecodeTable& table, const uint8_t* in, size_t in_bytes, size_t n, Target target,
+                      Lane<Symbol>* lane);
+  /// Copies what a lane holds, symbol i in end[-1 - i], to rows of n symbols to_stride apart, and says
+  /// whether `wanted` is among them.
+  bool (*copy_and_find)(const Symbol* end, size_t rows, size_t n, Symbol wanted, Symbol* to,
+                        size_t to_stride);
+  /// Writes runs of n symbols, `stride` apart, from bit *bit of out on (the bits before it in its byte
+  /// stay), up to and including the first run with a flag; returns how many. *bit moves behind them,
+  /// run_bits[i] becomes the bits of run i, and *flags is not 0 if the last run has the escape or a symbol
+  /// without a code. All symbols have an entry in table.codes.
+  size_t (*encode)(const EncodeTable& table, const Symbol* symbols, size_t stride, size_t runs, size_t n,
+                   uint8_t* out, uint64_t* bit, uint32_t* run_bits, uint64_t* flags);
+};
 
 namespace scalar {
-KVCODEC_HUFFMAN_KERNELS
+template <class Symbol>
+const Table<Symbol>& table();
 }
-namespace avx2 {
-KVCODEC_HUFFMAN_KERNELS
-}
-#undef KVCODEC_HUFFMAN_KERNELS
+KVCODEC_WIDE_VARIANT(avx2, scalar, template <class Symbol> const Table<Symbol>& table();)
 
 /// A code book small enough for registers, to decode sets of kSideBySide runs, one symbol of each run at a
 /// time. What starts with a code of at most kShortBits bits is looked up by its first kShortBits bits; longer
@@ -125,20 +122,23 @@ struct SideBySideOut {
   size_t symbol_stride, set_stride;
 };
 
-namespace avx512 {
-/// Whether this machine has the instructions (VBMI and VBMI2) that these functions need besides those of
-/// avx512.
-bool have_side_by_side();
-/// Decodes n symbols in each of the runs of `sets` sets (1 or 2). Reads nothing outside in[0, in_bytes),
-/// kSideBySideInput <= in_bytes < 2^28; where codes run on behind the end, zero bits follow. Of run r of set
-/// s,
-///   bit[side_by_side_place(64s + r)] < 2^31 is where it starts, and on return where it ends;
-///   the place of `out` its symbols;
-///   largest[64s + r] its largest symbol.
-void decode_side_by_side(const SideBySideTable& table, const uint8_t* in, size_t in_bytes, size_t sets,
-                         size_t n, uint32_t* bit, SideBySideOut out, uint8_t* largest);
-/// Copies a set's symbols, run r to to[r * to_stride]...; reads whole tiles of 64 symbols of all runs.
-void copy_side_by_side(const uint8_t* symbols, size_t n, uint8_t* to, size_t to_stride);
-}  // namespace avx512
+struct SideBySideKernels {
+  /// Decodes n symbols in each of the runs of `sets` sets (1 or 2). Reads nothing outside in[0, in_bytes),
+  /// kSideBySideInput <= in_bytes < 2^28; where codes run on behind the end, zero bits follow. Of run r of
+  /// set s,
+  ///   bit[side_by_side_place(64s + r)] < 2^31 is where it starts, and on return where it ends;
+  ///   the place of `out` its symbols;
+  ///   largest[64s + r] its largest symbol.
+  void (*decode)(const SideBySideTable& table, const uint8_t* in, size_t in_bytes, size_t sets, size_t n,
+                 uint32_t* bit, SideBySideOut out, uint8_t* largest);
+  /// Copies a set's symbols, run r to to[r * to_stride]...; reads whole tiles of 64 symbols of all runs.
+  void (*copy)(const uint8_t* symbols, size_t n, uint8_t* to, size_t to_stride);
+};
+
+/// Null in scalar: without permutations of bytes nothing is gained.
+namespace scalar {
+const SideBySideKernels* side_by_side();
+}
+KVCODEC_WIDE_VARIANT(avx512_vbmi, scalar, const SideBySideKernels* side_by_side();)
 
 }  // namespace kvcodec::huffman_kernels

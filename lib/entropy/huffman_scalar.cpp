@@ -1,15 +1,17 @@
 // The portable variant; huffman_avx2.cpp is the same code with BMI2.
-#define KVCODEC_HUFFMAN_LEVEL scalar
-#include "lib/entropy/huffman_entries.hpp"
+#include "lib/entropy/huffman_loops.hpp"
 
-namespace kvcodec::huffman_kernels::scalar {
+namespace kvcodec::huffman_kernels {
 
-bool copy_and_find(const uint8_t* end, size_t rows, size_t n, uint8_t wanted, uint8_t* to, size_t to_stride) {
-  return copy_rows(end, rows, n, wanted, to, to_stride);
+template <class Symbol>
+const Table<Symbol>& scalar::table() {
+  static constexpr Table<Symbol> kTable = {decode_runs<kLanes, Symbol>, decode_runs<1, Symbol>,
+                                           copy_rows<Symbol>, encode_runs<Symbol>};
+  return kTable;
 }
-bool copy_and_find(const uint16_t* end, size_t rows, size_t n, uint16_t wanted, uint16_t* to,
-                   size_t to_stride) {
-  return copy_rows(end, rows, n, wanted, to, to_stride);
-}
+template const Table<uint8_t>& scalar::table();
+template const Table<uint16_t>& scalar::table();
 
-}  // namespace kvcodec::huffman_kernels::scalar
+const SideBySideKernels* scalar::side_by_side() { return nullptr; }
+
+}  // namespace kvcodec::huffman_kernels

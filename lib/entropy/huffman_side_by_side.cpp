@@ -12,6 +12,12 @@ namespace {
 
 using namespace huffman_kernels;
 
+/// Null where the level in force has none.
+const SideBySideKernels* kernels() {
+  constexpr auto none = scalar::side_by_side;
+  return pick(none, none, none, none, avx512_vbmi::side_by_side)();
+}
+
 constexpr size_t kMostRuns = kMostSets * kSideBySide;
 
 /// Symbols of each run that are decoded in one go: with all runs', they fit a first-level cache.
@@ -77,9 +83,7 @@ SideBySideDecoder::SideBySideDecoder(const HuffmanBook& book, unsigned window,
   table_ = std::move(table);
 }
 
-bool SideBySideDecoder::ready() const {
-  return table_ && simd_level() >= SimdLevel::avx512 && avx512::have_side_by_side();
-}
+bool SideBySideDecoder::ready() const { return table_ && kernels() != nullptr; }
 
 size_t SideBySideDecoder::runs_at_once(size_t runs, size_t n, Order order) const {
   if (!ready() || n == 0 || n > kMostSymbols) return 0;
@@ -149,8 +153,8 @@ std::vector<size_t> SideBySideDecoder::decode(std::span<const uint8_t> payload, 
     return all;
   }
   const auto decode_part = [&](size_t part, SideBySideOut to) {
-    avx512::decode_side_by_side(*table_, in.data(), std::min(in.size(), kMostInput), sets, part,
-                                runs.bits.data(), to, runs.largest.data());
+    kernels()->decode(*table_, in.data(), std::min(in.size(), kMostInput), sets, part, runs.bits.data(), to,
+                      runs.largest.data());
     runs.note_escapes(escape_);
   };
   if (order == Order::by_symbol) {
@@ -163,8 +167,8 @@ std::vector<size_t> SideBySideDecoder::decode(std::span<const uint8_t> payload, 
     for (size_t k = 0; k < run_bits.size(); ++k) __builtin_prefetch(out.row(k).data() + first, 1);
     decode_part(part, {symbols.data(), kSideBySide, part * kSideBySide});
     for (size_t s = 0; s < sets; ++s)
-      avx512::copy_side_by_side(symbols.data() + s * part * kSideBySide, part,
-                                out.row(s * kSideBySide).data() + first, out.stride());
+      kernels()->copy(symbols.data() + s * part * kSideBySide, part, out.row(s * kSideBySide).data() + first,
+                      out.stride());
   }
   return runs.others();
 }

@@ -11,6 +11,12 @@
 #include "lib/entropy/pack_kernels.hpp"
 
 namespace kvcodec {
+
+template <class Id>
+size_t pack_kernels::scalar::unpack(const uint8_t*, size_t, uint64_t, unsigned, Id*, size_t, uint32_t*) {
+  return 0;  // unpack_checked's own loop has no faster one here
+}
+
 namespace {
 
 static_assert(std::endian::native == std::endian::little, "words are swapped to and from big-endian below");
@@ -117,9 +123,9 @@ void unpack_checked(std::span<const uint8_t> in, uint64_t first_bit, unsigned wi
   if (width == 0) return std::fill(out.begin(), out.end(), Id{0});
   uint32_t largest = 0;
   size_t done = 0;
-  if (simd_level() >= SimdLevel::avx2 && width <= pack_kernels::avx2::kMaxWidth)
-    done =
-        pack_kernels::avx2::unpack(in.data(), in.size(), first_bit, width, out.data(), out.size(), &largest);
+  if (width <= pack_kernels::kMaxWidth)
+    done = pick(pack_kernels::scalar::unpack<Id>, pack_kernels::avx2::unpack<Id>)(
+        in.data(), in.size(), first_bit, width, out.data(), out.size(), &largest);
   largest = std::max(largest, unpack(in, first_bit + done * width, width, out.subspan(done)));
   if (largest < limit) return;
   for (size_t i = 0; i < out.size(); ++i) {  // `out` may hold cut ids: look again, one by one

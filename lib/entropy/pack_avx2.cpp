@@ -23,12 +23,14 @@ void store(__m256i ids, uint8_t* out) {
   _mm_storel_epi64(reinterpret_cast<__m128i*>(out), both);
 }
 
+}  // namespace
+
 // 8 ids of w bits are w bytes: every group of 8 starts at the same bit of its first byte, so the bytes and
 // shifts of its ids are found once. Ids 0-3 come from 16 bytes at the group's start, ids 4-7 from 16 bytes at
 // the first byte of id 4.
 template <class Id>
-size_t unpack_groups(const uint8_t* in, size_t in_bytes, uint64_t first_bit, unsigned width, Id* out,
-                     size_t n, uint32_t* largest) {
+size_t unpack(const uint8_t* in, size_t in_bytes, uint64_t first_bit, unsigned width, Id* out, size_t n,
+              uint32_t* largest) {
   const unsigned skip = first_bit % 8;
   const size_t upper = (skip + 4 * width) / 8;
   alignas(32) uint8_t order[32];
@@ -62,19 +64,8 @@ size_t unpack_groups(const uint8_t* in, size_t in_bytes, uint64_t first_bit, uns
   return done;
 }
 
-}  // namespace
-
-size_t unpack(const uint8_t* in, size_t in_bytes, uint64_t first_bit, unsigned width, uint8_t* out, size_t n,
-              uint32_t* largest) {
-  return unpack_groups(in, in_bytes, first_bit, width, out, n, largest);
-}
-size_t unpack(const uint8_t* in, size_t in_bytes, uint64_t first_bit, unsigned width, uint16_t* out, size_t n,
-              uint32_t* largest) {
-  return unpack_groups(in, in_bytes, first_bit, width, out, n, largest);
-}
-size_t unpack(const uint8_t* in, size_t in_bytes, uint64_t first_bit, unsigned width, uint32_t* out, size_t n,
-              uint32_t* largest) {
-  return unpack_groups(in, in_bytes, first_bit, width, out, n, largest);
-}
+template size_t unpack(const uint8_t*, size_t, uint64_t, unsigned, uint8_t*, size_t, uint32_t*);
+template size_t unpack(const uint8_t*, size_t, uint64_t, unsigned, uint16_t*, size_t, uint32_t*);
+template size_t unpack(const uint8_t*, size_t, uint64_t, unsigned, uint32_t*, size_t, uint32_t*);
 
 }  // namespace kvcodec::pack_kernels::avx2

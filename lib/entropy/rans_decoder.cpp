@@ -29,18 +29,6 @@ uint32_t read_u32(const uint8_t* bytes) {
   throw bad_input("segment {}: its {} bytes do not hold {} symbols exactly", segment, bytes, symbols);
 }
 
-template <class Symbol>
-void decode_at_level(const DecodeTable& table, Segment<Symbol>* segments, size_t count, size_t groups) {
-  switch (simd_level()) {
-    case SimdLevel::avx512:
-      return avx512::decode(table, segments, count, groups);
-    case SimdLevel::avx2:
-      return avx2::decode(table, segments, count, groups);
-    case SimdLevel::scalar:
-      return scalar::decode(table, segments, count, groups);
-  }
-}
-
 }  // namespace
 
 template <class Symbol>
@@ -97,13 +85,14 @@ void RansDecoder<Symbol>::decode_group(Work& work, size_t segment, size_t count)
     segments[i].out = work.out.row(segment + i).data();
   }
   const uint8_t* const end = work.payload.data() + work.payload.size();
+  const auto decode = pick(scalar::decode<Symbol>, avx2::decode<Symbol>, avx512::decode<Symbol>);
   const auto advance = [&](Segment<Symbol>* first, size_t together) {
     for (size_t done = 0; done < groups;) {
       size_t safe = groups - done;
       for (size_t i = 0; i < together; ++i)
         safe = std::min(safe, static_cast<size_t>(end - first[i].words) / kGroupBytes);
       if (safe == 0) return;
-      decode_at_level(work.table, first, together, safe);
+      decode(work.table, first, together, safe);
       done += safe;
     }
   };

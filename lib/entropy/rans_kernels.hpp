@@ -4,6 +4,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "lib/core/variants.hpp"
+
 namespace kvcodec::rans_kernels {
 
 inline constexpr size_t kLanes = 8;
@@ -35,21 +37,9 @@ struct Segment {
 /// chains of gathers hide each other's latency.
 inline constexpr size_t kTogether = 4;
 
-#define KVCODEC_RANS_KERNELS                                                                               \
-  /** Decodes `groups` groups of 8 symbols in each of `count` segments (1 or kTogether), whose words all \
-     have groups * kGroupBytes readable bytes. */ \
-  void decode(const DecodeTable& table, Segment<uint8_t>* segments, size_t count, size_t groups);          \
-  void decode(const DecodeTable& table, Segment<uint16_t>* segments, size_t count, size_t groups);
-
-namespace scalar {
-KVCODEC_RANS_KERNELS
-}
-namespace avx2 {
-KVCODEC_RANS_KERNELS
-}
-namespace avx512 {
-KVCODEC_RANS_KERNELS
-}
-#undef KVCODEC_RANS_KERNELS
+/// Decodes `groups` groups of 8 symbols in each of `count` segments (1 or kTogether), whose words all have
+/// groups * kGroupBytes readable bytes.
+KVCODEC_VARIANTS(template <class Symbol> void decode(const DecodeTable& table, Segment<Symbol>* segments,
+                                                     size_t count, size_t groups);)
 
 }  // namespace kvcodec::rans_kernels

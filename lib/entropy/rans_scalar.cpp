@@ -29,19 +29,14 @@ void decode_group(const DecodeTable& table, Segment<Symbol>& segment) {
   segment.out += kLanes;
 }
 
+}  // namespace
+
 template <class Symbol>
-void decode_all(const DecodeTable& table, Segment<Symbol>* segments, size_t count, size_t groups) {
+void decode(const DecodeTable& table, Segment<Symbol>* segments, size_t count, size_t groups) {
   for (size_t i = 0; i < count; ++i)
     for (size_t group = 0; group < groups; ++group) decode_group(table, segments[i]);
 }
-
-}  // namespace
-
-void decode(const DecodeTable& table, Segment<uint8_t>* segments, size_t count, size_t groups) {
-  decode_all(table, segments, count, groups);
-}
-void decode(const DecodeTable& table, Segment<uint16_t>* segments, size_t count, size_t groups) {
-  decode_all(table, segments, count, groups);
-}
+template void decode(const DecodeTable&, Segment<uint8_t>*, size_t, size_t);
+template void decode(const DecodeTable&, Segment<uint16_t>*, size_t, size_t);
 
 }  // namespace kvcodec::rans_kernels::scalar

@@ -30,10 +30,7 @@ void multiply_symbols(MatrixView<const uint8_t> runs, MatrixView<const float> ve
                  vectors.rows(), vectors.cols(), out.rows(), out.cols());
   if (out.rows() == 0 || out.cols() == 0) return;
   using namespace products_kernels;
-  const SimdLevel level = simd_level();
-  const auto kernel = level == SimdLevel::avx512 ? avx512::multiply
-                      : level == SimdLevel::avx2 ? avx2::multiply
-                                                 : scalar::multiply;
+  const auto kernel = pick(scalar::multiply, avx2::multiply, avx512::multiply);
   kernel(runs.data(), runs.stride(), runs.rows(), runs.cols(), vectors.data(), vectors.stride(),
          vectors.rows(), out.data(), out.stride());
 }

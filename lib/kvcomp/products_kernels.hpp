@@ -4,23 +4,14 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "lib/core/variants.hpp"
+
 namespace kvcodec::products_kernels {
 
-#define KVCODEC_PRODUCTS_KERNELS                                                                           \
-  /** multiply_symbols for rows of n symbols, `stride` apart, `count` vectors, vector_stride apart, into \
-     out, whose rows (one per vector) are out_stride apart. */ \
-  void multiply(const uint8_t* symbols, size_t stride, size_t rows, size_t n, const float* vectors,        \
-                size_t vector_stride, size_t count, float* out, size_t out_stride);
-
-namespace scalar {
-KVCODEC_PRODUCTS_KERNELS
-}
-namespace avx2 {
-KVCODEC_PRODUCTS_KERNELS
-}
-namespace avx512 {
-KVCODEC_PRODUCTS_KERNELS
-}
-#undef KVCODEC_PRODUCTS_KERNELS
+/// multiply_symbols for rows of n symbols, `stride` apart, `count` vectors, vector_stride apart, into out,
+/// whose rows (one per vector) are out_stride apart.
+KVCODEC_VARIANTS(void multiply(const uint8_t* symbols, size_t stride, size_t rows, size_t n,
+                               const float* vectors, size_t vector_stride, size_t count, float* out,
+                               size_t out_stride);)
 
 }  // namespace kvcodec::products_kernels

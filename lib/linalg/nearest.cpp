@@ -13,6 +13,39 @@
 
 namespace kvcodec {
 
+namespace nearest_kernels::scalar {
+namespace {
+
+void exact(const float* row, const float* entries, size_t padded, const uint32_t* ids, size_t count,
+           float* out) {
+  for (size_t i = 0; i < count; ++i) {
+    const float* entry = entries + size_t{ids[i]} * padded;
+    float lanes[kLanes] = {};
+    for (size_t j = 0; j < padded; j += kLanes)
+      for (size_t lane = 0; lane < kLanes; ++lane) lanes[lane] += row[j + lane] * entry[j + lane];
+    for (size_t half = kLanes / 2; half > 0; half /= 2)
+      for (size_t lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
+    out[i] = lanes[0];
+  }
+}
+
+}  // namespace
+
+const Table& table() {
+  static constexpr Table kTable = {.exact = exact,
+                                   .screen_floats = nullptr,
+                                   .screen_bytes = nullptr,
+                                   .highest = nullptr,
+                                   .highest_of_classes = nullptr,
+                                   .place_of_classes = nullptr,
+                                   .to_bytes = nullptr,
+                                   .not_below = nullptr,
+                                   .rank = nullptr};
+  return kTable;
+}
+
+}  // namespace nearest_kernels::scalar
+
 using namespace nearest_kernels;
 
 namespace {
@@ -48,9 +81,14 @@ double norm_of(std::span<const float> values) {
 /// Added under square roots of sums of squares in floats, so that squares that underflow break no bound.
 constexpr double kUnderflow = 1e-36;
 
+const Table& table_in_force() {
+  return pick(scalar::table, avx2::table, avx512::table, avx512_vnni::table)();
+}
+
+/// Null where there are no vectors to screen with.
 const Table* wide_table() {
-  const SimdLevel level = simd_level();
-  return level == SimdLevel::avx512 ? &avx512::table() : level == SimdLevel::avx2 ? &avx2::table() : nullptr;
+  const Table& table = table_in_force();
+  return table.screen_floats ? &table : nullptr;
 }
 
 void check_count(size_t count) {
@@ -104,19 +142,6 @@ float place_of(std::span<const float> values, size_t place, std::vector<float>& 
 }
 
 }  // namespace
-
-void scalar::exact(const float* row, const float* entries, size_t padded, const uint32_t* ids, size_t count,
-                   float* out) {
-  for (size_t i = 0; i < count; ++i) {
-    const float* entry = entries + size_t{ids[i]} * padded;
-    float lanes[kLanes] = {};
-    for (size_t j = 0; j < padded; j += kLanes)
-      for (size_t lane = 0; lane < kLanes; ++lane) lanes[lane] += row[j + lane] * entry[j + lane];
-    for (size_t half = kLanes / 2; half > 0; half /= 2)
-      for (size_t lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
-    out[i] = lanes[0];
-  }
-}
 
 // Making entries ready
 // --------------------------------------------------------------------------------------------------------
@@ -304,8 +329,7 @@ class ProductSearch::Scratch::Worker {
   static float total(float product, float bias, float offset) { return (product + bias) + offset; }
 
   void search_exactly(MatrixView<const float> rows, std::span<const float> offsets, MatrixView<Match> out) {
-    const Table* wide = wide_table();
-    const auto exact = wide ? wide->exact : &scalar::exact;
+    const auto exact = table_in_force().exact;
     constexpr size_t kAtOnce = 64;
     uint32_t ids[kAtOnce];
     float products[kAtOnce];
@@ -592,8 +616,7 @@ void products(std::span<const float> row, MatrixView<const float> entries, std::
   if (entries.cols() != d || out.size() != entries.rows())
     throw failed("{} products of a row of {} dimensions with {} entries of {}", out.size(), d, entries.rows(),
                  entries.cols());
-  const Table* wide = wide_table();
-  const auto exact = wide ? wide->exact : &scalar::exact;
+  const auto exact = table_in_force().exact;
   const uint32_t only = 0;
   if (d == padded) {
     for (size_t e = 0; e < out.size(); ++e) exact(row.data(), entries.row(e).data(), d, &only, 1, &out[e]);

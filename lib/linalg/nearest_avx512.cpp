@@ -1,65 +1,7 @@
-#include <immintrin.h>
-#include <stddef.h>
-
-namespace kvcodec::nearest_kernels {
-namespace {
-
-struct Vector {
-  static constexpr size_t kWidth = 16;
-  __m512 lanes;
-  static Vector load(const float* from) { return {_mm512_loadu_ps(from)}; }
-  static Vector all(float value) { return {_mm512_set1_ps(value)}; }
-  void store(float* to) const { _mm512_storeu_ps(to, lanes); }
-};
-Vector fused(Vector a, Vector b, Vector c) { return {_mm512_fmadd_ps(a.lanes, b.lanes, c.lanes)}; }
-Vector larger(Vector a, Vector b) { return {_mm512_max_ps(a.lanes, b.lanes)}; }
-Vector sum(Vector a, Vector b) { return {_mm512_add_ps(a.lanes, b.lanes)}; }
-
-}  // namespace
-}  // namespace kvcodec::nearest_kernels
-
 #include "lib/linalg/nearest_kernels_body.hpp"
 
 namespace kvcodec::nearest_kernels::avx512 {
 namespace {
-
-/// The lanes as a tree: the upper half onto the lower half until one is left.
-float sum_of(__m512 lanes) {
-  const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(lanes), _mm512_extractf32x8_ps(lanes, 1));
-  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
-  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
-}
-
-/// Entries scored side by side: the sums of one wait for each other.
-constexpr size_t kAtOnce = 4;
-
-void exact(const float* row, const float* entries, size_t padded, const uint32_t* ids, size_t count,
-           float* out) {
-  size_t i = 0;
-  for (; i + kAtOnce <= count; i += kAtOnce) {
-    const float* entry[kAtOnce];
-    __m512 sums[kAtOnce];
-    for (size_t k = 0; k < kAtOnce; ++k) {
-      entry[k] = entries + (size_t)ids[i + k] * padded;
-      sums[k] = _mm512_setzero_ps();
-    }
-    for (size_t j = 0; j < padded; j += kLanes) {
-      const __m512 value = _mm512_loadu_ps(row + j);
-#pragma GCC unroll 4
-      for (size_t k = 0; k < kAtOnce; ++k)
-        sums[k] = _mm512_add_ps(sums[k], _mm512_mul_ps(value, _mm512_loadu_ps(entry[k] + j)));
-    }
-    for (size_t k = 0; k < kAtOnce; ++k) out[i + k] = sum_of(sums[k]);
-  }
-  for (; i < count; ++i) {
-    const float* entry = entries + (size_t)ids[i] * padded;
-    __m512 sum = _mm512_setzero_ps();
-    for (size_t j = 0; j < padded; j += kLanes)
-      sum = _mm512_add_ps(sum, _mm512_mul_ps(_mm512_loadu_ps(row + j), _mm512_loadu_ps(entry + j)));
-    out[i] = sum_of(sum);
-  }
-}
 
 float to_bytes(const float* row, const float* center, size_t padded, int8_t* out, int32_t* sum,
                float* moments) {
@@ -94,63 +36,6 @@ float to_bytes(const float* row, const float* center, size_t padded, int8_t* out
   moments[2] = _mm512_reduce_add_ps(energy);
   moments[3] = _mm512_reduce_add_ps(with_center);
   return scale;
-}
-
-/// sum += four products of an unsigned and a signed byte each, in every lane. As an instruction because GCC
-/// 12 moves the sums of the intrinsic from register to register and to memory, at half the speed.
-inline void add_products(__m512i& sum, __m512i bytes, __m512i signed_bytes) {
-  asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(bytes), "v"(signed_bytes));
-}
-
-template <size_t kRowsNow>
-void byte_step(const uint8_t* panels, size_t quads, const float* scale, const float* bias,
-               const int8_t* values, const float* row_scale, const int32_t* start, float* scores,
-               size_t score_stride) {
-  constexpr size_t kColumns = kTile / kPanel;
-  const size_t panel_bytes = quads * kPanel * 4, row_bytes = quads * 4;
-  __m512i sums[kRowsNow][kColumns];
-#pragma GCC unroll 6
-  for (size_t r = 0; r < kRowsNow; ++r)
-#pragma GCC unroll 4
-    for (size_t c = 0; c < kColumns; ++c) sums[r][c] = _mm512_set1_epi32(start[r]);
-  for (size_t q = 0; q < quads; ++q) {
-    __m512i entries[kColumns];
-#pragma GCC unroll 4
-    for (size_t c = 0; c < kColumns; ++c)
-      entries[c] = _mm512_loadu_si512(panels + c * panel_bytes + q * kPanel * 4);
-#pragma GCC unroll 6
-    for (size_t r = 0; r < kRowsNow; ++r) {
-      int32_t four;
-      memcpy(&four, values + r * row_bytes + q * 4, sizeof(four));
-      const __m512i value = _mm512_set1_epi32(four);
-#pragma GCC unroll 4
-      for (size_t c = 0; c < kColumns; ++c) add_products(sums[r][c], entries[c], value);
-    }
-  }
-#pragma GCC unroll 4
-  for (size_t c = 0; c < kColumns; ++c) {
-    const __m512 unit = _mm512_loadu_ps(scale + c * kPanel), offset = _mm512_loadu_ps(bias + c * kPanel);
-#pragma GCC unroll 6
-    for (size_t r = 0; r < kRowsNow; ++r)
-      _mm512_storeu_ps(scores + r * score_stride + c * kPanel,
-                       _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[r][c]),
-                                       _mm512_mul_ps(unit, _mm512_set1_ps(row_scale[r])), offset));
-  }
-}
-
-void screen_bytes(const uint8_t* panels, size_t quads, const float* scale, const float* bias, size_t entries,
-                  const ByteRows& rows, size_t count, float* scores, size_t score_stride) {
-  const size_t row_bytes = quads * 4;
-  for (size_t first = 0; first < entries; first += kTile) {
-    const uint8_t* tile = panels + first * row_bytes;
-    size_t i = 0;
-    for (; i + kRows <= count; i += kRows)
-      byte_step<kRows>(tile, quads, scale + first, bias + first, rows.values + i * row_bytes, rows.scale + i,
-                       rows.start + i, scores + i * score_stride + first, score_stride);
-    for (; i < count; ++i)
-      byte_step<1>(tile, quads, scale + first, bias + first, rows.values + i * row_bytes, rows.scale + i,
-                   rows.start + i, scores + i * score_stride + first, score_stride);
-  }
 }
 
 float place_of_classes(const float* best, size_t place) {
@@ -225,17 +110,12 @@ bool rank(const float* values, size_t n, uint32_t* order) {
   return true;
 }
 
-bool has_vnni() {
-  __builtin_cpu_init();
-  return __builtin_cpu_supports("avx512vnni");
-}
-
 }  // namespace
 
 const Table& table() {
-  static const Table kTable = {exact,    screen_floats_by<4>, has_vnni() ? screen_bytes : nullptr,
-                               highest,  highest_of_classes,  place_of_classes,
-                               to_bytes, not_below,           rank};
+  static constexpr Table kTable = {exact,    screen_floats_by<4>, nullptr,
+                                   highest,  highest_of_classes,  place_of_classes,
+                                   to_bytes, not_below,           rank};
   return kTable;
 }
 

@@ -8,6 +8,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "lib/core/variants.hpp"
+
 namespace kvcodec::nearest_kernels {
 
 enum : size_t {
@@ -63,15 +65,8 @@ struct Table {
   bool (*rank)(const float* values, size_t n, uint32_t* order);
 };
 
-namespace scalar {
-void exact(const float* row, const float* entries, size_t padded, const uint32_t* ids, size_t count,
-           float* out);
-}
-namespace avx2 {
-const Table& table();
-}
-namespace avx512 {
-const Table& table();
-}
+/// scalar has `exact` alone: without vectors nothing is gained by screening. avx512 has no screen_bytes.
+KVCODEC_VARIANTS(const Table& table();)
+KVCODEC_WIDE_VARIANT(avx512_vnni, avx512, const Table& table();)
 
 }  // namespace kvcodec::nearest_kernels

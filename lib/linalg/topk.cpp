@@ -36,15 +36,8 @@ constexpr size_t kSparePart = 8;
 constexpr size_t kRankedByCounting = 512;
 
 const topk_kernels::Table& kernels() {
-  switch (simd_level()) {
-    case SimdLevel::avx512:
-      return topk_kernels::avx512::table();
-    case SimdLevel::avx2:
-      return topk_kernels::avx2::table();
-    case SimdLevel::scalar:
-      break;
-  }
-  return topk_kernels::scalar::table();
+  using namespace topk_kernels;
+  return pick(scalar::table, avx2::table, avx512::table)();
 }
 
 /// A limit that at least k values reach: the k-th largest of them or, which takes fewer steps, one below it

@@ -5,6 +5,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "lib/core/variants.hpp"
+
 namespace kvcodec::topk_kernels {
 
 /// collect and keep may write up to so many elements behind what they return.
@@ -24,14 +26,6 @@ struct Table {
   void (*ranks)(const int32_t* keys, size_t n, uint32_t* ranks);
 };
 
-namespace scalar {
-const Table& table();
-}
-namespace avx2 {
-const Table& table();
-}
-namespace avx512 {
-const Table& table();
-}
+KVCODEC_VARIANTS(const Table& table();)
 
 }  // namespace kvcodec::topk_kernels

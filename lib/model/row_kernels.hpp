@@ -4,6 +4,8 @@
 
 #include <stddef.h>
 
+#include "lib/core/variants.hpp"
+
 namespace kvcodec::row_kernels {
 
 /// One instruction set's functions.
@@ -17,14 +19,6 @@ struct Table {
   float (*softmax_block)(float* scores, float* max, float* sum, size_t n);
 };
 
-namespace scalar {
-const Table& table();
-}
-namespace avx2 {
-const Table& table();
-}
-namespace avx512 {
-const Table& table();
-}
+KVCODEC_VARIANTS(const Table& table();)
 
 }  // namespace kvcodec::row_kernels

@@ -14,15 +14,8 @@ const Table& table() { return kTable; }
 namespace {
 
 const row_kernels::Table& kernels() {
-  switch (simd_level()) {
-    case SimdLevel::avx512:
-      return row_kernels::avx512::table();
-    case SimdLevel::avx2:
-      return row_kernels::avx2::table();
-    case SimdLevel::scalar:
-      break;
-  }
-  return row_kernels::scalar::table();
+  using namespace row_kernels;
+  return pick(scalar::table, avx2::table, avx512::table)();
 }
 
 void check_same(size_t a, size_t b) {

@@ -110,15 +110,7 @@ double bound_of(const ErrorBound& bound, const Extremes& unit) {
 static_assert(kernels::kZeroLevelSymbol == kZeroSymbol && kernels::kLargestSymbol + 1 == kExactSymbol);
 
 const kernels::Table& table_in_force() {
-  switch (simd_level()) {
-    case SimdLevel::avx512:
-      return kernels::avx512::table();
-    case SimdLevel::avx2:
-      return kernels::avx2::table();
-    case SimdLevel::scalar:
-      break;
-  }
-  return kernels::scalar::table();
+  return pick(kernels::scalar::table, kernels::avx2::table, kernels::avx512::table)();
 }
 
 /// Calls body(table, first, count) for the columns that the wide table takes and for the rest.

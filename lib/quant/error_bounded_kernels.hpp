@@ -8,6 +8,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "lib/core/variants.hpp"
+
 namespace kvcodec::error_bounded_kernels {
 
 /// Rows of a matrix; row i starts at data + i * stride.
@@ -57,14 +59,6 @@ struct Table {
                           size_t cols, size_t stride);
 };
 
-namespace scalar {
-const Table& table();
-}
-namespace avx2 {
-const Table& table();
-}
-namespace avx512 {
-const Table& table();
-}
+KVCODEC_VARIANTS(const Table& table();)
 
 }  // namespace kvcodec::error_bounded_kernels

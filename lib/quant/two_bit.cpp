@@ -46,15 +46,8 @@ namespace {
 constexpr size_t kRowsTogether = 1024;
 
 const two_bit_kernels::Table& kernels() {
-  switch (simd_level()) {
-    case SimdLevel::avx512:
-      return two_bit_kernels::avx512::table();
-    case SimdLevel::avx2:
-      return two_bit_kernels::avx2::table();
-    case SimdLevel::scalar:
-      break;
-  }
-  return two_bit_kernels::scalar::table();
+  using namespace two_bit_kernels;
+  return pick(scalar::table, avx2::table, avx512::table)();
 }
 
 template <class Rows>

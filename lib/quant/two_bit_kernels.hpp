@@ -5,6 +5,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "lib/core/variants.hpp"
+
 namespace kvcodec::two_bit_kernels {
 
 struct Table {
@@ -21,14 +23,6 @@ struct Table {
                         float* out);
 };
 
-namespace scalar {
-const Table& table();
-}
-namespace avx2 {
-const Table& table();
-}
-namespace avx512 {
-const Table& table();
-}
+KVCODEC_VARIANTS(const Table& table();)
 
 }  // namespace kvcodec::two_bit_kernels

@@ -32,19 +32,14 @@ void sum_entries(const float* const* books, size_t stages, size_t padded, const 
 }
 
 }  // namespace
-const Table kernels = {subtract, sum_entries};
+
+const Table& table() {
+  static constexpr Table kTable = {subtract, sum_entries};
+  return kTable;
+}
+
 }  // namespace scalar
 
-const Table& best() {
-  switch (simd_level()) {
-    case SimdLevel::avx512:
-      return avx512::kernels;
-    case SimdLevel::avx2:
-      return avx2::kernels;
-    case SimdLevel::scalar:
-      break;
-  }
-  return scalar::kernels;
-}
+const Table& best() { return pick(scalar::table, avx2::table, avx512::table)(); }
 
 }  // namespace kvcodec::residual_kernels

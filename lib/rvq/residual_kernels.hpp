@@ -6,6 +6,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "lib/core/variants.hpp"
+
 namespace kvcodec::residual_kernels {
 
 enum : size_t { kLanes = 16 };
@@ -19,15 +21,7 @@ struct Table {
                       size_t count, size_t width, float* out, size_t out_stride);
 };
 
-namespace scalar {
-extern const Table kernels;
-}
-namespace avx2 {
-extern const Table kernels;
-}
-namespace avx512 {
-extern const Table kernels;
-}
+KVCODEC_VARIANTS(const Table& table();)
 
 /// The kernels of the level in force.
 const Table& best();

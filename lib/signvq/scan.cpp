@@ -1,5 +1,4 @@
 // The scalar reference of scan_kernels.hpp.
-#include "lib/core/cpu.hpp"
 #include "lib/signvq/scan_kernels.hpp"
 
 namespace kvcodec::scan_kernels {
@@ -85,10 +84,5 @@ constexpr Table kTable = {scan<Arrangement>, quick<Arrangement>, exact<Arrangeme
 
 const Table& scalar::words() { return kTable<Words>; }
 const Table& scalar::lanes() { return kTable<Lanes>; }
-
-bool have_wide_words() {
-  static const bool machine = __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni");
-  return machine && simd_level() == SimdLevel::avx512;
-}
 
 }  // namespace kvcodec::scan_kernels

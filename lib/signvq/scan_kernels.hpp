@@ -18,6 +18,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "lib/core/variants.hpp"
+
 namespace kvcodec::scan_kernels {
 
 enum : size_t {
@@ -53,14 +55,7 @@ namespace scalar {
 const Table& words();
 const Table& lanes();
 }  // namespace scalar
-namespace avx2 {
-const Table& lanes();
-}
-namespace avx512 {
-const Table& words();  // needs VBMI and VNNI too
-}
-
-/// Whether this machine and the level in force can use avx512::words.
-bool have_wide_words();
+KVCODEC_WIDE_VARIANT(avx2, scalar, const Table& lanes();)
+KVCODEC_WIDE_VARIANT(avx512_vbmi, scalar, const Table& words();)
 
 }  // namespace kvcodec::scan_kernels

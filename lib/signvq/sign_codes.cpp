@@ -26,17 +26,7 @@ const Table& table() {
 
 }  // namespace sign_kernels::scalar
 
-const sign_kernels::Table& sign_kernels::best() {
-  switch (simd_level()) {
-    case SimdLevel::avx512:
-      return avx512::table();
-    case SimdLevel::avx2:
-      return avx2::table();
-    case SimdLevel::scalar:
-      break;
-  }
-  return scalar::table();
-}
+const sign_kernels::Table& sign_kernels::best() { return pick(scalar::table, avx2::table, avx512::table)(); }
 
 namespace {
 

@@ -22,9 +22,10 @@ constexpr size_t kScoredTogether = 16384;
 constexpr size_t kLeastTokens = 4096;
 
 const scan_kernels::Table& kernels_of(SignIndex::Arrangement arrangement) {
+  using namespace scan_kernels;
   if (arrangement == SignIndex::Arrangement::words)
-    return scan_kernels::have_wide_words() ? scan_kernels::avx512::words() : scan_kernels::scalar::words();
-  return simd_level() >= SimdLevel::avx2 ? scan_kernels::avx2::lanes() : scan_kernels::scalar::lanes();
+    return pick(scalar::words, scalar::words, scalar::words, scalar::words, avx512_vbmi::words)();
+  return pick(scalar::lanes, avx2::lanes)();
 }
 
 /// The byte table in the order in which the arrangement uses it.
@@ -130,7 +131,7 @@ class SignSearch {
 };
 
 SignIndex::SignIndex(size_t dims)
-    : SignIndex(dims, scan_kernels::have_wide_words() ? Arrangement::words : Arrangement::lanes) {}
+    : SignIndex(dims, simd_level() >= SimdLevel::avx512_vbmi ? Arrangement::words : Arrangement::lanes) {}
 
 SignIndex::SignIndex(size_t dims, Arrangement arrangement)
     : dims_(dims),

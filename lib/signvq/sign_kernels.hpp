@@ -5,6 +5,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "lib/core/variants.hpp"
+
 namespace kvcodec::sign_kernels {
 
 /// What a group and code needs to become a mean.
@@ -25,15 +27,7 @@ struct Table {
   void (*to_bytes)(const float* entries, const float* low, size_t groups, float inverse, uint8_t* bytes);
 };
 
-namespace scalar {
-const Table& table();
-}
-namespace avx2 {
-const Table& table();
-}
-namespace avx512 {
-const Table& table();
-}
+KVCODEC_VARIANTS(const Table& table();)
 
 /// That of the level in force.
 const Table& best();

@@ -59,22 +59,13 @@ void combine(const uint8_t* slice, const Code* codes, size_t signals, size_t wid
 
 }  // namespace
 
-const Kernels kernels = {.prepare = prepare, .combine = combine};
+const Kernels& table() {
+  static constexpr Kernels kTable = {.prepare = prepare, .combine = combine};
+  return kTable;
+}
 
 }  // namespace scalar
 
-const Kernels& best() {
-  switch (simd_level()) {
-    case SimdLevel::avx512: {
-      static const bool vnni = __builtin_cpu_supports("avx512vnni");
-      return vnni ? avx512::kernels : avx2::kernels;
-    }
-    case SimdLevel::avx2:
-      return avx2::kernels;
-    case SimdLevel::scalar:
-      break;
-  }
-  return scalar::kernels;
-}
+const Kernels& best() { return pick(scalar::table, avx2::table, avx2::table, avx512_vnni::table)(); }
 
 }  // namespace kvcodec::combine_kernels

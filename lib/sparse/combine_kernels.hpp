@@ -14,6 +14,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "lib/core/variants.hpp"
+
 namespace kvcodec::combine_kernels {
 
 enum : size_t { kSliceChannels = 64 };
@@ -66,14 +68,10 @@ struct Kernels {
 };
 
 namespace scalar {
-extern const Kernels kernels;
+const Kernels& table();
 }
-namespace avx2 {
-extern const Kernels kernels;
-}
-namespace avx512 {
-extern const Kernels kernels;  // with the instructions of AVX512_VNNI
-}
+KVCODEC_WIDE_VARIANT(avx2, scalar, const Kernels& table();)
+KVCODEC_WIDE_VARIANT(avx512_vnni, avx2, const Kernels& table();)
 
 /// The kernels of the level in force.
 const Kernels& best();

@@ -124,6 +124,9 @@ void combine(const uint8_t* slice, const Code* codes, size_t signals, size_t wid
 
 }  // namespace
 
-const Kernels kernels = {.prepare = prepare, .combine = combine};
+const Kernels& table() {
+  static constexpr Kernels kTable = {.prepare = prepare, .combine = combine};
+  return kTable;
+}
 
 }  // namespace kvcodec::combine_kernels::avx2

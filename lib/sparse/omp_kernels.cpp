@@ -220,38 +220,29 @@ uint32_t at_least(const float* values, float limit) {
 
 }  // namespace
 
-const Kernels kernels = {.peaks = peaks_of_tiles,
-                         .at_least = at_least,
-                         .screen = screen,
-                         .bound = bound,
-                         .apply_row = apply_row,
-                         .project = project,
-                         .screen_bytes = screen_bytes,
-                         .correlate = correlate,
-                         .dots = dots,
-                         .residual = residual,
-                         .residual_double = residual_double,
-                         .dots_double = dots_double,
-                         .apply_both = apply_both,
-                         .combine = combine,
-                         .peak_but = peak_but,
-                         .round_to_words = round_to_words,
-                         .words_to_bytes = words_to_bytes};
+const Kernels& table() {
+  static constexpr Kernels kTable = {.peaks = peaks_of_tiles,
+                                     .at_least = at_least,
+                                     .screen = screen,
+                                     .bound = bound,
+                                     .apply_row = apply_row,
+                                     .project = project,
+                                     .screen_bytes = screen_bytes,
+                                     .correlate = correlate,
+                                     .dots = dots,
+                                     .residual = residual,
+                                     .residual_double = residual_double,
+                                     .dots_double = dots_double,
+                                     .apply_both = apply_both,
+                                     .combine = combine,
+                                     .peak_but = peak_but,
+                                     .round_to_words = round_to_words,
+                                     .words_to_bytes = words_to_bytes};
+  return kTable;
+}
 
 }  // namespace scalar
 
-const Kernels& best() {
-  switch (simd_level()) {
-    case SimdLevel::avx512: {
-      static const bool vnni = __builtin_cpu_supports("avx512vnni");
-      return vnni ? avx512::kernels_vnni : avx512::kernels;
-    }
-    case SimdLevel::avx2:
-      return avx2::kernels;
-    case SimdLevel::scalar:
-      break;
-  }
-  return scalar::kernels;
-}
+const Kernels& best() { return pick(scalar::table, avx2::table, avx512::table, avx512_vnni::table)(); }
 
 }  // namespace kvcodec::omp_kernels

@@ -21,6 +21,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "lib/core/variants.hpp"
+
 namespace kvcodec::omp_kernels {
 
 enum : size_t {
@@ -83,7 +85,7 @@ struct Kernels {
                    float* gains);
   /// values[j] = start[j] - scale * sum over the rows of weight times byte j, for first <= j < last,
   /// multiples of kTile; peaks[t] = the largest |values[j]| of tile t of kTile. values may be null. The
-  /// function is null where the machine is not faster with bytes.
+  /// function is null where bytes are not faster: in avx2 and avx512.
   void (*screen_bytes)(const float* start, const ByteRows& rows, size_t first, size_t last, float* values,
                        float* peaks);
   /// out[i * out_stride + j] = scales[i] * (sum over 2 * pairs channels of the words of atom j and of signal
@@ -116,16 +118,8 @@ struct Kernels {
   void (*words_to_bytes)(const int16_t* words, int16_t factor, size_t n, uint8_t* out);
 };
 
-namespace scalar {
-extern const Kernels kernels;
-}
-namespace avx2 {
-extern const Kernels kernels;
-}
-namespace avx512 {
-extern const Kernels kernels;
-extern const Kernels kernels_vnni;  // with the instructions of AVX512_VNNI
-}  // namespace avx512
+KVCODEC_VARIANTS(const Kernels& table();)
+KVCODEC_WIDE_VARIANT(avx512_vnni, avx512, const Kernels& table();)
 
 /// The kernels of the level in force.
 const Kernels& best();

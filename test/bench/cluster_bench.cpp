@@ -118,7 +118,7 @@ void measure_kmeans(const Data& data, bool brief) {
     });
     limit_simd(SimdLevel::avx2);
     const auto avx2 = bench::measure(3, [&] { kmeans(data.keys, kClusters, options); });
-    limit_simd(SimdLevel::avx512);
+    limit_simd(kWidestSimd);
     fmt::print(
         "kmeans  {:7}  {} threads  {}  AVX2, by floats {}  {} sgemm alone {}  mean cosine {:.4f}, {} "
         "clusters\n",

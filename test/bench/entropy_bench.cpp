@@ -95,7 +95,7 @@ void run_huffman(const std::vector<uint8_t>& symbols, size_t n, unsigned max_len
   decode_with(rows_with(decoder), "decode", kRepeats);
   limit_simd(SimdLevel::scalar);
   decode_with(rows_with(decoder), "decode, without BMI2", kRepeats);
-  limit_simd(SimdLevel::avx512);
+  limit_simd(kWidestSimd);
   if (n == 128) decode_with(rows_with(HuffmanTreeWalk<uint8_t>(book)), "decode by tree walk", 3);
 
   // What a call wrote as runs are columns now, as the channels of a block of tokens are.
@@ -159,7 +159,7 @@ void run_rans(const std::vector<uint8_t>& symbols, size_t n, size_t step) {
     bench::check(std::equal(known.data(), known.data() + known.size(), back.data()), "rANS symbols");
     print(fmt::format("decode, {}", name_of(level)), times, known.size());
   }
-  limit_simd(SimdLevel::avx512);
+  limit_simd(kWidestSimd);
 }
 
 void run_all(const std::string& name, const std::vector<uint8_t>& symbols) {

@@ -103,7 +103,7 @@ void measure_setting(const Setting& setting, DType storage, const Matrix<float>&
   Codes codes(kBlocks, setting);
   const auto rate = [](const bench::Times& times) { return bench::rate(times, double(kValues), 1e9); };
   for (const SimdLevel level : {SimdLevel::scalar, SimdLevel::avx2, SimdLevel::avx512}) {
-    limit_simd(SimdLevel::avx512);
+    limit_simd(kWidestSimd);
     if (simd_level() < level) continue;
     limit_simd(level);
     const int repeats = level == SimdLevel::scalar ? 1 : kRepeats;

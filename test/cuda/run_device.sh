@@ -15,9 +15,9 @@
 # the exit status is 0 if all were 0. A test that is skipped has not run on a device: that is a failure here.
 #
 # Packages (Debian 12) of KVCODEC_PREFIX
-#   to build: libfmt-dev libhwy-dev libpcre2-dev libxxhash-dev libutf8proc-dev libopenblas-openmp-dev doctest-dev;
+#   to build: libfmt-dev libpcre2-dev libxxhash-dev libutf8proc-dev libopenblas-openmp-dev doctest-dev;
 #     cmake, ninja-build and pkg-config with what they need, where the machine has none
-#   to run: libfmt9 libhwy1 libpcre2-8-0 libxxhash0 libutf8proc2 libopenblas0-openmp libgfortran5 libquadmath0
+#   to run: libfmt9 libpcre2-8-0 libxxhash0 libutf8proc2 libopenblas0-openmp libgfortran5 libquadmath0
 #   not: libc6, libstdc++6, libgcc-s1. The machine's own must be found, not others through LD_LIBRARY_PATH.
 # Static libraries (*.a) may be deleted from the folder to keep it small: nothing links them.
 set -uo pipefail

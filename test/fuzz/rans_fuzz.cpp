@@ -38,7 +38,7 @@ void decode_at_all_levels(const RansModel& model, std::span<const uint8_t> paylo
   const RansDecoder<Symbol> decoder(model);
   limit_simd(SimdLevel::scalar);
   const auto expected = decode<Symbol>(decoder, payload, segment_bytes, n);
-  for (const SimdLevel level : {SimdLevel::avx2, SimdLevel::avx512}) {
+  for (const SimdLevel level : kSimdLevels) {
     limit_simd(level);
     const auto result = decode<Symbol>(decoder, payload, segment_bytes, n);
     fuzz::require(result.refused == expected.refused);

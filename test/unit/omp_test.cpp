@@ -542,7 +542,7 @@ void check_bytes(const omp_kernels::Kernels& wide, size_t count, const std::vect
                              1e-6f};
       values[which].resize(n);
       peaks[which].resize(n / k::kTile);
-      (which ? wide : k::scalar::kernels)
+      (which ? wide : k::scalar::table())
           .screen_bytes(start.data(), rows, 0, n, values[which].data(), peaks[which].data());
     }
     CHECK(equal_but_nans(values[0], values[1], 2));
@@ -589,7 +589,7 @@ void check_screening(const omp_kernels::Kernels& wide, size_t count, Rng& rng) {
   };
   Arrays arrays[2];
   for (const int which : {0, 1}) {
-    const k::Kernels& kernels = which ? wide : k::scalar::kernels;
+    const k::Kernels& kernels = which ? wide : k::scalar::table();
     Arrays& x = arrays[which];
     x.start.assign(random.row(0).begin(), random.row(0).end());
     x.values.assign(random.row(1).begin(), random.row(1).end());
@@ -628,7 +628,7 @@ void check_screening(const omp_kernels::Kernels& wide, size_t count, Rng& rng) {
   if (count > 0) CHECK_NE(arrays[0].values[0], arrays[0].start[0]);
 
   std::vector<uint8_t> bytes[2] = {std::vector<uint8_t>(n), std::vector<uint8_t>(n)};
-  k::scalar::kernels.words_to_bytes(row.data(), 201, n, bytes[0].data());
+  k::scalar::table().words_to_bytes(row.data(), 201, n, bytes[0].data());
   wide.words_to_bytes(row.data(), 201, n, bytes[1].data());
   CHECK(bytes[0] == bytes[1]);
   if (wide.screen_bytes) check_bytes(wide, count, arrays[0].start, rng);
@@ -641,7 +641,7 @@ void check_screening(const omp_kernels::Kernels& wide, size_t count, Rng& rng) {
   std::vector<float> products[2] = {std::vector<float>(signals * (n + 7)),
                                     std::vector<float>(signals * (n + 7))};
   for (const int which : {0, 1})
-    (which ? wide : k::scalar::kernels)
+    (which ? wide : k::scalar::table())
         .correlate(atoms.data(), n, pairs, signal_words.data(), signals, scales.data(),
                    products[which].data(), n + 7);
   CHECK(products[0] == products[1]);
@@ -663,7 +663,7 @@ void check_kernels(const omp_kernels::Kernels& wide, Rng& rng) {
       std::vector<double> residuals[2] = {std::vector<double>(m), std::vector<double>(m)};
       std::vector<float> floats[2] = {std::vector<float>(m), std::vector<float>(m)};
       for (const int which : {0, 1}) {
-        const k::Kernels& kernels = which ? wide : k::scalar::kernels;
+        const k::Kernels& kernels = which ? wide : k::scalar::table();
         kernels.dots(pointers.data(), count, y.data(), m, out[which].data());
         kernels.dots_double(pointers.data(), count, r.data(), m, doubles[which].data());
         kernels.residual(y.data(), pointers.data(), x.data(), count, m, floats[which].data());
@@ -685,7 +685,7 @@ void check_kernels(const omp_kernels::Kernels& wide, Rng& rng) {
       std::vector<float> out[2] = {std::vector<float>(4 * stride, -7.0f),
                                    std::vector<float>(4 * stride, -7.0f)};
       for (const int which : {0, 1})
-        (which ? wide : k::scalar::kernels)
+        (which ? wide : k::scalar::table())
             .combine(slice.data(), row, ids.data(), coefficients.data(), offsets.data(), 4, width,
                      out[which].data(), stride);
       CHECK(out[0] == out[1]);
@@ -700,7 +700,7 @@ void check_kernels(const omp_kernels::Kernels& wide, Rng& rng) {
       for (size_t i = 0; i <= j; ++i) u[j * stride + i] = rng.normal();
     for (size_t i = 0; i < size; ++i) g[i] = rng.normal();
     std::vector<double> v[2] = {g, g}, w[2] = {g, g};
-    k::scalar::kernels.apply_both(u.data(), stride, size, g.data(), v[0].data(), w[0].data());
+    k::scalar::table().apply_both(u.data(), stride, size, g.data(), v[0].data(), w[0].data());
     wide.apply_both(u.data(), stride, size, g.data(), v[1].data(), w[1].data());
     CHECK(v[0] == v[1]);
     CHECK(w[0] == w[1]);
@@ -709,11 +709,11 @@ void check_kernels(const omp_kernels::Kernels& wide, Rng& rng) {
     std::vector<int16_t> words(n);
     for (int16_t& word : words) word = static_cast<int16_t>(int(rng.below(64001)) - 32000);
     for (const size_t skip : {size_t{0}, n / 2, n - 1})
-      CHECK_EQ(k::scalar::kernels.peak_but(words.data(), n, skip), wide.peak_but(words.data(), n, skip));
+      CHECK_EQ(k::scalar::table().peak_but(words.data(), n, skip), wide.peak_but(words.data(), n, skip));
     Matrix<float> values = gaussian(1, n, rng, 0.2);
     values(0, 0) = 0.5f;  // a tie
     std::vector<int16_t> rounded[2] = {words, words};
-    k::scalar::kernels.round_to_words(values.data(), 3001, n, rounded[0].data());
+    k::scalar::table().round_to_words(values.data(), 3001, n, rounded[0].data());
     wide.round_to_words(values.data(), 3001, n, rounded[1].data());
     CHECK(rounded[0] == rounded[1]);
   }
@@ -728,10 +728,9 @@ TEST_CASE("OMP kernels: every level gives the scalar bits") {
     if (level == SimdLevel::scalar) continue;
     const test::AtLevel at(level);
     CAPTURE(name_of(level));
-    std::vector<const k::Kernels*> all{&k::best()};
-    REQUIRE(all[0] != &k::scalar::kernels);
-    if (all[0] == &k::avx512::kernels_vnni) all.push_back(&k::avx512::kernels);
-    for (const k::Kernels* kernels : all) check_kernels(*kernels, rng);
+    REQUIRE(&k::best() != &k::scalar::table());
+    CHECK_EQ(k::best().screen_bytes != nullptr, level >= SimdLevel::avx512_vnni);
+    check_kernels(k::best(), rng);
   }
 }
 

@@ -9,20 +9,25 @@ namespace kvcodec::test {
 
 /// The levels this machine can run, scalar first.
 inline std::vector<SimdLevel> simd_levels() {
-  limit_simd(SimdLevel::avx512);
+  const SimdLevel before = simd_level();
+  limit_simd(kWidestSimd);
   std::vector<SimdLevel> levels;
-  for (const SimdLevel level : {SimdLevel::scalar, SimdLevel::avx2, SimdLevel::avx512})
+  for (const SimdLevel level : kSimdLevels)
     if (level <= simd_level()) levels.push_back(level);
+  limit_simd(before);
   return levels;
 }
 
-/// Puts a level in force for its lifetime, the machine's own afterwards.
+/// Puts a level in force for its lifetime, the one before afterwards.
 class AtLevel {
  public:
   explicit AtLevel(SimdLevel level) { limit_simd(level); }
-  ~AtLevel() { limit_simd(SimdLevel::avx512); }
+  ~AtLevel() { limit_simd(before_); }
   AtLevel(const AtLevel&) = delete;
   AtLevel& operator=(const AtLevel&) = delete;
+
+ private:
+  SimdLevel before_ = simd_level();
 };
 
 }  // namespace kvcodec::test

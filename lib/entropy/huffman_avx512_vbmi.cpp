@@ -5,9 +5,7 @@
 
 #include "lib/entropy/huffman_kernels.hpp"
 
-#define KVCODEC_VBMI __attribute__((target("avx512vbmi,avx512vbmi2")))
-
-namespace kvcodec::huffman_kernels::avx512 {
+namespace kvcodec::huffman_kernels::avx512_vbmi {
 namespace {
 
 constexpr size_t kTile = 64;
@@ -42,7 +40,7 @@ struct Words {
 
 /// The bits of a register's runs from bit `skip` of their bytes on: 121 or more, then zeros. in: 16 bytes or
 /// more from each byte on. (Two loads and one instruction for each run: a gather takes twice as long.)
-KVCODEC_VBMI inline Words load(const uint8_t* in, __m512i byte, __m512i skip) {
+inline Words load(const uint8_t* in, __m512i byte, __m512i skip) {
   alignas(64) uint64_t at[kRegisterRuns];
   _mm512_store_si512(at, byte);
   const auto bytes_of = [&](size_t run) {
@@ -63,7 +61,7 @@ KVCODEC_VBMI inline Words load(const uint8_t* in, __m512i byte, __m512i skip) {
 }
 
 /// Words whose first `skip` bits are used up, zeros behind their end; any skip.
-KVCODEC_VBMI inline Words skipped(const Words& words, __m512i skip) {
+inline Words skipped(const Words& words, __m512i skip) {
   const __m512i word = _mm512_set1_epi64(64);
   const __mmask8 more = _mm512_cmpge_epu64_mask(skip, word);
   const __m512i near = _mm512_shldv_epi64(words.first, words.second, skip);
@@ -98,7 +96,7 @@ class Places {
     high_ = _mm512_sub_epi8(high_, _mm512_shuffle_epi32(lengths, kHighTwice));
   }
 
-  KVCODEC_VBMI Indices indices_of(const __m512i* words) const {
+  Indices indices_of(const __m512i* words) const {
     constexpr auto kSwapHalves = static_cast<_MM_PERM_ENUM>(0xb1);
     const __m512i low = four_of(words, low_), high = four_of(words + 4, high_);
     return {_mm512_mask_mov_epi32(low, kHighHalves, high),
@@ -108,7 +106,7 @@ class Places {
  private:
   static constexpr __mmask16 kHighHalves = 0xaaaa;
 
-  KVCODEC_VBMI static __m512i four_of(const __m512i* words, __m512i places) {
+  static __m512i four_of(const __m512i* words, __m512i places) {
     constexpr __mmask64 kSecond = 0x2222222222222222, kFourth = 0x8888888888888888,
                         kUpperTwo = 0xcccccccccccccccc;
     const __m512i first = _mm512_multishift_epi64_epi8(places, words[0]);
@@ -127,7 +125,7 @@ struct Bytes128 {
   explicit Bytes128(const uint8_t* bytes)
       : low(_mm512_loadu_si512(bytes)), high(_mm512_loadu_si512(bytes + 64)) {}
 };
-KVCODEC_VBMI inline __m512i look_up(const Bytes128& table, __m512i index) {  // by the low 7 bits
+inline __m512i look_up(const Bytes128& table, __m512i index) {  // by the low 7 bits
   return _mm512_permutex2var_epi8(table.low, index, table.high);
 }
 
@@ -151,7 +149,7 @@ struct Set {
   __m512i top;                ///< largest symbol of each run
 
   /// last: the last byte that 16 can be read from; behind the end of the input follow zeros.
-  KVCODEC_VBMI void load_words(const uint8_t* in, __m512i last) {
+  void load_words(const uint8_t* in, __m512i last) {
     const __m512i in_byte = _mm512_set1_epi64(7);
     __m512i farthest = position[0];
     for (size_t r = 1; r < kRegisters; ++r) farthest = _mm512_max_epu64(farthest, position[r]);
@@ -170,7 +168,7 @@ struct Set {
   }
 
   /// Goes on with the bits that are left of the first words and those behind them.
-  KVCODEC_VBMI void shift_words() {
+  void shift_words() {
 #pragma GCC unroll 8
     for (size_t r = 0; r < kRegisters; ++r) words[r] = _mm512_shldv_epi64(words[r], later[r], used_of(r));
   }
@@ -180,7 +178,7 @@ struct Set {
     used = used_before = _mm512_setzero_si512();
   }
 
-  KVCODEC_VBMI void next(const Book& book, uint8_t* out) {
+  void next(const Book& book, uint8_t* out) {
     const Indices index = places.indices_of(words);
     const __m512i short_length = look_up(book.short_lengths, index.head);
     // Short lengths are no more than any long one, and 255 where a long code starts.
@@ -208,8 +206,8 @@ struct Set {
 
 /// kSets sets are decoded in step, so that one's instructions are there to be executed while another's wait.
 template <size_t kSets>
-KVCODEC_VBMI inline void decode_sets(const SideBySideTable& table, const uint8_t* in, size_t in_bytes,
-                                     size_t n, uint32_t* bit, SideBySideOut out, uint8_t* largest) {
+inline void decode_sets(const SideBySideTable& table, const uint8_t* in, size_t in_bytes, size_t n,
+                        uint32_t* bit, SideBySideOut out, uint8_t* largest) {
   const __m512i last = _mm512_set1_epi64(static_cast<long long>(in_bytes - kSideBySideInput));
   const Book book(table);
   const Places first(table.window);
@@ -225,7 +223,7 @@ KVCODEC_VBMI inline void decode_sets(const SideBySideTable& table, const uint8_t
     for (size_t r = 0; r < kRegisters; ++r)
       sets[s].position[r] = _mm512_cvtepu32_epi64(_mm256_loadu_si256(bits_of(s, r)));
   }
-  const auto next = [&](size_t i) KVCODEC_VBMI {
+  const auto next = [&](size_t i) {
 #pragma GCC unroll 2
     for (size_t s = 0; s < kSets; ++s)
       sets[s].next(book, out.to + i * out.symbol_stride + s * out.set_stride);
@@ -298,16 +296,8 @@ inline void copy_tile(const uint8_t* symbols, size_t n, uint8_t* to, size_t to_s
   }
 }
 
-}  // namespace
-
-bool have_side_by_side() {
-  static const bool machine = __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vbmi2");
-  return machine;
-}
-
-KVCODEC_VBMI void decode_side_by_side(const SideBySideTable& table, const uint8_t* in, size_t in_bytes,
-                                      size_t sets, size_t n, uint32_t* bit, SideBySideOut out,
-                                      uint8_t* largest) {
+void decode_side_by_side(const SideBySideTable& table, const uint8_t* in, size_t in_bytes, size_t sets,
+                         size_t n, uint32_t* bit, SideBySideOut out, uint8_t* largest) {
   if (sets == 1)
     decode_sets<1>(table, in, in_bytes, n, bit, out, largest);
   else
@@ -319,4 +309,11 @@ void copy_side_by_side(const uint8_t* symbols, size_t n, uint8_t* to, size_t to_
     copy_tile(symbols + i * kSideBySide, n - i < kTile ? n - i : kTile, to + i, to_stride);
 }
 
-}  // namespace kvcodec::huffman_kernels::avx512
+}  // namespace
+
+const SideBySideKernels* side_by_side() {
+  static constexpr SideBySideKernels kKernels = {decode_side_by_side, copy_side_by_side};
+  return &kKernels;
+}
+
+}  // namespace kvcodec::huffman_kernels::avx512_vbmi

@@ -2,11 +2,9 @@
 
 #include "lib/signvq/scan_kernels.hpp"
 
-// Instructions beyond the level's own: byte permutation across a register, sums of four byte products.
-#define KVCODEC_WIDE __attribute__((target("avx512vbmi,avx512vnni")))
 #define KVCODEC_INLINE inline __attribute__((always_inline))
 
-namespace kvcodec::scan_kernels::avx512 {
+namespace kvcodec::scan_kernels::avx512_vbmi {
 namespace {
 
 constexpr size_t kQuarters = kBlock / kWordTokens;  // registers that hold one word of a block's tokens
@@ -24,7 +22,7 @@ struct Sums {
 
 /// The byte sums of one block. kWords > 0: their number, known when compiled.
 template <size_t kWords>
-KVCODEC_WIDE KVCODEC_INLINE Sums block_sums(const uint8_t* block, const uint8_t* table, size_t words) {
+KVCODEC_INLINE Sums block_sums(const uint8_t* block, const uint8_t* table, size_t words) {
   const size_t count = kWords > 0 ? kWords : words;
   const __m512i nibble = _mm512_set1_epi8(15), ones = _mm512_set1_epi8(1);
   // Byte p of a word looks in part p of a table.
@@ -57,9 +55,8 @@ KVCODEC_INLINE size_t put(__m512i sums, __m512i ids, __mmask16 mask, int32_t* su
 }
 
 template <size_t kWords>
-KVCODEC_WIDE size_t scan_words(const Codes& codes, const uint8_t* table, size_t first, size_t end,
-                               int32_t limit, int32_t* sums_out, uint32_t* ids_out, size_t room,
-                               size_t* written) {
+size_t scan_words(const Codes& codes, const uint8_t* table, size_t first, size_t end, int32_t limit,
+                  int32_t* sums_out, uint32_t* ids_out, size_t room, size_t* written) {
   const size_t words = codes.row_bytes / 4;
   const __m512i least = _mm512_set1_epi32(limit);
   const __m512i step = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
@@ -101,8 +98,8 @@ KVCODEC_WIDE size_t scan_words(const Codes& codes, const uint8_t* table, size_t 
 }
 
 template <size_t kWords>
-KVCODEC_WIDE void quick_words(const Codes& codes, const uint8_t* table, size_t first, size_t end, float scale,
-                              float offset, float* out) {
+void quick_words(const Codes& codes, const uint8_t* table, size_t first, size_t end, float scale,
+                 float offset, float* out) {
   const size_t words = codes.row_bytes / 4;
   const __m512 scales = _mm512_set1_ps(scale), offsets = _mm512_set1_ps(offset);
   alignas(64) uint8_t kept[kWords > 0 ? kWords * 128 : 64];
@@ -210,4 +207,4 @@ const Table& words() {
   return kTable;
 }
 
-}  // namespace kvcodec::scan_kernels::avx512
+}  // namespace kvcodec::scan_kernels::avx512_vbmi

@@ -3,7 +3,7 @@
 
 #include "lib/sparse/combine_kernels.hpp"
 
-namespace kvcodec::combine_kernels::avx512 {
+namespace kvcodec::combine_kernels::avx512_vnni {
 namespace {
 
 /// Rounded to nearest, ties to even; no sum is NaN.
@@ -136,6 +136,9 @@ void combine(const uint8_t* slice, const Code* codes, size_t signals, size_t wid
 
 }  // namespace
 
-const Kernels kernels = {.prepare = prepare, .combine = combine};
+const Kernels& table() {
+  static constexpr Kernels kTable = {.prepare = prepare, .combine = combine};
+  return kTable;
+}
 
-}  // namespace kvcodec::combine_kernels::avx512
+}  // namespace kvcodec::combine_kernels::avx512_vnni

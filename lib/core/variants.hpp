@@ -1,0 +1,22 @@
+// How kernels headers declare functions once per level (lib/core/cpu.hpp): in namespaces named after the
+// levels. Where a processor is no x86-64, the wide names stand for the scalar functions, and no wide file is
+// compiled.
+#pragma once
+
+#ifdef __x86_64__
+/// Declarations of level `level`; elsewhere the name stands for that of level `lower`.
+#define KVCODEC_WIDE_VARIANT(level, lower, ...) \
+  namespace level {                             \
+  __VA_ARGS__                                   \
+  }
+#else
+#define KVCODEC_WIDE_VARIANT(level, lower, ...) namespace level = lower;
+#endif
+
+/// Declarations of the levels that every processor is served by.
+#define KVCODEC_VARIANTS(...)                     \
+  namespace scalar {                              \
+  __VA_ARGS__                                     \
+  }                                               \
+  KVCODEC_WIDE_VARIANT(avx2, scalar, __VA_ARGS__) \
+  KVCODEC_WIDE_VARIANT(avx512, avx2, __VA_ARGS__)

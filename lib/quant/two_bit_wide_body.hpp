@@ -1,0 +1,69 @@
+// Decoding of two_bit_kernels.hpp in vectors (see lib/core/cpu.hpp).
+#pragma once
+
+#include "lib/quant/two_bit_kernels_body.hpp"
+#include "lib/quant/two_bit_vectors.hpp"
+
+namespace kvcodec::two_bit_kernels {
+namespace {
+
+using namespace vectors;
+
+/// All lanes, or the first `count`: masked stores are slow and cannot be forwarded to later loads, so they
+/// are kept for the end of a row.
+struct Whole {
+  KVCODEC_INLINE Floats load(const float* from) const { return vectors::load(from); }
+  KVCODEC_INLINE void store(Floats values, float* to) const { vectors::store(values, to); }
+};
+struct Part {
+  size_t count;
+  KVCODEC_INLINE Floats load(const float* from) const { return load_first(from, count); }
+  KVCODEC_INLINE void store(Floats values, float* to) const { store_first(values, to, count); }
+};
+
+/// Calls visit(j, lanes, values) for one vector of channels after another.
+template <class Visit>
+KVCODEC_INLINE void for_each_vector(const uint8_t* coded, const uint16_t* scales, const uint16_t* zeros,
+                                    size_t dims, const Visit& visit) {
+  size_t j = 0;
+  for (; j + kGroup <= dims; j += kGroup) {
+    const Floats grid = grid_of(spread_f16(scales[j / kGroup]), spread_f16(zeros[j / kGroup]));
+#pragma GCC unroll 4
+    for (size_t k = 0; k < kGroup; k += kWidth) {
+      uint32_t bytes = 0;
+      memcpy(&bytes, coded + (j + k) / 4, kWidth / 4);
+      visit(j + k, Whole(), values_of_levels(bytes, grid));
+    }
+  }
+  for (; j < dims; j += kWidth) {
+    const size_t count = dims - j < kWidth ? dims - j : kWidth;
+    const Floats grid = grid_of(spread_f16(scales[j / kGroup]), spread_f16(zeros[j / kGroup]));
+    uint32_t bytes = 0;
+    memcpy(&bytes, coded + j / 4, (count + 3) / 4);
+    visit(j, Part{count}, values_of_levels(bytes, grid));
+  }
+}
+
+void decode(const uint8_t* coded, const uint16_t* scales, const uint16_t* zeros, size_t dims, float* out) {
+  for_each_vector(
+      coded, scales, zeros, dims, [&](size_t j, auto lanes, Floats values) __attribute__((always_inline)) {
+        lanes.store(values, out + j);
+      });
+}
+
+void decode_signed(const uint8_t* coded, const uint16_t* scales, const uint16_t* zeros, const uint8_t* signs,
+                   const float* alpha, const float* center, size_t dims, float* out) {
+  for_each_vector(
+      coded, scales, zeros, dims, [&](size_t j, auto lanes, Floats values) __attribute__((always_inline)) {
+        uint32_t bits = signs[j / 8];
+        if (kWidth > 8 && j + 8 < dims) bits |= (uint32_t)signs[j / 8 + 1] << 8;
+        const Floats magnitude = lanes.load(alpha + j) * values, middle = lanes.load(center + j);
+        const Floats above = middle + magnitude, below = middle - magnitude;
+        lanes.store((spread((int32_t)bits) & places_of_bits()) != 0 ? above : below, out + j);
+      });
+}
+
+constexpr Table kTable = {range, levels, decode, decode_signed};
+
+}  // namespace
+}  // namespace kvcodec::two_bit_kernels
