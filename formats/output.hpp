@@ -66,8 +66,7 @@ class UnnamedFile {
 };
 
 /// A file to read; "-" is standard input, copied to an unnamed temporary file first, because HDF5 must seek.
-/// All InputFiles of
-/// "-" in a process see that one copy.
+/// All InputFiles of "-" in a process see that one copy.
 /// Throws Error(bad_input) naming the file: not there, a folder, not readable, not HDF5.
 class InputFile {
  public:

@@ -12,7 +12,7 @@ nlohmann::ordered_json to_json(const Record& record) {
   for (const auto& [name, value] : record.items()) {
     if (const auto* number = std::get_if<double>(&value); number && !std::isfinite(*number))
       throw failed("parameter '{}' is {}; only finite numbers can be stored", name, *number);
-    std::visit([&](const auto& v) { object[name] = v; }, value);
+    object[name] = std::visit([](const auto& v) { return nlohmann::ordered_json(v); }, value);
   }
   return object;
 }

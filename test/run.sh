@@ -1,13 +1,45 @@
 #!/bin/sh
-# Installs what is missing, builds, and runs every test; ends with ctest's summary.
-# usage: sh test/run.sh [--slow] [ctest options…]      --slow adds the tests that take minutes and gigabytes
+# Installs what is missing, builds, and runs tests; ends with ctest's summary. --help says what the words mean.
 set -eu
 cd "$(dirname "$0")/.."
 
-exclude="-LE slow"
-if [ "${1:-}" = --slow ]; then
-  exclude=
-  shift
+usage() {
+  cat <<'TEXT'
+usage: sh test/run.sh [--fast|--slow] [ctest options...]
+
+Installs what building and testing need and is not there, builds, and runs tests; ends with ctest's summary.
+
+  (neither word)   builds everything in build/ and runs every test but the slow ones
+  --slow           adds the tests that take minutes and gigabytes
+  --fast           for the work between two commits: builds the unit tests in build-dev/ (preset dev: no benchmarks, no CUDA,
+                   warnings as errors, through ccache if it is installed) and runs them, the check of the format and that of the
+                   includes; nothing is installed
+  --help           this text
+
+What else is given goes to ctest, for instance:  sh test/run.sh --fast -R kvcomp
+CI=true in the environment makes warnings errors.
+TEXT
+}
+
+mode=all
+case "${1:-}" in
+  --fast) mode=fast ;;
+  --slow) mode=slow ;;
+  --help | -h)
+    usage
+    exit 0
+    ;;
+esac
+[ $mode = all ] || shift
+
+# Tests run side by side: a thread that waits must not hold the processor of another one.
+export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"
+
+if [ $mode = fast ]; then
+  cmake --preset dev >/dev/null
+  cmake --build build-dev --target fast_tests
+  # The emulation of a device, and what runs the program, have labels or names of their own.
+  exec ctest --test-dir build-dev --output-on-failure -j"$(nproc)" -L unit -LE program "$@"
 fi
 
 sh data/install-deps.sh test
@@ -16,6 +48,6 @@ preset=release
 [ "${CI:-}" = true ] && preset=ci
 cmake --preset $preset -DBUILD_TESTING=ON -DKVCODEC_BENCH=ON >/dev/null
 cmake --build build
-# Tests run side by side: a thread that waits must not hold the processor of another one.
-export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"
+exclude="-LE slow"
+[ $mode = slow ] && exclude=
 ctest --test-dir build --output-on-failure -j"$(nproc)" $exclude "$@"

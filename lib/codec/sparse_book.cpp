@@ -175,7 +175,8 @@ Normalization normalization_from(const Book& book, const SparseBook& sparse, Sid
 void read_part(const Book& book, bool with_training, const std::string& path, const SparseBook& sparse,
                SparseBook::OneSide& side) {
   const std::string training = std::string(Book::kTrainingPrefix) + path;
-  auto& [dictionary, state] = side;
+  auto& dictionary = side.dictionary;  // clang 14 captures no binding
+  auto& state = side.training;
   const auto layers = static_cast<size_t>(sparse.num_layers);
   const SignalLayout layout = sparse.layout();
   const auto n = static_cast<size_t>(sparse.options.atoms);

@@ -18,9 +18,9 @@ namespace kvcodec {
 /// Decodes several symbols per look-up: a table over the next 11 bits (12 if the book has codes that long)
 /// holds all symbols that lie within them entirely, and eight runs are decoded side by side. Short runs of
 /// one call are joined, up to about a thousand symbols: of damaged ones, those may pass whose errors leave
-/// the number of bits of all of them together as it was. Many runs of one
-/// call are decoded as huffman_side_by_side.hpp says where that is faster. Symbol: uint8_t (books of at most
-/// 256 symbols, the escape included) or uint16_t.
+/// the number of bits of all of them together as it was. Many runs of one call are decoded as
+/// huffman_side_by_side.hpp says where that is faster. Symbol: uint8_t (books of at most 256 symbols, the
+/// escape included) or uint16_t.
 template <class Symbol>
 class HuffmanDecoder {
  public:

@@ -9,8 +9,7 @@
 //   8 states          u32, little-endian: where the decoder starts
 //   words             u16, little-endian, read in order
 //   raw values        of its escapes in order, escape_bits each, most significant bit first, then zero bits
-//   to
-//                     the end of the byte
+//                     to the end of the byte
 // Symbol i belongs to lane i % 8. With M = 2^scale, a lane of state x gives the symbol s whose range
 // [start(s), start(s) + frequency(s)) holds x mod M, and goes on with
 //   x' = frequency(s) * floor(x / M) + x mod M - start(s);

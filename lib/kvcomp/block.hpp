@@ -8,13 +8,13 @@
 // exactly, as the 16-bit float it came as; a symbol that the book does not know is stored like that too, so
 // data that comes later never fails and its error only becomes smaller.
 //
-// Coded with Huffman codes, a block is
+// A block coded with Huffman codes:
 //   counts    base     u16, little-endian: the smallest number of bits among the block's runs
 //             excess   per run its bits - base in `mode` bits each, most significant bit first, then zeros
 //   payload   runs one after the other without gaps (lib/entropy/huffman.hpp), padded to whole bytes
-// with rANS
+// A block coded with rANS:
 //   payload   one segment (lib/entropy/rans.hpp) of all symbols, run after run; no counts, mode 0
-// and where neither would be smaller than the values themselves
+// A block that neither would make smaller than its values:
 //   payload   the 16-bit values, token after token; no counts, mode 255 (kRawBlock)
 #pragma once
 

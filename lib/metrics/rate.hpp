@@ -1,4 +1,4 @@
-// What an encoded cache costs, from the bytes stored (SPEC.md, "Every codec": the ledger). Pure arithmetic.
+// What an encoded cache costs, from the bytes stored (formats/FORMAT.md: the ledger). Pure arithmetic.
 //
 //   bits per value            8 * bytes / values
 //   ratio                     2 * values / bytes           how many times smaller than 16-bit values

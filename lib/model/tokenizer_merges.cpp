@@ -90,7 +90,8 @@ void MergeModel::add_merges(const TokenizerSpec& spec) {
   bridges_.assign((size_t{1} << kBridgeBits) / 64, 0);
   std::string product;
   uint32_t rank = 0;
-  for (const auto& [left, right] : spec.merges) {
+  for (const auto& merge : spec.merges) {
+    const std::string &left = merge.first, &right = merge.second;  // clang 14 captures no binding
     const auto known = [&](const std::string& token, const char* what) {
       const auto id = id_of(token);
       if (!id) {

@@ -14,9 +14,8 @@
 //   [a[b]&&c]   unions and intersections of classes
 //   \p{Han}     the property Script (PCRE2: Script_Extensions)
 //   \p{L} …     as of Unicode 16.0, whatever the version of the PCRE2 library (14.0 or later): general
-//   categories, Alphabetic,
-//               Uppercase, Lowercase, Ideographic, Emoji, the script Han; other scripts are those of the
-//               PCRE2 library
+//               categories, Alphabetic, Uppercase, Lowercase, Ideographic, Emoji, the script Han; other
+//               scripts are those of the PCRE2 library
 //
 // (?i) folds one character to one: (?i:ss) does not match ß, as Oniguruma would.
 // Refused: named groups, back references, conditionals, absent operators, \K, \G, \X, octal and control

@@ -8,8 +8,8 @@
 //   update gradient:       that gradient by Adam, batch by batch, all codebooks at once, as in the paper.
 //   update least-squares:  with the entries chosen, the best W and b are the solution of a linear system:
 //                          W = (sum x q^T) (sum q q^T)^-1. It is solved once per codebook and epoch.
-//   With train-entries, q learns too (gradient only): then the entries are free, merely started and stepped
-//   so.
+//   With train-entries, q learns too (gradient only): then the entries are free, and W q + b says only how
+//   they start and step.
 // kmeans: classic residual k-means: entries are free, and each becomes the mean of the rows that chose it.
 //   An entry that none chose is placed anew on a row drawn by its error.
 //

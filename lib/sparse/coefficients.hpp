@@ -2,8 +2,7 @@
 //
 //   fp8    E4M3 floats (lib/quant/fp8.hpp)
 //   e3m4   floats of one sign, three exponent and four mantissa bits; with exponent bits e and mantissa bits
-//   f
-//          the magnitude is f where e is 0, else (16 + f) 2^(e - 1): whole numbers up to 1,984. Half of
+//          f the magnitude is f where e is 0, else (16 + f) 2^(e - 1): whole numbers up to 1,984. Half of
 //          E4M3's step, and a range that is still wider than that of one signal's coefficients
 //   i8     levels of -127 to 127, 128 added
 //   i4     levels of -7 to 7, 8 added

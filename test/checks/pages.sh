@@ -4,8 +4,10 @@
 #        pages.sh --self-test ROOT PROGRAM  shows that disagreements are found
 #
 # For each command that `kvcodec help` lists: there is man/kvcodec-COMMAND.1 of that name; its one-line description and the one in
-# the README's table are those of the help; the long options in the help and in the page's lists (.It Fl -…) are the same; a
-# default that the help states as a number stands in the page's item too. kvcodec(1) names every command.
+# the README's table are those of the help; the long options in the help and in the page's lists (.It Fl -…) are the same, and so
+# are the values that an option chooses from (A|B); a default that the help states as a number stands in the page's item too.
+# kvcodec(1) names every command. Every codec that encode knows stands in the tables of kvcodec(1) and of the README, and has its
+# section in kvcodec-encode(1).
 set -euo pipefail
 
 # "COMMAND<tab>SUMMARY" per line
@@ -16,6 +18,31 @@ help_options() { "$1" "$2" --help | grep -oE '^  (-[a-z], )?--[a-z][a-z0-9-]*' |
 
 # Long options of the page's items.
 page_options() { grep -E '^\.It .*Fl -' "$1" | grep -oE 'Fl -[a-z][a-z0-9-]*' | sed 's/^Fl -/--/' | sort -u; }
+
+# "OPTION VALUE" for each value that an option of the help chooses from: of --codec none|sparse "--codec none", "--codec sparse"
+help_choices() {
+  "$1" "$2" --help | awk '
+    /^  (-[a-z], )?--[a-z]/ {
+      at = $1 ~ /^--/ ? 1 : 2
+      n = split($(at + 1), value, "|")
+      for (i = 1; n > 1 && i <= n; i++) print $at, value[i]
+    }' | sort -u
+}
+
+# The same of the page's items: .It Fl -codec Cm none | sparse
+page_choices() {
+  awk '
+    /^\.It .*Fl -/ {
+      n = bars = 0
+      for (i = 2; i <= NF + 1; i++) {
+        if (i > NF || $i == "Fl") {
+          for (j = 1; bars > 0 && j <= n; j++) print option, value[j]
+          option = $(i + 1); sub(/^-/, "--", option); n = bars = 0; i++
+        } else if ($i == "|") ++bars
+        else if ($i != "Cm" && $i != "Ar") value[++n] = $i
+      }
+    }' "$1" | sort -u
+}
 
 # "OPTION DEFAULT" for entries of the help that end in "default NUMBER)"
 help_defaults() {
@@ -36,7 +63,7 @@ page_item() {
 }
 
 check() {
-  local root=$1 program=$2 bad=0 command summary page row listed found option value
+  local root=$1 program=$2 bad=0 command summary page row listed found option value codec
   say() { echo "$1"; bad=1; }
   while IFS=$'\t' read -r command summary; do
     page=$root/man/kvcodec-$command.1
@@ -50,12 +77,27 @@ check() {
     found=$(page_options "$page")
     for option in $(comm -23 <(echo "$listed") <(echo "$found")); do say "man/kvcodec-$command.1: lacks $option"; done
     for option in $(comm -13 <(echo "$listed") <(echo "$found")); do say "man/kvcodec-$command.1: has $option, which the help does not"; done
+    listed=$(help_choices "$program" "$command")
+    found=$(page_choices "$page")
+    while read -r option value; do
+      [[ -z $option ]] || say "man/kvcodec-$command.1: does not offer $option $value"
+    done < <(comm -23 <(echo "$listed") <(echo "$found"))
+    while read -r option value; do
+      [[ -z $option ]] || say "man/kvcodec-$command.1: offers $option $value, which the help does not"
+    done < <(comm -13 <(echo "$listed") <(echo "$found"))
     while read -r option value; do
       [[ -n $option ]] || continue
       page_item "$page" "$option" | sed 's/,//g' | grep -qE "(^|[^0-9.])${value//./\\.}([^0-9.]|\.?$|\. )" ||
         say "man/kvcodec-$command.1: does not say that $option is $value by default"
     done < <(help_defaults "$program" "$command")
   done < <(commands "$program")
+  listed=$(help_choices "$program" encode | sed -n 's/^--codec //p')
+  [[ -n $listed ]] || say "the help of encode lists no codec"
+  for codec in $listed; do
+    grep -qx "\.It Cm $codec" "$root/man/kvcodec.1" || say "man/kvcodec.1: does not list the codec $codec"
+    grep -qx "\.Ss Codec $codec" "$root/man/kvcodec-encode.1" || say "man/kvcodec-encode.1: has no section 'Codec $codec'"
+    grep -q "^| \`$codec\` |" "$root/README.md" || say "README.md: the table of codecs has no row of $codec"
+  done
   [[ -n $(commands "$program") ]] || say "kvcodec help lists no command"
   for page in "$root"/man/kvcodec-*.1; do
     command=$(basename "$page" .1)
@@ -78,8 +120,13 @@ self_test() {
   sed -i '/^| \[`decode`\]/d' "$dir/README.md"
   cp "$dir/man/kvcodec-info.1" "$dir/man/kvcodec-frob.1"                      # a page without a command
   rm "$dir/man/kvcodec-eval-recon.1"                                            # a command without a page
+  sed -i 's/^\(\.It Fl -center Cm .*\)median/\1middle/' "$dir/man/kvcodec-encode.1"   # offers another value, and not one that there is
+  sed -i 's/^\.It Fl -rotate Cm .*/.It Fl -rotate Ar WHAT/' "$dir/man/kvcodec-encode.1"  # offers none of two
+  sed -i '/^\.It Cm fp8$/d' "$dir/man/kvcodec.1"                                # a codec that the tables and the sections lack
+  sed -i 's/^\.Ss Codec fp8$/.Ss Codec of 8 bits/' "$dir/man/kvcodec-encode.1"
+  sed -i '/^| `fp8` |/d' "$dir/README.md"
   sed -i '/^\.It Fl -epochs/,/^\.It Fl -[^e]/s/3/7/g' "$dir/man/kvcodec-train-dict.1"  # another default
-  expected=10
+  expected=17
   found=$( (check "$dir" "$program" || true) | wc -l)
   if ((found != expected)); then
     echo "self-test: found $found of $expected disagreements:"

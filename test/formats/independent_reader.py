@@ -882,7 +882,12 @@ def rounded(values, kind):
     return values
 
 
+decoded = {}  # of the codes read last: they are often held against several caches
+
+
 def decode(path, kv_path, book_path=None):
+    if any(key[0] != path for key in decoded):
+        decoded.clear()
     codes, kv = Codes(path), File(kv_path, "kv")
     check_kv(kv)
     book = codes.file.get("/book")
@@ -897,8 +902,11 @@ def decode(path, kv_path, book_path=None):
     kvcomp_seen.update(dict.fromkeys(kvcomp_seen, 0))
     for (layer, side), streams in codes.streams.items():
         for document, (first, end) in enumerate(zip(codes.offset[:-1], codes.offset[1:])):
-            rows = {name: stream.rows(document) for name, stream in streams.items()}
-            values = DECODERS[codes.codec](codes, book, layer, side, rows, int(end - first))
+            key = (path, book_path, layer, side, document)
+            if key not in decoded:
+                rows = {name: stream.rows(document) for name, stream in streams.items()}
+                decoded[key] = DECODERS[codes.codec](codes, book, layer, side, rows, int(end - first))
+            values = decoded[key]
             require(values.dtype == np.dtype("<f4"), "not computed in f32")
             for i in range(codes.group):
                 expected = floats(kv.file[f"/layers/{layer + i}/{side}"], slice(first, end))

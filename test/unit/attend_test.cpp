@@ -12,6 +12,7 @@
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"
+#include "test/mismatch.hpp"
 #include "test/test.hpp"
 #include "test/unit/codec_table.hpp"
 
@@ -158,17 +159,19 @@ Reference reference(const Case& c, size_t query, size_t layer, size_t q_head) {
   return result;
 }
 
-size_t wrong_values(const Case& c, const Matrix<float>& out) {
-  size_t wrong = 0;
+/// A report of the values that are not those of the reference, empty if all are.
+std::string wrong_values(const Case& c, const Matrix<float>& out) {
+  test::Mismatch wrong;
   const auto d = static_cast<size_t>(c.group.head_dim);
   for (size_t i = 0; i < out.rows(); ++i)
     for (size_t vector = 0; vector * d < out.cols(); ++vector) {
       const auto q_heads = static_cast<size_t>(c.q_heads);
       const Reference expected = reference(c, i, vector / q_heads, vector % q_heads);
       for (size_t j = 0; j < d; ++j)
-        wrong += !(std::abs(out(i, vector * d + j) - expected.out[j]) <= expected.slack);
+        wrong.require(std::abs(out(i, vector * d + j) - expected.out[j]) <= expected.slack, i,
+                      vector * d + j);
     }
-  return wrong;
+  return wrong.report();
 }
 
 bool same_bits(const Matrix<float>& a, const Matrix<float>& b) {
@@ -189,8 +192,8 @@ TEST_CASE("attention over codes: that of the decoded rows, for every codec, stra
       const auto made = make_case(row, tokens, 1 + rng.below(7), rng);
       const auto straight = made->attend(made->source(CodesSource::Products::straight));
       const auto decoded = made->attend(made->source(CodesSource::Products::decoded_first));
-      CHECK_EQ(wrong_values(*made, straight), 0);
-      CHECK_EQ(wrong_values(*made, decoded), 0);
+      CHECK_EQ(wrong_values(*made, straight), "");
+      CHECK_EQ(wrong_values(*made, decoded), "");
       const RowsSource rows(made->group, [&](Side side, uint64_t first, MatrixView<float> out) {
         for (size_t i = 0; i < out.rows(); ++i)
           std::ranges::copy(made->decoded[static_cast<size_t>(side)].row(first + i), out.row(i).begin());
@@ -211,7 +214,7 @@ TEST_CASE("attention over codes: every block of a long document counts, and no t
       CAPTURE(tokens);
       Rng rng(tokens);
       const auto made = make_case({.label = codec, .codec = codec, .options = {}}, tokens, 5, rng);
-      CHECK_EQ(wrong_values(*made, made->attend(made->source(CodesSource::Products::straight))), 0);
+      CHECK_EQ(wrong_values(*made, made->attend(made->source(CodesSource::Products::straight))), "");
     }
 }
 

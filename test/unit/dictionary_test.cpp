@@ -9,6 +9,7 @@
 #include "lib/core/parallel.hpp"
 #include "lib/core/rng.hpp"
 #include "lib/sparse/reconstruct.hpp"
+#include "test/mismatch.hpp"
 #include "test/test.hpp"
 #include "test/unit/simd_levels.hpp"
 
@@ -309,12 +310,12 @@ TEST_CASE("reconstruction from atoms of 8 bits: every level and any order of pai
           CAPTURE(m);
           Matrix<float> wide(lengths.size(), m + 2);
           reconstructor.run({ids, coefficients.row(0), offsets}, wide.view().columns(1, m), finishing);
-          size_t wrong = 0;
+          test::Mismatch wrong;
           for (size_t i = 0; i < wide.rows(); ++i) {
-            wrong += wide(i, 0) != 0 || wide(i, m + 1) != 0;
-            for (size_t c = 0; c < m; ++c) wrong += wide(i, c + 1) != wanted(i, c);
+            for (size_t c = 0; c < m; ++c) wrong.compare(wide(i, c + 1), wanted(i, c), i, c);
+            for (const size_t outside : {size_t{0}, m + 1}) wrong.compare(wide(i, outside), 0, i, outside);
           }
-          CHECK_EQ(wrong, 0);
+          CHECK_EQ(wrong.report(), "");
           Matrix<float> other(lengths.size(), m);
           reconstructor.run({turned_ids, turned.row(0), offsets}, other, finishing);
           CHECK(std::equal(other.data(), other.data() + other.size(), wanted.data()));
@@ -322,14 +323,16 @@ TEST_CASE("reconstruction from atoms of 8 bits: every level and any order of pai
             Matrix<uint16_t> narrowed(lengths.size(), m + 2);
             reconstructor.run({ids, coefficients.row(0), offsets}, type, narrowed.view().columns(1, m),
                               finishing);
-            wrong = 0;
+            test::Mismatch narrow_wrong;
             for (size_t i = 0; i < narrowed.rows(); ++i) {
-              wrong += narrowed(i, 0) != 0 || narrowed(i, m + 1) != 0;
               for (size_t c = 0; c < m; ++c)
-                wrong += narrowed(i, c + 1) !=
-                         (type == DType::bf16 ? bf16_from_float(wanted(i, c)) : f16_from_float(wanted(i, c)));
+                narrow_wrong.compare(
+                    narrowed(i, c + 1),
+                    type == DType::bf16 ? bf16_from_float(wanted(i, c)) : f16_from_float(wanted(i, c)), i, c);
+              for (const size_t outside : {size_t{0}, m + 1})
+                narrow_wrong.compare(narrowed(i, outside), 0, i, outside);
             }
-            CHECK_EQ(wrong, 0);
+            CHECK_EQ(narrow_wrong.report(), "");
           }
         }
       }

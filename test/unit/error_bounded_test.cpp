@@ -9,6 +9,7 @@
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/rng.hpp"
+#include "test/mismatch.hpp"
 #include "test/test.hpp"
 #include "test/unit/simd_levels.hpp"
 
@@ -128,25 +129,25 @@ size_t count_exact(const Quantized& quantized) {
                                         quantized.symbols.data() + quantized.symbols.size(), kExactSymbol));
 }
 
-/// Holds a result to the promise; returns how many values break it.
-size_t broken_promises(MatrixView<const float> x, UnitShape unit, DType storage, const Quantized& quantized,
-                       const std::vector<double>& bounds) {
+/// Holds a result to the promise; returns a report of the values that break it, empty if none does.
+std::string broken_promises(MatrixView<const float> x, UnitShape unit, DType storage,
+                            const Quantized& quantized, const std::vector<double>& bounds) {
   Matrix<float> back(x.rows(), x.cols());
   dequantize_bounded(quantized.symbols, unit, quantized.steps, quantized.origins, back);
-  size_t broken = 0;
+  test::Mismatch broken;
   for (size_t i = 0; i < x.rows(); ++i)
     for (size_t j = 0; j < x.cols(); ++j) {
       const size_t u = unit_of(unit, i, j);
       const int symbol = quantized.symbols(i, j);
       const int level = symbol - kZeroSymbol + (quantized.origins.empty() ? 0 : quantized.origins[j]);
-      broken += back(i, j) != static_cast<float>(level) * quantized.steps[u];  // the definition
-      broken += !std::isfinite(back(i, j));
+      broken.compare(back(i, j), static_cast<float>(level) * quantized.steps[u], i, j);  // the definition
+      broken.require(std::isfinite(back(i, j)), i, j);
       if (symbol == kExactSymbol) continue;
       const double rounded = round_to(storage, back(i, j)), value = x(i, j);
-      broken +=
-          !(std::abs(double{back(i, j)} - value) <= bounds[u]) || !(std::abs(rounded - value) <= bounds[u]);
+      broken.require(std::abs(double{back(i, j)} - value) <= bounds[u], i, j);
+      broken.require(std::abs(rounded - value) <= bounds[u], i, j);
     }
-  return broken;
+  return broken.report();
 }
 
 bool constant_unit(MatrixView<const float> x, UnitShape unit, size_t u) {
@@ -202,7 +203,7 @@ TEST_CASE(
               const std::vector<double> limits = bounds_of(x, unit, bound);
               INFO(name_of(storage), " ", rows, " x ", columns, " ", name_of_shape(unit), " range ",
                    bound.range, " absolute ", bound.absolute, " magnitude ", bound.magnitude);
-              CHECK_EQ(broken_promises(x, unit, storage, quantized, limits), 0);
+              CHECK_EQ(broken_promises(x, unit, storage, quantized, limits), "");
               CHECK(fit_and_quantize(x, unit, bound, storage, with_origins) == quantized);
               if (rows > 0 && columns > 0) check_steps(x, unit, quantized, limits);
             }
@@ -254,18 +255,18 @@ TEST_CASE("error-bounded quantization: all 16-bit values, against the definition
       const std::vector<float> steps = {step}, limits = {step / 2};
       Quantized quantized{steps, {}, Matrix<uint8_t>(256, 256)};
       quantize_with(x, UnitShape::block, steps, limits, storage, {}, quantized.symbols);
-      CHECK_EQ(broken_promises(x, UnitShape::block, storage, quantized, {step / 2}), 0);
-      size_t missed = 0;
+      CHECK_EQ(broken_promises(x, UnitShape::block, storage, quantized, {step / 2}), "");
+      test::Mismatch missed;
       for (size_t i = 0; i < x.size(); ++i) {
         const double ratio = double{x.data()[i]} / double{step}, level = std::nearbyint(ratio);
         if (std::abs(level) > 127 || std::abs(ratio - level) > 0.499) continue;
         const double rounded = round_to(storage, static_cast<float>(level) * step);
         if (std::abs(rounded - double{x.data()[i]}) > step / 2) continue;
-        missed += quantized.symbols.data()[i] != level + kZeroSymbol;
+        missed.compare(quantized.symbols.data()[i], level + kZeroSymbol, i);
       }
       CAPTURE(name_of(storage));
       CAPTURE(step);
-      CHECK_EQ(missed, 0);
+      CHECK_EQ(missed.report(), "");
     }
 }
 

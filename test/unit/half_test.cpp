@@ -5,6 +5,7 @@
 
 #include "lib/core/error.hpp"
 #include "lib/core/rng.hpp"
+#include "test/mismatch.hpp"
 #include "test/test.hpp"
 #include "test/unit/simd_levels.hpp"
 
@@ -47,21 +48,22 @@ TEST_CASE("16-bit floats in bulk: every level gives the bits of the single conve
       CAPTURE(name_of(type));
       std::vector<uint16_t> narrowed(values.size());
       narrow(type, values, narrowed);
-      size_t wrong = 0;
+      test::Mismatch narrow_wrong;
       for (size_t i = 0; i < values.size(); ++i)
-        wrong += narrowed[i] != (type == DType::f16 ? f16_from_float(values[i]) : bf16_from_float(values[i]));
-      CHECK_EQ(wrong, 0);
+        narrow_wrong.compare(narrowed[i],
+                             type == DType::f16 ? f16_from_float(values[i]) : bf16_from_float(values[i]), i);
+      CHECK_EQ(narrow_wrong.report(), "");
 
       std::vector<uint16_t> patterns(0x10000);
       for (size_t i = 0; i < patterns.size(); ++i) patterns[i] = static_cast<uint16_t>(i);
       std::vector<float> widened(patterns.size());
       widen(type, patterns, widened);
-      wrong = 0;
-      for (size_t i = 0; i < patterns.size(); ++i)
-        wrong += std::bit_cast<uint32_t>(widened[i]) !=
-                 std::bit_cast<uint32_t>(type == DType::f16 ? f16_to_float(patterns[i])
-                                                            : bf16_to_float(patterns[i]));
-      CHECK_EQ(wrong, 0);
+      test::Mismatch widen_wrong;
+      for (size_t i = 0; i < patterns.size(); ++i) {
+        const float expected = type == DType::f16 ? f16_to_float(patterns[i]) : bf16_to_float(patterns[i]);
+        widen_wrong.compare(std::bit_cast<uint32_t>(widened[i]), std::bit_cast<uint32_t>(expected), i);
+      }
+      CHECK_EQ(widen_wrong.report(), "");
     }
   }
 }

@@ -9,6 +9,7 @@
 #include "lib/entropy/huffman_decoder.hpp"
 #include "lib/entropy/huffman_encoder.hpp"
 #include "lib/entropy/huffman_step_table.hpp"
+#include "test/mismatch.hpp"
 #include "test/test.hpp"
 
 using namespace kvcodec;
@@ -92,22 +93,23 @@ TEST_CASE("runs decoded by steps are those of the tree walk") {
       const auto words = to_words(payload);
       const WordStream stream{words.data(), static_cast<uint32_t>(words.size() - 1)};
       uint64_t start = 0;
-      size_t wrong = 0, next = 0;
+      test::Mismatch wrong;
+      size_t next = 0;
       for (size_t run = 0; run < runs; ++run) {
         BitCursor one_by_one(stream, start), by_two(stream, start);
         std::vector<uint32_t> places;
         for (size_t i = 0; i < n; ++i) {
           const uint32_t entry = one_by_one.one(table.data());
           const bool escapes = step_escapes(entry) != 0;
-          wrong += StepSymbol<2>{entry}.symbol() != (escapes ? kStepZero : expected(run, i));
-          wrong += escapes != (expected(run, i) == 255);
+          wrong.compare(StepSymbol<2>{entry}.symbol(), escapes ? kStepZero : expected(run, i), run, i);
+          wrong.compare(escapes, expected(run, i) == 255, run, i);
           if (escapes) places.push_back(static_cast<uint32_t>(i));
         }
         for (size_t i = 0; i + 2 <= n; i += 2) {
           const auto zero_or = [&](uint8_t symbol) { return symbol == 255 ? kStepZero : symbol; };
           const uint32_t entry = by_two.two(table.data());
-          wrong += StepSymbol<2>{entry}.symbol() != zero_or(expected(run, i));
-          wrong += StepSymbol<3>{entry}.symbol() != zero_or(expected(run, i + 1));
+          wrong.compare(StepSymbol<2>{entry}.symbol(), zero_or(expected(run, i)), run, i);
+          wrong.compare(StepSymbol<3>{entry}.symbol(), zero_or(expected(run, i + 1)), run, i + 1);
         }
         if (n % 2 == 1) by_two.one(table.data());
         CHECK(by_two.position() == one_by_one.position());
@@ -122,7 +124,7 @@ TEST_CASE("runs decoded by steps are those of the tree walk") {
         start += run_bits[run];
         CHECK(bit == start);
       }
-      CHECK(wrong == 0);
+      CHECK_EQ(wrong.report(), "");
       CHECK(next == escaped.size());
     }
 }

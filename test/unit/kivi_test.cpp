@@ -9,6 +9,7 @@
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/rng.hpp"
+#include "test/mismatch.hpp"
 #include "test/test.hpp"
 
 using namespace kvcodec;
@@ -92,7 +93,7 @@ TEST_CASE("kivi: codes lie as documented, scales per key channel and per group o
     };
     const auto scales = read_halves("scales"), zeros = read_halves("zeros");
     const auto codes = encoded.document(0).read<uint8_t>("codes", 0, rows.rows(), kHeads * kHeadBytes);
-    size_t differing = 0;
+    test::Mismatch wrong;
     for (size_t t = 0; t < rows.rows(); ++t)
       for (size_t h = 0; h < kHeads; ++h) {
         BitReader reader({codes.data() + (t * kHeads + h) * kHeadBytes, kHeadBytes});
@@ -114,11 +115,12 @@ TEST_CASE("kivi: codes lie as documented, scales per key channel and per group o
           CHECK_EQ(zero, low);
           CHECK_EQ(scale, f16_to_float(f16_from_float((high - low) / 7)));
           const double level = (double(rows(t, h * kDim + c)) - zero) / scale;
-          differing += reader.get(kBits) != static_cast<uint32_t>(std::min(7.0, std::floor(level + 0.5)));
+          wrong.compare(reader.get(kBits), static_cast<uint32_t>(std::min(7.0, std::floor(level + 0.5))), t,
+                        h, c);
         }
         CHECK_EQ(reader.get(1), 0);
       }
-    CHECK_EQ(differing, 0);
+    CHECK_EQ(wrong.report(), "");
   }
 }
 

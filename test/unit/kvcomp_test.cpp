@@ -15,6 +15,7 @@
 #include "lib/entropy/histogram.hpp"
 #include "lib/kvcomp/block.hpp"
 #include "lib/kvcomp/products.hpp"
+#include "test/mismatch.hpp"
 #include "test/test.hpp"
 #include "test/unit/simd_levels.hpp"
 
@@ -49,20 +50,22 @@ void check_decoded(const BlockCoder& coder, const BlockShape& shape, const Coded
   std::vector<EscapedValue> exact;
   REQUIRE_EQ(block.counts.size(), coder.count_bytes(shape, block.mode));
   coder.decode_runs(shape, block.mode, block.counts, block.payload, runs, exact);
-  size_t wrong = 0, next = 0;
+  test::Mismatch wrong;
+  size_t next = 0;
   for (size_t i = 0; i < runs.rows(); ++i)
     for (size_t j = 0; j < runs.cols(); ++j) {
       const uint8_t symbol = shape.by_channel ? symbols(j, i) : symbols(i, j);
       if (runs(i, j) != kExactSymbol) {
-        wrong += runs(i, j) != symbol;
+        wrong.compare(runs(i, j), symbol, i, j);
         continue;
       }
       REQUIRE_LT(next, exact.size());
       const EscapedValue& value = exact[next++];
-      wrong += value.row != i || value.position != j ||
-               value.value != (shape.by_channel ? values(j, i) : values(i, j));
+      wrong.require(value.row == i && value.position == j &&
+                        value.value == (shape.by_channel ? values(j, i) : values(i, j)),
+                    i, j);
     }
-  CHECK_EQ(wrong, 0);
+  CHECK_EQ(wrong.report(), "");
   CHECK_EQ(next, exact.size());
 }
 
@@ -178,10 +181,10 @@ TEST_CASE("transpose of bytes, for any shape") {
       Matrix<uint8_t> in(rows, cols + 2), out(cols, rows);
       for (size_t i = 0; i < in.size(); ++i) in.data()[i] = static_cast<uint8_t>(rng.below(256));
       transpose<uint8_t>(in.view().columns(1, cols), out);
-      size_t wrong = 0;
+      test::Mismatch wrong;
       for (size_t i = 0; i < rows; ++i)
-        for (size_t j = 0; j < cols; ++j) wrong += out(j, i) != in(i, j + 1);
-      CHECK_EQ(wrong, 0);
+        for (size_t j = 0; j < cols; ++j) wrong.compare(out(j, i), in(i, j + 1), j, i);
+      CHECK_EQ(wrong.report(), "");
     }
 }
 

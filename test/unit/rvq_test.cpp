@@ -9,6 +9,7 @@
 #include "lib/rvq/residual.hpp"
 #include "lib/rvq/split.hpp"
 #include "lib/rvq/train.hpp"
+#include "test/mismatch.hpp"
 #include "test/test.hpp"
 #include "test/unit/simd_levels.hpp"
 
@@ -211,7 +212,7 @@ TEST_CASE("sum_entries: entries added in order, the same bits at every level") {
           Matrix<float> wide(n, width + 5);
           for (size_t i = 0; i < wide.size(); ++i) wide.data()[i] = 77;
           sum_entries(books, ids, wide.view().columns(2, width));
-          size_t wrong = 0;
+          test::Mismatch wrong;
           for (size_t i = 0; i < n; ++i)
             for (size_t j = 0; j < width + 5; ++j) {
               float expected = 77;
@@ -219,10 +220,10 @@ TEST_CASE("sum_entries: entries added in order, the same bits at every level") {
                 expected = 0;
                 for (size_t s = 0; s < stages; ++s) expected += books.stage(s)(ids(i, s), j - 2);
               }
-              wrong += wide(i, j) != expected;
+              wrong.compare(wide(i, j), expected, i, j);
             }
           CAPTURE(width);
-          CHECK_EQ(wrong, 0);
+          CHECK_EQ(wrong.report(), "");
         }
   }
 }

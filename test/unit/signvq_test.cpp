@@ -9,6 +9,7 @@
 #include "lib/core/rng.hpp"
 #include "lib/signvq/scan_kernels.hpp"
 #include "lib/signvq/sign_index.hpp"
+#include "test/mismatch.hpp"
 #include "test/test.hpp"
 #include "test/unit/simd_levels.hpp"
 
@@ -107,14 +108,14 @@ TEST_CASE("sign codes: the signs, zero as +, first dimension highest, at every l
         const size_t row_bytes = sign_row_bytes(dims);
         Matrix<uint8_t> got(37, heads * row_bytes);
         encode_signs(rows, heads, got);
-        size_t wrong = 0;
+        test::Mismatch wrong;
         for (size_t i = 0; i < rows.rows(); ++i)
           for (size_t head = 0; head < heads; ++head)
             for (size_t bit = 0; bit < row_bytes * 8; ++bit) {
               const bool set = (got(i, head * row_bytes + bit / 8) >> (7 - bit % 8)) & 1;
-              wrong += set != (bit < dims && !(rows(i, head * dims + bit) < 0));
+              wrong.compare(set, bit < dims && !(rows(i, head * dims + bit) < 0), i, head, bit);
             }
-        CHECK_EQ(wrong, 0);
+        CHECK_EQ(wrong.report(), "");
       }
   }
 }

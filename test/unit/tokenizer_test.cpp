@@ -8,6 +8,7 @@
 #include "lib/core/error.hpp"
 #include "lib/core/rng.hpp"
 #include "lib/model/tokenizer_regex.hpp"
+#include "test/mismatch.hpp"
 #include "test/test.hpp"
 
 using namespace kvcodec;
@@ -320,16 +321,20 @@ TEST_CASE("tokenizer: ill-formed UTF-8 becomes one U+FFFD for each maximal ill-f
   CHECK_EQ(repair_utf8("gut é 日 😀"), "gut é 日 😀");
   CHECK_EQ(valid_utf8_prefix("ab\x80"), 2);
   // Every character comes back, and no part of one is well-formed.
-  size_t wrong = 0;
+  test::Mismatch wrong;
   for (char32_t c = 0; c < 0x110000; ++c) {
     if (c >= 0xd800 && c < 0xe000) continue;
     std::string text;
     append_utf8(text, c);
     unsigned size;
-    wrong += decode_utf8(text.data(), size) != c || size != text.size() || valid_utf8_prefix(text) != size;
-    for (size_t cut = 1; cut < text.size(); ++cut) wrong += valid_utf8_prefix(text.substr(0, cut)) != 0;
+    const uint32_t number = c;
+    wrong.compare(uint32_t{decode_utf8(text.data(), size)}, number, number);
+    wrong.compare(size, text.size(), number);
+    wrong.compare(valid_utf8_prefix(text), text.size(), number);
+    for (size_t cut = 1; cut < text.size(); ++cut)
+      wrong.compare(valid_utf8_prefix(text.substr(0, cut)), 0u, number, cut);
   }
-  CHECK_EQ(wrong, 0);
+  CHECK_EQ(wrong.report(), "");
 }
 
 TEST_CASE("tokenizer: normalization joins and orders marks, and knows Hangul") {

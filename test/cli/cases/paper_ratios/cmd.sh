@@ -1,10 +1,11 @@
 # The byte counts of the paper's table, from real files: 16 m / (s (13 + 16)) for signals of m values, 8,192 atoms and s = 64,
-# f16 coefficients and 13-bit ids. Rows and dictionary are made up; the counts do not depend on them.
+# f16 coefficients and 13-bit ids. Rows and dictionary are made up; the counts do not depend on them. 8,192 atoms are the most that
+# have ids of 13 bits, and 4,097 the fewest: these do for long signals, whose dictionaries take long to make.
 set -e
-for shape in "512 4 1" "1024 8 1" "2048 8 2" "4096 8 4"; do
+for shape in "512 4 1 8192" "1024 8 1 4097" "2048 8 2 4097" "4096 8 4 4097"; do
   set -- $shape
   make_kv --layers $3 --heads $2 --dim 128 --document a:0:16 -o kv.h5
-  kvcodec train-dict kv.h5 --atoms 8192 --sparsity 64 --layer-group $3 --start kaiming --optimizer gradient --batch 16 --steps 1 \
+  kvcodec train-dict kv.h5 --atoms $4 --sparsity 64 --layer-group $3 --start kaiming --optimizer gradient --batch 16 --steps 1 \
     --quiet -o dict.h5 --overwrite >/dev/null
   kvcodec encode kv.h5 --codec sparse --book dict.h5 --quiet -o codes.h5 --overwrite >/dev/null
   kvcodec pack-indices codes.h5 -o packed.h5 --overwrite --json | sed -n '/"after"/,$p' |

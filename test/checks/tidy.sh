@@ -1,0 +1,99 @@
+#!/usr/bin/env bash
+# clang-tidy 14 over the product's sources that changed.
+# usage: tidy.sh BUILD [COMMIT]     exit 1 and its complaints; BUILD is a build folder configured with clang (preset clang)
+#        tidy.sh --self-test        shows that a defect is found
+#
+# What changed is what differs from COMMIT. Without it: from where the branch left origin/main; on main itself from the newest commit
+# that is a day older than the last one, or from the commit before it. Of a changed header a source that includes it is looked at.
+# TIDY_SECONDS (480) is how long this may take; sources changed last come first, and those that there was no time for are named.
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+cd "$root"
+
+base() {
+  local found day
+  if found=$(git merge-base HEAD origin/main 2>/dev/null) && [[ $found != $(git rev-parse HEAD) ]]; then
+    echo "$found"
+    return
+  fi
+  day=$(($(git log -1 --format=%ct) - 24 * 3600))
+  found=$(git rev-list -1 --before="$day" HEAD)
+  [[ -n $found ]] || found=$(git rev-parse --verify -q HEAD~1) || found=$(git hash-object -t tree /dev/null)
+  echo "$found"
+}
+
+# Changed sources of the product, those changed by the last commits first; what is not committed counts as changed last.
+changed() {
+  local folders=(lib formats cli cuda)
+  { git diff --name-only HEAD -- "${folders[@]}"
+    git log --format= --name-only "$1..HEAD" -- "${folders[@]}" 2>/dev/null || git ls-files -- "${folders[@]}"
+  } | awk 'NF && !seen[$0]++' | while IFS= read -r file; do [[ ! -f $file ]] || echo "$file"; done
+}
+
+# sources: the sources to look at for the files on standard input. The header's own source if there is one, else the first that includes it.
+sources() {
+  local file source
+  while IFS= read -r file; do
+    case $file in
+      *.cpp) echo "$file" ;;
+      *.hpp)
+        source=${file%.hpp}.cpp
+        [[ -f $source ]] || source=$(grep -rlF --include='*.cpp' "#include \"$file\"" lib formats cli cuda | sort | head -n 1)
+        [[ -z $source ]] || echo "$source"
+        ;;
+    esac
+  done | awk '!seen[$0]++'
+}
+
+# look BUILD: at the sources on standard input, as many at a time as there are processors, until the time is over.
+look() {
+  build=$(cd "$1" && pwd) end=$(($(date +%s) + ${TIDY_SECONDS:-480})) xargs -r -n 1 -P "$(nproc)" bash -c '
+    if ! grep -qF "$PWD/$0\"" "$build/compile_commands.json"; then echo "tidy.sh: $0 is not compiled in $build"; exit 0; fi
+    if (($(date +%s) >= end)); then echo "tidy.sh: no time for $0"; exit 0; fi
+    echo "tidy.sh: $0"
+    exec clang-tidy-14 -quiet -p "$build" "$0" 2>/dev/null'
+}
+
+check() { changed "${2:-$(base)}" | sources | look "$1"; }
+
+# A small repository: a defect that was there, one in a header that the last commit changed, and one that is not committed.
+self_test() {
+  local rules said
+  rules=$PWD/.clang-tidy
+  dir=$(mktemp -d)  # not local: the trap runs outside
+  trap 'rm -rf "$dir"' EXIT
+  cd "$dir"
+  mkdir -p lib build
+  cp "$rules" .
+  printf '#include "lib/changed.hpp"\nint includes() { return *defect(); }\n' >lib/includes.cpp
+  printf 'inline int* defect() { static int i; return &i; }\n' >lib/changed.hpp
+  printf 'int* old_defect() { return 0; }\n' >lib/old.cpp
+  printf 'int* none() { return nullptr; }\n' >lib/edited.cpp
+  { local file separator='['
+    for file in includes old edited; do
+      printf '%s{"directory": "%s", "file": "%s/lib/%s.cpp", "command": "clang++ -std=c++20 -I. -c lib/%s.cpp"}' "$separator" "$dir" "$dir" $file $file
+      separator=','
+    done
+    echo ']'
+  } >build/compile_commands.json
+  git init -q
+  as() { GIT_COMMITTER_DATE="$1" git -c user.name=test -c user.email=test@localhost commit -qm "$2" --date "$1"; }
+  git add lib .clang-tidy
+  as "2020-01-01T00:00:00Z" first
+  printf 'inline int* defect() { return 0; }\n' >lib/changed.hpp
+  git add lib
+  as "2020-01-03T00:00:00Z" second
+  printf 'int* none() { return 0; }\n' >lib/edited.cpp
+  if said=$(check build 2>&1); then echo "self-test: nothing was found"; echo "$said"; exit 1; fi
+  [[ $said == *lib/changed.hpp:1:* ]] || { echo "self-test: the defect of a changed header was not found"; echo "$said"; exit 1; }
+  [[ $said == *lib/edited.cpp:1:* ]] || { echo "self-test: the defect that is not committed was not found"; echo "$said"; exit 1; }
+  [[ $said != *lib/old.cpp* ]] || { echo "self-test: what did not change was looked at"; echo "$said"; exit 1; }
+  said=$(TIDY_SECONDS=0 check build 2>&1) || { echo "self-test: sources without time failed"; echo "$said"; exit 1; }
+  [[ $said == *"no time for lib/edited.cpp"* ]] || { echo "self-test: sources without time are not named"; echo "$said"; exit 1; }
+  echo "self-test: defects in what changed were found"
+}
+
+case ${1:?usage: tidy.sh BUILD [COMMIT] | --self-test} in
+  --self-test) self_test ;;
+  *) check "$@" ;;
+esac
