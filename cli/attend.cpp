@@ -6,7 +6,7 @@
 //   --select SELECTION  attend to selected tokens only
 //
 //   kvcodec attend codes.h5 --queries kv.h5 --check
-#include "lib/codec/attend.hpp"
+#include "lib/pipeline/attend.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -23,12 +23,12 @@
 #include "formats/kv_file.hpp"
 #include "formats/outputs_file.hpp"
 #include "formats/selection_file.hpp"
-#include "lib/codec/chosen.hpp"
-#include "lib/codec/engine.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
+#include "lib/engine/engine.hpp"
 #include "lib/metrics/reconstruction.hpp"
 #include "lib/metrics/selection.hpp"
+#include "lib/pipeline/chosen.hpp"
 
 namespace kvcodec::cli {
 namespace {
@@ -261,13 +261,12 @@ class Attender {
     const GroupShape shape = group_shape(codes_.info().model, group, codes_.info().layer_group, Side::key);
     const auto open = [&](Side side) {
       return at_dataset(codes_.name(), side, group, [&] {
-        const GroupShape of_side = group_shape(codes_.info().model, group, shape.layers, side);
-        return stored_document(codes_, codec_, of_side, one.match.other_document);
+        return StoredDocument(codes_, codec_, of_side(shape, side), one.match.other_document);
       });
     };
     const auto keys = open(Side::key), values = open(Side::value);
-    const CodesSource straight(codec_, shape, *keys, *values, CodesSource::Products::straight);
-    const CodesSource decoded(codec_, shape, *keys, *values, CodesSource::Products::decoded_first);
+    const CodesSource straight(*keys, *values, CodesSource::Products::straight);
+    const CodesSource decoded(*keys, *values, CodesSource::Products::decoded_first);
     const RowsSource original(shape, [&](Side side, uint64_t first, MatrixView<float> rows) {
       for_chosen(shape, shape.heads, [&](size_t, int layer, size_t column, size_t width) {
         kv_.read(side, layer, one.match.original + first, rows.columns(column, width));
@@ -284,7 +283,7 @@ class Attender {
             selected_->tokens(shape, layers_, std::span(one.rows).subspan(first, count), queries.visible);
         const auto output = timed(queries, [&](MatrixView<float> out) {
           at_dataset(codes_.name(), Side::key, group, [&] {
-            attend_chosen(codec_, shape, *keys, *values, {q_heads(), rows, selected_->heads(), tokens}, out,
+            attend_chosen(*keys, *values, {q_heads(), rows, selected_->heads(), tokens}, out,
                           engine_ ? engine_->attention() : nullptr);
           });
         });
@@ -293,8 +292,7 @@ class Attender {
         answer(shape, queries, NamedSource(straight, codes_.name(), group),
                NamedSource(decoded, codes_.name(), group), original, [&](MatrixView<float> out) {
                  return attends_on_device(shape, queries) && at_dataset(codes_.name(), Side::key, group, [&] {
-                          return attend_decoded(*engine_->attention(), codec_, shape, *keys, *values, queries,
-                                                out);
+                          return attend_decoded(*engine_->attention(), *keys, *values, queries, out);
                         });
                });
       }

@@ -19,7 +19,7 @@
 #include "formats/book_file.hpp"
 #include "formats/codes_file.hpp"
 #include "lib/codec/codec.hpp"
-#include "lib/codec/step_selection.hpp"
+#include "lib/pipeline/step_selection.hpp"
 
 namespace kvcodec::cli {
 

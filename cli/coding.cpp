@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "cli/text.hpp"
-#include "lib/codec/engine.hpp"
 #include "lib/core/error.hpp"
+#include "lib/engine/engine.hpp"
 
 namespace kvcodec::cli {
 
@@ -91,14 +91,15 @@ std::vector<int> groups_of(const std::vector<int>& layers, int layer_group) {
   return groups;
 }
 
-std::unique_ptr<StreamReader> stored_document(const CodesReader& codes, const Codec& codec,
-                                              const GroupShape& shape, size_t document) {
-  auto reader = codes.document(shape.side, shape.first_layer, document);
-  const uint64_t stored = codec.tokens(shape, *reader), length = codes.info().documents.length(document);
+std::unique_ptr<DocumentView> open_document(const CodesReader& codes, const Codec& codec,
+                                            const GroupShape& shape, size_t document,
+                                            const StreamReader& streams) {
+  auto view = codec.open(shape, streams);
+  const uint64_t stored = view->tokens(), length = codes.info().documents.length(document);
   if (stored != length)
     throw bad_input("document {} has {} tokens stored; the table of documents says {}", document, stored,
                     length);
-  return reader;
+  return view;
 }
 
 std::string dataset_name(Side side, int first_layer) {

@@ -52,10 +52,25 @@ std::vector<int> stored_layers(const CodesInfo& info);
 /// First layers of the groups that hold any of these layers (ascending).
 std::vector<int> groups_of(const std::vector<int>& layers, int layer_group);
 
-/// The streams of a document of one side of a group. Throws Error(bad_input) unless they hold as many tokens
-/// as the table of documents says.
-std::unique_ptr<StreamReader> stored_document(const CodesReader& codes, const Codec& codec,
-                                              const GroupShape& shape, size_t document);
+/// Opens a document of one side of a group, whose streams are `streams`; codec and streams outlive the view.
+/// Throws Error(bad_input) unless they hold as many tokens as the table of documents says.
+std::unique_ptr<DocumentView> open_document(const CodesReader& codes, const Codec& codec,
+                                            const GroupShape& shape, size_t document,
+                                            const StreamReader& streams);
+
+/// The same of the streams in the file.
+class StoredDocument {
+ public:
+  StoredDocument(const CodesReader& codes, const Codec& codec, const GroupShape& shape, size_t document)
+      : streams_(codes.document(shape.side, shape.first_layer, document)),
+        view_(open_document(codes, codec, shape, document, *streams_)) {}
+  const DocumentView& operator*() const { return *view_; }
+  const DocumentView* operator->() const { return view_.get(); }
+
+ private:
+  std::unique_ptr<StreamReader> streams_;
+  std::unique_ptr<DocumentView> view_;
+};
 
 /// "/layers/3/key", as in files and messages.
 std::string dataset_name(Side side, int first_layer);

@@ -15,7 +15,7 @@
 #include "lib/core/dtype.hpp"
 
 namespace kvcodec {
-class Engine;  // lib/codec/engine.hpp
+class Engine;  // lib/engine/engine.hpp
 }
 
 namespace kvcodec::cli {

@@ -22,7 +22,6 @@
 #include "cli/text.hpp"
 #include "formats/kv_file.hpp"
 #include "formats/selection_file.hpp"
-#include "lib/codec/chosen.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec::cli {
@@ -153,8 +152,9 @@ auto of_part(const Part& part, uint64_t document_first, const Read& read) {
 
 /// Where the time of a decode goes.
 struct Effort {
-  double read_seconds = 0, decode_seconds = 0;  ///< the second with the first in it
-  uint64_t read_bytes = 0;                      ///< of streams
+  double read_seconds = 0, decode_seconds = 0;      ///< the second with the first in it
+  uint64_t read_bytes = 0;                          ///< of streams
+  uint64_t physical_bytes = 0, physical_reads = 0;  ///< of the codes file, its opening included
 };
 
 /// A document's streams that keep account of what is read from them.
@@ -192,8 +192,9 @@ class Decoder {
       for (const Side side : kSides) {
         const GroupShape shape = group_shape(codes_.info().model, group, codes_.info().layer_group, side);
         at_dataset(codes_.name(), side, group, [&] {
-          const auto document = stored_document(codes_, codec_, shape, part.document);
-          decode(shape, CountedStreams(*document, effort_), part, writer, count);
+          const auto streams = codes_.document(side, group, part.document);
+          const CountedStreams counted(*streams, effort_);
+          decode(*open_document(codes_, codec_, shape, part.document, counted), part, writer, count);
         });
       }
   }
@@ -202,8 +203,9 @@ class Decoder {
   const Effort& effort() const { return effort_; }
 
  private:
-  void decode(const GroupShape& shape, const StreamReader& document, const Part& part, KvWriter& writer,
+  void decode(const DocumentView& document, const Part& part, KvWriter& writer,
               const std::function<void(uint64_t)>& count) {
+    const GroupShape& shape = document.shape();
     const size_t chunk =
         chunk_rows(budget_, shape.width() * sizeof(float) + codec_.scratch_bytes_per_row(shape));
     const size_t layer_width = shape.width() / static_cast<size_t>(shape.layers);
@@ -214,9 +216,9 @@ class Decoder {
           rows_.view().rows(0, static_cast<size_t>(std::min<uint64_t>(chunk, part.count - first)));
       const Stopwatch watch;
       if (part.chosen.empty())
-        codec_.decode(shape, document, part.first + first, piece);
+        document.decode(part.first + first, piece);
       else
-        decode_tokens(codec_, shape, document, std::span(part.chosen).subspan(first, piece.rows()), piece);
+        document.decode_tokens(std::span(part.chosen).subspan(first, piece.rows()), piece);
       effort_.decode_seconds += watch.seconds();
       for (int i = 0; i < shape.layers; ++i)
         if (const int layer = shape.first_layer + i;
@@ -279,7 +281,10 @@ Effort decode_parts(const CodesReader& codes, const std::vector<Part>& parts, De
                  static_cast<double>(tokens));
     });
   }
-  return decoder.effort();
+  Effort effort = decoder.effort();
+  effort.physical_bytes = codes.bytes_read();
+  effort.physical_reads = codes.reads();
+  return effort;
 }
 
 /// What was written, and how.
@@ -303,6 +308,8 @@ std::string summary(const Product& product, const Effort& effort, double seconds
                     {"seconds", seconds},
                     {"read_bytes", effort.read_bytes},
                     {"read_seconds", effort.read_seconds},
+                    {"physical_bytes_read", effort.physical_bytes},
+                    {"physical_reads", effort.physical_reads},
                     {"rebuild_seconds", std::max(0.0, effort.decode_seconds - effort.read_seconds)}});
   Table table({{"cache"}, {"from"}, {"documents"}, {"tokens"}, {"layers"}, {"dtype"}, {"time"}});
   table.row({options.output.path, product.codec, grouped(product.documents), grouped(product.tokens),

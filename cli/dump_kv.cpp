@@ -26,9 +26,9 @@
 #include "formats/model_config.hpp"
 #include "formats/safetensors.hpp"
 #include "formats/tokenizer_json.hpp"
-#include "lib/codec/engine.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
+#include "lib/engine/engine.hpp"
 #include "lib/model/llama.hpp"
 
 namespace kvcodec::cli {

@@ -21,12 +21,12 @@
 #include "formats/model_config.hpp"
 #include "formats/safetensors.hpp"
 #include "formats/tokenizer_json.hpp"
-#include "lib/codec/closed_loop.hpp"
-#include "lib/codec/engine.hpp"
 #include "lib/core/error.hpp"
+#include "lib/engine/engine.hpp"
 #include "lib/metrics/next_token.hpp"
 #include "lib/metrics/recall.hpp"
 #include "lib/model/recall_task.hpp"
+#include "lib/pipeline/closed_loop.hpp"
 
 namespace kvcodec::cli {
 namespace {

@@ -22,9 +22,9 @@
 #include "cli/text.hpp"
 #include "formats/index_file.hpp"
 #include "formats/kv_file.hpp"
-#include "lib/codec/engine.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
+#include "lib/engine/engine.hpp"
 
 namespace kvcodec::cli {
 namespace {
@@ -72,15 +72,19 @@ class KeySource {
   }
 
   /// Keys of a layer, [num_kv_heads][head_dim] each, of tokens [first, first + out.rows()) of a document.
-  void read(int layer, size_t document, uint64_t first, MatrixView<float> out) const {
+  void read(int layer, size_t document, uint64_t first, MatrixView<float> out) {
     if (kv_) return kv_->read(Side::key, layer, kv_->documents().offsets[document] + first, out);
     const int group = layer - layer % codes_->info().layer_group;
     const GroupShape shape = group_shape(model(), group, codes_->info().layer_group, Side::key);
     at_dataset(codes_->name(), Side::key, group, [&] {
-      const auto stored = stored_document(*codes_, codec_->codec(), shape, document);
-      if (shape.layers == 1) return codec_->codec().decode(shape, *stored, first, out);
+      if (!open_ || open_group_ != group || open_document_ != document) {
+        open_.emplace(*codes_, codec_->codec(), shape, document);
+        open_group_ = group, open_document_ = document;
+      }
+      const DocumentView& stored = **open_;
+      if (shape.layers == 1) return stored.decode(first, out);
       Matrix<float> rows(out.rows(), shape.width());
-      codec_->codec().decode(shape, *stored, first, rows);
+      stored.decode(first, rows);
       for (size_t i = 0; i < out.rows(); ++i)
         std::ranges::copy(rows.row(i).subspan(static_cast<size_t>(layer - group) * out.cols(), out.cols()),
                           out.row(i).begin());
@@ -98,6 +102,9 @@ class KeySource {
   std::optional<KvReader> kv_;
   std::optional<CodesReader> codes_;
   std::optional<CodecOfFile> codec_;
+  std::optional<StoredDocument> open_;  // read last
+  int open_group_ = 0;
+  size_t open_document_ = 0;
 };
 
 /// What becomes of one document of the product.
@@ -116,7 +123,7 @@ struct LayerResult {
 
 class Indexing {
  public:
-  Indexing(const KeySource& source, const IndexOptions& options, const IndexReader* old)
+  Indexing(KeySource& source, const IndexOptions& options, const IndexReader* old)
       : source_(source), options_(options), old_(old), axis_(source.axis()) {
     info.model = source.model();
     info.sink = old ? old->info().sink : static_cast<uint64_t>(options.clusters.sink);
@@ -309,7 +316,7 @@ class Indexing {
     all.insert(all.end(), more.begin(), more.end());
   }
 
-  const KeySource& source_;
+  KeySource& source_;
   const IndexOptions& options_;
   const IndexReader* old_;
   TokenAxis axis_;
@@ -436,7 +443,7 @@ std::string index(Command& command) {
   options.common.apply(command, true);
 
   const Stopwatch watch;
-  const KeySource source(options.input, options.book, options.common.engine());
+  KeySource source(options.input, options.book, options.common.engine());
   std::optional<IndexReader> old;
   if (!options.append.empty()) {
     old.emplace(options.append);

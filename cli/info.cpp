@@ -208,7 +208,7 @@ void for_each_stream(const CodesReader& codes, const std::vector<int>& layers, c
 Json streams_json(const CodesReader& codes, const std::vector<int>& layers) {
   Json json = Json::array();
   for_each_stream(codes, layers, [&](Side side, int group, const StoredStream& stream) {
-    json.push_back({{"dataset", fmt::format("{}/{}", dataset_name(side, group), stream.spec.name)},
+    json.push_back({{"stream", fmt::format("{}/{}", dataset_name(side, group), stream.spec.name)},
                     {"type", name_of(stream.spec.type)},
                     {"row_shape", stream.spec.row_shape},
                     {"category", name_of(stream.spec.category)},

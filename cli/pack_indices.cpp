@@ -14,7 +14,7 @@
 #include "cli/subcommands.hpp"
 #include "cli/text.hpp"
 #include "formats/codes_file.hpp"
-#include "lib/codec/sparse_streams.hpp"
+#include "lib/codec/sparse/copy.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec::cli {

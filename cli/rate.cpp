@@ -45,7 +45,7 @@ void add_symbols(const Codec& codec, const CodesReader& codes, Side side, int gr
   std::vector<uint64_t> total;
   at_dataset(codes.name(), side, group, [&] {
     for (size_t i = 0; i < codes.info().documents.count(); ++i) {
-      const auto counts = codec.symbol_counts(shape, *codes.document(side, group, i));
+      const auto counts = StoredDocument(codes, codec, shape, i)->symbol_counts();
       total.resize(std::max(total.size(), counts.size()));
       for (size_t symbol = 0; symbol < counts.size(); ++symbol) total[symbol] += counts[symbol];
     }
@@ -160,7 +160,7 @@ std::string ledger_table(const FileRate& rate) {
   };
   for (const auto& line : rate.ledger.lines) {
     std::string name = line.name;
-    if (name == "index") name = "tokens, positions, documents";
+    if (name == "index") name = "tokens, documents, parts";
     if (name == "overhead") name = "file overhead";
     row(name, line.bytes);
   }

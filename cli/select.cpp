@@ -22,9 +22,9 @@
 #include "formats/kv_file.hpp"
 #include "formats/selection_file.hpp"
 #include "lib/attention/cluster_selector.hpp"
-#include "lib/codec/engine.hpp"
-#include "lib/codec/selection.hpp"
 #include "lib/core/error.hpp"
+#include "lib/engine/engine.hpp"
+#include "lib/pipeline/selection.hpp"
 
 namespace kvcodec::cli {
 namespace {
@@ -108,18 +108,20 @@ class LayerRun {
       query_rows.push_back(*row);
     }
     Matrix<float> keys(match.count, heads_ * dims_), values = keys, stored_keys = keys, stored_values = keys;
+    const auto open = [&](Side side) {
+      return StoredDocument(codes_, codec_, group_shape(kv_.model(), layer_, 1, side), match.other_document);
+    };
+    const StoredDocument coded_keys = open(Side::key), coded_values = open(Side::value);
     for (const Side side : kSides) {
-      const GroupShape shape = group_shape(kv_.model(), layer_, 1, side);
       const bool key = side == Side::key;
-      kv_.read(shape, match.original, key ? keys : values);
-      codec_.decode(shape, *codes_.document(side, layer_, match.other_document), 0,
-                    key ? stored_keys : stored_values);
+      kv_.read(group_shape(kv_.model(), layer_, 1, side), match.original, key ? keys : values);
+      (key ? coded_keys : coded_values)->decode(0, key ? stored_keys : stored_values);
     }
     const size_t first_selection = selections.chosen.size(), per_step = selected_heads();
     selections.chosen.resize(first_selection + steps * per_step);
     for (size_t head = 0; head < heads_; ++head) {
       const auto own_keys = keys.view().columns(head * dims_, dims_);
-      const auto selector = make_selector(match, head, own_keys);
+      const auto selector = make_selector(match, *coded_keys, head, own_keys);
       std::vector<uint64_t> waiting;
       uint64_t sink = 0;
       if (cluster_index_) {
@@ -159,12 +161,9 @@ class LayerRun {
   Documents documents;  // of the queries
 
  private:
-  std::unique_ptr<Selector> make_selector(const Match& match, size_t head, MatrixView<const float> keys) {
-    if (by_codes(options_)) {
-      const auto document = codes_.document(Side::key, layer_, match.other_document);
-      return codec_.selector(group_shape(kv_.model(), layer_, 1, Side::key), *document, head,
-                             options_.selection.by == "signs");
-    }
+  std::unique_ptr<Selector> make_selector(const Match& match, const DocumentView& coded_keys, size_t head,
+                                          MatrixView<const float> keys) {
+    if (by_codes(options_)) return coded_keys.selector(head, options_.selection.by == "signs");
     if (clusters_) {
       const std::string& name = codes_.info().documents.names[match.other_document];
       cluster_index_ = clusters_->read(layer_, match.other_document, head, name);

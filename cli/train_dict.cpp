@@ -23,10 +23,10 @@
 #include "cli/training.hpp"
 #include "formats/book_file.hpp"
 #include "formats/kv_file.hpp"
-#include "lib/codec/engine.hpp"
-#include "lib/codec/sparse_book.hpp"
+#include "lib/codec/sparse/book.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
+#include "lib/engine/engine.hpp"
 
 namespace kvcodec::cli {
 namespace {

@@ -22,9 +22,9 @@
 #include "cli/training.hpp"
 #include "formats/book_file.hpp"
 #include "formats/kv_file.hpp"
-#include "lib/codec/engine.hpp"
-#include "lib/codec/rvq_book.hpp"
+#include "lib/codec/rvq/book.hpp"
 #include "lib/core/error.hpp"
+#include "lib/engine/engine.hpp"
 #include "lib/metrics/rate.hpp"
 
 namespace kvcodec::cli {

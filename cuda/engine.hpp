@@ -1,5 +1,5 @@
 // What the rest of kvcodec sees of cuda/: the devices there are, and one of them as an Engine
-// (lib/codec/engine.hpp), which commands and codecs get for --device cuda, and for auto where there is a
+// (lib/engine/engine.hpp), which commands and codecs get for --device cuda, and for auto where there is a
 // device. Nothing outside this folder and its tests includes another of its headers. README.md says how to
 // add to what a device does.
 //
@@ -10,7 +10,7 @@
 #include <memory>
 
 #include "cuda/runtime/device.hpp"  // devices(), require_device()
-#include "lib/codec/engine.hpp"
+#include "lib/engine/engine.hpp"
 
 namespace kvcodec::cuda {
 

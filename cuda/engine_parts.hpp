@@ -7,7 +7,7 @@
 #include <memory>
 
 #include "cuda/runtime/device_work.hpp"
-#include "lib/codec/engine.hpp"
+#include "lib/engine/engine.hpp"
 
 namespace kvcodec::cuda {
 

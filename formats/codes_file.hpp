@@ -1,7 +1,7 @@
 // `codes` files: what any codec made of a cache (FORMAT.md, "codes"). Written and read without knowing the
-// codec: streams are datasets /layers/<first layer of the group>/{key,value}/<stream>, documents one behind
-// the other, with the row at which each document starts. Index streams may be kept bit-packed; the reader
-// unpacks them on the fly.
+// codec: the streams of a document of one side of a group lie together in a part of their own, so that reading
+// a document costs little more than its streams. Index streams may be kept bit-packed; the reader unpacks them
+// on the fly.
 #pragma once
 
 #include <memory>
@@ -33,20 +33,20 @@ struct CodesInfo {
   Documents documents;
 };
 
-/// How a stream lies in the file.
+/// A stream of one side of a group, all documents together.
 struct StoredStream {
   StreamSpec spec;
   unsigned packed_bits =
-      0;               ///< 0 = plain; else elements take this many bits, each document padded to whole bytes
-  uint64_t rows = 0;   ///< of all documents together
-  uint64_t bytes = 0;  ///< logical bytes of the dataset, packed if it is
+      0;  ///< 0 = plain; else elements take this many bits, each document padded to whole bytes
+  uint64_t rows = 0;
+  uint64_t bytes = 0;  ///< as stored, packed if it is
 };
 
 /// Bytes per line of the ledger, all layers and both sides together, and what the file weighs beyond them.
 struct Ledger {
   uint64_t values = 0;             ///< numbers encoded: tokens * heads * head_dim * layers * 2
   std::vector<uint64_t> category;  ///< bytes per Category, in the order of kCategories
-  uint64_t index_bytes = 0;        ///< tokens, positions, document names and offsets, row offsets of streams
+  uint64_t index_bytes = 0;  ///< tokens, positions, document names and offsets, tables and footers of parts
   uint64_t embedded_book_bytes = 0;
   uint64_t file_bytes = 0;        ///< size of the file; what is in none of the lines above is file overhead
   uint64_t stored_bytes() const;  ///< all categories together: what the codec itself stores
@@ -62,27 +62,37 @@ class CodesReader {
   const std::string& name() const;
   const FileType& type() const;
   const CodesInfo& info() const;
+  /// What was read from the file so far, its opening included: calls to the system, and bytes they brought.
+  uint64_t reads() const;
+  uint64_t bytes_read() const;
+
   bool has_tokens() const;
+  /// Of tokens counted over all documents. Throws Error(bad_input) for a document that has another number of
+  /// them than the table of documents says.
   std::vector<uint32_t> tokens(uint64_t first, uint64_t count) const;
   std::vector<uint64_t> positions(uint64_t first, uint64_t count) const;
 
   /// The book inside the file (--embed-book), if any.
   std::optional<Book> embedded_book() const;
 
-  /// Checks that what is stored is what the codec says it stores: names, types, shapes, document offsets.
-  /// Throws Error(bad_input).
+  /// Checks that what is stored is what the codec says it stores: names, types, shapes. How many tokens a
+  /// document has is seen when it is read. Throws Error(bad_input).
   void check_streams(const Codec& codec) const;
 
-  /// The streams of a document of one side of a group. Reads lazily; messages name file and dataset.
+  /// The streams of a document of one side of a group. Verified as they are read, small ones at once; messages
+  /// name file, stream and document. Does not outlive the reader.
   std::unique_ptr<StreamReader> document(Side side, int first_layer, size_t document) const;
 
+  /// In the order in which they lie in a part.
   std::vector<StoredStream> streams(Side side, int first_layer) const;
+  /// What is stored. Reads the whole table of parts and holds it against the totals.
   Ledger ledger() const;
+
+  struct Impl;  // formats/codes_io.hpp
 
  private:
   friend class CodesWriter;
   friend struct RepackResult repack_indices(const CodesReader&, OutputFile&, bool, const Provenance&);
-  struct Impl;
   std::unique_ptr<Impl> impl_;
 };
 
@@ -102,8 +112,8 @@ class CodesWriter {
   CodesWriter& operator=(const CodesWriter&) = delete;
 
   /// The streams of a document, to append to. For each side of each group call it with rising document
-  /// numbers; the one before is closed by the call. Groups and sides one after the other: only the one in
-  /// work is held in memory.
+  /// numbers; the one before is closed and written by the call. Groups and sides one after the other: only the
+  /// document in work is held.
   StreamStore& document(Side side, int first_layer, size_t document);
 
   /// Flushes, checks, writes ledger and root attributes, closes. The caller commits the OutputFile.

@@ -228,7 +228,7 @@ std::string parent_of(const std::string& path) {
 struct File::State {
   std::string name;
   std::unique_ptr<InputFile> input;  // when reading
-  FileStatus status;
+  mutable FileStatus status;
   bool writing = false;
   std::filesystem::path path;
   hid_t id = -1;
@@ -259,6 +259,19 @@ struct File::State {
 
   void check_writes() const {
     if (status.error != 0) throw write_error();
+  }
+
+  /// Bytes of the file from `position` on, past HDF5. object: what they belong to, for messages.
+  void read_at(uint64_t position, std::span<std::byte> out, const std::string& object) const {
+    while (!out.empty()) {
+      const ssize_t got = ::pread(descriptor, out.data(), out.size(), static_cast<off_t>(position));
+      if (got < 0 && errno == EINTR) continue;
+      if (got < 0) throw error(object, fmt::format("cannot be read: {}", std::strerror(errno)));
+      if (got == 0) throw error(object, fmt::format("the file ends before its byte {}", position));
+      status.count_read(static_cast<uint64_t>(got));
+      out = out.subspan(static_cast<size_t>(got));
+      position += static_cast<uint64_t>(got);
+    }
   }
 
   /// Tells whether the path leads to an object inside this file.
@@ -390,6 +403,8 @@ uint64_t File::size() const {
   return error ? 0 : size;
 }
 
+Traffic File::traffic() const { return {state_->status.reads, state_->status.bytes_read}; }
+
 bool File::has(const std::string& path) const {
   const Turn turn;
   return state_->reaches(path);
@@ -418,22 +433,6 @@ std::vector<std::string> File::children(const std::string& group) const {
     throw state_->refused(group, "cannot be listed");
   std::sort(names.begin(), names.end());
   return names;
-}
-
-std::string File::identity(const std::string& path) const {
-  const Turn turn;
-  const Handle object = state_->open_object(path);
-#if H5_VERSION_GE(1, 12, 0)
-  H5O_info2_t info;
-  if (H5Oget_info3(object.get(), &info, H5O_INFO_BASIC) < 0)
-    throw state_->refused(path, "cannot be examined");
-  return {reinterpret_cast<const char*>(&info.token), sizeof info.token};
-#else
-  H5O_info_t info;
-  if (H5Oget_info2(object.get(), &info, H5O_INFO_BASIC) < 0)
-    throw state_->refused(path, "cannot be examined");
-  return {reinterpret_cast<const char*>(&info.addr), sizeof info.addr};
-#endif
 }
 
 Error File::make_error(const std::string& path, const std::string& what) const {
@@ -604,14 +603,6 @@ void File::make_group(const std::string& path) {
   state_->check_writes();
 }
 
-void File::link(const std::string& existing, const std::string& path) {
-  make_group(parent_of(path));
-  const Turn turn;
-  if (H5Lcreate_hard(state_->id, existing.c_str(), state_->id, path.c_str(), H5P_DEFAULT, H5P_DEFAULT) < 0)
-    throw state_->refused(path, "cannot be linked to " + existing);
-  state_->check_writes();
-}
-
 void File::close() {
   state_->close();
   state_->check_writes();
@@ -631,6 +622,8 @@ struct Dataset::State {
   // behind each.
   bool direct = false;
   bool checksums = false;
+  bool contiguous = false;  // all rows at `begin`, one behind the other
+  uint64_t begin = 0;
   uint64_t chunk_rows = 0;
   mutable std::mutex address_mutex;
   mutable std::vector<uint64_t> addresses;        // per chunk, as far as asked for
@@ -647,6 +640,9 @@ struct Dataset::State {
   void examine_storage();
   std::pair<uint64_t, bool> chunk_address(uint64_t index) const;
   void read_chunk(uint64_t index, std::span<std::byte> out) const;
+  /// Whether rows can be read without HDF5 and without their neighbours: nothing is checked by chunks.
+  bool exact() const { return contiguous || (direct && !checksums); }
+  void read_exactly(uint64_t first, uint64_t count, std::span<std::byte> out) const;
   void read_by_hdf5(uint64_t first, uint64_t count, std::span<std::byte> out) const;
   void visit_chunk(uint64_t index, uint64_t first, uint64_t count, const Visitor& visitor) const;
 };
@@ -675,7 +671,7 @@ void Dataset::State::open(const std::string& where) {
   examine_storage();
   if (dtype) {
     Handle memory = stored_type(*dtype);
-    if (H5Tequal(memory.get(), type.get()) <= 0) direct = false;  // another byte order
+    if (H5Tequal(memory.get(), type.get()) <= 0) direct = contiguous = false;  // another byte order
     type = std::move(memory);
   }
 }
@@ -707,7 +703,13 @@ void Dataset::State::examine_storage() {
     throw error(
         fmt::format("claims {} bytes [{}], but {} are stored", claimed, fmt::join(shape, ", "), stored));
 
-  if (layout != H5D_CHUNKED || claimed == 0 || file->descriptor < 0) return;
+  if (claimed == 0 || file->descriptor < 0) return;
+  if (layout == H5D_CONTIGUOUS) {
+    begin = H5Dget_offset(dataset.get());
+    contiguous = begin != HADDR_UNDEF;
+    return;
+  }
+  if (layout != H5D_CHUNKED) return;
   std::vector<hsize_t> chunk(shape.size());
   if (H5Pget_chunk(creation.get(), static_cast<int>(chunk.size()), chunk.data()) < 0)
     throw refused("has no readable layout");
@@ -743,18 +745,9 @@ std::pair<uint64_t, bool> Dataset::State::chunk_address(uint64_t index) const {
 
 /// out: one chunk and, if it has one, its checksum behind it.
 void Dataset::State::read_chunk(uint64_t index, std::span<std::byte> out) const {
-  const auto [address, checksum] = chunk_address(index);
+  const auto [at, checksum] = chunk_address(index);
   const uint64_t bytes = chunk_rows * row_bytes;
-  std::span<std::byte> left = out.first(bytes + (checksum ? kChecksumBytes : 0));
-  auto position = static_cast<off_t>(address);
-  while (!left.empty()) {
-    const ssize_t got = ::pread(file->descriptor, left.data(), left.size(), position);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) throw error(fmt::format("cannot be read: {}", std::strerror(errno)));
-    if (got == 0) throw error(fmt::format("the file ends inside rows {} and following", index * chunk_rows));
-    left = left.subspan(static_cast<size_t>(got));
-    position += got;
-  }
+  file->read_at(at, out.first(bytes + (checksum ? kChecksumBytes : 0)), path);
   if (!checksum) return;
   const uint32_t stored = stored_checksum(out.data() + bytes);
   const uint32_t found = fletcher32(out.first(bytes));
@@ -762,6 +755,18 @@ void Dataset::State::read_chunk(uint64_t index, std::span<std::byte> out) const 
     throw error(fmt::format(
         "checksum of rows {} to {} does not hold ({:08x} stored, {:08x} found): the file is damaged",
         index * chunk_rows, std::min(rows(), (index + 1) * chunk_rows) - 1, stored, found));
+}
+
+void Dataset::State::read_exactly(uint64_t first, uint64_t count, std::span<std::byte> out) const {
+  if (contiguous) return file->read_at(begin + first * row_bytes, out, path);
+  while (count > 0) {
+    const uint64_t within = first % chunk_rows, n = std::min(count, chunk_rows - within);
+    file->read_at(chunk_address(first / chunk_rows).first + within * row_bytes, out.first(n * row_bytes),
+                  path);
+    out = out.subspan(n * row_bytes);
+    first += n;
+    count -= n;
+  }
 }
 
 void Dataset::State::read_by_hdf5(uint64_t first, uint64_t count, std::span<std::byte> out) const {
@@ -779,16 +784,21 @@ void Dataset::State::read_by_hdf5(uint64_t first, uint64_t count, std::span<std:
 /// Rows [first, first + count) lie in that chunk.
 void Dataset::State::visit_chunk(uint64_t index, uint64_t first, uint64_t count,
                                  const Visitor& visitor) const {
-  const uint64_t begin = index * chunk_rows;
+  const uint64_t chunk_first = index * chunk_rows;
   const uint64_t bytes = chunk_rows * row_bytes;
   const auto part = [&](std::span<const std::byte> chunk) {
-    visitor(first, chunk.subspan((first - begin) * row_bytes, count * row_bytes));
+    visitor(first, chunk.subspan((first - chunk_first) * row_bytes, count * row_bytes));
   };
-  const bool whole = first == begin && first + count == std::min(rows(), begin + chunk_rows);
+  const bool whole = first == chunk_first && first + count == std::min(rows(), chunk_first + chunk_rows);
   if (whole) {
     const auto chunk = scratch<Purpose::reading>(bytes + kChecksumBytes);
     read_chunk(index, chunk);
     return part(chunk);
+  }
+  if (exact()) {
+    const auto wanted = scratch<Purpose::reading>(count * row_bytes);
+    read_exactly(first, count, wanted);
+    return visitor(first, wanted);
   }
   auto chunk = file->cached(this, index);
   if (!chunk) {
@@ -824,10 +834,14 @@ void Dataset::expect(DType type, std::span<const uint64_t> shape) const {
               fmt::join(state_->shape, ", "), name_of(type), fmt::join(shape, ", "));
 }
 
-void Dataset::visit(uint64_t first, uint64_t count, const Visitor& visitor) const {
-  if (count == 0 || state_->row_bytes == 0) return;
+void Dataset::check_rows(uint64_t first, uint64_t count) const {
   if (first > rows() || count > rows() - first)
     throw error("rows {} to {} were asked for; there are {}", first, first + count - 1, rows());
+}
+
+void Dataset::visit(uint64_t first, uint64_t count, const Visitor& visitor) const {
+  if (count == 0 || state_->row_bytes == 0) return;
+  check_rows(first, count);
   if (!state_->direct) {
     const uint64_t step = std::max<uint64_t>(1, kChunkBytes / state_->row_bytes);
     for (uint64_t done = 0; done < count; done += step) {
@@ -856,6 +870,10 @@ void Dataset::visit(uint64_t first, uint64_t count, const Visitor& visitor) cons
 }
 
 void Dataset::read(uint64_t first, uint64_t count, std::span<std::byte> out) const {
+  if (state_->exact()) {
+    check_rows(first, count);
+    return state_->read_exactly(first, count, out);
+  }
   visit(first, count, [&](uint64_t row, std::span<const std::byte> bytes) {
     std::memcpy(out.data() + (row - first) * state_->row_bytes, bytes.data(), bytes.size());
   });
@@ -963,6 +981,7 @@ struct DatasetWriter::State {
   std::string path;
   DType dtype = DType::u8;
   bool is_text = false;  // strings of row_bytes instead of dtype
+  Chunks stored_chunks;
   std::vector<uint64_t> row_shape;
   uint64_t row_bytes = 0;
   uint64_t chunk_rows = 0;
@@ -974,9 +993,10 @@ struct DatasetWriter::State {
   explicit State(File target) : file(std::move(target)) {}
 
   uint64_t chunk_bytes() const { return chunk_rows * row_bytes; }
+  uint64_t checksum_bytes() const { return stored_chunks.checksums ? kChecksumBytes : 0; }
 
   void choose_chunk(uint64_t expected_rows) {
-    chunk_rows = std::max<uint64_t>(1, kChunkBytes / std::max<uint64_t>(1, row_bytes));
+    chunk_rows = std::max<uint64_t>(1, stored_chunks.bytes / std::max<uint64_t>(1, row_bytes));
     if (expected_rows == 0) return;
     const uint64_t chunks = (expected_rows + chunk_rows - 1) / chunk_rows;
     chunk_rows = (expected_rows + chunks - 1) / chunks;
@@ -1001,7 +1021,7 @@ struct DatasetWriter::State {
     H5Pset_fill_time(creation.get(), H5D_FILL_TIME_NEVER);
     if (!final || rows * row_bytes > 0) {  // nothing to store needs no chunk, and a chunk may not be empty
       H5Pset_chunk(creation.get(), static_cast<int>(chunk.size()), chunk.data());
-      H5Pset_fletcher32(creation.get());
+      if (stored_chunks.checksums) H5Pset_fletcher32(creation.get());
     }
     dataset = Handle(H5Dcreate2(file.state_->id, path.c_str(), type.get(), space.get(), H5P_DEFAULT,
                                 creation.get(), H5P_DEFAULT),
@@ -1027,13 +1047,14 @@ struct DatasetWriter::State {
   }
 
   void add_checksum(std::span<std::byte> chunk) const {
+    if (!stored_chunks.checksums) return;
     const uint32_t checksum = fletcher32(chunk.first(chunk.size() - kChecksumBytes));
     std::memcpy(chunk.data() + chunk.size() - kChecksumBytes, &checksum, kChecksumBytes);
   }
 
   void flush_buffer() {
     const uint64_t valid_rows = buffer.size() / row_bytes;
-    buffer.resize(chunk_bytes() + kChecksumBytes, std::byte{0});
+    buffer.resize(chunk_bytes() + checksum_bytes(), std::byte{0});
     add_checksum(buffer);
     write_chunk(buffer, valid_rows, true);
     buffer.clear();
@@ -1046,7 +1067,7 @@ struct DatasetWriter::State {
     parallel_for(chunks, 1, [&](size_t begin, size_t end, int) {
       for (size_t i = begin; i < end; ++i) {
         const size_t number = order.take_number();
-        const auto chunk = scratch<Purpose::writing>(chunk_bytes() + kChecksumBytes);
+        const auto chunk = scratch<Purpose::writing>(chunk_bytes() + checksum_bytes());
         try {
           fill(first + number * chunk_rows, chunk.first(chunk_bytes()));
           add_checksum(chunk);
@@ -1071,8 +1092,9 @@ struct DatasetWriter::State {
 };
 
 DatasetWriter::DatasetWriter(File file, std::string path, DType type, std::vector<uint64_t> row_shape,
-                             uint64_t expected_rows)
+                             uint64_t expected_rows, Chunks chunks)
     : state_(std::make_unique<State>(std::move(file))) {
+  state_->stored_chunks = chunks;
   state_->path = std::move(path);
   state_->dtype = type;
   state_->row_bytes = checked_mul(checked_product(row_shape), size_of(type));
@@ -1144,7 +1166,7 @@ void DatasetWriter::finish() {
     if (total > 0) s.chunk_rows = total;
     s.create(total, true);
     if (!s.buffer.empty()) {
-      s.buffer.resize(s.chunk_bytes() + kChecksumBytes);
+      s.buffer.resize(s.chunk_bytes() + s.checksum_bytes());
       s.add_checksum(s.buffer);
       s.write_chunk(s.buffer, total, false);
     }
@@ -1153,6 +1175,25 @@ void DatasetWriter::finish() {
   const Turn turn;
   s.dataset = Handle();
   s.file.state_->check_writes();
+}
+
+void write_table(File& file, const std::string& path, DType type, std::span<const uint64_t> shape,
+                 std::span<const std::byte> bytes) {
+  file.make_group(parent_of(path));
+  const Turn turn;
+  const Handle stored = stored_type(type);
+  const std::vector<hsize_t> extent(shape.begin(), shape.end());
+  const Handle space(H5Screate_simple(static_cast<int>(extent.size()), extent.data(), nullptr), H5Sclose);
+  const Handle creation(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
+  H5Pset_obj_track_times(creation.get(), false);
+  H5Pset_fill_time(creation.get(), H5D_FILL_TIME_NEVER);
+  const Handle dataset(H5Dcreate2(file.state_->id, path.c_str(), stored.get(), space.get(), H5P_DEFAULT,
+                                  creation.get(), H5P_DEFAULT),
+                       H5Dclose);
+  if (!dataset || (!bytes.empty() &&
+                   H5Dwrite(dataset.get(), stored.get(), H5S_ALL, H5S_ALL, H5P_DEFAULT, bytes.data()) < 0))
+    throw file.state_->refused(path, "cannot be written");
+  file.state_->check_writes();
 }
 
 uint64_t write_texts(File& file, const std::string& path, const std::vector<std::string>& values) {

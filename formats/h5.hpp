@@ -28,6 +28,12 @@ inline constexpr uint64_t kChunkBytes = uint64_t{1} << 20;
 
 class Dataset;
 
+/// What was read from a file since it was opened, by HDF5 and past it.
+struct Traffic {
+  uint64_t reads = 0;  ///< calls to the system
+  uint64_t bytes = 0;  ///< what they brought
+};
+
 /// An open HDF5 file. Objects are named by absolute paths; "/" is the root. Copies refer to the same open
 /// file.
 class File {
@@ -38,7 +44,8 @@ class File {
   static File create(const OutputFile& output);
 
   const std::string& name() const;
-  uint64_t size() const;  ///< bytes on disk
+  uint64_t size() const;    ///< bytes on disk
+  Traffic traffic() const;  ///< so far
   /// How messages about an object begin: "kv.h5: /layers/3/key", and "kv.h5" for the root.
   std::string where(const std::string& path) const;
 
@@ -47,8 +54,6 @@ class File {
   bool is_dataset(const std::string& path) const;
   /// Names directly below a group, in byte order.
   std::vector<std::string> children(const std::string& group) const;
-  /// Tells objects of a file apart: paths to one object (hard links) have the same identity.
-  std::string identity(const std::string& path) const;
   Dataset dataset(const std::string& path) const;
 
   bool has_attribute(const std::string& object, const std::string& name) const;
@@ -60,7 +65,6 @@ class File {
   std::vector<uint64_t> extents(const std::string& object, const std::string& name) const;
 
   void make_group(const std::string& path);  ///< and the groups above it; nothing if it is there
-  void link(const std::string& existing, const std::string& path);
   void set_text(const std::string& object, const std::string& name, const std::string& value);
   void set_texts(const std::string& object, const std::string& name, const std::vector<std::string>& values);
   void set_integer(const std::string& object, const std::string& name, int64_t value);
@@ -81,6 +85,8 @@ class File {
  private:
   friend class Dataset;
   friend class DatasetWriter;
+  friend void write_table(File&, const std::string&, DType, std::span<const uint64_t>,
+                          std::span<const std::byte>);
   explicit File(std::shared_ptr<State> state) : state_(std::move(state)) {}
   Error make_error(const std::string& path, const std::string& what) const;
   std::shared_ptr<State> state_;
@@ -103,7 +109,8 @@ class Dataset {
   void expect(DType type, std::span<const uint64_t> shape) const;
 
   /// Rows [first, first + count) in type(), host byte order, to out (count * row_bytes()). The caller keeps
-  /// to the rows there are. Verifies checksums.
+  /// to the rows there are. Verifies checksums. Chunks with a checksum are read whole; of all others, and of
+  /// contiguous rows, nothing is read but the rows wanted.
   void read(uint64_t first, uint64_t count, std::span<std::byte> out) const;
 
   /// The same, piece by piece: visit(row, bytes) is called for disjoint runs of whole rows that together are
@@ -128,7 +135,15 @@ class Dataset {
   friend class File;
   explicit Dataset(std::shared_ptr<State> state) : state_(std::move(state)) {}
   Error make_error(const std::string& what) const;
+  void check_rows(uint64_t first, uint64_t count) const;
   std::shared_ptr<State> state_;
+};
+
+/// How a dataset that is written lies in the file.
+struct Chunks {
+  uint64_t bytes = kChunkBytes;  ///< of a chunk, about
+  bool checksums =
+      true;  ///< without them rows can be read one by one, but what guards them is up to the caller
 };
 
 /// A dataset to write, row after row. It comes into being in the file when its first chunk is full, or at
@@ -138,7 +153,7 @@ class DatasetWriter {
   /// expected_rows: how many rows there will be, if known (0 = not), so that the last chunk can be as full as
   /// the others.
   DatasetWriter(File file, std::string path, DType type, std::vector<uint64_t> row_shape,
-                uint64_t expected_rows = 0);
+                uint64_t expected_rows = 0, Chunks chunks = {});
   /// Rows are strings of so many bytes each.
   DatasetWriter(File file, std::string path, size_t text_bytes, uint64_t expected_rows);
   ~DatasetWriter();
@@ -167,6 +182,10 @@ class DatasetWriter {
   struct State;
   std::unique_ptr<State> state_;
 };
+
+/// Writes a whole dataset in one piece, without chunks and checksums, so that any row can be read by itself.
+void write_table(File& file, const std::string& path, DType type, std::span<const uint64_t> shape,
+                 std::span<const std::byte> bytes);
 
 /// Writes a whole one-dimensional dataset of strings, of as many bytes each as the longest has. Returns all
 /// its bytes.

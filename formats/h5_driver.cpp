@@ -96,6 +96,7 @@ herr_t read_bytes(H5FD_t* base, H5FD_mem_t, hid_t, haddr_t address, size_t size,
       std::memset(out, 0, size);
       return 0;
     }
+    file->status->count_read(static_cast<uint64_t>(got));
     out += got;
     address += static_cast<haddr_t>(got);
     size -= static_cast<size_t>(got);

@@ -1,13 +1,22 @@
 // The HDF5 file driver that files are read and written through.
 #pragma once
 
+#include <atomic>
+#include <cstdint>
+
 #include <hdf5.h>
 
 namespace kvcodec::h5 {
 
-/// What the system said when it first refused a read or a write.
+/// What the system said when it first refused a read or a write, and how much was read.
 struct FileStatus {
   int error = 0;  ///< errno; after a failed write nothing more is written
+  std::atomic<uint64_t> reads = 0, bytes_read = 0;
+
+  void count_read(uint64_t bytes) {
+    reads.fetch_add(1, std::memory_order_relaxed);
+    bytes_read.fetch_add(bytes, std::memory_order_relaxed);
+  }
 };
 
 /// A file access list for plain positioned reads and writes. It tells HDF5 that every write went well and

@@ -14,13 +14,14 @@
 namespace kvcodec {
 namespace {
 
-/// The types this program reads and writes, and the newest version of each that it knows.
+/// The types this program reads and writes, the newest version of each that it knows, which it writes, and the
+/// oldest that it still reads.
 struct KnownType {
   std::string_view name;
-  int version;
+  int version = 1, oldest = 1;
 };
-constexpr KnownType kTypes[] = {{"kv", 1},    {"dictionary", 1}, {"codebooks", 1}, {"codes", 1},
-                                {"index", 1}, {"selection", 1},  {"outputs", 1}};
+constexpr KnownType kTypes[] = {{"kv"},    {"dictionary"}, {"codebooks"}, {"codes", 2, 2},
+                                {"index"}, {"selection"},  {"outputs"}};
 
 const KnownType* find_type(std::string_view name) {
   const auto place =
@@ -57,17 +58,25 @@ std::string one_line(std::string text) {
 
 FileType identify(const std::string& file) { return read_file_type(h5::File::open(file)); }
 
-FileType read_file_type(const h5::File& file) {
+FileType read_file_type(const h5::File& file, std::string_view wanted) {
   if (!file.has_attribute(kRoot, "kvcodec_type"))
     throw file.error(kRoot, "not a kvcodec file: it has no attribute 'kvcodec_type'");
   FileType type;
   type.type = file.text(kRoot, "kvcodec_type");
   const KnownType* known = find_type(type.type);
   if (!known) throw file.error(kRoot, "is of type '{}', which kvcodec {} does not know", type.type, kVersion);
+  const auto article = [](std::string_view word) { return word.find_first_of("aeiou") == 0 ? "an" : "a"; };
+  if (!wanted.empty() && type.type != wanted)
+    throw file.error(kRoot, "is {} {} file; {} {} file is wanted here", article(type.type), type.type,
+                     article(wanted), wanted);
   type.version = static_cast<int>(file.integer(kRoot, "kvcodec_version", 1, kMaxInt));
   if (type.version > known->version)
     throw file.error(kRoot, "is a {} file of version {}; kvcodec {} reads versions up to {}", type.type,
                      type.version, kVersion, known->version);
+  if (type.version < known->oldest)
+    throw file.error(kRoot,
+                     "is a {} file of version {}; kvcodec {} reads versions from {} on: encode it again",
+                     type.type, type.version, kVersion, known->oldest);
   type.generator = file.text(kRoot, "generator");
   type.created = file.text(kRoot, "created");
   type.history = file.texts(kRoot, "history");
@@ -76,11 +85,7 @@ FileType read_file_type(const h5::File& file) {
 
 h5::File open_file(const std::string& name, std::string_view wanted, FileType& type) {
   h5::File file = h5::File::open(name);
-  type = read_file_type(file);
-  const auto article = [](std::string_view word) { return word.find_first_of("aeiou") == 0 ? "an" : "a"; };
-  if (type.type != wanted)
-    throw file.error(kRoot, "is {} {} file; {} {} file is wanted here", article(type.type), type.type,
-                     article(wanted), wanted);
+  type = read_file_type(file, wanted);
   return file;
 }
 

@@ -10,8 +10,9 @@
 
 namespace kvcodec {
 
-/// Root attributes of a file of one of this program's types and versions. Throws Error(bad_input).
-FileType read_file_type(const h5::File& file);
+/// Root attributes of a file of one of this program's types and versions; wanted: of that type, empty = any.
+/// Throws Error(bad_input).
+FileType read_file_type(const h5::File& file, std::string_view wanted = {});
 
 /// Opens a file that must be of type `wanted`. Throws Error(bad_input): "kv.h5: is a codes file; a kv file is
 /// wanted here".

@@ -38,7 +38,7 @@ export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"
 if [ $mode = fast ]; then
   cmake --preset dev >/dev/null
   cmake --build build-dev --target fast_tests
-  # The emulation of a device, and what runs the program, have labels or names of their own.
+  # The emulation of a device, and what runs the program, have labels of their own.
   exec ctest --test-dir build-dev --output-on-failure -j"$(nproc)" -L unit -LE program "$@"
 fi
 

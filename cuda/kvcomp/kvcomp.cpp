@@ -3,6 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <utility>
 #include <vector>
 
 #include "cuda/engine_parts.hpp"
@@ -97,17 +101,15 @@ struct LoadedBlocks::Impl {
   }
 };
 
-LoadedBlocks::LoadedBlocks(const kvcomp::Layout& layout, DType storage, const StreamReader& document,
-                           uint64_t first, uint64_t last)
+LoadedBlocks::LoadedBlocks(const kvcomp::Layout& layout, DType storage, const kvcomp::StoredBlocks& stored)
     : impl_(std::make_unique<Impl>()) {
-  const kvcomp::StoredBlocks stored(layout, document, first, last);
   if (stored.coder.coder() != Coder::huffman)
     throw usage_error("blocks coded with rANS; a device decodes those coded with Huffman codes");
   if (layout.block.by_channel != (layout.unit == UnitShape::row) ||
       (layout.block.by_channel && layout.has_origins))
     throw failed("runs of values have a step for each token, runs of keys have none");
-  const uint64_t rows = last - first;
-  if (checked_mul(rows, layout.heads) >= kMostBlocks)
+  const uint64_t rows = stored.blocks.size() / layout.heads;
+  if (stored.blocks.size() >= kMostBlocks)
     throw failed("{} block rows of {} heads at once; a device takes less than {} blocks", rows, layout.heads,
                  kMostBlocks);
   if (layout.heads > kMostGridRows)  // products give each a row of blocks of threads
@@ -119,8 +121,8 @@ LoadedBlocks::LoadedBlocks(const kvcomp::Layout& layout, DType storage, const St
     const bool coded = block.mode != kRawBlock;
     // Damaged sizes could ask for more shared memory than there is; what is as large as this is not coded.
     if (coded && block.payload.size > layout.block.raw_bytes())
-      throw bad_input("stream '{}': a block of {} bytes; its values have {}", kvcomp::kSizes,
-                      block.payload.size, layout.block.raw_bytes());
+      throw bad_input("a block of {} bytes; its values have {}", block.payload.size,
+                      layout.block.raw_bytes());
     places.push_back({block.payload.start, block.counts.start, block.origins.start, block.steps.start,
                       static_cast<uint32_t>(block.payload.size), block.mode, block.origin_bits});
     if (coded) store.largest_payload = std::max(store.largest_payload, places.back().payload_bytes);
@@ -244,9 +246,176 @@ void append(std::vector<T>& all, const std::vector<T>& more) {
   all.insert(all.end(), more.begin(), more.end());
 }
 
+/// Tokens of whole block rows that are on the device at a time, where `free` bytes may be taken, with so many
+/// bytes of each token beside streams of at most two per value.
+size_t tokens_in(uint64_t free, const Layout& layout, uint64_t bytes_per_token) {
+  const uint64_t tokens = free / (layout.width() * 2 + bytes_per_token);
+  // What a kernel addresses in a stream: up to 2^33 bytes, of which a value takes no more than two.
+  const uint64_t most = (uint64_t{1} << 32) / std::max<size_t>(1, layout.width());
+  const size_t block = layout.block.tokens;
+  return std::max<size_t>(1, std::min<uint64_t>(tokens, most) / block) * block;
+}
+
+/// Block rows of documents that stay on the device: those used last, while there is as much room beside them
+/// as for work.
+class KeptBlocks {
+ public:
+  explicit KeptBlocks(const DeviceWork& device) : device_(device) {}
+
+  /// Block rows [first, last) of a document.
+  struct Piece {
+    const void* document = nullptr;
+    uint64_t first = 0, last = 0, bytes = 0;
+    std::shared_ptr<const LoadedBlocks> blocks = {};
+  };
+
+  /// A piece of that document with all of these block rows; without blocks if there is none.
+  Piece find(const void* document, uint64_t first, uint64_t last) {
+    const std::lock_guard lock(mutex_);
+    const auto found = std::ranges::find_if(pieces_, [&](const Piece& piece) {
+      return piece.document == document && piece.first <= first && piece.last >= last;
+    });
+    if (found == pieces_.end()) return {};
+    pieces_.splice(pieces_.begin(), pieces_, found);
+    return *found;
+  }
+
+  void keep(Piece piece) {
+    const std::lock_guard lock(mutex_);
+    remove_if([&](const Piece& other) {
+      return other.document == piece.document && other.first >= piece.first && other.last <= piece.last;
+    });
+    bytes_ += piece.bytes;
+    pieces_.push_front(std::move(piece));
+    while (!pieces_.empty() && bytes_ > device_.room()) remove_last();
+  }
+
+  /// Lets go of what was used longest ago until there is room for so many bytes, or all is gone.
+  void make_room(uint64_t bytes) {
+    const std::lock_guard lock(mutex_);
+    while (!pieces_.empty() && bytes > device_.room()) remove_last();
+  }
+
+  void forget(const void* document) {
+    const std::lock_guard lock(mutex_);
+    remove_if([&](const Piece& piece) { return piece.document == document; });
+  }
+
+ private:
+  void remove_last() {
+    bytes_ -= pieces_.back().bytes;
+    pieces_.pop_back();
+  }
+  template <class Test>
+  void remove_if(const Test& test) {
+    pieces_.remove_if([&](const Piece& piece) {
+      const bool is_removed = test(piece);
+      if (is_removed) bytes_ -= piece.bytes;
+      return is_removed;
+    });
+  }
+
+  const DeviceWork& device_;
+  std::mutex mutex_;
+  std::list<Piece> pieces_;  // the one used last in front
+  uint64_t bytes_ = 0;
+};
+
+/// One document.
+class DocumentBlocks final : public kvcomp::BlocksElsewhere {
+ public:
+  DocumentBlocks(const DeviceWork& device, KeptBlocks& kept, const Layout& layout, DType storage,
+                 kvcomp::BlockEngine::ReadBlocks read)
+      : device_(device), kept_(kept), layout_(layout), storage_(storage), read_(std::move(read)) {}
+  ~DocumentBlocks() override { kept_.forget(this); }
+
+  /// Copies streams there, unless they are, and floats back.
+  bool decode(uint64_t first, MatrixView<float> out) override {
+    return over_blocks(first, out.rows(), layout_.width() * sizeof(float), DeviceWork::Bits::same,
+                       [&](const LoadedBlocks& blocks, size_t token, size_t done, size_t count) {
+                         blocks.decode(token, out.rows(done, count));
+                       });
+  }
+
+  /// Copies streams, unless they are there, and queries there and products back.
+  bool multiply_keys(uint64_t first, MatrixView<const float> queries, MatrixView<float> out) override {
+    return over_blocks(first, out.cols(), queries.rows() * sizeof(float), DeviceWork::Bits::rounded,
+                       [&](const LoadedBlocks& blocks, size_t token, size_t done, size_t count) {
+                         blocks.multiply_keys(token, queries, out.columns(done, count));
+                       });
+  }
+
+  /// Copies streams, unless they are there, and weights there and sums back.
+  bool multiply_values(uint64_t first, MatrixView<const float> weights, MatrixView<float> out) override {
+    Matrix<float> piece(out.rows(), out.cols());
+    for (size_t i = 0; i < out.rows(); ++i) std::ranges::fill(out.row(i), 0.0f);
+    return over_blocks(first, weights.cols(), weights.rows() * sizeof(float), DeviceWork::Bits::rounded,
+                       [&](const LoadedBlocks& blocks, size_t token, size_t done, size_t count) {
+                         blocks.multiply_values(token, weights.columns(done, count), piece);
+                         for (size_t i = 0; i < out.rows(); ++i)
+                           for (size_t c = 0; c < out.cols(); ++c) out(i, c) += piece(i, c);
+                       });
+  }
+
+ private:
+  /// Calls body(blocks, first token within them, tokens done before, tokens) for tokens [first, first +
+  /// count).
+  template <class Body>
+  bool over_blocks(uint64_t first, uint64_t count, uint64_t bytes_per_token, DeviceWork::Bits bits,
+                   const Body& body) {
+    const uint64_t block = layout_.block.tokens, begin = first / block, end = (first + count - 1) / block + 1;
+    if (const auto piece = kept_.find(this, begin, end); piece.blocks)
+      return device_.try_run([&] { body(*piece.blocks, first - piece.first * block, 0, count); }, bits) ==
+             Outcome::done;
+    const uint64_t tokens = (end - begin) * block;
+    kept_.make_room(tokens * (layout_.width() * 2 + bytes_per_token));
+    if (tokens > tokens_in(device_.room(), layout_, bytes_per_token))
+      return in_pieces(first, count, bytes_per_token, bits, body);
+    KeptBlocks::Piece piece{this, begin, end};
+    const auto run = [&] {
+      const kvcomp::StoredBlocks stored = read_(begin, end);
+      piece.bytes = bytes_of(stored);
+      piece.blocks = device_.share(LoadedBlocks(layout_, storage_, stored));
+      body(*piece.blocks, first - begin * block, 0, count);
+    };
+    if (device_.try_run(run, bits) == Outcome::declined) return false;
+    kept_.keep(std::move(piece));
+    return true;
+  }
+
+  /// The same, of more tokens than fit at a time; nothing stays.
+  template <class Body>
+  bool in_pieces(uint64_t first, uint64_t count, uint64_t bytes_per_token, DeviceWork::Bits bits,
+                 const Body& body) const {
+    const auto run = [&] {
+      const uint64_t block = layout_.block.tokens;
+      const uint64_t at_once = tokens_in(DeviceWork::rows_at_once(1), layout_, bytes_per_token);
+      for (uint64_t begin = first; begin < first + count;) {
+        const uint64_t row = begin / block, end = std::min(row * block + at_once, first + count);
+        const LoadedBlocks blocks(layout_, storage_, read_(row, (end - 1) / block + 1));
+        body(blocks, begin - row * block, begin - first, end - begin);
+        begin = end;
+      }
+    };
+    return device_.try_run(run, bits) == Outcome::done;
+  }
+
+  static uint64_t bytes_of(const kvcomp::StoredBlocks& stored) {
+    constexpr uint64_t kPlaceBytes = 64;  // more than a KvcompPlace takes
+    return stored.payload.size() + stored.counts.size() + stored.origins.size() + 2 * stored.steps.size() +
+           kPlaceBytes * stored.blocks.size();
+  }
+
+  const DeviceWork& device_;
+  KeptBlocks& kept_;
+  Layout layout_;
+  DType storage_;
+  kvcomp::BlockEngine::ReadBlocks read_;
+};
+
 class Blocks final : public kvcomp::BlockEngine {
  public:
-  explicit Blocks(const DeviceWork& device) : device_(device) {}
+  explicit Blocks(const DeviceWork& device) : device_(device), kept_(device) {}
 
   /// Copies values there and streams back, a piece of block rows at a time; symbols stay there.
   std::optional<EncodedBlocks> encode(const Layout& layout, DType storage, const ErrorBound& bound,
@@ -281,38 +450,10 @@ class Blocks final : public kvcomp::BlockEngine {
     return all;
   }
 
-  /// Copies streams there and floats back.
-  bool decode(const Layout& layout, DType storage, const StreamReader& document, uint64_t first,
-              MatrixView<float> out) const override {
-    return over_blocks(layout, storage, document, first, out.rows(), layout.width() * sizeof(float),
-                       DeviceWork::Bits::same,
-                       [&](const LoadedBlocks& blocks, size_t token, size_t done, size_t count) {
-                         blocks.decode(token, out.rows(done, count));
-                       });
-  }
-
-  /// Copies streams and queries there and products back.
-  bool multiply_keys(const Layout& layout, DType storage, const StreamReader& document, uint64_t first,
-                     MatrixView<const float> queries, MatrixView<float> out) const override {
-    return over_blocks(layout, storage, document, first, out.cols(), queries.rows() * sizeof(float),
-                       DeviceWork::Bits::rounded,
-                       [&](const LoadedBlocks& blocks, size_t token, size_t done, size_t count) {
-                         blocks.multiply_keys(token, queries, out.columns(done, count));
-                       });
-  }
-
-  /// Copies streams and weights there and sums back.
-  bool multiply_values(const Layout& layout, DType storage, const StreamReader& document, uint64_t first,
-                       MatrixView<const float> weights, MatrixView<float> out) const override {
-    Matrix<float> piece(out.rows(), out.cols());
-    for (size_t i = 0; i < out.rows(); ++i) std::ranges::fill(out.row(i), 0.0f);
-    return over_blocks(layout, storage, document, first, weights.cols(), weights.rows() * sizeof(float),
-                       DeviceWork::Bits::rounded,
-                       [&](const LoadedBlocks& blocks, size_t token, size_t done, size_t count) {
-                         blocks.multiply_values(token, weights.columns(done, count), piece);
-                         for (size_t i = 0; i < out.rows(); ++i)
-                           for (size_t c = 0; c < out.cols(); ++c) out(i, c) += piece(i, c);
-                       });
+  std::unique_ptr<kvcomp::BlocksElsewhere> document(const Layout& layout, DType storage,
+                                                    const BlockCoder& coder, ReadBlocks read) const override {
+    if (!decodable(coder)) return nullptr;
+    return std::make_unique<DocumentBlocks>(device_, kept_, layout, storage, std::move(read));
   }
 
  private:
@@ -322,22 +463,13 @@ class Blocks final : public kvcomp::BlockEngine {
     return false;
   }
 
-  /// Tokens of whole block rows that are on the device at a time, with so many bytes of each beside streams
-  /// of at most two per value.
-  static size_t tokens_at_once(const Layout& layout, uint64_t bytes_per_token) {
-    const size_t tokens = DeviceWork::rows_at_once(layout.width() * 2 + bytes_per_token);
-    // What a kernel addresses in a stream: up to 2^33 bytes, of which a value takes no more than two.
-    const uint64_t most = (uint64_t{1} << 32) / std::max<size_t>(1, layout.width());
-    const size_t block = layout.block.tokens;
-    return std::max<size_t>(1, std::min<uint64_t>(tokens, most) / block) * block;
-  }
-
   /// Calls body(quantized) for pieces of whole block rows.
   template <class Body>
   bool in_pieces(const Layout& layout, DType storage, const ErrorBound& bound,
                  MatrixView<const uint16_t> values, const Body& body) const {
     const auto run = [&] {
-      const size_t at_once = tokens_at_once(layout, layout.width() * 4);  // values, symbols, runs
+      // Values, symbols, runs.
+      const size_t at_once = tokens_in(DeviceWork::rows_at_once(1), layout, layout.width() * 4);
       for (size_t first = 0; first < values.rows(); first += at_once)
         body(QuantizedBlocks(layout, storage, bound,
                              values.rows(first, std::min(at_once, values.rows() - first))));
@@ -345,28 +477,8 @@ class Blocks final : public kvcomp::BlockEngine {
     return device_.try_run(run) == Outcome::done;
   }
 
-  /// Calls body(blocks, first token within them, tokens done before, tokens) for tokens [first, first +
-  /// count).
-  template <class Body>
-  bool over_blocks(const Layout& layout, DType storage, const StreamReader& document, uint64_t first,
-                   uint64_t count, uint64_t bytes_per_token, DeviceWork::Bits bits, const Body& body) const {
-    const uint64_t book_bytes = document.rows(kvcomp::kBook);
-    const auto run = [&] {
-      if (!decodable(BlockCoder::read(document.read<uint8_t>(kvcomp::kBook, 0, book_bytes, 1))))
-        return Outcome::declined;
-      const uint64_t block = layout.block.tokens, at_once = tokens_at_once(layout, bytes_per_token);
-      for (uint64_t begin = first; begin < first + count;) {
-        const uint64_t row = begin / block, end = std::min(row * block + at_once, first + count);
-        const LoadedBlocks blocks(layout, storage, document, row, (end - 1) / block + 1);
-        body(blocks, begin - row * block, begin - first, end - begin);
-        begin = end;
-      }
-      return Outcome::done;
-    };
-    return device_.try_run(run, bits) == Outcome::done;
-  }
-
   const DeviceWork& device_;
+  mutable KeptBlocks kept_;
 };
 
 }  // namespace

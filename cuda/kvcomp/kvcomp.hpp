@@ -1,4 +1,4 @@
-// Device twin of what lib/codec/kvcomp_blocks.hpp does with blocks of the codec `kvcomp`: decoding, and
+// Device twin of what lib/codec/kvcomp/blocks.hpp does with blocks of the codec `kvcomp`: decoding, and
 // products with keys and values that are never written out (KVComp, sections 3.3.1 and 3.3.2). Of blocks
 // coded with Huffman codes; rANS falls back to the CPU.
 //
@@ -14,9 +14,9 @@
 #include <cstdint>
 #include <memory>
 
-#include "lib/codec/kvcomp_blocks.hpp"
 #include "lib/core/dtype.hpp"
 #include "lib/core/view.hpp"
+#include "lib/kvcomp/stored_blocks.hpp"
 
 namespace kvcodec::cuda {
 
@@ -24,14 +24,13 @@ struct KvcompCuts;
 struct KvcompStore;
 struct KvcompRange;
 
-/// Block rows [first, last) of a document, in device memory as they lie in the streams. Tokens are counted
-/// from the first of them.
+/// Some block rows of a document, in device memory as they lie in the streams. Tokens are counted from the
+/// first of them.
 class LoadedBlocks {
  public:
-  /// As kvcodec::kvcomp::LoadedBlocks. Throws Error(bad_input) for streams that no encoder writes,
-  /// Error(usage) for blocks coded with rANS, Error(failed) without device memory.
-  LoadedBlocks(const kvcomp::Layout& layout, DType storage, const StreamReader& document, uint64_t first,
-               uint64_t last);
+  /// As kvcodec::kvcomp::LoadedBlocks. Throws Error(bad_input) for sizes that no encoder writes, Error(usage)
+  /// for blocks coded with rANS, Error(failed) without device memory.
+  LoadedBlocks(const kvcomp::Layout& layout, DType storage, const kvcomp::StoredBlocks& stored);
   ~LoadedBlocks();
   LoadedBlocks(LoadedBlocks&&) noexcept;
   LoadedBlocks& operator=(LoadedBlocks&&) noexcept;

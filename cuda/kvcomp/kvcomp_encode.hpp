@@ -8,9 +8,9 @@
 #include <memory>
 #include <vector>
 
-#include "lib/codec/kvcomp_blocks.hpp"
 #include "lib/core/dtype.hpp"
 #include "lib/core/view.hpp"
+#include "lib/kvcomp/stored_blocks.hpp"
 
 namespace kvcodec::cuda {
 

@@ -13,8 +13,8 @@
 #include <utility>
 
 #include "cuda/runtime/runtime.hpp"
-#include "lib/codec/engine.hpp"
 #include "lib/core/error.hpp"
+#include "lib/engine/engine.hpp"
 
 namespace kvcodec::cuda {
 

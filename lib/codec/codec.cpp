@@ -1,27 +1,10 @@
 #include "lib/codec/codec.hpp"
 
-#include "lib/codec/products.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec {
 
 std::unique_ptr<Survey> Codec::survey(const GroupShape&) const { throw failed("this codec surveys nothing"); }
-
-std::unique_ptr<Selector> Codec::selector(const GroupShape&, const StreamReader&, size_t, bool) const {
-  throw failed("this codec has no index");
-}
-
-void Codec::multiply_keys(const GroupShape& shape, const StreamReader& document, uint64_t first,
-                          MatrixView<const float> queries, MatrixView<float> out) const {
-  decode_and_multiply_keys(*this, shape, document, first, queries, out);
-}
-
-void Codec::multiply_values(const GroupShape& shape, const StreamReader& document, uint64_t first,
-                            MatrixView<const float> weights, MatrixView<float> out) const {
-  decode_and_multiply_values(*this, shape, document, first, weights, out);
-}
-
-std::vector<uint64_t> Codec::symbol_counts(const GroupShape&, const StreamReader&) const { return {}; }
 
 namespace {
 

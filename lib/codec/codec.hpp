@@ -1,11 +1,13 @@
-// The Codec interface: float rows in, streams out, and back.
+// The Codec interface: float rows in, streams out; lib/codec/document_view.hpp is the way back.
 //
 // How to add a codec
 //   1. its parts in lib/<area>/ with scalar reference and property tests;
-//   2. lib/codec/<name>_codec.cpp: an options struct, a Codec, and the function that makes its CodecEntry;
-//   3. its declaration and its line in lib/codec/registry.cpp;
+//   2. an options struct, a Codec, its DocumentView, a Survey where it needs one, and the function that makes
+//      its CodecEntry: in lib/codec/<name>_codec.cpp, or, where that would be long, in the folder
+//      lib/codec/<name>/, with survey, encode and decode apart;
+//   3. the declaration of that function and its line in lib/codec/registry.cpp;
 //   4. a section in formats/FORMAT.md, a man page section in man/kvcodec-encode.1, a row in
-//   test/unit/codec_table.hpp.
+//      test/unit/codec_table.hpp.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +17,9 @@
 #include <string_view>
 #include <vector>
 
-#include "lib/attention/selector.hpp"
 #include "lib/codec/book.hpp"
+#include "lib/codec/document_view.hpp"
+#include "lib/codec/group_shape.hpp"
 #include "lib/codec/stream.hpp"
 #include "lib/core/options.hpp"
 #include "lib/core/record.hpp"
@@ -24,25 +27,7 @@
 
 namespace kvcodec {
 
-class Engine;  // lib/codec/engine.hpp
-
-enum class Side : uint8_t { key, value };
-inline constexpr Side kSides[] = {Side::key, Side::value};
-constexpr std::string_view name_of(Side side) { return side == Side::key ? "key" : "value"; }
-
-/// What codecs work on: one side of `layers` consecutive layers. One row is one token: its
-/// [layers][heads][head_dim] floats.
-struct GroupShape {
-  int first_layer = 0;
-  int layers = 1;
-  int heads = 0;
-  int head_dim = 0;
-  Side side = Side::key;
-
-  size_t width() const {
-    return static_cast<size_t>(layers) * static_cast<size_t>(heads) * static_cast<size_t>(head_dim);
-  }
-};
+class Engine;  // lib/engine/engine.hpp
 
 /// What a codec can do; shown by `kvcodec info` and used to refuse early.
 struct Capabilities {
@@ -112,7 +97,7 @@ class Codec {
   /// The streams of one side of one group. The same for every document.
   virtual std::vector<StreamSpec> streams(const GroupShape& shape) const = 0;
 
-  /// Scratch memory that append and decode need per row, beside the rows themselves; the driver cuts chunks
+  /// Scratch memory that append and DocumentView::decode need per row, beside the rows themselves; the driver cuts chunks
   /// by it.
   virtual size_t scratch_bytes_per_row(const GroupShape& shape) const {
     return shape.width() * sizeof(float);
@@ -132,37 +117,18 @@ class Codec {
   /// Throws Error(bad_input) for values the codec cannot represent.
   virtual void append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const = 0;
 
-  /// Tokens the document's streams hold. Throws Error(bad_input) if the streams disagree with each other.
-  virtual uint64_t tokens(const GroupShape& shape, const StreamReader& document) const = 0;
+  /// Opens a document for reading. This codec and `document` outlive the view. Throws Error(bad_input) if the
+  /// document's streams disagree with each other.
+  std::unique_ptr<DocumentView> open(const GroupShape& shape, const StreamReader& document) const {
+    auto view = view_of(shape, document);
+    view->refresh();
+    return view;
+  }
 
-  /// Writes tokens [first, first + out.rows()) to out: (n, shape.width()). Reads only what those tokens need.
-  /// Throws Error(bad_input) for streams that no encoder writes (an id beyond the book, a length beyond the
-  /// data).
-  virtual void decode(const GroupShape& shape, const StreamReader& document, uint64_t first,
-                      MatrixView<float> out) const = 0;
-
-  /// Chooses tokens of one head by what is stored (Capabilities::has_index); document: the streams of the
-  /// keys. It holds all it needs. signs_only: by the signs of keys alone, to see what the rest of the index
-  /// gains. Throws Error(failed) for codecs without an index.
-  virtual std::unique_ptr<Selector> selector(const GroupShape& shape, const StreamReader& document,
-                                             size_t head, bool signs_only) const;
-
-  /// Products of queries with the keys of tokens [first, first + out.cols()), without decoding them where the
-  /// codec can (Capabilities::multiplies); the default decodes. Of shapes of keys only. heads = layers *
-  /// heads of the shape, n queries for each: queries (heads * n, head_dim), those of head 0 first; out (heads
-  /// * n, tokens) = queries . keys.
-  virtual void multiply_keys(const GroupShape& shape, const StreamReader& document, uint64_t first,
-                             MatrixView<const float> queries, MatrixView<float> out) const;
-
-  /// Sums of the values of tokens [first, first + weights.cols()), likewise, of shapes of values: weights
-  /// (heads * n, tokens); out (heads * n, head_dim) = weights . values.
-  virtual void multiply_values(const GroupShape& shape, const StreamReader& document, uint64_t first,
-                               MatrixView<const float> weights, MatrixView<float> out) const;
-
-  /// How often each symbol occurs among the document's quantized values, before entropy coding: what the
-  /// payload is held against. Values kept exactly in rows or blocks of their own have no symbol. Empty where
-  /// the codec makes no symbols. Throws Error(bad_input) as decode does.
-  virtual std::vector<uint64_t> symbol_counts(const GroupShape& shape, const StreamReader& document) const;
+ protected:
+  /// The codec's view, which nothing has been read for yet.
+  virtual std::unique_ptr<DocumentView> view_of(const GroupShape& shape,
+                                                const StreamReader& document) const = 0;
 };
 
 /// A registry line: how a codec presents itself and how one is made.

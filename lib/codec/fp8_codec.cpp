@@ -12,9 +12,11 @@
 #include <cfloat>
 #include <cmath>
 
+#include "lib/codec/codec.hpp"
 #include "lib/codec/exact_rows.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
+#include "lib/core/lazy.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/quant/fp8.hpp"
 
@@ -67,6 +69,42 @@ class ScaleSurvey final : public Survey {
   std::vector<float> largest_;  // per head
 };
 
+std::vector<float> read_scales(const GroupShape& shape, const StreamReader& document) {
+  const auto scales =
+      document.read<float>(kScales, 0, 1, shape.width() / static_cast<size_t>(shape.head_dim));
+  for (const float scale : scales)
+    // Times 448 it is to stay a number.
+    if (!(scale > 0 && scale <= FLT_MAX / kLargestE4m3))
+      throw bad_input("stream '{}': {} is no scale", kScales, scale);
+  return scales;
+}
+
+class Fp8View final : public DocumentView {
+ public:
+  Fp8View(const GroupShape& shape, const StreamReader& document) : DocumentView(shape, document) {}
+
+ protected:
+  uint64_t take_in() override { return document().rows(kCodes); }
+
+  void decode_rows(uint64_t first, MatrixView<float> out) const override {
+    const std::vector<float>& scales = scales_.get([&] { return read_scales(shape(), document()); });
+    const auto codes = document().read<uint8_t>(kCodes, first, out.rows(), out.cols());
+    const auto dims = static_cast<size_t>(shape().head_dim);
+    parallel_for(out.rows(), std::max<size_t>(1, kPieceValues / out.cols()),
+                 [&](size_t begin, size_t end, int) {
+                   for (size_t i = begin; i < end; ++i)
+                     with_context(fmt::format("stream '{}', row {}", kCodes, first + i), [&] {
+                       for (size_t head = 0; head < scales.size(); ++head)
+                         dequantize_e4m3(std::span(codes).subspan(i * out.cols() + head * dims, dims),
+                                         scales[head], out.row(i).subspan(head * dims, dims));
+                     });
+                 });
+  }
+
+ private:
+  Lazy<std::vector<float>> scales_;
+};
+
 class Fp8Codec final : public Codec {
  public:
   Fp8Codec(const Fp8Options& options, const CodecContext& context)
@@ -91,10 +129,6 @@ class Fp8Codec final : public Codec {
     return std::make_unique<ScaleSurvey>(shape, storage_, options_.headroom);
   }
 
-  uint64_t tokens(const GroupShape&, const StreamReader& document) const override {
-    return document.rows(kCodes);
-  }
-
   void append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const override {
     check_width(shape, rows.cols());
     const std::vector<float> scales = read_scales(shape, document);
@@ -115,21 +149,10 @@ class Fp8Codec final : public Codec {
     document.append_values<uint8_t>(kCodes, codes);
   }
 
-  void decode(const GroupShape& shape, const StreamReader& document, uint64_t first,
-              MatrixView<float> out) const override {
-    check_width(shape, out.cols());
-    const std::vector<float> scales = read_scales(shape, document);
-    const auto codes = document.read<uint8_t>(kCodes, first, out.rows(), out.cols());
-    const auto dims = static_cast<size_t>(shape.head_dim);
-    parallel_for(out.rows(), std::max<size_t>(1, kPieceValues / out.cols()),
-                 [&](size_t begin, size_t end, int) {
-                   for (size_t i = begin; i < end; ++i)
-                     with_context(fmt::format("stream '{}', row {}", kCodes, first + i), [&] {
-                       for (size_t head = 0; head < scales.size(); ++head)
-                         dequantize_e4m3(std::span(codes).subspan(i * out.cols() + head * dims, dims),
-                                         scales[head], out.row(i).subspan(head * dims, dims));
-                     });
-                 });
+ protected:
+  std::unique_ptr<DocumentView> view_of(const GroupShape& shape,
+                                        const StreamReader& document) const override {
+    return std::make_unique<Fp8View>(shape, document);
   }
 
  private:
@@ -144,16 +167,6 @@ class Fp8Codec final : public Codec {
     if (largest == kLargestE4m3Code) return;
     for (uint8_t& code : codes)
       code = static_cast<uint8_t>((code & 0x80) | std::min<uint8_t>(code & 0x7f, largest));
-  }
-
-  std::vector<float> read_scales(const GroupShape& shape, const StreamReader& document) const {
-    const auto scales =
-        document.read<float>(kScales, 0, 1, shape.width() / static_cast<size_t>(shape.head_dim));
-    for (const float scale : scales)
-      // Times 448 it is to stay a number.
-      if (!(scale > 0 && scale <= FLT_MAX / kLargestE4m3))
-        throw bad_input("stream '{}': {} is no scale", kScales, scale);
-    return scales;
   }
 
   Fp8Options options_;

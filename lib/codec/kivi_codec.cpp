@@ -21,6 +21,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "lib/codec/codec.hpp"
 #include "lib/codec/exact_rows.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
@@ -74,16 +75,90 @@ std::vector<std::byte> store_floats(DType type, std::span<const float> values) {
   return bytes;
 }
 
+/// What codes look like.
+struct KiviForm {
+  DType storage, scale_type;
+  unsigned bits;
+  size_t group, value_group, residual;
+
+  KiviForm(const KiviOptions& options, const CodecContext& context)
+      : storage(context.storage),
+        scale_type(dtype_from_name(options.scale_type)),
+        bits(static_cast<unsigned>(options.bits)),
+        group(static_cast<size_t>(options.group)),
+        value_group(static_cast<size_t>(options.value_group)),
+        residual(static_cast<size_t>(options.residual)) {}
+
+  Layout layout_of(const GroupShape& shape) const;
+  /// How many of a document's tokens are quantized.
+  uint64_t quantized_of(uint64_t tokens, const Layout& layout) const {
+    if (!layout.pays || tokens < residual) return 0;
+    return (tokens - residual) / group * group;
+  }
+  /// Tokens of a document. Throws Error(bad_input) if its streams disagree.
+  uint64_t tokens(const Layout& layout, const StreamReader& document) const;
+};
+
+Layout KiviForm::layout_of(const GroupShape& shape) const {
+  Layout layout;
+  layout.heads = static_cast<size_t>(shape.layers) * static_cast<size_t>(shape.heads);
+  layout.head_dim = static_cast<size_t>(shape.head_dim);
+  layout.head_bytes = packed_bytes(layout.head_dim, bits);
+  if (shape.side == Side::key) {
+    layout.scale_tokens = group;
+    layout.head_scales = layout.head_dim;
+  } else {
+    layout.scale_tokens = 1;
+    layout.head_scales = (layout.head_dim + value_group - 1) / value_group;
+  }
+  const size_t exact = group * layout.width() * size_of(storage);
+  const size_t scale_rows = group / layout.scale_tokens;
+  layout.pays =
+      group * layout.row_bytes() + 2 * scale_rows * layout.row_scales() * size_of(scale_type) < exact;
+  return layout;
+}
+
+uint64_t KiviForm::tokens(const Layout& layout, const StreamReader& document) const {
+  const uint64_t quantized = document.rows(kCodes), waiting = document.rows(kTail);
+  for (const std::string_view stream : {kScales, kZeros})
+    if (document.rows(stream) != quantized / layout.scale_tokens)
+      throw bad_input("stream '{}' has {} rows; {} quantized tokens have {}", stream, document.rows(stream),
+                      quantized, quantized / layout.scale_tokens);
+  const uint64_t total = checked_add(quantized, waiting);
+  if (quantized != quantized_of(total, layout))
+    throw bad_input("{} quantized and {} exact tokens; of {} tokens {} are quantized", quantized, waiting,
+                    total, quantized_of(total, layout));
+  return total;
+}
+
+class KiviView final : public DocumentView {
+ public:
+  KiviView(const KiviForm& form, const GroupShape& shape, const StreamReader& document)
+      : DocumentView(shape, document), form_(form), layout_(form.layout_of(shape)) {}
+
+  std::vector<uint64_t> symbol_counts() const override;
+
+ protected:
+  uint64_t take_in() override { return form_.tokens(layout_, document()); }
+  void decode_rows(uint64_t first, MatrixView<float> out) const override;
+  /// What shares scales.
+  Block block_of(uint64_t token) const override {
+    return equal_block(token, layout_.scale_tokens, quantized());
+  }
+
+ private:
+  uint64_t quantized() const { return document().rows(kCodes); }
+  void decode_quantized(uint64_t first, MatrixView<float> out) const;
+  std::vector<float> read_scales(std::string_view stream, uint64_t first, uint64_t count) const;
+
+  KiviForm form_;
+  Layout layout_;
+};
+
 class KiviCodec final : public Codec {
  public:
   KiviCodec(const KiviOptions& options, const CodecContext& context)
-      : options_(options),
-        storage_(context.storage),
-        scale_type_(dtype_from_name(options.scale_type)),
-        bits_(static_cast<unsigned>(options.bits)),
-        group_(static_cast<size_t>(options.group)),
-        value_group_(static_cast<size_t>(options.value_group)),
-        residual_(static_cast<size_t>(options.residual)) {}
+      : options_(options), form_(options, context) {}
 
   Record parameters() const override {
     KiviOptions copy = options_;
@@ -91,77 +166,30 @@ class KiviCodec final : public Codec {
   }
 
   std::vector<StreamSpec> streams(const GroupShape& shape) const override {
-    const Layout layout = layout_of(shape);
+    const Layout layout = form_.layout_of(shape);
     const std::vector<uint64_t> scale_row{layout.heads, layout.head_scales};
     return {{std::string(kCodes), DType::u8, {layout.heads, layout.head_bytes}, Category::payload},
-            {std::string(kScales), scale_type_, scale_row, Category::scales},
-            {std::string(kZeros), scale_type_, scale_row, Category::scales},
-            exact_stream(std::string(kTail), shape, storage_, Category::exempt)};
+            {std::string(kScales), form_.scale_type, scale_row, Category::scales},
+            {std::string(kZeros), form_.scale_type, scale_row, Category::scales},
+            exact_stream(std::string(kTail), shape, form_.storage, Category::exempt)};
   }
 
   /// 16-bit rows (2 bytes a value), codes and scales (fewer than 2, or nothing is quantized), scales as
   /// floats (fewer than 4).
   size_t scratch_bytes_per_row(const GroupShape& shape) const override { return shape.width() * 8; }
 
-  uint64_t tokens(const GroupShape& shape, const StreamReader& document) const override {
-    const Layout layout = layout_of(shape);
-    const uint64_t quantized = document.rows(kCodes), waiting = document.rows(kTail);
-    for (const std::string_view stream : {kScales, kZeros})
-      if (document.rows(stream) != quantized / layout.scale_tokens)
-        throw bad_input("stream '{}' has {} rows; {} quantized tokens have {}", stream, document.rows(stream),
-                        quantized, quantized / layout.scale_tokens);
-    const uint64_t total = checked_add(quantized, waiting);
-    if (quantized != quantized_of(total, layout))
-      throw bad_input("{} quantized and {} exact tokens; of {} tokens {} are quantized", quantized, waiting,
-                      total, quantized_of(total, layout));
-    return total;
-  }
-
   void append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const override;
-  void decode(const GroupShape& shape, const StreamReader& document, uint64_t first,
-              MatrixView<float> out) const override;
-  std::vector<uint64_t> symbol_counts(const GroupShape& shape, const StreamReader& document) const override;
+
+ protected:
+  std::unique_ptr<DocumentView> view_of(const GroupShape& shape,
+                                        const StreamReader& document) const override {
+    return std::make_unique<KiviView>(form_, shape, document);
+  }
 
  private:
-  Layout layout_of(const GroupShape& shape) const;
-
-  /// How many of a document's tokens are quantized.
-  uint64_t quantized_of(uint64_t tokens, const Layout& layout) const {
-    if (!layout.pays || tokens < residual_) return 0;
-    return (tokens - residual_) / group_ * group_;
-  }
-
-  void encode_group(Side side, const Layout& layout, MatrixView<const float> rows, std::span<uint8_t> packed,
-                    std::span<float> scales, std::span<float> zeros) const;
-  void decode_quantized(Side side, const Layout& layout, const StreamReader& document, uint64_t first,
-                        MatrixView<float> out) const;
-  std::vector<float> read_scales(std::string_view stream, const Layout& layout, const StreamReader& document,
-                                 uint64_t first, uint64_t count) const;
-
   KiviOptions options_;
-  DType storage_, scale_type_;
-  unsigned bits_;
-  size_t group_, value_group_, residual_;
+  KiviForm form_;
 };
-
-Layout KiviCodec::layout_of(const GroupShape& shape) const {
-  Layout layout;
-  layout.heads = static_cast<size_t>(shape.layers) * static_cast<size_t>(shape.heads);
-  layout.head_dim = static_cast<size_t>(shape.head_dim);
-  layout.head_bytes = packed_bytes(layout.head_dim, bits_);
-  if (shape.side == Side::key) {
-    layout.scale_tokens = group_;
-    layout.head_scales = layout.head_dim;
-  } else {
-    layout.scale_tokens = 1;
-    layout.head_scales = (layout.head_dim + value_group_ - 1) / value_group_;
-  }
-  const size_t exact = group_ * layout.width() * size_of(storage_);
-  const size_t scale_rows = group_ / layout.scale_tokens;
-  layout.pays =
-      group_ * layout.row_bytes() + 2 * scale_rows * layout.row_scales() * size_of(scale_type_) < exact;
-  return layout;
-}
 
 /// Calls body(first code, codes, first byte, bytes) for the runs of a token's codes that are packed without
 /// padding between: all heads at once where a head's codes fill whole bytes, else head by head.
@@ -174,138 +202,128 @@ void for_each_run(const Layout& layout, unsigned bits, const Body& body) {
 
 /// Quantizes `group` tokens, rows: (group, width). packed: group * row_bytes; scales, zeros: all of the
 /// group's.
-void KiviCodec::encode_group(Side side, const Layout& layout, MatrixView<const float> rows,
-                             std::span<uint8_t> packed, std::span<float> scales,
-                             std::span<float> zeros) const {
+void encode_group(const KiviForm& form, Side side, const Layout& layout, MatrixView<const float> rows,
+                  std::span<uint8_t> packed, std::span<float> scales, std::span<float> zeros) {
   Matrix<uint8_t> codes(rows.rows(), layout.width());
   if (side == Side::key) {
-    quantize_columns(rows, bits_, scale_type_, scales, zeros, codes);
+    quantize_columns(rows, form.bits, form.scale_type, scales, zeros, codes);
   } else {
     const size_t heads = rows.rows() * layout.heads;  // of all tokens, one after the other
-    quantize_rows({rows.data(), heads, layout.head_dim}, value_group_, bits_, scale_type_,
+    quantize_rows({rows.data(), heads, layout.head_dim}, form.value_group, form.bits, form.scale_type,
                   {scales.data(), heads, layout.head_scales}, {zeros.data(), heads, layout.head_scales},
                   {codes.data(), heads, layout.head_dim});
   }
   for (size_t token = 0; token < rows.rows(); ++token)
-    for_each_run(layout, bits_, [&](size_t code, size_t count, size_t byte, size_t bytes) {
-      pack_bits(codes.row(token).subspan(code, count), bits_, 0,
+    for_each_run(layout, form.bits, [&](size_t code, size_t count, size_t byte, size_t bytes) {
+      pack_bits(codes.row(token).subspan(code, count), form.bits, 0,
                 packed.subspan(token * layout.row_bytes() + byte, bytes));
     });
 }
 
 void KiviCodec::append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const {
   check_width(shape, rows.cols());
-  const Layout layout = layout_of(shape);
+  const Layout layout = form_.layout_of(shape);
   const size_t width = layout.width();
-  const uint64_t total = tokens(shape, document) + rows.rows();
+  const uint64_t total = form_.tokens(layout, document) + rows.rows();
   const uint64_t waiting = document.rows(kTail), quantized = document.rows(kCodes);
-  const std::vector<uint16_t> added = to_storage(storage_, rows);
-  const size_t groups = (quantized_of(total, layout) - quantized) / group_;
+  const std::vector<uint16_t> added = to_storage(form_.storage, rows);
+  const size_t groups = (form_.quantized_of(total, layout) - quantized) / form_.group;
   if (groups == 0) return document.append_values<uint16_t>(kTail, added);
 
   std::vector<uint16_t> queue =
       document.read<uint16_t>(kTail, 0, waiting, width);  // all tokens not yet quantized
   queue.insert(queue.end(), added.begin(), added.end());
-  const size_t count = groups * group_;
-  const size_t group_scales = group_ / layout.scale_tokens * layout.row_scales();
+  const size_t count = groups * form_.group;
+  const size_t group_scales = form_.group / layout.scale_tokens * layout.row_scales();
   std::vector<uint8_t> packed(count * layout.row_bytes());
   std::vector<float> scales(groups * group_scales), zeros(scales.size());
   parallel_for(groups, 1, [&](size_t begin, size_t end, int) {
-    Matrix<float> tokens_of_group(group_, width);
+    Matrix<float> tokens_of_group(form_.group, width);
     for (size_t i = begin; i < end; ++i)
       with_context(
-          fmt::format("tokens {} to {}", quantized + i * group_, quantized + (i + 1) * group_ - 1), [&] {
+          fmt::format("tokens {} to {}", quantized + i * form_.group, quantized + (i + 1) * form_.group - 1),
+          [&] {
             // What is quantized are the 16-bit values, whether they waited in the tail or came just now.
-            widen(storage_, std::span(queue).subspan(i * group_ * width, group_ * width),
+            widen(form_.storage, std::span(queue).subspan(i * form_.group * width, form_.group * width),
                   {tokens_of_group.data(), tokens_of_group.size()});
-            encode_group(
-                shape.side, layout, tokens_of_group,
-                std::span(packed).subspan(i * group_ * layout.row_bytes(), group_ * layout.row_bytes()),
-                std::span(scales).subspan(i * group_scales, group_scales),
-                std::span(zeros).subspan(i * group_scales, group_scales));
+            encode_group(form_, shape.side, layout, tokens_of_group,
+                         std::span(packed).subspan(i * form_.group * layout.row_bytes(),
+                                                   form_.group * layout.row_bytes()),
+                         std::span(scales).subspan(i * group_scales, group_scales),
+                         std::span(zeros).subspan(i * group_scales, group_scales));
           });
   });
   document.append_values<uint8_t>(kCodes, packed);
-  document.append(kScales, store_floats(scale_type_, scales));
-  document.append(kZeros, store_floats(scale_type_, zeros));
+  document.append(kScales, store_floats(form_.scale_type, scales));
+  document.append(kZeros, store_floats(form_.scale_type, zeros));
   document.truncate(kTail, 0);
   document.append_values(kTail, std::span<const uint16_t>(queue).subspan(count * width));
 }
 
-std::vector<float> KiviCodec::read_scales(std::string_view stream, const Layout& layout,
-                                          const StreamReader& document, uint64_t first,
-                                          uint64_t count) const {
+std::vector<float> KiviView::read_scales(std::string_view stream, uint64_t first, uint64_t count) const {
   std::vector<float> values;
-  if (scale_type_ == DType::f32) {
-    values = document.read<float>(stream, first, count, layout.row_scales());
+  if (form_.scale_type == DType::f32) {
+    values = document().read<float>(stream, first, count, layout_.row_scales());
   } else {
-    const auto halves = document.read<uint16_t>(stream, first, count, layout.row_scales());
+    const auto halves = document().read<uint16_t>(stream, first, count, layout_.row_scales());
     values.resize(halves.size());
-    widen(scale_type_, halves, values);
+    widen(form_.scale_type, halves, values);
   }
   const auto bad =
       std::find_if(values.begin(), values.end(), [](float value) { return !std::isfinite(value); });
   if (bad != values.end())
     throw bad_input("stream '{}', row {}: {} is not finite", stream,
-                    first + static_cast<uint64_t>(bad - values.begin()) / layout.row_scales(), *bad);
+                    first + static_cast<uint64_t>(bad - values.begin()) / layout_.row_scales(), *bad);
   return values;
 }
 
 /// Tokens [first, first + out.rows()), all of them quantized.
-void KiviCodec::decode_quantized(Side side, const Layout& layout, const StreamReader& document,
-                                 uint64_t first, MatrixView<float> out) const {
+void KiviView::decode_quantized(uint64_t first, MatrixView<float> out) const {
   const uint64_t end = first + out.rows();
-  const auto packed = document.read<uint8_t>(kCodes, first, out.rows(), layout.row_bytes());
-  const uint64_t first_scale = first / layout.scale_tokens;
-  const uint64_t scale_rows = (end + layout.scale_tokens - 1) / layout.scale_tokens - first_scale;
-  const auto scales = read_scales(kScales, layout, document, first_scale, scale_rows);
-  const auto zeros = read_scales(kZeros, layout, document, first_scale, scale_rows);
+  const auto packed = document().read<uint8_t>(kCodes, first, out.rows(), layout_.row_bytes());
+  const uint64_t first_scale = first / layout_.scale_tokens;
+  const uint64_t scale_rows = (end + layout_.scale_tokens - 1) / layout_.scale_tokens - first_scale;
+  const auto scales = read_scales(kScales, first_scale, scale_rows);
+  const auto zeros = read_scales(kZeros, first_scale, scale_rows);
   constexpr size_t kPieceTokens = 16;
   parallel_for(out.rows(), kPieceTokens, [&](size_t from, size_t to, int) {
-    Matrix<uint8_t> codes(layout.heads, layout.head_dim);
+    Matrix<uint8_t> codes(layout_.heads, layout_.head_dim);
     for (size_t i = from; i < to; ++i) {
-      for_each_run(layout, bits_, [&](size_t code, size_t count, size_t byte, size_t bytes) {
-        unpack_bits(std::span(packed).subspan(i * layout.row_bytes() + byte, bytes), 0, bits_, 0,
+      for_each_run(layout_, form_.bits, [&](size_t code, size_t count, size_t byte, size_t bytes) {
+        unpack_bits(std::span(packed).subspan(i * layout_.row_bytes() + byte, bytes), 0, form_.bits, 0,
                     std::span(codes.data() + code, count));
       });
-      const size_t place = ((first + i) / layout.scale_tokens - first_scale) * layout.row_scales();
-      if (side == Side::key)
+      const size_t place = ((first + i) / layout_.scale_tokens - first_scale) * layout_.row_scales();
+      if (shape().side == Side::key)
         dequantize_columns(
-            {codes.data(), 1, layout.width()}, std::span(scales).subspan(place, layout.width()),
-            std::span(zeros).subspan(place, layout.width()), {out.row(i).data(), 1, layout.width()});
+            {codes.data(), 1, layout_.width()}, std::span(scales).subspan(place, layout_.width()),
+            std::span(zeros).subspan(place, layout_.width()), {out.row(i).data(), 1, layout_.width()});
       else
-        dequantize_rows(codes, value_group_, {scales.data() + place, layout.heads, layout.head_scales},
-                        {zeros.data() + place, layout.heads, layout.head_scales},
-                        {out.row(i).data(), layout.heads, layout.head_dim});
+        dequantize_rows(codes, form_.value_group, {scales.data() + place, layout_.heads, layout_.head_scales},
+                        {zeros.data() + place, layout_.heads, layout_.head_scales},
+                        {out.row(i).data(), layout_.heads, layout_.head_dim});
     }
   });
 }
 
-void KiviCodec::decode(const GroupShape& shape, const StreamReader& document, uint64_t first,
-                       MatrixView<float> out) const {
-  check_width(shape, out.cols());
-  const Layout layout = layout_of(shape);
-  const uint64_t total = tokens(shape, document), quantized = document.rows(kCodes);
-  if (first > total || out.rows() > total - first)
-    throw bad_input("there are {} tokens; {} from token {} on are not all there", total, out.rows(), first);
+void KiviView::decode_rows(uint64_t first, MatrixView<float> out) const {
+  const uint64_t quantized = this->quantized();
   const size_t from_codes = first < quantized ? std::min<uint64_t>(out.rows(), quantized - first) : 0;
-  if (from_codes > 0) decode_quantized(shape.side, layout, document, first, out.rows(0, from_codes));
+  if (from_codes > 0) decode_quantized(first, out.rows(0, from_codes));
   if (from_codes < out.rows())
-    read_exact(kTail, storage_, document, first + from_codes - quantized,
+    read_exact(kTail, form_.storage, document(), first + from_codes - quantized,
                out.rows(from_codes, out.rows() - from_codes));
 }
 
-std::vector<uint64_t> KiviCodec::symbol_counts(const GroupShape& shape, const StreamReader& document) const {
-  const Layout layout = layout_of(shape);
-  (void)tokens(shape, document);  // whether streams agree
-  std::vector<uint64_t> total(size_t{1} << bits_);
-  std::vector<uint8_t> codes(layout.width());
-  const uint64_t quantized = document.rows(kCodes);
-  for (uint64_t first = 0; first < quantized; first += group_) {  // Q is a multiple of group
-    const auto packed = document.read<uint8_t>(kCodes, first, group_, layout.row_bytes());
-    for (size_t i = 0; i < group_; ++i) {
-      for_each_run(layout, bits_, [&](size_t code, size_t count, size_t byte, size_t bytes) {
-        unpack_bits(std::span(packed).subspan(i * layout.row_bytes() + byte, bytes), 0, bits_, 0,
+std::vector<uint64_t> KiviView::symbol_counts() const {
+  std::vector<uint64_t> total(size_t{1} << form_.bits);
+  std::vector<uint8_t> codes(layout_.width());
+  const uint64_t quantized = this->quantized();
+  for (uint64_t first = 0; first < quantized; first += form_.group) {  // Q is a multiple of group
+    const auto packed = document().read<uint8_t>(kCodes, first, form_.group, layout_.row_bytes());
+    for (size_t i = 0; i < form_.group; ++i) {
+      for_each_run(layout_, form_.bits, [&](size_t code, size_t count, size_t byte, size_t bytes) {
+        unpack_bits(std::span(packed).subspan(i * layout_.row_bytes() + byte, bytes), 0, form_.bits, 0,
                     std::span(codes).subspan(code, count));
       });
       for (const uint8_t code : codes) ++total[code];

@@ -12,14 +12,18 @@
 //   sizes      u32 [T/block][2]  bytes of each block in the two streams below
 //   exponents  u8                symbols of signs and exponents: sign * 2^e + exponent
 //   mantissas  u8                symbols of mantissas
+//   places     u64               where blocks go on in exponents and mantissas (lib/codec/places.hpp)
 //   tail       bf16|f16 [T mod block][H][d]
 #include <algorithm>
 #include <array>
 #include <cmath>
 
+#include "lib/codec/codec.hpp"
 #include "lib/codec/exact_rows.hpp"
+#include "lib/codec/places.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
+#include "lib/core/lazy.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/entropy/histogram.hpp"
 #include "lib/entropy/pack.hpp"
@@ -94,70 +98,36 @@ class SymbolSurvey final : public Survey {
   std::array<std::vector<uint64_t>, 2> counts_;
 };
 
-class LosslessCodec final : public Codec {
- public:
-  LosslessCodec(const LosslessOptions& options, const CodecContext& context)
-      : options_(options),
-        storage_(context.storage),
-        split_(context.storage),
-        block_(static_cast<size_t>(options.block)),
-        width_(static_cast<size_t>(context.heads) * static_cast<size_t>(context.head_dim)) {
-    if (checked_mul(block_, width_) > kMaxSegmentSymbols)
-      throw usage_error("blocks of {} tokens of {} values; a block has at most {} values", block_, width_,
-                        kMaxSegmentSymbols);
-  }
+/// What codes look like.
+struct LosslessForm {
+  DType storage;
+  Split split;
+  size_t block, width;
 
-  Record parameters() const override {
-    LosslessOptions copy = options_;
-    return to_record(copy);
-  }
+  LosslessForm(const LosslessOptions& options, const CodecContext& context)
+      : storage(context.storage),
+        split(context.storage),
+        block(static_cast<size_t>(options.block)),
+        width(static_cast<size_t>(context.heads) * static_cast<size_t>(context.head_dim)) {}
 
-  std::vector<StreamSpec> streams(const GroupShape& shape) const override {
-    return {{std::string(kBook), DType::u8, {}, Category::tables, 0, true},
-            {std::string(kSizes), DType::u32, {2}, Category::offsets},
-            {std::string(kParts[0]), DType::u8, {}, Category::payload},
-            {std::string(kParts[1]), DType::u8, {}, Category::payload},
-            exact_stream(std::string(kTail), shape, storage_, Category::exempt)};
-  }
-
-  /// 16-bit rows, two symbols of 2 bytes, and coded bytes.
-  size_t scratch_bytes_per_row(const GroupShape& shape) const override { return shape.width() * 8; }
-
-  SurveyScope survey_scope() const override { return pays() ? SurveyScope::file : SurveyScope::none; }
-  std::unique_ptr<Survey> survey(const GroupShape&) const override {
-    return std::make_unique<SymbolSurvey>(storage_);
-  }
-
-  uint64_t tokens(const GroupShape&, const StreamReader& document) const override {
-    const uint64_t blocks = document.rows(kSizes), waiting = document.rows(kTail);
-    if (!pays() ? blocks > 0 : waiting >= block_)
-      throw bad_input("{} blocks of {} tokens and {} exact tokens; no document ends like that", blocks,
-                      block_, waiting);
-    return checked_add(checked_mul(blocks, block_), waiting);
-  }
-
-  void append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const override;
-  void decode(const GroupShape& shape, const StreamReader& document, uint64_t first,
-              MatrixView<float> out) const override;
-
- private:
-  size_t block_values() const { return block_ * width_; }
+  size_t block_values() const { return block * width; }
   bool pays() const { return block_values() >= kLeastBlock; }
-  uint64_t plain_bytes(size_t part) const { return packed_bytes(block_values(), split_.bits(part)); }
+  uint64_t plain_bytes(size_t part) const { return packed_bytes(block_values(), split.bits(part)); }
 
-  std::array<RansModel, 2> read_book(const StreamReader& document) const;
-  void decode_part(size_t part, const RansDecoder<uint16_t>& decoder, std::span<const uint32_t> sizes,
-                   std::span<const uint8_t> bytes, MatrixView<uint16_t> symbols) const;
-  void decode_blocks(const std::array<RansModel, 2>& models, const StreamReader& document, uint64_t first,
-                     MatrixView<float> out) const;
+  /// Tokens of a document. Throws Error(bad_input) if its streams disagree.
+  uint64_t tokens(const StreamReader& document) const {
+    const uint64_t blocks = document.rows(kSizes), waiting = document.rows(kTail);
+    if (!pays() ? blocks > 0 : waiting >= block)
+      throw bad_input("{} blocks of {} tokens and {} exact tokens; no document ends like that", blocks, block,
+                      waiting);
+    return checked_add(checked_mul(blocks, block), waiting);
+  }
 
-  LosslessOptions options_;
-  DType storage_;
-  Split split_;
-  size_t block_, width_;
+  /// The models of a document. Throws Error(bad_input) for streams that hold none.
+  std::array<RansModel, 2> models(const StreamReader& document) const;
 };
 
-std::array<RansModel, 2> LosslessCodec::read_book(const StreamReader& document) const {
+std::array<RansModel, 2> LosslessForm::models(const StreamReader& document) const {
   const uint64_t bytes = document.rows(kBook);
   // No book is longer: up to 21 bits for each symbol of both alphabets, two escapes and headers.
   constexpr uint64_t kLongest = 4096;
@@ -167,69 +137,64 @@ std::array<RansModel, 2> LosslessCodec::read_book(const StreamReader& document) 
     BitReader in(stored);
     std::array<RansModel, 2> models = {RansModel::read(in), RansModel::read(in)};
     for (size_t part = 0; part < kParts.size(); ++part)
-      if (models[part].alphabet() != split_.alphabet(part) || models[part].escape_bits() != split_.bits(part))
+      if (models[part].alphabet() != split.alphabet(part) || models[part].escape_bits() != split.bits(part))
         throw bad_input("a model of {} symbols and escapes of {} bits; {} need {} and {}",
                         models[part].alphabet(), models[part].escape_bits(), kParts[part],
-                        split_.alphabet(part), split_.bits(part));
+                        split.alphabet(part), split.bits(part));
     return models;
   });
 }
 
-void LosslessCodec::append(const GroupShape& shape, MatrixView<const float> rows,
-                           StreamStore& document) const {
-  check_width(shape, rows.cols());
-  (void)tokens(shape, document);
-  const std::vector<uint16_t> added = to_storage(storage_, rows);
-  const uint64_t waiting = document.rows(kTail);
-  const size_t blocks = pays() ? (waiting + rows.rows()) / block_ : 0;
-  if (blocks == 0) return document.append_values<uint16_t>(kTail, added);
+class LosslessView final : public DocumentView {
+ public:
+  LosslessView(const LosslessForm& form, const GroupShape& shape, const StreamReader& document)
+      : DocumentView(shape, document),
+        form_(form),
+        places_({kParts.begin(), kParts.end()}, place_interval(form.block)) {}
 
-  std::vector<uint16_t> queue = document.read<uint16_t>(kTail, 0, waiting, width_);
-  queue.insert(queue.end(), added.begin(), added.end());
-  const auto models = read_book(document);
-  const std::array<RansEncoder, 2> encoders = {RansEncoder(models[0]), RansEncoder(models[1])};
-  std::vector<std::array<std::vector<uint8_t>, 2>> coded(blocks);
-  parallel_for(blocks, 1, [&](size_t begin, size_t end, int) {
-    for (size_t b = begin; b < end; ++b)
-      for (size_t part = 0; part < kParts.size(); ++part) {
-        const auto halves = std::span(queue).subspan(b * block_values(), block_values());
-        std::vector<uint16_t> symbols = symbols_of(split_, part, halves);
-        std::vector<uint16_t> plain = symbols;
-        std::vector<uint32_t> escaped;
-        for (uint16_t& symbol : symbols)
-          if (models[part].frequency(symbol) == 0) {
-            escaped.push_back(symbol);
-            symbol = static_cast<uint16_t>(models[part].escape());
-          }
-        uint32_t size = 0;
-        std::vector<uint8_t>& bytes = coded[b][part];
-        encoders[part].encode_segments(MatrixView<const uint16_t>(symbols.data(), 1, symbols.size()), escaped,
-                                       {&size, 1}, bytes);
-        if (bytes.size() < plain_bytes(part)) continue;
-        bytes.assign(plain_bytes(part), 0);
-        pack_bits(std::span<const uint16_t>(plain), split_.bits(part), 0, bytes);
-      }
-  });
-  std::vector<uint32_t> sizes;
-  for (const auto& block : coded)
-    for (size_t part = 0; part < kParts.size(); ++part) {
-      sizes.push_back(static_cast<uint32_t>(block[part].size()));
-      document.append_values<uint8_t>(kParts[part], block[part]);
-    }
-  document.append_values<uint32_t>(kSizes, sizes);
-  document.truncate(kTail, 0);
-  document.append_values(kTail, std::span<const uint16_t>(queue).subspan(blocks * block_values()));
-}
+ protected:
+  uint64_t take_in() override {
+    const uint64_t tokens = form_.tokens(document());
+    blocks_ = document().rows(kSizes);
+    places_.grow(document(), blocks_, blocks_);
+    return tokens;
+  }
+  void decode_rows(uint64_t first, MatrixView<float> out) const override;
+  Block block_of(uint64_t token) const override {
+    return equal_block(token, form_.block, blocks_ * form_.block);
+  }
 
-/// Symbols (blocks, block_values()) of consecutive blocks, whose bytes lie one behind the other.
-void LosslessCodec::decode_part(size_t part, const RansDecoder<uint16_t>& decoder,
-                                std::span<const uint32_t> sizes, std::span<const uint8_t> bytes,
-                                MatrixView<uint16_t> symbols) const {
-  const uint64_t plain = plain_bytes(part);
+ private:
+  using Decoders = std::array<RansDecoder<uint16_t>, 2>;
+  struct Nothing {};
+
+  /// Coded bytes of consecutive blocks in one of the streams.
+  struct CodedPart {
+    std::vector<uint32_t> sizes;  // of each block
+    std::vector<size_t> places;   // of each block, and the end
+    std::vector<uint8_t> bytes;
+  };
+
+  std::array<CodedPart, 2> read_blocks(uint64_t begin, uint64_t end) const;
+  void decode_part(size_t part, const RansDecoder<uint16_t>& decoder, std::span<const uint32_t> sizes,
+                   std::span<const uint8_t> bytes, MatrixView<uint16_t> symbols) const;
+  void decode_blocks(const Decoders& decoders, uint64_t first, MatrixView<float> out) const;
+
+  LosslessForm form_;
+  uint64_t blocks_ = 0;
+  Lazy<Decoders> decoders_;
+  Places<Nothing> places_;
+};
+
+/// Symbols (blocks, form_.block_values()) of consecutive blocks, whose bytes lie one behind the other.
+void LosslessView::decode_part(size_t part, const RansDecoder<uint16_t>& decoder,
+                               std::span<const uint32_t> sizes, std::span<const uint8_t> bytes,
+                               MatrixView<uint16_t> symbols) const {
+  const uint64_t plain = form_.plain_bytes(part);
   size_t at = 0;
   for (size_t b = 0; b < sizes.size();) {
     if (sizes[b] == plain) {
-      unpack_bits(bytes.subspan(at, plain), 0, split_.bits(part), 0, symbols.row(b));
+      unpack_bits(bytes.subspan(at, plain), 0, form_.split.bits(part), 0, symbols.row(b));
       at += plain;
       ++b;
       continue;
@@ -246,72 +211,173 @@ void LosslessCodec::decode_part(size_t part, const RansDecoder<uint16_t>& decode
   }
 }
 
-/// Tokens [first, first + out.rows()), all of them in blocks.
-void LosslessCodec::decode_blocks(const std::array<RansModel, 2>& models, const StreamReader& document,
-                                  uint64_t first, MatrixView<float> out) const {
-  const uint64_t begin = first / block_, end = (first + out.rows() - 1) / block_ + 1;
-  const auto sizes = document.read<uint32_t>(kSizes, 0, end, 2);
-  const std::array<RansDecoder<uint16_t>, 2> decoders = {RansDecoder<uint16_t>(models[0]),
-                                                         RansDecoder<uint16_t>(models[1])};
-  std::array<std::vector<uint8_t>, 2> bytes;
-  std::array<std::vector<uint32_t>, 2> own_sizes;
-  std::array<std::vector<size_t>, 2> places;  // of each block, and the end
-  for (size_t part = 0; part < kParts.size(); ++part) {
-    uint64_t before = 0, total = 0;
-    places[part].push_back(0);
-    for (uint64_t b = 0; b < end; ++b) {
-      const uint32_t size = sizes[2 * b + part];
-      if (b < begin) {
-        before += size;
-        continue;
+/// Blocks [begin, end).
+std::array<LosslessView::CodedPart, 2> LosslessView::read_blocks(uint64_t begin, uint64_t end) const {
+  std::array<CodedPart, 2> parts;
+  std::array<uint64_t, 2> first{};
+  for (CodedPart& part : parts) part.places.push_back(0);
+  const auto read_sizes = [&](Interval<Nothing>& interval, uint64_t last) {
+    const auto sizes = document().read<uint32_t>(kSizes, interval.end(), last - interval.end(), 2);
+    for (size_t i = 0; i < sizes.size(); i += 2)
+      interval.add({}, std::array<uint64_t, 2>{sizes[i], sizes[i + 1]});
+  };
+  for (uint64_t block = begin; block < end;) {
+    const auto& interval = places_.at(block, document(), read_sizes);
+    for (const uint64_t stop = std::min(interval.end(), end); block < stop; ++block)
+      for (size_t i = 0; i < parts.size(); ++i) {
+        if (block == begin) first[i] = interval.begin(block, i);
+        parts[i].sizes.push_back(
+            static_cast<uint32_t>(interval.begin(block + 1, i) - interval.begin(block, i)));
+        parts[i].places.push_back(static_cast<size_t>(interval.begin(block + 1, i) - first[i]));
       }
-      own_sizes[part].push_back(size);
-      places[part].push_back(total += size);
-    }
-    bytes[part] = document.read<uint8_t>(kParts[part], before, total, 1);
   }
+  for (size_t i = 0; i < parts.size(); ++i)
+    parts[i].bytes = document().read<uint8_t>(kParts[i], first[i], parts[i].places.back(), 1);
+  return parts;
+}
+
+/// Tokens [first, first + out.rows()), all of them in blocks.
+void LosslessView::decode_blocks(const Decoders& decoders, uint64_t first, MatrixView<float> out) const {
+  const uint64_t begin = first / form_.block, end = (first + out.rows() - 1) / form_.block + 1;
+  const std::array<CodedPart, 2> parts = read_blocks(begin, end);
   const size_t blocks = end - begin;
   parallel_for(blocks, kPieceBlocks, [&](size_t from, size_t to, int) {
     std::array<Matrix<uint16_t>, 2> symbols;
     for (size_t part = 0; part < kParts.size(); ++part) {
-      symbols[part] = Matrix<uint16_t>(to - from, block_values());
+      symbols[part] = Matrix<uint16_t>(to - from, form_.block_values());
       with_context(
           fmt::format("stream '{}', blocks {} to {}", kParts[part], begin + from, begin + to - 1), [&] {
-            const size_t place = places[part][from];
-            decode_part(part, decoders[part], std::span(own_sizes[part]).subspan(from, to - from),
-                        std::span(bytes[part]).subspan(place, places[part][to] - place), symbols[part]);
+            const CodedPart& coded = parts[part];
+            const size_t place = coded.places[from];
+            decode_part(part, decoders[part], std::span(coded.sizes).subspan(from, to - from),
+                        std::span(coded.bytes).subspan(place, coded.places[to] - place), symbols[part]);
           });
     }
-    std::vector<uint16_t> halves(width_);
-    const uint64_t last = std::min<uint64_t>((begin + to) * block_, first + out.rows());
-    for (uint64_t token = std::max<uint64_t>((begin + from) * block_, first); token < last; ++token) {
-      const size_t place = (token - (begin + from) * block_) * width_;
-      for (size_t c = 0; c < width_; ++c) {
+    std::vector<uint16_t> halves(form_.width);
+    const uint64_t last = std::min<uint64_t>((begin + to) * form_.block, first + out.rows());
+    for (uint64_t token = std::max<uint64_t>((begin + from) * form_.block, first); token < last; ++token) {
+      const size_t place = (token - (begin + from) * form_.block) * form_.width;
+      for (size_t c = 0; c < form_.width; ++c) {
         const uint16_t high = symbols[0].data()[place + c], low = symbols[1].data()[place + c];
-        if (split_.infinite(high) || high >= split_.alphabet(0) || low >= split_.alphabet(1))
+        if (form_.split.infinite(high) || high >= form_.split.alphabet(0) || low >= form_.split.alphabet(1))
           throw bad_input("stream '{}': token {} has a value that is not finite", kParts[0], token);
-        halves[c] = static_cast<uint16_t>(high << split_.mantissa_bits | low);
+        halves[c] = static_cast<uint16_t>(high << form_.split.mantissa_bits | low);
       }
-      widen(storage_, halves, out.row(token - first));
+      widen(form_.storage, halves, out.row(token - first));
     }
   });
 }
 
-void LosslessCodec::decode(const GroupShape& shape, const StreamReader& document, uint64_t first,
-                           MatrixView<float> out) const {
-  check_width(shape, out.cols());
-  const uint64_t total = tokens(shape, document), in_blocks = document.rows(kSizes) * block_;
-  if (first > total || out.rows() > total - first)
-    throw bad_input("there are {} tokens; {} from token {} on are not all there", total, out.rows(), first);
+void LosslessView::decode_rows(uint64_t first, MatrixView<float> out) const {
+  const uint64_t in_blocks = blocks_ * form_.block;
   const size_t from_blocks = first < in_blocks ? std::min<uint64_t>(out.rows(), in_blocks - first) : 0;
   // Read for tokens outside of blocks too: a damaged file is not to pass because it is short.
-  if (pays()) {
-    const auto models = read_book(document);
-    if (from_blocks > 0) decode_blocks(models, document, first, out.rows(0, from_blocks));
+  if (form_.pays()) {
+    const Decoders& decoders = decoders_.get([&]() -> Decoders {
+      const auto models = form_.models(document());
+      return {RansDecoder<uint16_t>(models[0]), RansDecoder<uint16_t>(models[1])};
+    });
+    if (from_blocks > 0) decode_blocks(decoders, first, out.rows(0, from_blocks));
   }
   if (from_blocks < out.rows())
-    read_exact(kTail, storage_, document, first + from_blocks - in_blocks,
+    read_exact(kTail, form_.storage, document(), first + from_blocks - in_blocks,
                out.rows(from_blocks, out.rows() - from_blocks));
+}
+
+class LosslessCodec final : public Codec {
+ public:
+  LosslessCodec(const LosslessOptions& options, const CodecContext& context)
+      : options_(options), form_(options, context) {
+    if (checked_mul(form_.block, form_.width) > kMaxSegmentSymbols)
+      throw usage_error("blocks of {} tokens of {} values; a block has at most {} values", form_.block,
+                        form_.width, kMaxSegmentSymbols);
+  }
+
+  Record parameters() const override {
+    LosslessOptions copy = options_;
+    return to_record(copy);
+  }
+
+  std::vector<StreamSpec> streams(const GroupShape& shape) const override {
+    return {{std::string(kBook), DType::u8, {}, Category::tables, 0, true},
+            {std::string(kSizes), DType::u32, {2}, Category::offsets},
+            {std::string(kParts[0]), DType::u8, {}, Category::payload},
+            {std::string(kParts[1]), DType::u8, {}, Category::payload},
+            places_stream(kParts.size()),
+            exact_stream(std::string(kTail), shape, form_.storage, Category::exempt)};
+  }
+
+  /// 16-bit rows, two symbols of 2 bytes, and coded bytes.
+  size_t scratch_bytes_per_row(const GroupShape& shape) const override { return shape.width() * 8; }
+
+  SurveyScope survey_scope() const override { return form_.pays() ? SurveyScope::file : SurveyScope::none; }
+  std::unique_ptr<Survey> survey(const GroupShape&) const override {
+    return std::make_unique<SymbolSurvey>(form_.storage);
+  }
+
+  void append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const override;
+
+ protected:
+  std::unique_ptr<DocumentView> view_of(const GroupShape& shape,
+                                        const StreamReader& document) const override {
+    return std::make_unique<LosslessView>(form_, shape, document);
+  }
+
+ private:
+  LosslessOptions options_;
+  LosslessForm form_;
+};
+
+void LosslessCodec::append(const GroupShape& shape, MatrixView<const float> rows,
+                           StreamStore& document) const {
+  check_width(shape, rows.cols());
+  (void)form_.tokens(document);
+  const std::vector<uint16_t> added = to_storage(form_.storage, rows);
+  const uint64_t waiting = document.rows(kTail);
+  const size_t blocks = form_.pays() ? (waiting + rows.rows()) / form_.block : 0;
+  if (blocks == 0) return document.append_values<uint16_t>(kTail, added);
+
+  std::vector<uint16_t> queue = document.read<uint16_t>(kTail, 0, waiting, form_.width);
+  queue.insert(queue.end(), added.begin(), added.end());
+  const auto models = form_.models(document);
+  const std::array<RansEncoder, 2> encoders = {RansEncoder(models[0]), RansEncoder(models[1])};
+  std::vector<std::array<std::vector<uint8_t>, 2>> coded(blocks);
+  parallel_for(blocks, 1, [&](size_t begin, size_t end, int) {
+    for (size_t b = begin; b < end; ++b)
+      for (size_t part = 0; part < kParts.size(); ++part) {
+        const auto halves = std::span(queue).subspan(b * form_.block_values(), form_.block_values());
+        std::vector<uint16_t> symbols = symbols_of(form_.split, part, halves);
+        std::vector<uint16_t> plain = symbols;
+        std::vector<uint32_t> escaped;
+        for (uint16_t& symbol : symbols)
+          if (models[part].frequency(symbol) == 0) {
+            escaped.push_back(symbol);
+            symbol = static_cast<uint16_t>(models[part].escape());
+          }
+        uint32_t size = 0;
+        std::vector<uint8_t>& bytes = coded[b][part];
+        encoders[part].encode_segments(MatrixView<const uint16_t>(symbols.data(), 1, symbols.size()), escaped,
+                                       {&size, 1}, bytes);
+        if (bytes.size() < form_.plain_bytes(part)) continue;
+        bytes.assign(form_.plain_bytes(part), 0);
+        pack_bits(std::span<const uint16_t>(plain), form_.split.bits(part), 0, bytes);
+      }
+  });
+  PlaceWriter places(kParts, place_interval(form_.block), document, document.rows(kSizes));
+  for (const auto& block : coded) {
+    const uint64_t bytes[] = {block[0].size(), block[1].size()};
+    places.add(bytes);
+  }
+  places.store(document);
+  std::vector<uint32_t> sizes;
+  for (const auto& block : coded)
+    for (size_t part = 0; part < kParts.size(); ++part) {
+      sizes.push_back(static_cast<uint32_t>(block[part].size()));
+      document.append_values<uint8_t>(kParts[part], block[part]);
+    }
+  document.append_values<uint32_t>(kSizes, sizes);
+  document.truncate(kTail, 0);
+  document.append_values(kTail, std::span<const uint16_t>(queue).subspan(blocks * form_.block_values()));
 }
 
 std::unique_ptr<Options> make_options() { return std::make_unique<LosslessOptions>(); }

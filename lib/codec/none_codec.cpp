@@ -1,5 +1,6 @@
 // The codec `none`: every token as the 16-bit floats it came as. The floor of all comparisons. In memory it
 // also keeps 32-bit floats: what a run over codes is to equal that loses nothing.
+#include "lib/codec/codec.hpp"
 #include "lib/codec/exact_rows.hpp"
 #include "lib/core/error.hpp"
 
@@ -7,6 +8,23 @@ namespace kvcodec {
 namespace {
 
 constexpr std::string_view kValues = "values";
+
+class NoneView final : public DocumentView {
+ public:
+  NoneView(const GroupShape& shape, DType storage, const StreamReader& document)
+      : DocumentView(shape, document), storage_(storage) {}
+
+ protected:
+  uint64_t take_in() override { return document().rows(kValues); }
+  void decode_rows(uint64_t first, MatrixView<float> out) const override {
+    if (storage_ != DType::f32) return read_exact(kValues, storage_, document(), first, out);
+    for (size_t i = 0; i < out.rows(); ++i)
+      document().read(kValues, first + i, 1, std::as_writable_bytes(out.row(i)));
+  }
+
+ private:
+  DType storage_;
+};
 
 class NoneCodec final : public Codec {
  public:
@@ -28,16 +46,10 @@ class NoneCodec final : public Codec {
     for (size_t i = 0; i < rows.rows(); ++i) document.append_values<float>(kValues, rows.row(i));
   }
 
-  uint64_t tokens(const GroupShape&, const StreamReader& document) const override {
-    return document.rows(kValues);
-  }
-
-  void decode(const GroupShape& shape, const StreamReader& document, uint64_t first,
-              MatrixView<float> out) const override {
-    check_width(shape, out.cols());
-    if (storage_ != DType::f32) return read_exact(kValues, storage_, document, first, out);
-    for (size_t i = 0; i < out.rows(); ++i)
-      document.read(kValues, first + i, 1, std::as_writable_bytes(out.row(i)));
+ protected:
+  std::unique_ptr<DocumentView> view_of(const GroupShape& shape,
+                                        const StreamReader& document) const override {
+    return std::make_unique<NoneView>(shape, storage_, document);
   }
 
  private:

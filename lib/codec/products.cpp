@@ -14,12 +14,11 @@ constexpr size_t kTokens = 1024;
 
 /// Calls body(first of the chunk within the range, its rows) for all tokens [first, first + count).
 template <class Body>
-void for_each_decoded(const Codec& codec, const GroupShape& shape, const StreamReader& document,
-                      uint64_t first, size_t count, const Body& body) {
-  Matrix<float> rows(std::min(count, kTokens), shape.width());
+void for_each_decoded(const DocumentView& document, uint64_t first, size_t count, const Body& body) {
+  Matrix<float> rows(std::min(count, kTokens), document.shape().width());
   for (size_t done = 0; done < count; done += kTokens) {
     const auto part = rows.view().rows(0, std::min(kTokens, count - done));
-    codec.decode(shape, document, first + done, part);
+    document.decode(first + done, part);
     body(done, part);
   }
 }
@@ -63,22 +62,21 @@ void multiply_value_rows(MatrixView<const float> rows, MatrixView<const float> w
   });
 }
 
-void decode_and_multiply_keys(const Codec& codec, const GroupShape& shape, const StreamReader& document,
-                              uint64_t first, MatrixView<const float> queries, MatrixView<float> out) {
-  check_products(shape, Side::key, queries, out);
-  for_each_decoded(codec, shape, document, first, out.cols(), [&](size_t at, MatrixView<const float> rows) {
+void decode_and_multiply_keys(const DocumentView& document, uint64_t first, MatrixView<const float> queries,
+                              MatrixView<float> out) {
+  check_products(document.shape(), Side::key, queries, out);
+  for_each_decoded(document, first, out.cols(), [&](size_t at, MatrixView<const float> rows) {
     multiply_key_rows(rows, queries, out.columns(at, rows.rows()));
   });
 }
 
-void decode_and_multiply_values(const Codec& codec, const GroupShape& shape, const StreamReader& document,
-                                uint64_t first, MatrixView<const float> weights, MatrixView<float> out) {
-  check_products(shape, Side::value, out, weights);
+void decode_and_multiply_values(const DocumentView& document, uint64_t first, MatrixView<const float> weights,
+                                MatrixView<float> out) {
+  check_products(document.shape(), Side::value, out, weights);
   for (size_t i = 0; i < out.rows(); ++i) std::ranges::fill(out.row(i), 0.0f);
-  for_each_decoded(codec, shape, document, first, weights.cols(),
-                   [&](size_t at, MatrixView<const float> rows) {
-                     multiply_value_rows(rows, weights.columns(at, rows.rows()), out);
-                   });
+  for_each_decoded(document, first, weights.cols(), [&](size_t at, MatrixView<const float> rows) {
+    multiply_value_rows(rows, weights.columns(at, rows.rows()), out);
+  });
 }
 
 }  // namespace kvcodec

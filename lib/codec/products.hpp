@@ -2,16 +2,18 @@
 // do; the functions here decode, or work on rows that are there.
 #pragma once
 
-#include "lib/codec/codec.hpp"
+#include <cstdint>
+
+#include "lib/codec/document_view.hpp"
 
 namespace kvcodec {
 
-/// Codec::multiply_keys and multiply_values for any codec: decodes so many tokens at a time that they stay in
-/// the cache, and multiplies them.
-void decode_and_multiply_keys(const Codec& codec, const GroupShape& shape, const StreamReader& document,
-                              uint64_t first, MatrixView<const float> queries, MatrixView<float> out);
-void decode_and_multiply_values(const Codec& codec, const GroupShape& shape, const StreamReader& document,
-                                uint64_t first, MatrixView<const float> weights, MatrixView<float> out);
+/// DocumentView::multiply_keys and multiply_values for any codec: decodes so many tokens at a time that they
+/// stay in the cache, and multiplies them.
+void decode_and_multiply_keys(const DocumentView& document, uint64_t first, MatrixView<const float> queries,
+                              MatrixView<float> out);
+void decode_and_multiply_values(const DocumentView& document, uint64_t first, MatrixView<const float> weights,
+                                MatrixView<float> out);
 
 /// out(i, t) = vector i . row t of its head. rows: (tokens, heads * d) of floats, vectors: (heads * n, d)
 /// with those of head 0 first, out: (heads * n, tokens).

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "lib/codec/codec.hpp"
 #include "lib/codec/exact_rows.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
@@ -46,17 +47,49 @@ constexpr DType kScaleType = DType::f16;
 /// Tokens per piece of parallel work.
 constexpr size_t kPieceTokens = 16;
 
+/// What codes look like.
+struct Q4Form {
+  DType storage;
+  unsigned bits;
+  size_t group, dims, head_bytes, head_scales;
+  bool rotates;
+
+  Q4Form(const Q4Options& options, const CodecContext& context)
+      : storage(context.storage),
+        bits(static_cast<unsigned>(options.bits)),
+        group(static_cast<size_t>(options.group)),
+        dims(static_cast<size_t>(context.head_dim)),
+        head_bytes(packed_bytes(dims, bits)),
+        head_scales((dims + group - 1) / group),
+        rotates(options.rotate == "hadamard") {}
+
+  /// Whether codes and scales are smaller than the values.
+  bool pays() const { return head_bytes + head_scales * size_of(kScaleType) < dims * size_of(storage); }
+};
+
+class Q4View final : public DocumentView {
+ public:
+  Q4View(const Q4Form& form, const GroupShape& shape, const StreamReader& document)
+      : DocumentView(shape, document), form_(form) {}
+
+ protected:
+  uint64_t take_in() override {
+    if (!form_.pays()) return document().rows(kExact);
+    const uint64_t coded = document().rows(kCodes), scaled = document().rows(kScales);
+    if (coded != scaled)
+      throw bad_input("stream '{}' has {} rows; '{}' has {}", kScales, scaled, kCodes, coded);
+    return coded;
+  }
+  void decode_rows(uint64_t first, MatrixView<float> out) const override;
+
+ private:
+  Q4Form form_;
+};
+
 class Q4Codec final : public Codec {
  public:
   Q4Codec(const Q4Options& options, const CodecContext& context)
-      : options_(options),
-        storage_(context.storage),
-        bits_(static_cast<unsigned>(options.bits)),
-        group_(static_cast<size_t>(options.group)),
-        dims_(static_cast<size_t>(context.head_dim)),
-        head_bytes_(packed_bytes(dims_, bits_)),
-        head_scales_((dims_ + group_ - 1) / group_),
-        rotates_(options.rotate == "hadamard") {}
+      : options_(options), form_(options, context) {}
 
   Record parameters() const override {
     Q4Options copy = options_;
@@ -64,75 +97,63 @@ class Q4Codec final : public Codec {
   }
 
   std::vector<StreamSpec> streams(const GroupShape& shape) const override {
-    if (!pays()) return {exact_stream(std::string(kExact), shape, storage_, Category::exempt)};
-    const uint64_t heads = shape.width() / dims_;
-    return {{std::string(kCodes), DType::u8, {heads, head_bytes_}, Category::payload},
-            {std::string(kScales), kScaleType, {heads, head_scales_}, Category::scales}};
+    if (!form_.pays()) return {exact_stream(std::string(kExact), shape, form_.storage, Category::exempt)};
+    const uint64_t heads = shape.width() / form_.dims;
+    return {{std::string(kCodes), DType::u8, {heads, form_.head_bytes}, Category::payload},
+            {std::string(kScales), kScaleType, {heads, form_.head_scales}, Category::scales}};
   }
 
   /// 16-bit rows (2 bytes a value), floats of scales, codes and stored scales (together fewer than 6).
   size_t scratch_bytes_per_row(const GroupShape& shape) const override { return shape.width() * 8; }
 
-  uint64_t tokens(const GroupShape&, const StreamReader& document) const override {
-    if (!pays()) return document.rows(kExact);
-    const uint64_t coded = document.rows(kCodes), scaled = document.rows(kScales);
-    if (coded != scaled)
-      throw bad_input("stream '{}' has {} rows; '{}' has {}", kScales, scaled, kCodes, coded);
-    return coded;
+  void append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const override;
+
+ protected:
+  std::unique_ptr<DocumentView> view_of(const GroupShape& shape,
+                                        const StreamReader& document) const override {
+    return std::make_unique<Q4View>(form_, shape, document);
   }
 
-  void append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const override;
-  void decode(const GroupShape& shape, const StreamReader& document, uint64_t first,
-              MatrixView<float> out) const override;
-
  private:
-  bool pays() const { return head_bytes_ + head_scales_ * size_of(kScaleType) < dims_ * size_of(storage_); }
-
   Q4Options options_;
-  DType storage_;
-  unsigned bits_;
-  size_t group_, dims_, head_bytes_, head_scales_;
-  bool rotates_;
+  Q4Form form_;
 };
 
 void Q4Codec::append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const {
   check_width(shape, rows.cols());
-  const std::vector<uint16_t> halves = to_storage(storage_, rows);
-  if (!pays()) return document.append_values<uint16_t>(kExact, halves);
-  const size_t heads = shape.width() / dims_;
-  std::vector<uint8_t> packed(rows.rows() * heads * head_bytes_);
-  std::vector<uint16_t> stored(rows.rows() * heads * head_scales_);
+  const std::vector<uint16_t> halves = to_storage(form_.storage, rows);
+  if (!form_.pays()) return document.append_values<uint16_t>(kExact, halves);
+  const size_t heads = shape.width() / form_.dims;
+  std::vector<uint8_t> packed(rows.rows() * heads * form_.head_bytes);
+  std::vector<uint16_t> stored(rows.rows() * heads * form_.head_scales);
   parallel_for(rows.rows(), kPieceTokens, [&](size_t begin, size_t end, int) {
-    Matrix<float> values(heads, dims_), scales(heads, head_scales_);
-    Matrix<uint8_t> codes(heads, dims_);
+    Matrix<float> values(heads, form_.dims), scales(heads, form_.head_scales);
+    Matrix<uint8_t> codes(heads, form_.dims);
     for (size_t i = begin; i < end; ++i) {
       const std::span<float> all(values.data(), values.size());
-      widen(storage_, std::span(halves).subspan(i * values.size(), values.size()), all);
-      if (rotates_) hadamard(all, power_of_two_in(dims_));
+      widen(form_.storage, std::span(halves).subspan(i * values.size(), values.size()), all);
+      if (form_.rotates) hadamard(all, power_of_two_in(form_.dims));
       with_context(fmt::format("row {}", i),
-                   [&] { quantize_symmetric(values, group_, bits_, kScaleType, scales, codes); });
+                   [&] { quantize_symmetric(values, form_.group, form_.bits, kScaleType, scales, codes); });
       narrow(kScaleType, {scales.data(), scales.size()},
              std::span(stored).subspan(i * scales.size(), scales.size()));
       for (size_t head = 0; head < heads; ++head)
-        pack_bits(std::as_const(codes).row(head), bits_, 0,
-                  std::span(packed).subspan((i * heads + head) * head_bytes_, head_bytes_));
+        pack_bits(std::as_const(codes).row(head), form_.bits, 0,
+                  std::span(packed).subspan((i * heads + head) * form_.head_bytes, form_.head_bytes));
     }
   });
   document.append_values<uint8_t>(kCodes, packed);
   document.append_values<uint16_t>(kScales, stored);
 }
 
-void Q4Codec::decode(const GroupShape& shape, const StreamReader& document, uint64_t first,
-                     MatrixView<float> out) const {
-  check_width(shape, out.cols());
-  (void)tokens(shape, document);  // whether streams agree
-  if (!pays()) return read_exact(kExact, storage_, document, first, out);
-  const size_t heads = shape.width() / dims_;
-  const auto packed = document.read<uint8_t>(kCodes, first, out.rows(), heads * head_bytes_);
-  const auto stored = document.read<uint16_t>(kScales, first, out.rows(), heads * head_scales_);
+void Q4View::decode_rows(uint64_t first, MatrixView<float> out) const {
+  if (!form_.pays()) return read_exact(kExact, form_.storage, document(), first, out);
+  const size_t heads = shape().width() / form_.dims;
+  const auto packed = document().read<uint8_t>(kCodes, first, out.rows(), heads * form_.head_bytes);
+  const auto stored = document().read<uint16_t>(kScales, first, out.rows(), heads * form_.head_scales);
   parallel_for(out.rows(), kPieceTokens, [&](size_t begin, size_t end, int) {
-    Matrix<float> scales(heads, head_scales_);
-    Matrix<uint8_t> codes(heads, dims_);
+    Matrix<float> scales(heads, form_.head_scales);
+    Matrix<uint8_t> codes(heads, form_.dims);
     for (size_t i = begin; i < end; ++i) {
       widen(kScaleType, std::span(stored).subspan(i * scales.size(), scales.size()),
             {scales.data(), scales.size()});
@@ -140,10 +161,10 @@ void Q4Codec::decode(const GroupShape& shape, const StreamReader& document, uint
         if (!std::isfinite(scale))
           throw bad_input("stream '{}', row {}: {} is not finite", kScales, first + i, scale);
       for (size_t head = 0; head < heads; ++head)
-        unpack_bits(std::span(packed).subspan((i * heads + head) * head_bytes_, head_bytes_), 0, bits_, 0,
-                    codes.row(head));
-      dequantize_symmetric(codes, group_, bits_, scales, {out.row(i).data(), heads, dims_});
-      if (rotates_) hadamard(out.row(i), power_of_two_in(dims_));
+        unpack_bits(std::span(packed).subspan((i * heads + head) * form_.head_bytes, form_.head_bytes), 0,
+                    form_.bits, 0, codes.row(head));
+      dequantize_symmetric(codes, form_.group, form_.bits, scales, {out.row(i).data(), heads, form_.dims});
+      if (form_.rotates) hadamard(out.row(i), power_of_two_in(form_.dims));
     }
   });
 }

@@ -1,5 +1,6 @@
 #include "lib/core/digest.hpp"
 
+#include <bit>
 #include <new>
 
 #include <xxhash.h>
@@ -42,6 +43,13 @@ void Digest::add(uint64_t number) {
 std::string Digest::hex() const {
   const XXH128_hash_t hash = XXH3_128bits_digest(state_->xxh);
   return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
+}
+
+Digest128 digest_of(std::span<const std::byte> bytes) {
+  XXH128_canonical_t canonical;
+  XXH128_canonicalFromHash(&canonical, XXH3_128bits(bytes.data(), bytes.size()));
+  static_assert(sizeof canonical == sizeof(Digest128));
+  return std::bit_cast<Digest128>(canonical);
 }
 
 }  // namespace kvcodec

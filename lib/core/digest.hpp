@@ -2,13 +2,21 @@
 // mix-ups, not malice.
 #pragma once
 
+#include <array>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 
 namespace kvcodec {
+
+/// The 16 bytes that Digest::hex shows as digits.
+using Digest128 = std::array<std::byte, 16>;
+
+/// Of these bytes alone.
+Digest128 digest_of(std::span<const std::byte> bytes);
 
 class Digest {
  public:

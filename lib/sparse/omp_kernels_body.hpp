@@ -56,12 +56,14 @@ KVCODEC_INLINE Tile weighted(const int16_t* panel, const uint32_t* weights, size
     const auto lows = (Longs)(kTurns == 2 ? low[0][i] + low[kTurns - 1][i] : low[0][i]);
     const auto highs = (Longs)(kTurns == 2 ? high[0][i] + high[kTurns - 1][i] : high[0][i]);
 #ifdef __AVX512F__
-    const Longs first_half = {0, 1, 8, 9, 2, 3, 10, 11}, second_half = {4, 5, 12, 13, 6, 7, 14, 15};
+    const Longs first_half = __builtin_shufflevector(lows, highs, 0, 1, 8, 9, 2, 3, 10, 11);
+    const Longs second_half = __builtin_shufflevector(lows, highs, 4, 5, 12, 13, 6, 7, 14, 15);
 #else
-    const Longs first_half = {0, 1, 4, 5}, second_half = {2, 3, 6, 7};
+    const Longs first_half = __builtin_shufflevector(lows, highs, 0, 1, 4, 5);
+    const Longs second_half = __builtin_shufflevector(lows, highs, 2, 3, 6, 7);
 #endif
-    result.values[2 * i] = factor * as_floats((Ints)__builtin_shuffle(lows, highs, first_half));
-    result.values[2 * i + 1] = factor * as_floats((Ints)__builtin_shuffle(lows, highs, second_half));
+    result.values[2 * i] = factor * as_floats((Ints)first_half);
+    result.values[2 * i + 1] = factor * as_floats((Ints)second_half);
   }
   return result;
 }

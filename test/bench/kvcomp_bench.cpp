@@ -48,7 +48,7 @@ void run_side(const Codec& codec, const GroupShape& shape, size_t tokens) {
 
   Encoded encoded(codec.streams(shape));
   const auto encoding = bench::measure(3, [&] { encoded = encode_in_memory(codec, shape, views); });
-  const StreamReader& document = encoded.document(0);
+  const auto view = codec.open(shape, encoded.document(0));
   uint64_t bytes = 0;
   for (const Category category : kCategories) bytes += encoded.size_bytes(category);
   fmt::print("{} of {} tokens, {:.3f} bits a value\n", name_of(shape.side), tokens,
@@ -56,7 +56,7 @@ void run_side(const Codec& codec, const GroupShape& shape, size_t tokens) {
   fmt::print("  {:<44} {} GB/s of 16 bits\n", "encode (both passes)", bench::rate(encoding, values * 2, 1e9));
 
   Matrix<float> decoded(tokens, shape.width());
-  const auto decoding = bench::measure(kRepeats, [&] { codec.decode(shape, document, 0, decoded); });
+  const auto decoding = bench::measure(kRepeats, [&] { view->decode(0, decoded); });
   fmt::print("  {:<44} {} GB/s of 16 bits\n", "decode to float", bench::rate(decoding, values * 2, 1e9));
 
   const bool key = shape.side == Side::key;
@@ -69,19 +69,19 @@ void run_side(const Codec& codec, const GroupShape& shape, size_t tokens) {
   };
   const auto fused_times = bench::measure(kRepeats, [&] {
     if (key)
-      codec.multiply_keys(shape, document, 0, given, fused);
+      view->multiply_keys(0, given, fused);
     else
-      codec.multiply_values(shape, document, 0, given, fused);
+      view->multiply_values(0, given, fused);
   });
   const auto both_times = bench::measure(kRepeats, [&] {
-    codec.decode(shape, document, 0, decoded);
+    view->decode(0, decoded);
     multiply_rows();
   });
   const auto chunked_times = bench::measure(kRepeats, [&] {
     if (key)
-      decode_and_multiply_keys(codec, shape, document, 0, given, plain);
+      decode_and_multiply_keys(*view, 0, given, plain);
     else
-      decode_and_multiply_values(codec, shape, document, 0, given, plain);
+      decode_and_multiply_values(*view, 0, given, plain);
   });
   check_close(fused, plain, "products");
   const auto plain_times = bench::measure(kRepeats, multiply_rows);

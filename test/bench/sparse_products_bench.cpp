@@ -10,9 +10,10 @@
 #include <cstdio>
 
 #include "lib/codec/encoded.hpp"
+#include "lib/codec/products.hpp"
 #include "lib/codec/registry.hpp"
-#include "lib/codec/sparse_book.hpp"
-#include "lib/codec/sparse_streams.hpp"
+#include "lib/codec/sparse/book.hpp"
+#include "lib/codec/sparse/streams.hpp"
 #include "lib/core/rng.hpp"
 #include "test/bench/bench.hpp"
 
@@ -103,7 +104,7 @@ void measure_model(const Model& model, size_t tokens) {
     const SparseForm form{
         .atoms = kAtoms, .sparsity = kPairs, .coefficients = CoefficientType::i8, .sorted = sorted};
     const auto codec = codec_from_record(entry, parameters_of(form, record), context);
-    GroupShape shape{
+    const GroupShape shape{
         .first_layer = 0, .layers = model.layers, .heads = model.heads, .head_dim = model.head_dim};
     Rng rng(3);
     Encoded encoded(form.streams());
@@ -116,20 +117,20 @@ void measure_model(const Model& model, size_t tokens) {
     }
     StreamStore& document = encoded.add_document();
     form.append(std::move(pairs), document);
+    const auto key_view = codec->open(of_side(shape, Side::key), document),
+               value_view = codec->open(of_side(shape, Side::value), document);
     const auto heads = static_cast<size_t>(model.layers) * static_cast<size_t>(model.heads);
     for (const size_t queries : {size_t{1}, size_t{4}, size_t{32}}) {
       const auto d = static_cast<size_t>(model.head_dim);
       const Matrix<float> asked = gaussian(heads * queries, d, 4);
       Matrix<float> scores(heads * queries, tokens), again = scores;
-      shape.side = Side::key;
-      const Both keys = in_turns([&] { codec->multiply_keys(shape, document, 0, asked, scores); },
-                                 [&] { codec->Codec::multiply_keys(shape, document, 0, asked, again); });
+      const Both keys = in_turns([&] { key_view->multiply_keys(0, asked, scores); },
+                                 [&] { decode_and_multiply_keys(*key_view, 0, asked, again); });
       bench::check(distance(again, scores) < 1e-3, "products with keys");
       print(fmt::format("{}, {}, {} queries: keys", model.name, sorted ? "sorted" : "plain", queries), keys);
-      shape.side = Side::value;
       Matrix<float> sums(heads * queries, d), other = sums;
-      const Both values = in_turns([&] { codec->multiply_values(shape, document, 0, scores, sums); },
-                                   [&] { codec->Codec::multiply_values(shape, document, 0, scores, other); });
+      const Both values = in_turns([&] { value_view->multiply_values(0, scores, sums); },
+                                   [&] { decode_and_multiply_values(*value_view, 0, scores, other); });
       bench::check(distance(other, sums) < 1e-3, "sums of values");
       print(fmt::format("{}, {}, {} queries: values", model.name, sorted ? "sorted" : "plain", queries),
             values);

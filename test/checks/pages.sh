@@ -91,7 +91,7 @@ check() {
         say "man/kvcodec-$command.1: does not say that $option is $value by default"
     done < <(help_defaults "$program" "$command")
   done < <(commands "$program")
-  listed=$(help_choices "$program" encode | sed -n 's/^--codec //p')
+  listed=$("$program" encode --help | tr -s ' \n' '  ' | sed -n 's/.* how to compress: \([a-z0-9, ]*\);.*/\1/p' | tr -d ,)
   [[ -n $listed ]] || say "the help of encode lists no codec"
   for codec in $listed; do
     grep -qx "\.It Cm $codec" "$root/man/kvcodec.1" || say "man/kvcodec.1: does not list the codec $codec"

@@ -9,7 +9,8 @@
 #include <vector>
 
 #include "lib/codec/encoded.hpp"
-#include "lib/codec/kvcomp_blocks.hpp"
+#include "lib/codec/kvcomp/blocks.hpp"
+#include "lib/codec/kvcomp/reader.hpp"
 #include "lib/codec/registry.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/rng.hpp"
@@ -26,6 +27,14 @@ struct KvcompCase {
   bool noise = false;       ///< values that no coder makes smaller: raw blocks
   bool rare = false;        ///< every 16th channel is 0 but for one token of 32
 };
+
+/// Block rows [first, last) of a document's streams.
+inline kvcomp::StoredBlocks read_blocks(const kvcomp::Layout& layout, const StreamReader& document,
+                                        uint64_t first, uint64_t last) {
+  kvcomp::BlockReader reader(layout, document);
+  reader.refresh();
+  return reader.read(first, last);
+}
 
 /// Rows of one side, their codec, and what it made of them.
 struct KvcompDocument {
@@ -82,8 +91,12 @@ struct KvcompDocument {
   /// As the codec decodes them.
   Matrix<float> decoded(size_t first, size_t count) const {
     Matrix<float> out(count, rows.cols());
-    codec->decode(shape, document(), first, out);
+    codec->open(shape, document())->decode(first, out);
     return out;
+  }
+  /// Block rows [first, last).
+  kvcomp::StoredBlocks blocks(uint64_t first, uint64_t last) const {
+    return read_blocks(layout, document(), first, last);
   }
   /// Of each block row and channel (block rows, heads * dims) of keys: the step, and the origin times it;
   /// zeros of raw blocks.
@@ -91,7 +104,7 @@ struct KvcompDocument {
     Matrix<float> steps, origins;
   };
   Units units() const {
-    const kvcomp::StoredBlocks stored(layout, document(), 0, block_rows);
+    const kvcomp::StoredBlocks stored = blocks(0, block_rows);
     Units units{Matrix<float>(block_rows, rows.cols()), Matrix<float>(block_rows, rows.cols())};
     std::vector<uint16_t> above(layout.block.dims);
     for (size_t i = 0; i < stored.blocks.size(); ++i) {

@@ -5,7 +5,9 @@
 #include "formats/codes_file.hpp"
 #include "formats/spill.hpp"
 #include "lib/codec/registry.hpp"
+#include "lib/core/parallel.hpp"
 #include "test/formats/folder.hpp"
+#include "test/formats/parts.hpp"
 #include "test/formats/samples.hpp"
 #include "test/test.hpp"
 
@@ -165,16 +167,18 @@ class IdCodec final : public Codec {
   std::vector<StreamSpec> streams(const GroupShape&) const override {
     return {{"ids", DType::u16, {}, Category::ids, 8192, false}};
   }
-  uint64_t tokens(const GroupShape&, const StreamReader& document) const override {
-    return document.rows("ids");
-  }
   void append(const GroupShape&, MatrixView<const float> rows, StreamStore& document) const override {
     for (size_t i = 0; i < rows.rows(); ++i) {
       const auto id = static_cast<uint16_t>(rows(i, 0));
       document.append_values("ids", std::span<const uint16_t>(&id, 1));
     }
   }
-  void decode(const GroupShape&, const StreamReader&, uint64_t, MatrixView<float>) const override {}
+
+ protected:
+  std::unique_ptr<DocumentView> view_of(const GroupShape& shape,
+                                        const StreamReader& document) const override {
+    return std::make_unique<CountingView>(shape, document, "ids");
+  }
 };
 
 }  // namespace
@@ -197,18 +201,138 @@ TEST_CASE("codes: packed bytes are those of the example in FORMAT.md") {
       codec.append({}, MatrixView<const float>(ids, d == 0 ? 8 : 3, 1), writer.document(side, 0, d));
   writer.finish({"t", {}});
   output.commit();
-  const hid_t file = H5Fopen((folder / "codes.h5").c_str(), H5F_ACC_RDONLY, H5P_DEFAULT);
-  const hid_t dataset = H5Dopen2(file, "/layers/0/value/ids", H5P_DEFAULT);
-  std::vector<uint8_t> bytes(18);
-  REQUIRE(H5Dget_storage_size(dataset) == bytes.size() + 4);
-  REQUIRE(H5Dread(dataset, H5T_NATIVE_UINT8, H5S_ALL, H5S_ALL, H5P_DEFAULT, bytes.data()) >= 0);
-  H5Dclose(dataset);
-  H5Fclose(file);
-  CHECK(bytes == std::vector<uint8_t>{0x00, 0x2f, 0xff, 0xc0, 0x00, 0x00, 0x18, 0x00, 0x00, 0x08, 0x00, 0x60,
-                                      0x07, 0x00, 0x2f, 0xff, 0xc0, 0x00});
+  PartsFile parts(folder / "codes.h5");
+  for (const uint64_t column : {0, 1}) {
+    const RawPart eight = parts.get(1, column), three = parts.get(2, column);
+    CHECK(eight.body == Bytes{0x00, 0x2f, 0xff, 0xc0, 0x00, 0x00, 0x18, 0x00, 0x00, 0x08, 0x00, 0x60, 0x07});
+    CHECK(eight.rows == std::vector<uint64_t>{8});
+    CHECK(three.body == Bytes{0x00, 0x2f, 0xff, 0xc0, 0x00});
+    CHECK(three.rows == std::vector<uint64_t>{3});
+  }
 }
 
-TEST_CASE("codes: the ledger counts every dataset once, and the rest is small") {
+TEST_CASE("codes: parts are written as FORMAT.md says") {
+  const Folder folder;
+  const SampleCodes sample(2, {40, 0, 3}, true, 3);
+  sample.write(folder / "codes.h5");
+  PartsFile parts(folder / "codes.h5");
+  CHECK(parts.rows() == 4);
+  CHECK(parts.columns() == 5);
+  const CodesReader reader(folder / "codes.h5");
+  for (uint64_t row = 0; row < parts.rows(); ++row)
+    for (uint64_t column = 0; column < parts.columns(); ++column) {
+      CAPTURE(row);
+      CAPTURE(column);
+      const auto [begin, size] = parts.place(row, column);
+      if (row == 0 && column == 4) {  // no tokens are shared
+        CHECK(begin == 0);
+        CHECK(size == 0);
+        continue;
+      }
+      RawPart part = parts.get(row, column);
+      CHECK(part.row == row);
+      CHECK(part.column == column);
+      const Bytes stored(parts.data().begin() + static_cast<ptrdiff_t>(begin),
+                         parts.data().begin() + static_cast<ptrdiff_t>(begin + size));
+      part.make_digests();
+      CHECK(part.bytes() == stored);
+      if (column == 4) {
+        CHECK(part.rows == std::vector<uint64_t>(2, sample.info.documents.length(row - 1)));
+        continue;
+      }
+      const int layer = column < 2 ? 0 : 2;
+      const Encoded expected = sample.encoded(layer, kSides[column % 2]);
+      std::vector<uint64_t> rows;
+      for (const StreamSpec& spec : expected.specs())
+        if (spec.shared == (row == 0))
+          rows.push_back(expected.document(row == 0 ? 0 : row - 1).rows(spec.name));
+      CHECK(part.rows == rows);
+    }
+}
+
+TEST_CASE("codes: a part larger than is read at once comes back whatever is asked for, from many threads") {
+  const Folder folder;
+  CodesInfo info;
+  info.model = sample_model(1, 2, 64);
+  info.codec = "kivi";
+  info.groups = {0};
+  const std::vector<uint64_t> lengths{9001, 60000};  // the second part is some 4 MB
+  const CodecEntry& entry = find_codec("kivi");
+  const CodecContext context{.num_layers = 1, .heads = 2, .head_dim = 64};
+  const auto codec = entry.make(*entry.make_options(), context);
+  info.parameters = codec->parameters();
+  for (const uint64_t length : lengths) info.documents.add("d", length);
+  OutputFile output(folder / "codes.h5", false);
+  CodesWriter writer(output, info, *codec, {}, counting(0, info.documents.tokens()), nullptr);
+  std::vector<Encoded> expected;
+  for (const Side side : kSides) {
+    const GroupShape shape{0, 1, 2, 64, side};
+    expected.emplace_back(codec->streams(shape));
+    for (size_t d = 0; d < lengths.size(); ++d) {
+      const Matrix<float> rows = random_rows(lengths[d], 128, d);
+      codec->append(shape, rows, writer.document(side, 0, d));
+      codec->append(shape, rows, expected.back().add_document());
+    }
+  }
+  writer.finish({"t", {}});
+  output.commit();
+  const CodesReader reader(folder / "codes.h5");
+  Rng rng(3);
+  for (const Side side : kSides)
+    for (size_t d = 0; d < lengths.size(); ++d) {
+      const auto document = reader.document(side, 0, d);
+      const StreamReader& wanted = expected[side == Side::value].document(d);
+      for (const StreamSpec& spec : expected[side == Side::value].specs()) {
+        CAPTURE(spec.name);
+        const uint64_t rows = wanted.rows(spec.name);
+        REQUIRE(document->rows(spec.name) == rows);
+        CHECK(read_bytes(*document, spec, 0, rows) == read_bytes(wanted, spec, 0, rows));
+        std::vector<std::pair<uint64_t, uint64_t>> ranges;
+        for (int i = 0; i < 40; ++i) {
+          const uint64_t first = rng.below(rows + 1);
+          ranges.emplace_back(first, rng.below(std::min<uint64_t>(rows - first, 1 + rng.below(20000)) + 1));
+        }
+        std::vector<char> same(ranges.size());
+        parallel_for(ranges.size(), 1, [&](size_t begin, size_t end, int) {
+          for (size_t i = begin; i < end; ++i)
+            same[i] = read_bytes(*document, spec, ranges[i].first, ranges[i].second) ==
+                      read_bytes(wanted, spec, ranges[i].first, ranges[i].second);
+        });
+        CHECK(std::ranges::count(same, 1) == static_cast<ptrdiff_t>(same.size()));
+      }
+    }
+}
+
+TEST_CASE("codes: a document read in pieces is read once") {
+  const Folder folder;
+  CodesInfo info;
+  info.model = sample_model(1, 1, 1);
+  info.codec = "ids";
+  info.groups = {0};
+  info.documents.add("large", 3'000'000);
+  const IdCodec codec;
+  OutputFile output(folder / "codes.h5", false);
+  CodesWriter writer(output, info, codec, {}, std::vector<uint64_t>(3'000'000), nullptr);
+  Matrix<float> rows(3'000'000, 1);
+  for (size_t i = 0; i < rows.size(); ++i) rows.data()[i] = static_cast<float>(i % 8192);
+  for (const Side side : kSides) codec.append({}, rows, writer.document(side, 0, 0));
+  writer.finish({"t", {}});
+  output.commit();
+  const CodesReader reader(folder / "codes.h5");
+  const auto document = reader.document(Side::key, 0, 0);
+  const uint64_t opened = reader.bytes_read();
+  CHECK(opened < 65536);
+  std::vector<uint16_t> found;
+  for (uint64_t first = 0; first < 3'000'000; first += 70'000) {
+    const auto piece =
+        document->read<uint16_t>("ids", first, std::min<uint64_t>(70'000, 3'000'000 - first), 1);
+    found.insert(found.end(), piece.begin(), piece.end());
+  }
+  CHECK(std::ranges::equal(found, std::span(rows.data(), rows.size())));
+  CHECK(reader.bytes_read() - opened == 6'000'000);
+}
+
+TEST_CASE("codes: the ledger counts every byte once, and the rest is small") {
   const Folder folder;
   for (const bool packed : {false, true}) {
     SampleCodes sample(1, {100, 0, 57}, packed, 13);
@@ -236,13 +360,19 @@ TEST_CASE("codes: the ledger counts every dataset once, and the rest is small") 
     CHECK(rows_of_ids > 0);
     CHECK(ledger.category == category);
     CHECK(ledger.embedded_book_bytes == book.size_bytes());
-    // Row offsets: "ids" differs from side to side, "tail" is the same everywhere and stored once.
-    const uint64_t offsets = (8 + 1) * 4 * sizeof(uint64_t);
-    CHECK(ledger.index_bytes == 157 * 4 + 157 * 4 + 3 * std::string("document 0").size() + 4 * 8 + offsets);
+    // Four documents' rows of the table, 9 columns of two numbers; rows and bytes of 8 * 7 + 2 streams; footers.
+    PartsFile parts(folder / "codes.h5");
+    uint64_t footers = 0;
+    for (uint64_t row = 0; row < parts.rows(); ++row)
+      for (uint64_t column = 0; column < parts.columns(); ++column)
+        if (const uint64_t size = parts.place(row, column).second; size > 0)
+          footers += size - parts.get(row, column).body.size();
+    CHECK(ledger.index_bytes == 157 * 4 + 157 * 4 + 3 * std::string("document 0").size() + 4 * 8 +
+                                    4 * 9 * 16 + (8 * 7 + 2) * 16 + footers);
     CHECK(ledger.file_bytes == file_bytes(folder / "codes.h5").size());
     const uint64_t counted = ledger.stored_bytes() + ledger.index_bytes + ledger.embedded_book_bytes;
     CHECK(ledger.file_bytes > counted);
-    CHECK(ledger.file_bytes - counted < 400 * (4 * 2 * 9 + 10));  // some hundred bytes for each dataset
+    CHECK(ledger.file_bytes - counted < 4096 + 10000);  // the end of the last chunk; HDF5's own
   }
 }
 
@@ -328,8 +458,9 @@ TEST_CASE("codes: files of the real codecs decode as their Encoded does") {
         Encoded expected(codec->streams(shape));
         codec->append(shape, random_rows(lengths[d], 128, d).view(), expected.add_document());
         Matrix<float> from_file(lengths[d], 128), from_memory(lengths[d], 128);
-        again->decode(shape, *reader.document(side, 1, d), 0, from_file);
-        codec->decode(shape, expected.document(0), 0, from_memory);
+        const auto streams = reader.document(side, 1, d);
+        again->open(shape, *streams)->decode(0, from_file);
+        codec->open(shape, expected.document(0))->decode(0, from_memory);
         CHECK(std::equal(from_file.data(), from_file.data() + from_file.size(), from_memory.data()));
       }
   }

@@ -1,6 +1,7 @@
 // Damages good files for tests, through HDF5 itself and past it.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -42,6 +43,21 @@ class Edit {
     const hid_t type = check(H5Tcopy(H5T_C_S1));
     check(H5Tset_size(type, value.size() + 1));
     attribute(object, name, type, type, {}, value.c_str());
+    H5Tclose(type);
+  }
+
+  void set(const std::string& object, const std::string& name, const std::vector<uint64_t>& values) {
+    attribute(object, name, H5T_STD_U64LE, H5T_NATIVE_UINT64, {values.size()}, values.data());
+  }
+  void set(const std::string& object, const std::string& name, const std::vector<std::string>& values) {
+    size_t size = 1;
+    for (const auto& value : values) size = std::max(size, value.size());
+    std::string bytes;
+    for (const auto& value : values) bytes += value + std::string(size - value.size(), '\0');
+    const hid_t type = check(H5Tcopy(H5T_C_S1));
+    check(H5Tset_size(type, size));
+    check(H5Tset_strpad(type, H5T_STR_NULLPAD));
+    attribute(object, name, type, type, {values.size()}, bytes.data());
     H5Tclose(type);
   }
 
@@ -100,7 +116,8 @@ class Edit {
     const hid_t space =
         check(shape.empty() ? H5Screate(H5S_SCALAR) : H5Screate_simple(1, shape.data(), nullptr));
     const hid_t made = check(H5Acreate2(target, name.c_str(), stored, space, H5P_DEFAULT, H5P_DEFAULT));
-    check(H5Awrite(made, memory, value));
+    const uint64_t nothing = 0;  // HDF5 wants an address even for no values
+    check(H5Awrite(made, memory, value ? value : &nothing));
     H5Aclose(made);
     H5Sclose(space);
     H5Oclose(target);

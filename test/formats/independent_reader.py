@@ -13,8 +13,9 @@ import sys
 import h5py
 import numpy as np
 
-VERSIONS = {"kv": 1, "dictionary": 1, "codebooks": 1, "codes": 1, "index": 1, "outputs": 1, "selection": 1}
+VERSIONS = {"kv": 1, "dictionary": 1, "codebooks": 1, "codes": 2, "index": 1, "outputs": 1, "selection": 1}
 CATEGORIES = ["payload", "ids", "scales", "tables", "offsets", "exempt"]
+PIECE = 65536
 TYPES = {"u8": "<u1", "u16": "<u2", "u32": "<u4", "u64": "<u8", "i32": "<i4", "i64": "<i8", "f32": "<f4", "f64": "<f8"}
 
 
@@ -53,7 +54,7 @@ class File:
         self.file = h5py.File(path, "r")
         a = self.file.attrs
         self.type, version = text(a["kvcodec_type"]), int(a["kvcodec_version"])
-        require(self.type in VERSIONS and 1 <= version <= VERSIONS[self.type], f"{path}: {self.type} version {version}")
+        require(self.type in VERSIONS and version == VERSIONS[self.type], f"{path}: {self.type} version {version}")
         require(wanted in (None, self.type), f"{path}: is a {self.type} file")
         require(len(a["history"]) >= 1 and text(a["generator"]) and text(a["created"]).endswith("Z"), "header")
         for name in ("model", "rope_scaling", "source"):
@@ -63,10 +64,14 @@ class File:
             int(a[name]) for name in ("num_layers", "num_q_heads", "num_kv_heads", "head_dim"))
         require(self.q_heads % self.heads == 0, "num_q_heads")
 
-    def documents(self, rising=True):
+    def names_and_offsets(self):
         offset = self.file["/documents/offset"][:].astype("i8")
         names = [text(name) for name in self.file["/documents/name"][:]]
         require(len(offset) == len(names) + 1 and offset[0] == 0 and (np.diff(offset) >= 0).all(), "/documents/offset")
+        return names, offset
+
+    def documents(self, rising=True):
+        names, offset = self.names_and_offsets()
         positions = self.file["/positions"][:].astype("i8")
         require(positions.shape == (offset[-1],), "/positions")
         for first, end in zip(offset[:-1], offset[1:]):
@@ -198,49 +203,97 @@ def unpack(data, count, bits):
 
 
 class Stream:
-    """One stream of a side; row access per document."""
+    """A stream as a layout describes it."""
 
-    def __init__(self, dataset, offset_dataset, document_offset, packed_file):
-        self.dataset, a = dataset, dataset.attrs
-        self.category = text(a["category"])
-        require(self.category in CATEGORIES, f"{dataset.name}: {self.category}")
-        self.bound = int(a["index_bound"]) if "index_bound" in a else 0
-        self.shared = int(a.get("shared", 0)) == 1
-        self.bits = int(a["packed_bits"]) if "packed_bits" in a else 0
-        self.offset = document_offset if offset_dataset is None else offset_dataset[:].astype("i8")
-        require(self.offset[0] == 0 and (np.diff(self.offset) >= 0).all() and
-                len(self.offset) == len(document_offset), f"{dataset.name}.offset")
-        if self.bits:
-            self.type, self.row_shape = text(a["element_type"]), tuple(int(n) for n in a["row_shape"])
-            require(type_name(dataset) == "u8" and dataset.ndim == 1, dataset.name)
-        else:
-            self.type, self.row_shape = type_name(dataset), dataset.shape[1:]
-        self.elements = int(np.prod(self.row_shape, dtype="i8"))
+    def __init__(self, description, packed_file, index):
+        self.name, self.type, self.category = description["name"], description["type"], description["category"]
+        self.shape, self.bound = tuple(description["row"]), description.get("index_bound", 0)
+        self.shared, self.bits = description.get("shared", False), description.get("packed_bits", 0)
+        allowed = set("abcdefghijklmnopqrstuvwxyz0123456789_-")
+        require(self.name and set(self.name) <= allowed, f"stream {self.name!r}")
+        require(self.type in TYPES or self.type in ("f16", "bf16"), f"{self.name}: {self.type}")
+        require(self.category in (["index"] if index else CATEGORIES), f"{self.name}: {self.category}")
+        self.elements = int(np.prod(self.shape, dtype="i8"))
+        self.element_size = int(self.type.lstrip("uibf")) // 8
+        require(self.elements >= 1, f"{self.name}: rows of nothing")
         width = (self.bound - 1).bit_length() if self.bound else 0
-        packable = self.bound and not self.shared and self.type in ("u8", "u16", "u32") and 1 <= width < int(self.type[1:])
-        require(self.bits == (width if packed_file and packable else 0), f"{dataset.name}: packed to {self.bits} bits")
-        if self.bits:
-            sizes = [-(-int(rows) * self.elements * self.bits // 8) for rows in np.diff(self.offset)]
-            self.byte = np.concatenate([[0], np.cumsum(sizes, dtype="i8")])
-            require(dataset.shape[0] == self.byte[-1], dataset.name)
-        elif not self.shared:
-            require(dataset.shape[0] == self.offset[-1], dataset.name)
-        self.size = dataset.size * dataset.id.get_type().get_size()
+        packable = self.bound and not self.shared and self.type in ("u8", "u16", "u32") and 1 <= width < 8 * self.element_size
+        require(self.bits == (width if packed_file and packable else 0), f"{self.name}: packed to {self.bits} bits")
 
-    def rows(self, document):
-        if self.shared:
-            return self.dataset[:]
-        first, end = self.offset[document], self.offset[document + 1]
+    def bytes(self, rows):
+        return -(-rows * self.elements * self.bits // 8) if self.bits else rows * self.elements * self.element_size
+
+    def values(self, data, rows):
+        """The array of so many rows that are stored in these bytes."""
         if self.bits:
-            data = self.dataset[self.byte[document]:self.byte[document + 1]]
-            numbers = unpack(data, int(end - first) * self.elements, self.bits)
-            values = numbers.astype(TYPES[self.type]).reshape((int(end - first),) + self.row_shape)
-        elif self.type in ("f16", "bf16", "f32"):
-            values = floats(self.dataset, slice(first, end))
+            values = unpack(data, rows * self.elements, self.bits).astype(TYPES[self.type])
+        elif self.type in ("f16", "bf16"):
+            values = floats_of_bits(data.view("<u2"), self.type)
         else:
-            values = self.dataset[first:end]
-        require(self.bound == 0 or values.size == 0 or int(values.max()) < self.bound, f"{self.dataset.name}: bound")
-        return values
+            values = data.view(TYPES[self.type])
+        require(self.type not in ("f16", "bf16", "f32") or np.isfinite(values).all(), f"{self.name}: not finite")
+        require(self.bound == 0 or values.size == 0 or int(values.max()) < self.bound, f"{self.name}: bound")
+        return values.reshape((rows,) + self.shape)
+
+
+class Part:
+    """The streams of a document (row = its number + 1) or of all of them (row 0), of a column of /parts."""
+
+    def __init__(self, codes, row, column):
+        where = f"row {row}, column {column} of /parts"
+        begin, size = (int(n) for n in codes.parts[row, column])
+        require(24 <= size <= codes.data.shape[0] - begin, where)
+        everything = codes.data[begin:begin + size]
+        require(bytes(everything[-20:-16]) == b"part", f"{where}: no part")
+        footer = bytes(everything[-int.from_bytes(bytes(everything[-24:-20]), "little"):])
+        self.body, self.footer_size = everything[:size - len(footer)], len(footer)
+        require(digest_holds(footer[:-16], footer[-16:]), f"{where}: digest of the footer")
+        place = 0
+
+        def number():
+            nonlocal place
+            value = shift = 0
+            while True:
+                byte = footer[place]
+                place, value, shift = place + 1, value | (byte & 127) << shift, shift + 7
+                if byte < 128:
+                    return value
+
+        self.streams = [stream for stream in codes.layout(column) if stream.shared == (row == 0)]
+        require((number(), number(), number()) == (row, column, len(self.streams)), f"{where}: another part")
+        self.rows = [number() for _ in self.streams]
+        pieces = -(-len(self.body) // PIECE)
+        require(place + 16 * pieces + 24 == len(footer), f"{where}: size of the footer")
+        for i in range(pieces):
+            require(digest_holds(self.body[PIECE * i:PIECE * (i + 1)], footer[place + 16 * i:place + 16 * (i + 1)]),
+                    f"{where}: digest of piece {i}")
+        require(sum(stream.bytes(rows) for stream, rows in zip(self.streams, self.rows)) == len(self.body), f"{where}: rows")
+
+    def arrays(self):
+        found, place = {}, 0
+        for stream, rows in zip(self.streams, self.rows):
+            size = stream.bytes(rows)
+            found[stream.name] = stream.values(self.body[place:place + size], rows)
+            place += size
+        return found
+
+
+def digest_holds(data, stored):
+    """True too where there is no xxHash library: digests are then not verified, which is said once."""
+    if not xxhash_there():
+        return True
+    return xxh3_128(data) == bytes(stored).hex()
+
+
+def xxhash_there():
+    if "there" not in xxhash_there.__dict__:
+        try:
+            ctypes.CDLL("libxxhash.so.0")
+            xxhash_there.there = True
+        except OSError:
+            xxhash_there.there = False
+            print("no libxxhash here: digests of parts are not verified")
+    return xxhash_there.there
 
 
 class Codes(File):
@@ -251,38 +304,80 @@ class Codes(File):
         self.group, self.packed = int(a["layer_group"]), int(a["packed"]) == 1
         self.storage = text(a["storage"])
         require(self.storage in ("bf16", "f16") and text(a["source_dtype"]) in ("bf16", "f16", "f32"), "types")
-        self.names, self.offset = self.documents()
-        groups = self.layers()
-        for first, following in zip(groups, groups[1:] + [self.num_layers]):
+        self.names, self.offset = self.names_and_offsets()
+        self.groups = [int(n) for n in a["groups"]]
+        for first, following in zip(self.groups, self.groups[1:] + [self.num_layers]):
             require(first + self.group <= following, "groups overlap")
-        self.streams = {(layer, side): self.read_side(layer, side) for layer in groups for side in ("key", "value")}
-        self.check_ledger()
+        self.read_layouts()
+        self.data, self.parts = self.file["/data"], self.file["/parts"][:].astype("i8")
+        require(self.data.ndim == 1 and type_name(self.data) == "u8", "/data")
+        require(self.parts.shape == (len(self.names) + 1, 2 * len(self.groups) + 1, 2), "/parts")
+        places = self.parts.reshape(-1, 2)
+        places = places[places[:, 1] > 0]
+        places = places[np.argsort(places[:, 0])]
+        require((places[1:, 0] >= places[:-1].sum(axis=1)).all(), "parts overlap")
+        for column in range(self.parts.shape[1]):
+            shared = any(stream.shared for stream in self.layout(column))
+            require((self.parts[1:, column, 1] > 0).all() and (self.parts[0, column] == 0).all() != shared, "/parts: which there are")
+        self.index = [Part(self, document + 1, len(self.numbers) - 1).arrays() for document in range(len(self.names))]
+        for length, index in zip(np.diff(self.offset), self.index):
+            require(all(values.shape == (length,) for values in index.values()), "tokens and positions")
+            require((np.diff(index["positions"].astype("i8")) > 0).all(), "positions do not rise")
+        self.count()
         if "/book" in self.file:
             require(check_book(self.file["/book"], text(a["book_type"])) == text(a["book_digest"]), "digest of /book")
 
-    def read_side(self, layer, side):
-        group = self.file[f"/layers/{layer}/{side}"]
-        return {name: Stream(group[name], group.get(name + ".offset"), self.offset, self.packed)
-                for name in group if not name.endswith(".offset")}
+    def read_layouts(self):
+        a = self.file.attrs
+        self.numbers = [int(n) for n in a["side_layout"]]
+        require(len(self.numbers) == 2 * len(self.groups) + 1 and self.numbers.count(self.numbers[-1]) == 1, "side_layout")
+        require(set(self.numbers) == set(range(len(a["layouts"]))), "layouts")
+        self.layouts = [[Stream(stream, self.packed, i == self.numbers[-1]) for stream in json.loads(text(layout))]
+                        for i, layout in enumerate(a["layouts"])]
+        for layout in self.layouts:
+            require(len({stream.name for stream in layout}) == len(layout), "a stream twice")
+        names = [(stream.name, stream.type) for stream in self.layout(-1)]
+        require(names[-1] in (("positions", "u32"), ("positions", "u64")) and names[:-1] in ([], [("tokens", "u32")]), "layout of tokens")
 
-    def check_ledger(self):
-        counted = dict.fromkeys(CATEGORIES, 0)
-        for streams in self.streams.values():
-            for stream in streams.values():
-                counted[stream.category] += stream.size
+    def layout(self, column):
+        return self.layouts[self.numbers[column]]
+
+    def sides(self):
+        return [(layer, side) for layer in self.groups for side in ("key", "value")]
+
+    def positions(self):
+        return np.concatenate([np.zeros(0, "i8")] + [index["positions"].astype("i8") for index in self.index])
+
+    def streams(self, layer, side, document):
+        """All streams of a document as arrays."""
+        column = 2 * self.groups.index(layer) + (side == "value")
+        shared = Part(self, 0, column).arrays() if self.parts[0, column, 1] else {}
+        return {**shared, **Part(self, document + 1, column).arrays()}
+
+    def count(self):
+        """Totals and ledger are what is in the parts."""
+        counted, totals = dict.fromkeys(CATEGORIES + ["index"], 0), []
+        for column in range(self.parts.shape[1]):
+            of_stream = {stream.name: [0, 0] for stream in self.layout(column)}
+            for row in range(self.parts.shape[0]):
+                if self.parts[row, column, 1] == 0:
+                    continue
+                part = Part(self, row, column)
+                counted["index"] += part.footer_size
+                for stream, rows in zip(part.streams, part.rows):
+                    of_stream[stream.name][0] += rows
+                    of_stream[stream.name][1] += stream.bytes(rows)
+                    counted[stream.category] += stream.bytes(rows)
+            totals += of_stream.values()
+        require(self.file["/totals"][:].tolist() == totals, "/totals")
 
         def size(dataset):
             return dataset.size * dataset.id.get_type().get_size()
 
-        index = {}
-        self.file.visititems(lambda name, item: index.__setitem__(h5py.h5o.get_info(item.id).addr, size(item))
-                             if name.endswith(".offset") else None)
-        counted["index"] = sum(index.values()) + sum(
-            size(self.file[name]) for name in ("/tokens", "/positions", "/documents/name", "/documents/offset")
-            if name in self.file)
+        counted["index"] += sum(size(self.file[name]) for name in ("/parts", "/totals", "/documents/name", "/documents/offset"))
         counted["embedded_book"] = sum(size(self.file["/book/" + text(n)]) for n in self.file["/book"].attrs["arrays"]) \
             if "/book" in self.file else 0
-        counted["values"] = int(self.offset[-1]) * self.heads * self.dim * self.group * len(self.streams)
+        counted["values"] = int(self.offset[-1]) * self.heads * self.dim * self.group * len(self.sides())
         stored = json.loads(text(self.file.attrs["ledger"]))
         require(stored == counted, f"ledger {stored}, counted {counted}")
 
@@ -410,6 +505,8 @@ def unsorted(rows, p, counts, tokens, signals):
     require(blocks.shape[1:] == (3,) and blocks[:, 0].sum() == tokens and (blocks[:-1, 0] == 256).all(), "sorted codes: blocks")
     require(len(blocks) == -(-tokens // 256), "sorted codes: number of blocks")
     require(blocks[:, 1].sum() == len(rows["ids"]) and blocks[:, 2].sum() == len(rows["coefficients"]), "sorted codes: bytes")
+    full = blocks[:tokens // 256]
+    check_places(rows, 256, full[:, 1], full[:, 2])
     width = {"f16": 16, "i4": 4}.get(p["coefficients"], 8)
     ids, words, first, at_ids, at_words = [], [], 0, 0, 0
     for here, id_bytes, word_bytes in blocks.astype("i8"):
@@ -419,6 +516,19 @@ def unsorted(rows, p, counts, tokens, signals):
         words += block[1]
         first, at_ids, at_words = first + here, at_ids + id_bytes, at_words + word_bytes
     return np.array(ids, dtype="i8"), np.array(words, dtype="<u2")
+
+
+places_seen = 0
+
+
+def check_places(rows, tokens_of_unit, *sizes):
+    """`places` of complete units that take sizes[i][unit] rows of stream i."""
+    global places_seen
+    interval = max(1, 4096 // tokens_of_unit)
+    ends = np.cumsum(np.stack([np.asarray(size, dtype="i8") for size in sizes], axis=1), axis=0)
+    require(rows["places"].shape == (len(ends) // interval, len(sizes)), "number of places")
+    require((rows["places"].astype("i8") == ends[interval - 1::interval]).all(), "places")
+    places_seen += len(rows["places"])
 
 
 def decode_sparse(codes, book, layer, side, rows, tokens):
@@ -443,6 +553,8 @@ def decode_sparse(codes, book, layer, side, rows, tokens):
         counts = rows["count"].reshape(-1).astype("i8")
         require(not in_order or counts.sum() == len(rows["ids"]) == len(rows["coefficients"]), "sparse: pairs")
         require((counts <= s).all() and len(counts) == tokens * signals, "sparse: counts")
+        if in_order:
+            check_places(rows, 1, counts.reshape(tokens, signals).sum(axis=1))
     else:
         counts = np.full(tokens * signals, s, dtype="i8")
     if in_order:
@@ -624,7 +736,7 @@ def decode_kvcomp(codes, book, layer, side, rows, tokens):
     block_rows = tokens // block if block * dim >= 64 else 0
     modes = rows["modes"]
     require(codes.group == 1 and modes.shape == (block_rows, heads), "kvcomp: modes")
-    require(set(rows) == {"book", "modes", "sizes", "counts", "payload", "steps", "tail"} |
+    require(set(rows) == {"book", "modes", "sizes", "counts", "payload", "steps", "places", "tail"} |
             ({"origin_bits", "origins"} if key else set()) |
             ({"limits"} if key and p["max-logit-error"] > 0 else set()), "kvcomp: streams")
     tail = rows["tail"].reshape(-1, heads, dim)
@@ -672,6 +784,17 @@ def decode_kvcomp(codes, book, layer, side, rows, tokens):
         of_block = step[:, None, :] * (found - 127 + origin[:, None, :]).astype("<f4")
     else:
         of_block = step[:, None, :] * (found - 127).astype("<f4")
+    # What each block row takes of the streams whose places are stored.
+    count_bytes = np.zeros(len(coded), dtype="i8")
+    if coder[0] != "rans":
+        count_bytes[coded] = 2 - (-runs * modes.reshape(-1)[coded].astype("i8") // 8)
+    taken = [of_row.sum(axis=1), count_bytes.reshape(of_row.shape).sum(axis=1), size.reshape(of_row.shape).sum(axis=1),
+             stored.sum(axis=1) * steps_of_block]
+    if key:
+        origin_bytes = np.zeros(len(coded), dtype="i8")
+        origin_bytes[coded] = 2 - (-dim * rows["origin_bits"].astype("i8") // 8)
+        taken.append(origin_bytes.reshape(of_row.shape).sum(axis=1))
+    check_places(rows, block, *taken)
     of_block[found == 255] = floats_of_bits(exact, codes.storage)
     values[coded] = of_block if key else of_block.transpose(0, 2, 1)
     require(np.isfinite(values).all(), "kvcomp: not finite")
@@ -813,8 +936,9 @@ def decode_lossless(codes, book, layer, side, rows, tokens):
     block, heads, dim = codes.parameters["block"], codes.heads, codes.dim
     widths, n = ((9, 7) if codes.storage == "bf16" else (6, 10)), block * heads * dim
     blocks = tokens // block if n >= 1024 else 0
-    require(codes.group == 1 and set(rows) == {"book", "sizes", "exponents", "mantissas", "tail"}, "lossless: streams")
+    require(codes.group == 1 and set(rows) == {"book", "sizes", "places", "exponents", "mantissas", "tail"}, "lossless: streams")
     require(rows["sizes"].shape == (blocks, 2) and len(rows["tail"]) == tokens - blocks * block, "lossless: blocks")
+    check_places(rows, block, rows["sizes"][:, 0], rows["sizes"][:, 1])
     tail = rows["tail"].reshape(-1, heads, dim)
     if blocks == 0:
         return tail.reshape(tokens, 1, heads, dim)
@@ -886,6 +1010,8 @@ decoded = {}  # of the codes read last: they are often held against several cach
 
 
 def decode(path, kv_path, book_path=None):
+    global places_seen
+    places_seen = 0
     if any(key[0] != path for key in decoded):
         decoded.clear()
     codes, kv = Codes(path), File(kv_path, "kv")
@@ -897,14 +1023,16 @@ def decode(path, kv_path, book_path=None):
         check_book(book_file.file, book_file.type)
         book = book_file.file
     require(kv.documents()[0] == codes.names and (kv.documents()[1] == codes.offset).all(), "documents differ")
-    require((kv.file["/positions"][:] == codes.file["/positions"][:]).all(), "positions differ")
+    require((kv.file["/positions"][:] == codes.positions()).all(), "positions differ")
+    require("/tokens" not in kv.file or (kv.file["/tokens"][:] == np.concatenate(
+        [np.zeros(0, "u4")] + [index["tokens"] for index in codes.index])).all(), "tokens differ")
     kind = type_name(kv.file[f"/layers/{kv.layers()[0]}/key"])
     kvcomp_seen.update(dict.fromkeys(kvcomp_seen, 0))
-    for (layer, side), streams in codes.streams.items():
+    for layer, side in codes.sides():
         for document, (first, end) in enumerate(zip(codes.offset[:-1], codes.offset[1:])):
             key = (path, book_path, layer, side, document)
             if key not in decoded:
-                rows = {name: stream.rows(document) for name, stream in streams.items()}
+                rows = codes.streams(layer, side, document)
                 decoded[key] = DECODERS[codes.codec](codes, book, layer, side, rows, int(end - first))
             values = decoded[key]
             require(values.dtype == np.dtype("<f4"), "not computed in f32")
@@ -915,6 +1043,7 @@ def decode(path, kv_path, book_path=None):
                 differ = np.count_nonzero(found.view("<u4") != expected.view("<u4"))
                 require(differ == 0, f"layer {layer + i} {side}, document {document}: {differ} values differ")
     seen = "".join(f", {count} {name}" for name, count in kvcomp_seen.items()) if codes.codec == "kvcomp" else ""
+    seen += f", {places_seen} rows of places" if places_seen > 0 else ""
     print(f"{path}: {codes.codec}, {len(codes.names)} documents, {int(codes.offset[-1])} tokens{seen}: as decoded by kvcodec, bit for bit")
 
 
@@ -952,10 +1081,9 @@ def check(path):
         check_outputs(file)
     else:
         codes = Codes(path)
-        for streams in codes.streams.values():
-            for stream in streams.values():
-                for document in range(len(codes.names)):
-                    stream.rows(document)
+        for layer, side in codes.sides():
+            for document in range(len(codes.names)):
+                codes.streams(layer, side, document)
     print(f"{path}: {file.type}: as FORMAT.md says")
 
 

@@ -32,13 +32,17 @@ fail() {
   exit 1
 }
 
-# Several documents, of many tokens and of few; one dimension whose codes do not fill bytes; each 16-bit type and f32; no document.
+# Several documents, of many tokens, of few and of none; one dimension whose codes do not fill bytes; each 16-bit type and f32; no document.
 make_caches() {
-  "$make_kv" --layers 4 --heads 2 --dim 20 --document a:0:300 --document b:0:41 --document c:0:7 -o kv.h5
+  "$make_kv" --layers 4 --heads 2 --dim 20 --document a:0:300 --document b:0:41 --document none:0:0 --document c:0:7 \
+    -o kv.h5
   "$make_kv" --layers 1 --heads 4 --dim 128 --tokens 150 --documents 2 --dtype f32 -o wide.h5
   "$make_kv" --layers 2 --heads 1 --dim 64 --tokens 200 --dtype f16 -o half.h5
   "$make_kv" --layers 1 --heads 1 --dim 8 --documents 0 -o empty.h5
 }
+
+# A document so long that places are stored.
+make_long() { "$make_kv" --layers 1 --heads 1 --dim 16 --tokens 9000 -o long.h5; }
 
 number=0 # of codes made so far
 book=    # option with the book
@@ -71,6 +75,14 @@ read_pairs() { # before the book changes, and at the end
   # shellcheck disable=SC2086
   reader decode $book $pairs
   pairs=
+}
+
+long() { # <codec and options...>
+  coded long "$@"
+  # shellcheck disable=SC2086
+  reader decode $book $codes $recon >said
+  pairs=
+  grep -Eq ' [1-9][0-9]* rows of places' said || fail "no places: $(cat said)"
 }
 
 differ() { # <codes> <kv>: the reader notices that these are not the values
@@ -113,6 +125,7 @@ plain() {
   differ $codes "$lossy"
   for kv in wide half empty; do coded $kv --codec none; done
   typed kv --codec selfindex
+  reader check $codes
   differ $codes "$lossy"
   for kv in wide half empty; do coded $kv --codec selfindex; done
   coded kv --codec selfindex --center median --key-levels signed --full-tokens 3
@@ -133,6 +146,8 @@ plain() {
   for kv in half odd thin empty; do coded $kv --codec lossless; done
   coded half --codec lossless --storage bf16 --block 33
   read_pairs
+  make_long
+  long --codec lossless
 }
 
 kvcomp() {
@@ -156,6 +171,9 @@ kvcomp() {
   coded kv --codec kvcomp --block 4 --entropy rans
   coded kv --codec kvcomp --block 3 # blocks too small for any
   read_pairs
+  make_long
+  long --codec kvcomp
+  long --codec kvcomp --key-quant block --unit-heads --entropy rans --block 40
 
   # Books made from one token, then tokens that they do not suit: exact values and raw blocks.
   "$make_kv" --layers 1 --heads 6 --dim 4 --document a:0:1 -o begin.h5
@@ -237,6 +255,11 @@ sparse() {
   all_codes half
   read_pairs
   differ $codes half.h5
+  make_long
+  train long --atoms 20 --sparsity 3
+  long --codec sparse --error-target 0.5
+  long --codec sparse --error-target 0.5 --sort-ids
+  long --codec sparse --sort-ids
   "$make_kv" --layers 1 --heads 1 --dim 8 --tokens 100 -o small.h5
   train small --atoms 20 --sparsity 3
   typed empty --codec sparse

@@ -4,8 +4,11 @@
 #include <limits>
 
 #include "formats/book_file.hpp"
+#include "formats/stream_layout.hpp"
+#include "lib/codec/registry.hpp"
 #include "test/formats/edit.hpp"
 #include "test/formats/folder.hpp"
+#include "test/formats/parts.hpp"
 #include "test/formats/samples.hpp"
 #include "test/test.hpp"
 
@@ -80,6 +83,7 @@ void read_codes(const std::string& path) {
           std::vector<std::byte> bytes(document->rows(stream.spec.name) * stream.spec.row_bytes());
           document->read(stream.spec.name, 0, document->rows(stream.spec.name), bytes);
         }
+  reader.ledger();
 }
 
 void read_outputs(const std::string& path) {
@@ -128,8 +132,8 @@ std::vector<Defect> common_defects(const std::string& other_type, const std::str
        "is of type 'poem', which kvcodec"},
       {"type is a number", edit([](Edit& f) { f.set("/", "kvcodec_type", int64_t{3}); }),
        "attribute 'kvcodec_type' is no string"},
-      {"newer version", edit([](Edit& f) { f.set("/", "kvcodec_version", int64_t{2}); }),
-       "file of version 2; kvcodec"},
+      {"newer version", edit([](Edit& f) { f.set("/", "kvcodec_version", int64_t{3}); }),
+       "file of version 3; kvcodec"},
       {"version 0", edit([](Edit& f) { f.set("/", "kvcodec_version", int64_t{0}); }),
        "attribute 'kvcodec_version' is 0"},
       {"version is text", edit([](Edit& f) { f.set("/", "kvcodec_version", std::string("1")); }),
@@ -156,18 +160,19 @@ std::vector<Defect> common_defects(const std::string& other_type, const std::str
   };
 }
 
-std::vector<Defect> document_defects() {
+/// Of names and offsets of documents; says: what is wrong with a table that gives the last document another token.
+std::vector<Defect> document_defects(const std::string& says) {
   return {
       {"no documents", edit([](Edit& f) { f.remove("/documents"); }), "/documents/name: is missing"},
       {"no offsets", edit([](Edit& f) { f.remove("/documents/offset"); }), "/documents/offset: is missing"},
       {"offsets beyond the tokens", edit([](Edit& f) {
          f.put("/documents/offset", {0, 5, 5, 9});
        }),
-       "the documents have 9 tokens"},
+       says},
       {"huge offsets", edit([](Edit& f) {
          f.put("/documents/offset", {0, 5, 5, uint64_t{1} << 62});
        }),
-       "the documents have 4611686018427387904 tokens"},
+       "4611686018427387"},
       {"offsets that fall", edit([](Edit& f) {
          f.put("/documents/offset", {0, 5, 4, 8});
        }),
@@ -195,6 +200,12 @@ std::vector<Defect> document_defects() {
                std::vector<long long>{0, -5, 5, 8});
        }),
        "/documents/offset: element 1 is -5; 0 to"},
+  };
+}
+
+/// Of the datasets of a kv file that have a row per token, and of its layers.
+std::vector<Defect> column_defects() {
+  return {
       {"tokens of another length", edit([](Edit& f) {
          f.put("/tokens", {1, 2, 3});
        }),
@@ -293,7 +304,9 @@ TEST_CASE("malformed: kv files") {
        "/layers/0/query: is bf16 [2, 4, 4]; bf16 [1, 4, 4] is wanted"},
   };
   check_defects([](const std::string& path) { write_sample_kv(path); }, read_kv,
-                join(common_defects("codes", "kv"), document_defects(), own));
+                join(join(common_defects("codes", "kv"), document_defects("the documents have 9 tokens"),
+                          column_defects()),
+                     own, {}));
 }
 
 TEST_CASE("malformed: outputs files") {
@@ -410,23 +423,55 @@ TEST_CASE("malformed: dictionary files") {
       join(common_defects("kv", "dictionary"), {}, own));
 }
 
+namespace {
+
+/// A change of the parts of a codes file.
+auto edit_parts(std::function<void(PartsFile&)> change) {
+  return [change = std::move(change)](const std::string& path) {
+    PartsFile parts(path);
+    change(parts);
+    parts.save();
+  };
+}
+
+/// A change of one part, which then lies where the table says, with a footer whose digest holds.
+auto edit_part(uint64_t row, uint64_t column, std::function<void(RawPart&)> change) {
+  return edit_parts([=, change = std::move(change)](PartsFile& parts) {
+    RawPart part = parts.get(row, column);
+    change(part);
+    parts.put(row, column, part);
+  });
+}
+
+}  // namespace
+
 TEST_CASE("malformed: codes files") {
   SampleCodes sample(2, {5, 0, 3}, true, 1);
   const Book book = sample_book();
   sample.info.book_type = book.type;
   sample.info.book_digest = book.digest();
   sample.info.book_bytes = book.size_bytes();
-  // The number of "ids" rows of this sample, to make offsets that do not fit it.
-  const uint64_t rows = sample.encoded(0, Side::key).document(0).rows("ids") +
-                        sample.encoded(0, Side::key).document(2).rows("ids");
-  REQUIRE(rows > 2);
-  const std::string ids = "/layers/0/key/ids";
+  const std::string layout = to_json_text(layout_of(sample.codec.streams(sample.shape(0, Side::key)), true));
+  const std::string of_index = R"([{"name":"tokens","type":"u32","row":[],"category":"index"},)"
+                               R"({"name":"positions","type":"u32","row":[],"category":"index"}])";
+  /// The sides' layout with that text in place of this.
+  const auto relayout = [&](const std::string& from, const std::string& to) {
+    const size_t at = layout.find(from);
+    REQUIRE(at != std::string::npos);
+    std::string changed = layout;
+    changed.replace(at, from.size(), to);
+    return edit([=](Edit& f) { f.set("/", "layouts", std::vector{changed, of_index}); });
+  };
+  const auto groups = [](std::vector<uint64_t> first_layers) {
+    return edit([=](Edit& f) { f.set("/", "groups", first_layers); });
+  };
+  const auto side_layout = [](std::vector<uint64_t> numbers) {
+    return edit([=](Edit& f) { f.set("/", "side_layout", numbers); });
+  };
+  const std::string key = "/layers/0/key: document 0: ";
   const std::vector<Defect> own{
-      {"no side", edit([](Edit& f) { f.remove("/layers/2/value"); }), "/layers/2/value: is missing"},
-      {"a group that does not fit", edit([](Edit& f) { f.rename("/layers/2", "/layers/1"); }),
-       "/layers/0: a group of 2 layers does not fit before layer 1"},
-      {"a group at the end", edit([](Edit& f) { f.rename("/layers/2", "/layers/3"); }),
-       "/layers/3: a group of 2 layers does not fit before layer 4"},
+      {"older version", edit([](Edit& f) { f.set("/", "kvcodec_version", int64_t{1}); }),
+       "is a codes file of version 1; kvcodec 0.1.0 reads versions from 2 on: encode it again"},
       {"no codec", edit([](Edit& f) { f.remove_attribute("/", "codec"); }), "attribute 'codec' is missing"},
       {"parameters are no JSON", edit([](Edit& f) { f.set("/", "parameters", std::string("nonsense")); }),
        "attribute 'parameters': is no JSON object"},
@@ -442,110 +487,336 @@ TEST_CASE("malformed: codes files") {
        "attribute 'book_bytes' is -1"},
       {"packed is neither", edit([](Edit& f) { f.set("/", "packed", int64_t{2}); }),
        "attribute 'packed' is 2"},
-      {"a missing stream", edit([](Edit& f) { f.remove("/layers/2/key/values"); }),
-       "/layers/2/key/values: is missing"},
-      {"a stream too many", edit([](Edit& f) {
-         f.put("/layers/2/key/extra", std::vector<uint64_t>(8));
-         f.set("/layers/2/key/extra", "category", std::string("payload"));
+
+      {"no list of groups", edit([](Edit& f) { f.remove_attribute("/", "groups"); }),
+       "attribute 'groups' is missing"},
+      {"no groups", groups({}), "attribute 'groups' names no layer"},
+      {"groups are text", edit([](Edit& f) { f.set("/", "groups", std::string("0,2")); }),
+       "attribute 'groups' has no integers"},
+      {"a group that does not fit", groups({0, 1}),
+       "attribute 'groups': 2 layers from 0 on do not fit before layer 1"},
+      {"a group at the end", groups({0, 3}),
+       "attribute 'groups': 2 layers from 3 on do not fit before layer 4"},
+      {"groups that fall", groups({2, 0}),
+       "attribute 'groups': 2 layers from 2 on do not fit before layer 0"},
+      {"a layer beyond the model", groups({0, 400}), "attribute 'groups': 2 layers from 400 on"},
+      {"a layer beyond all bounds", groups({0, ~uint64_t{0}}),
+       "attribute 'groups': 2 layers from 18446744073709551615 on"},
+      {"a group less", groups({0}), "attribute 'side_layout' has 5 numbers; 1 groups have 3"},
+      {"no layouts of sides", edit([](Edit& f) { f.remove_attribute("/", "side_layout"); }),
+       "attribute 'side_layout' is missing"},
+      {"a layout that is none", side_layout({0, 0, 0, 2, 1}),
+       "attribute 'side_layout' has a 2; there are 2 layouts"},
+      {"tokens in a side", side_layout({0, 0, 0, 1, 1}),
+       "attribute 'side_layout': tokens and positions have the layout of a side"},
+
+      {"no layouts", edit([](Edit& f) { f.remove_attribute("/", "layouts"); }),
+       "attribute 'layouts' is missing"},
+      {"layouts are numbers", edit([](Edit& f) { f.set("/", "layouts", int64_t{1}); }),
+       "attribute 'layouts' is no string"},
+      {"a layout that is no JSON", relayout("[{", "{"), "attribute 'layouts', 0: is no JSON array"},
+      {"a stream that is no object", relayout("[{", "[3,{"),
+       "attribute 'layouts', 0: element 0 is no JSON object"},
+      {"a name that is none", relayout("\"values\"", "\"The values\""),
+       "'The values' is no name of a stream"},
+      {"no name", relayout("\"name\":\"values\",", ""), "attribute 'layouts', 0: 'name' is missing"},
+      {"a name twice", relayout("\"wide-ids\"", "\"ids\""), "stream 'ids' is there twice"},
+      {"an element type that is none", relayout("\"f64\"", "\"q4\""),
+       "stream 'tail': 'type' is 'q4', which is no element type"},
+      {"no row shape", relayout("\"row\":[3],", ""), "stream 'ids': 'row' is no list of extents"},
+      {"a negative extent", relayout("\"row\":[3],", "\"row\":[-3],"),
+       "stream 'ids': 'row' is no list of extents"},
+      {"rows of nothing", relayout("\"row\":[3],", "\"row\":[0],"), "stream 'ids': has rows of no bytes"},
+      {"rows beyond 64 bits", relayout("\"row\":[3],", "\"row\":[4294967296,4294967296],"),
+       "stream 'ids': size "},
+      {"an unknown category", relayout("\"offsets\"", "\"junk\""),
+       "stream 'flags': 'category' is 'junk'; payload, "},
+      {"no category", relayout(",\"category\":\"offsets\"", ""), "stream 'flags': 'category' is missing"},
+      {"a bound of 0", relayout("\"index_bound\":1000", "\"index_bound\":0"),
+       "stream 'ids': 'index_bound' is 0; 1 or more is possible"},
+      {"packed to another width", relayout("\"packed_bits\":10", "\"packed_bits\":9"),
+       "stream 'ids': 'packed_bits' is 9; u16 below 1000 take 10"},
+      {"packed to 33 bits", relayout("\"packed_bits\":10", "\"packed_bits\":33"),
+       "stream 'ids': 'packed_bits' is 33"},
+      {"packed without a bound", relayout("\"index_bound\":1000,", ""), "stream 'ids': 'packed_bits' is 10"},
+      {"packed floats", relayout("\"u16\"", "\"f32\""), "stream 'ids': 'packed_bits' is 10"},
+      {"not packed", relayout(",\"packed_bits\":10", ""),
+       "/layers/0/key/ids: is not packed; attribute 'packed' is 1"},
+      {"a missing stream", relayout("\"values\"", "\"other\""), "/layers/0/key/values: is missing"},
+      {"a stream too many", edit([&](Edit& f) {
+         const std::string more =
+             R"([{"name":"extra","type":"u8","row":[],"category":"ids"},)" + layout.substr(1);
+         f.set("/", "layouts", std::vector{more, of_index});
+         f.put("/totals", H5T_STD_U64LE, H5T_NATIVE_UINT64, {34, 2}, std::vector<uint64_t>(68));
        }),
-       "/layers/2/key/extra: is no stream of the codec sample"},
-      {"a name that is none",
-       edit([](Edit& f) { f.rename("/layers/2/key/values", "/layers/2/key/The values"); }),
-       "/layers/2/key/The values: is no name of a stream"},
-      {"another row shape", edit([](Edit& f) {
-         f.put_floats("/layers/0/value/values", {8, 4}, std::vector<float>(32));
-         f.set("/layers/0/value/values", "category", std::string("payload"));
+       "/layers/0/key/extra: is no stream of the codec sample"},
+      {"another row shape", relayout("\"row\":[2,2]", "\"row\":[4]"),
+       "/layers/0/key/values: is f32 with rows [4], payload, bound 0; the codec sample has f32 with rows [2, 2]"},
+      {"another element type", relayout("\"u8\"", "\"u64\""), "/layers/0/key/flags: is u64 with rows []"},
+      {"another category", relayout("\"offsets\"", "\"payload\""),
+       "/layers/0/key/flags: is u8 with rows [], payload"},
+      {"tokens are floats", edit([&](Edit& f) {
+         std::string changed = of_index;
+         changed.replace(changed.find("u32"), 3, "f32");
+         f.set("/", "layouts", std::vector{layout, changed});
        }),
-       "/layers/0/value/values: is f32 with rows [4], payload, bound 0; the codec sample has f32 with rows "
-       "[2, 2]"},
-      {"another element type", edit([](Edit& f) {
-         f.put("/layers/0/value/flags", std::vector<uint64_t>(8));
-         f.set("/layers/0/value/flags", "category", std::string("offsets"));
+       "attribute 'layouts', 1: holds other streams than tokens and positions"},
+      {"tokens are payload", edit([&](Edit& f) {
+         std::string changed = of_index;
+         changed.replace(changed.find("\"index\""), 7, "\"payload\"");
+         f.set("/", "layouts", std::vector{layout, changed});
        }),
-       "/layers/0/value/flags: is u64 with rows []"},
-      {"another category",
-       edit([](Edit& f) { f.set("/layers/0/value/flags", "category", std::string("payload")); }),
-       "/layers/0/value/flags: is u8 with rows [], payload"},
-      {"an unknown category",
-       edit([](Edit& f) { f.set("/layers/0/value/flags", "category", std::string("junk")); }),
-       "attribute 'category' is 'junk'"},
-      {"no category", edit([](Edit& f) { f.remove_attribute("/layers/0/value/flags", "category"); }),
-       "/layers/0/value/flags: attribute 'category' is missing"},
-      {"rows missing", edit([](Edit& f) {
-         f.put("/layers/0/value/flags", H5T_STD_U8LE, H5T_NATIVE_UCHAR, {7}, std::vector<unsigned char>(7));
-         f.set("/layers/0/value/flags", "category", std::string("offsets"));
+       "stream 'tokens': 'category' is 'payload'; index is wanted"},
+
+      {"no data", edit([](Edit& f) { f.remove("/data"); }), "/data: is missing"},
+      {"data of 16 bits", edit([](Edit& f) {
+         f.put("/data", H5T_STD_U16LE, H5T_NATIVE_USHORT, {99}, std::vector<unsigned short>(99));
        }),
-       "/layers/0/value/flags: has 7 rows; the documents have 8"},
-      {"fewer tokens than the document", edit([&](Edit& f) {
-         f.put("/layers/0/value/flags.offset", {0, 4, 4, 8});
+       "/data: is u16 [99]; u8 [99] is wanted"},
+      {"hollow data", edit([](Edit& f) { f.put_hollow("/data", H5T_STD_U8LE, {hsize_t{1} << 50}, {4096}); }),
+       "/data: claims"},
+      {"no table of parts", edit([](Edit& f) { f.remove("/parts"); }), "/parts: is missing"},
+      {"a table of fewer parts", edit([](Edit& f) {
+         f.put("/parts", H5T_STD_U64LE, H5T_NATIVE_UINT64, {3, 5, 2}, std::vector<uint64_t>(30));
        }),
-       "/layers/0/value: document 0 has 4 tokens; /documents/offset says 5"},
-      {"row offsets that fall", edit([&](Edit& f) {
-         f.put(ids + ".offset", {0, 2, 1, rows});
+       "/parts: is u64 [3, 5, 2]; u64 [4, 5, 2] is wanted"},
+      {"a table of zeros", edit([](Edit& f) {
+         f.put("/parts", H5T_STD_U64LE, H5T_NATIVE_UINT64, {4, 5, 2}, std::vector<uint64_t>(40));
        }),
-       ids + ".offset: does not rise from 0"},
-      {"row offsets beyond the rows", edit([&](Edit& f) {
-         f.put(ids + ".offset", {0, 1, 1, rows + 8});
+       "document 0: /parts gives it 0 bytes; a part of 2 streams has 29 or more"},
+      {"no totals", edit([](Edit& f) { f.remove("/totals"); }), "/totals: is missing"},
+      {"totals of fewer streams", edit([](Edit& f) {
+         f.put("/totals", H5T_STD_U64LE, H5T_NATIVE_UINT64, {3, 2}, std::vector<uint64_t>(6));
        }),
-       ids + ": has "},
-      {"row offsets beyond 64 bits", edit([&](Edit& f) {
-         f.put(ids + ".offset", {0, 1, 1, uint64_t{1} << 62});
+       "/totals: is u64 [3, 2]; u64 [30, 2] is wanted"},
+      {"totals of too much", edit([](Edit& f) {
+         f.put("/totals", H5T_STD_U64LE, H5T_NATIVE_UINT64, {30, 2},
+               std::vector<uint64_t>(60, uint64_t{1} << 50));
        }),
-       ids + ": size "},
-      {"too few row offsets", edit([&](Edit& f) {
-         f.put(ids + ".offset", {0, rows});
+       "/totals: column 0: the streams have"},
+      {"totals beyond 64 bits", edit([](Edit& f) {
+         f.put("/totals", H5T_STD_U64LE, H5T_NATIVE_UINT64, {30, 2}, std::vector<uint64_t>(60, ~uint64_t{0}));
        }),
-       ids + ".offset: has 2 elements; 3 documents have 4"},
-      {"packed to another width", edit([&](Edit& f) { f.set(ids, "packed_bits", int64_t{9}); }),
-       ids + ": attribute 'packed_bits' is 9; u16 below 1000 take 10"},
-      {"packed to 33 bits", edit([&](Edit& f) { f.set(ids, "packed_bits", int64_t{33}); }),
-       ids + ": attribute 'packed_bits' is 33; 1 to 32"},
-      {"packed without a bound", edit([&](Edit& f) { f.remove_attribute(ids, "index_bound"); }),
-       ids + ": attribute 'packed_bits' is 10"},
-      {"packed floats", edit([&](Edit& f) { f.set(ids, "element_type", std::string("f32")); }),
-       ids + ": attribute 'packed_bits' is 10"},
-      {"packed without a shape", edit([&](Edit& f) { f.remove_attribute(ids, "row_shape"); }),
-       ids + ": attribute 'row_shape' is missing"},
-      {"packed bytes missing",
-       edit([&](Edit& f) { f.put(ids, H5T_STD_U8LE, H5T_NATIVE_UCHAR, {3}, std::vector<unsigned char>(3)); }),
-       ids + ": attribute 'category' is missing"},
+       "/totals: size "},
+
+      {"a part beyond the data",
+       edit_parts([](PartsFile& parts) { parts.place(1, 0).first = parts.data().size(); }),
+       "/parts: the part of row 1, column 0 has"},
+      {"a part beyond 64 bits", edit_parts([](PartsFile& parts) { parts.place(1, 0).first = ~uint64_t{0}; }),
+       "/parts: the part of row 1, column 0 has"},
+      {"a part larger than the data",
+       edit_parts([](PartsFile& parts) { parts.place(1, 0).second = ~uint64_t{0}; }),
+       "/parts: the part of row 1, column 0 has 18446744073709551615 bytes from"},
+      {"a part of no bytes", edit_parts([](PartsFile& parts) { parts.place(1, 0).second = 0; }),
+       key + "/parts gives it 0 bytes; a part of 6 streams has 33 or more"},
+      {"a part of a few bytes", edit_parts([](PartsFile& parts) { parts.place(1, 0).second = 32; }),
+       key + "/parts gives it 32 bytes"},
+      {"a part that ends early", edit_parts([](PartsFile& parts) { --parts.place(1, 0).second; }),
+       key + "no part ends at byte"},
+      {"a part that begins late", edit_parts([](PartsFile& parts) {
+         ++parts.place(1, 0).first;
+         --parts.place(1, 0).second;
+       }),
+       "/layers/0/key/values: document 0: 5 rows do not fit the part"},
+      {"a part that begins early", edit_parts([](PartsFile& parts) {
+         --parts.place(1, 4).second;
+         --parts.place(1, 0).first;
+         ++parts.place(1, 0).second;
+       }),
+       "document 0: "},
+      {"parts of two documents interchanged", edit_parts([](PartsFile& parts) {
+         std::swap(parts.place(1, 0).first, parts.place(3, 0).first);
+         std::swap(parts.place(1, 0).second, parts.place(3, 0).second);
+       }),
+       key + "/parts leads to the part of document 2, side 0, in place of side 0"},
+      {"parts of two sides interchanged", edit_parts([](PartsFile& parts) {
+         std::swap(parts.place(1, 0).first, parts.place(1, 3).first);
+         std::swap(parts.place(1, 0).second, parts.place(1, 3).second);
+       }),
+       key + "/parts leads to the part of document 0, side 3, in place of side 0"},
+      {"a part of a document for what all share", edit_parts([](PartsFile& parts) {
+         parts.place(0, 0).first = parts.place(1, 0).first;
+         parts.place(0, 0).second = parts.place(1, 0).second;
+       }),
+       "/layers/0/key: /parts leads to the part of document 0, side 0"},
+      {"two sides at one place", edit_parts([](PartsFile& parts) {
+         parts.place(1, 2).first = parts.place(1, 0).first;
+         parts.place(1, 2).second = parts.place(1, 0).second;
+       }),
+       "/parts: row 1: two parts have the byte"},
+
+      {"a footer of another document", edit_part(1, 0, [](RawPart& part) { part.row = 7; }),
+       key + "/parts leads to the part of document 6, side 0"},
+      {"a footer of fewer streams", edit_part(1, 0, [](RawPart& part) { part.rows.pop_back(); }),
+       key + "the part has 5 streams; the side has 6"},
+      {"a footer of more rows", edit_part(1, 0, [](RawPart& part) { part.rows[0] = 100000; }),
+       "/layers/0/key/flags: document 0: 100000 rows do not fit the part of"},
+      {"a footer of rows beyond 64 bits", edit_part(1, 0, [](RawPart& part) { part.rows[4] = ~uint64_t{0}; }),
+       "/layers/0/key/values: document 0: size "},
+      {"a footer of packed rows beyond 64 bits",
+       edit_part(1, 0, [](RawPart& part) { part.rows[1] = ~uint64_t{0} / 3; }),
+       "/layers/0/key/ids: document 0: "},
+      {"a footer of fewer rows", edit_part(1, 0, [](RawPart& part) { --part.rows[0]; }),
+       key + "the streams have"},
+      {"a footer without digests", edit_part(1, 0, [](RawPart& part) { part.digests.clear(); }),
+       key + "the streams have"},
+      {"a footer of too many digests", edit_part(1, 0, [](RawPart& part) { part.digests.resize(64); }),
+       key + "the streams have"},
+      {"a digest that does not hold", edit_part(1, 0, [](RawPart& part) { part.digests[3] ^= 1; }),
+       key + "the digest of bytes 0 to"},
       {"an id beyond the bound",
-       [&](const std::string& path) {
-         // All bits set: 1023 of 10 bits, where 1000 is the bound.
-         Edit f(path);
-         std::vector<unsigned char> bytes;
-         for (const size_t d : {0, 2})
-           bytes.resize(bytes.size() + (sample.encoded(0, Side::key).document(d).rows("ids") * 30 + 7) / 8,
-                        0xff);
-         f.put(ids, H5T_STD_U8LE, H5T_NATIVE_UCHAR, {bytes.size()}, bytes);
-         f.set(ids, "category", std::string("ids"));
-         f.set(ids, "index_bound", int64_t{1000});
-         f.set(ids, "packed_bits", int64_t{10});
-         f.set(ids, "element_type", std::string("u16"));
-         const hid_t object = Edit::check(H5Oopen(f.file(), ids.c_str(), H5P_DEFAULT));
-         const hsize_t one = 1;
-         const hid_t space = H5Screate_simple(1, &one, nullptr);
-         const hid_t shape =
-             Edit::check(H5Acreate2(object, "row_shape", H5T_STD_U64LE, space, H5P_DEFAULT, H5P_DEFAULT));
-         const uint64_t three = 3;
-         H5Awrite(shape, H5T_NATIVE_UINT64, &three);
-         H5Aclose(shape);
-         H5Sclose(space);
-         H5Oclose(object);
+       edit_part(1, 0,
+                 [](RawPart& part) {
+                   // All bits set: 1023 of 10 bits, where 1000 is the bound. The ids lie behind a byte per token.
+                   std::fill_n(part.body.begin() + 5, (part.rows[1] * 30 + 7) / 8,
+                               static_cast<unsigned char>(0xff));
+                   part.make_digests();
+                 }),
+       "/layers/0/key/ids: document 0: "},
+      {"fewer tokens than the document",
+       edit_part(1, 4,
+                 [](RawPart& part) {
+                   part.rows = {4, 4};
+                   part.body.resize(32);
+                   part.make_digests();
+                 }),
+       "/tokens: document 0 has 4; /documents/offset says 5"},
+      {"fewer positions than the document",
+       edit_part(1, 4,
+                 [](RawPart& part) {
+                   part.rows = {5, 4};
+                   part.body.resize(36);
+                   part.make_digests();
+                 }),
+       "/positions: document 0 has 4; /documents/offset says 5"},
+      {"a bit of a body",
+       [](const std::string& path) {
+         flip_byte(path, chunk_address(path, "/data", 0) + PartsFile(path).place(1, 3).first + 2);
        },
-       ids + ": document 0: "},
+       "/layers/2/value: document 0: the digest of bytes 0 to"},
+      {"a bit of a footer",
+       [](const std::string& path) {
+         const auto place = PartsFile(path).place(1, 3);
+         flip_byte(path, chunk_address(path, "/data", 0) + place.first + place.second - 30);
+       },
+       "/layers/2/value: document 0: the digest of the footer does not hold: the file is damaged"},
+      {"a bit of what all share",
+       [](const std::string& path) {
+         flip_byte(path, chunk_address(path, "/data", 0) + PartsFile(path).place(0, 2).first + 2);
+       },
+       "/layers/2/key: the digest of bytes 0 to 15 (table) does not hold: the file is damaged"},
+
       {"embedded book of another digest",
        edit([](Edit& f) { f.set("/", "book_digest", std::string("abc")); }), "/book: has the digest"},
       {"embedded book damaged", edit([](Edit& f) {
          f.put_floats("/book/key/atoms", {3, 2}, std::vector<float>(6));
        }),
        "/book: the digest does not hold"},
-      {"checksum",
-       [](const std::string& path) { flip_byte(path, chunk_address(path, "/layers/2/value/values", 0) + 5); },
-       "/layers/2/value/values: checksum of rows 0 to 7 does not hold"},
   };
   check_defects([&](const std::string& path) { sample.write(path, 1, &book); }, read_codes,
-                join(common_defects("kv", "codes"), document_defects(), own));
+                join(common_defects("kv", "codes"),
+                     document_defects("/tokens: document 2 has 3; /documents/offset says 4"), own));
+}
+
+TEST_CASE("malformed: parts of a codes file that lie in each other are seen when it is counted") {
+  const Folder folder;
+  const SampleCodes sample(4, {5, 3}, false, 1);
+  sample.write(folder / "bad.h5");
+  PartsFile parts(folder / "bad.h5");
+  // The second document's part: all of the first one's as flags, with a footer that says so.
+  RawPart outer = parts.get(2, 0);
+  const auto [begin, size] = parts.place(1, 0);
+  outer.body.assign(parts.data().begin() + static_cast<ptrdiff_t>(begin),
+                    parts.data().begin() + static_cast<ptrdiff_t>(begin + size));
+  outer.rows = {outer.body.size(), 0, 0, 0, 0, 0};
+  outer.make_digests();
+  parts.put(2, 0, outer);
+  parts.place(1, 0).first = parts.place(2, 0).first;
+  parts.save();
+  const CodesReader reader(folder / "bad.h5");
+  CHECK(reader.document(Side::key, 0, 0)->rows("flags") == 5);
+  CHECK_THROWS_WITH_AS(reader.ledger(), doctest::Contains("/parts: two parts have the byte"), Error);
+}
+
+TEST_CASE("malformed: pieces of a codes file that are lost, interchanged or inverted are found") {
+  const Folder folder;
+  const std::string good = folder / "good.h5", bad = folder / "bad.h5";
+  constexpr uint64_t kTokens = 1000;  // 256,000 bytes a side: three whole pieces and one that is not
+  const CodecEntry& entry = find_codec("none");
+  const CodecContext context{.num_layers = 1, .heads = 2, .head_dim = 64};
+  const auto codec = entry.make(*entry.make_options(), context);
+  CodesInfo info;
+  info.model = sample_model(1, 2, 64);
+  info.codec = "none";
+  info.parameters = codec->parameters();
+  info.groups = {0};
+  for (const char* name : {"a", "b"}) info.documents.add(name, kTokens);
+  {
+    OutputFile output(good, false);
+    CodesWriter writer(output, info, *codec, {}, std::vector<uint64_t>(2 * kTokens), nullptr);
+    for (const Side side : kSides)
+      for (const size_t d : {0, 1}) {
+        Matrix<float> rows = random_rows(kTokens, 128, 2 * d + (side == Side::value));
+        rows(1, 1) = 0;
+        codec->append({0, 1, 2, 64, side}, rows, writer.document(side, 0, d));
+      }
+    writer.finish({"t", {}});
+    output.commit();
+  }
+  constexpr ptrdiff_t kPiece = 65536;
+  const auto piece = [](PartsFile& parts, uint64_t row, uint64_t column, ptrdiff_t number) {
+    return parts.data().begin() + static_cast<ptrdiff_t>(parts.place(row, column).first) + number * kPiece;
+  };
+  const auto swap = [](auto a, auto b) {
+    REQUIRE(!std::equal(a, a + kPiece, b));
+    std::swap_ranges(a, a + kPiece, b);
+  };
+  const std::vector<std::pair<std::string, std::function<void(PartsFile&)>>> damages{
+      {"a piece lost",
+       [&](PartsFile& p) { std::fill_n(piece(p, 1, 0, 1), kPiece, static_cast<unsigned char>(0)); }},
+      {"the last piece lost",
+       [&](PartsFile& p) {
+         std::fill_n(piece(p, 1, 0, 3), 256000 - 3 * kPiece, static_cast<unsigned char>(0));
+       }},
+      {"a part lost",
+       [&](PartsFile& p) {
+         std::fill_n(piece(p, 1, 0, 0), p.place(1, 0).second, static_cast<unsigned char>(0));
+       }},
+      {"pieces of a part", [&](PartsFile& p) { swap(piece(p, 1, 0, 0), piece(p, 1, 0, 2)); }},
+      {"pieces of two documents", [&](PartsFile& p) { swap(piece(p, 1, 0, 1), piece(p, 2, 0, 1)); }},
+      {"pieces of two sides", [&](PartsFile& p) { swap(piece(p, 1, 0, 1), piece(p, 1, 1, 1)); }},
+      {"whole parts of two documents",
+       [&](PartsFile& p) {
+         REQUIRE(p.place(1, 0).second == p.place(2, 0).second);
+         std::swap_ranges(piece(p, 1, 0, 0), piece(p, 1, 0, 0) + static_cast<ptrdiff_t>(p.place(1, 0).second),
+                          piece(p, 2, 0, 0));
+       }},
+      {"0 to 65535",
+       [&](PartsFile& p) {
+         const auto value = piece(p, 1, 0, 0) + 2 * 129;  // of token 1, channel 1
+         REQUIRE(value[0] == 0);
+         REQUIRE(value[1] == 0);
+         value[0] = value[1] = 0xff;
+       }},
+  };
+  for (const auto& damage_case : damages) {
+    const std::string& name = damage_case.first;
+    const auto& damage = damage_case.second;
+    CAPTURE(name);
+    std::filesystem::copy_file(good, bad, std::filesystem::copy_options::overwrite_existing);
+    PartsFile parts(bad);
+    damage(parts);
+    parts.save();
+    const CodesReader reader(bad);
+    reader.ledger();
+    const auto read = [&](Side side, size_t d) {
+      Matrix<float> rows(kTokens, 128);
+      const auto streams = reader.document(side, 0, d);
+      codec->open({0, 1, 2, 64, side}, *streams)->decode(0, rows);
+    };
+    CHECK_THROWS_WITH_AS(read(Side::key, 0), doctest::Contains("bad.h5: /layers/0/key: document 0: "), Error);
+    CHECK_NOTHROW(read(Side::value, 1));
+  }
 }
 
 TEST_CASE(
@@ -569,6 +840,50 @@ TEST_CASE(
     flip_byte(bad, position);
     try {
       const auto found = values(bad);  // outside of CHECK, which would keep the exception
+      CHECK(found == expected);
+    } catch (const Error& error) {
+      ++refused;
+      CHECK(static_cast<int>(error.kind()) == static_cast<int>(ErrorKind::bad_input));
+    }
+  }
+  CHECK(refused > size / 4);
+}
+
+TEST_CASE(
+    "malformed: any byte of a codes file may be wrong without a crash, and no wrong value comes out unnoticed") {
+  const Folder folder;
+  const std::string good = folder / "good.h5", bad = folder / "bad.h5";
+  const SampleCodes sample(4, {5, 0, 2}, true, 1);
+  sample.write(good);
+  const size_t size = file_bytes(good).size();
+  const auto values = [&](const std::string& path) {
+    const CodesReader reader(path);
+    std::vector<std::vector<std::byte>> found;
+    const auto keep = [&]<class T>(const std::vector<T>& numbers) {
+      const auto bytes = std::as_bytes(std::span(numbers));
+      found.emplace_back(bytes.begin(), bytes.end());
+    };
+    keep(reader.tokens(0, 7));
+    keep(reader.positions(0, 7));
+    reader.check_streams(sample.codec);
+    for (const Side side : kSides)
+      for (const size_t d : {0, 1, 2}) {
+        const auto document = reader.document(side, 0, d);
+        for (const StreamSpec& spec : sample.codec.streams(sample.shape(0, side))) {
+          auto& bytes = found.emplace_back(document->rows(spec.name) * spec.row_bytes());
+          document->read(spec.name, 0, document->rows(spec.name), bytes);
+        }
+      }
+    return found;
+  };
+  const auto expected = values(good);
+  size_t refused = 0;
+  for (size_t position = 0; position < size; ++position) {
+    CAPTURE(position);
+    std::filesystem::copy_file(good, bad, std::filesystem::copy_options::overwrite_existing);
+    flip_byte(bad, position);
+    try {
+      const auto found = values(bad);
       CHECK(found == expected);
     } catch (const Error& error) {
       ++refused;

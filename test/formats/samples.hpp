@@ -50,6 +50,19 @@ inline std::vector<uint64_t> counting(uint64_t first, uint64_t count) {
   return numbers;
 }
 
+/// A view of a document that does not decode: a token is a row of one of its streams.
+class CountingView final : public DocumentView {
+ public:
+  CountingView(const GroupShape& shape, const StreamReader& document, std::string stream)
+      : DocumentView(shape, document), stream_(std::move(stream)) {}
+
+ private:
+  uint64_t take_in() override { return document().rows(stream_); }
+  void decode_rows(uint64_t, MatrixView<float>) const override { throw failed("not a codec to decode with"); }
+
+  std::string stream_;
+};
+
 /// A codec with every kind of stream there is: rows per token, fewer, more, a tail that is stored anew, a
 /// shared table, indices of several widths. It does not decode; what it stores depends on all rows so far and
 /// not on how they came.
@@ -75,10 +88,6 @@ class SampleCodec final : public Codec {
             {"values", DType::f32, {static_cast<uint64_t>(shape.layers), 2}, Category::payload, 0, false},
             {"tail", DType::f64, {}, Category::exempt, 0, false},
             {"table", DType::i32, {4}, Category::tables, 0, true}};
-  }
-
-  uint64_t tokens(const GroupShape&, const StreamReader& document) const override {
-    return document.rows("flags");
   }
 
   void append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const override {
@@ -107,8 +116,10 @@ class SampleCodec final : public Codec {
     document.append_values("tail", std::span<const double>(tail));
   }
 
-  void decode(const GroupShape&, const StreamReader&, uint64_t, MatrixView<float>) const override {
-    throw failed("not a codec to decode with");
+ protected:
+  std::unique_ptr<DocumentView> view_of(const GroupShape& shape,
+                                        const StreamReader& document) const override {
+    return std::make_unique<CountingView>(shape, document, "flags");
   }
 
  private:

@@ -7,8 +7,8 @@
 
 #include "lib/codec/codec.hpp"
 #include "lib/codec/registry.hpp"
-#include "lib/codec/rvq_book.hpp"
-#include "lib/codec/sparse_book.hpp"
+#include "lib/codec/rvq/book.hpp"
+#include "lib/codec/sparse/book.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/rng.hpp"
 #include "test/fuzz/fuzz.hpp"
@@ -114,29 +114,37 @@ inline GroupShape choose_side(const Codec& codec, const CodecContext& context, B
 }
 
 /// Products of tokens [first, first + count) with vectors of ones, two for each head.
-inline void multiply(const Codec& codec, const GroupShape& shape, const StreamReader& document,
-                     uint64_t first, size_t count) {
+inline void multiply(const DocumentView& document, uint64_t first, size_t count) {
+  const GroupShape& shape = document.shape();
   const size_t vectors = 2 * static_cast<size_t>(shape.layers * shape.heads);
   Matrix<float> per_channel(vectors, static_cast<size_t>(shape.head_dim)), per_token(vectors, count);
   if (shape.side == Side::key) {
     std::fill_n(per_channel.data(), per_channel.size(), 1.0f);
-    codec.multiply_keys(shape, document, first, per_channel, per_token);
+    document.multiply_keys(first, per_channel, per_token);
   } else {
     std::fill_n(per_token.data(), per_token.size(), 1.0f);
-    codec.multiply_values(shape, document, first, per_token, per_channel);
+    document.multiply_values(first, per_token, per_channel);
   }
 }
 
-/// Decodes and multiplies some tokens, which the input chooses and which need not be there, then all of them.
-inline void read_everything(const Codec& codec, const GroupShape& shape, const StreamReader& document,
+/// Decodes and multiplies some tokens, which the input chooses and which need not be there, then scattered
+/// ones, then all of them.
+inline void read_everything(const Codec& codec, const GroupShape& shape, const StreamReader& streams,
                             Bytes& input) {
   const uint64_t first = input.byte();
   Matrix<float> some(input.byte() % 64, shape.width());
-  expect_refusal_or_success([&] { codec.decode(shape, document, first, some); });
-  expect_refusal_or_success([&] { multiply(codec, shape, document, first, some.rows()); });
-  Matrix<float> all(codec.tokens(shape, document), shape.width());
-  expect_refusal_or_success([&] { codec.decode(shape, document, 0, all); });
-  expect_refusal_or_success([&] { multiply(codec, shape, document, 0, all.rows()); });
+  const auto document = codec.open(shape, streams);
+  expect_refusal_or_success([&] { document->decode(first, some); });
+  expect_refusal_or_success([&] { multiply(*document, first, some.rows()); });
+  std::vector<uint32_t> scattered;
+  for (uint64_t token = first % 7; token < document->tokens() && scattered.size() < 64;
+       token += 1 + first % 40)
+    scattered.push_back(static_cast<uint32_t>(token));
+  Matrix<float> chosen(scattered.size(), shape.width());
+  expect_refusal_or_success([&] { document->decode_tokens(scattered, chosen); });
+  Matrix<float> all(document->tokens(), shape.width());
+  expect_refusal_or_success([&] { document->decode(0, all); });
+  expect_refusal_or_success([&] { multiply(*document, 0, all.rows()); });
 }
 
 }  // namespace kvcodec::fuzz

@@ -7,8 +7,8 @@
 #include "formats/json_file.hpp"
 #include "formats/model_config.hpp"
 #include "formats/safetensors.hpp"
-#include "lib/codec/closed_loop.hpp"
 #include "lib/codec/registry.hpp"
+#include "lib/pipeline/closed_loop.hpp"
 #include "test/test.hpp"
 
 using namespace kvcodec;

@@ -119,7 +119,9 @@ TEST_CASE("tokenizer: stories260K") {
 
 TEST_CASE("tokenizer: bytes that are not UTF-8 are read as U+FFFD, as Python does") {
   const Json data = Json::parse(read(fixture("bytes.json")));
-  for (const auto& [name, expected] : data["ids"].items()) {
+  for (const auto& item : data["ids"].items()) {
+    const std::string& name = item.key();
+    const Json& expected = item.value();
     const Tokenizer tokenizer = load_tokenizer(fixture(name + ".json"));
     REQUIRE_EQ(expected.size(), data["bytes"].size());
     for (size_t i = 0; i < expected.size(); ++i) {
@@ -188,7 +190,9 @@ TEST_CASE("tokenizer: Metaspace knows the beginning of the text behind normalize
   const Json data = Json::parse(read(fixture("steps.json")));
   for (const Json& item : data["beginnings"]) {
     const Tokenizer tokenizer(parse_tokenizer_json(item["tokenizer"].dump(), "steps.json"));
-    for (const auto& [text, expected] : item["ids"].items()) {
+    for (const auto& ids : item["ids"].items()) {
+      const std::string& text = ids.key();
+      const Json& expected = ids.value();
       INFO(item["tokenizer"]["normalizer"].dump(), ": ", shown(text));
       CHECK_EQ(tokenizer.encode(text, false), expected.get<std::vector<uint32_t>>());
     }

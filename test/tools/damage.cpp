@@ -5,7 +5,11 @@
 //   damage FILE attribute PATH NAME VALUE  a number or a string, in place of what is there
 //   damage FILE resize DATASET ROWS        the first dimension
 //   damage FILE flip DATASET               a bit of the dataset's first stored byte, behind HDF5's back
-//   (checksums notice) damage FILE truncate BYTES             cuts the file off
+//                                          (checksums notice)
+//   damage FILE flip-part ROW COLUMN       a bit of the first byte of a part of a codes file
+//   damage FILE layout COLUMN FROM TO      the layout of one side of a codes file, with the text TO for FROM
+//   damage FILE truncate BYTES             cuts the file off
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -71,6 +75,54 @@ void set_attribute(hid_t file, const std::string& path, const std::string& name,
   H5Sclose(space), H5Oclose(object);
 }
 
+/// The strings of an attribute of the root group.
+std::vector<std::string> texts_of(hid_t file, const char* name) {
+  const hid_t attribute = must(H5Aopen(file, name, H5P_DEFAULT), "open attribute");
+  const hid_t type = must(H5Aget_type(attribute), "type"), space = must(H5Aget_space(attribute), "space");
+  const size_t size = H5Tget_size(type);
+  std::string bytes(size * static_cast<size_t>(H5Sget_simple_extent_npoints(space)), '\0');
+  must(H5Aread(attribute, type, bytes.data()), "read attribute");
+  H5Sclose(space), H5Tclose(type), H5Aclose(attribute);
+  std::vector<std::string> texts;
+  for (size_t at = 0; at < bytes.size(); at += size) texts.emplace_back(bytes.substr(at, size).c_str());
+  return texts;
+}
+
+/// An attribute of the root group in place of that of the same name.
+void put_attribute(hid_t file, const char* name, hid_t type, hsize_t count, const void* data) {
+  must(H5Adelete(file, name), "delete attribute");
+  const hid_t space = must(H5Screate_simple(1, &count, nullptr), "space");
+  const hid_t attribute =
+      must(H5Acreate2(file, name, type, space, H5P_DEFAULT, H5P_DEFAULT), "create attribute");
+  must(H5Awrite(attribute, type, data), "write attribute");
+  H5Aclose(attribute), H5Sclose(space);
+}
+
+/// Gives a column of a codes file a layout of its own.
+void change_layout(hid_t file, size_t column, const std::string& from, const std::string& to) {
+  std::vector<std::string> layouts = texts_of(file, "layouts");
+  const hid_t numbers_there = must(H5Aopen(file, "side_layout", H5P_DEFAULT), "open attribute");
+  const hid_t space = must(H5Aget_space(numbers_there), "space");
+  std::vector<uint64_t> numbers(static_cast<size_t>(H5Sget_simple_extent_npoints(space)));
+  must(H5Aread(numbers_there, H5T_NATIVE_UINT64, numbers.data()), "read attribute");
+  H5Sclose(space), H5Aclose(numbers_there);
+
+  std::string layout = layouts.at(numbers.at(column));
+  const size_t at = layout.find(from);
+  if (at == std::string::npos) throw std::runtime_error("no '" + from + "' in " + layout);
+  layouts.push_back(layout.replace(at, from.size(), to));
+  numbers[column] = layouts.size() - 1;
+  size_t size = 0;
+  for (const std::string& text : layouts) size = std::max(size, text.size());
+  std::string bytes;
+  for (const std::string& text : layouts) bytes += text + std::string(size - text.size(), '\0');
+  const hid_t type = must(H5Tcopy(H5T_C_S1), "type");
+  must(H5Tset_size(type, size), "type size");
+  put_attribute(file, "layouts", type, layouts.size(), bytes.data());
+  put_attribute(file, "side_layout", H5T_NATIVE_UINT64, numbers.size(), numbers.data());
+  H5Tclose(type);
+}
+
 void resize(hid_t file, const std::string& path, uint64_t rows) {
   const hid_t dataset = must(H5Dopen2(file, path.c_str(), H5P_DEFAULT), "open dataset");
   const hid_t space = must(H5Dget_space(dataset), "dataspace");
@@ -97,6 +149,30 @@ uint64_t first_byte(hid_t file, const std::string& path) {
   return address;
 }
 
+/// Where a part of a codes file begins in the file, by its place in /parts.
+uint64_t first_byte_of_part(hid_t file, uint64_t row, uint64_t column) {
+  const hid_t parts = must(H5Dopen2(file, "/parts", H5P_DEFAULT), "open /parts");
+  const hid_t space = must(H5Dget_space(parts), "dataspace");
+  const hsize_t place[] = {row, column, 0}, one = 1;
+  must(H5Sselect_elements(space, H5S_SELECT_SET, 1, place), "select");
+  const hid_t memory = must(H5Screate_simple(1, &one, nullptr), "memory space");
+  uint64_t begin = 0;
+  must(H5Dread(parts, H5T_NATIVE_UINT64, memory, space, H5P_DEFAULT, &begin), "read");
+  H5Sclose(memory), H5Sclose(space), H5Dclose(parts);
+
+  const hid_t data = must(H5Dopen2(file, "/data", H5P_DEFAULT), "open /data");
+  const hid_t creation = must(H5Dget_create_plist(data), "layout");
+  hsize_t chunk = 0;
+  must(H5Pget_chunk(creation, 1, &chunk), "chunks");
+  const hsize_t offset = begin / chunk * chunk;
+  unsigned filters = 0;
+  haddr_t address = HADDR_UNDEF;
+  hsize_t size = 0;
+  must(H5Dget_chunk_info_by_coord(data, &offset, &filters, &address, &size), "chunk");
+  H5Pclose(creation), H5Dclose(data);
+  return address + (begin - offset);
+}
+
 void flip_bit(const std::string& name, uint64_t at) {
   std::fstream stream(name, std::ios::in | std::ios::out | std::ios::binary);
   stream.seekg(static_cast<std::streamoff>(at));
@@ -121,14 +197,18 @@ void run(const std::vector<std::string>& words) {
     must(H5Ldelete(file, words.at(2).c_str(), H5P_DEFAULT), "remove");
   else if (what == "attribute")
     set_attribute(file, words.at(2), words.at(3), words.at(4));
+  else if (what == "layout")
+    change_layout(file, std::stoull(words.at(2)), words.at(3), words.at(4));
   else if (what == "resize")
     resize(file, words.at(2), std::stoull(words.at(3)));
   else if (what == "flip")
     flip = first_byte(file, words.at(2));
+  else if (what == "flip-part")
+    flip = first_byte_of_part(file, std::stoull(words.at(2)), std::stoull(words.at(3)));
   else
     throw std::runtime_error("unknown damage '" + what + "'");
   must(H5Fclose(file), "close");
-  if (what == "flip") flip_bit(name, flip);
+  if (flip > 0) flip_bit(name, flip);
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // Attention over codes: against a plain reference in double over what the codec decodes, for every row of
 // codec_table.hpp.
-#include "lib/codec/attend.hpp"
+#include "lib/pipeline/attend.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -22,11 +22,6 @@ namespace {
 
 /// Around attend's blocks of 2048 tokens, RowsSource's pieces of 1024 and the codecs' groups.
 constexpr size_t kTokens[] = {1, 17, 160, 500, 1025, 2047, 2048, 2049, 4500};
-
-GroupShape of_side(GroupShape shape, Side side) {
-  shape.side = side;
-  return shape;
-}
 
 /// Normal values with an offset per channel: scores of a few units, so that rounding errors of scores stay
 /// rounding errors of weights.
@@ -51,14 +46,13 @@ struct Case {
   GroupShape group;
   int q_heads = 0;
   std::optional<Encoded> keys, values;
-  Matrix<float> decoded[2];  // keys, values
+  std::unique_ptr<DocumentView> views[2];  // of these
+  Matrix<float> decoded[2];                // keys, values
   Matrix<float> queries;
   std::vector<uint64_t> visible;
 
   CausalQueries asked() const { return {q_heads, queries, visible}; }
-  CodesSource source(CodesSource::Products products) const {
-    return {*codec, group, keys->document(0), values->document(0), products};
-  }
+  CodesSource source(CodesSource::Products products) const { return {*views[0], *views[1], products}; }
   Matrix<float> attend(const AttentionSource& over) const {
     Matrix<float> out(queries.rows(), queries.cols());
     attend_causally(group, over, asked(), out);
@@ -105,7 +99,9 @@ std::unique_ptr<Case> make_case(const test::CodecCase& row, size_t tokens, size_
     encoded = encode_in_memory(*made->codec, shape, {{rows}});
     Matrix<float>& decoded = made->decoded[static_cast<size_t>(side)];
     decoded = Matrix<float>(tokens, shape.width());
-    made->codec->decode(shape, encoded->document(0), 0, decoded);
+    auto& view = made->views[static_cast<size_t>(side)];
+    view = made->codec->open(shape, encoded->document(0));
+    view->decode(0, decoded);
   }
   made->queries = random_rows(queries,
                               static_cast<size_t>(made->group.layers) * static_cast<size_t>(made->q_heads) *

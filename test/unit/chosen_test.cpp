@@ -1,4 +1,4 @@
-#include "lib/codec/chosen.hpp"
+#include "lib/pipeline/chosen.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -69,6 +69,7 @@ TEST_CASE("chosen tokens: decoded alone they are what they are among all, and at
     const auto codec = entry.make(*options, context);
     GroupShape shapes[2];
     std::optional<Encoded> encoded[2];
+    std::unique_ptr<DocumentView> views[2];
     Matrix<float> all[2];
     for (const Side side : kSides) {
       const size_t i = side == Side::value;
@@ -78,11 +79,12 @@ TEST_CASE("chosen tokens: decoded alone they are what they are among all, and at
       const DocumentRows document(rows);
       encoded[i].emplace(encode_in_memory(*codec, shapes[i], {&document, 1}));
       all[i] = Matrix<float>(kTokens, shapes[i].width());
-      codec->decode(shapes[i], encoded[i]->document(0), 0, all[i]);
+      views[i] = codec->open(shapes[i], encoded[i]->document(0));
+      views[i]->decode(0, all[i]);
       for (const size_t count : {size_t{0}, size_t{1}, size_t{20}, kTokens}) {
         const auto tokens = some_tokens(count, rng);
         Matrix<float> out(tokens.size(), shapes[i].width());
-        decode_tokens(*codec, shapes[i], encoded[i]->document(0), tokens, out);
+        views[i]->decode_tokens(tokens, out);
         for (size_t t = 0; t < tokens.size(); ++t)
           CHECK(std::ranges::equal(out.row(t), all[i].row(tokens[t])));
       }
@@ -93,8 +95,7 @@ TEST_CASE("chosen tokens: decoded alone they are what they are among all, and at
       std::vector<std::vector<uint32_t>> tokens(kQueries * layers * selections);
       for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = some_tokens(i % 7 * 5, rng);
       Matrix<float> out(kQueries, queries.cols());
-      attend_chosen(*codec, shapes[0], encoded[0]->document(0), encoded[1]->document(0),
-                    {static_cast<int>(kQHeads), queries, selections, tokens}, out);
+      attend_chosen(*views[0], *views[1], {static_cast<int>(kQHeads), queries, selections, tokens}, out);
       for (size_t q = 0; q < kQueries; ++q)
         for (size_t h = 0; h < layers * kQHeads; ++h) {
           const size_t head = h / kQHeads * kHeads + h % kQHeads / (kQHeads / kHeads);
@@ -118,9 +119,8 @@ TEST_CASE("chosen tokens: what does not fit is refused") {
   const DocumentRows document(rows);
   const Encoded encoded = encode_in_memory(*codec, shape, {&document, 1});
   Matrix<float> out(3, 8);
-  const auto decode = [&](std::vector<uint32_t> tokens) {
-    decode_tokens(*codec, shape, encoded.document(0), tokens, out);
-  };
+  const auto view = codec->open(shape, encoded.document(0));
+  const auto decode = [&](std::vector<uint32_t> tokens) { view->decode_tokens(tokens, out); };
   decode({2, 5, 9});
   CHECK_THROWS_AS(decode({2, 5}), Error);
   CHECK_THROWS_AS(decode({5, 2, 9}), Error);
@@ -129,8 +129,7 @@ TEST_CASE("chosen tokens: what does not fit is refused") {
   const std::vector<std::vector<uint32_t>> tokens(3);
   Matrix<float> result(3, 8);
   const auto attend = [&](int q_heads, size_t selections, size_t lists) {
-    attend_chosen(*codec, shape, encoded.document(0), encoded.document(0),
-                  {q_heads, out, selections, std::span(tokens).first(lists)}, result);
+    attend_chosen(*view, *view, {q_heads, out, selections, std::span(tokens).first(lists)}, result);
   };
   attend(1, 1, 3);
   CHECK_THROWS_AS(attend(1, 1, 2), Error);

@@ -1,6 +1,7 @@
-#include "lib/codec/closed_loop.hpp"
+#include "lib/pipeline/closed_loop.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <mutex>
@@ -9,6 +10,7 @@
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"
+#include "lib/engine/engine.hpp"
 #include "test/test.hpp"
 #include "test/unit/naive_llama.hpp"
 
@@ -320,13 +322,6 @@ class Onlooker final : public Codec {
   void append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const override {
     keeper_.append(shape, rows, document);
   }
-  uint64_t tokens(const GroupShape& shape, const StreamReader& document) const override {
-    return keeper_.tokens(shape, document);
-  }
-  void decode(const GroupShape& shape, const StreamReader& document, uint64_t first,
-              MatrixView<float> out) const override {
-    keeper_.decode(shape, document, first, out);
-  }
 
   struct Seen {
     GroupShape shape;
@@ -335,6 +330,12 @@ class Onlooker final : public Codec {
   };
   mutable std::mutex mutex;
   mutable std::vector<Seen> seen;
+
+ protected:
+  std::unique_ptr<DocumentView> view_of(const GroupShape& shape,
+                                        const StreamReader& document) const override {
+    return keeper_.open(shape, document);
+  }
 
  private:
   struct Look final : Survey {
@@ -452,6 +453,51 @@ TEST_CASE("closed loop: steps that are attended together see no more than each b
                    .out = alone.view().rows(i, 1)});
     for (size_t i = 0; i < steps; ++i) CHECK(std::ranges::equal(together.row(i), alone.row(i)));
   }
+}
+
+TEST_CASE("closed loop: clusters of steps that come one by one are those of steps that come together") {
+  /// Counts the batches that are clustered.
+  struct Counting final : Engine {
+    KmeansFunction kmeans() override {
+      return [this](std::span<const KmeansTask> tasks, const KmeansOptions& options, const Progress&) {
+        batches += tasks.size();
+        return kvcodec::kmeans(tasks, options);
+      };
+    }
+    std::atomic<size_t> batches = 0;
+  };
+  const ModelConfig config = small_config();
+  Rng rng(9);
+  const size_t prefix = 40, steps = 700;  // 660 behind the prefix: two whole batches, and some that wait
+  const auto random = [&](size_t rows, size_t cols) {
+    Matrix<float> matrix(rows, cols);
+    for (float& value : std::span(matrix.data(), matrix.size()))
+      value = static_cast<float>(rng.uniform()) - 0.5f;
+    return matrix;
+  };
+  const Matrix<float> keys = random(prefix + steps, 32), values = random(prefix + steps, 32),
+                      queries = random(steps, 64);
+  const std::vector<StepSelection> selections = {{.by = "cluster", .budget = 350}};
+  Counting of_all, of_each;
+  Matrix<float> together(steps, 64), one_by_one(steps, 64);
+  SelectedAttention(config, selections, prefix, &of_all)
+      .attend({.past = prefix,
+               .position = prefix,
+               .query = queries,
+               .key = keys,
+               .value = values,
+               .out = together});
+  SelectedAttention attention(config, selections, prefix, &of_each);
+  for (size_t i = 0; i < steps; ++i)
+    attention.attend({.past = prefix + i,
+                      .position = prefix + i,
+                      .query = queries.view().rows(i, 1),
+                      .key = keys.view().rows(0, prefix + i + 1),
+                      .value = values.view().rows(0, prefix + i + 1),
+                      .out = one_by_one.view().rows(i, 1)});
+  for (size_t i = 0; i < steps; ++i) CHECK(std::ranges::equal(together.row(i), one_by_one.row(i)));
+  CHECK(of_each.batches == static_cast<size_t>(config.num_kv_heads) * (1 + steps / 320));
+  CHECK(of_all.batches == of_each.batches);
 }
 
 TEST_CASE("closed loop: documents without a token to judge are refused") {

@@ -9,10 +9,10 @@
 #include "lib/attention/cluster_selector.hpp"
 #include "lib/cluster/cluster_index.hpp"
 #include "lib/cluster/selection_cache.hpp"
-#include "lib/codec/selection.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/core/rng.hpp"
+#include "lib/pipeline/selection.hpp"
 #include "test/test.hpp"
 #include "test/unit/simd_levels.hpp"
 

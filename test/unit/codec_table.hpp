@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "lib/codec/registry.hpp"
-#include "lib/codec/rvq_book.hpp"
-#include "lib/codec/sparse_book.hpp"
+#include "lib/codec/rvq/book.hpp"
+#include "lib/codec/sparse/book.hpp"
 #include "lib/core/bits.hpp"
 #include "lib/core/rng.hpp"
 #include "lib/sparse/omp_reference.hpp"

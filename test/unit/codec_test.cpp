@@ -1,184 +1,30 @@
 // The promises of the Codec interface, for every row of codec_table.hpp.
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <optional>
 #include <vector>
 
 #include "lib/codec/encoded.hpp"
 #include "lib/core/bits.hpp"
 #include "lib/core/error.hpp"
-#include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"
-#include "test/unit/codec_table.hpp"
+#include "test/unit/codec_subject.hpp"
 #include "test/unit/simd_levels.hpp"
 
 using namespace kvcodec;
-using test::CodecCase;
+using namespace kvcodec::test;
 
 namespace {
 
 /// Around the groups and residuals of the table's codecs (32 and 128, 160 together).
 constexpr size_t kTokens[] = {0, 1, 2, 31, 32, 33, 159, 160, 161, 500};
 
-/// What rows look like.
-enum class Look { ordinary, constant, zero, tiny };
-constexpr Look kLooks[] = {Look::ordinary, Look::constant, Look::zero, Look::tiny};
-
-/// A codec with all it refers to, and the shape of the rows it is fed.
-struct Subject {
-  CodecContext context;
-  std::optional<Book> book;
-  std::unique_ptr<Codec> codec;
-  GroupShape shape;
-};
-
-std::unique_ptr<Subject> make_subject(const CodecCase& row, int heads, int head_dim, Side side, DType storage,
-                                      Rng& rng) {
-  auto subject = std::make_unique<Subject>();
-  subject->context = {.num_layers = 4, .heads = heads, .head_dim = head_dim, .storage = storage};
-  if (row.make_book) subject->book = row.make_book(subject->context, rng);
-  if (subject->book) subject->context.book = &*subject->book;
-  const CodecEntry& entry = find_codec(row.codec);
-  const auto options = entry.make_options();
-  for (const auto& [name, value] : row.options) {
-    const auto fields = options->fields();
-    const auto field =
-        std::find_if(fields.begin(), fields.end(), [&](const OptionField& f) { return f.name == name; });
-    REQUIRE(field != fields.end());
-    set_value(*field, value);
-  }
-  options->check();
-  // Through its record, as a file would: what parameters() leaves out shows in every test.
-  const auto asked = entry.make(*options, subject->context);
-  subject->codec = codec_from_record(entry, asked->parameters(), subject->context);
-  CHECK(subject->codec->parameters() == asked->parameters());
-  const int layers = subject->codec->layer_group();
-  subject->shape = {.first_layer = 0, .layers = layers, .heads = heads, .head_dim = head_dim, .side = side};
-  return subject;
-}
-
-std::unique_ptr<Subject> random_subject(const CodecCase& row, Rng& rng) {
-  constexpr int kHeadDims[] = {1, 2, 3, 4, 8, 12, 31, 32, 33, 36, 64, 127, 128, 130};
-  const int heads = 1 + static_cast<int>(rng.below(8));
-  int head_dim = 0;
-  while (head_dim < std::max(1, row.least_head_dim) || head_dim % row.head_dim_multiple != 0)
-    head_dim = kHeadDims[rng.below(std::size(kHeadDims))];
-  const Side side = kSides[rng.below(2)];
-  const DType storage = rng.below(2) ? DType::bf16 : DType::f16;
-  return make_subject(row, heads, head_dim, side, storage, rng);
-}
-
-/// Rows of 16-bit values: channels of different loudness and offset, now and then an outlier.
-Matrix<float> make_rows(const Subject& subject, size_t tokens, Look look, Rng& rng) {
-  Matrix<float> rows(tokens, subject.shape.width());
-  for (size_t j = 0; j < rows.cols(); ++j) {
-    const double loudness = look == Look::tiny ? 0x1p-20 : std::exp2(rng.uniform(-6, 4));
-    const double offset = rng.below(3) == 0 ? loudness * rng.uniform(-8, 8) : 0;
-    const double constant = loudness * rng.normal();
-    for (size_t i = 0; i < tokens; ++i) {
-      double value = offset + loudness * rng.normal() * (rng.below(200) == 0 ? 40 : 1);
-      if (look == Look::constant) value = constant;
-      if (look == Look::zero) value = 0;
-      rows(i, j) = round_to(subject.context.storage, static_cast<float>(value));
-    }
-  }
-  return rows;
-}
-
-Encoded encode(const Subject& subject, MatrixView<const float> rows) {
-  return encode_in_memory(*subject.codec, subject.shape, {{DocumentRows(rows)}});
-}
-
-/// A new document with what a survey left in the streams of another encoding of the same rows: what is
-/// shared, and what the document has from its start.
-StreamStore& surveyed_document(const Subject& subject, MatrixView<const float> rows, Encoded& encoded) {
-  StreamStore& document = encoded.add_document();
-  if (subject.codec->survey_scope() == SurveyScope::none) return document;
-  const auto survey = subject.codec->survey(subject.shape);
-  for (int pass = 0; pass < survey->passes(); ++pass) {
-    for (size_t first = 0; first < rows.rows(); first += 37)
-      survey->observe(rows.rows(first, std::min<size_t>(37, rows.rows() - first)));
-    survey->end_document();
-    survey->end_pass();
-  }
-  survey->finish(document);
-  return document;
-}
-
-Matrix<float> decode(const Subject& subject, const StreamReader& document, size_t first, size_t count) {
-  Matrix<float> out(count, subject.shape.width());
-  subject.codec->decode(subject.shape, document, first, out);
-  return out;
-}
-
-bool same_bits(MatrixView<const float> a, MatrixView<const float> b) {
-  if (a.rows() != b.rows() || a.cols() != b.cols()) return false;
-  for (size_t i = 0; i < a.rows(); ++i)
-    if (a.cols() > 0 && std::memcmp(a.row(i).data(), b.row(i).data(), a.cols() * sizeof(float)) != 0)
-      return false;
-  return true;
-}
-
-bool same_streams(const Encoded& a, const Encoded& b) {
-  CHECK(a.specs() == b.specs());
-  return std::ranges::all_of(a.specs(), [&](const StreamSpec& spec) {
-    return std::ranges::equal(a.bytes(spec.name), b.bytes(spec.name));
-  });
-}
-
-/// Bits of everything stored for the tokens themselves, index streams packed. Without shared streams: they do
-/// not grow with the tokens.
-uint64_t stored_bits(const Encoded& encoded) {
-  uint64_t bits = 0;
-  for (const StreamSpec& spec : encoded.specs()) {
-    if (spec.shared) continue;
-    const uint64_t elements = encoded.bytes(spec.name).size() / size_of(spec.type);
-    bits += elements * (spec.index_bound > 0 ? index_bits(spec.index_bound) : size_of(spec.type) * 8);
-  }
-  return bits;
-}
-
-void for_each_case(const std::function<void(const CodecCase&, Rng&)>& body) {
-  uint64_t seed = 100;
-  for (const CodecCase& row : test::codec_table()) {
-    CAPTURE(row.label);
-    CAPTURE(seed);
-    Rng rng(seed++);
-    body(row, rng);
-  }
-}
-
-/// The kind of the error that decoding everything gives, or nothing if it goes through.
-std::optional<ErrorKind> decoding_error(const Subject& subject, const StreamReader& document, size_t tokens) {
-  try {
-    subject.codec->tokens(subject.shape, document);
-    decode(subject, document, 0, tokens);
-    return std::nullopt;
-  } catch (const Error& error) {
-    return error.kind();
-  }
-}
-
-/// The document's streams with change(spec, bytes) made to each, as a new single document.
-Encoded tampered(const Encoded& original,
-                 const std::function<void(const StreamSpec&, std::vector<std::byte>&)>& change) {
-  Encoded copy(original.specs());
-  StreamStore& store = copy.add_document();
-  for (const StreamSpec& spec : original.specs()) {
-    const auto all = original.bytes(spec.name);
-    std::vector<std::byte> bytes(all.begin(), all.end());
-    change(spec, bytes);
-    store.append(spec.name, bytes);
-  }
-  return copy;
-}
-
 }  // namespace
 
 TEST_CASE("every codec of the registry has a row in the table of codecs") {
-  const auto table = test::codec_table();
+  const auto table = codec_table();
   for (const CodecEntry& entry : codecs())
     CHECK_MESSAGE(std::ranges::any_of(table, [&](const CodecCase& row) { return row.codec == entry.name; }),
                   entry.name);
@@ -198,7 +44,7 @@ TEST_CASE("codecs: what was encoded comes back within the codec's bound, never l
         const Matrix<float> rows = make_rows(*subject, tokens, look, rng);
         const Encoded encoded = encode(*subject, rows);
         const StreamReader& document = encoded.document(0);
-        CHECK_EQ(subject->codec->tokens(subject->shape, document), tokens);
+        CHECK_EQ(subject->codec->open(subject->shape, document)->tokens(), tokens);
         const Matrix<float> decoded = decode(*subject, document, 0, tokens);
         if (row.check_error)
           row.check_error(subject->shape, subject->context.storage, rows, decoded);
@@ -228,7 +74,7 @@ TEST_CASE("codecs: appended in any pieces, the streams are those of one piece") 
         const size_t count = std::min<size_t>(tokens - first, rng.below(largest + 1));
         subject->codec->append(subject->shape, rows.view().rows(first, count), document);
         first += count;
-        REQUIRE_EQ(subject->codec->tokens(subject->shape, document), first);
+        REQUIRE_EQ(subject->codec->open(subject->shape, document)->tokens(), first);
       }
       CHECK(same_streams(pieces, at_once));
     }
@@ -243,6 +89,7 @@ TEST_CASE("codecs: any range decodes as that part of the whole, into rows of any
       const Matrix<float> rows = make_rows(*subject, tokens, Look::ordinary, rng);
       const Encoded encoded = encode(*subject, rows);
       const Matrix<float> whole = decode(*subject, encoded.document(0), 0, tokens);
+      const auto view = subject->codec->open(subject->shape, encoded.document(0));
       for (int i = 0; i < 12; ++i) {
         const size_t first = rng.below(tokens + 1), count = rng.below(tokens - first + 1);
         CAPTURE(first);
@@ -250,7 +97,7 @@ TEST_CASE("codecs: any range decodes as that part of the whole, into rows of any
         Matrix<float> wide(count, width + 3);
         std::fill_n(wide.data(), wide.size(), -7.0f);
         const MatrixView<float> out = wide.view().columns(1, width);
-        subject->codec->decode(subject->shape, encoded.document(0), first, out);
+        view->decode(first, out);
         CHECK(same_bits(out, whole.view().rows(first, count)));
         for (size_t r = 0; r < count; ++r)
           CHECK((wide(r, 0) == -7.0f && wide(r, width + 1) == -7.0f && wide(r, width + 2) == -7.0f));
@@ -280,7 +127,7 @@ TEST_CASE("codecs: documents do not see each other") {
     const Encoded encoded = encode_in_memory(*subject->codec, subject->shape, views);
     for (size_t i = 0; i < documents.size(); ++i) {
       const size_t tokens = documents[i].rows();
-      CHECK_EQ(subject->codec->tokens(subject->shape, encoded.document(i)), tokens);
+      CHECK_EQ(subject->codec->open(subject->shape, encoded.document(i))->tokens(), tokens);
       // Alone, but for what the survey of all of them found.
       Encoded alone(encoded.specs());
       StreamStore& document = alone.add_document();
@@ -400,12 +247,12 @@ TEST_CASE("codecs: symbols are counted as they decode") {
     const auto codec = codec_from_record(find_codec(name), options, context);
     const GroupShape shape{.heads = 1, .head_dim = kDims, .side = Side::value};
     const Encoded encoded = encode_in_memory(*codec, shape, documents);
-    const auto counts = codec->symbol_counts(shape, encoded.document(0));
+    const auto counts = codec->open(shape, encoded.document(0))->symbol_counts();
     std::vector<uint64_t> expected(counts.size());
     for (size_t i = 0; i < quantized * kDims; ++i) ++expected.at(zero + static_cast<size_t>(rows.data()[i]));
     CHECK(counts == expected);
-    CHECK(codec->symbol_counts(shape, Encoded(codec->streams(shape)).add_document()) ==
-          std::vector<uint64_t>(counts.size()));
+    Encoded empty(codec->streams(shape));
+    CHECK(codec->open(shape, empty.add_document())->symbol_counts() == std::vector<uint64_t>(counts.size()));
   };
   Record kivi, kvcomp;
   kivi.set("bits", int64_t{2});
@@ -420,7 +267,8 @@ TEST_CASE("codecs: symbols are counted as they decode") {
   const auto none =
       codec_from_record(find_codec("none"), {}, {.num_layers = 1, .heads = 1, .head_dim = kDims});
   const GroupShape shape{.heads = 1, .head_dim = kDims, .side = Side::value};
-  CHECK(none->symbol_counts(shape, encode_in_memory(*none, shape, documents).document(0)).empty());
+  const Encoded in_none = encode_in_memory(*none, shape, documents);
+  CHECK(none->open(shape, in_none.document(0))->symbol_counts().empty());
 }
 
 TEST_CASE("codecs: products are those of decoded rows, over any range, for any number of threads") {
@@ -432,6 +280,7 @@ TEST_CASE("codecs: products are those of decoded rows, over any range, for any n
       const size_t heads = shape.width() / d, n = 1 + rng.below(6);
       const Encoded encoded = encode(*subject, make_rows(*subject, tokens, Look::ordinary, rng));
       const StreamReader& document = encoded.document(0);
+      const auto view = subject->codec->open(shape, document);
       const auto random = [&](size_t rows, size_t cols) {
         Matrix<float> matrix(rows, cols);
         for (size_t i = 0; i < matrix.size(); ++i) matrix.data()[i] = static_cast<float>(rng.normal());
@@ -447,9 +296,9 @@ TEST_CASE("codecs: products are those of decoded rows, over any range, for any n
         const bool key = shape.side == Side::key;
         const auto multiply = [&](Matrix<float>& of_keys, Matrix<float>& of_values) {
           if (key)
-            subject->codec->multiply_keys(shape, document, first, queries, of_keys);
+            view->multiply_keys(first, queries, of_keys);
           else
-            subject->codec->multiply_values(shape, document, first, weights, of_values);
+            view->multiply_values(first, weights, of_values);
         };
         multiply(scores, sums);
         size_t wrong = 0;

@@ -129,12 +129,12 @@ TEST_CASE("codec none: 16-bit values come back exactly, values out of range are 
     Encoded encoded(codec->streams(shape));
     StreamStore& store = encoded.add_document();
     codec->append(shape, rows, store);
-    CHECK_EQ(codec->tokens(shape, store), 2);
+    CHECK_EQ(codec->open(shape, store)->tokens(), 2);
     CHECK_EQ(encoded.size_bytes(Category::payload), 24);
     Matrix<float> out(1, 6);
-    codec->decode(shape, store, 1, out);
+    codec->open(shape, store)->decode(1, out);
     for (size_t j = 0; j < 6; ++j) CHECK_EQ(out(0, j), rows(1, j));
-    CHECK(kind_of([&] { codec->decode(shape, store, 2, out); }) == ErrorKind::bad_input);
+    CHECK(kind_of([&] { codec->open(shape, store)->decode(2, out); }) == ErrorKind::bad_input);
     rows(1, 4) = storage == DType::f16 ? 65520.0f : 3.4e38f;
     CHECK_THROWS_WITH_AS(codec->append(shape, rows, store), doctest::Contains("row 1, channel 4"), Error);
   }

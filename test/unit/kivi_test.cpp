@@ -72,7 +72,7 @@ TEST_CASE("kivi: the newest tokens wait, fewer than residual + group of them") {
     REQUIRE_EQ(document.rows("codes"), quantized);
     REQUIRE_EQ(document.rows("tail"), tokens - quantized);
     Matrix<float> newest(1, 64);
-    codec->decode(shape, document, tokens - 1, newest);
+    codec->open(shape, document)->decode(tokens - 1, newest);
     REQUIRE(std::ranges::equal(newest.row(0), rows.row(tokens - 1)));
   }
 }
@@ -134,7 +134,7 @@ TEST_CASE("kivi: shapes that would not shrink are kept exactly") {
   CHECK_EQ(bytes_of(encoded), 600);
   CHECK_EQ(encoded.size_bytes(Category::exempt), 600);
   Matrix<float> decoded(100, 3);
-  codec->decode(shape, encoded.document(0), 0, decoded);
+  codec->open(shape, encoded.document(0))->decode(0, decoded);
   for (size_t i = 0; i < 100; ++i) CHECK(std::ranges::equal(decoded.row(i), rows.row(i)));
 }
 
@@ -153,7 +153,7 @@ TEST_CASE("kivi: values that the scale type cannot hold are refused before anyth
     CHECK_THROWS_WITH_AS(codec->append(shape, rows, document), doctest::Contains("--scale-type"), Error);
     CHECK_THROWS_WITH_AS(codec->append(shape, rows, document), doctest::Contains("tokens 256 to 287"), Error);
     CHECK_EQ(bytes_of(encoded), before);
-    CHECK_EQ(codec->tokens(shape, document), 200);
+    CHECK_EQ(codec->open(shape, document)->tokens(), 200);
     options.set("scale-type", std::string("bf16"));
     const auto wider = make_kivi(context, options);
     Encoded stored(wider->streams(shape));
@@ -170,14 +170,14 @@ TEST_CASE("kivi: streams that break the window are refused, though they fit each
   codec->append(shape, random_rows(300, 64, 6), document);
   for (const char* stream : {"codes", "scales", "zeros"})
     document.truncate(stream, document.rows(stream) - 1);
-  CHECK_THROWS_AS(codec->tokens(shape, document), Error);  // part of a group
+  CHECK_THROWS_AS(codec->open(shape, document)->tokens(), Error);  // part of a group
 
   StreamStore& short_tail = encoded.add_document();
   codec->append(shape, random_rows(300, 64, 6), short_tail);
   short_tail.truncate("tail", 128);
-  CHECK_EQ(codec->tokens(shape, short_tail), 160 + 128);
+  CHECK_EQ(codec->open(shape, short_tail)->tokens(), 160 + 128);
   short_tail.truncate("tail", 127);
-  CHECK_THROWS_AS(codec->tokens(shape, short_tail), Error);
+  CHECK_THROWS_AS(codec->open(shape, short_tail)->tokens(), Error);
 }
 
 TEST_CASE("kivi: options out of range and contexts without 16-bit storage are refused") {

@@ -253,7 +253,7 @@ TEST_CASE("kvcomp: no logit of the queries is off by more than --max-logit-error
       rows.queries = queries;
       const Encoded encoded = encode_in_memory(*codec, shape, {{rows}});
       Matrix<float> decoded(tokens, keys.cols());
-      codec->decode(shape, encoded.document(0), 0, decoded);
+      codec->open(shape, encoded.document(0))->decode(0, decoded);
       double worst = 0;
       for (size_t q = 0; q < queries.rows(); ++q)
         for (int head = 0; head < heads * group; ++head)

@@ -1,5 +1,5 @@
-// Choosing tokens for queries (lib/codec/selection.hpp), and what the codec selfindex makes of queries.
-#include "lib/codec/selection.hpp"
+// Choosing tokens for queries (lib/pipeline/selection.hpp), and what the codec selfindex makes of queries.
+#include "lib/pipeline/selection.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -154,7 +154,7 @@ TEST_CASE("selfindex: its selector scores centred keys as their centroids say, a
   const auto codec = make_selfindex(2, 2, dims);
   const GroupShape shape{.heads = 2, .head_dim = dims, .side = Side::key};
   const Encoded encoded = encode_in_memory(*codec, shape, {{DocumentRows(keys)}});
-  const auto selector = codec->selector(shape, encoded.document(0), 1, false);
+  const auto selector = codec->open(shape, encoded.document(0))->selector(1, false);
   REQUIRE_EQ(selector->tokens(), tokens);
   std::set<uint32_t> found;
   for (const Scored& scored : selector->select(query.row(0), 3)) found.insert(scored.id);
@@ -163,7 +163,7 @@ TEST_CASE("selfindex: its selector scores centred keys as their centroids say, a
   // A short document is kept exactly; its selector knows the true products.
   const Encoded tiny = encode_in_memory(*codec, shape, {{DocumentRows(keys.view().rows(0, 3))}});
   Matrix<float> scores(1, 3);
-  codec->selector(shape, tiny.document(0), 0, false)->scores(query, scores);
+  codec->open(shape, tiny.document(0))->selector(0, false)->scores(query, scores);
   for (size_t t = 0; t < 3; ++t)
     CHECK_EQ(scores(0, t),
              doctest::Approx(product(query.row(0), keys.row(t).first(size_t(dims)))).epsilon(1e-5));
@@ -204,7 +204,7 @@ TEST_CASE(
     codec->append(shape, rows, document);
     const auto ids = document.read<uint32_t>("exact_ids", 0, document.rows("exact_ids"), size_t(heads));
     Matrix<float> decoded(tokens, rows.cols());
-    codec->decode(shape, document, 0, decoded);
+    codec->open(shape, document)->decode(0, decoded);
     for (size_t i = 0; i < ids.size(); ++i)
       for (int c = 0; c < dims; ++c) {
         const size_t column = i % size_t(heads) * size_t(dims) + size_t(c);

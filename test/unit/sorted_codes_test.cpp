@@ -5,7 +5,8 @@
 #include <numeric>
 
 #include "lib/codec/encoded.hpp"
-#include "lib/codec/sparse_streams.hpp"
+#include "lib/codec/sparse/copy.hpp"
+#include "lib/codec/sparse/reader.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/rng.hpp"
@@ -188,6 +189,22 @@ TEST_CASE("coefficients of 8 and 4 bits: within their steps, with scales that re
   }
 }
 
+namespace {
+
+uint64_t tokens_of(const SparseForm& form, const StreamReader& document) {
+  SparseReader reader(form, document);
+  reader.refresh();
+  return reader.tokens();
+}
+
+SparsePairs read(const SparseForm& form, const StreamReader& document, uint64_t first, uint64_t count) {
+  SparseReader reader(form, document);
+  reader.refresh();
+  return reader.read(first, count);
+}
+
+}  // namespace
+
 TEST_CASE("forms of sparse codes: copied from each to each, whole or in pieces, any range of tokens") {
   Rng rng(54);
   for (const bool variable : {false, true})
@@ -218,22 +235,22 @@ TEST_CASE("forms of sparse codes: copied from each to each, whole or in pieces, 
             pairs.gains.push_back(static_cast<uint16_t>(rng.below(30000)));
         Encoded in_plain(plain.streams());
         plain.append(pairs, in_plain.add_document());
-        CHECK_EQ(plain.tokens(in_plain.document(0)), kTokens);
+        CHECK_EQ(tokens_of(plain, in_plain.document(0)), kTokens);
         Encoded whole(sorted.streams()), pieces(sorted.streams()), back(plain.streams());
         copy_codes(plain, in_plain.document(0), sorted, whole.add_document());
         StreamStore& grown = pieces.add_document();
         for (size_t first = 0; first < kTokens;) {
           const size_t count = std::min<size_t>(1 + rng.below(300), kTokens - first);
-          sorted.append(plain.read(in_plain.document(0), first, count), grown);
+          sorted.append(read(plain, in_plain.document(0), first, count), grown);
           first += count;
         }
         for (const StreamSpec& spec : whole.specs())
           CHECK(std::ranges::equal(whole.bytes(spec.name), pieces.bytes(spec.name)));
-        CHECK_EQ(sorted.tokens(whole.document(0)), kTokens);
+        CHECK_EQ(tokens_of(sorted, whole.document(0)), kTokens);
         // Filled up pairs of atom 0 come first once sorted, so what comes back is held against the sorted
         // ones.
-        const SparsePairs all = sorted.read(whole.document(0), 0, kTokens);
-        SparsePairs wanted = plain.read(in_plain.document(0), 0, kTokens);
+        const SparsePairs all = read(sorted, whole.document(0), 0, kTokens);
+        SparsePairs wanted = read(plain, in_plain.document(0), 0, kTokens);
         sort_pairs(wanted.counts, wanted.ids, wanted.words);
         CHECK(all.counts == wanted.counts);
         CHECK(all.ids == wanted.ids);
@@ -241,12 +258,12 @@ TEST_CASE("forms of sparse codes: copied from each to each, whole or in pieces, 
         CHECK(all.scales == wanted.scales);
         CHECK(all.gains == wanted.gains);
         copy_codes(sorted, whole.document(0), plain, back.add_document());
-        const SparsePairs returned = plain.read(back.document(0), 0, kTokens);
+        const SparsePairs returned = read(plain, back.document(0), 0, kTokens);
         CHECK(returned.ids == wanted.ids);
         CHECK(returned.words == wanted.words);
         for (const auto& [first, count] :
              {std::pair<size_t, size_t>{0, 1}, {255, 2}, {256, 256}, {3, 600}, {699, 1}}) {
-          const SparsePairs part = sorted.read(whole.document(0), first, count);
+          const SparsePairs part = read(sorted, whole.document(0), first, count);
           const auto skip =
               std::accumulate(wanted.counts.begin(), wanted.counts.begin() + ptrdiff_t(first * signals), 0);
           CHECK(std::equal(part.ids.begin(), part.ids.end(), wanted.ids.begin() + skip));
@@ -255,7 +272,7 @@ TEST_CASE("forms of sparse codes: copied from each to each, whole or in pieces, 
           CHECK(std::equal(part.counts.begin(), part.counts.end(),
                            wanted.counts.begin() + ptrdiff_t(first * signals)));
         }
-        CHECK_THROWS_AS(sorted.read(whole.document(0), 0, kTokens + 1), Error);
+        CHECK_THROWS_AS(read(sorted, whole.document(0), 0, kTokens + 1), Error);
         const Record parameters = [&] {
           Record record;
           record.set("sparsity", int64_t{6});
@@ -310,12 +327,12 @@ TEST_CASE("sorted codes that claim more pairs than their bytes hold are refused 
       pairs.words.push_back(static_cast<uint16_t>(i));
     }
   form.append(pairs, document);
-  CHECK_EQ(form.read(document, 0, 300).ids.size(), 1200);
+  CHECK_EQ(read(form, document, 0, 300).ids.size(), 1200);
   SparseForm larger = form;  // 2^16 signals of 2^16 pairs: 2^40 pairs of 256 tokens
   larger.sparsity = larger.signals = 1 << 16;
   larger.per_head = true;
   for (const auto& [first, count] : {std::pair<uint64_t, uint64_t>{0, 300}, {0, 1}, {299, 1}})
-    CHECK_THROWS_WITH_AS(larger.read(document, first, count), doctest::Contains("which hold"), Error);
+    CHECK_THROWS_WITH_AS(read(larger, document, first, count), doctest::Contains("which hold"), Error);
   SparseForm wider = form;  // 200 pairs of the 44 tokens in the last block
   wider.sparsity = 200;
   CHECK_THROWS_WITH_AS(wider.append({.counts = {200},

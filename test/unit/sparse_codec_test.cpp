@@ -4,7 +4,7 @@
 
 #include "lib/codec/encoded.hpp"
 #include "lib/codec/registry.hpp"
-#include "lib/codec/sparse_book.hpp"
+#include "lib/codec/sparse/book.hpp"
 #include "lib/core/bits.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
@@ -380,8 +380,8 @@ TEST_CASE("sparse: dictionaries of groups of layers, each for its own") {
       for (const StreamSpec& spec : one.specs())
         CHECK(std::ranges::equal(one.bytes(spec.name), two.bytes(spec.name)));
       Matrix<float> decoded(90, shape.width()), again = decoded;
-      codec->decode(shape, one.document(0), 0, decoded);
-      other->decode(shape, two.document(0), 0, again);
+      codec->open(shape, one.document(0))->decode(0, decoded);
+      other->open(shape, two.document(0))->decode(0, again);
       CHECK(std::equal(decoded.data(), decoded.data() + decoded.size(), again.data()));
     }
   const GroupShape untrained{.first_layer = 2, .layers = 2, .heads = 2, .head_dim = 8};

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "lib/codec/sparse_book.hpp"
+#include "lib/codec/sparse/book.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/core/rng.hpp"
@@ -297,7 +297,8 @@ TEST_CASE(
   struct Shape {
     size_t n, m, signals;
   };
-  for (const auto& [n, m, signals] : {Shape{12, 8, 400}, Shape{150, 200, 2000}, Shape{131, 139, 1500}}) {
+  for (const Shape& shape : {Shape{12, 8, 400}, Shape{150, 200, 2000}, Shape{131, 139, 1500}}) {
+    const size_t n = shape.n, m = shape.m, signals = shape.signals;
     CAPTURE(n);
     Rng rng(41);
     Matrix<float> atoms(n, m), truth(n, m), batch(signals, m);

@@ -143,7 +143,7 @@ TEST_CASE("fp8: later tokens have room up to the headroom and are cut beyond it"
   survey->finish(document);
   codec->append(shape, rows, document);
   codec->append(shape, later, document);
-  codec->decode(shape, document, 0, out);
+  codec->open(shape, document)->decode(0, out);
   CHECK_EQ(out(0, 0), doctest::Approx(1).epsilon(1e-6));
   CHECK_EQ(out(1, 7), doctest::Approx(2).epsilon(1e-6));
   CHECK_EQ(out(2, 3), doctest::Approx(-2).epsilon(1e-6));
@@ -162,7 +162,7 @@ TEST_CASE("fp8: the largest 16-bit values come back finite, whatever the headroo
       for (size_t j = 0; j < 4; ++j)
         rows(0, j) = largest * (j % 2 == 0 ? 1.0f : -1.0f) / (j < 2 ? 1.0f : 3.0f);
       const Encoded encoded = encode(*codec, shape, rows);
-      codec->decode(shape, encoded.document(0), 0, out);
+      codec->open(shape, encoded.document(0))->decode(0, out);
       for (size_t j = 0; j < 4; ++j) {
         CHECK(std::isfinite(round_to(storage, out(0, j))));
         CHECK(out(0, j) == doctest::Approx(rows(0, j)).epsilon(0.13));
@@ -198,7 +198,7 @@ TEST_CASE("lossless: values of few exponents take fewer bits, in both types, app
     for (size_t i = 0; i < strange.size(); ++i)
       strange.data()[i] = round_to(storage, float(rng.normal() * (i % 7 == 0 ? 3000 : 1e-4)));
     codec->append(shape, strange, document);
-    codec->decode(shape, document, 0, out);
+    codec->open(shape, document)->decode(0, out);
     CHECK(std::memcmp(out.data(), strange.data(), out.size() * sizeof(float)) == 0);
     CHECK_LE(document.rows("exponents") + document.rows("mantissas"), 2 * strange.size());
   }

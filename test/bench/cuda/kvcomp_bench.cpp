@@ -24,7 +24,7 @@ struct Sets {
       bytes += static_cast<double>(encoded.bytes(stream).size());
     if (document.layout.has_origins) bytes += static_cast<double>(encoded.bytes(kvcomp::kOrigins).size());
     for (size_t i = 0; i < bench.sets_of(bytes); ++i) {
-      blocks.emplace_back(document.layout, DType::bf16, document.document(), 0, document.block_rows);
+      blocks.emplace_back(document.layout, DType::bf16, document.blocks(0, document.block_rows));
       stores.push_back(blocks.back().store());
     }
   }

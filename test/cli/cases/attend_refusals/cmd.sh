@@ -37,7 +37,7 @@ kvcodec encode end.h5 --codec none -o end-codes.h5 >/dev/null
 no attend end-codes.h5 --queries first.h5
 
 # A damaged stream is named.
-cp none.h5 bad.h5 && damage bad.h5 flip /layers/2/value/values
+cp none.h5 bad.h5 && damage bad.h5 flip-part 1 5
 no attend bad.h5 --queries data/demo.h5 -o x.h5
 cp data/demo.h5 bad.h5 && damage bad.h5 flip /layers/1/query
 no attend none.h5 --queries bad.h5 -o x.h5

@@ -24,6 +24,10 @@ cp data/kv.h5 bad.h5 && damage bad.h5 resize /layers/1/value 10
 refused encode bad.h5 --codec none -o x.h5
 cp data/none.h5 bad.h5 && damage bad.h5 attribute / codec magic
 refused decode bad.h5 -o x.h5
-cp data/kivi.h5 bad.h5 && damage bad.h5 flip /layers/1/key/codes
+cp data/kivi.h5 bad.h5 && damage bad.h5 flip-part 1 2
+refused decode bad.h5 -o x.h5
+# What is whole in a damaged file can be had.
+kvcodec decode bad.h5 --documents b --json -o b.h5 | grep -v seconds
+cp data/kivi.h5 bad.h5 && damage bad.h5 attribute / kvcodec_version 1
 refused decode bad.h5 -o x.h5
 ls

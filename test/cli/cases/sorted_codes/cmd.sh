@@ -53,10 +53,10 @@ refused pack-indices bad.h5 -o x.h5
 damaged '"atoms": 64' '"atoms": 100'
 refused decode bad.h5 --book $book -o x.h5
 cp i8.h5 bad.h5
-damage bad.h5 attribute /layers/0/value/ids index_bound 100
+damage bad.h5 layout 1 '"index_bound":64' '"index_bound":100'
 refused pack-indices bad.h5 --sorted -o x.h5
 cp i8.h5 bad.h5
-damage bad.h5 attribute /layers/1/key/ids index_bound 100
+damage bad.h5 layout 2 '"index_bound":64' '"index_bound":100'
 refused pack-indices bad.h5 --sorted -o x.h5
 ls x.h5 2>/dev/null || true
 

@@ -1,0 +1,109 @@
+// A document opened for reading (Codec::open): its tokens decoded, multiplied, selected from.
+//
+// What can be parsed (books, modes and sizes, where blocks begin) is parsed when it is first needed, once, and
+// lives as long as the view. Nothing reads more of the document than the tokens asked for need: opening reads
+// how long streams are and little else.
+//
+// A document that grows. append() may move tokens between streams (from those kept exactly into a block), so
+// once the document was appended to, refresh() is to be called before anything else. It keeps what was parsed
+// and still holds, and takes in what is new. Selectors are of the document as it was when they were made and
+// stay so.
+//
+// The codec, its book and engine, and the streams that were opened outlive the view. Const members may be
+// called by several threads at once; inside they use parallel_for. Members throw Error(bad_input) for streams
+// that no encoder writes (an id beyond the book, a length beyond the data), Error(failed) for shapes that do
+// not fit.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "lib/attention/selector.hpp"
+#include "lib/codec/group_shape.hpp"
+#include "lib/codec/stream.hpp"
+#include "lib/core/view.hpp"
+
+namespace kvcodec {
+
+class DocumentView {
+ public:
+  virtual ~DocumentView() = default;
+  DocumentView(const DocumentView&) = delete;
+  DocumentView& operator=(const DocumentView&) = delete;
+
+  const GroupShape& shape() const { return shape_; }
+
+  /// Tokens that the document had when it was opened, or at the last refresh().
+  uint64_t tokens() const { return tokens_; }
+
+  /// The document was appended to: see above. Not while other threads use the view.
+  void refresh() { tokens_ = take_in(); }
+
+  /// Writes tokens [first, first + out.rows()) to out: (n, shape().width()).
+  void decode(uint64_t first, MatrixView<float> out) const;
+
+  /// Row i of out, (tokens.size(), shape().width()), becomes token tokens[i]. tokens: rising. A block that
+  /// holds several of them is decoded once.
+  void decode_tokens(std::span<const uint32_t> tokens, MatrixView<float> out) const;
+
+  /// Products of queries with the keys of tokens [first, first + out.cols()), without decoding them where the
+  /// codec can (Capabilities::multiplies). Of keys only. heads = layers * heads of the shape, n queries for
+  /// each: queries (heads * n, head_dim), those of head 0 first; out (heads * n, tokens) = queries . keys.
+  void multiply_keys(uint64_t first, MatrixView<const float> queries, MatrixView<float> out) const;
+
+  /// Sums of the values of tokens [first, first + weights.cols()), likewise, of values only: weights (heads *
+  /// n, tokens); out (heads * n, head_dim) = weights . values.
+  void multiply_values(uint64_t first, MatrixView<const float> weights, MatrixView<float> out) const;
+
+  /// Chooses tokens of one head by what is stored (Capabilities::has_index), of keys only. It holds all it
+  /// needs. signs_only: by the signs of keys alone, to see what the rest of the index gains. Throws
+  /// Error(failed) for codecs without an index.
+  virtual std::unique_ptr<Selector> selector(size_t head, bool signs_only) const;
+
+  /// How often each symbol occurs among the document's quantized values, before entropy coding: what the
+  /// payload is held against. Values kept exactly in rows or blocks of their own have no symbol. Empty where
+  /// the codec makes no symbols.
+  virtual std::vector<uint64_t> symbol_counts() const;
+
+ protected:
+  DocumentView(const GroupShape& shape, const StreamReader& document) : shape_(shape), document_(document) {}
+
+  const StreamReader& document() const { return document_; }
+
+  /// Looks at the streams, for the first time or after they have grown, and returns how many tokens they hold.
+  /// Throws Error(bad_input) if they disagree with each other.
+  virtual uint64_t take_in() = 0;
+
+  /// decode() of tokens that are there, to rows of the right width.
+  virtual void decode_rows(uint64_t first, MatrixView<float> out) const = 0;
+
+  /// multiply_keys() and multiply_values() of tokens that are there and vectors that fit; as they are, they
+  /// decode.
+  virtual void multiply_key_range(uint64_t first, MatrixView<const float> queries,
+                                  MatrixView<float> out) const;
+  virtual void multiply_value_range(uint64_t first, MatrixView<const float> weights,
+                                    MatrixView<float> out) const;
+
+  /// Tokens [begin, end), which are decoded as one: to decode any of them costs as much as to decode all.
+  struct Block {
+    uint64_t begin = 0, end = 0;
+  };
+  /// The block of a token that is there; as it is, every token has its own.
+  virtual Block block_of(uint64_t token) const { return {token, token + 1}; }
+  /// For codecs whose tokens [0, end) lie in blocks of so many.
+  static Block equal_block(uint64_t token, uint64_t tokens, uint64_t end) {
+    if (token >= end) return {token, token + 1};
+    return {token / tokens * tokens, token / tokens * tokens + tokens};
+  }
+
+ private:
+  void check_range(uint64_t first, uint64_t count) const;
+
+  GroupShape shape_;
+  const StreamReader& document_;
+  uint64_t tokens_ = 0;
+};
+
+}  // namespace kvcodec

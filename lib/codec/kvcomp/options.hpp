@@ -1,0 +1,90 @@
+// Options of the codec `kvcomp`, and what follows from them.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lib/codec/group_shape.hpp"
+#include "lib/core/options.hpp"
+#include "lib/kvcomp/block.hpp"
+#include "lib/kvcomp/stored_blocks.hpp"
+#include "lib/quant/error_bounded.hpp"
+
+namespace kvcodec::kvcomp {
+
+struct KvcompOptions final : Options {
+  std::string key_quant = "channel";  ///< the paper's better one: outliers of keys sit in few channels
+  double key_rel = 0;                 ///< 0: by key_quant, where the paper's accuracy begins to drop
+  double value_rel = 0;               ///< 0: 0.15, likewise
+  double max_error = 0;
+  double max_rel_error = 0;
+  double max_logit_error = 0;
+  int64_t block = 64;  ///< the paper's block size
+  bool unit_heads = false;
+  std::string entropy = "huffman";  ///< the paper's; decodes three times as fast as rANS
+
+  /// Bounds of their own make the relative steps unnecessary, unless they are asked for.
+  bool bounded(Side side) const {
+    return max_error > 0 || max_rel_error > 0 || (side == Side::key && max_logit_error > 0);
+  }
+
+  std::vector<OptionField> fields() override {
+    return {
+        {"key-quant",
+         "what shares a step of the keys: a channel over a block of tokens, or all of a head's block",
+         &key_quant,
+         {},
+         {},
+         {"channel", "block"}},
+        {"key-rel",
+         "step of the keys, relative to the spread of what shares it; errors are at most half a step (0: "
+         "0.25 by channel, 0.05 by block; none if one of the bounds below is given)",
+         &key_rel, 0, 1},
+        {"value-rel",
+         "step of the values, relative to the spread of a token's head (0: 0.15; none if --max-error or "
+         "--max-rel-error is given)",
+         &value_rel, 0, 1},
+        {"max-error", "largest error of any value (0: no such bound)", &max_error, 0},
+        {"max-rel-error",
+         "largest error of any value, relative to the largest magnitude of what shares its step (0: no such "
+         "bound)",
+         &max_rel_error, 0, 1},
+        {"max-logit-error",
+         "largest error of any attention logit q.k / sqrt(head dimension) of the dumped queries, by a bound "
+         "on the "
+         "keys (0: no such bound)",
+         &max_logit_error, 0},
+        {"block", "tokens of a block, which is coded and decoded alone", &block, 1,
+         static_cast<double>(kMaxBlockRun)},
+        {"unit-heads", "steps of values, and of keys by block, are shared by all heads", &unit_heads},
+        {"entropy",
+         "coder of the symbols: huffman is fastest, rans packs tighter at low rates, auto takes the smaller, "
+         "none spends whole bits",
+         &entropy,
+         {},
+         {},
+         {kEntropyNames[0].data(), kEntropyNames[1].data(), kEntropyNames[2].data(),
+          kEntropyNames[3].data()}}};
+  }
+
+  void resolve() {
+    if (key_rel == 0 && !bounded(Side::key)) key_rel = key_quant == "channel" ? 0.25 : 0.05;
+    if (value_rel == 0 && !bounded(Side::value)) value_rel = 0.15;
+  }
+};
+
+Layout layout_of(const KvcompOptions& options, const GroupShape& shape);
+
+EntropyChoice entropy_choice(const KvcompOptions& options);
+
+/// Limits of the errors of keys that max-logit-error sets, a shared stream: one per channel, or per head.
+inline constexpr std::string_view kLimits = "limits";
+inline bool has_limits(const KvcompOptions& options, Side side) {
+  return side == Side::key && options.max_logit_error > 0;
+}
+inline size_t limits_per_head(const Layout& layout) {
+  return layout.unit == UnitShape::column ? layout.block.dims : 1;
+}
+
+}  // namespace kvcodec::kvcomp

@@ -1,0 +1,60 @@
+// How tokens become symbols: what the survey and append of the codec `kvcomp` share.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+
+#include "lib/codec/kvcomp/options.hpp"
+#include "lib/core/dtype.hpp"
+#include "lib/core/view.hpp"
+#include "lib/engine/engine.hpp"
+
+namespace kvcodec::kvcomp {
+
+/// Of one side of a layer group.
+class Quantizer {
+ public:
+  /// engine: may be nullptr; outlives this.
+  Quantizer(const KvcompOptions& options, const GroupShape& shape, DType storage, Engine* engine)
+      : side_(shape.side),
+        layout_(layout_of(options, shape)),
+        storage_(storage),
+        engine_(engine),
+        has_limits_(kvcomp::has_limits(options, shape.side)),
+        bound_{.range = (side_ == Side::key ? options.key_rel : options.value_rel) / 2,
+               .absolute = options.max_error,
+               .magnitude = options.max_rel_error} {}
+
+  const Layout& layout() const { return layout_; }
+  DType storage() const { return storage_; }
+  bool has_limits() const { return has_limits_; }
+  size_t limits() const { return layout_.heads * limits_per_head(layout_); }
+
+  /// limit: of the errors, beside what the options say; 0: none.
+  ErrorBound bound(float limit = 0) const {
+    ErrorBound bound = bound_;
+    const double own = bound_.absolute;
+    bound.absolute = own > 0 && limit > 0 ? std::min<double>(own, limit) : std::max<double>(own, limit);
+    return bound;
+  }
+
+  /// Symbols of one block row, rows: (block or fewer, width) of 16-bit values. steps: heads * layout().steps()
+  /// or, if they are shared, layout().steps(); origins: (heads, layout().origins()); symbols: (rows, width);
+  /// limits: limits(), or empty.
+  void quantize(std::span<const float> limits, MatrixView<const float> rows, std::span<float> steps,
+                std::span<int16_t> origins, MatrixView<uint8_t> symbols) const;
+
+  /// Who quantizes whole block rows instead, or nullptr.
+  const BlockEngine* device() const;
+
+ private:
+  Side side_;
+  Layout layout_;
+  DType storage_;
+  Engine* engine_;
+  bool has_limits_;
+  ErrorBound bound_;
+};
+
+}  // namespace kvcodec::kvcomp

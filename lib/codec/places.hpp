@@ -1,0 +1,152 @@
+// Where parts of varying size begin in streams, so that any of them is found without reading the sizes of all
+// before it.
+//
+// Some codecs store a document in units (a block of tokens, a token) that take any number of rows in some
+// streams; other streams tell how many, unit by unit. Such a codec also has the stream
+//   places  u64 [floor(n / interval)][streams]  of n units that are complete: row i says where unit
+//                                               (i + 1) * interval begins in each of those streams
+// with about kPlaceTokens tokens from one row to the next: 64 bits for each of them and stream.
+//
+// Append stores it (PlaceWriter). To read, Places goes through an interval of units from its row on, once,
+// and holds what it comes to against the next row, or against the ends of the streams behind the last unit.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "lib/codec/stream.hpp"
+
+namespace kvcodec {
+
+inline constexpr std::string_view kPlaces = "places";
+inline constexpr uint64_t kPlaceTokens = 4096;
+
+/// Units of so many tokens from one row of `places` to the next.
+constexpr uint64_t place_interval(uint64_t tokens_of_unit) {
+  return tokens_of_unit < kPlaceTokens ? kPlaceTokens / tokens_of_unit : 1;
+}
+
+StreamSpec places_stream(size_t streams);
+
+/// Makes the rows of `places` for units that are appended.
+class PlaceWriter {
+ public:
+  /// document: as it is before, with `units` units, which fill its `streams` to their ends.
+  PlaceWriter(std::span<const std::string_view> streams, uint64_t interval, const StreamReader& document,
+              uint64_t units);
+  /// The next unit takes so many rows of each stream.
+  void add(std::span<const uint64_t> rows);
+  void store(StreamStore& document) const { document.append_values<uint64_t>(kPlaces, places_); }
+
+ private:
+  uint64_t interval_, units_;
+  std::vector<uint64_t> at_, places_;
+};
+
+/// Consecutive units of a document, from a row of `places` on: where each begins in each stream. Unit: what
+/// else the codec wants to know of one.
+template <class Unit>
+class Interval {
+ public:
+  Interval(uint64_t first, std::vector<uint64_t> begin) : first_(first), begins_(std::move(begin)) {
+    streams_ = begins_.size();
+  }
+
+  uint64_t first() const { return first_; }
+  uint64_t end() const { return first_ + units_.size(); }
+  const Unit& operator[](uint64_t unit) const { return units_[unit - first_]; }
+  /// Where a unit begins in a stream: one of these, or end(), where the next one begins.
+  uint64_t begin(uint64_t unit, size_t stream) const { return begins_[(unit - first_) * streams_ + stream]; }
+  std::span<const uint64_t> ends() const { return std::span(begins_).last(streams_); }
+
+  /// The next unit takes so many rows of each stream.
+  void add(const Unit& unit, std::span<const uint64_t> rows) {
+    units_.push_back(unit);
+    for (const uint64_t count : rows)
+      begins_.push_back(checked_add(begins_[begins_.size() - streams_], count));
+  }
+  /// Forgets units from `end` on.
+  void cut(uint64_t end) {
+    units_.resize(end - first_);
+    begins_.resize((end - first_ + 1) * streams_);
+  }
+
+ private:
+  uint64_t first_;
+  size_t streams_;
+  std::vector<Unit> units_;
+  std::vector<uint64_t> begins_;  // (units + 1, streams)
+};
+
+/// What Places does whatever the units are.
+class PlaceStream {
+ public:
+  PlaceStream(std::vector<std::string_view> streams, uint64_t interval)
+      : streams_(std::move(streams)), interval_(interval) {}
+  uint64_t interval() const { return interval_; }
+  uint64_t rows() const { return rows_; }
+
+  /// Throws Error(bad_input) unless `places` has the rows of a document with so many complete units.
+  void check_rows(const StreamReader& document, uint64_t complete);
+  /// Where an interval begins.
+  std::vector<uint64_t> begin(const StreamReader& document, uint64_t interval) const;
+  /// Throws Error(bad_input) unless units [0, units), which end there, end where the next interval begins, if
+  /// one does, and with the streams, if they are the last.
+  void check_end(const StreamReader& document, uint64_t units, bool is_last,
+                 std::span<const uint64_t> ends) const;
+
+ private:
+  std::vector<std::string_view> streams_;
+  uint64_t interval_, rows_ = 0;
+};
+
+/// Where the units of a document begin, as far as that was asked for. Threads may ask at once.
+template <class Unit>
+class Places {
+ public:
+  Places(std::vector<std::string_view> streams, uint64_t interval) : stream_(std::move(streams), interval) {}
+
+  /// The document has so many units now, of which so many are complete: others may be stored anew when it
+  /// grows. Throws Error(bad_input) if `places` has other rows than that. Not while others ask.
+  void grow(const StreamReader& document, uint64_t units, uint64_t complete) {
+    stream_.check_rows(document, complete);
+    if (!intervals_.empty())
+      if (auto& last = intervals_.rbegin()->second; last.end() > complete_) last.cut(complete_);
+    units_ = units, complete_ = complete;
+  }
+
+  /// The interval that a unit lies in. read(interval, last) adds units [interval.end(), last) to it.
+  template <class Read>
+  const Interval<Unit>& at(uint64_t unit, const StreamReader& document, const Read& read) const {
+    const uint64_t index = unit / stream_.interval(), first = index * stream_.interval(),
+                   last = std::min(first + stream_.interval(), units_);
+    const std::lock_guard lock(mutex_);
+    auto found = intervals_.find(index);
+    if (found == intervals_.end())
+      found = intervals_.emplace(index, Interval<Unit>(first, stream_.begin(document, index))).first;
+    if (Interval<Unit>& interval = found->second; interval.end() < last) {
+      Interval<Unit> longer = interval;
+      read(longer, last);
+      stream_.check_end(document, last, last == units_, longer.ends());
+      interval = std::move(longer);
+    }
+    return found->second;
+  }
+
+  /// Throws Error(bad_input) if units [0, units), which end there, should end elsewhere by what is stored.
+  void check(const StreamReader& document, uint64_t units, std::span<const uint64_t> ends) const {
+    stream_.check_end(document, units, units == units_, ends);
+  }
+
+ private:
+  PlaceStream stream_;
+  uint64_t units_ = 0, complete_ = 0;
+  mutable std::mutex mutex_;
+  mutable std::map<uint64_t, Interval<Unit>> intervals_;  // references into it last
+};
+
+}  // namespace kvcodec

@@ -1,0 +1,81 @@
+// Options of the codec `selfindex`, and what follows from them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "lib/codec/codec.hpp"
+#include "lib/core/options.hpp"
+#include "lib/quant/two_bit.hpp"
+#include "lib/signvq/sign_codes.hpp"
+
+namespace kvcodec::selfindex {
+
+struct SelfIndexOptions final : Options {
+  std::string store = "2bit";
+  std::string center = "mean";        ///< the paper's; its code has the median
+  int64_t full_tokens = 64;           ///< the paper's number
+  std::string full_by = "attention";  ///< the paper's choice, after SnapKV
+  std::string key_levels = "magnitude";
+
+  std::vector<OptionField> fields() override {
+    return {
+        {"store",
+         "what is stored beside the index: 2bit keys and values, or all of them at 16bit",
+         &store,
+         {},
+         {},
+         {"2bit", "16bit"}},
+        {"center", "what keys are centred by, per channel", &center, {}, {}, {"mean", "median"}},
+        {"full-tokens", "tokens of each head that are kept exactly", &full_tokens, 0, 1 << 20},
+        {"full-by",
+         "which: those the last 32 dumped queries attend to most, those the last one scores highest, or the "
+         "first",
+         &full_by,
+         {},
+         {},
+         {"attention", "last-query", "first"}},
+        {"key-levels",
+         "what the 2 bits of a key say: its magnitude beside the sign bit, or (to see what that gains) its "
+         "signed value",
+         &key_levels,
+         {},
+         {},
+         {"magnitude", "signed"}}};
+  }
+};
+
+/// What a document's streams look like, and who decides about its exact tokens.
+struct Form {
+  DType storage;
+  size_t heads, dims, query_heads, full_tokens;
+  bool at_16_bits, signed_levels;
+
+  Form(const SelfIndexOptions& options, const CodecContext& context)
+      : storage(context.storage),
+        heads(static_cast<size_t>(context.heads)),
+        dims(static_cast<size_t>(context.head_dim)),
+        query_heads(static_cast<size_t>(context.query_heads)),
+        full_tokens(static_cast<size_t>(options.full_tokens)),
+        at_16_bits(options.store == "16bit"),
+        signed_levels(options.key_levels == "signed") {}
+
+  size_t width() const { return heads * dims; }
+  size_t level_bytes() const { return two_bit_row_bytes(dims); }
+  size_t sign_bytes() const { return sign_row_bytes(dims); }
+  size_t groups() const { return two_bit_groups(dims); }
+  bool has_levels() const { return !at_16_bits; }
+  /// Values at 16 bits are kept exactly and nothing else.
+  bool has_choice(Side side) const { return has_levels() || side == Side::key; }
+
+  /// Whether a document of so many tokens becomes smaller by coding this side; always with an index asked for
+  /// on top.
+  bool pays(Side side, uint64_t tokens) const;
+};
+
+/// Tokens centred or decoded by one thread at a time.
+inline constexpr size_t kPieceTokens = 64;
+
+}  // namespace kvcodec::selfindex

@@ -1,0 +1,91 @@
+// Causal attention over keys and values that are wherever products with them can be had: in a codec's
+// streams, multiplied as they are or decoded first, or in rows of floats.
+//
+// Softmax goes along by blocks of tokens (Milakov and Gimelshein 2018), so memory grows neither with the
+// document nor with its queries. The result depends on no number of threads; its last bits depend on how many
+// queries are asked at a time, which attention_batch() settles for everybody, and on the instruction set
+// where the products of the codec do.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+
+#include "lib/attention/attention.hpp"
+#include "lib/codec/document_view.hpp"
+#include "lib/core/view.hpp"
+
+namespace kvcodec {
+
+/// Keys and values of one layer group of one document, as attention needs them: the products of
+/// DocumentView::multiply_keys and multiply_values, with their shapes.
+class AttentionSource {
+ public:
+  virtual ~AttentionSource() = default;
+  virtual void multiply_keys(uint64_t first, MatrixView<const float> queries,
+                             MatrixView<float> out) const = 0;
+  virtual void multiply_values(uint64_t first, MatrixView<const float> weights,
+                               MatrixView<float> out) const = 0;
+};
+
+/// Keys and values as a codec stores them. What is given must outlive this.
+class CodesSource final : public AttentionSource {
+ public:
+  enum class Products : uint8_t {
+    straight,       ///< as the codec does them: without decoding, if it can
+    decoded_first,  ///< as every codec can: what the straight ones are measured against
+  };
+  CodesSource(const DocumentView& keys, const DocumentView& values, Products products)
+      : keys_(keys), values_(values), products_(products) {}
+
+  void multiply_keys(uint64_t first, MatrixView<const float> queries, MatrixView<float> out) const override;
+  void multiply_values(uint64_t first, MatrixView<const float> weights, MatrixView<float> out) const override;
+
+ private:
+  const DocumentView &keys_, &values_;
+  Products products_;
+};
+
+/// Rows of floats, had piece by piece.
+class RowsSource final : public AttentionSource {
+ public:
+  /// Fills rows (n, group.width()) with tokens [first, first + n) of that side.
+  using Read = std::function<void(Side side, uint64_t first, MatrixView<float> rows)>;
+  RowsSource(const GroupShape& group, Read read);
+
+  void multiply_keys(uint64_t first, MatrixView<const float> queries, MatrixView<float> out) const override;
+  void multiply_values(uint64_t first, MatrixView<const float> weights, MatrixView<float> out) const override;
+
+ private:
+  size_t width_;
+  Read read_;
+};
+
+/// Queries of one document, of all layers of a group.
+struct CausalQueries {
+  int q_heads = 0;                    ///< per layer, a multiple of the group's heads
+  MatrixView<const float> rows;       ///< (n, layers * q_heads * head_dim)
+  std::span<const uint64_t> visible;  ///< for each: it sees the document's first so many tokens, at least 1
+};
+
+/// out = softmax(q k^T / sqrt(head_dim)) v, for each query over the tokens it sees. out: like queries.rows.
+/// Query head h of a layer looks at key/value head h / (q_heads / heads). Throws Error(failed) for shapes
+/// that do not fit and for queries that see nothing, and what the source throws.
+void attend_causally(const GroupShape& group, const AttentionSource& source, const CausalQueries& queries,
+                     MatrixView<float> out);
+
+/// The same on an engine, of any codec: all tokens that the queries see are decoded first, which takes
+/// 2 * tokens * group.width() floats. Differs by rounding. False: left to the caller, and out holds nothing.
+bool attend_decoded(const AttentionEngine& engine, const DocumentView& keys, const DocumentView& values,
+                    const CausalQueries& queries, MatrixView<float> out);
+
+/// How many queries to ask at a time: enough for what decoding or reading a block of tokens costs to vanish
+/// beside the products with it, and few enough for 16 MiB of scores.
+size_t attention_batch(const GroupShape& group, int q_heads);
+
+/// Bytes that attend_causally and its source take for such a batch, the queries and their results included.
+/// codec_scratch: Codec::scratch_bytes_per_row, or 0 for rows.
+uint64_t attention_bytes(const GroupShape& group, int q_heads, size_t codec_scratch);
+
+}  // namespace kvcodec

@@ -1,0 +1,35 @@
+// Attention over chosen tokens of a document, from any codec: only they are fetched and decoded (ClusterKV, Self-Indexing KVCache: what a selection is for).
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "lib/attention/attention.hpp"
+#include "lib/codec/document_view.hpp"
+#include "lib/core/view.hpp"
+
+namespace kvcodec {
+
+/// Queries of one document, of all layers of a group, and the tokens that each looks at.
+struct ChosenQueries {
+  int q_heads = 0;               ///< per layer, a multiple of the group's heads
+  MatrixView<const float> rows;  ///< (n, layers * q_heads * head_dim)
+  size_t selections = 0;         ///< per query and layer: the group's heads, or q_heads
+  /// (n, layers * selections), row by row; each rises. Query head h of a layer has selection h / (q_heads /
+  /// selections).
+  std::span<const std::vector<uint32_t>> tokens;
+};
+
+/// out = softmax(q k^T / sqrt(head_dim)) v of every query head over its tokens; zeros where it has none. out:
+/// like queries.rows. Decodes each token once that any of the queries looks at. The result depends on no
+/// number of threads and no SIMD level but by what the codec decodes. Throws Error(failed) for shapes that do
+/// not fit. engine: what attends, or nullptr; results then differ by rounding.
+void attend_chosen(const DocumentView& keys, const DocumentView& values, const ChosenQueries& queries,
+                   MatrixView<float> out, const AttentionEngine* engine = nullptr);
+
+/// Queries to ask attend_chosen at a time: so many share what they decode, and memory holds the tokens of
+/// all.
+inline constexpr size_t kChosenBatch = 32;
+
+}  // namespace kvcodec

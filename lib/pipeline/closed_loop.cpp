@@ -1,0 +1,627 @@
+#include "lib/pipeline/closed_loop.hpp"
+
+#include <algorithm>
+#include <mutex>
+#include <optional>
+
+#include "lib/codec/encoded.hpp"
+#include "lib/core/bits.hpp"
+#include "lib/core/checked.hpp"
+#include "lib/core/error.hpp"
+#include "lib/core/half.hpp"
+#include "lib/core/parallel.hpp"
+#include "lib/metrics/rate.hpp"
+
+namespace kvcodec {
+namespace {
+
+/// Logits are made of hidden states for so many bytes at a time, but of at least so many tokens, since each
+/// time all of the output matrix is read.
+constexpr size_t kLogitBytes = size_t{2} << 20, kLeastLogitRows = 64;
+
+size_t logit_rows(const ModelConfig& config, size_t judged) {
+  const size_t row = static_cast<size_t>(config.vocabulary_size) * sizeof(float);
+  return std::min(judged, std::max(kLeastLogitRows, kLogitBytes / row));
+}
+
+/// Tokens of all settings' continuations that run together. Fixed, because how documents are packed can
+/// change the last bit of a value.
+constexpr size_t kBatchTokens = 16384;
+
+size_t as_size(int value) { return static_cast<size_t>(value); }
+
+/// Keys and values of consecutive tokens, layer by layer: (tokens, heads * head_dim) each.
+struct LayerRows {
+  std::vector<Matrix<float>> keys, values;
+
+  LayerRows(const ModelConfig& config, size_t tokens) {
+    for (int layer = 0; layer < config.num_layers; ++layer) {
+      keys.emplace_back(tokens, as_size(config.key_width()));
+      values.emplace_back(tokens, as_size(config.key_width()));
+    }
+  }
+  const std::vector<Matrix<float>>& of(Side side) const { return side == Side::key ? keys : values; }
+  std::vector<Matrix<float>>& of(Side side) { return side == Side::key ? keys : values; }
+};
+
+/// What the model made of a prefix: its cache, and queries of its last tokens.
+struct Prefix {
+  LayerRows rows;
+  std::vector<uint64_t> query_tokens;
+  std::vector<Matrix<float>> queries;  // per layer: (query_tokens.size(), num_q_heads * head_dim)
+};
+
+/// The setting's view of a model: shapes, groups of layers, and what all its documents share.
+struct Plan {
+  LoopSetting setting;
+  const ModelConfig* config = nullptr;
+  /// Of each group and side, the bytes of the shared streams by name; filled by the survey.
+  std::vector<std::vector<std::pair<std::string, std::vector<std::byte>>>> shared;
+
+  int group_layers() const { return setting.codec->layer_group(); }
+  size_t parts() const { return 2 * as_size(config->num_layers / group_layers()); }
+  GroupShape shape(size_t part) const {
+    return {.first_layer = static_cast<int>(part / 2) * group_layers(),
+            .layers = group_layers(),
+            .heads = config->num_kv_heads,
+            .head_dim = config->head_dim,
+            .side = kSides[part % 2]};
+  }
+
+  /// Tokens of one side of a group, as the codec takes them: the layers side by side, in the cache's type.
+  Matrix<float> rows_of(const LayerRows& rows, const GroupShape& shape) const {
+    const std::vector<Matrix<float>>& layers = rows.of(shape.side);
+    const size_t tokens = layers.front().rows(), width = as_size(config->key_width());
+    Matrix<float> out(tokens, shape.width());
+    for (size_t t = 0; t < tokens; ++t)
+      for (size_t l = 0; l < as_size(shape.layers); ++l) {
+        const std::span<float> to = out.row(t).subspan(l * width, width);
+        std::ranges::copy(layers[as_size(shape.first_layer) + l].row(t), to.begin());
+        round(to);
+      }
+    return out;
+  }
+
+  void round(std::span<float> values) const {
+    if (setting.dtype == DType::f32) return;
+    std::vector<uint16_t> halves(values.size());
+    narrow(setting.dtype, values, halves);
+    widen(setting.dtype, halves, values);
+  }
+
+  DocumentRows surveyed_rows(const Prefix& prefix, const GroupShape& shape,
+                             MatrixView<const float> rows) const {
+    DocumentRows result(rows);
+    if (setting.codec->wants_queries() && !prefix.query_tokens.empty()) {
+      result.query_tokens = prefix.query_tokens;
+      result.queries = prefix.queries[as_size(shape.first_layer)];
+    }
+    return result;
+  }
+};
+
+/// Bits of a stream's bytes in a file: ids packed.
+uint64_t stored_bits(const StreamSpec& spec, uint64_t bytes) {
+  const uint64_t elements = bytes / size_of(spec.type);
+  return spec.index_bound > 0 ? elements * index_bits(spec.index_bound) : bytes * 8;
+}
+
+/// The codes of one document under one setting.
+class CompressedDocument {
+ public:
+  explicit CompressedDocument(const Plan& plan) : plan_(plan) {
+    for (size_t part = 0; part < plan.parts(); ++part) {
+      encoded_.emplace_back(plan.setting.codec->streams(plan.shape(part)));
+      stores_.push_back(&encoded_.back().add_document());
+      views_.push_back(plan.setting.codec->open(plan.shape(part), *stores_.back()));
+    }
+  }
+
+  /// The document's beginning: what is shared, what the codec wants to know of it first, and its tokens.
+  void start(const Prefix& prefix) {
+    const Codec& codec = *plan_.setting.codec;
+    parallel_for(plan_.parts(), 1, [&](size_t part, size_t, int) {
+      const GroupShape shape = plan_.shape(part);
+      for (const auto& [name, bytes] : plan_.shared[part]) stores_[part]->append(name, bytes);
+      const Matrix<float> rows = plan_.rows_of(prefix.rows, shape);
+      if (codec.survey_scope() == SurveyScope::document) {
+        const Matrix<float> surveyed = plan_.rows_of(prefix.rows, codec.surveyed(shape));
+        const DocumentRows document = plan_.surveyed_rows(prefix, shape, surveyed);
+        run_survey(*codec.survey(shape), {&document, 1}, *stores_[part]);
+      }
+      codec.append(shape, rows, *stores_[part]);
+      views_[part]->refresh();
+    });
+  }
+
+  void append(const LayerRows& rows) {
+    parallel_for(plan_.parts(), 1, [&](size_t part, size_t, int) {
+      const GroupShape shape = plan_.shape(part);
+      plan_.setting.codec->append(shape, plan_.rows_of(rows, shape), *stores_[part]);
+      views_[part]->refresh();
+    });
+  }
+
+  /// The first keys.rows() tokens of a layer, decoded. A group of layers is decoded once for all of them.
+  void read(int layer, MatrixView<float> keys, MatrixView<float> values) {
+    const int group = layer / plan_.group_layers();
+    if (layer % plan_.group_layers() == 0 || decoded_[0].rows() != keys.rows())
+      parallel_for(2, 1, [&](size_t side, size_t, int) {
+        const DocumentView& view = *views_[2 * as_size(group) + side];
+        Matrix<float>& rows = decoded_[side];
+        rows = Matrix<float>(keys.rows(), view.shape().width());
+        view.decode(0, rows);
+      });
+    const size_t width = keys.cols(), first = as_size(layer % plan_.group_layers()) * width;
+    for (size_t side = 0; side < 2; ++side)
+      for (size_t t = 0; t < keys.rows(); ++t) {
+        const std::span<float> to = side == 0 ? keys.row(t) : values.row(t);
+        std::ranges::copy(decoded_[side].row(t).subspan(first, width), to.begin());
+        plan_.round(to);
+      }
+    if (layer % plan_.group_layers() + 1 == plan_.group_layers()) decoded_ = {};
+  }
+
+  StoredBits stored(uint64_t tokens) const {
+    StoredBits result;
+    result.values = tokens * 2 * as_size(plan_.config->num_layers) * as_size(plan_.config->key_width());
+    for (const Encoded& encoded : encoded_)
+      for (const StreamSpec& spec : encoded.specs())
+        if (!spec.shared)
+          result.category[static_cast<size_t>(spec.category)] +=
+              stored_bits(spec, encoded.bytes(spec.name).size());
+    return result;
+  }
+
+ private:
+  const Plan& plan_;
+  std::vector<Encoded> encoded_;  // per part; documents stay where they are when these move
+  std::vector<StreamStore*> stores_;
+  std::vector<std::unique_ptr<DocumentView>> views_;  // of these
+  std::array<Matrix<float>, 2> decoded_;
+};
+
+/// The caches of a batch: one setting's each.
+class BatchCache final : public PastCache {
+ public:
+  explicit BatchCache(std::span<CompressedDocument* const> documents) : documents_(documents) {}
+  void read(int layer, size_t document, MatrixView<float> keys, MatrixView<float> values) override {
+    documents_[document]->read(layer, keys, values);
+  }
+
+ private:
+  std::span<CompressedDocument* const> documents_;
+};
+
+/// Takes the prefix's cache from a run, and of the tokens behind it what logits are made of.
+class ReferenceSink final : public PrefillSink {
+ public:
+  /// judged: tokens behind the prefix.
+  ReferenceSink(const ModelConfig& config, size_t prefix, size_t judged, size_t queries)
+      : prefix_{LayerRows(config, prefix), {}, {}}, hidden_(judged, as_size(config.hidden_size)) {
+    for (size_t t = prefix - std::min(prefix, queries); t < prefix; ++t) prefix_.query_tokens.push_back(t);
+    for (int layer = 0; layer < config.num_layers; ++layer)
+      prefix_.queries.emplace_back(prefix_.query_tokens.size(), as_size(config.query_width()));
+  }
+
+  void layer(const LayerChunk& chunk) override {
+    const size_t layer = as_size(chunk.layer), prefix = prefix_.rows.keys.front().rows();
+    for (size_t i = 0; i < chunk.key.rows() && chunk.first + i < prefix; ++i) {
+      const size_t token = chunk.first + i;
+      std::ranges::copy(chunk.key.row(i), prefix_.rows.keys[layer].row(token).begin());
+      std::ranges::copy(chunk.value.row(i), prefix_.rows.values[layer].row(token).begin());
+      if (const size_t first = prefix - prefix_.query_tokens.size(); token >= first)
+        std::ranges::copy(chunk.query.row(i), prefix_.queries[layer].row(token - first).begin());
+    }
+  }
+
+  void hidden(MatrixView<const float> rows) override {
+    const size_t prefix = prefix_.rows.keys.front().rows();
+    for (size_t i = 0; i < hidden_.rows(); ++i)
+      std::ranges::copy(rows.row(prefix + i), hidden_.row(i).begin());
+  }
+
+  Prefix& prefix() { return prefix_; }
+  const Matrix<float>& hidden() const { return hidden_; }
+
+ private:
+  Prefix prefix_;
+  Matrix<float> hidden_;
+};
+
+/// One judged position.
+struct Judged {
+  double surprise = 0, divergence = 0;
+  bool same_best = false, right = false;
+};
+
+LoopScore score_of(std::span<const Judged> judged) {
+  LoopScore score;
+  for (const Judged& one : judged) {
+    score.sums.add({.tokens = 1,
+                    .surprise = one.surprise,
+                    .divergence = one.divergence,
+                    .same_best = one.same_best,
+                    .right = one.right});
+    score.right.push_back(one.right);
+  }
+  return score;
+}
+
+/// What all continuations of a document are held against.
+struct Reference {
+  std::span<const uint32_t> inputs, targets;  ///< (judged)
+  MatrixView<const float> hidden;             ///< (judged, hidden_size), of the run that kept its cache
+};
+
+/// Judges `count` tokens of continuations from `first` on, against the reference, and the reference itself.
+/// hidden: of the continuations' tokens, one continuation behind the other, (judged.size() * count,
+/// hidden_size). judged, own: (all tokens of a continuation). Logits are there for few tokens at a time.
+void judge(const LlamaModel& model, const Reference& reference, size_t first, size_t count,
+           MatrixView<const float> hidden, std::span<std::vector<Judged>* const> judged,
+           std::span<Judged> own) {
+  constexpr size_t kGrain = 16;  // rows: a fraction of a millisecond each
+  const size_t rows = logit_rows(model.config(), count);
+  const auto vocabulary = as_size(model.config().vocabulary_size);
+  Matrix<float> kept(rows, vocabulary), other(judged.empty() ? 0 : rows, vocabulary);
+  for (size_t begin = 0; begin < count; begin += rows) {
+    const size_t now = std::min(rows, count - begin), place = first + begin;
+    model.logits(reference.hidden.rows(place, now), kept.view().rows(0, now));
+    std::vector<std::optional<NextToken>> references(now);
+    parallel_for(now, kGrain, [&](size_t from, size_t to, int) {
+      for (size_t i = from; i < to; ++i) {
+        const NextToken& next = references[i].emplace(kept.row(i));
+        const uint32_t target = reference.targets[place + i];
+        own[place + i] = {
+            .surprise = next.surprise(target), .same_best = true, .right = next.best() == target};
+      }
+    });
+    for (size_t member = 0; member < judged.size(); ++member) {
+      model.logits(hidden.rows(member * count + begin, now), other.view().rows(0, now));
+      parallel_for(now, kGrain, [&](size_t from, size_t to, int) {
+        for (size_t i = from; i < to; ++i) {
+          const NextToken next(other.row(i));
+          const uint32_t target = reference.targets[place + i];
+          (*judged[member])[place + i] = {.surprise = next.surprise(target),
+                                          .divergence = divergence(*references[i], next),
+                                          .same_best = next.best() == references[i]->best(),
+                                          .right = next.best() == target};
+        }
+      });
+    }
+  }
+}
+
+/// Judges a batch of continuations of the same tokens, and keeps the keys and values computed, if wanted.
+class ContinuationSink final : public PrefillSink {
+ public:
+  /// first, count: the piece of the continuation that runs; judged, own: as of judge().
+  ContinuationSink(const LlamaModel& model, const Reference& reference, size_t first, size_t count,
+                   std::vector<std::vector<Judged>*> judged, std::span<Judged> own, bool keeps_rows)
+      : model_(model),
+        reference_(reference),
+        first_(first),
+        count_(count),
+        judged_(std::move(judged)),
+        own_(own) {
+    for (size_t i = 0; keeps_rows && i < judged_.size(); ++i) rows_.emplace_back(model.config(), count);
+  }
+
+  void layer(const LayerChunk& chunk) override {
+    if (rows_.empty()) return;
+    const size_t layer = as_size(chunk.layer);
+    for (size_t i = 0; i < chunk.key.rows(); ++i) {
+      LayerRows& rows = rows_[(chunk.first + i) / count_];
+      std::ranges::copy(chunk.key.row(i), rows.keys[layer].row((chunk.first + i) % count_).begin());
+      std::ranges::copy(chunk.value.row(i), rows.values[layer].row((chunk.first + i) % count_).begin());
+    }
+  }
+
+  void hidden(MatrixView<const float> rows) override {
+    judge(model_, reference_, first_, count_, rows, judged_, own_);
+  }
+
+  const LayerRows& rows(size_t member) const { return rows_[member]; }
+
+ private:
+  const LlamaModel& model_;
+  const Reference& reference_;
+  size_t first_, count_;
+  std::vector<std::vector<Judged>*> judged_;
+  std::span<Judged> own_;
+  std::vector<LayerRows> rows_;
+};
+
+void check_document(const LoopDocument& document) {
+  if (document.prefix < 1 || document.tokens.size() < document.prefix + 2)
+    throw failed("a document of {} tokens with a prefix of {}; there must be two tokens behind at least one",
+                 document.tokens.size(), document.prefix);
+}
+
+}  // namespace
+
+uint64_t StoredBits::bits() const {
+  uint64_t total = 0;
+  for (const uint64_t of_category : category) total += of_category;
+  return total;
+}
+
+double StoredBits::bits_per_value(uint64_t book_bytes) const {
+  return bits_over_values(values, checked_add(bits(), checked_mul(book_bytes, 8)));
+}
+
+void StoredBits::add(const StoredBits& other) {
+  for (size_t i = 0; i < category.size(); ++i) category[i] += other.category[i];
+  values += other.values;
+}
+
+struct ClosedLoop::Impl {
+  const LlamaModel& model;
+  LoopOptions options;
+  std::vector<Plan> plans;
+
+  const ModelConfig& config() const { return model.config(); }
+
+  static PrefillOptions judged_options() {
+    PrefillOptions prefill;
+    prefill.logits = LogitRows::later;
+    return prefill;
+  }
+
+  /// The cache of a prefix alone.
+  Prefix run_prefix(const LoopDocument& document) const {
+    ReferenceSink sink(config(), document.prefix, 0, options.queries);
+    const uint64_t offsets[] = {0, document.prefix};
+    model.prefill({.tokens = std::span(document.tokens).first(document.prefix), .offsets = offsets}, {},
+                  sink);
+    return std::move(sink.prefix());
+  }
+
+  void survey(std::span<const LoopDocument> documents);
+  LoopResult run(const LoopDocument& document) const;
+  void go_on(const LoopDocument& document, const Reference& reference, std::span<const size_t> members,
+             std::vector<CompressedDocument>& codes, std::vector<std::vector<Judged>>& judged,
+             std::span<Judged> own) const;
+
+  size_t surveyed_documents(std::span<const LoopDocument> documents) const {
+    return std::min(documents.size(), options.survey_documents);
+  }
+
+  bool surveys() const {
+    return std::ranges::any_of(
+        plans, [](const Plan& plan) { return plan.setting.codec->survey_scope() == SurveyScope::file; });
+  }
+
+  /// The type that surveyed prefixes are kept in: that to which all codecs that survey round them, if it is
+  /// one.
+  DType surveyed_type() const {
+    std::optional<DType> type;
+    for (const Plan& plan : plans)
+      if (plan.setting.codec->survey_scope() == SurveyScope::file)
+        type = !type || *type == plan.setting.dtype ? plan.setting.dtype : DType::f32;
+    return type.value_or(DType::f32);
+  }
+
+  uint64_t cache_values(uint64_t tokens) const {
+    return tokens * 2 * as_size(config().num_layers) * as_size(config().key_width());
+  }
+
+  /// About what the survey takes in memory: the caches of all prefixes, and either the model's run over one
+  /// of them or one as the codecs read it.
+  uint64_t survey_bytes(std::span<const LoopDocument> documents) const {
+    if (!surveys()) return 0;
+    uint64_t tokens = 0, longest = 0, model_bytes = 0;
+    for (const LoopDocument& document : documents.first(surveyed_documents(documents))) {
+      tokens += document.prefix;
+      longest = std::max<uint64_t>(longest, document.prefix);
+      model_bytes = std::max(model_bytes,
+                             prefill_bytes(config(), {}, document.prefix, document.prefix, num_threads(), 0));
+    }
+    const uint64_t one = cache_values(longest) * sizeof(float);
+    return cache_values(tokens) * size_of(surveyed_type()) + one + std::max(model_bytes, one);
+  }
+
+  /// About what a document takes in memory.
+  uint64_t bytes_of(const LoopDocument& document) const {
+    const uint64_t all = document.tokens.size(), rest = all - document.prefix, settings = plans.size();
+    const uint64_t together = std::min<uint64_t>(settings, std::max<uint64_t>(1, kBatchTokens / rest));
+    const uint64_t logits = 2 * logit_rows(config(), rest) * as_size(config().vocabulary_size);
+    return prefill_bytes(config(), judged_options(), rest * together, all, num_threads(), all * together) +
+           (logits + rest * as_size(config().hidden_size) + cache_values(all)) * sizeof(float) +
+           settings * cache_values(all) * sizeof(uint16_t);
+  }
+};
+
+/// A prefix that waits to be surveyed, in the type of the cache where that is of 16 bits.
+class KeptPrefix {
+ public:
+  KeptPrefix(Prefix prefix, DType type) : type_(type), kept_(std::move(prefix)) {
+    if (type == DType::f32) return;
+    for (const Side side : kSides)
+      for (Matrix<float>& rows : kept_.rows.of(side)) {
+        tokens_ = rows.rows(), width_ = rows.cols();
+        std::vector<uint16_t>& halves = halves_[static_cast<size_t>(side)].emplace_back(rows.size());
+        narrow(type, {rows.data(), rows.size()}, halves);
+        rows = Matrix<float>();
+      }
+  }
+
+  Matrix<float> rows_of(const Plan& plan, const GroupShape& shape) const {
+    if (type_ == DType::f32) return plan.rows_of(kept_.rows, shape);
+    Matrix<float> out(tokens_, shape.width());
+    for (size_t l = 0; l < as_size(shape.layers); ++l) {
+      const auto& halves = halves_[static_cast<size_t>(shape.side)][as_size(shape.first_layer) + l];
+      for (size_t t = 0; t < tokens_; ++t)
+        widen(type_, std::span(halves).subspan(t * width_, width_), out.row(t).subspan(l * width_, width_));
+    }
+    return out;
+  }
+
+  const Prefix& prefix() const { return kept_; }
+
+ private:
+  DType type_;
+  Prefix kept_;  ///< its rows are empty where they are kept as halves
+  std::array<std::vector<std::vector<uint16_t>>, 2> halves_;
+  size_t tokens_ = 0, width_ = 0;
+};
+
+void ClosedLoop::Impl::survey(std::span<const LoopDocument> documents) {
+  // One after the other, each with all threads: what the model takes for itself is there once.
+  std::vector<KeptPrefix> prefixes;
+  for (size_t i = 0; surveys() && i < surveyed_documents(documents); ++i)
+    prefixes.emplace_back(run_prefix(documents[i]), surveyed_type());
+  for (Plan& plan : plans) {
+    const Codec& codec = *plan.setting.codec;
+    plan.shared.assign(plan.parts(), {});
+    if (codec.survey_scope() != SurveyScope::file) continue;
+    parallel_for(plan.parts(), 1, [&](size_t part, size_t, int) {
+      const GroupShape shape = plan.shape(part);
+      Matrix<float> rows;  // of one document at a time
+      const auto document = [&](size_t i) {
+        rows = prefixes[i].rows_of(plan, codec.surveyed(shape));
+        return plan.surveyed_rows(prefixes[i].prefix(), shape, rows);
+      };
+      Encoded encoded(codec.streams(shape));
+      run_survey(*codec.survey(shape), prefixes.size(), document, encoded.add_document());
+      for (const StreamSpec& spec : encoded.specs()) {
+        const auto bytes = encoded.bytes(spec.name);
+        if (spec.shared) plan.shared[part].emplace_back(spec.name, std::vector(bytes.begin(), bytes.end()));
+      }
+    });
+  }
+}
+
+/// Runs the continuation under some of the settings, all in one batch.
+void ClosedLoop::Impl::go_on(const LoopDocument& document, const Reference& reference,
+                             std::span<const size_t> members, std::vector<CompressedDocument>& codes,
+                             std::vector<std::vector<Judged>>& judged, std::span<Judged> own) const {
+  const std::span<const uint32_t> inputs = reference.inputs;
+  PrefillOptions prefill = judged_options();
+  std::optional<SelectedAttention> selected;
+  if (plans[members.front()].setting.selection.by != "all") {
+    std::vector<StepSelection> selections;
+    for (const size_t member : members) selections.push_back(plans[member].setting.selection);
+    prefill.attention = &selected.emplace(config(), std::move(selections), document.prefix, options.engine);
+  }
+  std::vector<CompressedDocument*> documents;
+  std::vector<std::vector<Judged>*> own_judged;
+  for (const size_t member : members) {
+    documents.push_back(&codes[member]);
+    own_judged.push_back(&judged[member]);
+  }
+  const size_t piece = options.stream == 0 ? inputs.size() : options.stream;
+  for (size_t first = 0; first < inputs.size(); first += piece) {
+    const size_t count = std::min(piece, inputs.size() - first);
+    std::vector<uint32_t> tokens;
+    std::vector<uint64_t> offsets = {0};
+    for (size_t i = 0; i < members.size(); ++i) {
+      tokens.insert(tokens.end(), inputs.begin() + static_cast<ptrdiff_t>(first),
+                    inputs.begin() + static_cast<ptrdiff_t>(first + count));
+      offsets.push_back(tokens.size());
+    }
+    const std::vector<uint64_t> past(members.size(), document.prefix + first);
+    BatchCache cache(documents);
+    ContinuationSink sink(model, reference, first, count, own_judged, own, options.stream > 0);
+    model.prefill({.tokens = tokens, .offsets = offsets, .past = past, .cache = &cache}, prefill, sink);
+    for (size_t i = 0; options.stream > 0 && i < members.size(); ++i) documents[i]->append(sink.rows(i));
+  }
+}
+
+LoopResult ClosedLoop::Impl::run(const LoopDocument& document) const {
+  const size_t judged_tokens = document.tokens.size() - 1 - document.prefix;
+  ReferenceSink sink(config(), document.prefix, judged_tokens, options.queries);
+  const uint64_t offsets[] = {0, document.tokens.size() - 1};
+  model.prefill({.tokens = std::span(document.tokens).first(offsets[1]), .offsets = offsets},
+                judged_options(), sink);
+  const std::span<const uint32_t> tokens(document.tokens);
+  const Reference reference{.inputs = tokens.subspan(document.prefix, judged_tokens),
+                            .targets = tokens.subspan(document.prefix + 1, judged_tokens),
+                            .hidden = sink.hidden()};
+  std::vector<Judged> own(judged_tokens);
+  if (plans.empty()) judge(model, reference, 0, judged_tokens, {}, {}, own);
+
+  std::vector<CompressedDocument> codes;
+  for (const Plan& plan : plans) codes.emplace_back(plan);
+  for (CompressedDocument& each : codes) each.start(sink.prefix());
+  std::vector<std::vector<Judged>> judged(plans.size(), std::vector<Judged>(judged_tokens));
+  const size_t together = std::max<size_t>(1, kBatchTokens / judged_tokens);
+  for (const bool selects : {false, true}) {
+    std::vector<size_t> members;
+    for (size_t i = 0; i < plans.size(); ++i)
+      if ((plans[i].setting.selection.by != "all") == selects) members.push_back(i);
+    for (size_t first = 0; first < members.size(); first += together)
+      go_on(document, reference,
+            std::span<const size_t>(members).subspan(first, std::min(together, members.size() - first)),
+            codes, judged, own);
+  }
+  LoopResult result{score_of(own), {}};
+  const size_t stored = options.stream > 0 ? document.tokens.size() - 1 : document.prefix;
+  for (size_t i = 0; i < plans.size(); ++i) {
+    result.settings.push_back(score_of(judged[i]));
+    result.settings.back().stored = codes[i].stored(stored);
+  }
+  return result;
+}
+
+ClosedLoop::ClosedLoop(const LlamaModel& model, std::vector<LoopSetting> settings, const LoopOptions& options)
+    : impl_(new Impl{model, options, {}}) {
+  for (LoopSetting& setting : settings) {
+    const int layers = model.config().num_layers, group = setting.codec->layer_group();
+    if (layers % group != 0)
+      throw usage_error("a codec of groups of {} layers for a model of {}", group, layers);
+    if (setting.selection.by != "all") (void)SelectedAttention(model.config(), {setting.selection}, 0);
+    impl_->plans.push_back({std::move(setting), &model.config(), {}});
+  }
+}
+
+ClosedLoop::~ClosedLoop() = default;
+
+std::vector<LoopResult> ClosedLoop::run(std::span<const LoopDocument> documents, const Progress& progress) {
+  uint64_t largest = 0;
+  for (const LoopDocument& document : documents) {
+    check_document(document);
+    const uint64_t bytes = impl_->bytes_of(document);
+    if (impl_->options.memory > 0 && bytes > impl_->options.memory)
+      throw usage_error(
+          "a document of {} tokens with {} settings takes about {} bytes of memory; {} are allowed",
+          document.tokens.size(), impl_->plans.size(), bytes, impl_->options.memory);
+    largest = std::max(largest, bytes);
+  }
+  if (const uint64_t bytes = impl_->survey_bytes(documents);
+      impl_->options.memory > 0 && bytes > impl_->options.memory)
+    throw usage_error(
+        "the survey of {} documents takes about {} bytes of memory; {} are allowed: survey fewer, or give "
+        "more",
+        impl_->surveyed_documents(documents), bytes, impl_->options.memory);
+  impl_->survey(documents);
+  std::vector<LoopResult> results(documents.size());
+  std::mutex mutex;
+  size_t done = 0;
+  const auto run_one = [&](size_t i) {
+    results[i] = with_context(fmt::format("document {}", i), [&] { return impl_->run(documents[i]); });
+    const std::lock_guard lock(mutex);
+    report(progress, static_cast<double>(++done), static_cast<double>(documents.size()));
+  };
+  // A document per thread, or all threads in one document.
+  const auto threads = static_cast<uint64_t>(num_threads());
+  if (documents.size() >= threads &&
+      (impl_->options.memory == 0 || largest <= impl_->options.memory / threads))
+    parallel_for(documents.size(), 1, [&](size_t i, size_t, int) { run_one(i); });
+  else
+    for (size_t i = 0; i < documents.size(); ++i) run_one(i);
+  return results;
+}
+
+StoredBits ClosedLoop::shared(size_t setting) const {
+  const Plan& plan = impl_->plans.at(setting);
+  StoredBits result;
+  for (size_t part = 0; part < plan.shared.size(); ++part)
+    for (const StreamSpec& spec : plan.setting.codec->streams(plan.shape(part)))
+      for (const auto& [name, bytes] : plan.shared[part])
+        if (name == spec.name)
+          result.category[static_cast<size_t>(spec.category)] += stored_bits(spec, bytes.size());
+  return result;
+}
+
+}  // namespace kvcodec

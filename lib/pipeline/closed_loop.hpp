@@ -1,0 +1,97 @@
+// The closed loop: what compressing its cache does to a model (SPEC.md, section 6). A document's prefix is
+// run through the model; its cache is replaced by decode(encode(cache)) under each of several settings; the
+// model then goes on over the rest of the document, token by token as it stands there (teacher forcing), and
+// its next-token distributions are held against those of the run that kept its cache.
+//
+// The prefix is run once per document, and so is the uncompressed continuation; the continuations of all
+// settings run as one batch, each behind its own cache; which settings run together changes a result by
+// rounding only (lib/model/llama.hpp). All arithmetic of the model is float32; only what
+// goes through a codec is rounded. The first token of the continuation is given: what is judged are the
+// predictions of those behind it, all of which have seen the cache.
+//
+// Books that a codec makes of what a file starts with come from the first documents' prefixes, as if these
+// were that file, and serve all documents; they are counted once.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "lib/codec/codec.hpp"
+#include "lib/core/progress.hpp"
+#include "lib/metrics/next_token.hpp"
+#include "lib/model/llama.hpp"
+#include "lib/pipeline/step_selection.hpp"
+
+namespace kvcodec {
+
+struct LoopDocument {
+  std::vector<uint32_t> tokens;  ///< at least prefix + 2
+  size_t prefix = 0;             ///< tokens whose cache is replaced, at least 1
+};
+
+struct LoopSetting {
+  const Codec* codec = nullptr;  ///< outlives the loop
+  DType dtype = DType::bf16;     ///< of the cache: what goes in and what comes out is rounded to it
+  StepSelection selection;       ///< whether the continuation attends to chosen tokens only
+};
+
+struct LoopOptions {
+  /// 0: the continuation's own keys and values stay as they are. n: they are appended to the codes, n tokens
+  /// at a time, and the tokens behind them see what is decoded; 1 is what decoding with a compressed cache
+  /// does.
+  size_t stream = 0;
+  size_t survey_documents = 16;  ///< from whose prefixes books are made
+  size_t queries = 32;           ///< of the prefix's last tokens, for codecs that want some; as dump-kv keeps
+  /// Bytes, 0: no bound. Where it does not hold a document per thread, one is run at a time.
+  uint64_t memory = 0;
+  /// For selections; codecs and model have their own. nullptr: the CPU.
+  Engine* engine = nullptr;
+};
+
+/// Bits stored, by category; index streams packed.
+struct StoredBits {
+  std::array<uint64_t, std::size(kCategories)> category{};
+  uint64_t values = 0;  ///< keys and values that they stand for
+
+  uint64_t bits() const;
+  /// All bits, and those of books, over the values; 0 without values and bits.
+  double bits_per_value(uint64_t book_bytes = 0) const;
+  void add(const StoredBits& other);
+};
+
+/// One document under one setting.
+struct LoopScore {
+  PredictionSums sums;
+  std::vector<uint8_t> right;  ///< of each judged token: whether it was the likeliest
+  StoredBits stored;           ///< without what all documents share
+};
+
+struct LoopResult {
+  LoopScore reference;  ///< of the run that kept its cache; its `stored` is empty
+  std::vector<LoopScore> settings;
+};
+
+class ClosedLoop {
+ public:
+  /// model outlives this. Throws Error(usage) for settings that do not fit it.
+  ClosedLoop(const LlamaModel& model, std::vector<LoopSetting> settings, const LoopOptions& options);
+  ~ClosedLoop();
+
+  /// Runs all documents, several at a time; the results do not depend on how many. Progress counts documents.
+  /// Throws Error(failed) for documents without a token to judge, Error(usage) naming the bytes needed where
+  /// a document or the survey does not fit the memory (by an estimate from the shapes), and what model and
+  /// codecs throw.
+  std::vector<LoopResult> run(std::span<const LoopDocument> documents, const Progress& progress = {});
+
+  /// What a setting's documents share, once; after run().
+  StoredBits shared(size_t setting) const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace kvcodec

@@ -1,0 +1,55 @@
+// Attention that looks at few tokens while a model goes on: at every step, for every layer and key/value
+// head, the tokens are chosen anew by a selector over all that the step sees, which grows with the steps.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lib/model/llama.hpp"
+#include "lib/pipeline/selection.hpp"
+
+namespace kvcodec {
+
+/// Which tokens a document's steps attend to.
+struct StepSelection {
+  std::string by = "all";     ///< "all", or one of step_selectors()
+  uint64_t budget = 0;        ///< tokens per step and key/value head, the newest included
+  uint64_t newest = 0;        ///< of these, the newest ones, always
+  std::string share = "max";  ///< as SelectionOptions::share
+};
+
+/// What can choose: "oracle", the true products; "quest", bounds over pages of 16 tokens; "selfindex", sign
+/// codes of keys centred by the mean of the cache that the document began with, whose codebooks are made from
+/// it too; "cluster", the centroids of semantic clusters of that cache, and then of whole batches of tokens.
+std::span<const std::string_view> step_selectors();
+
+class Engine;
+
+/// Attention over chosen tokens, of the documents of a batch.
+class SelectedAttention final : public AttentionMethod {
+ public:
+  /// selections: one per document, none "all". prefix: tokens of the cache that each document began with,
+  /// however many it has by the time of a call. What "selfindex" makes of these, it makes at the first call
+  /// and keeps; so does "cluster", which makes clusters of later tokens as soon as they fill a batch. A
+  /// document's calls for a layer come in the order of its tokens. Throws Error(usage) for names that are none, budgets of 0, and models with sliding windows.
+  /// engine: makes clusters, and chooses by them where many steps see the same ones; may be nullptr. The
+  /// tokens are the same.
+  SelectedAttention(const ModelConfig& config, std::vector<StepSelection> selections, size_t prefix,
+                    Engine* engine = nullptr);
+  ~SelectedAttention() override;
+  void attend(const AttentionRows& rows) override;
+
+ private:
+  const ModelConfig& config_;
+  std::vector<StepSelection> selections_;
+  size_t prefix_;
+  Engine* engine_;
+  struct Kept;
+  std::vector<Kept> kept_;  // [document][layer][head]
+};
+
+}  // namespace kvcodec

@@ -1,0 +1,176 @@
+// Codecs of codec_table.hpp at work: rows for them, what they store, and what comes back.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "lib/codec/encoded.hpp"
+#include "lib/core/bits.hpp"
+#include "lib/core/error.hpp"
+#include "lib/core/half.hpp"
+#include "test/unit/codec_table.hpp"
+
+namespace kvcodec::test {
+
+/// What rows look like.
+enum class Look { ordinary, constant, zero, tiny };
+inline constexpr Look kLooks[] = {Look::ordinary, Look::constant, Look::zero, Look::tiny};
+
+/// A codec with all it refers to, and the shape of the rows it is fed.
+struct Subject {
+  CodecContext context;
+  std::optional<Book> book;
+  std::unique_ptr<Codec> codec;
+  GroupShape shape;
+};
+
+inline std::unique_ptr<Subject> make_subject(const CodecCase& row, int heads, int head_dim, Side side,
+                                             DType storage, Rng& rng) {
+  auto subject = std::make_unique<Subject>();
+  subject->context = {.num_layers = 4, .heads = heads, .head_dim = head_dim, .storage = storage};
+  if (row.make_book) subject->book = row.make_book(subject->context, rng);
+  if (subject->book) subject->context.book = &*subject->book;
+  const CodecEntry& entry = find_codec(row.codec);
+  const auto options = entry.make_options();
+  for (const auto& [name, value] : row.options) {
+    const auto fields = options->fields();
+    const auto field = std::find_if(fields.begin(), fields.end(),
+                                    [&name = name](const OptionField& f) { return f.name == name; });
+    REQUIRE(field != fields.end());
+    set_value(*field, value);
+  }
+  options->check();
+  // Through its record, as a file would: what parameters() leaves out shows in every test.
+  const auto asked = entry.make(*options, subject->context);
+  subject->codec = codec_from_record(entry, asked->parameters(), subject->context);
+  CHECK(subject->codec->parameters() == asked->parameters());
+  const int layers = subject->codec->layer_group();
+  subject->shape = {.first_layer = 0, .layers = layers, .heads = heads, .head_dim = head_dim, .side = side};
+  return subject;
+}
+
+inline std::unique_ptr<Subject> random_subject(const CodecCase& row, Rng& rng) {
+  constexpr int kHeadDims[] = {1, 2, 3, 4, 8, 12, 31, 32, 33, 36, 64, 127, 128, 130};
+  const int heads = 1 + static_cast<int>(rng.below(8));
+  int head_dim = 0;
+  while (head_dim < std::max(1, row.least_head_dim) || head_dim % row.head_dim_multiple != 0)
+    head_dim = kHeadDims[rng.below(std::size(kHeadDims))];
+  const Side side = kSides[rng.below(2)];
+  const DType storage = rng.below(2) ? DType::bf16 : DType::f16;
+  return make_subject(row, heads, head_dim, side, storage, rng);
+}
+
+/// Rows of 16-bit values: channels of different loudness and offset, now and then an outlier.
+inline Matrix<float> make_rows(const Subject& subject, size_t tokens, Look look, Rng& rng) {
+  Matrix<float> rows(tokens, subject.shape.width());
+  for (size_t j = 0; j < rows.cols(); ++j) {
+    const double loudness = look == Look::tiny ? 0x1p-20 : std::exp2(rng.uniform(-6, 4));
+    const double offset = rng.below(3) == 0 ? loudness * rng.uniform(-8, 8) : 0;
+    const double constant = loudness * rng.normal();
+    for (size_t i = 0; i < tokens; ++i) {
+      double value = offset + loudness * rng.normal() * (rng.below(200) == 0 ? 40 : 1);
+      if (look == Look::constant) value = constant;
+      if (look == Look::zero) value = 0;
+      rows(i, j) = round_to(subject.context.storage, static_cast<float>(value));
+    }
+  }
+  return rows;
+}
+
+inline Encoded encode(const Subject& subject, MatrixView<const float> rows) {
+  return encode_in_memory(*subject.codec, subject.shape, {{DocumentRows(rows)}});
+}
+
+/// A new document with what a survey left in the streams of another encoding of the same rows: what is
+/// shared, and what the document has from its start.
+inline StreamStore& surveyed_document(const Subject& subject, MatrixView<const float> rows,
+                                      Encoded& encoded) {
+  StreamStore& document = encoded.add_document();
+  if (subject.codec->survey_scope() == SurveyScope::none) return document;
+  const auto survey = subject.codec->survey(subject.shape);
+  for (int pass = 0; pass < survey->passes(); ++pass) {
+    for (size_t first = 0; first < rows.rows(); first += 37)
+      survey->observe(rows.rows(first, std::min<size_t>(37, rows.rows() - first)));
+    survey->end_document();
+    survey->end_pass();
+  }
+  survey->finish(document);
+  return document;
+}
+
+inline Matrix<float> decode(const Subject& subject, const StreamReader& document, size_t first,
+                            size_t count) {
+  Matrix<float> out(count, subject.shape.width());
+  subject.codec->open(subject.shape, document)->decode(first, out);
+  return out;
+}
+
+inline bool same_bits(MatrixView<const float> a, MatrixView<const float> b) {
+  if (a.rows() != b.rows() || a.cols() != b.cols()) return false;
+  for (size_t i = 0; i < a.rows(); ++i)
+    if (a.cols() > 0 && std::memcmp(a.row(i).data(), b.row(i).data(), a.cols() * sizeof(float)) != 0)
+      return false;
+  return true;
+}
+
+inline bool same_streams(const Encoded& a, const Encoded& b) {
+  CHECK(a.specs() == b.specs());
+  return std::ranges::all_of(a.specs(), [&](const StreamSpec& spec) {
+    return std::ranges::equal(a.bytes(spec.name), b.bytes(spec.name));
+  });
+}
+
+/// Bits of everything stored for the tokens themselves, index streams packed. Without shared streams: they do
+/// not grow with the tokens.
+inline uint64_t stored_bits(const Encoded& encoded) {
+  uint64_t bits = 0;
+  for (const StreamSpec& spec : encoded.specs()) {
+    if (spec.shared) continue;
+    const uint64_t elements = encoded.bytes(spec.name).size() / size_of(spec.type);
+    bits += elements * (spec.index_bound > 0 ? index_bits(spec.index_bound) : size_of(spec.type) * 8);
+  }
+  return bits;
+}
+
+inline void for_each_case(const std::function<void(const CodecCase&, Rng&)>& body) {
+  uint64_t seed = 100;
+  for (const CodecCase& row : codec_table()) {
+    CAPTURE(row.label);
+    CAPTURE(seed);
+    Rng rng(seed++);
+    body(row, rng);
+  }
+}
+
+/// The kind of the error that decoding everything gives, or nothing if it goes through.
+inline std::optional<ErrorKind> decoding_error(const Subject& subject, const StreamReader& document,
+                                               size_t tokens) {
+  try {
+    decode(subject, document, 0, tokens);
+    return std::nullopt;
+  } catch (const Error& error) {
+    return error.kind();
+  }
+}
+
+/// The document's streams with change(spec, bytes) made to each, as a new single document.
+inline Encoded tampered(const Encoded& original,
+                        const std::function<void(const StreamSpec&, std::vector<std::byte>&)>& change) {
+  Encoded copy(original.specs());
+  StreamStore& store = copy.add_document();
+  for (const StreamSpec& spec : original.specs()) {
+    const auto all = original.bytes(spec.name);
+    std::vector<std::byte> bytes(all.begin(), all.end());
+    change(spec, bytes);
+    store.append(spec.name, bytes);
+  }
+  return copy;
+}
+
+}  // namespace kvcodec::test
