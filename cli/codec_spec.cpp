@@ -13,16 +13,16 @@ namespace {
 
 /// Keys that every word may have, as fields of the spec.
 struct SharedKeys final : Options {
-  std::string book, label, select = "all", share = "max";
+  std::string book, label;
+  SelectBy select = SelectBy::all;
+  Share share = Share::max;
   int64_t budget = 0, newest = 0;
 
   std::vector<OptionField> fields() override {
-    std::vector<std::string> selectors = {"all"};
-    for (const std::string_view name : step_selectors()) selectors.emplace_back(name);
     return {{"book", "", &book},
             {"label", "", &label},
-            {"select", "", &select, {}, {}, selectors},
-            {"share", "", &share, {}, {}, {"max", "mean", "each"}},
+            {"select", "", &select, {}, {}, step_selector_names()},
+            {"share", "", &share},
             {"budget", "", &budget, 1, 1e9},
             {"newest", "", &newest, 0, 1e9}};
   }
@@ -34,6 +34,7 @@ void set_key(const std::string& part, const std::string& codec, const std::vecto
   const auto field = std::ranges::find(fields, key, &OptionField::name);
   if (field == fields.end()) {
     std::vector<std::string> names;
+    names.reserve(fields.size());
     for (const OptionField& each : fields) names.push_back(each.name);
     const std::string meant = suggestion(key, names);
     throw usage_error("{} has no option '{}'; {}", codec, key,
@@ -108,10 +109,10 @@ CodecSpec parse(const std::string& text, const StepSelection& selection) {
                     .budget = static_cast<uint64_t>(shared.budget),
                     .newest = static_cast<uint64_t>(shared.newest),
                     .share = shared.share};
-  if (spec.selection.by != "all" && spec.selection.budget == 0)
+  if (spec.selection.by != SelectBy::all && spec.selection.budget == 0)
     throw usage_error("select={} needs a budget: budget=TOKENS", spec.selection.by);
   for (const char* only : {"budget", "newest", "share"})
-    if (spec.selection.by == "all" && std::ranges::find(given, only) != given.end())
+    if (spec.selection.by == SelectBy::all && std::ranges::find(given, only) != given.end())
       throw usage_error("{} is for settings that select tokens; add select=", only);
   if (spec.options) spec.options->check();
   if (spec.entry->book_type.empty() && !spec.book.empty())
@@ -122,6 +123,12 @@ CodecSpec parse(const std::string& text, const StepSelection& selection) {
 }
 
 }  // namespace
+
+std::vector<std::string> step_selector_names() {
+  std::vector<std::string> names{std::string(name_of(SelectBy::all))};
+  for (const SelectBy by : kStepSelectors) names.emplace_back(name_of(by));
+  return names;
+}
 
 std::vector<std::string> codec_names() {
   std::vector<std::string> names;

@@ -2,7 +2,7 @@
 // setting in eval-model. Codes files, book=, label= and what selects are for eval-model; encode knows book=
 // too.
 //
-//   kivi:bits=2,residual=0                   the options of encode, without their dashes
+//   kivi:bits=2,window=0                     the options of encode, without their dashes
 //   sparse:book=dict.h5,sparsity=32          with its book
 //   kvcomp:unit-heads                        a switch
 //   codes.h5                                 codec, options and embedded book of a codes file
@@ -33,6 +33,9 @@ struct CodecSpec {
   std::string book;                   ///< file of the book
   StepSelection selection;
 };
+
+/// What --select takes: all, and what can choose tokens while a model goes on.
+std::vector<std::string> step_selector_names();
 
 /// The names of all codecs.
 std::vector<std::string> codec_names();

@@ -54,7 +54,8 @@ std::string plain(double number) {
 }
 
 std::string value_word(const OptionField& field) {
-  if (!field.choices.empty()) return fmt::format("{}", fmt::join(field.choices, "|"));
+  if (const auto choices = choices_of(field); !choices.empty())
+    return fmt::format("{}", fmt::join(choices, "|"));
   if (std::holds_alternative<int64_t*>(field.target)) return "N";
   if (std::holds_alternative<double*>(field.target)) return "X";
   return "TEXT";

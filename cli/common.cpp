@@ -87,8 +87,7 @@ std::vector<OptionField> CommonOptions::fields() {
        .max = kMostThreads},
       {.name = "device",
        .help = "where to compute; auto takes a device where there is one and the command can use it",
-       .target = &device,
-       .choices = {"auto", "cpu", "cuda"}},
+       .target = &device},
       {.name = "seed", .help = "seed of everything random", .target = &seed, .min = 0},
       {.name = "memory",
        .help = "bound for the buffers, as 512M or 4G (default: half of the machine's memory)",
@@ -114,8 +113,8 @@ void CommonOptions::declare_without_seed(Command& command) {
 void CommonOptions::apply(const Command& command, bool has_twin) {
   if (command.given("threads")) set_num_threads(static_cast<int>(threads));
   (void)memory_bytes();  // a malformed size is found before any work
-  if (device == "cpu") return;
-  if (device == "auto") {
+  if (device == DeviceChoice::cpu) return;
+  if (device == DeviceChoice::automatic) {
     if (has_twin && usable_device()) engine_ = cuda::make_engine();
     return;
   }

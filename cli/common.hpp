@@ -13,6 +13,7 @@
 #include "cli/progress.hpp"
 #include "formats/header.hpp"
 #include "lib/core/dtype.hpp"
+#include "lib/core/names.hpp"
 
 namespace kvcodec {
 class Engine;  // lib/engine/engine.hpp
@@ -20,11 +21,14 @@ class Engine;  // lib/engine/engine.hpp
 
 namespace kvcodec::cli {
 
+enum class DeviceChoice : uint8_t { automatic, cpu, cuda };
+constexpr auto names_of(DeviceChoice) { return std::to_array<std::string_view>({"auto", "cpu", "cuda"}); }
+
 struct CommonOptions final : Options {
   /// 0, not given: all processors (or OMP_NUM_THREADS). The product does not depend on it.
   int64_t threads = 0;
   /// A device where there is one; but for last digits of attend and dump-kv the product is the same.
-  std::string device = "auto";
+  DeviceChoice device = DeviceChoice::automatic;
   /// Of everything random; commands with none take it too, so that scripts can pass it to all.
   int64_t seed = 0;
   std::string memory;  ///< empty = half of what the machine (or its control group) has

@@ -28,7 +28,8 @@ namespace kvcodec::cli {
 namespace {
 
 struct DecodeOptions final : Options {
-  std::string input, book, dtype, tokens, select;
+  std::string input, book, tokens, select;
+  std::optional<DType> dtype;
   CommonOptions common;
   OutputOptions output;
   LayerSelection layers;
@@ -340,7 +341,7 @@ std::string decode(Command& command) {
                   .documents = parts.size(),
                   .tokens = 0,
                   .layers = layers,
-                  .dtype = options.dtype.empty() ? info.source_dtype : dtype_from_name(options.dtype)};
+                  .dtype = options.dtype.value_or(info.source_dtype)};
   for (const Part& part : parts) product.tokens += part.count;
   return run_to_file(
       options.output,

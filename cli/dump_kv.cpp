@@ -42,7 +42,8 @@ namespace fs = std::filesystem;
 constexpr size_t kBatchTokens = 4096;
 
 struct DumpOptions final : Options {
-  std::string model, tokens, queries = "last:32", dtype = "bf16";
+  std::string model, tokens, queries = "last:32";
+  DType dtype = DType::bf16;
   std::vector<std::string> texts;
   int64_t chunk = 0, max_tokens = 0;
   bool pre_rope = false, special = true;
@@ -414,8 +415,7 @@ Product write_cache(Command& command, const DumpOptions& options, QueryChoice qu
   check_memory(config, prefill, batches, documents, options.common);
 
   Product product{.model = info_of(description, weights, options), .documents = documents.size()};
-  KvWriter writer(output, product.model, dtype_from_name(options.dtype), layers,
-                  queries.kind != QueryChoice::Kind::none);
+  KvWriter writer(output, product.model, options.dtype, layers, queries.kind != QueryChoice::Kind::none);
   KvSink sink(writer, layers, options, queries);
   ProgressBar bar("dump-kv", "tokens", options.common.quiet);
   product.tokens = run_model(model, prefill, documents, batches, writer, sink, bar);
@@ -447,8 +447,8 @@ std::string summary(const Product& product, const std::vector<int>& layers, doub
                {"time"},
                {"tokens/s"}});
   table.row({options.output.path, product.model.model, grouped(product.documents), grouped(product.tokens),
-             ranges_text(layers), options.dtype, size_text(product.bytes), time_text(seconds),
-             significant(static_cast<double>(product.tokens) / seconds, 3)});
+             ranges_text(layers), std::string(name_of(options.dtype)), size_text(product.bytes),
+             time_text(seconds), significant(static_cast<double>(product.tokens) / seconds, 3)});
   return table.text();
 }
 

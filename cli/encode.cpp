@@ -26,7 +26,8 @@ namespace kvcodec::cli {
 namespace {
 
 struct EncodeOptions final : Options {
-  std::string input, codec, book, append, storage;
+  std::string input, codec, book, append;
+  std::optional<DType> storage;
   bool embed_book = false, pack = false;
   CommonOptions common;
   OutputOptions output;
@@ -38,7 +39,7 @@ struct EncodeOptions final : Options {
         {.name = "codec",
          .help =
              fmt::format("how to compress: {}; its options, which stand below, may also follow a colon, as "
-                         "kivi:bits=2,group=32",
+                         "kivi:bits=2,window=32",
                          fmt::join(codec_names(), ", ")),
          .target = &codec},
         {.name = "book", .help = "file of the dictionary or codebooks that the codec needs", .target = &book},
@@ -335,7 +336,7 @@ class Encoding {
     info.model = kv.model();
     info.source_dtype = kv.dtype();
     info.storage = kv.dtype() == DType::f32 ? DType::bf16 : kv.dtype();
-    if (!options.storage.empty()) info.storage = dtype_from_name(options.storage);
+    if (options.storage) info.storage = *options.storage;
     CodecContext context = context_of(info.model, info.storage, book_ ? &book_->book : nullptr);
     context.engine = engine_for(entry, options.common.engine());
     made_ = make_codec(entry, *codec.options, context, options.book);

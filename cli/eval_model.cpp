@@ -34,8 +34,15 @@ namespace {
 /// Without a context length in the model's configuration.
 constexpr int64_t kFallbackLength = 1024;
 
+enum class Task : uint8_t { text, recall };
+constexpr auto names_of(Task) { return std::to_array<std::string_view>({"text", "recall"}); }
+
 struct ModelOptions final : Options {
-  std::string model, task = "text", dtype = "bf16", select = "all", share = "max", lengths;
+  std::string model, lengths;
+  Task task = Task::text;
+  DType dtype = DType::bf16;
+  SelectBy select = SelectBy::all;
+  Share share = Share::max;
   std::vector<std::string> texts, codecs;
   int64_t chunk = 0, prefix = 0, max_documents = 0, stream = 0, survey = 16, budget = 0, newest = 0;
   int64_t depths = 5, questions = 10, keys = 1, values = 1;
@@ -50,8 +57,7 @@ struct ModelOptions final : Options {
         {.name = "task",
          .help = "text: predict the second part of each document; recall: answer questions about facts "
                  "planted in the text",
-         .target = &task,
-         .choices = {"text", "recall"}}};
+         .target = &task}};
   }
   std::vector<OptionField> document_fields() {
     return {
@@ -73,8 +79,6 @@ struct ModelOptions final : Options {
          .target = &special}};
   }
   std::vector<OptionField> setting_fields() {
-    std::vector<std::string> selectors = {"all"};
-    for (const std::string_view name : step_selectors()) selectors.emplace_back(name);
     return {
         {.name = "dtype",
          .help = "type of the cache: what goes into a codec and what comes out is rounded to it",
@@ -91,10 +95,10 @@ struct ModelOptions final : Options {
          .min = 1,
          .max = 1e6},
         {.name = "select",
-         .help = "attend to chosen tokens only: by Quest's page bounds, sign codes (selfindex), clusters or "
+         .help = "attend to chosen tokens only: by Quest's page bounds, sign codes, clusters or "
                  "true products (oracle), anew at every step, layer and head; all: to all",
          .target = &select,
-         .choices = selectors},
+         .choices = step_selector_names()},
         {.name = "budget",
          .help = "tokens to attend to; --select needs it, there is no default",
          .target = &budget,
@@ -108,8 +112,7 @@ struct ModelOptions final : Options {
         {.name = "share",
          .help = "one selection for the query heads that share a key/value head, by their largest or mean "
                  "score, or one for each",
-         .target = &share,
-         .choices = {"max", "mean", "each"}}};
+         .target = &share}};
   }
   std::vector<OptionField> recall_fields() {
     return {{.name = "lengths",
@@ -274,7 +277,8 @@ struct Settings {
 
 /// What selecting needs is not to be given where nothing selects.
 void check_selection(const Command& command, const Settings& settings) {
-  if (std::ranges::any_of(settings.specs, [](const CodecSpec& spec) { return spec.selection.by != "all"; }))
+  if (std::ranges::any_of(settings.specs,
+                          [](const CodecSpec& spec) { return spec.selection.by != SelectBy::all; }))
     return;
   for (const char* only : {"budget", "newest", "share"})
     if (command.given(only))
@@ -282,7 +286,7 @@ void check_selection(const Command& command, const Settings& settings) {
 }
 
 void make_settings(const ModelOptions& options, const ModelConfig& config, Settings& settings) {
-  const DType dtype = dtype_from_name(options.dtype);
+  const DType dtype = options.dtype;
   for (const std::string& text : options.codecs)
     settings.specs.push_back(parse_codec_spec(text, options.selection()));
   for (const CodecSpec& spec : settings.specs) {
@@ -463,7 +467,7 @@ Json json_of(const CodecSpec& spec, const Summary& summary) {
                {"bits_per_value_with_book", summary.bits_with_book()},
                {"book_bytes", summary.book_bytes},
                {"ledger_bytes", ledger}};
-  if (spec.selection.by != "all")
+  if (spec.selection.by != SelectBy::all)
     json["selection"] = {{"by", spec.selection.by},
                          {"budget", spec.selection.budget},
                          {"newest", spec.selection.newest},
@@ -511,7 +515,7 @@ void declare(Command& command, ModelOptions& options) {
       "codes "
       "file, whose codec and options are taken.",
       "kvcodec eval-model --model data/demo-model --text docs/ \\\n"
-      "  --codec kivi:bits=2,residual=0 --codec sparse:book=dict.h5,sparsity=32\n"
+      "  --codec kivi:bits=2,window=0 --codec sparse:book=dict.h5,sparsity=32\n"
       "kvcodec eval-model --model data/demo-model --text docs/ --task recall --codec fp8 --codec q4");
   const auto fields = options.fields();
   command.group("What is run");
@@ -537,9 +541,11 @@ void check_combination(const Command& command, const ModelOptions& options) {
   if (options.texts.empty()) throw usage_error("no text is named; give files or folders with --text");
   if (options.codecs.empty()) throw usage_error("no setting is named; give codecs with --codec");
   for (const char* only : {"lengths", "depths", "questions", "keys", "values"})
-    if (command.given(only) && options.task != "recall") throw usage_error("--{} is for --task recall", only);
+    if (command.given(only) && options.task != Task::recall)
+      throw usage_error("--{} is for --task recall", only);
   for (const char* only : {"prefix", "max-documents"})
-    if (command.given(only) && options.task == "recall") throw usage_error("--{} is for --task text", only);
+    if (command.given(only) && options.task == Task::recall)
+      throw usage_error("--{} is for --task text", only);
 }
 
 /// What is run: documents, and for planted facts what was asked in them.
@@ -556,7 +562,7 @@ Tasks make_tasks(const ModelOptions& options, const ModelConfig& config) {
   const Tokenizer tokenizer = load_tokenizer(options.model + "/tokenizer.json");
   const int64_t context = config.max_positions > 0 ? config.max_positions : kFallbackLength;
   Tasks tasks;
-  tasks.recall = options.task == "recall";
+  tasks.recall = options.task == Task::recall;
   tasks.length = options.chunk > 0 ? options.chunk : context;
   const Texts texts = read_texts(options);
   if (tasks.recall)
@@ -645,7 +651,7 @@ std::string text_report(const ModelOptions& options, const Settings& settings, c
   std::string out = fmt::format(
       "{}: {} of {} tokens, {} judged; cache in {}{}{}; {}\n", options.model,
       counted(tasks.documents().size(), "document"), grouped(outcome.tokens), grouped(outcome.judged),
-      options.dtype,
+      name_of(options.dtype),
       options.stream > 0 ? fmt::format(", continued {} tokens at a time", options.stream) : std::string(),
       outcome.rounded ? "; on a device" : "", time_text(outcome.seconds));
   if (tasks.recall) {

@@ -7,7 +7,17 @@
 
 #include "formats/codes_file.hpp"
 #include "formats/header.hpp"
+#include "lib/core/names.hpp"
 #include "lib/core/record.hpp"
+
+/// Enums are printed by their names, never as the numbers that the library would make of them.
+template <kvcodec::NamedEnum E>
+struct nlohmann::adl_serializer<E> {
+  template <class AnyJson>
+  static void to_json(AnyJson& json, E value) {
+    json = kvcodec::name_of(value);
+  }
+};
 
 namespace kvcodec::cli {
 

@@ -49,7 +49,7 @@ struct SelectOptions final : Options {
 
 /// Whether tokens are chosen by the index that the codes hold.
 bool by_codes(const SelectOptions& options) {
-  return options.selection.by == "codes" || options.selection.by == "signs";
+  return options.selection.by == SelectBy::codes || options.selection.by == SelectBy::signs;
 }
 
 /// An index and where the documents of the codes are in it.
@@ -93,7 +93,9 @@ class LayerRun {
     dims_ = static_cast<size_t>(model.head_dim);
   }
 
-  size_t selected_heads() const { return options_.selection.share == "each" ? heads_ * per_head_ : heads_; }
+  size_t selected_heads() const {
+    return options_.selection.share == Share::each ? heads_ * per_head_ : heads_;
+  }
 
   void run(const Match& match) {
     const auto& rows = queries_.token_rows;
@@ -163,13 +165,13 @@ class LayerRun {
  private:
   std::unique_ptr<Selector> make_selector(const Match& match, const DocumentView& coded_keys, size_t head,
                                           MatrixView<const float> keys) {
-    if (by_codes(options_)) return coded_keys.selector(head, options_.selection.by == "signs");
+    if (by_codes(options_)) return coded_keys.selector(head, options_.selection.by == SelectBy::signs);
     if (clusters_) {
       const std::string& name = codes_.info().documents.names[match.other_document];
       cluster_index_ = clusters_->read(layer_, match.other_document, head, name);
       return std::make_unique<ClusterSelector>(*cluster_index_, match.count);
     }
-    if (options_.selection.by == "oracle") {
+    if (options_.selection.by == SelectBy::oracle) {
       oracle_rows_ = std::make_unique<CacheRows>(keys, keys);
       return std::make_unique<OracleSelector>(*oracle_rows_);
     }
@@ -291,7 +293,7 @@ void declare(Command& command, SelectOptions& options) {
 void check_combination(const Command& command, const SelectOptions& options) {
   options.selection.check();
   if (options.queries.empty()) throw usage_error("--queries must name the kv file with the queries");
-  const bool by_clusters = options.selection.by == "clusters";
+  const bool by_clusters = options.selection.by == SelectBy::clusters;
   if (by_clusters && options.index.empty())
     throw usage_error("--by clusters needs an index file; name it with --index, kvcodec index makes it");
   if (!by_clusters && !options.index.empty()) throw usage_error("--index is for --by clusters only");

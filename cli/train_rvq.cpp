@@ -113,7 +113,7 @@ void probe(const Matrix<float>& keys, int64_t seed, RvqBook& rvq, bool quiet, Rv
   for (size_t i = 0; i < count; ++i)
     std::ranges::copy(keys.row(i * keys.rows() / count), sample.row(i).begin());
   RvqTrainOptions options;
-  options.method = "kmeans", options.epochs = kProbeEpochs, options.refits = 0, options.seed = seed;
+  options.method = RvqMethod::kmeans, options.epochs = kProbeEpochs, options.refits = 0, options.seed = seed;
   Codebooks books(kProbeCodebooks, kProbeEntries, keys.cols());
   RvqTrainState state;
   ProgressBar bar("train-rvq: which dimensions are hard", "codebooks", quiet);
@@ -163,7 +163,7 @@ std::string stages_text(const RvqBook& rvq) {
                  significant(state.loss.back()[s], 3), grouped(rvq.entries(part)),
                  significant(state.perplexity(s), 3), grouped(state.dead_entries(s))});
   }
-  return "\n" + table.text();
+  return fmt::format("\n{}", table.text());
 }
 
 /// Bits per value of keys and values that are quantized, ids packed.
@@ -294,7 +294,7 @@ std::vector<Run> choose_vectors(const std::vector<KvReader>& files, size_t layer
   const ModelInfo& model = files.front().model();
   const auto per_token = static_cast<uint64_t>(model.num_kv_heads) * layers;
   const auto tokens = (static_cast<uint64_t>(options.vectors) + per_token - 1) / per_token;
-  const auto runs = choose_runs(files, options.documents, tokens, kSinks);
+  auto runs = choose_runs(files, options.documents, tokens, kSinks);
   if (runs.empty())
     throw bad_input("{}: there are no tokens to train on, beside the first {} of each document",
                     files.front().name(), kSinks);
@@ -321,7 +321,7 @@ void set_source(RvqBook& rvq, const std::string& source, const std::string& resu
 /// Finds which dimensions of keys are high, and makes the codebooks that follow from it.
 void begin(RvqBook& rvq, const Matrix<float>& keys, const TrainRvqOptions& options, RvqTrainEngine* engine) {
   const auto d = static_cast<size_t>(rvq.head_dim);
-  const SplitBy by = split_from_name(rvq.options.split);
+  const SplitBy by = rvq.options.split;
   probe(keys, rvq.training.seed, rvq, options.common.quiet, engine);
   const size_t pairs =
       rvq.options.high_dims < 0 ? paper_high_pairs(d) : static_cast<size_t>(rvq.options.high_dims) / 2;

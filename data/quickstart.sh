@@ -39,7 +39,7 @@ for s in 64 32; do
   run kvcodec decode sparse-$s.codes.h5 --book dict.h5 -o sparse-$s.h5
 done
 for bits in 4 2; do
-  run kvcodec encode kv.h5 --codec kivi --bits $bits --residual 0 -o kivi-$bits.codes.h5
+  run kvcodec encode kv.h5 --codec kivi --bits $bits --window 0 -o kivi-$bits.codes.h5
   run kvcodec decode kivi-$bits.codes.h5 -o kivi-$bits.h5
 done
 run kvcodec encode kv.h5 --codec none -o none.codes.h5

@@ -12,8 +12,8 @@ Installs what building and testing need and is not there, builds, and runs tests
   (neither word)   builds everything in build/ and runs every test but the slow ones
   --slow           adds the tests that take minutes and gigabytes
   --fast           for the work between two commits: builds the unit tests in build-dev/ (preset dev: no benchmarks, no CUDA,
-                   warnings as errors, through ccache if it is installed) and runs them, the check of the format and that of the
-                   includes; nothing is installed
+                   warnings as errors, through ccache if it is installed) and runs them but for those whose names end in "(long)",
+                   the check of the format and that of the includes; nothing is installed
   --help           this text
 
 What else is given goes to ctest, for instance:  sh test/run.sh --fast -R kvcomp
@@ -38,8 +38,8 @@ export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"
 if [ $mode = fast ]; then
   cmake --preset dev >/dev/null
   cmake --build build-dev --target fast_tests
-  # The emulation of a device, and what runs the program, have labels of their own.
-  exec ctest --test-dir build-dev --output-on-failure -j"$(nproc)" -L unit -LE program "$@"
+  # The emulation of a device, and what runs the program, have labels of their own; tests of many seconds say so in their name.
+  exec ctest --test-dir build-dev --output-on-failure -j"$(nproc)" -L unit -LE program -E '\(long\)' "$@"
 fi
 
 sh data/install-deps.sh test

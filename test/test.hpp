@@ -5,6 +5,14 @@
 
 #include <doctest/doctest.h>
 
+#include "lib/core/names.hpp"
+
+/// Checks show enums by their names.
+template <kvcodec::NamedEnum E>
+struct doctest::StringMaker<E> {
+  static String convert(E value) { return std::string(kvcodec::name_of(value)).c_str(); }
+};
+
 namespace kvcodec::test {
 
 /// Remembers that a case could not run here; use through SKIP.

@@ -112,9 +112,9 @@ ClusterSelection::ClusterSelection(std::span<const ClusterQuery> queries) : impl
     search.ids = index.ids.data(), search.labels = index.labels.data();
     search.clusters = static_cast<uint32_t>(index.clusters), search.dims = static_cast<uint32_t>(index.dims);
     search.query_count = static_cast<uint32_t>(query.queries.rows());
-    search.share = query.by == SharedBy::max ? ClusterShare::max
-                   : query.divided           ? ClusterShare::mean
-                                             : ClusterShare::sum;
+    search.share = query.by == Share::max ? ClusterShare::max
+                   : query.divided        ? ClusterShare::mean
+                                          : ClusterShare::sum;
     search.tokens = static_cast<uint32_t>(query.tokens);
     search.first = static_cast<uint32_t>(kept.first), search.newest = static_cast<uint32_t>(kept.newest);
     search.budget =
@@ -271,7 +271,7 @@ TokenChooser cluster_chooser(const DeviceWork& device, const kvcodec::ClusterInd
           queries.push_back({.index = on_device.get(),
                              .tokens = choice.visible,
                              .queries = choice.queries,
-                             .by = largest ? SharedBy::max : SharedBy::mean,
+                             .by = largest ? Share::max : Share::mean,
                              .divided = false,
                              .budget = std::min(choice.budget, choice.visible),
                              .newest = choice.newest});

@@ -39,7 +39,7 @@ struct ClusterQuery {
   const ClusterIndex* index = nullptr;
   uint64_t tokens = 0;              ///< that the queries see, the first ones of the document
   MatrixView<const float> queries;  ///< (n, dims), n >= 1
-  SharedBy by = SharedBy::max;
+  Share by = Share::max;
   bool divided = true;  ///< by mean: false ranks by the sum of scores, as lib/pipeline/selection.hpp does
   size_t budget = 0;    ///< tokens at most
   uint64_t newest = 0;  ///< so many of the newest are taken anyway, and those that wait for a cluster

@@ -88,7 +88,7 @@ OmpAtoms OmpDictionary::device() const {
 void OmpBatches::check(const OmpDictionary& dictionary, const OmpOptions& options) {
   options.check();
   const auto s = static_cast<size_t>(options.sparsity);
-  if (options.selection != "omp")
+  if (options.selection != AtomSelection::omp)
     throw usage_error("selection {} is not there on a device; it is on the CPU", options.selection);
   if (s > dictionary.width())
     throw usage_error("sparsity is {}; signals have only {} values", s, dictionary.width());
@@ -218,7 +218,7 @@ bool Omp::gram_pays(uint64_t signals, int64_t s) const {
 }
 
 bool Omp::takes(const OmpOptions& options) {
-  return options.selection == "omp" && options.sparsity <= int64_t{kOmpMostTaken};
+  return options.selection == AtomSelection::omp && options.sparsity <= int64_t{kOmpMostTaken};
 }
 
 SparseCodes Omp::encode(MatrixView<const float> signals, const OmpOptions& options) const {

@@ -75,17 +75,17 @@ std::vector<Scored> ClusterSelector::select(std::span<const float> query, size_t
   return take(of_clusters, budget, order);
 }
 
-std::vector<Scored> ClusterSelector::select_shared(MatrixView<const float> queries, SharedBy by,
-                                                   size_t budget, Order order) const {
+std::vector<Scored> ClusterSelector::select_shared(MatrixView<const float> queries, Share by, size_t budget,
+                                                   Order order) const {
   if (queries.rows() == 0) throw failed("a selection for a group of no queries");
   std::vector<float> shared(index_.clusters()), own = shared;
   index_.centroid_scores(queries.row(0), shared);
   for (size_t q = 1; q < queries.rows(); ++q) {
     index_.centroid_scores(queries.row(q), own);
     for (size_t c = 0; c < own.size(); ++c)
-      shared[c] = by == SharedBy::max ? std::max(shared[c], own[c]) : shared[c] + own[c];
+      shared[c] = by == Share::max ? std::max(shared[c], own[c]) : shared[c] + own[c];
   }
-  if (by == SharedBy::mean)
+  if (by == Share::mean)
     for (float& score : shared) score /= static_cast<float>(queries.rows());
   return take(shared, budget, order);
 }

@@ -39,7 +39,7 @@ class ClusterSelector final : public Selector {
   void scores(MatrixView<const float> queries, MatrixView<float> out) const override;
   std::vector<Scored> select(std::span<const float> query, size_t budget,
                              Order order = Order::by_score) const override;
-  std::vector<Scored> select_shared(MatrixView<const float> queries, SharedBy by, size_t budget,
+  std::vector<Scored> select_shared(MatrixView<const float> queries, Share by, size_t budget,
                                     Order order = Order::by_score) const override;
 
  private:

@@ -10,12 +10,12 @@ namespace kvcodec {
 namespace {
 
 /// One row of scores for a group.
-std::vector<float> share(MatrixView<const float> scores, SharedBy by) {
+std::vector<float> share(MatrixView<const float> scores, Share by) {
   std::vector<float> shared(scores.row(0).begin(), scores.row(0).end());
   for (size_t q = 1; q < scores.rows(); ++q)
     for (size_t t = 0; t < scores.cols(); ++t)
-      shared[t] = by == SharedBy::max ? std::max(shared[t], scores(q, t)) : shared[t] + scores(q, t);
-  if (by == SharedBy::mean)
+      shared[t] = by == Share::max ? std::max(shared[t], scores(q, t)) : shared[t] + scores(q, t);
+  if (by == Share::mean)
     for (float& score : shared) score /= static_cast<float>(scores.rows());
   return shared;
 }
@@ -39,7 +39,7 @@ std::vector<Scored> Selector::select(std::span<const float> query, size_t budget
   return top_k(all, budget, order);
 }
 
-std::vector<Scored> Selector::select_shared(MatrixView<const float> queries, SharedBy by, size_t budget,
+std::vector<Scored> Selector::select_shared(MatrixView<const float> queries, Share by, size_t budget,
                                             Order order) const {
   check_group(queries);
   Matrix<float> all(queries.rows(), tokens());
@@ -67,10 +67,10 @@ std::vector<Scored> SignSelector::select(std::span<const float> query, size_t bu
   return index_.top_k(SignTable(codebook_, query), budget, order);
 }
 
-std::vector<Scored> SignSelector::select_shared(MatrixView<const float> queries, SharedBy by, size_t budget,
+std::vector<Scored> SignSelector::select_shared(MatrixView<const float> queries, Share by, size_t budget,
                                                 Order order) const {
   check_group(queries);
-  if (by == SharedBy::mean) {
+  if (by == Share::mean) {
     std::vector<float> mean(queries.cols());
     for (size_t q = 0; q < queries.rows(); ++q)
       for (size_t j = 0; j < mean.size(); ++j) mean[j] += queries(q, j);
@@ -80,6 +80,7 @@ std::vector<Scored> SignSelector::select_shared(MatrixView<const float> queries,
   std::vector<SignTable> tables;
   for (size_t q = 0; q < queries.rows(); ++q) tables.emplace_back(codebook_, queries.row(q));
   std::vector<SignQuery> each;
+  each.reserve(tables.size());
   for (const SignTable& table : tables) each.push_back({&index_, &table});
   // A token among the best of the group is among the best of the query that gives it its score.
   std::vector<Scored> all;

@@ -2,8 +2,8 @@
 // scores tokens for a query; the best ones up to a budget are selected. Recall and the rest are measured in
 // lib/metrics/selection.hpp.
 //
-// How to add one: derive from Selector, implement scores(), and override select() where the best tokens can
-// be had without scoring all.
+// How to add one: derive from Selector, or from GrowingSelector where tokens may be added later; implement
+// scores(), and override select() where the best tokens can be had without scoring all.
 #pragma once
 
 #include <cstddef>
@@ -12,14 +12,18 @@
 #include <vector>
 
 #include "lib/attention/row_source.hpp"
+#include "lib/attention/token_choice.hpp"
+#include "lib/core/names.hpp"
 #include "lib/core/view.hpp"
 #include "lib/linalg/topk.hpp"
 #include "lib/signvq/sign_index.hpp"
 
 namespace kvcodec {
 
-/// How query heads that share a key/value head agree on tokens: by the largest of their scores, or the mean.
-enum class SharedBy { max, mean };
+/// How query heads that share a key/value head agree on tokens: by the largest of their scores or by the mean, or
+/// not at all: each has its own.
+enum class Share : uint8_t { max, mean, each };
+constexpr auto names_of(Share) { return std::to_array<std::string_view>({"max", "mean", "each"}); }
 
 class Selector {
  public:
@@ -34,9 +38,24 @@ class Selector {
   virtual std::vector<Scored> select(std::span<const float> query, size_t budget,
                                      Order order = Order::by_score) const;
 
-  /// One selection for all queries of a group, (n, dims()), n >= 1.
-  virtual std::vector<Scored> select_shared(MatrixView<const float> queries, SharedBy by, size_t budget,
+  /// One selection for all queries of a group, (n, dims()), n >= 1, by max or mean.
+  virtual std::vector<Scored> select_shared(MatrixView<const float> queries, Share by, size_t budget,
                                             Order order = Order::by_score) const;
+};
+
+/// A selector to which tokens are added while it is in use. Derive from this one to follow a model that goes on.
+class GrowingSelector : public Selector {
+ public:
+  /// Adds tokens behind those at hand; keys: (n, dims()).
+  virtual void append(MatrixView<const float> keys) = 0;
+  /// First tokens that are always attended to, and newest ones that have no score yet.
+  virtual uint64_t sink() const { return 0; }
+  virtual uint64_t waiting() const { return 0; }
+  /// Whether steps that see so many tokens now choose the same with the next key there. Of a selector that was
+  /// steady since, scores() may be asked for the fewer tokens that it had.
+  virtual bool is_steady() const { return false; }
+  /// Who makes so many choices instead of scores(): a device; or nothing.
+  virtual TokenChooser chooser(size_t /*choices*/) const { return {}; }
 };
 
 /// The ids of a selection, rising: the order in which attention reads rows best.
@@ -67,7 +86,7 @@ class SignSelector final : public Selector {
   std::vector<Scored> select(std::span<const float> query, size_t budget,
                              Order order = Order::by_score) const override;
   /// By the mean: the scores of the mean query, which are the mean scores but for rounding.
-  std::vector<Scored> select_shared(MatrixView<const float> queries, SharedBy by, size_t budget,
+  std::vector<Scored> select_shared(MatrixView<const float> queries, Share by, size_t budget,
                                     Order order = Order::by_score) const override;
 
  private:
@@ -79,14 +98,12 @@ class SignSelector final : public Selector {
 /// the score of a page of consecutive tokens is the bound sum over channels of max(q min, q max) on its
 /// products, from the channel's smallest and largest key in the page; tokens have their page's score. Pages
 /// are taken whole, best first, the last one trimmed to the budget.
-class QuestSelector final : public Selector {
+class QuestSelector final : public GrowingSelector {
  public:
   static constexpr size_t kPage = 16;  ///< tokens, as in the paper: 2 bits per key value at 16-bit bounds
 
   explicit QuestSelector(size_t dims, size_t page = kPage);
-  /// Adds tokens behind those at hand; keys: (n, dims).
-  void append(MatrixView<const float> keys);
-
+  void append(MatrixView<const float> keys) override;
   size_t tokens() const override { return tokens_; }
   size_t dims() const override { return dims_; }
   void scores(MatrixView<const float> queries, MatrixView<float> out) const override;

@@ -18,7 +18,7 @@ struct TokenChoice {
   uint64_t budget = 0, newest = 0;  ///< as of choose_tokens() of lib/pipeline/selection.hpp
 };
 /// Who chooses instead of the scores of a selector: chosen[i] = what choose_tokens() gives for choices[i], by
-/// share "max" if largest, else by "mean". False: declined, with nothing written.
+/// Share::max if largest, else by Share::mean. False: declined, with nothing written.
 using TokenChooser = std::function<bool(std::span<const TokenChoice> choices, bool largest,
                                         std::span<std::vector<Scored>> chosen)>;
 

@@ -11,22 +11,12 @@
 namespace kvcodec {
 
 std::vector<OptionField> ClusterOptions::fields() {
-  return {{"metric",
-           "what near means: the cosine, the Euclidean distance or the inner product",
-           &metric,
-           {},
-           {},
-           {"cosine", "l2", "ip"}},
+  return {{"metric", "what near means: the cosine, the Euclidean distance or the inner product", &metric},
           {"clusters", "clusters of the prompt; 0: one for every 80 tokens", &clusters, 0, 1e9},
           {"sink", "first tokens that are in no cluster and always kept", &sink, 0, 1e9},
           {"rounds", "rounds of k-means, at most", &rounds, 1, 1e6},
           {"batch", "later tokens that are clustered together, apart from those before", &batch, 1, 1e9},
           {"batch-clusters", "clusters of such a batch", &batch_clusters, 1, 1e9}};
-}
-
-Metric ClusterOptions::metric_value() const {
-  if (metric == "l2") return Metric::l2;
-  return metric == "ip" ? Metric::inner_product : Metric::cosine;
 }
 
 uint64_t ClusterOptions::clusters_of(uint64_t prompt) const {
@@ -165,7 +155,7 @@ ClusteringEffort add_batches(std::span<const ClusterTask> heads, const ClusterOp
     }
   }
   const KmeansOptions of_kmeans{
-      .metric = options.metric_value(), .rounds = static_cast<size_t>(options.rounds), .seed = seed};
+      .metric = options.metric, .rounds = static_cast<size_t>(options.rounds), .seed = seed};
   const auto clusterings = cluster ? cluster(tasks, of_kmeans, progress) : kmeans(tasks, of_kmeans, progress);
   ClusteringEffort effort;
   size_t next = 0;

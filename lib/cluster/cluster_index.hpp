@@ -22,17 +22,16 @@
 namespace kvcodec {
 
 struct ClusterOptions final : Options {
-  std::string metric = "cosine";  ///< best of the three in the paper's Fig. 11b
-  int64_t clusters = 0;           ///< of the prompt, C0; 0: one for every kTokensPerCluster tokens
-  int64_t sink = 16;              ///< tokens that are always kept, as in the paper
-  int64_t rounds = 20;            ///< of k-means, at most: what is gained later changes no selection
-  int64_t batch = 320;            ///< tokens of a later batch, m: so few that clustering them is soon done
-  int64_t batch_clusters = 4;     ///< and its clusters, C+: again one for 80 tokens
+  Metric metric = Metric::cosine;  ///< best of the three in the paper's Fig. 11b
+  int64_t clusters = 0;            ///< of the prompt, C0; 0: one for every kTokensPerCluster tokens
+  int64_t sink = 16;               ///< tokens that are always kept, as in the paper
+  int64_t rounds = 20;             ///< of k-means, at most: what is gained later changes no selection
+  int64_t batch = 320;             ///< tokens of a later batch, m: so few that clustering them is soon done
+  int64_t batch_clusters = 4;      ///< and its clusters, C+: again one for 80 tokens
 
   static constexpr uint64_t kTokensPerCluster = 80;  ///< the paper's balance of recall and cost: 400 at 32k
 
   std::vector<OptionField> fields() override;
-  Metric metric_value() const;
   /// Clusters of a prompt of so many tokens, at least 1.
   uint64_t clusters_of(uint64_t prompt) const;
 };

@@ -5,11 +5,13 @@
 #include <cstdint>
 #include <string_view>
 
+#include "lib/core/names.hpp"
+
 namespace kvcodec {
 
 enum class Side : uint8_t { key, value };
 inline constexpr Side kSides[] = {Side::key, Side::value};
-constexpr std::string_view name_of(Side side) { return side == Side::key ? "key" : "value"; }
+constexpr auto names_of(Side) { return std::to_array<std::string_view>({"key", "value"}); }
 
 /// One side of `layers` consecutive layers. One row is one token: its [layers][heads][head_dim] floats.
 struct GroupShape {

@@ -1,16 +1,16 @@
 // The codec `kivi`: the baseline of Liu et al., "KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV
-// Cache" (ICML 2024). Keys are quantized per channel, over `group` consecutive tokens; values per token, over
+// Cache" (ICML 2024). Keys are quantized per channel, over `key-group` consecutive tokens; values per token, over
 // `value-group` channels of one head (the paper says "per token"; its published code cuts the token's
 // channels into groups of the same 32, and so does this).
 //
-// Residual. The newest tokens wait exactly, as 16-bit floats, in the stream "tail". As soon as it holds
-// residual + group tokens, the oldest `group` of them are quantized, keys and values alike. A document of T
-// tokens thus has Q = group * floor((T - residual) / group) quantized tokens (0 if T < residual), whatever
+// Window (the paper calls it residual). The newest tokens wait exactly, as 16-bit floats, in the stream "tail". As soon as it holds
+// window + key-group tokens, the oldest key-group of them are quantized, keys and values alike. A document of T
+// tokens thus has Q = key-group * floor((T - window) / key-group) quantized tokens (0 if T < window), whatever
 // the chunks it came in.
 //
 // Streams of one document, H heads of d dimensions, b bits:
 //   codes   u8 [Q][H][ceil(d*b/8)]   per head d codes of b bits, highest bit first, padded with zeros
-//   scales  scale-type, keys [Q/group][H][d], values [Q][H][ceil(d/value-group)]
+//   scales  scale-type, keys [Q/key-group][H][d], values [Q][H][ceil(d/value-group)]
 //   zeros   like scales: the value of code 0; a value is zeros + code * scales
 //   tail    bf16|f16 [T-Q][H][d]     the newest tokens
 //
@@ -34,18 +34,18 @@ namespace {
 
 struct KiviOptions final : Options {
   int64_t bits = 2;          ///< KIVI's headline setting; 4 is its careful one
-  int64_t group = 32;        ///< the paper's group size
+  int64_t key_group = 32;    ///< the paper's group size
   int64_t value_group = 32;  ///< KIVI's code uses the same size along the channels of values
-  int64_t residual = 128;    ///< the paper's residual length
-  std::string scale_type = "f16";
+  int64_t window = 128;      ///< the paper's residual length
+  DType scale_type = DType::f16;
 
   std::vector<OptionField> fields() override {
     return {{"bits", "bits per value", &bits, 1, 8},
-            {"group", "tokens that share one scale per key channel, and that are quantized together", &group,
-             1, 65536},
+            {"key-group", "tokens that share one scale per key channel, and that are quantized together",
+             &key_group, 1, 65536},
             {"value-group", "channels of a token's head that share one scale of the values", &value_group, 1,
              65536},
-            {"residual", "newest tokens kept exactly", &residual, 0, 1 << 24},
+            {"window", "newest tokens kept exactly", &window, 0, 1 << 24},
             {"scale-type", "type of scales and zero points", &scale_type, {}, {}, {"f16", "bf16", "f32"}}};
   }
 };
@@ -79,21 +79,21 @@ std::vector<std::byte> store_floats(DType type, std::span<const float> values) {
 struct KiviForm {
   DType storage, scale_type;
   unsigned bits;
-  size_t group, value_group, residual;
+  size_t key_group, value_group, window;
 
   KiviForm(const KiviOptions& options, const CodecContext& context)
       : storage(context.storage),
-        scale_type(dtype_from_name(options.scale_type)),
+        scale_type(options.scale_type),
         bits(static_cast<unsigned>(options.bits)),
-        group(static_cast<size_t>(options.group)),
+        key_group(static_cast<size_t>(options.key_group)),
         value_group(static_cast<size_t>(options.value_group)),
-        residual(static_cast<size_t>(options.residual)) {}
+        window(static_cast<size_t>(options.window)) {}
 
   Layout layout_of(const GroupShape& shape) const;
   /// How many of a document's tokens are quantized.
   uint64_t quantized_of(uint64_t tokens, const Layout& layout) const {
-    if (!layout.pays || tokens < residual) return 0;
-    return (tokens - residual) / group * group;
+    if (!layout.pays || tokens < window) return 0;
+    return (tokens - window) / key_group * key_group;
   }
   /// Tokens of a document. Throws Error(bad_input) if its streams disagree.
   uint64_t tokens(const Layout& layout, const StreamReader& document) const;
@@ -105,16 +105,16 @@ Layout KiviForm::layout_of(const GroupShape& shape) const {
   layout.head_dim = static_cast<size_t>(shape.head_dim);
   layout.head_bytes = packed_bytes(layout.head_dim, bits);
   if (shape.side == Side::key) {
-    layout.scale_tokens = group;
+    layout.scale_tokens = key_group;
     layout.head_scales = layout.head_dim;
   } else {
     layout.scale_tokens = 1;
     layout.head_scales = (layout.head_dim + value_group - 1) / value_group;
   }
-  const size_t exact = group * layout.width() * size_of(storage);
-  const size_t scale_rows = group / layout.scale_tokens;
+  const size_t exact = key_group * layout.width() * size_of(storage);
+  const size_t scale_rows = key_group / layout.scale_tokens;
   layout.pays =
-      group * layout.row_bytes() + 2 * scale_rows * layout.row_scales() * size_of(scale_type) < exact;
+      key_group * layout.row_bytes() + 2 * scale_rows * layout.row_scales() * size_of(scale_type) < exact;
   return layout;
 }
 
@@ -200,7 +200,7 @@ void for_each_run(const Layout& layout, unsigned bits, const Body& body) {
     body(head * layout.head_dim, layout.head_dim, head * layout.head_bytes, layout.head_bytes);
 }
 
-/// Quantizes `group` tokens, rows: (group, width). packed: group * row_bytes; scales, zeros: all of the
+/// Quantizes a group of n tokens, rows: (n, width). packed: n * row_bytes; scales, zeros: all of the
 /// group's.
 void encode_group(const KiviForm& form, Side side, const Layout& layout, MatrixView<const float> rows,
                   std::span<uint8_t> packed, std::span<float> scales, std::span<float> zeros) {
@@ -227,31 +227,32 @@ void KiviCodec::append(const GroupShape& shape, MatrixView<const float> rows, St
   const uint64_t total = form_.tokens(layout, document) + rows.rows();
   const uint64_t waiting = document.rows(kTail), quantized = document.rows(kCodes);
   const std::vector<uint16_t> added = to_storage(form_.storage, rows);
-  const size_t groups = (form_.quantized_of(total, layout) - quantized) / form_.group;
+  const size_t groups = (form_.quantized_of(total, layout) - quantized) / form_.key_group;
   if (groups == 0) return document.append_values<uint16_t>(kTail, added);
 
   std::vector<uint16_t> queue =
       document.read<uint16_t>(kTail, 0, waiting, width);  // all tokens not yet quantized
   queue.insert(queue.end(), added.begin(), added.end());
-  const size_t count = groups * form_.group;
-  const size_t group_scales = form_.group / layout.scale_tokens * layout.row_scales();
+  const size_t count = groups * form_.key_group;
+  const size_t group_scales = form_.key_group / layout.scale_tokens * layout.row_scales();
   std::vector<uint8_t> packed(count * layout.row_bytes());
   std::vector<float> scales(groups * group_scales), zeros(scales.size());
   parallel_for(groups, 1, [&](size_t begin, size_t end, int) {
-    Matrix<float> tokens_of_group(form_.group, width);
+    Matrix<float> tokens_of_group(form_.key_group, width);
     for (size_t i = begin; i < end; ++i)
-      with_context(
-          fmt::format("tokens {} to {}", quantized + i * form_.group, quantized + (i + 1) * form_.group - 1),
-          [&] {
-            // What is quantized are the 16-bit values, whether they waited in the tail or came just now.
-            widen(form_.storage, std::span(queue).subspan(i * form_.group * width, form_.group * width),
-                  {tokens_of_group.data(), tokens_of_group.size()});
-            encode_group(form_, shape.side, layout, tokens_of_group,
-                         std::span(packed).subspan(i * form_.group * layout.row_bytes(),
-                                                   form_.group * layout.row_bytes()),
-                         std::span(scales).subspan(i * group_scales, group_scales),
-                         std::span(zeros).subspan(i * group_scales, group_scales));
-          });
+      with_context(fmt::format("tokens {} to {}", quantized + i * form_.key_group,
+                               quantized + (i + 1) * form_.key_group - 1),
+                   [&] {
+                     // What is quantized are the 16-bit values, whether they waited in the tail or came just now.
+                     widen(form_.storage,
+                           std::span(queue).subspan(i * form_.key_group * width, form_.key_group * width),
+                           {tokens_of_group.data(), tokens_of_group.size()});
+                     encode_group(form_, shape.side, layout, tokens_of_group,
+                                  std::span(packed).subspan(i * form_.key_group * layout.row_bytes(),
+                                                            form_.key_group * layout.row_bytes()),
+                                  std::span(scales).subspan(i * group_scales, group_scales),
+                                  std::span(zeros).subspan(i * group_scales, group_scales));
+                   });
   });
   document.append_values<uint8_t>(kCodes, packed);
   document.append(kScales, store_floats(form_.scale_type, scales));
@@ -319,9 +320,9 @@ std::vector<uint64_t> KiviView::symbol_counts() const {
   std::vector<uint64_t> total(size_t{1} << form_.bits);
   std::vector<uint8_t> codes(layout_.width());
   const uint64_t quantized = this->quantized();
-  for (uint64_t first = 0; first < quantized; first += form_.group) {  // Q is a multiple of group
-    const auto packed = document().read<uint8_t>(kCodes, first, form_.group, layout_.row_bytes());
-    for (size_t i = 0; i < form_.group; ++i) {
+  for (uint64_t first = 0; first < quantized; first += form_.key_group) {  // Q is a multiple of key_group
+    const auto packed = document().read<uint8_t>(kCodes, first, form_.key_group, layout_.row_bytes());
+    for (size_t i = 0; i < form_.key_group; ++i) {
       for_each_run(layout_, form_.bits, [&](size_t code, size_t count, size_t byte, size_t bytes) {
         unpack_bits(std::span(packed).subspan(i * layout_.row_bytes() + byte, bytes), 0, form_.bits, 0,
                     std::span(codes).subspan(code, count));

@@ -24,20 +24,21 @@
 namespace kvcodec {
 namespace {
 
+/// What is done to each head before it is quantized.
+enum class Rotation : uint8_t { none, hadamard };
+constexpr auto names_of(Rotation) { return std::to_array<std::string_view>({"none", "hadamard"}); }
+
 struct Q4Options final : Options {
   int64_t bits = 4;
   int64_t group = 32;  ///< what low-bit formats for weights use
-  std::string rotate = "none";
+  Rotation rotate = Rotation::none;
 
   std::vector<OptionField> fields() override {
     return {{"bits", "bits per value", &bits, 2, 8},
             {"group", "channels of a token's head that share one scale", &group, 1, 65536},
             {"rotate",
              "transform of each head before it is quantized: hadamard spreads outliers over all channels",
-             &rotate,
-             {},
-             {},
-             {"none", "hadamard"}}};
+             &rotate}};
   }
 };
 
@@ -61,7 +62,7 @@ struct Q4Form {
         dims(static_cast<size_t>(context.head_dim)),
         head_bytes(packed_bytes(dims, bits)),
         head_scales((dims + group - 1) / group),
-        rotates(options.rotate == "hadamard") {}
+        rotates(options.rotate == Rotation::hadamard) {}
 
   /// Whether codes and scales are smaller than the values.
   bool pays() const { return head_bytes + head_scales * size_of(kScaleType) < dims * size_of(storage); }

@@ -15,6 +15,7 @@
 
 #include "lib/core/checked.hpp"
 #include "lib/core/dtype.hpp"
+#include "lib/core/names.hpp"
 #include "lib/core/view.hpp"
 
 namespace kvcodec {
@@ -30,7 +31,9 @@ enum class Category : uint8_t {
 };
 inline constexpr Category kCategories[] = {Category::payload, Category::ids,     Category::scales,
                                            Category::tables,  Category::offsets, Category::exempt};
-std::string_view name_of(Category category);
+constexpr auto names_of(Category) {
+  return std::to_array<std::string_view>({"payload", "ids", "scales", "tables", "offsets", "exempt"});
+}
 
 /// Describes one stream: rows of a fixed shape, as many per document as the codec appends.
 struct StreamSpec {

@@ -22,8 +22,28 @@ const T& expect(const OptionField& field, const Scalar& value, const char* type)
 
 }  // namespace
 
+bool EnumMember::set(std::string_view name) const {
+  const auto place = std::ranges::find(names_, name);
+  if (place == names_.end()) return false;
+  set_(member_, static_cast<size_t>(place - names_.begin()));
+  return true;
+}
+
+std::vector<std::string> choices_of(const OptionField& field) {
+  const auto* member = std::get_if<EnumMember>(&field.target);
+  if (!member || !field.choices.empty()) return field.choices;
+  return {member->names().begin(), member->names().end()};
+}
+
 Scalar value_of(const OptionField& field) {
-  return std::visit([](const auto* target) -> Scalar { return *target; }, field.target);
+  return std::visit(
+      [](const auto& target) -> Scalar {
+        if constexpr (std::is_same_v<decltype(target), const EnumMember&>)
+          return std::string(target.name());
+        else
+          return *target;
+      },
+      field.target);
 }
 
 void set_value(const OptionField& field, const Scalar& value) {
@@ -40,11 +60,13 @@ void set_value(const OptionField& field, const Scalar& value) {
     **number = wanted;
   } else {
     const std::string& wanted = expect<std::string>(field, value, "a string");
-    if (!field.choices.empty() &&
-        std::find(field.choices.begin(), field.choices.end(), wanted) == field.choices.end())
-      throw usage_error("{} is '{}'; it must be one of {}", field.name, wanted,
-                        fmt::join(field.choices, ", "));
-    *std::get<std::string*>(field.target) = wanted;
+    const std::vector<std::string> choices = choices_of(field);
+    if (!choices.empty() && std::ranges::find(choices, wanted) == choices.end())
+      throw usage_error("{} is '{}'; it must be one of {}", field.name, wanted, fmt::join(choices, ", "));
+    if (const auto* member = std::get_if<EnumMember>(&field.target))
+      (void)member->set(wanted);
+    else
+      *std::get<std::string*>(field.target) = wanted;
   }
 }
 

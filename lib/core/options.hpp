@@ -5,13 +5,53 @@
 
 #include <cstdint>
 #include <limits>
+#include <optional>
+#include <span>
 #include <string>
 #include <variant>
 #include <vector>
 
+#include "lib/core/names.hpp"
 #include "lib/core/record.hpp"
 
 namespace kvcodec {
+
+/// A member that is an enum: shown, given and stored by the names of its values.
+class EnumMember {
+ public:
+  template <NamedEnum E>
+  EnumMember(E* member)  // not explicit: fields() names members alike
+      : member_(member),
+        names_(kNamesOf<E>),
+        get_([](const void* from) { return static_cast<size_t>(*static_cast<const E*>(from)); }),
+        set_([](void* to, size_t value) { *static_cast<E*>(to) = static_cast<E>(value); }) {}
+
+  /// A member that may have no value, which has no name: what was not given.
+  template <NamedEnum E>
+  EnumMember(std::optional<E>* member)
+      : member_(member),
+        names_(kNamesOf<E>),
+        get_([](const void* from) {
+          const auto& value = *static_cast<const std::optional<E>*>(from);
+          return value ? static_cast<size_t>(*value) : kNone;
+        }),
+        set_([](void* to, size_t value) { *static_cast<std::optional<E>*>(to) = static_cast<E>(value); }) {}
+
+  std::span<const std::string_view> names() const { return names_; }
+  std::string_view name() const {
+    const size_t value = get_(member_);
+    return value == kNone ? std::string_view() : names_[value];
+  }
+  /// Returns false, with nothing set, where no value has that name.
+  bool set(std::string_view name) const;
+
+ private:
+  static constexpr size_t kNone = SIZE_MAX;
+  void* member_;
+  std::span<const std::string_view> names_;
+  size_t (*get_)(const void*);
+  void (*set_)(void*, size_t);
+};
 
 /// One settable member: what it is called ("layer-group"), what it means, where it lives, what is allowed.
 struct OptionField {
@@ -19,11 +59,16 @@ struct OptionField {
       name;  ///< lower case, words joined by '-': the long switch without its dashes, and the key in records
   std::string help;  ///< one line, of a flag that is true by default what --no-NAME does: that is what a page
                      ///< shows; the default is appended by whoever shows it
-  std::variant<bool*, int64_t*, double*, std::string*> target;
+  std::variant<bool*, int64_t*, double*, std::string*, EnumMember> target;
   double min = -std::numeric_limits<double>::infinity();  ///< numbers only, inclusive
   double max = std::numeric_limits<double>::infinity();
-  std::vector<std::string> choices = {};  ///< strings only; empty = anything
+  std::vector<std::string> choices =
+      {};  ///< of strings what is allowed, empty = anything; of enums some of the
+           ///< names, empty = all
 };
+
+/// What may be given for a field: the names of an enum, or its choices; empty = anything of its type.
+std::vector<std::string> choices_of(const OptionField& field);
 
 struct Options {
   virtual ~Options() = default;

@@ -9,6 +9,9 @@
 #include <variant>
 #include <vector>
 
+#include "lib/core/error.hpp"
+#include "lib/core/names.hpp"
+
 namespace kvcodec {
 
 using Scalar = std::variant<bool, int64_t, double, std::string>;
@@ -27,6 +30,15 @@ class Record {
   int64_t get_int(std::string_view name) const;
   double get_double(std::string_view name) const;
   const std::string& get_string(std::string_view name) const;
+
+  /// The value of E that the string of that name names. Throws Error(bad_input) as get_string does, and where it
+  /// names none.
+  template <NamedEnum E>
+  E get_enum(std::string_view name) const {
+    const std::string& text = get_string(name);
+    if (const auto value = value_named<E>(text)) return *value;
+    throw bad_input("{} is '{}'; it must be one of {}", name, text, fmt::join(kNamesOf<E>, ", "));
+  }
 
   const std::vector<std::pair<std::string, Scalar>>& items() const { return items_; }
   bool operator==(const Record&) const = default;

@@ -32,13 +32,14 @@ class MatrixView {
   T& operator()(size_t i, size_t j) const { return data_[i * stride_ + j]; }
 
   /// Rows [first, first + count).
-  MatrixView rows(size_t first, size_t count) const {
-    return {data_ + first * stride_, count, cols_, stride_};
-  }
+  MatrixView rows(size_t first, size_t count) const { return {at(first * stride_), count, cols_, stride_}; }
   /// Columns [first, first + count) of every row.
-  MatrixView columns(size_t first, size_t count) const { return {data_ + first, rows_, count, stride_}; }
+  MatrixView columns(size_t first, size_t count) const { return {at(first), rows_, count, stride_}; }
 
  private:
+  /// Views of nothing may have no memory behind them.
+  T* at(size_t offset) const { return data_ ? data_ + offset : nullptr; }
+
   T* data_ = nullptr;
   size_t rows_ = 0, cols_ = 0, stride_ = 0;
 };

@@ -15,6 +15,7 @@
 #include <string_view>
 #include <vector>
 
+#include "lib/core/names.hpp"
 #include "lib/core/progress.hpp"
 #include "lib/core/view.hpp"
 
@@ -29,6 +30,7 @@ enum class Metric : uint8_t {
   l2,             ///< smallest |x - c|
   inner_product,  ///< largest x . c: not a distance; long centroids draw most rows
 };
+constexpr auto names_of(Metric) { return std::to_array<std::string_view>({"cosine", "l2", "ip"}); }
 
 struct KmeansOptions {
   Metric metric = Metric::cosine;

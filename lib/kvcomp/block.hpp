@@ -26,6 +26,7 @@
 #include <string>
 #include <vector>
 
+#include "lib/core/names.hpp"
 #include "lib/core/view.hpp"
 #include "lib/entropy/escaped.hpp"
 #include "lib/entropy/huffman_decoder.hpp"
@@ -68,7 +69,9 @@ enum class EntropyChoice : uint8_t {
   none,       ///< codes of equal length, to see what the coder gains: a Huffman book that ignores the counts
   automatic,  ///< Huffman or rANS, whichever makes the smaller blocks of this shape
 };
-inline constexpr std::string_view kEntropyNames[] = {"huffman", "rans", "none", "auto"};  ///< in that order
+constexpr auto names_of(EntropyChoice) {
+  return std::to_array<std::string_view>({"huffman", "rans", "none", "auto"});
+}
 
 /// The symbols of one layer's side, coded with one book. Immutable; any number of threads may use it.
 class BlockCoder {

@@ -1,4 +1,4 @@
-// What errors of keys and values do to attention (SPEC.md, section 6): per layer and query head, the error of
+// What errors of keys and values do to attention: per layer and query head, the error of
 // the logits, the divergence of the weights, the error of the output, and how many of the tokens with the
 // largest logits stay among them. Causal: a query sees the tokens up to its own.
 //

@@ -1,4 +1,4 @@
-// How far decoded keys or values are from the original ones (SPEC.md, section 6).
+// How far decoded keys or values are from the original ones.
 //
 // A meter takes one side (keys or values) of all layers, layer by layer and chunk by chunk, and answers
 // afterwards for all of it, a layer, a head, a dimension, or any combination. Sums are in double and run over

@@ -38,20 +38,6 @@ void check_scaling(const RopeScaling& scaling) {
 
 }  // namespace
 
-std::string_view name_of(ModelFamily family) {
-  switch (family) {
-    case ModelFamily::llama:
-      return "llama";
-    case ModelFamily::mistral:
-      return "mistral";
-    case ModelFamily::qwen2:
-      return "qwen2";
-    case ModelFamily::qwen3:
-      return "qwen3";
-  }
-  return "?";
-}
-
 void check(const ModelConfig& config) {
   check_size("num_hidden_layers", config.num_layers, kMaxLayers);
   check_size("hidden_size", config.hidden_size, kMaxWidth);

@@ -7,12 +7,16 @@
 #include <string_view>
 #include <vector>
 
+#include "lib/core/names.hpp"
+
 namespace kvcodec {
 
 /// Llama covers everything of that type (SmolLM, TinyLlama …), Qwen2 also 2.5.
 enum class ModelFamily { llama, mistral, qwen2, qwen3 };
 
-std::string_view name_of(ModelFamily family);
+constexpr auto names_of(ModelFamily) {
+  return std::to_array<std::string_view>({"llama", "mistral", "qwen2", "qwen3"});
+}
 
 /// How rotary frequencies are stretched for contexts longer than the model was first trained on.
 struct RopeScaling {

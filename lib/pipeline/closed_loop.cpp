@@ -499,7 +499,7 @@ void ClosedLoop::Impl::go_on(const LoopDocument& document, const Reference& refe
   const std::span<const uint32_t> inputs = reference.inputs;
   PrefillOptions prefill = judged_options();
   std::optional<SelectedAttention> selected;
-  if (plans[members.front()].setting.selection.by != "all") {
+  if (plans[members.front()].setting.selection.by != SelectBy::all) {
     std::vector<StepSelection> selections;
     for (const size_t member : members) selections.push_back(plans[member].setting.selection);
     prefill.attention = &selected.emplace(config(), std::move(selections), document.prefix, options.engine);
@@ -549,7 +549,7 @@ LoopResult ClosedLoop::Impl::run(const LoopDocument& document) const {
   for (const bool selects : {false, true}) {
     std::vector<size_t> members;
     for (size_t i = 0; i < plans.size(); ++i)
-      if ((plans[i].setting.selection.by != "all") == selects) members.push_back(i);
+      if ((plans[i].setting.selection.by != SelectBy::all) == selects) members.push_back(i);
     for (size_t first = 0; first < members.size(); first += together)
       go_on(document, reference,
             std::span<const size_t>(members).subspan(first, std::min(together, members.size() - first)),
@@ -570,7 +570,8 @@ ClosedLoop::ClosedLoop(const LlamaModel& model, std::vector<LoopSetting> setting
     const int layers = model.config().num_layers, group = setting.codec->layer_group();
     if (layers % group != 0)
       throw usage_error("a codec of groups of {} layers for a model of {}", group, layers);
-    if (setting.selection.by != "all") (void)SelectedAttention(model.config(), {setting.selection}, 0);
+    if (setting.selection.by != SelectBy::all)
+      (void)SelectedAttention(model.config(), {setting.selection}, 0);
     impl_->plans.push_back({std::move(setting), &model.config(), {}});
   }
 }

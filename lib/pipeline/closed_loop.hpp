@@ -1,4 +1,4 @@
-// The closed loop: what compressing its cache does to a model (SPEC.md, section 6). A document's prefix is
+// The closed loop: what compressing its cache does to a model. A document's prefix is
 // run through the model; its cache is replaced by decode(encode(cache)) under each of several settings; the
 // model then goes on over the rest of the document, token by token as it stands there (teacher forcing), and
 // its next-token distributions are held against those of the run that kept its cache.

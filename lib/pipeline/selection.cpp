@@ -13,11 +13,11 @@ namespace kvcodec {
 namespace {
 
 /// Scores of one step's query heads, (n, all tokens), brought to one row of the visible ones.
-std::vector<float> combined(MatrixView<const float> scores, size_t visible, const std::string& share) {
+std::vector<float> combined(MatrixView<const float> scores, size_t visible, Share share) {
   std::vector<float> result(scores.row(0).begin(), scores.row(0).begin() + static_cast<ptrdiff_t>(visible));
   for (size_t i = 1; i < scores.rows(); ++i)
     for (size_t t = 0; t < visible; ++t)
-      result[t] = share == "max" ? std::max(result[t], scores(i, t)) : result[t] + scores(i, t);
+      result[t] = share == Share::max ? std::max(result[t], scores(i, t)) : result[t] + scores(i, t);
   return result;
 }
 
@@ -52,7 +52,7 @@ class Step {
 
   /// What is to be chosen, the query heads together or each for itself.
   TokenChoice choice(size_t which) const {
-    const bool each = options_.share == "each";
+    const bool each = options_.share == Share::each;
     return {each ? queries_.rows(which, 1) : queries_, visible_, budget_, newest_};
   }
 
@@ -63,7 +63,7 @@ class Step {
     if (!is_chosen) task_.selector->scores(queries_, scores);
     const CacheRows rows(task_.keys.rows(0, visible_), task_.values.rows(0, visible_));
     dot_products(queries_, rows, exact);
-    const bool each = options_.share == "each";
+    const bool each = options_.share == Share::each;
     for (size_t i = 0; i < chosen.size(); ++i) {
       const auto own = [&](MatrixView<const float> of_all) { return each ? of_all.rows(i, 1) : of_all; };
       if (!is_chosen)
@@ -118,7 +118,7 @@ void use_caches(const SelectionTask& task, std::span<const std::vector<Scored>> 
 }  // namespace
 
 std::vector<Scored> choose_tokens(MatrixView<const float> scores, size_t visible, uint64_t budget,
-                                  uint64_t sink, uint64_t newest, const std::string& share) {
+                                  uint64_t sink, uint64_t newest, Share share) {
   return best(combined(scores, visible, share), std::min<uint64_t>(budget, visible), sink, newest);
 }
 
@@ -130,15 +130,12 @@ std::vector<OptionField> SelectionOptions::fields() {
        &by,
        {},
        {},
-       {"codes", "signs", "clusters", "quest", "oracle"}},
+       {kNamesOf<SelectBy>.begin() + 1, kNamesOf<SelectBy>.end()}},  // one that chooses
       {"share",
        "one selection for the query heads that share a key/value head, by their largest or mean score, "
        "or one for "
        "each",
-       &share,
-       {},
-       {},
-       {"max", "mean", "each"}},
+       &share},
       {"budget", "tokens to select for each query; 0: by --ratio", &budget, 0, 1e9},
       {"ratio", "tokens to select, as a share of those that the query sees", &ratio, 0, 1},
       {"newest", "newest tokens that are always selected, within the budget", &newest, 0, 1e9}};
@@ -181,14 +178,14 @@ Selections select_tokens(const SelectionTask& task, const SelectionOptions& opti
     if (!task.waiting.empty() && task.waiting[step] > task.visible[step])
       throw failed("step {} sees {} tokens; {} of them wait", step, task.visible[step], task.waiting[step]);
   }
-  const size_t per_step = options.share == "each" ? n : 1;
+  const size_t per_step = options.share == Share::each ? n : 1;
   Selections result{std::vector<std::vector<Scored>>(steps * per_step), {}};
   bool is_chosen = false;
   if (task.chooser) {
     std::vector<TokenChoice> choices;
     for (size_t i = 0; i < result.chosen.size(); ++i)
       choices.push_back(Step(task, options, i / per_step).choice(i % per_step));
-    is_chosen = task.chooser(choices, options.share == "max", result.chosen);
+    is_chosen = task.chooser(choices, options.share == Share::max, result.chosen);
   }
   std::vector<SelectionQuality> qualities(steps);
   parallel_for(steps, 1, [&](size_t begin, size_t end, int) {

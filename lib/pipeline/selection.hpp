@@ -15,10 +15,17 @@
 
 namespace kvcodec {
 
+/// What chooses tokens: nothing; the index in the codes, or its signs alone; semantic clusters; Quest's bounds over
+/// pages of 16 tokens; the true products.
+enum class SelectBy : uint8_t { all, codes, signs, clusters, quest, oracle };
+constexpr auto names_of(SelectBy) {
+  return std::to_array<std::string_view>({"all", "codes", "signs", "clusters", "quest", "oracle"});
+}
+
 struct SelectionOptions final : Options {
-  std::string by = "codes";  ///< the index in the codes; of an index file the clusters
-  std::string share =
-      "max";             ///< what Self-Indexing KVCache leaves open; the largest keeps what any head needs
+  SelectBy by = SelectBy::codes;  ///< the index in the codes; of an index file the clusters
+  Share share =
+      Share::max;        ///< what Self-Indexing KVCache leaves open; the largest keeps what any head needs
   int64_t budget = 0;    ///< tokens per query; 0: by ratio
   double ratio = 0.075;  ///< the paper's 7.5 % of the tokens a query sees
   int64_t newest = 0;    ///< tokens before the query that are always selected, within the budget
@@ -32,10 +39,10 @@ struct SelectionOptions final : Options {
 
 /// The `budget` tokens of the highest scores among the first `visible`, best first, the first `sink` and the
 /// `newest` of them always, by the rule of kept_anyway (lib/attention/cluster_selector.hpp) where the budget
-/// is too small for both; scores: (n, at least visible), of query heads that agree by share ("max" or "mean";
-/// one row for "each").
+/// is too small for both; scores: (n, at least visible), of query heads that agree by share (one row
+/// for Share::each).
 std::vector<Scored> choose_tokens(MatrixView<const float> scores, size_t visible, uint64_t budget,
-                                  uint64_t sink, uint64_t newest, const std::string& share);
+                                  uint64_t sink, uint64_t newest, Share share);
 
 /// One head: its key/value rows and the queries of the query heads that share it, causal.
 struct SelectionTask {
@@ -73,7 +80,7 @@ struct SelectionQuality {
   void add(const SelectionQuality& other);
 };
 
-/// What was selected for each step (share "each": for each step and query head, step by step), best first,
+/// What was selected for each step (Share::each: for each step and query head, step by step), best first,
 /// and how good it is. The selection is deterministic; steps run in parallel.
 struct Selections {
   std::vector<std::vector<Scored>> chosen;

@@ -22,7 +22,7 @@ Matrix<uint8_t> codes_of(const Matrix<float>& centred) {
   return codes;
 }
 
-/// What sign codes of a head stand on: SPEC.md, section 4, has both frozen after the prefix.
+/// What sign codes of a head stand on; both stay what they are after the prefix, as in the paper.
 struct SignFit {
   std::vector<float> center;
   SignCodebook codebook;
@@ -46,38 +46,8 @@ struct SignFit {
   }
 };
 
-constexpr std::string_view kSelectors[] = {"oracle", "quest", "selfindex", "cluster"};
-
 /// Choices that are made together, about: the tokens of all of them are held until they are attended to.
 constexpr size_t kMostTogether = 256;
-
-/// A selector over a head's keys, as many as the step in work sees.
-class GrowingSelector {
- public:
-  virtual ~GrowingSelector() = default;
-  /// The next keys, (n, dims).
-  virtual void append(MatrixView<const float> keys) = 0;
-  virtual size_t tokens() const = 0;
-  /// First tokens that are always attended to, and newest ones that have no score yet.
-  virtual uint64_t sink() const { return 0; }
-  virtual uint64_t waiting() const { return 0; }
-  /// Whether steps that see so many tokens now choose the same with the next key there.
-  virtual bool is_steady() const { return false; }
-  /// (queries, tokens()); or of a selector that was steady since, tokens that it had.
-  virtual void scores(MatrixView<const float> queries, MatrixView<float> out) const = 0;
-  /// The tokens of each choice, by id; a selector that was not steady since the first of them has but one.
-  virtual std::vector<std::vector<uint32_t>> choose(std::span<const TokenChoice> choices,
-                                                    const std::string& share) const {
-    std::vector<std::vector<uint32_t>> chosen;
-    for (const TokenChoice& choice : choices) {
-      Matrix<float> all(choice.queries.rows(), static_cast<size_t>(choice.visible));
-      scores(choice.queries, all);
-      chosen.push_back(
-          ids_in_order(choose_tokens(all, all.cols(), choice.budget, sink(), choice.newest, share)));
-    }
-    return chosen;
-  }
-};
 
 /// The keys themselves, which lie behind each other where they are.
 class GrowingOracle final : public GrowingSelector {
@@ -85,6 +55,7 @@ class GrowingOracle final : public GrowingSelector {
   explicit GrowingOracle(MatrixView<const float> all) : all_(all) {}
   void append(MatrixView<const float> keys) override { tokens_ += keys.rows(); }
   size_t tokens() const override { return tokens_; }
+  size_t dims() const override { return all_.cols(); }
   void scores(MatrixView<const float> queries, MatrixView<float> out) const override {
     const MatrixView<const float> seen = all_.rows(0, tokens_);
     dot_products(queries, CacheRows(seen, seen), out);
@@ -95,24 +66,12 @@ class GrowingOracle final : public GrowingSelector {
   size_t tokens_ = 0;
 };
 
-class GrowingQuest final : public GrowingSelector {
- public:
-  explicit GrowingQuest(size_t dims) : quest_(dims) {}
-  void append(MatrixView<const float> keys) override { quest_.append(keys); }
-  size_t tokens() const override { return quest_.tokens(); }
-  void scores(MatrixView<const float> queries, MatrixView<float> out) const override {
-    quest_.scores(queries, out);
-  }
-
- private:
-  QuestSelector quest_;
-};
-
 class GrowingSigns final : public GrowingSelector {
  public:
   explicit GrowingSigns(const SignFit& fit) : fit_(fit), index_(fit.center.size()) {}
   void append(MatrixView<const float> keys) override { index_.append(codes_of(fit_.centred(keys))); }
   size_t tokens() const override { return index_.tokens(); }
+  size_t dims() const override { return index_.dims(); }
   void scores(MatrixView<const float> queries, MatrixView<float> out) const override {
     SignSelector(fit_.codebook, index_).scores(queries, out);
   }
@@ -142,6 +101,7 @@ class GrowingClusters final : public GrowingSelector {
     (void)add_batches({&task, 1}, options_, kSeed, {}, engine_ ? engine_->kmeans() : KmeansFunction());
   }
   size_t tokens() const override { return tokens_; }
+  size_t dims() const override { return all_.cols(); }
   uint64_t sink() const override { return index_.sink(); }
   uint64_t waiting() const override { return tokens_ - index_.covered(tokens_); }
   /// Until the next batch is full.
@@ -151,18 +111,9 @@ class GrowingClusters final : public GrowingSelector {
   void scores(MatrixView<const float> queries, MatrixView<float> out) const override {
     ClusterSelector(index_, out.cols()).scores(queries, out);
   }
-  std::vector<std::vector<uint32_t>> choose(std::span<const TokenChoice> choices,
-                                            const std::string& share) const override {
-    if (engine_ && index_.clusters() > 0 && choices.size() >= kWorthCopying)
-      if (const TokenChooser chooser = engine_->choice_by_clusters(index_, tokens_)) {
-        std::vector<std::vector<Scored>> scored(choices.size());
-        if (chooser(choices, share == "max", scored)) {
-          std::vector<std::vector<uint32_t>> chosen;
-          for (const std::vector<Scored>& tokens : scored) chosen.push_back(ids_in_order(tokens));
-          return chosen;
-        }
-      }
-    return GrowingSelector::choose(choices, share);
+  TokenChooser chooser(size_t choices) const override {
+    if (!engine_ || index_.clusters() == 0 || choices < kWorthCopying) return {};
+    return engine_->choice_by_clusters(index_, tokens_);
   }
 
  private:
@@ -177,20 +128,37 @@ class GrowingClusters final : public GrowingSelector {
   ClusterIndex& index_;
 };
 
+/// The tokens of each choice, by id; of a selector that was not steady since the first of them there is but one.
+std::vector<std::vector<uint32_t>> choose(const GrowingSelector& selector,
+                                          std::span<const TokenChoice> choices, Share share) {
+  std::vector<std::vector<Scored>> scored(choices.size());
+  const TokenChooser chooser = selector.chooser(choices.size());
+  if (!chooser || !chooser(choices, share == Share::max, scored))
+    for (size_t i = 0; i < choices.size(); ++i) {
+      const TokenChoice& choice = choices[i];
+      Matrix<float> all(choice.queries.rows(), static_cast<size_t>(choice.visible));
+      selector.scores(choice.queries, all);
+      scored[i] = choose_tokens(all, all.cols(), choice.budget, selector.sink(), choice.newest, share);
+    }
+  std::vector<std::vector<uint32_t>> chosen;
+  for (const std::vector<Scored>& tokens : scored) chosen.push_back(ids_in_order(tokens));
+  return chosen;
+}
+
 }  // namespace
 
 /// What a head of a document keeps from call to call.
 struct SelectedAttention::Kept {
-  std::unique_ptr<const SignFit> fit;      ///< of "selfindex"
-  std::unique_ptr<ClusterIndex> clusters;  ///< of "cluster"
+  std::unique_ptr<const SignFit> fit;      ///< of signs
+  std::unique_ptr<ClusterIndex> clusters;  ///< of clusters
 
   /// all: the keys of the head as far as they are there; past: how many the document began with; stream: the
   /// head's own random starts.
-  std::unique_ptr<GrowingSelector> selector(std::string_view by, MatrixView<const float> all, size_t past,
+  std::unique_ptr<GrowingSelector> selector(SelectBy by, MatrixView<const float> all, size_t past,
                                             uint64_t stream, Engine* engine) {
-    if (by == "oracle") return std::make_unique<GrowingOracle>(all);
-    if (by == "quest") return std::make_unique<GrowingQuest>(all.cols());
-    if (by == "cluster") {
+    if (by == SelectBy::oracle) return std::make_unique<GrowingOracle>(all);
+    if (by == SelectBy::quest) return std::make_unique<QuestSelector>(all.cols());
+    if (by == SelectBy::clusters) {
       if (!clusters)
         clusters = std::make_unique<ClusterIndex>(all.cols(), static_cast<uint64_t>(ClusterOptions{}.sink));
       return std::make_unique<GrowingClusters>(all, past, stream, *clusters, engine);
@@ -199,8 +167,6 @@ struct SelectedAttention::Kept {
     return std::make_unique<GrowingSigns>(*fit);
   }
 };
-
-std::span<const std::string_view> step_selectors() { return kSelectors; }
 
 SelectedAttention::SelectedAttention(const ModelConfig& config, std::vector<StepSelection> selections,
                                      size_t prefix, Engine* engine)
@@ -211,11 +177,12 @@ SelectedAttention::SelectedAttention(const ModelConfig& config, std::vector<Step
       kept_(selections_.size() * static_cast<size_t>(config.num_layers) *
             static_cast<size_t>(config.num_kv_heads)) {
   for (const StepSelection& selection : selections_) {
-    if (std::ranges::find(kSelectors, selection.by) == std::end(kSelectors))
-      throw usage_error("'{}' selects no tokens; there are {}", selection.by, fmt::join(kSelectors, ", "));
+    if (std::ranges::find(kStepSelectors, selection.by) == std::end(kStepSelectors))
+      throw usage_error("selection by '{}' cannot follow a model; there are {}", selection.by,
+                        fmt::join(kStepSelectors, ", "));
     if (selection.budget == 0) throw usage_error("selection by {} has no budget", selection.by);
-    if (selection.by == "selfindex" && config.head_dim % 4 != 0)
-      throw usage_error("selection by selfindex needs heads of a multiple of 4 dimensions, not {}",
+    if (selection.by == SelectBy::signs && config.head_dim % 4 != 0)
+      throw usage_error("selection by signs needs heads of a multiple of 4 dimensions, not {}",
                         config.head_dim);
   }
   if (std::ranges::any_of(config.window, [](int64_t window) { return window > 0; }))
@@ -235,7 +202,7 @@ void SelectedAttention::attend(const AttentionRows& rows) {
     const auto selector = kept_[rows.document * per_document + place].selector(
         selection.by, keys, std::min(prefix_, keys.rows()), place, engine_);
     selector->append(keys.rows(0, rows.position));
-    const size_t together = selection.share == "each" ? 1 : group;  // query heads
+    const size_t together = selection.share == Share::each ? 1 : group;  // query heads
     for (size_t i = 0; i < rows.query.rows();) {
       std::vector<TokenChoice> choices;
       std::vector<MatrixView<float>> outs;
@@ -253,7 +220,7 @@ void SelectedAttention::attend(const AttentionRows& rows) {
         }
         ++i;
       } while (i < rows.query.rows() && choices.size() < kMostTogether && selector->is_steady());
-      const auto chosen = selector->choose(choices, selection.share);
+      const auto chosen = choose(*selector, choices, selection.share);
       for (size_t c = 0; c < choices.size(); ++c)
         kvcodec::attend(Attention{.queries = choices[c].queries,
                                   .parts = {{.rows = &cache, .tokens = std::span<const uint32_t>(chosen[c])}},

@@ -5,8 +5,6 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <string>
-#include <string_view>
 #include <vector>
 
 #include "lib/model/llama.hpp"
@@ -16,26 +14,28 @@ namespace kvcodec {
 
 /// Which tokens a document's steps attend to.
 struct StepSelection {
-  std::string by = "all";     ///< "all", or one of step_selectors()
-  uint64_t budget = 0;        ///< tokens per step and key/value head, the newest included
-  uint64_t newest = 0;        ///< of these, the newest ones, always
-  std::string share = "max";  ///< as SelectionOptions::share
+  SelectBy by = SelectBy::all;  ///< or one of kStepSelectors
+  uint64_t budget = 0;          ///< tokens per step and key/value head, the newest included
+  uint64_t newest = 0;          ///< of these, the newest ones, always
+  Share share = Share::max;
 };
 
-/// What can choose: "oracle", the true products; "quest", bounds over pages of 16 tokens; "selfindex", sign
-/// codes of keys centred by the mean of the cache that the document began with, whose codebooks are made from
-/// it too; "cluster", the centroids of semantic clusters of that cache, and then of whole batches of tokens.
-std::span<const std::string_view> step_selectors();
+/// What can choose while a model goes on. Signs are sign codes of keys centred by the mean of the cache that the
+/// document began with, whose codebooks are made from it too; clusters are those of that cache, and then of whole
+/// batches of tokens.
+inline constexpr SelectBy kStepSelectors[] = {SelectBy::oracle, SelectBy::quest, SelectBy::signs,
+                                              SelectBy::clusters};
 
 class Engine;
 
 /// Attention over chosen tokens, of the documents of a batch.
 class SelectedAttention final : public AttentionMethod {
  public:
-  /// selections: one per document, none "all". prefix: tokens of the cache that each document began with,
-  /// however many it has by the time of a call. What "selfindex" makes of these, it makes at the first call
-  /// and keeps; so does "cluster", which makes clusters of later tokens as soon as they fill a batch. A
-  /// document's calls for a layer come in the order of its tokens. Throws Error(usage) for names that are none, budgets of 0, and models with sliding windows.
+  /// selections: one per document, none SelectBy::all. prefix: tokens of the cache that each document began with,
+  /// however many it has by the time of a call. What signs make of these, they make at the first call
+  /// and keep; so do clusters, which make clusters of later tokens as soon as these fill a batch. A
+  /// document's calls for a layer come in the order of its tokens. Throws Error(usage) for selectors that are not among
+  /// kStepSelectors, budgets of 0, and models with sliding windows.
   /// engine: makes clusters, and chooses by them where many steps see the same ones; may be nullptr. The
   /// tokens are the same.
   SelectedAttention(const ModelConfig& config, std::vector<StepSelection> selections, size_t prefix,

@@ -4,6 +4,7 @@
 #include <cfloat>
 #include <cmath>
 #include <limits>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -34,9 +35,17 @@ void moments_of_columns(Values x, float* low, float* high, float* sums) {
     }
 }
 
+// Loops over rows keep what belongs to the row in locals: writes to symbols could change it otherwise, for all
+// that the compiler knows.
+
+std::span<const float> row_of(const Values& x, size_t i) { return {x.data + i * x.stride, x.cols}; }
+
 void extremes_of_rows(Values x, float* low, float* high) {
-  for (size_t i = 0; i < x.rows; ++i)
-    for (size_t j = 0; j < x.cols; ++j) widen_extremes(x.data[i * x.stride + j], low[i], high[i]);
+  for (size_t i = 0; i < x.rows; ++i) {
+    float lowest = low[i], highest = high[i];
+    for (const float value : row_of(x, i)) widen_extremes(value, lowest, highest);
+    low[i] = lowest, high[i] = highest;
+  }
 }
 
 /// Calls body(row, column, value).
@@ -54,10 +63,12 @@ void failures_of_columns(Values x, Grids grids, bool brain, uint32_t* failures) 
 }
 
 void failures_of_rows(Values x, Grids grids, bool brain, uint32_t* failures) {
-  for_each(x, [&](size_t i, size_t, float value) {
+  for (size_t i = 0; i < x.rows; ++i) {
     const Grid grid = grid_at(grids, i);
-    failures[i] += fails(value, level_of(value, grid), grid, brain);
-  });
+    uint32_t failed = 0;
+    for (const float value : row_of(x, i)) failed += fails(value, level_of(value, grid), grid, brain);
+    failures[i] += failed;
+  }
 }
 
 void quantize_columns(Values x, Grids grids, bool brain, uint8_t* symbols, size_t symbol_stride,
@@ -69,9 +80,14 @@ void quantize_columns(Values x, Grids grids, bool brain, uint8_t* symbols, size_
 
 void quantize_rows(Values x, Grids grids, bool brain, uint8_t* symbols, size_t symbol_stride,
                    uint32_t* failures) {
-  for_each(x, [&](size_t i, size_t j, float value) {
-    failures[i] += quantize(value, grid_at(grids, i), brain, symbols[i * symbol_stride + j]);
-  });
+  for (size_t i = 0; i < x.rows; ++i) {
+    const Grid grid = grid_at(grids, i);
+    const auto row = row_of(x, i);
+    uint32_t failed = 0;
+    for (size_t j = 0; j < row.size(); ++j)
+      failed += quantize(row[j], grid, brain, symbols[i * symbol_stride + j]);
+    failures[i] += failed;
+  }
 }
 
 void dequantize_columns(const uint8_t* symbols, size_t symbol_stride, Grids grids, float* out, size_t rows,

@@ -4,13 +4,6 @@
 
 namespace kvcodec {
 
-SplitBy split_from_name(std::string_view name) {
-  if (name == "measured") return SplitBy::measured;
-  if (name == "rope") return SplitBy::rope;
-  if (name == "none") return SplitBy::none;
-  throw usage_error("'{}' is no way to split dimensions; there are measured, rope, none", name);
-}
-
 void DimensionSplit::check() const {
   std::vector<bool> seen(head_dim());
   for (const auto* part : {&low, &high}) {

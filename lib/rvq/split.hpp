@@ -13,6 +13,8 @@
 #include <string_view>
 #include <vector>
 
+#include "lib/core/names.hpp"
+
 namespace kvcodec {
 
 enum class SplitBy : uint8_t {
@@ -20,8 +22,7 @@ enum class SplitBy : uint8_t {
   rope,      ///< pairs that the rotary embedding turns fastest are high
   none,      ///< all dimensions are low
 };
-/// Throws Error(usage) for names other than these.
-SplitBy split_from_name(std::string_view name);
+constexpr auto names_of(SplitBy) { return std::to_array<std::string_view>({"measured", "rope", "none"}); }
 
 /// Dimensions of a head, each in one of the two, rising.
 struct DimensionSplit {

@@ -150,8 +150,8 @@ class Trainer {
         stages_(books.stages()),
         entries_(books.entries()),
         width_(books.width()),
-        simvq_(options.method == "simvq"),
-        gradient_(simvq_ && (options.update == "gradient" || options.train_entries)),
+        simvq_(options.method == RvqMethod::simvq),
+        gradient_(simvq_ && (options.update == RvqUpdate::gradient || options.train_entries)),
         energy_(std::max(energy_of(rows), std::numeric_limits<double>::min())),
         left_(rows.rows(), width_),
         ids_(rows.rows()) {}
@@ -680,18 +680,10 @@ class Trainer {
 
 std::vector<OptionField> RvqTrainOptions::fields() {
   return {
-      {"method",
-       "kmeans: free entries; simvq: frozen random entries with a learned projection (the paper's)",
-       &method,
-       {},
-       {},
-       {"kmeans", "simvq"}},
-      {"update",
-       "how simvq learns its projections: by solving for them, or by Adam as in the paper",
-       &update,
-       {},
-       {},
-       {"least-squares", "gradient"}},
+      {"method", "kmeans: free entries; simvq: frozen random entries with a learned projection (the paper's)",
+       &method},
+      {"update", "how simvq learns its projections: by solving for them, or by Adam as in the paper",
+       &update},
       {"train-entries", "simvq: the random entries learn too, by gradient", &train_entries},
       {"bias", "simvq: projections without a bias", &bias},
       {"epochs", "passes over the vectors", &epochs, 1, 1 << 20},
@@ -706,9 +698,9 @@ std::vector<OptionField> RvqTrainOptions::fields() {
 }
 
 void RvqTrainOptions::check() const {
-  if (train_entries && method != "simvq")
+  if (train_entries && method != RvqMethod::simvq)
     throw usage_error("--train-entries is for --method simvq; entries of kmeans learn anyway");
-  if (train_entries && update != "gradient")
+  if (train_entries && update != RvqUpdate::gradient)
     throw usage_error("--train-entries needs --update gradient; with least squares free entries are kmeans");
 }
 

@@ -40,9 +40,18 @@
 
 namespace kvcodec {
 
+/// How entries are learned: freely, or as a learned projection of frozen random ones (the paper's).
+enum class RvqMethod : uint8_t { kmeans, simvq };
+constexpr auto names_of(RvqMethod) { return std::to_array<std::string_view>({"kmeans", "simvq"}); }
+
+/// How simvq learns its projections: by solving for them, or by Adam (the paper's).
+enum class RvqUpdate : uint8_t { least_squares, gradient };
+constexpr auto names_of(RvqUpdate) { return std::to_array<std::string_view>({"least-squares", "gradient"}); }
+
 struct RvqTrainOptions final : Options {
-  std::string method = "kmeans";         ///< the better one by far at equal bits (BENCHMARKS.md)
-  std::string update = "least-squares";  ///< faster and better than the paper's gradient, with the same W
+  RvqMethod method = RvqMethod::kmeans;  ///< the better one by far at equal bits (BENCHMARKS.md)
+  RvqUpdate update =
+      RvqUpdate::least_squares;  ///< faster and better than the paper's gradient, with the same W
   bool train_entries = false;
   bool bias = true;             ///< keys have strong means, which W alone would spend entries on
   int64_t epochs = 12;          ///< passes; k-means has hardly anything to gain after these

@@ -16,14 +16,6 @@ constexpr size_t kAtomsPerPiece = 64;
 
 }  // namespace
 
-std::string_view name_of(AtomType type) { return type == AtomType::i8 ? "i8" : "f32"; }
-
-AtomType atom_type_from_name(std::string_view name) {
-  for (const AtomType type : {AtomType::f32, AtomType::i8})
-    if (name == name_of(type)) return type;
-  throw bad_input("atom-type is '{}'; it must be f32 or i8", name);
-}
-
 float scale_of(std::span<const int8_t> levels) {
   double energy = 0;
   for (const int8_t level : levels) energy += level * level;

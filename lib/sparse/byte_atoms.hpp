@@ -9,15 +9,14 @@
 #include <string_view>
 #include <vector>
 
+#include "lib/core/names.hpp"
 #include "lib/core/view.hpp"
 
 namespace kvcodec {
 
 /// How a dictionary file keeps its atoms; coding uses them as they come back.
 enum class AtomType : uint8_t { f32, i8 };
-std::string_view name_of(AtomType type);
-/// Throws Error(bad_input) for names that name_of does not give.
-AtomType atom_type_from_name(std::string_view name);
+constexpr auto names_of(AtomType) { return std::to_array<std::string_view>({"f32", "i8"}); }
 
 /// Atom i is scales[i] * levels.row(i), each product rounded to f32.
 struct ByteAtoms {

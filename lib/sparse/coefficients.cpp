@@ -15,9 +15,6 @@ constexpr int kByteOffset = 128, kNibbleOffset = 8;
 constexpr int kLargestByte = 127, kLargestNibble = 7;
 constexpr int kLargestE3m4 = 31 << 6;
 
-constexpr CoefficientType kTypes[] = {CoefficientType::f16, CoefficientType::fp8, CoefficientType::e3m4,
-                                      CoefficientType::i8, CoefficientType::i4};
-
 /// How numbers of a type lie: multiples of `step`, and from 2^(mantissa + 1) steps on of twice it, and so on;
 /// integers have one step only.
 struct Grid {
@@ -87,28 +84,6 @@ uint8_t reaching_scale(CoefficientType type, std::span<const float> coefficients
 }
 
 }  // namespace
-
-std::string_view name_of(CoefficientType type) {
-  switch (type) {
-    case CoefficientType::f16:
-      return "f16";
-    case CoefficientType::fp8:
-      return "fp8";
-    case CoefficientType::e3m4:
-      return "e3m4";
-    case CoefficientType::i8:
-      return "i8";
-    case CoefficientType::i4:
-      return "i4";
-  }
-  return "?";
-}
-
-CoefficientType coefficient_type_from_name(std::string_view name) {
-  for (const CoefficientType type : kTypes)
-    if (name == name_of(type)) return type;
-  throw bad_input("coefficients are '{}'; they must be f16, fp8, e3m4, i8 or i4", name);
-}
 
 unsigned coefficient_bits(CoefficientType type) {
   return type == CoefficientType::f16 ? 16 : type == CoefficientType::i4 ? 4 : 8;

@@ -30,14 +30,15 @@
 #include <string_view>
 #include <vector>
 
+#include "lib/core/names.hpp"
 #include "lib/core/view.hpp"
 
 namespace kvcodec {
 
 enum class CoefficientType : uint8_t { f16, fp8, i8, i4, e3m4 };
-std::string_view name_of(CoefficientType type);
-/// Throws Error(bad_input) for names that name_of does not give.
-CoefficientType coefficient_type_from_name(std::string_view name);
+constexpr auto names_of(CoefficientType) {
+  return std::to_array<std::string_view>({"f16", "fp8", "i8", "i4", "e3m4"});
+}
 /// Bits of a coefficient, and of its scale per signal.
 unsigned coefficient_bits(CoefficientType type);
 unsigned scale_bits(CoefficientType type);

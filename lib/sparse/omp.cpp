@@ -37,10 +37,7 @@ std::vector<OptionField> OmpOptions::fields() {
       {"selection",
        "the next atom: the one with the largest correlation (omp), or the one that lowers the error most "
        "(ols)",
-       &selection,
-       {},
-       {},
-       {"omp", "ols"}}};
+       &selection}};
 }
 
 void OmpOptions::check() const {
@@ -162,7 +159,7 @@ SparseCodes Omp::encode(MatrixView<const float> signals, const OmpOptions& optio
   const auto s = static_cast<size_t>(options.sparsity);
   if (s > width_) throw usage_error("sparsity is {}; signals have only {} values", s, width_);
   if (s > atoms_) throw usage_error("sparsity is {}; the dictionary has only {} atoms", s, atoms_);
-  if (options.selection == "ols" && !has_gram())
+  if (options.selection == AtomSelection::ols && !has_gram())
     throw usage_error("selection ols needs the Gram matrix, which is not there");
   SparseCodes codes{{signals.rows(), s}, {signals.rows(), s}, {}, {}};
   codes.counts.resize(signals.rows());

@@ -30,12 +30,17 @@
 
 namespace kvcodec {
 
+/// The next atom: the one with the largest correlation, or the one that lowers the error most.
+enum class AtomSelection : uint8_t { omp, ols };
+constexpr auto names_of(AtomSelection) { return std::to_array<std::string_view>({"omp", "ols"}); }
+
 struct OmpOptions final : Options {
   int64_t sparsity =
       64;  ///< atoms per signal at most; the paper's middle setting. Bits per signal grow linearly with it
   double error_target =
       0;  ///< stop at |y - D x| <= error_target * |y|; 0 = take `sparsity` atoms whatever the error
-  std::string selection = "omp";  ///< the paper's; ols gains less than a percent of the error on our data
+  AtomSelection selection =
+      AtomSelection::omp;  ///< the paper's; ols gains less than a percent of the error on our data
 
   std::vector<OptionField> fields() override;
   void check() const override;

@@ -110,7 +110,7 @@ OmpBlock::OmpBlock(const Omp& omp, const OmpOptions& options)
                         .peaks = omp.gram_peaks_.data(),
                         .energies = omp.energies_.data(),
                         .entry_error = 0.5 / kWordUnit + rounding_of_dot(omp.width_)};
-    if (options.selection == "ols")
+    if (options.selection == AtomSelection::ols)
       by_error_ = std::make_unique<ErrorScreen>(gram, capacity_, kIndependentByError);
     else if (!omp.gram_bytes_.empty() && kernels_.screen_bytes && capacity_ < kLazyFrom &&
              ByteScreen::fits(capacity_))

@@ -244,6 +244,7 @@ void residual_double(const float* y, const float* const* rows, const double* x, 
 }
 
 void apply_both(const double* u, size_t stride, size_t k, const double* g, double* v, double* w) {
+  if (stride == 0) return;  // v and w may be null then
   memset(v, 0, stride * sizeof(*v));
   memset(w, 0, stride * sizeof(*w));
   for (size_t j = 0; j < k; ++j) {

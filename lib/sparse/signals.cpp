@@ -54,32 +54,6 @@ void check_shapes(const SignalLayout& layout, MatrixView<const float> rows, Matr
 
 }  // namespace
 
-std::string_view name_of(Normalize normalize) {
-  switch (normalize) {
-    case Normalize::none:
-      return "none";
-    case Normalize::layer:
-      return "layer";
-    case Normalize::signal:
-      return "signal";
-  }
-  return "?";
-}
-
-std::string_view name_of(Center center) { return center == Center::channel ? "channel" : "none"; }
-
-Normalize normalize_from_name(std::string_view name) {
-  for (const Normalize normalize : {Normalize::none, Normalize::layer, Normalize::signal})
-    if (name == name_of(normalize)) return normalize;
-  throw bad_input("normalize is '{}'; it must be none, layer or signal", name);
-}
-
-Center center_from_name(std::string_view name) {
-  for (const Center center : {Center::none, Center::channel})
-    if (name == name_of(center)) return center;
-  throw bad_input("center is '{}'; it must be none or channel", name);
-}
-
 void Normalization::check(size_t num_layers, size_t layer_width) const {
   if (layer_scale.size() != (normalize == Normalize::layer ? num_layers : 0))
     throw bad_input("{} layer scales for a model of {} layers, normalized by {}", layer_scale.size(),

@@ -17,17 +17,15 @@
 #include <string_view>
 #include <vector>
 
+#include "lib/core/names.hpp"
 #include "lib/core/view.hpp"
 
 namespace kvcodec {
 
 enum class Normalize : uint8_t { none, layer, signal };
+constexpr auto names_of(Normalize) { return std::to_array<std::string_view>({"none", "layer", "signal"}); }
 enum class Center : uint8_t { none, channel };
-std::string_view name_of(Normalize normalize);
-std::string_view name_of(Center center);
-/// Throw Error(bad_input) for names that name_of does not give.
-Normalize normalize_from_name(std::string_view name);
-Center center_from_name(std::string_view name);
+constexpr auto names_of(Center) { return std::to_array<std::string_view>({"none", "channel"}); }
 
 /// How a row is cut into signals.
 struct SignalLayout {

@@ -164,8 +164,7 @@ class Sampler {
 };
 
 Normalization find_normalization(const SignalSource& source, const TrainOptions& options) {
-  NormalizationFinder finder(normalize_from_name(options.normalize), center_from_name(options.center),
-                             source.layout(), source.num_layers());
+  NormalizationFinder finder(options.normalize, options.center, source.layout(), source.num_layers());
   Matrix<float> rows(kBlockTokens, source.layout().row_width());
   for (const Block& block : blocks_of(source)) {
     const MatrixView<float> part = rows.view().rows(0, block.tokens);
@@ -208,8 +207,8 @@ void start_clusters(Sampler& sampler, const TrainOptions& options, const KmeansF
 void start_atoms(Sampler& sampler, const TrainOptions& options, const KmeansFunction& cluster,
                  Matrix<float>& atoms) {
   kaiming_atoms(static_cast<uint64_t>(options.seed) ^ kForKaiming, atoms);
-  if (options.start == "kmeans") return start_clusters(sampler, options, cluster, atoms);
-  if (options.start != "samples") return;
+  if (options.start == DictStart::kmeans) return start_clusters(sampler, options, cluster, atoms);
+  if (options.start != DictStart::samples) return;
   sampler.seek(kForStart, 0);
   Matrix<float> signal(1, atoms.cols());
   for (size_t i = 0; i < atoms.rows();) {
@@ -256,7 +255,6 @@ class Trainer {
   GradientStep gradient_step(size_t signals) const;
   void follow_gradient(const PairsByAtom& pairs, const Coded& coded);
   void fit_products(MatrixView<const float> batch, const PairsByAtom& pairs, const Coded& coded);
-  bool keeps_products() const { return options_.optimizer == "online" || options_.optimizer == "mod"; }
   void replace_dead(MatrixView<const float> batch, const Coded& coded);
   void validate(const SignalSource& source);
   bool loss_is_stable() const;
@@ -282,11 +280,11 @@ void Trainer::begin(const SignalSource& source) {
   start_atoms(sampler, options_, cluster_, dictionary_.atoms);
   state_ = {};
   state_.usage.resize(dictionary_.atoms.rows());
-  if (options_.optimizer == "adam") {
+  if (options_.optimizer == Optimizer::adam) {
     state_.mean = Matrix<float>(dictionary_.atoms.rows(), dictionary_.atoms.cols());
     state_.variance = state_.mean;
   }
-  if (keeps_products()) {
+  if (keeps_products(options_.optimizer)) {
     state_.signal_products = Matrix<float>(dictionary_.atoms.rows(), dictionary_.atoms.cols());
     state_.coefficient_products = Matrix<float>(dictionary_.atoms.rows(), dictionary_.atoms.rows());
   }
@@ -295,7 +293,7 @@ void Trainer::begin(const SignalSource& source) {
 void Trainer::check_state(const SignalSource& source) const {
   dictionary_.check(source.layout(), source.num_layers());
   const size_t n = dictionary_.atoms.rows(), m = dictionary_.atoms.cols();
-  const bool adam = options_.optimizer == "adam", products = keeps_products();
+  const bool adam = options_.optimizer == Optimizer::adam, products = keeps_products(options_.optimizer);
   const auto fits = [&](const Matrix<float>& matrix, bool there, size_t cols) {
     return matrix.rows() == (there ? n : 0) && matrix.cols() == (there ? cols : 0);
   };
@@ -363,9 +361,9 @@ void Trainer::update(MatrixView<const float> batch, Coded& coded) {
   }
   const PairsByAtom pairs(coded.codes, dictionary_.atoms.rows());
   for (size_t atom = 0; atom < dictionary_.atoms.rows(); ++atom) state_.usage[atom] += pairs.of(atom).size();
-  if (keeps_products())
+  if (keeps_products(options_.optimizer))
     fit_products(batch, pairs, coded);
-  else if (options_.optimizer == "ksvd")
+  else if (options_.optimizer == Optimizer::ksvd)
     ksvd(pairs, coded.residuals, dictionary_.atoms);
   else
     follow_gradient(pairs, coded);
@@ -378,7 +376,7 @@ void Trainer::fit_products(MatrixView<const float> batch, const PairsByAtom& pai
   const auto t = static_cast<double>(state_.steps + 1);
   const auto keep = static_cast<float>(std::pow(1 - 1 / t, options_.forgetting));
   add_products(coded.codes, pairs, batch, keep, state_.coefficient_products, state_.signal_products);
-  if (options_.optimizer == "online") {
+  if (options_.optimizer == Optimizer::online) {
     descend(state_.coefficient_products, state_.signal_products, true, dictionary_.atoms);
     return;
   }
@@ -391,7 +389,7 @@ void Trainer::fit_products(MatrixView<const float> batch, const PairsByAtom& pai
 GradientStep Trainer::gradient_step(size_t signals) const {
   const auto t = static_cast<double>(state_.steps + 1);
   GradientStep step;
-  step.adam = options_.optimizer == "adam";
+  step.adam = options_.optimizer == Optimizer::adam;
   step.factor = static_cast<float>(-2.0 / static_cast<double>(signals));
   step.rate = static_cast<float>(step.adam ? options_.learning_rate / (1 - std::pow(kMeanDecay, t))
                                            : options_.learning_rate);
@@ -454,11 +452,11 @@ void Trainer::replace_dead(MatrixView<const float> batch, const Coded& coded) {
     std::ranges::copy(batch.row(worst[i]), row.begin());
     if (normalize_atoms({row.data(), 1, row.size()}) > 0)
       throw failed("a signal that cannot be made an atom");
-    if (options_.optimizer == "adam") {
+    if (options_.optimizer == Optimizer::adam) {
       std::ranges::fill(state_.mean.row(dead[i]), 0.0f);
       std::ranges::fill(state_.variance.row(dead[i]), 0.0f);
     }
-    if (keeps_products()) {  // what is known of it was of another atom
+    if (keeps_products(options_.optimizer)) {  // what is known of it was of another atom
       std::ranges::fill(state_.signal_products.row(dead[i]), 0.0f);
       std::ranges::fill(state_.coefficient_products.row(dead[i]), 0.0f);
       for (size_t other = 0; other < atoms.rows(); ++other) state_.coefficient_products(other, dead[i]) = 0;
@@ -548,41 +546,23 @@ std::vector<OptionField> TrainOptions::fields() {
       {"atoms", "atoms of each side's dictionary", &atoms, 1, 1 << 24},
       {"sparsity", "atoms per signal", &sparsity, 1, 1 << 16},
       {"layer-group", "consecutive layers that share one code", &layer_group, 1, 1 << 16},
-      {"signal",
-       "what is one signal: a token with all its heads, or each head by itself",
-       &signal,
-       {},
-       {},
-       {"token", "head"}},
+      {"signal", "what is one signal: a token with all its heads, or each head by itself", &signal},
       {"dict-scope",
        "what one dictionary serves: all layers, one group of layers (all that may be given to train then "
        "holds "
        "for each dictionary: atoms, epochs, seconds ...), or one layer, where groups have one",
-       &dict_scope,
-       {},
-       {},
-       {"global", "group", "layer"}},
-      {"normalize",
-       "divide signals by their layer's root mean square, by their own norm, or not at all",
-       &normalize,
-       {},
-       {},
-       {"layer", "signal", "none"}},
-      {"center", "subtract each channel's mean, or nothing", &center, {}, {}, {"channel", "none"}},
+       &dict_scope},
+      {"normalize", "divide signals by their layer's root mean square, by their own norm, or not at all",
+       &normalize},
+      {"center", "subtract each channel's mean, or nothing", &center},
       {"start",
        "first atoms: signals of the data, the directions of clusters of them (16 per atom are held at once), "
        "or uniform random numbers",
-       &start,
-       {},
-       {},
-       {"samples", "kmeans", "kaiming"}},
+       &start},
       {"optimizer",
        "how atoms follow the signals of a batch: along the gradient (adam, gradient), or by least squares "
        "over the batches so far (online, mod: 4 N N bytes for N atoms of each side) or over the batch (ksvd)",
-       &optimizer,
-       {},
-       {},
-       {"online", "adam", "gradient", "mod", "ksvd"}},
+       &optimizer},
       {"learning-rate", "size of a step of adam and gradient", &learning_rate, 0, 1e6},
       {"forgetting", "for online and mod: at step t, batches before it weigh (1 - 1/t) to this power",
        &forgetting, 0, 1e6},
@@ -600,10 +580,7 @@ std::vector<OptionField> TrainOptions::fields() {
       {"atom-type",
        "how the dictionary keeps its atoms: floats, or levels of 8 bits with a scale (a quarter as large, "
        "faster)",
-       &atom_type,
-       {},
-       {},
-       {"f32", "i8"}},
+       &atom_type},
       {"seed", "seed of the order of the data and of random starts", &seed, 0, 9e15},
   };
 }
@@ -611,7 +588,7 @@ std::vector<OptionField> TrainOptions::fields() {
 void TrainOptions::check() const {
   if (!(learning_rate > 0)) throw usage_error("learning-rate is {}; it must be positive", learning_rate);
   if (sparsity > atoms) throw usage_error("sparsity is {}; there are only {} atoms", sparsity, atoms);
-  if (dict_scope == "layer" && layer_group != 1)
+  if (dict_scope == DictScope::layer && layer_group != 1)
     throw usage_error(
         "dict-scope layer wants a layer-group of 1, not {}: the layers of a group share their codes, and so "
         "their dictionary (dict-scope group)",
@@ -622,7 +599,7 @@ SignalLayout TrainOptions::layout(int heads, int head_dim) const {
   return {.layers = static_cast<int>(layer_group),
           .heads = heads,
           .head_dim = head_dim,
-          .per_head = signal == "head"};
+          .per_head = signal == SignalUnit::head};
 }
 
 uint64_t planned_steps(const SignalSource& source, const TrainOptions& options) {
@@ -636,13 +613,13 @@ uint64_t planned_steps(const SignalSource& source, const TrainOptions& options) 
 uint64_t trained_bytes(const SignalSource& source, const TrainOptions& options) {
   const auto atoms = static_cast<uint64_t>(options.atoms), width = source.layout().signal_width();
   uint64_t per_atom = width;
-  if (options.optimizer == "adam") per_atom += 2 * width;
-  if (options.optimizer == "online" || options.optimizer == "mod") per_atom += atoms + width;
+  if (options.optimizer == Optimizer::adam) per_atom += 2 * width;
+  if (keeps_products(options.optimizer)) per_atom += atoms + width;
   return checked_mul(checked_mul(atoms, per_atom), sizeof(float));
 }
 
 uint64_t start_bytes(const SignalSource& source, const TrainOptions& options) {
-  if (options.start != "kmeans") return 0;
+  if (options.start != DictStart::kmeans) return 0;
   return checked_mul(
       checked_mul(signals_to_cluster(signals_of(split_of(source, options).training, source.layout()),
                                      static_cast<uint64_t>(options.atoms)),
@@ -654,7 +631,7 @@ void train_dictionary(const SignalSource& source, const TrainOptions& options, D
                       TrainState& state, const Progress& progress, TrainingEngine* engine,
                       const KmeansFunction& cluster) {
   options.check();
-  if (engine && options.optimizer != "adam" && options.optimizer != "gradient")
+  if (engine && !follows_gradient(options.optimizer))
     throw failed("steps of {} by an engine that takes those of adam and gradient", options.optimizer);
   const size_t width = source.layout().signal_width();
   if (static_cast<size_t>(options.sparsity) > width)

@@ -25,22 +25,48 @@
 
 namespace kvcodec {
 
+/// What is one signal: a token with all its heads, or each head by itself.
+enum class SignalUnit : uint8_t { token, head };
+constexpr auto names_of(SignalUnit) { return std::to_array<std::string_view>({"token", "head"}); }
+
+/// What one dictionary serves.
+enum class DictScope : uint8_t { global, group, layer };
+constexpr auto names_of(DictScope) { return std::to_array<std::string_view>({"global", "group", "layer"}); }
+
+/// What the first atoms are: signals of the data, directions of clusters of them, or uniform random numbers.
+enum class DictStart : uint8_t { samples, kmeans, kaiming };
+constexpr auto names_of(DictStart) {
+  return std::to_array<std::string_view>({"samples", "kmeans", "kaiming"});
+}
+
+enum class Optimizer : uint8_t { online, adam, gradient, mod, ksvd };
+constexpr auto names_of(Optimizer) {
+  return std::to_array<std::string_view>({"online", "adam", "gradient", "mod", "ksvd"});
+}
+/// Whether it steps along the gradient of a batch, and whether it keeps the products of all batches so far.
+constexpr bool follows_gradient(Optimizer optimizer) {
+  return optimizer == Optimizer::adam || optimizer == Optimizer::gradient;
+}
+constexpr bool keeps_products(Optimizer optimizer) {
+  return optimizer == Optimizer::online || optimizer == Optimizer::mod;
+}
+
 struct TrainOptions final : Options {
   int64_t atoms = 8192;     ///< the paper's size; ids then take 13 bits
   int64_t sparsity = 64;    ///< atoms per signal while training, and what encode takes by default
   int64_t layer_group = 1;  ///< consecutive layers that share one code
-  std::string signal = "token";
-  std::string dict_scope = "global";
-  std::string normalize = "layer";  ///< a global dictionary would serve the loud layers only
-  std::string center =
-      "channel";  ///< on real keys much of the energy is the channels' means, the same for every token
-  std::string start =
-      "samples";  ///< close to the data from the first step; the paper starts from random numbers
-  std::string optimizer = "adam";  ///< the paper's
-  double learning_rate = 3e-3;     ///< for adam; the paper's 5e-4 is far from its goal after a few epochs
-  double forgetting = 3;           ///< codes of the first steps were made with bad atoms
-  int64_t batch = 1024;            ///< the paper's
-  int64_t epochs = 3;              ///< the paper's
+  SignalUnit signal = SignalUnit::token;
+  DictScope dict_scope = DictScope::global;
+  Normalize normalize = Normalize::layer;  ///< a global dictionary would serve the loud layers only
+  Center center =
+      Center::channel;  ///< on real keys much of the energy is the channels' means, the same for every token
+  DictStart start =
+      DictStart::samples;  ///< close to the data from the first step; the paper starts from random numbers
+  Optimizer optimizer = Optimizer::adam;  ///< the paper's
+  double learning_rate = 3e-3;  ///< for adam; the paper's 5e-4 is far from its goal after a few epochs
+  double forgetting = 3;        ///< codes of the first steps were made with bad atoms
+  int64_t batch = 1024;         ///< the paper's
+  int64_t epochs = 3;           ///< the paper's
   int64_t steps = 0;
   double seconds = 0;
   double tolerance = 1e-3;   ///< relative gain over kStableSteps steps; less is noise between batches
@@ -48,8 +74,8 @@ struct TrainOptions final : Options {
   int64_t replace_every =
       25;  ///< steps; with batches of 1024 every live atom has been used many times by then
   double validation = 0;
-  std::string atom_type =
-      "i8";  ///< a quarter of the bytes of f32 and several times its speed, for 0.1 to 0.2% more error
+  AtomType atom_type = AtomType::
+      i8;  ///< a quarter of the bytes of f32 and several times its speed, for 0.1 to 0.2% more error
   int64_t seed = 1;
 
   std::vector<OptionField> fields() override;

@@ -88,7 +88,7 @@ void measure_shape(const Shape& shape) {
         bench::measure(kRepeats, [&] { codes = omp.encode(signals, options_of(shape)); });
     if (threads == 1) check_answer(atoms, signals, codes, shape.s);
     OmpOptions by_error = options_of(shape);
-    by_error.selection = "ols";
+    by_error.selection = AtomSelection::ols;
     SparseCodes better;
     const bench::Times ordering = bench::measure(kRepeats, [&] { better = omp.encode(signals, by_error); });
     const bench::Times decoding =

@@ -42,7 +42,7 @@ Book random_book(const Model& model) {
   book.options.atoms = kAtoms;
   book.options.sparsity = kPairs;
   book.options.layer_group = model.layers;
-  book.options.optimizer = "gradient";
+  book.options.optimizer = Optimizer::gradient;
   book.num_layers = model.layers, book.heads = model.heads, book.head_dim = model.head_dim;
   for (const Side side : kSides) {
     Dictionary& dictionary = book.of(side).dictionary;

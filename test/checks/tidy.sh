@@ -22,9 +22,10 @@ base() {
   echo "$found"
 }
 
+folders=(lib formats cli cuda)
+
 # Changed sources of the product, those changed by the last commits first; what is not committed counts as changed last.
 changed() {
-  local folders=(lib formats cli cuda)
   { git diff --name-only HEAD -- "${folders[@]}"
     git log --format= --name-only "$1..HEAD" -- "${folders[@]}" 2>/dev/null || git ls-files -- "${folders[@]}"
   } | awk 'NF && !seen[$0]++' | while IFS= read -r file; do [[ ! -f $file ]] || echo "$file"; done
@@ -38,7 +39,8 @@ sources() {
       *.cpp) echo "$file" ;;
       *.hpp)
         source=${file%.hpp}.cpp
-        [[ -f $source ]] || source=$(grep -rlF --include='*.cpp' "#include \"$file\"" lib formats cli cuda | sort | head -n 1)
+        # No source may include it: the search then fails, which is no failure of ours.
+        [[ -f $source ]] || source=$(grep -rlF --include='*.cpp' "#include \"$file\"" "${folders[@]}" | sort | sed -n 1p) || true
         [[ -z $source ]] || echo "$source"
         ;;
     esac
@@ -67,6 +69,7 @@ self_test() {
   cp "$rules" .
   printf '#include "lib/changed.hpp"\nint includes() { return *defect(); }\n' >lib/includes.cpp
   printf 'inline int* defect() { static int i; return &i; }\n' >lib/changed.hpp
+  printf 'inline int nobody() { return 1; }\n' >lib/alone.hpp  # that no source includes it stops nothing
   printf 'int* old_defect() { return 0; }\n' >lib/old.cpp
   printf 'int* none() { return nullptr; }\n' >lib/edited.cpp
   { local file separator='['
@@ -81,6 +84,7 @@ self_test() {
   git add lib .clang-tidy
   as "2020-01-01T00:00:00Z" first
   printf 'inline int* defect() { return 0; }\n' >lib/changed.hpp
+  printf 'inline int nobody() { return 2; }\n' >lib/alone.hpp
   git add lib
   as "2020-01-03T00:00:00Z" second
   printf 'int* none() { return 0; }\n' >lib/edited.cpp

@@ -39,7 +39,7 @@ struct Head {
   ClusterIndex index;
   uint64_t tokens;
   Matrix<float> queries;
-  SharedBy by;
+  Share by;
 };
 
 }  // namespace
@@ -86,14 +86,14 @@ TEST_CASE("device: selections by clusters are lib's") {
   std::vector<Head> heads;
   // Centroids that are all different, some equal, all equal; a sink, none; tokens that wait, none; one
   // cluster.
-  heads.push_back({random_index(rng, 16, 4, 150, 20, 20), 150, test::random_rows(rng, 1, 16), SharedBy::max});
-  heads.push_back({random_index(rng, 21, 0, 333, 40, 7), 341, test::random_rows(rng, 3, 21), SharedBy::max});
-  heads.push_back({random_index(rng, 40, 16, 100, 9, 1), 170, test::random_rows(rng, 4, 40), SharedBy::mean});
-  heads.push_back({random_index(rng, 8, 3, 40, 1, 1), 40, test::random_rows(rng, 2, 8), SharedBy::mean});
-  heads.push_back({ClusterIndex(8, 5), 33, test::random_rows(rng, 2, 8), SharedBy::max});
-  heads.push_back({ClusterIndex(8, 50), 33, test::random_rows(rng, 1, 8), SharedBy::max});
+  heads.push_back({random_index(rng, 16, 4, 150, 20, 20), 150, test::random_rows(rng, 1, 16), Share::max});
+  heads.push_back({random_index(rng, 21, 0, 333, 40, 7), 341, test::random_rows(rng, 3, 21), Share::max});
+  heads.push_back({random_index(rng, 40, 16, 100, 9, 1), 170, test::random_rows(rng, 4, 40), Share::mean});
+  heads.push_back({random_index(rng, 8, 3, 40, 1, 1), 40, test::random_rows(rng, 2, 8), Share::mean});
+  heads.push_back({ClusterIndex(8, 5), 33, test::random_rows(rng, 2, 8), Share::max});
+  heads.push_back({ClusterIndex(8, 50), 33, test::random_rows(rng, 1, 8), Share::max});
   heads.push_back(
-      {random_index(rng, 128, 2, 2000, 300, 300), 2000, test::random_rows(rng, 5, 128), SharedBy::max});
+      {random_index(rng, 128, 2, 2000, 300, 300), 2000, test::random_rows(rng, 5, 128), Share::max});
   std::vector<cuda::ClusterIndex> indices;
   for (const Head& head : heads) indices.emplace_back(head.index);
   std::vector<cuda::ClusterQuery> queries;
@@ -132,7 +132,7 @@ TEST_CASE("device: selections of queries that see the first tokens of a document
         each.push_back({.index = &of_device,
                         .tokens = tokens,
                         .queries = queries,
-                        .by = each.size() % 2 == 0 ? SharedBy::max : SharedBy::mean,
+                        .by = each.size() % 2 == 0 ? Share::max : Share::mean,
                         .divided = false,
                         .budget = budget,
                         .newest = newest});
@@ -150,9 +150,9 @@ TEST_CASE("device: selections of queries that see the first tokens of a document
     const KeptAnyway kept = kept_anyway(query.tokens, 5, std::max(waiting, query.newest), query.budget);
     std::vector<Scored> expected, others;
     for (uint64_t t = 0; t < query.tokens; ++t) {
-      const Scored token{t >= 300                    ? waiting_score(query.tokens, t)
-                         : query.by == SharedBy::max ? std::max(scores(0, t), scores(1, t))
-                                                     : scores(0, t) + scores(1, t),
+      const Scored token{t >= 300                 ? waiting_score(query.tokens, t)
+                         : query.by == Share::max ? std::max(scores(0, t), scores(1, t))
+                                                  : scores(0, t) + scores(1, t),
                          static_cast<uint32_t>(t)};
       (t < kept.first || t >= query.tokens - kept.newest ? expected : others).push_back(token);
     }
@@ -170,7 +170,7 @@ TEST_CASE("device: selections of queries that see the first tokens of a document
 TEST_CASE("device: rows of selected tokens are gathered as they are") {
   NEEDS_DEVICE();
   Rng rng(63);
-  const Head wide{random_index(rng, 16, 4, 150, 20, 20), 157, test::random_rows(rng, 1, 16), SharedBy::max};
+  const Head wide{random_index(rng, 16, 4, 150, 20, 20), 157, test::random_rows(rng, 1, 16), Share::max};
   const cuda::ClusterIndex index(wide.index);
   const std::vector<cuda::ClusterQuery> queries(4, {&index, wide.tokens, wide.queries, wide.by, true, 60});
   const Matrix<float> floats = test::random_rows(rng, 157, 20), few = test::random_rows(rng, 160, 3);
@@ -210,7 +210,7 @@ TEST_CASE("device: selections refuse what they cannot rank") {
   Matrix<float> query = test::random_rows(rng, 2, 8);
   const Matrix<float> narrow = test::random_rows(rng, 1, 7);
   const auto select = [&](uint64_t tokens, MatrixView<const float> queries) {
-    const cuda::ClusterQuery each{&index, tokens, queries, SharedBy::max, true, 10};
+    const cuda::ClusterQuery each{&index, tokens, queries, Share::max, true, 10};
     (void)cuda::ClusterSelection({&each, 1});
   };
   CHECK_NOTHROW(select(30, query));

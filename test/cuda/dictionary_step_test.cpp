@@ -72,11 +72,11 @@ void train_both(const SignalSource& source, const TrainOptions& options, Trained
 TEST_CASE("device: training comes to lib's dictionary") {
   NEEDS_DEVICE();
   const RandomSource source(51, 90, {.layers = 1, .heads = 2, .head_dim = 9});
-  for (const std::string optimizer : {"adam", "gradient"}) {
+  for (const Optimizer optimizer : {Optimizer::adam, Optimizer::gradient}) {
     CAPTURE(optimizer);
     TrainOptions options;
     options.atoms = 40, options.sparsity = 3, options.batch = 30, options.epochs = 2;
-    options.optimizer = optimizer, options.learning_rate = optimizer == "adam" ? 0.01 : 0.5;
+    options.optimizer = optimizer, options.learning_rate = optimizer == Optimizer::adam ? 0.01 : 0.5;
     options.replace_every = 2, options.dead_below = 0.6, options.validation = 0.2;
     Trained one, other;
     train_both(source, options, one, other);
@@ -102,10 +102,10 @@ TEST_CASE("device: a step adds up pairs of more than one window of signals in th
 TEST_CASE("device: training of any optimizer begins with clusters that are made there") {
   NEEDS_DEVICE();
   const RandomSource source(53, 120, {.layers = 1, .heads = 2, .head_dim = 8});
-  for (const std::string optimizer : {"adam", "online"}) {
+  for (const Optimizer optimizer : {Optimizer::adam, Optimizer::online}) {
     TrainOptions options;
     options.atoms = 9, options.sparsity = 2, options.batch = 60, options.epochs = 1;
-    options.optimizer = optimizer, options.start = "kmeans";
+    options.optimizer = optimizer, options.start = DictStart::kmeans;
     Dictionary expected, found;
     TrainState of_lib, on_device;
     kvcodec::train_dictionary(source, options, expected, of_lib);
@@ -121,11 +121,11 @@ TEST_CASE("device: training that does not fit is refused") {
   NEEDS_DEVICE();
   TrainOptions options;
   options.atoms = 30, options.sparsity = 4;
-  for (const std::string optimizer : {"online", "mod", "ksvd"}) {
+  for (const Optimizer optimizer : {Optimizer::online, Optimizer::mod, Optimizer::ksvd}) {
     options.optimizer = optimizer;
     CHECK_THROWS_AS((void)cuda::make_training_engine(options, 10), Error);
   }
-  options.optimizer = "adam";
+  options.optimizer = Optimizer::adam;
   options.sparsity = 11;
   CHECK_THROWS_AS((void)cuda::make_training_engine(options, 10), Error);
   options.sparsity = 4;

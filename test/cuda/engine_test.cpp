@@ -380,7 +380,7 @@ TEST_CASE("causal attention of an engine over decoded rows is lib's, but for rou
   const auto engine = cuda::make_engine();
   for (const test::CodecCase& row :
        {test::CodecCase{.label = "none", .codec = "none", .options = {}},
-        test::CodecCase{.label = "kivi", .codec = "kivi", .options = {{"residual", int64_t{32}}}}}) {
+        test::CodecCase{.label = "kivi", .codec = "kivi", .options = {{"window", int64_t{32}}}}}) {
     INFO(row.label);
     const Pair keys = make_pair(row, 2, 32, Side::key, *engine, rng),
                values = make_pair(row, 2, 32, Side::value, *engine, rng);
@@ -683,7 +683,7 @@ TEST_CASE("a model goes on, on a device, behind caches that the device decodes")
                     {.stream = stream});
     return loop.run(documents);
   };
-  const StepSelection quest{.by = "quest", .budget = 8};
+  const StepSelection quest{.by = SelectBy::quest, .budget = 8};
   const int threads = num_threads();
   set_num_threads(3);  // documents side by side
   for (const size_t stream : {0, 9}) {
@@ -723,13 +723,14 @@ TEST_CASE("steps choose the same tokens by clusters with a device, which are mad
   const Matrix<float> keys = test::random_rows(rng, 200 + steps, 32),
                       values = test::random_rows(rng, 200 + steps, 32),
                       queries = test::random_rows(rng, steps, 64);
-  for (const char* share : {"max", "mean", "each"}) {
+  for (const Share share : {Share::max, Share::mean, Share::each}) {
     CAPTURE(share);
     std::vector<std::string> left;
     const auto engine = cuda::make_engine([&](const std::string& what) { left.push_back(what); });
     const auto attended = [&](Engine* own) {
       Matrix<float> out(steps, 64);
-      SelectedAttention(config, {{.by = "cluster", .budget = 270, .newest = 3, .share = share}}, prefix, own)
+      SelectedAttention(config, {{.by = SelectBy::clusters, .budget = 270, .newest = 3, .share = share}},
+                        prefix, own)
           .attend(
               {.past = prefix, .position = 200, .query = queries, .key = keys, .value = values, .out = out});
       return out;

@@ -72,8 +72,9 @@ TEST_CASE("device: training of residual codebooks has the bits of the CPU") {
     train_codebooks(rows, options, trained.books, trained.state, {}, engine);
     return trained;
   };
-  for (const auto& [method, update] :
-       {std::pair{"kmeans", "least-squares"}, {"simvq", "least-squares"}, {"simvq", "gradient"}}) {
+  for (const auto& [method, update] : {std::pair{RvqMethod::kmeans, RvqUpdate::least_squares},
+                                       {RvqMethod::simvq, RvqUpdate::least_squares},
+                                       {RvqMethod::simvq, RvqUpdate::gradient}}) {
     INFO(method, " ", update);
     RvqTrainOptions options;
     options.method = method, options.update = update;

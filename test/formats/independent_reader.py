@@ -392,10 +392,10 @@ def decode_none(codes, book, layer, side, rows, tokens):
 
 def decode_kivi(codes, book, layer, side, rows, tokens):
     p, heads, dim = codes.parameters, codes.group * codes.heads, codes.dim
-    bits, group, value_group = p["bits"], p["group"], p["value-group"]
+    bits, group, value_group = p["bits"], p["key-group"], p["value-group"]
     head_bytes = -(-dim * bits // 8)
     quantized = len(rows["codes"])
-    require(quantized in (0, max(0, (tokens - p["residual"]) // group * group)), "kivi: quantized tokens")
+    require(quantized in (0, max(0, (tokens - p["window"]) // group * group)), "kivi: quantized tokens")
     require(rows["codes"].shape[1:] == (heads, head_bytes) and len(rows["tail"]) == tokens - quantized, "kivi: shapes")
     stream = np.unpackbits(rows["codes"].reshape(-1, head_bytes), axis=1)[:, :dim * bits]
     levels = (stream.reshape(-1, dim, bits).astype("u4") @ (1 << np.arange(bits - 1, -1, -1)).astype("u4"))

@@ -118,7 +118,7 @@ plain() {
   lossy=$recon
   differ $codes kv.h5
   for kv in wide half empty; do coded $kv --codec kivi; done
-  for bits in 1 3 8; do coded kv --codec kivi --bits $bits --group 16 --value-group 6 --residual 40; done
+  for bits in 1 3 8; do coded kv --codec kivi --bits $bits --key-group 16 --value-group 6 --window 40; done
   coded kv --codec kivi --scale-type f32
   coded kv --codec kivi --scale-type bf16 --storage f16
   typed kv --codec none
@@ -128,8 +128,8 @@ plain() {
   reader check $codes
   differ $codes "$lossy"
   for kv in wide half empty; do coded $kv --codec selfindex; done
-  coded kv --codec selfindex --center median --key-levels signed --full-tokens 3
-  coded kv --codec selfindex --full-tokens 0 --storage f16
+  coded kv --codec selfindex --center median --key-levels signed --exact-tokens 3
+  coded kv --codec selfindex --exact-tokens 0 --storage f16
   coded kv --codec selfindex --store 16bit
   typed kv --codec q4
   differ $codes "$lossy"

@@ -696,7 +696,7 @@ TEST_CASE("malformed: codes files") {
        "/layers/2/value: document 0: the digest of bytes 0 to"},
       {"a bit of a footer",
        [](const std::string& path) {
-         const auto place = PartsFile(path).place(1, 3);
+         const std::pair<uint64_t, uint64_t> place = PartsFile(path).place(1, 3);
          flip_byte(path, chunk_address(path, "/data", 0) + place.first + place.second - 30);
        },
        "/layers/2/value: document 0: the digest of the footer does not hold: the file is damaged"},

@@ -21,12 +21,13 @@ inline Scalar choose_value(const OptionField& field, Bytes& input) {
   if (std::holds_alternative<bool*>(field.target)) return byte % 2 != 0;
   if (std::holds_alternative<int64_t*>(field.target)) return int64_t{byte % 64};
   if (std::holds_alternative<double*>(field.target)) return byte < 128 ? 0.0 : (byte - 128) / 127.0;
-  return field.choices.empty() ? std::string() : field.choices[byte % field.choices.size()];
+  const std::vector<std::string> choices = choices_of(field);
+  return choices.empty() ? std::string() : choices[byte % choices.size()];
 }
 
 /// Codebooks for the context of a few random entries; how many, and of what type, the input says.
 inline Book choose_codebooks(const CodecContext& context, Bytes& input) {
-  constexpr const char* kTypes[] = {"f16", "bf16", "f32"};
+  constexpr DType kTypes[] = {DType::f16, DType::bf16, DType::f32};
   RvqBook book;
   RvqBookOptions& o = book.options;
   Rng rng(input.byte());
@@ -34,10 +35,10 @@ inline Book choose_codebooks(const CodecContext& context, Bytes& input) {
   o.entries_value = 2 + input.byte() % 16, o.entries_low = 2 + 2 * int64_t{input.byte()};
   o.entries_high = 2 + input.byte() % 16;  // ids of low dimensions may need two bytes
   o.entry_type = kTypes[input.byte() % 3];
-  o.split = input.byte() % 4 == 0 ? "none" : "rope";
+  o.split = input.byte() % 4 == 0 ? SplitBy::none : SplitBy::rope;
   book.head_dim = context.head_dim;
   const auto d = static_cast<size_t>(context.head_dim);
-  book.split = split_dimensions(split_from_name(o.split), {}, d, paper_high_pairs(d));
+  book.split = split_dimensions(o.split, {}, d, paper_high_pairs(d));
   for (const RvqPart part : kRvqParts) {
     Codebooks books(book.stages(part), book.entries(part), book.width(part));
     for (size_t s = 0; s < books.stages(); ++s)
@@ -50,19 +51,18 @@ inline Book choose_codebooks(const CodecContext& context, Bytes& input) {
 
 /// A dictionary for the context of a few random atoms; how many, and what is done to signals, the input says.
 inline Book choose_dictionary(const CodecContext& context, Bytes& input) {
-  constexpr const char* kNormalize[] = {"none", "layer", "signal"};
   SparseBook book;
   TrainOptions& o = book.options;
   Rng rng(input.byte());
   o.atoms = 1 + input.byte() % 200;
   o.sparsity = 1;  // what encoding takes is an option of its own
-  o.signal = input.byte() % 4 == 0 ? "head" : "token";
-  o.normalize = kNormalize[input.byte() % 3];
-  o.center = input.byte() % 2 == 0 ? "none" : "channel";
+  o.signal = input.byte() % 4 == 0 ? SignalUnit::head : SignalUnit::token;
+  o.normalize = static_cast<Normalize>(input.byte() % 3);
+  o.center = input.byte() % 2 == 0 ? Center::none : Center::channel;
   const uint8_t kind = input.byte();
-  o.atom_type = kind % 4 == 0 ? "f32" : "i8";
-  o.dict_scope = kind < 192 ? "global" : "layer";
-  o.optimizer = "gradient";
+  o.atom_type = kind % 4 == 0 ? AtomType::f32 : AtomType::i8;
+  o.dict_scope = kind < 192 ? DictScope::global : DictScope::layer;
+  o.optimizer = Optimizer::gradient;
   book.num_layers = context.num_layers, book.heads = context.heads, book.head_dim = context.head_dim;
   const auto layers = static_cast<size_t>(context.num_layers);
   const auto fill = [&](Matrix<float>& matrix) {
@@ -73,9 +73,9 @@ inline Book choose_dictionary(const CodecContext& context, Bytes& input) {
     dictionary.atoms = Matrix<float>(static_cast<size_t>(o.atoms), book.layout().signal_width());
     fill(dictionary.atoms);
     Normalization& normalization = dictionary.normalization;
-    normalization.normalize = normalize_from_name(o.normalize);
+    normalization.normalize = o.normalize;
     if (normalization.normalize == Normalize::layer) normalization.layer_scale.assign(layers, 0.75f);
-    if (o.center == "channel") {
+    if (o.center == Center::channel) {
       normalization.channel_mean = Matrix<float>(layers, book.layout().layer_width());
       fill(normalization.channel_mean);
     }

@@ -176,7 +176,8 @@ bool same_bits(const Matrix<float>& a, const Matrix<float>& b) {
 
 }  // namespace
 
-TEST_CASE("attention over codes: that of the decoded rows, for every codec, straight and decoded first") {
+TEST_CASE(
+    "attention over codes: that of the decoded rows, for every codec, straight and decoded first (long)") {
   uint64_t seed = 1;
   for (const test::CodecCase& row : test::codec_table()) {
     CAPTURE(row.label);

@@ -158,8 +158,8 @@ TEST_CASE("closed loop: coarser codes are farther away; streams wait as the code
   two.set("bits", int64_t{2});
   four.set("bits", int64_t{4});
   patient.set("bits", int64_t{2});
-  patient.set("group", int64_t{8});
-  patient.set("residual", int64_t{500});
+  patient.set("key-group", int64_t{8});
+  patient.set("window", int64_t{500});
   const auto results =
       bench.run({bench.setting("q4", DType::f32, two), bench.setting("q4", DType::f32, four),
                  bench.setting("kivi", DType::bf16, patient), bench.setting("none", DType::bf16)},
@@ -174,10 +174,10 @@ TEST_CASE("closed loop: selecting all there is changes nothing, few of them does
   Bench bench;
   std::vector<LoopSetting> settings;
   for (const uint64_t budget : {uint64_t{1000}, uint64_t{6}})
-    for (const std::string_view by : step_selectors())
-      for (const char* share : {"max", "each"}) {
+    for (const SelectBy by : kStepSelectors)
+      for (const Share share : {Share::max, Share::each}) {
         settings.push_back(bench.setting("none", DType::f32));
-        settings.back().selection = {.by = std::string(by), .budget = budget, .newest = 2, .share = share};
+        settings.back().selection = {.by = by, .budget = budget, .newest = 2, .share = share};
       }
   const size_t half = settings.size() / 2;
   for (const size_t stream : {0, 20}) {
@@ -186,9 +186,9 @@ TEST_CASE("closed loop: selecting all there is changes nothing, few of them does
     for (size_t i = half; i < settings.size(); ++i) CHECK_GT(total_divergence(results, i), 0.1);
     CHECK_LT(total_divergence(results, half), total_divergence(results, half + 2));
   }
-  settings[0].selection.by = "dice";
+  settings[0].selection.by = SelectBy::codes;
   CHECK_THROWS_AS(bench.run(settings), Error);
-  settings[0].selection = {.by = "quest"};
+  settings[0].selection = {.by = SelectBy::quest};
   CHECK_THROWS_AS(bench.run(settings), Error);
 }
 
@@ -200,9 +200,9 @@ TEST_CASE("closed loop: what selects stands on the prefix alone, however the res
   document.prefix = 60;
   while (document.tokens.size() < 60 + 340) document.tokens.push_back(static_cast<uint32_t>(rng.below(60)));
   std::vector<LoopSetting> settings;
-  for (const std::string_view by : step_selectors()) {
+  for (const SelectBy by : kStepSelectors) {
     settings.push_back(bench.setting("none", DType::f32));
-    settings.back().selection = {.by = std::string(by), .budget = 12};
+    settings.back().selection = {.by = by, .budget = 12};
   }
   const auto whole = bench.run(settings);
   for (const size_t stream : {1, 10, 333}) {
@@ -225,7 +225,7 @@ TEST_CASE("closed loop: the same for any number of threads and little memory") {
     std::vector<LoopSetting> all = {bench.setting("kvcomp", DType::bf16),
                                     bench.setting("selfindex", DType::bf16), bench.setting("q4", DType::f16),
                                     bench.setting("lossless", DType::bf16)};
-    all[2].selection = {.by = "quest", .budget = 10, .newest = 1};
+    all[2].selection = {.by = SelectBy::quest, .budget = 10, .newest = 1};
     return all;
   };
   set_num_threads(1);
@@ -272,14 +272,14 @@ TEST_CASE(
     "closed loop: where all chosen tokens are the newest, who chooses does not matter; who shares does") {
   Bench bench;
   std::vector<LoopSetting> newest, shares;
-  for (const std::string_view by : step_selectors()) {
-    if (by == "cluster") continue;  // keeps its sink
+  for (const SelectBy by : kStepSelectors) {
+    if (by == SelectBy::clusters) continue;  // keeps its sink
     newest.push_back(bench.setting("none", DType::f32));
-    newest.back().selection = {.by = std::string(by), .budget = 6, .newest = 6};
+    newest.back().selection = {.by = by, .budget = 6, .newest = 6};
   }
-  for (const char* share : {"max", "mean", "each"}) {
+  for (const Share share : {Share::max, Share::mean, Share::each}) {
     shares.push_back(bench.setting("none", DType::f32));
-    shares.back().selection = {.by = "oracle", .budget = 6, .share = share};
+    shares.back().selection = {.by = SelectBy::oracle, .budget = 6, .share = share};
   }
   const auto alike = bench.run(newest), apart = bench.run(shares);
   for (size_t i = 1; i < newest.size(); ++i) {
@@ -297,7 +297,8 @@ TEST_CASE("closed loop: clusters keep their sink, however many of the newest tok
   Bench bench;
   // A budget of the sink of 16 and two more, which are always the newest of those asked for.
   std::vector<LoopSetting> settings;
-  for (const auto& [by, newest] : {std::pair{"cluster", 18}, {"cluster", 2}, {"oracle", 18}}) {
+  for (const auto& [by, newest] :
+       {std::pair{SelectBy::clusters, 18}, {SelectBy::clusters, 2}, {SelectBy::oracle, 18}}) {
     settings.push_back(bench.setting("none", DType::f32));
     settings.back().selection = {.by = by, .budget = 18, .newest = static_cast<uint64_t>(newest)};
   }
@@ -432,9 +433,9 @@ TEST_CASE("closed loop: steps that are attended together see no more than each b
   };
   const Matrix<float> keys = random(prefix + steps, 32), values = random(prefix + steps, 32),
                       queries = random(steps, 64);
-  for (const std::string_view by : step_selectors()) {
+  for (const SelectBy by : kStepSelectors) {
     CAPTURE(by);
-    const std::vector<StepSelection> selections = {{.by = std::string(by), .budget = 5}};
+    const std::vector<StepSelection> selections = {{.by = by, .budget = 5}};
     Matrix<float> together(steps, 64), alone(steps, 64);
     SelectedAttention(config, selections, prefix)
         .attend({.past = prefix,
@@ -477,7 +478,7 @@ TEST_CASE("closed loop: clusters of steps that come one by one are those of step
   };
   const Matrix<float> keys = random(prefix + steps, 32), values = random(prefix + steps, 32),
                       queries = random(steps, 64);
-  const std::vector<StepSelection> selections = {{.by = "cluster", .budget = 350}};
+  const std::vector<StepSelection> selections = {{.by = SelectBy::clusters, .budget = 350}};
   Counting of_all, of_each;
   Matrix<float> together(steps, 64), one_by_one(steps, 64);
   SelectedAttention(config, selections, prefix, &of_all)

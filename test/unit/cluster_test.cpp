@@ -123,7 +123,7 @@ double take_peak_memory() {
 
 TEST_CASE("cluster index: a partition for any length, sink and metric; batches never move a token") {
   Rng rng(70);
-  for (const char* metric : {"cosine", "l2", "ip"})
+  for (const Metric metric : {Metric::cosine, Metric::l2, Metric::inner_product})
     for (const int64_t sink : {0, 1, 16})
       for (const size_t tokens : {1, 2, 15, 16, 17, 18, 100, 700}) {
         const Matrix<float> keys = random_keys(tokens + 200, 12, rng);
@@ -212,7 +212,7 @@ TEST_CASE("cluster selection equals its definition and fills the budget exactly"
         CHECK((selector.select(queries.row(q), budget, Order::by_id) ==
                top_k(scores.row(q), budget, Order::by_id)));
       }
-      for (const SharedBy by : {SharedBy::max, SharedBy::mean})
+      for (const Share by : {Share::max, Share::mean})
         CHECK((selector.select_shared(queries, by, budget) ==
                selector.Selector::select_shared(queries, by, budget)));
     }
@@ -222,7 +222,7 @@ TEST_CASE("cluster selection equals its definition and fills the budget exactly"
 TEST_CASE("cluster index: one cluster for 80 tokens of the prompt, sink included, and 4 for a later batch") {
   Rng rng(76);
   const Matrix<float> keys = random_keys(820 + 640, 12, rng);
-  for (const char* metric : {"cosine", "l2"})
+  for (const Metric metric : {Metric::cosine, Metric::l2})
     for (const uint64_t prompt : {17, 80, 159, 160, 175, 800, 815, 820}) {
       ClusterOptions options;
       options.metric = metric;
@@ -258,14 +258,14 @@ TEST_CASE("cluster selection: where the budget is too small, the sink, then the 
   for (const uint64_t budget : {3, 16, 17, 256, 334, 335}) {
     CAPTURE(budget);
     CHECK_EQ(ids_of(selector.select(queries.row(0), budget, Order::by_id)), expected(budget, tokens));
-    for (const SharedBy by : {SharedBy::max, SharedBy::mean})
+    for (const Share by : {Share::max, Share::mean})
       CHECK_EQ(ids_of(selector.select_shared(queries, by, budget, Order::by_id)), expected(budget, tokens));
 
     // In steps: one that sees few of the waiting tokens, and one that sees all.
     const uint64_t visible[] = {1100, tokens}, waiting[] = {100, tokens - 1000};
     Matrix<float> of_steps(4, dims);
     for (size_t i = 0; i < 4; ++i) std::ranges::copy(queries.row(i % 2), of_steps.row(i).begin());
-    for (const char* share : {"max", "mean", "each"}) {
+    for (const Share share : {Share::max, Share::mean, Share::each}) {
       SelectionOptions options;
       options.budget = static_cast<int64_t>(budget), options.share = share;
       const Selections result = select_tokens({.selector = &selector,

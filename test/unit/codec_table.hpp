@@ -54,11 +54,11 @@ struct CodecCase {
 /// Half a step of the group's grid for every value, exact ones for the tail.
 /// slack: relative spacing of the stored scales; zero_slack: of the zero points, 0 if they hold the 16-bit
 /// values exactly.
-inline void check_kivi(int64_t bits, uint64_t group, uint64_t value_group, uint64_t residual, double slack,
+inline void check_kivi(int64_t bits, uint64_t group, uint64_t value_group, uint64_t window, double slack,
                        double zero_slack, const GroupShape& shape, MatrixView<const float> original,
                        MatrixView<const float> decoded) {
   const uint64_t tokens = original.rows();
-  const uint64_t quantized = tokens < residual ? 0 : (tokens - residual) / group * group;
+  const uint64_t quantized = tokens < window ? 0 : (tokens - window) / group * group;
   const auto head_dim = static_cast<uint64_t>(shape.head_dim);
   const double levels = std::exp2(double(bits)) - 1;
   size_t wrong = 0;
@@ -87,23 +87,23 @@ inline void check_kivi(int64_t bits, uint64_t group, uint64_t value_group, uint6
   CHECK_EQ(wrong, 0);
 }
 
-inline CodecCase kivi_case(int64_t bits, int64_t group, int64_t value_group, int64_t residual,
+inline CodecCase kivi_case(int64_t bits, int64_t group, int64_t value_group, int64_t window,
                            std::string scale_type) {
   const double slack = scale_type == "bf16" ? 0x1p-7 : 0x1p-10;
   const double zero_slack =
       scale_type == "bf16" ? 0x1p-7 : 0;  // f16 holds the bf16 values of its range, bf16 not those of f16
-  return {.label = fmt::format("kivi {} bits, group {}, value-group {}, residual {}, {}", bits, group,
-                               value_group, residual, scale_type),
+  return {.label = fmt::format("kivi {} bits, group {}, value-group {}, window {}, {}", bits, group,
+                               value_group, window, scale_type),
           .codec = "kivi",
           .options = {{"bits", bits},
-                      {"group", group},
+                      {"key-group", group},
                       {"value-group", value_group},
-                      {"residual", residual},
+                      {"window", window},
                       {"scale-type", scale_type}},
           .check_error = [=](const GroupShape& shape, DType, MatrixView<const float> original,
                              MatrixView<const float> decoded) {
             // Shapes that would not shrink are kept exactly, which any bound admits.
-            check_kivi(bits, uint64_t(group), uint64_t(value_group), uint64_t(residual), slack, zero_slack,
+            check_kivi(bits, uint64_t(group), uint64_t(value_group), uint64_t(window), slack, zero_slack,
                        shape, original, decoded);
           }};
 }
@@ -113,10 +113,14 @@ inline CodecCase kivi_case(int64_t bits, int64_t group, int64_t value_group, int
 
 struct SparseSettings {
   int layer_group = 1;
-  std::string signal = "token", normalize = "layer", center = "channel";
+  SignalUnit signal = SignalUnit::token;
+  Normalize normalize = Normalize::layer;
+  Center center = Center::channel;
   double error_target = 0;
   std::string selection = "omp";
-  std::string atom_type = "i8", coefficients = "f16", dict_scope = "global";
+  AtomType atom_type = AtomType::i8;
+  DictScope dict_scope = DictScope::global;
+  std::string coefficients = "f16";
   bool sort_ids = false;
 };
 
@@ -138,12 +142,13 @@ inline SparseBook random_sparse_book(const SparseSettings& settings, const Codec
   book.options.signal = settings.signal;
   book.options.normalize = settings.normalize;
   book.options.center = settings.center;
-  book.options.optimizer = "gradient";
+  book.options.optimizer = Optimizer::gradient;
   book.options.atom_type = settings.atom_type;
   const size_t width = book.layout().signal_width();
   const size_t n = std::min<size_t>(width, 50);
   const size_t room = 16 * width - (settings.error_target > 0 ? 8 : 0) -
-                      (settings.normalize == "signal" ? 16 : 0) - (settings.coefficients != "f16" ? 8 : 0);
+                      (settings.normalize == Normalize::signal ? 16 : 0) -
+                      (settings.coefficients != "f16" ? 8 : 0);
   book.options.atoms = static_cast<int64_t>(n);
   book.options.sparsity = static_cast<int64_t>(std::min<size_t>({n, room / (16 + index_bits(n)), 8}));
   const auto layers = static_cast<size_t>(context.num_layers);
@@ -159,17 +164,17 @@ inline SparseBook random_sparse_book(const SparseSettings& settings, const Codec
   }
   for (const Side side : kSides) {
     Normalization normalization;
-    normalization.normalize = normalize_from_name(settings.normalize);
+    normalization.normalize = settings.normalize;
     if (normalization.normalize == Normalize::layer)
       for (size_t i = 0; i < layers; ++i)
         normalization.layer_scale.push_back(static_cast<float>(std::exp2(rng.uniform(-1, 4))));
-    if (settings.center == "channel")
+    if (settings.center == Center::channel)
       normalization.channel_mean = random(layers, book.layout().layer_width(), 0.5);
     for (SparseBook::Part& part : book.parts) {
       Dictionary& dictionary = part.of(side).dictionary;
       dictionary.atoms = random(n, width, 1);
       normalize_atoms(dictionary.atoms);
-      dictionary.store_as(atom_type_from_name(settings.atom_type));
+      dictionary.store_as(settings.atom_type);
       dictionary.normalization = normalization;
     }
   }
@@ -248,9 +253,10 @@ inline CodecCase sparse_case(const SparseSettings& settings) {
           },
       // Three numbers of 32 bits and two bytes for each of the blocks; documents here have two at most.
       .block_bits = settings.sort_ids ? 2 * 112.0 : 0,
-      .least_head_dim =
-          settings.error_target > 0 || settings.normalize == "signal" || settings.coefficients != "f16" ? 3
-                                                                                                        : 1};
+      .least_head_dim = settings.error_target > 0 || settings.normalize == Normalize::signal ||
+                                settings.coefficients != "f16"
+                            ? 3
+                            : 1};
 }
 
 // kvcomp
@@ -331,7 +337,7 @@ inline CodecCase kvcomp_case(const KvcompSettings& settings) {
 
 struct SelfIndexSettings {
   std::string store = "2bit", center = "mean", key_levels = "magnitude";
-  int64_t full_tokens = 64;
+  int64_t exact_tokens = 64;
 };
 
 /// Half a step of the 2-bit grid of a token's group of 32 channels, in units of the channel's largest centred
@@ -357,7 +363,7 @@ inline void check_selfindex(const SelfIndexSettings& settings, const GroupShape&
   size_t wrong = 0;
   for (size_t t = 0; t < tokens; ++t)
     for (size_t j = 0; j < width; ++j) {
-      const bool exact = t < static_cast<size_t>(settings.full_tokens) || settings.store == "16bit";
+      const bool exact = t < static_cast<size_t>(settings.exact_tokens) || settings.store == "16bit";
       const size_t group = j / d * d + j % d / 32 * 32, end = std::min(group + 32, j / d * d + d);
       double low = INFINITY, high = -INFINITY;
       for (size_t c = group; c < end; ++c) {
@@ -378,12 +384,12 @@ inline void check_selfindex(const SelfIndexSettings& settings, const GroupShape&
 
 inline CodecCase selfindex_case(const SelfIndexSettings& settings) {
   return {.label = fmt::format("selfindex {}, center {}, levels of {}, {} full tokens", settings.store,
-                               settings.center, settings.key_levels, settings.full_tokens),
+                               settings.center, settings.key_levels, settings.exact_tokens),
           .codec = "selfindex",
           .options = {{"store", settings.store},
                       {"center", settings.center},
                       {"key-levels", settings.key_levels},
-                      {"full-tokens", settings.full_tokens}},
+                      {"exact-tokens", settings.exact_tokens}},
           .check_error =
               [=](const GroupShape& shape, DType, MatrixView<const float> original,
                   MatrixView<const float> decoded) { check_selfindex(settings, shape, original, decoded); },
@@ -482,7 +488,8 @@ inline CodecCase q4_case(int64_t bits, int64_t group, std::string rotate) {
 
 struct RvqSettings {
   int64_t beam = 1, sink = 4, window = 16, codebooks = 2, entries = 8;
-  std::string split = "rope", entry_type = "f16";
+  SplitBy split = SplitBy::rope;
+  DType entry_type = DType::f16;
 };
 
 /// Codebooks of random entries.
@@ -495,8 +502,8 @@ inline RvqBook random_rvq_book(const RvqSettings& settings, const CodecContext& 
   book.head_dim = context.head_dim;
   book.source = "random";
   const auto d = static_cast<size_t>(context.head_dim);
-  book.split = split_dimensions(split_from_name(settings.split), {}, d, paper_high_pairs(d));
-  const DType type = dtype_from_name(settings.entry_type);
+  book.split = split_dimensions(settings.split, {}, d, paper_high_pairs(d));
+  const DType type = settings.entry_type;
   for (const RvqPart part : kRvqParts) {
     if (book.stages(part) == 0) continue;
     Codebooks books(book.stages(part), book.entries(part), book.width(part));
@@ -593,23 +600,30 @@ inline std::vector<CodecCase> codec_table() {
   return {
       {.label = "none", .codec = "none", .options = {}},
       sparse_case({}),
-      sparse_case({.layer_group = 2, .normalize = "none", .center = "none"}),
-      sparse_case({.layer_group = 2, .normalize = "none", .selection = "ols"}),
-      sparse_case({.layer_group = 2, .atom_type = "f32"}),
-      sparse_case({.signal = "head", .error_target = 0.7, .atom_type = "f32"}),
+      sparse_case({.layer_group = 2, .normalize = Normalize::none, .center = Center::none}),
+      sparse_case({.layer_group = 2, .normalize = Normalize::none, .selection = "ols"}),
+      sparse_case({.layer_group = 2, .atom_type = AtomType::f32}),
+      sparse_case({.signal = SignalUnit::head, .error_target = 0.7, .atom_type = AtomType::f32}),
       sparse_case({.sort_ids = true}),
-      sparse_case({.signal = "head", .normalize = "signal", .coefficients = "fp8", .sort_ids = true}),
+      sparse_case({.signal = SignalUnit::head,
+                   .normalize = Normalize::signal,
+                   .coefficients = "fp8",
+                   .sort_ids = true}),
       sparse_case({.layer_group = 2, .error_target = 0.6, .coefficients = "i8", .sort_ids = true}),
-      sparse_case({.center = "none", .coefficients = "fp8"}),
-      sparse_case({.normalize = "none", .coefficients = "e3m4"}),
-      sparse_case({.layer_group = 2, .dict_scope = "group"}),
-      sparse_case({.signal = "head", .error_target = 0.6, .dict_scope = "layer"}),
-      sparse_case({.signal = "head", .error_target = 0.7, .coefficients = "e3m4", .sort_ids = true}),
-      sparse_case({.signal = "head", .error_target = 0.9, .coefficients = "i4"}),
+      sparse_case({.center = Center::none, .coefficients = "fp8"}),
+      sparse_case({.normalize = Normalize::none, .coefficients = "e3m4"}),
+      sparse_case({.layer_group = 2, .dict_scope = DictScope::group}),
+      sparse_case({.signal = SignalUnit::head, .error_target = 0.6, .dict_scope = DictScope::layer}),
+      sparse_case(
+          {.signal = SignalUnit::head, .error_target = 0.7, .coefficients = "e3m4", .sort_ids = true}),
+      sparse_case({.signal = SignalUnit::head, .error_target = 0.9, .coefficients = "i4"}),
       sparse_case({.layer_group = 2, .coefficients = "i4", .sort_ids = true}),
-      sparse_case({.layer_group = 4, .normalize = "signal", .error_target = 0.6}),
-      sparse_case({.layer_group = 2, .signal = "head", .normalize = "signal", .center = "none"}),
-      sparse_case({.signal = "head", .error_target = 0.9}),
+      sparse_case({.layer_group = 4, .normalize = Normalize::signal, .error_target = 0.6}),
+      sparse_case({.layer_group = 2,
+                   .signal = SignalUnit::head,
+                   .normalize = Normalize::signal,
+                   .center = Center::none}),
+      sparse_case({.signal = SignalUnit::head, .error_target = 0.9}),
       kivi_case(2, 32, 32, 128, "f16"),
       kivi_case(4, 32, 32, 128, "f16"),
       kivi_case(1, 8, 5, 0, "bf16"),
@@ -617,8 +631,8 @@ inline std::vector<CodecCase> codec_table() {
       kivi_case(5, 33, 64, 40, "f32"),
       kivi_case(8, 16, 128, 1, "f16"),
       selfindex_case({}),
-      selfindex_case({.center = "median", .key_levels = "signed", .full_tokens = 5}),
-      selfindex_case({.full_tokens = 0}),
+      selfindex_case({.center = "median", .key_levels = "signed", .exact_tokens = 5}),
+      selfindex_case({.exact_tokens = 0}),
       selfindex_case({.store = "16bit"}),
       q4_case(4, 32, "none"),
       q4_case(4, 32, "hadamard"),
@@ -639,8 +653,8 @@ inline std::vector<CodecCase> codec_table() {
       kvcomp_case({.max_error = 0.05, .max_rel_error = 0.01, .block = 1}),
       kvcomp_case({.entropy = "auto", .key_rel = 0.005, .max_error = 0.5, .block = 100}),
       rvq_case({}),
-      rvq_case({.beam = 3, .sink = 0, .window = 0, .codebooks = 1, .entries = 20, .split = "none"}),
-      rvq_case({.beam = 2, .sink = 7, .window = 150, .entries = 260, .entry_type = "f32"}),
+      rvq_case({.beam = 3, .sink = 0, .window = 0, .codebooks = 1, .entries = 20, .split = SplitBy::none}),
+      rvq_case({.beam = 2, .sink = 7, .window = 150, .entries = 260, .entry_type = DType::f32}),
   };
 }
 

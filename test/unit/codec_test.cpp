@@ -30,7 +30,7 @@ TEST_CASE("every codec of the registry has a row in the table of codecs") {
                   entry.name);
 }
 
-TEST_CASE("codecs: what was encoded comes back within the codec's bound, never larger than raw") {
+TEST_CASE("codecs: what was encoded comes back within the codec's bound, never larger than raw (long)") {
   for_each_case([](const CodecCase& row, Rng& rng) {
     for (const size_t tokens : kTokens)
       for (const Look look : kLooks) {
@@ -60,7 +60,7 @@ TEST_CASE("codecs: what was encoded comes back within the codec's bound, never l
   });
 }
 
-TEST_CASE("codecs: appended in any pieces, the streams are those of one piece") {
+TEST_CASE("codecs: appended in any pieces, the streams are those of one piece (long)") {
   for_each_case([](const CodecCase& row, Rng& rng) {
     for (const size_t tokens : kTokens) {
       const auto subject = random_subject(row, rng);
@@ -142,7 +142,7 @@ TEST_CASE("codecs: documents do not see each other") {
   });
 }
 
-TEST_CASE("codecs: any number of threads and any level of instructions give the same bytes") {
+TEST_CASE("codecs: any number of threads and any level of instructions give the same bytes (long)") {
   for_each_case([](const CodecCase& row, Rng& rng) {
     for (const size_t tokens : {33, 500}) {
       const auto subject = random_subject(row, rng);
@@ -214,7 +214,7 @@ TEST_CASE("codecs: indices beyond their bound and values that are not finite are
   });
 }
 
-TEST_CASE("codecs: streams of random damage are decoded or refused, never more") {
+TEST_CASE("codecs: streams of random damage are decoded or refused, never more (long)") {
   for_each_case([](const CodecCase& row, Rng& rng) {
     for (int round = 0; round < 40; ++round) {
       const size_t tokens = rng.below(220);
@@ -256,7 +256,7 @@ TEST_CASE("codecs: symbols are counted as they decode") {
   };
   Record kivi, kvcomp;
   kivi.set("bits", int64_t{2});
-  kivi.set("residual", int64_t{3});
+  kivi.set("window", int64_t{3});
   check("kivi", kivi, 192, 0);
   kvcomp.set("max-error", 0.5);  // steps of 1
   kvcomp.set("block", int64_t{33});
@@ -271,7 +271,7 @@ TEST_CASE("codecs: symbols are counted as they decode") {
   CHECK(none->open(shape, in_none.document(0))->symbol_counts().empty());
 }
 
-TEST_CASE("codecs: products are those of decoded rows, over any range, for any number of threads") {
+TEST_CASE("codecs: products are those of decoded rows, over any range, for any number of threads (long)") {
   for_each_case([](const CodecCase& row, Rng& rng) {
     for (const size_t tokens : {1, 33, 161, 500}) {
       const auto subject = random_subject(row, rng);

@@ -34,7 +34,7 @@ uint64_t all_bytes(const Encoded& encoded) {
 
 }  // namespace
 
-TEST_CASE("documents: 64 tokens in the middle are read alone, however long the document is (large)") {
+TEST_CASE("documents: 64 tokens in the middle are read alone, however long the document is (long)") {
   constexpr uint64_t kLong = 50000, kShort = 10000, kWanted = 64;
   for_each_case([&](const CodecCase& row, Rng& rng) {
     const Side side = kSides[rng.below(2)];
@@ -101,7 +101,7 @@ TEST_CASE("documents: chosen tokens are those of the whole, and a block with sev
   });
 }
 
-TEST_CASE("documents: a view follows its document") {
+TEST_CASE("documents: a view follows its document (long)") {
   for_each_case([](const CodecCase& row, Rng& rng) {
     const auto subject = small_subject(row, kSides[rng.below(2)], rng);
     const size_t tokens = 9000;

@@ -20,12 +20,12 @@ std::unique_ptr<Codec> make_kivi(const CodecContext& context, const Record& opti
   return codec_from_record(find_codec("kivi"), options, context);
 }
 
-Record options_of(int64_t bits, int64_t group, int64_t value_group, int64_t residual) {
+Record options_of(int64_t bits, int64_t group, int64_t value_group, int64_t window) {
   Record record;
   record.set("bits", bits);
-  record.set("group", group);
+  record.set("key-group", group);
   record.set("value-group", value_group);
-  record.set("residual", residual);
+  record.set("window", window);
   return record;
 }
 
@@ -59,7 +59,7 @@ TEST_CASE("kivi: two bits in groups of 32 with f16 metadata are 3 bits per value
     }
 }
 
-TEST_CASE("kivi: the newest tokens wait, fewer than residual + group of them") {
+TEST_CASE("kivi: the newest tokens wait, fewer than window + group of them") {
   const CodecContext context{.num_layers = 1, .heads = 1, .head_dim = 64};
   const GroupShape shape{.heads = 1, .head_dim = 64, .side = Side::value};
   const auto codec = make_kivi(context, options_of(2, 32, 32, 128));
@@ -185,9 +185,9 @@ TEST_CASE("kivi: options out of range and contexts without 16-bit storage are re
   for (const auto& [name, value] :
        std::vector<std::pair<std::string, Scalar>>{{"bits", int64_t{0}},
                                                    {"bits", int64_t{9}},
-                                                   {"group", int64_t{0}},
+                                                   {"key-group", int64_t{0}},
                                                    {"value-group", int64_t{0}},
-                                                   {"residual", int64_t{-1}},
+                                                   {"window", int64_t{-1}},
                                                    {"scale-type", std::string("f64")}}) {
     Record record;
     record.set(name, value);

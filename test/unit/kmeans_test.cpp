@@ -151,7 +151,7 @@ TEST_CASE("k-means of degenerate rows") {
   CHECK_THROWS_WITH_AS(kmeans({&named, 1}, options), (std::string("head 2: ") + kMessage).c_str(), Error);
 }
 
-TEST_CASE("k-means: the same for any number of threads and SIMD level, alone and among others") {
+TEST_CASE("k-means: the same for any number of threads and SIMD level, alone and among others (long)") {
   Rng rng(55);
   std::vector<Matrix<float>> sets;
   for (const size_t rows : {700, 0, 13, 1200}) sets.push_back(clustered(rows, 40, 9, rng));

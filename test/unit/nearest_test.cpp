@@ -137,7 +137,7 @@ TEST_CASE("best_products: the highest score, ties by the lowest id, the same bit
   }
 }
 
-TEST_CASE("best_of_groups: the best pairs of row and entry, with offsets, at every level") {
+TEST_CASE("best_of_groups: the best pairs of row and entry, with offsets, at every level (long)") {
   for (const SimdLevel level : test::simd_levels()) {
     const test::AtLevel at(level);
     CAPTURE(name_of(level));

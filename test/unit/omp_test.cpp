@@ -82,7 +82,7 @@ OmpOptions options_of(size_t sparsity, double target = 0) {
 
 OmpOptions ols_of(size_t sparsity, double target = 0) {
   OmpOptions options = options_of(sparsity, target);
-  options.selection = "ols";
+  options.selection = AtomSelection::ols;
   return options;
 }
 
@@ -107,9 +107,10 @@ struct Agreement {
     for (size_t i = 0; i < signals_in.rows(); ++i) {
       CAPTURE(i);
       const auto y = signals_in.row(i);
-      const auto reference = omp_reference(
-          atoms, y, static_cast<size_t>(options.sparsity), options.error_target,
-          options.selection == "ols" ? ReferenceSelection::error : ReferenceSelection::correlation);
+      const auto reference =
+          omp_reference(atoms, y, static_cast<size_t>(options.sparsity), options.error_target,
+                        options.selection == AtomSelection::ols ? ReferenceSelection::error
+                                                                : ReferenceSelection::correlation);
       const size_t count = codes.counts[i];
       std::vector<uint32_t> ids(codes.ids.row(i).begin(),
                                 codes.ids.row(i).begin() + static_cast<ptrdiff_t>(count));
@@ -322,7 +323,7 @@ TEST_CASE("OMP with many rounds, by correlation and by error") {
       const SparseCodes codes = omp.encode(signals, options);
       Agreement agreement;
       agreement.check(atoms, signals, options, codes);
-      if (options.selection == "omp") CHECK(same(codes, Omp(atoms).encode(signals, options)));
+      if (options.selection == AtomSelection::omp) CHECK(same(codes, Omp(atoms).encode(signals, options)));
     }
   }
 }

@@ -99,9 +99,9 @@ Matrix<float> clustered(size_t n, size_t d, Rng& rng) {
   return rows;
 }
 
-RvqTrainOptions options_of(std::string method, std::string update, int64_t epochs, int64_t refits) {
+RvqTrainOptions options_of(RvqMethod method, RvqUpdate update, int64_t epochs, int64_t refits) {
   RvqTrainOptions options;
-  options.method = std::move(method), options.update = std::move(update);
+  options.method = method, options.update = update;
   options.epochs = epochs, options.refits = refits;
   options.batch = 300, options.refit_beam = 3, options.learning_rate = 5e-3;
   return options;
@@ -228,21 +228,22 @@ TEST_CASE("sum_entries: entries added in order, the same bits at every level") {
   }
 }
 
-TEST_CASE("training: every method lowers the error, epoch by epoch and by refitting") {
+TEST_CASE("training: every method lowers the error, epoch by epoch and by refitting (long)") {
   Rng rng(25);
   const Matrix<float> rows = clustered(1500, 12, rng);
   struct Case {
-    std::string method, update;
+    RvqMethod method;
+    RvqUpdate update;
     bool train_entries;
     double enough;  // what the last epoch has to leave, of what the first left
   };
-  for (const Case& c : {Case{"kmeans", "least-squares", false, 0.9},
-                        {"simvq", "least-squares", false, 0.95},
-                        {"simvq", "gradient", false, 0.99},
-                        {"simvq", "gradient", true, 0.97}}) {
+  for (const Case& c : {Case{RvqMethod::kmeans, RvqUpdate::least_squares, false, 0.9},
+                        {RvqMethod::simvq, RvqUpdate::least_squares, false, 0.95},
+                        {RvqMethod::simvq, RvqUpdate::gradient, false, 0.99},
+                        {RvqMethod::simvq, RvqUpdate::gradient, true, 0.97}}) {
     CAPTURE(c.method);
     CAPTURE(c.update);
-    RvqTrainOptions options = options_of(c.method, c.update, 12, c.update == "gradient" ? 0 : 3);
+    RvqTrainOptions options = options_of(c.method, c.update, 12, c.update == RvqUpdate::gradient ? 0 : 3);
     options.train_entries = c.train_entries;
     Codebooks books(3, 16, 12);
     RvqTrainState state;
@@ -273,13 +274,14 @@ TEST_CASE("training: simvq's entries are frozen random ones, projected") {
   const Matrix<float> rows = clustered(800, 6, rng);
   Codebooks books(2, 20, 6);
   RvqTrainState state;
-  train_codebooks(rows, options_of("simvq", "least-squares", 3, 1), books, state);
+  train_codebooks(rows, options_of(RvqMethod::simvq, RvqUpdate::least_squares, 3, 1), books, state);
   // Two trainings on other data with the same seed have the same random entries: differences of entries of
   // one are a linear function of those of the other.
   for (size_t s = 0; s < 2; ++s) {
     Codebooks other_books(2, 20, 6);
     RvqTrainState other;
-    train_codebooks(clustered(700, 6, rng), options_of("simvq", "least-squares", 2, 0), other_books, other);
+    train_codebooks(clustered(700, 6, rng), options_of(RvqMethod::simvq, RvqUpdate::least_squares, 2, 0),
+                    other_books, other);
     // x = W q + b and y = V q + c, so x - b = W V^-1 (y - c): solve for W V^-1 by the first 6, check the
     // rest.
     double matrix[6][12];
@@ -314,10 +316,9 @@ TEST_CASE("training: going on equals never having stopped; threads and levels do
   Rng rng(27);
   const Matrix<float> rows = clustered(1100, 10, rng);
   for (const bool train_entries : {false, true})
-    for (const char* method : {"kmeans", "simvq"})
-      for (const char* update : {"least-squares", "gradient"}) {
-        if (train_entries && (method == std::string("kmeans") || update == std::string("least-squares")))
-          continue;
+    for (const RvqMethod method : {RvqMethod::kmeans, RvqMethod::simvq})
+      for (const RvqUpdate update : {RvqUpdate::least_squares, RvqUpdate::gradient}) {
+        if (train_entries && (method == RvqMethod::kmeans || update == RvqUpdate::least_squares)) continue;
         CAPTURE(method);
         CAPTURE(update);
         const auto train = [&](std::vector<std::pair<int64_t, int64_t>> parts) {
@@ -331,7 +332,7 @@ TEST_CASE("training: going on equals never having stopped; threads and levels do
           CHECK_EQ(state.epochs, uint64_t(parts.back().first));
           return books;
         };
-        const int64_t refits = update == std::string("gradient") ? 0 : 2;
+        const int64_t refits = update == RvqUpdate::gradient ? 0 : 2;
         set_num_threads(2);
         const Codebooks once = train({{4, refits}});
         CHECK(same(once, train({{2, 0}, {3, 0}, {4, refits}})));
@@ -347,31 +348,34 @@ TEST_CASE("training: going on equals never having stopped; threads and levels do
 
 TEST_CASE("training: as many entries as rows, one row, constant rows, no rows") {
   Rng rng(28);
-  for (const char* method : {"kmeans", "simvq"})
+  for (const RvqMethod method : {RvqMethod::kmeans, RvqMethod::simvq})
     for (const size_t n : {1, 5, 16}) {
       CAPTURE(method);
       CAPTURE(n);
       const Matrix<float> rows = normal(n, 5, rng);
       Codebooks books(2, 16, 5);
       RvqTrainState state;
-      train_codebooks(rows, options_of(method, "least-squares", 3, 1), books, state);
+      train_codebooks(rows, options_of(method, RvqUpdate::least_squares, 3, 1), books, state);
       books.check_finite();
-      if (method == std::string("kmeans")) CHECK_LT(loss_of(books, rows, 1), 1e-6);
+      if (method == RvqMethod::kmeans) CHECK_LT(loss_of(books, rows, 1), 1e-6);
       Matrix<float> constant(n, 5);
       std::fill_n(constant.data(), constant.size(), 2.5f);
       Codebooks of_constant(2, 16, 5);
       RvqTrainState constant_state;
-      train_codebooks(constant, options_of(method, "least-squares", 3, 1), of_constant, constant_state);
+      train_codebooks(constant, options_of(method, RvqUpdate::least_squares, 3, 1), of_constant,
+                      constant_state);
       of_constant.check_finite();
       CHECK_LT(loss_of(of_constant, constant, 1), 1e-3);
     }
   Codebooks books(2, 16, 5);
   RvqTrainState state;
-  CHECK_THROWS_AS(train_codebooks(Matrix<float>(0, 5), options_of("kmeans", "gradient", 1, 0), books, state),
+  CHECK_THROWS_AS(train_codebooks(Matrix<float>(0, 5),
+                                  options_of(RvqMethod::kmeans, RvqUpdate::gradient, 1, 0), books, state),
                   Error);
-  CHECK_THROWS_AS(train_codebooks(Matrix<float>(9, 4), options_of("kmeans", "gradient", 1, 0), books, state),
+  CHECK_THROWS_AS(train_codebooks(Matrix<float>(9, 4),
+                                  options_of(RvqMethod::kmeans, RvqUpdate::gradient, 1, 0), books, state),
                   Error);
-  RvqTrainOptions wrong = options_of("kmeans", "gradient", 1, 0);
+  RvqTrainOptions wrong = options_of(RvqMethod::kmeans, RvqUpdate::gradient, 1, 0);
   wrong.train_entries = true;
   CHECK_THROWS_AS(wrong.check(), Error);
 }
@@ -379,9 +383,9 @@ TEST_CASE("training: as many entries as rows, one row, constant rows, no rows") 
 TEST_CASE("training: epochs after refits are refitted again, and leave no more than before") {
   Rng rng(29);
   const Matrix<float> rows = normal(3000, 16, rng);
-  for (const char* method : {"kmeans", "simvq"}) {
+  for (const RvqMethod method : {RvqMethod::kmeans, RvqMethod::simvq}) {
     CAPTURE(method);
-    RvqTrainOptions options = options_of(method, "least-squares", 6, 4);
+    RvqTrainOptions options = options_of(method, RvqUpdate::least_squares, 6, 4);
     options.refit_beam = 5;
     Codebooks books(4, 32, 16);
     RvqTrainState state;
@@ -411,10 +415,10 @@ TEST_CASE("training: a round of refitting that gains nothing is undone and ends 
   Rng rng(30);
   const Matrix<float> rows = clustered(400, 6, rng);
   for (const int64_t seed : {1, 2, 3, 4, 5, 6})
-    for (const char* method : {"kmeans", "simvq"}) {
+    for (const RvqMethod method : {RvqMethod::kmeans, RvqMethod::simvq}) {
       CAPTURE(method);
       CAPTURE(seed);
-      RvqTrainOptions options = options_of(method, "least-squares", 3, 200);
+      RvqTrainOptions options = options_of(method, RvqUpdate::least_squares, 3, 200);
       options.refit_beam = 1, options.seed = seed;
       Codebooks books(3, 8, 6);
       RvqTrainState state;
@@ -442,7 +446,7 @@ TEST_CASE("training: entries that no row chooses are placed anew") {
       rows(i, j) = i % 50 == 0 ? static_cast<float>((i / 50 * 7 + j * 5) % 23) - 11 : 1;
   Codebooks books(1, 16, 4);
   RvqTrainState state;
-  train_codebooks(rows, options_of("kmeans", "least-squares", 16, 0), books, state);
+  train_codebooks(rows, options_of(RvqMethod::kmeans, RvqUpdate::least_squares, 16, 0), books, state);
   CHECK_GT(state.loss.front()[0], 0.1);
   CHECK_LT(state.loss.back()[0], 1e-6);
 }
@@ -452,7 +456,7 @@ TEST_CASE("training: steps of the gradient are Adam's") {
   const Matrix<float> rows = clustered(500, 5, rng);
   for (const bool train_entries : {false, true}) {
     CAPTURE(train_entries);
-    RvqTrainOptions options = options_of("simvq", "gradient", 1, 0);
+    RvqTrainOptions options = options_of(RvqMethod::simvq, RvqUpdate::gradient, 1, 0);
     options.train_entries = train_entries;
     options.batch = 500;  // a step each epoch
     Codebooks books(2, 8, 5);
@@ -489,7 +493,7 @@ TEST_CASE("training: steps of the gradient are Adam's") {
 TEST_CASE("training: a record that does not fit is refused") {
   Rng rng(32);
   const Matrix<float> rows = clustered(300, 5, rng);
-  RvqTrainOptions options = options_of("simvq", "gradient", 2, 1);
+  RvqTrainOptions options = options_of(RvqMethod::simvq, RvqUpdate::gradient, 2, 1);
   options.train_entries = true;
   Codebooks books(2, 8, 5);
   RvqTrainState state;

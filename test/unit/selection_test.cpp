@@ -61,7 +61,7 @@ TEST_CASE(
   const std::vector<uint64_t> visible = {1, 17, 150, 299, 300};
   const CacheRows rows(keys, values);
   const OracleSelector oracle(rows);
-  for (const char* share : {"max", "mean", "each"})
+  for (const Share share : {Share::max, Share::mean, Share::each})
     for (const int64_t budget : {0, 1, 20, 1000}) {
       CAPTURE(share);
       CAPTURE(budget);
@@ -78,7 +78,7 @@ TEST_CASE(
                                                .per_step = per_step,
                                                .visible = visible},
                                               options);
-      const bool each = std::string(share) == "each";
+      const bool each = share == Share::each;
       REQUIRE_EQ(result.chosen.size(), each ? steps * per_step : steps);
       CHECK_EQ(result.quality.recall, doctest::Approx(double(result.chosen.size())));
       CHECK_EQ(result.quality.outputs, steps * per_step);
@@ -95,7 +95,7 @@ TEST_CASE(
             best = std::max(best, score);
             sum += score;
           }
-          scores[t] = each ? product(queries.row(i), keys.row(t)) : std::string(share) == "max" ? best : sum;
+          scores[t] = each ? product(queries.row(i), keys.row(t)) : share == Share::max ? best : sum;
         }
         std::set<uint32_t> found;
         for (const Scored& scored : result.chosen[i]) found.insert(scored.id);
@@ -187,7 +187,7 @@ TEST_CASE(
   }
   const auto exact_ids = [&](Side side, const std::string& by, size_t piece) {
     const auto codec =
-        make_selfindex(heads, query_heads, dims, {{"full-tokens", int64_t{8}}, {"full-by", by}});
+        make_selfindex(heads, query_heads, dims, {{"exact-tokens", int64_t{8}}, {"exact-by", by}});
     const GroupShape shape{.heads = heads, .head_dim = dims, .side = side};
     Encoded encoded(codec->streams(shape));
     StreamStore& document = encoded.add_document();
@@ -260,10 +260,10 @@ TEST_CASE("selections: tokens that wait come first, and caches count what must b
                      .sink = 3};
   SelectionOptions options;
   options.budget = 12;
-  for (const char* share : {"max", "each"}) {
+  for (const Share share : {Share::max, Share::each}) {
     options.share = share;
     const Selections result = select_tokens(task, options);
-    const size_t per_step = options.share == "each" ? 2 : 1;
+    const size_t per_step = options.share == Share::each ? 2 : 1;
     SelectionCache::Use expected[std::size(kCacheSteps)];
     for (size_t which = 0; which < per_step; ++which)
       for (size_t step = 0; step < steps; ++step) {

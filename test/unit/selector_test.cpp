@@ -60,13 +60,13 @@ TEST_CASE("selectors: the best by their scores, alone and shared by a group") {
           largest[t] = std::max({scores(0, t), scores(1, t), scores(2, t)});
           mean[t] = (scores(0, t) + scores(1, t) + scores(2, t)) / 3;
         }
-        CHECK((selector->select_shared(queries, SharedBy::max, budget) == top_k(largest, budget)));
+        CHECK((selector->select_shared(queries, Share::max, budget) == top_k(largest, budget)));
         CHECK((selector->select(queries.row(1), budget, Order::by_id) ==
                top_k(scores.row(1), budget, Order::by_id)));
-        CHECK((selector->select_shared(queries, SharedBy::max, budget, Order::by_id) ==
+        CHECK((selector->select_shared(queries, Share::max, budget, Order::by_id) ==
                top_k(largest, budget, Order::by_id)));
         // Rounding may exchange neighbours: compare the scores.
-        const auto by_mean = selector->select_shared(queries, SharedBy::mean, budget),
+        const auto by_mean = selector->select_shared(queries, Share::mean, budget),
                    expected = top_k(mean, budget);
         REQUIRE_EQ(by_mean.size(), expected.size());
         for (size_t i = 0; i < by_mean.size(); ++i)
@@ -123,7 +123,7 @@ TEST_CASE("selectors refuse what does not fit") {
   const Signs others(wide);
   CHECK_THROWS_AS(SignSelector(signs.codebook, others.index), Error);
   const SignSelector sign(signs.codebook, signs.index);
-  CHECK_THROWS_AS(sign.select_shared(MatrixView<const float>(keys.data(), 0, 8), SharedBy::max, 3), Error);
+  CHECK_THROWS_AS(sign.select_shared(MatrixView<const float>(keys.data(), 0, 8), Share::max, 3), Error);
   CHECK_THROWS_AS(sign.select(std::vector<float>(9), 3), Error);
 }
 

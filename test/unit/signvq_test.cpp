@@ -278,7 +278,7 @@ TEST_CASE("sign tables: the same bits at every level; quick scores lie within th
     }
 }
 
-TEST_CASE("sign top-k: that of the float scores, whatever the arrangement, level and thread count") {
+TEST_CASE("sign top-k: that of the float scores, whatever the arrangement, level and thread count (long)") {
   Rng rng(6);
   for (const size_t dims : {4, 20, 64, 128, 300})
     for (const size_t tokens : {0, 1, 63, 64, 65, 1000, 9001, 20000}) {

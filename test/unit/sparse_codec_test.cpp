@@ -16,15 +16,15 @@ using namespace kvcodec;
 namespace {
 
 SparseBook random_book(int layer_group, int num_layers, int heads, int head_dim, int64_t atoms,
-                       int64_t sparsity, const std::string& normalize = "layer") {
+                       int64_t sparsity, Normalize normalize = Normalize::layer) {
   SparseBook book;
   book.options.layer_group = layer_group;
   book.options.atoms = atoms;
   book.options.sparsity = sparsity;
   book.options.normalize = normalize;
-  book.options.optimizer = "gradient";
-  book.options.atom_type = "i8";
-  book.options.center = "none";
+  book.options.optimizer = Optimizer::gradient;
+  book.options.atom_type = AtomType::i8;
+  book.options.center = Center::none;
   book.num_layers = num_layers, book.heads = heads, book.head_dim = head_dim;
   book.source = "random";
   Rng rng(40);
@@ -39,8 +39,8 @@ SparseBook random_book(int layer_group, int num_layers, int heads, int head_dim,
       rows(i, rng.below(rows.cols())) += 3;
     }
     normalize_atoms(rows);
-    dictionary.normalization.normalize = normalize_from_name(normalize);
-    if (normalize == "layer")
+    dictionary.normalization.normalize = normalize;
+    if (normalize == Normalize::layer)
       dictionary.normalization.layer_scale.assign(static_cast<size_t>(num_layers), 2.0f);
     state.usage.assign(static_cast<size_t>(atoms), 3);
   }
@@ -115,8 +115,8 @@ TEST_CASE("sparse: payload and ids take the paper's bits, for all shapes of its 
 
 TEST_CASE("sparse: a book comes back as it was, training record included") {
   SparseBook sparse = random_book(2, 4, 2, 6, 30, 4);
-  sparse.options.optimizer = "adam";
-  sparse.options.center = "channel";
+  sparse.options.optimizer = Optimizer::adam;
+  sparse.options.center = Center::channel;
   sparse.options.learning_rate = 0.125;
   for (const Side side : kSides) {
     auto& [dictionary, state] = sparse.of(side);
@@ -203,7 +203,7 @@ TEST_CASE("sparse: books with defects are refused, naming the array") {
 
 TEST_CASE("sparse: atoms of floats stay what they are, and books that do not say are of floats") {
   SparseBook sparse = random_book(1, 2, 2, 6, 30, 4);
-  sparse.options.atom_type = "f32";
+  sparse.options.atom_type = AtomType::f32;
   const Book book = to_book(sparse);
   CHECK_EQ(book.get("key/atoms", DType::f32, 2).shape, std::vector<uint64_t>{30, 12});
   CHECK_EQ(book.find("training/key/atoms"), nullptr);
@@ -213,7 +213,7 @@ TEST_CASE("sparse: atoms of floats stay what they are, and books that do not say
     if (name != "atom-type") old.parameters.set(name, value);
   for (const Book* each : {&book, static_cast<const Book*>(&old)}) {
     const SparseBook back = sparse_book_from(*each, false);
-    CHECK_EQ(back.options.atom_type, "f32");
+    CHECK_EQ(back.options.atom_type, AtomType::f32);
     CHECK(back.of(Side::key).dictionary.bytes.empty());
     const Matrix<float>&atoms = back.of(Side::value).dictionary.atoms,
           &wanted = sparse.of(Side::value).dictionary.atoms;
@@ -279,9 +279,9 @@ TEST_CASE("sparse: what does not fit together is refused") {
 }
 
 TEST_CASE("sparse: coefficients beyond f16 are refused, and normalizing helps") {
-  for (const char* normalize : {"none", "layer", "signal"}) {
+  for (const Normalize normalize : {Normalize::none, Normalize::layer, Normalize::signal}) {
     SparseBook sparse = random_book(1, 1, 1, 8, 8, 2, normalize);
-    if (sparse.options.normalize == "layer")
+    if (sparse.options.normalize == Normalize::layer)
       for (const Side side : kSides) sparse.of(side).dictionary.normalization.layer_scale[0] = 60000;
     const Book book = to_book(sparse);
     const auto codec = make(book, context_of(sparse));
@@ -292,10 +292,10 @@ TEST_CASE("sparse: coefficients beyond f16 are refused, and normalizing helps") 
     const auto append = [&] { codec->append(shape, rows, encoded.add_document()); };
     append();  // norm 62225
     for (size_t i = 0; i < 8; ++i) rows(0, i) = i < 4 ? 220000 : -100000;
-    if (sparse.options.normalize == "none")
+    if (sparse.options.normalize == Normalize::none)
       CHECK(message_of(append).find("beyond the range of f16; train the dictionary with --normalize") !=
             std::string::npos);
-    else if (sparse.options.normalize == "signal")
+    else if (sparse.options.normalize == Normalize::signal)
       CHECK(message_of(append).find("beyond the range of f16 gains") != std::string::npos);
     else
       append();
@@ -329,8 +329,8 @@ TEST_CASE("sparse: many small appends, the Gram matrix coming in between, and se
 TEST_CASE("sparse: dictionaries of groups of layers, each for its own") {
   // Two of three groups, of other atoms each.
   SparseBook grouped = random_book(2, 6, 2, 8, 60, 4);
-  grouped.options.dict_scope = "group";
-  grouped.options.center = "channel";
+  grouped.options.dict_scope = DictScope::group;
+  grouped.options.center = Center::channel;
   const SparseBook::Part part = grouped.parts.front();
   grouped.parts.clear();
   for (const int first : {0, 4}) {
@@ -367,7 +367,7 @@ TEST_CASE("sparse: dictionaries of groups of layers, each for its own") {
   for (const size_t index : {0, 1})
     for (const Side side : kSides) {
       SparseBook alone = sparse_book_from(book, false);
-      alone.options.dict_scope = "global";
+      alone.options.dict_scope = DictScope::global;
       alone.parts = {alone.parts[index]};
       const int first = alone.parts[0].first_layer;
       const Book alone_book = to_book(alone);

@@ -144,30 +144,32 @@ double average(std::span<const double> values) {
 
 }  // namespace
 
-TEST_CASE("training lowers the loss, on what it sees and on what it does not") {
+TEST_CASE("training lowers the loss, on what it sees and on what it does not (long)") {
   const MemorySource source = synthetic(kLayout, 3, 1500, 40, 3, 30);
-  const std::array starts{"samples", "kmeans", "kaiming"}, normalizations{"layer", "signal", "none"};
-  for (const char* optimizer : {"adam", "gradient", "online", "mod", "ksvd"})
-    for (const char* start : starts)
-      for (const char* normalize : normalizations) {
+  const std::array starts{DictStart::samples, DictStart::kmeans, DictStart::kaiming};
+  const std::array normalizations{Normalize::layer, Normalize::signal, Normalize::none};
+  for (const Optimizer optimizer :
+       {Optimizer::adam, Optimizer::gradient, Optimizer::online, Optimizer::mod, Optimizer::ksvd})
+    for (const DictStart start : starts)
+      for (const Normalize normalize : normalizations) {
         CAPTURE(optimizer);
         CAPTURE(start);
         CAPTURE(normalize);
-        const bool gradual =
-            std::string_view(optimizer) == "adam" || std::string_view(optimizer) == "gradient";
+        const bool gradual = follows_gradient(optimizer);
         // All ways of beginning and normalizations with one optimizer, each of them with all.
         const bool together = (start == starts[0] && normalize == normalizations[0]) ||
                               (start == starts[1] && normalize == normalizations[1]) ||
                               (start == starts[2] && normalize == normalizations[2]);
-        if (std::string_view(optimizer) != "adam" && !together) continue;
-        if (!gradual && std::string_view(start) == "kaiming") continue;
+        if (optimizer != Optimizer::adam && !together) continue;
+        if (!gradual && start == DictStart::kaiming) continue;
         TrainOptions options = quick_options();
         options.optimizer = optimizer;
         options.start = start;
         options.normalize = normalize;
         options.epochs = gradual ? 8 : 3;
         options.tolerance = 0;
-        if (options.optimizer == "gradient") options.learning_rate = options.normalize == "signal" ? 3 : 0.2;
+        if (options.optimizer == Optimizer::gradient)
+          options.learning_rate = options.normalize == Normalize::signal ? 3 : 0.2;
         const Trained result = train(source, options);
         const auto& loss = result.state.loss;
         CHECK_EQ(loss.size(), planned_steps(source, options));
@@ -192,7 +194,7 @@ TEST_CASE("training lowers the loss, on what it sees and on what it does not") {
       }
 }
 
-TEST_CASE("training recovers the directions that data is made of") {
+TEST_CASE("training recovers the directions that data is made of (long)") {
   const MemorySource source = synthetic(kLayout, 2, 4000, 30, 2, 31);
   TrainOptions options = quick_options();
   options.atoms = 40;
@@ -208,7 +210,8 @@ TEST_CASE("training recovers the directions that data is made of") {
 
 TEST_CASE("training that stops and goes on gives what training without a stop gives") {
   const MemorySource source = synthetic(kLayout, 2, 700, 40, 3, 32);
-  for (const char* optimizer : {"adam", "gradient", "online", "mod", "ksvd"}) {
+  for (const Optimizer optimizer :
+       {Optimizer::adam, Optimizer::gradient, Optimizer::online, Optimizer::mod, Optimizer::ksvd}) {
     CAPTURE(optimizer);
     TrainOptions options = quick_options();
     options.optimizer = optimizer;
@@ -240,7 +243,7 @@ TEST_CASE("training that stops and goes on gives what training without a stop gi
 
 TEST_CASE("training goes on from a book as if it had never stopped") {
   const MemorySource source = synthetic(kLayout, 2, 700, 40, 3, 39);
-  for (const char* optimizer : {"adam", "online"}) {
+  for (const Optimizer optimizer : {Optimizer::adam, Optimizer::online}) {
     CAPTURE(optimizer);
     TrainOptions options = quick_options();
     options.optimizer = optimizer;
@@ -381,14 +384,14 @@ TEST_CASE("training with a limit on steps goes on when the limit is raised") {
   CHECK((parts == whole));
 }
 
-TEST_CASE("training gives the same bytes for any thread count and SIMD level") {
+TEST_CASE("training gives the same bytes for any thread count and SIMD level (long)") {
   const SignalLayout layout{.layers = 2, .heads = 2, .head_dim = 9, .per_head = true};
   const MemorySource source = synthetic(layout, 4, 300, 40, 3, 34);
-  for (const char* optimizer : {"adam", "online", "mod", "ksvd"}) {
+  for (const Optimizer optimizer : {Optimizer::adam, Optimizer::online, Optimizer::mod, Optimizer::ksvd}) {
     CAPTURE(optimizer);
     TrainOptions options = quick_options();
     options.optimizer = optimizer;
-    if (options.optimizer == "online") options.start = "kmeans";
+    if (options.optimizer == Optimizer::online) options.start = DictStart::kmeans;
     const Trained first = train(source, options);
     CHECK_GT(first.state.steps, 5);
     for (const SimdLevel level : test::simd_levels())
@@ -408,7 +411,7 @@ TEST_CASE("training replaces atoms that nothing uses, and says how many") {
   // Two directions only: sixty random atoms have nothing to do.
   const MemorySource source = synthetic(kLayout, 1, 2000, 2, 2, 35);
   TrainOptions options = quick_options();
-  options.start = "kaiming";
+  options.start = DictStart::kaiming;
   options.epochs = 3;
   const Trained with = train(source, options);
   uint64_t replaced = 0;
@@ -437,18 +440,18 @@ TEST_CASE("training says beforehand what a dictionary and its start take") {
   TrainOptions options = quick_options();
   options.validation = 0;
   const auto atoms = static_cast<uint64_t>(options.atoms);
-  options.optimizer = "adam";
+  options.optimizer = Optimizer::adam;
   CHECK_EQ(trained_bytes(source, options), 3 * atoms * 24 * 4);
-  for (const char* optimizer : {"gradient", "ksvd"}) {
+  for (const Optimizer optimizer : {Optimizer::gradient, Optimizer::ksvd}) {
     options.optimizer = optimizer;
     CHECK_EQ(trained_bytes(source, options), atoms * 24 * 4);
   }
   CHECK_EQ(start_bytes(source, options), 0);
-  options.start = "kmeans";
+  options.start = DictStart::kmeans;
   CHECK_EQ(start_bytes(source, options), 200 * 24 * 4);  // all there are
   options.atoms = 10;
   CHECK_EQ(start_bytes(source, options), 160 * 24 * 4);
-  for (const char* optimizer : {"online", "mod"}) {
+  for (const Optimizer optimizer : {Optimizer::online, Optimizer::mod}) {
     options.optimizer = optimizer;
     CHECK_EQ(trained_bytes(source, options), (10 * 10 + 2 * 10 * 24) * 4);
   }
@@ -473,8 +476,9 @@ TEST_CASE("training stops when the loss is stable") {
 }
 
 TEST_CASE("training with little data: fewer signals than atoms, than a batch, equal or zero ones") {
-  for (const char* optimizer : {"adam", "gradient", "online", "mod", "ksvd"})
-    for (const char* start : {"samples", "kmeans", "kaiming"}) {
+  for (const Optimizer optimizer :
+       {Optimizer::adam, Optimizer::gradient, Optimizer::online, Optimizer::mod, Optimizer::ksvd})
+    for (const DictStart start : {DictStart::samples, DictStart::kmeans, DictStart::kaiming}) {
       CAPTURE(optimizer);
       CAPTURE(start);
       TrainOptions options = quick_options();
@@ -510,6 +514,6 @@ TEST_CASE("training refuses what makes no sense") {
   options.atoms = 61;
   CHECK_THROWS_AS(train_dictionary(source, options, result.dictionary, result.state), Error);
   options = quick_options();
-  options.optimizer = "gradient";
+  options.optimizer = Optimizer::gradient;
   CHECK_THROWS_AS(train_dictionary(source, options, result.dictionary, result.state), Error);
 }

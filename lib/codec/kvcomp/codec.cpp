@@ -54,17 +54,12 @@ Layout layout_of(const KvcompOptions& options, const GroupShape& shape) {
                   .dims = static_cast<size_t>(shape.head_dim),
                   .by_channel = shape.side == Side::value};
   if (shape.side == Side::key) {
-    layout.unit = options.key_quant == "channel" ? UnitShape::column : UnitShape::block;
+    layout.unit = options.key_quant == KeySteps::channel ? UnitShape::column : UnitShape::block;
     layout.has_origins = true;
   }
   layout.shared_steps = options.unit_heads && layout.unit != UnitShape::column;
   layout.pays = layout.block.raw_bytes() >= kLeastBlock;
   return layout;
-}
-
-EntropyChoice entropy_choice(const KvcompOptions& options) {
-  const auto name = std::ranges::find(kEntropyNames, std::string_view(options.entropy));
-  return static_cast<EntropyChoice>(name - std::begin(kEntropyNames));
 }
 
 namespace {

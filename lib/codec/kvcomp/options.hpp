@@ -13,16 +13,20 @@
 
 namespace kvcodec::kvcomp {
 
+/// What shares a step of the keys: a channel over a block of tokens, or all of a head's block.
+enum class KeySteps : uint8_t { channel, block };
+constexpr auto names_of(KeySteps) { return std::to_array<std::string_view>({"channel", "block"}); }
+
 struct KvcompOptions final : Options {
-  std::string key_quant = "channel";  ///< the paper's better one: outliers of keys sit in few channels
-  double key_rel = 0;                 ///< 0: by key_quant, where the paper's accuracy begins to drop
-  double value_rel = 0;               ///< 0: 0.15, likewise
+  KeySteps key_quant = KeySteps::channel;  ///< the paper's better one: outliers of keys sit in few channels
+  double key_rel = 0;                      ///< 0: by key_quant, where the paper's accuracy begins to drop
+  double value_rel = 0;                    ///< 0: 0.15, likewise
   double max_error = 0;
   double max_rel_error = 0;
   double max_logit_error = 0;
   int64_t block = 64;  ///< the paper's block size
   bool unit_heads = false;
-  std::string entropy = "huffman";  ///< the paper's; decodes three times as fast as rANS
+  EntropyChoice entropy = EntropyChoice::huffman;  ///< the paper's; decodes three times as fast as rANS
 
   /// Bounds of their own make the relative steps unnecessary, unless they are asked for.
   bool bounded(Side side) const {
@@ -33,10 +37,7 @@ struct KvcompOptions final : Options {
     return {
         {"key-quant",
          "what shares a step of the keys: a channel over a block of tokens, or all of a head's block",
-         &key_quant,
-         {},
-         {},
-         {"channel", "block"}},
+         &key_quant},
         {"key-rel",
          "step of the keys, relative to the spread of what shares it; errors are at most half a step (0: "
          "0.25 by channel, 0.05 by block; none if one of the bounds below is given)",
@@ -61,22 +62,16 @@ struct KvcompOptions final : Options {
         {"entropy",
          "coder of the symbols: huffman is fastest, rans packs tighter at low rates, auto takes the smaller, "
          "none spends whole bits",
-         &entropy,
-         {},
-         {},
-         {kEntropyNames[0].data(), kEntropyNames[1].data(), kEntropyNames[2].data(),
-          kEntropyNames[3].data()}}};
+         &entropy}};
   }
 
   void resolve() {
-    if (key_rel == 0 && !bounded(Side::key)) key_rel = key_quant == "channel" ? 0.25 : 0.05;
+    if (key_rel == 0 && !bounded(Side::key)) key_rel = key_quant == KeySteps::channel ? 0.25 : 0.05;
     if (value_rel == 0 && !bounded(Side::value)) value_rel = 0.15;
   }
 };
 
 Layout layout_of(const KvcompOptions& options, const GroupShape& shape);
-
-EntropyChoice entropy_choice(const KvcompOptions& options);
 
 /// Limits of the errors of keys that max-logit-error sets, a shared stream: one per channel, or per head.
 inline constexpr std::string_view kLimits = "limits";

@@ -22,7 +22,7 @@ class HistogramSurvey final : public Survey {
   HistogramSurvey(Quantizer quantizer, const KvcompOptions& options)
       : quantizer_(std::move(quantizer)),
         layout_(quantizer_.layout()),
-        choice_(entropy_choice(options)),
+        choice_(options.entropy),
         max_logit_error_(options.max_logit_error),
         counts_(256) {}
 

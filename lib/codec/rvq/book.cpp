@@ -16,25 +16,30 @@ constexpr std::string_view kType = "codebooks";
 constexpr int64_t kMostCodebooks = 1 << 12, kMostEntries = 1 << 24, kMostHeadDim = 1 << 16;
 
 constexpr RvqPreset kPresets[] = {
-    {"small", "256 entries, kmeans; minutes on two cores", {8, 6, 4}, {256, 256, 256}, "kmeans", "f16"},
+    {"small",
+     "256 entries, kmeans; minutes on two cores",
+     {8, 6, 4},
+     {256, 256, 256},
+     RvqMethod::kmeans,
+     DType::f16},
     {"medium",
      "1,024 entries, kmeans; some four times as long",
      {8, 6, 4},
      {1024, 1024, 1024},
-     "kmeans",
-     "f16"},
+     RvqMethod::kmeans,
+     DType::f16},
     {"paper-8b",
      "the paper's for Llama-3.1-8B: 65,536 entries, 16,384 of key_high, simvq",
      {8, 20, 16},
      {65536, 65536, 16384},
-     "simvq",
-     "bf16"},
+     RvqMethod::simvq,
+     DType::bf16},
     {"paper-3b",
      "the paper's for Llama-3.2-3B: 65,536 entries, simvq",
      {10, 20, 14},
      {65536, 65536, 65536},
-     "simvq",
-     "bf16"},
+     RvqMethod::simvq,
+     DType::bf16},
 };
 
 template <class T>
@@ -152,11 +157,11 @@ void read_training(const Book& book, const std::string& training, RvqBook& rvq, 
   const auto usage = values_of<uint64_t>(book, training + "/usage", DType::u64, {stages, entries});
   state.usage = Matrix<uint64_t>(stages, entries);
   std::ranges::copy(usage, state.usage.data());
-  if (rvq.options.entry_type != "f32") {
+  if (rvq.options.entry_type != DType::f32) {
     unpack(values_of<float>(book, training + "/entries", DType::f32, {stages, entries, width}), part.books);
     with_context("/" + training + "/entries", [&] { part.books.check_finite(); });
   }
-  if (rvq.training.method != "simvq") return;
+  if (rvq.training.method != RvqMethod::simvq) return;
   const auto projection =
       values_of<float>(book, training + "/projection", DType::f32, {stages, width + 1, width});
   state.projection = Matrix<float>(stages * (width + 1), width);
@@ -176,7 +181,7 @@ void read_part(const Book& book, bool with_training, RvqPart which, RvqBook& rvq
   const std::string path(name_of(which)), training = std::string(Book::kTrainingPrefix) + path;
   const std::vector<uint64_t> shape{rvq.stages(which), rvq.entries(which), rvq.width(which)};
   RvqBook::Part& part = rvq.of(which);
-  const DType type = dtype_from_name(rvq.options.entry_type);
+  const DType type = rvq.options.entry_type;
   const std::string name = path + "/entries";
   if (type == DType::f32) {
     const auto values = values_of<float>(book, name, type, shape);
@@ -208,10 +213,7 @@ std::vector<OptionField> RvqBookOptions::fields() {
        "which dimensions of keys are high: the band of neighbouring frequencies that a probe quantizer "
        "reconstructs worst, those that the rotary embedding turns fastest, or none; then one quantizer has "
        "the codebooks of both",
-       &split,
-       {},
-       {},
-       {"measured", "rope", "none"}},
+       &split},
       {"high-dims", "how many are high, even; -1 = the paper's share, 3 in 8", &high_dims, -1, kMostHeadDim},
       {"entry-type", "type that entries are stored in", &entry_type, {}, {}, {"f16", "bf16", "f32"}},
   };
@@ -228,18 +230,6 @@ const RvqPreset* find_rvq_preset(std::string_view name) {
   for (const RvqPreset& preset : kPresets)
     if (preset.name == name) return &preset;
   return nullptr;
-}
-
-std::string_view name_of(RvqPart part) {
-  switch (part) {
-    case RvqPart::value:
-      return "value";
-    case RvqPart::key_low:
-      return "key_low";
-    case RvqPart::key_high:
-      return "key_high";
-  }
-  return "?";
 }
 
 size_t RvqBook::stages(RvqPart part) const {
@@ -270,7 +260,7 @@ Book to_book(const RvqBook& rvq) {
   for (const auto& [name, value] : of_training.items()) book.parameters.set(name, value);
   book.parameters.set("head-dim", int64_t{rvq.head_dim});
   book.parameters.set("source", rvq.source);
-  const DType type = dtype_from_name(rvq.options.entry_type);
+  const DType type = rvq.options.entry_type;
   for (const RvqPart part : kRvqParts)
     if (rvq.stages(part) > 0) add_part(book, rvq, part, type);
   if (!rvq.dimension_error.empty()) {

@@ -35,9 +35,9 @@ struct RvqBookOptions final : Options {
   int64_t entries_value = 256;
   int64_t entries_low = 256;
   int64_t entries_high = 256;
-  std::string split = "measured";
-  int64_t high_dims = -1;          ///< -1 = the paper's share
-  std::string entry_type = "f16";  ///< half the book's size; the rounding is far below the error
+  SplitBy split = SplitBy::measured;
+  int64_t high_dims = -1;         ///< -1 = the paper's share
+  DType entry_type = DType::f16;  ///< half the book's size; the rounding is far below the error
 
   std::vector<OptionField> fields() override;
   void check() const override;
@@ -47,14 +47,15 @@ struct RvqBookOptions final : Options {
 struct RvqPreset {
   std::string_view name, summary;
   int64_t codebooks[3], entries[3];  ///< of value, key_low, key_high
-  std::string_view method, entry_type;
+  RvqMethod method;
+  DType entry_type;
 };
 std::span<const RvqPreset> rvq_presets();
 const RvqPreset* find_rvq_preset(std::string_view name);
 
 enum class RvqPart : uint8_t { value, key_low, key_high };
 inline constexpr RvqPart kRvqParts[] = {RvqPart::value, RvqPart::key_low, RvqPart::key_high};
-std::string_view name_of(RvqPart part);
+constexpr auto names_of(RvqPart) { return std::to_array<std::string_view>({"value", "key_low", "key_high"}); }
 
 struct RvqBook {
   RvqBookOptions options;

@@ -13,44 +13,51 @@
 
 namespace kvcodec::selfindex {
 
+/// What is stored beside the index: 2-bit levels, or all keys and values at 16 bits.
+enum class Store : uint8_t { two_bit, sixteen_bit };
+constexpr auto names_of(Store) { return std::to_array<std::string_view>({"2bit", "16bit"}); }
+
+enum class KeyCenter : uint8_t { mean, median };
+constexpr auto names_of(KeyCenter) { return std::to_array<std::string_view>({"mean", "median"}); }
+
+/// Which tokens are kept exactly: those that the last queries attend to most, those that the last one scores
+/// highest, or the first.
+enum class ExactBy : uint8_t { attention, last_query, first };
+constexpr auto names_of(ExactBy) {
+  return std::to_array<std::string_view>({"attention", "last-query", "first"});
+}
+
+/// What the 2 bits of a key say: its magnitude beside the sign bit, or its signed value.
+enum class KeyLevels : uint8_t { magnitude, with_sign };
+constexpr auto names_of(KeyLevels) { return std::to_array<std::string_view>({"magnitude", "signed"}); }
+
 struct SelfIndexOptions final : Options {
-  std::string store = "2bit";
-  std::string center = "mean";        ///< the paper's; its code has the median
-  int64_t full_tokens = 64;           ///< the paper's number
-  std::string full_by = "attention";  ///< the paper's choice, after SnapKV
-  std::string key_levels = "magnitude";
+  Store store = Store::two_bit;
+  KeyCenter center = KeyCenter::mean;     ///< the paper's; its code has the median
+  int64_t exact_tokens = 64;              ///< the paper's number
+  ExactBy exact_by = ExactBy::attention;  ///< the paper's choice, after SnapKV
+  KeyLevels key_levels = KeyLevels::magnitude;
 
   std::vector<OptionField> fields() override {
     return {
-        {"store",
-         "what is stored beside the index: 2bit keys and values, or all of them at 16bit",
-         &store,
-         {},
-         {},
-         {"2bit", "16bit"}},
-        {"center", "what keys are centred by, per channel", &center, {}, {}, {"mean", "median"}},
-        {"full-tokens", "tokens of each head that are kept exactly", &full_tokens, 0, 1 << 20},
-        {"full-by",
+        {"store", "what is stored beside the index: 2bit keys and values, or all of them at 16bit", &store},
+        {"center", "what keys are centred by, per channel", &center},
+        {"exact-tokens", "tokens of each head that are kept exactly", &exact_tokens, 0, 1 << 20},
+        {"exact-by",
          "which: those the last 32 dumped queries attend to most, those the last one scores highest, or the "
          "first",
-         &full_by,
-         {},
-         {},
-         {"attention", "last-query", "first"}},
+         &exact_by},
         {"key-levels",
          "what the 2 bits of a key say: its magnitude beside the sign bit, or (to see what that gains) its "
          "signed value",
-         &key_levels,
-         {},
-         {},
-         {"magnitude", "signed"}}};
+         &key_levels}};
   }
 };
 
 /// What a document's streams look like, and who decides about its exact tokens.
 struct Form {
   DType storage;
-  size_t heads, dims, query_heads, full_tokens;
+  size_t heads, dims, query_heads, exact_tokens;
   bool at_16_bits, signed_levels;
 
   Form(const SelfIndexOptions& options, const CodecContext& context)
@@ -58,9 +65,9 @@ struct Form {
         heads(static_cast<size_t>(context.heads)),
         dims(static_cast<size_t>(context.head_dim)),
         query_heads(static_cast<size_t>(context.query_heads)),
-        full_tokens(static_cast<size_t>(options.full_tokens)),
-        at_16_bits(options.store == "16bit"),
-        signed_levels(options.key_levels == "signed") {}
+        exact_tokens(static_cast<size_t>(options.exact_tokens)),
+        at_16_bits(options.store == Store::sixteen_bit),
+        signed_levels(options.key_levels == KeyLevels::with_sign) {}
 
   size_t width() const { return heads * dims; }
   size_t level_bytes() const { return two_bit_row_bytes(dims); }

@@ -34,7 +34,7 @@ class OwnedSignSelector final : public Selector {
       if (auto best = on_device_->top_k(SignTable(codebook_, query), budget, order)) return *best;
     return selector_.select(query, budget, order);
   }
-  std::vector<Scored> select_shared(MatrixView<const float> queries, SharedBy by, size_t budget,
+  std::vector<Scored> select_shared(MatrixView<const float> queries, Share by, size_t budget,
                                     Order order) const override {
     return selector_.select_shared(queries, by, budget, order);
   }

@@ -127,8 +127,8 @@ class PrefillSurvey final : public Survey {
  public:
   PrefillSurvey(const SelfIndexOptions& options, const Form& form, Engine* engine, Side side)
       : form_(form),
-        by_median_(options.center == "median"),
-        full_by_(options.full_by),
+        by_median_(options.center == KeyCenter::median),
+        exact_by_(options.exact_by),
         engine_(engine),
         signs_(engine ? engine->signs() : nullptr),
         side_(side),
@@ -186,8 +186,8 @@ class PrefillSurvey final : public Survey {
   std::vector<uint32_t> chosen_tokens(size_t head) const;
 
   Form form_;
-  bool by_median_;       // what keys are centred by; otherwise by the mean
-  std::string full_by_;  // SelfIndexOptions::full_by
+  bool by_median_;    // what keys are centred by; otherwise by the mean
+  ExactBy exact_by_;  // SelfIndexOptions::exact_by
   Engine* engine_;
   const SignEngine* signs_;
   Side side_;
@@ -202,13 +202,13 @@ class PrefillSurvey final : public Survey {
 };
 
 void PrefillSurvey::observe_queries(std::span<const uint64_t> tokens, MatrixView<const float> queries) {
-  const std::string& by = full_by_;
-  if (pass_ > 0 || by == "first" || form_.full_tokens == 0 || form_.at_16_bits) return;
+  const ExactBy by = exact_by_;
+  if (pass_ > 0 || by == ExactBy::first || form_.exact_tokens == 0 || form_.at_16_bits) return;
   const size_t d = form_.dims, per_head = form_.query_heads / form_.heads;
   if (queries.cols() != form_.query_heads * d || queries.rows() != tokens.size())
     throw failed("{} x {} queries of {} tokens for {} query heads of {} dimensions", queries.rows(),
                  queries.cols(), tokens.size(), form_.query_heads, d);
-  const size_t used = std::min<size_t>(by == "attention" ? kObservedQueries : 1, tokens.size());
+  const size_t used = std::min<size_t>(by == ExactBy::attention ? kObservedQueries : 1, tokens.size());
   const size_t first = tokens.size() - used;
   for (size_t head = 0; head < form_.heads; ++head) {
     Matrix<float> own(used * per_head, d);
@@ -255,14 +255,14 @@ void PrefillSurvey::observe_keys(std::span<const uint16_t> halves, MatrixView<fl
 
 /// Those of the largest pooled weight, rising; without queries the first.
 std::vector<uint32_t> PrefillSurvey::chosen_tokens(size_t head) const {
-  const auto count = std::min<uint64_t>(form_.full_tokens, tokens_);
+  const auto count = std::min<uint64_t>(form_.exact_tokens, tokens_);
   std::vector<uint32_t> chosen;
   if (attention_.empty()) {
     for (uint32_t t = 0; t < count; ++t) chosen.push_back(t);
     return chosen;
   }
   const std::vector<double>& weights = attention_[head].weights();
-  const size_t reach = full_by_ == "attention" ? kPooledTokens / 2 : 0;
+  const size_t reach = exact_by_ == ExactBy::attention ? kPooledTokens / 2 : 0;
   std::vector<float> pooled(weights.size());
   for (size_t t = 0; t < weights.size(); ++t) {
     double sum = 0;
@@ -299,7 +299,7 @@ void PrefillSurvey::finish(StreamStore& document) {
     document.append_values<uint16_t>(kCodebooks, halves);
   }
   if (form_.at_16_bits) return;
-  Matrix<uint32_t> ids(std::min<uint64_t>(form_.full_tokens, tokens_), form_.heads);
+  Matrix<uint32_t> ids(std::min<uint64_t>(form_.exact_tokens, tokens_), form_.heads);
   for (size_t head = 0; head < form_.heads; ++head) {
     const std::vector<uint32_t> chosen = chosen_tokens(head);
     for (size_t i = 0; i < chosen.size(); ++i) ids(i, head) = chosen[i];

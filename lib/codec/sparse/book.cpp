@@ -125,7 +125,7 @@ void add_normalization(Book& book, const SparseBook& sparse, Side side) {
 }
 
 void add_atoms(Book& book, const SparseBook& sparse, const std::string& path, const Dictionary& dictionary) {
-  if (atom_type_from_name(sparse.options.atom_type) == AtomType::i8)
+  if (sparse.options.atom_type == AtomType::i8)
     add_byte_atoms(book, path, dictionary.atoms);
   else
     book.arrays.push_back(matrix_array(path + "/atoms", dictionary.atoms));
@@ -154,17 +154,17 @@ void add_training(Book& book, const SparseBook& sparse, const std::string& path,
       array_of<double>(training + "/seconds", DType::f64, {state.seconds.size()}, state.seconds));
   const uint8_t stable = state.stable ? 1 : 0;
   book.arrays.push_back(array_of<uint8_t>(training + "/stable", DType::u8, {1}, {&stable, 1}));
-  if (atom_type_from_name(sparse.options.atom_type) == AtomType::i8)
+  if (sparse.options.atom_type == AtomType::i8)
     book.arrays.push_back(matrix_array(training + "/atoms", dictionary.atoms));
 }
 
 Normalization normalization_from(const Book& book, const SparseBook& sparse, Side side) {
   const std::string path(name_of(side));
   Normalization normalization;
-  normalization.normalize = normalize_from_name(sparse.options.normalize);
+  normalization.normalize = sparse.options.normalize;
   if (normalization.normalize == Normalize::layer)
     normalization.layer_scale = vector_from<float>(book, path + "/layer_scale", DType::f32);
-  if (center_from_name(sparse.options.center) == Center::channel)
+  if (sparse.options.center == Center::channel)
     normalization.channel_mean =
         matrix_from(book.get(path + "/channel_mean", DType::f32, 3), static_cast<size_t>(sparse.num_layers),
                     sparse.layout().layer_width());
@@ -180,7 +180,7 @@ void read_part(const Book& book, bool with_training, const std::string& path, co
   const auto layers = static_cast<size_t>(sparse.num_layers);
   const SignalLayout layout = sparse.layout();
   const auto n = static_cast<size_t>(sparse.options.atoms);
-  if (atom_type_from_name(sparse.options.atom_type) == AtomType::i8) {
+  if (sparse.options.atom_type == AtomType::i8) {
     dictionary.bytes = byte_atoms_from(book, path, n, layout.signal_width());
     dictionary.atoms = floats_of(dictionary.bytes);
   } else {
@@ -198,12 +198,12 @@ void read_part(const Book& book, bool with_training, const std::string& path, co
   state.replaced = vector_from<uint32_t>(book, training + "/replaced", DType::u32);
   state.validation = vector_from<double>(book, training + "/validation", DType::f64);
   state.usage = vector_from<uint64_t>(book, training + "/usage", DType::u64);
-  if (sparse.options.optimizer == "adam") {
+  if (sparse.options.optimizer == Optimizer::adam) {
     state.mean = matrix_from(book.get(training + "/adam_mean", DType::f32, 2), n, layout.signal_width());
     state.variance =
         matrix_from(book.get(training + "/adam_variance", DType::f32, 2), n, layout.signal_width());
   }
-  if (sparse.options.optimizer == "online" || sparse.options.optimizer == "mod") {
+  if (keeps_products(sparse.options.optimizer)) {
     state.coefficient_products =
         matrix_from(book.get(training + "/coefficient_products", DType::f32, 2), n, n);
     state.signal_products =
@@ -262,7 +262,7 @@ SparseBook sparse_book_from(const Book& book, bool with_training) {
   if (book.type != kType) throw bad_input("the book is of type '{}'; a {} is needed", book.type, kType);
   SparseBook sparse;
   // Books from before there was a choice do not name it.
-  sparse.options.atom_type = name_of(AtomType::f32);
+  sparse.options.atom_type = AtomType::f32;
   try {
     from_record(book.parameters, sparse.options);
   } catch (const Error& error) {

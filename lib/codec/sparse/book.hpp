@@ -55,7 +55,7 @@ struct SparseBook {
   OneSide& of(Side side, size_t part = 0) { return parts[part].of(side); }
   const OneSide& of(Side side, size_t part = 0) const { return parts[part].of(side); }
 
-  bool global() const { return options.dict_scope == "global"; }
+  bool global() const { return options.dict_scope == DictScope::global; }
   /// The part for the group that begins at this layer. Throws Error(bad_input) where there is none.
   size_t part_for(int first_layer) const;
   SignalLayout layout() const { return options.layout(heads, head_dim); }

@@ -53,7 +53,7 @@ SparseForm SparseCodec::form(Side side) const {
           .per_head = layout_.per_head,
           .variable = options_.error_target > 0,
           .gains = gained(side),
-          .coefficients = coefficient_type_from_name(options_.coefficients),
+          .coefficients = options_.coefficients,
           .sorted = options_.sort_ids};
 }
 
@@ -76,10 +76,10 @@ void check_size(const SparseOptions& options, const SparseBook& book) {
   const auto s = static_cast<uint64_t>(options.sparsity), n = static_cast<uint64_t>(book.options.atoms);
   if (s > width) throw usage_error("sparsity is {}; signals have only {} values", s, width);
   if (s > n) throw usage_error("sparsity is {}; the dictionary has only {} atoms", s, n);
-  const CoefficientType type = coefficient_type_from_name(options.coefficients);
+  const CoefficientType type = options.coefficients;
   uint64_t extra = scale_bits(type);
   if (options.error_target > 0) extra += options.sparsity < 256 ? 8 : 16;
-  if (book.options.normalize == "signal") extra += 16;
+  if (book.options.normalize == Normalize::signal) extra += 16;
   const uint64_t pair_bits = coefficient_bits(type) + index_bits(n), raw = 16 * width;
   if (s * pair_bits + extra <= raw) return;
   if (raw < pair_bits + extra)

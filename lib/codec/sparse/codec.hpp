@@ -22,10 +22,10 @@ namespace kvcodec::sparse {
 struct SparseOptions final : Options {
   int64_t sparsity = 0;  ///< the dictionary knows best what it was trained for
   double error_target = 0;
-  std::string coefficients = "f16";  ///< the paper's
-  std::string selection = "omp";     ///< the paper's
-  bool sort_ids = false;             ///< the paper's form stands for itself, and can be sorted later
-  double rounding_error = 0.01;      ///< half of it costs as many bits as a whole atom, which gains more
+  CoefficientType coefficients = CoefficientType::f16;  ///< the paper's
+  AtomSelection selection = AtomSelection::omp;         ///< the paper's
+  bool sort_ids = false;         ///< the paper's form stands for itself, and can be sorted later
+  double rounding_error = 0.01;  ///< half of it costs as many bits as a whole atom, which gains more
 
   std::vector<OptionField> fields() override {
     return {
@@ -33,19 +33,12 @@ struct SparseOptions final : Options {
          1 << 16},
         {"error-target", "stop when the relative error of a signal is this small; 0 = always take all atoms",
          &error_target, 0, 1},
-        {"coefficients",
-         "type of the coefficients; but for f16 with a scale of 8 bits for each signal",
-         &coefficients,
-         {},
-         {},
-         {"f16", "fp8", "e3m4", "i8", "i4"}},
+        {"coefficients", "type of the coefficients; but for f16 with a scale of 8 bits for each signal",
+         &coefficients},
         {"selection",
          "the next atom: the one with the largest correlation (omp), or the one that lowers the error most "
          "(ols: a little better, slower)",
-         &selection,
-         {},
-         {},
-         {"omp", "ols"}},
+         &selection},
         {"sort-ids", "ids of a code in rising order, their gaps and the coefficients entropy-coded",
          &sort_ids},
         {"rounding-error",
@@ -55,7 +48,7 @@ struct SparseOptions final : Options {
   }
 
   void check() const override {
-    if (coefficients != "i8" && rounding_error != SparseOptions{}.rounding_error)
+    if (coefficients != CoefficientType::i8 && rounding_error != SparseOptions{}.rounding_error)
       throw usage_error(
           "rounding-error is {}; coefficients of type {} are always rounded as well as they can "
           "be: it goes with coefficients i8",

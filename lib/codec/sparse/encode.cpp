@@ -78,7 +78,7 @@ void SparseCodec::append(const GroupShape& shape, MatrixView<const float> rows, 
     stored.ids.insert(stored.ids.end(), ids.begin(), ids.end());
     coefficients.insert(coefficients.end(), row.begin(), row.end());
   }
-  const CoefficientType type = coefficient_type_from_name(options_.coefficients);
+  const CoefficientType type = options_.coefficients;
   if (scale_bits(type) > 0)
     round_jointly(on_device ? *side.any_omp() : *omp, type, codes, coefficients, stored);
   else

@@ -65,7 +65,7 @@ class SideCoder {
     if (with_gram_) return with_gram_;
     make_plain();
     const uint64_t bytes = Omp::gram_bytes(plain_->atoms());
-    const bool needed = options.selection == "ols";
+    const bool needed = options.selection == AtomSelection::ols;
     if (needed && bytes > kGramBytes)
       throw usage_error(
           "selection ols needs the inner products of all atoms, {} bytes for {} atoms; {} bytes (16384 "

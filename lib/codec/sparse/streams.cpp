@@ -138,7 +138,7 @@ SparseForm SparseForm::of(const Record& parameters, std::span<const StreamSpec> 
   SparseForm form;
   form.sparsity = positive("sparsity", kMostPairs);
   form.variable = parameters.get_double("error-target") > 0;
-  form.coefficients = coefficient_type_from_name(parameters.get_string("coefficients"));
+  form.coefficients = parameters.get_enum<CoefficientType>("coefficients");
   form.sorted = parameters.find("sort-ids") && parameters.get_bool("sort-ids");
   form.gains = find(kSparseGain) != nullptr;
   if (form.sorted) {

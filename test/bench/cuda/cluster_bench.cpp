@@ -86,7 +86,7 @@ void selection_case(DeviceBench& bench, size_t tokens, size_t heads, size_t budg
   const ClusterSelector selector(index, tokens);
   for (size_t h = 0; h < heads; ++h) {
     const MatrixView<const float> of_head(queries.data() + h * group * dims, group, dims);
-    const auto expected = selector.select_shared(of_head, SharedBy::max, budget, Order::by_id);
+    const auto expected = selector.select_shared(of_head, Share::max, budget, Order::by_id);
     verify(found_counts[h] == expected.size(), "cluster/select: as many tokens");
     for (size_t i = 0; i < expected.size(); ++i) {
       const float score = i < kept.first ? 0 : expected[i].score;  // kernels leave the sink's to the wrapper

@@ -3,7 +3,7 @@ set -e
 for codec in none kivi kvcomp sparse; do
   case $codec in
     none) options= book= ;;
-    kivi) options="--bits 2 --group 16 --residual 32" book= ;;
+    kivi) options="--bits 2 --key-group 16 --window 32" book= ;;
     kvcomp) options="--block 16" book= ;;
     sparse) options="--sparsity 4" book="--book data/dict.h5" ;;
   esac

@@ -3,7 +3,7 @@ set -e
 encode() { kvcodec encode data/demo.h5 --codec "$@" >/dev/null; }
 encode none -o none.h5
 encode kvcomp --block 16 -o kvcomp.h5
-encode kivi --bits 4 --group 16 --residual 16 -o kivi.h5
+encode kivi --bits 4 --key-group 16 --window 16 -o kivi.h5
 kvcodec train-dict data/demo.h5 --atoms 64 --layer-group 2 --sparsity 16 --epochs 1 --quiet -o dict.h5 >/dev/null
 encode sparse --book dict.h5 --sparsity 16 --embed-book --pack -o sparse.h5
 

@@ -9,7 +9,7 @@ done
 compare() {
   make -s -C src/data/experiments compare KVCODEC=kvcodec OUT="$PWD/out" COMPARE_TEXT="$SOURCE/LICENSE" COMPARE_TRAIN="$SOURCE/LICENSE" \
     COMPARE_CHUNK=100 COMPARE_DOCUMENTS=4 COMPARE_LENGTH=100 COMPARE_QUESTIONS=1 DICT_OPTIONS="--atoms 64 --sparsity 4 --layer-group 4 --epochs 1" \
-    CODECS="none kivi fp8 sparse" COMPARE_SETTINGS="kivi-2@kivi:bits=$1,residual=0 sparse-4@sparse:book=$PWD/out/compare/dict.h5,sparsity=4" \
+    CODECS="none kivi fp8 sparse" COMPARE_SETTINGS="kivi-2@kivi:bits=$1,window=0 sparse-4@sparse:book=$PWD/out/compare/dict.h5,sparsity=4" \
     NEEDS_BOOK=sparse 2>&1
 }
 stamps() { find out -name '*.json' -o -name '*.h5' -o -name '*.html' | sort | xargs stat -c '%n %Y %Z %i'; }

@@ -27,7 +27,7 @@ train="--entries-value 16 --entries-low 16 --entries-high 32 --codebooks-value 4
 kvcodec train-rvq data/kv.h5 $train -o books.h5 >/dev/null
 kvcodec train-dict data/kv.h5 --atoms 32 --sparsity 4 --epochs 1 --atom-type f32 --quiet -o dict.h5 >/dev/null
 for codec in "rvq --book books.h5 --beam 1 --window 30" "rvq --book books.h5 --beam 3 --window 40" "kvcomp --block 16" \
-  "kvcomp --block 33 --key-quant block --unit-heads" "selfindex --full-tokens 8" "sparse --book dict.h5" \
+  "kvcomp --block 33 --key-quant block --unit-heads" "selfindex --exact-tokens 8" "sparse --book dict.h5" \
   "sparse --book data/dict.h5" "fp8"; do
   case $codec in  # one codec that the device codes, and below one that it does not
     "kvcomp --block 16") same_with_auto encode small.h5 --codec $codec ;;
@@ -56,7 +56,7 @@ same encode small.h5 --codec sparse --book dict.h5 --error-target 0.5 --coeffici
 
 # Sums of attention run in another order; how far that takes them is rounding.
 kvcodec dump-kv --model src/data/demo-model --text src/LICENSE --chunk 64 --max-tokens 128 --queries last:4 --quiet -o few.h5 >/dev/null
-kvcodec encode few.h5 --codec selfindex --full-tokens 4 -o index-codes.h5 >/dev/null
+kvcodec encode few.h5 --codec selfindex --exact-tokens 4 -o index-codes.h5 >/dev/null
 same_with_auto select index-codes.h5 --queries few.h5 --budget 8
 mv cuda.h5 selection.h5
 same_with_auto index few.h5 --clusters 4 --sink 8
@@ -109,7 +109,7 @@ measured() {
 measured 5e-3 40 --max-documents 2 --codec kvcomp:block=16 --codec fp8
 # A device makes choices by clusters from 32 at a time on, of a key/value head of a document.
 # There is nothing coarse about them, so that another choice of a few tokens shows.
-measured 1e-5 240 --max-documents 1 --prefix 200 --codec none:select=cluster,budget=40
+measured 1e-5 240 --max-documents 1 --prefix 200 --codec none:select=clusters,budget=40
 
 # Codes say whether a device can work with them.
 for codec in sparse kvcomp selfindex kivi; do

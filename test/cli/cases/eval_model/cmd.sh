@@ -1,7 +1,7 @@
 # What compressing the cache does to the demo model: tables, the same JSON for any number of threads, what must hold, refusals.
 . src/test/cli/refused.sh
 run() { kvcodec eval-model --model src/data/demo-model --text src/LICENSE --chunk 200 --max-documents 4 "$@"; }
-run --codec none --codec kivi:bits=2,group=16,residual=0 --codec q4:bits=3,rotate=hadamard,label=three |
+run --codec none --codec kivi:bits=2,key-group=16,window=0 --codec q4:bits=3,rotate=hadamard,label=three |
   sed 's/; [0-9].*s$/; TIME/; s/-*[0-9][0-9.]*/N/g' | tr -s ' -'
 for n in 1 2; do
   run --codec lossless --codec kvcomp:unit-heads --codec none:select=quest,budget=20 --threads $n --json | grep -v seconds >$n.json
@@ -22,7 +22,7 @@ echo
 kvcodec eval-model --model src/data/demo-model --text src/LICENSE src/test/cli/refused.sh --chunk 1000 --max-documents 1 --codec none |
   sed -n 's/-*[0-9][0-9.]*/N/g; /^uncompressed/p; /^none/p' | tr -s ' '
 run --codec kivi:bits=4 --stream 30 --select oracle --budget 60 --newest 4 | head -n 1 | sed 's/; [0-9].*s$/; TIME/'
-kvcodec encode data/demo.h5 --codec kivi --bits 3 --residual 0 -o recipe.h5 >/dev/null
+kvcodec encode data/demo.h5 --codec kivi --bits 3 --window 0 -o recipe.h5 >/dev/null
 run --codec recipe.h5 --json | grep -c '"codec": "kivi"'
 # What is stored: 4 coefficients of 16 bits and ids of 6 for 128 values; with the book, that much more.
 kvcodec train-dict data/demo.h5 --atoms 40 --sparsity 4 --epochs 1 --quiet -o tiny.h5 >/dev/null

@@ -1,6 +1,6 @@
 # Tokens chosen by the index of the codes, by Quest and by the oracle; the same file for any number of threads; refusals.
 . src/test/cli/refused.sh
-kvcodec encode data/demo.h5 --codec selfindex --full-tokens 4 -o si.h5 >/dev/null || exit 1
+kvcodec encode data/demo.h5 --codec selfindex --exact-tokens 4 -o si.h5 >/dev/null || exit 1
 kvcodec select si.h5 --queries data/demo.h5 --budget 8 -o selection.h5
 kvcodec info selection.h5 | sed -n '2,$p' | grep -v '^  kvcodec'
 recall() { kvcodec select si.h5 --queries data/demo.h5 --budget 16 --json "$@" | tr -d ' \n' | sed 's/.*"recall":\([0-9.]*\).*/\1/'; }

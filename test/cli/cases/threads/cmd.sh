@@ -9,10 +9,10 @@ for n in 1 2; do
   run encode kv.h5 --codec sparse --book dict.h5 --sparsity 8 -o sparse.h5
   run pack-indices sparse.h5 -o packed.h5
   run decode packed.h5 --book dict.h5 -o recon.h5
-  run encode kv.h5 --codec kivi --residual 16 --group 16 -o kivi.h5
+  run encode kv.h5 --codec kivi --window 16 --key-group 16 -o kivi.h5
   run encode kv.h5 --codec kvcomp --block 32 -o kvcomp.h5
   run decode kvcomp.h5 -o kvcomp-kv.h5
-  run encode kv.h5 --codec selfindex --full-tokens 8 -o selfindex.h5
+  run encode kv.h5 --codec selfindex --exact-tokens 8 -o selfindex.h5
   run decode selfindex.h5 -o selfindex-kv.h5
   run encode kv.h5 --codec none -o none.h5
   run attend packed.h5 --queries kv.h5 --book dict.h5 -o sparse-outputs.h5
