@@ -472,6 +472,7 @@ Json json_of(const CodecSpec& spec, const Summary& summary) {
                          {"budget", spec.selection.budget},
                          {"newest", spec.selection.newest},
                          {"share", spec.selection.share}};
+  if (spec.recipe) json["history"] = spec.recipe->type().history;
   return json;
 }
 
@@ -608,16 +609,21 @@ Outcome run_tasks(const ModelOptions& options, const LlamaModel& model, const Se
   return outcome;
 }
 
-std::string json_report(const ModelOptions& options, const Settings& settings, const Tasks& tasks,
-                        const Outcome& outcome) {
-  Json json = {{"model", options.model},
-               {"task", options.task},
-               {"dtype", options.dtype},
-               {"stream", options.stream},
-               {"documents", tasks.documents().size()},
-               {"tokens", outcome.tokens},
-               {"judged_tokens", outcome.judged},
-               {"seconds", outcome.seconds}};
+Json facts_json(const ModelOptions& options, const Tasks& tasks, const Outcome& outcome) {
+  return {{"model", options.model},
+          {"task", options.task},
+          {"dtype", options.dtype},
+          {"stream", options.stream},
+          {"documents", tasks.documents().size()},
+          {"tokens", outcome.tokens},
+          {"judged_tokens", outcome.judged},
+          {"seconds", outcome.seconds}};
+}
+
+std::string json_report(const Command& command, const ModelOptions& options, const Settings& settings,
+                        const Tasks& tasks, const Outcome& outcome) {
+  Json json = made_by(command);
+  json.update(facts_json(options, tasks, outcome));
   if (outcome.rounded) json["device"] = "cuda";
   json["uncompressed"] = json_of(outcome.reference);
   if (tasks.recall) {
@@ -688,7 +694,7 @@ std::string eval_model(Command& command) {
   const Tasks tasks = make_tasks(options, description.config);
   Outcome outcome = run_tasks(options, model, settings, tasks);
   outcome.seconds = watch.seconds();
-  return options.common.json ? json_report(options, settings, tasks, outcome)
+  return options.common.json ? json_report(command, options, settings, tasks, outcome)
                              : text_report(options, settings, tasks, outcome);
 }
 

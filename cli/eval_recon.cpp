@@ -480,12 +480,15 @@ Json attention_json(const Result& result) {
 
 using Variances = std::vector<std::array<std::vector<double>, 2>>;
 
-std::string json_text(const KvReader& original, const std::vector<Result>& results,
+std::string json_text(const Command& command, const KvReader& original, const std::vector<Result>& results,
                       const Variances& variances) {
-  Json json = {{"original", original.name()}, {"reconstructions", Json::array()}};
+  Json json = made_by(command);
+  json["original"] = original.name();
+  json["reconstructions"] = Json::array();
   for (size_t i = 0; i < results.size(); ++i) {
     const Result& result = results[i];
     Json one = {{"file", result.name},
+                {"history", result.history},
                 {"layers", result.layers},
                 {"documents", result.matches.size()},
                 {"tokens", result.tokens}};
@@ -655,7 +658,7 @@ std::string eval_recon(Command& command) {
   for (size_t i = 0; i < options.inputs.size(); ++i)
     results.push_back(measure_all(original, options, documents, i, codes.empty() ? nullptr : &codes[i]));
   const Variances variances = options.bound ? variances_of_all(original, results, options) : Variances{};
-  return options.common.json ? json_text(original, results, variances)
+  return options.common.json ? json_text(command, original, results, variances)
                              : text_of_results(original, results, options, variances);
 }
 

@@ -33,4 +33,8 @@ std::string text_of(const Json& json) {
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
+Json made_by(const Command& command) {
+  return {{"generator", generator()}, {"created", timestamp()}, {"command", command.history_line()}};
+}
+
 }  // namespace kvcodec::cli

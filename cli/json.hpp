@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "cli/command.hpp"
 #include "formats/codes_file.hpp"
 #include "formats/header.hpp"
 #include "lib/core/names.hpp"
@@ -30,5 +31,9 @@ Json to_json(const Documents& documents);
 /// Indented, one line feed at the end. Numbers that are not finite become null; text that is not UTF-8 is
 /// mended.
 std::string text_of(const Json& json);
+
+/// The start of every result that others take up (`kvcodec report`): which program made it, when, and by what
+/// command line; as the files say it (FORMAT.md, "Every file").
+Json made_by(const Command& command);
 
 }  // namespace kvcodec::cli

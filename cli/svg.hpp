@@ -1,5 +1,7 @@
-// Plots as SVG: points with error bars over an axis of bits, and tables of coloured cells. Plain shapes and
-// text, no script, no font or picture from elsewhere. Colours are told apart by shapes as well.
+// Plots as SVG: points with their intervals over an axis, and tables of coloured cells. Plain shapes and
+// text, no script, no font or picture from elsewhere. The drawing is 480 units wide, for letters that can be
+// read on a page of 480 pixels. Colours are told apart by shapes as well, and follow the reader's choice of a
+// light or a dark page.
 #pragma once
 
 #include <optional>
@@ -7,37 +9,44 @@
 #include <string_view>
 #include <vector>
 
+#include "cli/axis.hpp"
+
 namespace kvcodec::cli {
 
 /// Text as it may stand between tags and in quoted attributes.
 std::string escaped_markup(std::string_view text);
 
+/// What a point looks like: one of kMarkerColors colours, one of kMarkerShapes shapes, filled or hollow.
+struct Marker {
+  size_t color = 0, shape = 0;
+  bool hollow = false;
+};
+constexpr size_t kMarkerColors = 7, kMarkerShapes = 8;
+
 struct PlotPoint {
   double x = 0, y = 0;
-  std::optional<double> half_width;  ///< of a 95% interval
-  std::string label;
+  std::optional<double> low = {}, high = {};  ///< ends of the interval
+  Marker marker = {};
+  std::string label, about = {};  ///< about: what else there is to say of it where the pointer rests
 };
 
-struct PlotSeries {
-  std::string name;
-  std::vector<PlotPoint> points;  ///< joined by a line in the order of x
+/// Points in the order of x, joined by a line if there are several.
+using PlotSeries = std::vector<PlotPoint>;
+
+struct LegendEntry {
+  std::string label;
+  Marker marker;
 };
 
 struct Plot {
   std::string title, x_label, y_label;
-  bool bits_x = true;  ///< x is a rate: positive, on a logarithmic axis; else any number, on a plain one
-  bool log_y = true;
-  /// With log_y: points at or below this stand on the floor of the plot, hollow; 0: the smallest point there
-  /// is.
-  double floor = 0;
-  std::string floor_note;  ///< what it means to stand there
-  /// The same series have the same colour and shape in all plots that are given the same list.
-  std::vector<std::string> palette;
-  std::vector<PlotSeries> series;
+  std::string note = {};  ///< sentences below the plot
+  Scale x = Scale::rate, y = Scale::linear;
+  double linear = 1;  ///< of Scale::symlog: where y is linear, below it and above its negative
+  /// Points with what is not finite, or no rate on an axis of rates, are left out.
+  std::vector<PlotSeries> series = {};
+  std::vector<LegendEntry> legend = {};
 };
-
-/// An <svg> element of its own, complete as a file too. Points that are not finite are left out.
-std::string svg_of(const Plot& plot);
 
 struct HeatRow {
   std::string label;
@@ -46,12 +55,21 @@ struct HeatRow {
 
 struct HeatMap {
   std::string title, unit;
-  std::vector<std::string> columns;  ///< one per value; empty ones are not written
-  std::vector<HeatRow> rows;
-  bool with_numbers = true;  ///< write the values into the cells
+  std::vector<std::string> columns = {};  ///< one per value; as many are written as there is room for
+  std::vector<HeatRow> rows = {};
 };
 
+/// An <svg> element for a page that has drawing_style() among its styles.
+std::string svg_of(const Plot& plot);
 /// Low values dark red, high ones dark blue, over the range of all finite values.
 std::string svg_of(const HeatMap& map);
+/// The same as a file of its own.
+std::string svg_file(const Plot& plot);
+
+/// A marker by itself, as large as a letter.
+std::string svg_of(const Marker& marker);
+
+/// The style sheet that the elements' classes refer to, for light and dark pages.
+std::string drawing_style();
 
 }  // namespace kvcodec::cli

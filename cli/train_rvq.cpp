@@ -197,7 +197,7 @@ Json part_json(const RvqBook& rvq, const PartResult& result) {
           {"seconds", result.seconds}};
 }
 
-std::string summary(const RvqBook& rvq, const std::vector<PartResult>& results,
+std::string summary(const Command& command, const RvqBook& rvq, const std::vector<PartResult>& results,
                     const TrainRvqOptions& options, const Book& book) {
   const std::vector<int> high(rvq.split.high.begin(), rvq.split.high.end());
   const double key_bits = bits_per_value(rvq, std::array{RvqPart::key_low, RvqPart::key_high});
@@ -206,13 +206,14 @@ std::string summary(const RvqBook& rvq, const std::vector<PartResult>& results,
       saved_by_ids(2 * static_cast<uint64_t>(rvq.head_dim),
                    rvq.stages(RvqPart::value) + rvq.stages(RvqPart::key_low) + rvq.stages(RvqPart::key_high));
   if (options.common.json) {
-    Json json = {{"output", options.output.path},
+    Json json = made_by(command);
+    json.update({{"output", options.output.path},
                  {"digest", book.digest()},
                  {"book_bytes", book.size_bytes()},
                  {"bits_per_value", {{"key", key_bits}, {"value", value_bits}}},
                  {"saved_by_the_papers_formula", saved},
-                 {"split", rvq.options.split},
-                 {"high_dimensions", high}};
+                 {"split", name_of(rvq.options.split)},
+                 {"high_dimensions", high}});
     for (const auto& result : results) json[std::string(name_of(result.part))] = part_json(rvq, result);
     json["dimension_error"] = rvq.dimension_error;
     json["dimension_energy"] = rvq.dimension_energy;
@@ -393,7 +394,7 @@ std::string train_rvq(Command& command) {
     return results;
   };
   return run_to_file(options.output, write, [&](const std::vector<PartResult>& results) {
-    return summary(rvq, results, options, book);
+    return summary(command, rvq, results, options, book);
   });
 }
 

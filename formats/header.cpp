@@ -32,7 +32,15 @@ const KnownType* find_type(std::string_view name) {
 constexpr int64_t kMaxInt = std::numeric_limits<int>::max();
 constexpr char kRoot[] = "/";
 
-/// Now, or the time that reproducible builds set, as 2026-01-31T12:00:00Z.
+std::string one_line(std::string text) {
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  return text;
+}
+
+}  // namespace
+
+std::string generator() { return std::string("kvcodec ") + kVersion; }
+
 std::string timestamp() {
   std::time_t seconds = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
   if (const char* fixed = std::getenv("SOURCE_DATE_EPOCH")) {
@@ -48,13 +56,6 @@ std::string timestamp() {
   char text[32];
   return {text, std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &utc)};
 }
-
-std::string one_line(std::string text) {
-  std::replace(text.begin(), text.end(), '\n', ' ');
-  return text;
-}
-
-}  // namespace
 
 FileType identify(const std::string& file) { return read_file_type(h5::File::open(file)); }
 
@@ -94,7 +95,7 @@ void write_file_type(h5::File& file, const std::string& type, const Provenance& 
   if (!known) throw failed("'{}' is no file type", type);
   file.set_text(kRoot, "kvcodec_type", type);
   file.set_integer(kRoot, "kvcodec_version", known->version);
-  file.set_text(kRoot, "generator", std::string("kvcodec ") + kVersion);
+  file.set_text(kRoot, "generator", generator());
   file.set_text(kRoot, "created", timestamp());
   std::vector<std::string> history = provenance.history;
   history.push_back(provenance.command);

@@ -45,6 +45,13 @@ struct Documents {
   }
 };
 
+/// What this program calls itself in products: "kvcodec 1.2.3".
+std::string generator();
+
+/// Now, or the time that SOURCE_DATE_EPOCH sets, as 2026-01-31T12:00:00Z. Throws Error(usage) if that is no
+/// number.
+std::string timestamp();
+
 /// What a file says it is.
 struct FileType {
   std::string type;  ///< "kv", "dictionary", "codes" …

@@ -1,23 +1,47 @@
-# A page of results: what is on it, that it stands alone and is well-formed; a plot by itself; refusals.
+# A page of results: what is on it, that plots show what was measured where their axes say, what it concludes, that it stands alone and
+# is well-formed; a plot by itself; refusals.
 . src/test/cli/refused.sh
+here=src/test/cli/cases/report
 model="kvcodec eval-model --model src/data/demo-model --text src/LICENSE --chunk 120 --max-documents 3 --json"
 $model --codec none --codec "kivi:bits=2,window=0,label=kivi-2" --codec "kivi:bits=4,window=0,label=kivi-4" --codec 'q4:label=<q&4>' >model.json
 kvcodec eval-model --model src/data/demo-model --text src/LICENSE --task recall --lengths 120 --questions 1 --depths 2 --codec fp8 --json >recall.json
 kvcodec encode data/demo.h5 --codec kivi --bits 2 --window 0 -o codes.h5 >/dev/null
 kvcodec decode codes.h5 -o kivi-2.h5 >/dev/null
 kvcodec eval-recon data/demo.h5 kivi-2.h5 --rate codes.h5 --attention --bound --json --quiet >recon.json
-kvcodec report model.json recall.json recon.json --plot plot.svg -o page.html | grep -o '^[a-z<][^ ]*'
-kvcodec report model.json recall.json recon.json -o again.html --json
-cmp page.html again.html && echo "same page"
+kvcodec report model.json recall.json recon.json -o page.html | grep -oE '^(setting|none|kivi|<|fp8|recons)[^ ]*'
+kvcodec report model.json recall.json recon.json -o again.html --json | sed '/conclusions/,$d'
+sed 's/again.html/page.html/' again.html | cmp page.html - && echo "same page"
 kvcodec train-rvq data/demo.h5 --vectors 512 --codebooks-value 1 --codebooks-low 2 --codebooks-high 1 --epochs 1 --refits 0 --quiet --json -o books.h5 2>/dev/null >probe.json
-kvcodec report recon.json probe.json -o probe.html --json
+kvcodec report recon.json probe.json -o probe.html --json | grep -v conclusions
 echo "$(grep -c "<title>dimension " probe.html) dimensions"
-echo "$(grep -c '<svg' page.html) plots, $(grep -c '<table' page.html) tables"
+echo "$(grep -c '<figure' page.html) plots, $(grep -c '<table' page.html) tables"
 grep -c '&lt;q&amp;4&gt;' page.html | awk '{ print ($1 > 0 ? "labels are escaped" : "no label") }'
 grep -oE '(href=|src=|url\(|@import)[^ ]*' page.html
+
+# Nothing is replaced: not a rise below 0, nor one whose interval holds 0, nor one of 0.
+kvcodec report $here/made.json --plot plot.svg -o made.html | sed -n '/^Of/,$p'
+awk -f $here/on-axis.awk plot.svg
+# The second plot is of divergences, with 0 in a strip of its own.
+awk '/<figure>/ { ++figures } figures == 2' made.html >kl.svg
+awk -f $here/on-axis.awk kl.svg
+grep -o 'band, from [^,]*' plot.svg
+for loss in 0.06 0; do kvcodec report $here/made.json --loss $loss -o - | grep -o '<p>[^<]*loss of [^ ]* nats per token; the smallest is [^ ]*'; done
+sed 's/"mean": -0.004/"mean": 0.004/' $here/made.json >worse.json
+kvcodec report worse.json --loss 0 --json -o worse.html | grep -o 'No setting.*'
+
+# A label has one sign everywhere, and behind it the full setting; the page says what made each result.
+# signs PATTERN: how many markers stand before it, and how many different ones.
+signs() { grep -oE "$1" page.html | sed 's/ transform="[^"]*"//' | grep -o '<path [^>]*>' | sort | uniq -c | awk '{ n += $1 } END { print n " signs, " NR " different" }'; }
+echo "kivi-2 in plots: $(signs 'data-label="kivi-2".*<title>')"
+echo "kivi-2 in tables: $(signs '[^>]*>[^>]*></svg>kivi-2<')"
+echo "all labels: $(sed '1,/<h2>Settings/d' page.html >settings.html; sed -i.all '1,/<h2>Settings/d' page.html; signs '<svg class="sign".*</svg>'; mv page.html.all page.html)"
+grep -o '</svg>kivi-2</th><td><code>.*</td>' page.html
+grep -A 1 '<strong>m' page.html made.html | grep -oE 'Made by [^<]*|<code>.*'
+sed 's/"command": "[^"]*",//; s/"generator": "[^"]*",//; s/"created": "[^"]*",//' $here/made.json >old.json
+kvcodec report old.json -o - | grep -A 1 '<strong>old' | grep -oE '(Version|The command).*'
 if python3 -c pass 2>/dev/null; then
-  sed '1d; s/<meta [^>]*>//' page.html >page.xml
-  python3 -c 'import sys, xml.dom.minidom as x; [x.parse(f) for f in sys.argv[1:]]; print("well-formed")' page.xml plot.svg
+  for page in page made; do sed '1d; s/<meta [^>]*>//' $page.html >$page.xml; done
+  python3 -c 'import sys, xml.dom.minidom as x; [x.parse(f) for f in sys.argv[1:]]; print("well-formed")' page.xml made.xml plot.svg
 else
   echo well-formed
 fi
@@ -25,6 +49,7 @@ refused report model.json
 refused report model.json -o page.html
 refused report nowhere.json -o new.html
 refused report recon.json --plot new.svg -o new.html
+refused report model.json --loss -1 -o new.html
 echo '{"task": "text", "settings": []}' >bad.json
 refused report bad.json -o new.html
 echo '{"tasks": 1}' >bad.json
@@ -32,5 +57,11 @@ refused report bad.json -o new.html
 echo '{"split": "rope", "dimension_error": [1, 2], "high_dimensions": [2]}' >bad.json
 refused report bad.json -o new.html
 echo '[1' >bad.json
+refused report bad.json -o new.html
+sed 's/"half_width_95": 0.03/"half_width_95": -0.03/' $here/made.json >bad.json
+refused report bad.json -o new.html
+sed 's/"mean": 0.02,/"mean": 1e300,/' $here/made.json >bad.json
+refused report bad.json -o new.html
+sed 's/"documents": 9/"documents": -9/' $here/made.json >bad.json
 refused report bad.json -o new.html
 ls new.* 2>/dev/null || true

@@ -1,0 +1,182 @@
+#include "cli/report_plots.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include <fmt/format.h>
+
+namespace kvcodec::cli {
+namespace {
+
+constexpr const char* kBits = "bits per value, everything stored";
+
+/// The point of a line, without what the page says of its setting.
+struct Place {
+  double x = 0, y = 0;
+  std::optional<double> low, high;
+};
+
+/// Joins the points of a family, and lists each setting once.
+template <class Lines, class PlaceOf>
+void add_lines(Plot& plot, const Results& results, const Lines& lines, const PlaceOf& place_of) {
+  std::vector<std::string> families;
+  for (const auto& line : lines) {
+    const Setting& setting = results.setting(line.label);
+    auto place = std::ranges::find(families, setting.family);
+    if (place == families.end()) {
+      families.push_back(setting.family);
+      plot.series.emplace_back();
+      place = families.end() - 1;
+    }
+    const Place at = place_of(line);
+    plot.series[static_cast<size_t>(place - families.begin())].push_back(
+        {.x = at.x,
+         .y = at.y,
+         .low = at.low,
+         .high = at.high,
+         .marker = setting.marker,
+         .label = line.label,
+         .about = setting.words.empty() ? "" : setting.words[0]});
+    if (std::ranges::find(plot.legend, line.label, &LegendEntry::label) == plot.legend.end())
+      plot.legend.push_back({line.label, setting.marker});
+  }
+}
+
+Place place_of(double bits, const Interval& interval) {
+  return {bits, interval.mean, interval.low(), interval.high()};
+}
+
+/// Says what is missing from a plot.
+void note_missing(Plot& plot) {
+  std::string labels;
+  for (const PlotSeries& series : plot.series)
+    for (const PlotPoint& point : series)
+      if (!std::isfinite(point.x) || !std::isfinite(point.y) || point.x <= 0)
+        labels += (labels.empty() ? "" : ", ") + point.label;
+  if (!labels.empty())
+    plot.note += fmt::format(" Not shown, without a finite value or without a rate: {}.", labels);
+}
+
+std::vector<Span> rise_spans(const ModelRun& run) {
+  std::vector<Span> spans;
+  for (const ModelLine& line : run.lines)
+    if (std::isfinite(line.rise.mean) && std::isfinite(line.bits) && line.bits > 0)
+      spans.push_back({line.rise.low().value_or(line.rise.mean), line.rise.mean,
+                       line.rise.high().value_or(line.rise.mean)});
+  return spans;
+}
+
+bool any_zero(const Plot& plot) {
+  for (const PlotSeries& series : plot.series)
+    for (const PlotPoint& point : series)
+      if (point.y <= 0) return true;
+  return false;
+}
+
+}  // namespace
+
+Plot rise_plot(const Results& results, const ModelRun& run) {
+  Plot plot{.title = "Rise of the negative log-likelihood",
+            .x_label = kBits,
+            .y_label = "nats per token, with 95% intervals; above 0: the model loses",
+            .y = Scale::symlog};
+  add_lines(plot, results, run.lines, [](const ModelLine& line) { return place_of(line.bits, line.rise); });
+  plot.linear = linear_part(rise_spans(run));
+  const std::string linear = tick_text(plot.linear);
+  plot.note = fmt::format(
+      "All values as measured. In the tinted band, from \u2212{} to {}, the axis is linear, beyond it logarithmic; "
+      "the band is about as wide as the intervals of what cannot be told from 0.",
+      linear, linear);
+  note_missing(plot);
+  return plot;
+}
+
+Plot divergence_plot(const Results& results, const ModelRun& run) {
+  Plot plot{.title = "Divergence of the next-token distributions (KL)",
+            .x_label = kBits,
+            .y_label = "nats per token, with 95% intervals",
+            .y = Scale::log};
+  add_lines(plot, results, run.lines,
+            [](const ModelLine& line) { return place_of(line.bits, line.divergence); });
+  plot.note = "Logarithmic. An interval that ends in an arrow goes on below the axis.";
+  if (any_zero(plot)) plot.note += " What has no logarithm stands in the strip at the foot.";
+  note_missing(plot);
+  return plot;
+}
+
+Plot recall_plot(const Results& results) {
+  Plot plot{.title = "Planted facts found again",
+            .x_label = kBits,
+            .y_label = "right answers in %, with 95% intervals",
+            .y = Scale::linear};
+  add_lines(plot, results, results.recall, [](const RecallLine& line) {
+    const bool interval = std::isfinite(line.low) && std::isfinite(line.high);
+    return Place{line.bits, 100 * line.share, interval ? std::optional(100 * line.low) : std::nullopt,
+                 interval ? std::optional(100 * line.high) : std::nullopt};
+  });
+  note_missing(plot);
+  return plot;
+}
+
+Plot attention_plot(const Results& results) {
+  Plot plot{.title = "Error of the attention output",
+            .x_label = kBits,
+            .y_label = "relative error",
+            .y = Scale::log};
+  std::vector<ReconLine> measured = results.recon;
+  std::erase_if(measured, [](const ReconLine& line) { return !line.output_error; });
+  add_lines(plot, results, measured, [](const ReconLine& line) {
+    return Place{line.bits, *line.output_error, {}, {}};
+  });
+  if (any_zero(plot)) plot.note = "Logarithmic; what has no error stands in the strip at the foot.";
+  note_missing(plot);
+  return plot;
+}
+
+Plot probe_plot(const ProbeLine& line) {
+  constexpr Marker kLow{.color = 0, .shape = 0, .hollow = false},
+      kHigh{.color = 1, .shape = 1, .hollow = false};
+  Plot plot{.title = "Error of the probe quantizer by dimension of keys",
+            .x_label = "dimension",
+            .y_label = "mean squared error",
+            .note = line.file,
+            .x = Scale::linear,
+            .y = Scale::linear,
+            .legend = {{"low", kLow}, {"high", kHigh}}};
+  for (size_t j = 0; j < line.errors.size();
+       ++j)  // each by itself: neighbours have nothing to do with each other
+    plot.series.push_back({{.x = static_cast<double>(j),
+                            .y = line.errors[j],
+                            .marker = line.high[j] ? kHigh : kLow,
+                            .label = fmt::format("dimension {}", j)}});
+  return plot;
+}
+
+HeatMap layer_map(const Results& results) {
+  HeatMap map{.title = "Signal-to-noise ratio by layer, keys and values", .unit = "dB"};
+  for (const ReconLine& line : results.recon) {
+    HeatRow row{line.label, line.key.layers};
+    row.values.insert(row.values.end(), line.value.layers.begin(), line.value.layers.end());
+    if (map.columns.size() < row.values.size()) {
+      map.columns.clear();
+      for (size_t l = 0; l < line.key.layers.size(); ++l) map.columns.push_back(fmt::format("K {}", l));
+      for (size_t l = 0; l < line.value.layers.size(); ++l) map.columns.push_back(fmt::format("V {}", l));
+    }
+    map.rows.push_back(std::move(row));
+  }
+  return map;
+}
+
+HeatMap dimension_map(const Results& results, bool keys) {
+  HeatMap map{
+      .title = fmt::format("Signal-to-noise ratio by dimension of a head, {}", keys ? "keys" : "values"),
+      .unit = "dB"};
+  for (const ReconLine& line : results.recon) {
+    const std::vector<double>& values = (keys ? line.key : line.value).dimensions;
+    map.rows.push_back({line.label, values});
+    while (map.columns.size() < values.size()) map.columns.push_back(fmt::format("{}", map.columns.size()));
+  }
+  return map;
+}
+
+}  // namespace kvcodec::cli
