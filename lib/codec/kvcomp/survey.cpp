@@ -20,7 +20,7 @@ namespace {
 class HistogramSurvey final : public Survey {
  public:
   HistogramSurvey(Quantizer quantizer, const KvcompOptions& options)
-      : quantizer_(std::move(quantizer)),
+      : quantizer_(quantizer),
         layout_(quantizer_.layout()),
         choice_(options.entropy),
         max_logit_error_(options.max_logit_error),
@@ -135,7 +135,7 @@ class HistogramSurvey final : public Survey {
 }  // namespace
 
 std::unique_ptr<Survey> make_survey(Quantizer quantizer, const KvcompOptions& options) {
-  return std::make_unique<HistogramSurvey>(std::move(quantizer), options);
+  return std::make_unique<HistogramSurvey>(quantizer, options);
 }
 
 }  // namespace kvcodec::kvcomp

@@ -23,7 +23,7 @@ template <class T>
 std::vector<T> read_unsigned(const StreamReader& document, std::string_view stream, DType type,
                              uint64_t first, uint64_t count, uint64_t per_row) {
   const auto as = [&]<class Stored>(Stored) {
-    const auto stored = document.read<Stored>(stream, first, count, per_row);
+    auto stored = document.read<Stored>(stream, first, count, per_row);
     if constexpr (std::is_same_v<Stored, T>)
       return stored;
     else
