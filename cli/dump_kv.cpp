@@ -1,4 +1,4 @@
-// kvcodec dump-kv --model DIR (--text PATH ... | --tokens FILE) [options] -o KV
+// kvcodec dump-kv --model PATH (--text PATH ... | --tokens FILE) [options] -o KV
 //
 //   --chunk N           cut documents into pieces of N tokens
 //   --max-tokens N      stop after N tokens
@@ -23,9 +23,7 @@
 #include "cli/subcommands.hpp"
 #include "cli/text.hpp"
 #include "formats/kv_file.hpp"
-#include "formats/model_config.hpp"
-#include "formats/safetensors.hpp"
-#include "formats/tokenizer_json.hpp"
+#include "formats/model_files.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/engine/engine.hpp"
@@ -55,7 +53,9 @@ struct DumpOptions final : Options {
   std::vector<OptionField> fields() override {
     return {
         {.name = "model",
-         .help = "model directory as Hugging Face lays it out: config.json, *.safetensors, tokenizer.json",
+         .help =
+             "model directory as Hugging Face lays it out (config.json, *.safetensors, tokenizer.json), or a "
+             "GGUF file",
          .target = &model},
         {.name = "tokens",
          .help = "token ids instead of text: a text file with one document of ids per line, or the tokens "
@@ -175,10 +175,11 @@ std::vector<NamedTokens> read_kv_tokens(const std::string& file) {
 }
 
 /// What --text or --tokens names, as tokens; around: what goes around each document.
-std::vector<NamedTokens> load_sources(const DumpOptions& options, TokenTemplate& around) {
+std::vector<NamedTokens> load_sources(const DumpOptions& options, const ModelFiles& files,
+                                      TokenTemplate& around) {
   if (!options.tokens.empty())
     return is_hdf5(options.tokens) ? read_kv_tokens(options.tokens) : read_token_lines(options.tokens);
-  const Tokenizer tokenizer = load_tokenizer(options.model + "/tokenizer.json");
+  const Tokenizer tokenizer = files.tokenizer();
   if (options.special) around = template_of(tokenizer);
   std::vector<NamedTokens> sources;
   for (const auto& file : text_files(options.texts)) {
@@ -211,9 +212,10 @@ void check_lengths(const std::vector<Document>& documents, const ModelConfig& co
 
 /// All documents as they will be run. Ids take a thousandth of what their keys and values will take on disk,
 /// so they are held.
-std::vector<Document> load_documents(const DumpOptions& options, const ModelConfig& config) {
+std::vector<Document> load_documents(const DumpOptions& options, const ModelFiles& files) {
+  const ModelConfig& config = files.description().config;
   TokenTemplate around;
-  const std::vector<NamedTokens> sources = load_sources(options, around);
+  const std::vector<NamedTokens> sources = load_sources(options, files, around);
   Documents table;
   for (const auto& source : sources) table.add(source.name, source.tokens.size());
   std::vector<Document> documents;
@@ -337,15 +339,15 @@ uint64_t run_model(const LlamaModel& model, const PrefillOptions& prefill,
   return total;
 }
 
-std::string model_name(const std::string& directory) {
+std::string model_name(const std::string& model) {
   std::error_code error;
-  const fs::path path = fs::weakly_canonical(directory, error);
+  const fs::path path = fs::weakly_canonical(model, error);
   return (path.has_filename() ? path.filename() : path.parent_path().filename()).string();
 }
 
 /// What the product says of the model.
-ModelInfo info_of(const ModelDescription& description, const Safetensors& weights,
-                  const DumpOptions& options) {
+ModelInfo info_of(ModelFiles& files, const DumpOptions& options) {
+  const ModelDescription& description = files.description();
   const ModelConfig& config = description.config;
   return {.model = model_name(options.model),
           .num_layers = config.num_layers,
@@ -355,21 +357,22 @@ ModelInfo info_of(const ModelDescription& description, const Safetensors& weight
           .rope_theta = config.rope_theta,
           .rope_scaling = description.rope_scaling,
           .key_state = options.pre_rope ? "pre-rope" : "post-rope",
-          .source = "weights " + weights.digest()};
+          .source = "weights " + files.digest()};
 }
 
 void declare(Command& command, DumpOptions& options) {
   command.describe(
-      "--model DIR (--text PATH ... | --tokens FILE) [options] -o KV",
+      "--model PATH (--text PATH ... | --tokens FILE) [options] -o KV",
       "Runs a model over text and stores the keys and values of every layer, token by token, as the model "
       "computes them: what a serving engine holds in its cache after reading the text. Models: Llama, "
-      "Mistral, Qwen2, Qwen3 and what shares their architecture. Every text file is a document; --chunk "
+      "Mistral, Qwen2, Qwen3 and what shares their architecture, as Hugging Face directories or GGUF files, "
+      "whose quantized weights stay as they are. Every text file is a document; --chunk "
       "cuts long ones.",
       "kvcodec dump-kv --model data/demo-model --text docs/ README.md --chunk 512 -o kv.h5\n"
       "kvcodec dump-kv --model data/demo-model --tokens ids.txt --queries every:16 --dtype f32 -o kv.h5");
   const auto fields = options.fields();
   command.group("Input and output");
-  command.option(fields[0], "DIR");
+  command.option(fields[0], "PATH");
   command.repeated(
       "text", "text files and folders (all files in them, by name, without hidden ones); - is standard input",
       options.texts, "PATH", true);
@@ -386,7 +389,8 @@ void declare(Command& command, DumpOptions& options) {
 }
 
 void check_combination(const DumpOptions& options) {
-  if (options.model.empty()) throw usage_error("no model is named; give its directory with --model");
+  if (options.model.empty())
+    throw usage_error("no model is named; give its directory or GGUF file with --model");
   if (options.texts.empty() == options.tokens.empty())
     throw usage_error("give either --text or --tokens{}", options.texts.empty() ? "" : ", not both");
   options.output.check(options.common);
@@ -400,21 +404,20 @@ struct Product {
 };
 
 /// Runs the model over all documents and stores what it computes.
-Product write_cache(Command& command, const DumpOptions& options, QueryChoice queries,
-                    const ModelDescription& description, const std::vector<int>& layers, OutputFile& output) {
-  const ModelConfig& config = description.config;
-  const Safetensors weights = Safetensors::open_model(options.model);
-  LlamaModel model(config, weights);
+Product write_cache(Command& command, const DumpOptions& options, QueryChoice queries, ModelFiles& files,
+                    const std::vector<int>& layers, OutputFile& output) {
+  const ModelConfig& config = files.description().config;
+  LlamaModel model(config, files.weights());
   Engine* const engine = options.common.engine();
   if (engine) model.use(engine->prefill(model.weights()));
-  const auto documents = load_documents(options, config);
+  const auto documents = load_documents(options, files);
   PrefillOptions prefill;
   prefill.before_rope = options.pre_rope;
   prefill.layers = layers.back() + 1;
   const auto batches = make_batches(documents);
   check_memory(config, prefill, batches, documents, options.common);
 
-  Product product{.model = info_of(description, weights, options), .documents = documents.size()};
+  Product product{.model = info_of(files, options), .documents = documents.size()};
   KvWriter writer(output, product.model, options.dtype, layers, queries.kind != QueryChoice::Kind::none);
   KvSink sink(writer, layers, options, queries);
   ProgressBar bar("dump-kv", "tokens", options.common.quiet);
@@ -463,13 +466,13 @@ std::string dump_kv(Command& command) {
   options.common.apply(command, true);
 
   const Stopwatch watch;
-  const ModelDescription description = read_model_config(options.model);
-  std::vector<int> all(static_cast<size_t>(description.config.num_layers));
+  const std::unique_ptr<ModelFiles> files = open_model(options.model);
+  std::vector<int> all(static_cast<size_t>(files->description().config.num_layers));
   std::iota(all.begin(), all.end(), 0);
   const auto layers = options.layers.choose(all, options.model);
   return run_to_file(
       options.output,
-      [&](OutputFile& output) { return write_cache(command, options, queries, description, layers, output); },
+      [&](OutputFile& output) { return write_cache(command, options, queries, *files, layers, output); },
       [&](const Product& product) { return summary(product, layers, watch.seconds(), options); });
 }
 

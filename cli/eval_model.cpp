@@ -1,4 +1,4 @@
-// kvcodec eval-model --model DIR --text PATH ... --codec SPEC ... [options]
+// kvcodec eval-model --model PATH --text PATH ... --codec SPEC ... [options]
 //
 //   --codec SPEC        NAME[:key=value,...] or a codes file; once for each setting
 //   --task WHICH        text: predict the rest of each document; recall: find planted facts
@@ -18,9 +18,7 @@
 #include "cli/progress.hpp"
 #include "cli/subcommands.hpp"
 #include "cli/text.hpp"
-#include "formats/model_config.hpp"
-#include "formats/safetensors.hpp"
-#include "formats/tokenizer_json.hpp"
+#include "formats/model_files.hpp"
 #include "lib/core/error.hpp"
 #include "lib/engine/engine.hpp"
 #include "lib/metrics/next_token.hpp"
@@ -52,7 +50,9 @@ struct ModelOptions final : Options {
   std::vector<OptionField> fields() override {
     return {
         {.name = "model",
-         .help = "model directory as Hugging Face lays it out: config.json, *.safetensors, tokenizer.json",
+         .help =
+             "model directory as Hugging Face lays it out (config.json, *.safetensors, tokenizer.json), or a "
+             "GGUF file",
          .target = &model},
         {.name = "task",
          .help = "text: predict the second part of each document; recall: answer questions about facts "
@@ -502,7 +502,7 @@ Json recall_json(const RecallTask& task, const std::vector<LoopResult>& results,
 
 void declare(Command& command, ModelOptions& options) {
   command.describe(
-      "--model DIR --text PATH ... --codec SPEC ... [options]",
+      "--model PATH --text PATH ... --codec SPEC ... [options]",
       "Measures what compressing its cache does to a model. Each document's first part is run through the "
       "model; its keys and values are encoded and decoded again, under each setting; the model then goes on "
       "over the rest of the document with that cache. Reported are what the cache takes in bits per value, "
@@ -520,7 +520,7 @@ void declare(Command& command, ModelOptions& options) {
       "kvcodec eval-model --model data/demo-model --text docs/ --task recall --codec fp8 --codec q4");
   const auto fields = options.fields();
   command.group("What is run");
-  command.option(fields[0], "DIR");
+  command.option(fields[0], "PATH");
   command.repeated(
       "text", "text files and folders (all files in them, by name, without hidden ones); - is standard input",
       options.texts, "PATH", true);
@@ -538,7 +538,8 @@ void declare(Command& command, ModelOptions& options) {
 }
 
 void check_combination(const Command& command, const ModelOptions& options) {
-  if (options.model.empty()) throw usage_error("no model is named; give its directory with --model");
+  if (options.model.empty())
+    throw usage_error("no model is named; give its directory or GGUF file with --model");
   if (options.texts.empty()) throw usage_error("no text is named; give files or folders with --text");
   if (options.codecs.empty()) throw usage_error("no setting is named; give codecs with --codec");
   for (const char* only : {"lengths", "depths", "questions", "keys", "values"})
@@ -559,8 +560,9 @@ struct Tasks {
   const std::vector<LoopDocument>& documents() const { return recall ? questions.documents : text.documents; }
 };
 
-Tasks make_tasks(const ModelOptions& options, const ModelConfig& config) {
-  const Tokenizer tokenizer = load_tokenizer(options.model + "/tokenizer.json");
+Tasks make_tasks(const ModelOptions& options, const ModelFiles& files) {
+  const ModelConfig& config = files.description().config;
+  const Tokenizer tokenizer = files.tokenizer();
   const int64_t context = config.max_positions > 0 ? config.max_positions : kFallbackLength;
   Tasks tasks;
   tasks.recall = options.task == Task::recall;
@@ -684,14 +686,14 @@ std::string eval_model(Command& command) {
   options.common.apply(command, true);
 
   const Stopwatch watch;
-  const ModelDescription description = read_model_config(options.model);
+  const std::unique_ptr<ModelFiles> files = open_model(options.model);
+  const ModelConfig& config = files->description().config;
   Settings settings;
-  make_settings(options, description.config, settings);
+  make_settings(options, config, settings);
   check_selection(command, settings);
-  const Safetensors weights = Safetensors::open_model(options.model);
-  LlamaModel model(description.config, weights);
+  LlamaModel model(config, files->weights());
   if (Engine* const engine = options.common.engine()) model.use(engine->prefill(model.weights()));
-  const Tasks tasks = make_tasks(options, description.config);
+  const Tasks tasks = make_tasks(options, *files);
   Outcome outcome = run_tasks(options, model, settings, tasks);
   outcome.seconds = watch.seconds();
   return options.common.json ? json_report(command, options, settings, tasks, outcome)

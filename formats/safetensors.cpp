@@ -2,18 +2,13 @@
 
 #include <algorithm>
 #include <bit>
-#include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <map>
 #include <optional>
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include "formats/json_file.hpp"
+#include "formats/mapped_file.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/digest.hpp"
 #include "lib/core/error.hpp"
@@ -29,52 +24,21 @@ constexpr uint64_t kMaxIndex = 100'000'000;
 constexpr const char* kSingle = "model.safetensors";
 constexpr const char* kIndex = "model.safetensors.index.json";
 
-/// A file mapped read-only.
-class MappedFile {
- public:
-  explicit MappedFile(const std::string& file) : name_(file) {
-    const int descriptor = ::open(file.c_str(), O_RDONLY | O_CLOEXEC);
-    if (descriptor < 0) throw bad_input("{}: cannot be opened: {}", file, std::strerror(errno));
-    struct stat status {};
-    const bool known = ::fstat(descriptor, &status) == 0;
-    if (known && S_ISREG(status.st_mode)) size_ = static_cast<uint64_t>(status.st_size);
-    if (size_ > 0) data_ = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, descriptor, 0);
-    const int reason = errno;
-    ::close(descriptor);
-    if (!known || !S_ISREG(status.st_mode)) throw bad_input("{}: is no regular file", file);
-    if (size_ > 0 && data_ == MAP_FAILED)
-      throw failed("{}: cannot be mapped: {}", file, std::strerror(reason));
-  }
-  ~MappedFile() {
-    if (size_ > 0 && data_ != MAP_FAILED) ::munmap(data_, size_);
-  }
-  MappedFile(const MappedFile&) = delete;
-  MappedFile& operator=(const MappedFile&) = delete;
-
-  const std::string& name() const { return name_; }
-  std::span<const std::byte> bytes() const { return {static_cast<const std::byte*>(data_), size_}; }
-
- private:
-  std::string name_;
-  void* data_ = nullptr;
-  uint64_t size_ = 0;
-};
-
 /// A tensor of any element type, as the header describes it.
 struct Entry {
-  TensorView view;              // type is set if usable
-  std::string dtype;            // as the header calls it
-  std::optional<DType> usable;  // f32, f16, bf16
-  uint64_t begin = 0, end = 0;  // within the data
+  TensorView view;                   // type is set if usable
+  std::string dtype;                 // as the header calls it
+  std::optional<TensorType> usable;  // f32, f16, bf16
+  uint64_t begin = 0, end = 0;       // within the data
 };
 
 struct DTypeName {
   const char* name;
   uint64_t bytes;
-  std::optional<DType> usable;
+  std::optional<TensorType> usable;
 };
 constexpr DTypeName kDTypes[] = {
-    {"F32", 4, DType::f32},       {"F16", 2, DType::f16},       {"BF16", 2, DType::bf16},
+    {"F32", 4, TensorType::f32},  {"F16", 2, TensorType::f16},  {"BF16", 2, TensorType::bf16},
     {"F64", 8, std::nullopt},     {"I64", 8, std::nullopt},     {"U64", 8, std::nullopt},
     {"I32", 4, std::nullopt},     {"U32", 4, std::nullopt},     {"I16", 2, std::nullopt},
     {"U16", 2, std::nullopt},     {"I8", 1, std::nullopt},      {"U8", 1, std::nullopt},
@@ -121,7 +85,7 @@ Entry parse_tensor(const nlohmann::json& tensor, std::span<const std::byte> data
                         fmt::join(entry.view.shape, ", "), entry.dtype, bytes, entry.end - entry.begin);
       entry.usable = known.usable;
     }
-  entry.view.type = entry.usable.value_or(DType::f32);
+  entry.view.type = entry.usable.value_or(TensorType::f32);
   entry.view.bytes = data.subspan(entry.begin, entry.end - entry.begin);
   return entry;
 }
@@ -205,9 +169,10 @@ std::map<std::string, std::string> parse_index(const std::string& index) {
 std::string why_no_weights(const std::string& directory) {
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator(directory, error))
-    if (entry.path().extension() == ".bin" || entry.path().extension() == ".pth" ||
-        entry.path().extension() == ".gguf")
+    if (entry.path().extension() == ".bin" || entry.path().extension() == ".pth")
       return fmt::format(" (there is {}; only safetensors are read)", entry.path().filename().string());
+    else if (entry.path().extension() == ".gguf")
+      return fmt::format(" (there is {}; name that file itself)", entry.path().filename().string());
   return error ? fmt::format(" ({})", error.message()) : "";
 }
 

@@ -16,6 +16,7 @@
 #include "cuda/runtime/runtime.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
+#include "lib/core/parallel.hpp"
 #include "lib/model/rope.hpp"
 
 namespace kvcodec::cuda {
@@ -28,12 +29,15 @@ constexpr size_t kPieceBytes = size_t{64} << 20;
 
 size_t as_size(int value) { return static_cast<size_t>(value); }
 
-RawFloat raw_type(DType type) {
-  return type == DType::f16 ? RawFloat::f16 : type == DType::bf16 ? RawFloat::bf16 : RawFloat::f32;
+RawFloat raw_type(TensorType type) {
+  return type == TensorType::f16 ? RawFloat::f16 : type == TensorType::bf16 ? RawFloat::bf16 : RawFloat::f32;
 }
 
-/// Of how many bf16 a value of this type is the sum.
-unsigned parts_of(DType type) { return type == DType::bf16 ? 1 : type == DType::f16 ? 2 : 3; }
+/// Of how many bf16 a value of this type is the sum: quantized ones are products of up to 24 bits.
+unsigned parts_of(TensorType type) { return type == TensorType::bf16 ? 1 : type == TensorType::f16 ? 2 : 3; }
+
+/// The device takes the bytes as they are; otherwise the host makes floats of them.
+bool is_plain(const TensorView& tensor) { return !is_quantized(tensor.type) && tensor.head_rows == 0; }
 
 uint64_t device_bytes(const Linear& layer) {
   return checked_mul(checked_mul(layer.outputs(), layer.inputs()),
@@ -62,23 +66,41 @@ struct DeviceLinear {
   size_t outputs = 0, inputs = 0;
 };
 
+/// Takes `count` floats of that type apart, to `to`.
+void split(RawFloat type, std::span<const uint8_t> raw, size_t count, unsigned parts, const FloatParts& to,
+           DeviceBuffer<uint8_t>& staging, const Stream& stream) {
+  staging.resize(std::min(kPieceBytes, std::max(staging.size(), raw.size())));
+  staging.upload(raw, stream);
+  check(run_split(type, staging.data(), count, parts, to, stream.handle()), "taking weights apart");
+}
+
 DeviceLinear upload(const Linear& layer, DeviceBuffer<uint8_t>& staging, const Stream& stream) {
   DeviceLinear own;
   own.outputs = layer.outputs(), own.inputs = layer.inputs();
   const TensorView& tensor = *layer.weight;
   own.parts = parts_of(tensor.type);
-  own.weight.resize(own.outputs * own.inputs, own.parts);
-  const auto bytes = std::span(reinterpret_cast<const uint8_t*>(tensor.bytes.data()), tensor.bytes.size());
-  const size_t value_bytes = tensor.type == DType::f32 ? 4 : 2;
-  for (size_t first = 0; first < bytes.size(); first += kPieceBytes) {
-    const auto piece = bytes.subspan(first, std::min(kPieceBytes, bytes.size() - first));
-    staging.resize(std::min(kPieceBytes, std::max(staging.size(), piece.size())));
-    staging.upload(piece, stream);
+  const size_t values = own.outputs * own.inputs;
+  own.weight.resize(values, own.parts);
+  const bool plain = is_plain(tensor);
+  const RawFloat type = plain ? raw_type(tensor.type) : RawFloat::f32;
+  const size_t value_bytes = type == RawFloat::f32 ? 4 : 2, piece = kPieceBytes / value_bytes;
+  std::vector<float> floats(plain ? 0 : std::min(piece, values));
+  for (size_t first = 0; first < values; first += piece) {
+    const size_t count = std::min(piece, values - first);
     FloatParts to = own.weight.view();
-    to.data += first / value_bytes;
-    check(run_split(raw_type(tensor.type), staging.data(), piece.size() / value_bytes, own.parts, to,
-                    stream.handle()),
-          "taking weights apart");
+    to.data += first;
+    std::span<const std::byte> raw;
+    if (plain) {
+      raw = tensor.bytes.subspan(first * value_bytes, count * value_bytes);
+    } else {
+      constexpr size_t kGrain = size_t{1} << 16;
+      parallel_for(count, kGrain, [&](size_t begin, size_t end, int) {
+        read_floats(tensor, first + begin, std::span(floats).subspan(begin, end - begin));
+      });
+      raw = std::as_bytes(std::span(floats).first(count));
+    }
+    split(type, {reinterpret_cast<const uint8_t*>(raw.data()), raw.size()}, count, own.parts, to, staging,
+          stream);
   }
   if (!layer.bias.empty()) own.bias = DeviceBuffer<float>(layer.bias, stream);
   return own;

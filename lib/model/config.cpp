@@ -24,8 +24,15 @@ void check_positive(std::string_view name, double value) {
   if (value > std::numeric_limits<float>::max()) throw bad_input("{} is {}; it is beyond float", name, value);
 }
 
-void check_scaling(const RopeScaling& scaling) {
+void check_scaling(const RopeScaling& scaling, int head_dim) {
   if (scaling.kind == RopeScaling::Kind::none) return;
+  if (scaling.kind == RopeScaling::Kind::divided) {
+    if (scaling.divisors.size() != static_cast<size_t>(head_dim) / 2)
+      throw bad_input("{} frequencies have a divisor; heads of {} dimensions have {}",
+                      scaling.divisors.size(), head_dim, head_dim / 2);
+    for (const float divisor : scaling.divisors) check_positive("the divisor of a frequency", divisor);
+    return;
+  }
   check_positive("rope scaling factor", scaling.factor);
   if (scaling.kind == RopeScaling::Kind::linear) return;
   check_positive("low_freq_factor", scaling.low_frequency_factor);
@@ -56,7 +63,7 @@ void check(const ModelConfig& config) {
   if (!(config.norm_epsilon >= 0) || !std::isfinite(config.norm_epsilon))
     throw bad_input("rms_norm_eps is {}; it must be 0 or positive", config.norm_epsilon);
   check_positive("rope_theta", config.rope_theta);
-  check_scaling(config.rope_scaling);
+  check_scaling(config.rope_scaling, config.head_dim);
   if (config.window.size() != static_cast<size_t>(config.num_layers))
     throw bad_input("{} layers have a window size; there are {} layers", config.window.size(),
                     config.num_layers);

@@ -22,15 +22,17 @@ constexpr auto names_of(ModelFamily) {
 struct RopeScaling {
   enum class Kind {
     none,
-    linear,  ///< all frequencies divided by `factor` (Chen et al. 2023, position interpolation)
-    llama3,  ///< long wavelengths divided by `factor`, short ones kept, a blend between (Llama 3.1's
-             ///< reference code)
+    linear,   ///< all frequencies divided by `factor` (Chen et al. 2023, position interpolation)
+    llama3,   ///< long wavelengths divided by `factor`, short ones kept, a blend between (Llama 3.1's
+              ///< reference code)
+    divided,  ///< each frequency by a number of its own (what GGUF files make of llama3)
   };
   Kind kind = Kind::none;
   double factor = 1;
   double low_frequency_factor = 1;   ///< llama3: wavelengths above original_positions / this are divided
   double high_frequency_factor = 4;  ///< llama3: wavelengths below original_positions / this are kept
   double original_positions = 8192;  ///< llama3: context length of the first training
+  std::vector<float> divisors = {};  ///< divided: head_dim / 2 of them
 };
 
 /// More than any model of these families has; what is above is taken for damage.

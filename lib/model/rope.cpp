@@ -37,6 +37,7 @@ std::vector<float> rope_frequencies(const ModelConfig& config) {
       frequency /= static_cast<float>(config.rope_scaling.factor);
     if (config.rope_scaling.kind == RopeScaling::Kind::llama3)
       frequency = llama3_frequency(frequency, config.rope_scaling);
+    if (config.rope_scaling.kind == RopeScaling::Kind::divided) frequency /= config.rope_scaling.divisors[j];
     frequencies[j] = frequency;
   }
   return frequencies;

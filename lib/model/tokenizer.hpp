@@ -138,6 +138,8 @@ struct TokenizerSpec {
   std::vector<std::pair<std::string, uint32_t>> vocabulary;
   /// Best first; both parts of a pair, and what they make, are in the vocabulary.
   std::vector<std::pair<std::string, std::string>> merges;
+  /// Of each merge: the least first, the leftmost where they are equal; empty: their places in the list.
+  std::vector<uint32_t> merge_ranks;
   std::optional<std::string> unknown_token;  ///< for characters that have no token; without: they vanish
   bool fuse_unknown = false;                 ///< neighbouring unknown characters become one token
   bool byte_fallback = false;                ///< characters that have no token become <0x..> tokens

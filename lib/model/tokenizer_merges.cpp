@@ -89,6 +89,8 @@ void MergeModel::add_merges(const TokenizerSpec& spec) {
   merges_shift_ = 64 - static_cast<unsigned>(std::countr_zero(slots));
   bridges_.assign((size_t{1} << kBridgeBits) / 64, 0);
   std::string product;
+  if (!spec.merge_ranks.empty() && spec.merge_ranks.size() != spec.merges.size())
+    throw bad_input("{} ranks for {} merges", spec.merge_ranks.size(), spec.merges.size());
   uint32_t rank = 0;
   for (const auto& merge : spec.merges) {
     const std::string &left = merge.first, &right = merge.second;  // clang 14 captures no binding
@@ -103,7 +105,8 @@ void MergeModel::add_merges(const TokenizerSpec& spec) {
     const uint32_t left_id = known(left, "the part"), right_id = known(right, "the part");
     product = left;
     product += right;
-    insert_merge({uint64_t{left_id} << 32 | right_id, rank, known(product, "their product")});
+    insert_merge({uint64_t{left_id} << 32 | right_id,
+                  spec.merge_ranks.empty() ? rank : spec.merge_ranks[rank], known(product, "their product")});
     note_bridges(product);
     // Pieces are cut where no product reaches across (encode_long). The spelling of byte tokens says nothing
     // about the characters they stand for, so with merges of byte tokens there is no telling.
@@ -345,8 +348,8 @@ void MergeModel::merge_long(MergeMemory& memory) const {
     const uint64_t key = queue.back();
     queue.pop_back();
     const auto at = static_cast<uint32_t>(key);
-    // Out of date if the symbol has gone into its left neighbour, or the pair is another by now. A rank is
-    // one pair's only.
+    // Out of date if the symbol has gone into its left neighbour, or the pair has another rank by now. (A
+    // pair that has come to the same rank has the same key, and its turn.)
     if (symbols[at] == kNone || entry(at) != key) continue;
     const uint32_t right = next[at];
     symbols[at] = find_merge(symbols[at], symbols[right])->id;

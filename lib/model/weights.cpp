@@ -6,6 +6,7 @@
 
 #include "lib/core/checked.hpp"
 #include "lib/core/half.hpp"
+#include "lib/model/quantized.hpp"
 
 namespace kvcodec {
 
@@ -13,45 +14,104 @@ const TensorView& get_tensor(const WeightSource& source, std::string_view name,
                              const std::vector<uint64_t>& shape) {
   const TensorView* tensor = source.find(name);
   if (!tensor)
-    throw bad_input("{}: tensor '{}' is missing; it must have shape [{}]", source.name(), name,
-                    fmt::join(shape, ", "));
+    throw bad_input("{}: tensor '{}' is missing; it must have shape [{}]", source.name(),
+                    source.own_name(name), fmt::join(shape, ", "));
   if (tensor->shape != shape)
-    throw bad_input("{}: shape is [{}]; config.json makes it [{}]", tensor->origin,
+    throw bad_input("{}: shape is [{}]; the configuration makes it [{}]", tensor->origin,
                     fmt::join(tensor->shape, ", "), fmt::join(shape, ", "));
   return *tensor;
 }
 
-void read_floats(const TensorView& tensor, uint64_t first, std::span<float> out) {
-  const size_t size = size_of(tensor.type);
-  if (checked_mul(checked_add(first, out.size()), size) > tensor.bytes.size())
-    throw failed("{}: elements {} to {} asked for", tensor.origin, first, first + out.size());
-  if (out.empty()) return;  // nothing has no address
-  const std::byte* from = tensor.bytes.data() + first * size;
-  if (tensor.type == DType::f32) {
-    std::memcpy(out.data(), from, out.size_bytes());
-    return;
-  }
+TensorType tensor_type(DType type) {
+  if (type == DType::f32) return TensorType::f32;
+  if (type == DType::f16) return TensorType::f16;
+  if (type == DType::bf16) return TensorType::bf16;
+  throw failed("weights are not stored as {}", name_of(type));
+}
+
+namespace {
+
+uint64_t count_of(const TensorView& tensor) {
+  const auto [values, bytes] = block_of(tensor.type);
+  return tensor.bytes.size() / bytes * values;
+}
+
+void widen_halves(DType type, const std::byte* from, std::span<float> out) {
   if (reinterpret_cast<uintptr_t>(from) % alignof(uint16_t) == 0) {
-    widen(tensor.type, {reinterpret_cast<const uint16_t*>(from), out.size()}, out);
+    widen(type, {reinterpret_cast<const uint16_t*>(from), out.size()}, out);
     return;
   }
   std::array<uint16_t, 512> halves;  // an odd address: by way of an aligned copy
   for (size_t i = 0; i < out.size(); i += halves.size()) {
     const size_t count = std::min(halves.size(), out.size() - i);
-    std::memcpy(halves.data(), from + i * size, count * size);
-    widen(tensor.type, std::span(halves).first(count), out.subspan(i, count));
+    std::memcpy(halves.data(), from + i * sizeof(uint16_t), count * sizeof(uint16_t));
+    widen(type, std::span(halves).first(count), out.subspan(i, count));
+  }
+}
+
+/// Whole blocks as they are, parts of one by way of a copy.
+void dequantize_part(TensorType type, std::span<const std::byte> bytes, uint64_t first,
+                     std::span<float> out) {
+  const BlockLayout block = block_of(type);
+  while (!out.empty()) {
+    const size_t skipped = first % block.values;
+    const std::byte* from = bytes.data() + first / block.values * block.bytes;
+    size_t count = out.size() / block.values * block.values;
+    if (skipped == 0 && count > 0) {
+      dequantize(type, {from, count / block.values * block.bytes}, out.first(count));
+    } else {
+      std::array<float, kMostBlockValues> values;
+      dequantize(type, {from, block.bytes}, std::span(values).first(block.values));
+      count = std::min(out.size(), block.values - skipped);
+      std::copy_n(values.begin() + static_cast<ptrdiff_t>(skipped), count, out.begin());
+    }
+    first += count, out = out.subspan(count);
+  }
+}
+
+/// Elements as they lie in memory.
+void read_stored(const TensorView& tensor, uint64_t first, std::span<float> out) {
+  if (out.empty()) return;  // nothing has no address
+  if (is_quantized(tensor.type)) return dequantize_part(tensor.type, tensor.bytes, first, out);
+  const std::byte* from = tensor.bytes.data() + first * block_of(tensor.type).bytes;
+  if (tensor.type == TensorType::f32)
+    std::memcpy(out.data(), from, out.size_bytes());
+  else
+    widen_halves(tensor.type == TensorType::f16 ? DType::f16 : DType::bf16, from, out);
+}
+
+/// Where a row of a tensor with head_rows lies.
+uint64_t stored_row(uint64_t row, uint64_t head_rows) {
+  const uint64_t within = row % head_rows, half = head_rows / 2;
+  return row - within + within % half * 2 + within / half;
+}
+
+}  // namespace
+
+void read_floats(const TensorView& tensor, uint64_t first, std::span<float> out) {
+  if (checked_add(first, out.size()) > count_of(tensor))
+    throw failed("{}: elements {} to {} asked for", tensor.origin, first, first + out.size());
+  if (tensor.head_rows == 0) return read_stored(tensor, first, out);
+  const uint64_t width = count_of(tensor) / tensor.shape[0];
+  while (!out.empty()) {
+    const uint64_t row = first / width, column = first % width;
+    const size_t count = std::min<uint64_t>(out.size(), width - column);
+    read_stored(tensor, stored_row(row, tensor.head_rows) * width + column, out.first(count));
+    first += count, out = out.subspan(count);
   }
 }
 
 std::vector<float> read_floats(const TensorView& tensor) {
-  std::vector<float> values(tensor.bytes.size() / size_of(tensor.type));
+  std::vector<float> values(count_of(tensor));
   read_floats(tensor, 0, values);
   return values;
 }
 
 const float* floats_in_place(const TensorView& tensor) {
   const bool aligned = reinterpret_cast<uintptr_t>(tensor.bytes.data()) % alignof(float) == 0;
-  return tensor.type == DType::f32 && aligned ? reinterpret_cast<const float*>(tensor.bytes.data()) : nullptr;
+  return tensor.type == TensorType::f32 && tensor.head_rows == 0 && aligned
+             ? reinterpret_cast<const float*>(tensor.bytes.data())
+             : nullptr;
 }
 
 void WeightsInMemory::add(const std::string& name, DType type, std::vector<uint64_t> shape,
@@ -67,7 +127,7 @@ void WeightsInMemory::add(const std::string& name, DType type, std::vector<uint6
     narrow(type, values, halves);
     std::memcpy(entry.bytes.data(), halves.data(), entry.bytes.size());
   }
-  entry.view = {type, std::move(shape), entry.bytes, fmt::format("tensor '{}' in memory", name)};
+  entry.view = {tensor_type(type), std::move(shape), entry.bytes, fmt::format("tensor '{}' in memory", name)};
 }
 
 void WeightsInMemory::remove(const std::string& name) { entries_.erase(name); }

@@ -13,27 +13,39 @@
 
 #include "lib/core/dtype.hpp"
 #include "lib/core/view.hpp"
+#include "lib/model/tensor_type.hpp"
 
 namespace kvcodec {
 
-/// A tensor in somebody else's memory: row-major, little-endian, at any address.
+/// A tensor in somebody else's memory: row-major, little-endian, at any address. Quantized types: a row is
+/// whole blocks.
 struct TensorView {
-  DType type = DType::f32;  ///< f32, f16 or bf16
+  TensorType type = TensorType::f32;
   std::vector<uint64_t> shape;
-  std::span<const std::byte> bytes;  ///< exactly the product of the shape times the element size
+  std::span<const std::byte> bytes;  ///< exactly what the product of the shape takes in the type
   std::string origin;                ///< for messages: "file: tensor 'name'"
+  /// 0: rows lie in their order. Otherwise they come in heads of so many, an even number that divides their
+  /// count, and the two halves of a head alternate in memory: rows 0, n/2, 1, n/2 + 1 … of n. llama.cpp keeps
+  /// query and key projections so, where it turns neighbours and not halves.
+  uint64_t head_rows = 0;
 };
+
+/// f32, f16 or bf16 as an element type of weights; throws Error(failed) for others.
+TensorType tensor_type(DType type);
 
 class WeightSource {
  public:
   virtual ~WeightSource() = default;
 
   /// The tensor of that name; its bytes live as long as the source. nullptr if there is none.
-  /// Throws Error(bad_input) if there is one that cannot be used (an element type other than f32, f16, bf16).
+  /// Throws Error(bad_input) if there is one that cannot be used (an element type that is no TensorType).
   virtual const TensorView* find(std::string_view name) const = 0;
 
   /// For messages: the file or folder the tensors come from.
   virtual std::string name() const = 0;
+
+  /// For messages: what the source itself calls the tensor of that name.
+  virtual std::string own_name(std::string_view name) const { return std::string(name); }
 };
 
 /// The tensor of that name and shape. Throws Error(bad_input) naming what is missing, or what is there and
@@ -41,13 +53,13 @@ class WeightSource {
 const TensorView& get_tensor(const WeightSource& source, std::string_view name,
                              const std::vector<uint64_t>& shape);
 
-/// Elements [first, first + out.size()) of a tensor, widened to float. They must be there.
+/// Elements [first, first + out.size()) of a tensor, widened to float or dequantized. They must be there.
 void read_floats(const TensorView& tensor, uint64_t first, std::span<float> out);
 
-/// All of a tensor, widened to float.
+/// All of a tensor, as floats.
 std::vector<float> read_floats(const TensorView& tensor);
 
-/// The elements where they lie, if they are floats at a suitable address; nullptr otherwise.
+/// The elements where they lie, if they are floats in their order at a suitable address; nullptr otherwise.
 const float* floats_in_place(const TensorView& tensor);
 
 /// Tensors in memory, for programs that make weights instead of loading them.

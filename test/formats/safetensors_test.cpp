@@ -105,17 +105,18 @@ TEST_CASE("safetensors: tensors come as they lie in the file") {
     CHECK_EQ(file.file_bytes(), std::filesystem::file_size(folder.file("x.safetensors")));
     const TensorView* a = file.find("a");
     REQUIRE(a);
-    CHECK_EQ(a->type, DType::f32);
+    CHECK_EQ(a->type, TensorType::f32);
     CHECK_EQ(a->shape, std::vector<uint64_t>{2, 3});
     CHECK_EQ(read_floats(*a), std::vector<float>{1, 2, 3, 4, 5, -6.5f});
     CHECK_EQ(read_floats(*file.find("b")), std::vector<float>{1, -2});
     CHECK(read_floats(*file.find("empty")).empty());
     CHECK_EQ(file.find("c"), nullptr);
     CHECK_EQ(get_tensor(file, "a", {2, 3}).bytes.size(), 24);
-    CHECK_EQ(message_of([&] {
-               get_tensor(file, "a", {3, 2});
-             }),
-             folder.file("x.safetensors") + ": tensor 'a': shape is [2, 3]; config.json makes it [3, 2]");
+    CHECK_EQ(
+        message_of([&] {
+          get_tensor(file, "a", {3, 2});
+        }),
+        folder.file("x.safetensors") + ": tensor 'a': shape is [2, 3]; the configuration makes it [3, 2]");
     CHECK_EQ(message_of([&] {
                get_tensor(file, "c", {3, 2});
              }),

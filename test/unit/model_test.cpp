@@ -192,8 +192,8 @@ TEST_CASE("forward pass: tensors that are missing or of another shape are refuse
   WeightsInMemory weights = test::random_weights(config, DType::f32, 1);
   weights.add("model.layers.0.self_attn.k_proj.weight", DType::f32, {8, 16}, std::vector<float>(128));
   CHECK_EQ(message_of([&] { LlamaModel(config, weights); }),
-           "tensor 'model.layers.0.self_attn.k_proj.weight' in memory: shape is [8, 16]; config.json makes "
-           "it [16, 16]");
+           "tensor 'model.layers.0.self_attn.k_proj.weight' in memory: shape is [8, 16]; the configuration "
+           "makes it [16, 16]");
 
   // Without an output matrix there are keys and values, but no logits.
   weights = test::random_weights(config, DType::f32, 1);

@@ -1,0 +1,31 @@
+// A file's bytes where the system maps them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+namespace kvcodec {
+
+/// A file mapped read-only: pages are read from disk as they are used. Who shortens the file meanwhile ends
+/// the program.
+class MappedFile {
+ public:
+  /// Throws Error(bad_input) for what cannot be opened or is no regular file, Error(failed) for what cannot be
+  /// mapped.
+  explicit MappedFile(const std::string& file);
+  ~MappedFile();
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+
+  const std::string& name() const { return name_; }
+  std::span<const std::byte> bytes() const { return {static_cast<const std::byte*>(data_), size_}; }
+
+ private:
+  std::string name_;
+  void* data_ = nullptr;
+  uint64_t size_ = 0;
+};
+
+}  // namespace kvcodec

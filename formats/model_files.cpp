@@ -1,0 +1,59 @@
+#include "formats/model_files.hpp"
+
+#include <filesystem>
+#include <optional>
+
+#include "formats/gguf.hpp"
+#include "formats/gguf_model.hpp"
+#include "formats/gguf_tokenizer.hpp"
+#include "formats/safetensors.hpp"
+#include "formats/tokenizer_json.hpp"
+
+namespace kvcodec {
+namespace {
+
+class DirectoryModel final : public ModelFiles {
+ public:
+  explicit DirectoryModel(const std::string& path) : path_(path), description_(read_model_config(path)) {}
+
+  const ModelDescription& description() const override { return description_; }
+  const WeightSource& weights() override { return safetensors(); }
+  std::string digest() override { return safetensors().digest(); }
+  Tokenizer tokenizer() const override { return load_tokenizer(path_ + "/tokenizer.json"); }
+
+ private:
+  const Safetensors& safetensors() {
+    if (!weights_) weights_ = Safetensors::open_model(path_);
+    return *weights_;
+  }
+
+  std::string path_;
+  ModelDescription description_;
+  std::optional<Safetensors> weights_;
+};
+
+class GgufModel final : public ModelFiles {
+ public:
+  explicit GgufModel(const std::string& path)
+      : file_(Gguf::open(path)), description_(describe_model(file_)), weights_(file_, description_.config) {}
+
+  const ModelDescription& description() const override { return description_; }
+  const WeightSource& weights() override { return weights_; }
+  std::string digest() override { return file_.digest(); }
+  Tokenizer tokenizer() const override { return load_tokenizer(file_); }
+
+ private:
+  Gguf file_;
+  ModelDescription description_;
+  GgufWeights weights_;
+};
+
+}  // namespace
+
+std::unique_ptr<ModelFiles> open_model(const std::string& path) {
+  std::error_code ignored;
+  if (std::filesystem::is_regular_file(path, ignored)) return std::make_unique<GgufModel>(path);
+  return std::make_unique<DirectoryModel>(path);
+}
+
+}  // namespace kvcodec

@@ -1,0 +1,32 @@
+// A model as it is named on the command line: a Hugging Face model directory, or a GGUF file.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "formats/model_config.hpp"
+#include "lib/model/tokenizer.hpp"
+#include "lib/model/weights.hpp"
+
+namespace kvcodec {
+
+/// Configuration, weights and tokenizer of one model. Each part is read when it is asked for, so that a run
+/// that needs no tokenizer does without.
+class ModelFiles {
+ public:
+  virtual ~ModelFiles() = default;
+
+  /// Checked. Errors of all functions: Error(bad_input), the file's name first.
+  virtual const ModelDescription& description() const = 0;
+  /// Mapped into memory; live as long as this.
+  virtual const WeightSource& weights() = 0;
+  /// Identifies the weights; reads all of them.
+  virtual std::string digest() = 0;
+  virtual Tokenizer tokenizer() const = 0;
+};
+
+/// path: a directory with config.json, *.safetensors and tokenizer.json, or a GGUF file, which is any regular
+/// file. Reads the configuration.
+std::unique_ptr<ModelFiles> open_model(const std::string& path);
+
+}  // namespace kvcodec

@@ -1,0 +1,255 @@
+// The bodies of quantized_kernels.hpp, compiled three times: by quantized.cpp for every machine and by
+// quantized_kernels_avx2.cpp and quantized_kernels_avx512.cpp with wider instructions. Plain loops over 16 or
+// 32 values, which the compiler makes wide by itself. Products and sums are never fused, so that the results
+// are the same everywhere. Everything is in an unnamed namespace, so that no file can get another's copy (see
+// lib/core/cpu.hpp).
+//
+// Notation: x a value, q its number as stored, d and m scales in f16, s and t the small scales of a run of
+// values within a block of 256. Nibbles: of a byte, the lower one belongs to the earlier value.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "lib/model/quantized_kernels.hpp"
+
+namespace kvcodec::quantized_kernels {
+namespace {
+
+#define KVCODEC_INLINE [[gnu::always_inline]] inline
+
+constexpr int kSmall = 32;   // values of a block of the simple types
+constexpr int kLarge = 256;  // of the others, which have scales within the block
+
+// The levels of the iq4 types.
+constexpr int8_t kLevels[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+
+/// An f16 at any address; the same bits as f16_to_float gives.
+KVCODEC_INLINE float half_at(const uint8_t* from) {
+  uint16_t half;
+  memcpy(&half, from, sizeof(half));
+  const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16;
+  const uint32_t exponent = (half >> 10) & 0x1fu, mantissa = half & 0x3ffu;
+  uint32_t bits = (exponent + 112) << 23 | mantissa << 13;
+  if (exponent == 0x1f) bits = 0x7f800000u | mantissa << 13 | (mantissa ? 0x400000u : 0u);
+  if (exponent == 0) {
+    const float magnitude = static_cast<float>(mantissa) * 0x1p-24f;  // subnormal: exact in float
+    memcpy(&bits, &magnitude, sizeof(bits));
+  }
+  bits |= sign;
+  float value;
+  memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+KVCODEC_INLINE uint32_t word_at(const uint8_t* from) {
+  uint32_t word;
+  memcpy(&word, from, sizeof(word));
+  return word;
+}
+
+/// Bit i of the word times 16: what the q5 types put above the nibble.
+KVCODEC_INLINE int fifth_bit(uint32_t word, int i) { return static_cast<int>((word >> i & 1) << 4); }
+
+/// x = d (q - 8); d, 16 bytes of nibbles: q of values i and i + 16.
+struct Q4_0 {
+  static constexpr size_t kBytes = 18, kValues = kSmall;
+  static void block(const uint8_t* from, float* out) {
+    const float d = half_at(from);
+    const uint8_t* q = from + 2;
+    for (int i = 0; i < 16; ++i) out[i] = d * static_cast<float>((q[i] & 15) - 8);
+    for (int i = 0; i < 16; ++i) out[i + 16] = d * static_cast<float>((q[i] >> 4) - 8);
+  }
+};
+
+/// x = d q + m; d, m, nibbles as in q4_0.
+struct Q4_1 {
+  static constexpr size_t kBytes = 20, kValues = kSmall;
+  static void block(const uint8_t* from, float* out) {
+    const float d = half_at(from), m = half_at(from + 2);
+    const uint8_t* q = from + 4;
+    for (int i = 0; i < 16; ++i) out[i] = d * static_cast<float>(q[i] & 15) + m;
+    for (int i = 0; i < 16; ++i) out[i + 16] = d * static_cast<float>(q[i] >> 4) + m;
+  }
+};
+
+/// x = d (q - 16); d, 32 bits: bit 4 of each q, nibbles as in q4_0.
+struct Q5_0 {
+  static constexpr size_t kBytes = 22, kValues = kSmall;
+  static void block(const uint8_t* from, float* out) {
+    const float d = half_at(from);
+    const uint32_t high = word_at(from + 2);
+    const uint8_t* q = from + 6;
+    for (int i = 0; i < 16; ++i) out[i] = d * static_cast<float>(((q[i] & 15) | fifth_bit(high, i)) - 16);
+    for (int i = 0; i < 16; ++i)
+      out[i + 16] = d * static_cast<float>(((q[i] >> 4) | fifth_bit(high, i + 16)) - 16);
+  }
+};
+
+/// x = d q + m; d, m, then as q5_0.
+struct Q5_1 {
+  static constexpr size_t kBytes = 24, kValues = kSmall;
+  static void block(const uint8_t* from, float* out) {
+    const float d = half_at(from), m = half_at(from + 2);
+    const uint32_t high = word_at(from + 4);
+    const uint8_t* q = from + 8;
+    for (int i = 0; i < 16; ++i) out[i] = d * static_cast<float>((q[i] & 15) | fifth_bit(high, i)) + m;
+    for (int i = 0; i < 16; ++i)
+      out[i + 16] = d * static_cast<float>((q[i] >> 4) | fifth_bit(high, i + 16)) + m;
+  }
+};
+
+/// x = d q; d, 32 signed bytes.
+struct Q8_0 {
+  static constexpr size_t kBytes = 34, kValues = kSmall;
+  static void block(const uint8_t* from, float* out) {
+    const float d = half_at(from);
+    const uint8_t* q = from + 2;
+    for (int i = 0; i < kSmall; ++i) out[i] = d * static_cast<float>(static_cast<int8_t>(q[i]));
+  }
+};
+
+/// x = (d s) q - (m t), q of 2 bits; 16 bytes of nibbles s, t for 16 values each; 64 bytes of q: byte i of
+/// half h holds values i, i + 32, i + 64, i + 96 of that half, lowest bits first; d, m.
+struct Q2_K {
+  static constexpr size_t kBytes = 84, kValues = kLarge;
+  static void block(const uint8_t* from, float* out) {
+    const float d = half_at(from + 80), m = half_at(from + 82);
+    for (int run = 0; run < 16; ++run) {
+      const float scale = d * static_cast<float>(from[run] & 15),
+                  low = m * static_cast<float>(from[run] >> 4);
+      const uint8_t* q = from + 16 + run / 8 * 32 + run % 2 * 16;
+      const int shift = run % 8 / 2 * 2;
+      for (int i = 0; i < 16; ++i) out[16 * run + i] = scale * static_cast<float>(q[i] >> shift & 3) - low;
+    }
+  }
+};
+
+/// x = (d s) q, q in -4..3; 32 bytes: bit g of byte i is set unless 4 is taken off value 32 g + i; 64 bytes of
+/// the lower 2 bits, as in q2_k; 16 times 6 bits s + 32, for 16 values each: 8 bytes of nibbles (s of runs i
+/// and i + 8), 4 bytes of the upper bits (of runs i, i + 4, i + 8, i + 12); d.
+struct Q3_K {
+  static constexpr size_t kBytes = 110, kValues = kLarge;
+  static void block(const uint8_t* from, float* out) {
+    const float d = half_at(from + 108);
+    const uint8_t* small = from + 96;
+    for (int run = 0; run < 16; ++run) {
+      const int lower = run < 8 ? small[run] & 15 : small[run - 8] >> 4;
+      const int upper = small[8 + run % 4] >> (run / 4 * 2) & 3;
+      const float scale = d * static_cast<float>((lower | upper << 4) - 32);
+      const uint8_t *q = from + 32 + run / 8 * 32 + run % 2 * 16, *kept = from + run % 2 * 16;
+      const int shift = run % 8 / 2 * 2, bit = run / 2;
+      for (int i = 0; i < 16; ++i)
+        out[16 * run + i] = scale * static_cast<float>((q[i] >> shift & 3) - 4 + (kept[i] >> bit & 1) * 4);
+    }
+  }
+};
+
+/// The scales of q4_k and q5_k: 8 times 6 bits s and 6 bits t in 12 bytes. The first four s stand in the lower
+/// 6 bits of bytes 0 to 3, t in those of bytes 4 to 7; the others have their lower 4 bits in bytes 8 to 11, s
+/// and t as nibbles, and their upper 2 bits above those of the first four.
+struct SmallScales {
+  float scale[8], low[8];
+
+  KVCODEC_INLINE SmallScales(const uint8_t* from, float d, float m) {
+    for (int i = 0; i < 4; ++i) {
+      scale[i] = d * static_cast<float>(from[i] & 63);
+      low[i] = m * static_cast<float>(from[i + 4] & 63);
+      scale[i + 4] = d * static_cast<float>((from[i + 8] & 15) | (from[i] >> 2 & 48));
+      low[i + 4] = m * static_cast<float>(from[i + 8] >> 4 | (from[i + 4] >> 2 & 48));
+    }
+  }
+};
+
+/// x = (d s) q - (m t); d, m, small scales for 32 values each, 128 bytes of nibbles: byte i of quarter g holds
+/// values 64 g + i and 64 g + i + 32.
+struct Q4_K {
+  static constexpr size_t kBytes = 144, kValues = kLarge;
+  static void block(const uint8_t* from, float* out) {
+    const SmallScales small(from + 4, half_at(from), half_at(from + 2));
+    for (int run = 0; run < 8; ++run) {
+      const float scale = small.scale[run], low = small.low[run];
+      const uint8_t* q = from + 16 + run / 2 * 32;
+      const int shift = run % 2 * 4;
+      for (int i = 0; i < 32; ++i) out[32 * run + i] = scale * static_cast<float>(q[i] >> shift & 15) - low;
+    }
+  }
+};
+
+/// As q4_k, with 32 bytes before the nibbles: bit g of byte i is bit 4 of the q of value 32 g + i.
+struct Q5_K {
+  static constexpr size_t kBytes = 176, kValues = kLarge;
+  static void block(const uint8_t* from, float* out) {
+    const SmallScales small(from + 4, half_at(from), half_at(from + 2));
+    const uint8_t* high = from + 16;
+    for (int run = 0; run < 8; ++run) {
+      const float scale = small.scale[run], low = small.low[run];
+      const uint8_t* q = from + 48 + run / 2 * 32;
+      const int shift = run % 2 * 4;
+      for (int i = 0; i < 32; ++i)
+        out[32 * run + i] =
+            scale * static_cast<float>((q[i] >> shift & 15) | (high[i] >> run & 1) << 4) - low;
+    }
+  }
+};
+
+/// x = (d s) (q - 32); 128 bytes of nibbles: byte i of half h holds values i and i + 64 of that half; 64 bytes
+/// of the upper 2 bits, as in q2_k; 16 signed bytes s, for 16 values each; d.
+struct Q6_K {
+  static constexpr size_t kBytes = 210, kValues = kLarge;
+  static void block(const uint8_t* from, float* out) {
+    const float d = half_at(from + 208);
+    for (int run = 0; run < 16; ++run) {
+      const float scale = d * static_cast<float>(static_cast<int8_t>(from[192 + run]));
+      const uint8_t* lower = from + run / 8 * 64 + run % 4 * 16;
+      const uint8_t* upper = from + 128 + run / 8 * 32 + run % 2 * 16;
+      const int lower_shift = run % 8 / 4 * 4, upper_shift = run % 8 / 2 * 2;
+      for (int i = 0; i < 16; ++i)
+        out[16 * run + i] =
+            scale *
+            static_cast<float>(((lower[i] >> lower_shift & 15) | (upper[i] >> upper_shift & 3) << 4) - 32);
+    }
+  }
+};
+
+/// x = d level(q); as q4_0.
+struct Iq4Nl {
+  static constexpr size_t kBytes = 18, kValues = kSmall;
+  static void block(const uint8_t* from, float* out) {
+    const float d = half_at(from);
+    const uint8_t* q = from + 2;
+    for (int i = 0; i < 16; ++i) out[i] = d * static_cast<float>(kLevels[q[i] & 15]);
+    for (int i = 0; i < 16; ++i) out[i + 16] = d * static_cast<float>(kLevels[q[i] >> 4]);
+  }
+};
+
+/// x = (d s) level(q); d, 8 times 6 bits s + 32 for 32 values each: a word of the upper 2 bits, lowest first,
+/// and 4 bytes of nibbles; then for each 32 values nibbles as in q4_0.
+struct Iq4Xs {
+  static constexpr size_t kBytes = 136, kValues = kLarge;
+  static void block(const uint8_t* from, float* out) {
+    const float d = half_at(from);
+    const int upper = from[2] | from[3] << 8;
+    for (int run = 0; run < 8; ++run) {
+      const int lower = from[4 + run / 2] >> (run % 2 * 4) & 15;
+      const float scale = d * static_cast<float>((lower | (upper >> 2 * run & 3) << 4) - 32);
+      const uint8_t* q = from + 8 + 16 * run;
+      float* to = out + 32 * run;
+      for (int i = 0; i < 16; ++i) to[i] = scale * static_cast<float>(kLevels[q[i] & 15]);
+      for (int i = 0; i < 16; ++i) to[i + 16] = scale * static_cast<float>(kLevels[q[i] >> 4]);
+    }
+  }
+};
+
+template <class Type>
+void dequantize(const uint8_t* blocks, float* out, size_t count) {
+  for (size_t i = 0; i < count; ++i) Type::block(blocks + i * Type::kBytes, out + i * Type::kValues);
+}
+
+constexpr Table kTable = {{dequantize<Q4_0>, dequantize<Q4_1>, dequantize<Q5_0>, dequantize<Q5_1>,
+                           dequantize<Q8_0>, dequantize<Q2_K>, dequantize<Q3_K>, dequantize<Q4_K>,
+                           dequantize<Q5_K>, dequantize<Q6_K>, dequantize<Iq4Nl>, dequantize<Iq4Xs>}};
+
+}  // namespace
+}  // namespace kvcodec::quantized_kernels

@@ -1,0 +1,367 @@
+#include "formats/gguf.hpp"
+
+#include <filesystem>
+#include <fstream>
+#include <functional>
+
+#include "formats/gguf_model.hpp"
+#include "formats/gguf_tokenizer.hpp"
+#include "formats/model_files.hpp"
+#include "lib/core/error.hpp"
+#include "test/formats/folder.hpp"
+#include "test/formats/gguf_writer.hpp"
+#include "test/test.hpp"
+
+using namespace kvcodec;
+using test::GgufValue;
+using test::GgufWriter;
+
+namespace {
+
+std::string message_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    CHECK_EQ(error.kind(), ErrorKind::bad_input);
+    const std::string message = error.what();
+    CHECK_EQ(message.find('\n'), std::string::npos);
+    return message;
+  }
+  return "accepted";
+}
+
+/// The message with which a file of these bytes is refused, without the file's name, which it must begin with.
+std::string refused(const std::string& bytes, const std::function<void(const std::string& file)>& read) {
+  const test::Folder folder;
+  const std::string name = folder / "x.gguf";
+  std::ofstream(name, std::ios::binary) << bytes;
+  const std::string message = message_of([&] { read(name); });
+  if (message == "accepted") return message;
+  CHECK(message.starts_with(name + ": "));
+  return message.substr(std::min(message.size(), name.size() + 2));
+}
+std::string refused(const std::string& bytes) {
+  return refused(bytes, [](const std::string& file) { Gguf::open(file); });
+}
+std::string refused(const GgufWriter& writer) { return refused(writer.bytes()); }
+
+/// A key of each kind and two tensors: a, (2, 3) f32, and b, (1, 32) q8_0 with scale 0.5.
+GgufWriter two() {
+  GgufWriter writer;
+  writer.set("general.architecture", "llama").set("count", 7u).set("epsilon", 1e-5f).set_bool("yes", true);
+  writer.set("names", std::vector<std::string>{"x", "", "yz"}).set("kinds", std::vector<int32_t>{1, -2});
+  writer.set("scores", std::vector<float>{0.5f, -1});
+  writer.add("a", {3, 2}, {1, 2, 3, 4, 5, -6.5f});
+  std::string block = GgufWriter::number(uint16_t{0x3800});  // 0.5
+  for (int i = 0; i < 32; ++i) block += static_cast<char>(i - 16);
+  return writer.add("b", {32, 1}, 8, block);
+}
+
+}  // namespace
+
+TEST_CASE("gguf: keys and tensors come as they lie in the file") {
+  const test::Folder folder;
+  for (const uint32_t version : {2u, 3u}) {
+    GgufWriter writer = two();
+    writer.version = version;
+    const std::string name = folder / "x.gguf";
+    std::ofstream(name, std::ios::binary) << writer.bytes();
+    const Gguf file = Gguf::open(name);
+    CHECK_EQ(file.name(), name);
+    CHECK_EQ(file.file_bytes(), std::filesystem::file_size(name));
+    CHECK_EQ(file.need_string("general.architecture"), "llama");
+    CHECK_EQ(file.need_int("count"), 7);
+    CHECK_EQ(file.need_number("count"), 7.0);
+    CHECK_EQ(file.need_number("epsilon"), 1e-5);  // not the double next to the float
+    CHECK_EQ(file.get_bool("yes"), true);
+    CHECK_EQ(file.get_bool("no"), std::nullopt);
+    CHECK_EQ(file.need_strings("names"), std::vector<std::string_view>{"x", "", "yz"});
+    CHECK_EQ(file.get_ints("kinds"), std::vector<int64_t>{1, -2});
+    CHECK_EQ(file.get_floats("scores"), std::vector<float>{0.5f, -1});
+    CHECK(file.is_array("names"));
+    CHECK_FALSE(file.is_array("count"));
+    CHECK_FALSE(file.has("Count"));
+    CHECK_EQ(file.tensors().size(), 2);
+    const TensorView& a = file.tensors().find("a")->second.view;
+    CHECK_EQ(a.shape, std::vector<uint64_t>{2, 3});
+    CHECK_EQ(read_floats(a), std::vector<float>{1, 2, 3, 4, 5, -6.5f});
+    const TensorView& b = file.tensors().find("b")->second.view;
+    CHECK_EQ(b.type, TensorType::q8_0);
+    CHECK_EQ(read_floats(b)[3], -6.5f);
+    CHECK_EQ(message_of([&] { file.get_int("yes"); }), "key 'yes': is of type bool; it must be an integer");
+    CHECK_EQ(message_of([&] { file.get_string("names"); }),
+             "key 'names': is of type array of string; it must be string");
+    CHECK_EQ(message_of([&] { file.get_strings("kinds"); }),
+             "key 'kinds': is of type array of i32; it must be array of string");
+    CHECK_EQ(message_of([&] { file.need_int("none"); }), "key 'none' is missing");
+  }
+}
+
+TEST_CASE("gguf: the digest tells files apart") {
+  const test::Folder folder;
+  const auto digest = [&](const GgufWriter& writer) {
+    std::ofstream(folder / "x.gguf", std::ios::binary) << writer.bytes();
+    return Gguf::open(folder / "x.gguf").digest();
+  };
+  GgufWriter other = two();
+  other.data.back() = 5;
+  CHECK_EQ(digest(two()), digest(two()));
+  CHECK_NE(digest(two()), digest(other));
+}
+
+TEST_CASE("gguf: malformed files, one per defect") {
+  GgufWriter w = two();
+  w.magic = "GGML";
+  CHECK_EQ(refused(w), "does not begin with GGUF; a model is a GGUF file or a directory with config.json");
+  CHECK_EQ(refused(""), "does not begin with GGUF; a model is a GGUF file or a directory with config.json");
+  CHECK_EQ(refused("GGUF"), "4 bytes are needed at byte 4, but the file has 4; it is truncated or damaged");
+  w = two(), w.version = 1;
+  CHECK_EQ(refused(w), "is of GGUF version 1; supported are 2 and 3");
+  w = two(), w.version = 4;
+  CHECK_EQ(refused(w), "is of GGUF version 4; supported are 2 and 3");
+  w = two(), w.version = 0x03000000;
+  CHECK_EQ(refused(w), "is a big-endian GGUF file; only little-endian ones are supported");
+
+  w = two(), w.more_keys = int64_t{1} << 60;
+  CHECK(refused(w).ends_with("bytes follow; it is truncated or damaged"));
+  w = two(), w.more_tensors = -3;  // 2^64 - 1
+  CHECK(refused(w).starts_with("18446744073709551615 tensors are announced at byte 24"));
+  w = two(), w.more_tensors = 1;  // the data is read as a tensor
+  CHECK_EQ(refused(w), "tensor '': has 0 dimensions; it must have 1 to 4");
+
+  w = two(), w.key("n", GgufWriter::number(uint32_t{13}));
+  CHECK_EQ(refused(w), "key 'n': its type is 13; known are 0 to 12");
+  w = two(), w.array("n", GgufValue::array, 0, "");
+  CHECK_EQ(refused(w), "key 'n': is an array of arrays, which are not supported");
+  w = two(), w.array("n", GgufValue::string, uint64_t{1} << 61, "");
+  CHECK(refused(w).starts_with("key 'n': 2305843009213693952 strings are announced at byte"));
+  w = two(), w.array("n", GgufValue::u64, uint64_t{1} << 61, "");
+  CHECK_EQ(refused(w), "key 'n': size 2305843009213693952 x 8 does not fit 64 bits");
+  w = two(), w.array("n", GgufValue::f32, 10000, "");
+  CHECK(refused(w).starts_with("key 'n': 40000 bytes are needed at byte"));
+  w = two(), w.key("n", GgufWriter::value_type(GgufValue::string) + GgufWriter::number(UINT64_MAX));
+  CHECK(refused(w).starts_with("key 'n': 18446744073709551615 bytes are needed at byte"));
+  w = two(), w.set("count", 8u);
+  CHECK_EQ(refused(w), "key 'count' is given twice");
+  w = two(), w.set("general.alignment", 24u);
+  CHECK_EQ(refused(w), "general.alignment is 24; it must be a power of two");
+  w = two(), w.set("general.alignment", 0u);
+  CHECK_EQ(refused(w), "general.alignment is 0; it must be a power of two");
+  w = two(), w.set("general.alignment", "32");
+  CHECK_EQ(refused(w), "general.alignment is string; it must be a power of two");
+
+  w = two(), w.describe("c", {}, 0, 0);
+  CHECK_EQ(refused(w), "tensor 'c': has 0 dimensions; it must have 1 to 4");
+  w = two(), w.describe("c", {1, 1, 1, 1, 1}, 0, 0);
+  CHECK_EQ(refused(w), "tensor 'c': has 5 dimensions; it must have 1 to 4");
+  w = two(), w.describe("c", {uint64_t{1} << 40, uint64_t{1} << 40}, 0, 0);
+  CHECK_EQ(refused(w), "tensor 'c': size 1099511627776 x 1099511627776 does not fit 64 bits");
+  w = two(), w.describe("c", {48}, 8, 96);
+  CHECK_EQ(refused(w), "tensor 'c': rows have 48 values; Q8_0 stores them by 32");
+  w = two(), w.describe("c", {uint64_t{1} << 61}, 28, 96);
+  CHECK_EQ(refused(w), "tensor 'c': size 2305843009213693952 x 8 does not fit 64 bits");
+  w = two(), w.describe("c", {32}, 0, 96);
+  CHECK_EQ(refused(w),
+           "tensor 'c': its 128 bytes begin at byte 96 of the data, but the file has 66 bytes of data; is it "
+           "truncated?");
+  w = two(), w.describe("c", {1}, 0, uint64_t{1} << 63);
+  CHECK(refused(w).starts_with("tensor 'c': its 4 bytes begin at byte 9223372036854775808 of the data"));
+  w = two(), w.describe("c", {1}, 0, 4);
+  CHECK_EQ(refused(w), "tensor 'c': begins at byte 4 of the data, which is no multiple of 32");
+  w = two(), w.describe("c", {1}, 0, 32);
+  CHECK_EQ(refused(w),
+           "tensor 'b': begins at byte 32 of the data, inside the tensor before it, which ends at 36");
+  w = two(), w.describe("a", {0}, 0, 0);
+  CHECK_EQ(refused(w), "tensor 'a' is given twice");
+}
+
+TEST_CASE("gguf: a file cut anywhere is refused") {
+  const std::string whole = two().bytes();
+  CHECK_EQ(refused(whole), "accepted");
+  for (size_t size = 0; size < whole.size(); ++size) CHECK_NE(refused(whole.substr(0, size)), "accepted");
+}
+
+namespace {
+
+/// A Llama of one layer with all that its file must have; `change` may add to it.
+GgufWriter small_model(const std::function<void(GgufWriter&)>& change = {},
+                       const char* architecture = "llama") {
+  GgufWriter w;
+  const auto key = [&](const char* name) { return std::string(architecture) + "." + name; };
+  w.set("general.architecture", architecture);
+  w.set(key("block_count"), 1u).set(key("embedding_length"), 8u).set(key("feed_forward_length"), 12u);
+  w.set(key("attention.head_count"), 2u).set(key("attention.head_count_kv"), 1u);
+  w.set(key("attention.layer_norm_rms_epsilon"), 1e-5f).set(key("context_length"), 64u);
+  const auto tensor = [&](const std::string& name, uint64_t rows, uint64_t cols) {
+    std::vector<float> values;
+    for (uint64_t i = 0; i < rows * cols; ++i) values.push_back(static_cast<float>(i % 7) - 3);
+    w.add(name, cols == 1 ? std::vector{rows} : std::vector{cols, rows}, values);
+  };
+  tensor("token_embd.weight", 5, 8), tensor("output_norm.weight", 8, 1);
+  tensor("blk.0.attn_norm.weight", 8, 1), tensor("blk.0.ffn_norm.weight", 8, 1);
+  tensor("blk.0.attn_q.weight", 8, 8), tensor("blk.0.attn_k.weight", 4, 8);
+  tensor("blk.0.attn_v.weight", 4, 8), tensor("blk.0.attn_output.weight", 8, 8);
+  tensor("blk.0.ffn_gate.weight", 12, 8), tensor("blk.0.ffn_up.weight", 12, 8);
+  tensor("blk.0.ffn_down.weight", 8, 12);
+  if (change) change(w);
+  return w;
+}
+
+std::string refused_model(const std::function<void(GgufWriter&)>& change,
+                          const char* architecture = "llama") {
+  return refused(small_model(change, architecture).bytes(),
+                 [](const std::string& file) { describe_model(Gguf::open(file)); });
+}
+
+}  // namespace
+
+TEST_CASE("gguf: configuration, and rows of q and k in the order of checkpoints") {
+  const test::Folder folder;
+  const std::string name = folder / "x.gguf";
+  std::ofstream(name, std::ios::binary)
+      << small_model([](GgufWriter& w) {
+           w.add("blk.0.attn_q.bias", {8}, {0, 1, 2, 3, 4, 5, 6, 7});
+           w.set("llama.rope.scaling.type", "linear").set("llama.rope.scaling.factor", 4.0f);
+           w.set("llama.attention.sliding_window", 16u);
+         }).bytes();
+  const auto files = open_model(name);
+  const ModelDescription& description = files->description();
+  const ModelConfig& config = description.config;
+  CHECK_EQ(config.num_layers, 1);
+  CHECK_EQ(config.head_dim, 4);
+  CHECK_EQ(config.vocabulary_size, 5);
+  CHECK_EQ(config.norm_epsilon, 1e-5);
+  CHECK_EQ(config.rope_theta, 10000);
+  CHECK_EQ(config.window, std::vector<int64_t>{16});
+  CHECK(config.tied_embeddings);
+  CHECK(config.qkv_bias);
+  CHECK_EQ(config.rope_scaling.factor, 4);
+  CHECK_EQ(description.rope_scaling, R"({"factor":4.0,"rope_type":"linear"})");
+  // Two heads of four: stored 0 1 2 3 are rows 0, 2, 1, 3 of the head.
+  const TensorView* bias = files->weights().find("model.layers.0.self_attn.q_proj.bias");
+  REQUIRE(bias);
+  CHECK_EQ(read_floats(*bias), std::vector<float>{0, 2, 1, 3, 4, 6, 5, 7});
+  const TensorView* query = files->weights().find("model.layers.0.self_attn.q_proj.weight");
+  REQUIRE(query);
+  std::vector<float> row(8), stored;
+  for (int i = 0; i < 8; ++i) stored.push_back(static_cast<float>((16 + i) % 7) - 3);  // row 2 of the file
+  read_floats(*query, 8, row);
+  CHECK_EQ(row, stored);
+  CHECK_EQ(floats_in_place(*query), nullptr);
+  CHECK_NE(floats_in_place(*files->weights().find("model.layers.0.self_attn.v_proj.weight")), nullptr);
+  CHECK_EQ(files->weights().find("lm_head.weight"), nullptr);
+}
+
+TEST_CASE("gguf: models that are not supported or do not fit together") {
+  const auto unchanged = [](GgufWriter&) {};
+  CHECK_EQ(refused_model(unchanged), "accepted");
+  for (const char* name : {"gemma2", "gemma3", "phi3"})
+    CHECK_EQ(refused_model(unchanged, name), fmt::format("architecture is '{}', which is not supported yet; "
+                                                         "supported are llama, qwen2 and qwen3",
+                                                         name));
+  CHECK_EQ(refused_model([](GgufWriter& w) { w.set("llama.expert_count", 8u); }),
+           "llama.expert_count is 8; mixtures of experts are not supported yet");
+  CHECK_EQ(refused_model([](GgufWriter& w) { w.set("split.count", 3u); }),
+           "is one of 3 parts of a split model; join them to one file first");
+  CHECK_EQ(refused_model([](GgufWriter& w) { w.add("blk.0.attn_qkv.weight", {1}, {1}); }),
+           "tensor 'blk.0.attn_qkv.weight' is there; llama models that are supported have none");
+  CHECK_EQ(refused_model([](GgufWriter& w) { w.set("llama.rope.scaling.type", "yarn"); }),
+           "llama.rope.scaling.type is 'yarn'; supported are 'none' and 'linear'");
+  CHECK_EQ(refused_model([](GgufWriter& w) { w.set("llama.rope.dimension_count", 2u); }),
+           "llama.rope.dimension_count is 2; only the length of a key (4) is supported");
+  CHECK_EQ(refused_model([](GgufWriter& w) {
+             w.add("rope_freqs.weight", {3}, {1, 1, 1});
+           }),
+           "tensor 'rope_freqs.weight': is F32 [3]; it must be F32 [2]");
+  CHECK_EQ(refused_model([](GgufWriter& w) {
+             w.add("rope_freqs.weight", {2}, {1, 0});
+           }),
+           "the divisor of a frequency is 0; it must be positive");
+  CHECK_EQ(refused_model([](GgufWriter& w) { w.set("llama.attention.key_length", 5u); }),
+           "head_dim is 5; rotary embeddings turn pairs, so it must be even");
+  CHECK_EQ(refused(small_model({}).set("llama.vocab", 1u).bytes(),
+                   [](const std::string& file) {
+                     const auto files = open_model(file);
+                     files->tokenizer();
+                   }),
+           "key 'tokenizer.ggml.model' is missing");
+  const GgufWriter unread = small_model([](GgufWriter& w) {
+    w.add("output.weight", {256, 5}, 16, std::string(5 * 66, '\0'));
+  });
+  const std::string message = refused(
+      unread.bytes(), [](const std::string& file) { open_model(file)->weights().find("lm_head.weight"); });
+  CHECK_EQ(message,
+           "tensor 'output.weight': type is IQ2_XXS; supported are F32, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, "
+           "Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, BF16");
+}
+
+namespace {
+
+std::string refused_tokenizer(const GgufWriter& writer) {
+  return refused(writer.bytes(), [](const std::string& file) { load_tokenizer(Gguf::open(file)); });
+}
+
+/// Byte-level: a, b, ab, and a token of each special kind.
+GgufWriter byte_tokens(const char* pre = "gpt-2") {
+  GgufWriter w;
+  w.set("tokenizer.ggml.model", "gpt2").set("tokenizer.ggml.pre", pre);
+  w.set("tokenizer.ggml.tokens", std::vector<std::string>{"a", "b", "ab", "<s>", "<u>"});
+  w.set("tokenizer.ggml.token_type", std::vector<int32_t>{1, 1, 1, 3, 4});
+  return w;
+}
+
+const std::vector<std::string> kMerge = {"a b"};
+
+}  // namespace
+
+TEST_CASE("gguf: tokenizers whose keys do not fit together") {
+  CHECK_EQ(refused_tokenizer(byte_tokens().set("tokenizer.ggml.merges", kMerge)), "accepted");
+  CHECK_EQ(refused_tokenizer(byte_tokens()), "key 'tokenizer.ggml.merges' is missing");
+  CHECK(refused_tokenizer(byte_tokens("martian").set("tokenizer.ggml.merges", kMerge))
+            .starts_with("tokenizer.ggml.pre is 'martian'; known are gpt-2, "));
+  CHECK_EQ(refused_tokenizer(byte_tokens().set("tokenizer.ggml.merges", std::vector<std::string>{"ab"})),
+           "tokenizer.ggml.merges: 'ab' is not two tokens with a space between");
+  CHECK_EQ(refused_tokenizer(GgufWriter().set("tokenizer.ggml.model", "bert")),
+           "tokenizer.ggml.model is 'bert'; supported are gpt2 and llama");
+  CHECK_EQ(refused_tokenizer(byte_tokens("llama-bpe").set("tokenizer.ggml.merges", kMerge)),
+           "key 'tokenizer.ggml.bos_token_id' is missing, but texts are to have that token");
+  CHECK_EQ(refused_tokenizer(byte_tokens("llama-bpe")
+                                 .set("tokenizer.ggml.merges", kMerge)
+                                 .set("tokenizer.ggml.bos_token_id", 5u)),
+           "tokenizer.ggml.bos_token_id is 5; there are 5 tokens");
+  GgufWriter spm;
+  spm.set("tokenizer.ggml.model", "llama")
+      .set("tokenizer.ggml.tokens", std::vector<std::string>{"<unk>", "a"});
+  CHECK_EQ(refused_tokenizer(spm), "key 'tokenizer.ggml.scores' is missing");
+  CHECK_EQ(refused_tokenizer(GgufWriter(spm).set("tokenizer.ggml.scores", std::vector<float>{1})),
+           "tokenizer.ggml.scores has 1 entries; tokenizer.ggml.tokens has 2");
+  CHECK_EQ(refused_tokenizer(GgufWriter(spm).set("tokenizer.ggml.token_type", std::vector<int32_t>{2})),
+           "tokenizer.ggml.token_type has 1 entries; tokenizer.ggml.tokens has 2");
+}
+
+TEST_CASE("gguf: beginning and end of text, and SentencePiece's leftmost-first rule among equal scores") {
+  const test::Folder folder;
+  const auto load = [&](const GgufWriter& writer) {
+    std::ofstream(folder / "x.gguf", std::ios::binary) << writer.bytes();
+    return load_tokenizer(Gguf::open(folder / "x.gguf"));
+  };
+  GgufWriter bytes = byte_tokens("llama-bpe");
+  bytes.set("tokenizer.ggml.merges", kMerge).set("tokenizer.ggml.bos_token_id", 3u);
+  CHECK_EQ(load(bytes).encode("ab<u>b", true), std::vector<uint32_t>{3, 2, 4, 1});
+  CHECK_EQ(load(GgufWriter(bytes).set_bool("tokenizer.ggml.add_bos_token", false)).encode("ab", true),
+           std::vector<uint32_t>{2});
+  GgufWriter ends = bytes;
+  ends.set_bool("tokenizer.ggml.add_eos_token", true).set("tokenizer.ggml.eos_token_id", 4u);
+  CHECK_EQ(load(ends).encode("ab", true), std::vector<uint32_t>{3, 2, 4});
+
+  GgufWriter spm;
+  spm.set("tokenizer.ggml.model", "llama").set_bool("tokenizer.ggml.add_space_prefix", false);
+  spm.set("tokenizer.ggml.tokens", std::vector<std::string>{"<unk>", "<s>", "a", "b", "ab", "ba"});
+  spm.set("tokenizer.ggml.token_type", std::vector<int32_t>{2, 3, 1, 1, 1, 1});
+  for (const auto& [scores, expected] :
+       {std::pair{std::vector<float>{0, 0, -3, -4, -1, -1}, std::vector<uint32_t>{1, 4, 2}},
+        {{0, 0, -3, -4, -2, -1}, {1, 2, 5}}}) {
+    GgufWriter own = spm;
+    CHECK_EQ(load(own.set("tokenizer.ggml.scores", scores)).encode("aba", true), expected);
+  }
+}

@@ -1,0 +1,46 @@
+// GGUF: any bytes open and give their tensors, a model's configuration and a tokenizer, or are refused.
+#include <algorithm>
+#include <string>
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "formats/gguf.hpp"
+#include "formats/gguf_model.hpp"
+#include "formats/gguf_tokenizer.hpp"
+#include "lib/core/checked.hpp"
+#include "test/fuzz/fuzz.hpp"
+
+using namespace kvcodec;
+
+namespace {
+
+void read_all(const Gguf& file) {
+  for (const auto& [name, tensor] : file.tensors())
+    if (tensor.usable) fuzz::require(read_floats(tensor.view).size() == checked_product(tensor.view.shape));
+  fuzz::expect_refusal_or_success([&] {
+    const GgufWeights weights(file, describe_model(file).config);
+    for (const char* name :
+         {"model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.k_proj.bias"})
+      fuzz::expect_refusal_or_success([&] {
+        if (const TensorView* tensor = weights.find(name)) read_floats(*tensor);
+      });
+  });
+  fuzz::expect_refusal_or_success([&] {
+    const Tokenizer tokenizer = load_tokenizer(file);
+    const auto ids = tokenizer.encode("abba ab 12 \xc3\xa9", true);
+    fuzz::require(
+        std::all_of(ids.begin(), ids.end(), [&](uint32_t id) { return id < tokenizer.vocabulary_size(); }));
+  });
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const int file = ::memfd_create("gguf", MFD_CLOEXEC);
+  fuzz::require(file >= 0 && ::write(file, data, size) == static_cast<ssize_t>(size));
+  fuzz::expect_refusal_or_success([&] { read_all(Gguf::open("/proc/self/fd/" + std::to_string(file))); });
+  ::close(file);
+  return 0;
+}

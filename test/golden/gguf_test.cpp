@@ -1,0 +1,212 @@
+// GGUF files as gguf-py writes them: fixtures by make_gguf_fixtures.py, which says what is in them.
+#include "formats/gguf.hpp"
+
+#include <bit>
+#include <fstream>
+#include <iterator>
+
+#include <nlohmann/json.hpp>
+
+#include "formats/gguf_model.hpp"
+#include "formats/gguf_tokenizer.hpp"
+#include "formats/model_files.hpp"
+#include "formats/safetensors.hpp"
+#include "formats/tokenizer_json.hpp"
+#include "lib/core/error.hpp"
+#include "lib/model/llama.hpp"
+#include "lib/model/tokenizer_unicode.hpp"
+#include "test/golden/fixtures.hpp"
+#include "test/unit/simd_levels.hpp"
+
+using namespace kvcodec;
+using Json = nlohmann::json;
+
+namespace {
+
+std::string golden(const std::string& name) { return test::source_dir() + "/test/golden/" + name; }
+
+Json read_json(const std::string& name) {
+  std::ifstream file(golden(name));
+  REQUIRE_MESSAGE(file, name);
+  return Json::parse(file);
+}
+
+const std::vector<std::string>& strings() {
+  static const auto all = read_json("tokenizer/strings.json").get<std::vector<std::string>>();
+  return all;
+}
+
+/// Everything that a prefill hands out.
+struct Collector final : PrefillSink {
+  void layer(const LayerChunk& chunk) override {
+    for (const auto& rows : {chunk.key, chunk.value, chunk.query}) add(rows);
+  }
+  void logits(size_t, MatrixView<const float> rows) override { add(rows); }
+  void add(MatrixView<const float> rows) {
+    for (size_t i = 0; i < rows.rows(); ++i) all.insert(all.end(), rows.row(i).begin(), rows.row(i).end());
+  }
+  std::vector<float> all;
+};
+
+std::vector<float> run(ModelFiles& files) {
+  const LlamaModel model(files.description().config, files.weights());
+  std::vector<uint32_t> tokens;
+  for (uint32_t i = 0; i < 40; ++i)
+    tokens.push_back(i * 7 % static_cast<uint32_t>(model.config().vocabulary_size));
+  const std::vector<uint64_t> offsets = {0, 25, tokens.size()};
+  Collector collector;
+  PrefillOptions options;
+  options.logits = LogitRows::all;
+  model.prefill({tokens, offsets}, options, collector);
+  return std::move(collector.all);
+}
+
+double relative_difference(const std::vector<float>& a, const std::vector<float>& b) {
+  REQUIRE_EQ(a.size(), b.size());
+  double error = 0, size = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    error += (double(a[i]) - b[i]) * (double(a[i]) - b[i]);
+    size += double(b[i]) * b[i];
+  }
+  return std::sqrt(error / size);
+}
+
+bool has_any(const std::string& text, const std::vector<std::string>& parts) {
+  return std::any_of(parts.begin(), parts.end(),
+                     [&](const std::string& part) { return text.find(part) != std::string::npos; });
+}
+
+// The checksum of zlib and PNG, as Python's zlib.crc32 gives it.
+uint32_t crc32(std::span<const std::byte> bytes) {
+  uint32_t crc = ~0u;
+  for (const std::byte b : bytes) {
+    crc ^= static_cast<uint32_t>(b);
+    for (int bit = 0; bit < 8; ++bit) crc = crc >> 1 ^ (crc & 1 ? 0xedb88320u : 0);
+  }
+  return ~crc;
+}
+
+}  // namespace
+
+TEST_CASE("gguf: every tensor type has the values that gguf-py gives it, bit by bit, at every level") {
+  const Gguf file = Gguf::open(golden("gguf/types.gguf"));
+  const char* const order[] = {"F32",  "F16",  "BF16", "Q4_0", "Q4_1", "Q5_0",   "Q5_1",  "Q8_0",
+                               "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"};
+  CHECK_EQ(file.tensors().size(), std::size(order));
+  CHECK_EQ(kNamesOf<TensorType>.size(), std::size(order));
+  for (const SimdLevel level : test::simd_levels()) {
+    const test::AtLevel at(level);
+    test::Fixtures expected("gguf/types.f32");
+    for (const char* name : order) {
+      CAPTURE(name);
+      const Gguf::Tensor& tensor = file.tensors().find(name)->second;
+      CHECK_EQ(tensor.type, name);
+      REQUIRE(tensor.usable);
+      std::vector<float> values(2 * 512);
+      expected.read(values.data(), values.size());
+      const std::vector<float> found = read_floats(tensor.view);
+      REQUIRE_EQ(found.size(), values.size());
+      CHECK_EQ(std::memcmp(found.data(), values.data(), values.size() * sizeof(float)), 0);
+      // Parts that begin and end within blocks.
+      for (const size_t first : {0, 1, 31, 32, 255, 300, 511, 700})
+        for (const size_t count : {0, 1, 15, 33, 256, 300}) {
+          std::vector<float> part(count);
+          read_floats(tensor.view, first, part);
+          CHECK(std::equal(part.begin(), part.end(), values.begin() + static_cast<ptrdiff_t>(first)));
+        }
+    }
+    CHECK(expected.at_end());
+  }
+}
+
+TEST_CASE("gguf: models compute what the same checkpoints compute") {
+  struct Case {
+    std::string name;
+    double allowed;
+  };
+  // llama-4 has Llama 3's scaling, which GGUF files hold as divisors rounded to float.
+  for (const auto& [name, allowed] :
+       {Case{"llama-2", 0}, {"llama-4", 1e-5}, {"qwen2-1", 0}, {"qwen3-1", 0}}) {
+    CAPTURE(name);
+    const auto gguf = open_model(golden(fmt::format("gguf/{}.gguf", name)));
+    const auto checkpoint = open_model(golden(fmt::format("model/{}", name)));
+    const ModelConfig &a = gguf->description().config, &b = checkpoint->description().config;
+    CHECK_EQ(a.family, b.family);
+    CHECK_EQ(a.norm_epsilon, b.norm_epsilon);
+    CHECK_EQ(a.rope_theta, b.rope_theta);
+    CHECK_EQ(a.tied_embeddings, b.tied_embeddings);
+    CHECK_EQ(a.max_positions, b.max_positions);
+    CHECK_EQ(a.window, b.window);
+    CHECK_LE(relative_difference(run(*gguf), run(*checkpoint)), allowed);
+  }
+}
+
+TEST_CASE("gguf: a tensor that is missing is called as the file would call it") {
+  const Gguf file = Gguf::open(golden("gguf/qwen2-1.gguf"));
+  ModelConfig config = describe_model(file).config;
+  const GgufWeights weights(file, config);
+  CHECK(weights.find("model.layers.0.mlp.up_proj.weight") != nullptr);
+  CHECK_EQ(weights.find("model.layers.0.mlp.up_proj.bias"), nullptr);
+  config.mlp_bias = true;
+  CHECK_THROWS_WITH(LlamaModel(config, weights),
+                    doctest::Contains("qwen2-1.gguf: tensor 'blk.0.ffn_gate.bias' is missing; it must have"));
+}
+
+TEST_CASE("gguf: byte-level tokenizers give the ids of the same tokenizer.json") {
+  for (const std::string name : {"llama3", "qwen2", "smollm"}) {
+    CAPTURE(name);
+    const Tokenizer own = load_tokenizer(Gguf::open(golden("gguf/" + name + ".gguf")));
+    const Tokenizer other = load_tokenizer(golden("tokenizer/" + name + ".json"));
+    CHECK_EQ(own.vocabulary_size(), other.vocabulary_size());
+    // Tokens that take white space along, are whole words only or looked for in normalized text: a GGUF file
+    // cannot say that.
+    std::vector<std::string> inexpressible;
+    for (const AddedToken& token : read_tokenizer_json(golden("tokenizer/" + name + ".json")).added_tokens)
+      if (token.lstrip || token.rstrip || token.single_word || token.normalized)
+        inexpressible.push_back(normalize(token.content, UnicodeForm::nfc));
+    size_t compared = 0;
+    for (const std::string& text : strings()) {
+      if (has_any(normalize(text, UnicodeForm::nfc), inexpressible)) continue;
+      INFO(Json(text).dump());
+      const auto ids = own.encode(text, false);
+      CHECK_EQ(ids, other.encode(text, false));
+      CHECK_EQ(own.decode(ids), other.decode(ids));
+      ++compared;
+    }
+    CHECK_GE(compared, 1500);
+    CHECK(own.is_special(*own.id_of("<s>")));
+    CHECK_FALSE(own.is_special(*own.id_of("<tok>")));
+  }
+}
+
+TEST_CASE("gguf: a SentencePiece vocabulary gives SentencePiece's ids") {
+  const Tokenizer tokenizer = load_tokenizer(Gguf::open(golden("gguf/spm.gguf")));
+  const Json pairs = read_json("gguf/spm.json");
+  CHECK_GE(pairs.size(), 200);
+  for (const Json& pair : pairs) {
+    const auto text = pair[0].get<std::string>();
+    INFO(pair[0].dump());
+    const auto ids = tokenizer.encode(text, false);
+    CHECK_EQ(ids, pair[1].get<std::vector<uint32_t>>());
+    if (text.find("\u2581") == std::string::npos) CHECK_EQ(tokenizer.decode(ids), text);
+  }
+  CHECK_EQ(tokenizer.encode("", true), std::vector<uint32_t>{*tokenizer.id_of("<s>")});
+}
+
+TEST_CASE("gguf: the splits of each name of tokenizer.ggml.pre are those that the tokenizers library makes") {
+  TokenizerSpec spec = read_tokenizer_json(golden("tokenizer/qwen2.json"));
+  const Json sums = read_json("gguf/pre.json");
+  for (const auto& item : sums.items()) {
+    CAPTURE(item.key());
+    const std::string& name = item.key();
+    TokenizerSpec own = spec;
+    own.added_tokens.clear();
+    own.prefix.clear(), own.suffix.clear();
+    split_as(name, own);
+    const Tokenizer tokenizer(std::move(own));
+    std::vector<uint32_t> ids;
+    for (const std::string& text : strings())
+      for (const uint32_t id : tokenizer.encode(text, false)) ids.push_back(id);
+    CHECK_EQ(crc32(std::as_bytes(std::span(ids))), item.value().get<uint32_t>());
+  }
+}

@@ -1,0 +1,259 @@
+#!/usr/bin/env python3
+"""Makes the fixtures of gguf_test.cpp in test/golden/gguf: GGUF files as gguf-py writes them. Needs numpy, gguf (made with 0.19.0),
+tokenizers and sentencepiece.
+
+    make_gguf_fixtures.py TEXT          TEXT: a text file in English, to train a small SentencePiece model on
+
+  types.gguf       a tensor (2, 512) of each type, named after it, its blocks random
+  types.f32        what gguf.quants.dequantize makes of them, one behind the other in the file's order
+  <case>.gguf      models of test/golden/model as llama.cpp stores them: llama with rows of q and k permuted
+  <name>.gguf      tokenizers of test/golden/tokenizer as keys
+  spm.gguf         a SentencePiece model, trained here; spm.json: what it makes of strings, [text, ids] each
+  pre.json         for each name of tokenizer.ggml.pre the CRC-32 of the ids (u32, little-endian) of all strings of
+                   test/golden/tokenizer/strings.json with the tokens of qwen2.json and these splits
+"""
+import io
+import json
+import pathlib
+import sys
+import zlib
+
+import gguf
+import numpy as np
+import sentencepiece
+from gguf.quants import dequantize
+from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+MODELS, TOKENIZERS, OUT = (ROOT / "test/golden" / name for name in ("model", "tokenizer", "gguf"))
+Q = gguf.GGMLQuantizationType
+TYPES = [Q.F32, Q.F16, Q.BF16, Q.Q4_0, Q.Q4_1, Q.Q5_0, Q.Q5_1, Q.Q8_0, Q.Q2_K, Q.Q3_K, Q.Q4_K, Q.Q5_K, Q.Q6_K, Q.IQ4_NL, Q.IQ4_XS]
+ROWS, COLS = 2, 512
+# Where the f16 scales stand in a block; everything else may be any bits.
+SCALES = {Q.Q4_0: [0], Q.Q4_1: [0, 2], Q.Q5_0: [0], Q.Q5_1: [0, 2], Q.Q8_0: [0], Q.Q2_K: [80, 82], Q.Q3_K: [108], Q.Q4_K: [0, 2],
+          Q.Q5_K: [0, 2], Q.Q6_K: [208], Q.IQ4_NL: [0], Q.IQ4_XS: [0]}
+SPECIAL_SCALES = [0.0, -0.0, 6e-8, -5e-6, 65504.0, 1.0]  # subnormal and extreme ones among them
+
+
+def write(name, arch, fill):
+    writer = gguf.GGUFWriter(OUT / name, arch)
+    fill(writer)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def random_tensor(kind, rng):
+    values, size = gguf.GGML_QUANT_SIZES[kind]
+    if kind == Q.F32:
+        return rng.standard_normal((ROWS, COLS)).astype(np.float32)
+    if kind == Q.F16:
+        return rng.standard_normal((ROWS, COLS)).astype(np.float16)
+    if kind == Q.BF16:
+        floats = rng.standard_normal((ROWS, COLS)).astype(np.float32)
+        return (floats.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+    blocks = rng.integers(0, 256, (ROWS * COLS // values, size), dtype=np.uint8)
+    for place in SCALES[kind]:
+        scales = (rng.standard_normal(len(blocks)) * 0.1).astype(np.float16)
+        if len(blocks) > 8:
+            scales[:len(SPECIAL_SCALES)] = SPECIAL_SCALES
+        blocks[:, place:place + 2] = scales.view(np.uint8).reshape(-1, 2)
+    return blocks.reshape(ROWS, -1)
+
+
+def make_types():
+    rng = np.random.default_rng(1)
+    tensors = {kind: random_tensor(kind, rng) for kind in TYPES}
+
+    def fill(writer):
+        for kind, data in tensors.items():
+            plain = kind in (Q.F32, Q.F16)
+            writer.add_tensor(kind.name, data, raw_dtype=None if plain else kind)
+    write("types.gguf", "llama", fill)
+    floats = [dequantize(data.view(np.uint8) if kind == Q.BF16 else data, kind).astype("<f4") for kind, data in tensors.items()]
+    assert all(x.size == ROWS * COLS and np.isfinite(x).all() for x in floats)
+    (OUT / "types.f32").write_bytes(b"".join(x.tobytes() for x in floats))
+
+
+NAMES = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
+         "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
+         "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
+
+
+def read_safetensors(folder):
+    tensors = {}
+    for file in sorted(folder.glob("model*.safetensors")):
+        raw = file.read_bytes()
+        size = int.from_bytes(raw[:8], "little")
+        header = json.loads(raw[8:8 + size])
+        for name, about in header.items():
+            if name == "__metadata__":
+                continue
+            begin, end = (8 + size + at for at in about["data_offsets"])
+            tensors[name] = (about["dtype"], about["shape"], raw[begin:end])
+    return tensors
+
+
+def permute(rows, heads):
+    """Halves of each head next to each other, as llama.cpp turns them."""
+    per_head = rows.shape[0] // heads
+    return rows.reshape(heads, 2, per_head // 2, -1).swapaxes(1, 2).reshape(rows.shape)
+
+
+def frequency_divisors(rope, theta, head_dim):
+    """What Llama 3's scaling divides each frequency by."""
+    frequencies = 1 / theta ** (np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+    turns = rope["original_max_position_embeddings"] * frequencies / (2 * np.pi)
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    kept = np.clip((turns - low) / (high - low), 0, 1)
+    return (1 / ((1 - kept) / rope["factor"] + kept)).astype(np.float32)
+
+
+def own_name(name):
+    fixed = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight", "lm_head.weight": "output.weight"}
+    if name in fixed:
+        return fixed[name]
+    _, _, layer, rest = name.split(".", 3)
+    tail, kind = rest.rsplit(".", 1)
+    return f"blk.{layer}.{NAMES[tail]}.{kind}"
+
+
+def make_model(case, arch):
+    config = json.loads((MODELS / case / "config.json").read_text())
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+
+    def fill(writer):
+        writer.add_block_count(config["num_hidden_layers"])
+        writer.add_context_length(config["max_position_embeddings"])
+        writer.add_embedding_length(config["hidden_size"])
+        writer.add_feed_forward_length(config["intermediate_size"])
+        writer.add_head_count(heads)
+        writer.add_head_count_kv(kv_heads)
+        head_dim = config.get("head_dim") or config["hidden_size"] // heads
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
+        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        theta = rope.get("rope_theta") or config.get("rope_theta")
+        writer.add_rope_freq_base(theta)
+        kind = rope.get("rope_type") or rope.get("type") or "default"
+        if kind == "linear":
+            writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+            writer.add_rope_scaling_factor(rope["factor"])
+        if kind == "llama3":
+            writer.add_tensor("rope_freqs.weight", frequency_divisors(rope, theta, head_dim))
+        for name, (dtype, shape, raw) in read_safetensors(MODELS / case).items():
+            data = np.frombuffer(raw, dtype={"F32": "<f4", "F16": "<f2", "BF16": "<u2"}[dtype]).reshape(shape)
+            if arch == "llama" and ".q_proj." in name:
+                data = permute(data, heads)
+            if arch == "llama" and ".k_proj." in name:
+                data = permute(data, kv_heads)
+            data = np.ascontiguousarray(data)
+            if dtype == "BF16":
+                writer.add_tensor(own_name(name), data.view(np.uint8), raw_dtype=Q.BF16)
+            else:
+                writer.add_tensor(own_name(name), data)
+    write(f"{case}.gguf", arch, fill)
+
+
+def byte_level_keys(writer, tokenizer, pre):
+    model, added = tokenizer["model"], {token["id"]: token for token in tokenizer["added_tokens"]}
+    tokens = {number: text for text, number in model["vocab"].items()} | {number: token["content"] for number, token in added.items()}
+    kinds = []
+    for number in range(max(tokens) + 1):
+        token = added.get(number)
+        kinds.append((gguf.TokenType.CONTROL if token["special"] else gguf.TokenType.USER_DEFINED) if token
+                     else gguf.TokenType.NORMAL if number in tokens else gguf.TokenType.UNUSED)
+    writer.add_bos_token_id(next(number for number, token in added.items() if token["content"] == "<s>"))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list([tokens.get(number, f"[PAD{number}]") for number in range(max(tokens) + 1)])
+    writer.add_token_types(kinds)
+    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]])
+
+
+def make_tokenizer(name, pre):
+    tokenizer = json.loads((TOKENIZERS / f"{name}.json").read_text())
+    write(f"{name}.gguf", "llama", lambda writer: byte_level_keys(writer, tokenizer, pre))
+
+
+def make_sentence_piece(text):
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(text.splitlines()), model_writer=model, model_type="bpe", vocab_size=700, byte_fallback=True,
+        normalization_rule_name="identity", remove_extra_whitespaces=False, add_dummy_prefix=True, character_coverage=0.9995,
+        minloglevel=2)
+    spm = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    ids = range(spm.get_piece_size())
+
+    def fill(writer):
+        writer.add_tokenizer_model("llama")
+        writer.add_tokenizer_pre("default")
+        writer.add_token_list([spm.id_to_piece(i) for i in ids])
+        writer.add_token_scores([spm.get_score(i) for i in ids])
+        writer.add_token_types([gguf.TokenType.UNKNOWN if spm.is_unknown(i) else gguf.TokenType.CONTROL if spm.is_control(i)
+                                else gguf.TokenType.BYTE if spm.is_byte(i) else gguf.TokenType.NORMAL for i in ids])
+        writer.add_bos_token_id(spm.bos_id())
+        writer.add_eos_token_id(spm.eos_id())
+        writer.add_unk_token_id(spm.unk_id())
+    write("spm.gguf", "llama", fill)
+    # SentencePiece takes control tokens in a text for plain text, other tokenizers for tokens.
+    strings = [s for s in json.loads((TOKENIZERS / "strings.json").read_text()) if s and not any(t in s for t in ("<s>", "</s>", "<unk>", "\0"))]
+    pairs = [[s, spm.encode(s)] for s in strings[::8]]
+    (OUT / "spm.json").write_text(json.dumps(pairs, separators=(",", ":")) + "\n")
+
+
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
+LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+TAIL = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+def mixed_case(ending, number):
+    start = r"[^\r\n\p{L}\p{N}]?"
+    return rf"{start}{UPPER}*{LOWER}+{ending}|{start}{UPPER}+{LOWER}*{ending}|{number}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{TAIL}"
+
+
+PRE = {
+    "gpt-2": [GPT2], "smollm": [r"\p{N}", GPT2], "llama-bpe": [LLAMA3], "dbrx": [LLAMA3], "qwen2": [LLAMA3.replace("{1,3}", "")],
+    "stablelm2": [LLAMA3.replace("{1,3}", "")], "tekken": [mixed_case("", r"\p{N}")],
+    "gpt-4o": [mixed_case("(?i:'s|'t|'re|'ve|'m|'ll|'d)?", r"\p{N}{1,3}")],
+    "seed-coder": [LLAMA3.replace("{1,3}", "").replace(r"[^\s\p{L}\p{N}]+[\r\n]*", r"[^\s\p{L}\p{N}\r\n]+")],
+    "deepseek-coder": ["[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}"],
+    "deepseek-v3": [r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|"
+                    r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|" + TAIL],
+    "falcon": [r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]"],
+    "default": [r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"],
+}
+
+
+def make_pre():
+    tokenizer = json.loads((TOKENIZERS / "qwen2.json").read_text())
+    tokenizer["added_tokens"], tokenizer["normalizer"] = [], None
+    strings = json.loads((TOKENIZERS / "strings.json").read_text())
+    sums = {}
+    for name, splits in PRE.items():
+        tokenizer["model"]["ignore_merges"] = name in ("llama-bpe", "tekken")
+        own = Tokenizer.from_str(json.dumps(tokenizer))
+        if name == "qwen2":
+            own.normalizer = normalizers.NFC()
+        own.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(split), "isolated") for split in splits]
+                                                    + [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+        ids = [i for s in strings for i in own.encode(s, add_special_tokens=False).ids]
+        sums[name] = zlib.crc32(np.array(ids, dtype="<u4").tobytes())
+    (OUT / "pre.json").write_text(json.dumps(sums, indent=1) + "\n")
+
+
+def main():
+    OUT.mkdir(exist_ok=True)
+    make_types()
+    for case, arch in (("llama-2", "llama"), ("llama-4", "llama"), ("qwen2-1", "qwen2"), ("qwen3-1", "qwen3")):
+        make_model(case, arch)
+    for name, pre in (("llama3", "llama-bpe"), ("qwen2", "qwen2"), ("smollm", "smollm")):
+        make_tokenizer(name, pre)
+    make_sentence_piece(pathlib.Path(sys.argv[1]).read_text())
+    make_pre()
+
+
+main()
