@@ -339,27 +339,6 @@ uint64_t run_model(const LlamaModel& model, const PrefillOptions& prefill,
   return total;
 }
 
-std::string model_name(const std::string& model) {
-  std::error_code error;
-  const fs::path path = fs::weakly_canonical(model, error);
-  return (path.has_filename() ? path.filename() : path.parent_path().filename()).string();
-}
-
-/// What the product says of the model.
-ModelInfo info_of(ModelFiles& files, const DumpOptions& options) {
-  const ModelDescription& description = files.description();
-  const ModelConfig& config = description.config;
-  return {.model = model_name(options.model),
-          .num_layers = config.num_layers,
-          .num_q_heads = config.num_q_heads,
-          .num_kv_heads = config.num_kv_heads,
-          .head_dim = config.head_dim,
-          .rope_theta = config.rope_theta,
-          .rope_scaling = description.rope_scaling,
-          .key_state = options.pre_rope ? "pre-rope" : "post-rope",
-          .source = "weights " + files.digest()};
-}
-
 void declare(Command& command, DumpOptions& options) {
   command.describe(
       "--model PATH (--text PATH ... | --tokens FILE) [options] -o KV",
@@ -417,7 +396,7 @@ Product write_cache(Command& command, const DumpOptions& options, QueryChoice qu
   const auto batches = make_batches(documents);
   check_memory(config, prefill, batches, documents, options.common);
 
-  Product product{.model = info_of(files, options), .documents = documents.size()};
+  Product product{.model = model_info(options.model, files, options.pre_rope), .documents = documents.size()};
   KvWriter writer(output, product.model, options.dtype, layers, queries.kind != QueryChoice::Kind::none);
   KvSink sink(writer, layers, options, queries);
   ProgressBar bar("dump-kv", "tokens", options.common.quiet);

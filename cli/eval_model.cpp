@@ -15,6 +15,7 @@
 #include "cli/common.hpp"
 #include "cli/documents.hpp"
 #include "cli/json.hpp"
+#include "cli/judged_texts.hpp"
 #include "cli/progress.hpp"
 #include "cli/subcommands.hpp"
 #include "cli/text.hpp"
@@ -29,9 +30,6 @@
 namespace kvcodec::cli {
 namespace {
 
-/// Without a context length in the model's configuration.
-constexpr int64_t kFallbackLength = 1024;
-
 enum class Task : uint8_t { text, recall };
 constexpr auto names_of(Task) { return std::to_array<std::string_view>({"text", "recall"}); }
 
@@ -41,10 +39,10 @@ struct ModelOptions final : Options {
   DType dtype = DType::bf16;
   SelectBy select = SelectBy::all;
   Share share = Share::max;
-  std::vector<std::string> texts, codecs;
-  int64_t chunk = 0, prefix = 0, max_documents = 0, stream = 0, survey = 16, budget = 0, newest = 0;
+  JudgedTextOptions texts;
+  std::vector<std::string> codecs;
+  int64_t stream = 0, survey = 16, budget = 0, newest = 0;
   int64_t depths = 5, questions = 10, keys = 1, values = 1;
-  bool special = true;
   CommonOptions common;
 
   std::vector<OptionField> fields() override {
@@ -58,25 +56,6 @@ struct ModelOptions final : Options {
          .help = "text: predict the second part of each document; recall: answer questions about facts "
                  "planted in the text",
          .target = &task}};
-  }
-  std::vector<OptionField> document_fields() {
-    return {
-        {.name = "chunk",
-         .help = "tokens of a document: texts are cut into as many as they fill (default: the model's "
-                 "context)",
-         .target = &chunk,
-         .min = 3},
-        {.name = "prefix",
-         .help = "tokens of each document whose cache is replaced (default: half of the document)",
-         .target = &prefix,
-         .min = 1},
-        {.name = "max-documents",
-         .help = "use the first N documents (default: all)",
-         .target = &max_documents,
-         .min = 1},
-        {.name = "special",
-         .help = "leave out the special tokens (beginning of text) that the tokenizer puts around a document",
-         .target = &special}};
   }
   std::vector<OptionField> setting_fields() {
     return {
@@ -149,60 +128,6 @@ struct ModelOptions final : Options {
 
 // Documents ----------------------------------------------------------------------------------------
 
-/// All texts as one: their tokens for documents, and for haystacks.
-struct Texts {
-  std::vector<std::string> files;
-  std::vector<std::string> contents;
-};
-
-Texts read_texts(const ModelOptions& options) {
-  Texts texts{text_files(options.texts), {}};
-  for (const std::string& file : texts.files) {
-    texts.contents.push_back(read_text(file));
-    check_is_text(options.common, file, texts.contents.back());
-  }
-  return texts;
-}
-
-struct TextTask {
-  std::vector<std::string> names;
-  std::vector<LoopDocument> documents;
-};
-
-TextTask make_text_task(const ModelOptions& options, const Tokenizer& tokenizer, const Texts& texts,
-                        int64_t length) {
-  const int64_t prefix = options.prefix > 0 ? options.prefix : length / 2;
-  if (prefix + 2 > length)
-    throw usage_error("--prefix is {}; documents of {} tokens leave less than two behind it", prefix, length);
-  TokenTemplate around;
-  if (options.special) around = template_of(tokenizer);
-  std::vector<Document> documents;
-  for (size_t i = 0; i < texts.files.size(); ++i)
-    with_context(texts.files[i], [&] {
-      add_document(documents, texts.files[i], tokenizer.encode(texts.contents[i], false), around,
-                   static_cast<uint64_t>(length));
-    });
-  TextTask task;
-  std::vector<std::string> unused = texts.files;
-  for (const Document& document : documents)
-    if (static_cast<int64_t>(document.tokens.size()) == length)
-      std::erase(unused, document.name.substr(0, document.name.rfind('#')));
-  for (Document& document : documents) {
-    if (static_cast<int64_t>(document.tokens.size()) != length) continue;
-    if (options.max_documents > 0 && static_cast<int64_t>(task.documents.size()) == options.max_documents)
-      break;
-    task.names.push_back(document.name);
-    task.documents.push_back({std::move(document.tokens), static_cast<size_t>(prefix)});
-  }
-  if (task.documents.empty())
-    throw bad_input("the texts fill no document of {} tokens; give more, or a smaller --chunk", length);
-  if (!unused.empty())
-    options.common.note("{} not used, shorter than {} tokens: {}{}",
-                        unused.size() == 1 ? "1 text is" : fmt::format("{} texts are", unused.size()), length,
-                        unused.front(), unused.size() > 1 ? ", ..." : "");
-  return task;
-}
-
 struct RecallQuestion {
   int64_t length;
   double depth;
@@ -233,7 +158,7 @@ std::vector<int64_t> parse_lengths(const std::string& text, int64_t otherwise) {
 RecallTask make_recall_task(const ModelOptions& options, const Tokenizer& tokenizer, const Texts& texts,
                             int64_t length) {
   RecallText text;
-  if (options.special) text.before = template_of(tokenizer).before;
+  if (options.texts.special) text.before = template_of(tokenizer).before;
   std::string all;
   for (size_t i = 0; i < texts.files.size(); ++i) {
     const auto tokens =
@@ -521,14 +446,12 @@ void declare(Command& command, ModelOptions& options) {
   const auto fields = options.fields();
   command.group("What is run");
   command.option(fields[0], "PATH");
-  command.repeated(
-      "text", "text files and folders (all files in them, by name, without hidden ones); - is standard input",
-      options.texts, "PATH", true);
+  options.texts.declare_texts(command);
   command.repeated("codec", "a setting, NAME[:key=value,...] or a codes file; once for each", options.codecs,
                    "SPEC");
   command.option(fields[1]);
   command.group("Documents");
-  for (const auto& field : options.document_fields()) command.option(field);
+  for (const auto& field : options.texts.fields()) command.option(field);
   command.group("The cache");
   for (const auto& field : options.setting_fields()) command.option(field);
   command.group("Task recall");
@@ -540,12 +463,12 @@ void declare(Command& command, ModelOptions& options) {
 void check_combination(const Command& command, const ModelOptions& options) {
   if (options.model.empty())
     throw usage_error("no model is named; give its directory or GGUF file with --model");
-  if (options.texts.empty()) throw usage_error("no text is named; give files or folders with --text");
+  if (options.texts.texts.empty()) throw usage_error("no text is named; give files or folders with --text");
   if (options.codecs.empty()) throw usage_error("no setting is named; give codecs with --codec");
   for (const char* only : {"lengths", "depths", "questions", "keys", "values"})
     if (command.given(only) && options.task != Task::recall)
       throw usage_error("--{} is for --task recall", only);
-  for (const char* only : {"prefix", "max-documents"})
+  for (const char* only : {"prefix", "max-documents", "max-tokens"})
     if (command.given(only) && options.task == Task::recall)
       throw usage_error("--{} is for --task text", only);
 }
@@ -554,7 +477,7 @@ void check_combination(const Command& command, const ModelOptions& options) {
 struct Tasks {
   bool recall = false;
   int64_t length = 0;  ///< tokens of a document of text
-  TextTask text;
+  JudgedTexts text;
   RecallTask questions;
 
   const std::vector<LoopDocument>& documents() const { return recall ? questions.documents : text.documents; }
@@ -563,19 +486,15 @@ struct Tasks {
 Tasks make_tasks(const ModelOptions& options, const ModelFiles& files) {
   const ModelConfig& config = files.description().config;
   const Tokenizer tokenizer = files.tokenizer();
-  const int64_t context = config.max_positions > 0 ? config.max_positions : kFallbackLength;
   Tasks tasks;
   tasks.recall = options.task == Task::recall;
-  tasks.length = options.chunk > 0 ? options.chunk : context;
-  const Texts texts = read_texts(options);
+  tasks.length = document_length(options.texts, config);
+  const Texts texts = read_texts(options.texts, options.common);
   if (tasks.recall)
     tasks.questions = make_recall_task(options, tokenizer, texts, tasks.length);
   else
-    tasks.text = make_text_task(options, tokenizer, texts, tasks.length);
-  for (const LoopDocument& document : tasks.documents())
-    if (static_cast<int64_t>(document.tokens.size()) > context && config.max_positions > 0)
-      throw usage_error("documents of {} tokens; the model's context is {} tokens", document.tokens.size(),
-                        context);
+    tasks.text = judged_texts(options.texts, options.common, tokenizer, texts, tasks.length);
+  check_context(tasks.documents(), config);
   return tasks;
 }
 

@@ -10,6 +10,7 @@
 #include "cli/common.hpp"
 #include "cli/json.hpp"
 #include "cli/rate.hpp"
+#include "cli/sensitivity_text.hpp"
 #include "cli/subcommands.hpp"
 #include "cli/text.hpp"
 #include "formats/book_file.hpp"
@@ -18,6 +19,7 @@
 #include "formats/kv_file.hpp"
 #include "formats/outputs_file.hpp"
 #include "formats/selection_file.hpp"
+#include "formats/sensitivity_file.hpp"
 #include "lib/codec/registry.hpp"
 #include "lib/core/error.hpp"
 
@@ -370,6 +372,23 @@ std::string selection_info(const InfoOptions& options) {
   return head_line(name, file.type) + facts.text() + "\n" + table.text() + history_text(file.type);
 }
 
+std::string sensitivity_info(const InfoOptions& options) {
+  const SensitivityFile file = read_sensitivities(options.input);
+  const std::string name = options.input == "-" ? "standard input" : options.input;
+  if (options.common.json) {
+    Json json = json_of(file.type);
+    json["model"] = to_json(file.info.model);
+    json["parameters"] = to_json(file.info.parameters);
+    json["layers"] = sensitivity_json(file.info.layers);
+    return text_of(json);
+  }
+  Facts facts;
+  add_model(facts, file.info.model);
+  facts.add("parameters", record_text(file.info.parameters));
+  return head_line(name, file.type) + facts.text() + "\n" + sensitivity_table(file.info.layers) +
+         history_text(file.type);
+}
+
 std::string outputs_info(const InfoOptions& options) {
   const OutputsReader outputs(options.input);
   const OutputsInfo& info = outputs.info();
@@ -427,6 +446,7 @@ std::string info(Command& command) {
   }
   if (type.type == "index") return index_info(options);
   if (type.type == "selection") return selection_info(options);
+  if (type.type == "sensitivity") return sensitivity_info(options);
   throw bad_input("{}: info does not know files of type '{}'", options.input, type.type);
 }
 

@@ -51,6 +51,7 @@ const std::vector<Task>& tasks() {
        {{"info", "say what is in a file", info},
         {"eval-recon", "measure rebuilt caches against the original, error and rate", eval_recon},
         {"eval-model", "measure what compressing its cache does to a model", eval_model},
+        {"sensitivity", "measure how much errors of each layer's cache hurt a model", sensitivity},
         {"report", "make a page of plots and tables from results", report}}},
   };
   return table;

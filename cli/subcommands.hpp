@@ -20,6 +20,7 @@ std::string select(Command& command);
 std::string info(Command& command);
 std::string eval_recon(Command& command);
 std::string eval_model(Command& command);
+std::string sensitivity(Command& command);
 std::string report(Command& command);
 
 }  // namespace kvcodec::cli

@@ -21,7 +21,7 @@ struct KnownType {
   int version = 1, oldest = 1;
 };
 constexpr KnownType kTypes[] = {{"kv"},    {"dictionary"}, {"codebooks"}, {"codes", 2, 2},
-                                {"index"}, {"selection"},  {"outputs"}};
+                                {"index"}, {"selection"},  {"outputs"},   {"sensitivity"}};
 
 const KnownType* find_type(std::string_view name) {
   const auto place =

@@ -48,12 +48,33 @@ class GgufModel final : public ModelFiles {
   GgufWeights weights_;
 };
 
+/// The last part of a path, of a folder whose name ends in a slash too.
+std::string last_name(const std::string& named) {
+  std::error_code error;
+  const auto path = std::filesystem::weakly_canonical(named, error);
+  return (path.has_filename() ? path.filename() : path.parent_path().filename()).string();
+}
+
 }  // namespace
 
 std::unique_ptr<ModelFiles> open_model(const std::string& path) {
   std::error_code ignored;
   if (std::filesystem::is_regular_file(path, ignored)) return std::make_unique<GgufModel>(path);
   return std::make_unique<DirectoryModel>(path);
+}
+
+ModelInfo model_info(const std::string& path, ModelFiles& files, bool pre_rope) {
+  const ModelDescription& description = files.description();
+  const ModelConfig& config = description.config;
+  return {.model = last_name(path),
+          .num_layers = config.num_layers,
+          .num_q_heads = config.num_q_heads,
+          .num_kv_heads = config.num_kv_heads,
+          .head_dim = config.head_dim,
+          .rope_theta = config.rope_theta,
+          .rope_scaling = description.rope_scaling,
+          .key_state = pre_rope ? "pre-rope" : "post-rope",
+          .source = "weights " + files.digest()};
 }
 
 }  // namespace kvcodec

@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include "formats/header.hpp"
 #include "formats/model_config.hpp"
 #include "lib/model/tokenizer.hpp"
 #include "lib/model/weights.hpp"
@@ -28,5 +29,9 @@ class ModelFiles {
 /// path: a directory with config.json, *.safetensors and tokenizer.json, or a GGUF file, which is any regular
 /// file. Reads the configuration.
 std::unique_ptr<ModelFiles> open_model(const std::string& path);
+
+/// What products say of the model at that path: its shape, and the digest of its weights. pre_rope: whether keys
+/// are those before the rotary embedding.
+ModelInfo model_info(const std::string& path, ModelFiles& files, bool pre_rope);
 
 }  // namespace kvcodec

@@ -15,41 +15,7 @@
 namespace kvcodec {
 namespace {
 
-/// Logits are made of hidden states for so many bytes at a time, but of at least so many tokens, since each
-/// time all of the output matrix is read.
-constexpr size_t kLogitBytes = size_t{2} << 20, kLeastLogitRows = 64;
-
-size_t logit_rows(const ModelConfig& config, size_t judged) {
-  const size_t row = static_cast<size_t>(config.vocabulary_size) * sizeof(float);
-  return std::min(judged, std::max(kLeastLogitRows, kLogitBytes / row));
-}
-
-/// Tokens of all settings' continuations that run together. Fixed, because how documents are packed can
-/// change the last bit of a value.
-constexpr size_t kBatchTokens = 16384;
-
 size_t as_size(int value) { return static_cast<size_t>(value); }
-
-/// Keys and values of consecutive tokens, layer by layer: (tokens, heads * head_dim) each.
-struct LayerRows {
-  std::vector<Matrix<float>> keys, values;
-
-  LayerRows(const ModelConfig& config, size_t tokens) {
-    for (int layer = 0; layer < config.num_layers; ++layer) {
-      keys.emplace_back(tokens, as_size(config.key_width()));
-      values.emplace_back(tokens, as_size(config.key_width()));
-    }
-  }
-  const std::vector<Matrix<float>>& of(Side side) const { return side == Side::key ? keys : values; }
-  std::vector<Matrix<float>>& of(Side side) { return side == Side::key ? keys : values; }
-};
-
-/// What the model made of a prefix: its cache, and queries of its last tokens.
-struct Prefix {
-  LayerRows rows;
-  std::vector<uint64_t> query_tokens;
-  std::vector<Matrix<float>> queries;  // per layer: (query_tokens.size(), num_q_heads * head_dim)
-};
 
 /// The setting's view of a model: shapes, groups of layers, and what all its documents share.
 struct Plan {
@@ -193,149 +159,10 @@ class BatchCache final : public PastCache {
   std::span<CompressedDocument* const> documents_;
 };
 
-/// Takes the prefix's cache from a run, and of the tokens behind it what logits are made of.
-class ReferenceSink final : public PrefillSink {
- public:
-  /// judged: tokens behind the prefix.
-  ReferenceSink(const ModelConfig& config, size_t prefix, size_t judged, size_t queries)
-      : prefix_{LayerRows(config, prefix), {}, {}}, hidden_(judged, as_size(config.hidden_size)) {
-    for (size_t t = prefix - std::min(prefix, queries); t < prefix; ++t) prefix_.query_tokens.push_back(t);
-    for (int layer = 0; layer < config.num_layers; ++layer)
-      prefix_.queries.emplace_back(prefix_.query_tokens.size(), as_size(config.query_width()));
-  }
-
-  void layer(const LayerChunk& chunk) override {
-    const size_t layer = as_size(chunk.layer), prefix = prefix_.rows.keys.front().rows();
-    for (size_t i = 0; i < chunk.key.rows() && chunk.first + i < prefix; ++i) {
-      const size_t token = chunk.first + i;
-      std::ranges::copy(chunk.key.row(i), prefix_.rows.keys[layer].row(token).begin());
-      std::ranges::copy(chunk.value.row(i), prefix_.rows.values[layer].row(token).begin());
-      if (const size_t first = prefix - prefix_.query_tokens.size(); token >= first)
-        std::ranges::copy(chunk.query.row(i), prefix_.queries[layer].row(token - first).begin());
-    }
-  }
-
-  void hidden(MatrixView<const float> rows) override {
-    const size_t prefix = prefix_.rows.keys.front().rows();
-    for (size_t i = 0; i < hidden_.rows(); ++i)
-      std::ranges::copy(rows.row(prefix + i), hidden_.row(i).begin());
-  }
-
-  Prefix& prefix() { return prefix_; }
-  const Matrix<float>& hidden() const { return hidden_; }
-
- private:
-  Prefix prefix_;
-  Matrix<float> hidden_;
-};
-
-/// One judged position.
-struct Judged {
-  double surprise = 0, divergence = 0;
-  bool same_best = false, right = false;
-};
-
 LoopScore score_of(std::span<const Judged> judged) {
-  LoopScore score;
-  for (const Judged& one : judged) {
-    score.sums.add({.tokens = 1,
-                    .surprise = one.surprise,
-                    .divergence = one.divergence,
-                    .same_best = one.same_best,
-                    .right = one.right});
-    score.right.push_back(one.right);
-  }
+  LoopScore score{sums_of(judged), {}, {}};
+  for (const Judged& one : judged) score.right.push_back(one.right);
   return score;
-}
-
-/// What all continuations of a document are held against.
-struct Reference {
-  std::span<const uint32_t> inputs, targets;  ///< (judged)
-  MatrixView<const float> hidden;             ///< (judged, hidden_size), of the run that kept its cache
-};
-
-/// Judges `count` tokens of continuations from `first` on, against the reference, and the reference itself.
-/// hidden: of the continuations' tokens, one continuation behind the other, (judged.size() * count,
-/// hidden_size). judged, own: (all tokens of a continuation). Logits are there for few tokens at a time.
-void judge(const LlamaModel& model, const Reference& reference, size_t first, size_t count,
-           MatrixView<const float> hidden, std::span<std::vector<Judged>* const> judged,
-           std::span<Judged> own) {
-  constexpr size_t kGrain = 16;  // rows: a fraction of a millisecond each
-  const size_t rows = logit_rows(model.config(), count);
-  const auto vocabulary = as_size(model.config().vocabulary_size);
-  Matrix<float> kept(rows, vocabulary), other(judged.empty() ? 0 : rows, vocabulary);
-  for (size_t begin = 0; begin < count; begin += rows) {
-    const size_t now = std::min(rows, count - begin), place = first + begin;
-    model.logits(reference.hidden.rows(place, now), kept.view().rows(0, now));
-    std::vector<std::optional<NextToken>> references(now);
-    parallel_for(now, kGrain, [&](size_t from, size_t to, int) {
-      for (size_t i = from; i < to; ++i) {
-        const NextToken& next = references[i].emplace(kept.row(i));
-        const uint32_t target = reference.targets[place + i];
-        own[place + i] = {
-            .surprise = next.surprise(target), .same_best = true, .right = next.best() == target};
-      }
-    });
-    for (size_t member = 0; member < judged.size(); ++member) {
-      model.logits(hidden.rows(member * count + begin, now), other.view().rows(0, now));
-      parallel_for(now, kGrain, [&](size_t from, size_t to, int) {
-        for (size_t i = from; i < to; ++i) {
-          const NextToken next(other.row(i));
-          const uint32_t target = reference.targets[place + i];
-          (*judged[member])[place + i] = {.surprise = next.surprise(target),
-                                          .divergence = divergence(*references[i], next),
-                                          .same_best = next.best() == references[i]->best(),
-                                          .right = next.best() == target};
-        }
-      });
-    }
-  }
-}
-
-/// Judges a batch of continuations of the same tokens, and keeps the keys and values computed, if wanted.
-class ContinuationSink final : public PrefillSink {
- public:
-  /// first, count: the piece of the continuation that runs; judged, own: as of judge().
-  ContinuationSink(const LlamaModel& model, const Reference& reference, size_t first, size_t count,
-                   std::vector<std::vector<Judged>*> judged, std::span<Judged> own, bool keeps_rows)
-      : model_(model),
-        reference_(reference),
-        first_(first),
-        count_(count),
-        judged_(std::move(judged)),
-        own_(own) {
-    for (size_t i = 0; keeps_rows && i < judged_.size(); ++i) rows_.emplace_back(model.config(), count);
-  }
-
-  void layer(const LayerChunk& chunk) override {
-    if (rows_.empty()) return;
-    const size_t layer = as_size(chunk.layer);
-    for (size_t i = 0; i < chunk.key.rows(); ++i) {
-      LayerRows& rows = rows_[(chunk.first + i) / count_];
-      std::ranges::copy(chunk.key.row(i), rows.keys[layer].row((chunk.first + i) % count_).begin());
-      std::ranges::copy(chunk.value.row(i), rows.values[layer].row((chunk.first + i) % count_).begin());
-    }
-  }
-
-  void hidden(MatrixView<const float> rows) override {
-    judge(model_, reference_, first_, count_, rows, judged_, own_);
-  }
-
-  const LayerRows& rows(size_t member) const { return rows_[member]; }
-
- private:
-  const LlamaModel& model_;
-  const Reference& reference_;
-  size_t first_, count_;
-  std::vector<std::vector<Judged>*> judged_;
-  std::span<Judged> own_;
-  std::vector<LayerRows> rows_;
-};
-
-void check_document(const LoopDocument& document) {
-  if (document.prefix < 1 || document.tokens.size() < document.prefix + 2)
-    throw failed("a document of {} tokens with a prefix of {}; there must be two tokens behind at least one",
-                 document.tokens.size(), document.prefix);
 }
 
 }  // namespace
@@ -362,26 +189,10 @@ struct ClosedLoop::Impl {
 
   const ModelConfig& config() const { return model.config(); }
 
-  static PrefillOptions judged_options() {
-    PrefillOptions prefill;
-    prefill.logits = LogitRows::later;
-    return prefill;
-  }
-
-  /// The cache of a prefix alone.
-  Prefix run_prefix(const LoopDocument& document) const {
-    ReferenceSink sink(config(), document.prefix, 0, options.queries);
-    const uint64_t offsets[] = {0, document.prefix};
-    model.prefill({.tokens = std::span(document.tokens).first(document.prefix), .offsets = offsets}, {},
-                  sink);
-    return std::move(sink.prefix());
-  }
-
   void survey(std::span<const LoopDocument> documents);
   LoopResult run(const LoopDocument& document) const;
-  void go_on(const LoopDocument& document, const Reference& reference, std::span<const size_t> members,
-             std::vector<CompressedDocument>& codes, std::vector<std::vector<Judged>>& judged,
-             std::span<Judged> own) const;
+  void go_on(const LoopDocument& document, ReferenceRun& run, std::span<const size_t> members,
+             std::vector<CompressedDocument>& codes, std::vector<std::vector<Judged>>& judged) const;
 
   size_t surveyed_documents(std::span<const LoopDocument> documents) const {
     return std::min(documents.size(), options.survey_documents);
@@ -423,12 +234,8 @@ struct ClosedLoop::Impl {
 
   /// About what a document takes in memory.
   uint64_t bytes_of(const LoopDocument& document) const {
-    const uint64_t all = document.tokens.size(), rest = all - document.prefix, settings = plans.size();
-    const uint64_t together = std::min<uint64_t>(settings, std::max<uint64_t>(1, kBatchTokens / rest));
-    const uint64_t logits = 2 * logit_rows(config(), rest) * as_size(config().vocabulary_size);
-    return prefill_bytes(config(), judged_options(), rest * together, all, num_threads(), all * together) +
-           (logits + rest * as_size(config().hidden_size) + cache_values(all)) * sizeof(float) +
-           settings * cache_values(all) * sizeof(uint16_t);
+    return ReferenceRun::bytes(config(), document, plans.size()) +
+           plans.size() * cache_values(document.tokens.size()) * sizeof(uint16_t);
   }
 };
 
@@ -470,7 +277,7 @@ void ClosedLoop::Impl::survey(std::span<const LoopDocument> documents) {
   // One after the other, each with all threads: what the model takes for itself is there once.
   std::vector<KeptPrefix> prefixes;
   for (size_t i = 0; surveys() && i < surveyed_documents(documents); ++i)
-    prefixes.emplace_back(run_prefix(documents[i]), surveyed_type());
+    prefixes.emplace_back(run_prefix(model, documents[i], options.queries), surveyed_type());
   for (Plan& plan : plans) {
     const Codec& codec = *plan.setting.codec;
     plan.shared.assign(plan.parts(), {});
@@ -493,16 +300,14 @@ void ClosedLoop::Impl::survey(std::span<const LoopDocument> documents) {
 }
 
 /// Runs the continuation under some of the settings, all in one batch.
-void ClosedLoop::Impl::go_on(const LoopDocument& document, const Reference& reference,
-                             std::span<const size_t> members, std::vector<CompressedDocument>& codes,
-                             std::vector<std::vector<Judged>>& judged, std::span<Judged> own) const {
-  const std::span<const uint32_t> inputs = reference.inputs;
-  PrefillOptions prefill = judged_options();
+void ClosedLoop::Impl::go_on(const LoopDocument& document, ReferenceRun& run, std::span<const size_t> members,
+                             std::vector<CompressedDocument>& codes,
+                             std::vector<std::vector<Judged>>& judged) const {
   std::optional<SelectedAttention> selected;
   if (plans[members.front()].setting.selection.by != SelectBy::all) {
     std::vector<StepSelection> selections;
     for (const size_t member : members) selections.push_back(plans[member].setting.selection);
-    prefill.attention = &selected.emplace(config(), std::move(selections), document.prefix, options.engine);
+    selected.emplace(config(), std::move(selections), document.prefix, options.engine);
   }
   std::vector<CompressedDocument*> documents;
   std::vector<std::vector<Judged>*> own_judged;
@@ -510,52 +315,35 @@ void ClosedLoop::Impl::go_on(const LoopDocument& document, const Reference& refe
     documents.push_back(&codes[member]);
     own_judged.push_back(&judged[member]);
   }
-  const size_t piece = options.stream == 0 ? inputs.size() : options.stream;
-  for (size_t first = 0; first < inputs.size(); first += piece) {
-    const size_t count = std::min(piece, inputs.size() - first);
-    std::vector<uint32_t> tokens;
-    std::vector<uint64_t> offsets = {0};
-    for (size_t i = 0; i < members.size(); ++i) {
-      tokens.insert(tokens.end(), inputs.begin() + static_cast<ptrdiff_t>(first),
-                    inputs.begin() + static_cast<ptrdiff_t>(first + count));
-      offsets.push_back(tokens.size());
-    }
-    const std::vector<uint64_t> past(members.size(), document.prefix + first);
+  const size_t piece = options.stream == 0 ? run.judged() : options.stream;
+  for (size_t first = 0; first < run.judged(); first += piece) {
+    const size_t count = std::min(piece, run.judged() - first);
+    std::vector<LayerRows> rows;
+    for (size_t i = 0; options.stream > 0 && i < members.size(); ++i) rows.emplace_back(config(), count);
     BatchCache cache(documents);
-    ContinuationSink sink(model, reference, first, count, own_judged, own, options.stream > 0);
-    model.prefill({.tokens = tokens, .offsets = offsets, .past = past, .cache = &cache}, prefill, sink);
-    for (size_t i = 0; options.stream > 0 && i < members.size(); ++i) documents[i]->append(sink.rows(i));
+    run.go_on(first, count, cache, own_judged, rows, selected ? &*selected : nullptr);
+    for (size_t i = 0; i < rows.size(); ++i) documents[i]->append(rows[i]);
   }
 }
 
 LoopResult ClosedLoop::Impl::run(const LoopDocument& document) const {
-  const size_t judged_tokens = document.tokens.size() - 1 - document.prefix;
-  ReferenceSink sink(config(), document.prefix, judged_tokens, options.queries);
-  const uint64_t offsets[] = {0, document.tokens.size() - 1};
-  model.prefill({.tokens = std::span(document.tokens).first(offsets[1]), .offsets = offsets},
-                judged_options(), sink);
-  const std::span<const uint32_t> tokens(document.tokens);
-  const Reference reference{.inputs = tokens.subspan(document.prefix, judged_tokens),
-                            .targets = tokens.subspan(document.prefix + 1, judged_tokens),
-                            .hidden = sink.hidden()};
-  std::vector<Judged> own(judged_tokens);
-  if (plans.empty()) judge(model, reference, 0, judged_tokens, {}, {}, own);
+  ReferenceRun run(model, document, options.queries);
+  if (plans.empty()) run.judge_itself();
 
   std::vector<CompressedDocument> codes;
   for (const Plan& plan : plans) codes.emplace_back(plan);
-  for (CompressedDocument& each : codes) each.start(sink.prefix());
-  std::vector<std::vector<Judged>> judged(plans.size(), std::vector<Judged>(judged_tokens));
-  const size_t together = std::max<size_t>(1, kBatchTokens / judged_tokens);
+  for (CompressedDocument& each : codes) each.start(run.prefix());
+  std::vector<std::vector<Judged>> judged(plans.size(), std::vector<Judged>(run.judged()));
   for (const bool selects : {false, true}) {
     std::vector<size_t> members;
     for (size_t i = 0; i < plans.size(); ++i)
       if ((plans[i].setting.selection.by != SelectBy::all) == selects) members.push_back(i);
-    for (size_t first = 0; first < members.size(); first += together)
-      go_on(document, reference,
-            std::span<const size_t>(members).subspan(first, std::min(together, members.size() - first)),
-            codes, judged, own);
+    for (size_t first = 0; first < members.size(); first += run.together())
+      go_on(document, run,
+            std::span<const size_t>(members).subspan(first, std::min(run.together(), members.size() - first)),
+            codes, judged);
   }
-  LoopResult result{score_of(own), {}};
+  LoopResult result{score_of(run.own()), {}};
   const size_t stored = options.stream > 0 ? document.tokens.size() - 1 : document.prefix;
   for (size_t i = 0; i < plans.size(); ++i) {
     result.settings.push_back(score_of(judged[i]));
@@ -566,13 +354,13 @@ LoopResult ClosedLoop::Impl::run(const LoopDocument& document) const {
 
 ClosedLoop::ClosedLoop(const LlamaModel& model, std::vector<LoopSetting> settings, const LoopOptions& options)
     : impl_(new Impl{model, options, {}}) {
-  for (LoopSetting& setting : settings) {
+  for (const LoopSetting& setting : settings) {
     const int layers = model.config().num_layers, group = setting.codec->layer_group();
     if (layers % group != 0)
       throw usage_error("a codec of groups of {} layers for a model of {}", group, layers);
     if (setting.selection.by != SelectBy::all)
       (void)SelectedAttention(model.config(), {setting.selection}, 0);
-    impl_->plans.push_back({std::move(setting), &model.config(), {}});
+    impl_->plans.push_back({setting, &model.config(), {}});
   }
 }
 

@@ -1,13 +1,7 @@
-// The closed loop: what compressing its cache does to a model. A document's prefix is
-// run through the model; its cache is replaced by decode(encode(cache)) under each of several settings; the
-// model then goes on over the rest of the document, token by token as it stands there (teacher forcing), and
-// its next-token distributions are held against those of the run that kept its cache.
-//
-// The prefix is run once per document, and so is the uncompressed continuation; the continuations of all
-// settings run as one batch, each behind its own cache; which settings run together changes a result by
-// rounding only (lib/model/llama.hpp). All arithmetic of the model is float32; only what
-// goes through a codec is rounded. The first token of the continuation is given: what is judged are the
-// predictions of those behind it, all of which have seen the cache.
+// The closed loop: what compressing its cache does to a model. A document's prefix is run through the model; its
+// cache is replaced by decode(encode(cache)) under each of several settings; the model then goes on behind each
+// of them, and is held against the run that kept its cache (continuation.hpp). Only what goes through a codec
+// is rounded.
 //
 // Books that a codec makes of what a file starts with come from the first documents' prefixes, as if these
 // were that file, and serve all documents; they are counted once.
@@ -23,14 +17,10 @@
 #include "lib/core/progress.hpp"
 #include "lib/metrics/next_token.hpp"
 #include "lib/model/llama.hpp"
+#include "lib/pipeline/continuation.hpp"
 #include "lib/pipeline/step_selection.hpp"
 
 namespace kvcodec {
-
-struct LoopDocument {
-  std::vector<uint32_t> tokens;  ///< at least prefix + 2
-  size_t prefix = 0;             ///< tokens whose cache is replaced, at least 1
-};
 
 struct LoopSetting {
   const Codec* codec = nullptr;  ///< outlives the loop

@@ -13,7 +13,7 @@ import sys
 import h5py
 import numpy as np
 
-VERSIONS = {"kv": 1, "dictionary": 1, "codebooks": 1, "codes": 2, "index": 1, "outputs": 1, "selection": 1}
+VERSIONS = {"kv": 1, "dictionary": 1, "codebooks": 1, "codes": 2, "index": 1, "outputs": 1, "selection": 1, "sensitivity": 1}
 CATEGORIES = ["payload", "ids", "scales", "tables", "offsets", "exempt"]
 PIECE = 65536
 TYPES = {"u8": "<u1", "u16": "<u2", "u32": "<u4", "u64": "<u8", "i32": "<i4", "i64": "<i8", "f32": "<f4", "f64": "<f8"}

@@ -112,7 +112,8 @@ TEST_CASE("closed loop: the reference is the naive pass's likelihood of the cont
   }
 }
 
-TEST_CASE("closed loop: a cache kept in 32 bits changes nothing, streamed or not; 16 bits change little") {
+TEST_CASE(
+    "closed loop: a cache kept in 32 bits changes nothing, streamed or not, and 16 bits change little") {
   Bench bench;
   for (const size_t stream : {0, 1, 7, 1000}) {
     CAPTURE(stream);
@@ -152,7 +153,7 @@ TEST_CASE("closed loop: what is stored is counted, with what is appended in stre
   CHECK_EQ(loop.shared(1).bits(), 2 * 2 * 2 * 32);  // a scale per head, side and layer
 }
 
-TEST_CASE("closed loop: coarser codes are farther away; streams wait as the codec says") {
+TEST_CASE("closed loop: coarser codes are farther away, and streams wait as the codec says") {
   Bench bench;
   Record two, four, patient;
   two.set("bits", int64_t{2});
@@ -269,7 +270,7 @@ TEST_CASE("closed loop: what does not fit the memory is refused with the bytes n
 }
 
 TEST_CASE(
-    "closed loop: where all chosen tokens are the newest, who chooses does not matter; who shares does") {
+    "closed loop: where all chosen tokens are the newest, who chooses does not matter, and who shares does") {
   Bench bench;
   std::vector<LoopSetting> newest, shares;
   for (const SelectBy by : kStepSelectors) {

@@ -121,7 +121,7 @@ double take_peak_memory() {
 
 }  // namespace
 
-TEST_CASE("cluster index: a partition for any length, sink and metric; batches never move a token") {
+TEST_CASE("cluster index: a partition for any length, sink and metric, and batches never move a token") {
   Rng rng(70);
   for (const Metric metric : {Metric::cosine, Metric::l2, Metric::inner_product})
     for (const int64_t sink : {0, 1, 16})

@@ -177,7 +177,7 @@ void check_steps(MatrixView<const float> x, UnitShape unit, const Quantized& qua
 }  // namespace
 
 TEST_CASE(
-    "error-bounded quantization: no value leaves its bound, whatever the matrix; fitting apart gives the "
+    "error-bounded quantization: no value leaves its bound, whatever the matrix, and fitting apart gives the "
     "same") {
   const std::vector<ErrorBound> bounds = {
       {.range = 0.002},     {.range = 0.01},
@@ -357,7 +357,8 @@ TEST_CASE("error-bounded quantization: few values of Gaussian units are stored e
       }
 }
 
-TEST_CASE("error-bounded quantization: steps fitted over all heads, codes per head; views with a stride") {
+TEST_CASE(
+    "error-bounded quantization: steps fitted over all heads, codes per head, and views with a stride") {
   constexpr size_t kRows = 37, kHeads = 3, kDim = 24;
   const Matrix<float> x = gaussian(kRows, kHeads * kDim, DType::bf16, 35);
   std::vector<float> steps(kRows), bounds(kRows);

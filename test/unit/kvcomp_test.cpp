@@ -93,7 +93,7 @@ TEST_CASE("kvcomp blocks: symbols and exact values come back, by every coder, fo
 }
 
 TEST_CASE(
-    "kvcomp blocks: symbols that the book does not know are stored exactly; what does not shrink stays raw") {
+    "kvcomp blocks: symbols that the book does not know are stored exactly, and what does not shrink stays raw") {
   Rng rng(2);
   const BlockShape shape{64, 64, false};
   for (const EntropyChoice choice : kChoices) {

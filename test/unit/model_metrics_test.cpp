@@ -225,7 +225,7 @@ TEST_CASE("Gaussian bound: one variance is the formula, many are the water level
   CHECK_EQ(gaussian_distortion({}, 1), 0);
 }
 
-TEST_CASE("attention error: nothing without error; the definitions, in double, with one") {
+TEST_CASE("attention error: nothing without error, and the definitions, in double, with one") {
   Rng rng(26);
   constexpr int kHeads = 2, kQueryHeads = 4, kDims = 8;
   const size_t tokens = 50, n = 40;

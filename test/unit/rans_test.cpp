@@ -201,7 +201,8 @@ TEST_CASE("rans: what cannot be modelled is refused") {
   CHECK_EQ(RansModel::from_counts(std::vector<uint64_t>{1000000, 3}, {}).scale(), 16u);
 }
 
-TEST_CASE("rans: a model is written in few bytes and read back; damaged ones are refused or read as others") {
+TEST_CASE(
+    "rans: a model is written in few bytes and read back, and damaged ones are refused or read as others") {
   Rng rng(3);
   int read = 0;
   for (int round = 0; round < 500; ++round) {

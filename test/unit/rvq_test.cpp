@@ -312,7 +312,7 @@ TEST_CASE("training: simvq's entries are frozen random ones, projected") {
   }
 }
 
-TEST_CASE("training: going on equals never having stopped; threads and levels do not matter") {
+TEST_CASE("training: going on equals never having stopped, and threads and levels do not matter") {
   Rng rng(27);
   const Matrix<float> rows = clustered(1100, 10, rng);
   for (const bool train_entries : {false, true})

@@ -121,7 +121,7 @@ TEST_CASE("sign codes: the signs, zero as +, first dimension highest, at every l
 }
 
 TEST_CASE(
-    "sign codebooks: means of the groups with a code; codes without groups get signs times magnitudes") {
+    "sign codebooks: means of the groups with a code, and codes without groups get signs times magnitudes") {
   Rng rng(2);
   const size_t dims = 8, heads = 2, tokens = 9001;  // more than are summed together
   Matrix<float> rows = make_rows(tokens, heads * dims, rng);
@@ -239,7 +239,7 @@ TEST_CASE("sign scores: every arrangement, level and thread count gives the same
   }
 }
 
-TEST_CASE("sign tables: the same bits at every level; quick scores lie within the bound") {
+TEST_CASE("sign tables: the same bits at every level, and quick scores lie within the bound") {
   Rng rng(5);
   for (const size_t dims : kDims)
     for (const double loudness : {1.0, 1e-30, 1e-37, 1e-42, 1e15}) {

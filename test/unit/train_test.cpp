@@ -294,7 +294,7 @@ TEST_CASE("training records when each step was done, and stops when its time is 
 }
 
 TEST_CASE(
-    "online learning and mod find the atoms that made the signals; mod is the least-squares dictionary") {
+    "online learning and mod find the atoms that made the signals, and mod is the least-squares dictionary") {
   // Signals of three atoms each: the products of one step's codes have the dictionary of least squares, which
   // mod's passes must reach. Atoms and their values in one block of descend's, and in several.
   struct Shape {

@@ -13,7 +13,7 @@ compare() {
     NEEDS_BOOK=sparse 2>&1
 }
 stamps() { find out -name '*.json' -o -name '*.h5' -o -name '*.html' | sort | xargs stat -c '%n %Y %Z %i'; }
-compare 2 | grep -oE '^(setting|reconstruction|[a-z]+[-0-9]*) ' | sort | uniq -c | sed 's/^ *//'
+compare 2 | grep -oE '^(setting|reconstruction|none|fp8|[a-z]+-[0-9]+) ' | sort | uniq -c | sed 's/^ *//'
 stamps >first
 compare 2 >/dev/null
 stamps >second

@@ -1,0 +1,47 @@
+// Texts as documents of one length whose second part is predicted: what eval-model and sensitivity run.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cli/common.hpp"
+#include "lib/core/options.hpp"
+#include "lib/model/config.hpp"
+#include "lib/model/tokenizer.hpp"
+#include "lib/pipeline/continuation.hpp"
+
+namespace kvcodec::cli {
+
+struct JudgedTextOptions final : Options {
+  std::vector<std::string> texts;
+  int64_t chunk = 0, prefix = 0, max_documents = 0, max_tokens = 0;
+  bool special = true;
+
+  std::vector<OptionField> fields() override;
+  /// Declares --text; the fields are declared by who wants them where.
+  void declare_texts(Command& command);
+};
+
+/// All texts: their files, and what these hold.
+struct Texts {
+  std::vector<std::string> files, contents;
+};
+Texts read_texts(const JudgedTextOptions& options, const CommonOptions& common);
+
+/// Tokens of a document: --chunk, or the model's context.
+int64_t document_length(const JudgedTextOptions& options, const ModelConfig& config);
+
+struct JudgedTexts {
+  std::vector<std::string> names;
+  std::vector<LoopDocument> documents;
+};
+/// Throws Error(usage) for a prefix that leaves less than two tokens of `length`, and Error(bad_input) for texts
+/// that fill no document; notes texts of which nothing is used because they are too short.
+JudgedTexts judged_texts(const JudgedTextOptions& options, const CommonOptions& common,
+                         const Tokenizer& tokenizer, const Texts& texts, int64_t length);
+
+/// Throws Error(usage) for documents that are longer than the model's context.
+void check_context(const std::vector<LoopDocument>& documents, const ModelConfig& config);
+
+}  // namespace kvcodec::cli

@@ -1,0 +1,224 @@
+#include "lib/pipeline/continuation.hpp"
+
+#include <algorithm>
+#include <optional>
+
+#include "lib/core/error.hpp"
+#include "lib/core/parallel.hpp"
+
+namespace kvcodec {
+namespace {
+
+size_t as_size(int value) { return static_cast<size_t>(value); }
+
+/// Logits are made of hidden states for so many bytes at a time, but of at least so many tokens, since each
+/// time all of the output matrix is read.
+constexpr size_t kLogitBytes = size_t{2} << 20, kLeastLogitRows = 64;
+
+size_t logit_rows(const ModelConfig& config, size_t judged) {
+  const size_t row = static_cast<size_t>(config.vocabulary_size) * sizeof(float);
+  return std::min(judged, std::max(kLeastLogitRows, kLogitBytes / row));
+}
+
+/// Takes the prefix's cache from a run, and of the tokens behind it what logits are made of.
+class ReferenceSink final : public PrefillSink {
+ public:
+  /// judged: tokens behind the prefix.
+  ReferenceSink(const ModelConfig& config, size_t prefix, size_t judged, size_t queries)
+      : prefix_{LayerRows(config, prefix), {}, {}}, hidden_(judged, as_size(config.hidden_size)) {
+    for (size_t t = prefix - std::min(prefix, queries); t < prefix; ++t) prefix_.query_tokens.push_back(t);
+    for (int layer = 0; layer < config.num_layers; ++layer)
+      prefix_.queries.emplace_back(prefix_.query_tokens.size(), as_size(config.query_width()));
+  }
+
+  void layer(const LayerChunk& chunk) override {
+    const size_t layer = as_size(chunk.layer), prefix = prefix_.rows.keys.front().rows();
+    for (size_t i = 0; i < chunk.key.rows() && chunk.first + i < prefix; ++i) {
+      const size_t token = chunk.first + i;
+      std::ranges::copy(chunk.key.row(i), prefix_.rows.keys[layer].row(token).begin());
+      std::ranges::copy(chunk.value.row(i), prefix_.rows.values[layer].row(token).begin());
+      if (const size_t first = prefix - prefix_.query_tokens.size(); token >= first)
+        std::ranges::copy(chunk.query.row(i), prefix_.queries[layer].row(token - first).begin());
+    }
+  }
+
+  void hidden(MatrixView<const float> rows) override {
+    const size_t prefix = prefix_.rows.keys.front().rows();
+    for (size_t i = 0; i < hidden_.rows(); ++i)
+      std::ranges::copy(rows.row(prefix + i), hidden_.row(i).begin());
+  }
+
+  Prefix& prefix() { return prefix_; }
+  Matrix<float>& hidden() { return hidden_; }
+
+ private:
+  Prefix prefix_;
+  Matrix<float> hidden_;
+};
+
+/// What all continuations of a document are held against.
+struct Reference {
+  std::span<const uint32_t> inputs, targets;  ///< (judged)
+  MatrixView<const float> hidden;             ///< (judged, hidden_size), of the run that kept its cache
+};
+
+/// Judges `count` tokens of continuations from `first` on, against the reference, and the reference itself.
+/// hidden: of the continuations' tokens, one continuation behind the other, (judged.size() * count,
+/// hidden_size). judged, own: (all tokens of a continuation). Logits are there for few tokens at a time.
+void judge(const LlamaModel& model, const Reference& reference, size_t first, size_t count,
+           MatrixView<const float> hidden, std::span<std::vector<Judged>* const> judged,
+           std::span<Judged> own) {
+  constexpr size_t kGrain = 16;  // rows: a fraction of a millisecond each
+  const size_t rows = logit_rows(model.config(), count);
+  const auto vocabulary = as_size(model.config().vocabulary_size);
+  Matrix<float> kept(rows, vocabulary), other(judged.empty() ? 0 : rows, vocabulary);
+  for (size_t begin = 0; begin < count; begin += rows) {
+    const size_t now = std::min(rows, count - begin), place = first + begin;
+    model.logits(reference.hidden.rows(place, now), kept.view().rows(0, now));
+    std::vector<std::optional<NextToken>> references(now);
+    parallel_for(now, kGrain, [&](size_t from, size_t to, int) {
+      for (size_t i = from; i < to; ++i) {
+        const NextToken& next = references[i].emplace(kept.row(i));
+        const uint32_t target = reference.targets[place + i];
+        own[place + i] = {
+            .surprise = next.surprise(target), .same_best = true, .right = next.best() == target};
+      }
+    });
+    for (size_t member = 0; member < judged.size(); ++member) {
+      model.logits(hidden.rows(member * count + begin, now), other.view().rows(0, now));
+      parallel_for(now, kGrain, [&](size_t from, size_t to, int) {
+        for (size_t i = from; i < to; ++i) {
+          const NextToken next(other.row(i));
+          const uint32_t target = reference.targets[place + i];
+          (*judged[member])[place + i] = {.surprise = next.surprise(target),
+                                          .divergence = divergence(*references[i], next),
+                                          .same_best = next.best() == references[i]->best(),
+                                          .right = next.best() == target};
+        }
+      });
+    }
+  }
+}
+
+/// Judges a batch of continuations of the same tokens, and keeps the keys and values computed, if wanted.
+class ContinuationSink final : public PrefillSink {
+ public:
+  /// first, count: the piece of the continuation that runs; judged, own: as of judge(); rows: of each, or none.
+  ContinuationSink(const LlamaModel& model, const Reference& reference, size_t first, size_t count,
+                   std::span<std::vector<Judged>* const> judged, std::span<Judged> own,
+                   std::span<LayerRows> rows)
+      : model_(model),
+        reference_(reference),
+        first_(first),
+        count_(count),
+        judged_(judged),
+        own_(own),
+        rows_(rows) {}
+
+  void layer(const LayerChunk& chunk) override {
+    if (rows_.empty()) return;
+    const size_t layer = as_size(chunk.layer);
+    for (size_t i = 0; i < chunk.key.rows(); ++i) {
+      LayerRows& rows = rows_[(chunk.first + i) / count_];
+      std::ranges::copy(chunk.key.row(i), rows.keys[layer].row((chunk.first + i) % count_).begin());
+      std::ranges::copy(chunk.value.row(i), rows.values[layer].row((chunk.first + i) % count_).begin());
+    }
+  }
+
+  void hidden(MatrixView<const float> rows) override {
+    judge(model_, reference_, first_, count_, rows, judged_, own_);
+  }
+
+ private:
+  const LlamaModel& model_;
+  const Reference& reference_;
+  size_t first_, count_;
+  std::span<std::vector<Judged>* const> judged_;
+  std::span<Judged> own_;
+  std::span<LayerRows> rows_;
+};
+
+PrefillOptions judged_options() {
+  PrefillOptions prefill;
+  prefill.logits = LogitRows::later;
+  return prefill;
+}
+
+}  // namespace
+
+void check_document(const LoopDocument& document) {
+  if (document.prefix < 1 || document.tokens.size() < document.prefix + 2)
+    throw failed("a document of {} tokens with a prefix of {}; there must be two tokens behind at least one",
+                 document.tokens.size(), document.prefix);
+}
+
+LayerRows::LayerRows(const ModelConfig& config, size_t tokens) {
+  for (int layer = 0; layer < config.num_layers; ++layer) {
+    keys.emplace_back(tokens, as_size(config.key_width()));
+    values.emplace_back(tokens, as_size(config.key_width()));
+  }
+}
+
+Prefix run_prefix(const LlamaModel& model, const LoopDocument& document, size_t queries) {
+  ReferenceSink sink(model.config(), document.prefix, 0, queries);
+  const uint64_t offsets[] = {0, document.prefix};
+  model.prefill({.tokens = std::span(document.tokens).first(document.prefix), .offsets = offsets}, {}, sink);
+  return std::move(sink.prefix());
+}
+
+PredictionSums sums_of(std::span<const Judged> judged) {
+  PredictionSums sums;
+  for (const Judged& one : judged)
+    sums.add({.tokens = 1,
+              .surprise = one.surprise,
+              .divergence = one.divergence,
+              .same_best = one.same_best,
+              .right = one.right});
+  return sums;
+}
+
+ReferenceRun::ReferenceRun(const LlamaModel& model, const LoopDocument& document, size_t queries)
+    : model_(model),
+      past_(document.prefix),
+      prefix_{LayerRows(model.config(), 0), {}, {}},
+      own_(document.tokens.size() - 1 - document.prefix) {
+  const std::span<const uint32_t> tokens(document.tokens);
+  inputs_ = tokens.subspan(past_, own_.size()), targets_ = tokens.subspan(past_ + 1, own_.size());
+  ReferenceSink sink(model.config(), past_, own_.size(), queries);
+  const uint64_t offsets[] = {0, tokens.size() - 1};
+  model.prefill({.tokens = tokens.first(offsets[1]), .offsets = offsets}, judged_options(), sink);
+  prefix_ = std::move(sink.prefix());
+  hidden_ = std::move(sink.hidden());
+}
+
+void ReferenceRun::judge_itself() { judge(model_, {inputs_, targets_, hidden_}, 0, judged(), {}, {}, own_); }
+
+void ReferenceRun::go_on(size_t first, size_t count, PastCache& cache,
+                         std::span<std::vector<Judged>* const> judged, std::span<LayerRows> rows,
+                         AttentionMethod* attention) {
+  const std::span<const uint32_t> piece = inputs_.subspan(first, count);
+  std::vector<uint32_t> tokens;
+  std::vector<uint64_t> offsets = {0};
+  for (size_t i = 0; i < judged.size(); ++i) {
+    tokens.insert(tokens.end(), piece.begin(), piece.end());
+    offsets.push_back(tokens.size());
+  }
+  const std::vector<uint64_t> past(judged.size(), past_ + first);
+  PrefillOptions prefill = judged_options();
+  prefill.attention = attention;
+  const Reference reference{inputs_, targets_, hidden_};
+  ContinuationSink sink(model_, reference, first, count, judged, own_, rows);
+  model_.prefill({.tokens = tokens, .offsets = offsets, .past = past, .cache = &cache}, prefill, sink);
+}
+
+uint64_t ReferenceRun::bytes(const ModelConfig& config, const LoopDocument& document, size_t continuations) {
+  const uint64_t all = document.tokens.size(), rest = all - document.prefix;
+  const uint64_t together =
+      std::min<uint64_t>(continuations, std::max<uint64_t>(1, kContinuedTogether / rest));
+  const uint64_t logits = 2 * logit_rows(config, rest) * as_size(config.vocabulary_size);
+  const uint64_t cache = all * 2 * as_size(config.num_layers) * as_size(config.key_width());
+  return prefill_bytes(config, judged_options(), rest * together, all, num_threads(), all * together) +
+         (logits + rest * as_size(config.hidden_size) + cache) * sizeof(float);
+}
+
+}  // namespace kvcodec

@@ -1,0 +1,97 @@
+// A document's continuation behind a cache that is not quite the one that the model made: the model reads the
+// prefix once; it then goes on over the rest of the document, token by token as it stands there (teacher
+// forcing), behind any number of other caches, and its next-token distributions are held against those of the
+// run that kept its own. What stands on it: the closed loop (closed_loop.hpp) and the sensitivities of layers
+// (sensitivity.hpp).
+//
+// Continuations that run together are one batch of the model: which ones do changes a result by rounding only
+// (lib/model/llama.hpp). All arithmetic of the model is float32. The first token of the continuation is given:
+// what is judged are the predictions of those behind it, all of which have seen the cache.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "lib/codec/group_shape.hpp"
+#include "lib/core/view.hpp"
+#include "lib/metrics/next_token.hpp"
+#include "lib/model/llama.hpp"
+
+namespace kvcodec {
+
+struct LoopDocument {
+  std::vector<uint32_t> tokens;  ///< at least prefix + 2
+  size_t prefix = 0;             ///< tokens whose cache is replaced, at least 1
+};
+/// Throws Error(failed) for a document that has nothing to judge.
+void check_document(const LoopDocument& document);
+
+/// Keys and values of consecutive tokens, layer by layer: (tokens, heads * head_dim) each.
+struct LayerRows {
+  std::vector<Matrix<float>> keys, values;
+
+  LayerRows(const ModelConfig& config, size_t tokens);
+  const std::vector<Matrix<float>>& of(Side side) const { return side == Side::key ? keys : values; }
+  std::vector<Matrix<float>>& of(Side side) { return side == Side::key ? keys : values; }
+};
+
+/// What the model made of a prefix: its cache, and queries of its last tokens.
+struct Prefix {
+  LayerRows rows;
+  std::vector<uint64_t> query_tokens;
+  std::vector<Matrix<float>> queries;  ///< per layer: (query_tokens.size(), num_q_heads * head_dim)
+};
+
+/// The cache of a document's prefix alone; queries: of so many of its last tokens.
+Prefix run_prefix(const LlamaModel& model, const LoopDocument& document, size_t queries);
+
+/// One judged position.
+struct Judged {
+  double surprise = 0, divergence = 0;
+  bool same_best = false, right = false;
+};
+
+PredictionSums sums_of(std::span<const Judged> judged);
+
+/// Tokens of continuations that run together, at most. Fixed, because how documents are packed can change the
+/// last bit of a value.
+inline constexpr size_t kContinuedTogether = 16384;
+
+/// The run that kept its cache, and what goes on from its prefix behind others.
+class ReferenceRun {
+ public:
+  /// Runs the document; queries: as of run_prefix(). All of them outlive this. Throws what the model throws.
+  ReferenceRun(const LlamaModel& model, const LoopDocument& document, size_t queries);
+
+  const Prefix& prefix() const { return prefix_; }
+  /// Positions judged.
+  size_t judged() const { return inputs_.size(); }
+  /// Of the run itself: of positions that go_on() or judge_itself() has come by.
+  std::span<const Judged> own() const { return own_; }
+  void judge_itself();
+
+  /// Continuations that may run together.
+  size_t together() const { return std::max<size_t>(1, kContinuedTogether / judged()); }
+
+  /// Runs `count` tokens of the continuation from `first` on behind the caches of judged.size() documents of
+  /// `cache`, which hold all tokens before them, and writes how they were predicted: judged[i], of judged()
+  /// positions, for document i. rows: where their keys and values go, one for each document, of `count`
+  /// tokens; or empty. attention: as in PrefillOptions.
+  void go_on(size_t first, size_t count, PastCache& cache, std::span<std::vector<Judged>* const> judged,
+             std::span<LayerRows> rows, AttentionMethod* attention = nullptr);
+
+  /// About the bytes that a run and so many continuations behind it take, beside the model's weights and what
+  /// `cache` holds.
+  static uint64_t bytes(const ModelConfig& config, const LoopDocument& document, size_t continuations);
+
+ private:
+  const LlamaModel& model_;
+  std::span<const uint32_t> inputs_, targets_;  // (judged)
+  size_t past_;
+  Prefix prefix_;
+  Matrix<float> hidden_;  // (judged, hidden_size)
+  std::vector<Judged> own_;
+};
+
+}  // namespace kvcodec
