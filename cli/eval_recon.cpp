@@ -378,6 +378,7 @@ std::string comparison_table(const std::vector<Result>& results) {
   }
   Table table(columns);
   std::vector<std::string> names;  // without folders, if that leaves them distinct
+  names.reserve(results.size());
   for (const auto& result : results) names.push_back(std::filesystem::path(result.name).filename().string());
   auto distinct = names;
   std::sort(distinct.begin(), distinct.end());

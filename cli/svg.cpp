@@ -283,8 +283,8 @@ std::string legend_of(const std::vector<LegendEntry>& legend, double& y) {
   // Down the columns, as one reads a list.
   const size_t rows = (legend.size() + columns - 1) / columns;
   for (size_t i = 0; i < legend.size(); ++i) {
-    const double x = 18 + static_cast<double>(i / rows) * width,
-                 at = y + static_cast<double>(i % rows) * kLine;
+    const size_t column = i / rows, row = i % rows;
+    const double x = 18 + static_cast<double>(column) * width, at = y + static_cast<double>(row) * kLine;
     out += shape_at(legend[i].marker, x, at - 4) +
            text_at(x + 11, at, elided(legend[i].label, width - kSign), {.anchor = "start"});
   }

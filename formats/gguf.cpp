@@ -376,7 +376,7 @@ struct Gguf::Impl {
       -> decltype(convert(Value(), 0)) {
     const Value* value = find(key);
     if (!value) return std::nullopt;
-    const auto converted = value->is_array ? std::nullopt : convert(*value, 0);
+    auto converted = value->is_array ? std::nullopt : convert(*value, 0);
     if (!converted) refuse(key, *value, wanted);
     return converted;
   }

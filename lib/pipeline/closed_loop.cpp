@@ -352,7 +352,8 @@ LoopResult ClosedLoop::Impl::run(const LoopDocument& document) const {
   return result;
 }
 
-ClosedLoop::ClosedLoop(const LlamaModel& model, std::vector<LoopSetting> settings, const LoopOptions& options)
+ClosedLoop::ClosedLoop(const LlamaModel& model, const std::vector<LoopSetting>& settings,
+                       const LoopOptions& options)
     : impl_(new Impl{model, options, {}}) {
   for (const LoopSetting& setting : settings) {
     const int layers = model.config().num_layers, group = setting.codec->layer_group();

@@ -67,7 +67,7 @@ struct LoopResult {
 class ClosedLoop {
  public:
   /// model outlives this. Throws Error(usage) for settings that do not fit it.
-  ClosedLoop(const LlamaModel& model, std::vector<LoopSetting> settings, const LoopOptions& options);
+  ClosedLoop(const LlamaModel& model, const std::vector<LoopSetting>& settings, const LoopOptions& options);
   ~ClosedLoop();
 
   /// Runs all documents, several at a time; the results do not depend on how many. Progress counts documents.

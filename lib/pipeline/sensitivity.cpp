@@ -103,6 +103,7 @@ class Measurement {
       NoisyCache cache(run.prefix(), some, sink(), static_cast<uint64_t>(options_.seed), document);
       std::vector<std::vector<Judged>> judged(some.size(), std::vector<Judged>(run.judged()));
       std::vector<std::vector<Judged>*> places;
+      places.reserve(judged.size());
       for (auto& each : judged) places.push_back(&each);
       run.go_on(0, run.judged(), cache, places, {});
       for (const auto& each : judged) sums.push_back(sums_of(each).divergence);

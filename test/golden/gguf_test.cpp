@@ -125,8 +125,9 @@ TEST_CASE("gguf: models compute what the same checkpoints compute") {
     double allowed;
   };
   // llama-4 has Llama 3's scaling, which GGUF files hold as divisors rounded to float.
-  for (const auto& [name, allowed] :
-       {Case{"llama-2", 0}, {"llama-4", 1e-5}, {"qwen2-1", 0}, {"qwen3-1", 0}}) {
+  for (const Case& each : {Case{"llama-2", 0}, {"llama-4", 1e-5}, {"qwen2-1", 0}, {"qwen3-1", 0}}) {
+    const std::string& name = each.name;
+    const double allowed = each.allowed;
     CAPTURE(name);
     const auto gguf = open_model(golden(fmt::format("gguf/{}.gguf", name)));
     const auto checkpoint = open_model(golden(fmt::format("model/{}", name)));
