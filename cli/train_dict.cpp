@@ -151,7 +151,7 @@ double recent_loss(const std::vector<double>& loss) {
 
 /// "key", or "key 2-3": of layers 2 and 3.
 std::string name_of_dictionary(const SparseBook& sparse, Side side, int first) {
-  const std::string name(name_of(side));
+  std::string name(name_of(side));
   if (sparse.global()) return name;
   const auto layers = static_cast<int>(sparse.options.layer_group);
   return layers == 1 ? fmt::format("{} {}", name, first)

@@ -485,6 +485,7 @@ static std::vector<std::string> attribute_texts(const File::State& file, const s
   if (H5Aread(opened.attribute.get(), type, pointers.data()) < 0)
     throw file.refused(object, "attribute '" + name + "' cannot be read");
   std::vector<std::string> texts;
+  texts.reserve(pointers.size());
   for (const char* text : pointers) texts.emplace_back(text ? text : "");
   const Handle space(H5Aget_space(opened.attribute.get()), H5Sclose);
   H5Dvlen_reclaim(type, space.get(), H5P_DEFAULT, pointers.data());
@@ -926,6 +927,7 @@ std::vector<std::string> Dataset::texts() const {
   if (count > 0 && H5Dread(state_->dataset.get(), type, H5S_ALL, H5S_ALL, H5P_DEFAULT, pointers.data()) < 0)
     throw state_->refused("cannot be read");
   std::vector<std::string> texts;
+  texts.reserve(pointers.size());
   for (const char* text : pointers) texts.emplace_back(text ? text : "");
   const Handle space(H5Dget_space(state_->dataset.get()), H5Sclose);
   H5Dvlen_reclaim(type, space.get(), H5P_DEFAULT, pointers.data());

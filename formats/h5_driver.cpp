@@ -140,7 +140,7 @@ H5FD_class_t make_class() {
   driver.name = "kvcodec";
   driver.maxaddr = static_cast<haddr_t>(INT64_MAX);
   driver.fc_degree = H5F_CLOSE_STRONG;
-  driver.fapl_size = sizeof(FileStatus*);
+  driver.fapl_size = sizeof(void*);  // of a FileStatus
   driver.open = open_file;
   driver.close = close_file;
   driver.cmp = compare;

@@ -70,8 +70,7 @@ class ScaleSurvey final : public Survey {
 };
 
 std::vector<float> read_scales(const GroupShape& shape, const StreamReader& document) {
-  const auto scales =
-      document.read<float>(kScales, 0, 1, shape.width() / static_cast<size_t>(shape.head_dim));
+  auto scales = document.read<float>(kScales, 0, 1, shape.width() / static_cast<size_t>(shape.head_dim));
   for (const float scale : scales)
     // Times 448 it is to stay a number.
     if (!(scale > 0 && scale <= FLT_MAX / kLargestE4m3))

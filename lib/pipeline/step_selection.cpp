@@ -141,6 +141,7 @@ std::vector<std::vector<uint32_t>> choose(const GrowingSelector& selector,
       scored[i] = choose_tokens(all, all.cols(), choice.budget, selector.sink(), choice.newest, share);
     }
   std::vector<std::vector<uint32_t>> chosen;
+  chosen.reserve(scored.size());
   for (const std::vector<Scored>& tokens : scored) chosen.push_back(ids_in_order(tokens));
   return chosen;
 }

@@ -38,7 +38,7 @@ void Reader::refresh() {
 }
 
 void Reader::read_places() {
-  const uint64_t rows = document_.rows(kExactIds), heads = form_.heads;
+  const uint64_t rows = document_.rows(kExactIds), heads = std::max<size_t>(form_.heads, 1);
   if (rows == id_rows_) return;  // a document has them from its start on
   const auto ids = document_.read<uint32_t>(kExactIds, 0, rows, heads);
   places_.clear();

@@ -23,7 +23,7 @@ inline constexpr std::string_view kCoded = "coded", kCenter = "center", kAlpha =
 /// A token of a head.
 struct Place {
   uint32_t token = 0, head = 0;
-  auto operator<=>(const Place&) const = default;
+  auto operator<=>(const Place&) const = default;  // NOLINT(modernize-use-nullptr): of what it stands for
 };
 
 /// What the keys of a document share.
