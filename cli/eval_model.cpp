@@ -370,11 +370,6 @@ std::string recall_table(const RecallTask& task, const Settings& settings,
 
 // JSON ---------------------------------------------------------------------------------------------
 
-Json json_of(const Estimate& estimate) {
-  return {{"mean", estimate.mean},
-          {"half_width_95", std::isfinite(estimate.half_width) ? Json(estimate.half_width) : Json(nullptr)}};
-}
-
 Json json_of(const ShareEstimate& estimate) {
   return {{"share", estimate.share}, {"low_95", estimate.low}, {"high_95", estimate.high}};
 }
@@ -402,11 +397,11 @@ Json json_of(const CodecSpec& spec, const Summary& summary) {
 }
 
 Json json_of(const PredictionEstimates& predictions) {
-  return {{"nll", json_of(predictions.surprise)},
-          {"nll_rise", json_of(predictions.rise)},
-          {"kl", json_of(predictions.divergence)},
-          {"same_top1", json_of(predictions.same_best)},
-          {"right_top1", json_of(predictions.right)}};
+  return {{"nll", to_json(predictions.surprise)},
+          {"nll_rise", to_json(predictions.rise)},
+          {"kl", to_json(predictions.divergence)},
+          {"same_top1", to_json(predictions.same_best)},
+          {"right_top1", to_json(predictions.right)}};
 }
 
 Json recall_json(const RecallTask& task, const std::vector<LoopResult>& results, const ScoreOf& score) {

@@ -151,9 +151,14 @@ std::string kv_info(const InfoOptions& options) {
          documents_text(kv.documents(), documents, options.documents.given()) + history_text(kv.type());
 }
 
+/// What reports call the input.
+std::string shown_name(const InfoOptions& options) {
+  return options.input == "-" ? "standard input" : options.input;
+}
+
 std::string book_info(const InfoOptions& options) {
   const BookFile file = read_book(options.input, "", true);
-  const std::string name = options.input == "-" ? "standard input" : options.input;
+  const std::string name = shown_name(options);
   std::vector<const Array*> needed, training;
   for (const auto& array : file.book.arrays)
     (array.name.starts_with(Book::kTrainingPrefix) ? training : needed).push_back(&array);
@@ -351,7 +356,7 @@ std::string index_info(const InfoOptions& options) {
 
 std::string selection_info(const InfoOptions& options) {
   const SelectionFile file = read_selection_info(options.input);
-  const std::string name = options.input == "-" ? "standard input" : options.input;
+  const std::string name = shown_name(options);
   if (options.common.json) {
     Json json = json_of(file.type);
     json["model"] = to_json(file.info.model);
@@ -374,7 +379,7 @@ std::string selection_info(const InfoOptions& options) {
 
 std::string sensitivity_info(const InfoOptions& options) {
   const SensitivityFile file = read_sensitivities(options.input);
-  const std::string name = options.input == "-" ? "standard input" : options.input;
+  const std::string name = shown_name(options);
   if (options.common.json) {
     Json json = json_of(file.type);
     json["model"] = to_json(file.info.model);
@@ -426,9 +431,10 @@ std::string info(Command& command) {
                    "kvcodec info codes.h5\n"
                    "kvcodec info codes.h5 --json | jq .rate.bits_per_value");
   command.group("Input");
-  command.input("FILE",
-                "kv, dictionary, codebooks, codes, index, selection or outputs file; - is standard input",
-                options.input);
+  command.input(
+      "FILE",
+      "kv, dictionary, codebooks, codes, index, selection, outputs or sensitivity file; - is standard input",
+      options.input);
   options.layers.declare(command);
   options.documents.declare(command);
   options.common.declare(command);

@@ -1,5 +1,7 @@
 #include "cli/json.hpp"
 
+#include <cmath>
+
 namespace kvcodec::cli {
 
 Json to_json(const Record& record) {
@@ -27,6 +29,11 @@ Json to_json(const Documents& documents) {
   for (size_t i = 0; i < documents.count(); ++i)
     json.push_back({{"name", documents.names[i]}, {"tokens", documents.length(i)}});
   return json;
+}
+
+Json to_json(const Estimate& estimate) {
+  return {{"mean", estimate.mean},
+          {"half_width_95", std::isfinite(estimate.half_width) ? Json(estimate.half_width) : Json(nullptr)}};
 }
 
 std::string text_of(const Json& json) {

@@ -10,6 +10,7 @@
 #include "formats/header.hpp"
 #include "lib/core/names.hpp"
 #include "lib/core/record.hpp"
+#include "lib/metrics/interval.hpp"
 
 /// Enums are printed by their names, never as the numbers that the library would make of them.
 template <kvcodec::NamedEnum E>
@@ -27,6 +28,8 @@ using Json = nlohmann::ordered_json;
 Json to_json(const Record& record);
 Json to_json(const ModelInfo& model);
 Json to_json(const Documents& documents);
+/// A mean and half of its 95% interval, null where one document says nothing of others.
+Json to_json(const Estimate& estimate);
 
 /// Indented, one line feed at the end. Numbers that are not finite become null; text that is not UTF-8 is
 /// mended.

@@ -15,11 +15,6 @@ std::string tolerated(const Sensitivity& side) {
   return significant(100 * std::sqrt(kShownCost / side.nats.mean / side.variance), 3);
 }
 
-Json json_of(const Estimate& estimate) {
-  return {{"mean", estimate.mean},
-          {"half_width_95", std::isfinite(estimate.half_width) ? Json(estimate.half_width) : Json(nullptr)}};
-}
-
 }  // namespace
 
 std::string sensitivity_table(std::span<const std::array<Sensitivity, 2>> layers) {
@@ -34,7 +29,7 @@ std::string sensitivity_table(std::span<const std::array<Sensitivity, 2>> layers
       cells.push_back(significant(side.nats.mean, 3));
       cells.push_back(std::isfinite(side.nats.half_width) ? significant(side.nats.half_width, 2) : "-");
       cells.push_back(tolerated(side));
-      cells.push_back(significant(side.growth(), 3));
+      cells.push_back(std::isfinite(side.growth()) ? significant(side.growth(), 3) : "-");
     }
     table.row(std::move(cells));
   }
@@ -53,9 +48,9 @@ Json sensitivity_json(std::span<const std::array<Sensitivity, 2>> layers) {
       const Sensitivity& of = layers[layer][static_cast<size_t>(side)];
       Json probes = Json::array();
       for (const auto& probe : of.probes)
-        probes.push_back({{"deviation", probe.deviation}, {"divergence", json_of(probe.divergence)}});
+        probes.push_back({{"deviation", probe.deviation}, {"divergence", to_json(probe.divergence)}});
       one[std::string(name_of(side))] = {
-          {"variance", of.variance}, {"nats", json_of(of.nats)}, {"probes", probes}};
+          {"variance", of.variance}, {"nats", to_json(of.nats)}, {"probes", probes}};
     }
     all.push_back(one);
   }

@@ -9,6 +9,9 @@
 
 namespace kvcodec {
 
+/// A number of layers, heads or channels as a size; it is not negative.
+constexpr size_t as_size(int count) { return static_cast<size_t>(count); }
+
 /// a * b; throws Error(bad_input) on overflow.
 inline uint64_t checked_mul(uint64_t a, uint64_t b) {
   uint64_t product = 0;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/linalg/blas.hpp"
@@ -11,8 +12,6 @@
 
 namespace kvcodec {
 namespace {
-
-size_t as_size(int value) { return static_cast<size_t>(value); }
 
 /// Turns logits to the logarithms of their softmax.
 std::vector<double> log_weights(std::span<const float> logits) {

@@ -25,8 +25,6 @@ constexpr size_t kRowGrain = 32;
 // Logits are handed out in chunks of about this size.
 constexpr size_t kLogitBytes = size_t{64} << 20;
 
-size_t as_size(int value) { return static_cast<size_t>(value); }
-
 /// Looks tensors up and checks their shapes.
 class Loader {
  public:

@@ -15,8 +15,6 @@
 namespace kvcodec {
 namespace {
 
-size_t as_size(int value) { return static_cast<size_t>(value); }
-
 /// The setting's view of a model: shapes, groups of layers, and what all its documents share.
 struct Plan {
   LoopSetting setting;

@@ -3,13 +3,12 @@
 #include <algorithm>
 #include <optional>
 
+#include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
 
 namespace kvcodec {
 namespace {
-
-size_t as_size(int value) { return static_cast<size_t>(value); }
 
 /// Logits are made of hidden states for so many bytes at a time, but of at least so many tokens, since each
 /// time all of the output matrix is read.

@@ -10,35 +10,22 @@
 #include "lib/core/error.hpp"
 #include "test/formats/folder.hpp"
 #include "test/formats/gguf_writer.hpp"
+#include "test/formats/refusal.hpp"
 #include "test/test.hpp"
 
 using namespace kvcodec;
 using test::GgufValue;
 using test::GgufWriter;
+using test::message_of;
 
 namespace {
-
-std::string message_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    CHECK_EQ(error.kind(), ErrorKind::bad_input);
-    const std::string message = error.what();
-    CHECK_EQ(message.find('\n'), std::string::npos);
-    return message;
-  }
-  return "accepted";
-}
 
 /// The message with which a file of these bytes is refused, without the file's name, which it must begin with.
 std::string refused(const std::string& bytes, const std::function<void(const std::string& file)>& read) {
   const test::Folder folder;
   const std::string name = folder / "x.gguf";
   std::ofstream(name, std::ios::binary) << bytes;
-  const std::string message = message_of([&] { read(name); });
-  if (message == "accepted") return message;
-  CHECK(message.starts_with(name + ": "));
-  return message.substr(std::min(message.size(), name.size() + 2));
+  return test::refusal_of(name, [&] { read(name); });
 }
 std::string refused(const std::string& bytes) {
   return refused(bytes, [](const std::string& file) { Gguf::open(file); });

@@ -9,9 +9,12 @@
 
 #include "formats/json_file.hpp"
 #include "lib/core/error.hpp"
+#include "test/formats/refusal.hpp"
 #include "test/test.hpp"
 
 using namespace kvcodec;
+using test::message_of;
+using test::refusal_of;
 
 namespace {
 
@@ -63,28 +66,13 @@ std::string data_of_two() {
   return data;
 }
 
-std::string message_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    CHECK_EQ(error.kind(), ErrorKind::bad_input);
-    const std::string message = error.what();
-    CHECK_EQ(message.find('\n'), std::string::npos);
-    return message;
-  }
-  return "accepted";
-}
-
 /// The message with which a file of these bytes is refused, without the file's name, which it must begin
 /// with.
 std::string refused(const Folder& folder, const std::string& bytes) {
   const std::string name = folder.file("x.safetensors");
   std::filesystem::remove(name);
   folder.write("x.safetensors", bytes);
-  const std::string message = message_of([&] { Safetensors::open_file(name); });
-  if (message == "accepted") return message;
-  CHECK(message.starts_with(name + ": "));
-  return message.substr(std::min(message.size(), name.size() + 2));
+  return refusal_of(name, [&] { Safetensors::open_file(name); });
 }
 std::string refused_header(const Folder& folder, const J& header) {
   return refused(folder, file_of(header.dump(), data_of_two()));

@@ -13,23 +13,15 @@
 #include "lib/engine/engine.hpp"
 #include "test/test.hpp"
 #include "test/unit/naive_llama.hpp"
+#include "test/unit/small_model.hpp"
 
 using namespace kvcodec;
 
 namespace {
 
-ModelConfig small_config() {
-  ModelConfig config;
-  config.num_layers = 2, config.hidden_size = 32, config.intermediate_size = 48;
-  config.num_q_heads = 4, config.num_kv_heads = 2, config.head_dim = 16;
-  config.vocabulary_size = 60;
-  config.window.assign(2, 0);
-  return config;
-}
-
 /// A model with random weights, documents of random tokens, codecs by name.
 struct Bench {
-  ModelConfig config = small_config();
+  ModelConfig config = test::small_config(2);
   WeightsInMemory weights = test::random_weights(config, DType::f32, 5);
   LlamaModel model{config, weights};
   std::vector<LoopDocument> documents;
@@ -422,7 +414,7 @@ TEST_CASE("closed loop: surveys see each layer's own rows and queries, in the ca
 }
 
 TEST_CASE("closed loop: steps that are attended together see no more than each by itself") {
-  const ModelConfig config = small_config();
+  const ModelConfig config = test::small_config(2);
   Rng rng(8);
   const size_t prefix = 40, steps = 20;
   const auto random = [&](size_t rows, size_t cols) {
@@ -468,7 +460,7 @@ TEST_CASE("closed loop: clusters of steps that come one by one are those of step
     }
     std::atomic<size_t> batches = 0;
   };
-  const ModelConfig config = small_config();
+  const ModelConfig config = test::small_config(2);
   Rng rng(9);
   const size_t prefix = 40, steps = 700;  // 660 behind the prefix: two whole batches, and some that wait
   const auto random = [&](size_t rows, size_t cols) {

@@ -10,22 +10,14 @@
 #include "lib/pipeline/closed_loop.hpp"
 #include "test/test.hpp"
 #include "test/unit/naive_llama.hpp"
+#include "test/unit/small_model.hpp"
 
 using namespace kvcodec;
 
 namespace {
 
-ModelConfig small_config() {
-  ModelConfig config;
-  config.num_layers = 3, config.hidden_size = 32, config.intermediate_size = 48;
-  config.num_q_heads = 4, config.num_kv_heads = 2, config.head_dim = 16;
-  config.vocabulary_size = 60;
-  config.window.assign(3, 0);
-  return config;
-}
-
 struct Bench {
-  ModelConfig config = small_config();
+  ModelConfig config = test::small_config(3);
   WeightsInMemory weights = test::random_weights(config, DType::f32, 5);
   LlamaModel model{config, weights};
   std::vector<LoopDocument> documents;
@@ -134,6 +126,17 @@ TEST_CASE(
       CHECK_NE(a.nats.mean, c.nats.mean);
       CHECK_EQ(c.nats.mean, doctest::Approx(a.nats.mean).epsilon(0.5));
     }
+}
+
+TEST_CASE("sensitivities: the sink gets no noise") {
+  const Bench bench;
+  SensitivityOptions nearly_all, none;
+  none.sink = 0, nearly_all.sink = 39;  // one noisy token, or a few, in each prefix
+  const auto some = measure_sensitivities(bench.model, bench.documents, nearly_all),
+             all = measure_sensitivities(bench.model, bench.documents, none);
+  for (size_t layer = 0; layer < all.size(); ++layer)
+    for (size_t side = 0; side < 2; ++side)
+      CHECK_LT(some[layer][side].nats.mean, 0.5 * all[layer][side].nats.mean);
 }
 
 TEST_CASE("sensitivities: what cannot be measured is refused") {

@@ -1,0 +1,34 @@
+// What readers of untrusted files say when they refuse one.
+#pragma once
+
+#include <algorithm>
+#include <functional>
+#include <string>
+
+#include "lib/core/error.hpp"
+#include "test/test.hpp"
+
+namespace kvcodec::test {
+
+/// The one-line message of the Error(bad_input) that the action throws; "accepted" where it throws none.
+inline std::string message_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    CHECK_EQ(error.kind(), ErrorKind::bad_input);
+    const std::string message = error.what();
+    CHECK_EQ(message.find('\n'), std::string::npos);
+    return message;
+  }
+  return "accepted";
+}
+
+/// The same of reading a file, without the file's name, which it must begin with.
+inline std::string refusal_of(const std::string& file, const std::function<void()>& read) {
+  const std::string message = message_of(read);
+  if (message == "accepted") return message;
+  CHECK(message.starts_with(file + ": "));
+  return message.substr(std::min(message.size(), file.size() + 2));
+}
+
+}  // namespace kvcodec::test
