@@ -1,6 +1,7 @@
 #!/bin/sh
-# From a fresh checkout to a compressed cache of a real model: installs what is missing, builds, and runs the whole chain on the
-# demo model. Keys and values of the manual pages train the dictionary; README.md, which it has not seen, is what is compressed.
+# From a fresh checkout to a compressed cache of a real model: installs what is missing, builds, and runs the whole chain
+# (data/quickstart-chain.sh) on the demo model. Keys and values of one novel train the dictionary; another, which it has not seen, is
+# what is compressed.
 # Everything is written to build/ and out/quickstart/ of the checkout. Run it again and what is built stays, the chain starts over.
 set -eu
 cd "$(dirname "$0")/.."
@@ -13,47 +14,7 @@ cmake --build build --target kvcodec
 PATH=$(pwd -P)/build:$PATH
 export PATH
 
-mkdir -p out/quickstart
-cd out/quickstart
-rm -f ./*.h5
-
-# Shows a command, then runs it.
-run() {
-  printf '\n$ %s\n' "$*"
-  "$@"
-}
-
-step() { printf '\n== %s ==\n' "$*"; }
-
-step "keys and values of the demo model, reading the manual pages (to learn from) and README.md (to compress)"
-run kvcodec dump-kv --model ../../data/demo-model --text ../../man --chunk 1024 -o train.h5
-run kvcodec dump-kv --model ../../data/demo-model --text ../../README.md --chunk 1024 -o kv.h5
-
-step "a dictionary for the codec sparse: one code for all four layers of the model"
-run kvcodec train-dict train.h5 --atoms 1024 --layer-group 4 --sparsity 32 -o dict.h5
-
-step "encode and decode"
-for s in 64 32; do
-  run kvcodec encode kv.h5 --codec sparse --book dict.h5 --sparsity $s -o sparse-$s.plain.h5
-  run kvcodec pack-indices sparse-$s.plain.h5 -o sparse-$s.codes.h5
-  run kvcodec decode sparse-$s.codes.h5 --book dict.h5 -o sparse-$s.h5
-done
-for bits in 4 2; do
-  run kvcodec encode kv.h5 --codec kivi --bits $bits --window 0 -o kivi-$bits.codes.h5
-  run kvcodec decode kivi-$bits.codes.h5 -o kivi-$bits.h5
-done
-run kvcodec encode kv.h5 --codec none -o none.codes.h5
-run kvcodec decode none.codes.h5 -o none.h5
-
-step "what was lost and what it cost"
-set -- sparse-64 sparse-32 kivi-4 kivi-2 none
-reconstructions= rates=
-for name; do
-  reconstructions="$reconstructions $name.h5"
-  rates="$rates --rate $name.codes.h5"
-done
-# shellcheck disable=SC2086  # names without blanks
-run kvcodec eval-recon kv.h5 $reconstructions $rates
+sh data/quickstart-chain.sh out/quickstart
 cat <<'EOF'
 
 SNR: higher is closer to the original. bits/value: everything in the file counts. The files are in out/quickstart; where the bytes

@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Makes a table in Markdown of results of eval-model, a line for each setting, in the order of the files. Or puts it, with --into, into a
+# Markdown file, in place of what stands between its lines "<!-- table NAME -->" and "<!-- end of table NAME -->".
+# usage: markdown-table.sh [--into FILE NAME] RESULT.json...     task text; results of the task recall add how many facts were found
+set -euo pipefail
+into= name=
+if [[ ${1:-} == --into ]]; then
+  into=$2 name=$3
+  shift 3
+fi
+table=$(jq -r -s '
+  def fixed($digits): (. * pow(10; $digits) | round | tostring) | "0" * ([$digits + 1 - length, 0] | max) + . |
+    if $digits == 0 then . else .[:-$digits] + "." + .[-$digits:] end;
+  def signed($digits): (if . < 0 then "-" else "" end) + (fabs | fixed($digits));
+  (map(select(.task == "recall") | .settings[] | {key: .label, value: .recall.share}) | from_entries) as $found |
+  ([.[] | select(.task == "text") | .settings[] | select(.kl.quantile_99)] | length > 0) as $tail |
+  (["setting", "bits/value", "NLL rise (95%)", "KL"] + if $tail then ["KL, 99th percentile"] else [] end + ["same top-1"] +
+    if $found != {} then ["facts found"] else [] end) as $head |
+  ($head, ($head | map("---")),
+    (.[] | select(.task == "text") | .settings[] |
+      ["`\(.label)`",
+       (.bits_per_value | fixed(2)) + if .bits_per_value_with_book > .bits_per_value then " (\(.bits_per_value_with_book | fixed(2)) with its book)" else "" end,
+       (.nll_rise.mean | signed(4)) + if .nll_rise.half_width_95 then " ± \(.nll_rise.half_width_95 | fixed(4))" else "" end,
+       (.kl.mean | fixed(5))] +
+      if $tail then [.kl.quantile_99 // 0 | fixed(4)] else [] end +
+      ["\(100 * .same_top1.mean | fixed(1))%"] +
+      if $found != {} then ["\(100 * $found[.label] | fixed(0))%"] else [] end)) |
+  "| \(join(" | ")) |"' "$@")
+if [[ -z $into ]]; then
+  printf '%s\n' "$table"
+  exit
+fi
+new=$(mktemp)
+trap 'rm -f "$new"' EXIT
+table=$table awk -v name="$name" '
+  $0 == "<!-- table " name " -->" { print; print ""; print ENVIRON["table"]; print ""; inside = 1; begun = 1 }
+  $0 == "<!-- end of table " name " -->" { inside = 0; ended = begun }
+  !inside && $0 != "<!-- table " name " -->" { print }
+  END { exit !ended }' "$into" >"$new" || { echo "$into has no place for the table $name" >&2; exit 1; }
+cat "$new" >"$into"
