@@ -14,6 +14,7 @@ namespace {
 /// Keys that every word may have, as fields of the spec.
 struct SharedKeys final : Options {
   std::string book, label;
+  DType dtype = DType::bf16;
   SelectBy select = SelectBy::all;
   Share share = Share::max;
   int64_t budget = 0, newest = 0;
@@ -21,6 +22,7 @@ struct SharedKeys final : Options {
   std::vector<OptionField> fields() override {
     return {{"book", "", &book},
             {"label", "", &label},
+            {"dtype", "", &dtype, {}, {}, {"bf16", "f16", "f32"}},
             {"select", "", &select, {}, {}, step_selector_names()},
             {"share", "", &share},
             {"budget", "", &budget, 1, 1e9},
@@ -78,11 +80,12 @@ const CodecEntry& codec_of(const CodesReader& codes) {
                   codes.info().codec);
 }
 
-CodecSpec parse(const std::string& text, const StepSelection& selection) {
+CodecSpec parse(const std::string& text, const StepSelection& selection, DType dtype) {
   CodecSpec spec;
   spec.text = spec.label = text;
   const std::string name = name_in(text);
   SharedKeys shared;
+  shared.dtype = dtype;
   shared.select = selection.by, shared.share = selection.share;
   shared.budget = static_cast<int64_t>(selection.budget),
   shared.newest = static_cast<int64_t>(selection.newest);
@@ -104,6 +107,7 @@ CodecSpec parse(const std::string& text, const StepSelection& selection) {
   set_keys(text, spec.recipe ? spec.recipe->name() : spec.entry->name, fields);
   const std::vector<std::string> given = keys_of(text);
   spec.book = shared.book;
+  spec.dtype = shared.dtype;
   if (!shared.label.empty()) spec.label = shared.label;
   spec.selection = {.by = shared.select,
                     .budget = static_cast<uint64_t>(shared.budget),
@@ -167,8 +171,8 @@ void set_keys(const std::string& word, const std::string& codec, const std::vect
   }
 }
 
-CodecSpec parse_codec_spec(const std::string& text, const StepSelection& selection) {
-  return with_context(fmt::format("--codec {}", text), [&] { return parse(text, selection); });
+CodecSpec parse_codec_spec(const std::string& text, const StepSelection& selection, DType dtype) {
+  return with_context(fmt::format("--codec {}", text), [&] { return parse(text, selection, dtype); });
 }
 
 const Codec& SpecCodecs::make(const CodecSpec& spec, CodecContext context, uint64_t& book_bytes) {

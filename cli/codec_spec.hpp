@@ -8,6 +8,7 @@
 //   codes.h5                                 codec, options and embedded book of a codes file
 //   none:select=quest,budget=128,newest=16   attention to chosen tokens
 //   kivi:bits=2,label=baseline               what tables call it
+//   none:dtype=f32                           a cache that is not rounded
 #pragma once
 
 #include <map>
@@ -32,6 +33,7 @@ struct CodecSpec {
   std::optional<CodesReader> recipe;  ///< the codes file
   std::string book;                   ///< file of the book
   StepSelection selection;
+  DType dtype = DType::bf16;  ///< of the cache
 };
 
 /// What --select takes: all, and what can choose tokens while a model goes on.
@@ -53,10 +55,11 @@ std::vector<std::string> keys_of(const std::string& word);
 /// are given twice or are of no field, and for values that a field does not take.
 void set_keys(const std::string& word, const std::string& codec, const std::vector<OptionField>& fields);
 
-/// selection: what holds where the word says nothing. Throws Error(usage) naming the word for keys that its
+/// selection, dtype: what holds where the word says nothing. Throws Error(usage) naming the word for keys that its
 /// codec does not have, values that are none, and books that are missing or not wanted; Error(bad_input) for
 /// files that are no codes.
-CodecSpec parse_codec_spec(const std::string& text, const StepSelection& selection);
+CodecSpec parse_codec_spec(const std::string& text, const StepSelection& selection,
+                           DType dtype = DType::bf16);
 
 /// Codecs made from words, and the books they stand on, each read once.
 class SpecCodecs {

@@ -22,6 +22,7 @@
 #include "formats/model_files.hpp"
 #include "lib/core/error.hpp"
 #include "lib/engine/engine.hpp"
+#include "lib/metrics/interval.hpp"
 #include "lib/metrics/next_token.hpp"
 #include "lib/metrics/recall.hpp"
 #include "lib/model/recall_task.hpp"
@@ -211,9 +212,8 @@ void check_selection(const Command& command, const Settings& settings) {
 }
 
 void make_settings(const ModelOptions& options, const ModelConfig& config, Settings& settings) {
-  const DType dtype = options.dtype;
   for (const std::string& text : options.codecs)
-    settings.specs.push_back(parse_codec_spec(text, options.selection()));
+    settings.specs.push_back(parse_codec_spec(text, options.selection(), options.dtype));
   for (const CodecSpec& spec : settings.specs) {
     // As encode does with a cache of 32 bits; what keeps all as it is keeps that too.
     const bool exact = spec.entry->name == "none";
@@ -221,10 +221,10 @@ void make_settings(const ModelOptions& options, const ModelConfig& config, Setti
                          .heads = config.num_kv_heads,
                          .head_dim = config.head_dim,
                          .query_heads = config.num_q_heads,
-                         .storage = dtype == DType::f32 && !exact ? DType::bf16 : dtype,
+                         .storage = spec.dtype == DType::f32 && !exact ? DType::bf16 : spec.dtype,
                          .engine = options.common.engine()};
-    settings.loop.push_back(
-        {&settings.codecs.make(spec, context, settings.book_bytes.emplace_back()), dtype, spec.selection});
+    settings.loop.push_back({&settings.codecs.make(spec, context, settings.book_bytes.emplace_back()),
+                             spec.dtype, spec.selection});
   }
 }
 
@@ -235,6 +235,7 @@ struct Summary {
   StoredBits stored;
   uint64_t book_bytes = 0;
   PredictionEstimates predictions;
+  double divergence_99 = 0;  ///< the 99th percentile, over all judged tokens
 
   double bits() const { return stored.bits_per_value(); }
   double bits_with_book() const { return stored.bits_per_value(book_bytes); }
@@ -254,12 +255,15 @@ ScoreOf setting_score(size_t i) {
 Summary summarize(const std::vector<LoopResult>& results, const ScoreOf& of) {
   Summary summary;
   std::vector<PredictionSums> own, reference;
+  std::vector<float> divergences;
   for (const LoopResult& result : results) {
+    divergences.insert(divergences.end(), of(result).divergences.begin(), of(result).divergences.end());
     summary.stored.add(of(result).stored);
     own.push_back(of(result).sums);
     reference.push_back(result.reference.sums);
   }
   summary.predictions = estimate_predictions(own, reference);
+  summary.divergence_99 = quantile(divergences, 0.99);
   return summary;
 }
 
@@ -322,6 +326,7 @@ std::string text_table(const Settings& settings, const std::vector<Summary>& sum
            {"NLL rise", "nats"}, {"KL", "nats"}, {"same top-1", "%"}}) {
     columns.push_back({title, unit});
     columns.push_back({"+-", "95%"});
+    if (title == "KL") columns.push_back({"KL", "99th pct"});
   }
   Table table(columns);
   for (size_t i = 0; i < summaries.size(); ++i) {
@@ -333,6 +338,7 @@ std::string text_table(const Settings& settings, const std::vector<Summary>& sum
       cells.push_back(number(estimate.mean, 5));
       cells.push_back(half_width(estimate, 5));
     }
+    cells.push_back(number(summary.divergence_99, 4));
     cells.push_back(number(100 * summary.predictions.same_best.mean, 2));
     cells.push_back(half_width_percent(summary.predictions.same_best, 2));
     table.row(std::move(cells));
@@ -382,6 +388,7 @@ Json json_of(const CodecSpec& spec, const Summary& summary) {
   Json json = {{"setting", spec.text},
                {"label", spec.label},
                {"codec", spec.entry->name},
+               {"dtype", spec.dtype},
                {"values", summary.stored.values},
                {"bits_per_value", summary.bits()},
                {"bits_per_value_with_book", summary.bits_with_book()},
@@ -432,7 +439,7 @@ void declare(Command& command, ModelOptions& options) {
       "same, "
       "with 95% intervals from the differences between documents.\n\n"
       "A setting is a codec with its options in one word, NAME[:key=value,...], keys being those of encode "
-      "without their dashes, and book=FILE, select=, budget=, newest=, share=, label=; or the name of a "
+      "without their dashes, and book=FILE, dtype=, select=, budget=, newest=, share=, label=; or the name of a "
       "codes "
       "file, whose codec and options are taken.",
       "kvcodec eval-model --model data/demo-model --text docs/ \\\n"
@@ -513,7 +520,7 @@ Outcome run_tasks(const ModelOptions& options, const LlamaModel& model, const Se
                    .engine = engine});
   Outcome outcome;
   {
-    ProgressBar bar("eval-model", "documents", options.common.quiet);
+    ProgressBar bar("eval-model", "tokens", options.common.quiet);
     outcome.results = loop.run(tasks.documents(), bar.callback());
   }
   outcome.rounded = engine && !engine->exact();
@@ -555,6 +562,7 @@ std::string json_report(const Command& command, const ModelOptions& options, con
   for (size_t i = 0; i < settings.specs.size(); ++i) {
     Json one = json_of(settings.specs[i], outcome.summaries[i]);
     one.update(json_of(outcome.summaries[i].predictions));
+    one["kl"]["quantile_99"] = outcome.summaries[i].divergence_99;
     if (tasks.recall) one["recall"] = recall_json(tasks.questions, outcome.results, setting_score(i));
     json["settings"].push_back(one);
   }

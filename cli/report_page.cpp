@@ -37,7 +37,8 @@ bool has_books(const ModelRun& run) {
 }
 
 Cells model_cells(const ModelRun& run) {
-  Cells cells{{"setting", "bits/value", "NLL rise", "+-", "KL", "+-", "same top-1 %", "+-"}, {}};
+  Cells cells{{"setting", "bits/value", "NLL rise", "+-", "KL", "+-", "KL 99th pct", "same top-1 %", "+-"},
+              {}};
   const bool books = has_books(run);
   if (books) cells.head.insert(cells.head.begin() + 2, "with book");
   for (const ModelLine& line : run.lines) {
@@ -47,6 +48,7 @@ Cells model_cells(const ModelRun& run) {
                                     half(line.rise, 5),
                                     fixed(line.divergence.mean, 5),
                                     half(line.divergence, 5),
+                                    fixed(line.divergence_99, 4),
                                     fixed(100 * line.same.mean, 2),
                                     half(line.same, 2, 100)};
     if (books) row.insert(row.begin() + 2, fixed(line.bits_with_book, 3));

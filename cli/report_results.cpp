@@ -55,6 +55,10 @@ const Object& array_at(const Object& object, const char* name) {
 }
 
 /// Results of earlier versions do not say who made them.
+std::optional<double> number_if_there(const Object& object, const char* name) {
+  return object.contains(name) ? std::optional(number_at(object, name)) : std::nullopt;
+}
+
 std::string string_if_there(const Object& object, const char* name) {
   return object.contains(name) ? string_at(object, name) : std::string();
 }
@@ -176,7 +180,8 @@ ModelLine model_line(const Object& setting) {
           interval_at(setting, "nll"),
           interval_at(setting, "nll_rise"),
           interval_at(setting, "kl"),
-          interval_at(setting, "same_top1")};
+          interval_at(setting, "same_top1"),
+          number_if_there(at(setting, "kl"), "quantile_99")};
 }
 
 void read_model(const Object& json, Results& results, Source& source) {

@@ -24,6 +24,7 @@ struct ModelLine {
   std::string label;
   double bits = 0, bits_with_book = 0;
   Interval nll, rise, divergence, same;
+  std::optional<double> divergence_99;  ///< older results lack it
 };
 
 /// Settings that were measured with the same model over the same documents, and can be compared. One run of

@@ -1,5 +1,6 @@
 #include "lib/metrics/interval.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -53,6 +54,16 @@ ShareEstimate share_of(uint64_t successes, uint64_t trials) {
   const double center = (p + z2 / (2 * n)) / (1 + z2 / n);
   const double half = kNormal * std::sqrt(p * (1 - p) / n + z2 / (4 * n * n)) / (1 + z2 / n);
   return {p, std::fmax(0, center - half), std::fmin(1, center + half)};
+}
+
+double quantile(std::vector<float>& values, double fraction) {
+  const double place = fraction * static_cast<double>(values.size() - 1);
+  const auto lower = values.begin() + static_cast<ptrdiff_t>(place);
+  std::nth_element(values.begin(), lower, values.end());
+  const double share = place - std::floor(place);
+  if (share == 0) return *lower;
+  const double next = *std::min_element(lower + 1, values.end());
+  return *lower + share * (next - *lower);
 }
 
 }  // namespace kvcodec

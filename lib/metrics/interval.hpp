@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 namespace kvcodec {
 
@@ -25,6 +26,10 @@ struct ShareEstimate {
   double share = 0, low = 0, high = 1;
 };
 ShareEstimate share_of(uint64_t successes, uint64_t trials);
+
+/// The value at `fraction` (0..1) of the sorted values, linear between neighbours. Reorders them; there is at
+/// least one.
+double quantile(std::vector<float>& values, double fraction);
 
 /// The 97.5% point of Student's t distribution, to 0.2%: exact for 1 and 2 degrees of freedom, by the
 /// expansion in their inverse (Fisher 1941; Abramowitz and Stegun 26.7.5) for more. Infinite for 0.

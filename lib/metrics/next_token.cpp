@@ -31,11 +31,10 @@ void for_each_exponential(std::span<const float> logits, float largest, const Bo
 NextToken::NextToken(std::span<const float> logits) : logits_(logits) {
   if (logits.empty()) throw failed("a distribution over no tokens");
   best_ = static_cast<uint32_t>(std::ranges::max_element(logits) - logits.begin());
-  double sum = 0;
-  for_each_exponential(logits, logits[best_], [&](size_t, std::span<const float> block) {
-    for (const float value : block) sum += static_cast<double>(value);
-  });
-  log_sum_ = static_cast<double>(logits[best_]) + std::log(sum);
+  double total = 0;
+  for_each_exponential(logits, logits[best_],
+                       [&](size_t, std::span<const float> block) { total += sum(block); });
+  log_sum_ = static_cast<double>(logits[best_]) + std::log(total);
 }
 
 double NextToken::surprise(uint32_t token) const {
@@ -43,20 +42,27 @@ double NextToken::surprise(uint32_t token) const {
   return log_sum_ - static_cast<double>(logits_[token]);
 }
 
-double divergence(const NextToken& reference, const NextToken& other) {
-  const std::span<const float> p = reference.logits(), q = other.logits();
-  if (p.size() != q.size()) throw failed("vocabularies of {} and {} tokens", p.size(), q.size());
-  const float largest = p[reference.best()];
-  double weights = 0, sum = 0;
-  for_each_exponential(p, largest, [&](size_t first, std::span<const float> block) {
-    for (size_t i = 0; i < block.size(); ++i) {
-      weights += static_cast<double>(block[i]);
-      sum += static_cast<double>(block[i]) *
-             (static_cast<double>(p[first + i]) - static_cast<double>(q[first + i]));
-    }
+ReferenceToken::ReferenceToken(const NextToken& next, std::span<float> weights)
+    : weights_(weights), best_(next.best()) {
+  const std::span<const float> logits = next.logits();
+  if (logits.size() != weights.size())
+    throw failed("{} places for the weights of {} tokens", weights.size(), logits.size());
+  double weighted = 0;
+  for_each_exponential(logits, logits[best_], [&](size_t first, std::span<const float> block) {
+    weighted += dot(block, logits.subspan(first, block.size()));
+    weight_sum_ += sum(block);
+    std::ranges::copy(block, weights.begin() + static_cast<std::ptrdiff_t>(first));
   });
+  mean_log_ = weighted / weight_sum_ - next.log_sum();
+}
+
+double ReferenceToken::divergence(const NextToken& other) const {
+  const std::span<const float> logits = other.logits();
+  if (logits.size() != weights_.size())
+    throw failed("vocabularies of {} and {} tokens", weights_.size(), logits.size());
+  const double mean_log = dot(weights_, logits) / weight_sum_ - other.log_sum();
   // In this order a NaN stays one.
-  return std::max(sum / weights - reference.log_sum() + other.log_sum(), 0.0);
+  return std::max(mean_log_ - mean_log, 0.0);
 }
 
 void PredictionSums::add(const PredictionSums& other) {

@@ -32,9 +32,24 @@ class NextToken {
   uint32_t best_ = 0;
 };
 
-/// Kullback-Leibler divergence of `other` from `reference`: sum of p (log p - log q), p of the reference; at
-/// least 0. Throws Error(failed) for vocabularies of different sizes.
-double divergence(const NextToken& reference, const NextToken& other);
+/// The distribution that several others are held against: what they all need of it is made once.
+class ReferenceToken {
+ public:
+  /// weights: where the probabilities go, times a factor; as many as next has logits, and they may be these,
+  /// which is the end of `next`. They must outlive this. Throws Error(failed) for another number.
+  ReferenceToken(const NextToken& next, std::span<float> weights);
+
+  uint32_t best() const { return best_; }
+  /// Kullback-Leibler divergence of `other` from this: sum of p (log p - log q), p of this; at least 0. Throws
+  /// Error(failed) for vocabularies of different sizes.
+  double divergence(const NextToken& other) const;
+
+ private:
+  std::span<const float> weights_;
+  double weight_sum_ = 0;
+  double mean_log_ = 0;  ///< the mean of log p over p
+  uint32_t best_ = 0;
+};
 
 /// Sums over positions.
 struct PredictionSums {

@@ -6,6 +6,7 @@
 #include "lib/core/error.hpp"
 #include "lib/core/finite.hpp"
 #include "lib/core/parallel.hpp"
+#include "lib/metrics/interval.hpp"
 
 namespace kvcodec {
 namespace {
@@ -24,18 +25,6 @@ void check_finite(const char* what, uint64_t first_token, size_t head_dim, Matri
     if (const auto bad = find_non_finite(rows.row(i)))
       throw bad_input("{}: token {}, head {}, dimension {} is {}; keys and values are finite", what,
                       first_token + i, *bad / head_dim, *bad % head_dim, rows(i, *bad));
-}
-
-/// The value at `fraction` (0..1) of the sorted values, linear between neighbours. Reorders them; there is at
-/// least one.
-double quantile(std::vector<float>& values, double fraction) {
-  const double place = fraction * static_cast<double>(values.size() - 1);
-  const auto lower = values.begin() + static_cast<ptrdiff_t>(place);
-  std::nth_element(values.begin(), lower, values.end());
-  const double share = place - std::floor(place);
-  if (share == 0) return *lower;
-  const double next = *std::min_element(lower + 1, values.end());
-  return *lower + share * (next - *lower);
 }
 
 }  // namespace

@@ -17,6 +17,8 @@ struct Table {
   void (*scale)(float* x, float factor, size_t n);
   void (*turn_pairs)(float* head, const float* cosines, const float* sines, size_t half);
   float (*softmax_block)(float* scores, float* max, float* sum, size_t n);
+  double (*sum)(const float* x, size_t n);
+  double (*dot)(const float* x, const float* y, size_t n);
 };
 
 KVCODEC_VARIANTS(const Table& table();)

@@ -90,27 +90,56 @@ KVCODEC_INLINE float max_of(const Floats& value) {
   return lanes[0];
 }
 
-KVCODEC_INLINE void add_squares(const Floats& value, Doubles& low, Doubles& high) {
+/// Sixteen lanes of doubles.
+struct WideDoubles {
+  Doubles low = {}, high = {};
+};
+
+KVCODEC_INLINE WideDoubles widened(const Floats& value) {
   EightFloats halves[2];
   memcpy(halves, &value, sizeof(value));
-  const Doubles first = __builtin_convertvector(halves[0], Doubles);
-  const Doubles second = __builtin_convertvector(halves[1], Doubles);
-  low += first * first;
-  high += second * second;
+  return {__builtin_convertvector(halves[0], Doubles), __builtin_convertvector(halves[1], Doubles)};
+}
+
+KVCODEC_INLINE void add(const WideDoubles& value, WideDoubles& total) {
+  total.low += value.low;
+  total.high += value.high;
+}
+
+KVCODEC_INLINE void add_products(const Floats& x, const Floats& y, WideDoubles& total) {
+  const WideDoubles a = widened(x), b = widened(y);
+  add({a.low * b.low, a.high * b.high}, total);
+}
+
+KVCODEC_INLINE double sum_of(const WideDoubles& value) {
+  const Doubles eight = value.low + value.high;
+  double lanes[8];
+  memcpy(lanes, &eight, sizeof(lanes));
+  for (size_t width = 4; width > 0; width /= 2)
+    for (size_t lane = 0; lane < width; ++lane) lanes[lane] += lanes[lane + width];
+  return lanes[0];
+}
+
+double sum(const float* x, size_t n) {
+  WideDoubles total;
+  size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) add(widened(load(x + i)), total);
+  if (i < n) add(widened(load_tail(x + i, n - i)), total);
+  return sum_of(total);
+}
+
+double dot(const float* x, const float* y, size_t n) {
+  WideDoubles total;
+  size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) add_products(load(x + i), load(y + i), total);
+  if (i < n) add_products(load_tail(x + i, n - i), load_tail(y + i, n - i), total);
+  return sum_of(total);
 }
 
 void rms_norm(const float* x, const float* weight, double epsilon, float* out, size_t n) {
-  Doubles low = {}, high = {};
+  const Floats factor = broadcast((float)(1.0 / sqrt(dot(x, x, n) / (double)n + epsilon)));
   size_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) add_squares(load(x + i), low, high);
-  if (i < n) add_squares(load_tail(x + i, n - i), low, high);
-  low += high;
-  double lanes[8];
-  memcpy(lanes, &low, sizeof(lanes));
-  for (size_t width = 4; width > 0; width /= 2)
-    for (size_t lane = 0; lane < width; ++lane) lanes[lane] += lanes[lane + width];
-  const Floats factor = broadcast((float)(1.0 / sqrt(lanes[0] / (double)n + epsilon)));
-  for (i = 0; i + kLanes <= n; i += kLanes) store(load(x + i) * factor * load(weight + i), out + i);
+  for (; i + kLanes <= n; i += kLanes) store(load(x + i) * factor * load(weight + i), out + i);
   if (i < n) store_tail(load_tail(x + i, n - i) * factor * load_tail(weight + i, n - i), out + i, n - i);
 }
 
@@ -172,7 +201,8 @@ float softmax_block(float* scores, float* max, float* sum, size_t n) {
 
 #undef KVCODEC_INLINE
 
-constexpr Table kTable = {rms_norm, silu_times, exp_nonpositive, add_to, scale, turn_pairs, softmax_block};
+constexpr Table kTable = {rms_norm, silu_times, exp_nonpositive, add_to, scale, turn_pairs, softmax_block,
+                          sum,      dot};
 
 }  // namespace
 }  // namespace kvcodec::row_kernels

@@ -44,6 +44,13 @@ void add_to(std::span<float> x, std::span<const float> addend) {
 
 void scale(std::span<float> x, float factor) { kernels().scale(x.data(), factor, x.size()); }
 
+double sum(std::span<const float> x) { return kernels().sum(x.data(), x.size()); }
+
+double dot(std::span<const float> x, std::span<const float> y) {
+  check_same(x.size(), y.size());
+  return kernels().dot(x.data(), y.data(), x.size());
+}
+
 void turn_pairs(std::span<float> head, std::span<const float> cosines, std::span<const float> sines) {
   check_same(head.size(), cosines.size() * 2);
   check_same(cosines.size(), sines.size());

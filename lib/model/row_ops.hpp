@@ -25,6 +25,10 @@ void add_to(std::span<float> x, std::span<const float> addend);
 /// x *= factor.
 void scale(std::span<float> x, float factor);
 
+/// The sum, and the sum of the products of elements, both in double, in which products of floats are exact.
+double sum(std::span<const float> x);
+double dot(std::span<const float> x, std::span<const float> y);
+
 /// Turns one head by the angles whose cosines and sines are given (head.size() / 2 each), half-split layout
 /// (see rope.hpp).
 void turn_pairs(std::span<float> head, std::span<const float> cosines, std::span<const float> sines);

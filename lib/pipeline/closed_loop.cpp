@@ -145,6 +145,33 @@ class CompressedDocument {
   std::array<Matrix<float>, 2> decoded_;
 };
 
+/// How far all threads together are.
+class TokenMeter {
+ public:
+  /// Outlived by progress, of `total` tokens.
+  TokenMeter(const Progress& progress, uint64_t total)
+      : progress_(progress), total_(static_cast<double>(total)) {}
+
+  /// For a run of the model: counts what each report adds to the one before.
+  Progress run() {
+    return [this, before = 0.0](double done, double, std::string_view) mutable {
+      add(done - before);
+      before = done;
+    };
+  }
+
+ private:
+  void add(double tokens) {
+    const std::lock_guard lock(mutex_);
+    done_ += tokens;
+    report(progress_, done_, total_);
+  }
+
+  const Progress& progress_;
+  std::mutex mutex_;
+  double done_ = 0, total_;
+};
+
 /// The caches of a batch: one setting's each.
 class BatchCache final : public PastCache {
  public:
@@ -158,8 +185,11 @@ class BatchCache final : public PastCache {
 };
 
 LoopScore score_of(std::span<const Judged> judged) {
-  LoopScore score{sums_of(judged), {}, {}};
-  for (const Judged& one : judged) score.right.push_back(one.right);
+  LoopScore score{sums_of(judged), {}, {}, {}};
+  for (const Judged& one : judged) {
+    score.right.push_back(one.right);
+    score.divergences.push_back(static_cast<float>(one.divergence));
+  }
   return score;
 }
 
@@ -187,10 +217,22 @@ struct ClosedLoop::Impl {
 
   const ModelConfig& config() const { return model.config(); }
 
-  void survey(std::span<const LoopDocument> documents);
-  LoopResult run(const LoopDocument& document) const;
+  void survey(std::span<const LoopDocument> documents, TokenMeter& meter);
+  LoopResult run(const LoopDocument& document, TokenMeter& meter) const;
   void go_on(const LoopDocument& document, ReferenceRun& run, std::span<const size_t> members,
-             std::vector<CompressedDocument>& codes, std::vector<std::vector<Judged>>& judged) const;
+             std::vector<CompressedDocument>& codes, std::vector<std::vector<Judged>>& judged,
+             TokenMeter& meter) const;
+
+  /// Tokens that the model reads.
+  uint64_t tokens_to_read(std::span<const LoopDocument> documents) const {
+    uint64_t tokens = 0;
+    for (size_t i = 0; surveys() && i < surveyed_documents(documents); ++i) tokens += documents[i].prefix;
+    for (const LoopDocument& document : documents) {
+      const uint64_t all = document.tokens.size() - 1;
+      tokens += all + plans.size() * (all - document.prefix);
+    }
+    return tokens;
+  }
 
   size_t surveyed_documents(std::span<const LoopDocument> documents) const {
     return std::min(documents.size(), options.survey_documents);
@@ -271,11 +313,11 @@ class KeptPrefix {
   size_t tokens_ = 0, width_ = 0;
 };
 
-void ClosedLoop::Impl::survey(std::span<const LoopDocument> documents) {
+void ClosedLoop::Impl::survey(std::span<const LoopDocument> documents, TokenMeter& meter) {
   // One after the other, each with all threads: what the model takes for itself is there once.
   std::vector<KeptPrefix> prefixes;
   for (size_t i = 0; surveys() && i < surveyed_documents(documents); ++i)
-    prefixes.emplace_back(run_prefix(model, documents[i], options.queries), surveyed_type());
+    prefixes.emplace_back(run_prefix(model, documents[i], options.queries, meter.run()), surveyed_type());
   for (Plan& plan : plans) {
     const Codec& codec = *plan.setting.codec;
     plan.shared.assign(plan.parts(), {});
@@ -299,8 +341,8 @@ void ClosedLoop::Impl::survey(std::span<const LoopDocument> documents) {
 
 /// Runs the continuation under some of the settings, all in one batch.
 void ClosedLoop::Impl::go_on(const LoopDocument& document, ReferenceRun& run, std::span<const size_t> members,
-                             std::vector<CompressedDocument>& codes,
-                             std::vector<std::vector<Judged>>& judged) const {
+                             std::vector<CompressedDocument>& codes, std::vector<std::vector<Judged>>& judged,
+                             TokenMeter& meter) const {
   std::optional<SelectedAttention> selected;
   if (plans[members.front()].setting.selection.by != SelectBy::all) {
     std::vector<StepSelection> selections;
@@ -319,13 +361,13 @@ void ClosedLoop::Impl::go_on(const LoopDocument& document, ReferenceRun& run, st
     std::vector<LayerRows> rows;
     for (size_t i = 0; options.stream > 0 && i < members.size(); ++i) rows.emplace_back(config(), count);
     BatchCache cache(documents);
-    run.go_on(first, count, cache, own_judged, rows, selected ? &*selected : nullptr);
+    run.go_on(first, count, cache, own_judged, rows, selected ? &*selected : nullptr, meter.run());
     for (size_t i = 0; i < rows.size(); ++i) documents[i]->append(rows[i]);
   }
 }
 
-LoopResult ClosedLoop::Impl::run(const LoopDocument& document) const {
-  ReferenceRun run(model, document, options.queries);
+LoopResult ClosedLoop::Impl::run(const LoopDocument& document, TokenMeter& meter) const {
+  ReferenceRun run(model, document, options.queries, meter.run());
   if (plans.empty()) run.judge_itself();
 
   std::vector<CompressedDocument> codes;
@@ -339,7 +381,7 @@ LoopResult ClosedLoop::Impl::run(const LoopDocument& document) const {
     for (size_t first = 0; first < members.size(); first += run.together())
       go_on(document, run,
             std::span<const size_t>(members).subspan(first, std::min(run.together(), members.size() - first)),
-            codes, judged);
+            codes, judged, meter);
   }
   LoopResult result{score_of(run.own()), {}};
   const size_t stored = options.stream > 0 ? document.tokens.size() - 1 : document.prefix;
@@ -382,14 +424,11 @@ std::vector<LoopResult> ClosedLoop::run(std::span<const LoopDocument> documents,
         "the survey of {} documents takes about {} bytes of memory; {} are allowed: survey fewer, or give "
         "more",
         impl_->surveyed_documents(documents), bytes, impl_->options.memory);
-  impl_->survey(documents);
+  TokenMeter meter(progress, impl_->tokens_to_read(documents));
+  impl_->survey(documents, meter);
   std::vector<LoopResult> results(documents.size());
-  std::mutex mutex;
-  size_t done = 0;
   const auto run_one = [&](size_t i) {
-    results[i] = with_context(fmt::format("document {}", i), [&] { return impl_->run(documents[i]); });
-    const std::lock_guard lock(mutex);
-    report(progress, static_cast<double>(++done), static_cast<double>(documents.size()));
+    results[i] = with_context(fmt::format("document {}", i), [&] { return impl_->run(documents[i], meter); });
   };
   // A document per thread, or all threads in one document.
   const auto threads = static_cast<uint64_t>(num_threads());

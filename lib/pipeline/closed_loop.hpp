@@ -55,8 +55,9 @@ struct StoredBits {
 /// One document under one setting.
 struct LoopScore {
   PredictionSums sums;
-  std::vector<uint8_t> right;  ///< of each judged token: whether it was the likeliest
-  StoredBits stored;           ///< without what all documents share
+  std::vector<uint8_t> right;      ///< of each judged token: whether it was the likeliest
+  std::vector<float> divergences;  ///< of each judged token
+  StoredBits stored;               ///< without what all documents share
 };
 
 struct LoopResult {
@@ -70,7 +71,8 @@ class ClosedLoop {
   ClosedLoop(const LlamaModel& model, const std::vector<LoopSetting>& settings, const LoopOptions& options);
   ~ClosedLoop();
 
-  /// Runs all documents, several at a time; the results do not depend on how many. Progress counts documents.
+  /// Runs all documents, several at a time; the results do not depend on how many. Progress counts tokens
+  /// that the model reads: those of the survey, of the documents, and of what goes on behind each setting.
   /// Throws Error(failed) for documents without a token to judge, Error(usage) naming the bytes needed where
   /// a document or the survey does not fit the memory (by an estimate from the shapes), and what model and
   /// codecs throw.

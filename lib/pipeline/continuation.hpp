@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "lib/codec/group_shape.hpp"
+#include "lib/core/progress.hpp"
 #include "lib/core/view.hpp"
 #include "lib/metrics/next_token.hpp"
 #include "lib/model/llama.hpp"
@@ -43,8 +44,9 @@ struct Prefix {
   std::vector<Matrix<float>> queries;  ///< per layer: (query_tokens.size(), num_q_heads * head_dim)
 };
 
-/// The cache of a document's prefix alone; queries: of so many of its last tokens.
-Prefix run_prefix(const LlamaModel& model, const LoopDocument& document, size_t queries);
+/// The cache of a document's prefix alone; queries: of so many of its last tokens. Progress counts tokens.
+Prefix run_prefix(const LlamaModel& model, const LoopDocument& document, size_t queries,
+                  const Progress& progress = {});
 
 /// One judged position.
 struct Judged {
@@ -61,8 +63,9 @@ inline constexpr size_t kContinuedTogether = 16384;
 /// The run that kept its cache, and what goes on from its prefix behind others.
 class ReferenceRun {
  public:
-  /// Runs the document; queries: as of run_prefix(). All of them outlive this. Throws what the model throws.
-  ReferenceRun(const LlamaModel& model, const LoopDocument& document, size_t queries);
+  /// Runs the document; queries, progress: as of run_prefix(). Model and document outlive this. Throws what the model throws.
+  ReferenceRun(const LlamaModel& model, const LoopDocument& document, size_t queries,
+               const Progress& progress = {});
 
   const Prefix& prefix() const { return prefix_; }
   /// Positions judged.
@@ -77,9 +80,9 @@ class ReferenceRun {
   /// Runs `count` tokens of the continuation from `first` on behind the caches of judged.size() documents of
   /// `cache`, which hold all tokens before them, and writes how they were predicted: judged[i], of judged()
   /// positions, for document i. rows: where their keys and values go, one for each document, of `count`
-  /// tokens; or empty. attention: as in PrefillOptions.
+  /// tokens; or empty. attention: as in PrefillOptions. Progress counts tokens of all continuations.
   void go_on(size_t first, size_t count, PastCache& cache, std::span<std::vector<Judged>* const> judged,
-             std::span<LayerRows> rows, AttentionMethod* attention = nullptr);
+             std::span<LayerRows> rows, AttentionMethod* attention = nullptr, const Progress& progress = {});
 
   /// About the bytes that a run and so many continuations behind it take, beside the model's weights and what
   /// `cache` holds.

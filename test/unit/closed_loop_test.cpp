@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <mutex>
+#include <numeric>
 
 #include "lib/codec/registry.hpp"
 #include "lib/core/error.hpp"
@@ -119,8 +120,30 @@ TEST_CASE(
              4 * total_divergence(results, 2));  // 3 bits fewer, 8 times the error
     CHECK_LE(largest_rise(results, 1), 0.05);
     for (const LoopResult& result : results)
-      for (const LoopScore& score : result.settings) CHECK_EQ(score.right.size(), score.sums.tokens);
+      for (const LoopScore& score : result.settings) {
+        CHECK_EQ(score.right.size(), score.sums.tokens);
+        CHECK_EQ(score.divergences.size(), score.sums.tokens);
+        CHECK(std::accumulate(score.divergences.begin(), score.divergences.end(), 0.0) ==
+              doctest::Approx(score.sums.divergence).epsilon(1e-5));
+      }
   }
+}
+
+TEST_CASE("closed loop: progress goes from what is read first to all that is read, the survey included") {
+  Bench bench;
+  uint64_t expected = 0;
+  for (const LoopDocument& document : bench.documents)
+    expected +=
+        document.prefix + (document.tokens.size() - 1) + 2 * (document.tokens.size() - 1 - document.prefix);
+  double last = 0, all = 0;
+  ClosedLoop loop(bench.model, {bench.setting("lossless", DType::bf16), bench.setting("fp8", DType::bf16)},
+                  {});
+  (void)loop.run(bench.documents, [&](double done, double total, std::string_view) {
+    CHECK_GE(done, last);
+    last = done, all = total;
+  });
+  CHECK_EQ(last, static_cast<double>(expected));
+  CHECK_EQ(all, static_cast<double>(expected));
 }
 
 TEST_CASE("closed loop: what is stored is counted, with what is appended in streams, and books once") {

@@ -49,9 +49,13 @@ TEST_CASE("next token: surprise and divergence are those of softmax in double") 
       for (size_t i = 0; i < n; i += n / 7 + 1)
         CHECK(first.surprise(static_cast<uint32_t>(i)) ==
               doctest::Approx(-std::log(p[i])).epsilon(1e-6).scale(1));
-      CHECK(divergence(first, second) == doctest::Approx(expected).epsilon(1e-5).scale(1));
-      CHECK_LE(divergence(first, first), 1e-9);
       CHECK_EQ(first.best(), std::ranges::max_element(p) - p.begin());
+      std::vector<float> weights(n), in_place = a;
+      const ReferenceToken reference(first, weights), same(NextToken(in_place), in_place);
+      CHECK(reference.divergence(second) == doctest::Approx(expected).epsilon(1e-5).scale(1));
+      CHECK_EQ(same.divergence(second), reference.divergence(second));
+      CHECK_EQ(reference.divergence(first), 0);
+      CHECK_EQ(reference.best(), first.best());
     }
   const std::vector<float> level(5, 2.0f);
   CHECK_EQ(NextToken(level).best(), 0);
@@ -59,7 +63,11 @@ TEST_CASE("next token: surprise and divergence are those of softmax in double") 
   CHECK_THROWS_AS(NextToken(std::span<const float>()), Error);
   std::vector<float> broken = level;
   broken[3] = std::numeric_limits<float>::quiet_NaN();
-  CHECK(std::isnan(divergence(NextToken(level), NextToken(broken))));
+  std::vector<float> weights(5);
+  const ReferenceToken reference(NextToken(level), weights);
+  CHECK(std::isnan(reference.divergence(NextToken(broken))));
+  CHECK_THROWS_AS(reference.divergence(NextToken(std::span(level).first(4))), Error);
+  CHECK_THROWS_AS(ReferenceToken(NextToken(level), std::span(weights).first(4)), Error);
 }
 
 TEST_CASE("Student's t: the points of the tables") {

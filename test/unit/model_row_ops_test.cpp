@@ -196,3 +196,26 @@ TEST_CASE("row operations give the same bits with every instruction set, at any 
       }
     }
 }
+
+TEST_CASE("row sums and products: those of the definition in double, the same bits at every level") {
+  Rng rng(5);
+  for (const size_t n : {0, 1, 15, 16, 17, 31, 1024, 1025}) {
+    CAPTURE(n);
+    const auto x = normals(n + 1, rng, 3), y = normals(n + 1, rng, 3);
+    for (const size_t from : {0, 1}) {  // misaligned too
+      const std::span<const float> a(x.data() + from, n), b(y.data() + from, n);
+      double total = 0, products = 0;
+      for (size_t i = 0; i < n; ++i) total += double{a[i]}, products += double{a[i]} * double{b[i]};
+      std::vector<double> found;
+      for (const SimdLevel level : test::simd_levels()) {
+        const test::AtLevel at(level);
+        CHECK(sum(a) == doctest::Approx(total).epsilon(1e-12).scale(1));
+        CHECK(dot(a, b) == doctest::Approx(products).epsilon(1e-12).scale(1));
+        found.push_back(sum(a));
+        found.push_back(dot(a, b));
+      }
+      for (size_t i = 2; i < found.size(); ++i) CHECK_EQ(found[i], found[i % 2]);
+    }
+  }
+  CHECK_THROWS_AS(dot(std::vector<float>(2), std::vector<float>(3)), Error);
+}
