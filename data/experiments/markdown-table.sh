@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Makes a table in Markdown of results of eval-model, a line for each setting, in the order of the files. Or puts it, with --into, into a
+# Makes a table in Markdown of results of eval-model, a line for each setting, in the order of the files, under a sentence that says what was
+# run. Or puts it, with --into, into a
 # Markdown file, in place of what stands between its lines "<!-- table NAME -->" and "<!-- end of table NAME -->".
 # usage: markdown-table.sh [--into FILE NAME] RESULT.json...     task text; results of the task recall add how many facts were found
 set -euo pipefail
@@ -9,6 +10,7 @@ if [[ ${1:-} == --into ]]; then
   shift 3
 fi
 table=$(jq -r -s '
+  def grouped: tostring | [scan(".")] | reverse | [range(0; length; 3) as $i | .[$i:$i + 3] | reverse | add] | reverse | join(",");
   def fixed($digits): (. * pow(10; $digits) | round | tostring) | "0" * ([$digits + 1 - length, 0] | max) + . |
     if $digits == 0 then . else .[:-$digits] + "." + .[-$digits:] end;
   def signed($digits): (if . < 0 then "-" else "" end) + (fabs | fixed($digits));
@@ -16,7 +18,10 @@ table=$(jq -r -s '
   ([.[] | select(.task == "text") | .settings[] | select(.kl.quantile_99)] | length > 0) as $tail |
   (["setting", "bits/value", "NLL rise (95%)", "KL"] + if $tail then ["KL, 99th percentile"] else [] end + ["same top-1"] +
     if $found != {} then ["facts found"] else [] end) as $head |
-  ($head, ($head | map("---")),
+  (map(select(.task == "text"))[0] | .uncompressed.nll as $nll |
+    "\(.documents) documents of \(.length | grouped) tokens, of which \(.prefix | grouped) are compressed; \(.judged_tokens | grouped) judged tokens, \($nll.mean | fixed(3))" +
+    (if $nll.half_width_95 then " ± \($nll.half_width_95 | fixed(3))" else "" end) + " nats per token with the uncompressed cache:", ""),
+  (($head, ($head | map("---")),
     (.[] | select(.task == "text") | .settings[] |
       ["`\(.label)`",
        (.bits_per_value | fixed(2)) + if .bits_per_value_with_book > .bits_per_value then " (\(.bits_per_value_with_book | fixed(2)) with its book)" else "" end,
@@ -25,7 +30,7 @@ table=$(jq -r -s '
       if $tail then [.kl.quantile_99 // 0 | fixed(4)] else [] end +
       ["\(100 * .same_top1.mean | fixed(1))%"] +
       if $found != {} then ["\(100 * $found[.label] | fixed(0))%"] else [] end)) |
-  "| \(join(" | ")) |"' "$@")
+  "| \(join(" | ")) |")' "$@")
 if [[ -z $into ]]; then
   printf '%s\n' "$table"
   exit

@@ -1,6 +1,6 @@
 # The experiment compare, over few settings: a second make finds nothing to do, a changed setting makes its own part anew.
 set -e
-for tool in make; do
+for tool in make jq; do
   command -v $tool >/dev/null || {
     echo "there is no $tool"
     exit 77
@@ -22,3 +22,18 @@ compare 3 >/dev/null
 stamps >third
 diff first third | sed -n 's/^> \([^ ]*\) .*/\1/p'
 ls out/compare
+# All settings in one run of the model but for the null row, which stands in the same table: there nothing is lost.
+make -s -C src/data/experiments compare KVCODEC=kvcodec OUT="$PWD/together" COMPARE_TEXT="$SOURCE/LICENSE" COMPARE_CHUNK=100 COMPARE_PREFIX=60 \
+  COMPARE_DOCUMENTS=4 COMPARE_QUESTIONS=0 COMPARE_RECON=0 COMPARE_TOGETHER=all CODECS="none kivi" \
+  COMPARE_SETTINGS="null@none:dtype=f32 kivi-2@kivi:bits=2,window=0" 2>/dev/null >table
+awk '$1 == "null" { print ($3 < 1e-5 && $3 > -1e-5 && $5 < 1e-5 ? "nothing is lost in the null row" : $0) }
+  $1 == "kivi-2" { print ($5 > 0.01 ? "2 bits lose something" : $0) }' table
+find together -name '*.json' -o -name '*.h5' | sort
+# The table in Markdown, and its place in a file.
+results="together/compare/model/null.json together/compare/model/all.json"
+src/data/experiments/markdown-table.sh $results >table.md
+sed 's/`null` | [^|]*|.*/`null` | …/; s/\(`kivi-2` | [^|]*|\).*/\1 …/; s/[0-9.]* ± [0-9.]* nats/N ± N nats/' table.md
+printf 'before\n<!-- table one -->\nold\n<!-- end of table one -->\nafter\n' >page.md
+src/data/experiments/markdown-table.sh --into page.md one $results
+{ printf 'before\n<!-- table one -->\n\n'; cat table.md; printf '\n<!-- end of table one -->\nafter\n'; } | cmp - page.md && echo "put in its place"
+src/data/experiments/markdown-table.sh --into page.md two $results || echo "status $?"
