@@ -19,7 +19,7 @@ table=$(jq -r -s '
   (["setting", "bits/value", "NLL rise (95%)", "KL"] + if $tail then ["KL, 99th percentile"] else [] end + ["same top-1"] +
     if $found != {} then ["facts found"] else [] end) as $head |
   (map(select(.task == "text"))[0] | .uncompressed.nll as $nll |
-    "\(.documents) documents of \(.length | grouped) tokens, of which \(.prefix | grouped) are compressed; \(.judged_tokens | grouped) judged tokens, \($nll.mean | fixed(3))" +
+    "\(.model | sub("/+$"; "") | split("/") | last | sub("\\.gguf$"; "")): \(.documents) documents of \(.length | grouped) tokens, of which \(.prefix | grouped) are compressed; \(.judged_tokens | grouped) judged tokens, \($nll.mean | fixed(3))" +
     (if $nll.half_width_95 then " ± \($nll.half_width_95 | fixed(3))" else "" end) + " nats per token with the uncompressed cache:", ""),
   (($head, ($head | map("---")),
     (.[] | select(.task == "text") | .settings[] |
