@@ -444,14 +444,14 @@ std::vector<std::string> cells(std::string label, const Result& result, const La
   return row;
 }
 
-std::string report(const CodesReader& codes, const CodecEntry& codec, const KvReader& kv,
+std::string report(const CodesReader& codes, const CodecOfFile& codec, const KvReader& kv,
                    const Result& result, bool check, bool selected) {
   const ModelInfo& model = codes.info().model;
   std::string out =
-      fmt::format("{} ({}, {}) asked by {}: {}, {} on {} x {}, {}\n\n", codes.name(), codec.name,
-                  selected                        ? "selected tokens decoded"
-                  : codec.capabilities.multiplies ? "multiplied without decoding"
-                                                  : "decoded to be multiplied",
+      fmt::format("{} ({}, {}) asked by {}: {}, {} on {} x {}, {}\n\n", codes.name(), codec.entry().name,
+                  selected             ? "selected tokens decoded"
+                  : codec.multiplies() ? "multiplied without decoding"
+                                       : "decoded to be multiplied",
                   kv.name(), counted(result.layers.size(), "layer"),
                   counted(static_cast<uint64_t>(model.num_q_heads), "query head"),
                   counted(static_cast<uint64_t>(model.num_kv_heads), "key/value head"), model.head_dim,
@@ -493,13 +493,13 @@ Json measures_json(const LayerResult& layer, const ErrorSums& errors, const Cosi
   return json;
 }
 
-std::string json_report(const CodesReader& codes, const CodecEntry& codec, const KvReader& kv,
+std::string json_report(const CodesReader& codes, const CodecOfFile& codec, const KvReader& kv,
                         const Result& result, const AttendOptions& options) {
   Json json = {{"codes", codes.name()},
                {"queries_from", kv.name()},
                {"output", options.output.path.empty() ? Json(nullptr) : Json(options.output.path)},
-               {"codec", codec.name},
-               {"multiplies", codec.capabilities.multiplies},
+               {"codec", codec.entry().name},
+               {"multiplies", codec.multiplies()},
                {"selection", options.select.empty() ? Json(nullptr) : Json(options.select)},
                {"documents", result.documents},
                {"tokens", result.tokens},
@@ -598,9 +598,9 @@ std::string attend(Command& command) {
                      joined(asked, &Asked::positions), joined(asked, &Asked::rows));
     ProgressBar bar("attend", "queries", options.common.quiet);
     Engine* const engine = options.common.engine();
-    Result result = Attender(codes, codec.codec(), kv, asked, layers, options.check,
-                             codec.entry().capabilities.multiplies, selected ? &*selected : nullptr, engine,
-                             options.common.memory_bytes() / 2, writer ? &*writer : nullptr, bar)
+    Result result = Attender(codes, codec.codec(), kv, asked, layers, options.check, codec.multiplies(),
+                             selected ? &*selected : nullptr, engine, options.common.memory_bytes() / 2,
+                             writer ? &*writer : nullptr, bar)
                         .run();
     if (!writer) return result;
     if (engine && !engine->exact()) command.add_to_history("--device cuda");  // sums ran in another order
@@ -610,9 +610,8 @@ std::string attend(Command& command) {
     return result;
   };
   return run_perhaps_to_file(options.output, run, [&](const Result& result) {
-    return options.common.json
-               ? json_report(codes, codec.entry(), kv, result, options)
-               : report(codes, codec.entry(), kv, result, options.check, selected.has_value());
+    return options.common.json ? json_report(codes, codec, kv, result, options)
+                               : report(codes, codec, kv, result, options.check, selected.has_value());
   });
 }
 

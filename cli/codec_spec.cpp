@@ -15,12 +15,14 @@ namespace {
 struct SharedKeys final : Options {
   std::string book, label;
   DType dtype = DType::bf16;
+  std::optional<RopeChoice> rope;
   SelectBy select = SelectBy::all;
   Share share = Share::max;
   int64_t budget = 0, newest = 0;
 
   std::vector<OptionField> fields() override {
     return {{"book", "", &book},
+            {"rope", "", &rope},
             {"label", "", &label},
             {"dtype", "", &dtype, {}, {}, {"bf16", "f16", "f32"}},
             {"select", "", &select, {}, {}, step_selector_names()},
@@ -108,6 +110,9 @@ CodecSpec parse(const std::string& text, const StepSelection& selection, DType d
   const std::vector<std::string> given = keys_of(text);
   spec.book = shared.book;
   spec.dtype = shared.dtype;
+  spec.rope = shared.rope;
+  if (spec.rope && spec.recipe)
+    throw usage_error("{} says what becomes of the rotary embedding; leave out rope=", spec.recipe->name());
   if (!shared.label.empty()) spec.label = shared.label;
   spec.selection = {.by = shared.select,
                     .budget = static_cast<uint64_t>(shared.budget),
@@ -198,7 +203,8 @@ const Codec& SpecCodecs::make(const CodecSpec& spec, CodecContext context, uint6
   context.engine = engine_for(*spec.entry, context.engine);
   codecs_.push_back(with_context(fmt::format("--codec {}", spec.text), [&] {
     return spec.recipe ? codec_from_record(*spec.entry, spec.recipe->info().parameters, context)
-                       : spec.entry->make(*spec.options, context);
+                       : make_codec(*spec.entry, *spec.options, context,
+                                    choose_rope(*spec.entry, spec.rope, context));
   }));
   return *codecs_.back();
 }

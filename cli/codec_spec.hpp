@@ -5,6 +5,7 @@
 //   kivi:bits=2,window=0                     the options of encode, without their dashes
 //   sparse:book=dict.h5,sparsity=32          with its book
 //   kvcomp:unit-heads                        a switch
+//   q4:rope=undo                             keys from before the rotary embedding
 //   codes.h5                                 codec, options and embedded book of a codes file
 //   none:select=quest,budget=128,newest=16   attention to chosen tokens
 //   kivi:bits=2,label=baseline               what tables call it
@@ -20,6 +21,7 @@
 #include "formats/book_file.hpp"
 #include "formats/codes_file.hpp"
 #include "lib/codec/codec.hpp"
+#include "lib/codec/rope_codec.hpp"
 #include "lib/pipeline/step_selection.hpp"
 
 namespace kvcodec::cli {
@@ -32,6 +34,7 @@ struct CodecSpec {
   std::unique_ptr<Options> options;   ///< of the codec named
   std::optional<CodesReader> recipe;  ///< the codes file
   std::string book;                   ///< file of the book
+  std::optional<RopeChoice> rope;     ///< where it is given
   StepSelection selection;
   DType dtype = DType::bf16;  ///< of the cache
 };

@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "cli/text.hpp"
+#include "formats/key_rope.hpp"
+#include "lib/codec/rope_codec.hpp"
 #include "lib/core/error.hpp"
 #include "lib/engine/engine.hpp"
 
@@ -38,13 +40,18 @@ CodecOfFile::CodecOfFile(const CodesReader& codes, const std::string& book_file,
   codes.check_streams(*codec_);
 }
 
+bool CodecOfFile::multiplies() const {
+  return entry_.capabilities.multiplies && key_rope_in(codec_->parameters()) == RopeChoice::keep;
+}
+
 CodecContext context_of(const ModelInfo& model, DType storage, const Book* book) {
   return {.num_layers = model.num_layers,
           .heads = model.num_kv_heads,
           .head_dim = model.head_dim,
           .query_heads = model.num_q_heads,
           .storage = storage,
-          .book = book};
+          .book = book,
+          .rope = key_rope_of(model)};
 }
 
 Engine* engine_for(const CodecEntry& entry, Engine* engine) {

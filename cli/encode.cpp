@@ -28,6 +28,7 @@ namespace {
 struct EncodeOptions final : Options {
   std::string input, codec, book, append;
   std::optional<DType> storage;
+  std::optional<RopeChoice> rope;
   bool embed_book = false, pack = false;
   CommonOptions common;
   OutputOptions output;
@@ -59,6 +60,12 @@ struct EncodeOptions final : Options {
                  "is f32)",
          .target = &storage,
          .choices = {"bf16", "f16"}},
+        {.name = "rope",
+         .help =
+             "undo: give the codec keys from before the rotary embedding, turned back by their index in "
+             "the document; whoever decodes turns them forward again (default: keep them as they are, or as "
+             "the book was trained)",
+         .target = &rope},
     };
   }
 };
@@ -97,10 +104,11 @@ NamedCodec declare_codec(Command& command) {
   return chosen;
 }
 
-/// Options in the word that --codec has: those of the codec, and its book.
+/// Options in the word that --codec has: those of the codec, its book, and what becomes of the keys.
 void take_word(const Command& command, const NamedCodec& codec, EncodeOptions& options) {
   auto fields = codec.options->fields();
   fields.push_back({.name = "book", .help = "", .target = &options.book});
+  fields.push_back({.name = "rope", .help = "", .target = &options.rope});
   with_context(fmt::format("--codec {}", options.codec), [&] {
     set_keys(options.codec, codec.entry->name, fields);
     for (const std::string& key : keys_of(options.codec))
@@ -289,9 +297,10 @@ void check_continues(const KvReader& kv, const CodesReader& base) {
 
 /// The codec; what is wrong with the book, and only that, is said of the book's file.
 std::unique_ptr<Codec> make_codec(const CodecEntry& entry, const Options& options,
-                                  const CodecContext& context, const std::string& book_file) {
+                                  const CodecContext& context, std::optional<RopeChoice> rope,
+                                  const std::string& book_file) {
   try {
-    return entry.make(options, context);
+    return kvcodec::make_codec(entry, options, context, choose_rope(entry, rope, context));
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::bad_input && !book_file.empty()) throw error.at(book_file);
     throw;
@@ -339,7 +348,10 @@ class Encoding {
     if (options.storage) info.storage = *options.storage;
     CodecContext context = context_of(info.model, info.storage, book_ ? &book_->book : nullptr);
     context.engine = engine_for(entry, options.common.engine());
-    made_ = make_codec(entry, *codec.options, context, options.book);
+    made_ = make_codec(entry, *codec.options, context, options.rope, options.book);
+    if (entry.before_rope && !options.rope && !context.book && !context.rope.turns())
+      options.common.note("keys go to {} as they are: {}", entry.name,
+                          context.rope.known() ? "the model does not turn them" : context.rope.why_not());
     info.parameters = made_->parameters();
     info.layer_group = made_->layer_group();
     const auto layers = options.layers.choose(kv.layers(), kv.name());
@@ -411,7 +423,7 @@ void check_combination(const Command& command, const EncodeOptions& options) {
   if (options.append.empty() && options.codec.empty())
     throw usage_error("no codec is named; choose one with --codec: {}", fmt::join(codec_names(), ", "));
   if (!options.append.empty())
-    for (const char* fixed : {"codec", "layers", "storage", "pack", "embed-book"})
+    for (const char* fixed : {"codec", "layers", "storage", "pack", "embed-book", "rope"})
       if (command.given(fixed))
         throw usage_error("--append goes on as {} was made; leave out --{}", options.append, fixed);
   options.output.check(options.common);

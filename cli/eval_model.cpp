@@ -222,7 +222,8 @@ void make_settings(const ModelOptions& options, const ModelConfig& config, Setti
                          .head_dim = config.head_dim,
                          .query_heads = config.num_q_heads,
                          .storage = spec.dtype == DType::f32 && !exact ? DType::bf16 : spec.dtype,
-                         .engine = options.common.engine()};
+                         .engine = options.common.engine(),
+                         .rope = KeyRope::of(config)};
     settings.loop.push_back({&settings.codecs.make(spec, context, settings.book_bytes.emplace_back()),
                              spec.dtype, spec.selection});
   }
@@ -439,7 +440,7 @@ void declare(Command& command, ModelOptions& options) {
       "same, "
       "with 95% intervals from the differences between documents.\n\n"
       "A setting is a codec with its options in one word, NAME[:key=value,...], keys being those of encode "
-      "without their dashes, and book=FILE, dtype=, select=, budget=, newest=, share=, label=; or the name of a "
+      "without their dashes, and book=FILE, rope=, dtype=, select=, budget=, newest=, share=, label=; or the name of a "
       "codes "
       "file, whose codec and options are taken.",
       "kvcodec eval-model --model data/demo-model --text docs/ \\\n"

@@ -19,6 +19,8 @@ constexpr int64_t kSlidingWindow = 4096;  // Mistral's, and Qwen's once windows 
 constexpr int64_t kMaxWindowLayers = 28;  // Qwen: layers below it never have a window
 constexpr int64_t kQwen3HeadDim = 128;
 
+constexpr const char* kOriginalPositions = "original_max_position_embeddings";  // of rope_scaling
+
 struct FamilyName {
   ModelFamily family;
   const char* model_type;
@@ -109,8 +111,21 @@ RopeScaling scaling_of(const JsonFields& rope, const JsonFields& fields) {
   scaling.kind = RopeScaling::Kind::llama3;
   scaling.low_frequency_factor = rope.need_number("low_freq_factor");
   scaling.high_frequency_factor = rope.need_number("high_freq_factor");
-  const auto original = rope.get_number("original_max_position_embeddings");
+  const auto original = rope.get_number(kOriginalPositions);
   scaling.original_positions = original ? *original : fields.need_number("max_position_embeddings");
+  return scaling;
+}
+
+/// What GGUF files have instead (gguf_model.cpp).
+RopeScaling divided_scaling_of(const JsonFields& fields) {
+  RopeScaling scaling{.kind = RopeScaling::Kind::divided};
+  const nlohmann::json* list = fields.find("divisors");
+  if (!list || !list->is_array()) throw bad_input("divisors is missing; it must be a list of numbers");
+  for (const auto& divisor : *list) {
+    if (!divisor.is_number())
+      throw bad_input("divisors has {}; it must be a list of numbers", printable(divisor.dump()));
+    scaling.divisors.push_back(divisor.get<float>());
+  }
   return scaling;
 }
 
@@ -128,8 +143,12 @@ void read_rope(const JsonFields& fields, ModelDescription& description) {
   check_whole_head_turned(rope);
   config.rope_theta = rope.get_number("rope_theta").value_or(config.rope_theta);
   config.rope_scaling = scaling_of(rope, fields);
-  if (config.rope_scaling.kind != RopeScaling::Kind::none)
-    description.rope_scaling = object->dump(-1, ' ', true);
+  if (config.rope_scaling.kind == RopeScaling::Kind::none) return;
+  nlohmann::json described = *object;
+  // What it may have from elsewhere in config.json: the text is to say all.
+  if (config.rope_scaling.kind == RopeScaling::Kind::llama3 && !rope.find(kOriginalPositions))
+    described[kOriginalPositions] = config.rope_scaling.original_positions;
+  description.rope_scaling = described.dump(-1, ' ', true);
 }
 
 void read_heads(const JsonFields& fields, ModelConfig& config) {
@@ -255,6 +274,15 @@ ModelDescription describe(const JsonFields& fields) {
 ModelDescription parse_model_config(const std::string& text, const std::string& file) {
   const nlohmann::json object = parse_json_object(text, file);
   return with_context(file, [&] { return describe(JsonFields(object)); });
+}
+
+RopeScaling parse_rope_scaling(const std::string& text) {
+  if (text.empty()) return {};
+  const nlohmann::json object = parse_json_object(text, "rope_scaling");
+  return with_context("rope_scaling", [&] {
+    const JsonFields fields(object);
+    return rope_type_of(fields) == "divided" ? divided_scaling_of(fields) : scaling_of(fields, fields);
+  });
 }
 
 ModelDescription read_model_config(const std::string& directory) {

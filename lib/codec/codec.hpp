@@ -24,6 +24,7 @@
 #include "lib/core/options.hpp"
 #include "lib/core/record.hpp"
 #include "lib/core/view.hpp"
+#include "lib/model/key_rope.hpp"
 
 namespace kvcodec {
 
@@ -49,6 +50,7 @@ struct CodecContext {
       DType::bf16;  ///< the 16-bit type (bf16 or f16) of the cache; tokens kept exactly are kept in it
   const Book* book = nullptr;  ///< outlives the codec; nullptr where the codec needs none
   Engine* engine = nullptr;    ///< what computes where the codec has a device twin; outlives the codec
+  KeyRope rope = {};           ///< how the cache's keys were turned: for codecs around others, rope_codec.hpp
 };
 
 /// A first pass over the tokens that are about to be appended, for codecs that must know them before they
@@ -110,6 +112,9 @@ class Codec {
   virtual bool wants_queries() const { return false; }
   /// What is done where they are wanted and there are none, for a note to the user.
   virtual std::string without_queries() const { return {}; }
+  /// Why keys must come to this codec as queries meet them, behind "keys cannot be turned back: "; empty where
+  /// they need not.
+  virtual std::string needs_rope() const { return {}; }
   /// Starts a survey of one side of one group; only where survey_scope() is not none.
   virtual std::unique_ptr<Survey> survey(const GroupShape& shape) const;
 
@@ -129,6 +134,11 @@ class Codec {
   /// The codec's view, which nothing has been read for yet.
   virtual std::unique_ptr<DocumentView> view_of(const GroupShape& shape,
                                                 const StreamReader& document) const = 0;
+  /// The same of a codec that this one stands around.
+  static std::unique_ptr<DocumentView> view_of(const Codec& other, const GroupShape& shape,
+                                               const StreamReader& document) {
+    return other.view_of(shape, document);
+  }
 };
 
 /// A registry line: how a codec presents itself and how one is made.
@@ -140,12 +150,16 @@ struct CodecEntry {
   std::unique_ptr<Options> (*make_options)();
   /// Builds the codec for encoding with these options (made by make_options). Throws Error(usage) for options
   /// that do not fit the model, Error(bad_input) for a book that does not.
+  /// Its caller is make_codec (rope_codec.hpp).
   std::unique_ptr<Codec> (*make)(const Options& options, const CodecContext& context);
+  /// Whether it takes keys from before the rotary embedding unless it is told otherwise.
+  bool before_rope = false;
 };
 
 /// Rebuilds the codec of a file from its parameter record, to decode the file or to add to it. context.book is
 /// the book that the file was made with (its caller has compared the digests), null for codecs that need none.
-/// Options that the record does not name keep their defaults; what else it says is held against the book.
+/// Options that the record does not name keep their defaults, and keys stay as they are where it does not say
+/// that they were turned back; what else it says is held against the book.
 /// Throws Error(bad_input), saying which codec's parameters they are, for options that make would refuse, for
 /// a record at odds with the book, and for a book that is missing or does not fit.
 std::unique_ptr<Codec> codec_from_record(const CodecEntry& entry, const Record& parameters,

@@ -92,6 +92,8 @@ class DocumentView {
   };
   /// The block of a token that is there; as it is, every token has its own.
   virtual Block block_of(uint64_t token) const { return {token, token + 1}; }
+  /// The same of a view that this one stands before.
+  static Block block_of(const DocumentView& other, uint64_t token) { return other.block_of(token); }
   /// For codecs whose tokens [0, end) lie in blocks of so many.
   static Block equal_block(uint64_t token, uint64_t tokens, uint64_t end) {
     if (token >= end) return {token, token + 1};

@@ -310,6 +310,9 @@ class LosslessCodec final : public Codec {
   /// 16-bit rows, two symbols of 2 bytes, and coded bytes.
   size_t scratch_bytes_per_row(const GroupShape& shape) const override { return shape.width() * 8; }
 
+  std::string needs_rope() const override {
+    return "lossless gives every bit back, and turned keys are rounded";
+  }
   SurveyScope survey_scope() const override { return form_.pays() ? SurveyScope::file : SurveyScope::none; }
   std::unique_ptr<Survey> survey(const GroupShape&) const override {
     return std::make_unique<SymbolSurvey>(form_.storage);

@@ -16,6 +16,7 @@ struct Table {
   void (*add_to)(float* x, const float* addend, size_t n);
   void (*scale)(float* x, float factor, size_t n);
   void (*turn_pairs)(float* head, const float* cosines, const float* sines, size_t half);
+  void (*cosines_sines)(float position, const float* frequencies, float* cosines, float* sines, size_t n);
   float (*softmax_block)(float* scores, float* max, float* sum, size_t n);
   double (*sum)(const float* x, size_t n);
   double (*dot)(const float* x, const float* y, size_t n);

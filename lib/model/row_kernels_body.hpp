@@ -22,6 +22,7 @@ typedef float Floats __attribute__((vector_size(kLanes * sizeof(float))));
 typedef uint32_t Bits __attribute__((vector_size(kLanes * sizeof(uint32_t))));
 typedef float EightFloats __attribute__((vector_size(8 * sizeof(float))));
 typedef double Doubles __attribute__((vector_size(8 * sizeof(double))));
+typedef uint64_t DoubleBits __attribute__((vector_size(8 * sizeof(uint64_t))));
 
 #define KVCODEC_INLINE [[gnu::always_inline]] inline
 
@@ -179,6 +180,57 @@ void turn_pairs(float* head, const float* cosines, const float* sines, size_t ha
   }
 }
 
+/// Cosines and sines of eight angles: angle = k pi/2 + r, |r| <= pi/4, where k says which of +-sin r and +-cos r
+/// they are. In double, with sums of Taylor's series whose next term is below 3e-14.
+KVCODEC_INLINE void cosines_sines_of(const Doubles& angle, EightFloats& cosines, EightFloats& sines) {
+  // pi / 2 in three parts; the first two have so few digits (28) that k times them is exact for k < 2^25.
+  constexpr double kHigh = 0x1.921fb54p+0, kMiddle = 0x1.10b4610p-30, kLow = 0x1.a62633145c06ep-58;
+  // Adding it rounds to an integer, which then stands in the lowest bits.
+  constexpr double kRound = 0x1.8p+52;
+  const Doubles shifted = angle * 0x1.45f306dc9c883p-1 + kRound;
+  const Doubles k = shifted - kRound;
+  const Doubles r = ((angle - k * kHigh) - k * kMiddle) - k * kLow;
+  const Doubles square = r * r;
+  Doubles s = Doubles{} + 1.0 / 6227020800;
+  s = s * square - 1.0 / 39916800;
+  s = s * square + 1.0 / 362880;
+  s = s * square - 1.0 / 5040;
+  s = s * square + 1.0 / 120;
+  s = s * square - 1.0 / 6;
+  s = r + r * square * s;
+  Doubles c = Doubles{} - 1.0 / 87178291200;
+  c = c * square + 1.0 / 479001600;
+  c = c * square - 1.0 / 3628800;
+  c = c * square + 1.0 / 40320;
+  c = c * square - 1.0 / 720;
+  c = c * square + 1.0 / 24;
+  c = 1.0 - 0.5 * square + square * square * c;
+  DoubleBits quarter, sine, cosine;
+  memcpy(&quarter, &shifted, sizeof(quarter));
+  memcpy(&sine, &s, sizeof(sine));
+  memcpy(&cosine, &c, sizeof(cosine));
+  const DoubleBits swapped = DoubleBits{} - (quarter & 1);  // all bits where sine and cosine change places
+  const DoubleBits exchanged = (sine ^ cosine) & swapped;
+  const DoubleBits cosine_bits = (cosine ^ exchanged) ^ (((quarter + 1) & 2) << 62);
+  const DoubleBits sine_bits = (sine ^ exchanged) ^ ((quarter & 2) << 62);
+  memcpy(&c, &cosine_bits, sizeof(c));
+  memcpy(&s, &sine_bits, sizeof(s));
+  cosines = __builtin_convertvector(c, EightFloats);
+  sines = __builtin_convertvector(s, EightFloats);
+}
+
+void cosines_sines(float position, const float* frequencies, float* cosines, float* sines, size_t n) {
+  for (size_t j = 0; j < n; j += 8) {
+    const size_t bytes = (n - j < 8 ? n - j : 8) * sizeof(float);
+    EightFloats angles = {}, c, s;
+    memcpy(&angles, frequencies + j, bytes);
+    angles *= position;
+    cosines_sines_of(__builtin_convertvector(angles, Doubles), c, s);
+    memcpy(cosines + j, &c, bytes);
+    memcpy(sines + j, &s, bytes);
+  }
+}
+
 float softmax_block(float* scores, float* max, float* sum, size_t n) {
   Floats highest = broadcast(*max);
   for (size_t i = 0; i < n; i += kLanes) {
@@ -201,8 +253,8 @@ float softmax_block(float* scores, float* max, float* sum, size_t n) {
 
 #undef KVCODEC_INLINE
 
-constexpr Table kTable = {rms_norm, silu_times, exp_nonpositive, add_to, scale, turn_pairs, softmax_block,
-                          sum,      dot};
+constexpr Table kTable = {rms_norm,   silu_times,    exp_nonpositive, add_to, scale,
+                          turn_pairs, cosines_sines, softmax_block,   sum,    dot};
 
 }  // namespace
 }  // namespace kvcodec::row_kernels

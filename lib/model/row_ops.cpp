@@ -57,6 +57,13 @@ void turn_pairs(std::span<float> head, std::span<const float> cosines, std::span
   kernels().turn_pairs(head.data(), cosines.data(), sines.data(), cosines.size());
 }
 
+void cosines_sines(float position, std::span<const float> frequencies, std::span<float> cosines,
+                   std::span<float> sines) {
+  check_same(frequencies.size(), cosines.size());
+  check_same(frequencies.size(), sines.size());
+  kernels().cosines_sines(position, frequencies.data(), cosines.data(), sines.data(), frequencies.size());
+}
+
 float softmax_block(std::span<float> scores, SoftmaxState& state) {
   if (scores.size() % 16 != 0)
     throw failed("a softmax block of {} scores is no multiple of 16", scores.size());

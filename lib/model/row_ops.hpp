@@ -33,6 +33,12 @@ double dot(std::span<const float> x, std::span<const float> y);
 /// (see rope.hpp).
 void turn_pairs(std::span<float> head, std::span<const float> cosines, std::span<const float> sines);
 
+/// Cosines and sines of position * frequencies[j], a product that is rounded to float first, as rope.hpp says. Of
+/// one size. Within one unit of the last place, and the same on every machine, for angles up to 2^24; beyond,
+/// errors grow with the angle, and above 2^49 what comes out means nothing.
+void cosines_sines(float position, std::span<const float> frequencies, std::span<float> cosines,
+                   std::span<float> sines);
+
 /// One block of a softmax that is computed block by block (Milakov and Gimelshein 2018): a running maximum
 /// and sum.
 struct SoftmaxState {

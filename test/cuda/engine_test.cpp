@@ -43,19 +43,14 @@ struct Pair {
 
 Pair make_pair(const test::CodecCase& row, int heads, int head_dim, Side side, Engine& engine, Rng& rng) {
   Pair pair;
-  pair.context = {.num_layers = 4, .heads = heads, .head_dim = head_dim};
+  pair.context = {
+      .num_layers = 4, .heads = heads, .head_dim = head_dim, .rope = test::sample_rope(4, head_dim)};
   if (row.make_book) pair.book = row.make_book(pair.context, rng);
-  const CodecEntry& entry = find_codec(row.codec);
-  const auto options = entry.make_options();
-  for (const auto& [name, value] : row.options) {
-    const auto fields = options->fields();
-    set_value(*std::ranges::find(fields, name, &OptionField::name), value);
-  }
   CodecContext context = pair.context;
   context.book = pair.book ? &*pair.book : nullptr;
-  pair.plain = entry.make(*options, context);
+  pair.plain = test::codec_of(row, context);
   context.engine = &engine;
-  pair.with_device = entry.make(*options, context);
+  pair.with_device = test::codec_of(row, context);
   pair.shape = {.first_layer = 0,
                 .layers = pair.plain->layer_group(),
                 .heads = heads,

@@ -70,19 +70,11 @@ std::unique_ptr<Case> make_case(const test::CodecCase& row, size_t tokens, size_
   made->context = {.num_layers = 4,
                    .heads = heads,
                    .head_dim = head_dim,
-                   .storage = rng.below(2) ? DType::bf16 : DType::f16};
+                   .storage = rng.below(2) ? DType::bf16 : DType::f16,
+                   .rope = test::sample_rope(4, head_dim)};
   if (row.make_book) made->book = row.make_book(made->context, rng);
   if (made->book) made->context.book = &*made->book;
-  Record record;
-  const CodecEntry& entry = find_codec(row.codec);
-  const auto options = entry.make_options();
-  for (const auto& [name, value] : row.options) {
-    const auto fields = options->fields();
-    const auto field = std::ranges::find(fields, name, &OptionField::name);
-    REQUIRE(field != fields.end());
-    set_value(*field, value);
-  }
-  made->codec = entry.make(*options, made->context);
+  made->codec = test::codec_of(row, made->context);
   made->group = {.first_layer = 0,
                  .layers = made->codec->layer_group(),
                  .heads = heads,

@@ -58,15 +58,14 @@ TEST_CASE("chosen tokens: decoded alone they are what they are among all, and at
   for (const test::CodecCase& row : test::codec_table()) {
     CAPTURE(row.label);
     Rng rng(81);
-    CodecContext context{.num_layers = 4, .heads = kHeads, .head_dim = kDims, .query_heads = kQHeads};
+    CodecContext context{.num_layers = 4,
+                         .heads = kHeads,
+                         .head_dim = kDims,
+                         .query_heads = kQHeads,
+                         .rope = test::sample_rope(4, kDims)};
     std::optional<Book> book;
     if (row.make_book) context.book = &book.emplace(row.make_book(context, rng));
-    const CodecEntry& entry = find_codec(row.codec);
-    const auto options = entry.make_options();
-    for (const auto& [name, value] : row.options)
-      for (const OptionField& field : options->fields())
-        if (field.name == name) set_value(field, value);
-    const auto codec = entry.make(*options, context);
+    const auto codec = test::codec_of(row, context);
     GroupShape shapes[2];
     std::optional<Encoded> encoded[2];
     std::unique_ptr<DocumentView> views[2];

@@ -33,22 +33,16 @@ struct Subject {
 inline std::unique_ptr<Subject> make_subject(const CodecCase& row, int heads, int head_dim, Side side,
                                              DType storage, Rng& rng) {
   auto subject = std::make_unique<Subject>();
-  subject->context = {.num_layers = 4, .heads = heads, .head_dim = head_dim, .storage = storage};
+  subject->context = {.num_layers = 4,
+                      .heads = heads,
+                      .head_dim = head_dim,
+                      .storage = storage,
+                      .rope = sample_rope(4, head_dim)};
   if (row.make_book) subject->book = row.make_book(subject->context, rng);
   if (subject->book) subject->context.book = &*subject->book;
-  const CodecEntry& entry = find_codec(row.codec);
-  const auto options = entry.make_options();
-  for (const auto& [name, value] : row.options) {
-    const auto fields = options->fields();
-    const auto field = std::find_if(fields.begin(), fields.end(),
-                                    [&name = name](const OptionField& f) { return f.name == name; });
-    REQUIRE(field != fields.end());
-    set_value(*field, value);
-  }
-  options->check();
   // Through its record, as a file would: what parameters() leaves out shows in every test.
-  const auto asked = entry.make(*options, subject->context);
-  subject->codec = codec_from_record(entry, asked->parameters(), subject->context);
+  const auto asked = codec_of(row, subject->context);
+  subject->codec = codec_from_record(find_codec(row.codec), asked->parameters(), subject->context);
   CHECK(subject->codec->parameters() == asked->parameters());
   const int layers = subject->codec->layer_group();
   subject->shape = {.first_layer = 0, .layers = layers, .heads = heads, .head_dim = head_dim, .side = side};
@@ -117,6 +111,33 @@ inline bool same_bits(MatrixView<const float> a, MatrixView<const float> b) {
     if (a.cols() > 0 && std::memcmp(a.row(i).data(), b.row(i).data(), a.cols() * sizeof(float)) != 0)
       return false;
   return true;
+}
+
+/// Checks what came back against what was encoded. Of keys turned back, what a codec without a rope around it
+/// reads in the same streams must be within the codec's bound of the keys turned back, and, turned forward, what
+/// came back.
+inline void check_decoded(const CodecCase& row, const Subject& subject, MatrixView<const float> rows,
+                          const StreamReader& document, MatrixView<const float> decoded) {
+  const GroupShape& shape = subject.shape;
+  const auto check = [&](MatrixView<const float> original, MatrixView<const float> found) {
+    if (row.check_error)
+      row.check_error(shape, subject.context.storage, original, found);
+    else
+      CHECK(same_bits(found, original));
+  };
+  if (row.rope == RopeChoice::keep || shape.side == Side::value) return check(rows, decoded);
+  CodecCase plain = row;
+  plain.rope = RopeChoice::keep;
+  const auto inner = codec_of(plain, subject.context);
+  Matrix<float> turned(rows.rows(), rows.cols()), found = turned;
+  for (size_t i = 0; i < rows.rows(); ++i) std::ranges::copy(rows.row(i), turned.row(i).begin());
+  subject.context.rope.turn(TurnWay::back, shape.first_layer, shape.layers, 0, turned);
+  for (float& value : std::span(turned.data(), turned.size()))
+    value = round_to(subject.context.storage, value);
+  inner->open(shape, document)->decode(0, found);
+  check(turned, found);
+  subject.context.rope.turn(TurnWay::forward, shape.first_layer, shape.layers, 0, found);
+  CHECK(same_bits(found, decoded));
 }
 
 inline bool same_streams(const Encoded& a, const Encoded& b) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "lib/codec/registry.hpp"
+#include "lib/codec/rope_codec.hpp"
 #include "lib/codec/rvq/book.hpp"
 #include "lib/codec/sparse/book.hpp"
 #include "lib/core/bits.hpp"
@@ -46,7 +47,56 @@ struct CodecCase {
 
   /// Head dimensions below this are refused: no code could be smaller than the values.
   int least_head_dim = 1;
+
+  /// Whether the codec sees keys turned back.
+  RopeChoice rope = RopeChoice::keep;
 };
+
+/// A rotary embedding that differs from layer to layer: of whole heads, of a part, of another base, and none.
+inline KeyRope sample_rope(int layers, int head_dim) {
+  const auto pairs = static_cast<size_t>(head_dim) / 2;
+  const auto frequencies = [](size_t count, double base) {
+    std::vector<float> all;
+    for (size_t j = 0; j < count; ++j)
+      all.push_back(static_cast<float>(std::pow(base, -static_cast<double>(j) / static_cast<double>(count))));
+    return all;
+  };
+  std::vector<size_t> of_layer;
+  for (int layer = 0; layer < layers; ++layer) of_layer.push_back(static_cast<size_t>(layer) % 4);
+  return {{{.frequencies = frequencies(pairs, 10000)},
+           {.frequencies = frequencies((pairs + 1) / 2, 500), .factor = 1.25f},
+           {},
+           {.frequencies = frequencies(pairs, 1000000)}},
+          std::move(of_layer),
+          head_dim};
+}
+
+/// The row's options, beside the defaults.
+inline std::unique_ptr<Options> options_of(const CodecCase& row) {
+  auto options = find_codec(row.codec).make_options();
+  for (const auto& [name, value] : row.options) {
+    const auto fields = options->fields();
+    const auto field = std::find_if(fields.begin(), fields.end(),
+                                    [&name = name](const OptionField& f) { return f.name == name; });
+    REQUIRE(field != fields.end());
+    set_value(*field, value);
+  }
+  options->check();
+  return options;
+}
+
+/// The row's codec; context: with a book where it needs one.
+inline std::unique_ptr<Codec> codec_of(const CodecCase& row, const CodecContext& context) {
+  return make_codec(find_codec(row.codec), *options_of(row), context, row.rope);
+}
+
+/// The same codec, of keys turned back.
+inline CodecCase before_rope(CodecCase row) {
+  row.label += ", rope undone";
+  row.rope = RopeChoice::undo;
+  row.least_head_dim = std::max(row.least_head_dim, 2);  // a pair
+  return row;
+}
 
 // kivi
 // -----------------------------------------------------------------------------------------------------------------------
@@ -655,6 +705,13 @@ inline std::vector<CodecCase> codec_table() {
       rvq_case({}),
       rvq_case({.beam = 3, .sink = 0, .window = 0, .codebooks = 1, .entries = 20, .split = SplitBy::none}),
       rvq_case({.beam = 2, .sink = 7, .window = 150, .entries = 260, .entry_type = DType::f32}),
+      before_rope({.label = "none", .codec = "none", .options = {}}),
+      before_rope(kivi_case(2, 32, 32, 128, "f16")),
+      before_rope(q4_case(4, 32, "hadamard")),
+      before_rope(kvcomp_case({})),
+      before_rope(sparse_case({.layer_group = 4})),
+      before_rope(sparse_case({.signal = SignalUnit::head, .error_target = 0.6})),
+      before_rope(rvq_case({})),
   };
 }
 

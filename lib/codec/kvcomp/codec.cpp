@@ -111,6 +111,10 @@ class KvcompCodec final : public Codec {
 
   SurveyScope survey_scope() const override { return SurveyScope::file; }
   bool wants_queries() const override { return options_.max_logit_error > 0; }
+  /// Which query meets which key at what angle is not known, and the rounding of turned keys has no bound here.
+  std::string needs_rope() const override {
+    return options_.max_logit_error > 0 ? "max-logit-error bounds products with queries as they are" : "";
+  }
   std::unique_ptr<Survey> survey(const GroupShape& shape) const override {
     return make_survey(Quantizer(options_, shape, storage_, engine_), options_);
   }

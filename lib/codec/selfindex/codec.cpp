@@ -99,6 +99,9 @@ class SelfIndexCodec final : public Codec {
   std::string without_queries() const override {
     return "the first tokens are kept exactly instead of those that queries attend to most";
   }
+  std::string needs_rope() const override {
+    return "selfindex stores an index of them, which queries are held against as they are";
+  }
   std::unique_ptr<Survey> survey(const GroupShape& shape) const override {
     return make_survey(options_, form_, engine_, shape.side);
   }

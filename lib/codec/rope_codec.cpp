@@ -1,0 +1,188 @@
+#include "lib/codec/rope_codec.hpp"
+
+#include "lib/codec/exact_rows.hpp"
+#include "lib/core/error.hpp"
+#include "lib/core/half.hpp"
+
+namespace kvcodec {
+namespace {
+
+/// How keys are turned back, and what they are rounded to then: inner codecs see values of the cache's type, so
+/// that what they keep exactly and take up again later is what they were given.
+struct Turning {
+  KeyRope rope;
+  DType storage;
+
+  /// rows: of tokens first, first + 1 …
+  Matrix<float> back(const GroupShape& shape, uint64_t first, MatrixView<const float> rows) const {
+    check_width(shape, rows.cols());
+    Matrix<float> turned(rows.rows(), rows.cols());
+    for (size_t i = 0; i < rows.rows(); ++i) std::ranges::copy(rows.row(i), turned.row(i).begin());
+    rope.turn(TurnWay::back, shape.first_layer, shape.layers, first, turned);
+    if (storage != DType::f32) widen(storage, to_storage(storage, turned), {turned.data(), turned.size()});
+    return turned;
+  }
+
+  Matrix<float> queries_back(const GroupShape& shape, std::span<const uint64_t> tokens,
+                             MatrixView<const float> queries) const {
+    Matrix<float> turned(queries.rows(), queries.cols());
+    for (size_t i = 0; i < queries.rows(); ++i) std::ranges::copy(queries.row(i), turned.row(i).begin());
+    rope.turn(TurnWay::back, shape.first_layer, shape.layers, tokens, turned);
+    return turned;
+  }
+
+  void forward(const GroupShape& shape, uint64_t first, MatrixView<float> rows) const {
+    rope.turn(TurnWay::forward, shape.first_layer, shape.layers, first, rows);
+  }
+};
+
+/// Shows a survey keys before rope. Documents are shown from their first token on.
+class RopeSurvey final : public Survey {
+ public:
+  RopeSurvey(std::unique_ptr<Survey> inner, const Turning& turning, const GroupShape& surveyed,
+             const GroupShape& key_shape)
+      : inner_(std::move(inner)), turning_(turning), surveyed_(surveyed), key_shape_(key_shape) {}
+
+  int passes() const override { return inner_->passes(); }
+
+  void observe_queries(std::span<const uint64_t> tokens, MatrixView<const float> queries) override {
+    inner_->observe_queries(tokens, turning_.queries_back(key_shape_, tokens, queries));
+  }
+
+  void observe(MatrixView<const float> rows) override {
+    if (surveyed_.side == Side::key)
+      inner_->observe(turning_.back(surveyed_, tokens_, rows));
+    else
+      inner_->observe(rows);
+    tokens_ += rows.rows();
+  }
+
+  void end_document() override {
+    inner_->end_document();
+    tokens_ = 0;
+  }
+
+  void end_pass() override { inner_->end_pass(); }
+  void finish(StreamStore& document) override { inner_->finish(document); }
+
+ private:
+  std::unique_ptr<Survey> inner_;
+  const Turning& turning_;  // of the codec
+  GroupShape surveyed_, key_shape_;
+  uint64_t tokens_ = 0;  // of the document in work
+};
+
+class RopeView final : public DocumentView {
+ public:
+  RopeView(std::unique_ptr<DocumentView> inner, const Turning& turning, const GroupShape& shape,
+           const StreamReader& document)
+      : DocumentView(shape, document), inner_(std::move(inner)), turning_(turning) {}
+
+  std::vector<uint64_t> symbol_counts() const override { return inner_->symbol_counts(); }
+
+ protected:
+  uint64_t take_in() override {
+    inner_->refresh();
+    return inner_->tokens();
+  }
+  void decode_rows(uint64_t first, MatrixView<float> out) const override {
+    inner_->decode(first, out);
+    turning_.forward(shape(), first, out);
+  }
+  Block block_of(uint64_t token) const override { return DocumentView::block_of(*inner_, token); }
+
+ private:
+  std::unique_ptr<DocumentView> inner_;
+  const Turning& turning_;  // of the codec
+};
+
+class RopeCodec final : public Codec {
+ public:
+  RopeCodec(std::unique_ptr<Codec> inner, const CodecContext& context)
+      : inner_(std::move(inner)), turning_{context.rope, context.storage} {}
+
+  Record parameters() const override {
+    Record record = inner_->parameters();
+    record.set(kRopeParameter, std::string(name_of(RopeChoice::undo)));
+    return record;
+  }
+
+  int layer_group() const override { return inner_->layer_group(); }
+  std::vector<StreamSpec> streams(const GroupShape& shape) const override { return inner_->streams(shape); }
+
+  /// The keys turned back, and those once more in 16 bits.
+  size_t scratch_bytes_per_row(const GroupShape& shape) const override {
+    return inner_->scratch_bytes_per_row(shape) + shape.width() * (sizeof(float) + sizeof(uint16_t));
+  }
+
+  SurveyScope survey_scope() const override { return inner_->survey_scope(); }
+  GroupShape surveyed(const GroupShape& shape) const override { return inner_->surveyed(shape); }
+  bool wants_queries() const override { return inner_->wants_queries(); }
+  std::string without_queries() const override { return inner_->without_queries(); }
+  std::unique_ptr<Survey> survey(const GroupShape& shape) const override {
+    return std::make_unique<RopeSurvey>(inner_->survey(shape), turning_, inner_->surveyed(shape),
+                                        of_side(shape, Side::key));
+  }
+
+  void append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const override {
+    if (shape.side == Side::value) return inner_->append(shape, rows, document);
+    const uint64_t before = inner_->open(shape, document)->tokens();
+    inner_->append(shape, turning_.back(shape, before, rows), document);
+  }
+
+ protected:
+  std::unique_ptr<DocumentView> view_of(const GroupShape& shape,
+                                        const StreamReader& document) const override {
+    auto view = Codec::view_of(*inner_, shape, document);
+    if (shape.side == Side::value) return view;
+    return std::make_unique<RopeView>(std::move(view), turning_, shape, document);
+  }
+
+ private:
+  std::unique_ptr<Codec> inner_;
+  Turning turning_;
+};
+
+/// "--rope undo" is not for this.
+Error cannot_undo(std::string_view why) {
+  return usage_error("rope is undo, and keys cannot be turned back: {}", why);
+}
+
+}  // namespace
+
+RopeChoice key_rope_in(const Record& parameters) {
+  return parameters.find(kRopeParameter) ? parameters.get_enum<RopeChoice>(kRopeParameter) : RopeChoice::keep;
+}
+
+RopeChoice choose_rope(const CodecEntry& entry, std::optional<RopeChoice> asked,
+                       const CodecContext& context) {
+  if (context.book) {
+    const RopeChoice trained = key_rope_in(context.book->parameters);
+    if (asked && *asked != trained)
+      throw usage_error(
+          "rope is {}, but the {} was trained on keys {} (rope is {}): leave rope out, or train another",
+          name_of(*asked), entry.book_type,
+          trained == RopeChoice::undo ? "before the rotary embedding" : "as the cache has them",
+          name_of(trained));
+    return trained;
+  }
+  if (asked) return *asked;
+  return entry.before_rope && context.rope.turns() ? RopeChoice::undo : RopeChoice::keep;
+}
+
+std::unique_ptr<Codec> make_codec(const CodecEntry& entry, const Options& options,
+                                  const CodecContext& context, RopeChoice rope) {
+  auto codec = entry.make(options, context);
+  return rope == RopeChoice::undo ? undo_rope(std::move(codec), context) : std::move(codec);
+}
+
+std::unique_ptr<Codec> undo_rope(std::unique_ptr<Codec> inner, const CodecContext& context) {
+  if (const std::string why = inner->needs_rope(); !why.empty()) throw cannot_undo(why);
+  if (!context.rope.known()) throw cannot_undo(context.rope.why_not());
+  if (!context.rope.turns()) throw cannot_undo("the model does not turn them");
+  if (context.rope.layers() != static_cast<size_t>(context.num_layers))
+    throw failed("{} layers turn keys; the model has {}", context.rope.layers(), context.num_layers);
+  return std::make_unique<RopeCodec>(std::move(inner), context);
+}
+
+}  // namespace kvcodec
