@@ -41,7 +41,7 @@ CodecOfFile::CodecOfFile(const CodesReader& codes, const std::string& book_file,
 }
 
 bool CodecOfFile::multiplies() const {
-  return entry_.capabilities.multiplies && key_rope_in(codec_->parameters()) == RopeChoice::keep;
+  return entry_.capabilities.multiplies && rope_in(codec_->parameters()) == RopeChoice::keep;
 }
 
 CodecContext context_of(const ModelInfo& model, DType storage, const Book* book) {

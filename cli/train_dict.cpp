@@ -45,6 +45,7 @@ struct TrainDictOptions final : TrainingOptions {
          .help = "go on with the training of this dictionary, on the same data; its options hold, and only "
                  "--epochs, --steps, --seconds and --tolerance may be given anew",
          .target = &resume},
+        rope_field("dictionaries"),
     };
   }
 };
@@ -52,9 +53,10 @@ struct TrainDictOptions final : TrainingOptions {
 /// One side of the chosen layers and tokens, for the trainer to read.
 class KvSource final : public SignalSource {
  public:
-  KvSource(const std::vector<Run>& runs, const std::vector<int>& groups, const TrainOptions& options,
-           Side side)
-      : runs_(runs),
+  KvSource(const TrainedRows& rows, const std::vector<Run>& runs, const std::vector<int>& groups,
+           const TrainOptions& options, Side side)
+      : rows_(rows),
+        runs_(runs),
         groups_(groups),
         model_(runs.front().kv->model()),
         options_(options),
@@ -77,12 +79,13 @@ class KvSource final : public SignalSource {
     for (size_t done = 0; done < out.rows(); ++run) {
       const uint64_t skip = first + done - starts_[run];
       const auto count = static_cast<size_t>(std::min<uint64_t>(runs_[run].count - skip, out.rows() - done));
-      if (count > 0) runs_[run].kv->read(shape, runs_[run].first + skip, out.rows(done, count));
+      if (count > 0) rows_.read(shape, runs_[run], skip, out.rows(done, count));
       done += count;
     }
   }
 
  private:
+  const TrainedRows& rows_;
   const std::vector<Run>& runs_;
   const std::vector<int>& groups_;
   const ModelInfo& model_;
@@ -240,6 +243,7 @@ std::vector<std::string> take_up(const Command& command, TrainDictOptions& optio
   resume_options(command, options.training, sparse.options, {"epochs", "steps", "seconds", "tolerance"},
                  options.resume);
   options.training = sparse.options;
+  options.rope = resume_rope(command, options.rope, sparse.rope, options.resume);
   options.training.check();
   return file.type.history;
 }
@@ -268,6 +272,7 @@ void describe_book(SparseBook& sparse, const TrainDictOptions& options, const st
         options.resume);
   const ModelInfo& model = runs.front().kv->model();
   sparse.options = options.training;
+  sparse.rope = options.rope;
   sparse.num_layers = model.num_layers;
   sparse.heads = model.num_kv_heads;
   sparse.head_dim = model.head_dim;
@@ -278,11 +283,11 @@ void describe_book(SparseBook& sparse, const TrainDictOptions& options, const st
 }
 
 /// Trains one dictionary of the book.
-SideResult train_side(const std::vector<Run>& runs, const std::vector<int>& groups,
+SideResult train_side(const TrainedRows& rows, const std::vector<Run>& runs, const std::vector<int>& groups,
                       const TrainDictOptions& options, SparseBook& sparse, Side side, size_t part) {
   const Stopwatch watch;
   const auto served = sparse.global() ? groups : std::vector{sparse.parts[part].first_layer};
-  const KvSource signals(runs, served, options.training, side);
+  const KvSource signals(rows, runs, served, options.training, side);
   SparseBook::OneSide& trained = sparse.of(side, part);
   auto& [dictionary, training] = trained;
   SideResult result;
@@ -328,13 +333,14 @@ std::string train_dict(Command& command) {
       choose_runs(files.caches, options.documents, static_cast<uint64_t>(options.max_tokens), 0);
   if (runs.empty()) throw bad_input("{}: there are no tokens to train on", first.name());
   describe_book(sparse, options, runs, groups);
+  const TrainedRows rows(files.caches, options.rope);
 
   const bool global = sparse.global();
   const auto write = [&](OutputFile& output) {
     Trained trained;
     for (const Side side : kSides)
       for (size_t part = 0; part < sparse.parts.size(); ++part)
-        trained.sides.push_back(train_side(runs, groups, options, sparse, side, part));
+        trained.sides.push_back(train_side(rows, runs, groups, options, sparse, side, part));
     const Book book = to_book(std::move(sparse));
     trained.book_bytes = book.size_bytes(), trained.digest = book.digest();
     write_book(output, book, first.model(), command.provenance(merged_history(files.histories)));

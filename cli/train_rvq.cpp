@@ -65,6 +65,7 @@ struct TrainRvqOptions final : TrainingOptions {
          .help = "go on with the training of these codebooks, on the same data; their options hold, and only "
                  "--epochs and --refits may be given anew",
          .target = &resume},
+        rope_field("codebooks"),
         {.name = "stages",
          .help = "show every codebook: what it leaves, how many entries it uses",
          .target = &stages},
@@ -83,7 +84,8 @@ void apply_preset(const RvqPreset& preset, RvqBookOptions& book, RvqTrainOptions
 }
 
 /// The vectors of one side: those of all heads of all chosen layers of the tokens.
-Matrix<float> load_vectors(const std::vector<Run>& runs, const std::vector<int>& layers, Side side) {
+Matrix<float> load_vectors(const TrainedRows& rows, const std::vector<Run>& runs,
+                           const std::vector<int>& layers, Side side) {
   const ModelInfo& model = runs.front().kv->model();
   const auto heads = static_cast<size_t>(model.num_kv_heads), d = static_cast<size_t>(model.head_dim);
   size_t tokens = 0;
@@ -93,7 +95,7 @@ Matrix<float> load_vectors(const std::vector<Run>& runs, const std::vector<int>&
   for (const int layer : layers)
     for (const Run& run : runs) {
       const auto count = static_cast<size_t>(run.count);
-      run.kv->read(side, layer, run.first, {vectors.row(at).data(), count, heads * d});
+      rows.read(group_shape(model, layer, 1, side), run, 0, {vectors.row(at).data(), count, heads * d});
       at += count * heads;
     }
   return vectors;
@@ -285,6 +287,7 @@ std::vector<std::string> take_up(const Command& command, TrainRvqOptions& option
   rvq = with_context(options.resume, [&] { return rvq_book_from(file.book, true); });
   resume_options(command, options.training, rvq.training, {"epochs", "refits"}, options.resume);
   resume_options(command, options.book, rvq.options, {}, options.resume);
+  rvq.rope = resume_rope(command, options.rope, rvq.rope, options.resume);
   rvq.training.check();
   return file.type.history;
 }
@@ -319,6 +322,14 @@ void set_source(RvqBook& rvq, const std::string& source, const std::string& resu
   rvq.source = source;
 }
 
+/// Before the rotary embedding no pair is turned faster than another.
+void check_split(const RvqBook& rvq) {
+  if (rvq.rope == RopeChoice::undo && rvq.options.split == SplitBy::rope)
+    throw usage_error(
+        "--split is rope, which sorts dimensions by how fast they are turned, but --rope undo turns keys back: "
+        "take measured or none");
+}
+
 /// Finds which dimensions of keys are high, and makes the codebooks that follow from it.
 void begin(RvqBook& rvq, const Matrix<float>& keys, const TrainRvqOptions& options, RvqTrainEngine* engine) {
   const auto d = static_cast<size_t>(rvq.head_dim);
@@ -348,13 +359,13 @@ PartResult train_part(RvqBook& rvq, RvqPart part, const Matrix<float>& vectors, 
   return {part, rows.rows(), watch.seconds()};
 }
 
-std::vector<PartResult> train_parts(RvqBook& rvq, const std::vector<Run>& runs,
+std::vector<PartResult> train_parts(RvqBook& rvq, const TrainedRows& rows, const std::vector<Run>& runs,
                                     const std::vector<int>& layers, const TrainRvqOptions& options) {
   Engine* const engine = options.common.engine();
   const auto training = engine ? engine->rvq_training() : nullptr;
   std::vector<PartResult> results;
   for (const Side side : {Side::key, Side::value}) {
-    const Matrix<float> vectors = load_vectors(runs, layers, side);
+    const Matrix<float> vectors = load_vectors(rows, runs, layers, side);
     if (side == Side::key && options.resume.empty()) begin(rvq, vectors, options, training.get());
     for (const RvqPart part : kRvqParts)
       if ((part == RvqPart::value) == (side == Side::value) && rvq.stages(part) > 0)
@@ -380,15 +391,18 @@ std::string train_rvq(Command& command) {
   } else {
     rvq.options = options.book;
     rvq.training = options.training;
+    rvq.rope = options.rope;
+    check_split(rvq);
     rvq.head_dim = first.model().head_dim;
   }
   const auto layers = options.layers.choose(first.layers(), first.name());
   const auto runs = choose_vectors(files.caches, layers.size(), options);
   set_source(rvq, source_digest(runs, layers), options.resume);
+  const TrainedRows rows(files.caches, rvq.rope);
 
   Book book;
   const auto write = [&](OutputFile& output) {
-    auto results = train_parts(rvq, runs, layers, options);
+    auto results = train_parts(rvq, rows, runs, layers, options);
     book = to_book(rvq);
     write_book(output, book, first.model(), command.provenance(merged_history(files.histories)));
     return results;

@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "cli/text.hpp"
+#include "formats/key_rope.hpp"
+#include "lib/codec/rope_codec.hpp"
 #include "lib/core/digest.hpp"
 #include "lib/core/error.hpp"
 
@@ -43,6 +45,15 @@ void TrainingOptions::declare_files(Command& command, const std::string& product
   command.options(*this, {{"resume", resumed}});
 }
 
+OptionField TrainingOptions::rope_field(const std::string& what) {
+  return {.name = "rope",
+          .help = fmt::format(
+              "undo: learn {} of keys from before the rotary embedding, turned back by their index "
+              "in the document, as encode --rope undo does; it follows what the book says",
+              what),
+          .target = &rope};
+}
+
 void TrainingOptions::parse(Command& command, bool has_twin) {
   common.declare_without_seed(command);
   command.parse();
@@ -61,7 +72,7 @@ std::vector<Run> choose_runs(const std::vector<KvReader>& files, const DocumentS
     for (const size_t document : documents.choose(kv.documents(), kv.name())) {
       const uint64_t length = kv.documents().length(document);
       if (length <= skip) continue;
-      runs.push_back({&kv, kv.documents().offsets[document] + skip, length - skip});
+      runs.push_back({&kv, kv.documents().offsets[document] + skip, length - skip, skip});
       total += runs.back().count;
     }
   if (max_tokens == 0 || total <= max_tokens) return runs;
@@ -78,7 +89,8 @@ std::vector<Run> choose_runs(const std::vector<KvReader>& files, const DocumentS
       while (at < runs.size() && place >= before + runs[at].count) before += runs[at++].count;
       if (at == runs.size()) break;
       const uint64_t count = std::min(left, before + runs[at].count - place);
-      sample.push_back({runs[at].kv, runs[at].first + (place - before), count});
+      sample.push_back(
+          {runs[at].kv, runs[at].first + (place - before), count, runs[at].index + (place - before)});
       place += count;
       left -= count;
     }
@@ -104,6 +116,23 @@ std::string source_digest(const std::vector<Run>& runs, const std::vector<int>& 
   return digest.hex();
 }
 
+TrainedRows::TrainedRows(const std::vector<KvReader>& files, RopeChoice rope) {
+  if (rope == RopeChoice::keep) return;
+  const ModelInfo& model = files.front().model();
+  for (const KvReader& kv : files)
+    if (kv.model().rope_theta != model.rope_theta || kv.model().rope_scaling != model.rope_scaling)
+      throw usage_error("--rope is undo, but the keys of {} and {} were turned in different ways",
+                        files.front().name(), kv.name());
+  rope_ = key_rope_of(model);
+  check_can_undo(*rope_);
+}
+
+void TrainedRows::read(const GroupShape& shape, const Run& run, uint64_t skip, MatrixView<float> out) const {
+  run.kv->read(shape, run.first + skip, out);
+  if (rope_ && shape.side == Side::key)
+    rope_->turn(TurnWay::back, shape.first_layer, shape.layers, run.index + skip, out);
+}
+
 TrainingFiles open_training_files(const std::vector<std::string>& inputs) {
   TrainingFiles files;
   for (const auto& input : inputs) {
@@ -127,6 +156,13 @@ void resume_options(const Command& command, Options& given, Options& stored,
       throw usage_error("--{} is {}; {} was trained with {}, and --resume goes on as it was", name,
                         to_text(value_of(sources[i])), file, to_text(value_of(targets[i])));
   }
+}
+
+RopeChoice resume_rope(const Command& command, RopeChoice given, RopeChoice stored, const std::string& file) {
+  if (command.given("rope") && given != stored)
+    throw usage_error("--rope is {}; {} was trained with {}, and --resume goes on as it was", name_of(given),
+                      file, name_of(stored));
+  return stored;
 }
 
 }  // namespace kvcodec::cli

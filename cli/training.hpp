@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -9,6 +10,8 @@
 #include "cli/command.hpp"
 #include "cli/common.hpp"
 #include "formats/kv_file.hpp"
+#include "lib/codec/rope_choice.hpp"
+#include "lib/model/key_rope.hpp"
 
 namespace kvcodec::cli {
 
@@ -21,7 +24,10 @@ struct TrainingOptions : Options {
   OutputOptions output;
   LayerSelection layers;
   DocumentSelection documents;
+  RopeChoice rope = RopeChoice::keep;
 
+  /// --rope, for fields(). what: is learned.
+  OptionField rope_field(const std::string& what);
   /// Their group in the help, with the subcommand's own fields(); resume is one of those. product: what -o
   /// names; resumed: what --resume takes.
   void declare_files(Command& command, const std::string& product, const std::string& resumed);
@@ -30,10 +36,11 @@ struct TrainingOptions : Options {
   void parse(Command& command, bool has_twin);
 };
 
-/// Consecutive tokens of one file.
+/// Consecutive tokens of one document.
 struct Run {
   const KvReader* kv = nullptr;
-  uint64_t first = 0, count = 0;
+  uint64_t first = 0, count = 0;  ///< in the file
+  uint64_t index = 0;             ///< of the first one in its document
 };
 
 /// The tokens to train on: those of the chosen documents but for the first `skip` of each, or an even sample
@@ -44,6 +51,19 @@ std::vector<Run> choose_runs(const std::vector<KvReader>& files, const DocumentS
 /// Identifies what is trained on, so that --resume can tell other data: model, text, and which part of it.
 /// groups: the first layers of the groups of layers.
 std::string source_digest(const std::vector<Run>& runs, const std::vector<int>& groups);
+
+/// Reads what is trained on, keys turned back if that is chosen.
+class TrainedRows {
+ public:
+  /// files: all that runs are of. Throws Error(usage) where keys are to be turned back and cannot be, or are
+  /// turned in other ways in other files.
+  TrainedRows(const std::vector<KvReader>& files, RopeChoice rope);
+  /// Tokens run.first + skip … of the run: out is (n, shape.width()).
+  void read(const GroupShape& shape, const Run& run, uint64_t skip, MatrixView<float> out) const;
+
+ private:
+  std::optional<KeyRope> rope_;
+};
 
 /// What is trained on, and the histories of the files.
 struct TrainingFiles {
@@ -58,5 +78,8 @@ TrainingFiles open_training_files(const std::vector<std::string>& inputs);
 /// are among `may_change`. Throws Error(usage) for others that differ. file: for messages.
 void resume_options(const Command& command, Options& given, Options& stored,
                     const std::vector<std::string_view>& may_change, const std::string& file);
+
+/// The same of --rope: gives what the book was trained with.
+RopeChoice resume_rope(const Command& command, RopeChoice given, RopeChoice stored, const std::string& file);
 
 }  // namespace kvcodec::cli

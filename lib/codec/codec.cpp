@@ -26,7 +26,7 @@ std::unique_ptr<Codec> codec_from_record(const CodecEntry& entry, const Record& 
   const std::unique_ptr<Options> options = entry.make_options();
   try {
     from_record(parameters, *options);
-    std::unique_ptr<Codec> codec = make_codec(entry, *options, context, key_rope_in(parameters));
+    std::unique_ptr<Codec> codec = make_codec(entry, *options, context, rope_in(parameters));
     check_facts(*codec, *options, parameters);
     return codec;
   } catch (const Error& error) {

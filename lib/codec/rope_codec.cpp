@@ -103,7 +103,7 @@ class RopeCodec final : public Codec {
 
   Record parameters() const override {
     Record record = inner_->parameters();
-    record.set(kRopeParameter, std::string(name_of(RopeChoice::undo)));
+    set_rope(record, RopeChoice::undo);
     return record;
   }
 
@@ -150,14 +150,10 @@ Error cannot_undo(std::string_view why) {
 
 }  // namespace
 
-RopeChoice key_rope_in(const Record& parameters) {
-  return parameters.find(kRopeParameter) ? parameters.get_enum<RopeChoice>(kRopeParameter) : RopeChoice::keep;
-}
-
 RopeChoice choose_rope(const CodecEntry& entry, std::optional<RopeChoice> asked,
                        const CodecContext& context) {
   if (context.book) {
-    const RopeChoice trained = key_rope_in(context.book->parameters);
+    const RopeChoice trained = rope_in(context.book->parameters);
     if (asked && *asked != trained)
       throw usage_error(
           "rope is {}, but the {} was trained on keys {} (rope is {}): leave rope out, or train another",
@@ -170,6 +166,11 @@ RopeChoice choose_rope(const CodecEntry& entry, std::optional<RopeChoice> asked,
   return entry.before_rope && context.rope.turns() ? RopeChoice::undo : RopeChoice::keep;
 }
 
+void check_can_undo(const KeyRope& rope) {
+  if (!rope.known()) throw cannot_undo(rope.why_not());
+  if (!rope.turns()) throw cannot_undo("the model does not turn them");
+}
+
 std::unique_ptr<Codec> make_codec(const CodecEntry& entry, const Options& options,
                                   const CodecContext& context, RopeChoice rope) {
   auto codec = entry.make(options, context);
@@ -178,8 +179,7 @@ std::unique_ptr<Codec> make_codec(const CodecEntry& entry, const Options& option
 
 std::unique_ptr<Codec> undo_rope(std::unique_ptr<Codec> inner, const CodecContext& context) {
   if (const std::string why = inner->needs_rope(); !why.empty()) throw cannot_undo(why);
-  if (!context.rope.known()) throw cannot_undo(context.rope.why_not());
-  if (!context.rope.turns()) throw cannot_undo("the model does not turn them");
+  check_can_undo(context.rope);
   if (context.rope.layers() != static_cast<size_t>(context.num_layers))
     throw failed("{} layers turn keys; the model has {}", context.rope.layers(), context.num_layers);
   return std::make_unique<RopeCodec>(std::move(inner), context);

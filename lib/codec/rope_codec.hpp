@@ -15,30 +15,19 @@
 
 #include <memory>
 #include <optional>
-#include <string_view>
 
 #include "lib/codec/codec.hpp"
-#include "lib/core/names.hpp"
+#include "lib/codec/rope_choice.hpp"
 
 namespace kvcodec {
-
-/// What a codec sees of keys.
-enum class RopeChoice : uint8_t {
-  keep,  ///< keys as the cache has them, turned
-  undo,  ///< keys turned back
-};
-constexpr auto names_of(RopeChoice) { return std::to_array<std::string_view>({"keep", "undo"}); }
-
-/// The parameter of codecs and books that says it; absent = keep.
-inline constexpr std::string_view kRopeParameter = "rope";
-
-/// What a record says. Throws Error(bad_input) for what is no choice.
-RopeChoice key_rope_in(const Record& parameters);
 
 /// What is to be done with keys: as asked; where nothing was asked as the book was trained, and where there is
 /// none as the codec would have it, if the cache's rotary embedding is known. Throws Error(usage) if a book was
 /// trained on other keys than are asked for, Error(bad_input) if what the book says is no choice.
 RopeChoice choose_rope(const CodecEntry& entry, std::optional<RopeChoice> asked, const CodecContext& context);
+
+/// Throws Error(usage) unless keys can be turned back.
+void check_can_undo(const KeyRope& rope);
 
 /// The codec for encoding with these options, keys turned back or not. Throws what entry.make throws, and
 /// Error(usage) where keys cannot be turned back: as the codec needs them turned, or as it is not known how they

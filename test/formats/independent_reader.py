@@ -386,7 +386,7 @@ class Codes(File):
 
 
 def decode_none(codes, book, layer, side, rows, tokens):
-    require(codes.group == 1 and codes.parameters == {}, "none")
+    require(codes.group == 1 and not codes.parameters.keys() - {"rope"}, "none")
     return rows["values"].reshape(tokens, 1, codes.heads, codes.dim)
 
 
@@ -991,6 +991,24 @@ def decode_rvq(codes, book, layer, side, rows, tokens):
     return values.reshape(tokens, 1, heads, dim)
 
 
+def turned(codes, values):
+    """Keys that were stored as they are before the rotary embedding, turned by their index in the document."""
+    theta, scaling = np.float32(codes.file.attrs["rope_theta"]), text(codes.file.attrs["rope_scaling"])
+    scaling = json.loads(scaling) if scaling else {}
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    require(theta > 0 and text(codes.file.attrs["key_state"]) == "post-rope", "keys that nothing turns")
+    require(kind in ("default", "linear"), f"rope of type {kind}")
+    half = codes.dim // 2
+    exponents = (2 * np.arange(half)).astype("<f4") / np.float32(codes.dim)
+    frequencies = np.float32(1) / np.power(np.float64(theta), exponents.astype("f8")).astype("<f4")
+    if kind == "linear":
+        frequencies = frequencies / np.float32(scaling["factor"])
+    angles = (np.arange(len(values), dtype="<f4")[:, None] * frequencies).astype("f8")[:, None, None]
+    cosines, sines = np.cos(angles).astype("<f4"), np.sin(angles).astype("<f4")
+    first, second = values[..., :half], values[..., half:]
+    return np.concatenate([first * cosines - second * sines, second * cosines + first * sines], axis=-1)
+
+
 DECODERS = {"rvq": decode_rvq, "none": decode_none, "selfindex": decode_selfindex, "kivi": decode_kivi, "kvcomp": decode_kvcomp, "sparse": decode_sparse, "q4": decode_q4,
             "fp8": decode_fp8, "lossless": decode_lossless}
 
@@ -1034,6 +1052,10 @@ def decode(path, kv_path, book_path=None):
             if key not in decoded:
                 rows = codes.streams(layer, side, document)
                 decoded[key] = DECODERS[codes.codec](codes, book, layer, side, rows, int(end - first))
+                rope = codes.parameters.get("rope", "keep")
+                require(rope in ("keep", "undo"), f"rope is {rope}")
+                if rope == "undo" and side == "key":
+                    decoded[key] = turned(codes, decoded[key])
             values = decoded[key]
             require(values.dtype == np.dtype("<f4"), "not computed in f32")
             for i in range(codes.group):

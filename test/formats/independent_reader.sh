@@ -145,6 +145,18 @@ plain() {
   differ $codes "$lossy"
   for kv in half odd thin empty; do coded $kv --codec lossless; done
   coded half --codec lossless --storage bf16 --block 33
+  # Keys before the rotary embedding.
+  "$make_kv" --layers 2 --heads 3 --dim 20 --tokens 150 --documents 2 --rope-theta 10000 -o turned.h5
+  "$make_kv" --layers 1 --heads 1 --dim 64 --tokens 300 --dtype f16 --rope-theta 500000 \
+    --rope-scaling '{"type":"linear","factor":4.0}' -o stretched.h5
+  coded turned --codec q4
+  kept=$recon
+  for codec in none kivi kvcomp q4; do
+    typed turned --codec $codec --rope undo
+    coded stretched --codec $codec --rope undo
+  done
+  coded turned --codec q4 --rope undo
+  differ $codes "$kept"
   read_pairs
   make_long
   long --codec lossless

@@ -23,6 +23,8 @@ struct Shape {
   std::vector<int> only;
   std::vector<std::string> document;
   std::string dtype = "bf16", name = "synthetic-", model = "synthetic", output;
+  double rope_theta = 0;  ///< 0 = unknown
+  std::string rope_scaling;
 };
 
 /// One document: positions [first, end). Its rows follow from seed and position alone.
@@ -84,6 +86,8 @@ void make(const Shape& shape) {
   model.num_kv_heads = shape.heads;
   model.num_q_heads = shape.q_heads > 0 ? shape.q_heads : shape.heads;
   model.head_dim = shape.head_dim;
+  model.rope_theta = shape.rope_theta;
+  model.rope_scaling = shape.rope_scaling;
   model.source = fmt::format("make_kv, seed {}", shape.seed);
   std::vector<int> layers = shape.only;
   if (layers.empty()) {
@@ -136,6 +140,9 @@ int main(int argc, char** argv) {
   app.add_option("--layers", shape.layers, "layers")->capture_default_str();
   app.add_option("--heads", shape.heads, "key/value heads")->capture_default_str();
   app.add_option("--dim", shape.head_dim, "head dimension")->capture_default_str();
+  app.add_option("--rope-theta", shape.rope_theta, "base of the rotary embedding that the file names")
+      ->capture_default_str();
+  app.add_option("--rope-scaling", shape.rope_scaling, "and its scaling, in JSON");
   app.add_option("--tokens", shape.tokens, "tokens per document")->capture_default_str();
   app.add_option("--documents", shape.documents, "documents")->capture_default_str();
   app.add_option("--first-position", shape.first_position,

@@ -260,6 +260,7 @@ Book to_book(const RvqBook& rvq) {
   for (const auto& [name, value] : of_training.items()) book.parameters.set(name, value);
   book.parameters.set("head-dim", int64_t{rvq.head_dim});
   book.parameters.set("source", rvq.source);
+  set_rope(book.parameters, rvq.rope);
   const DType type = rvq.options.entry_type;
   for (const RvqPart part : kRvqParts)
     if (rvq.stages(part) > 0) add_part(book, rvq, part, type);
@@ -292,6 +293,7 @@ RvqBook rvq_book_from(const Book& book, bool with_training) {
     throw bad_input("head-dim is {}; it must be between 1 and {}", head_dim, kMostHeadDim);
   rvq.head_dim = static_cast<int>(head_dim);
   rvq.source = book.parameters.get_string("source");
+  rvq.rope = rope_in(book.parameters);
   rvq.split.low = list_of<uint32_t>(book, "key_low/dimensions", DType::u32);
   if (book.find("key_high/dimensions"))
     rvq.split.high = list_of<uint32_t>(book, "key_high/dimensions", DType::u32);

@@ -20,6 +20,7 @@
 #include <string>
 
 #include "lib/codec/book.hpp"
+#include "lib/codec/rope_choice.hpp"
 #include "lib/core/options.hpp"
 #include "lib/rvq/residual.hpp"
 #include "lib/rvq/split.hpp"
@@ -61,7 +62,8 @@ struct RvqBook {
   RvqBookOptions options;
   RvqTrainOptions training;
   int head_dim = 0;
-  std::string source;  ///< identifies the data it was learned from
+  RopeChoice rope = RopeChoice::keep;  ///< what keys they were learned from
+  std::string source;                  ///< identifies the data it was learned from
   DimensionSplit split;
   std::vector<double> dimension_error, dimension_energy;  ///< of keys; empty if no probe was made
 

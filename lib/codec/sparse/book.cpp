@@ -238,6 +238,7 @@ Book to_book(SparseBook sparse) {
   book.parameters.set("head-dim", int64_t{sparse.head_dim});
   book.parameters.set("width", static_cast<int64_t>(sparse.layout().signal_width()));
   book.parameters.set("source", sparse.source);
+  set_rope(book.parameters, sparse.rope);
   if (sparse.parts.empty()) throw failed("a dictionary without parts");
   for (const Side side : kSides) {
     for (SparseBook::Part& part : sparse.parts) {
@@ -277,6 +278,7 @@ SparseBook sparse_book_from(const Book& book, bool with_training) {
   sparse.heads = shape_parameter(book.parameters, "heads");
   sparse.head_dim = shape_parameter(book.parameters, "head-dim");
   sparse.source = book.parameters.get_string("source");
+  sparse.rope = rope_in(book.parameters);
   if (sparse.options.layer_group > sparse.num_layers || sparse.num_layers % sparse.options.layer_group != 0)
     throw bad_input("layer groups of {} do not divide the model's {} layers", sparse.options.layer_group,
                     sparse.num_layers);

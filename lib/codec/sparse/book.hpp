@@ -25,6 +25,7 @@
 
 #include "lib/codec/book.hpp"
 #include "lib/codec/codec.hpp"
+#include "lib/codec/rope_choice.hpp"
 #include "lib/sparse/dictionary.hpp"
 #include "lib/sparse/train.hpp"
 
@@ -33,6 +34,7 @@ namespace kvcodec {
 struct SparseBook {
   TrainOptions options;  ///< atom_type: how to_book keeps the atoms, or how they were kept
   int num_layers = 0, heads = 0, head_dim = 0;  ///< of the model
+  RopeChoice rope = RopeChoice::keep;           ///< what keys it was learned from
   std::string source;                           ///< identifies the data it was learned from
 
   struct OneSide {
