@@ -1,11 +1,17 @@
 #include "lib/codec/rope_codec.hpp"
 
+#include <algorithm>
+
 #include "lib/codec/exact_rows.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
+#include "lib/core/parallel.hpp"
 
 namespace kvcodec {
 namespace {
+
+/// Values per piece of parallel work: 64 KiB of floats.
+constexpr size_t kPieceValues = 1 << 14;
 
 /// How keys are turned back, and what they are rounded to then: inner codecs see values of the cache's type, so
 /// that what they keep exactly and take up again later is what they were given.
@@ -17,9 +23,19 @@ struct Turning {
   Matrix<float> back(const GroupShape& shape, uint64_t first, MatrixView<const float> rows) const {
     check_width(shape, rows.cols());
     Matrix<float> turned(rows.rows(), rows.cols());
-    for (size_t i = 0; i < rows.rows(); ++i) std::ranges::copy(rows.row(i), turned.row(i).begin());
-    rope.turn(TurnWay::back, shape.first_layer, shape.layers, first, turned);
-    if (storage != DType::f32) widen(storage, to_storage(storage, turned), {turned.data(), turned.size()});
+    // A few rows at a time, which stay in the cache on their way.
+    const size_t grain = std::max<size_t>(1, kPieceValues / rows.cols());
+    parallel_for(rows.rows(), grain, [&](size_t begin, size_t end, int) {
+      std::vector<uint16_t> halves(rows.cols());
+      for (size_t i = begin; i < end; ++i) std::ranges::copy(rows.row(i), turned.row(i).begin());
+      rope.turn(TurnWay::back, shape.first_layer, shape.layers, first + begin,
+                turned.view().rows(begin, end - begin));
+      if (storage == DType::f32) return;
+      for (size_t i = begin; i < end; ++i) {
+        store_row(storage, turned.row(i), i, halves);
+        widen(storage, halves, turned.row(i));
+      }
+    });
     return turned;
   }
 
@@ -110,9 +126,9 @@ class RopeCodec final : public Codec {
   int layer_group() const override { return inner_->layer_group(); }
   std::vector<StreamSpec> streams(const GroupShape& shape) const override { return inner_->streams(shape); }
 
-  /// The keys turned back, and those once more in 16 bits.
+  /// The keys turned back besides.
   size_t scratch_bytes_per_row(const GroupShape& shape) const override {
-    return inner_->scratch_bytes_per_row(shape) + shape.width() * (sizeof(float) + sizeof(uint16_t));
+    return inner_->scratch_bytes_per_row(shape) + shape.width() * sizeof(float);
   }
 
   SurveyScope survey_scope() const override { return inner_->survey_scope(); }
