@@ -243,4 +243,21 @@ double RansModel::coded_bits(std::span<const uint64_t> counts) const {
   return bits;
 }
 
+void check_alike(std::span<const RansModel> models) {
+  if (models.empty()) throw failed("no model to code with");
+  for (const RansModel& model : models)
+    if (model.alphabet() != models.front().alphabet() || model.escape_bits() != models.front().escape_bits())
+      throw failed("models of alphabets {} and {} cannot take turns", models.front().alphabet(),
+                   model.alphabet());
+}
+
+void check_runs(std::span<const RansRun> runs, size_t models, size_t symbols) {
+  size_t sum = 0;
+  for (const RansRun& run : runs) {
+    if (run.model >= models) throw failed("a run of model {} of {}", run.model, models);
+    sum += run.symbols;
+  }
+  if (sum != symbols) throw failed("runs of {} symbols for segments of {}", sum, symbols);
+}
+
 }  // namespace kvcodec

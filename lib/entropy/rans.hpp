@@ -17,6 +17,10 @@
 // take their words in lane order, after all of them have given their symbols. Behind its last symbol every
 // lane's state is 2^16, and all words are used up.
 //
+// Runs. A segment may change its model: its symbols are then runs, one behind the other, each of one model out
+// of several with the same alphabet and escape_bits. Symbol i of a run belongs to lane i % 8, so that each run
+// begins with lane 0; states go on from run to run. A segment of one model is one run.
+//
 // A segment costs 16 to 32 bytes over its symbols' entropy (the part of the states that holds no
 // information), and the scale rounds probabilities to 1/M: 12 suits alphabets of up to 256 symbols and is the
 // fastest to decode, 16 suits very uneven or large ones. Up to 8192 symbols in use the loss is below half a
@@ -43,6 +47,12 @@ struct RansOptions {
   unsigned scale = 0;
   /// Symbols with a frequency at most, the escape included; the rarest beyond are left to the escape.
   size_t max_symbols = 65536;
+};
+
+/// Consecutive symbols of a segment that one of several models codes.
+struct RansRun {
+  size_t model = 0;
+  size_t symbols = 0;
 };
 
 class RansModel {
@@ -96,5 +106,12 @@ class RansModel {
   unsigned scale_ = 0;
   std::vector<uint32_t> frequencies_, starts_;  // of 0..alphabet-1 and the escape
 };
+
+/// What encoders and decoders of segments of runs ask of their models: there is one, and all have the same alphabet
+/// and escape_bits. Throws Error(failed).
+void check_alike(std::span<const RansModel> models);
+
+/// Throws Error(failed) unless the runs are of models that there are, and have `symbols` symbols in all.
+void check_runs(std::span<const RansRun> runs, size_t models, size_t symbols);
 
 }  // namespace kvcodec

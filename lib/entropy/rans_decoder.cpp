@@ -32,7 +32,7 @@ uint32_t read_u32(const uint8_t* bytes) {
 }  // namespace
 
 template <class Symbol>
-RansDecoder<Symbol>::RansDecoder(const RansModel& model) : model_(model) {
+RansDecoder<Symbol>::Tables::Tables(const RansModel& model) {
   if (model.symbols() > size_t{std::numeric_limits<Symbol>::max()} + 1)
     throw failed("a model of {} symbols does not fit symbols of {} bytes", model.symbols(), sizeof(Symbol));
   uint32_t largest = 0;
@@ -42,19 +42,25 @@ RansDecoder<Symbol>::RansDecoder(const RansModel& model) : model_(model) {
   const size_t slots = size_t{1} << model.scale();
   if (sizeof(Symbol) == 1 && model.scale() <= kNarrowScale && model.symbols() <= kNarrowSymbols &&
       largest < kNarrowFrequency) {
-    narrow_.resize(slots);
+    narrow.resize(slots);
     for (uint32_t symbol = 0; symbol < model.symbols(); ++symbol)
       for (uint32_t i = 0; i < model.frequency(symbol); ++i)
-        narrow_[model.start(symbol) + i] = symbol | i << 8 | model.frequency(symbol) << 20;
+        narrow[model.start(symbol) + i] = symbol | i << 8 | model.frequency(symbol) << 20;
     return;
   }
-  symbols_.resize(slots + 1);  // the kernels read two at a time
-  ranges_.resize(model.symbols());
+  symbols.resize(slots + 1);  // the kernels read two at a time
+  ranges.resize(model.symbols());
   for (size_t symbol = 0; symbol < model.symbols(); ++symbol) {
-    std::fill_n(symbols_.begin() + ptrdiff_t{model.start(symbol)}, model.frequency(symbol),
+    std::fill_n(symbols.begin() + ptrdiff_t{model.start(symbol)}, model.frequency(symbol),
                 static_cast<uint16_t>(symbol));
-    ranges_[symbol] = model.start(symbol) << 16 | (model.frequency(symbol) & 0xffff);
+    ranges[symbol] = model.start(symbol) << 16 | (model.frequency(symbol) & 0xffff);
   }
+}
+
+template <class Symbol>
+RansDecoder<Symbol>::RansDecoder(std::span<const RansModel> models) : models_(models.begin(), models.end()) {
+  check_alike(models);
+  for (const RansModel& model : models_) tables_.emplace_back(model);
 }
 
 /// What one call of decode_segments works on.
@@ -62,101 +68,130 @@ template <class Symbol>
 struct RansDecoder<Symbol>::Work {
   std::span<const uint8_t> payload;
   std::span<const uint32_t> segment_bytes;
+  std::span<const RansRun> runs;
   MatrixView<Symbol> out;
   std::vector<EscapedValue>& escaped;
-  DecodeTable table;
-  std::vector<size_t> starts;  // first byte of each segment
+  std::vector<size_t> starts = {};  // first byte of each segment
+
+  const uint8_t* end_of(size_t segment) const {
+    return payload.data() + starts[segment] + segment_bytes[segment];
+  }
+  [[noreturn]] void refuse(size_t segment) const {
+    kvcodec::refuse(segment, out.cols(), segment_bytes[segment]);
+  }
 };
 
-/// Decodes up to kTogether segments: groups of 8 symbols by the kernels, as long as the payload has words to
-/// read for the most that groups can take, the rest in finish().
+/// Decodes up to kTogether segments, run by run: groups of 8 symbols by the kernels, as long as the payload has
+/// words to read for the most that groups can take, the rest in finish_run().
 template <class Symbol>
 void RansDecoder<Symbol>::decode_group(Work& work, size_t segment, size_t count) const {
-  const size_t groups = work.out.cols() / kLanes;
   Segment<Symbol> segments[kTogether];
   for (size_t i = 0; i < count; ++i) {
     const uint8_t* const bytes = work.payload.data() + work.starts[segment + i];
     for (size_t lane = 0; lane < kLanes; ++lane) {
       segments[i].states[lane] = read_u32(bytes + 4 * lane);
-      if (segments[i].states[lane] < kLowestState)
-        refuse(segment + i, work.out.cols(), work.segment_bytes[segment + i]);
+      if (segments[i].states[lane] < kLowestState) work.refuse(segment + i);
     }
     segments[i].words = bytes + kStateBytes;
     segments[i].out = work.out.row(segment + i).data();
   }
   const uint8_t* const end = work.payload.data() + work.payload.size();
   const auto decode = pick(scalar::decode<Symbol>, avx2::decode<Symbol>, avx512::decode<Symbol>);
-  const auto advance = [&](Segment<Symbol>* first, size_t together) {
+  const auto advance = [&](const DecodeTable& table, Segment<Symbol>* first, size_t together, size_t groups) {
     for (size_t done = 0; done < groups;) {
       size_t safe = groups - done;
       for (size_t i = 0; i < together; ++i)
-        safe = std::min(safe, static_cast<size_t>(end - first[i].words) / kGroupBytes);
+        safe = std::min(safe, static_cast<size_t>(end - std::min(end, first[i].words)) / kGroupBytes);
       if (safe == 0) return;
-      decode(work.table, first, together, safe);
+      decode(table, first, together, safe);
       done += safe;
     }
   };
-  if (count == kTogether)
-    advance(segments, kTogether);
-  else
-    for (size_t i = 0; i < count; ++i) advance(segments + i, 1);
-  for (size_t i = 0; i < count; ++i) {
-    const auto done = static_cast<size_t>(segments[i].out - work.out.row(segment + i).data());
-    finish(work, segment + i, done, segments[i].states, segments[i].words);
+  for (size_t begin = 0; const RansRun& run : work.runs) {
+    const Tables& tables = tables_[run.model];
+    const DecodeTable table{models_[run.model].scale(),
+                            tables.narrow.empty() ? nullptr : tables.narrow.data(), tables.symbols.data(),
+                            tables.ranges.data()};
+    if (run.symbols > 0 && tables.narrow.empty() && tables.symbols.empty())
+      throw bad_input("segments of {} symbols, but a model without frequencies", work.out.cols());
+    if (count == kTogether)
+      advance(table, segments, kTogether, run.symbols / kLanes);
+    else
+      for (size_t i = 0; i < count; ++i) advance(table, segments + i, 1, run.symbols / kLanes);
+    for (size_t i = 0; i < count; ++i) finish_run(work, run, begin, segment + i, segments[i]);
+    begin += run.symbols;
   }
+  for (size_t i = 0; i < count; ++i) finish(work, segment + i, segments[i]);
 }
 
-/// What the kernels left: symbols from `done` on one by one, then the checks and the raw values.
+/// What the kernels left of a run that begins with symbol `begin`, symbol by symbol.
 template <class Symbol>
-void RansDecoder<Symbol>::finish(Work& work, size_t segment, size_t done, uint32_t* states,
-                                 const uint8_t* words) const {
-  const std::span<Symbol> row = work.out.row(segment);
-  const uint32_t bytes = work.segment_bytes[segment];
-  const uint8_t* const end = work.payload.data() + work.starts[segment] + bytes;
-  const uint32_t mask = (1u << work.table.scale) - 1;
-  for (; done < row.size(); done += kLanes) {
+void RansDecoder<Symbol>::finish_run(const Work& work, const RansRun& run, size_t begin, size_t segment,
+                                     Segment<Symbol>& at) const {
+  const std::span<Symbol> row = work.out.row(segment).subspan(begin, run.symbols);
+  const RansModel& model = models_[run.model];
+  const Tables& tables = tables_[run.model];
+  const uint32_t mask = (1u << model.scale()) - 1;
+  const uint8_t* const end = work.end_of(segment);
+  for (auto done = static_cast<size_t>(at.out - row.data()); done < row.size(); done += kLanes) {
     const size_t lanes = std::min(row.size() - done, kLanes);
     for (size_t lane = 0; lane < lanes; ++lane) {
-      uint32_t& x = states[lane];
+      uint32_t& x = at.states[lane];
       const uint32_t slot = x & mask;
-      const size_t symbol = work.table.narrow ? work.table.narrow[slot] & 0xff : work.table.symbols[slot];
+      const size_t symbol = tables.narrow.empty() ? tables.symbols[slot] : tables.narrow[slot] & 0xff;
       row[done + lane] = static_cast<Symbol>(symbol);
-      x = model_.frequency(symbol) * (x >> work.table.scale) + slot - model_.start(symbol);
+      x = model.frequency(symbol) * (x >> model.scale()) + slot - model.start(symbol);
     }
     for (size_t lane = 0; lane < lanes; ++lane)
-      if (states[lane] < kLowestState) {
-        if (end - words < 2) refuse(segment, row.size(), bytes);
-        states[lane] = states[lane] << 16 | words[0] | static_cast<uint32_t>(words[1]) << 8;
-        words += 2;
+      if (at.states[lane] < kLowestState) {
+        if (at.words >= end || end - at.words < 2) work.refuse(segment);
+        at.states[lane] = at.states[lane] << 16 | at.words[0] | static_cast<uint32_t>(at.words[1]) << 8;
+        at.words += 2;
       }
   }
+  at.out = row.data() + row.size();
+}
+
+/// The checks and the raw values, once all symbols are decoded.
+template <class Symbol>
+void RansDecoder<Symbol>::finish(Work& work, size_t segment, const Segment<Symbol>& at) const {
+  const uint8_t* const end = work.end_of(segment);
   // The kernels may have gone on into the next segment.
-  const bool at_rest = std::all_of(states, states + kLanes, [](uint32_t x) { return x == kLowestState; });
-  if (words > end || !at_rest) refuse(segment, row.size(), bytes);
-  const auto escape = static_cast<Symbol>(model_.escape());
-  const uint64_t escapes = model_.has_escape() ? find_escapes<Symbol>(row, segment, escape, work.escaped) : 0;
-  const std::span<const uint8_t> raw(words, end);
-  const uint64_t raw_bits = escapes * model_.escape_bits();
-  if (raw.size() != raw_bits / 8 + (raw_bits % 8 != 0)) refuse(segment, row.size(), bytes);
+  const bool at_rest =
+      std::all_of(at.states, at.states + kLanes, [](uint32_t x) { return x == kLowestState; });
+  if (at.words > end || !at_rest) work.refuse(segment);
+  const RansModel& model = models_.front();
+  const auto escape = static_cast<Symbol>(model.escape());
+  const uint64_t escapes =
+      model.has_escape() ? find_escapes<Symbol>(work.out.row(segment), segment, escape, work.escaped) : 0;
+  const std::span<const uint8_t> raw(at.words, end);
+  const uint64_t raw_bits = escapes * model.escape_bits();
+  if (raw.size() != raw_bits / 8 + (raw_bits % 8 != 0)) work.refuse(segment);
   BitReader reader(raw);
   for (EscapedValue& value : std::span(work.escaped).last(escapes))
-    value.value = reader.get(model_.escape_bits());
+    value.value = reader.get(model.escape_bits());
 }
 
 template <class Symbol>
 void RansDecoder<Symbol>::decode_segments(std::span<const uint8_t> payload,
                                           std::span<const uint32_t> segment_bytes, MatrixView<Symbol> out,
                                           std::vector<EscapedValue>& escaped) const {
+  const RansRun run{0, out.cols()};
+  decode_segments(payload, segment_bytes, {&run, 1}, out, escaped);
+}
+
+template <class Symbol>
+void RansDecoder<Symbol>::decode_segments(std::span<const uint8_t> payload,
+                                          std::span<const uint32_t> segment_bytes,
+                                          std::span<const RansRun> runs, MatrixView<Symbol> out,
+                                          std::vector<EscapedValue>& escaped) const {
+  check_runs(runs, models_.size(), out.cols());
   if (segment_bytes.size() != out.rows())
     throw failed("{} segments, but room for {}", segment_bytes.size(), out.rows());
-  if (out.cols() > 0 && out.rows() > 0 && narrow_.empty() && symbols_.empty())
-    throw bad_input("segments of {} symbols, but a model without frequencies", out.cols());
-  const DecodeTable table{model_.scale(), narrow_.empty() ? nullptr : narrow_.data(), symbols_.data(),
-                          ranges_.data()};
-  Work work{payload, segment_bytes, out, escaped, table, {}};
+  Work work{payload, segment_bytes, runs, out, escaped};
   uint64_t end = 0;
   for (size_t i = 0; i < segment_bytes.size(); ++i) {
-    if (segment_bytes[i] < kStateBytes) refuse(i, out.cols(), segment_bytes[i]);
+    if (segment_bytes[i] < kStateBytes) work.refuse(i);
     work.starts.push_back(end);
     end += segment_bytes[i];
   }

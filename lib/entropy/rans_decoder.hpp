@@ -13,6 +13,11 @@
 
 namespace kvcodec {
 
+namespace rans_kernels {
+template <class Symbol>
+struct Segment;
+}
+
 /// Symbol: uint8_t (models of at most 256 symbols, the escape included) or uint16_t.
 template <class Symbol>
 class RansDecoder {
@@ -21,7 +26,10 @@ class RansDecoder {
   static constexpr size_t kTogether = 4;
 
   /// Throws Error(failed) if the model's symbols do not fit the type.
-  explicit RansDecoder(const RansModel& model);
+  explicit RansDecoder(const RansModel& model) : RansDecoder(std::span(&model, 1)) {}
+  /// For segments whose runs have models of their own. Throws Error(failed) also unless there is one, and all have
+  /// the same alphabet and escape_bits.
+  explicit RansDecoder(std::span<const RansModel> models);
 
   /// Decodes consecutive segments of out.cols() symbols, the first one at payload[0], segment i of
   /// segment_bytes[i] bytes, into row i of out: (segment_bytes.size(), n). Escapes stand in out as the
@@ -32,16 +40,27 @@ class RansDecoder {
   void decode_segments(std::span<const uint8_t> payload, std::span<const uint32_t> segment_bytes,
                        MatrixView<Symbol> out, std::vector<EscapedValue>& escaped) const;
 
+  /// The same of segments of these runs, which together have out.cols() symbols; Error(failed) if they have not.
+  void decode_segments(std::span<const uint8_t> payload, std::span<const uint32_t> segment_bytes,
+                       std::span<const RansRun> runs, MatrixView<Symbol> out,
+                       std::vector<EscapedValue>& escaped) const;
+
  private:
+  /// A model as the kernels look it up (rans_kernels.hpp): either the first or the other two.
+  struct Tables {
+    explicit Tables(const RansModel& model);
+    std::vector<uint32_t> narrow;
+    std::vector<uint16_t> symbols;
+    std::vector<uint32_t> ranges;
+  };
   struct Work;
   void decode_group(Work& work, size_t segment, size_t count) const;
-  void finish(Work& work, size_t segment, size_t done, uint32_t* states, const uint8_t* words) const;
+  void finish_run(const Work& work, const RansRun& run, size_t begin, size_t segment,
+                  rans_kernels::Segment<Symbol>& at) const;
+  void finish(Work& work, size_t segment, const rans_kernels::Segment<Symbol>& at) const;
 
-  RansModel model_;
-  // rans_kernels.hpp; either the first or the other two
-  std::vector<uint32_t> narrow_;
-  std::vector<uint16_t> symbols_;
-  std::vector<uint32_t> ranges_;
+  std::vector<RansModel> models_;
+  std::vector<Tables> tables_;
 };
 
 }  // namespace kvcodec

@@ -16,7 +16,10 @@ inline constexpr size_t kMaxSegmentSymbols = size_t{1} << 26;
 
 class RansEncoder {
  public:
-  explicit RansEncoder(const RansModel& model);
+  explicit RansEncoder(const RansModel& model) : RansEncoder(std::span(&model, 1)) {}
+  /// For segments whose runs have models of their own. Throws Error(failed) unless there is one, and all have the
+  /// same alphabet and escape_bits.
+  explicit RansEncoder(std::span<const RansModel> models);
 
   /// Appends the rows of `symbols` (segments, n) to `out` as segments one behind the other. Symbols are ones
   /// that have a frequency; in place of others stands the escape, and `raw` holds their values in order (as
@@ -28,6 +31,11 @@ class RansEncoder {
   void encode_segments(MatrixView<const uint16_t> symbols, std::span<const uint32_t> raw,
                        std::span<uint32_t> segment_bytes, std::vector<uint8_t>& out) const;
 
+  /// The same with these runs in every segment, which together have as many symbols as a row.
+  void encode_segments(MatrixView<const uint8_t> symbols, std::span<const RansRun> runs,
+                       std::span<const uint32_t> raw, std::span<uint32_t> segment_bytes,
+                       std::vector<uint8_t>& out) const;
+
  private:
   /// One step: x' = x + bias + floor(x / frequency) * complement, after x has been brought below `limit`.
   struct Step {
@@ -37,12 +45,15 @@ class RansEncoder {
     uint32_t complement = 0;
   };
   template <class Symbol>
-  void encode(MatrixView<const Symbol> symbols, std::span<const uint32_t> raw,
+  void encode(MatrixView<const Symbol> symbols, std::span<const RansRun> runs, std::span<const uint32_t> raw,
               std::span<uint32_t> segment_bytes, std::vector<uint8_t>& out) const;
+  std::span<const Step> steps(size_t model) const {
+    return std::span(steps_).subspan(model * symbols_, symbols_);
+  }
 
   unsigned escape_bits_;
-  size_t escape_;
-  std::vector<Step> steps_;
+  size_t escape_, symbols_;
+  std::vector<Step> steps_;  // of each model, of each symbol
 };
 
 }  // namespace kvcodec
