@@ -20,6 +20,8 @@
 #include "cli/text.hpp"
 #include "formats/kv_file.hpp"
 #include "lib/core/error.hpp"
+#include "lib/linalg/covariance.hpp"
+#include "lib/linalg/eigen.hpp"
 #include "lib/metrics/attention_error.hpp"
 #include "lib/metrics/gaussian_bound.hpp"
 #include "lib/metrics/reconstruction.hpp"

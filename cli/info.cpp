@@ -445,7 +445,7 @@ std::string info(Command& command) {
   if (type.type == "kv") return kv_info(options);
   if (type.type == "codes") return codes_info(options);
   if (type.type == "outputs") return outputs_info(options);
-  if (type.type == "dictionary" || type.type == "codebooks") {
+  if (is_book_type(type.type)) {
     if (options.layers.given() || options.documents.given())
       throw usage_error("{}: a {} has no layers and documents to choose from", options.input, type.type);
     return book_info(options);

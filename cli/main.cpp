@@ -38,7 +38,8 @@ const std::vector<Task>& tasks() {
       {"Prepare",
        {{"dump-kv", "run a model over text and store its keys and values", dump_kv},
         {"train-dict", "learn a dictionary for the codec sparse", train_dict},
-        {"train-rvq", "learn codebooks for the codec rvq", train_rvq}}},
+        {"train-rvq", "learn codebooks for the codec rvq", train_rvq},
+        {"train-transform", "learn a basis for the codec transform", train_transform}}},
       {"Code",
        {{"encode", "compress a cache with one of the codecs", encode},
         {"decode", "rebuild a cache, or a part of it, from its codes", decode},
@@ -77,10 +78,14 @@ std::string overview() {
   std::string page =
       "kvcodec - compress the key/value caches of language models\n\n"
       "usage: kvcodec COMMAND [ARGUMENTS]\n";
+  size_t widest = 0;
+  for (const auto& [title, subcommands] : tasks())
+    for (const auto& subcommand : subcommands)
+      widest = std::max(widest, std::string_view(subcommand.name).size());
   for (const auto& [title, subcommands] : tasks()) {
     page += fmt::format("\n{}\n", title);
     for (const auto& subcommand : subcommands)
-      page += fmt::format("  {:<14}{}\n", subcommand.name, subcommand.summary);
+      page += fmt::format("  {:<{}}  {}\n", subcommand.name, widest, subcommand.summary);
   }
   page +=
       "\nkvcodec help COMMAND (or kvcodec COMMAND --help) explains a command; kvcodec --version says which "

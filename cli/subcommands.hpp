@@ -11,6 +11,7 @@ namespace kvcodec::cli {
 std::string dump_kv(Command& command);
 std::string train_dict(Command& command);
 std::string train_rvq(Command& command);
+std::string train_transform(Command& command);
 std::string encode(Command& command);
 std::string decode(Command& command);
 std::string attend(Command& command);

@@ -55,43 +55,29 @@ class KvSource final : public SignalSource {
  public:
   KvSource(const TrainedRows& rows, const std::vector<Run>& runs, const std::vector<int>& groups,
            const TrainOptions& options, Side side)
-      : rows_(rows),
-        runs_(runs),
+      : tokens_(rows, runs),
         groups_(groups),
         model_(runs.front().kv->model()),
         options_(options),
-        side_(side),
-        starts_{0} {
-    for (const Run& run : runs_) starts_.push_back(starts_.back() + run.count);
-  }
+        side_(side) {}
 
   SignalLayout layout() const override { return options_.layout(model_.num_kv_heads, model_.head_dim); }
   size_t num_layers() const override { return static_cast<size_t>(model_.num_layers); }
   size_t groups() const override { return groups_.size(); }
   int first_layer(size_t group) const override { return groups_[group]; }
-  uint64_t tokens() const override { return starts_.back(); }
+  uint64_t tokens() const override { return tokens_.count(); }
 
   void read(size_t group, uint64_t first, MatrixView<float> out) const override {
-    const GroupShape shape =
-        group_shape(model_, groups_[group], static_cast<int>(options_.layer_group), side_);
-    size_t run =
-        static_cast<size_t>(std::upper_bound(starts_.begin(), starts_.end(), first) - starts_.begin()) - 1;
-    for (size_t done = 0; done < out.rows(); ++run) {
-      const uint64_t skip = first + done - starts_[run];
-      const auto count = static_cast<size_t>(std::min<uint64_t>(runs_[run].count - skip, out.rows() - done));
-      if (count > 0) rows_.read(shape, runs_[run], skip, out.rows(done, count));
-      done += count;
-    }
+    tokens_.read(group_shape(model_, groups_[group], static_cast<int>(options_.layer_group), side_), first,
+                 out);
   }
 
  private:
-  const TrainedRows& rows_;
-  const std::vector<Run>& runs_;
+  RunTokens tokens_;
   const std::vector<int>& groups_;
   const ModelInfo& model_;
   const TrainOptions& options_;
   Side side_;
-  std::vector<uint64_t> starts_;  // of each run along all tokens, and their sum
 };
 
 /// What is said of one dictionary; all there is to say of it once it is in the book.

@@ -133,6 +133,22 @@ void TrainedRows::read(const GroupShape& shape, const Run& run, uint64_t skip, M
     rope_->turn(TurnWay::back, shape.first_layer, shape.layers, run.index + skip, out);
 }
 
+RunTokens::RunTokens(const TrainedRows& rows, const std::vector<Run>& runs)
+    : rows_(rows), runs_(runs), starts_{0} {
+  for (const Run& run : runs) starts_.push_back(starts_.back() + run.count);
+}
+
+void RunTokens::read(const GroupShape& shape, uint64_t first, MatrixView<float> out) const {
+  size_t run =
+      static_cast<size_t>(std::upper_bound(starts_.begin(), starts_.end(), first) - starts_.begin()) - 1;
+  for (size_t done = 0; done < out.rows(); ++run) {
+    const uint64_t skip = first + done - starts_[run];
+    const auto count = static_cast<size_t>(std::min<uint64_t>(runs_[run].count - skip, out.rows() - done));
+    if (count > 0) rows_.read(shape, runs_[run], skip, out.rows(done, count));
+    done += count;
+  }
+}
+
 TrainingFiles open_training_files(const std::vector<std::string>& inputs) {
   TrainingFiles files;
   for (const auto& input : inputs) {

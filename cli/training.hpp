@@ -65,6 +65,21 @@ class TrainedRows {
   std::optional<KeyRope> rope_;
 };
 
+/// The tokens of runs as one sequence.
+class RunTokens {
+ public:
+  /// rows and runs outlive this.
+  RunTokens(const TrainedRows& rows, const std::vector<Run>& runs);
+  uint64_t count() const { return starts_.back(); }
+  /// Tokens [first, first + out.rows()) of these layers and this side.
+  void read(const GroupShape& shape, uint64_t first, MatrixView<float> out) const;
+
+ private:
+  const TrainedRows& rows_;
+  const std::vector<Run>& runs_;
+  std::vector<uint64_t> starts_;  // of each run, and their sum
+};
+
 /// What is trained on, and the histories of the files.
 struct TrainingFiles {
   std::vector<KvReader> caches;

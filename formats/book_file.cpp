@@ -9,11 +9,7 @@
 namespace kvcodec {
 namespace {
 
-constexpr std::string_view kBookTypes[] = {"dictionary", "codebooks"};
-
-bool is_book(std::string_view type) {
-  return std::find(std::begin(kBookTypes), std::end(kBookTypes), type) != std::end(kBookTypes);
-}
+constexpr std::string_view kBookTypes[] = {"dictionary", "codebooks", "transform"};
 
 /// Array names are paths below the book's group: lower-case words with '_' or '-', joined by '/'.
 bool is_array_name(std::string_view name) {
@@ -84,12 +80,16 @@ uint64_t write_book_at(h5::File& file, const std::string& group, const Book& boo
   return bytes;
 }
 
+bool is_book_type(std::string_view type) {
+  return std::ranges::find(kBookTypes, type) != std::end(kBookTypes);
+}
+
 BookFile read_book(const std::string& name, const std::string& type, bool with_training) {
   const h5::File file = h5::File::open(name);
   BookFile result;
   result.type = read_file_type(file);
   const std::string& found = result.type.type;
-  if (type.empty() ? !is_book(found) : found != type)
+  if (type.empty() ? !is_book_type(found) : found != type)
     throw file.error("/", "is a {} file; a {} file is wanted here", found,
                      type.empty() ? fmt::format("{}", fmt::join(kBookTypes, " or ")) : type);
   result.model = read_model(file);
@@ -99,7 +99,7 @@ BookFile read_book(const std::string& name, const std::string& type, bool with_t
 }
 
 void write_book(OutputFile& output, const Book& book, const ModelInfo& model, const Provenance& provenance) {
-  if (!is_book(book.type)) throw failed("{}: '{}' is no type of a book", output.target(), book.type);
+  if (!is_book_type(book.type)) throw failed("{}: '{}' is no type of a book", output.target(), book.type);
   h5::File file = h5::File::create(output);
   write_book_at(file, "/", book, true);
   write_model(file, model);

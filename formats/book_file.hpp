@@ -1,14 +1,18 @@
-// Files of books: `dictionary`, `codebooks` (FORMAT.md, "dictionary"). Any Book is written without
+// Files of books: `dictionary`, `codebooks`, `transform` (FORMAT.md, "dictionary"). Any Book is written without
 // knowing what for.
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "formats/header.hpp"
 #include "formats/output.hpp"
 #include "lib/codec/book.hpp"
 
 namespace kvcodec {
+
+/// Whether files of that type hold a book.
+bool is_book_type(std::string_view type);
 
 struct BookFile {
   Book book;

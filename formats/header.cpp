@@ -20,8 +20,8 @@ struct KnownType {
   std::string_view name;
   int version = 1, oldest = 1;
 };
-constexpr KnownType kTypes[] = {{"kv"},    {"dictionary"}, {"codebooks"}, {"codes", 2, 2},
-                                {"index"}, {"selection"},  {"outputs"},   {"sensitivity"}};
+constexpr KnownType kTypes[] = {{"kv"},        {"dictionary"}, {"codebooks"},   {"codes", 2, 2}, {"index"},
+                                {"selection"}, {"outputs"},    {"sensitivity"}, {"transform"}};
 
 const KnownType* find_type(std::string_view name) {
   const auto place =

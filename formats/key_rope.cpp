@@ -25,7 +25,7 @@ ModelConfig rope_config(const ModelInfo& model) {
 
 KeyRope key_rope_of(const ModelInfo& model) {
   if (model.key_state != "post-rope")
-    return KeyRope::unknown(
+    return KeyRope::not_yet(
         fmt::format("they are from before the rotary embedding (key_state is {})", model.key_state));
   if (model.rope_theta == 0)
     return KeyRope::unknown("the file does not say how they were turned (rope_theta is 0)");

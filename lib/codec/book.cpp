@@ -1,7 +1,10 @@
 #include "lib/codec/book.hpp"
 
+#include <algorithm>
+
 #include <fmt/ranges.h>
 
+#include "lib/core/checked.hpp"
 #include "lib/core/digest.hpp"
 #include "lib/core/error.hpp"
 
@@ -25,6 +28,18 @@ const Array& Book::get(std::string_view name, DType dtype, size_t dimensions) co
     throw bad_input("/{}: is {} [{}]; a {} has {} with {} dimensions there", name, name_of(array->type),
                     fmt::join(array->shape, ", "), type, name_of(dtype), dimensions);
   return *array;
+}
+
+const Array& Book::checked(std::string_view name, DType dtype, std::span<const uint64_t> shape,
+                           size_t element_bytes) const {
+  const Array& array = get(name, dtype, shape.size());
+  if (!std::ranges::equal(array.shape, shape))
+    throw bad_input("/{}: is [{}]; it must be [{}]", name, fmt::join(array.shape, ", "),
+                    fmt::join(shape, ", "));
+  if (array.bytes.size() != checked_mul(checked_product(array.shape), element_bytes))
+    throw bad_input("/{}: {} bytes do not fit its shape [{}]", name, array.bytes.size(),
+                    fmt::join(array.shape, ", "));
+  return array;
 }
 
 uint64_t Book::size_bytes() const {

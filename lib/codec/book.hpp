@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "lib/core/dtype.hpp"
@@ -46,10 +47,30 @@ struct Book {
   /// The array of that name, type and number of dimensions. Throws Error(bad_input) naming what is there
   /// instead.
   const Array& get(std::string_view name, DType type, size_t dimensions) const;
+  /// The values of the array of that name, type and shape. Throws Error(bad_input) for another, and where its bytes
+  /// do not fit its shape (files check that, books made in memory may not).
+  template <class T>
+  std::span<const T> values(std::string_view name, DType dtype, std::span<const uint64_t> shape) const {
+    return checked(name, dtype, shape, sizeof(T)).template values<T>();
+  }
+  /// The same of one dimension, as long as it may be.
+  template <class T>
+  std::span<const T> list(std::string_view name, DType dtype) const {
+    return values<T>(name, dtype, get(name, dtype, 1).shape);
+  }
+  template <class T>
+  void add(std::string name, DType dtype, std::vector<uint64_t> shape, std::span<const T> elements) {
+    arrays.push_back(Array::of<T>(std::move(name), dtype, std::move(shape), elements));
+  }
+
   /// Bytes that decoding needs: all arrays but the training record.
   uint64_t size_bytes() const;
   /// Identifies type and content of all arrays but the training record.
   std::string digest() const;
+
+ private:
+  const Array& checked(std::string_view name, DType dtype, std::span<const uint64_t> shape,
+                       size_t element_bytes) const;
 };
 
 }  // namespace kvcodec

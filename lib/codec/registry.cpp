@@ -16,11 +16,12 @@ CodecEntry kivi_codec();
 CodecEntry q4_codec();
 CodecEntry fp8_codec();
 CodecEntry lossless_codec();
+CodecEntry transform_codec();
 
 std::span<const CodecEntry> codecs() {
   static const CodecEntry entries[] = {
       none_codec(), sparse_codec(), rvq_codec(), kvcomp_codec(),   selfindex_codec(),
-      kivi_codec(), q4_codec(),     fp8_codec(), lossless_codec(),
+      kivi_codec(), q4_codec(),     fp8_codec(), lossless_codec(), transform_codec(),
   };
   return entries;
 }

@@ -176,7 +176,8 @@ RopeChoice choose_rope(const CodecEntry& entry, std::optional<RopeChoice> asked,
           name_of(*asked), entry.book_type,
           trained == RopeChoice::undo ? "before the rotary embedding" : "as the cache has them",
           name_of(trained));
-    return trained;
+    // Keys that were never turned are what such a book is for.
+    return context.rope.before() ? RopeChoice::keep : trained;
   }
   if (asked) return *asked;
   return entry.before_rope && context.rope.turns() ? RopeChoice::undo : RopeChoice::keep;

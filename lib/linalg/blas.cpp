@@ -4,30 +4,12 @@
 #include <limits>
 
 #include <cblas.h>
-#include <omp.h>
 
 #include "lib/core/error.hpp"
+#include "lib/linalg/blas_thread.hpp"
 
 namespace kvcodec {
 namespace {
-
-/// Keeps OpenBLAS on the calling thread. Inside a team of several threads its OpenMP build does that by
-/// itself; elsewhere (a parallel_for of one piece counts as elsewhere) it takes as many threads as OpenMP
-/// would give the calling task, hence one.
-class OnThisThread {
- public:
-  OnThisThread() : before_(omp_in_parallel() ? 0 : omp_get_max_threads()) {
-    if (before_ > 1) omp_set_num_threads(1);
-  }
-  ~OnThisThread() {
-    if (before_ > 1) omp_set_num_threads(before_);
-  }
-  OnThisThread(const OnThisThread&) = delete;
-  OnThisThread& operator=(const OnThisThread&) = delete;
-
- private:
-  int before_;
-};
 
 blasint as_blas(size_t size) {
   if (size > static_cast<size_t>(std::numeric_limits<int>::max()))

@@ -11,38 +11,9 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 #include <span>
-#include <vector>
-
-#include "lib/core/view.hpp"
 
 namespace kvcodec {
-
-/// Sums up the covariance of rows of `width` values, piece by piece. Products are floats over 256 rows at a
-/// time, on which the rows' first mean is taken off, sums are doubles: any pieces give the same to rounding,
-/// any number of threads the same. Memory: 8 bytes per pair of columns.
-class CovarianceSums {
- public:
-  explicit CovarianceSums(size_t width);
-  /// (n, width), finite.
-  void add(MatrixView<const float> rows);
-  uint64_t rows() const { return rows_; }
-  /// (width, width), by the number of rows; zeros without any.
-  Matrix<double> covariance() const;
-
- private:
-  size_t width_;
-  uint64_t rows_ = 0;
-  std::vector<float> origin_;
-  std::vector<double> sums_;
-  Matrix<double> products_;
-};
-
-/// The eigenvalues of a symmetric matrix, rising, to 2^-50 of the largest or so: Householder's reduction to
-/// three diagonals, then bisection by Sturm's count (Golub and Van Loan, "Matrix Computations", sections 8.3
-/// and 8.4). Throws Error(failed) if the matrix is not square or holds values that are not finite.
-std::vector<double> symmetric_eigenvalues(Matrix<double> matrix);
 
 /// The least mean squared error per value at `bits` bits per value on average, of independent components with
 /// these variances (those below 0 by rounding count as 0). 0 without components.

@@ -72,6 +72,12 @@ class Angles {
 
 }  // namespace
 
+KeyRope KeyRope::not_yet(std::string why) {
+  KeyRope rope = unknown(std::move(why));
+  rope.before_ = true;
+  return rope;
+}
+
 KeyRope KeyRope::unknown(std::string why) {
   KeyRope rope({}, {}, 0);
   rope.why_not_ = std::move(why);

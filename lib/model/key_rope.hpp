@@ -32,6 +32,8 @@ class KeyRope {
   /// Of a cache of which it is not known how keys were turned, or of which there is nothing to undo; why: a
   /// sentence's end for messages, behind "keys cannot be turned back: ".
   static KeyRope unknown(std::string why);
+  /// Of a cache whose keys are from before the embedding: there is nothing to undo, since nothing was done.
+  static KeyRope not_yet(std::string why);
   KeyRope() : KeyRope(unknown("nothing is said of the model's rotary embedding")) {}
 
   /// kinds: the different ways; of_layer: of each layer, which one of them. Throws Error(bad_input) for
@@ -44,6 +46,8 @@ class KeyRope {
 
   bool known() const { return why_not_.empty(); }
   const std::string& why_not() const { return why_not_; }
+  /// Whether the cache's keys are from before the embedding.
+  bool before() const { return before_; }
   /// Whether any layer turns its keys.
   bool turns() const;
   size_t layers() const { return of_layer_.size(); }
@@ -63,6 +67,7 @@ class KeyRope {
   std::vector<size_t> of_layer_;
   size_t head_dim_ = 0;
   std::string why_not_;
+  bool before_ = false;
 };
 
 }  // namespace kvcodec

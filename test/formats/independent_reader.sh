@@ -2,7 +2,7 @@
 # Holds kvcodec's files against the reader that was written from formats/FORMAT.md.
 #   independent_reader.sh PART <kvcodec> <make_kv> <folder to work in>
 # PART is `files` (caches, indices, outputs, selections) or what codes are read of: `plain` (codecs without books), `kvcomp`, `sparse`,
-# `rvq`. Exit status 77: there is no Python with h5py here.
+# `rvq`, `transform`. Exit status 77: there is no Python with h5py here.
 #
 # A start of Python costs as much as reading a small file: pairs of codes and what kvcodec decodes them to are kept, and read in one go.
 # Packing and types other than f32 are common to all codecs and options: `typed` has them, once for each codec and kind of ids.
@@ -306,7 +306,78 @@ rvq() {
   reader check $all_codebooks
 }
 
+learned() { # <name of the kv file> <options of train-transform...>: makes $transform and sets $book
+  kv=$1
+  shift
+  number=$((number + 1))
+  transform=$number-transform.h5
+  transforms="$transforms $transform"
+  run train-transform "$kv.h5" "$@" -o $transform
+  book="--book $transform"
+}
+
+holds() { # <codes> <recon> <what the reader must have come across>
+  # shellcheck disable=SC2086
+  reader decode $book "$1" "$2" >said
+  grep -q " [1-9][0-9]* $3" said || fail "no $3: $(cat said)"
+}
+
+# Books of all layers, of two, of one and of weighted errors; steps so fine that levels have low bits, and so coarse that no component
+# of some layers lives; blocks of all lengths mod 8, whose runs do not fill groups of lanes.
+transform() {
+  make_caches
+  transforms=
+  # Of the document `a` of kv, later on; b and c have other means, which levels without a frequency come from.
+  "$make_kv" --layers 4 --heads 2 --dim 20 --document a:1000:3300 -o train.h5
+  # Some tokens are so loud that they are kept exactly.
+  cp kv.h5 loud.h5
+  "$python" -c '
+import h5py
+with h5py.File("loud.h5", "r+") as file:
+    for layer in file["/layers"].values():
+        for side in ("key", "value"):
+            values = layer[side][:]
+            values[[0, 5, 6, 170, 299, 340]] *= 64
+            layer[side][:] = values'
+
+  learned train
+  typed kv --codec transform
+  read_pairs
+  differ $codes kv.h5
+  coded kv --codec transform --rung 0 --window 30 --block 16
+  coded kv --codec transform --bits 2 --sink 0 --block 33 --storage f16
+  coded kv --codec transform --bits 1.2 --sink 7 --window 3 --block 7 --embed-book
+  coded kv --codec transform --window 400
+  coded loud --codec transform --block 64
+  holds $codes $recon 'exact tokens'
+  read_pairs
+
+  learned train --layer-group 2 --most-bits 10 --least-bits 6 --rate-distortion 0 --unbias 1
+  coded kv --codec transform --bits 9 --block 50
+  holds $codes $recon 'low bits'
+  holds $codes $recon 'escaped levels'
+  coded kv --codec transform --layers 2-3 --bits 6
+  read_pairs
+
+  learned train --layer-group 1 --most-bits 0.02 --least-bits 0.01
+  coded kv --codec transform --rung 0
+  read_pairs
+
+  run sensitivity --model "$here/../../data/demo-model" --text "$here/../../LICENSE" --chunk 200 --max-documents 2 -o weights.h5
+  "$make_kv" --layers 4 --heads 2 --dim 64 --tokens 2200 --dtype f32 -o model.h5
+  learned model --weights weights.h5 --max-tokens 2100
+  coded model --codec transform
+  read_pairs
+
+  make_long
+  learned long
+  long --codec transform
+  long --codec transform --block 40 --window 1000
+  # shellcheck disable=SC2086
+  reader check $transforms
+}
+
 case $part in
-  files | plain | kvcomp | sparse | rvq) $part ;;
+  files | plain | kvcomp | sparse | rvq | transform) $part ;;
   *) fail "independent_reader.sh: '$part' is no part" ;;
 esac

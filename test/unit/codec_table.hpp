@@ -15,7 +15,9 @@
 #include "lib/codec/rope_codec.hpp"
 #include "lib/codec/rvq/book.hpp"
 #include "lib/codec/sparse/book.hpp"
+#include "lib/codec/transform/book.hpp"
 #include "lib/core/bits.hpp"
+#include "lib/core/half.hpp"
 #include "lib/core/rng.hpp"
 #include "lib/sparse/omp_reference.hpp"
 #include "test/test.hpp"
@@ -646,6 +648,97 @@ inline CodecCase rvq_case(const RvqSettings& settings) {
 
 // ----------------------------------------------------------------------------------------------------------------------------
 
+// transform
+// -------------------------------------------------------------------------------------------------------------------
+
+struct TransformSettings {
+  int layer_group = 2;
+  int64_t sink = 4, window = 0, block = 256;
+  float step = 0.25f;
+};
+
+/// A book of random orthonormal vectors with all components, fine steps and the tables of a Laplacian.
+inline TransformBook random_transform_book(const TransformSettings& settings, const CodecContext& context,
+                                           Rng& rng) {
+  TransformBook book;
+  book.options.layer_group = settings.layer_group;
+  book.options.rate_distortion = 0;
+  book.num_layers = context.num_layers, book.heads = context.heads, book.head_dim = context.head_dim;
+  book.source = "random";
+  const size_t width = book.width();
+  for (size_t c = 0; c < kLevelClasses; ++c) {
+    std::vector<uint64_t> counts(kLevelSymbols);
+    for (size_t k = 0; k < kLevelSymbols; ++k)
+      counts[k] =
+          static_cast<uint64_t>(1e4 * std::exp(-std::abs(static_cast<double>(k) - kLargestSymbol) / 2)) + 1;
+    book.classes.push_back({RansModel::from_counts(counts, {.escape_bits = kEscapedBits}), {}});
+  }
+  book.measures = {{1, 1}, {2, 0.5}};
+  for (const Side side : kSides)
+    for (int first = 0; first < context.num_layers; first += settings.layer_group) {
+      TransformBook::Part part{side, first, {}, {}};
+      for (size_t c = 0; c < width; ++c) {
+        part.basis.mean.push_back(static_cast<float>(rng.normal()));
+        part.basis.weights.push_back(c % 2 == 0 ? 1.0f : 4.0f);
+      }
+      // I - 2 v v' with v of norm 1.
+      std::vector<double> v(width);
+      double norm = 0;
+      for (double& value : v) value = rng.normal(), norm += value * value;
+      part.basis.vectors = Matrix<float>(width, width);
+      for (size_t i = 0; i < width; ++i)
+        for (size_t c = 0; c < width; ++c)
+          part.basis.vectors(i, c) = static_cast<float>((i == c) - 2 * v[i] * v[c] / norm);
+      for (const float step : {2 * settings.step, settings.step}) {
+        LevelRung rung{step, {}, std::vector<float>(width, 1.0f)};
+        for (size_t i = 0; i < width; ++i) rung.classes.push_back(static_cast<uint8_t>(18 + rng.below(8)));
+        part.rungs.push_back(rung);
+      }
+      book.parts.push_back(std::move(part));
+    }
+  return book;
+}
+
+/// Half a step in each component, and what rounding of the vectors to bytes leaves of the identity. First and newest
+/// tokens are exact.
+inline void check_transform(const TransformSettings& settings, MatrixView<const float> original,
+                            MatrixView<const float> decoded) {
+  const size_t tokens = original.rows(), width = original.cols();
+  size_t wrong = 0;
+  for (size_t t = 0; t < tokens; ++t) {
+    const bool exact =
+        t < static_cast<size_t>(settings.sink) || t + static_cast<size_t>(settings.window) >= tokens;
+    double energy = 0, error = 0;
+    for (size_t c = 0; c < width; ++c) {
+      const double value = static_cast<double>(original(t, c));
+      energy += (std::abs(value) + 4) * (std::abs(value) + 4) * 4;
+      error += std::pow(value - static_cast<double>(decoded(t, c)), 2);
+    }
+    // Levels of vectors are off by half of 1/127 of the largest at most, two such rows meet in each product.
+    const double n = static_cast<double>(width),
+                 bound = std::sqrt(n) * static_cast<double>(settings.step) / 2 * 1.1 +
+                         std::sqrt(energy) * std::sqrt(n) / 127;
+    wrong += exact ? error != 0 : !(std::sqrt(error) <= bound);
+  }
+  CHECK_EQ(wrong, 0);
+}
+
+inline CodecCase transform_case(const TransformSettings& settings) {
+  return {
+      .label = fmt::format("transform, {} layers, sink {}, window {}, block {}", settings.layer_group,
+                           settings.sink, settings.window, settings.block),
+      .codec = "transform",
+      .options = {{"bits", 2.0},
+                  {"sink", settings.sink},
+                  {"window", settings.window},
+                  {"block", settings.block}},
+      .check_error = [=](const GroupShape&, DType, MatrixView<const float> original,
+                         MatrixView<const float> decoded) { check_transform(settings, original, decoded); },
+      .make_book = [=](const CodecContext& context,
+                       Rng& rng) { return to_book(random_transform_book(settings, context, rng)); },
+      .flags = 1};
+}
+
 inline std::vector<CodecCase> codec_table() {
   return {
       {.label = "none", .codec = "none", .options = {}},
@@ -704,6 +797,9 @@ inline std::vector<CodecCase> codec_table() {
       kvcomp_case({.entropy = "auto", .key_rel = 0.005, .max_error = 0.5, .block = 100}),
       rvq_case({}),
       rvq_case({.beam = 3, .sink = 0, .window = 0, .codebooks = 1, .entries = 20, .split = SplitBy::none}),
+      transform_case({}),
+      transform_case({.layer_group = 4, .sink = 0, .block = 32}),
+      transform_case({.layer_group = 1, .sink = 3, .window = 40, .block = 50}),
       rvq_case({.beam = 2, .sink = 7, .window = 150, .entries = 260, .entry_type = DType::f32}),
       before_rope({.label = "none", .codec = "none", .options = {}}),
       before_rope(kivi_case(2, 32, 32, 128, "f16")),

@@ -6,6 +6,8 @@
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/core/rng.hpp"
+#include "lib/linalg/covariance.hpp"
+#include "lib/linalg/eigen.hpp"
 #include "lib/metrics/attention_error.hpp"
 #include "lib/metrics/gaussian_bound.hpp"
 #include "lib/metrics/interval.hpp"

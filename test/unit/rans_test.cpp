@@ -402,3 +402,59 @@ TEST_CASE("rans: damaged segments are refused, or decode alike on every level") 
   CHECK_FALSE(decode(decoder, std::vector<uint8_t>(32, 0), std::vector<uint32_t>{32}, 0));   // states too low
   CHECK_FALSE(decode(decoder, std::vector<uint8_t>(32, 1), std::vector<uint32_t>{~0u}, 0));  // not all there
 }
+
+TEST_CASE("rans: a segment may change its model from run to run") {
+  Rng rng(31);
+  const RansOptions options{.escape_bits = 9, .scale = 0};
+  std::vector<RansModel> models;
+  for (const double decay : {0.05, 0.5, 0.95}) {
+    std::vector<uint64_t> counts(20);
+    for (size_t i = 0; i < counts.size(); ++i)
+      counts[i] = static_cast<uint64_t>(1e5 * std::pow(decay, static_cast<double>(i)));
+    models.push_back(RansModel::from_counts(counts, options));
+  }
+  const std::vector<RansRun> runs{{2, 13}, {0, 64}, {0, 1}, {1, 0}, {1, 40}, {2, 7}};
+  const size_t n = 125, segments = 6;
+  Matrix<uint8_t> symbols(segments, n), back(segments, n);
+  std::vector<uint32_t> raw;
+  for (size_t row = 0; row < segments; ++row)
+    for (size_t begin = 0; const RansRun& run : runs) {
+      for (size_t i = begin; i < begin + run.symbols; ++i) {
+        const size_t symbol = rng.below(21);
+        const bool coded = symbol < 20 && models[run.model].frequency(symbol) > 0;
+        symbols(row, i) = static_cast<uint8_t>(coded ? symbol : 20);
+        if (!coded) raw.push_back(static_cast<uint32_t>(rng.below(512)));
+      }
+      begin += run.symbols;
+    }
+  const RansEncoder encoder(models);
+  const RansDecoder<uint8_t> decoder(models);
+  std::vector<uint32_t> sizes(segments);
+  std::vector<uint8_t> bytes;
+  encoder.encode_segments(symbols, runs, raw, sizes, bytes);
+  for (const SimdLevel level : test::simd_levels()) {
+    const test::AtLevel at(level);
+    std::vector<EscapedValue> escaped;
+    decoder.decode_segments(bytes, sizes, runs, back, escaped);
+    CHECK(std::equal(symbols.data(), symbols.data() + symbols.size(), back.data()));
+    REQUIRE_EQ(escaped.size(), raw.size());
+    for (size_t i = 0; i < raw.size(); ++i) CHECK_EQ(escaped[i].value, raw[i]);
+    // Other runs are another code: the states do not come to rest.
+    const std::vector<RansRun> others{{2, 12}, {0, 66}, {1, 40}, {2, 7}};
+    CHECK_THROWS_AS(decoder.decode_segments(bytes, sizes, others, back, escaped), Error);
+  }
+  // Runs of one model that fill whole groups are one run.
+  const std::vector<RansRun> halves{{1, 64}, {1, 61}}, whole{{1, 125}};
+  std::ranges::fill(std::span(symbols.data(), symbols.size()), uint8_t{3});
+  std::vector<uint8_t> in_halves, at_once;
+  encoder.encode_segments(symbols, halves, {}, sizes, in_halves);
+  encoder.encode_segments(symbols, whole, {}, sizes, at_once);
+  CHECK(in_halves == at_once);
+
+  const std::vector<RansRun> short_runs{{0, 124}}, no_such_model{{3, 125}};
+  CHECK_THROWS_AS(encoder.encode_segments(symbols, short_runs, {}, sizes, bytes), Error);
+  CHECK_THROWS_AS(encoder.encode_segments(symbols, no_such_model, {}, sizes, bytes), Error);
+  models.push_back(RansModel::from_counts(std::vector<uint64_t>(21, 1), options));
+  CHECK_THROWS_AS(RansEncoder{models}, Error);
+  CHECK_THROWS_AS(RansDecoder<uint8_t>{models}, Error);
+}

@@ -1,0 +1,251 @@
+// kvcodec train-transform KV ... [options] -o TRANSFORM
+//
+//   --weights FILE    what errors of each layer cost the model (kvcodec sensitivity)
+//   --layer-group N   layers whose keys, or values, are one vector
+//   --most-bits, --least-bits   the rates that the book serves
+//   --max-tokens N    learn from a sample
+//
+//   kvcodec train-transform kv.h5 --weights sensitivity.h5 -o transform.h5
+#include <algorithm>
+#include <optional>
+
+#include "cli/coding.hpp"
+#include "cli/common.hpp"
+#include "cli/json.hpp"
+#include "cli/product.hpp"
+#include "cli/progress.hpp"
+#include "cli/subcommands.hpp"
+#include "cli/text.hpp"
+#include "cli/training.hpp"
+#include "formats/book_file.hpp"
+#include "formats/key_rope.hpp"
+#include "formats/kv_file.hpp"
+#include "formats/sensitivity_file.hpp"
+#include "lib/codec/transform/book.hpp"
+#include "lib/core/checked.hpp"
+#include "lib/core/error.hpp"
+#include "lib/transform/train.hpp"
+
+namespace kvcodec::cli {
+namespace {
+
+/// The codec keeps as many exactly; their keys and values are like no others.
+constexpr uint64_t kSinks = 4;
+
+struct TrainTransformOptions final : Options {
+  std::vector<std::string> inputs;
+  std::string weights;
+  int64_t max_tokens = 0;
+  CommonOptions common;
+  OutputOptions output;
+  DocumentSelection documents;
+  std::optional<RopeChoice> rope;
+  TransformBookOptions book;
+
+  std::vector<OptionField> fields() override {
+    return {
+        {.name = "rope",
+         .help =
+             "learn from keys from before the rotary embedding (undo) or as the cache has them (keep); default: undo if "
+             "the cache says how they were turned",
+         .target = &rope},
+
+        {.name = "weights",
+         .help = "sensitivity file: errors of each layer's keys and values count by what they cost the model "
+                 "(default: all alike)",
+         .target = &weights},
+        {.name = "max-tokens",
+         .help = "learn from a sample of N tokens, in runs spread evenly over the documents (default: all)",
+         .target = &max_tokens,
+         .min = 1}};
+  }
+};
+
+/// The vectors of all parts: keys of each group of layers, then values.
+class PartVectors final : public VectorSource {
+ public:
+  PartVectors(const TrainedRows& rows, const std::vector<Run>& runs, const ModelInfo& model, int layer_group)
+      : tokens_(rows, runs) {
+    for (const Side side : kSides)
+      for (int first = 0; first < model.num_layers; first += layer_group)
+        shapes_.push_back(group_shape(model, first, layer_group, side));
+  }
+
+  const std::vector<GroupShape>& shapes() const { return shapes_; }
+  size_t parts() const override { return shapes_.size(); }
+  size_t width() const override { return shapes_.front().width(); }
+  uint64_t tokens() const override { return tokens_.count(); }
+  void read(size_t part, uint64_t first, MatrixView<float> out) const override {
+    tokens_.read(shapes_[part], first, out);
+  }
+
+ private:
+  RunTokens tokens_;
+  std::vector<GroupShape> shapes_;
+};
+
+/// The most layers that divide the model's and whose vectors are no wider than kMostAutoWidth.
+int64_t automatic_group(const ModelInfo& model) {
+  int best = 1;
+  for (int layers = 1; layers <= model.num_layers; ++layers)
+    if (model.num_layers % layers == 0 &&
+        group_shape(model, 0, layers, Side::key).width() <= TransformBookOptions::kMostAutoWidth)
+      best = layers;
+  return best;
+}
+
+/// By layer and side, what a unit of squared error of one value costs.
+std::vector<std::array<double, 2>> weights_of_layers(const TrainTransformOptions& options,
+                                                     const ModelInfo& model) {
+  std::vector<std::array<double, 2>> weights(as_size(model.num_layers), {1, 1});
+  if (options.weights.empty()) return weights;
+  const SensitivityFile file = read_sensitivities(options.weights);
+  const ModelInfo& measured = file.info.model;
+  if (measured.num_layers != model.num_layers || measured.num_kv_heads != model.num_kv_heads ||
+      measured.head_dim != model.head_dim)
+    throw bad_input("{}: it is of {} layers with {} heads of {}; the cache has {}, {} of {}", options.weights,
+                    measured.num_layers, measured.num_kv_heads, measured.head_dim, model.num_layers,
+                    model.num_kv_heads, model.head_dim);
+  for (size_t layer = 0; layer < weights.size(); ++layer)
+    for (size_t side = 0; side < 2; ++side) {
+      // Noise of that variance was put on every value of a token: what it cost is the sum over all of them.
+      const double nats = file.info.layers[layer][side].nats.mean;
+      if (!(nats > 0))
+        throw bad_input("{}: layer {} costs {} nats for a unit of noise on its {}s; it must be more than 0",
+                        options.weights, layer, nats, kSides[side]);
+      weights[layer][side] = nats;
+    }
+  return weights;
+}
+
+std::vector<std::vector<float>> weights_of_parts(const TrainTransformOptions& options, const ModelInfo& model,
+                                                 const std::vector<GroupShape>& shapes) {
+  const auto of_layers = weights_of_layers(options, model);
+  std::vector<std::vector<float>> weights;
+  for (const GroupShape& shape : shapes) {
+    auto& of_part = weights.emplace_back();
+    for (int layer = shape.first_layer; layer < shape.first_layer + shape.layers; ++layer)
+      of_part.insert(of_part.end(), shape.width() / as_size(shape.layers),
+                     static_cast<float>(of_layers[as_size(layer)][static_cast<size_t>(shape.side)]));
+  }
+  return weights;
+}
+
+TransformBook learn(const TrainTransformOptions& options, const TrainedRows& rows,
+                    const std::vector<Run>& runs, const ModelInfo& model) {
+  TransformBook book;
+  book.options = options.book;
+  if (book.options.layer_group == 0) book.options.layer_group = automatic_group(model);
+  if (model.num_layers % book.options.layer_group != 0)
+    throw usage_error("--layer-group is {}; it must divide the model's {} layers", book.options.layer_group,
+                      model.num_layers);
+  const PartVectors vectors(rows, runs, model, static_cast<int>(book.options.layer_group));
+  if (const uint64_t bytes = learn_transform_bytes(vectors), memory = options.common.memory_bytes();
+      bytes > memory)
+    throw usage_error(
+        "vectors of {} values take {} to learn, more than --memory ({}): take a smaller --layer-group",
+        vectors.width(), size_text(bytes), size_text(memory));
+  ProgressBar bar("train-transform", "steps", options.common.quiet);
+  const TransformTraining training{
+      options.book.most_bits, options.book.least_bits, {options.book.rate_distortion, options.book.unbias}};
+  LearnedTransform learned =
+      learn_transform(vectors, weights_of_parts(options, model, vectors.shapes()), training, bar.callback());
+  book.num_layers = model.num_layers, book.heads = model.num_kv_heads, book.head_dim = model.head_dim;
+  book.classes = std::move(learned.levels.classes);
+  book.measures = std::move(learned.levels.measures);
+  for (size_t i = 0; i < vectors.parts(); ++i)
+    book.parts.push_back({vectors.shapes()[i].side, vectors.shapes()[i].first_layer,
+                          std::move(learned.bases[i]), std::move(learned.levels.rungs[i])});
+  return book;
+}
+
+/// Components that live at a step, of all parts.
+size_t live_components(const TransformBook& book, size_t rung) {
+  size_t count = 0;
+  for (const TransformBook::Part& part : book.parts) count += part.rungs[rung].live().size();
+  return count;
+}
+
+std::string summary(const TransformBook& transform, const Book& book, const TrainTransformOptions& options) {
+  if (options.common.json) {
+    Json json = {{"output", options.output.path},
+                 {"digest", book.digest()},
+                 {"book_bytes", book.size_bytes()},
+                 {"layer_group", transform.options.layer_group},
+                 {"rungs", Json::array()}};
+    for (size_t i = 0; i < transform.steps(); ++i)
+      json["rungs"].push_back({{"step", transform.parts.front().rungs[i].step},
+                               {"bits_per_value", transform.measures[i].bits},
+                               {"weighted_error", transform.measures[i].error},
+                               {"components", live_components(transform, i)}});
+    return text_of(json);
+  }
+  Table table({{"rung"}, {"step"}, {"bits/value"}, {"weighted", "error"}, {"components"}});
+  for (size_t i = 0; i < transform.steps(); ++i)
+    table.row({std::to_string(i), significant(static_cast<double>(transform.parts.front().rungs[i].step), 3),
+               fmt::format("{:.3f}", transform.measures[i].bits), significant(transform.measures[i].error, 3),
+               grouped(live_components(transform, i))});
+  return table.text() +
+         fmt::format("{}: {}, digest {}\n", options.output.path, size_text(book.size_bytes()), book.digest());
+}
+
+void declare(Command& command, TrainTransformOptions& options) {
+  command.describe(
+      "KV ... [options] -o TRANSFORM",
+      "Learns the basis that the codec transform needs, from caches of one model: the keys, and the "
+      "values, of all heads of some layers become components that are uncorrelated and whose errors "
+      "cost alike, and for a ladder of quantizer steps what their levels take. Keys are best stored "
+      "before the rotary embedding (dump-kv --pre-rope). Learn from 100,000 tokens and more, of text "
+      "like that to be compressed or of a mixture.",
+      "kvcodec train-transform kv.h5 -o transform.h5\n"
+      "kvcodec train-transform kv.h5 --weights sensitivity.h5 --layer-group 10 -o transform.h5");
+  command.group("Input and output");
+  command.inputs("KV", "kv files of one model; one of them can be -, standard input", options.inputs);
+  options.output.declare(command, "transform file to write");
+  options.documents.declare(command);
+  command.options(options, {{"weights", "FILE"}});
+  command.group("Transform");
+  command.options(options.book);
+  options.common.declare(command);
+}
+
+}  // namespace
+
+std::string train_transform(Command& command) {
+  TrainTransformOptions options;
+  declare(command, options);
+  command.parse();
+  options.output.check(options.common);
+  std::vector<std::string> read = options.inputs;
+  read.push_back(options.weights);
+  check_inputs(read);
+  options.common.apply(command, false);
+  options.book.check();
+
+  TrainingFiles files = open_training_files(options.inputs);
+  const KvReader& first = files.caches.front();
+  const ModelInfo& model = first.model();
+  if (first.layers().size() != as_size(model.num_layers))
+    throw bad_input("{}: it has layers {} of {}; a transform is learned from all", first.name(),
+                    ranges_text(first.layers()), model.num_layers);
+  const auto runs =
+      choose_runs(files.caches, options.documents, static_cast<uint64_t>(options.max_tokens), kSinks);
+  if (runs.empty()) throw bad_input("{}: there are no tokens to train on", first.name());
+  // Turned keys lie in many more directions.
+  const KeyRope key_rope = key_rope_of(model);
+  const RopeChoice rope = options.rope.value_or(key_rope.turns() ? RopeChoice::undo : RopeChoice::keep);
+  const TrainedRows rows(files.caches, rope);
+  TransformBook transform;
+  Book book;
+  const auto write = [&](OutputFile& output) {
+    transform = learn(options, rows, runs, model);
+    transform.rope = key_rope.before() ? RopeChoice::undo : rope;
+    transform.source = source_digest(runs, first.layers());
+    book = to_book(transform);
+    write_book(output, book, model, command.provenance(merged_history(files.histories)));
+    return 0;
+  };
+  return run_to_file(options.output, write, [&](int) { return summary(transform, book, options); });
+}
+
+}  // namespace kvcodec::cli

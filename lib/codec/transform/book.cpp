@@ -1,0 +1,235 @@
+#include "lib/codec/transform/book.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "lib/core/bits.hpp"
+#include "lib/core/checked.hpp"
+#include "lib/core/error.hpp"
+#include "lib/core/half.hpp"
+
+namespace kvcodec {
+namespace {
+
+constexpr std::string_view kType = "transform";
+constexpr int kLevelOffset = 128;
+constexpr int64_t kMostShape = 1 << 20;
+
+std::string path_of(const TransformBook::Part& part, std::string_view array) {
+  return fmt::format("{}/{}/{}", part.side, part.first_layer, array);
+}
+
+void add_floats(Book& book, std::string name, std::vector<uint64_t> shape, std::span<const float> values) {
+  book.add<float>(std::move(name), DType::f32, std::move(shape), values);
+}
+
+void add_part(Book& book, const TransformBook::Part& part) {
+  const TransformBasis& basis = part.basis;
+  const uint64_t n = basis.components(), width = basis.width(), rungs = part.rungs.size();
+  add_floats(book, path_of(part, "mean"), {width}, basis.mean);
+  add_floats(book, path_of(part, "weights"), {width}, basis.weights);
+  const ByteRows bytes = round_to_byte_rows(basis.vectors);
+  std::vector<uint8_t> levels(bytes.levels.size());
+  std::ranges::transform(std::span(bytes.levels.data(), levels.size()), levels.begin(),
+                         [](int8_t level) { return static_cast<uint8_t>(level + kLevelOffset); });
+  book.add<uint8_t>(path_of(part, "vectors"), DType::u8, {n, width}, levels);
+  add_floats(book, path_of(part, "vector_scales"), {n}, bytes.scales);
+  std::vector<uint8_t> classes;
+  std::vector<uint16_t> gains;
+  for (const LevelRung& rung : part.rungs) {
+    classes.insert(classes.end(), rung.classes.begin(), rung.classes.end());
+    for (const float gain : rung.gains) gains.push_back(f16_from_float(gain));
+  }
+  book.add<uint8_t>(path_of(part, "classes"), DType::u8, {rungs, n}, classes);
+  book.add<uint16_t>(path_of(part, "gains"), DType::f16, {rungs, n}, gains);
+}
+
+void check_positive(std::string_view name, std::span<const float> values) {
+  for (const float value : values)
+    if (!(value > 0) || !std::isfinite(value)) throw bad_input("/{}: {}; it must be positive", name, value);
+}
+
+std::vector<float> positive_floats(const Book& book, const std::string& name, uint64_t count) {
+  const auto values = book.values<float>(name, DType::f32, std::array{count});
+  check_positive(name, values);
+  return {values.begin(), values.end()};
+}
+
+Matrix<float> vectors_from(const Book& book, const TransformBook::Part& part, uint64_t n, uint64_t width) {
+  const std::string name = path_of(part, "vectors");
+  const auto levels = book.values<uint8_t>(name, DType::u8, std::array{n, width});
+  ByteRows bytes{Matrix<int8_t>(n, width), positive_floats(book, path_of(part, "vector_scales"), n)};
+  for (size_t i = 0; i < levels.size(); ++i) {
+    if (levels[i] == 0) throw bad_input("/{}: row {} has a level of 0; the least is 1", name, i / width);
+    bytes.levels.data()[i] = static_cast<int8_t>(levels[i] - kLevelOffset);
+  }
+  return floats_of(bytes);
+}
+
+std::vector<LevelRung> rungs_from(const Book& book, const TransformBook::Part& part,
+                                  std::span<const float> steps, uint64_t n) {
+  const std::array shape{uint64_t{steps.size()}, n};
+  const auto classes = book.values<uint8_t>(path_of(part, "classes"), DType::u8, shape);
+  const auto gains = book.values<uint16_t>(path_of(part, "gains"), DType::f16, shape);
+  std::vector<LevelRung> rungs;
+  for (size_t i = 0; i < steps.size(); ++i) {
+    LevelRung& rung = rungs.emplace_back();
+    rung.step = steps[i];
+    rung.classes.assign(classes.begin() + static_cast<ptrdiff_t>(i * n),
+                        classes.begin() + static_cast<ptrdiff_t>((i + 1) * n));
+    rung.gains.resize(n);
+    widen(DType::f16, gains.subspan(i * n, n), rung.gains);
+    check_positive(path_of(part, "gains"), rung.gains);
+    for (const uint8_t level_class : rung.classes)
+      if (level_class != kDeadClass && level_class >= kLevelClasses)
+        throw bad_input("/{}: class {}; there are {}", path_of(part, "classes"), level_class, kLevelClasses);
+  }
+  return rungs;
+}
+
+TransformBook::Part part_from(const Book& book, Side side, int first_layer, std::span<const float> steps,
+                              uint64_t width) {
+  TransformBook::Part part{side, first_layer, {}, {}};
+  const auto mean = book.values<float>(path_of(part, "mean"), DType::f32, std::array{width});
+  for (const float value : mean)
+    if (!std::isfinite(value)) throw bad_input("/{}: {} is not finite", path_of(part, "mean"), value);
+  part.basis.mean.assign(mean.begin(), mean.end());
+  part.basis.weights = positive_floats(book, path_of(part, "weights"), width);
+  const uint64_t n = book.get(path_of(part, "vectors"), DType::u8, 2).shape[0];
+  if (n > width) throw bad_input("/{}: {} components of {} values", path_of(part, "vectors"), n, width);
+  part.basis.vectors = vectors_from(book, part, n, width);
+  part.rungs = rungs_from(book, part, steps, n);
+  return part;
+}
+
+std::vector<LevelClass> classes_from(const Book& book) {
+  const auto tables = book.list<uint8_t>("tables", DType::u8);
+  const auto shrinks =
+      book.values<float>("shrinks", DType::f32, std::array{uint64_t{kLevelClasses}, uint64_t{kShrunkLevels}});
+  std::vector<LevelClass> classes;
+  with_context("/tables", [&] {
+    BitReader reader(tables);
+    for (size_t i = 0; i < kLevelClasses; ++i) {
+      LevelClass& level_class = classes.emplace_back(LevelClass{RansModel::read(reader), {}});
+      std::copy_n(shrinks.begin() + static_cast<ptrdiff_t>(i * kShrunkLevels), kShrunkLevels,
+                  level_class.shrink.begin());
+    }
+    const uint64_t left = tables.size() * 8 - reader.position();
+    if (left >= 8 || reader.get(static_cast<unsigned>(left)) != 0)
+      throw bad_input("there are bits behind the last model");
+  });
+  return classes;
+}
+
+}  // namespace
+
+std::vector<OptionField> TransformBookOptions::fields() {
+  return {
+      {"layer-group", "layers whose vectors are one; 0: as many as 4,096 values of a token hold",
+       &layer_group, 0, 1 << 20},
+      {"most-bits", "about the most bits per value that the book serves", &most_bits, 0.01, 12},
+      {"least-bits", "about the fewest", &least_bits, 0.001, 12},
+      {"rate-distortion",
+       "what a bit counts, in squared steps, where the encoder decides between two levels; 0: the nearest",
+       &rate_distortion, 0, 1},
+      {"unbias", "part of the energy that rounding takes from a component which decoding gives back", &unbias,
+       0, 1}};
+}
+
+void TransformBookOptions::check() const {
+  if (least_bits >= most_bits)
+    throw usage_error("--least-bits is {}; it must be below --most-bits, {}", least_bits, most_bits);
+}
+
+const TransformBook::Part* TransformBook::find(Side side, int first_layer) const {
+  for (const Part& part : parts)
+    if (part.side == side && part.first_layer == first_layer) return &part;
+  return nullptr;
+}
+
+size_t TransformBook::rung_for(double bits) const {
+  size_t best = 0;
+  for (size_t i = 0; i < measures.size(); ++i)
+    if (std::abs(std::log(measures[i].bits / bits)) < std::abs(std::log(measures[best].bits / bits)))
+      best = i;
+  return best;
+}
+
+Book to_book(const TransformBook& transform) {
+  Book book;
+  book.type = kType;
+  TransformBookOptions options = transform.options;
+  book.parameters = to_record(options);
+  book.parameters.set("num-layers", int64_t{transform.num_layers});
+  book.parameters.set("heads", int64_t{transform.heads});
+  book.parameters.set("head-dim", int64_t{transform.head_dim});
+  book.parameters.set("source", transform.source);
+  set_rope(book.parameters, transform.rope);
+  if (transform.parts.empty() || transform.classes.size() != kLevelClasses)
+    throw failed("a transform without parts");
+  std::vector<float> steps;
+  for (const LevelRung& rung : transform.parts.front().rungs) steps.push_back(rung.step);
+  std::vector<double> bits, errors;
+  for (const RungMeasure& measure : transform.measures)
+    bits.push_back(measure.bits), errors.push_back(measure.error);
+  add_floats(book, "steps", {steps.size()}, steps);
+  book.add<double>("bits", DType::f64, {bits.size()}, bits);
+  book.add<double>("errors", DType::f64, {errors.size()}, errors);
+  BitWriter tables;
+  std::vector<float> shrinks;
+  for (const LevelClass& level_class : transform.classes) {
+    level_class.model.write(tables);
+    shrinks.insert(shrinks.end(), level_class.shrink.begin(), level_class.shrink.end());
+  }
+  const std::vector<uint8_t> bytes = tables.finish();
+  book.add<uint8_t>("tables", DType::u8, {bytes.size()}, bytes);
+  add_floats(book, "shrinks", {kLevelClasses, kShrunkLevels}, shrinks);
+  for (const TransformBook::Part& part : transform.parts) add_part(book, part);
+  return book;
+}
+
+TransformBook transform_book_from(const Book& book) {
+  if (book.type != kType) throw bad_input("the book is of type '{}'; a {} is needed", book.type, kType);
+  TransformBook transform;
+  try {
+    from_record(book.parameters, transform.options);
+  } catch (const Error& error) {
+    throw bad_input("parameters of the transform: {}", error.what());
+  }
+  const auto shape_parameter = [&](std::string_view name) {
+    const int64_t value = book.parameters.get_int(name);
+    // Products of three such numbers still fit 64 bits.
+    if (value < 1 || value > kMostShape)
+      throw bad_input("{} is {}; it must be between 1 and {}", name, value, kMostShape);
+    return static_cast<int>(value);
+  };
+  transform.num_layers = shape_parameter("num-layers");
+  transform.heads = shape_parameter("heads");
+  transform.head_dim = shape_parameter("head-dim");
+  transform.source = book.parameters.get_string("source");
+  transform.rope = rope_in(book.parameters);
+  const int group = shape_parameter("layer-group");
+  if (group > transform.num_layers || transform.num_layers % group != 0)
+    throw bad_input("layer groups of {} do not divide the model's {} layers", group, transform.num_layers);
+
+  const auto steps = book.list<float>("steps", DType::f32);
+  check_positive("steps", steps);
+  if (steps.empty() || steps.size() > 1024)
+    throw bad_input("/steps: {}; there must be 1 to 1024", steps.size());
+  const auto bits = book.values<double>("bits", DType::f64, std::array{uint64_t{steps.size()}});
+  const auto errors = book.values<double>("errors", DType::f64, std::array{uint64_t{steps.size()}});
+  for (size_t i = 0; i < steps.size(); ++i) {
+    if (!(bits[i] > 0) || !std::isfinite(bits[i])) throw bad_input("/bits: {}; it must be positive", bits[i]);
+    transform.measures.push_back({bits[i], errors[i]});
+  }
+  transform.classes = classes_from(book);
+  const LevelTables checked(transform.classes, transform.options.rate_distortion);
+  for (const Side side : kSides)
+    for (int first = 0; first < transform.num_layers; first += group)
+      if (book.find(fmt::format("{}/{}/mean", side, first)))
+        transform.parts.push_back(part_from(book, side, first, steps, transform.width()));
+  if (transform.parts.empty()) throw bad_input("the transform has no part");
+  return transform;
+}
+
+}  // namespace kvcodec

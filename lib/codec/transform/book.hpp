@@ -1,0 +1,77 @@
+// Books of type `transform`: what train-transform learns and the codec `transform` needs (FORMAT.md,
+// "transform").
+//
+// A part is one side of some consecutive layers; its vectors are tokens with all heads of these layers. Components
+// are those that some step uses. Parameters: all of TransformBookOptions, and num-layers, heads, head-dim, source, rope.
+//   steps            f32 [R]       of all parts, coarsest first: the rungs
+//   bits, errors     f64 [R]       what they came to in training: bits per value; squared weighted error per token
+//   tables           u8 [bytes]    the models of all classes, one behind the other (RansModel::write), zero bits to
+//                                  the end of the byte
+//   shrinks          f32 [classes, 3]
+//   <side>/<first layer>/mean          f32 [width]
+//   <side>/<first layer>/weights       f32 [width]         what a unit of squared error costs
+//   <side>/<first layer>/vectors       u8 [n, width]       level + 128: eigenvectors, one a row
+//   <side>/<first layer>/vector_scales f32 [n]             value = level * scale
+//   <side>/<first layer>/classes       u8 [R, n]           255 = dead
+//   <side>/<first layer>/gains         f16 [R, n]
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "lib/codec/book.hpp"
+#include "lib/codec/group_shape.hpp"
+#include "lib/codec/rope_choice.hpp"
+#include "lib/core/options.hpp"
+#include "lib/transform/basis.hpp"
+#include "lib/transform/levels.hpp"
+
+namespace kvcodec {
+
+struct TransformBookOptions final : Options {
+  int64_t layer_group = 0;  ///< 0: the most layers whose vectors stay below kMostAutoWidth values
+  double most_bits = 2;     ///< finer steps need nearly all components: a larger book for little
+  double least_bits = 0.1;
+  double rate_distortion = LevelOptions().lambda;
+  double unbias = LevelOptions().unbias;
+
+  std::vector<OptionField> fields() override;
+  void check() const override;
+
+  static constexpr size_t kMostAutoWidth = 4096;
+};
+
+struct TransformBook {
+  TransformBookOptions options;
+  int num_layers = 0, heads = 0, head_dim = 0;
+  std::string source;                  ///< identifies the data it was learned from
+  RopeChoice rope = RopeChoice::keep;  ///< of the keys it was learned from
+  std::vector<LevelClass> classes;
+  std::vector<RungMeasure> measures;  ///< bits per value, error per token, of each step
+
+  struct Part {
+    Side side = Side::key;
+    int first_layer = 0;
+    TransformBasis basis;
+    std::vector<LevelRung> rungs;  ///< of each step
+  };
+  std::vector<Part> parts;
+
+  size_t steps() const { return measures.size(); }
+  size_t width() const {
+    return static_cast<size_t>(options.layer_group) * static_cast<size_t>(heads) *
+           static_cast<size_t>(head_dim);
+  }
+  /// The part for that side of the layers from this one on, or nullptr.
+  const Part* find(Side side, int first_layer) const;
+  /// The rung whose bits in training are nearest to these.
+  size_t rung_for(double bits) const;
+};
+
+/// Vectors and gains are rounded to the types they are stored in.
+Book to_book(const TransformBook& transform);
+
+/// Checks everything: type, parameters, shapes, finite values. Throws Error(bad_input) naming the array.
+TransformBook transform_book_from(const Book& book);
+
+}  // namespace kvcodec

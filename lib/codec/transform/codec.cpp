@@ -1,0 +1,512 @@
+// The codec `transform`: a token's values of some layers, all heads, as components of a learned orthonormal basis
+// (lib/transform/basis.hpp), quantized with one step (lib/transform/levels.hpp) and coded by rANS with tables of the
+// book (lib/transform/level_coder.hpp). Transform coding with reverse water-filling is the textbook's (Goyal,
+// "Theoretical foundations of transform coding", 2001); of caches KVTC ("KV Cache Transform Coding for Compact
+// Storage in LLM Inference", 2025) has it per layer without weights.
+//
+// The first `sink` tokens of a document and its newest `window` tokens are kept at 16 bits. What falls out of the
+// window is quantized: of T tokens Q = max(0, T - sink - window), in blocks of `block` tokens; the last one may have
+// fewer, and is coded anew when tokens come.
+//
+// Streams of one document:
+//   sink    bf16|f16 [min(T, sink)][layers][heads][d]
+//   blocks  u32 [ceil(Q / block)][2]   tokens and bytes of each block
+//   codes   u8 [bytes]                 the blocks, one behind the other
+//   places  u64                        where blocks begin in codes (lib/codec/places.hpp); complete ones count
+//   exact_ids u32 [E]                  which of the Q tokens are kept exactly beside the codes, rising
+//   exact   bf16|f16 [E][layers][heads][d]
+//   tail    bf16|f16 [T - sink - Q][layers][heads][d]
+//
+// Tokens whose levels would take more bits than their values (unlike all that the book learned from) are kept
+// exactly; their levels are 0.
+#include <algorithm>
+#include <memory>
+
+#include "lib/codec/exact_rows.hpp"
+#include "lib/codec/places.hpp"
+#include "lib/codec/transform/book.hpp"
+#include "lib/core/error.hpp"
+#include "lib/core/half.hpp"
+#include "lib/core/lazy.hpp"
+#include "lib/core/parallel.hpp"
+#include "lib/linalg/blas.hpp"
+#include "lib/transform/level_coder.hpp"
+
+namespace kvcodec {
+namespace {
+
+constexpr std::string_view kSink = "sink", kBlocks = "blocks", kCodes = "codes", kExactIds = "exact_ids",
+                           kExact = "exact", kTail = "tail";
+constexpr uint64_t kMostQuantized = uint64_t{1} << 32;  // what exact_ids can name
+/// Blocks decoded side by side.
+constexpr size_t kTogether = RansDecoder<uint8_t>::kTogether;
+
+struct TransformOptions final : Options {
+  double bits = 0.7;  ///< what costs a small model as much as 3.5 bits without a transform
+  int64_t rung = -1;
+  int64_t sink = 4;  ///< nearly every query looks at the first tokens, and the book's mean is far from them
+  int64_t window = 0;
+  int64_t block = 256;  ///< a block's states and its length are below a thousandth of its bits
+
+  std::vector<OptionField> fields() override {
+    return {{"bits", "about so many bits per value: the book's step that came nearest in training", &bits,
+             0.001, 16},
+            {"rung", "that step by its number, 0 the coarsest; -1: by --bits", &rung, -1, 1023},
+            {"sink", "first tokens of a document kept exactly", &sink, 0, 1 << 24},
+            {"window", "newest tokens of a document kept exactly", &window, 0, 1 << 24},
+            {"block", "tokens of a block, which is coded and decoded alone", &block, 1, 1 << 16}};
+  }
+};
+
+/// A part of the book at one step, ready to work.
+class PartCoder {
+ public:
+  PartCoder(TransformBook::Part part, size_t rung, const LevelTables& tables)
+      : basis_(std::move(part.basis)),
+        tables_(tables),
+        step_(part.rungs[rung].step),
+        live_(part.rungs[rung].live()),
+        coder_(tables, of_live(part.rungs[rung].classes)),
+        classes_(of_live(part.rungs[rung].classes)),
+        gains_(of_live(part.rungs[rung].gains)) {}
+
+  size_t width() const { return basis_.width(); }
+  size_t components() const { return live_.size(); }
+  const LevelCoder& coder() const { return coder_; }
+
+  /// Levels of consecutive tokens of a block, the first of them at place `first`: rows (tokens, width) to levels
+  /// (components, tokens).
+  void quantize(size_t first, MatrixView<const float> rows, MatrixView<int32_t> levels) const {
+    const Matrix<float>& analysis = analysis_.get([&] { return basis_.analysis(live_); });
+    Matrix<float> centred(kTile, width()), components(this->components(), kTile);
+    for_each_tile(first, rows.rows(), [&](size_t tile, size_t begin, size_t end) {
+      std::fill_n(centred.data(), centred.size(), 0.0f);
+      for (size_t t = begin; t < end; ++t)
+        for (size_t c = 0; c < width(); ++c) centred(t - tile, c) = rows(t - first, c) - basis_.mean[c];
+      gemm(1, analysis, Transpose::no, centred, Transpose::yes, 0, components);
+      for (size_t i = 0; i < this->components(); ++i)
+        tables_.quantize(classes_[i], step_, components.row(i).subspan(begin - tile, end - begin),
+                         levels.row(i).subspan(begin - first, end - begin));
+    });
+  }
+
+  /// Tokens whose levels, (components, tokens), take no fewer bits than their values: rising.
+  std::vector<size_t> costly(MatrixView<const int32_t> levels) const {
+    std::vector<float> bits(levels.cols());
+    for (size_t i = 0; i < components(); ++i) tables_.add_bits(classes_[i], levels.row(i), bits);
+    std::vector<size_t> tokens;
+    for (size_t t = 0; t < bits.size(); ++t)
+      if (!(bits[t] < static_cast<float>(16 * width()))) tokens.push_back(t);
+    return tokens;
+  }
+
+  /// Tokens of a block, from place `first` on, to rows (tokens, width). levels: of all of the block, (components,
+  /// tokens).
+  void reconstruct(MatrixView<const int32_t> levels, size_t first, MatrixView<float> rows) const {
+    const Matrix<float>& synthesis = synthesis_.get([&] { return basis_.synthesis(live_); });
+    Matrix<float> components(this->components(), kTile), tokens(kTile, width());
+    for_each_tile(first, rows.rows(), [&](size_t tile, size_t begin, size_t end) {
+      const size_t count = std::min(kTile, levels.cols() - tile);
+      for (size_t i = 0; i < this->components(); ++i) {
+        tables_.reconstruct(classes_[i], step_, gains_[i], levels.row(i).subspan(tile, count),
+                            components.row(i).first(count));
+        std::ranges::fill(components.row(i).subspan(count), 0.0f);
+      }
+      if (this->components() > 0) gemm(1, components, Transpose::yes, synthesis, Transpose::no, 0, tokens);
+      for (size_t t = begin; t < end; ++t)
+        for (size_t c = 0; c < width(); ++c) rows(t - first, c) = basis_.mean[c] + tokens(t - tile, c);
+    });
+  }
+
+ private:
+  /// Products are made of so many tokens at a time, which lie as they do in their block, whichever of them are asked
+  /// for: BLAS sums products of other shapes in another order, and a token's bits must not depend on its company.
+  static constexpr size_t kTile = 64;
+
+  /// Calls body(tile, begin, end) for tiles that hold tokens [first, first + count) of a block: where a tile begins,
+  /// and those of its tokens that are meant.
+  template <class Body>
+  static void for_each_tile(size_t first, size_t count, const Body& body) {
+    for (size_t tile = first / kTile * kTile; tile < first + count; tile += kTile)
+      body(tile, std::max(tile, first), std::min(tile + kTile, first + count));
+  }
+
+  template <class T>
+  std::vector<T> of_live(const std::vector<T>& of_all) const {
+    std::vector<T> values;
+    for (const uint32_t component : live_) values.push_back(of_all[component]);
+    return values;
+  }
+
+  TransformBasis basis_;
+  const LevelTables& tables_;
+  float step_;
+  std::vector<uint32_t> live_;
+  LevelCoder coder_;
+  std::vector<uint8_t> classes_;
+  std::vector<float> gains_;
+  Lazy<Matrix<float>> analysis_, synthesis_;
+};
+
+/// A block as the stream `blocks` has it.
+struct BlockHead {
+  uint32_t tokens = 0, bytes = 0;
+};
+
+/// How many tokens of a document are kept and quantized.
+struct Spans {
+  uint64_t sink, window, block;
+
+  uint64_t sinks_of(uint64_t tokens) const { return std::min(tokens, sink); }
+  uint64_t quantized_of(uint64_t tokens) const { return tokens > sink + window ? tokens - sink - window : 0; }
+};
+
+class TransformView final : public DocumentView {
+ public:
+  TransformView(const Spans& spans, const PartCoder& part, const GroupShape& shape, DType storage,
+                const StreamReader& document)
+      : DocumentView(shape, document),
+        spans_(spans),
+        part_(part),
+        storage_(storage),
+        places_({kCodes}, place_interval(spans.block)) {}
+
+  uint64_t quantized() const { return quantized_; }
+  /// Levels of the last block, which is not complete: (components, tokens); none where it is.
+  Matrix<int32_t> unfinished() const;
+
+ protected:
+  uint64_t take_in() override;
+  void decode_rows(uint64_t first, MatrixView<float> out) const override;
+  Block block_of(uint64_t token) const override {
+    const uint64_t sinks = document().rows(kSink);
+    if (token < sinks || token - sinks >= quantized_) return {token, token + 1};
+    const uint64_t begin = sinks + (token - sinks) / spans_.block * spans_.block;
+    return {begin, std::min(begin + spans_.block, sinks + quantized_)};
+  }
+
+ private:
+  /// Consecutive blocks, read.
+  struct Blocks {
+    std::vector<uint32_t> bytes;
+    std::vector<uint8_t> payload;
+  };
+  Blocks read(uint64_t first, uint64_t last) const;
+  void decode_quantized(uint64_t first, MatrixView<float> out) const;
+  void take_in_exact();
+  uint64_t tokens_of(uint64_t block) const {
+    return std::min(spans_.block, quantized_ - block * spans_.block);
+  }
+
+  Spans spans_;
+  const PartCoder& part_;
+  DType storage_;
+  Places<BlockHead> places_;
+  uint64_t quantized_ = 0;
+  std::vector<uint32_t> exact_ids_;
+};
+
+class TransformCodec final : public Codec {
+ public:
+  TransformCodec(const TransformOptions& options, TransformBook book, const CodecContext& context)
+      : options_(options),
+        spans_{static_cast<uint64_t>(options.sink), static_cast<uint64_t>(options.window),
+               static_cast<uint64_t>(options.block)},
+        storage_(context.storage),
+        layer_group_(static_cast<int>(book.options.layer_group)),
+        tables_(std::move(book.classes), book.options.rate_distortion) {
+    for (TransformBook::Part& part : book.parts) {
+      const auto key = std::pair(part.side, part.first_layer);
+      parts_.emplace_back(
+          key, std::make_unique<PartCoder>(std::move(part), static_cast<size_t>(options.rung), tables_));
+    }
+  }
+
+  Record parameters() const override {
+    TransformOptions copy = options_;
+    return to_record(copy);
+  }
+  int layer_group() const override { return layer_group_; }
+  std::vector<StreamSpec> streams(const GroupShape& shape) const override {
+    return {exact_stream(std::string(kSink), shape, storage_, Category::exempt),
+            {std::string(kBlocks), DType::u32, {2}, Category::offsets},
+            {std::string(kCodes), DType::u8, {}, Category::payload},
+            places_stream(1),
+            {std::string(kExactIds), DType::u32, {}, Category::offsets},
+            exact_stream(std::string(kExact), shape, storage_, Category::exempt),
+            exact_stream(std::string(kTail), shape, storage_, Category::exempt)};
+  }
+  /// 16-bit rows and rows less their mean; components as floats, levels and symbols.
+  size_t scratch_bytes_per_row(const GroupShape& shape) const override { return shape.width() * 16; }
+
+  void append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const override;
+
+ protected:
+  std::unique_ptr<DocumentView> view_of(const GroupShape& shape,
+                                        const StreamReader& document) const override {
+    return std::make_unique<TransformView>(spans_, part(shape), shape, storage_, document);
+  }
+
+ private:
+  const PartCoder& part(const GroupShape& shape) const;
+  void append_blocks(const GroupShape& shape, std::span<const uint16_t> halves, StreamStore& document) const;
+
+  TransformOptions options_;
+  Spans spans_;
+  DType storage_;
+  int layer_group_;
+  LevelTables tables_;
+  std::vector<std::pair<std::pair<Side, int>, std::unique_ptr<PartCoder>>> parts_;
+};
+
+const PartCoder& TransformCodec::part(const GroupShape& shape) const {
+  for (const auto& [key, part] : parts_)
+    if (key == std::pair(shape.side, shape.first_layer)) {
+      check_width(shape, part->width());
+      return *part;
+    }
+  throw bad_input("the transform has no part for the {}s of layers from {} on", shape.side,
+                  shape.first_layer);
+}
+
+// Encoding
+// ---------------------------------------------------------------------------------------------------------
+
+/// halves: whole tokens of the queue.
+void TransformCodec::append_blocks(const GroupShape& shape, std::span<const uint16_t> halves,
+                                   StreamStore& document) const {
+  const PartCoder& part = this->part(shape);
+  const size_t width = shape.width(), tokens = halves.size() / width, block = spans_.block;
+  TransformView view(spans_, part, shape, storage_, document);
+  view.refresh();
+  // The last block, if tokens can be added to it, is coded anew with them.
+  const Matrix<int32_t> unfinished = view.unfinished();
+  uint64_t complete = document.rows(kBlocks);
+  if (unfinished.cols() > 0) {
+    --complete;
+    const auto head = document.read<uint32_t>(kBlocks, complete, 1, 2);
+    document.truncate(kCodes, document.rows(kCodes) - head[1]);
+    document.truncate(kBlocks, complete);
+  }
+  struct Coded {
+    std::vector<uint8_t> bytes;
+    std::vector<uint32_t> head, exact_ids;
+    std::vector<uint16_t> exact;
+  };
+  const size_t before = unfinished.cols(), blocks = (before + tokens + block - 1) / block;
+  std::vector<Coded> coded(blocks);
+  parallel_for(blocks, 1, [&](size_t begin, size_t end, int) {
+    for (size_t b = begin; b < end; ++b) {
+      // Tokens of the queue, behind those that were levels already.
+      const size_t old = b == 0 ? before : 0, from = b == 0 ? 0 : b * block - before,
+                   count = std::min(block - old, tokens - from);
+      const auto of_block = halves.subspan(from * width, count * width);
+      Matrix<float> rows(count, width);
+      widen(storage_, of_block, {rows.data(), rows.size()});
+      Matrix<int32_t> levels(part.components(), old + count);
+      for (size_t i = 0; i < (old > 0 ? levels.rows() : 0); ++i)
+        std::ranges::copy(unfinished.row(i), levels.row(i).begin());
+      const auto added = levels.view().columns(old, count);
+      part.quantize(old, rows, added);
+      for (const size_t t : part.costly(added)) {
+        for (size_t i = 0; i < added.rows(); ++i) added(i, t) = 0;
+        coded[b].exact_ids.push_back(static_cast<uint32_t>((complete + b) * block + old + t));
+        const auto row = of_block.subspan(t * width, width);
+        coded[b].exact.insert(coded[b].exact.end(), row.begin(), row.end());
+      }
+      const uint32_t bytes = part.coder().encode(levels, coded[b].bytes);
+      coded[b].head = {static_cast<uint32_t>(levels.cols()), bytes};
+    }
+  });
+  constexpr std::string_view kPlaced[] = {kCodes};
+  PlaceWriter places(kPlaced, place_interval(block), document, complete);
+  for (const Coded& of_block : coded) {
+    document.append_values<uint8_t>(kCodes, of_block.bytes);
+    document.append_values<uint32_t>(kBlocks, of_block.head);
+    document.append_values<uint32_t>(kExactIds, of_block.exact_ids);
+    document.append_values<uint16_t>(kExact, of_block.exact);
+    if (of_block.head[0] == block) places.add(std::array{uint64_t{of_block.head[1]}});
+  }
+  places.store(document);
+}
+
+void TransformCodec::append(const GroupShape& shape, MatrixView<const float> rows,
+                            StreamStore& document) const {
+  check_width(shape, rows.cols());
+  const size_t width = shape.width();
+  const uint64_t before = open(shape, document)->tokens(), total = before + rows.rows();
+  const std::vector<uint16_t> added = to_storage(storage_, rows);
+  const auto new_sinks = static_cast<size_t>(spans_.sinks_of(total) - spans_.sinks_of(before));
+  document.append_values(kSink, std::span<const uint16_t>(added).first(new_sinks * width));
+  const auto rest = std::span<const uint16_t>(added).subspan(new_sinks * width);
+  const auto overflow = static_cast<size_t>(spans_.quantized_of(total) - spans_.quantized_of(before));
+  if (spans_.quantized_of(total) > kMostQuantized)
+    throw bad_input("a document of {} tokens; the codec transform takes 2^32", total);
+  if (overflow == 0) return document.append_values(kTail, rest);
+
+  std::vector<uint16_t> queue = document.read<uint16_t>(kTail, 0, document.rows(kTail), width);
+  queue.insert(queue.end(), rest.begin(), rest.end());
+  append_blocks(shape, std::span(queue).first(overflow * width), document);
+  document.truncate(kTail, 0);
+  document.append_values(kTail, std::span<const uint16_t>(queue).subspan(overflow * width));
+}
+
+// Decoding
+// ---------------------------------------------------------------------------------------------------------
+
+uint64_t TransformView::take_in() {
+  const uint64_t sinks = document().rows(kSink), blocks = document().rows(kBlocks),
+                 waiting = document().rows(kTail);
+  quantized_ = 0;
+  if (blocks > 0) {
+    const auto last = document().read<uint32_t>(kBlocks, blocks - 1, 1, 2);
+    if (last[0] == 0 || last[0] > spans_.block)
+      throw bad_input("stream '{}', row {}: {} tokens; a block has 1 to {}", kBlocks, blocks - 1, last[0],
+                      spans_.block);
+    quantized_ = checked_add(checked_mul(blocks - 1, spans_.block), last[0]);
+  }
+  const uint64_t total = checked_add(checked_add(sinks, quantized_), waiting);
+  if (sinks != spans_.sinks_of(total) || quantized_ != spans_.quantized_of(total))
+    throw bad_input("{} first, {} quantized and {} newest tokens; of {} tokens {} are first and {} quantized",
+                    sinks, quantized_, waiting, total, spans_.sinks_of(total), spans_.quantized_of(total));
+  places_.grow(document(), blocks, quantized_ / spans_.block);
+  take_in_exact();
+  return total;
+}
+
+/// Ids that came since the last time; those before stay.
+void TransformView::take_in_exact() {
+  const uint64_t count = document().rows(kExactIds), before = exact_ids_.size();
+  if (document().rows(kExact) != count || count > quantized_)
+    throw bad_input("{} ids of exact tokens and {} of these, of {} quantized", count, document().rows(kExact),
+                    quantized_);
+  const auto added = document().read<uint32_t>(kExactIds, before, count - before, 1);
+  exact_ids_.insert(exact_ids_.end(), added.begin(), added.end());
+  for (size_t i = before; i < exact_ids_.size(); ++i)
+    if (exact_ids_[i] >= quantized_ || (i > 0 && exact_ids_[i] <= exact_ids_[i - 1]))
+      throw bad_input("stream '{}', row {}: {}; ids rise and are below {}", kExactIds, i, exact_ids_[i],
+                      quantized_);
+}
+
+TransformView::Blocks TransformView::read(uint64_t first, uint64_t last) const {
+  const auto heads = [&](Interval<BlockHead>& interval, uint64_t end) {
+    const uint64_t begin = interval.end();
+    const auto stored = document().read<uint32_t>(kBlocks, begin, end - begin, 2);
+    for (uint64_t i = begin; i < end; ++i) {
+      const BlockHead head{stored[2 * (i - begin)], stored[2 * (i - begin) + 1]};
+      if (head.tokens != tokens_of(i))
+        throw bad_input("stream '{}', row {}: {} tokens; this block has {}", kBlocks, i, head.tokens,
+                        tokens_of(i));
+      interval.add(head, std::array{uint64_t{head.bytes}});
+    }
+  };
+  Blocks blocks;
+  uint64_t begin = 0, end = 0;
+  for (uint64_t i = first; i < last; ++i) {
+    const Interval<BlockHead>& interval = places_.at(i, document(), heads);
+    if (i == first) begin = interval.begin(i, 0);
+    end = interval.begin(i + 1, 0);
+    blocks.bytes.push_back(interval[i].bytes);
+  }
+  blocks.payload = document().read<uint8_t>(kCodes, begin, end - begin, 1);
+  return blocks;
+}
+
+Matrix<int32_t> TransformView::unfinished() const {
+  const auto tokens = static_cast<size_t>(quantized_ % spans_.block);
+  Matrix<int32_t> levels(part_.components(), tokens);
+  if (tokens == 0) return levels;
+  const uint64_t last = quantized_ / spans_.block;
+  const Blocks blocks = read(last, last + 1);
+  part_.coder().decode(blocks.payload, blocks.bytes, tokens, levels);
+  return levels;
+}
+
+/// Tokens [first, first + out.rows()) of those that are quantized.
+void TransformView::decode_quantized(uint64_t first, MatrixView<float> out) const {
+  const uint64_t end = first + out.rows(), first_block = first / spans_.block,
+                 last_block = (end + spans_.block - 1) / spans_.block;
+  const Blocks blocks = read(first_block, last_block);
+  std::vector<uint64_t> begins{0};
+  for (const uint32_t bytes : blocks.bytes) begins.push_back(begins.back() + bytes);
+  const auto decode = [&](uint64_t block, size_t count, uint64_t tokens) {
+    const size_t at = block - first_block;
+    const uint64_t from = block * spans_.block, begin = std::max(first, from),
+                   stop = std::min(end, from + count * tokens);
+    Matrix<int32_t> levels(part_.components(), count * tokens);
+    with_context(fmt::format("stream '{}', blocks from {} on", kCodes, block), [&] {
+      part_.coder().decode(std::span(blocks.payload).subspan(begins[at], begins[at + count] - begins[at]),
+                           std::span(blocks.bytes).subspan(at, count), tokens, levels);
+    });
+    for (size_t i = 0; i < count; ++i) {
+      const uint64_t of_block = from + i * tokens, some = std::max(begin, of_block),
+                     last = std::min(stop, of_block + tokens);
+      if (some < last)
+        part_.reconstruct(levels.view().columns(i * tokens, tokens), some - of_block,
+                          out.rows(some - first, last - some));
+    }
+  };
+  // Complete blocks some at a time, then the one that is not.
+  const uint64_t complete = std::min(last_block, quantized_ / spans_.block);
+  const size_t pieces = (complete - std::min(complete, first_block) + kTogether - 1) / kTogether;
+  parallel_for(pieces, 1, [&](size_t begin, size_t piece_end, int) {
+    for (size_t piece = begin; piece < piece_end; ++piece) {
+      const uint64_t block = first_block + piece * kTogether;
+      decode(block, std::min<uint64_t>(kTogether, complete - block), spans_.block);
+    }
+  });
+  if (last_block > complete) decode(complete, 1, tokens_of(complete));
+  for (auto id = std::ranges::lower_bound(exact_ids_, first); id != exact_ids_.end() && *id < end; ++id)
+    read_exact(kExact, storage_, document(), static_cast<uint64_t>(id - exact_ids_.begin()),
+               out.rows(*id - first, 1));
+}
+
+void TransformView::decode_rows(uint64_t first, MatrixView<float> out) const {
+  const uint64_t sinks = document().rows(kSink), total = tokens(), end = first + out.rows();
+  // The three kinds of tokens lie one after the other.
+  const auto part_of = [&](uint64_t from, uint64_t to, auto&& decode_part) {
+    const uint64_t begin = std::max(first, from), stop = std::min(end, to);
+    if (begin < stop) decode_part(begin - from, out.rows(begin - first, stop - begin));
+  };
+  part_of(0, sinks,
+          [&](uint64_t at, MatrixView<float> rows) { read_exact(kSink, storage_, document(), at, rows); });
+  part_of(sinks, sinks + quantized_,
+          [&](uint64_t at, MatrixView<float> rows) { decode_quantized(at, rows); });
+  part_of(sinks + quantized_, total,
+          [&](uint64_t at, MatrixView<float> rows) { read_exact(kTail, storage_, document(), at, rows); });
+}
+
+std::unique_ptr<Options> make_options() { return std::make_unique<TransformOptions>(); }
+
+std::unique_ptr<Codec> make(const Options& options, const CodecContext& context) {
+  check_context(context);
+  if (!context.book)
+    throw usage_error("codec transform needs a book: give it with --book (train-transform makes one)");
+  TransformBook book = transform_book_from(*context.book);
+  if (book.num_layers != context.num_layers || book.heads != context.heads ||
+      book.head_dim != context.head_dim)
+    throw bad_input("the transform is for {} layers, {} heads of {}; the cache has {}, {} of {}",
+                    book.num_layers, book.heads, book.head_dim, context.num_layers, context.heads,
+                    context.head_dim);
+  TransformOptions chosen = dynamic_cast<const TransformOptions&>(options);
+  if (chosen.rung < 0) chosen.rung = static_cast<int64_t>(book.rung_for(chosen.bits));
+  if (chosen.rung >= static_cast<int64_t>(book.steps()))
+    throw usage_error("--rung is {}; the book has {}, from 0 on", chosen.rung, book.steps());
+  return std::make_unique<TransformCodec>(chosen, std::move(book), context);
+}
+
+}  // namespace
+
+CodecEntry transform_codec() {
+  return {
+      .name = "transform",
+      .summary =
+          "components of a learned basis of all heads, one step for all, entropy-coded; first tokens exact",
+      .capabilities = {.needs_book = true},
+      .book_type = "transform",
+      .make_options = make_options,
+      .make = make,
+      .before_rope = true};
+}
+
+}  // namespace kvcodec

@@ -1,0 +1,24 @@
+// Eigenvalues and eigenvectors of symmetric matrices, by LAPACK's dsyevd (divide and conquer; Cuppen 1981, Gu
+// and Eisenstat 1995), which OpenBLAS carries.
+#pragma once
+
+#include <vector>
+
+#include "lib/core/view.hpp"
+
+namespace kvcodec {
+
+/// The eigenvalues of a symmetric matrix, rising, to about 2^-50 of the largest. Throws Error(failed) if the matrix
+/// is not square or holds values that are not finite.
+std::vector<double> symmetric_eigenvalues(Matrix<double> matrix);
+
+struct Eigen {
+  std::vector<double> values;  ///< rising
+  Matrix<double> vectors;      ///< row i belongs to values[i]; rows are orthonormal
+};
+
+/// The same with eigenvectors. Takes three times the matrix in memory, and runs on the calling thread: some 10 n^3
+/// operations.
+Eigen symmetric_eigen(Matrix<double> matrix);
+
+}  // namespace kvcodec

@@ -1,0 +1,312 @@
+#include "lib/transform/levels.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "lib/core/error.hpp"
+#include "lib/core/parallel.hpp"
+
+namespace kvcodec {
+namespace {
+
+/// Two classes to an octave of mean levels, from kLeastMean on; below, a component is dead.
+constexpr double kLeastMean = 0.003;
+constexpr int kFirstClass = -17;  // 2 log2 of kLeastMean, about
+/// From this class on (a mean level of 4) levels have a low bit of their own, and one more with each octave.
+constexpr size_t kFirstShifted = 4 - kFirstClass;
+/// The first rounds of learning have no tables to decide by: zeros reach so far.
+constexpr float kFirstThreshold = 0.7f;
+constexpr int kRounds = 2;
+/// A class's centroids count as if they had been seen so often without any shrink.
+constexpr double kShrinkPrior = 50;
+/// So often a zero counts as seen, so that classes of no component have a model too.
+constexpr uint64_t kCountPrior = 1;
+constexpr double kMostGain = 3;
+constexpr size_t kComponentGrain = 16;
+
+constexpr size_t kEscape = kLevelSymbols;
+
+size_t symbol_of(int32_t level, unsigned shift) {
+  const int32_t high = level >> shift;
+  return std::abs(high) <= kLargestSymbol ? static_cast<size_t>(high + kLargestSymbol) : kEscape;
+}
+
+size_t shrunk_index(int32_t size) { return std::min<size_t>(static_cast<size_t>(size), kShrunkLevels) - 1; }
+
+/// Bits of a symbol; of the escape with its value.
+float bits_of(const RansModel& model, size_t symbol) {
+  const bool coded = model.frequency(symbol) > 0;
+  const double frequency = model.frequency(coded ? symbol : model.escape());
+  const double bits = model.scale() - std::log2(std::max(frequency, 1.0));
+  return static_cast<float>(bits + (coded && symbol != model.escape() ? 0 : model.escape_bits()));
+}
+
+/// What a class's levels came to on the sample.
+struct ClassCounts {
+  std::array<uint64_t, kLevelSymbols + 1> symbols{};
+  std::array<double, kShrunkLevels> excess{}, seen{};  // sums of level - |y| / step, and how many
+
+  void add(const ClassCounts& other) {
+    for (size_t i = 0; i < symbols.size(); ++i) symbols[i] += other.symbols[i];
+    for (size_t i = 0; i < kShrunkLevels; ++i) excess[i] += other.excess[i], seen[i] += other.seen[i];
+  }
+};
+
+LevelClass class_from(const ClassCounts& counts, size_t level_class) {
+  std::vector<uint64_t> symbols(counts.symbols.begin(), counts.symbols.end() - 1);
+  // Both signs alike; a neighbour of what was seen may be seen.
+  for (size_t k = 0; k < kLargestSymbol; ++k) {
+    uint64_t& negative = symbols[k];
+    uint64_t& positive = symbols[kLevelSymbols - 1 - k];
+    const uint64_t both = negative + positive;
+    if (shift_of_class(level_class) == 0) negative = positive = both / 2 + both % 2;
+  }
+  symbols[kLargestSymbol] += kCountPrior;
+  LevelClass result{RansModel::from_counts(symbols, {.escape_bits = kEscapedBits, .scale = 0}), {}};
+  if (shift_of_class(level_class) > 0) return result;
+  for (size_t i = 0; i < kShrunkLevels; ++i)
+    result.shrink[i] =
+        std::clamp(static_cast<float>(counts.excess[i] / (counts.seen[i] + kShrinkPrior)), 0.0f, 0.5f);
+  return result;
+}
+
+/// Levels without tables: half a step rounds up but for the first, whose zeros reach farther.
+void quantize_plainly(float step, std::span<const float> values, std::span<int32_t> levels) {
+  for (size_t i = 0; i < values.size(); ++i) {
+    const float size = std::abs(values[i]) / step;
+    const auto level = size < kFirstThreshold ? 0 : static_cast<int32_t>(size + 0.5f);
+    levels[i] = values[i] < 0 ? -level : level;
+  }
+}
+
+double mean_size(std::span<const int32_t> levels) {
+  double sum = 0;
+  for (const int32_t level : levels) sum += std::abs(level);
+  return levels.empty() ? 0 : sum / static_cast<double>(levels.size());
+}
+
+void count(size_t level_class, float step, std::span<const float> values, std::span<const int32_t> levels,
+           ClassCounts& counts) {
+  const unsigned shift = shift_of_class(level_class);
+  for (size_t i = 0; i < levels.size(); ++i) {
+    ++counts.symbols[symbol_of(levels[i], shift)];
+    const int32_t size = std::abs(levels[i]);
+    if (size == 0) continue;
+    const size_t at = shrunk_index(size);
+    counts.excess[at] += static_cast<double>(static_cast<float>(size) - std::abs(values[i]) / step);
+    counts.seen[at] += 1;
+  }
+}
+
+/// Learning: all bases at all steps, round after round.
+class Learner {
+ public:
+  Learner(std::span<const Matrix<float>> samples, std::span<const float> steps, const LevelOptions& options,
+          const Progress& progress)
+      : samples_(samples), options_(options), progress_(progress) {
+    for (const Matrix<float>& sample : samples) {
+      auto& of_basis = learned_.rungs.emplace_back();
+      for (const float step : steps)
+        of_basis.push_back(
+            {step, std::vector<uint8_t>(sample.rows(), kDeadClass), std::vector<float>(sample.rows(), 1.0f)});
+    }
+    learned_.measures.resize(steps.size());
+  }
+
+  LearnedLevels run() {
+    learn_round(nullptr);
+    for (int round = 0; round < kRounds; ++round) {
+      const LevelTables tables(learned_.classes, options_.lambda);
+      learn_round(&tables);
+    }
+    measure();
+    return std::move(learned_);
+  }
+
+ private:
+  /// Calls body(basis, step's index, component, scratch for levels) for all; sums that body makes are per piece.
+  template <class Sum, class Body>
+  std::vector<Sum> for_each_component(const Body& body) {
+    std::vector<Sum> total(learned_.measures.size());
+    for (size_t basis = 0; basis < samples_.size(); ++basis)
+      for (size_t step = 0; step < total.size(); ++step) {
+        const size_t components = samples_[basis].rows();
+        std::vector<Sum> sums((components + kComponentGrain - 1) / kComponentGrain);
+        parallel_for(components, kComponentGrain, [&](size_t begin, size_t end, int) {
+          std::vector<int32_t> levels(samples_[basis].cols());
+          for (size_t i = begin; i < end; ++i)
+            body(learned_.rungs[basis][step], i, samples_[basis].row(i), levels,
+                 sums[begin / kComponentGrain]);
+        });
+        for (const Sum& sum : sums) total[step].add(sum);
+        report(progress_, static_cast<double>(++done_), static_cast<double>(planned()));
+      }
+    return total;
+  }
+  size_t planned() const { return (kRounds + 2) * samples_.size() * learned_.measures.size(); }
+
+  struct Counts {
+    std::array<ClassCounts, kLevelClasses> classes;
+    void add(const Counts& other) {
+      for (size_t i = 0; i < classes.size(); ++i) classes[i].add(other.classes[i]);
+    }
+  };
+
+  /// Quantizes with these tables, or plainly, and makes new classes and tables of what comes out.
+  void learn_round(const LevelTables* tables) {
+    const auto counts =
+        for_each_component<Counts>([&](LevelRung& rung, size_t i, std::span<const float> values,
+                                       std::vector<int32_t>& levels, Counts& sums) {
+          if (!tables)
+            quantize_plainly(rung.step, values, levels);
+          else if (rung.classes[i] != kDeadClass)
+            tables->quantize(rung.classes[i], rung.step, values, levels);
+          else
+            return;
+          rung.classes[i] = class_of_mean_level(mean_size(levels));
+          if (rung.classes[i] != kDeadClass)
+            count(rung.classes[i], rung.step, values, levels, sums.classes[rung.classes[i]]);
+        });
+    Counts all;
+    for (const Counts& of_step : counts) all.add(of_step);
+    learned_.classes.clear();
+    for (size_t i = 0; i < kLevelClasses; ++i) learned_.classes.push_back(class_from(all.classes[i], i));
+  }
+
+  struct Measure {
+    double bits = 0, error = 0;
+    void add(const Measure& other) { bits += other.bits, error += other.error; }
+  };
+
+  /// Gains, and what the final tables come to.
+  void measure() {
+    const LevelTables tables(learned_.classes, options_.lambda);
+    const auto sums = for_each_component<Measure>([&](LevelRung& rung, size_t i,
+                                                      std::span<const float> values,
+                                                      std::vector<int32_t>& levels, Measure& sum) {
+      double energy = 0, product = 0;
+      for (const float value : values) energy += static_cast<double>(value) * static_cast<double>(value);
+      if (rung.classes[i] == kDeadClass) {
+        sum.error += energy;
+        return;
+      }
+      std::vector<float> back(values.size());
+      tables.quantize(rung.classes[i], rung.step, values, levels);
+      tables.reconstruct(rung.classes[i], rung.step, 1, levels, back);
+      for (size_t t = 0; t < values.size(); ++t)
+        product += static_cast<double>(values[t]) * static_cast<double>(back[t]);
+      const double whole = product > 0 ? std::clamp(energy / product, 1.0, kMostGain) : 1.0;
+      rung.gains[i] = static_cast<float>(std::pow(whole, options_.unbias));
+      for (size_t t = 0; t < values.size(); ++t) {
+        const double error = static_cast<double>(values[t]) - static_cast<double>(rung.gains[i] * back[t]);
+        sum.error += error * error;
+      }
+      std::ranges::fill(back, 0.0f);
+      tables.add_bits(rung.classes[i], levels, back);
+      for (const float bits : back) sum.bits += static_cast<double>(bits);
+    });
+    const double tokens = samples_.empty() ? 1 : static_cast<double>(samples_.front().cols());
+    for (size_t step = 0; step < sums.size(); ++step)
+      learned_.measures[step] = {sums[step].bits / tokens, sums[step].error / tokens};
+  }
+
+  std::span<const Matrix<float>> samples_;
+  LevelOptions options_;
+  const Progress& progress_;
+  LearnedLevels learned_;
+  size_t done_ = 0;
+};
+
+}  // namespace
+
+uint8_t class_of_mean_level(double mean_level) {
+  if (!(mean_level >= kLeastMean)) return kDeadClass;
+  const double octave = std::round(2 * std::log2(mean_level)) - kFirstClass;
+  return static_cast<uint8_t>(std::clamp(octave, 0.0, static_cast<double>(kLevelClasses - 1)));
+}
+
+unsigned shift_of_class(size_t level_class) {
+  return level_class < kFirstShifted ? 0 : static_cast<unsigned>((level_class - kFirstShifted) / 2 + 1);
+}
+
+LevelTables::LevelTables(std::vector<LevelClass> classes, double lambda)
+    : classes_(std::move(classes)), lambda_(lambda) {
+  if (classes_.size() != kLevelClasses)
+    throw bad_input("{} classes of levels; there must be {}", classes_.size(), kLevelClasses);
+  if (!(lambda >= 0) || !std::isfinite(lambda))
+    throw bad_input("lambda is {}; it must be at least 0", lambda);
+  thresholds_.resize(kLevelClasses);
+  symbol_bits_.resize(kLevelClasses);
+  for (size_t c = 0; c < kLevelClasses; ++c) {
+    const auto& [model, shrink] = classes_[c];
+    if (model.alphabet() != kLevelSymbols || model.escape_bits() != kEscapedBits)
+      throw bad_input("class {} has a model of {} symbols and escapes of {} bits; it must have {} and {}", c,
+                      model.alphabet(), model.escape_bits(), kLevelSymbols, kEscapedBits);
+    for (const float value : shrink)
+      if (!(value >= 0 && value <= 0.5f))
+        throw bad_input("class {} shrinks levels by {}; that must be 0 to 0.5", c, value);
+    for (size_t symbol = 0; symbol <= kLevelSymbols; ++symbol)
+      symbol_bits_[c][symbol] = bits_of(model, symbol);
+    for (int k = 1; k <= kLargestSymbol; ++k) {
+      const auto place = [&](int level) {
+        return level == 0 ? 0.0 : level - static_cast<double>(shrink[shrunk_index(level)]);
+      };
+      const auto cost = [&](int level) {
+        return place(level) * place(level) +
+               lambda * static_cast<double>(symbol_bits_[c][static_cast<size_t>(level + kLargestSymbol)]);
+      };
+      double threshold = k - 0.5;
+      if (shift_of_class(c) == 0) threshold = (cost(k) - cost(k - 1)) / (2 * (place(k) - place(k - 1)));
+      thresholds_[c][static_cast<size_t>(k)] = static_cast<float>(std::clamp(threshold, k - 0.5, k + 0.5));
+    }
+  }
+}
+
+void LevelTables::quantize(size_t level_class, float step, std::span<const float> values,
+                           std::span<int32_t> levels) const {
+  constexpr float kMost = 1 << (kEscapedBits - 1);
+  const auto& thresholds = thresholds_[level_class];
+  const float inverse = 1 / step;
+  for (size_t i = 0; i < values.size(); ++i) {
+    const float size = std::abs(values[i]) * inverse;
+    if (!(size < kMost))
+      throw bad_input("a component is {}; steps of {} are too fine for it", values[i], step);
+    int32_t level = static_cast<int32_t>(size + 0.5f);
+    if (level > 0 && level <= kLargestSymbol) level -= size < thresholds[static_cast<size_t>(level)];
+    levels[i] = values[i] < 0 ? -level : level;
+  }
+}
+
+void LevelTables::reconstruct(size_t level_class, float step, float gain, std::span<const int32_t> levels,
+                              std::span<float> values) const {
+  const auto& shrink = classes_[level_class].shrink;
+  const float unit = step * gain;
+  for (size_t i = 0; i < levels.size(); ++i) {
+    const int32_t size = std::abs(levels[i]);
+    const float value = size == 0 ? 0 : (static_cast<float>(size) - shrink[shrunk_index(size)]) * unit;
+    values[i] = levels[i] < 0 ? -value : value;
+  }
+}
+
+void LevelTables::add_bits(size_t level_class, std::span<const int32_t> levels, std::span<float> bits) const {
+  const unsigned shift = shift_of_class(level_class);
+  for (size_t i = 0; i < levels.size(); ++i)
+    bits[i] += symbol_bits_[level_class][symbol_of(levels[i], shift)] + static_cast<float>(shift);
+}
+
+std::vector<uint32_t> LevelRung::live() const {
+  std::vector<uint32_t> components;
+  for (size_t i = 0; i < classes.size(); ++i)
+    if (classes[i] != kDeadClass) components.push_back(static_cast<uint32_t>(i));
+  return components;
+}
+
+LearnedLevels learn_levels(std::span<const Matrix<float>> samples, std::span<const float> steps,
+                           const LevelOptions& options, const Progress& progress) {
+  for (const Matrix<float>& sample : samples)
+    if (sample.cols() != samples.front().cols() || sample.cols() == 0)
+      throw failed("samples of {} and {} tokens", samples.front().cols(), sample.cols());
+  return Learner(samples, steps, options, progress).run();
+}
+
+}  // namespace kvcodec

@@ -1,0 +1,113 @@
+// Quantizing the components of a transform, and what their levels take.
+//
+// One step serves all components (basis.hpp). A component of deviation far below the step gives zeros only, and a
+// book calls it dead: it costs nothing. The others belong to classes by their mean level E|q|, two to an octave.
+// Each class has one table of the frequencies of levels, learned beforehand, so that a file holds none.
+//
+// Levels. q is the level of y / step. Where a class's levels are large, their low bits are as good as uniform:
+// shift(class) of them are stored as they are, and the symbol coded is q >> shift. Symbols from -15 to 15 have
+// frequencies; beyond stands the escape.
+//
+// Decision with rate (entropy-constrained scalar quantization: Chou, Lookabaugh and Gray, 1989). Between two
+// levels k - 1 and k the encoder takes the one of least
+//   (|y| / step - r_k)^2 + lambda * bits of k
+// where r_k is where level k is reconstructed.
+//
+// Reconstruction. Level k stands for k - shrink(class, k): the mean of what is quantized to it. Means have less
+// energy than what they stand for, and attention adds that up over all the tokens it looks at, where noise averages
+// out. A gain per component takes back a part of it (`unbias`): gain = (E[y^2] / E[y yhat])^unbias, 1 to 3.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "lib/core/progress.hpp"
+#include "lib/core/view.hpp"
+#include "lib/entropy/rans.hpp"
+
+namespace kvcodec {
+
+inline constexpr size_t kLevelClasses = 40;
+inline constexpr uint8_t kDeadClass = 255;
+/// Symbols: -kLargestSymbol to kLargestSymbol, stored from 0 on.
+inline constexpr int kLargestSymbol = 15;
+inline constexpr size_t kLevelSymbols = 2 * kLargestSymbol + 1;
+/// Bits of an escaped symbol: the levels that can be stored at all are below 2^(kEscapedBits - 1).
+inline constexpr unsigned kEscapedBits = 24;
+/// Levels whose reconstruction is learned; those beyond take the last one's shrink.
+inline constexpr size_t kShrunkLevels = 3;
+
+/// The class of components of this mean level, or kDeadClass.
+uint8_t class_of_mean_level(double mean_level);
+/// Low bits of its levels that are stored as they are.
+unsigned shift_of_class(size_t level_class);
+
+/// What all components of a class share.
+struct LevelClass {
+  RansModel model;
+  std::array<float, kShrunkLevels> shrink{};  ///< of levels 1, 2, and 3 and beyond, in steps
+};
+
+/// All classes, and how encoders decide by them.
+class LevelTables {
+ public:
+  /// Throws Error(bad_input) unless there are kLevelClasses classes, whose models have kLevelSymbols symbols and an
+  /// escape of kEscapedBits bits, and whose shrinks are in [0, 0.5]; or for a lambda below 0.
+  LevelTables(std::vector<LevelClass> classes, double lambda);
+
+  const LevelClass& operator[](size_t level_class) const { return classes_[level_class]; }
+  const std::vector<LevelClass>& classes() const { return classes_; }
+  double lambda() const { return lambda_; }
+
+  /// Levels of one component. Throws Error(bad_input) for values of 2^23 steps and beyond.
+  void quantize(size_t level_class, float step, std::span<const float> values,
+                std::span<int32_t> levels) const;
+  /// The values that levels stand for.
+  void reconstruct(size_t level_class, float step, float gain, std::span<const int32_t> levels,
+                   std::span<float> values) const;
+  /// Adds what each level of that class takes.
+  void add_bits(size_t level_class, std::span<const int32_t> levels, std::span<float> bits) const;
+
+ private:
+  std::vector<LevelClass> classes_;
+  double lambda_;
+  /// Per class: the least |y| / step that level k = 1 .. kLargestSymbol takes.
+  std::vector<std::array<float, kLargestSymbol + 1>> thresholds_;
+  std::vector<std::array<float, kLevelSymbols + 1>> symbol_bits_;
+};
+
+/// How the components of one basis are quantized at one step.
+struct LevelRung {
+  float step = 0;
+  std::vector<uint8_t> classes;  ///< of each component, or kDeadClass
+  std::vector<float> gains;      ///< of each component
+
+  /// Components that are not dead, in rising order.
+  std::vector<uint32_t> live() const;
+};
+
+struct LevelOptions {
+  double lambda = 0.12;  ///< 6% fewer bits at the same loss than plain rounding; more of it loses again
+  double unbias = 0.5;   ///< a whole gain adds noise, none adds up over tokens
+};
+
+/// What training says of one step: on the sample.
+struct RungMeasure {
+  double bits = 0;   ///< for each token, over all bases
+  double error = 0;  ///< squared, weighted, for each token, over all bases; dropped components not counted
+};
+
+struct LearnedLevels {
+  std::vector<LevelClass> classes;
+  std::vector<std::vector<LevelRung>> rungs;  ///< of each basis, of each step
+  std::vector<RungMeasure> measures;          ///< of each step
+};
+
+/// Learns classes from samples: of each basis its components, (components, tokens), as many tokens each. Steps: any.
+LearnedLevels learn_levels(std::span<const Matrix<float>> samples, std::span<const float> steps,
+                           const LevelOptions& options, const Progress& progress = {});
+
+}  // namespace kvcodec

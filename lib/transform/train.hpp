@@ -1,0 +1,50 @@
+// Learning a transform: bases of all parts, then steps and tables that they share.
+//
+// Bases come from the covariance of most tokens. Steps form a ladder, four to an octave, between the rates asked
+// for. What depends on a step (which components live, their classes and gains, the tables) is learned on the tokens
+// that were left out, one run of 256 in some, since a basis takes its own tokens' energy together better than
+// others'.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "lib/core/progress.hpp"
+#include "lib/core/view.hpp"
+#include "lib/transform/basis.hpp"
+#include "lib/transform/levels.hpp"
+
+namespace kvcodec {
+
+/// Vectors to learn from: of each part as many, of as many values.
+class VectorSource {
+ public:
+  virtual ~VectorSource() = default;
+  virtual size_t parts() const = 0;
+  virtual size_t width() const = 0;
+  virtual uint64_t tokens() const = 0;
+  /// Vectors [first, first + out.rows()) of a part to out: (n, width), finite. Called from one thread.
+  virtual void read(size_t part, uint64_t first, MatrixView<float> out) const = 0;
+};
+
+struct TransformTraining {
+  double most_bits = 2, least_bits = 0.1;  ///< per value, about: the ends of the ladder
+  LevelOptions levels = {};
+};
+
+struct LearnedTransform {
+  std::vector<TransformBasis> bases;  ///< of each part
+  LearnedLevels levels;               ///< of each part and step, coarsest step first; bits per value
+  double values = 0;                  ///< of a token, over all parts
+};
+
+/// weights: of each part and column, what a unit of squared error costs. Throws Error(bad_input) for fewer tokens
+/// than can be learned from.
+LearnedTransform learn_transform(const VectorSource& source, std::span<const std::vector<float>> weights,
+                                 const TransformTraining& training, const Progress& progress = {});
+
+/// Bytes that it takes at most, about.
+uint64_t learn_transform_bytes(const VectorSource& source);
+
+}  // namespace kvcodec

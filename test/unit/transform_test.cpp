@@ -1,0 +1,359 @@
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "lib/codec/transform/book.hpp"
+#include "lib/core/error.hpp"
+#include "lib/core/rng.hpp"
+#include "lib/linalg/covariance.hpp"
+#include "lib/linalg/eigen.hpp"
+#include "lib/transform/basis.hpp"
+#include "lib/transform/level_coder.hpp"
+#include "lib/transform/levels.hpp"
+#include "lib/transform/train.hpp"
+#include "test/test.hpp"
+#include "test/unit/codec_table.hpp"
+
+using namespace kvcodec;
+
+namespace {
+
+/// Vectors in few directions: `rank` of them, each half as loud as the one before, and a little noise.
+Matrix<float> correlated(size_t tokens, size_t width, size_t rank, uint64_t seed) {
+  Rng directions_rng(99), rng(seed);
+  Matrix<float> directions(rank, width), rows(tokens, width);
+  for (size_t i = 0; i < rank; ++i)
+    for (size_t c = 0; c < width; ++c)
+      directions(i, c) = static_cast<float>(directions_rng.normal() * std::exp2(-static_cast<double>(i)));
+  for (size_t t = 0; t < tokens; ++t) {
+    for (size_t c = 0; c < width; ++c) rows(t, c) = static_cast<float>(3 + 0.01 * rng.normal());
+    for (size_t i = 0; i < rank; ++i) {
+      const auto loudness = static_cast<float>(rng.normal());
+      for (size_t c = 0; c < width; ++c) rows(t, c) += loudness * directions(i, c);
+    }
+  }
+  return rows;
+}
+
+class Vectors final : public VectorSource {
+ public:
+  explicit Vectors(std::vector<Matrix<float>> parts) : parts_(std::move(parts)) {}
+  size_t parts() const override { return parts_.size(); }
+  size_t width() const override { return parts_[0].cols(); }
+  uint64_t tokens() const override { return parts_[0].rows(); }
+  void read(size_t part, uint64_t first, MatrixView<float> out) const override {
+    for (size_t t = 0; t < out.rows(); ++t)
+      std::ranges::copy(parts_[part].row(first + t), out.row(t).begin());
+  }
+
+ private:
+  std::vector<Matrix<float>> parts_;
+};
+
+std::vector<uint32_t> all_of(size_t count) {
+  std::vector<uint32_t> all(count);
+  std::iota(all.begin(), all.end(), 0u);
+  return all;
+}
+
+/// Rows through a basis and back, by plain sums; only the first components.
+Matrix<double> projected(const TransformBasis& basis, const Matrix<float>& rows, size_t components) {
+  const Matrix<float> analysis = basis.analysis(all_of(components)),
+                      synthesis = basis.synthesis(all_of(components));
+  Matrix<double> back(rows.rows(), rows.cols());
+  for (size_t t = 0; t < rows.rows(); ++t) {
+    for (size_t c = 0; c < rows.cols(); ++c) back(t, c) = basis.mean[c];
+    for (size_t i = 0; i < components; ++i) {
+      double y = 0;
+      for (size_t c = 0; c < rows.cols(); ++c)
+        y += double(analysis(i, c)) * (double(rows(t, c)) - double(basis.mean[c]));
+      for (size_t c = 0; c < rows.cols(); ++c) back(t, c) += y * double(synthesis(i, c));
+    }
+  }
+  return back;
+}
+
+double squared_error(const Matrix<float>& rows, const Matrix<double>& back, size_t first, size_t count) {
+  double sum = 0;
+  for (size_t t = 0; t < rows.rows(); ++t)
+    for (size_t c = first; c < first + count; ++c) sum += std::pow(double(rows(t, c)) - back(t, c), 2);
+  return sum / static_cast<double>(rows.rows());
+}
+
+LevelTables plain_tables(double lambda = 0) {
+  std::vector<LevelClass> classes;
+  for (size_t c = 0; c < kLevelClasses; ++c) {
+    std::vector<uint64_t> counts(kLevelSymbols);
+    for (int k = -kLargestSymbol; k <= kLargestSymbol; ++k)
+      counts[static_cast<size_t>(k + kLargestSymbol)] =
+          static_cast<uint64_t>(1e6 * std::exp(-std::abs(k) * 0.7)) + 1;
+    classes.push_back({RansModel::from_counts(counts, {.escape_bits = kEscapedBits}), {}});
+  }
+  return {std::move(classes), lambda};
+}
+
+}  // namespace
+
+TEST_CASE("eigenvectors: a matrix is the sum of theirs") {
+  Rng rng(3);
+  const size_t n = 40;
+  Matrix<double> a(n, n);
+  for (size_t i = 0; i < n; ++i)
+    for (size_t j = 0; j <= i; ++j) a(i, j) = a(j, i) = rng.normal();
+  const Eigen eigen = symmetric_eigen(a);
+  CHECK(std::ranges::is_sorted(eigen.values));
+  double worst = 0;
+  for (size_t i = 0; i < n; ++i)
+    for (size_t j = 0; j < n; ++j) {
+      double sum = 0;
+      for (size_t k = 0; k < n; ++k) sum += eigen.values[k] * eigen.vectors(k, i) * eigen.vectors(k, j);
+      worst = std::max(worst, std::abs(sum - a(i, j)));
+    }
+  CHECK_LT(worst, 1e-12);
+  CHECK_EQ(symmetric_eigenvalues(a).size(), n);
+  a(1, 2) = NAN;
+  CHECK_THROWS_AS(symmetric_eigen(a), Error);
+}
+
+TEST_CASE("transform basis: components hold the energy in order, and all of them give the vectors back") {
+  const Matrix<float> rows = correlated(600, 24, 6, 1);
+  CovarianceSums moments(24);
+  moments.add(rows);
+  const std::vector<float> weights(24, 1.0f);
+  const LearnedBasis learned = learn_basis(moments, weights);
+  CHECK(std::ranges::is_sorted(learned.variances, std::greater()));
+  CHECK_LT(squared_error(rows, projected(learned.basis, rows, 24), 0, 24), 1e-8);
+  // What is left out by the first components is the variance of the others.
+  for (const size_t kept : {1u, 3u, 6u}) {
+    const double left = std::accumulate(learned.variances.begin() + kept, learned.variances.end(), 0.0);
+    CHECK_EQ(squared_error(rows, projected(learned.basis, rows, kept), 0, 24),
+             doctest::Approx(left).epsilon(0.01));
+  }
+}
+
+TEST_CASE("transform basis: columns of larger weight are kept better") {
+  const Matrix<float> rows = correlated(600, 24, 12, 1);
+  CovarianceSums moments(24);
+  moments.add(rows);
+  std::vector<float> weights(24, 1.0f);
+  const LearnedBasis alike = learn_basis(moments, weights);
+  std::fill_n(weights.begin(), 8, 100.0f);
+  const LearnedBasis weighted = learn_basis(moments, weights);
+  const auto error = [&](const LearnedBasis& of, size_t first, size_t count) {
+    return squared_error(rows, projected(of.basis, rows, 5), first, count);
+  };
+  CHECK_LT(error(weighted, 0, 8), 0.7 * error(alike, 0, 8));
+  CHECK_GT(error(weighted, 8, 16), error(alike, 8, 16));
+  weights[3] = 0;
+  CHECK_THROWS_AS(learn_basis(moments, weights), Error);
+}
+
+TEST_CASE("levels: classes follow the mean level, shifts the class") {
+  CHECK_EQ(class_of_mean_level(0.001), kDeadClass);
+  CHECK_EQ(class_of_mean_level(NAN), kDeadClass);
+  CHECK_EQ(int(class_of_mean_level(1)), int(class_of_mean_level(0.5)) + 2);
+  CHECK_EQ(int(class_of_mean_level(1e30)), int(kLevelClasses) - 1);
+  CHECK_EQ(shift_of_class(class_of_mean_level(1)), 0u);
+  CHECK_EQ(shift_of_class(class_of_mean_level(4)), 1u);
+  CHECK_EQ(shift_of_class(class_of_mean_level(64)), 5u);
+}
+
+TEST_CASE("levels: without a price of bits the nearest is taken, with one the cheaper of two") {
+  const LevelTables nearest = plain_tables(), priced = plain_tables(0.2);
+  Rng rng(5);
+  std::vector<float> values(4000), back(values.size());
+  for (float& value : values) value = static_cast<float>(rng.normal() * 3);
+  std::vector<int32_t> levels(values.size()), cheaper(values.size());
+  const size_t c = class_of_mean_level(1);
+  nearest.quantize(c, 0.5f, values, levels);
+  priced.quantize(c, 0.5f, values, cheaper);
+  nearest.reconstruct(c, 0.5f, 1, levels, back);
+  size_t lower = 0;
+  for (size_t i = 0; i < values.size(); ++i) {
+    CHECK_LE(std::abs(values[i] - back[i]), 0.2500001f);
+    CHECK_LE(std::abs(cheaper[i]), std::abs(levels[i]));
+    lower += cheaper[i] != levels[i];
+  }
+  CHECK_GT(lower, values.size() / 50);
+  std::vector<float> bits(values.size()), cheaper_bits(values.size());
+  nearest.add_bits(c, levels, bits);
+  nearest.add_bits(c, cheaper, cheaper_bits);
+  CHECK_LT(std::reduce(cheaper_bits.begin(), cheaper_bits.end()), std::reduce(bits.begin(), bits.end()));
+  const std::vector<float> beyond{1e7f};
+  CHECK_THROWS_AS(nearest.quantize(c, 0.5f, beyond, std::span(levels).first(1)), Error);
+}
+
+TEST_CASE("levels: what is learned takes about the bits of the source, and gains give energy back") {
+  // Laplacian components of deviations from far below a step to far above it.
+  Rng rng(8);
+  const size_t components = 120, tokens = 3000;
+  Matrix<float> sample(components, tokens), fresh(components, tokens);
+  for (Matrix<float>* matrix : {&sample, &fresh})
+    for (size_t i = 0; i < components; ++i)
+      for (size_t t = 0; t < tokens; ++t) {
+        const double scale = std::exp2(6 - 12.0 * static_cast<double>(i) / components);
+        (*matrix)(i, t) =
+            static_cast<float>(scale * std::log(1 - rng.uniform(0, 1)) * (rng.below(2) ? 1 : -1));
+      }
+  const std::vector<float> steps{1.0f};
+  const LearnedLevels learned = learn_levels({&sample, 1}, steps, {.lambda = 0});
+  const LevelRung& rung = learned.rungs[0][0];
+  const LevelTables tables(learned.classes, 0);
+  double bits = 0, entropy = 0, biased = 0, gained = 0;
+  for (size_t i = 0; i < components; ++i) {
+    if (rung.classes[i] == kDeadClass) continue;
+    std::vector<int32_t> levels(tokens);
+    std::vector<float> taken(tokens), back(tokens);
+    tables.quantize(rung.classes[i], 1, fresh.row(i), levels);
+    tables.add_bits(rung.classes[i], levels, taken);
+    for (const float of_level : taken) bits += double(of_level);
+    // The entropy of this component's own levels.
+    std::vector<int32_t> sorted = levels;
+    std::ranges::sort(sorted);
+    for (size_t a = 0, b = 0; a < sorted.size(); a = b) {
+      while (b < sorted.size() && sorted[b] == sorted[a]) ++b;
+      entropy +=
+          static_cast<double>(b - a) * std::log2(static_cast<double>(tokens) / static_cast<double>(b - a));
+    }
+    for (const bool with_gain : {false, true}) {
+      tables.reconstruct(rung.classes[i], 1, with_gain ? rung.gains[i] : 1, levels, back);
+      double energy = 0, product = 0;
+      for (size_t t = 0; t < tokens; ++t)
+        energy += double(fresh(i, t)) * double(fresh(i, t)), product += double(fresh(i, t)) * double(back[t]);
+      (with_gain ? gained : biased) += std::abs(1 - product / energy);
+    }
+  }
+  CHECK_GT(bits, entropy);
+  CHECK_LT(bits, 1.03 * entropy);
+  CHECK_LT(gained, 0.8 * biased);
+  CHECK_EQ(rung.classes.back(), kDeadClass);
+  CHECK_GT(rung.live().size(), components / 2);
+}
+
+TEST_CASE("level coder: levels come back, whatever they are and however many tokens") {
+  const LevelTables tables = plain_tables();
+  Rng rng(6);
+  const std::vector<uint8_t> classes{30, 26, 22, 20, 20, 20, 15, 15, 3};
+  const LevelCoder coder(tables, classes);
+  for (const size_t tokens : {1u, 7u, 8u, 64u, 129u}) {
+    const size_t blocks = 6;
+    Matrix<int32_t> levels(classes.size(), tokens * blocks), back(classes.size(), tokens * blocks);
+    for (size_t i = 0; i < classes.size(); ++i)
+      for (size_t t = 0; t < levels.cols(); ++t)
+        levels(i, t) = static_cast<int32_t>(rng.normal() * (8 << shift_of_class(classes[i]))) *
+                       (rng.below(100) == 0 ? 1000 : 1);
+    levels(0, 0) = (1 << 23) - 1, levels(8, 0) = -(1 << 22);
+    std::vector<uint8_t> bytes;
+    std::vector<uint32_t> sizes;
+    for (size_t b = 0; b < blocks; ++b)
+      sizes.push_back(coder.encode(levels.view().columns(b * tokens, tokens), bytes));
+    CHECK_EQ(std::accumulate(sizes.begin(), sizes.end(), size_t{0}), bytes.size());
+    coder.decode(bytes, sizes, tokens, back);
+    CHECK(std::equal(levels.data(), levels.data() + levels.size(), back.data()));
+    // One block by itself, from the middle.
+    Matrix<int32_t> one(classes.size(), tokens);
+    coder.decode(std::span(bytes).subspan(sizes[0] + sizes[1], sizes[2]), std::span(sizes).subspan(2, 1),
+                 tokens, one);
+    for (size_t i = 0; i < classes.size(); ++i)
+      CHECK(std::ranges::equal(one.row(i), levels.row(i).subspan(2 * tokens, tokens)));
+  }
+}
+
+TEST_CASE("level coder: bytes that no encoder writes are refused") {
+  const LevelTables tables = plain_tables();
+  const LevelCoder coder(tables, {24, 20, 15});
+  Matrix<int32_t> levels(3, 50), back(3, 50);
+  for (size_t t = 0; t < 50; ++t) levels(0, t) = static_cast<int32_t>(t), levels(2, t) = t % 3 == 0;
+  std::vector<uint8_t> bytes;
+  const uint32_t size = coder.encode(levels, bytes);
+  const auto refused = [&](std::vector<uint8_t> damaged, uint32_t bytes_said) {
+    try {
+      coder.decode(damaged, {&bytes_said, 1}, 50, back);
+    } catch (const Error& error) {
+      return error.kind() == ErrorKind::bad_input;
+    }
+    return false;
+  };
+  CHECK_FALSE(refused(bytes, size));
+  CHECK(refused(bytes, size - 1));
+  CHECK(refused(bytes, size + 1));
+  CHECK(refused(bytes, 5));
+  for (const size_t cut : {size_t{0}, size_t{31}, bytes.size() - 1})
+    CHECK(refused({bytes.begin(), bytes.begin() + static_cast<ptrdiff_t>(cut)}, size));
+  // An escape's value of more than 23 bits, which an encoder never makes.
+  Matrix<int32_t> large(3, 50);
+  large(1, 7) = (1 << 23) - 1;
+  std::vector<uint8_t> escapes;
+  const uint32_t escape_size = coder.encode(large, escapes);
+  CHECK_FALSE(refused(escapes, escape_size));
+  large(1, 7) = -(1 << 23);
+  escapes.clear();
+  const uint32_t beyond_size = coder.encode(large, escapes);
+  CHECK(refused(escapes, beyond_size));
+  std::vector<uint8_t> padded = bytes;
+  padded.back() |= 1;  // 150 low bits: two are padding
+  CHECK(refused(padded, size));
+}
+
+TEST_CASE("transform: learning finds the directions of the data, and more bits buy less error") {
+  const size_t width = 48;
+  std::vector<Matrix<float>> parts;
+  parts.push_back(correlated(6000, width, 8, 1));
+  parts.push_back(correlated(6000, width, 8, 2));
+  const Vectors source(std::move(parts));
+  const std::vector<std::vector<float>> weights(2, std::vector<float>(width, 1.0f));
+  const LearnedTransform learned = learn_transform(source, weights, {.most_bits = 2, .least_bits = 0.2});
+  const auto& measures = learned.levels.measures;
+  REQUIRE_GT(measures.size(), size_t{6});
+  for (size_t i = 1; i < measures.size(); ++i) {
+    CHECK_GT(measures[i].bits, measures[i - 1].bits);
+    CHECK_LT(measures[i].error, measures[i - 1].error);
+  }
+  CHECK_LT(measures.front().bits, 0.4);
+  CHECK_GT(measures.back().bits, 1.0);
+  CHECK_LT(measures.back().bits, 3.0);
+  // Where 8 directions hold all but noise far below the step, others are dead.
+  const size_t middle = measures.size() / 2;
+  CHECK_LE(learned.levels.rungs[0][middle].live().size(), size_t{10});
+  CHECK_THROWS_AS(learn_transform(Vectors({correlated(1000, width, 8, 1)}), {weights.data(), 1}, {}), Error);
+}
+
+TEST_CASE("transform book: what is stored comes back, and what does not fit is refused") {
+  Rng rng(2);
+  const CodecContext context{.num_layers = 4, .heads = 2, .head_dim = 8};
+  const TransformBook made = test::random_transform_book({}, context, rng);
+  const Book book = to_book(made);
+  const TransformBook read = transform_book_from(book);
+  CHECK(to_book(read).digest() == book.digest());
+  CHECK_EQ(read.parts.size(), size_t{4});
+  CHECK_EQ(read.steps(), size_t{2});
+  CHECK_EQ(read.rung_for(0.01), size_t{0});
+  CHECK_EQ(read.rung_for(1.9), size_t{1});
+  CHECK(read.find(Side::value, 2) != nullptr);
+  CHECK(read.find(Side::value, 1) == nullptr);
+
+  const auto refused = [&](const std::string& array, const std::function<void(Array&)>& change) {
+    Book damaged = book;
+    for (Array& one : damaged.arrays)
+      if (one.name == array) change(one);
+    try {
+      transform_book_from(damaged);
+    } catch (const Error& error) {
+      return error.kind() == ErrorKind::bad_input;
+    }
+    return false;
+  };
+  const auto set = [](size_t byte, int value) {
+    return [=](Array& array) { array.bytes.at(byte) = static_cast<std::byte>(value); };
+  };
+  CHECK(refused("key/0/vectors", set(3, 0)));
+  CHECK(refused("key/0/classes", set(3, 40)));
+  CHECK(refused("key/0/classes", [](Array& array) { array.shape = {1, 64}; }));
+  CHECK(refused("value/2/weights", set(3, 0x80)));  // the sign of the first
+  CHECK(refused("value/2/vector_scales", set(3, 0xbf)));
+  CHECK(refused("steps", [](Array& array) { array.shape = {0}, array.bytes.clear(); }));
+  CHECK(refused("shrinks", set(3, 0x40)));  // 2 and more
+  CHECK(refused("tables", [](Array& array) { array.bytes.push_back(std::byte{0}), ++array.shape[0]; }));
+  CHECK(refused("tables", [](Array& array) { array.bytes.pop_back(), --array.shape[0]; }));
+  CHECK(refused("bits", [](Array& array) { std::ranges::fill(array.bytes, std::byte{0}); }));
+}
