@@ -17,12 +17,11 @@ constexpr const char* kRopeDivisors = "rope_freqs.weight";
 
 struct Architecture {
   const char* name;
-  ModelFamily family;
+  std::string_view family;
   bool pairs_neighbours;  // turns dimensions 2j and 2j + 1 together; rows of q and k are stored for that
 };
-constexpr Architecture kArchitectures[] = {{"llama", ModelFamily::llama, true},
-                                           {"qwen2", ModelFamily::qwen2, false},
-                                           {"qwen3", ModelFamily::qwen3, false}};
+constexpr Architecture kArchitectures[] = {
+    {"llama", "llama", true}, {"qwen2", "qwen2", false}, {"qwen3", "qwen3", false}};
 
 /// A tensor outside the layers, or of one layer (its part behind "blk.N." and "model.layers.N."), in a GGUF
 /// file and in a checkpoint, without ".weight" or ".bias".
@@ -175,14 +174,14 @@ RopeScaling scaling_of_keys(const Fields& fields) {
 
 void read_rope(const Gguf& file, const Fields& fields, ModelDescription& description) {
   ModelConfig& config = description.config;
-  config.rope_theta = fields.get_number("rope.freq_base").value_or(kRopeTheta);
-  config.rope_scaling = scaling_of_keys(fields);
-  const bool linear = config.rope_scaling.kind == RopeScaling::Kind::linear;
+  config.rope.theta = fields.get_number("rope.freq_base").value_or(kRopeTheta);
+  config.rope.scaling = scaling_of_keys(fields);
+  const bool linear = config.rope.scaling.kind == RopeScaling::Kind::linear;
   const auto divisors = file.tensors().find(kRopeDivisors);
   if (divisors == file.tensors().end()) {
     if (linear)
       description.rope_scaling =
-          nlohmann::json({{"rope_type", "linear"}, {"factor", config.rope_scaling.factor}}).dump();
+          nlohmann::json({{"rope_type", "linear"}, {"factor", config.rope.scaling.factor}}).dump();
     return;
   }
   const Gguf::Tensor& tensor = divisors->second;
@@ -193,15 +192,15 @@ void read_rope(const Gguf& file, const Fields& fields, ModelDescription& descrip
   if (linear)
     throw bad_input("tensor '{}' and {} are both there; only one kind of scaling is supported", kRopeDivisors,
                     fields.key("rope.scaling.factor"));
-  config.rope_scaling.kind = RopeScaling::Kind::divided;
-  config.rope_scaling.divisors = read_floats(tensor.view);
+  config.rope.scaling.kind = RopeScaling::Kind::divided;
+  config.rope.scaling.divisors = read_floats(tensor.view);
   description.rope_scaling =
-      nlohmann::json({{"rope_type", "divided"}, {"divisors", config.rope_scaling.divisors}}).dump();
+      nlohmann::json({{"rope_type", "divided"}, {"divisors", config.rope.scaling.divisors}}).dump();
 }
 
 void read_windows(const Architecture& architecture, const Fields& fields, ModelConfig& config) {
   // Qwen files that have the key have it from a config.json that switches windows off.
-  const bool slides = architecture.family == ModelFamily::llama;
+  const bool slides = architecture.family == "llama";
   const int window = slides ? fields.size_or("attention.sliding_window", 0) : 0;
   config.window.assign(static_cast<size_t>(config.num_layers), window);
 }
@@ -234,10 +233,10 @@ ModelDescription describe(const Gguf& file, const Architecture& architecture) {
     throw bad_input("tensor 'token_embd.weight': has {} rows; that many tokens are not supported", rows);
   config.vocabulary_size = static_cast<int>(rows);
   config.tied_embeddings = !has("output.weight");
-  config.qkv_bias = architecture.family == ModelFamily::qwen2 || has("blk.0.attn_q.bias");
+  config.qkv_bias = architecture.family == "qwen2" || has("blk.0.attn_q.bias");
   config.output_bias = has("blk.0.attn_output.bias");
   config.mlp_bias = has("blk.0.ffn_up.bias");
-  config.qk_norm = architecture.family == ModelFamily::qwen3;
+  if (architecture.family == "qwen3") config.qk_norm = QkNorm::heads;
   check(config);
   return description;
 }

@@ -1,8 +1,10 @@
 #include "formats/model_config.hpp"
 
 #include <algorithm>
-#include <limits>
+#include <optional>
+#include <vector>
 
+#include "formats/families/family.hpp"
 #include "formats/json_file.hpp"
 #include "lib/core/error.hpp"
 
@@ -12,61 +14,45 @@ namespace {
 // A config.json has a few kilobytes; some list every layer.
 constexpr uint64_t kMaxBytes = 4 << 20;
 
-// Defaults that transformers has for all four families.
-constexpr double kNormEpsilon = 1e-6;
-constexpr double kRopeTheta = 10000;
-constexpr int64_t kSlidingWindow = 4096;  // Mistral's, and Qwen's once windows are switched on
-constexpr int64_t kMaxWindowLayers = 28;  // Qwen: layers below it never have a window
-constexpr int64_t kQwen3HeadDim = 128;
+using families::Family;
+using families::Reading;
 
-constexpr const char* kOriginalPositions = "original_max_position_embeddings";  // of rope_scaling
-
-struct FamilyName {
-  ModelFamily family;
-  const char* model_type;
-  const char* class_prefix;  // of the names in "architectures"
-};
-constexpr FamilyName kFamilies[] = {{ModelFamily::llama, "llama", "Llama"},
-                                    {ModelFamily::mistral, "mistral", "Mistral"},
-                                    {ModelFamily::qwen2, "qwen2", "Qwen2"},
-                                    {ModelFamily::qwen3, "qwen3", "Qwen3"}};
-constexpr const char* kSupported =
-    "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM or Qwen3ForCausalLM";
+/// "a, b and c": the model types of all families.
+std::string supported() {
+  std::vector<std::string_view> names;
+  for (const Family* const family : families::all_families()) names.push_back(family->model_type);
+  const std::string_view last = names.back();
+  names.pop_back();
+  return fmt::format("supported model types are {} and {}", fmt::join(names, ", "), last);
+}
 
 /// What "architectures" says, or empty.
 std::string architecture_of(const JsonFields& fields) {
   const nlohmann::json* list = fields.find("architectures");
   if (!list || (list->is_array() && list->empty())) return "";
   if (!list->is_array() || list->size() != 1 || !(*list)[0].is_string())
-    throw bad_input("architectures is {}; it must be a list of one name: {}", printable(list->dump()),
-                    kSupported);
+    throw bad_input("architectures is {}; it must be a list of one name, as [\"LlamaForCausalLM\"]",
+                    printable(list->dump()));
   return (*list)[0].get<std::string>();
 }
 
-ModelFamily family_of(const JsonFields& fields) {
+const Family& family_of(const JsonFields& fields) {
   const std::string architecture = architecture_of(fields);
   const std::string type = fields.get_string("model_type").value_or("");
   if (architecture.empty() && type.empty())
-    throw bad_input(
-        "neither architectures nor model_type is there; one must be, with {} (llama, mistral, qwen2, qwen3)",
-        kSupported);
-  for (const FamilyName& name : kFamilies) {
-    const std::string prefix = name.class_prefix;
+    throw bad_input("neither architectures nor model_type is there; one must be, and {}", supported());
+  for (const Family* const family : families::all_families()) {
+    const std::string prefix(family->class_prefix);
     const bool class_fits = architecture == prefix + "ForCausalLM" || architecture == prefix + "Model";
-    if ((architecture.empty() || class_fits) && (type.empty() || type == name.model_type)) return name.family;
+    if ((architecture.empty() || class_fits) && (type.empty() || type == family->model_type)) return *family;
   }
-  throw bad_input("architecture is '{}' (model_type '{}'); supported are {}", printable(architecture),
-                  printable(type), kSupported);
+  throw bad_input("architecture is '{}' (model_type '{}'), which is not supported; {}",
+                  printable(architecture), printable(type), supported());
 }
 
-/// An integer that must fit int; its range is checked with the whole configuration.
-int as_int(const char* name, int64_t value) {
-  if (value < std::numeric_limits<int>::min() || value > std::numeric_limits<int>::max())
-    throw bad_input("{} is {}; it does not fit 32 bits", name, value);
-  return static_cast<int>(value);
+int need_size(const JsonFields& fields, const char* name) {
+  return families::as_int(name, fields.need_int(name));
 }
-
-int need_size(const JsonFields& fields, const char* name) { return as_int(name, fields.need_int(name)); }
 
 /// rope_scaling (older files, beside rope_theta) or rope_parameters (newer ones, with rope_theta inside).
 const nlohmann::json* rope_object(const JsonFields& fields) {
@@ -81,84 +67,44 @@ const nlohmann::json* rope_object(const JsonFields& fields) {
   return nullptr;
 }
 
-std::string rope_type_of(const JsonFields& rope) {
-  const auto newer = rope.get_string("rope_type"), older = rope.get_string("type");
-  if (newer && older && *newer != *older)
-    throw bad_input("rope_scaling says both rope_type '{}' and type '{}'", printable(*newer),
-                    printable(*older));
-  if (newer) return *newer;
-  return older.value_or("default");
+/// How many dimensions of a head are turned; 0 = all.
+int turned_dims_of(const Family& family, const JsonFields& fields, const JsonFields* rope, int head_dim) {
+  std::optional<double> said;
+  if (rope) said = rope->get_number("partial_rotary_factor");
+  if (!said) said = fields.get_number(family.partial_rotary_field);
+  const double factor = said.value_or(family.partial_rotary);
+  if (factor == 1) return 0;
+  if (!family.may_be_partial)
+    throw bad_input("{} is {}; only 1 is supported for {} (the whole head is turned)",
+                    family.partial_rotary_field, factor, family.model_type);
+  if (!(factor > 0 && factor < 1))
+    throw bad_input("{} is {}; it must be in 0..1", family.partial_rotary_field, factor);
+  return std::max(1, static_cast<int>(head_dim * factor));  // 1: refused for being odd
 }
 
-void check_whole_head_turned(const JsonFields& fields) {
-  const double factor = fields.get_number("partial_rotary_factor").value_or(1);
-  if (factor != 1)
-    throw bad_input("partial_rotary_factor is {}; only 1 is supported (the whole head is turned)", factor);
+void read_rope(const Family& family, Reading& reading) {
+  ModelConfig& config = reading.config;
+  const nlohmann::json* object = rope_object(reading.fields);
+  if (object)
+    for (const auto& [name, value] : object->items())
+      if (value.is_object())
+        throw bad_input("rope_parameters differ by layer type ('{}'); one set for all layers is supported",
+                        printable(name));
+  const double theta = reading.fields.get_number(family.rope_theta_field).value_or(family.rope_theta);
+  config.rope = families::rope_of(reading, object, theta);
+  std::optional<JsonFields> rope;
+  if (object) rope.emplace(*object);
+  config.rope.dims = turned_dims_of(family, reading.fields, rope ? &*rope : nullptr, config.head_dim);
 }
 
-RopeScaling scaling_of(const JsonFields& rope, const JsonFields& fields) {
-  RopeScaling scaling;
-  const std::string type = rope_type_of(rope);
-  if (type == "default") return scaling;
-  if (type != "linear" && type != "llama3")
-    throw bad_input("rope_scaling is of type '{}'; supported are 'default', 'linear' and 'llama3'",
-                    printable(type));
-  scaling.factor = rope.need_number("factor");
-  if (type == "linear") {
-    scaling.kind = RopeScaling::Kind::linear;
-    return scaling;
-  }
-  scaling.kind = RopeScaling::Kind::llama3;
-  scaling.low_frequency_factor = rope.need_number("low_freq_factor");
-  scaling.high_frequency_factor = rope.need_number("high_freq_factor");
-  const auto original = rope.get_number(kOriginalPositions);
-  scaling.original_positions = original ? *original : fields.need_number("max_position_embeddings");
-  return scaling;
-}
-
-/// What GGUF files have instead (gguf_model.cpp).
-RopeScaling divided_scaling_of(const JsonFields& fields) {
-  RopeScaling scaling{.kind = RopeScaling::Kind::divided};
-  const nlohmann::json* list = fields.find("divisors");
-  if (!list || !list->is_array()) throw bad_input("divisors is missing; it must be a list of numbers");
-  for (const auto& divisor : *list) {
-    if (!divisor.is_number())
-      throw bad_input("divisors has {}; it must be a list of numbers", printable(divisor.dump()));
-    scaling.divisors.push_back(divisor.get<float>());
-  }
-  return scaling;
-}
-
-void read_rope(const JsonFields& fields, ModelDescription& description) {
-  ModelConfig& config = description.config;
-  check_whole_head_turned(fields);
-  config.rope_theta = fields.get_number("rope_theta").value_or(kRopeTheta);
-  const nlohmann::json* object = rope_object(fields);
-  if (!object) return;
-  for (const auto& [name, value] : object->items())
-    if (value.is_object())
-      throw bad_input("rope_parameters differ by layer type ('{}'); one set for all layers is supported",
-                      printable(name));
-  const JsonFields rope(*object);
-  check_whole_head_turned(rope);
-  config.rope_theta = rope.get_number("rope_theta").value_or(config.rope_theta);
-  config.rope_scaling = scaling_of(rope, fields);
-  if (config.rope_scaling.kind == RopeScaling::Kind::none) return;
-  nlohmann::json described = *object;
-  // What it may have from elsewhere in config.json: the text is to say all.
-  if (config.rope_scaling.kind == RopeScaling::Kind::llama3 && !rope.find(kOriginalPositions))
-    described[kOriginalPositions] = config.rope_scaling.original_positions;
-  description.rope_scaling = described.dump(-1, ' ', true);
-}
-
-void read_heads(const JsonFields& fields, ModelConfig& config) {
+void read_heads(const Family& family, const JsonFields& fields, ModelConfig& config) {
   config.num_q_heads = need_size(fields, "num_attention_heads");
-  config.num_kv_heads =
-      as_int("num_key_value_heads", fields.get_int("num_key_value_heads").value_or(config.num_q_heads));
+  config.num_kv_heads = families::as_int("num_key_value_heads",
+                                         fields.get_int("num_key_value_heads").value_or(config.num_q_heads));
   if (const auto head_dim = fields.get_int("head_dim")) {
-    config.head_dim = as_int("head_dim", *head_dim);
-  } else if (config.family == ModelFamily::qwen3) {
-    config.head_dim = kQwen3HeadDim;
+    config.head_dim = families::as_int("head_dim", *head_dim);
+  } else if (family.head_dim > 0) {
+    config.head_dim = family.head_dim;
   } else {
     if (config.num_q_heads < 1 || config.hidden_size % config.num_q_heads != 0)
       throw bad_input("hidden_size is {}; without head_dim it must be a multiple of num_attention_heads ({})",
@@ -167,64 +113,54 @@ void read_heads(const JsonFields& fields, ModelConfig& config) {
   }
 }
 
-void read_biases(const JsonFields& fields, ModelConfig& config) {
-  const bool attention_bias = fields.get_bool("attention_bias").value_or(false);
-  const bool mlp_bias = fields.get_bool("mlp_bias").value_or(false);
-  // Qwen2 has biases on q, k, v always and nowhere else; Mistral none; Qwen3's MLP none. transformers ignores
-  // the switches there, but a file that sets them means a model we do not know.
-  const bool allows_attention = config.family == ModelFamily::llama || config.family == ModelFamily::qwen3;
-  if (attention_bias && !allows_attention)
-    throw bad_input("attention_bias is true; {} models have none to switch", name_of(config.family));
-  if (mlp_bias && config.family != ModelFamily::llama)
-    throw bad_input("mlp_bias is true; {} models have none", name_of(config.family));
-  config.qkv_bias = attention_bias || config.family == ModelFamily::qwen2;
-  config.output_bias = attention_bias;
-  config.mlp_bias = mlp_bias;
-  config.qk_norm = config.family == ModelFamily::qwen3;
+/// transformers ignores the switches where a family has none, but a file that sets them means a model we do not
+/// know.
+void read_biases(const Family& family, const JsonFields& fields, ModelConfig& config) {
+  const bool attention = fields.get_bool("attention_bias").value_or(false);
+  const bool mlp = fields.get_bool("mlp_bias").value_or(false);
+  if (attention && !family.may_have_attention_bias)
+    throw bad_input("attention_bias is true; {} models have none to switch", family.model_type);
+  if (mlp && !family.may_have_mlp_bias)
+    throw bad_input("mlp_bias is true; {} models have none", family.model_type);
+  config.qkv_bias = config.output_bias = attention;
+  config.mlp_bias = mlp;
 }
 
-/// The layer_types list, checked against the number of layers; empty if there is none.
-std::vector<std::string> layer_types_of(const JsonFields& fields, int num_layers) {
-  const nlohmann::json* list = fields.find("layer_types");
-  if (!list) return {};
-  std::vector<std::string> types;
-  if (list->is_array() && list->size() == static_cast<size_t>(num_layers))
-    for (const auto& type : *list)
-      if (type == "full_attention" || type == "sliding_attention") types.push_back(type.get<std::string>());
-  if (types.size() != static_cast<size_t>(num_layers))
-    throw bad_input("layer_types must list 'full_attention' or 'sliding_attention' for each of {} layers",
-                    num_layers);
-  return types;
+Activation activation_of(const Family& family, const JsonFields& fields) {
+  const auto name = fields.get_string(family.activation_field);
+  if (!name) return family.activation;
+  if (*name == "silu" || *name == "swish") return Activation::silu;
+  if (*name == "gelu") return Activation::gelu;
+  if (*name == "gelu_pytorch_tanh" || *name == "gelu_new") return Activation::gelu_tanh;
+  throw bad_input("{} is '{}'; supported are 'silu', 'gelu' and 'gelu_pytorch_tanh'", family.activation_field,
+                  printable(*name));
 }
 
-void read_windows(const JsonFields& fields, ModelConfig& config) {
-  const bool qwen = config.family == ModelFamily::qwen2 || config.family == ModelFamily::qwen3;
-  int64_t window = 0;
-  if (config.family != ModelFamily::llama &&
-      !fields.has_null("sliding_window")) {  // Llama's code has none, whatever is said
-    window = fields.get_int("sliding_window").value_or(kSlidingWindow);
-    if (window < 1) throw bad_input("sliding_window is {}; it must be positive or null", window);
+/// Layers whose rotary embedding is of that kind.
+std::vector<int> layers_with(const ModelConfig& config, LayerRope kind) {
+  std::vector<int> layers;
+  for (int layer = 0; layer < config.num_layers; ++layer)
+    if (config.rope_of(layer) == kind) layers.push_back(layer);
+  return layers;
+}
+
+/// What FORMAT.md calls rope_scaling: config.json's object, and all that was done and does not stand there.
+std::string rope_description(const ModelConfig& config, const nlohmann::json* object) {
+  using Kind = RopeScaling::Kind;
+  const RopeScaling& scaling = config.rope.scaling;
+  nlohmann::json text = nlohmann::json::object();
+  if (object && scaling.kind != Kind::none) text = *object;
+  if (scaling.kind == Kind::yarn || scaling.kind == Kind::longrope) {
+    text["original_max_position_embeddings"] = scaling.original_positions;
+    text["attention_factor"] = scaling.attention_factor;
+    text["factor"] = scaling.factor;
   }
-  if (qwen && !fields.get_bool("use_sliding_window").value_or(false)) window = 0;
-  const std::vector<std::string> types = layer_types_of(fields, config.num_layers);
-  const int64_t first = qwen ? fields.get_int("max_window_layers").value_or(kMaxWindowLayers) : 0;
-  for (int layer = 0; layer < config.num_layers; ++layer) {
-    bool slides = window > 0 && layer >= first;
-    if (!types.empty()) {
-      const bool listed = types[static_cast<size_t>(layer)] == "sliding_attention";
-      // Only Qwen's code follows the list; elsewhere it may repeat what holds anyway.
-      if (!qwen && listed != slides)
-        throw bad_input(
-            "layer_types says '{}' for layer {}; a {} model with that sliding_window has the same attention "
-            "in all "
-            "layers",
-            types[static_cast<size_t>(layer)], layer, name_of(config.family));
-      if (listed && window == 0)
-        throw bad_input("layer_types has 'sliding_attention', but no sliding_window is in use");
-      slides = listed;
-    }
-    config.window.push_back(slides ? window : 0);
-  }
+  if (config.rope.dims > 0) text["rotary_dims"] = config.rope.dims;
+  if (const auto none = layers_with(config, LayerRope::none); !none.empty())
+    text["layers_without_rope"] = none;
+  if (const auto local = layers_with(config, LayerRope::local); !local.empty())
+    text["local"] = {{"rope_theta", config.local_rope.theta}, {"layers", local}};
+  return text.empty() ? "" : text.dump(-1, ' ', true);
 }
 
 DType dtype_of(const JsonFields& fields) {
@@ -236,36 +172,33 @@ DType dtype_of(const JsonFields& fields) {
   throw bad_input("torch_dtype is '{}'; supported are float32, float16 and bfloat16", printable(name));
 }
 
-void refuse_unsupported(const JsonFields& fields) {
-  if (fields.find("quantization_config"))
-    throw bad_input("quantization_config is set; weights must be float32, float16 or bfloat16");
-  const std::string activation = fields.get_string("hidden_act").value_or("silu");
-  if (activation != "silu" && activation != "swish")
-    throw bad_input("hidden_act is '{}'; supported is 'silu'", printable(activation));
-}
-
 ModelDescription describe(const JsonFields& fields) {
   ModelDescription description;
   ModelConfig& config = description.config;
-  config.family = family_of(fields);
-  refuse_unsupported(fields);
+  const Family& family = family_of(fields);
+  if (fields.find("quantization_config"))
+    throw bad_input("quantization_config is set; weights must be float32, float16 or bfloat16");
+  config.family = family.model_type;
+  config.activation = activation_of(family, fields);
   config.num_layers = need_size(fields, "num_hidden_layers");
   config.hidden_size = need_size(fields, "hidden_size");
   config.intermediate_size = need_size(fields, "intermediate_size");
   config.vocabulary_size = need_size(fields, "vocab_size");
   config.max_positions =
-      as_int("max_position_embeddings", fields.get_int("max_position_embeddings").value_or(0));
-  config.norm_epsilon = fields.get_number("rms_norm_eps").value_or(kNormEpsilon);
-  config.tied_embeddings = fields.get_bool("tie_word_embeddings").value_or(false);
-  read_heads(fields, config);
-  read_rope(fields, description);
-  read_biases(fields, config);
-  // Before a list with an entry per layer is made.
+      families::as_int("max_position_embeddings", fields.get_int("max_position_embeddings").value_or(0));
+  config.norm_epsilon = fields.get_number(family.norm_epsilon_field).value_or(family.norm_epsilon);
+  config.tied_embeddings = fields.get_bool("tie_word_embeddings").value_or(family.tied_embeddings);
+  read_heads(family, fields, config);
+  Reading reading{fields, description, config};
+  read_rope(family, reading);
+  read_biases(family, fields, config);
+  // Before lists with an entry per layer are made.
   if (config.num_layers < 1 || config.num_layers > kMaxLayers)
     throw bad_input("num_hidden_layers is {}; it must be in 1..{}", config.num_layers, kMaxLayers);
-  read_windows(fields, config);
+  family.describe(reading);
   description.dtype = dtype_of(fields);
   check(config);
+  description.rope_scaling = rope_description(config, rope_object(fields));
   return description;
 }
 
@@ -274,15 +207,6 @@ ModelDescription describe(const JsonFields& fields) {
 ModelDescription parse_model_config(const std::string& text, const std::string& file) {
   const nlohmann::json object = parse_json_object(text, file);
   return with_context(file, [&] { return describe(JsonFields(object)); });
-}
-
-RopeScaling parse_rope_scaling(const std::string& text) {
-  if (text.empty()) return {};
-  const nlohmann::json object = parse_json_object(text, "rope_scaling");
-  return with_context("rope_scaling", [&] {
-    const JsonFields fields(object);
-    return rope_type_of(fields) == "divided" ? divided_scaling_of(fields) : scaling_of(fields, fields);
-  });
 }
 
 ModelDescription read_model_config(const std::string& directory) {

@@ -71,7 +71,7 @@ ModelInfo model_info(const std::string& path, ModelFiles& files, bool pre_rope) 
           .num_q_heads = config.num_q_heads,
           .num_kv_heads = config.num_kv_heads,
           .head_dim = config.head_dim,
-          .rope_theta = config.rope_theta,
+          .rope_theta = config.rope.theta,
           .rope_scaling = description.rope_scaling,
           .key_state = pre_rope ? "pre-rope" : "post-rope",
           .source = "weights " + files.digest()};

@@ -37,11 +37,11 @@ RawFloat raw_type(TensorType type) {
 unsigned parts_of(TensorType type) { return type == TensorType::bf16 ? 1 : type == TensorType::f16 ? 2 : 3; }
 
 /// The device takes the bytes as they are; otherwise the host makes floats of them.
-bool is_plain(const TensorView& tensor) { return !is_quantized(tensor.type) && tensor.head_rows == 0; }
+bool is_plain(const TensorView& tensor) { return !is_quantized(tensor.type) && tensor.rows_in_order(); }
 
 uint64_t device_bytes(const Linear& layer) {
   return checked_mul(checked_mul(layer.outputs(), layer.inputs()),
-                     parts_of(layer.weight->type) * sizeof(uint16_t)) +
+                     parts_of(layer.weight.type) * sizeof(uint16_t)) +
          layer.bias.size() * sizeof(float);
 }
 
@@ -77,7 +77,7 @@ void split(RawFloat type, std::span<const uint8_t> raw, size_t count, unsigned p
 DeviceLinear upload(const Linear& layer, DeviceBuffer<uint8_t>& staging, const Stream& stream) {
   DeviceLinear own;
   own.outputs = layer.outputs(), own.inputs = layer.inputs();
-  const TensorView& tensor = *layer.weight;
+  const TensorView& tensor = layer.weight;
   own.parts = parts_of(tensor.type);
   const size_t values = own.outputs * own.inputs;
   own.weight.resize(values, own.parts);
@@ -118,7 +118,7 @@ struct Angles {
 
   void reach(const ModelConfig& config, size_t wanted, const Stream& stream) {
     if (wanted <= positions) return;
-    const RopeTable table(config, wanted);
+    const RopeTable table(config.rope, config.head_dim, wanted);
     const size_t count = wanted * as_size(config.head_dim) / 2;
     cosines.resize(count), sines.resize(count);
     cosines.upload({table.cosines(0).data(), count}, stream);
@@ -190,14 +190,16 @@ class DevicePrefill final : public PrefillEngine {
  public:
   explicit DevicePrefill(const LlamaWeights& weights) : weights_(weights) {
     const ModelConfig& config = weights.config;
+    if (const std::string more = beyond_llama(config); !more.empty())
+      throw usage_error("{} models have {}, which a device does not compute", config.family, more);
     if (config.head_dim > kWidestHead)
       throw usage_error("heads of {} dimensions; a device takes at most {}", config.head_dim, kWidestHead);
     if (as_size(config.num_kv_heads) > kMostGridRows)  // each has a row of blocks
       throw usage_error("{} key/value heads; a device takes at most {}", config.num_kv_heads, kMostGridRows);
     uint64_t bytes = 0;
     for (const LlamaLayer& layer : weights.layers)
-      for (const Linear* linear :
-           {&layer.query, &layer.key, &layer.value, &layer.output, &layer.gate, &layer.up, &layer.down})
+      for (const Linear* linear : {&layer.query, &layer.key, &layer.value, &layer.output, &layer.mlp.gate,
+                                   &layer.mlp.up, &layer.mlp.down})
         bytes = checked_add(bytes, device_bytes(*linear));
     if (const uint64_t free = free_bytes(); bytes > free)
       throw OutOfMemory(
@@ -207,19 +209,19 @@ class DevicePrefill final : public PrefillEngine {
     DeviceBuffer<uint8_t> staging;
     for (const LlamaLayer& layer : weights.layers) {
       DeviceLayer& own = layers_.emplace_back();
-      own.attention_norm = DeviceBuffer<float>(layer.attention_norm, stream);
-      own.mlp_norm = DeviceBuffer<float>(layer.mlp_norm, stream);
-      own.query_norm = DeviceBuffer<float>(layer.query_norm, stream);
-      own.key_norm = DeviceBuffer<float>(layer.key_norm, stream);
+      own.attention_norm = DeviceBuffer<float>(layer.attention_norm.weight, stream);
+      own.mlp_norm = DeviceBuffer<float>(layer.mlp_norm.weight, stream);
+      own.query_norm = DeviceBuffer<float>(layer.query_norm.weight, stream);
+      own.key_norm = DeviceBuffer<float>(layer.key_norm.weight, stream);
       own.query = upload(layer.query, staging, stream);
       own.key = upload(layer.key, staging, stream);
       own.value = upload(layer.value, staging, stream);
       own.output = upload(layer.output, staging, stream);
-      own.gate = upload(layer.gate, staging, stream);
-      own.up = upload(layer.up, staging, stream);
-      own.down = upload(layer.down, staging, stream);
+      own.gate = upload(layer.mlp.gate, staging, stream);
+      own.up = upload(layer.mlp.up, staging, stream);
+      own.down = upload(layer.mlp.down, staging, stream);
     }
-    final_norm_ = DeviceBuffer<float>(weights.final_norm, stream);
+    final_norm_ = DeviceBuffer<float>(weights.final_norm.weight, stream);
     stream.synchronize();
   }
 

@@ -71,6 +71,7 @@ class TileAttention {
  public:
   TileAttention(const ModelConfig& config, int64_t window, const Tile& tile, float* scratch)
       : window_(window),
+        cap_(static_cast<float>(config.attention_softcap)),
         tile_(tile),
         dim_(static_cast<size_t>(config.head_dim)),
         group_(static_cast<size_t>(config.group_size())),
@@ -125,6 +126,7 @@ class TileAttention {
       std::fill(scores.begin(), scores.end(), 0.0f);
       return;
     }
+    if (cap_ > 0) soft_cap(scores.subspan(begin, end - begin), cap_);
     std::fill(scores.begin(), scores.begin() + static_cast<std::ptrdiff_t>(begin), kMasked);
     std::fill(scores.begin() + static_cast<std::ptrdiff_t>(end), scores.end(), kMasked);
     const bool first = states_[row].sum == 0;  // nothing weighted yet
@@ -143,6 +145,7 @@ class TileAttention {
   }
 
   int64_t window_;
+  float cap_;
   const Tile& tile_;
   size_t dim_, group_, rows_;
   MatrixView<float> query_, sum_, scores_;

@@ -16,8 +16,8 @@ namespace kvcodec {
 /// Scratch floats per thread that causal_attention takes.
 size_t attention_scratch_floats(const ModelConfig& config);
 
-/// out = softmax(q k^T / sqrt(head_dim)) v for rows [first, first + query.rows()) of the batch, each over the
-/// tokens of its own document up to itself, and no more than `window` of them (0 = all). query, out: (n,
+/// out = softmax(q k^T / sqrt(head_dim)) v, scores capped if the model says so, for rows [first, first +
+/// query.rows()) of the batch, each over the tokens of its own document up to itself, and no more than `window` of them (0 = all). query, out: (n,
 /// num_q_heads * head_dim). key, value: (past and new tokens of all documents, num_kv_heads * head_dim),
 /// filled up to those of row first + n. documents: in order, covering all rows.
 /// Blocks that are masked altogether are skipped; the softmax goes along by blocks of keys, so memory does

@@ -1,5 +1,6 @@
 #include "lib/model/config.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -13,6 +14,7 @@ constexpr int kMaxWidth = 1 << 20;
 constexpr int kMaxHeads = 1 << 14;
 constexpr int kMaxHeadDim = 1 << 12;
 constexpr int kMaxVocabulary = 1 << 24;
+constexpr int kMaxExperts = 1 << 16;
 
 void check_size(std::string_view name, int value, int max) {
   if (value < 1 || value > max) throw bad_input("{} is {}; it must be in 1..{}", name, value, max);
@@ -24,23 +26,69 @@ void check_positive(std::string_view name, double value) {
   if (value > std::numeric_limits<float>::max()) throw bad_input("{} is {}; it is beyond float", name, value);
 }
 
-void check_scaling(const RopeScaling& scaling, int head_dim) {
-  if (scaling.kind == RopeScaling::Kind::none) return;
-  if (scaling.kind == RopeScaling::Kind::divided) {
-    if (scaling.divisors.size() != static_cast<size_t>(head_dim) / 2)
-      throw bad_input("{} frequencies have a divisor; heads of {} dimensions have {}",
-                      scaling.divisors.size(), head_dim, head_dim / 2);
-    for (const float divisor : scaling.divisors) check_positive("the divisor of a frequency", divisor);
-    return;
-  }
-  check_positive("rope scaling factor", scaling.factor);
-  if (scaling.kind == RopeScaling::Kind::linear) return;
+void check_divisors(const std::vector<float>& divisors, int dims) {
+  if (divisors.size() != static_cast<size_t>(dims) / 2)
+    throw bad_input("{} frequencies have a divisor; heads of which {} dimensions are turned have {}",
+                    divisors.size(), dims, dims / 2);
+  for (const float divisor : divisors) check_positive("the divisor of a frequency", divisor);
+}
+
+void check_llama3(const RopeScaling& scaling) {
   check_positive("low_freq_factor", scaling.low_frequency_factor);
-  check_positive("original_max_position_embeddings", scaling.original_positions);
   if (!(scaling.high_frequency_factor > scaling.low_frequency_factor) ||
       !std::isfinite(scaling.high_frequency_factor))
     throw bad_input("high_freq_factor is {}; it must be greater than low_freq_factor ({})",
                     scaling.high_frequency_factor, scaling.low_frequency_factor);
+}
+
+void check_yarn(const RopeScaling& scaling, double theta) {
+  check_positive("beta_fast", scaling.fast_turns);
+  check_positive("beta_slow", scaling.slow_turns);
+  if (theta == 1) throw bad_input("rope_theta is 1; rope scaling of type 'yarn' needs another");
+}
+
+void check_rope(const Rope& rope, int head_dim) {
+  check_positive("rope_theta", rope.theta);
+  const int dims = turned_dims(rope, head_dim);
+  if (dims < 2 || dims > head_dim || dims % 2 != 0)
+    throw bad_input(
+        "the rotary embedding turns {} dimensions of a head of {}; it must be an even number in 2..{}", dims,
+        head_dim, head_dim);
+  using Kind = RopeScaling::Kind;
+  const RopeScaling& scaling = rope.scaling;
+  if (scaling.kind == Kind::none) return;
+  if (scaling.kind == Kind::divided) return check_divisors(scaling.divisors, dims);
+  check_positive("rope scaling factor", scaling.factor);
+  if (scaling.kind == Kind::linear) return;
+  check_positive("original_max_position_embeddings", scaling.original_positions);
+  if (scaling.kind == Kind::llama3) return check_llama3(scaling);
+  check_positive("attention_factor", scaling.attention_factor);
+  if (scaling.kind == Kind::yarn) return check_yarn(scaling, rope.theta);
+  check_divisors(scaling.divisors, dims);
+  check_divisors(scaling.long_divisors, dims);
+}
+
+void check_mixture(const ModelConfig& config) {
+  const Mixture& mixture = config.mixture;
+  if (mixture.experts == 0) return;
+  check_size("num_local_experts", mixture.experts, kMaxExperts);
+  check_size("num_experts_per_tok", mixture.chosen, mixture.experts);
+  check_size("moe_intermediate_size", mixture.width, kMaxWidth);
+  if (mixture.layers.size() != static_cast<size_t>(config.num_layers))
+    throw failed("{} layers are said to have experts or none; there are {} layers", mixture.layers.size(),
+                 config.num_layers);
+}
+
+void check_scales(const ModelConfig& config) {
+  const auto check_scale = [](std::string_view name, double value, bool may_be_0) {
+    if (!(may_be_0 && value == 0)) check_positive(name, value);
+  };
+  check_scale("the scale of embeddings", config.embedding_scale, false);
+  check_scale("the scale of scores", config.attention_scale, true);
+  check_scale("the scale of residuals", config.residual_scale, false);
+  check_scale("the scale of logits", config.logit_scale, false);
+  check_scale("attn_logit_softcapping", config.attention_softcap, true);
+  check_scale("final_logit_softcapping", config.logit_softcap, true);
 }
 
 }  // namespace
@@ -62,13 +110,48 @@ void check(const ModelConfig& config) {
     throw bad_input("head_dim is {}; rotary embeddings turn pairs, so it must be even", config.head_dim);
   if (!(config.norm_epsilon >= 0) || !std::isfinite(config.norm_epsilon))
     throw bad_input("rms_norm_eps is {}; it must be 0 or positive", config.norm_epsilon);
-  check_positive("rope_theta", config.rope_theta);
-  check_scaling(config.rope_scaling, config.head_dim);
+  check_rope(config.rope, config.head_dim);
+  check_rope(config.local_rope, config.head_dim);
+  if (!config.layer_rope.empty() && config.layer_rope.size() != static_cast<size_t>(config.num_layers))
+    throw failed("{} layers have a rotary embedding or none; there are {} layers", config.layer_rope.size(),
+                 config.num_layers);
+  check_scales(config);
+  check_mixture(config);
   if (config.window.size() != static_cast<size_t>(config.num_layers))
     throw bad_input("{} layers have a window size; there are {} layers", config.window.size(),
                     config.num_layers);
   for (const int64_t window : config.window)
     if (window < 0) throw bad_input("sliding_window is {}; it must be positive or null", window);
+}
+
+bool ModelConfig::has_mlp() const {
+  return mixture.experts == 0 ||
+         std::find(mixture.layers.begin(), mixture.layers.end(), false) != mixture.layers.end();
+}
+
+std::string beyond_llama(const ModelConfig& config) {
+  const TensorNames& names = config.names;
+  using Kind = RopeScaling::Kind;
+  const bool usual_rope = std::all_of(config.layer_rope.begin(), config.layer_rope.end(),
+                                      [](LayerRope rope) { return rope == LayerRope::usual; });
+  const auto is_scaled = [](double value, double neutral) { return value != neutral; };
+  if (!usual_rope) return "rotary embeddings that differ by layer";
+  if (turned_dims(config.rope, config.head_dim) != config.head_dim) return "heads that are turned in part";
+  if (config.rope.scaling.kind == Kind::yarn || config.rope.scaling.kind == Kind::longrope)
+    return "rope scaling by yarn or longrope";
+  if (config.norm != NormKind::rms) return "layer norms with a mean";
+  if (config.qk_norm == QkNorm::whole) return "norms of whole queries and keys";
+  if (names.attention_norm.empty() || names.mlp_norm.empty() || !names.attention_out_norm.empty() ||
+      !names.mlp_out_norm.empty())
+    return "norms behind attention and MLP";
+  if (!config.gated_mlp || config.activation != Activation::silu) return "an MLP that is not gated by silu";
+  if (config.mixture.experts > 0) return "a mixture of experts";
+  if (config.parallel_residual) return "attention and MLP side by side";
+  if (is_scaled(config.embedding_scale, 1) || is_scaled(config.attention_scale, 0) ||
+      is_scaled(config.residual_scale, 1) || is_scaled(config.logit_scale, 1))
+    return "scales of embeddings, scores, residuals or logits";
+  if (is_scaled(config.attention_softcap, 0) || is_scaled(config.logit_softcap, 0)) return "soft caps";
+  return "";
 }
 
 }  // namespace kvcodec

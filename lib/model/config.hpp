@@ -1,5 +1,5 @@
-// What a model of the Llama family looks like: sizes, rotary embedding, and the switches in which its members
-// differ.
+// What a decoder-only model looks like: sizes, rotary embedding, and the parts in which families differ. A family
+// is a way to fill this in (formats/families/); the forward pass only knows the parts.
 #pragma once
 
 #include <cstdint>
@@ -8,41 +8,81 @@
 #include <vector>
 
 #include "lib/core/names.hpp"
+#include "lib/model/tensor_names.hpp"
 
 namespace kvcodec {
-
-/// Llama covers everything of that type (SmolLM, TinyLlama …), Qwen2 also 2.5.
-enum class ModelFamily { llama, mistral, qwen2, qwen3 };
-
-constexpr auto names_of(ModelFamily) {
-  return std::to_array<std::string_view>({"llama", "mistral", "qwen2", "qwen3"});
-}
 
 /// How rotary frequencies are stretched for contexts longer than the model was first trained on.
 struct RopeScaling {
   enum class Kind {
     none,
-    linear,   ///< all frequencies divided by `factor` (Chen et al. 2023, position interpolation)
-    llama3,   ///< long wavelengths divided by `factor`, short ones kept, a blend between (Llama 3.1's
-              ///< reference code)
+    linear,  ///< all frequencies divided by `factor` (Chen et al. 2023, position interpolation)
+    llama3,  ///< long wavelengths divided by `factor`, short ones kept, a blend between (Llama 3.1's
+             ///< reference code)
+    yarn,    ///< the same by how often a frequency turns within original_positions (Peng et al. 2023)
+    longrope,  ///< each frequency by a number of its own, of one list for documents up to original_positions and
+               ///< of another for longer ones (Ding et al. 2024)
     divided,  ///< each frequency by a number of its own (what GGUF files make of llama3)
   };
   Kind kind = Kind::none;
   double factor = 1;
   double low_frequency_factor = 1;   ///< llama3: wavelengths above original_positions / this are divided
   double high_frequency_factor = 4;  ///< llama3: wavelengths below original_positions / this are kept
-  double original_positions = 8192;  ///< llama3: context length of the first training
-  std::vector<float> divisors = {};  ///< divided: head_dim / 2 of them
+  double original_positions = 8192;  ///< llama3, yarn, longrope: context length of the first training
+  double fast_turns = 32;            ///< yarn: frequencies that turn so often or more are kept
+  double slow_turns = 1;             ///< yarn: frequencies that turn so often or less are divided
+  bool whole_bounds = true;          ///< yarn: the blend begins and ends at whole frequencies
+  double attention_factor = 1;       ///< yarn, longrope: what turned dimensions are multiplied by
+  std::vector<float> divisors = {};  ///< divided, and longrope's of short documents: one for each frequency
+  std::vector<float> long_divisors = {};  ///< longrope: of longer ones
+};
+
+/// A rotary embedding.
+struct Rope {
+  double theta = 10000;
+  int dims = 0;  ///< the first so many dimensions of a head are turned, an even number; 0 = all
+  RopeScaling scaling;
+};
+
+/// Which rotary embedding a layer has.
+enum class LayerRope : uint8_t {
+  none,
+  usual,  ///< ModelConfig::rope
+  local,  ///< ModelConfig::local_rope
+};
+
+enum class NormKind : uint8_t {
+  rms,    ///< x / sqrt(mean(x^2) + epsilon) * weight
+  layer,  ///< the same of x - mean(x), + bias
+};
+
+/// What the query and key of a token are normalised over before the rotary embedding.
+enum class QkNorm : uint8_t {
+  none,
+  heads,  ///< each head alone, all with the same weights
+  whole,  ///< all heads together
+};
+
+enum class Activation : uint8_t { silu, gelu, gelu_tanh };
+
+/// A mixture of experts in the place of the MLP.
+struct Mixture {
+  int experts = 0;         ///< 0: there is none
+  int chosen = 0;          ///< experts per token: those with the largest probabilities
+  int width = 0;           ///< intermediate size of each
+  bool normalised = true;  ///< the chosen ones' probabilities are divided by their sum
+  /// Which layers have one, the others an MLP. One per layer if there are experts.
+  std::vector<bool> layers = {};
 };
 
 /// More than any model of these families has; what is above is taken for damage.
 inline constexpr int kMaxLayers = 4096;
 
 struct ModelConfig {
-  ModelFamily family = ModelFamily::llama;
+  std::string family = "llama";  ///< as config.json's model_type names it
   int num_layers = 0;
   int hidden_size = 0;
-  int intermediate_size = 0;  ///< width of the gated MLP
+  int intermediate_size = 0;  ///< width of the MLP
   int num_q_heads = 0;
   int num_kv_heads =
       0;  ///< a divisor of num_q_heads; query head h reads key/value head h / (num_q_heads / num_kv_heads)
@@ -50,24 +90,58 @@ struct ModelConfig {
   int vocabulary_size = 0;
   int max_positions =
       0;  ///< context length the model was made for; a hint, longer documents are computed all the same
+
+  Rope rope, local_rope;
+  std::vector<LayerRope> layer_rope;  ///< one per layer, or empty: usual in all
+
+  NormKind norm = NormKind::rms;
   double norm_epsilon = 1e-6;
-  double rope_theta = 10000;
-  RopeScaling rope_scaling;
+  bool norm_adds_one = false;  ///< norms multiply by 1 + what is stored (Gemma)
+  QkNorm qk_norm = QkNorm::none;
+
   bool qkv_bias = false;     ///< biases on the query, key and value projections
   bool output_bias = false;  ///< bias on the attention's output projection
-  bool mlp_bias = false;     ///< biases on the three MLP projections
-  bool qk_norm = false;  ///< every query and key head is RMS-normalised before the rotary embedding (Qwen3)
+  bool mlp_bias = false;     ///< biases on the MLP's projections
+  bool gated_mlp = true;     ///< down(activation(gate(x)) * up(x)); otherwise down(activation(up(x)))
+  Activation activation = Activation::silu;
+  Mixture mixture;
+  /// Attention and MLP of a layer both read its input; otherwise the MLP reads what attention has added to it.
+  bool parallel_residual = false;
+
+  double embedding_scale = 1;
+  double attention_scale = 0;  ///< of scores; 0 = 1 / sqrt(head_dim)
+  double residual_scale = 1;   ///< of what attention and MLP add
+  double logit_scale = 1;
+  double attention_softcap = 0;  ///< scores s become cap * tanh(s / cap); 0 = they do not
+  double logit_softcap = 0;      ///< the same of logits, after their scale
+
   bool tied_embeddings = false;  ///< logits use the embedding matrix
   /// Per layer: a token attends to that many tokens, itself included; 0 = to all before it.
   std::vector<int64_t> window;
 
+  TensorNames names;
+
   int group_size() const { return num_q_heads / num_kv_heads; }
   int query_width() const { return num_q_heads * head_dim; }
   int key_width() const { return num_kv_heads * head_dim; }
+  LayerRope rope_of(int layer) const {
+    return layer_rope.empty() ? LayerRope::usual : layer_rope[static_cast<size_t>(layer)];
+  }
+  bool has_mixture(int layer) const {
+    return mixture.experts > 0 && mixture.layers[static_cast<size_t>(layer)];
+  }
+  bool has_mlp() const;  ///< in any layer
 };
+
+/// Dimensions of a head that are turned.
+inline int turned_dims(const Rope& rope, int head_dim) { return rope.dims > 0 ? rope.dims : head_dim; }
 
 /// Checks ranges and that the sizes fit together; afterwards products of any four sizes fit 64 bits.
 /// Throws Error(bad_input) naming the field as config.json calls it, its value and what would be right.
 void check(const ModelConfig& config);
+
+/// What the model has that one of the Llama family (Llama, Mistral, Qwen 2 and 3) has not, for messages; empty:
+/// nothing. Who computes that family only asks here.
+std::string beyond_llama(const ModelConfig& config);
 
 }  // namespace kvcodec

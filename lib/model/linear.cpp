@@ -40,10 +40,10 @@ std::vector<Tile> cut_in_tiles(size_t rows, std::span<const size_t> outputs) {
 MatrixView<const float> weight_block(const Linear& layer, size_t output, size_t count, size_t input,
                                      size_t width, float* scratch) {
   const size_t inputs = layer.inputs();
-  if (const float* weight = floats_in_place(*layer.weight))
+  if (const float* weight = floats_in_place(layer.weight))
     return {weight + output * inputs + input, count, width, inputs};
   for (size_t i = 0; i < count; ++i)
-    read_floats(*layer.weight, (output + i) * inputs + input, {scratch + i * width, width});
+    read_floats(layer.weight, (output + i) * inputs + input, {scratch + i * width, width});
   return {scratch, count, width};
 }
 
@@ -100,19 +100,21 @@ void apply(MatrixView<const float> x, std::span<const LinearOutput> outputs, Wri
   });
 }
 
-void apply_gated(MatrixView<const float> x, const Linear& gate, const Linear& up, MatrixView<float> out,
-                 WorkerScratch& scratch) {
-  const size_t count = gate.outputs();
+void apply_activated(MatrixView<const float> x, const Mlp& mlp, Activation activation, MatrixView<float> out,
+                     WorkerScratch& scratch) {
+  const size_t count = mlp.up.outputs();
   const std::vector<Tile> tiles = cut_in_tiles(x.rows(), {&count, 1});
   parallel_for(tiles.size(), 1, [&](size_t begin, size_t, int worker) {
     const Tile& tile = tiles[begin];
     float* block = scratch.get(worker, linear_scratch_floats());
     const MatrixView<const float> input = x.rows(tile.row, tile.rows);
-    const MatrixView<float> gated = part(out, tile),
+    const MatrixView<float> activated = part(out, tile),
                             raised(block + kOutputs * kInputs, tile.rows, tile.outputs);
-    multiply_tile(input, gate, tile.output, Write::replace, gated, block);
-    multiply_tile(input, up, tile.output, Write::replace, raised, block);
-    for (size_t i = 0; i < tile.rows; ++i) silu_times(gated.row(i), raised.row(i));
+    const bool gated = !mlp.gate.empty();
+    multiply_tile(input, gated ? mlp.gate : mlp.up, tile.output, Write::replace, activated, block);
+    if (gated) multiply_tile(input, mlp.up, tile.output, Write::replace, raised, block);
+    for (size_t i = 0; i < tile.rows; ++i)
+      activate(activation, activated.row(i), gated ? raised.row(i) : std::span<float>());
   });
 }
 

@@ -41,9 +41,9 @@ enum class Write : bool {
 void apply(MatrixView<const float> x, std::span<const LinearOutput> outputs, Write write,
            WorkerScratch& scratch);
 
-/// out = silu(gate(x)) * up(x): the first half of a gated MLP (Shazeer 2020). gate and up have the same
-/// shape.
-void apply_gated(MatrixView<const float> x, const Linear& gate, const Linear& up, MatrixView<float> out,
-                 WorkerScratch& scratch);
+/// The first half of an MLP: out = activation(gate(x)) * up(x), gate and up having the same shape (Shazeer 2020),
+/// or activation(up(x)) if there is no gate.
+void apply_activated(MatrixView<const float> x, const Mlp& mlp, Activation activation, MatrixView<float> out,
+                     WorkerScratch& scratch);
 
 }  // namespace kvcodec

@@ -1,5 +1,5 @@
-// The forward pass of the Llama family (Llama, Mistral, Qwen2, Qwen3) over whole documents: what a serving
-// engine calls prefill. Documents may go on from keys and values that are there (PastCache).
+// The forward pass of decoder-only models, Llama's and those that are made of like parts (config.hpp), over whole
+// documents: what a serving engine calls prefill. Documents may go on from keys and values that are there (PastCache).
 //
 // It goes layer by layer, and within a layer by chunks of tokens, so that beside the hidden states only one
 // layer's keys and values are held, however long the documents are; the weights of a layer are read once per
@@ -28,7 +28,9 @@ struct LayerChunk {
   int layer = 0;
   size_t first = 0;                    ///< place of the first row in PrefillBatch::tokens
   MatrixView<const float> key, value;  ///< (n, num_kv_heads * head_dim); keys after the rotary embedding
-  MatrixView<const float> query;       ///< (n, num_q_heads * head_dim), after the rotary embedding
+  /// (n, num_q_heads * head_dim), after the rotary embedding. A model that scales scores by something else than
+  /// 1 / sqrt(head_dim) has its queries multiplied so that q k / sqrt(head_dim) is the score.
+  MatrixView<const float> query;
   /// Keys and queries before the rotary embedding but after q/k normalisation; empty unless asked for.
   MatrixView<const float> key_before_rope, query_before_rope;
 };
@@ -127,8 +129,8 @@ class PrefillEngine;
 
 class LlamaModel {
  public:
-  /// Looks up every tensor and checks its shape; the weights must outlive the model. Names are those of
-  /// Hugging Face checkpoints, with or without the leading "model.". Throws Error(bad_input) naming the
+  /// Looks up every tensor and checks its shape; the weights must outlive the model. Names are those that the
+  /// configuration says, with or without their prefix. Throws Error(bad_input) naming the
   /// tensor, what is there and what would be right.
   LlamaModel(const ModelConfig& config, const WeightSource& weights);
   ~LlamaModel();

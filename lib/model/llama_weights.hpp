@@ -1,4 +1,4 @@
-// The tensors of a Llama-family model by their place in the forward pass: what LlamaModel looks up, and an
+// The tensors of a model by their place in the forward pass: what LlamaModel looks up, and an
 // engine for its prefill (prefill_engine.hpp) copies to where it computes.
 #pragma once
 
@@ -14,17 +14,35 @@ namespace kvcodec {
 
 /// y = W x + b. The weight stays in its storage type and is widened block by block.
 struct Linear {
-  const TensorView* weight = nullptr;  ///< (outputs, inputs)
-  std::vector<float> bias;             ///< outputs values, or empty
+  TensorView weight = {};        ///< (outputs, inputs)
+  std::vector<float> bias = {};  ///< outputs values, or empty
 
-  size_t outputs() const { return weight->shape[0]; }
-  size_t inputs() const { return weight->shape[1]; }
+  size_t outputs() const { return weight.shape[0]; }
+  size_t inputs() const { return weight.shape[1]; }
+  bool empty() const { return weight.shape.empty(); }  ///< the model has no such part
+};
+
+/// A normalisation, as ModelConfig::norm says; the model has none where it is empty.
+struct Norm {
+  std::vector<float> weight;
+  std::vector<float> bias;  ///< NormKind::layer only
+
+  bool empty() const { return weight.empty(); }
+};
+
+struct Mlp {
+  Linear gate;  ///< empty if the MLP is not gated
+  Linear up, down;
 };
 
 struct LlamaLayer {
-  std::vector<float> attention_norm, mlp_norm;
-  std::vector<float> query_norm, key_norm;  ///< empty unless the config says qk_norm
-  Linear query, key, value, output, gate, up, down;
+  Norm attention_norm, mlp_norm;          ///< of what attention and MLP read
+  Norm attention_out_norm, mlp_out_norm;  ///< of what they add
+  Norm query_norm, key_norm;              ///< of head_dim values, or of all heads together
+  Linear query, key, value, output;
+  Mlp mlp;                   ///< empty in layers with a mixture of experts
+  Linear router;             ///< (experts, hidden_size)
+  std::vector<Mlp> experts;  ///< empty in layers with an MLP
 };
 
 struct LlamaWeights {
@@ -32,8 +50,12 @@ struct LlamaWeights {
   std::string source;                     ///< for messages: where they come from
   const TensorView* embedding = nullptr;  ///< (vocabulary_size, hidden_size)
   std::vector<LlamaLayer> layers;
-  std::vector<float> final_norm;
+  Norm final_norm;
   std::optional<Linear> head;  ///< none: there are no logits
 };
+
+/// Looks up every tensor that the configuration speaks of, under its names, and checks the shapes. Throws
+/// Error(bad_input) naming the tensor, what is there and what would be right.
+LlamaWeights load_weights(const ModelConfig& config, const WeightSource& source);
 
 }  // namespace kvcodec

@@ -11,7 +11,11 @@ namespace kvcodec::row_kernels {
 /// One instruction set's functions.
 struct Table {
   void (*rms_norm)(const float* x, const float* weight, double epsilon, float* out, size_t n);
-  void (*silu_times)(float* gate, const float* up, size_t n);
+  void (*layer_norm)(const float* x, const float* weight, const float* bias, double epsilon, float* out,
+                     size_t n);
+  void (*silu_times)(float* gate, const float* up, size_t n);  ///< up: nullptr = nothing is multiplied
+  void (*gelu_tanh_times)(float* gate, const float* up, size_t n);
+  void (*soft_cap)(float* x, float cap, size_t n);
   void (*exp_nonpositive)(float* x, size_t n);
   void (*add_to)(float* x, const float* addend, size_t n);
   void (*scale)(float* x, float factor, size_t n);

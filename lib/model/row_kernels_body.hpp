@@ -144,17 +144,81 @@ void rms_norm(const float* x, const float* weight, double epsilon, float* out, s
   if (i < n) store_tail(load_tail(x + i, n - i) * factor * load_tail(weight + i, n - i), out + i, n - i);
 }
 
-KVCODEC_INLINE Floats silu_of(const Floats& x) {
-  // With e = exp(-|x|): x / (1 + e) for x >= 0, x e / (1 + e) below. No overflow, and small results keep
+void layer_norm(const float* x, const float* weight, const float* bias, double epsilon, float* out,
+                size_t n) {
+  const double mean = sum(x, n) / (double)n;
+  // Of the values themselves: the variance is what is left of the mean of squares.
+  const Floats centre = broadcast((float)mean);
+  WideDoubles squares;
+  size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) add_products(load(x + i) - centre, load(x + i) - centre, squares);
+  if (i < n) {
+    Floats rest = centre;
+    memcpy(&rest, x + i, (n - i) * sizeof(float));
+    add_products(rest - centre, rest - centre, squares);
+  }
+  const double off = mean - (double)(float)mean;  // what rounding the mean left
+  const double variance = sum_of(squares) / (double)n - off * off;
+  const Floats factor = broadcast((float)(1.0 / sqrt(variance + epsilon)));
+  for (i = 0; i + kLanes <= n; i += kLanes)
+    store((load(x + i) - centre) * factor * load(weight + i) + load(bias + i), out + i);
+  if (i < n)
+    store_tail((load_tail(x + i, n - i) - centre) * factor * load_tail(weight + i, n - i) +
+                   load_tail(bias + i, n - i),
+               out + i, n - i);
+}
+
+/// x / (1 + exp(-u)).
+KVCODEC_INLINE Floats times_logistic(const Floats& x, const Floats& u) {
+  // With e = exp(-|u|): x / (1 + e) for u >= 0, x e / (1 + e) below. No overflow, and small results keep
   // their digits.
-  const Floats e = exp_of_nonpositive(x < 0.0f ? x : -x);
-  return x * (x < 0.0f ? e : broadcast(1.0f)) / (e + 1.0f);
+  const Floats e = exp_of_nonpositive(u < 0.0f ? u : -u);
+  return x * (u < 0.0f ? e : broadcast(1.0f)) / (e + 1.0f);
+}
+
+KVCODEC_INLINE Floats silu_of(const Floats& x) { return times_logistic(x, x); }
+
+KVCODEC_INLINE Floats gelu_tanh_of(const Floats& x) {
+  constexpr float kTwice = 0x1.988454p+0f;  // 2 sqrt(2 / pi)
+  return times_logistic(x, (x + x * x * x * 0.044715f) * kTwice);
 }
 
 void silu_times(float* gate, const float* up, size_t n) {
+  const Floats one = broadcast(1.0f);
   size_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) store(silu_of(load(gate + i)) * load(up + i), gate + i);
-  if (i < n) store_tail(silu_of(load_tail(gate + i, n - i)) * load_tail(up + i, n - i), gate + i, n - i);
+  for (; i + kLanes <= n; i += kLanes) store(silu_of(load(gate + i)) * (up ? load(up + i) : one), gate + i);
+  if (i < n)
+    store_tail(silu_of(load_tail(gate + i, n - i)) * (up ? load_tail(up + i, n - i) : one), gate + i, n - i);
+}
+
+void gelu_tanh_times(float* gate, const float* up, size_t n) {
+  const Floats one = broadcast(1.0f);
+  size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes)
+    store(gelu_tanh_of(load(gate + i)) * (up ? load(up + i) : one), gate + i);
+  if (i < n)
+    store_tail(gelu_tanh_of(load_tail(gate + i, n - i)) * (up ? load_tail(up + i, n - i) : one), gate + i,
+               n - i);
+}
+
+KVCODEC_INLINE Floats tanh_of(const Floats& x) {
+  const Floats size = x < 0.0f ? -x : x;
+  const Floats e = exp_of_nonpositive(size * -2.0f);
+  const Floats far = (1.0f - e) / (e + 1.0f);
+  // There the difference from 1 loses digits; the series up to x^9 is within 5e-8 of tanh.
+  const Floats square = x * x;
+  Floats series = broadcast(62.0f / 2835.0f);
+  series = series * square - 17.0f / 315.0f;
+  series = series * square + 2.0f / 15.0f;
+  series = series * square - 1.0f / 3.0f;
+  const Floats near = x + x * square * series;
+  return size < 0.3f ? near : (x < 0.0f ? -far : far);
+}
+
+void soft_cap(float* x, float cap, size_t n) {
+  size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) store(tanh_of(load(x + i) / cap) * cap, x + i);
+  if (i < n) store_tail(tanh_of(load_tail(x + i, n - i) / cap) * cap, x + i, n - i);
 }
 
 void exp_nonpositive(float* x, size_t n) {
@@ -253,8 +317,8 @@ float softmax_block(float* scores, float* max, float* sum, size_t n) {
 
 #undef KVCODEC_INLINE
 
-constexpr Table kTable = {rms_norm,   silu_times,    exp_nonpositive, add_to, scale,
-                          turn_pairs, cosines_sines, softmax_block,   sum,    dot};
+constexpr Table kTable = {rms_norm, layer_norm, silu_times,    gelu_tanh_times, soft_cap, exp_nonpositive, add_to,
+                          scale,    turn_pairs, cosines_sines, softmax_block,   sum,      dot};
 
 }  // namespace
 }  // namespace kvcodec::row_kernels

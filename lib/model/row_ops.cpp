@@ -1,5 +1,8 @@
 #include "lib/model/row_ops.hpp"
 
+#include <cmath>
+#include <numbers>
+
 #include "lib/core/cpu.hpp"
 #include "lib/core/error.hpp"
 #include "lib/model/row_kernels_body.hpp"
@@ -29,6 +32,32 @@ void rms_norm(std::span<const float> x, std::span<const float> weight, double ep
   check_same(x.size(), out.size());
   kernels().rms_norm(x.data(), weight.data(), epsilon, out.data(), x.size());
 }
+
+void layer_norm(std::span<const float> x, std::span<const float> weight, std::span<const float> bias,
+                double epsilon, std::span<float> out) {
+  check_same(x.size(), weight.size());
+  check_same(x.size(), bias.size());
+  check_same(x.size(), out.size());
+  kernels().layer_norm(x.data(), weight.data(), bias.data(), epsilon, out.data(), x.size());
+}
+
+void activate(Activation activation, std::span<float> x, std::span<const float> up) {
+  if (!up.empty()) check_same(x.size(), up.size());
+  const float* const factors = up.empty() ? nullptr : up.data();
+  switch (activation) {
+    case Activation::silu:
+      return kernels().silu_times(x.data(), factors, x.size());
+    case Activation::gelu_tanh:
+      return kernels().gelu_tanh_times(x.data(), factors, x.size());
+    case Activation::gelu:
+      // erfc keeps the digits of small results. The library's function is no vector: the MLPs that use it spend
+      // some percent of their time here.
+      for (size_t i = 0; i < x.size(); ++i)
+        x[i] = 0.5f * x[i] * std::erfc(x[i] * -std::numbers::sqrt2_v<float> / 2) * (factors ? factors[i] : 1);
+  }
+}
+
+void soft_cap(std::span<float> x, float cap) { kernels().soft_cap(x.data(), cap, x.size()); }
 
 void silu_times(std::span<float> gate, std::span<const float> up) {
   check_same(gate.size(), up.size());

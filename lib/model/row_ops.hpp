@@ -5,11 +5,25 @@
 #include <cstddef>
 #include <span>
 
+#include "lib/model/config.hpp"
+
 namespace kvcodec {
 
 /// out = x / sqrt(mean(x^2) + epsilon) * weight (Zhang and Sennrich 2019). All of one size; out may be x.
 /// The mean is summed in double.
 void rms_norm(std::span<const float> x, std::span<const float> weight, double epsilon, std::span<float> out);
+
+/// out = (x - mean(x)) / sqrt(variance(x) + epsilon) * weight + bias (Ba et al. 2016). As rms_norm.
+void layer_norm(std::span<const float> x, std::span<const float> weight, std::span<const float> bias,
+                double epsilon, std::span<float> out);
+
+/// x = activation(x), times up unless that is empty. silu: see silu_times; gelu (Hendrycks and Gimpel 2016):
+/// x times the normal distribution function, and gelu_tanh its approximation with
+/// 1 / (1 + exp(-2 sqrt(2 / pi) (x + 0.044715 x^3))).
+void activate(Activation activation, std::span<float> x, std::span<const float> up);
+
+/// x = cap * tanh(x / cap). Relative error at most 4e-7.
+void soft_cap(std::span<float> x, float cap);
 
 /// gate = silu(gate) * up, silu(x) = x / (1 + exp(-x)). Relative error of silu at most 3e-7 where it is above
 /// 1.1e-36 in magnitude; smaller ones may become 0.

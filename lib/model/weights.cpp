@@ -31,10 +31,7 @@ TensorType tensor_type(DType type) {
 
 namespace {
 
-uint64_t count_of(const TensorView& tensor) {
-  const auto [values, bytes] = block_of(tensor.type);
-  return tensor.bytes.size() / bytes * values;
-}
+uint64_t count_of(const TensorView& tensor) { return checked_product(tensor.shape); }
 
 void widen_halves(DType type, const std::byte* from, std::span<float> out) {
   if (reinterpret_cast<uintptr_t>(from) % alignof(uint16_t) == 0) {
@@ -80,9 +77,10 @@ void read_stored(const TensorView& tensor, uint64_t first, std::span<float> out)
     widen_halves(tensor.type == TensorType::f16 ? DType::f16 : DType::bf16, from, out);
 }
 
-/// Where a row of a tensor with head_rows lies.
-uint64_t stored_row(uint64_t row, uint64_t head_rows) {
-  const uint64_t within = row % head_rows, half = head_rows / 2;
+/// Where a row of a tensor lies whose rows are not in order.
+uint64_t stored_row(uint64_t row, const TensorView& tensor) {
+  if (tensor.run > 0) return row / tensor.run * tensor.apart + row % tensor.run;
+  const uint64_t within = row % tensor.head_rows, half = tensor.head_rows / 2;
   return row - within + within % half * 2 + within / half;
 }
 
@@ -91,14 +89,27 @@ uint64_t stored_row(uint64_t row, uint64_t head_rows) {
 void read_floats(const TensorView& tensor, uint64_t first, std::span<float> out) {
   if (checked_add(first, out.size()) > count_of(tensor))
     throw failed("{}: elements {} to {} asked for", tensor.origin, first, first + out.size());
-  if (tensor.head_rows == 0) return read_stored(tensor, first, out);
+  if (tensor.rows_in_order()) return read_stored(tensor, first, out);
   const uint64_t width = count_of(tensor) / tensor.shape[0];
   while (!out.empty()) {
     const uint64_t row = first / width, column = first % width;
     const size_t count = std::min<uint64_t>(out.size(), width - column);
-    read_stored(tensor, stored_row(row, tensor.head_rows) * width + column, out.first(count));
+    read_stored(tensor, stored_row(row, tensor) * width + column, out.first(count));
     first += count, out = out.subspan(count);
   }
+}
+
+TensorView rows_of(const TensorView& tensor, const RowRuns& rows) {
+  const uint64_t row_bytes = tensor.shape.at(0) == 0 ? 0 : tensor.bytes.size() / tensor.shape[0];
+  const uint64_t last_run = (rows.count - 1) / rows.run, last = (rows.count - 1) % rows.run;
+  const uint64_t end = checked_add(rows.first, checked_add(checked_mul(last_run, rows.apart), last + 1));
+  if (!tensor.rows_in_order() || end > tensor.shape[0])
+    throw failed("{}: rows up to {} asked for", tensor.origin, end);
+  TensorView view = tensor;
+  view.shape[0] = rows.count;
+  view.bytes = tensor.bytes.subspan(rows.first * row_bytes, (end - rows.first) * row_bytes);
+  if (last_run > 0) view.run = rows.run, view.apart = rows.apart;
+  return view;
 }
 
 std::vector<float> read_floats(const TensorView& tensor) {
@@ -109,7 +120,7 @@ std::vector<float> read_floats(const TensorView& tensor) {
 
 const float* floats_in_place(const TensorView& tensor) {
   const bool aligned = reinterpret_cast<uintptr_t>(tensor.bytes.data()) % alignof(float) == 0;
-  return tensor.type == TensorType::f32 && tensor.head_rows == 0 && aligned
+  return tensor.type == TensorType::f32 && tensor.rows_in_order() && aligned
              ? reinterpret_cast<const float*>(tensor.bytes.data())
              : nullptr;
 }

@@ -22,13 +22,25 @@ namespace kvcodec {
 struct TensorView {
   TensorType type = TensorType::f32;
   std::vector<uint64_t> shape;
-  std::span<const std::byte> bytes;  ///< exactly what the product of the shape takes in the type
+  std::span<const std::byte> bytes;  ///< what the product of the shape takes in the type; more with `apart`
   std::string origin;                ///< for messages: "file: tensor 'name'"
   /// 0: rows lie in their order. Otherwise they come in heads of so many, an even number that divides their
   /// count, and the two halves of a head alternate in memory: rows 0, n/2, 1, n/2 + 1 … of n. llama.cpp keeps
   /// query and key projections so, where it turns neighbours and not halves.
   uint64_t head_rows = 0;
+  /// 0: rows lie one behind the other. Otherwise in runs of `run`, which begin `apart` rows of `bytes` from each
+  /// other: the rows of one part of a tensor that holds several, head by head.
+  uint64_t run = 0, apart = 0;
+
+  bool rows_in_order() const { return head_rows == 0 && run == 0; }
 };
+
+/// Some rows of a tensor: `count` of them, in runs of `run` that begin at row `first` and then every `apart` rows.
+/// Rows of the tensor lie in their order, and there are so many.
+struct RowRuns {
+  uint64_t first = 0, count = 0, run = 0, apart = 0;
+};
+TensorView rows_of(const TensorView& tensor, const RowRuns& rows);
 
 /// f32, f16 or bf16 as an element type of weights; throws Error(failed) for others.
 TensorType tensor_type(DType type);

@@ -218,11 +218,11 @@ TEST_CASE("gguf: configuration, and rows of q and k in the order of checkpoints"
   CHECK_EQ(config.head_dim, 4);
   CHECK_EQ(config.vocabulary_size, 5);
   CHECK_EQ(config.norm_epsilon, 1e-5);
-  CHECK_EQ(config.rope_theta, 10000);
+  CHECK_EQ(config.rope.theta, 10000);
   CHECK_EQ(config.window, std::vector<int64_t>{16});
   CHECK(config.tied_embeddings);
   CHECK(config.qkv_bias);
-  CHECK_EQ(config.rope_scaling.factor, 4);
+  CHECK_EQ(config.rope.scaling.factor, 4);
   CHECK_EQ(description.rope_scaling, R"({"factor":4.0,"rope_type":"linear"})");
   // Two heads of four: stored 0 1 2 3 are rows 0, 2, 1, 3 of the head.
   const TensorView* bias = files->weights().find("model.layers.0.self_attn.q_proj.bias");

@@ -134,7 +134,7 @@ TEST_CASE("gguf: models compute what the same checkpoints compute") {
     const ModelConfig &a = gguf->description().config, &b = checkpoint->description().config;
     CHECK_EQ(a.family, b.family);
     CHECK_EQ(a.norm_epsilon, b.norm_epsilon);
-    CHECK_EQ(a.rope_theta, b.rope_theta);
+    CHECK_EQ(a.rope.theta, b.rope.theta);
     CHECK_EQ(a.tied_embeddings, b.tied_embeddings);
     CHECK_EQ(a.max_positions, b.max_positions);
     CHECK_EQ(a.window, b.window);

@@ -5,17 +5,20 @@ Each folder holds a model as transformers saves it (config.json, *.safetensors),
 document) and reference.safetensors (float32, rows of all documents one behind the other):
   key.<layer>, value.<layer>   (tokens, num_kv_heads * head_dim), keys after the rotary embedding
   key_before_rope.<layer>      the same keys after q/k normalisation and before the rotary embedding
-  query.<last layer>           (tokens, num_q_heads * head_dim), after the rotary embedding
+  query.<last layer>           (tokens, num_q_heads * head_dim), after the rotary embedding, multiplied so that
+                               q k / sqrt(head_dim) is the model's score
   logits                       (tokens, vocabulary), or of each document's last token in the long cases
 Weights stored in 16 bits are widened, and everything is computed in float32, each document alone.
 test/golden/model/rope-*: cosines and sines of transformers' rotary embedding at positions up to 131071.
 
-Made with torch 2.15.0, transformers 5.23.0, safetensors 0.8.0; run it with a Python that has them: make_model_fixtures.py
+Made with torch 2.15.0, transformers 5.23.0, safetensors 0.8.0; run it with a Python that has them:
+make_model_fixtures.py [NAME ...]   only these; all, and nothing else is left, without names
 """
 import importlib
 import json
 import pathlib
 import shutil
+import sys
 
 import torch
 import transformers
@@ -27,10 +30,15 @@ FAMILIES = {
     "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
     "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
     "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+    "granite": (transformers.GraniteConfig, transformers.GraniteForCausalLM),
+    "olmo2": (transformers.Olmo2Config, transformers.Olmo2ForCausalLM),
+    "phi3": (transformers.Phi3Config, transformers.Phi3ForCausalLM),
+    "smollm3": (transformers.SmolLM3Config, transformers.SmolLM3ForCausalLM),
 }
 SHORT = [31, 1, 42]  # lengths of the documents
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 64}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 
 
 def sizes(layers, hidden, intermediate, q_heads, kv_heads, head_dim=None):
@@ -78,6 +86,29 @@ CASES = {
     "qwen3-4": ("qwen3", dict(sizes(2, 48, 64, 8, 2, 16), rope_parameters=rope(10000.0, rope_type="linear", factor=3.0),
                               use_sliding_window=True, sliding_window=25, max_window_layers=0), "float16", {}),
     "qwen3-8": ("qwen3", dict(sizes(2, 40, 64, 8, 1, 12), rope_parameters=rope(1000000.0), attention_bias=True), "float32", {}),
+    "llama-yarn": ("llama", dict(sizes(2, 32, 48, 4, 2, 16), rope_parameters=rope(
+        10000.0, **YARN, truncate=False, beta_fast=16, beta_slow=2, mscale=1.2, mscale_all_dim=0.7)), "bfloat16", {}),
+    "qwen3-yarn": ("qwen3", dict(sizes(2, 32, 48, 4, 2, 16), rope_parameters=rope(1000000.0, **YARN)), "float32",
+                   dict(old="rope_type")),
+    "smollm3-1": ("smollm3", dict(sizes(3, 32, 48, 4, 2), rope_parameters=rope(2000000.0), no_rope_layers=[1, 0, 1],
+                                  use_sliding_window=True, sliding_window=10, pad_token_id=0), "bfloat16", {}),
+    "smollm3-2": ("smollm3", dict(sizes(5, 32, 40, 4, 4), rope_parameters=rope(10000.0, **YARN), attention_bias=True,
+                                  mlp_bias=True, tie_word_embeddings=False, pad_token_id=0), "bfloat16", dict(old="type")),
+    "granite-1": ("granite", dict(sizes(2, 48, 72, 4, 2), rope_parameters=rope(10000.0), embedding_multiplier=6.0,
+                                  attention_multiplier=0.2, residual_multiplier=0.22, logits_scaling=3.0), "float16",
+                  dict(old="type")),
+    "granite-2": ("granite", dict(sizes(2, 32, 48, 4, 1), rope_parameters=rope(5000000.0), embedding_multiplier=1.5,
+                                  attention_multiplier=0.5, residual_multiplier=0.7, attention_bias=True, mlp_bias=True,
+                                  tie_word_embeddings=True), "bfloat16", {}),
+    "olmo2-1": ("olmo2", dict(sizes(2, 48, 64, 4, 4), rope_parameters=rope(500000.0), pad_token_id=0), "bfloat16", {}),
+    "olmo2-2": ("olmo2", dict(sizes(2, 40, 48, 4, 2), rope_parameters=rope(10000.0), attention_bias=True, pad_token_id=0),
+                "float16", dict(old="type")),
+    "phi3-1": ("phi3", dict(sizes(2, 48, 64, 4, 2), rope_parameters=rope(10000.0), sliding_window=20, pad_token_id=0),
+               "bfloat16", {}),
+    # Documents of 31 and 1 tokens have one list of divisors, that of 42 the other.
+    "phi3-2": ("phi3", dict(sizes(2, 64, 48, 4, 4), original_max_position_embeddings=40, rope_parameters=rope(
+        10000.0, rope_type="longrope", partial_rotary_factor=0.75, short_factor=[1.0, 1.1, 1.3, 1.5, 2.0, 2.5],
+        long_factor=[1.5, 2.0, 4.0, 8.0, 20.0, 40.0]), tie_word_embeddings=True, pad_token_id=0), "bfloat16", dict(old="type")),
 }
 VOCABULARY = 64
 
@@ -87,23 +118,27 @@ def randomise(model, generator):
     with torch.no_grad():
         for name, weight in model.named_parameters():
             noise = torch.randn(weight.shape, generator=generator)
-            if "norm" in name:
-                weight.copy_(1 + 0.3 * noise)
-            elif name.endswith("bias"):
+            if name.endswith("bias"):
                 weight.copy_(0.3 * noise)
-            elif "embed" in name:
+            elif "norm" in name:
+                weight.copy_(weight.mean().round() + 0.3 * noise)  # around 1, or 0 where the model adds 1
+            elif "embed" in name and "embed_out" not in name:
                 weight.copy_(noise)
             else:
-                weight.copy_(1.2 * noise / weight.shape[1] ** 0.5)
+                weight.copy_(1.2 * noise / weight.shape[-1] ** 0.5)
 
 
 def make_old(folder, type_key):
-    """Rewrites config.json as older versions of transformers had it."""
+    """Rewrites config.json as older versions of transformers had it, the scaling's type under that name."""
     file = folder / "config.json"
     config = json.loads(file.read_text())
     parameters = config.pop("rope_parameters")
     config["rope_theta"] = parameters.pop("rope_theta")
     kind = parameters.pop("rope_type")
+    if "partial_rotary_factor" in parameters:
+        config["partial_rotary_factor"] = parameters.pop("partial_rotary_factor")
+    if "original_max_position_embeddings" in config:
+        parameters.pop("original_max_position_embeddings", None)
     config["rope_scaling"] = None if kind == "default" else {type_key: kind, **parameters}
     config["torch_dtype"] = config.pop("dtype")
     config.pop("layer_types", None)
@@ -117,8 +152,8 @@ def make_old(folder, type_key):
 class Recorder:
     """Notes what the rotary embedding of a model's module gets and gives, layer by layer."""
 
-    def __init__(self, family):
-        self.module = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
+    def __init__(self, model):
+        self.module = sys.modules[type(model).__module__]
         self.original = self.module.apply_rotary_pos_emb
         self.calls = []
 
@@ -139,21 +174,37 @@ def rows(tensor):
     return tensor[0].transpose(0, 1).flatten(1)
 
 
-def run(family, model, documents, all_logits):
+def query_factor(config):
+    """What makes the usual scale of scores, 1 / sqrt(head_dim), the model's."""
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    if hasattr(config, "attention_multiplier"):
+        return config.attention_multiplier * head_dim ** 0.5
+    if hasattr(config, "query_pre_attn_scalar"):
+        return (head_dim / config.query_pre_attn_scalar) ** 0.5
+    return 1.0
+
+
+def run(model, documents, all_logits):
     parts = {}
+    count = model.config.num_hidden_layers
+    turned = [layer for layer in range(count) if getattr(model.config, "no_rope_layers", [1] * count)[layer]]
+    assert turned[-1] == count - 1  # its queries are recorded
     for ids in documents:
-        with Recorder(family) as recorder, torch.no_grad():
+        with Recorder(model) as recorder, torch.no_grad():
             cache = transformers.DynamicCache()  # without a configuration it keeps all keys, windows or not
             result = model(input_ids=torch.tensor([ids]), past_key_values=cache, use_cache=True)
-        assert len(recorder.calls) == model.config.num_hidden_layers
+        assert len(recorder.calls) == len(turned)
         found = {"logits": result.logits[0] if all_logits else result.logits[0, -1:]}
-        for layer, (key_before, query, key) in enumerate(recorder.calls):
-            assert torch.equal(key, cache.layers[layer].keys) and key.shape[2] == len(ids)
+        calls = dict(zip(turned, recorder.calls))
+        for layer in range(count):
+            key = cache.layers[layer].keys
+            key_before, query, turned_key = calls.get(layer, (key, None, key))
+            assert torch.equal(key, turned_key) and key.shape[2] == len(ids)
             found[f"key.{layer}"] = rows(key)
             found[f"key_before_rope.{layer}"] = rows(key_before)
             found[f"value.{layer}"] = rows(cache.layers[layer].values)
-            if layer + 1 == model.config.num_hidden_layers:
-                found[f"query.{layer}"] = rows(query)
+            if layer + 1 == count:
+                found[f"query.{layer}"] = rows(query) * query_factor(model.config)
         for name, tensor in found.items():
             parts.setdefault(name, []).append(tensor)
     return {name: torch.cat(list_).float().contiguous() for name, list_ in parts.items()}
@@ -177,7 +228,7 @@ def make_case(number, name, family, fields, dtype, special):
     lengths = special.get("lengths", SHORT)
     documents = [torch.randint(0, VOCABULARY, (length,), generator=generator).tolist() for length in lengths]
     (folder / "documents.json").write_text(json.dumps(documents, separators=(",", ":")) + "\n")
-    save_file(run(family, model, documents, all_logits="lengths" not in special), folder / "reference.safetensors")
+    save_file(run(model, documents, all_logits="lengths" not in special), folder / "reference.safetensors")
     for file in folder.iterdir():
         file.chmod(0o644)
 
@@ -201,13 +252,21 @@ def make_rope(name, fields):
 
 def main():
     torch.set_num_threads(1)
-    shutil.rmtree(ROOT, ignore_errors=True)
+    wanted = sys.argv[1:]
+    for folder in [ROOT / name for name in wanted] or [ROOT]:
+        shutil.rmtree(folder, ignore_errors=True)
     for number, (name, case) in enumerate(CASES.items()):
-        make_case(number, name, *case)
+        if not wanted or name in wanted:
+            make_case(number, name, *case)
     llama31 = {**LLAMA3, "original_max_position_embeddings": 8192}
-    make_rope("default", dict(sizes(1, 8, 8, 1, 1, 128), rope_parameters=rope(1000000.0)))
-    make_rope("linear", dict(sizes(1, 8, 8, 1, 1, 64), rope_parameters=rope(10000.0, rope_type="linear", factor=2.5)))
-    make_rope("llama3", dict(sizes(1, 8, 8, 1, 1, 128), rope_parameters=rope(500000.0, **llama31)))
+    yarn = {**YARN, "original_max_position_embeddings": 32768}
+    ropes = {"default": dict(sizes(1, 8, 8, 1, 1, 128), rope_parameters=rope(1000000.0)),
+             "linear": dict(sizes(1, 8, 8, 1, 1, 64), rope_parameters=rope(10000.0, rope_type="linear", factor=2.5)),
+             "llama3": dict(sizes(1, 8, 8, 1, 1, 128), rope_parameters=rope(500000.0, **llama31)),
+             "yarn": dict(sizes(1, 8, 8, 1, 1, 128), rope_parameters=rope(1000000.0, **yarn))}
+    for name, fields in ropes.items():
+        if not wanted or f"rope-{name}" in wanted:
+            make_rope(name, fields)
 
 
 if __name__ == "__main__":

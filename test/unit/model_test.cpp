@@ -244,7 +244,7 @@ TEST_CASE("memory of a prefill: grows with what it depends on, and inverts") {
     return prefill_bytes(config, options, tokens, longest, threads);
   };
   // Hidden state, one layer's keys and values, position; rotary table.
-  CHECK_EQ(bytes(5001, 3000, 2) - bytes(5000, 3000, 2), 4 * (4096 + 2 * 1024) + 16);
+  CHECK_EQ(bytes(5001, 3000, 2) - bytes(5000, 3000, 2), 4 * (4096 + 2 * 1024) + 24);
   CHECK_EQ(bytes(5000, 3001, 2) - bytes(5000, 3000, 2), 4 * 128);
   CHECK_GT(bytes(5000, 3000, 3), bytes(5000, 3000, 2));
   const uint64_t plain = bytes(5000, 3000, 2);
@@ -280,20 +280,20 @@ TEST_CASE("operations of a prefill: counted one by one") {
 TEST_CASE("rotary frequencies: plain, linear and llama3 scaling follow their formulas") {
   ModelConfig config = small_config();
   config.head_dim = 128;
-  config.rope_theta = 500000;
-  const std::vector<float> plain = rope_frequencies(config);
+  config.rope.theta = 500000;
+  const std::vector<float> plain = rope_frequencies(config.rope, config.head_dim);
   REQUIRE_EQ(plain.size(), 64);
   CHECK_EQ(plain[0], 1.0f);
   for (size_t j = 0; j < 64; ++j)
     CHECK_LE(std::abs(plain[j] / std::pow(500000.0, -2.0 * double(j) / 128) - 1), 3e-7);
 
-  config.rope_scaling.kind = RopeScaling::Kind::linear;
-  config.rope_scaling.factor = 4;
-  const std::vector<float> linear = rope_frequencies(config);
+  config.rope.scaling.kind = RopeScaling::Kind::linear;
+  config.rope.scaling.factor = 4;
+  const std::vector<float> linear = rope_frequencies(config.rope, config.head_dim);
   for (size_t j = 0; j < 64; ++j) CHECK_EQ(linear[j], plain[j] / 4);
 
-  config.rope_scaling = {RopeScaling::Kind::llama3, 8, 1, 4, 8192};
-  const std::vector<float> llama3 = rope_frequencies(config);
+  config.rope.scaling = {RopeScaling::Kind::llama3, 8, 1, 4, 8192};
+  const std::vector<float> llama3 = rope_frequencies(config.rope, config.head_dim);
   int kept = 0, divided = 0, blended = 0;
   for (size_t j = 0; j < 64; ++j) {
     const double wavelength = 2 * std::numbers::pi / plain[j];
@@ -318,8 +318,8 @@ TEST_CASE("rotary frequencies: plain, linear and llama3 scaling follow their for
 TEST_CASE("rotary table: turns pairs half a head apart, keeps their length, and position 0 turns nothing") {
   ModelConfig config = small_config();
   config.head_dim = 6;
-  const RopeTable table(config, 200);
-  const std::vector<float> frequencies = rope_frequencies(config);
+  const RopeTable table(config.rope, config.head_dim, 200);
+  const std::vector<float> frequencies = rope_frequencies(config.rope, config.head_dim);
   for (const size_t position : {0, 1, 7, 199})
     for (size_t j = 0; j < 3; ++j) {
       const double angle = double(static_cast<float>(position) * frequencies[j]);
@@ -359,18 +359,18 @@ TEST_CASE("model sizes: what does not fit together is refused by name") {
   CHECK_EQ(refused([](C& c) { c.head_dim = 7; }),
            "head_dim is 7; rotary embeddings turn pairs, so it must be even");
   CHECK_EQ(refused([](C& c) { c.norm_epsilon = -1; }), "rms_norm_eps is -1; it must be 0 or positive");
-  CHECK_EQ(refused([](C& c) { c.rope_theta = 0; }), "rope_theta is 0; it must be positive");
-  CHECK_EQ(refused([](C& c) { c.rope_theta = 1e39; }), "rope_theta is 1e+39; it is beyond float");
+  CHECK_EQ(refused([](C& c) { c.rope.theta = 0; }), "rope_theta is 0; it must be positive");
+  CHECK_EQ(refused([](C& c) { c.rope.theta = 1e39; }), "rope_theta is 1e+39; it is beyond float");
   CHECK_EQ(refused([](C& c) {
-             c.rope_scaling = {RopeScaling::Kind::linear, 0, 1, 4, 8192};
+             c.rope.scaling = {RopeScaling::Kind::linear, 0, 1, 4, 8192};
            }),
            "rope scaling factor is 0; it must be positive");
   CHECK_EQ(refused([](C& c) {
-             c.rope_scaling = {RopeScaling::Kind::llama3, 8, 4, 4, 8192};
+             c.rope.scaling = {RopeScaling::Kind::llama3, 8, 4, 4, 8192};
            }),
            "high_freq_factor is 4; it must be greater than low_freq_factor (4)");
   CHECK_EQ(refused([](C& c) {
-             c.rope_scaling = {RopeScaling::Kind::llama3, 8, 1, 4, 0};
+             c.rope.scaling = {RopeScaling::Kind::llama3, 8, 1, 4, 0};
            }),
            "original_max_position_embeddings is 0; it must be positive");
   CHECK_EQ(refused([](C& c) { c.window = {0}; }), "1 layers have a window size; there are 2 layers");

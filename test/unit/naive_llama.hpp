@@ -27,7 +27,8 @@ inline ModelConfig make_config(int layers, int hidden, int intermediate, int q_h
 
 /// Biases everywhere, norms of heads, tied embeddings, and a window in the second of two layers.
 inline void switch_all_on(ModelConfig& config) {
-  config.qkv_bias = config.output_bias = config.mlp_bias = config.qk_norm = config.tied_embeddings = true;
+  config.qkv_bias = config.output_bias = config.mlp_bias = config.tied_embeddings = true;
+  config.qk_norm = QkNorm::heads;
   config.window = {0, 17};
 }
 
@@ -69,7 +70,7 @@ inline WeightsInMemory random_weights(const ModelConfig& config, DType type, uin
     linear(at + "self_attn.k_proj", config.key_width(), config.hidden_size, config.qkv_bias);
     linear(at + "self_attn.v_proj", config.key_width(), config.hidden_size, config.qkv_bias);
     linear(at + "self_attn.o_proj", config.hidden_size, config.query_width(), config.output_bias);
-    if (config.qk_norm)
+    if (config.qk_norm == QkNorm::heads)
       norm(at + "self_attn.q_norm", config.head_dim), norm(at + "self_attn.k_norm", config.head_dim);
     linear(at + "mlp.gate_proj", config.intermediate_size, config.hidden_size, config.mlp_bias);
     linear(at + "mlp.up_proj", config.intermediate_size, config.hidden_size, config.mlp_bias);
@@ -141,7 +142,7 @@ class NaiveLlama {
   }
 
   void turn(Row& heads, size_t position) const {
-    const std::vector<float> frequencies = rope_frequencies(config_);
+    const std::vector<float> frequencies = rope_frequencies(config_.rope, config_.head_dim);
     const size_t half = frequencies.size();
     for (size_t at = 0; at < heads.size(); at += 2 * half)
       for (size_t j = 0; j < half; ++j) {
@@ -160,7 +161,7 @@ class NaiveLlama {
       query.push_back(linear(x, attention + "q_proj"));
       key.push_back(linear(x, attention + "k_proj"));
       value.push_back(linear(x, attention + "v_proj"));
-      if (config_.qk_norm) {
+      if (config_.qk_norm == QkNorm::heads) {
         query[t] = norm(query[t], attention + "q_norm");
         key[t] = norm(key[t], attention + "k_norm");
       }

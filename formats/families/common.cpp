@@ -1,0 +1,48 @@
+#include <limits>
+
+#include "formats/families/family.hpp"
+#include "lib/core/error.hpp"
+
+namespace kvcodec::families {
+
+std::span<const Family* const> all_families() {
+  static constexpr const Family* kAll[] = {&kLlama,   &kMistral, &kQwen2, &kQwen3,
+                                           &kGranite, &kOlmo2,   &kPhi3,  &kSmolLm3};
+  return kAll;
+}
+
+int as_int(const char* name, int64_t value) {
+  if (value < std::numeric_limits<int>::min() || value > std::numeric_limits<int>::max())
+    throw bad_input("{} is {}; it does not fit 32 bits", name, value);
+  return static_cast<int>(value);
+}
+
+int64_t window_of(const JsonFields& fields, int64_t otherwise) {
+  if (fields.has_null("sliding_window")) return 0;
+  const auto window = fields.get_int("sliding_window");
+  if (window && *window < 1) throw bad_input("sliding_window is {}; it must be positive or null", *window);
+  return window.value_or(otherwise);
+}
+
+std::vector<std::string> layer_types_of(const JsonFields& fields, int num_layers) {
+  const nlohmann::json* list = fields.find("layer_types");
+  if (!list) return {};
+  std::vector<std::string> types;
+  if (list->is_array() && list->size() == static_cast<size_t>(num_layers))
+    for (const auto& type : *list)
+      if (type == "full_attention" || type == "sliding_attention") types.push_back(type.get<std::string>());
+  if (types.size() != static_cast<size_t>(num_layers))
+    throw bad_input("layer_types must list 'full_attention' or 'sliding_attention' for each of {} layers",
+                    num_layers);
+  return types;
+}
+
+void set_windows(ModelConfig& config, const std::vector<bool>& slides, int64_t window) {
+  for (const bool layer_slides : slides) {
+    if (layer_slides && window == 0)
+      throw bad_input("layer_types has 'sliding_attention', but no sliding_window is in use");
+    config.window.push_back(layer_slides ? window : 0);
+  }
+}
+
+}  // namespace kvcodec::families

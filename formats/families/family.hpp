@@ -1,0 +1,87 @@
+// Families of models: how each one's config.json becomes a ModelConfig. Most of a configuration is read the same for
+// all; what a family is, its file here says: names of tensors, parts, multipliers, which layers have a window …
+//
+// To add a family:
+//   1. a file here with its Family (granite.cpp is the shortest), which sets what differs from Llama's;
+//   2. its declaration below and its line in all_families();
+//   3. a random model in test/golden/make_model_fixtures.py with every switch that it has, and the name in
+//      model_test.cpp;
+//   4. its name in man/kvcodec-dump-kv.1 and the README.
+// A part that no family had belongs in lib/model/config.hpp and the forward pass (lib/model/cpu_steps.cpp), and in
+// beyond_llama(), by which devices decline what they do not compute.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "formats/json_file.hpp"
+#include "formats/model_config.hpp"
+
+namespace kvcodec::families {
+
+/// A config.json, and what comes of it.
+struct Reading {
+  const JsonFields& fields;
+  ModelDescription& description;
+  ModelConfig& config;
+};
+
+/// What is read alike for all, with the family's names and defaults (transformers'), stands in the members;
+/// `describe` sets the rest, once sizes, heads, biases and the rotary embedding are read.
+struct Family {
+  std::string_view model_type;
+  std::string_view class_prefix;  ///< of names in "architectures"
+  void (*describe)(Reading& reading) = nullptr;
+
+  const char* norm_epsilon_field = "rms_norm_eps";
+  double norm_epsilon = 1e-6;
+  const char* activation_field = "hidden_act";
+  Activation activation = Activation::silu;
+  bool tied_embeddings = false;
+  int head_dim = 0;  ///< 0: hidden_size / num_attention_heads
+  const char* rope_theta_field = "rope_theta";
+  double rope_theta = 10000;
+  const char* partial_rotary_field = "partial_rotary_factor";
+  bool may_be_partial = false;  ///< heads may be turned in part
+  double partial_rotary = 1;
+  bool may_have_attention_bias = false, may_have_mlp_bias = false;
+};
+
+extern const Family kGranite, kLlama, kMistral, kOlmo2, kPhi3, kQwen2, kQwen3, kSmolLm3;
+
+/// In the order of messages.
+std::span<const Family* const> all_families();
+
+// Parts of a configuration that several families have ---------------------------------------------
+
+/// An integer that must fit int; its range is checked with the whole configuration.
+int as_int(const char* name, int64_t value);
+
+/// sliding_window, `otherwise` where nothing is said; 0 where it is null. Throws for one that is not positive.
+int64_t window_of(const JsonFields& fields, int64_t otherwise);
+
+/// layer_types, "sliding_attention" or "full_attention" for each layer; empty if there is none.
+std::vector<std::string> layer_types_of(const JsonFields& fields, int num_layers);
+
+/// Gives the layers that slide the window, the others none. Throws if one slides and the window is 0.
+void set_windows(ModelConfig& config, const std::vector<bool>& slides, int64_t window);
+
+/// Which layers slide: those that layer_types says, or, if there is no such list, slides(layer).
+template <class Rule>
+std::vector<bool> sliding_layers(const Reading& reading, const Rule& slides) {
+  const std::vector<std::string> types = layer_types_of(reading.fields, reading.config.num_layers);
+  std::vector<bool> layers;
+  for (int layer = 0; layer < reading.config.num_layers; ++layer)
+    layers.push_back(types.empty() ? slides(layer)
+                                   : types[static_cast<size_t>(layer)] == "sliding_attention");
+  return layers;
+}
+
+/// A rotary embedding of config.json: theta from `object` (rope_scaling, rope_parameters or one of its members; may
+/// be nullptr), or `theta` if it says none.
+Rope rope_of(const Reading& reading, const nlohmann::json* object, double theta);
+
+}  // namespace kvcodec::families

@@ -1,0 +1,20 @@
+// Llama, and all that says it is one (TinyLlama, SmolLM 1 and 2 …).
+#include "formats/families/family.hpp"
+
+namespace kvcodec::families {
+namespace {
+
+void describe(Reading& reading) {
+  // Llama's code has no windows, whatever is said.
+  set_windows(reading.config, sliding_layers(reading, [](int) { return false; }), 0);
+}
+
+}  // namespace
+
+const Family kLlama = {.model_type = "llama",
+                       .class_prefix = "Llama",
+                       .describe = describe,
+                       .may_have_attention_bias = true,
+                       .may_have_mlp_bias = true};
+
+}  // namespace kvcodec::families

@@ -1,0 +1,294 @@
+#include "lib/model/cpu_steps.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "lib/core/parallel.hpp"
+#include "lib/model/causal_attention.hpp"
+#include "lib/model/linear.hpp"
+#include "lib/model/mixture.hpp"
+#include "lib/model/rope.hpp"
+#include "lib/model/row_ops.hpp"
+
+namespace kvcodec {
+namespace {
+
+// Tokens per piece where single rows are worked on: tens of microseconds, well above the cost of starting
+// threads.
+constexpr size_t kRowGrain = 32;
+
+size_t as_size(int value) { return static_cast<size_t>(value); }
+
+/// body(row) for all rows below count.
+template <class Body>
+void each_row(size_t count, const Body& body) {
+  parallel_for(count, kRowGrain, [&](size_t begin, size_t end, int) {
+    for (size_t row = begin; row < end; ++row) body(row);
+  });
+}
+
+/// Whether what attention and MLP give is worked on before it is added to the hidden states.
+bool has_branch(const ModelConfig& config) {
+  return !config.names.attention_out_norm.empty() || !config.names.mlp_out_norm.empty() ||
+         config.residual_scale != 1 || config.mixture.experts > 0;
+}
+
+/// What queries are multiplied by, so that q k / sqrt(head_dim) is the model's score.
+float query_scale(const ModelConfig& config) {
+  if (config.attention_scale == 0) return 1;
+  return static_cast<float>(config.attention_scale * std::sqrt(static_cast<double>(config.head_dim)));
+}
+
+class CpuSteps final : public PrefillSteps {
+ public:
+  CpuSteps(const LlamaWeights& weights, const PrefillPlan& plan)
+      : weights_(weights),
+        config_(weights.config),
+        plan_(plan),
+        rope_(config_, plan.longest),
+        query_scale_(query_scale(config_)),
+        hidden_(plan.batch->tokens.size(), as_size(config_.hidden_size)),
+        key_(plan.key_rows, as_size(config_.key_width())),
+        value_(plan.key_rows, as_size(config_.key_width())),
+        new_key_(plan.chunk, as_size(config_.key_width())),
+        new_value_(plan.chunk, as_size(config_.key_width())),
+        normed_(plan.chunk, as_size(config_.hidden_size)),
+        branch_(has_branch(config_) ? plan.chunk : 0, as_size(config_.hidden_size)),
+        query_(plan.chunk, as_size(config_.query_width())),
+        attended_(plan.chunk, as_size(config_.query_width())),
+        inner_(config_.has_mlp() ? plan.chunk : 0, as_size(config_.intermediate_size)),
+        mixture_(config_, plan.chunk) {
+    if (plan.options->before_rope) {
+      query_before_rope_ = Matrix<float>(plan.chunk, query_.cols());
+      key_before_rope_ = Matrix<float>(plan.chunk, key_.cols());
+    }
+    for (size_t i = 0; i < plan.documents.size(); ++i)
+      document_of_row_.insert(document_of_row_.end(), plan.documents[i].tokens, i);
+  }
+
+  void embed() override {
+    each_row(hidden_.rows(), [&](size_t row) {
+      read_floats(*weights_.embedding, plan_.batch->tokens[row] * hidden_.cols(), hidden_.row(row));
+      if (config_.embedding_scale != 1) scale(hidden_.row(row), static_cast<float>(config_.embedding_scale));
+    });
+  }
+
+  PastRows past_rows(size_t document) override {
+    const DocumentPlace& place = plan_.documents[document];
+    return {key_.view().rows(place.key_first, place.past), value_.view().rows(place.key_first, place.past)};
+  }
+  void place_past(size_t) override {}  // they are written where they belong
+
+  void project(int index, size_t first, size_t count) override {
+    const LlamaLayer& layer = weights_.layers[as_size(index)];
+    const std::array outputs = {LinearOutput{&layer.query, query_.view().rows(0, count)},
+                                LinearOutput{&layer.key, new_key_.view().rows(0, count)},
+                                LinearOutput{&layer.value, new_value_.view().rows(0, count)}};
+    apply(normed(layer.attention_norm, first, count), outputs, Write::replace, scratch_);
+    each_row(count, [&](size_t i) {
+      norm_heads(query_.row(i), layer.query_norm);
+      norm_heads(new_key_.row(i), layer.key_norm);
+      if (query_scale_ != 1) scale(query_.row(i), query_scale_);
+      if (plan_.options->before_rope) {
+        std::ranges::copy(query_.row(i), query_before_rope_.row(i).begin());
+        std::ranges::copy(new_key_.row(i), key_before_rope_.row(i).begin());
+      }
+      turn(index, first + i, query_.row(i));
+      turn(index, first + i, new_key_.row(i));
+      std::ranges::copy(new_key_.row(i), key_.row(plan_.key_row[first + i]).begin());
+      std::ranges::copy(new_value_.row(i), value_.row(plan_.key_row[first + i]).begin());
+    });
+  }
+
+  void finish(int index, size_t first, size_t count) override {
+    const LlamaLayer& layer = weights_.layers[as_size(index)];
+    attend(index, first, count);
+    // Before attention is added: the MLP reads the same.
+    MatrixView<const float> mlp_input;
+    if (config_.parallel_residual) mlp_input = normed(layer.mlp_norm, first, count);
+    add_branch(layer.output, attended_.view().rows(0, count), layer.attention_out_norm, first);
+    if (!config_.parallel_residual) mlp_input = normed(layer.mlp_norm, first, count);
+    mix(layer, mlp_input, first);
+  }
+
+  LayerChunk projected(int layer, size_t first, size_t count) override {
+    LayerChunk chunk;
+    chunk.layer = layer;
+    chunk.first = first;
+    chunk.key = new_key_.view().rows(0, count);
+    chunk.value = new_value_.view().rows(0, count);
+    chunk.query = query_.view().rows(0, count);
+    if (plan_.options->before_rope) {
+      chunk.key_before_rope = key_before_rope_.view().rows(0, count);
+      chunk.query_before_rope = query_before_rope_.view().rows(0, count);
+    }
+    return chunk;
+  }
+
+  MatrixView<const float> logits(size_t first, size_t count) override {
+    if (logits_.rows() < count) {
+      final_normed_ = Matrix<float>(count, hidden_.cols());
+      logits_ = Matrix<float>(count, weights_.head->outputs());
+    }
+    norm_rows(weights_.final_norm, hidden_.view().rows(first, count), final_normed_);
+    const LinearOutput output{&*weights_.head, logits_.view().rows(0, count)};
+    apply(final_normed_.view().rows(0, count), {&output, 1}, Write::replace, scratch_);
+    finish_logits(config_, output.out);
+    return output.out;
+  }
+
+  MatrixView<const float> hidden() override {
+    norm_rows(weights_.final_norm, hidden_, hidden_);
+    return hidden_;
+  }
+
+ private:
+  /// out may be x.
+  void norm_row(const Norm& norm, std::span<const float> x, std::span<float> out) const {
+    if (config_.norm == NormKind::layer)
+      layer_norm(x, norm.weight, norm.bias, config_.norm_epsilon, out);
+    else
+      rms_norm(x, norm.weight, config_.norm_epsilon, out);
+  }
+
+  void norm_rows(const Norm& norm, MatrixView<const float> x, MatrixView<float> out) const {
+    each_row(x.rows(), [&](size_t row) { norm_row(norm, x.row(row), out.row(row)); });
+  }
+
+  /// What attention or MLP reads of the hidden states of tokens [first, first + count).
+  MatrixView<const float> normed(const Norm& norm, size_t first, size_t count) {
+    const MatrixView<const float> rows = hidden_.view().rows(first, count);
+    if (norm.empty()) return rows;
+    const MatrixView<float> out = normed_.view().rows(0, count);
+    norm_rows(norm, rows, out);
+    return out;
+  }
+
+  void norm_heads(std::span<float> heads, const Norm& norm) const {
+    if (norm.empty()) return;
+    const size_t width = norm.weight.size();
+    for (size_t at = 0; at < heads.size(); at += width)
+      norm_row(norm, heads.subspan(at, width), heads.subspan(at, width));
+  }
+
+  void turn(int layer, size_t row, std::span<float> heads) const {
+    const DocumentPlace& document = plan_.documents[document_of_row_[row]];
+    const RopeTable* const table = rope_.table(layer, document.past + document.tokens);
+    if (!table) return;
+    const size_t position = plan_.positions[row], dim = as_size(config_.head_dim);
+    const auto cosines = table->cosines(position), sines = table->sines(position);
+    for (size_t at = 0; at < heads.size(); at += dim)
+      turn_pairs(heads.subspan(at, 2 * cosines.size()), cosines, sines);
+  }
+
+  void attend(int index, size_t first, size_t count) {
+    const MatrixView<float> attended = attended_.view().rows(0, count);
+    if (plan_.options->attention)
+      attend_otherwise(index, first, count, attended);
+    else
+      causal_attention(config_, config_.window[as_size(index)], plan_.documents, first,
+                       query_.view().rows(0, count), key_, value_, attended, scratch_);
+  }
+
+  void attend_otherwise(int index, size_t first, size_t count, MatrixView<float> attended) {
+    for (size_t i = 0; i < plan_.documents.size(); ++i) {
+      const DocumentPlace& document = plan_.documents[i];
+      const size_t begin = std::max(first, document.first);
+      const size_t end = std::min(first + count, document.first + document.tokens);
+      if (begin >= end) continue;
+      const size_t position = plan_.positions[begin], seen = position + end - begin;
+      plan_.options->attention->attend({.layer = index,
+                                        .document = i,
+                                        .past = document.past,
+                                        .position = position,
+                                        .query = query_.view().rows(begin - first, end - begin),
+                                        .key = key_.view().rows(document.key_first, seen),
+                                        .value = value_.view().rows(document.key_first, seen),
+                                        .out = attended.rows(begin - first, end - begin)});
+    }
+  }
+
+  /// Adds output(x) to the hidden states of the tokens from `first` on, normalised and scaled as the model says.
+  void add_branch(const Linear& output, MatrixView<const float> x, const Norm& norm, size_t first) {
+    if (norm.empty() && config_.residual_scale == 1) {
+      const LinearOutput sum{&output, hidden_.view().rows(first, x.rows())};
+      apply(x, {&sum, 1}, Write::add, scratch_);
+      return;
+    }
+    const LinearOutput branch{&output, branch_.view().rows(0, x.rows())};
+    apply(x, {&branch, 1}, Write::replace, scratch_);
+    add_branch(branch.out, norm, first);
+  }
+
+  void add_branch(MatrixView<float> branch, const Norm& norm, size_t first) {
+    each_row(branch.rows(), [&](size_t i) {
+      if (!norm.empty()) norm_row(norm, branch.row(i), branch.row(i));
+      if (config_.residual_scale != 1) scale(branch.row(i), static_cast<float>(config_.residual_scale));
+      add_to(hidden_.row(first + i), branch.row(i));
+    });
+  }
+
+  /// The MLP, or the experts in its place.
+  void mix(const LlamaLayer& layer, MatrixView<const float> x, size_t first) {
+    if (!layer.experts.empty()) {
+      const MatrixView<float> branch = branch_.view().rows(0, x.rows());
+      mixture_.run(layer, x, branch, scratch_);
+      return add_branch(branch, layer.mlp_out_norm, first);
+    }
+    const MatrixView<float> inner = inner_.view().rows(0, x.rows());
+    apply_activated(x, layer.mlp, config_.activation, inner, scratch_);
+    add_branch(layer.mlp.down, inner, layer.mlp_out_norm, first);
+  }
+
+  const LlamaWeights& weights_;
+  const ModelConfig& config_;
+  const PrefillPlan& plan_;
+  const RopeTables rope_;
+  const float query_scale_;
+  std::vector<size_t> document_of_row_;
+  Matrix<float> hidden_;               // all tokens of the batch
+  Matrix<float> key_, value_;          // of the present layer, caches and new tokens
+  Matrix<float> new_key_, new_value_;  // of the present chunk, as all that follow
+  Matrix<float> normed_, branch_;      // what a part reads; what it adds, where that is worked on
+  Matrix<float> query_, attended_, inner_;
+  Matrix<float> query_before_rope_, key_before_rope_;
+  Matrix<float> final_normed_, logits_;  // of the rows handed out
+  MixtureSteps mixture_;
+  WorkerScratch scratch_;
+};
+
+}  // namespace
+
+std::unique_ptr<PrefillSteps> start_on_cpu(const LlamaWeights& weights, const PrefillPlan& plan) {
+  return std::make_unique<CpuSteps>(weights, plan);
+}
+
+size_t floats_per_chunk_row(const ModelConfig& config, bool before_rope) {
+  const size_t hidden = as_size(config.hidden_size), query = as_size(config.query_width()),
+               key = as_size(config.key_width());
+  return hidden + 2 * query + 2 * key + (before_rope ? query + key : 0) + (has_branch(config) ? hidden : 0) +
+         (config.has_mlp() ? as_size(config.intermediate_size) : 0) + MixtureSteps::floats_per_row(config);
+}
+
+size_t floats_per_token(const ModelConfig& config) {
+  return as_size(config.hidden_size) + 2 * as_size(config.key_width());
+}
+
+size_t floats_per_position(const ModelConfig& config) {
+  return rope_tables(config) * as_size(config.head_dim);  // at most: heads may be turned in part
+}
+
+size_t floats_per_thread(const ModelConfig& config) {
+  return std::max(linear_scratch_floats(), attention_scratch_floats(config));
+}
+
+void finish_logits(const ModelConfig& config, MatrixView<float> logits) {
+  if (config.logit_scale == 1 && config.logit_softcap == 0) return;
+  each_row(logits.rows(), [&](size_t row) {
+    if (config.logit_scale != 1) scale(logits.row(row), static_cast<float>(config.logit_scale));
+    if (config.logit_softcap > 0) soft_cap(logits.row(row), static_cast<float>(config.logit_softcap));
+  });
+}
+
+}  // namespace kvcodec

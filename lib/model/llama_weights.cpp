@@ -1,0 +1,155 @@
+#include "lib/model/llama_weights.hpp"
+
+#include "lib/core/error.hpp"
+
+namespace kvcodec {
+namespace {
+
+size_t as_size(int value) { return static_cast<size_t>(value); }
+
+/// Looks tensors up and checks their shapes.
+class Loader {
+ public:
+  Loader(const ModelConfig& config, const WeightSource& source)
+      : config_(config), names_(config.names), source_(source), prefix_(names_.prefix) {
+    const std::string embedding = fmt::format("{}.weight", names_.embedding);
+    // Checkpoints of the bare model (without the output matrix) lack the prefix.
+    if (!source.find(prefix_ + embedding) && source.find(embedding)) prefix_ = "";
+  }
+
+  const TensorView& matrix(const std::string& tail, int rows, int cols) const {
+    return get_tensor(source_, prefix_ + tail, {as_size(rows), as_size(cols)});
+  }
+
+  Norm norm(const std::string& at, std::string_view name, int size) const {
+    Norm norm;
+    if (name.empty()) return norm;
+    norm.weight = vector(fmt::format("{}{}.weight", at, name), size);
+    if (config_.norm_adds_one)
+      for (float& weight : norm.weight) weight += 1;
+    if (config_.norm == NormKind::layer) norm.bias = vector(fmt::format("{}{}.bias", at, name), size);
+    return norm;
+  }
+
+  LlamaLayer layer(int index) const {
+    const std::string at = fmt::format("layers.{}.", index);
+    const int hidden = config_.hidden_size;
+    LlamaLayer layer;
+    layer.attention_norm = norm(at, names_.attention_norm, hidden);
+    layer.attention_out_norm = norm(at, names_.attention_out_norm, hidden);
+    layer.mlp_norm = norm(at, names_.mlp_norm, hidden);
+    layer.mlp_out_norm = norm(at, names_.mlp_out_norm, hidden);
+    load_projections(at, layer);
+    layer.output = linear(at, names_.output, hidden, config_.query_width(), config_.output_bias);
+    if (config_.qk_norm != QkNorm::none) {
+      const bool whole = config_.qk_norm == QkNorm::whole;
+      layer.query_norm = norm(at, names_.query_norm, whole ? config_.query_width() : config_.head_dim);
+      layer.key_norm = norm(at, names_.key_norm, whole ? config_.key_width() : config_.head_dim);
+    }
+    if (config_.has_mixture(index))
+      load_experts(at, layer);
+    else
+      layer.mlp = mlp(at);
+    return layer;
+  }
+
+ private:
+  std::vector<float> vector(const std::string& tail, int size) const {
+    return read_floats(get_tensor(source_, prefix_ + tail, {as_size(size)}));
+  }
+
+  Linear linear(const std::string& at, std::string_view name, int outputs, int inputs, bool bias) const {
+    Linear layer{matrix(fmt::format("{}{}.weight", at, name), outputs, inputs), {}};
+    if (bias) layer.bias = vector(fmt::format("{}{}.bias", at, name), outputs);
+    return layer;
+  }
+
+  /// Some outputs of a linear layer.
+  static Linear part(const Linear& whole, const RowRuns& rows) {
+    Linear layer{rows_of(whole.weight, rows), {}};
+    for (uint64_t i = 0; i < rows.count && !whole.bias.empty(); ++i)
+      layer.bias.push_back(whole.bias[rows.first + i / rows.run * rows.apart + i % rows.run]);
+    return layer;
+  }
+
+  /// `count` consecutive outputs.
+  static Linear part(const Linear& whole, int first, int count) {
+    return part(whole, {as_size(first), as_size(count), as_size(count), as_size(count)});
+  }
+
+  void load_projections(const std::string& at, LlamaLayer& layer) const {
+    const int hidden = config_.hidden_size, query = config_.query_width(), key = config_.key_width();
+    if (names_.fused_qkv.empty()) {
+      layer.query = linear(at, names_.query, query, hidden, config_.qkv_bias);
+      layer.key = linear(at, names_.key, key, hidden, config_.qkv_bias);
+      layer.value = linear(at, names_.value, key, hidden, config_.qkv_bias);
+      return;
+    }
+    const Linear fused = linear(at, names_.fused_qkv, query + 2 * key, hidden, config_.qkv_bias);
+    if (names_.fused_qkv_order == FusedQkv::parts) {
+      layer.query = part(fused, 0, query);
+      layer.key = part(fused, query, key);
+      layer.value = part(fused, query + key, key);
+      return;
+    }
+    const uint64_t head = as_size(config_.head_dim), all = as_size(query);
+    layer.query = part(fused, {0, all, head, 3 * head});
+    layer.key = part(fused, {head, all, head, 3 * head});
+    layer.value = part(fused, {2 * head, all, head, 3 * head});
+  }
+
+  Mlp mlp(const std::string& at) const {
+    const int hidden = config_.hidden_size, width = config_.intermediate_size;
+    Mlp mlp;
+    if (!names_.fused_gate_up.empty()) {
+      const Linear fused = linear(at, names_.fused_gate_up, 2 * width, hidden, config_.mlp_bias);
+      mlp.gate = part(fused, 0, width);
+      mlp.up = part(fused, width, width);
+    } else {
+      if (config_.gated_mlp) mlp.gate = linear(at, names_.gate, width, hidden, config_.mlp_bias);
+      mlp.up = linear(at, names_.up, width, hidden, config_.mlp_bias);
+    }
+    mlp.down = linear(at, names_.down, hidden, width, config_.mlp_bias);
+    return mlp;
+  }
+
+  void load_experts(const std::string& at, LlamaLayer& layer) const {
+    const int hidden = config_.hidden_size, width = config_.mixture.width;
+    layer.router = linear(at, names_.router, config_.mixture.experts, hidden, false);
+    for (int i = 0; i < config_.mixture.experts; ++i) {
+      const std::string expert = fmt::format("{}{}.{}.", at, names_.experts, i);
+      layer.experts.push_back({linear(expert, names_.expert_gate, width, hidden, false),
+                               linear(expert, names_.expert_up, width, hidden, false),
+                               linear(expert, names_.expert_down, hidden, width, false)});
+    }
+  }
+
+  const ModelConfig& config_;
+  const TensorNames& names_;
+  const WeightSource& source_;
+  std::string prefix_;
+};
+
+}  // namespace
+
+LlamaWeights load_weights(const ModelConfig& config, const WeightSource& source) {
+  check(config);
+  LlamaWeights weights;
+  weights.config = config;
+  weights.source = source.name();
+  const TensorNames& names = config.names;
+  const Loader load(config, source);
+  weights.embedding =
+      &load.matrix(fmt::format("{}.weight", names.embedding), config.vocabulary_size, config.hidden_size);
+  for (int layer = 0; layer < config.num_layers; ++layer) weights.layers.push_back(load.layer(layer));
+  weights.final_norm = load.norm("", names.final_norm, config.hidden_size);
+  const std::string head = fmt::format("{}.weight", names.head);
+  if (config.tied_embeddings)
+    weights.head = Linear{*weights.embedding, {}};
+  else if (source.find(head))
+    weights.head =
+        Linear{get_tensor(source, head, {as_size(config.vocabulary_size), as_size(config.hidden_size)}), {}};
+  return weights;
+}
+
+}  // namespace kvcodec
