@@ -84,13 +84,17 @@ int turned_dims_of(const Family& family, const JsonFields& fields, const JsonFie
 
 void read_rope(const Family& family, Reading& reading) {
   ModelConfig& config = reading.config;
-  const nlohmann::json* object = rope_object(reading.fields);
+  const nlohmann::json* object = reading.rope = rope_object(reading.fields);
+  const double theta = reading.fields.get_number(family.rope_theta_field).value_or(family.rope_theta);
+  if (family.rope_by_layer_type) {
+    config.rope.theta = theta;
+    return;
+  }
   if (object)
     for (const auto& [name, value] : object->items())
       if (value.is_object())
         throw bad_input("rope_parameters differ by layer type ('{}'); one set for all layers is supported",
                         printable(name));
-  const double theta = reading.fields.get_number(family.rope_theta_field).value_or(family.rope_theta);
   config.rope = families::rope_of(reading, object, theta);
   std::optional<JsonFields> rope;
   if (object) rope.emplace(*object);
@@ -116,7 +120,7 @@ void read_heads(const Family& family, const JsonFields& fields, ModelConfig& con
 /// transformers ignores the switches where a family has none, but a file that sets them means a model we do not
 /// know.
 void read_biases(const Family& family, const JsonFields& fields, ModelConfig& config) {
-  const bool attention = fields.get_bool("attention_bias").value_or(false);
+  const bool attention = fields.get_bool("attention_bias").value_or(family.attention_bias);
   const bool mlp = fields.get_bool("mlp_bias").value_or(false);
   if (attention && !family.may_have_attention_bias)
     throw bad_input("attention_bias is true; {} models have none to switch", family.model_type);
@@ -189,7 +193,7 @@ ModelDescription describe(const JsonFields& fields) {
   config.norm_epsilon = fields.get_number(family.norm_epsilon_field).value_or(family.norm_epsilon);
   config.tied_embeddings = fields.get_bool("tie_word_embeddings").value_or(family.tied_embeddings);
   read_heads(family, fields, config);
-  Reading reading{fields, description, config};
+  Reading reading{fields, description, config, nullptr};
   read_rope(family, reading);
   read_biases(family, fields, config);
   // Before lists with an entry per layer are made.
@@ -198,7 +202,7 @@ ModelDescription describe(const JsonFields& fields) {
   family.describe(reading);
   description.dtype = dtype_of(fields);
   check(config);
-  description.rope_scaling = rope_description(config, rope_object(fields));
+  description.rope_scaling = rope_description(config, reading.rope);
   return description;
 }
 

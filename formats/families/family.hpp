@@ -27,6 +27,7 @@ struct Reading {
   const JsonFields& fields;
   ModelDescription& description;
   ModelConfig& config;
+  const nlohmann::json* rope = nullptr;  ///< what says the scaling of config.rope; nullptr: nothing does
 };
 
 /// What is read alike for all, with the family's names and defaults (transformers'), stands in the members;
@@ -44,13 +45,16 @@ struct Family {
   int head_dim = 0;  ///< 0: hidden_size / num_attention_heads
   const char* rope_theta_field = "rope_theta";
   double rope_theta = 10000;
+  bool rope_by_layer_type = false;  ///< `describe` reads the rotary embedding from Reading::rope
   const char* partial_rotary_field = "partial_rotary_factor";
   bool may_be_partial = false;  ///< heads may be turned in part
   double partial_rotary = 1;
   bool may_have_attention_bias = false, may_have_mlp_bias = false;
+  bool attention_bias = false;
 };
 
-extern const Family kGranite, kLlama, kMistral, kOlmo2, kPhi3, kQwen2, kQwen3, kSmolLm3;
+extern const Family kGemma2, kGemma3, kGptNeoX, kGranite, kLlama, kMistral, kMixtral, kOlmo2, kPhi3, kQwen2,
+    kQwen3, kQwen3Moe, kSmolLm3;
 
 /// In the order of messages.
 std::span<const Family* const> all_families();

@@ -170,8 +170,8 @@ TEST_CASE("config.json: rotary scaling that is refused") {
   const auto with = [](J scaling) { return refused(llama(), [&](J& c) { c["rope_scaling"] = scaling; }); };
   for (const std::string type : {"dynamic", "ntk", "proportional"})
     CHECK_EQ(with({{"type", type}, {"factor", 2}}),
-             "rope_scaling is of type '" + type + "'; supported are 'default', 'linear', 'llama3', 'yarn' and " +
-                 "'longrope'");
+             "rope_scaling is of type '" + type +
+                 "'; supported are 'default', 'linear', 'llama3', 'yarn' and " + "'longrope'");
   CHECK_EQ(with({{"type", "linear"}}), "factor is missing; it must be a number");
   CHECK_EQ(with({{"type", "linear"}, {"factor", "2"}}), "factor is \"2\"; it must be a number");
   CHECK_EQ(with({{"type", "linear"}, {"factor", -2}}), "rope scaling factor is -2; it must be positive");
@@ -239,13 +239,16 @@ TEST_CASE("config.json: sliding windows of each family") {
 }
 
 TEST_CASE("config.json: other architectures and features are refused, saying what is supported") {
-  const std::string supported = "supported model types are llama, mistral, qwen2, qwen3, granite, olmo2, phi3 and smollm3";
+  const std::string supported =
+      "supported model types are llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, gemma2, gemma3_text, gpt_neox, granite, "
+      "olmo2, phi3 and smollm3";
   CHECK_EQ(refused(of_family("GPT2LMHeadModel", "gpt2"), {}),
            "architecture is 'GPT2LMHeadModel' (model_type 'gpt2'), which is not supported; " + supported);
   CHECK_EQ(refused(of_family("LlamaForCausalLM", "mistral"), {}),
            "architecture is 'LlamaForCausalLM' (model_type 'mistral'), which is not supported; " + supported);
-  CHECK_EQ(refused(of_family("Qwen2MoeForCausalLM", "qwen2_moe"), {}),
-           "architecture is 'Qwen2MoeForCausalLM' (model_type 'qwen2_moe'), which is not supported; " + supported);
+  CHECK_EQ(
+      refused(of_family("Qwen2MoeForCausalLM", "qwen2_moe"), {}),
+      "architecture is 'Qwen2MoeForCausalLM' (model_type 'qwen2_moe'), which is not supported; " + supported);
   CHECK_EQ(refused(llama(), [](J& c) { c.erase("architectures"), c["model_type"] = "gemma2"; }),
            "architecture is '' (model_type 'gemma2'), which is not supported; " + supported);
   CHECK_EQ(refused(llama(), [](J& c) { c.erase("architectures"), c.erase("model_type"); }),
@@ -253,8 +256,7 @@ TEST_CASE("config.json: other architectures and features are refused, saying wha
   CHECK_EQ(refused(llama(), [](J& c) { c["architectures"] = "LlamaForCausalLM"; }),
            "architectures is \"LlamaForCausalLM\"; it must be a list of one name, as [\"LlamaForCausalLM\"]");
   CHECK_EQ(parse(llama(), [](J& c) { c["architectures"] = J::array(); }).config.family, "llama");
-  CHECK_EQ(parse(llama(), [](J& c) { c["architectures"] = {"LlamaModel"}; }).config.family,
-           "llama");
+  CHECK_EQ(parse(llama(), [](J& c) { c["architectures"] = {"LlamaModel"}; }).config.family, "llama");
   CHECK_EQ(refused(llama(), [](J& c) { c["hidden_act"] = "relu"; }),
            "hidden_act is 'relu'; supported are 'silu', 'gelu' and 'gelu_pytorch_tanh'");
   CHECK_EQ(refused(llama(),

@@ -30,6 +30,11 @@ FAMILIES = {
     "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
     "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
     "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+    "mixtral": (transformers.MixtralConfig, transformers.MixtralForCausalLM),
+    "qwen3_moe": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM),
+    "gemma2": (transformers.Gemma2Config, transformers.Gemma2ForCausalLM),
+    "gemma3": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM),
+    "gpt_neox": (transformers.GPTNeoXConfig, transformers.GPTNeoXForCausalLM),
     "granite": (transformers.GraniteConfig, transformers.GraniteForCausalLM),
     "olmo2": (transformers.Olmo2Config, transformers.Olmo2ForCausalLM),
     "phi3": (transformers.Phi3Config, transformers.Phi3ForCausalLM),
@@ -109,6 +114,29 @@ CASES = {
     "phi3-2": ("phi3", dict(sizes(2, 64, 48, 4, 4), original_max_position_embeddings=40, rope_parameters=rope(
         10000.0, rope_type="longrope", partial_rotary_factor=0.75, short_factor=[1.0, 1.1, 1.3, 1.5, 2.0, 2.5],
         long_factor=[1.5, 2.0, 4.0, 8.0, 20.0, 40.0]), tie_word_embeddings=True, pad_token_id=0), "bfloat16", dict(old="type")),
+    "gemma2-1": ("gemma2", dict(sizes(3, 32, 48, 4, 2, 12), rope_parameters=rope(10000.0), sliding_window=9,
+                                query_pre_attn_scalar=5, attn_logit_softcapping=6.0, final_logit_softcapping=9.0), "bfloat16", {}),
+    "gemma2-2": ("gemma2", dict(sizes(2, 40, 32, 4, 4, 8), rope_parameters=rope(10000.0), query_pre_attn_scalar=144,
+                                attn_logit_softcapping=None, final_logit_softcapping=None, attention_bias=True), "float16",
+                 dict(old="type")),
+    "gemma3-1": ("gemma3", dict(sizes(4, 32, 48, 4, 1, 12), layer_types=["sliding_attention", "full_attention"] * 2,
+                                sliding_window=10, query_pre_attn_scalar=20, final_logit_softcapping=7.0, rope_parameters={
+        "full_attention": rope(1000000.0, rope_type="linear", factor=8.0), "sliding_attention": rope(10000.0)}), "bfloat16", {}),
+    "gemma3-2": ("gemma3", dict(sizes(7, 16, 24, 2, 2, 8), sliding_window=12, query_pre_attn_scalar=8), "float32",
+                 dict(old="rope_type")),
+    "gpt_neox-1": ("gpt_neox", dict(sizes(2, 64, 80, 4, 4), rope_parameters=rope(10000.0, partial_rotary_factor=0.25)),
+                   "bfloat16", {}),
+    "gpt_neox-2": ("gpt_neox", dict(sizes(2, 48, 64, 3, 3), rope_parameters=rope(5000.0, partial_rotary_factor=0.5),
+                                    use_parallel_residual=False, attention_bias=False, hidden_act="gelu_new"), "float16",
+                   dict(old="neox")),
+    "mixtral-1": ("mixtral", dict(sizes(2, 32, 24, 4, 2), rope_parameters=rope(1000000.0), num_local_experts=5,
+                                  num_experts_per_tok=2, sliding_window=14), "bfloat16", {}),
+    "qwen3_moe-1": ("qwen3_moe", dict(sizes(3, 32, 40, 4, 2, 12), rope_parameters=rope(1000000.0), num_experts=6,
+                                      num_experts_per_tok=3, moe_intermediate_size=20, norm_topk_prob=True,
+                                      mlp_only_layers=[1]), "bfloat16", {}),
+    "qwen3_moe-2": ("qwen3_moe", dict(sizes(2, 32, 40, 4, 4, 8), rope_parameters=rope(10000.0), num_experts=7,
+                                      num_experts_per_tok=2, moe_intermediate_size=12, decoder_sparse_step=2), "bfloat16",
+                    dict(old="rope_type")),
 }
 VOCABULARY = 64
 
@@ -133,7 +161,13 @@ def make_old(folder, type_key):
     file = folder / "config.json"
     config = json.loads(file.read_text())
     parameters = config.pop("rope_parameters")
-    config["rope_theta"] = parameters.pop("rope_theta")
+    if "sliding_attention" in parameters:  # Gemma 3
+        config["rope_local_base_freq"] = parameters["sliding_attention"]["rope_theta"]
+        config["sliding_window_pattern"] = config.pop("_sliding_window_pattern", 6)
+        parameters = parameters["full_attention"]
+    if type_key == "neox":
+        config["rotary_pct"] = parameters.pop("partial_rotary_factor")
+    config["rotary_emb_base" if type_key == "neox" else "rope_theta"] = parameters.pop("rope_theta")
     kind = parameters.pop("rope_type")
     if "partial_rotary_factor" in parameters:
         config["partial_rotary_factor"] = parameters.pop("partial_rotary_factor")
@@ -142,7 +176,8 @@ def make_old(folder, type_key):
     config["rope_scaling"] = None if kind == "default" else {type_key: kind, **parameters}
     config["torch_dtype"] = config.pop("dtype")
     config.pop("layer_types", None)
-    if config.get("head_dim") == config["hidden_size"] // config["num_attention_heads"] and config["model_type"] != "qwen3":
+    if config.get("head_dim") == config["hidden_size"] // config["num_attention_heads"] and config["model_type"] not in (
+            "qwen3", "gemma2", "gemma3_text"):
         del config["head_dim"]
     if config["num_key_value_heads"] == config["num_attention_heads"] and config["model_type"] == "llama":
         del config["num_key_value_heads"]
