@@ -161,6 +161,20 @@ TEST_CASE("device: prefill is lib's within rounding") {
   }
 }
 
+TEST_CASE("device: a model with more parts than Llama's is declined, by name") {
+  NEEDS_PRODUCTS();
+  LlamaWeights weights;
+  weights.config = test::make_config(2, 16, 24, 4, 2, 8);
+  weights.config.family = "gemma2";
+  weights.config.attention_softcap = 50;
+  CHECK_THROWS_WITH(cuda::make_prefill_engine(weights),
+                    "gemma2 models have soft caps, which a device does not compute");
+  weights.config = test::make_config(2, 16, 24, 4, 2, 8);
+  weights.config.layer_rope = {LayerRope::usual, LayerRope::none};
+  CHECK_THROWS_WITH(cuda::make_prefill_engine(weights),
+                    doctest::Contains("rotary embeddings that differ by layer"));
+}
+
 TEST_CASE("device: prefill hands out what is asked for, and no more") {
   NEEDS_PRODUCTS();
   const ModelConfig config = test::make_config(3, 16, 24, 4, 2, 8);

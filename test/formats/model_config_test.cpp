@@ -1,5 +1,6 @@
 #include "formats/model_config.hpp"
 
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -238,19 +239,148 @@ TEST_CASE("config.json: sliding windows of each family") {
              "layer_types must list 'full_attention' or 'sliding_attention' for each of 3 layers");
 }
 
+TEST_CASE("config.json: yarn and longrope, with what the reference makes of what is not said") {
+  const J yarn = {{"rope_type", "yarn"}, {"factor", 4.0}};
+  ModelDescription d = parse(llama(), [&](J& c) { c["rope_scaling"] = yarn; });
+  const RopeScaling& scaling = d.config.rope.scaling;
+  CHECK_EQ(scaling.kind, RopeScaling::Kind::yarn);
+  CHECK_EQ(scaling.original_positions, 2048);
+  CHECK_EQ(scaling.fast_turns, 32);
+  CHECK_EQ(scaling.slow_turns, 1);
+  CHECK(scaling.attention_factor == doctest::Approx(1 + 0.1 * std::log(4)));
+  CHECK_EQ(nlohmann::json::parse(d.rope_scaling).at("attention_factor"), scaling.attention_factor);
+  CHECK_EQ(nlohmann::json::parse(d.rope_scaling).at("original_max_position_embeddings"), 2048);
+
+  J longrope = {{"type", "su"}, {"short_factor", {1, 1, 1, 1.5}}, {"long_factor", {2, 3, 4, 5}}};
+  const auto phi = [&](const Change& change) {
+    return refused(of_family("Phi3ForCausalLM", "phi3"), [&](J& c) {
+      c["original_max_position_embeddings"] = 512;
+      change(c);
+    });
+  };
+  d = parse(of_family("Phi3ForCausalLM", "phi3"), [&](J& c) {
+    c["original_max_position_embeddings"] = 512;
+    c["rope_scaling"] = longrope;
+  });
+  CHECK_EQ(d.config.rope.scaling.kind, RopeScaling::Kind::longrope);
+  CHECK_EQ(d.config.rope.scaling.factor, 4);
+  CHECK(d.config.rope.scaling.attention_factor ==
+        doctest::Approx(std::sqrt(1 + std::log(4) / std::log(512))));
+  CHECK_EQ(d.config.rope.scaling.divisors, std::vector<float>{1, 1, 1, 1.5});
+  CHECK_EQ(d.config.rope.scaling.long_divisors, std::vector<float>{2, 3, 4, 5});
+  longrope["long_factor"] = {1, 2};
+  CHECK_EQ(phi([&](J& c) { c["rope_scaling"] = longrope; }),
+           "2 frequencies have a divisor; heads of which 8 dimensions are turned have 4");
+  longrope["long_factor"] = {1, 2, 3, "4"};
+  CHECK_EQ(phi([&](J& c) { c["rope_scaling"] = longrope; }),
+           "rope scaling of type 'longrope' needs long_factor, a list of numbers");
+  longrope["long_factor"] = {1, 2, 3, 0};
+  CHECK_EQ(phi([&](J& c) { c["rope_scaling"] = longrope; }),
+           "the divisor of a frequency is 0; it must be positive");
+  CHECK_EQ(phi([](J& c) { c["partial_rotary_factor"] = 1.5; }),
+           "partial_rotary_factor is 1.5; it must be in 0..1");
+  CHECK_EQ(phi([](J& c) { c["partial_rotary_factor"] = 0.4; }),
+           "the rotary embedding turns 3 dimensions of a head of 8; it must be an even number in 2..8");
+}
+
+TEST_CASE("config.json: what each family has besides, and how the kv file says what was turned") {
+  ModelDescription d = parse(of_family("SmolLM3ForCausalLM", "smollm3"), [](J& c) {
+    c["no_rope_layers"] = {1, 0, 1, 1};
+  });
+  CHECK(d.config.layer_rope == std::vector{LayerRope::usual, LayerRope::none, LayerRope::usual});
+  CHECK_EQ(d.rope_scaling, R"({"layers_without_rope":[1]})");
+  CHECK_EQ(refused(of_family("SmolLM3ForCausalLM", "smollm3"),
+                   [](J& c) {
+                     c["no_rope_layers"] = {1, 2, 1};
+                   }),
+           "no_rope_layers must list 0 or 1 for each of 3 layers");
+
+  d = parse(of_family("GraniteForCausalLM", "granite"), [](J& c) {
+    c["embedding_multiplier"] = 12, c["attention_multiplier"] = 0.125, c["residual_multiplier"] = 0.5;
+    c["logits_scaling"] = 8;
+  });
+  CHECK_EQ(d.config.embedding_scale, 12);
+  CHECK_EQ(d.config.attention_scale, 0.125);
+  CHECK_EQ(d.config.residual_scale, 0.5);
+  CHECK_EQ(d.config.logit_scale, 0.125);
+  CHECK_EQ(refused(of_family("GraniteForCausalLM", "granite"), [](J& c) { c["logits_scaling"] = 0; }),
+           "logits_scaling is 0; it must be positive");
+  CHECK_EQ(refused(of_family("GraniteForCausalLM", "granite"), [](J& c) { c["residual_multiplier"] = -1; }),
+           "the scale of residuals is -1; it must be positive");
+
+  d = parse(of_family("Phi3ForCausalLM", "phi3"), [](J& c) { c["partial_rotary_factor"] = 0.75; });
+  CHECK_EQ(d.config.rope.dims, 6);
+  CHECK_EQ(d.rope_scaling, R"({"rotary_dims":6})");
+
+  const J gemma2 = of_family("Gemma2ForCausalLM", "gemma2"),
+          gemma3 = of_family("Gemma3ForCausalLM", "gemma3_text");
+  d = parse(gemma2, [](J& c) { c["final_logit_softcapping"] = nullptr; });
+  CHECK_EQ(d.config.window, std::vector<int64_t>{4096, 0, 4096});
+  CHECK_EQ(d.config.attention_softcap, 50);
+  CHECK_EQ(d.config.logit_softcap, 0);
+  CHECK_EQ(d.config.attention_scale, 1.0 / 16);
+  CHECK_EQ(refused(gemma2, [](J& c) { c["query_pre_attn_scalar"] = 0; }),
+           "query_pre_attn_scalar is 0; it must be positive");
+  CHECK_EQ(refused(gemma2, [](J& c) { c["sliding_window"] = nullptr; }),
+           "layer_types has 'sliding_attention', but no sliding_window is in use");
+  d = parse(gemma3, [](J& c) {
+    c["sliding_window_pattern"] = 2, c["rope_local_base_freq"] = 5000.0;
+    c["rope_scaling"] = {{"rope_type", "linear"}, {"factor", 8.0}};
+  });
+  CHECK_EQ(d.config.window, std::vector<int64_t>{4096, 0, 4096});
+  CHECK_EQ(d.config.local_rope.theta, 5000);
+  CHECK_EQ(d.config.rope.scaling.factor, 8);
+  CHECK_EQ(d.rope_scaling,
+           R"({"factor":8.0,"local":{"layers":[0,2],"rope_theta":5000.0},"rope_type":"linear"})");
+  CHECK_EQ(refused(gemma3,
+                   [](J& c) {
+                     c["rope_parameters"] = {{"full_attention", 3}};
+                   }),
+           "rope_parameters has 3 for a type of layers; it must be an object");
+  CHECK_EQ(refused(gemma3, [](J& c) { c["use_bidirectional_attention"] = true; }),
+           "use_bidirectional_attention is true; a model that reads what follows has no cache to go on with");
+
+  d = parse(of_family("GPTNeoXForCausalLM", "gpt_neox"));
+  CHECK_EQ(d.config.num_kv_heads, 8);
+  CHECK_EQ(d.config.rope.dims, 2);
+  CHECK(d.config.parallel_residual);
+  CHECK_FALSE(d.config.qkv_bias);  // it is switched off in this file
+
+  const J mixtral = of_family("MixtralForCausalLM", "mixtral"),
+          moe = of_family("Qwen3MoeForCausalLM", "qwen3_moe");
+  d = parse(mixtral);
+  CHECK_EQ(d.config.mixture.experts, 8);
+  CHECK_EQ(d.config.mixture.chosen, 2);
+  CHECK_EQ(d.config.mixture.width, 128);
+  CHECK_EQ(refused(mixtral, [](J& c) { c["num_experts_per_tok"] = 9; }),
+           "num_experts_per_tok is 9; it must be in 1..8");
+  CHECK_EQ(refused(mixtral, [](J& c) { c["num_local_experts"] = 1 << 20; }),
+           "num_local_experts is 1048576; it must be in 1..65536");
+  d = parse(moe, [](J& c) { c["mlp_only_layers"] = {2}, c["num_experts"] = 16; });
+  CHECK_EQ(d.config.mixture.layers, std::vector<bool>{true, true, false});
+  CHECK_EQ(d.config.mixture.experts, 16);
+  CHECK_EQ(refused(moe, [](J& c) { c["mlp_only_layers"] = {3}; }),
+           "mlp_only_layers is [3]; it must be a list of layers in 0..2");
+  CHECK_EQ(refused(moe, [](J& c) { c["decoder_sparse_step"] = 0; }),
+           "decoder_sparse_step is 0; it must be positive");
+}
+
 TEST_CASE("config.json: other architectures and features are refused, saying what is supported") {
   const std::string supported =
       "supported model types are llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, gemma2, gemma3_text, gpt_neox, granite, "
       "olmo2, phi3 and smollm3";
   CHECK_EQ(refused(of_family("GPT2LMHeadModel", "gpt2"), {}),
            "architecture is 'GPT2LMHeadModel' (model_type 'gpt2'), which is not supported; " + supported);
+  CHECK_EQ(refused(of_family("DeepseekV3ForCausalLM", "deepseek_v3"), {}),
+           "architecture is 'DeepseekV3ForCausalLM' (model_type 'deepseek_v3'), which is not supported; " +
+               supported);
   CHECK_EQ(refused(of_family("LlamaForCausalLM", "mistral"), {}),
            "architecture is 'LlamaForCausalLM' (model_type 'mistral'), which is not supported; " + supported);
   CHECK_EQ(
       refused(of_family("Qwen2MoeForCausalLM", "qwen2_moe"), {}),
       "architecture is 'Qwen2MoeForCausalLM' (model_type 'qwen2_moe'), which is not supported; " + supported);
-  CHECK_EQ(refused(llama(), [](J& c) { c.erase("architectures"), c["model_type"] = "gemma2"; }),
-           "architecture is '' (model_type 'gemma2'), which is not supported; " + supported);
+  CHECK_EQ(refused(llama(), [](J& c) { c.erase("architectures"), c["model_type"] = "gemma"; }),
+           "architecture is '' (model_type 'gemma'), which is not supported; " + supported);
   CHECK_EQ(refused(llama(), [](J& c) { c.erase("architectures"), c.erase("model_type"); }),
            "neither architectures nor model_type is there; one must be, and " + supported);
   CHECK_EQ(refused(llama(), [](J& c) { c["architectures"] = "LlamaForCausalLM"; }),

@@ -106,6 +106,81 @@ TEST_CASE("RMS norm: as computed in double, of rows of any length") {
   }
 }
 
+TEST_CASE("layer norm: as computed in double, of rows of any length and far from 0") {
+  Rng rng(26);
+  for (const size_t n : {1, 2, 15, 16, 17, 31, 33, 127, 1000, 4096})
+    for (const double mean : {0.0, 3.0, -1000.0}) {
+      CAPTURE(n);
+      std::vector<float> x = normals(n, rng);
+      for (float& value : x) value = static_cast<float>(value + mean);
+      const std::vector<float> weight = normals(n, rng), bias = normals(n, rng);
+      std::vector<float> y(n);
+      layer_norm(x, weight, bias, 1e-5, y);
+      double sum = 0, squares = 0;
+      for (const float value : x) sum += value;
+      for (const float value : x) squares += std::pow(value - sum / double(n), 2);
+      const double deviation = std::sqrt(squares / double(n) + 1e-5);
+      for (size_t i = 0; i < n; ++i) {
+        const double expected = (x[i] - sum / double(n)) / deviation * weight[i] + bias[i];
+        // Roundings of the product and the sum, and that of the mean.
+        const double allowed = 3e-7 * (std::abs(expected) + std::abs(bias[i])) +
+                               6e-8 * std::abs(mean) / deviation * std::abs(weight[i]) + 1e-9;
+        CHECK_LE(std::abs(y[i] - expected), allowed);
+      }
+      std::vector<float> in_place = x;
+      layer_norm(in_place, weight, bias, 1e-5, in_place);
+      CHECK(same_bytes(in_place, y));
+    }
+}
+
+TEST_CASE("activations: as computed in double, with and without a factor") {
+  std::vector<float> x, up;
+  for (int i = -6000; i <= 6000; ++i) x.push_back(static_cast<float>(i) / 500), up.push_back(1.5f - x.back());
+  const auto gelu = [](double v) { return 0.5 * v * std::erfc(-v / std::sqrt(2.0)); };
+  const auto gelu_tanh = [](double v) {
+    return v / (1 + std::exp(-2 * std::sqrt(2 / std::acos(-1.0)) * (v + 0.044715 * v * v * v)));
+  };
+  const auto silu = [](double v) { return v / (1 + std::exp(-v)); };
+  const auto check = [&](Activation activation, const auto& exact) {
+    std::vector<float> alone = x, times = x;
+    activate(activation, alone, {});
+    activate(activation, times, up);
+    for (size_t i = 0; i < x.size(); ++i) {
+      const double expected = exact(double(x[i]));
+      // A rounding of an exponential's argument counts as often as that is large.
+      const double argument = expected == 0 ? 0 : std::abs(std::log(std::abs(expected / double(x[i]))));
+      const double allowed = 2e-7 * (2 + argument) * std::abs(expected) + 1e-30;
+      CHECK_LE(std::abs(alone[i] - expected), allowed);
+      CHECK_LE(std::abs(times[i] - expected * up[i]), allowed * std::abs(up[i]) + 1e-30);
+    }
+  };
+  check(Activation::silu, silu);
+  check(Activation::gelu, gelu);
+  check(Activation::gelu_tanh, gelu_tanh);
+}
+
+TEST_CASE("soft caps: cap * tanh(x / cap), small values keep their digits, large ones stop") {
+  double worst = 0;
+  for (int binade = -30; binade <= 8; ++binade)
+    for (const float sign : {-1.0f, 1.0f}) {
+      std::vector<float> x;
+      for (int i = 0; i < 3000; ++i) x.push_back(sign * std::ldexp(1 + static_cast<float>(i) / 3000, binade));
+      std::vector<float> y = x;
+      soft_cap(y, 5);
+      for (size_t i = 0; i < x.size(); ++i)
+        worst = std::max(worst, relative_error(y[i], 5 * std::tanh(double(x[i]) / 5)));
+    }
+  CHECK_LE(worst, 4e-7);
+  MESSAGE("largest relative error ", worst);
+  std::vector<float> special = {0.0f, kInfinity, -kInfinity, kNan, 1e30f};
+  soft_cap(special, 5);
+  CHECK_EQ(special[0], 0.0f);
+  CHECK_EQ(special[1], 5.0f);
+  CHECK_EQ(special[2], -5.0f);
+  CHECK(std::isnan(special[3]));
+  CHECK_EQ(special[4], 5.0f);
+}
+
 TEST_CASE("softmax by blocks: weights and sum as of the whole row in double, wherever it is cut and masked") {
   Rng rng(22);
   for (const size_t blocks : {1, 2, 5})
@@ -170,7 +245,14 @@ TEST_CASE("row operations give the same bits with every instruction set, at any 
         const std::span<float> part = std::span(row).subspan(shift);
         if (n > 0) rms_norm(part, weight, 1e-5, part);
         keep(row);
+        row = x;
+        if (n > 0) layer_norm(part, weight, weight, 1e-5, part);
+        keep(row);
         row = x, silu_times(part, weight), keep(row);
+        row = x, activate(Activation::gelu_tanh, part, weight), keep(row);
+        row = x, activate(Activation::gelu_tanh, part, {}), keep(row);
+        row = x, activate(Activation::gelu, part, weight), keep(row);
+        row = x, soft_cap(part, 3), keep(row);
         row = x;
         for (float& value : row) value = -std::abs(value);
         exp_nonpositive(part), keep(row);

@@ -237,6 +237,48 @@ TEST_CASE("forward pass: an error of the sink ends the run, progress counts to t
   CHECK_EQ(reports.back(), 40);
 }
 
+TEST_CASE("models: what Llama's family has not is found, each part alone") {
+  const ModelConfig plain = test::make_config(2, 16, 24, 4, 2, 8);
+  CHECK_EQ(beyond_llama(plain), "");
+  ModelConfig all = plain;
+  test::switch_all_on(all);
+  CHECK_EQ(beyond_llama(all), "");
+  using Change = std::function<void(ModelConfig&)>;
+  const Change changes[] = {
+      [](ModelConfig& c) {
+        c.layer_rope = {LayerRope::usual, LayerRope::none};
+      },
+      [](ModelConfig& c) {
+        c.layer_rope = {LayerRope::local, LayerRope::usual};
+      },
+      [](ModelConfig& c) { c.rope.dims = 4; },
+      [](ModelConfig& c) { c.rope.scaling.kind = RopeScaling::Kind::longrope; },
+      [](ModelConfig& c) { c.rope.scaling.kind = RopeScaling::Kind::yarn; },
+      [](ModelConfig& c) { c.norm = NormKind::layer; },
+      [](ModelConfig& c) { c.qk_norm = QkNorm::whole; },
+      [](ModelConfig& c) { c.names.attention_norm = ""; },
+      [](ModelConfig& c) { c.names.mlp_norm = ""; },
+      [](ModelConfig& c) { c.names.attention_out_norm = "norm"; },
+      [](ModelConfig& c) { c.names.mlp_out_norm = "norm"; },
+      [](ModelConfig& c) { c.gated_mlp = false; },
+      [](ModelConfig& c) { c.activation = Activation::gelu; },
+      [](ModelConfig& c) { c.activation = Activation::gelu_tanh; },
+      [](ModelConfig& c) { c.mixture.experts = 2; },
+      [](ModelConfig& c) { c.parallel_residual = true; },
+      [](ModelConfig& c) { c.embedding_scale = 2; },
+      [](ModelConfig& c) { c.attention_scale = 1; },
+      [](ModelConfig& c) { c.residual_scale = 0.5; },
+      [](ModelConfig& c) { c.logit_scale = 0.5; },
+      [](ModelConfig& c) { c.attention_softcap = 50; },
+      [](ModelConfig& c) { c.logit_softcap = 30; },
+  };
+  for (const Change& change : changes) {
+    ModelConfig config = plain;
+    change(config);
+    CHECK_NE(beyond_llama(config), "");
+  }
+}
+
 TEST_CASE("memory of a prefill: grows with what it depends on, and inverts") {
   const ModelConfig config = test::make_config(30, 4096, 14336, 32, 8, 128);
   PrefillOptions options;
