@@ -23,7 +23,7 @@ struct ModelInfo {
   int num_kv_heads = 0;
   int head_dim = 0;
   double rope_theta = 0;                ///< 0 = unknown
-  std::string rope_scaling;             ///< JSON as in config.json; empty = none
+  std::string rope_scaling;             ///< JSON, see FORMAT.md; empty = none
   std::string key_state = "post-rope";  ///< "post-rope" or "pre-rope"
   std::string source;  ///< where the cache came from: digest of the weights, files of the text
 

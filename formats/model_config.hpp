@@ -10,16 +10,15 @@ namespace kvcodec {
 
 struct ModelDescription {
   ModelConfig config;
-  std::string rope_scaling;  ///< the scaling's JSON as config.json has it, on one line; empty = none (as
-                             ///< ModelInfo wants it)
+  std::string
+      rope_scaling;  ///< what FORMAT.md calls so, on one line; empty = nothing (as ModelInfo wants it)
   DType dtype = DType::f32;  ///< what the weights are said to be stored in; f32 if nothing is said
 };
 
 /// Reads and checks directory + "/config.json". What is absent has the default that transformers gives it;
 /// sizes that the checkpoint's tensors contradict are found when those are loaded. Throws Error(bad_input),
-/// the file's name first, for a model that is none of Llama, Mistral, Qwen2, Qwen3, for what these families
-/// can be told but this program does not compute (rope scaling other than linear and llama3, activations
-/// other than silu, quantized weights …), and for values that do not fit together.
+/// the file's name first, for a model of none of the families (formats/families/), for what these can be told
+/// but this program does not compute (other rope scalings and activations, quantized weights …), and for values that do not fit together.
 ModelDescription read_model_config(const std::string& directory);
 
 /// The same from the text of a config.json; file: its name for messages.
