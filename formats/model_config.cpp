@@ -176,12 +176,20 @@ DType dtype_of(const JsonFields& fields) {
   throw bad_input("torch_dtype is '{}'; supported are float32, float16 and bfloat16", printable(name));
 }
 
+void refuse_quantized(const JsonFields& fields) {
+  const nlohmann::json* object = fields.find("quantization_config");
+  if (!object) return;
+  std::string method = "something";
+  if (object->is_object()) method = JsonFields(*object).get_string("quant_method").value_or(method);
+  throw bad_input("quantization_config says {}; weights must be float32, float16 or bfloat16",
+                  printable(method));
+}
+
 ModelDescription describe(const JsonFields& fields) {
   ModelDescription description;
   ModelConfig& config = description.config;
   const Family& family = family_of(fields);
-  if (fields.find("quantization_config"))
-    throw bad_input("quantization_config is set; weights must be float32, float16 or bfloat16");
+  refuse_quantized(fields);
   config.family = family.model_type;
   config.activation = activation_of(family, fields);
   config.num_layers = need_size(fields, "num_hidden_layers");

@@ -69,7 +69,8 @@ Visible visible_from(size_t position, int64_t window) {
 
 class TileAttention {
  public:
-  TileAttention(const ModelConfig& config, int64_t window, const Tile& tile, float* scratch)
+  TileAttention(const ModelConfig& config, int64_t window, std::span<const float> sinks, const Tile& tile,
+                float* scratch)
       : window_(window),
         cap_(static_cast<float>(config.attention_softcap)),
         tile_(tile),
@@ -79,7 +80,10 @@ class TileAttention {
         query_(scratch, rows_, dim_),
         sum_(scratch + rows_ * dim_, rows_, dim_),
         scores_(scratch + 2 * rows_ * dim_, rows_, kKeyBlock),
-        states_(rows_) {}
+        states_(rows_) {
+    for (size_t row = 0; row < rows_ && !sinks.empty(); ++row)
+      states_[row] = {sinks[tile.kv_head * group_ + row % group_], 1};
+  }
 
   /// query, out: rows of the tile's tokens, all heads. key, value: rows of the document.
   void run(MatrixView<const float> query, MatrixView<const float> key, MatrixView<const float> value,
@@ -91,7 +95,7 @@ class TileAttention {
       const size_t width = std::min(kKeyBlock, end - block);
       const MatrixView<float> scores(scores_.data(), rows_, width, kKeyBlock);
       gemm(1, query_, Transpose::no, head_of(key, block, width), Transpose::yes, 0, scores);
-      for (size_t row = 0; row < rows_; ++row) weigh(row, block, width);
+      for (size_t row = 0; row < rows_; ++row) weigh(row, block, width, block == seen);
       gemm(1, scores, Transpose::no, head_of(value, block, width), Transpose::no, block == seen ? 0.0f : 1.0f,
            sum_);
     }
@@ -114,8 +118,9 @@ class TileAttention {
     }
   }
 
-  /// Masks one row of scores, turns it into weights, and scales the row's sum so far.
-  void weigh(size_t row, size_t block, size_t width) {
+  /// Masks one row of scores, turns it into weights, and scales the row's sum so far; before the first block there is
+  /// none.
+  void weigh(size_t row, size_t block, size_t width, bool first) {
     constexpr float kMasked = -std::numeric_limits<float>::infinity();
     const Visible visible = visible_from(tile_.position + row / group_, window_);
     const size_t begin = std::clamp(visible.begin, block, block + width) - block;
@@ -129,7 +134,6 @@ class TileAttention {
     if (cap_ > 0) soft_cap(scores.subspan(begin, end - begin), cap_);
     std::fill(scores.begin(), scores.begin() + static_cast<std::ptrdiff_t>(begin), kMasked);
     std::fill(scores.begin() + static_cast<std::ptrdiff_t>(end), scores.end(), kMasked);
-    const bool first = states_[row].sum == 0;  // nothing weighted yet
     const float factor = softmax_block(scores, states_[row]);
     if (!first && factor != 1) scale(sum_.row(row), factor);
   }
@@ -159,14 +163,15 @@ size_t attention_scratch_floats(const ModelConfig& config) {
   return rows * (2 * static_cast<size_t>(config.head_dim) + kKeyBlock);
 }
 
-void causal_attention(const ModelConfig& config, int64_t window, std::span<const DocumentPlace> documents,
-                      size_t first, MatrixView<const float> query, MatrixView<const float> key,
-                      MatrixView<const float> value, MatrixView<float> out, WorkerScratch& scratch) {
+void causal_attention(const ModelConfig& config, int64_t window, std::span<const float> sinks,
+                      std::span<const DocumentPlace> documents, size_t first, MatrixView<const float> query,
+                      MatrixView<const float> key, MatrixView<const float> value, MatrixView<float> out,
+                      WorkerScratch& scratch) {
   const std::vector<Tile> tiles = cut_in_tiles(config, documents, first, query.rows());
   parallel_for(tiles.size(), 1, [&](size_t begin, size_t, int worker) {
     const Tile& tile = tiles[begin];
     const size_t row = tile.row - first, seen = tile.position + tile.tokens;
-    TileAttention(config, window, tile, scratch.get(worker, attention_scratch_floats(config)))
+    TileAttention(config, window, sinks, tile, scratch.get(worker, attention_scratch_floats(config)))
         .run(query.rows(row, tile.tokens), key.rows(tile.key_first, seen), value.rows(tile.key_first, seen),
              out.rows(row, tile.tokens));
   });

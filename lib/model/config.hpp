@@ -63,7 +63,12 @@ enum class QkNorm : uint8_t {
   whole,  ///< all heads together
 };
 
-enum class Activation : uint8_t { silu, gelu, gelu_tanh };
+enum class Activation : uint8_t {
+  silu,
+  gelu,
+  gelu_tanh,
+  clamped_swiglu,  ///< of a gate and what it gates (gpt-oss; lib/model/row_ops.hpp)
+};
 
 /// A mixture of experts in the place of the MLP.
 struct Mixture {
@@ -71,6 +76,7 @@ struct Mixture {
   int chosen = 0;          ///< experts per token: those with the largest probabilities
   int width = 0;           ///< intermediate size of each
   bool normalised = true;  ///< the chosen ones' probabilities are divided by their sum
+  bool biases = false;     ///< on the router and the experts' projections
   /// Which layers have one, the others an MLP. One per layer if there are experts.
   std::vector<bool> layers = {};
 };

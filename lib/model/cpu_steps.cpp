@@ -187,8 +187,9 @@ class CpuSteps final : public PrefillSteps {
     if (plan_.options->attention)
       attend_otherwise(index, first, count, attended);
     else
-      causal_attention(config_, config_.window[as_size(index)], plan_.documents, first,
-                       query_.view().rows(0, count), key_, value_, attended, scratch_);
+      causal_attention(config_, config_.window[as_size(index)], weights_.layers[as_size(index)].sinks,
+                       plan_.documents, first, query_.view().rows(0, count), key_, value_, attended,
+                       scratch_);
   }
 
   void attend_otherwise(int index, size_t first, size_t count, MatrixView<float> attended) {

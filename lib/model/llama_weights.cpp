@@ -46,6 +46,8 @@ class Loader {
       layer.query_norm = norm(at, names_.query_norm, whole ? config_.query_width() : config_.head_dim);
       layer.key_norm = norm(at, names_.key_norm, whole ? config_.key_width() : config_.head_dim);
     }
+    if (!names_.sinks.empty())
+      layer.sinks = vector(fmt::format("{}{}", at, names_.sinks), config_.num_q_heads);
     if (config_.has_mixture(index))
       load_experts(at, layer);
     else
@@ -115,12 +117,48 @@ class Loader {
 
   void load_experts(const std::string& at, LlamaLayer& layer) const {
     const int hidden = config_.hidden_size, width = config_.mixture.width;
-    layer.router = linear(at, names_.router, config_.mixture.experts, hidden, false);
+    const bool biases = config_.mixture.biases;
+    layer.router = linear(at, names_.router, config_.mixture.experts, hidden, biases);
+    if (!names_.stacked_gate_up.empty()) return load_stacked_experts(at, layer);
     for (int i = 0; i < config_.mixture.experts; ++i) {
       const std::string expert = fmt::format("{}{}.{}.", at, names_.experts, i);
-      layer.experts.push_back({linear(expert, names_.expert_gate, width, hidden, false),
-                               linear(expert, names_.expert_up, width, hidden, false),
-                               linear(expert, names_.expert_down, hidden, width, false)});
+      layer.experts.push_back({linear(expert, names_.expert_gate, width, hidden, biases),
+                               linear(expert, names_.expert_up, width, hidden, biases),
+                               linear(expert, names_.expert_down, hidden, width, biases)});
+    }
+  }
+
+  void load_stacked_experts(const std::string& at, LlamaLayer& layer) const {
+    const uint64_t experts = as_size(config_.mixture.experts), hidden = as_size(config_.hidden_size),
+                   width = as_size(config_.mixture.width);
+    const auto name = [&](std::string_view tail) {
+      return fmt::format("{}{}{}.{}", prefix_, at, names_.experts, tail);
+    };
+    const TensorView& gate_up =
+        get_tensor(source_, name(names_.stacked_gate_up), {experts, hidden, 2 * width});
+    const TensorView& down = get_tensor(source_, name(names_.expert_down), {experts, width, hidden});
+    for (const TensorView* const tensor : {&gate_up, &down})
+      if (is_quantized(tensor->type))
+        throw bad_input("{}: is quantized; float types are supported", tensor->origin);
+    for (uint64_t i = 0; i < experts; ++i) {
+      const uint64_t first = i * hidden * 2 * width;
+      layer.experts.push_back({{matrix_of(gate_up, width, hidden, {first, 2, 2 * width}), {}},
+                               {matrix_of(gate_up, width, hidden, {first + 1, 2, 2 * width}), {}},
+                               {matrix_of(down, hidden, width, {i * width * hidden, 1, hidden}), {}}});
+    }
+    if (!config_.mixture.biases) return;
+    const std::vector<float> inner = read_floats(
+        get_tensor(source_, name(fmt::format("{}_bias", names_.stacked_gate_up)), {experts, 2 * width}));
+    const std::vector<float> outer =
+        read_floats(get_tensor(source_, name(fmt::format("{}_bias", names_.expert_down)), {experts, hidden}));
+    for (uint64_t i = 0; i < experts; ++i) {
+      Mlp& expert = layer.experts[i];
+      for (uint64_t j = 0; j < width; ++j) {
+        expert.gate.bias.push_back(inner[(i * width + j) * 2]);
+        expert.up.bias.push_back(inner[(i * width + j) * 2 + 1]);
+      }
+      const auto own = std::span(outer).subspan(i * hidden, hidden);
+      expert.down.bias.assign(own.begin(), own.end());
     }
   }
 

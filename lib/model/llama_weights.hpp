@@ -43,6 +43,7 @@ struct LlamaLayer {
   Mlp mlp;                   ///< empty in layers with a mixture of experts
   Linear router;             ///< (experts, hidden_size)
   std::vector<Mlp> experts;  ///< empty in layers with an MLP
+  std::vector<float> sinks;  ///< of each query head, a score without a key; empty: none
 };
 
 struct LlamaWeights {

@@ -15,6 +15,7 @@ struct Table {
                      size_t n);
   void (*silu_times)(float* gate, const float* up, size_t n);  ///< up: nullptr = nothing is multiplied
   void (*gelu_tanh_times)(float* gate, const float* up, size_t n);
+  void (*clamped_swiglu)(float* gate, const float* up, size_t n);
   void (*soft_cap)(float* x, float cap, size_t n);
   void (*exp_nonpositive)(float* x, size_t n);
   void (*add_to)(float* x, const float* addend, size_t n);

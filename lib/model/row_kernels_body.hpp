@@ -201,6 +201,21 @@ void gelu_tanh_times(float* gate, const float* up, size_t n) {
                n - i);
 }
 
+KVCODEC_INLINE Floats clamped_swiglu_of(const Floats& gate, const Floats& up) {
+  constexpr float kLimit = 7, kSteepness = 1.702f;
+  const Floats low = gate > kLimit ? broadcast(kLimit) : gate;
+  const Floats below = up > kLimit ? broadcast(kLimit) : up;
+  const Floats clamped = below < -kLimit ? broadcast(-kLimit) : below;
+  return times_logistic(low, low * kSteepness) * (clamped + 1.0f);
+}
+
+void clamped_swiglu(float* gate, const float* up, size_t n) {
+  size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) store(clamped_swiglu_of(load(gate + i), load(up + i)), gate + i);
+  if (i < n)
+    store_tail(clamped_swiglu_of(load_tail(gate + i, n - i), load_tail(up + i, n - i)), gate + i, n - i);
+}
+
 KVCODEC_INLINE Floats tanh_of(const Floats& x) {
   const Floats size = x < 0.0f ? -x : x;
   const Floats e = exp_of_nonpositive(size * -2.0f);
@@ -317,8 +332,9 @@ float softmax_block(float* scores, float* max, float* sum, size_t n) {
 
 #undef KVCODEC_INLINE
 
-constexpr Table kTable = {rms_norm, layer_norm, silu_times,    gelu_tanh_times, soft_cap, exp_nonpositive, add_to,
-                          scale,    turn_pairs, cosines_sines, softmax_block,   sum,      dot};
+constexpr Table kTable = {
+    rms_norm, layer_norm, silu_times, gelu_tanh_times, clamped_swiglu, soft_cap, exp_nonpositive,
+    add_to,   scale,      turn_pairs, cosines_sines,   softmax_block,  sum,      dot};
 
 }  // namespace
 }  // namespace kvcodec::row_kernels

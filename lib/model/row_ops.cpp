@@ -49,6 +49,9 @@ void activate(Activation activation, std::span<float> x, std::span<const float> 
       return kernels().silu_times(x.data(), factors, x.size());
     case Activation::gelu_tanh:
       return kernels().gelu_tanh_times(x.data(), factors, x.size());
+    case Activation::clamped_swiglu:
+      check_same(x.size(), up.size());
+      return kernels().clamped_swiglu(x.data(), up.data(), x.size());
     case Activation::gelu:
       // erfc keeps the digits of small results. The library's function is no vector: the MLPs that use it spend
       // some percent of their time here.

@@ -19,7 +19,8 @@ void layer_norm(std::span<const float> x, std::span<const float> weight, std::sp
 
 /// x = activation(x), times up unless that is empty. silu: see silu_times; gelu (Hendrycks and Gimpel 2016):
 /// x times the normal distribution function, and gelu_tanh its approximation with
-/// 1 / (1 + exp(-2 sqrt(2 / pi) (x + 0.044715 x^3))).
+/// 1 / (1 + exp(-2 sqrt(2 / pi) (x + 0.044715 x^3))). clamped_swiglu needs `up`: with x at most 7 and up within -7..7,
+/// x / (1 + exp(-1.702 x)) * (up + 1).
 void activate(Activation activation, std::span<float> x, std::span<const float> up);
 
 /// x = cap * tanh(x / cap). Relative error at most 4e-7.

@@ -32,6 +32,11 @@ struct TensorNames {
   // Of a mixture of experts: the router, and of each expert, behind "`experts`.N.".
   std::string_view router = "", experts = "";
   std::string_view expert_gate = "", expert_up = "", expert_down = "";
+  /// In the place of the experts' three: two tensors of all of them behind "`experts`.", without ".weight", each matrix
+  /// stored the other way round; in this one, of gate and up, their outputs alternate. Biases are behind "_bias".
+  std::string_view stacked_gate_up = "";
+  std::string_view sinks =
+      "";  ///< scores that every query sees beside those of keys, one per head; no ".weight"
 };
 
 }  // namespace kvcodec

@@ -77,6 +77,23 @@ void read_stored(const TensorView& tensor, uint64_t first, std::span<float> out)
     widen_halves(tensor.type == TensorType::f16 ? DType::f16 : DType::bf16, from, out);
 }
 
+/// Part of a row of a tensor with steps.
+void read_apart(const TensorView& tensor, uint64_t row, uint64_t column, std::span<float> out) {
+  const size_t size = block_of(tensor.type).bytes, step = tensor.column_step * size;
+  const std::byte* from = tensor.bytes.data() + (row * tensor.row_step + column * tensor.column_step) * size;
+  if (tensor.type == TensorType::f32) {
+    for (size_t i = 0; i < out.size(); ++i) std::memcpy(&out[i], from + i * step, sizeof(float));
+    return;
+  }
+  std::array<uint16_t, 512> halves;
+  for (size_t i = 0; i < out.size(); i += halves.size()) {
+    const size_t count = std::min(halves.size(), out.size() - i);
+    for (size_t j = 0; j < count; ++j) std::memcpy(&halves[j], from + (i + j) * step, sizeof(uint16_t));
+    widen(tensor.type == TensorType::f16 ? DType::f16 : DType::bf16, std::span(halves).first(count),
+          out.subspan(i, count));
+  }
+}
+
 /// Where a row of a tensor lies whose rows are not in order.
 uint64_t stored_row(uint64_t row, const TensorView& tensor) {
   if (tensor.run > 0) return row / tensor.run * tensor.apart + row % tensor.run;
@@ -94,7 +111,10 @@ void read_floats(const TensorView& tensor, uint64_t first, std::span<float> out)
   while (!out.empty()) {
     const uint64_t row = first / width, column = first % width;
     const size_t count = std::min<uint64_t>(out.size(), width - column);
-    read_stored(tensor, stored_row(row, tensor) * width + column, out.first(count));
+    if (tensor.column_step > 0)
+      read_apart(tensor, row, column, out.first(count));
+    else
+      read_stored(tensor, stored_row(row, tensor) * width + column, out.first(count));
     first += count, out = out.subspan(count);
   }
 }
@@ -109,6 +129,20 @@ TensorView rows_of(const TensorView& tensor, const RowRuns& rows) {
   view.shape[0] = rows.count;
   view.bytes = tensor.bytes.subspan(rows.first * row_bytes, (end - rows.first) * row_bytes);
   if (last_run > 0) view.run = rows.run, view.apart = rows.apart;
+  return view;
+}
+
+TensorView matrix_of(const TensorView& tensor, uint64_t rows, uint64_t columns, const Strides& strides) {
+  const uint64_t last =
+      checked_add(checked_mul(rows - 1, strides.row_step), checked_mul(columns - 1, strides.column_step));
+  const uint64_t end = checked_add(checked_add(strides.first, last), 1);
+  if (!tensor.rows_in_order() || is_quantized(tensor.type) || end > count_of(tensor))
+    throw failed("{}: a matrix of {} x {} floats is taken from it", tensor.origin, rows, columns);
+  const size_t size = block_of(tensor.type).bytes;
+  TensorView view = tensor;
+  view.shape = {rows, columns};
+  view.bytes = tensor.bytes.subspan(strides.first * size, (end - strides.first) * size);
+  view.row_step = strides.row_step, view.column_step = strides.column_step;
   return view;
 }
 

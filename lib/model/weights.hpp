@@ -22,8 +22,9 @@ namespace kvcodec {
 struct TensorView {
   TensorType type = TensorType::f32;
   std::vector<uint64_t> shape;
-  std::span<const std::byte> bytes;  ///< what the product of the shape takes in the type; more with `apart`
-  std::string origin;                ///< for messages: "file: tensor 'name'"
+  std::span<const std::byte>
+      bytes;           ///< what the product of the shape takes in the type; more with `apart` or steps
+  std::string origin;  ///< for messages: "file: tensor 'name'"
   /// 0: rows lie in their order. Otherwise they come in heads of so many, an even number that divides their
   /// count, and the two halves of a head alternate in memory: rows 0, n/2, 1, n/2 + 1 … of n. llama.cpp keeps
   /// query and key projections so, where it turns neighbours and not halves.
@@ -32,7 +33,11 @@ struct TensorView {
   /// other: the rows of one part of a tensor that holds several, head by head.
   uint64_t run = 0, apart = 0;
 
-  bool rows_in_order() const { return head_rows == 0 && run == 0; }
+  /// 0: the columns of a row lie one behind the other. Otherwise they are so many elements apart, and rows `row_step`:
+  /// a part of a tensor that is stored the other way round. Of float types only.
+  uint64_t column_step = 0, row_step = 0;
+
+  bool rows_in_order() const { return head_rows == 0 && run == 0 && column_step == 0; }
 };
 
 /// Some rows of a tensor: `count` of them, in runs of `run` that begin at row `first` and then every `apart` rows.
@@ -41,6 +46,13 @@ struct RowRuns {
   uint64_t first = 0, count = 0, run = 0, apart = 0;
 };
 TensorView rows_of(const TensorView& tensor, const RowRuns& rows);
+
+/// A matrix in a tensor of floats whose element (row, column) is the tensor's element first + row * row_step + column *
+/// column_step, counted as it lies. They must be there.
+struct Strides {
+  uint64_t first = 0, row_step = 0, column_step = 0;
+};
+TensorView matrix_of(const TensorView& tensor, uint64_t rows, uint64_t columns, const Strides& strides);
 
 /// f32, f16 or bf16 as an element type of weights; throws Error(failed) for others.
 TensorType tensor_type(DType type);

@@ -190,6 +190,8 @@ SelectedAttention::SelectedAttention(const ModelConfig& config, std::vector<Step
     throw usage_error("tokens cannot be selected in models whose layers have sliding windows");
   if (config.attention_softcap > 0)
     throw usage_error("tokens cannot be selected in models that cap the scores of attention");
+  if (!config.names.sinks.empty())
+    throw usage_error("tokens cannot be selected in models with attention sinks");
 }
 
 SelectedAttention::~SelectedAttention() = default;

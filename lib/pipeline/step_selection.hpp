@@ -35,8 +35,8 @@ class SelectedAttention final : public AttentionMethod {
   /// however many it has by the time of a call. What signs make of these, they make at the first call
   /// and keep; so do clusters, which make clusters of later tokens as soon as these fill a batch. A
   /// document's calls for a layer come in the order of its tokens. Throws Error(usage) for selectors that are not among
-  /// kStepSelectors, budgets of 0, and models with sliding windows or
-  /// capped scores.
+  /// kStepSelectors, budgets of 0, and models with sliding windows , capped
+  /// scores or attention sinks.
   /// engine: makes clusters, and chooses by them where many steps see the same ones; may be nullptr. The
   /// tokens are the same.
   SelectedAttention(const ModelConfig& config, std::vector<StepSelection> selections, size_t prefix,

@@ -367,7 +367,7 @@ TEST_CASE("config.json: what each family has besides, and how the kv file says w
 
 TEST_CASE("config.json: other architectures and features are refused, saying what is supported") {
   const std::string supported =
-      "supported model types are llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, gemma2, gemma3_text, gpt_neox, granite, "
+      "supported model types are llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, gemma2, gemma3_text, gpt_neox, gpt_oss, granite, "
       "olmo2, phi3 and smollm3";
   CHECK_EQ(refused(of_family("GPT2LMHeadModel", "gpt2"), {}),
            "architecture is 'GPT2LMHeadModel' (model_type 'gpt2'), which is not supported; " + supported);
@@ -393,7 +393,7 @@ TEST_CASE("config.json: other architectures and features are refused, saying wha
                    [](J& c) {
                      c["quantization_config"] = {{"quant_method", "gptq"}};
                    }),
-           "quantization_config is set; weights must be float32, float16 or bfloat16");
+           "quantization_config says gptq; weights must be float32, float16 or bfloat16");
   CHECK_EQ(refused(llama(), [](J& c) { c["torch_dtype"] = "float8_e4m3fn"; }),
            "torch_dtype is 'float8_e4m3fn'; supported are float32, float16 and bfloat16");
 }

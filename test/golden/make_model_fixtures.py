@@ -35,6 +35,7 @@ FAMILIES = {
     "gemma2": (transformers.Gemma2Config, transformers.Gemma2ForCausalLM),
     "gemma3": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM),
     "gpt_neox": (transformers.GPTNeoXConfig, transformers.GPTNeoXForCausalLM),
+    "gpt_oss": (transformers.GptOssConfig, transformers.GptOssForCausalLM),
     "granite": (transformers.GraniteConfig, transformers.GraniteForCausalLM),
     "olmo2": (transformers.Olmo2Config, transformers.Olmo2ForCausalLM),
     "phi3": (transformers.Phi3Config, transformers.Phi3ForCausalLM),
@@ -137,6 +138,11 @@ CASES = {
     "qwen3_moe-2": ("qwen3_moe", dict(sizes(2, 32, 40, 4, 4, 8), rope_parameters=rope(10000.0), num_experts=7,
                                       num_experts_per_tok=2, moe_intermediate_size=12, decoder_sparse_step=2), "bfloat16",
                     dict(old="rope_type")),
+    "gpt_oss-1": ("gpt_oss", dict(sizes(3, 32, 20, 4, 2, 16), rope_parameters=rope(150000.0, **YARN, truncate=False),
+                                  num_local_experts=5, num_experts_per_tok=2, sliding_window=12), "bfloat16", {}),
+    "gpt_oss-long": ("gpt_oss", dict(sizes(2, 16, 12, 2, 1, 8), rope_parameters=rope(150000.0, **YARN), num_local_experts=3,
+                                     num_experts_per_tok=1, sliding_window=300), "bfloat16",
+                     dict(old="rope_type", lengths=[1100, 3])),
 }
 VOCABULARY = 64
 
@@ -146,14 +152,15 @@ def randomise(model, generator):
     with torch.no_grad():
         for name, weight in model.named_parameters():
             noise = torch.randn(weight.shape, generator=generator)
-            if name.endswith("bias"):
+            if name.endswith(("bias", "sinks")):
                 weight.copy_(0.3 * noise)
             elif "norm" in name:
                 weight.copy_(weight.mean().round() + 0.3 * noise)  # around 1, or 0 where the model adds 1
             elif "embed" in name and "embed_out" not in name:
                 weight.copy_(noise)
             else:
-                weight.copy_(1.2 * noise / weight.shape[-1] ** 0.5)
+                inputs = 1 if weight.dim() == 3 and model.config.model_type == "gpt_oss" else -1
+                weight.copy_((3 if inputs == 1 else 1.2) * noise / weight.shape[inputs] ** 0.5)
 
 
 def make_old(folder, type_key):
@@ -177,7 +184,7 @@ def make_old(folder, type_key):
     config["torch_dtype"] = config.pop("dtype")
     config.pop("layer_types", None)
     if config.get("head_dim") == config["hidden_size"] // config["num_attention_heads"] and config["model_type"] not in (
-            "qwen3", "gemma2", "gemma3_text"):
+            "qwen3", "gpt_oss", "gemma2", "gemma3_text"):
         del config["head_dim"]
     if config["num_key_value_heads"] == config["num_attention_heads"] and config["model_type"] == "llama":
         del config["num_key_value_heads"]

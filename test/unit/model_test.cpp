@@ -271,6 +271,7 @@ TEST_CASE("models: what Llama's family has not is found, each part alone") {
       [](ModelConfig& c) { c.logit_scale = 0.5; },
       [](ModelConfig& c) { c.attention_softcap = 50; },
       [](ModelConfig& c) { c.logit_softcap = 30; },
+      [](ModelConfig& c) { c.names.sinks = "sinks"; },
   };
   for (const Change& change : changes) {
     ModelConfig config = plain;
