@@ -117,6 +117,9 @@ void check(const ModelConfig& config) {
                  config.num_layers);
   check_scales(config);
   check_mixture(config);
+  // Otherwise the MLP would read the hidden states in place, while attention is added to them.
+  if (config.parallel_residual && config.names.mlp_norm.empty())
+    throw failed("a model with attention and MLP side by side has no norm before its MLP");
   if (config.window.size() != static_cast<size_t>(config.num_layers))
     throw bad_input("{} layers have a window size; there are {} layers", config.window.size(),
                     config.num_layers);

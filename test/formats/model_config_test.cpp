@@ -356,6 +356,26 @@ TEST_CASE("config.json: what each family has besides, and how the kv file says w
            "num_experts_per_tok is 9; it must be in 1..8");
   CHECK_EQ(refused(mixtral, [](J& c) { c["num_local_experts"] = 1 << 20; }),
            "num_local_experts is 1048576; it must be in 1..65536");
+  const auto gpt_oss = [](const Change& change) {
+    J config = of_family("GptOssForCausalLM", "gpt_oss");
+    config["rope_scaling"] = {{"rope_type", "yarn"}, {"factor", 32.0}, {"truncate", false}};
+    change(config);
+    return config;
+  };
+  d = parse(gpt_oss([](J&) {}));
+  CHECK_EQ(d.config.window, std::vector<int64_t>{128, 0, 128});
+  CHECK_EQ(d.config.mixture.experts, 128);
+  CHECK_FALSE(d.config.rope.scaling.whole_bounds);
+  CHECK_EQ(refused(gpt_oss([](J& c) { c["swiglu_limit"] = 5; }), {}),
+           "swiglu_limit is 5; only 7 is supported");
+  CHECK_EQ(refused(gpt_oss([](J& c) { c["rope_scaling"] = nullptr; }), {}),
+           "rope_scaling is missing; gpt_oss models have it");
+  CHECK_EQ(refused(gpt_oss([](J& c) {
+                     c["quantization_config"] = {{"quant_method", "mxfp4"}};
+                   }),
+                   {}),
+           "quantization_config says mxfp4; weights must be float32, float16 or bfloat16");
+
   d = parse(moe, [](J& c) { c["mlp_only_layers"] = {2}, c["num_experts"] = 16; });
   CHECK_EQ(d.config.mixture.layers, std::vector<bool>{true, true, false});
   CHECK_EQ(d.config.mixture.experts, 16);

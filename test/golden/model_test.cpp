@@ -176,8 +176,8 @@ TEST_CASE("forward pass: keys, values, queries and logits are those of transform
 
 TEST_CASE("forward pass: chunks, packing and stopping early change nothing but rounding") {
   constexpr double kAllowed = 1e-5;
-  for (const std::string name :
-       {"llama-long", "mistral-long", "mistral-4", "qwen2-8", "qwen3-2", "smollm3-1", "phi3-2"}) {
+  for (const std::string name : {"llama-long", "mistral-long", "mistral-4", "qwen2-8", "qwen3-2", "smollm3-1",
+                                 "phi3-2", "gemma2-1", "gpt_neox-1", "mixtral-1", "gpt_oss-long"}) {
     CAPTURE(name);
     const Model model(folder_of(name));
     const Documents documents = read_documents(folder_of(name));
@@ -235,7 +235,8 @@ TEST_CASE("forward pass: empty documents and empty batches") {
 }
 
 TEST_CASE("forward pass: the same bytes for any number of threads and any instruction set") {
-  for (const std::string name : {"llama-4", "mistral-long", "qwen3-4", "granite-1"}) {
+  for (const std::string name :
+       {"llama-4", "mistral-long", "qwen3-4", "granite-1", "gpt_oss-1", "gemma2-1"}) {
     CAPTURE(name);
     const Model model(folder_of(name));
     const Documents documents = read_documents(folder_of(name));

@@ -517,6 +517,24 @@ TEST_CASE("closed loop: clusters of steps that come one by one are those of step
   CHECK(of_all.batches == of_each.batches);
 }
 
+TEST_CASE("selected attention: models whose scores it would not compute are refused") {
+  const std::vector<StepSelection> selections = {{.by = SelectBy::oracle, .budget = 5}};
+  const ModelConfig plain = test::small_config(2);
+  CHECK_NOTHROW(SelectedAttention(plain, selections, 0));
+  ModelConfig config = plain;
+  config.window[1] = 20;
+  CHECK_THROWS_WITH(SelectedAttention(config, selections, 0),
+                    "tokens cannot be selected in models whose layers have sliding windows");
+  config = plain;
+  config.attention_softcap = 50;
+  CHECK_THROWS_WITH(SelectedAttention(config, selections, 0),
+                    "tokens cannot be selected in models that cap the scores of attention");
+  config = plain;
+  config.names.sinks = "self_attn.sinks";
+  CHECK_THROWS_WITH(SelectedAttention(config, selections, 0),
+                    "tokens cannot be selected in models with attention sinks");
+}
+
 TEST_CASE("closed loop: documents without a token to judge are refused") {
   Bench bench;
   for (const size_t prefix : {0, 68, 69, 70}) {

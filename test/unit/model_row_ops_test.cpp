@@ -159,6 +159,20 @@ TEST_CASE("activations: as computed in double, with and without a factor") {
   check(Activation::gelu_tanh, gelu_tanh);
 }
 
+TEST_CASE("clamped gates: as computed in double, and bounded on both sides") {
+  std::vector<float> x, up;
+  for (int i = -1000; i <= 1000; ++i)
+    x.push_back(static_cast<float>(i) / 50), up.push_back(x.back() * -0.7f + 0.3f);
+  std::vector<float> y = x;
+  activate(Activation::clamped_swiglu, y, up);
+  for (size_t i = 0; i < x.size(); ++i) {
+    const double gate = std::min(double(x[i]), 7.0), other = std::clamp(double(up[i]), -7.0, 7.0) + 1;
+    const double expected = gate / (1 + std::exp(-double(1.702f) * gate)) * other;
+    CHECK_LE(std::abs(y[i] - expected), 8e-6 * std::abs(expected) + 1e-6 * std::abs(gate) * 1e-6);
+  }
+  CHECK_THROWS_AS(activate(Activation::clamped_swiglu, y, {}), Error);
+}
+
 TEST_CASE("soft caps: cap * tanh(x / cap), small values keep their digits, large ones stop") {
   double worst = 0;
   for (int binade = -30; binade <= 8; ++binade)
@@ -252,6 +266,7 @@ TEST_CASE("row operations give the same bits with every instruction set, at any 
         row = x, activate(Activation::gelu_tanh, part, weight), keep(row);
         row = x, activate(Activation::gelu_tanh, part, {}), keep(row);
         row = x, activate(Activation::gelu, part, weight), keep(row);
+        row = x, activate(Activation::clamped_swiglu, part, weight), keep(row);
         row = x, soft_cap(part, 3), keep(row);
         row = x;
         for (float& value : row) value = -std::abs(value);

@@ -237,6 +237,42 @@ TEST_CASE("forward pass: an error of the sink ends the run, progress counts to t
   CHECK_EQ(reports.back(), 40);
 }
 
+TEST_CASE("weights: rows in runs and matrices that are stored the other way round") {
+  Rng rng(37);
+  for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
+    CAPTURE(name_of(type));
+    std::vector<float> values(2 * 12 * 6);
+    for (float& value : values) value = static_cast<float>(rng.normal());
+    WeightsInMemory weights;
+    weights.add("w", type, {24, 6}, values);
+    weights.add("stacked", type, {2, 12, 6}, values);
+    const TensorView &whole = *weights.find("w"), &stacked = *weights.find("stacked");
+    values = read_floats(whole);
+
+    const TensorView runs = rows_of(whole, {2, 9, 3, 7});  // rows 2 3 4, 9 10 11, 16 17 18
+    CHECK_EQ(runs.shape, std::vector<uint64_t>{9, 6});
+    const std::vector<float> found = read_floats(runs);
+    const size_t rows[] = {2, 3, 4, 9, 10, 11, 16, 17, 18};
+    for (size_t i = 0; i < 9; ++i)
+      for (size_t j = 0; j < 6; ++j) CHECK_EQ(found[i * 6 + j], values[rows[i] * 6 + j]);
+    CHECK(rows_of(whole, {5, 4, 4, 4}).rows_in_order());
+    CHECK_THROWS_AS(rows_of(whole, {2, 9, 3, 11}), Error);
+    CHECK_THROWS_AS(rows_of(runs, {0, 1, 1, 1}), Error);
+
+    // Of the second of two (12, 6) matrices: the odd columns as rows.
+    const TensorView turned = matrix_of(stacked, 3, 12, {72 + 1, 2, 6});
+    CHECK_FALSE(turned.rows_in_order());
+    CHECK_EQ(floats_in_place(turned), nullptr);
+    std::vector<float> part(20);
+    read_floats(turned, 7, part);
+    for (size_t i = 0; i < part.size(); ++i) {
+      const size_t row = (7 + i) / 12, column = (7 + i) % 12;
+      CHECK_EQ(part[i], values[72 + 1 + row * 2 + column * 6]);
+    }
+    CHECK_THROWS_AS(matrix_of(stacked, 3, 12, {72 + 2, 2, 6}), Error);
+  }
+}
+
 TEST_CASE("models: what Llama's family has not is found, each part alone") {
   const ModelConfig plain = test::make_config(2, 16, 24, 4, 2, 8);
   CHECK_EQ(beyond_llama(plain), "");
