@@ -159,6 +159,10 @@ std::string rope_description(const ModelConfig& config, const nlohmann::json* ob
     text["attention_factor"] = scaling.attention_factor;
     text["factor"] = scaling.factor;
   }
+  if (scaling.kind == Kind::yarn) {
+    text["beta_fast"] = scaling.fast_turns, text["beta_slow"] = scaling.slow_turns;
+    text["truncate"] = scaling.whole_bounds;
+  }
   if (config.rope.dims > 0) text["rotary_dims"] = config.rope.dims;
   if (const auto none = layers_with(config, LayerRope::none); !none.empty())
     text["layers_without_rope"] = none;

@@ -250,6 +250,7 @@ TEST_CASE("config.json: yarn and longrope, with what the reference makes of what
   CHECK(scaling.attention_factor == doctest::Approx(1 + 0.1 * std::log(4)));
   CHECK_EQ(nlohmann::json::parse(d.rope_scaling).at("attention_factor"), scaling.attention_factor);
   CHECK_EQ(nlohmann::json::parse(d.rope_scaling).at("original_max_position_embeddings"), 2048);
+  CHECK_EQ(nlohmann::json::parse(d.rope_scaling).at("beta_fast"), 32);
 
   J longrope = {{"type", "su"}, {"short_factor", {1, 1, 1, 1.5}}, {"long_factor", {2, 3, 4, 5}}};
   const auto phi = [&](const Change& change) {

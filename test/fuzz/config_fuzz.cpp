@@ -14,7 +14,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     check(config);
     fuzz::require(config.num_q_heads % config.num_kv_heads == 0 && config.group_size() > 0);
     fuzz::require(config.window.size() == static_cast<size_t>(config.num_layers));
-    fuzz::require(rope_frequencies(config.rope, config.head_dim).size() == static_cast<size_t>(turned_dims(config.rope, config.head_dim)) / 2);
+    fuzz::require(rope_frequencies(config.rope, config.head_dim).size() ==
+                  static_cast<size_t>(turned_dims(config.rope, config.head_dim)) / 2);
   });
   return 0;
 }
