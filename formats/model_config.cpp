@@ -6,6 +6,7 @@
 
 #include "formats/families/family.hpp"
 #include "formats/json_file.hpp"
+#include "formats/rope_description.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec {
@@ -95,7 +96,7 @@ void read_rope(const Family& family, Reading& reading) {
       if (value.is_object())
         throw bad_input("rope_parameters differ by layer type ('{}'); one set for all layers is supported",
                         printable(name));
-  config.rope = families::rope_of(reading, object, theta);
+  config.rope = families::rope_of(reading.fields, object, theta);
   std::optional<JsonFields> rope;
   if (object) rope.emplace(*object);
   config.rope.dims = turned_dims_of(family, reading.fields, rope ? &*rope : nullptr, config.head_dim);
@@ -138,37 +139,6 @@ Activation activation_of(const Family& family, const JsonFields& fields) {
   if (*name == "gelu_pytorch_tanh" || *name == "gelu_new") return Activation::gelu_tanh;
   throw bad_input("{} is '{}'; supported are 'silu', 'gelu' and 'gelu_pytorch_tanh'", family.activation_field,
                   printable(*name));
-}
-
-/// Layers whose rotary embedding is of that kind.
-std::vector<int> layers_with(const ModelConfig& config, LayerRope kind) {
-  std::vector<int> layers;
-  for (int layer = 0; layer < config.num_layers; ++layer)
-    if (config.rope_of(layer) == kind) layers.push_back(layer);
-  return layers;
-}
-
-/// What FORMAT.md calls rope_scaling: config.json's object, and all that was done and does not stand there.
-std::string rope_description(const ModelConfig& config, const nlohmann::json* object) {
-  using Kind = RopeScaling::Kind;
-  const RopeScaling& scaling = config.rope.scaling;
-  nlohmann::json text = nlohmann::json::object();
-  if (object && scaling.kind != Kind::none) text = *object;
-  if (scaling.kind == Kind::yarn || scaling.kind == Kind::longrope) {
-    text["original_max_position_embeddings"] = scaling.original_positions;
-    text["attention_factor"] = scaling.attention_factor;
-    text["factor"] = scaling.factor;
-  }
-  if (scaling.kind == Kind::yarn) {
-    text["beta_fast"] = scaling.fast_turns, text["beta_slow"] = scaling.slow_turns;
-    text["truncate"] = scaling.whole_bounds;
-  }
-  if (config.rope.dims > 0) text["rotary_dims"] = config.rope.dims;
-  if (const auto none = layers_with(config, LayerRope::none); !none.empty())
-    text["layers_without_rope"] = none;
-  if (const auto local = layers_with(config, LayerRope::local); !local.empty())
-    text["local"] = {{"rope_theta", config.local_rope.theta}, {"layers", local}};
-  return text.empty() ? "" : text.dump(-1, ' ', true);
 }
 
 DType dtype_of(const JsonFields& fields) {
@@ -214,7 +184,7 @@ ModelDescription describe(const JsonFields& fields) {
   family.describe(reading);
   description.dtype = dtype_of(fields);
   check(config);
-  description.rope_scaling = rope_description(config, reading.rope);
+  description.rope_scaling = describe_rope(config, reading.rope);
   return description;
 }
 

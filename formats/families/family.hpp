@@ -84,8 +84,8 @@ std::vector<bool> sliding_layers(const Reading& reading, const Rule& slides) {
   return layers;
 }
 
-/// A rotary embedding of config.json: theta from `object` (rope_scaling, rope_parameters or one of its members; may
-/// be nullptr), or `theta` if it says none.
-Rope rope_of(const Reading& reading, const nlohmann::json* object, double theta);
+/// A rotary embedding: its base and scaling, from `object` (rope_scaling, rope_parameters or one of its members; may be
+/// nullptr), with `theta` as base if it says none. config: the whole configuration, which may say some of it instead.
+Rope rope_of(const JsonFields& config, const nlohmann::json* object, double theta);
 
 }  // namespace kvcodec::families

@@ -62,8 +62,8 @@ void read_ropes(Reading& reading) {
                         printable(set->dump()));
   }
   reading.rope = usual;
-  reading.config.rope = rope_of(reading, usual, theta);
-  reading.config.local_rope = rope_of(reading, local, local_theta);
+  reading.config.rope = rope_of(fields, usual, theta);
+  reading.config.local_rope = rope_of(fields, local, local_theta);
   if (reading.config.local_rope.scaling.kind != RopeScaling::Kind::none)
     throw bad_input(
         "rope_parameters scales the rotary embedding of 'sliding_attention'; only that of "

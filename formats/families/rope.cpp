@@ -58,21 +58,21 @@ void read_yarn(const JsonFields& rope, const JsonFields& fields, RopeScaling& sc
   scaling.attention_factor = rope.get_number("attention_factor").value_or(usual);
 }
 
-std::vector<float> read_divisors(const JsonFields& rope, const char* name) {
+std::vector<float> read_divisors(const JsonFields& rope, std::string_view type, const char* name) {
   const nlohmann::json* list = rope.find(name);
   std::vector<float> divisors;
   if (list && list->is_array())
     for (const nlohmann::json& value : *list)
       if (value.is_number()) divisors.push_back(value.get<float>());
   if (!list || !list->is_array() || divisors.size() != list->size())
-    throw bad_input("rope scaling of type 'longrope' needs {}, a list of numbers", name);
+    throw bad_input("rope scaling of type '{}' needs {}, a list of numbers", type, name);
   return divisors;
 }
 
 void read_longrope(const JsonFields& rope, const JsonFields& fields, RopeScaling& scaling) {
   scaling.kind = RopeScaling::Kind::longrope;
-  scaling.divisors = read_divisors(rope, "short_factor");
-  scaling.long_divisors = read_divisors(rope, "long_factor");
+  scaling.divisors = read_divisors(rope, "longrope", "short_factor");
+  scaling.long_divisors = read_divisors(rope, "longrope", "long_factor");
   scaling.factor = stretch_of(rope, fields, scaling);
   const double usual =
       scaling.factor > 1 ? std::sqrt(1 + std::log(scaling.factor) / std::log(scaling.original_positions)) : 1;
@@ -88,6 +88,11 @@ RopeScaling scaling_of(const JsonFields& rope, const JsonFields& fields) {
     scaling.factor = rope.need_number("factor");
     return scaling;
   }
+  if (type == "divided") {  // what GGUF files make of llama3; no config.json has it
+    scaling.kind = RopeScaling::Kind::divided;
+    scaling.divisors = read_divisors(rope, type, "divisors");
+    return scaling;
+  }
   if (type != "llama3" && type != "yarn" && type != "longrope")
     throw bad_input(
         "rope_scaling is of type '{}'; supported are 'default', 'linear', 'llama3', 'yarn' and 'longrope'",
@@ -101,13 +106,13 @@ RopeScaling scaling_of(const JsonFields& rope, const JsonFields& fields) {
 
 }  // namespace
 
-Rope rope_of(const Reading& reading, const nlohmann::json* object, double theta) {
+Rope rope_of(const JsonFields& config, const nlohmann::json* object, double theta) {
   Rope rope;
   rope.theta = theta;
   if (!object) return rope;
   const JsonFields fields(*object);
   rope.theta = fields.get_number("rope_theta").value_or(theta);
-  rope.scaling = scaling_of(fields, reading.fields);
+  rope.scaling = scaling_of(fields, config);
   return rope;
 }
 

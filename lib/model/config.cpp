@@ -93,6 +93,14 @@ void check_scales(const ModelConfig& config) {
 
 }  // namespace
 
+void check_ropes(const ModelConfig& config) {
+  check_rope(config.rope, config.head_dim);
+  check_rope(config.local_rope, config.head_dim);
+  if (!config.layer_rope.empty() && config.layer_rope.size() != static_cast<size_t>(config.num_layers))
+    throw failed("{} layers have a rotary embedding or none; there are {} layers", config.layer_rope.size(),
+                 config.num_layers);
+}
+
 void check(const ModelConfig& config) {
   check_size("num_hidden_layers", config.num_layers, kMaxLayers);
   check_size("hidden_size", config.hidden_size, kMaxWidth);
@@ -110,11 +118,7 @@ void check(const ModelConfig& config) {
     throw bad_input("head_dim is {}; rotary embeddings turn pairs, so it must be even", config.head_dim);
   if (!(config.norm_epsilon >= 0) || !std::isfinite(config.norm_epsilon))
     throw bad_input("rms_norm_eps is {}; it must be 0 or positive", config.norm_epsilon);
-  check_rope(config.rope, config.head_dim);
-  check_rope(config.local_rope, config.head_dim);
-  if (!config.layer_rope.empty() && config.layer_rope.size() != static_cast<size_t>(config.num_layers))
-    throw failed("{} layers have a rotary embedding or none; there are {} layers", config.layer_rope.size(),
-                 config.num_layers);
+  check_ropes(config);
   check_scales(config);
   check_mixture(config);
   // Otherwise the MLP would read the hidden states in place, while attention is added to them.

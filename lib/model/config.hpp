@@ -146,6 +146,9 @@ inline int turned_dims(const Rope& rope, int head_dim) { return rope.dims > 0 ? 
 /// Throws Error(bad_input) naming the field as config.json calls it, its value and what would be right.
 void check(const ModelConfig& config);
 
+/// The same of how it turns its heads.
+void check_ropes(const ModelConfig& config);
+
 /// What the model has that one of the Llama family (Llama, Mistral, Qwen 2 and 3) has not, for messages; empty:
 /// nothing. Who computes that family only asks here.
 std::string beyond_llama(const ModelConfig& config);

@@ -19,24 +19,24 @@ struct TensorNames {
   std::string_view head = "lm_head";  ///< the output matrix, unless it is the embedding
   // Of a layer, behind "layers.N.".
   std::string_view attention_norm = "input_layernorm";  ///< of what attention reads
-  std::string_view attention_out_norm = "";             ///< of what it adds
-  std::string_view mlp_norm = "post_attention_layernorm", mlp_out_norm = "";
+  std::string_view attention_out_norm;                  ///< of what it adds
+  std::string_view mlp_norm = "post_attention_layernorm", mlp_out_norm;
   std::string_view query = "self_attn.q_proj", key = "self_attn.k_proj", value = "self_attn.v_proj";
   std::string_view query_norm = "self_attn.q_norm",
                    key_norm = "self_attn.k_norm";  ///< where there is a QkNorm
   std::string_view output = "self_attn.o_proj";
   std::string_view gate = "mlp.gate_proj", up = "mlp.up_proj", down = "mlp.down_proj";
-  std::string_view fused_qkv = "";  ///< in the place of query, key and value
+  std::string_view fused_qkv;  ///< in the place of query, key and value
   FusedQkv fused_qkv_order = FusedQkv::parts;
-  std::string_view fused_gate_up = "";  ///< in the place of gate and up: all of gate, then all of up
+  std::string_view fused_gate_up;  ///< in the place of gate and up: all of gate, then all of up
   // Of a mixture of experts: the router, and of each expert, behind "`experts`.N.".
-  std::string_view router = "", experts = "";
-  std::string_view expert_gate = "", expert_up = "", expert_down = "";
+  std::string_view router, experts;
+  std::string_view expert_gate, expert_up, expert_down;
   /// In the place of the experts' three: two tensors of all of them behind "`experts`.", without ".weight", each matrix
   /// stored the other way round; in this one, of gate and up, their outputs alternate. Biases are behind "_bias".
-  std::string_view stacked_gate_up = "";
-  std::string_view sinks =
-      "";  ///< scores that every query sees beside those of keys, one per head; no ".weight"
+  std::string_view stacked_gate_up;
+  /// Scores that every query sees beside those of keys, one per head; no ".weight".
+  std::string_view sinks;
 };
 
 }  // namespace kvcodec

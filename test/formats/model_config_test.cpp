@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "formats/json_file.hpp"
+#include "formats/rope_description.hpp"
 #include "lib/core/error.hpp"
 #include "test/test.hpp"
 
@@ -282,6 +283,34 @@ TEST_CASE("config.json: yarn and longrope, with what the reference makes of what
            "partial_rotary_factor is 1.5; it must be in 0..1");
   CHECK_EQ(phi([](J& c) { c["partial_rotary_factor"] = 0.4; }),
            "the rotary embedding turns 3 dimensions of a head of 8; it must be an even number in 2..8");
+}
+
+TEST_CASE("rope_scaling of kv files: texts that say something else are refused") {
+  const auto message = [](const std::string& text) {
+    ModelConfig config;
+    config.num_layers = 3, config.head_dim = 8;
+    try {
+      read_rope_description(text, config);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string("read");
+  };
+  CHECK_EQ(message(""), "read");
+  CHECK_EQ(message("{}"), "read");
+  CHECK_EQ(message(R"({"layers_without_rope":[0,2],"local":{"layers":[1],"rope_theta":7.0}})"), "read");
+  CHECK_EQ(message("[]"), "rope_scaling: holds a JSON array; it must be an object");
+  CHECK_EQ(
+      message(R"({"rotary_dims":10})"),
+      "rope_scaling: the rotary embedding turns 10 dimensions of a head of 8; it must be an even number in 2..8");
+  CHECK_EQ(message(R"({"layers_without_rope":[3]})"),
+           "rope_scaling: layers_without_rope must be a list of layers in 0..2");
+  CHECK_EQ(message(R"({"local":3})"), "rope_scaling: local is 3; it must be an object");
+  CHECK_EQ(message(R"({"local":{"rope_theta":-1,"layers":[]}})"),
+           "rope_scaling: rope_theta is -1; it must be positive");
+  CHECK_EQ(message(R"({"rope_type":"divided","divisors":[1,2,3]})"),
+           "rope_scaling: 3 frequencies have a divisor; heads of which 8 dimensions are turned have 4");
+  CHECK_EQ(message(R"({"rope_type":"dynamic"})").find("rope_scaling: rope_scaling is of type 'dynamic'"), 0);
 }
 
 TEST_CASE("config.json: what each family has besides, and how the kv file says what was turned") {

@@ -10,10 +10,12 @@
 #include "formats/gguf_model.hpp"
 #include "formats/gguf_tokenizer.hpp"
 #include "formats/model_files.hpp"
+#include "formats/rope_description.hpp"
 #include "formats/safetensors.hpp"
 #include "formats/tokenizer_json.hpp"
 #include "lib/core/error.hpp"
 #include "lib/model/llama.hpp"
+#include "lib/model/rope.hpp"
 #include "lib/model/tokenizer_unicode.hpp"
 #include "test/golden/fixtures.hpp"
 #include "test/unit/simd_levels.hpp"
@@ -138,6 +140,10 @@ TEST_CASE("gguf: models compute what the same checkpoints compute") {
     CHECK_EQ(a.tied_embeddings, b.tied_embeddings);
     CHECK_EQ(a.max_positions, b.max_positions);
     CHECK_EQ(a.window, b.window);
+    ModelConfig said;
+    said.num_layers = a.num_layers, said.head_dim = a.head_dim, said.rope.theta = a.rope.theta;
+    read_rope_description(gguf->description().rope_scaling, said);
+    CHECK_EQ(rope_frequencies(said.rope, said.head_dim), rope_frequencies(a.rope, a.head_dim));
     CHECK_LE(relative_difference(run(*gguf), run(*checkpoint)), allowed);
   }
 }

@@ -9,6 +9,7 @@
 
 #include "formats/json_file.hpp"
 #include "formats/model_config.hpp"
+#include "formats/rope_description.hpp"
 #include "formats/safetensors.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
@@ -305,6 +306,29 @@ TEST_CASE(
         const double allowed = positions[i] * expected[j] * 0x1p-22 + 0x1p-23;
         CHECK_LE(std::abs(table.cosines(position)[j] - cosines[i * expected.size() + j]), allowed);
         CHECK_LE(std::abs(table.sines(position)[j] - sines[i * expected.size() + j]), allowed);
+      }
+  }
+}
+
+TEST_CASE("rotary embedding: what kv files say of it is enough to do it") {
+  for (const std::string name : kCases) {
+    CAPTURE(name);
+    const ModelDescription description = read_model_config(folder_of(name));
+    const ModelConfig& config = description.config;
+    ModelConfig found;
+    found.num_layers = config.num_layers, found.head_dim = config.head_dim,
+    found.rope.theta = config.rope.theta;
+    read_rope_description(description.rope_scaling, found);
+    constexpr size_t kLongest = 100;
+    const RopeTables tables(config, kLongest), same(found, kLongest);
+    for (int layer = 0; layer < config.num_layers; ++layer)
+      for (const size_t tokens : {size_t{5}, kLongest}) {
+        const RopeTable *const a = tables.table(layer, tokens), *const b = same.table(layer, tokens);
+        REQUIRE_EQ(a == nullptr, b == nullptr);
+        if (!a) continue;
+        const auto cosines = a->cosines(kLongest - 1), others = b->cosines(kLongest - 1);
+        CHECK(std::ranges::equal(cosines, others));
+        CHECK(std::ranges::equal(a->sines(3), b->sines(3)));
       }
   }
 }
