@@ -1,6 +1,6 @@
 #include "formats/key_rope.hpp"
 
-#include "formats/model_config.hpp"
+#include "formats/rope_description.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec {
@@ -10,14 +10,11 @@ ModelConfig rope_config(const ModelInfo& model) {
   ModelConfig config;
   config.num_layers = model.num_layers;
   config.head_dim = model.head_dim;
-  config.rope_theta = model.rope_theta;
-  config.rope_scaling = parse_rope_scaling(model.rope_scaling);
-  const auto divisors = config.rope_scaling.divisors.size(), pairs = static_cast<size_t>(model.head_dim) / 2;
+  config.rope.theta = model.rope_theta;
   if (model.head_dim % 2 != 0)
     throw bad_input("heads of {} dimensions have no pairs to turn", model.head_dim);
-  if (config.rope_scaling.kind == RopeScaling::Kind::divided && divisors != pairs)
-    throw bad_input("rope_scaling has {} divisors; heads of {} dimensions have {} pairs", divisors,
-                    model.head_dim, pairs);
+  read_rope_description(model.rope_scaling, config);
+  check_ropes(config);
   return config;
 }
 

@@ -24,8 +24,4 @@ ModelDescription read_model_config(const std::string& directory);
 /// The same from the text of a config.json; file: its name for messages.
 ModelDescription parse_model_config(const std::string& text, const std::string& file);
 
-/// What ModelDescription::rope_scaling and ModelInfo::rope_scaling say; empty = none. Throws Error(bad_input) for
-/// what is no scaling that this program computes.
-RopeScaling parse_rope_scaling(const std::string& text);
-
 }  // namespace kvcodec

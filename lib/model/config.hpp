@@ -50,6 +50,7 @@ enum class LayerRope : uint8_t {
   usual,  ///< ModelConfig::rope
   local,  ///< ModelConfig::local_rope
 };
+inline constexpr size_t kLayerRopes = 3;
 
 enum class NormKind : uint8_t {
   rms,    ///< x / sqrt(mean(x^2) + epsilon) * weight

@@ -92,10 +92,23 @@ KeyRope::KeyRope(std::vector<HeadTurn> kinds, std::vector<size_t> of_layer, int 
 }
 
 KeyRope KeyRope::of(const ModelConfig& config) {
+  const auto turn_of = [&](const Rope& rope) {
+    if (rope.scaling.kind == RopeScaling::Kind::longrope)
+      throw bad_input("longrope turns short documents and long ones by other angles");
+    return HeadTurn{rope_frequencies(rope, config.head_dim),
+                    static_cast<float>(rope.scaling.attention_factor)};
+  };
   try {
-    return {{{.frequencies = rope_frequencies(config)}},
-            std::vector<size_t>(static_cast<size_t>(config.num_layers), 0),
-            config.head_dim};
+    // By LayerRope.
+    std::vector<HeadTurn> kinds(kLayerRopes);
+    std::vector<size_t> of_layer;
+    for (int layer = 0; layer < config.num_layers; ++layer) {
+      const LayerRope kind = config.rope_of(layer);
+      of_layer.push_back(static_cast<size_t>(kind));
+      if (kind != LayerRope::none)
+        kinds[of_layer.back()] = turn_of(kind == LayerRope::local ? config.local_rope : config.rope);
+    }
+    return {std::move(kinds), std::move(of_layer), config.head_dim};
   } catch (const Error& error) {
     return unknown(error.what());
   }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "formats/model_config.hpp"
+#include "formats/rope_description.hpp"
 #include "lib/core/error.hpp"
 #include "test/formats/samples.hpp"
 #include "test/test.hpp"
@@ -61,14 +62,41 @@ TEST_CASE("key rope: base and scaling of the header turn every layer") {
       {1, 1, 1, 8});
 }
 
+TEST_CASE("key rope: layers may turn a part of each head, by a base of their own, or nothing") {
+  const KeyRope rope = key_rope_of(
+      model_of(R"({"rotary_dims":4,"layers_without_rope":[1],"local":{"rope_theta":100.0,"layers":[2]}})"));
+  REQUIRE_MESSAGE(rope.known(), rope.why_not());
+  CHECK(rope.turns());
+  for (int layer = 0; layer < 3; ++layer) {
+    CAPTURE(layer);
+    Matrix<float> key(1, 8);
+    for (size_t j = 0; j < 8; ++j) key(0, j) = static_cast<float>(j + 1);
+    const Matrix<float> before = key;
+    rope.turn(TurnWay::forward, layer, 1, 5, key);
+    const bool is_turned = !std::equal(key.data(), key.data() + 8, before.data());
+    CHECK_EQ(is_turned, layer != 1);
+    rope.turn(TurnWay::back, layer, 1, 5, key);
+    for (size_t j = 0; j < 8; ++j) CHECK_LE(std::abs(key(0, j) - before(0, j)), 1e-5f);
+  }
+  Matrix<float> key(1, 8);
+  key(0, 1) = 1, key(0, 5) = 7;  // the second pair of the first four dimensions is 1 and 3; 5 stays
+  rope.turn(TurnWay::forward, 0, 1, 3, key);
+  CHECK_LE(std::abs(double(key(0, 1)) - std::cos(3 * std::pow(10000, -0.5))), 1e-6);
+  CHECK_LE(std::abs(double(key(0, 3)) - std::sin(3 * std::pow(10000, -0.5))), 1e-6);
+  CHECK_EQ(key(0, 5), 7);
+}
+
 TEST_CASE("key rope: what llama3 takes from elsewhere in config.json stands in the text for caches") {
   const auto description = parse_model_config(R"({"architectures":["LlamaForCausalLM"],"model_type":"llama",
     "hidden_size":16,"intermediate_size":24,"num_hidden_layers":3,"num_attention_heads":2,"vocab_size":32,
     "head_dim":8,"max_position_embeddings":1000,
     "rope_scaling":{"rope_type":"llama3","factor":8.0,"low_freq_factor":1.0,"high_freq_factor":4.0}})",
                                               "config.json");
-  const RopeScaling again = parse_rope_scaling(description.rope_scaling);
-  CHECK_EQ(description.config.rope_scaling.original_positions, 1000);
+  ModelConfig config;
+  config.num_layers = 3, config.head_dim = 8;
+  read_rope_description(description.rope_scaling, config);
+  const RopeScaling& again = config.rope.scaling;
+  CHECK_EQ(description.config.rope.scaling.original_positions, 1000);
   CHECK_EQ(again.original_positions, 1000);
   CHECK_EQ(again.factor, 8);
   CHECK(again.kind == RopeScaling::Kind::llama3);
@@ -85,7 +113,11 @@ TEST_CASE("key rope: headers that do not say how keys were turned say why") {
   CHECK(mentions(key_rope_of(model_of("", 0.5)), "in 0..1"));
   CHECK(mentions(key_rope_of(model_of("{")), "rope_scaling"));
   CHECK(mentions(key_rope_of(model_of("[]")), "rope_scaling"));
-  CHECK(mentions(key_rope_of(model_of(R"({"type":"yarn"})")), "'yarn'"));
+  CHECK(mentions(key_rope_of(model_of(R"({"type":"spiral"})")), "'spiral'"));
+  CHECK(
+      mentions(key_rope_of(model_of(R"({"type":"longrope","factor":4.0,"original_max_position_embeddings":64,
+      "attention_factor":1.2,"short_factor":[1,1,1,1],"long_factor":[1,2,3,4]})")),
+               "longrope"));
   CHECK(mentions(key_rope_of(model_of(R"({"type":"linear"})")), "factor"));
   CHECK(mentions(key_rope_of(model_of(R"({"type":"linear","factor":0.0})")), "in 0..1"));
   CHECK(mentions(key_rope_of(model_of(R"({"type":"linear","factor":-1.0})")), "in 0..1"));
