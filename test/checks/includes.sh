@@ -10,7 +10,7 @@ levels=(
   "linalg"  # DESIGN prints model beside it, but the forward pass is made of matrix products
   "model"
   "kmeans entropy quant"
-  "sparse rvq kvcomp signvq cluster"
+  "sparse rvq kvcomp signvq cluster transform"
   "attention metrics"
   "engine"
   "codec"

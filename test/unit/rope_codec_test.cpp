@@ -187,7 +187,7 @@ TEST_CASE("key rope: turns as the forward pass does, and back by the same angles
   CHECK(rope.turns());
   CHECK_EQ(rope.layers(), static_cast<size_t>(config.num_layers));
   const size_t dim = static_cast<size_t>(config.head_dim), width = 2 * dim;
-  const RopeTable table(config, 600);
+  const RopeTable table(config.rope, config.head_dim, 600);
   Rng rng(6);
   const Matrix<float> before = random_rows(500, width, rng);
   Matrix<float> keys = copy_of(before), expected = copy_of(before);
@@ -246,7 +246,7 @@ TEST_CASE("key rope: frequencies that no document could be turned by are refused
   CHECK_THROWS_AS(KeyRope({{}}, {1}, 4), Error);
   CHECK_NOTHROW(KeyRope({{.frequencies = {1, 0.5f}}}, {0}, 4));
   ModelConfig odd = small_config(2);
-  odd.rope_theta = 0.1;  // frequencies above 1
+  odd.rope.theta = 0.1;  // frequencies above 1
   CHECK_FALSE(KeyRope::of(odd).known());
   CHECK_NE(KeyRope::of(odd).why_not(), "");
 }

@@ -194,6 +194,8 @@ class TransformView final : public DocumentView {
   Blocks read(uint64_t first, uint64_t last) const;
   void decode_quantized(uint64_t first, MatrixView<float> out) const;
   void take_in_exact();
+  uint64_t exact_below(uint64_t token) const;
+  void decode_exact(uint64_t first, MatrixView<float> out) const;
   uint64_t tokens_of(uint64_t block) const {
     return std::min(spans_.block, quantized_ - block * spans_.block);
   }
@@ -202,8 +204,7 @@ class TransformView final : public DocumentView {
   const PartCoder& part_;
   DType storage_;
   Places<BlockHead> places_;
-  uint64_t quantized_ = 0;
-  std::vector<uint32_t> exact_ids_;
+  uint64_t quantized_ = 0, exact_ = 0;
 };
 
 class TransformCodec final : public Codec {
@@ -374,18 +375,39 @@ uint64_t TransformView::take_in() {
   return total;
 }
 
-/// Ids that came since the last time; those before stay.
+/// Exact tokens are looked up when they are asked for: how many there are says nothing of where they lie.
 void TransformView::take_in_exact() {
-  const uint64_t count = document().rows(kExactIds), before = exact_ids_.size();
-  if (document().rows(kExact) != count || count > quantized_)
-    throw bad_input("{} ids of exact tokens and {} of these, of {} quantized", count, document().rows(kExact),
-                    quantized_);
-  const auto added = document().read<uint32_t>(kExactIds, before, count - before, 1);
-  exact_ids_.insert(exact_ids_.end(), added.begin(), added.end());
-  for (size_t i = before; i < exact_ids_.size(); ++i)
-    if (exact_ids_[i] >= quantized_ || (i > 0 && exact_ids_[i] <= exact_ids_[i - 1]))
-      throw bad_input("stream '{}', row {}: {}; ids rise and are below {}", kExactIds, i, exact_ids_[i],
+  exact_ = document().rows(kExactIds);
+  if (document().rows(kExact) != exact_ || exact_ > quantized_)
+    throw bad_input("{} ids of exact tokens and {} of these, of {} quantized", exact_,
+                    document().rows(kExact), quantized_);
+}
+
+/// How many ids are below `token`; by bisection, so that a few are read.
+uint64_t TransformView::exact_below(uint64_t token) const {
+  uint64_t low = 0, high = exact_;
+  while (low < high) {
+    const uint64_t middle = low + (high - low) / 2;
+    if (document().read<uint32_t>(kExactIds, middle, 1, 1)[0] < token)
+      low = middle + 1;
+    else
+      high = middle;
+  }
+  return low;
+}
+
+/// Puts exact tokens in their places among tokens [first, first + out.rows()) of those that are quantized.
+void TransformView::decode_exact(uint64_t first, MatrixView<float> out) const {
+  if (exact_ == 0) return;
+  const uint64_t begin = exact_below(first), end = exact_below(first + out.rows());
+  if (begin > end) throw bad_input("stream '{}': ids do not rise", kExactIds);
+  const auto ids = document().read<uint32_t>(kExactIds, begin, end - begin, 1);
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] < first || ids[i] - first >= out.rows() || (i > 0 && ids[i] <= ids[i - 1]))
+      throw bad_input("stream '{}', row {}: {}; ids rise and are below {}", kExactIds, begin + i, ids[i],
                       quantized_);
+    read_exact(kExact, storage_, document(), begin + i, out.rows(ids[i] - first, 1));
+  }
 }
 
 TransformView::Blocks TransformView::read(uint64_t first, uint64_t last) const {
@@ -456,9 +478,7 @@ void TransformView::decode_quantized(uint64_t first, MatrixView<float> out) cons
     }
   });
   if (last_block > complete) decode(complete, 1, tokens_of(complete));
-  for (auto id = std::ranges::lower_bound(exact_ids_, first); id != exact_ids_.end() && *id < end; ++id)
-    read_exact(kExact, storage_, document(), static_cast<uint64_t>(id - exact_ids_.begin()),
-               out.rows(*id - first, 1));
+  decode_exact(first, out);
 }
 
 void TransformView::decode_rows(uint64_t first, MatrixView<float> out) const {
@@ -498,15 +518,13 @@ std::unique_ptr<Codec> make(const Options& options, const CodecContext& context)
 }  // namespace
 
 CodecEntry transform_codec() {
-  return {
-      .name = "transform",
-      .summary =
-          "components of a learned basis of all heads, one step for all, entropy-coded; first tokens exact",
-      .capabilities = {.needs_book = true},
-      .book_type = "transform",
-      .make_options = make_options,
-      .make = make,
-      .before_rope = true};
+  return {.name = "transform",
+          .summary = "components of a learned basis, one step for all, entropy-coded, first tokens exact",
+          .capabilities = {.needs_book = true},
+          .book_type = "transform",
+          .make_options = make_options,
+          .make = make,
+          .before_rope = true};
 }
 
 }  // namespace kvcodec
