@@ -238,7 +238,8 @@ LevelTables::LevelTables(std::vector<LevelClass> classes, double lambda)
   thresholds_.resize(kLevelClasses);
   symbol_bits_.resize(kLevelClasses);
   for (size_t c = 0; c < kLevelClasses; ++c) {
-    const auto& [model, shrink] = classes_[c];
+    const RansModel& model = classes_[c].model;  // clang 14 captures no binding
+    const auto& shrink = classes_[c].shrink;
     if (model.alphabet() != kLevelSymbols || model.escape_bits() != kEscapedBits)
       throw bad_input("class {} has a model of {} symbols and escapes of {} bits; it must have {} and {}", c,
                       model.alphabet(), model.escape_bits(), kLevelSymbols, kEscapedBits);
