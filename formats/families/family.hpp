@@ -78,6 +78,7 @@ template <class Rule>
 std::vector<bool> sliding_layers(const Reading& reading, const Rule& slides) {
   const std::vector<std::string> types = layer_types_of(reading.fields, reading.config.num_layers);
   std::vector<bool> layers;
+  layers.reserve(static_cast<size_t>(reading.config.num_layers));
   for (int layer = 0; layer < reading.config.num_layers; ++layer)
     layers.push_back(types.empty() ? slides(layer)
                                    : types[static_cast<size_t>(layer)] == "sliding_attention");

@@ -38,6 +38,7 @@ std::vector<bool> expert_layers(const Reading& reading) {
   const int64_t step = fields.get_int("decoder_sparse_step").value_or(1);
   if (step < 1) throw bad_input("decoder_sparse_step is {}; it must be positive", step);
   std::vector<bool> layers;
+  layers.reserve(static_cast<size_t>(reading.config.num_layers));
   for (int layer = 0; layer < reading.config.num_layers; ++layer) layers.push_back((layer + 1) % step == 0);
   if (const nlohmann::json* list = fields.find("mlp_only_layers")) {
     const auto is_layer = [&](const nlohmann::json& value) {

@@ -70,11 +70,17 @@ LevelClass class_from(const ClassCounts& counts, size_t level_class) {
   return result;
 }
 
+/// The whole number nearest to a size that is not negative.
+int32_t nearest(float size) {
+  const float raised = size + 0.5f;
+  return static_cast<int32_t>(raised);
+}
+
 /// Levels without tables: half a step rounds up but for the first, whose zeros reach farther.
 void quantize_plainly(float step, std::span<const float> values, std::span<int32_t> levels) {
   for (size_t i = 0; i < values.size(); ++i) {
     const float size = std::abs(values[i]) / step;
-    const auto level = size < kFirstThreshold ? 0 : static_cast<int32_t>(size + 0.5f);
+    const auto level = size < kFirstThreshold ? 0 : nearest(size);
     levels[i] = values[i] < 0 ? -level : level;
   }
 }
@@ -254,7 +260,7 @@ LevelTables::LevelTables(std::vector<LevelClass> classes, double lambda)
       };
       const auto cost = [&](int level) {
         return place(level) * place(level) +
-               lambda * static_cast<double>(symbol_bits_[c][static_cast<size_t>(level + kLargestSymbol)]);
+               lambda * static_cast<double>(symbol_bits_[c][symbol_of(level, 0)]);
       };
       double threshold = k - 0.5;
       if (shift_of_class(c) == 0) threshold = (cost(k) - cost(k - 1)) / (2 * (place(k) - place(k - 1)));
@@ -272,7 +278,7 @@ void LevelTables::quantize(size_t level_class, float step, std::span<const float
     const float size = std::abs(values[i]) * inverse;
     if (!(size < kMost))
       throw bad_input("a component is {}; steps of {} are too fine for it", values[i], step);
-    int32_t level = static_cast<int32_t>(size + 0.5f);
+    int32_t level = nearest(size);
     if (level > 0 && level <= kLargestSymbol) level -= size < thresholds[static_cast<size_t>(level)];
     levels[i] = values[i] < 0 ? -level : level;
   }
