@@ -75,7 +75,7 @@ uint32_t LevelCoder::encode(MatrixView<const int32_t> levels, std::vector<uint8_
     for (size_t t = 0; t < tokens; ++t) {
       const int32_t high = row[t] >> shift;
       const bool small = std::abs(high) <= kLargestSymbol;
-      const auto symbol = static_cast<size_t>(high + kLargestSymbol);
+      const auto symbol = static_cast<size_t>(std::max(high + kLargestSymbol, 0));
       if (small && model.frequency(symbol) > 0) {
         of_component[t] = static_cast<uint8_t>(symbol);
       } else {
