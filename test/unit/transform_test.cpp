@@ -329,8 +329,6 @@ TEST_CASE("transform book: what is stored comes back, and what does not fit is r
   CHECK_EQ(read.steps(), size_t{2});
   CHECK_EQ(read.rung_for(0.01), size_t{0});
   CHECK_EQ(read.rung_for(1.9), size_t{1});
-  CHECK(read.find(Side::value, 2) != nullptr);
-  CHECK(read.find(Side::value, 1) == nullptr);
 
   const auto refused = [&](const std::string& array, const std::function<void(Array&)>& change) {
     Book damaged = book;

@@ -47,27 +47,15 @@ Array array_of(std::string name, DType type, std::vector<uint64_t> shape, std::s
   return Array::of<T>(std::move(name), type, std::move(shape), values);
 }
 
-/// The array's values after a check that its shape is the one wanted and bytes fit it.
-template <class T>
-std::span<const T> values_of(const Book& book, const std::string& name, DType type,
-                             const std::vector<uint64_t>& shape) {
-  const Array& array = book.get(name, type, shape.size());
-  if (array.shape != shape || array.bytes.size() != checked_mul(checked_product(shape), sizeof(T)))
-    throw bad_input("/{}: is [{}] of {} bytes; it must be [{}]", name, fmt::join(array.shape, ", "),
-                    array.bytes.size(), fmt::join(shape, ", "));
-  return array.values<T>();
-}
-
 /// A list of any length.
 template <class T>
 std::vector<T> list_of(const Book& book, const std::string& name, DType type) {
-  const Array& array = book.get(name, type, 1);
-  const auto values = values_of<T>(book, name, type, array.shape);
+  const auto values = book.list<T>(name, type);
   return {values.begin(), values.end()};
 }
 
 Matrix<float> matrix_of(const Book& book, const std::string& name, size_t rows, size_t cols) {
-  const auto values = values_of<float>(book, name, DType::f32, {rows, cols});
+  const auto values = book.values<float>(name, DType::f32, std::vector<uint64_t>{rows, cols});
   Matrix<float> matrix(rows, cols);
   std::ranges::copy(values, matrix.data());
   return matrix;
@@ -146,28 +134,33 @@ void add_part(Book& book, const RvqBook& rvq, RvqPart part, DType type) {
 void read_training(const Book& book, const std::string& training, RvqBook& rvq, RvqBook::Part& part) {
   const size_t stages = part.books.stages(), entries = part.books.entries(), width = part.books.width();
   RvqTrainState& state = part.state;
-  const auto progress = values_of<uint64_t>(book, training + "/progress", DType::u64, {4});
+  const auto progress = book.values<uint64_t>(training + "/progress", DType::u64, std::vector<uint64_t>{4});
   state.epochs = progress[0], state.refits = progress[1], state.refit_ended = progress[2] != 0;
   state.steps = progress[3];
-  const auto loss = values_of<double>(book, training + "/loss", DType::f64, {state.epochs, stages});
+  const auto loss =
+      book.values<double>(training + "/loss", DType::f64, std::vector<uint64_t>{state.epochs, stages});
   for (size_t i = 0; i < state.epochs; ++i)
     state.loss.emplace_back(loss.begin() + static_cast<std::ptrdiff_t>(i * stages),
                             loss.begin() + static_cast<std::ptrdiff_t>((i + 1) * stages));
   state.refit_loss = list_of<double>(book, training + "/refit_loss", DType::f64);
-  const auto usage = values_of<uint64_t>(book, training + "/usage", DType::u64, {stages, entries});
+  const auto usage =
+      book.values<uint64_t>(training + "/usage", DType::u64, std::vector<uint64_t>{stages, entries});
   state.usage = Matrix<uint64_t>(stages, entries);
   std::ranges::copy(usage, state.usage.data());
   if (rvq.options.entry_type != DType::f32) {
-    unpack(values_of<float>(book, training + "/entries", DType::f32, {stages, entries, width}), part.books);
+    unpack(
+        book.values<float>(training + "/entries", DType::f32, std::vector<uint64_t>{stages, entries, width}),
+        part.books);
     with_context("/" + training + "/entries", [&] { part.books.check_finite(); });
   }
   if (rvq.training.method != RvqMethod::simvq) return;
-  const auto projection =
-      values_of<float>(book, training + "/projection", DType::f32, {stages, width + 1, width});
+  const auto projection = book.values<float>(training + "/projection", DType::f32,
+                                             std::vector<uint64_t>{stages, width + 1, width});
   state.projection = Matrix<float>(stages * (width + 1), width);
   std::ranges::copy(projection, state.projection.data());
   if (rvq.training.train_entries) {
-    const auto random = values_of<float>(book, training + "/random", DType::f32, {stages, entries, width});
+    const auto random =
+        book.values<float>(training + "/random", DType::f32, std::vector<uint64_t>{stages, entries, width});
     state.random = Matrix<float>(stages * entries, width);
     std::ranges::copy(random, state.random.data());
   }
@@ -184,11 +177,11 @@ void read_part(const Book& book, bool with_training, RvqPart which, RvqBook& rvq
   const DType type = rvq.options.entry_type;
   const std::string name = path + "/entries";
   if (type == DType::f32) {
-    const auto values = values_of<float>(book, name, type, shape);
+    const auto values = book.values<float>(name, type, shape);
     part.books = Codebooks(shape[0], shape[1], shape[2]);
     unpack(values, part.books);
   } else {
-    const auto halves = values_of<uint16_t>(book, name, type, shape);
+    const auto halves = book.values<uint16_t>(name, type, shape);
     std::vector<float> values(halves.size());
     widen(type, halves, values);
     part.books = Codebooks(shape[0], shape[1], shape[2]);

@@ -18,6 +18,7 @@
 #include <mutex>
 #include <optional>
 
+#include "lib/codec/exact_ends.hpp"
 #include "lib/codec/exact_rows.hpp"
 #include "lib/codec/rvq/book.hpp"
 #include "lib/core/bits.hpp"
@@ -28,8 +29,6 @@
 
 namespace kvcodec {
 namespace {
-
-constexpr std::string_view kSink = "sink", kTail = "tail";
 
 /// Tokens encoded or decoded at a time: what is kept beside the rows does not grow with the document.
 constexpr size_t kTokensAtOnce = 4096;
@@ -117,14 +116,14 @@ class RvqCodec final : public Codec {
   }
 
   std::vector<StreamSpec> streams(const GroupShape& shape) const override {
-    std::vector<StreamSpec> specs{exact_stream(std::string(kSink), shape, storage_, Category::exempt)};
+    std::vector<StreamSpec> specs{ends(shape.side).sink_stream(shape)};
     for (const Part& part : parts(shape.side))
       specs.push_back({part.stream,
                        part.id_type(),
                        {heads_of(shape), part.books.stages()},
                        Category::ids,
                        part.books.entries()});
-    specs.push_back(exact_stream(std::string(kTail), shape, storage_, Category::exempt));
+    specs.push_back(ends(shape.side).tail_stream(shape));
     return specs;
   }
 
@@ -160,10 +159,8 @@ class RvqCodec final : public Codec {
     for (const Part& part : parts(side)) bytes += part.books.stages() * size_of(part.id_type());
     return bytes < head_dim_ * 2;
   }
-  /// How many of a document's tokens are kept as its first ones, and how many are quantized.
-  uint64_t sinks_of(uint64_t tokens, Side side) const { return pays(side) ? std::min(tokens, sink_) : 0; }
-  uint64_t quantized_of(uint64_t tokens, Side side) const {
-    return pays(side) && tokens > sink_ && tokens - sink_ > window_ ? tokens - sink_ - window_ : 0;
+  ExactEnds ends(Side side) const {
+    return pays(side) ? ExactEnds(storage_, sink_, window_) : ExactEnds::everything(storage_);
   }
 
   void check_shape(const GroupShape& shape, size_t columns) const {
@@ -226,18 +223,13 @@ class RvqCodec final : public Codec {
 };
 
 uint64_t RvqCodec::tokens(Side side, const StreamReader& document) const {
-  const uint64_t sinks = document.rows(kSink), waiting = document.rows(kTail);
   const auto& all = parts(side);
   const uint64_t quantized = document.rows(all[0].stream);
   for (const Part& part : all)
     if (document.rows(part.stream) != quantized)
       throw bad_input("stream '{}' has {} rows; '{}' has {}", part.stream, document.rows(part.stream),
                       all[0].stream, quantized);
-  const uint64_t total = checked_add(checked_add(sinks, quantized), waiting);
-  if (sinks != sinks_of(total, side) || quantized != quantized_of(total, side))
-    throw bad_input("{} first, {} quantized and {} newest tokens; of {} tokens {} are first and {} quantized",
-                    sinks, quantized, waiting, total, sinks_of(total, side), quantized_of(total, side));
-  return total;
+  return ends(side).tokens(document, quantized);
 }
 
 // Encoding
@@ -280,21 +272,10 @@ void RvqCodec::quantize(Side side, size_t which, std::span<const uint16_t> halve
 void RvqCodec::append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const {
   check_shape(shape, rows.cols());
   const Side side = shape.side;
-  const size_t width = shape.width();
-  const uint64_t before = tokens(side, document), total = before + rows.rows();
-  const std::vector<uint16_t> added = to_storage(storage_, rows);
-  const size_t new_sinks = static_cast<size_t>(sinks_of(total, side) - sinks_of(before, side));
-  document.append_values(kSink, std::span<const uint16_t>(added).first(new_sinks * width));
-  const auto rest = std::span<const uint16_t>(added).subspan(new_sinks * width);
-  const size_t overflow = static_cast<size_t>(quantized_of(total, side) - quantized_of(before, side));
-  if (overflow == 0) return document.append_values(kTail, rest);
-
-  std::vector<uint16_t> queue = document.read<uint16_t>(kTail, 0, document.rows(kTail), width);
-  queue.insert(queue.end(), rest.begin(), rest.end());
-  for (size_t part = 0; part < parts(side).size(); ++part)
-    quantize(side, part, std::span(queue).first(overflow * width), heads_of(shape), document);
-  document.truncate(kTail, 0);
-  document.append_values(kTail, std::span<const uint16_t>(queue).subspan(overflow * width));
+  ends(side).append(rows, tokens(side, document), document, [&](std::span<const uint16_t> halves) {
+    for (size_t part = 0; part < parts(side).size(); ++part)
+      quantize(side, part, halves, heads_of(shape), document);
+  });
 }
 
 // Decoding
@@ -350,22 +331,9 @@ void RvqCodec::decode_quantized(const GroupShape& shape, const StreamReader& doc
 void RvqCodec::decode(const GroupShape& shape, const StreamReader& document, uint64_t first,
                       MatrixView<float> out) const {
   check_shape(shape, out.cols());
-  const uint64_t sinks = document.rows(kSink), quantized = document.rows(parts(shape.side)[0].stream),
-                 total = sinks + quantized + document.rows(kTail);
-  const uint64_t end = first + out.rows();
-  // The three kinds of tokens lie one after the other.
-  const auto part_of = [&](uint64_t from, uint64_t to, auto&& decode_part) {
-    const uint64_t begin = std::max(first, from), stop = std::min(end, to);
-    if (begin < stop)
-      decode_part(begin - from,
-                  out.rows(static_cast<size_t>(begin - first), static_cast<size_t>(stop - begin)));
-  };
-  part_of(0, sinks,
-          [&](uint64_t at, MatrixView<float> rows) { read_exact(kSink, storage_, document, at, rows); });
-  part_of(sinks, sinks + quantized,
-          [&](uint64_t at, MatrixView<float> rows) { decode_quantized(shape, document, at, rows); });
-  part_of(sinks + quantized, total,
-          [&](uint64_t at, MatrixView<float> rows) { read_exact(kTail, storage_, document, at, rows); });
+  ends(shape.side)
+      .decode(document, document.rows(parts(shape.side)[0].stream), first, out,
+              [&](uint64_t at, MatrixView<float> rows) { decode_quantized(shape, document, at, rows); });
 }
 
 uint64_t RvqView::take_in() { return codec_.tokens(shape().side, document()); }

@@ -35,7 +35,7 @@ std::span<const T> values_of(const Array& array) {
 
 template <class T>
 std::vector<T> vector_from(const Book& book, const std::string& name, DType type) {
-  const auto values = values_of<T>(book.get(name, type, 1));
+  const auto values = book.list<T>(name, type);
   return {values.begin(), values.end()};
 }
 

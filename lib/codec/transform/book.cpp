@@ -141,12 +141,6 @@ void TransformBookOptions::check() const {
     throw usage_error("--least-bits is {}; it must be below --most-bits, {}", least_bits, most_bits);
 }
 
-const TransformBook::Part* TransformBook::find(Side side, int first_layer) const {
-  for (const Part& part : parts)
-    if (part.side == side && part.first_layer == first_layer) return &part;
-  return nullptr;
-}
-
 size_t TransformBook::rung_for(double bits) const {
   size_t best = 0;
   for (size_t i = 0; i < measures.size(); ++i)

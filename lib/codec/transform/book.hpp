@@ -62,8 +62,6 @@ struct TransformBook {
     return static_cast<size_t>(options.layer_group) * static_cast<size_t>(heads) *
            static_cast<size_t>(head_dim);
   }
-  /// The part for that side of the layers from this one on, or nullptr.
-  const Part* find(Side side, int first_layer) const;
   /// The rung whose bits in training are nearest to these.
   size_t rung_for(double bits) const;
 };

@@ -22,6 +22,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "lib/codec/exact_ends.hpp"
 #include "lib/codec/exact_rows.hpp"
 #include "lib/codec/places.hpp"
 #include "lib/codec/transform/book.hpp"
@@ -35,8 +36,7 @@
 namespace kvcodec {
 namespace {
 
-constexpr std::string_view kSink = "sink", kBlocks = "blocks", kCodes = "codes", kExactIds = "exact_ids",
-                           kExact = "exact", kTail = "tail";
+constexpr std::string_view kBlocks = "blocks", kCodes = "codes", kExactIds = "exact_ids", kExact = "exact";
 constexpr uint64_t kMostQuantized = uint64_t{1} << 32;  // what exact_ids can name
 /// Blocks decoded side by side.
 constexpr size_t kTogether = RansDecoder<uint8_t>::kTogether;
@@ -153,25 +153,17 @@ struct BlockHead {
   uint32_t tokens = 0, bytes = 0;
 };
 
-/// How many tokens of a document are kept and quantized.
-struct Spans {
-  uint64_t sink, window, block;
-
-  uint64_t sinks_of(uint64_t tokens) const { return std::min(tokens, sink); }
-  uint64_t quantized_of(uint64_t tokens) const { return tokens > sink + window ? tokens - sink - window : 0; }
-};
-
 class TransformView final : public DocumentView {
  public:
-  TransformView(const Spans& spans, const PartCoder& part, const GroupShape& shape, DType storage,
-                const StreamReader& document)
+  TransformView(const ExactEnds& ends, uint64_t block, const PartCoder& part, const GroupShape& shape,
+                DType storage, const StreamReader& document)
       : DocumentView(shape, document),
-        spans_(spans),
+        ends_(ends),
+        block_(block),
         part_(part),
         storage_(storage),
-        places_({kCodes}, place_interval(spans.block)) {}
+        places_({kCodes}, place_interval(block)) {}
 
-  uint64_t quantized() const { return quantized_; }
   /// Levels of the last block, which is not complete: (components, tokens); none where it is.
   Matrix<int32_t> unfinished() const;
 
@@ -179,10 +171,10 @@ class TransformView final : public DocumentView {
   uint64_t take_in() override;
   void decode_rows(uint64_t first, MatrixView<float> out) const override;
   Block block_of(uint64_t token) const override {
-    const uint64_t sinks = document().rows(kSink);
+    const uint64_t sinks = ends_.sinks_of(tokens());
     if (token < sinks || token - sinks >= quantized_) return {token, token + 1};
-    const uint64_t begin = sinks + (token - sinks) / spans_.block * spans_.block;
-    return {begin, std::min(begin + spans_.block, sinks + quantized_)};
+    const uint64_t begin = sinks + (token - sinks) / block_ * block_;
+    return {begin, std::min(begin + block_, sinks + quantized_)};
   }
 
  private:
@@ -196,11 +188,10 @@ class TransformView final : public DocumentView {
   void take_in_exact();
   uint64_t exact_below(uint64_t token) const;
   void decode_exact(uint64_t first, MatrixView<float> out) const;
-  uint64_t tokens_of(uint64_t block) const {
-    return std::min(spans_.block, quantized_ - block * spans_.block);
-  }
+  uint64_t tokens_of(uint64_t block) const { return std::min(block_, quantized_ - block * block_); }
 
-  Spans spans_;
+  ExactEnds ends_;
+  uint64_t block_;
   const PartCoder& part_;
   DType storage_;
   Places<BlockHead> places_;
@@ -211,9 +202,9 @@ class TransformCodec final : public Codec {
  public:
   TransformCodec(const TransformOptions& options, TransformBook book, const CodecContext& context)
       : options_(options),
-        spans_{static_cast<uint64_t>(options.sink), static_cast<uint64_t>(options.window),
-               static_cast<uint64_t>(options.block)},
         storage_(context.storage),
+        ends_(storage_, static_cast<uint64_t>(options.sink), static_cast<uint64_t>(options.window)),
+        block_(static_cast<uint64_t>(options.block)),
         layer_group_(static_cast<int>(book.options.layer_group)),
         tables_(std::move(book.classes), book.options.rate_distortion) {
     for (TransformBook::Part& part : book.parts) {
@@ -229,13 +220,13 @@ class TransformCodec final : public Codec {
   }
   int layer_group() const override { return layer_group_; }
   std::vector<StreamSpec> streams(const GroupShape& shape) const override {
-    return {exact_stream(std::string(kSink), shape, storage_, Category::exempt),
+    return {ends_.sink_stream(shape),
             {std::string(kBlocks), DType::u32, {2}, Category::offsets},
             {std::string(kCodes), DType::u8, {}, Category::payload},
             places_stream(1),
             {std::string(kExactIds), DType::u32, {}, Category::offsets},
             exact_stream(std::string(kExact), shape, storage_, Category::exempt),
-            exact_stream(std::string(kTail), shape, storage_, Category::exempt)};
+            ends_.tail_stream(shape)};
   }
   /// 16-bit rows and rows less their mean; components as floats, levels and symbols.
   size_t scratch_bytes_per_row(const GroupShape& shape) const override { return shape.width() * 16; }
@@ -245,7 +236,7 @@ class TransformCodec final : public Codec {
  protected:
   std::unique_ptr<DocumentView> view_of(const GroupShape& shape,
                                         const StreamReader& document) const override {
-    return std::make_unique<TransformView>(spans_, part(shape), shape, storage_, document);
+    return std::make_unique<TransformView>(ends_, block_, part(shape), shape, storage_, document);
   }
 
  private:
@@ -253,8 +244,9 @@ class TransformCodec final : public Codec {
   void append_blocks(const GroupShape& shape, std::span<const uint16_t> halves, StreamStore& document) const;
 
   TransformOptions options_;
-  Spans spans_;
   DType storage_;
+  ExactEnds ends_;
+  uint64_t block_;
   int layer_group_;
   LevelTables tables_;
   std::vector<std::pair<std::pair<Side, int>, std::unique_ptr<PartCoder>>> parts_;
@@ -277,8 +269,8 @@ const PartCoder& TransformCodec::part(const GroupShape& shape) const {
 void TransformCodec::append_blocks(const GroupShape& shape, std::span<const uint16_t> halves,
                                    StreamStore& document) const {
   const PartCoder& part = this->part(shape);
-  const size_t width = shape.width(), tokens = halves.size() / width, block = spans_.block;
-  TransformView view(spans_, part, shape, storage_, document);
+  const size_t width = shape.width(), tokens = halves.size() / width, block = static_cast<size_t>(block_);
+  TransformView view(ends_, block_, part, shape, storage_, document);
   view.refresh();
   // The last block, if tokens can be added to it, is coded anew with them.
   const Matrix<int32_t> unfinished = view.unfinished();
@@ -334,43 +326,28 @@ void TransformCodec::append_blocks(const GroupShape& shape, std::span<const uint
 void TransformCodec::append(const GroupShape& shape, MatrixView<const float> rows,
                             StreamStore& document) const {
   check_width(shape, rows.cols());
-  const size_t width = shape.width();
-  const uint64_t before = open(shape, document)->tokens(), total = before + rows.rows();
-  const std::vector<uint16_t> added = to_storage(storage_, rows);
-  const auto new_sinks = static_cast<size_t>(spans_.sinks_of(total) - spans_.sinks_of(before));
-  document.append_values(kSink, std::span<const uint16_t>(added).first(new_sinks * width));
-  const auto rest = std::span<const uint16_t>(added).subspan(new_sinks * width);
-  const auto overflow = static_cast<size_t>(spans_.quantized_of(total) - spans_.quantized_of(before));
-  if (spans_.quantized_of(total) > kMostQuantized)
-    throw bad_input("a document of {} tokens; the codec transform takes 2^32", total);
-  if (overflow == 0) return document.append_values(kTail, rest);
-
-  std::vector<uint16_t> queue = document.read<uint16_t>(kTail, 0, document.rows(kTail), width);
-  queue.insert(queue.end(), rest.begin(), rest.end());
-  append_blocks(shape, std::span(queue).first(overflow * width), document);
-  document.truncate(kTail, 0);
-  document.append_values(kTail, std::span<const uint16_t>(queue).subspan(overflow * width));
+  const uint64_t before = open(shape, document)->tokens();
+  if (ends_.quantized_of(before + rows.rows()) > kMostQuantized)
+    throw bad_input("a document of {} tokens; the codec transform takes 2^32", before + rows.rows());
+  ends_.append(rows, before, document,
+               [&](std::span<const uint16_t> halves) { append_blocks(shape, halves, document); });
 }
 
 // Decoding
 // ---------------------------------------------------------------------------------------------------------
 
 uint64_t TransformView::take_in() {
-  const uint64_t sinks = document().rows(kSink), blocks = document().rows(kBlocks),
-                 waiting = document().rows(kTail);
+  const uint64_t blocks = document().rows(kBlocks);
   quantized_ = 0;
   if (blocks > 0) {
     const auto last = document().read<uint32_t>(kBlocks, blocks - 1, 1, 2);
-    if (last[0] == 0 || last[0] > spans_.block)
+    if (last[0] == 0 || last[0] > block_)
       throw bad_input("stream '{}', row {}: {} tokens; a block has 1 to {}", kBlocks, blocks - 1, last[0],
-                      spans_.block);
-    quantized_ = checked_add(checked_mul(blocks - 1, spans_.block), last[0]);
+                      block_);
+    quantized_ = checked_add(checked_mul(blocks - 1, block_), last[0]);
   }
-  const uint64_t total = checked_add(checked_add(sinks, quantized_), waiting);
-  if (sinks != spans_.sinks_of(total) || quantized_ != spans_.quantized_of(total))
-    throw bad_input("{} first, {} quantized and {} newest tokens; of {} tokens {} are first and {} quantized",
-                    sinks, quantized_, waiting, total, spans_.sinks_of(total), spans_.quantized_of(total));
-  places_.grow(document(), blocks, quantized_ / spans_.block);
+  const uint64_t total = ends_.tokens(document(), quantized_);
+  places_.grow(document(), blocks, quantized_ / block_);
   take_in_exact();
   return total;
 }
@@ -435,10 +412,10 @@ TransformView::Blocks TransformView::read(uint64_t first, uint64_t last) const {
 }
 
 Matrix<int32_t> TransformView::unfinished() const {
-  const auto tokens = static_cast<size_t>(quantized_ % spans_.block);
+  const auto tokens = static_cast<size_t>(quantized_ % block_);
   Matrix<int32_t> levels(part_.components(), tokens);
   if (tokens == 0) return levels;
-  const uint64_t last = quantized_ / spans_.block;
+  const uint64_t last = quantized_ / block_;
   const Blocks blocks = read(last, last + 1);
   part_.coder().decode(blocks.payload, blocks.bytes, tokens, levels);
   return levels;
@@ -446,14 +423,14 @@ Matrix<int32_t> TransformView::unfinished() const {
 
 /// Tokens [first, first + out.rows()) of those that are quantized.
 void TransformView::decode_quantized(uint64_t first, MatrixView<float> out) const {
-  const uint64_t end = first + out.rows(), first_block = first / spans_.block,
-                 last_block = (end + spans_.block - 1) / spans_.block;
+  const uint64_t end = first + out.rows(), first_block = first / block_,
+                 last_block = (end + block_ - 1) / block_;
   const Blocks blocks = read(first_block, last_block);
   std::vector<uint64_t> begins{0};
   for (const uint32_t bytes : blocks.bytes) begins.push_back(begins.back() + bytes);
   const auto decode = [&](uint64_t block, size_t count, uint64_t tokens) {
     const size_t at = block - first_block;
-    const uint64_t from = block * spans_.block, begin = std::max(first, from),
+    const uint64_t from = block * block_, begin = std::max(first, from),
                    stop = std::min(end, from + count * tokens);
     Matrix<int32_t> levels(part_.components(), count * tokens);
     with_context(fmt::format("stream '{}', blocks from {} on", kCodes, block), [&] {
@@ -469,12 +446,12 @@ void TransformView::decode_quantized(uint64_t first, MatrixView<float> out) cons
     }
   };
   // Complete blocks some at a time, then the one that is not.
-  const uint64_t complete = std::min(last_block, quantized_ / spans_.block);
+  const uint64_t complete = std::min(last_block, quantized_ / block_);
   const size_t pieces = (complete - std::min(complete, first_block) + kTogether - 1) / kTogether;
   parallel_for(pieces, 1, [&](size_t begin, size_t piece_end, int) {
     for (size_t piece = begin; piece < piece_end; ++piece) {
       const uint64_t block = first_block + piece * kTogether;
-      decode(block, std::min<uint64_t>(kTogether, complete - block), spans_.block);
+      decode(block, std::min<uint64_t>(kTogether, complete - block), block_);
     }
   });
   if (last_block > complete) decode(complete, 1, tokens_of(complete));
@@ -482,18 +459,8 @@ void TransformView::decode_quantized(uint64_t first, MatrixView<float> out) cons
 }
 
 void TransformView::decode_rows(uint64_t first, MatrixView<float> out) const {
-  const uint64_t sinks = document().rows(kSink), total = tokens(), end = first + out.rows();
-  // The three kinds of tokens lie one after the other.
-  const auto part_of = [&](uint64_t from, uint64_t to, auto&& decode_part) {
-    const uint64_t begin = std::max(first, from), stop = std::min(end, to);
-    if (begin < stop) decode_part(begin - from, out.rows(begin - first, stop - begin));
-  };
-  part_of(0, sinks,
-          [&](uint64_t at, MatrixView<float> rows) { read_exact(kSink, storage_, document(), at, rows); });
-  part_of(sinks, sinks + quantized_,
-          [&](uint64_t at, MatrixView<float> rows) { decode_quantized(at, rows); });
-  part_of(sinks + quantized_, total,
-          [&](uint64_t at, MatrixView<float> rows) { read_exact(kTail, storage_, document(), at, rows); });
+  ends_.decode(document(), quantized_, first, out,
+               [&](uint64_t at, MatrixView<float> rows) { decode_quantized(at, rows); });
 }
 
 std::unique_ptr<Options> make_options() { return std::make_unique<TransformOptions>(); }

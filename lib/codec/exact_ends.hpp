@@ -1,0 +1,53 @@
+// Tokens kept exactly at both ends of a document: its first `sink` ones and its newest `window`; those between are
+// quantized as they fall out of the window. Of T tokens Q = max(0, T - sink - window) are, whatever the pieces they
+// came in. Streams:
+//   sink  bf16|f16 [min(T, sink)][layers][heads][d]
+//   tail  bf16|f16 [T - min(T, sink) - Q][layers][heads][d]
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <span>
+
+#include "lib/codec/group_shape.hpp"
+#include "lib/codec/stream.hpp"
+#include "lib/core/view.hpp"
+
+namespace kvcodec {
+
+class ExactEnds {
+ public:
+  /// storage: the 16-bit type of what is kept.
+  ExactEnds(DType storage, uint64_t sink, uint64_t window)
+      : storage_(storage), sink_(sink), window_(window) {}
+  /// For codes that would not be smaller than their values: nothing is quantized, and the tail holds all.
+  static ExactEnds everything(DType storage) { return {storage, 0, std::numeric_limits<uint64_t>::max()}; }
+
+  uint64_t sinks_of(uint64_t tokens) const { return tokens < sink_ ? tokens : sink_; }
+  uint64_t quantized_of(uint64_t tokens) const {
+    return tokens > sink_ && tokens - sink_ > window_ ? tokens - sink_ - window_ : 0;
+  }
+
+  StreamSpec sink_stream(const GroupShape& shape) const;
+  StreamSpec tail_stream(const GroupShape& shape) const;
+
+  /// Tokens of a document of which so many are quantized. Throws Error(bad_input) if the streams disagree with that.
+  uint64_t tokens(const StreamReader& document, uint64_t quantized) const;
+
+  /// Adds tokens to a document that has `before`: rows (n, width). quantize gets those that fall out of the window,
+  /// if any do, one behind the other in 16 bits, and stores them.
+  void append(MatrixView<const float> rows, uint64_t before, StreamStore& document,
+              const std::function<void(std::span<const uint16_t> halves)>& quantize) const;
+
+  /// Decodes tokens [first, first + out.rows()) of a document of which so many are quantized. decode writes some of
+  /// these, from the one numbered `at` among them on.
+  void decode(const StreamReader& document, uint64_t quantized, uint64_t first, MatrixView<float> out,
+              const std::function<void(uint64_t at, MatrixView<float> rows)>& decode) const;
+
+ private:
+  DType storage_;
+  uint64_t sink_, window_;
+};
+
+}  // namespace kvcodec
