@@ -190,7 +190,7 @@ class Decoder {
 
   void run(const Part& part, KvWriter& writer, const std::function<void(uint64_t)>& count) {
     for (const int group : groups_)
-      for (const Side side : kSides) {
+      for (const Side side : codes_.info().sides()) {
         const GroupShape shape = group_shape(codes_.info().model, group, codes_.info().layer_group, side);
         at_dataset(codes_.name(), side, group, [&] {
           const auto streams = codes_.document(side, group, part.document);
@@ -200,7 +200,7 @@ class Decoder {
       }
   }
 
-  size_t passes() const { return groups_.size() * std::size(kSides); }
+  size_t passes() const { return groups_.size() * codes_.info().sides().size(); }
   const Effort& effort() const { return effort_; }
 
  private:
@@ -209,7 +209,6 @@ class Decoder {
     const GroupShape& shape = document.shape();
     const size_t chunk =
         chunk_rows(budget_, shape.width() * sizeof(float) + codec_.scratch_bytes_per_row(shape));
-    const size_t layer_width = shape.width() / static_cast<size_t>(shape.layers);
     if (rows_.rows() < std::min<uint64_t>(chunk, part.count) || rows_.cols() != shape.width())
       rows_ = Matrix<float>(std::min<uint64_t>(chunk, part.count), shape.width());
     for (uint64_t first = 0; first < part.count; first += chunk) {
@@ -221,12 +220,19 @@ class Decoder {
       else
         document.decode_tokens(std::span(part.chosen).subspan(first, piece.rows()), piece);
       effort_.decode_seconds += watch.seconds();
+      write(shape, piece, writer);
+      count(piece.rows());
+    }
+  }
+
+  void write(const GroupShape& shape, MatrixView<const float> rows, KvWriter& writer) const {
+    const size_t width = shape.side_width() / static_cast<size_t>(shape.layers);
+    for (const Side side : sides_in(shape.side))
       for (int i = 0; i < shape.layers; ++i)
         if (const int layer = shape.first_layer + i;
             std::find(layers_.begin(), layers_.end(), layer) != layers_.end())
-          writer.append(shape.side, layer, piece.columns(static_cast<size_t>(i) * layer_width, layer_width));
-      count(piece.rows());
-    }
+          writer.append(side, layer,
+                        rows.columns(shape.column_of(side) + static_cast<size_t>(i) * width, width));
   }
 
   const CodesReader& codes_;

@@ -171,9 +171,9 @@ class CodecRun {
   }
 
   void run(const std::vector<int>& groups) {
-    sides_ = groups.size() * std::size(kSides);
+    sides_ = groups.size() * codec_.sides().size();
     for (const int group : groups)
-      for (const Side side : kSides) {
+      for (const Side side : codec_.sides()) {
         run_side(side, group);
         ++sides_done_;
       }
@@ -354,6 +354,7 @@ class Encoding {
                           context.rope.known() ? "the model does not turn them" : context.rope.why_not());
     info.parameters = made_->parameters();
     info.layer_group = made_->layer_group();
+    info.joint = made_->joint();
     const auto layers = options.layers.choose(kv.layers(), kv.name());
     info.groups = options.layers.given()
                       ? whole_groups(layers, info.layer_group, ErrorKind::usage, "--layers")

@@ -216,7 +216,8 @@ bool same_data(const Result& a, const Result& b) {
 
 /// One side of a reconstruction against the bound; NaN without variances.
 struct BoundGap {
-  double bits = 0;    ///< per value of that side, everything stored for it
+  double bits =
+      0;  ///< per value of that side, everything stored for it; of both where they are coded together
   double snr_db = 0;  ///< of the bound at that rate
   double gap_db = 0;  ///< error over that of the bound; infinitely small without error
 };
@@ -272,8 +273,6 @@ std::vector<std::string> all_cells(std::string label, const ErrorSums& errors, c
   cells.push_back(fmt::format("{:.4f}", cosine.first_percentile));
   return cells;
 }
-
-std::string plural(Side side) { return side == Side::key ? "keys" : "values"; }
 
 std::string heads_text(const KvReader& original) {
   return fmt::format("{} x {}", counted(static_cast<uint64_t>(original.model().num_kv_heads), "head"),
@@ -498,7 +497,7 @@ std::string json_text(const Command& command, const KvReader& original, const st
     for (const Side side : kSides) one[std::string(name_of(side))] = side_json(result, side);
     if (result.rate) one["rate"] = to_json(*result.rate);
     if (result.sides) {
-      for (const Side side : kSides)
+      for (const Side side : result.sides->sides)
         one["rate"][std::string(name_of(side))] = to_json(result.sides->of(side));
       if (const auto saved = result.sides->saved_by_ids()) one["rate"]["saved_by_ids"] = *saved;
     }

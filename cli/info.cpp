@@ -202,7 +202,7 @@ Capabilities capabilities_of(const std::string& codec) {
 /// The streams of chosen layers, in the order of the file.
 template <class Use>  // (side, first layer, stream)
 void for_each_stream(const CodesReader& codes, const std::vector<int>& layers, const Use& use) {
-  for (const Side side : kSides)
+  for (const Side side : codes.info().sides())
     for (const int group : codes.info().groups) {
       const auto chosen = [&](int layer) {
         return layer >= group && layer < group + codes.info().layer_group;

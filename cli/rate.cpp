@@ -64,9 +64,9 @@ SideRates side_rates_of(const CodesReader& codes) {
       with_context(codes.name(), [&]() -> const CodecEntry& { return find_codec(info.codec); });
   std::optional<CodecOfFile> codec;
   if (!entry.capabilities.needs_book) codec.emplace(codes, "");
-  SideRates rates;
-  for (const Side side : kSides) {
-    SideLedger& ledger = side == Side::key ? rates.keys : rates.values;
+  SideRates rates{info.sides(), {}};
+  for (const Side side : rates.sides) {
+    SideLedger& ledger = rates.ledgers.emplace_back();
     std::array<uint64_t, std::size(kCategories)> bytes{};
     for (const int group : info.groups) {
       ledger.values +=
@@ -93,22 +93,44 @@ SideRates side_rates_of(const CodesReader& codes) {
 }
 
 std::optional<double> SideRates::saved_by_ids() const {
-  for (const SideLedger* side : {&keys, &values})
-    if (side->lines.size() != 1 || side->lines[0].name != name_of(Category::ids)) return {};
-  return kvcodec::saved_by_ids(keys.coded_values() + values.coded_values(), keys.ids + values.ids);
+  uint64_t coded = 0, ids = 0;
+  for (const SideLedger& side : ledgers) {
+    if (side.lines.size() != 1 || side.lines[0].name != name_of(Category::ids)) return {};
+    coded += side.coded_values();
+    ids += side.ids;
+  }
+  return kvcodec::saved_by_ids(coded, ids);
+}
+
+std::string plural(Side side) {
+  switch (side) {
+    case Side::key:
+      return "keys";
+    case Side::value:
+      return "values";
+    case Side::both:
+      break;
+  }
+  return "keys and values";
 }
 
 std::string side_table(const SideRates& rates) {
-  Table table({{"stored"},
-               {.title = "bits/value", .group = "keys"},
-               {.title = "share", .unit = "%", .group = "keys"},
-               {.title = "bits/value", .group = "values"},
-               {.title = "share", .unit = "%", .group = "values"}});
+  std::vector<Table::Column> columns{{"stored"}};
+  for (const Side side : rates.sides) {
+    columns.push_back({.title = "bits/value", .group = plural(side)});
+    columns.push_back({.title = "share", .unit = "%", .group = plural(side)});
+  }
+  Table table(columns);
   const auto row = [&](const std::string& name, const auto& bits, const auto& share) {
-    table.row({name, bits(rates.keys), share(rates.keys), bits(rates.values), share(rates.values)});
+    std::vector<std::string> cells{name};
+    for (const SideLedger& side : rates.ledgers) {
+      cells.push_back(bits(side));
+      cells.push_back(share(side));
+    }
+    table.row(std::move(cells));
   };
   const auto nothing = [](const SideLedger&) { return std::string(); };
-  if (rates.keys.entropy() || rates.values.entropy()) {
+  if (std::ranges::any_of(rates.ledgers, [](const SideLedger& side) { return side.entropy().has_value(); })) {
     row(
         "entropy of symbols",
         [](const SideLedger& side) { return side.entropy() ? bits_text(*side.entropy()) : "-"; }, nothing);
@@ -119,7 +141,8 @@ std::string side_table(const SideRates& rates) {
       const auto line = std::ranges::find(side.lines, name_of(category), &RateLine::name);
       return line == side.lines.end() ? 0 : line->bytes;
     };
-    if (bytes(rates.keys) + bytes(rates.values) == 0) continue;
+    if (std::ranges::all_of(rates.ledgers, [&](const SideLedger& side) { return bytes(side) == 0; }))
+      continue;
     row(
         std::string(name_of(category)),
         [&](const SideLedger& side) { return bits_text(bits_per_value(side.coded_values(), bytes(side))); },
@@ -131,14 +154,15 @@ std::string side_table(const SideRates& rates) {
   table.rule();
   row(
       "coded values", [](const SideLedger& side) { return bits_text(side.bits_per_coded_value()); }, nothing);
-  const auto exempt_share = [](const SideLedger& side) {
-    return fmt::format("{:.2f}", 100 * static_cast<double>(side.exempt_values) /
-                                     static_cast<double>(std::max<uint64_t>(side.values, 1)));
-  };
-  std::string text =
-      table.text() +
-      fmt::format("\nKept at 16 bits, and left out above: {}% of the keys, {}% of the values.\n",
-                  exempt_share(rates.keys), exempt_share(rates.values));
+  std::string kept;
+  for (size_t i = 0; i < rates.sides.size(); ++i) {
+    const SideLedger& side = rates.ledgers[i];
+    kept += fmt::format("{}{:.2f}% of the {}", i > 0 ? ", " : "",
+                        100 * static_cast<double>(side.exempt_values) /
+                            static_cast<double>(std::max<uint64_t>(side.values, 1)),
+                        plural(rates.sides[i]));
+  }
+  std::string text = table.text() + fmt::format("\nKept at 16 bits, and left out above: {}.\n", kept);
   if (const auto saved = rates.saved_by_ids())
     text += fmt::format("If an id counts as one value, as the VQKV paper has it, {:.1f}% are saved.\n",
                         100 * *saved);

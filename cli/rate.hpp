@@ -7,7 +7,9 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "cli/json.hpp"
 #include "formats/codes_file.hpp"
@@ -29,10 +31,14 @@ struct FileRate {
 
 FileRate rate_of(const CodesReader& codes);
 
-/// What keys and values cost, each by itself. Reads all codes of codecs that count symbols and need no book.
+/// What keys and values cost, each by itself unless they are coded together. Reads all codes of codecs that count
+/// symbols and need no book.
 struct SideRates {
-  SideLedger keys, values;
-  const SideLedger& of(Side side) const { return side == Side::key ? keys : values; }
+  std::span<const Side> sides;      ///< CodesInfo::sides()
+  std::vector<SideLedger> ledgers;  ///< of each
+
+  /// Of one of the sides; where both are coded together, that of both.
+  const SideLedger& of(Side side) const { return ledgers[ledgers.size() > 1 && side == Side::value]; }
   /// Of the values that are not exempt, the share saved as the VQKV paper counts; where codes are ids alone.
   std::optional<double> saved_by_ids() const;
 };
@@ -44,7 +50,10 @@ std::string break_even_text(const FileRate& rate);
 /// The ledger, a line for each kind of bits, with bits per value and share of the file.
 std::string ledger_table(const FileRate& rate);
 
-/// Both sides: the entropy of the symbols, and a line for each kind of bits.
+/// "keys", "values", "keys and values".
+std::string plural(Side side);
+
+/// Each side: the entropy of the symbols, and a line for each kind of bits.
 std::string side_table(const SideRates& rates);
 
 Json to_json(const FileRate& rate);

@@ -29,9 +29,6 @@
 namespace kvcodec::cli {
 namespace {
 
-/// The codec keeps as many exactly; their keys and values are like no others.
-constexpr uint64_t kSinks = 4;
-
 struct TrainTransformOptions final : Options {
   std::vector<std::string> inputs;
   std::string weights;
@@ -61,14 +58,16 @@ struct TrainTransformOptions final : Options {
   }
 };
 
-/// The vectors of all parts: keys of each group of layers, then values.
+/// The vectors of all parts: of each group of layers, side by side of the book's.
 class PartVectors final : public VectorSource {
  public:
-  PartVectors(const TrainedRows& rows, const std::vector<Run>& runs, const ModelInfo& model, int layer_group)
+  PartVectors(const TrainedRows& rows, const std::vector<Run>& runs, const ModelInfo& model,
+              const TransformBookOptions& options)
       : tokens_(rows, runs) {
-    for (const Side side : kSides)
-      for (int first = 0; first < model.num_layers; first += layer_group)
-        shapes_.push_back(group_shape(model, first, layer_group, side));
+    const auto layers = static_cast<int>(options.layer_group);
+    for (const Side side : options.part_sides())
+      for (int first = 0; first < model.num_layers; first += layers)
+        shapes_.push_back(group_shape(model, first, layers, side));
   }
 
   const std::vector<GroupShape>& shapes() const { return shapes_; }
@@ -85,11 +84,11 @@ class PartVectors final : public VectorSource {
 };
 
 /// The most layers that divide the model's and whose vectors are no wider than kMostAutoWidth.
-int64_t automatic_group(const ModelInfo& model) {
+int64_t automatic_group(const ModelInfo& model, Side side) {
   int best = 1;
   for (int layers = 1; layers <= model.num_layers; ++layers)
     if (model.num_layers % layers == 0 &&
-        group_shape(model, 0, layers, Side::key).width() <= TransformBookOptions::kMostAutoWidth)
+        group_shape(model, 0, layers, side).width() <= TransformBookOptions::kMostAutoWidth)
       best = layers;
   return best;
 }
@@ -124,9 +123,10 @@ std::vector<std::vector<float>> weights_of_parts(const TrainTransformOptions& op
   std::vector<std::vector<float>> weights;
   for (const GroupShape& shape : shapes) {
     auto& of_part = weights.emplace_back();
-    for (int layer = shape.first_layer; layer < shape.first_layer + shape.layers; ++layer)
-      of_part.insert(of_part.end(), shape.width() / as_size(shape.layers),
-                     static_cast<float>(of_layers[as_size(layer)][static_cast<size_t>(shape.side)]));
+    for (const Side side : sides_in(shape.side))
+      for (int layer = shape.first_layer; layer < shape.first_layer + shape.layers; ++layer)
+        of_part.insert(of_part.end(), shape.side_width() / as_size(shape.layers),
+                       static_cast<float>(of_layers[as_size(layer)][static_cast<size_t>(side)]));
   }
   return weights;
 }
@@ -135,11 +135,12 @@ TransformBook learn(const TrainTransformOptions& options, const TrainedRows& row
                     const std::vector<Run>& runs, const ModelInfo& model) {
   TransformBook book;
   book.options = options.book;
-  if (book.options.layer_group == 0) book.options.layer_group = automatic_group(model);
+  if (book.options.layer_group == 0)
+    book.options.layer_group = automatic_group(model, book.options.part_sides().front());
   if (model.num_layers % book.options.layer_group != 0)
     throw usage_error("--layer-group is {}; it must divide the model's {} layers", book.options.layer_group,
                       model.num_layers);
-  const PartVectors vectors(rows, runs, model, static_cast<int>(book.options.layer_group));
+  const PartVectors vectors(rows, runs, model, book.options);
   if (const uint64_t bytes = learn_transform_bytes(vectors), memory = options.common.memory_bytes();
       bytes > memory)
     throw usage_error(
@@ -192,8 +193,8 @@ std::string summary(const TransformBook& transform, const Book& book, const Trai
 void declare(Command& command, TrainTransformOptions& options) {
   command.describe(
       "KV ... [options] -o TRANSFORM",
-      "Learns the basis that the codec transform needs, from caches of one model: the keys, and the "
-      "values, of all heads of some layers become components that are uncorrelated and whose errors "
+      "Learns the basis that the codec transform needs, from caches of one model: the keys and values "
+      "of all heads of some layers become components that are uncorrelated and whose errors "
       "cost alike, and for a ladder of quantizer steps what their levels take. Keys are best stored "
       "before the rotary embedding (dump-kv --pre-rope). Learn from 100,000 tokens and more, of text "
       "like that to be compressed or of a mixture.",
@@ -229,7 +230,7 @@ std::string train_transform(Command& command) {
     throw bad_input("{}: it has layers {} of {}; a transform is learned from all", first.name(),
                     ranges_text(first.layers()), model.num_layers);
   const auto runs =
-      choose_runs(files.caches, options.documents, static_cast<uint64_t>(options.max_tokens), kSinks);
+      choose_runs(files.caches, options.documents, static_cast<uint64_t>(options.max_tokens), kTransformSink);
   if (runs.empty()) throw bad_input("{}: there are no tokens to train on", first.name());
   // Turned keys lie in many more directions.
   const KeyRope key_rope = key_rope_of(model);

@@ -129,8 +129,9 @@ TrainedRows::TrainedRows(const std::vector<KvReader>& files, RopeChoice rope) {
 
 void TrainedRows::read(const GroupShape& shape, const Run& run, uint64_t skip, MatrixView<float> out) const {
   run.kv->read(shape, run.first + skip, out);
-  if (rope_ && shape.side == Side::key)
-    rope_->turn(TurnWay::back, shape.first_layer, shape.layers, run.index + skip, out);
+  if (rope_ && shape.side != Side::value)
+    rope_->turn(TurnWay::back, shape.first_layer, shape.layers, run.index + skip,
+                out.columns(shape.column_of(Side::key), shape.side_width()));
 }
 
 RunTokens::RunTokens(const TrainedRows& rows, const std::vector<Run>& runs)

@@ -80,6 +80,7 @@ void CodesReader::Impl::read_attributes() {
   info.book_digest = file.text(kRoot, "book_digest");
   info.book_bytes = static_cast<uint64_t>(file.integer(kRoot, "book_bytes", 0, kMaxNumber));
   info.packed = file.integer(kRoot, "packed", 0, 1) == 1;
+  info.joint = file.has_attribute(kRoot, "joint") && file.integer(kRoot, "joint", 0, 1) == 1;
 
   const std::vector<uint64_t> groups = file.extents(kRoot, "groups");
   if (groups.empty()) throw file.error(kRoot, "attribute 'groups' names no layer");
@@ -97,9 +98,9 @@ void CodesReader::Impl::read_attributes() {
 void CodesReader::Impl::read_layouts() {
   const std::vector<uint64_t> numbers = file.extents(kRoot, "side_layout");
   const std::vector<std::string> texts = file.texts(kRoot, "layouts");
-  if (numbers.size() != columns_of(info.groups.size()))
+  if (numbers.size() != columns().count())
     throw file.error(kRoot, "attribute 'side_layout' has {} numbers; {} groups have {}", numbers.size(),
-                     info.groups.size(), columns_of(info.groups.size()));
+                     info.groups.size(), columns().count());
   for (const uint64_t number : numbers) {
     if (number >= texts.size())
       throw file.error(kRoot, "attribute 'side_layout' has a {}; there are {} layouts", number, texts.size());
@@ -122,13 +123,13 @@ void CodesReader::Impl::read_layouts() {
 void CodesReader::Impl::read_totals() {
   const h5::Dataset dataset = file.dataset(kTotalsPath);
   uint64_t streams = 0;
-  for (uint64_t column = 0; column < columns(); ++column) streams += layout(column).all.size();
+  for (uint64_t column = 0; column < columns().count(); ++column) streams += layout(column).all.size();
   const uint64_t shape[] = {streams, 2};
   dataset.expect(DType::u64, shape);
   std::vector<uint64_t> numbers(2 * streams);
   dataset.read(0, streams, std::as_writable_bytes(std::span(numbers)));
   size_t at = 0;
-  for (uint64_t column = 0; column < columns(); ++column) {
+  for (uint64_t column = 0; column < columns().count(); ++column) {
     auto& of_column = totals.emplace_back();
     for (size_t i = 0; i < layout(column).all.size(); ++i, at += 2)
       of_column.push_back({numbers[at], numbers[at + 1]});
@@ -140,20 +141,14 @@ void CodesReader::Impl::open_parts() {
   const uint64_t bytes[] = {data->rows()};
   data->expect(DType::u8, bytes);
   parts = file.dataset(kPartsPath);
-  const uint64_t shape[] = {info.documents.count() + 1, columns(), 2};
+  const uint64_t shape[] = {info.documents.count() + 1, columns().count(), 2};
   parts->expect(DType::u64, shape);
 }
 
 uint64_t CodesReader::Impl::column_of(Side side, int first_layer) const {
-  const auto group = std::find(info.groups.begin(), info.groups.end(), first_layer);
-  if (group == info.groups.end())
-    throw file.error(layer_path(first_layer, name_of(side)), "is missing; groups begin at the layers {}",
-                     fmt::join(info.groups, ", "));
-  return side_number(static_cast<size_t>(group - info.groups.begin()), side);
-}
-
-std::string CodesReader::Impl::side_path(uint64_t column) const {
-  return column == index_column() ? "" : layer_path(info.groups[column / 2], name_of(kSides[column % 2]));
+  if (const auto column = columns().find(side, first_layer)) return *column;
+  throw file.error(layer_path(first_layer, name_of(side)), "is missing; groups begin at the layers {}",
+                   fmt::join(info.groups, ", "));
 }
 
 // Parts ---------------------------------------------------------------------------------------------
@@ -169,10 +164,11 @@ PartPlace CodesReader::Impl::check_place(uint64_t row, uint64_t column, const Pa
 std::shared_ptr<const CodesReader::Impl::Row> CodesReader::Impl::row(uint64_t number) const {
   const std::lock_guard lock(mutex_);
   if (const auto known = rows_.find(number); known != rows_.end()) return known->second;
-  auto places = std::make_shared<Row>(columns());
+  auto places = std::make_shared<Row>(columns().count());
   static_assert(sizeof(PartPlace) == 2 * sizeof(uint64_t));
   parts->read(number, 1, std::as_writable_bytes(std::span(*places)));
-  for (uint64_t column = 0; column < columns(); ++column) check_place(number, column, (*places)[column]);
+  for (uint64_t column = 0; column < columns().count(); ++column)
+    check_place(number, column, (*places)[column]);
   Row sorted = *places;
   if (const PartPlace* overlap = find_overlap(sorted))
     throw parts->error("row {}: two parts have the byte {} of /data", number, overlap->begin);
@@ -335,8 +331,11 @@ void CodesReader::check_streams(const Codec& codec) const {
   if (codec.layer_group() != s.info.layer_group)
     throw s.file.error(kRoot, "attribute 'layer_group' is {}; the codec's parameters say {}",
                        s.info.layer_group, codec.layer_group());
+  if (codec.joint() != s.info.joint)
+    throw s.file.error(kRoot, "attribute 'joint' is {}; the codec's parameters say {}", int{s.info.joint},
+                       int{codec.joint()});
   for (const int layer : s.info.groups)
-    for (const Side side : kSides) {
+    for (const Side side : s.info.sides()) {
       const std::vector<StreamSpec> specs = codec.streams(shape_of(s.info, layer, side));
       const uint64_t column = s.column_of(side, layer);
       const Layout& stored = s.layout(column).all;
@@ -386,7 +385,7 @@ Ledger CodesReader::ledger() const {
   ledger.category.assign(std::size(kCategories), 0);
   for (uint64_t column = 0; column < s.index_column(); ++column) {
     const Layout& layout = s.layout(column).all;
-    ledger.values += s.info.documents.tokens() * shape_of(s.info, 0, Side::key).width();
+    ledger.values += s.info.documents.tokens() * shape_of(s.info, 0, s.columns().side(column)).width();
     for (size_t i = 0; i < layout.size(); ++i)
       ledger.category[static_cast<size_t>(layout[i].spec.category)] += s.totals[column][i].bytes;
   }
@@ -403,13 +402,13 @@ Ledger CodesReader::ledger() const {
 
 uint64_t CodesReader::Impl::footer_bytes() const {
   const uint64_t rows = info.documents.count() + 1;
-  std::vector<PartPlace> places(rows * columns());
+  std::vector<PartPlace> places(rows * columns().count());
   parts->read(0, rows, std::as_writable_bytes(std::span(places)));
   uint64_t footers = 0;
-  for (uint64_t column = 0; column < columns(); ++column) {
+  for (uint64_t column = 0; column < columns().count(); ++column) {
     uint64_t stored = 0, least = 0, most = 0, streams = 0;
     for (uint64_t row = 0; row < rows; ++row) {
-      const PartPlace place = check_place(row, column, places[row * columns() + column]);
+      const PartPlace place = check_place(row, column, places[row * columns().count() + column]);
       if (place.size == 0) continue;
       const size_t count = (row == 0 ? layout(column).shared : layout(column).own).size();
       stored = with_context(parts->where(), [&] { return checked_add(stored, place.size); });

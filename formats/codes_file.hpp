@@ -25,12 +25,18 @@ struct CodesInfo {
   DType storage = DType::bf16;       ///< CodecContext::storage
   DType source_dtype = DType::bf16;  ///< type of the kv file: the default for decode's output
   int layer_group = 1;
+  bool joint = false;       ///< keys and values are coded together: Codec::joint()
   std::vector<int> groups;  ///< first layer of each stored group, ascending
   std::string book_type;    ///< empty = none
   std::string book_digest;
   uint64_t book_bytes = 0;  ///< Book::size_bytes of the book it needs
   bool packed = false;      ///< index streams are bit-packed
   Documents documents;
+
+  /// What a group's streams are of.
+  std::span<const Side> sides() const {
+    return joint ? std::span<const Side>(kJointly) : std::span<const Side>(kSides);
+  }
 };
 
 /// A stream of one side of a group, all documents together.
@@ -79,11 +85,11 @@ class CodesReader {
   /// document has is seen when it is read. Throws Error(bad_input).
   void check_streams(const Codec& codec) const;
 
-  /// The streams of a document of one side of a group. Verified as they are read, small ones at once; messages
+  /// The streams of a document of one side of a group; of both where they are coded together. Verified as they are read, small ones at once; messages
   /// name file, stream and document. Does not outlive the reader.
   std::unique_ptr<StreamReader> document(Side side, int first_layer, size_t document) const;
 
-  /// In the order in which they lie in a part.
+  /// Those of one of info().sides(), in the order in which they lie in a part.
   std::vector<StoredStream> streams(Side side, int first_layer) const;
   /// What is stored. Reads the whole table of parts and holds it against the totals.
   Ledger ledger() const;
@@ -111,7 +117,7 @@ class CodesWriter {
   CodesWriter(const CodesWriter&) = delete;
   CodesWriter& operator=(const CodesWriter&) = delete;
 
-  /// The streams of a document, to append to. For each side of each group call it with rising document
+  /// The streams of a document, to append to. For each of info.sides() of each group call it with rising document
   /// numbers; the one before is closed and written by the call. Groups and sides one after the other: only the
   /// document in work is held.
   StreamStore& document(Side side, int first_layer, size_t document);

@@ -2,6 +2,7 @@
 // formats/ only.
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -11,6 +12,7 @@
 
 #include "formats/codes_file.hpp"
 #include "formats/h5.hpp"
+#include "formats/header_io.hpp"
 #include "formats/part.hpp"
 #include "formats/stream_layout.hpp"
 
@@ -24,11 +26,31 @@ inline constexpr char kBookPath[] = "/book";
 inline constexpr char kIndexCategory[] = "index";  ///< of tokens and positions, in the last layout
 inline constexpr char kTokens[] = "tokens", kPositions[] = "positions";
 
-/// One side of one group: the number of its column in the table of parts.
-inline uint64_t side_number(size_t group, Side side) { return 2 * group + (side == Side::value); }
+/// The columns of the table of parts: of each group its sides, one or two, and behind them that of tokens and
+/// positions. Does not outlive what it was made of.
+class Columns {
+ public:
+  explicit Columns(const CodesInfo& info) : groups_(info.groups), sides_(info.sides()) {}
 
-/// Columns of the table of parts: the sides, and behind them that of tokens and positions.
-inline uint64_t columns_of(size_t groups) { return 2 * groups + 1; }
+  uint64_t count() const { return sides_.size() * groups_.size() + 1; }
+  uint64_t index() const { return count() - 1; }
+  /// Nothing where no group begins at that layer. Where sides are coded together, any side's is theirs.
+  std::optional<uint64_t> find(Side side, int first_layer) const {
+    const auto group = std::find(groups_.begin(), groups_.end(), first_layer);
+    if (group == groups_.end()) return std::nullopt;
+    const bool second = sides_.size() > 1 && side == Side::value;
+    return sides_.size() * static_cast<size_t>(group - groups_.begin()) + second;
+  }
+  Side side(uint64_t column) const { return sides_[column % sides_.size()]; }
+  int layer(uint64_t column) const { return groups_[column / sides_.size()]; }
+  std::string path(uint64_t column) const {
+    return column == index() ? "" : layer_path(layer(column), name_of(side(column)));
+  }
+
+ private:
+  std::span<const int> groups_;
+  std::span<const Side> sides_;
+};
 
 /// A side's streams: as they are listed, and apart, as they lie in parts.
 struct SideLayout {
@@ -61,12 +83,12 @@ struct CodesReader::Impl {
 
   explicit Impl(const std::string& name);
 
-  size_t columns() const { return layout_number.size(); }
-  uint64_t index_column() const { return columns() - 1; }
+  Columns columns() const { return Columns(info); }
+  uint64_t index_column() const { return columns().index(); }
   const SideLayout& layout(uint64_t column) const { return layouts[layout_number[column]]; }
   /// Throws Error(bad_input) if no group begins at that layer.
   uint64_t column_of(Side side, int first_layer) const;
-  std::string side_path(uint64_t column) const;
+  std::string side_path(uint64_t column) const { return columns().path(column); }
 
   /// Streams of a document of that column; row 0: those of all documents.
   std::unique_ptr<Part> part(const PartName& name) const;

@@ -26,8 +26,7 @@ uint64_t chunk_bytes_for(uint64_t values) {
 }
 
 uint64_t values_of(const CodesInfo& info) {
-  return info.documents.tokens() * shape_of(info, 0, Side::key).width() * info.groups.size() *
-         std::size(kSides);
+  return info.documents.tokens() * shape_of(info, 0, Side::both).width() * info.groups.size();
 }
 
 /// Where the streams of a part that is written come from.
@@ -129,6 +128,7 @@ class CodesFile {
     file_.set_text(kRoot, "book_digest", info_.book_digest);
     file_.set_integer(kRoot, "book_bytes", static_cast<int64_t>(info_.book_bytes));
     file_.set_integer(kRoot, "packed", info_.packed ? 1 : 0);
+    if (info_.joint) file_.set_integer(kRoot, "joint", 1);
     file_.set_text(kRoot, "ledger", to_json_text(ledger_record()));
     write_file_type(file_, "codes", provenance);
     file_.close();
@@ -232,7 +232,7 @@ std::vector<Layout> layouts_of(const CodesInfo& info, const Codec& codec, bool h
                                DType position_type) {
   std::vector<Layout> layouts;
   for (const int layer : info.groups)
-    for (const Side side : kSides)
+    for (const Side side : info.sides())
       layouts.push_back(layout_of(codec.streams(shape_of(info, layer, side)), info.packed));
   layouts.push_back(index_layout(has_tokens, position_type));
   return layouts;
@@ -258,7 +258,7 @@ struct Index {
         arrays.add(length, std::as_bytes(std::span(narrow).subspan(first, length)));
       else
         arrays.add(length, std::as_bytes(std::span(positions).subspan(first, length)));
-      file.write({d + 1, columns_of(info.groups.size()) - 1}, arrays);
+      file.write({d + 1, Columns(info).index()}, arrays);
     }
   }
 };
@@ -379,15 +379,12 @@ struct CodesWriter::Impl {
   }
 
   size_t base_documents() const { return base ? base->info.documents.count() : 0; }
-  int layer_of(uint64_t column) const { return info.groups[column / 2]; }
-  static Side side_of(uint64_t column) { return kSides[column % 2]; }
-  std::string path(uint64_t column) const { return layer_path(layer_of(column), name_of(side_of(column))); }
+  Columns columns() const { return Columns(info); }
+  std::string path(uint64_t column) const { return columns().path(column); }
 
   uint64_t column_of(Side side, int first_layer) const {
-    const auto group = std::find(info.groups.begin(), info.groups.end(), first_layer);
-    if (group == info.groups.end())
-      throw failed("{}: no group begins at layer {}", output.target(), first_layer);
-    return side_number(static_cast<size_t>(group - info.groups.begin()), side);
+    if (const auto column = columns().find(side, first_layer)) return *column;
+    throw failed("{}: no group begins at layer {}", output.target(), first_layer);
   }
 
   void open_side(uint64_t column) {
@@ -432,7 +429,8 @@ struct CodesWriter::Impl {
     if (open->documents() == 0) return;
     const size_t document = open->documents() - 1;
     const uint64_t column = open->column();
-    const uint64_t found = codec.open(shape_of(info, layer_of(column), side_of(column)), *open)->tokens();
+    const uint64_t found =
+        codec.open(shape_of(info, columns().layer(column), columns().side(column)), *open)->tokens();
     if (found != info.documents.length(document))
       throw failed("{}: {}: document {} was given {} tokens of {}", output.target(), path(column), document,
                    found, info.documents.length(document));
@@ -487,8 +485,8 @@ Index extended(const OutputFile& output, const CodesReader& base, const CodesInf
 void check_extends(const OutputFile& output, const CodesReader& base, const CodesInfo& info) {
   const CodesInfo& before = base.info();
   const size_t documents = before.documents.count();
-  if (info.groups != before.groups || info.layer_group != before.layer_group || info.codec != before.codec ||
-      info.documents.count() < documents)
+  if (info.groups != before.groups || info.layer_group != before.layer_group || info.joint != before.joint ||
+      info.codec != before.codec || info.documents.count() < documents)
     throw failed("{}: is not {} extended", output.target(), base.name());
   for (size_t d = 0; d < documents; ++d) {
     const bool may_grow = d + 1 == documents;
@@ -536,7 +534,7 @@ StreamStore& CodesWriter::document(Side side, int first_layer, size_t document) 
 void CodesWriter::finish(const Provenance& provenance) {
   Impl& s = *impl_;
   for (const int layer : s.info.groups)
-    for (const Side side : kSides)
+    for (const Side side : s.info.sides())
       if (const uint64_t column = s.column_of(side, layer); !s.done.contains(column)) s.open_side(column);
   s.close_side();
   s.file.finish(provenance);
@@ -561,11 +559,12 @@ RepackResult repack_indices(const CodesReader& input, OutputFile& output, bool p
   CodesInfo info = s.info;
   info.packed = pack;
   std::vector<Layout> layouts;
-  for (uint64_t column = 0; column < s.columns(); ++column)
+  for (uint64_t column = 0; column < s.columns().count(); ++column)
     layouts.push_back(repacked(s.layout(column).all, pack));
   CodesFile file(output, info, layouts);
-  for (uint64_t i = 0; i < s.columns(); ++i) {
-    const uint64_t column = (i + s.index_column()) % s.columns();  // tokens and positions first, as always
+  for (uint64_t i = 0; i < s.columns().count(); ++i) {
+    const uint64_t column =
+        (i + s.index_column()) % s.columns().count();  // tokens and positions first, as always
     const bool same = s.layout(column).all == layouts[column];
     for (uint64_t row = s.layout(column).shared.empty() ? 1 : 0; row <= info.documents.count(); ++row) {
       const auto part = s.part({row, column});

@@ -224,8 +224,10 @@ void KvReader::read(Side side, int layer, uint64_t first, MatrixView<float> out)
 
 void KvReader::read(const GroupShape& shape, uint64_t first, MatrixView<float> out) const {
   const size_t width = static_cast<size_t>(shape.heads) * static_cast<size_t>(shape.head_dim);
-  for (int i = 0; i < shape.layers; ++i)
-    read(shape.side, shape.first_layer + i, first, out.columns(static_cast<size_t>(i) * width, width));
+  for (const Side side : sides_in(shape.side))
+    for (int i = 0; i < shape.layers; ++i)
+      read(side, shape.first_layer + i, first,
+           out.columns(shape.column_of(side) + static_cast<size_t>(i) * width, width));
 }
 
 uint64_t KvReader::query_tokens() const {

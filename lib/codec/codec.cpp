@@ -1,11 +1,48 @@
 #include "lib/codec/codec.hpp"
 
+#include <algorithm>
+
 #include "lib/codec/rope_codec.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec {
 
+namespace {
+
+/// Keys alone, or values alone, of a document that has them jointly.
+class SideView final : public DocumentView {
+ public:
+  SideView(std::unique_ptr<DocumentView> both, const GroupShape& shape, const StreamReader& document)
+      : DocumentView(shape, document), both_(std::move(both)) {}
+
+ protected:
+  uint64_t take_in() override {
+    both_->refresh();
+    return both_->tokens();
+  }
+  void decode_rows(uint64_t first, MatrixView<float> out) const override {
+    Matrix<float> rows(out.rows(), both_->shape().width());
+    both_->decode(first, rows);
+    const auto wanted = rows.view().columns(both_->shape().column_of(shape().side), out.cols());
+    for (size_t i = 0; i < out.rows(); ++i) std::ranges::copy(wanted.row(i), out.row(i).begin());
+  }
+  Block block_of(uint64_t token) const override { return DocumentView::block_of(*both_, token); }
+
+ private:
+  std::unique_ptr<DocumentView> both_;
+};
+
+}  // namespace
+
 std::unique_ptr<Survey> Codec::survey(const GroupShape&) const { throw failed("this codec surveys nothing"); }
+
+std::unique_ptr<DocumentView> Codec::open(const GroupShape& shape, const StreamReader& document) const {
+  const bool alone = joint() && shape.side != Side::both;
+  auto view = view_of(alone ? of_side(shape, Side::both) : shape, document);
+  if (alone) view = std::make_unique<SideView>(std::move(view), shape, document);
+  view->refresh();
+  return view;
+}
 
 namespace {
 

@@ -96,6 +96,12 @@ class Codec {
   /// Layers that share one row; a divisor of the model's number of layers.
   virtual int layer_group() const { return 1; }
 
+  /// Whether keys and values are one row: shapes then are of both sides (sides()).
+  virtual bool joint() const { return false; }
+  std::span<const Side> sides() const {
+    return joint() ? std::span<const Side>(kJointly) : std::span<const Side>(kSides);
+  }
+
   /// The streams of one side of one group. The same for every document.
   virtual std::vector<StreamSpec> streams(const GroupShape& shape) const = 0;
 
@@ -122,13 +128,10 @@ class Codec {
   /// Throws Error(bad_input) for values the codec cannot represent.
   virtual void append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const = 0;
 
-  /// Opens a document for reading. This codec and `document` outlive the view. Throws Error(bad_input) if the
+  /// Opens a document for reading. shape.side is one of sides(), or, where these are coded jointly, one of a cache's,
+  /// of which alone the view then is. This codec and `document` outlive the view. Throws Error(bad_input) if the
   /// document's streams disagree with each other.
-  std::unique_ptr<DocumentView> open(const GroupShape& shape, const StreamReader& document) const {
-    auto view = view_of(shape, document);
-    view->refresh();
-    return view;
-  }
+  std::unique_ptr<DocumentView> open(const GroupShape& shape, const StreamReader& document) const;
 
  protected:
   /// The codec's view, which nothing has been read for yet.

@@ -30,6 +30,7 @@ size_t first_infinite(DType type, std::span<const uint16_t> row) {
 
 std::vector<uint64_t> row_shape_of(const GroupShape& shape) {
   std::vector<uint64_t> extents;
+  if (shape.side == Side::both) extents.push_back(std::size(kSides));
   if (shape.layers > 1) extents.push_back(static_cast<uint64_t>(shape.layers));
   extents.push_back(static_cast<uint64_t>(shape.heads));
   extents.push_back(static_cast<uint64_t>(shape.head_dim));

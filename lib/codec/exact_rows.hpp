@@ -12,7 +12,7 @@
 namespace kvcodec {
 
 /// The shape of one token's row as streams show it: [heads, head_dim], with the layers in front where there
-/// are several.
+/// are several, and with the two sides in front of all where a row has both.
 std::vector<uint64_t> row_shape_of(const GroupShape& shape);
 
 /// A stream for rows kept exactly in `storage` (f16 or bf16).

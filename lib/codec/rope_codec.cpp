@@ -15,11 +15,11 @@ constexpr size_t kPieceValues = 1 << 14;
 
 /// How keys are turned back, and what they are rounded to then: inner codecs see values of the cache's type, so
 /// that what they keep exactly and take up again later is what they were given.
-struct Turning {
-  KeyRope rope;
-  DType storage;
+class Turning {
+ public:
+  Turning(const KeyRope& rope, DType storage) : rope_(rope), storage_(storage) {}
 
-  /// rows: of tokens first, first + 1 …
+  /// rows: of tokens first, first + 1 … Values beside the keys stay as they are.
   Matrix<float> back(const GroupShape& shape, uint64_t first, MatrixView<const float> rows) const {
     check_width(shape, rows.cols());
     Matrix<float> turned(rows.rows(), rows.cols());
@@ -28,12 +28,12 @@ struct Turning {
     parallel_for(rows.rows(), grain, [&](size_t begin, size_t end, int) {
       std::vector<uint16_t> halves(rows.cols());
       for (size_t i = begin; i < end; ++i) std::ranges::copy(rows.row(i), turned.row(i).begin());
-      rope.turn(TurnWay::back, shape.first_layer, shape.layers, first + begin,
-                turned.view().rows(begin, end - begin));
-      if (storage == DType::f32) return;
+      rope_.turn(TurnWay::back, shape.first_layer, shape.layers, first + begin,
+                 keys_of(shape, turned.view().rows(begin, end - begin)));
+      if (storage_ == DType::f32) return;
       for (size_t i = begin; i < end; ++i) {
-        store_row(storage, turned.row(i), i, halves);
-        widen(storage, halves, turned.row(i));
+        store_row(storage_, turned.row(i), i, halves);
+        widen(storage_, halves, turned.row(i));
       }
     });
     return turned;
@@ -43,13 +43,21 @@ struct Turning {
                              MatrixView<const float> queries) const {
     Matrix<float> turned(queries.rows(), queries.cols());
     for (size_t i = 0; i < queries.rows(); ++i) std::ranges::copy(queries.row(i), turned.row(i).begin());
-    rope.turn(TurnWay::back, shape.first_layer, shape.layers, tokens, turned);
+    rope_.turn(TurnWay::back, shape.first_layer, shape.layers, tokens, turned);
     return turned;
   }
 
   void forward(const GroupShape& shape, uint64_t first, MatrixView<float> rows) const {
-    rope.turn(TurnWay::forward, shape.first_layer, shape.layers, first, rows);
+    rope_.turn(TurnWay::forward, shape.first_layer, shape.layers, first, keys_of(shape, rows));
   }
+
+ private:
+  static MatrixView<float> keys_of(const GroupShape& shape, MatrixView<float> rows) {
+    return rows.columns(shape.column_of(Side::key), shape.side_width());
+  }
+
+  KeyRope rope_;
+  DType storage_;
 };
 
 /// Shows a survey keys before rope. Documents are shown from their first token on.
@@ -66,10 +74,10 @@ class RopeSurvey final : public Survey {
   }
 
   void observe(MatrixView<const float> rows) override {
-    if (surveyed_.side == Side::key)
-      inner_->observe(turning_.back(surveyed_, tokens_, rows));
-    else
+    if (surveyed_.side == Side::value)
       inner_->observe(rows);
+    else
+      inner_->observe(turning_.back(surveyed_, tokens_, rows));
     tokens_ += rows.rows();
   }
 
@@ -115,7 +123,7 @@ class RopeView final : public DocumentView {
 class RopeCodec final : public Codec {
  public:
   RopeCodec(std::unique_ptr<Codec> inner, const CodecContext& context)
-      : inner_(std::move(inner)), turning_{context.rope, context.storage} {}
+      : inner_(std::move(inner)), turning_(context.rope, context.storage) {}
 
   Record parameters() const override {
     Record record = inner_->parameters();
@@ -124,6 +132,7 @@ class RopeCodec final : public Codec {
   }
 
   int layer_group() const override { return inner_->layer_group(); }
+  bool joint() const override { return inner_->joint(); }
   std::vector<StreamSpec> streams(const GroupShape& shape) const override { return inner_->streams(shape); }
 
   /// The keys turned back besides.

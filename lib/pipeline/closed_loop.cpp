@@ -23,26 +23,36 @@ struct Plan {
   std::vector<std::vector<std::pair<std::string, std::vector<std::byte>>>> shared;
 
   int group_layers() const { return setting.codec->layer_group(); }
-  size_t parts() const { return 2 * as_size(config->num_layers / group_layers()); }
+  /// What a group's rows are of.
+  std::span<const Side> sides() const { return setting.codec->sides(); }
+  size_t parts() const { return sides().size() * as_size(config->num_layers / group_layers()); }
   GroupShape shape(size_t part) const {
-    return {.first_layer = static_cast<int>(part / 2) * group_layers(),
+    return {.first_layer = static_cast<int>(part / sides().size()) * group_layers(),
             .layers = group_layers(),
             .heads = config->num_kv_heads,
             .head_dim = config->head_dim,
-            .side = kSides[part % 2]};
+            .side = sides()[part % sides().size()]};
   }
 
-  /// Tokens of one side of a group, as the codec takes them: the layers side by side, in the cache's type.
+  /// Calls body(side, layer, columns) for all layers that lie side by side in rows of that shape.
+  template <class Body>
+  static void for_each_layer(const GroupShape& shape, MatrixView<float> rows, const Body& body) {
+    const size_t width = shape.side_width() / as_size(shape.layers);
+    for (const Side side : sides_in(shape.side))
+      for (size_t l = 0; l < as_size(shape.layers); ++l)
+        body(side, as_size(shape.first_layer) + l, rows.columns(shape.column_of(side) + l * width, width));
+  }
+
+  /// Tokens of a group as the codec takes them: the layers side by side, in the cache's type.
   Matrix<float> rows_of(const LayerRows& rows, const GroupShape& shape) const {
-    const std::vector<Matrix<float>>& layers = rows.of(shape.side);
-    const size_t tokens = layers.front().rows(), width = as_size(config->key_width());
-    Matrix<float> out(tokens, shape.width());
-    for (size_t t = 0; t < tokens; ++t)
-      for (size_t l = 0; l < as_size(shape.layers); ++l) {
-        const std::span<float> to = out.row(t).subspan(l * width, width);
-        std::ranges::copy(layers[as_size(shape.first_layer) + l].row(t), to.begin());
-        round(to);
+    Matrix<float> out(rows.keys.front().rows(), shape.width());
+    for_each_layer(shape, out, [&](Side side, size_t layer, MatrixView<float> to) {
+      const Matrix<float>& from = rows.of(side)[layer];
+      for (size_t t = 0; t < to.rows(); ++t) {
+        std::ranges::copy(from.row(t), to.row(t).begin());
+        round(to.row(t));
       }
+    });
     return out;
   }
 
@@ -108,22 +118,26 @@ class CompressedDocument {
 
   /// The first keys.rows() tokens of a layer, decoded. A group of layers is decoded once for all of them.
   void read(int layer, MatrixView<float> keys, MatrixView<float> values) {
-    const int group = layer / plan_.group_layers();
-    if (layer % plan_.group_layers() == 0 || decoded_[0].rows() != keys.rows())
-      parallel_for(2, 1, [&](size_t side, size_t, int) {
-        const DocumentView& view = *views_[2 * as_size(group) + side];
-        Matrix<float>& rows = decoded_[side];
-        rows = Matrix<float>(keys.rows(), view.shape().width());
-        view.decode(0, rows);
+    const size_t sides = plan_.sides().size(), first_part = sides * as_size(layer / plan_.group_layers());
+    if (layer % plan_.group_layers() == 0 || decoded_.empty() || decoded_[0].rows() != keys.rows()) {
+      decoded_.resize(sides);
+      parallel_for(sides, 1, [&](size_t i, size_t, int) {
+        const DocumentView& view = *views_[first_part + i];
+        decoded_[i] = Matrix<float>(keys.rows(), view.shape().width());
+        view.decode(0, decoded_[i]);
       });
-    const size_t width = keys.cols(), first = as_size(layer % plan_.group_layers()) * width;
-    for (size_t side = 0; side < 2; ++side)
-      for (size_t t = 0; t < keys.rows(); ++t) {
-        const std::span<float> to = side == 0 ? keys.row(t) : values.row(t);
-        std::ranges::copy(decoded_[side].row(t).subspan(first, width), to.begin());
-        plan_.round(to);
-      }
-    if (layer % plan_.group_layers() + 1 == plan_.group_layers()) decoded_ = {};
+    }
+    for (size_t i = 0; i < sides; ++i)
+      Plan::for_each_layer(plan_.shape(first_part + i), decoded_[i],
+                           [&](Side side, size_t of_layer, MatrixView<float> from) {
+                             if (of_layer != as_size(layer)) return;
+                             const MatrixView<float>& to = side == Side::key ? keys : values;
+                             for (size_t t = 0; t < to.rows(); ++t) {
+                               std::ranges::copy(from.row(t), to.row(t).begin());
+                               plan_.round(to.row(t));
+                             }
+                           });
+    if (layer % plan_.group_layers() + 1 == plan_.group_layers()) decoded_.clear();
   }
 
   StoredBits stored(uint64_t tokens) const {
@@ -142,7 +156,7 @@ class CompressedDocument {
   std::vector<Encoded> encoded_;  // per part; documents stay where they are when these move
   std::vector<StreamStore*> stores_;
   std::vector<std::unique_ptr<DocumentView>> views_;  // of these
-  std::array<Matrix<float>, 2> decoded_;
+  std::vector<Matrix<float>> decoded_;                // of the group in work
 };
 
 /// How far all threads together are.
@@ -296,11 +310,11 @@ class KeptPrefix {
   Matrix<float> rows_of(const Plan& plan, const GroupShape& shape) const {
     if (type_ == DType::f32) return plan.rows_of(kept_.rows, shape);
     Matrix<float> out(tokens_, shape.width());
-    for (size_t l = 0; l < as_size(shape.layers); ++l) {
-      const auto& halves = halves_[static_cast<size_t>(shape.side)][as_size(shape.first_layer) + l];
+    Plan::for_each_layer(shape, out, [&](Side side, size_t layer, MatrixView<float> to) {
+      const auto& halves = halves_[static_cast<size_t>(side)][layer];
       for (size_t t = 0; t < tokens_; ++t)
-        widen(type_, std::span(halves).subspan(t * width_, width_), out.row(t).subspan(l * width_, width_));
-    }
+        widen(type_, std::span(halves).subspan(t * width_, width_), to.row(t));
+    });
     return out;
   }
 

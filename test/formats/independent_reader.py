@@ -312,7 +312,7 @@ class Codes(File):
         self.read_layouts()
         self.data, self.parts = self.file["/data"], self.file["/parts"][:].astype("i8")
         require(self.data.ndim == 1 and type_name(self.data) == "u8", "/data")
-        require(self.parts.shape == (len(self.names) + 1, 2 * len(self.groups) + 1, 2), "/parts")
+        require(self.parts.shape == (len(self.names) + 1, len(self.sides()) + 1, 2), "/parts")
         places = self.parts.reshape(-1, 2)
         places = places[places[:, 1] > 0]
         places = places[np.argsort(places[:, 0])]
@@ -331,7 +331,8 @@ class Codes(File):
     def read_layouts(self):
         a = self.file.attrs
         self.numbers = [int(n) for n in a["side_layout"]]
-        require(len(self.numbers) == 2 * len(self.groups) + 1 and self.numbers.count(self.numbers[-1]) == 1, "side_layout")
+        self.joint = int(a.get("joint", 0)) == 1
+        require(len(self.numbers) == len(self.sides()) + 1 and self.numbers.count(self.numbers[-1]) == 1, "side_layout")
         require(set(self.numbers) == set(range(len(a["layouts"]))), "layouts")
         self.layouts = [[Stream(stream, self.packed, i == self.numbers[-1]) for stream in json.loads(text(layout))]
                         for i, layout in enumerate(a["layouts"])]
@@ -344,14 +345,14 @@ class Codes(File):
         return self.layouts[self.numbers[column]]
 
     def sides(self):
-        return [(layer, side) for layer in self.groups for side in ("key", "value")]
+        return [(layer, side) for layer in self.groups for side in (("both",) if self.joint else ("key", "value"))]
 
     def positions(self):
         return np.concatenate([np.zeros(0, "i8")] + [index["positions"].astype("i8") for index in self.index])
 
     def streams(self, layer, side, document):
         """All streams of a document as arrays."""
-        column = 2 * self.groups.index(layer) + (side == "value")
+        column = self.sides().index((layer, side))
         shared = Part(self, 0, column).arrays() if self.parts[0, column, 1] else {}
         return {**shared, **Part(self, document + 1, column).arrays()}
 
@@ -378,7 +379,7 @@ class Codes(File):
         counted["index"] += sum(size(self.file[name]) for name in ("/parts", "/totals", "/documents/name", "/documents/offset"))
         counted["embedded_book"] = sum(size(self.file["/book/" + text(n)]) for n in self.file["/book"].attrs["arrays"]) \
             if "/book" in self.file else 0
-        counted["values"] = int(self.offset[-1]) * self.heads * self.dim * self.group * len(self.sides())
+        counted["values"] = 2 * int(self.offset[-1]) * self.heads * self.dim * self.group * len(self.groups)
         stored = json.loads(text(self.file.attrs["ledger"]))
         require(stored == counted, f"ledger {stored}, counted {counted}")
 
@@ -1024,13 +1025,19 @@ def transform_book(book):
     require(shrinks.shape == (LEVEL_CLASSES, 3) and type_name(book["shrinks"]) == "f32", "transform: shrinks")
     require(((shrinks >= 0) & (shrinks <= 0.5)).all(), "transform: shrinks")
     require(p["num-layers"] % p["layer-group"] == 0, "transform: layer-group")
+    require(p["sides"] in ("joint", "apart"), "transform: sides")
     return p, steps, models, shrinks
+
+
+def layers_of(side, group):
+    """Of a row; where a row is of both sides the layers of the values follow those of the keys."""
+    return 2 * group if side == "both" else group
 
 
 def transform_part(book, p, side, first, steps):
     """(mean, weights, vectors, classes, gains) of a part, checked."""
     part = book[f"{side}/{first}"]
-    width = p["layer-group"] * p["heads"] * p["head-dim"]
+    width = layers_of(side, p["layer-group"]) * p["heads"] * p["head-dim"]
     mean, weights, levels, scales, classes, gains = (
         part[name][:] for name in ("mean", "weights", "vectors", "vector_scales", "classes", "gains"))
     types = {"mean": "f32", "weights": "f32", "vectors": "u8", "vector_scales": "f32", "classes": "u8", "gains": "f16"}
@@ -1049,7 +1056,7 @@ def transform_part(book, p, side, first, steps):
 def check_transform(book):
     p, steps, _, _ = transform_book(book)
     parts = 0
-    for side in ("key", "value"):
+    for side in ("both",) if p["sides"] == "joint" else ("key", "value"):
         for first in range(0, p["num-layers"], p["layer-group"]):
             if f"{side}/{first}" in book:
                 transform_part(book, p, side, first, steps)
@@ -1083,10 +1090,12 @@ def decode_transform(codes, book, layer, side, rows, tokens):
     p, (b, steps, models, shrinks) = codes.parameters, transform_book(book)
     heads, dim, group, block = codes.heads, codes.dim, codes.group, p["block"]
     require((b["num-layers"], b["heads"], b["head-dim"], b["layer-group"]) == (codes.num_layers, heads, dim, group), "transform: shape")
+    require(codes.joint == (b["sides"] == "joint"), "transform: sides")
     require(0 <= p["rung"] < len(steps) and layer % group == 0, "transform: rung")
     mean, weights, vectors, classes, gains = transform_part(book, b, side, layer, steps)
     classes, gains = classes[p["rung"]], gains[p["rung"]].astype("<f4")
-    live, width = np.flatnonzero(classes != DEAD), group * heads * dim
+    layers = layers_of(side, group)
+    live, width = np.flatnonzero(classes != DEAD), layers * heads * dim
     synthesis = vectors[live] * (np.float32(1) / np.sqrt(weights))
     unit, classes = steps[p["rung"]] * gains[live], classes[live]
 
@@ -1119,8 +1128,16 @@ def decode_transform(codes, book, layer, side, rows, tokens):
     require(len(rows["exact"]) == len(ids), "transform: exact tokens")
     values[sinks + ids], slack[sinks + ids] = rows["exact"].reshape(-1, width), 0
     transform_seen["exact tokens"] += len(ids)
-    shape = (tokens, group, heads, dim)
+    shape = (tokens, layers, heads, dim)
     return values.reshape(shape), slack.reshape(shape)
+
+
+def turned_keys(codes, values):
+    """The same of rows in which values may stand behind the keys."""
+    pair = values if isinstance(values, tuple) else (values,)
+    keys = turned(codes, tuple(array[:, :codes.group] for array in pair) if pair is values else values[:, :codes.group])
+    both = tuple(np.concatenate([a, b[:, codes.group:]], axis=1) for a, b in zip(keys if pair is values else (keys,), pair))
+    return both if pair is values else both[0]
 
 
 def turned(codes, values):
@@ -1193,10 +1210,11 @@ def decode(path, kv_path, book_path=None):
                 decoded[key] = DECODERS[codes.codec](codes, book, layer, side, rows, int(end - first))
                 rope = codes.parameters.get("rope", "keep")
                 require(rope in ("keep", "undo"), f"rope is {rope}")
-                if rope == "undo" and side == "key":
-                    decoded[key] = turned(codes, decoded[key])
-            for i in range(codes.group):
-                expected = floats(kv.file[f"/layers/{layer + i}/{side}"], slice(first, end))
+                if rope == "undo" and side != "value":
+                    decoded[key] = turned_keys(codes, decoded[key])
+            for i in range(layers_of(side, codes.group)):
+                own = ("key", "value")[i // codes.group] if side == "both" else side
+                expected = floats(kv.file[f"/layers/{layer + i % codes.group}/{own}"], slice(first, end))
                 if isinstance(decoded[key], tuple):
                     values, slack = (array[:, i] for array in decoded[key])
                     least, most = (rounded((values + sign * slack).astype("<f4"), kind) for sign in (-1, 1))
@@ -1207,7 +1225,7 @@ def decode(path, kv_path, book_path=None):
                     found = rounded(decoded[key][:, i], kind)
                     require(found.shape == expected.shape, "shapes differ")
                     differ = np.count_nonzero(found.view("<u4") != expected.view("<u4"))
-                require(differ == 0, f"layer {layer + i} {side}, document {document}: {differ} values differ")
+                require(differ == 0, f"layer {layer + i % codes.group} {own}, document {document}: {differ} values differ")
     seen = "".join(f", {count} {name}" for name, count in seen_of_codec.items())
     seen += f", {places_seen} rows of places" if places_seen > 0 else ""
     print(f"{path}: {codes.codec}, {len(codes.names)} documents, {int(codes.offset[-1])} tokens{seen}: as decoded by kvcodec, "

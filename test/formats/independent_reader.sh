@@ -322,7 +322,7 @@ holds() { # <codes> <recon> <what the reader must have come across>
   grep -q " [1-9][0-9]* $3" said || fail "no $3: $(cat said)"
 }
 
-# Books of all layers, of two, of one and of weighted errors; steps so fine that levels have low bits, and so coarse that no component
+# Books of all layers, of two, of one with the sides apart, and of weighted errors; steps so fine that levels have low bits, and so coarse that no component
 # of some layers lives; blocks of all lengths mod 8, whose runs do not fill groups of lanes.
 transform() {
   make_caches
@@ -359,7 +359,7 @@ with h5py.File("loud.h5", "r+") as file:
   coded kv --codec transform --layers 2-3 --bits 6
   read_pairs
 
-  learned train --layer-group 1 --most-bits 0.02 --least-bits 0.01
+  learned train --layer-group 1 --sides apart --most-bits 0.02 --least-bits 0.01
   coded kv --codec transform --rung 0
   read_pairs
 

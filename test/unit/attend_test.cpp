@@ -3,6 +3,7 @@
 #include "lib/pipeline/attend.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <optional>
@@ -15,6 +16,7 @@
 #include "test/mismatch.hpp"
 #include "test/test.hpp"
 #include "test/unit/codec_table.hpp"
+#include "test/unit/coded_sides.hpp"
 
 using namespace kvcodec;
 
@@ -45,14 +47,15 @@ struct Case {
   std::unique_ptr<Codec> codec;
   GroupShape group;
   int q_heads = 0;
-  std::optional<Encoded> keys, values;
-  std::unique_ptr<DocumentView> views[2];  // of these
-  Matrix<float> decoded[2];                // keys, values
+  std::optional<test::CodedSides> coded;
+  Matrix<float> decoded[2];  // keys, values
   Matrix<float> queries;
   std::vector<uint64_t> visible;
 
   CausalQueries asked() const { return {q_heads, queries, visible}; }
-  CodesSource source(CodesSource::Products products) const { return {*views[0], *views[1], products}; }
+  CodesSource source(CodesSource::Products products) const {
+    return {coded->view(Side::key), coded->view(Side::value), products};
+  }
   Matrix<float> attend(const AttentionSource& over) const {
     Matrix<float> out(queries.rows(), queries.cols());
     attend_causally(group, over, asked(), out);
@@ -80,21 +83,11 @@ std::unique_ptr<Case> make_case(const test::CodecCase& row, size_t tokens, size_
                  .heads = heads,
                  .head_dim = made->context.head_dim};
   made->q_heads = heads * (1 + static_cast<int>(rng.below(4)));
-  Matrix<float> original[2];
+  std::array<Matrix<float>, 2> original;
   for (Matrix<float>& rows : original)
     rows = random_rows(tokens, made->group.width(), made->context.storage, rng);
-  for (const Side side : kSides) {
-    const GroupShape shape = of_side(made->group, side);
-    DocumentRows rows(original[static_cast<size_t>(side)]);
-    rows.surveyed = original[static_cast<size_t>(made->codec->surveyed(shape).side)];
-    auto& encoded = side == Side::key ? made->keys : made->values;
-    encoded = encode_in_memory(*made->codec, shape, {{rows}});
-    Matrix<float>& decoded = made->decoded[static_cast<size_t>(side)];
-    decoded = Matrix<float>(tokens, shape.width());
-    auto& view = made->views[static_cast<size_t>(side)];
-    view = made->codec->open(shape, encoded->document(0));
-    view->decode(0, decoded);
-  }
+  made->coded.emplace(*made->codec, made->group, original);
+  for (const Side side : kSides) made->decoded[static_cast<size_t>(side)] = made->coded->decoded(side);
   made->queries = random_rows(queries,
                               static_cast<size_t>(made->group.layers) * static_cast<size_t>(made->q_heads) *
                                   static_cast<size_t>(made->group.head_dim),

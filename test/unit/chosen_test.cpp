@@ -13,6 +13,7 @@
 #include "lib/core/rng.hpp"
 #include "test/test.hpp"
 #include "test/unit/codec_table.hpp"
+#include "test/unit/coded_sides.hpp"
 
 using namespace kvcodec;
 
@@ -66,35 +67,27 @@ TEST_CASE("chosen tokens: decoded alone they are what they are among all, and at
     std::optional<Book> book;
     if (row.make_book) context.book = &book.emplace(row.make_book(context, rng));
     const auto codec = test::codec_of(row, context);
-    GroupShape shapes[2];
-    std::optional<Encoded> encoded[2];
-    std::unique_ptr<DocumentView> views[2];
-    Matrix<float> all[2];
-    for (const Side side : kSides) {
-      const size_t i = side == Side::value;
-      shapes[i] = {
-          .first_layer = 0, .layers = codec->layer_group(), .heads = kHeads, .head_dim = kDims, .side = side};
-      const Matrix<float> rows = random_rows(kTokens, shapes[i].width(), rng);
-      const DocumentRows document(rows);
-      encoded[i].emplace(encode_in_memory(*codec, shapes[i], {&document, 1}));
-      all[i] = Matrix<float>(kTokens, shapes[i].width());
-      views[i] = codec->open(shapes[i], encoded[i]->document(0));
-      views[i]->decode(0, all[i]);
+    const GroupShape shape{
+        .first_layer = 0, .layers = codec->layer_group(), .heads = kHeads, .head_dim = kDims};
+    const test::CodedSides coded(
+        *codec, shape, {random_rows(kTokens, shape.width(), rng), random_rows(kTokens, shape.width(), rng)});
+    const Matrix<float> all[2] = {coded.decoded(Side::key), coded.decoded(Side::value)};
+    for (const Side side : kSides)
       for (const size_t count : {size_t{0}, size_t{1}, size_t{20}, kTokens}) {
         const auto tokens = some_tokens(count, rng);
-        Matrix<float> out(tokens.size(), shapes[i].width());
-        views[i]->decode_tokens(tokens, out);
+        Matrix<float> out(tokens.size(), shape.width());
+        coded.view(side).decode_tokens(tokens, out);
         for (size_t t = 0; t < tokens.size(); ++t)
-          CHECK(std::ranges::equal(out.row(t), all[i].row(tokens[t])));
+          CHECK(std::ranges::equal(std::as_const(out).row(t), all[static_cast<size_t>(side)].row(tokens[t])));
       }
-    }
     const auto layers = static_cast<size_t>(codec->layer_group());
     for (const size_t selections : {kHeads, kQHeads}) {
       const Matrix<float> queries = random_rows(kQueries, layers * kQHeads * kDims, rng);
       std::vector<std::vector<uint32_t>> tokens(kQueries * layers * selections);
       for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = some_tokens(i % 7 * 5, rng);
       Matrix<float> out(kQueries, queries.cols());
-      attend_chosen(*views[0], *views[1], {static_cast<int>(kQHeads), queries, selections, tokens}, out);
+      attend_chosen(coded.view(Side::key), coded.view(Side::value),
+                    {static_cast<int>(kQHeads), queries, selections, tokens}, out);
       for (size_t q = 0; q < kQueries; ++q)
         for (size_t h = 0; h < layers * kQHeads; ++h) {
           const size_t head = h / kQHeads * kHeads + h % kQHeads / (kQHeads / kHeads);

@@ -46,6 +46,7 @@ inline std::unique_ptr<Subject> make_subject(const CodecCase& row, int heads, in
   CHECK(subject->codec->parameters() == asked->parameters());
   const int layers = subject->codec->layer_group();
   subject->shape = {.first_layer = 0, .layers = layers, .heads = heads, .head_dim = head_dim, .side = side};
+  if (subject->codec->joint()) subject->shape.side = Side::both;
   return subject;
 }
 
@@ -131,12 +132,16 @@ inline void check_decoded(const CodecCase& row, const Subject& subject, MatrixVi
   const auto inner = codec_of(plain, subject.context);
   Matrix<float> turned(rows.rows(), rows.cols()), found = turned;
   for (size_t i = 0; i < rows.rows(); ++i) std::ranges::copy(rows.row(i), turned.row(i).begin());
-  subject.context.rope.turn(TurnWay::back, shape.first_layer, shape.layers, 0, turned);
+  const auto turn_keys = [&](TurnWay way, Matrix<float>& values) {
+    subject.context.rope.turn(way, shape.first_layer, shape.layers, 0,
+                              values.view().columns(shape.column_of(Side::key), shape.side_width()));
+  };
+  turn_keys(TurnWay::back, turned);
   for (float& value : std::span(turned.data(), turned.size()))
     value = round_to(subject.context.storage, value);
   inner->open(shape, document)->decode(0, found);
   check(turned, found);
-  subject.context.rope.turn(TurnWay::forward, shape.first_layer, shape.layers, 0, found);
+  turn_keys(TurnWay::forward, found);
   CHECK(same_bits(found, decoded));
 }
 

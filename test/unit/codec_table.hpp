@@ -652,6 +652,7 @@ inline CodecCase rvq_case(const RvqSettings& settings) {
 // -------------------------------------------------------------------------------------------------------------------
 
 struct TransformSettings {
+  SideCoding sides = SideCoding::joint;
   int layer_group = 2;
   int64_t sink = 4, window = 0, block = 256;
   float step = 0.25f;
@@ -661,6 +662,7 @@ struct TransformSettings {
 inline TransformBook random_transform_book(const TransformSettings& settings, const CodecContext& context,
                                            Rng& rng) {
   TransformBook book;
+  book.options.sides = settings.sides;
   book.options.layer_group = settings.layer_group;
   book.options.rate_distortion = 0;
   book.num_layers = context.num_layers, book.heads = context.heads, book.head_dim = context.head_dim;
@@ -674,7 +676,7 @@ inline TransformBook random_transform_book(const TransformSettings& settings, co
     book.classes.push_back({RansModel::from_counts(counts, {.escape_bits = kEscapedBits}), {}});
   }
   book.measures = {{1, 1}, {2, 0.5}};
-  for (const Side side : kSides)
+  for (const Side side : book.options.part_sides())
     for (int first = 0; first < context.num_layers; first += settings.layer_group) {
       TransformBook::Part part{side, first, {}, {}};
       for (size_t c = 0; c < width; ++c) {
@@ -723,8 +725,8 @@ inline void check_transform(const TransformSettings& settings, MatrixView<const 
 
 inline CodecCase transform_case(const TransformSettings& settings) {
   return {
-      .label = fmt::format("transform, {} layers, sink {}, window {}, block {}", settings.layer_group,
-                           settings.sink, settings.window, settings.block),
+      .label = fmt::format("transform, {}, {} layers, sink {}, window {}, block {}", settings.sides,
+                           settings.layer_group, settings.sink, settings.window, settings.block),
       .codec = "transform",
       .options = {{"bits", 2.0},
                   {"sink", settings.sink},
@@ -796,6 +798,8 @@ inline std::vector<CodecCase> codec_table() {
       rvq_case({}),
       rvq_case({.beam = 3, .sink = 0, .window = 0, .codebooks = 1, .entries = 20, .split = SplitBy::none}),
       transform_case({}),
+      transform_case({.sides = SideCoding::apart}),
+      before_rope(transform_case({.layer_group = 1, .block = 64})),
       transform_case({.layer_group = 4, .sink = 0, .block = 32}),
       transform_case({.layer_group = 1, .sink = 3, .window = 40, .block = 50}),
       rvq_case({.beam = 2, .sink = 7, .window = 150, .entries = 260, .entry_type = DType::f32}),

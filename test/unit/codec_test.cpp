@@ -103,6 +103,32 @@ TEST_CASE("codecs: any range decodes as that part of the whole, into rows of any
   });
 }
 
+TEST_CASE("codecs: of keys and values that are coded together each can be had by itself") {
+  size_t joint = 0;
+  for_each_case([&](const CodecCase& row, Rng& rng) {
+    const auto subject = random_subject(row, rng);
+    if (!subject->codec->joint()) return;
+    ++joint;
+    CHECK_EQ(subject->shape.width(), 2 * subject->shape.side_width());
+    const Encoded encoded = encode(*subject, make_rows(*subject, 100, Look::ordinary, rng));
+    const Matrix<float> both = decode(*subject, encoded.document(0), 0, 100);
+    const std::vector<uint32_t> some = {3, 4, 70, 99};
+    for (const Side side : kSides) {
+      const auto view = subject->codec->open(of_side(subject->shape, side), encoded.document(0));
+      CHECK_EQ(view->tokens(), 100);
+      const size_t width = view->shape().width();
+      const auto own = both.view().columns(subject->shape.column_of(side), width);
+      Matrix<float> out(60, width), scattered(some.size(), width);
+      view->decode(33, out);
+      CHECK(same_bits(out, own.rows(33, 60)));
+      view->decode_tokens(some, scattered);
+      for (size_t i = 0; i < some.size(); ++i)
+        CHECK(same_bits(scattered.view().rows(i, 1), own.rows(some[i], 1)));
+    }
+  });
+  CHECK_GT(joint, 0);
+}
+
 TEST_CASE("codecs: rows of any stride encode like packed ones") {
   for_each_case([](const CodecCase& row, Rng& rng) {
     const auto subject = random_subject(row, rng);
@@ -272,7 +298,8 @@ TEST_CASE("codecs: products are those of decoded rows, over any range, for any n
   for_each_case([](const CodecCase& row, Rng& rng) {
     for (const size_t tokens : {1, 33, 161, 500}) {
       const auto subject = random_subject(row, rng);
-      const GroupShape& shape = subject->shape;
+      const GroupShape shape =
+          subject->codec->joint() ? of_side(subject->shape, kSides[rng.below(2)]) : subject->shape;
       const auto d = static_cast<size_t>(shape.head_dim);
       const size_t heads = shape.width() / d, n = 1 + rng.below(6);
       const Encoded encoded = encode(*subject, make_rows(*subject, tokens, Look::ordinary, rng));
@@ -287,7 +314,8 @@ TEST_CASE("codecs: products are those of decoded rows, over any range, for any n
         const size_t first = rng.below(tokens + 1), count = rng.below(tokens - first + 1);
         CAPTURE(first);
         CAPTURE(count);
-        const Matrix<float> values = decode(*subject, document, first, count);
+        Matrix<float> values(count, shape.width());
+        view->decode(first, values);
         const Matrix<float> queries = random(heads * n, d), weights = random(heads * n, count);
         Matrix<float> scores(heads * n, count), sums(heads * n, d);
         const bool key = shape.side == Side::key;

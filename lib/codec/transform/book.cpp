@@ -125,6 +125,10 @@ std::vector<LevelClass> classes_from(const Book& book) {
 
 std::vector<OptionField> TransformBookOptions::fields() {
   return {
+      {"sides",
+       "keys and values of these layers are one vector (joint), which takes a quarter off the bits, or each by "
+       "themselves (apart)",
+       &sides},
       {"layer-group", "layers whose vectors are one; 0: as many as 4,096 values of a token hold",
        &layer_group, 0, 1 << 20},
       {"most-bits", "about the most bits per value that the book serves", &most_bits, 0.01, 12},
@@ -218,7 +222,7 @@ TransformBook transform_book_from(const Book& book) {
   }
   transform.classes = classes_from(book);
   const LevelTables checked(transform.classes, transform.options.rate_distortion);
-  for (const Side side : kSides)
+  for (const Side side : transform.options.part_sides())
     for (int first = 0; first < transform.num_layers; first += group)
       if (book.find(fmt::format("{}/{}/mean", side, first)))
         transform.parts.push_back(part_from(book, side, first, steps, transform.width()));

@@ -1,8 +1,8 @@
 // Books of type `transform`: what train-transform learns and the codec `transform` needs (FORMAT.md,
 // "transform").
 //
-// A part is one side of some consecutive layers; its vectors are tokens with all heads of these layers. Components
-// are those that some step uses. Parameters: all of TransformBookOptions, and num-layers, heads, head-dim, source, rope.
+// A part is one side of some consecutive layers, or both together; its vectors are tokens with all heads of these
+// layers. Components are those that some step uses. <side>: key, value or both. Parameters: all of TransformBookOptions, and num-layers, heads, head-dim, source, rope.
 //   steps            f32 [R]       of all parts, coarsest first: the rungs
 //   bits, errors     f64 [R]       what they came to in training: bits per value; squared weighted error per token
 //   tables           u8 [bytes]    the models of all classes, one behind the other (RansModel::write), zero bits to
@@ -28,7 +28,16 @@
 
 namespace kvcodec {
 
+/// First tokens of a document that are not transformed unless asked otherwise: the very first is where attention goes
+/// that has nothing to look at, and its keys and values are like no others.
+inline constexpr int64_t kTransformSink = 1;
+
+/// Whether keys and values of a group of layers are one vector.
+enum class SideCoding : uint8_t { apart, joint };
+constexpr auto names_of(SideCoding) { return std::to_array<std::string_view>({"apart", "joint"}); }
+
 struct TransformBookOptions final : Options {
+  SideCoding sides = SideCoding::joint;  ///< what values share with keys need not be said twice
   int64_t layer_group = 0;  ///< 0: the most layers whose vectors stay below kMostAutoWidth values
   double most_bits = 2;     ///< finer steps need nearly all components: a larger book for little
   double least_bits = 0.1;
@@ -39,6 +48,11 @@ struct TransformBookOptions final : Options {
   void check() const override;
 
   static constexpr size_t kMostAutoWidth = 4096;
+
+  /// Of the book's parts, at each group of layers.
+  std::span<const Side> part_sides() const {
+    return sides == SideCoding::joint ? std::span<const Side>(kJointly) : std::span<const Side>(kSides);
+  }
 };
 
 struct TransformBook {
@@ -59,8 +73,8 @@ struct TransformBook {
 
   size_t steps() const { return measures.size(); }
   size_t width() const {
-    return static_cast<size_t>(options.layer_group) * static_cast<size_t>(heads) *
-           static_cast<size_t>(head_dim);
+    return GroupShape{0, static_cast<int>(options.layer_group), heads, head_dim, options.part_sides().front()}
+        .width();
   }
   /// The rung whose bits in training are nearest to these.
   size_t rung_for(double bits) const;

@@ -1,4 +1,5 @@
-// The codec `transform`: a token's values of some layers, all heads, as components of a learned orthonormal basis
+// The codec `transform`: a token's keys and values of some layers, all heads, together or each side by itself, as
+// components of a learned orthonormal basis
 // (lib/transform/basis.hpp), quantized with one step (lib/transform/levels.hpp) and coded by rANS with tables of the
 // book (lib/transform/level_coder.hpp). Transform coding with reverse water-filling is the textbook's (Goyal,
 // "Theoretical foundations of transform coding", 2001); of caches KVTC ("KV Cache Transform Coding for Compact
@@ -9,13 +10,13 @@
 // fewer, and is coded anew when tokens come.
 //
 // Streams of one document:
-//   sink    bf16|f16 [min(T, sink)][layers][heads][d]
+//   sink    bf16|f16 [min(T, sink)][sides, if joint][layers][heads][d]
 //   blocks  u32 [ceil(Q / block)][2]   tokens and bytes of each block
 //   codes   u8 [bytes]                 the blocks, one behind the other
 //   places  u64                        where blocks begin in codes (lib/codec/places.hpp); complete ones count
 //   exact_ids u32 [E]                  which of the Q tokens are kept exactly beside the codes, rising
-//   exact   bf16|f16 [E][layers][heads][d]
-//   tail    bf16|f16 [T - sink - Q][layers][heads][d]
+//   exact   bf16|f16 [E][as sink]
+//   tail    bf16|f16 [T - sink - Q][as sink]
 //
 // Tokens whose levels would take more bits than their values (unlike all that the book learned from) are kept
 // exactly; their levels are 0.
@@ -44,7 +45,7 @@ constexpr size_t kTogether = RansDecoder<uint8_t>::kTogether;
 struct TransformOptions final : Options {
   double bits = 0.7;  ///< what costs a small model as much as 3.5 bits without a transform
   int64_t rung = -1;
-  int64_t sink = 4;  ///< nearly every query looks at the first tokens, and the book's mean is far from them
+  int64_t sink = kTransformSink;
   int64_t window = 0;
   int64_t block = 256;  ///< a block's states and its length are below a thousandth of its bits
 
@@ -206,6 +207,7 @@ class TransformCodec final : public Codec {
         ends_(storage_, static_cast<uint64_t>(options.sink), static_cast<uint64_t>(options.window)),
         block_(static_cast<uint64_t>(options.block)),
         layer_group_(static_cast<int>(book.options.layer_group)),
+        joint_(book.options.sides == SideCoding::joint),
         tables_(std::move(book.classes), book.options.rate_distortion) {
     for (TransformBook::Part& part : book.parts) {
       const auto key = std::pair(part.side, part.first_layer);
@@ -219,6 +221,7 @@ class TransformCodec final : public Codec {
     return to_record(copy);
   }
   int layer_group() const override { return layer_group_; }
+  bool joint() const override { return joint_; }
   std::vector<StreamSpec> streams(const GroupShape& shape) const override {
     return {ends_.sink_stream(shape),
             {std::string(kBlocks), DType::u32, {2}, Category::offsets},
@@ -248,6 +251,7 @@ class TransformCodec final : public Codec {
   ExactEnds ends_;
   uint64_t block_;
   int layer_group_;
+  bool joint_;
   LevelTables tables_;
   std::vector<std::pair<std::pair<Side, int>, std::unique_ptr<PartCoder>>> parts_;
 };

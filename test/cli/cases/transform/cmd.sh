@@ -1,0 +1,33 @@
+# A transform learned, and what it makes of a cache that it was not learned from: in one piece and appended to, keys and values together
+# and apart, whole and in parts.
+set -e
+kvcodec dump-kv --model src/data/demo-model --text src/data/text/pride-and-prejudice.txt --chunk 256 --max-tokens 4096 --quiet -o train.h5 >/dev/null
+kvcodec dump-kv --model src/data/demo-model --text src/LICENSE --chunk 160 --max-tokens 320 --quiet -o kv.h5 >/dev/null
+kvcodec train-transform train.h5 --least-bits 0.5 --most-bits 1 -o joint.h5
+kvcodec train-transform train.h5 --sides apart --layer-group 1 --quiet -o apart.h5 >/dev/null
+for book in joint apart; do
+  echo "== $book"
+  kvcodec encode kv.h5 --codec transform --book $book.h5 --bits 1 --block 64 -o $book-codes.h5 | tail -n 1
+  kvcodec decode $book-codes.h5 --book $book.h5 -o $book-kv.h5 >/dev/null
+  kvcodec eval-recon kv.h5 $book-kv.h5 --rate $book-codes.h5 | sed -n '/^all/p;/^entropy/,$p'
+  kvcodec info $book-codes.h5 | sed -n '/^stream/,/^document/p' | cut -d" " -f1 | tr "\n" " "
+  echo
+  # Parts are what they are in the whole.
+  kvcodec decode $book-codes.h5 --book $book.h5 --documents 1 --tokens 70:80 --layers 1-2 -o part.h5 --overwrite >/dev/null
+  kvcodec decode $book-kv.h5 -o nothing.h5 2>/dev/null && exit 1
+  kvcodec eval-recon $book-kv.h5 part.h5 | grep '^all'
+  kvcodec attend $book-codes.h5 --book $book.h5 --queries kv.h5 --quiet -o out.h5 --overwrite | tail -n 1 | cut -d' ' -f1
+done
+echo "== appended"
+kvcodec encode kv.h5 --codec transform --book joint.h5 --bits 1 --block 64 --documents 0 -o first.h5 >/dev/null
+kvcodec encode kv.h5 --append first.h5 --book joint.h5 --documents 1 -o grown.h5 >/dev/null
+kvcodec decode grown.h5 --book joint.h5 -o grown-kv.h5 >/dev/null
+kvcodec eval-recon joint-kv.h5 grown-kv.h5 | grep '^all'
+echo "== refused"
+kvcodec encode kv.h5 --codec transform -o no.h5 || echo $?
+kvcodec encode kv.h5 --codec transform --book joint.h5 --rung 99 -o no.h5 || echo $?
+kvcodec encode kv.h5 --codec transform --book joint.h5 --layers 0-1 -o no.h5 || echo $?
+kvcodec decode joint-codes.h5 --book apart.h5 -o no.h5 || echo $?
+kvcodec train-transform kv.h5 -o no.h5 || echo $?
+kvcodec train-transform train.h5 --layer-group 3 -o no.h5 || echo $?
+kvcodec train-transform train.h5 --sides both -o no.h5 || echo $?
