@@ -384,14 +384,14 @@ std::string sensitivity_info(const InfoOptions& options) {
     Json json = json_of(file.type);
     json["model"] = to_json(file.info.model);
     json["parameters"] = to_json(file.info.parameters);
-    json["layers"] = sensitivity_json(file.info.layers);
+    json["layers"] = sensitivity_json(file.info.layers, file.info.fisher);
     return text_of(json);
   }
   Facts facts;
   add_model(facts, file.info.model);
   facts.add("parameters", record_text(file.info.parameters));
-  return head_line(name, file.type) + facts.text() + "\n" + sensitivity_table(file.info.layers) +
-         history_text(file.type);
+  return head_line(name, file.type) + facts.text() + "\n" +
+         sensitivity_table(file.info.layers, file.info.fisher) + history_text(file.type);
 }
 
 std::string outputs_info(const InfoOptions& options) {

@@ -1,5 +1,6 @@
 // kvcodec sensitivity --model PATH --text PATH ... [options] -o FILE
 //
+//   --metric M          scalar (by noise) or fisher (and matrices of heads, by derivatives)
 //   --noise-target X    what the larger of two noises is to cost, about        --sink N    first tokens without noise
 //
 //   kvcodec sensitivity --model data/demo-model --text docs/ --max-documents 8 -o weights.h5
@@ -19,17 +20,48 @@
 namespace kvcodec::cli {
 namespace {
 
+/// What of a model's sensitivity is measured.
+enum class Metric : uint8_t {
+  scalar,  ///< a number for each layer and side, by noise
+  fisher,  ///< and a matrix for each of their heads, by derivatives
+};
+constexpr auto names_of(Metric) { return std::to_array<std::string_view>({"scalar", "fisher"}); }
+
+/// With derivatives, noise only shows that they are right.
+constexpr int64_t kCheckedDocuments = 2;
+
 struct MeasureOptions final : Options {
   std::string model;
+  Metric metric = Metric::scalar;
+  int64_t noise_documents = 0;
   JudgedTextOptions texts;
   SensitivityOptions noise;
   CommonOptions common;
   OutputOptions output;
 
   std::vector<OptionField> fields() override {
-    return {{.name = "model",
-             .help = "model directory as Hugging Face lays it out, or a GGUF file",
-             .target = &model}};
+    return {
+        {.name = "model",
+         .help = "model directory as Hugging Face lays it out, or a GGUF file",
+         .target = &model},
+        {.name = "metric",
+         .help =
+             "scalar: a number for each layer and side, by noise; fisher: and for each of their heads the "
+             "Fisher information, by derivatives",
+         .target = &metric},
+        {.name = "noise-documents",
+         .help = "put noise on the first N documents only (default: all; with --metric fisher 2, as a check)",
+         .target = &noise_documents,
+         .min = 1}};
+  }
+
+  /// Those that noise is measured on: it takes 120 continuations of a document with 30 layers, derivatives one way
+  /// there and back.
+  std::span<const LoopDocument> noisy(std::span<const LoopDocument> documents) const {
+    const int64_t most = noise_documents > 0        ? noise_documents
+                         : metric == Metric::fisher ? kCheckedDocuments
+                                                    : static_cast<int64_t>(documents.size());
+    return documents.first(std::min(documents.size(), static_cast<size_t>(most)));
   }
 };
 
@@ -41,14 +73,18 @@ void declare(Command& command, MeasureOptions& options) {
       "next-token distributions are held against those without noise (KL). Two sizes of noise are tried for each "
       "layer and side, so that what is said holds for small errors: a codec's loss is about the sum over layers "
       "and sides of this sensitivity times its mean squared error. Keys take rounding alike before and after the "
-      "rotary embedding.",
+      "rotary embedding. With --metric fisher the predictions are also differentiated by each key and value: the "
+      "Fisher information, a matrix for each head, says in which directions errors cost how much.",
       "kvcodec sensitivity --model data/demo-model --text docs/ --max-documents 8 -o weights.h5");
   command.group("What is run");
-  command.option(options.fields()[0], "PATH");
+  const std::vector<OptionField> own = options.fields();
+  command.option(own[0], "PATH");
   options.texts.declare_texts(command);
+  command.option(own[1]);
   command.group("Documents");
   for (const auto& field : options.texts.fields()) command.option(field);
   command.group("Noise");
+  command.option(own[2]);
   for (const auto& field : options.noise.fields()) command.option(field);
   options.output.declare(command, "sensitivities");
   options.common.declare(command);
@@ -61,6 +97,16 @@ void check_combination(const MeasureOptions& options) {
   options.output.check(options.common);
 }
 
+std::optional<Fisher> fisher_of(const MeasureOptions& options, const LlamaModel& model,
+                                std::span<const LoopDocument> documents) {
+  if (options.metric != Metric::fisher) return std::nullopt;
+  ProgressBar bar("sensitivity", "documents", options.common.quiet);
+  return measure_fisher(
+      model, documents,
+      {.sink = options.noise.sink, .seed = options.noise.seed, .memory = options.noise.memory},
+      bar.callback());
+}
+
 SensitivityInfo measure(MeasureOptions& options, ModelFiles& files) {
   const ModelConfig& config = files.description().config;
   LlamaModel model(config, files.weights());
@@ -71,14 +117,21 @@ SensitivityInfo measure(MeasureOptions& options, ModelFiles& files) {
   check_context(texts.documents, config);
   options.noise.seed = options.common.seed;
   options.noise.memory = options.common.memory_bytes();
-  SensitivityInfo info{
-      .model = model_info(options.model, files, false), .parameters = to_record(options.noise), .layers = {}};
+  SensitivityInfo info{.model = model_info(options.model, files, false),
+                       .parameters = to_record(options.noise),
+                       .layers = {},
+                       .fisher = {}};
+  info.parameters.set("metric", std::string(name_of(options.metric)));
   info.parameters.set("seed", options.common.seed);
+  const auto noisy = options.noisy(texts.documents);
   info.parameters.set("documents", static_cast<int64_t>(texts.documents.size()));
+  info.parameters.set("noise-documents", static_cast<int64_t>(noisy.size()));
   info.parameters.set("length", length);
   info.parameters.set("prefix", static_cast<int64_t>(texts.documents.front().prefix));
+  check_sensitivities(config, noisy, options.noise);
+  info.fisher = fisher_of(options, model, texts.documents);
   ProgressBar bar("sensitivity", "continuations", options.common.quiet);
-  info.layers = measure_sensitivities(model, texts.documents, options.noise, bar.callback());
+  info.layers = measure_sensitivities(model, noisy, options.noise, bar.callback());
   return info;
 }
 
@@ -89,14 +142,17 @@ std::string summary(const Command& command, const MeasureOptions& options, const
     json["output"] = options.output.path;
     json["model"] = to_json(info.model);
     json["parameters"] = to_json(info.parameters);
-    json["layers"] = sensitivity_json(info.layers);
+    json["layers"] = sensitivity_json(info.layers, info.fisher);
     json["seconds"] = seconds;
     return text_of(json);
   }
-  return fmt::format("{}: {} of {} tokens; {}\n\n", info.model.model,
-                     counted(static_cast<uint64_t>(info.parameters.get_int("documents")), "document"),
-                     info.parameters.get_int("length"), time_text(seconds)) +
-         sensitivity_table(info.layers);
+  const int64_t documents = info.parameters.get_int("documents"),
+                noisy = info.parameters.get_int("noise-documents");
+  return fmt::format("{}: {} of {} tokens{}; {}\n\n", info.model.model,
+                     counted(static_cast<uint64_t>(documents), "document"), info.parameters.get_int("length"),
+                     noisy < documents ? fmt::format(", noise on {} of them", noisy) : "",
+                     time_text(seconds)) +
+         sensitivity_table(info.layers, info.fisher);
 }
 
 }  // namespace

@@ -17,30 +17,37 @@ std::string tolerated(const Sensitivity& side) {
 
 }  // namespace
 
-std::string sensitivity_table(std::span<const std::array<Sensitivity, 2>> layers) {
+std::string sensitivity_table(std::span<const std::array<Sensitivity, 2>> layers,
+                              const std::optional<Fisher>& fisher) {
   std::vector<Table::Column> columns = {{"layer"}};
-  for (const char* side : {"keys", "values"})
-    for (const char* what : {"nats/unit", "+- 95%", "0.01 at %", "growth"})
-      columns.push_back({.title = what, .unit = "", .group = side});
+  for (const char* group : {"keys", "values"})
+    for (const std::string_view what : {"nats/unit", "+- 95%", "Fisher", "0.01 at %", "growth"})
+      if (fisher || what != "Fisher")
+        columns.push_back({.title = std::string(what), .unit = "", .group = group});
   Table table(columns);
   for (size_t layer = 0; layer < layers.size(); ++layer) {
     std::vector<std::string> cells = {fmt::format("{}", layer)};
-    for (const Sensitivity& side : layers[layer]) {
-      cells.push_back(significant(side.nats.mean, 3));
-      cells.push_back(std::isfinite(side.nats.half_width) ? significant(side.nats.half_width, 2) : "-");
-      cells.push_back(tolerated(side));
-      cells.push_back(std::isfinite(side.growth()) ? significant(side.growth(), 3) : "-");
+    for (const Side side : kSides) {
+      const Sensitivity& of = layers[layer][static_cast<size_t>(side)];
+      cells.push_back(significant(of.nats.mean, 3));
+      cells.push_back(std::isfinite(of.nats.half_width) ? significant(of.nats.half_width, 2) : "-");
+      if (fisher) cells.push_back(significant(fisher->nats(side, static_cast<int>(layer)), 3));
+      cells.push_back(tolerated(of));
+      cells.push_back(std::isfinite(of.growth()) ? significant(of.growth(), 3) : "-");
     }
     table.row(std::move(cells));
   }
   return table.text() +
          "\nnats/unit: what noise of variance 1 would cost for each judged token, if cost went on growing with the "
-         "variance;\n0.01 at %: the noise that costs 0.01 nats, in percent of the deviation of the keys or values "
+         "variance;\n" +
+         (fisher ? "Fisher: the same by the Fisher matrices, half of the sum of their traces;\n" : "") +
+         "0.01 at %: the noise that costs 0.01 nats, in percent of the deviation of the keys or values "
          "themselves;\ngrowth: what noise of twice the deviation costs, of four times as much: near 1 the divergence is "
          "quadratic, and the\nsensitivity holds.\n";
 }
 
-Json sensitivity_json(std::span<const std::array<Sensitivity, 2>> layers) {
+Json sensitivity_json(std::span<const std::array<Sensitivity, 2>> layers,
+                      const std::optional<Fisher>& fisher) {
   Json all = Json::array();
   for (size_t layer = 0; layer < layers.size(); ++layer) {
     Json one = {{"layer", layer}};
@@ -51,6 +58,7 @@ Json sensitivity_json(std::span<const std::array<Sensitivity, 2>> layers) {
         probes.push_back({{"deviation", probe.deviation}, {"divergence", to_json(probe.divergence)}});
       one[std::string(name_of(side))] = {
           {"variance", of.variance}, {"nats", to_json(of.nats)}, {"probes", probes}};
+      if (fisher) one[std::string(name_of(side))]["fisher"] = fisher->nats(side, static_cast<int>(layer));
     }
     all.push_back(one);
   }

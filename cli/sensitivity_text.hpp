@@ -2,17 +2,21 @@
 #pragma once
 
 #include <array>
+#include <optional>
 #include <span>
 #include <string>
 
 #include "cli/json.hpp"
+#include "lib/pipeline/fisher.hpp"
 #include "lib/pipeline/sensitivity.hpp"
 
 namespace kvcodec::cli {
 
-/// By layer, keys and values: nats for each unit of variance with their 95% interval, and the noise that costs
-/// 0.01 nats as a share of the values' own deviation.
-std::string sensitivity_table(std::span<const std::array<Sensitivity, 2>> layers);
-Json sensitivity_json(std::span<const std::array<Sensitivity, 2>> layers);
+/// By layer, keys and values: nats for each unit of variance with their 95% interval, the same from Fisher matrices
+/// where there are, and the noise that costs 0.01 nats as a share of the values' own deviation.
+std::string sensitivity_table(std::span<const std::array<Sensitivity, 2>> layers,
+                              const std::optional<Fisher>& fisher);
+Json sensitivity_json(std::span<const std::array<Sensitivity, 2>> layers,
+                      const std::optional<Fisher>& fisher);
 
 }  // namespace kvcodec::cli

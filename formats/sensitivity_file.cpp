@@ -1,5 +1,6 @@
 #include "formats/sensitivity_file.hpp"
 
+#include <algorithm>
 #include <cmath>
 
 #include "formats/h5.hpp"
@@ -54,12 +55,90 @@ void read_column(const h5::File& file, const Column& column, SensitivityInfo& in
   }
 }
 
+// Fisher matrices.
+constexpr const char* kFisher = "/fisher";
+
+std::string fisher_path(Side side) { return fmt::format("{}/{}", kFisher, side); }
+
+void check_fits(const OutputFile& output, const Fisher& fisher, const ModelInfo& model) {
+  const auto dim = static_cast<size_t>(model.head_dim);
+  bool fits = fisher.layers == model.num_layers && fisher.heads == model.num_kv_heads;
+  for (const auto& matrices : fisher.matrices) {
+    fits = fits && matrices.size() == static_cast<size_t>(fisher.layers) * static_cast<size_t>(fisher.heads);
+    for (const Matrix<float>& matrix : matrices) fits = fits && matrix.rows() == dim && matrix.cols() == dim;
+  }
+  if (!fits)
+    throw failed("{}: Fisher matrices of {} layers and {} heads; the model has {} and {} of {}",
+                 output.target(), fisher.layers, fisher.heads, model.num_layers, model.num_kv_heads, dim);
+}
+
+void write_fisher(h5::File& file, const Fisher& fisher, const ModelInfo& model) {
+  const auto heads = static_cast<uint64_t>(model.num_kv_heads), dim = static_cast<uint64_t>(model.head_dim);
+  file.make_group(kFisher);
+  file.set_text(kFisher, "key_state", fisher.keys_before_rope ? "pre-rope" : "post-rope");
+  for (const Side side : kSides) {
+    h5::DatasetWriter dataset(file, fisher_path(side), DType::f32, {heads, dim, dim},
+                              static_cast<uint64_t>(model.num_layers));
+    for (int layer = 0; layer < fisher.layers; ++layer) {
+      std::vector<float> values;  // of a whole row of the dataset
+      for (int head = 0; head < fisher.heads; ++head) {
+        const Matrix<float>& matrix = fisher.of(side, layer, head);
+        values.insert(values.end(), matrix.data(), matrix.data() + matrix.size());
+      }
+      dataset.append_values<float>(values);
+    }
+    dataset.finish();
+  }
+}
+
+/// The matrix of one head. Throws for what no sum of g g^T can be.
+Matrix<float> checked_matrix(const h5::Dataset& dataset, std::span<const float> values, size_t dim, int layer,
+                             size_t head) {
+  Matrix<float> matrix(dim, dim);
+  std::ranges::copy(values, matrix.data());
+  for (size_t i = 0; i < dim; ++i)
+    for (size_t j = 0; j <= i; ++j) {
+      const float value = matrix(i, j);
+      if (!std::isfinite(value) || (i == j && value < 0))
+        throw dataset.error("layer {}, head {}: {} cannot be", layer, head, value);
+      if (value != matrix(j, i))
+        throw dataset.error("layer {}, head {}: the matrix is not symmetric ({} and {})", layer, head, value,
+                            matrix(j, i));
+    }
+  return matrix;
+}
+
+Fisher read_fisher(const h5::File& file, const ModelInfo& model) {
+  const auto layers = static_cast<uint64_t>(model.num_layers),
+             heads = static_cast<uint64_t>(model.num_kv_heads), dim = static_cast<uint64_t>(model.head_dim);
+  const std::string state = file.text(kFisher, "key_state");
+  if (state != "pre-rope" && state != "post-rope")
+    throw file.error(kFisher, "attribute 'key_state' is '{}'; post-rope and pre-rope are possible", state);
+  Fisher fisher{.layers = model.num_layers,
+                .heads = model.num_kv_heads,
+                .keys_before_rope = state == "pre-rope",
+                .matrices = {}};
+  for (const Side side : kSides) {
+    const h5::Dataset dataset = file.dataset(fisher_path(side));
+    dataset.expect(DType::f32, std::array{layers, heads, dim, dim});
+    std::vector<float> values(heads * dim * dim);
+    for (int layer = 0; layer < model.num_layers; ++layer) {
+      dataset.read(static_cast<uint64_t>(layer), 1, std::as_writable_bytes(std::span(values)));
+      for (size_t head = 0; head < heads; ++head)
+        fisher.matrices[static_cast<size_t>(side)].push_back(checked_matrix(
+            dataset, std::span(values).subspan(head * dim * dim, dim * dim), dim, layer, head));
+    }
+  }
+  return fisher;
+}
+
 }  // namespace
 
 void write_sensitivities(OutputFile& output, const SensitivityInfo& info, const Provenance& provenance) {
   if (info.layers.size() != static_cast<size_t>(info.model.num_layers))
     throw failed("{}: sensitivities of {} layers; the model has {}", output.target(), info.layers.size(),
                  info.model.num_layers);
+  if (info.fisher) check_fits(output, *info.fisher, info.model);
   h5::File file = h5::File::create(output);
   auto layers = info.layers;
   for (const Column& column : kColumns) {
@@ -71,6 +150,7 @@ void write_sensitivities(OutputFile& output, const SensitivityInfo& info, const 
     dataset.append_values<double>(values);
     dataset.finish();
   }
+  if (info.fisher) write_fisher(file, *info.fisher, info.model);
   write_model(file, info.model);
   file.set_text("/", "parameters", to_json_text(info.parameters));
   write_file_type(file, std::string(kType), provenance);
@@ -86,6 +166,7 @@ SensitivityFile read_sensitivities(const std::string& name) {
                                  [&] { return record_from_json(file.text("/", "parameters")); });
   info.layers.resize(static_cast<size_t>(info.model.num_layers));
   for (const Column& column : kColumns) read_column(file, column, info);
+  if (file.has(kFisher)) info.fisher = read_fisher(file, info.model);
   return result;
 }
 

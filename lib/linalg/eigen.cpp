@@ -63,4 +63,18 @@ Eigen symmetric_eigen(Matrix<double> matrix) {
   return eigen;
 }
 
+Matrix<double> power_of(const Eigen& eigen, double power) {
+  const size_t n = eigen.values.size();
+  std::vector<double> values(n);
+  for (size_t k = 0; k < n; ++k) values[k] = std::pow(eigen.values[k], power);
+  Matrix<double> result(n, n);
+  for (size_t i = 0; i < n; ++i)
+    for (size_t j = 0; j <= i; ++j) {
+      double sum = 0;
+      for (size_t k = 0; k < n; ++k) sum += values[k] * eigen.vectors(k, i) * eigen.vectors(k, j);
+      result(i, j) = result(j, i) = sum;
+    }
+  return result;
+}
+
 }  // namespace kvcodec

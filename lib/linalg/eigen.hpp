@@ -21,4 +21,7 @@ struct Eigen {
 /// operations.
 Eigen symmetric_eigen(Matrix<double> matrix);
 
+/// The matrix with these eigenvectors whose eigenvalues are powers of these, which are positive.
+Matrix<double> power_of(const Eigen& eigen, double power);
+
 }  // namespace kvcodec

@@ -24,9 +24,10 @@ size_t attention_scratch_floats(const ModelConfig& config);
 /// not grow with the document (Milakov and Gimelshein 2018; Dao et al. 2022). Blocks lie at fixed positions
 /// of the document: chunks do not matter.
 /// sinks: of each query head, a score that its softmax counts beside those of keys; or empty.
+/// log_sums: (n, num_q_heads), where the logarithm of each softmax's sum goes; or empty.
 void causal_attention(const ModelConfig& config, int64_t window, std::span<const float> sinks,
                       std::span<const DocumentPlace> documents, size_t first, MatrixView<const float> query,
                       MatrixView<const float> key, MatrixView<const float> value, MatrixView<float> out,
-                      WorkerScratch& scratch);
+                      WorkerScratch& scratch, MatrixView<float> log_sums = {});
 
 }  // namespace kvcodec

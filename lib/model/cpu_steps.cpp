@@ -4,8 +4,9 @@
 #include <array>
 #include <cmath>
 
-#include "lib/core/parallel.hpp"
+#include "lib/core/checked.hpp"
 #include "lib/model/causal_attention.hpp"
+#include "lib/model/each_row.hpp"
 #include "lib/model/linear.hpp"
 #include "lib/model/mixture.hpp"
 #include "lib/model/rope.hpp"
@@ -14,33 +15,18 @@
 namespace kvcodec {
 namespace {
 
-// Tokens per piece where single rows are worked on: tens of microseconds, well above the cost of starting
-// threads.
-constexpr size_t kRowGrain = 32;
-
-size_t as_size(int value) { return static_cast<size_t>(value); }
-
-/// body(row) for all rows below count.
-template <class Body>
-void each_row(size_t count, const Body& body) {
-  parallel_for(count, kRowGrain, [&](size_t begin, size_t end, int) {
-    for (size_t row = begin; row < end; ++row) body(row);
-  });
-}
-
 /// Whether what attention and MLP give is worked on before it is added to the hidden states.
 bool has_branch(const ModelConfig& config) {
   return !config.names.attention_out_norm.empty() || !config.names.mlp_out_norm.empty() ||
          config.residual_scale != 1 || config.mixture.experts > 0;
 }
 
-/// What queries are multiplied by, so that q k / sqrt(head_dim) is the model's score.
-float query_scale(const ModelConfig& config) {
-  if (config.attention_scale == 0) return 1;
-  return static_cast<float>(config.attention_scale * std::sqrt(static_cast<double>(config.head_dim)));
+/// Writes rows of a chunk where those of all tokens are kept.
+void keep(MatrixView<const float> rows, size_t first, Matrix<float>& kept) {
+  each_row(rows.rows(), [&](size_t i) { std::ranges::copy(rows.row(i), kept.row(first + i).begin()); });
 }
 
-class CpuSteps final : public PrefillSteps {
+class CpuSteps final : public TapedSteps {
  public:
   CpuSteps(const LlamaWeights& weights, const PrefillPlan& plan)
       : weights_(weights),
@@ -86,6 +72,10 @@ class CpuSteps final : public PrefillSteps {
                                 LinearOutput{&layer.key, new_key_.view().rows(0, count)},
                                 LinearOutput{&layer.value, new_value_.view().rows(0, count)}};
     apply(normed(layer.attention_norm, first, count), outputs, Write::replace, scratch_);
+    if (tape_ && !layer.query_norm.empty()) {
+      keep(outputs[0].out, first, tape_->raw_query);
+      keep(outputs[1].out, first, tape_->raw_key);
+    }
     each_row(count, [&](size_t i) {
       norm_heads(query_.row(i), layer.query_norm);
       norm_heads(new_key_.row(i), layer.key_norm);
@@ -99,6 +89,7 @@ class CpuSteps final : public PrefillSteps {
       std::ranges::copy(new_key_.row(i), key_.row(plan_.key_row[first + i]).begin());
       std::ranges::copy(new_value_.row(i), value_.row(plan_.key_row[first + i]).begin());
     });
+    if (tape_) keep(outputs[0].out, first, tape_->query);
   }
 
   void finish(int index, size_t first, size_t count) override {
@@ -106,11 +97,16 @@ class CpuSteps final : public PrefillSteps {
     attend(index, first, count);
     // Before attention is added: the MLP reads the same.
     MatrixView<const float> mlp_input;
-    if (config_.parallel_residual) mlp_input = normed(layer.mlp_norm, first, count);
-    add_branch(layer.output, attended_.view().rows(0, count), layer.attention_out_norm, first);
-    if (!config_.parallel_residual) mlp_input = normed(layer.mlp_norm, first, count);
+    if (config_.parallel_residual) mlp_input = read_by_mlp(layer, first, count);
+    add_branch(layer.output, attended_.view().rows(0, count), layer.attention_out_norm, first,
+               tape_ ? &tape_->attention_branch : nullptr);
+    if (!config_.parallel_residual) mlp_input = read_by_mlp(layer, first, count);
     mix(layer, mlp_input, first);
   }
+
+  MatrixView<float> states() override { return hidden_; }
+  PastRows cache() override { return {key_, value_}; }
+  void record(LayerTape* tape) override { tape_ = tape; }
 
   LayerChunk projected(int layer, size_t first, size_t count) override {
     LayerChunk chunk;
@@ -165,6 +161,11 @@ class CpuSteps final : public PrefillSteps {
     return out;
   }
 
+  MatrixView<const float> read_by_mlp(const LlamaLayer& layer, size_t first, size_t count) {
+    if (tape_) keep(hidden_.view().rows(first, count), first, tape_->mlp_input);
+    return normed(layer.mlp_norm, first, count);
+  }
+
   void norm_heads(std::span<float> heads, const Norm& norm) const {
     if (norm.empty()) return;
     const size_t width = norm.weight.size();
@@ -188,8 +189,9 @@ class CpuSteps final : public PrefillSteps {
       attend_otherwise(index, first, count, attended);
     else
       causal_attention(config_, config_.window[as_size(index)], weights_.layers[as_size(index)].sinks,
-                       plan_.documents, first, query_.view().rows(0, count), key_, value_, attended,
-                       scratch_);
+                       plan_.documents, first, query_.view().rows(0, count), key_, value_, attended, scratch_,
+                       tape_ ? tape_->log_sums.view().rows(first, count) : MatrixView<float>());
+    if (tape_) keep(attended, first, tape_->attended);
   }
 
   void attend_otherwise(int index, size_t first, size_t count, MatrixView<float> attended) {
@@ -210,8 +212,10 @@ class CpuSteps final : public PrefillSteps {
     }
   }
 
-  /// Adds output(x) to the hidden states of the tokens from `first` on, normalised and scaled as the model says.
-  void add_branch(const Linear& output, MatrixView<const float> x, const Norm& norm, size_t first) {
+  /// Adds output(x) to the hidden states of the tokens from `first` on, normalised and scaled as the model says. kept:
+  /// where output(x) goes that is normalised, or nullptr.
+  void add_branch(const Linear& output, MatrixView<const float> x, const Norm& norm, size_t first,
+                  Matrix<float>* kept) {
     if (norm.empty() && config_.residual_scale == 1) {
       const LinearOutput sum{&output, hidden_.view().rows(first, x.rows())};
       apply(x, {&sum, 1}, Write::add, scratch_);
@@ -219,6 +223,7 @@ class CpuSteps final : public PrefillSteps {
     }
     const LinearOutput branch{&output, branch_.view().rows(0, x.rows())};
     apply(x, {&branch, 1}, Write::replace, scratch_);
+    if (kept && !norm.empty()) keep(branch.out, first, *kept);
     add_branch(branch.out, norm, first);
   }
 
@@ -237,9 +242,26 @@ class CpuSteps final : public PrefillSteps {
       mixture_.run(layer, x, branch, scratch_);
       return add_branch(branch, layer.mlp_out_norm, first);
     }
+    if (tape_) return mix_on_tape(layer, x, first);
     const MatrixView<float> inner = inner_.view().rows(0, x.rows());
     apply_activated(x, layer.mlp, config_.activation, inner, scratch_);
-    add_branch(layer.mlp.down, inner, layer.mlp_out_norm, first);
+    add_branch(layer.mlp.down, inner, layer.mlp_out_norm, first, nullptr);
+  }
+
+  /// What the MLP adds is left out where nothing on the way back depends on it.
+  void mix_on_tape(const LlamaLayer& layer, MatrixView<const float> x, size_t first) {
+    const size_t count = x.rows();
+    const bool gated = !layer.mlp.gate.empty();
+    std::vector<LinearOutput> outputs = {{&layer.mlp.up, tape_->up.view().rows(first, count)}};
+    if (gated) outputs.push_back({&layer.mlp.gate, tape_->gate.view().rows(first, count)});
+    apply(x, outputs, Write::replace, scratch_);
+    if (layer.mlp_out_norm.empty()) return;
+    const MatrixView<float> inner = inner_.view().rows(0, count);
+    each_row(count, [&](size_t i) {
+      std::ranges::copy(outputs.back().out.row(i), inner.row(i).begin());
+      activate(config_.activation, inner.row(i), gated ? outputs[0].out.row(i) : std::span<float>());
+    });
+    add_branch(layer.mlp.down, inner, layer.mlp_out_norm, first, &tape_->mlp_branch);
   }
 
   const LlamaWeights& weights_;
@@ -257,9 +279,45 @@ class CpuSteps final : public PrefillSteps {
   Matrix<float> final_normed_, logits_;  // of the rows handed out
   MixtureSteps mixture_;
   WorkerScratch scratch_;
+  LayerTape* tape_ = nullptr;
 };
 
 }  // namespace
+
+LayerTape::LayerTape(const ModelConfig& config, size_t tokens) {
+  const auto rows_of = [&](bool there, int width) {
+    return Matrix<float>(there ? tokens : 0, as_size(width));
+  };
+  const bool normed = config.qk_norm != QkNorm::none;
+  raw_query = rows_of(normed, config.query_width()), raw_key = rows_of(normed, config.key_width());
+  query = rows_of(true, config.query_width()), attended = rows_of(true, config.query_width());
+  log_sums = rows_of(true, config.num_q_heads);
+  mlp_input = rows_of(true, config.hidden_size);
+  attention_branch = rows_of(!config.names.attention_out_norm.empty(), config.hidden_size);
+  mlp_branch = rows_of(!config.names.mlp_out_norm.empty(), config.hidden_size);
+  gate = rows_of(config.gated_mlp, config.intermediate_size);
+  up = rows_of(true, config.intermediate_size);
+}
+
+size_t LayerTape::floats_per_token(const ModelConfig& config) {
+  const LayerTape one(config, 1);
+  size_t floats = 0;
+  for (const Matrix<float>* const part :
+       {&one.raw_query, &one.raw_key, &one.query, &one.attended, &one.log_sums, &one.mlp_input,
+        &one.attention_branch, &one.mlp_branch, &one.gate, &one.up})
+    floats += part->size();
+  return floats;
+}
+
+std::unique_ptr<TapedSteps> start_taped_on_cpu(const LlamaWeights& weights, const PrefillPlan& plan) {
+  return std::make_unique<CpuSteps>(weights, plan);
+}
+
+/// What queries are multiplied by, so that q k / sqrt(head_dim) is the model's score.
+float query_scale(const ModelConfig& config) {
+  if (config.attention_scale == 0) return 1;
+  return static_cast<float>(config.attention_scale * std::sqrt(static_cast<double>(config.head_dim)));
+}
 
 std::unique_ptr<PrefillSteps> start_on_cpu(const LlamaWeights& weights, const PrefillPlan& plan) {
   return std::make_unique<CpuSteps>(weights, plan);

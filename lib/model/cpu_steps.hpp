@@ -15,6 +15,39 @@ namespace kvcodec {
 /// Both outlive the result.
 std::unique_ptr<PrefillSteps> start_on_cpu(const LlamaWeights& weights, const PrefillPlan& plan);
 
+/// What a layer with an MLP makes of all tokens of a batch, as the way back through it needs it
+/// (cache_gradients.hpp): (tokens, …) each. Empty: the model has no such part.
+struct LayerTape {
+  LayerTape(const ModelConfig& config, size_t tokens);
+  static size_t floats_per_token(const ModelConfig& config);
+
+  Matrix<float> raw_query, raw_key;            ///< before they are normalised
+  Matrix<float> query;                         ///< as attention takes it
+  Matrix<float> log_sums;                      ///< (tokens, num_q_heads): of its softmaxes, as logarithms
+  Matrix<float> attended;                      ///< what it gives
+  Matrix<float> mlp_input;                     ///< hidden states that the MLP reads, before their norm
+  Matrix<float> gate, up;                      ///< in it, before the activation
+  Matrix<float> attention_branch, mlp_branch;  ///< what the two add, before it is normalised
+};
+
+/// Steps that can be run again with a tape.
+class TapedSteps : public PrefillSteps {
+ public:
+  /// Hidden states of all tokens, as they are now; who writes others goes on from those.
+  virtual MatrixView<float> states() = 0;
+  /// Keys and values of the present layer, past tokens and new ones.
+  virtual PastRows cache() = 0;
+  /// From now on finish() and project() write there too, of layers with an MLP; nullptr: no more. With a tape hidden
+  /// states after the layer mean nothing.
+  virtual void record(LayerTape* tape) = 0;
+};
+
+/// As start_on_cpu().
+std::unique_ptr<TapedSteps> start_taped_on_cpu(const LlamaWeights& weights, const PrefillPlan& plan);
+
+/// What queries are multiplied by, so that q k / sqrt(head_dim) is the model's score.
+float query_scale(const ModelConfig& config);
+
 /// Floats that the steps hold: for each token of a chunk; for each token of the batch; for each position of the
 /// longest document; for each thread.
 size_t floats_per_chunk_row(const ModelConfig& config, bool before_rope);

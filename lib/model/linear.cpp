@@ -69,6 +69,20 @@ void multiply_tile(MatrixView<const float> x, const Linear& layer, size_t output
   }
 }
 
+/// Computes derivatives by inputs [input, input + out.cols()) of a layer from those by its outputs, x. scratch: kOutputs
+/// * kInputs floats; out has at most kOutputs columns.
+void multiply_tile_back(MatrixView<const float> x, const Linear& layer, size_t input, Write write,
+                        MatrixView<float> out, float* scratch) {
+  bool overwrite = write == Write::replace;
+  for (size_t output = 0; output < x.cols(); output += kInputs) {
+    const size_t count = std::min(kInputs, x.cols() - output);
+    gemm(1, x.columns(output, count), Transpose::no,
+         weight_block(layer, output, count, input, out.cols(), scratch), Transpose::no,
+         overwrite ? 0.0f : 1.0f, out);
+    overwrite = false;
+  }
+}
+
 MatrixView<float> part(MatrixView<float> matrix, const Tile& tile) {
   return matrix.rows(tile.row, tile.rows).columns(tile.output, tile.outputs);
 }
@@ -97,6 +111,17 @@ void apply(MatrixView<const float> x, std::span<const LinearOutput> outputs, Wri
     const Tile& tile = tiles[begin];
     multiply_tile(x.rows(tile.row, tile.rows), *outputs[tile.item].layer, tile.output, write,
                   part(outputs[tile.item].out, tile), scratch.get(worker, linear_scratch_floats()));
+  });
+}
+
+void apply_back(MatrixView<const float> x, const Linear& layer, Write write, MatrixView<float> out,
+                WorkerScratch& scratch) {
+  const size_t inputs = layer.inputs();
+  const std::vector<Tile> tiles = cut_in_tiles(x.rows(), {&inputs, 1});
+  parallel_for(tiles.size(), 1, [&](size_t begin, size_t, int worker) {
+    const Tile& tile = tiles[begin];
+    multiply_tile_back(x.rows(tile.row, tile.rows), layer, tile.output, write, part(out, tile),
+                       scratch.get(worker, linear_scratch_floats()));
   });
 }
 

@@ -1,4 +1,5 @@
-// Linear layers over many tokens: x times the transpose of a weight matrix that may be stored in 16 bits.
+// Linear layers over many tokens: x times the transpose of a weight matrix that may be stored in 16 bits, and on the
+// way back x times the matrix.
 // Inside lib/model only.
 #pragma once
 
@@ -40,6 +41,11 @@ enum class Write : bool {
 /// out = (or +=) layer(x) for all outputs.
 void apply(MatrixView<const float> x, std::span<const LinearOutput> outputs, Write write,
            WorkerScratch& scratch);
+
+/// out = (or +=) x times the weight matrix itself: what derivatives by a layer's outputs, (n, outputs), make of those
+/// by its inputs, (n, inputs).
+void apply_back(MatrixView<const float> x, const Linear& layer, Write write, MatrixView<float> out,
+                WorkerScratch& scratch);
 
 /// The first half of an MLP: out = activation(gate(x)) * up(x), gate and up having the same shape (Shazeer 2020),
 /// or activation(up(x)) if there is no gate.

@@ -49,43 +49,6 @@ void check_options(const ModelConfig& config, const PrefillOptions& options) {
     throw usage_error("logits need all {} layers, not {}", config.num_layers, options.layers);
 }
 
-void check_offsets(std::span<const uint64_t> offsets, uint64_t tokens) {
-  if (offsets.empty() || offsets.front() != 0 || offsets.back() != tokens ||
-      !std::is_sorted(offsets.begin(), offsets.end()))
-    throw failed("document offsets [{}] do not cover {} tokens", fmt::join(offsets, ", "), tokens);
-}
-
-std::vector<DocumentPlace> places_of(const PrefillBatch& batch) {
-  const std::span<const uint64_t> offsets = batch.offsets;
-  if (!batch.past.empty() && (batch.past.size() + 1 != offsets.size() || batch.cache == nullptr))
-    throw failed("{} lengths of caches for {} documents", batch.past.size(), offsets.size() - 1);
-  std::vector<DocumentPlace> places;
-  size_t key_first = 0;
-  for (size_t i = 0; i + 1 < offsets.size(); ++i) {
-    const uint64_t past = batch.past.empty() ? 0 : batch.past[i];
-    places.push_back({offsets[i], offsets[i + 1] - offsets[i], past, key_first});
-    key_first += past + places.back().tokens;
-  }
-  return places;
-}
-
-PrefillPlan plan_of(const PrefillBatch& batch, const PrefillOptions& options) {
-  PrefillPlan plan;
-  plan.batch = &batch, plan.options = &options;
-  plan.documents = places_of(batch);
-  plan.chunk = std::min(options.chunk, batch.tokens.size());
-  for (const DocumentPlace& document : plan.documents) {
-    const size_t tokens = document.past + document.tokens;
-    plan.key_rows = document.key_first + tokens;
-    plan.longest = std::max(plan.longest, tokens);
-    for (size_t position = document.past; position < tokens; ++position) {
-      plan.positions.push_back(position);
-      plan.key_row.push_back(document.key_first + position);
-    }
-  }
-  return plan;
-}
-
 /// Products of an MLP, or of the router and the experts of a token, for each token and hidden dimension.
 double mlp_products(const ModelConfig& config, int layer) {
   const Mixture& mixture = config.mixture;
@@ -107,15 +70,6 @@ struct LlamaModel::Impl {
 };
 
 namespace {
-
-void read_past(PrefillSteps& steps, const PrefillPlan& plan, int layer) {
-  for (size_t i = 0; i < plan.documents.size(); ++i) {
-    if (plan.documents[i].past == 0) continue;
-    const PastRows rows = steps.past_rows(i);
-    plan.batch->cache->read(layer, i, rows.keys, rows.values);
-    steps.place_past(i);
-  }
-}
 
 /// The whole layer, or without the part that only later layers and logits need.
 void run_layer(PrefillSteps& steps, const PrefillPlan& plan, int layer, bool projections_only,
@@ -167,13 +121,8 @@ void LlamaModel::prefill(const PrefillBatch& batch, const PrefillOptions& option
   const LlamaWeights& weights = impl_->weights;
   const ModelConfig& config = weights.config;
   check_options(config, options);
-  check_offsets(batch.offsets, batch.tokens.size());
-  for (size_t row = 0; row < batch.tokens.size(); ++row)
-    if (batch.tokens[row] >= as_size(config.vocabulary_size))
-      throw bad_input("token {} has id {}; the model's vocabulary has {}", row, batch.tokens[row],
-                      config.vocabulary_size);
-  if (options.logits != LogitRows::none && !weights.head)
-    throw bad_input("{}: tensor '{}.weight' is missing; logits need it", weights.source, config.names.head);
+  check_batch(config, batch);
+  if (options.logits != LogitRows::none) head_of(weights);
   if (batch.tokens.empty()) return;
 
   PrefillPlan plan = plan_of(batch, options);
@@ -199,15 +148,14 @@ void LlamaModel::prefill(const PrefillBatch& batch, const PrefillOptions& option
 void LlamaModel::logits(MatrixView<const float> hidden, MatrixView<float> out) const {
   const LlamaWeights& weights = impl_->weights;
   const ModelConfig& config = weights.config;
-  if (!weights.head)
-    throw bad_input("{}: tensor '{}.weight' is missing; logits need it", weights.source, config.names.head);
+  const Linear& head = head_of(weights);
   if (hidden.cols() != as_size(config.hidden_size) || out.cols() != as_size(config.vocabulary_size) ||
       hidden.rows() != out.rows())
     throw failed("logits ({}, {}) of ({}, {}) for a model of {} and {}", out.rows(), out.cols(),
                  hidden.rows(), hidden.cols(), config.hidden_size, config.vocabulary_size);
   if (impl_->engine && impl_->engine->logits(hidden, out)) return;
   WorkerScratch scratch;
-  const LinearOutput output{&*weights.head, out};
+  const LinearOutput output{&head, out};
   apply(hidden, {&output, 1}, Write::replace, scratch);
   finish_logits(config, out);
 }

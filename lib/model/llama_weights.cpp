@@ -190,4 +190,11 @@ LlamaWeights load_weights(const ModelConfig& config, const WeightSource& source)
   return weights;
 }
 
+const Linear& head_of(const LlamaWeights& weights) {
+  if (!weights.head)
+    throw bad_input("{}: tensor '{}.weight' is missing; logits need it", weights.source,
+                    weights.config.names.head);
+  return *weights.head;
+}
+
 }  // namespace kvcodec

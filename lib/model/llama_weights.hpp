@@ -59,4 +59,7 @@ struct LlamaWeights {
 /// Error(bad_input) naming the tensor, what is there and what would be right.
 LlamaWeights load_weights(const ModelConfig& config, const WeightSource& source);
 
+/// The output matrix. Throws Error(bad_input) if it is missing.
+const Linear& head_of(const LlamaWeights& weights);
+
 }  // namespace kvcodec

@@ -33,6 +33,13 @@ struct PrefillPlan {
   size_t logit_rows = 0;                 ///< logits that are made at a time, at most; 0: none here
 };
 
+/// Throws Error(bad_input) for a token id beyond the vocabulary, and Error(failed) for offsets that do not cover the
+/// tokens.
+void check_batch(const ModelConfig& config, const PrefillBatch& batch);
+
+/// The plan of a batch that check_batch() has passed, but for logit_rows.
+PrefillPlan plan_of(const PrefillBatch& batch, const PrefillOptions& options);
+
 /// Keys and values of a document's past tokens in one layer: (past, num_kv_heads * head_dim) each.
 struct PastRows {
   MatrixView<float> keys, values;
@@ -61,6 +68,9 @@ class PrefillSteps {
   /// After all layers, last: what logits of all tokens are made of.
   virtual MatrixView<const float> hidden() = 0;
 };
+
+/// Has the batch's cache write what the documents have of one layer from it.
+void read_past(PrefillSteps& steps, const PrefillPlan& plan, int layer);
 
 /// Several threads may use an engine at a time, each for its own prefill. What it was made from outlives it.
 /// It may decline: then the CPU does the work.

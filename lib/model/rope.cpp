@@ -129,6 +129,16 @@ void RopeTable::turn(size_t position, std::span<float> head) const {
   }
 }
 
+void RopeTable::turn_back(size_t position, std::span<float> head) const {
+  const std::span<const float> cosine = cosines(position), sine = sines(position);
+  const size_t half = cosine.size();
+  for (size_t j = 0; j < half; ++j) {
+    const float first = head[j], second = head[j + half];
+    head[j] = first * cosine[j] + second * sine[j];
+    head[j + half] = second * cosine[j] - first * sine[j];
+  }
+}
+
 size_t rope_tables(const ModelConfig& config) {
   return (has_layer(config, LayerRope::usual) ? tables_of(config.rope) : 0) +
          (has_layer(config, LayerRope::local) ? tables_of(config.local_rope) : 0);

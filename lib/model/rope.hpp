@@ -40,6 +40,9 @@ class RopeTable {
   /// Turns one head's vector in place: the dimensions that are turned, which are its first.
   void turn(size_t position, std::span<float> head) const;
 
+  /// What turn() makes of derivatives on the way back: turns by the opposite angles, with the same factor.
+  void turn_back(size_t position, std::span<float> head) const;
+
  private:
   Matrix<float> cosines_, sines_;
 };

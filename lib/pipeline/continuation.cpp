@@ -153,6 +153,18 @@ void check_document(const LoopDocument& document) {
                  document.tokens.size(), document.prefix);
 }
 
+void check_sink(const LoopDocument& document, int64_t sink) {
+  if (document.prefix <= static_cast<size_t>(sink))
+    throw usage_error("a prefix of {} tokens, and the first {} get no noise; there must be more",
+                      document.prefix, sink);
+}
+
+void check_memory(const LoopDocument& document, uint64_t bytes, uint64_t allowed) {
+  if (allowed > 0 && bytes > allowed)
+    throw usage_error("a document of {} tokens takes about {} bytes of memory; {} are allowed",
+                      document.tokens.size(), bytes, allowed);
+}
+
 LayerRows::LayerRows(const ModelConfig& config, size_t tokens) {
   for (int layer = 0; layer < config.num_layers; ++layer) {
     keys.emplace_back(tokens, as_size(config.key_width()));

@@ -27,6 +27,10 @@ struct LoopDocument {
 };
 /// Throws Error(failed) for a document that has nothing to judge.
 void check_document(const LoopDocument& document);
+/// Throws Error(usage) for one whose prefix has no token behind the first `sink`, which are left alone.
+void check_sink(const LoopDocument& document, int64_t sink);
+/// Throws Error(usage) for one that takes more than `allowed` bytes, 0: no bound.
+void check_memory(const LoopDocument& document, uint64_t bytes, uint64_t allowed);
 
 /// Keys and values of consecutive tokens, layer by layer: (tokens, heads * head_dim) each.
 struct LayerRows {

@@ -165,20 +165,6 @@ class Measurement {
   double done_ = 0, total_;
 };
 
-void check(const ModelConfig& config, std::span<const LoopDocument> documents,
-           const SensitivityOptions& options) {
-  for (const LoopDocument& document : documents) {
-    check_document(document);
-    if (document.prefix <= static_cast<size_t>(options.sink))
-      throw usage_error("a prefix of {} tokens, and the first {} get no noise; there must be more",
-                        document.prefix, options.sink);
-    const uint64_t bytes = ReferenceRun::bytes(config, document, 4 * static_cast<size_t>(config.num_layers));
-    if (options.memory > 0 && bytes > options.memory)
-      throw usage_error("a document of {} tokens takes about {} bytes of memory; {} are allowed",
-                        document.tokens.size(), bytes, options.memory);
-  }
-}
-
 }  // namespace
 
 std::vector<OptionField> SensitivityOptions::fields() {
@@ -186,12 +172,22 @@ std::vector<OptionField> SensitivityOptions::fields() {
           {"sink", "first tokens of each prefix that get no noise", &sink, 0, 1 << 20}};
 }
 
+void check_sensitivities(const ModelConfig& config, std::span<const LoopDocument> documents,
+                         const SensitivityOptions& options) {
+  if (documents.empty()) throw failed("sensitivities of no documents");
+  for (const LoopDocument& document : documents) {
+    check_document(document);
+    check_sink(document, options.sink);
+    check_memory(document, ReferenceRun::bytes(config, document, 4 * static_cast<size_t>(config.num_layers)),
+                 options.memory);
+  }
+}
+
 std::vector<std::array<Sensitivity, 2>> measure_sensitivities(const LlamaModel& model,
                                                               std::span<const LoopDocument> documents,
                                                               const SensitivityOptions& options,
                                                               const Progress& progress) {
-  check(model.config(), documents, options);
-  if (documents.empty()) throw failed("sensitivities of no documents");
+  check_sensitivities(model.config(), documents, options);
   return Measurement(model, documents, options, progress).run();
 }
 

@@ -45,10 +45,14 @@ struct Sensitivity {
   double growth() const { return probes[1].divergence.mean / (4 * probes[0].divergence.mean); }
 };
 
+/// Throws Error(usage) where a document does not fit the memory, or has no token of its prefix behind the sink, and
+/// Error(failed) for no documents and those without a token to judge.
+void check_sensitivities(const ModelConfig& config, std::span<const LoopDocument> documents,
+                         const SensitivityOptions& options);
+
 /// By layer: keys, values. Deviations are chosen on the first document so that the larger noise costs about
 /// `target` nats. Deterministic for a seed; the intervals are by document. Progress counts continuations.
-/// Throws Error(usage) where a document does not fit the memory, Error(failed) for documents without a token to
-/// judge or without one behind the sink, and what the model throws.
+/// Throws what check_sensitivities() and the model throw.
 std::vector<std::array<Sensitivity, 2>> measure_sensitivities(const LlamaModel& model,
                                                               std::span<const LoopDocument> documents,
                                                               const SensitivityOptions& options,

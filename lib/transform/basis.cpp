@@ -13,49 +13,30 @@ namespace {
 constexpr size_t kRowGrain = 16;
 constexpr float kLargestLevel = 127;
 
-/// Rows of `vectors` for these components, each value times the factor of its column.
-Matrix<float> scaled_rows(const Matrix<float>& vectors, std::span<const uint32_t> components,
-                          std::span<const float> factors) {
+Matrix<float> chosen_rows(const Matrix<float>& vectors, std::span<const uint32_t> components) {
   Matrix<float> rows(components.size(), vectors.cols());
-  parallel_for(rows.rows(), kRowGrain, [&](size_t begin, size_t end, int) {
-    for (size_t i = begin; i < end; ++i)
-      for (size_t c = 0; c < rows.cols(); ++c) rows(i, c) = vectors(components[i], c) * factors[c];
-  });
+  for (size_t i = 0; i < rows.rows(); ++i) std::ranges::copy(vectors.row(components[i]), rows.row(i).begin());
   return rows;
 }
 
 }  // namespace
 
 Matrix<float> TransformBasis::analysis(std::span<const uint32_t> components) const {
-  std::vector<float> roots(weights);
-  for (float& root : roots) root = std::sqrt(root);
-  return scaled_rows(vectors, components, roots);
+  return metric.times_root(chosen_rows(vectors, components));
 }
 
 Matrix<float> TransformBasis::synthesis(std::span<const uint32_t> components) const {
-  std::vector<float> inverses(weights);
-  for (float& inverse : inverses) inverse = 1 / std::sqrt(inverse);
-  return scaled_rows(vectors, components, inverses);
+  return metric.times_inverse_root(chosen_rows(vectors, components));
 }
 
-LearnedBasis learn_basis(const CovarianceSums& moments, std::span<const float> weights) {
-  Matrix<double> covariance = moments.covariance();
-  const size_t width = covariance.rows();
-  if (weights.size() != width) throw failed("{} weights for vectors of {} values", weights.size(), width);
-  std::vector<double> roots(width);
-  for (size_t i = 0; i < width; ++i) {
-    if (!(weights[i] > 0) || !std::isfinite(weights[i]))
-      throw failed("the weight {} of an error", weights[i]);
-    roots[i] = std::sqrt(static_cast<double>(weights[i]));
-  }
-  for (size_t i = 0; i < width; ++i)
-    for (size_t j = 0; j < width; ++j) covariance(i, j) *= roots[i] * roots[j];
-  const Eigen eigen = symmetric_eigen(std::move(covariance));
+LearnedBasis learn_basis(const CovarianceSums& moments, const ErrorMetric& metric) {
+  const size_t width = metric.width();
+  const Eigen eigen = symmetric_eigen(metric.between_roots(moments.covariance()));
 
   LearnedBasis learned;
   const std::vector<double> mean = moments.mean();
   learned.basis.mean.assign(mean.begin(), mean.end());
-  learned.basis.weights.assign(weights.begin(), weights.end());
+  learned.basis.metric = metric;
   learned.basis.vectors = Matrix<float>(width, width);
   learned.variances.resize(width);
   parallel_for(width, kRowGrain, [&](size_t begin, size_t end, int) {

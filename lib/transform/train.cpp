@@ -68,7 +68,7 @@ std::vector<float> ladder(double coarsest, double finest) {
   return steps;
 }
 
-LearnedBasis basis_of(const VectorSource& source, size_t part, std::span<const float> weights) {
+LearnedBasis basis_of(const VectorSource& source, size_t part, const ErrorMetric& metric) {
   CovarianceSums moments(source.width());
   Matrix<float> rows(kRun, source.width());
   for_each_run(source, false, [&](uint64_t first, uint64_t count) {
@@ -76,7 +76,7 @@ LearnedBasis basis_of(const VectorSource& source, size_t part, std::span<const f
     source.read(part, first, piece);
     moments.add(piece);
   });
-  return learn_basis(moments, weights);
+  return learn_basis(moments, metric);
 }
 
 /// Components of the tokens that were left out: (components, tokens).
@@ -114,13 +114,13 @@ void drop_dead(TransformBasis& basis, std::vector<LevelRung>& rungs) {
 
 }  // namespace
 
-LearnedTransform learn_transform(const VectorSource& source, std::span<const std::vector<float>> weights,
+LearnedTransform learn_transform(const VectorSource& source, std::span<const ErrorMetric> metrics,
                                  const TransformTraining& training, const Progress& progress) {
   if (source.tokens() < kLeastTokens * 2)
     throw bad_input("{} tokens; a transform is learned from {} and more, better from 100,000",
                     source.tokens(), kLeastTokens * 2);
-  if (weights.size() != source.parts())
-    throw failed("weights of {} parts of {}", weights.size(), source.parts());
+  if (metrics.size() != source.parts())
+    throw failed("metrics of {} parts of {}", metrics.size(), source.parts());
   // Bases take most of the time, samples and levels the rest.
   const double parts = static_cast<double>(source.parts()), all = 2 * parts + 1;
   LearnedTransform result;
@@ -128,7 +128,7 @@ LearnedTransform learn_transform(const VectorSource& source, std::span<const std
   std::vector<LearnedBasis> learned;
   for (size_t part = 0; part < source.parts(); ++part) {
     report(progress, static_cast<double>(part), all, "bases");
-    learned.push_back(basis_of(source, part, weights[part]));
+    learned.push_back(basis_of(source, part, metrics[part]));
   }
   const double coarsest = step_for(learned, training.least_bits * result.values),
                finest = step_for(learned, training.most_bits * result.values);

@@ -39,9 +39,9 @@ struct LearnedTransform {
   double values = 0;                  ///< of a token, over all parts
 };
 
-/// weights: of each part and column, what a unit of squared error costs. Throws Error(bad_input) for fewer tokens
+/// metrics: of each part. Throws Error(bad_input) for fewer tokens
 /// than can be learned from.
-LearnedTransform learn_transform(const VectorSource& source, std::span<const std::vector<float>> weights,
+LearnedTransform learn_transform(const VectorSource& source, std::span<const ErrorMetric> metrics,
                                  const TransformTraining& training, const Progress& progress = {});
 
 /// Bytes that it takes at most, about.

@@ -150,6 +150,36 @@ def check_outputs(outputs):
         floats(dataset)
 
 
+def check_sensitivity(sensitivity):
+    """Numbers by layer and side, and symmetric matrices whose traces are near them."""
+    file, layers = sensitivity.file, sensitivity.num_layers
+    sink = json.loads(text(file.attrs["parameters"]))["sink"]
+    require(sink >= 0, "parameters")
+    for name, shape in (("variance", ()), ("deviation", (2,)), ("divergence", (2,)), ("divergence_half_width", (2,)),
+                        ("nats", ()), ("nats_half_width", ())):
+        dataset = file[f"/{name}"]
+        require(type_name(dataset) == "f64" and dataset.shape == (layers, 2, *shape), name)
+        values = dataset[:]
+        require((values >= 0).all() and (name.endswith("half_width") or np.isfinite(values).all()), name)
+    deviation, divergence = file["/deviation"][:], file["/divergence"][:]
+    require(np.allclose(deviation[..., 1], 2 * deviation[..., 0]), "deviation")
+    require(np.allclose(file["/nats"][:], divergence[..., 0] / deviation[..., 0] ** 2), "nats")
+    if "/fisher" not in file:
+        return
+    require(text(file["/fisher"].attrs["key_state"]) in ("post-rope", "pre-rope"), "key_state of /fisher")
+    for side, name in enumerate(("key", "value")):
+        dataset = file[f"/fisher/{name}"]
+        require(type_name(dataset) == "f32" and dataset.shape == (layers, sensitivity.heads, sensitivity.dim, sensitivity.dim),
+                dataset.name)
+        matrices = floats(dataset).astype("f8")
+        require((matrices == matrices.swapaxes(2, 3)).all(), f"{dataset.name}: not symmetric")
+        eigenvalues = np.linalg.eigvalsh(matrices)
+        require((eigenvalues[..., 0] >= -1e-6 * eigenvalues[..., -1]).all(), f"{dataset.name}: not semidefinite")
+        # Both are estimates, by few documents here.
+        ratio = eigenvalues.sum(axis=(1, 2)) / 2 / file["/nats"][:, side]
+        require((ratio > 0.2).all() and (ratio < 5).all(), f"{dataset.name}: traces are {ratio} of the nats")
+
+
 class Hash128(ctypes.Structure):
     _fields_ = [("low64", ctypes.c_uint64), ("high64", ctypes.c_uint64)]
 
@@ -1035,22 +1065,25 @@ def layers_of(side, group):
 
 
 def transform_part(book, p, side, first, steps):
-    """(mean, weights, vectors, classes, gains) of a part, checked."""
+    """(mean, inverse roots, vectors, classes, gains) of a part, checked."""
     part = book[f"{side}/{first}"]
     width = layers_of(side, p["layer-group"]) * p["heads"] * p["head-dim"]
-    mean, weights, levels, scales, classes, gains = (
-        part[name][:] for name in ("mean", "weights", "vectors", "vector_scales", "classes", "gains"))
-    types = {"mean": "f32", "weights": "f32", "vectors": "u8", "vector_scales": "f32", "classes": "u8", "gains": "f16"}
+    mean, roots, levels, scales, classes, gains = (
+        part[name][:] for name in ("mean", "inverse_roots", "vectors", "vector_scales", "classes", "gains"))
+    types = {"mean": "f32", "inverse_roots": "f32", "vectors": "u8", "vector_scales": "f32", "classes": "u8", "gains": "f16"}
     require(all(type_name(part[name]) == kind for name, kind in types.items()), "transform: types")
     n = len(scales)
-    require(mean.shape == weights.shape == (width,) and levels.shape == (n, width) and n <= width, "transform: shapes")
+    require(mean.shape == (width,) and levels.shape == (n, width) and n <= width, "transform: shapes")
+    require(roots.ndim == 2 and len(roots) == width and width % roots.shape[1] == 0, "transform: inverse_roots")
+    blocks = roots.reshape(-1, roots.shape[1], roots.shape[1])
+    require((blocks == blocks.transpose(0, 2, 1)).all() and (np.linalg.eigvalsh(blocks.astype("f8")) > 0).all(), "transform: inverse_roots")
     require(classes.shape == gains.shape == (len(steps), n), "transform: shapes")
-    for values in (weights, scales, gains):
+    for values in (scales, gains):
         require((values > 0).all() and np.isfinite(values).all(), "transform: not positive")
     require(np.isfinite(mean).all() and (levels > 0).all(), "transform: mean or vectors")
     require(((classes < LEVEL_CLASSES) | (classes == DEAD)).all(), "transform: classes")
     vectors = (levels.astype("i8") - 128).astype("<f4") * scales[:, None]
-    return mean, weights, vectors, classes, gains
+    return mean, blocks, vectors, classes, gains
 
 
 def check_transform(book):
@@ -1092,11 +1125,14 @@ def decode_transform(codes, book, layer, side, rows, tokens):
     require((b["num-layers"], b["heads"], b["head-dim"], b["layer-group"]) == (codes.num_layers, heads, dim, group), "transform: shape")
     require(codes.joint == (b["sides"] == "joint"), "transform: sides")
     require(0 <= p["rung"] < len(steps) and layer % group == 0, "transform: rung")
-    mean, weights, vectors, classes, gains = transform_part(book, b, side, layer, steps)
+    mean, roots, vectors, classes, gains = transform_part(book, b, side, layer, steps)
     classes, gains = classes[p["rung"]], gains[p["rung"]].astype("<f4")
     layers = layers_of(side, group)
     live, width = np.flatnonzero(classes != DEAD), layers * heads * dim
-    synthesis = vectors[live] * (np.float32(1) / np.sqrt(weights))
+    size = roots.shape[1]
+    blocked = vectors[live].reshape(len(live), width // size, size).transpose(1, 0, 2).astype("f8")
+    synthesis, magnitude = ((a @ v).transpose(1, 0, 2).reshape(len(live), width)
+                            for a, v in ((blocked, roots.astype("f8")), (np.abs(blocked), np.abs(roots.astype("f8")))))
     unit, classes = steps[p["rung"]] * gains[live], classes[live]
 
     sinks, quantized = min(tokens, p["sink"]), max(0, tokens - p["sink"] - p["window"])
@@ -1114,14 +1150,15 @@ def decode_transform(codes, book, layer, side, rows, tokens):
         levels = transform_levels(rows["codes"][place:place + size], int(count), classes, models)
         shrink = shrinks[classes[:, None], np.clip(np.abs(levels), 1, 3) - 1]
         magnitudes = np.where(levels == 0, np.float32(0), np.abs(levels).astype("<f4") - shrink) * unit[:, None]
-        require(magnitudes.dtype == synthesis.dtype == np.dtype("<f4"), "transform: not computed in f32")
-        # All of this is the same in every reader; the sum is not. Here it is one of doubles. In floats of 32 bits, with the mean
-        # n + 1 terms in any order, it is off by at most (n + 1) 2^-24 of the sum of their magnitudes: a term takes part in n
-        # roundings of sums and one of its product (Higham, "Accuracy and Stability of Numerical Algorithms", section 3.1). One
-        # more pays for what this neglects, squares of 2^-24 and the roundings of doubles.
-        components, matrix = (np.sign(levels) * magnitudes).T.astype("f8"), synthesis.astype("f8")
-        values[first:first + count] = mean + components @ matrix
-        slack[first:first + count] = (len(live) + 2) * 2.0 ** -24 * (np.abs(mean) + np.abs(components) @ np.abs(matrix))
+        require(magnitudes.dtype == np.dtype("<f4"), "transform: not computed in f32")
+        # All of this is the same in every reader; the sums are not. Here they are of doubles. In floats of 32 bits, with the mean
+        # n + 1 terms in any order, one is off by at most (n + 1) 2^-24 of the sum of their magnitudes: a term takes part in n
+        # roundings of sums and one of its product (Higham, "Accuracy and Stability of Numerical Algorithms", section 3.1). A
+        # row of the synthesis is a sum of a block's terms itself, off by as many roundings as it has. Some more pay for what
+        # this neglects, squares of 2^-24 and the roundings of doubles.
+        components = (np.sign(levels) * magnitudes).T.astype("f8")
+        values[first:first + count] = mean + components @ synthesis
+        slack[first:first + count] = (len(live) + size + 3) * 2.0 ** -24 * (np.abs(mean) + np.abs(components) @ magnitude)
         place, first = place + size, first + count
     ids = rows["exact_ids"].astype("i8")
     require((np.diff(ids) > 0).all() and (len(ids) == 0 or ids[-1] < quantized), "transform: exact tokens rise")
@@ -1266,6 +1303,8 @@ def check(path):
         check_index(file)
     elif file.type == "outputs":
         check_outputs(file)
+    elif file.type == "sensitivity":
+        check_sensitivity(file)
     else:
         codes = Codes(path)
         for layer, side in codes.sides():

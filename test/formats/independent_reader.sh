@@ -1,7 +1,7 @@
 #!/bin/sh
 # Holds kvcodec's files against the reader that was written from formats/FORMAT.md.
 #   independent_reader.sh PART <kvcodec> <make_kv> <folder to work in>
-# PART is `files` (caches, indices, outputs, selections) or what codes are read of: `plain` (codecs without books), `kvcomp`, `sparse`,
+# PART is `files` (caches, indices, outputs, selections, sensitivities) or what codes are read of: `plain` (codecs without books), `kvcomp`, `sparse`,
 # `rvq`, `transform`. Exit status 77: there is no Python with h5py here.
 #
 # A start of Python costs as much as reading a small file: pairs of codes and what kvcodec decodes them to are kept, and read in one go.
@@ -103,7 +103,8 @@ files() {
   run index asked.h5 --metric l2 --layers 0,2 -o index-2.h5
   run select asked.h5 --queries asking.h5 --by clusters --index index.h5 --budget 9 -o selection.h5
   run decode asked.h5 --select selection.h5 -o selected.h5
-  reader check kv.h5 wide.h5 half.h5 empty.h5 large.h5 asking.h5 outputs.h5 index.h5 index-2.h5 selected.h5
+  run sensitivity --model "$here/../../data/demo-model" --text "$here/../../LICENSE" --chunk 200 --max-documents 2 --metric fisher -o fisher.h5
+  reader check kv.h5 wide.h5 half.h5 empty.h5 large.h5 asking.h5 outputs.h5 index.h5 index-2.h5 selected.h5 fisher.h5
   run decode asked.h5 -o all.h5
   reader part all.h5 selected.h5
   coded large --codec none
@@ -364,6 +365,7 @@ with h5py.File("loud.h5", "r+") as file:
   read_pairs
 
   run sensitivity --model "$here/../../data/demo-model" --text "$here/../../LICENSE" --chunk 200 --max-documents 2 -o weights.h5
+  reader check weights.h5
   "$make_kv" --layers 4 --heads 2 --dim 64 --tokens 2200 --dtype f32 -o model.h5
   learned model --weights weights.h5 --max-tokens 2100
   coded model --codec transform

@@ -652,11 +652,23 @@ inline CodecCase rvq_case(const RvqSettings& settings) {
 // -------------------------------------------------------------------------------------------------------------------
 
 struct TransformSettings {
+  bool per_head = false;  ///< the metric
   SideCoding sides = SideCoding::joint;
   int layer_group = 2;
   int64_t sink = 4, window = 0, block = 256;
   float step = 0.25f;
 };
+
+/// Errors cost what they are or more: weights of 1 and 4 or, in blocks, the identity and a matrix of rank 1.
+inline ErrorMetric random_metric(size_t width, size_t block) {
+  Matrix<double> blocks(width, block);
+  for (size_t c = 0; c < width; ++c) {
+    if (block == 1) blocks(c, 0) = c % 2 == 0 ? 1 : 4;
+    for (size_t k = 0; block > 1 && k < block; ++k)
+      blocks(c, k) = (c % block == k ? 1 : 0) + 1.0 / static_cast<double>(block);
+  }
+  return ErrorMetric(std::move(blocks));
+}
 
 /// A book of random orthonormal vectors with all components, fine steps and the tables of a Laplacian.
 inline TransformBook random_transform_book(const TransformSettings& settings, const CodecContext& context,
@@ -679,10 +691,8 @@ inline TransformBook random_transform_book(const TransformSettings& settings, co
   for (const Side side : book.options.part_sides())
     for (int first = 0; first < context.num_layers; first += settings.layer_group) {
       TransformBook::Part part{side, first, {}, {}};
-      for (size_t c = 0; c < width; ++c) {
-        part.basis.mean.push_back(static_cast<float>(rng.normal()));
-        part.basis.weights.push_back(c % 2 == 0 ? 1.0f : 4.0f);
-      }
+      for (size_t c = 0; c < width; ++c) part.basis.mean.push_back(static_cast<float>(rng.normal()));
+      part.basis.metric = random_metric(width, settings.per_head ? static_cast<size_t>(book.head_dim) : 1);
       // Neighbours turned by an eighth of a circle: levels hold these vectors to a float's rounding.
       part.basis.vectors = Matrix<float>(width, width);
       const auto half = static_cast<float>(std::sqrt(0.5));
@@ -725,8 +735,9 @@ inline void check_transform(const TransformSettings& settings, MatrixView<const 
 
 inline CodecCase transform_case(const TransformSettings& settings) {
   return {
-      .label = fmt::format("transform, {}, {} layers, sink {}, window {}, block {}", settings.sides,
-                           settings.layer_group, settings.sink, settings.window, settings.block),
+      .label = fmt::format("transform, {}{}, {} layers, sink {}, window {}, block {}", settings.sides,
+                           settings.per_head ? ", metric per head" : "", settings.layer_group, settings.sink,
+                           settings.window, settings.block),
       .codec = "transform",
       .options = {{"bits", 2.0},
                   {"sink", settings.sink},
@@ -799,6 +810,7 @@ inline std::vector<CodecCase> codec_table() {
       rvq_case({.beam = 3, .sink = 0, .window = 0, .codebooks = 1, .entries = 20, .split = SplitBy::none}),
       transform_case({}),
       transform_case({.sides = SideCoding::apart}),
+      transform_case({.per_head = true, .layer_group = 1}),
       before_rope(transform_case({.layer_group = 1, .block = 64})),
       transform_case({.layer_group = 4, .sink = 0, .block = 32}),
       transform_case({.layer_group = 1, .sink = 3, .window = 40, .block = 50}),

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cmath>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -92,8 +93,11 @@ class NaiveLlama {
     std::vector<Row> logits;                          ///< [token]
   };
 
+  /// Called in each layer with the keys, turned, and values of all tokens, [token]; may change them.
+  using Change = std::function<void(int layer, std::vector<Row>& key, std::vector<Row>& value)>;
+
   /// One document.
-  Result run(const std::vector<uint32_t>& tokens) const {
+  Result run(const std::vector<uint32_t>& tokens, const Change& change = {}) const {
     Result result;
     std::vector<Row> hidden;
     const std::vector<float>& embedding = tensor("model.embed_tokens.weight");
@@ -101,7 +105,7 @@ class NaiveLlama {
     for (const uint32_t token : tokens)
       hidden.emplace_back(embedding.begin() + long(token * width),
                           embedding.begin() + long((token + 1) * width));
-    for (int layer = 0; layer < config_.num_layers; ++layer) run_layer(layer, hidden, result);
+    for (int layer = 0; layer < config_.num_layers; ++layer) run_layer(layer, hidden, change, result);
     for (const Row& row : hidden)
       result.logits.push_back(
           linear(norm(row, "model.norm"), config_.tied_embeddings ? "model.embed_tokens" : "lm_head"));
@@ -144,7 +148,7 @@ class NaiveLlama {
   void turn(Row& heads, size_t position) const {
     const std::vector<float> frequencies = rope_frequencies(config_.rope, config_.head_dim);
     const size_t half = frequencies.size();
-    for (size_t at = 0; at < heads.size(); at += 2 * half)
+    for (size_t at = 0; at < heads.size(); at += size_t(config_.head_dim))
       for (size_t j = 0; j < half; ++j) {
         const double angle = static_cast<float>(position) * frequencies[j];
         const double first = heads[at + j], second = heads[at + j + half];
@@ -153,7 +157,7 @@ class NaiveLlama {
       }
   }
 
-  void run_layer(int layer, std::vector<Row>& hidden, Result& result) const {
+  void run_layer(int layer, std::vector<Row>& hidden, const Change& change, Result& result) const {
     const std::string at = "model.layers." + std::to_string(layer) + ".", attention = at + "self_attn.";
     std::vector<Row> query, key, value;
     for (size_t t = 0; t < hidden.size(); ++t) {
@@ -168,6 +172,7 @@ class NaiveLlama {
       turn(query[t], t);
       turn(key[t], t);
     }
+    if (change) change(layer, key, value);
     for (size_t t = 0; t < hidden.size(); ++t) {
       add(hidden[t], linear(attend(layer, t, query[t], key, value), attention + "o_proj"));
       const Row x = norm(hidden[t], at + "post_attention_layernorm");

@@ -119,8 +119,7 @@ TEST_CASE("transform basis: components hold the energy in order, and all of them
   const Matrix<float> rows = correlated(600, 24, 6, 1);
   CovarianceSums moments(24);
   moments.add(rows);
-  const std::vector<float> weights(24, 1.0f);
-  const LearnedBasis learned = learn_basis(moments, weights);
+  const LearnedBasis learned = learn_basis(moments, ErrorMetric(std::vector<float>(24, 1.0f)));
   CHECK(std::ranges::is_sorted(learned.variances, std::greater()));
   CHECK_LT(squared_error(rows, projected(learned.basis, rows, 24), 0, 24), 1e-8);
   // What is left out by the first components is the variance of the others.
@@ -131,21 +130,96 @@ TEST_CASE("transform basis: components hold the energy in order, and all of them
   }
 }
 
+TEST_CASE("error metric: roots and their inverses undo each other, and what costs much is kept better") {
+  const size_t width = 24, block = 6;
+  Rng rng(7);
+  Matrix<double> blocks(width, block);
+  for (size_t first = 0; first < width; first += block) {
+    Matrix<float> directions(3, block);
+    for (float& value : std::span(directions.data(), directions.size()))
+      value = static_cast<float>(rng.normal());
+    for (size_t i = 0; i < block; ++i)
+      for (size_t j = 0; j < block; ++j) {
+        blocks(first + i, j) = i == j ? 0.1 : 0;
+        for (size_t k = 0; k < 3; ++k)
+          blocks(first + i, j) += double(directions(k, i)) * double(directions(k, j));
+      }
+  }
+  const ErrorMetric metric{Matrix<double>(blocks)};
+  CHECK_EQ(metric.block(), block);
+  const Matrix<float> rows = correlated(600, width, 12, 1);
+  const Matrix<float> there = metric.times_root(rows), back = metric.times_inverse_root(there);
+  double worst = 0, energy = 0, cost = 0;
+  for (size_t t = 0; t < rows.rows(); ++t)
+    for (size_t c = 0; c < width; ++c) {
+      worst = std::max(worst, std::abs(double(rows(t, c)) - double(back(t, c))));
+      energy += std::pow(double(there(t, c)), 2);
+      for (size_t k = 0; k < block; ++k)
+        cost += double(rows(t, c)) * blocks(c, k) * double(rows(t, c / block * block + k));
+    }
+  CHECK_LT(worst, 1e-4);
+  CHECK_EQ(energy, doctest::Approx(cost).epsilon(1e-4));
+
+  // With as many components, errors cost less where the basis knows what they cost.
+  CovarianceSums moments(width);
+  moments.add(rows);
+  const auto cost_left = [&](const TransformBasis& basis) {
+    const Matrix<double> found = projected(basis, rows, 5);
+    Matrix<float> errors(rows.rows(), width);
+    for (size_t i = 0; i < errors.size(); ++i)
+      errors.data()[i] = static_cast<float>(double(rows.data()[i]) - found.data()[i]);
+    const Matrix<float> weighted = metric.times_root(errors);
+    double sum = 0;
+    for (const float value : std::span(weighted.data(), weighted.size()))
+      sum += double(value) * double(value);
+    return sum;
+  };
+  const ErrorMetric plain(std::vector<float>(width, 1.0f));
+  CHECK_LT(cost_left(learn_basis(moments, metric).basis), 0.8 * cost_left(learn_basis(moments, plain).basis));
+
+  blocks(3, 2) += 1;  // no longer symmetric
+  CHECK_THROWS_AS(ErrorMetric{Matrix<double>(blocks)}, Error);
+  for (size_t j = 0; j < block; ++j) blocks(3, j) = blocks(j, 3) = j == 3 ? -1 : 0;
+  CHECK_THROWS_AS(ErrorMetric{Matrix<double>(blocks)}, Error);
+}
+
+TEST_CASE("error metric: measured blocks are tempered") {
+  Matrix<double> blocks(4, 2);  // of 3 and 1 in the axes; of 2 in one diagonal
+  blocks(0, 0) = 3, blocks(1, 1) = 1;
+  blocks(2, 0) = blocks(2, 1) = blocks(3, 0) = blocks(3, 1) = 1;
+  const double floor = 0.01 * 6 / 4;
+  const auto close = [](double value) { return doctest::Approx(value).epsilon(1e-5); };
+  const Matrix<double> same = tempered_blocks(blocks, 1);
+  CHECK_EQ(same(0, 0), close(3 + floor));
+  CHECK_EQ(same(2, 1), close(1));
+  const Matrix<double> half = tempered_blocks(blocks, 0.5);
+  CHECK_EQ(half(0, 0), close(4 * std::sqrt(3) / (std::sqrt(3) + 1) + floor));
+  CHECK_EQ(half(0, 0) + half(1, 1), close(4 + 2 * floor));
+  const Matrix<double> none = tempered_blocks(blocks, 0);
+  for (const size_t i : {2u, 3u}) {
+    CHECK_EQ(none(i, i % 2), close(1 + floor));
+    CHECK_EQ(none(i, 1 - i % 2) + 1, close(1));
+  }
+  ErrorMetric metric{tempered_blocks(blocks, 0.5)};  // which is one
+  CHECK_EQ(metric.width(), size_t{4});
+  CHECK_THROWS_AS(tempered_blocks(Matrix<double>(4, 2), 0.5), Error);
+}
+
 TEST_CASE("transform basis: columns of larger weight are kept better") {
   const Matrix<float> rows = correlated(600, 24, 12, 1);
   CovarianceSums moments(24);
   moments.add(rows);
   std::vector<float> weights(24, 1.0f);
-  const LearnedBasis alike = learn_basis(moments, weights);
+  const LearnedBasis alike = learn_basis(moments, ErrorMetric(weights));
   std::fill_n(weights.begin(), 8, 100.0f);
-  const LearnedBasis weighted = learn_basis(moments, weights);
+  const LearnedBasis weighted = learn_basis(moments, ErrorMetric(weights));
   const auto error = [&](const LearnedBasis& of, size_t first, size_t count) {
     return squared_error(rows, projected(of.basis, rows, 5), first, count);
   };
   CHECK_LT(error(weighted, 0, 8), 0.7 * error(alike, 0, 8));
   CHECK_GT(error(weighted, 8, 16), error(alike, 8, 16));
   weights[3] = 0;
-  CHECK_THROWS_AS(learn_basis(moments, weights), Error);
+  CHECK_THROWS_AS(ErrorMetric{weights}, Error);
 }
 
 TEST_CASE("levels: classes follow the mean level, shifts the class") {
@@ -291,7 +365,7 @@ TEST_CASE("level coder: bytes that no encoder writes are refused") {
   const uint32_t beyond_size = coder.encode(large, escapes);
   CHECK(refused(escapes, beyond_size));
   std::vector<uint8_t> padded = bytes;
-  padded.back() |= 1;  // 150 low bits: two are padding
+  padded.at(padded.size() - 1) |= 1;  // 150 low bits: two are padding
   CHECK(refused(padded, size));
 }
 
@@ -301,8 +375,8 @@ TEST_CASE("transform: learning finds the directions of the data, and more bits b
   parts.push_back(correlated(6000, width, 8, 1));
   parts.push_back(correlated(6000, width, 8, 2));
   const Vectors source(std::move(parts));
-  const std::vector<std::vector<float>> weights(2, std::vector<float>(width, 1.0f));
-  const LearnedTransform learned = learn_transform(source, weights, {.most_bits = 2, .least_bits = 0.2});
+  const std::vector<ErrorMetric> metrics(2, ErrorMetric(std::vector<float>(width, 1.0f)));
+  const LearnedTransform learned = learn_transform(source, metrics, {.most_bits = 2, .least_bits = 0.2});
   const auto& measures = learned.levels.measures;
   REQUIRE_GT(measures.size(), size_t{6});
   for (size_t i = 1; i < measures.size(); ++i) {
@@ -315,7 +389,7 @@ TEST_CASE("transform: learning finds the directions of the data, and more bits b
   // Where 8 directions hold all but noise far below the step, others are dead.
   const size_t middle = measures.size() / 2;
   CHECK_LE(learned.levels.rungs[0][middle].live().size(), size_t{10});
-  CHECK_THROWS_AS(learn_transform(Vectors({correlated(1000, width, 8, 1)}), {weights.data(), 1}, {}), Error);
+  CHECK_THROWS_AS(learn_transform(Vectors({correlated(1000, width, 8, 1)}), {metrics.data(), 1}, {}), Error);
 }
 
 TEST_CASE("transform book: what is stored comes back, and what does not fit is refused") {
@@ -347,7 +421,7 @@ TEST_CASE("transform book: what is stored comes back, and what does not fit is r
   CHECK(refused("both/0/vectors", set(3, 0)));
   CHECK(refused("both/0/classes", set(3, 40)));
   CHECK(refused("both/0/classes", [](Array& array) { array.shape = {1, 64}; }));
-  CHECK(refused("both/2/weights", set(3, 0x80)));  // the sign of the first
+  CHECK(refused("both/2/inverse_roots", set(3, 0x80)));  // the sign of the first
   CHECK(refused("both/2/vector_scales", set(3, 0xbf)));
   CHECK(refused("steps", [](Array& array) { array.shape = {0}, array.bytes.clear(); }));
   CHECK(refused("shrinks", set(3, 0x40)));  // 2 and more

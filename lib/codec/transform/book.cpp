@@ -27,7 +27,9 @@ void add_part(Book& book, const TransformBook::Part& part) {
   const TransformBasis& basis = part.basis;
   const uint64_t n = basis.components(), width = basis.width(), rungs = part.rungs.size();
   add_floats(book, path_of(part, "mean"), {width}, basis.mean);
-  add_floats(book, path_of(part, "weights"), {width}, basis.weights);
+  const Matrix<float>& inverse_roots = basis.metric.inverse_roots();
+  add_floats(book, path_of(part, "inverse_roots"), {width, basis.metric.block()},
+             {inverse_roots.data(), inverse_roots.size()});
   const ByteRows bytes = round_to_byte_rows(basis.vectors);
   std::vector<uint8_t> levels(bytes.levels.size());
   std::ranges::transform(std::span(bytes.levels.data(), levels.size()), levels.begin(),
@@ -66,6 +68,17 @@ Matrix<float> vectors_from(const Book& book, const TransformBook::Part& part, ui
   return floats_of(bytes);
 }
 
+ErrorMetric metric_from(const Book& book, const TransformBook::Part& part, uint64_t width) {
+  const std::string name = path_of(part, "inverse_roots");
+  const uint64_t block = book.get(name, DType::f32, 2).shape[1];
+  if (block == 0 || width % block != 0)
+    throw bad_input("/{}: blocks of {} columns do not divide vectors of {}", name, block, width);
+  const auto values = book.values<float>(name, DType::f32, std::array{width, block});
+  Matrix<float> inverse_roots(width, block);
+  std::ranges::copy(values, inverse_roots.data());
+  return with_context("/" + name, [&] { return ErrorMetric::from_inverse_roots(std::move(inverse_roots)); });
+}
+
 std::vector<LevelRung> rungs_from(const Book& book, const TransformBook::Part& part,
                                   std::span<const float> steps, uint64_t n) {
   const std::array shape{uint64_t{steps.size()}, n};
@@ -94,7 +107,7 @@ TransformBook::Part part_from(const Book& book, Side side, int first_layer, std:
   for (const float value : mean)
     if (!std::isfinite(value)) throw bad_input("/{}: {} is not finite", path_of(part, "mean"), value);
   part.basis.mean.assign(mean.begin(), mean.end());
-  part.basis.weights = positive_floats(book, path_of(part, "weights"), width);
+  part.basis.metric = metric_from(book, part, width);
   const uint64_t n = book.get(path_of(part, "vectors"), DType::u8, 2).shape[0];
   if (n > width) throw bad_input("/{}: {} components of {} values", path_of(part, "vectors"), n, width);
   part.basis.vectors = vectors_from(book, part, n, width);
@@ -129,7 +142,7 @@ std::vector<OptionField> TransformBookOptions::fields() {
        "keys and values of these layers are one vector (joint), which takes a quarter off the bits, or each by "
        "themselves (apart)",
        &sides},
-      {"layer-group", "layers whose vectors are one; 0: as many as 4,096 values of a token hold",
+      {"layer-group", "layers whose vectors are one; 0: as many as 8,192 values of a token hold",
        &layer_group, 0, 1 << 20},
       {"most-bits", "about the most bits per value that the book serves", &most_bits, 0.01, 12},
       {"least-bits", "about the fewest", &least_bits, 0.001, 12},

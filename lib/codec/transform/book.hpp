@@ -9,7 +9,7 @@
 //                                  the end of the byte
 //   shrinks          f32 [classes, 3]
 //   <side>/<first layer>/mean          f32 [width]
-//   <side>/<first layer>/weights       f32 [width]         what a unit of squared error costs
+//   <side>/<first layer>/inverse_roots f32 [width, b]      of what errors cost, M^(-1/2) (lib/transform/metric.hpp)
 //   <side>/<first layer>/vectors       u8 [n, width]       level + 128: eigenvectors, one a row
 //   <side>/<first layer>/vector_scales f32 [n]             value = level * scale
 //   <side>/<first layer>/classes       u8 [R, n]           255 = dead
@@ -47,7 +47,7 @@ struct TransformBookOptions final : Options {
   std::vector<OptionField> fields() override;
   void check() const override;
 
-  static constexpr size_t kMostAutoWidth = 4096;
+  static constexpr size_t kMostAutoWidth = 8192;
 
   /// Of the book's parts, at each group of layers.
   std::span<const Side> part_sides() const {

@@ -5,7 +5,9 @@ kvcodec dump-kv --model src/data/demo-model --text src/data/text/pride-and-preju
 kvcodec dump-kv --model src/data/demo-model --text src/LICENSE --chunk 160 --max-tokens 320 --quiet -o kv.h5 >/dev/null
 kvcodec train-transform train.h5 --least-bits 0.5 --most-bits 1 -o joint.h5
 kvcodec train-transform train.h5 --sides apart --layer-group 1 --quiet -o apart.h5 >/dev/null
-for book in joint apart; do
+kvcodec sensitivity --model src/data/demo-model --text src/data/text/pride-and-prejudice.txt --chunk 128 --max-documents 3 --noise-documents 1 --metric fisher --quiet -o fisher.h5 | sed -n 's/;.*//;1p'
+kvcodec train-transform train.h5 --weights fisher.h5 --quiet -o weighted.h5 >/dev/null
+for book in joint apart weighted; do
   echo "== $book"
   kvcodec encode kv.h5 --codec transform --book $book.h5 --bits 1 --block 64 -o $book-codes.h5 | tail -n 1
   kvcodec decode $book-codes.h5 --book $book.h5 -o $book-kv.h5 >/dev/null
@@ -30,4 +32,6 @@ kvcodec encode kv.h5 --codec transform --book joint.h5 --layers 0-1 -o no.h5 || 
 kvcodec decode joint-codes.h5 --book apart.h5 -o no.h5 || echo $?
 kvcodec train-transform kv.h5 -o no.h5 || echo $?
 kvcodec train-transform train.h5 --layer-group 3 -o no.h5 || echo $?
+kvcodec sensitivity --model src/data/demo-model --text src/LICENSE --chunk 64 --max-documents 1 --quiet -o scalar.h5 >/dev/null
+kvcodec train-transform train.h5 --weights scalar.h5 --metric fisher -o no.h5 || echo $?
 kvcodec train-transform train.h5 --sides both -o no.h5 || echo $?

@@ -1,0 +1,53 @@
+// Derivatives of what a model says behind a cache by the keys and values in that cache: one pass through a document's
+// continuation, and one back. Weights are given; nothing is differentiated by them.
+//
+// Of the pass there only each layer's hidden states are kept; the way back makes what else it needs anew, layer by
+// layer, so that memory grows with the layers by hidden states alone. All arithmetic is float, of matrix products as
+// in the pass there (llama.hpp), sums over a row's values in double. The CPU does it, whatever engine the model uses.
+// The result is the same for any number of threads.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "lib/core/progress.hpp"
+#include "lib/core/view.hpp"
+#include "lib/model/llama.hpp"
+
+namespace kvcodec {
+
+/// Tokens of a document that stand behind others.
+struct Continued {
+  std::span<const uint32_t> tokens;  ///< at least one
+  size_t past = 0;                   ///< tokens before these, at least one
+  PastCache* cache = nullptr;  ///< has their keys and values; each layer is read twice, at last descending
+  /// Keys are those before the rotary embedding: derivatives by them, though the cache holds them turned.
+  bool before_rope = false;
+};
+
+/// A function of logits, and who wants its derivatives. Called on the calling thread.
+class Differentiated {
+ public:
+  virtual ~Differentiated() = default;
+  /// Writes the derivatives by the logits of tokens [first, first + logits.rows()): (n, vocabulary_size) both. Called
+  /// for all tokens, ascending.
+  virtual void by_logits(size_t first, MatrixView<const float> logits, MatrixView<float> derivatives) = 0;
+  /// Receives those by the past tokens' keys and values in a layer, (past, num_kv_heads * head_dim) each, valid during
+  /// the call only. Layers descending, all of them.
+  virtual void by_cache(int layer, MatrixView<const float> keys, MatrixView<const float> values) = 0;
+};
+
+/// What the model has that there is no way back through, for messages; empty: nothing.
+std::string beyond_gradients(const ModelConfig& config);
+
+/// Bytes that differentiate() allocates for so many tokens behind `past` others, on `threads` threads.
+uint64_t gradient_bytes(const ModelConfig& config, uint64_t tokens, uint64_t past, int threads);
+
+/// Progress counts layers, there and back. Throws Error(usage) for models that are beyond_gradients(), and otherwise
+/// as LlamaModel::prefill. Values that overflow come out as infinities or NaNs.
+void differentiate(const LlamaModel& model, const Continued& continued, Differentiated& function,
+                   const Progress& progress = {});
+
+}  // namespace kvcodec

@@ -1,0 +1,150 @@
+#include "lib/transform/metric.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "lib/core/error.hpp"
+#include "lib/core/parallel.hpp"
+#include "lib/linalg/blas.hpp"
+#include "lib/linalg/eigen.hpp"
+
+namespace kvcodec {
+namespace {
+
+constexpr size_t kRowGrain = 64;
+/// Measured blocks: the least eigenvalue, of the largest one, and what is added everywhere, of the mean weight.
+constexpr double kLeastEigenvalue = 1e-6, kFloor = 0.01;
+
+/// Calls body(i, block) for each block, which it changes.
+template <class Body>
+void for_each_block(Matrix<double>& blocks, const Body& body) {
+  const size_t b = blocks.cols();
+  if (b == 0 || blocks.rows() % b != 0)
+    throw failed("blocks of {} columns for vectors of {}", b, blocks.rows());
+  parallel_for(blocks.rows() / b, 1, [&](size_t begin, size_t end, int) {
+    for (size_t i = begin; i < end; ++i) {
+      Matrix<double> block(b, b);
+      std::copy_n(blocks.data() + i * block.size(), block.size(), block.data());
+      for (size_t r = 0; r < b; ++r)
+        for (size_t c = 0; c < r; ++c)
+          if (block(r, c) != block(c, r)) throw failed("block {} is not symmetric", i);
+      block = body(i, std::move(block));
+      std::copy_n(block.data(), block.size(), blocks.data() + i * block.size());
+    }
+  });
+}
+
+/// The power of each block: (width, b).
+Matrix<float> powers_of(Matrix<double> blocks, double power) {
+  for_each_block(blocks, [&](size_t i, Matrix<double> block) {
+    const Eigen eigen = symmetric_eigen(std::move(block));
+    // Beyond that its inverse has no digit right.
+    if (!(eigen.values.front() > 0x1p-40 * eigen.values.back()))
+      throw failed("block {} has eigenvalues from {} to {}; they must be positive", i, eigen.values.front(),
+                   eigen.values.back());
+    return power_of(eigen, power);
+  });
+  Matrix<float> result(blocks.rows(), blocks.cols());
+  std::transform(blocks.data(), blocks.data() + blocks.size(), result.data(),
+                 [](double value) { return static_cast<float>(value); });
+  return result;
+}
+
+double trace_of(const Matrix<double>& block) {
+  double sum = 0;
+  for (size_t i = 0; i < block.rows(); ++i) sum += block(i, i);
+  return sum;
+}
+
+Matrix<double> doubles_of(MatrixView<const float> values) {
+  Matrix<double> result(values.rows(), values.cols());
+  for (size_t i = 0; i < values.rows(); ++i) std::ranges::copy(values.row(i), result.row(i).begin());
+  return result;
+}
+
+Matrix<double> column_of(std::span<const float> values) {
+  return doubles_of(MatrixView<const float>(values.data(), values.size(), 1));
+}
+
+}  // namespace
+
+ErrorMetric::ErrorMetric(std::span<const float> weights) : ErrorMetric(column_of(weights)) {}
+
+ErrorMetric::ErrorMetric(Matrix<double> blocks)
+    : ErrorMetric(from_inverse_roots(powers_of(std::move(blocks), -0.5))) {}
+
+ErrorMetric ErrorMetric::from_inverse_roots(Matrix<float> inverse_roots) {
+  ErrorMetric metric;
+  try {
+    // The root is that of what is stored, which is rounded: one undoes the other.
+    metric.roots_ = powers_of(doubles_of(inverse_roots), -1);
+  } catch (const Error& error) {
+    throw bad_input("{}", error.what());
+  }
+  metric.inverse_roots_ = std::move(inverse_roots);
+  return metric;
+}
+
+Matrix<float> ErrorMetric::times(MatrixView<const float> rows, const Matrix<float>& blocks) {
+  const size_t b = blocks.cols();
+  if (rows.cols() != blocks.rows()) throw failed("rows of {} columns, not {}", rows.cols(), blocks.rows());
+  Matrix<float> result(rows.rows(), rows.cols());
+  parallel_for(rows.rows(), kRowGrain, [&](size_t begin, size_t end, int) {
+    const auto some = rows.rows(begin, end - begin);
+    const auto out = result.view().rows(begin, end - begin);
+    if (b == 1) {
+      for (size_t i = 0; i < some.rows(); ++i)
+        for (size_t c = 0; c < some.cols(); ++c) out(i, c) = some(i, c) * blocks(c, 0);
+      return;
+    }
+    for (size_t c = 0; c < some.cols(); c += b)
+      gemm(1, some.columns(c, b), Transpose::no, blocks.view().rows(c, b), Transpose::no, 0,
+           out.columns(c, b));
+  });
+  return result;
+}
+
+Matrix<double> ErrorMetric::between_roots(const Matrix<double>& matrix) const {
+  const size_t n = width(), b = block();
+  if (matrix.rows() != n || matrix.cols() != n)
+    throw failed("a metric of {} columns for a matrix of {}", n, matrix.rows());
+  // Twice its rows times W, turned over: W (matrix W)' = W matrix W.
+  const auto turned_product = [&](const Matrix<double>& from) {
+    Matrix<double> to(n, n);
+    parallel_for(n, kRowGrain, [&](size_t begin, size_t end, int) {
+      for (size_t i = begin; i < end; ++i)
+        for (size_t c = 0; c < n; ++c) {
+          const size_t first = c / b * b;
+          double sum = 0;
+          for (size_t k = 0; k < b; ++k) sum += from(i, first + k) * static_cast<double>(roots_(c, k));
+          to(c, i) = sum;
+        }
+    });
+    return to;
+  };
+  Matrix<double> result = turned_product(turned_product(matrix));
+  for (size_t i = 0; i < n; ++i)
+    for (size_t j = 0; j < i; ++j) result(i, j) = result(j, i) = (result(i, j) + result(j, i)) / 2;
+  return result;
+}
+
+Matrix<double> tempered_blocks(Matrix<double> blocks, double power) {
+  double total = 0;
+  for (size_t i = 0; i < blocks.rows(); ++i) total += blocks(i, i % blocks.cols());
+  if (!(total > 0)) throw failed("errors that cost {}", total);
+  const double floor = kFloor * total / static_cast<double>(blocks.rows());
+  for_each_block(blocks, [&](size_t, Matrix<double> block) {
+    const double trace = trace_of(block);
+    Eigen eigen = symmetric_eigen(std::move(block));
+    const double least = std::max(kLeastEigenvalue * eigen.values.back(), floor * kLeastEigenvalue);
+    for (double& value : eigen.values) value = std::max(value, least);
+    Matrix<double> raised = power_of(eigen, power);
+    const double scale = std::max(trace, 0.0) / trace_of(raised);
+    for (double& value : std::span(raised.data(), raised.size())) value *= scale;
+    for (size_t i = 0; i < raised.rows(); ++i) raised(i, i) += floor;
+    return raised;
+  });
+  return blocks;
+}
+
+}  // namespace kvcodec

@@ -1,0 +1,49 @@
+// What errors of a vector cost: e' M e for an error e. M is symmetric, positive definite and block-diagonal: of a
+// vector's columns each b consecutive ones, those of a head, make one block, and errors in columns of different
+// blocks do not work together. b = 1: every column has a weight of its own.
+//
+// What is needed of M are its root W = M^(1/2) and the inverse V = W^-1; V is what decoding needs, and is given.
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "lib/core/view.hpp"
+
+namespace kvcodec {
+
+class ErrorMetric {
+ public:
+  ErrorMetric() = default;
+  /// M = diag(weights). Throws Error(failed) for weights that are not positive and finite.
+  explicit ErrorMetric(std::span<const float> weights);
+  /// M from its blocks, one below the other: (width, b), each symmetric. Throws Error(failed) for blocks that are not
+  /// symmetric and positive definite, and for a width that is no multiple of b.
+  explicit ErrorMetric(Matrix<double> blocks);
+  /// From V, likewise (width, b), as a book has it. Throws Error(bad_input) for blocks that are not symmetric and
+  /// positive definite.
+  static ErrorMetric from_inverse_roots(Matrix<float> inverse_roots);
+
+  size_t width() const { return roots_.rows(); }
+  size_t block() const { return roots_.cols(); }
+  const Matrix<float>& inverse_roots() const { return inverse_roots_; }
+
+  /// rows W and rows V: (n, width) each.
+  Matrix<float> times_root(MatrixView<const float> rows) const { return times(rows, roots_); }
+  Matrix<float> times_inverse_root(MatrixView<const float> rows) const { return times(rows, inverse_roots_); }
+  /// W matrix W, for a symmetric matrix.
+  Matrix<double> between_roots(const Matrix<double>& matrix) const;
+
+ private:
+  static Matrix<float> times(MatrixView<const float> rows, const Matrix<float>& blocks);
+
+  Matrix<float> roots_, inverse_roots_;  // (width, b)
+};
+
+/// Blocks for a metric from measured ones, (width, b), symmetric: where they come from few samples, they are not to be
+/// trusted wholly. Each is raised to a power and keeps its trace (1: as it was; 0: its trace alone, spread evenly), and
+/// a hundredth of the mean weight is added everywhere: what no sample saw costs something too. Throws Error(failed)
+/// where all blocks are zeros.
+Matrix<double> tempered_blocks(Matrix<double> blocks, double power);
+
+}  // namespace kvcodec

@@ -1,0 +1,200 @@
+// Derivatives by a cache (lib/model/cache_gradients.hpp) for the models of all families, whose forward pass
+// model_test.cpp holds against transformers: here it is what derivatives are held against.
+#include "lib/model/cache_gradients.hpp"
+
+#include <cmath>
+#include <fstream>
+
+#include "formats/json_file.hpp"
+#include "formats/model_config.hpp"
+#include "formats/safetensors.hpp"
+#include "lib/core/error.hpp"
+#include "lib/core/rng.hpp"
+#include "test/test.hpp"
+
+using namespace kvcodec;
+
+namespace {
+
+struct Cache final : PastCache {
+  std::vector<Matrix<float>> sides[2];  // [layer], (past, key_width)
+
+  void read(int layer, size_t, MatrixView<float> keys, MatrixView<float> values) override {
+    for (const auto& [side, out] : {std::pair{0, keys}, std::pair{1, values}})
+      for (size_t t = 0; t < out.rows(); ++t)
+        std::ranges::copy(sides[side][static_cast<size_t>(layer)].row(t), out.row(t).begin());
+  }
+};
+
+/// A sum of logits, each times a number of its own.
+double weight_of(size_t token, size_t place) {
+  Rng rng(token, place);
+  return rng.normal();
+}
+
+struct Bench {
+  explicit Bench(const std::string& name)
+      : folder(test::source_dir() + "/test/golden/model/" + name),
+        description(read_model_config(folder)),
+        weights(Safetensors::open_model(folder)),
+        model(description.config, weights) {
+    std::ifstream stream(folder + "/documents.json");
+    size_t longest = 0;
+    for (const auto& list : nlohmann::json::parse(stream))
+      if (list.size() > longest) longest = list.size(), tokens = list.get<std::vector<uint32_t>>();
+    tokens.resize(std::min<size_t>(tokens.size(), 60));
+    past = tokens.size() * 2 / 3;
+    fill();
+  }
+
+  double answer() {
+    struct Sum final : PrefillSink {
+      void layer(const LayerChunk&) override {}
+      void logits(size_t first, MatrixView<const float> rows) override {
+        for (size_t i = 0; i < rows.rows(); ++i)
+          for (size_t j = 0; j < rows.cols(); ++j) total += double(rows(i, j)) * weight_of(first + i, j);
+      }
+      double total = 0;
+    } sum;
+    const auto rest = std::span(tokens).subspan(past);
+    const std::vector<uint64_t> offsets = {0, rest.size()}, pasts = {past};
+    PrefillOptions options;
+    options.logits = LogitRows::all;
+    model.prefill({.tokens = rest, .offsets = offsets, .past = pasts, .cache = &cache}, options, sum);
+    return sum.total;
+  }
+
+  std::string folder;
+  ModelDescription description;
+  Safetensors weights;
+  LlamaModel model;
+  std::vector<uint32_t> tokens;
+  size_t past = 0;
+  Cache cache;
+
+ private:
+  void fill() {
+    struct Keep final : PrefillSink {
+      explicit Keep(Bench& to) : bench(to) {}
+      void layer(const LayerChunk& chunk) override {
+        for (const auto& [side, rows] : {std::pair{0, chunk.key}, std::pair{1, chunk.value}}) {
+          Matrix<float>& kept = bench.cache.sides[side].emplace_back(bench.past, rows.cols());
+          for (size_t t = 0; t < bench.past; ++t) std::ranges::copy(rows.row(t), kept.row(t).begin());
+        }
+      }
+      Bench& bench;
+    } sink(*this);
+    const std::vector<uint64_t> offsets = {0, tokens.size()};
+    model.prefill({.tokens = tokens, .offsets = offsets}, {}, sink);
+  }
+};
+
+struct Gradients final : Differentiated {
+  void by_logits(size_t first, MatrixView<const float>, MatrixView<float> derivatives) override {
+    for (size_t i = 0; i < derivatives.rows(); ++i)
+      for (size_t j = 0; j < derivatives.cols(); ++j)
+        derivatives(i, j) = static_cast<float>(weight_of(first + i, j));
+  }
+  void by_cache(int layer, MatrixView<const float> keys, MatrixView<const float> values) override {
+    for (const auto& [side, rows] : {std::pair{0, keys}, std::pair{1, values}}) {
+      sides[side].resize(std::max(sides[side].size(), static_cast<size_t>(layer) + 1));
+      Matrix<float>& kept = sides[side][static_cast<size_t>(layer)] = Matrix<float>(rows.rows(), rows.cols());
+      for (size_t t = 0; t < rows.rows(); ++t) std::ranges::copy(rows.row(t), kept.row(t).begin());
+    }
+  }
+  std::vector<Matrix<float>> sides[2];
+};
+
+double dot_of(const Matrix<float>& a, const Matrix<float>& b) {
+  double sum = 0;
+  for (size_t i = 0; i < a.size(); ++i) sum += double(a.data()[i]) * double(b.data()[i]);
+  return sum;
+}
+
+/// The derivative along a direction: differences of fourth order, which allow steps far above rounding.
+double along(Bench& bench, Matrix<float>& rows, const Matrix<float>& direction) {
+  const double step = 0.15;
+  const Matrix<float> before = rows;
+  const auto at = [&](double distance) {
+    for (size_t i = 0; i < rows.size(); ++i)
+      rows.data()[i] = static_cast<float>(double(before.data()[i]) + distance * double(direction.data()[i]));
+    return bench.answer();
+  };
+  const double near = at(step) - at(-step), far = at(2 * step) - at(-2 * step);
+  rows = before;
+  return (8 * near - far) / (12 * step);
+}
+
+/// Directions that show errors anywhere: the derivatives of one head of some tokens, half of them noise of the same
+/// size.
+Matrix<float> direction_of(const Matrix<float>& gradients, size_t first, size_t width, size_t every,
+                           Rng& rng) {
+  Matrix<float> direction(gradients.rows(), gradients.cols());
+  const size_t start = rng.below(every);
+  double size = 0;
+  size_t count = 0;
+  for (size_t t = start; t < gradients.rows(); t += every)
+    for (size_t j = first; j < first + width; ++j, ++count) size += std::pow(double(gradients(t, j)), 2);
+  double total = 0;
+  for (size_t t = start; t < gradients.rows(); t += every)
+    for (size_t j = first; j < first + width; ++j) {
+      direction(t, j) = gradients(t, j) + static_cast<float>(std::sqrt(size / double(count)) * rng.normal());
+      total += std::pow(double(direction(t, j)), 2);
+    }
+  for (size_t i = 0; i < direction.size() && total > 0; ++i)
+    direction.data()[i] = static_cast<float>(double(direction.data()[i]) / std::sqrt(total));
+  return direction;
+}
+
+}  // namespace
+
+TEST_CASE("derivatives by a cache: those of differences of the forward pass, for all dense families") {
+  for (const std::string name :
+       {"llama-1",   "llama-4",   "llama-yarn", "mistral-2", "qwen2-2",  "qwen3-2",    "qwen3-yarn",
+        "smollm3-1", "smollm3-2", "granite-1",  "granite-2", "olmo2-1",  "olmo2-2",    "phi3-1",
+        "phi3-2",    "gemma2-1",  "gemma2-2",   "gemma3-1",  "gemma3-2", "gpt_neox-1", "gpt_neox-2"}) {
+    CAPTURE(name);
+    Bench bench(name);
+    const ModelConfig& config = bench.model.config();
+    Gradients gradients;
+    differentiate(
+        bench.model,
+        {.tokens = std::span(bench.tokens).subspan(bench.past), .past = bench.past, .cache = &bench.cache},
+        gradients);
+    Rng rng(3);
+    double worst = 0;
+    for (size_t side = 0; side < 2; ++side)
+      for (size_t layer = 0; layer < static_cast<size_t>(config.num_layers); ++layer) {
+        const Matrix<float>& found = gradients.sides[side][layer];
+        const double size = std::sqrt(dot_of(found, found));
+        CAPTURE(side);
+        CAPTURE(layer);
+        CAPTURE(size);
+        CHECK_GT(size, 1e-2);
+        const auto dim = static_cast<size_t>(config.head_dim);
+        for (size_t head = 0; head < static_cast<size_t>(config.num_kv_heads); ++head) {
+          const Matrix<float> direction = direction_of(found, head * dim, dim, 3, rng);
+          const double expected = along(bench, bench.cache.sides[side][layer], direction);
+          const double error = std::abs(dot_of(found, direction) - expected) / size;
+          worst = std::max(worst, error);
+          CHECK_LE(error, 3e-4);  // the forward pass is rounded too; a wrong sign or factor gives 1e-1
+        }
+      }
+    MESSAGE(name, ": largest difference, of the derivatives' norm: ", worst);
+  }
+}
+
+TEST_CASE("derivatives by a cache: mixtures of experts are declined by name") {
+  for (const std::string name : {"mixtral-1", "qwen3_moe-1", "gpt_oss-1"}) {
+    Bench bench(name);
+    Gradients gradients;
+    CHECK_EQ(beyond_gradients(bench.model.config()), "a mixture of experts");
+    CHECK_THROWS_WITH_AS(differentiate(bench.model,
+                                       {.tokens = std::span(bench.tokens).subspan(bench.past),
+                                        .past = bench.past,
+                                        .cache = &bench.cache},
+                                       gradients),
+                         "the model has a mixture of experts, through which derivatives are not taken",
+                         Error);
+  }
+}
