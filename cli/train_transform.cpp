@@ -1,7 +1,7 @@
 // kvcodec train-transform KV ... [options] -o TRANSFORM
 //
-//   --weights FILE    what errors of each layer cost the model (kvcodec sensitivity)
-//   --layer-group N   layers whose keys, or values, are one vector
+//   --weights FILE    what errors cost the model (kvcodec sensitivity), by --metric
+//   --sides, --layer-group N   what is one vector: keys and values together or apart, of so many layers
 //   --most-bits, --least-bits   the rates that the book serves
 //   --max-tokens N    learn from a sample
 //
@@ -158,14 +158,33 @@ ErrorMetric fisher_metric(const GroupShape& shape, const Fisher& fisher, double 
   return ErrorMetric(tempered_blocks(std::move(blocks), power));
 }
 
-std::vector<ErrorMetric> metrics_of_parts(const TrainTransformOptions& options, const ModelInfo& model,
-                                          const std::vector<GroupShape>& shapes) {
-  std::optional<SensitivityFile> file;
-  if (!options.weights.empty()) file = read_weights(options.weights, model);
-  const bool per_head = options.metric ? *options.metric == Metric::fisher : file && file->info.fisher;
-  if (per_head && !(file && file->info.fisher))
+/// As asked; else by matrices if the file has them, of keys like those that are learned from: turning a key turns the
+/// directions in which its errors hurt.
+bool weighs_by_heads(const TrainTransformOptions& options, const SensitivityFile* file, bool before_rope) {
+  if (options.metric == Metric::scalar) return false;
+  const Fisher* const fisher = file && file->info.fisher ? &*file->info.fisher : nullptr;
+  if (fisher && fisher->keys_before_rope == before_rope) return true;
+  const auto state = [](bool before) {
+    return before ? "before the rotary embedding" : "as attention takes them";
+  };
+  if (options.metric && !fisher)
     throw usage_error(
         "--metric fisher needs --weights with a file that kvcodec sensitivity made with --metric fisher");
+  if (options.metric)
+    throw usage_error(
+        "{}: its matrices are of keys {}, and the transform is learned from keys {}: take --metric scalar",
+        options.weights, state(!before_rope), state(before_rope));
+  if (fisher)
+    options.common.note("{}: its matrices are of keys {} and are not used; its numbers are", options.weights,
+                        state(!before_rope));
+  return false;
+}
+
+std::vector<ErrorMetric> metrics_of_parts(const TrainTransformOptions& options, const ModelInfo& model,
+                                          const std::vector<GroupShape>& shapes, bool before_rope) {
+  std::optional<SensitivityFile> file;
+  if (!options.weights.empty()) file = read_weights(options.weights, model);
+  const bool per_head = weighs_by_heads(options, file ? &*file : nullptr, before_rope);
   std::vector<ErrorMetric> metrics;
   for (const GroupShape& shape : shapes)
     metrics.push_back(per_head ? fisher_metric(shape, *file->info.fisher, options.temper)
@@ -174,7 +193,7 @@ std::vector<ErrorMetric> metrics_of_parts(const TrainTransformOptions& options, 
 }
 
 TransformBook learn(const TrainTransformOptions& options, const TrainedRows& rows,
-                    const std::vector<Run>& runs, const ModelInfo& model) {
+                    const std::vector<Run>& runs, const ModelInfo& model, bool before_rope) {
   TransformBook book;
   book.options = options.book;
   if (book.options.layer_group == 0)
@@ -191,8 +210,8 @@ TransformBook learn(const TrainTransformOptions& options, const TrainedRows& row
   ProgressBar bar("train-transform", "steps", options.common.quiet);
   const TransformTraining training{
       options.book.most_bits, options.book.least_bits, {options.book.rate_distortion, options.book.unbias}};
-  LearnedTransform learned =
-      learn_transform(vectors, metrics_of_parts(options, model, vectors.shapes()), training, bar.callback());
+  LearnedTransform learned = learn_transform(
+      vectors, metrics_of_parts(options, model, vectors.shapes(), before_rope), training, bar.callback());
   book.num_layers = model.num_layers, book.heads = model.num_kv_heads, book.head_dim = model.head_dim;
   book.classes = std::move(learned.levels.classes);
   book.measures = std::move(learned.levels.measures);
@@ -281,8 +300,9 @@ std::string train_transform(Command& command) {
   TransformBook transform;
   Book book;
   const auto write = [&](OutputFile& output) {
-    transform = learn(options, rows, runs, model);
-    transform.rope = key_rope.before() ? RopeChoice::undo : rope;
+    const RopeChoice learned = key_rope.before() ? RopeChoice::undo : rope;
+    transform = learn(options, rows, runs, model, learned == RopeChoice::undo);
+    transform.rope = learned;
     transform.source = source_digest(runs, first.layers());
     book = to_book(transform);
     write_book(output, book, model, command.provenance(merged_history(files.histories)));

@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -101,6 +102,10 @@ class Codec {
   std::span<const Side> sides() const {
     return joint() ? std::span<const Side>(kJointly) : std::span<const Side>(kSides);
   }
+
+  /// Bits of payload per value that codes with these options took of what the book was learned from; nothing where
+  /// the payload does not depend on the data. Much more says that the data is of another kind.
+  virtual std::optional<double> learned_bits() const { return std::nullopt; }
 
   /// The streams of one side of one group. The same for every document.
   virtual std::vector<StreamSpec> streams(const GroupShape& shape) const = 0;

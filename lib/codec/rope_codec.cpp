@@ -133,6 +133,7 @@ class RopeCodec final : public Codec {
 
   int layer_group() const override { return inner_->layer_group(); }
   bool joint() const override { return inner_->joint(); }
+  std::optional<double> learned_bits() const override { return inner_->learned_bits(); }
   std::vector<StreamSpec> streams(const GroupShape& shape) const override { return inner_->streams(shape); }
 
   /// The keys turned back besides.

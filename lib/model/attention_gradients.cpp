@@ -22,8 +22,7 @@ class TileGradients {
  public:
   TileGradients(const ModelConfig& config, const AttentionDone& done, const AttentionTile& tile,
                 float* scratch)
-      : config_(config),
-        done_(done),
+      : done_(done),
         tile_(tile),
         cap_(static_cast<float>(config.attention_softcap)),
         dim_(static_cast<size_t>(config.head_dim)),
@@ -109,7 +108,6 @@ class TileGradients {
     }
   }
 
-  const ModelConfig& config_;
   const AttentionDone& done_;
   const AttentionTile& tile_;
   float cap_;

@@ -4,6 +4,7 @@
 
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
+#include "lib/core/finite.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/core/rng.hpp"
 #include "lib/linalg/blas.hpp"
@@ -75,6 +76,9 @@ class Sums {
               fisher.matrices[static_cast<size_t>(side)].emplace_back(sum.rows(), sum.cols());
           for (size_t i = 0; i < sum.size(); ++i)
             mean.data()[i] = static_cast<float>(sum.data()[i] / documents);
+          if (const auto place = find_non_finite({mean.data(), mean.size()}))
+            throw failed("layer {}, {}s of head {}: the Fisher information is {}", layer, side, head,
+                         mean.data()[*place]);
         }
   }
 

@@ -55,7 +55,8 @@ void check_fisher(const ModelConfig& config, std::span<const LoopDocument> docum
                   const FisherOptions& options);
 
 /// Keys are taken before the rotary embedding where it is known how to undo it (KeyRope::of). Deterministic for a seed.
-/// Progress counts documents. Throws what check_fisher() and the model throw.
+/// Progress counts documents. Throws what check_fisher() and the model throw, and Error(failed) where what comes out is
+/// not finite.
 Fisher measure_fisher(const LlamaModel& model, std::span<const LoopDocument> documents,
                       const FisherOptions& options, const Progress& progress = {});
 

@@ -207,6 +207,11 @@ TEST_CASE("Fisher matrices: what cannot be measured is refused") {
   experts.mixture.experts = 2;
   CHECK_THROWS_WITH_AS(check_fisher(experts, bench.documents, {}),
                        "the model has a mixture of experts, through which derivatives are not taken", Error);
+  WeightsInMemory broken = bench.weights;
+  const std::vector<float> huge(60 * 32, 1e30f);
+  broken.add("lm_head.weight", DType::f32, {60, 32}, huge);
+  const LlamaModel overflowing(bench.config, broken);
+  CHECK_THROWS_AS(measure_fisher(overflowing, bench.documents, {}), Error);
   bench.documents[1].prefix = 99;
   CHECK_THROWS_AS(bench.measure({}), Error);
 }

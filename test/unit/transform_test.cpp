@@ -333,6 +333,36 @@ TEST_CASE("level coder: levels come back, whatever they are and however many tok
   }
 }
 
+TEST_CASE("level coder: blocks take what the tables say that levels take, and at most 2% more") {
+  // Components from some steps to a hundredth of one, as a basis has them: most levels are 0.
+  Rng rng(12);
+  const size_t components = 600, tokens = 256;
+  Matrix<float> sample(components, 2048), fresh(components, tokens);
+  for (Matrix<float>* matrix : {&sample, &fresh})
+    for (size_t i = 0; i < components; ++i)
+      for (float& value : matrix->row(i))
+        value = static_cast<float>(std::exp2(2 - 8.0 * static_cast<double>(i) / components) * rng.normal());
+  const std::vector<float> steps{1.0f, 0.25f};
+  const LearnedLevels learned = learn_levels({&sample, 1}, steps, {});
+  const LevelTables tables(learned.classes, LevelOptions().lambda);
+  for (const LevelRung& rung : learned.rungs[0]) {
+    const auto live = rung.live();
+    Matrix<int32_t> levels(live.size(), tokens);
+    std::vector<float> taken(tokens);
+    std::vector<uint8_t> classes, bytes;
+    for (size_t i = 0; i < live.size(); ++i) {
+      classes.push_back(rung.classes[live[i]]);
+      tables.quantize(classes.back(), rung.step, fresh.row(live[i]), levels.row(i));
+      tables.add_bits(classes.back(), levels.row(i), taken);
+    }
+    const double ideal = std::accumulate(taken.begin(), taken.end(), 0.0);
+    const double stored = 8.0 * LevelCoder(tables, classes).encode(levels, bytes);
+    CAPTURE(ideal / double(components * tokens));
+    CHECK_GE(stored, 0.999 * ideal);
+    CHECK_LE(stored, 1.02 * ideal);
+  }
+}
+
 TEST_CASE("level coder: bytes that no encoder writes are refused") {
   const LevelTables tables = plain_tables();
   const LevelCoder coder(tables, {24, 20, 15});

@@ -43,7 +43,7 @@ constexpr uint64_t kMostQuantized = uint64_t{1} << 32;  // what exact_ids can na
 constexpr size_t kTogether = RansDecoder<uint8_t>::kTogether;
 
 struct TransformOptions final : Options {
-  double bits = 0.7;  ///< what costs a small model as much as 3.5 bits without a transform
+  double bits = 0.7;  ///< what costs a small model as much as 4.5 bits without a transform
   int64_t rung = -1;
   int64_t sink = kTransformSink;
   int64_t window = 0;
@@ -208,6 +208,7 @@ class TransformCodec final : public Codec {
         block_(static_cast<uint64_t>(options.block)),
         layer_group_(static_cast<int>(book.options.layer_group)),
         joint_(book.options.sides == SideCoding::joint),
+        learned_bits_(book.measures[static_cast<size_t>(options.rung)].bits),
         tables_(std::move(book.classes), book.options.rate_distortion) {
     for (TransformBook::Part& part : book.parts) {
       const auto key = std::pair(part.side, part.first_layer);
@@ -222,6 +223,7 @@ class TransformCodec final : public Codec {
   }
   int layer_group() const override { return layer_group_; }
   bool joint() const override { return joint_; }
+  std::optional<double> learned_bits() const override { return learned_bits_; }
   std::vector<StreamSpec> streams(const GroupShape& shape) const override {
     return {ends_.sink_stream(shape),
             {std::string(kBlocks), DType::u32, {2}, Category::offsets},
@@ -252,6 +254,7 @@ class TransformCodec final : public Codec {
   uint64_t block_;
   int layer_group_;
   bool joint_;
+  double learned_bits_;
   LevelTables tables_;
   std::vector<std::pair<std::pair<Side, int>, std::unique_ptr<PartCoder>>> parts_;
 };

@@ -34,4 +34,13 @@ kvcodec train-transform kv.h5 -o no.h5 || echo $?
 kvcodec train-transform train.h5 --layer-group 3 -o no.h5 || echo $?
 kvcodec sensitivity --model src/data/demo-model --text src/LICENSE --chunk 64 --max-documents 1 --quiet -o scalar.h5 >/dev/null
 kvcodec train-transform train.h5 --weights scalar.h5 --metric fisher -o no.h5 || echo $?
+kvcodec train-transform train.h5 --weights fisher.h5 --metric fisher --rope keep -o no.h5 || echo $?
+kvcodec train-transform train.h5 --weights fisher.h5 --rope keep -o turned.h5 >/dev/null
 kvcodec train-transform train.h5 --sides both -o no.h5 || echo $?
+echo "== of another kind"
+make_kv --layers 4 --heads 2 --dim 16 --document a:0:2300 -o a.h5
+kvcodec train-transform a.h5 --quiet -o of-a.h5 >/dev/null
+for document in a b; do
+  kvcodec encode data/kv.h5 --documents $document --codec transform --book of-a.h5 -o $document-codes.h5 2>&1 >/dev/null |
+    sed 's/[0-9.]* bits per value/N bits per value/; s/took [0-9.]*:/took N:/'
+done
