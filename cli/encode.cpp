@@ -485,7 +485,7 @@ FileRate write_codes(const Command& command, const EncodeOptions& options, const
   }
   writer->finish(command.provenance(encoding.history(kv)));
   writer.reset();
-  const FileRate rate = rate_of(CodesReader(output.path()));
+  FileRate rate = rate_of(CodesReader(output.path()));
   note_unlike_book(rate, kv, encoding.codec(), options.common);
   return rate;
 }

@@ -186,6 +186,7 @@ std::vector<ErrorMetric> metrics_of_parts(const TrainTransformOptions& options, 
   if (!options.weights.empty()) file = read_weights(options.weights, model);
   const bool per_head = weighs_by_heads(options, file ? &*file : nullptr, before_rope);
   std::vector<ErrorMetric> metrics;
+  metrics.reserve(shapes.size());
   for (const GroupShape& shape : shapes)
     metrics.push_back(per_head ? fisher_metric(shape, *file->info.fisher, options.temper)
                                : scalar_metric(shape, file ? &*file : nullptr, options.weights));

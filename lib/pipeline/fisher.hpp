@@ -35,7 +35,8 @@ struct Fisher {
   std::array<std::vector<Matrix<float>>, 2> matrices;
 
   const Matrix<float>& of(Side side, int layer, int head) const {
-    return matrices[static_cast<size_t>(side)].at(static_cast<size_t>(layer * heads + head));
+    return matrices[static_cast<size_t>(side)].at(static_cast<size_t>(layer) * static_cast<size_t>(heads) +
+                                                  static_cast<size_t>(head));
   }
   /// What noise of variance 1 on this side of the layer would cost, in nats for each judged token: half of the sum of
   /// the heads' traces.
