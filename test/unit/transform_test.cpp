@@ -84,9 +84,9 @@ LevelTables plain_tables(double lambda = 0) {
   std::vector<LevelClass> classes;
   for (size_t c = 0; c < kLevelClasses; ++c) {
     std::vector<uint64_t> counts(kLevelSymbols);
-    for (int k = -kLargestSymbol; k <= kLargestSymbol; ++k)
-      counts[static_cast<size_t>(k + kLargestSymbol)] =
-          static_cast<uint64_t>(1e6 * std::exp(-std::abs(k) * 0.7)) + 1;
+    for (size_t k = 0; k < kLevelSymbols; ++k)
+      counts[k] =
+          static_cast<uint64_t>(1e6 * std::exp(-std::abs(static_cast<double>(k) - kLargestSymbol) * 0.7)) + 1;
     classes.push_back({RansModel::from_counts(counts, {.escape_bits = kEscapedBits}), {}});
   }
   return {std::move(classes), lambda};
