@@ -453,6 +453,12 @@ NamedCodec declare(Command& command, EncodeOptions& options) {
   return codec;
 }
 
+/// What is predicted from ids needs them.
+void check_token_ids(const KvReader& kv, const Codec& codec) {
+  if (codec.predicts_from() > 0 && !kv.has_tokens())
+    throw bad_input("{}: it has no token ids, and the book predicts keys and values from them", kv.name());
+}
+
 void note_missing_queries(const KvReader& kv, const Codec& codec, const CommonOptions& common) {
   if (const std::string instead = codec.without_queries();
       codec.wants_queries() && !instead.empty() && kv.query_tokens() == 0)
@@ -511,6 +517,7 @@ std::string encode(Command& command) {
   else
     encoding.emplace(kv, options);
   const Job job = make_job(kv, documents, encoding->base(), encoding->info.documents);
+  check_token_ids(kv, encoding->codec());
   note_missing_queries(kv, encoding->codec(), options.common);
   return run_to_file(
       options.output,

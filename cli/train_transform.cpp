@@ -3,6 +3,7 @@
 //   --weights FILE    what errors cost the model (kvcodec sensitivity), by --metric
 //   --sides, --layer-group N   what is one vector: keys and values together or apart, of so many layers
 //   --most-bits, --least-bits   the rates that the book serves
+//   --predict-tokens N --model PATH   predict from the ids of N tokens
 //   --max-tokens N    learn from a sample
 //
 //   kvcodec train-transform kv.h5 --weights sensitivity.h5 -o transform.h5
@@ -20,10 +21,14 @@
 #include "formats/book_file.hpp"
 #include "formats/key_rope.hpp"
 #include "formats/kv_file.hpp"
+#include "formats/model_files.hpp"
 #include "formats/sensitivity_file.hpp"
 #include "lib/codec/transform/book.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
+#include "lib/engine/engine.hpp"
+#include "lib/model/llama.hpp"
+#include "lib/pipeline/token_features.hpp"
 #include "lib/transform/train.hpp"
 
 namespace kvcodec::cli {
@@ -39,6 +44,9 @@ struct TrainTransformOptions final : Options {
   std::optional<Metric> metric;
   double temper = 0.2;  ///< on SmolLM2-135M 0.15 to 0.25 are level; the whole of it is worse than none
   int64_t max_tokens = 0;
+  std::string model;
+  int64_t features = 256;  ///< of a token
+  int64_t predict_rank = 0;
   CommonOptions common;
   OutputOptions output;
   DocumentSelection documents;
@@ -72,7 +80,24 @@ struct TrainTransformOptions final : Options {
         {.name = "max-tokens",
          .help = "learn from a sample of N tokens, in runs spread evenly over the documents (default: all)",
          .target = &max_tokens,
-         .min = 1}};
+         .min = 1},
+        {.name = "model",
+         .help =
+             "with --predict-tokens: the model that the caches are of, which reads its whole vocabulary once",
+         .target = &model},
+        {.name = "features",
+         .help =
+             "with --predict-tokens: values that a token is described by; more predict better, and the book has them "
+             "for all of the vocabulary",
+         .target = &features,
+         .min = 1,
+         .max = 1 << 16},
+        {.name = "predict-rank",
+         .help =
+             "with --predict-tokens: sums of features that predictions are made of; 0: all that explain something",
+         .target = &predict_rank,
+         .min = 0,
+         .max = 1 << 20}};
   }
 };
 
@@ -96,9 +121,17 @@ class PartVectors final : public VectorSource {
     tokens_.read(shapes_[part], first, out);
   }
 
+  /// From now on vectors are predicted from these, which outlive this.
+  void predict_from(const TokenFeatures& features) { features_ = &features; }
+  size_t features() const override { return features_ ? features_->width() : 0; }
+  void read_features(uint64_t first, MatrixView<float> out) const override {
+    tokens_.read_features(*features_, first, out);
+  }
+
  private:
   RunTokens tokens_;
   std::vector<GroupShape> shapes_;
+  const TokenFeatures* features_ = nullptr;
 };
 
 /// The most layers that divide the model's and whose vectors are no wider than kMostAutoWidth.
@@ -193,33 +226,129 @@ std::vector<ErrorMetric> metrics_of_parts(const TrainTransformOptions& options, 
   return metrics;
 }
 
-TransformBook learn(const TrainTransformOptions& options, const TrainedRows& rows,
-                    const std::vector<Run>& runs, const ModelInfo& model, bool before_rope) {
+/// Where a layer's keys or values lie: the part whose vectors have them, and their first column.
+struct PartColumn {
+  size_t part = 0, column = 0;
+};
+PartColumn part_column(const std::vector<GroupShape>& shapes, Side side, int layer) {
+  for (size_t part = 0; part < shapes.size(); ++part) {
+    const GroupShape& shape = shapes[part];
+    const int of_group = layer - shape.first_layer;
+    if ((shape.side == Side::both || shape.side == side) && of_group >= 0 && of_group < shape.layers)
+      return {part, shape.column_of(side) + as_size(of_group) * shape.side_width() / as_size(shape.layers)};
+  }
+  throw failed("no part has the {}s of layer {}", side, layer);
+}
+
+/// Throws Error(bad_input) unless the caches are that model's.
+void check_same_model(const std::string& path, const ModelInfo& model, const KvReader& kv) {
+  const ModelInfo& cached = kv.model();
+  if (model.num_layers != cached.num_layers || model.num_kv_heads != cached.num_kv_heads ||
+      model.head_dim != cached.head_dim || model.source != cached.source)
+    throw bad_input("{}: it is not the model that {} was made with", path, kv.name());
+}
+
+/// What the tokens of the vocabulary are predicted from: the model reads them all.
+TokenFeatures learn_features(const TrainTransformOptions& options, const Run& run,
+                             const std::vector<GroupShape>& shapes, const std::vector<ErrorMetric>& metrics,
+                             bool before_rope) {
+  const auto files = open_model(options.model);
+  check_same_model(options.model, model_info(options.model, *files, false), *run.kv);
+  LlamaModel model(files->description().config, files->weights());
+  if (Engine* const engine = options.common.engine()) model.use(engine->prefill(model.weights()));
+  const auto weigh = [&](Side side, int layer, MatrixView<const float> rows) {
+    const PartColumn place = part_column(shapes, side, layer);
+    return metrics[place.part].times_root(rows, place.column);
+  };
+  ProgressBar bar("train-transform", "tokens of the vocabulary", options.common.quiet);
+  return {round_to_byte_rows(token_features(model, weigh,
+                                            {.first = run.kv->tokens(run.first - run.index, 1).front(),
+                                             .count = as_size(options.features),
+                                             .before_rope = before_rope,
+                                             .seed = static_cast<uint64_t>(options.common.seed)},
+                                            bar.callback())),
+          as_size(options.book.predict_tokens)};
+}
+
+/// What learning takes must fit.
+void check_memory(const PartVectors& vectors, const TrainTransformOptions& options) {
+  const uint64_t bytes = learn_transform_bytes(vectors), memory = options.common.memory_bytes();
+  if (bytes > memory)
+    throw usage_error(
+        "vectors of {} values take {} to learn, more than --memory ({}): take a smaller --layer-group",
+        vectors.width(), size_text(bytes), size_text(memory));
+}
+
+/// What prediction takes off the variance of a layer's keys or values.
+struct Explained {
+  Side side = Side::key;
+  int layer = 0;
+  double decibels = 0;
+};
+
+std::vector<Explained> explained_by_layer(const std::vector<GroupShape>& shapes, const ModelInfo& model,
+                                          const LearnedTransform& learned) {
+  std::vector<Explained> all;
+  for (const Side side : kSides)
+    for (int layer = 0; layer < model.num_layers; ++layer) {
+      const PartColumn place = part_column(shapes, side, layer);
+      const size_t width = shapes[place.part].side_width() / as_size(shapes[place.part].layers);
+      double before = 0, after = 0;
+      for (size_t c = place.column; c < place.column + width; ++c)
+        before += learned.energies[place.part][c], after += std::max(learned.left[place.part][c], 0.0);
+      if (before > 0) all.push_back({side, layer, 10 * std::log10(before / std::max(after, 1e-12 * before))});
+    }
+  return all;
+}
+
+/// What is learned, and what is said of it.
+struct Learned {
   TransformBook book;
+  std::vector<Explained> explained;  ///< empty where nothing is predicted
+};
+
+Learned learn(const TrainTransformOptions& options, const TrainedRows& rows, const std::vector<Run>& runs,
+              const ModelInfo& model, bool before_rope) {
+  Learned result;
+  TransformBook& book = result.book;
   book.options = options.book;
   if (book.options.layer_group == 0)
     book.options.layer_group = automatic_group(model, book.options.part_sides().front());
   if (model.num_layers % book.options.layer_group != 0)
     throw usage_error("--layer-group is {}; it must divide the model's {} layers", book.options.layer_group,
                       model.num_layers);
-  const PartVectors vectors(rows, runs, model, book.options);
-  if (const uint64_t bytes = learn_transform_bytes(vectors), memory = options.common.memory_bytes();
-      bytes > memory)
-    throw usage_error(
-        "vectors of {} values take {} to learn, more than --memory ({}): take a smaller --layer-group",
-        vectors.width(), size_text(bytes), size_text(memory));
+  PartVectors vectors(rows, runs, model, book.options);
+  check_memory(vectors, options);
+  const std::vector<ErrorMetric> metrics = metrics_of_parts(options, model, vectors.shapes(), before_rope);
+  if (book.options.predict_tokens > 0) {
+    book.features = learn_features(options, runs.front(), vectors.shapes(), metrics, before_rope);
+    vectors.predict_from(*book.features);
+    check_memory(vectors, options);
+  }
   ProgressBar bar("train-transform", "steps", options.common.quiet);
-  const TransformTraining training{
-      options.book.most_bits, options.book.least_bits, {options.book.rate_distortion, options.book.unbias}};
-  LearnedTransform learned = learn_transform(
-      vectors, metrics_of_parts(options, model, vectors.shapes(), before_rope), training, bar.callback());
+  const TransformTraining training{.most_bits = options.book.most_bits,
+                                   .least_bits = options.book.least_bits,
+                                   .levels = {options.book.rate_distortion, options.book.unbias},
+                                   .rank = as_size(options.predict_rank)};
+  LearnedTransform learned = learn_transform(vectors, metrics, training, bar.callback());
+  if (book.features) result.explained = explained_by_layer(vectors.shapes(), model, learned);
   book.num_layers = model.num_layers, book.heads = model.num_kv_heads, book.head_dim = model.head_dim;
   book.classes = std::move(learned.levels.classes);
   book.measures = std::move(learned.levels.measures);
   for (size_t i = 0; i < vectors.parts(); ++i)
     book.parts.push_back({vectors.shapes()[i].side, vectors.shapes()[i].first_layer,
                           std::move(learned.bases[i]), std::move(learned.levels.rungs[i])});
-  return book;
+  return result;
+}
+
+/// By layer, how much of the variance of keys and of values prediction takes off.
+std::string explained_table(std::span<const Explained> explained) {
+  Table table({{"layer"}, {"keys", "dB"}, {"values", "dB"}});
+  const size_t layers = explained.size() / 2;
+  for (size_t i = 0; i < layers; ++i)
+    table.row({std::to_string(explained[i].layer), fmt::format("{:.1f}", explained[i].decibels),
+               fmt::format("{:.1f}", explained[layers + i].decibels)});
+  return "Predicted from token ids, of the variance:\n" + table.text() + "\n";
 }
 
 /// Components that live at a step, of all parts.
@@ -229,7 +358,8 @@ size_t live_components(const TransformBook& book, size_t rung) {
   return count;
 }
 
-std::string summary(const TransformBook& transform, const Book& book, const TrainTransformOptions& options) {
+std::string summary(const Learned& learned, const Book& book, const TrainTransformOptions& options) {
+  const TransformBook& transform = learned.book;
   if (options.common.json) {
     Json json = {{"output", options.output.path},
                  {"digest", book.digest()},
@@ -241,6 +371,9 @@ std::string summary(const TransformBook& transform, const Book& book, const Trai
                                {"bits_per_value", transform.measures[i].bits},
                                {"weighted_error", transform.measures[i].error},
                                {"components", live_components(transform, i)}});
+    for (const Explained& one : learned.explained)
+      json["predicted"].push_back(
+          {{"side", name_of(one.side)}, {"layer", one.layer}, {"explained_db", one.decibels}});
     return text_of(json);
   }
   Table table({{"rung"}, {"step"}, {"bits/value"}, {"weighted", "error"}, {"components"}});
@@ -248,7 +381,7 @@ std::string summary(const TransformBook& transform, const Book& book, const Trai
     table.row({std::to_string(i), significant(static_cast<double>(transform.parts.front().rungs[i].step), 3),
                fmt::format("{:.3f}", transform.measures[i].bits), significant(transform.measures[i].error, 3),
                grouped(live_components(transform, i))});
-  return table.text() +
+  return (learned.explained.empty() ? "" : explained_table(learned.explained)) + table.text() +
          fmt::format("{}: {}, digest {}\n", options.output.path, size_text(book.size_bytes()), book.digest());
 }
 
@@ -261,15 +394,25 @@ void declare(Command& command, TrainTransformOptions& options) {
       "before the rotary embedding (dump-kv --pre-rope). Learn from 100,000 tokens and more, of text "
       "like that to be compressed or of a mixture.",
       "kvcodec train-transform kv.h5 -o transform.h5\n"
-      "kvcodec train-transform kv.h5 --weights sensitivity.h5 --layer-group 10 -o transform.h5");
+      "kvcodec train-transform kv.h5 --weights sensitivity.h5 --layer-group 10 -o transform.h5\n"
+      "kvcodec train-transform kv.h5 --predict-tokens 4 --model data/demo-model -o transform.h5");
   command.group("Input and output");
   command.inputs("KV", "kv files of one model; one of them can be -, standard input", options.inputs);
   options.output.declare(command, "transform file to write");
   options.documents.declare(command);
-  command.options(options, {{"weights", "FILE"}});
+  command.options(options, {{"weights", "FILE"}, {"model", "PATH"}});
   command.group("Transform");
   command.options(options.book);
   options.common.declare(command);
+}
+
+/// Options of predictions belong together.
+void check_prediction(const Command& command, const TrainTransformOptions& options) {
+  if (options.book.predict_tokens > 0 && options.model.empty())
+    throw usage_error("--predict-tokens needs the model that the caches are of; name it with --model");
+  if (options.book.predict_tokens > 0) return;
+  for (const char* const option : {"model", "features", "predict-rank"})
+    if (command.given(option)) throw usage_error("--{} is for --predict-tokens, which is not given", option);
 }
 
 }  // namespace
@@ -282,8 +425,9 @@ std::string train_transform(Command& command) {
   std::vector<std::string> read = options.inputs;
   read.push_back(options.weights);
   check_inputs(read);
-  options.common.apply(command, false);
+  options.common.apply(command, options.book.predict_tokens > 0);
   options.book.check();
+  check_prediction(command, options);
 
   TrainingFiles files = open_training_files(options.inputs);
   const KvReader& first = files.caches.front();
@@ -298,18 +442,22 @@ std::string train_transform(Command& command) {
   const KeyRope key_rope = key_rope_of(model);
   const RopeChoice rope = options.rope.value_or(key_rope.turns() ? RopeChoice::undo : RopeChoice::keep);
   const TrainedRows rows(files.caches, rope);
-  TransformBook transform;
+  for (const KvReader& kv : files.caches)
+    if (options.book.predict_tokens > 0 && !kv.has_tokens())
+      throw bad_input("{}: it has no token ids to predict from", kv.name());
+  Learned learned;
   Book book;
   const auto write = [&](OutputFile& output) {
-    const RopeChoice learned = key_rope.before() ? RopeChoice::undo : rope;
-    transform = learn(options, rows, runs, model, learned == RopeChoice::undo);
-    transform.rope = learned;
+    const RopeChoice state = key_rope.before() ? RopeChoice::undo : rope;
+    learned = learn(options, rows, runs, model, state == RopeChoice::undo);
+    TransformBook& transform = learned.book;
+    transform.rope = state;
     transform.source = source_digest(runs, first.layers());
     book = to_book(transform);
     write_book(output, book, model, command.provenance(merged_history(files.histories)));
     return 0;
   };
-  return run_to_file(options.output, write, [&](int) { return summary(transform, book, options); });
+  return run_to_file(options.output, write, [&](int) { return summary(learned, book, options); });
 }
 
 }  // namespace kvcodec::cli

@@ -139,15 +139,31 @@ RunTokens::RunTokens(const TrainedRows& rows, const std::vector<Run>& runs)
   for (const Run& run : runs) starts_.push_back(starts_.back() + run.count);
 }
 
-void RunTokens::read(const GroupShape& shape, uint64_t first, MatrixView<float> out) const {
+template <class Body>
+void RunTokens::for_each_piece(uint64_t first, MatrixView<float> out, const Body& body) const {
   size_t run =
       static_cast<size_t>(std::upper_bound(starts_.begin(), starts_.end(), first) - starts_.begin()) - 1;
   for (size_t done = 0; done < out.rows(); ++run) {
     const uint64_t skip = first + done - starts_[run];
     const auto count = static_cast<size_t>(std::min<uint64_t>(runs_[run].count - skip, out.rows() - done));
-    if (count > 0) rows_.read(shape, runs_[run], skip, out.rows(done, count));
+    if (count > 0) body(runs_[run], skip, out.rows(done, count));
     done += count;
   }
+}
+
+void RunTokens::read(const GroupShape& shape, uint64_t first, MatrixView<float> out) const {
+  for_each_piece(first, out, [&](const Run& run, uint64_t skip, MatrixView<float> rows) {
+    rows_.read(shape, run, skip, rows);
+  });
+}
+
+void RunTokens::read_features(const TokenFeatures& features, uint64_t first, MatrixView<float> out) const {
+  for_each_piece(first, out, [&](const Run& run, uint64_t skip, MatrixView<float> rows) {
+    const auto read = [&](uint64_t from, uint64_t count) {
+      return run.kv->tokens(run.first - run.index + from, count);
+    };
+    features.gather(ids_with_lags(read, run.index + skip, rows.rows(), features.lags()), rows);
+  });
 }
 
 TrainingFiles open_training_files(const std::vector<std::string>& inputs) {

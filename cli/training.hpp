@@ -12,6 +12,7 @@
 #include "formats/kv_file.hpp"
 #include "lib/codec/rope_choice.hpp"
 #include "lib/model/key_rope.hpp"
+#include "lib/transform/prediction.hpp"
 
 namespace kvcodec::cli {
 
@@ -73,8 +74,14 @@ class RunTokens {
   uint64_t count() const { return starts_.back(); }
   /// Tokens [first, first + out.rows()) of these layers and this side.
   void read(const GroupShape& shape, uint64_t first, MatrixView<float> out) const;
+  /// Their features: (n, features.width()).
+  void read_features(const TokenFeatures& features, uint64_t first, MatrixView<float> out) const;
 
  private:
+  /// Calls body(run, skip, out) for the pieces of runs that tokens [first, first + out.rows()) are.
+  template <class Body>
+  void for_each_piece(uint64_t first, MatrixView<float> out, const Body& body) const;
+
   const TrainedRows& rows_;
   const std::vector<Run>& runs_;
   std::vector<uint64_t> starts_;  // of each run, and their sum

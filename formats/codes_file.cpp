@@ -211,58 +211,6 @@ size_t find_stream(const Layout& layout, std::string_view name) {
   return static_cast<size_t>(std::find_if(layout.begin(), layout.end(), same) - layout.begin());
 }
 
-/// The streams of a document, its own and those that all share.
-class Document final : public StreamReader {
- public:
-  Document(const CodesReader::Impl& impl, uint64_t column, size_t document)
-      : impl_(impl), column_(column), own_(impl.part({document + 1, column})) {}
-
-  uint64_t rows(std::string_view stream) const override {
-    const auto [part, number] = find(stream);
-    return part->rows()[number];
-  }
-  void read(std::string_view stream, uint64_t first, uint64_t count,
-            std::span<std::byte> out) const override {
-    const auto [part, number] = find(stream);
-    part->read(number, first, count, out);
-  }
-
- private:
-  std::pair<const Part*, size_t> find(std::string_view name) const {
-    const SideLayout& layout = impl_.layout(column_);
-    if (const size_t i = find_stream(layout.own, name); i < layout.own.size()) return {own_.get(), i};
-    if (const size_t i = find_stream(layout.shared, name); i < layout.shared.size())
-      return {&impl_.shared_part(column_), i};
-    throw impl_.file.error(impl_.side_path(column_) + "/" + std::string(name), "is missing");
-  }
-
-  const CodesReader::Impl& impl_;
-  uint64_t column_;
-  std::unique_ptr<const Part> own_;
-};
-
-}  // namespace
-
-// The reader ----------------------------------------------------------------------------------------
-
-uint64_t Ledger::stored_bytes() const {
-  return std::accumulate(category.begin(), category.end(), uint64_t{0});
-}
-
-CodesReader::CodesReader(const std::string& file) : impl_(std::make_unique<Impl>(file)) {}
-CodesReader::~CodesReader() = default;
-CodesReader::CodesReader(CodesReader&&) noexcept = default;
-CodesReader& CodesReader::operator=(CodesReader&&) noexcept = default;
-
-const std::string& CodesReader::name() const { return impl_->file.name(); }
-const FileType& CodesReader::type() const { return impl_->type; }
-const CodesInfo& CodesReader::info() const { return impl_->info; }
-uint64_t CodesReader::reads() const { return impl_->file.traffic().reads; }
-uint64_t CodesReader::bytes_read() const { return impl_->file.traffic().bytes; }
-bool CodesReader::has_tokens() const { return impl_->layout(impl_->index_column()).own.size() > 1; }
-
-namespace {
-
 /// Numbers [first, first + count) of the tokens of all documents, from the parts that hold them.
 template <class T>
 std::vector<T> read_index(const CodesReader::Impl& s, const char* stream, uint64_t first, uint64_t count) {
@@ -300,11 +248,73 @@ std::vector<T> read_index(const CodesReader::Impl& s, const char* stream, uint64
   return values;
 }
 
+/// The ids of tokens of all documents.
+std::vector<uint32_t> read_token_ids(const CodesReader::Impl& s, uint64_t first, uint64_t count) {
+  if (!s.has_tokens()) throw s.file.error("/tokens", "is missing");
+  return read_index<uint32_t>(s, kTokens, first, count);
+}
+
+/// The streams of a document, its own and those that all share.
+class Document final : public StreamReader {
+ public:
+  Document(const CodesReader::Impl& impl, uint64_t column, size_t document)
+      : impl_(impl), column_(column), document_(document), own_(impl.part({document + 1, column})) {}
+
+  uint64_t rows(std::string_view stream) const override {
+    const auto [part, number] = find(stream);
+    return part->rows()[number];
+  }
+  void read(std::string_view stream, uint64_t first, uint64_t count,
+            std::span<std::byte> out) const override {
+    const auto [part, number] = find(stream);
+    part->read(number, first, count, out);
+  }
+  std::vector<uint32_t> token_ids(uint64_t first, uint64_t count) const override {
+    const uint64_t begin = impl_.info.documents.offsets[document_],
+                   length = impl_.info.documents.length(document_);
+    if (first > length || count > length - first)
+      throw bad_input("the document has {} tokens; the ids of {} from {} on are not all there", length, count,
+                      first);
+    return read_token_ids(impl_, begin + first, count);
+  }
+
+ private:
+  std::pair<const Part*, size_t> find(std::string_view name) const {
+    const SideLayout& layout = impl_.layout(column_);
+    if (const size_t i = find_stream(layout.own, name); i < layout.own.size()) return {own_.get(), i};
+    if (const size_t i = find_stream(layout.shared, name); i < layout.shared.size())
+      return {&impl_.shared_part(column_), i};
+    throw impl_.file.error(impl_.side_path(column_) + "/" + std::string(name), "is missing");
+  }
+
+  const CodesReader::Impl& impl_;
+  uint64_t column_;
+  size_t document_;
+  std::unique_ptr<const Part> own_;
+};
+
 }  // namespace
 
+// The reader ----------------------------------------------------------------------------------------
+
+uint64_t Ledger::stored_bytes() const {
+  return std::accumulate(category.begin(), category.end(), uint64_t{0});
+}
+
+CodesReader::CodesReader(const std::string& file) : impl_(std::make_unique<Impl>(file)) {}
+CodesReader::~CodesReader() = default;
+CodesReader::CodesReader(CodesReader&&) noexcept = default;
+CodesReader& CodesReader::operator=(CodesReader&&) noexcept = default;
+
+const std::string& CodesReader::name() const { return impl_->file.name(); }
+const FileType& CodesReader::type() const { return impl_->type; }
+const CodesInfo& CodesReader::info() const { return impl_->info; }
+uint64_t CodesReader::reads() const { return impl_->file.traffic().reads; }
+uint64_t CodesReader::bytes_read() const { return impl_->file.traffic().bytes; }
+bool CodesReader::has_tokens() const { return impl_->has_tokens(); }
+
 std::vector<uint32_t> CodesReader::tokens(uint64_t first, uint64_t count) const {
-  if (!has_tokens()) throw impl_->file.error("/tokens", "is missing");
-  return read_index<uint32_t>(*impl_, kTokens, first, count);
+  return read_token_ids(*impl_, first, count);
 }
 
 std::vector<uint64_t> CodesReader::positions(uint64_t first, uint64_t count) const {

@@ -89,6 +89,7 @@ struct CodesReader::Impl {
   /// Throws Error(bad_input) if no group begins at that layer.
   uint64_t column_of(Side side, int first_layer) const;
   std::string side_path(uint64_t column) const { return columns().path(column); }
+  bool has_tokens() const { return layout(index_column()).own.size() > 1; }
 
   /// Streams of a document of that column; row 0: those of all documents.
   std::unique_ptr<Part> part(const PartName& name) const;

@@ -275,7 +275,10 @@ struct OpenStream {
 /// The side of a group in work: the StreamStore of its newest document.
 class OpenSide final : public StreamStore {
  public:
-  OpenSide(uint64_t column, const SideLayout& layout, const OutputFile& output) : column_(column) {
+  /// The tokens and their documents outlive it.
+  OpenSide(uint64_t column, const SideLayout& layout, const OutputFile& output, const Index& index,
+           const Documents& names)
+      : column_(column), index_(index), names_(names) {
     for (const auto& [spec, bits] : layout.all)
       streams_.push_back({spec, spec.row_bytes(), SpillBuffer(output.path(), output.target())});
   }
@@ -292,6 +295,13 @@ class OpenSide final : public StreamStore {
   }
 
   uint64_t rows(std::string_view name) const override { return find(name).rows(); }
+
+  std::vector<uint32_t> token_ids(uint64_t first, uint64_t count) const override {
+    if (!index_.tokens) return StreamReader::token_ids(first, count);
+    const size_t newest = documents_ - 1;
+    return ids_within(std::span(*index_.tokens).subspan(names_.offsets[newest], names_.length(newest)), first,
+                      count);
+  }
 
   void read(std::string_view name, uint64_t first, uint64_t count, std::span<std::byte> out) const override {
     const OpenStream& stream = find(name);
@@ -346,6 +356,8 @@ class OpenSide final : public StreamStore {
   OpenStream& find(std::string_view name) { return const_cast<OpenStream&>(std::as_const(*this).find(name)); }
 
   uint64_t column_;
+  const Index& index_;
+  const Documents& names_;
   std::vector<OpenStream> streams_;
   size_t documents_ = 0;
 };
@@ -364,16 +376,18 @@ struct CodesWriter::Impl {
   CodesInfo info;
   const Codec& codec;
   const CodesReader::Impl* base;
+  Index index;
   CodesFile file;
   std::unique_ptr<OpenSide> open;
   std::set<uint64_t> done;  // columns
 
   Impl(const OutputFile& out, const CodesInfo& what, const Codec& with, const CodesReader::Impl* extended,
-       const Index& index)
+       Index tokens)
       : output(out),
         info(what),
         codec(with),
         base(extended),
+        index(std::move(tokens)),
         file(out, what, layouts_of(what, with, index.tokens.has_value(), index.type())) {
     index.write(file, info);
   }
@@ -390,7 +404,7 @@ struct CodesWriter::Impl {
   void open_side(uint64_t column) {
     close_side();
     if (!done.insert(column).second) throw failed("{}: {} was closed before", output.target(), path(column));
-    open = std::make_unique<OpenSide>(column, file.layout(column), output);
+    open = std::make_unique<OpenSide>(column, file.layout(column), output, index, info.documents);
     if (base) copy_base();
   }
 

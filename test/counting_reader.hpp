@@ -16,6 +16,9 @@ class CountingReader final : public StreamReader {
  public:
   explicit CountingReader(const StreamReader& streams) : streams_(streams) {}
   uint64_t rows(std::string_view stream) const override { return streams_.rows(stream); }
+  std::vector<uint32_t> token_ids(uint64_t first, uint64_t count) const override {
+    return streams_.token_ids(first, count);
+  }
   void read(std::string_view stream, uint64_t first, uint64_t count,
             std::span<std::byte> out) const override {
     bytes_ += out.size();

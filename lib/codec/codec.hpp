@@ -107,6 +107,10 @@ class Codec {
   /// the payload does not depend on the data. Much more says that the data is of another kind.
   virtual std::optional<double> learned_bits() const { return std::nullopt; }
 
+  /// Vectors are predicted from the ids of their tokens (StreamReader::token_ids), which are below this: encoding and
+  /// decoding need them. 0: from none.
+  virtual uint64_t predicts_from() const { return 0; }
+
   /// The streams of one side of one group. The same for every document.
   virtual std::vector<StreamSpec> streams(const GroupShape& shape) const = 0;
 

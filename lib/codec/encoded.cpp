@@ -34,7 +34,8 @@ struct Encoded::Impl {
 };
 
 struct Encoded::Impl::Document final : StreamStore {
-  Document(Impl& impl_of_all, size_t own_index) : impl(impl_of_all), index(own_index) {
+  Document(Impl& impl_of_all, size_t own_index, std::vector<uint32_t> own_ids)
+      : impl(impl_of_all), index(own_index), ids(std::move(own_ids)) {
     for (const Stream& stream : impl.streams) first_rows.push_back(stream.spec.shared ? 0 : stream.rows());
   }
 
@@ -47,6 +48,11 @@ struct Encoded::Impl::Document final : StreamStore {
   uint64_t rows(std::string_view name) const override {
     const size_t stream = impl.index_of(name);
     return end_row(stream) - first_rows[stream];
+  }
+
+  std::vector<uint32_t> token_ids(uint64_t first, uint64_t count) const override {
+    if (ids.empty()) return StreamReader::token_ids(first, count);
+    return ids_within(ids, first, count);
   }
 
   void read(std::string_view name, uint64_t first, uint64_t count, std::span<std::byte> out) const override {
@@ -91,6 +97,7 @@ struct Encoded::Impl::Document final : StreamStore {
 
   Impl& impl;
   size_t index;
+  std::vector<uint32_t> ids;
   std::vector<uint64_t> first_rows;  // where the document starts, per stream
 };
 
@@ -110,8 +117,9 @@ Encoded::~Encoded() = default;
 Encoded::Encoded(Encoded&&) noexcept = default;
 Encoded& Encoded::operator=(Encoded&&) noexcept = default;
 
-StreamStore& Encoded::add_document() {
-  impl_->documents.push_back(std::make_unique<Impl::Document>(*impl_, impl_->documents.size()));
+StreamStore& Encoded::add_document(std::vector<uint32_t> token_ids) {
+  impl_->documents.push_back(
+      std::make_unique<Impl::Document>(*impl_, impl_->documents.size(), std::move(token_ids)));
   return *impl_->documents.back();
 }
 
@@ -159,7 +167,7 @@ Encoded encode_in_memory(const Codec& codec, const GroupShape& shape,
   Encoded encoded(codec.streams(shape));
   const SurveyScope scope = codec.survey_scope();
   for (size_t i = 0; i < documents.size(); ++i) {
-    StreamStore& document = encoded.add_document();
+    StreamStore& document = encoded.add_document(documents[i].token_ids);
     if (scope == SurveyScope::document || (scope == SurveyScope::file && i == 0))
       run_survey(*codec.survey(shape),
                  documents.subspan(i, scope == SurveyScope::file ? documents.size() : 1), document);

@@ -19,8 +19,8 @@ class Encoded {
   Encoded& operator=(Encoded&&) noexcept;
 
   /// Starts the next document; the one before it is closed for good. The reference lives as long as the
-  /// Encoded.
-  StreamStore& add_document();
+  /// Encoded. token_ids: of the tokens that it will have; empty if they are not known.
+  StreamStore& add_document(std::vector<uint32_t> token_ids = {});
   size_t documents() const;
   const StreamReader& document(size_t index) const;
 
@@ -42,6 +42,7 @@ struct DocumentRows {
   MatrixView<const float> surveyed;  ///< of the side that Codec::surveyed asks for
   std::vector<uint64_t> query_tokens = {};
   MatrixView<const float> queries = {};  ///< (query_tokens.size(), query_heads * head_dim)
+  std::vector<uint32_t> token_ids = {};  ///< (tokens), or empty: not known
 };
 
 /// Documents of one side of one group, surveyed and encoded as a new file would be.

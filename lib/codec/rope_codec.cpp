@@ -134,6 +134,7 @@ class RopeCodec final : public Codec {
   int layer_group() const override { return inner_->layer_group(); }
   bool joint() const override { return inner_->joint(); }
   std::optional<double> learned_bits() const override { return inner_->learned_bits(); }
+  uint64_t predicts_from() const override { return inner_->predicts_from(); }
   std::vector<StreamSpec> streams(const GroupShape& shape) const override { return inner_->streams(shape); }
 
   /// The keys turned back besides.

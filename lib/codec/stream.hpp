@@ -59,6 +59,13 @@ class StreamReader {
   /// Rows the document has in that stream. Throws Error(bad_input) if there is no such stream.
   virtual uint64_t rows(std::string_view stream) const = 0;
 
+  /// The ids of the document's tokens [first, first + count): not a stream of the codec's, but what a file keeps beside
+  /// them, and there before the tokens' own rows are. Throws Error(bad_input) if they are not all there, or not known at
+  /// all.
+  virtual std::vector<uint32_t> token_ids(uint64_t /*first*/, uint64_t /*count*/) const {
+    throw bad_input("the ids of the document's tokens are not known");
+  }
+
   /// Rows [first, first + count), in the type and layout of the stream's spec, to `out` (count * row_bytes).
   /// Throws Error(bad_input) if they are not all there.
   virtual void read(std::string_view stream, uint64_t first, uint64_t count,
@@ -76,6 +83,15 @@ class StreamReader {
     return out;
   }
 };
+
+/// Ids [first, first + count) of those of a document. Throws Error(bad_input) if they are not all there.
+inline std::vector<uint32_t> ids_within(std::span<const uint32_t> ids, uint64_t first, uint64_t count) {
+  if (first > ids.size() || count > ids.size() - first)
+    throw bad_input("the document has {} token ids; {} from {} on are not all there", ids.size(), count,
+                    first);
+  const auto chosen = ids.subspan(first, count);
+  return {chosen.begin(), chosen.end()};
+}
 
 /// The streams of one document, to extend. Only the newest document of a file can be extended.
 class StreamStore : public StreamReader {

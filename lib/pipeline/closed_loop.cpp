@@ -83,10 +83,10 @@ uint64_t stored_bits(const StreamSpec& spec, uint64_t bytes) {
 /// The codes of one document under one setting.
 class CompressedDocument {
  public:
-  explicit CompressedDocument(const Plan& plan) : plan_(plan) {
+  CompressedDocument(const Plan& plan, const std::vector<uint32_t>& token_ids) : plan_(plan) {
     for (size_t part = 0; part < plan.parts(); ++part) {
       encoded_.emplace_back(plan.setting.codec->streams(plan.shape(part)));
-      stores_.push_back(&encoded_.back().add_document());
+      stores_.push_back(&encoded_.back().add_document(token_ids));
       views_.push_back(plan.setting.codec->open(plan.shape(part), *stores_.back()));
     }
   }
@@ -148,6 +148,9 @@ class CompressedDocument {
         if (!spec.shared)
           result.category[static_cast<size_t>(spec.category)] +=
               stored_bits(spec, encoded.bytes(spec.name).size());
+    // What is predicted from ids cannot be decoded without them.
+    if (const uint64_t ids = plan_.setting.codec->predicts_from(); ids > 0)
+      result.category[static_cast<size_t>(Category::ids)] += tokens * index_bits(ids);
     return result;
   }
 
@@ -385,7 +388,7 @@ LoopResult ClosedLoop::Impl::run(const LoopDocument& document, TokenMeter& meter
   if (plans.empty()) run.judge_itself();
 
   std::vector<CompressedDocument> codes;
-  for (const Plan& plan : plans) codes.emplace_back(plan);
+  for (const Plan& plan : plans) codes.emplace_back(plan, document.tokens);
   for (CompressedDocument& each : codes) each.start(run.prefix());
   std::vector<std::vector<Judged>> judged(plans.size(), std::vector<Judged>(run.judged()));
   for (const bool selects : {false, true}) {

@@ -5,18 +5,40 @@
 
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
+#include "lib/linalg/blas.hpp"
 #include "lib/linalg/eigen.hpp"
 
 namespace kvcodec {
 namespace {
 
 constexpr size_t kRowGrain = 16;
-constexpr float kLargestLevel = 127;
 
 Matrix<float> chosen_rows(const Matrix<float>& vectors, std::span<const uint32_t> components) {
   Matrix<float> rows(components.size(), vectors.cols());
   for (size_t i = 0; i < rows.rows(); ++i) std::ranges::copy(vectors.row(components[i]), rows.row(i).begin());
   return rows;
+}
+
+std::vector<double> diagonal_of(const Matrix<double>& matrix, size_t count) {
+  std::vector<double> values(count);
+  for (size_t i = 0; i < count; ++i) values[i] = matrix(i, i);
+  return values;
+}
+
+std::vector<float> first_values(const std::vector<double>& values, size_t count) {
+  return {values.begin(), values.begin() + static_cast<ptrdiff_t>(count)};
+}
+
+/// Takes off what is predicted for the mean of the features, which stands behind the mean of the vectors: predictions are of
+/// features as they are.
+void take_off(std::vector<float>& mean, const Prediction& prediction, const std::vector<double>& means) {
+  const Matrix<float> scores = floats_of(prediction.scores), loadings = floats_of(prediction.loadings);
+  for (size_t k = 0; k < scores.rows(); ++k) {
+    double score = 0;
+    for (size_t i = 0; i < scores.cols(); ++i)
+      score += static_cast<double>(scores(k, i)) * means[mean.size() + i];
+    for (size_t c = 0; c < mean.size(); ++c) mean[c] -= static_cast<float>(score) * loadings(k, c);
+  }
 }
 
 }  // namespace
@@ -29,14 +51,51 @@ Matrix<float> TransformBasis::synthesis(std::span<const uint32_t> components) co
   return metric.times_inverse_root(chosen_rows(vectors, components));
 }
 
-LearnedBasis learn_basis(const CovarianceSums& moments, const ErrorMetric& metric) {
-  const size_t width = metric.width();
-  const Eigen eigen = symmetric_eigen(metric.between_roots(moments.covariance()));
+Analysis::Analysis(const TransformBasis& basis, std::span<const uint32_t> components)
+    : of_vectors_(basis.analysis(components)), of_scores_(components.size(), basis.prediction.rank()) {
+  if (of_scores_.size() == 0) return;
+  const Matrix<float> loadings = floats_of(basis.prediction.loadings);
+  parallel_for(components.size(), kRowGrain, [&](size_t begin, size_t end, int) {
+    gemm(1, of_vectors_.view().rows(begin, end - begin), Transpose::no, loadings, Transpose::yes, 0,
+         of_scores_.view().rows(begin, end - begin));
+  });
+}
 
+void Analysis::apply(size_t first, MatrixView<const float> centred, MatrixView<const float> scores,
+                     MatrixView<float> out) const {
+  if (out.rows() == 0) return;
+  gemm(1, of_vectors_.view().rows(first, out.rows()), Transpose::no, centred, Transpose::yes, 0, out);
+  if (scores.cols() > 0)
+    gemm(-1, of_scores_.view().rows(first, out.rows()), Transpose::no, scores, Transpose::yes, 1, out);
+}
+
+Synthesis::Synthesis(const TransformBasis& basis, std::span<const uint32_t> components)
+    : of_components_(basis.synthesis(components)), of_scores_(floats_of(basis.prediction.loadings)) {}
+
+void Synthesis::apply(MatrixView<const float> components, MatrixView<const float> scores,
+                      MatrixView<float> out) const {
+  if (components.rows() == 0)
+    for (size_t i = 0; i < out.rows(); ++i) std::ranges::fill(out.row(i), 0.0f);
+  else
+    gemm(1, components, Transpose::yes, of_components_, Transpose::no, 0, out);
+  if (scores.cols() > 0) gemm(1, scores, Transpose::no, of_scores_, Transpose::no, 1, out);
+}
+
+LearnedBasis learn_basis(const CovarianceSums& moments, const ErrorMetric& metric, size_t rank) {
+  const size_t width = metric.width();
+  Matrix<double> covariance = moments.covariance();
+  if (covariance.rows() < width) throw failed("moments of {} columns, not {}", covariance.rows(), width);
   LearnedBasis learned;
-  const std::vector<double> mean = moments.mean();
-  learned.basis.mean.assign(mean.begin(), mean.end());
+  learned.energies = diagonal_of(covariance, width);
   learned.basis.metric = metric;
+  learned.basis.mean = first_values(moments.mean(), width);
+  if (covariance.rows() > width) {
+    const Prediction& prediction = learned.basis.prediction = learn_prediction(covariance, metric, rank);
+    take_off(learned.basis.mean, prediction, moments.mean());
+    covariance = residual_covariance(covariance, prediction);
+  }
+  learned.left = diagonal_of(covariance, width);
+  const Eigen eigen = symmetric_eigen(metric.between_roots(covariance));
   learned.basis.vectors = Matrix<float>(width, width);
   learned.variances.resize(width);
   parallel_for(width, kRowGrain, [&](size_t begin, size_t end, int) {
@@ -56,32 +115,6 @@ void keep_components(TransformBasis& basis, size_t components) {
   Matrix<float> kept(components, rows.cols());
   std::copy_n(rows.data(), kept.size(), kept.data());
   rows = std::move(kept);
-}
-
-ByteRows round_to_byte_rows(MatrixView<const float> rows) {
-  ByteRows bytes{Matrix<int8_t>(rows.rows(), rows.cols()), std::vector<float>(rows.rows())};
-  parallel_for(rows.rows(), kRowGrain, [&](size_t begin, size_t end, int) {
-    for (size_t i = begin; i < end; ++i) {
-      float largest = 0;
-      for (const float value : rows.row(i)) largest = std::max(largest, std::abs(value));
-      const float scale = largest > 0 ? largest / kLargestLevel : 1;
-      bytes.scales[i] = scale;
-      for (size_t c = 0; c < rows.cols(); ++c)
-        bytes.levels(i, c) = static_cast<int8_t>(
-            std::clamp(std::nearbyint(rows(i, c) / scale), -kLargestLevel, kLargestLevel));
-    }
-  });
-  return bytes;
-}
-
-Matrix<float> floats_of(const ByteRows& rows) {
-  Matrix<float> floats(rows.levels.rows(), rows.levels.cols());
-  parallel_for(floats.rows(), kRowGrain, [&](size_t begin, size_t end, int) {
-    for (size_t i = begin; i < end; ++i)
-      for (size_t c = 0; c < floats.cols(); ++c)
-        floats(i, c) = static_cast<float>(rows.levels(i, c)) * rows.scales[i];
-  });
-  return floats;
 }
 
 }  // namespace kvcodec

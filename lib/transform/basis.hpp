@@ -1,11 +1,14 @@
 // The transform: an orthonormal basis of weighted vectors (Karhunen and Loeve) and the way back.
 //
 // A vector x is what a token has in some layers, keys and values of all their heads. Errors of its values do not
-// cost a model the same; the metric M (metric.hpp) says what they cost. With W = M^(1/2), C the covariance of x and W C W = U L U', the rows of U' W x are uncorrelated, and a unit
-// of squared error in any of them costs the same: one quantizer step serves all, which is what reverse
-// water-filling asks for (Cover and Thomas, "Elements of Information Theory", section 10.3.3).
+// cost a model the same; the metric M (metric.hpp) says what they cost. With W = M^(1/2), C the covariance of x and
+// W C W = U L U', the rows of U' W x are uncorrelated, and a unit of squared error in any of them costs the same: one
+// quantizer step serves all, which is what reverse water-filling asks for (Cover and Thomas, "Elements of Information
+// Theory", section 10.3.3).
 //   y = U' W (x - mean)          analysis
 //   x = mean + W^-1 U y          synthesis
+// Where vectors are predicted from their tokens' ids (prediction.hpp), the prediction is taken off with the mean, and C
+// is the covariance of what is left.
 // A book stores the columns of U, in bytes, and W^-1.
 #pragma once
 
@@ -17,12 +20,14 @@
 #include "lib/core/view.hpp"
 #include "lib/linalg/covariance.hpp"
 #include "lib/transform/metric.hpp"
+#include "lib/transform/prediction.hpp"
 
 namespace kvcodec {
 
 struct TransformBasis {
   std::vector<float> mean;  ///< (width)
   ErrorMetric metric;       ///< of as many columns
+  Prediction prediction;    ///< of rank 0: none
   Matrix<float> vectors;    ///< the columns of U: (components, width), those of largest variance first
 
   size_t width() const { return mean.size(); }
@@ -33,25 +38,46 @@ struct TransformBasis {
   Matrix<float> synthesis(std::span<const uint32_t> components) const;
 };
 
+/// The way from vectors to some of a basis' components.
+class Analysis {
+ public:
+  Analysis(const TransformBasis& basis, std::span<const uint32_t> components);
+
+  /// Components [first, first + out.rows()) of those chosen: out (.., n). centred: vectors less the mean, (n, width);
+  /// scores: of their tokens, (n, rank of the prediction).
+  void apply(size_t first, MatrixView<const float> centred, MatrixView<const float> scores,
+             MatrixView<float> out) const;
+
+ private:
+  Matrix<float> of_vectors_, of_scores_;
+};
+
+/// And back.
+class Synthesis {
+ public:
+  Synthesis(const TransformBasis& basis, std::span<const uint32_t> components);
+
+  /// Vectors less the mean, (n, width). components: those chosen, (.., n); scores: (n, rank).
+  void apply(MatrixView<const float> components, MatrixView<const float> scores, MatrixView<float> out) const;
+
+ private:
+  Matrix<float> of_components_, of_scores_;
+};
+
 /// What training learns of one group of vectors.
 struct LearnedBasis {
   TransformBasis basis;
   std::vector<double> variances;  ///< of all components, falling: those that the basis has and those beyond
+  std::vector<double> energies;   ///< of each column of the vectors: its variance
+  std::vector<double> left;       ///< likewise, of what prediction leaves
 };
 
-/// The basis of weighted vectors with these moments, with all components. Throws Error(failed) for a metric of
-/// another width.
-LearnedBasis learn_basis(const CovarianceSums& moments, const ErrorMetric& metric);
+/// The basis of weighted vectors with these moments, with all components. Columns of the moments beyond the metric's are
+/// features (prediction.hpp), which vectors are predicted from with this rank. Throws Error(failed) for a metric of more
+/// columns.
+LearnedBasis learn_basis(const CovarianceSums& moments, const ErrorMetric& metric, size_t rank = 0);
 
 /// Keeps the first components.
 void keep_components(TransformBasis& basis, size_t components);
-
-/// Rows in bytes: value = level * scale of its row, levels from -127 to 127.
-struct ByteRows {
-  Matrix<int8_t> levels;
-  std::vector<float> scales;  ///< one a row, positive
-};
-ByteRows round_to_byte_rows(MatrixView<const float> rows);
-Matrix<float> floats_of(const ByteRows& rows);
 
 }  // namespace kvcodec

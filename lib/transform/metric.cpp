@@ -85,7 +85,13 @@ ErrorMetric ErrorMetric::from_inverse_roots(Matrix<float> inverse_roots) {
   return metric;
 }
 
-Matrix<float> ErrorMetric::times(MatrixView<const float> rows, const Matrix<float>& blocks) {
+Matrix<float> ErrorMetric::times_root(MatrixView<const float> rows, size_t first) const {
+  if (first % block() != 0 || rows.cols() % block() != 0 || first + rows.cols() > width())
+    throw failed("columns {} to {} of {} in blocks of {}", first, first + rows.cols(), width(), block());
+  return times(rows, roots_.view().rows(first, rows.cols()));
+}
+
+Matrix<float> ErrorMetric::times(MatrixView<const float> rows, MatrixView<const float> blocks) {
   const size_t b = blocks.cols();
   if (rows.cols() != blocks.rows()) throw failed("rows of {} columns, not {}", rows.cols(), blocks.rows());
   Matrix<float> result(rows.rows(), rows.cols());
@@ -98,8 +104,7 @@ Matrix<float> ErrorMetric::times(MatrixView<const float> rows, const Matrix<floa
       return;
     }
     for (size_t c = 0; c < some.cols(); c += b)
-      gemm(1, some.columns(c, b), Transpose::no, blocks.view().rows(c, b), Transpose::no, 0,
-           out.columns(c, b));
+      gemm(1, some.columns(c, b), Transpose::no, blocks.rows(c, b), Transpose::no, 0, out.columns(c, b));
   });
   return result;
 }

@@ -31,11 +31,14 @@ class ErrorMetric {
   /// rows W and rows V: (n, width) each.
   Matrix<float> times_root(MatrixView<const float> rows) const { return times(rows, roots_); }
   Matrix<float> times_inverse_root(MatrixView<const float> rows) const { return times(rows, inverse_roots_); }
+  /// The same of vectors that are 0 but in rows.cols() columns from `first` on, whole blocks, and of the product these
+  /// columns: (n, rows.cols()).
+  Matrix<float> times_root(MatrixView<const float> rows, size_t first) const;
   /// W matrix W, for a symmetric matrix.
   Matrix<double> between_roots(const Matrix<double>& matrix) const;
 
  private:
-  static Matrix<float> times(MatrixView<const float> rows, const Matrix<float>& blocks);
+  static Matrix<float> times(MatrixView<const float> rows, MatrixView<const float> blocks);
 
   Matrix<float> roots_, inverse_roots_;  // (width, b)
 };

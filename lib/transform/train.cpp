@@ -68,34 +68,55 @@ std::vector<float> ladder(double coarsest, double finest) {
   return steps;
 }
 
-LearnedBasis basis_of(const VectorSource& source, size_t part, const ErrorMetric& metric) {
-  CovarianceSums moments(source.width());
-  Matrix<float> rows(kRun, source.width());
+/// A run of vectors of a part and their features.
+struct RunRows {
+  explicit RunRows(const VectorSource& of)
+      : source(of), vectors(kRun, of.width()), features(kRun, of.features()) {}
+
+  void read(size_t part, uint64_t first, uint64_t count) {
+    source.read(part, first, vectors.view().rows(0, count));
+    if (features.cols() > 0) source.read_features(first, features.view().rows(0, count));
+  }
+
+  const VectorSource& source;
+  Matrix<float> vectors, features;
+};
+
+LearnedBasis basis_of(const VectorSource& source, size_t part, const ErrorMetric& metric, size_t rank) {
+  const size_t width = source.width(), features = source.features();
+  CovarianceSums moments(width + features);
+  RunRows run(source);
+  Matrix<float> together(kRun, width + features);
   for_each_run(source, false, [&](uint64_t first, uint64_t count) {
-    const auto piece = rows.view().rows(0, count);
-    source.read(part, first, piece);
-    moments.add(piece);
+    run.read(part, first, count);
+    for (size_t t = 0; t < count; ++t) {
+      std::ranges::copy(run.vectors.row(t), together.row(t).begin());
+      std::ranges::copy(run.features.row(t), together.row(t).begin() + static_cast<ptrdiff_t>(width));
+    }
+    moments.add(together.view().rows(0, count));
   });
-  return learn_basis(moments, metric);
+  return learn_basis(moments, metric, rank);
 }
 
 /// Components of the tokens that were left out: (components, tokens).
 Matrix<float> sample_of(const VectorSource& source, size_t part, const TransformBasis& basis) {
   uint64_t tokens = 0;
   for_each_run(source, true, [&](uint64_t, uint64_t count) { tokens += count; });
-  Matrix<float> sample(basis.components(), tokens), rows(kRun, source.width());
+  Matrix<float> sample(basis.components(), tokens);
   std::vector<uint32_t> all(basis.components());
   for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<uint32_t>(i);
-  const Matrix<float> analysis = basis.analysis(all);
+  const Analysis analysis(basis, all);
+  const Scores of_prediction(basis.prediction);
+  RunRows run(source);
   uint64_t done = 0;
   for_each_run(source, true, [&](uint64_t first, uint64_t count) {
-    const auto piece = rows.view().rows(0, count);
-    source.read(part, first, piece);
+    run.read(part, first, count);
+    const Matrix<float> scores = of_prediction.of(run.features.view().rows(0, count));
+    const auto piece = run.vectors.view().rows(0, count);
     for (size_t t = 0; t < count; ++t)
       for (size_t c = 0; c < piece.cols(); ++c) piece(t, c) -= basis.mean[c];
     parallel_for(all.size(), kComponentGrain, [&](size_t begin, size_t end, int) {
-      gemm(1, analysis.view().rows(begin, end - begin), Transpose::no, piece, Transpose::yes, 0,
-           sample.view().rows(begin, end - begin).columns(done, count));
+      analysis.apply(begin, piece, scores, sample.view().rows(begin, end - begin).columns(done, count));
     });
     done += count;
   });
@@ -128,7 +149,7 @@ LearnedTransform learn_transform(const VectorSource& source, std::span<const Err
   std::vector<LearnedBasis> learned;
   for (size_t part = 0; part < source.parts(); ++part) {
     report(progress, static_cast<double>(part), all, "bases");
-    learned.push_back(basis_of(source, part, metrics[part]));
+    learned.push_back(basis_of(source, part, metrics[part], training.rank));
   }
   const double coarsest = step_for(learned, training.least_bits * result.values),
                finest = step_for(learned, training.most_bits * result.values);
@@ -144,6 +165,8 @@ LearnedTransform learn_transform(const VectorSource& source, std::span<const Err
     of_part.basis.vectors = floats_of(round_to_byte_rows(of_part.basis.vectors));
     samples.push_back(sample_of(source, part, of_part.basis));
     result.bases.push_back(std::move(of_part.basis));
+    result.energies.push_back(std::move(of_part.energies));
+    result.left.push_back(std::move(of_part.left));
   }
   report(progress, 2 * parts, all, "levels");
   result.levels = learn_levels(samples, steps, training.levels);
@@ -155,7 +178,7 @@ LearnedTransform learn_transform(const VectorSource& source, std::span<const Err
 }
 
 uint64_t learn_transform_bytes(const VectorSource& source) {
-  const uint64_t width = source.width(), square = width * width;
+  const uint64_t width = source.width(), square = (width + source.features()) * (width + source.features());
   // The eigenproblem of one part (sums, covariance, LAPACK's scratch), then vectors and samples of all.
   return 5 * square * sizeof(double) +
          source.parts() * width * (width + std::min(kMostSampled, source.tokens())) * sizeof(float);

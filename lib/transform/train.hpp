@@ -26,17 +26,24 @@ class VectorSource {
   virtual uint64_t tokens() const = 0;
   /// Vectors [first, first + out.rows()) of a part to out: (n, width), finite. Called from one thread.
   virtual void read(size_t part, uint64_t first, MatrixView<float> out) const = 0;
+  /// Features that vectors are predicted from (prediction.hpp): of each token so many; 0: they are not predicted.
+  virtual size_t features() const { return 0; }
+  /// Those of tokens [first, first + out.rows()): (n, features()).
+  virtual void read_features(uint64_t /*first*/, MatrixView<float> /*out*/) const {}
 };
 
 struct TransformTraining {
   double most_bits = 2, least_bits = 0.1;  ///< per value, about: the ends of the ladder
   LevelOptions levels = {};
+  size_t rank = 0;  ///< of predictions; 0: as learn_prediction chooses
 };
 
 struct LearnedTransform {
   std::vector<TransformBasis> bases;  ///< of each part
   LearnedLevels levels;               ///< of each part and step, coarsest step first; bits per value
   double values = 0;                  ///< of a token, over all parts
+  /// Of each part, of each value: its variance, and that of what prediction leaves.
+  std::vector<std::vector<double>> energies, left;
 };
 
 /// metrics: of each part. Throws Error(bad_input) for fewer tokens

@@ -88,6 +88,9 @@ class Changed final : public StreamReader {
   Changed(const StreamReader& document, std::string_view stream, size_t byte, uint8_t bits)
       : document_(document), stream_(stream), byte_(byte), bits_(bits) {}
   uint64_t rows(std::string_view stream) const override { return document_.rows(stream); }
+  std::vector<uint32_t> token_ids(uint64_t first, uint64_t count) const override {
+    return document_.token_ids(first, count);
+  }
   void read(std::string_view stream, uint64_t first, uint64_t count,
             std::span<std::byte> out) const override {
     document_.read(stream, first, count, out);

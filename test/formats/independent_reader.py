@@ -1029,7 +1029,7 @@ def decode_rvq(codes, book, layer, side, rows, tokens):
 
 
 LEVEL_CLASSES, DEAD, LARGEST_SYMBOL, ESCAPED_BITS = 40, 255, 15, 24
-transform_seen = {"escaped levels": 0, "low bits": 0, "exact tokens": 0}
+transform_seen = {"escaped levels": 0, "low bits": 0, "exact tokens": 0, "predicted tokens": 0}
 
 
 def shift_of(level_class):
@@ -1083,13 +1083,47 @@ def transform_part(book, p, side, first, steps):
     return mean, blocks, vectors, classes, gains
 
 
+def byte_rows(group, levels, scales, width=None):
+    """Rows of levels times their scales."""
+    rows, scale = group[levels][:], group[scales][:]
+    require(type_name(group[levels]) == "u8" and type_name(group[scales]) == "f32", f"transform: {levels}")
+    require(rows.ndim == 2 and scale.shape == rows.shape[:1] and width in (None, rows.shape[1]), f"transform: {levels}")
+    require((rows > 0).all() and (scale > 0).all() and np.isfinite(scale).all(), f"transform: {levels}")
+    return (rows.astype("i8") - 128).astype("<f4") * scale[:, None]
+
+
+def transform_prediction(book, p, side, first, width):
+    """(features of ids, scores, loadings) of a part, checked; None where nothing is predicted."""
+    lags = p.get("predict-tokens", 0)
+    require(0 <= lags <= 64, "transform: predict-tokens")
+    if lags == 0:
+        return None
+    features, part = byte_rows(book, "features", "feature_scales"), book[f"{side}/{first}"]
+    require(features.size > 0, "transform: features")
+    scores = byte_rows(part, "scores", "score_scales", lags * features.shape[1])
+    loadings = byte_rows(part, "loadings", "loading_scales", width)
+    require(len(scores) == len(loadings) <= scores.shape[1], "transform: scores")
+    return features.astype("f8"), scores.astype("f8"), loadings.astype("f8")
+
+
+def predicted(prediction, lags, ids):
+    """What is predicted of tokens with these ids, and the sum of the magnitudes of its terms."""
+    features, scores, loadings = prediction
+    behind = np.maximum(np.arange(len(ids))[:, None] - np.arange(lags), 0)
+    require((ids < len(features)).all(), "transform: an id that the book does not know")
+    z = features[ids[behind]].reshape(len(ids), -1)
+    transform_seen["predicted tokens"] += len(ids)
+    return (z @ scores.T) @ loadings, (np.abs(z) @ np.abs(scores).T) @ np.abs(loadings)
+
+
 def check_transform(book):
     p, steps, _, _ = transform_book(book)
     parts = 0
     for side in ("both",) if p["sides"] == "joint" else ("key", "value"):
         for first in range(0, p["num-layers"], p["layer-group"]):
             if f"{side}/{first}" in book:
-                transform_part(book, p, side, first, steps)
+                mean = transform_part(book, p, side, first, steps)[0]
+                transform_prediction(book, p, side, first, len(mean))
                 parts += 1
     require(parts > 0, "transform: no part")
 
@@ -1113,7 +1147,7 @@ def transform_levels(data, tokens, classes, models):
     return levels
 
 
-def decode_transform(codes, book, layer, side, rows, tokens):
+def decode_transform(codes, book, layer, side, rows, tokens, ids_of_tokens=None):
     """Values, and how far from them others may be that were added up in another order."""
     require(book is not None, "transform needs a book")
     require(text(book.attrs["digest"]) == text(codes.file.attrs["book_digest"]), "another book")
@@ -1126,8 +1160,8 @@ def decode_transform(codes, book, layer, side, rows, tokens):
     classes, gains = classes[p["rung"]], gains[p["rung"]].astype("<f4")
     layers = layers_of(side, group)
     live, width = np.flatnonzero(classes != DEAD), layers * heads * dim
-    size = roots.shape[1]
-    blocked = vectors[live].reshape(len(live), width // size, size).transpose(1, 0, 2).astype("f8")
+    block_size = roots.shape[1]
+    blocked = vectors[live].reshape(len(live), width // block_size, block_size).transpose(1, 0, 2).astype("f8")
     synthesis, magnitude = ((a @ v).transpose(1, 0, 2).reshape(len(live), width)
                             for a, v in ((blocked, roots.astype("f8")), (np.abs(blocked), np.abs(roots.astype("f8")))))
     unit, classes = steps[p["rung"]] * gains[live], classes[live]
@@ -1142,6 +1176,12 @@ def decode_transform(codes, book, layer, side, rows, tokens):
     values, slack = np.zeros((tokens, width)), np.zeros((tokens, width))
     values[:sinks] = rows["sink"].reshape(sinks, width)
     values[sinks + quantized:] = rows["tail"].reshape(-1, width)
+    prediction, explained, terms, more = transform_prediction(book, b, side, layer, width), 0, 0, 0
+    if prediction:
+        require(ids_of_tokens is not None, "transform: no ids to predict from")
+        lags = b["predict-tokens"]
+        explained, terms = (a[sinks:] for a in predicted(prediction, lags, ids_of_tokens))
+        more = len(prediction[1]) + prediction[1].shape[1] + 1
     place, first = 0, sinks
     for count, size in blocks:
         levels = transform_levels(rows["codes"][place:place + size], int(count), classes, models)
@@ -1155,7 +1195,11 @@ def decode_transform(codes, book, layer, side, rows, tokens):
         # this neglects, squares of 2^-24 and the roundings of doubles.
         components = (np.sign(levels) * magnitudes).T.astype("f8")
         values[first:first + count] = mean + components @ synthesis
-        slack[first:first + count] = (len(live) + size + 3) * 2.0 ** -24 * (np.abs(mean) + np.abs(components) @ magnitude)
+        slack[first:first + count] = (len(live) + block_size + more + 3) * 2.0 ** -24 * (np.abs(mean) + np.abs(components) @ magnitude)
+        if prediction:
+            own = slice(first - sinks, first - sinks + count)
+            values[first:first + count] += explained[own]
+            slack[first:first + count] += (len(live) + block_size + more + 3) * 2.0 ** -24 * terms[own]
         place, first = place + size, first + count
     ids = rows["exact_ids"].astype("i8")
     require((np.diff(ids) > 0).all() and (len(ids) == 0 or ids[-1] < quantized), "transform: exact tokens rise")
@@ -1241,7 +1285,8 @@ def decode(path, kv_path, book_path=None):
             key = (path, book_path, layer, side, document)
             if key not in decoded:
                 rows = codes.streams(layer, side, document)
-                decoded[key] = DECODERS[codes.codec](codes, book, layer, side, rows, int(end - first))
+                ids = (codes.index[document]["tokens"],) if codes.codec == "transform" and "tokens" in codes.index[document] else ()
+                decoded[key] = DECODERS[codes.codec](codes, book, layer, side, rows, int(end - first), *ids)
                 rope = codes.parameters.get("rope", "keep")
                 require(rope in ("keep", "undo"), f"rope is {rope}")
                 if rope == "undo" and side != "value":

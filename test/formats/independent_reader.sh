@@ -364,6 +364,15 @@ with h5py.File("loud.h5", "r+") as file:
   coded kv --codec transform --rung 0
   read_pairs
 
+  # Predicted from ids, of which those of a text are.
+  run dump-kv --model "$here/../../data/demo-model" --text "$here/../../data/text/pride-and-prejudice.txt" --chunk 300 --max-tokens 2400 -o text.h5
+  run dump-kv --model "$here/../../data/demo-model" --text "$here/../../LICENSE" --chunk 150 --max-tokens 400 -o told.h5
+  learned text --predict-tokens 3 --features 20 --model "$here/../../data/demo-model"
+  coded told --codec transform --bits 0.5 --block 40 --sink 2
+  holds $codes $recon 'predicted tokens'
+  coded told --codec transform --rung 0 --window 20 --sink 0
+  read_pairs
+
   run sensitivity --model "$here/../../data/demo-model" --text "$here/../../LICENSE" --chunk 200 --max-documents 2 -o weights.h5
   reader check weights.h5
   "$make_kv" --layers 4 --heads 2 --dim 64 --tokens 2200 --dtype f32 -o model.h5

@@ -14,7 +14,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const auto codec = fuzz::choose_codec(input, context, book);
     const GroupShape shape = fuzz::choose_side(*codec, context, input);
     Encoded encoded(codec->streams(shape));
-    StreamStore& document = encoded.add_document();
+    StreamStore& document = encoded.add_document(fuzz::choose_ids(*codec, input));
     for (const StreamSpec& spec : encoded.specs()) {
       const auto bytes = std::as_bytes(input.take(input.below(200) * spec.row_bytes()));
       document.append(spec.name, bytes.first(bytes.size() / spec.row_bytes() * spec.row_bytes()));

@@ -12,6 +12,7 @@
 #include "lib/core/half.hpp"
 #include "lib/core/rng.hpp"
 #include "test/fuzz/fuzz.hpp"
+#include "test/transform_books.hpp"
 
 namespace kvcodec::fuzz {
 
@@ -83,14 +84,38 @@ inline Book choose_dictionary(const CodecContext& context, Bytes& input) {
   return to_book(book);
 }
 
+/// A transform for the context; what is a vector, and from how many ids it is predicted, the input says.
+inline Book choose_transform(const CodecContext& context, Bytes& input) {
+  Rng rng(input.byte());
+  const uint8_t kind = input.byte();
+  return to_book(test::random_transform_book({.per_head = kind % 2 == 0,
+                                              .sides = kind % 4 < 2 ? SideCoding::joint : SideCoding::apart,
+                                              .layer_group = 1,
+                                              .predict_tokens = kind / 4 % 4},
+                                             context, rng));
+}
+
+inline Book choose_book(std::string_view codec, const CodecContext& context, Bytes& input) {
+  if (codec == "rvq") return choose_codebooks(context, input);
+  if (codec == "sparse") return choose_dictionary(context, input);
+  return choose_transform(context, input);
+}
+
+/// Ids of a document's tokens if the codec predicts from them; some need not be there, and some may be beyond its
+/// vocabulary.
+inline std::vector<uint32_t> choose_ids(const Codec& codec, Bytes& input) {
+  std::vector<uint32_t> ids(codec.predicts_from() > 0 ? input.byte() : 0);
+  for (uint32_t& id : ids) id = input.byte() % (codec.predicts_from() + 1);
+  return ids;
+}
+
 /// The codec that the input chooses, with options set from it as far as they are valid; `book` has to outlive
 /// it. Codecs that need a book come behind those that need none.
 inline std::unique_ptr<Codec> choose_codec(Bytes& input, CodecContext& context, Book& book) {
   std::vector<const CodecEntry*> choices;
   for (const CodecEntry& entry : codecs())
     if (!entry.capabilities.needs_book) choices.push_back(&entry);
-  choices.push_back(&find_codec("rvq"));
-  choices.push_back(&find_codec("sparse"));
+  for (const char* name : {"rvq", "sparse", "transform"}) choices.push_back(&find_codec(name));
   const CodecEntry& entry = *choices[input.byte() % choices.size()];
   const uint8_t byte = input.byte();
   context = {.num_layers = 1,
@@ -98,7 +123,7 @@ inline std::unique_ptr<Codec> choose_codec(Bytes& input, CodecContext& context, 
              .head_dim = 1 + input.byte() % 40,
              .storage = byte < 128 ? DType::bf16 : DType::f16};
   if (entry.capabilities.needs_book) {
-    book = entry.name == "rvq" ? choose_codebooks(context, input) : choose_dictionary(context, input);
+    book = choose_book(entry.name, context, input);
     context.book = &book;
   }
   const auto options = entry.make_options();
@@ -109,8 +134,8 @@ inline std::unique_ptr<Codec> choose_codec(Bytes& input, CodecContext& context, 
 
 /// The shape of one side, which the input chooses, of the context's only layer.
 inline GroupShape choose_side(const Codec& codec, const CodecContext& context, Bytes& input) {
-  return {0, codec.layer_group(), context.heads, context.head_dim,
-          input.byte() % 2 ? Side::value : Side::key};
+  const Side side = input.byte() % 2 ? Side::value : Side::key;
+  return {0, codec.layer_group(), context.heads, context.head_dim, codec.joint() ? Side::both : side};
 }
 
 /// Products of tokens [first, first + count) with vectors of ones, two for each head.
@@ -127,6 +152,13 @@ inline void multiply(const DocumentView& document, uint64_t first, size_t count)
   }
 }
 
+/// Products with both sides of what is coded jointly, or with the side that is coded.
+inline void multiply_sides(const Codec& codec, const GroupShape& shape, const StreamReader& streams,
+                           uint64_t first, size_t count) {
+  for (const Side side : sides_in(shape.side))
+    expect_refusal_or_success([&] { multiply(*codec.open(of_side(shape, side), streams), first, count); });
+}
+
 /// Decodes and multiplies some tokens, which the input chooses and which need not be there, then scattered
 /// ones, then all of them.
 inline void read_everything(const Codec& codec, const GroupShape& shape, const StreamReader& streams,
@@ -135,7 +167,7 @@ inline void read_everything(const Codec& codec, const GroupShape& shape, const S
   Matrix<float> some(input.byte() % 64, shape.width());
   const auto document = codec.open(shape, streams);
   expect_refusal_or_success([&] { document->decode(first, some); });
-  expect_refusal_or_success([&] { multiply(*document, first, some.rows()); });
+  multiply_sides(codec, shape, streams, first, some.rows());
   std::vector<uint32_t> scattered;
   for (uint64_t token = first % 7; token < document->tokens() && scattered.size() < 64;
        token += 1 + first % 40)
@@ -144,7 +176,7 @@ inline void read_everything(const Codec& codec, const GroupShape& shape, const S
   expect_refusal_or_success([&] { document->decode_tokens(scattered, chosen); });
   Matrix<float> all(document->tokens(), shape.width());
   expect_refusal_or_success([&] { document->decode(0, all); });
-  expect_refusal_or_success([&] { multiply(*document, 0, all.rows()); });
+  multiply_sides(codec, shape, streams, 0, all.rows());
 }
 
 }  // namespace kvcodec::fuzz

@@ -53,7 +53,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     // What comes later is not in the survey: symbols unknown to the book, blocks that do not shrink.
     const Matrix<float> later = make_rows(40, shape.width(), input);
     Encoded intact(codec->streams(shape));
-    StreamStore& whole = intact.add_document();
+    StreamStore& whole =
+        intact.add_document(codec->predicts_from() > 0 ? test::sample_ids() : std::vector<uint32_t>());
     if (codec->survey_scope() != SurveyScope::none)
       run_survey(*codec->survey(shape), std::vector{DocumentRows(rows)}, whole);
     codec->append(shape, rows, whole);
@@ -66,7 +67,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     }
     damage(streams, input);
     Encoded damaged(intact.specs());
-    StreamStore& document = damaged.add_document();
+    StreamStore& document = damaged.add_document(fuzz::choose_ids(*codec, input));
     for (size_t i = 0; i < streams.size(); ++i) {
       const StreamSpec& spec = damaged.specs()[i];
       document.append(spec.name,

@@ -25,6 +25,7 @@ struct Shape {
   std::string dtype = "bf16", name = "synthetic-", model = "synthetic", output;
   double rope_theta = 0;  ///< 0 = unknown
   std::string rope_scaling;
+  bool no_ids = false;
 };
 
 /// One document: positions [first, end). Its rows follow from seed and position alone.
@@ -107,6 +108,7 @@ void make(const Shape& shape) {
     std::iota(positions.begin(), positions.end(), document.first);
     for (uint64_t t = 0; t < length; ++t)
       tokens[t] = static_cast<uint32_t>((positions[t] * 2654435761u) % 32000);
+    if (shape.no_ids) tokens.clear();
     writer.add_document(document.name, tokens, positions);
     for (const int layer : layers)
       for (const Side side : kSides)
@@ -152,6 +154,7 @@ int main(int argc, char** argv) {
          "--document", shape.document,
          "NAME:FIRST:END, a document with positions FIRST to END-1; instead of --documents; repeatable")
       ->allow_extra_args(false);
+  app.add_flag("--no-ids", shape.no_ids, "leave out the ids of tokens");
   app.add_option("--only", shape.only, "write only these layers")->delimiter(',');
   app.add_option("--model", shape.model, "name of the model")->capture_default_str();
   app.add_option("--q-heads", shape.q_heads, "query heads (default: as many as key/value heads)");

@@ -79,14 +79,16 @@ inline Matrix<float> make_rows(const Subject& subject, size_t tokens, Look look,
 }
 
 inline Encoded encode(const Subject& subject, MatrixView<const float> rows) {
-  return encode_in_memory(*subject.codec, subject.shape, {{DocumentRows(rows)}});
+  DocumentRows document(rows);
+  document.token_ids = sample_ids();
+  return encode_in_memory(*subject.codec, subject.shape, {{document}});
 }
 
 /// A new document with what a survey left in the streams of another encoding of the same rows: what is
 /// shared, and what the document has from its start.
 inline StreamStore& surveyed_document(const Subject& subject, MatrixView<const float> rows,
                                       Encoded& encoded) {
-  StreamStore& document = encoded.add_document();
+  StreamStore& document = encoded.add_document(sample_ids());
   if (subject.codec->survey_scope() == SurveyScope::none) return document;
   const auto survey = subject.codec->survey(subject.shape);
   for (int pass = 0; pass < survey->passes(); ++pass) {
@@ -189,7 +191,7 @@ inline std::optional<ErrorKind> decoding_error(const Subject& subject, const Str
 inline Encoded tampered(const Encoded& original,
                         const std::function<void(const StreamSpec&, std::vector<std::byte>&)>& change) {
   Encoded copy(original.specs());
-  StreamStore& store = copy.add_document();
+  StreamStore& store = copy.add_document(sample_ids());
   for (const StreamSpec& spec : original.specs()) {
     const auto all = original.bytes(spec.name);
     std::vector<std::byte> bytes(all.begin(), all.end());

@@ -15,12 +15,12 @@
 #include "lib/codec/rope_codec.hpp"
 #include "lib/codec/rvq/book.hpp"
 #include "lib/codec/sparse/book.hpp"
-#include "lib/codec/transform/book.hpp"
 #include "lib/core/bits.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/rng.hpp"
 #include "lib/sparse/omp_reference.hpp"
 #include "test/test.hpp"
+#include "test/transform_books.hpp"
 
 namespace kvcodec::test {
 
@@ -651,66 +651,6 @@ inline CodecCase rvq_case(const RvqSettings& settings) {
 // transform
 // -------------------------------------------------------------------------------------------------------------------
 
-struct TransformSettings {
-  bool per_head = false;  ///< the metric
-  SideCoding sides = SideCoding::joint;
-  int layer_group = 2;
-  int64_t sink = 4, window = 0, block = 256;
-  float step = 0.25f;
-};
-
-/// Errors cost what they are or more: weights of 1 and 4 or, in blocks, the identity and a matrix of rank 1.
-inline ErrorMetric random_metric(size_t width, size_t block) {
-  Matrix<double> blocks(width, block);
-  for (size_t c = 0; c < width; ++c) {
-    if (block == 1) blocks(c, 0) = c % 2 == 0 ? 1 : 4;
-    for (size_t k = 0; block > 1 && k < block; ++k)
-      blocks(c, k) = (c % block == k ? 1 : 0) + 1.0 / static_cast<double>(block);
-  }
-  return ErrorMetric(std::move(blocks));
-}
-
-/// A book of random orthonormal vectors with all components, fine steps and the tables of a Laplacian.
-inline TransformBook random_transform_book(const TransformSettings& settings, const CodecContext& context,
-                                           Rng& rng) {
-  TransformBook book;
-  book.options.sides = settings.sides;
-  book.options.layer_group = settings.layer_group;
-  book.options.rate_distortion = 0;
-  book.num_layers = context.num_layers, book.heads = context.heads, book.head_dim = context.head_dim;
-  book.source = "random";
-  const size_t width = book.width();
-  for (size_t c = 0; c < kLevelClasses; ++c) {
-    std::vector<uint64_t> counts(kLevelSymbols);
-    for (size_t k = 0; k < kLevelSymbols; ++k)
-      counts[k] =
-          static_cast<uint64_t>(1e4 * std::exp(-std::abs(static_cast<double>(k) - kLargestSymbol) / 2)) + 1;
-    book.classes.push_back({RansModel::from_counts(counts, {.escape_bits = kEscapedBits}), {}});
-  }
-  book.measures = {{1, 1}, {2, 0.5}};
-  for (const Side side : book.options.part_sides())
-    for (int first = 0; first < context.num_layers; first += settings.layer_group) {
-      TransformBook::Part part{side, first, {}, {}};
-      for (size_t c = 0; c < width; ++c) part.basis.mean.push_back(static_cast<float>(rng.normal()));
-      part.basis.metric = random_metric(width, settings.per_head ? static_cast<size_t>(book.head_dim) : 1);
-      // Neighbours turned by an eighth of a circle: levels hold these vectors to a float's rounding.
-      part.basis.vectors = Matrix<float>(width, width);
-      const auto half = static_cast<float>(std::sqrt(0.5));
-      for (size_t i = 0; i < width; ++i) {
-        const size_t other = i ^ 1;
-        part.basis.vectors(i, i) = other < width ? (i % 2 == 0 ? half : -half) : 1;
-        if (other < width) part.basis.vectors(i, other) = half;
-      }
-      for (const float step : {2 * settings.step, settings.step}) {
-        LevelRung rung{step, {}, std::vector<float>(width, 1.0f)};
-        for (size_t i = 0; i < width; ++i) rung.classes.push_back(static_cast<uint8_t>(18 + rng.below(8)));
-        part.rungs.push_back(rung);
-      }
-      book.parts.push_back(std::move(part));
-    }
-  return book;
-}
-
 /// Half a step in each component, and the rounding of floats. First and newest tokens are exact.
 inline void check_transform(const TransformSettings& settings, MatrixView<const float> original,
                             MatrixView<const float> decoded) {
@@ -735,9 +675,9 @@ inline void check_transform(const TransformSettings& settings, MatrixView<const 
 
 inline CodecCase transform_case(const TransformSettings& settings) {
   return {
-      .label = fmt::format("transform, {}{}, {} layers, sink {}, window {}, block {}", settings.sides,
-                           settings.per_head ? ", metric per head" : "", settings.layer_group, settings.sink,
-                           settings.window, settings.block),
+      .label = fmt::format("transform, {}{}, {} layers, sink {}, window {}, block {}, from {} ids",
+                           settings.sides, settings.per_head ? ", metric per head" : "", settings.layer_group,
+                           settings.sink, settings.window, settings.block, settings.predict_tokens),
       .codec = "transform",
       .options = {{"bits", 2.0},
                   {"sink", settings.sink},
@@ -813,6 +753,9 @@ inline std::vector<CodecCase> codec_table() {
       transform_case({.per_head = true, .layer_group = 1}),
       before_rope(transform_case({.layer_group = 1, .block = 64})),
       transform_case({.layer_group = 4, .sink = 0, .block = 32}),
+      transform_case({.sink = 1, .block = 100, .predict_tokens = 3}),
+      before_rope(transform_case(
+          {.sides = SideCoding::apart, .sink = 0, .window = 9, .block = 64, .predict_tokens = 1})),
       transform_case({.layer_group = 1, .sink = 3, .window = 40, .block = 50}),
       rvq_case({.beam = 2, .sink = 7, .window = 150, .entries = 260, .entry_type = DType::f32}),
       before_rope({.label = "none", .codec = "none", .options = {}}),

@@ -146,14 +146,15 @@ TEST_CASE("codecs: documents do not see each other") {
     std::vector<Matrix<float>> documents;
     for (const size_t tokens : {161, 0, 1, 200})
       documents.push_back(make_rows(*subject, tokens, Look::ordinary, rng));
-    const std::vector<DocumentRows> views(documents.begin(), documents.end());
+    std::vector<DocumentRows> views(documents.begin(), documents.end());
+    for (DocumentRows& view : views) view.token_ids = sample_ids();
     const Encoded encoded = encode_in_memory(*subject->codec, subject->shape, views);
     for (size_t i = 0; i < documents.size(); ++i) {
       const size_t tokens = documents[i].rows();
       CHECK_EQ(subject->codec->open(subject->shape, encoded.document(i))->tokens(), tokens);
       // Alone, but for what the survey of all of them found.
       Encoded alone(encoded.specs());
-      StreamStore& document = alone.add_document();
+      StreamStore& document = alone.add_document(sample_ids());
       for (const StreamSpec& spec : encoded.specs())
         if (spec.shared) document.append(spec.name, encoded.bytes(spec.name));
       if (subject->codec->survey_scope() == SurveyScope::document)

@@ -8,6 +8,7 @@
 
 #include "lib/codec/codec.hpp"
 #include "lib/codec/encoded.hpp"
+#include "test/unit/codec_table.hpp"
 
 namespace kvcodec::test {
 
@@ -20,6 +21,7 @@ class CodedSides {
       const Matrix<float> own = joined(coded, rows), surveyed = joined(codec.surveyed(coded), rows);
       DocumentRows document(own);
       document.surveyed = surveyed;
+      document.token_ids = sample_ids();
       encoded_.push_back(encode_in_memory(codec, coded, {&document, 1}));
     }
     for (const Side side : kSides) {

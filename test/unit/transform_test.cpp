@@ -2,6 +2,8 @@
 #include <cmath>
 #include <numeric>
 
+#include "lib/codec/encoded.hpp"
+#include "lib/codec/registry.hpp"
 #include "lib/codec/transform/book.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/rng.hpp"
@@ -37,7 +39,9 @@ Matrix<float> correlated(size_t tokens, size_t width, size_t rank, uint64_t seed
 
 class Vectors final : public VectorSource {
  public:
-  explicit Vectors(std::vector<Matrix<float>> parts) : parts_(std::move(parts)) {}
+  /// features: of each token, or none.
+  explicit Vectors(std::vector<Matrix<float>> parts, Matrix<float> features = {})
+      : parts_(std::move(parts)), features_(std::move(features)) {}
   size_t parts() const override { return parts_.size(); }
   size_t width() const override { return parts_[0].cols(); }
   uint64_t tokens() const override { return parts_[0].rows(); }
@@ -45,9 +49,14 @@ class Vectors final : public VectorSource {
     for (size_t t = 0; t < out.rows(); ++t)
       std::ranges::copy(parts_[part].row(first + t), out.row(t).begin());
   }
+  size_t features() const override { return features_.cols(); }
+  void read_features(uint64_t first, MatrixView<float> out) const override {
+    for (size_t t = 0; t < out.rows(); ++t) std::ranges::copy(features_.row(first + t), out.row(t).begin());
+  }
 
  private:
   std::vector<Matrix<float>> parts_;
+  Matrix<float> features_;
 };
 
 std::vector<uint32_t> all_of(size_t count) {
@@ -220,6 +229,135 @@ TEST_CASE("transform basis: columns of larger weight are kept better") {
   CHECK_GT(error(weighted, 8, 16), error(alike, 8, 16));
   weights[3] = 0;
   CHECK_THROWS_AS(ErrorMetric{weights}, Error);
+}
+
+namespace {
+
+/// Tokens of a small vocabulary whose vectors follow from their own id and, less loudly, from the one before.
+struct PredictableText {
+  static constexpr size_t kVocabulary = 40, kFeatures = 6, kWidth = 24, kLags = 2;
+  std::vector<uint32_t> ids;
+  TokenFeatures features;
+  Matrix<float> lagged, rows;
+
+  PredictableText(size_t tokens, double noise, uint64_t seed) {
+    Rng of_model(31), rng(seed);
+    Matrix<float> table(kVocabulary, kFeatures), map(kLags * kFeatures, kWidth);
+    for (float& value : std::span(table.data(), table.size())) value = static_cast<float>(of_model.normal());
+    for (size_t i = 0; i < map.rows(); ++i)
+      for (float& value : map.row(i))
+        value = static_cast<float>(of_model.normal() * (i < kFeatures ? 1 : 0.3));
+    features = TokenFeatures(round_to_byte_rows(table), kLags);
+    for (size_t t = 0; t < tokens; ++t) ids.push_back(static_cast<uint32_t>(rng.below(kVocabulary)));
+    lagged = Matrix<float>(tokens, features.width());
+    features.gather(lagged_ids(0, tokens), lagged);
+    rows = Matrix<float>(tokens, kWidth);
+    for (size_t t = 0; t < tokens; ++t)
+      for (size_t c = 0; c < kWidth; ++c) {
+        double sum = 5 + noise * rng.normal();
+        for (size_t i = 0; i < map.rows(); ++i) sum += double(lagged(t, i)) * double(map(i, c));
+        rows(t, c) = static_cast<float>(sum);
+      }
+  }
+
+  std::vector<uint32_t> lagged_ids(uint64_t first, uint64_t count) const {
+    return ids_with_lags(
+        [&](uint64_t from, uint64_t n) {
+          return std::vector<uint32_t>(ids.begin() + static_cast<ptrdiff_t>(from),
+                                       ids.begin() + static_cast<ptrdiff_t>(from + n));
+        },
+        first, count, kLags);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("token features: a token has its own and those of the tokens before, the first ones of the first") {
+  const PredictableText text(30, 0, 3);
+  const Matrix<float> table = floats_of(text.features.rows());
+  const size_t f = PredictableText::kFeatures;
+  for (size_t t = 0; t < 30; ++t)
+    for (size_t i = 0; i < f; ++i) {
+      CHECK_EQ(text.lagged(t, i), table(text.ids[t], i));
+      CHECK_EQ(text.lagged(t, f + i), table(text.ids[t > 0 ? t - 1 : 0], i));
+    }
+  Matrix<float> some(7, 2 * f);
+  text.features.gather(text.lagged_ids(11, 7), some);
+  CHECK(std::equal(some.data(), some.data() + some.size(), text.lagged.row(11).data()));
+  CHECK_EQ(text.lagged_ids(0, 0).size(), size_t{1});
+  const std::vector<uint32_t> beyond{0, PredictableText::kVocabulary};
+  Matrix<float> one(1, 2 * f);
+  CHECK_THROWS_AS(text.features.gather(beyond, one), Error);
+  CHECK_THROWS_AS(text.features.gather(std::span(beyond).first(1), one), Error);
+}
+
+TEST_CASE("prediction: takes what ids explain, leaves the rest, and errors count by the metric") {
+  const double noise = 0.2;
+  const PredictableText text(4000, noise, 5), fresh(1000, noise, 6);
+  const size_t width = PredictableText::kWidth, n = text.features.width();
+  CovarianceSums moments(width + n);
+  Matrix<float> together(text.rows.rows(), width + n);
+  for (size_t t = 0; t < together.rows(); ++t) {
+    std::ranges::copy(text.rows.row(t), together.row(t).begin());
+    std::ranges::copy(text.lagged.row(t), together.row(t).begin() + width);
+  }
+  moments.add(together);
+  std::vector<float> weights(width, 1.0f);
+  std::fill_n(weights.begin(), 8, 9.0f);
+  const ErrorMetric plain(std::vector<float>(width, 1.0f)), weighted(weights);
+  // Squared error of what is predicted of fresh tokens, in columns [0, last).
+  const auto error = [&](const LearnedBasis& learned, size_t last) {
+    const Matrix<float> scores = Scores(learned.basis.prediction).of(fresh.lagged);
+    Matrix<float> back(fresh.rows.rows(), width);
+    Synthesis(learned.basis, {}).apply(Matrix<float>(0, fresh.rows.rows()), scores, back);
+    double sum = 0;
+    for (size_t t = 0; t < back.rows(); ++t)
+      for (size_t c = 0; c < last; ++c)
+        sum += std::pow(double(fresh.rows(t, c)) - double(learned.basis.mean[c] + back(t, c)), 2);
+    return sum / static_cast<double>(back.rows() * last);
+  };
+  const LearnedBasis all = learn_basis(moments, plain);
+  CHECK_EQ(error(all, width), doctest::Approx(noise * noise).epsilon(0.1));
+  // What is said to be left is what is left, and its components hold it.
+  const double left = std::reduce(all.left.begin(), all.left.end());
+  CHECK_EQ(left, doctest::Approx(noise * noise * width).epsilon(0.1));
+  CHECK_EQ(std::reduce(all.variances.begin(), all.variances.end()), doctest::Approx(left).epsilon(1e-3));
+  CHECK_GT(std::reduce(all.energies.begin(), all.energies.end()), 50 * left);
+  // Fewer scores explain less; by the metric, more of what counts.
+  const LearnedBasis few = learn_basis(moments, plain, 3), few_weighted = learn_basis(moments, weighted, 3);
+  CHECK_EQ(few.basis.prediction.rank(), size_t{3});
+  CHECK_GT(error(few, width), 3 * error(all, width));
+  CHECK_LT(error(few_weighted, 8), 0.8 * error(few, 8));
+  // Analysis takes the prediction off: with all components, nothing is lost.
+  const std::vector<uint32_t> every = all_of(width);
+  const Matrix<float> scores = Scores(few.basis.prediction).of(fresh.lagged);
+  Matrix<float> centred(fresh.rows.rows(), width), components(width, fresh.rows.rows()), back = centred;
+  for (size_t t = 0; t < centred.rows(); ++t)
+    for (size_t c = 0; c < width; ++c) centred(t, c) = fresh.rows(t, c) - few.basis.mean[c];
+  Analysis(few.basis, every).apply(0, centred, scores, components);
+  Synthesis(few.basis, every).apply(components, scores, back);
+  double worst = 0;
+  for (size_t i = 0; i < back.size(); ++i)
+    worst = std::max(worst, std::abs(double(back.data()[i]) - double(centred.data()[i])));
+  CHECK_LT(worst, 1e-3);
+}
+
+TEST_CASE("transform training: what ids tell is not coded") {
+  const PredictableText text(6000, 0.1, 8);
+  const Vectors blind({text.rows}), told({text.rows}, text.lagged);
+  const std::vector<ErrorMetric> metrics{ErrorMetric(std::vector<float>(PredictableText::kWidth, 1.0f))};
+  const TransformTraining training{.most_bits = 3, .least_bits = 1};
+  const LearnedTransform plain = learn_transform(blind, metrics, training),
+                         predicted = learn_transform(told, metrics, training);
+  CHECK_EQ(plain.bases[0].prediction.rank(), size_t{0});
+  CHECK_GT(predicted.bases[0].prediction.rank(), size_t{10});
+  // At the same rates, errors of a tenth and less.
+  const auto at = [](const LearnedTransform& learned, double bits) {
+    const auto& measures = learned.levels.measures;
+    return std::ranges::min(measures, {}, [&](const RungMeasure& m) { return std::abs(m.bits - bits); })
+        .error;
+  };
+  CHECK_LT(10 * at(predicted, 2), at(plain, 2));
 }
 
 TEST_CASE("levels: classes follow the mean level, shifts the class") {
@@ -425,12 +563,16 @@ TEST_CASE("transform: learning finds the directions of the data, and more bits b
 TEST_CASE("transform book: what is stored comes back, and what does not fit is refused") {
   Rng rng(2);
   const CodecContext context{.num_layers = 4, .heads = 2, .head_dim = 8};
-  const TransformBook made = test::random_transform_book({}, context, rng);
+  const TransformBook made = test::random_transform_book({.predict_tokens = 2}, context, rng);
   const Book book = to_book(made);
   const TransformBook read = transform_book_from(book);
   CHECK(to_book(read).digest() == book.digest());
   CHECK_EQ(read.parts.size(), size_t{2});
   CHECK_EQ(read.steps(), size_t{2});
+  REQUIRE(read.features.has_value());
+  CHECK_EQ(read.features->lags(), size_t{2});
+  CHECK_EQ(read.features->vocabulary(), size_t{test::kSampleVocabulary});
+  CHECK_EQ(read.parts[0].basis.prediction.rank(), made.parts[0].basis.prediction.rank());
   CHECK_EQ(read.rung_for(0.01), size_t{0});
   CHECK_EQ(read.rung_for(1.9), size_t{1});
 
@@ -458,4 +600,41 @@ TEST_CASE("transform book: what is stored comes back, and what does not fit is r
   CHECK(refused("tables", [](Array& array) { array.bytes.push_back(std::byte{0}), ++array.shape[0]; }));
   CHECK(refused("tables", [](Array& array) { array.bytes.pop_back(), --array.shape[0]; }));
   CHECK(refused("bits", [](Array& array) { std::ranges::fill(array.bytes, std::byte{0}); }));
+  CHECK(refused("features", set(3, 0)));
+  CHECK(refused("features", [](Array& array) { array.shape = {50, 0}, array.bytes.clear(); }));
+  CHECK(refused("feature_scales", set(3, 0xbf)));
+  CHECK(refused("both/2/scores", set(0, 0)));
+  CHECK(refused("both/2/loadings", [](Array& array) {  // a row fewer than there are scores
+    array.bytes.resize(array.bytes.size() - array.shape[1]);
+    --array.shape[0];
+  }));
+}
+
+TEST_CASE("transform: what is predicted from ids needs them, those that the book knows") {
+  Rng rng(2);
+  const CodecContext plain{.num_layers = 4, .heads = 2, .head_dim = 8};
+  const Book book = to_book(test::random_transform_book({.sink = 1, .predict_tokens = 2}, plain, rng));
+  CodecContext context = plain;
+  context.book = &book;
+  const auto codec = codec_from_record(find_codec("transform"), {}, context);
+  CHECK_EQ(codec->predicts_from(), uint64_t{test::kSampleVocabulary});
+  const GroupShape shape{.layers = 2, .heads = 2, .head_dim = 8, .side = Side::both};
+  Matrix<float> rows(20, shape.width());
+  for (float& value : std::span(rows.data(), rows.size())) value = static_cast<float>(rng.normal());
+  const auto error_with = [&](std::vector<uint32_t> ids) {
+    Encoded encoded(codec->streams(shape));
+    try {
+      codec->append(shape, rows, encoded.add_document(std::move(ids)));
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  std::vector<uint32_t> ids(20, 3);
+  CHECK_EQ(error_with(ids), "");
+  CHECK_EQ(error_with({}), "the ids of the document's tokens are not known");
+  ids.pop_back();
+  CHECK_NE(error_with(ids).find("are not all there"), std::string::npos);
+  ids.push_back(test::kSampleVocabulary);
+  CHECK_EQ(error_with(ids), "token id 50; tokens are predicted from ids below 50");
 }

@@ -23,6 +23,14 @@ void add_floats(Book& book, std::string name, std::vector<uint64_t> shape, std::
   book.add<float>(std::move(name), DType::f32, std::move(shape), values);
 }
 
+void add_byte_rows(Book& book, std::string levels_name, std::string scales_name, const ByteRows& rows) {
+  std::vector<uint8_t> levels(rows.levels.size());
+  std::ranges::transform(std::span(rows.levels.data(), levels.size()), levels.begin(),
+                         [](int8_t level) { return static_cast<uint8_t>(level + kLevelOffset); });
+  book.add<uint8_t>(std::move(levels_name), DType::u8, {rows.levels.rows(), rows.levels.cols()}, levels);
+  add_floats(book, std::move(scales_name), {rows.scales.size()}, rows.scales);
+}
+
 void add_part(Book& book, const TransformBook::Part& part) {
   const TransformBasis& basis = part.basis;
   const uint64_t n = basis.components(), width = basis.width(), rungs = part.rungs.size();
@@ -30,12 +38,13 @@ void add_part(Book& book, const TransformBook::Part& part) {
   const Matrix<float>& inverse_roots = basis.metric.inverse_roots();
   add_floats(book, path_of(part, "inverse_roots"), {width, basis.metric.block()},
              {inverse_roots.data(), inverse_roots.size()});
-  const ByteRows bytes = round_to_byte_rows(basis.vectors);
-  std::vector<uint8_t> levels(bytes.levels.size());
-  std::ranges::transform(std::span(bytes.levels.data(), levels.size()), levels.begin(),
-                         [](int8_t level) { return static_cast<uint8_t>(level + kLevelOffset); });
-  book.add<uint8_t>(path_of(part, "vectors"), DType::u8, {n, width}, levels);
-  add_floats(book, path_of(part, "vector_scales"), {n}, bytes.scales);
+  add_byte_rows(book, path_of(part, "vectors"), path_of(part, "vector_scales"),
+                round_to_byte_rows(basis.vectors));
+  if (basis.prediction.rank() > 0) {
+    add_byte_rows(book, path_of(part, "scores"), path_of(part, "score_scales"), basis.prediction.scores);
+    add_byte_rows(book, path_of(part, "loadings"), path_of(part, "loading_scales"),
+                  basis.prediction.loadings);
+  }
   std::vector<uint8_t> classes;
   std::vector<uint16_t> gains;
   for (const LevelRung& rung : part.rungs) {
@@ -57,15 +66,28 @@ std::vector<float> positive_floats(const Book& book, const std::string& name, ui
   return {values.begin(), values.end()};
 }
 
-Matrix<float> vectors_from(const Book& book, const TransformBook::Part& part, uint64_t n, uint64_t width) {
-  const std::string name = path_of(part, "vectors");
-  const auto levels = book.values<uint8_t>(name, DType::u8, std::array{n, width});
-  ByteRows bytes{Matrix<int8_t>(n, width), positive_floats(book, path_of(part, "vector_scales"), n)};
+/// (rows, cols); as many rows as there are, at most as many as given.
+ByteRows byte_rows_from(const Book& book, const std::string& levels_name, const std::string& scales_name,
+                        uint64_t most_rows, uint64_t cols) {
+  const uint64_t n = book.get(levels_name, DType::u8, 2).shape[0];
+  if (n > most_rows) throw bad_input("/{}: {} rows; there are at most {}", levels_name, n, most_rows);
+  const auto levels = book.values<uint8_t>(levels_name, DType::u8, std::array{n, cols});
+  ByteRows bytes{Matrix<int8_t>(n, cols), positive_floats(book, scales_name, n)};
   for (size_t i = 0; i < levels.size(); ++i) {
-    if (levels[i] == 0) throw bad_input("/{}: row {} has a level of 0; the least is 1", name, i / width);
+    if (levels[i] == 0)
+      throw bad_input("/{}: row {} has a level of 0; the least is 1", levels_name, i / cols);
     bytes.levels.data()[i] = static_cast<int8_t>(levels[i] - kLevelOffset);
   }
-  return floats_of(bytes);
+  return bytes;
+}
+
+std::optional<TokenFeatures> features_from(const Book& book, const TransformBookOptions& options) {
+  if (options.predict_tokens == 0) return {};
+  const auto shape = book.get("features", DType::u8, 2).shape;
+  if (shape[0] == 0 || shape[1] == 0 || shape[1] > kMostShape)
+    throw bad_input("/features: {} values for {} ids", shape[1], shape[0]);
+  return TokenFeatures(byte_rows_from(book, "features", "feature_scales", UINT32_MAX, shape[1]),
+                       static_cast<size_t>(options.predict_tokens));
 }
 
 ErrorMetric metric_from(const Book& book, const TransformBook::Part& part, uint64_t width) {
@@ -101,17 +123,26 @@ std::vector<LevelRung> rungs_from(const Book& book, const TransformBook::Part& p
 }
 
 TransformBook::Part part_from(const Book& book, Side side, int first_layer, std::span<const float> steps,
-                              uint64_t width) {
+                              uint64_t width, const std::optional<TokenFeatures>& features) {
   TransformBook::Part part{side, first_layer, {}, {}};
   const auto mean = book.values<float>(path_of(part, "mean"), DType::f32, std::array{width});
   for (const float value : mean)
     if (!std::isfinite(value)) throw bad_input("/{}: {} is not finite", path_of(part, "mean"), value);
   part.basis.mean.assign(mean.begin(), mean.end());
   part.basis.metric = metric_from(book, part, width);
-  const uint64_t n = book.get(path_of(part, "vectors"), DType::u8, 2).shape[0];
-  if (n > width) throw bad_input("/{}: {} components of {} values", path_of(part, "vectors"), n, width);
-  part.basis.vectors = vectors_from(book, part, n, width);
-  part.rungs = rungs_from(book, part, steps, n);
+  part.basis.vectors =
+      floats_of(byte_rows_from(book, path_of(part, "vectors"), path_of(part, "vector_scales"), width, width));
+  if (features) {
+    Prediction& prediction = part.basis.prediction;
+    prediction.scores = byte_rows_from(book, path_of(part, "scores"), path_of(part, "score_scales"),
+                                       features->width(), features->width());
+    prediction.loadings = byte_rows_from(book, path_of(part, "loadings"), path_of(part, "loading_scales"),
+                                         features->width(), width);
+    if (prediction.loadings.levels.rows() != prediction.rank())
+      throw bad_input("/{}: {} rows for {} scores", path_of(part, "loadings"),
+                      prediction.loadings.levels.rows(), prediction.rank());
+  }
+  part.rungs = rungs_from(book, part, steps, part.basis.components());
   return part;
 }
 
@@ -150,7 +181,11 @@ std::vector<OptionField> TransformBookOptions::fields() {
        "what a bit counts, in squared steps, where the encoder decides between two levels; 0: the nearest",
        &rate_distortion, 0, 1},
       {"unbias", "part of the energy that rounding takes from a component which decoding gives back", &unbias,
-       0, 1}};
+       0, 1},
+      {"predict-tokens",
+       "predict what a token has from the ids of N tokens, itself and those before it, and transform what is left; "
+       "needs --model",
+       &predict_tokens, 0, 64}};
 }
 
 void TransformBookOptions::check() const {
@@ -195,6 +230,7 @@ Book to_book(const TransformBook& transform) {
   const std::vector<uint8_t> bytes = tables.finish();
   book.add<uint8_t>("tables", DType::u8, {bytes.size()}, bytes);
   add_floats(book, "shrinks", {kLevelClasses, kShrunkLevels}, shrinks);
+  if (transform.features) add_byte_rows(book, "features", "feature_scales", transform.features->rows());
   for (const TransformBook::Part& part : transform.parts) add_part(book, part);
   return book;
 }
@@ -235,10 +271,11 @@ TransformBook transform_book_from(const Book& book) {
   }
   transform.classes = classes_from(book);
   const LevelTables checked(transform.classes, transform.options.rate_distortion);
+  transform.features = features_from(book, transform.options);
   for (const Side side : transform.options.part_sides())
     for (int first = 0; first < transform.num_layers; first += group)
       if (book.find(fmt::format("{}/{}/mean", side, first)))
-        transform.parts.push_back(part_from(book, side, first, steps, transform.width()));
+        transform.parts.push_back(part_from(book, side, first, steps, transform.width(), transform.features));
   if (transform.parts.empty()) throw bad_input("the transform has no part");
   return transform;
 }

@@ -14,8 +14,16 @@
 //   <side>/<first layer>/vector_scales f32 [n]             value = level * scale
 //   <side>/<first layer>/classes       u8 [R, n]           255 = dead
 //   <side>/<first layer>/gains         f16 [R, n]
+// and where vectors are predicted from the ids of tokens (lib/transform/prediction.hpp), predict-tokens being more than 0:
+//   features         u8 [V, F]     level + 128: of each id of the vocabulary
+//   feature_scales   f32 [V]
+//   <side>/<first layer>/scores         u8 [r, predict-tokens * F]
+//   <side>/<first layer>/score_scales   f32 [r]
+//   <side>/<first layer>/loadings       u8 [r, width]
+//   <side>/<first layer>/loading_scales f32 [r]
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -43,6 +51,7 @@ struct TransformBookOptions final : Options {
   double least_bits = 0.1;
   double rate_distortion = LevelOptions().lambda;
   double unbias = LevelOptions().unbias;
+  int64_t predict_tokens = 0;  ///< ids that a vector is predicted from: its token's and those before; 0: none
 
   std::vector<OptionField> fields() override;
   void check() const override;
@@ -61,7 +70,8 @@ struct TransformBook {
   std::string source;                  ///< identifies the data it was learned from
   RopeChoice rope = RopeChoice::keep;  ///< of the keys it was learned from
   std::vector<LevelClass> classes;
-  std::vector<RungMeasure> measures;  ///< bits per value, error per token, of each step
+  std::vector<RungMeasure> measures;      ///< bits per value, error per token, of each step
+  std::optional<TokenFeatures> features;  ///< there if options.predict_tokens is not 0
 
   struct Part {
     Side side = Side::key;

@@ -62,8 +62,10 @@ struct TransformOptions final : Options {
 /// A part of the book at one step, ready to work.
 class PartCoder {
  public:
-  PartCoder(TransformBook::Part part, size_t rung, const LevelTables& tables)
+  /// Tables and features outlive it; features: nullptr where nothing is predicted.
+  PartCoder(TransformBook::Part part, size_t rung, const LevelTables& tables, const TokenFeatures* features)
       : basis_(std::move(part.basis)),
+        features_(features),
         tables_(tables),
         step_(part.rungs[rung].step),
         live_(part.rungs[rung].live()),
@@ -75,16 +77,24 @@ class PartCoder {
   size_t components() const { return live_.size(); }
   const LevelCoder& coder() const { return coder_; }
 
+  /// What gather() takes for these tokens of a document.
+  std::vector<uint32_t> ids(const StreamReader& document, uint64_t first, uint64_t count) const {
+    if (!features_) return {};
+    return ids_with_lags([&](uint64_t from, uint64_t n) { return document.token_ids(from, n); }, first, count,
+                         features_->lags());
+  }
+
   /// Levels of consecutive tokens of a block, the first of them at place `first`: rows (tokens, width) to levels
-  /// (components, tokens).
-  void quantize(size_t first, MatrixView<const float> rows, MatrixView<int32_t> levels) const {
-    const Matrix<float>& analysis = analysis_.get([&] { return basis_.analysis(live_); });
+  /// (components, tokens). ids: of theirs, and of tokens before them.
+  void quantize(size_t first, std::span<const uint32_t> ids, MatrixView<const float> rows,
+                MatrixView<int32_t> levels) const {
+    const Analysis& analysis = analysis_.get([&] { return Analysis(basis_, live_); });
     Matrix<float> centred(kTile, width()), components(this->components(), kTile);
     for_each_tile(first, rows.rows(), [&](size_t tile, size_t begin, size_t end) {
       std::fill_n(centred.data(), centred.size(), 0.0f);
       for (size_t t = begin; t < end; ++t)
         for (size_t c = 0; c < width(); ++c) centred(t - tile, c) = rows(t - first, c) - basis_.mean[c];
-      gemm(1, analysis, Transpose::no, centred, Transpose::yes, 0, components);
+      analysis.apply(0, centred, scores(tile, begin - first, begin, end, ids), components);
       for (size_t i = 0; i < this->components(); ++i)
         tables_.quantize(classes_[i], step_, components.row(i).subspan(begin - tile, end - begin),
                          levels.row(i).subspan(begin - first, end - begin));
@@ -102,9 +112,10 @@ class PartCoder {
   }
 
   /// Tokens of a block, from place `first` on, to rows (tokens, width). levels: of all of the block, (components,
-  /// tokens).
-  void reconstruct(MatrixView<const int32_t> levels, size_t first, MatrixView<float> rows) const {
-    const Matrix<float>& synthesis = synthesis_.get([&] { return basis_.synthesis(live_); });
+  /// tokens); ids: as in quantize().
+  void reconstruct(MatrixView<const int32_t> levels, size_t first, std::span<const uint32_t> ids,
+                   MatrixView<float> rows) const {
+    const Synthesis& synthesis = synthesis_.get([&] { return Synthesis(basis_, live_); });
     Matrix<float> components(this->components(), kTile), tokens(kTile, width());
     for_each_tile(first, rows.rows(), [&](size_t tile, size_t begin, size_t end) {
       const size_t count = std::min(kTile, levels.cols() - tile);
@@ -113,7 +124,7 @@ class PartCoder {
                             components.row(i).first(count));
         std::ranges::fill(components.row(i).subspan(count), 0.0f);
       }
-      if (this->components() > 0) gemm(1, components, Transpose::yes, synthesis, Transpose::no, 0, tokens);
+      synthesis.apply(components, scores(tile, begin - first, begin, end, ids), tokens);
       for (size_t t = begin; t < end; ++t)
         for (size_t c = 0; c < width(); ++c) rows(t - first, c) = basis_.mean[c] + tokens(t - tile, c);
     });
@@ -132,6 +143,16 @@ class PartCoder {
       body(tile, std::max(tile, first), std::min(tile + kTile, first + count));
   }
 
+  /// Of the tokens of a tile: (kTile, rank), zeros but in [begin, end). ids: those from number `skip` on are for these.
+  Matrix<float> scores(size_t tile, size_t skip, size_t begin, size_t end,
+                       std::span<const uint32_t> ids) const {
+    if (!features_) return {};
+    Matrix<float> features(kTile, features_->width());
+    features_->gather(ids.subspan(skip, end - begin + features_->lags() - 1),
+                      features.view().rows(begin - tile, end - begin));
+    return scores_.get([&] { return Scores(basis_.prediction); }).of(features);
+  }
+
   template <class T>
   std::vector<T> of_live(const std::vector<T>& of_all) const {
     std::vector<T> values;
@@ -140,13 +161,16 @@ class PartCoder {
   }
 
   TransformBasis basis_;
+  const TokenFeatures* features_;
   const LevelTables& tables_;
   float step_;
   std::vector<uint32_t> live_;
   LevelCoder coder_;
   std::vector<uint8_t> classes_;
   std::vector<float> gains_;
-  Lazy<Matrix<float>> analysis_, synthesis_;
+  Lazy<Analysis> analysis_;
+  Lazy<Synthesis> synthesis_;
+  Lazy<Scores> scores_;
 };
 
 /// A block as the stream `blocks` has it.
@@ -209,11 +233,12 @@ class TransformCodec final : public Codec {
         layer_group_(static_cast<int>(book.options.layer_group)),
         joint_(book.options.sides == SideCoding::joint),
         learned_bits_(book.measures[static_cast<size_t>(options.rung)].bits),
-        tables_(std::move(book.classes), book.options.rate_distortion) {
+        tables_(std::move(book.classes), book.options.rate_distortion),
+        features_(std::move(book.features)) {
     for (TransformBook::Part& part : book.parts) {
       const auto key = std::pair(part.side, part.first_layer);
-      parts_.emplace_back(
-          key, std::make_unique<PartCoder>(std::move(part), static_cast<size_t>(options.rung), tables_));
+      parts_.emplace_back(key, std::make_unique<PartCoder>(std::move(part), static_cast<size_t>(options.rung),
+                                                           tables_, features_ ? &*features_ : nullptr));
     }
   }
 
@@ -224,6 +249,7 @@ class TransformCodec final : public Codec {
   int layer_group() const override { return layer_group_; }
   bool joint() const override { return joint_; }
   std::optional<double> learned_bits() const override { return learned_bits_; }
+  uint64_t predicts_from() const override { return features_ ? features_->vocabulary() : 0; }
   std::vector<StreamSpec> streams(const GroupShape& shape) const override {
     return {ends_.sink_stream(shape),
             {std::string(kBlocks), DType::u32, {2}, Category::offsets},
@@ -256,6 +282,7 @@ class TransformCodec final : public Codec {
   bool joint_;
   double learned_bits_;
   LevelTables tables_;
+  std::optional<TokenFeatures> features_;
   std::vector<std::pair<std::pair<Side, int>, std::unique_ptr<PartCoder>>> parts_;
 };
 
@@ -293,6 +320,9 @@ void TransformCodec::append_blocks(const GroupShape& shape, std::span<const uint
     std::vector<uint32_t> head, exact_ids;
     std::vector<uint16_t> exact;
   };
+  const uint64_t quantized = complete * block + unfinished.cols();
+  const std::vector<uint32_t> ids =
+      part.ids(document, static_cast<uint64_t>(options_.sink) + quantized, tokens);
   const size_t before = unfinished.cols(), blocks = (before + tokens + block - 1) / block;
   std::vector<Coded> coded(blocks);
   parallel_for(blocks, 1, [&](size_t begin, size_t end, int) {
@@ -307,7 +337,7 @@ void TransformCodec::append_blocks(const GroupShape& shape, std::span<const uint
       for (size_t i = 0; i < (old > 0 ? levels.rows() : 0); ++i)
         std::ranges::copy(unfinished.row(i), levels.row(i).begin());
       const auto added = levels.view().columns(old, count);
-      part.quantize(old, rows, added);
+      part.quantize(old, std::span(ids).subspan(ids.empty() ? 0 : from), rows, added);
       for (const size_t t : part.costly(added)) {
         for (size_t i = 0; i < added.rows(); ++i) added(i, t) = 0;
         coded[b].exact_ids.push_back(static_cast<uint32_t>((complete + b) * block + old + t));
@@ -433,6 +463,7 @@ void TransformView::decode_quantized(uint64_t first, MatrixView<float> out) cons
   const uint64_t end = first + out.rows(), first_block = first / block_,
                  last_block = (end + block_ - 1) / block_;
   const Blocks blocks = read(first_block, last_block);
+  const std::vector<uint32_t> ids = part_.ids(document(), ends_.sinks_of(tokens()) + first, out.rows());
   std::vector<uint64_t> begins{0};
   for (const uint32_t bytes : blocks.bytes) begins.push_back(begins.back() + bytes);
   const auto decode = [&](uint64_t block, size_t count, uint64_t tokens) {
@@ -449,6 +480,7 @@ void TransformView::decode_quantized(uint64_t first, MatrixView<float> out) cons
                      last = std::min(stop, of_block + tokens);
       if (some < last)
         part_.reconstruct(levels.view().columns(i * tokens, tokens), some - of_block,
+                          std::span(ids).subspan(ids.empty() ? 0 : some - first),
                           out.rows(some - first, last - some));
     }
   };

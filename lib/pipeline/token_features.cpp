@@ -1,0 +1,141 @@
+#include "lib/pipeline/token_features.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <vector>
+
+#include "lib/core/checked.hpp"
+#include "lib/core/error.hpp"
+#include "lib/core/parallel.hpp"
+#include "lib/core/rng.hpp"
+#include "lib/linalg/blas.hpp"
+#include "lib/linalg/covariance.hpp"
+#include "lib/linalg/eigen.hpp"
+
+namespace kvcodec {
+namespace {
+
+/// Documents of two tokens that the model reads together.
+constexpr size_t kPairs = 1024;
+/// Directions of the sketch for each feature.
+constexpr size_t kDirections = 4;
+/// Components of less than this part of the largest variance are rounding.
+constexpr double kLeastVariance = 1e-10;
+constexpr size_t kRowGrain = 64;
+
+/// What weighted rows of each layer and side are multiplied with.
+class Directions {
+ public:
+  Directions(const ModelConfig& config, const FeatureOptions& options)
+      : width_(as_size(config.key_width())), layers_(as_size(config.num_layers)) {
+    const size_t all = 2 * layers_ * width_, wanted = kDirections * options.count;
+    count_ = std::min(all, wanted);
+    for (size_t i = 0; i < 2 * layers_; ++i) {
+      Matrix<float>& of_rows = rows_.emplace_back(width_, count_);
+      if (all <= wanted) {  // the vectors themselves
+        for (size_t c = 0; c < width_; ++c) of_rows(c, i * width_ + c) = 1;
+        continue;
+      }
+      Rng rng(options.seed, i);
+      for (float& value : std::span(of_rows.data(), of_rows.size())) value = static_cast<float>(rng.normal());
+    }
+  }
+
+  size_t count() const { return count_; }
+  const Matrix<float>& of(Side side, int layer) const {
+    return rows_[static_cast<size_t>(side) * layers_ + as_size(layer)];
+  }
+
+ private:
+  size_t width_, layers_, count_ = 0;
+  std::vector<Matrix<float>> rows_;
+};
+
+/// Adds up the sketch of what stands at the second place of each document.
+class SketchSink final : public PrefillSink {
+ public:
+  SketchSink(const Directions& directions, const WeighRows& weigh, bool before_rope, MatrixView<float> sketch)
+      : directions_(directions), weigh_(weigh), before_rope_(before_rope), sketch_(sketch) {}
+
+  void layer(const LayerChunk& chunk) override {
+    add(Side::key, chunk, before_rope_ ? chunk.key_before_rope : chunk.key);
+    add(Side::value, chunk, chunk.value);
+  }
+
+ private:
+  void add(Side side, const LayerChunk& chunk, MatrixView<const float> rows) {
+    const size_t skip = chunk.first % 2 == 0 ? 1 : 0, first = (chunk.first + skip) / 2,
+                 count = (rows.rows() + 1 - skip) / 2;
+    Matrix<float> seconds(count, rows.cols());
+    for (size_t i = 0; i < count; ++i) std::ranges::copy(rows.row(2 * i + skip), seconds.row(i).begin());
+    const Matrix<float> weighed = weigh_(side, chunk.layer, seconds);
+    parallel_for(count, kRowGrain, [&](size_t begin, size_t end, int) {
+      gemm(1, weighed.view().rows(begin, end - begin), Transpose::no, directions_.of(side, chunk.layer),
+           Transpose::no, 1, sketch_.rows(first + begin, end - begin));
+    });
+  }
+
+  const Directions& directions_;
+  const WeighRows& weigh_;
+  bool before_rope_;
+  MatrixView<float> sketch_;
+};
+
+/// Of each token its weighted vector times the directions: (vocabulary, directions).
+Matrix<float> sketch_of(const LlamaModel& model, const WeighRows& weigh, const FeatureOptions& options,
+                        const Progress& progress) {
+  const Directions directions(model.config(), options);
+  const size_t vocabulary = as_size(model.config().vocabulary_size);
+  Matrix<float> sketch(vocabulary, directions.count());
+  for (size_t done = 0; done < vocabulary; done += kPairs) {
+    report(progress, static_cast<double>(2 * done), static_cast<double>(2 * vocabulary));
+    const size_t count = std::min(kPairs, vocabulary - done);
+    std::vector<uint32_t> tokens;
+    std::vector<uint64_t> offsets{0};
+    for (size_t i = 0; i < count; ++i) {
+      tokens.insert(tokens.end(), {options.first, static_cast<uint32_t>(done + i)});
+      offsets.push_back(tokens.size());
+    }
+    SketchSink sink(directions, weigh, options.before_rope, sketch.view().rows(done, count));
+    model.prefill({.tokens = tokens, .offsets = offsets}, {.before_rope = options.before_rope}, sink);
+  }
+  return sketch;
+}
+
+}  // namespace
+
+Matrix<float> token_features(const LlamaModel& model, const WeighRows& weigh, const FeatureOptions& options,
+                             const Progress& progress) {
+  if (options.count == 0) throw failed("no features of tokens");
+  Matrix<float> sketch = sketch_of(model, weigh, options, progress);
+  CovarianceSums moments(sketch.cols());
+  moments.add(sketch);
+  const Eigen eigen = symmetric_eigen(moments.covariance());
+  const std::vector<double> mean = moments.mean();
+  const size_t n = sketch.cols();
+  size_t count = 0;
+  while (count < std::min(options.count, n) &&
+         eigen.values[n - 1 - count] > kLeastVariance * eigen.values.back())
+    ++count;
+  if (count == 0) throw failed("all tokens of the vocabulary have the same keys and values");
+  // U S^(1/2) is what V times S^(-1/2) makes of the vectors; S^2 are the variances. Their mean square: of S.
+  Matrix<float> directions(count, n);
+  double energy = 0;
+  for (size_t i = 0; i < count; ++i) energy += std::sqrt(eigen.values[n - 1 - i]);
+  for (size_t i = 0; i < count; ++i) {
+    const double scale =
+        std::pow(eigen.values[n - 1 - i], -0.25) / std::sqrt(energy / static_cast<double>(count));
+    for (size_t j = 0; j < n; ++j) directions(i, j) = static_cast<float>(eigen.vectors(n - 1 - i, j) * scale);
+  }
+  Matrix<float> features(sketch.rows(), count);
+  parallel_for(sketch.rows(), kRowGrain, [&](size_t begin, size_t end, int) {
+    const auto rows = sketch.view().rows(begin, end - begin);
+    for (size_t i = 0; i < rows.rows(); ++i)
+      for (size_t j = 0; j < n; ++j) rows(i, j) -= static_cast<float>(mean[j]);
+    gemm(1, rows, Transpose::no, directions, Transpose::yes, 0, features.view().rows(begin, end - begin));
+  });
+  return features;
+}
+
+}  // namespace kvcodec

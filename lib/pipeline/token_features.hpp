@@ -1,0 +1,39 @@
+// Features of tokens by their ids (lib/transform/prediction.hpp): what a model makes of each.
+//
+// Each token of the vocabulary is read behind one and the same token, two tokens a document; its keys and values in all
+// layers are what the model knows of it without a context. (Of a token by itself it would be that of a document's first
+// token, which attention treats like no other.) Their principal components are the features: U S^(1/2) where U S V' are
+// the weighted vectors of the vocabulary less their mean, in place of U S, so that what is rounded to bytes keeps the
+// lesser ones too. On the demo model 256 of them leave three quarters of the energy that the embeddings themselves leave.
+//
+// Vectors of many values are sketched before: multiplied with as many random directions as there are features, four times
+// (Halko, Martinsson and Tropp, 2011).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+
+#include "lib/codec/group_shape.hpp"
+#include "lib/core/progress.hpp"
+#include "lib/core/view.hpp"
+#include "lib/model/llama.hpp"
+
+namespace kvcodec {
+
+/// How much errors count: gives rows of a layer's keys or values, (n, heads * head_dim), times the root of the metric.
+using WeighRows = std::function<Matrix<float>(Side side, int layer, MatrixView<const float> rows)>;
+
+struct FeatureOptions {
+  uint32_t first = 0;        ///< the token that all stand behind
+  size_t count = 256;        ///< features of a token, at most
+  bool before_rope = false;  ///< of keys before the rotary embedding
+  uint64_t seed = 0;         ///< of the random directions
+};
+
+/// Features of all tokens, mean square 1: (vocabulary, features). Throws Error(bad_input) for a first token beyond the
+/// vocabulary, and what the model throws. Progress counts tokens that the model reads.
+Matrix<float> token_features(const LlamaModel& model, const WeighRows& weigh, const FeatureOptions& options,
+                             const Progress& progress = {});
+
+}  // namespace kvcodec

@@ -1,0 +1,42 @@
+#include "lib/transform/byte_rows.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "lib/core/parallel.hpp"
+
+namespace kvcodec {
+namespace {
+
+constexpr size_t kRowGrain = 16;
+constexpr float kLargestLevel = 127;
+
+}  // namespace
+
+ByteRows round_to_byte_rows(MatrixView<const float> rows) {
+  ByteRows bytes{Matrix<int8_t>(rows.rows(), rows.cols()), std::vector<float>(rows.rows())};
+  parallel_for(rows.rows(), kRowGrain, [&](size_t begin, size_t end, int) {
+    for (size_t i = begin; i < end; ++i) {
+      float largest = 0;
+      for (const float value : rows.row(i)) largest = std::max(largest, std::abs(value));
+      const float scale = largest > 0 ? largest / kLargestLevel : 1;
+      bytes.scales[i] = scale;
+      for (size_t c = 0; c < rows.cols(); ++c)
+        bytes.levels(i, c) = static_cast<int8_t>(
+            std::clamp(std::nearbyint(rows(i, c) / scale), -kLargestLevel, kLargestLevel));
+    }
+  });
+  return bytes;
+}
+
+Matrix<float> floats_of(const ByteRows& rows) {
+  Matrix<float> floats(rows.levels.rows(), rows.levels.cols());
+  parallel_for(floats.rows(), kRowGrain, [&](size_t begin, size_t end, int) {
+    for (size_t i = begin; i < end; ++i)
+      for (size_t c = 0; c < floats.cols(); ++c)
+        floats(i, c) = static_cast<float>(rows.levels(i, c)) * rows.scales[i];
+  });
+  return floats;
+}
+
+}  // namespace kvcodec

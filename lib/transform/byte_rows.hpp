@@ -1,0 +1,19 @@
+// Matrices of a book in bytes: a scale for each row.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "lib/core/view.hpp"
+
+namespace kvcodec {
+
+/// Rows in bytes: value = level * scale of its row, levels from -127 to 127.
+struct ByteRows {
+  Matrix<int8_t> levels;
+  std::vector<float> scales;  ///< one a row, positive
+};
+ByteRows round_to_byte_rows(MatrixView<const float> rows);
+Matrix<float> floats_of(const ByteRows& rows);
+
+}  // namespace kvcodec
