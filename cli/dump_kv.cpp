@@ -18,6 +18,7 @@
 #include "cli/common.hpp"
 #include "cli/documents.hpp"
 #include "cli/json.hpp"
+#include "cli/model_runner.hpp"
 #include "cli/product.hpp"
 #include "cli/progress.hpp"
 #include "cli/subcommands.hpp"
@@ -42,6 +43,7 @@ constexpr size_t kBatchTokens = 4096;
 struct DumpOptions final : Options {
   std::string model, tokens, queries = "last:32";
   DType dtype = DType::bf16;
+  Compute compute = Compute::f32;
   std::vector<std::string> texts;
   int64_t chunk = 0, max_tokens = 0;
   bool pre_rope = false, special = true;
@@ -365,6 +367,7 @@ void declare(Command& command, DumpOptions& options) {
   for (const auto& field : options.product_fields())
     command.option(field, field.name == "queries" ? "WHICH" : "");
   options.layers.declare(command);
+  declare_compute(command, options.compute);
   options.common.declare(command);
 }
 
@@ -387,9 +390,7 @@ struct Product {
 Product write_cache(Command& command, const DumpOptions& options, QueryChoice queries, ModelFiles& files,
                     const std::vector<int>& layers, OutputFile& output) {
   const ModelConfig& config = files.description().config;
-  LlamaModel model(config, files.weights());
-  Engine* const engine = options.common.engine();
-  if (engine) model.use(engine->prefill(model.weights()));
+  const LlamaModel model = make_model(files, options.common, options.compute);
   const auto documents = load_documents(options, files);
   PrefillOptions prefill;
   prefill.before_rope = options.pre_rope;
@@ -402,7 +403,8 @@ Product write_cache(Command& command, const DumpOptions& options, QueryChoice qu
   KvSink sink(writer, layers, options, queries);
   ProgressBar bar("dump-kv", "tokens", options.common.quiet);
   product.tokens = run_model(model, prefill, documents, batches, writer, sink, bar);
-  if (engine && !engine->exact()) command.add_to_history("--device cuda");  // other roundings
+  if (const Engine* const engine = options.common.engine(); engine && !engine->exact())
+    command.add_to_history("--device cuda");  // other roundings
   writer.finish(command.provenance());
   std::error_code no_size;
   product.bytes = fs::file_size(output.path(), no_size);

@@ -16,6 +16,7 @@
 #include "cli/documents.hpp"
 #include "cli/json.hpp"
 #include "cli/judged_texts.hpp"
+#include "cli/model_runner.hpp"
 #include "cli/progress.hpp"
 #include "cli/subcommands.hpp"
 #include "cli/text.hpp"
@@ -38,6 +39,7 @@ struct ModelOptions final : Options {
   std::string model, lengths;
   Task task = Task::text;
   DType dtype = DType::bf16;
+  Compute compute = Compute::f32;
   SelectBy select = SelectBy::all;
   Share share = Share::max;
   JudgedTextOptions texts;
@@ -460,6 +462,7 @@ void declare(Command& command, ModelOptions& options) {
   command.group("Task recall");
   for (const auto& field : options.recall_fields())
     command.option(field, field.name == "lengths" ? "LIST" : "");
+  declare_compute(command, options.compute);
   options.common.declare(command);
 }
 
@@ -614,8 +617,7 @@ std::string eval_model(Command& command) {
   Settings settings;
   make_settings(options, config, settings);
   check_selection(command, settings);
-  LlamaModel model(config, files->weights());
-  if (Engine* const engine = options.common.engine()) model.use(engine->prefill(model.weights()));
+  const LlamaModel model = make_model(*files, options.common, options.compute);
   const Tasks tasks = make_tasks(options, *files);
   Outcome outcome = run_tasks(options, model, settings, tasks);
   outcome.seconds = watch.seconds();

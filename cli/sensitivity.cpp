@@ -7,6 +7,7 @@
 #include "cli/common.hpp"
 #include "cli/json.hpp"
 #include "cli/judged_texts.hpp"
+#include "cli/model_runner.hpp"
 #include "cli/product.hpp"
 #include "cli/progress.hpp"
 #include "cli/sensitivity_text.hpp"
@@ -109,8 +110,7 @@ std::optional<Fisher> fisher_of(const MeasureOptions& options, const LlamaModel&
 
 SensitivityInfo measure(MeasureOptions& options, ModelFiles& files) {
   const ModelConfig& config = files.description().config;
-  LlamaModel model(config, files.weights());
-  if (Engine* const engine = options.common.engine()) model.use(engine->prefill(model.weights()));
+  const LlamaModel model = make_model(files, options.common);
   const int64_t length = document_length(options.texts, config);
   const JudgedTexts texts = judged_texts(options.texts, options.common, files.tokenizer(),
                                          read_texts(options.texts, options.common), length);

@@ -13,6 +13,7 @@
 #include "cli/coding.hpp"
 #include "cli/common.hpp"
 #include "cli/json.hpp"
+#include "cli/model_runner.hpp"
 #include "cli/product.hpp"
 #include "cli/progress.hpp"
 #include "cli/subcommands.hpp"
@@ -26,7 +27,6 @@
 #include "lib/codec/transform/book.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
-#include "lib/engine/engine.hpp"
 #include "lib/model/llama.hpp"
 #include "lib/pipeline/token_features.hpp"
 #include "lib/transform/train.hpp"
@@ -254,8 +254,7 @@ TokenFeatures learn_features(const TrainTransformOptions& options, const Run& ru
                              bool before_rope) {
   const auto files = open_model(options.model);
   check_same_model(options.model, model_info(options.model, *files, false), *run.kv);
-  LlamaModel model(files->description().config, files->weights());
-  if (Engine* const engine = options.common.engine()) model.use(engine->prefill(model.weights()));
+  const LlamaModel model = make_model(*files, options.common);
   const auto weigh = [&](Side side, int layer, MatrixView<const float> rows) {
     const PartColumn place = part_column(shapes, side, layer);
     return metrics[place.part].times_root(rows, place.column);

@@ -44,6 +44,13 @@ struct Rope {
   RopeScaling scaling;
 };
 
+/// How products with weights are made.
+enum class Compute : uint8_t {
+  f32,
+  bf16,  ///< both factors rounded to bf16, sums in float (lib/linalg/bf16_gemm.hpp)
+};
+constexpr auto names_of(Compute) { return std::to_array<std::string_view>({"f32", "bf16"}); }
+
 /// Which rotary embedding a layer has.
 enum class LayerRope : uint8_t {
   none,

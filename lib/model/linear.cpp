@@ -2,7 +2,9 @@
 
 #include <algorithm>
 
+#include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"
+#include "lib/linalg/bf16_gemm.hpp"
 #include "lib/linalg/blas.hpp"
 #include "lib/model/row_ops.hpp"
 
@@ -47,25 +49,76 @@ MatrixView<const float> weight_block(const Linear& layer, size_t output, size_t 
   return {scratch, count, width};
 }
 
-/// Computes outputs [output, output + out.cols()) of layer(x) into out. scratch: kOutputs * kInputs floats.
-void multiply_tile(MatrixView<const float> x, const Linear& layer, size_t output, Write write,
-                   MatrixView<float> out, float* scratch) {
-  bool overwrite = write == Write::replace;
-  if (!layer.bias.empty()) {
-    const auto bias = std::span(layer.bias).subspan(output, out.cols());
-    for (size_t i = 0; i < out.rows(); ++i)
-      if (overwrite)
-        std::copy(bias.begin(), bias.end(), out.row(i).begin());
-      else
-        add_to(out.row(i), bias);
-    overwrite = false;
+/// The same in bf16. A block takes half of the scratch; a row that is not stored so becomes floats in the other half.
+MatrixView<const uint16_t> bf16_block(const Linear& layer, size_t output, size_t count, size_t input,
+                                      size_t width, float* scratch) {
+  const size_t inputs = layer.inputs();
+  if (const uint16_t* weight = bf16_in_place(layer.weight))
+    return {weight + output * inputs + input, count, width, inputs};
+  auto* const block = reinterpret_cast<uint16_t*>(scratch);
+  const std::span<float> row(scratch + kOutputs * kInputs / 2, width);
+  for (size_t i = 0; i < count; ++i) {
+    read_floats(layer.weight, (output + i) * inputs + input, row);
+    narrow(DType::bf16, row, {block + i * width, width});
   }
+  return {block, count, width};
+}
+
+/// What layers read, and the same rounded where one of them multiplies in bf16.
+class Input {
+ public:
+  Input(MatrixView<const float> x, bool in_bf16) : floats_(x) {
+    if (in_bf16) round();
+  }
+
+  size_t rows() const { return floats_.rows(); }
+  size_t cols() const { return floats_.cols(); }
+  MatrixView<const float> floats(const Tile& tile) const { return floats_.rows(tile.row, tile.rows); }
+  MatrixView<const uint16_t> bf16(const Tile& tile) const {
+    return rounded_.view().rows(tile.row, tile.rows);
+  }
+
+ private:
+  void round() {
+    rounded_ = Matrix<uint16_t>(floats_.rows(), floats_.cols());
+    constexpr size_t kGrain = 64;
+    parallel_for(rounded_.rows(), kGrain, [&](size_t begin, size_t end, int) {
+      for (size_t i = begin; i < end; ++i) narrow(DType::bf16, floats_.row(i), rounded_.row(i));
+    });
+  }
+
+  MatrixView<const float> floats_;
+  Matrix<uint16_t> rounded_;
+};
+
+/// Writes the bias of outputs [output, output + out.cols()), or adds it; returns whether what comes next replaces what
+/// is there.
+bool write_bias(const Linear& layer, size_t output, Write write, MatrixView<float> out) {
+  const bool replace = write == Write::replace;
+  if (layer.bias.empty()) return replace;
+  const auto bias = std::span(layer.bias).subspan(output, out.cols());
+  for (size_t i = 0; i < out.rows(); ++i)
+    if (replace)
+      std::copy(bias.begin(), bias.end(), out.row(i).begin());
+    else
+      add_to(out.row(i), bias);
+  return false;
+}
+
+/// Computes a tile of layer(x) into out, of the tile's shape. scratch: kOutputs * kInputs floats.
+void multiply_tile(const Input& x, const Tile& tile, const Linear& layer, Write write, MatrixView<float> out,
+                   float* scratch) {
+  bool replace = write_bias(layer, tile.output, write, out);
   for (size_t input = 0; input < x.cols(); input += kInputs) {
     const size_t width = std::min(kInputs, x.cols() - input);
-    gemm(1, x.columns(input, width), Transpose::no,
-         weight_block(layer, output, out.cols(), input, width, scratch), Transpose::yes,
-         overwrite ? 0.0f : 1.0f, out);
-    overwrite = false;
+    if (layer.compute == Compute::bf16)
+      gemm_bf16(x.bf16(tile).columns(input, width),
+                bf16_block(layer, tile.output, tile.outputs, input, width, scratch), !replace, out);
+    else
+      gemm(1, x.floats(tile).columns(input, width), Transpose::no,
+           weight_block(layer, tile.output, tile.outputs, input, width, scratch), Transpose::yes,
+           replace ? 0.0f : 1.0f, out);
+    replace = false;
   }
 }
 
@@ -106,11 +159,14 @@ void apply(MatrixView<const float> x, std::span<const LinearOutput> outputs, Wri
            WorkerScratch& scratch) {
   std::vector<size_t> counts;
   for (const LinearOutput& output : outputs) counts.push_back(output.layer->outputs());
+  const Input input(x, std::ranges::any_of(outputs, [](const LinearOutput& output) {
+                      return output.layer->compute == Compute::bf16;
+                    }));
   const std::vector<Tile> tiles = cut_in_tiles(x.rows(), counts);
   parallel_for(tiles.size(), 1, [&](size_t begin, size_t, int worker) {
     const Tile& tile = tiles[begin];
-    multiply_tile(x.rows(tile.row, tile.rows), *outputs[tile.item].layer, tile.output, write,
-                  part(outputs[tile.item].out, tile), scratch.get(worker, linear_scratch_floats()));
+    multiply_tile(input, tile, *outputs[tile.item].layer, write, part(outputs[tile.item].out, tile),
+                  scratch.get(worker, linear_scratch_floats()));
   });
 }
 
@@ -128,16 +184,16 @@ void apply_back(MatrixView<const float> x, const Linear& layer, Write write, Mat
 void apply_activated(MatrixView<const float> x, const Mlp& mlp, Activation activation, MatrixView<float> out,
                      WorkerScratch& scratch) {
   const size_t count = mlp.up.outputs();
+  const Input input(x, mlp.up.compute == Compute::bf16);
   const std::vector<Tile> tiles = cut_in_tiles(x.rows(), {&count, 1});
   parallel_for(tiles.size(), 1, [&](size_t begin, size_t, int worker) {
     const Tile& tile = tiles[begin];
     float* block = scratch.get(worker, linear_scratch_floats());
-    const MatrixView<const float> input = x.rows(tile.row, tile.rows);
     const MatrixView<float> activated = part(out, tile),
                             raised(block + kOutputs * kInputs, tile.rows, tile.outputs);
     const bool gated = !mlp.gate.empty();
-    multiply_tile(input, gated ? mlp.gate : mlp.up, tile.output, Write::replace, activated, block);
-    if (gated) multiply_tile(input, mlp.up, tile.output, Write::replace, raised, block);
+    multiply_tile(input, tile, gated ? mlp.gate : mlp.up, Write::replace, activated, block);
+    if (gated) multiply_tile(input, tile, mlp.up, Write::replace, raised, block);
     for (size_t i = 0; i < tile.rows; ++i)
       activate(activation, activated.row(i), gated ? raised.row(i) : std::span<float>());
   });

@@ -38,11 +38,11 @@ enum class Write : bool {
   add,  ///< to what is there: the residual stream
 };
 
-/// out = (or +=) layer(x) for all outputs.
+/// out = (or +=) layer(x) for all outputs, each as its layer computes.
 void apply(MatrixView<const float> x, std::span<const LinearOutput> outputs, Write write,
            WorkerScratch& scratch);
 
-/// out = (or +=) x times the weight matrix itself: what derivatives by a layer's outputs, (n, outputs), make of those
+/// out = (or +=) x times the weight matrix itself, in f32: what derivatives by a layer's outputs, (n, outputs), make of those
 /// by its inputs, (n, inputs).
 void apply_back(MatrixView<const float> x, const Linear& layer, Write write, MatrixView<float> out,
                 WorkerScratch& scratch);

@@ -6,7 +6,7 @@
 // chunk and converted to float block by block. Documents are packed one behind the other: matrix products run
 // over all their tokens at once, attention stays within each document, and positions count from 0 in each.
 //
-// All arithmetic is float. The result is the same for any number of threads. It depends on the chunk size and
+// All arithmetic is float, but for products with weights if asked for. The result is the same for any number of threads. It depends on the chunk size and
 // on how documents are packed by rounding only (relative differences around 1e-6).
 #pragma once
 
@@ -144,6 +144,11 @@ class LlamaModel {
   /// Leaves the arithmetic of prefill() and logits() from now on to `engine` (prefill_engine.hpp), made for
   /// weights(); nullptr: to the CPU again. Prefills with an AttentionMethod stay with the CPU.
   void use(std::shared_ptr<PrefillEngine> engine);
+
+  /// prefill() and logits() multiply with weights so from now on, where the CPU does it. Throws Error(usage) if this
+  /// machine or build cannot. In bf16 weights and what they are multiplied with are rounded to bf16; products are summed
+  /// in float, and all else stays in float.
+  void compute_in(Compute compute);
 
   /// Runs the batch. Uses parallel_for. Progress counts tokens, each layer for its share.
   /// Throws Error(bad_input) for a token id beyond the vocabulary, and for logits of a model whose output

@@ -190,6 +190,17 @@ LlamaWeights load_weights(const ModelConfig& config, const WeightSource& source)
   return weights;
 }
 
+void compute_in(LlamaWeights& weights, Compute compute) {
+  const auto set = [&](Mlp& mlp) { mlp.gate.compute = mlp.up.compute = mlp.down.compute = compute; };
+  for (LlamaLayer& layer : weights.layers) {
+    for (Linear* const linear : {&layer.query, &layer.key, &layer.value, &layer.output})
+      linear->compute = compute;
+    set(layer.mlp);
+    for (Mlp& expert : layer.experts) set(expert);
+  }
+  if (weights.head) weights.head->compute = compute;
+}
+
 const Linear& head_of(const LlamaWeights& weights) {
   if (!weights.head)
     throw bad_input("{}: tensor '{}.weight' is missing; logits need it", weights.source,

@@ -12,10 +12,11 @@
 
 namespace kvcodec {
 
-/// y = W x + b. The weight stays in its storage type and is widened block by block.
+/// y = W x + b. The weight stays in its storage type and is converted block by block.
 struct Linear {
-  TensorView weight = {};        ///< (outputs, inputs)
-  std::vector<float> bias = {};  ///< outputs values, or empty
+  TensorView weight = {};          ///< (outputs, inputs)
+  std::vector<float> bias = {};    ///< outputs values, or empty
+  Compute compute = Compute::f32;  ///< how W x is made
 
   size_t outputs() const { return weight.shape[0]; }
   size_t inputs() const { return weight.shape[1]; }
@@ -58,6 +59,10 @@ struct LlamaWeights {
 /// Looks up every tensor that the configuration speaks of, under its names, and checks the shapes. Throws
 /// Error(bad_input) naming the tensor, what is there and what would be right.
 LlamaWeights load_weights(const ModelConfig& config, const WeightSource& source);
+
+/// From now on weight matrices are multiplied so, but for those that choose experts, which stay in f32: a choice is not a
+/// matter of rounding.
+void compute_in(LlamaWeights& weights, Compute compute);
 
 /// The output matrix. Throws Error(bad_input) if it is missing.
 const Linear& head_of(const LlamaWeights& weights);

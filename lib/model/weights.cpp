@@ -101,6 +101,14 @@ uint64_t stored_row(uint64_t row, const TensorView& tensor) {
   return row - within + within % half * 2 + within / half;
 }
 
+template <class T>
+const T* in_place(const TensorView& tensor, TensorType type) {
+  const bool aligned = reinterpret_cast<uintptr_t>(tensor.bytes.data()) % alignof(T) == 0;
+  return tensor.type == type && tensor.rows_in_order() && aligned
+             ? reinterpret_cast<const T*>(tensor.bytes.data())
+             : nullptr;
+}
+
 }  // namespace
 
 void read_floats(const TensorView& tensor, uint64_t first, std::span<float> out) {
@@ -152,11 +160,10 @@ std::vector<float> read_floats(const TensorView& tensor) {
   return values;
 }
 
-const float* floats_in_place(const TensorView& tensor) {
-  const bool aligned = reinterpret_cast<uintptr_t>(tensor.bytes.data()) % alignof(float) == 0;
-  return tensor.type == TensorType::f32 && tensor.rows_in_order() && aligned
-             ? reinterpret_cast<const float*>(tensor.bytes.data())
-             : nullptr;
+const float* floats_in_place(const TensorView& tensor) { return in_place<float>(tensor, TensorType::f32); }
+
+const uint16_t* bf16_in_place(const TensorView& tensor) {
+  return in_place<uint16_t>(tensor, TensorType::bf16);
 }
 
 void WeightsInMemory::add(const std::string& name, DType type, std::vector<uint64_t> shape,

@@ -86,6 +86,9 @@ std::vector<float> read_floats(const TensorView& tensor);
 /// The elements where they lie, if they are floats in their order at a suitable address; nullptr otherwise.
 const float* floats_in_place(const TensorView& tensor);
 
+/// The same for bf16.
+const uint16_t* bf16_in_place(const TensorView& tensor);
+
 /// Tensors in memory, for programs that make weights instead of loading them.
 class WeightsInMemory final : public WeightSource {
  public:

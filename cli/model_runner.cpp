@@ -1,0 +1,27 @@
+#include "cli/model_runner.hpp"
+
+#include "lib/core/error.hpp"
+#include "lib/engine/engine.hpp"
+
+namespace kvcodec::cli {
+
+void declare_compute(Command& command, Compute& compute) {
+  command.group("Arithmetic");
+  command.option(
+      {.name = "compute",
+       .help = "how products with the model's weights are made: f32, or bf16, which is faster where the "
+               "processor multiplies it (AVX512-BF16, AMX), and rounds more",
+       .target = &compute});
+}
+
+LlamaModel make_model(ModelFiles& files, const CommonOptions& common, Compute compute) {
+  LlamaModel model(files.description().config, files.weights());
+  Engine* const engine = common.engine();
+  if (engine && compute != Compute::f32)
+    throw usage_error("--compute {} is of the CPU; with a device leave it out", name_of(compute));
+  if (engine) model.use(engine->prefill(model.weights()));
+  model.compute_in(compute);
+  return model;
+}
+
+}  // namespace kvcodec::cli

@@ -1,0 +1,130 @@
+// Products in bf16 where the machine has them; elsewhere that they are refused with a reason.
+#include "lib/linalg/bf16_gemm.hpp"
+
+#include <cmath>
+#include <vector>
+
+#include "lib/core/error.hpp"
+#include "lib/core/half.hpp"
+#include "lib/core/parallel.hpp"
+#include "lib/core/rng.hpp"
+#include "lib/model/llama.hpp"
+#include "test/test.hpp"
+#include "test/unit/naive_llama.hpp"
+
+using namespace kvcodec;
+
+namespace {
+
+Matrix<uint16_t> random_bf16(size_t rows, size_t cols, Rng& rng) {
+  Matrix<uint16_t> matrix(rows, cols);
+  for (size_t i = 0; i < rows; ++i)
+    for (uint16_t& value : matrix.row(i)) value = bf16_from_float(static_cast<float>(rng.normal()));
+  return matrix;
+}
+
+Matrix<float> random_floats(size_t rows, size_t cols, Rng& rng) {
+  Matrix<float> matrix(rows, cols);
+  for (size_t i = 0; i < rows; ++i)
+    for (float& value : matrix.row(i)) value = static_cast<float>(rng.normal());
+  return matrix;
+}
+
+/// Keys and values of all layers, one behind the other.
+struct Cache final : PrefillSink {
+  void layer(const LayerChunk& chunk) override {
+    for (const auto& rows : {chunk.key, chunk.value})
+      for (size_t i = 0; i < rows.rows(); ++i)
+        values.insert(values.end(), rows.row(i).begin(), rows.row(i).end());
+  }
+  std::vector<float> values;
+};
+
+std::vector<float> cache_of(const ModelConfig& config, const WeightsInMemory& weights, Compute compute,
+                            std::span<const uint32_t> tokens) {
+  LlamaModel model(config, weights);
+  model.compute_in(compute);
+  const std::vector<uint64_t> offsets = {0, tokens.size()};
+  Cache cache;
+  model.prefill({tokens, offsets}, {}, cache);
+  return cache.values;
+}
+
+double relative_error(const std::vector<float>& found, const std::vector<float>& expected) {
+  double error = 0, size = 0;
+  for (size_t i = 0; i < found.size(); ++i) {
+    error += std::pow(static_cast<double>(found[i]) - static_cast<double>(expected[i]), 2);
+    size += std::pow(static_cast<double>(expected[i]), 2);
+  }
+  return std::sqrt(error / size);
+}
+
+}  // namespace
+
+TEST_CASE(
+    "products in bf16: agree with sums in double, with strides, added or not, on one thread or several") {
+  Rng rng(3);
+  if (!why_no_bf16().empty()) {
+    Matrix<float> out(1, 1);
+    const Matrix<uint16_t> one = random_bf16(1, 1, rng);
+    CHECK_THROWS_WITH_AS(gemm_bf16(one, one, false, out), doctest::Contains(why_no_bf16().c_str()), Error);
+    MESSAGE("not run: ", why_no_bf16());
+    return;
+  }
+  for (const size_t n : {1, 3, 64, 130})
+    for (const size_t m : {1, 17, 256})
+      for (const size_t k : {1, 5, 64, 577})
+        for (const bool add : {false, true}) {
+          const Matrix<uint16_t> x = random_bf16(n, k + 3, rng), w = random_bf16(m, k + 1, rng);
+          const Matrix<float> before = random_floats(n, m + 2, rng);
+          Matrix<float> out = before;
+          const auto product = [&] {
+            gemm_bf16(x.view().columns(1, k), w.view().columns(0, k), add, out.view().columns(0, m));
+          };
+          if (n == 3)
+            parallel_for(1, 1, [&](size_t, size_t, int) { product(); });
+          else
+            product();
+          size_t wrong = 0;
+          for (size_t i = 0; i < n; ++i)
+            for (size_t j = 0; j < m + 2; ++j) {
+              double sum = j < m && !add ? 0 : static_cast<double>(before(i, j)), magnitude = std::abs(sum);
+              for (size_t c = 0; j < m && c < k; ++c) {
+                const double term = static_cast<double>(bf16_to_float(x(i, c + 1))) *
+                                    static_cast<double>(bf16_to_float(w(j, c)));
+                sum += term, magnitude += std::abs(term);
+              }
+              // One rounding of a float for each sum.
+              const double allowed = (static_cast<double>(k) + 2) * 0x1p-24 * magnitude;
+              wrong += !(std::abs(static_cast<double>(out(i, j)) - sum) <= allowed);
+            }
+          CHECK_EQ(wrong, 0);
+        }
+  Matrix<float> out(2, 2);
+  CHECK_THROWS_AS(gemm_bf16(random_bf16(2, 3, rng), random_bf16(2, 4, rng), false, out), Error);
+}
+
+TEST_CASE("models in bf16: near those in f32, and the same whatever the weights are stored in") {
+  ModelConfig config = test::make_config(2, 288, 2100, 4, 2, 72);
+  test::switch_all_on(config);
+  Rng rng(5);
+  std::vector<uint32_t> tokens(600);
+  for (uint32_t& token : tokens) token = static_cast<uint32_t>(rng.below(50));
+  const WeightsInMemory stored = test::random_weights(config, DType::bf16, 9);
+  if (!why_no_bf16().empty()) {
+    LlamaModel model(config, stored);
+    CHECK_THROWS_WITH_AS(model.compute_in(Compute::bf16), doctest::Contains(why_no_bf16().c_str()), Error);
+    model.compute_in(Compute::f32);
+    MESSAGE("not run: ", why_no_bf16());
+    return;
+  }
+  // The same weights as floats: rounded block by block, they are what was stored.
+  const WeightsInMemory exact = test::random_weights(config, DType::f32, 9);
+  const std::vector<float> in_bf16 = cache_of(config, stored, Compute::bf16, tokens),
+                           in_f32 = cache_of(config, stored, Compute::f32, tokens),
+                           rounded = cache_of(config, exact, Compute::bf16, tokens);
+  const double error = relative_error(in_bf16, in_f32);
+  CHECK_GT(error, 1e-4);  // what bf16 rounds is there
+  CHECK_LT(error, 2e-2);
+  CHECK_LT(relative_error(rounded, in_f32), 2e-2);
+}
