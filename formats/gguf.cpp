@@ -290,6 +290,10 @@ std::optional<int64_t> as_int(const Value& value, uint64_t i) {
   }
 }
 
+std::optional<bool> as_bool(const Value& value, uint64_t i) {
+  return value.type == ValueType::boolean ? std::optional(value.element<uint8_t>(i) != 0) : std::nullopt;
+}
+
 std::optional<double> as_number(const Value& value, uint64_t i) {
   if (value.type == ValueType::f32) return as_written(value.element<float>(i));
   if (value.type == ValueType::f64) return value.element<double>(i);
@@ -430,11 +434,7 @@ std::string Gguf::readable_types() {
 
 bool Gguf::has(std::string_view key) const { return impl_->find(key) != nullptr; }
 
-std::optional<bool> Gguf::get_bool(std::string_view key) const {
-  return impl_->scalar(key, "bool", [](const Value& value, uint64_t i) {
-    return value.type == ValueType::boolean ? std::optional(value.element<uint8_t>(i) != 0) : std::nullopt;
-  });
-}
+std::optional<bool> Gguf::get_bool(std::string_view key) const { return impl_->scalar(key, "bool", as_bool); }
 
 std::optional<int64_t> Gguf::get_int(std::string_view key) const {
   return impl_->scalar(key, "an integer", as_int);
@@ -474,6 +474,10 @@ const std::vector<std::string_view>& Gguf::need_strings(std::string_view key) co
 
 std::optional<std::vector<int64_t>> Gguf::get_ints(std::string_view key) const {
   return impl_->list<int64_t>(key, "array of integers", as_int);
+}
+
+std::optional<std::vector<bool>> Gguf::get_flags(std::string_view key) const {
+  return impl_->list<bool>(key, "array of bool", as_bool);
 }
 
 std::optional<std::vector<float>> Gguf::get_floats(std::string_view key) const {

@@ -67,6 +67,7 @@ class Gguf {
   const std::vector<std::string_view>* get_strings(std::string_view key) const;
   const std::vector<std::string_view>& need_strings(std::string_view key) const;
   std::optional<std::vector<int64_t>> get_ints(std::string_view key) const;
+  std::optional<std::vector<bool>> get_flags(std::string_view key) const;
   std::optional<std::vector<float>> get_floats(std::string_view key) const;
 
  private:

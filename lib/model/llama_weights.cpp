@@ -17,8 +17,14 @@ class Loader {
     if (!source.find(prefix_ + embedding) && source.find(embedding)) prefix_ = "";
   }
 
+  const TensorView& tensor(const std::string& tail, const std::vector<uint64_t>& shape) const {
+    const std::string name = prefix_ + tail;
+    found_.insert(name);
+    return get_tensor(source_, name, shape);
+  }
+
   const TensorView& matrix(const std::string& tail, int rows, int cols) const {
-    return get_tensor(source_, prefix_ + tail, {as_size(rows), as_size(cols)});
+    return tensor(tail, {as_size(rows), as_size(cols)});
   }
 
   Norm norm(const std::string& at, std::string_view name, int size) const {
@@ -32,7 +38,7 @@ class Loader {
   }
 
   LlamaLayer layer(int index) const {
-    const std::string at = fmt::format("layers.{}.", index);
+    const std::string at = fmt::format("{}.{}.", names_.layers, index);
     const int hidden = config_.hidden_size;
     LlamaLayer layer;
     layer.attention_norm = norm(at, names_.attention_norm, hidden);
@@ -55,9 +61,21 @@ class Loader {
     return layer;
   }
 
+  std::optional<Linear> head(const TensorView& embedding) const {
+    if (config_.tied_embeddings) return Linear{embedding, {}};
+    const std::string name = fmt::format("{}.weight", names_.head);
+    if (!source_.find(name)) return std::nullopt;
+    found_.insert(name);
+    return Linear{get_tensor(source_, name, {as_size(config_.vocabulary_size), as_size(config_.hidden_size)}),
+                  {}};
+  }
+
+  /// All that has been looked up.
+  const TensorSet& found() const { return found_; }
+
  private:
   std::vector<float> vector(const std::string& tail, int size) const {
-    return read_floats(get_tensor(source_, prefix_ + tail, {as_size(size)}));
+    return read_floats(tensor(tail, {as_size(size)}));
   }
 
   Linear linear(const std::string& at, std::string_view name, int outputs, int inputs, bool bias) const {
@@ -119,7 +137,13 @@ class Loader {
     const int hidden = config_.hidden_size, width = config_.mixture.width;
     const bool biases = config_.mixture.biases;
     layer.router = linear(at, names_.router, config_.mixture.experts, hidden, biases);
-    if (!names_.stacked_gate_up.empty()) return load_stacked_experts(at, layer);
+    if (!names_.stacked_gate_up.empty()) return load_transposed_experts(at, layer);
+    if (names_.experts.empty()) {
+      load_linears(at, names_.expert_gate, width, hidden, &Mlp::gate, layer);
+      load_linears(at, names_.expert_up, width, hidden, &Mlp::up, layer);
+      load_linears(at, names_.expert_down, hidden, width, &Mlp::down, layer);
+      return;
+    }
     for (int i = 0; i < config_.mixture.experts; ++i) {
       const std::string expert = fmt::format("{}{}.{}.", at, names_.experts, i);
       layer.experts.push_back({linear(expert, names_.expert_gate, width, hidden, biases),
@@ -128,18 +152,33 @@ class Loader {
     }
   }
 
-  void load_stacked_experts(const std::string& at, LlamaLayer& layer) const {
+  /// One linear layer of each expert, from a tensor of all.
+  void load_linears(const std::string& at, std::string_view name, int outputs, int inputs, Linear Mlp::*place,
+                    LlamaLayer& layer) const {
+    const size_t experts = as_size(config_.mixture.experts), width = as_size(outputs);
+    const TensorView& all = tensor(fmt::format("{}{}.weight", at, name), {experts, width, as_size(inputs)});
+    std::vector<float> biases;
+    if (config_.mixture.biases)
+      biases = read_floats(tensor(fmt::format("{}{}.bias", at, name), {experts, width}));
+    layer.experts.resize(experts);
+    for (size_t i = 0; i < experts; ++i) {
+      Linear& linear = layer.experts[i].*place;
+      linear.weight = matrix_at(all, i);
+      if (biases.empty()) continue;
+      const auto own = std::span(biases).subspan(i * width, width);
+      linear.bias.assign(own.begin(), own.end());
+    }
+  }
+
+  void load_transposed_experts(const std::string& at, LlamaLayer& layer) const {
     const uint64_t experts = as_size(config_.mixture.experts), hidden = as_size(config_.hidden_size),
                    width = as_size(config_.mixture.width);
-    const auto name = [&](std::string_view tail) {
-      return fmt::format("{}{}{}.{}", prefix_, at, names_.experts, tail);
-    };
-    const TensorView& gate_up =
-        get_tensor(source_, name(names_.stacked_gate_up), {experts, hidden, 2 * width});
-    const TensorView& down = get_tensor(source_, name(names_.expert_down), {experts, width, hidden});
-    for (const TensorView* const tensor : {&gate_up, &down})
-      if (is_quantized(tensor->type))
-        throw bad_input("{}: is quantized; float types are supported", tensor->origin);
+    const auto name = [&](std::string_view tail) { return fmt::format("{}{}.{}", at, names_.experts, tail); };
+    const TensorView& gate_up = tensor(name(names_.stacked_gate_up), {experts, hidden, 2 * width});
+    const TensorView& down = tensor(name(names_.expert_down), {experts, width, hidden});
+    for (const TensorView* const both : {&gate_up, &down})
+      if (is_quantized(both->type))
+        throw bad_input("{}: is quantized; float types are supported", both->origin);
     for (uint64_t i = 0; i < experts; ++i) {
       const uint64_t first = i * hidden * 2 * width;
       layer.experts.push_back({{matrix_of(gate_up, width, hidden, {first, 2, 2 * width}), {}},
@@ -147,10 +186,10 @@ class Loader {
                                {matrix_of(down, hidden, width, {i * width * hidden, 1, hidden}), {}}});
     }
     if (!config_.mixture.biases) return;
-    const std::vector<float> inner = read_floats(
-        get_tensor(source_, name(fmt::format("{}_bias", names_.stacked_gate_up)), {experts, 2 * width}));
+    const std::vector<float> inner =
+        read_floats(tensor(name(fmt::format("{}_bias", names_.stacked_gate_up)), {experts, 2 * width}));
     const std::vector<float> outer =
-        read_floats(get_tensor(source_, name(fmt::format("{}_bias", names_.expert_down)), {experts, hidden}));
+        read_floats(tensor(name(fmt::format("{}_bias", names_.expert_down)), {experts, hidden}));
     for (uint64_t i = 0; i < experts; ++i) {
       Mlp& expert = layer.experts[i];
       for (uint64_t j = 0; j < width; ++j) {
@@ -166,6 +205,7 @@ class Loader {
   const TensorNames& names_;
   const WeightSource& source_;
   std::string prefix_;
+  mutable TensorSet found_;
 };
 
 }  // namespace
@@ -175,18 +215,13 @@ LlamaWeights load_weights(const ModelConfig& config, const WeightSource& source)
   LlamaWeights weights;
   weights.config = config;
   weights.source = source.name();
-  const TensorNames& names = config.names;
   const Loader load(config, source);
-  weights.embedding =
-      &load.matrix(fmt::format("{}.weight", names.embedding), config.vocabulary_size, config.hidden_size);
+  weights.embedding = &load.matrix(fmt::format("{}.weight", config.names.embedding), config.vocabulary_size,
+                                   config.hidden_size);
   for (int layer = 0; layer < config.num_layers; ++layer) weights.layers.push_back(load.layer(layer));
-  weights.final_norm = load.norm("", names.final_norm, config.hidden_size);
-  const std::string head = fmt::format("{}.weight", names.head);
-  if (config.tied_embeddings)
-    weights.head = Linear{*weights.embedding, {}};
-  else if (source.find(head))
-    weights.head =
-        Linear{get_tensor(source, head, {as_size(config.vocabulary_size), as_size(config.hidden_size)}), {}};
+  weights.final_norm = load.norm("", config.names.final_norm, config.hidden_size);
+  weights.head = load.head(*weights.embedding);
+  source.refuse_others(load.found());
   return weights;
 }
 

@@ -1,5 +1,5 @@
-// What a family's checkpoints call the tensors of the forward pass. A name that is empty says that the model has no
-// such part.
+// What the files of a family call the tensors of the forward pass. A name that is empty says that the model has no such
+// part.
 #pragma once
 
 #include <string_view>
@@ -12,12 +12,13 @@ enum class FusedQkv {
   heads,  ///< of each head query, key and value, head by head
 };
 
-/// Without ".weight" and ".bias". The defaults are those of the Llama family.
+/// Without ".weight" and ".bias". The defaults are those of the Llama family's checkpoints.
 struct TensorNames {
   std::string_view prefix = "model.";  ///< of all but `head`; checkpoints of the bare model lack it
   std::string_view embedding = "embed_tokens", final_norm = "norm";
   std::string_view head = "lm_head";  ///< the output matrix, unless it is the embedding
-  // Of a layer, behind "layers.N.".
+  // Of a layer, behind "`layers`.N.".
+  std::string_view layers = "layers";
   std::string_view attention_norm = "input_layernorm";  ///< of what attention reads
   std::string_view attention_out_norm;                  ///< of what it adds
   std::string_view mlp_norm = "post_attention_layernorm", mlp_out_norm;
@@ -29,7 +30,8 @@ struct TensorNames {
   std::string_view fused_qkv;  ///< in the place of query, key and value
   FusedQkv fused_qkv_order = FusedQkv::parts;
   std::string_view fused_gate_up;  ///< in the place of gate and up: all of gate, then all of up
-  // Of a mixture of experts: the router, and of each expert, behind "`experts`.N.".
+  // Of a mixture of experts: the router, and of each expert, behind "`experts`.N."; if `experts` is empty, three tensors
+  // of all experts' matrices, one behind the other.
   std::string_view router, experts;
   std::string_view expert_gate, expert_up, expert_down;
   /// In the place of the experts' three: two tensors of all of them behind "`experts`.", without ".weight", each matrix

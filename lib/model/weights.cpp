@@ -14,8 +14,8 @@ const TensorView& get_tensor(const WeightSource& source, std::string_view name,
                              const std::vector<uint64_t>& shape) {
   const TensorView* tensor = source.find(name);
   if (!tensor)
-    throw bad_input("{}: tensor '{}' is missing; it must have shape [{}]", source.name(),
-                    source.own_name(name), fmt::join(shape, ", "));
+    throw bad_input("{}: tensor '{}' is missing; it must have shape [{}]", source.name(), name,
+                    fmt::join(shape, ", "));
   if (tensor->shape != shape)
     throw bad_input("{}: shape is [{}]; the configuration makes it [{}]", tensor->origin,
                     fmt::join(tensor->shape, ", "), fmt::join(shape, ", "));
@@ -151,6 +151,16 @@ TensorView matrix_of(const TensorView& tensor, uint64_t rows, uint64_t columns, 
   view.shape = {rows, columns};
   view.bytes = tensor.bytes.subspan(strides.first * size, (end - strides.first) * size);
   view.row_step = strides.row_step, view.column_step = strides.column_step;
+  return view;
+}
+
+TensorView matrix_at(const TensorView& tensor, uint64_t index) {
+  if (!tensor.rows_in_order() || tensor.shape.size() != 3 || index >= tensor.shape[0])
+    throw failed("{}: matrix {} is taken from it", tensor.origin, index);
+  const uint64_t size = tensor.bytes.size() / tensor.shape[0];
+  TensorView view = tensor;
+  view.shape.erase(view.shape.begin());
+  view.bytes = tensor.bytes.subspan(index * size, size);
   return view;
 }
 

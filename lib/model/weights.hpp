@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -54,8 +55,13 @@ struct Strides {
 };
 TensorView matrix_of(const TensorView& tensor, uint64_t rows, uint64_t columns, const Strides& strides);
 
+/// One of the matrices in a tensor of several, (count, rows, columns), which lie in their order. It must be there.
+TensorView matrix_at(const TensorView& tensor, uint64_t index);
+
 /// f32, f16 or bf16 as an element type of weights; throws Error(failed) for others.
 TensorType tensor_type(DType type);
+
+using TensorSet = std::set<std::string, std::less<>>;
 
 class WeightSource {
  public:
@@ -68,8 +74,9 @@ class WeightSource {
   /// For messages: the file or folder the tensors come from.
   virtual std::string name() const = 0;
 
-  /// For messages: what the source itself calls the tensor of that name.
-  virtual std::string own_name(std::string_view name) const { return std::string(name); }
+  /// Told when a model has found all that it looks for, by these names. Throws Error(bad_input) if there are other
+  /// tensors and they make this another model.
+  virtual void refuse_others(const TensorSet& found) const { static_cast<void>(found); }
 };
 
 /// The tensor of that name and shape. Throws Error(bad_input) naming what is missing, or what is there and

@@ -8,6 +8,7 @@
 #include "formats/gguf_tokenizer.hpp"
 #include "formats/model_files.hpp"
 #include "lib/core/error.hpp"
+#include "lib/model/llama.hpp"
 #include "test/formats/folder.hpp"
 #include "test/formats/gguf_writer.hpp"
 #include "test/formats/refusal.hpp"
@@ -196,9 +197,14 @@ GgufWriter small_model(const std::function<void(GgufWriter&)>& change = {},
 
 std::string refused_model(const std::function<void(GgufWriter&)>& change,
                           const char* architecture = "llama") {
-  return refused(small_model(change, architecture).bytes(),
-                 [](const std::string& file) { describe_model(Gguf::open(file)); });
+  return refused(small_model(change, architecture).bytes(), [](const std::string& file) {
+    const auto files = open_model(file);
+    const LlamaModel model(files->description().config, files->weights());
+  });
 }
+
+/// Values for a tensor that nobody looks at.
+std::vector<float> ones(size_t count) { return std::vector<float>(count, 1); }
 
 }  // namespace
 
@@ -225,35 +231,72 @@ TEST_CASE("gguf: configuration, and rows of q and k in the order of checkpoints"
   CHECK_EQ(config.rope.scaling.factor, 4);
   CHECK_EQ(description.rope_scaling, R"({"factor":4.0,"rope_type":"linear"})");
   // Two heads of four: stored 0 1 2 3 are rows 0, 2, 1, 3 of the head.
-  const TensorView* bias = files->weights().find("model.layers.0.self_attn.q_proj.bias");
+  const TensorView* bias = files->weights().find("blk.0.attn_q.bias");
   REQUIRE(bias);
   CHECK_EQ(read_floats(*bias), std::vector<float>{0, 2, 1, 3, 4, 6, 5, 7});
-  const TensorView* query = files->weights().find("model.layers.0.self_attn.q_proj.weight");
+  const TensorView* query = files->weights().find("blk.0.attn_q.weight");
   REQUIRE(query);
   std::vector<float> row(8), stored;
   for (int i = 0; i < 8; ++i) stored.push_back(static_cast<float>((16 + i) % 7) - 3);  // row 2 of the file
   read_floats(*query, 8, row);
   CHECK_EQ(row, stored);
   CHECK_EQ(floats_in_place(*query), nullptr);
-  CHECK_NE(floats_in_place(*files->weights().find("model.layers.0.self_attn.v_proj.weight")), nullptr);
-  CHECK_EQ(files->weights().find("lm_head.weight"), nullptr);
+  CHECK_NE(floats_in_place(*files->weights().find("blk.0.attn_v.weight")), nullptr);
+  CHECK_EQ(files->weights().find("output.weight"), nullptr);
+}
+
+TEST_CASE("gguf: configuration of what no fixture has") {
+  const test::Folder folder;
+  const auto config_of = [&](const std::function<void(GgufWriter&)>& change, const char* architecture) {
+    std::ofstream(folder / "x.gguf", std::ios::binary) << small_model(change, architecture).bytes();
+    return describe_model(Gguf::open(folder / "x.gguf")).config;
+  };
+  // Gemma's largest models are told by their layers.
+  const auto layers = [](const std::string& architecture, uint32_t count) {
+    return [=](GgufWriter& w) { w.replace(architecture + ".block_count", count); };
+  };
+  for (const auto& [name, count] : {std::pair{"gemma2", 46u}, {"gemma3", 62u}}) {
+    const auto change = [=](GgufWriter& w) {
+      layers(name, count)(w);
+      w.set(fmt::format("{}.attention.key_length", name), 2u);
+    };
+    CHECK_EQ(config_of(change, name).attention_scale, 1 / std::sqrt(4.0));
+  }
+  const ModelConfig gemma2 = config_of(layers("gemma2", 3), "gemma2");
+  CHECK_EQ(gemma2.attention_scale, 1 / std::sqrt(4.0));
+  CHECK_EQ(gemma2.window, std::vector<int64_t>{4096, 0, 4096});
+  CHECK_EQ(gemma2.attention_softcap, 50);
+  CHECK_EQ(gemma2.logit_softcap, 30);
+  const ModelConfig gemma3 = config_of(
+      [&](GgufWriter& w) {
+        layers("gemma3", 4)(w);
+        w.set("gemma3.attention.sliding_window", 16u).set("gemma3.attention.sliding_window_pattern", 2u);
+        w.set("gemma3.rope.freq_base_swa", 5000.0f);
+      },
+      "gemma3");
+  CHECK_EQ(gemma3.window, std::vector<int64_t>{16, 0, 16, 0});
+  CHECK_EQ(gemma3.local_rope.theta, 5000);
+  CHECK_EQ(gemma3.rope_of(0), LayerRope::local);
+  CHECK_EQ(gemma3.rope_of(1), LayerRope::usual);
+  CHECK_EQ(config_of(layers("gemma3", 4), "gemma3").window, std::vector<int64_t>(4, 0));
 }
 
 TEST_CASE("gguf: models that are not supported or do not fit together") {
   const auto unchanged = [](GgufWriter&) {};
   CHECK_EQ(refused_model(unchanged), "accepted");
-  for (const char* name : {"gemma2", "gemma3", "phi3"})
-    CHECK_EQ(refused_model(unchanged, name), fmt::format("architecture is '{}', which is not supported yet; "
-                                                         "supported are llama, qwen2 and qwen3",
-                                                         name));
-  CHECK_EQ(refused_model([](GgufWriter& w) { w.set("llama.expert_count", 8u); }),
-           "llama.expert_count is 8; mixtures of experts are not supported yet");
+  CHECK_EQ(
+      refused_model(unchanged, "clip"),
+      "architecture is 'clip', which is not supported; supported are llama, qwen2, qwen3, gemma2, gemma3 and phi3");
   CHECK_EQ(refused_model([](GgufWriter& w) { w.set("split.count", 3u); }),
            "is one of 3 parts of a split model; join them to one file first");
-  CHECK_EQ(refused_model([](GgufWriter& w) { w.add("blk.0.attn_qkv.weight", {1}, {1}); }),
-           "tensor 'blk.0.attn_qkv.weight' is there; llama models that are supported have none");
-  CHECK_EQ(refused_model([](GgufWriter& w) { w.set("llama.rope.scaling.type", "yarn"); }),
-           "llama.rope.scaling.type is 'yarn'; supported are 'none' and 'linear'");
+  // One behind the last layer, one that another architecture has, a bias of one projection only.
+  for (const char* name :
+       {"blk.0.attn_qkv.weight", "blk.1.attn_norm.weight", "blk.0.post_ffw_norm.weight", "blk.0.attn_v.bias",
+        "blk.0.ffn_gate.0.weight", "v.blk.0.ln1.weight", "rope_freqs.bias", "blk.00.attn_norm.weight"})
+    CHECK_EQ(refused_model([&](GgufWriter& w) { w.add(name, {4}, ones(4)); }),
+             fmt::format("tensor '{}' is there; llama models that are supported have none", name));
+  CHECK_EQ(refused_model([](GgufWriter& w) { w.set("llama.rope.scaling.type", "dynamic"); }),
+           "llama.rope.scaling.type is 'dynamic'; supported are 'none', 'linear', 'yarn' and 'longrope'");
   CHECK_EQ(refused_model([](GgufWriter& w) { w.set("llama.rope.dimension_count", 2u); }),
            "llama.rope.dimension_count is 2; only the length of a key (4) is supported");
   CHECK_EQ(refused_model([](GgufWriter& w) {
@@ -276,10 +319,81 @@ TEST_CASE("gguf: models that are not supported or do not fit together") {
     w.add("output.weight", {256, 5}, 16, std::string(5 * 66, '\0'));
   });
   const std::string message = refused(
-      unread.bytes(), [](const std::string& file) { open_model(file)->weights().find("lm_head.weight"); });
+      unread.bytes(), [](const std::string& file) { open_model(file)->weights().find("output.weight"); });
   CHECK_EQ(message,
            "tensor 'output.weight': type is IQ2_XXS; supported are F32, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, "
            "Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, BF16");
+}
+
+TEST_CASE("gguf: rotary embeddings that do not fit together") {
+  const auto scaled = [](GgufWriter& w, const char* type, float factor) -> GgufWriter& {
+    return w.set("phi3.rope.scaling.type", type).set("phi3.rope.scaling.factor", factor);
+  };
+  const auto refused_phi3 = [](const std::function<void(GgufWriter&)>& change) {
+    return refused_model(change, "phi3");
+  };
+  const std::string reached =
+      "tensor 'blk.0.ffn_up.weight': shape is [12, 8]; the configuration makes it [24, 8]";
+  CHECK_EQ(refused_phi3([](GgufWriter& w) { w.set("phi3.rope.dimension_count", 2u); }), reached);
+  CHECK_EQ(refused_phi3([](GgufWriter& w) { w.set("phi3.rope.dimension_count", 6u); }),
+           "the rotary embedding turns 6 dimensions of a head of 4; it must be an even number in 2..4");
+  CHECK_EQ(refused_phi3([](GgufWriter& w) { w.set("phi3.rope.dimension_count", 0u); }),
+           "phi3.rope.dimension_count is 0; it must be positive");
+  CHECK_EQ(refused_phi3([&](GgufWriter& w) { scaled(w, "yarn", 4); }), reached);
+  for (const char* key : {"attn_factor", "yarn_attn_factor", "yarn_ext_factor"})
+    CHECK_EQ(refused_phi3([&](GgufWriter& w) {
+               scaled(w, "yarn", 4).set(fmt::format("phi3.rope.scaling.{}", key), 2.0f);
+             }),
+             fmt::format("phi3.rope.scaling.{} is 2; only 1 is supported", key));
+  CHECK_EQ(refused_phi3([&](GgufWriter& w) {
+             scaled(w, "yarn", 4).set("phi3.rope.scaling.yarn_log_multiplier", 0.1f);
+           }),
+           "phi3.rope.scaling.yarn_log_multiplier is 0.1; only 0 is supported");
+  CHECK_EQ(refused_phi3([](GgufWriter& w) { w.set("phi3.rope.scaling.type", "longrope"); }),
+           "tensor 'rope_factors_short.weight' is missing; rope scaling of type 'longrope' has two");
+  const auto factors = [](GgufWriter& w, size_t short_ones, size_t long_ones) -> GgufWriter& {
+    return w.add("rope_factors_short.weight", {short_ones}, ones(short_ones))
+        .add("rope_factors_long.weight", {long_ones}, ones(long_ones));
+  };
+  CHECK_EQ(refused_phi3([&](GgufWriter& w) { factors(w, 2, 2); }), reached);
+  CHECK_EQ(refused_phi3([&](GgufWriter& w) { factors(w, 2, 3); }),
+           "tensor 'rope_factors_long.weight': is F32 [3]; it must be F32 [2]");
+  CHECK_EQ(refused_phi3(
+               [&](GgufWriter& w) { factors(w, 2, 2).set("phi3.rope.scaling.original_context_length", 0u); }),
+           "rope scaling factor is inf; it is beyond float");
+  CHECK_EQ(refused_phi3([&](GgufWriter& w) { scaled(factors(w, 2, 2), "linear", 4); }),
+           "phi3.rope.scaling.factor and tensor 'rope_factors_short.weight' are both there; only one kind of "
+           "scaling is supported");
+  CHECK_EQ(refused_phi3([](GgufWriter& w) { w.add("rope_factors_long.weight", {2}, ones(2)); }),
+           "tensor 'rope_factors_short.weight' is missing; rope scaling of type 'longrope' has two");
+}
+
+TEST_CASE("gguf: keys of single architectures that are not supported") {
+  const auto pattern = [](const std::vector<bool>& slides) {
+    std::string bytes;
+    for (const bool layer_slides : slides) bytes += layer_slides ? '\1' : '\0';
+    return [=](GgufWriter& w) {
+      w.set("gemma3.attention.sliding_window", 16u);
+      w.array("gemma3.attention.sliding_window_pattern", GgufValue::boolean, slides.size(), bytes);
+    };
+  };
+  const auto gemma3 = [](const std::function<void(GgufWriter&)>& change) {
+    return refused_model(change, "gemma3");
+  };
+  const std::string reached = "tensor 'blk.0.post_attention_norm.weight' is missing; it must have shape [8]";
+  CHECK_EQ(gemma3(pattern({true})), reached);
+  CHECK_EQ(gemma3(pattern({true, false})),
+           "gemma3.attention.sliding_window_pattern has 2 entries; there are 1 layers");
+  CHECK_EQ(
+      gemma3([](GgufWriter& w) {
+        w.set("gemma3.attention.sliding_window", 16u);
+        w.set("gemma3.attention.sliding_window_pattern", std::vector<int32_t>{1});
+      }),
+      "key 'gemma3.attention.sliding_window_pattern': is of type array of i32; it must be array of bool");
+  CHECK_EQ(refused_model([](GgufWriter& w) { w.set("gemma2.rope.freq_base_swa", 5000u); }, "gemma2"),
+           "gemma2.rope.freq_base_swa is 5000; only 10000 is supported");
+  CHECK_EQ(refused_model([](GgufWriter& w) { w.set("gemma2.attn_logit_softcapping", -1.0f); }, "gemma2"),
+           "attn_logit_softcapping is -1; it must be positive");
 }
 
 namespace {

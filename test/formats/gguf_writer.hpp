@@ -41,6 +41,11 @@ class GgufWriter {
   GgufWriter& set(std::string_view name, uint32_t value) {
     return key(name, value_type(GgufValue::u32) + number(value));
   }
+  /// In the place of a key that is there.
+  GgufWriter& replace(std::string_view name, uint32_t value) {
+    std::erase_if(keys_, [&](const std::string& entry) { return entry.starts_with(text(name)); });
+    return set(name, value);
+  }
   GgufWriter& set(std::string_view name, float value) {
     return key(name, value_type(GgufValue::f32) + number(value));
   }

@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
-"""Makes the fixtures of gguf_test.cpp in test/golden/gguf: GGUF files as gguf-py writes them. Needs numpy, gguf (made with 0.19.0),
-tokenizers and sentencepiece.
+"""Makes fixtures of gguf_test.cpp in test/golden/gguf: GGUF files as gguf-py writes them; make_gguf_models.py makes those of models. Needs
+numpy, gguf (made with 0.19.0), tokenizers and sentencepiece.
 
     make_gguf_fixtures.py TEXT          TEXT: a text file in English, to train a small SentencePiece model on
 
   types.gguf       a tensor (2, 512) of each type, named after it, its blocks random
   types.f32        what gguf.quants.dequantize makes of them, one behind the other in the file's order
-  <case>.gguf      models of test/golden/model as llama.cpp stores them: llama with rows of q and k permuted
   <name>.gguf      tokenizers of test/golden/tokenizer as keys
   spm.gguf         a SentencePiece model, trained here; spm.json: what it makes of strings, [text, ids] each
   pre.json         for each name of tokenizer.ggml.pre the CRC-32 of the ids (u32, little-endian) of all strings of
@@ -25,7 +24,7 @@ from gguf.quants import dequantize
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-MODELS, TOKENIZERS, OUT = (ROOT / "test/golden" / name for name in ("model", "tokenizer", "gguf"))
+TOKENIZERS, OUT = (ROOT / "test/golden" / name for name in ("tokenizer", "gguf"))
 Q = gguf.GGMLQuantizationType
 TYPES = [Q.F32, Q.F16, Q.BF16, Q.Q4_0, Q.Q4_1, Q.Q5_0, Q.Q5_1, Q.Q8_0, Q.Q2_K, Q.Q3_K, Q.Q4_K, Q.Q5_K, Q.Q6_K, Q.IQ4_NL, Q.IQ4_XS]
 ROWS, COLS = 2, 512
@@ -74,87 +73,6 @@ def make_types():
     floats = [dequantize(data.view(np.uint8) if kind == Q.BF16 else data, kind).astype("<f4") for kind, data in tensors.items()]
     assert all(x.size == ROWS * COLS and np.isfinite(x).all() for x in floats)
     (OUT / "types.f32").write_bytes(b"".join(x.tobytes() for x in floats))
-
-
-NAMES = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
-         "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
-         "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
-
-
-def read_safetensors(folder):
-    tensors = {}
-    for file in sorted(folder.glob("model*.safetensors")):
-        raw = file.read_bytes()
-        size = int.from_bytes(raw[:8], "little")
-        header = json.loads(raw[8:8 + size])
-        for name, about in header.items():
-            if name == "__metadata__":
-                continue
-            begin, end = (8 + size + at for at in about["data_offsets"])
-            tensors[name] = (about["dtype"], about["shape"], raw[begin:end])
-    return tensors
-
-
-def permute(rows, heads):
-    """Halves of each head next to each other, as llama.cpp turns them."""
-    per_head = rows.shape[0] // heads
-    return rows.reshape(heads, 2, per_head // 2, -1).swapaxes(1, 2).reshape(rows.shape)
-
-
-def frequency_divisors(rope, theta, head_dim):
-    """What Llama 3's scaling divides each frequency by."""
-    frequencies = 1 / theta ** (np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
-    turns = rope["original_max_position_embeddings"] * frequencies / (2 * np.pi)
-    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
-    kept = np.clip((turns - low) / (high - low), 0, 1)
-    return (1 / ((1 - kept) / rope["factor"] + kept)).astype(np.float32)
-
-
-def own_name(name):
-    fixed = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight", "lm_head.weight": "output.weight"}
-    if name in fixed:
-        return fixed[name]
-    _, _, layer, rest = name.split(".", 3)
-    tail, kind = rest.rsplit(".", 1)
-    return f"blk.{layer}.{NAMES[tail]}.{kind}"
-
-
-def make_model(case, arch):
-    config = json.loads((MODELS / case / "config.json").read_text())
-    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-
-    def fill(writer):
-        writer.add_block_count(config["num_hidden_layers"])
-        writer.add_context_length(config["max_position_embeddings"])
-        writer.add_embedding_length(config["hidden_size"])
-        writer.add_feed_forward_length(config["intermediate_size"])
-        writer.add_head_count(heads)
-        writer.add_head_count_kv(kv_heads)
-        head_dim = config.get("head_dim") or config["hidden_size"] // heads
-        writer.add_key_length(head_dim)
-        writer.add_value_length(head_dim)
-        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-        theta = rope.get("rope_theta") or config.get("rope_theta")
-        writer.add_rope_freq_base(theta)
-        kind = rope.get("rope_type") or rope.get("type") or "default"
-        if kind == "linear":
-            writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
-            writer.add_rope_scaling_factor(rope["factor"])
-        if kind == "llama3":
-            writer.add_tensor("rope_freqs.weight", frequency_divisors(rope, theta, head_dim))
-        for name, (dtype, shape, raw) in read_safetensors(MODELS / case).items():
-            data = np.frombuffer(raw, dtype={"F32": "<f4", "F16": "<f2", "BF16": "<u2"}[dtype]).reshape(shape)
-            if arch == "llama" and ".q_proj." in name:
-                data = permute(data, heads)
-            if arch == "llama" and ".k_proj." in name:
-                data = permute(data, kv_heads)
-            data = np.ascontiguousarray(data)
-            if dtype == "BF16":
-                writer.add_tensor(own_name(name), data.view(np.uint8), raw_dtype=Q.BF16)
-            else:
-                writer.add_tensor(own_name(name), data)
-    write(f"{case}.gguf", arch, fill)
 
 
 def byte_level_keys(writer, tokenizer, pre):
@@ -248,8 +166,6 @@ def make_pre():
 def main():
     OUT.mkdir(exist_ok=True)
     make_types()
-    for case, arch in (("llama-2", "llama"), ("llama-4", "llama"), ("qwen2-1", "qwen2"), ("qwen3-1", "qwen3")):
-        make_model(case, arch)
     for name, pre in (("llama3", "llama-bpe"), ("qwen2", "qwen2"), ("smollm", "smollm")):
         make_tokenizer(name, pre)
     make_sentence_piece(pathlib.Path(sys.argv[1]).read_text())
