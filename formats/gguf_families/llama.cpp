@@ -1,10 +1,13 @@
-// Llama and what shares its form: Mistral, Qwen 2 and 3.
+// Llama and what shares its form: Mistral and Mixtral, Qwen 2 and 3 with and without experts, SmolLM 3.
 #include "formats/gguf_families/architecture.hpp"
 
 namespace kvcodec::gguf {
 namespace {
 
-void describe_llama(Reading& reading) { set_window(reading, 0); }
+void describe_llama(Reading& reading) {
+  if (reading.config.mixture.experts > 0) reading.config.family = "mixtral";
+  set_window(reading, 0);
+}
 
 /// Qwen files that have the key for a window have it from a config.json that switches windows off.
 void set_no_window(Reading& reading) {
@@ -21,11 +24,26 @@ void describe_qwen3(Reading& reading) {
   set_no_window(reading);
 }
 
+/// No key says which layers turn nothing: every fourth.
+void describe_smollm3(Reading& reading) {
+  for (int layer = 0; layer < reading.config.num_layers; ++layer)
+    reading.config.layer_rope.push_back((layer + 1) % 4 == 0 ? LayerRope::none : LayerRope::usual);
+  set_no_window(reading);
+}
+
 }  // namespace
 
-const Architecture kLlama = {
-    .name = "llama", .family = "llama", .describe = describe_llama, .pairs_neighbours = true};
+const Architecture kLlama = {.name = "llama",
+                             .family = "llama",
+                             .describe = describe_llama,
+                             .pairs_neighbours = true,
+                             .may_have_experts = true};
 const Architecture kQwen2 = {.name = "qwen2", .family = "qwen2", .describe = describe_qwen2};
 const Architecture kQwen3 = {.name = "qwen3", .family = "qwen3", .describe = describe_qwen3};
+
+const Architecture kQwen3Moe = {
+    .name = "qwen3moe", .family = "qwen3_moe", .describe = describe_qwen3, .may_have_experts = true};
+const Architecture kSmolLm3 = {
+    .name = "smollm3", .family = "smollm3", .describe = describe_smollm3, .pairs_neighbours = true};
 
 }  // namespace kvcodec::gguf

@@ -206,6 +206,18 @@ std::string refused_model(const std::function<void(GgufWriter&)>& change,
 /// Values for a tensor that nobody looks at.
 std::vector<float> ones(size_t count) { return std::vector<float>(count, 1); }
 
+/// Makes it a mixture of three experts, without `left_out`.
+void add_experts(GgufWriter& w, const std::string& left_out = "") {
+  w.set("llama.expert_count", 3u).set("llama.expert_used_count", 2u);
+  const auto add = [&](const char* name, const std::vector<uint64_t>& dimensions) {
+    size_t count = 1;
+    for (const uint64_t dimension : dimensions) count *= dimension;
+    if (name != left_out) w.add(fmt::format("blk.0.{}.weight", name), dimensions, ones(count));
+  };
+  add("ffn_gate_inp", {8, 3}), add("ffn_gate_exps", {8, 12, 3}), add("ffn_up_exps", {8, 12, 3});
+  add("ffn_down_exps", {12, 8, 3});
+}
+
 }  // namespace
 
 TEST_CASE("gguf: configuration, and rows of q and k in the order of checkpoints") {
@@ -251,6 +263,16 @@ TEST_CASE("gguf: configuration of what no fixture has") {
     std::ofstream(folder / "x.gguf", std::ios::binary) << small_model(change, architecture).bytes();
     return describe_model(Gguf::open(folder / "x.gguf")).config;
   };
+  const ModelConfig granite = config_of(
+      [](GgufWriter& w) {
+        w.set("granite.logit_scale", 8.0f).set("granite.residual_scale", 0.22f);
+        w.set("granite.embedding_scale", 0.0f).set("granite.attention.scale", 0.0f);
+      },
+      "granite");
+  CHECK_EQ(granite.logit_scale, 1 / 8.0);
+  CHECK_EQ(granite.residual_scale, 0.22);
+  CHECK_EQ(granite.embedding_scale, 1);
+  CHECK_EQ(granite.attention_scale, 0);
   // Gemma's largest models are told by their layers.
   const auto layers = [](const std::string& architecture, uint32_t count) {
     return [=](GgufWriter& w) { w.replace(architecture + ".block_count", count); };
@@ -286,7 +308,8 @@ TEST_CASE("gguf: models that are not supported or do not fit together") {
   CHECK_EQ(refused_model(unchanged), "accepted");
   CHECK_EQ(
       refused_model(unchanged, "clip"),
-      "architecture is 'clip', which is not supported; supported are llama, qwen2, qwen3, gemma2, gemma3 and phi3");
+      "architecture is 'clip', which is not supported; supported are llama, qwen2, qwen3, qwen3moe, gemma2, "
+      "gemma3, phi3, olmo2, granite, smollm3 and gptneox");
   CHECK_EQ(refused_model([](GgufWriter& w) { w.set("split.count", 3u); }),
            "is one of 3 parts of a split model; join them to one file first");
   // One behind the last layer, one that another architecture has, a bias of one projection only.
@@ -323,6 +346,32 @@ TEST_CASE("gguf: models that are not supported or do not fit together") {
   CHECK_EQ(message,
            "tensor 'output.weight': type is IQ2_XXS; supported are F32, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, "
            "Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, BF16");
+}
+
+TEST_CASE("gguf: mixtures of experts that do not fit together") {
+  CHECK_EQ(refused_model([](GgufWriter& w) { add_experts(w); }),  // the MLP that was there before
+           "tensor 'blk.0.ffn_down.weight' is there; llama models that are supported have none");
+  CHECK_EQ(refused_model([](GgufWriter& w) { w.set("llama.expert_count", 8u); }),
+           "key 'llama.expert_used_count' is missing");
+  CHECK_EQ(refused_model(
+               [](GgufWriter& w) { w.set("llama.expert_count", 3u).set("llama.expert_used_count", 4u); }),
+           "num_experts_per_tok is 4; it must be in 1..3");
+  CHECK_EQ(refused_model([](GgufWriter& w) { w.set("qwen2.expert_count", 3u); }, "qwen2"),
+           "qwen2.expert_count is 3; qwen2 models that are supported have no experts");
+  CHECK_EQ(refused_model([](GgufWriter& w) { add_experts(w, "ffn_up_exps"); }),
+           "tensor 'blk.0.ffn_up_exps.weight' is missing; it must have shape [3, 12, 8]");
+  // Without its router a layer has an MLP.
+  CHECK_EQ(refused_model([](GgufWriter& w) { add_experts(w, "ffn_gate_inp"); }),
+           "tensor 'blk.0.ffn_down_exps.weight' is there; llama models that are supported have none");
+  for (const std::vector<uint64_t>& lie :
+       {std::vector<uint64_t>{8, 12, 2}, {8, 36}, {12, 8, 3}, {1, 8, 12, 3}, {8, 12, 0}}) {
+    size_t count = 1;
+    for (const uint64_t dimension : lie) count *= dimension;
+    CHECK(refused_model([&](GgufWriter& w) {
+            add_experts(w, "ffn_gate_exps");
+            w.add("blk.0.ffn_gate_exps.weight", lie, ones(count));
+          }).ends_with("]; the configuration makes it [3, 12, 8]"));
+  }
 }
 
 TEST_CASE("gguf: rotary embeddings that do not fit together") {
@@ -369,6 +418,7 @@ TEST_CASE("gguf: rotary embeddings that do not fit together") {
 }
 
 TEST_CASE("gguf: keys of single architectures that are not supported") {
+  const auto unchanged = [](GgufWriter&) {};
   const auto pattern = [](const std::vector<bool>& slides) {
     std::string bytes;
     for (const bool layer_slides : slides) bytes += layer_slides ? '\1' : '\0';
@@ -394,6 +444,25 @@ TEST_CASE("gguf: keys of single architectures that are not supported") {
            "gemma2.rope.freq_base_swa is 5000; only 10000 is supported");
   CHECK_EQ(refused_model([](GgufWriter& w) { w.set("gemma2.attn_logit_softcapping", -1.0f); }, "gemma2"),
            "attn_logit_softcapping is -1; it must be positive");
+  CHECK_EQ(refused_model([](GgufWriter& w) { w.set("olmo2.attention.sliding_window", 16u); }, "olmo2"),
+           "olmo2.attention.sliding_window is there, as in OLMo 3, which is not supported; OLMo 2 is");
+  const auto granite = [](float logit_scale, bool finetuned) {
+    return refused_model(
+        [=](GgufWriter& w) {
+          w.set("granite.logit_scale", logit_scale).set_bool("granite.rope.scaling.finetuned", finetuned);
+        },
+        "granite");
+  };
+  CHECK_EQ(granite(8, true), "accepted");
+  CHECK_EQ(granite(0, true), "granite.logit_scale is 0; it must be positive");
+  CHECK_EQ(
+      granite(8, false),
+      "granite.rope.scaling.finetuned is false: the model has no rotary embedding, which is not supported");
+  CHECK_EQ(refused_model(unchanged, "granite"), "key 'granite.logit_scale' is missing");
+  CHECK_EQ(
+      refused_model([](GgufWriter& w) { w.set("gptneox.attention.layer_norm_epsilon", 1e-5f); }, "gptneox"),
+      "key 'gptneox.use_parallel_residual' is missing");
+  CHECK_EQ(refused_model(unchanged, "smollm3"), "accepted");
 }
 
 namespace {
