@@ -95,7 +95,7 @@ constexpr TensorTypeName kTensorTypes[] = {
     readable(30, "BF16", TensorType::bf16),
     {34, "TQ1_0", {256, 54}, {}},
     {35, "TQ2_0", {256, 66}, {}},
-    {39, "MXFP4", {32, 17}, {}},
+    readable(39, "MXFP4", TensorType::mxfp4),
 };
 
 /// A value as it lies in the file; what is no array has one element.

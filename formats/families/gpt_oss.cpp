@@ -1,5 +1,5 @@
 // gpt-oss: experts in all layers, with biases and a gate of their own; attention sinks; a window in every other layer.
-// Its checkpoints are mostly MXFP4, which is not read: those in bf16 are.
+// Its checkpoints are mostly MXFP4, which is read from GGUF files only (gguf_families/): those in bf16 are.
 #include "formats/families/family.hpp"
 #include "lib/core/error.hpp"
 

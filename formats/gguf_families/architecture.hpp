@@ -67,8 +67,8 @@ struct Architecture {
   const char* norm_epsilon = "attention.layer_norm_rms_epsilon";
 };
 
-extern const Architecture kGemma2, kGemma3, kGptNeoX, kGranite, kLlama, kOlmo2, kPhi3, kQwen2, kQwen3,
-    kQwen3Moe, kSmolLm3;
+extern const Architecture kGemma2, kGemma3, kGptNeoX, kGptOss, kGranite, kLlama, kOlmo2, kPhi3, kQwen2,
+    kQwen3, kQwen3Moe, kSmolLm3;
 
 /// In the order of messages.
 std::span<const Architecture* const> all_architectures();

@@ -11,7 +11,7 @@ namespace kvcodec::quantized_kernels {
 /// One instruction set's functions, in the order of TensorType from q4_0 on: so many whole blocks, at any
 /// address.
 struct Table {
-  void (*dequantize[12])(const uint8_t* blocks, float* out, size_t count);
+  void (*dequantize[13])(const uint8_t* blocks, float* out, size_t count);
 };
 
 KVCODEC_VARIANTS(const Table& table();)

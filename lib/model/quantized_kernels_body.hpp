@@ -25,6 +25,9 @@ constexpr int kLarge = 256;  // of the others, which have scales within the bloc
 // The levels of the iq4 types.
 constexpr int8_t kLevels[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 
+// Twice the levels of mxfp4.
+constexpr int8_t kTwiceE2m1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
 /// An f16 at any address; the same bits as f16_to_float gives.
 KVCODEC_INLINE float half_at(const uint8_t* from) {
   uint16_t half;
@@ -242,6 +245,20 @@ struct Iq4Xs {
   }
 };
 
+/// x = 2^(e - 128) twice the level(q); e in a byte, nibbles as in q4_0 (the MX formats of the Open Compute Project).
+struct Mxfp4 {
+  static constexpr size_t kBytes = 17, kValues = kSmall;
+  static void block(const uint8_t* from, float* out) {
+    // The smallest two are subnormal.
+    const uint32_t exponent = from[0], bits = exponent < 2 ? 0x200000u << exponent : (exponent - 1) << 23;
+    float scale;
+    memcpy(&scale, &bits, sizeof(scale));
+    const uint8_t* q = from + 1;
+    for (int i = 0; i < 16; ++i) out[i] = scale * static_cast<float>(kTwiceE2m1[q[i] & 15]);
+    for (int i = 0; i < 16; ++i) out[i + 16] = scale * static_cast<float>(kTwiceE2m1[q[i] >> 4]);
+  }
+};
+
 template <class Type>
 void dequantize(const uint8_t* blocks, float* out, size_t count) {
   for (size_t i = 0; i < count; ++i) Type::block(blocks + i * Type::kBytes, out + i * Type::kValues);
@@ -249,7 +266,8 @@ void dequantize(const uint8_t* blocks, float* out, size_t count) {
 
 constexpr Table kTable = {{dequantize<Q4_0>, dequantize<Q4_1>, dequantize<Q5_0>, dequantize<Q5_1>,
                            dequantize<Q8_0>, dequantize<Q2_K>, dequantize<Q3_K>, dequantize<Q4_K>,
-                           dequantize<Q5_K>, dequantize<Q6_K>, dequantize<Iq4Nl>, dequantize<Iq4Xs>}};
+                           dequantize<Q5_K>, dequantize<Q6_K>, dequantize<Iq4Nl>, dequantize<Iq4Xs>,
+                           dequantize<Mxfp4>}};
 
 }  // namespace
 }  // namespace kvcodec::quantized_kernels

@@ -27,10 +27,12 @@ enum class TensorType : uint8_t {
   q6_k,
   iq4_nl,
   iq4_xs,
+  mxfp4,
 };
 constexpr auto names_of(TensorType) {
   return std::to_array<std::string_view>({"f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0",
-                                          "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs"});
+                                          "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs",
+                                          "mxfp4"});
 }
 
 /// Consecutive values are stored in blocks of so many, each of so many bytes.
@@ -39,9 +41,9 @@ struct BlockLayout {
 };
 
 constexpr BlockLayout block_of(TensorType type) {
-  constexpr BlockLayout kLayouts[] = {{1, 4},     {1, 2},     {1, 2},     {32, 18},  {32, 20},
-                                      {32, 22},   {32, 24},   {32, 34},   {256, 84}, {256, 110},
-                                      {256, 144}, {256, 176}, {256, 210}, {32, 18},  {256, 136}};
+  constexpr BlockLayout kLayouts[] = {{1, 4},     {1, 2},   {1, 2},     {32, 18},   {32, 20},   {32, 22},
+                                      {32, 24},   {32, 34}, {256, 84},  {256, 110}, {256, 144}, {256, 176},
+                                      {256, 210}, {32, 18}, {256, 136}, {32, 17}};
   return kLayouts[static_cast<size_t>(type)];
 }
 

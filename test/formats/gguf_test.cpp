@@ -85,6 +85,36 @@ TEST_CASE("gguf: keys and tensors come as they lie in the file") {
   }
 }
 
+TEST_CASE("gguf: matrices of a tensor of three dimensions, of any type") {
+  const test::Folder folder;
+  std::string blocks;
+  for (int block = 0; block < 6; ++block) {
+    blocks += static_cast<char>(125 + block);
+    for (int i = 0; i < 16; ++i) blocks += static_cast<char>(17 * i + block);
+  }
+  std::ofstream(folder / "x.gguf", std::ios::binary)
+      << GgufWriter().add("mxfp4", {32, 2, 3}, 39, blocks).add("f32", {2, 1, 3}, {1, 2, 3, 4, 5, 6}).bytes();
+  const Gguf file = Gguf::open(folder / "x.gguf");
+  for (const char* const name : {"mxfp4", "f32"}) {
+    const TensorView& all = file.tensors().find(name)->second.view;
+    const std::vector<float> values = read_floats(all);
+    const size_t size = values.size() / 3;
+    for (size_t i = 0; i < 3; ++i) {
+      const TensorView matrix = matrix_at(all, i);
+      CHECK_EQ(matrix.shape, std::vector<uint64_t>{all.shape[1], all.shape[2]});
+      const auto own = std::span(values).subspan(i * size, size);
+      CHECK_EQ(read_floats(matrix), std::vector<float>(own.begin(), own.end()));
+    }
+    CHECK_THROWS(matrix_at(all, 3));
+  }
+  // Block 0: 2^(125 - 128) times 0, 2, 4 … of the lower nibbles 0 to 15, then of the same upper ones.
+  const std::vector<float> values = read_floats(file.tensors().find("mxfp4")->second.view);
+  CHECK_EQ(values[1], 0.125f);
+  CHECK_EQ(values[7], 1.5f);
+  CHECK_EQ(values[9], -0.125f);
+  CHECK_EQ(values[16 + 7], 1.5f);
+}
+
 TEST_CASE("gguf: the digest tells files apart") {
   const test::Folder folder;
   const auto digest = [&](const GgufWriter& writer) {
@@ -309,7 +339,7 @@ TEST_CASE("gguf: models that are not supported or do not fit together") {
   CHECK_EQ(
       refused_model(unchanged, "clip"),
       "architecture is 'clip', which is not supported; supported are llama, qwen2, qwen3, qwen3moe, gemma2, "
-      "gemma3, phi3, olmo2, granite, smollm3 and gptneox");
+      "gemma3, phi3, olmo2, granite, smollm3, gptneox and gpt-oss");
   CHECK_EQ(refused_model([](GgufWriter& w) { w.set("split.count", 3u); }),
            "is one of 3 parts of a split model; join them to one file first");
   // One behind the last layer, one that another architecture has, a bias of one projection only.
@@ -345,7 +375,7 @@ TEST_CASE("gguf: models that are not supported or do not fit together") {
       unread.bytes(), [](const std::string& file) { open_model(file)->weights().find("output.weight"); });
   CHECK_EQ(message,
            "tensor 'output.weight': type is IQ2_XXS; supported are F32, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, "
-           "Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, BF16");
+           "Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, BF16, MXFP4");
 }
 
 TEST_CASE("gguf: mixtures of experts that do not fit together") {
@@ -463,6 +493,7 @@ TEST_CASE("gguf: keys of single architectures that are not supported") {
       refused_model([](GgufWriter& w) { w.set("gptneox.attention.layer_norm_epsilon", 1e-5f); }, "gptneox"),
       "key 'gptneox.use_parallel_residual' is missing");
   CHECK_EQ(refused_model(unchanged, "smollm3"), "accepted");
+  CHECK_EQ(refused_model(unchanged, "gpt-oss"), "key 'gpt-oss.attention.sliding_window' is missing");
 }
 
 namespace {

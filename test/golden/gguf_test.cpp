@@ -94,8 +94,8 @@ uint32_t crc32(std::span<const std::byte> bytes) {
 
 TEST_CASE("gguf: every tensor type has the values that gguf-py gives it, bit by bit, at every level") {
   const Gguf file = Gguf::open(golden("gguf/types.gguf"));
-  const char* const order[] = {"F32",  "F16",  "BF16", "Q4_0", "Q4_1", "Q5_0",   "Q5_1",  "Q8_0",
-                               "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"};
+  const char* const order[] = {"F32",  "F16",  "BF16", "Q4_0", "Q4_1", "Q5_0",   "Q5_1",   "Q8_0",
+                               "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"};
   CHECK_EQ(file.tensors().size(), std::size(order));
   CHECK_EQ(kNamesOf<TensorType>.size(), std::size(order));
   for (const SimdLevel level : test::simd_levels()) {
@@ -181,7 +181,8 @@ TEST_CASE("gguf: models compute what the same checkpoints compute") {
                            {"smollm3-2"},
                            {"mixtral-1"},
                            {"qwen3_moe-1"},
-                           {"gpt_neox-1"}}) {
+                           {"gpt_neox-1"},
+                           {"gpt_oss-1"}}) {
     CAPTURE(each.name);
     const auto gguf = open_model(golden(fmt::format("gguf/{}.gguf", each.name)));
     const auto checkpoint = open_model(golden(fmt::format("model/{}", each.name)));

@@ -26,11 +26,11 @@ from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TOKENIZERS, OUT = (ROOT / "test/golden" / name for name in ("tokenizer", "gguf"))
 Q = gguf.GGMLQuantizationType
-TYPES = [Q.F32, Q.F16, Q.BF16, Q.Q4_0, Q.Q4_1, Q.Q5_0, Q.Q5_1, Q.Q8_0, Q.Q2_K, Q.Q3_K, Q.Q4_K, Q.Q5_K, Q.Q6_K, Q.IQ4_NL, Q.IQ4_XS]
+TYPES = [Q.F32, Q.F16, Q.BF16, Q.Q4_0, Q.Q4_1, Q.Q5_0, Q.Q5_1, Q.Q8_0, Q.Q2_K, Q.Q3_K, Q.Q4_K, Q.Q5_K, Q.Q6_K, Q.IQ4_NL, Q.IQ4_XS, Q.MXFP4]
 ROWS, COLS = 2, 512
 # Where the f16 scales stand in a block; everything else may be any bits.
 SCALES = {Q.Q4_0: [0], Q.Q4_1: [0, 2], Q.Q5_0: [0], Q.Q5_1: [0, 2], Q.Q8_0: [0], Q.Q2_K: [80, 82], Q.Q3_K: [108], Q.Q4_K: [0, 2],
-          Q.Q5_K: [0, 2], Q.Q6_K: [208], Q.IQ4_NL: [0], Q.IQ4_XS: [0]}
+          Q.Q5_K: [0, 2], Q.Q6_K: [208], Q.IQ4_NL: [0], Q.IQ4_XS: [0], Q.MXFP4: []}
 SPECIAL_SCALES = [0.0, -0.0, 6e-8, -5e-6, 65504.0, 1.0]  # subnormal and extreme ones among them
 
 
@@ -58,6 +58,9 @@ def random_tensor(kind, rng):
         if len(blocks) > 8:
             scales[:len(SPECIAL_SCALES)] = SPECIAL_SCALES
         blocks[:, place:place + 2] = scales.view(np.uint8).reshape(-1, 2)
+    if kind == Q.MXFP4:  # exponents: those of usual weights, and the ends
+        blocks[:, 0] = rng.integers(110, 130, len(blocks))
+        blocks[:5, 0] = [0, 1, 2, 3, 252]
     return blocks.reshape(ROWS, -1)
 
 

@@ -23,7 +23,7 @@ BF16 = gguf.GGMLQuantizationType.BF16
 CASES = {"llama-2": "llama", "llama-4": "llama", "qwen2-1": "qwen2", "qwen3-1": "qwen3",
          "gemma2-1": "gemma2", "gemma3-1": "gemma3", "gemma3-2": "gemma3", "phi3-1": "phi3", "phi3-2": "phi3",
          "olmo2-2": "olmo2", "granite-2": "granite", "smollm3-2": "smollm3", "mixtral-1": "llama", "qwen3_moe-1": "qwen3moe",
-         "gpt_neox-1": "gptneox"}
+         "gpt_neox-1": "gptneox", "gpt_oss-1": "gpt-oss"}
 PERMUTED = ("llama", "granite", "smollm3")
 
 USUAL = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
