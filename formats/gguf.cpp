@@ -307,6 +307,8 @@ struct Gguf::Impl {
   MappedFile file;
   Values values;
   Tensors tensors;
+  std::vector<std::unique_ptr<Impl>>
+      further;  ///< of a model split over several files: those behind the first
 
   explicit Impl(const std::string& path) : file(path) {
     with_context(path, [&] { parse(); });
@@ -333,6 +335,45 @@ struct Gguf::Impl {
         throw bad_input("tensor '{}' is given twice", printable(key));
     }
     place_tensors(cursor.position(), places);
+  }
+
+  /// Opens the other files of a split model, if it is one, and takes their tensors.
+  void add_parts() {
+    const int64_t count = number_or("split.count", 1);
+    if (count <= 1) return;
+    const std::string& name = file.name();
+    if (const int64_t part = number_or("split.no", 0); part != 0)
+      throw bad_input("{}: is part {} of {} of a split model; name the first", name, part + 1, count);
+    const std::string ending = part_ending(1, count);
+    if (!name.ends_with(ending))
+      throw bad_input("{}: is the first of {} parts of a split model; its name must end in '{}'", name, count,
+                      ending);
+    const std::string stem = name.substr(0, name.size() - ending.size());
+    for (int64_t part = 1; part < count; ++part) {
+      further.push_back(std::make_unique<Impl>(stem + part_ending(part + 1, count)));
+      with_context(further.back()->file.name(), [&] { take_tensors(*further.back(), part, count); });
+    }
+    const auto all = static_cast<int64_t>(tensors.size());
+    if (const int64_t said = number_or("split.tensors.count", all); said != all)
+      throw bad_input("{}: split.tensors.count is {}; the {} parts have {}", name, said, count, all);
+  }
+
+  static std::string part_ending(int64_t part, int64_t count) {
+    return fmt::format("-{:05}-of-{:05}.gguf", part, count);
+  }
+
+  void take_tensors(Impl& part, int64_t number, int64_t count) {
+    if (part.number_or("split.no", -1) != number || part.number_or("split.count", 1) != count)
+      throw bad_input("split.no is {} and split.count {}; they must be {} and {}",
+                      part.number_or("split.no", -1), part.number_or("split.count", 1), number, count);
+    for (auto& [name, tensor] : part.tensors)
+      if (!tensors.emplace(name, std::move(tensor)).second)
+        throw bad_input("tensor '{}' is in an earlier part too", printable(name));
+    part.tensors.clear();
+  }
+
+  int64_t number_or(std::string_view key, int64_t otherwise) const {
+    return scalar(key, "an integer", as_int).value_or(otherwise);
   }
 
   uint64_t alignment() const {
@@ -412,16 +453,29 @@ Gguf::~Gguf() = default;
 Gguf::Gguf(Gguf&&) noexcept = default;
 Gguf& Gguf::operator=(Gguf&&) noexcept = default;
 
-Gguf Gguf::open(const std::string& file) { return Gguf(std::make_unique<Impl>(file)); }
+Gguf Gguf::open(const std::string& file) {
+  auto impl = std::make_unique<Impl>(file);
+  impl->add_parts();
+  return Gguf(std::move(impl));
+}
 
 const std::string& Gguf::name() const { return impl_->file.name(); }
 const Gguf::Tensors& Gguf::tensors() const { return impl_->tensors; }
-uint64_t Gguf::file_bytes() const { return impl_->file.bytes().size(); }
+
+uint64_t Gguf::file_bytes() const {
+  uint64_t bytes = impl_->file.bytes().size();
+  for (const auto& part : impl_->further) bytes += part->file.bytes().size();
+  return bytes;
+}
 
 std::string Gguf::digest() const {
   Digest digest;
-  digest.add(file_bytes());
-  digest.add(impl_->file.bytes());
+  const auto add = [&](const MappedFile& file) {
+    digest.add(uint64_t{file.bytes().size()});
+    digest.add(file.bytes());
+  };
+  add(impl_->file);
+  for (const auto& part : impl_->further) add(part->file);
   return digest.hex();
 }
 

@@ -21,7 +21,8 @@ namespace kvcodec {
 
 /// One file, mapped into memory: opening reads keys and the list of tensors only. Nothing in the file is
 /// trusted: counts, lengths, types, shapes and offsets are checked against its size when it is opened, names
-/// given twice and tensors that overlap are refused.
+/// given twice and tensors that overlap are refused. A model may be split over several files, NAME-00001-of-0000N.gguf
+/// and so on, of which the first has the keys: it stands for all.
 class Gguf {
  public:
   /// A tensor of any element type.

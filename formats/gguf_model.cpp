@@ -97,8 +97,6 @@ void read_parts(const Fields& fields, const Architecture& architecture, ModelCon
 ModelDescription describe(const Gguf& file) {
   const Architecture& architecture = gguf::architecture_of(file);
   const Fields fields(file, architecture);
-  if (const auto parts = file.get_int("split.count"); parts && *parts > 1)
-    throw bad_input("is one of {} parts of a split model; join them to one file first", *parts);
   ModelDescription description;
   ModelConfig& config = description.config;
   config.family = architecture.family;

@@ -13,8 +13,8 @@
 namespace kvcodec {
 
 /// The configuration, checked. Throws Error(bad_input), the file's name first, for an architecture of none of those in
-/// gguf_families/, for what these can be told but this program does not compute (other rope scalings, parts of a split
-/// file …), and for values that do not fit together; fields that both forms have are called as config.json does.
+/// gguf_families/, for what these can be told but this program does not compute (other rope scalings …), and for values
+/// that do not fit together; fields that both forms have are called as config.json does.
 ModelDescription describe_model(const Gguf& file);
 
 /// The tensors under their own names, query and key projections whose rows are stored in another order in that of

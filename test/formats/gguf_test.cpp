@@ -340,8 +340,6 @@ TEST_CASE("gguf: models that are not supported or do not fit together") {
       refused_model(unchanged, "clip"),
       "architecture is 'clip', which is not supported; supported are llama, qwen2, qwen3, qwen3moe, gemma2, "
       "gemma3, phi3, olmo2, granite, smollm3, gptneox and gpt-oss");
-  CHECK_EQ(refused_model([](GgufWriter& w) { w.set("split.count", 3u); }),
-           "is one of 3 parts of a split model; join them to one file first");
   // One behind the last layer, one that another architecture has, a bias of one projection only.
   for (const char* name :
        {"blk.0.attn_qkv.weight", "blk.1.attn_norm.weight", "blk.0.post_ffw_norm.weight", "blk.0.attn_v.bias",
@@ -376,6 +374,83 @@ TEST_CASE("gguf: models that are not supported or do not fit together") {
   CHECK_EQ(message,
            "tensor 'output.weight': type is IQ2_XXS; supported are F32, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, "
            "Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, BF16, MXFP4");
+}
+
+namespace {
+
+/// The model in three files: its tensors in turns, all keys in the first. change(part, writer) may add to a part.
+void write_split(const test::Folder& folder, const std::function<void(int, GgufWriter&)>& change = {},
+                 int skipped = -1) {
+  const std::vector<std::string> names = {"a", "b", "c", "d"};
+  for (int part = 0; part < 3; ++part) {
+    if (part == skipped) continue;
+    GgufWriter w;
+    if (part == 0) w.set("general.architecture", "llama");
+    for (int i = part; i < 4; i += 3)
+      w.add(names[static_cast<size_t>(i)], {2}, {static_cast<float>(i), static_cast<float>(part)});
+    if (change)
+      change(part, w);
+    else
+      w.set("split.no", static_cast<uint32_t>(part)).set("split.count", 3u).set("split.tensors.count", 4u);
+    std::ofstream(folder / fmt::format("x-0000{}-of-00003.gguf", part + 1), std::ios::binary) << w.bytes();
+  }
+}
+
+}  // namespace
+
+TEST_CASE("gguf: a model split over files") {
+  const test::Folder folder;
+  const std::string first = folder / "x-00001-of-00003.gguf";
+  const auto refused_split = [&](const std::function<void(int, GgufWriter&)>& change, int skipped = -1) {
+    write_split(folder, change, skipped);
+    const std::string message = message_of([&] { Gguf::open(first); });
+    return message.substr(message.rfind('/') + 1);
+  };
+  write_split(folder);
+  const Gguf file = Gguf::open(first);
+  CHECK_EQ(file.name(), first);
+  CHECK_EQ(file.tensors().size(), 4);
+  for (const auto& [name, values] :
+       {std::pair{"a", std::vector<float>{0, 0}}, {"b", {1, 1}}, {"c", {2, 2}}, {"d", {3, 0}}})
+    CHECK_EQ(read_floats(file.tensors().find(name)->second.view), values);
+  uint64_t bytes = 0;
+  for (int part = 1; part <= 3; ++part)
+    bytes += std::filesystem::file_size(folder / fmt::format("x-0000{}-of-00003.gguf", part));
+  CHECK_EQ(file.file_bytes(), bytes);
+  const std::string digest = file.digest();
+  // The last file's contents count.
+  const auto numbered = [](int part, GgufWriter& w) -> GgufWriter& {
+    return w.set("split.no", static_cast<uint32_t>(part)).set("split.count", 3u);
+  };
+  write_split(folder, [&](int part, GgufWriter& w) {
+    numbered(part, w).set("split.tensors.count", 4u);
+    if (part == 2) w.data.front() ^= 1;
+  });
+  CHECK_NE(Gguf::open(first).digest(), digest);
+
+  CHECK_EQ(refused_split([&](int part, GgufWriter& w) { numbered(part, w).set("split.tensors.count", 5u); }),
+           "x-00001-of-00003.gguf: split.tensors.count is 5; the 3 parts have 4");
+  CHECK_EQ(refused_split([&](int part, GgufWriter& w) {
+             numbered(part, w);
+             if (part == 1) w.add("a", {1}, {1});
+           }),
+           "x-00002-of-00003.gguf: tensor 'a' is in an earlier part too");
+  CHECK_EQ(refused_split([&](int part, GgufWriter& w) { numbered(part == 1 ? 2 : part, w); }),
+           "x-00002-of-00003.gguf: split.no is 2 and split.count 3; they must be 1 and 3");
+  CHECK_EQ(refused_split([&](int part, GgufWriter& w) {
+             if (part != 2) numbered(part, w);
+           }),
+           "x-00003-of-00003.gguf: split.no is -1 and split.count 1; they must be 2 and 3");
+  CHECK_EQ(refused_split([&](int part, GgufWriter& w) { numbered(part + 1, w); }),
+           "x-00001-of-00003.gguf: is part 2 of 3 of a split model; name the first");
+  CHECK_EQ(refused_split([&](int part, GgufWriter& w) {
+             w.set("split.no", static_cast<uint32_t>(part)).set("split.count", 4u);
+           }),
+           "x-00001-of-00003.gguf: is the first of 4 parts of a split model; its name must end in "
+           "'-00001-of-00004.gguf'");
+  std::filesystem::remove(folder / "x-00002-of-00003.gguf");
+  CHECK_EQ(refused_split([&](int part, GgufWriter& w) { numbered(part, w); }, 1),
+           "x-00002-of-00003.gguf: cannot be opened: No such file or directory");
 }
 
 TEST_CASE("gguf: mixtures of experts that do not fit together") {
