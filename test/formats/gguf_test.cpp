@@ -307,12 +307,12 @@ TEST_CASE("gguf: configuration of what no fixture has") {
   const auto layers = [](const std::string& architecture, uint32_t count) {
     return [=](GgufWriter& w) { w.replace(architecture + ".block_count", count); };
   };
-  for (const auto& [name, count] : {std::pair{"gemma2", 46u}, {"gemma3", 62u}}) {
-    const auto change = [=](GgufWriter& w) {
-      layers(name, count)(w);
-      w.set(fmt::format("{}.attention.key_length", name), 2u);
+  for (const auto& largest : {std::pair{"gemma2", 46u}, {"gemma3", 62u}}) {
+    const auto change = [&](GgufWriter& w) {
+      layers(largest.first, largest.second)(w);
+      w.set(fmt::format("{}.attention.key_length", largest.first), 2u);
     };
-    CHECK_EQ(config_of(change, name).attention_scale, 1 / std::sqrt(4.0));
+    CHECK_EQ(config_of(change, largest.first).attention_scale, 1 / std::sqrt(4.0));
   }
   const ModelConfig gemma2 = config_of(layers("gemma2", 3), "gemma2");
   CHECK_EQ(gemma2.attention_scale, 1 / std::sqrt(4.0));
