@@ -1,6 +1,6 @@
 // kvcodec report RESULT ... -o PAGE
 //
-//   RESULT              what eval-model, eval-recon and train-rvq print with --json
+//   RESULT              what eval-model, eval-recon, train-rvq and sensitivity print with --json
 //   --loss NATS         what the conclusion takes for a small loss
 //   --plot FILE         also the first plot by itself, as an SVG file
 //
@@ -59,23 +59,24 @@ std::string json_of(const Results& results, const ReportOptions& options) {
                   {"recall_settings", results.recall.size()},
                   {"reconstructions", results.recon.size()},
                   {"probes", results.probes.size()},
+                  {"sensitivities", results.sensitivities.size()},
                   {"conclusions", conclusions}});
 }
 
 void declare(Command& command, ReportOptions& options) {
   command.describe(
       "RESULT ... -o PAGE [options]",
-      "Makes one HTML page of results: what eval-model (text and recall), eval-recon and train-rvq print "
-      "with --json. It says what the intervals allow to conclude, plots the rate against what the model loses "
-      "and against the error of attention, and shows errors by layer and dimension, and those that keys were "
-      "split by, with tables, the full settings and the command lines. The page stands alone: it needs no "
+      "Makes one HTML page of results: what eval-model (text and recall), eval-recon, train-rvq and sensitivity "
+      "print with --json. It says what the intervals allow to conclude, plots the rate against what the model loses "
+      "and against the error of attention, and shows errors by layer and dimension, those that keys were split by, "
+      "and what noise costs in each layer, with tables, the full settings and the command lines. The page stands alone: it needs no "
       "network, no script and no other file. Tables and conclusion go to standard output as well.\n\n"
       "Settings whose labels differ only by a number at the end, as kivi-2 and kivi-4, are joined by a line.",
       "kvcodec eval-model --model data/demo-model --text docs/ --codec kivi:label=kivi-2 --json >model.json\n"
       "kvcodec eval-recon kv.h5 kivi-2.h5 --rate codes.h5 --attention --bound --json >recon.json\n"
       "kvcodec report model.json recon.json -o report.html");
   command.group("Input and output");
-  command.inputs("RESULT", "JSON of eval-model, eval-recon or train-rvq", options.inputs);
+  command.inputs("RESULT", "JSON of eval-model, eval-recon, train-rvq or sensitivity", options.inputs);
   options.output.declare(command, "page to write");
   command.group("Page");
   command.options(options, {{"title", "TEXT"}, {"loss", "NATS"}, {"plot", "FILE"}});

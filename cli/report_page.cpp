@@ -170,6 +170,13 @@ std::string probe_part(const Results& results) {
   return inside.empty() ? "" : "<h2>Codebooks</h2>\n" + figures(inside);
 }
 
+std::string sensitivity_part(const Results& results) {
+  std::string inside;
+  for (const SensitivityLines& lines : results.sensitivities)
+    inside += figure(svg_of(sensitivity_plot(lines)));
+  return inside.empty() ? "" : "<h2>Where errors hurt</h2>\n" + figures(inside);
+}
+
 /// Behind each label, the full setting.
 std::string settings_part(const Results& results) {
   if (results.settings.empty()) return {};
@@ -246,8 +253,8 @@ std::string html_page(const Results& results, const PageText& text) {
       name + "</title>\n<style>\n" + kStyle + drawing_style() + "</style>\n</head>\n<body>\n<main>\n<h1>" +
       name + "</h1>\n";
   for (const ModelRun& run : results.runs) out += run_part(results, run, text.loss);
-  out += recall_part(results) + recon_part(results) + probe_part(results) + settings_part(results) +
-         sources_part(results, text.made);
+  out += recall_part(results) + recon_part(results) + sensitivity_part(results) + probe_part(results) +
+         settings_part(results) + sources_part(results, text.made);
   return out + "</main>\n</body>\n</html>\n";
 }
 

@@ -152,6 +152,34 @@ Plot probe_plot(const ProbeLine& line) {
   return plot;
 }
 
+Plot sensitivity_plot(const SensitivityLines& lines) {
+  constexpr Marker kKeys{.color = 0, .shape = 0, .hollow = false},
+      kValues{.color = 1, .shape = 1, .hollow = false};
+  Plot plot{.title = "What noise in the cache costs, by layer",
+            .x_label = "layer",
+            .y_label = "nats per token for noise of variance 1, with 95% intervals",
+            .x = Scale::linear,
+            .y = Scale::log,
+            .legend = {{"keys", kKeys}, {"values", kValues}}};
+  const auto add = [&](const char* what, const std::vector<Interval>& layers, double beside, Marker marker) {
+    PlotSeries& series = plot.series.emplace_back();
+    for (size_t layer = 0; layer < layers.size(); ++layer)
+      series.push_back({.x = static_cast<double>(layer) + beside,
+                        .y = layers[layer].mean,
+                        .low = layers[layer].low(),
+                        .high = layers[layer].high(),
+                        .marker = marker,
+                        .label = fmt::format("{} of layer {}", what, layer)});
+  };
+  constexpr double kBeside = 0.12;  // so that intervals of the two do not hide each other
+  add("keys", lines.key, -kBeside, kKeys);
+  add("values", lines.value, kBeside, kValues);
+  plot.note =
+      fmt::format("{}. Logarithmic. An interval that ends in an arrow goes on below the axis.", lines.model);
+  if (any_zero(plot)) plot.note += " What has no logarithm stands in the strip at the foot.";
+  return plot;
+}
+
 HeatMap layer_map(const Results& results) {
   HeatMap map{.title = "Signal-to-noise ratio by layer, keys and values", .unit = "dB"};
   for (const ReconLine& line : results.recon) {

@@ -15,6 +15,7 @@ Plot recall_plot(const Results& results);
 /// Of results with attention; without, a plot with no point.
 Plot attention_plot(const Results& results);
 Plot probe_plot(const ProbeLine& line);
+Plot sensitivity_plot(const SensitivityLines& lines);
 HeatMap layer_map(const Results& results);
 HeatMap dimension_map(const Results& results, bool keys);
 

@@ -263,6 +263,16 @@ void read_probe(const Object& json, Results& results, Source& source) {
   results.probes.push_back(std::move(line));
 }
 
+void read_sensitivity(const Object& json, Results& results, Source& source) {
+  SensitivityLines lines{source.file, string_at(at(json, "model"), "model"), {}, {}};
+  for (const Object& layer : array_at(json, "layers")) {
+    lines.key.push_back(interval_at(at(layer, "key"), "nats"));
+    lines.value.push_back(interval_at(at(layer, "value"), "nats"));
+  }
+  source.what = fmt::format("sensitivities of {}, {}", lines.model, counted(lines.key.size(), "layer"));
+  results.sensitivities.push_back(std::move(lines));
+}
+
 void read_result(const Object& json, const std::string& file, Results& results) {
   Source source{file,
                 {},
@@ -276,8 +286,10 @@ void read_result(const Object& json, const std::string& file, Results& results) 
     read_model(json, results, source);
   else if (json.contains("dimension_error"))
     read_probe(json, results, source);
+  else if (json.contains("layers") && json.contains("model"))
+    read_sensitivity(json, results, source);
   else
-    throw bad_input("this is no result of eval-model, eval-recon or train-rvq with --json");
+    throw bad_input("this is no result of eval-model, eval-recon, train-rvq or sensitivity with --json");
   results.sources.push_back(std::move(source));
 }
 

@@ -1,5 +1,5 @@
-// What a report is made from: results that eval-model, eval-recon and train-rvq printed with --json, read,
-// checked and put into one order.
+// What a report is made from: results that eval-model, eval-recon, train-rvq and sensitivity printed with --json,
+// read, checked and put into one order.
 #pragma once
 
 #include <optional>
@@ -65,6 +65,12 @@ struct ProbeLine {
   std::vector<bool> high;
 };
 
+/// What sensitivity measured: of each layer, what noise of variance 1 costs, in nats per judged token.
+struct SensitivityLines {
+  std::string file, model;
+  std::vector<Interval> key, value;
+};
+
 /// What a label stands for, on all of the page.
 struct Setting {
   std::string label;
@@ -85,6 +91,7 @@ struct Results {
   std::vector<RecallLine> recall;
   std::vector<ReconLine> recon;
   std::vector<ProbeLine> probes;
+  std::vector<SensitivityLines> sensitivities;
   std::vector<Setting> settings;  ///< in the order of the page: as the files, in their order, name them first
   std::vector<Source> sources;
 

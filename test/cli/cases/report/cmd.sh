@@ -14,6 +14,10 @@ sed 's/again.html/page.html/' again.html | cmp page.html - && echo "same page"
 kvcodec train-rvq data/demo.h5 --vectors 512 --codebooks-value 1 --codebooks-low 2 --codebooks-high 1 --epochs 1 --refits 0 --quiet --json -o books.h5 2>/dev/null >probe.json
 kvcodec report recon.json probe.json -o probe.html --json | grep -v conclusions
 echo "$(grep -c "<title>dimension " probe.html) dimensions"
+kvcodec sensitivity --model src/data/demo-model --text src/LICENSE --chunk 64 --max-documents 2 --quiet --json -o noise.h5 >noise.json
+kvcodec report noise.json -o noise.html --json | grep sensitivities
+echo "$(grep -c '<title>keys of layer ' noise.html) layers of keys, $(grep -c '<title>values of layer ' noise.html) of values"
+awk -f $here/on-axis.awk noise.html | awk '/, not / { print; next } { ++right } END { print right " points where the axes say" }'
 echo "$(grep -c '<figure' page.html) plots, $(grep -c '<table' page.html) tables"
 grep -c '&lt;q&amp;4&gt;' page.html | awk '{ print ($1 > 0 ? "labels are escaped" : "no label") }'
 grep -oE '(href=|src=|url\(|@import)[^ ]*' page.html
@@ -63,5 +67,7 @@ refused report bad.json -o new.html
 sed 's/"mean": 0.02,/"mean": 1e300,/' $here/made.json >bad.json
 refused report bad.json -o new.html
 sed 's/"documents": 9/"documents": -9/' $here/made.json >bad.json
+refused report bad.json -o new.html
+echo '{"model": {"model": "m"}, "layers": [{"key": 1}]}' >bad.json
 refused report bad.json -o new.html
 ls new.* 2>/dev/null || true
