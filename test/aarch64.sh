@@ -78,7 +78,9 @@ for process in $processes; do wait "$process" || status=1; done
 [ $status = 0 ] || grep -h -A20 'ERROR' "$folder"/tests.*.log || true
 echo "tests that took more than a minute under qemu:"
 grep -hE '^[0-9]{2,}\.[0-9]+ s: ' "$folder"/tests.*.log | awk '$1 > 60' | sort -rn || true
-grep -h '^\[doctest\] test cases:' "$folder"/tests.*.log | tr -d '|' | awk -v total="$total" '
-  { passed += $5; failed += $7 }
-  END { printf "%d passed, %d failed, %d skipped\n", passed, failed, total - passed - failed }'
+# doctest counts tests outside a share as passed: those that ran are those with a time.
+cat "$folder"/tests.*.log | tr -d '|' | awk -v total="$total" '
+  /^[0-9]+[.][0-9]+ s: / { ++ran }
+  /^\[doctest\] test cases:/ { failed += $7 }
+  END { printf "%d passed, %d failed, %d skipped\n", ran - failed, failed, total - ran }'
 exit $status
