@@ -156,10 +156,7 @@ void add_merges(const Node& node, TokenizerSpec& spec) {
   }
 }
 
-void read_model(const Node& model, TokenizerSpec& spec) {
-  // Files of the first versions do not name the type.
-  const std::string type = model.type();
-  if (!(type == "BPE" || (type.empty() && model.has("merges")))) model.refuse_type("BPE");
+void read_merges_model(const Node& model, TokenizerSpec& spec) {
   for (const char* affix : {"continuing_subword_prefix", "end_of_word_suffix"}) {
     if (model.has(affix) && !model.at(affix).string().empty()) {
       model.at(affix).refuse(
@@ -173,6 +170,32 @@ void read_model(const Node& model, TokenizerSpec& spec) {
   spec.fuse_unknown = model.boolean_or("fuse_unk", false);
   spec.byte_fallback = model.boolean_or("byte_fallback", false);
   spec.ignore_merges = model.boolean_or("ignore_merges", false);
+}
+
+// Lists of a token and its score; their places are the ids.
+void read_unigram_model(const Node& model, TokenizerSpec& spec) {
+  UnigramSpec& unigram = spec.unigram.emplace();
+  const Node entries = model.at("vocab");
+  spec.vocabulary.reserve(entries.size());
+  unigram.scores.reserve(entries.size());
+  for (const Json& entry : entries.array()) {
+    if (!(entry.is_array() && entry.size() == 2 && entry[0].is_string() && entry[1].is_number())) {
+      entries.refuse(fmt::format("token {} is {}; expected [\"token\", score]", spec.vocabulary.size(),
+                                 quote_text(entry.dump())));
+    }
+    spec.vocabulary.emplace_back(entry[0].get<std::string>(), static_cast<uint32_t>(spec.vocabulary.size()));
+    unigram.scores.push_back(entry[1].get<double>());
+  }
+  if (model.has("unk_id")) unigram.unknown_id = model.at("unk_id").id();
+  spec.byte_fallback = model.boolean_or("byte_fallback", false);
+}
+
+void read_model(const Node& model, TokenizerSpec& spec) {
+  const std::string type = model.type();
+  if (type == "Unigram") return read_unigram_model(model, spec);
+  // Files of the first versions do not name the type.
+  if (!(type == "BPE" || (type.empty() && model.has("merges")))) model.refuse_type("BPE, Unigram");
+  read_merges_model(model, spec);
 }
 
 void read_added_tokens(const Node& tokens, TokenizerSpec& spec) {
@@ -192,6 +215,28 @@ void read_added_tokens(const Node& tokens, TokenizerSpec& spec) {
   }
 }
 
+// Base 64 with padding (RFC 4648).
+std::string from_base64(const Node& node) {
+  constexpr std::string_view kDigits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  std::string_view text = node.string();
+  if (text.size() % 4 != 0) node.refuse(fmt::format("has {} digits; expected a multiple of 4", text.size()));
+  for (int padding = 0; padding < 2 && text.ends_with('='); ++padding) text.remove_suffix(1);
+  std::string bytes;
+  bytes.reserve(text.size() / 4 * 3 + 2);
+  uint32_t bits = 0;
+  unsigned num_bits = 0;
+  for (size_t at = 0; at < text.size(); ++at) {
+    const size_t digit = kDigits.find(text[at]);
+    if (digit == std::string_view::npos) node.refuse(fmt::format("digit {} is not one of base 64", at));
+    bits = bits << 6 | static_cast<uint32_t>(digit);
+    num_bits += 6;
+    if (num_bits < 8) continue;
+    num_bits -= 8;
+    bytes += static_cast<char>(bits >> num_bits & 0xff);
+  }
+  return bytes;
+}
+
 TextNormalizer read_normalizer(const Node& node) {
   const std::string type = node.type();
   if (type == "NFC") return UnicodeNormalizer{UnicodeForm::nfc};
@@ -203,7 +248,8 @@ TextNormalizer read_normalizer(const Node& node) {
   if (type == "Strip")
     return StripNormalizer{node.at("strip_left").boolean(), node.at("strip_right").boolean()};
   if (type == "Lowercase") return LowercaseNormalizer{};
-  node.refuse_type("Sequence, NFC, NFD, NFKC, NFKD, Prepend, Replace, Strip, Lowercase");
+  if (type == "Precompiled") return PrecompiledNormalizer{from_base64(node.at("precompiled_charsmap"))};
+  node.refuse_type("Sequence, NFC, NFD, NFKC, NFKD, Prepend, Replace, Strip, Lowercase, Precompiled");
 }
 
 PreTokenizer read_pre_tokenizer(const Node& node) {

@@ -6,7 +6,8 @@
 #include <unordered_map>
 
 #include "lib/core/error.hpp"
-#include "lib/model/tokenizer_merges.hpp"
+#include "lib/model/tokenizer_charsmap.hpp"
+#include "lib/model/tokenizer_model.hpp"
 #include "lib/model/tokenizer_regex.hpp"
 
 namespace kvcodec {
@@ -223,6 +224,7 @@ struct Step {
 struct CompiledNormalizer {
   TextNormalizer step;
   std::optional<TextPattern> pattern;  // of ReplaceNormalizer
+  std::optional<CharacterMap> map;     // of PrecompiledNormalizer
 };
 
 struct CompiledDecoder {
@@ -277,10 +279,21 @@ Step compile(const PreTokenizer& step) {
       step);
 }
 
+CompiledNormalizer compile(TextNormalizer step) {
+  CompiledNormalizer out;
+  if (const auto* replace = std::get_if<ReplaceNormalizer>(&step)) out.pattern = compile(replace->pattern);
+  if (auto* precompiled = std::get_if<PrecompiledNormalizer>(&step)) {
+    out.map.emplace(precompiled->map);
+    precompiled->map = {};  // it is in out.map now
+  }
+  out.step = std::move(step);
+  return out;
+}
+
 // What one encode call needs; kept for the next.
 struct Workspace {
   MatchMemory matches;
-  MergeMemory merges;
+  std::unique_ptr<ModelMemory> model;
   std::vector<std::string> texts;  ///< by pre-tokenizer step: what it made of its piece
 };
 
@@ -304,7 +317,7 @@ struct Tokenizer::Impl {
   std::unique_ptr<Workspace> take_workspace() const;
   void give_back(std::unique_ptr<Workspace> workspace) const;
 
-  MergeModel model;
+  std::unique_ptr<TokenModel> model;
   std::vector<CompiledNormalizer> normalizers;
   std::vector<Step> steps;
   std::optional<std::vector<CompiledDecoder>> decoders;
@@ -323,16 +336,11 @@ struct Tokenizer::Impl {
 };
 
 Tokenizer::Impl::Impl(TokenizerSpec spec)
-    : model(spec),
+    : model(make_token_model(spec)),
       prefix(std::move(spec.prefix)),
       suffix(std::move(spec.suffix)),
-      size(model.vocabulary_size()) {
-  for (TextNormalizer& step : spec.normalizers) {
-    const auto* replace = std::get_if<ReplaceNormalizer>(&step);
-    std::optional<TextPattern> pattern;
-    if (replace) pattern = compile(replace->pattern);
-    normalizers.push_back({std::move(step), std::move(pattern)});
-  }
+      size(model->tokens().size()) {
+  for (TextNormalizer& step : spec.normalizers) normalizers.push_back(compile(std::move(step)));
   constexpr size_t kMostSteps = 100;  // they call each other; tokenizers in use have up to four
   if (spec.pre_tokenizers.size() > kMostSteps) {
     throw bad_input("{} pre-tokenizers; at most {}", spec.pre_tokenizers.size(), kMostSteps);
@@ -359,7 +367,7 @@ Tokenizer::Impl::Impl(TokenizerSpec spec)
   add_tokens(std::move(spec.added_tokens));
   for (const auto* ids : {&prefix, &suffix}) {
     for (const uint32_t id : *ids) {
-      if (!model.token_of(id) && !added_by_id.contains(id))
+      if (!model->tokens().token_of(id) && !added_by_id.contains(id))
         throw bad_input("the template's id {} is no token's", id);
     }
   }
@@ -374,12 +382,12 @@ void Tokenizer::Impl::add_tokens(std::vector<AddedToken> tokens) {
     if (valid_utf8_prefix(token.content) != token.content.size()) {
       throw bad_input("added token {} is not UTF-8", quote_text(token.content));
     }
-    const auto known = model.id_of(token.content);
+    const auto known = model->tokens().id_of(token.content);
     if (known && *known != token.id) {
       throw bad_input("added token {} has id {}, but id {} in the vocabulary", quote_text(token.content),
                       token.id, *known);
     }
-    if (const auto other = model.token_of(token.id); !known && other) {
+    if (const auto other = model->tokens().token_of(token.id); !known && other) {
       throw bad_input("added token {} has id {}, which is that of {} in the vocabulary",
                       quote_text(token.content), token.id, quote_text(*other));
     }
@@ -505,6 +513,10 @@ std::string Tokenizer::Impl::normalized(const Section& section, size_t& origin, 
                      text.erase(0, leading);
                      origin = origin > leading ? origin - leading : 0;
                    },
+                   [&](const PrecompiledNormalizer&) {
+                     text = normalizer.map->apply(text, kMostGrowth * section.text.size() + kGrowthOfAny,
+                                                  origin);
+                   },
                    [&](const LowercaseNormalizer&) {
                      const size_t lowered = lowercase(std::string_view(text).substr(0, origin)).size();
                      text = lowercase(text);
@@ -519,7 +531,7 @@ std::string Tokenizer::Impl::normalized(const Section& section, size_t& origin, 
 void Tokenizer::Impl::pre_tokenize(size_t step, const Section& piece, Workspace& work,
                                    std::vector<uint32_t>& ids) const {
   if (piece.text.empty()) return;
-  if (step == steps.size()) return model.encode(piece.text, work.merges, ids);
+  if (step == steps.size()) return model->encode(piece.text, *work.model, ids);
   switch (steps[step].kind) {
     case Step::Kind::split:
       return split_piece(step, piece, work, ids);
@@ -603,6 +615,7 @@ std::unique_ptr<Workspace> Tokenizer::Impl::take_workspace() const {
     }
   }
   auto workspace = std::make_unique<Workspace>();
+  workspace->model = model->new_memory();
   workspace->texts.resize(steps.size());
   return workspace;
 }
@@ -638,14 +651,14 @@ uint32_t Tokenizer::vocabulary_size() const { return impl_->size; }
 
 std::optional<uint32_t> Tokenizer::id_of(std::string_view token) const {
   const auto found = impl_->added_by_content.find(token);
-  return found == impl_->added_by_content.end() ? impl_->model.id_of(token)
+  return found == impl_->added_by_content.end() ? impl_->model->tokens().id_of(token)
                                                 : std::optional(impl_->added[found->second].id);
 }
 
 std::optional<std::string_view> Tokenizer::token_of(uint32_t id) const {
   const auto found = impl_->added_by_id.find(id);
   return found == impl_->added_by_id.end()
-             ? impl_->model.token_of(id)
+             ? impl_->model->tokens().token_of(id)
              : std::optional<std::string_view>(impl_->added[found->second].content);
 }
 
@@ -793,7 +806,7 @@ std::string Tokenizer::decode(std::span<const uint32_t> ids, bool skip_special) 
         tokens.push_back(impl_->added_spelling[found->second]);
       continue;
     }
-    const auto token = impl_->model.token_of(id);
+    const auto token = impl_->model->tokens().token_of(id);
     if (!token) throw bad_input("token id {} is not in the vocabulary (ids below {})", id, impl_->size);
     tokens.emplace_back(*token);
   }

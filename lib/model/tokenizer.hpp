@@ -1,12 +1,15 @@
 // Text to token ids and back, as the tokenizers of the Llama, Mistral, Qwen, GPT-2 and Falcon families do it:
 // byte-pair encoding (Sennrich, Haddow, Birch: Neural Machine Translation of Rare Words with Subword Units,
-// ACL 2016), on bytes (GPT-2) or on characters with bytes to fall back on (SentencePiece).
+// ACL 2016), on bytes (GPT-2) or on characters with bytes to fall back on (SentencePiece); and as those of the
+// T5 and XLM-RoBERTa families do it: the most likely pieces by a unigram language model (Kudo: Subword
+// Regularization, ACL 2018).
 //
 // The steps, in the order of the reference implementation (Hugging Face `tokenizers`), whose ids these are:
 //   1. added tokens that are not normalized are cut out of the text
 //   2. what lies between is normalized, and the normalized added tokens are cut out
 //   3. the pre-tokenizers split what is left into pieces (words)
-//   4. within each piece the merges join characters to tokens, best rank first, leftmost first
+//   4. within each piece the merges join characters to tokens, best rank first, leftmost first; or the piece
+//      becomes the tokens whose scores have the largest sum
 //   5. the ids of the template (beginning and end of text) are put around
 #pragma once
 
@@ -58,8 +61,12 @@ struct StripNormalizer {
   bool left = true, right = true;
 };
 struct LowercaseNormalizer {};
+/// SentencePiece's compiled map of what is written for which characters (tokenizer_charsmap.hpp).
+struct PrecompiledNormalizer {
+  std::string map;
+};
 using TextNormalizer = std::variant<UnicodeNormalizer, PrependNormalizer, ReplaceNormalizer, StripNormalizer,
-                                    LowercaseNormalizer>;
+                                    LowercaseNormalizer, PrecompiledNormalizer>;
 
 // Pre-tokenizer steps; each turns a piece of text into pieces.
 
@@ -132,6 +139,12 @@ struct AddedToken {
   bool rstrip = false;       ///< takes the white space behind it along
 };
 
+/// A unigram language model: each token's score is the logarithm of its probability.
+struct UnigramSpec {
+  std::vector<double> scores;          ///< of the vocabulary, in its order
+  std::optional<uint32_t> unknown_id;  ///< for characters that have no token
+};
+
 /// Everything that makes a tokenizer. formats/tokenizer_json.hpp reads it from a file.
 struct TokenizerSpec {
   /// Token and id; ids differ, but may have holes.
@@ -144,6 +157,8 @@ struct TokenizerSpec {
   bool fuse_unknown = false;                 ///< neighbouring unknown characters become one token
   bool byte_fallback = false;                ///< characters that have no token become <0x..> tokens
   bool ignore_merges = false;  ///< a piece that is a token is that token, whatever the merges say
+  /// Instead of merges; of the four above only byte_fallback counts then.
+  std::optional<UnigramSpec> unigram;
   std::vector<AddedToken> added_tokens;
   std::vector<TextNormalizer> normalizers;
   std::vector<PreTokenizer> pre_tokenizers;
@@ -155,8 +170,10 @@ struct TokenizerSpec {
 class Tokenizer {
  public:
   /// Throws Error(bad_input) for a specification that contradicts itself: an id or token given twice, an id
-  /// above 2^24, a merge of tokens that the vocabulary lacks, a pattern that is wrong or not supported, an
-  /// added token that becomes empty, more than 100 pre-tokenizers, ByteLevel twice.
+  /// above 2^24, a merge of tokens that the vocabulary lacks, a pattern or character map that is wrong or not supported, an
+  /// added token that becomes empty, more than 100 pre-tokenizers, ByteLevel twice; for a unigram model also no
+  /// tokens at all, a score that is not a finite number, an unknown id that is no token's, and a token of more
+  /// than 1024 bytes.
   explicit Tokenizer(TokenizerSpec spec);
   ~Tokenizer();
   Tokenizer(Tokenizer&&) noexcept;
@@ -165,8 +182,8 @@ class Tokenizer {
   /// Token ids of a text. Added tokens are recognized wherever they stand in it; add_special puts the
   /// template's ids around. Bytes that are not UTF-8 are read as U+FFFD, one for each maximal ill-formed
   /// part, as Python's errors="replace" does. Time is O(n log n) at worst, linear where the vocabulary does
-  /// not reach across words. Throws Error(bad_input) for a character that has no token if the unknown token
-  /// named is not in the vocabulary either, and for a pattern that backtracks without end.
+  /// not reach across words; always linear for a unigram model. Throws Error(bad_input) for a character that
+  /// has no token if the unknown token named is not in the vocabulary either, or a unigram model has none, and for a pattern that backtracks without end.
   std::vector<uint32_t> encode(std::string_view text, bool add_special) const;
 
   /// The text of token ids, well-formed UTF-8 unless the vocabulary is not. skip_special leaves special

@@ -4,21 +4,13 @@
 #include <bit>
 #include <functional>
 
-#include <xxhash.h>
-
 #include "lib/core/error.hpp"
 
 namespace kvcodec {
 namespace {
 
-// The largest vocabularies have some 260,000 tokens; a table by id must not be blown up by one wild id.
-constexpr uint32_t kMostIds = 1u << 24;
-
-constexpr size_t kSlotBits = 15;                 // some 30,000 different words cover most of a long text
-constexpr size_t kArenaBytes = size_t{4} << 20;  // of text, and of ids as many
-constexpr size_t kLongestCached = 64;            // bytes; longer pieces hardly ever come again
-constexpr size_t kShortSymbols = 32;             // up to here looking at all pairs beats keeping a heap
-constexpr unsigned kBridgeBits = 20;             // 128 KiB; the largest vocabularies hold some 50,000 pairs
+constexpr size_t kShortSymbols = 32;  // up to here looking at all pairs beats keeping a heap
+constexpr unsigned kBridgeBits = 20;  // 128 KiB; the largest vocabularies hold some 50,000 pairs
 constexpr uint64_t kMultiplier =
     0x9e3779b97f4a7c15u;  // 2^64 / golden ratio: spreads keys over the upper bits
 
@@ -26,14 +18,11 @@ uint64_t bridge_hash(char32_t left, char32_t right) {
   return (static_cast<uint64_t>(left) << 32 | right) * kMultiplier >> (64 - kBridgeBits);
 }
 
-std::string byte_token(unsigned byte) { return fmt::format("<0x{:02X}>", byte); }
-
 }  // namespace
 
-MergeMemory::MergeMemory() : slots_(size_t{1} << kSlotBits) {}
-
 MergeModel::MergeModel(const TokenizerSpec& spec)
-    : fuse_unknown_(spec.fuse_unknown),
+    : TokenModel(spec),
+      fuse_unknown_(spec.fuse_unknown),
       byte_fallback_(spec.byte_fallback),
       ignore_merges_(spec.ignore_merges) {
   add_tokens(spec);
@@ -41,25 +30,9 @@ MergeModel::MergeModel(const TokenizerSpec& spec)
 }
 
 void MergeModel::add_tokens(const TokenizerSpec& spec) {
-  uint32_t largest = 0;
-  for (const auto& [token, id] : spec.vocabulary) {
-    if (id >= kMostIds)
-      throw bad_input("token {} has id {}; ids must be below {}", quote_text(token), id, kMostIds);
-    largest = std::max(largest, id);
-  }
-  const size_t size = spec.vocabulary.empty() ? 0 : size_t{largest} + 1;
-  tokens_.resize(size);
-  used_.resize(size);
-  ids_.reserve(spec.vocabulary.size());
   character_pages_.assign(0x1100, 0);
   character_ids_.emplace_back().fill(kNone);  // the page of those that have no tokens
   for (const auto& [token, id] : spec.vocabulary) {
-    if (used_[id])
-      throw bad_input("tokens {} and {} both have id {}", quote_text(tokens_[id]), quote_text(token), id);
-    if (valid_utf8_prefix(token) != token.size()) throw bad_input("token {} is not UTF-8", quote_text(token));
-    used_[id] = true;
-    tokens_[id] = token;
-    if (!ids_.emplace(tokens_[id], id).second) throw bad_input("token {} is given twice", quote_text(token));
     if (token.empty()) continue;
     unsigned bytes;
     const char32_t character = decode_utf8(token.data(), bytes);
@@ -73,13 +46,13 @@ void MergeModel::add_tokens(const TokenizerSpec& spec) {
   }
   all_bytes_ = byte_fallback_;
   for (unsigned byte = 0; byte < 256; ++byte) {
-    byte_ids_[byte] = byte_fallback_ ? id_of(byte_token(byte)).value_or(kNone) : kNone;
+    byte_ids_[byte] = byte_fallback_ ? tokens().id_of(byte_token(byte)).value_or(kNone) : kNone;
     all_bytes_ = all_bytes_ && byte_ids_[byte] != kNone;
   }
   if (spec.unknown_token) {
     has_unknown_ = true;
     unknown_name_ = *spec.unknown_token;
-    unknown_id_ = id_of(unknown_name_).value_or(kNone);
+    unknown_id_ = tokens().id_of(unknown_name_).value_or(kNone);
   }
 }
 
@@ -95,7 +68,7 @@ void MergeModel::add_merges(const TokenizerSpec& spec) {
   for (const auto& merge : spec.merges) {
     const std::string &left = merge.first, &right = merge.second;  // clang 14 captures no binding
     const auto known = [&](const std::string& token, const char* what) {
-      const auto id = id_of(token);
+      const auto id = tokens().id_of(token);
       if (!id) {
         throw bad_input("merge {} of {} and {}: {} {} is not in the vocabulary", rank, quote_text(left),
                         quote_text(right), what, quote_text(token));
@@ -165,57 +138,29 @@ bool MergeModel::may_bridge(char32_t left, char32_t right) const {
   return bridges_[hash / 64] >> hash % 64 & 1;
 }
 
-std::optional<uint32_t> MergeModel::id_of(std::string_view token) const {
-  const auto found = ids_.find(token);
-  return found == ids_.end() ? std::nullopt : std::optional(found->second);
-}
+std::unique_ptr<ModelMemory> MergeModel::new_memory() const { return std::make_unique<MergeMemory>(); }
 
-std::optional<std::string_view> MergeModel::token_of(uint32_t id) const {
-  if (id >= tokens_.size() || !used_[id]) return std::nullopt;
-  return tokens_[id];
-}
-
-void MergeModel::encode(std::string_view piece, MergeMemory& memory, std::vector<uint32_t>& ids) const {
-  if (piece.size() <= kLongestCached) return encode_cached(piece, memory, ids);
+void MergeModel::encode(std::string_view piece, ModelMemory& memory, std::vector<uint32_t>& ids) const {
+  auto& own = static_cast<MergeMemory&>(memory);
+  if (piece.size() <= PieceCache::kLongest) return encode_cached(piece, own, ids);
   if (ignore_merges_) {
-    if (const auto id = id_of(piece)) return ids.push_back(*id);
+    if (const auto id = tokens().id_of(piece)) return ids.push_back(*id);
   }
-  encode_long(piece, memory, ids);
+  encode_long(piece, own, ids);
 }
 
 void MergeModel::encode_cached(std::string_view piece, MergeMemory& memory,
                                std::vector<uint32_t>& ids) const {
-  if (piece.empty()) return;
-  const uint64_t hash = XXH3_64bits(piece.data(), piece.size());
-  MergeMemory::Slot& slot = memory.slots_[hash >> (64 - kSlotBits)];
-  const auto tag = static_cast<uint32_t>(hash);
-  if (slot.text_size == piece.size() && slot.tag == tag &&
-      std::string_view(memory.cached_text_).substr(slot.text_begin, slot.text_size) == piece) {
-    const uint32_t* cached = memory.cached_ids_.data() + slot.ids_begin;
-    ids.insert(ids.end(), cached, cached + slot.num_ids);
-    return;
-  }
+  if (piece.empty() || memory.cache.find(piece, ids)) return;
   memory.symbols_.clear();
-  const auto whole = ignore_merges_ ? id_of(piece) : std::nullopt;
+  const auto whole = ignore_merges_ ? tokens().id_of(piece) : std::nullopt;
   if (whole) {
     memory.symbols_.push_back(*whole);
   } else {
     merge(piece, memory);
   }
   ids.insert(ids.end(), memory.symbols_.begin(), memory.symbols_.end());
-  if (memory.cached_text_.size() + piece.size() > kArenaBytes ||
-      memory.cached_ids_.size() + memory.symbols_.size() > kArenaBytes / sizeof(uint32_t)) {
-    std::fill(memory.slots_.begin(), memory.slots_.end(), MergeMemory::Slot{});
-    memory.cached_text_.clear();
-    memory.cached_ids_.clear();
-  }
-  slot.text_begin = static_cast<uint32_t>(memory.cached_text_.size());
-  slot.text_size = static_cast<uint16_t>(piece.size());
-  slot.ids_begin = static_cast<uint32_t>(memory.cached_ids_.size());
-  slot.num_ids = static_cast<uint16_t>(memory.symbols_.size());
-  slot.tag = tag;
-  memory.cached_text_ += piece;
-  memory.cached_ids_.insert(memory.cached_ids_.end(), memory.symbols_.begin(), memory.symbols_.end());
+  memory.cache.note(piece, memory.symbols_);
 }
 
 // A piece can be as long as the text: SentencePiece models do not split at all. But a merge can only reach
@@ -226,7 +171,7 @@ void MergeModel::encode_long(std::string_view piece, MergeMemory& memory, std::v
   const auto part = [&](size_t begin, size_t end) {
     const std::string_view text = piece.substr(begin, end - begin);
     // With ignore_merges the cache says what a whole piece becomes, not a part of one.
-    if (text.size() <= kLongestCached && !ignore_merges_) return encode_cached(text, memory, ids);
+    if (text.size() <= PieceCache::kLongest && !ignore_merges_) return encode_cached(text, memory, ids);
     memory.symbols_.clear();
     merge(text, memory);
     ids.insert(ids.end(), memory.symbols_.begin(), memory.symbols_.end());

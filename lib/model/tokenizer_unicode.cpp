@@ -316,6 +316,36 @@ std::string lowercase(std::string_view text) {
   return out;
 }
 
+namespace {
+
+// For the ends of grapheme clusters: marks younger than utf8proc 2.8 (Unicode 15) are as any other.
+utf8proc_int32_t known_mark(char32_t c) {
+  const bool is_recent = c == 0x897 || (c >= 0x1acf && c <= 0x1add) || (c >= 0x1ae0 && c <= 0x1aeb);
+  return static_cast<utf8proc_int32_t>(is_recent ? 0x300 : c);
+}
+
+}  // namespace
+
+std::string_view GraphemeClusters::next() {
+  if (text_.empty()) return {};
+  unsigned size;
+  char32_t last = decode_utf8(text_.data(), size);
+  size_t end = size;
+  utf8proc_int32_t state = 0;
+  for (; end < text_.size(); end += size) {
+    const char32_t character = decode_utf8(text_.data() + end, size);
+    const bool both_ascii = last < 0x80 && character < 0x80;
+    const bool is_break =
+        both_ascii ? !(last == '\r' && character == '\n')
+                   : utf8proc_grapheme_break_stateful(known_mark(last), known_mark(character), &state);
+    if (is_break) break;
+    last = character;
+  }
+  const std::string_view cluster = text_.substr(0, end);
+  text_.remove_prefix(end);
+  return cluster;
+}
+
 bool is_white_space(char32_t c) {
   return (c >= 0x9 && c <= 0xd) || c == 0x20 || c == 0x85 || c == 0xa0 || c == 0x1680 ||
          (c >= 0x2000 && c <= 0x200a) || c == 0x2028 || c == 0x2029 || c == 0x202f || c == 0x205f ||

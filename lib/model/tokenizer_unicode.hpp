@@ -40,6 +40,16 @@ enum class UnicodeForm { nfc, nfd, nfkc, nfkd };
 /// which are sorted.
 std::string normalize(std::string_view text, UnicodeForm form);
 
+/// Cuts well-formed UTF-8 into extended grapheme clusters (Unicode Annex 29), by utf8proc.
+class GraphemeClusters {
+ public:
+  explicit GraphemeClusters(std::string_view text) : text_(text) {}
+  std::string_view next();  ///< empty at the end
+
+ private:
+  std::string_view text_;  ///< what is left
+};
+
 /// Each character's lower case of Unicode 17 by itself (no rule that depends on neighbours).
 std::string lowercase(std::string_view text);
 

@@ -66,13 +66,11 @@ TEST_CASE("tokenizer.json: a good file, and what it leaves open") {
 }
 
 TEST_CASE("tokenizer.json: what is not supported is refused with its place and what is") {
-  CHECK_EQ(changed("/model/type", "Unigram"),
-           "t.json: /model: type \"Unigram\" is not supported; supported: BPE");
   CHECK_EQ(changed("/model/type", "WordPiece"),
-           "t.json: /model: type \"WordPiece\" is not supported; supported: BPE");
-  CHECK_EQ(changed("/normalizer/normalizers/1/type", "Precompiled"),
-           "t.json: /normalizer/normalizers/1: type \"Precompiled\" is not supported; supported: Sequence, "
-           "NFC, NFD, NFKC, NFKD, Prepend, Replace, Strip, Lowercase");
+           "t.json: /model: type \"WordPiece\" is not supported; supported: BPE, Unigram");
+  CHECK_EQ(changed("/normalizer/normalizers/1/type", "StripAccents"),
+           "t.json: /normalizer/normalizers/1: type \"StripAccents\" is not supported; supported: Sequence, "
+           "NFC, NFD, NFKC, NFKD, Prepend, Replace, Strip, Lowercase, Precompiled");
   CHECK_EQ(changed("/pre_tokenizer/type", "UnicodeScripts"),
            "t.json: /pre_tokenizer: type \"UnicodeScripts\" is not supported; supported: Sequence, "
            "ByteLevel, Split, Punctuation, Digits, Metaspace, Whitespace, WhitespaceSplit");
@@ -105,6 +103,49 @@ TEST_CASE("tokenizer.json: what is not supported is refused with its place and w
                                  {"prepend_scheme", "first"},
                                  {"add_prefix_space", false}}),
       "t.json: /pre_tokenizer/prepend_scheme: contradicts \"add_prefix_space\": false; expected \"never\"");
+}
+
+TEST_CASE("tokenizer.json: a Unigram model, and what is wrong with others") {
+  const auto file = [](const Json& vocabulary, const Json& unknown = 0) {
+    return Json{{"model", {{"type", "Unigram"}, {"unk_id", unknown}, {"vocab", vocabulary}}}}.dump();
+  };
+  const Json good = Json::parse(R"([["<unk>", 0], ["a", -1], ["b", -1.5], ["ab", -3]])");
+  const Tokenizer tokenizer(parse_tokenizer_json(file(good), "t.json"));
+  CHECK_EQ(tokenizer.encode("abxyb", false), std::vector<uint32_t>{1, 2, 0, 2});
+  CHECK_EQ(refusal(file(good, nullptr)), "nothing thrown");  // wrong only where a character is unknown
+  CHECK_EQ(refusal(file(good, 4)), "t.json: the unknown token has id 4, which is no token's (ids below 4)");
+  CHECK_EQ(refusal(file(good, -1)),
+           "t.json: /model/unk_id: is number; expected a number from 0 to 4294967295");
+  CHECK_EQ(refusal(file(Json::array())), "t.json: a unigram model without tokens");
+  CHECK_EQ(refusal(file(Json::object())), "t.json: /model/vocab: is object; expected a list");
+  CHECK_EQ(refusal(file(Json::parse(R"([["a", -1], ["a", -2]])"))), "t.json: token \"a\" is given twice");
+  const std::string expected = "; expected [\"token\", score]";
+  for (const char* entry : {R"("a")", R"(["a"])", R"(["a",null])", R"(["a",-1,0])", R"([-1,"a"])"}) {
+    const std::string message =
+        refusal(R"({"model":{"type":"Unigram","vocab":[["x",0],)" + std::string(entry) + "]}}");
+    CHECK_EQ(message, "t.json: /model/vocab: token 1 is \"" + std::string(entry) + "\"" + expected);
+  }
+  CHECK_NE(refusal(R"({"model":{"type":"Unigram","vocab":[["x",1e999]]}})"), "nothing thrown");
+  const std::string huge(1025, 'a');
+  CHECK_EQ(refusal(file(Json::parse("[[\"" + huge + "\", -1]]"))),
+           "t.json: token \"" + huge.substr(0, 60) + "\"... has 1025 bytes; at most 1024 in a unigram model");
+}
+
+TEST_CASE("tokenizer.json: a Precompiled normalizer, and what is wrong with others") {
+  const auto with_map = [](const std::string& base64) {
+    return changed("/normalizer", {{"type", "Precompiled"}, {"precompiled_charsmap", base64}});
+  };
+  CHECK_EQ(with_map("BAAAAAAAAAA="), "nothing thrown");  // a trie of one unit, no replacements
+  CHECK_EQ(changed("/normalizer", {{"type", "Precompiled"}}),
+           "t.json: /normalizer: \"precompiled_charsmap\" is missing");
+  const std::string place = "t.json: /normalizer/precompiled_charsmap: ";
+  CHECK_EQ(with_map("BAAAAAAAAAA"), place + "has 11 digits; expected a multiple of 4");
+  CHECK_EQ(with_map("BAAA*AAAAAA="), place + "digit 4 is not one of base 64");
+  CHECK_EQ(with_map("BA=AAAAAAAA="), place + "digit 2 is not one of base 64");
+  CHECK_EQ(with_map(""), "t.json: the character map has 0 bytes; expected 4 or more");
+  CHECK_EQ(with_map("AAAAAAAAAAA="), "t.json: the trie of the character map has 0 bytes; expected 4 to 4");
+  CHECK_EQ(with_map("CAAAAAAAAAA="), "t.json: the trie of the character map has 8 bytes; expected 4 to 4");
+  CHECK_EQ(with_map("BAAAAAAAAAD/"), "t.json: the replacements of the character map are not UTF-8");
 }
 
 TEST_CASE("tokenizer.json: fields that are missing or of another type") {

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Makes the fixtures of tokenizer_test.cpp: what the `tokenizers` library says about many strings.
 
-usage: python3 make_tokenizer_fixtures.py [TEXT_DIR [MODELS_DIR]]
+usage: python3 make_tokenizer_fixtures.py [TEXT_DIR [MODELS_DIR [NAME...]]]
 
 Needs `pip install tokenizers` (made with 0.23.3). TEXT_DIR (default ../shared/text beside the checkout) holds the texts in
 the public domain that the small tokenizers are trained on; MODELS_DIR (default ../shared/models) holds tokenizers in real
-use, which are not part of the project: only their ids go into the fixtures. Writes to the folder tokenizer/ beside this file:
+use, which are not part of the project: only their ids go into the fixtures. With NAMEs only those of the small tokenizers are made anew,
+with the strings that are there; all else stays as it is. Writes to the folder tokenizer/ beside this file:
 
   strings.json     the strings, shared by all tokenizers
   <name>.json      small tokenizers, one per kind, trained here
@@ -15,12 +16,14 @@ use, which are not part of the project: only their ids go into the fixtures. Wri
   bytes.json       byte strings that are not UTF-8 (hexadecimal) with the ids of their text read with errors="replace"
   steps.json       pre-tokenizers and normalizers by themselves: what becomes of some of the strings
 
-Same input, same output: the random choices are seeded.
+The random choices are seeded, but the order of sets and the ties that the library's trainers meet are up to chance: made
+anew, tokenizers come out a little different. Add new ones by NAME.
 """
 
 import json
 import pathlib
 import random
+import struct
 import sys
 import unicodedata
 import zlib
@@ -33,6 +36,7 @@ ROOT = HERE.parent.parent
 OUT = HERE / "tokenizer"
 TEXT = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT.parent / "shared" / "text"
 MODELS = pathlib.Path(sys.argv[2]) if len(sys.argv) > 2 else ROOT.parent / "shared" / "models"
+ONLY = sys.argv[3:]
 DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 
 LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
@@ -217,7 +221,7 @@ def template(tokenizer, prefix, suffix=()):
 
 
 def small_tokenizers(corpus):
-    """name -> (tokenizer, form of its merges: "pairs" or "strings", edits of the file)"""
+    """name -> (tokenizer, form of its merges, if any: "pairs" or "strings", edits of the file)"""
     lines = corpus.splitlines(keepends=True)
     split = lambda pattern: pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated", False), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     out = {}
@@ -288,6 +292,103 @@ def small_tokenizers(corpus):
     t = sentencepiece({token: i for i, token in enumerate(some)}, [("<unk>", "e"), ("<0xC3>", "<0xA8>"), ("e", "<0xCC>")] + merges, None, None, decoders.ByteFallback())
     t.add_tokens(added_tokens("plain"))
     out["odd"] = (t, "pairs", None)
+    out.update(unigram_tokenizers(lines, llama))
+    return out
+
+
+def train_unigram(corpus, vocab_size):
+    """Pieces and their scores, best first, behind <unk>, <s> and </s>."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.train_from_iterator(corpus, trainers.UnigramTrainer(vocab_size=vocab_size, special_tokens=["<unk>", "<s>", "</s>"], unk_token="<unk>", show_progress=False))
+    return [(piece, round(score, 6)) for piece, score in json.loads(tokenizer.to_str())["model"]["vocab"]]
+
+
+def unigram(vocab, normalizer, pre_tokenizer, decoder, byte_fallback=False):
+    tokenizer = Tokenizer(models.Unigram(vocab, 0, byte_fallback))
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = pre_tokenizer
+    tokenizer.decoder = decoder
+    return tokenizer
+
+
+def charsmap_rules():
+    """What SentencePiece's maps are made of (NFKC, white space, control characters), for some blocks of Unicode."""
+    rules = {}
+    for first, last in [(0xA0, 0xFF), (0x132, 0x149), (0x1C4, 0x1CC), (0x2000, 0x206F), (0x2100, 0x218B), (0x2460, 0x24EA), (0xFB00, 0xFB06), (0xFF01, 0xFFBE), (0x1D538, 0x1D550), (0x30000, 0x30000)]:
+        for c in range(first, last + 1):
+            if unicodedata.normalize("NFKC", chr(c)) != chr(c):
+                rules[chr(c)] = unicodedata.normalize("NFKC", chr(c))
+    for base in "aeioucnsyAEIOUCNSYかきカハ가㈀":
+        for mark in "\u0300\u0301\u0302\u0303\u0308\u030c\u0327\u3099\u309a\u11a8":
+            if len(unicodedata.normalize("NFKC", base + mark)) == 1:
+                rules[base + mark] = unicodedata.normalize("NFKC", base + mark)
+    rules |= {chr(c): "" for c in [*range(1, 9), *range(14, 32), 0x7F, 0x200B]} | {c: " " for c in "\t\n\r\u3000\u2028\u0085"}
+    # A character with a rule of its own hides the rules of what begins with it.
+    return rules | {"\r\n": "!", "Z": "z", "Z\u030c": "ž", "Zz": "?", "q\u0301": "qq", "…": "...", "🫠": "melting"}
+
+
+def charsmap(rules):
+    """The rules as SentencePiece stores them (lib/model/tokenizer_charsmap.hpp says how)."""
+    places, text = {}, b""
+    for replacement in dict.fromkeys(rules.values()):
+        places[replacement] = len(text)
+        text += replacement.encode() + b"\0"
+    root = {}
+    for string, replacement in sorted(rules.items()):
+        node = root
+        for byte in string.encode():
+            node = node.setdefault(byte, {})
+        node[0] = places[replacement]  # no string holds a zero byte
+    units, used, bases, nodes = [0] * 256, {0}, set(), [(root, 0, 0)]
+    start = 1
+    for node, at, label in nodes:
+        base = next(b for b in range(start, 1 << 20) if b not in bases and not any(b ^ c in used for c in node))
+        bases.add(base)
+        used.update(base ^ c for c in node)
+        while start in used:
+            start += 1
+        units += [0] * max((base | 255) + 1 - len(units), 0)
+        units[at] = (at ^ base) << 10 | (0 in node) << 8 | label
+        if 0 in node:
+            units[base] = 1 << 31 | node[0]
+        nodes += [(child, base ^ c, c) for c, child in node.items() if c != 0]
+    trie = struct.pack(f"<{len(units)}I", *units)
+    return struct.pack("<I", len(trie)) + trie + text
+
+
+def unigram_tokenizers(lines, llama):
+    out = {}
+    vocab = train_unigram(lines, 1300)
+    t = unigram(vocab, None, pre_tokenizers.Metaspace(), decoders.Metaspace())
+    t.add_tokens(added_tokens("all"))
+    t.post_processor = template(t, [], ["</s>"])
+    out["unigram"] = (t, None, None)
+
+    # Whole texts as one piece, bytes to fall back on.
+    all_bytes = [(f"<0x{b:02X}>", 0.0) for b in range(256)]
+    t = unigram(vocab[:3] + all_bytes + vocab[3:], normalizers.NFKC(), pre_tokenizers.Metaspace(prepend_scheme="first", split=False), llama, byte_fallback=True)
+    t.add_tokens(added_tokens("plain"))
+    t.post_processor = template(t, ["<s>"])
+    out["unigram-bytes"] = (t, None, None)
+
+    # What no one does, but the format allows: many equal sums, an unknown token that is better than some pieces, pieces that
+    # only unknown characters make up, and some of the bytes only.
+    few = [(piece, float(round(score / 3))) for piece, score in vocab[3:] if len(piece) > 1 or piece not in "bdgkw"]
+    few += [(piece, 20.0) for piece in ("bg", "kw", "日本", "<0xC3><0xA8>")] + [("s" * n, 0.5 * n) for n in (2, 3, 5)] + [("a" * n, -1.0) for n in range(2, 30)]
+    few = list(dict(few).items())
+    some_bytes = [pair for i, pair in enumerate(all_bytes) if i % 3 != 1]
+    t = unigram([("<unk>", 20.0)] + [(piece, score + 20.0) for piece, score in few] + some_bytes, None, pre_tokenizers.Metaspace(prepend_scheme="never", split=False), decoders.ByteFallback(), byte_fallback=True)
+    t.add_tokens(added_tokens("plain"))
+    out["unigram-odd"] = (t, None, None)
+
+    # The normalizer of T5 and XLM-RoBERTa, whose results Metaspace must find the beginning of the text in.
+    first = pre_tokenizers.Metaspace(prepend_scheme="first")
+    t = unigram(vocab, normalizers.Precompiled(charsmap(charsmap_rules())), pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Digits(), first]), decoders.Metaspace())
+    t.add_tokens(added_tokens("all"))
+    t.post_processor = template(t, ["<s>"], ["</s>"])
+    out["unigram-map"] = (t, None, None)
     return out
 
 
@@ -413,14 +514,21 @@ def main():
     OUT.mkdir(exist_ok=True)
     read = lambda name: (TEXT / name).read_text(encoding="utf-8")
     corpus = read("moby-dick-pg2701.stripped.txt")[200_000:600_000] + read("pride-and-prejudice-pg1342.stripped.txt")[100_000:300_000] + read("tinyshakespeare.txt")[:200_000]
-    strings = make_strings(corpus)
-    (OUT / "strings.json").write_text("[" + ",\n".join(json.dumps(s, ensure_ascii=False) for s in strings) + "]\n", encoding="utf-8")
+    if ONLY:
+        strings = json.loads((OUT / "strings.json").read_text(encoding="utf-8"))
+    else:
+        strings = make_strings(corpus)
+        (OUT / "strings.json").write_text("[" + ",\n".join(json.dumps(s, ensure_ascii=False) for s in strings) + "]\n", encoding="utf-8")
     print(len(strings), "strings,", sum(len(s) for s in strings), "characters")
     training = corpus + ("\n".join(SENTENCES + CODE) + "\n") * 3
     small = small_tokenizers(training)
     for name, (tokenizer, form, edit) in small.items():
+        if ONLY and name not in ONLY:
+            continue
         path = save(name, tokenizer, form, edit)
         write_ids(name, path, f"test/golden/tokenizer/{name}.json", strings)
+    if ONLY:
+        return
     write_ids("demo-model", ROOT / "data/demo-model/tokenizer.json", "data/demo-model/tokenizer.json", strings)
     for path in sorted(MODELS.glob("tokenizers/*.json")) + [MODELS / "stories260K/tokenizer.json"]:
         place = path.relative_to(MODELS)

@@ -99,6 +99,12 @@ TEST_CASE("tokenizer: SentencePiece-like BPE as in Llama 2 and Mistral, the olde
   for (const char* name : {"llama2", "mistral", "metaspace", "odd"}) CHECK(check_ids(name));
 }
 
+TEST_CASE("tokenizer: unigram models by words, of whole texts with byte fallback, and with odd scores") {
+  for (const char* name : {"unigram", "unigram-bytes", "unigram-odd"}) CHECK(check_ids(name));
+}
+
+TEST_CASE("tokenizer: SentencePiece's compiled normalizer") { CHECK(check_ids("unigram-map")); }
+
 TEST_CASE("tokenizer: the demo model's") { CHECK(check_ids("demo-model")); }
 
 TEST_CASE("tokenizer: phi-2 (GPT-2 pattern, runs of spaces as added tokens)") {
@@ -200,7 +206,7 @@ TEST_CASE("tokenizer: Metaspace knows the beginning of the text behind normalize
 }
 
 TEST_CASE("tokenizer: any number of threads, warm or cold, the same ids") {
-  for (const char* name : {"gpt2", "llama2"}) {
+  for (const char* name : {"gpt2", "llama2", "unigram-bytes"}) {
     const std::string file = fixture(std::string(name) + ".json");
     const Tokenizer one_by_one = load_tokenizer(file), tokenizer = load_tokenizer(file);
     std::vector<std::vector<uint32_t>> expected;

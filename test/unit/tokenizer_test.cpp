@@ -1,12 +1,14 @@
 #include "lib/model/tokenizer.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <map>
 #include <set>
 
 #include "lib/core/error.hpp"
 #include "lib/core/rng.hpp"
+#include "lib/model/tokenizer_charsmap.hpp"
 #include "lib/model/tokenizer_regex.hpp"
 #include "test/mismatch.hpp"
 #include "test/test.hpp"
@@ -61,7 +63,142 @@ std::vector<uint32_t> merged_naively(
   }
 }
 
+// The best cut of a text into tokens, by trying all of them from the left: strictly better sums only, so that of
+// equal ones the first token that begins furthest left stays.
+std::vector<uint32_t> most_likely_naively(const TokenizerSpec& spec, const std::string& text) {
+  const std::vector<double>& scores = spec.unigram->scores;
+  const double unknown_score = *std::min_element(scores.begin(), scores.end()) - 10;
+  struct Way {
+    bool known = false;
+    double score = 0;
+    size_t begin = 0;
+    uint32_t id = 0;
+  };
+  std::vector<Way> ways(text.size() + 1);
+  ways[0].known = true;
+  const auto offer = [&](size_t begin, size_t end, double score, uint32_t id) {
+    if (ways[end].known && ways[end].score >= score) return;
+    ways[end] = {true, score, begin, id};
+  };
+  for (size_t at = 0; at < text.size(); ++at) {
+    if (!ways[at].known) continue;  // in the middle of a character
+    unsigned size;
+    decode_utf8(text.data() + at, size);
+    bool is_token = false;
+    for (size_t i = 0; i < spec.vocabulary.size(); ++i) {
+      const std::string& token = spec.vocabulary[i].first;
+      if (token.empty() || text.compare(at, token.size(), token) != 0) continue;
+      offer(at, at + token.size(), scores[i] + ways[at].score, spec.vocabulary[i].second);
+      is_token = is_token || token.size() == size;
+    }
+    if (!is_token) offer(at, at + size, unknown_score + ways[at].score, *spec.unigram->unknown_id);
+  }
+  std::vector<uint32_t> ids;
+  for (size_t at = text.size(); at > 0; at = ways[at].begin) {
+    const bool joins = !ids.empty() && ids.back() == spec.unigram->unknown_id && ways[at].id == ids.back();
+    if (!joins) ids.push_back(ways[at].id);
+  }
+  std::reverse(ids.begin(), ids.end());
+  return ids;
+}
+
 }  // namespace
+
+TEST_CASE("tokenizer: random unigram models give what the definition gives, for texts of any length") {
+  constexpr uint64_t kSeed = 20241;
+  Rng rng(kSeed);
+  INFO("seed ", kSeed);
+  const std::vector<std::string> alphabet = {"a", "b", "c", "▁", "é", "è", "日", "😀"};
+  const auto text_of = [&](size_t length) {
+    std::string text;
+    for (size_t i = 0; i < length; ++i) text += alphabet[rng.below(alphabet.size())];
+    return text;
+  };
+  for (int round = 0; round < 150; ++round) {
+    std::set<std::string> tokens = {"<unk>"};
+    for (uint64_t n = 1 + rng.below(40); n > 0; --n) tokens.insert(text_of(1 + rng.below(round % 3 ? 3 : 9)));
+    TokenizerSpec spec = with_tokens({tokens.begin(), tokens.end()});
+    spec.unigram.emplace();
+    // Half of the models have few different scores, so that many sums are equal or differ by rounding only.
+    for (size_t i = 0; i < tokens.size(); ++i)
+      spec.unigram->scores.push_back(-static_cast<double>(round % 2 ? rng.below(3) : rng.below(100000)) *
+                                     0.1);
+    spec.unigram->unknown_id = static_cast<uint32_t>(std::distance(tokens.begin(), tokens.find("<unk>")));
+    const Tokenizer tokenizer(spec);
+    for (const size_t length : {1, 2, 3, 5, 8, 13, 30, 30, 100, 1000}) {
+      const std::string text = text_of(length);
+      INFO("round ", round, ": ", text);
+      const auto expected = most_likely_naively(spec, text);
+      CHECK_EQ(tokenizer.encode(text, false), expected);
+      CHECK_EQ(tokenizer.encode(text, false), expected);  // from the cache
+    }
+  }
+}
+
+TEST_CASE("tokenizer: unknown characters of a unigram model") {
+  TokenizerSpec spec = with_tokens({"<unk>", "a", "<0xC3>", "<0xA9>", "<0x78>", "xy"});
+  spec.unigram = UnigramSpec{{0, -1, 0, 0, 0, 12}, 0};
+  CHECK_EQ(pieces(Tokenizer(spec), "aéxa"), Pieces{"a", "<unk>", "a"});
+  spec.byte_fallback = true;
+  CHECK_EQ(pieces(Tokenizer(spec), "aéxa"), Pieces{"a", "<0xC3>", "<0xA9>", "<0x78>", "a"});
+  CHECK_EQ(pieces(Tokenizer(spec), "aéxza"), Pieces{"a", "<unk>", "a"});  // all bytes of them, or none
+  CHECK_EQ(pieces(Tokenizer(spec), "xy"), Pieces{"xy"});
+  spec.unigram->scores = {50, 50, 50,
+                          50, 50, 50};  // unknown characters are cheaper: two of them are that token
+  CHECK_EQ(pieces(Tokenizer(spec), "xy"), Pieces{"xy"});
+  CHECK_EQ(pieces(Tokenizer(spec), "yx"), Pieces{"<unk>"});
+  spec.unigram->unknown_id.reset();
+  CHECK_EQ(pieces(Tokenizer(spec), "aa"), Pieces{"a", "a"});
+  CHECK_EQ(message_of([&] { Tokenizer(spec).encode("aéa", false); }),
+           "character \"é\" has no token, and the unigram model has no unknown token (\"unk_id\")");
+}
+
+TEST_CASE("tokenizer: a unigram model that contradicts itself is refused") {
+  TokenizerSpec good = with_tokens({"<unk>", "a", ""});
+  good.unigram = UnigramSpec{{0, -1, -2}, 0};
+  CHECK_EQ(pieces(Tokenizer(good), "aa"), Pieces{"a", "a"});  // the empty token is never found
+  const auto changed = [&](const std::function<void(TokenizerSpec&)>& edit) {
+    TokenizerSpec spec = good;
+    edit(spec);
+    return refusal(std::move(spec));
+  };
+  CHECK_EQ(changed([](TokenizerSpec& s) { s.unigram->scores[1] = std::nan(""); }),
+           "the score of \"a\" is nan; expected a finite number");
+  CHECK_EQ(changed([](TokenizerSpec& s) { s.unigram->scores[0] = -HUGE_VAL; }),
+           "the score of \"<unk>\" is -inf; expected a finite number");
+  CHECK_EQ(changed([](TokenizerSpec& s) { s.unigram->scores.pop_back(); }), "2 scores for 3 tokens");
+  CHECK_EQ(changed([](TokenizerSpec& s) { s.unigram->unknown_id = 3; }),
+           "the unknown token has id 3, which is no token's (ids below 3)");
+  CHECK_EQ(changed([](TokenizerSpec& s) { s.vocabulary.clear(), s.unigram->scores.clear(); }),
+           "a unigram model without tokens");
+  CHECK_EQ(changed([](TokenizerSpec& s) { s.vocabulary[2].first = "a"; }), "token \"a\" is given twice");
+  CHECK_EQ(changed([](TokenizerSpec& s) { s.vocabulary[1].first.assign(1025, 'a'); }),
+           "token \"" + std::string(60, 'a') + "\"... has 1025 bytes; at most 1024 in a unigram model");
+}
+
+TEST_CASE("tokenizer: a character map that leads outside of itself, or makes too much of a text") {
+  // Units of a trie: of the root, of its child by "a" (label 0x61, a value at place 0), then replacements.
+  const auto apply = [](uint32_t root, uint32_t child, uint32_t leaf, const std::string& replacements) {
+    std::vector<uint32_t> units(0x63);
+    units[0] = root, units[0x61] = child, units[1] = leaf;
+    const auto size = static_cast<uint32_t>(units.size() * 4);
+    std::string bytes(reinterpret_cast<const char*>(&size), 4);
+    bytes.append(reinterpret_cast<const char*>(units.data()), size);
+    size_t origin = 1;
+    return message_of([&] {
+      const CharacterMap map(bytes + replacements);
+      const std::string result = map.apply("ba", 4, origin);
+      CHECK_EQ(result, "bxyz");
+    });
+  };
+  const uint32_t child = 0x60u << 10 | 0x100 | 0x61;  // 0x61 ^ 0x60 is 1
+  CHECK_EQ(apply(0, child, 0x80000001u, std::string("wxyz\0", 5)), "nothing thrown");
+  CHECK_EQ(apply(0, child, 0x80000000u, "wxyz"), "the normalizers make more than 4 bytes of 2");
+  CHECK_EQ(apply(0, child, 0x80000005u, "wxyz"), "a replacement of the character map begins at byte 5");
+  CHECK_EQ(apply(0, child, 0x80000001u, "é"), "a replacement of the character map begins at byte 1");
+  CHECK_EQ(apply(0x100u << 10, child, 0, ""), "the character map leads to unit 354 of 99");
+  CHECK_EQ(apply(0, child | 0x200u << 10, 0, ""), "the character map leads to unit 513 of 99");
+}
 
 TEST_CASE("tokenizer: random merges give what the definition gives, for texts of any length") {
   constexpr uint64_t kSeed = 20240;

@@ -17,5 +17,5 @@ fresh && echo '{' >m/config.json && run
 fresh && rm m/model.safetensors && run
 fresh && head -c 1000000 "$model/model.safetensors" >m/model.safetensors && run
 fresh && rm m/tokenizer.json && run
-fresh && echo '{"model": {"type": "Unigram"}}' >m/tokenizer.json && run
+fresh && echo '{"model": {"type": "WordPiece"}}' >m/tokenizer.json && run
 ls
