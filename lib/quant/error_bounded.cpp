@@ -100,10 +100,12 @@ void dequantize_columns(const uint8_t* symbols, size_t symbol_stride, Grids grid
 
 void dequantize_rows(const uint8_t* symbols, size_t symbol_stride, Grids grids, float* out, size_t rows,
                      size_t cols, size_t stride) {
-  for (size_t i = 0; i < rows; ++i)
+  for (size_t i = 0; i < rows; ++i) {
+    const float offset = grids.offsets[i],
+                step = grids.steps[i];  // for all that is known, `out` overlaps them
     for (size_t j = 0; j < cols; ++j)
-      out[i * stride + j] =
-          (static_cast<float>(symbols[i * symbol_stride + j]) - grids.offsets[i]) * grids.steps[i];
+      out[i * stride + j] = (static_cast<float>(symbols[i * symbol_stride + j]) - offset) * step;
+  }
 }
 
 constexpr Table kTable = {moments_of_columns, extremes_of_rows, failures_of_columns, failures_of_rows,
