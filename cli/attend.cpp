@@ -259,14 +259,10 @@ class Attender {
 
   void attend(int group, const Asked& one) {
     const GroupShape shape = group_shape(codes_.info().model, group, codes_.info().layer_group, Side::key);
-    const auto open = [&](Side side) {
-      return at_dataset(codes_.name(), side, group, [&] {
-        return StoredDocument(codes_, codec_, of_side(shape, side), one.match.other_document);
-      });
-    };
-    const auto keys = open(Side::key), values = open(Side::value);
-    const CodesSource straight(*keys, *values, CodesSource::Products::straight);
-    const CodesSource decoded(*keys, *values, CodesSource::Products::decoded_first);
+    const StoredSides stored(codes_, codec_, shape, one.match.other_document);
+    const DocumentView &keys = stored.keys(), &values = stored.values();
+    const CodesSource straight(keys, values, CodesSource::Products::straight);
+    const CodesSource decoded(keys, values, CodesSource::Products::decoded_first);
     const RowsSource original(shape, [&](Side side, uint64_t first, MatrixView<float> rows) {
       for_chosen(shape, shape.heads, [&](size_t, int layer, size_t column, size_t width) {
         kv_.read(side, layer, one.match.original + first, rows.columns(column, width));
@@ -283,7 +279,7 @@ class Attender {
             selected_->tokens(shape, layers_, std::span(one.rows).subspan(first, count), queries.visible);
         const auto output = timed(queries, [&](MatrixView<float> out) {
           at_dataset(codes_.name(), Side::key, group, [&] {
-            attend_chosen(*keys, *values, {q_heads(), rows, selected_->heads(), tokens}, out,
+            attend_chosen(keys, values, {q_heads(), rows, selected_->heads(), tokens}, out,
                           engine_ ? engine_->attention() : nullptr);
           });
         });
@@ -292,7 +288,7 @@ class Attender {
         answer(shape, queries, NamedSource(straight, codes_.name(), group),
                NamedSource(decoded, codes_.name(), group), original, [&](MatrixView<float> out) {
                  return attends_on_device(shape, queries) && at_dataset(codes_.name(), Side::key, group, [&] {
-                          return attend_decoded(*engine_->attention(), *keys, *values, queries, out);
+                          return attend_decoded(*engine_->attention(), keys, values, queries, out);
                         });
                });
       }
@@ -411,7 +407,8 @@ void check_memory(const CodesReader& codes, const Codec& codec, const CommonOpti
   uint64_t needed = 0;
   for (const Side side : kSides) {
     const GroupShape shape = group_shape(model, 0, codes.info().layer_group, side);
-    needed = std::max(needed, attention_bytes(shape, model.num_q_heads, codec.scratch_bytes_per_row(shape)));
+    const size_t scratch = codec.scratch_bytes_per_row(codec.joint() ? of_side(shape, Side::both) : shape);
+    needed = std::max(needed, attention_bytes(shape, model.num_q_heads, scratch));
   }
   needed += 4 * codes.info().book_bytes;  // as chunk_budget says
   if (needed > common.memory_bytes())
@@ -583,6 +580,7 @@ std::string attend(Command& command) {
   const CodesReader codes(options.input);
   const KvReader kv(options.queries);
   const auto layers = options.layers.choose(stored_layers(codes.info()), codes.name());
+  check_one_shape(codes.name(), codes.info().model, "attend");
   check_queries(kv, codes, layers);
   const auto documents = options.documents.choose(codes.info().documents, codes.name());
   const auto asked = find_queries(kv, codes, match_documents(token_axis(kv), token_axis(codes), documents));
@@ -603,7 +601,7 @@ std::string attend(Command& command) {
                              writer ? &*writer : nullptr, bar)
                         .run();
     if (!writer) return result;
-    if (engine && !engine->exact()) command.add_to_history("--device cuda");  // sums ran in another order
+    options.common.record_device(command);
     writer->finish(
         command.provenance(merged_history({kv.type().history, codes.type().history, codec.book_history(),
                                            selected ? selected->history() : std::vector<std::string>{}})));

@@ -48,6 +48,7 @@ CodecContext context_of(const ModelInfo& model, DType storage, const Book* book)
   return {.num_layers = model.num_layers,
           .heads = model.num_kv_heads,
           .head_dim = model.head_dim,
+          .one_shape = model.one_shape(),
           .query_heads = model.num_q_heads,
           .storage = storage,
           .book = book,
@@ -62,12 +63,16 @@ Engine* engine_for(const CodecEntry& entry, Engine* engine) {
   return engine;
 }
 
-GroupShape group_shape(const ModelInfo& model, int first_layer, int layers, Side side) {
-  return {.first_layer = first_layer,
-          .layers = layers,
-          .heads = model.num_kv_heads,
-          .head_dim = model.head_dim,
-          .side = side};
+bool has_side(const CodesInfo& info, int first_layer, Side side) {
+  const auto sides = info.sides(first_layer);
+  return std::find(sides.begin(), sides.end(), side) != sides.end();
+}
+
+void check_one_shape(const std::string& file, const ModelInfo& model, const char* what) {
+  if (!model.one_shape())
+    throw bad_input(
+        "{}: {} takes caches whose keys and values have the same heads in all layers; here they differ", file,
+        what);
 }
 
 std::vector<int> whole_groups(const std::vector<int>& layers, int layer_group, ErrorKind kind,
@@ -98,15 +103,44 @@ std::vector<int> groups_of(const std::vector<int>& layers, int layer_group) {
   return groups;
 }
 
+namespace {
+
+void check_length(const CodesReader& codes, const DocumentView& view, size_t document) {
+  const uint64_t stored = view.tokens(), length = codes.info().documents.length(document);
+  if (stored != length)
+    throw bad_input("document {} has {} tokens stored; the table of documents says {}", document, stored,
+                    length);
+}
+
+}  // namespace
+
 std::unique_ptr<DocumentView> open_document(const CodesReader& codes, const Codec& codec,
                                             const GroupShape& shape, size_t document,
                                             const StreamReader& streams) {
   auto view = codec.open(shape, streams);
-  const uint64_t stored = view->tokens(), length = codes.info().documents.length(document);
-  if (stored != length)
-    throw bad_input("document {} has {} tokens stored; the table of documents says {}", document, stored,
-                    length);
+  check_length(codes, *view, document);
   return view;
+}
+
+StoredSides::StoredSides(const CodesReader& codes, const Codec& codec, const GroupShape& shape,
+                         size_t document) {
+  const auto streams = [&](Side side) { return codes.document(side, shape.first_layer, document); };
+  const auto open = [&](Side side, const StreamReader& of_side_streams) {
+    return open_document(codes, codec, of_side(shape, side), document, of_side_streams);
+  };
+  const auto at = [&](Side side, const auto& body) {
+    at_dataset(codes.name(), side, shape.first_layer, body);
+  };
+  if (codec.joint()) {
+    at(Side::both, [&] {
+      keys_ = streams(Side::key);
+      views_ = codec.open_sides(shape, *keys_, *keys_);
+      check_length(codes, *views_.keys, document);
+    });
+    return;
+  }
+  at(Side::key, [&] { keys_ = streams(Side::key), views_.keys = open(Side::key, *keys_); });
+  at(Side::value, [&] { values_ = streams(Side::value), views_.values = open(Side::value, *values_); });
 }
 
 std::string dataset_name(Side side, int first_layer) {

@@ -41,7 +41,11 @@ CodecContext context_of(const ModelInfo& model, DType storage, const Book* book)
 /// The engine that a codec is made with: nullptr if it has no device twin, which the engine is told.
 Engine* engine_for(const CodecEntry& entry, Engine* engine);
 
-GroupShape group_shape(const ModelInfo& model, int first_layer, int layers, Side side);
+/// Whether the codes have something of that side in the group that begins at that layer.
+bool has_side(const CodesInfo& info, int first_layer, Side side);
+
+/// Throws Error(bad_input) for a cache whose layers, or keys and values, differ in shape; what: who takes none such.
+void check_one_shape(const std::string& file, const ModelInfo& model, const char* what);
 
 /// First layers of the groups that `layers` (ascending) fills. Throws an Error of that kind if it does not
 /// fill whole groups, which begin at multiples of layer_group; `what` says who asked for those layers.
@@ -72,6 +76,19 @@ class StoredDocument {
  private:
   std::unique_ptr<StreamReader> streams_;
   std::unique_ptr<DocumentView> view_;
+};
+
+/// Both sides of a group, opened together: what is coded jointly is decoded once for them. Errors name file and dataset.
+class StoredSides {
+ public:
+  /// shape: of one of the sides.
+  StoredSides(const CodesReader& codes, const Codec& codec, const GroupShape& shape, size_t document);
+  const DocumentView& keys() const { return *views_.keys; }
+  const DocumentView& values() const { return *views_.values; }
+
+ private:
+  std::unique_ptr<StreamReader> keys_, values_;
+  SideViews views_;
 };
 
 /// "/layers/3/key", as in files and messages.

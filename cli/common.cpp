@@ -128,6 +128,10 @@ void CommonOptions::apply(const Command& command, bool has_twin) {
       [name = command_](const std::string& what) { write_note(name, "on the CPU: " + what); });
 }
 
+void CommonOptions::record_device(Command& command) const {
+  if (engine_ && !engine_->exact()) command.add_to_history("--device cuda");
+}
+
 uint64_t CommonOptions::memory_bytes() const {
   if (!memory.empty()) {
     const uint64_t bytes = parse_size("--memory", memory);

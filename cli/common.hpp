@@ -48,6 +48,9 @@ struct CommonOptions final : Options {
   /// The device that computes, or nullptr. With --device cuda it says on standard error what it leaves to the
   /// CPU.
   Engine* engine() const { return engine_.get(); }
+  /// Puts "--device cuda" in the history of the command's product if a device computed it and rounds otherwise than the
+  /// CPU. Before Command::provenance.
+  void record_device(Command& command) const;
 
   /// Bytes that the command may use for its buffers.
   uint64_t memory_bytes() const;

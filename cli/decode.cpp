@@ -193,7 +193,7 @@ class Decoder {
 
   void run(const Part& part, KvWriter& writer, const std::function<void(uint64_t)>& count) {
     for (const int group : groups_)
-      for (const Side side : codes_.info().sides()) {
+      for (const Side side : codes_.info().sides(group)) {
         const GroupShape shape = group_shape(codes_.info().model, group, codes_.info().layer_group, side);
         at_dataset(codes_.name(), side, group, [&] {
           const auto streams = codes_.document(side, group, part.document);
@@ -203,7 +203,11 @@ class Decoder {
       }
   }
 
-  size_t passes() const { return groups_.size() * codes_.info().sides().size(); }
+  size_t passes() const {
+    size_t sides = 0;
+    for (const int group : groups_) sides += codes_.info().sides(group).size();
+    return sides;
+  }
   const Effort& effort() const { return effort_; }
 
  private:

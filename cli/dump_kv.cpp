@@ -346,8 +346,8 @@ void declare(Command& command, DumpOptions& options) {
       "--model PATH (--text PATH ... | --tokens FILE) [options] -o KV",
       "Runs a model over text and stores the keys and values of every layer, token by token, as the model "
       "computes them: what a serving engine holds in its cache after reading the text. Models: Llama, "
-      "Mistral, Mixtral, Qwen, Gemma, GPT-NeoX, gpt-oss, Granite, OLMo 2, Phi and SmolLM3 (the man page says which of "
-      "them) as Hugging Face directories or GGUF files, whose quantized weights stay as they are. Every text file is a "
+      "Mistral, Mixtral, Qwen, Gemma, GPT-NeoX, gpt-oss, Granite, OLMo 2, Phi, SmolLM3 and DeepSeek (the man page says "
+      "which of them) as Hugging Face directories or GGUF files, whose quantized weights stay as they are. Every text file is a "
       "document; --chunk cuts long ones.",
       "kvcodec dump-kv --model data/demo-model --text docs/ README.md --chunk 512 -o kv.h5\n"
       "kvcodec dump-kv --model data/demo-model --tokens ids.txt --queries every:16 --dtype f32 -o kv.h5");
@@ -402,8 +402,7 @@ Product write_cache(Command& command, const DumpOptions& options, QueryChoice qu
   KvSink sink(writer, layers, options, queries);
   ProgressBar bar("dump-kv", "tokens", options.common.quiet);
   product.tokens = run_model(model, prefill, documents, batches, writer, sink, bar);
-  if (const Engine* const engine = options.common.engine(); engine && !engine->exact())
-    command.add_to_history("--device cuda");  // other roundings
+  options.common.record_device(command);
   writer.finish(command.provenance());
   std::error_code no_size;
   product.bytes = fs::file_size(output.path(), no_size);

@@ -160,11 +160,12 @@ Job make_job(const KvReader& kv, const std::vector<size_t>& chosen, const CodesR
 /// at a time.
 class CodecRun {
  public:
-  /// documents_before: how many documents the codes have already; the first piece may continue the last of
+  /// info: of the codes. documents_before: how many documents the codes have already; the first piece may continue the last of
   /// them.
-  CodecRun(const KvReader& kv, const Codec& codec, const Job& job, size_t documents_before,
-           CodesWriter& writer, uint64_t budget, ProgressBar& bar)
+  CodecRun(const KvReader& kv, const CodesInfo& info, const Codec& codec, const Job& job,
+           size_t documents_before, CodesWriter& writer, uint64_t budget, ProgressBar& bar)
       : kv_(kv),
+        info_(info),
         codec_(codec),
         job_(job),
         documents_before_(documents_before),
@@ -175,9 +176,9 @@ class CodecRun {
   }
 
   void run(const std::vector<int>& groups) {
-    sides_ = groups.size() * codec_.sides().size();
+    for (const int group : groups) sides_ += info_.sides(group).size();
     for (const int group : groups)
-      for (const Side side : codec_.sides()) {
+      for (const Side side : info_.sides(group)) {
         run_side(side, group);
         ++sides_done_;
       }
@@ -228,6 +229,7 @@ class CodecRun {
     for (int pass = 0; pass < survey.passes(); ++pass) {
       for (const auto& piece : pieces) {
         show_queries(survey, shape, piece);
+        if (codec_.predicts_from() > 0) survey.observe_ids(kv_.tokens(piece.first, piece.count));
         for_each_chunk(shape, piece, [&](MatrixView<const float> rows) { survey.observe(rows); });
         survey.end_document();
       }
@@ -274,6 +276,7 @@ class CodecRun {
   }
 
   const KvReader& kv_;
+  const CodesInfo& info_;
   const Codec& codec_;
   const Job& job_;
   size_t documents_before_;
@@ -466,17 +469,21 @@ void note_missing_queries(const KvReader& kv, const Codec& codec, const CommonOp
 }
 
 /// What is unlike the text that the book was learned from takes more bits, and loses more.
-void note_unlike_book(const FileRate& rate, const KvReader& kv, const Codec& codec,
+void note_unlike_book(const CodesReader& codes, const FileRate& rate, const KvReader& kv, const Codec& codec,
                       const CommonOptions& common) {
-  const auto learned = codec.learned_bits();
-  const auto payload = std::ranges::find(rate.ledger.lines, name_of(Category::payload), &RateLine::name);
-  if (!learned || payload == rate.ledger.lines.end()) return;
-  const double taken = bits_per_value(rate.ledger.values, payload->bytes);
-  if (taken > kUnlike * *learned)
+  const auto learned = codec.learned_rate();
+  if (!learned) return;
+  uint64_t bytes = 0;
+  for (const Side side : codes.info().sides())
+    for (const int group : codes.info().groups)
+      for (const StoredStream& stream : codes.streams(side, group))
+        if (stream.spec.name == learned->stream) bytes += stream.bytes;
+  const double taken = bits_per_value(rate.ledger.values, bytes);
+  if (taken > kUnlike * learned->bits)
     common.note(
         "{} takes {:.2f} bits per value where what the book was learned from took {:.2f}: it is of another kind, "
         "and loses more. A book learned from a mixture takes fewer",
-        kv.name(), taken, *learned);
+        kv.name(), taken, learned->bits);
 }
 
 /// Writes the codes and says what they cost.
@@ -485,14 +492,16 @@ FileRate write_codes(const Command& command, const EncodeOptions& options, const
   auto writer = encoding.make_writer(output, job, options.embed_book);
   {
     ProgressBar bar("encode", "tokens", options.common.quiet);
-    CodecRun run(kv, encoding.codec(), job, encoding.base() ? encoding.base()->info().documents.count() : 0,
-                 *writer, chunk_budget(options.common.memory_bytes(), encoding.info.book_bytes), bar);
+    CodecRun run(kv, encoding.info, encoding.codec(), job,
+                 encoding.base() ? encoding.base()->info().documents.count() : 0, *writer,
+                 chunk_budget(options.common.memory_bytes(), encoding.info.book_bytes), bar);
     run.run(encoding.info.groups);
   }
   writer->finish(command.provenance(encoding.history(kv)));
   writer.reset();
-  FileRate rate = rate_of(CodesReader(output.path()));
-  note_unlike_book(rate, kv, encoding.codec(), options.common);
+  const CodesReader codes(output.path());
+  FileRate rate = rate_of(codes);
+  note_unlike_book(codes, rate, kv, encoding.codec(), options.common);
   return rate;
 }
 

@@ -222,6 +222,7 @@ void make_settings(const ModelOptions& options, const ModelConfig& config, Setti
     CodecContext context{.num_layers = config.num_layers,
                          .heads = config.num_kv_heads,
                          .head_dim = config.head_dim,
+                         .one_shape = !config.is_latent(),
                          .query_heads = config.num_q_heads,
                          .storage = spec.dtype == DType::f32 && !exact ? DType::bf16 : spec.dtype,
                          .engine = options.common.engine(),

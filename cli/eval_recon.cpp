@@ -65,11 +65,13 @@ struct Result {
   std::vector<int> layers;
   std::vector<Match> matches;               ///< what was compared
   uint64_t tokens = 0;                      ///< in them
-  std::vector<ReconstructionMeter> meters;  // key, value
+  std::vector<ReconstructionMeter> meters;  // of each of compared()
   std::optional<FileRate> rate;
   std::optional<SideRates> sides;
   std::optional<AttentionErrorMeter> attention;
 
+  /// The sides of which the cache stores something.
+  std::span<const Side> compared() const { return std::span<const Side>(kSides).first(meters.size()); }
   const ReconstructionMeter& meter(Side side) const { return meters[side == Side::key ? 0 : 1]; }
 };
 
@@ -82,7 +84,21 @@ void check_same_shape(const KvReader& original, const KvReader& recon) {
   differ("num_layers", a.num_layers, b.num_layers);
   differ("num_kv_heads", a.num_kv_heads, b.num_kv_heads);
   differ("head_dim", a.head_dim, b.head_dim);
+  if (a.layer_shapes != b.layer_shapes)
+    throw bad_input("{}: its layers have other shapes than those of {}", recon.name(), original.name());
   differ("key_state", a.key_state, b.key_state);
+}
+
+/// Values of a row of one side of a layer.
+size_t row_width(const ModelInfo& model, int layer, Side side) {
+  const LayerShape shape = model.layer_shape(layer);
+  return static_cast<size_t>(shape.heads) * static_cast<size_t>(shape.stored_dim(side));
+}
+
+bool stores_values(const ModelInfo& model) {
+  for (int layer = 0; layer < model.num_layers; ++layer)
+    if (row_width(model, layer, Side::value) > 0) return true;
+  return false;
 }
 
 /// The documents of the reconstruction that are among the chosen ones of the original.
@@ -112,16 +128,28 @@ Result measure(const KvReader& original, const std::string& file, const EvalOpti
                       recon.name(), ranges_text(original.layers()));
   result.matches = chosen_matches(original, recon, documents);
   for (const auto& match : result.matches) result.tokens += match.count;
-  const auto width = static_cast<size_t>(model.num_kv_heads) * static_cast<size_t>(model.head_dim);
+  size_t widest = 0, passes = 0;
+  const auto sides = std::span<const Side>(kSides).first(stores_values(model) ? 2 : 1);
+  for (const Side side : sides)
+    for (const int layer : result.layers) {
+      const size_t width = row_width(model, layer, side);
+      widest = std::max(widest, width), passes += width > 0;
+    }
   const size_t chunk = std::min<uint64_t>(
-      result.tokens, chunk_rows(options.common.memory_bytes() / 4, 2 * width * sizeof(float)));
-  Matrix<float> a(chunk, width), b(chunk, width);
-  const auto passes = static_cast<double>(2 * result.layers.size());
+      result.tokens, chunk_rows(options.common.memory_bytes() / 4, 2 * widest * sizeof(float)));
   uint64_t done = 0;
-  for (const Side side : kSides) {
-    auto& meter = result.meters.emplace_back(static_cast<int>(result.layers.size()), model.num_kv_heads,
-                                             model.head_dim);
-    for (size_t l = 0; l < result.layers.size(); ++l)
+  for (const Side side : sides) {
+    std::vector<ReconstructionMeter::Heads> heads;
+    for (const int layer : result.layers) {
+      const LayerShape shape = model.layer_shape(layer);
+      const int dim = shape.stored_dim(side);
+      heads.push_back({dim > 0 ? shape.heads : 0, dim});
+    }
+    auto& meter = result.meters.emplace_back(std::move(heads));
+    for (size_t l = 0; l < result.layers.size(); ++l) {
+      const size_t width = row_width(model, result.layers[l], side);
+      if (width == 0) continue;
+      Matrix<float> a(chunk, width), b(chunk, width);
       for (const auto& match : result.matches)
         for (uint64_t first = 0; first < match.count; first += chunk) {
           const auto count = static_cast<size_t>(std::min<uint64_t>(chunk, match.count - first));
@@ -129,11 +157,30 @@ Result measure(const KvReader& original, const std::string& file, const EvalOpti
           recon.read(side, result.layers[l], match.other + first, b.view().rows(0, count));
           meter.add(static_cast<int>(l), a.view().rows(0, count), b.view().rows(0, count));
           done += count;
-          bar.update(static_cast<double>(done) / passes, static_cast<double>(result.tokens));
+          bar.update(static_cast<double>(done) / static_cast<double>(passes),
+                     static_cast<double>(result.tokens));
         }
+    }
   }
   return result;
 }
+
+/// Keys and values of a document's tokens in one layer, as its queries meet them.
+struct LayerRows {
+  LayerRows(const KvReader& kv, int layer, uint64_t first, uint64_t count) {
+    const LayerShape shape = kv.model().layer_shape(layer);
+    const auto heads = static_cast<size_t>(shape.heads), key_dim = static_cast<size_t>(shape.key_dim),
+               value_dim = static_cast<size_t>(shape.value_dim);
+    keys = Matrix<float>(count, heads * key_dim), values = Matrix<float>(count, heads * value_dim);
+    kv.read(Side::key, layer, first, keys);
+    if (!shape.values_in_keys) kv.read(Side::value, layer, first, values);
+    for (size_t i = 0; i < count && shape.values_in_keys; ++i)
+      for (size_t head = 0; head < heads; ++head)
+        std::ranges::copy(keys.row(i).subspan(head * key_dim, value_dim),
+                          values.row(i).subspan(head * value_dim, value_dim).begin());
+  }
+  Matrix<float> keys, values;
+};
 
 /// Attention of the queries in `original` whose document is there from its beginning.
 AttentionErrorMeter measure_attention(const KvReader& original, const Result& result,
@@ -141,15 +188,15 @@ AttentionErrorMeter measure_attention(const KvReader& original, const Result& re
   check_scores(original.name(), original.model());
   const KvReader recon(result.name);
   const ModelInfo& model = original.model();
-  AttentionErrorMeter meter(static_cast<int>(result.layers.size()), model.num_q_heads, model.num_kv_heads,
-                            model.head_dim, static_cast<size_t>(options.top));
-  const auto width = static_cast<size_t>(model.num_kv_heads) * static_cast<size_t>(model.head_dim);
+  AttentionErrorMeter meter(static_cast<int>(result.layers.size()), model.num_q_heads,
+                            static_cast<size_t>(options.top));
   for (size_t l = 0; l < result.layers.size(); ++l) {
     const int layer = result.layers[l];
     const auto queries = original.queries(layer);
     if (!queries)
       throw bad_input("{}: layer {} has no queries; see dump-kv --queries", original.name(), layer);
-    const size_t query_width = static_cast<size_t>(model.num_q_heads) * static_cast<size_t>(model.head_dim);
+    const LayerShape shape = model.layer_shape(layer);
+    const size_t query_width = static_cast<size_t>(model.num_q_heads) * static_cast<size_t>(shape.key_dim);
     for (const auto& match : result.matches) {
       if (match.original != original.documents().offsets[match.original_document]) continue;
       const auto begin = std::ranges::lower_bound(queries->token_rows, match.original);
@@ -158,21 +205,17 @@ AttentionErrorMeter measure_attention(const KvReader& original, const Result& re
       if (count == 0) continue;
       std::vector<uint64_t> visible(begin, end);
       for (uint64_t& row : visible) row = row - match.original + 1;
-      Matrix<float> rows[4];
-      for (size_t part = 0; part < 4; ++part) {
-        rows[part] = Matrix<float>(match.count, width);
-        const bool own = part < 2;
-        (own ? original : recon)
-            .read(kSides[part % 2], layer, own ? match.original : match.other, rows[part]);
-      }
+      const LayerRows own(original, layer, match.original, match.count),
+          other(recon, layer, match.other, match.count);
       const float* values =
           queries->values.data() + static_cast<size_t>(begin - queries->token_rows.begin()) * query_width;
-      meter.add(static_cast<int>(l), {.keys = rows[0],
-                                      .values = rows[1],
-                                      .other_keys = rows[2],
-                                      .other_values = rows[3],
+      meter.add(static_cast<int>(l), {.keys = own.keys,
+                                      .values = own.values,
+                                      .other_keys = other.keys,
+                                      .other_values = other.values,
                                       .queries = {values, count, query_width},
-                                      .visible = visible});
+                                      .visible = visible,
+                                      .heads = shape.heads});
     }
   }
   if (meter.sums().queries == 0)
@@ -187,11 +230,12 @@ AttentionErrorMeter measure_attention(const KvReader& original, const Result& re
 /// what reverse water-filling goes over. None if there are too few tokens to tell.
 std::vector<double> variances_of(const KvReader& original, Side side, const Result& result, uint64_t memory) {
   const ModelInfo& model = original.model();
-  const auto width = static_cast<size_t>(model.num_kv_heads) * static_cast<size_t>(model.head_dim);
-  const size_t chunk = chunk_rows(memory / 8, width * sizeof(float));
   std::vector<double> variances;
-  if (result.tokens <= width) return variances;
   for (const int layer : result.layers) {
+    const size_t width = row_width(model, layer, side);
+    if (width == 0) continue;
+    if (result.tokens <= width) return {};
+    const size_t chunk = chunk_rows(memory / 8, width * sizeof(float));
     CovarianceSums sums(width);
     for (const Match& match : result.matches) {
       const uint64_t end = match.original + match.count;
@@ -275,6 +319,7 @@ std::vector<std::string> all_cells(std::string label, const ErrorSums& errors, c
 }
 
 std::string heads_text(const KvReader& original) {
+  if (!original.model().one_shape()) return "layers of several shapes";
   return fmt::format("{} x {}", counted(static_cast<uint64_t>(original.model().num_kv_heads), "head"),
                      original.model().head_dim);
 }
@@ -301,32 +346,36 @@ std::string layer_table(const Result& result, bool heads) {
                {"max", "|error|"},
                {"cosine", "mean"},
                {"cosine", "1st pct"}});
-  for (const Side side : kSides) {
+  for (const Side side : result.compared()) {
     const auto& meter = result.meter(side);
     for (int l = 0; l < meter.layers(); ++l)
-      for (int h = 0; h < (heads ? meter.heads() : 1); ++h) {
+      for (int h = 0; h < (heads ? meter.heads(l) : std::min(meter.heads(l), 1)); ++h) {
         const std::optional<int> head = heads ? std::optional(h) : std::nullopt;
         std::string label = fmt::format("{} {}", name_of(side), result.layers[static_cast<size_t>(l)]);
         if (heads) label += fmt::format(", {}", h);
         table.row(all_cells(std::move(label), meter.errors(l, head), meter.cosine(l, head)));
       }
     if (!heads) table.row(all_cells("all " + plural(side), meter.errors(), meter.cosine()));
-    if (side == Side::key) table.rule();
+    if (side != result.compared().back()) table.rule();
   }
   return table.text();
 }
 
 std::string dimension_table(const Result& result) {
   std::vector<Table::Column> columns = {{"dimension"}};
-  for (const Side side : kSides)
+  for (const Side side : result.compared())
     for (const auto& [title, unit] : std::vector<std::pair<std::string, std::string>>{
              {"MSE", ""}, {"NMSE", ""}, {"SNR", "dB"}, {"max", "|error|"}})
       columns.push_back({.title = title, .unit = unit, .left = false, .group = plural(side)});
   Table table(columns);
-  for (int d = 0; d < result.meter(Side::key).head_dim(); ++d) {
+  int dims = 0;
+  for (const ReconstructionMeter& meter : result.meters) dims = std::max(dims, meter.head_dim());
+  for (int d = 0; d < dims; ++d) {
     std::vector<std::string> cells = {fmt::format("{}", d)};
-    for (const Side side : kSides)
-      for (auto& cell : error_cells(result.meter(side).errors({}, {}, d))) cells.push_back(std::move(cell));
+    for (const Side side : result.compared())
+      for (auto& cell : d < result.meter(side).head_dim() ? error_cells(result.meter(side).errors({}, {}, d))
+                                                          : std::vector<std::string>(4))
+        cells.push_back(std::move(cell));
     table.row(std::move(cells));
   }
   return table.text();
@@ -336,7 +385,7 @@ std::string dimension_table(const Result& result) {
 std::string bound_table(const std::vector<Result>& results,
                         const std::vector<std::array<std::vector<double>, 2>>& variances) {
   std::vector<Table::Column> columns = {{"Gaussian bound"}};
-  for (const Side side : kSides) {
+  for (const Side side : results[0].compared()) {
     columns.push_back({.title = "bits", .unit = "/value", .group = plural(side)});
     columns.push_back({.title = "SNR", .unit = "dB", .group = plural(side)});
     columns.push_back({.title = "bound", .unit = "dB", .group = plural(side)});
@@ -345,7 +394,7 @@ std::string bound_table(const std::vector<Result>& results,
   Table table(columns);
   for (size_t i = 0; i < results.size(); ++i) {
     std::vector<std::string> cells = {std::filesystem::path(results[i].name).filename().string()};
-    for (const Side side : kSides) {
+    for (const Side side : results[0].compared()) {
       const BoundGap gap = gap_of(results[i], side, variances[i][side == Side::key ? 0 : 1]);
       cells.push_back(fmt::format("{:.3f}", gap.bits));
       cells.push_back(db(results[i].meter(side).errors().snr_db()));
@@ -360,7 +409,7 @@ std::string bound_table(const std::vector<Result>& results,
 std::string comparison_table(const std::vector<Result>& results) {
   const bool rates = results[0].rate.has_value();
   std::vector<Table::Column> columns = {{"reconstruction"}};
-  for (const Side side : kSides) {
+  for (const Side side : results[0].compared()) {
     columns.push_back({.title = "NMSE", .group = plural(side)});
     columns.push_back({.title = "SNR", .unit = "dB", .group = plural(side)});
     columns.push_back({.title = "cosine", .unit = "mean", .group = plural(side)});
@@ -387,15 +436,17 @@ std::string comparison_table(const std::vector<Result>& results) {
   for (size_t i = 0; i < results.size(); ++i) {
     const Result& result = results[i];
     std::vector<std::string> cells = {short_names ? names[i] : result.name};
-    for (const Side side : kSides) {
+    for (const Side side : results[0].compared()) {
       const auto errors = result.meter(side).errors();
       cells.push_back(significant(errors.nmse(), 3));
       cells.push_back(db(errors.snr_db()));
       cells.push_back(fmt::format("{:.4f}", result.meter(side).cosine().mean));
     }
-    if (!alike(results))
-      cells.push_back(
-          grouped(result.meter(Side::key).errors().values + result.meter(Side::value).errors().values));
+    if (!alike(results)) {
+      uint64_t values = 0;
+      for (const ReconstructionMeter& meter : result.meters) values += meter.errors().values;
+      cells.push_back(grouped(values));
+    }
     if (result.attention) {
       const AttentionErrorSums sums = result.attention->sums();
       cells.push_back(significant(sums.mean_divergence(), 3));
@@ -448,7 +499,7 @@ Json side_json(const Result& result, Side side) {
     Json layer = {{"layer", result.layers[static_cast<size_t>(l)]}};
     layer.update(measures_json(meter, l, {}));
     layer["heads"] = Json::array();
-    for (int h = 0; h < meter.heads(); ++h) layer["heads"].push_back(measures_json(meter, l, h));
+    for (int h = 0; h < meter.heads(l); ++h) layer["heads"].push_back(measures_json(meter, l, h));
     json["layers"].push_back(layer);
   }
   json["dimensions"] = Json::array();
@@ -494,7 +545,7 @@ std::string json_text(const Command& command, const KvReader& original, const st
                 {"layers", result.layers},
                 {"documents", result.matches.size()},
                 {"tokens", result.tokens}};
-    for (const Side side : kSides) one[std::string(name_of(side))] = side_json(result, side);
+    for (const Side side : result.compared()) one[std::string(name_of(side))] = side_json(result, side);
     if (result.rate) one["rate"] = to_json(*result.rate);
     if (result.sides) {
       for (const Side side : result.sides->sides)
@@ -503,7 +554,7 @@ std::string json_text(const Command& command, const KvReader& original, const st
     }
     if (result.attention) one["attention"] = attention_json(result);
     if (!variances.empty())
-      for (const Side side : kSides) {
+      for (const Side side : result.compared()) {
         const BoundGap gap = gap_of(result, side, variances[i][side == Side::key ? 0 : 1]);
         one["gaussian_bound"][std::string(name_of(side))] = {
             {"bits_per_value", gap.bits}, {"snr_db", gap.snr_db}, {"gap_db", gap.gap_db}};
@@ -559,7 +610,10 @@ void note_strange_pair(const Result& result, const CodesReader& codes, const Com
 /// then too good (lib/metrics/gaussian_bound.hpp says by how much).
 void note_few_tokens(const ModelInfo& model, const Result& result, const CommonOptions& common) {
   constexpr uint64_t kEnough = 8;
-  const auto width = static_cast<uint64_t>(model.num_kv_heads) * static_cast<uint64_t>(model.head_dim);
+  uint64_t width = 0;
+  for (const int layer : result.layers)
+    for (const Side side : result.compared())
+      width = std::max<uint64_t>(width, row_width(model, layer, side));
   if (result.tokens >= kEnough * width) return;
   common.note("{}: {} for the covariance of {} values: {}", result.name, counted(result.tokens, "token"),
               width, result.tokens <= width ? "too few for a bound" : "the bound is better than it could be");

@@ -76,13 +76,42 @@ std::string history_text(const FileType& type) {
   return type.history.empty() ? "" : out;
 }
 
+/// What a layer keeps, in words.
+std::string shape_text(const LayerShape& shape) {
+  if (shape.heads == 0)
+    return shape.source < 0 ? "no keys and values" : fmt::format("those of layer {}", shape.source);
+  return fmt::format("{}, keys of {} dimensions, values {} {}",
+                     counted(static_cast<uint64_t>(shape.heads), "key/value head"), shape.key_dim,
+                     shape.values_in_keys ? "the first" : "of", shape.value_dim);
+}
+
+/// "layers 0-3" and what each of them keeps, where layers differ.
+std::vector<std::pair<std::string, std::string>> shape_texts(const ModelInfo& model) {
+  std::vector<std::pair<LayerShape, std::vector<int>>> kinds;
+  for (int layer = 0; layer < model.num_layers && !model.one_shape(); ++layer) {
+    const auto same = [&](const auto& kind) { return kind.first == model.layer_shape(layer); };
+    auto place = std::ranges::find_if(kinds, same);
+    if (place == kinds.end()) place = kinds.insert(kinds.end(), {model.layer_shape(layer), {}});
+    place->second.push_back(layer);
+  }
+  std::vector<std::pair<std::string, std::string>> texts;
+  for (const auto& [shape, layers] : kinds)
+    texts.emplace_back(texts.empty() ? "layer shapes" : " ",
+                       fmt::format("{}: {}", ranges_text(layers), shape_text(shape)));
+  return texts;
+}
+
 void add_model(Facts& facts, const ModelInfo& model) {
   facts.add("model", model.model);
-  facts.add(
-      "shape",
-      fmt::format("{}, {}, {} x {} dimensions", counted(static_cast<uint64_t>(model.num_layers), "layer"),
-                  counted(static_cast<uint64_t>(model.num_q_heads), "query head"),
-                  counted(static_cast<uint64_t>(model.num_kv_heads), "key/value head"), model.head_dim));
+  const std::string counts = fmt::format("{}, {}", counted(static_cast<uint64_t>(model.num_layers), "layer"),
+                                         counted(static_cast<uint64_t>(model.num_q_heads), "query head"));
+  if (model.one_shape())
+    facts.add("shape", fmt::format("{}, {} x {} dimensions", counts,
+                                   counted(static_cast<uint64_t>(model.num_kv_heads), "key/value head"),
+                                   model.head_dim));
+  else
+    facts.add("shape", counts);
+  for (const auto& [layers, text] : shape_texts(model)) facts.add(layers, text);
   std::string rope = model.rope_theta > 0 ? fmt::format(", theta {}", model.rope_theta) : "";
   if (!model.rope_scaling.empty()) rope += ", scaling " + model.rope_scaling;
   facts.add("keys", model.key_state + rope);
@@ -207,7 +236,7 @@ void for_each_stream(const CodesReader& codes, const std::vector<int>& layers, c
       const auto chosen = [&](int layer) {
         return layer >= group && layer < group + codes.info().layer_group;
       };
-      if (std::ranges::none_of(layers, chosen)) continue;
+      if (std::ranges::none_of(layers, chosen) || !has_side(codes.info(), group, side)) continue;
       for (const StoredStream& stream : codes.streams(side, group)) use(side, group, stream);
     }
 }
@@ -227,7 +256,7 @@ Json streams_json(const CodesReader& codes, const std::vector<int>& layers) {
   return json;
 }
 
-/// Streams of the same side and name, over all chosen groups.
+/// Streams of the same side, name and row, over all chosen groups.
 std::string stream_table(const CodesReader& codes, const std::vector<int>& layers) {
   struct Sum {
     std::string name;
@@ -237,7 +266,9 @@ std::string stream_table(const CodesReader& codes, const std::vector<int>& layer
   std::vector<Sum> sums;
   for_each_stream(codes, layers, [&](Side side, int, const StoredStream& stream) {
     const std::string name = fmt::format("{}/{}", name_of(side), stream.spec.name);
-    auto place = std::ranges::find(sums, name, &Sum::name);
+    auto place = std::ranges::find_if(sums, [&](const Sum& sum) {
+      return sum.name == name && sum.stream.spec.row_shape == stream.spec.row_shape;
+    });
     if (place == sums.end()) place = sums.insert(sums.end(), {name, stream});
     place->rows += stream.rows;
     place->bytes += stream.bytes;

@@ -21,6 +21,15 @@ Json to_json(const ModelInfo& model) {
                {"rope_scaling", model.rope_scaling},
                {"key_state", model.key_state},
                {"source", model.source}};
+  for (int layer = 0; layer < model.num_layers && !model.one_shape(); ++layer) {
+    const LayerShape shape = model.layer_shape(layer);
+    json["layer_shapes"].push_back({{"layer", layer},
+                                    {"heads", shape.heads},
+                                    {"key_dim", shape.key_dim},
+                                    {"value_dim", shape.value_dim},
+                                    {"values_in_keys", shape.values_in_keys},
+                                    {"source", shape.source < 0 ? Json(nullptr) : Json(shape.source)}});
+  }
   return json;
 }
 

@@ -85,6 +85,8 @@ void check_same_model(const std::string& name, const ModelInfo& a, const std::st
   differ("num_q_heads", a.num_q_heads, b.num_q_heads);
   differ("num_kv_heads", a.num_kv_heads, b.num_kv_heads);
   differ("head_dim", a.head_dim, b.head_dim);
+  if (a.layer_shapes != b.layer_shapes)
+    throw bad_input("{}: its layers have other shapes than those of {}", name, other_name);
   differ("key_state", a.key_state, b.key_state);
   differ("rope_theta", a.rope_theta, b.rope_theta);
   differ("model", a.model, b.model);

@@ -69,6 +69,7 @@ SideRates side_rates_of(const CodesReader& codes) {
     SideLedger& ledger = rates.ledgers.emplace_back();
     std::array<uint64_t, std::size(kCategories)> bytes{};
     for (const int group : info.groups) {
+      if (!has_side(info, group, side)) continue;
       ledger.values +=
           info.documents.tokens() * group_shape(info.model, group, info.layer_group, side).width();
       for (const StoredStream& stream : codes.streams(side, group)) {

@@ -22,6 +22,7 @@
 #include "formats/kv_file.hpp"
 #include "formats/selection_file.hpp"
 #include "lib/attention/cluster_selector.hpp"
+#include "lib/codec/products.hpp"
 #include "lib/core/error.hpp"
 #include "lib/engine/engine.hpp"
 #include "lib/pipeline/selection.hpp"
@@ -110,20 +111,16 @@ class LayerRun {
       query_rows.push_back(*row);
     }
     Matrix<float> keys(match.count, heads_ * dims_), values = keys, stored_keys = keys, stored_values = keys;
-    const auto open = [&](Side side) {
-      return StoredDocument(codes_, codec_, group_shape(kv_.model(), layer_, 1, side), match.other_document);
-    };
-    const StoredDocument coded_keys = open(Side::key), coded_values = open(Side::value);
-    for (const Side side : kSides) {
-      const bool key = side == Side::key;
-      kv_.read(group_shape(kv_.model(), layer_, 1, side), match.original, key ? keys : values);
-      (key ? coded_keys : coded_values)->decode(0, key ? stored_keys : stored_values);
-    }
+    const GroupShape shape = group_shape(kv_.model(), layer_, 1, Side::key);
+    const StoredSides stored(codes_, codec_, shape, match.other_document);
+    kv_.read(shape, match.original, keys);
+    kv_.read(of_side(shape, Side::value), match.original, values);
+    decode_sides(stored.keys(), stored.values(), 0, stored_keys, stored_values);
     const size_t first_selection = selections.chosen.size(), per_step = selected_heads();
     selections.chosen.resize(first_selection + steps * per_step);
     for (size_t head = 0; head < heads_; ++head) {
       const auto own_keys = keys.view().columns(head * dims_, dims_);
-      const auto selector = make_selector(match, *coded_keys, head, own_keys);
+      const auto selector = make_selector(match, stored.keys(), head, own_keys);
       std::vector<uint64_t> waiting;
       uint64_t sink = 0;
       if (cluster_index_) {
@@ -365,6 +362,7 @@ std::string select(Command& command) {
   const Stopwatch watch;
   const CodesReader codes(options.input);
   const KvReader kv(options.queries);
+  check_one_shape(codes.name(), codes.info().model, "select");
   const CodecOfFile codec(codes, options.book, options.common.engine());
   if (codes.info().layer_group != 1)
     throw usage_error("{}: codes of {} layers together cannot be selected from", codes.name(),

@@ -165,12 +165,14 @@ std::string sensitivity(Command& command) {
   options.common.apply(command, true);
   const Stopwatch watch;
   const auto files = open_model(options.model);
+  if (files->description().config.is_latent())
+    throw usage_error("{}: sensitivities are of keys and values; with latent attention values lie in keys",
+                      options.model);
   return run_to_file(
       options.output,
       [&](OutputFile& output) {
         SensitivityInfo info = measure(options, *files);
-        const Engine* const engine = options.common.engine();
-        if (engine && !engine->exact()) command.add_to_history("--device cuda");  // other roundings
+        options.common.record_device(command);
         write_sensitivities(output, info, command.provenance());
         return info;
       },

@@ -104,9 +104,10 @@ struct TrainTransformOptions final : Options {
 /// The vectors of all parts: of each group of layers, side by side of the book's.
 class PartVectors final : public VectorSource {
  public:
-  PartVectors(const TrainedRows& rows, const std::vector<Run>& runs, const ModelInfo& model,
-              const TransformBookOptions& options)
-      : tokens_(rows, runs) {
+  /// runs: of tokens; firsts: of documents' first tokens, one each.
+  PartVectors(const TrainedRows& rows, const std::vector<Run>& runs, const std::vector<Run>& firsts,
+              const ModelInfo& model, const TransformBookOptions& options)
+      : tokens_(rows, runs), firsts_(rows, firsts) {
     const auto layers = static_cast<int>(options.layer_group);
     for (const Side side : options.part_sides())
       for (int first = 0; first < model.num_layers; first += layers)
@@ -120,6 +121,10 @@ class PartVectors final : public VectorSource {
   void read(size_t part, uint64_t first, MatrixView<float> out) const override {
     tokens_.read(shapes_[part], first, out);
   }
+  uint64_t first_tokens() const override { return firsts_.count(); }
+  void read_first_tokens(size_t part, MatrixView<float> out) const override {
+    firsts_.read(shapes_[part], 0, out);
+  }
 
   /// From now on vectors are predicted from these, which outlive this.
   void predict_from(const TokenFeatures& features) { features_ = &features; }
@@ -129,7 +134,7 @@ class PartVectors final : public VectorSource {
   }
 
  private:
-  RunTokens tokens_;
+  RunTokens tokens_, firsts_;
   std::vector<GroupShape> shapes_;
   const TokenFeatures* features_ = nullptr;
 };
@@ -248,12 +253,27 @@ void check_same_model(const std::string& path, const ModelInfo& model, const KvR
     throw bad_input("{}: it is not the model that {} was made with", path, kv.name());
 }
 
+/// What learning takes must fit.
+void check_memory(const PartVectors& vectors, const TrainTransformOptions& options) {
+  const uint64_t bytes = learn_transform_bytes(vectors), memory = options.common.memory_bytes();
+  if (bytes > memory)
+    throw usage_error(
+        "vectors of {} values take {} to learn, more than --memory ({}): take a smaller --layer-group",
+        vectors.width(), size_text(bytes), size_text(memory));
+}
+
 /// What the tokens of the vocabulary are predicted from: the model reads them all.
 TokenFeatures learn_features(const TrainTransformOptions& options, const Run& run,
                              const std::vector<GroupShape>& shapes, const std::vector<ErrorMetric>& metrics,
                              bool before_rope) {
   const auto files = open_model(options.model);
   check_same_model(options.model, model_info(options.model, *files, false), *run.kv);
+  const uint64_t bytes = token_features_bytes(files->description().config, as_size(options.features)),
+                 memory = options.common.memory_bytes();
+  if (bytes > memory)
+    throw usage_error(
+        "{} features of {} tokens take {} to make, more than --memory ({}): take fewer --features",
+        options.features, files->description().config.vocabulary_size, size_text(bytes), size_text(memory));
   const LlamaModel model = make_model(*files, options.common);
   const auto weigh = [&](Side side, int layer, MatrixView<const float> rows) {
     const PartColumn place = part_column(shapes, side, layer);
@@ -269,22 +289,14 @@ TokenFeatures learn_features(const TrainTransformOptions& options, const Run& ru
           as_size(options.book.predict_tokens)};
 }
 
-/// What learning takes must fit.
-void check_memory(const PartVectors& vectors, const TrainTransformOptions& options) {
-  const uint64_t bytes = learn_transform_bytes(vectors), memory = options.common.memory_bytes();
-  if (bytes > memory)
-    throw usage_error(
-        "vectors of {} values take {} to learn, more than --memory ({}): take a smaller --layer-group",
-        vectors.width(), size_text(bytes), size_text(memory));
-}
-
-/// What prediction takes off the variance of a layer's keys or values.
+/// What prediction takes off the variance of a layer's keys or values; 0 where there is none.
 struct Explained {
   Side side = Side::key;
   int layer = 0;
   double decibels = 0;
 };
 
+/// Keys of all layers, then values.
 std::vector<Explained> explained_by_layer(const std::vector<GroupShape>& shapes, const ModelInfo& model,
                                           const LearnedTransform& learned) {
   std::vector<Explained> all;
@@ -295,7 +307,8 @@ std::vector<Explained> explained_by_layer(const std::vector<GroupShape>& shapes,
       double before = 0, after = 0;
       for (size_t c = place.column; c < place.column + width; ++c)
         before += learned.energies[place.part][c], after += std::max(learned.left[place.part][c], 0.0);
-      if (before > 0) all.push_back({side, layer, 10 * std::log10(before / std::max(after, 1e-12 * before))});
+      all.push_back(
+          {side, layer, before > 0 ? 10 * std::log10(before / std::max(after, 1e-12 * before)) : 0.0});
     }
   return all;
 }
@@ -307,7 +320,7 @@ struct Learned {
 };
 
 Learned learn(const TrainTransformOptions& options, const TrainedRows& rows, const std::vector<Run>& runs,
-              const ModelInfo& model, bool before_rope) {
+              const std::vector<Run>& firsts, const ModelInfo& model, bool before_rope) {
   Learned result;
   TransformBook& book = result.book;
   book.options = options.book;
@@ -316,7 +329,7 @@ Learned learn(const TrainTransformOptions& options, const TrainedRows& rows, con
   if (model.num_layers % book.options.layer_group != 0)
     throw usage_error("--layer-group is {}; it must divide the model's {} layers", book.options.layer_group,
                       model.num_layers);
-  PartVectors vectors(rows, runs, model, book.options);
+  PartVectors vectors(rows, runs, firsts, model, book.options);
   check_memory(vectors, options);
   const std::vector<ErrorMetric> metrics = metrics_of_parts(options, model, vectors.shapes(), before_rope);
   if (book.options.predict_tokens > 0) {
@@ -328,7 +341,9 @@ Learned learn(const TrainTransformOptions& options, const TrainedRows& rows, con
   const TransformTraining training{.most_bits = options.book.most_bits,
                                    .least_bits = options.book.least_bits,
                                    .levels = {options.book.rate_distortion, options.book.unbias},
-                                   .rank = as_size(options.predict_rank)};
+                                   .rank = as_size(options.predict_rank),
+                                   .head_dim = as_size(model.head_dim),
+                                   .first_finer = options.book.first_finer};
   LearnedTransform learned = learn_transform(vectors, metrics, training, bar.callback());
   if (book.features) result.explained = explained_by_layer(vectors.shapes(), model, learned);
   book.num_layers = model.num_layers, book.heads = model.num_kv_heads, book.head_dim = model.head_dim;
@@ -336,7 +351,8 @@ Learned learn(const TrainTransformOptions& options, const TrainedRows& rows, con
   book.measures = std::move(learned.levels.measures);
   for (size_t i = 0; i < vectors.parts(); ++i)
     book.parts.push_back({vectors.shapes()[i].side, vectors.shapes()[i].first_layer,
-                          std::move(learned.bases[i]), std::move(learned.levels.rungs[i])});
+                          std::move(learned.bases[i]), std::move(learned.levels.rungs[i]),
+                          learned.firsts.empty() ? FirstTokens{} : std::move(learned.firsts[i])});
   return result;
 }
 
@@ -437,6 +453,7 @@ std::string train_transform(Command& command) {
   const auto runs =
       choose_runs(files.caches, options.documents, static_cast<uint64_t>(options.max_tokens), kTransformSink);
   if (runs.empty()) throw bad_input("{}: there are no tokens to train on", first.name());
+  const auto firsts = choose_first_tokens(files.caches, options.documents);
   // Turned keys lie in many more directions.
   const KeyRope key_rope = key_rope_of(model);
   const RopeChoice rope = options.rope.value_or(key_rope.turns() ? RopeChoice::undo : RopeChoice::keep);
@@ -448,11 +465,12 @@ std::string train_transform(Command& command) {
   Book book;
   const auto write = [&](OutputFile& output) {
     const RopeChoice state = key_rope.before() ? RopeChoice::undo : rope;
-    learned = learn(options, rows, runs, model, state == RopeChoice::undo);
+    learned = learn(options, rows, runs, firsts, model, state == RopeChoice::undo);
     TransformBook& transform = learned.book;
     transform.rope = state;
     transform.source = source_digest(runs, first.layers());
     book = to_book(transform);
+    options.common.record_device(command);
     write_book(output, book, model, command.provenance(merged_history(files.histories)));
     return 0;
   };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "cli/coding.hpp"
 #include "cli/text.hpp"
 #include "formats/key_rope.hpp"
 #include "lib/codec/rope_codec.hpp"
@@ -14,6 +15,7 @@ namespace {
 /// Throws Error(bad_input) unless all files are caches of the same layers of the same model.
 void check_alike(const std::vector<KvReader>& files) {
   for (const KvReader& kv : files) {
+    check_one_shape(kv.name(), kv.model(), "training");
     const ModelInfo &a = files.front().model(), &b = kv.model();
     const auto differ = [&](const char* what, const auto& first, const auto& other) {
       if (first != other)
@@ -32,6 +34,8 @@ void check_alike(const std::vector<KvReader>& files) {
 // A sample is taken in runs of this many tokens: long enough to read at full speed, short enough to come from
 // everywhere.
 constexpr uint64_t kSampleRun = 256;
+// First tokens are read at once.
+constexpr size_t kMostFirstTokens = 4096;
 
 }  // namespace
 
@@ -96,6 +100,18 @@ std::vector<Run> choose_runs(const std::vector<KvReader>& files, const DocumentS
     }
   }
   return sample;
+}
+
+std::vector<Run> choose_first_tokens(const std::vector<KvReader>& files, const DocumentSelection& documents) {
+  std::vector<Run> runs;
+  for (const KvReader& kv : files)
+    for (const size_t document : documents.choose(kv.documents(), kv.name()))
+      if (kv.documents().length(document) > 0) runs.push_back({&kv, kv.documents().offsets[document], 1, 0});
+  const size_t apart = (runs.size() + kMostFirstTokens - 1) / kMostFirstTokens;
+  if (apart < 2) return runs;
+  std::vector<Run> some;
+  for (size_t i = 0; i < runs.size(); i += apart) some.push_back(runs[i]);
+  return some;
 }
 
 std::string source_digest(const std::vector<Run>& runs, const std::vector<int>& groups) {

@@ -49,6 +49,9 @@ struct Run {
 std::vector<Run> choose_runs(const std::vector<KvReader>& files, const DocumentSelection& documents,
                              uint64_t max_tokens, uint64_t skip);
 
+/// The first token of each of the chosen documents, or of some of them spread evenly: a run each.
+std::vector<Run> choose_first_tokens(const std::vector<KvReader>& files, const DocumentSelection& documents);
+
 /// Identifies what is trained on, so that --resume can tell other data: model, text, and which part of it.
 /// groups: the first layers of the groups of layers.
 std::string source_digest(const std::vector<Run>& runs, const std::vector<int>& groups);

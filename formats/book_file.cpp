@@ -92,7 +92,7 @@ BookFile read_book(const std::string& name, const std::string& type, bool with_t
   if (type.empty() ? !is_book_type(found) : found != type)
     throw file.error("/", "is a {} file; a {} file is wanted here", found,
                      type.empty() ? fmt::format("{}", fmt::join(kBookTypes, " or ")) : type);
-  result.model = read_model(file);
+  result.model = read_model(file, result.type);
   result.book = read_book_at(file, "/", found, with_training);
   result.digest = result.book.digest();
   return result;
@@ -103,7 +103,7 @@ void write_book(OutputFile& output, const Book& book, const ModelInfo& model, co
   h5::File file = h5::File::create(output);
   write_book_at(file, "/", book, true);
   write_model(file, model);
-  write_file_type(file, book.type, provenance);
+  write_file_type(file, book.type, model, provenance);
   file.close();
 }
 

@@ -49,13 +49,13 @@ Layout index_layout(bool has_tokens, DType position_type) {
 }
 
 GroupShape shape_of(const CodesInfo& info, int first_layer, Side side) {
-  return {first_layer, info.layer_group, info.model.num_kv_heads, info.model.head_dim, side};
+  return group_shape(info.model, first_layer, info.layer_group, side);
 }
 
 // Opening -------------------------------------------------------------------------------------------
 
 CodesReader::Impl::Impl(const std::string& name) : file(open_file(name, "codes", type)) {
-  info.model = read_model(file);
+  info.model = read_model(file, type);
   info.documents = read_documents(file);
   read_attributes();
   read_layouts();
@@ -92,7 +92,13 @@ void CodesReader::Impl::read_attributes() {
       throw file.error(kRoot, "attribute 'groups': {} layers from {} on do not fit before layer {}", step,
                        groups[i], end);
     info.groups.push_back(static_cast<int>(groups[i]));
+    if (info.model.layer_shape(info.groups.back()).heads == 0)
+      throw file.error(kRoot, "attribute 'groups': layer {} has no keys and values", groups[i]);
   }
+  if (!info.model.one_shape() && (info.layer_group > 1 || info.joint))
+    throw file.error(kRoot, "layers have several shapes, and {} are coded together",
+                     info.joint ? "keys and values" : "several layers");
+  columns_ = Columns(info);
 }
 
 void CodesReader::Impl::read_layouts() {
@@ -345,7 +351,7 @@ void CodesReader::check_streams(const Codec& codec) const {
     throw s.file.error(kRoot, "attribute 'joint' is {}; the codec's parameters say {}", int{s.info.joint},
                        int{codec.joint()});
   for (const int layer : s.info.groups)
-    for (const Side side : s.info.sides()) {
+    for (const Side side : s.info.sides(layer)) {
       const std::vector<StreamSpec> specs = codec.streams(shape_of(s.info, layer, side));
       const uint64_t column = s.column_of(side, layer);
       const Layout& stored = s.layout(column).all;
@@ -395,7 +401,7 @@ Ledger CodesReader::ledger() const {
   ledger.category.assign(std::size(kCategories), 0);
   for (uint64_t column = 0; column < s.index_column(); ++column) {
     const Layout& layout = s.layout(column).all;
-    ledger.values += s.info.documents.tokens() * shape_of(s.info, 0, s.columns().side(column)).width();
+    ledger.values += s.info.documents.tokens() * shape_of(s.info, s.columns(), column).width();
     for (size_t i = 0; i < layout.size(); ++i)
       ledger.category[static_cast<size_t>(layout[i].spec.category)] += s.totals[column][i].bytes;
   }

@@ -33,9 +33,18 @@ struct CodesInfo {
   bool packed = false;      ///< index streams are bit-packed
   Documents documents;
 
-  /// What a group's streams are of.
+  /// What the streams of the group that begins at that layer are of: no values where these lie in keys.
+  std::span<const Side> sides(int first_layer) const {
+    if (joint) return kJointly;
+    return std::span<const Side>(kSides).first(model.layer_shape(first_layer).values_in_keys ? 1 : 2);
+  }
+  /// Those of all groups together.
   std::span<const Side> sides() const {
-    return joint ? std::span<const Side>(kJointly) : std::span<const Side>(kSides);
+    std::span<const Side> all = kSides;
+    all = all.first(1);
+    for (const int group : groups)
+      if (sides(group).size() > all.size() || joint) all = sides(group);
+    return all;
   }
 };
 
@@ -50,7 +59,7 @@ struct StoredStream {
 
 /// Bytes per line of the ledger, all layers and both sides together, and what the file weighs beyond them.
 struct Ledger {
-  uint64_t values = 0;             ///< numbers encoded: tokens * heads * head_dim * layers * 2
+  uint64_t values = 0;             ///< numbers encoded: of all tokens, what the cache stores of the layers
   std::vector<uint64_t> category;  ///< bytes per Category, in the order of kCategories
   uint64_t index_bytes = 0;  ///< tokens, positions, document names and offsets, tables and footers of parts
   uint64_t embedded_book_bytes = 0;
@@ -89,7 +98,7 @@ class CodesReader {
   /// name file, stream and document. Does not outlive the reader.
   std::unique_ptr<StreamReader> document(Side side, int first_layer, size_t document) const;
 
-  /// Those of one of info().sides(), in the order in which they lie in a part.
+  /// Those of one of the group's sides, in the order in which they lie in a part.
   std::vector<StoredStream> streams(Side side, int first_layer) const;
   /// What is stored. Reads the whole table of parts and holds it against the totals.
   Ledger ledger() const;
@@ -117,7 +126,7 @@ class CodesWriter {
   CodesWriter(const CodesWriter&) = delete;
   CodesWriter& operator=(const CodesWriter&) = delete;
 
-  /// The streams of a document, to append to. For each of info.sides() of each group call it with rising document
+  /// The streams of a document, to append to. For each side of each group (CodesInfo::sides) call it with rising document
   /// numbers; the one before is closed and written by the call. Groups and sides one after the other: only the
   /// document in work is held.
   StreamStore& document(Side side, int first_layer, size_t document);

@@ -27,29 +27,38 @@ inline constexpr char kIndexCategory[] = "index";  ///< of tokens and positions,
 inline constexpr char kTokens[] = "tokens", kPositions[] = "positions";
 
 /// The columns of the table of parts: of each group its sides, one or two, and behind them that of tokens and
-/// positions. Does not outlive what it was made of.
+/// positions.
 class Columns {
  public:
-  explicit Columns(const CodesInfo& info) : groups_(info.groups), sides_(info.sides()) {}
-
-  uint64_t count() const { return sides_.size() * groups_.size() + 1; }
-  uint64_t index() const { return count() - 1; }
-  /// Nothing where no group begins at that layer. Where sides are coded together, any side's is theirs.
-  std::optional<uint64_t> find(Side side, int first_layer) const {
-    const auto group = std::find(groups_.begin(), groups_.end(), first_layer);
-    if (group == groups_.end()) return std::nullopt;
-    const bool second = sides_.size() > 1 && side == Side::value;
-    return sides_.size() * static_cast<size_t>(group - groups_.begin()) + second;
+  Columns() = default;
+  explicit Columns(const CodesInfo& info) {
+    for (const int layer : info.groups)
+      for (const Side side : info.sides(layer)) columns_.push_back({layer, side});
   }
-  Side side(uint64_t column) const { return sides_[column % sides_.size()]; }
-  int layer(uint64_t column) const { return groups_[column / sides_.size()]; }
+
+  uint64_t count() const { return columns_.size() + 1; }
+  uint64_t index() const { return count() - 1; }
+  /// Nothing where no group begins at that layer, or it has nothing of that side. Where sides are coded together, any
+  /// side's is theirs.
+  std::optional<uint64_t> find(Side side, int first_layer) const {
+    const auto place = std::find_if(columns_.begin(), columns_.end(), [&](const Column& column) {
+      return column.layer == first_layer && (column.side == side || column.side == Side::both);
+    });
+    if (place == columns_.end()) return std::nullopt;
+    return static_cast<uint64_t>(place - columns_.begin());
+  }
+  Side side(uint64_t column) const { return columns_[column].side; }
+  int layer(uint64_t column) const { return columns_[column].layer; }
   std::string path(uint64_t column) const {
     return column == index() ? "" : layer_path(layer(column), name_of(side(column)));
   }
 
  private:
-  std::span<const int> groups_;
-  std::span<const Side> sides_;
+  struct Column {
+    int layer;
+    Side side;
+  };
+  std::vector<Column> columns_;
 };
 
 /// A side's streams: as they are listed, and apart, as they lie in parts.
@@ -66,6 +75,10 @@ struct SideLayout {
 Layout index_layout(bool has_tokens, DType position_type);
 
 GroupShape shape_of(const CodesInfo& info, int first_layer, Side side);
+/// Of a column that is one of a group's.
+inline GroupShape shape_of(const CodesInfo& info, const Columns& columns, uint64_t column) {
+  return shape_of(info, columns.layer(column), columns.side(column));
+}
 
 struct CodesReader::Impl {
   /// All streams of one column of the table of parts, over all documents.
@@ -83,7 +96,7 @@ struct CodesReader::Impl {
 
   explicit Impl(const std::string& name);
 
-  Columns columns() const { return Columns(info); }
+  const Columns& columns() const { return columns_; }
   uint64_t index_column() const { return columns().index(); }
   const SideLayout& layout(uint64_t column) const { return layouts[layout_number[column]]; }
   /// Throws Error(bad_input) if no group begins at that layer.
@@ -113,6 +126,7 @@ struct CodesReader::Impl {
   std::shared_ptr<const Row> row(uint64_t number) const;
   PartPlace check_place(uint64_t row, uint64_t column, const PartPlace& place) const;
 
+  Columns columns_;
   mutable std::mutex mutex_;
   mutable std::map<uint64_t, std::shared_ptr<const Row>> rows_;           // the last ones read
   mutable std::map<uint64_t, std::unique_ptr<const Part>> shared_parts_;  // by column

@@ -26,7 +26,11 @@ uint64_t chunk_bytes_for(uint64_t values) {
 }
 
 uint64_t values_of(const CodesInfo& info) {
-  return info.documents.tokens() * shape_of(info, 0, Side::both).width() * info.groups.size();
+  const Columns columns(info);
+  uint64_t row = 0;
+  for (uint64_t column = 0; column < columns.index(); ++column)
+    row += shape_of(info, columns, column).width();
+  return info.documents.tokens() * row;
 }
 
 /// Where the streams of a part that is written come from.
@@ -130,7 +134,7 @@ class CodesFile {
     file_.set_integer(kRoot, "packed", info_.packed ? 1 : 0);
     if (info_.joint) file_.set_integer(kRoot, "joint", 1);
     file_.set_text(kRoot, "ledger", to_json_text(ledger_record()));
-    write_file_type(file_, "codes", provenance);
+    write_file_type(file_, "codes", info_.model, provenance);
     file_.close();
   }
 
@@ -232,7 +236,7 @@ std::vector<Layout> layouts_of(const CodesInfo& info, const Codec& codec, bool h
                                DType position_type) {
   std::vector<Layout> layouts;
   for (const int layer : info.groups)
-    for (const Side side : info.sides())
+    for (const Side side : info.sides(layer))
       layouts.push_back(layout_of(codec.streams(shape_of(info, layer, side)), info.packed));
   layouts.push_back(index_layout(has_tokens, position_type));
   return layouts;
@@ -374,6 +378,7 @@ void check_index(const CodesInfo& info, const Index& index) {
 struct CodesWriter::Impl {
   const OutputFile& output;
   CodesInfo info;
+  Columns columns;
   const Codec& codec;
   const CodesReader::Impl* base;
   Index index;
@@ -385,6 +390,7 @@ struct CodesWriter::Impl {
        Index tokens)
       : output(out),
         info(what),
+        columns(what),
         codec(with),
         base(extended),
         index(std::move(tokens)),
@@ -393,11 +399,10 @@ struct CodesWriter::Impl {
   }
 
   size_t base_documents() const { return base ? base->info.documents.count() : 0; }
-  Columns columns() const { return Columns(info); }
-  std::string path(uint64_t column) const { return columns().path(column); }
+  std::string path(uint64_t column) const { return columns.path(column); }
 
   uint64_t column_of(Side side, int first_layer) const {
-    if (const auto column = columns().find(side, first_layer)) return *column;
+    if (const auto column = columns.find(side, first_layer)) return *column;
     throw failed("{}: no group begins at layer {}", output.target(), first_layer);
   }
 
@@ -443,8 +448,7 @@ struct CodesWriter::Impl {
     if (open->documents() == 0) return;
     const size_t document = open->documents() - 1;
     const uint64_t column = open->column();
-    const uint64_t found =
-        codec.open(shape_of(info, columns().layer(column), columns().side(column)), *open)->tokens();
+    const uint64_t found = codec.open(shape_of(info, columns, column), *open)->tokens();
     if (found != info.documents.length(document))
       throw failed("{}: {}: document {} was given {} tokens of {}", output.target(), path(column), document,
                    found, info.documents.length(document));
@@ -548,7 +552,7 @@ StreamStore& CodesWriter::document(Side side, int first_layer, size_t document) 
 void CodesWriter::finish(const Provenance& provenance) {
   Impl& s = *impl_;
   for (const int layer : s.info.groups)
-    for (const Side side : s.info.sides())
+    for (const Side side : s.info.sides(layer))
       if (const uint64_t column = s.column_of(side, layer); !s.done.contains(column)) s.open_side(column);
   s.close_side();
   s.file.finish(provenance);

@@ -14,14 +14,22 @@
 namespace kvcodec {
 namespace {
 
-/// The types this program reads and writes, the newest version of each that it knows, which it writes, and the
-/// oldest that it still reads.
+/// The types this program reads and writes, the newest and the oldest version of each that it reads. Where all layers
+/// of the cache have one shape, it writes the version `plain`; a file of another cache is of version `shaped`, or cannot
+/// be (0).
 struct KnownType {
   std::string_view name;
-  int version = 1, oldest = 1;
+  int version = 1, oldest = 1, plain = 1, shaped = 0;
 };
-constexpr KnownType kTypes[] = {{"kv"},        {"dictionary"}, {"codebooks"},   {"codes", 2, 2}, {"index"},
-                                {"selection"}, {"outputs"},    {"sensitivity"}, {"transform"}};
+constexpr KnownType kTypes[] = {{.name = "kv", .version = 2, .shaped = 2},
+                                {"dictionary"},
+                                {"codebooks"},
+                                {.name = "codes", .version = 3, .oldest = 2, .plain = 2, .shaped = 3},
+                                {"index"},
+                                {"selection"},
+                                {"outputs"},
+                                {"sensitivity"},
+                                {"transform"}};
 
 const KnownType* find_type(std::string_view name) {
   const auto place =
@@ -90,11 +98,15 @@ h5::File open_file(const std::string& name, std::string_view wanted, FileType& t
   return file;
 }
 
-void write_file_type(h5::File& file, const std::string& type, const Provenance& provenance) {
+void write_file_type(h5::File& file, const std::string& type, const ModelInfo& model,
+                     const Provenance& provenance) {
   const KnownType* known = find_type(type);
   if (!known) throw failed("'{}' is no file type", type);
+  const int version = model.one_shape() ? known->plain : known->shaped;
+  if (version == 0)
+    throw failed("{}: a {} file is of a cache whose layers have one shape", file.name(), type);
   file.set_text(kRoot, "kvcodec_type", type);
-  file.set_integer(kRoot, "kvcodec_version", known->version);
+  file.set_integer(kRoot, "kvcodec_version", version);
   file.set_text(kRoot, "generator", generator());
   file.set_text(kRoot, "created", timestamp());
   std::vector<std::string> history = provenance.history;
@@ -103,7 +115,101 @@ void write_file_type(h5::File& file, const std::string& type, const Provenance& 
   file.set_texts(kRoot, "history", history);
 }
 
-ModelInfo read_model(const h5::File& file) {
+namespace {
+
+// What the shapes of layers are called as attributes; of each an integer per layer.
+constexpr char kLayerHeads[] = "layer_heads", kKeyDim[] = "layer_key_dim", kValueDim[] = "layer_value_dim",
+               kValuesInKeys[] = "layer_values_in_keys", kSource[] = "layer_source";
+
+/// Throws Error(bad_input) for what cannot be. number: of the layer.
+void check_layer(const h5::File& file, const ModelInfo& model, int number, const LayerShape& layer) {
+  const auto wrong = [&](const std::string& what) { throw file.error(kRoot, "layer {}: {}", number, what); };
+  if (layer.heads == 0) {
+    if (layer.key_dim != 0 || layer.value_dim != 0 || layer.values_in_keys)
+      wrong("it has no heads, but dimensions of them");
+    if (layer.source >= 0 && model.layer_shapes[static_cast<size_t>(layer.source)].heads == 0)
+      wrong(fmt::format("its keys and values are those of layer {}, which has none", layer.source));
+    return;
+  }
+  if (layer.source >= 0) wrong("it has heads of its own, and those of another layer");
+  if (layer.heads > model.num_kv_heads || model.num_q_heads % layer.heads != 0)
+    wrong(fmt::format("{} heads; num_kv_heads is {}, and num_q_heads {}", layer.heads, model.num_kv_heads,
+                      model.num_q_heads));
+  if (layer.key_dim < 1 || layer.key_dim > model.head_dim || layer.value_dim < 1)
+    wrong(fmt::format("keys of {} dimensions and values of {}; head_dim is {}", layer.key_dim,
+                      layer.value_dim, model.head_dim));
+  if (layer.values_in_keys && layer.value_dim > layer.key_dim)
+    wrong(fmt::format("values of {} dimensions cannot lie in keys of {}", layer.value_dim, layer.key_dim));
+}
+
+std::vector<LayerShape> read_layer_shapes(const h5::File& file, const ModelInfo& model) {
+  const auto count = static_cast<size_t>(model.num_layers);
+  const auto numbers = [&](const char* name, int most) {
+    const std::vector<uint64_t> values = file.extents(kRoot, name);
+    if (values.size() != count)
+      throw file.error(kRoot, "attribute '{}' has {} numbers for {} layers", name, values.size(), count);
+    for (const uint64_t value : values)
+      if (value > static_cast<uint64_t>(most))
+        throw file.error(kRoot, "attribute '{}' has a {}; at most {} is possible", name, value, most);
+    return std::vector<int>(values.begin(), values.end());
+  };
+  constexpr int kMostDim = 1 << 20;
+  const auto heads = numbers(kLayerHeads, kMaxInt), keys = numbers(kKeyDim, kMostDim),
+             values = numbers(kValueDim, kMostDim), in_keys = numbers(kValuesInKeys, 1),
+             sources = numbers(kSource, model.num_layers - 1);
+  std::vector<LayerShape> shapes;
+  for (size_t i = 0; i < count; ++i)
+    shapes.push_back({.heads = heads[i],
+                      .key_dim = keys[i],
+                      .value_dim = values[i],
+                      .values_in_keys = in_keys[i] == 1,
+                      .source = sources[i] == static_cast<int>(i) ? -1 : sources[i]});
+  return shapes;
+}
+
+void write_layer_shapes(h5::File& file, const std::vector<LayerShape>& shapes) {
+  const auto write = [&](const char* name, const auto& number_of) {
+    std::vector<uint64_t> numbers;
+    for (size_t i = 0; i < shapes.size(); ++i)
+      numbers.push_back(static_cast<uint64_t>(number_of(shapes[i], i)));
+    file.set_extents(kRoot, name, numbers);
+  };
+  write(kLayerHeads, [](const LayerShape& layer, size_t) { return layer.heads; });
+  write(kKeyDim, [](const LayerShape& layer, size_t) { return layer.key_dim; });
+  write(kValueDim, [](const LayerShape& layer, size_t) { return layer.value_dim; });
+  write(kValuesInKeys, [](const LayerShape& layer, size_t) { return int{layer.values_in_keys}; });
+  write(kSource, [](const LayerShape& layer, size_t i) {
+    return layer.source < 0 ? static_cast<int>(i) : layer.source;
+  });
+}
+
+bool has_layer_shapes(const FileType& type) {
+  const KnownType* known = find_type(type.type);
+  return known && known->shaped > 0 && type.version >= known->shaped;
+}
+
+}  // namespace
+
+ModelInfo with_layer_shapes(ModelInfo model, std::vector<LayerShape> shapes) {
+  const LayerShape usual = usual_layer(model.num_kv_heads, model.head_dim);
+  if (std::all_of(shapes.begin(), shapes.end(), [&](const LayerShape& shape) { return shape == usual; }))
+    shapes.clear();
+  model.layer_shapes = std::move(shapes);
+  return model;
+}
+
+GroupShape group_shape(const ModelInfo& model, int first_layer, int layers, Side side) {
+  const LayerShape first = model.layer_shape(first_layer);
+  for (int i = 1; i < layers; ++i)
+    if (model.layer_shape(first_layer + i) != first)
+      throw failed("layers {} and {} have other shapes and lie in one group", first_layer, first_layer + i);
+  const int dim = first.stored_dim(sides_in(side).front());
+  if (dim == 0 || (side == Side::both && first.stored_dim(Side::value) != dim))
+    throw failed("layer {} has no rows of '{}'", first_layer, name_of(side));
+  return {.first_layer = first_layer, .layers = layers, .heads = first.heads, .head_dim = dim, .side = side};
+}
+
+ModelInfo read_model(const h5::File& file, const FileType& type) {
   ModelInfo model;
   model.model = file.text(kRoot, "model");
   model.num_layers = static_cast<int>(file.integer(kRoot, "num_layers", 1, kMaxInt));
@@ -123,7 +229,11 @@ ModelInfo read_model(const h5::File& file) {
     throw file.error(kRoot, "attribute 'key_state' is '{}'; post-rope and pre-rope are possible",
                      model.key_state);
   model.source = file.text(kRoot, "source");
-  return model;
+  if (!has_layer_shapes(type)) return model;
+  model.layer_shapes = read_layer_shapes(file, model);
+  for (int layer = 0; layer < model.num_layers; ++layer)
+    check_layer(file, model, layer, model.layer_shape(layer));
+  return with_layer_shapes(model, model.layer_shapes);
 }
 
 void write_model(h5::File& file, const ModelInfo& model) {
@@ -136,6 +246,7 @@ void write_model(h5::File& file, const ModelInfo& model) {
   file.set_text(kRoot, "rope_scaling", model.rope_scaling);
   file.set_text(kRoot, "key_state", model.key_state);
   file.set_text(kRoot, "source", model.source);
+  if (!model.one_shape()) write_layer_shapes(file, model.layer_shapes);
 }
 
 Documents read_documents(const h5::File& file) {

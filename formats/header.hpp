@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "lib/codec/group_shape.hpp"
+
 namespace kvcodec {
 
 /// Who made a file and how: written to every product.
@@ -20,15 +22,30 @@ struct ModelInfo {
   std::string model;  ///< name, usually the model folder's
   int num_layers = 0;
   int num_q_heads = 0;
-  int num_kv_heads = 0;
-  int head_dim = 0;
-  double rope_theta = 0;                ///< 0 = unknown
-  std::string rope_scaling;             ///< JSON, see FORMAT.md; empty = none
+  int num_kv_heads = 0;      ///< of a layer; the most where layers differ
+  int head_dim = 0;          ///< of keys and values; the largest of keys where these or layers differ
+  double rope_theta = 0;     ///< 0 = unknown
+  std::string rope_scaling;  ///< JSON, see FORMAT.md; empty = none
   std::string key_state = "post-rope";  ///< "post-rope" or "pre-rope"
   std::string source;  ///< where the cache came from: digest of the weights, files of the text
+  /// What the cache holds of each layer, where that is not num_kv_heads heads of head_dim dimensions in keys and values
+  /// of all of them; else empty.
+  std::vector<LayerShape> layer_shapes = {};
+
+  bool one_shape() const { return layer_shapes.empty(); }
+  LayerShape layer_shape(int layer) const {
+    return one_shape() ? usual_layer(num_kv_heads, head_dim) : layer_shapes[static_cast<size_t>(layer)];
+  }
 
   bool operator==(const ModelInfo&) const = default;
 };
+
+/// One side of some layers, or both, as codecs take it. Throws Error(failed) where they are not of one shape, or a row
+/// would have nothing.
+GroupShape group_shape(const ModelInfo& model, int first_layer, int layers, Side side);
+
+/// The model with that shape of each layer; where all are the usual one, it says nothing of layers.
+ModelInfo with_layer_shapes(ModelInfo model, std::vector<LayerShape> shapes);
 
 /// Documents lie one behind the other along the token axis: document i is tokens [offsets[i], offsets[i +
 /// 1]).

@@ -18,10 +18,13 @@ FileType read_file_type(const h5::File& file, std::string_view wanted = {});
 /// wanted here".
 h5::File open_file(const std::string& name, std::string_view wanted, FileType& type);
 
-/// type: one of this program's; its current version is written.
-void write_file_type(h5::File& file, const std::string& type, const Provenance& provenance);
+/// type: one of this program's, holding a cache of that model. The oldest version that says all of it is written. Throws
+/// Error(failed) where no version does.
+void write_file_type(h5::File& file, const std::string& type, const ModelInfo& model,
+                     const Provenance& provenance);
 
-ModelInfo read_model(const h5::File& file);
+/// type: of the file.
+ModelInfo read_model(const h5::File& file, const FileType& type);
 void write_model(h5::File& file, const ModelInfo& model);
 
 /// Tokens, positions and documents of kv and codes files.

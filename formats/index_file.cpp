@@ -57,7 +57,7 @@ struct IndexReader::Impl {
   std::vector<uint64_t> first_token;  // of each document in a layer's tokens: H heads of them, and the end
 
   explicit Impl(const std::string& name) : file(open_file(name, kType, type)) {
-    info.model = read_model(file);
+    info.model = read_model(file, type);
     info.parameters = with_context(file.name() + ": attribute 'parameters'",
                                    [&] { return record_from_json(file.text(kRoot, "parameters")); });
     info.sink = static_cast<uint64_t>(file.integer(kRoot, "sink", 0, UINT32_MAX));
@@ -257,7 +257,7 @@ void IndexWriter::finish(const Provenance& provenance) {
   write_model(file, impl_->info.model);
   file.set_text(kRoot, "parameters", to_json_text(impl_->info.parameters));
   file.set_integer(kRoot, "sink", static_cast<int64_t>(impl_->info.sink));
-  write_file_type(file, std::string(kType), provenance);
+  write_file_type(file, std::string(kType), impl_->info.model, provenance);
   file.close();
 }
 

@@ -26,6 +26,9 @@ KeyRope key_rope_of(const ModelInfo& model) {
         fmt::format("they are from before the rotary embedding (key_state is {})", model.key_state));
   if (model.rope_theta == 0)
     return KeyRope::unknown("the file does not say how they were turned (rope_theta is 0)");
+  for (int layer = 0; layer < model.num_layers; ++layer)
+    if (const int dim = model.layer_shape(layer).key_dim; dim != 0 && dim != model.head_dim)
+      return KeyRope::unknown("the file does not say how keys of several dimensions were turned");
   try {
     return KeyRope::of(rope_config(model));
   } catch (const Error& error) {

@@ -1,6 +1,7 @@
 #include "formats/kv_file.hpp"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -102,21 +103,25 @@ struct KvReader::Impl {
   std::optional<h5::Dataset> positions;
 
   explicit Impl(const std::string& name) : file(open_file(name, "kv", type)) {
-    model = read_model(file);
+    model = read_model(file, type);
     documents = read_documents(file);
     const uint64_t total = documents.tokens();
     if (file.has("/tokens")) tokens = column("/tokens", total);
     positions = column("/positions", total);
-    layers = layer_numbers(file, model.num_layers);
-    const std::vector<uint64_t> shape{total, count(model.num_kv_heads), count(model.head_dim)};
+    const std::vector<int> groups = layer_numbers(file, model.num_layers);
+    for (const int layer : groups)
+      if (model.layer_shape(layer).heads > 0) layers.push_back(layer);
+    if (layers.empty()) throw file.error("/layers", "holds no layer that has keys and values");
     for (const Side side : kSides)
       for (const int layer : layers) {
+        const LayerShape of_layer = model.layer_shape(layer);
+        if (of_layer.stored_dim(side) == 0) continue;
         h5::Dataset dataset = file.dataset(layer_path(layer, name_of(side)));
         check_dtype(dataset, dtype, side == Side::key && layer == layers.front());
-        dataset.expect(dtype, shape);
+        dataset.expect(dtype, std::array{total, count(of_layer.heads), count(of_layer.stored_dim(side))});
         sides[static_cast<size_t>(side)].emplace(layer, std::move(dataset));
       }
-    open_queries();
+    open_queries(groups);
   }
 
   static uint64_t count(int number) { return static_cast<uint64_t>(number); }
@@ -129,18 +134,25 @@ struct KvReader::Impl {
     return dataset;
   }
 
-  void open_queries() {
+  /// Dimensions of the keys that a layer's queries meet; 0: there are none.
+  int query_dim(int layer) const {
+    const LayerShape own = model.layer_shape(layer);
+    return own.source < 0 ? own.key_dim : model.layer_shape(own.source).key_dim;
+  }
+
+  /// groups: all layers that have a group in the file.
+  void open_queries(const std::vector<int>& groups) {
     if (!file.has("/query_position")) return;
     query_position = file.dataset("/query_position");
-    const std::vector<uint64_t> shape{query_position->rows(), count(model.num_q_heads),
-                                      count(model.head_dim)};
-    for (const int layer : layers) {
+    for (const int layer : groups) {
       const std::string path = layer_path(layer, "query");
       if (!file.has(path)) continue;
       h5::Dataset dataset = file.dataset(path);
       DType query_type = dtype;
       check_dtype(dataset, query_type, true);
-      dataset.expect(query_type, shape);
+      if (query_dim(layer) == 0) throw dataset.error("is of a layer whose queries meet no keys");
+      dataset.expect(query_type,
+                     std::array{query_position->rows(), count(model.num_q_heads), count(query_dim(layer))});
       query.emplace(layer, std::move(dataset));
       query_layers.push_back(layer);
     }
@@ -179,7 +191,7 @@ struct KvReader::Impl {
     const uint64_t width = dataset.row_bytes() / size_of(stored);
     if (out.cols() != width)
       throw failed("{}: rows have {} values; {} were asked for", dataset.path(), width, out.cols());
-    const auto head_dim = static_cast<size_t>(model.head_dim);
+    const auto head_dim = static_cast<size_t>(dataset.shape().back());
     const size_t block_rows = out.contiguous() ? std::max<size_t>(1, kBlockValues / width) : 1;
     dataset.visit(first, out.rows(), [&](uint64_t row, std::span<const std::byte> bytes) {
       const size_t rows = bytes.size() / dataset.row_bytes();
@@ -219,6 +231,7 @@ std::vector<uint64_t> KvReader::positions(uint64_t first, uint64_t count) const 
 }
 
 void KvReader::read(Side side, int layer, uint64_t first, MatrixView<float> out) const {
+  if (out.cols() == 0 && side == Side::value && model().layer_shape(layer).values_in_keys) return;
   impl_->read_floats(impl_->find(side, layer), first, out, [](uint64_t row) { return row; });
 }
 
@@ -252,7 +265,7 @@ std::optional<KvReader::Queries> KvReader::queries(int layer) const {
   const uint64_t count = query_tokens();
   queries.token_rows = query_token_rows(0, count);
   const size_t width =
-      static_cast<size_t>(impl_->model.num_q_heads) * static_cast<size_t>(impl_->model.head_dim);
+      static_cast<size_t>(impl_->model.num_q_heads) * static_cast<size_t>(impl_->query_dim(layer));
   queries.values.resize(checked_mul(count, width));
   read_queries(layer, 0, MatrixView<float>(queries.values.data(), count, width));
   return queries;
@@ -286,31 +299,38 @@ struct KvWriter::Impl {
     if (!std::is_sorted(layers.begin(), layers.end()) || layers.empty() || layers.front() < 0 ||
         layers.back() >= model.num_layers)
       throw usage_error("layers {} are not among the model's {}", fmt::join(layers, ", "), model.num_layers);
+    for (const int layer : layers)
+      if (model.layer_shape(layer).heads == 0) throw usage_error("layer {} has no keys and values", layer);
   }
 
   h5::DatasetWriter& writer(std::map<int, h5::DatasetWriter>& datasets, int layer, std::string_view name,
-                            int heads) {
+                            int heads, int dim) {
     const auto place = datasets.find(layer);
     if (place != datasets.end()) return place->second;
     if (!std::binary_search(layers.begin(), layers.end(), layer))
       throw failed("{}: {}: not among the layers to be written", file.name(), layer_path(layer, name));
-    const std::vector<uint64_t> shape{static_cast<uint64_t>(heads), static_cast<uint64_t>(model.head_dim)};
+    const std::vector<uint64_t> shape{static_cast<uint64_t>(heads), static_cast<uint64_t>(dim)};
     const uint64_t rows = name == "query" ? 0 : expected_tokens;
     return datasets.emplace(layer, h5::DatasetWriter(file, layer_path(layer, name), dtype, shape, rows))
         .first->second;
   }
 
   h5::DatasetWriter& writer(Side side, int layer) {
-    return writer(sides[static_cast<size_t>(side)], layer, name_of(side), model.num_kv_heads);
+    const LayerShape shape = model.layer_shape(layer);
+    return writer(sides[static_cast<size_t>(side)], layer, name_of(side), shape.heads,
+                  shape.stored_dim(side));
+  }
+  h5::DatasetWriter& query_writer(int layer) {
+    return writer(query, layer, "query", model.num_q_heads, model.layer_shape(layer).key_dim);
   }
 
   /// row_of(i): what the i-th of these rows is called in messages.
   template <class RowName>
-  void append(h5::DatasetWriter& writer, MatrixView<const float> rows, const RowName& row_of) const {
+  void append(h5::DatasetWriter& writer, int head_dim, MatrixView<const float> rows,
+              const RowName& row_of) const {
     const size_t width = writer.row_bytes() / size_of(dtype);
     if (rows.cols() != width)
       throw failed("{}: rows have {} values; {} were given", writer.path(), width, rows.cols());
-    const auto head_dim = static_cast<size_t>(model.head_dim);
     const size_t block_rows = rows.contiguous() ? std::max<size_t>(1, kBlockValues / width) : 1;
     writer.append(rows.rows(), [&](uint64_t first, std::span<std::byte> out) {
       const size_t count = out.size() / writer.row_bytes();
@@ -322,8 +342,8 @@ struct KvWriter::Impl {
         const size_t bad =
             first_not_finite(dtype, stored);  // rounding keeps what is not finite, so this sees both
         if (bad == n * width) continue;
-        const std::string what =
-            not_finite(row_of(static_cast<size_t>(first) + r + bad / width), bad % width, head_dim);
+        const std::string what = not_finite(row_of(static_cast<size_t>(first) + r + bad / width), bad % width,
+                                            static_cast<size_t>(head_dim));
         throw bad_input(
             "{}: {}{}", writer.path(), what,
             std::isfinite(values[bad]) ? fmt::format(" in {} ({})", name_of(dtype), values[bad]) : "");
@@ -337,7 +357,7 @@ struct KvWriter::Impl {
       if (query_rows[layer] != rows)
         throw failed("{}: queries of layers {} and {} are not of the same tokens", file.name(),
                      layers.front(), layer);
-      writer(query, layer, "query", model.num_q_heads).finish();
+      query_writer(layer).finish();
     }
     h5::DatasetWriter position(file, "/query_position", DType::u64, {}, rows.size());
     position.append_values(std::span<const uint64_t>(rows));
@@ -389,12 +409,14 @@ void KvWriter::add_document(const std::string& name, std::span<const uint32_t> t
 }
 
 void KvWriter::append(Side side, int layer, MatrixView<const float> rows) {
+  const int dim = impl_->model.layer_shape(layer).stored_dim(side);
+  if (dim == 0 && rows.cols() == 0) return;
   h5::DatasetWriter& writer = impl_->writer(side, layer);
   const uint64_t before = writer.rows();
   if (before + rows.rows() > impl_->documents.tokens())
     throw failed("{}: {}: more rows than the documents have tokens ({})", impl_->file.name(), writer.path(),
                  impl_->documents.tokens());
-  impl_->append(writer, rows, [&](uint64_t row) { return before + row; });
+  impl_->append(writer, dim, rows, [&](uint64_t row) { return before + row; });
 }
 
 void KvWriter::append_queries(int layer, std::span<const uint64_t> token_rows, MatrixView<const float> rows) {
@@ -404,7 +426,7 @@ void KvWriter::append_queries(int layer, std::span<const uint64_t> token_rows, M
   for (const uint64_t row : token_rows)
     if (row >= impl_->documents.tokens())
       throw failed("{}: query of token {}; there are {}", impl_->file.name(), row, impl_->documents.tokens());
-  impl_->append(impl_->writer(impl_->query, layer, "query", impl_->model.num_q_heads), rows,
+  impl_->append(impl_->query_writer(layer), impl_->model.layer_shape(layer).key_dim, rows,
                 [&](uint64_t row) { return token_rows[row]; });
   auto& known = impl_->query_rows[layer];
   known.insert(known.end(), token_rows.begin(), token_rows.end());
@@ -415,6 +437,7 @@ void KvWriter::finish(const Provenance& provenance) {
   const uint64_t total = s.documents.tokens();
   for (const int layer : s.layers)
     for (const Side side : kSides) {
+      if (s.model.layer_shape(layer).stored_dim(side) == 0) continue;
       h5::DatasetWriter& writer = s.writer(side, layer);
       if (writer.rows() != total)
         throw failed("{}: {}: {} rows written for {} tokens", s.file.name(), writer.path(), writer.rows(),
@@ -429,7 +452,7 @@ void KvWriter::finish(const Provenance& provenance) {
   s.write_positions();
   write_documents(s.file, s.documents);
   write_model(s.file, s.model);
-  write_file_type(s.file, "kv", provenance);
+  write_file_type(s.file, "kv", s.model, provenance);
   s.file.close();
 }
 

@@ -29,15 +29,15 @@ class KvReader {
   const ModelInfo& model() const;
   const Documents& documents() const;
   DType dtype() const;                     ///< of keys and values: bf16, f16 or f32
-  const std::vector<int>& layers() const;  ///< the layers present, ascending
+  const std::vector<int>& layers() const;  ///< the layers whose keys and values are there, ascending
   bool has_tokens() const;
   uint64_t file_bytes() const;
 
   std::vector<uint32_t> tokens(uint64_t first, uint64_t count) const;  ///< token ids
   std::vector<uint64_t> positions(uint64_t first, uint64_t count) const;
 
-  /// Tokens [first, first + out.rows()) of one side of one layer, widened to float. out: (n, num_kv_heads *
-  /// head_dim), any stride, so that several layers can be laid side by side. Throws Error(bad_input) for a
+  /// Tokens [first, first + out.rows()) of one side of one layer, widened to float. out: (n, heads * stored_dim) of
+  /// the layer's shape, so without columns for values that lie in keys; any stride, so that several layers can be laid side by side. Throws Error(bad_input) for a
   /// layer that is not there, for a checksum that does not hold and for values that are not finite (naming
   /// layer, token, head and dimension).
   void read(Side side, int layer, uint64_t first, MatrixView<float> out) const;
@@ -49,7 +49,7 @@ class KvReader {
   /// Queries of a layer, if dumped.
   struct Queries {
     std::vector<uint64_t> token_rows;  ///< row of the token in the file, not its position in the document
-    std::vector<float> values;         ///< (token_rows.size(), num_q_heads * head_dim)
+    std::vector<float> values;         ///< (token_rows.size(), num_q_heads * key_dim of the keys they meet)
   };
   std::optional<Queries> queries(int layer) const;
   /// Tokens of which queries are stored, the same in every layer; 0 = none.
@@ -57,7 +57,7 @@ class KvReader {
   const std::vector<int>& query_layers() const;  ///< layers that have queries, ascending
   /// Rows of the tokens that queries [first, first + count) belong to, in no particular order.
   std::vector<uint64_t> query_token_rows(uint64_t first, uint64_t count) const;
-  /// Queries [first, first + out.rows()) of a layer, (n, num_q_heads * head_dim); as read().
+  /// Queries [first, first + out.rows()) of a layer, (n, num_q_heads * key_dim); as read().
   void read_queries(int layer, uint64_t first, MatrixView<float> out) const;
 
  private:
@@ -84,10 +84,10 @@ class KvWriter {
   void add_document(const std::string& name, std::span<const uint32_t> tokens,
                     std::span<const uint64_t> positions);
 
-  /// Appends rows (n, num_kv_heads * head_dim), rounded to the file's type. Throws Error(bad_input) for
+  /// Appends rows (n, heads * stored_dim) of the layer's shape, rounded to the file's type. Throws Error(bad_input) for
   /// values that are not finite, before or after rounding.
   void append(Side side, int layer, MatrixView<const float> rows);
-  /// Appends query rows (n, num_q_heads * head_dim) of the tokens at these rows of the file.
+  /// Appends query rows (n, num_q_heads * key_dim) of the tokens at these rows of the file.
   void append_queries(int layer, std::span<const uint64_t> token_rows, MatrixView<const float> rows);
 
   /// Writes what is buffered, checks that every dataset has all tokens, adds the root attributes, closes the

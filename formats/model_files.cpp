@@ -66,15 +66,21 @@ std::unique_ptr<ModelFiles> open_model(const std::string& path) {
 ModelInfo model_info(const std::string& path, ModelFiles& files, bool pre_rope) {
   const ModelDescription& description = files.description();
   const ModelConfig& config = description.config;
-  return {.model = last_name(path),
-          .num_layers = config.num_layers,
-          .num_q_heads = config.num_q_heads,
-          .num_kv_heads = config.num_kv_heads,
-          .head_dim = config.head_dim,
-          .rope_theta = config.rope.theta,
-          .rope_scaling = description.rope_scaling,
-          .key_state = pre_rope ? "pre-rope" : "post-rope",
-          .source = "weights " + files.digest()};
+  ModelInfo info{.model = last_name(path),
+                 .num_layers = config.num_layers,
+                 .num_q_heads = config.num_q_heads,
+                 .num_kv_heads = config.num_kv_heads,
+                 .head_dim = config.head_dim,
+                 .rope_theta = config.rope.theta,
+                 .rope_scaling = description.rope_scaling,
+                 .key_state = pre_rope ? "pre-rope" : "post-rope",
+                 .source = "weights " + files.digest()};
+  if (!config.is_latent()) return info;
+  const LayerShape shape{.heads = config.num_kv_heads,
+                         .key_dim = config.head_dim,
+                         .value_dim = config.value_dim(),
+                         .values_in_keys = true};
+  return with_layer_shapes(info, std::vector(static_cast<size_t>(config.num_layers), shape));
 }
 
 }  // namespace kvcodec

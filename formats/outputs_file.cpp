@@ -38,7 +38,7 @@ struct OutputsReader::Impl {
   std::map<int, h5::Dataset> outputs;
 
   explicit Impl(const std::string& name) : file(open_file(name, kTypeName, type)) {
-    info.model = read_model(file);
+    info.model = read_model(file, type);
     info.codec = file.text(kRoot, "codec");
     info.documents = read_documents(file);
     info.layers = layer_numbers(file, info.model.num_layers);
@@ -165,7 +165,7 @@ void OutputsWriter::finish(const Provenance& provenance) {
   write_documents(s.file, s.info.documents);
   write_model(s.file, s.info.model);
   s.file.set_text(kRoot, "codec", s.info.codec);
-  write_file_type(s.file, kTypeName, provenance);
+  write_file_type(s.file, kTypeName, s.info.model, provenance);
   s.file.close();
 }
 

@@ -48,6 +48,7 @@ void read(const Json& object, ModelConfig& config) {
   const JsonFields fields(object);
   config.rope = families::rope_of(fields, &object, config.rope.theta);
   config.rope.dims = families::as_int("rotary_dims", fields.get_int("rotary_dims").value_or(0));
+  config.rope.first = families::as_int("first_rotary_dim", fields.get_int("first_rotary_dim").value_or(0));
   if (fields.find("layers_without_rope")) set_layers(fields, "layers_without_rope", LayerRope::none, config);
   if (const Json* local = fields.find("local")) {
     if (!local->is_object()) throw bad_input("local is {}; it must be an object", printable(local->dump()));
@@ -65,6 +66,7 @@ std::string describe_rope(const ModelConfig& config, const Json* object) {
   if (object && config.rope.scaling.kind != Kind::none) text = *object;
   add_computed(config.rope.scaling, text);
   if (config.rope.dims > 0) text["rotary_dims"] = config.rope.dims;
+  if (config.rope.first > 0) text["first_rotary_dim"] = config.rope.first;
   if (const auto none = layers_with(config, LayerRope::none); !none.empty())
     text["layers_without_rope"] = none;
   if (const auto local = layers_with(config, LayerRope::local); !local.empty())

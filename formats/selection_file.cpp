@@ -34,9 +34,9 @@ struct LayerDatasets {
   uint64_t budget = 0;
 };
 
-SelectionInfo read_info(const h5::File& file) {
+SelectionInfo read_info(const h5::File& file, const FileType& type) {
   SelectionInfo info;
-  info.model = read_model(file);
+  info.model = read_model(file, type);
   info.parameters = with_context(file.name() + ": attribute 'parameters'",
                                  [&] { return record_from_json(file.text("/", "parameters")); });
   info.heads = static_cast<size_t>(file.integer("/", "heads", 1, 1 << 20));
@@ -95,14 +95,14 @@ void write_selections(OutputFile& output, const SelectionInfo& info,
   write_model(file, info.model);
   file.set_text("/", "parameters", to_json_text(info.parameters));
   file.set_integer("/", "heads", static_cast<int64_t>(info.heads));
-  write_file_type(file, std::string(kType), provenance);
+  write_file_type(file, std::string(kType), info.model, provenance);
   file.close();
 }
 
 SelectionFile read_selection_info(const std::string& name) {
   SelectionFile result;
   const h5::File file = open_file(name, kType, result.type);
-  result.info = read_info(file);
+  result.info = read_info(file, result.type);
   for (const int layer : layer_numbers(file, result.info.model.num_layers))
     result.budgets[layer] =
         LayerDatasets(file, layer, result.info.query_rows.size(), result.info.heads).budget;
@@ -112,7 +112,7 @@ SelectionFile read_selection_info(const std::string& name) {
 LayerSelections read_selections(const std::string& name, int layer) {
   FileType type;
   const h5::File file = open_file(name, kType, type);
-  const SelectionInfo info = read_info(file);
+  const SelectionInfo info = read_info(file, type);
   const LayerDatasets datasets(file, layer, info.query_rows.size(), info.heads);
   LayerSelections selections;
   selections.chosen.resize(info.query_rows.size() * info.heads);

@@ -153,7 +153,7 @@ void write_sensitivities(OutputFile& output, const SensitivityInfo& info, const 
   if (info.fisher) write_fisher(file, *info.fisher, info.model);
   write_model(file, info.model);
   file.set_text("/", "parameters", to_json_text(info.parameters));
-  write_file_type(file, std::string(kType), provenance);
+  write_file_type(file, std::string(kType), info.model, provenance);
   file.close();
 }
 
@@ -161,7 +161,7 @@ SensitivityFile read_sensitivities(const std::string& name) {
   SensitivityFile result;
   const h5::File file = open_file(name, kType, result.type);
   SensitivityInfo& info = result.info;
-  info.model = read_model(file);
+  info.model = read_model(file, result.type);
   info.parameters = with_context(file.name() + ": attribute 'parameters'",
                                  [&] { return record_from_json(file.text("/", "parameters")); });
   info.layers.resize(static_cast<size_t>(info.model.num_layers));

@@ -19,6 +19,7 @@ struct TransformSettings {
   int64_t sink = 4, window = 0, block = 256;
   float step = 0.25f;
   int64_t predict_tokens = 0;
+  bool first_tokens = false;  ///< whether the book knows them; with a sink of 0 they are coded by themselves
 };
 
 /// Ids of the tokens of any document: more than any has, below kSampleVocabulary.
@@ -73,7 +74,7 @@ inline TransformBook random_transform_book(const TransformSettings& settings, co
   book.measures = {{1, 1}, {2, 0.5}};
   for (const Side side : book.options.part_sides())
     for (int first = 0; first < context.num_layers; first += settings.layer_group) {
-      TransformBook::Part part{side, first, {}, {}};
+      TransformBook::Part part{side, first, {}, {}, {}};
       for (size_t c = 0; c < width; ++c) part.basis.mean.push_back(static_cast<float>(rng.normal()));
       part.basis.metric = random_metric(width, settings.per_head ? static_cast<size_t>(book.head_dim) : 1);
       if (book.features) {
@@ -93,6 +94,13 @@ inline TransformBook random_transform_book(const TransformSettings& settings, co
         LevelRung rung{step, {}, std::vector<float>(width, 1.0f)};
         for (size_t i = 0; i < width; ++i) rung.classes.push_back(static_cast<uint8_t>(18 + rng.below(8)));
         part.rungs.push_back(rung);
+      }
+      if (settings.first_tokens) {
+        for (size_t c = 0; c < width; ++c) part.first.mean.push_back(static_cast<float>(rng.normal()));
+        for (size_t rung = 0; rung < part.rungs.size(); ++rung) {
+          auto& classes = part.first.classes.emplace_back(width / static_cast<size_t>(book.head_dim));
+          for (uint8_t& level_class : classes) level_class = static_cast<uint8_t>(20 + rng.below(12));
+        }
       }
       book.parts.push_back(std::move(part));
     }

@@ -6,9 +6,9 @@
 namespace kvcodec::families {
 
 std::span<const Family* const> all_families() {
-  static constexpr const Family* kAll[] = {&kLlama,    &kMistral, &kMixtral, &kQwen2,   &kQwen3,
-                                           &kQwen3Moe, &kGemma2,  &kGemma3,  &kGptNeoX, &kGptOss,
-                                           &kGranite,  &kOlmo2,   &kPhi3,    &kSmolLm3};
+  static constexpr const Family* kAll[] = {
+      &kLlama,   &kMistral, &kMixtral, &kQwen2, &kQwen3, &kQwen3Moe, &kGemma2,     &kGemma3,
+      &kGptNeoX, &kGptOss,  &kGranite, &kOlmo2, &kPhi3,  &kSmolLm3,  &kDeepseekV2, &kDeepseekV3};
   return kAll;
 }
 

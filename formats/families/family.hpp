@@ -54,8 +54,8 @@ struct Family {
   bool attention_bias = false;
 };
 
-extern const Family kGemma2, kGemma3, kGptNeoX, kGptOss, kGranite, kLlama, kMistral, kMixtral, kOlmo2, kPhi3,
-    kQwen2, kQwen3, kQwen3Moe, kSmolLm3;
+extern const Family kDeepseekV2, kDeepseekV3, kGemma2, kGemma3, kGptNeoX, kGptOss, kGranite, kLlama, kMistral,
+    kMixtral, kOlmo2, kPhi3, kQwen2, kQwen3, kQwen3Moe, kSmolLm3;
 
 /// In the order of messages.
 std::span<const Family* const> all_families();

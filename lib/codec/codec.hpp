@@ -39,6 +39,8 @@ struct Capabilities {
   bool multiplies = false;   ///< products with keys and values without decoding them
   bool has_index = false;    ///< what is stored says which tokens a query should look at
   bool device_twin = false;  ///< has a CUDA implementation
+  /// Takes caches of which layers, or keys and values, have other shapes (CodecContext::one_shape).
+  bool any_shape = false;
 };
 
 /// Everything outside its own options that a codec is built from.
@@ -46,6 +48,9 @@ struct CodecContext {
   int num_layers = 0;  ///< of the model
   int heads = 0;       ///< key/value heads per layer
   int head_dim = 0;
+  /// Keys and values of all layers have `heads` heads of `head_dim` dimensions. Otherwise these two are the largest, and
+  /// shapes say what each has: for codecs that can (Capabilities::any_shape), with groups of one layer.
+  bool one_shape = true;
   int query_heads = 0;  ///< per layer, a multiple of heads; 0 = not known
   DType storage =
       DType::bf16;  ///< the 16-bit type (bf16 or f16) of the cache; tokens kept exactly are kept in it
@@ -65,6 +70,8 @@ class Survey {
   /// Queries of the document that comes next, where the codec wants them and there are any: of the tokens in
   /// these rows of the document, rising; (n, query_heads * head_dim).
   virtual void observe_queries(std::span<const uint64_t>, MatrixView<const float>) {}
+  /// Ids of the tokens of the document that comes next, where the codec predicts from them (Codec::predicts_from).
+  virtual void observe_ids(std::span<const uint32_t>) {}
   /// The next tokens of the document in work, (n, shape.width()), in pieces of any size.
   virtual void observe(MatrixView<const float> rows) = 0;
   /// No more tokens of this document; a call to observe() starts the next one.
@@ -80,6 +87,17 @@ enum class SurveyScope : uint8_t {
   none,
   file,  ///< all that a new file starts with; stored in shared streams and used for all that is added later
   document,  ///< all that a new document starts with; stored in the document's own streams
+};
+
+/// Keys and values of a document, opened together (Codec::open_sides).
+struct SideViews {
+  std::unique_ptr<DocumentView> keys, values;
+};
+
+/// What a stream takes.
+struct LearnedRate {
+  std::string_view stream;
+  double bits = 0;  ///< per value of all sides
 };
 
 /// One codec with its options fixed, for a whole file. Stateless: what it knows about a document is in the
@@ -103,9 +121,9 @@ class Codec {
     return joint() ? std::span<const Side>(kJointly) : std::span<const Side>(kSides);
   }
 
-  /// Bits of payload per value that codes with these options took of what the book was learned from; nothing where
-  /// the payload does not depend on the data. Much more says that the data is of another kind.
-  virtual std::optional<double> learned_bits() const { return std::nullopt; }
+  /// What codes with these options took of what the book was learned from; nothing where that does not depend on the
+  /// data. Much more says that the data is of another kind.
+  virtual std::optional<LearnedRate> learned_rate() const { return std::nullopt; }
 
   /// Vectors are predicted from the ids of their tokens (StreamReader::token_ids), which are below this: encoding and
   /// decoding need them. 0: from none.
@@ -141,6 +159,11 @@ class Codec {
   /// of which alone the view then is. This codec and `document` outlive the view. Throws Error(bad_input) if the
   /// document's streams disagree with each other.
   std::unique_ptr<DocumentView> open(const GroupShape& shape, const StreamReader& document) const;
+
+  /// Opens both sides of a document, to be read in turns. Where they are coded jointly, and then `keys` is what is read,
+  /// decoding tokens of one side gives the other's too: of the last 2,048 tokens these are kept until they are asked for,
+  /// in the same pieces. (decode_sides() of lib/codec/products.hpp asks so.)
+  SideViews open_sides(const GroupShape& shape, const StreamReader& keys, const StreamReader& values) const;
 
  protected:
   /// The codec's view, which nothing has been read for yet.

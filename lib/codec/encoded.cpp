@@ -154,6 +154,7 @@ void run_survey(Survey& survey, size_t documents, const std::function<DocumentRo
     for (size_t i = 0; i < documents; ++i) {
       const DocumentRows each = document_rows(i);
       if (each.queries.rows() > 0) survey.observe_queries(each.query_tokens, each.queries);
+      survey.observe_ids(each.token_ids);
       survey.observe(each.surveyed);
       survey.end_document();
     }

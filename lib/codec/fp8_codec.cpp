@@ -184,7 +184,7 @@ std::unique_ptr<Codec> make(const Options& options, const CodecContext& context)
 CodecEntry fp8_codec() {
   return {.name = "fp8",
           .summary = "yardstick: 8-bit floats (E4M3) with one scale per head",
-          .capabilities = {},
+          .capabilities = {.any_shape = true},
           .book_type = "",
           .make_options = make_options,
           .make = make};

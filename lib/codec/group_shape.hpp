@@ -1,4 +1,5 @@
-// What codecs work on: one side of some consecutive layers, or both sides of them together.
+// What a cache holds of a layer, and what codecs work on: one side of some consecutive layers, or both sides of them
+// together.
 #pragma once
 
 #include <cstddef>
@@ -28,13 +29,34 @@ constexpr std::span<const Side> sides_in(Side side) {
                             : std::span<const Side>(kSides).subspan(side == Side::value, 1);
 }
 
+/// What a cache holds of a token in one layer.
+struct LayerShape {
+  int heads = 0;      ///< key/value heads; 0: the layer keeps nothing of its own
+  int key_dim = 0;    ///< dimensions of a head's key …
+  int value_dim = 0;  ///< … and of its value
+  /// A head's value is the first value_dim dimensions of its key, and nothing is stored of values (the latent
+  /// attention of DeepSeek-V2).
+  bool values_in_keys = false;
+  /// Of a layer that keeps nothing: the layer whose keys and values its queries meet; -1: it has none to meet.
+  int source = -1;
+
+  /// Of a head, on one of a cache's sides; 0 where nothing is stored.
+  int stored_dim(Side side) const { return side == Side::key ? key_dim : values_in_keys ? 0 : value_dim; }
+  bool operator==(const LayerShape&) const = default;
+};
+
+/// Layers of one shape, the usual one.
+constexpr LayerShape usual_layer(int heads, int head_dim) {
+  return {.heads = heads, .key_dim = head_dim, .value_dim = head_dim};
+}
+
 /// A side of `layers` consecutive layers. One row is one token: its [layers][heads][head_dim] floats; with both sides
 /// its keys and behind them its values, each in that order.
 struct GroupShape {
   int first_layer = 0;
   int layers = 1;
   int heads = 0;
-  int head_dim = 0;
+  int head_dim = 0;  ///< of that side; of each side where a row has both
   Side side = Side::key;
 
   size_t width() const { return sides_in(side).size() * side_width(); }
@@ -46,7 +68,7 @@ struct GroupShape {
   size_t column_of(Side held) const { return side == Side::both && held == Side::value ? side_width() : 0; }
 };
 
-/// The same layers of that side.
+/// The same layers of that side, of which heads are as wide.
 constexpr GroupShape of_side(GroupShape shape, Side side) {
   shape.side = side;
   return shape;

@@ -345,7 +345,7 @@ std::unique_ptr<Codec> make(const Options& options, const CodecContext& context)
 CodecEntry kivi_codec() {
   return {.name = "kivi",
           .summary = "baseline: round to nearest, keys per channel and values per token, newest tokens exact",
-          .capabilities = {},
+          .capabilities = {.any_shape = true},
           .book_type = "",
           .make_options = make_options,
           .make = make};

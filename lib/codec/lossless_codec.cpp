@@ -98,17 +98,18 @@ class SymbolSurvey final : public Survey {
   std::array<std::vector<uint64_t>, 2> counts_;
 };
 
-/// What codes look like.
+/// What codes of a shape look like.
 struct LosslessForm {
   DType storage;
   Split split;
   size_t block, width;
 
-  LosslessForm(const LosslessOptions& options, const CodecContext& context)
-      : storage(context.storage),
-        split(context.storage),
-        block(static_cast<size_t>(options.block)),
-        width(static_cast<size_t>(context.heads) * static_cast<size_t>(context.head_dim)) {}
+  LosslessForm(const LosslessOptions& options, DType type, size_t row_values)
+      : storage(type), split(type), block(static_cast<size_t>(options.block)), width(row_values) {
+    if (checked_mul(block, width) > kMaxSegmentSymbols)
+      throw usage_error("blocks of {} tokens of {} values; a block has at most {} values", block, width,
+                        kMaxSegmentSymbols);
+  }
 
   size_t block_values() const { return block * width; }
   bool pays() const { return block_values() >= kLeastBlock; }
@@ -287,11 +288,9 @@ void LosslessView::decode_rows(uint64_t first, MatrixView<float> out) const {
 class LosslessCodec final : public Codec {
  public:
   LosslessCodec(const LosslessOptions& options, const CodecContext& context)
-      : options_(options), form_(options, context) {
-    if (checked_mul(form_.block, form_.width) > kMaxSegmentSymbols)
-      throw usage_error("blocks of {} tokens of {} values; a block has at most {} values", form_.block,
-                        form_.width, kMaxSegmentSymbols);
-  }
+      : options_(options),
+        largest_(options, context.storage,
+                 static_cast<size_t>(context.heads) * static_cast<size_t>(context.head_dim)) {}
 
   Record parameters() const override {
     LosslessOptions copy = options_;
@@ -304,7 +303,7 @@ class LosslessCodec final : public Codec {
             {std::string(kParts[0]), DType::u8, {}, Category::payload},
             {std::string(kParts[1]), DType::u8, {}, Category::payload},
             places_stream(kParts.size()),
-            exact_stream(std::string(kTail), shape, form_.storage, Category::exempt)};
+            exact_stream(std::string(kTail), shape, largest_.storage, Category::exempt)};
   }
 
   /// 16-bit rows, two symbols of 2 bytes, and coded bytes.
@@ -313,9 +312,11 @@ class LosslessCodec final : public Codec {
   std::string needs_rope() const override {
     return "lossless gives every bit back, and turned keys are rounded";
   }
-  SurveyScope survey_scope() const override { return form_.pays() ? SurveyScope::file : SurveyScope::none; }
+  SurveyScope survey_scope() const override {
+    return largest_.pays() ? SurveyScope::file : SurveyScope::none;
+  }
   std::unique_ptr<Survey> survey(const GroupShape&) const override {
-    return std::make_unique<SymbolSurvey>(form_.storage);
+    return std::make_unique<SymbolSurvey>(largest_.storage);
   }
 
   void append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const override;
@@ -323,33 +324,36 @@ class LosslessCodec final : public Codec {
  protected:
   std::unique_ptr<DocumentView> view_of(const GroupShape& shape,
                                         const StreamReader& document) const override {
-    return std::make_unique<LosslessView>(form_, shape, document);
+    return std::make_unique<LosslessView>(form_of(shape), shape, document);
   }
 
  private:
+  LosslessForm form_of(const GroupShape& shape) const { return {options_, largest_.storage, shape.width()}; }
+
   LosslessOptions options_;
-  LosslessForm form_;
+  LosslessForm largest_;  // of the cache's widest rows
 };
 
 void LosslessCodec::append(const GroupShape& shape, MatrixView<const float> rows,
                            StreamStore& document) const {
   check_width(shape, rows.cols());
-  (void)form_.tokens(document);
-  const std::vector<uint16_t> added = to_storage(form_.storage, rows);
+  const LosslessForm form = form_of(shape);
+  (void)form.tokens(document);
+  const std::vector<uint16_t> added = to_storage(form.storage, rows);
   const uint64_t waiting = document.rows(kTail);
-  const size_t blocks = form_.pays() ? (waiting + rows.rows()) / form_.block : 0;
+  const size_t blocks = form.pays() ? (waiting + rows.rows()) / form.block : 0;
   if (blocks == 0) return document.append_values<uint16_t>(kTail, added);
 
-  std::vector<uint16_t> queue = document.read<uint16_t>(kTail, 0, waiting, form_.width);
+  std::vector<uint16_t> queue = document.read<uint16_t>(kTail, 0, waiting, form.width);
   queue.insert(queue.end(), added.begin(), added.end());
-  const auto models = form_.models(document);
+  const auto models = form.models(document);
   const std::array<RansEncoder, 2> encoders = {RansEncoder(models[0]), RansEncoder(models[1])};
   std::vector<std::array<std::vector<uint8_t>, 2>> coded(blocks);
   parallel_for(blocks, 1, [&](size_t begin, size_t end, int) {
     for (size_t b = begin; b < end; ++b)
       for (size_t part = 0; part < kParts.size(); ++part) {
-        const auto halves = std::span(queue).subspan(b * form_.block_values(), form_.block_values());
-        std::vector<uint16_t> symbols = symbols_of(form_.split, part, halves);
+        const auto halves = std::span(queue).subspan(b * form.block_values(), form.block_values());
+        std::vector<uint16_t> symbols = symbols_of(form.split, part, halves);
         std::vector<uint16_t> plain = symbols;
         std::vector<uint32_t> escaped;
         for (uint16_t& symbol : symbols)
@@ -361,12 +365,12 @@ void LosslessCodec::append(const GroupShape& shape, MatrixView<const float> rows
         std::vector<uint8_t>& bytes = coded[b][part];
         encoders[part].encode_segments(MatrixView<const uint16_t>(symbols.data(), 1, symbols.size()), escaped,
                                        {&size, 1}, bytes);
-        if (bytes.size() < form_.plain_bytes(part)) continue;
-        bytes.assign(form_.plain_bytes(part), 0);
-        pack_bits(std::span<const uint16_t>(plain), form_.split.bits(part), 0, bytes);
+        if (bytes.size() < form.plain_bytes(part)) continue;
+        bytes.assign(form.plain_bytes(part), 0);
+        pack_bits(std::span<const uint16_t>(plain), form.split.bits(part), 0, bytes);
       }
   });
-  PlaceWriter places(kParts, place_interval(form_.block), document, document.rows(kSizes));
+  PlaceWriter places(kParts, place_interval(form.block), document, document.rows(kSizes));
   for (const auto& block : coded) {
     const uint64_t bytes[] = {block[0].size(), block[1].size()};
     places.add(bytes);
@@ -380,7 +384,7 @@ void LosslessCodec::append(const GroupShape& shape, MatrixView<const float> rows
     }
   document.append_values<uint32_t>(kSizes, sizes);
   document.truncate(kTail, 0);
-  document.append_values(kTail, std::span<const uint16_t>(queue).subspan(blocks * form_.block_values()));
+  document.append_values(kTail, std::span<const uint16_t>(queue).subspan(blocks * form.block_values()));
 }
 
 std::unique_ptr<Options> make_options() { return std::make_unique<LosslessOptions>(); }
@@ -395,7 +399,7 @@ std::unique_ptr<Codec> make(const Options& options, const CodecContext& context)
 CodecEntry lossless_codec() {
   return {.name = "lossless",
           .summary = "yardstick: the 16-bit values bit for bit, entropy-coded",
-          .capabilities = {.lossless = true},
+          .capabilities = {.lossless = true, .any_shape = true},
           .book_type = "",
           .make_options = make_options,
           .make = make};

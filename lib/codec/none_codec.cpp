@@ -70,7 +70,7 @@ std::unique_ptr<Codec> make(const Options&, const CodecContext& context) {
 CodecEntry none_codec() {
   return {.name = "none",
           .summary = "the 16-bit values as they are",
-          .capabilities = {.lossless = true},
+          .capabilities = {.lossless = true, .any_shape = true},
           .book_type = "",
           .make_options = make_options,
           .make = make};

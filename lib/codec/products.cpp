@@ -79,4 +79,15 @@ void decode_and_multiply_values(const DocumentView& document, uint64_t first, Ma
   });
 }
 
+void decode_sides(const DocumentView& keys, const DocumentView& values, uint64_t first,
+                  MatrixView<float> keys_out, MatrixView<float> values_out) {
+  if (keys_out.rows() != values_out.rows())
+    throw failed("room for {} keys and {} values", keys_out.rows(), values_out.rows());
+  for (size_t done = 0; done < keys_out.rows(); done += kTokens) {
+    const size_t count = std::min(kTokens, keys_out.rows() - done);
+    keys.decode(first + done, keys_out.rows(done, count));
+    values.decode(first + done, values_out.rows(done, count));
+  }
+}
+
 }  // namespace kvcodec

@@ -29,4 +29,9 @@ void multiply_value_rows(MatrixView<const float> rows, MatrixView<const float> w
 void check_products(const GroupShape& shape, Side side, MatrixView<const float> vectors,
                     MatrixView<const float> per_token);
 
+/// Tokens [first, first + keys_out.rows()) of both sides: some of the one, the same of the other, and so on, so that
+/// what is coded jointly is decoded once (Codec::open_sides). keys_out, values_out: (n, width of a side).
+void decode_sides(const DocumentView& keys, const DocumentView& values, uint64_t first,
+                  MatrixView<float> keys_out, MatrixView<float> values_out);
+
 }  // namespace kvcodec

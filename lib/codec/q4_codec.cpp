@@ -48,18 +48,18 @@ constexpr DType kScaleType = DType::f16;
 /// Tokens per piece of parallel work.
 constexpr size_t kPieceTokens = 16;
 
-/// What codes look like.
+/// What codes of a shape look like.
 struct Q4Form {
   DType storage;
   unsigned bits;
   size_t group, dims, head_bytes, head_scales;
   bool rotates;
 
-  Q4Form(const Q4Options& options, const CodecContext& context)
-      : storage(context.storage),
+  Q4Form(const Q4Options& options, DType type, const GroupShape& shape)
+      : storage(type),
         bits(static_cast<unsigned>(options.bits)),
         group(static_cast<size_t>(options.group)),
-        dims(static_cast<size_t>(context.head_dim)),
+        dims(static_cast<size_t>(shape.head_dim)),
         head_bytes(packed_bytes(dims, bits)),
         head_scales((dims + group - 1) / group),
         rotates(options.rotate == Rotation::hadamard) {}
@@ -90,7 +90,7 @@ class Q4View final : public DocumentView {
 class Q4Codec final : public Codec {
  public:
   Q4Codec(const Q4Options& options, const CodecContext& context)
-      : options_(options), form_(options, context) {}
+      : options_(options), storage_(context.storage) {}
 
   Record parameters() const override {
     Q4Options copy = options_;
@@ -98,10 +98,11 @@ class Q4Codec final : public Codec {
   }
 
   std::vector<StreamSpec> streams(const GroupShape& shape) const override {
-    if (!form_.pays()) return {exact_stream(std::string(kExact), shape, form_.storage, Category::exempt)};
-    const uint64_t heads = shape.width() / form_.dims;
-    return {{std::string(kCodes), DType::u8, {heads, form_.head_bytes}, Category::payload},
-            {std::string(kScales), kScaleType, {heads, form_.head_scales}, Category::scales}};
+    const Q4Form form = form_of(shape);
+    if (!form.pays()) return {exact_stream(std::string(kExact), shape, storage_, Category::exempt)};
+    const uint64_t heads = shape.width() / form.dims;
+    return {{std::string(kCodes), DType::u8, {heads, form.head_bytes}, Category::payload},
+            {std::string(kScales), kScaleType, {heads, form.head_scales}, Category::scales}};
   }
 
   /// 16-bit rows (2 bytes a value), floats of scales, codes and stored scales (together fewer than 6).
@@ -112,35 +113,38 @@ class Q4Codec final : public Codec {
  protected:
   std::unique_ptr<DocumentView> view_of(const GroupShape& shape,
                                         const StreamReader& document) const override {
-    return std::make_unique<Q4View>(form_, shape, document);
+    return std::make_unique<Q4View>(form_of(shape), shape, document);
   }
 
  private:
+  Q4Form form_of(const GroupShape& shape) const { return {options_, storage_, shape}; }
+
   Q4Options options_;
-  Q4Form form_;
+  DType storage_;
 };
 
 void Q4Codec::append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const {
   check_width(shape, rows.cols());
-  const std::vector<uint16_t> halves = to_storage(form_.storage, rows);
-  if (!form_.pays()) return document.append_values<uint16_t>(kExact, halves);
-  const size_t heads = shape.width() / form_.dims;
-  std::vector<uint8_t> packed(rows.rows() * heads * form_.head_bytes);
-  std::vector<uint16_t> stored(rows.rows() * heads * form_.head_scales);
+  const Q4Form form = form_of(shape);
+  const std::vector<uint16_t> halves = to_storage(form.storage, rows);
+  if (!form.pays()) return document.append_values<uint16_t>(kExact, halves);
+  const size_t heads = shape.width() / form.dims;
+  std::vector<uint8_t> packed(rows.rows() * heads * form.head_bytes);
+  std::vector<uint16_t> stored(rows.rows() * heads * form.head_scales);
   parallel_for(rows.rows(), kPieceTokens, [&](size_t begin, size_t end, int) {
-    Matrix<float> values(heads, form_.dims), scales(heads, form_.head_scales);
-    Matrix<uint8_t> codes(heads, form_.dims);
+    Matrix<float> values(heads, form.dims), scales(heads, form.head_scales);
+    Matrix<uint8_t> codes(heads, form.dims);
     for (size_t i = begin; i < end; ++i) {
       const std::span<float> all(values.data(), values.size());
-      widen(form_.storage, std::span(halves).subspan(i * values.size(), values.size()), all);
-      if (form_.rotates) hadamard(all, power_of_two_in(form_.dims));
+      widen(form.storage, std::span(halves).subspan(i * values.size(), values.size()), all);
+      if (form.rotates) hadamard(all, power_of_two_in(form.dims));
       with_context(fmt::format("row {}", i),
-                   [&] { quantize_symmetric(values, form_.group, form_.bits, kScaleType, scales, codes); });
+                   [&] { quantize_symmetric(values, form.group, form.bits, kScaleType, scales, codes); });
       narrow(kScaleType, {scales.data(), scales.size()},
              std::span(stored).subspan(i * scales.size(), scales.size()));
       for (size_t head = 0; head < heads; ++head)
-        pack_bits(std::as_const(codes).row(head), form_.bits, 0,
-                  std::span(packed).subspan((i * heads + head) * form_.head_bytes, form_.head_bytes));
+        pack_bits(std::as_const(codes).row(head), form.bits, 0,
+                  std::span(packed).subspan((i * heads + head) * form.head_bytes, form.head_bytes));
     }
   });
   document.append_values<uint8_t>(kCodes, packed);
@@ -182,7 +186,7 @@ std::unique_ptr<Codec> make(const Options& options, const CodecContext& context)
 CodecEntry q4_codec() {
   return {.name = "q4",
           .summary = "yardstick: 4-bit levels in groups of 32 channels, after a Hadamard transform if wanted",
-          .capabilities = {},
+          .capabilities = {.any_shape = true},
           .book_type = "",
           .make_options = make_options,
           .make = make};

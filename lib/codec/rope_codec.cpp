@@ -73,6 +73,8 @@ class RopeSurvey final : public Survey {
     inner_->observe_queries(tokens, turning_.queries_back(key_shape_, tokens, queries));
   }
 
+  void observe_ids(std::span<const uint32_t> ids) override { inner_->observe_ids(ids); }
+
   void observe(MatrixView<const float> rows) override {
     if (surveyed_.side == Side::value)
       inner_->observe(rows);
@@ -133,7 +135,7 @@ class RopeCodec final : public Codec {
 
   int layer_group() const override { return inner_->layer_group(); }
   bool joint() const override { return inner_->joint(); }
-  std::optional<double> learned_bits() const override { return inner_->learned_bits(); }
+  std::optional<LearnedRate> learned_rate() const override { return inner_->learned_rate(); }
   uint64_t predicts_from() const override { return inner_->predicts_from(); }
   std::vector<StreamSpec> streams(const GroupShape& shape) const override { return inner_->streams(shape); }
 
@@ -201,6 +203,10 @@ void check_can_undo(const KeyRope& rope) {
 
 std::unique_ptr<Codec> make_codec(const CodecEntry& entry, const Options& options,
                                   const CodecContext& context, RopeChoice rope) {
+  if (!context.one_shape && !entry.capabilities.any_shape)
+    throw usage_error(
+        "the codec {} takes caches whose keys and values have the same heads in all layers; here they differ",
+        entry.name);
   auto codec = entry.make(options, context);
   return rope == RopeChoice::undo ? undo_rope(std::move(codec), context) : std::move(codec);
 }

@@ -30,7 +30,7 @@ RopeChoice choose_rope(const CodecEntry& entry, std::optional<RopeChoice> asked,
 void check_can_undo(const KeyRope& rope);
 
 /// The codec for encoding with these options, keys turned back or not. Throws what entry.make throws, and
-/// Error(usage) where keys cannot be turned back: as the codec needs them turned, or as it is not known how they
+/// Error(usage) for a cache of several shapes where the codec takes one, and where keys cannot be turned back: as the codec needs them turned, or as it is not known how they
 /// were.
 std::unique_ptr<Codec> make_codec(const CodecEntry& entry, const Options& options,
                                   const CodecContext& context, RopeChoice rope);

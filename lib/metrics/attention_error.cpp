@@ -74,33 +74,36 @@ double AttentionErrorSums::logit_rms() const {
   return logits == 0 ? 0 : std::sqrt(logit_error / static_cast<double>(logits));
 }
 
-AttentionErrorMeter::AttentionErrorMeter(int layers, int query_heads, int heads, int head_dim, size_t top)
-    : layers_(layers), query_heads_(query_heads), heads_(heads), head_dim_(head_dim), top_(top) {
-  if (layers < 1 || heads < 1 || head_dim < 1 || query_heads < heads || query_heads % heads != 0 || top < 1)
-    throw failed("{} layers, {} query heads, {} heads of {} dimensions, {} top tokens do not fit", layers,
-                 query_heads, heads, head_dim, top);
+AttentionErrorMeter::AttentionErrorMeter(int layers, int query_heads, size_t top)
+    : layers_(layers), query_heads_(query_heads), top_(top) {
+  if (layers < 1 || query_heads < 1 || top < 1)
+    throw failed("{} layers, {} query heads, {} top tokens do not fit", layers, query_heads, top);
   sums_.resize(as_size(layers) * as_size(query_heads));
 }
 
 void AttentionErrorMeter::add(int layer, const Rows& rows) {
-  const size_t d = as_size(head_dim_), width = as_size(heads_) * d, n = rows.queries.rows();
-  const auto fits = [&](MatrixView<const float> part) {
-    return part.rows() == rows.keys.rows() && part.cols() == width;
+  if (rows.heads < 1 || query_heads_ % rows.heads != 0)
+    throw failed("layer {}: {} query heads and {} heads do not fit", layer, query_heads_, rows.heads);
+  const size_t d = rows.keys.cols() / as_size(rows.heads), value_d = rows.values.cols() / as_size(rows.heads),
+               n = rows.queries.rows();
+  const auto fits = [&](MatrixView<const float> part, size_t dims) {
+    return part.rows() == rows.keys.rows() && dims > 0 && part.cols() == as_size(rows.heads) * dims;
   };
-  if (layer < 0 || layer >= layers_ || !fits(rows.keys) || !fits(rows.values) || !fits(rows.other_keys) ||
-      !fits(rows.other_values) || rows.queries.cols() != as_size(query_heads_) * d ||
-      rows.visible.size() != n)
+  if (layer < 0 || layer >= layers_ || !fits(rows.keys, d) || !fits(rows.values, value_d) ||
+      !fits(rows.other_keys, d) || !fits(rows.other_values, value_d) ||
+      rows.queries.cols() != as_size(query_heads_) * d || rows.visible.size() != n)
     throw failed("layer {}: {} x {} keys and {} x {} queries do not fit", layer, rows.keys.rows(),
                  rows.keys.cols(), n, rows.queries.cols());
   for (const uint64_t visible : rows.visible)
     if (visible < 1 || visible > rows.keys.rows())
       throw failed("a query sees {} of {} tokens", visible, rows.keys.rows());
-  const size_t group = as_size(query_heads_ / heads_);
+  const size_t group = as_size(query_heads_ / rows.heads);
   parallel_for(as_size(query_heads_), 1, [&](size_t begin, size_t end, int) {
     for (size_t head = begin; head < end; ++head) {
-      const size_t first = head / group * d;
+      const size_t first = head / group * d, first_value = head / group * value_d;
       const auto queries = rows.queries.columns(head * d, d);
-      const auto values = rows.values.columns(first, d), other_values = rows.other_values.columns(first, d);
+      const auto values = rows.values.columns(first_value, value_d),
+                 other_values = rows.other_values.columns(first_value, value_d);
       AttentionErrorSums& sums = sums_[as_size(layer) * as_size(query_heads_) + head];
       const float scale = 1 / std::sqrt(static_cast<float>(d));
       // Some at a time: their logits are to be few megabytes.

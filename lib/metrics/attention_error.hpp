@@ -35,14 +35,15 @@ struct AttentionErrorSums {
 class AttentionErrorMeter {
  public:
   /// top: how many of the largest logits are compared; fewer where a query sees fewer.
-  AttentionErrorMeter(int layers, int query_heads, int heads, int head_dim, size_t top);
+  AttentionErrorMeter(int layers, int query_heads, size_t top);
 
-  /// A document's rows of one layer, original and rebuilt, (tokens, heads * head_dim) each, and its queries,
-  /// (n, query_heads * head_dim), each of which sees the first visible[i] tokens, 1 at least. Threaded, with
+  /// A document's rows of one layer, original and rebuilt: keys (tokens, heads * dimensions), values (tokens, heads *
+  /// dimensions of theirs); and its queries, (n, query_heads * dimensions of keys), each of which sees the first visible[i] tokens, 1 at least. Threaded, with
   /// the same result for any number of threads. Throws Error(failed) for shapes that do not fit.
   struct Rows {
     MatrixView<const float> keys, values, other_keys, other_values, queries;
     std::span<const uint64_t> visible;
+    int heads = 0;  ///< of keys and values; a divisor of the query heads
   };
   void add(int layer, const Rows& rows);
 
@@ -53,7 +54,7 @@ class AttentionErrorMeter {
   size_t top() const { return top_; }
 
  private:
-  int layers_, query_heads_, heads_, head_dim_;
+  int layers_, query_heads_;
   size_t top_;
   std::vector<AttentionErrorSums> sums_;  // [layer][query head]
 };

@@ -46,12 +46,18 @@ double cosine_similarity(std::span<const float> a, std::span<const float> b) {
 }
 
 ReconstructionMeter::ReconstructionMeter(int layers, int heads, int head_dim)
-    : layers_(layers), heads_(heads), head_dim_(head_dim) {
+    : ReconstructionMeter(
+          std::vector(static_cast<size_t>(std::max(layers, 0)), Heads{.count = heads, .dim = head_dim})) {
   if (layers < 1 || heads < 1 || head_dim < 1)
     throw failed("{} layers of {} heads of {} dimensions: all must be at least 1", layers, heads, head_dim);
-  const size_t all_heads = static_cast<size_t>(layers) * static_cast<size_t>(heads);
-  tokens_.resize(static_cast<size_t>(layers));
-  sums_.resize(all_heads * static_cast<size_t>(head_dim));
+}
+
+ReconstructionMeter::ReconstructionMeter(std::vector<Heads> layers) : layers_(std::move(layers)) {
+  for (const Heads& layer : layers_)
+    heads_ = std::max(heads_, layer.count), head_dim_ = std::max(head_dim_, layer.dim);
+  const size_t all_heads = layers_.size() * static_cast<size_t>(heads_);
+  tokens_.resize(layers_.size());
+  sums_.resize(all_heads * static_cast<size_t>(head_dim_));
   cosines_.resize(all_heads);
 }
 
@@ -63,9 +69,10 @@ uint64_t ReconstructionMeter::tokens(int layer) const { return tokens_.at(static
 
 void ReconstructionMeter::add(int layer, MatrixView<const float> original,
                               MatrixView<const float> reconstructed) {
-  const auto dims = static_cast<size_t>(head_dim_);
-  const size_t width = static_cast<size_t>(heads_) * dims;
-  if (layer < 0 || layer >= layers_) throw failed("layer {} is not one of {}", layer, layers_);
+  if (layer < 0 || layer >= layers()) throw failed("layer {} is not one of {}", layer, layers());
+  const Heads& heads = layers_[static_cast<size_t>(layer)];
+  const auto dims = static_cast<size_t>(heads.dim);
+  const size_t width = static_cast<size_t>(heads.count) * dims;
   if (original.cols() != width || reconstructed.cols() != width || original.rows() != reconstructed.rows())
     throw failed("{} x {} original and {} x {} reconstructed values; both must be tokens x {}",
                  original.rows(), original.cols(), reconstructed.rows(), reconstructed.cols(), width);
@@ -73,10 +80,10 @@ void ReconstructionMeter::add(int layer, MatrixView<const float> original,
   check_finite("reconstructed", tokens(layer), dims, reconstructed);
   const size_t count = original.rows();
   // Heads are independent of each other; within a head the tokens go in order.
-  parallel_for(static_cast<size_t>(heads_), 1, [&](size_t begin, size_t end, int) {
+  parallel_for(static_cast<size_t>(heads.count), 1, [&](size_t begin, size_t end, int) {
     for (size_t head = begin; head < end; ++head) {
       const size_t index = head_index(layer, static_cast<int>(head));
-      Sums* sums = sums_.data() + index * dims;
+      Sums* sums = sums_.data() + index * static_cast<size_t>(head_dim_);
       for (size_t i = 0; i < count; ++i) {
         const auto x = original.row(i).subspan(head * dims, dims),
                    y = reconstructed.row(i).subspan(head * dims, dims);
@@ -96,9 +103,11 @@ void ReconstructionMeter::add(int layer, MatrixView<const float> original,
 ErrorSums ReconstructionMeter::errors(std::optional<int> layer, std::optional<int> head,
                                       std::optional<int> dimension) const {
   ErrorSums total;
-  for_chosen(layer, layers_, "layer", [&](int l) {
+  for_chosen(layer, layers(), "layer", [&](int l) {
+    const Heads& own = layers_[static_cast<size_t>(l)];
     for_chosen(head, heads_, "head", [&](int h) {
       for_chosen(dimension, head_dim_, "dimension", [&](int j) {
+        if (h >= own.count || j >= own.dim) return;
         const Sums& sums = sums_[head_index(l, h) * static_cast<size_t>(head_dim_) + static_cast<size_t>(j)];
         total.values += tokens(l);
         total.error_energy += sums.error_energy;
@@ -112,7 +121,7 @@ ErrorSums ReconstructionMeter::errors(std::optional<int> layer, std::optional<in
 
 CosineSummary ReconstructionMeter::cosine(std::optional<int> layer, std::optional<int> head) const {
   std::vector<float> all;
-  for_chosen(layer, layers_, "layer", [&](int l) {
+  for_chosen(layer, layers(), "layer", [&](int l) {
     for_chosen(head, heads_, "head", [&](int h) {
       const std::vector<float>& cosines = cosines_[head_index(l, h)];
       all.insert(all.end(), cosines.begin(), cosines.end());

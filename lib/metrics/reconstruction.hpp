@@ -43,11 +43,16 @@ struct CosineSummary {
 
 class ReconstructionMeter {
  public:
-  /// For `layers` layers of `heads` heads of head_dim dimensions. Memory: 4 bytes per token, layer and head,
-  /// and 32 bytes per layer, head and dimension.
+  /// Heads of a layer; 0: nothing of it is compared.
+  struct Heads {
+    int count = 0, dim = 0;
+  };
+  /// Memory: 4 bytes per token, layer and head, and 32 bytes per layer, head and dimension.
+  explicit ReconstructionMeter(std::vector<Heads> layers);
+  /// For `layers` layers of `heads` heads of head_dim dimensions.
   ReconstructionMeter(int layers, int heads, int head_dim);
 
-  /// The layer's next tokens, both (n, heads * head_dim). Throws Error(bad_input) naming token, head and
+  /// The layer's next tokens, both (n, heads * dimensions). Throws Error(bad_input) naming token, head and
   /// dimension of the first value that is not finite (nothing is counted then), Error(failed) for other
   /// shapes.
   void add(int layer, MatrixView<const float> original, MatrixView<const float> reconstructed);
@@ -61,9 +66,10 @@ class ReconstructionMeter {
   /// one 0.
   CosineSummary cosine(std::optional<int> layer = {}, std::optional<int> head = {}) const;
 
-  int layers() const { return layers_; }
-  int heads() const { return heads_; }
-  int head_dim() const { return head_dim_; }
+  int layers() const { return static_cast<int>(layers_.size()); }
+  int heads(int layer) const { return layers_.at(static_cast<size_t>(layer)).count; }
+  int heads() const { return heads_; }        ///< the most of a layer
+  int head_dim() const { return head_dim_; }  ///< the largest
   /// Tokens added to a layer.
   uint64_t tokens(int layer) const;
 
@@ -74,7 +80,8 @@ class ReconstructionMeter {
 
   size_t head_index(int layer, int head) const;
 
-  int layers_, heads_, head_dim_;
+  std::vector<Heads> layers_;
+  int heads_ = 1, head_dim_ = 1;
   std::vector<uint64_t> tokens_;             // [layer]
   std::vector<Sums> sums_;                   // [layer][head][dimension]
   std::vector<std::vector<float>> cosines_;  // [layer][head], one per token

@@ -258,6 +258,7 @@ class RoundTrip {
 }  // namespace
 
 std::string beyond_gradients(const ModelConfig& config) {
+  if (config.is_latent()) return "latent attention";
   if (config.mixture.experts > 0) return "a mixture of experts";
   if (!has_derivative(config.activation)) return "an MLP that bounds its values";
   return "";

@@ -28,10 +28,11 @@ class TileAttention {
         cap_(static_cast<float>(config.attention_softcap)),
         tile_(tile),
         dim_(static_cast<size_t>(config.head_dim)),
+        value_dim_(static_cast<size_t>(config.value_dim())),
         group_(static_cast<size_t>(config.group_size())),
         rows_(tile.tokens * group_),
         query_(scratch, rows_, dim_),
-        sum_(scratch + rows_ * dim_, rows_, dim_),
+        sum_(scratch + rows_ * dim_, rows_, value_dim_),
         scores_(scratch + 2 * rows_ * dim_, rows_, kKeyBlock),
         states_(rows_) {
     for (size_t row = 0; row < rows_ && !sinks.empty(); ++row)
@@ -47,18 +48,19 @@ class TileAttention {
     for (size_t block = seen; block < end; block += kKeyBlock) {
       const size_t width = std::min(kKeyBlock, end - block);
       const MatrixView<float> scores(scores_.data(), rows_, width, kKeyBlock);
-      gemm(1, query_, Transpose::no, head_of(key, block, width), Transpose::yes, 0, scores);
+      gemm(1, query_, Transpose::no, head_of(key, dim_, block, width), Transpose::yes, 0, scores);
       for (size_t row = 0; row < rows_; ++row) weigh(row, block, width, block == seen);
-      gemm(1, scores, Transpose::no, head_of(value, block, width), Transpose::no, block == seen ? 0.0f : 1.0f,
-           sum_);
+      gemm(1, scores, Transpose::no, head_of(value, value_dim_, block, width), Transpose::no,
+           block == seen ? 0.0f : 1.0f, sum_);
     }
     scatter(out);
     if (log_sums.rows() > 0) write_log_sums(log_sums);
   }
 
  private:
-  MatrixView<const float> head_of(MatrixView<const float> rows, size_t first, size_t count) const {
-    return rows.rows(first, count).columns(tile_.kv_head * dim_, dim_);
+  MatrixView<const float> head_of(MatrixView<const float> rows, size_t dim, size_t first,
+                                  size_t count) const {
+    return rows.rows(first, count).columns(tile_.kv_head * dim, dim);
   }
 
   /// Masks one row of scores, turns it into weights, and scales the row's sum so far; before the first block there is
@@ -83,7 +85,7 @@ class TileAttention {
     for (size_t token = 0; token < tile_.tokens; ++token)
       for (size_t head = 0; head < group_; ++head) {
         const size_t row = token * group_ + head;
-        const auto to = out.row(token).subspan((tile_.kv_head * group_ + head) * dim_, dim_);
+        const auto to = out.row(token).subspan((tile_.kv_head * group_ + head) * value_dim_, value_dim_);
         std::memcpy(to.data(), sum_.row(row).data(), to.size_bytes());
         scale(to, 1 / states_[row].sum);
       }
@@ -99,7 +101,7 @@ class TileAttention {
   int64_t window_;
   float cap_;
   const AttentionTile& tile_;
-  size_t dim_, group_, rows_;
+  size_t dim_, value_dim_, group_, rows_;
   MatrixView<float> query_, sum_, scores_;
   std::vector<SoftmaxState> states_;
 };

@@ -54,6 +54,9 @@ void check_rope(const Rope& rope, int head_dim) {
     throw bad_input(
         "the rotary embedding turns {} dimensions of a head of {}; it must be an even number in 2..{}", dims,
         head_dim, head_dim);
+  if (rope.first < 0 || rope.first > head_dim - dims)
+    throw bad_input("the rotary embedding turns {} dimensions of a head of {} from {} on", dims, head_dim,
+                    rope.first);
   using Kind = RopeScaling::Kind;
   const RopeScaling& scaling = rope.scaling;
   if (scaling.kind == Kind::none) return;
@@ -74,9 +77,37 @@ void check_mixture(const ModelConfig& config) {
   check_size("num_local_experts", mixture.experts, kMaxExperts);
   check_size("num_experts_per_tok", mixture.chosen, mixture.experts);
   check_size("moe_intermediate_size", mixture.width, kMaxWidth);
+  if (mixture.shared_width != 0)
+    check_size("moe_intermediate_size of all shared experts", mixture.shared_width, kMaxWidth);
+  check_size("n_group", mixture.groups, mixture.experts);
+  check_size("topk_group", mixture.chosen_groups, mixture.groups);
+  if (mixture.experts % mixture.groups != 0)
+    throw bad_input("n_group is {}; it must divide the {} experts", mixture.groups, mixture.experts);
+  const int size = mixture.experts / mixture.groups;
+  if (mixture.group_best > size && mixture.groups > 1)
+    throw bad_input("groups of {} experts; they must have at least {}", size, mixture.group_best);
+  if (mixture.chosen > mixture.chosen_groups * size)
+    throw bad_input("num_experts_per_tok is {}; {} groups have {}", mixture.chosen, mixture.chosen_groups,
+                    mixture.chosen_groups * size);
+  check_positive("routed_scaling_factor", mixture.scale);
   if (mixture.layers.size() != static_cast<size_t>(config.num_layers))
     throw failed("{} layers are said to have experts or none; there are {} layers", mixture.layers.size(),
                  config.num_layers);
+}
+
+void check_latent(const ModelConfig& config) {
+  const LatentAttention& latent = config.latent;
+  if (!config.is_latent()) return;
+  check_size("kv_lora_rank", latent.rank, kMaxHeadDim);
+  if (latent.query_rank != 0) check_size("q_lora_rank", latent.query_rank, kMaxWidth);
+  check_size("qk_nope_head_dim", latent.plain_dim, kMaxHeadDim);
+  check_size("qk_rope_head_dim", latent.turned_dim, kMaxHeadDim);
+  check_size("v_head_dim", latent.value_dim, kMaxHeadDim);
+  if (config.num_kv_heads != 1 || config.head_dim != latent.rank + latent.turned_dim ||
+      config.rope.first != latent.rank || config.rope.dims != latent.turned_dim)
+    throw failed("the one key of latent attention has {} + {} dimensions", latent.rank, latent.turned_dim);
+  if (config.qk_norm != QkNorm::none || !config.names.sinks.empty())
+    throw failed("latent attention with norms of heads or sinks");
 }
 
 void check_scales(const ModelConfig& config) {
@@ -120,6 +151,7 @@ void check(const ModelConfig& config) {
     throw bad_input("rms_norm_eps is {}; it must be 0 or positive", config.norm_epsilon);
   check_ropes(config);
   check_scales(config);
+  check_latent(config);
   check_mixture(config);
   // Otherwise the MLP would read the hidden states in place, while attention is added to them.
   if (config.parallel_residual && config.names.mlp_norm.empty())
@@ -142,6 +174,7 @@ std::string beyond_llama(const ModelConfig& config) {
   const bool usual_rope = std::all_of(config.layer_rope.begin(), config.layer_rope.end(),
                                       [](LayerRope rope) { return rope == LayerRope::usual; });
   const auto is_scaled = [](double value, double neutral) { return value != neutral; };
+  if (config.is_latent()) return "latent attention";
   if (!usual_rope) return "rotary embeddings that differ by layer";
   if (turned_dims(config.rope, config.head_dim) != config.head_dim) return "heads that are turned in part";
   if (config.rope.scaling.kind == Kind::yarn || config.rope.scaling.kind == Kind::longrope)

@@ -40,7 +40,8 @@ struct RopeScaling {
 /// A rotary embedding.
 struct Rope {
   double theta = 10000;
-  int dims = 0;  ///< the first so many dimensions of a head are turned, an even number; 0 = all
+  int dims = 0;   ///< so many dimensions of a head are turned, an even number; 0 = all
+  int first = 0;  ///< which begin there
   RopeScaling scaling;
 };
 
@@ -78,13 +79,39 @@ enum class Activation : uint8_t {
   clamped_swiglu,  ///< of a gate and what it gates (gpt-oss; lib/model/row_ops.hpp)
 };
 
+/// Multi-head latent attention (DeepSeek-V2, section 2.1). All query heads meet one key of a token: its latent vector,
+/// normalised, and behind it dimensions that are turned; the token's value is the latent vector. What would make keys
+/// and values of a latent vector for each head is applied to queries and to what attention gives instead (section 2.1.2
+/// calls it absorbed): the cache is what is stored in practice.
+struct LatentAttention {
+  int rank = 0;        ///< dimensions of the latent vector; 0: attention is the usual one
+  int query_rank = 0;  ///< of a vector between the hidden state and queries, normalised; 0: there is none
+  int plain_dim = 0;   ///< of a query head, the dimensions that make what meets the latent vector …
+  int turned_dim = 0;  ///< … and those behind them that are turned
+  int value_dim = 0;   ///< of what a head makes of the latent vector that attention gives
+  bool interleaved = true;     ///< the pairs that are turned together lie side by side in what weights make
+  double norm_epsilon = 1e-6;  ///< of the two norms
+  int query_dim() const { return plain_dim + turned_dim; }  ///< of a head, as weights make it
+};
+
+enum class RouterScores : uint8_t {
+  softmax,
+  sigmoid,  ///< of each expert by itself
+};
+
 /// A mixture of experts in the place of the MLP.
 struct Mixture {
   int experts = 0;         ///< 0: there is none
-  int chosen = 0;          ///< experts per token: those with the largest probabilities
+  int chosen = 0;          ///< experts per token: those with the largest scores
   int width = 0;           ///< intermediate size of each
-  bool normalised = true;  ///< the chosen ones' probabilities are divided by their sum
+  bool normalised = true;  ///< the chosen ones' scores are divided by their sum
   bool biases = false;     ///< on the router and the experts' projections
+  RouterScores scores = RouterScores::softmax;
+  /// Experts lie in `groups` of one size, and a token's come from `chosen_groups` of them: those with the largest sums of
+  /// their `group_best` largest scores (DeepSeek-V2, section 2.2.2).
+  int groups = 1, chosen_groups = 1, group_best = 1;
+  double scale = 1;      ///< of what the chosen experts add
+  int shared_width = 0;  ///< intermediate size of an MLP beside the experts, for all tokens; 0: there is none
   /// Which layers have one, the others an MLP. One per layer if there are experts.
   std::vector<bool> layers = {};
 };
@@ -100,10 +127,12 @@ struct ModelConfig {
   int num_q_heads = 0;
   int num_kv_heads =
       0;  ///< a divisor of num_q_heads; query head h reads key/value head h / (num_q_heads / num_kv_heads)
-  int head_dim = 0;  ///< even; not always hidden_size / num_q_heads
+  int head_dim = 0;  ///< even; not always hidden_size / num_q_heads. Of latent attention: that of the one key
   int vocabulary_size = 0;
   int max_positions =
       0;  ///< context length the model was made for; a hint, longer documents are computed all the same
+
+  LatentAttention latent;
 
   Rope rope, local_rope;
   std::vector<LayerRope> layer_rope;  ///< one per layer, or empty: usual in all
@@ -138,6 +167,12 @@ struct ModelConfig {
   int group_size() const { return num_q_heads / num_kv_heads; }
   int query_width() const { return num_q_heads * head_dim; }
   int key_width() const { return num_kv_heads * head_dim; }
+  bool is_latent() const { return latent.rank > 0; }
+  int value_dim() const { return is_latent() ? latent.rank : head_dim; }  ///< of a head that queries meet
+  int attended_width() const { return num_q_heads * value_dim(); }        ///< of what attention gives
+  /// What a cache stores of values in a layer: nothing where they lie in keys.
+  int cached_value_width() const { return is_latent() ? 0 : key_width(); }
+  int cache_width() const { return key_width() + cached_value_width(); }
   LayerRope rope_of(int layer) const {
     return layer_rope.empty() ? LayerRope::usual : layer_rope[static_cast<size_t>(layer)];
   }

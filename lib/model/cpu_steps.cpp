@@ -26,6 +26,20 @@ void keep(MatrixView<const float> rows, size_t first, Matrix<float>& kept) {
   each_row(rows.rows(), [&](size_t i) { std::ranges::copy(rows.row(i), kept.row(first + i).begin()); });
 }
 
+/// What latent attention makes of a chunk's tokens on the way to queries, and of what attention gives.
+struct LatentRows {
+  LatentRows(const ModelConfig& config, size_t rows)
+      : low_query(config.latent.query_rank > 0 ? rows : 0, as_size(config.latent.query_rank)),
+        query(config.is_latent() ? rows : 0, as_size(config.num_q_heads * config.latent.query_dim())),
+        values(config.is_latent() ? rows : 0, as_size(config.num_q_heads * config.latent.value_dim)) {}
+  static size_t floats_per_row(const ModelConfig& config) {
+    const LatentRows one(config, 1);
+    return one.low_query.size() + one.query.size() + one.values.size();
+  }
+
+  Matrix<float> low_query, query, values;
+};
+
 class CpuSteps final : public TapedSteps {
  public:
   CpuSteps(const LlamaWeights& weights, const PrefillPlan& plan)
@@ -36,13 +50,14 @@ class CpuSteps final : public TapedSteps {
         query_scale_(query_scale(config_)),
         hidden_(plan.batch->tokens.size(), as_size(config_.hidden_size)),
         key_(plan.key_rows, as_size(config_.key_width())),
-        value_(plan.key_rows, as_size(config_.key_width())),
+        value_(plan.key_rows, as_size(config_.cached_value_width())),
         new_key_(plan.chunk, as_size(config_.key_width())),
-        new_value_(plan.chunk, as_size(config_.key_width())),
+        new_value_(plan.chunk, as_size(config_.cached_value_width())),
         normed_(plan.chunk, as_size(config_.hidden_size)),
         branch_(has_branch(config_) ? plan.chunk : 0, as_size(config_.hidden_size)),
         query_(plan.chunk, as_size(config_.query_width())),
-        attended_(plan.chunk, as_size(config_.query_width())),
+        attended_(plan.chunk, as_size(config_.attended_width())),
+        latent_(config_, plan.chunk),
         inner_(config_.has_mlp() ? plan.chunk : 0, as_size(config_.intermediate_size)),
         mixture_(config_, plan.chunk) {
     if (plan.options->before_rope) {
@@ -68,13 +83,18 @@ class CpuSteps final : public TapedSteps {
 
   void project(int index, size_t first, size_t count) override {
     const LlamaLayer& layer = weights_.layers[as_size(index)];
-    const std::array outputs = {LinearOutput{&layer.query, query_.view().rows(0, count)},
-                                LinearOutput{&layer.key, new_key_.view().rows(0, count)},
-                                LinearOutput{&layer.value, new_value_.view().rows(0, count)}};
-    apply(normed(layer.attention_norm, first, count), outputs, Write::replace, scratch_);
+    const MatrixView<const float> x = normed(layer.attention_norm, first, count);
+    const MatrixView<float> query = query_.view().rows(0, count), key = new_key_.view().rows(0, count);
+    if (config_.is_latent()) {
+      project_latent(layer, x, query, key);
+    } else {
+      const std::array outputs = {LinearOutput{&layer.query, query}, LinearOutput{&layer.key, key},
+                                  LinearOutput{&layer.value, new_value_.view().rows(0, count)}};
+      apply(x, outputs, Write::replace, scratch_);
+    }
     if (tape_ && !layer.query_norm.empty()) {
-      keep(outputs[0].out, first, tape_->raw_query);
-      keep(outputs[1].out, first, tape_->raw_key);
+      keep(query, first, tape_->raw_query);
+      keep(key, first, tape_->raw_key);
     }
     each_row(count, [&](size_t i) {
       norm_heads(query_.row(i), layer.query_norm);
@@ -89,7 +109,7 @@ class CpuSteps final : public TapedSteps {
       std::ranges::copy(new_key_.row(i), key_.row(plan_.key_row[first + i]).begin());
       std::ranges::copy(new_value_.row(i), value_.row(plan_.key_row[first + i]).begin());
     });
-    if (tape_) keep(outputs[0].out, first, tape_->query);
+    if (tape_) keep(query, first, tape_->query);
   }
 
   void finish(int index, size_t first, size_t count) override {
@@ -98,7 +118,7 @@ class CpuSteps final : public TapedSteps {
     // Before attention is added: the MLP reads the same.
     MatrixView<const float> mlp_input;
     if (config_.parallel_residual) mlp_input = read_by_mlp(layer, first, count);
-    add_branch(layer.output, attended_.view().rows(0, count), layer.attention_out_norm, first,
+    add_branch(layer.output, heads_output(layer, count), layer.attention_out_norm, first,
                tape_ ? &tape_->attention_branch : nullptr);
     if (!config_.parallel_residual) mlp_input = read_by_mlp(layer, first, count);
     mix(layer, mlp_input, first);
@@ -142,10 +162,13 @@ class CpuSteps final : public TapedSteps {
  private:
   /// out may be x.
   void norm_row(const Norm& norm, std::span<const float> x, std::span<float> out) const {
+    norm_row(norm, config_.norm_epsilon, x, out);
+  }
+  void norm_row(const Norm& norm, double epsilon, std::span<const float> x, std::span<float> out) const {
     if (config_.norm == NormKind::layer)
-      layer_norm(x, norm.weight, norm.bias, config_.norm_epsilon, out);
+      layer_norm(x, norm.weight, norm.bias, epsilon, out);
     else
-      rms_norm(x, norm.weight, config_.norm_epsilon, out);
+      rms_norm(x, norm.weight, epsilon, out);
   }
 
   void norm_rows(const Norm& norm, MatrixView<const float> x, MatrixView<float> out) const {
@@ -166,6 +189,70 @@ class CpuSteps final : public TapedSteps {
     return normed(layer.mlp_norm, first, count);
   }
 
+  /// Queries and keys of latent attention, before they are turned.
+  void project_latent(const LlamaLayer& layer, MatrixView<const float> x, MatrixView<float> query,
+                      MatrixView<float> key) {
+    const LatentAttention& latent = config_.latent;
+    const size_t count = x.rows(), rank = as_size(latent.rank), plain = as_size(latent.plain_dim),
+                 turned = as_size(latent.turned_dim), head_dim = as_size(config_.head_dim);
+    const MatrixView<float> raw = latent_.query.view().rows(0, count);
+    std::vector<LinearOutput> outputs = {{&layer.key, key}};
+    if (!layer.query_down.empty())
+      outputs.push_back({&layer.query_down, latent_.low_query.view().rows(0, count)});
+    else
+      outputs.push_back({&layer.query, raw});
+    apply(x, outputs, Write::replace, scratch_);
+    if (!layer.query_down.empty()) {
+      const MatrixView<float> low = outputs[1].out;
+      each_row(count, [&](size_t i) {
+        norm_row(layer.query_down_norm, latent.norm_epsilon, low.row(i), low.row(i));
+      });
+      const LinearOutput up{&layer.query, raw};
+      apply(low, {&up, 1}, Write::replace, scratch_);
+    }
+    for (size_t head = 0; head < layer.key_up.size(); ++head)
+      apply_back(raw.columns(head * (plain + turned), plain), layer.key_up[head], Write::replace,
+                 query.columns(head * head_dim, rank), scratch_);
+    each_row(count, [&](size_t i) {
+      const std::span<float> own = key.row(i);
+      norm_row(layer.latent_norm, latent.norm_epsilon, own.first(rank), own.first(rank));
+      std::vector<float> beside(own.begin() + static_cast<std::ptrdiff_t>(rank), own.end());
+      lay_apart(beside, own.subspan(rank));
+      for (size_t head = 0; head < layer.key_up.size(); ++head)
+        lay_apart(raw.row(i).subspan(head * (plain + turned) + plain, turned),
+                  query.row(i).subspan(head * head_dim + rank, turned));
+    });
+  }
+
+  /// Puts the first of each pair that is turned together in the first half of out, and the others behind.
+  void lay_apart(std::span<const float> pairs, std::span<float> out) const {
+    const size_t half = out.size() / 2;
+    if (!config_.latent.interleaved) {
+      std::ranges::copy(pairs, out.begin());
+      return;
+    }
+    for (size_t j = 0; j < half; ++j) out[j] = pairs[2 * j], out[half + j] = pairs[2 * j + 1];
+  }
+
+  /// What all heads make of what attention gave them: what the output matrix takes.
+  MatrixView<const float> heads_output(const LlamaLayer& layer, size_t count) {
+    const MatrixView<const float> attended = std::as_const(attended_).view().rows(0, count);
+    if (!config_.is_latent()) return attended;
+    const size_t rank = as_size(config_.latent.rank), dim = as_size(config_.latent.value_dim);
+    const MatrixView<float> out = latent_.values.view().rows(0, count);
+    for (size_t head = 0; head < layer.value_up.size(); ++head) {
+      const LinearOutput value{&layer.value_up[head], out.columns(head * dim, dim)};
+      apply(attended.columns(head * rank, rank), {&value, 1}, Write::replace, scratch_);
+    }
+    return out;
+  }
+
+  /// Values of all tokens, in keys or by themselves.
+  MatrixView<const float> values() const {
+    if (config_.is_latent()) return key_.view().columns(0, as_size(config_.latent.rank));
+    return value_;
+  }
+
   void norm_heads(std::span<float> heads, const Norm& norm) const {
     if (norm.empty()) return;
     const size_t width = norm.weight.size();
@@ -180,7 +267,7 @@ class CpuSteps final : public TapedSteps {
     const size_t position = plan_.positions[row], dim = as_size(config_.head_dim);
     const auto cosines = table->cosines(position), sines = table->sines(position);
     for (size_t at = 0; at < heads.size(); at += dim)
-      turn_pairs(heads.subspan(at, 2 * cosines.size()), cosines, sines);
+      turn_pairs(heads.subspan(at + table->first(), 2 * cosines.size()), cosines, sines);
   }
 
   void attend(int index, size_t first, size_t count) {
@@ -189,8 +276,8 @@ class CpuSteps final : public TapedSteps {
       attend_otherwise(index, first, count, attended);
     else
       causal_attention(config_, config_.window[as_size(index)], weights_.layers[as_size(index)].sinks,
-                       plan_.documents, first, query_.view().rows(0, count), key_, value_, attended, scratch_,
-                       tape_ ? tape_->log_sums.view().rows(first, count) : MatrixView<float>());
+                       plan_.documents, first, query_.view().rows(0, count), key_, values(), attended,
+                       scratch_, tape_ ? tape_->log_sums.view().rows(first, count) : MatrixView<float>());
     if (tape_) keep(attended, first, tape_->attended);
   }
 
@@ -207,7 +294,7 @@ class CpuSteps final : public TapedSteps {
                                         .position = position,
                                         .query = query_.view().rows(begin - first, end - begin),
                                         .key = key_.view().rows(document.key_first, seen),
-                                        .value = value_.view().rows(document.key_first, seen),
+                                        .value = values().rows(document.key_first, seen),
                                         .out = attended.rows(begin - first, end - begin)});
     }
   }
@@ -274,7 +361,9 @@ class CpuSteps final : public TapedSteps {
   Matrix<float> key_, value_;          // of the present layer, caches and new tokens
   Matrix<float> new_key_, new_value_;  // of the present chunk, as all that follow
   Matrix<float> normed_, branch_;      // what a part reads; what it adds, where that is worked on
-  Matrix<float> query_, attended_, inner_;
+  Matrix<float> query_, attended_;
+  LatentRows latent_;
+  Matrix<float> inner_;
   Matrix<float> query_before_rope_, key_before_rope_;
   Matrix<float> final_normed_, logits_;  // of the rows handed out
   MixtureSteps mixture_;
@@ -325,13 +414,17 @@ std::unique_ptr<PrefillSteps> start_on_cpu(const LlamaWeights& weights, const Pr
 
 size_t floats_per_chunk_row(const ModelConfig& config, bool before_rope) {
   const size_t hidden = as_size(config.hidden_size), query = as_size(config.query_width()),
-               key = as_size(config.key_width());
-  return hidden + 2 * query + 2 * key + (before_rope ? query + key : 0) + (has_branch(config) ? hidden : 0) +
-         (config.has_mlp() ? as_size(config.intermediate_size) : 0) + MixtureSteps::floats_per_row(config);
+               key = as_size(config.key_width()), attended = as_size(config.attended_width()),
+               mlp = config.has_mlp() ? as_size(config.intermediate_size) : 0;
+  const size_t rounded =
+      (std::max({hidden, query, attended, mlp}) + 1) / 2;  // what a layer reads, in bf16 if it multiplies so
+  return hidden + query + attended + as_size(config.cache_width()) + LatentRows::floats_per_row(config) +
+         (before_rope ? query + key : 0) + (has_branch(config) ? hidden : 0) + mlp +
+         MixtureSteps::floats_per_row(config) + rounded;
 }
 
 size_t floats_per_token(const ModelConfig& config) {
-  return as_size(config.hidden_size) + 2 * as_size(config.key_width());
+  return as_size(config.hidden_size) + as_size(config.cache_width());
 }
 
 size_t floats_per_position(const ModelConfig& config) {

@@ -15,9 +15,11 @@ namespace {
 constexpr size_t kPieceValues = 1 << 16;
 
 void check_turn(const HeadTurn& turn, int head_dim) {
-  if (2 * turn.frequencies.size() > static_cast<size_t>(head_dim))
-    throw bad_input("{} frequencies turn {} dimensions; heads have {}", turn.frequencies.size(),
-                    2 * turn.frequencies.size(), head_dim);
+  if (turn.first + 2 * turn.frequencies.size() > static_cast<size_t>(head_dim))
+    throw bad_input(
+        "{} frequencies turn {} dimensions; heads have {}", turn.frequencies.size(),
+        2 * turn.frequencies.size(),
+        static_cast<size_t>(head_dim) - std::min<size_t>(turn.first, static_cast<size_t>(head_dim)));
   for (const float frequency : turn.frequencies)
     if (!(frequency >= 0 && frequency <= 1))
       throw bad_input("a frequency of the rotary embedding is {}; it must be in 0..1", frequency);
@@ -47,7 +49,7 @@ class Angles {
     OfKind& of = of_kind_[kind];
     if (!of.current) compute(way, how, of);
     for (size_t at = 0; at < heads.size(); at += head_dim)
-      turn_pairs(heads.subspan(at, turned), of.cosines, of.sines);
+      turn_pairs(heads.subspan(at + how.first, turned), of.cosines, of.sines);
   }
 
  private:
@@ -96,7 +98,7 @@ KeyRope KeyRope::of(const ModelConfig& config) {
     if (rope.scaling.kind == RopeScaling::Kind::longrope)
       throw bad_input("longrope turns short documents and long ones by other angles");
     return HeadTurn{rope_frequencies(rope, config.head_dim),
-                    static_cast<float>(rope.scaling.attention_factor)};
+                    static_cast<float>(rope.scaling.attention_factor), static_cast<size_t>(rope.first)};
   };
   try {
     // By LayerRope.

@@ -21,6 +21,7 @@ namespace kvcodec {
 struct HeadTurn {
   std::vector<float> frequencies;  ///< n of them, radians per token, in 0..1; none: nothing is turned
   float factor = 1;                ///< what turned dimensions are multiplied by besides
+  size_t first = 0;                ///< where they begin in a head
 
   bool operator==(const HeadTurn&) const = default;
 };

@@ -53,8 +53,27 @@ void check_options(const ModelConfig& config, const PrefillOptions& options) {
 /// Products of an MLP, or of the router and the experts of a token, for each token and hidden dimension.
 double mlp_products(const ModelConfig& config, int layer) {
   const Mixture& mixture = config.mixture;
-  if (config.has_mixture(layer)) return mixture.experts + 3.0 * mixture.chosen * mixture.width;
+  if (config.has_mixture(layer))
+    return mixture.experts + 3.0 * mixture.chosen * mixture.width + 3.0 * mixture.shared_width;
   return (config.gated_mlp ? 3.0 : 2.0) * config.intermediate_size;
+}
+
+/// Products of queries, keys and values of a token.
+double projection_products(const ModelConfig& config) {
+  const LatentAttention& latent = config.latent;
+  const double hidden = config.hidden_size, key = config.key_width(), heads = config.num_q_heads;
+  if (!config.is_latent()) return hidden * (config.query_width() + 2 * key);
+  const double queries = heads * latent.query_dim();
+  const double made = latent.query_rank > 0 ? latent.query_rank * (hidden + queries) : hidden * queries;
+  return made + hidden * key + heads * latent.plain_dim * latent.rank;
+}
+
+/// Products of what a token makes of what attention gives.
+double output_products(const ModelConfig& config) {
+  const LatentAttention& latent = config.latent;
+  const double hidden = config.hidden_size, heads = config.num_q_heads;
+  if (!config.is_latent()) return hidden * config.query_width();
+  return heads * latent.value_dim * (latent.rank + hidden);
 }
 
 /// Pairs (token, attended token) of a document.
@@ -171,7 +190,7 @@ uint64_t prefill_bytes(const ModelConfig& config, const PrefillOptions& options,
                        uint64_t longest, int threads, uint64_t past) {
   const Costs cost = costs(config, options, std::min<uint64_t>(options.chunk, tokens), threads);
   // A position, a row and a document are kept as words for each token beside the floats.
-  const uint64_t per_past = 2 * as_size(config.key_width()) * sizeof(float);
+  const uint64_t per_past = as_size(config.cache_width()) * sizeof(float);
   return checked_add(checked_add(cost.fixed, checked_mul(past, per_past)),
                      checked_add(checked_mul(tokens, cost.per_token + 3 * sizeof(size_t)),
                                  checked_mul(longest, cost.per_position)));
@@ -195,17 +214,17 @@ uint64_t prefill_tokens_within(const ModelConfig& config, const PrefillOptions& 
 
 double prefill_flops(const ModelConfig& config, std::span<const uint64_t> offsets,
                      const PrefillOptions& options) {
-  const double hidden = config.hidden_size, query = config.query_width(), key = config.key_width();
+  const double hidden = config.hidden_size;
   const double tokens = static_cast<double>(offsets.back());
   const int layers = layers_to_run(config, options);
   const int whole_layers = options.logits == LogitRows::none ? layers - 1 : layers;
-  double multiplications = layers * tokens * hidden * (query + 2 * key);
-  multiplications += whole_layers * tokens * hidden * query;
+  double multiplications = layers * tokens * projection_products(config);
+  multiplications += whole_layers * tokens * output_products(config);
   for (int layer = 0; layer < whole_layers; ++layer)
     multiplications += tokens * hidden * mlp_products(config, layer);
   for (int layer = 0; layer < whole_layers; ++layer)
     for (size_t i = 1; i < offsets.size(); ++i)
-      multiplications += 2 * query *
+      multiplications += (config.query_width() + config.attended_width()) *
                          visible_pairs(static_cast<double>(offsets[i] - offsets[i - 1]),
                                        static_cast<double>(config.window[as_size(layer)]));
   const double heads = options.logits == LogitRows::all    ? tokens

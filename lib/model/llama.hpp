@@ -22,12 +22,14 @@
 
 namespace kvcodec {
 
-/// What one layer computed for consecutive tokens. All rows are (n, heads * head_dim), heads side by side;
+/// What one layer computed for consecutive tokens, heads side by side;
 /// the views are valid during the call only.
 struct LayerChunk {
   int layer = 0;
-  size_t first = 0;                    ///< place of the first row in PrefillBatch::tokens
-  MatrixView<const float> key, value;  ///< (n, num_kv_heads * head_dim); keys after the rotary embedding
+  size_t first = 0;  ///< place of the first row in PrefillBatch::tokens
+  /// (n, num_kv_heads * head_dim) and (n, cached_value_width), that is without columns where values lie in keys; keys
+  /// after the rotary embedding.
+  MatrixView<const float> key, value;
   /// (n, num_q_heads * head_dim), after the rotary embedding. A model that scales scores by something else than
   /// 1 / sqrt(head_dim) has its queries multiplied so that q k / sqrt(head_dim) is the score.
   MatrixView<const float> query;
@@ -52,8 +54,8 @@ class PrefillSink {
 class PastCache {
  public:
   virtual ~PastCache() = default;
-  /// Writes those of one layer, keys after the rotary embedding: (past tokens of the document, num_kv_heads *
-  /// head_dim) each. Called once for each layer and document, layers ascending, on the calling thread.
+  /// Writes those of one layer, keys after the rotary embedding: (past tokens of the document, key_width) and (…,
+  /// cached_value_width). Called once for each layer and document, layers ascending, on the calling thread.
   virtual void read(int layer, size_t document, MatrixView<float> keys, MatrixView<float> values) = 0;
 };
 
@@ -73,11 +75,12 @@ struct PrefillBatch {
 struct AttentionRows {
   int layer = 0;
   size_t document = 0;
-  size_t past = 0;                     ///< tokens the document has from its cache
-  size_t position = 0;                 ///< of the first query
-  MatrixView<const float> query;       ///< (n, num_q_heads * head_dim)
-  MatrixView<const float> key, value;  ///< (position + n, num_kv_heads * head_dim): of the document's tokens
-  MatrixView<float> out;               ///< like query
+  size_t past = 0;                ///< tokens the document has from its cache
+  size_t position = 0;            ///< of the first query
+  MatrixView<const float> query;  ///< (n, num_q_heads * head_dim)
+  MatrixView<const float> key,
+      value;              ///< (position + n, num_kv_heads * head_dim or value_dim): of the document's tokens
+  MatrixView<float> out;  ///< (n, num_q_heads * value_dim)
 };
 class AttentionMethod {
  public:

@@ -45,8 +45,13 @@ class Loader {
     layer.attention_out_norm = norm(at, names_.attention_out_norm, hidden);
     layer.mlp_norm = norm(at, names_.mlp_norm, hidden);
     layer.mlp_out_norm = norm(at, names_.mlp_out_norm, hidden);
-    load_projections(at, layer);
-    layer.output = linear(at, names_.output, hidden, config_.query_width(), config_.output_bias);
+    if (config_.is_latent())
+      load_latent(at, layer);
+    else
+      load_projections(at, layer);
+    const int heads_width =
+        config_.is_latent() ? config_.num_q_heads * config_.latent.value_dim : config_.query_width();
+    layer.output = linear(at, names_.output, hidden, heads_width, config_.output_bias);
     if (config_.qk_norm != QkNorm::none) {
       const bool whole = config_.qk_norm == QkNorm::whole;
       layer.query_norm = norm(at, names_.query_norm, whole ? config_.query_width() : config_.head_dim);
@@ -118,6 +123,25 @@ class Loader {
     layer.value = part(fused, {2 * head, all, head, 3 * head});
   }
 
+  void load_latent(const std::string& at, LlamaLayer& layer) const {
+    const LatentAttention& latent = config_.latent;
+    const int hidden = config_.hidden_size, heads = config_.num_q_heads;
+    if (latent.query_rank > 0) {
+      layer.query_down = linear(at, names_.query_down, latent.query_rank, hidden, config_.qkv_bias);
+      layer.query_down_norm = norm(at, names_.query_down_norm, latent.query_rank);
+    }
+    layer.query = linear(at, names_.query, heads * latent.query_dim(),
+                         latent.query_rank > 0 ? latent.query_rank : hidden, false);
+    layer.key = linear(at, names_.key, latent.rank + latent.turned_dim, hidden, config_.qkv_bias);
+    layer.latent_norm = norm(at, names_.latent_norm, latent.rank);
+    const int of_head = latent.plain_dim + latent.value_dim;
+    const Linear up = linear(at, names_.latent_up, heads * of_head, latent.rank, false);
+    for (int head = 0; head < heads; ++head) {
+      layer.key_up.push_back(part(up, head * of_head, latent.plain_dim));
+      layer.value_up.push_back(part(up, head * of_head + latent.plain_dim, latent.value_dim));
+    }
+  }
+
   Mlp mlp(const std::string& at) const {
     const int hidden = config_.hidden_size, width = config_.intermediate_size;
     Mlp mlp;
@@ -137,6 +161,15 @@ class Loader {
     const int hidden = config_.hidden_size, width = config_.mixture.width;
     const bool biases = config_.mixture.biases;
     layer.router = linear(at, names_.router, config_.mixture.experts, hidden, biases);
+    if (!names_.router_correction.empty())
+      layer.router_correction =
+          vector(fmt::format("{}{}", at, names_.router_correction), config_.mixture.experts);
+    if (const int shared = config_.mixture.shared_width; shared > 0) {
+      const std::string expert = fmt::format("{}{}.", at, names_.shared_expert);
+      layer.shared_expert = {linear(expert, names_.expert_gate, shared, hidden, biases),
+                             linear(expert, names_.expert_up, shared, hidden, biases),
+                             linear(expert, names_.expert_down, hidden, shared, biases)};
+    }
     if (!names_.stacked_gate_up.empty()) return load_transposed_experts(at, layer);
     if (names_.experts.empty()) {
       load_linears(at, names_.expert_gate, width, hidden, &Mlp::gate, layer);
@@ -228,9 +261,11 @@ LlamaWeights load_weights(const ModelConfig& config, const WeightSource& source)
 void compute_in(LlamaWeights& weights, Compute compute) {
   const auto set = [&](Mlp& mlp) { mlp.gate.compute = mlp.up.compute = mlp.down.compute = compute; };
   for (LlamaLayer& layer : weights.layers) {
-    for (Linear* const linear : {&layer.query, &layer.key, &layer.value, &layer.output})
+    for (Linear* const linear : {&layer.query, &layer.key, &layer.value, &layer.output, &layer.query_down})
       linear->compute = compute;
+    for (Linear& linear : layer.value_up) linear.compute = compute;
     set(layer.mlp);
+    set(layer.shared_expert);
     for (Mlp& expert : layer.experts) set(expert);
   }
   if (weights.head) weights.head->compute = compute;

@@ -41,10 +41,18 @@ struct LlamaLayer {
   Norm attention_out_norm, mlp_out_norm;  ///< of what they add
   Norm query_norm, key_norm;              ///< of head_dim values, or of all heads together
   Linear query, key, value, output;
-  Mlp mlp;                   ///< empty in layers with a mixture of experts
-  Linear router;             ///< (experts, hidden_size)
-  std::vector<Mlp> experts;  ///< empty in layers with an MLP
-  std::vector<float> sinks;  ///< of each query head, a score without a key; empty: none
+  /// Latent attention, which has no `value`: `key` makes the latent vector and behind it what is turned; queries are made
+  /// of query_down(x), normalised, if that is there. Of each head, what makes its key, (plain_dim, rank), and its value,
+  /// (value_dim, rank), of a latent vector.
+  Linear query_down;
+  Norm query_down_norm, latent_norm;
+  std::vector<Linear> key_up, value_up;
+  Mlp mlp;                               ///< empty in layers with a mixture of experts
+  Linear router;                         ///< (experts, hidden_size)
+  std::vector<Mlp> experts;              ///< empty in layers with an MLP
+  Mlp shared_expert;                     ///< beside them; empty: there is none
+  std::vector<float> router_correction;  ///< of each expert, or empty
+  std::vector<float> sinks;              ///< of each query head, a score without a key; empty: none
 };
 
 struct LlamaWeights {

@@ -20,7 +20,7 @@ class MixtureSteps {
   static size_t floats_per_row(const ModelConfig& config);
 
   /// out = the sum of what the experts of each row make of it, weighted by the router. x, out: (n, hidden_size).
-  /// Of experts with the same probability those with the smaller numbers are chosen.
+  /// Of experts or groups with the same score those with the smaller numbers are chosen.
   void run(const LlamaLayer& layer, MatrixView<const float> x, MatrixView<float> out, WorkerScratch& scratch);
 
  private:
@@ -28,6 +28,8 @@ class MixtureSteps {
     size_t row;
     float weight;
   };
+  /// The experts of a token with these scores. correction: what is added to them for this.
+  std::vector<size_t> choose(std::span<const float> scores, std::span<const float> correction) const;
   void route(const LlamaLayer& layer, MatrixView<const float> x, WorkerScratch& scratch);
   void run_expert(const Mlp& expert, const std::vector<Share>& shares, MatrixView<const float> x,
                   MatrixView<float> out, WorkerScratch& scratch);
@@ -35,6 +37,7 @@ class MixtureSteps {
   const ModelConfig& config_;
   Matrix<float> scores_;                     // (rows, experts)
   Matrix<float> gathered_, inner_, result_;  // of one expert's rows
+  Matrix<float> shared_inner_;               // of the MLP beside them
   std::vector<std::vector<Share>> shares_;   // of each expert
 };
 

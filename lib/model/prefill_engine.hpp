@@ -40,7 +40,8 @@ void check_batch(const ModelConfig& config, const PrefillBatch& batch);
 /// The plan of a batch that check_batch() has passed, but for logit_rows.
 PrefillPlan plan_of(const PrefillBatch& batch, const PrefillOptions& options);
 
-/// Keys and values of a document's past tokens in one layer: (past, num_kv_heads * head_dim) each.
+/// Keys and values of a document's past tokens in one layer: (past, key_width) and (past,
+/// cached_value_width).
 struct PastRows {
   MatrixView<float> keys, values;
 };

@@ -105,7 +105,8 @@ std::vector<float> rope_frequencies(const Rope& rope, int head_dim, RopeLength l
 }
 
 RopeTable::RopeTable(const Rope& rope, int head_dim, size_t positions, RopeLength length)
-    : cosines_(positions, static_cast<size_t>(turned_dims(rope, head_dim)) / 2),
+    : first_(static_cast<size_t>(rope.first)),
+      cosines_(positions, static_cast<size_t>(turned_dims(rope, head_dim)) / 2),
       sines_(cosines_.rows(), cosines_.cols()) {
   const std::vector<float> frequencies = rope_frequencies(rope, head_dim, length);
   const auto factor = static_cast<float>(rope.scaling.attention_factor);
@@ -122,6 +123,7 @@ RopeTable::RopeTable(const Rope& rope, int head_dim, size_t positions, RopeLengt
 void RopeTable::turn(size_t position, std::span<float> head) const {
   const std::span<const float> cosine = cosines(position), sine = sines(position);
   const size_t half = cosine.size();
+  head = head.subspan(first_);
   for (size_t j = 0; j < half; ++j) {
     const float first = head[j], second = head[j + half];
     head[j] = first * cosine[j] - second * sine[j];
@@ -132,6 +134,7 @@ void RopeTable::turn(size_t position, std::span<float> head) const {
 void RopeTable::turn_back(size_t position, std::span<float> head) const {
   const std::span<const float> cosine = cosines(position), sine = sines(position);
   const size_t half = cosine.size();
+  head = head.subspan(first_);
   for (size_t j = 0; j < half; ++j) {
     const float first = head[j], second = head[j + half];
     head[j] = first * cosine[j] + second * sine[j];

@@ -1,6 +1,5 @@
 // Rotary position embedding (Su et al. 2021) in the half-split layout of the Hugging Face models: dimension j
-// of a head is turned together with dimension j + turned / 2, by position * frequency[j], where the first `turned`
-// dimensions, mostly all, are turned.
+// of those that are turned, mostly all, is turned together with dimension j + turned / 2, by position * frequency[j].
 //
 // Frequencies and angles are rounded to float exactly where the reference implementation (transformers)
 // rounds them. At position p that rounding moves an angle by up to p * 2^-24 radians, far more than the float
@@ -36,14 +35,16 @@ class RopeTable {
     return cosines_.row(position);
   }  ///< as many as frequencies
   std::span<const float> sines(size_t position) const { return sines_.row(position); }
+  size_t first() const { return first_; }  ///< of a head's dimensions that are turned
 
-  /// Turns one head's vector in place: the dimensions that are turned, which are its first.
+  /// Turns one head's vector in place: the dimensions that are turned.
   void turn(size_t position, std::span<float> head) const;
 
   /// What turn() makes of derivatives on the way back: turns by the opposite angles, with the same factor.
   void turn_back(size_t position, std::span<float> head) const;
 
  private:
+  size_t first_;
   Matrix<float> cosines_, sines_;
 };
 

@@ -26,6 +26,9 @@ struct TensorNames {
   std::string_view query_norm = "self_attn.q_norm",
                    key_norm = "self_attn.k_norm";  ///< where there is a QkNorm
   std::string_view output = "self_attn.o_proj";
+  // Latent attention: `query` is made of query_down where there is one, and `key` is the latent vector and what is
+  // turned; latent_up makes keys and values of latent vectors, head by head.
+  std::string_view query_down, query_down_norm, latent_norm, latent_up;
   std::string_view gate = "mlp.gate_proj", up = "mlp.up_proj", down = "mlp.down_proj";
   std::string_view fused_qkv;  ///< in the place of query, key and value
   FusedQkv fused_qkv_order = FusedQkv::parts;
@@ -34,6 +37,8 @@ struct TensorNames {
   // of all experts' matrices, one behind the other.
   std::string_view router, experts;
   std::string_view expert_gate, expert_up, expert_down;
+  std::string_view router_correction;  ///< added to scores where experts are chosen; no ".weight"
+  std::string_view shared_expert;  ///< an MLP beside the experts, with gate, up and down as they have them
   /// In the place of the experts' three: two tensors of all of them behind "`experts`.", without ".weight", each matrix
   /// stored the other way round; in this one, of gate and up, their outputs alternate. Biases are behind "_bias".
   std::string_view stacked_gate_up;

@@ -184,12 +184,9 @@ bool attend_decoded(const AttentionEngine& engine, const DocumentView& keys, con
                heads = static_cast<size_t>(group.layers) * static_cast<size_t>(group.heads),
                sharing = static_cast<size_t>(queries.q_heads / group.heads);
   if (count == 0) return true;
-  Matrix<float> decoded[2];
-  for (const Side side : kSides) {
-    Matrix<float>& rows = decoded[side == Side::value];
-    rows = Matrix<float>(static_cast<size_t>(std::ranges::max(queries.visible)), group.width());
-    (side == Side::key ? keys : values).decode(0, rows);
-  }
+  const auto tokens = static_cast<size_t>(std::ranges::max(queries.visible));
+  Matrix<float> decoded[] = {{tokens, group.width()}, {tokens, group.width()}};
+  decode_sides(keys, values, 0, decoded[0], decoded[1]);
   std::vector<CacheRows> rows;  // [head]
   for (size_t head = 0; head < heads; ++head)
     rows.emplace_back(decoded[0].view().columns(head * d, d), decoded[1].view().columns(head * d, d));

@@ -23,8 +23,10 @@ struct Plan {
   std::vector<std::vector<std::pair<std::string, std::vector<std::byte>>>> shared;
 
   int group_layers() const { return setting.codec->layer_group(); }
-  /// What a group's rows are of.
-  std::span<const Side> sides() const { return setting.codec->sides(); }
+  /// What a group's rows are of: no values where these lie in keys.
+  std::span<const Side> sides() const {
+    return setting.codec->sides().first(config->is_latent() ? 1 : setting.codec->sides().size());
+  }
   size_t parts() const { return sides().size() * as_size(config->num_layers / group_layers()); }
   GroupShape shape(size_t part) const {
     return {.first_layer = static_cast<int>(part / sides().size()) * group_layers(),
@@ -142,7 +144,7 @@ class CompressedDocument {
 
   StoredBits stored(uint64_t tokens) const {
     StoredBits result;
-    result.values = tokens * 2 * as_size(plan_.config->num_layers) * as_size(plan_.config->key_width());
+    result.values = tokens * as_size(plan_.config->num_layers) * as_size(plan_.config->cache_width());
     for (const Encoded& encoded : encoded_)
       for (const StreamSpec& spec : encoded.specs())
         if (!spec.shared)
@@ -271,7 +273,7 @@ struct ClosedLoop::Impl {
   }
 
   uint64_t cache_values(uint64_t tokens) const {
-    return tokens * 2 * as_size(config().num_layers) * as_size(config().key_width());
+    return tokens * as_size(config().num_layers) * as_size(config().cache_width());
   }
 
   /// About what the survey takes in memory: the caches of all prefixes, and either the model's run over one
@@ -303,7 +305,7 @@ class KeptPrefix {
     if (type == DType::f32) return;
     for (const Side side : kSides)
       for (Matrix<float>& rows : kept_.rows.of(side)) {
-        tokens_ = rows.rows(), width_ = rows.cols();
+        tokens_ = rows.rows();
         std::vector<uint16_t>& halves = halves_[static_cast<size_t>(side)].emplace_back(rows.size());
         narrow(type, {rows.data(), rows.size()}, halves);
         rows = Matrix<float>();
@@ -316,7 +318,7 @@ class KeptPrefix {
     Plan::for_each_layer(shape, out, [&](Side side, size_t layer, MatrixView<float> to) {
       const auto& halves = halves_[static_cast<size_t>(side)][layer];
       for (size_t t = 0; t < tokens_; ++t)
-        widen(type_, std::span(halves).subspan(t * width_, width_), to.row(t));
+        widen(type_, std::span(halves).subspan(t * to.cols(), to.cols()), to.row(t));
     });
     return out;
   }
@@ -327,7 +329,7 @@ class KeptPrefix {
   DType type_;
   Prefix kept_;  ///< its rows are empty where they are kept as halves
   std::array<std::vector<std::vector<uint16_t>>, 2> halves_;
-  size_t tokens_ = 0, width_ = 0;
+  size_t tokens_ = 0;
 };
 
 void ClosedLoop::Impl::survey(std::span<const LoopDocument> documents, TokenMeter& meter) {
@@ -344,7 +346,9 @@ void ClosedLoop::Impl::survey(std::span<const LoopDocument> documents, TokenMete
       Matrix<float> rows;  // of one document at a time
       const auto document = [&](size_t i) {
         rows = prefixes[i].rows_of(plan, codec.surveyed(shape));
-        return plan.surveyed_rows(prefixes[i].prefix(), shape, rows);
+        DocumentRows surveyed = plan.surveyed_rows(prefixes[i].prefix(), shape, rows);
+        surveyed.token_ids = documents[i].tokens;
+        return surveyed;
       };
       Encoded encoded(codec.streams(shape));
       run_survey(*codec.survey(shape), prefixes.size(), document, encoded.add_document());

@@ -168,7 +168,7 @@ void check_memory(const LoopDocument& document, uint64_t bytes, uint64_t allowed
 LayerRows::LayerRows(const ModelConfig& config, size_t tokens) {
   for (int layer = 0; layer < config.num_layers; ++layer) {
     keys.emplace_back(tokens, as_size(config.key_width()));
-    values.emplace_back(tokens, as_size(config.key_width()));
+    values.emplace_back(tokens, as_size(config.cached_value_width()));
   }
 }
 
@@ -233,7 +233,7 @@ uint64_t ReferenceRun::bytes(const ModelConfig& config, const LoopDocument& docu
   const uint64_t together =
       std::min<uint64_t>(continuations, std::max<uint64_t>(1, kContinuedTogether / rest));
   const uint64_t logits = 2 * logit_rows(config, rest) * as_size(config.vocabulary_size);
-  const uint64_t cache = all * 2 * as_size(config.num_layers) * as_size(config.key_width());
+  const uint64_t cache = all * as_size(config.num_layers) * as_size(config.cache_width());
   return prefill_bytes(config, judged_options(), rest * together, all, num_threads(), all * together) +
          (logits + rest * as_size(config.hidden_size) + cache) * sizeof(float);
 }

@@ -32,7 +32,7 @@ void check_sink(const LoopDocument& document, int64_t sink);
 /// Throws Error(usage) for one that takes more than `allowed` bytes, 0: no bound.
 void check_memory(const LoopDocument& document, uint64_t bytes, uint64_t allowed);
 
-/// Keys and values of consecutive tokens, layer by layer: (tokens, heads * head_dim) each.
+/// Keys and values of consecutive tokens, layer by layer: (tokens, key_width) and (tokens, cached_value_width).
 struct LayerRows {
   std::vector<Matrix<float>> keys, values;
 

@@ -188,6 +188,7 @@ SelectedAttention::SelectedAttention(const ModelConfig& config, std::vector<Step
   }
   if (std::ranges::any_of(config.window, [](int64_t window) { return window > 0; }))
     throw usage_error("tokens cannot be selected in models whose layers have sliding windows");
+  if (config.is_latent()) throw usage_error("tokens cannot be selected in models with latent attention");
   if (config.attention_softcap > 0)
     throw usage_error("tokens cannot be selected in models that cap the scores of attention");
   if (!config.names.sinks.empty())

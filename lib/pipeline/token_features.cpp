@@ -24,16 +24,26 @@ constexpr size_t kDirections = 4;
 constexpr double kLeastVariance = 1e-10;
 constexpr size_t kRowGrain = 64;
 
+/// Values of a token in all layers.
+size_t values_of_token(const ModelConfig& config) {
+  return 2 * as_size(config.num_layers) * as_size(config.key_width());
+}
+
+/// Directions that vectors are multiplied with.
+size_t directions_for(const ModelConfig& config, size_t features) {
+  return std::min(values_of_token(config), kDirections * features);
+}
+
 /// What weighted rows of each layer and side are multiplied with.
 class Directions {
  public:
   Directions(const ModelConfig& config, const FeatureOptions& options)
-      : width_(as_size(config.key_width())), layers_(as_size(config.num_layers)) {
-    const size_t all = 2 * layers_ * width_, wanted = kDirections * options.count;
-    count_ = std::min(all, wanted);
+      : width_(as_size(config.key_width())),
+        layers_(as_size(config.num_layers)),
+        count_(directions_for(config, options.count)) {
     for (size_t i = 0; i < 2 * layers_; ++i) {
       Matrix<float>& of_rows = rows_.emplace_back(width_, count_);
-      if (all <= wanted) {  // the vectors themselves
+      if (count_ == values_of_token(config)) {  // the vectors themselves
         for (size_t c = 0; c < width_; ++c) of_rows(c, i * width_ + c) = 1;
         continue;
       }
@@ -48,7 +58,7 @@ class Directions {
   }
 
  private:
-  size_t width_, layers_, count_ = 0;
+  size_t width_, layers_, count_;
   std::vector<Matrix<float>> rows_;
 };
 
@@ -104,6 +114,12 @@ Matrix<float> sketch_of(const LlamaModel& model, const WeighRows& weigh, const F
 }
 
 }  // namespace
+
+uint64_t token_features_bytes(const ModelConfig& config, size_t count) {
+  const uint64_t directions = directions_for(config, count), vocabulary = as_size(config.vocabulary_size);
+  return ((vocabulary + values_of_token(config)) * directions + vocabulary * count) * sizeof(float) +
+         5 * directions * directions * sizeof(double);  // sums, covariance and LAPACK's scratch
+}
 
 Matrix<float> token_features(const LlamaModel& model, const WeighRows& weigh, const FeatureOptions& options,
                              const Progress& progress) {

@@ -69,16 +69,15 @@ void Analysis::apply(size_t first, MatrixView<const float> centred, MatrixView<c
     gemm(-1, of_scores_.view().rows(first, out.rows()), Transpose::no, scores, Transpose::yes, 1, out);
 }
 
-Synthesis::Synthesis(const TransformBasis& basis, std::span<const uint32_t> components)
-    : of_components_(basis.synthesis(components)), of_scores_(floats_of(basis.prediction.loadings)) {}
-
-void Synthesis::apply(MatrixView<const float> components, MatrixView<const float> scores,
-                      MatrixView<float> out) const {
-  if (components.rows() == 0)
-    for (size_t i = 0; i < out.rows(); ++i) std::ranges::fill(out.row(i), 0.0f);
-  else
-    gemm(1, components, Transpose::yes, of_components_, Transpose::no, 0, out);
-  if (scores.cols() > 0) gemm(1, scores, Transpose::no, of_scores_, Transpose::no, 1, out);
+Synthesis::Synthesis(const TransformBasis& basis, std::span<const float> mean,
+                     std::span<const uint32_t> components)
+    : mean_(mean.begin(), mean.end()) {
+  const Matrix<float> of_components = basis.synthesis(components),
+                      of_scores = floats_of(basis.prediction.loadings);
+  Matrix<float> rows(of_components.rows() + of_scores.rows(), basis.width());
+  std::copy_n(of_components.data(), of_components.size(), rows.data());
+  std::copy_n(of_scores.data(), of_scores.size(), rows.data() + of_components.size());
+  rows_ = RowSums(rows);
 }
 
 LearnedBasis learn_basis(const CovarianceSums& moments, const ErrorMetric& metric, size_t rank) {

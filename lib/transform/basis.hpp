@@ -19,6 +19,7 @@
 
 #include "lib/core/view.hpp"
 #include "lib/linalg/covariance.hpp"
+#include "lib/linalg/row_sums.hpp"
 #include "lib/transform/metric.hpp"
 #include "lib/transform/prediction.hpp"
 
@@ -52,16 +53,23 @@ class Analysis {
   Matrix<float> of_vectors_, of_scores_;
 };
 
-/// And back.
+/// And back. A vector's bits depend on its own components and scores alone, and on no processor (row_sums.hpp).
 class Synthesis {
  public:
-  Synthesis(const TransformBasis& basis, std::span<const uint32_t> components);
+  /// mean: of the vectors, in place of the basis' own.
+  Synthesis(const TransformBasis& basis, std::span<const float> mean, std::span<const uint32_t> components);
 
-  /// Vectors less the mean, (n, width). components: those chosen, (.., n); scores: (n, rank).
-  void apply(MatrixView<const float> components, MatrixView<const float> scores, MatrixView<float> out) const;
+  /// What apply() takes for so many tokens, empty: rows of components are to be appended, those chosen, then rows of
+  /// scores.
+  RowCoefficients coefficients(size_t tokens) const { return {rows_.rows(), tokens}; }
+  /// Vectors: out (n, width).
+  void apply(const RowCoefficients& coefficients, MatrixView<float> out) const {
+    rows_.add(coefficients, mean_, out);
+  }
 
  private:
-  Matrix<float> of_components_, of_scores_;
+  std::vector<float> mean_;
+  RowSums rows_;  // of components, of scores
 };
 
 /// What training learns of one group of vectors.

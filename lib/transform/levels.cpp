@@ -19,8 +19,9 @@ constexpr float kFirstThreshold = 0.7f;
 constexpr int kRounds = 2;
 /// A class's centroids count as if they had been seen so often without any shrink.
 constexpr double kShrinkPrior = 50;
-/// So often a zero counts as seen, so that classes of no component have a model too.
-constexpr uint64_t kCountPrior = 1;
+/// So many levels of a two-sided geometric distribution count as seen: a class of no component has a model too, which
+/// other texts (adaptation.hpp) and first tokens may need.
+constexpr double kCountPrior = 64;
 constexpr double kMostGain = 3;
 constexpr size_t kComponentGrain = 16;
 
@@ -52,6 +53,14 @@ struct ClassCounts {
   }
 };
 
+/// The ratio of neighbours' frequencies in a two-sided geometric distribution of this mean size.
+double ratio_of(double mean) { return (std::sqrt(1 + mean * mean) - 1) / mean; }
+
+/// The mean level of a class, of which low bits are stored as they are.
+double mean_symbol_of(size_t level_class) {
+  return std::exp2((static_cast<double>(level_class) + kFirstClass) / 2 - shift_of_class(level_class));
+}
+
 LevelClass class_from(const ClassCounts& counts, size_t level_class) {
   std::vector<uint64_t> symbols(counts.symbols.begin(), counts.symbols.end() - 1);
   // Both signs alike; a neighbour of what was seen may be seen.
@@ -61,7 +70,11 @@ LevelClass class_from(const ClassCounts& counts, size_t level_class) {
     const uint64_t both = negative + positive;
     if (shift_of_class(level_class) == 0) negative = positive = both / 2 + both % 2;
   }
-  symbols[kLargestSymbol] += kCountPrior;
+  const double ratio = ratio_of(mean_symbol_of(level_class)), zeros = (1 - ratio) / (1 + ratio);
+  for (size_t k = 0; k < kLevelSymbols; ++k) {
+    const double size = std::abs(static_cast<double>(k) - kLargestSymbol);
+    symbols[k] += static_cast<uint64_t>(std::lround(kCountPrior * zeros * std::pow(ratio, size)));
+  }
   LevelClass result{RansModel::from_counts(symbols, {.escape_bits = kEscapedBits, .scale = 0}), {}};
   if (shift_of_class(level_class) > 0) return result;
   for (size_t i = 0; i < kShrunkLevels; ++i)
@@ -201,8 +214,7 @@ class Learner {
       tables.reconstruct(rung.classes[i], rung.step, 1, levels, back);
       for (size_t t = 0; t < values.size(); ++t)
         product += static_cast<double>(values[t]) * static_cast<double>(back[t]);
-      const double whole = product > 0 ? std::clamp(energy / product, 1.0, kMostGain) : 1.0;
-      rung.gains[i] = static_cast<float>(std::pow(whole, options_.unbias));
+      rung.gains[i] = static_cast<float>(unbiasing_gain(energy, product, options_.unbias));
       for (size_t t = 0; t < values.size(); ++t) {
         const double error = static_cast<double>(values[t]) - static_cast<double>(rung.gains[i] * back[t]);
         sum.error += error * error;
@@ -224,6 +236,10 @@ class Learner {
 };
 
 }  // namespace
+
+double unbiasing_gain(double energy, double product, double unbias) {
+  return product > 0 ? std::pow(std::clamp(energy / product, 1.0, kMostGain), unbias) : 1.0;
+}
 
 uint8_t class_of_mean_level(double mean_level) {
   if (!(mean_level >= kLeastMean)) return kDeadClass;

@@ -94,6 +94,10 @@ struct LevelOptions {
   double unbias = 0.5;   ///< a whole gain adds noise, none adds up over tokens
 };
 
+/// What levels are multiplied with: (energy / product)^unbias, within 1 and 3^unbias. energy: of values; product: with
+/// what their levels stand for.
+double unbiasing_gain(double energy, double product, double unbias);
+
 /// What training says of one step: on the sample.
 struct RungMeasure {
   double bits = 0;   ///< for each token, over all bases

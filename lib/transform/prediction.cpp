@@ -5,6 +5,7 @@
 
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
+#include "lib/core/transpose.hpp"
 #include "lib/linalg/blas.hpp"
 #include "lib/linalg/eigen.hpp"
 
@@ -122,9 +123,22 @@ std::vector<uint32_t> ids_with_lags(
   return result;
 }
 
+Scores::Scores(const Prediction& prediction) : none_(prediction.rank()) {
+  const Matrix<float> rows = floats_of(prediction.scores);
+  Matrix<float> columns(rows.cols(), rows.rows());
+  transpose(rows.view(), columns.view());
+  columns_ = RowSums(columns);
+}
+
 Matrix<float> Scores::of(MatrixView<const float> features) const {
   Matrix<float> scores(features.rows(), rank());
-  if (rank() > 0) gemm(1, features, Transpose::no, rows_, Transpose::yes, 0, scores);
+  RowCoefficients coefficients(columns_.rows(), features.rows());
+  std::vector<float> column(features.rows());
+  for (size_t c = 0; c < features.cols(); ++c) {
+    for (size_t t = 0; t < column.size(); ++t) column[t] = features(t, c);
+    coefficients.append_row(column);
+  }
+  columns_.add(coefficients, none_, scores);
   return scores;
 }
 

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "lib/core/view.hpp"
+#include "lib/linalg/row_sums.hpp"
 #include "lib/transform/byte_rows.hpp"
 #include "lib/transform/metric.hpp"
 
@@ -59,16 +60,17 @@ struct Prediction {
   size_t rank() const { return scores.levels.rows(); }
 };
 
-/// A prediction's scores, ready to be computed.
+/// A prediction's scores, ready to be computed: a token's bits depend on its own features alone (row_sums.hpp).
 class Scores {
  public:
-  explicit Scores(const Prediction& prediction) : rows_(floats_of(prediction.scores)) {}
-  size_t rank() const { return rows_.rows(); }
+  explicit Scores(const Prediction& prediction);
+  size_t rank() const { return none_.size(); }
   /// R z of each row of z: (n, rank).
   Matrix<float> of(MatrixView<const float> features) const;
 
  private:
-  Matrix<float> rows_;
+  RowSums columns_;  // R', (width of z, rank)
+  std::vector<float> none_;
 };
 
 /// The prediction from these moments. covariance: of x with z behind it. rank: 0 for as many scores as leave but half

@@ -123,6 +123,20 @@ Matrix<float> sample_of(const VectorSource& source, size_t part, const Transform
   return sample;
 }
 
+std::vector<FirstTokens> first_tokens_of(const VectorSource& source, std::span<const TransformBasis> bases,
+                                         std::span<const float> steps, const TransformTraining& training) {
+  std::vector<FirstTokens> firsts;
+  const uint64_t count = source.first_tokens();
+  if (training.first_finer == 0 || count < kLeastFirstTokens) return firsts;
+  Matrix<float> rows(count, source.width());
+  for (size_t part = 0; part < source.parts(); ++part) {
+    source.read_first_tokens(part, rows);
+    firsts.push_back(learn_first_tokens(rows, bases[part].metric, source.width() / training.head_dim, steps,
+                                        training.first_finer));
+  }
+  return firsts;
+}
+
 /// Drops components behind the last one that lives at any step.
 void drop_dead(TransformBasis& basis, std::vector<LevelRung>& rungs) {
   size_t kept = 0;
@@ -173,6 +187,7 @@ LearnedTransform learn_transform(const VectorSource& source, std::span<const Err
   for (RungMeasure& measure : result.levels.measures) measure.bits /= result.values;
   for (size_t part = 0; part < source.parts(); ++part)
     drop_dead(result.bases[part], result.levels.rungs[part]);
+  result.firsts = first_tokens_of(source, result.bases, steps, training);
   report(progress, all, all);
   return result;
 }

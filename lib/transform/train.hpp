@@ -13,6 +13,7 @@
 #include "lib/core/progress.hpp"
 #include "lib/core/view.hpp"
 #include "lib/transform/basis.hpp"
+#include "lib/transform/first_token.hpp"
 #include "lib/transform/levels.hpp"
 
 namespace kvcodec {
@@ -30,18 +31,25 @@ class VectorSource {
   virtual size_t features() const { return 0; }
   /// Those of tokens [first, first + out.rows()): (n, features()).
   virtual void read_features(uint64_t /*first*/, MatrixView<float> /*out*/) const {}
+  /// First tokens of documents (first_token.hpp), which are not among the others: so many.
+  virtual uint64_t first_tokens() const { return 0; }
+  /// All of them of a part: out (first_tokens(), width).
+  virtual void read_first_tokens(size_t /*part*/, MatrixView<float> /*out*/) const {}
 };
 
 struct TransformTraining {
   double most_bits = 2, least_bits = 0.1;  ///< per value, about: the ends of the ladder
   LevelOptions levels = {};
-  size_t rank = 0;  ///< of predictions; 0: as learn_prediction chooses
+  size_t rank = 0;          ///< of predictions; 0: as learn_prediction chooses
+  size_t head_dim = 1;      ///< values that share a class in first tokens
+  double first_finer = 16;  ///< 0: first tokens are not learned
 };
 
 struct LearnedTransform {
   std::vector<TransformBasis> bases;  ///< of each part
   LearnedLevels levels;               ///< of each part and step, coarsest step first; bits per value
-  double values = 0;                  ///< of a token, over all parts
+  std::vector<FirstTokens> firsts;  ///< of each part; none where the source has fewer than kLeastFirstTokens
+  double values = 0;                ///< of a token, over all parts
   /// Of each part, of each value: its variance, and that of what prediction leaves.
   std::vector<std::vector<double>> energies, left;
 };

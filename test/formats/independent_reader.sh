@@ -41,6 +41,12 @@ make_caches() {
   "$make_kv" --layers 1 --heads 1 --dim 8 --documents 0 -o empty.h5
 }
 
+# Layers of several shapes.
+make_shaped() {
+  "$make_kv" --layers 5 --heads 2 --q-heads 6 --dim 36 --shape 2:36:20 --shape 1:36:in:32 --shape of:1 --shape none --shape 2:20:20 \
+    --document a:0:300 --document none:0:0 --document b:0:41 "$@" -o shaped.h5
+}
+
 # A document so long that places are stored.
 make_long() { "$make_kv" --layers 1 --heads 1 --dim 16 --tokens 9000 -o long.h5; }
 
@@ -107,6 +113,9 @@ files() {
   reader check kv.h5 wide.h5 half.h5 empty.h5 large.h5 asking.h5 outputs.h5 index.h5 index-2.h5 selected.h5 fisher.h5
   run decode asked.h5 -o all.h5
   reader part all.h5 selected.h5
+  # Layers of several shapes, one that uses another's keys and values, one without, and values in keys.
+  make_shaped --queries 5
+  reader check shaped.h5
   coded large --codec none
   read_pairs
 }
@@ -146,6 +155,10 @@ plain() {
   differ $codes "$lossy"
   for kv in half odd thin empty; do coded $kv --codec lossless; done
   coded half --codec lossless --storage bf16 --block 33
+  make_shaped
+  for codec in none kivi q4 fp8 lossless kvcomp; do typed shaped --codec $codec; done
+  coded shaped --codec kivi --layers 1,4
+  read_pairs
   # Keys before the rotary embedding.
   "$make_kv" --layers 2 --heads 3 --dim 20 --tokens 150 --documents 2 --rope-theta 10000 -o turned.h5
   "$make_kv" --layers 1 --heads 1 --dim 64 --tokens 300 --dtype f16 --rope-theta 500000 \
@@ -349,6 +362,7 @@ with h5py.File("loud.h5", "r+") as file:
   coded kv --codec transform --bits 2 --sink 0 --block 33 --storage f16
   coded kv --codec transform --bits 1.2 --sink 7 --window 3 --block 7 --embed-book
   coded kv --codec transform --window 400
+  coded kv --codec transform --no-adapt --block 64
   coded loud --codec transform --block 64
   holds $codes $recon 'exact tokens'
   read_pairs
@@ -371,6 +385,7 @@ with h5py.File("loud.h5", "r+") as file:
   coded told --codec transform --bits 0.5 --block 40 --sink 2
   holds $codes $recon 'predicted tokens'
   coded told --codec transform --rung 0 --window 20 --sink 0
+  holds $codes $recon 'first tokens'
   read_pairs
 
   run sensitivity --model "$here/../../data/demo-model" --text "$here/../../LICENSE" --chunk 200 --max-documents 2 -o weights.h5

@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <limits>
+#include <map>
 
 #include <hdf5.h>
 
@@ -113,6 +115,85 @@ void check_content(const std::string& path, const Written& w, DType dtype, uint6
 }
 
 }  // namespace
+
+TEST_CASE("kv: layers of several shapes come back, with what their queries meet") {
+  const Folder folder;
+  ModelInfo model = sample_model(5, 2, 12);
+  const std::vector<LayerShape> shapes = {{.heads = 2, .key_dim = 12, .value_dim = 7},
+                                          {.heads = 1, .key_dim = 12, .value_dim = 9, .values_in_keys = true},
+                                          {.source = 1},
+                                          {},
+                                          {.heads = 2, .key_dim = 5, .value_dim = 20}};
+  CHECK(with_layer_shapes(model, std::vector(5, usual_layer(2, 12))).one_shape());
+  model = with_layer_shapes(model, shapes);
+  CHECK_EQ(group_shape(model, 4, 1, Side::value).width(), 40);
+  CHECK_EQ(group_shape(model, 1, 1, Side::key).width(), 12);
+  CHECK_THROWS_AS(group_shape(model, 1, 1, Side::value), Error);
+  CHECK_THROWS_AS(group_shape(model, 0, 2, Side::key), Error);
+  CHECK_THROWS_AS(group_shape(model, 3, 1, Side::key), Error);
+
+  const std::string path = folder / "kv.h5";
+  const uint64_t tokens = 300;
+  std::map<std::pair<int, Side>, Matrix<float>> rows;
+  std::map<int, Matrix<float>> queries;
+  const std::vector<uint64_t> asking = {3, 299};
+  {
+    OutputFile output(path, true);
+    KvWriter writer(output, model, DType::f32, {0, 1, 4}, true);
+    writer.add_document("a", {}, counting(0, tokens));
+    for (const int layer : {0, 1, 4}) {
+      const LayerShape& shape = shapes[static_cast<size_t>(layer)];
+      for (const Side side : kSides) {
+        const auto width = static_cast<size_t>(shape.heads * shape.stored_dim(side));
+        rows[{layer, side}] =
+            random_rows(tokens, width, static_cast<uint64_t>(layer * 2 + (side == Side::value)));
+        writer.append(side, layer, rows[{layer, side}]);
+      }
+      queries[layer] =
+          random_rows(2, static_cast<size_t>(4 * shape.key_dim), 50 + static_cast<uint64_t>(layer));
+      writer.append_queries(layer, asking, queries[layer]);
+    }
+    writer.finish({"kvcodec test", {}});
+    output.commit();
+  }
+  const KvReader reader(path);
+  CHECK_EQ(reader.type().version, 2);
+  CHECK(reader.model() == model);
+  CHECK(reader.layers() == std::vector{0, 1, 4});
+  for (const auto& [place, expected] : rows) {
+    Matrix<float> all(tokens, expected.cols());
+    reader.read(place.second, place.first, 0, all);
+    CHECK(same(all.view(), expected.view()));
+  }
+  CHECK_EQ(rows.at({1, Side::value}).cols(), 0);
+  for (const auto& [layer, expected] : queries) {
+    Matrix<float> all(2, expected.cols());
+    reader.read_queries(layer, 0, all);
+    CHECK(same(all.view(), expected.view()));
+    const auto together = reader.queries(layer);
+    CHECK(std::equal(together->values.begin(), together->values.end(), expected.data()));
+  }
+
+  // What files say wrongly of layers.
+  const auto refused = [&](const char* name, std::vector<uint64_t> numbers, const char* why) {
+    std::filesystem::copy_file(path, folder / "copy.h5", std::filesystem::copy_options::overwrite_existing);
+    {
+      Edit edit(folder / "copy.h5");
+      edit.set("/", name, numbers);
+    }
+    CAPTURE(name);
+    CHECK_THROWS_WITH_AS(KvReader(folder / "copy.h5"), doctest::Contains(why), Error);
+  };
+  refused("layer_heads", {2, 1, 0, 0}, "has 4 numbers for 5 layers");
+  refused("layer_heads", {2, 3, 0, 0, 2}, "layer 1: 3 heads");
+  refused("layer_heads", {2, 1, 1, 0, 2}, "layer 2: it has heads of its own, and those of another layer");
+  refused("layer_heads", {2, 0, 0, 0, 2}, "layer 1: it has no heads, but dimensions");
+  refused("layer_key_dim", {13, 12, 0, 0, 5}, "layer 0: keys of 13 dimensions");
+  refused("layer_value_dim", {7, 13, 0, 0, 20}, "layer 1: values of 13 dimensions cannot lie in keys of 12");
+  refused("layer_value_dim", {8, 9, 0, 0, 20}, "/layers/0/value");
+  refused("layer_source", {0, 1, 3, 3, 4}, "layer 2: its keys and values are those of layer 3");
+  refused("layer_source", {0, 1, 5, 3, 4}, "has a 5; at most 4");
+}
 
 TEST_CASE("kv: rows, documents and tokens come back, any shape, type and order of writing") {
   const Folder folder;

@@ -415,14 +415,81 @@ TEST_CASE("config.json: what each family has besides, and how the kv file says w
            "decoder_sparse_step is 0; it must be positive");
 }
 
+TEST_CASE("config.json: latent attention and the experts of DeepSeek") {
+  const auto v3 = [] {
+    J config = of_family("DeepseekV3ForCausalLM", "deepseek_v3");
+    config.erase("num_key_value_heads");
+    config["rope_scaling"] = {{"type", "yarn"},
+                              {"factor", 40.0},
+                              {"mscale", 1.0},
+                              {"mscale_all_dim", 1.0},
+                              {"original_max_position_embeddings", 4096}};
+    config["qk_nope_head_dim"] = 128, config["qk_rope_head_dim"] = 64;
+    return config;
+  };
+  const ModelDescription d = parse(v3());
+  const ModelConfig& c = d.config;
+  CHECK_EQ(c.num_kv_heads, 1);
+  CHECK_EQ(c.head_dim, 576);
+  CHECK_EQ(c.value_dim(), 512);
+  CHECK_EQ(c.cache_width(), 576);
+  CHECK_EQ(c.latent.query_rank, 1536);
+  CHECK_EQ(c.rope.first, 512);
+  CHECK_EQ(c.rope.dims, 64);
+  const double loudness = 0.1 * std::log(40.0) + 1;
+  CHECK(c.attention_scale == doctest::Approx(loudness * loudness / std::sqrt(192.0)));
+  CHECK_EQ(c.rope.scaling.attention_factor, 1);
+  CHECK_EQ(c.mixture.experts, 256);
+  CHECK_EQ(c.mixture.shared_width, 2048);
+  CHECK(c.mixture.layers == std::vector<bool>(3, false));
+  CHECK_EQ(beyond_llama(c), "latent attention");
+  const J rope = J::parse(d.rope_scaling);
+  CHECK_EQ(rope["rotary_dims"], 64);
+  CHECK_EQ(rope["first_rotary_dim"], 512);
+  CHECK_EQ(parse(v3(), [](J& config) { config["q_lora_rank"] = nullptr; }).config.latent.query_rank, 0);
+
+  CHECK_EQ(refused(v3(), [](J& config) { config["num_key_value_heads"] = 2; }),
+           "num_key_value_heads is 2; with latent attention it is num_attention_heads (8)");
+  CHECK_EQ(refused(v3(), [](J& config) { config["kv_lora_rank"] = 0; }),
+           "kv_lora_rank is 0; it must be positive");
+  CHECK_EQ(refused(v3(), [](J& config) { config["qk_rope_head_dim"] = 63; }),
+           "head_dim is 575; rotary embeddings turn pairs, so it must be even");
+  CHECK_EQ(refused(v3(), [](J& config) { config["scoring_func"] = "softmax"; }),
+           "scoring_func is 'softmax'; only 'sigmoid' is supported");
+  CHECK_EQ(refused(v3(), [](J& config) { config["n_group"] = 7; }),
+           "n_group is 7; it must divide the 256 experts");
+  CHECK_EQ(refused(v3(), [](J& config) { config["num_experts_per_tok"] = 200; }),
+           "num_experts_per_tok is 200; 4 groups have 128");
+  CHECK_EQ(refused(v3(), [](J& config) { config["n_shared_experts"] = 0; }),
+           "n_shared_experts is 0; it must be positive");
+  CHECK_EQ(refused(v3(), [](J& config) { config["moe_layer_freq"] = 2; }),
+           "moe_layer_freq is 2; only 1 is supported");
+  CHECK_EQ(refused(v3(),
+                   [](J& config) {
+                     config["quantization_config"] = {{"quant_method", "fp8"}};
+                   }),
+           "quantization_config says fp8; weights must be float32, float16 or bfloat16");
+
+  J v2 = of_family("DeepseekV2ForCausalLM", "deepseek_v2");
+  v2.erase("num_key_value_heads");
+  CHECK_EQ(refused(v2, {}), "num_experts_per_tok is 0; it must be positive");
+  v2["num_experts_per_tok"] = 6;
+  CHECK_EQ(refused(v2, [](J& config) { config["topk_method"] = "random"; }),
+           "topk_method is 'random'; supported are 'greedy' and 'group_limited_greedy'");
+  CHECK_EQ(refused(v2, [](J& config) { config["norm_topk_prob"] = true; }),
+           "norm_topk_prob is true; deepseek_v2 models do not divide by the sum of scores");
+  CHECK_EQ(
+      parse(v2, [](J& config) { config["n_group"] = 8, config["topk_group"] = 3; }).config.mixture.groups, 1);
+}
+
 TEST_CASE("config.json: other architectures and features are refused, saying what is supported") {
   const std::string supported =
       "supported model types are llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, gemma2, gemma3_text, gpt_neox, gpt_oss, granite, "
-      "olmo2, phi3 and smollm3";
+      "olmo2, phi3, smollm3, deepseek_v2 and deepseek_v3";
   CHECK_EQ(refused(of_family("GPT2LMHeadModel", "gpt2"), {}),
            "architecture is 'GPT2LMHeadModel' (model_type 'gpt2'), which is not supported; " + supported);
-  CHECK_EQ(refused(of_family("DeepseekV3ForCausalLM", "deepseek_v3"), {}),
-           "architecture is 'DeepseekV3ForCausalLM' (model_type 'deepseek_v3'), which is not supported; " +
+  CHECK_EQ(refused(of_family("DeepseekV3ForCausalLM", "deepseek_vl"), {}),
+           "architecture is 'DeepseekV3ForCausalLM' (model_type 'deepseek_vl'), which is not supported; " +
                supported);
   CHECK_EQ(refused(of_family("LlamaForCausalLM", "mistral"), {}),
            "architecture is 'LlamaForCausalLM' (model_type 'mistral'), which is not supported; " + supported);

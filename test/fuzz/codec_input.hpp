@@ -84,14 +84,16 @@ inline Book choose_dictionary(const CodecContext& context, Bytes& input) {
   return to_book(book);
 }
 
-/// A transform for the context; what is a vector, and from how many ids it is predicted, the input says.
+/// A transform for the context; what is a vector, from how many ids it is predicted, and whether first tokens are known,
+/// the input says.
 inline Book choose_transform(const CodecContext& context, Bytes& input) {
   Rng rng(input.byte());
   const uint8_t kind = input.byte();
   return to_book(test::random_transform_book({.per_head = kind % 2 == 0,
                                               .sides = kind % 4 < 2 ? SideCoding::joint : SideCoding::apart,
                                               .layer_group = 1,
-                                              .predict_tokens = kind / 4 % 4},
+                                              .predict_tokens = kind / 4 % 4,
+                                              .first_tokens = kind / 16 % 2 == 1},
                                              context, rng));
 }
 

@@ -23,6 +23,43 @@ double sum(const std::vector<double>& values) {
 
 }  // namespace
 
+TEST_CASE("closed loop: models with latent attention go on from what codecs keep of their one key") {
+  for (const std::string name : {"deepseek_v2-2", "deepseek_v3-long"}) {
+    CAPTURE(name);
+    const std::string folder = test::source_dir() + "/test/golden/model/" + name;
+    const ModelDescription description = read_model_config(folder);
+    const Safetensors weights = Safetensors::open_model(folder);
+    const ModelConfig& config = description.config;
+    const LlamaModel model(config, weights);
+    LoopDocument document{{}, 120};
+    for (uint32_t i = 0; i < 160; ++i) document.tokens.push_back(i * i * 7 % 64);
+    std::vector<std::unique_ptr<Codec>> codecs;
+    std::vector<LoopSetting> settings;
+    for (const char* codec : {"none", "q4", "kivi", "lossless"}) {
+      const bool none = codec == std::string_view("none");
+      codecs.push_back(codec_from_record(find_codec(codec), {},
+                                         {.num_layers = config.num_layers,
+                                          .heads = config.num_kv_heads,
+                                          .head_dim = config.head_dim,
+                                          .one_shape = false,
+                                          .storage = none ? DType::f32 : DType::bf16}));
+      settings.push_back({codecs.back().get(), none ? DType::f32 : DType::bf16, {}});
+    }
+    const LoopResult result = ClosedLoop(model, settings, {}).run({&document, 1}).front();
+    const double n = 39;  // judged
+    CHECK_LE(std::abs(result.settings[0].sums.surprise - result.reference.sums.surprise) / n, 1e-5);
+    CHECK_LE(result.settings[0].sums.divergence / n, 1e-7);
+    for (const size_t lossy : {1, 2, 3}) {
+      CHECK_GT(result.settings[lossy].sums.divergence, 0);
+      CHECK_LT(result.settings[lossy].sums.divergence / n, 0.5);
+    }
+    // Keys alone are stored, in 4 bits and more or in 16.
+    const uint64_t values = 120 * static_cast<uint64_t>(config.num_layers * config.head_dim);
+    for (const LoopScore& score : result.settings) CHECK_EQ(score.stored.values, values);
+    CHECK_EQ(result.settings[0].stored.bits(), 32 * values);
+  }
+}
+
 TEST_CASE("closed loop: likelihoods and divergences of the demo model are those of transformers") {
   const std::string folder = test::source_dir() + "/data/demo-model";
   const ModelDescription description = read_model_config(folder);

@@ -8,6 +8,8 @@ document) and reference.safetensors (float32, rows of all documents one behind t
   query.<last layer>           (tokens, num_q_heads * head_dim), after the rotary embedding, multiplied so that
                                q k / sqrt(head_dim) is the model's score
   logits                       (tokens, vocabulary), or of each document's last token in the long cases
+Of latent attention (DeepSeek) there are no values: key is what the cache holds, the latent vector and behind it the turned
+dimensions, the first of each pair before the others; query is multiplied by what makes keys of latent vectors.
 Weights stored in 16 bits are widened, and everything is computed in float32, each document alone.
 test/golden/model/rope-*: cosines and sines of transformers' rotary embedding at positions up to 131071.
 
@@ -39,6 +41,8 @@ FAMILIES = {
     "granite": (transformers.GraniteConfig, transformers.GraniteForCausalLM),
     "olmo2": (transformers.Olmo2Config, transformers.Olmo2ForCausalLM),
     "phi3": (transformers.Phi3Config, transformers.Phi3ForCausalLM),
+    "deepseek_v2": (transformers.DeepseekV2Config, transformers.DeepseekV2ForCausalLM),
+    "deepseek_v3": (transformers.DeepseekV3Config, transformers.DeepseekV3ForCausalLM),
     "smollm3": (transformers.SmolLM3Config, transformers.SmolLM3ForCausalLM),
 }
 SHORT = [31, 1, 42]  # lengths of the documents
@@ -51,6 +55,15 @@ def sizes(layers, hidden, intermediate, q_heads, kv_heads, head_dim=None):
     given = dict(head_dim=head_dim) if head_dim else {}
     return dict(num_hidden_layers=layers, hidden_size=hidden, intermediate_size=intermediate, num_attention_heads=q_heads,
                 num_key_value_heads=kv_heads, **given)
+
+
+def latent(rank, query_rank, plain, turned, value):
+    return dict(kv_lora_rank=rank, q_lora_rank=query_rank, qk_nope_head_dim=plain, qk_rope_head_dim=turned, v_head_dim=value)
+
+
+def experts(count, chosen, width, shared, dense, groups=None, chosen_groups=None, scale=1.0):
+    return dict(n_routed_experts=count, num_experts_per_tok=chosen, moe_intermediate_size=width, n_shared_experts=shared,
+                first_k_dense_replace=dense, n_group=groups, topk_group=chosen_groups, routed_scaling_factor=scale)
 
 
 def rope(theta, **scaling):
@@ -143,6 +156,19 @@ CASES = {
     "gpt_oss-long": ("gpt_oss", dict(sizes(2, 16, 12, 2, 1, 8), rope_parameters=rope(150000.0, **YARN), num_local_experts=3,
                                      num_experts_per_tok=1, sliding_window=300), "bfloat16",
                      dict(old="rope_type", lengths=[1100, 3])),
+    "deepseek_v2-1": ("deepseek_v2", dict(sizes(3, 32, 40, 4, 4), **latent(12, None, 8, 6, 10), **experts(6, 2, 20, 2, 1, scale=1.5),
+                                          rope_parameters=rope(10000.0)), "bfloat16", {}),
+    "deepseek_v2-2": ("deepseek_v2", dict(sizes(2, 48, 40, 4, 4), **latent(16, 20, 10, 8, 6), **experts(8, 3, 12, 1, 0, 4, 2, 3.0),
+                                          topk_method="group_limited_greedy", attention_bias=True, rope_parameters=rope(
+        10000.0, **YARN, mscale=0.9, mscale_all_dim=0.7)), "bfloat16", dict(old="type")),
+    "deepseek_v3-1": ("deepseek_v3", dict(sizes(3, 32, 48, 4, 4), **latent(20, 24, 6, 8, 12), **experts(8, 3, 16, 1, 1, 4, 2, 2.5),
+                                          rope_parameters=rope(10000.0, **YARN, mscale=1.0, mscale_all_dim=1.0)), "bfloat16", {}),
+    "deepseek_v3-2": ("deepseek_v3", dict(sizes(2, 32, 40, 2, 2), **latent(14, None, 12, 4, 8), **experts(5, 2, 12, 2, 1, 1, 1, 1.5),
+                                          norm_topk_prob=False, rope_interleave=False, attention_bias=True,
+                                          rope_parameters=rope(50000.0)), "float16", dict(old="rope_type")),
+    "deepseek_v3-long": ("deepseek_v3", dict(sizes(2, 16, 24, 2, 2), **latent(8, 6, 4, 4, 4), **experts(4, 2, 8, 1, 1, 2, 1, 2.0),
+                                             rope_parameters=rope(10000.0, **YARN, mscale=1.0, mscale_all_dim=1.0)), "bfloat16",
+                         dict(lengths=[1100, 3])),
 }
 VOCABULARY = 64
 
@@ -150,7 +176,8 @@ VOCABULARY = 64
 def randomise(model, generator):
     """Weights that spread the attention and keep activations near 1; every bias and norm matters."""
     with torch.no_grad():
-        for name, weight in model.named_parameters():
+        corrections = [(name, tensor) for name, tensor in model.named_buffers() if name.endswith("correction_bias")]
+        for name, weight in [*model.named_parameters(), *corrections]:
             noise = torch.randn(weight.shape, generator=generator)
             if name.endswith(("bias", "sinks")):
                 weight.copy_(0.3 * noise)
@@ -196,19 +223,24 @@ class Recorder:
 
     def __init__(self, model):
         self.module = sys.modules[type(model).__module__]
-        self.original = self.module.apply_rotary_pos_emb
+        names = ("apply_rotary_emb", "apply_rotary_pos_emb_interleave", "apply_rotary_pos_emb")
+        self.originals = {name: getattr(self.module, name) for name in names if hasattr(self.module, name)}
         self.calls = []
 
     def __enter__(self):
-        def recorded(query, key, *rest, **named):
-            turned_query, turned_key = self.original(query, key, *rest, **named)
-            self.calls.append((key, turned_query, turned_key))
-            return turned_query, turned_key
-        self.module.apply_rotary_pos_emb = recorded
+        def recorder(original):
+            def recorded(query, key, *rest, **named):
+                turned_query, turned_key = original(query, key, *rest, **named)
+                self.calls.append((key, turned_query, turned_key))
+                return turned_query, turned_key
+            return recorded
+        for name, original in self.originals.items():
+            setattr(self.module, name, recorder(original))
         return self
 
     def __exit__(self, *_):
-        self.module.apply_rotary_pos_emb = self.original
+        for name, original in self.originals.items():
+            setattr(self.module, name, original)
 
 
 def rows(tensor):
@@ -226,11 +258,43 @@ def query_factor(config):
     return 1.0
 
 
+def apart(pairs):
+    """The first of each pair, then the others."""
+    return torch.cat((pairs[..., 0::2], pairs[..., 1::2]), dim=-1)
+
+
+def latent_of_document(model, cache, calls, made_queries):
+    """What latent attention keeps of a document, and the last layer's queries as they meet it."""
+    config, found = model.config, {}
+    old_pairs = getattr(config, "rope_interleave", True)
+    for layer, (before, query, turned) in enumerate(calls):
+        held, beside = cache.layers[layer].keys, cache.layers[layer].values
+        assert torch.equal(beside, turned)
+        still_pairs = config.model_type == "deepseek_v2"
+        found[f"key.{layer}"] = torch.cat((held, apart(turned) if still_pairs else turned), dim=-1)[0, 0]
+        found[f"key_before_rope.{layer}"] = torch.cat((held, apart(before) if old_pairs else before), dim=-1)[0, 0]
+    attention = model.model.layers[-1].self_attn
+    heads, plain = config.num_attention_heads, config.qk_nope_head_dim
+    made = made_queries[-1].view(-1, heads, plain + config.qk_rope_head_dim)[..., :plain]
+    up = attention.kv_b_proj.weight.view(heads, plain + config.v_head_dim, config.kv_lora_rank)[:, :plain]
+    query = (apart(query) if still_pairs else query)[0].transpose(0, 1)
+    absorbed = torch.cat((torch.einsum("thp,hpr->thr", made, up), query), dim=-1)
+    factor = attention.scaling * (config.kv_lora_rank + config.qk_rope_head_dim) ** 0.5
+    found[f"query.{layer}"] = absorbed.flatten(1) * factor
+    return found
+
+
 def run(model, documents, all_logits):
     parts = {}
     count = model.config.num_hidden_layers
     turned = [layer for layer in range(count) if getattr(model.config, "no_rope_layers", [1] * count)[layer]]
     assert turned[-1] == count - 1  # its queries are recorded
+    made_queries = []
+    is_latent = hasattr(model.config, "kv_lora_rank")
+    if is_latent:
+        attention = model.model.layers[-1].self_attn
+        maker = attention.q_proj if attention.q_lora_rank is None else attention.q_b_proj
+        maker.register_forward_hook(lambda _, __, output: made_queries.append(output))
     for ids in documents:
         with Recorder(model) as recorder, torch.no_grad():
             cache = transformers.DynamicCache()  # without a configuration it keeps all keys, windows or not
@@ -238,7 +302,10 @@ def run(model, documents, all_logits):
         assert len(recorder.calls) == len(turned)
         found = {"logits": result.logits[0] if all_logits else result.logits[0, -1:]}
         calls = dict(zip(turned, recorder.calls))
-        for layer in range(count):
+        if is_latent:
+            with torch.no_grad():
+                found.update(latent_of_document(model, cache, recorder.calls, made_queries))
+        for layer in range(0 if is_latent else count):
             key = cache.layers[layer].keys
             key_before, query, turned_key = calls.get(layer, (key, None, key))
             assert torch.equal(key, turned_key) and key.shape[2] == len(ids)

@@ -26,6 +26,7 @@ struct Shape {
   double rope_theta = 0;  ///< 0 = unknown
   std::string rope_scaling;
   bool no_ids = false;
+  std::vector<std::string> shapes;  ///< of layers; empty = one for all
 };
 
 /// One document: positions [first, end). Its rows follow from seed and position alone.
@@ -43,6 +44,20 @@ Document parse_document(const std::string& text, uint64_t seed) {
                     std::stoull(text.substr(second + 1))};
   for (const char c : document.name) document.seed = document.seed * 31 + static_cast<unsigned char>(c);
   return document;
+}
+
+/// HEADS:KEY:VALUE, HEADS:KEY:in:VALUE for values that lie in keys, of:LAYER or none.
+LayerShape parse_shape(const std::string& text) {
+  if (text == "none") return {};
+  if (text.starts_with("of:")) return {.source = std::stoi(text.substr(3))};
+  const size_t first = text.find(':'), second = text.find(':', first + 1);
+  if (second == std::string::npos) throw usage_error("--shape is '{}', not HEADS:KEY:VALUE", text);
+  const std::string value = text.substr(second + 1);
+  const bool in_keys = value.starts_with("in:");
+  return {.heads = std::stoi(text.substr(0, first)),
+          .key_dim = std::stoi(text.substr(first + 1, second - first - 1)),
+          .value_dim = std::stoi(in_keys ? value.substr(3) : value),
+          .values_in_keys = in_keys};
 }
 
 std::vector<Document> documents_of(const Shape& shape) {
@@ -95,11 +110,16 @@ void make(const Shape& shape) {
     layers.resize(static_cast<size_t>(shape.layers));
     std::iota(layers.begin(), layers.end(), 0);
   }
+  std::vector<LayerShape> shapes;
+  for (const std::string& text : shape.shapes) shapes.push_back(parse_shape(text));
+  if (!shapes.empty() && shapes.size() != static_cast<size_t>(shape.layers))
+    throw usage_error("{} --shape for {} layers", shapes.size(), shape.layers);
+  model = with_layer_shapes(model, shapes);
+  std::erase_if(layers, [&](int layer) { return model.layer_shape(layer).heads == 0; });
 
   OutputFile output(shape.output, true);
   KvWriter writer(output, model, dtype_from_name(shape.dtype), layers, shape.queries > 0);
   constexpr uint64_t kChunk = 4096;
-  Matrix<float> rows(kChunk, static_cast<size_t>(shape.heads) * static_cast<size_t>(shape.head_dim));
   uint64_t before = 0;  // tokens of earlier documents
   for (const Document& document : documents_of(shape)) {
     const uint64_t length = document.end - document.first;
@@ -113,7 +133,11 @@ void make(const Shape& shape) {
     for (const int layer : layers)
       for (const Side side : kSides)
         for (uint64_t first = 0; first < length; first += kChunk) {
-          const MatrixView<float> piece = rows.view().rows(0, std::min(kChunk, length - first));
+          const LayerShape of_layer = model.layer_shape(layer);
+          const auto width =
+              static_cast<size_t>(of_layer.heads) * static_cast<size_t>(of_layer.stored_dim(side));
+          if (width == 0) continue;
+          Matrix<float> piece(std::min(kChunk, length - first), width);
           fill(piece, document.first + first, document.seed,
                static_cast<uint64_t>(layer) * 2 + (side == Side::value));
           writer.append(side, layer, piece);
@@ -121,10 +145,10 @@ void make(const Shape& shape) {
     const uint64_t asking = std::min(shape.queries, length), first_asking = length - asking;
     std::vector<uint64_t> places(asking);
     std::iota(places.begin(), places.end(), before + first_asking);
-    Matrix<float> queries(asking,
-                          static_cast<size_t>(model.num_q_heads) * static_cast<size_t>(shape.head_dim));
     for (const int layer : layers) {
       if (shape.queries == 0) break;
+      Matrix<float> queries(asking, static_cast<size_t>(model.num_q_heads) *
+                                        static_cast<size_t>(model.layer_shape(layer).key_dim));
       fill(queries, document.first + first_asking, document.seed, 100000 + static_cast<uint64_t>(layer));
       writer.append_queries(layer, places, queries);
     }
@@ -155,6 +179,9 @@ int main(int argc, char** argv) {
          "NAME:FIRST:END, a document with positions FIRST to END-1; instead of --documents; repeatable")
       ->allow_extra_args(false);
   app.add_flag("--no-ids", shape.no_ids, "leave out the ids of tokens");
+  app.add_option("--shape", shape.shapes,
+                 "HEADS:KEY:VALUE, HEADS:KEY:in:VALUE, of:LAYER or none: what a layer keeps; once for each")
+      ->allow_extra_args(false);
   app.add_option("--only", shape.only, "write only these layers")->delimiter(',');
   app.add_option("--model", shape.model, "name of the model")->capture_default_str();
   app.add_option("--q-heads", shape.q_heads, "query heads (default: as many as key/value heads)");

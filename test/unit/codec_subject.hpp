@@ -92,6 +92,7 @@ inline StreamStore& surveyed_document(const Subject& subject, MatrixView<const f
   if (subject.codec->survey_scope() == SurveyScope::none) return document;
   const auto survey = subject.codec->survey(subject.shape);
   for (int pass = 0; pass < survey->passes(); ++pass) {
+    survey->observe_ids(sample_ids());
     for (size_t first = 0; first < rows.rows(); first += 37)
       survey->observe(rows.rows(first, std::min<size_t>(37, rows.rows() - first)));
     survey->end_document();

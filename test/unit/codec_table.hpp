@@ -651,14 +651,16 @@ inline CodecCase rvq_case(const RvqSettings& settings) {
 // transform
 // -------------------------------------------------------------------------------------------------------------------
 
-/// Half a step in each component, and the rounding of floats. First and newest tokens are exact.
+/// Half a step in each component, and the rounding of floats. First and newest tokens are exact, but for a first one that
+/// is coded by itself.
 inline void check_transform(const TransformSettings& settings, MatrixView<const float> original,
                             MatrixView<const float> decoded) {
   const size_t tokens = original.rows(), width = original.cols();
   size_t wrong = 0;
   for (size_t t = 0; t < tokens; ++t) {
-    const bool exact =
-        t < static_cast<size_t>(settings.sink) || t + static_cast<size_t>(settings.window) >= tokens;
+    const bool by_itself = settings.first_tokens && t == 0;
+    const bool exact = !by_itself && (t < static_cast<size_t>(settings.sink) ||
+                                      t + static_cast<size_t>(settings.window) >= tokens);
     double energy = 0, error = 0;
     for (size_t c = 0; c < width; ++c) {
       const double value = static_cast<double>(original(t, c));
@@ -666,8 +668,10 @@ inline void check_transform(const TransformSettings& settings, MatrixView<const 
       error += std::pow(value - static_cast<double>(decoded(t, c)), 2);
     }
     // Weights are 1 at least, so errors of values are no larger than those of components.
-    const double bound = std::sqrt(static_cast<double>(width)) * static_cast<double>(settings.step) / 2 +
-                         1e-5 * std::sqrt(energy);
+    const double finer = by_itself ? TransformBookOptions().first_finer : 1;
+    const double bound =
+        std::sqrt(static_cast<double>(width)) * static_cast<double>(settings.step) / finer / 2 +
+        1e-5 * std::sqrt(energy);
     wrong += exact ? error != 0 : !(std::sqrt(error) <= bound);
   }
   CHECK_EQ(wrong, 0);
@@ -675,9 +679,10 @@ inline void check_transform(const TransformSettings& settings, MatrixView<const 
 
 inline CodecCase transform_case(const TransformSettings& settings) {
   return {
-      .label = fmt::format("transform, {}{}, {} layers, sink {}, window {}, block {}, from {} ids",
+      .label = fmt::format("transform, {}{}, {} layers, sink {}, window {}, block {}, from {} ids{}",
                            settings.sides, settings.per_head ? ", metric per head" : "", settings.layer_group,
-                           settings.sink, settings.window, settings.block, settings.predict_tokens),
+                           settings.sink, settings.window, settings.block, settings.predict_tokens,
+                           settings.first_tokens ? ", first tokens apart" : ""),
       .codec = "transform",
       .options = {{"bits", 2.0},
                   {"sink", settings.sink},
@@ -687,7 +692,9 @@ inline CodecCase transform_case(const TransformSettings& settings) {
                          MatrixView<const float> decoded) { check_transform(settings, original, decoded); },
       .make_book = [=](const CodecContext& context,
                        Rng& rng) { return to_book(random_transform_book(settings, context, rng)); },
-      .flags = 1};
+      .flags = 1,
+      .block_bits =
+          settings.first_tokens ? 2 * 256.0 : 0};  // the states that a first token's block begins with
 }
 
 inline std::vector<CodecCase> codec_table() {
@@ -754,6 +761,9 @@ inline std::vector<CodecCase> codec_table() {
       before_rope(transform_case({.layer_group = 1, .block = 64})),
       transform_case({.layer_group = 4, .sink = 0, .block = 32}),
       transform_case({.sink = 1, .block = 100, .predict_tokens = 3}),
+      transform_case({.per_head = true, .sink = 0, .predict_tokens = 2, .first_tokens = true}),
+      before_rope(transform_case(
+          {.sides = SideCoding::apart, .sink = 0, .window = 50, .block = 64, .first_tokens = true})),
       before_rope(transform_case(
           {.sides = SideCoding::apart, .sink = 0, .window = 9, .block = 64, .predict_tokens = 1})),
       transform_case({.layer_group = 1, .sink = 3, .window = 40, .block = 50}),

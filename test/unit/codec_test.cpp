@@ -129,6 +129,43 @@ TEST_CASE("codecs: of keys and values that are coded together each can be had by
   CHECK_GT(joint, 0);
 }
 
+TEST_CASE("codecs: of layers of several shapes each is coded by its own, or the codec says that it cannot") {
+  Rng rng(77);
+  const CodecContext several{.num_layers = 4, .heads = 3, .head_dim = 36, .one_shape = false};
+  size_t able = 0;
+  for (const CodecEntry& entry : codecs()) {
+    CAPTURE(entry.name);
+    const auto options = entry.make_options();
+    if (!entry.capabilities.any_shape) {
+      CHECK_THROWS_WITH_AS(make_codec(entry, *options, several, RopeChoice::keep),
+                           doctest::Contains("takes caches whose keys and values have the same heads"),
+                           Error);
+      continue;
+    }
+    ++able;
+    const auto codec = make_codec(entry, *options, several, RopeChoice::keep);
+    for (const Side side : kSides)
+      for (const auto& [heads, dims] : std::vector<std::pair<int, int>>{{3, 36}, {1, 36}, {2, 20}, {1, 4}}) {
+        CodecContext alone = several;
+        alone.heads = heads, alone.head_dim = dims, alone.one_shape = true;
+        const GroupShape shape{.first_layer = 1, .layers = 1, .heads = heads, .head_dim = dims, .side = side};
+        Matrix<float> rows(300, shape.width());
+        for (size_t i = 0; i < rows.size(); ++i)
+          rows.data()[i] = round_to(several.storage, static_cast<float>(rng.normal()));
+        const DocumentRows documents[] = {DocumentRows(rows)};
+        const auto expected_codec = make_codec(entry, *options, alone, RopeChoice::keep);
+        const Encoded encoded = encode_in_memory(*codec, shape, documents),
+                      expected = encode_in_memory(*expected_codec, shape, documents);
+        REQUIRE(encoded.specs() == expected.specs());
+        Matrix<float> decoded(300, shape.width()), wanted = decoded;
+        codec->open(shape, encoded.document(0))->decode(0, decoded);
+        expected_codec->open(shape, expected.document(0))->decode(0, wanted);
+        CHECK(std::equal(decoded.data(), decoded.data() + decoded.size(), wanted.data()));
+      }
+  }
+  CHECK_EQ(able, 6);
+}
+
 TEST_CASE("codecs: rows of any stride encode like packed ones") {
   for_each_case([](const CodecCase& row, Rng& rng) {
     const auto subject = random_subject(row, rng);

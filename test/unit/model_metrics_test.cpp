@@ -237,36 +237,35 @@ TEST_CASE("Gaussian bound: one variance is the formula, many are the water level
 
 TEST_CASE("attention error: nothing without error, and the definitions, in double, with one") {
   Rng rng(26);
-  constexpr int kHeads = 2, kQueryHeads = 4, kDims = 8;
+  constexpr int kHeads = 2, kQueryHeads = 4, kDims = 8, kValueDims = 6;
   const size_t tokens = 50, n = 40;
   const auto random = [&](size_t rows, size_t cols, double loudness) {
     Matrix<float> matrix(rows, cols);
     for (size_t i = 0; i < matrix.size(); ++i) matrix.data()[i] = static_cast<float>(loudness * rng.normal());
     return matrix;
   };
-  const Matrix<float> keys = random(tokens, 16, 1), values = random(tokens, 16, 1),
+  const Matrix<float> keys = random(tokens, 16, 1), values = random(tokens, 12, 1),
                       queries = random(n, 32, 2);
   Matrix<float> other_keys = keys, other_values = values;
   std::vector<uint64_t> visible;
   for (size_t i = 0; i < n; ++i) visible.push_back(1 + rng.below(tokens));
-  AttentionErrorMeter meter(2, kQueryHeads, kHeads, kDims, 5);
-  meter.add(0, {keys, values, other_keys, other_values, queries, visible});
+  AttentionErrorMeter meter(2, kQueryHeads, 5);
+  meter.add(0, {keys, values, other_keys, other_values, queries, visible, kHeads});
   CHECK_EQ(meter.sums().queries, n * kQueryHeads);
   CHECK_EQ(meter.sums().logit_rms(), 0);
   CHECK_EQ(meter.sums().mean_divergence(), 0);
   CHECK_EQ(meter.sums().mean_output_error(), 0);
   CHECK_EQ(meter.sums().mean_overlap(), 1);
 
-  for (size_t i = 0; i < keys.size(); ++i) {
-    other_keys.data()[i] += static_cast<float>(0.5 * rng.normal());
-    other_values.data()[i] += static_cast<float>(0.1 * rng.normal());
-  }
-  meter.add(1, {keys, values, other_keys, other_values, queries, visible});
+  for (size_t i = 0; i < keys.size(); ++i) other_keys.data()[i] += static_cast<float>(0.5 * rng.normal());
+  for (size_t i = 0; i < values.size(); ++i) other_values.data()[i] += static_cast<float>(0.1 * rng.normal());
+  meter.add(1, {keys, values, other_keys, other_values, queries, visible, kHeads});
   for (int head = 0; head < kQueryHeads; ++head) {
     double logit_error = 0, divergence = 0, output_error = 0, overlap = 0;
     uint64_t logits = 0;
     for (size_t i = 0; i < n; ++i) {
-      const size_t first = static_cast<size_t>(head / 2 * kDims), seen = visible[i];
+      const size_t first = static_cast<size_t>(head / 2 * kDims), seen = visible[i],
+                   first_value = static_cast<size_t>(head / 2 * kValueDims);
       std::vector<double> a(seen), b(seen);
       for (size_t t = 0; t < seen; ++t)
         for (size_t c = 0; c < kDims; ++c) {
@@ -283,10 +282,10 @@ TEST_CASE("attention error: nothing without error, and the definitions, in doubl
       };
       const auto p = softmax(a), q = softmax(b);
       double error = 0, energy = 0;
-      for (size_t c = 0; c < kDims; ++c) {
+      for (size_t c = 0; c < kValueDims; ++c) {
         double o = 0, other = 0;
         for (size_t t = 0; t < seen; ++t)
-          o += p[t] * values(t, first + c), other += q[t] * other_values(t, first + c);
+          o += p[t] * values(t, first_value + c), other += q[t] * other_values(t, first_value + c);
         error += (o - other) * (o - other);
         energy += o * o;
       }
@@ -311,9 +310,9 @@ TEST_CASE("attention error: nothing without error, and the definitions, in doubl
     CHECK(sums.mean_overlap() == doctest::Approx(overlap / double(n)).epsilon(1e-6));
   }
   other_keys(0, 0) = std::numeric_limits<float>::quiet_NaN();
-  AttentionErrorMeter broken(1, kQueryHeads, kHeads, kDims, 5);
-  broken.add(0, {keys, values, other_keys, other_values, queries, visible});
+  AttentionErrorMeter broken(1, kQueryHeads, 5);
+  broken.add(0, {keys, values, other_keys, other_values, queries, visible, kHeads});
   CHECK(std::isnan(broken.sums().mean_divergence()));
   visible[3] = 0;
-  CHECK_THROWS_AS(meter.add(0, {keys, values, other_keys, other_values, queries, visible}), Error);
+  CHECK_THROWS_AS(meter.add(0, {keys, values, other_keys, other_values, queries, visible, kHeads}), Error);
 }

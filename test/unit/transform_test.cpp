@@ -3,16 +3,19 @@
 #include <numeric>
 
 #include "lib/codec/encoded.hpp"
+#include "lib/codec/products.hpp"
 #include "lib/codec/registry.hpp"
 #include "lib/codec/transform/book.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/rng.hpp"
+#include "lib/core/transpose.hpp"
 #include "lib/linalg/covariance.hpp"
 #include "lib/linalg/eigen.hpp"
 #include "lib/transform/basis.hpp"
 #include "lib/transform/level_coder.hpp"
 #include "lib/transform/levels.hpp"
 #include "lib/transform/train.hpp"
+#include "test/counting_reader.hpp"
 #include "test/test.hpp"
 #include "test/unit/codec_table.hpp"
 
@@ -37,11 +40,24 @@ Matrix<float> correlated(size_t tokens, size_t width, size_t rank, uint64_t seed
   return rows;
 }
 
+/// Vectors with these components, (components.size(), n), and scores, (n, rank).
+Matrix<float> synthesis_of(const TransformBasis& basis, std::span<const uint32_t> components,
+                           const Matrix<float>& values, const Matrix<float>& scores) {
+  const Synthesis synthesis(basis, basis.mean, components);
+  RowCoefficients coefficients = synthesis.coefficients(scores.rows());
+  for (size_t i = 0; i < values.rows(); ++i) coefficients.append_row(values.row(i));
+  Matrix<float> by_score(scores.cols(), scores.rows()), rows(scores.rows(), basis.width());
+  transpose(scores.view(), by_score.view());
+  for (size_t k = 0; k < by_score.rows(); ++k) coefficients.append_row(by_score.row(k));
+  synthesis.apply(coefficients, rows);
+  return rows;
+}
+
 class Vectors final : public VectorSource {
  public:
-  /// features: of each token, or none.
-  explicit Vectors(std::vector<Matrix<float>> parts, Matrix<float> features = {})
-      : parts_(std::move(parts)), features_(std::move(features)) {}
+  /// features: of each token, or none. firsts: first tokens, the same of all parts.
+  explicit Vectors(std::vector<Matrix<float>> parts, Matrix<float> features = {}, Matrix<float> firsts = {})
+      : parts_(std::move(parts)), features_(std::move(features)), firsts_(std::move(firsts)) {}
   size_t parts() const override { return parts_.size(); }
   size_t width() const override { return parts_[0].cols(); }
   uint64_t tokens() const override { return parts_[0].rows(); }
@@ -53,10 +69,14 @@ class Vectors final : public VectorSource {
   void read_features(uint64_t first, MatrixView<float> out) const override {
     for (size_t t = 0; t < out.rows(); ++t) std::ranges::copy(features_.row(first + t), out.row(t).begin());
   }
+  uint64_t first_tokens() const override { return firsts_.rows(); }
+  void read_first_tokens(size_t /*part*/, MatrixView<float> out) const override {
+    for (size_t t = 0; t < out.rows(); ++t) std::ranges::copy(firsts_.row(t), out.row(t).begin());
+  }
 
  private:
   std::vector<Matrix<float>> parts_;
-  Matrix<float> features_;
+  Matrix<float> features_, firsts_;
 };
 
 std::vector<uint32_t> all_of(size_t count) {
@@ -307,13 +327,11 @@ TEST_CASE("prediction: takes what ids explain, leaves the rest, and errors count
   const ErrorMetric plain(std::vector<float>(width, 1.0f)), weighted(weights);
   // Squared error of what is predicted of fresh tokens, in columns [0, last).
   const auto error = [&](const LearnedBasis& learned, size_t last) {
-    const Matrix<float> scores = Scores(learned.basis.prediction).of(fresh.lagged);
-    Matrix<float> back(fresh.rows.rows(), width);
-    Synthesis(learned.basis, {}).apply(Matrix<float>(0, fresh.rows.rows()), scores, back);
+    const Matrix<float> back = synthesis_of(learned.basis, {}, Matrix<float>(0, fresh.rows.rows()),
+                                            Scores(learned.basis.prediction).of(fresh.lagged));
     double sum = 0;
     for (size_t t = 0; t < back.rows(); ++t)
-      for (size_t c = 0; c < last; ++c)
-        sum += std::pow(double(fresh.rows(t, c)) - double(learned.basis.mean[c] + back(t, c)), 2);
+      for (size_t c = 0; c < last; ++c) sum += std::pow(double(fresh.rows(t, c)) - double(back(t, c)), 2);
     return sum / static_cast<double>(back.rows() * last);
   };
   const LearnedBasis all = learn_basis(moments, plain);
@@ -331,14 +349,14 @@ TEST_CASE("prediction: takes what ids explain, leaves the rest, and errors count
   // Analysis takes the prediction off: with all components, nothing is lost.
   const std::vector<uint32_t> every = all_of(width);
   const Matrix<float> scores = Scores(few.basis.prediction).of(fresh.lagged);
-  Matrix<float> centred(fresh.rows.rows(), width), components(width, fresh.rows.rows()), back = centred;
+  Matrix<float> centred(fresh.rows.rows(), width), components(width, fresh.rows.rows());
   for (size_t t = 0; t < centred.rows(); ++t)
     for (size_t c = 0; c < width; ++c) centred(t, c) = fresh.rows(t, c) - few.basis.mean[c];
   Analysis(few.basis, every).apply(0, centred, scores, components);
-  Synthesis(few.basis, every).apply(components, scores, back);
+  const Matrix<float> back = synthesis_of(few.basis, every, components, scores);
   double worst = 0;
   for (size_t i = 0; i < back.size(); ++i)
-    worst = std::max(worst, std::abs(double(back.data()[i]) - double(centred.data()[i])));
+    worst = std::max(worst, std::abs(double(back.data()[i]) - double(fresh.rows.data()[i])));
   CHECK_LT(worst, 1e-3);
 }
 
@@ -560,10 +578,74 @@ TEST_CASE("transform: learning finds the directions of the data, and more bits b
   CHECK_THROWS_AS(learn_transform(Vectors({correlated(1000, width, 8, 1)}), {metrics.data(), 1}, {}), Error);
 }
 
+TEST_CASE("first tokens: each head's class fits what is left of them, errors are below the finer step") {
+  // Heads of 4: the first differs from document to document, the second hardly.
+  const size_t width = 8;
+  Rng rng(5);
+  const auto some = [&](size_t count) {
+    Matrix<float> rows(count, width);
+    for (size_t i = 0; i < count; ++i)
+      for (size_t c = 0; c < width; ++c)
+        rows(i, c) = static_cast<float>(30 + (c < 4 ? 2 : 0.001) * rng.normal());
+    return rows;
+  };
+  Matrix<double> blocks(width, 4);
+  for (size_t c = 0; c < width; ++c)
+    for (size_t k = 0; k < 4; ++k) blocks(c, k) = c % 4 == k ? 3 : 1;
+  const ErrorMetric metric(std::move(blocks));
+  const std::vector<float> steps{2, 0.5f};
+  const FirstTokens learned = learn_first_tokens(some(400), metric, 2, steps, 8);
+  REQUIRE_EQ(learned.classes.size(), size_t{2});
+  REQUIRE_EQ(learned.mean.size(), width);
+  for (const float mean : learned.mean) CHECK_LT(std::abs(mean - 30), 0.4f);
+  // Levels of |N(0, 2 * root of about 3)| in steps of 2 / 8: a mean of some 11.
+  CHECK_GE(learned.classes[0][0], class_of_mean_level(8));
+  CHECK_LE(learned.classes[0][0], class_of_mean_level(14));
+  CHECK_EQ(learned.classes[1][0], learned.classes[0][0] + 4);
+  CHECK_EQ(learned.classes[0][1], 0);  // the least, but not dead
+
+  Rng of_book(2);
+  const CodecContext context{.num_layers = 4, .heads = 2, .head_dim = 8};
+  const LevelTables tables(test::random_transform_book({}, context, of_book).classes, 0);
+  for (size_t rung = 0; rung < 2; ++rung) {
+    const FirstTokenCoder coder(metric, tables, learned.mean, learned.classes[rung], steps[rung], 8);
+    Matrix<float> rows = some(3);
+    rows(2, 7) = -1000;  // like none that was learned from
+    for (size_t i = 0; i < rows.rows(); ++i) {
+      std::vector<uint8_t> bytes;
+      coder.encode(rows.row(i), bytes);
+      std::vector<float> back(width);
+      coder.decode(bytes, back);
+      // Weights are 2 at least, so that an error of a head is below half a step for each value.
+      for (size_t c = 0; c < width; ++c)
+        CHECK_LT(std::abs(back[c] - rows(i, c)), steps[rung] / 8 / 2 * 2 / std::sqrt(2.0f) + 1e-3f);
+      bytes.pop_back();
+      CHECK_THROWS_AS(coder.decode(bytes, back), Error);
+    }
+  }
+}
+
+TEST_CASE("transform training: first tokens are learned where there are enough") {
+  const size_t width = 48;
+  const std::vector<ErrorMetric> metrics(1, ErrorMetric(std::vector<float>(width, 1.0f)));
+  const auto learned_from = [&](size_t count, double finer) {
+    return learn_transform(Vectors({correlated(4000, width, 8, 1)}, {}, correlated(count, width, 4, 3)),
+                           metrics,
+                           {.most_bits = 2, .least_bits = 0.2, .head_dim = 16, .first_finer = finer});
+  };
+  const LearnedTransform learned = learned_from(20, 16);
+  REQUIRE_EQ(learned.firsts.size(), size_t{1});
+  CHECK_EQ(learned.firsts[0].classes.size(), learned.levels.measures.size());
+  CHECK_EQ(learned.firsts[0].classes[0].size(), width / 16);
+  CHECK(learned_from(kLeastFirstTokens - 1, 16).firsts.empty());
+  CHECK(learned_from(20, 0).firsts.empty());
+}
+
 TEST_CASE("transform book: what is stored comes back, and what does not fit is refused") {
   Rng rng(2);
   const CodecContext context{.num_layers = 4, .heads = 2, .head_dim = 8};
-  const TransformBook made = test::random_transform_book({.predict_tokens = 2}, context, rng);
+  const TransformBook made =
+      test::random_transform_book({.predict_tokens = 2, .first_tokens = true}, context, rng);
   const Book book = to_book(made);
   const TransformBook read = transform_book_from(book);
   CHECK(to_book(read).digest() == book.digest());
@@ -600,6 +682,10 @@ TEST_CASE("transform book: what is stored comes back, and what does not fit is r
   CHECK(refused("tables", [](Array& array) { array.bytes.push_back(std::byte{0}), ++array.shape[0]; }));
   CHECK(refused("tables", [](Array& array) { array.bytes.pop_back(), --array.shape[0]; }));
   CHECK(refused("bits", [](Array& array) { std::ranges::fill(array.bytes, std::byte{0}); }));
+  CHECK(refused("both/0/first_mean", [](Array& array) { std::ranges::fill(array.bytes, std::byte{0xff}); }));
+  CHECK(refused("both/2/first_classes", set(3, 40)));
+  CHECK(refused("both/2/first_classes", [](Array& array) { array.shape = {1, 16}; }));
+  CHECK(refused("both/2/first_mean", [](Array& array) { array.name = "elsewhere"; }));
   CHECK(refused("features", set(3, 0)));
   CHECK(refused("features", [](Array& array) { array.shape = {50, 0}, array.bytes.clear(); }));
   CHECK(refused("feature_scales", set(3, 0xbf)));
@@ -637,4 +723,61 @@ TEST_CASE("transform: what is predicted from ids needs them, those that the book
   CHECK_NE(error_with(ids).find("are not all there"), std::string::npos);
   ids.push_back(test::kSampleVocabulary);
   CHECK_EQ(error_with(ids), "token id 50; tokens are predicted from ids below 50");
+}
+
+TEST_CASE("transform: who reads keys and values in turns has both decoded once") {
+  Rng rng(4);
+  CodecContext context{.num_layers = 2, .heads = 2, .head_dim = 8};
+  const Book book = to_book(test::random_transform_book({}, context, rng));
+  context.book = &book;
+  const auto codec = codec_from_record(find_codec("transform"), {}, context);
+  const GroupShape shape{.layers = 2, .heads = 2, .head_dim = 8, .side = Side::both};
+  constexpr size_t kTokens = 5000;  // more than what is left is kept of
+  Matrix<float> rows(kTokens, shape.width());
+  for (float& value : std::span(rows.data(), rows.size())) value = static_cast<float>(rng.normal());
+  const DocumentRows views[] = {std::as_const(rows).view()};
+  const Encoded encoded = encode_in_memory(*codec, shape, views);
+  const test::CountingReader document(encoded.document(0));
+  Matrix<float> keys(kTokens, shape.side_width()), values = keys, keys_alone = keys, values_alone = keys;
+  codec->open(of_side(shape, Side::key), document)->decode(0, keys_alone);
+  codec->open(of_side(shape, Side::value), document)->decode(0, values_alone);
+  const auto same = [](const Matrix<float>& a, const Matrix<float>& b) {
+    return std::equal(a.data(), a.data() + a.size(), b.data());
+  };
+
+  const auto both = codec->open(shape, document);
+  both->decode(0, rows);
+  document.take();
+  both->decode(0, rows);
+  const uint64_t once = document.take();
+  const SideViews sides = codec->open_sides(shape, document, document);
+  document.take();
+  decode_sides(*sides.keys, *sides.values, 0, keys, values);
+  CHECK_LT(document.take(), once + once / 4);
+  CHECK(same(keys, keys_alone));
+  CHECK(same(values, values_alone));
+
+  // As attention reads: 2,048 tokens of the one side, then of the other.
+  std::fill_n(keys.data(), keys.size(), 0.0f);
+  std::fill_n(values.data(), values.size(), 0.0f);
+  for (size_t first = 0; first < kTokens; first += 2048) {
+    const size_t count = std::min<size_t>(2048, kTokens - first);
+    sides.keys->decode(first, keys.view().rows(first, count));
+    document.take();
+    sides.values->decode(first, values.view().rows(first, count));
+    CHECK_EQ(document.take(), uint64_t{0});
+  }
+  CHECK(same(keys, keys_alone));
+  CHECK(same(values, values_alone));
+  // What was taken is gone, other pieces are decoded, and so is what was left before others came.
+  sides.values->decode(0, values.view().rows(0, 100));
+  CHECK_GT(document.take(), uint64_t{0});
+  sides.keys->decode(100, keys.view().rows(100, 50));
+  CHECK_GT(document.take(), uint64_t{0});
+  sides.keys->decode(0, keys);
+  document.take();
+  sides.values->decode(0, values.view().rows(0, 1024));
+  CHECK_GT(document.take(), uint64_t{0});
+  CHECK(same(keys, keys_alone));
+  CHECK(same(values, values_alone));
 }

@@ -149,7 +149,7 @@ std::unique_ptr<Codec> make(const Options& options, const CodecContext& context)
 CodecEntry kvcomp_codec() {
   return {.name = "kvcomp",
           .summary = "error-bounded quantization and entropy coding; needs no training",
-          .capabilities = {.multiplies = true, .device_twin = true},
+          .capabilities = {.multiplies = true, .device_twin = true, .any_shape = true},
           .book_type = "",
           .make_options = kvcomp::make_options,
           .make = kvcomp::make};

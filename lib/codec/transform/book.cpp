@@ -53,6 +53,11 @@ void add_part(Book& book, const TransformBook::Part& part) {
   }
   book.add<uint8_t>(path_of(part, "classes"), DType::u8, {rungs, n}, classes);
   book.add<uint16_t>(path_of(part, "gains"), DType::f16, {rungs, n}, gains);
+  if (part.first.empty()) return;
+  add_floats(book, path_of(part, "first_mean"), {width}, part.first.mean);
+  std::vector<uint8_t> of_heads;
+  for (const auto& rung : part.first.classes) of_heads.insert(of_heads.end(), rung.begin(), rung.end());
+  book.add<uint8_t>(path_of(part, "first_classes"), DType::u8, {rungs, of_heads.size() / rungs}, of_heads);
 }
 
 void check_positive(std::string_view name, std::span<const float> values) {
@@ -122,13 +127,37 @@ std::vector<LevelRung> rungs_from(const Book& book, const TransformBook::Part& p
   return rungs;
 }
 
+std::vector<float> finite_floats(const Book& book, const std::string& name, uint64_t count) {
+  const auto values = book.values<float>(name, DType::f32, std::array{count});
+  for (const float value : values)
+    if (!std::isfinite(value)) throw bad_input("/{}: {} is not finite", name, value);
+  return {values.begin(), values.end()};
+}
+
+/// Nothing where the book knows nothing of first tokens.
+FirstTokens first_tokens_from(const Book& book, const TransformBook::Part& part, uint64_t rungs,
+                              uint64_t width, uint64_t heads) {
+  FirstTokens first;
+  if (!book.find(path_of(part, "first_mean"))) return first;
+  first.mean = finite_floats(book, path_of(part, "first_mean"), width);
+  const std::string name = path_of(part, "first_classes");
+  const auto classes = book.values<uint8_t>(name, DType::u8, std::array{rungs, heads});
+  for (const uint8_t level_class : classes)
+    if (level_class >= kLevelClasses)
+      throw bad_input("/{}: class {}; there are {}", name, level_class, kLevelClasses);
+  for (uint64_t i = 0; i < rungs; ++i) {
+    const auto of_rung = classes.subspan(i * heads, heads);
+    first.classes.emplace_back(of_rung.begin(), of_rung.end());
+  }
+  return first;
+}
+
 TransformBook::Part part_from(const Book& book, Side side, int first_layer, std::span<const float> steps,
-                              uint64_t width, const std::optional<TokenFeatures>& features) {
-  TransformBook::Part part{side, first_layer, {}, {}};
-  const auto mean = book.values<float>(path_of(part, "mean"), DType::f32, std::array{width});
-  for (const float value : mean)
-    if (!std::isfinite(value)) throw bad_input("/{}: {} is not finite", path_of(part, "mean"), value);
-  part.basis.mean.assign(mean.begin(), mean.end());
+                              const TransformBook& transform) {
+  const uint64_t width = transform.width();
+  const std::optional<TokenFeatures>& features = transform.features;
+  TransformBook::Part part{side, first_layer, {}, {}, {}};
+  part.basis.mean = finite_floats(book, path_of(part, "mean"), width);
   part.basis.metric = metric_from(book, part, width);
   part.basis.vectors =
       floats_of(byte_rows_from(book, path_of(part, "vectors"), path_of(part, "vector_scales"), width, width));
@@ -143,6 +172,8 @@ TransformBook::Part part_from(const Book& book, Side side, int first_layer, std:
                       prediction.loadings.levels.rows(), prediction.rank());
   }
   part.rungs = rungs_from(book, part, steps, part.basis.components());
+  part.first =
+      first_tokens_from(book, part, steps.size(), width, width / static_cast<uint64_t>(transform.head_dim));
   return part;
 }
 
@@ -182,6 +213,10 @@ std::vector<OptionField> TransformBookOptions::fields() {
        &rate_distortion, 0, 1},
       {"unbias", "part of the energy that rounding takes from a component which decoding gives back", &unbias,
        0, 1},
+      {"first-finer",
+       "the first token of a document, to which attention goes that has nothing to look at, is coded by a mean of its "
+       "own and in steps so many times finer; 0: it is not learned, and kept exactly",
+       &first_finer, 0, 4096},
       {"predict-tokens",
        "predict what a token has from the ids of N tokens, itself and those before it, and transform what is left; "
        "needs --model",
@@ -275,8 +310,14 @@ TransformBook transform_book_from(const Book& book) {
   for (const Side side : transform.options.part_sides())
     for (int first = 0; first < transform.num_layers; first += group)
       if (book.find(fmt::format("{}/{}/mean", side, first)))
-        transform.parts.push_back(part_from(book, side, first, steps, transform.width(), transform.features));
+        transform.parts.push_back(part_from(book, side, first, steps, transform));
   if (transform.parts.empty()) throw bad_input("the transform has no part");
+  for (const TransformBook::Part& part : transform.parts)
+    if (part.first.empty() == transform.knows_first_tokens())
+      throw bad_input("/{}: of all parts or of none", path_of(part, "first_mean"));
+  if (transform.knows_first_tokens() && !(transform.options.first_finer > 0))
+    throw bad_input("first-finer is {}; the book has first tokens, and it must be above 0",
+                    transform.options.first_finer);
   return transform;
 }
 

@@ -14,6 +14,8 @@
 //   <side>/<first layer>/vector_scales f32 [n]             value = level * scale
 //   <side>/<first layer>/classes       u8 [R, n]           255 = dead
 //   <side>/<first layer>/gains         f16 [R, n]
+//   <side>/<first layer>/first_mean    f32 [width]         of first tokens (lib/transform/first_token.hpp), if they were learned
+//   <side>/<first layer>/first_classes u8 [R, width / head-dim]
 // and where vectors are predicted from the ids of tokens (lib/transform/prediction.hpp), predict-tokens being more than 0:
 //   features         u8 [V, F]     level + 128: of each id of the vocabulary
 //   feature_scales   f32 [V]
@@ -32,12 +34,13 @@
 #include "lib/codec/rope_choice.hpp"
 #include "lib/core/options.hpp"
 #include "lib/transform/basis.hpp"
+#include "lib/transform/first_token.hpp"
 #include "lib/transform/levels.hpp"
 
 namespace kvcodec {
 
-/// First tokens of a document that are not transformed unless asked otherwise: the very first is where attention goes
-/// that has nothing to look at, and its keys and values are like no others.
+/// First tokens of a document that are not transformed: the very first is where attention goes that has nothing to look
+/// at, and its keys and values are like no others.
 inline constexpr int64_t kTransformSink = 1;
 
 /// Whether keys and values of a group of layers are one vector.
@@ -51,6 +54,7 @@ struct TransformBookOptions final : Options {
   double least_bits = 0.1;
   double rate_distortion = LevelOptions().lambda;
   double unbias = LevelOptions().unbias;
+  double first_finer = 16;     ///< how many times finer first tokens are quantized; 0: they are not learned
   int64_t predict_tokens = 0;  ///< ids that a vector is predicted from: its token's and those before; 0: none
 
   std::vector<OptionField> fields() override;
@@ -78,10 +82,12 @@ struct TransformBook {
     int first_layer = 0;
     TransformBasis basis;
     std::vector<LevelRung> rungs;  ///< of each step
+    FirstTokens first;             ///< of all parts or of none
   };
   std::vector<Part> parts;
 
   size_t steps() const { return measures.size(); }
+  bool knows_first_tokens() const { return !parts.empty() && !parts.front().first.empty(); }
   size_t width() const {
     return GroupShape{0, static_cast<int>(options.layer_group), heads, head_dim, options.part_sides().front()}
         .width();

@@ -5,11 +5,15 @@
 // "Theoretical foundations of transform coding", 2001); of caches KVTC ("KV Cache Transform Coding for Compact
 // Storage in LLM Inference", 2025) has it per layer without weights.
 //
-// The first `sink` tokens of a document and its newest `window` tokens are kept at 16 bits. What falls out of the
-// window is quantized: of T tokens Q = max(0, T - sink - window), in blocks of `block` tokens; the last one may have
-// fewer, and is coded anew when tokens come.
+// The first `sink` tokens of a document and its newest `window` tokens are kept at 16 bits. With a sink of 0 and a book
+// that knows first tokens, the first one is coded by itself (lib/transform/first_token.hpp); what is said below of
+// tokens is of those behind it. What falls out of the window is quantized: of T tokens Q = max(0, T - sink - window),
+// in blocks of `block` tokens; the last one may have fewer, and is coded anew when tokens come.
 //
-// Streams of one document:
+// Streams of one document, `adapted` being shared by all:
+//   adapted u8 [bytes]                 classes and means that fit the file better than the book's
+//                                      (lib/transform/adaptation.hpp); empty: the book's; there only with `adapt`
+//   first   u8 [bytes]                 the first token; there only if first tokens are coded by themselves
 //   sink    bf16|f16 [min(T, sink)][sides, if joint][layers][heads][d]
 //   blocks  u32 [ceil(Q / block)][2]   tokens and bytes of each block
 //   codes   u8 [bytes]                 the blocks, one behind the other
@@ -27,6 +31,8 @@
 #include "lib/codec/exact_rows.hpp"
 #include "lib/codec/places.hpp"
 #include "lib/codec/transform/book.hpp"
+#include "lib/codec/transform/part.hpp"
+#include "lib/codec/transform/survey.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/lazy.hpp"
@@ -37,7 +43,8 @@
 namespace kvcodec {
 namespace {
 
-constexpr std::string_view kBlocks = "blocks", kCodes = "codes", kExactIds = "exact_ids", kExact = "exact";
+constexpr std::string_view kAdapted = "adapted", kFirst = "first", kBlocks = "blocks", kCodes = "codes",
+                           kExactIds = "exact_ids", kExact = "exact";
 constexpr uint64_t kMostQuantized = uint64_t{1} << 32;  // what exact_ids can name
 /// Blocks decoded side by side.
 constexpr size_t kTogether = RansDecoder<uint8_t>::kTogether;
@@ -45,132 +52,27 @@ constexpr size_t kTogether = RansDecoder<uint8_t>::kTogether;
 struct TransformOptions final : Options {
   double bits = 0.7;  ///< what costs a small model as much as 4.5 bits without a transform
   int64_t rung = -1;
-  int64_t sink = kTransformSink;
+  int64_t sink = -1;
   int64_t window = 0;
   int64_t block = 256;  ///< a block's states and its length are below a thousandth of its bits
+  bool adapt = true;
 
   std::vector<OptionField> fields() override {
-    return {{"bits", "about so many bits per value: the book's step that came nearest in training", &bits,
-             0.001, 16},
-            {"rung", "that step by its number, 0 the coarsest; -1: by --bits", &rung, -1, 1023},
-            {"sink", "first tokens of a document kept exactly", &sink, 0, 1 << 24},
-            {"window", "newest tokens of a document kept exactly", &window, 0, 1 << 24},
-            {"block", "tokens of a block, which is coded and decoded alone", &block, 1, 1 << 16}};
+    return {
+        {"bits", "about so many bits per value: the book's step that came nearest in training", &bits, 0.001,
+         16},
+        {"rung", "that step by its number, 0 the coarsest; -1: by --bits", &rung, -1, 1023},
+        {"sink",
+         "first tokens of a document kept exactly; -1: none if the book knows first tokens, and the first one is "
+         "then coded finer than others, else 1",
+         &sink, -1, 1 << 24},
+        {"window", "newest tokens of a document kept exactly", &window, 0, 1 << 24},
+        {"block", "tokens of a block, which is coded and decoded alone", &block, 1, 1 << 16},
+        {"adapt",
+         "take the book's classes and means as they are, where else they are fitted to the tokens if that saves more than "
+         "it takes; the tokens are read once more for it",
+         &adapt}};
   }
-};
-
-/// A part of the book at one step, ready to work.
-class PartCoder {
- public:
-  /// Tables and features outlive it; features: nullptr where nothing is predicted.
-  PartCoder(TransformBook::Part part, size_t rung, const LevelTables& tables, const TokenFeatures* features)
-      : basis_(std::move(part.basis)),
-        features_(features),
-        tables_(tables),
-        step_(part.rungs[rung].step),
-        live_(part.rungs[rung].live()),
-        coder_(tables, of_live(part.rungs[rung].classes)),
-        classes_(of_live(part.rungs[rung].classes)),
-        gains_(of_live(part.rungs[rung].gains)) {}
-
-  size_t width() const { return basis_.width(); }
-  size_t components() const { return live_.size(); }
-  const LevelCoder& coder() const { return coder_; }
-
-  /// What gather() takes for these tokens of a document.
-  std::vector<uint32_t> ids(const StreamReader& document, uint64_t first, uint64_t count) const {
-    if (!features_) return {};
-    return ids_with_lags([&](uint64_t from, uint64_t n) { return document.token_ids(from, n); }, first, count,
-                         features_->lags());
-  }
-
-  /// Levels of consecutive tokens of a block, the first of them at place `first`: rows (tokens, width) to levels
-  /// (components, tokens). ids: of theirs, and of tokens before them.
-  void quantize(size_t first, std::span<const uint32_t> ids, MatrixView<const float> rows,
-                MatrixView<int32_t> levels) const {
-    const Analysis& analysis = analysis_.get([&] { return Analysis(basis_, live_); });
-    Matrix<float> centred(kTile, width()), components(this->components(), kTile);
-    for_each_tile(first, rows.rows(), [&](size_t tile, size_t begin, size_t end) {
-      std::fill_n(centred.data(), centred.size(), 0.0f);
-      for (size_t t = begin; t < end; ++t)
-        for (size_t c = 0; c < width(); ++c) centred(t - tile, c) = rows(t - first, c) - basis_.mean[c];
-      analysis.apply(0, centred, scores(tile, begin - first, begin, end, ids), components);
-      for (size_t i = 0; i < this->components(); ++i)
-        tables_.quantize(classes_[i], step_, components.row(i).subspan(begin - tile, end - begin),
-                         levels.row(i).subspan(begin - first, end - begin));
-    });
-  }
-
-  /// Tokens whose levels, (components, tokens), take no fewer bits than their values: rising.
-  std::vector<size_t> costly(MatrixView<const int32_t> levels) const {
-    std::vector<float> bits(levels.cols());
-    for (size_t i = 0; i < components(); ++i) tables_.add_bits(classes_[i], levels.row(i), bits);
-    std::vector<size_t> tokens;
-    for (size_t t = 0; t < bits.size(); ++t)
-      if (!(bits[t] < static_cast<float>(16 * width()))) tokens.push_back(t);
-    return tokens;
-  }
-
-  /// Tokens of a block, from place `first` on, to rows (tokens, width). levels: of all of the block, (components,
-  /// tokens); ids: as in quantize().
-  void reconstruct(MatrixView<const int32_t> levels, size_t first, std::span<const uint32_t> ids,
-                   MatrixView<float> rows) const {
-    const Synthesis& synthesis = synthesis_.get([&] { return Synthesis(basis_, live_); });
-    Matrix<float> components(this->components(), kTile), tokens(kTile, width());
-    for_each_tile(first, rows.rows(), [&](size_t tile, size_t begin, size_t end) {
-      const size_t count = std::min(kTile, levels.cols() - tile);
-      for (size_t i = 0; i < this->components(); ++i) {
-        tables_.reconstruct(classes_[i], step_, gains_[i], levels.row(i).subspan(tile, count),
-                            components.row(i).first(count));
-        std::ranges::fill(components.row(i).subspan(count), 0.0f);
-      }
-      synthesis.apply(components, scores(tile, begin - first, begin, end, ids), tokens);
-      for (size_t t = begin; t < end; ++t)
-        for (size_t c = 0; c < width(); ++c) rows(t - first, c) = basis_.mean[c] + tokens(t - tile, c);
-    });
-  }
-
- private:
-  /// Products are made of so many tokens at a time, which lie as they do in their block, whichever of them are asked
-  /// for: BLAS sums products of other shapes in another order, and a token's bits must not depend on its company.
-  static constexpr size_t kTile = 64;
-
-  /// Calls body(tile, begin, end) for tiles that hold tokens [first, first + count) of a block: where a tile begins,
-  /// and those of its tokens that are meant.
-  template <class Body>
-  static void for_each_tile(size_t first, size_t count, const Body& body) {
-    for (size_t tile = first / kTile * kTile; tile < first + count; tile += kTile)
-      body(tile, std::max(tile, first), std::min(tile + kTile, first + count));
-  }
-
-  /// Of the tokens of a tile: (kTile, rank), zeros but in [begin, end). ids: those from number `skip` on are for these.
-  Matrix<float> scores(size_t tile, size_t skip, size_t begin, size_t end,
-                       std::span<const uint32_t> ids) const {
-    if (!features_) return {};
-    Matrix<float> features(kTile, features_->width());
-    features_->gather(ids.subspan(skip, end - begin + features_->lags() - 1),
-                      features.view().rows(begin - tile, end - begin));
-    return scores_.get([&] { return Scores(basis_.prediction); }).of(features);
-  }
-
-  template <class T>
-  std::vector<T> of_live(const std::vector<T>& of_all) const {
-    std::vector<T> values;
-    for (const uint32_t component : live_) values.push_back(of_all[component]);
-    return values;
-  }
-
-  TransformBasis basis_;
-  const TokenFeatures* features_;
-  const LevelTables& tables_;
-  float step_;
-  std::vector<uint32_t> live_;
-  LevelCoder coder_;
-  std::vector<uint8_t> classes_;
-  std::vector<float> gains_;
-  Lazy<Analysis> analysis_;
-  Lazy<Synthesis> synthesis_;
-  Lazy<Scores> scores_;
 };
 
 /// A block as the stream `blocks` has it.
@@ -180,15 +82,19 @@ struct BlockHead {
 
 class TransformView final : public DocumentView {
  public:
-  TransformView(const ExactEnds& ends, uint64_t block, const PartCoder& part, const GroupShape& shape,
-                DType storage, const StreamReader& document)
+  TransformView(const ExactEnds& ends, uint64_t block, const TransformParts& parts, bool adapts,
+                const GroupShape& shape, DType storage, const StreamReader& document)
       : DocumentView(shape, document),
         ends_(ends),
         block_(block),
-        part_(part),
+        parts_(parts),
+        adapts_(adapts),
+        part_(parts.of_book(shape)),
         storage_(storage),
         places_({kCodes}, place_interval(block)) {}
 
+  /// After refresh().
+  const TransformPart& part() const { return *part_; }
   /// Levels of the last block, which is not complete: (components, tokens); none where it is.
   Matrix<int32_t> unfinished() const;
 
@@ -196,10 +102,10 @@ class TransformView final : public DocumentView {
   uint64_t take_in() override;
   void decode_rows(uint64_t first, MatrixView<float> out) const override;
   Block block_of(uint64_t token) const override {
-    const uint64_t sinks = ends_.sinks_of(tokens());
-    if (token < sinks || token - sinks >= quantized_) return {token, token + 1};
-    const uint64_t begin = sinks + (token - sinks) / block_ * block_;
-    return {begin, std::min(begin + block_, sinks + quantized_)};
+    const uint64_t lead = this->lead();
+    if (token < lead || token - lead >= quantized_) return {token, token + 1};
+    const uint64_t begin = lead + (token - lead) / block_ * block_;
+    return {begin, std::min(begin + block_, lead + quantized_)};
   }
 
  private:
@@ -209,6 +115,9 @@ class TransformView final : public DocumentView {
     std::vector<uint8_t> payload;
   };
   Blocks read(uint64_t first, uint64_t last) const;
+  /// Tokens before those that are quantized in blocks.
+  uint64_t lead() const { return firsts_ + ends_.sinks_of(tokens() - firsts_); }
+  void decode_first(std::span<float> out) const;
   void decode_quantized(uint64_t first, MatrixView<float> out) const;
   void take_in_exact();
   uint64_t exact_below(uint64_t token) const;
@@ -217,10 +126,12 @@ class TransformView final : public DocumentView {
 
   ExactEnds ends_;
   uint64_t block_;
-  const PartCoder& part_;
+  const TransformParts& parts_;
+  bool adapts_, adapted_ = false;
+  std::shared_ptr<const TransformPart> part_;
   DType storage_;
   Places<BlockHead> places_;
-  uint64_t quantized_ = 0, exact_ = 0;
+  uint64_t firsts_ = 0, quantized_ = 0, exact_ = 0;  // firsts_: 1 if the first token is coded by itself
 };
 
 class TransformCodec final : public Codec {
@@ -232,13 +143,18 @@ class TransformCodec final : public Codec {
         block_(static_cast<uint64_t>(options.block)),
         layer_group_(static_cast<int>(book.options.layer_group)),
         joint_(book.options.sides == SideCoding::joint),
+        unbias_(book.options.unbias),
         learned_bits_(book.measures[static_cast<size_t>(options.rung)].bits),
         tables_(std::move(book.classes), book.options.rate_distortion),
         features_(std::move(book.features)) {
+    const double first_finer = options.sink == 0 && book.knows_first_tokens() ? book.options.first_finer : 0;
+    codes_first_ = first_finer > 0;
     for (TransformBook::Part& part : book.parts) {
-      const auto key = std::pair(part.side, part.first_layer);
-      parts_.emplace_back(key, std::make_unique<PartCoder>(std::move(part), static_cast<size_t>(options.rung),
-                                                           tables_, features_ ? &*features_ : nullptr));
+      const Side side = part.side;
+      const int first_layer = part.first_layer;
+      parts_.add(side, first_layer,
+                 std::make_shared<TransformPart>(std::move(part), static_cast<size_t>(options.rung), tables_,
+                                                 features_ ? &*features_ : nullptr, first_finer));
     }
   }
 
@@ -248,30 +164,45 @@ class TransformCodec final : public Codec {
   }
   int layer_group() const override { return layer_group_; }
   bool joint() const override { return joint_; }
-  std::optional<double> learned_bits() const override { return learned_bits_; }
+  std::optional<LearnedRate> learned_rate() const override { return LearnedRate{kCodes, learned_bits_}; }
   uint64_t predicts_from() const override { return features_ ? features_->vocabulary() : 0; }
   std::vector<StreamSpec> streams(const GroupShape& shape) const override {
-    return {ends_.sink_stream(shape),
-            {std::string(kBlocks), DType::u32, {2}, Category::offsets},
-            {std::string(kCodes), DType::u8, {}, Category::payload},
-            places_stream(1),
-            {std::string(kExactIds), DType::u32, {}, Category::offsets},
-            exact_stream(std::string(kExact), shape, storage_, Category::exempt),
-            ends_.tail_stream(shape)};
+    std::vector<StreamSpec> specs{ends_.sink_stream(shape),
+                                  {std::string(kBlocks), DType::u32, {2}, Category::offsets},
+                                  {std::string(kCodes), DType::u8, {}, Category::payload},
+                                  places_stream(1),
+                                  {std::string(kExactIds), DType::u32, {}, Category::offsets},
+                                  exact_stream(std::string(kExact), shape, storage_, Category::exempt),
+                                  ends_.tail_stream(shape)};
+    if (codes_first_) specs.insert(specs.begin(), {std::string(kFirst), DType::u8, {}, Category::payload});
+    if (options_.adapt)
+      specs.insert(specs.begin(), {.name = std::string(kAdapted),
+                                   .type = DType::u8,
+                                   .row_shape = {},
+                                   .category = Category::tables,
+                                   .shared = true});
+    return specs;
   }
   /// 16-bit rows and rows less their mean; components as floats, levels and symbols.
   size_t scratch_bytes_per_row(const GroupShape& shape) const override { return shape.width() * 16; }
+
+  SurveyScope survey_scope() const override { return options_.adapt ? SurveyScope::file : SurveyScope::none; }
+  std::unique_ptr<Survey> survey(const GroupShape& shape) const override {
+    return std::make_unique<TransformSurvey>(*parts_.of_book(shape), kAdapted,
+                                             static_cast<uint64_t>(options_.sink) + (codes_first_ ? 1 : 0),
+                                             unbias_);
+  }
 
   void append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const override;
 
  protected:
   std::unique_ptr<DocumentView> view_of(const GroupShape& shape,
                                         const StreamReader& document) const override {
-    return std::make_unique<TransformView>(ends_, block_, part(shape), shape, storage_, document);
+    return std::make_unique<TransformView>(ends_, block_, parts_, options_.adapt, shape, storage_, document);
   }
 
  private:
-  const PartCoder& part(const GroupShape& shape) const;
+  void append_first(const TransformPart& part, MatrixView<const float> row, StreamStore& document) const;
   void append_blocks(const GroupShape& shape, std::span<const uint16_t> halves, StreamStore& document) const;
 
   TransformOptions options_;
@@ -279,33 +210,32 @@ class TransformCodec final : public Codec {
   ExactEnds ends_;
   uint64_t block_;
   int layer_group_;
-  bool joint_;
-  double learned_bits_;
+  bool joint_, codes_first_ = false;
+  double unbias_, learned_bits_;
   LevelTables tables_;
   std::optional<TokenFeatures> features_;
-  std::vector<std::pair<std::pair<Side, int>, std::unique_ptr<PartCoder>>> parts_;
+  TransformParts parts_;
 };
-
-const PartCoder& TransformCodec::part(const GroupShape& shape) const {
-  for (const auto& [key, part] : parts_)
-    if (key == std::pair(shape.side, shape.first_layer)) {
-      check_width(shape, part->width());
-      return *part;
-    }
-  throw bad_input("the transform has no part for the {}s of layers from {} on", shape.side,
-                  shape.first_layer);
-}
 
 // Encoding
 // ---------------------------------------------------------------------------------------------------------
 
+void TransformCodec::append_first(const TransformPart& part, MatrixView<const float> row,
+                                  StreamStore& document) const {
+  std::vector<float> stored(part.width());
+  widen(storage_, to_storage(storage_, row), stored);
+  std::vector<uint8_t> bytes;
+  part.first()->encode(stored, bytes);
+  document.append_values<uint8_t>(kFirst, bytes);
+}
+
 /// halves: whole tokens of the queue.
 void TransformCodec::append_blocks(const GroupShape& shape, std::span<const uint16_t> halves,
                                    StreamStore& document) const {
-  const PartCoder& part = this->part(shape);
   const size_t width = shape.width(), tokens = halves.size() / width, block = static_cast<size_t>(block_);
-  TransformView view(ends_, block_, part, shape, storage_, document);
+  TransformView view(ends_, block_, parts_, options_.adapt, shape, storage_, document);
   view.refresh();
+  const TransformPart& part = view.part();
   // The last block, if tokens can be added to it, is coded anew with them.
   const Matrix<int32_t> unfinished = view.unfinished();
   uint64_t complete = document.rows(kBlocks);
@@ -322,7 +252,7 @@ void TransformCodec::append_blocks(const GroupShape& shape, std::span<const uint
   };
   const uint64_t quantized = complete * block + unfinished.cols();
   const std::vector<uint32_t> ids =
-      part.ids(document, static_cast<uint64_t>(options_.sink) + quantized, tokens);
+      part.ids(document, static_cast<uint64_t>(options_.sink) + (codes_first_ ? 1 : 0) + quantized, tokens);
   const size_t before = unfinished.cols(), blocks = (before + tokens + block - 1) / block;
   std::vector<Coded> coded(blocks);
   parallel_for(blocks, 1, [&](size_t begin, size_t end, int) {
@@ -363,7 +293,15 @@ void TransformCodec::append_blocks(const GroupShape& shape, std::span<const uint
 void TransformCodec::append(const GroupShape& shape, MatrixView<const float> rows,
                             StreamStore& document) const {
   check_width(shape, rows.cols());
-  const uint64_t before = open(shape, document)->tokens();
+  if (rows.rows() == 0) return;
+  uint64_t before = open(shape, document)->tokens();
+  if (codes_first_) {
+    if (before == 0) append_first(*parts_.of_book(shape), rows.rows(0, 1), document);
+    const size_t taken = before == 0 ? 1 : 0;
+    rows = rows.rows(taken, rows.rows() - taken);
+    before -= 1 - taken;
+    if (rows.rows() == 0) return;
+  }
   if (ends_.quantized_of(before + rows.rows()) > kMostQuantized)
     throw bad_input("a document of {} tokens; the codec transform takes 2^32", before + rows.rows());
   ends_.append(rows, before, document,
@@ -374,6 +312,12 @@ void TransformCodec::append(const GroupShape& shape, MatrixView<const float> row
 // ---------------------------------------------------------------------------------------------------------
 
 uint64_t TransformView::take_in() {
+  // It is written before the first token and stays as it is.
+  if (const uint64_t bytes = adapts_ && !adapted_ ? document().rows(kAdapted) : 0; bytes > 0) {
+    with_context(fmt::format("stream '{}'", kAdapted),
+                 [&] { part_ = parts_.adapted(shape(), document().read<uint8_t>(kAdapted, 0, bytes, 1)); });
+    adapted_ = true;
+  }
   const uint64_t blocks = document().rows(kBlocks);
   quantized_ = 0;
   if (blocks > 0) {
@@ -383,10 +327,18 @@ uint64_t TransformView::take_in() {
                       block_);
     quantized_ = checked_add(checked_mul(blocks - 1, block_), last[0]);
   }
-  const uint64_t total = ends_.tokens(document(), quantized_);
+  const uint64_t others = ends_.tokens(document(), quantized_);
+  firsts_ = part_->first() && document().rows(kFirst) > 0 ? 1 : 0;
+  if (part_->first() && firsts_ == 0 && others > 0)
+    throw bad_input("stream '{}' is empty, and there are {} other tokens", kFirst, others);
   places_.grow(document(), blocks, quantized_ / block_);
   take_in_exact();
-  return total;
+  return firsts_ + others;
+}
+
+void TransformView::decode_first(std::span<float> out) const {
+  const auto bytes = document().read<uint8_t>(kFirst, 0, document().rows(kFirst), 1);
+  with_context(fmt::format("stream '{}'", kFirst), [&] { part_->first()->decode(bytes, out); });
 }
 
 /// Exact tokens are looked up when they are asked for: how many there are says nothing of where they lie.
@@ -450,11 +402,11 @@ TransformView::Blocks TransformView::read(uint64_t first, uint64_t last) const {
 
 Matrix<int32_t> TransformView::unfinished() const {
   const auto tokens = static_cast<size_t>(quantized_ % block_);
-  Matrix<int32_t> levels(part_.components(), tokens);
+  Matrix<int32_t> levels(part_->components(), tokens);
   if (tokens == 0) return levels;
   const uint64_t last = quantized_ / block_;
   const Blocks blocks = read(last, last + 1);
-  part_.coder().decode(blocks.payload, blocks.bytes, tokens, levels);
+  part_->coder().decode(blocks.payload, blocks.bytes, tokens, levels);
   return levels;
 }
 
@@ -463,26 +415,21 @@ void TransformView::decode_quantized(uint64_t first, MatrixView<float> out) cons
   const uint64_t end = first + out.rows(), first_block = first / block_,
                  last_block = (end + block_ - 1) / block_;
   const Blocks blocks = read(first_block, last_block);
-  const std::vector<uint32_t> ids = part_.ids(document(), ends_.sinks_of(tokens()) + first, out.rows());
+  const std::vector<uint32_t> ids = part_->ids(document(), lead() + first, out.rows());
   std::vector<uint64_t> begins{0};
   for (const uint32_t bytes : blocks.bytes) begins.push_back(begins.back() + bytes);
   const auto decode = [&](uint64_t block, size_t count, uint64_t tokens) {
     const size_t at = block - first_block;
     const uint64_t from = block * block_, begin = std::max(first, from),
                    stop = std::min(end, from + count * tokens);
-    Matrix<int32_t> levels(part_.components(), count * tokens);
+    Matrix<int32_t> levels(part_->components(), count * tokens);
     with_context(fmt::format("stream '{}', blocks from {} on", kCodes, block), [&] {
-      part_.coder().decode(std::span(blocks.payload).subspan(begins[at], begins[at + count] - begins[at]),
-                           std::span(blocks.bytes).subspan(at, count), tokens, levels);
+      part_->coder().decode(std::span(blocks.payload).subspan(begins[at], begins[at + count] - begins[at]),
+                            std::span(blocks.bytes).subspan(at, count), tokens, levels);
     });
-    for (size_t i = 0; i < count; ++i) {
-      const uint64_t of_block = from + i * tokens, some = std::max(begin, of_block),
-                     last = std::min(stop, of_block + tokens);
-      if (some < last)
-        part_.reconstruct(levels.view().columns(i * tokens, tokens), some - of_block,
-                          std::span(ids).subspan(ids.empty() ? 0 : some - first),
-                          out.rows(some - first, last - some));
-    }
+    part_->reconstruct(levels.view().columns(begin - from, stop - begin),
+                       std::span(ids).subspan(ids.empty() ? 0 : begin - first),
+                       out.rows(begin - first, stop - begin));
   };
   // Complete blocks some at a time, then the one that is not.
   const uint64_t complete = std::min(last_block, quantized_ / block_);
@@ -498,7 +445,10 @@ void TransformView::decode_quantized(uint64_t first, MatrixView<float> out) cons
 }
 
 void TransformView::decode_rows(uint64_t first, MatrixView<float> out) const {
-  ends_.decode(document(), quantized_, first, out,
+  const size_t taken = first < firsts_ && out.rows() > 0 ? 1 : 0;
+  if (taken > 0) decode_first(out.row(0));
+  if (taken == out.rows()) return;
+  ends_.decode(document(), quantized_, first + taken - firsts_, out.rows(taken, out.rows() - taken),
                [&](uint64_t at, MatrixView<float> rows) { decode_quantized(at, rows); });
 }
 
@@ -515,6 +465,7 @@ std::unique_ptr<Codec> make(const Options& options, const CodecContext& context)
                     book.num_layers, book.heads, book.head_dim, context.num_layers, context.heads,
                     context.head_dim);
   TransformOptions chosen = dynamic_cast<const TransformOptions&>(options);
+  if (chosen.sink < 0) chosen.sink = book.knows_first_tokens() ? 0 : kTransformSink;
   if (chosen.rung < 0) chosen.rung = static_cast<int64_t>(book.rung_for(chosen.bits));
   if (chosen.rung >= static_cast<int64_t>(book.steps()))
     throw usage_error("--rung is {}; the book has {}, from 0 on", chosen.rung, book.steps());

@@ -1,0 +1,191 @@
+#include "lib/codec/transform/part.hpp"
+
+#include <algorithm>
+
+#include "lib/codec/exact_rows.hpp"
+#include "lib/core/error.hpp"
+
+namespace kvcodec {
+namespace {
+
+/// Tokens rebuilt together, blocks that are decoded together by default: enough to pay for reading the basis.
+constexpr size_t kRebuilt = 1024;
+
+/// Calls body(tile, begin, end) for tiles that hold tokens [first, first + count) of a block: where a tile begins,
+/// and those of its tokens that are meant.
+template <class Body>
+void for_each_tile(size_t first, size_t count, const Body& body) {
+  constexpr size_t kTile = TransformPart::kTile;
+  for (size_t tile = first / kTile * kTile; tile < first + count; tile += kTile)
+    body(tile, std::max(tile, first), std::min(tile + kTile, first + count));
+}
+
+template <class T>
+std::vector<T> chosen(const std::vector<T>& all, const std::vector<uint32_t>& components) {
+  std::vector<T> values;
+  for (const uint32_t component : components) values.push_back(all[component]);
+  return values;
+}
+
+size_t end_of_live(const LevelRung& rung) {
+  const std::vector<uint32_t> live = rung.live();
+  return live.empty() ? 0 : live.back() + 1;
+}
+
+/// Those that live at a step half as large in what the book was learned from: a text's variances may be four times as
+/// large.
+size_t surveyed_of(const std::vector<LevelRung>& rungs, size_t rung) {
+  const float half = rungs[rung].step / 2;
+  size_t finer = rung;
+  while (finer + 1 < rungs.size() && rungs[finer].step > half * 1.01f) ++finer;
+  return std::max(end_of_live(rungs[finer]), end_of_live(rungs[rung]));
+}
+
+}  // namespace
+
+TransformPart::TransformPart(TransformBook::Part part, size_t rung, const LevelTables& tables,
+                             const TokenFeatures* features, double first_finer)
+    : TransformPart(std::make_shared<const TransformBasis>(std::move(part.basis)), {}, part.rungs[rung],
+                    surveyed_of(part.rungs, rung), tables, features) {
+  if (first_finer > 0)
+    first_.emplace(basis_->metric, tables, std::move(part.first.mean), part.first.classes[rung], rung_.step,
+                   first_finer);
+}
+
+TransformPart::TransformPart(std::shared_ptr<const TransformBasis> basis, std::vector<float> mean,
+                             LevelRung rung, size_t surveyed, const LevelTables& tables,
+                             const TokenFeatures* features)
+    : basis_(std::move(basis)),
+      mean_(mean.empty() ? basis_->mean : std::move(mean)),
+      rung_(std::move(rung)),
+      surveyed_(surveyed),
+      features_(features),
+      tables_(tables),
+      live_(rung_.live()),
+      coder_(tables, chosen(rung_.classes, live_)),
+      classes_(chosen(rung_.classes, live_)),
+      gains_(chosen(rung_.gains, live_)) {}
+
+std::shared_ptr<const TransformPart> TransformPart::adapted(const Adaptation& adaptation) const {
+  LevelRung rung = rung_;
+  rung.classes = adaptation.classes;
+  for (size_t i = 0; i < rung.gains.size(); ++i) {
+    rung.gains[i] += static_cast<float>(adaptation.gain_changes[i]) / static_cast<float>(kGainsPerUnit);
+    if (!(rung.gains[i] > 0)) throw bad_input("component {} has a gain of {}", i, rung.gains[i]);
+  }
+  const std::shared_ptr<TransformPart> result(
+      new TransformPart(basis_, shifted_mean(adaptation), std::move(rung), surveyed_, tables_, features_));
+  if (first_) result->first_.emplace(*first_);
+  return result;
+}
+
+/// The mean, and the offsets of components on their way back.
+std::vector<float> TransformPart::shifted_mean(const Adaptation& adaptation) const {
+  std::vector<double> sums(width(), 0.0);
+  const double unit = static_cast<double>(rung_.step) / kOffsetsPerStep;
+  for (size_t i = 0; i < adaptation.offsets.size(); ++i) {
+    if (adaptation.offsets[i] == 0) continue;
+    const double offset = adaptation.offsets[i] * unit;
+    for (size_t c = 0; c < width(); ++c) sums[c] += offset * static_cast<double>(basis_->vectors(i, c));
+  }
+  Matrix<float> weighted(1, width());
+  for (size_t c = 0; c < width(); ++c) weighted(0, c) = static_cast<float>(sums[c]);
+  const Matrix<float> shift = basis_->metric.times_inverse_root(weighted);
+  std::vector<float> mean = mean_;
+  for (size_t c = 0; c < width(); ++c) mean[c] += shift(0, c);
+  return mean;
+}
+
+std::vector<uint32_t> TransformPart::ids(const StreamReader& document, uint64_t first, uint64_t count) const {
+  if (!features_) return {};
+  return ids_with_lags([&](uint64_t from, uint64_t n) { return document.token_ids(from, n); }, first, count,
+                       features_->lags());
+}
+
+void TransformPart::quantize(size_t first, std::span<const uint32_t> ids, MatrixView<const float> rows,
+                             MatrixView<int32_t> levels) const {
+  const Analysis& analysis = analysis_.get([&] { return Analysis(*basis_, live_); });
+  Matrix<float> centred(kTile, width()), components(this->components(), kTile);
+  for_each_tile(first, rows.rows(), [&](size_t tile, size_t begin, size_t end) {
+    std::fill_n(centred.data(), centred.size(), 0.0f);
+    for (size_t t = begin; t < end; ++t)
+      for (size_t c = 0; c < width(); ++c) centred(t - tile, c) = rows(t - first, c) - mean_[c];
+    const Matrix<float> some = scores(ids.subspan(features_ ? begin - first : 0), end - begin);
+    Matrix<float> placed(kTile, some.cols());
+    std::copy_n(some.data(), some.size(), placed.data() + (begin - tile) * some.cols());
+    analysis.apply(0, centred, placed, components);
+    for (size_t i = 0; i < this->components(); ++i)
+      tables_.quantize(classes_[i], rung_.step, components.row(i).subspan(begin - tile, end - begin),
+                       levels.row(i).subspan(begin - first, end - begin));
+  });
+}
+
+std::vector<size_t> TransformPart::costly(MatrixView<const int32_t> levels) const {
+  std::vector<float> bits(levels.cols());
+  for (size_t i = 0; i < components(); ++i) tables_.add_bits(classes_[i], levels.row(i), bits);
+  std::vector<size_t> tokens;
+  for (size_t t = 0; t < bits.size(); ++t)
+    if (!(bits[t] < static_cast<float>(16 * width()))) tokens.push_back(t);
+  return tokens;
+}
+
+void TransformPart::reconstruct(MatrixView<const int32_t> levels, std::span<const uint32_t> ids,
+                                MatrixView<float> rows) const {
+  for (size_t begin = 0; begin < rows.rows(); begin += kRebuilt) {
+    const size_t count = std::min(kRebuilt, rows.rows() - begin);
+    reconstruct_some(levels.columns(begin, count), ids.subspan(features_ ? begin : 0),
+                     rows.rows(begin, count));
+  }
+}
+
+void TransformPart::reconstruct_some(MatrixView<const int32_t> levels, std::span<const uint32_t> ids,
+                                     MatrixView<float> rows) const {
+  const Synthesis& synthesis = synthesis_.get([&] { return Synthesis(*basis_, mean_, live_); });
+  RowCoefficients coefficients = synthesis.coefficients(rows.rows());
+  std::vector<float> values(rows.rows());
+  for (size_t i = 0; i < components(); ++i) {
+    tables_.reconstruct(classes_[i], rung_.step, gains_[i], levels.row(i), values);
+    coefficients.append_row(values);
+  }
+  const Matrix<float> of_tokens = scores(ids, rows.rows());
+  for (size_t k = 0; k < of_tokens.cols(); ++k) {
+    for (size_t t = 0; t < values.size(); ++t) values[t] = of_tokens(t, k);
+    coefficients.append_row(values);
+  }
+  synthesis.apply(coefficients, rows);
+}
+
+/// Of consecutive tokens: (tokens, rank). ids: of the first of them and those after it, and of tokens before.
+Matrix<float> TransformPart::scores(std::span<const uint32_t> ids, size_t tokens) const {
+  if (!features_) return {};
+  Matrix<float> features(tokens, features_->width());
+  features_->gather(ids.first(tokens + features_->lags() - 1), features);
+  return scores_.get([&] { return Scores(basis_->prediction); }).of(features);
+}
+
+void TransformParts::add(Side side, int first_layer, std::shared_ptr<const TransformPart> part) {
+  parts_[std::pair(side, first_layer)] = std::move(part);
+}
+
+const std::shared_ptr<const TransformPart>& TransformParts::of_book(const GroupShape& shape) const {
+  const auto found = parts_.find(std::pair(shape.side, shape.first_layer));
+  if (found == parts_.end())
+    throw bad_input("the transform has no part for the {}s of layers from {} on", shape.side,
+                    shape.first_layer);
+  check_width(shape, found->second->width());
+  return found->second;
+}
+
+std::shared_ptr<const TransformPart> TransformParts::adapted(const GroupShape& shape,
+                                                             std::vector<uint8_t> bytes) const {
+  const TransformPart& part = *of_book(shape);
+  const std::lock_guard lock(mutex_);
+  Adapted& kept = adapted_[std::pair(shape.side, shape.first_layer)];
+  if (!kept.part || kept.bytes != bytes) {
+    kept.part = part.adapted(read_adaptation(bytes, part.tables(), part.rung().classes));
+    kept.bytes = std::move(bytes);
+  }
+  return kept.part;
+}
+
+}  // namespace kvcodec

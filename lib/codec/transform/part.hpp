@@ -1,0 +1,115 @@
+// A part of a transform at one step, as the book has it or fitted to a file: what the codec `transform` codes the
+// vectors of some layers with.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "lib/codec/group_shape.hpp"
+#include "lib/codec/stream.hpp"
+#include "lib/codec/transform/book.hpp"
+#include "lib/core/lazy.hpp"
+#include "lib/transform/adaptation.hpp"
+#include "lib/transform/level_coder.hpp"
+
+namespace kvcodec {
+
+class TransformPart {
+ public:
+  /// Components are computed of so many tokens at a time, which lie as they do in their block, whichever of them are
+  /// coded now: BLAS sums products of other shapes in another order, and a token's levels must not depend on its company.
+  static constexpr size_t kTile = 64;
+
+  /// Tables and features outlive it; features: nullptr where nothing is predicted. first_finer: 0 where first tokens
+  /// are not coded by themselves.
+  TransformPart(TransformBook::Part part, size_t rung, const LevelTables& tables,
+                const TokenFeatures* features, double first_finer);
+  TransformPart(const TransformPart&) = delete;  // what is lazy stays
+  TransformPart& operator=(const TransformPart&) = delete;
+
+  /// The same with classes and means that fit a text.
+  std::shared_ptr<const TransformPart> adapted(const Adaptation& adaptation) const;
+
+  const TransformBasis& basis() const { return *basis_; }
+  const std::vector<float>& mean() const { return mean_; }
+  const LevelRung& rung() const { return rung_; }
+  const LevelTables& tables() const { return tables_; }
+  const TokenFeatures* features() const { return features_; }
+  /// Components that a text may need at this step: none from here on.
+  size_t surveyed() const { return surveyed_; }
+
+  /// nullptr where first tokens are not coded by themselves.
+  const FirstTokenCoder* first() const { return first_ ? &*first_ : nullptr; }
+  size_t width() const { return basis_->width(); }
+  size_t components() const { return live_.size(); }
+  const LevelCoder& coder() const { return coder_; }
+
+  /// What quantize() and reconstruct() take for these tokens of a document.
+  std::vector<uint32_t> ids(const StreamReader& document, uint64_t first, uint64_t count) const;
+
+  /// Levels of consecutive tokens of a block, the first of them at place `first`: rows (tokens, width) to levels
+  /// (components, tokens). ids: of theirs, and of tokens before them.
+  void quantize(size_t first, std::span<const uint32_t> ids, MatrixView<const float> rows,
+                MatrixView<int32_t> levels) const;
+
+  /// Tokens whose levels, (components, tokens), take no fewer bits than their values: rising.
+  std::vector<size_t> costly(MatrixView<const int32_t> levels) const;
+
+  /// Vectors of tokens with these levels, (components, tokens): rows (tokens, width). ids: as in quantize().
+  void reconstruct(MatrixView<const int32_t> levels, std::span<const uint32_t> ids,
+                   MatrixView<float> rows) const;
+
+ private:
+  TransformPart(std::shared_ptr<const TransformBasis> basis, std::vector<float> mean, LevelRung rung,
+                size_t surveyed, const LevelTables& tables, const TokenFeatures* features);
+
+  std::vector<float> shifted_mean(const Adaptation& adaptation) const;
+  void reconstruct_some(MatrixView<const int32_t> levels, std::span<const uint32_t> ids,
+                        MatrixView<float> rows) const;
+  Matrix<float> scores(std::span<const uint32_t> ids, size_t tokens) const;
+
+  std::shared_ptr<const TransformBasis> basis_;
+  std::vector<float> mean_;
+  LevelRung rung_;
+  size_t surveyed_;
+  const TokenFeatures* features_;
+  const LevelTables& tables_;
+  std::vector<uint32_t> live_;
+  LevelCoder coder_;
+  std::vector<uint8_t> classes_;  // of live ones
+  std::vector<float> gains_;
+  std::optional<FirstTokenCoder> first_;  // its metric is of *basis_
+  Lazy<Analysis> analysis_;
+  Lazy<Synthesis> synthesis_;
+  Lazy<Scores> scores_;
+};
+
+/// The parts of a book, and those fitted to files.
+class TransformParts {
+ public:
+  void add(Side side, int first_layer, std::shared_ptr<const TransformPart> part);
+
+  /// As the book has it. Throws Error(bad_input) where the book has none.
+  const std::shared_ptr<const TransformPart>& of_book(const GroupShape& shape) const;
+  /// As the file has it that says so in these bytes (write_adaptation). The last one asked for is kept: documents of a
+  /// file share it.
+  std::shared_ptr<const TransformPart> adapted(const GroupShape& shape, std::vector<uint8_t> bytes) const;
+
+ private:
+  using Key = std::pair<Side, int>;
+  struct Adapted {
+    std::vector<uint8_t> bytes;
+    std::shared_ptr<const TransformPart> part;
+  };
+  std::map<Key, std::shared_ptr<const TransformPart>> parts_;
+  mutable std::mutex mutex_;
+  mutable std::map<Key, Adapted> adapted_;
+};
+
+}  // namespace kvcodec

@@ -1,0 +1,85 @@
+#include "lib/codec/transform/survey.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <numeric>
+
+#include "lib/core/parallel.hpp"
+
+namespace kvcodec {
+namespace {
+
+constexpr size_t kTile = TransformPart::kTile;
+constexpr size_t kBatch = 16 * kTile;
+constexpr uint64_t kRun = 64, kWholeRuns = 16;
+
+std::vector<uint32_t> first_components(size_t count) {
+  std::vector<uint32_t> components(count);
+  std::iota(components.begin(), components.end(), 0u);
+  return components;
+}
+
+/// Of runs around this one, every which is looked at.
+uint64_t apart_at(uint64_t run) { return run < kWholeRuns ? 1 : 2 * std::bit_floor(run / kWholeRuns); }
+
+}  // namespace
+
+TransformSurvey::TransformSurvey(const TransformPart& part, std::string_view stream, uint64_t lead,
+                                 double unbias)
+    : part_(part),
+      stream_(stream),
+      lead_(lead),
+      analysis_(part.basis(), first_components(part.surveyed())),
+      scores_(part.basis().prediction),
+      survey_(part.tables(), part.rung(), part.surveyed(), unbias),
+      rows_(kBatch, part.width()),
+      features_(kBatch, part.features() ? part.features()->width() : 0) {}
+
+void TransformSurvey::observe(MatrixView<const float> rows) {
+  for (size_t i = 0; i < rows.rows(); ++i, ++token_) {
+    if (token_ < lead_) continue;
+    const uint64_t run = seen_++ / kRun, apart = apart_at(run);
+    if (run % apart == 0) keep(rows.row(i), static_cast<uint32_t>(apart));
+  }
+}
+
+void TransformSurvey::end_document() {
+  token_ = 0;
+  ids_.clear();
+}
+
+void TransformSurvey::finish(StreamStore& document) {
+  count_batch();
+  if (const auto adaptation = survey_.finish())
+    document.append_values<uint8_t>(stream_,
+                                    write_adaptation(*adaptation, part_.tables(), part_.rung().classes));
+}
+
+void TransformSurvey::keep(std::span<const float> row, uint32_t weight) {
+  const size_t at = weights_.size();
+  for (size_t c = 0; c < row.size(); ++c) rows_(at, c) = row[c] - part_.mean()[c];
+  if (const TokenFeatures* const features = part_.features()) {
+    const auto read = [&](uint64_t first, uint64_t count) { return ids_within(ids_, first, count); };
+    features->gather(ids_with_lags(read, token_, 1, features->lags()), features_.view().rows(at, 1));
+  }
+  weights_.push_back(weight);
+  if (weights_.size() == kBatch) count_batch();
+}
+
+/// In whole tiles, so that what comes out does not depend on the pieces that tokens came in.
+void TransformSurvey::count_batch() {
+  const size_t tokens = weights_.size(), tiles = (tokens + kTile - 1) / kTile;
+  if (tokens == 0) return;
+  for (size_t t = tokens; t < tiles * kTile; ++t) std::ranges::fill(rows_.row(t), 0.0f);
+  Matrix<float> components(part_.surveyed(), tiles * kTile);
+  parallel_for(tiles, 1, [&](size_t begin, size_t end, int) {
+    for (size_t tile = begin; tile < end; ++tile)
+      analysis_.apply(0, rows_.view().rows(tile * kTile, kTile),
+                      scores_.of(features_.view().rows(tile * kTile, kTile)),
+                      components.view().columns(tile * kTile, kTile));
+  });
+  survey_.add(components.view().columns(0, tokens), weights_);
+  weights_.clear();
+}
+
+}  // namespace kvcodec

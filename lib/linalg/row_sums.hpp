@@ -1,0 +1,60 @@
+// Sums of a matrix's rows, by coefficients of which many may be zero: a matrix product whose bits are settled.
+//
+//   out(i, c) = start(c) + coefficients(0, i) * rows(0, c) + coefficients(1, i) * rows(1, c) + …
+//
+// Added in that order, each product fused with the sum (rounded once), at every level of lib/core/cpu.hpp and on every
+// processor. So a sum's bits depend on its own coefficients alone, not on the other sums of a call, as they may with
+// BLAS; and a coefficient of zero is left out, since it changes nothing: the work is that of those that are not.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "lib/core/aligned.hpp"
+#include "lib/core/view.hpp"
+
+namespace kvcodec {
+
+/// The coefficients of some sums, without their zeros.
+class RowCoefficients {
+ public:
+  RowCoefficients(size_t rows, size_t sums);
+  size_t rows() const { return rows_; }
+  size_t sums() const { return sums_; }
+
+  /// Those of the next row, one for each sum, finite. Rows behind the last one appended count as zeros.
+  void append_row(std::span<const float> values);
+
+ private:
+  friend class RowSums;
+  size_t blocks() const;
+
+  size_t rows_ = 0, sums_ = 0, appended_ = 0;
+  // Of blocks of rows, of each sum: room for as many pairs as a block has rows, and how many there are.
+  AlignedVector<float> values_;
+  AlignedVector<uint8_t> rows_of_;
+  std::vector<uint8_t> counts_;
+};
+
+/// A matrix laid out for such sums.
+class RowSums {
+ public:
+  RowSums() = default;
+  /// rows: (n, width), finite.
+  explicit RowSums(MatrixView<const float> rows);
+
+  size_t rows() const { return rows_; }
+  size_t width() const { return width_; }
+
+  /// start: (width); out: (coefficients.sums(), width). Some hundred sums at a time pay for reading the matrix. Runs on
+  /// the calling thread. Throws Error(failed) for shapes that do not fit.
+  void add(const RowCoefficients& coefficients, std::span<const float> start, MatrixView<float> out) const;
+
+ private:
+  size_t rows_ = 0, width_ = 0;
+  AlignedVector<float> panels_;  // of each panel of columns, of each block of rows: (block, panel)
+};
+
+}  // namespace kvcodec

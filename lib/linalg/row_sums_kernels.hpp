@@ -1,0 +1,29 @@
+// The inner loop of row_sums.hpp, once per instruction set (lib/core/cpu.hpp). Inside lib/linalg only.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "lib/core/variants.hpp"
+
+namespace kvcodec::row_sums_kernels {
+
+enum : size_t {
+  kPanel = 128,  // columns: the sums of one vector that stay in registers, eight of AVX-512
+  kBlock = 64,   // rows: with a panel's columns 32 KiB, which stay in the first-level cache
+};
+
+struct Table {
+  /// Goes on with `count` sums of kPanel columns each, one behind the other: adds the rows of a block, (kBlock, kPanel)
+  /// floats, by coefficients. Those of sum i are counts[i] pairs from pair i * kBlock on, of a row of the block and
+  /// what it is multiplied by; row and product are fused into the sum one pair after the other.
+  void (*add_block)(const float* block, const uint8_t* rows, const float* coefficients, const uint8_t* counts,
+                    size_t count, float* sums);
+  /// Appends one row's coefficients of `count` sums to their pairs, but zeros.
+  void (*append_row)(const float* values, uint8_t row, size_t count, uint8_t* rows, float* coefficients,
+                     uint8_t* counts);
+};
+
+KVCODEC_VARIANTS(const Table& table();)
+
+}  // namespace kvcodec::row_sums_kernels

@@ -1,0 +1,79 @@
+// What a basis knows of its components, fitted to the text that is coded.
+//
+// Text of another kind than a basis was learned from has other variances in its components, and means that are not 0:
+// tables of the wrong classes then take more bits (on SmolLM2-135M a fifth of C++ code's, 3% of another novel's). So
+// tokens that are about to be coded are surveyed, and a file gets a class, an offset and a gain (levels.hpp) of each
+// component of its own where they save more than they take. Offsets shift the mean that vectors are taken off, in
+// quarters of a step.
+// Forward adaptation of a transform coder: Jayant and Noll, "Digital Coding of Waveforms", chapter 12.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "lib/core/view.hpp"
+#include "lib/transform/levels.hpp"
+
+namespace kvcodec {
+
+/// Offsets are multiples of a step divided by this.
+inline constexpr int kOffsetsPerStep = 4;
+/// Gains change by multiples of 1 divided by this.
+inline constexpr int kGainsPerUnit = 32;
+
+struct Adaptation {
+  std::vector<uint8_t> classes;       ///< of all components of the basis, or kDeadClass
+  std::vector<int32_t> offsets;       ///< of all components
+  std::vector<int32_t> gain_changes;  ///< likewise
+};
+
+/// As bytes: differences from the classes of the rung, offsets and changes of gains, three rows of levels
+/// (level_coder.hpp) behind a byte each for their classes.
+std::vector<uint8_t> write_adaptation(const Adaptation& adaptation, const LevelTables& tables,
+                                      std::span<const uint8_t> rung_classes);
+/// Throws Error(bad_input) for bytes that no encoder writes.
+Adaptation read_adaptation(std::span<const uint8_t> bytes, const LevelTables& tables,
+                           std::span<const uint8_t> rung_classes);
+
+/// Counts what the first components of a basis come to.
+class AdaptationSurvey {
+ public:
+  /// tables and rung outlive it. rung: of all components; those from `components` on stay as they are. unbias: of the
+  /// training (LevelOptions).
+  AdaptationSurvey(const LevelTables& tables, const LevelRung& rung, size_t components, double unbias);
+
+  size_t components() const { return sums_.size(); }
+
+  /// Values (components(), tokens), each of which stands for as many tokens as `weights` says of it.
+  void add(MatrixView<const float> values, std::span<const uint32_t> weights);
+
+  /// Nothing where it would save less than it takes.
+  std::optional<Adaptation> finish() const;
+
+ private:
+  /// Values in quarters of a step, as far as they are counted one by one.
+  static constexpr int kMostCounted = 64;
+  static constexpr size_t kBins = 2 * kMostCounted + 1;
+  /// Of values from an offset.
+  static constexpr size_t kDistances = 2 * kMostCounted + 1;
+  struct Sums {
+    double value = 0, size = 0;  // in steps
+  };
+  struct Fit {
+    uint8_t level_class = kDeadClass;
+    int32_t offset = 0, gain_change = 0;
+    double saved = 0;  // bits, over all tokens that the sample stands for
+  };
+  Fit fit(size_t component) const;
+
+  const LevelTables& tables_;
+  const LevelRung& rung_;
+  std::vector<Sums> sums_;
+  Matrix<uint32_t> counts_;  // (components, kBins)
+  double unbias_;
+  uint64_t tokens_ = 0;
+};
+
+}  // namespace kvcodec

@@ -1,0 +1,209 @@
+// Fitting a transform's classes and means to a text (lib/transform/adaptation.hpp).
+#include "lib/transform/adaptation.hpp"
+
+#include <cmath>
+#include <vector>
+
+#include "lib/codec/encoded.hpp"
+#include "lib/codec/registry.hpp"
+#include "lib/core/error.hpp"
+#include "lib/core/rng.hpp"
+#include "lib/transform/level_coder.hpp"
+#include "lib/transform/train.hpp"
+#include "test/test.hpp"
+#include "test/transform_books.hpp"
+
+using namespace kvcodec;
+
+namespace {
+
+constexpr float kStep = 0.5f;
+
+/// Components of deviations of 2^(1 - i / 2) steps, some with a mean.
+Matrix<float> components_of(size_t count, size_t tokens, std::span<const double> scales,
+                            std::span<const double> means, uint64_t seed) {
+  Matrix<float> values(count, tokens);
+  Rng rng(seed);
+  for (size_t i = 0; i < count; ++i)
+    for (size_t t = 0; t < tokens; ++t)
+      values(i, t) = static_cast<float>(
+          static_cast<double>(kStep) *
+          (means[i] + scales[i] * std::exp2(1 - static_cast<double>(i) / 2) * rng.normal()));
+  return values;
+}
+
+/// What a book knows of such components, all deviations and means being the usual ones.
+struct Learned {
+  LearnedLevels levels;
+  LevelTables tables;
+  const LevelRung& rung() const { return levels.rungs[0][0]; }
+};
+
+Learned learn(size_t count) {
+  const std::vector<double> ones(count, 1), zeros(count, 0);
+  std::vector<Matrix<float>> samples;
+  samples.push_back(components_of(count, 4000, ones, zeros, 1));
+  // Finer steps too, so that there are tables for louder components.
+  LearnedLevels levels =
+      learn_levels(samples, std::array{kStep, kStep / 2, kStep / 4, kStep / 8, kStep / 16}, {});
+  LevelTables tables(levels.classes, LevelOptions().lambda);
+  return {std::move(levels), std::move(tables)};
+}
+
+std::optional<Adaptation> surveyed(const Learned& learned, const Matrix<float>& values) {
+  AdaptationSurvey survey(learned.tables, learned.rung(), values.rows(), 0.5);
+  survey.add(values, std::vector<uint32_t>(values.cols(), 1));
+  return survey.finish();
+}
+
+double bits_of(const Learned& learned, std::span<const uint8_t> classes, const Matrix<float>& values,
+               std::span<const double> offsets) {
+  std::vector<float> bits(values.cols());
+  std::vector<int32_t> levels(values.cols());
+  for (size_t i = 0; i < values.rows(); ++i) {
+    std::vector<float> row(values.row(i).begin(), values.row(i).end());
+    for (float& value : row) value -= static_cast<float>(offsets[i]);
+    if (classes[i] == kDeadClass) continue;
+    learned.tables.quantize(classes[i], kStep, row, levels);
+    learned.tables.add_bits(classes[i], levels, bits);
+  }
+  double sum = 0;
+  for (const float one : bits) sum += static_cast<double>(one);
+  return sum;
+}
+
+}  // namespace
+
+TEST_CASE("adaptation: text like that learned from is left as it is, other text gets its classes and means") {
+  constexpr size_t kCount = 16, kTokens = 3000;
+  const Learned learned = learn(kCount);
+  const std::vector<double> zeros(kCount, 0);
+  std::vector<double> scales(kCount, 1), means(kCount, 0);
+  CHECK_FALSE(surveyed(learned, components_of(kCount, kTokens, scales, means, 2)).has_value());
+
+  scales[3] = 4, scales[5] = 0.25, means[7] = 1.6, means[9] = -0.7;
+  REQUIRE_EQ(learned.rung().classes[15], kDeadClass);
+  scales[15] = 64;  // dead in the book, and loud here
+  const Matrix<float> other = components_of(kCount, kTokens, scales, means, 3);
+  const auto adaptation = surveyed(learned, other);
+  REQUIRE(adaptation.has_value());
+  const auto& before = learned.rung().classes;
+  // Four times as loud: two octaves, of two classes each, and fewer zeros besides.
+  CHECK_GE(adaptation->classes[3], before[3] + 4);
+  CHECK_LE(adaptation->classes[3], before[3] + 6);
+  CHECK_LE(adaptation->classes[5], before[5] - 3);
+  CHECK_NE(adaptation->classes[15], kDeadClass);
+  CHECK_EQ(adaptation->offsets[7], 6);   // of 1.6 steps
+  CHECK_EQ(adaptation->offsets[9], -3);  // of -0.7
+  CHECK_EQ(adaptation->offsets[3], 0);
+  for (const size_t same : {0, 1, 2, 4}) CHECK_EQ(adaptation->classes[same], before[same]);
+  // Of those that live in both, bits that it saves on other tokens of that kind.
+  const Matrix<float> more = components_of(14, kTokens, scales, means, 4);
+  std::vector<double> offsets;
+  for (const int32_t offset : adaptation->offsets)
+    offsets.push_back(offset * double{kStep} / kOffsetsPerStep);
+  const double saved =
+      1 - bits_of(learned, adaptation->classes, more, offsets) / bits_of(learned, before, more, zeros);
+  CHECK_GT(saved, 0.02);
+}
+
+TEST_CASE("adaptation: of few tokens it does not pay, and what lives stays alive") {
+  constexpr size_t kCount = 16;
+  const Learned learned = learn(kCount);
+  std::vector<double> scales(kCount, 1);
+  const std::vector<double> means(kCount, 0);
+  scales[3] = 1.5;
+  CHECK_FALSE(surveyed(learned, components_of(kCount, 8, scales, means, 2)).has_value());
+  scales.assign(kCount, 1e-3);
+  const auto silent = surveyed(learned, components_of(kCount, 4000, scales, means, 2));
+  REQUIRE(silent.has_value());
+  for (size_t i = 0; i < kCount; ++i)
+    CHECK_EQ(silent->classes[i] == kDeadClass, learned.rung().classes[i] == kDeadClass);
+}
+
+TEST_CASE("adaptation: bytes give it back, and those that no encoder writes are refused") {
+  const Learned learned = learn(16);
+  const auto& classes = learned.rung().classes;
+  const std::vector<int32_t> zeros(16, 0);
+  Adaptation adaptation{classes, zeros, zeros};
+  adaptation.classes[2] = 39, adaptation.classes[15] = 0, adaptation.classes[4] = kDeadClass;
+  adaptation.offsets[1] = -300, adaptation.offsets[14] = 2;
+  adaptation.gain_changes[3] = -5, adaptation.gain_changes[7] = 64;
+  const std::vector<uint8_t> bytes = write_adaptation(adaptation, learned.tables, classes);
+  const Adaptation read = read_adaptation(bytes, learned.tables, classes);
+  CHECK_EQ(read.classes, adaptation.classes);
+  CHECK_EQ(read.offsets, adaptation.offsets);
+  CHECK_EQ(read.gain_changes, adaptation.gain_changes);
+  const auto refused = [&](std::vector<uint8_t> some) {
+    try {
+      read_adaptation(some, learned.tables, classes);
+    } catch (const Error& error) {
+      return error.kind() == ErrorKind::bad_input;
+    }
+    return false;
+  };
+  CHECK(refused({}));
+  CHECK(refused({bytes.begin(), bytes.end() - 1}));
+  std::vector<uint8_t> of_no_class = bytes;
+  of_no_class[2] = kLevelClasses;
+  CHECK(refused(of_no_class));
+  // Changes that lead beyond the last class.
+  Matrix<int32_t> levels(3, 16);
+  const auto coded = [&] {
+    std::vector<uint8_t> bytes_of{17, 0, 17};
+    LevelCoder(learned.tables, bytes_of).encode(levels, bytes_of);
+    return bytes_of;
+  };
+  levels(0, 0) = 40;
+  CHECK(refused(coded()));
+  levels(0, 0) = 0, levels(2, 5) = 65;
+  CHECK(refused(coded()));
+  levels(2, 5) = 64;
+  CHECK_FALSE(refused(coded()));
+}
+
+TEST_CASE(
+    "transform: a file of another kind gets classes and means of its own, whatever the pieces it was shown in") {
+  Rng rng(2);
+  const CodecContext plain{.num_layers = 4, .heads = 2, .head_dim = 8};
+  for (const int64_t lags : {0, 2}) {
+    const Book book = to_book(test::random_transform_book({.sink = 1, .predict_tokens = lags}, plain, rng));
+    CodecContext context = plain;
+    context.book = &book;
+    const GroupShape shape{.layers = 2, .heads = 2, .head_dim = 8, .side = Side::both};
+    Matrix<float> rows(700, shape.width());
+    for (size_t i = 0; i < rows.rows(); ++i)
+      for (size_t c = 0; c < rows.cols(); ++c) rows(i, c) = static_cast<float>(1 + 0.2 * rng.normal());
+    const auto encode = [&](bool adapt) {
+      Record record;
+      record.set("adapt", adapt);
+      record.set("bits", 2.0);
+      const auto codec = codec_from_record(find_codec("transform"), record, context);
+      DocumentRows document(rows);
+      document.token_ids = test::sample_ids();
+      Encoded encoded = encode_in_memory(*codec, shape, {&document, 1});
+      Matrix<float> back(rows.rows(), rows.cols());
+      codec->open(shape, encoded.document(0))->decode(0, back);
+      double error = 0;
+      for (size_t i = 0; i < back.size(); ++i)
+        error += std::pow(static_cast<double>(back.data()[i] - rows.data()[i]), 2);
+      // Half a step in each component, which errors of values are no larger than.
+      CHECK_LE(error / static_cast<double>(back.size()), 0.25 * 0.25 / 4);
+      if (adapt) {
+        // Once more, in pieces.
+        Encoded shared(codec->streams(shape));
+        StreamStore& store = shared.add_document(document.token_ids);
+        const auto survey = codec->survey(shape);
+        survey->observe_ids(document.token_ids);
+        for (size_t at = 0; at < rows.rows(); at += 33)
+          survey->observe(rows.view().rows(at, std::min<size_t>(33, rows.rows() - at)));
+        survey->end_document();
+        survey->finish(store);
+        CHECK(std::ranges::equal(shared.bytes("adapted"), encoded.bytes("adapted")));
+        CHECK_GT(encoded.bytes("adapted").size(), size_t{2});
+      }
+      return encoded.bytes("codes").size();
+    };
+    CHECK_LT(static_cast<double>(encode(true)), 0.9 * static_cast<double>(encode(false)));
+  }
+}
