@@ -5,6 +5,7 @@
 
 #include "cli/coding.hpp"
 #include "cli/command.hpp"
+#include "cli/weights.hpp"
 #include "lib/codec/registry.hpp"
 #include "lib/core/error.hpp"
 
@@ -13,7 +14,7 @@ namespace {
 
 /// Keys that every word may have, as fields of the spec.
 struct SharedKeys final : Options {
-  std::string book, label;
+  std::string book, weights, label;
   DType dtype = DType::bf16;
   std::optional<RopeChoice> rope;
   SelectBy select = SelectBy::all;
@@ -22,6 +23,7 @@ struct SharedKeys final : Options {
 
   std::vector<OptionField> fields() override {
     return {{"book", "", &book},
+            {"weights", "", &weights},
             {"rope", "", &rope},
             {"label", "", &label},
             {"dtype", "", &dtype, {}, {}, {"bf16", "f16", "f32"}},
@@ -109,10 +111,13 @@ CodecSpec parse(const std::string& text, const StepSelection& selection, DType d
   set_keys(text, spec.recipe ? spec.recipe->name() : spec.entry->name, fields);
   const std::vector<std::string> given = keys_of(text);
   spec.book = shared.book;
+  spec.weights = shared.weights;
   spec.dtype = shared.dtype;
   spec.rope = shared.rope;
   if (spec.rope && spec.recipe)
     throw usage_error("{} says what becomes of the rotary embedding; leave out rope=", spec.recipe->name());
+  if (!spec.weights.empty() && spec.recipe)
+    throw usage_error("{} says what errors weigh; leave out weights=", spec.recipe->name());
   if (!shared.label.empty()) spec.label = shared.label;
   spec.selection = {.by = shared.select,
                     .budget = static_cast<uint64_t>(shared.budget),
@@ -201,6 +206,9 @@ const Codec& SpecCodecs::make(const CodecSpec& spec, CodecContext context, uint6
   }
   if (context.book) book_bytes = context.book->size_bytes();
   context.engine = engine_for(*spec.entry, context.engine);
+  if (!spec.weights.empty())
+    context.weights =
+        read_weights(spec.weights, context.num_layers, context.heads, context.head_dim).by_layer();
   codecs_.push_back(with_context(fmt::format("--codec {}", spec.text), [&] {
     return spec.recipe ? codec_from_record(*spec.entry, spec.recipe->info().parameters, context)
                        : make_codec(*spec.entry, *spec.options, context,

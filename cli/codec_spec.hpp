@@ -6,6 +6,7 @@
 //   sparse:book=dict.h5,sparsity=32          with its book
 //   kvcomp:unit-heads                        a switch
 //   q4:rope=undo                             keys from before the rotary embedding
+//   kvcomp:max-error=0.5,weights=s.h5        errors weighed by what they cost the model
 //   codes.h5                                 codec, options and embedded book of a codes file
 //   none:select=quest,budget=128,newest=16   attention to chosen tokens
 //   kivi:bits=2,label=baseline               what tables call it
@@ -34,6 +35,7 @@ struct CodecSpec {
   std::unique_ptr<Options> options;   ///< of the codec named
   std::optional<CodesReader> recipe;  ///< the codes file
   std::string book;                   ///< file of the book
+  std::string weights;                ///< sensitivity file
   std::optional<RopeChoice> rope;     ///< where it is given
   StepSelection selection;
   DType dtype = DType::bf16;  ///< of the cache

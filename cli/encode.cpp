@@ -5,6 +5,7 @@
 //   --embed-book        put it into the product
 //   --pack              ids bit-packed at once
 //   --append CODES      add the tokens to these codes
+//   --weights FILE      what errors cost the model (kvcodec sensitivity), for codecs with one bound for all
 //   --storage TYPE      16-bit type of tokens kept exactly (that of the cache)
 //
 //   kvcodec encode kv.h5 --codec sparse --book dict.h5 --sparsity 64 -o codes.h5
@@ -19,6 +20,7 @@
 #include "cli/rate.hpp"
 #include "cli/subcommands.hpp"
 #include "cli/text.hpp"
+#include "cli/weights.hpp"
 #include "formats/kv_file.hpp"
 #include "lib/core/error.hpp"
 
@@ -26,7 +28,7 @@ namespace kvcodec::cli {
 namespace {
 
 struct EncodeOptions final : Options {
-  std::string input, codec, book, append;
+  std::string input, codec, book, weights, append;
   std::optional<DType> storage;
   std::optional<RopeChoice> rope;
   bool embed_book = false, pack = false;
@@ -44,6 +46,11 @@ struct EncodeOptions final : Options {
                          fmt::join(codec_names(), ", ")),
          .target = &codec},
         {.name = "book", .help = "file of the dictionary or codebooks that the codec needs", .target = &book},
+        {.name = "weights",
+         .help =
+             "sensitivity file: errors of layers and sides that cost the model more are kept smaller; for kvcomp "
+             "with --max-error (books bring their own: see train-dict, train-rvq and train-transform)",
+         .target = &weights},
         {.name = "embed-book",
          .help = "put the book into the product, which then decodes by itself",
          .target = &embed_book},
@@ -108,6 +115,7 @@ NamedCodec declare_codec(Command& command) {
 void take_word(const Command& command, const NamedCodec& codec, EncodeOptions& options) {
   auto fields = codec.options->fields();
   fields.push_back({.name = "book", .help = "", .target = &options.book});
+  fields.push_back({.name = "weights", .help = "", .target = &options.weights});
   fields.push_back({.name = "rope", .help = "", .target = &options.rope});
   with_context(fmt::format("--codec {}", options.codec), [&] {
     set_keys(options.codec, codec.entry->name, fields);
@@ -355,6 +363,9 @@ class Encoding {
     if (options.storage) info.storage = *options.storage;
     CodecContext context = context_of(info.model, info.storage, book_ ? &book_->book : nullptr);
     context.engine = engine_for(entry, options.common.engine());
+    if (!options.weights.empty())
+      context.weights =
+          read_weights(options.weights, context.num_layers, context.heads, context.head_dim).by_layer();
     made_ = make_codec(entry, *codec.options, context, options.rope, options.book);
     if (entry.before_rope && !options.rope && !context.book && !context.rope.turns())
       options.common.note("keys go to {} as they are: {}", entry.name,
@@ -431,7 +442,7 @@ void check_combination(const Command& command, const EncodeOptions& options) {
   if (options.append.empty() && options.codec.empty())
     throw usage_error("no codec is named; choose one with --codec: {}", fmt::join(codec_names(), ", "));
   if (!options.append.empty())
-    for (const char* fixed : {"codec", "layers", "storage", "pack", "embed-book", "rope"})
+    for (const char* fixed : {"codec", "layers", "storage", "pack", "embed-book", "weights", "rope"})
       if (command.given(fixed))
         throw usage_error("--append goes on as {} was made; leave out --{}", options.append, fixed);
   options.output.check(options.common);
@@ -450,7 +461,9 @@ NamedCodec declare(Command& command, EncodeOptions& options) {
   options.layers.declare(command);
   options.documents.declare(command);
   command.group("Coding");
-  command.options(options, {{"codec", "NAME[:key=value,...]"}, {"book", "FILE"}, {"append", "CODES"}});
+  command.options(
+      options,
+      {{"codec", "NAME[:key=value,...]"}, {"book", "FILE"}, {"weights", "FILE"}, {"append", "CODES"}});
   NamedCodec codec = declare_codec(command);
   options.common.declare(command);
   return codec;
@@ -513,7 +526,7 @@ std::string encode(Command& command) {
   command.parse();
   check_combination(command, options);
   if (codec.entry) take_word(command, codec, options);
-  check_inputs({options.input, options.book, options.append});
+  check_inputs({options.input, options.book, options.weights, options.append});
   options.common.apply(command, true);
   if (codec.entry) codec.options->check();
 

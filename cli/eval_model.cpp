@@ -443,7 +443,7 @@ void declare(Command& command, ModelOptions& options) {
       "same, "
       "with 95% intervals from the differences between documents.\n\n"
       "A setting is a codec with its options in one word, NAME[:key=value,...], keys being those of encode "
-      "without their dashes, and book=FILE, rope=, dtype=, select=, budget=, newest=, share=, label=; or the name of a "
+      "without their dashes, and book=FILE, weights=FILE, rope=, dtype=, select=, budget=, newest=, share=, label=; or the name of a "
       "codes "
       "file, whose codec and options are taken.",
       "kvcodec eval-model --model data/demo-model --text docs/ \\\n"

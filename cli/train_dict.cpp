@@ -46,6 +46,7 @@ struct TrainDictOptions final : TrainingOptions {
                  "--epochs, --steps, --seconds and --tolerance may be given anew",
          .target = &resume},
         rope_field("dictionaries"),
+        weights_field("dictionaries"),
     };
   }
 };
@@ -54,11 +55,12 @@ struct TrainDictOptions final : TrainingOptions {
 class KvSource final : public SignalSource {
  public:
   KvSource(const TrainedRows& rows, const std::vector<Run>& runs, const std::vector<int>& groups,
-           const TrainOptions& options, Side side)
+           const TrainOptions& options, const LayerWeights& weights, Side side)
       : tokens_(rows, runs),
         groups_(groups),
         model_(runs.front().kv->model()),
         options_(options),
+        weights_(weights),
         side_(side) {}
 
   SignalLayout layout() const override { return options_.layout(model_.num_kv_heads, model_.head_dim); }
@@ -66,6 +68,12 @@ class KvSource final : public SignalSource {
   size_t groups() const override { return groups_.size(); }
   int first_layer(size_t group) const override { return groups_[group]; }
   uint64_t tokens() const override { return tokens_.count(); }
+  std::vector<float> layer_scales() const override {
+    std::vector<float> scales;
+    for (size_t layer = 0; layer < weights_.layers(); ++layer)
+      scales.push_back(weights_.error_scale(static_cast<int>(layer), side_));
+    return scales;
+  }
 
   void read(size_t group, uint64_t first, MatrixView<float> out) const override {
     tokens_.read(group_shape(model_, groups_[group], static_cast<int>(options_.layer_group), side_), first,
@@ -77,6 +85,7 @@ class KvSource final : public SignalSource {
   const std::vector<int>& groups_;
   const ModelInfo& model_;
   const TrainOptions& options_;
+  const LayerWeights& weights_;
   Side side_;
 };
 
@@ -268,12 +277,28 @@ void describe_book(SparseBook& sparse, const TrainDictOptions& options, const st
   for (const int group : groups) sparse.parts.push_back({group});
 }
 
+/// Weights are a normalization, of given scales instead of found ones.
+void check_weights(const Command& command, TrainDictOptions& options) {
+  Normalize& normalize = options.training.normalize;
+  options.check_resumed_weights();
+  if (!options.resume.empty()) return;
+  if (options.weights.empty()) {
+    if (normalize == Normalize::weights)
+      throw usage_error("--normalize weights needs a file: --weights FILE");
+    return;
+  }
+  if (command.given("normalize") && normalize != Normalize::weights)
+    throw usage_error("--weights takes the place of --normalize {}; leave out one of the two", normalize);
+  normalize = Normalize::weights;
+}
+
 /// Trains one dictionary of the book.
 SideResult train_side(const TrainedRows& rows, const std::vector<Run>& runs, const std::vector<int>& groups,
-                      const TrainDictOptions& options, SparseBook& sparse, Side side, size_t part) {
+                      const TrainDictOptions& options, const LayerWeights& weights, SparseBook& sparse,
+                      Side side, size_t part) {
   const Stopwatch watch;
   const auto served = sparse.global() ? groups : std::vector{sparse.parts[part].first_layer};
-  const KvSource signals(rows, runs, served, options.training, side);
+  const KvSource signals(rows, runs, served, options.training, weights, side);
   SparseBook::OneSide& trained = sparse.of(side, part);
   auto& [dictionary, training] = trained;
   SideResult result;
@@ -309,6 +334,7 @@ std::string train_dict(Command& command) {
   declare(command, options);
   options.parse(command, true);
   options.training.check();
+  check_weights(command, options);
 
   TrainingFiles files = open_training_files(options.inputs);
   const KvReader& first = files.caches.front();
@@ -320,13 +346,14 @@ std::string train_dict(Command& command) {
   if (runs.empty()) throw bad_input("{}: there are no tokens to train on", first.name());
   describe_book(sparse, options, runs, groups);
   const TrainedRows rows(files.caches, options.rope);
+  const LayerWeights weights = options.read_weights(first.model());
 
   const bool global = sparse.global();
   const auto write = [&](OutputFile& output) {
     Trained trained;
     for (const Side side : kSides)
       for (size_t part = 0; part < sparse.parts.size(); ++part)
-        trained.sides.push_back(train_side(rows, runs, groups, options, sparse, side, part));
+        trained.sides.push_back(train_side(rows, runs, groups, options, weights, sparse, side, part));
     const Book book = to_book(std::move(sparse));
     trained.book_bytes = book.size_bytes(), trained.digest = book.digest();
     write_book(output, book, first.model(), command.provenance(merged_history(files.histories)));

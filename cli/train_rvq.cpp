@@ -66,6 +66,7 @@ struct TrainRvqOptions final : TrainingOptions {
                  "--epochs and --refits may be given anew",
          .target = &resume},
         rope_field("codebooks"),
+        weights_field("codebooks"),
         {.name = "stages",
          .help = "show every codebook: what it leaves, how many entries it uses",
          .target = &stages},
@@ -85,7 +86,7 @@ void apply_preset(const RvqPreset& preset, RvqBookOptions& book, RvqTrainOptions
 
 /// The vectors of one side: those of all heads of all chosen layers of the tokens.
 Matrix<float> load_vectors(const TrainedRows& rows, const std::vector<Run>& runs,
-                           const std::vector<int>& layers, Side side) {
+                           const std::vector<int>& layers, const LayerWeights& weights, Side side) {
   const ModelInfo& model = runs.front().kv->model();
   const auto heads = static_cast<size_t>(model.num_kv_heads), d = static_cast<size_t>(model.head_dim);
   size_t tokens = 0;
@@ -95,7 +96,12 @@ Matrix<float> load_vectors(const TrainedRows& rows, const std::vector<Run>& runs
   for (const int layer : layers)
     for (const Run& run : runs) {
       const auto count = static_cast<size_t>(run.count);
-      rows.read(group_shape(model, layer, 1, side), run, 0, {vectors.row(at).data(), count, heads * d});
+      const MatrixView<float> out(vectors.row(at).data(), count, heads * d);
+      rows.read(group_shape(model, layer, 1, side), run, 0, out);
+      const float scale = 1 / weights.error_scale(layer, side);
+      if (!weights.alike())
+        for (size_t i = 0; i < count; ++i)
+          for (float& value : out.row(i)) value *= scale;
       at += count * heads;
     }
   return vectors;
@@ -365,7 +371,7 @@ std::vector<PartResult> train_parts(RvqBook& rvq, const TrainedRows& rows, const
   const auto training = engine ? engine->rvq_training() : nullptr;
   std::vector<PartResult> results;
   for (const Side side : {Side::key, Side::value}) {
-    const Matrix<float> vectors = load_vectors(rows, runs, layers, side);
+    const Matrix<float> vectors = load_vectors(rows, runs, layers, rvq.weights, side);
     if (side == Side::key && options.resume.empty()) begin(rvq, vectors, options, training.get());
     for (const RvqPart part : kRvqParts)
       if ((part == RvqPart::value) == (side == Side::value) && rvq.stages(part) > 0)
@@ -388,10 +394,12 @@ std::string train_rvq(Command& command) {
   RvqBook rvq;
   if (!options.resume.empty()) {
     files.histories.push_back(take_up(command, options, rvq));
+    options.check_resumed_weights();
   } else {
     rvq.options = options.book;
     rvq.training = options.training;
     rvq.rope = options.rope;
+    rvq.weights = options.read_weights(first.model());
     check_split(rvq);
     rvq.head_dim = first.model().head_dim;
   }

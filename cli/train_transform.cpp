@@ -19,11 +19,11 @@
 #include "cli/subcommands.hpp"
 #include "cli/text.hpp"
 #include "cli/training.hpp"
+#include "cli/weights.hpp"
 #include "formats/book_file.hpp"
 #include "formats/key_rope.hpp"
 #include "formats/kv_file.hpp"
 #include "formats/model_files.hpp"
-#include "formats/sensitivity_file.hpp"
 #include "lib/codec/transform/book.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
@@ -149,18 +149,6 @@ int64_t automatic_group(const ModelInfo& model, Side side) {
   return best;
 }
 
-/// Throws Error(bad_input) unless the file is of a model of that shape.
-SensitivityFile read_weights(const std::string& name, const ModelInfo& model) {
-  SensitivityFile file = read_sensitivities(name);
-  const ModelInfo& measured = file.info.model;
-  if (measured.num_layers != model.num_layers || measured.num_kv_heads != model.num_kv_heads ||
-      measured.head_dim != model.head_dim)
-    throw bad_input("{}: it is of {} layers with {} heads of {}; the cache has {}, {} of {}", name,
-                    measured.num_layers, measured.num_kv_heads, measured.head_dim, model.num_layers,
-                    model.num_kv_heads, model.head_dim);
-  return file;
-}
-
 /// Calls body(side, layer) for all that lies one behind the other in vectors of that shape.
 template <class Body>
 void for_each_layer(const GroupShape& shape, const Body& body) {
@@ -169,17 +157,13 @@ void for_each_layer(const GroupShape& shape, const Body& body) {
 }
 
 /// A weight for each layer and side.
-ErrorMetric scalar_metric(const GroupShape& shape, const SensitivityFile* file, const std::string& name) {
-  std::vector<float> weights;
+ErrorMetric scalar_metric(const GroupShape& shape, const Weights* weights) {
+  std::vector<float> of_columns;
   for_each_layer(shape, [&](Side side, int layer) {
-    // Noise of that variance was put on every value of a token: what it cost is the sum over all of them.
-    const double nats = file ? file->info.layers[as_size(layer)][static_cast<size_t>(side)].nats.mean : 1;
-    if (!(nats > 0))
-      throw bad_input("{}: layer {} costs {} nats for a unit of noise on its {}s; it must be more than 0",
-                      name, layer, nats, side);
-    weights.insert(weights.end(), shape.side_width() / as_size(shape.layers), static_cast<float>(nats));
+    const double cost = weights ? weights->cost(side, layer) : 1;
+    of_columns.insert(of_columns.end(), shape.side_width() / as_size(shape.layers), static_cast<float>(cost));
   });
-  return ErrorMetric(weights);
+  return ErrorMetric(of_columns);
 }
 
 /// A matrix for each head.
@@ -198,9 +182,9 @@ ErrorMetric fisher_metric(const GroupShape& shape, const Fisher& fisher, double 
 
 /// As asked; else by matrices if the file has them, of keys like those that are learned from: turning a key turns the
 /// directions in which its errors hurt.
-bool weighs_by_heads(const TrainTransformOptions& options, const SensitivityFile* file, bool before_rope) {
+bool weighs_by_heads(const TrainTransformOptions& options, const Weights* weights, bool before_rope) {
   if (options.metric == Metric::scalar) return false;
-  const Fisher* const fisher = file && file->info.fisher ? &*file->info.fisher : nullptr;
+  const Fisher* const fisher = weights && weights->file.info.fisher ? &*weights->file.info.fisher : nullptr;
   if (fisher && fisher->keys_before_rope == before_rope) return true;
   const auto state = [](bool before) {
     return before ? "before the rotary embedding" : "as attention takes them";
@@ -220,14 +204,16 @@ bool weighs_by_heads(const TrainTransformOptions& options, const SensitivityFile
 
 std::vector<ErrorMetric> metrics_of_parts(const TrainTransformOptions& options, const ModelInfo& model,
                                           const std::vector<GroupShape>& shapes, bool before_rope) {
-  std::optional<SensitivityFile> file;
-  if (!options.weights.empty()) file = read_weights(options.weights, model);
-  const bool per_head = weighs_by_heads(options, file ? &*file : nullptr, before_rope);
+  std::optional<Weights> weights;
+  if (!options.weights.empty())
+    weights = read_weights(options.weights, model.num_layers, model.num_kv_heads, model.head_dim);
+  const Weights* const given = weights ? &*weights : nullptr;
+  const bool per_head = weighs_by_heads(options, given, before_rope);
   std::vector<ErrorMetric> metrics;
   metrics.reserve(shapes.size());
   for (const GroupShape& shape : shapes)
-    metrics.push_back(per_head ? fisher_metric(shape, *file->info.fisher, options.temper)
-                               : scalar_metric(shape, file ? &*file : nullptr, options.weights));
+    metrics.push_back(per_head ? fisher_metric(shape, *weights->file.info.fisher, options.temper)
+                               : scalar_metric(shape, given));
   return metrics;
 }
 

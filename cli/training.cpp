@@ -4,6 +4,7 @@
 
 #include "cli/coding.hpp"
 #include "cli/text.hpp"
+#include "cli/weights.hpp"
 #include "formats/key_rope.hpp"
 #include "lib/codec/rope_codec.hpp"
 #include "lib/core/digest.hpp"
@@ -46,7 +47,7 @@ void TrainingOptions::declare_files(Command& command, const std::string& product
   output.declare(command, product);
   layers.declare(command);
   documents.declare(command);
-  command.options(*this, {{"resume", resumed}});
+  command.options(*this, {{"resume", resumed}, {"weights", "FILE"}});
 }
 
 OptionField TrainingOptions::rope_field(const std::string& what) {
@@ -58,12 +59,33 @@ OptionField TrainingOptions::rope_field(const std::string& what) {
           .target = &rope};
 }
 
+OptionField TrainingOptions::weights_field(const std::string& what) {
+  return {
+      .name = "weights",
+      .help = fmt::format(
+          "sensitivity file: {} are learned so that errors of each layer count by what they cost the model "
+          "(default: {})",
+          what, what == "dictionaries" ? "as --normalize says" : "all alike"),
+      .target = &weights};
+}
+
+LayerWeights TrainingOptions::read_weights(const ModelInfo& model) const {
+  if (weights.empty()) return {};
+  return cli::read_weights(weights, model.num_layers, model.num_kv_heads, model.head_dim).by_layer();
+}
+
+void TrainingOptions::check_resumed_weights() const {
+  if (!resume.empty() && !weights.empty())
+    throw usage_error("{} has its weights, and --resume goes on as it was: leave out --weights", resume);
+}
+
 void TrainingOptions::parse(Command& command, bool has_twin) {
   common.declare_without_seed(command);
   command.parse();
   output.check(common);
   std::vector<std::string> read = inputs;
   read.push_back(resume);
+  read.push_back(weights);
   check_inputs(read);
   common.apply(command, has_twin);
 }

@@ -10,6 +10,7 @@
 #include "cli/command.hpp"
 #include "cli/common.hpp"
 #include "formats/kv_file.hpp"
+#include "lib/codec/layer_weights.hpp"
 #include "lib/codec/rope_choice.hpp"
 #include "lib/model/key_rope.hpp"
 #include "lib/transform/prediction.hpp"
@@ -20,7 +21,7 @@ namespace kvcodec::cli {
 /// itself.
 struct TrainingOptions : Options {
   std::vector<std::string> inputs;
-  std::string resume;
+  std::string resume, weights;
   CommonOptions common;
   OutputOptions output;
   LayerSelection layers;
@@ -29,6 +30,12 @@ struct TrainingOptions : Options {
 
   /// --rope, for fields(). what: is learned.
   OptionField rope_field(const std::string& what);
+  /// --weights, likewise.
+  OptionField weights_field(const std::string& what);
+  /// What it names; all alike where nothing is given. Throws Error(bad_input) for files of other models.
+  LayerWeights read_weights(const ModelInfo& model) const;
+  /// Throws Error(usage) where a training is resumed, which has its weights, and others are given.
+  void check_resumed_weights() const;
   /// Their group in the help, with the subcommand's own fields(); resume is one of those. product: what -o
   /// names; resumed: what --resume takes.
   void declare_files(Command& command, const std::string& product, const std::string& resumed);

@@ -148,7 +148,10 @@ std::unique_ptr<Codec> codec_from_record(const CodecEntry& entry, const Record& 
   const std::unique_ptr<Options> options = entry.make_options();
   try {
     from_record(parameters, *options);
-    std::unique_ptr<Codec> codec = make_codec(entry, *options, context, rope_in(parameters));
+    CodecContext weighed = context;
+    weighed.weights = LayerWeights::read(parameters);
+    weighed.weights.check_layers(context.num_layers);
+    std::unique_ptr<Codec> codec = make_codec(entry, *options, weighed, rope_in(parameters));
     check_facts(*codec, *options, parameters);
     return codec;
   } catch (const Error& error) {

@@ -21,6 +21,7 @@
 #include "lib/codec/book.hpp"
 #include "lib/codec/document_view.hpp"
 #include "lib/codec/group_shape.hpp"
+#include "lib/codec/layer_weights.hpp"
 #include "lib/codec/stream.hpp"
 #include "lib/core/options.hpp"
 #include "lib/core/record.hpp"
@@ -41,6 +42,8 @@ struct Capabilities {
   bool device_twin = false;  ///< has a CUDA implementation
   /// Takes caches of which layers, or keys and values, have other shapes (CodecContext::one_shape).
   bool any_shape = false;
+  bool takes_weights =
+      false;  ///< one bound holds for errors of all layers, which weights change (CodecContext::weights)
 };
 
 /// Everything outside its own options that a codec is built from.
@@ -56,6 +59,7 @@ struct CodecContext {
       DType::bf16;  ///< the 16-bit type (bf16 or f16) of the cache; tokens kept exactly are kept in it
   const Book* book = nullptr;  ///< outlives the codec; nullptr where the codec needs none
   Engine* engine = nullptr;    ///< what computes where the codec has a device twin; outlives the codec
+  LayerWeights weights = {};   ///< for codecs that can (Capabilities::takes_weights)
   KeyRope rope = {};           ///< how the cache's keys were turned: for codecs around others, rope_codec.hpp
 };
 

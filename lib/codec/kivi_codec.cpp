@@ -23,6 +23,7 @@
 
 #include "lib/codec/codec.hpp"
 #include "lib/codec/exact_rows.hpp"
+#include "lib/codec/sink_codec.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"
@@ -37,6 +38,7 @@ struct KiviOptions final : Options {
   int64_t key_group = 32;    ///< the paper's group size
   int64_t value_group = 32;  ///< KIVI's code uses the same size along the channels of values
   int64_t window = 128;      ///< the paper's residual length
+  int64_t sink = 0;          ///< the paper has none
   DType scale_type = DType::f16;
 
   std::vector<OptionField> fields() override {
@@ -46,6 +48,7 @@ struct KiviOptions final : Options {
             {"value-group", "channels of a token's head that share one scale of the values", &value_group, 1,
              65536},
             {"window", "newest tokens kept exactly", &window, 0, 1 << 24},
+            sink_field(sink),
             {"scale-type", "type of scales and zero points", &scale_type, {}, {}, {"f16", "bf16", "f32"}}};
   }
 };
@@ -337,7 +340,8 @@ std::unique_ptr<Options> make_options() { return std::make_unique<KiviOptions>()
 
 std::unique_ptr<Codec> make(const Options& options, const CodecContext& context) {
   check_context(context);
-  return std::make_unique<KiviCodec>(dynamic_cast<const KiviOptions&>(options), context);
+  const auto& chosen = dynamic_cast<const KiviOptions&>(options);
+  return keep_first_tokens(std::make_unique<KiviCodec>(chosen, context), chosen.sink, context.storage);
 }
 
 }  // namespace

@@ -207,6 +207,10 @@ std::unique_ptr<Codec> make_codec(const CodecEntry& entry, const Options& option
     throw usage_error(
         "the codec {} takes caches whose keys and values have the same heads in all layers; here they differ",
         entry.name);
+  if (!context.weights.alike() && !entry.capabilities.takes_weights)
+    throw usage_error(
+        "the codec {} takes no weights: {}", entry.name,
+        entry.book_type.empty() ? "its errors follow the values" : "they are trained into its book");
   auto codec = entry.make(options, context);
   return rope == RopeChoice::undo ? undo_rope(std::move(codec), context) : std::move(codec);
 }

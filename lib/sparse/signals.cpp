@@ -41,10 +41,6 @@ float norm_of(std::span<const float> signal) {
   return static_cast<float>(std::sqrt(energy));
 }
 
-float scale_of(const Normalization& normalization, size_t layer) {
-  return normalization.normalize == Normalize::layer ? normalization.layer_scale[layer] : 1.0f;
-}
-
 void check_shapes(const SignalLayout& layout, MatrixView<const float> rows, MatrixView<const float> signals) {
   if (rows.cols() != layout.row_width() || signals.cols() != layout.signal_width() ||
       signals.rows() != rows.rows() * layout.signals_per_row())
@@ -55,7 +51,7 @@ void check_shapes(const SignalLayout& layout, MatrixView<const float> rows, Matr
 }  // namespace
 
 void Normalization::check(size_t num_layers, size_t layer_width) const {
-  if (layer_scale.size() != (normalize == Normalize::layer ? num_layers : 0))
+  if (layer_scale.size() != (scales_layers(normalize) ? num_layers : 0))
     throw bad_input("{} layer scales for a model of {} layers, normalized by {}", layer_scale.size(),
                     num_layers, name_of(normalize));
   for (size_t i = 0; i < layer_scale.size(); ++i)
@@ -81,7 +77,7 @@ void to_signals(const Normalization& normalization, const SignalLayout& layout, 
         const size_t layer = static_cast<size_t>(first_layer) + segment.layer;
         const float* in = rows.row(i).data() + segment.from;
         float* out = signals.row(i * per_row + segment.signal).data() + segment.to;
-        const float scale = scale_of(normalization, layer);
+        const float scale = normalization.scale_of(layer);
         if (normalization.channel_mean.size() > 0) {
           const float* mean = normalization.channel_mean.row(layer).data() + segment.channel;
           for (size_t c = 0; c < segment.length; ++c) out[c] = (in[c] - mean[c]) / scale;
@@ -115,7 +111,7 @@ void from_signals(const Normalization& normalization, const SignalLayout& layout
                      j = i * per_row + segment.signal;
         const float* in = signals.row(j).data() + segment.to;
         float* out = rows.row(i).data() + segment.from;
-        const float scale = gained ? gains[j] : scale_of(normalization, layer);
+        const float scale = gained ? gains[j] : normalization.scale_of(layer);
         if (normalization.channel_mean.size() > 0) {
           const float* mean = normalization.channel_mean.row(layer).data() + segment.channel;
           for (size_t c = 0; c < segment.length; ++c) out[c] = in[c] * scale + mean[c];
@@ -127,8 +123,12 @@ void from_signals(const Normalization& normalization, const SignalLayout& layout
 }
 
 NormalizationFinder::NormalizationFinder(Normalize normalize, Center center, const SignalLayout& layout,
-                                         size_t num_layers)
-    : normalize_(normalize), center_(center), layout_(layout), channels_(num_layers, layout.layer_width()) {}
+                                         size_t num_layers, std::vector<float> layer_scale)
+    : normalize_(normalize),
+      center_(center),
+      layout_(layout),
+      layer_scale_(std::move(layer_scale)),
+      channels_(num_layers, layout.layer_width()) {}
 
 void NormalizationFinder::add(int first_layer, MatrixView<const float> rows) {
   if (rows.rows() == 0) return;
@@ -153,6 +153,11 @@ void NormalizationFinder::add(int first_layer, MatrixView<const float> rows) {
 Normalization NormalizationFinder::finish() const {
   Normalization result;
   result.normalize = normalize_;
+  if (normalize_ == Normalize::weights) {
+    if (layer_scale_.size() != channels_.rows())
+      throw failed("{} scales for {} layers", layer_scale_.size(), channels_.rows());
+    result.layer_scale = layer_scale_;
+  }
   const size_t width = layout_.layer_width();
   if (center_ == Center::channel) result.channel_mean = Matrix<float>(channels_.rows(), width);
   for (size_t layer = 0; layer < channels_.rows(); ++layer) {

@@ -8,6 +8,8 @@
 // serves all layers. Signals can therefore be centred and normalised first:
 //   center channel:   the mean of each channel of each layer, over the training data, is subtracted;
 //   normalize layer:  then each layer's part is divided by that layer's root mean square;
+//   normalize weights: or by how large its errors may be beside those of other layers (given, not found), so that
+//   errors count by what they cost;
 //   normalize signal: or each signal is divided by its own norm, which is stored beside its code (gain and
 //   shape apart).
 #pragma once
@@ -22,8 +24,14 @@
 
 namespace kvcodec {
 
-enum class Normalize : uint8_t { none, layer, signal };
-constexpr auto names_of(Normalize) { return std::to_array<std::string_view>({"none", "layer", "signal"}); }
+enum class Normalize : uint8_t { none, layer, signal, weights };
+constexpr auto names_of(Normalize) {
+  return std::to_array<std::string_view>({"none", "layer", "signal", "weights"});
+}
+/// Whether layers have scales.
+constexpr bool scales_layers(Normalize normalize) {
+  return normalize == Normalize::layer || normalize == Normalize::weights;
+}
 enum class Center : uint8_t { none, channel };
 constexpr auto names_of(Center) { return std::to_array<std::string_view>({"none", "channel"}); }
 
@@ -44,9 +52,10 @@ struct SignalLayout {
 /// do.
 struct Normalization {
   Normalize normalize = Normalize::none;
-  std::vector<float> layer_scale;  ///< [layers of the model], positive; with Normalize::layer
+  std::vector<float> layer_scale;  ///< [layers of the model], positive; where scales_layers()
   Matrix<float> channel_mean;      ///< [layers of the model, heads * head_dim]; with Center::channel
 
+  float scale_of(size_t layer) const { return layer_scale.empty() ? 1.0f : layer_scale[layer]; }
   Center center() const { return channel_mean.size() > 0 ? Center::channel : Center::none; }
 
   /// Throws Error(bad_input) unless all is there for a model of that many layers of that width, finite,
@@ -69,9 +78,12 @@ void from_signals(const Normalization& normalization, const SignalLayout& layout
 /// Finds means and scales in one pass over rows in any order.
 class NormalizationFinder {
  public:
-  NormalizationFinder(Normalize normalize, Center center, const SignalLayout& layout, size_t num_layers);
+  /// layer_scale: with Normalize::weights, of all layers.
+  NormalizationFinder(Normalize normalize, Center center, const SignalLayout& layout, size_t num_layers,
+                      std::vector<float> layer_scale = {});
   void add(int first_layer, MatrixView<const float> rows);
-  /// Layers of which nothing was seen get mean 0 and scale 1, as do layers that are constant.
+  /// Layers of which nothing was seen get mean 0 and scale 1, as do layers that are constant. Throws Error(failed) where
+  /// scales are to be given and are not.
   Normalization finish() const;
 
  private:
@@ -82,6 +94,7 @@ class NormalizationFinder {
   Normalize normalize_;
   Center center_;
   SignalLayout layout_;
+  std::vector<float> layer_scale_;
   Matrix<Channel> channels_;  // [layers of the model, layer_width]
 };
 

@@ -164,7 +164,8 @@ class Sampler {
 };
 
 Normalization find_normalization(const SignalSource& source, const TrainOptions& options) {
-  NormalizationFinder finder(options.normalize, options.center, source.layout(), source.num_layers());
+  NormalizationFinder finder(options.normalize, options.center, source.layout(), source.num_layers(),
+                             source.layer_scales());
   Matrix<float> rows(kBlockTokens, source.layout().row_width());
   for (const Block& block : blocks_of(source)) {
     const MatrixView<float> part = rows.view().rows(0, block.tokens);
@@ -552,7 +553,9 @@ std::vector<OptionField> TrainOptions::fields() {
        "holds "
        "for each dictionary: atoms, epochs, seconds ...), or one layer, where groups have one",
        &dict_scope},
-      {"normalize", "divide signals by their layer's root mean square, by their own norm, or not at all",
+      {"normalize",
+       "divide signals by their layer's root mean square, by their own norm, by what --weights says of how large their "
+       "layer's errors may be, or not at all",
        &normalize},
       {"center", "subtract each channel's mean, or nothing", &center},
       {"start",

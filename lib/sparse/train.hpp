@@ -98,6 +98,8 @@ class SignalSource {
   virtual size_t groups() const = 0;                ///< layer groups there are rows of
   virtual int first_layer(size_t group) const = 0;  ///< of the model
   virtual uint64_t tokens() const = 0;              ///< rows of each group
+  /// Of all layers, for Normalize::weights.
+  virtual std::vector<float> layer_scales() const { return {}; }
   /// Writes rows [first, first + out.rows()) of a group to out: (n, layout().row_width()), finite. Called
   /// from one thread.
   virtual void read(size_t group, uint64_t first, MatrixView<float> out) const = 0;

@@ -662,7 +662,7 @@ def decode_sparse(codes, book, layer, side, rows, tokens):
         values = signal.reshape(tokens, heads, group, dim).transpose(0, 2, 1, 3)
     else:
         values = signal.reshape(tokens, group, heads, dim)
-    if b["normalize"] == "layer":
+    if b["normalize"] in ("layer", "weights"):
         values = values * book[f"{side}/layer_scale"][layer:layer + group].reshape(group, 1, 1)
     if b["center"] == "channel":
         values = values + book[f"{side}/channel_mean"][layer:layer + group]
@@ -912,7 +912,14 @@ def decode_q4(codes, book, layer, side, rows, tokens):
     if head_bytes + 2 * head_scales >= 2 * dim:
         require(set(rows) == {"exact"}, "q4: streams")
         return rows["exact"].reshape(tokens, 1, heads, dim)
-    require(set(rows) == {"codes", "scales"}, "q4: streams")
+    ends = {"sink", "tail"} if p.get("sink", 0) or p.get("window", 0) else set()
+    turns = {"rotation", "rotation_scales"} if p["rotate"] == "query" else set()
+    require(set(rows) == {"codes", "scales"} | ends | turns, "q4: streams")
+    quantized = max(0, tokens - p.get("sink", 0) - p.get("window", 0))
+    if ends:
+        sinks = min(tokens, p["sink"])
+        require(len(rows["sink"]) == sinks and len(rows["tail"]) == tokens - sinks - quantized, "q4: exact tokens")
+    all_tokens, tokens = tokens, quantized
     require(rows["codes"].shape == (tokens, heads, head_bytes) and rows["scales"].shape == (tokens, heads, head_scales), "q4: shapes")
     stream = np.unpackbits(rows["codes"], axis=2)
     require(not stream[:, :, dim * bits:].any(), "q4: padding")
@@ -926,7 +933,17 @@ def decode_q4(codes, book, layer, side, rows, tokens):
             values = np.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]], axis=1)
             h *= 2
         values = values.reshape(tokens, heads, dim) * (np.float32(1) / np.sqrt(np.float32(n)))
-    return values.reshape(tokens, 1, heads, dim)
+    if turns:
+        require(rows["rotation"].shape == (heads, dim, dim) and rows["rotation_scales"].shape == (heads, dim), "q4: rotations")
+        rotation = (rows["rotation"].astype("i8") - 128).astype("<f4") * rows["rotation_scales"][:, :, None]
+        coded, values = values, np.zeros_like(values)
+        for i in range(dim):
+            values = values + coded[:, :, i:i + 1] * rotation[:, i]
+    values = values.reshape(tokens, 1, heads, dim)
+    if ends:
+        exact = [rows[name].reshape(-1, 1, heads, dim) for name in ("sink", "tail")]
+        values = np.concatenate([exact[0], values, exact[1]])
+    return values.reshape(all_tokens, 1, heads, dim)
 
 
 def decode_fp8(codes, book, layer, side, rows, tokens):
@@ -1045,6 +1062,9 @@ def decode_rvq(codes, book, layer, side, rows, tokens):
     sinks = min(tokens, p["sink"]) if pays else 0
     quantized = max(0, tokens - p["sink"] - p["window"]) if pays else 0
     require(len(rows["sink"]) == sinks and len(rows["tail"]) == tokens - sinks - quantized, "rvq: exact tokens")
+    scales = b.get("error-scales", "").split()
+    require(not scales or len(scales) % 2 == 0, "rvq: scales")
+    scale = np.float32(scales[layer + (len(scales) // 2 if side == "value" else 0)]) if scales else np.float32(1)
     values = np.zeros((tokens, heads, dim), dtype="<f4")
     values[:sinks] = rows["sink"].reshape(sinks, heads, dim)
     values[sinks + quantized:] = rows["tail"].reshape(-1, heads, dim)
@@ -1056,7 +1076,7 @@ def decode_rvq(codes, book, layer, side, rows, tokens):
         for stage in range(len(entries)):
             total = total + entries[stage][ids[:, :, stage]]
         middle = values[sinks:sinks + quantized]
-        middle[:, :, where] = total
+        middle[:, :, where] = total * scale
     return values.reshape(tokens, 1, heads, dim)
 
 
@@ -1338,6 +1358,18 @@ DECODERS = {"transform": decode_transform, "rvq": decode_rvq, "none": decode_non
             "fp8": decode_fp8, "lossless": decode_lossless}
 
 
+def decode_document(codes, book, layer, side, rows, tokens, *ids):
+    """A document's values. Codecs that may be given copies of a later token in place of the first ones have these beside."""
+    sink = codes.parameters.get("sink", 0) if codes.codec in ("kivi", "kvcomp") else 0
+    if sink == 0:
+        return DECODERS[codes.codec](codes, book, layer, side, rows, tokens, *ids)
+    kept = rows.pop("sink").reshape(-1, 1, codes.heads, codes.dim)
+    require(len(kept) == min(sink, tokens), "first tokens")
+    values = DECODERS[codes.codec](codes, book, layer, side, rows, tokens if tokens > sink else 0, *ids)
+    return np.concatenate([kept, values[sink:]])
+
+
+
 def rounded(values, kind):
     """Floats of 32 bits as the type `kind` holds them: the nearest, ties to even."""
     values = np.ascontiguousarray(values)
@@ -1379,7 +1411,7 @@ def decode(path, kv_path, book_path=None):
                 rows = codes.streams(layer, side, document)
                 codes.heads, codes.dim = codes.stored(layer, side)
                 ids = (codes.index[document]["tokens"],) if codes.codec == "transform" and "tokens" in codes.index[document] else ()
-                decoded[key] = DECODERS[codes.codec](codes, book, layer, side, rows, int(end - first), *ids)
+                decoded[key] = decode_document(codes, book, layer, side, rows, int(end - first), *ids)
                 rope = codes.parameters.get("rope", "keep")
                 require(rope in ("keep", "undo"), f"rope is {rope}")
                 if rope == "undo" and side != "value":

@@ -124,12 +124,14 @@ plain() {
   make_caches
   "$make_kv" --layers 1 --heads 3 --dim 33 --tokens 150 --documents 2 -o odd.h5
   "$make_kv" --layers 1 --heads 3 --dim 1 --tokens 150 --dtype f16 -o thin.h5
+  "$make_kv" --layers 3 --heads 2 --q-heads 6 --dim 20 --tokens 40 --documents 3 --queries 7 -o asking.h5
   typed kv --codec kivi
   lossy=$recon
   differ $codes kv.h5
   for kv in wide half empty; do coded $kv --codec kivi; done
   for bits in 1 3 8; do coded kv --codec kivi --bits $bits --key-group 16 --value-group 6 --window 40; done
   coded kv --codec kivi --scale-type f32
+  for kv in kv empty; do coded $kv --codec kivi --sink 3 --window 20 --bits 3; done
   coded kv --codec kivi --scale-type bf16 --storage f16
   typed kv --codec none
   differ $codes "$lossy"
@@ -147,6 +149,7 @@ plain() {
   coded kv --codec q4 --rotate hadamard --bits 3 --group 7
   coded half --codec q4 --rotate hadamard
   for kv in kv half odd thin empty; do coded $kv --codec q4 --bits 5 --rotate hadamard; done
+  for kv in kv half odd thin empty asking; do coded $kv --codec q4 --bits 3 --rotate query --sink 3 --window 5; done
   typed kv --codec fp8
   differ $codes "$lossy"
   for kv in half empty; do coded $kv --codec fp8; done
@@ -189,6 +192,8 @@ kvcomp() {
     coded $kv --codec kvcomp --key-quant block --unit-heads
     coded $kv --codec kvcomp --key-quant block --key-rel 0.3 --value-rel 0.4 --entropy auto --block 16
     coded $kv --codec kvcomp --max-error 0.05
+    coded $kv --codec kvcomp --max-error 0.05 --sink 2 --block 16
+    coded $kv --codec kvcomp --sink 2000
     coded $kv --codec kvcomp --key-rel 0.004 --value-rel 0.004 # steps so small that many values stay exact
     coded $kv --codec kvcomp --key-rel 0.004 --value-rel 0.004 --entropy rans --unit-heads
     coded $kv --codec kvcomp --block 33
@@ -290,8 +295,18 @@ sparse() {
   train small --atoms 20 --sparsity 3
   typed empty --codec sparse
   read_pairs
+  make_weighed
+  train told --weights weights.h5 --atoms 50 --sparsity 5 --layer-group 2
+  some_codes told
+  read_pairs
   # shellcheck disable=SC2086
   reader check $dictionaries
+}
+
+# A cache of the demo model, and what errors in it cost.
+make_weighed() {
+  run dump-kv --model "$here/../../data/demo-model" --text "$here/../../data/text/pride-and-prejudice.txt" --chunk 100 --max-tokens 400 -o told.h5
+  run sensitivity --model "$here/../../data/demo-model" --text "$here/../../LICENSE" --chunk 100 --max-documents 1 -o weights.h5
 }
 
 # Codebooks: of one and two parts, of every type of entries, ids of 8 and 16 bits, some of them packed to odd widths.
@@ -316,6 +331,8 @@ rvq() {
   codebooks kv "--window 0 --sink 0 --beam 1" -- --split none --entry-type bf16 --method simvq --entries-value 40
   codebooks half "--window 30 --embed-book --pack" -- --split rope --high-dims 10 --entry-type f32 --codebooks-value 3
   differ $codes half.h5
+  make_weighed
+  codebooks told "--window 30" -- --weights weights.h5
   # shellcheck disable=SC2086
   reader check $all_codebooks
 }

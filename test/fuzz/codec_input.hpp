@@ -75,7 +75,7 @@ inline Book choose_dictionary(const CodecContext& context, Bytes& input) {
     fill(dictionary.atoms);
     Normalization& normalization = dictionary.normalization;
     normalization.normalize = o.normalize;
-    if (normalization.normalize == Normalize::layer) normalization.layer_scale.assign(layers, 0.75f);
+    if (scales_layers(normalization.normalize)) normalization.layer_scale.assign(layers, 0.75f);
     if (o.center == Center::channel) {
       normalization.channel_mean = Matrix<float>(layers, book.layout().layer_width());
       fill(normalization.channel_mean);

@@ -44,6 +44,9 @@ struct CodecCase {
   /// Bits that a document may take beyond that: lengths of its blocks.
   double block_bits = 0;
 
+  /// First tokens that are kept exactly, and that others stand for where all others are: these may wait at 16 bits too.
+  size_t sink = 0;
+
   /// Head dimensions that are no multiple of this are refused.
   int head_dim_multiple = 1;
 
@@ -97,6 +100,30 @@ inline CodecCase before_rope(CodecCase row) {
   row.label += ", rope undone";
   row.rope = RopeChoice::undo;
   row.least_head_dim = std::max(row.least_head_dim, 2);  // a pair
+  return row;
+}
+
+/// The row's codec, given all but so many first tokens: these are exact. What it decodes of the others is within its
+/// bounds, which are those of what it was given: the token behind the first ones in their place.
+inline CodecCase behind_sink(CodecCase row, int64_t sink) {
+  row.label += fmt::format(", sink {}", sink);
+  row.options.emplace_back("sink", sink);
+  row.sink = static_cast<size_t>(sink);
+  const auto check = row.check_error;
+  row.check_error = [=](const GroupShape& shape, DType storage, MatrixView<const float> original,
+                        MatrixView<const float> decoded) {
+    const size_t tokens = original.rows(), kept = std::min(tokens, static_cast<size_t>(sink));
+    size_t wrong = 0;
+    for (size_t t = 0; t < kept; ++t) wrong += !std::ranges::equal(original.row(t), decoded.row(t));
+    CHECK_EQ(wrong, 0);
+    if (tokens == kept) return;
+    Matrix<float> given(tokens, original.cols()), found(tokens, original.cols());
+    for (size_t t = 0; t < tokens; ++t) {
+      std::ranges::copy(original.row(std::max(t, kept)), given.row(t).begin());
+      std::ranges::copy(t < kept ? original.row(kept) : decoded.row(t), found.row(t).begin());
+    }
+    check(shape, storage, given, found);
+  };
   return row;
 }
 
@@ -217,7 +244,7 @@ inline SparseBook random_sparse_book(const SparseSettings& settings, const Codec
   for (const Side side : kSides) {
     Normalization normalization;
     normalization.normalize = settings.normalize;
-    if (normalization.normalize == Normalize::layer)
+    if (scales_layers(normalization.normalize))
       for (size_t i = 0; i < layers; ++i)
         normalization.layer_scale.push_back(static_cast<float>(std::exp2(rng.uniform(-1, 4))));
     if (settings.center == Center::channel)
@@ -525,14 +552,47 @@ inline void check_q4(int64_t bits, size_t group, bool rotated, const GroupShape&
   CHECK_EQ(wrong, 0);
 }
 
-inline CodecCase q4_case(int64_t bits, int64_t group, std::string rotate) {
-  return {.label = fmt::format("q4 {} bits, group {}, rotate {}", bits, group, rotate),
-          .codec = "q4",
-          .options = {{"bits", bits}, {"group", group}, {"rotate", rotate}},
-          .check_error = [=](const GroupShape& shape, DType, MatrixView<const float> original,
+/// Heads behind rotations that only the codes know: no value of a rotated head is larger than its norm, and each is met
+/// within a level; stored rotations are good to 2%.
+inline void check_rotated_q4(int64_t bits, const GroupShape& shape, MatrixView<const float> original,
                              MatrixView<const float> decoded) {
-            check_q4(bits, static_cast<size_t>(group), rotate == "hadamard", shape, original, decoded);
-          }};
+  const auto d = static_cast<size_t>(shape.head_dim);
+  size_t wrong = 0;
+  for (size_t t = 0; t < original.rows(); ++t)
+    for (size_t head = 0; head < original.cols() / d; ++head) {
+      double norm = 0, error = 0;
+      for (size_t j = head * d; j < (head + 1) * d; ++j) {
+        norm += double(original(t, j)) * double(original(t, j));
+        error += std::pow(double(original(t, j)) - double(decoded(t, j)), 2);
+      }
+      const double level = 1 / (std::exp2(double(bits) - 1) - 1) + 0x1p-9;
+      wrong += !(std::sqrt(error) <=
+                 std::sqrt(norm) * (std::sqrt(double(d)) * level + 0.02) + std::sqrt(double(d)) * 0x1p-24);
+    }
+  CHECK_EQ(wrong, 0);
+}
+
+inline CodecCase q4_case(int64_t bits, int64_t group, std::string rotate, int64_t sink = 0,
+                         int64_t window = 0) {
+  return {
+      .label = fmt::format("q4 {} bits, group {}, rotate {}, sink {}, window {}", bits, group, rotate, sink,
+                           window),
+      .codec = "q4",
+      .options = {{"bits", bits}, {"group", group}, {"rotate", rotate}, {"sink", sink}, {"window", window}},
+      .check_error = [=](const GroupShape& shape, DType, MatrixView<const float> original,
+                         MatrixView<const float> decoded) {
+        const size_t tokens = original.rows(), first = std::min(tokens, static_cast<size_t>(sink)),
+                     end = std::max(first, tokens - std::min(tokens, static_cast<size_t>(window)));
+        size_t wrong = 0;
+        for (size_t t = 0; t < tokens; ++t)
+          wrong += (t < first || t >= end) && !std::ranges::equal(original.row(t), decoded.row(t));
+        CHECK_EQ(wrong, 0);
+        const auto quantized = original.rows(first, end - first), found = decoded.rows(first, end - first);
+        if (rotate == "query")
+          check_rotated_q4(bits, shape, quantized, found);
+        else
+          check_q4(bits, static_cast<size_t>(group), rotate == "hadamard", shape, quantized, found);
+      }};
 }
 
 // rvq
@@ -542,7 +602,16 @@ struct RvqSettings {
   int64_t beam = 1, sink = 4, window = 16, codebooks = 2, entries = 8;
   SplitBy split = SplitBy::rope;
   DType entry_type = DType::f16;
+  bool weighed = false;
 };
+
+/// Weights of powers of four: scales are powers of two, which multiply without rounding.
+inline LayerWeights sample_weights(int layers) {
+  std::vector<std::array<double, 2>> costs;
+  for (int layer = 0; layer < layers; ++layer)
+    costs.push_back({layer % 2 ? 4.0 : 0.25, layer % 2 ? 0.25 : 4.0});
+  return LayerWeights(costs);
+}
 
 /// Codebooks of random entries.
 inline RvqBook random_rvq_book(const RvqSettings& settings, const CodecContext& context, Rng& rng) {
@@ -553,6 +622,7 @@ inline RvqBook random_rvq_book(const RvqSettings& settings, const CodecContext& 
   o.split = settings.split, o.entry_type = settings.entry_type;
   book.head_dim = context.head_dim;
   book.source = "random";
+  if (settings.weighed) book.weights = sample_weights(context.num_layers);
   const auto d = static_cast<size_t>(context.head_dim);
   book.split = split_dimensions(settings.split, {}, d, paper_high_pairs(d));
   const DType type = settings.entry_type;
@@ -599,9 +669,15 @@ inline void check_rvq(const RvqBook& book, const RvqSettings& settings, const Gr
   for (size_t j = 0; j < d; ++j) all[j] = static_cast<uint32_t>(j);
   size_t wrong = 0;
   double left = 0, greedy = 0, energy = 0;
+  const float scale = book.weights.error_scale(shape.first_layer, shape.side);
+  Matrix<float> scaled(original.rows(), original.cols()), scaled_back(original.rows(), original.cols());
+  for (size_t t = 0; t < tokens; ++t)
+    for (size_t j = 0; j < original.cols(); ++j)
+      scaled(t, j) = original(t, j) / scale, scaled_back(t, j) = decoded(t, j) / scale;
   for (size_t t = 0; t < tokens; ++t)
     for (size_t h = 0; h < original.cols() / d; ++h) {
-      const auto head = original.row(t).subspan(h * d, d), found = decoded.row(t).subspan(h * d, d);
+      const auto head = std::as_const(scaled).row(t).subspan(h * d, d),
+                 found = std::as_const(scaled_back).row(t).subspan(h * d, d);
       if (t < first || t >= end) {
         wrong += !std::ranges::equal(head, found);
         continue;
@@ -631,9 +707,10 @@ inline void check_rvq(const RvqBook& book, const RvqSettings& settings, const Gr
 
 inline CodecCase rvq_case(const RvqSettings& settings) {
   const auto book = std::make_shared<RvqBook>();  // the one made last, for check_error
-  return {.label = fmt::format("rvq {} codebooks of {} ({}), split {}, beam {}, sink {}, window {}",
-                               settings.codebooks, settings.entries, settings.entry_type, settings.split,
-                               settings.beam, settings.sink, settings.window),
+  return {.label =
+              fmt::format("rvq {} codebooks of {} ({}), split {}, beam {}, sink {}, window {}{}",
+                          settings.codebooks, settings.entries, settings.entry_type, settings.split,
+                          settings.beam, settings.sink, settings.window, settings.weighed ? ", weighed" : ""),
           .codec = "rvq",
           .options = {{"beam", settings.beam}, {"sink", settings.sink}, {"window", settings.window}},
           .check_error =
@@ -703,6 +780,7 @@ inline std::vector<CodecCase> codec_table() {
       sparse_case({}),
       sparse_case({.layer_group = 2, .normalize = Normalize::none, .center = Center::none}),
       sparse_case({.layer_group = 2, .normalize = Normalize::none, .selection = "ols"}),
+      sparse_case({.layer_group = 2, .normalize = Normalize::weights}),
       sparse_case({.layer_group = 2, .atom_type = AtomType::f32}),
       sparse_case({.signal = SignalUnit::head, .error_target = 0.7, .atom_type = AtomType::f32}),
       sparse_case({.sort_ids = true}),
@@ -731,6 +809,8 @@ inline std::vector<CodecCase> codec_table() {
       kivi_case(3, 1, 1, 7, "f32"),
       kivi_case(5, 33, 64, 40, "f32"),
       kivi_case(8, 16, 128, 1, "f16"),
+      behind_sink(kivi_case(2, 32, 32, 64, "f16"), 1),
+      behind_sink(kivi_case(4, 16, 32, 0, "f16"), 5),
       selfindex_case({}),
       selfindex_case({.center = "median", .key_levels = "signed", .exact_tokens = 5}),
       selfindex_case({.exact_tokens = 0}),
@@ -740,6 +820,9 @@ inline std::vector<CodecCase> codec_table() {
       q4_case(2, 5, "hadamard"),
       q4_case(3, 64, "none"),
       q4_case(8, 200, "hadamard"),
+      q4_case(4, 32, "query"),
+      q4_case(6, 9, "query", 3, 40),
+      q4_case(3, 32, "hadamard", 0, 17),
       fp8_case(2),
       fp8_case(1),
       {.label = "lossless", .codec = "lossless", .options = {}, .flags = 1.0 / 128},
@@ -753,7 +836,11 @@ inline std::vector<CodecCase> codec_table() {
       kvcomp_case({.key_quant = "block", .entropy = "none", .key_rel = 0.02, .value_rel = 0.4, .block = 33}),
       kvcomp_case({.max_error = 0.05, .max_rel_error = 0.01, .block = 1}),
       kvcomp_case({.entropy = "auto", .key_rel = 0.005, .max_error = 0.5, .block = 100}),
+      behind_sink(kvcomp_case({.key_quant = "block", .entropy = "auto", .max_error = 0.1, .block = 16}), 1),
+      behind_sink(kvcomp_case({.block = 32}), 20),
+      before_rope(behind_sink(kvcomp_case({.block = 16}), 4)),
       rvq_case({}),
+      rvq_case({.weighed = true}),
       rvq_case({.beam = 3, .sink = 0, .window = 0, .codebooks = 1, .entries = 20, .split = SplitBy::none}),
       transform_case({}),
       transform_case({.sides = SideCoding::apart}),

@@ -34,7 +34,8 @@ constexpr SignalLayout kLayouts[] = {{.layers = 1, .heads = 1, .head_dim = 1, .p
 TEST_CASE("signals: what is cut, centred and scaled comes back") {
   Rng rng(20);
   for (const SignalLayout& layout : kLayouts)
-    for (const Normalize normalize : {Normalize::none, Normalize::layer, Normalize::signal})
+    for (const Normalize normalize :
+         {Normalize::none, Normalize::layer, Normalize::signal, Normalize::weights})
       for (const Center center : {Center::none, Center::channel}) {
         CAPTURE(layout.layers);
         CAPTURE(layout.per_head);
@@ -45,7 +46,9 @@ TEST_CASE("signals: what is cut, centred and scaled comes back") {
         Matrix<float> rows = gaussian(150, layout.row_width(), rng);
         for (size_t j = 0; j < rows.cols(); ++j)
           for (size_t i = 0; i < rows.rows(); ++i) rows(i, j) = rows(i, j) * float(j + 1) + 10 * float(j % 3);
-        NormalizationFinder finder(normalize, center, layout, layers);
+        std::vector<float> scales;
+        if (normalize == Normalize::weights) scales.assign(layers, 4);
+        NormalizationFinder finder(normalize, center, layout, layers, scales);
         finder.add(first_layer, rows.view().rows(0, 100));
         finder.add(first_layer, rows.view().rows(100, 50));
         const Normalization normalization = finder.finish();
@@ -67,6 +70,20 @@ TEST_CASE("signals: what is cut, centred and scaled comes back") {
         }
         if (normalize == Normalize::layer)
           CHECK(energy / double(signals.size()) == doctest::Approx(1).epsilon(1e-4));
+        if (normalize == Normalize::weights) {
+          double plain = 0;
+          for (size_t i = 0; i < back.rows(); ++i)
+            for (size_t j = 0; j < back.cols(); ++j) {
+              const double mean =
+                  center == Center::channel
+                      ? normalization.channel_mean
+                            .data()[static_cast<size_t>(first_layer) * layout.layer_width() + j]
+                      : 0;
+              plain += std::pow(rows(i, j) - mean, 2);
+            }
+          CHECK(energy == doctest::Approx(plain / 16).epsilon(1e-3));
+          CHECK_THROWS(NormalizationFinder(normalize, center, layout, layers).finish());
+        }
         if (normalize == Normalize::signal)
           CHECK(energy / double(signals_count) == doctest::Approx(1).epsilon(2e-3));
         if (center == Center::channel && normalize != Normalize::signal)

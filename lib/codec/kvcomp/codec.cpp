@@ -68,6 +68,9 @@ class KvcompCodec final : public Codec {
  public:
   KvcompCodec(const KvcompOptions& options, const CodecContext& context)
       : options_(options), storage_(context.storage), engine_(context.engine) {
+    options_.weights = context.weights;
+    if (!options_.weights.alike() && options_.max_error == 0)
+      throw usage_error("weights say where errors below --max-error are to be smaller: give it");
     options_.resolve();
     if (static_cast<size_t>(context.head_dim) > kMaxBlockRun)
       throw usage_error("heads of {} dimensions; kvcomp takes at most {}", context.head_dim, kMaxBlockRun);
@@ -75,7 +78,9 @@ class KvcompCodec final : public Codec {
 
   Record parameters() const override {
     KvcompOptions copy = options_;
-    return to_record(copy);
+    Record record = to_record(copy);
+    options_.weights.write(record);
+    return record;
   }
 
   std::vector<StreamSpec> streams(const GroupShape& shape) const override {
@@ -140,7 +145,8 @@ std::unique_ptr<Options> make_options() { return std::make_unique<KvcompOptions>
 
 std::unique_ptr<Codec> make(const Options& options, const CodecContext& context) {
   check_context(context);
-  return std::make_unique<KvcompCodec>(dynamic_cast<const KvcompOptions&>(options), context);
+  const auto& chosen = dynamic_cast<const KvcompOptions&>(options);
+  return keep_first_tokens(std::make_unique<KvcompCodec>(chosen, context), chosen.sink, context.storage);
 }
 
 }  // namespace
@@ -149,7 +155,7 @@ std::unique_ptr<Codec> make(const Options& options, const CodecContext& context)
 CodecEntry kvcomp_codec() {
   return {.name = "kvcomp",
           .summary = "error-bounded quantization and entropy coding; needs no training",
-          .capabilities = {.multiplies = true, .device_twin = true, .any_shape = true},
+          .capabilities = {.multiplies = true, .device_twin = true, .any_shape = true, .takes_weights = true},
           .book_type = "",
           .make_options = kvcomp::make_options,
           .make = kvcomp::make};

@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "lib/codec/group_shape.hpp"
+#include "lib/codec/layer_weights.hpp"
+#include "lib/codec/sink_codec.hpp"
 #include "lib/core/options.hpp"
 #include "lib/kvcomp/block.hpp"
 #include "lib/kvcomp/stored_blocks.hpp"
@@ -25,8 +27,10 @@ struct KvcompOptions final : Options {
   double max_rel_error = 0;
   double max_logit_error = 0;
   int64_t block = 64;  ///< the paper's block size
+  int64_t sink = 0;    ///< the paper has none
   bool unit_heads = false;
   EntropyChoice entropy = EntropyChoice::huffman;  ///< the paper's; decodes three times as fast as rANS
+  LayerWeights weights = {};  ///< max_error is that of a scale of 1; no option: from the context
 
   /// Bounds of their own make the relative steps unnecessary, unless they are asked for.
   bool bounded(Side side) const {
@@ -58,6 +62,7 @@ struct KvcompOptions final : Options {
          &max_logit_error, 0},
         {"block", "tokens of a block, which is coded and decoded alone", &block, 1,
          static_cast<double>(kMaxBlockRun)},
+        sink_field(sink),
         {"unit-heads", "steps of values, and of keys by block, are shared by all heads", &unit_heads},
         {"entropy",
          "coder of the symbols: huffman is fastest, rans packs tighter at low rates, auto takes the smaller, "

@@ -23,7 +23,8 @@ class Quantizer {
         engine_(engine),
         has_limits_(kvcomp::has_limits(options, shape.side)),
         bound_{.range = (side_ == Side::key ? options.key_rel : options.value_rel) / 2,
-               .absolute = options.max_error,
+               .absolute = options.max_error *
+                           static_cast<double>(options.weights.error_scale(shape.first_layer, shape.side)),
                .magnitude = options.max_rel_error} {}
 
   const Layout& layout() const { return layout_; }

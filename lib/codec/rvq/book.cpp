@@ -254,6 +254,7 @@ Book to_book(const RvqBook& rvq) {
   book.parameters.set("head-dim", int64_t{rvq.head_dim});
   book.parameters.set("source", rvq.source);
   set_rope(book.parameters, rvq.rope);
+  rvq.weights.write(book.parameters);
   const DType type = rvq.options.entry_type;
   for (const RvqPart part : kRvqParts)
     if (rvq.stages(part) > 0) add_part(book, rvq, part, type);
@@ -287,6 +288,7 @@ RvqBook rvq_book_from(const Book& book, bool with_training) {
   rvq.head_dim = static_cast<int>(head_dim);
   rvq.source = book.parameters.get_string("source");
   rvq.rope = rope_in(book.parameters);
+  rvq.weights = LayerWeights::read(book.parameters);
   rvq.split.low = list_of<uint32_t>(book, "key_low/dimensions", DType::u32);
   if (book.find("key_high/dimensions"))
     rvq.split.high = list_of<uint32_t>(book, "key_high/dimensions", DType::u32);

@@ -2,7 +2,7 @@
 //
 // Parts: "value"; "key_low" and "key_high", the dimensions of keys that are quantized apart (key_high may be
 // missing). Parameters: all of RvqBookOptions and RvqTrainOptions by the names of their fields, and head-dim,
-// source. Arrays, for each part:
+// source, rope, error-scales. Arrays, for each part:
 //   <part>/entries             f32|f16|bf16 [N_q, N_c, dims]    projections and biases folded in
 //   key_low/dimensions, key_high/dimensions     u32 [dims]      of a head, rising
 //   training/key/dimension_error                f64 [head-dim]  mean squared error of the probe quantizer
@@ -20,6 +20,7 @@
 #include <string>
 
 #include "lib/codec/book.hpp"
+#include "lib/codec/layer_weights.hpp"
 #include "lib/codec/rope_choice.hpp"
 #include "lib/core/options.hpp"
 #include "lib/rvq/residual.hpp"
@@ -63,7 +64,9 @@ struct RvqBook {
   RvqTrainOptions training;
   int head_dim = 0;
   RopeChoice rope = RopeChoice::keep;  ///< what keys they were learned from
-  std::string source;                  ///< identifies the data it was learned from
+  /// Vectors are divided by their layer's scale before they are quantized, and multiplied by it after.
+  LayerWeights weights = {};
+  std::string source;  ///< identifies the data it was learned from
   DimensionSplit split;
   std::vector<double> dimension_error, dimension_energy;  ///< of keys; empty if no probe was made
 

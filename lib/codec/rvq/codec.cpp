@@ -101,7 +101,8 @@ class RvqCodec final : public Codec {
         engine_(context.engine),
         head_dim_(static_cast<size_t>(book.head_dim)),
         sink_(static_cast<uint64_t>(options.sink)),
-        window_(static_cast<uint64_t>(options.window)) {
+        window_(static_cast<uint64_t>(options.window)),
+        weights_(std::move(book.weights)) {
     value_.push_back({"ids", std::move(book.of(RvqPart::value).books), {}, {{0, 0, head_dim_}}});
     key_.push_back({"low_ids", std::move(book.of(RvqPart::key_low).books), book.split.low, {}});
     if (!book.split.high.empty())
@@ -205,7 +206,7 @@ class RvqCodec final : public Codec {
     return engine(side, part) ? kTokensForDevice : kTokensAtOnce;
   }
 
-  void quantize(Side side, size_t part, std::span<const uint16_t> halves, size_t heads,
+  void quantize(const GroupShape& shape, size_t part, std::span<const uint16_t> halves,
                 StreamStore& document) const;
   void decode_quantized(const GroupShape& shape, const StreamReader& document, uint64_t first,
                         MatrixView<float> out) const;
@@ -217,6 +218,7 @@ class RvqCodec final : public Codec {
   Engine* engine_;
   size_t head_dim_;
   uint64_t sink_, window_;
+  LayerWeights weights_;
   std::vector<Part> key_, value_;
   mutable std::mutex mutex_;
   mutable std::vector<Worker> workers_;  // of each part
@@ -248,9 +250,12 @@ void append_ids(StreamStore& document, const Part& part, const Matrix<uint32_t>&
 }
 
 /// halves: whole tokens of the queue, [heads][head_dim] each.
-void RvqCodec::quantize(Side side, size_t which, std::span<const uint16_t> halves, size_t heads,
+void RvqCodec::quantize(const GroupShape& shape, size_t which, std::span<const uint16_t> halves,
                         StreamStore& document) const {
+  const Side side = shape.side;
   const Part& part = parts(side)[which];
+  const size_t heads = heads_of(shape);
+  const float scale = 1 / weights_.error_scale(shape.first_layer, side);
   const size_t rows = halves.size() / head_dim_, width = part.books.width(),
                at_once = tokens_at_once(side, which) * heads;
   Matrix<uint32_t> ids(rows, part.books.stages());
@@ -261,6 +266,8 @@ void RvqCodec::quantize(Side side, size_t which, std::span<const uint16_t> halve
     floats.resize(count * head_dim_);
     // What is quantized are the 16-bit values, whether they waited in the tail or came just now.
     widen(storage_, halves.subspan(first * head_dim_, count * head_dim_), floats);
+    if (!weights_.alike())
+      for (float& value : floats) value *= scale;
     for (size_t i = 0; i < count; ++i)
       for (const Part::Run& run : part.runs)
         std::copy_n(floats.data() + i * head_dim_ + run.first, run.count, vectors.row(i).data() + run.place);
@@ -273,8 +280,7 @@ void RvqCodec::append(const GroupShape& shape, MatrixView<const float> rows, Str
   check_shape(shape, rows.cols());
   const Side side = shape.side;
   ends(side).append(rows, tokens(side, document), document, [&](std::span<const uint16_t> halves) {
-    for (size_t part = 0; part < parts(side).size(); ++part)
-      quantize(side, part, halves, heads_of(shape), document);
+    for (size_t part = 0; part < parts(side).size(); ++part) quantize(shape, part, halves, document);
   });
 }
 
@@ -333,7 +339,13 @@ void RvqCodec::decode(const GroupShape& shape, const StreamReader& document, uin
   check_shape(shape, out.cols());
   ends(shape.side)
       .decode(document, document.rows(parts(shape.side)[0].stream), first, out,
-              [&](uint64_t at, MatrixView<float> rows) { decode_quantized(shape, document, at, rows); });
+              [&](uint64_t at, MatrixView<float> rows) {
+                decode_quantized(shape, document, at, rows);
+                if (weights_.alike()) return;
+                const float scale = weights_.error_scale(shape.first_layer, shape.side);
+                for (size_t i = 0; i < rows.rows(); ++i)
+                  for (float& value : rows.row(i)) value *= scale;
+              });
 }
 
 uint64_t RvqView::take_in() { return codec_.tokens(shape().side, document()); }
@@ -351,6 +363,7 @@ std::unique_ptr<Codec> make(const Options& options, const CodecContext& context)
   if (book.head_dim != context.head_dim)
     throw bad_input("the codebooks are for heads of {} dimensions; the cache's have {}", book.head_dim,
                     context.head_dim);
+  book.weights.check_layers(context.num_layers);
   return std::make_unique<RvqCodec>(dynamic_cast<const RvqOptions&>(options), std::move(book), context);
 }
 

@@ -95,7 +95,7 @@ Normalization merged_normalization(const SparseBook& sparse, Side side) {
   const auto layers = static_cast<size_t>(sparse.num_layers);
   const Normalization& any = sparse.of(side).dictionary.normalization;
   merged.normalize = any.normalize;
-  if (any.normalize == Normalize::layer) merged.layer_scale.assign(layers, 1.0f);
+  if (scales_layers(any.normalize)) merged.layer_scale.assign(layers, 1.0f);
   if (any.center() == Center::channel)
     merged.channel_mean = Matrix<float>(layers, sparse.layout().layer_width());
   for (const SparseBook::Part& part : sparse.parts) {
@@ -115,7 +115,7 @@ void add_normalization(Book& book, const SparseBook& sparse, Side side) {
   const Normalization normalization = merged_normalization(sparse, side);
   const auto layers = static_cast<uint64_t>(sparse.num_layers), heads = static_cast<uint64_t>(sparse.heads);
   const auto head_dim = static_cast<uint64_t>(sparse.head_dim);
-  if (normalization.normalize == Normalize::layer)
+  if (scales_layers(normalization.normalize))
     book.arrays.push_back(
         array_of<float>(path + "/layer_scale", DType::f32, {layers}, normalization.layer_scale));
   if (normalization.center() == Center::channel)
@@ -162,7 +162,7 @@ Normalization normalization_from(const Book& book, const SparseBook& sparse, Sid
   const std::string path(name_of(side));
   Normalization normalization;
   normalization.normalize = sparse.options.normalize;
-  if (normalization.normalize == Normalize::layer)
+  if (scales_layers(normalization.normalize))
     normalization.layer_scale = vector_from<float>(book, path + "/layer_scale", DType::f32);
   if (sparse.options.center == Center::channel)
     normalization.channel_mean =

@@ -73,10 +73,6 @@ constexpr size_t kAtomsPerPiece = 512;
 /// Columns of the weights of atoms that one thread adds to: a cache line.
 constexpr size_t kColumns = 16;
 
-float layer_factor(const Normalization& normalization, size_t layer) {
-  return normalization.normalize == Normalize::layer ? normalization.layer_scale[layer] : 1.0f;
-}
-
 }  // namespace
 
 /// Whether products go without decoding. Per token that costs s * vectors multiplications of floats, and once
@@ -154,7 +150,7 @@ void SparseView::multiply_key_range(uint64_t first, MatrixView<const float> quer
     parallel_for(form_.atoms, kAtomsPerPiece, [&](size_t begin, size_t end, int) {
       for (size_t h = 0; h < heads.size(); ++h) {
         const float factor =
-            layer_factor(coder_.normalization(), static_cast<size_t>(shape.first_layer) + heads[h].layer);
+            coder_.normalization().scale_of(static_cast<size_t>(shape.first_layer) + heads[h].layer);
         gemm(factor, atoms.rows(begin, end - begin).columns(h * d, d), Transpose::no,
              queries.rows(rows[h * n], n), Transpose::yes, 0,
              products.view().rows(begin, end - begin).columns(h * n, n));
@@ -228,7 +224,7 @@ void SparseView::multiply_value_range(uint64_t first, MatrixView<const float> we
     parallel_for(heads.size(), 1, [&](size_t begin, size_t end, int) {
       for (size_t h = begin; h < end; ++h) {
         const size_t layer = static_cast<size_t>(shape.first_layer) + heads[h].layer, row = rows[h * n];
-        gemm(layer_factor(coder_.normalization(), layer), of_atoms.view().rows(h * n, n), Transpose::no,
+        gemm(coder_.normalization().scale_of(layer), of_atoms.view().rows(h * n, n), Transpose::no,
              atoms.columns(h * d, d), Transpose::no, 0, out.rows(row, n));
         if (coder_.normalization().center() != Center::channel) continue;
         const auto mean = coder_.normalization().channel_mean.row(layer).subspan(heads[h].head * d, d);

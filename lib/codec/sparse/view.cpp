@@ -38,7 +38,7 @@ void SparseView::decode_rows(uint64_t first, MatrixView<float> out) const {
   std::vector<float> scale;
   Finishing finishing{.gains = codes.gains, .scale = {}, .mean = {}};
   const auto layer = static_cast<size_t>(shape().first_layer), layers = static_cast<size_t>(shape().layers);
-  if (normalization.normalize == Normalize::layer) {
+  if (scales_layers(normalization.normalize)) {
     for (size_t i = 0; i < layers; ++i)
       scale.insert(scale.end(), layout_.layer_width(), normalization.layer_scale[layer + i]);
     finishing.scale = scale;

@@ -1,19 +1,25 @@
 // The codec `q4`: levels of 4 bits (or 2 to 8) with one f16 scale for each group of 32 channels of a token's
-// head, after a Hadamard transform of the head if wanted: the plain quantizer that every method is to beat. A
-// yardstick.
+// head, after a Hadamard transform of the head if wanted, or a rotation by what queries look at
+// (lib/codec/q4/rotation.hpp): the plain quantizer that every method is to beat. A yardstick.
 //
-// Tokens are coded one by one, so they decode alone and nothing waits. Heads whose size is no power of two
-// are transformed in pieces of the largest power of two that divides it.
+// Tokens are coded one by one, so they decode alone, and nothing waits but what a window asks for. Heads whose size is
+// no power of two are transformed in pieces of the largest power of two that divides it.
 //
-// Streams of one document, H heads of d dimensions, b bits
-//   codes   u8  [T][H][ceil(d*b/8)]      levels + 2^(b-1), highest bit first, padded with zeros
-//   scales  f16 [T][H][ceil(d/group)]    signed
-//   exact   bf16|f16 [T][H][d]           instead, where codes and scales would not be smaller than 16 bits
+// Streams of one document, H heads of d dimensions, b bits, Q tokens (all but the first `sink` and the newest `window`)
+//   codes   u8  [Q][H][ceil(d*b/8)]      levels + 2^(b-1), highest bit first, padded with zeros
+//   scales  f16 [Q][H][ceil(d/group)]    signed
+//   sink, tail                           where there is a sink or a window: lib/codec/exact_ends.hpp
+//   rotation, rotation_scales            where heads are rotated by queries
+//   exact   bf16|f16 [T][H][d]           instead of all, where codes and scales would not be smaller than 16 bits
+#include "lib/codec/codec.hpp"
+
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
-#include "lib/codec/codec.hpp"
+#include "lib/codec/exact_ends.hpp"
 #include "lib/codec/exact_rows.hpp"
+#include "lib/codec/q4/rotation.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"
@@ -25,20 +31,25 @@ namespace kvcodec {
 namespace {
 
 /// What is done to each head before it is quantized.
-enum class Rotation : uint8_t { none, hadamard };
-constexpr auto names_of(Rotation) { return std::to_array<std::string_view>({"none", "hadamard"}); }
+enum class Rotation : uint8_t { none, hadamard, query };
+constexpr auto names_of(Rotation) { return std::to_array<std::string_view>({"none", "hadamard", "query"}); }
 
 struct Q4Options final : Options {
   int64_t bits = 4;
   int64_t group = 32;  ///< what low-bit formats for weights use
   Rotation rotate = Rotation::none;
+  int64_t sink = 0, window = 0;  ///< none: what is compared with others has no exact tokens
 
   std::vector<OptionField> fields() override {
-    return {{"bits", "bits per value", &bits, 2, 8},
-            {"group", "channels of a token's head that share one scale", &group, 1, 65536},
-            {"rotate",
-             "transform of each head before it is quantized: hadamard spreads outliers over all channels",
-             &rotate}};
+    return {
+        {"bits", "bits per value", &bits, 2, 8},
+        {"group", "channels of a token's head that share one scale", &group, 1, 65536},
+        {"rotate",
+         "transform of each head before it is quantized: hadamard spreads outliers over all channels; query "
+         "spreads what queries look at as well, by rotations learned from the cache's queries and values",
+         &rotate},
+        {"sink", "first tokens of a document kept exactly", &sink, 0, 1 << 24},
+        {"window", "newest tokens of a document kept exactly", &window, 0, 1 << 24}};
   }
 };
 
@@ -53,7 +64,9 @@ struct Q4Form {
   DType storage;
   unsigned bits;
   size_t group, dims, head_bytes, head_scales;
-  bool rotates;
+  Rotation rotation;
+  bool has_ends;
+  ExactEnds ends;
 
   Q4Form(const Q4Options& options, DType type, const GroupShape& shape)
       : storage(type),
@@ -62,7 +75,9 @@ struct Q4Form {
         dims(static_cast<size_t>(shape.head_dim)),
         head_bytes(packed_bytes(dims, bits)),
         head_scales((dims + group - 1) / group),
-        rotates(options.rotate == Rotation::hadamard) {}
+        rotation(options.rotate),
+        has_ends(options.sink > 0 || options.window > 0),
+        ends(type, static_cast<uint64_t>(options.sink), static_cast<uint64_t>(options.window)) {}
 
   /// Whether codes and scales are smaller than the values.
   bool pays() const { return head_bytes + head_scales * size_of(kScaleType) < dims * size_of(storage); }
@@ -79,12 +94,19 @@ class Q4View final : public DocumentView {
     const uint64_t coded = document().rows(kCodes), scaled = document().rows(kScales);
     if (coded != scaled)
       throw bad_input("stream '{}' has {} rows; '{}' has {}", kScales, scaled, kCodes, coded);
-    return coded;
+    const uint64_t tokens = form_.has_ends ? form_.ends.tokens(document(), coded) : coded;
+    if (form_.rotation == Rotation::query && tokens > 0 && !rotations_)
+      rotations_.emplace(shape(), document());
+    return tokens;
   }
   void decode_rows(uint64_t first, MatrixView<float> out) const override;
 
  private:
+  /// Tokens [first, first + out.rows()) of those that are quantized.
+  void decode_quantized(uint64_t first, MatrixView<float> out) const;
+
   Q4Form form_;
+  std::optional<q4::Rotations> rotations_;
 };
 
 class Q4Codec final : public Codec {
@@ -101,12 +123,32 @@ class Q4Codec final : public Codec {
     const Q4Form form = form_of(shape);
     if (!form.pays()) return {exact_stream(std::string(kExact), shape, storage_, Category::exempt)};
     const uint64_t heads = shape.width() / form.dims;
-    return {{std::string(kCodes), DType::u8, {heads, form.head_bytes}, Category::payload},
-            {std::string(kScales), kScaleType, {heads, form.head_scales}, Category::scales}};
+    std::vector<StreamSpec> specs{
+        {std::string(kCodes), DType::u8, {heads, form.head_bytes}, Category::payload},
+        {std::string(kScales), kScaleType, {heads, form.head_scales}, Category::scales}};
+    if (form.has_ends) {
+      specs.push_back(form.ends.sink_stream(shape));
+      specs.push_back(form.ends.tail_stream(shape));
+    }
+    if (form.rotation == Rotation::query)
+      for (StreamSpec& spec : q4::rotation_streams(shape)) specs.push_back(std::move(spec));
+    return specs;
   }
 
-  /// 16-bit rows (2 bytes a value), floats of scales, codes and stored scales (together fewer than 6).
-  size_t scratch_bytes_per_row(const GroupShape& shape) const override { return shape.width() * 8; }
+  SurveyScope survey_scope() const override {
+    return options_.rotate == Rotation::query ? SurveyScope::file : SurveyScope::none;
+  }
+  bool wants_queries() const override { return options_.rotate == Rotation::query; }
+  std::string without_queries() const override {
+    return "keys get a Hadamard transform instead of rotations";
+  }
+  std::unique_ptr<Survey> survey(const GroupShape& shape) const override {
+    return q4::make_rotation_survey(shape, form_of(shape).pays());
+  }
+
+  /// 16-bit rows, twice where there are ends (4 bytes a value), floats of scales, codes and stored scales (together
+  /// fewer than 6).
+  size_t scratch_bytes_per_row(const GroupShape& shape) const override { return shape.width() * 10; }
 
   void append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const override;
 
@@ -118,6 +160,9 @@ class Q4Codec final : public Codec {
 
  private:
   Q4Form form_of(const GroupShape& shape) const { return {options_, storage_, shape}; }
+  /// halves: whole tokens.
+  void quantize(const GroupShape& shape, const Q4Form& form, std::span<const uint16_t> halves,
+                StreamStore& document) const;
 
   Q4Options options_;
   DType storage_;
@@ -126,18 +171,33 @@ class Q4Codec final : public Codec {
 void Q4Codec::append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const {
   check_width(shape, rows.cols());
   const Q4Form form = form_of(shape);
-  const std::vector<uint16_t> halves = to_storage(form.storage, rows);
-  if (!form.pays()) return document.append_values<uint16_t>(kExact, halves);
-  const size_t heads = shape.width() / form.dims;
-  std::vector<uint8_t> packed(rows.rows() * heads * form.head_bytes);
-  std::vector<uint16_t> stored(rows.rows() * heads * form.head_scales);
-  parallel_for(rows.rows(), kPieceTokens, [&](size_t begin, size_t end, int) {
+  if (!form.pays()) return document.append_values<uint16_t>(kExact, to_storage(form.storage, rows));
+  const auto quantize_halves = [&](std::span<const uint16_t> halves) {
+    quantize(shape, form, halves, document);
+  };
+  if (!form.has_ends) return quantize_halves(to_storage(form.storage, rows));
+  form.ends.append(rows, form.ends.tokens(document, document.rows(kCodes)), document, quantize_halves);
+}
+
+void Q4Codec::quantize(const GroupShape& shape, const Q4Form& form, std::span<const uint16_t> halves,
+                       StreamStore& document) const {
+  const size_t heads = shape.width() / form.dims, tokens = halves.size() / shape.width();
+  std::optional<q4::Rotations> rotations;
+  if (form.rotation == Rotation::query) rotations.emplace(shape, document);
+  std::vector<uint8_t> packed(tokens * heads * form.head_bytes);
+  std::vector<uint16_t> stored(tokens * heads * form.head_scales);
+  parallel_for(tokens, kPieceTokens, [&](size_t begin, size_t end, int) {
     Matrix<float> values(heads, form.dims), scales(heads, form.head_scales);
+    std::vector<float> plain(rotations ? values.size() : 0);
     Matrix<uint8_t> codes(heads, form.dims);
     for (size_t i = begin; i < end; ++i) {
       const std::span<float> all(values.data(), values.size());
       widen(form.storage, std::span(halves).subspan(i * values.size(), values.size()), all);
-      if (form.rotates) hadamard(all, power_of_two_in(form.dims));
+      if (form.rotation == Rotation::hadamard) hadamard(all, power_of_two_in(form.dims));
+      if (rotations) {
+        std::ranges::copy(all, plain.begin());
+        rotations->forward(plain, all);
+      }
       with_context(fmt::format("row {}", i),
                    [&] { quantize_symmetric(values, form.group, form.bits, kScaleType, scales, codes); });
       narrow(kScaleType, {scales.data(), scales.size()},
@@ -153,12 +213,19 @@ void Q4Codec::append(const GroupShape& shape, MatrixView<const float> rows, Stre
 
 void Q4View::decode_rows(uint64_t first, MatrixView<float> out) const {
   if (!form_.pays()) return read_exact(kExact, form_.storage, document(), first, out);
+  if (!form_.has_ends) return decode_quantized(first, out);
+  form_.ends.decode(document(), document().rows(kCodes), first, out,
+                    [&](uint64_t at, MatrixView<float> rows) { decode_quantized(at, rows); });
+}
+
+void Q4View::decode_quantized(uint64_t first, MatrixView<float> out) const {
   const size_t heads = shape().width() / form_.dims;
   const auto packed = document().read<uint8_t>(kCodes, first, out.rows(), heads * form_.head_bytes);
   const auto stored = document().read<uint16_t>(kScales, first, out.rows(), heads * form_.head_scales);
   parallel_for(out.rows(), kPieceTokens, [&](size_t begin, size_t end, int) {
     Matrix<float> scales(heads, form_.head_scales);
     Matrix<uint8_t> codes(heads, form_.dims);
+    std::vector<float> rotated(rotations_ ? out.cols() : 0);
     for (size_t i = begin; i < end; ++i) {
       widen(kScaleType, std::span(stored).subspan(i * scales.size(), scales.size()),
             {scales.data(), scales.size()});
@@ -169,7 +236,10 @@ void Q4View::decode_rows(uint64_t first, MatrixView<float> out) const {
         unpack_bits(std::span(packed).subspan((i * heads + head) * form_.head_bytes, form_.head_bytes), 0,
                     form_.bits, 0, codes.row(head));
       dequantize_symmetric(codes, form_.group, form_.bits, scales, {out.row(i).data(), heads, form_.dims});
-      if (form_.rotates) hadamard(out.row(i), power_of_two_in(form_.dims));
+      if (form_.rotation == Rotation::hadamard) hadamard(out.row(i), power_of_two_in(form_.dims));
+      if (!rotations_) continue;
+      std::ranges::copy(out.row(i), rotated.begin());
+      rotations_->back(rotated, out.row(i));
     }
   });
 }
@@ -185,7 +255,7 @@ std::unique_ptr<Codec> make(const Options& options, const CodecContext& context)
 
 CodecEntry q4_codec() {
   return {.name = "q4",
-          .summary = "yardstick: 4-bit levels in groups of 32 channels, after a Hadamard transform if wanted",
+          .summary = "yardstick: 4-bit levels in groups of 32 channels, after a rotation of heads if wanted",
           .capabilities = {.any_shape = true},
           .book_type = "",
           .make_options = make_options,

@@ -1,0 +1,65 @@
+#include "lib/codec/layer_weights.hpp"
+
+#include <cmath>
+#include <sstream>
+
+#include <fmt/format.h>
+
+#include "lib/core/error.hpp"
+
+namespace kvcodec {
+namespace {
+
+/// In records scales are text; what is reckoned with is what the text says.
+std::string text_of(double scale) { return fmt::format("{:.3g}", scale); }
+
+bool usable(double value) { return value > 0 && std::isfinite(value); }
+
+}  // namespace
+
+LayerWeights::LayerWeights(std::span<const std::array<double, 2>> costs) {
+  double logs = 0;
+  for (const auto& layer : costs)
+    for (const double cost : layer) {
+      if (!usable(cost)) throw failed("an error costs {}; it must be more than 0", cost);
+      logs += std::log(cost);
+    }
+  const double mean = logs / (2 * static_cast<double>(costs.size()));
+  for (const auto& layer : costs) {
+    auto& scales = scales_.emplace_back();
+    for (size_t side = 0; side < 2; ++side)
+      scales[side] = static_cast<float>(std::stod(text_of(std::exp((mean - std::log(layer[side])) / 2))));
+  }
+}
+
+void LayerWeights::write(Record& parameters) const {
+  if (alike()) return;
+  std::string text;
+  for (size_t side = 0; side < 2; ++side)
+    for (const auto& layer : scales_) text += (text.empty() ? "" : " ") + text_of(layer[side]);
+  parameters.set(kErrorScales, text);
+}
+
+LayerWeights LayerWeights::read(const Record& parameters) {
+  LayerWeights weights;
+  if (!parameters.find(kErrorScales)) return weights;
+  std::istringstream text(parameters.get_string(kErrorScales));
+  std::vector<float> scales;
+  for (double scale = 0; text >> scale;) {
+    if (!usable(scale)) throw bad_input("{}: {} is no scale", kErrorScales, scale);
+    scales.push_back(static_cast<float>(scale));
+  }
+  const size_t layers = scales.size() / 2;
+  if (!text.eof() || layers == 0 || scales.size() != 2 * layers)
+    throw bad_input("{} must be numbers, as many for values as for keys", kErrorScales);
+  for (size_t layer = 0; layer < layers; ++layer)
+    weights.scales_.push_back({scales[layer], scales[layers + layer]});
+  return weights;
+}
+
+void LayerWeights::check_layers(int num_layers) const {
+  if (!alike() && layers() != static_cast<size_t>(num_layers))
+    throw bad_input("{} are of {} layers; the model has {}", kErrorScales, layers(), num_layers);
+}
+
+}  // namespace kvcodec

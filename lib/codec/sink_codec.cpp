@@ -1,0 +1,175 @@
+#include "lib/codec/sink_codec.hpp"
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "lib/codec/exact_rows.hpp"
+#include "lib/codec/products.hpp"
+#include "lib/core/error.hpp"
+
+namespace kvcodec {
+namespace {
+
+constexpr std::string_view kSink = "sink";
+
+/// Rows as the codec gets them, the first of which stand at the token numbered `first`, which is not behind `sink`:
+/// those before `sink` become copies of the one there, which is among them.
+Matrix<float> with_stand_ins(MatrixView<const float> rows, uint64_t first, uint64_t sink) {
+  const auto skipped = static_cast<size_t>(sink - first), copies = static_cast<size_t>(sink);
+  Matrix<float> out(copies + rows.rows() - skipped, rows.cols());
+  for (size_t i = 0; i < out.rows(); ++i)
+    std::ranges::copy(rows.row(i < copies ? skipped : skipped + i - copies), out.row(i).begin());
+  return out;
+}
+
+/// Shows a survey what the codec will get.
+class SinkSurvey final : public Survey {
+ public:
+  SinkSurvey(std::unique_ptr<Survey> inner, uint64_t sink) : inner_(std::move(inner)), sink_(sink) {}
+
+  int passes() const override { return inner_->passes(); }
+  void observe_queries(std::span<const uint64_t> tokens, MatrixView<const float> queries) override {
+    inner_->observe_queries(tokens, queries);
+  }
+  void observe(MatrixView<const float> rows) override {
+    const uint64_t before = tokens_;
+    tokens_ += rows.rows();
+    if (before > sink_)
+      inner_->observe(rows);
+    else if (tokens_ > sink_)
+      inner_->observe(with_stand_ins(rows, before, sink_));
+  }
+  void end_document() override {
+    inner_->end_document();
+    tokens_ = 0;
+  }
+  void end_pass() override { inner_->end_pass(); }
+  void finish(StreamStore& document) override { inner_->finish(document); }
+
+ private:
+  std::unique_ptr<Survey> inner_;
+  uint64_t sink_;
+  uint64_t tokens_ = 0;  // of the document in work
+};
+
+class SinkView final : public DocumentView {
+ public:
+  SinkView(std::unique_ptr<DocumentView> inner, DType storage, uint64_t sink, const GroupShape& shape,
+           const StreamReader& document)
+      : DocumentView(shape, document), inner_(std::move(inner)), storage_(storage), sink_(sink) {}
+
+  std::vector<uint64_t> symbol_counts() const override { return inner_->symbol_counts(); }
+
+ protected:
+  uint64_t take_in() override {
+    inner_->refresh();
+    firsts_ = document().rows(kSink);
+    const uint64_t coded = inner_->tokens();
+    if (firsts_ > sink_ || (coded > 0 && (firsts_ < sink_ || coded <= sink_)))
+      throw bad_input("stream '{}' has {} rows, and {} tokens are coded; {} are kept", kSink, firsts_, coded,
+                      sink_);
+    return coded > 0 ? coded : firsts_;
+  }
+
+  void decode_rows(uint64_t first, MatrixView<float> out) const override {
+    const size_t exact = exact_of(first, out.rows());
+    if (exact > 0) read_exact(kSink, storage_, document(), first, out.rows(0, exact));
+    if (exact < out.rows()) inner_->decode(first + exact, out.rows(exact, out.rows() - exact));
+  }
+
+  void multiply_key_range(uint64_t first, MatrixView<const float> queries,
+                          MatrixView<float> out) const override {
+    const size_t exact = exact_of(first, out.cols());
+    if (exact > 0) multiply_key_rows(firsts(first, exact), queries, out.columns(0, exact));
+    if (exact < out.cols())
+      inner_->multiply_keys(first + exact, queries, out.columns(exact, out.cols() - exact));
+  }
+
+  void multiply_value_range(uint64_t first, MatrixView<const float> weights,
+                            MatrixView<float> out) const override {
+    const size_t exact = exact_of(first, weights.cols());
+    if (exact < weights.cols())
+      inner_->multiply_values(first + exact, weights.columns(exact, weights.cols() - exact), out);
+    else
+      for (size_t i = 0; i < out.rows(); ++i) std::ranges::fill(out.row(i), 0.0f);
+    if (exact > 0) multiply_value_rows(firsts(first, exact), weights.columns(0, exact), out);
+  }
+
+  Block block_of(uint64_t token) const override {
+    return token < firsts_ ? DocumentView::block_of(token) : DocumentView::block_of(*inner_, token);
+  }
+
+ private:
+  /// Of tokens [first, first + count) those that are kept.
+  size_t exact_of(uint64_t first, size_t count) const {
+    return first < firsts_ ? static_cast<size_t>(std::min<uint64_t>(firsts_ - first, count)) : 0;
+  }
+  Matrix<float> firsts(uint64_t first, size_t count) const {
+    Matrix<float> rows(count, shape().width());
+    read_exact(kSink, storage_, document(), first, rows);
+    return rows;
+  }
+
+  std::unique_ptr<DocumentView> inner_;
+  DType storage_;
+  uint64_t sink_;
+  uint64_t firsts_ = 0;
+};
+
+class SinkCodec final : public Codec {
+ public:
+  SinkCodec(std::unique_ptr<Codec> inner, uint64_t sink, DType storage)
+      : inner_(std::move(inner)), sink_(sink), storage_(storage) {}
+
+  Record parameters() const override { return inner_->parameters(); }
+  int layer_group() const override { return inner_->layer_group(); }
+  std::vector<StreamSpec> streams(const GroupShape& shape) const override {
+    auto specs = inner_->streams(shape);
+    specs.push_back(exact_stream(std::string(kSink), shape, storage_, Category::exempt));
+    return specs;
+  }
+  size_t scratch_bytes_per_row(const GroupShape& shape) const override {
+    return inner_->scratch_bytes_per_row(shape);
+  }
+
+  SurveyScope survey_scope() const override { return inner_->survey_scope(); }
+  GroupShape surveyed(const GroupShape& shape) const override { return inner_->surveyed(shape); }
+  bool wants_queries() const override { return inner_->wants_queries(); }
+  std::string without_queries() const override { return inner_->without_queries(); }
+  std::string needs_rope() const override { return inner_->needs_rope(); }
+  std::unique_ptr<Survey> survey(const GroupShape& shape) const override {
+    return std::make_unique<SinkSurvey>(inner_->survey(shape), sink_);
+  }
+
+  void append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const override {
+    check_width(shape, rows.cols());
+    const uint64_t kept = document.rows(kSink);
+    if (kept == sink_ && inner_->open(shape, document)->tokens() > 0)
+      return inner_->append(shape, rows, document);
+    const auto firsts = static_cast<size_t>(std::min<uint64_t>(rows.rows(), sink_ - kept));
+    document.append_values<uint16_t>(kSink, to_storage(storage_, rows.rows(0, firsts)));
+    if (firsts < rows.rows()) inner_->append(shape, with_stand_ins(rows, kept, sink_), document);
+  }
+
+ protected:
+  std::unique_ptr<DocumentView> view_of(const GroupShape& shape,
+                                        const StreamReader& document) const override {
+    return std::make_unique<SinkView>(Codec::view_of(*inner_, shape, document), storage_, sink_, shape,
+                                      document);
+  }
+
+ private:
+  std::unique_ptr<Codec> inner_;
+  uint64_t sink_;
+  DType storage_;
+};
+
+}  // namespace
+
+std::unique_ptr<Codec> keep_first_tokens(std::unique_ptr<Codec> inner, int64_t sink, DType storage) {
+  if (sink == 0) return inner;
+  return std::make_unique<SinkCodec>(std::move(inner), static_cast<uint64_t>(sink), storage);
+}
+
+}  // namespace kvcodec

@@ -1,0 +1,27 @@
+// First tokens kept exactly, for any codec. Most attention of many heads lies on a text's first token ("attention
+// sink": Xiao et al., "Efficient Streaming Language Models with Attention Sinks", 2024), and its keys and values are
+// unlike all others: an error there costs more than it does anywhere else. So a stream may hold the first tokens in 16
+// bits, and the codec be given the token behind them in their place, as often as there are first tokens: where its
+// blocks begin and end, and where tokens lie in the document, is then as it would be. It is given nothing before there
+// is such a token.
+//   sink  bf16|f16 [min(T, sink)][layers][heads][d]
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "lib/codec/codec.hpp"
+#include "lib/core/options.hpp"
+
+namespace kvcodec {
+
+/// The option of a codec that can be given less; its parameters() name it.
+inline OptionField sink_field(int64_t& sink) {
+  return {"sink", "first tokens of a document kept exactly", &sink, 0, 1 << 24};
+}
+
+/// A codec that keeps so many tokens, in that 16-bit type, and stores what `inner` makes of the others, or, with 0, inner
+/// itself. Parameters are those of inner, which has no stream of that name and no index.
+std::unique_ptr<Codec> keep_first_tokens(std::unique_ptr<Codec> inner, int64_t sink, DType storage);
+
+}  // namespace kvcodec
