@@ -5,12 +5,16 @@
 
 #include "cli/coding.hpp"
 #include "cli/command.hpp"
+#include "cli/common.hpp"
 #include "cli/weights.hpp"
 #include "lib/codec/registry.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec::cli {
 namespace {
+
+/// More than any model has.
+constexpr uint64_t kMostDenseLayers = 1 << 16;
 
 /// Keys that every word may have, as fields of the spec.
 struct SharedKeys final : Options {
@@ -19,7 +23,8 @@ struct SharedKeys final : Options {
   std::optional<RopeChoice> rope;
   SelectBy select = SelectBy::all;
   Share share = Share::max;
-  int64_t budget = 0, newest = 0;
+  int64_t budget = 0, newest = 0, first = 0;
+  std::string dense_layers;
 
   std::vector<OptionField> fields() override {
     return {{"book", "", &book},
@@ -30,7 +35,9 @@ struct SharedKeys final : Options {
             {"select", "", &select, {}, {}, step_selector_names()},
             {"share", "", &share},
             {"budget", "", &budget, 1, 1e9},
-            {"newest", "", &newest, 0, 1e9}};
+            {"newest", "", &newest, 0, 1e9},
+            {"first", "", &first, 0, 1e9},
+            {"dense-layers", "", &dense_layers}};
   }
 };
 
@@ -93,6 +100,7 @@ CodecSpec parse(const std::string& text, const StepSelection& selection, DType d
   shared.select = selection.by, shared.share = selection.share;
   shared.budget = static_cast<int64_t>(selection.budget),
   shared.newest = static_cast<int64_t>(selection.newest);
+  shared.first = static_cast<int64_t>(selection.first);
   std::vector<OptionField> fields = shared.fields();
   spec.entry = find_named(name);
   if (spec.entry) {
@@ -119,13 +127,16 @@ CodecSpec parse(const std::string& text, const StepSelection& selection, DType d
   if (!spec.weights.empty() && spec.recipe)
     throw usage_error("{} says what errors weigh; leave out weights=", spec.recipe->name());
   if (!shared.label.empty()) spec.label = shared.label;
-  spec.selection = {.by = shared.select,
-                    .budget = static_cast<uint64_t>(shared.budget),
-                    .newest = static_cast<uint64_t>(shared.newest),
-                    .share = shared.share};
+  spec.selection = {
+      .by = shared.select,
+      .budget = static_cast<uint64_t>(shared.budget),
+      .newest = static_cast<uint64_t>(shared.newest),
+      .first = static_cast<uint64_t>(shared.first),
+      .share = shared.share,
+      .dense_layers = shared.dense_layers.empty() ? selection.dense_layers : layers_in(shared.dense_layers)};
   if (spec.selection.by != SelectBy::all && spec.selection.budget == 0)
     throw usage_error("select={} needs a budget: budget=TOKENS", spec.selection.by);
-  for (const char* only : {"budget", "newest", "share"})
+  for (const char* only : {"budget", "newest", "first", "dense-layers", "share"})
     if (spec.selection.by == SelectBy::all && std::ranges::find(given, only) != given.end())
       throw usage_error("{} is for settings that select tokens; add select=", only);
   if (spec.options) spec.options->check();
@@ -137,6 +148,17 @@ CodecSpec parse(const std::string& text, const StepSelection& selection, DType d
 }
 
 }  // namespace
+
+std::vector<int> layers_in(const std::string& text) {
+  std::vector<int> layers;
+  if (text.empty()) return layers;
+  const auto ranges = number_ranges(text);
+  if (!ranges || ranges->back().end > kMostDenseLayers)
+    throw usage_error("dense-layers is '{}'; it must be numbers and ranges, as 0-1", text);
+  for (const TokenRange& range : *ranges)
+    for (uint64_t layer = range.first; layer < range.end; ++layer) layers.push_back(static_cast<int>(layer));
+  return layers;
+}
 
 std::vector<std::string> step_selector_names() {
   std::vector<std::string> names{std::string(name_of(SelectBy::all))};

@@ -41,6 +41,9 @@ struct CodecSpec {
   DType dtype = DType::bf16;  ///< of the cache
 };
 
+/// The layers that --dense-layers names; none of "". Throws Error(usage) for what names none.
+std::vector<int> layers_in(const std::string& text);
+
 /// What --select takes: all, and what can choose tokens while a model goes on.
 std::vector<std::string> step_selector_names();
 

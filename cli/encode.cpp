@@ -371,6 +371,10 @@ class Encoding {
       options.common.note("keys go to {} as they are: {}", entry.name,
                           context.rope.known() ? "the model does not turn them" : context.rope.why_not());
     info.parameters = made_->parameters();
+    if (!options.weights.empty() && info.parameters.get_int("sink") == 0)
+      options.common.note(
+          "{} says nothing of first tokens, whose errors cost far more: keep one with --sink 1",
+          options.weights);
     info.layer_group = made_->layer_group();
     info.joint = made_->joint();
     const auto layers = options.layers.choose(kv.layers(), kv.name());

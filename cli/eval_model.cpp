@@ -44,7 +44,8 @@ struct ModelOptions final : Options {
   Share share = Share::max;
   JudgedTextOptions texts;
   std::vector<std::string> codecs;
-  int64_t stream = 0, survey = 16, budget = 0, newest = 0;
+  int64_t stream = 0, survey = 16, budget = 0, newest = 0, first = 0;
+  std::string dense_layers;
   int64_t depths = 5, questions = 10, keys = 1, values = 1;
   CommonOptions common;
 
@@ -91,6 +92,15 @@ struct ModelOptions final : Options {
          .target = &newest,
          .min = 0,
          .max = 1e9},
+        {.name = "first",
+         .help = "first tokens of a document that are always attended to, within the budget",
+         .target = &first,
+         .min = 0,
+         .max = 1e9},
+        {.name = "dense-layers",
+         .help =
+             "layers that attend to all tokens, as 0-1; ClusterKV and Quest leave out the first two (default: none)",
+         .target = &dense_layers},
         {.name = "share",
          .help = "one selection for the query heads that share a key/value head, by their largest or mean "
                  "score, or one for each",
@@ -125,7 +135,9 @@ struct ModelOptions final : Options {
     return {.by = select,
             .budget = static_cast<uint64_t>(budget),
             .newest = static_cast<uint64_t>(newest),
-            .share = share};
+            .first = static_cast<uint64_t>(first),
+            .share = share,
+            .dense_layers = layers_in(dense_layers)};
   }
 };
 
@@ -208,7 +220,7 @@ void check_selection(const Command& command, const Settings& settings) {
   if (std::ranges::any_of(settings.specs,
                           [](const CodecSpec& spec) { return spec.selection.by != SelectBy::all; }))
     return;
-  for (const char* only : {"budget", "newest", "share"})
+  for (const char* only : {"budget", "newest", "first", "dense-layers", "share"})
     if (command.given(only))
       throw usage_error("--{} is for settings that select tokens, and none does; add --select", only);
 }
@@ -402,6 +414,8 @@ Json json_of(const CodecSpec& spec, const Summary& summary) {
     json["selection"] = {{"by", spec.selection.by},
                          {"budget", spec.selection.budget},
                          {"newest", spec.selection.newest},
+                         {"first", spec.selection.first},
+                         {"dense_layers", spec.selection.dense_layers},
                          {"share", spec.selection.share}};
   if (spec.recipe) json["history"] = spec.recipe->type().history;
   return json;
@@ -443,7 +457,7 @@ void declare(Command& command, ModelOptions& options) {
       "same, "
       "with 95% intervals from the differences between documents.\n\n"
       "A setting is a codec with its options in one word, NAME[:key=value,...], keys being those of encode "
-      "without their dashes, and book=FILE, weights=FILE, rope=, dtype=, select=, budget=, newest=, share=, label=; or the name of a "
+      "without their dashes, and book=FILE, weights=FILE, rope=, dtype=, select=, budget=, newest=, first=, dense-layers=, share=, label=; or the name of a "
       "codes "
       "file, whose codec and options are taken.",
       "kvcodec eval-model --model data/demo-model --text docs/ \\\n"

@@ -24,6 +24,9 @@ class CudaEngine final : public Engine {
   std::unique_ptr<TrainingEngine> training(const TrainOptions& options, size_t width) override {
     return training_engine(device_, options, width);
   }
+  std::unique_ptr<SynthesisEngine> synthesis(const SynthesisTask& task) override {
+    return synthesis_engine(device_, task);
+  }
   const AttentionEngine* attention() override { return attention_.get(); }
   KmeansFunction kmeans() override { return kmeans_function(device_); }
   TokenChooser choice_by_clusters(const kvcodec::ClusterIndex& index, uint64_t tokens) override {

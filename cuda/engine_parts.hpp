@@ -22,6 +22,7 @@ std::unique_ptr<ReconstructionEngine> reconstruction_engine(const DeviceWork& de
 std::unique_ptr<ResidualEngine> residual_engine(const DeviceWork& device, const Codebooks& books);
 std::unique_ptr<RvqTrainEngine> rvq_train_engine(const DeviceWork& device);
 std::unique_ptr<SignEngine> sign_engine(const DeviceWork& device);
+std::unique_ptr<SynthesisEngine> synthesis_engine(const DeviceWork& device, const SynthesisTask& task);
 std::unique_ptr<TrainingEngine> training_engine(const DeviceWork& device, const TrainOptions& options,
                                                 size_t width);
 

@@ -34,6 +34,7 @@
 #include "lib/sparse/omp.hpp"
 #include "lib/sparse/reconstruct.hpp"
 #include "lib/sparse/train.hpp"
+#include "lib/transform/synthesis_engine.hpp"
 
 namespace kvcodec {
 
@@ -70,6 +71,8 @@ class Engine {
   virtual std::unique_ptr<PursuitEngine> pursuit(const Dictionary&) { return nullptr; }
   /// Batches and steps of one dictionary's training, for signals of so many values.
   virtual std::unique_ptr<TrainingEngine> training(const TrainOptions&, size_t) { return nullptr; }
+  /// Vectors of these components from blocks of levels. The result needs nothing of the task afterwards.
+  virtual std::unique_ptr<SynthesisEngine> synthesis(const SynthesisTask&) { return nullptr; }
   /// Attention of chosen tokens.
   virtual const AttentionEngine* attention() { return nullptr; }
   /// k-means. This engine must outlive the result.

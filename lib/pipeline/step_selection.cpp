@@ -130,15 +130,17 @@ class GrowingClusters final : public GrowingSelector {
 
 /// The tokens of each choice, by id; of a selector that was not steady since the first of them there is but one.
 std::vector<std::vector<uint32_t>> choose(const GrowingSelector& selector,
-                                          std::span<const TokenChoice> choices, Share share) {
+                                          std::span<const TokenChoice> choices, Share share, uint64_t first) {
   std::vector<std::vector<Scored>> scored(choices.size());
-  const TokenChooser chooser = selector.chooser(choices.size());
+  const uint64_t sink = std::max(first, selector.sink());
+  // Who chooses elsewhere keeps the selector's own.
+  const TokenChooser chooser = sink == selector.sink() ? selector.chooser(choices.size()) : TokenChooser();
   if (!chooser || !chooser(choices, share == Share::max, scored))
     for (size_t i = 0; i < choices.size(); ++i) {
       const TokenChoice& choice = choices[i];
       Matrix<float> all(choice.queries.rows(), static_cast<size_t>(choice.visible));
       selector.scores(choice.queries, all);
-      scored[i] = choose_tokens(all, all.cols(), choice.budget, selector.sink(), choice.newest, share);
+      scored[i] = choose_tokens(all, all.cols(), choice.budget, sink, choice.newest, share);
     }
   std::vector<std::vector<uint32_t>> chosen;
   chosen.reserve(scored.size());
@@ -182,6 +184,10 @@ SelectedAttention::SelectedAttention(const ModelConfig& config, std::vector<Step
       throw usage_error("selection by '{}' cannot follow a model; there are {}", selection.by,
                         fmt::join(kStepSelectors, ", "));
     if (selection.budget == 0) throw usage_error("selection by {} has no budget", selection.by);
+    for (const int layer : selection.dense_layers)
+      if (layer < 0 || layer >= config.num_layers)
+        throw usage_error("layer {} is to attend to all tokens; the model has layers 0 to {}", layer,
+                          config.num_layers - 1);
     if (selection.by == SelectBy::signs && config.head_dim % 4 != 0)
       throw usage_error("selection by signs needs heads of a multiple of 4 dimensions, not {}",
                         config.head_dim);
@@ -201,9 +207,18 @@ void SelectedAttention::attend(const AttentionRows& rows) {
   const StepSelection& selection = selections_.at(rows.document);
   const auto dims = static_cast<size_t>(config_.head_dim), group = static_cast<size_t>(config_.group_size());
   const size_t per_document = kept_.size() / selections_.size();
+  const bool dense = std::ranges::find(selection.dense_layers, rows.layer) != selection.dense_layers.end();
   parallel_for(static_cast<size_t>(config_.num_kv_heads), 1, [&](size_t head, size_t, int) {
     const auto keys = rows.key.columns(head * dims, dims), values = rows.value.columns(head * dims, dims);
     const CacheRows cache(keys, values);
+    if (dense) {
+      const size_t first = head * group * dims;
+      for (size_t i = 0; i < rows.query.rows(); ++i)
+        kvcodec::attend(Attention{.queries = {rows.query.row(i).data() + first, group, dims},
+                                  .parts = {{.rows = &cache, .visible = rows.position + i + 1}},
+                                  .out = {rows.out.row(i).data() + first, group, dims}});
+      return;
+    }
     const size_t place = static_cast<size_t>(rows.layer) * static_cast<size_t>(config_.num_kv_heads) + head;
     const auto selector = kept_[rows.document * per_document + place].selector(
         selection.by, keys, std::min(prefix_, keys.rows()), place, engine_);
@@ -226,7 +241,7 @@ void SelectedAttention::attend(const AttentionRows& rows) {
         }
         ++i;
       } while (i < rows.query.rows() && choices.size() < kMostTogether && selector->is_steady());
-      const auto chosen = choose(*selector, choices, selection.share);
+      const auto chosen = choose(*selector, choices, selection.share, selection.first);
       for (size_t c = 0; c < choices.size(); ++c)
         kvcodec::attend(Attention{.queries = choices[c].queries,
                                   .parts = {{.rows = &cache, .tokens = std::span<const uint32_t>(chosen[c])}},

@@ -17,7 +17,9 @@ struct StepSelection {
   SelectBy by = SelectBy::all;  ///< or one of kStepSelectors
   uint64_t budget = 0;          ///< tokens per step and key/value head, the newest included
   uint64_t newest = 0;          ///< of these, the newest ones, always
+  uint64_t first = 0;           ///< and the first ones of the document
   Share share = Share::max;
+  std::vector<int> dense_layers = {};  ///< which attend to all tokens, whatever the budget
 };
 
 /// What can choose while a model goes on. Signs are sign codes of keys centred by the mean of the cache that the
@@ -35,7 +37,7 @@ class SelectedAttention final : public AttentionMethod {
   /// however many it has by the time of a call. What signs make of these, they make at the first call
   /// and keep; so do clusters, which make clusters of later tokens as soon as these fill a batch. A
   /// document's calls for a layer come in the order of its tokens. Throws Error(usage) for selectors that are not among
-  /// kStepSelectors, budgets of 0, and models with sliding windows , capped
+  /// kStepSelectors, budgets of 0, dense layers that the model does not have, and models with sliding windows , capped
   /// scores or attention sinks.
   /// engine: makes clusters, and chooses by them where many steps see the same ones; may be nullptr. The
   /// tokens are the same.

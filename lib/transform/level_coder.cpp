@@ -22,9 +22,6 @@ std::vector<RansModel> models_of(const LevelTables& tables) {
 uint32_t zigzag(int32_t value) {
   return static_cast<uint32_t>(value) << 1 ^ static_cast<uint32_t>(value >> 31);
 }
-int32_t from_zigzag(uint32_t value) {
-  return static_cast<int32_t>(value >> 1) ^ -static_cast<int32_t>(value & 1);
-}
 
 /// What an escape holds, whose low bits are still to come. Throws Error(bad_input) for levels that are too large.
 int32_t escaped_level(uint32_t value, unsigned shift) {

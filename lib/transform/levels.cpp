@@ -32,8 +32,6 @@ size_t symbol_of(int32_t level, unsigned shift) {
   return std::abs(high) <= kLargestSymbol ? static_cast<size_t>(high + kLargestSymbol) : kEscape;
 }
 
-size_t shrunk_index(int32_t size) { return std::min<size_t>(static_cast<size_t>(size), kShrunkLevels) - 1; }
-
 /// Bits of a symbol; of the escape with its value.
 float bits_of(const RansModel& model, size_t symbol) {
   const bool coded = model.frequency(symbol) > 0;
@@ -304,11 +302,7 @@ void LevelTables::reconstruct(size_t level_class, float step, float gain, std::s
                               std::span<float> values) const {
   const auto& shrink = classes_[level_class].shrink;
   const float unit = step * gain;
-  for (size_t i = 0; i < levels.size(); ++i) {
-    const int32_t size = std::abs(levels[i]);
-    const float value = size == 0 ? 0 : (static_cast<float>(size) - shrink[shrunk_index(size)]) * unit;
-    values[i] = levels[i] < 0 ? -value : value;
-  }
+  for (size_t i = 0; i < levels.size(); ++i) values[i] = value_of_level(levels[i], shrink.data(), unit);
 }
 
 void LevelTables::add_bits(size_t level_class, std::span<const int32_t> levels, std::span<float> bits) const {

@@ -27,6 +27,7 @@
 #include "lib/core/progress.hpp"
 #include "lib/core/view.hpp"
 #include "lib/entropy/rans.hpp"
+#include "lib/transform/level_value.hpp"
 
 namespace kvcodec {
 
@@ -37,8 +38,6 @@ inline constexpr int kLargestSymbol = 15;
 inline constexpr size_t kLevelSymbols = 2 * kLargestSymbol + 1;
 /// Bits of an escaped symbol: the levels that can be stored at all are below 2^(kEscapedBits - 1).
 inline constexpr unsigned kEscapedBits = 24;
-/// Levels whose reconstruction is learned; those beyond take the last one's shrink.
-inline constexpr size_t kShrunkLevels = 3;
 
 /// The class of components of this mean level, or kDeadClass.
 uint8_t class_of_mean_level(double mean_level);

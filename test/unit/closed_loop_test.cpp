@@ -325,6 +325,38 @@ TEST_CASE("closed loop: clusters keep their sink, however many of the newest tok
   }
 }
 
+TEST_CASE("closed loop: first tokens are attended to whoever chooses, and dense layers to all") {
+  Bench bench;
+  std::vector<LoopSetting> settings;
+  const auto select = [&](StepSelection selection) {
+    settings.push_back(bench.setting("none", DType::f32));
+    settings.back().selection = std::move(selection);
+  };
+  // With 4 first tokens and 2 newest in a budget of 6 who chooses does not matter: what clusters keep counts no more.
+  select({.by = SelectBy::oracle, .budget = 6, .newest = 2, .first = 4});
+  select({.by = SelectBy::quest, .budget = 6, .newest = 2, .first = 4});
+  select({.by = SelectBy::signs, .budget = 6, .newest = 2, .first = 4});
+  select({.by = SelectBy::oracle, .budget = 6, .newest = 2});
+  // All layers dense is no selection; one of them is something between.
+  select({.by = SelectBy::oracle, .budget = 2, .dense_layers = {0, 1}});
+  select({.by = SelectBy::oracle, .budget = 2, .dense_layers = {0}});
+  select({.by = SelectBy::oracle, .budget = 2, .dense_layers = {1}});
+  select({.by = SelectBy::oracle, .budget = 2});
+  const auto results = bench.run(settings);
+  for (const size_t i : {1, 2})
+    CHECK(total_divergence(results, i) == doctest::Approx(total_divergence(results, 0)).epsilon(1e-6));
+  CHECK_GT(std::abs(total_divergence(results, 3) - total_divergence(results, 0)),
+           1e-3 * total_divergence(results, 0));
+  CHECK_LE(largest_rise(results, 4), 1e-5);
+  for (const size_t i : {5, 6}) {
+    CHECK_GT(total_divergence(results, i), 100 * total_divergence(results, 4));
+    CHECK_LT(total_divergence(results, i), total_divergence(results, 7));
+  }
+  settings.back().selection.dense_layers = {2};
+  CHECK_THROWS_WITH(bench.run(settings),
+                    doctest::Contains("layer 2 is to attend to all tokens; the model has layers 0 to 1"));
+}
+
 /// Keeps all tokens, and what its surveys are shown.
 class Onlooker final : public Codec {
  public:

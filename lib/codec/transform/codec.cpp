@@ -22,8 +22,8 @@
 //   exact   bf16|f16 [E][as sink]
 //   tail    bf16|f16 [T - sink - Q][as sink]
 //
-// Tokens whose levels would take more bits than their values (unlike all that the book learned from) are kept
-// exactly; their levels are 0.
+// Tokens unlike all that the book learned from, whose levels would take more bits than their values, or that lie so far
+// outside its components that their bits would be worth their error, are kept exactly; their levels are 0.
 #include <algorithm>
 #include <memory>
 
@@ -146,15 +146,17 @@ class TransformCodec final : public Codec {
         unbias_(book.options.unbias),
         learned_bits_(book.measures[static_cast<size_t>(options.rung)].bits),
         tables_(std::move(book.classes), book.options.rate_distortion),
-        features_(std::move(book.features)) {
+        features_(std::move(book.features)),
+        engine_(context.engine) {
     const double first_finer = options.sink == 0 && book.knows_first_tokens() ? book.options.first_finer : 0;
     codes_first_ = first_finer > 0;
     for (TransformBook::Part& part : book.parts) {
       const Side side = part.side;
       const int first_layer = part.first_layer;
-      parts_.add(side, first_layer,
-                 std::make_shared<TransformPart>(std::move(part), static_cast<size_t>(options.rung), tables_,
-                                                 features_ ? &*features_ : nullptr, first_finer));
+      parts_.add(
+          side, first_layer,
+          std::make_shared<TransformPart>(std::move(part), static_cast<size_t>(options.rung), tables_,
+                                          features_ ? &*features_ : nullptr, first_finer, context.engine));
     }
   }
 
@@ -183,8 +185,11 @@ class TransformCodec final : public Codec {
                                    .shared = true});
     return specs;
   }
-  /// 16-bit rows and rows less their mean; components as floats, levels and symbols.
-  size_t scratch_bytes_per_row(const GroupShape& shape) const override { return shape.width() * 16; }
+  /// 16-bit rows and rows less their mean; components as floats, levels and symbols; for a device rows as it gives them,
+  /// twice.
+  size_t scratch_bytes_per_row(const GroupShape& shape) const override {
+    return shape.width() * (engine_ ? 24 : 16);
+  }
 
   SurveyScope survey_scope() const override { return options_.adapt ? SurveyScope::file : SurveyScope::none; }
   std::unique_ptr<Survey> survey(const GroupShape& shape) const override {
@@ -214,6 +219,7 @@ class TransformCodec final : public Codec {
   double unbias_, learned_bits_;
   LevelTables tables_;
   std::optional<TokenFeatures> features_;
+  Engine* engine_;
   TransformParts parts_;
 };
 
@@ -267,8 +273,9 @@ void TransformCodec::append_blocks(const GroupShape& shape, std::span<const uint
       for (size_t i = 0; i < (old > 0 ? levels.rows() : 0); ++i)
         std::ranges::copy(unfinished.row(i), levels.row(i).begin());
       const auto added = levels.view().columns(old, count);
-      part.quantize(old, std::span(ids).subspan(ids.empty() ? 0 : from), rows, added);
-      for (const size_t t : part.costly(added)) {
+      std::vector<double> errors(count);
+      part.quantize(old, std::span(ids).subspan(ids.empty() ? 0 : from), rows, added, errors);
+      for (const size_t t : part.costly(added, errors)) {
         for (size_t i = 0; i < added.rows(); ++i) added(i, t) = 0;
         coded[b].exact_ids.push_back(static_cast<uint32_t>((complete + b) * block + old + t));
         const auto row = of_block.subspan(t * width, width);
@@ -418,6 +425,19 @@ void TransformView::decode_quantized(uint64_t first, MatrixView<float> out) cons
   const std::vector<uint32_t> ids = part_->ids(document(), lead() + first, out.rows());
   std::vector<uint64_t> begins{0};
   for (const uint32_t bytes : blocks.bytes) begins.push_back(begins.back() + bytes);
+  // Blocks of `tokens` tokens, those of theirs that are wanted.
+  const auto decode_there = [&](const SynthesisEngine& device, uint64_t block, size_t count,
+                                uint64_t tokens) {
+    const size_t at = block - first_block;
+    const uint64_t from = block * block_, begin = std::max(first, from),
+                   stop = std::min(end, from + count * tokens);
+    Matrix<float> rows(count * tokens, out.cols());
+    if (!device.decode(std::span(blocks.payload).subspan(begins[at], begins[at + count] - begins[at]),
+                       std::span(blocks.bytes).subspan(at, count), tokens, rows))
+      return false;
+    for (uint64_t t = begin; t < stop; ++t) std::ranges::copy(rows.row(t - from), out.row(t - first).begin());
+    return true;
+  };
   const auto decode = [&](uint64_t block, size_t count, uint64_t tokens) {
     const size_t at = block - first_block;
     const uint64_t from = block * block_, begin = std::max(first, from),
@@ -433,14 +453,19 @@ void TransformView::decode_quantized(uint64_t first, MatrixView<float> out) cons
   };
   // Complete blocks some at a time, then the one that is not.
   const uint64_t complete = std::min(last_block, quantized_ / block_);
-  const size_t pieces = (complete - std::min(complete, first_block) + kTogether - 1) / kTogether;
+  const size_t whole = complete - std::min(complete, first_block);
+  const SynthesisEngine* const device = part_->device();
+  const bool there = whole > 0 && device && decode_there(*device, first_block, whole, block_);
+  const size_t pieces = there ? 0 : (whole + kTogether - 1) / kTogether;
   parallel_for(pieces, 1, [&](size_t begin, size_t piece_end, int) {
     for (size_t piece = begin; piece < piece_end; ++piece) {
       const uint64_t block = first_block + piece * kTogether;
       decode(block, std::min<uint64_t>(kTogether, complete - block), block_);
     }
   });
-  if (last_block > complete) decode(complete, 1, tokens_of(complete));
+  if (const uint64_t tokens = last_block > complete ? tokens_of(complete) : 0;
+      tokens > 0 && !(device && decode_there(*device, complete, 1, tokens)))
+    decode(complete, 1, tokens);
   decode_exact(first, out);
 }
 
@@ -477,7 +502,7 @@ std::unique_ptr<Codec> make(const Options& options, const CodecContext& context)
 CodecEntry transform_codec() {
   return {.name = "transform",
           .summary = "components of a learned basis, one step for all, entropy-coded, first tokens exact",
-          .capabilities = {.needs_book = true},
+          .capabilities = {.needs_book = true, .device_twin = true},
           .book_type = "transform",
           .make_options = make_options,
           .make = make,

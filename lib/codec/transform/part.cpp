@@ -4,6 +4,7 @@
 
 #include "lib/codec/exact_rows.hpp"
 #include "lib/core/error.hpp"
+#include "lib/linalg/blas.hpp"
 
 namespace kvcodec {
 namespace {
@@ -44,9 +45,9 @@ size_t surveyed_of(const std::vector<LevelRung>& rungs, size_t rung) {
 }  // namespace
 
 TransformPart::TransformPart(TransformBook::Part part, size_t rung, const LevelTables& tables,
-                             const TokenFeatures* features, double first_finer)
+                             const TokenFeatures* features, double first_finer, Engine* engine)
     : TransformPart(std::make_shared<const TransformBasis>(std::move(part.basis)), {}, part.rungs[rung],
-                    surveyed_of(part.rungs, rung), tables, features) {
+                    surveyed_of(part.rungs, rung), tables, features, engine) {
   if (first_finer > 0)
     first_.emplace(basis_->metric, tables, std::move(part.first.mean), part.first.classes[rung], rung_.step,
                    first_finer);
@@ -54,13 +55,14 @@ TransformPart::TransformPart(TransformBook::Part part, size_t rung, const LevelT
 
 TransformPart::TransformPart(std::shared_ptr<const TransformBasis> basis, std::vector<float> mean,
                              LevelRung rung, size_t surveyed, const LevelTables& tables,
-                             const TokenFeatures* features)
+                             const TokenFeatures* features, Engine* engine)
     : basis_(std::move(basis)),
       mean_(mean.empty() ? basis_->mean : std::move(mean)),
       rung_(std::move(rung)),
       surveyed_(surveyed),
       features_(features),
       tables_(tables),
+      engine_(engine),
       live_(rung_.live()),
       coder_(tables, chosen(rung_.classes, live_)),
       classes_(chosen(rung_.classes, live_)),
@@ -73,8 +75,8 @@ std::shared_ptr<const TransformPart> TransformPart::adapted(const Adaptation& ad
     rung.gains[i] += static_cast<float>(adaptation.gain_changes[i]) / static_cast<float>(kGainsPerUnit);
     if (!(rung.gains[i] > 0)) throw bad_input("component {} has a gain of {}", i, rung.gains[i]);
   }
-  const std::shared_ptr<TransformPart> result(
-      new TransformPart(basis_, shifted_mean(adaptation), std::move(rung), surveyed_, tables_, features_));
+  const std::shared_ptr<TransformPart> result(new TransformPart(
+      basis_, shifted_mean(adaptation), std::move(rung), surveyed_, tables_, features_, engine_));
   if (first_) result->first_.emplace(*first_);
   return result;
 }
@@ -96,6 +98,24 @@ std::vector<float> TransformPart::shifted_mean(const Adaptation& adaptation) con
   return mean;
 }
 
+const SynthesisEngine* TransformPart::device() const {
+  if (!engine_) return nullptr;
+  if (features_) {
+    engine_->fall_back("transform: vectors predicted from ids");
+    return nullptr;
+  }
+  return device_
+      .get([&] {
+        return engine_->synthesis({.tables = tables_,
+                                   .classes = classes_,
+                                   .gains = gains_,
+                                   .step = rung_.step,
+                                   .rows = basis_->synthesis(live_),
+                                   .mean = mean_});
+      })
+      .get();
+}
+
 std::vector<uint32_t> TransformPart::ids(const StreamReader& document, uint64_t first, uint64_t count) const {
   if (!features_) return {};
   return ids_with_lags([&](uint64_t from, uint64_t n) { return document.token_ids(from, n); }, first, count,
@@ -103,7 +123,7 @@ std::vector<uint32_t> TransformPart::ids(const StreamReader& document, uint64_t 
 }
 
 void TransformPart::quantize(size_t first, std::span<const uint32_t> ids, MatrixView<const float> rows,
-                             MatrixView<int32_t> levels) const {
+                             MatrixView<int32_t> levels, std::span<double> errors) const {
   const Analysis& analysis = analysis_.get([&] { return Analysis(*basis_, live_); });
   Matrix<float> centred(kTile, width()), components(this->components(), kTile);
   for_each_tile(first, rows.rows(), [&](size_t tile, size_t begin, size_t end) {
@@ -117,15 +137,46 @@ void TransformPart::quantize(size_t first, std::span<const uint32_t> ids, Matrix
     for (size_t i = 0; i < this->components(); ++i)
       tables_.quantize(classes_[i], rung_.step, components.row(i).subspan(begin - tile, end - begin),
                        levels.row(i).subspan(begin - first, end - begin));
+    add_errors(components, levels.columns(begin - first, end - begin), begin - tile, centred, placed,
+               errors.subspan(begin - first, end - begin));
   });
 }
 
-std::vector<size_t> TransformPart::costly(MatrixView<const int32_t> levels) const {
+/// Errors of a tile's tokens from that place on, whose levels these are. centred, scores: of the whole tile; centred is
+/// used up.
+void TransformPart::add_errors(MatrixView<const float> components, MatrixView<const int32_t> levels,
+                               size_t place, MatrixView<float> centred, MatrixView<const float> scores,
+                               std::span<double> errors) const {
+  if (scores.cols() > 0)
+    gemm(-1, scores, Transpose::no, loadings_.get([&] { return floats_of(basis_->prediction.loadings); }),
+         Transpose::no, 1, centred);
+  // What is left by components is known exactly; the rest of the vector is in none.
+  const Matrix<float> weighted = basis_->metric.times_root(centred);
+  for (size_t t = 0; t < errors.size(); ++t) {
+    errors[t] = 0;
+    for (const float value : weighted.row(place + t)) errors[t] += double{value} * double{value};
+  }
+  std::vector<float> values(errors.size());
+  for (size_t i = 0; i < this->components(); ++i) {
+    tables_.reconstruct(classes_[i], rung_.step, gains_[i], levels.row(i), values);
+    for (size_t t = 0; t < errors.size(); ++t) {
+      const double component = double{components(i, place + t)}, left = component - double{values[t]};
+      errors[t] += left * left - component * component;
+    }
+  }
+  const double squared_step = double{rung_.step} * double{rung_.step};
+  for (double& error : errors) error = std::max(error, 0.0) / squared_step;
+}
+
+std::vector<size_t> TransformPart::costly(MatrixView<const int32_t> levels,
+                                          std::span<const double> errors) const {
+  const double exact_bits = 16.0 * static_cast<double>(width()),
+               lambda = tables_.lambda() > 0 ? tables_.lambda() : LevelOptions{}.lambda;
   std::vector<float> bits(levels.cols());
   for (size_t i = 0; i < components(); ++i) tables_.add_bits(classes_[i], levels.row(i), bits);
   std::vector<size_t> tokens;
   for (size_t t = 0; t < bits.size(); ++t)
-    if (!(bits[t] < static_cast<float>(16 * width()))) tokens.push_back(t);
+    if (!(errors[t] + lambda * double{bits[t]} < lambda * exact_bits)) tokens.push_back(t);
   return tokens;
 }
 

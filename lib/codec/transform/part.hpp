@@ -15,6 +15,7 @@
 #include "lib/codec/stream.hpp"
 #include "lib/codec/transform/book.hpp"
 #include "lib/core/lazy.hpp"
+#include "lib/engine/engine.hpp"
 #include "lib/transform/adaptation.hpp"
 #include "lib/transform/level_coder.hpp"
 
@@ -26,10 +27,10 @@ class TransformPart {
   /// coded now: BLAS sums products of other shapes in another order, and a token's levels must not depend on its company.
   static constexpr size_t kTile = 64;
 
-  /// Tables and features outlive it; features: nullptr where nothing is predicted. first_finer: 0 where first tokens
-  /// are not coded by themselves.
+  /// Tables, features and engine outlive it; features: nullptr where nothing is predicted; engine: may be nullptr.
+  /// first_finer: 0 where first tokens are not coded by themselves.
   TransformPart(TransformBook::Part part, size_t rung, const LevelTables& tables,
-                const TokenFeatures* features, double first_finer);
+                const TokenFeatures* features, double first_finer, Engine* engine);
   TransformPart(const TransformPart&) = delete;  // what is lazy stays
   TransformPart& operator=(const TransformPart&) = delete;
 
@@ -50,16 +51,22 @@ class TransformPart {
   size_t components() const { return live_.size(); }
   const LevelCoder& coder() const { return coder_; }
 
+  /// Who decodes blocks and rebuilds vectors instead of coder() and reconstruct(), or nullptr.
+  const SynthesisEngine* device() const;
+
   /// What quantize() and reconstruct() take for these tokens of a document.
   std::vector<uint32_t> ids(const StreamReader& document, uint64_t first, uint64_t count) const;
 
   /// Levels of consecutive tokens of a block, the first of them at place `first`: rows (tokens, width) to levels
-  /// (components, tokens). ids: of theirs, and of tokens before them.
+  /// (components, tokens). ids: of theirs, and of tokens before them. errors, of each token: what levels leave of its
+  /// vector, by the metric, squared, in squared steps; what lies in no component is left whole.
   void quantize(size_t first, std::span<const uint32_t> ids, MatrixView<const float> rows,
-                MatrixView<int32_t> levels) const;
+                MatrixView<int32_t> levels, std::span<double> errors) const;
 
-  /// Tokens whose levels, (components, tokens), take no fewer bits than their values: rising.
-  std::vector<size_t> costly(MatrixView<const int32_t> levels) const;
+  /// Tokens that are better kept exactly, rising: by the rule that levels are decided by, error plus lambda times bits, as
+  /// 16 bits for each value and no error cost less than levels, (components, tokens), and these errors. So no token's
+  /// error is above lambda times the bits of its values, whatever it is.
+  std::vector<size_t> costly(MatrixView<const int32_t> levels, std::span<const double> errors) const;
 
   /// Vectors of tokens with these levels, (components, tokens): rows (tokens, width). ids: as in quantize().
   void reconstruct(MatrixView<const int32_t> levels, std::span<const uint32_t> ids,
@@ -67,12 +74,14 @@ class TransformPart {
 
  private:
   TransformPart(std::shared_ptr<const TransformBasis> basis, std::vector<float> mean, LevelRung rung,
-                size_t surveyed, const LevelTables& tables, const TokenFeatures* features);
+                size_t surveyed, const LevelTables& tables, const TokenFeatures* features, Engine* engine);
 
   std::vector<float> shifted_mean(const Adaptation& adaptation) const;
   void reconstruct_some(MatrixView<const int32_t> levels, std::span<const uint32_t> ids,
                         MatrixView<float> rows) const;
   Matrix<float> scores(std::span<const uint32_t> ids, size_t tokens) const;
+  void add_errors(MatrixView<const float> components, MatrixView<const int32_t> levels, size_t place,
+                  MatrixView<float> centred, MatrixView<const float> scores, std::span<double> errors) const;
 
   std::shared_ptr<const TransformBasis> basis_;
   std::vector<float> mean_;
@@ -80,6 +89,7 @@ class TransformPart {
   size_t surveyed_;
   const TokenFeatures* features_;
   const LevelTables& tables_;
+  Engine* engine_;
   std::vector<uint32_t> live_;
   LevelCoder coder_;
   std::vector<uint8_t> classes_;  // of live ones
@@ -88,6 +98,8 @@ class TransformPart {
   Lazy<Analysis> analysis_;
   Lazy<Synthesis> synthesis_;
   Lazy<Scores> scores_;
+  Lazy<Matrix<float>> loadings_;
+  Lazy<std::unique_ptr<SynthesisEngine>> device_;
 };
 
 /// The parts of a book, and those fitted to files.

@@ -47,6 +47,8 @@ refused eval-model --model src/data/demo-model --text src/LICENSE --codec data/k
 refused eval-model --model src/data/demo-model --text src/LICENSE --codec none --select quest
 refused eval-model --model src/data/demo-model --text src/LICENSE --codec none --budget 5
 refused eval-model --model src/data/demo-model --text src/LICENSE --codec none:newest=5
+refused eval-model --model src/data/demo-model --text src/LICENSE --codec none --select oracle --budget 5 --dense-layers two
+refused eval-model --model src/data/demo-model --text src/LICENSE --codec none:select=oracle,budget=5,dense-layers=3-4
 refused eval-model --model src/data/demo-model --text src/LICENSE --codec none --task recall --seed 4294967296
 refused eval-model --model src/data/demo-model --text src/LICENSE --codec none --chunk 2000
 refused eval-model --model src/data/demo-model --text src/LICENSE --codec none --chunk 100 --prefix 99

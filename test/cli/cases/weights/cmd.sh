@@ -6,6 +6,8 @@ kvcodec dump-kv --model $model --text src/data/text/moby-dick.txt --chunk 200 --
 bound="--codec kvcomp --max-error 0.3 --block 50"
 kvcodec encode kv.h5 $bound --quiet -o plain.h5 >said
 kvcodec encode kv.h5 $bound --weights s.h5 --quiet -o weighed.h5 >said
+kvcodec encode kv.h5 $bound --weights s.h5 -o noted.h5 2>&1 >said | grep 'first tokens'
+kvcodec encode kv.h5 $bound --weights s.h5 --sink 1 -o unnoted.h5 2>&1 >said | grep -c 'first tokens'
 # Four layers, keys and values: eight numbers, not all the same.
 kvcodec info weighed.h5 --json | jq -c '.parameters["error-scales"] / " " | [length, (unique | length > 4)]'
 kvcodec info plain.h5 --json | jq -c '.parameters["error-scales"]'
