@@ -95,6 +95,7 @@ std::vector<std::pair<std::string, std::string>> shape_texts(const ModelInfo& mo
     place->second.push_back(layer);
   }
   std::vector<std::pair<std::string, std::string>> texts;
+  texts.reserve(kinds.size());
   for (const auto& [shape, layers] : kinds)
     texts.emplace_back(texts.empty() ? "layer shapes" : " ",
                        fmt::format("{}: {}", ranges_text(layers), shape_text(shape)));

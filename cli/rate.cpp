@@ -54,6 +54,24 @@ void add_symbols(const Codec& codec, const CodesReader& codes, Side side, int gr
   ledger.symbol_bits += entropy_bits(total);
 }
 
+/// Exact rows of a document beyond its tokens: those that stand for its first ones, where these are kept apart and all
+/// wait (lib/codec/sink_codec.hpp).
+uint64_t exact_rows_beyond(const CodesReader& codes, Side side, int group) {
+  const auto streams = codes.streams(side, group);
+  const auto has = [&](std::string_view name) {
+    return std::ranges::any_of(streams, [&](const StoredStream& stream) { return stream.spec.name == name; });
+  };
+  if (!has("sink") || !has("tail")) return 0;
+  uint64_t beyond = 0;
+  for (size_t i = 0; i < codes.info().documents.count(); ++i) {
+    const auto document = codes.document(side, group, i);
+    const uint64_t rows = document->rows("sink") + document->rows("tail"),
+                   tokens = codes.info().documents.length(i);
+    beyond += rows - std::min(rows, tokens);
+  }
+  return beyond;
+}
+
 std::string bits_text(double bits) { return fmt::format("{:.4f}", bits); }
 
 }  // namespace
@@ -68,6 +86,7 @@ SideRates side_rates_of(const CodesReader& codes) {
   for (const Side side : rates.sides) {
     SideLedger& ledger = rates.ledgers.emplace_back();
     std::array<uint64_t, std::size(kCategories)> bytes{};
+    uint64_t beyond = 0;
     for (const int group : info.groups) {
       if (!has_side(info, group, side)) continue;
       ledger.values +=
@@ -77,12 +96,14 @@ SideRates side_rates_of(const CodesReader& codes) {
         if (stream.spec.category == Category::ids && stream.spec.index_bound > 0)
           ledger.ids += stream.rows * stream.spec.row_elements();
       }
+      beyond += exact_rows_beyond(codes, side, group) *
+                group_shape(info.model, group, info.layer_group, side).width();
       if (codec) add_symbols(codec->codec(), codes, side, group, ledger);
     }
     for (const Category category : kCategories) {
       const uint64_t of_category = bytes[static_cast<size_t>(category)];
       if (category == Category::exempt)
-        ledger.exempt_values = of_category / 2;
+        ledger.exempt_values = of_category / 2 - std::min(of_category / 2, beyond);
       else if (of_category > 0)
         ledger.lines.push_back({std::string(name_of(category)), of_category});
     }

@@ -394,6 +394,7 @@ std::string train_rvq(Command& command) {
   RvqBook rvq;
   if (!options.resume.empty()) {
     files.histories.push_back(take_up(command, options, rvq));
+    with_context(options.resume, [&] { rvq.weights.check_layers(first.model().num_layers); });
     options.check_resumed_weights();
   } else {
     rvq.options = options.book;

@@ -21,6 +21,7 @@ double Weights::cost(Side side, int layer) const {
 
 LayerWeights Weights::by_layer() const {
   std::vector<std::array<double, 2>> costs;
+  costs.reserve(file.info.layers.size());
   for (int layer = 0; layer < file.info.model.num_layers; ++layer)
     costs.push_back({cost(Side::key, layer), cost(Side::value, layer)});
   return LayerWeights(costs);

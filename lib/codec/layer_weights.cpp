@@ -1,5 +1,7 @@
 #include "lib/codec/layer_weights.hpp"
 
+#include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <sstream>
 
@@ -14,6 +16,8 @@ namespace {
 std::string text_of(double scale) { return fmt::format("{:.3g}", scale); }
 
 bool usable(double value) { return value > 0 && std::isfinite(value); }
+/// As a float, and its inverse.
+bool usable_scale(double value) { return value >= 1e-30 && value <= 1e30; }
 
 }  // namespace
 
@@ -28,7 +32,8 @@ LayerWeights::LayerWeights(std::span<const std::array<double, 2>> costs) {
   for (const auto& layer : costs) {
     auto& scales = scales_.emplace_back();
     for (size_t side = 0; side < 2; ++side)
-      scales[side] = static_cast<float>(std::stod(text_of(std::exp((mean - std::log(layer[side])) / 2))));
+      scales[side] = static_cast<float>(
+          std::stod(text_of(std::clamp(std::exp((mean - std::log(layer[side])) / 2), 1e-29, 1e29))));
   }
 }
 
@@ -45,12 +50,15 @@ LayerWeights LayerWeights::read(const Record& parameters) {
   if (!parameters.find(kErrorScales)) return weights;
   std::istringstream text(parameters.get_string(kErrorScales));
   std::vector<float> scales;
-  for (double scale = 0; text >> scale;) {
-    if (!usable(scale)) throw bad_input("{}: {} is no scale", kErrorScales, scale);
+  for (std::string word; text >> word;) {
+    double scale = 0;
+    const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), scale);
+    if (error != std::errc() || end != word.data() + word.size() || !usable_scale(scale))
+      throw bad_input("{}: {} is no scale", kErrorScales, word);
     scales.push_back(static_cast<float>(scale));
   }
   const size_t layers = scales.size() / 2;
-  if (!text.eof() || layers == 0 || scales.size() != 2 * layers)
+  if (layers == 0 || scales.size() != 2 * layers)
     throw bad_input("{} must be numbers, as many for values as for keys", kErrorScales);
   for (size_t layer = 0; layer < layers; ++layer)
     weights.scales_.push_back({scales[layer], scales[layers + layer]});

@@ -129,8 +129,9 @@ class SinkCodec final : public Codec {
     specs.push_back(exact_stream(std::string(kSink), shape, storage_, Category::exempt));
     return specs;
   }
+  /// Rows with their stand-ins besides.
   size_t scratch_bytes_per_row(const GroupShape& shape) const override {
-    return inner_->scratch_bytes_per_row(shape);
+    return inner_->scratch_bytes_per_row(shape) + shape.width() * sizeof(float);
   }
 
   SurveyScope survey_scope() const override { return inner_->survey_scope(); }
@@ -144,12 +145,13 @@ class SinkCodec final : public Codec {
 
   void append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const override {
     check_width(shape, rows.cols());
-    const uint64_t kept = document.rows(kSink);
-    if (kept == sink_ && inner_->open(shape, document)->tokens() > 0)
-      return inner_->append(shape, rows, document);
-    const auto firsts = static_cast<size_t>(std::min<uint64_t>(rows.rows(), sink_ - kept));
-    document.append_values<uint16_t>(kSink, to_storage(storage_, rows.rows(0, firsts)));
-    if (firsts < rows.rows()) inner_->append(shape, with_stand_ins(rows, kept, sink_), document);
+    const uint64_t before = open(shape, document)->tokens();
+    if (before > sink_) return inner_->append(shape, rows, document);
+    const auto firsts = static_cast<size_t>(std::min<uint64_t>(rows.rows(), sink_ - before));
+    // What cannot be stored is known before anything is.
+    const std::vector<uint16_t> kept = to_storage(storage_, rows.rows(0, firsts));
+    if (firsts < rows.rows()) inner_->append(shape, with_stand_ins(rows, before, sink_), document);
+    document.append_values<uint16_t>(kSink, kept);
   }
 
  protected:

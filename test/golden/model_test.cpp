@@ -266,7 +266,9 @@ TEST_CASE("forward pass: a document goes on from the cache of its beginning") {
     PrefillBatch batch = rest.batch();
     batch.past = past, batch.cache = &cache;
     model.model.prefill(batch, options, collector);
-    for (const auto& [tensor, values] : collector.found) {
+    for (const auto& found : collector.found) {
+      const std::string& tensor = found.first;  // clang 14 captures no binding
+      const auto& values = found.second;
       CAPTURE(tensor);
       const std::vector<float>& expected = whole.at(tensor);
       CHECK_LE(difference(values, std::span(expected).last(values.size())).norm, 1e-5);

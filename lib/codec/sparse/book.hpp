@@ -3,7 +3,7 @@
 // Parameters: all of TrainOptions by the names of its fields (atoms, sparsity, layer-group, signal,
 // normalize, center, …), and num-layers, heads, head-dim, width, source. Arrays, for each side ("key",
 // "value"):
-//   <side>/layer_scale   f32 [num-layers]                       with normalize layer
+//   <side>/layer_scale   f32 [num-layers]                       with normalize layer or weights
 //   <side>/channel_mean  f32 [num-layers, heads, head-dim]      with center channel
 // and for each of its dictionaries, <part> being <side> with dict-scope global, and <side>/<first layer> of
 // the group with the others, where groups that were not trained on are missing on both sides:

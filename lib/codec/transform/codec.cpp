@@ -239,6 +239,7 @@ void TransformCodec::append_first(const TransformPart& part, MatrixView<const fl
 void TransformCodec::append_blocks(const GroupShape& shape, std::span<const uint16_t> halves,
                                    StreamStore& document) const {
   const size_t width = shape.width(), tokens = halves.size() / width, block = static_cast<size_t>(block_);
+  if (engine_) engine_->fall_back("transform: encoding");
   TransformView view(ends_, block_, parts_, options_.adapt, shape, storage_, document);
   view.refresh();
   const TransformPart& part = view.part();

@@ -64,8 +64,9 @@ class TransformPart {
                 MatrixView<int32_t> levels, std::span<double> errors) const;
 
   /// Tokens that are better kept exactly, rising: by the rule that levels are decided by, error plus lambda times bits, as
-  /// 16 bits for each value and no error cost less than levels, (components, tokens), and these errors. So no token's
-  /// error is above lambda times the bits of its values, whatever it is.
+  /// 16 bits for each value and no error cost less than levels, (components, tokens), and these errors; lambda is the
+  /// book's, or what is usual where that is less. So no token's error is much above lambda times the bits of its values,
+  /// whatever it is, in squared steps.
   std::vector<size_t> costly(MatrixView<const int32_t> levels, std::span<const double> errors) const;
 
   /// Vectors of tokens with these levels, (components, tokens): rows (tokens, width). ids: as in quantize().
@@ -73,13 +74,14 @@ class TransformPart {
                    MatrixView<float> rows) const;
 
  private:
-  TransformPart(std::shared_ptr<const TransformBasis> basis, std::vector<float> mean, LevelRung rung,
+  TransformPart(std::shared_ptr<const TransformBasis> basis, const std::vector<float>& mean, LevelRung rung,
                 size_t surveyed, const LevelTables& tables, const TokenFeatures* features, Engine* engine);
 
   std::vector<float> shifted_mean(const Adaptation& adaptation) const;
   void reconstruct_some(MatrixView<const int32_t> levels, std::span<const uint32_t> ids,
                         MatrixView<float> rows) const;
   Matrix<float> scores(std::span<const uint32_t> ids, size_t tokens) const;
+  std::vector<size_t> take_out_beyond(MatrixView<float> components, size_t place, size_t count) const;
   void add_errors(MatrixView<const float> components, MatrixView<const int32_t> levels, size_t place,
                   MatrixView<float> centred, MatrixView<const float> scores, std::span<double> errors) const;
 

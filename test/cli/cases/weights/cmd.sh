@@ -16,6 +16,10 @@ kvcodec info weighed.h5 --json | jq -c '.parameters["error-scales"] / " " | map(
 kvcodec encode kv.h5 $bound --weights s.h5 --documents 0 --quiet -o one.h5 >said
 kvcodec encode kv.h5 --append one.h5 --documents 1-2 --quiet -o two.h5 >said
 kvcodec info two.h5 --json | jq -c '.parameters["error-scales"] / " " | map(tonumber)' | cmp - scales && echo "appended with the same bounds"
+# Nothing is quantized yet, and the token that stands for the first one waits too.
+kvcodec encode kv.h5 --codec kivi --sink 1 --window 500 --quiet -o kivi.h5 >said
+kvcodec decode kivi.h5 --quiet -o kivi-recon.h5 >said
+kvcodec eval-recon kv.h5 kivi-recon.h5 --rate kivi.h5 --quiet --json | jq -c '.reconstructions[0].rate | [.key.values == .key.exempt_values]'
 # Books that are trained so.
 kvcodec train-dict kv.h5 --weights s.h5 --atoms 64 --sparsity 8 --layer-group 2 --epochs 1 --quiet -o dict.h5 >said
 kvcodec info dict.h5 --json | jq -c '.parameters.normalize'
