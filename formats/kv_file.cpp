@@ -192,7 +192,8 @@ struct KvReader::Impl {
     if (out.cols() != width)
       throw failed("{}: rows have {} values; {} were asked for", dataset.path(), width, out.cols());
     const auto head_dim = static_cast<size_t>(dataset.shape().back());
-    const size_t block_rows = out.contiguous() ? std::max<size_t>(1, kBlockValues / width) : 1;
+    const size_t block_rows =
+        out.contiguous() ? std::max<size_t>(1, kBlockValues / std::max<uint64_t>(width, 1)) : 1;
     dataset.visit(first, out.rows(), [&](uint64_t row, std::span<const std::byte> bytes) {
       const size_t rows = bytes.size() / dataset.row_bytes();
       for (size_t r = 0; r < rows; r += block_rows) {

@@ -114,7 +114,7 @@ void AdaptationSurvey::add(MatrixView<const float> values, std::span<const uint3
         const double steps = static_cast<double>(values(i, t)) * inverse,
                      bin = std::clamp(std::round(steps * kOffsetsPerStep), -1.0 * kMostCounted,
                                       1.0 * kMostCounted);
-        counts_(i, static_cast<size_t>(static_cast<int>(bin) + kMostCounted)) += weights[t];
+        counts_(i, static_cast<size_t>(bin + kMostCounted)) += weights[t];
         sums_[i].value += weights[t] * steps;
         sums_[i].size += weights[t] * std::abs(steps);
       }

@@ -38,7 +38,7 @@ TransformSurvey::TransformSurvey(const TransformPart& part, std::string_view str
 void TransformSurvey::observe(MatrixView<const float> rows) {
   for (size_t i = 0; i < rows.rows(); ++i, ++token_) {
     if (token_ < lead_) continue;
-    const uint64_t run = seen_++ / kRun, apart = apart_at(run);
+    const uint64_t run = seen_++ / kRun, apart = std::max<uint64_t>(apart_at(run), 1);
     if (run % apart == 0) keep(rows.row(i), static_cast<uint32_t>(apart));
   }
 }
