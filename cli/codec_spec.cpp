@@ -228,9 +228,7 @@ const Codec& SpecCodecs::make(const CodecSpec& spec, CodecContext context, uint6
   }
   if (context.book) book_bytes = context.book->size_bytes();
   context.engine = engine_for(*spec.entry, context.engine);
-  if (!spec.weights.empty())
-    context.weights =
-        read_weights(spec.weights, context.num_layers, context.heads, context.head_dim).by_layer();
+  take_weights(spec.weights, context);
   codecs_.push_back(with_context(fmt::format("--codec {}", spec.text), [&] {
     return spec.recipe ? codec_from_record(*spec.entry, spec.recipe->info().parameters, context)
                        : make_codec(*spec.entry, *spec.options, context,

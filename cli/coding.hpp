@@ -72,6 +72,7 @@ class StoredDocument {
         view_(open_document(codes, codec, shape, document, *streams_)) {}
   const DocumentView& operator*() const { return *view_; }
   const DocumentView* operator->() const { return view_.get(); }
+  const StreamReader& streams() const { return *streams_; }
 
  private:
   std::unique_ptr<StreamReader> streams_;

@@ -363,9 +363,7 @@ class Encoding {
     if (options.storage) info.storage = *options.storage;
     CodecContext context = context_of(info.model, info.storage, book_ ? &book_->book : nullptr);
     context.engine = engine_for(entry, options.common.engine());
-    if (!options.weights.empty())
-      context.weights =
-          read_weights(options.weights, context.num_layers, context.heads, context.head_dim).by_layer();
+    take_weights(options.weights, context);
     made_ = make_codec(entry, *codec.options, context, options.rope, options.book);
     if (entry.before_rope && !options.rope && !context.book && !context.rope.turns())
       options.common.note("keys go to {} as they are: {}", entry.name,
@@ -494,7 +492,7 @@ void note_unlike_book(const CodesReader& codes, const FileRate& rate, const KvRe
   for (const Side side : codes.info().sides())
     for (const int group : codes.info().groups)
       for (const StoredStream& stream : codes.streams(side, group))
-        if (stream.spec.name == learned->stream) bytes += stream.bytes;
+        if (std::ranges::count(learned->streams, stream.spec.name) > 0) bytes += stream.bytes;
   const double taken = bits_per_value(rate.ledger.values, bytes);
   if (taken > kUnlike * learned->bits)
     common.note(

@@ -39,37 +39,23 @@ FileRate rate_of(const CodesReader& codes) {
 
 namespace {
 
-/// Adds the symbols of one side of a group, all documents together: they share a book.
-void add_symbols(const Codec& codec, const CodesReader& codes, Side side, int group, SideLedger& ledger) {
+/// Adds the symbols of one side of a group, all documents together: they share a book. surplus: exact values that are of
+/// no token, to be added to.
+void add_documents(const Codec& codec, const CodesReader& codes, Side side, int group, SideLedger& ledger,
+                   uint64_t& surplus) {
   const GroupShape shape = group_shape(codes.info().model, group, codes.info().layer_group, side);
   std::vector<uint64_t> total;
   at_dataset(codes.name(), side, group, [&] {
     for (size_t i = 0; i < codes.info().documents.count(); ++i) {
-      const auto counts = StoredDocument(codes, codec, shape, i)->symbol_counts();
+      const StoredDocument document(codes, codec, shape, i);
+      const auto counts = document->symbol_counts();
       total.resize(std::max(total.size(), counts.size()));
       for (size_t symbol = 0; symbol < counts.size(); ++symbol) total[symbol] += counts[symbol];
+      surplus += codec.surplus_rows(shape, document.streams()) * shape.width();
     }
   });
   for (const uint64_t count : total) ledger.symbols += count;
   ledger.symbol_bits += entropy_bits(total);
-}
-
-/// Exact rows of a document beyond its tokens: those that stand for its first ones, where these are kept apart and all
-/// wait (lib/codec/sink_codec.hpp).
-uint64_t exact_rows_beyond(const CodesReader& codes, Side side, int group) {
-  const auto streams = codes.streams(side, group);
-  const auto has = [&](std::string_view name) {
-    return std::ranges::any_of(streams, [&](const StoredStream& stream) { return stream.spec.name == name; });
-  };
-  if (!has("sink") || !has("tail")) return 0;
-  uint64_t beyond = 0;
-  for (size_t i = 0; i < codes.info().documents.count(); ++i) {
-    const auto document = codes.document(side, group, i);
-    const uint64_t rows = document->rows("sink") + document->rows("tail"),
-                   tokens = codes.info().documents.length(i);
-    beyond += rows - std::min(rows, tokens);
-  }
-  return beyond;
 }
 
 std::string bits_text(double bits) { return fmt::format("{:.4f}", bits); }
@@ -86,7 +72,7 @@ SideRates side_rates_of(const CodesReader& codes) {
   for (const Side side : rates.sides) {
     SideLedger& ledger = rates.ledgers.emplace_back();
     std::array<uint64_t, std::size(kCategories)> bytes{};
-    uint64_t beyond = 0;
+    uint64_t surplus = 0;  // exact values that are of no token
     for (const int group : info.groups) {
       if (!has_side(info, group, side)) continue;
       ledger.values +=
@@ -96,14 +82,12 @@ SideRates side_rates_of(const CodesReader& codes) {
         if (stream.spec.category == Category::ids && stream.spec.index_bound > 0)
           ledger.ids += stream.rows * stream.spec.row_elements();
       }
-      beyond += exact_rows_beyond(codes, side, group) *
-                group_shape(info.model, group, info.layer_group, side).width();
-      if (codec) add_symbols(codec->codec(), codes, side, group, ledger);
+      if (codec) add_documents(codec->codec(), codes, side, group, ledger, surplus);
     }
     for (const Category category : kCategories) {
       const uint64_t of_category = bytes[static_cast<size_t>(category)];
       if (category == Category::exempt)
-        ledger.exempt_values = of_category / 2 - std::min(of_category / 2, beyond);
+        ledger.exempt_values = of_category / 2 - std::min(of_category / 2, surplus);
       else if (of_category > 0)
         ledger.lines.push_back({std::string(name_of(category)), of_category});
     }

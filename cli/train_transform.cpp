@@ -205,8 +205,7 @@ bool weighs_by_heads(const TrainTransformOptions& options, const Weights* weight
 std::vector<ErrorMetric> metrics_of_parts(const TrainTransformOptions& options, const ModelInfo& model,
                                           const std::vector<GroupShape>& shapes, bool before_rope) {
   std::optional<Weights> weights;
-  if (!options.weights.empty())
-    weights = read_weights(options.weights, model.num_layers, model.num_kv_heads, model.head_dim);
+  if (!options.weights.empty()) weights = read_weights(options.weights, model);
   const Weights* const given = weights ? &*weights : nullptr;
   const bool per_head = weighs_by_heads(options, given, before_rope);
   std::vector<ErrorMetric> metrics;

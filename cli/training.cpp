@@ -70,8 +70,7 @@ OptionField TrainingOptions::weights_field(const std::string& what) {
 }
 
 LayerWeights TrainingOptions::read_weights(const ModelInfo& model) const {
-  if (weights.empty()) return {};
-  return cli::read_weights(weights, model.num_layers, model.num_kv_heads, model.head_dim).by_layer();
+  return weights.empty() ? LayerWeights() : cli::read_weights(weights, model).by_layer();
 }
 
 void TrainingOptions::check_resumed_weights() const {

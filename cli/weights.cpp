@@ -27,7 +27,9 @@ LayerWeights Weights::by_layer() const {
   return LayerWeights(costs);
 }
 
-Weights read_weights(const std::string& name, int num_layers, int heads, int head_dim) {
+namespace {
+
+Weights read_weights_of(const std::string& name, int num_layers, int heads, int head_dim) {
   Weights weights{name, read_sensitivities(name)};
   const ModelInfo& measured = weights.file.info.model;
   if (measured.num_layers != num_layers || measured.num_kv_heads != heads || measured.head_dim != head_dim)
@@ -35,6 +37,17 @@ Weights read_weights(const std::string& name, int num_layers, int heads, int hea
                     measured.num_layers, measured.num_kv_heads, measured.head_dim, num_layers, heads,
                     head_dim);
   return weights;
+}
+
+}  // namespace
+
+Weights read_weights(const std::string& name, const ModelInfo& model) {
+  return read_weights_of(name, model.num_layers, model.num_kv_heads, model.head_dim);
+}
+
+void take_weights(const std::string& name, CodecContext& context) {
+  if (name.empty()) return;
+  context.weights = read_weights_of(name, context.num_layers, context.heads, context.head_dim).by_layer();
 }
 
 }  // namespace kvcodec::cli

@@ -4,8 +4,7 @@
 #include <string>
 
 #include "formats/sensitivity_file.hpp"
-#include "lib/codec/group_shape.hpp"
-#include "lib/codec/layer_weights.hpp"
+#include "lib/codec/codec.hpp"
 
 namespace kvcodec::cli {
 
@@ -19,7 +18,10 @@ struct Weights {
   LayerWeights by_layer() const;
 };
 
-/// Throws Error(bad_input) unless the file is of a model with these layers, heads and dimensions.
-Weights read_weights(const std::string& name, int num_layers, int heads, int head_dim);
+/// Throws Error(bad_input) unless the file is of a model of that shape.
+Weights read_weights(const std::string& name, const ModelInfo& model);
+
+/// Gives a codec's context the weights of that file; "": none. Throws as read_weights does.
+void take_weights(const std::string& name, CodecContext& context);
 
 }  // namespace kvcodec::cli

@@ -186,17 +186,17 @@ namespace {
 class DeviceSynthesis final : public SynthesisEngine {
  public:
   DeviceSynthesis(const DeviceWork& device, VectorSynthesizer synthesizer)
-      : device_(device), synthesizer_(std::move(synthesizer)) {}
+      : device_(device), synthesizer_(device.share(std::move(synthesizer))) {}
 
   /// Copies blocks there and vectors back.
   bool decode(std::span<const uint8_t> payload, std::span<const uint32_t> block_bytes, size_t tokens,
               MatrixView<float> out) const override {
-    return device_.try_run([&] { synthesizer_.decode(payload, block_bytes, tokens, out); }) == Outcome::done;
+    return device_.try_run([&] { synthesizer_->decode(payload, block_bytes, tokens, out); }) == Outcome::done;
   }
 
  private:
   const DeviceWork& device_;
-  VectorSynthesizer synthesizer_;
+  std::shared_ptr<const VectorSynthesizer> synthesizer_;
 };
 
 }  // namespace

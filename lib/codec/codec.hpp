@@ -98,9 +98,9 @@ struct SideViews {
   std::unique_ptr<DocumentView> keys, values;
 };
 
-/// What a stream takes.
+/// What some streams take together.
 struct LearnedRate {
-  std::string_view stream;
+  std::vector<std::string_view> streams;
   double bits = 0;  ///< per value of all sides
 };
 
@@ -141,6 +141,9 @@ class Codec {
   virtual size_t scratch_bytes_per_row(const GroupShape& shape) const {
     return shape.width() * sizeof(float);
   }
+
+  /// Rows of a document's exact streams that are no tokens of it. Of codecs that keep tokens whole.
+  virtual uint64_t surplus_rows(const GroupShape&, const StreamReader& /*document*/) const { return 0; }
 
   virtual SurveyScope survey_scope() const { return SurveyScope::none; }
   /// The rows that a survey for `shape` looks at: those of that side, or of the other.

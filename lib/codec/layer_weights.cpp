@@ -15,9 +15,8 @@ namespace {
 /// In records scales are text; what is reckoned with is what the text says.
 std::string text_of(double scale) { return fmt::format("{:.3g}", scale); }
 
-bool usable(double value) { return value > 0 && std::isfinite(value); }
-/// As a float, and its inverse.
-bool usable_scale(double value) { return value >= 1e-30 && value <= 1e30; }
+/// What a float and its inverse hold by far.
+constexpr double kLeast = 1e-30, kMost = 1e30;
 
 }  // namespace
 
@@ -25,15 +24,16 @@ LayerWeights::LayerWeights(std::span<const std::array<double, 2>> costs) {
   double logs = 0;
   for (const auto& layer : costs)
     for (const double cost : layer) {
-      if (!usable(cost)) throw failed("an error costs {}; it must be more than 0", cost);
+      if (!(cost > 0) || !std::isfinite(cost))
+        throw failed("an error costs {}; it must be more than 0", cost);
       logs += std::log(cost);
     }
   const double mean = logs / (2 * static_cast<double>(costs.size()));
   for (const auto& layer : costs) {
     auto& scales = scales_.emplace_back();
     for (size_t side = 0; side < 2; ++side)
-      scales[side] = static_cast<float>(
-          std::stod(text_of(std::clamp(std::exp((mean - std::log(layer[side])) / 2), 1e-29, 1e29))));
+      scales[side] = static_cast<float>(std::stod(
+          text_of(std::clamp(std::exp((mean - std::log(layer[side])) / 2), 10 * kLeast, kMost / 10))));
   }
 }
 
@@ -53,7 +53,7 @@ LayerWeights LayerWeights::read(const Record& parameters) {
   for (std::string word; text >> word;) {
     double scale = 0;
     const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), scale);
-    if (error != std::errc() || end != word.data() + word.size() || !usable_scale(scale))
+    if (error != std::errc() || end != word.data() + word.size() || !(scale >= kLeast && scale <= kMost))
       throw bad_input("{}: {} is no scale", kErrorScales, word);
     scales.push_back(static_cast<float>(scale));
   }

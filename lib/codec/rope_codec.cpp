@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "lib/codec/exact_rows.hpp"
+#include "lib/codec/outer_codec.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"
@@ -61,41 +62,27 @@ class Turning {
 };
 
 /// Shows a survey keys before rope. Documents are shown from their first token on.
-class RopeSurvey final : public Survey {
+class RopeSurvey final : public OuterSurvey {
  public:
   RopeSurvey(std::unique_ptr<Survey> inner, const Turning& turning, const GroupShape& surveyed,
              const GroupShape& key_shape)
-      : inner_(std::move(inner)), turning_(turning), surveyed_(surveyed), key_shape_(key_shape) {}
-
-  int passes() const override { return inner_->passes(); }
+      : OuterSurvey(std::move(inner)), turning_(turning), surveyed_(surveyed), key_shape_(key_shape) {}
 
   void observe_queries(std::span<const uint64_t> tokens, MatrixView<const float> queries) override {
-    inner_->observe_queries(tokens, turning_.queries_back(key_shape_, tokens, queries));
+    inner().observe_queries(tokens, turning_.queries_back(key_shape_, tokens, queries));
   }
 
-  void observe_ids(std::span<const uint32_t> ids) override { inner_->observe_ids(ids); }
-
-  void observe(MatrixView<const float> rows) override {
+ protected:
+  void observe_from(uint64_t first, MatrixView<const float> rows) override {
     if (surveyed_.side == Side::value)
-      inner_->observe(rows);
+      inner().observe(rows);
     else
-      inner_->observe(turning_.back(surveyed_, tokens_, rows));
-    tokens_ += rows.rows();
+      inner().observe(turning_.back(surveyed_, first, rows));
   }
-
-  void end_document() override {
-    inner_->end_document();
-    tokens_ = 0;
-  }
-
-  void end_pass() override { inner_->end_pass(); }
-  void finish(StreamStore& document) override { inner_->finish(document); }
 
  private:
-  std::unique_ptr<Survey> inner_;
   const Turning& turning_;  // of the codec
   GroupShape surveyed_, key_shape_;
-  uint64_t tokens_ = 0;  // of the document in work
 };
 
 class RopeView final : public DocumentView {
@@ -122,53 +109,37 @@ class RopeView final : public DocumentView {
   const Turning& turning_;  // of the codec
 };
 
-class RopeCodec final : public Codec {
+class RopeCodec final : public OuterCodec {
  public:
   RopeCodec(std::unique_ptr<Codec> inner, const CodecContext& context)
-      : inner_(std::move(inner)), turning_(context.rope, context.storage) {}
+      : OuterCodec(std::move(inner)), turning_(context.rope, context.storage) {}
 
   Record parameters() const override {
-    Record record = inner_->parameters();
+    Record record = inner().parameters();
     set_rope(record, RopeChoice::undo);
     return record;
   }
 
-  int layer_group() const override { return inner_->layer_group(); }
-  bool joint() const override { return inner_->joint(); }
-  std::optional<LearnedRate> learned_rate() const override { return inner_->learned_rate(); }
-  uint64_t predicts_from() const override { return inner_->predicts_from(); }
-  std::vector<StreamSpec> streams(const GroupShape& shape) const override { return inner_->streams(shape); }
-
-  /// The keys turned back besides.
-  size_t scratch_bytes_per_row(const GroupShape& shape) const override {
-    return inner_->scratch_bytes_per_row(shape) + shape.width() * sizeof(float);
-  }
-
-  SurveyScope survey_scope() const override { return inner_->survey_scope(); }
-  GroupShape surveyed(const GroupShape& shape) const override { return inner_->surveyed(shape); }
-  bool wants_queries() const override { return inner_->wants_queries(); }
-  std::string without_queries() const override { return inner_->without_queries(); }
   std::unique_ptr<Survey> survey(const GroupShape& shape) const override {
-    return std::make_unique<RopeSurvey>(inner_->survey(shape), turning_, inner_->surveyed(shape),
+    return std::make_unique<RopeSurvey>(inner().survey(shape), turning_, inner().surveyed(shape),
                                         of_side(shape, Side::key));
   }
 
   void append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const override {
-    if (shape.side == Side::value) return inner_->append(shape, rows, document);
-    const uint64_t before = inner_->open(shape, document)->tokens();
-    inner_->append(shape, turning_.back(shape, before, rows), document);
+    if (shape.side == Side::value) return inner().append(shape, rows, document);
+    const uint64_t before = inner().open(shape, document)->tokens();
+    inner().append(shape, turning_.back(shape, before, rows), document);
   }
 
  protected:
   std::unique_ptr<DocumentView> view_of(const GroupShape& shape,
                                         const StreamReader& document) const override {
-    auto view = Codec::view_of(*inner_, shape, document);
+    auto view = Codec::view_of(inner(), shape, document);
     if (shape.side == Side::value) return view;
     return std::make_unique<RopeView>(std::move(view), turning_, shape, document);
   }
 
  private:
-  std::unique_ptr<Codec> inner_;
   Turning turning_;
 };
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "lib/codec/exact_rows.hpp"
+#include "lib/codec/outer_codec.hpp"
 #include "lib/codec/products.hpp"
 #include "lib/core/error.hpp"
 
@@ -24,33 +25,20 @@ Matrix<float> with_stand_ins(MatrixView<const float> rows, uint64_t first, uint6
 }
 
 /// Shows a survey what the codec will get.
-class SinkSurvey final : public Survey {
+class SinkSurvey final : public OuterSurvey {
  public:
-  SinkSurvey(std::unique_ptr<Survey> inner, uint64_t sink) : inner_(std::move(inner)), sink_(sink) {}
+  SinkSurvey(std::unique_ptr<Survey> inner, uint64_t sink) : OuterSurvey(std::move(inner)), sink_(sink) {}
 
-  int passes() const override { return inner_->passes(); }
-  void observe_queries(std::span<const uint64_t> tokens, MatrixView<const float> queries) override {
-    inner_->observe_queries(tokens, queries);
+ protected:
+  void observe_from(uint64_t first, MatrixView<const float> rows) override {
+    if (first > sink_)
+      inner().observe(rows);
+    else if (first + rows.rows() > sink_)
+      inner().observe(with_stand_ins(rows, first, sink_));
   }
-  void observe(MatrixView<const float> rows) override {
-    const uint64_t before = tokens_;
-    tokens_ += rows.rows();
-    if (before > sink_)
-      inner_->observe(rows);
-    else if (tokens_ > sink_)
-      inner_->observe(with_stand_ins(rows, before, sink_));
-  }
-  void end_document() override {
-    inner_->end_document();
-    tokens_ = 0;
-  }
-  void end_pass() override { inner_->end_pass(); }
-  void finish(StreamStore& document) override { inner_->finish(document); }
 
  private:
-  std::unique_ptr<Survey> inner_;
   uint64_t sink_;
-  uint64_t tokens_ = 0;  // of the document in work
 };
 
 class SinkView final : public DocumentView {
@@ -117,52 +105,49 @@ class SinkView final : public DocumentView {
   uint64_t firsts_ = 0;
 };
 
-class SinkCodec final : public Codec {
+class SinkCodec final : public OuterCodec {
  public:
   SinkCodec(std::unique_ptr<Codec> inner, uint64_t sink, DType storage)
-      : inner_(std::move(inner)), sink_(sink), storage_(storage) {}
+      : OuterCodec(std::move(inner)), sink_(sink), storage_(storage) {}
 
-  Record parameters() const override { return inner_->parameters(); }
-  int layer_group() const override { return inner_->layer_group(); }
   std::vector<StreamSpec> streams(const GroupShape& shape) const override {
-    auto specs = inner_->streams(shape);
+    auto specs = inner().streams(shape);
     specs.push_back(exact_stream(std::string(kSink), shape, storage_, Category::exempt));
     return specs;
   }
-  /// Rows with their stand-ins besides.
-  size_t scratch_bytes_per_row(const GroupShape& shape) const override {
-    return inner_->scratch_bytes_per_row(shape) + shape.width() * sizeof(float);
+
+  /// Tokens that stand for first ones, as far as these wait: then all behind them do.
+  uint64_t surplus_rows(const GroupShape& shape, const StreamReader& document) const override {
+    uint64_t exact = 0;
+    for (const StreamSpec& spec : streams(shape))
+      if (spec.category == Category::exempt) exact += document.rows(spec.name);
+    const uint64_t tokens = open(shape, document)->tokens();
+    return exact - std::min(exact, tokens);
   }
 
-  SurveyScope survey_scope() const override { return inner_->survey_scope(); }
-  GroupShape surveyed(const GroupShape& shape) const override { return inner_->surveyed(shape); }
-  bool wants_queries() const override { return inner_->wants_queries(); }
-  std::string without_queries() const override { return inner_->without_queries(); }
-  std::string needs_rope() const override { return inner_->needs_rope(); }
   std::unique_ptr<Survey> survey(const GroupShape& shape) const override {
-    return std::make_unique<SinkSurvey>(inner_->survey(shape), sink_);
+    return std::make_unique<SinkSurvey>(inner().survey(shape), sink_);
   }
 
   void append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const override {
     check_width(shape, rows.cols());
     const uint64_t before = open(shape, document)->tokens();
-    if (before > sink_) return inner_->append(shape, rows, document);
+    if (before > sink_) return inner().append(shape, rows, document);
     const auto firsts = static_cast<size_t>(std::min<uint64_t>(rows.rows(), sink_ - before));
     // What cannot be stored is known before anything is.
     const std::vector<uint16_t> kept = to_storage(storage_, rows.rows(0, firsts));
-    if (firsts < rows.rows()) inner_->append(shape, with_stand_ins(rows, before, sink_), document);
+    if (firsts < rows.rows()) inner().append(shape, with_stand_ins(rows, before, sink_), document);
     document.append_values<uint16_t>(kSink, kept);
   }
 
  protected:
   std::unique_ptr<DocumentView> view_of(const GroupShape& shape,
                                         const StreamReader& document) const override {
-    return std::make_unique<SinkView>(Codec::view_of(*inner_, shape, document), storage_, sink_, shape,
+    return std::make_unique<SinkView>(Codec::view_of(inner(), shape, document), storage_, sink_, shape,
                                       document);
   }
 
  private:
-  std::unique_ptr<Codec> inner_;
   uint64_t sink_;
   DType storage_;
 };

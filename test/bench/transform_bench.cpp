@@ -112,8 +112,10 @@ Matrix<float> rows_with(const TransformBook& book, const Matrix<float>& componen
 std::unique_ptr<Codec> make_transform(const Book& book, double bits) {
   const CodecEntry& entry = find_codec("transform");
   const auto options = entry.make_options();
-  for (const OptionField& field : options->fields())
+  for (const OptionField& field : options->fields()) {
     if (field.name == "bits") set_value(field, bits);
+    if (field.name == "adapt") set_value(field, false);  // the floor is of the book's classes
+  }
   return entry.make(*options, context_with(&book));
 }
 

@@ -730,45 +730,60 @@ TEST_CASE(
   Rng rng(61);
   const CodecContext plain{.num_layers = 2, .heads = 2, .head_dim = 8};
   const test::TransformSettings settings{.sink = 0};
-  TransformBook book = test::random_transform_book(settings, plain, rng);
-  const size_t width = book.width();
-  // The second half of the components is dead, and they are all that has anything of the second half of the columns.
-  for (auto& part : book.parts)
-    for (auto& rung : part.rungs)
-      for (size_t i = width / 2; i < width; ++i) rung.classes[i] = kDeadClass;
-  const std::vector<float> mean = book.parts.front().basis.mean;
-  const Book stored = to_book(book);
-  CodecContext context = plain;
-  context.book = &stored;
-  const auto options = find_codec("transform").make_options();
-  for (const OptionField& field : options->fields()) {
-    if (field.name == "sink") set_value(field, int64_t{0});
-    if (field.name == "rung") set_value(field, int64_t{1});
-    if (field.name == "adapt") set_value(field, false);
-  }
-  const auto codec = make_codec(find_codec("transform"), *options, context, RopeChoice::keep);
-  const GroupShape shape{.layers = 2, .heads = 2, .head_dim = 8, .side = Side::both};
-  // Token t has so much there that its error is 2^(t - 4) times what is kept exactly: weights are 1 and 4.
-  const double step = double{settings.step}, bound = LevelOptions{}.lambda * 16 * double(width) * step * step;
-  const size_t tokens = 9;
-  Matrix<float> rows(tokens, width);
-  for (size_t t = 0; t < tokens; ++t)
-    for (size_t c = 0; c < width; ++c) {
-      const double energy = bound * std::exp2(double(t) - 4) / double(width / 2);
-      const double away = c < width / 2 ? 0 : std::sqrt(energy / (c % 2 == 0 ? 1 : 4));
-      rows(t, c) = round_to(DType::bf16, static_cast<float>(double{mean[c]} + away));
+  for (const double lambda : {0.0, 0.001}) {  // the usual price of a bit stands in for these
+    CAPTURE(lambda);
+    TransformBook book = test::random_transform_book(settings, plain, rng);
+    book.options.rate_distortion = lambda;
+    const size_t width = book.width();
+    // The second half of the components is dead, and they are all that has anything of the second half of the columns.
+    for (auto& part : book.parts)
+      for (auto& rung : part.rungs)
+        for (size_t i = width / 2; i < width; ++i) rung.classes[i] = kDeadClass;
+    const std::vector<float> mean = book.parts.front().basis.mean;
+    const Book stored = to_book(book);
+    CodecContext context = plain;
+    context.book = &stored;
+    const auto options = find_codec("transform").make_options();
+    for (const OptionField& field : options->fields()) {
+      if (field.name == "sink") set_value(field, int64_t{0});
+      if (field.name == "rung") set_value(field, int64_t{1});
+      if (field.name == "adapt") set_value(field, false);
     }
-  const Encoded encoded = encode_in_memory(*codec, shape, {{DocumentRows(rows)}});
-  Matrix<float> back(tokens, width);
-  codec->open(shape, encoded.document(0))->decode(0, back);
-  for (size_t t = 0; t < tokens; ++t) {
-    CAPTURE(t);
-    const bool exact = std::ranges::equal(back.row(t), std::as_const(rows).row(t));
-    if (t != 4) CHECK_EQ(exact, t > 4);  // of as much, bits and rounding decide
-    double error = 0;
-    for (size_t c = 0; c < width; ++c)
-      error += (c % 2 == 0 ? 1 : 4) * std::pow(double{back(t, c)} - double{rows(t, c)}, 2);
-    CHECK_LE(error, 1.01 * bound);
+    const auto codec = make_codec(find_codec("transform"), *options, context, RopeChoice::keep);
+    const GroupShape shape{.layers = 2, .heads = 2, .head_dim = 8, .side = Side::both};
+    // Token t has so much there that its error is 2^(t - 4) times what is kept exactly: weights are 1 and 4.
+    const double step = double{settings.step},
+                 bound = LevelOptions{}.lambda * 16 * double(width) * step * step;
+    const size_t tokens = 9;
+    Matrix<float> rows(tokens, width);
+    for (size_t t = 0; t < tokens; ++t)
+      for (size_t c = 0; c < width; ++c) {
+        const double energy = bound * std::exp2(double(t) - 4) / double(width / 2);
+        const double away = c < width / 2 ? 0 : std::sqrt(energy / (c % 2 == 0 ? 1 : 4));
+        rows(t, c) = round_to(DType::bf16, static_cast<float>(double{mean[c]} + away));
+      }
+    const Encoded encoded = encode_in_memory(*codec, shape, {{DocumentRows(rows)}});
+    Matrix<float> back(tokens, width);
+    codec->open(shape, encoded.document(0))->decode(0, back);
+    for (size_t t = 0; t < tokens; ++t) {
+      CAPTURE(t);
+      const bool exact = std::ranges::equal(back.row(t), std::as_const(rows).row(t));
+      if (t != 4) CHECK_EQ(exact, t > 4);  // of as much, bits and rounding decide
+      double error = 0;
+      for (size_t c = 0; c < width; ++c)
+        error += (c % 2 == 0 ? 1 : 4) * std::pow(double{back(t, c)} - double{rows(t, c)}, 2);
+      CHECK_LE(error, 1.01 * bound);
+    }
+    // Components beyond all levels are no reason to refuse a token.
+    Matrix<float> huge(2, width);
+    for (size_t c = 0; c < width; ++c) huge(0, c) = huge(1, c) = rows(0, c);
+    huge(1, 0) = 1e12f;
+    for (float& value : std::span(huge.data(), huge.size())) value = round_to(DType::bf16, value);
+    const Encoded of_huge = encode_in_memory(*codec, shape, {{DocumentRows(huge)}});
+    Matrix<float> huge_back(2, width);
+    codec->open(shape, of_huge.document(0))->decode(0, huge_back);
+    CHECK(std::ranges::equal(huge_back.row(1), std::as_const(huge).row(1)));
+    CHECK_FALSE(std::ranges::equal(huge_back.row(0), std::as_const(huge).row(0)));
   }
 }
 

@@ -166,7 +166,9 @@ class TransformCodec final : public Codec {
   }
   int layer_group() const override { return layer_group_; }
   bool joint() const override { return joint_; }
-  std::optional<LearnedRate> learned_rate() const override { return LearnedRate{kCodes, learned_bits_}; }
+  std::optional<LearnedRate> learned_rate() const override {
+    return LearnedRate{{kCodes, kExact}, learned_bits_};
+  }
   uint64_t predicts_from() const override { return features_ ? features_->vocabulary() : 0; }
   std::vector<StreamSpec> streams(const GroupShape& shape) const override {
     std::vector<StreamSpec> specs{ends_.sink_stream(shape),
@@ -426,31 +428,36 @@ void TransformView::decode_quantized(uint64_t first, MatrixView<float> out) cons
   const std::vector<uint32_t> ids = part_->ids(document(), lead() + first, out.rows());
   std::vector<uint64_t> begins{0};
   for (const uint32_t bytes : blocks.bytes) begins.push_back(begins.back() + bytes);
-  // Blocks of `tokens` tokens, those of theirs that are wanted.
+  // `count` blocks of `tokens` tokens each, the first of them `block`, and those of their tokens that are wanted.
+  struct Wanted {
+    std::span<const uint8_t> payload;
+    std::span<const uint32_t> bytes;
+    uint64_t from, begin, stop;  // the blocks' first token; those wanted
+  };
+  const auto wanted = [&](uint64_t block, size_t count, uint64_t tokens) {
+    const size_t at = block - first_block;
+    const uint64_t from = block * block_;
+    return Wanted{std::span(blocks.payload).subspan(begins[at], begins[at + count] - begins[at]),
+                  std::span(blocks.bytes).subspan(at, count), from, std::max(first, from),
+                  std::min(end, from + count * tokens)};
+  };
   const auto decode_there = [&](const SynthesisEngine& device, uint64_t block, size_t count,
                                 uint64_t tokens) {
-    const size_t at = block - first_block;
-    const uint64_t from = block * block_, begin = std::max(first, from),
-                   stop = std::min(end, from + count * tokens);
+    const Wanted of = wanted(block, count, tokens);
     Matrix<float> rows(count * tokens, out.cols());
-    if (!device.decode(std::span(blocks.payload).subspan(begins[at], begins[at + count] - begins[at]),
-                       std::span(blocks.bytes).subspan(at, count), tokens, rows))
-      return false;
-    for (uint64_t t = begin; t < stop; ++t) std::ranges::copy(rows.row(t - from), out.row(t - first).begin());
+    if (!device.decode(of.payload, of.bytes, tokens, rows)) return false;
+    for (uint64_t t = of.begin; t < of.stop; ++t)
+      std::ranges::copy(rows.row(t - of.from), out.row(t - first).begin());
     return true;
   };
   const auto decode = [&](uint64_t block, size_t count, uint64_t tokens) {
-    const size_t at = block - first_block;
-    const uint64_t from = block * block_, begin = std::max(first, from),
-                   stop = std::min(end, from + count * tokens);
+    const Wanted of = wanted(block, count, tokens);
     Matrix<int32_t> levels(part_->components(), count * tokens);
-    with_context(fmt::format("stream '{}', blocks from {} on", kCodes, block), [&] {
-      part_->coder().decode(std::span(blocks.payload).subspan(begins[at], begins[at + count] - begins[at]),
-                            std::span(blocks.bytes).subspan(at, count), tokens, levels);
-    });
-    part_->reconstruct(levels.view().columns(begin - from, stop - begin),
-                       std::span(ids).subspan(ids.empty() ? 0 : begin - first),
-                       out.rows(begin - first, stop - begin));
+    with_context(fmt::format("stream '{}', blocks from {} on", kCodes, block),
+                 [&] { part_->coder().decode(of.payload, of.bytes, tokens, levels); });
+    part_->reconstruct(levels.view().columns(of.begin - of.from, of.stop - of.begin),
+                       std::span(ids).subspan(ids.empty() ? 0 : of.begin - first),
+                       out.rows(of.begin - first, of.stop - of.begin));
   };
   // Complete blocks some at a time, then the one that is not.
   const uint64_t complete = std::min(last_block, quantized_ / block_);

@@ -26,7 +26,9 @@ make_kv --layers 4 --heads 2 --dim 16 --document a:0:90 --document b:0:30 -o sma
 train="--entries-value 16 --entries-low 16 --entries-high 32 --codebooks-value 4 --refits 0 --epochs 1 --quiet"
 kvcodec train-rvq data/kv.h5 $train -o books.h5 >/dev/null
 kvcodec train-dict data/kv.h5 --atoms 32 --sparsity 4 --epochs 1 --atom-type f32 --quiet -o dict.h5 >/dev/null
-for codec in "rvq --book books.h5 --beam 1 --window 30" "rvq --book books.h5 --beam 3 --window 40" "kvcomp --block 16" \
+make_kv --layers 4 --heads 2 --dim 16 --document a:0:1200 --document b:0:1200 -o many.h5
+kvcodec train-transform many.h5 --quiet -o transform.h5 >/dev/null
+for codec in "transform --book transform.h5 --bits 2 --block 16" "rvq --book books.h5 --beam 1 --window 30" "rvq --book books.h5 --beam 3 --window 40" "kvcomp --block 16" \
   "kvcomp --block 33 --key-quant block --unit-heads" "selfindex --exact-tokens 8" "sparse --book dict.h5" \
   "sparse --book data/dict.h5" "fp8"; do
   case $codec in  # one codec that the device codes, and below one that it does not
