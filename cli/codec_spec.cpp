@@ -13,31 +13,18 @@
 namespace kvcodec::cli {
 namespace {
 
-/// More than any model has.
-constexpr uint64_t kMostDenseLayers = 1 << 16;
-
 /// Keys that every word may have, as fields of the spec.
 struct SharedKeys final : Options {
   std::string book, weights, label;
   DType dtype = DType::bf16;
   std::optional<RopeChoice> rope;
-  SelectBy select = SelectBy::all;
-  Share share = Share::max;
-  int64_t budget = 0, newest = 0, first = 0;
-  std::string dense_layers;
 
   std::vector<OptionField> fields() override {
     return {{"book", "", &book},
             {"weights", "", &weights},
             {"rope", "", &rope},
             {"label", "", &label},
-            {"dtype", "", &dtype, {}, {}, {"bf16", "f16", "f32"}},
-            {"select", "", &select, {}, {}, step_selector_names()},
-            {"share", "", &share},
-            {"budget", "", &budget, 1, 1e9},
-            {"newest", "", &newest, 0, 1e9},
-            {"first", "", &first, 0, 1e9},
-            {"dense-layers", "", &dense_layers}};
+            {"dtype", "", &dtype, {}, {}, {"bf16", "f16", "f32"}}};
   }
 };
 
@@ -91,17 +78,46 @@ const CodecEntry& codec_of(const CodesReader& codes) {
                   codes.info().codec);
 }
 
-CodecSpec parse(const std::string& text, const StepSelection& selection, DType dtype) {
+/// The selection of a word before its own keys are set: as the selector and the setup have it, which the word may name,
+/// and with what is given for all words.
+SelectionOptions selection_before(const std::string& text, const GivenFields& given) {
+  SelectBy by = SelectBy::all;
+  SelectionSetup setup = SelectionSetup::best;
+  const auto take = [&](std::string_view name, std::string_view value) {
+    if (name == "select") by = value_named<SelectBy>(value).value_or(by);
+    if (name == "setup") setup = value_named<SelectionSetup>(value).value_or(setup);
+  };
+  for (const auto& [name, value] : given)
+    if (const auto* word = std::get_if<std::string>(&value)) take(name, *word);
+  for (const std::string& part : settings_in(text)) {
+    const size_t equals = std::min(part.find('='), part.size());
+    take(std::string_view(part).substr(0, equals), std::string_view(part).substr(std::min(equals + 1, part.size())));
+  }
+  SelectionOptions selection = SelectionOptions::of(by, setup);
+  for (const OptionField& field : selection.step_fields())
+    for (const auto& [name, value] : given)
+      if (name == field.name && name != "select" && name != "setup") set_value(field, value);
+  return selection;
+}
+
+/// Keys that only settings take that select.
+void check_selects(const SelectionOptions& selection, const std::vector<std::string>& given) {
+  if (selection.by != SelectBy::all) return selection.check();
+  SelectionOptions any;
+  for (const OptionField& field : any.step_fields())
+    if (field.name != "select" && std::ranges::find(given, field.name) != given.end())
+      throw usage_error("{} is for settings that select tokens; add select=", field.name);
+}
+
+CodecSpec parse(const std::string& text, const GivenFields& selection, DType dtype) {
   CodecSpec spec;
   spec.text = spec.label = text;
   const std::string name = name_in(text);
   SharedKeys shared;
   shared.dtype = dtype;
-  shared.select = selection.by, shared.share = selection.share;
-  shared.budget = static_cast<int64_t>(selection.budget),
-  shared.newest = static_cast<int64_t>(selection.newest);
-  shared.first = static_cast<int64_t>(selection.first);
+  spec.selection = selection_before(text, selection);
   std::vector<OptionField> fields = shared.fields();
+  for (OptionField& field : spec.selection.step_fields()) fields.push_back(std::move(field));
   spec.entry = find_named(name);
   if (spec.entry) {
     spec.options = spec.entry->make_options();
@@ -117,7 +133,6 @@ CodecSpec parse(const std::string& text, const StepSelection& selection, DType d
     (void)codec_named(text);  // throws
   }
   set_keys(text, spec.recipe ? spec.recipe->name() : spec.entry->name, fields);
-  const std::vector<std::string> given = keys_of(text);
   spec.book = shared.book;
   spec.weights = shared.weights;
   spec.dtype = shared.dtype;
@@ -127,18 +142,7 @@ CodecSpec parse(const std::string& text, const StepSelection& selection, DType d
   if (!spec.weights.empty() && spec.recipe)
     throw usage_error("{} says what errors weigh; leave out weights=", spec.recipe->name());
   if (!shared.label.empty()) spec.label = shared.label;
-  spec.selection = {
-      .by = shared.select,
-      .budget = static_cast<uint64_t>(shared.budget),
-      .newest = static_cast<uint64_t>(shared.newest),
-      .first = static_cast<uint64_t>(shared.first),
-      .share = shared.share,
-      .dense_layers = shared.dense_layers.empty() ? selection.dense_layers : layers_in(shared.dense_layers)};
-  if (spec.selection.by != SelectBy::all && spec.selection.budget == 0)
-    throw usage_error("select={} needs a budget: budget=TOKENS", spec.selection.by);
-  for (const char* only : {"budget", "newest", "first", "dense-layers", "share"})
-    if (spec.selection.by == SelectBy::all && std::ranges::find(given, only) != given.end())
-      throw usage_error("{} is for settings that select tokens; add select=", only);
+  check_selects(spec.selection, keys_of(text));
   if (spec.options) spec.options->check();
   if (spec.entry->book_type.empty() && !spec.book.empty())
     throw usage_error("the codec {} takes no book", spec.entry->name);
@@ -148,23 +152,6 @@ CodecSpec parse(const std::string& text, const StepSelection& selection, DType d
 }
 
 }  // namespace
-
-std::vector<int> layers_in(const std::string& text) {
-  std::vector<int> layers;
-  if (text.empty()) return layers;
-  const auto ranges = number_ranges(text);
-  if (!ranges || ranges->back().end > kMostDenseLayers)
-    throw usage_error("dense-layers is '{}'; it must be numbers and ranges, as 0-1", text);
-  for (const TokenRange& range : *ranges)
-    for (uint64_t layer = range.first; layer < range.end; ++layer) layers.push_back(static_cast<int>(layer));
-  return layers;
-}
-
-std::vector<std::string> step_selector_names() {
-  std::vector<std::string> names{std::string(name_of(SelectBy::all))};
-  for (const SelectBy by : kStepSelectors) names.emplace_back(name_of(by));
-  return names;
-}
 
 std::vector<std::string> codec_names() {
   std::vector<std::string> names;
@@ -203,7 +190,7 @@ void set_keys(const std::string& word, const std::string& codec, const std::vect
   }
 }
 
-CodecSpec parse_codec_spec(const std::string& text, const StepSelection& selection, DType dtype) {
+CodecSpec parse_codec_spec(const std::string& text, const GivenFields& selection, DType dtype) {
   return with_context(fmt::format("--codec {}", text), [&] { return parse(text, selection, dtype); });
 }
 

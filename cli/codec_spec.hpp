@@ -8,7 +8,7 @@
 //   q4:rope=undo                             keys from before the rotary embedding
 //   kvcomp:max-error=0.5,weights=s.h5        errors weighed by what they cost the model
 //   codes.h5                                 codec, options and embedded book of a codes file
-//   none:select=quest,budget=128,newest=16   attention to chosen tokens
+//   none:select=quest,budget=128,setup=paper attention to chosen tokens
 //   kivi:bits=2,label=baseline               what tables call it
 //   none:dtype=f32                           a cache that is not rounded
 #pragma once
@@ -19,11 +19,11 @@
 #include <string>
 #include <vector>
 
+#include "cli/selection_options.hpp"
 #include "formats/book_file.hpp"
 #include "formats/codes_file.hpp"
 #include "lib/codec/codec.hpp"
 #include "lib/codec/rope_codec.hpp"
-#include "lib/pipeline/step_selection.hpp"
 
 namespace kvcodec::cli {
 
@@ -37,15 +37,9 @@ struct CodecSpec {
   std::string book;                   ///< file of the book
   std::string weights;                ///< sensitivity file
   std::optional<RopeChoice> rope;     ///< where it is given
-  StepSelection selection;
+  SelectionOptions selection = SelectionOptions::of(SelectBy::all, SelectionSetup::best);
   DType dtype = DType::bf16;  ///< of the cache
 };
-
-/// The layers that --dense-layers names; none of "". Throws Error(usage) for what names none.
-std::vector<int> layers_in(const std::string& text);
-
-/// What --select takes: all, and what can choose tokens while a model goes on.
-std::vector<std::string> step_selector_names();
 
 /// The names of all codecs.
 std::vector<std::string> codec_names();
@@ -63,11 +57,10 @@ std::vector<std::string> keys_of(const std::string& word);
 /// are given twice or are of no field, and for values that a field does not take.
 void set_keys(const std::string& word, const std::string& codec, const std::vector<OptionField>& fields);
 
-/// selection, dtype: what holds where the word says nothing. Throws Error(usage) naming the word for keys that its
+/// selection: fields of SelectionOptions::step_fields() that hold where the word says nothing of them; dtype likewise. Throws Error(usage) naming the word for keys that its
 /// codec does not have, values that are none, and books that are missing or not wanted; Error(bad_input) for
 /// files that are no codes.
-CodecSpec parse_codec_spec(const std::string& text, const StepSelection& selection,
-                           DType dtype = DType::bf16);
+CodecSpec parse_codec_spec(const std::string& text, const GivenFields& selection, DType dtype = DType::bf16);
 
 /// Codecs made from words, and the books they stand on, each read once.
 class SpecCodecs {

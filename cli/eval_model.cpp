@@ -40,12 +40,10 @@ struct ModelOptions final : Options {
   Task task = Task::text;
   DType dtype = DType::bf16;
   Compute compute = Compute::f32;
-  SelectBy select = SelectBy::all;
-  Share share = Share::max;
+  SelectionOptions selection = SelectionOptions::of(SelectBy::all, SelectionSetup::best);
   JudgedTextOptions texts;
   std::vector<std::string> codecs;
-  int64_t stream = 0, survey = 16, budget = 0, newest = 0, first = 0;
-  std::string dense_layers;
+  int64_t stream = 0, survey = 16;
   int64_t depths = 5, questions = 10, keys = 1, values = 1;
   CommonOptions common;
 
@@ -76,35 +74,7 @@ struct ModelOptions final : Options {
          .help = "documents from whose prefixes the books are made that codecs make for themselves",
          .target = &survey,
          .min = 1,
-         .max = 1e6},
-        {.name = "select",
-         .help = "attend to chosen tokens only: by Quest's page bounds, sign codes, clusters or "
-                 "true products (oracle), anew at every step, layer and head; all: to all",
-         .target = &select,
-         .choices = step_selector_names()},
-        {.name = "budget",
-         .help = "tokens to attend to; --select needs it, there is no default",
-         .target = &budget,
-         .min = 1,
-         .max = 1e9},
-        {.name = "newest",
-         .help = "newest tokens that are always attended to, within the budget",
-         .target = &newest,
-         .min = 0,
-         .max = 1e9},
-        {.name = "first",
-         .help = "first tokens of a document that are always attended to, within the budget",
-         .target = &first,
-         .min = 0,
-         .max = 1e9},
-        {.name = "dense-layers",
-         .help =
-             "layers that attend to all tokens, as 0-1; ClusterKV and Quest leave out the first two (default: none)",
-         .target = &dense_layers},
-        {.name = "share",
-         .help = "one selection for the query heads that share a key/value head, by their largest or mean "
-                 "score, or one for each",
-         .target = &share}};
+         .max = 1e6}};
   }
   std::vector<OptionField> recall_fields() {
     return {{.name = "lengths",
@@ -130,14 +100,6 @@ struct ModelOptions final : Options {
              .target = &values,
              .min = 1,
              .max = 1000}};
-  }
-  StepSelection selection() const {
-    return {.by = select,
-            .budget = static_cast<uint64_t>(budget),
-            .newest = static_cast<uint64_t>(newest),
-            .first = static_cast<uint64_t>(first),
-            .share = share,
-            .dense_layers = layers_in(dense_layers)};
   }
 };
 
@@ -215,19 +177,36 @@ struct Settings {
   std::vector<uint64_t> book_bytes;
 };
 
+/// What of the selection was given for all settings.
+GivenFields given_selection(const Command& command, ModelOptions& options) {
+  GivenFields given;
+  for (const OptionField& field : options.selection.step_fields())
+    if (command.given(field.name)) given.emplace_back(field.name, value_of(field));
+  return given;
+}
+
 /// What selecting needs is not to be given where nothing selects.
-void check_selection(const Command& command, const Settings& settings) {
+void check_selection(const GivenFields& given, const Settings& settings) {
   if (std::ranges::any_of(settings.specs,
                           [](const CodecSpec& spec) { return spec.selection.by != SelectBy::all; }))
     return;
-  for (const char* only : {"budget", "newest", "first", "dense-layers", "share"})
-    if (command.given(only))
-      throw usage_error("--{} is for settings that select tokens, and none does; add --select", only);
+  for (const auto& [name, value] : given)
+    if (name != "select")
+      throw usage_error("--{} is for settings that select tokens, and none does; add --select", name);
 }
 
-void make_settings(const ModelOptions& options, const ModelConfig& config, Settings& settings) {
+/// Of a cache that is decoded: its codes choose by the signs of their index, or as the products with it do.
+SelectionRule step_rule(const CodecSpec& spec, const ModelConfig& config) {
+  SelectionRule rule = spec.selection.rule(config.num_layers);
+  if (rule.by == SelectBy::codes)
+    rule.by = spec.entry->capabilities.has_index ? SelectBy::signs : SelectBy::oracle;
+  return rule;
+}
+
+void make_settings(const ModelOptions& options, const GivenFields& selection, const ModelConfig& config,
+                   Settings& settings) {
   for (const std::string& text : options.codecs)
-    settings.specs.push_back(parse_codec_spec(text, options.selection(), options.dtype));
+    settings.specs.push_back(parse_codec_spec(text, selection, options.dtype));
   for (const CodecSpec& spec : settings.specs) {
     // As encode does with a cache of 32 bits; what keeps all as it is keeps that too.
     const bool exact = spec.entry->name == "none";
@@ -240,7 +219,7 @@ void make_settings(const ModelOptions& options, const ModelConfig& config, Setti
                          .engine = options.common.engine(),
                          .rope = KeyRope::of(config)};
     settings.loop.push_back({&settings.codecs.make(spec, context, settings.book_bytes.emplace_back()),
-                             spec.dtype, spec.selection});
+                             spec.dtype, step_rule(spec, config)});
   }
 }
 
@@ -396,6 +375,8 @@ Json json_of(const ShareEstimate& estimate) {
   return {{"share", estimate.share}, {"low_95", estimate.low}, {"high_95", estimate.high}};
 }
 
+Json selection_json(SelectionOptions selection) { return to_json(to_record(selection)); }
+
 Json json_of(const CodecSpec& spec, const Summary& summary) {
   Json ledger = Json::object();
   for (const Category category : kCategories)
@@ -411,12 +392,7 @@ Json json_of(const CodecSpec& spec, const Summary& summary) {
                {"book_bytes", summary.book_bytes},
                {"ledger_bytes", ledger}};
   if (spec.selection.by != SelectBy::all)
-    json["selection"] = {{"by", spec.selection.by},
-                         {"budget", spec.selection.budget},
-                         {"newest", spec.selection.newest},
-                         {"first", spec.selection.first},
-                         {"dense_layers", spec.selection.dense_layers},
-                         {"share", spec.selection.share}};
+    json["selection"] = selection_json(spec.selection);
   if (spec.recipe) json["history"] = spec.recipe->type().history;
   return json;
 }
@@ -457,7 +433,7 @@ void declare(Command& command, ModelOptions& options) {
       "same, "
       "with 95% intervals from the differences between documents.\n\n"
       "A setting is a codec with its options in one word, NAME[:key=value,...], keys being those of encode "
-      "without their dashes, and book=FILE, weights=FILE, rope=, dtype=, select=, budget=, newest=, first=, dense-layers=, share=, label=; or the name of a "
+      "without their dashes, and book=FILE, weights=FILE, rope=, dtype=, label=, select= and what belongs to it; or the name of a "
       "codes "
       "file, whose codec and options are taken.",
       "kvcodec eval-model --model data/demo-model --text docs/ \\\n"
@@ -474,6 +450,9 @@ void declare(Command& command, ModelOptions& options) {
   for (const auto& field : options.texts.fields()) command.option(field);
   command.group("The cache");
   for (const auto& field : options.setting_fields()) command.option(field);
+  command.group("Attention to few tokens");
+  for (const auto& field : options.selection.step_fields())
+    command.option(field, field.name == "dense-layers" ? "LIST" : "");
   command.group("Task recall");
   for (const auto& field : options.recall_fields())
     command.option(field, field.name == "lengths" ? "LIST" : "");
@@ -621,6 +600,10 @@ std::string text_report(const ModelOptions& options, const Settings& settings, c
 
 std::string eval_model(Command& command) {
   ModelOptions options;
+  // What these name decides what the others are where they are not given.
+  options.selection = SelectionOptions::of(
+      value_named<SelectBy>(command.peek("select")).value_or(options.selection.by),
+      value_named<SelectionSetup>(command.peek("setup")).value_or(options.selection.setup));
   declare(command, options);
   command.parse();
   check_combination(command, options);
@@ -630,8 +613,9 @@ std::string eval_model(Command& command) {
   const std::unique_ptr<ModelFiles> files = open_model(options.model);
   const ModelConfig& config = files->description().config;
   Settings settings;
-  make_settings(options, config, settings);
-  check_selection(command, settings);
+  const GivenFields selection = given_selection(command, options);
+  make_settings(options, selection, config, settings);
+  check_selection(selection, settings);
   const LlamaModel model = make_model(*files, options.common, options.compute);
   const Tasks tasks = make_tasks(options, *files);
   Outcome outcome = run_tasks(options, model, settings, tasks);

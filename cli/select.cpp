@@ -2,8 +2,8 @@
 //
 //   --budget N, --ratio X    tokens to select for each query
 //   --by codes|signs|clusters|quest|oracle  what scores them
+//   --setup paper            as the paper of that method does; what else there is stands in selection_options.hpp
 //   --index INDEX            the clusters
-//   --share max|mean|each    how query heads agree that share a key/value head
 //
 //   kvcodec select selfindex.h5 --queries kv.h5 --budget 64 -o selection.h5
 #include <algorithm>
@@ -16,6 +16,7 @@
 #include "cli/product.hpp"
 #include "cli/progress.hpp"
 #include "cli/rate.hpp"
+#include "cli/selection_options.hpp"
 #include "cli/subcommands.hpp"
 #include "cli/text.hpp"
 #include "formats/index_file.hpp"
@@ -48,9 +49,10 @@ struct SelectOptions final : Options {
   }
 };
 
-/// Whether tokens are chosen by the index that the codes hold.
-bool by_codes(const SelectOptions& options) {
-  return options.selection.by == SelectBy::codes || options.selection.by == SelectBy::signs;
+/// What a layer chooses by: all there is, where it is dense.
+SelectionRule rule_of_layer(const SelectionRule& rule, int layer) {
+  if (!rule.is_dense(layer)) return rule;
+  return {.by = rule.by, .budget = UINT64_MAX, .share = rule.share};
 }
 
 /// An index and where the documents of the codes are in it.
@@ -79,13 +81,15 @@ struct Clusters {
 /// One layer: selections for all queries that stand in matched documents, in the order of the kv file.
 class LayerRun {
  public:
-  LayerRun(const CodesReader& codes, const Codec& codec, const KvReader& kv, const Clusters* clusters,
-           const SelectOptions& options, int layer)
+  LayerRun(const CodesReader& codes, const CodecOfFile& codec, const KvReader& kv, const Clusters* clusters,
+           const SelectionRule& rule, Engine* engine, int layer)
       : codes_(codes),
-        codec_(codec),
+        codec_(codec.codec()),
+        has_index_(codec.entry().capabilities.has_index),
         kv_(kv),
         clusters_(clusters),
-        options_(options),
+        rule_(rule_of_layer(rule, layer)),
+        engine_(engine),
         layer_(layer),
         queries_(*kv.queries(layer)) {
     const ModelInfo& model = kv.model();
@@ -94,9 +98,7 @@ class LayerRun {
     dims_ = static_cast<size_t>(model.head_dim);
   }
 
-  size_t selected_heads() const {
-    return options_.selection.share == Share::each ? heads_ * per_head_ : heads_;
-  }
+  size_t selected_heads() const { return rule_.share == Share::each ? heads_ * per_head_ : heads_; }
 
   void run(const Match& match) {
     const auto& rows = queries_.token_rows;
@@ -120,7 +122,9 @@ class LayerRun {
     selections.chosen.resize(first_selection + steps * per_step);
     for (size_t head = 0; head < heads_; ++head) {
       const auto own_keys = keys.view().columns(head * dims_, dims_);
-      const auto selector = make_selector(match, stored.keys(), head, own_keys);
+      const MatrixView<const float> own_stored = stored_keys.view().columns(head * dims_, dims_);
+      const auto selector = make_selector(match, stored.keys(), head, own_keys, own_stored);
+      const std::vector<uint32_t> heavy = heavy_tokens(stored.keys(), head);
       std::vector<uint64_t> waiting;
       uint64_t sink = 0;
       if (cluster_index_) {
@@ -137,15 +141,16 @@ class LayerRun {
       auto result = select_tokens({.selector = selector.get(),
                                    .keys = own_keys,
                                    .values = values.view().columns(head * dims_, dims_),
-                                   .stored_keys = stored_keys.view().columns(head * dims_, dims_),
+                                   .stored_keys = own_stored,
                                    .stored_values = stored_values.view().columns(head * dims_, dims_),
                                    .queries = queries,
                                    .per_step = per_head_,
                                    .visible = visible,
                                    .waiting = waiting,
                                    .sink = sink,
+                                   .heavy = heavy,
                                    .chooser = chooser_of(match)},
-                                  options_.selection);
+                                  rule_);
       const size_t own = result.chosen.size() / steps;
       for (size_t i = 0; i < result.chosen.size(); ++i)
         selections.chosen[first_selection + i / own * per_step + head * own + i % own] =
@@ -160,45 +165,58 @@ class LayerRun {
   Documents documents;  // of the queries
 
  private:
+  /// stored: the keys as the codes give them back.
   std::unique_ptr<Selector> make_selector(const Match& match, const DocumentView& coded_keys, size_t head,
-                                          MatrixView<const float> keys) {
-    if (by_codes(options_)) return coded_keys.selector(head, options_.selection.by == SelectBy::signs);
+                                          MatrixView<const float> keys, MatrixView<const float> stored) {
+    const bool by_index = rule_.by == SelectBy::signs || (rule_.by == SelectBy::codes && has_index_);
+    if (by_index) return coded_keys.selector(head, rule_.by == SelectBy::signs);
     if (clusters_) {
       const std::string& name = codes_.info().documents.names[match.other_document];
       cluster_index_ = clusters_->read(layer_, match.other_document, head, name);
       return std::make_unique<ClusterSelector>(*cluster_index_, match.count);
     }
-    if (options_.selection.by == SelectBy::oracle) {
-      oracle_rows_ = std::make_unique<CacheRows>(keys, keys);
-      return std::make_unique<OracleSelector>(*oracle_rows_);
+    if (rule_.by == SelectBy::quest) {
+      auto quest = std::make_unique<QuestSelector>(dims_);
+      quest->append(keys);
+      return quest;
     }
-    auto quest = std::make_unique<QuestSelector>(dims_);
-    quest->append(keys);
-    return quest;
+    const MatrixView<const float> multiplied = rule_.by == SelectBy::oracle ? keys : stored;
+    multiplied_rows_ = std::make_unique<CacheRows>(multiplied, multiplied);
+    return std::make_unique<OracleSelector>(*multiplied_rows_);
+  }
+
+  /// Those that the codes keep whole, as many of them as are asked for.
+  std::vector<uint32_t> heavy_tokens(const DocumentView& coded_keys, size_t head) const {
+    if (rule_.heavy == 0) return {};
+    std::vector<uint32_t> tokens = coded_keys.kept_whole(head);
+    if (tokens.size() > rule_.heavy) tokens.resize(rule_.heavy);
+    return tokens;
   }
 
   /// A device's, of the selector in use, if it has one.
   TokenChooser chooser_of(const Match& match) const {
-    Engine* const engine = options_.common.engine();
-    if (!engine || !cluster_index_) return {};
-    return engine->choice_by_clusters(*cluster_index_, match.count);
+    if (!engine_ || !cluster_index_) return {};
+    return engine_->choice_by_clusters(*cluster_index_, match.count);
   }
 
   const CodesReader& codes_;
   const Codec& codec_;
+  bool has_index_;
   const KvReader& kv_;
   const Clusters* clusters_;
-  const SelectOptions& options_;
+  SelectionRule rule_;
+  Engine* engine_;
   int layer_;
   KvReader::Queries queries_;
   size_t heads_ = 0, per_head_ = 0, dims_ = 0;
-  std::unique_ptr<CacheRows> oracle_rows_;  // what the selector in use refers to
+  std::unique_ptr<CacheRows> multiplied_rows_;  // what the selector in use refers to
   std::optional<ClusterIndex> cluster_index_;
 };
 
 struct LayerResult {
   std::string name;
   SelectionQuality quality;
+  bool is_dense = false;
 };
 
 double mean(double sum, uint64_t count) { return count > 0 ? sum / static_cast<double>(count) : 0; }
@@ -222,6 +240,7 @@ std::string report(const std::vector<LayerResult>& results, const SelectOptions&
                           {"fetched_tokens", mean(double(q.cache[i].fetched), q.selections)},
                           {"fetched_bytes", step_bytes(q, i, token_bytes)}});
       layers.push_back({{"layer", result.name},
+                        {"dense", result.is_dense},
                         {"selections", q.selections},
                         {"tokens", mean(double(q.tokens), q.selections)},
                         {"visible", mean(double(q.visible), q.selections)},
@@ -249,7 +268,7 @@ std::string report(const std::vector<LayerResult>& results, const SelectOptions&
     const SelectionQuality& q = result.quality;
     if (result.name == "all") table.rule();
     table.row(
-        {result.name, grouped(q.selections), fmt::format("{:.1f}", mean(double(q.tokens), q.selections)),
+        {result.is_dense ? result.name + ", dense" : result.name, grouped(q.selections), fmt::format("{:.1f}", mean(double(q.tokens), q.selections)),
          fmt::format("{:.1f}", mean(double(q.visible), q.selections)),
          fmt::format("{:.4f}", mean(q.recall, q.selections)), fmt::format("{:.4f}", mean(q.mass, q.outputs)),
          significant(mean(q.output_error, q.outputs), 3), significant(mean(q.stored_error, q.outputs), 3),
@@ -263,8 +282,7 @@ std::string report(const std::vector<LayerResult>& results, const SelectOptions&
 void declare(Command& command, SelectOptions& options) {
   command.describe(
       "CODES --queries KV [-o SELECTION]",
-      "Chooses for each dumped query the tokens it should attend to, by the index that the "
-      "codes hold, and measures the "
+      "Chooses for each dumped query the tokens it should attend to, by what the codes hold, and measures the "
       "choice against the original keys and values: how many of the tokens with the largest "
       "true products it finds "
       "(recall), what share of the attention weights these tokens have, and how far attention "
@@ -272,12 +290,12 @@ void declare(Command& command, SelectOptions& options) {
       "attention over all, with the original keys and values and with those of the codes. Where "
       "successive queries choose the same tokens, a cache that keeps what the last R steps chose "
       "spares fetching them: the share of its hits, and the bytes that a step of one head fetches "
-      "from the codes.",
+      "from the codes. Layers that attend to all tokens (--dense-layers) do not count in the line for all.",
       "kvcodec dump-kv --model DIR --text book.txt --queries last:32 -o kv.h5\n"
       "kvcodec encode kv.h5 --codec selfindex -o codes.h5\n"
       "kvcodec select codes.h5 --queries kv.h5 --ratio 0.075 -o selection.h5");
   command.group("Input and output");
-  command.input("CODES", "codes file with an index; - is standard input", options.input);
+  command.input("CODES", "codes file; - is standard input", options.input);
   command.options(options, {{"queries", "KV"}, {"book", "FILE"}, {"index", "INDEX"}});
   options.output.declare(command, "selection file to write (without it there is only the report)");
   options.layers.declare(command);
@@ -299,8 +317,8 @@ void check_combination(const Command& command, const SelectOptions& options) {
 }
 
 void check_codes(const CodesReader& codes, const CodecEntry& codec, const SelectOptions& options) {
-  if (by_codes(options) && !codec.capabilities.has_index)
-    throw usage_error("{}: the codec {} has no index; --by clusters, quest and oracle need none",
+  if (options.selection.by == SelectBy::signs && !codec.capabilities.has_index)
+    throw usage_error("{}: the codec {} has no index whose signs could choose; --by codes multiplies with its keys",
                       codes.name(), codec.name);
 }
 
@@ -321,9 +339,9 @@ struct Choice {
   std::vector<LayerResult> results;
 };
 
-Choice choose_tokens(const CodesReader& codes, const Codec& codec, const KvReader& kv,
+Choice choose_tokens(const CodesReader& codes, const CodecOfFile& codec, const KvReader& kv,
                      const Clusters* clusters, const std::vector<int>& layers,
-                     const std::vector<Match>& matches, const SelectOptions& options,
+                     const std::vector<Match>& matches, const SelectOptions& options, const SelectionRule& rule,
                      const Record& parameters) {
   Choice choice{.info = {.model = kv.model(), .parameters = parameters, .query_rows = {}, .documents = {}},
                 .selections = {},
@@ -331,8 +349,9 @@ Choice choose_tokens(const CodesReader& codes, const Codec& codec, const KvReade
   SelectionQuality total;
   ProgressBar bar("select", "documents", options.common.quiet);
   size_t done = 0;
+  uint64_t found = 0;
   for (const int layer : layers) {
-    LayerRun run(codes, codec, kv, clusters, options, layer);
+    LayerRun run(codes, codec, kv, clusters, rule, options.common.engine(), layer);
     for (const Match& match : matches) {
       run.run(match);
       bar.update(static_cast<double>(++done) / static_cast<double>(layers.size()),
@@ -341,12 +360,13 @@ Choice choose_tokens(const CodesReader& codes, const Codec& codec, const KvReade
     choice.info.heads = run.selected_heads();
     choice.info.query_rows = run.query_rows;
     choice.info.documents = run.documents;
-    total.add(run.quality);
-    choice.results.push_back({fmt::format("{}", layer), run.quality});
+    if (!rule.is_dense(layer)) total.add(run.quality);
+    found += run.quality.selections;
+    choice.results.push_back({fmt::format("{}", layer), run.quality, rule.is_dense(layer)});
     choice.selections[layer] = std::move(run.selections);
   }
-  if (total.selections == 0) throw bad_input("{}: no query belongs to a chosen document", kv.name());
-  choice.results.push_back({"all", total});
+  if (found == 0) throw bad_input("{}: no query belongs to a chosen document", kv.name());
+  if (total.selections > 0) choice.results.push_back({"all", total});
   return choice;
 }
 
@@ -354,6 +374,10 @@ Choice choose_tokens(const CodesReader& codes, const Codec& codec, const KvReade
 
 std::string select(Command& command) {
   SelectOptions options;
+  // What these name decides what the others are where they are not given; parse() refuses what names nothing.
+  options.selection = SelectionOptions::of(
+      value_named<SelectBy>(command.peek("by")).value_or(options.selection.by),
+      value_named<SelectionSetup>(command.peek("setup")).value_or(options.selection.setup));
   declare(command, options);
   command.parse();
   check_combination(command, options);
@@ -368,6 +392,7 @@ std::string select(Command& command) {
     throw usage_error("{}: codes of {} layers together cannot be selected from", codes.name(),
                       codes.info().layer_group);
   const auto layers = options.layers.choose(codes.info().groups, codes.name());
+  const SelectionRule rule = options.selection.rule(codes.info().model.num_layers);
   check_queries(kv, codes, layers);
   check_codes(codes, codec.entry(), options);
   const auto matches = match_documents(token_axis(kv), token_axis(codes),
@@ -376,8 +401,8 @@ std::string select(Command& command) {
   if (!options.index.empty()) clusters.emplace(open_clusters(codes, layers, options.index));
 
   const auto run = [&](OutputFile* output) {
-    Choice choice = choose_tokens(codes, codec.codec(), kv, clusters ? &*clusters : nullptr, layers, matches,
-                                  options, to_record(options.selection));
+    Choice choice = choose_tokens(codes, codec, kv, clusters ? &*clusters : nullptr, layers, matches, options, rule,
+                                  to_record(options.selection));
     if (output)
       write_selections(*output, choice.info, choice.selections,
                        command.provenance(merged_history(

@@ -77,7 +77,7 @@ std::vector<Scored> ClusterSelector::select(std::span<const float> query, size_t
 
 std::vector<Scored> ClusterSelector::select_shared(MatrixView<const float> queries, Share by, size_t budget,
                                                    Order order) const {
-  if (queries.rows() == 0) throw failed("a selection for a group of no queries");
+  check_group(queries, by);
   std::vector<float> shared(index_.clusters()), own = shared;
   index_.centroid_scores(queries.row(0), shared);
   for (size_t q = 1; q < queries.rows(); ++q) {

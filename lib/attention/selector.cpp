@@ -20,11 +20,12 @@ std::vector<float> share(MatrixView<const float> scores, Share by) {
   return shared;
 }
 
-void check_group(MatrixView<const float> queries) {
-  if (queries.rows() == 0) throw failed("a selection for a group of no queries");
-}
-
 }  // namespace
+
+void check_group(MatrixView<const float> queries, Share by) {
+  if (queries.rows() == 0) throw failed("a selection for a group of no queries");
+  if (by != Share::max && by != Share::mean) throw failed("one selection for a group by '{}'", by);
+}
 
 std::vector<uint32_t> ids_in_order(std::span<const Scored> selected) {
   std::vector<uint32_t> ids(selected.size());
@@ -41,7 +42,7 @@ std::vector<Scored> Selector::select(std::span<const float> query, size_t budget
 
 std::vector<Scored> Selector::select_shared(MatrixView<const float> queries, Share by, size_t budget,
                                             Order order) const {
-  check_group(queries);
+  check_group(queries, by);
   Matrix<float> all(queries.rows(), tokens());
   scores(queries, all);
   return top_k(share(all, by), budget, order);
@@ -69,7 +70,7 @@ std::vector<Scored> SignSelector::select(std::span<const float> query, size_t bu
 
 std::vector<Scored> SignSelector::select_shared(MatrixView<const float> queries, Share by, size_t budget,
                                                 Order order) const {
-  check_group(queries);
+  check_group(queries, by);
   if (by == Share::mean) {
     std::vector<float> mean(queries.cols());
     for (size_t q = 0; q < queries.rows(); ++q)

@@ -20,11 +20,6 @@
 
 namespace kvcodec {
 
-/// How query heads that share a key/value head agree on tokens: by the largest of their scores or by the mean, or
-/// not at all: each has its own.
-enum class Share : uint8_t { max, mean, each };
-constexpr auto names_of(Share) { return std::to_array<std::string_view>({"max", "mean", "each"}); }
-
 class Selector {
  public:
   virtual ~Selector() = default;
@@ -38,7 +33,8 @@ class Selector {
   virtual std::vector<Scored> select(std::span<const float> query, size_t budget,
                                      Order order = Order::by_score) const;
 
-  /// One selection for all queries of a group, (n, dims()), n >= 1, by max or mean.
+  /// One selection for all queries of a group, (n, dims()), n >= 1, by Share::max or Share::mean. What weighs more is
+  /// choose_tokens() (token_choice.hpp).
   virtual std::vector<Scored> select_shared(MatrixView<const float> queries, Share by, size_t budget,
                                             Order order = Order::by_score) const;
 };
@@ -57,6 +53,9 @@ class GrowingSelector : public Selector {
   /// Who makes so many choices instead of scores(): a device; or nothing.
   virtual TokenChooser chooser(size_t /*choices*/) const { return {}; }
 };
+
+/// Throws Error(failed) for a group or a way to agree that select_shared() does not take.
+void check_group(MatrixView<const float> queries, Share by);
 
 /// The ids of a selection, rising: the order in which attention reads rows best.
 std::vector<uint32_t> ids_in_order(std::span<const Scored> selected);

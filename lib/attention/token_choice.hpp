@@ -1,4 +1,5 @@
-// Choosing tokens for many queries at a time, elsewhere than by the scores of a selector.
+// Choosing tokens for queries: the one rule of all selectors, and who chooses for many queries at a time elsewhere
+// than by the scores of a selector.
 #pragma once
 
 #include <cstdint>
@@ -6,20 +7,56 @@
 #include <span>
 #include <vector>
 
+#include "lib/attention/row_source.hpp"
+#include "lib/core/names.hpp"
 #include "lib/core/view.hpp"
 #include "lib/linalg/topk.hpp"
 
 namespace kvcodec {
 
+/// How query heads that share a key/value head agree on tokens: by the mean of the attention weights that their
+/// scores are expected to become, by the largest score or by the mean score, or not at all: each has its own.
+/// Scores of heads differ in scale, weights do not: by weights the same budget holds more of the attention.
+enum class Share : uint8_t { weight, max, mean, each };
+constexpr auto names_of(Share) { return std::to_array<std::string_view>({"weight", "max", "mean", "each"}); }
+
 /// Queries that agree on one selection.
 struct TokenChoice {
   MatrixView<const float> queries;  ///< (n, dims)
   uint64_t visible = 0;             ///< they see tokens [0, visible)
-  uint64_t budget = 0, newest = 0;  ///< as of choose_tokens() of lib/pipeline/selection.hpp
+  uint64_t budget = 0;              ///< tokens to choose of these; all if there are fewer
+  /// What is chosen whatever it scores, as far as the budget goes: first tokens, the newest of `newest` last ones, and
+  /// the first of these others, none twice. Where the budget is too small, kept_anyway
+  /// (lib/attention/cluster_selector.hpp) says which come first.
+  uint64_t newest = 0, sink = 0;
+  std::span<const uint32_t> heavy = {};
 };
-/// Who chooses instead of the scores of a selector: chosen[i] = what choose_tokens() gives for choices[i], by
-/// Share::max if largest, else by Share::mean. False: declined, with nothing written.
+
+/// How tokens are chosen from scores.
+struct ChoosingRule {
+  Share share = Share::weight;
+  /// Of so many times the budget, those of the best scores, the products with the keys decide. 1: scores alone.
+  uint64_t candidates = 1;
+  /// Fewer than the budget, as soon as they have that share of the attention weights, by what is known of these: the
+  /// products of candidates, scores of others. 0: never. Only for Share::weight and Share::each.
+  double mass = 0;
+};
+
+/// Tokens for one choice, best first by the score that decided; of equal ones the lower ids. Scores are mean weights with
+/// Share::weight. scores: what a selector expects of the products, (n, at least visible); they are changed. keys: those
+/// that decide between candidates, and what the weights of tokens that are chosen anyway come from. Throws Error(failed)
+/// for shapes that do not fit.
+std::vector<Scored> choose_tokens(const TokenChoice& choice, const ChoosingRule& rule, const RowSource& keys,
+                                  MatrixView<float> scores);
+
+/// Who chooses instead of the scores of a selector: chosen[i] = what choose_tokens() gives for choices[i] without
+/// candidates and mass, by Share::max if largest, else by Share::mean. False: declined, with nothing written.
 using TokenChooser = std::function<bool(std::span<const TokenChoice> choices, bool largest,
                                         std::span<std::vector<Scored>> chosen)>;
+
+/// Whether a TokenChooser can choose by that rule.
+inline bool can_choose_elsewhere(const ChoosingRule& rule) {
+  return rule.share != Share::weight && rule.candidates <= 1 && rule.mass == 0;
+}
 
 }  // namespace kvcodec

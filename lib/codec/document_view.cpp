@@ -83,6 +83,8 @@ std::unique_ptr<Selector> DocumentView::selector(size_t, bool) const {
   throw failed("this codec has no index");
 }
 
+std::vector<uint32_t> DocumentView::kept_whole(size_t) const { return {}; }
+
 std::vector<uint64_t> DocumentView::symbol_counts() const { return {}; }
 
 }  // namespace kvcodec

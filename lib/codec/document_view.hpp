@@ -62,6 +62,9 @@ class DocumentView {
   /// Error(failed) for codecs without an index.
   virtual std::unique_ptr<Selector> selector(size_t head, bool signs_only) const;
 
+  /// Tokens of one head, of either side, that the codec keeps exactly because queries look at them most, rising.
+  virtual std::vector<uint32_t> kept_whole(size_t head) const;
+
   /// How often each symbol occurs among the document's quantized values, before entropy coding: what the
   /// payload is held against. Values kept exactly in rows or blocks of their own have no symbol. Empty where
   /// the codec makes no symbols.

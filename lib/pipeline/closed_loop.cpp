@@ -366,9 +366,9 @@ void ClosedLoop::Impl::go_on(const LoopDocument& document, ReferenceRun& run, st
                              TokenMeter& meter) const {
   std::optional<SelectedAttention> selected;
   if (plans[members.front()].setting.selection.by != SelectBy::all) {
-    std::vector<StepSelection> selections;
-    for (const size_t member : members) selections.push_back(plans[member].setting.selection);
-    selected.emplace(config(), std::move(selections), document.prefix, options.engine);
+    std::vector<SelectionRule> rules;
+    for (const size_t member : members) rules.push_back(plans[member].setting.selection);
+    selected.emplace(config(), std::move(rules), document.prefix, &run.prefix(), options.engine);
   }
   std::vector<CompressedDocument*> documents;
   std::vector<std::vector<Judged>*> own_judged;

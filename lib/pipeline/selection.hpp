@@ -10,39 +10,10 @@
 #include "lib/attention/selector.hpp"
 #include "lib/attention/token_choice.hpp"
 #include "lib/cluster/selection_cache.hpp"
-#include "lib/core/options.hpp"
 #include "lib/core/view.hpp"
+#include "lib/pipeline/selection_rule.hpp"
 
 namespace kvcodec {
-
-/// What chooses tokens: nothing; the index in the codes, or its signs alone; semantic clusters; Quest's bounds over
-/// pages of 16 tokens; the true products.
-enum class SelectBy : uint8_t { all, codes, signs, clusters, quest, oracle };
-constexpr auto names_of(SelectBy) {
-  return std::to_array<std::string_view>({"all", "codes", "signs", "clusters", "quest", "oracle"});
-}
-
-struct SelectionOptions final : Options {
-  SelectBy by = SelectBy::codes;  ///< the index in the codes; of an index file the clusters
-  Share share =
-      Share::max;        ///< what Self-Indexing KVCache leaves open; the largest keeps what any head needs
-  int64_t budget = 0;    ///< tokens per query; 0: by ratio
-  double ratio = 0.075;  ///< the paper's 7.5 % of the tokens a query sees
-  int64_t newest = 0;    ///< tokens before the query that are always selected, within the budget
-
-  std::vector<OptionField> fields() override;
-  void check() const override;
-
-  /// Tokens to select where `visible` can be.
-  uint64_t tokens_of(uint64_t visible) const;
-};
-
-/// The `budget` tokens of the highest scores among the first `visible`, best first, the first `sink` and the
-/// `newest` of them always, by the rule of kept_anyway (lib/attention/cluster_selector.hpp) where the budget
-/// is too small for both; scores: (n, at least visible), of query heads that agree by share (one row
-/// for Share::each).
-std::vector<Scored> choose_tokens(MatrixView<const float> scores, size_t visible, uint64_t budget,
-                                  uint64_t sink, uint64_t newest, Share share);
 
 /// One head: its key/value rows and the queries of the query heads that share it, causal.
 struct SelectionTask {
@@ -52,11 +23,11 @@ struct SelectionTask {
   MatrixView<const float> queries;                     ///< (steps * per_step, dims), step by step
   size_t per_step = 1;                                 ///< query heads that share the head
   std::span<const uint64_t> visible;                   ///< of each step: it sees tokens [0, visible)
-  /// Of each step: so many of the newest tokens it sees are always selected, as with `newest`, which counts
-  /// where it is more: those that wait for their cluster. They come behind the sink where the budget is too
-  /// small for both (kept_anyway of lib/attention/cluster_selector.hpp). Empty: none.
+  /// Of each step: so many of the newest tokens it sees are always selected, as with SelectionRule::newest, which
+  /// counts where it is more: those that wait for their cluster. Empty: none.
   std::span<const uint64_t> waiting = {};
-  uint64_t sink = 0;          ///< first tokens, always selected and at hand: no use of the cache
+  uint64_t sink = 0;  ///< first tokens that the selector keeps at hand: always selected, and no use of the cache
+  std::span<const uint32_t> heavy = {};  ///< tokens that are always selected, the first of them first
   TokenChooser chooser = {};  ///< with the tokens and scores that `selector` would lead to; or nothing
 };
 
@@ -81,11 +52,12 @@ struct SelectionQuality {
 };
 
 /// What was selected for each step (Share::each: for each step and query head, step by step), best first,
-/// and how good it is. The selection is deterministic; steps run in parallel.
+/// and how good it is. Products of candidates are those with the stored keys. The selection is deterministic; steps run in
+/// parallel. Whether a layer is dense is the caller's business.
 struct Selections {
   std::vector<std::vector<Scored>> chosen;
   SelectionQuality quality;
 };
-Selections select_tokens(const SelectionTask& task, const SelectionOptions& options);
+Selections select_tokens(const SelectionTask& task, const SelectionRule& rule);
 
 }  // namespace kvcodec

@@ -5,12 +5,12 @@
 #include <optional>
 
 #include "lib/attention/attention.hpp"
+#include "lib/attention/attention_sums.hpp"
 #include "lib/attention/cluster_selector.hpp"
 #include "lib/cluster/cluster_index.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/engine/engine.hpp"
-#include "lib/pipeline/selection.hpp"
 #include "lib/signvq/sign_codes.hpp"
 
 namespace kvcodec {
@@ -129,18 +129,18 @@ class GrowingClusters final : public GrowingSelector {
 };
 
 /// The tokens of each choice, by id; of a selector that was not steady since the first of them there is but one.
-std::vector<std::vector<uint32_t>> choose(const GrowingSelector& selector,
-                                          std::span<const TokenChoice> choices, Share share, uint64_t first) {
+std::vector<std::vector<uint32_t>> choose(const GrowingSelector& selector, std::span<const TokenChoice> choices,
+                                          const ChoosingRule& rule, const RowSource& cache) {
   std::vector<std::vector<Scored>> scored(choices.size());
-  const uint64_t sink = std::max(first, selector.sink());
-  // Who chooses elsewhere keeps the selector's own.
-  const TokenChooser chooser = sink == selector.sink() ? selector.chooser(choices.size()) : TokenChooser();
-  if (!chooser || !chooser(choices, share == Share::max, scored))
+  // Who chooses elsewhere keeps the selector's own first tokens and no heavy ones.
+  const bool elsewhere = can_choose_elsewhere(rule) && choices.front().heavy.empty() &&
+                         choices.front().sink == selector.sink();
+  const TokenChooser chooser = elsewhere ? selector.chooser(choices.size()) : TokenChooser();
+  if (!chooser || !chooser(choices, rule.share == Share::max, scored))
     for (size_t i = 0; i < choices.size(); ++i) {
-      const TokenChoice& choice = choices[i];
-      Matrix<float> all(choice.queries.rows(), static_cast<size_t>(choice.visible));
-      selector.scores(choice.queries, all);
-      scored[i] = choose_tokens(all, all.cols(), choice.budget, sink, choice.newest, share);
+      Matrix<float> scores(choices[i].queries.rows(), static_cast<size_t>(choices[i].visible));
+      selector.scores(choices[i].queries, scores);
+      scored[i] = choose_tokens(choices[i], rule, cache, scores);
     }
   std::vector<std::vector<uint32_t>> chosen;
   chosen.reserve(scored.size());
@@ -152,8 +152,9 @@ std::vector<std::vector<uint32_t>> choose(const GrowingSelector& selector,
 
 /// What a head of a document keeps from call to call.
 struct SelectedAttention::Kept {
-  std::unique_ptr<const SignFit> fit;      ///< of signs
-  std::unique_ptr<ClusterIndex> clusters;  ///< of clusters
+  std::unique_ptr<const SignFit> fit;          ///< of signs
+  std::unique_ptr<ClusterIndex> clusters;      ///< of clusters
+  std::optional<std::vector<uint32_t>> heavy;  ///< tokens, rising
 
   /// all: the keys of the head as far as they are there; past: how many the document began with; stream: the
   /// head's own random starts.
@@ -171,26 +172,27 @@ struct SelectedAttention::Kept {
   }
 };
 
-SelectedAttention::SelectedAttention(const ModelConfig& config, std::vector<StepSelection> selections,
-                                     size_t prefix, Engine* engine)
+SelectedAttention::SelectedAttention(const ModelConfig& config, std::vector<SelectionRule> rules, size_t prefix,
+                                     const Prefix* observed, Engine* engine)
     : config_(config),
-      selections_(std::move(selections)),
+      rules_(std::move(rules)),
       prefix_(prefix),
+      observed_(observed),
       engine_(engine),
-      kept_(selections_.size() * static_cast<size_t>(config.num_layers) *
-            static_cast<size_t>(config.num_kv_heads)) {
-  for (const StepSelection& selection : selections_) {
-    if (std::ranges::find(kStepSelectors, selection.by) == std::end(kStepSelectors))
-      throw usage_error("selection by '{}' cannot follow a model; there are {}", selection.by,
+      kept_(rules_.size() * static_cast<size_t>(config.num_layers) * static_cast<size_t>(config.num_kv_heads)) {
+  for (const SelectionRule& rule : rules_) {
+    if (std::ranges::find(kStepSelectors, rule.by) == std::end(kStepSelectors))
+      throw usage_error("selection by '{}' cannot follow a model; there are {}", rule.by,
                         fmt::join(kStepSelectors, ", "));
-    if (selection.budget == 0) throw usage_error("selection by {} has no budget", selection.by);
-    for (const int layer : selection.dense_layers)
+    for (const int layer : rule.dense_layers)
       if (layer < 0 || layer >= config.num_layers)
         throw usage_error("layer {} is to attend to all tokens; the model has layers 0 to {}", layer,
                           config.num_layers - 1);
-    if (selection.by == SelectBy::signs && config.head_dim % 4 != 0)
+    if (rule.by == SelectBy::signs && config.head_dim % 4 != 0)
       throw usage_error("selection by signs needs heads of a multiple of 4 dimensions, not {}",
                         config.head_dim);
+    if (rule.heavy > 0 && observed && observed->query_tokens.empty())
+      throw usage_error("no query says which {} tokens are heavy", rule.heavy);
   }
   if (std::ranges::any_of(config.window, [](int64_t window) { return window > 0; }))
     throw usage_error("tokens cannot be selected in models whose layers have sliding windows");
@@ -204,50 +206,82 @@ SelectedAttention::SelectedAttention(const ModelConfig& config, std::vector<Step
 SelectedAttention::~SelectedAttention() = default;
 
 void SelectedAttention::attend(const AttentionRows& rows) {
-  const StepSelection& selection = selections_.at(rows.document);
+  parallel_for(static_cast<size_t>(config_.num_kv_heads), 1,
+               [&](size_t head, size_t, int) { attend_head(rows, head); });
+}
+
+void SelectedAttention::attend_head(const AttentionRows& rows, size_t head) {
+  const SelectionRule& rule = rules_.at(rows.document);
   const auto dims = static_cast<size_t>(config_.head_dim), group = static_cast<size_t>(config_.group_size());
-  const size_t per_document = kept_.size() / selections_.size();
-  const bool dense = std::ranges::find(selection.dense_layers, rows.layer) != selection.dense_layers.end();
-  parallel_for(static_cast<size_t>(config_.num_kv_heads), 1, [&](size_t head, size_t, int) {
-    const auto keys = rows.key.columns(head * dims, dims), values = rows.value.columns(head * dims, dims);
-    const CacheRows cache(keys, values);
-    if (dense) {
-      const size_t first = head * group * dims;
-      for (size_t i = 0; i < rows.query.rows(); ++i)
-        kvcodec::attend(Attention{.queries = {rows.query.row(i).data() + first, group, dims},
-                                  .parts = {{.rows = &cache, .visible = rows.position + i + 1}},
-                                  .out = {rows.out.row(i).data() + first, group, dims}});
-      return;
+  const auto keys = rows.key.columns(head * dims, dims), values = rows.value.columns(head * dims, dims);
+  const CacheRows cache(keys, values);
+  // Query heads of a token that share the head, and where their results go.
+  const auto queries_of = [&](size_t i) {
+    return MatrixView<const float>(rows.query.row(i).data() + head * group * dims, group, dims);
+  };
+  const auto out_of = [&](size_t i) {
+    return MatrixView<float>(rows.out.row(i).data() + head * group * dims, group, dims);
+  };
+  if (rule.is_dense(rows.layer)) {
+    for (size_t i = 0; i < rows.query.rows(); ++i)
+      kvcodec::attend(Attention{.queries = queries_of(i),
+                                .parts = {{.rows = &cache, .visible = rows.position + i + 1}},
+                                .out = out_of(i)});
+    return;
+  }
+  const size_t place = static_cast<size_t>(rows.layer) * static_cast<size_t>(config_.num_kv_heads) + head;
+  Kept& kept = kept_[rows.document * (kept_.size() / rules_.size()) + place];
+  const size_t past = std::min(prefix_, keys.rows());
+  const auto selector = kept.selector(rule.by, keys, past, place, engine_);
+  const uint64_t sink = std::max(rule.first, selector->sink());
+  std::span<const uint32_t> heavy;
+  if (rule.heavy > 0) heavy = heavy_tokens(kept, rows.layer, head, rule.heavy, keys.rows(0, past));
+  selector->append(keys.rows(0, rows.position));
+  const size_t together = rule.share == Share::each ? 1 : group;  // query heads
+  for (size_t i = 0; i < rows.query.rows();) {
+    std::vector<TokenChoice> choices;
+    std::vector<MatrixView<float>> outs;
+    do {
+      selector->append(keys.rows(rows.position + i, 1));
+      for (size_t q = 0; q < group; q += together) {
+        choices.push_back({.queries = queries_of(i).rows(q, together),
+                           .visible = selector->tokens(),
+                           .budget = rule.tokens_of(selector->tokens()),
+                           .newest = std::max(rule.newest, selector->waiting()),
+                           .sink = sink,
+                           .heavy = heavy});
+        outs.push_back(out_of(i).rows(q, together));
+      }
+      ++i;
+    } while (i < rows.query.rows() && choices.size() < kMostTogether && selector->is_steady());
+    const auto chosen = choose(*selector, choices, rule.choosing(), cache);
+    for (size_t c = 0; c < choices.size(); ++c)
+      kvcodec::attend(Attention{.queries = choices[c].queries,
+                                .parts = {{.rows = &cache, .tokens = std::span<const uint32_t>(chosen[c])}},
+                                .out = outs[c]});
+  }
+}
+
+/// Those of a head that the last queries of its group attend to most.
+std::span<const uint32_t> SelectedAttention::heavy_tokens(Kept& kept, int layer, size_t head, size_t count,
+                                                          MatrixView<const float> first) const {
+  if (!kept.heavy) {
+    if (!observed_) throw failed("heavy tokens without the queries that say which they are");
+    const auto dims = static_cast<size_t>(config_.head_dim), group = static_cast<size_t>(config_.group_size());
+    const Matrix<float>& all = observed_->queries.at(static_cast<size_t>(layer));
+    Matrix<float> queries(all.rows() * group, dims);
+    std::vector<uint64_t> tokens;
+    for (size_t i = 0; i < queries.rows(); ++i) {
+      std::ranges::copy(all.row(i / group).subspan((head * group + i % group) * dims, dims),
+                        queries.row(i).begin());
+      tokens.push_back(observed_->query_tokens[i / group]);
     }
-    const size_t place = static_cast<size_t>(rows.layer) * static_cast<size_t>(config_.num_kv_heads) + head;
-    const auto selector = kept_[rows.document * per_document + place].selector(
-        selection.by, keys, std::min(prefix_, keys.rows()), place, engine_);
-    selector->append(keys.rows(0, rows.position));
-    const size_t together = selection.share == Share::each ? 1 : group;  // query heads
-    for (size_t i = 0; i < rows.query.rows();) {
-      std::vector<TokenChoice> choices;
-      std::vector<MatrixView<float>> outs;
-      do {
-        selector->append(keys.rows(rows.position + i, 1));
-        const size_t first = head * group * dims;
-        const MatrixView<const float> queries(rows.query.row(i).data() + first, group, dims);
-        const MatrixView<float> out(rows.out.row(i).data() + first, group, dims);
-        for (size_t q = 0; q < group; q += together) {
-          choices.push_back({.queries = queries.rows(q, together),
-                             .visible = selector->tokens(),
-                             .budget = selection.budget,
-                             .newest = std::max(selection.newest, selector->waiting())});
-          outs.push_back(out.rows(q, together));
-        }
-        ++i;
-      } while (i < rows.query.rows() && choices.size() < kMostTogether && selector->is_steady());
-      const auto chosen = choose(*selector, choices, selection.share, selection.first);
-      for (size_t c = 0; c < choices.size(); ++c)
-        kvcodec::attend(Attention{.queries = choices[c].queries,
-                                  .parts = {{.rows = &cache, .tokens = std::span<const uint32_t>(chosen[c])}},
-                                  .out = outs[c]});
-    }
-  });
+    AttentionSums sums(std::move(queries), std::move(tokens));
+    sums.first_pass(0, first);
+    sums.second_pass(0, first);
+    kept.heavy = heaviest_tokens(sums.weights(), count);
+  }
+  return *kept.heavy;
 }
 
 }  // namespace kvcodec

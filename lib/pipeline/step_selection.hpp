@@ -8,19 +8,10 @@
 #include <vector>
 
 #include "lib/model/llama.hpp"
-#include "lib/pipeline/selection.hpp"
+#include "lib/pipeline/continuation.hpp"
+#include "lib/pipeline/selection_rule.hpp"
 
 namespace kvcodec {
-
-/// Which tokens a document's steps attend to.
-struct StepSelection {
-  SelectBy by = SelectBy::all;  ///< or one of kStepSelectors
-  uint64_t budget = 0;          ///< tokens per step and key/value head, the newest included
-  uint64_t newest = 0;          ///< of these, the newest ones, always
-  uint64_t first = 0;           ///< and the first ones of the document
-  Share share = Share::max;
-  std::vector<int> dense_layers = {};  ///< which attend to all tokens, whatever the budget
-};
 
 /// What can choose while a model goes on. Signs are sign codes of keys centred by the mean of the cache that the
 /// document began with, whose codebooks are made from it too; clusters are those of that cache, and then of whole
@@ -33,25 +24,32 @@ class Engine;
 /// Attention over chosen tokens, of the documents of a batch.
 class SelectedAttention final : public AttentionMethod {
  public:
-  /// selections: one per document, none SelectBy::all. prefix: tokens of the cache that each document began with,
+  /// rules: one per document, none SelectBy::all. prefix: tokens of the cache that each document began with,
   /// however many it has by the time of a call. What signs make of these, they make at the first call
   /// and keep; so do clusters, which make clusters of later tokens as soon as these fill a batch. A
   /// document's calls for a layer come in the order of its tokens. Throws Error(usage) for selectors that are not among
-  /// kStepSelectors, budgets of 0, dense layers that the model does not have, and models with sliding windows , capped
+  /// kStepSelectors, dense layers that the model does not have, and models with sliding windows, capped
   /// scores or attention sinks.
+  /// observed: the queries at the end of that prefix, which say what is heavy; outlives this. Without them, or with
+  /// none, Error(usage) where a rule wants heavy tokens.
   /// engine: makes clusters, and chooses by them where many steps see the same ones; may be nullptr. The
   /// tokens are the same.
-  SelectedAttention(const ModelConfig& config, std::vector<StepSelection> selections, size_t prefix,
-                    Engine* engine = nullptr);
+  SelectedAttention(const ModelConfig& config, std::vector<SelectionRule> rules, size_t prefix,
+                    const Prefix* observed = nullptr, Engine* engine = nullptr);
   ~SelectedAttention() override;
   void attend(const AttentionRows& rows) override;
 
  private:
-  const ModelConfig& config_;
-  std::vector<StepSelection> selections_;
-  size_t prefix_;
-  Engine* engine_;
   struct Kept;
+  void attend_head(const AttentionRows& rows, size_t head);
+  std::span<const uint32_t> heavy_tokens(Kept& kept, int layer, size_t head, size_t count,
+                                         MatrixView<const float> first) const;
+
+  const ModelConfig& config_;
+  std::vector<SelectionRule> rules_;
+  size_t prefix_;
+  const Prefix* observed_;
+  Engine* engine_;
   std::vector<Kept> kept_;  // [document][layer][head]
 };
 

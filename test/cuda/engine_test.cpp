@@ -675,7 +675,7 @@ TEST_CASE("a model goes on, on a device, behind caches that the device decodes")
     for (size_t i = 0; i < tokens; ++i) document.tokens.push_back(static_cast<uint32_t>(rng.below(60)));
   }
   // A small block: every layer's cache has coded ones, which a device decodes while a prefill is under way.
-  const auto measure = [&](Engine* engine, const StepSelection& selection, size_t stream) {
+  const auto measure = [&](Engine* engine, const SelectionRule& selection, size_t stream) {
     LlamaModel model(config, weights);
     if (engine) model.use(engine->prefill(model.weights()));
     Record options;
@@ -686,7 +686,7 @@ TEST_CASE("a model goes on, on a device, behind caches that the device decodes")
                     {.stream = stream});
     return loop.run(documents);
   };
-  const StepSelection quest{.by = SelectBy::quest, .budget = 8};
+  const SelectionRule quest{.by = SelectBy::quest, .budget = 8};
   const int threads = num_threads();
   set_num_threads(3);  // documents side by side
   for (const size_t stream : {0, 9}) {
@@ -733,7 +733,7 @@ TEST_CASE("steps choose the same tokens by clusters with a device, which are mad
     const auto attended = [&](Engine* own) {
       Matrix<float> out(steps, 64);
       SelectedAttention(config, {{.by = SelectBy::clusters, .budget = 270, .newest = 3, .share = share}},
-                        prefix, own)
+                        prefix, nullptr, own)
           .attend(
               {.past = prefix, .position = 200, .query = queries, .key = keys, .value = values, .out = out});
       return out;

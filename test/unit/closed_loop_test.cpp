@@ -204,7 +204,7 @@ TEST_CASE("closed loop: selecting all there is changes nothing, few of them does
   }
   settings[0].selection.by = SelectBy::codes;
   CHECK_THROWS_AS(bench.run(settings), Error);
-  settings[0].selection = {.by = SelectBy::quest};
+  settings[0].selection = {.by = SelectBy::quest, .dense_layers = {2}};
   CHECK_THROWS_AS(bench.run(settings), Error);
 }
 
@@ -328,7 +328,7 @@ TEST_CASE("closed loop: clusters keep their sink, however many of the newest tok
 TEST_CASE("closed loop: first tokens are attended to whoever chooses, and dense layers to all") {
   Bench bench;
   std::vector<LoopSetting> settings;
-  const auto select = [&](StepSelection selection) {
+  const auto select = [&](SelectionRule selection) {
     settings.push_back(bench.setting("none", DType::f32));
     settings.back().selection = std::move(selection);
   };
@@ -483,9 +483,9 @@ TEST_CASE("closed loop: steps that are attended together see no more than each b
                       queries = random(steps, 64);
   for (const SelectBy by : kStepSelectors) {
     CAPTURE(by);
-    const std::vector<StepSelection> selections = {{.by = by, .budget = 5}};
+    const std::vector<SelectionRule> rules = {{.by = by, .budget = 5}};
     Matrix<float> together(steps, 64), alone(steps, 64);
-    SelectedAttention(config, selections, prefix)
+    SelectedAttention(config, rules, prefix)
         .attend({.past = prefix,
                  .position = prefix,
                  .query = queries,
@@ -493,7 +493,7 @@ TEST_CASE("closed loop: steps that are attended together see no more than each b
                  .value = values,
                  .out = together});
     for (size_t i = 0; i < steps; ++i)
-      SelectedAttention(config, selections, prefix)
+      SelectedAttention(config, rules, prefix)
           .attend({.past = prefix + i,
                    .position = prefix + i,
                    .query = queries.view().rows(i, 1),
@@ -526,17 +526,17 @@ TEST_CASE("closed loop: clusters of steps that come one by one are those of step
   };
   const Matrix<float> keys = random(prefix + steps, 32), values = random(prefix + steps, 32),
                       queries = random(steps, 64);
-  const std::vector<StepSelection> selections = {{.by = SelectBy::clusters, .budget = 350}};
+  const std::vector<SelectionRule> rules = {{.by = SelectBy::clusters, .budget = 350}};
   Counting of_all, of_each;
   Matrix<float> together(steps, 64), one_by_one(steps, 64);
-  SelectedAttention(config, selections, prefix, &of_all)
+  SelectedAttention(config, rules, prefix, nullptr, &of_all)
       .attend({.past = prefix,
                .position = prefix,
                .query = queries,
                .key = keys,
                .value = values,
                .out = together});
-  SelectedAttention attention(config, selections, prefix, &of_each);
+  SelectedAttention attention(config, rules, prefix, nullptr, &of_each);
   for (size_t i = 0; i < steps; ++i)
     attention.attend({.past = prefix + i,
                       .position = prefix + i,
@@ -550,20 +550,20 @@ TEST_CASE("closed loop: clusters of steps that come one by one are those of step
 }
 
 TEST_CASE("selected attention: models whose scores it would not compute are refused") {
-  const std::vector<StepSelection> selections = {{.by = SelectBy::oracle, .budget = 5}};
+  const std::vector<SelectionRule> rules = {{.by = SelectBy::oracle, .budget = 5}};
   const ModelConfig plain = test::small_config(2);
-  CHECK_NOTHROW(SelectedAttention(plain, selections, 0));
+  CHECK_NOTHROW(SelectedAttention(plain, rules, 0));
   ModelConfig config = plain;
   config.window[1] = 20;
-  CHECK_THROWS_WITH(SelectedAttention(config, selections, 0),
+  CHECK_THROWS_WITH(SelectedAttention(config, rules, 0),
                     "tokens cannot be selected in models whose layers have sliding windows");
   config = plain;
   config.attention_softcap = 50;
-  CHECK_THROWS_WITH(SelectedAttention(config, selections, 0),
+  CHECK_THROWS_WITH(SelectedAttention(config, rules, 0),
                     "tokens cannot be selected in models that cap the scores of attention");
   config = plain;
   config.names.sinks = "self_attn.sinks";
-  CHECK_THROWS_WITH(SelectedAttention(config, selections, 0),
+  CHECK_THROWS_WITH(SelectedAttention(config, rules, 0),
                     "tokens cannot be selected in models with attention sinks");
 }
 

@@ -266,8 +266,8 @@ TEST_CASE("cluster selection: where the budget is too small, the sink, then the 
     Matrix<float> of_steps(4, dims);
     for (size_t i = 0; i < 4; ++i) std::ranges::copy(queries.row(i % 2), of_steps.row(i).begin());
     for (const Share share : {Share::max, Share::mean, Share::each}) {
-      SelectionOptions options;
-      options.budget = static_cast<int64_t>(budget), options.share = share;
+      SelectionRule rule;
+      rule.budget = budget, rule.share = share;
       const Selections result = select_tokens({.selector = &selector,
                                                .keys = keys,
                                                .values = keys,
@@ -278,7 +278,7 @@ TEST_CASE("cluster selection: where the budget is too small, the sink, then the 
                                                .visible = visible,
                                                .waiting = waiting,
                                                .sink = 16},
-                                              options);
+                                              rule);
       for (size_t i = 0; i < result.chosen.size(); ++i) {
         const uint64_t seen = visible[i * 2 / result.chosen.size()];
         const auto ids = ids_in_order(result.chosen[i]), kept = expected(budget, seen);

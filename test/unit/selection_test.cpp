@@ -62,13 +62,13 @@ TEST_CASE(
   const CacheRows rows(keys, values);
   const OracleSelector oracle(rows);
   for (const Share share : {Share::max, Share::mean, Share::each})
-    for (const int64_t budget : {0, 1, 20, 1000}) {
+    for (const uint64_t budget : {0, 1, 20, 1000}) {
       CAPTURE(share);
       CAPTURE(budget);
-      SelectionOptions options;
-      options.share = share;
-      options.budget = budget;
-      options.ratio = 0.1;
+      SelectionRule rule;
+      rule.share = share;
+      rule.budget = budget;
+      rule.ratio = 0.1;
       const Selections result = select_tokens({.selector = &oracle,
                                                .keys = keys,
                                                .values = values,
@@ -77,7 +77,7 @@ TEST_CASE(
                                                .queries = queries,
                                                .per_step = per_step,
                                                .visible = visible},
-                                              options);
+                                              rule);
       const bool each = share == Share::each;
       REQUIRE_EQ(result.chosen.size(), each ? steps * per_step : steps);
       CHECK_EQ(result.quality.recall, doctest::Approx(double(result.chosen.size())));
@@ -85,7 +85,7 @@ TEST_CASE(
       for (size_t i = 0; i < result.chosen.size(); ++i) {
         const size_t step = each ? i / per_step : i, seen = visible[step];
         const size_t wanted =
-            budget > 0 ? std::min<size_t>(size_t(budget), seen) : size_t(std::ceil(0.1 * double(seen)));
+            budget > 0 ? std::min<size_t>(budget, seen) : size_t(std::ceil(0.1 * double(seen)));
         REQUIRE_EQ(result.chosen[i].size(), wanted);
         std::vector<double> scores(seen);
         for (size_t t = 0; t < seen; ++t) {
@@ -117,9 +117,9 @@ TEST_CASE("selection: the newest tokens are selected within the budget") {
   const std::vector<uint64_t> visible = {90};
   const CacheRows rows(keys, values);
   const OracleSelector oracle(rows);
-  SelectionOptions options;
-  options.budget = 10;
-  options.newest = 4;
+  SelectionRule rule;
+  rule.budget = 10;
+  rule.newest = 4;
   const auto result = select_tokens({.selector = &oracle,
                                      .keys = keys,
                                      .values = values,
@@ -128,7 +128,7 @@ TEST_CASE("selection: the newest tokens are selected within the budget") {
                                      .queries = queries,
                                      .per_step = 1,
                                      .visible = visible},
-                                    options);
+                                    rule);
   REQUIRE_EQ(result.chosen[0].size(), 10);
   std::set<uint32_t> found;
   for (const Scored& scored : result.chosen[0]) found.insert(scored.id);
@@ -258,12 +258,12 @@ TEST_CASE("selections: tokens that wait come first, and caches count what must b
                      .visible = visible,
                      .waiting = waiting,
                      .sink = 3};
-  SelectionOptions options;
-  options.budget = 12;
+  SelectionRule rule;
+  rule.budget = 12;
   for (const Share share : {Share::max, Share::each}) {
-    options.share = share;
-    const Selections result = select_tokens(task, options);
-    const size_t per_step = options.share == Share::each ? 2 : 1;
+    rule.share = share;
+    const Selections result = select_tokens(task, rule);
+    const size_t per_step = rule.share == Share::each ? 2 : 1;
     SelectionCache::Use expected[std::size(kCacheSteps)];
     for (size_t which = 0; which < per_step; ++which)
       for (size_t step = 0; step < steps; ++step) {
@@ -291,7 +291,7 @@ TEST_CASE("selections: tokens that wait come first, and caches count what must b
     CHECK_EQ(result.quality.cache[0].hit_rate(), 0);
   }
   waiting[3] = 100;
-  CHECK_THROWS_AS(select_tokens(task, options), Error);
+  CHECK_THROWS_AS(select_tokens(task, rule), Error);
   task.waiting = std::span(waiting).first(3);
-  CHECK_THROWS_AS(select_tokens(task, options), Error);
+  CHECK_THROWS_AS(select_tokens(task, rule), Error);
 }

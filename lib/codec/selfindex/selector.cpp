@@ -92,4 +92,12 @@ std::unique_ptr<Selector> SelfIndexView::selector(size_t head, bool signs_only) 
   return std::make_unique<OwnedSignSelector>(std::move(codebook), std::move(index), std::move(on_device));
 }
 
+std::vector<uint32_t> SelfIndexView::kept_whole(size_t head) const {
+  std::vector<uint32_t> kept;
+  if (!reader_.is_coded()) return kept;
+  for (const Place& place : reader_.exact_places(0, tokens()))
+    if (place.head == head) kept.push_back(place.token);
+  return kept;
+}
+
 }  // namespace kvcodec::selfindex

@@ -2,26 +2,20 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
+#include <numeric>
 #include <string>
 #include <vector>
 
-#include "lib/attention/attention.hpp"
-#include "lib/attention/row_source.hpp"
+#include "lib/attention/attention_sums.hpp"
 #include "lib/codec/exact_rows.hpp"
 #include "lib/codec/selfindex/reader.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"
-#include "lib/linalg/topk.hpp"
 
 namespace kvcodec::selfindex {
 
 namespace {
-
-/// SnapKV's: weights of the last so many queries, averaged over so many neighbouring tokens.
-constexpr size_t kObservedQueries = 32;
-constexpr size_t kPooledTokens = 5;
 
 /// The median of every column of 16-bit floats, exactly, in two passes over them: which high byte the middle
 /// value has, then which low byte.
@@ -74,51 +68,6 @@ class ColumnMedians {
   std::vector<uint64_t> counts_;
   std::vector<uint8_t> high_;
   std::vector<uint64_t> rank_;
-};
-
-/// Softmax weights that some queries of one head give to tokens, summed over the queries: the first pass
-/// finds the sums of exponentials, the second the weights. Token by token, so that pieces do not matter.
-class AttentionSums {
- public:
-  /// queries: (n, dims), the token of each.
-  AttentionSums(Matrix<float> queries, std::vector<uint64_t> query_tokens)
-      : queries_(std::move(queries)),
-        query_tokens_(std::move(query_tokens)),
-        largest_(queries_.rows(), -std::numeric_limits<double>::infinity()),
-        sums_(queries_.rows()) {}
-
-  void first_pass(uint64_t first, MatrixView<const float> keys) {
-    for_each_score(first, keys, [&](size_t q, uint64_t, double score) {
-      if (score > largest_[q]) {
-        sums_[q] = sums_[q] * std::exp(largest_[q] - score) + 1;
-        largest_[q] = score;
-      } else {
-        sums_[q] += std::exp(score - largest_[q]);
-      }
-    });
-  }
-  void second_pass(uint64_t first, MatrixView<const float> keys) {
-    weights_.resize(first + keys.rows());
-    for_each_score(first, keys, [&](size_t q, uint64_t token, double score) {
-      weights_[token] += std::exp(score - largest_[q]) / sums_[q];
-    });
-  }
-  const std::vector<double>& weights() const { return weights_; }
-
- private:
-  template <class Body>
-  void for_each_score(uint64_t first, MatrixView<const float> keys, const Body& body) {
-    Matrix<float> scores(queries_.rows(), keys.rows());
-    dot_products(queries_, CacheRows(keys, keys), scores);
-    const double scale = 1 / std::sqrt(static_cast<double>(keys.cols()));
-    for (size_t t = 0; t < keys.rows(); ++t)
-      for (size_t q = 0; q < queries_.rows(); ++q)
-        if (first + t <= query_tokens_[q]) body(q, first + t, static_cast<double>(scores(q, t)) * scale);
-  }
-
-  Matrix<float> queries_;
-  std::vector<uint64_t> query_tokens_;
-  std::vector<double> largest_, sums_, weights_;
 };
 
 /// What a document's prefill says: the tables of the keys, and which tokens are kept exactly. Sees keys,
@@ -256,23 +205,13 @@ void PrefillSurvey::observe_keys(std::span<const uint16_t> halves, MatrixView<fl
 /// Those of the largest pooled weight, rising; without queries the first.
 std::vector<uint32_t> PrefillSurvey::chosen_tokens(size_t head) const {
   const auto count = std::min<uint64_t>(form_.exact_tokens, tokens_);
-  std::vector<uint32_t> chosen;
   if (attention_.empty()) {
-    for (uint32_t t = 0; t < count; ++t) chosen.push_back(t);
-    return chosen;
+    std::vector<uint32_t> first(count);
+    std::iota(first.begin(), first.end(), 0);
+    return first;
   }
-  const std::vector<double>& weights = attention_[head].weights();
-  const size_t reach = exact_by_ == ExactBy::attention ? kPooledTokens / 2 : 0;
-  std::vector<float> pooled(weights.size());
-  for (size_t t = 0; t < weights.size(); ++t) {
-    double sum = 0;
-    for (size_t i = t - std::min(t, reach); i < std::min(t + reach + 1, weights.size()); ++i)
-      sum += weights[i];
-    pooled[t] = static_cast<float>(sum);
-  }
-  for (const Scored& scored : top_k(pooled, count)) chosen.push_back(scored.id);
-  std::ranges::sort(chosen);
-  return chosen;
+  return heaviest_tokens(attention_[head].weights(), count,
+                         exact_by_ == ExactBy::attention ? kPooledTokens : 1);
 }
 
 void PrefillSurvey::finish(StreamStore& document) {

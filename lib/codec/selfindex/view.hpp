@@ -19,6 +19,7 @@ class SelfIndexView final : public DocumentView {
       : DocumentView(shape, document), form_(form), engine_(engine), reader_(form, shape.side, document) {}
 
   std::unique_ptr<Selector> selector(size_t head, bool signs_only) const override;
+  std::vector<uint32_t> kept_whole(size_t head) const override;
 
  protected:
   uint64_t take_in() override {
