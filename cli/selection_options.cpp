@@ -115,6 +115,7 @@ SelectionRule SelectionOptions::rule(int layers) const {
                      .mass = mass,
                      .ratio = ratio,
                      .share = share,
+                     .keeps_waiting = setup == SelectionSetup::paper,
                      .dense_layers = layers_in(dense_layers)};
   // The usual ones of a model that has fewer.
   if (dense_layers == kFirstTwo) std::erase_if(rule.dense_layers, [&](int layer) { return layer >= layers; });

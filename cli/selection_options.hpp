@@ -25,7 +25,7 @@ struct SelectionOptions final : Options {
   int64_t budget = 0;
   double ratio = 0, mass = 0;
   int64_t first = 4;       ///< most attention of many heads lies on the very first token
-  int64_t newest = 16;     ///< what is near counts more than scores say
+  int64_t newest = 4;      ///< as few as that: of more, products find those that count
   int64_t heavy = 0;       ///< candidates find them
   int64_t candidates = 4;  ///< products with few keys mend what scores get wrong
   std::string dense_layers = std::string(kFirstTwo);  ///< as in Quest and ClusterKV: their attention is broad

@@ -2,14 +2,19 @@
 # Makes a table in Markdown of results of eval-model, a line for each setting, in the order of the files, under a sentence that says what was
 # run. Or puts it, with --into, into a
 # Markdown file, in place of what stands between its lines "<!-- table NAME -->" and "<!-- end of table NAME -->".
-# usage: markdown-table.sh [--into FILE NAME] RESULT.json...     task text; results of the task recall add how many facts were found
+# usage: markdown-table.sh [--into FILE NAME] [--budgets] RESULT.json...     task text; results of the task recall add how many facts were found
+#        --budgets: labels end in -BUDGET; a line for each selector, a column for each budget, the rise of the likelihood (and facts found) in them
 set -euo pipefail
-into= name=
+into= name= budgets=false
 if [[ ${1:-} == --into ]]; then
   into=$2 name=$3
   shift 3
 fi
-table=$(jq -r -s '
+if [[ ${1:-} == --budgets ]]; then
+  budgets=true
+  shift
+fi
+table=$(jq -r -s --argjson budgets $budgets '
   def grouped: tostring | [scan(".")] | reverse | [range(0; length; 3) as $i | .[$i:$i + 3] | reverse | add] | reverse | join(",");
   def fixed($digits): (. * pow(10; $digits) | round | tostring) | "0" * ([$digits + 1 - length, 0] | max) + . |
     if $digits == 0 then . else .[:-$digits] + "." + .[-$digits:] end;
@@ -21,7 +26,16 @@ table=$(jq -r -s '
   (map(select(.task == "text"))[0] | .uncompressed.nll as $nll |
     "\(.model | sub("/+$"; "") | split("/") | last | sub("\\.gguf$"; "")): \(.documents) documents of \(.length | grouped) tokens, of which \(.prefix | grouped) are compressed; \(.judged_tokens | grouped) judged tokens, \($nll.mean | fixed(3))" +
     (if $nll.half_width_95 then " ± \($nll.half_width_95 | fixed(3))" else "" end) + " nats per token with the uncompressed cache:", ""),
-  (($head, ($head | map("---")),
+  if $budgets then
+    [.[] | select(.task == "text") | .settings[] | (.label | capture("^(?<who>.*)-(?<budget>[0-9]+)$")) +
+      {cell: ((.nll_rise.mean | signed(3)) + (if .nll_rise.half_width_95 then " ± \(.nll_rise.half_width_95 | fixed(3))" else "" end) +
+        if $found[.label] then " (\(100 * $found[.label] | fixed(0))%)" else "" end)}] as $cells |
+    ($cells | map(.budget) | unique_by(tonumber)) as $columns |
+    ($cells | reduce .[].who as $w ([]; if index($w) then . else . + [$w] end)) as $rows |
+    (["NLL rise at a budget of"] + $columns), (["---"] + ($columns | map("---"))),
+    ($rows[] as $who | ["`\($who)`"] + [$columns[] as $b | ($cells[] | select(.who == $who and .budget == $b) | .cell) // ""]) |
+    "| \(join(" | ")) |"
+  else (($head, ($head | map("---")),
     (.[] | select(.task == "text") | .settings[] |
       ["`\(.label)`",
        (.bits_per_value | fixed(2)) + if .bits_per_value_with_book > .bits_per_value then " (\(.bits_per_value_with_book | fixed(2)) with its book)" else "" end,
@@ -30,7 +44,7 @@ table=$(jq -r -s '
       if $tail then [.kl.quantile_99 // 0 | fixed(4)] else [] end +
       ["\(100 * .same_top1.mean | fixed(1))%"] +
       if $found != {} then ["\(100 * $found[.label] | fixed(0))%"] else [] end)) |
-  "| \(join(" | ")) |")' "$@")
+  "| \(join(" | ")) |") end' "$@")
 if [[ -z $into ]]; then
   printf '%s\n' "$table"
   exit

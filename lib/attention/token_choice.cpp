@@ -29,6 +29,14 @@ std::vector<uint32_t> chosen_anyway(const TokenChoice& choice, uint64_t budget) 
   return ids;
 }
 
+/// Tokens without a score that are not chosen anyway, rising.
+std::vector<uint32_t> unscored_tokens(const TokenChoice& choice, std::span<const uint32_t> anyway) {
+  std::vector<uint32_t> ids;
+  for (uint64_t token = choice.visible - std::min(choice.unscored, choice.visible); token < choice.visible; ++token)
+    if (!std::ranges::binary_search(anyway, token)) ids.push_back(static_cast<uint32_t>(token));
+  return ids;
+}
+
 /// Scores of one choice's query heads, which become products where these are known.
 class Scores {
  public:
@@ -36,6 +44,7 @@ class Scores {
       : choice_(choice), share_(share), keys_(keys), scores_(scores) {}
 
   void multiply(std::span<const uint32_t> tokens) {
+    if (tokens.empty()) return;
     const size_t n = choice_.queries.rows(), dims = keys_.dims();
     Matrix<float> keys(tokens.size(), dims), values(tokens.size(), dims), products(n, tokens.size());
     keys_.gather(tokens, keys, values);
@@ -111,6 +120,7 @@ std::vector<Scored> choose_tokens(const TokenChoice& choice, const ChoosingRule&
   const std::vector<uint32_t> anyway = chosen_anyway(choice, budget);
   const uint64_t open = budget - anyway.size();
   Scores known(choice, rule.share, keys, scores);
+  if (open > 0) known.multiply(unscored_tokens(choice, anyway));
   if (rule.share == Share::weight || rule.mass > 0) {
     // Where nothing else is chosen its scores do not count. Selectors give infinite ones to what they keep themselves.
     if (open == 0)

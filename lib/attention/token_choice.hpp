@@ -30,6 +30,8 @@ struct TokenChoice {
   /// (lib/attention/cluster_selector.hpp) says which come first.
   uint64_t newest = 0, sink = 0;
   std::span<const uint32_t> heavy = {};
+  /// Of so many of the newest tokens a selector knows nothing yet: the products score those that are not chosen anyway.
+  uint64_t unscored = 0;
 };
 
 /// How tokens are chosen from scores.
@@ -37,6 +39,8 @@ struct ChoosingRule {
   Share share = Share::weight;
   /// Of so many times the budget, those of the best scores, the products with the keys decide. 1: scores alone.
   uint64_t candidates = 1;
+  /// Whether tokens that a selector has no score for, those that wait for their cluster, are chosen anyway.
+  bool keeps_waiting = true;
   /// Fewer than the budget, as soon as they have that share of the attention weights, by what is known of these: the
   /// products of candidates, scores of others. 0: never. Only for Share::weight and Share::each.
   double mass = 0;
@@ -56,7 +60,7 @@ using TokenChooser = std::function<bool(std::span<const TokenChoice> choices, bo
 
 /// Whether a TokenChooser can choose by that rule.
 inline bool can_choose_elsewhere(const ChoosingRule& rule) {
-  return rule.share != Share::weight && rule.candidates <= 1 && rule.mass == 0;
+  return rule.share != Share::weight && rule.candidates <= 1 && rule.mass == 0 && rule.keeps_waiting;
 }
 
 }  // namespace kvcodec

@@ -19,16 +19,17 @@ class Step {
         rule_(rule),
         queries_(task.queries.rows(step * task.per_step, task.per_step)),
         visible_(task.visible[step]),
-        newest_(std::max(rule.newest, task.waiting.empty() ? 0 : task.waiting[step])) {}
+        waiting_(task.waiting.empty() ? 0 : task.waiting[step]) {}
 
   /// What is to be chosen, the query heads together or each for itself.
   TokenChoice choice(size_t which) const {
     return {.queries = own(queries_, which),
             .visible = visible_,
             .budget = rule_.tokens_of(visible_),
-            .newest = newest_,
+            .newest = rule_.newest_of(waiting_),
             .sink = std::max(rule_.first, task_.sink),
-            .heavy = task_.heavy};
+            .heavy = task_.heavy,
+            .unscored = waiting_};
   }
 
   /// is_chosen: `chosen` is there already.
@@ -81,7 +82,7 @@ class Step {
   const SelectionTask& task_;
   const SelectionRule& rule_;
   MatrixView<const float> queries_;
-  uint64_t visible_, newest_;
+  uint64_t visible_, waiting_;
 };
 
 /// What caches of one head would have spared: the selections of its steps in order.

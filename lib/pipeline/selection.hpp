@@ -23,8 +23,7 @@ struct SelectionTask {
   MatrixView<const float> queries;                     ///< (steps * per_step, dims), step by step
   size_t per_step = 1;                                 ///< query heads that share the head
   std::span<const uint64_t> visible;                   ///< of each step: it sees tokens [0, visible)
-  /// Of each step: so many of the newest tokens it sees are always selected, as with SelectionRule::newest, which
-  /// counts where it is more: those that wait for their cluster. Empty: none.
+  /// Of each step: so many of the newest tokens it sees wait for their cluster and have no score. Empty: none.
   std::span<const uint64_t> waiting = {};
   uint64_t sink = 0;  ///< first tokens that the selector keeps at hand: always selected, and no use of the cache
   std::span<const uint32_t> heavy = {};  ///< tokens that are always selected, the first of them first

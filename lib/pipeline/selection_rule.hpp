@@ -31,6 +31,7 @@ struct SelectionRule {
   double mass = 0;          ///< ChoosingRule::mass
   double ratio = 0;         ///< budget as a share of the tokens a query sees; 0: all with a mass, else kRatio
   Share share = Share::weight;
+  bool keeps_waiting = true;  ///< ChoosingRule::keeps_waiting
   std::vector<int> dense_layers = {};  ///< which attend to all tokens, whatever the budget
 
   static constexpr double kRatio = 0.075;  ///< what Self-Indexing KVCache takes
@@ -43,7 +44,9 @@ struct SelectionRule {
     return std::min(visible, static_cast<uint64_t>(
                                  std::ceil((ratio > 0 ? ratio : kRatio) * static_cast<double>(visible))));
   }
-  ChoosingRule choosing() const { return {.share = share, .candidates = candidates, .mass = mass}; }
+  /// Newest tokens to choose whatever they score, where so many wait for a score.
+  uint64_t newest_of(uint64_t waiting) const { return keeps_waiting ? std::max(newest, waiting) : newest; }
+  ChoosingRule choosing() const { return {.share = share, .candidates = candidates, .keeps_waiting = keeps_waiting, .mass = mass}; }
 };
 
 }  // namespace kvcodec

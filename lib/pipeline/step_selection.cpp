@@ -247,9 +247,10 @@ void SelectedAttention::attend_head(const AttentionRows& rows, size_t head) {
         choices.push_back({.queries = queries_of(i).rows(q, together),
                            .visible = selector->tokens(),
                            .budget = rule.tokens_of(selector->tokens()),
-                           .newest = std::max(rule.newest, selector->waiting()),
+                           .newest = rule.newest_of(selector->waiting()),
                            .sink = sink,
-                           .heavy = heavy});
+                           .heavy = heavy,
+                           .unscored = selector->waiting()});
         outs.push_back(out_of(i).rows(q, together));
       }
       ++i;

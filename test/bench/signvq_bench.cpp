@@ -1,15 +1,17 @@
 // kvcodec_bench_signvq: retrieval from sign codes at d = 128 (16 bytes a key): byte tables and top-100 of one
 // query, scores alone against OpenBLAS's sgemv over float keys, one-pass codebooks against k-means.
 //
-//   kvcodec_bench_signvq [--export DIR | --top-only]
+//   kvcodec_bench_signvq [--export DIR | --top-only | --choice-only]
 //
 // test/bench/peers_signvq.py measures faiss on the same keys and query: --export writes them
-// (DIR/keys_<tokens>.f32, DIR/query.f32) instead of measuring. --top-only measures the first table only.
+// (DIR/keys_<tokens>.f32, DIR/query.f32) instead of measuring. --top-only measures the second table only, --choice-only
+// the first: tokens for the four query heads of a key/value head, by the rule of select and eval-model.
 #include <cstring>
 #include <filesystem>
 
 #include <cblas.h>
 
+#include "lib/attention/selector.hpp"
 #include "lib/core/rng.hpp"
 #include "lib/signvq/sign_index.hpp"
 #include "test/bench/bench.hpp"
@@ -107,6 +109,33 @@ void measure_codebooks(const Matrix<float>& keys) {
   }
 }
 
+/// One choice for a group of query heads, by the mean of their weights: by products with all keys, by sign codes, and by
+/// these with products of candidates.
+void measure_choice(size_t tokens) {
+  constexpr size_t kGroup = 4, kBudget = 1024;
+  const Matrix<float> keys = make_keys(tokens);
+  const Index made(keys);
+  const CacheRows rows(keys, keys);
+  const OracleSelector products(rows);
+  const SignSelector signs(made.codebook, made.index);
+  Rng rng(10);
+  Matrix<float> queries(kGroup, kDims), scores(kGroup, tokens);
+  for (size_t i = 0; i < queries.size(); ++i) queries.data()[i] = static_cast<float>(rng.normal());
+  const TokenChoice choice{.queries = queries, .visible = tokens, .budget = kBudget, .newest = 4, .sink = 4};
+  const auto measured = [&](const Selector& selector, uint64_t candidates) {
+    return bench::measure(static_cast<int>(std::max<size_t>(21, (size_t{1} << 22) / tokens)), [&] {
+      selector.scores(queries, scores);
+      const auto chosen = choose_tokens(choice, {.candidates = candidates}, rows, scores);
+      bench::check(chosen.size() == kBudget, "count");
+    });
+  };
+  set_num_threads(1);
+  const bench::Times all = measured(products, 1), alone = measured(signs, 1), refined = measured(signs, 2);
+  fmt::print("choice of {} for {} query heads  {:8} keys  products {:>32}  signs {:>28} = {:.1f}x  and products of {} {:>28} = {:.1f}x\n",
+             kBudget, kGroup, tokens, microseconds(all), microseconds(alone), all.median() / alone.median(),
+             2 * kBudget, microseconds(refined), all.median() / refined.median());
+}
+
 void write(const std::string& file, const float* values, size_t count) {
   std::ofstream out(file, std::ios::binary);
   out.write(reinterpret_cast<const char*>(values), static_cast<std::streamsize>(count * sizeof(float)));
@@ -128,7 +157,11 @@ int main(int argc, char** argv) {
     return 0;
   }
   const bool top_only = argc == 2 && std::strcmp(argv[1], "--top-only") == 0;
+  const bool choice_only = argc == 2 && std::strcmp(argv[1], "--choice-only") == 0;
   bench::print_header("sign codes");
+  for (const size_t tokens : {8192, 32768, 131072})
+    if (!top_only) measure_choice(tokens);
+  if (choice_only) return 0;
   for (const size_t tokens : kTokens) {
     const Matrix<float> keys = make_keys(tokens);
     const Index made(keys);

@@ -309,6 +309,41 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("closed loop: heavy tokens are those of the prefix, and products decide between candidates, whoever scores") {
+  Bench bench;
+  std::vector<LoopSetting> settings;
+  const auto select = [&](SelectionRule rule) {
+    settings.push_back(bench.setting("none", DType::f32));
+    settings.back().selection = std::move(rule);
+  };
+  const SelectBy others[] = {SelectBy::quest, SelectBy::signs};
+  select({.by = SelectBy::oracle, .budget = 6, .heavy = 6});
+  for (const SelectBy by : others) select({.by = by, .budget = 6, .heavy = 6});
+  select({.by = SelectBy::oracle, .budget = 6});
+  for (const SelectBy by : others) select({.by = by, .budget = 6, .candidates = 100});
+  for (const SelectBy by : others) select({.by = by, .budget = 6});
+  const auto results = bench.run(settings);
+  for (const size_t first : {0, 3})
+    for (const size_t other : {1, 2})
+      CHECK(total_divergence(results, first + other) ==
+            doctest::Approx(total_divergence(results, first)).epsilon(1e-6));
+  for (const size_t other : {0, 6, 7})
+    CHECK_GT(total_divergence(results, other), 1.01 * total_divergence(results, 3));
+}
+
+TEST_CASE("closed loop: a share of the weights takes as many tokens as have it") {
+  Bench bench;
+  std::vector<LoopSetting> settings;
+  for (const double mass : {0.5, 0.9, 0.99, 1.0}) {
+    settings.push_back(bench.setting("none", DType::f32));
+    settings.back().selection = {.by = SelectBy::oracle, .mass = mass};
+  }
+  const auto results = bench.run(settings);
+  for (size_t i = 1; i < settings.size(); ++i)
+    CHECK_LT(total_divergence(results, i), total_divergence(results, i - 1));
+  CHECK_LT(total_divergence(results, 3), 1e-3 * total_divergence(results, 0));
+}
+
 TEST_CASE("closed loop: clusters keep their sink, however many of the newest tokens are asked for") {
   Bench bench;
   // A budget of the sink of 16 and two more, which are always the newest of those asked for.

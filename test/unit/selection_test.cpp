@@ -204,7 +204,13 @@ TEST_CASE(
     codec->append(shape, rows, document);
     const auto ids = document.read<uint32_t>("exact_ids", 0, document.rows("exact_ids"), size_t(heads));
     Matrix<float> decoded(tokens, rows.cols());
-    codec->open(shape, document)->decode(0, decoded);
+    const auto view = codec->open(shape, document);
+    view->decode(0, decoded);
+    for (size_t head = 0; head < size_t(heads); ++head) {
+      std::vector<uint32_t> own;
+      for (size_t i = head; i < ids.size(); i += size_t(heads)) own.push_back(ids[i]);
+      CHECK(view->kept_whole(head) == own);
+    }
     for (size_t i = 0; i < ids.size(); ++i)
       for (int c = 0; c < dims; ++c) {
         const size_t column = i % size_t(heads) * size_t(dims) + size_t(c);

@@ -202,6 +202,25 @@ TEST_CASE("choice of tokens: selectors may give what they keep infinite scores")
   }
 }
 
+TEST_CASE("choice of tokens: what has no score yet is chosen by its products") {
+  Head head(9);
+  const size_t waiting = 60;
+  for (size_t q = 0; q < Head::kQueries; ++q)
+    for (size_t t = Head::kTokens - waiting; t < Head::kTokens; ++t) head.scores(q, t) = 1e30f;
+  auto known = head.guessed;
+  for (size_t q = 0; q < known.size(); ++q)
+    for (size_t t = Head::kTokens - waiting; t < Head::kTokens; ++t) known[q][t] = head.products[q][t];
+  TokenChoice choice = head.choice(30);
+  choice.unscored = waiting;
+  const auto expected = largest(mean_weights(known, Head::kDims), {}, 30);
+  CHECK(ids_of(head.choose(choice, {.share = Share::weight})) == std::set<uint32_t>(expected.begin(), expected.end()));
+  std::vector<double> shared(Head::kTokens);
+  for (size_t t = 0; t < shared.size(); ++t) shared[t] = std::max({known[0][t], known[1][t], known[2][t]});
+  const auto by_largest = largest(shared, {}, 30);
+  CHECK(ids_of(head.choose(choice, {.share = Share::max})) ==
+        std::set<uint32_t>(by_largest.begin(), by_largest.end()));
+}
+
 TEST_CASE("heavy tokens: the largest sums of softmax weights over neighbours, whatever the pieces") {
   Rng rng(8);
   const size_t tokens = 150, dims = 8, queries = 6;

@@ -44,7 +44,8 @@ refused eval-model --model src/data/demo-model --text src/LICENSE --codec none:b
 refused eval-model --model src/data/demo-model --text src/LICENSE --codec sparse
 refused eval-model --model src/data/demo-model --text src/LICENSE --codec sparse:book=data/dict.h5
 refused eval-model --model src/data/demo-model --text src/LICENSE --codec data/kv.h5
-refused eval-model --model src/data/demo-model --text src/LICENSE --codec none --select quest
+refused eval-model --model src/data/demo-model --text src/LICENSE --codec none --select frob
+refused eval-model --model src/data/demo-model --text src/LICENSE --codec none:select=oracle,share=mean,budget-mass=0.5
 refused eval-model --model src/data/demo-model --text src/LICENSE --codec none --budget 5
 refused eval-model --model src/data/demo-model --text src/LICENSE --codec none:newest=5
 refused eval-model --model src/data/demo-model --text src/LICENSE --codec none --select oracle --budget 5 --dense-layers two

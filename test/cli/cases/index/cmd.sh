@@ -14,15 +14,16 @@ kvcodec index data/demo.h5 --clusters 4 --sink 8 -o again.h5 --json | grep -E '"
 kvcodec index data/sparse.h5 --book data/dict.h5 --layers 1,3 -o - | kvcodec info - --json | grep -c '"clusters"'
 
 # Selection. All tokens are found where the budget holds them all; more clusters find more.
-recall() { kvcodec select none.h5 --queries data/demo.h5 --by clusters --json "$@" | tr -d ' \n' | sed 's/.*"layer":"all".*"recall":\([0-9.]*\).*/\1/'; }
+shared="--setup paper --share max --dense-layers none"
+recall() { kvcodec select none.h5 --queries data/demo.h5 --by clusters $shared --json "$@" | tr -d ' \n' | sed 's/.*"layer":"all".*"recall":\([0-9.]*\).*/\1/'; }
 kvcodec index data/demo.h5 --clusters 16 --sink 2 -o fine.h5 >/dev/null
 kvcodec index data/demo.h5 --clusters 1 --sink 2 -o coarse.h5 >/dev/null
 echo "$(recall --index fine.h5 --budget 64) $(recall --index fine.h5 --budget 16) $(recall --index coarse.h5 --budget 16)" |
   awk '{ print "all: " $1 "; sixteen clusters find more than one: " ($2 > $3 ? "yes" : "no " $0) }'
-kvcodec select none.h5 --queries data/demo.h5 --by clusters --index fine.h5 --budget 16 -o selection.h5
+kvcodec select none.h5 --queries data/demo.h5 --by clusters --index fine.h5 --budget 16 $shared -o selection.h5
 kvcodec attend none.h5 --queries data/demo.h5 --select selection.h5 --json | grep -m 4 -E '"(selection|documents|queries|relative_error)"' |
   sed 's/\(0\.[0-9][0-9][0-9][0-9]\)[0-9]*/\1/'
-kvcodec select none.h5 --queries data/demo.h5 --by clusters --index fine.h5 --budget 64 --share each -o every.h5 >/dev/null
+kvcodec select none.h5 --queries data/demo.h5 --by clusters --index fine.h5 --budget 64 --setup paper --dense-layers none -o every.h5 >/dev/null
 kvcodec attend none.h5 --queries data/demo.h5 --select every.h5 --json | awk -F'[:,]' '/"relative_error"/ { print "all tokens selected: " ($2 < 1e-5 ? "no error" : $2) ; exit }'
 kvcodec decode none.h5 --select selection.h5 --layers 2 -o fetched.h5 --json | grep -E '"(documents|layers)"'
 kvcodec decode data/kivi.h5 --select 0-15,100,40-60,50-70 -o listed.h5 --json | grep -E '"(documents|tokens)"'
@@ -36,7 +37,7 @@ done
 kvcodec index data/demo.h5 --clusters 8 --prompt 40 --batch 10 --batch-clusters 2 --sink 2 -o steps.h5 >/dev/null
 kvcodec info steps.h5 --json | tr -d ' \n' | grep -o '"batch_ends":\[[0-9,]*\]' | sort -u
 for n in 1 2; do
-  kvcodec select none.h5 --queries data/demo.h5 --by clusters --index steps.h5 --budget 12 --threads $n -o steps.h5-$n |
+  kvcodec select none.h5 --queries data/demo.h5 --by clusters --index steps.h5 --budget 12 $shared --threads $n -o steps.h5-$n |
     awk '/^all/ { print "recall " ($5 > 0.4 && $5 < 1 ? "as should be" : $5) }'
   mv steps.h5-$n $n.h5
 done
