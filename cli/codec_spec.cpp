@@ -91,7 +91,8 @@ SelectionOptions selection_before(const std::string& text, const GivenFields& gi
     if (const auto* word = std::get_if<std::string>(&value)) take(name, *word);
   for (const std::string& part : settings_in(text)) {
     const size_t equals = std::min(part.find('='), part.size());
-    take(std::string_view(part).substr(0, equals), std::string_view(part).substr(std::min(equals + 1, part.size())));
+    take(std::string_view(part).substr(0, equals),
+         std::string_view(part).substr(std::min(equals + 1, part.size())));
   }
   SelectionOptions selection = SelectionOptions::of(by, setup);
   for (const OptionField& field : selection.step_fields())

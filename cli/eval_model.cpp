@@ -391,8 +391,7 @@ Json json_of(const CodecSpec& spec, const Summary& summary) {
                {"bits_per_value_with_book", summary.bits_with_book()},
                {"book_bytes", summary.book_bytes},
                {"ledger_bytes", ledger}};
-  if (spec.selection.by != SelectBy::all)
-    json["selection"] = selection_json(spec.selection);
+  if (spec.selection.by != SelectBy::all) json["selection"] = selection_json(spec.selection);
   if (spec.recipe) json["history"] = spec.recipe->type().history;
   return json;
 }

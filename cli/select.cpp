@@ -268,7 +268,8 @@ std::string report(const std::vector<LayerResult>& results, const SelectOptions&
     const SelectionQuality& q = result.quality;
     if (result.name == "all") table.rule();
     table.row(
-        {result.is_dense ? result.name + ", dense" : result.name, grouped(q.selections), fmt::format("{:.1f}", mean(double(q.tokens), q.selections)),
+        {result.is_dense ? result.name + ", dense" : result.name, grouped(q.selections),
+         fmt::format("{:.1f}", mean(double(q.tokens), q.selections)),
          fmt::format("{:.1f}", mean(double(q.visible), q.selections)),
          fmt::format("{:.4f}", mean(q.recall, q.selections)), fmt::format("{:.4f}", mean(q.mass, q.outputs)),
          significant(mean(q.output_error, q.outputs), 3), significant(mean(q.stored_error, q.outputs), 3),
@@ -318,8 +319,9 @@ void check_combination(const Command& command, const SelectOptions& options) {
 
 void check_codes(const CodesReader& codes, const CodecEntry& codec, const SelectOptions& options) {
   if (options.selection.by == SelectBy::signs && !codec.capabilities.has_index)
-    throw usage_error("{}: the codec {} has no index whose signs could choose; --by codes multiplies with its keys",
-                      codes.name(), codec.name);
+    throw usage_error(
+        "{}: the codec {} has no index whose signs could choose; --by codes multiplies with its keys",
+        codes.name(), codec.name);
 }
 
 Clusters open_clusters(const CodesReader& codes, const std::vector<int>& layers, const std::string& file) {
@@ -341,8 +343,8 @@ struct Choice {
 
 Choice choose_tokens(const CodesReader& codes, const CodecOfFile& codec, const KvReader& kv,
                      const Clusters* clusters, const std::vector<int>& layers,
-                     const std::vector<Match>& matches, const SelectOptions& options, const SelectionRule& rule,
-                     const Record& parameters) {
+                     const std::vector<Match>& matches, const SelectOptions& options,
+                     const SelectionRule& rule, const Record& parameters) {
   Choice choice{.info = {.model = kv.model(), .parameters = parameters, .query_rows = {}, .documents = {}},
                 .selections = {},
                 .results = {}};
@@ -401,8 +403,8 @@ std::string select(Command& command) {
   if (!options.index.empty()) clusters.emplace(open_clusters(codes, layers, options.index));
 
   const auto run = [&](OutputFile* output) {
-    Choice choice = choose_tokens(codes, codec, kv, clusters ? &*clusters : nullptr, layers, matches, options, rule,
-                                  to_record(options.selection));
+    Choice choice = choose_tokens(codes, codec, kv, clusters ? &*clusters : nullptr, layers, matches, options,
+                                  rule, to_record(options.selection));
     if (output)
       write_selections(*output, choice.info, choice.selections,
                        command.provenance(merged_history(

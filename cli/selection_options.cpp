@@ -51,40 +51,41 @@ SelectionOptions SelectionOptions::of(SelectBy by, SelectionSetup setup) {
 }
 
 std::vector<OptionField> SelectionOptions::fields() {
-  return {{"by",
-           "what scores the tokens: codes: the index in them, or products with their keys; signs: the signs of such "
-           "an index; clusters: those of --index; quest: Quest's bounds over pages of 16 tokens; oracle: the true "
-           "products",
-           &by,
-           {},
-           {},
-           {kNamesOf<SelectBy>.begin() + 1, kNamesOf<SelectBy>.end()}},  // one that chooses
-          {"setup",
-           "where what is not given comes from: best: what does best on SmolLM2-135M; paper: the paper of the method",
-           &setup},
-          {"share",
-           "how query heads that share a key/value head agree: by the mean of the attention weights that their "
-           "scores stand for, by the largest or the mean score, or each for itself",
-           &share},
-          {"budget", "tokens to select for each query, all of the following among them; 0: by --ratio", &budget, 0,
-           1e9},
-          {"ratio",
-           "tokens to select, as a share of those that the query sees; 0: 0.075, or all with --budget-mass", &ratio,
-           0, 1},
-          {"budget-mass",
-           "fewer tokens than that, as soon as they have this share of the attention weights, by what is known of "
-           "them; 0: never; needs --share weight or each",
-           &mass, 0, 1},
-          {"first", "first tokens of a document that are always selected", &first, 0, 1e9},
-          {"newest", "newest tokens that are always selected", &newest, 0, 1e9},
-          {"heavy",
-           "tokens that are always selected because the last 32 queries of the prompt attend to them most; those "
-           "that codes of selfindex keep whole",
-           &heavy, 0, 1e9},
-          {"candidates",
-           "of this many times the budget, those of the best scores, products with the keys select; 1: scores alone",
-           &candidates, 1, 1e6},
-          {"dense-layers", "layers that attend to all tokens, as 0-1; none", &dense_layers}};
+  return {
+      {"by",
+       "what scores the tokens: codes: the index in them, or products with their keys; signs: the signs of such "
+       "an index; clusters: those of --index; quest: Quest's bounds over pages of 16 tokens; oracle: the true "
+       "products",
+       &by,
+       {},
+       {},
+       {kNamesOf<SelectBy>.begin() + 1, kNamesOf<SelectBy>.end()}},  // one that chooses
+      {"setup",
+       "where what is not given comes from: best: what does best on SmolLM2-135M; paper: the paper of the method",
+       &setup},
+      {"share",
+       "how query heads that share a key/value head agree: by the mean of the attention weights that their "
+       "scores stand for, by the largest or the mean score, or each for itself",
+       &share},
+      {"budget", "tokens to select for each query, all of the following among them; 0: by --ratio", &budget,
+       0, 1e9},
+      {"ratio",
+       "tokens to select, as a share of those that the query sees; 0: 0.075, or all with --budget-mass",
+       &ratio, 0, 1},
+      {"budget-mass",
+       "fewer tokens than that, as soon as they have this share of the attention weights, by what is known of "
+       "them; 0: never; needs --share weight or each",
+       &mass, 0, 1},
+      {"first", "first tokens of a document that are always selected", &first, 0, 1e9},
+      {"newest", "newest tokens that are always selected", &newest, 0, 1e9},
+      {"heavy",
+       "tokens that are always selected because the last 32 queries of the prompt attend to them most; those "
+       "that codes of selfindex keep whole",
+       &heavy, 0, 1e9},
+      {"candidates",
+       "of this many times the budget, those of the best scores, products with the keys select; 1: scores alone",
+       &candidates, 1, 1e6},
+      {"dense-layers", "layers that attend to all tokens, as 0-1; none", &dense_layers}};
 }
 
 std::vector<OptionField> SelectionOptions::step_fields() {
@@ -96,7 +97,8 @@ std::vector<OptionField> SelectionOptions::step_fields() {
   all[0].choices = {kNamesOf<SelectBy>.begin(), kNamesOf<SelectBy>.end()};
   for (OptionField& field : all)
     if (field.name == "heavy")
-      field.help = "tokens that are always selected because the last 32 queries of the prefix attend to them most";
+      field.help =
+          "tokens that are always selected because the last 32 queries of the prefix attend to them most";
   return all;
 }
 
@@ -121,7 +123,8 @@ SelectionRule SelectionOptions::rule(int layers) const {
   if (dense_layers == kFirstTwo) std::erase_if(rule.dense_layers, [&](int layer) { return layer >= layers; });
   for (const int layer : rule.dense_layers)
     if (layer >= layers)
-      throw usage_error("layer {} is to attend to all tokens; the model has layers 0 to {}", layer, layers - 1);
+      throw usage_error("layer {} is to attend to all tokens; the model has layers 0 to {}", layer,
+                        layers - 1);
   return rule;
 }
 

@@ -39,6 +39,7 @@ class AttentionSums {
 };
 
 /// The `count` tokens of the largest weights, each summed over `pooled` (odd) neighbours, rising; all if there are fewer.
-std::vector<uint32_t> heaviest_tokens(std::span<const double> weights, size_t count, size_t pooled = kPooledTokens);
+std::vector<uint32_t> heaviest_tokens(std::span<const double> weights, size_t count,
+                                      size_t pooled = kPooledTokens);
 
 }  // namespace kvcodec

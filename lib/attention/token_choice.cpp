@@ -32,7 +32,8 @@ std::vector<uint32_t> chosen_anyway(const TokenChoice& choice, uint64_t budget) 
 /// Tokens without a score that are not chosen anyway, rising.
 std::vector<uint32_t> unscored_tokens(const TokenChoice& choice, std::span<const uint32_t> anyway) {
   std::vector<uint32_t> ids;
-  for (uint64_t token = choice.visible - std::min(choice.unscored, choice.visible); token < choice.visible; ++token)
+  for (uint64_t token = choice.visible - std::min(choice.unscored, choice.visible); token < choice.visible;
+       ++token)
     if (!std::ranges::binary_search(anyway, token)) ids.push_back(static_cast<uint32_t>(token));
   return ids;
 }
@@ -109,10 +110,12 @@ void keep_mass(std::vector<Scored>& others, std::span<const float> weights, std:
 
 std::vector<Scored> choose_tokens(const TokenChoice& choice, const ChoosingRule& rule, const RowSource& keys,
                                   MatrixView<float> scores) {
-  if (choice.queries.rows() == 0 || scores.rows() != choice.queries.rows() || scores.cols() < choice.visible ||
-      keys.tokens() < choice.visible || choice.queries.cols() != keys.dims())
-    throw failed("queries ({}, {}) and scores ({}, {}) for {} of {} keys of {} dimensions", choice.queries.rows(),
-                 choice.queries.cols(), scores.rows(), scores.cols(), choice.visible, keys.tokens(), keys.dims());
+  if (choice.queries.rows() == 0 || scores.rows() != choice.queries.rows() ||
+      scores.cols() < choice.visible || keys.tokens() < choice.visible ||
+      choice.queries.cols() != keys.dims())
+    throw failed("queries ({}, {}) and scores ({}, {}) for {} of {} keys of {} dimensions",
+                 choice.queries.rows(), choice.queries.cols(), scores.rows(), scores.cols(), choice.visible,
+                 keys.tokens(), keys.dims());
   if (rule.mass > 0 && rule.share != Share::weight && rule.share != Share::each)
     throw failed("a share of the weights for choices by {}", rule.share);
   const uint64_t budget = std::min(choice.budget, choice.visible);
@@ -124,7 +127,8 @@ std::vector<Scored> choose_tokens(const TokenChoice& choice, const ChoosingRule&
   if (rule.share == Share::weight || rule.mass > 0) {
     // Where nothing else is chosen its scores do not count. Selectors give infinite ones to what they keep themselves.
     if (open == 0)
-      for (size_t q = 0; q < scores.rows(); ++q) std::ranges::fill(scores.row(q).first(choice.visible), kNever);
+      for (size_t q = 0; q < scores.rows(); ++q)
+        std::ranges::fill(scores.row(q).first(choice.visible), kNever);
     // Scores of tokens that are chosen anyway need not be products, which weights come from.
     known.multiply(anyway);
   }

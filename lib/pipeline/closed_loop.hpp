@@ -34,7 +34,8 @@ struct LoopOptions {
   /// does.
   size_t stream = 0;
   size_t survey_documents = 16;  ///< from whose prefixes books are made
-  size_t queries = 32;           ///< of the prefix's last tokens, for who wants some, codecs and selections; as dump-kv keeps
+  size_t queries =
+      32;  ///< of the prefix's last tokens, for who wants some, codecs and selections; as dump-kv keeps
   /// Bytes, 0: no bound. Where it does not hold a document per thread, one is run at a time.
   uint64_t memory = 0;
   /// For selections; codecs and model have their own. nullptr: the CPU.

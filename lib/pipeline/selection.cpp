@@ -131,7 +131,8 @@ Selections select_tokens(const SelectionTask& task, const SelectionRule& rule) {
   const size_t per_step = rule.share == Share::each ? n : 1;
   Selections result{std::vector<std::vector<Scored>>(steps * per_step), {}};
   bool is_chosen = false;
-  if (task.chooser && can_choose_elsewhere(rule.choosing()) && task.heavy.empty() && rule.first <= task.sink) {
+  if (task.chooser && can_choose_elsewhere(rule.choosing()) && task.heavy.empty() &&
+      rule.first <= task.sink) {
     std::vector<TokenChoice> choices;
     for (size_t i = 0; i < result.chosen.size(); ++i)
       choices.push_back(Step(task, rule, i / per_step).choice(i % per_step));

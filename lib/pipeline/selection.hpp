@@ -25,7 +25,8 @@ struct SelectionTask {
   std::span<const uint64_t> visible;                   ///< of each step: it sees tokens [0, visible)
   /// Of each step: so many of the newest tokens it sees wait for their cluster and have no score. Empty: none.
   std::span<const uint64_t> waiting = {};
-  uint64_t sink = 0;  ///< first tokens that the selector keeps at hand: always selected, and no use of the cache
+  uint64_t sink =
+      0;  ///< first tokens that the selector keeps at hand: always selected, and no use of the cache
   std::span<const uint32_t> heavy = {};  ///< tokens that are always selected, the first of them first
   TokenChooser chooser = {};  ///< with the tokens and scores that `selector` would lead to; or nothing
 };

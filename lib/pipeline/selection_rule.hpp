@@ -23,15 +23,15 @@ constexpr auto names_of(SelectBy) {
 
 struct SelectionRule {
   SelectBy by = SelectBy::all;
-  uint64_t budget = 0;      ///< tokens per query, those that are always chosen among them; 0: by ratio
-  uint64_t newest = 0;      ///< newest tokens that are always chosen
-  uint64_t first = 0;       ///< and first ones of the document
-  uint64_t heavy = 0;       ///< and those that the last queries of the prompt attend to most (attention_sums.hpp)
+  uint64_t budget = 0;  ///< tokens per query, those that are always chosen among them; 0: by ratio
+  uint64_t newest = 0;  ///< newest tokens that are always chosen
+  uint64_t first = 0;   ///< and first ones of the document
+  uint64_t heavy = 0;   ///< and those that the last queries of the prompt attend to most (attention_sums.hpp)
   uint64_t candidates = 1;  ///< ChoosingRule::candidates
   double mass = 0;          ///< ChoosingRule::mass
   double ratio = 0;         ///< budget as a share of the tokens a query sees; 0: all with a mass, else kRatio
   Share share = Share::weight;
-  bool keeps_waiting = true;  ///< ChoosingRule::keeps_waiting
+  bool keeps_waiting = true;           ///< ChoosingRule::keeps_waiting
   std::vector<int> dense_layers = {};  ///< which attend to all tokens, whatever the budget
 
   static constexpr double kRatio = 0.075;  ///< what Self-Indexing KVCache takes
@@ -46,7 +46,9 @@ struct SelectionRule {
   }
   /// Newest tokens to choose whatever they score, where so many wait for a score.
   uint64_t newest_of(uint64_t waiting) const { return keeps_waiting ? std::max(newest, waiting) : newest; }
-  ChoosingRule choosing() const { return {.share = share, .candidates = candidates, .keeps_waiting = keeps_waiting, .mass = mass}; }
+  ChoosingRule choosing() const {
+    return {.share = share, .candidates = candidates, .keeps_waiting = keeps_waiting, .mass = mass};
+  }
 };
 
 }  // namespace kvcodec

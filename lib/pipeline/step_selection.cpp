@@ -129,12 +129,13 @@ class GrowingClusters final : public GrowingSelector {
 };
 
 /// The tokens of each choice, by id; of a selector that was not steady since the first of them there is but one.
-std::vector<std::vector<uint32_t>> choose(const GrowingSelector& selector, std::span<const TokenChoice> choices,
-                                          const ChoosingRule& rule, const RowSource& cache) {
+std::vector<std::vector<uint32_t>> choose(const GrowingSelector& selector,
+                                          std::span<const TokenChoice> choices, const ChoosingRule& rule,
+                                          const RowSource& cache) {
   std::vector<std::vector<Scored>> scored(choices.size());
   // Who chooses elsewhere keeps the selector's own first tokens and no heavy ones.
-  const bool elsewhere = can_choose_elsewhere(rule) && choices.front().heavy.empty() &&
-                         choices.front().sink == selector.sink();
+  const bool elsewhere =
+      can_choose_elsewhere(rule) && choices.front().heavy.empty() && choices.front().sink == selector.sink();
   const TokenChooser chooser = elsewhere ? selector.chooser(choices.size()) : TokenChooser();
   if (!chooser || !chooser(choices, rule.share == Share::max, scored))
     for (size_t i = 0; i < choices.size(); ++i) {
@@ -172,14 +173,15 @@ struct SelectedAttention::Kept {
   }
 };
 
-SelectedAttention::SelectedAttention(const ModelConfig& config, std::vector<SelectionRule> rules, size_t prefix,
-                                     const Prefix* observed, Engine* engine)
+SelectedAttention::SelectedAttention(const ModelConfig& config, std::vector<SelectionRule> rules,
+                                     size_t prefix, const Prefix* observed, Engine* engine)
     : config_(config),
       rules_(std::move(rules)),
       prefix_(prefix),
       observed_(observed),
       engine_(engine),
-      kept_(rules_.size() * static_cast<size_t>(config.num_layers) * static_cast<size_t>(config.num_kv_heads)) {
+      kept_(rules_.size() * static_cast<size_t>(config.num_layers) *
+            static_cast<size_t>(config.num_kv_heads)) {
   for (const SelectionRule& rule : rules_) {
     if (std::ranges::find(kStepSelectors, rule.by) == std::end(kStepSelectors))
       throw usage_error("selection by '{}' cannot follow a model; there are {}", rule.by,
@@ -268,7 +270,8 @@ std::span<const uint32_t> SelectedAttention::heavy_tokens(Kept& kept, int layer,
                                                           MatrixView<const float> first) const {
   if (!kept.heavy) {
     if (!observed_) throw failed("heavy tokens without the queries that say which they are");
-    const auto dims = static_cast<size_t>(config_.head_dim), group = static_cast<size_t>(config_.group_size());
+    const auto dims = static_cast<size_t>(config_.head_dim),
+               group = static_cast<size_t>(config_.group_size());
     const Matrix<float>& all = observed_->queries.at(static_cast<size_t>(layer));
     Matrix<float> queries(all.rows() * group, dims);
     std::vector<uint64_t> tokens;

@@ -131,9 +131,10 @@ void measure_choice(size_t tokens) {
   };
   set_num_threads(1);
   const bench::Times all = measured(products, 1), alone = measured(signs, 1), refined = measured(signs, 2);
-  fmt::print("choice of {} for {} query heads  {:8} keys  products {:>32}  signs {:>28} = {:.1f}x  and products of {} {:>28} = {:.1f}x\n",
-             kBudget, kGroup, tokens, microseconds(all), microseconds(alone), all.median() / alone.median(),
-             2 * kBudget, microseconds(refined), all.median() / refined.median());
+  fmt::print(
+      "choice of {} for {} query heads  {:8} keys  products {:>32}  signs {:>28} = {:.1f}x  and products of {} {:>28} = {:.1f}x\n",
+      kBudget, kGroup, tokens, microseconds(all), microseconds(alone), all.median() / alone.median(),
+      2 * kBudget, microseconds(refined), all.median() / refined.median());
 }
 
 void write(const std::string& file, const float* values, size_t count) {

@@ -309,7 +309,8 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("closed loop: heavy tokens are those of the prefix, and products decide between candidates, whoever scores") {
+TEST_CASE(
+    "closed loop: heavy tokens are those of the prefix, and products decide between candidates, whoever scores") {
   Bench bench;
   std::vector<LoopSetting> settings;
   const auto select = [&](SelectionRule rule) {

@@ -20,8 +20,7 @@ namespace {
 
 Matrix<float> random_rows(size_t rows, size_t cols, Rng& rng, double deviation = 1) {
   Matrix<float> matrix(rows, cols);
-  for (size_t i = 0; i < matrix.size(); ++i)
-    matrix.data()[i] = static_cast<float>(deviation * rng.normal());
+  for (size_t i = 0; i < matrix.size(); ++i) matrix.data()[i] = static_cast<float>(deviation * rng.normal());
   return matrix;
 }
 
@@ -45,7 +44,8 @@ std::vector<double> mean_weights(const std::vector<std::vector<double>>& scores,
 }
 
 /// Ids of the largest values that are not among `without`, best first.
-std::vector<uint32_t> largest(const std::vector<double>& values, const std::set<uint32_t>& without, size_t count) {
+std::vector<uint32_t> largest(const std::vector<double>& values, const std::set<uint32_t>& without,
+                              size_t count) {
   std::vector<uint32_t> ids;
   for (uint32_t t = 0; t < values.size(); ++t)
     if (!without.contains(t)) ids.push_back(t);
@@ -68,10 +68,11 @@ struct Head {
   std::vector<std::vector<double>> guessed, products;
   CacheRows rows;
 
-  explicit Head(uint64_t seed)
-      : Head(Rng(seed)) {}
+  explicit Head(uint64_t seed) : Head(Rng(seed)) {}
 
-  TokenChoice choice(uint64_t budget) const { return {.queries = queries, .visible = kTokens, .budget = budget}; }
+  TokenChoice choice(uint64_t budget) const {
+    return {.queries = queries, .visible = kTokens, .budget = budget};
+  }
   std::vector<Scored> choose(const TokenChoice& choice, const ChoosingRule& rule) const {
     Matrix<float> own(kQueries, kTokens);
     std::copy_n(scores.data(), scores.size(), own.data());
@@ -98,7 +99,8 @@ struct Head {
 
 }  // namespace
 
-TEST_CASE("choice of tokens: by the mean of the weights that scores stand for, of each query head or of all") {
+TEST_CASE(
+    "choice of tokens: by the mean of the weights that scores stand for, of each query head or of all") {
   for (const uint64_t seed : {1, 2, 3}) {
     const Head head(seed);
     for (const uint64_t budget : {1, 17, 199, 200, 1000}) {
@@ -164,7 +166,8 @@ TEST_CASE("choice of tokens: no more than have the share of the weights that is 
   CHECK_THROWS_AS(head.choose(head.choice(5), {.share = Share::max, .mass = 0.5}), Error);
 }
 
-TEST_CASE("choice of tokens: first, newest and heavy ones come before all others, within the budget, none twice") {
+TEST_CASE(
+    "choice of tokens: first, newest and heavy ones come before all others, within the budget, none twice") {
   const Head head(6);
   const std::vector<uint32_t> heavy = {2, 50, 77, 120, 199};
   for (const Share share : {Share::weight, Share::max, Share::mean})
@@ -213,7 +216,8 @@ TEST_CASE("choice of tokens: what has no score yet is chosen by its products") {
   TokenChoice choice = head.choice(30);
   choice.unscored = waiting;
   const auto expected = largest(mean_weights(known, Head::kDims), {}, 30);
-  CHECK(ids_of(head.choose(choice, {.share = Share::weight})) == std::set<uint32_t>(expected.begin(), expected.end()));
+  CHECK(ids_of(head.choose(choice, {.share = Share::weight})) ==
+        std::set<uint32_t>(expected.begin(), expected.end()));
   std::vector<double> shared(Head::kTokens);
   for (size_t t = 0; t < shared.size(); ++t) shared[t] = std::max({known[0][t], known[1][t], known[2][t]});
   const auto by_largest = largest(shared, {}, 30);
@@ -226,11 +230,13 @@ TEST_CASE("heavy tokens: the largest sums of softmax weights over neighbours, wh
   const size_t tokens = 150, dims = 8, queries = 6;
   const Matrix<float> keys = random_rows(tokens, dims, rng), asked = random_rows(queries, dims, rng, 3);
   std::vector<uint64_t> of;
-  for (size_t i = 0; i < queries; ++i) of.push_back(tokens - 3 + i / 2);  // two query heads; each sees what is there
+  for (size_t i = 0; i < queries; ++i)
+    of.push_back(tokens - 3 + i / 2);  // two query heads; each sees what is there
   std::vector<double> weights(tokens);
   for (size_t q = 0; q < queries; ++q) {
     double sum = 0;
-    for (size_t t = 0; t <= of[q]; ++t) sum += std::exp(product(asked.row(q), keys.row(t)) / std::sqrt(double(dims)));
+    for (size_t t = 0; t <= of[q]; ++t)
+      sum += std::exp(product(asked.row(q), keys.row(t)) / std::sqrt(double(dims)));
     for (size_t t = 0; t <= of[q]; ++t)
       weights[t] += std::exp(product(asked.row(q), keys.row(t)) / std::sqrt(double(dims))) / sum;
   }
