@@ -243,21 +243,41 @@ void attend(std::span<const Attention> heads) {
   for (const HeadAttention& head : work) head.join();
 }
 
-void dot_products(MatrixView<const float> queries, const RowSource& rows, MatrixView<float> out) {
-  if (queries.cols() != rows.dims() || out.rows() != queries.rows() || out.cols() != rows.tokens())
+namespace {
+
+/// id_of: the token of each column of out.
+template <class IdOf>
+void dot_products_of(MatrixView<const float> queries, const RowSource& rows, MatrixView<float> out,
+                     const IdOf& id_of) {
+  if (queries.cols() != rows.dims() || out.rows() != queries.rows())
     throw failed("queries ({}, {}) and products ({}, {}) do not fit {} rows of {} dimensions", queries.rows(),
                  queries.cols(), out.rows(), out.cols(), rows.tokens(), rows.dims());
   const QueriesFor wanted(queries, rows, 1);
-  parallel_for(rows.tokens(), kStretch, [&](size_t begin, size_t end, int) {
+  parallel_for(out.cols(), kStretch, [&](size_t begin, size_t end, int) {
     Fetched fetched(rows);
     for (size_t first = begin; first < end; first += kBlock) {
       const size_t count = std::min(kBlock, end - first);
       uint32_t ids[kBlock];
-      for (size_t i = 0; i < count; ++i) ids[i] = static_cast<uint32_t>(first + i);
+      for (size_t i = 0; i < count; ++i) ids[i] = id_of(first + i);
       fetched.fetch({ids, count});
       logits_of(wanted, fetched, count, queries.rows(), rows.dims(), out.data() + first, out.stride());
     }
   });
+}
+
+}  // namespace
+
+void dot_products(MatrixView<const float> queries, const RowSource& rows, MatrixView<float> out) {
+  if (out.cols() != rows.tokens()) throw failed("{} products for {} tokens", out.cols(), rows.tokens());
+  dot_products_of(queries, rows, out, [](size_t column) { return static_cast<uint32_t>(column); });
+}
+
+void dot_products(MatrixView<const float> queries, const RowSource& rows, std::span<const uint32_t> tokens,
+                  MatrixView<float> out) {
+  if (out.cols() != tokens.size()) throw failed("{} products for {} tokens", out.cols(), tokens.size());
+  if (std::ranges::any_of(tokens, [&](uint32_t token) { return token >= rows.tokens(); }))
+    throw failed("products with tokens beyond the {} there are", rows.tokens());
+  dot_products_of(queries, rows, out, [&](size_t column) { return tokens[column]; });
 }
 
 }  // namespace kvcodec

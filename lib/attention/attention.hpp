@@ -56,5 +56,8 @@ class AttentionEngine {
 /// out[i, t] = queries[i] . key t, for all tokens; queries: (n, dims), out: (n, tokens). Threaded; the same
 /// for any thread count and SIMD level.
 void dot_products(MatrixView<const float> queries, const RowSource& rows, MatrixView<float> out);
+/// The same for the keys of some tokens: out: (n, tokens.size()).
+void dot_products(MatrixView<const float> queries, const RowSource& rows, std::span<const uint32_t> tokens,
+                  MatrixView<float> out);
 
 }  // namespace kvcodec

@@ -46,10 +46,9 @@ class Scores {
 
   void multiply(std::span<const uint32_t> tokens) {
     if (tokens.empty()) return;
-    const size_t n = choice_.queries.rows(), dims = keys_.dims();
-    Matrix<float> keys(tokens.size(), dims), values(tokens.size(), dims), products(n, tokens.size());
-    keys_.gather(tokens, keys, values);
-    dot_products(choice_.queries, CacheRows(keys, keys), products);
+    const size_t n = choice_.queries.rows();
+    Matrix<float> products(n, tokens.size());
+    dot_products(choice_.queries, keys_, tokens, products);
     for (size_t q = 0; q < n; ++q)
       for (size_t i = 0; i < tokens.size(); ++i) scores_(q, tokens[i]) = products(q, i);
   }

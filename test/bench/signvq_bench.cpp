@@ -112,7 +112,7 @@ void measure_codebooks(const Matrix<float>& keys) {
 /// One choice for a group of query heads, by the mean of their weights: by products with all keys, by sign codes, and by
 /// these with products of candidates.
 void measure_choice(size_t tokens) {
-  constexpr size_t kGroup = 4, kBudget = 1024;
+  constexpr size_t kGroup = 4, kBudget = 1024, kCandidates = 4;
   const Matrix<float> keys = make_keys(tokens);
   const Index made(keys);
   const CacheRows rows(keys, keys);
@@ -130,11 +130,12 @@ void measure_choice(size_t tokens) {
     });
   };
   set_num_threads(1);
-  const bench::Times all = measured(products, 1), alone = measured(signs, 1), refined = measured(signs, 2);
+  const bench::Times all = measured(products, 1), alone = measured(signs, 1),
+                     refined = measured(signs, kCandidates);
   fmt::print(
       "choice of {} for {} query heads  {:8} keys  products {:>32}  signs {:>28} = {:.1f}x  and products of {} {:>28} = {:.1f}x\n",
       kBudget, kGroup, tokens, microseconds(all), microseconds(alone), all.median() / alone.median(),
-      2 * kBudget, microseconds(refined), all.median() / refined.median());
+      kCandidates * kBudget, microseconds(refined), all.median() / refined.median());
 }
 
 void write(const std::string& file, const float* values, size_t count) {

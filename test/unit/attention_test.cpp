@@ -287,6 +287,13 @@ TEST_CASE("dot_products: in double, the same bits at every level and thread coun
           if (level == SimdLevel::scalar && threads == 1) first = out;
           CHECK(same_bits(out, first));
         }
+      // Those of some tokens are the same.
+      std::vector<uint32_t> some;
+      for (size_t t = 0; t < tokens; t += 1 + t % 5) some.push_back(static_cast<uint32_t>(t));
+      Matrix<float> of_some(11, some.size());
+      dot_products(queries, rows, some, of_some);
+      for (size_t q = 0; q < 11; ++q)
+        for (size_t i = 0; i < some.size(); ++i) CHECK_EQ(of_some(q, i), first(q, some[i]));
       for (size_t q = 0; q < 11; ++q)
         for (size_t t = 0; t < tokens; ++t) {
           double product = 0, magnitude = 0;
@@ -310,6 +317,9 @@ TEST_CASE("attention refuses what does not fit") {
   const uint32_t beyond[] = {1, 5};
   CHECK_THROWS_WITH_AS(attend({query, {{&rows, beyond}}, out, 0}), doctest::Contains("token 5 of 5"), Error);
   CHECK_THROWS_AS(dot_products(query, rows, out), Error);
+  Matrix<float> two(2, 2);
+  CHECK_THROWS_AS(dot_products(query, rows, beyond, two), Error);
+  CHECK_THROWS_AS(dot_products(query, rows, std::span(beyond).first(1), two), Error);
   CHECK_THROWS_AS(
       TwoBitRowSource(TwoBitCache{{nullptr, 5, 1}, {}, {}, std::span<const float>(query.data(), 8), {}}),
       Error);
