@@ -565,7 +565,9 @@ void check_combination(const Command& command, const AttendOptions& options) {
   options.output.check_if_given(command, options.common);
   if (options.check && !options.select.empty())
     throw usage_error("--check compares attention over all tokens; leave it out with --select");
-  check_inputs({options.input, options.queries, options.book, options.select});
+  const std::vector<std::string> read{options.input, options.queries, options.book, options.select};
+  check_inputs(read);
+  options.output.keep(read);
 }
 
 }  // namespace

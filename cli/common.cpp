@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <filesystem>
 #include <set>
 
 #include "cli/machine_memory.hpp"
@@ -145,6 +146,32 @@ uint64_t CommonOptions::memory_bytes() const {
 void OutputOptions::declare(Command& command, const std::string& what) {
   command.option({.name = "output", .help = what + "; - is standard output", .target = &path}, "FILE", 'o');
   command.option({.name = "overwrite", .help = "replace the output if it exists", .target = &overwrite});
+  command.option({.name = "force",
+                  .help = "replace the output even if the command reads it, and so loses what it read",
+                  .target = &force});
+}
+
+void OutputOptions::keep(const std::vector<std::string>& inputs) const {
+  std::error_code error;
+  if (force || path.empty() || to_stdout() || !std::filesystem::is_regular_file(path, error)) return;
+  const std::filesystem::path product(path);
+  for (const std::string& input : inputs) {
+    if (input.empty() || input == "-") continue;
+    // The files of a model, by whatever name its folder is called.
+    const bool of_model = std::filesystem::is_directory(input, error) &&
+                          (product.extension() == ".safetensors" || product.extension() == ".json");
+    if (std::filesystem::equivalent(of_model ? std::filesystem::path(input) / product.filename() : std::filesystem::path(input), product,
+                                    error))
+      throw usage_error(
+          "{}: this command reads it, and writing there would lose it; name another output, or add --force", path);
+  }
+}
+
+std::unique_ptr<HeldFile> OutputOptions::hold(const std::string& input, const CommonOptions& common) const {
+  std::error_code error;
+  if (input.empty() || input == "-" || to_stdout() || !std::filesystem::equivalent(input, path, error)) return nullptr;
+  return std::make_unique<HeldFile>(
+      input, [&] { common.note("{}: another run is replacing it; waiting until that is done", input); });
 }
 
 void OutputOptions::check(const CommonOptions& common) const {

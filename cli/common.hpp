@@ -12,6 +12,7 @@
 #include "cli/command.hpp"
 #include "cli/progress.hpp"
 #include "formats/header.hpp"
+#include "formats/output.hpp"
 #include "lib/core/dtype.hpp"
 #include "lib/core/names.hpp"
 
@@ -68,16 +69,26 @@ struct CommonOptions final : Options {
   std::shared_ptr<Engine> engine_;
 };
 
-/// -o and --overwrite. The result on standard output gives way to a product on it.
+/// -o, --overwrite and --force. The result on standard output gives way to a product on it.
 struct OutputOptions {
   std::string path;
   bool overwrite = false;
+  bool force = false;
+
+  bool replaces() const { return overwrite || force; }
 
   void declare(Command& command, const std::string& what);
   /// Throws Error(usage) if no output was named, or if --json and the product both want standard output.
   void check(const CommonOptions& common) const;
   /// The same where the output may be left out; then there is none.
   void check_if_given(const Command& command, const CommonOptions& common) const;
+  /// Throws Error(usage) where the output is one of these inputs, or a file of one that is a model's folder, and
+  /// --force was not given: the input would be lost. Inputs that the product holds whole, as codes that are appended
+  /// to, are none of them.
+  void keep(const std::vector<std::string>& inputs) const;
+  /// Where the product replaces this input, holds it from now on: the next run that adds to it waits, and says so.
+  /// Before the input is opened; give OutputFile::replaces its state.
+  std::unique_ptr<HeldFile> hold(const std::string& input, const CommonOptions& common) const;
   bool to_stdout() const { return path == "-"; }
 };
 

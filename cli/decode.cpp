@@ -341,7 +341,9 @@ std::string decode(Command& command) {
   if (!options.tokens.empty() && !options.select.empty())
     throw usage_error("--tokens and --select both say which tokens; give one");
   const auto list = number_ranges(options.select);
-  check_inputs({options.input, options.book, list ? std::string() : options.select});
+  const std::vector<std::string> read{options.input, options.book, list ? std::string() : options.select};
+  check_inputs(read);
+  options.output.keep(read);
   options.common.apply(command, true);
 
   const Stopwatch watch;

@@ -376,6 +376,9 @@ void check_combination(const DumpOptions& options) {
   if (options.texts.empty() == options.tokens.empty())
     throw usage_error("give either --text or --tokens{}", options.texts.empty() ? "" : ", not both");
   options.output.check(options.common);
+  std::vector<std::string> read = text_files(options.texts);
+  read.insert(read.end(), {options.model, options.tokens});
+  options.output.keep(read);
 }
 
 /// What was written.

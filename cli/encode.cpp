@@ -10,6 +10,7 @@
 //
 //   kvcodec encode kv.h5 --codec sparse --book dict.h5 --sparsity 64 -o codes.h5
 #include <algorithm>
+#include <map>
 
 #include "cli/codec_spec.hpp"
 #include "cli/coding.hpp"
@@ -137,11 +138,45 @@ struct Job {
   std::vector<Piece> pieces;
   std::vector<uint32_t> tokens;
   std::vector<uint64_t> positions;
+  std::vector<std::string> stored_before;  ///< documents that are left out, because the codes have them already
+};
+
+/// The documents that codes hold, by name.
+class StoredDocuments {
+ public:
+  explicit StoredDocuments(const CodesReader* codes) : codes_(codes) {
+    if (!codes || !codes->has_tokens()) return;
+    const Documents& documents = codes->info().documents;
+    for (size_t i = 0; i < documents.count(); ++i) numbers_[documents.names[i]].push_back(i);
+  }
+
+  /// Whether a document of that name has these ids at these positions, alone or among others.
+  bool has(const std::string& name, std::span<const uint32_t> ids, std::span<const uint64_t> positions) const {
+    const auto place = numbers_.find(name);
+    return place != numbers_.end() && std::ranges::any_of(place->second, [&](size_t document) {
+             return holds(document, ids, positions);
+           });
+  }
+
+ private:
+  bool holds(size_t document, std::span<const uint32_t> ids, std::span<const uint64_t> positions) const {
+    const uint64_t first = codes_->info().documents.offsets[document],
+                   length = codes_->info().documents.length(document);
+    if (ids.empty() || length < ids.size()) return ids.empty() && length == 0;
+    const auto there = codes_->positions(first, length);
+    const auto at = static_cast<uint64_t>(std::ranges::lower_bound(there, positions.front()) - there.begin());
+    return length - at >= ids.size() && std::ranges::equal(std::span(there).subspan(at, ids.size()), positions) &&
+           std::ranges::equal(codes_->tokens(first + at, ids.size()), ids);
+  }
+
+  const CodesReader* codes_;
+  std::map<std::string, std::vector<size_t>> numbers_;
 };
 
 Job make_job(const KvReader& kv, const std::vector<size_t>& chosen, const CodesReader* base,
              Documents& documents) {
   Job job;
+  const StoredDocuments stored(base);
   for (const size_t index : chosen) {
     const uint64_t first = kv.documents().offsets[index], count = kv.documents().length(index);
     const std::string& name = kv.documents().names[index];
@@ -150,16 +185,18 @@ Job make_job(const KvReader& kv, const std::vector<size_t>& chosen, const CodesR
         base && job.pieces.empty() && documents.count() > 0 && documents.names.back() == name && count > 0;
     if (continues && documents.length(documents.count() - 1) > 0)
       continues = positions.front() == base->positions(documents.tokens() - 1, 1).front() + 1;
+    const auto tokens = kv.has_tokens() ? kv.tokens(first, count) : std::vector<uint32_t>();
+    if (!continues && kv.has_tokens() && stored.has(name, tokens, positions)) {
+      job.stored_before.push_back(name);
+      continue;
+    }
     if (continues)
       documents.offsets.back() += count;
     else
       documents.add(name, count);
     job.pieces.push_back({first, count, documents.count() - 1});
     job.positions.insert(job.positions.end(), positions.begin(), positions.end());
-    if (kv.has_tokens()) {
-      const auto tokens = kv.tokens(first, count);
-      job.tokens.insert(job.tokens.end(), tokens.begin(), tokens.end());
-    }
+    job.tokens.insert(job.tokens.end(), tokens.begin(), tokens.end());
   }
   return job;
 }
@@ -324,9 +361,10 @@ std::unique_ptr<Codec> make_codec(const CodecEntry& entry, const Options& option
 
 /// One row: what went in, what came out, how long it took.
 std::string summary(const FileRate& rate, const std::string& target, const std::string& codec, double seconds,
-                    bool json) {
+                    const Job& job, bool json) {
   if (json) {
     Json result = {{"output", target}, {"seconds", seconds}};
+    if (!job.stored_before.empty()) result["stored_before"] = job.stored_before;
     result.update(to_json(rate));
     return text_of(result);
   }
@@ -471,6 +509,14 @@ NamedCodec declare(Command& command, EncodeOptions& options) {
   return codec;
 }
 
+/// The first names of a list, and how many more there are.
+std::string names_text(const std::vector<std::string>& names) {
+  constexpr size_t kShown = 5;
+  const auto shown = std::span(names).first(std::min(kShown, names.size()));
+  return fmt::format("{}{}", fmt::join(shown, ", "),
+                     names.size() > kShown ? fmt::format(" and {} more", names.size() - kShown) : "");
+}
+
 /// What is predicted from ids needs them.
 void check_token_ids(const KvReader& kv, const Codec& codec) {
   if (codec.predicts_from() > 0 && !kv.has_tokens())
@@ -529,12 +575,14 @@ std::string encode(Command& command) {
   check_combination(command, options);
   if (codec.entry) take_word(command, codec, options);
   check_inputs({options.input, options.book, options.weights, options.append});
+  options.output.keep({options.input, options.book, options.weights});
   options.common.apply(command, true);
   if (codec.entry) codec.options->check();
 
   const Stopwatch watch;
   const KvReader kv(options.input);
   const auto documents = options.documents.choose(kv.documents(), kv.name());
+  const auto held = options.output.hold(options.append, options.common);
   std::optional<Encoding> encoding;
   if (codec.entry)
     encoding.emplace(kv, options, codec);
@@ -542,13 +590,18 @@ std::string encode(Command& command) {
     encoding.emplace(kv, options);
   const Job job = make_job(kv, documents, encoding->base(), encoding->info.documents);
   check_token_ids(kv, encoding->codec());
+  if (!job.stored_before.empty())
+    options.common.note("{} has {} of these already, with the same token ids, and keeps them as they are: {}",
+                        options.append, counted(job.stored_before.size(), "document"), names_text(job.stored_before));
   note_missing_queries(kv, encoding->codec(), options.common);
   return run_to_file(
       options.output,
       [&](OutputFile& output) { return write_codes(command, options, kv, *encoding, job, output); },
       [&](const FileRate& rate) {
-        return summary(rate, options.output.path, encoding->info.codec, watch.seconds(), options.common.json);
-      });
+        return summary(rate, options.output.path, encoding->info.codec, watch.seconds(), job,
+                       options.common.json);
+      },
+      held.get());
 }
 
 }  // namespace kvcodec::cli

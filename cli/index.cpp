@@ -441,10 +441,12 @@ std::string index(Command& command) {
   command.parse();
   options.output.check(options.common);
   check_inputs({options.input, options.book, options.append});
+  options.output.keep({options.input, options.book});
   options.common.apply(command, true);
 
   const Stopwatch watch;
   KeySource source(options.input, options.book, options.common.engine());
+  const auto held = options.output.hold(options.append, options.common);
   std::optional<IndexReader> old;
   if (!options.append.empty()) {
     old.emplace(options.append);
@@ -469,9 +471,12 @@ std::string index(Command& command) {
     result.file_bytes = std::filesystem::file_size(output.path());
     return result;
   };
-  return run_to_file(options.output, write, [&](const IndexResult& result) {
-    return report(result.layers, options, indexing, result.file_bytes, watch.seconds());
-  });
+  return run_to_file(
+      options.output, write,
+      [&](const IndexResult& result) {
+        return report(result.layers, options, indexing, result.file_bytes, watch.seconds());
+      },
+      held.get());
 }
 
 }  // namespace kvcodec::cli

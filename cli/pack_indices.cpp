@@ -153,6 +153,7 @@ std::string pack_indices(Command& command) {
   options.common.apply(command, false);
   options.check();
 
+  const auto held = options.output.hold(options.input, options.common);
   const CodesReader codes(options.input);
   if (options.sorted && codes.info().codec != "sparse")
     throw bad_input("{}: --sorted is for codes of the codec sparse; these are of {}", codes.name(),
@@ -172,8 +173,8 @@ std::string pack_indices(Command& command) {
     result.after = rate_of(written);
     return result;
   };
-  return run_to_file(options.output, rewrite,
-                     [&](const PackResult& result) { return summary(result, options); });
+  return run_to_file(
+      options.output, rewrite, [&](const PackResult& result) { return summary(result, options); }, held.get());
 }
 
 }  // namespace kvcodec::cli

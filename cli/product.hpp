@@ -10,10 +10,13 @@ namespace kvcodec::cli {
 
 /// Opens the output that -o names, runs write(file), makes the file the product and returns report(what
 /// write() returned), or nothing where the product itself went to standard output. What is in the way of the
-/// output is found before the work; whatever fails in write() leaves what was there before.
+/// output is found before the work; whatever fails in write() leaves what was there before. held: the input that the
+/// product replaces, if it does (OutputOptions::hold).
 template <class Write, class Report>
-std::string run_to_file(const OutputOptions& options, const Write& write, const Report& report) {
-  OutputFile file(options.path, options.overwrite);
+std::string run_to_file(const OutputOptions& options, const Write& write, const Report& report,
+                        const HeldFile* held = nullptr) {
+  OutputFile file(options.path, options.replaces());
+  if (held) file.replaces(held->state());
   const auto result = write(file);
   file.commit();
   return options.to_stdout() ? std::string() : report(result);

@@ -313,7 +313,9 @@ void check_combination(const Command& command, const SelectOptions& options) {
   if (by_clusters && options.index.empty())
     throw usage_error("--by clusters needs an index file; name it with --index, kvcodec index makes it");
   if (!by_clusters && !options.index.empty()) throw usage_error("--index is for --by clusters only");
-  check_inputs({options.input, options.queries, options.book, options.index});
+  const std::vector<std::string> read{options.input, options.queries, options.book, options.index};
+  check_inputs(read);
+  options.output.keep(read);
   options.output.check_if_given(command, options.common);
 }
 

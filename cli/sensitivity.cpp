@@ -6,6 +6,7 @@
 //   kvcodec sensitivity --model data/demo-model --text docs/ --max-documents 8 -o weights.h5
 #include "cli/common.hpp"
 #include "cli/json.hpp"
+#include "cli/documents.hpp"
 #include "cli/judged_texts.hpp"
 #include "cli/model_runner.hpp"
 #include "cli/product.hpp"
@@ -96,6 +97,9 @@ void check_combination(const MeasureOptions& options) {
     throw usage_error("no model is named; give its directory or GGUF file with --model");
   if (options.texts.texts.empty()) throw usage_error("no text is named; give files or folders with --text");
   options.output.check(options.common);
+  std::vector<std::string> read = text_files(options.texts.texts);
+  read.push_back(options.model);
+  options.output.keep(read);
 }
 
 std::optional<Fisher> fisher_of(const MeasureOptions& options, const LlamaModel& model,

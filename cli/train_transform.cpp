@@ -425,6 +425,7 @@ std::string train_transform(Command& command) {
   std::vector<std::string> read = options.inputs;
   read.push_back(options.weights);
   check_inputs(read);
+  options.output.keep(read);
   options.common.apply(command, options.book.predict_tokens > 0);
   options.book.check();
   check_prediction(command, options);

@@ -83,8 +83,9 @@ void TrainingOptions::parse(Command& command, bool has_twin) {
   command.parse();
   output.check(common);
   std::vector<std::string> read = inputs;
-  read.push_back(resume);
   read.push_back(weights);
+  output.keep(read);
+  read.push_back(resume);
   check_inputs(read);
   common.apply(command, has_twin);
 }

@@ -329,6 +329,7 @@ std::vector<uint64_t> CodesReader::positions(uint64_t first, uint64_t count) con
     if (values[i] > kMaxNumber)
       throw impl_->file.error("/positions", "element {} is {}; 0 to {} is possible", first + i, values[i],
                               kMaxNumber);
+  check_rising(impl_->info.documents, first, values, {}, name() + ": /positions");
   return values;
 }
 

@@ -371,6 +371,7 @@ void check_index(const CodesInfo& info, const Index& index) {
   if (positions != info.documents.tokens() || tokens != positions)
     throw failed("{} tokens and {} positions for documents of {}", tokens, positions,
                  info.documents.tokens());
+  check_rising(info.documents, 0, index.positions, {}, "positions of the codes");
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "formats/h5.hpp"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <bit>
 #include <cerrno>
@@ -17,6 +18,7 @@
 
 #include "formats/h5_driver.hpp"
 #include "lib/core/checked.hpp"
+#include "lib/core/digest.hpp"
 #include "lib/core/fletcher32.hpp"
 #include "lib/core/parallel.hpp"
 
@@ -194,6 +196,59 @@ std::vector<std::string> cut_texts(const std::vector<char>& bytes, hid_t type, s
   return texts;
 }
 
+// Digests -------------------------------------------------------------------------------------------
+
+/// Groups within groups: of a file that links groups into each other there would be no end.
+constexpr ptrdiff_t kMostLevels = 16;
+constexpr uint64_t kMostGroups = uint64_t{1} << 16;
+
+constexpr char kDigestTable[] = "/digests";
+constexpr char kDigestAttribute[] = "digests";
+/// A piece must be held whole to be verified; one row may be larger.
+constexpr uint64_t kMostPieceBytes = uint64_t{1} << 24;
+
+/// What a dataset says of its digests (FORMAT.md, "Digests").
+struct Pieces {
+  uint64_t rows = 0;   ///< of a piece; the last one may have fewer
+  uint64_t first = 0;  ///< row of the table where the digests of its pieces begin
+  Digest128 digest{};  ///< of path, type, shape, rows and those digests
+
+  uint64_t count(uint64_t all_rows, uint64_t row_bytes) const {
+    return row_bytes == 0 ? 0 : all_rows / rows + (all_rows % rows != 0);
+  }
+};
+
+/// type: its name; of strings of one length "string" and the length.
+Digest128 dataset_digest(const std::string& path, const std::string& type, std::span<const uint64_t> shape,
+                         uint64_t piece_rows, std::span<const Digest128> pieces) {
+  Digest digest;
+  digest.add(path);
+  digest.add(type);
+  digest.add(uint64_t{shape.size()});
+  for (const uint64_t extent : shape) digest.add(extent);
+  digest.add(piece_rows);
+  digest.add(std::as_bytes(pieces));
+  return digest.value();
+}
+
+std::string text_type_name(uint64_t bytes) { return fmt::format("string{}", bytes); }
+
+/// Half of a digest as a number, most significant byte first.
+uint64_t half_of(const Digest128& digest, size_t half) {
+  uint64_t number = 0;
+  for (size_t i = 0; i < 8; ++i) number = number << 8 | static_cast<uint64_t>(digest[8 * half + i]);
+  return number;
+}
+
+Digest128 digest_from(uint64_t high, uint64_t low) {
+  Digest128 digest;
+  for (size_t i = 0; i < 8; ++i) {
+    digest[i] = static_cast<std::byte>(high >> (56 - 8 * i));
+    digest[8 + i] = static_cast<std::byte>(low >> (56 - 8 * i));
+  }
+  return digest;
+}
+
 // Scratch memory ------------------------------------------------------------------------------------
 
 /// Memory of the calling thread, kept for its next call: chunks come by the thousand, and fresh pages cost as
@@ -233,6 +288,7 @@ struct File::State {
   std::filesystem::path path;
   hid_t id = -1;
   int descriptor = -1;  // HDF5's own, to read chunks without it; -1 where there is a user block
+  std::vector<Digest128> digests;  // when writing: of the pieces of all datasets so far
 
   ~State() { close(); }
 
@@ -435,6 +491,26 @@ std::vector<std::string> File::children(const std::string& group) const {
   return names;
 }
 
+std::vector<std::string> File::datasets() const {
+  const Turn turn;
+  std::vector<std::string> found, groups{"/"};
+  uint64_t visited = 0;
+  while (!groups.empty()) {
+    const std::string group = std::move(groups.back());
+    groups.pop_back();
+    if (++visited > kMostGroups) throw error(group, "is one of more than {} groups", kMostGroups);
+    for (const std::string& name : children(group)) {
+      const std::string path = group == "/" ? group + name : group + "/" + name;
+      H5L_info_t link;
+      if (H5Lget_info(state_->id, path.c_str(), &link, H5P_DEFAULT) < 0 || link.type != H5L_TYPE_HARD) continue;
+      if (is_dataset(path) && path != kDigestTable) found.push_back(path);
+      if (is_group(path) && std::count(path.begin(), path.end(), '/') < kMostLevels) groups.push_back(path);
+    }
+  }
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
 Error File::make_error(const std::string& path, const std::string& what) const {
   return state_->error(path, what);
 }
@@ -534,15 +610,20 @@ double File::number(const std::string& object, const std::string& name) const {
   return value;
 }
 
-std::vector<uint64_t> File::extents(const std::string& object, const std::string& name) const {
-  const Turn turn;
-  const Attribute opened = open_attribute(*state_, object, name);
+static std::vector<uint64_t> attribute_extents(const File::State& file, const std::string& object,
+                                               const std::string& name) {
+  const Attribute opened = open_attribute(file, object, name);
   if (H5Tget_class(opened.type.get()) != H5T_INTEGER)
-    throw error(object, "attribute '{}' has no integers", name);
+    throw file.error(object, "attribute '" + name + "' has no integers");
   std::vector<uint64_t> values(opened.count);
   if (!values.empty() && H5Aread(opened.attribute.get(), H5T_NATIVE_UINT64, values.data()) < 0)
-    throw state_->refused(object, "attribute '" + name + "' cannot be read");
+    throw file.refused(object, "attribute '" + name + "' cannot be read");
   return values;
+}
+
+std::vector<uint64_t> File::extents(const std::string& object, const std::string& name) const {
+  const Turn turn;
+  return attribute_extents(*state_, object, name);
 }
 
 static void write_attribute(const File::State& file, const std::string& object, const std::string& name,
@@ -585,9 +666,14 @@ void File::set_number(const std::string& object, const std::string& name, double
   write_attribute(*state_, object, name, H5T_IEEE_F64LE, H5T_NATIVE_DOUBLE, std::nullopt, &value);
 }
 
+static void write_extents(const File::State& file, const std::string& object, const std::string& name,
+                          std::span<const uint64_t> values) {
+  write_attribute(file, object, name, H5T_STD_U64LE, H5T_NATIVE_UINT64, values.size(), values.data());
+}
+
 void File::set_extents(const std::string& object, const std::string& name, std::span<const uint64_t> values) {
   const Turn turn;
-  write_attribute(*state_, object, name, H5T_STD_U64LE, H5T_NATIVE_UINT64, values.size(), values.data());
+  write_extents(*state_, object, name, values);
 }
 
 void File::make_group(const std::string& path) {
@@ -605,6 +691,11 @@ void File::make_group(const std::string& path) {
 }
 
 void File::close() {
+  if (!state_->digests.empty()) {
+    const std::vector<Digest128> table = std::exchange(state_->digests, {});
+    const uint64_t shape[] = {table.size(), sizeof(Digest128)};
+    write_table(*this, kDigestTable, DType::u8, shape, std::as_bytes(std::span(table)));
+  }
   state_->close();
   state_->check_writes();
 }
@@ -626,9 +717,13 @@ struct Dataset::State {
   bool contiguous = false;  // all rows at `begin`, one behind the other
   uint64_t begin = 0;
   uint64_t chunk_rows = 0;
+  bool all_checksums = false;  // every chunk that may be stored has one, whoever reads it
   mutable std::mutex address_mutex;
   mutable std::vector<uint64_t> addresses;        // per chunk, as far as asked for
   mutable std::vector<bool> checksum_of_address;  // a single chunk may be stored without
+  std::optional<Pieces> pieces;
+  mutable std::mutex digest_mutex;
+  mutable std::vector<Digest128> piece_digests;  // once one was asked for
 
   ~State() { file->forget(this); }
 
@@ -639,10 +734,21 @@ struct Dataset::State {
 
   void open(const std::string& where);
   void examine_storage();
+  void read_pieces();
+  std::string type_name() const;
+  /// Whether what is verified by a digest is what is read at a time.
+  bool pieces_are_chunks() const { return direct && pieces && pieces->rows == chunk_rows; }
+  const Digest128& piece_digest(uint64_t index) const;
+  void load_digests() const;
+  void verify_piece(uint64_t index, std::span<const std::byte> bytes) const;
+  uint64_t rows_of_piece(uint64_t index) const {
+    return std::min(pieces->rows, rows() - index * pieces->rows);
+  }
+  void visit_pieces(uint64_t first, uint64_t count, const Visitor& visitor) const;
   std::pair<uint64_t, bool> chunk_address(uint64_t index) const;
   void read_chunk(uint64_t index, std::span<std::byte> out) const;
   /// Whether rows can be read without HDF5 and without their neighbours: nothing is checked by chunks.
-  bool exact() const { return contiguous || (direct && !checksums); }
+  bool exact() const { return !pieces && (contiguous || (direct && !checksums)); }
   void read_exactly(uint64_t first, uint64_t count, std::span<std::byte> out) const;
   void read_by_hdf5(uint64_t first, uint64_t count, std::span<std::byte> out) const;
   void visit_chunk(uint64_t index, uint64_t first, uint64_t count, const Visitor& visitor) const;
@@ -675,6 +781,58 @@ void Dataset::State::open(const std::string& where) {
     if (H5Tequal(memory.get(), type.get()) <= 0) direct = contiguous = false;  // another byte order
     type = std::move(memory);
   }
+  read_pieces();
+}
+
+/// What the dataset says of its digests, if it says anything.
+void Dataset::State::read_pieces() {
+  if (H5Aexists(dataset.get(), kDigestAttribute) <= 0) return;
+  const std::vector<uint64_t> numbers = attribute_extents(*file, path, kDigestAttribute);
+  if (numbers.size() != 4)
+    throw error(fmt::format("attribute '{}' has {} numbers; 4 are wanted", kDigestAttribute, numbers.size()));
+  pieces = Pieces{numbers[0], numbers[1], digest_from(numbers[2], numbers[3])};
+  if (pieces->rows == 0 || (pieces->rows > 1 && row_bytes > kMostPieceBytes / std::min(pieces->rows, rows() + 1)))
+    throw error(fmt::format("attribute '{}' has pieces of {} rows; one row, or up to {} MiB, is possible",
+                            kDigestAttribute, pieces->rows, kMostPieceBytes >> 20));
+  if (type_name().empty()) throw error("has digests, and is of a type that has none");
+}
+
+/// As digests take it; empty for what has none.
+std::string Dataset::State::type_name() const {
+  if (dtype) return std::string(name_of(*dtype));
+  const bool text = H5Tget_class(type.get()) == H5T_STRING && H5Tis_variable_str(type.get()) <= 0;
+  return text ? text_type_name(H5Tget_size(type.get())) : "";
+}
+
+void Dataset::State::load_digests() const {
+  const uint64_t count = pieces->count(rows(), row_bytes);
+  const auto opened = std::make_shared<State>();
+  opened->file = file;
+  opened->open(kDigestTable);
+  const Dataset table(opened);
+  table.expect(DType::u8, std::array{table.rows(), uint64_t{sizeof(Digest128)}});
+  if (pieces->first > table.rows() || count > table.rows() - pieces->first)
+    throw table.error("has {} rows; the digests of {} are {} from row {} on", table.rows(), path, count,
+                      pieces->first);
+  std::vector<Digest128> digests(count);
+  table.read(pieces->first, count, std::as_writable_bytes(std::span(digests)));
+  if (dataset_digest(path, type_name(), shape, pieces->rows, digests) != pieces->digest)
+    throw error("the digest of its shape and its digests does not hold: the file is damaged, or another program "
+                "changed it");
+  piece_digests = std::move(digests);
+}
+
+const Digest128& Dataset::State::piece_digest(uint64_t index) const {
+  const std::lock_guard lock(digest_mutex);
+  if (piece_digests.empty()) load_digests();
+  return piece_digests[index];
+}
+
+void Dataset::State::verify_piece(uint64_t index, std::span<const std::byte> bytes) const {
+  if (digest_of(bytes) != piece_digest(index))
+    throw error(fmt::format(
+        "the digest of rows {} to {} does not hold: the file is damaged, or another program changed it",
+        index * pieces->rows, index * pieces->rows + rows_of_piece(index) - 1));
 }
 
 void Dataset::State::examine_storage() {
@@ -693,6 +851,8 @@ void Dataset::State::examine_storage() {
                                                nullptr, 0, nullptr, nullptr);
     if (filter != H5Z_FILTER_FLETCHER32 && filter != H5Z_FILTER_SHUFFLE) compressed = true;
   }
+  all_checksums = layout == H5D_CHUNKED && H5Pget_filter_by_id2(creation.get(), H5Z_FILTER_FLETCHER32, nullptr, nullptr,
+                                                                nullptr, 0, nullptr, nullptr) >= 0;
   const bool plain_checksums = filters == 1 && !compressed &&
                                H5Pget_filter_by_id2(creation.get(), H5Z_FILTER_FLETCHER32, nullptr, nullptr,
                                                     nullptr, 0, nullptr, nullptr) >= 0;
@@ -749,13 +909,13 @@ void Dataset::State::read_chunk(uint64_t index, std::span<std::byte> out) const 
   const auto [at, checksum] = chunk_address(index);
   const uint64_t bytes = chunk_rows * row_bytes;
   file->read_at(at, out.first(bytes + (checksum ? kChecksumBytes : 0)), path);
-  if (!checksum) return;
-  const uint32_t stored = stored_checksum(out.data() + bytes);
-  const uint32_t found = fletcher32(out.first(bytes));
+  const uint32_t stored = checksum ? stored_checksum(out.data() + bytes) : 0;
+  const uint32_t found = checksum ? fletcher32(out.first(bytes)) : 0;
   if (found != stored)
     throw error(fmt::format(
         "checksum of rows {} to {} does not hold ({:08x} stored, {:08x} found): the file is damaged",
         index * chunk_rows, std::min(rows(), (index + 1) * chunk_rows) - 1, stored, found));
+  if (pieces) verify_piece(index, out.first(rows_of_piece(index) * row_bytes));
 }
 
 void Dataset::State::read_exactly(uint64_t first, uint64_t count, std::span<std::byte> out) const {
@@ -811,6 +971,27 @@ void Dataset::State::visit_chunk(uint64_t index, uint64_t first, uint64_t count,
   part(*chunk);
 }
 
+/// The rows of pieces that are not stored as such: another program laid them out anew.
+void Dataset::State::visit_pieces(uint64_t first, uint64_t count, const Visitor& visitor) const {
+  for (const uint64_t end = first + count; first < end;) {
+    const uint64_t index = first / pieces->rows, row = index * pieces->rows, length = rows_of_piece(index);
+    auto piece = file->cached(this, index);
+    if (!piece) {
+      auto fresh = file->chunk_memory(length * row_bytes);
+      if (contiguous)
+        file->read_at(begin + row * row_bytes, *fresh, path);
+      else
+        read_by_hdf5(row, length, *fresh);
+      verify_piece(index, *fresh);
+      file->keep(this, index, fresh);
+      piece = std::move(fresh);
+    }
+    const uint64_t n = std::min(end, row + length) - first;
+    visitor(first, std::span<const std::byte>(*piece).subspan((first - row) * row_bytes, n * row_bytes));
+    first += n;
+  }
+}
+
 Dataset File::dataset(const std::string& path) const {
   auto state = std::make_shared<Dataset::State>();
   state->file = state_;
@@ -824,6 +1005,8 @@ const std::vector<uint64_t>& Dataset::shape() const { return state_->shape; }
 std::optional<DType> Dataset::type() const { return state_->dtype; }
 uint64_t Dataset::rows() const { return state_->rows(); }
 uint64_t Dataset::row_bytes() const { return state_->row_bytes; }
+bool Dataset::has_checksums() const { return state_->all_checksums || size_bytes() == 0; }
+bool Dataset::has_digests() const { return state_->pieces.has_value(); }
 uint64_t Dataset::size_bytes() const { return state_->rows() * state_->row_bytes; }
 Error Dataset::make_error(const std::string& what) const { return state_->error(what); }
 
@@ -843,6 +1026,7 @@ void Dataset::check_rows(uint64_t first, uint64_t count) const {
 void Dataset::visit(uint64_t first, uint64_t count, const Visitor& visitor) const {
   if (count == 0 || state_->row_bytes == 0) return;
   check_rows(first, count);
+  if (state_->pieces && !state_->pieces_are_chunks()) return state_->visit_pieces(first, count, visitor);
   if (!state_->direct) {
     const uint64_t step = std::max<uint64_t>(1, kChunkBytes / state_->row_bytes);
     for (uint64_t done = 0; done < count; done += step) {
@@ -990,6 +1174,7 @@ struct DatasetWriter::State {
   Handle dataset;
   uint64_t flushed = 0;           // rows in the file
   std::vector<std::byte> buffer;  // at most a chunk of rows
+  std::vector<Digest128> digests;  // of the chunks in the file
   bool finished = false;
 
   explicit State(File target) : file(std::move(target)) {}
@@ -1032,8 +1217,27 @@ struct DatasetWriter::State {
     file.state_->check_writes();
   }
 
+  /// The digest of the rows of a chunk that count.
+  Digest128 digest_of_rows(std::span<const std::byte> chunk, uint64_t valid_rows) const {
+    return stored_chunks.checksums ? digest_of(chunk.first(valid_rows * row_bytes)) : Digest128{};
+  }
+
+  /// Names the digests at the dataset, and leaves them to the file's table.
+  void write_digests() {
+    if (!stored_chunks.checksums) return;
+    std::vector<uint64_t> shape{flushed};
+    shape.insert(shape.end(), row_shape.begin(), row_shape.end());
+    const uint64_t piece_rows = std::max<uint64_t>(1, chunk_rows);
+    const std::string type = is_text ? text_type_name(std::max<uint64_t>(row_bytes, 1)) : std::string(name_of(dtype));
+    const Digest128 digest = dataset_digest(path, type, shape, piece_rows, digests);
+    auto& table = file.state_->digests;
+    const uint64_t numbers[] = {piece_rows, table.size(), half_of(digest, 0), half_of(digest, 1)};
+    write_extents(*file.state_, path, kDigestAttribute, numbers);
+    table.insert(table.end(), digests.begin(), digests.end());
+  }
+
   /// chunk: chunk_bytes() and room for the checksum behind. valid_rows of it count.
-  void write_chunk(std::span<std::byte> chunk, uint64_t valid_rows, bool extend) {
+  void write_chunk(std::span<std::byte> chunk, uint64_t valid_rows, const Digest128& digest, bool extend) {
     const Turn turn;
     if (extend) {
       std::vector<hsize_t> extent{flushed + valid_rows};
@@ -1045,6 +1249,7 @@ struct DatasetWriter::State {
     if (H5Dwrite_chunk(dataset.get(), H5P_DEFAULT, 0, offset.data(), chunk.size(), chunk.data()) < 0)
       throw file.state_->refused(path, "cannot be written");
     flushed += valid_rows;
+    if (stored_chunks.checksums) digests.push_back(digest);
     file.state_->check_writes();
   }
 
@@ -1056,9 +1261,10 @@ struct DatasetWriter::State {
 
   void flush_buffer() {
     const uint64_t valid_rows = buffer.size() / row_bytes;
+    const Digest128 digest = digest_of_rows(buffer, valid_rows);
     buffer.resize(chunk_bytes() + checksum_bytes(), std::byte{0});
     add_checksum(buffer);
-    write_chunk(buffer, valid_rows, true);
+    write_chunk(buffer, valid_rows, digest, true);
     buffer.clear();
   }
 
@@ -1070,14 +1276,16 @@ struct DatasetWriter::State {
       for (size_t i = begin; i < end; ++i) {
         const size_t number = order.take_number();
         const auto chunk = scratch<Purpose::writing>(chunk_bytes() + checksum_bytes());
+        Digest128 digest;
         try {
           fill(first + number * chunk_rows, chunk.first(chunk_bytes()));
           add_checksum(chunk);
+          digest = digest_of_rows(chunk, chunk_rows);
         } catch (...) {
           order.abandon();
           throw;
         }
-        order.pass(number, [&] { write_chunk(chunk, chunk_rows, true); });
+        order.pass(number, [&] { write_chunk(chunk, chunk_rows, digest, true); });
       }
     });
   }
@@ -1168,13 +1376,17 @@ void DatasetWriter::finish() {
     if (total > 0) s.chunk_rows = total;
     s.create(total, true);
     if (!s.buffer.empty()) {
+      const Digest128 digest = s.digest_of_rows(s.buffer, total);
       s.buffer.resize(s.chunk_bytes() + s.checksum_bytes());
       s.add_checksum(s.buffer);
-      s.write_chunk(s.buffer, total, false);
+      s.flushed = 0;
+      s.write_chunk(s.buffer, total, digest, false);
     }
+    s.flushed = total;
   }
   s.buffer = {};
   const Turn turn;
+  s.write_digests();
   s.dataset = Handle();
   s.file.state_->check_writes();
 }

@@ -55,6 +55,8 @@ class File {
   /// Names directly below a group, in byte order.
   std::vector<std::string> children(const std::string& group) const;
   Dataset dataset(const std::string& path) const;
+  /// Paths of all datasets that lie in this file, the table of digests aside, in byte order; links are not followed.
+  std::vector<std::string> datasets() const;
 
   bool has_attribute(const std::string& object, const std::string& name) const;
   std::string text(const std::string& object, const std::string& name) const;
@@ -71,7 +73,8 @@ class File {
   void set_number(const std::string& object, const std::string& name, double value);
   void set_extents(const std::string& object, const std::string& name, std::span<const uint64_t> values);
 
-  /// Closes a file that was written. Throws Error(failed) if any write failed. The last call on it.
+  /// Writes the table of digests and closes a file that was written. Throws Error(failed) if any write failed. The
+  /// last call on it.
   void close();
 
   /// An error about an object of this file.
@@ -105,12 +108,15 @@ class Dataset {
   uint64_t row_bytes() const;   ///< of one row in type()
   uint64_t size_bytes() const;  ///< rows() * row_bytes()
 
+  bool has_checksums() const;  ///< of every chunk that it stores; true where there is none
+  bool has_digests() const;    ///< FORMAT.md, "Digests"
+
   /// Throws Error(bad_input) unless it has this type and shape.
   void expect(DType type, std::span<const uint64_t> shape) const;
 
   /// Rows [first, first + count) in type(), host byte order, to out (count * row_bytes()). The caller keeps
-  /// to the rows there are. Verifies checksums. Chunks with a checksum are read whole; of all others, and of
-  /// contiguous rows, nothing is read but the rows wanted.
+  /// to the rows there are. Verifies checksums and digests. Chunks with a checksum and pieces with a digest are read
+  /// whole; of all others, and of contiguous rows, nothing is read but the rows wanted.
   void read(uint64_t first, uint64_t count, std::span<std::byte> out) const;
 
   /// The same, piece by piece: visit(row, bytes) is called for disjoint runs of whole rows that together are
@@ -142,8 +148,8 @@ class Dataset {
 /// How a dataset that is written lies in the file.
 struct Chunks {
   uint64_t bytes = kChunkBytes;  ///< of a chunk, about
-  bool checksums =
-      true;  ///< without them rows can be read one by one, but what guards them is up to the caller
+  bool checksums = true;  ///< and digests; without them rows can be read one by one, but what guards them is up to
+                          ///< the caller
 };
 
 /// A dataset to write, row after row. It comes into being in the file when its first chunk is full, or at
@@ -183,7 +189,7 @@ class DatasetWriter {
   std::unique_ptr<State> state_;
 };
 
-/// Writes a whole dataset in one piece, without chunks and checksums, so that any row can be read by itself.
+/// Writes a whole dataset in one piece, without chunks, checksums and digests, so that any row can be read by itself.
 void write_table(File& file, const std::string& path, DType type, std::span<const uint64_t> shape,
                  std::span<const std::byte> bytes);
 

@@ -266,6 +266,35 @@ Documents read_documents(const h5::File& file) {
   return documents;
 }
 
+void check_rising(const Documents& documents, uint64_t first, std::span<const uint64_t> positions,
+                  std::optional<uint64_t> before, const std::string& where) {
+  const auto& offsets = documents.offsets;
+  auto next = std::upper_bound(offsets.begin(), offsets.end(), first);  // where the next document begins
+  for (size_t i = 0; i < positions.size(); ++i) {
+    const uint64_t token = first + i;
+    while (next != offsets.end() && *next <= token) ++next;
+    const uint64_t begin = *std::prev(next);
+    if (token > begin && before && positions[i] <= *before)
+      throw bad_input(
+          "{}: document {} ('{}'): position {} is followed by {} (its tokens {} and {}); positions rise within a "
+          "document. A cache that was padded on the left has such positions: leave out the rows of the padding",
+          where, next - offsets.begin() - 1, documents.names[static_cast<size_t>(next - offsets.begin() - 1)],
+          *before, positions[i], token - begin - 1, token - begin);
+    before = positions[i];
+  }
+}
+
+void check_positions(const h5::Dataset& positions, const Documents& documents) {
+  constexpr uint64_t kBlock = uint64_t{1} << 17;  // 1 MiB of numbers
+  std::optional<uint64_t> before;
+  for (uint64_t first = 0; first < positions.rows(); first += kBlock) {
+    const auto values = positions.integers(first, std::min(kBlock, positions.rows() - first),
+                                           std::numeric_limits<int64_t>::max());
+    check_rising(documents, first, values, before, positions.where());
+    before = values.back();
+  }
+}
+
 uint64_t write_documents(h5::File& file, const Documents& documents) {
   const uint64_t name_bytes = h5::write_texts(file, "/documents/name", documents.names);
   h5::DatasetWriter offsets(file, "/documents/offset", DType::u64, {}, documents.offsets.size());

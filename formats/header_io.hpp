@@ -1,6 +1,8 @@
 // The parts that several file types share, read from and written to open files. Inside formats/ only.
 #pragma once
 
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -29,6 +31,12 @@ void write_model(h5::File& file, const ModelInfo& model);
 
 /// Tokens, positions and documents of kv and codes files.
 Documents read_documents(const h5::File& file);
+/// Throws Error(bad_input) unless these positions, of the tokens of all documents from `first` on, rise within each
+/// document. before: the position of the token before them, where that is known. where: how messages begin.
+void check_rising(const Documents& documents, uint64_t first, std::span<const uint64_t> positions,
+                  std::optional<uint64_t> before, const std::string& where);
+/// The same of a whole dataset, which has as many rows as the documents have tokens.
+void check_positions(const h5::Dataset& positions, const Documents& documents);
 uint64_t write_documents(h5::File& file, const Documents& documents);  ///< returns the bytes of its datasets
 
 /// Numbers of the groups below /layers, ascending, each in [0, num_layers). Other names are left alone.

@@ -63,6 +63,7 @@ struct IndexReader::Impl {
     info.sink = static_cast<uint64_t>(file.integer(kRoot, "sink", 0, UINT32_MAX));
     info.documents = read_documents(file);
     check_rows(kPositions);
+    check_positions(file.dataset(kPositions), info.documents);
     if (file.has(kTokens)) check_rows(kTokens);
     read_batches();
     first_token.push_back(0);
@@ -97,6 +98,8 @@ struct IndexReader::Impl {
       info.batch_ends.emplace_back(ends.begin() + static_cast<ptrdiff_t>(offsets[i]),
                                    ends.begin() + static_cast<ptrdiff_t>(offsets[i + 1]));
       const auto& own = info.batch_ends.back();
+      if (std::ranges::adjacent_find(own, std::ranges::greater_equal{}) != own.end())
+        throw end.error("the batches of document {} do not rise", i);
       if ((own.empty() ? 0 : own.back()) != info.documents.length(i))
         throw end.error("document {} has {} tokens; its batches end at {}", i, info.documents.length(i),
                         own.empty() ? 0 : own.back());

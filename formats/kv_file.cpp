@@ -108,6 +108,7 @@ struct KvReader::Impl {
     const uint64_t total = documents.tokens();
     if (file.has("/tokens")) tokens = column("/tokens", total);
     positions = column("/positions", total);
+    check_positions(*positions, documents);
     const std::vector<int> groups = layer_numbers(file, model.num_layers);
     for (const int layer : groups)
       if (model.layer_shape(layer).heads > 0) layers.push_back(layer);
@@ -144,6 +145,7 @@ struct KvReader::Impl {
   void open_queries(const std::vector<int>& groups) {
     if (!file.has("/query_position")) return;
     query_position = file.dataset("/query_position");
+    check_query_rows();
     for (const int layer : groups) {
       const std::string path = layer_path(layer, "query");
       if (!file.has(path)) continue;
@@ -156,6 +158,15 @@ struct KvReader::Impl {
       query.emplace(layer, std::move(dataset));
       query_layers.push_back(layer);
     }
+  }
+
+  void check_query_rows() const {
+    constexpr uint64_t kBlock = uint64_t{1} << 17;
+    const uint64_t rows = query_position->rows();
+    if (rows > 0 && documents.tokens() == 0)
+      throw query_position->error("has {} rows; there are no tokens", rows);
+    for (uint64_t first = 0; first < rows; first += kBlock)
+      (void)query_token_rows(first, std::min(kBlock, rows - first));
   }
 
   const h5::Dataset& find_query(int layer) const {
@@ -396,10 +407,9 @@ void KvWriter::add_document(const std::string& name, std::span<const uint32_t> t
   if (known && tokens.size() != positions.size())
     throw failed("{}: document {} has {} tokens and {} positions", s.file.name(), name, tokens.size(),
                  positions.size());
-  const auto fall =
-      std::adjacent_find(positions.begin(), positions.end(), [](uint64_t a, uint64_t b) { return a >= b; });
-  if (fall != positions.end())
-    throw bad_input("document {}: position {} is followed by {}; positions rise", name, fall[0], fall[1]);
+  Documents own;
+  own.add(name, positions.size());
+  check_rising(own, 0, positions, {}, s.file.name());
   if (!tokens.empty()) {
     if (!s.tokens)
       s.tokens.emplace(s.file, "/tokens", DType::u32, std::vector<uint64_t>{}, s.expected_tokens);

@@ -8,6 +8,7 @@
 #include <memory>
 #include <random>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <fcntl.h>
@@ -232,6 +233,50 @@ void UnnamedFile::read(uint64_t position, std::span<std::byte> out) const {
   }
 }
 
+namespace {
+
+FileState state_of(const struct stat& status) {
+  return {status.st_dev, status.st_ino, static_cast<uint64_t>(status.st_size), status.st_mtim.tv_sec,
+          status.st_mtim.tv_nsec};
+}
+
+/// Locks the whole file against other runs; false where the file system cannot. The lock is the descriptor's own, and
+/// another kind than that of HDF5's readers.
+bool lock_whole(int descriptor, const std::function<void()>& waiting) {
+  struct flock lock = {};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  if (::fcntl(descriptor, F_OFD_SETLK, &lock) == 0) return true;
+  if (errno != EAGAIN && errno != EACCES) return false;
+  waiting();
+  while (::fcntl(descriptor, F_OFD_SETLKW, &lock) != 0)
+    if (errno != EINTR) return false;
+  return true;
+}
+
+}  // namespace
+
+HeldFile::HeldFile(const std::string& name, const std::function<void()>& waiting) {
+  const auto say_once = [&, said = false]() mutable {
+    if (!std::exchange(said, true)) waiting();
+  };
+  for (;;) {
+    Descriptor file(::open(name.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK));
+    const bool locked = file && lock_whole(file.get(), say_once);
+    if (!file) file = Descriptor(::open(name.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+    struct stat held = {}, named = {};
+    if (!file || ::fstat(file.get(), &held) != 0 || ::stat(name.c_str(), &named) != 0)
+      throw bad_input("{}: {}", name, reason(errno));
+    // Who held it before may have put another file in its place.
+    if (locked && (held.st_dev != named.st_dev || held.st_ino != named.st_ino)) continue;
+    state_ = state_of(named);
+    descriptor_ = file.release();
+    return;
+  }
+}
+
+HeldFile::~HeldFile() { ::close(descriptor_); }
+
 OutputFile::OutputFile(std::string target, bool overwrite)
     : target_(std::move(target)), overwrite_(overwrite) {
   if (is_standard_stream(target_)) {
@@ -299,6 +344,12 @@ void OutputFile::replace_target() {
     Descriptor file(::open(temporary_.c_str(), O_WRONLY | O_CLOEXEC));
     if (!file || ::fsync(file.get()) != 0 || !file.close())
       throw failed("{}: cannot be written: {}", target_, reason(errno));
+  }
+  if (replaced_) {
+    struct stat status = {};
+    if (::stat(final_.c_str(), &status) != 0 || state_of(status) != *replaced_)
+      throw failed(
+          "{}: another run changed it after this one had read it; nothing is written. Run the command again", target_);
   }
   // Somebody else may have made the file since this run began. Some file systems cannot rename without
   // replacing; there the check at the start has to do.

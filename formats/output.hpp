@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -13,6 +15,32 @@ namespace kvcodec {
 /// From now on SIGINT, SIGTERM, SIGHUP and SIGPIPE first remove the temporaries of all OutputFiles, and a
 /// file size limit (SIGXFSZ) is an ordinary write error. For main(), once.
 void install_signal_cleanup();
+
+/// Which file a name led to, and its state: any of these is another once the file was replaced or changed.
+struct FileState {
+  uint64_t device = 0, number = 0, size = 0;
+  int64_t seconds = 0, nanoseconds = 0;  ///< of the last change
+  bool operator==(const FileState&) const = default;
+};
+
+/// A file that is read and that what is made of it then replaces: held, so that two runs that add to the same file
+/// take turns and neither loses what the other added. Readers are not kept out.
+class HeldFile {
+ public:
+  /// waiting() is called once if another run holds the file, before this one waits for it. Where the file system
+  /// knows no locks, or the file may not be written to, it is not held; OutputFile::replaces still finds what changed.
+  /// Throws Error(bad_input) naming the file if it cannot be opened.
+  HeldFile(const std::string& name, const std::function<void()>& waiting);
+  ~HeldFile();
+  HeldFile(const HeldFile&) = delete;
+  HeldFile& operator=(const HeldFile&) = delete;
+
+  const FileState& state() const { return state_; }  ///< when it was held
+
+ private:
+  int descriptor_ = -1;
+  FileState state_;
+};
 
 /// A file in the making.
 ///
@@ -33,6 +61,9 @@ class OutputFile {
   const std::string& target() const {
     return target_;
   }  ///< for messages: the name given, or "standard output"
+  /// The target must still be in this state when the product replaces it: commit() throws Error(failed) where another
+  /// run replaced it meanwhile, whose work would be lost.
+  void replaces(const FileState& read) { replaced_ = read; }
   void commit();
 
  private:
@@ -45,6 +76,7 @@ class OutputFile {
   Kind kind_ = Kind::regular;
   std::filesystem::path final_;  // the target, symbolic links followed
   std::filesystem::path temporary_;
+  std::optional<FileState> replaced_;
   bool committed_ = false;
 };
 

@@ -45,11 +45,21 @@ std::string Digest::hex() const {
   return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
 }
 
-Digest128 digest_of(std::span<const std::byte> bytes) {
+namespace {
+
+Digest128 bytes_of(XXH128_hash_t hash) {
   XXH128_canonical_t canonical;
-  XXH128_canonicalFromHash(&canonical, XXH3_128bits(bytes.data(), bytes.size()));
+  XXH128_canonicalFromHash(&canonical, hash);
   static_assert(sizeof canonical == sizeof(Digest128));
   return std::bit_cast<Digest128>(canonical);
+}
+
+}  // namespace
+
+Digest128 Digest::value() const { return bytes_of(XXH3_128bits_digest(state_->xxh)); }
+
+Digest128 digest_of(std::span<const std::byte> bytes) {
+  return bytes_of(XXH3_128bits(bytes.data(), bytes.size()));
 }
 
 }  // namespace kvcodec

@@ -31,6 +31,8 @@ class Digest {
 
   /// 32 lower-case hexadecimal digits of everything added so far.
   std::string hex() const;
+  /// The same as bytes.
+  Digest128 value() const;
 
  private:
   struct State;

@@ -312,7 +312,7 @@ TEST_CASE("codes: a document read in pieces is read once") {
   info.documents.add("large", 3'000'000);
   const IdCodec codec;
   OutputFile output(folder / "codes.h5", false);
-  CodesWriter writer(output, info, codec, {}, std::vector<uint64_t>(3'000'000), nullptr);
+  CodesWriter writer(output, info, codec, {}, counting(0, 3'000'000), nullptr);
   Matrix<float> rows(3'000'000, 1);
   for (size_t i = 0; i < rows.size(); ++i) rows.data()[i] = static_cast<float>(i % 8192);
   for (const Side side : kSides) codec.append({}, rows, writer.document(side, 0, 0));
@@ -416,6 +416,13 @@ TEST_CASE("codes: the writer refuses what would make a wrong file") {
     const std::vector<uint32_t> few(3);
     CHECK_THROWS_AS(CodesWriter(output, sample.info, sample.codec, few, sample.positions, nullptr), Error);
   }
+  SUBCASE("positions that do not rise") {
+    OutputFile output(folder / "a.h5", false);
+    std::vector<uint64_t> positions = sample.positions;
+    positions[2] = positions[1];
+    CHECK_THROWS_WITH_AS(CodesWriter(output, sample.info, sample.codec, sample.tokens, positions, nullptr),
+                         doctest::Contains("position 1 is followed by 1"), Error);
+  }
   CHECK(folder.names().empty());
 }
 
@@ -437,7 +444,7 @@ TEST_CASE("codes: files of the real codecs decode as their Encoded does") {
     info.parameters = codec->parameters();
     info.groups = {0, 1};
     for (const uint64_t length : lengths) info.documents.add("d", length);
-    std::vector<uint64_t> positions(231);
+    const auto positions = counting(0, 231);
     OutputFile output(folder / name, false);
     CodesWriter writer(output, info, *codec, {}, positions, nullptr);
     for (const int layer : info.groups)

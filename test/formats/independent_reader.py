@@ -52,9 +52,64 @@ def floats(dataset, rows=slice(None)):
     return values
 
 
+class Hash128(ctypes.Structure):
+    _fields_ = [("low64", ctypes.c_uint64), ("high64", ctypes.c_uint64)]
+
+
+def xxh3_128(data):
+    """32 hexadecimal digits, from the xxHash library itself."""
+    digest = ctypes.CDLL("libxxhash.so.0").XXH3_128bits
+    digest.restype, digest.argtypes = Hash128, [ctypes.c_char_p, ctypes.c_size_t]
+    found = digest(bytes(data), len(data))
+    return f"{found.high64:016x}{found.low64:016x}"
+
+
+def number(n):
+    return int(n).to_bytes(8, "little")
+
+
+def string(s):
+    return number(len(s.encode())) + s.encode()
+
+
+def stored_bytes(dataset, rows):
+    """Elements as they are stored, row-major and little-endian."""
+    if type_name(dataset) == "bf16":
+        return (dataset.astype("<f4")[rows].view("<u4") >> 16).astype("<u2").tobytes()
+    return dataset[rows].tobytes()
+
+
+def check_digests(file):
+    """Verifies all digests of all datasets."""
+    def visit(name, dataset):
+        if not isinstance(dataset, h5py.Dataset) or name == "digests":
+            return
+        if text(file.attrs["kvcodec_type"]) == "codes" and name in ("data", "parts"):
+            require("digests" not in dataset.attrs, f"{name}: has digests")
+            return
+        rows, first, high, low = (int(n) for n in dataset.attrs["digests"])
+        row_bytes = dataset.dtype.itemsize * int(np.prod(dataset.shape[1:], dtype="i8"))
+        if type_name(dataset) == "bf16":
+            row_bytes //= dataset.dtype.itemsize // 2
+        require(rows == 1 or 1 <= rows * row_bytes <= 16 << 20 or dataset.shape[0] == 0, f"{name}: pieces of {rows} rows")
+        count = -(-dataset.shape[0] // rows) if row_bytes else 0
+        table = file["digests"][first:first + count] if count else np.zeros((0, 16), "u1")
+        require(table.shape == (count, 16) and table.dtype == np.uint8, "/digests")
+        for piece in range(count):
+            found = xxh3_128(stored_bytes(dataset, slice(piece * rows, (piece + 1) * rows)))
+            require(found == table[piece].tobytes().hex(), f"{name}: piece {piece} has the digest {found}")
+        kind = type_name(dataset)
+        if kind == "string":
+            kind += str(dataset.id.get_type().get_size())
+        words = string("/" + name) + string(kind) + number(len(dataset.shape)) + b"".join(map(number, dataset.shape)) + number(rows)
+        require(xxh3_128(words + table.tobytes()) == f"{high:016x}{low:016x}", f"{name}: digest of the dataset")
+    file.visititems(visit)
+
+
 class File:
     def __init__(self, path, wanted=None):
         self.file = h5py.File(path, "r")
+        check_digests(self.file)
         a = self.file.attrs
         self.type, version = text(a["kvcodec_type"]), int(a["kvcodec_version"])
         shaped = self.type in SHAPED_VERSIONS and version == SHAPED_VERSIONS[self.type]
@@ -206,47 +261,19 @@ def check_sensitivity(sensitivity):
         require((eigenvalues[..., 0] >= -1e-6 * eigenvalues[..., -1]).all(), f"{dataset.name}: not semidefinite")
 
 
-class Hash128(ctypes.Structure):
-    _fields_ = [("low64", ctypes.c_uint64), ("high64", ctypes.c_uint64)]
-
-
-def xxh3_128(data):
-    """32 hexadecimal digits, from the xxHash library itself."""
-    digest = ctypes.CDLL("libxxhash.so.0").XXH3_128bits
-    digest.restype, digest.argtypes = Hash128, [ctypes.c_char_p, ctypes.c_size_t]
-    found = digest(bytes(data), len(data))
-    return f"{found.high64:016x}{found.low64:016x}"
-
-
 def check_book(group, kind):
     json.loads(text(group.attrs["parameters"]))
     for name in group.attrs["arrays"]:
         group[text(name)][:]
     digest = text(group.attrs["digest"])
     require(len(digest) == 32, "digest")
-    data = bytearray()
-
-    def number(n):
-        data.extend(int(n).to_bytes(8, "little"))
-
-    def string(s):
-        number(len(s.encode()))
-        data.extend(s.encode())
-
-    string(kind)
+    data = bytearray(string(kind))
     for name in map(text, group.attrs["arrays"]):
         if name.startswith("training/"):
             continue
         dataset = group[name]
-        string(name)
-        string(type_name(dataset))
-        number(len(dataset.shape))
-        for extent in dataset.shape:
-            number(extent)
-        if type_name(dataset) == "bf16":
-            data.extend((dataset.astype("<f4")[:].view("<u4") >> 16).astype("<u2").tobytes())
-        else:
-            data.extend(dataset[:].tobytes())
+        data += string(name) + string(type_name(dataset)) + number(len(dataset.shape)) + b"".join(map(number, dataset.shape))
+        data += stored_bytes(dataset, slice(None))
     require(xxh3_128(data) == digest, f"digest {xxh3_128(data)}, stored {digest}")
     return digest
 

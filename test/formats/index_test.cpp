@@ -163,7 +163,12 @@ TEST_CASE("index: damage is refused, and what is left is not believed") {
   refused("there are 4 documents", [](Edit& f) { f.put("/batches/offset", {0, 3, 3, 5}); });
   refused("does not rise", [](Edit& f) { f.put("/batches/offset", {0, 3, 2, 4, 5}); });
   refused("its batches end at 49", [](Edit& f) { f.put("/batches/end", {30, 40, 49, 3, 40}); });
-  refused("not before the next", [](Edit& f) { f.put("/batches/end", {40, 40, 50, 3, 40}); });
+  refused("position 5 is followed by 5", [](Edit& f) {
+    auto positions = sample_positions();
+    positions[1] = 5;
+    f.put("/positions", positions);
+  });
+  refused("batches of document 0 do not rise", [](Edit& f) { f.put("/batches/end", {40, 40, 50, 3, 40}); });
   refused("not of its batch", [](Edit& f) { f.put("/batches/end", {30, 35, 50, 3, 40}); });
   refused("/layers/0/clusters", [](Edit& f) { f.remove("/layers/0/clusters"); });
   refused("there are 4 documents of 2 heads", put32("/layers/0/clusters", {1, 2}));

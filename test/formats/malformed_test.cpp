@@ -300,6 +300,16 @@ TEST_CASE("malformed: kv files") {
          f.put("/query_position", {4, 8});
        }),
        "/query_position: element 1 is 8; 0 to 7 is possible"},
+      {"a position twice", edit([](Edit& f) {
+         f.put("/positions", {0, 1, 2, 2, 4, 0, 1, 2});
+       }),
+       "/positions: document 0 ('first'): position 2 is followed by 2 (its tokens 2 and 3); positions rise within a "
+       "document. A cache that was padded on the left has such positions: leave out the rows of the padding"},
+      {"offsets shifted by a token", edit([](Edit& f) {
+         f.put("/positions", {0, 1, 2, 3, 4, 0, 1, 2});
+         f.put("/documents/offset", {0, 6, 6, 8});
+       }),
+       "/positions: document 0 ('first'): position 4 is followed by 0 (its tokens 4 and 5)"},
       {"more queries than positions", edit([](Edit& f) { f.put("/query_position", {4}); }),
        "/layers/0/query: is bf16 [2, 4, 4]; bf16 [1, 4, 4] is wanted"},
   };
@@ -681,6 +691,12 @@ TEST_CASE("malformed: codes files") {
                    part.make_digests();
                  }),
        "/tokens: document 0 has 4; /documents/offset says 5"},
+      {"a position twice in a part", edit_part(1, 4,
+                                               [](RawPart& part) {
+                                                 part.body[part.body.size() - 4] = 3;  // of 0 1 2 3 4
+                                                 part.make_digests();
+                                               }),
+       "/positions: document 0 ('document 0'): position 3 is followed by 3 (its tokens 3 and 4)"},
       {"fewer positions than the document",
        edit_part(1, 4,
                  [](RawPart& part) {
@@ -753,7 +769,7 @@ TEST_CASE("malformed: pieces of a codes file that are lost, interchanged or inve
   for (const char* name : {"a", "b"}) info.documents.add(name, kTokens);
   {
     OutputFile output(good, false);
-    CodesWriter writer(output, info, *codec, {}, std::vector<uint64_t>(2 * kTokens), nullptr);
+    CodesWriter writer(output, info, *codec, {}, counting(0, 2 * kTokens), nullptr);
     for (const Side side : kSides)
       for (const size_t d : {0, 1}) {
         Matrix<float> rows = random_rows(kTokens, 128, 2 * d + (side == Side::value));

@@ -1,5 +1,6 @@
 #include "formats/output.hpp"
 
+#include <atomic>
 #include <thread>
 
 #include <fcntl.h>
@@ -105,6 +106,41 @@ TEST_CASE("output: overwriting must be asked for, also of a file that came meanw
   put(output.path(), "new");
   output.commit();
   CHECK(file_bytes(folder / "a.h5") == "new");
+}
+
+TEST_CASE("output: what another run replaced since it was read is not replaced") {
+  const Folder folder;
+  const std::string path = folder / "a.h5";
+  put(path, "old");
+  const HeldFile held(path, [] { FAIL("nobody else holds it"); });
+  OutputFile late(path, true), first(path, true);
+  first.replaces(held.state());
+  late.replaces(held.state());
+  put(first.path(), "first");
+  first.commit();
+  check_error(ErrorKind::failed, "a.h5: another run changed it after this one had read it", [&] { late.commit(); });
+  CHECK(file_bytes(path) == "first");
+  fs::remove(path);
+  check_error(ErrorKind::failed, "another run changed it", [&] { late.commit(); });
+  check_error(ErrorKind::bad_input, "a.h5: No such file", [&] { HeldFile(path, [] {}); });
+}
+
+TEST_CASE("output: who wants a held file waits, says so once, and gets what stands in its place") {
+  const Folder folder;
+  const std::string path = folder / "a.h5";
+  put(path, "old");
+  auto held = std::make_unique<HeldFile>(path, [] {});
+  std::atomic<int> waits = 0;
+  uint64_t size = 0;
+  std::thread second([&] { size = HeldFile(path, [&] { ++waits; }).state().size; });
+  while (waits == 0) std::this_thread::yield();
+  OutputFile output(path, true);
+  put(output.path(), "longer");
+  output.commit();
+  held.reset();
+  second.join();
+  CHECK_EQ(waits.load(), 1);
+  CHECK_EQ(size, 6);
 }
 
 TEST_CASE("output: permissions, symbolic links and devices stay what they are") {

@@ -1,6 +1,6 @@
 // Damages HDF5 files for tests of bad input.
 //
-//   damage FILE set DATASET INDEX VALUE    one element (flat index) to a number, nan, inf
+//   damage FILE set DATASET INDEX VALUE    one element (flat index) to a number, nan, inf; its digests are taken away
 //   damage FILE remove PATH                a dataset or group
 //   damage FILE attribute PATH NAME VALUE  a number or a string, in place of what is there
 //   damage FILE resize DATASET ROWS        the first dimension
@@ -37,6 +37,11 @@ double number_from(const std::string& text) {
   return std::stod(text);
 }
 
+/// Takes a dataset's digests away: what a change does beyond them is wanted.
+void forget_digests(hid_t dataset) {
+  if (H5Aexists(dataset, "digests") > 0) must(H5Adelete(dataset, "digests"), "delete attribute");
+}
+
 void set_element(hid_t file, const std::string& path, uint64_t index, double value) {
   const hid_t dataset = must(H5Dopen2(file, path.c_str(), H5P_DEFAULT), "open dataset");
   const hid_t space = must(H5Dget_space(dataset), "dataspace");
@@ -48,6 +53,7 @@ void set_element(hid_t file, const std::string& path, uint64_t index, double val
   const hsize_t one = 1;
   const hid_t memory = must(H5Screate_simple(1, &one, nullptr), "memory space");
   must(H5Dwrite(dataset, H5T_NATIVE_DOUBLE, memory, space, H5P_DEFAULT, &value), "write");
+  forget_digests(dataset);
   H5Sclose(memory), H5Sclose(space), H5Dclose(dataset);
 }
 
@@ -130,6 +136,7 @@ void resize(hid_t file, const std::string& path, uint64_t rows) {
   must(H5Sget_simple_extent_dims(space, shape.data(), nullptr), "shape");
   shape[0] = rows;
   must(H5Dset_extent(dataset, shape.data()), "resize");
+  forget_digests(dataset);
   H5Sclose(space), H5Dclose(dataset);
 }
 

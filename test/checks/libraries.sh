@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# Holds a program to this: it takes libraries from places of the system alone, whatever lies in the current directory.
+# usage: libraries.sh PROGRAM                 exit 1 and a line per fault
+#        libraries.sh --installed BUILD       the same of what BUILD installs
+#        libraries.sh --self-test PROGRAM     shows that faults are found
+set -euo pipefail
+
+# Elements of the search path inside the program, one a line; an empty one is the current directory.
+search_path() { readelf -d "$1" | sed -n 's/.*(R\(UN\)\?PATH).*\[\(.*\)\]/\2/p' | tr ':' '\n'; }
+
+check_path() { # of standard input
+  local element fault=0
+  while IFS= read -r element; do
+    [[ $element == /* || $element == '$ORIGIN'* ]] && continue
+    echo "the program looks for libraries in '$element', which depends on the current directory"
+    fault=1
+  done
+  return $fault
+}
+
+# Runs the program where every library that it may load is a file that no loader takes.
+check_run() {
+  local program=$1 place name status=0
+  place=$(mktemp -d)
+  for name in $(readelf -d "$program" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p') libcuda.so.1 libcublas.so.12 libcublas.so.13; do
+    echo "no library" >"$place/$name"
+  done
+  (cd "$place" && env -u LD_LIBRARY_PATH "$program" --version >/dev/null) || status=1
+  rm -rf "$place"
+  ((status == 0)) || echo "$program takes libraries from the current directory"
+  return $status
+}
+
+check_hardened() {
+  readelf -d "$1" | grep -q 'BIND_NOW' && readelf -lW "$1" | grep -q GNU_RELRO && readelf -h "$1" | grep -q 'DYN (' && return
+  echo "$1 is not position-independent with all relocations read-only"
+  return 1
+}
+
+check() {
+  local fault=0
+  search_path "$1" | check_path || fault=1
+  check_run "$1" || fault=1
+  check_hardened "$1" || fault=1
+  return $fault
+}
+
+command -v readelf >/dev/null || { echo "skipped: there is no readelf" && exit 77; }
+case $1 in
+  --self-test)
+    if printf '/usr/lib\n\n' | check_path >/dev/null; then echo "an empty element is not found" && exit 1; fi
+    if printf 'lib\n' | check_path >/dev/null; then echo "a relative element is not found" && exit 1; fi
+    printf '/usr/lib\n' | check_path
+    ;;
+  --installed)
+    prefix=$(mktemp -d)
+    trap 'rm -rf "$prefix"' EXIT
+    cmake --install "$2" --prefix "$prefix" >"$prefix/log" || { cat "$prefix/log" && exit 1; }
+    check "$prefix/bin/kvcodec"
+    ;;
+  *) check "$1" ;;
+esac

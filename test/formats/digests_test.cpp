@@ -1,0 +1,170 @@
+// Digests of datasets (FORMAT.md, "Digests"): what checksums do not see is refused, and what another program laid out
+// anew is read.
+#include <filesystem>
+
+#include "formats/kv_file.hpp"
+#include "test/formats/edit.hpp"
+#include "test/formats/folder.hpp"
+#include "test/formats/refusal.hpp"
+#include "test/formats/samples.hpp"
+#include "test/test.hpp"
+
+using namespace kvcodec;
+using namespace kvcodec::test;
+
+namespace {
+
+constexpr uint64_t kTokens = 2000;     // of 2 KiB: four chunks
+constexpr uint64_t kChunk = 500 * 2048;  // bytes
+
+void write_large(const std::string& path) {
+  OutputFile output(path, true);
+  KvWriter writer(output, sample_model(2, 8, 64), DType::f32, {0, 1}, false);
+  writer.expect_tokens(kTokens);
+  writer.add_document("a", {}, counting(0, kTokens));
+  for (const int layer : {0, 1})
+    for (const Side side : kSides)
+      writer.append(side, layer, random_rows(kTokens, 512, static_cast<uint64_t>(2 * layer + (side == Side::value))));
+  writer.finish({"t", {}});
+  output.commit();
+}
+
+void read_all(const std::string& path) {
+  const KvReader reader(path);
+  Matrix<float> rows(kTokens, 512);
+  for (const int layer : reader.layers())
+    for (const Side side : kSides) {
+      reader.read(side, layer, 0, rows);
+      const Matrix<float> written =
+          random_rows(kTokens, 512, static_cast<uint64_t>(2 * layer + (side == Side::value)));
+      CHECK(std::equal(rows.data(), rows.data() + rows.size(), written.data()));
+    }
+}
+
+std::string bytes_at(const std::string& path, uint64_t position, uint64_t size) {
+  std::string bytes(size, '\0');
+  std::ifstream file(path, std::ios::binary);
+  file.seekg(static_cast<std::streamoff>(position)).read(bytes.data(), static_cast<std::streamsize>(size));
+  return bytes;
+}
+
+void put_bytes(const std::string& path, uint64_t position, const std::string& bytes) {
+  std::fstream file(path, std::ios::binary | std::ios::in | std::ios::out);
+  file.seekp(static_cast<std::streamoff>(position)).write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+}
+
+/// Lays a dataset out anew, as h5repack does, its attributes kept. chunk_rows 0 = contiguous.
+void lay_out_anew(const std::string& path, const std::string& dataset, hsize_t chunk_rows, bool compressed) {
+  std::vector<float> values(kTokens * 512);
+  std::vector<uint64_t> digests(4);
+  Edit edit(path);
+  const hid_t old = Edit::check(H5Dopen2(edit.file(), dataset.c_str(), H5P_DEFAULT));
+  Edit::check(H5Dread(old, H5T_NATIVE_FLOAT, H5S_ALL, H5S_ALL, H5P_DEFAULT, values.data()));
+  const hid_t attribute = Edit::check(H5Aopen(old, "digests", H5P_DEFAULT));
+  Edit::check(H5Aread(attribute, H5T_NATIVE_UINT64, digests.data()));
+  H5Aclose(attribute);
+  H5Dclose(old);
+  edit.put(dataset, H5T_IEEE_F32LE, H5T_NATIVE_FLOAT, {kTokens, 8, 64}, values, chunk_rows, compressed);
+  edit.set(dataset, "digests", digests);
+}
+
+}  // namespace
+
+TEST_CASE("digests: lost and interchanged chunks, and datasets in each other's place, are found") {
+  const Folder folder;
+  const std::string good = folder / "good.h5", bad = folder / "bad.h5";
+  write_large(good);
+  read_all(good);
+  const auto address = [&](uint64_t chunk) { return chunk_address(good, "/layers/1/key", chunk * 500); };
+  const auto refused = [&](const std::string& says, const std::function<void()>& damage) {
+    std::filesystem::copy_file(good, bad, std::filesystem::copy_options::overwrite_existing);
+    damage();
+    const std::string message = refusal_of(bad, [&] { read_all(bad); });
+    CAPTURE(message);
+    CHECK(message.starts_with(says));
+  };
+  // Fletcher-32 of zeros is zero: a sector that was never written looks whole to it.
+  refused("/layers/1/key: the digest of rows 500 to 999 does not hold: the file is damaged, or another program",
+          [&] { put_bytes(bad, address(1), std::string(kChunk + 4, '\0')); });
+  refused("/layers/1/key: the digest of rows 0 to 499 does not hold", [&] {
+    put_bytes(bad, address(0), bytes_at(good, address(3), kChunk + 4));
+    put_bytes(bad, address(3), bytes_at(good, address(0), kChunk + 4));
+  });
+  refused("/layers/0/key: the digest of its shape and its digests does not hold", [&] {
+    Edit edit(bad);
+    edit.rename("/layers/0/key", "/layers/0/x");
+    edit.rename("/layers/1/key", "/layers/0/key");
+    edit.rename("/layers/0/x", "/layers/1/key");
+  });
+  // The table is held to what the datasets say of it.
+  refused("/layers/0/key: the digest of its shape and its digests does not hold", [&] {
+    uint64_t table = 0;
+    {
+      const Edit edit(bad);
+      const hid_t dataset = Edit::check(H5Dopen2(edit.file(), "/digests", H5P_DEFAULT));
+      table = H5Dget_offset(dataset);
+      H5Dclose(dataset);
+    }
+    flip_byte(bad, table + 16 * 2);
+  });
+  refused("/digests: is missing", [&] { Edit(bad).remove("/digests"); });
+  refused("/digests: has 19 rows; the digests of /layers/0/key are 4 from row 16 on", [&] {
+    Edit(bad).set("/layers/0/key", "digests", std::vector<uint64_t>{500, 16, 1, 2});
+  });
+  refused("/layers/0/key: attribute 'digests' has pieces of 0 rows", [&] {
+    Edit(bad).set("/layers/0/key", "digests", std::vector<uint64_t>{0, 0, 1, 2});
+  });
+  refused("/layers/0/key: attribute 'digests' has 3 numbers", [&] {
+    Edit(bad).set("/layers/0/key", "digests", std::vector<uint64_t>{1, 0, 1});
+  });
+  refused("accepted", [] {});
+}
+
+TEST_CASE("digests: a file without them is read as before") {
+  const Folder folder;
+  const std::string path = folder / "kv.h5";
+  write_large(path);
+  {
+    Edit edit(path);
+    for (const char* dataset : {"/layers/0/key", "/layers/0/value", "/layers/1/key", "/layers/1/value", "/positions",
+                                "/documents/name", "/documents/offset"})
+      edit.remove_attribute(dataset, "digests");
+    edit.remove("/digests");
+  }
+  read_all(path);
+}
+
+TEST_CASE("digests: they hold for datasets that another program laid out anew, and find what it changed") {
+  const Folder folder;
+  struct Layout {
+    hsize_t chunk_rows;
+    bool compressed;
+  };
+  for (const Layout& layout : {Layout{0, false}, Layout{300, false}, Layout{700, true}}) {
+    CAPTURE(layout.chunk_rows);
+    const std::string path = folder / "kv.h5";
+    write_large(path);
+    lay_out_anew(path, "/layers/0/value", layout.chunk_rows, layout.compressed);
+    read_all(path);
+    {
+      const KvReader reader(path);
+      const Matrix<float> all = random_rows(kTokens, 512, 1);
+      for (const auto& [first, count] : {std::pair<uint64_t, size_t>{499, 2}, {1999, 1}, {100, 1500}}) {
+        Matrix<float> rows(count, 512);
+        reader.read(Side::value, 0, first, rows);
+        CHECK(std::equal(rows.data(), rows.data() + rows.size(), all.row(first).data()));
+      }
+    }
+    {
+      const Edit edit(path);
+      const hid_t dataset = Edit::check(H5Dopen2(edit.file(), "/layers/0/value", H5P_DEFAULT));
+      std::vector<float> values(kTokens * 512);
+      Edit::check(H5Dread(dataset, H5T_NATIVE_FLOAT, H5S_ALL, H5S_ALL, H5P_DEFAULT, values.data()));
+      values[1200 * 512] += 1;
+      Edit::check(H5Dwrite(dataset, H5T_NATIVE_FLOAT, H5S_ALL, H5S_ALL, H5P_DEFAULT, values.data()));
+      H5Dclose(dataset);
+    }
+    CHECK(refusal_of(path, [&] { read_all(path); })
+              .starts_with("/layers/0/value: the digest of rows 1000 to 1499 does not hold"));
+  }
+}
