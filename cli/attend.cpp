@@ -582,7 +582,8 @@ std::string attend(Command& command) {
   const CodesReader codes(options.input);
   const KvReader kv(options.queries);
   const auto layers = options.layers.choose(stored_layers(codes.info()), codes.name());
-  check_one_shape(codes.name(), codes.info().model, "attend");
+  check_one_shape(codes.name(), codes.info().model, codes.info().documents, "attend");
+  check_one_shape(kv.name(), kv.model(), kv.documents(), "attend");
   check_queries(kv, codes, layers);
   const auto documents = options.documents.choose(codes.info().documents, codes.name());
   const auto asked = find_queries(kv, codes, match_documents(token_axis(kv), token_axis(codes), documents));

@@ -34,7 +34,7 @@ CodecOfFile::CodecOfFile(const CodesReader& codes, const std::string& book_file,
       throw usage_error("{} needs the {} with digest {}; name its file with --book", codes.name(),
                         entry_.book_type, info.book_digest);
   }
-  CodecContext context = context_of(info.model, info.storage, book_ ? &*book_ : nullptr);
+  CodecContext context = context_of(info.model, info.documents, info.storage, book_ ? &*book_ : nullptr);
   context.engine = engine_for(entry_, engine);
   codec_ = with_context(codes.name(), [&] { return codec_from_record(entry_, info.parameters, context); });
   codes.check_streams(*codec_);
@@ -44,11 +44,11 @@ bool CodecOfFile::multiplies() const {
   return entry_.capabilities.multiplies && rope_in(codec_->parameters()) == RopeChoice::keep;
 }
 
-CodecContext context_of(const ModelInfo& model, DType storage, const Book* book) {
+CodecContext context_of(const ModelInfo& model, const Documents& documents, DType storage, const Book* book) {
   return {.num_layers = model.num_layers,
           .heads = model.num_kv_heads,
           .head_dim = model.head_dim,
-          .one_shape = model.one_shape(),
+          .one_shape = model.one_shape() && documents.whole(),
           .query_heads = model.num_q_heads,
           .storage = storage,
           .book = book,
@@ -68,11 +68,16 @@ bool has_side(const CodesInfo& info, int first_layer, Side side) {
   return std::find(sides.begin(), sides.end(), side) != sides.end();
 }
 
-void check_one_shape(const std::string& file, const ModelInfo& model, const char* what) {
+void check_one_shape(const std::string& file, const ModelInfo& model, const Documents& documents,
+                     const char* what) {
   if (!model.one_shape())
     throw bad_input(
         "{}: {} takes caches whose keys and values have the same heads in all layers; here they differ", file,
         what);
+  if (!documents.whole())
+    throw bad_input(
+        "{}: {} takes caches whose layers hold all tokens; here some leave out what their windows do not need",
+        file, what);
 }
 
 std::vector<int> whole_groups(const std::vector<int>& layers, int layer_group, ErrorKind kind,
@@ -106,9 +111,10 @@ std::vector<int> groups_of(const std::vector<int>& layers, int layer_group) {
 namespace {
 
 void check_length(const CodesReader& codes, const DocumentView& view, size_t document) {
-  const uint64_t stored = view.tokens(), length = codes.info().documents.length(document);
+  const uint64_t stored = view.tokens(),
+                 length = codes.info().documents.held(view.shape().first_layer, document);
   if (stored != length)
-    throw bad_input("document {} has {} tokens stored; the table of documents says {}", document, stored,
+    throw bad_input("document {} has {} tokens stored; the tables of documents say {}", document, stored,
                     length);
 }
 

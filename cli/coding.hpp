@@ -36,7 +36,8 @@ class CodecOfFile {
   std::unique_ptr<Codec> codec_;
 };
 
-CodecContext context_of(const ModelInfo& model, DType storage, const Book* book);
+/// Where layers leave out tokens, as where they differ in shape.
+CodecContext context_of(const ModelInfo& model, const Documents& documents, DType storage, const Book* book);
 
 /// The engine that a codec is made with: nullptr if it has no device twin, which the engine is told.
 Engine* engine_for(const CodecEntry& entry, Engine* engine);
@@ -44,8 +45,10 @@ Engine* engine_for(const CodecEntry& entry, Engine* engine);
 /// Whether the codes have something of that side in the group that begins at that layer.
 bool has_side(const CodesInfo& info, int first_layer, Side side);
 
-/// Throws Error(bad_input) for a cache whose layers, or keys and values, differ in shape; what: who takes none such.
-void check_one_shape(const std::string& file, const ModelInfo& model, const char* what);
+/// Throws Error(bad_input) for a cache whose layers, or keys and values, differ in shape, or some of whose layers leave out
+/// tokens; what: who takes none such.
+void check_one_shape(const std::string& file, const ModelInfo& model, const Documents& documents,
+                     const char* what);
 
 /// First layers of the groups that `layers` (ascending) fills. Throws an Error of that kind if it does not
 /// fill whole groups, which begin at multiples of layer_group; `what` says who asked for those layers.

@@ -141,6 +141,31 @@ std::vector<Part> selected_parts(const CodesReader& codes, const std::vector<siz
   return parts;
 }
 
+/// What a layer that leaves out the document's first tokens holds of a part, counted from the first that it holds.
+Part held_part(const Part& part, uint64_t left_out) {
+  if (left_out == 0) return part;
+  Part held{.document = part.document};
+  for (const uint32_t token : part.chosen)
+    if (token >= left_out) held.chosen.push_back(static_cast<uint32_t>(token - left_out));
+  if (!part.chosen.empty()) {
+    held.count = held.chosen.size();
+    return held;
+  }
+  const uint64_t end = std::max(part.first + part.count, left_out);
+  held.first = std::max(part.first, left_out) - left_out;
+  held.count = end - left_out - held.first;
+  return held;
+}
+
+/// Of each layer, how many tokens of a part it leaves out; none where all hold all.
+std::vector<uint64_t> left_out_of(const CodesReader& codes, const Part& part) {
+  const Documents& documents = codes.info().documents;
+  std::vector<uint64_t> left_out;
+  for (int layer = 0; layer < codes.info().model.num_layers && !documents.whole(); ++layer)
+    left_out.push_back(part.count - held_part(part, documents.left_out_of(layer, part.document)).count);
+  return left_out;
+}
+
 /// Token ids or positions of a part; read(first, count) gives those of the file.
 template <class Read>
 auto of_part(const Part& part, uint64_t document_first, const Read& read) {
@@ -192,15 +217,18 @@ class Decoder {
         budget_(budget) {}
 
   void run(const Part& part, KvWriter& writer, const std::function<void(uint64_t)>& count) {
-    for (const int group : groups_)
+    for (const int group : groups_) {
+      const Part held = held_part(part, codes_.info().documents.left_out_of(group, part.document));
       for (const Side side : codes_.info().sides(group)) {
         const GroupShape shape = group_shape(codes_.info().model, group, codes_.info().layer_group, side);
         at_dataset(codes_.name(), side, group, [&] {
           const auto streams = codes_.document(side, group, part.document);
           const CountedStreams counted(*streams, effort_);
-          decode(*open_document(codes_, codec_, shape, part.document, counted), part, writer, count);
+          decode(*open_document(codes_, codec_, shape, part.document, counted), held, writer, count);
         });
+        count(part.count - held.count);
       }
+    }
   }
 
   size_t passes() const {
@@ -288,7 +316,7 @@ Effort decode_parts(const CodesReader& codes, const std::vector<Part>& parts, De
     const auto read_positions = [&](uint64_t at, uint64_t count) { return codes.positions(at, count); };
     writer.add_document(codes.info().documents.names[part.document],
                         codes.has_tokens() ? of_part(part, first, read_tokens) : std::vector<uint32_t>{},
-                        of_part(part, first, read_positions));
+                        of_part(part, first, read_positions), left_out_of(codes, part));
     decoder.run(part, writer, [&](uint64_t count) {
       done += count;
       bar.update(static_cast<double>(done) / static_cast<double>(decoder.passes()),
@@ -352,17 +380,20 @@ std::string decode(Command& command) {
   const auto layers = options.layers.choose(stored_layers(info), codes.name());
   const auto parts = choose_parts(codes, layers, options, list);
   const CodecOfFile file_codec(codes, options.book, options.common.engine());
+  Documents decoded;
   Product product{.codec = info.codec,
                   .documents = parts.size(),
                   .tokens = 0,
                   .layers = layers,
                   .dtype = options.dtype.value_or(info.source_dtype)};
-  for (const Part& part : parts) product.tokens += part.count;
+  for (const Part& part : parts)
+    decoded.add(info.documents.names[part.document], part.count, left_out_of(codes, part));
+  product.tokens = decoded.tokens();
   return run_to_file(
       options.output,
       [&](OutputFile& output) {
         KvWriter writer(output, info.model, product.dtype, layers, false);
-        writer.expect_tokens(product.tokens);
+        writer.expect(decoded);
         Decoder decoder(codes, file_codec.codec(), layers,
                         chunk_budget(options.common.memory_bytes(), info.book_bytes));
         ProgressBar bar("decode", "tokens", options.common.quiet);

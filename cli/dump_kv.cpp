@@ -5,6 +5,7 @@
 //   --no-special        no beginning-of-text token
 //   --queries WHICH     last:N, every:N or none (last:32)
 //   --pre-rope          keys and queries before the rotary embedding
+//   --window-layers W   of layers with a window, keep all tokens or trim to the last ones (keep)
 //   --dtype TYPE        bf16, f16 or f32 (bf16)
 //
 //   kvcodec dump-kv --model data/demo-model --text docs/ README.md --chunk 512 -o kv.h5
@@ -47,6 +48,7 @@ struct DumpOptions final : Options {
   std::vector<std::string> texts;
   int64_t chunk = 0, max_tokens = 0;
   bool pre_rope = false, special = true;
+  WindowLayers window_layers = WindowLayers::keep;
   CommonOptions common;
   OutputOptions output;
   LayerSelection layers;
@@ -83,6 +85,11 @@ struct DumpOptions final : Options {
         {.name = "pre-rope",
          .help = "store keys and queries before the rotary embedding, without their positions",
          .target = &pre_rope},
+        {.name = "window-layers",
+         .help =
+             "of layers with a sliding window, keep all tokens, or trim: store only the last ones of each "
+             "document, as many as the window has, which is all that later tokens attend to",
+         .target = &window_layers},
         {.name = "dtype",
          .help = "element type of the product",
          .target = &dtype,
@@ -241,14 +248,29 @@ std::vector<Document> load_documents(const DumpOptions& options, const ModelFile
 
 // Running the model --------------------------------------------------------------------------------
 
+/// Of each layer, how many of the first tokens of a document of that length are not stored; empty: none.
+std::vector<uint64_t> left_out_of(const ModelConfig& config, WindowLayers choice, uint64_t length) {
+  std::vector<uint64_t> left_out;
+  for (int layer = 0; layer < config.num_layers && choice == WindowLayers::trim; ++layer)
+    left_out.push_back(length - tokens_kept(choice, config, layer, length));
+  return left_out;
+}
+
 /// Takes what the forward pass computes for a batch of documents to the file.
 class KvSink final : public PrefillSink {
  public:
-  KvSink(KvWriter& writer, const std::vector<int>& layers, const DumpOptions& options, QueryChoice queries)
-      : writer_(writer), layers_(layers), pre_rope_(options.pre_rope), queries_(queries) {}
+  KvSink(KvWriter& writer, const ModelConfig& config, const std::vector<int>& layers,
+         const DumpOptions& options, QueryChoice queries)
+      : writer_(writer),
+        config_(config),
+        layers_(layers),
+        pre_rope_(options.pre_rope),
+        window_layers_(options.window_layers),
+        queries_(queries) {}
 
   /// first_row: of the batch in the file.
   void start_batch(std::span<const uint64_t> offsets, uint64_t first_row) {
+    offsets_.assign(offsets.begin(), offsets.end());
     first_row_ = first_row;
     wanted_.clear();
     if (queries_.kind == QueryChoice::Kind::none) return;
@@ -259,8 +281,8 @@ class KvSink final : public PrefillSink {
 
   void layer(const LayerChunk& chunk) override {
     if (std::find(layers_.begin(), layers_.end(), chunk.layer) == layers_.end()) return;
-    writer_.append(Side::key, chunk.layer, pre_rope_ ? chunk.key_before_rope : chunk.key);
-    writer_.append(Side::value, chunk.layer, chunk.value);
+    append(Side::key, chunk, pre_rope_ ? chunk.key_before_rope : chunk.key);
+    append(Side::value, chunk, chunk.value);
     const auto queries = pre_rope_ ? chunk.query_before_rope : chunk.query;
     const auto first = std::lower_bound(wanted_.begin(), wanted_.end(), chunk.first);
     const auto last = std::lower_bound(first, wanted_.end(), chunk.first + queries.rows());
@@ -275,10 +297,26 @@ class KvSink final : public PrefillSink {
   }
 
  private:
+  /// rows: of the chunk's tokens; those that are stored of the layer are written.
+  void append(Side side, const LayerChunk& chunk, MatrixView<const float> rows) {
+    if (window_layers_ == WindowLayers::keep) return writer_.append(side, chunk.layer, rows);
+    const uint64_t end = chunk.first + rows.rows();
+    for (size_t d = 0; d + 1 < offsets_.size(); ++d) {
+      const uint64_t stored =
+          tokens_kept(window_layers_, config_, chunk.layer, offsets_[d + 1] - offsets_[d]);
+      const uint64_t from = std::max<uint64_t>(offsets_[d + 1] - stored, chunk.first),
+                     to = std::min(offsets_[d + 1], end);
+      if (from < to) writer_.append(side, chunk.layer, rows.rows(from - chunk.first, to - from));
+    }
+  }
+
   KvWriter& writer_;
+  const ModelConfig& config_;
   const std::vector<int>& layers_;
   bool pre_rope_;
+  WindowLayers window_layers_;
   QueryChoice queries_;
+  std::vector<uint64_t> offsets_;  // of the batch
   uint64_t first_row_ = 0;
   std::vector<uint64_t> wanted_;  // rows of the batch whose queries are stored, ascending
 };
@@ -315,12 +353,18 @@ void check_memory(const ModelConfig& config, const PrefillOptions& prefill, cons
   }
 }
 
-uint64_t run_model(const LlamaModel& model, const PrefillOptions& prefill,
+uint64_t run_model(const LlamaModel& model, const PrefillOptions& prefill, WindowLayers window_layers,
                    const std::vector<Document>& documents, const std::vector<Batch>& batches,
                    KvWriter& writer, KvSink& sink, ProgressBar& bar) {
-  uint64_t total = 0, done = 0;
-  for (const auto& batch : batches) total += batch.tokens;
-  writer.expect_tokens(total);
+  const auto left_out = [&](const Document& document) {
+    return left_out_of(model.config(), window_layers, document.tokens.size());
+  };
+  Documents expected;
+  for (const auto& document : documents)
+    expected.add(document.name, document.tokens.size(), left_out(document));
+  const uint64_t total = expected.tokens();
+  uint64_t done = 0;
+  writer.expect(std::move(expected));
   for (const auto& batch : batches) {
     std::vector<uint32_t> tokens;
     std::vector<uint64_t> offsets = {0};
@@ -328,7 +372,7 @@ uint64_t run_model(const LlamaModel& model, const PrefillOptions& prefill,
       const auto& document = documents[i];
       std::vector<uint64_t> positions(document.tokens.size());
       std::iota(positions.begin(), positions.end(), uint64_t{0});
-      writer.add_document(document.name, document.tokens, positions);
+      writer.add_document(document.name, document.tokens, positions, left_out(document));
       tokens.insert(tokens.end(), document.tokens.begin(), document.tokens.end());
       offsets.push_back(tokens.size());
     }
@@ -402,9 +446,9 @@ Product write_cache(Command& command, const DumpOptions& options, QueryChoice qu
 
   Product product{.model = model_info(options.model, files, options.pre_rope), .documents = documents.size()};
   KvWriter writer(output, product.model, options.dtype, layers, queries.kind != QueryChoice::Kind::none);
-  KvSink sink(writer, layers, options, queries);
+  KvSink sink(writer, config, layers, options, queries);
   ProgressBar bar("dump-kv", "tokens", options.common.quiet);
-  product.tokens = run_model(model, prefill, documents, batches, writer, sink, bar);
+  product.tokens = run_model(model, prefill, options.window_layers, documents, batches, writer, sink, bar);
   options.common.record_device(command);
   writer.finish(command.provenance());
   std::error_code no_size;

@@ -134,6 +134,7 @@ struct Job {
   struct Piece {
     uint64_t first = 0, count = 0;  ///< tokens of the kv file
     size_t document = 0;            ///< of the codes
+    size_t source = 0;              ///< document of the kv file
   };
   std::vector<Piece> pieces;
   std::vector<uint32_t> tokens;
@@ -190,11 +191,18 @@ Job make_job(const KvReader& kv, const std::vector<size_t>& chosen, const CodesR
       job.stored_before.push_back(name);
       continue;
     }
+    std::vector<uint64_t> left_out;
+    if (!kv.documents().whole()) left_out = kv.documents().left_out[index];
+    if (continues && std::ranges::any_of(left_out, [](uint64_t tokens) { return tokens > 0; }))
+      throw bad_input(
+          "{}: document '{}' goes on with that of {}, and some layers leave out tokens in between; dump it without "
+          "--window-layers trim",
+          kv.name(), name, base->name());
     if (continues)
       documents.offsets.back() += count;
     else
-      documents.add(name, count);
-    job.pieces.push_back({first, count, documents.count() - 1});
+      documents.add(name, count, left_out);
+    job.pieces.push_back({first, count, documents.count() - 1, index});
     job.positions.insert(job.positions.end(), positions.begin(), positions.end());
     job.tokens.insert(job.tokens.end(), tokens.begin(), tokens.end());
   }
@@ -230,9 +238,19 @@ class CodecRun {
   }
 
  private:
+  /// What a layer holds of all pieces.
+  std::vector<Job::Piece> pieces_of(int layer) const {
+    std::vector<Job::Piece> pieces = job_.pieces;
+    for (Job::Piece& piece : pieces) {
+      const uint64_t left_out = kv_.documents().left_out_of(layer, piece.source);
+      piece.first += left_out, piece.count -= left_out;
+    }
+    return pieces;
+  }
+
   /// The pieces that are surveyed before piece i is appended: none, itself, or all of a new file.
   std::span<const Job::Piece> surveyed_before(size_t i) const {
-    const auto pieces = std::span(job_.pieces);
+    const auto pieces = std::span(pieces_);
     switch (codec_.survey_scope()) {
       case SurveyScope::none:
         break;
@@ -253,18 +271,21 @@ class CodecRun {
   /// One side of one group: surveys where the codec wants it, and appends.
   void run_side(Side side, int group) {
     const GroupShape shape = group_shape(kv_.model(), group, codec_.layer_group(), side);
+    pieces_ = pieces_of(group);
+    const uint64_t own_tokens = tokens_of(pieces_);
     uint64_t surveyed_tokens = 0;
-    for (size_t i = 0; i < job_.pieces.size(); ++i) surveyed_tokens += tokens_of(surveyed_before(i));
-    done_ = 0, planned_ = tokens_;
-    for (size_t i = 0; i < job_.pieces.size(); ++i) {
-      StreamStore& document = writer_.document(side, group, job_.pieces[i].document);
+    for (size_t i = 0; i < pieces_.size(); ++i) surveyed_tokens += tokens_of(surveyed_before(i));
+    done_ = 0, planned_ = own_tokens;
+    for (size_t i = 0; i < pieces_.size(); ++i) {
+      StreamStore& document = writer_.document(side, group, pieces_[i].document);
       if (const auto pieces = surveyed_before(i); !pieces.empty()) {
         const auto survey = codec_.survey(shape);
-        planned_ = tokens_ + surveyed_tokens * static_cast<uint64_t>(
-                                                   survey->passes());  // all surveys of a side have as many
+        planned_ =
+            own_tokens +
+            surveyed_tokens * static_cast<uint64_t>(survey->passes());  // all surveys of a side have as many
         run_survey(*survey, codec_.surveyed(shape), pieces, document);
       }
-      for_each_chunk(shape, job_.pieces[i],
+      for_each_chunk(shape, pieces_[i],
                      [&](MatrixView<const float> rows) { codec_.append(shape, rows, document); });
     }
   }
@@ -331,6 +352,7 @@ class CodecRun {
   Matrix<float> rows_;
   std::optional<KvReader::Queries> queries_;  // of queries_layer_
   int queries_layer_ = -1;
+  std::vector<Job::Piece> pieces_;     // what the layers in work hold of all pieces
   uint64_t tokens_ = 0;                // of all pieces
   size_t sides_ = 0, sides_done_ = 0;  // of all groups
   uint64_t done_ = 0, planned_ = 0;    // tokens read, over all passes of the side in work
@@ -399,7 +421,8 @@ class Encoding {
     info.source_dtype = kv.dtype();
     info.storage = kv.dtype() == DType::f32 ? DType::bf16 : kv.dtype();
     if (options.storage) info.storage = *options.storage;
-    CodecContext context = context_of(info.model, info.storage, book_ ? &book_->book : nullptr);
+    CodecContext context =
+        context_of(info.model, kv.documents(), info.storage, book_ ? &book_->book : nullptr);
     context.engine = engine_for(entry, options.common.engine());
     take_weights(options.weights, context);
     made_ = make_codec(entry, *codec.options, context, options.rope, options.book);
@@ -427,6 +450,8 @@ class Encoding {
     info = base_->info();
     if (!base_codec_->entry().capabilities.appends)
       throw usage_error("{}: the codec {} cannot append", base_->name(), info.codec);
+    if (!base_codec_->entry().capabilities.any_shape)
+      check_one_shape(kv.name(), kv.model(), kv.documents(), info.codec.c_str());
     for (const int group : info.groups)
       for (int layer = group; layer < group + info.layer_group; ++layer)
         if (std::find(kv.layers().begin(), kv.layers().end(), layer) == kv.layers().end())

@@ -41,6 +41,7 @@ struct ModelOptions final : Options {
   DType dtype = DType::bf16;
   Compute compute = Compute::f32;
   SelectionOptions selection = SelectionOptions::of(SelectBy::all, SelectionSetup::best);
+  WindowLayers window_layers = WindowLayers::keep;
   JudgedTextOptions texts;
   std::vector<std::string> codecs;
   int64_t stream = 0, survey = 16;
@@ -65,6 +66,11 @@ struct ModelOptions final : Options {
          .help = "type of the cache: what goes into a codec and what comes out is rounded to it",
          .target = &dtype,
          .choices = {"bf16", "f16", "f32"}},
+        {.name = "window-layers",
+         .help =
+             "of layers with a sliding window, compress all tokens, or trim: only the last ones of the prefix, "
+             "as many as the window has",
+         .target = &window_layers},
         {.name = "stream",
          .help = "append the continuation's own keys and values to the codes, N tokens at a time, so that "
                  "later tokens see them decoded; 1 is what decoding does (0: they stay as they are)",
@@ -207,13 +213,15 @@ void make_settings(const ModelOptions& options, const GivenFields& selection, co
                    Settings& settings) {
   for (const std::string& text : options.codecs)
     settings.specs.push_back(parse_codec_spec(text, selection, options.dtype));
+  const bool whole = options.window_layers == WindowLayers::keep ||
+                     std::ranges::all_of(config.window, [](int64_t window) { return window == 0; });
   for (const CodecSpec& spec : settings.specs) {
     // As encode does with a cache of 32 bits; what keeps all as it is keeps that too.
     const bool exact = spec.entry->name == "none";
     CodecContext context{.num_layers = config.num_layers,
                          .heads = config.num_kv_heads,
                          .head_dim = config.head_dim,
-                         .one_shape = !config.is_latent(),
+                         .one_shape = !config.is_latent() && whole,
                          .query_heads = config.num_q_heads,
                          .storage = spec.dtype == DType::f32 && !exact ? DType::bf16 : spec.dtype,
                          .engine = options.common.engine(),
@@ -514,6 +522,7 @@ Outcome run_tasks(const ModelOptions& options, const LlamaModel& model, const Se
                   {.stream = static_cast<size_t>(options.stream),
                    .survey_documents = static_cast<size_t>(options.survey),
                    .memory = options.common.memory_bytes(),
+                   .window_layers = options.window_layers,
                    .engine = engine});
   Outcome outcome;
   {
@@ -545,6 +554,7 @@ std::string json_report(const Command& command, const ModelOptions& options, con
   Json json = made_by(command);
   json.update(facts_json(options, tasks, outcome));
   if (outcome.rounded) json["device"] = "cuda";
+  if (options.window_layers == WindowLayers::trim) json["window_layers"] = options.window_layers;
   json["uncompressed"] = json_of(outcome.reference);
   if (tasks.recall) {
     json["seed"] = options.common.seed;
@@ -576,10 +586,11 @@ std::string facts_text(const ModelOptions& options) {
 std::string text_report(const ModelOptions& options, const Settings& settings, const Tasks& tasks,
                         const Outcome& outcome) {
   std::string out = fmt::format(
-      "{}: {} of {} tokens, {} judged; cache in {}{}{}; {}\n", options.model,
+      "{}: {} of {} tokens, {} judged; cache in {}{}{}{}; {}\n", options.model,
       counted(tasks.documents().size(), "document"), grouped(outcome.tokens), grouped(outcome.judged),
       name_of(options.dtype),
       options.stream > 0 ? fmt::format(", continued {} tokens at a time", options.stream) : std::string(),
+      options.window_layers == WindowLayers::trim ? ", windows only where layers have them" : "",
       outcome.rounded ? "; on a device" : "", time_text(outcome.seconds));
   if (tasks.recall) {
     for (const int64_t own : distinct(tasks.questions, &RecallQuestion::length))

@@ -64,7 +64,8 @@ struct Result {
   std::vector<std::string> history;
   std::vector<int> layers;
   std::vector<Match> matches;               ///< what was compared
-  uint64_t tokens = 0;                      ///< in them
+  std::vector<std::vector<Match>> held;     ///< of each layer, what both files hold of that
+  uint64_t tokens = 0;                      ///< in matches
   std::vector<ReconstructionMeter> meters;  // of each of compared()
   std::optional<FileRate> rate;
   std::optional<SideRates> sides;
@@ -113,6 +114,25 @@ std::vector<Match> chosen_matches(const KvReader& original, const KvReader& reco
   return matches;
 }
 
+/// What the layer holds of these tokens in both files.
+std::vector<Match> held_matches(const KvReader& original, const KvReader& recon,
+                                const std::vector<Match>& matches, int layer) {
+  const auto begin = [layer](const Documents& documents, size_t document) {
+    return documents.offsets[document] + documents.left_out_of(layer, document);
+  };
+  std::vector<Match> held;
+  for (const Match& match : matches) {
+    const uint64_t in_original = begin(original.documents(), match.original_document),
+                   in_other = begin(recon.documents(), match.other_document);
+    const uint64_t skip = std::max(in_original - std::min(in_original, match.original),
+                                   in_other - std::min(in_other, match.other));
+    if (skip < match.count)
+      held.push_back({match.original_document, match.other_document, match.original + skip,
+                      match.other + skip, match.count - skip});
+  }
+  return held;
+}
+
 Result measure(const KvReader& original, const std::string& file, const EvalOptions& options,
                const std::vector<size_t>& documents, ProgressBar& bar) {
   const KvReader recon(file);
@@ -128,6 +148,8 @@ Result measure(const KvReader& original, const std::string& file, const EvalOpti
                       recon.name(), ranges_text(original.layers()));
   result.matches = chosen_matches(original, recon, documents);
   for (const auto& match : result.matches) result.tokens += match.count;
+  for (const int layer : result.layers)
+    result.held.push_back(held_matches(original, recon, result.matches, layer));
   size_t widest = 0, passes = 0;
   const auto sides = std::span<const Side>(kSides).first(stores_values(model) ? 2 : 1);
   for (const Side side : sides)
@@ -150,7 +172,7 @@ Result measure(const KvReader& original, const std::string& file, const EvalOpti
       const size_t width = row_width(model, result.layers[l], side);
       if (width == 0) continue;
       Matrix<float> a(chunk, width), b(chunk, width);
-      for (const auto& match : result.matches)
+      for (const auto& match : result.held[l])
         for (uint64_t first = 0; first < match.count; first += chunk) {
           const auto count = static_cast<size_t>(std::min<uint64_t>(chunk, match.count - first));
           original.read(side, result.layers[l], match.original + first, a.view().rows(0, count));
@@ -182,12 +204,16 @@ struct LayerRows {
   Matrix<float> keys, values;
 };
 
-/// Attention of the queries in `original` whose document is there from its beginning.
+/// Attention of the queries in `original` whose document is there from its beginning, to the tokens that both files hold.
 AttentionErrorMeter measure_attention(const KvReader& original, const Result& result,
                                       const EvalOptions& options) {
   check_scores(original.name(), original.model());
   const KvReader recon(result.name);
   const ModelInfo& model = original.model();
+  std::vector<Match> from_the_beginning = result.matches;
+  std::erase_if(from_the_beginning, [&](const Match& match) {
+    return match.original != original.documents().offsets[match.original_document];
+  });
   AttentionErrorMeter meter(static_cast<int>(result.layers.size()), model.num_q_heads,
                             static_cast<size_t>(options.top));
   for (size_t l = 0; l < result.layers.size(); ++l) {
@@ -197,8 +223,7 @@ AttentionErrorMeter measure_attention(const KvReader& original, const Result& re
       throw bad_input("{}: layer {} has no queries; see dump-kv --queries", original.name(), layer);
     const LayerShape shape = model.layer_shape(layer);
     const size_t query_width = static_cast<size_t>(model.num_q_heads) * static_cast<size_t>(shape.key_dim);
-    for (const auto& match : result.matches) {
-      if (match.original != original.documents().offsets[match.original_document]) continue;
+    for (const auto& match : held_matches(original, recon, from_the_beginning, layer)) {
       const auto begin = std::ranges::lower_bound(queries->token_rows, match.original);
       const auto end = std::ranges::lower_bound(queries->token_rows, match.original + match.count);
       const auto count = static_cast<size_t>(end - begin);
@@ -231,13 +256,16 @@ AttentionErrorMeter measure_attention(const KvReader& original, const Result& re
 std::vector<double> variances_of(const KvReader& original, Side side, const Result& result, uint64_t memory) {
   const ModelInfo& model = original.model();
   std::vector<double> variances;
-  for (const int layer : result.layers) {
+  for (size_t l = 0; l < result.layers.size(); ++l) {
+    const int layer = result.layers[l];
     const size_t width = row_width(model, layer, side);
     if (width == 0) continue;
-    if (result.tokens <= width) return {};
+    uint64_t tokens = 0;
+    for (const Match& match : result.held[l]) tokens += match.count;
+    if (tokens <= width) return {};
     const size_t chunk = chunk_rows(memory / 8, width * sizeof(float));
     CovarianceSums sums(width);
-    for (const Match& match : result.matches) {
+    for (const Match& match : result.held[l]) {
       const uint64_t end = match.original + match.count;
       for (uint64_t at = match.original; at < end; at += chunk) {
         Matrix<float> rows(std::min<uint64_t>(chunk, end - at), width);
@@ -253,8 +281,11 @@ std::vector<double> variances_of(const KvReader& original, Side side, const Resu
 
 /// Whether two reconstructions were compared with the same of the original.
 bool same_data(const Result& a, const Result& b) {
-  return a.layers == b.layers && std::ranges::equal(a.matches, b.matches, [](const Match& x, const Match& y) {
-           return x.original == y.original && x.count == y.count;
+  const auto same = [](const Match& x, const Match& y) {
+    return x.original == y.original && x.count == y.count;
+  };
+  return a.layers == b.layers && std::ranges::equal(a.held, b.held, [&](const auto& x, const auto& y) {
+           return std::ranges::equal(x, y, same);
          });
 }
 

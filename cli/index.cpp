@@ -61,12 +61,13 @@ class KeySource {
       if (!book.empty()) throw usage_error("{}: a kv file needs no book; leave out --book", file);
       kv_.emplace(file);
     }
-    check_one_shape(file, model(), "index");
+    check_one_shape(file, model(), documents(), "index");
   }
 
   TokenAxis axis() const { return kv_ ? token_axis(*kv_) : token_axis(*codes_); }
   const std::string& name() const { return kv_ ? kv_->name() : codes_->name(); }
   const ModelInfo& model() const { return kv_ ? kv_->model() : codes_->info().model; }
+  const Documents& documents() const { return kv_ ? kv_->documents() : codes_->info().documents; }
   std::vector<int> layers() const { return kv_ ? kv_->layers() : stored_layers(codes_->info()); }
   std::vector<std::string> history() const {
     return kv_ ? kv_->type().history : merged_history({codes_->type().history, codec_->book_history()});

@@ -135,6 +135,32 @@ std::string documents_text(const Documents& documents, const std::vector<size_t>
   return out;
 }
 
+/// "layers 0-3" and how many tokens they hold, where some leave out some.
+std::vector<std::pair<std::string, std::string>> held_texts(const Documents& documents,
+                                                            const std::vector<int>& layers) {
+  std::vector<std::pair<uint64_t, std::vector<int>>> kinds;
+  for (const int layer : layers) {
+    if (documents.whole()) break;
+    const uint64_t held = documents.held(layer);
+    auto place = std::ranges::find(kinds, held, [](const auto& kind) { return kind.first; });
+    if (place == kinds.end()) place = kinds.insert(kinds.end(), {held, {}});
+    place->second.push_back(layer);
+  }
+  std::vector<std::pair<std::string, std::string>> texts;
+  texts.reserve(kinds.size());
+  for (const auto& [held, of_layers] : kinds)
+    texts.emplace_back(texts.empty() ? "tokens held" : " ",
+                       fmt::format("{}: {}", ranges_text(of_layers), grouped(held)));
+  return texts;
+}
+
+/// Of each layer, the tokens it holds; nothing where all hold all.
+void add_held(Json& json, const Documents& documents, const std::vector<int>& layers) {
+  for (const int layer : layers)
+    if (!documents.whole())
+      json["held_tokens"].push_back({{"layer", layer}, {"tokens", documents.held(layer)}});
+}
+
 Json json_of(const FileType& type) {
   return {{"type", type.type},
           {"version", type.version},
@@ -166,6 +192,7 @@ std::string kv_info(const InfoOptions& options) {
     json["file_bytes"] = kv.file_bytes();
     json["query_tokens"] = kv.query_tokens();
     json["documents"] = chosen_documents_json(kv.documents(), documents);
+    add_held(json, kv.documents(), layers);
     return text_of(json);
   }
   Facts facts;
@@ -174,6 +201,7 @@ std::string kv_info(const InfoOptions& options) {
   facts.add("elements", std::string(name_of(kv.dtype())));
   facts.add("tokens",
             fmt::format("{}{}", grouped(kv.documents().tokens()), kv.has_tokens() ? "" : " (ids not known)"));
+  for (const auto& [name, text] : held_texts(kv.documents(), layers)) facts.add(name, text);
   facts.add("queries",
             kv.query_tokens() == 0 ? "none" : fmt::format("{} tokens per layer", grouped(kv.query_tokens())));
   facts.add("file", fmt::format("{} bytes", grouped(kv.file_bytes())));
@@ -302,6 +330,7 @@ Json codes_json(const CodesReader& codes, const FileRate& rate, const Capabiliti
   json["layers"] = layers;
   json["layer_group"] = info.layer_group;
   json["packed"] = info.packed;
+  add_held(json, info.documents, layers);
   json["has_tokens"] = codes.has_tokens();
   json["book"] = info.book_type.empty() ? Json(nullptr)
                                         : Json{{"type", info.book_type},
@@ -328,6 +357,7 @@ Facts codes_facts(const CodesInfo& info, const FileRate& rate, const Capabilitie
   facts.add("elements",
             fmt::format("{}, kept exactly as {}", name_of(info.source_dtype), name_of(info.storage)));
   facts.add("tokens", grouped(info.documents.tokens()));
+  for (const auto& [name, text] : held_texts(info.documents, layers)) facts.add(name, text);
   facts.add("values", grouped(rate.ledger.values));
   const bool book = rate.ledger.book_bytes > 0;
   facts.add("ratio", fmt::format("{:.2f} to 16 bits{}, {:.2f} for the streams alone", rate.rate.ratio,

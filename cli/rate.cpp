@@ -76,7 +76,7 @@ SideRates side_rates_of(const CodesReader& codes) {
     for (const int group : info.groups) {
       if (!has_side(info, group, side)) continue;
       ledger.values +=
-          info.documents.tokens() * group_shape(info.model, group, info.layer_group, side).width();
+          info.documents.held(group) * group_shape(info.model, group, info.layer_group, side).width();
       for (const StoredStream& stream : codes.streams(side, group)) {
         bytes[static_cast<size_t>(stream.spec.category)] += stream.bytes;
         if (stream.spec.category == Category::ids && stream.spec.index_bound > 0)

@@ -390,7 +390,7 @@ std::string select(Command& command) {
   const Stopwatch watch;
   const CodesReader codes(options.input);
   const KvReader kv(options.queries);
-  check_one_shape(codes.name(), codes.info().model, "select");
+  check_one_shape(codes.name(), codes.info().model, codes.info().documents, "select");
   const CodecOfFile codec(codes, options.book, options.common.engine());
   if (codes.info().layer_group != 1)
     throw usage_error("{}: codes of {} layers together cannot be selected from", codes.name(),

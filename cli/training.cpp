@@ -16,7 +16,7 @@ namespace {
 /// Throws Error(bad_input) unless all files are caches of the same layers of the same model.
 void check_alike(const std::vector<KvReader>& files) {
   for (const KvReader& kv : files) {
-    check_one_shape(kv.name(), kv.model(), "training");
+    check_one_shape(kv.name(), kv.model(), kv.documents(), "training");
     const ModelInfo &a = files.front().model(), &b = kv.model();
     const auto differ = [&](const char* what, const auto& first, const auto& other) {
       if (first != other)

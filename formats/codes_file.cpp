@@ -56,7 +56,7 @@ GroupShape shape_of(const CodesInfo& info, int first_layer, Side side) {
 
 CodesReader::Impl::Impl(const std::string& name) : file(open_file(name, "codes", type)) {
   info.model = read_model(file, type);
-  info.documents = read_documents(file);
+  info.documents = read_documents(file, type, info.model);
   read_attributes();
   read_layouts();
   read_totals();
@@ -95,8 +95,9 @@ void CodesReader::Impl::read_attributes() {
     if (info.model.layer_shape(info.groups.back()).heads == 0)
       throw file.error(kRoot, "attribute 'groups': layer {} has no keys and values", groups[i]);
   }
-  if (!info.model.one_shape() && (info.layer_group > 1 || info.joint))
-    throw file.error(kRoot, "layers have several shapes, and {} are coded together",
+  if ((!info.model.one_shape() || !info.documents.whole()) && (info.layer_group > 1 || info.joint))
+    throw file.error(kRoot, "layers {}, and {} are coded together",
+                     info.model.one_shape() ? "leave out tokens" : "have several shapes",
                      info.joint ? "keys and values" : "several layers");
   columns_ = Columns(info);
 }
@@ -402,13 +403,15 @@ Ledger CodesReader::ledger() const {
   ledger.category.assign(std::size(kCategories), 0);
   for (uint64_t column = 0; column < s.index_column(); ++column) {
     const Layout& layout = s.layout(column).all;
-    ledger.values += s.info.documents.tokens() * shape_of(s.info, s.columns(), column).width();
+    ledger.values +=
+        s.info.documents.held(s.columns().layer(column)) * shape_of(s.info, s.columns(), column).width();
     for (size_t i = 0; i < layout.size(); ++i)
       ledger.category[static_cast<size_t>(layout[i].spec.category)] += s.totals[column][i].bytes;
   }
   ledger.index_bytes = s.footer_bytes() + s.parts->size_bytes() + s.file.dataset(kTotalsPath).size_bytes() +
                        s.file.dataset("/documents/name").size_bytes() +
-                       s.file.dataset("/documents/offset").size_bytes();
+                       s.file.dataset("/documents/offset").size_bytes() +
+                       (s.info.documents.whole() ? 0 : s.file.dataset("/documents/left_out").size_bytes());
   for (const Impl::Total& total : s.totals[s.index_column()]) ledger.index_bytes += total.bytes;
   if (s.file.has(kBookPath))
     for (const std::string& name : s.file.texts(kBookPath, "arrays"))

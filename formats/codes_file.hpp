@@ -31,7 +31,7 @@ struct CodesInfo {
   std::string book_digest;
   uint64_t book_bytes = 0;  ///< Book::size_bytes of the book it needs
   bool packed = false;      ///< index streams are bit-packed
-  Documents documents;
+  Documents documents;      ///< where layers leave out tokens, layer_group is 1 and nothing is joint
 
   /// What the streams of the group that begins at that layer are of: no values where these lie in keys.
   std::span<const Side> sides(int first_layer) const {

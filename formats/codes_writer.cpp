@@ -27,10 +27,10 @@ uint64_t chunk_bytes_for(uint64_t values) {
 
 uint64_t values_of(const CodesInfo& info) {
   const Columns columns(info);
-  uint64_t row = 0;
+  uint64_t values = 0;
   for (uint64_t column = 0; column < columns.index(); ++column)
-    row += shape_of(info, columns, column).width();
-  return info.documents.tokens() * row;
+    values += info.documents.held(columns.layer(column)) * shape_of(info, columns, column).width();
+  return values;
 }
 
 /// Where the streams of a part that is written come from.
@@ -119,8 +119,8 @@ class CodesFile {
   void finish(const Provenance& provenance) {
     data_.finish();
     write_tables();
-    ledger_.index_bytes += write_documents(file_, info_.documents);
-    write_model(file_, info_.model);
+    ledger_.index_bytes += write_documents(file_, info_.documents, &info_.model);
+    write_model(file_, info_.model, info_.documents.whole());
     file_.set_text(kRoot, "codec", info_.codec);
     file_.set_text(kRoot, "parameters", to_json_text(info_.parameters));
     file_.set_text(kRoot, "storage", std::string(name_of(info_.storage)));
@@ -134,7 +134,7 @@ class CodesFile {
     file_.set_integer(kRoot, "packed", info_.packed ? 1 : 0);
     if (info_.joint) file_.set_integer(kRoot, "joint", 1);
     file_.set_text(kRoot, "ledger", to_json_text(ledger_record()));
-    write_file_type(file_, "codes", info_.model, provenance);
+    write_file_type(file_, "codes", info_.model, provenance, info_.documents.whole());
     file_.close();
   }
 
@@ -449,10 +449,11 @@ struct CodesWriter::Impl {
     if (open->documents() == 0) return;
     const size_t document = open->documents() - 1;
     const uint64_t column = open->column();
-    const uint64_t found = codec.open(shape_of(info, columns, column), *open)->tokens();
-    if (found != info.documents.length(document))
+    const uint64_t found = codec.open(shape_of(info, columns, column), *open)->tokens(),
+                   wanted = info.documents.held(columns.layer(column), document);
+    if (found != wanted)
       throw failed("{}: {}: document {} was given {} tokens of {}", output.target(), path(column), document,
-                   found, info.documents.length(document));
+                   found, wanted);
     file.write({document + 1, column}, OpenSide::Streams(*open, false));
   }
 

@@ -1,6 +1,7 @@
 #include "formats/header.hpp"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <chrono>
 #include <cmath>
@@ -15,21 +16,22 @@ namespace kvcodec {
 namespace {
 
 /// The types this program reads and writes, the newest and the oldest version of each that it reads. Where all layers
-/// of the cache have one shape, it writes the version `plain`; a file of another cache is of version `shaped`, or cannot
-/// be (0).
+/// of the cache have one shape, it writes the version `plain`; a file of another cache is of version `shaped`, and of one whose
+/// layers do not hold all tokens of version `partial`, or cannot be (0).
 struct KnownType {
   std::string_view name;
-  int version = 1, oldest = 1, plain = 1, shaped = 0;
+  int version = 1, oldest = 1, plain = 1, shaped = 0, partial = 0;
 };
-constexpr KnownType kTypes[] = {{.name = "kv", .version = 2, .shaped = 2},
-                                {"dictionary"},
-                                {"codebooks"},
-                                {.name = "codes", .version = 3, .oldest = 2, .plain = 2, .shaped = 3},
-                                {"index"},
-                                {"selection"},
-                                {"outputs"},
-                                {"sensitivity"},
-                                {"transform"}};
+constexpr KnownType kTypes[] = {
+    {.name = "kv", .version = 3, .shaped = 2, .partial = 3},
+    {"dictionary"},
+    {"codebooks"},
+    {.name = "codes", .version = 4, .oldest = 2, .plain = 2, .shaped = 3, .partial = 4},
+    {"index"},
+    {"selection"},
+    {"outputs"},
+    {"sensitivity"},
+    {"transform"}};
 
 const KnownType* find_type(std::string_view name) {
   const auto place =
@@ -99,12 +101,13 @@ h5::File open_file(const std::string& name, std::string_view wanted, FileType& t
 }
 
 void write_file_type(h5::File& file, const std::string& type, const ModelInfo& model,
-                     const Provenance& provenance) {
+                     const Provenance& provenance, bool whole) {
   const KnownType* known = find_type(type);
   if (!known) throw failed("'{}' is no file type", type);
-  const int version = model.one_shape() ? known->plain : known->shaped;
+  const int version = !whole ? known->partial : model.one_shape() ? known->plain : known->shaped;
   if (version == 0)
-    throw failed("{}: a {} file is of a cache whose layers have one shape", file.name(), type);
+    throw failed("{}: a {} file is of a cache whose layers have one shape and hold all tokens", file.name(),
+                 type);
   file.set_text(kRoot, "kvcodec_type", type);
   file.set_integer(kRoot, "kvcodec_version", version);
   file.set_text(kRoot, "generator", generator());
@@ -167,7 +170,9 @@ std::vector<LayerShape> read_layer_shapes(const h5::File& file, const ModelInfo&
   return shapes;
 }
 
-void write_layer_shapes(h5::File& file, const std::vector<LayerShape>& shapes) {
+void write_layer_shapes(h5::File& file, const ModelInfo& model) {
+  std::vector<LayerShape> shapes;
+  for (int layer = 0; layer < model.num_layers; ++layer) shapes.push_back(model.layer_shape(layer));
   const auto write = [&](const char* name, const auto& number_of) {
     std::vector<uint64_t> numbers;
     for (size_t i = 0; i < shapes.size(); ++i)
@@ -236,7 +241,7 @@ ModelInfo read_model(const h5::File& file, const FileType& type) {
   return with_layer_shapes(model, model.layer_shapes);
 }
 
-void write_model(h5::File& file, const ModelInfo& model) {
+void write_model(h5::File& file, const ModelInfo& model, bool whole) {
   file.set_text(kRoot, "model", model.model);
   file.set_integer(kRoot, "num_layers", model.num_layers);
   file.set_integer(kRoot, "num_q_heads", model.num_q_heads);
@@ -246,7 +251,58 @@ void write_model(h5::File& file, const ModelInfo& model) {
   file.set_text(kRoot, "rope_scaling", model.rope_scaling);
   file.set_text(kRoot, "key_state", model.key_state);
   file.set_text(kRoot, "source", model.source);
-  if (!model.one_shape()) write_layer_shapes(file, model.layer_shapes);
+  if (!model.one_shape() || !whole) write_layer_shapes(file, model);
+}
+
+namespace {
+
+constexpr char kLeftOut[] = "/documents/left_out";
+
+bool may_leave_out(const FileType& type) {
+  const KnownType* known = find_type(type.type);
+  return known && known->partial > 0 && type.version >= known->partial;
+}
+
+/// Of each document and layer, a row of the dataset for each document.
+std::vector<std::vector<uint64_t>> read_left_out(const h5::File& file, const Documents& documents,
+                                                 const ModelInfo& model) {
+  const h5::Dataset dataset = file.dataset(kLeftOut);
+  const auto layers = static_cast<uint64_t>(model.num_layers);
+  dataset.expect(DType::u64, std::array{uint64_t{documents.count()}, layers});
+  std::vector<uint64_t> numbers(documents.count() * layers);
+  dataset.read(0, documents.count(), std::as_writable_bytes(std::span(numbers)));
+  std::vector<std::vector<uint64_t>> left_out;
+  for (size_t i = 0; i < documents.count(); ++i) {
+    const auto& row = left_out.emplace_back(numbers.begin() + static_cast<std::ptrdiff_t>(i * layers),
+                                            numbers.begin() + static_cast<std::ptrdiff_t>((i + 1) * layers));
+    for (size_t layer = 0; layer < row.size(); ++layer)
+      if (row[layer] > documents.length(i) ||
+          (row[layer] > 0 && model.layer_shape(static_cast<int>(layer)).heads == 0))
+        throw dataset.error("leaves out {} tokens of document {} in layer {}; that has {}", row[layer], i,
+                            layer,
+                            model.layer_shape(static_cast<int>(layer)).heads == 0 ? 0 : documents.length(i));
+  }
+  return left_out;
+}
+
+}  // namespace
+
+uint64_t Documents::held(int layer) const {
+  uint64_t total = tokens();
+  for (size_t i = 0; i < left_out.size(); ++i) total -= left_out_of(layer, i);
+  return total;
+}
+
+void Documents::add(std::string name, uint64_t length, std::span<const uint64_t> left_out_of_layers) {
+  const bool some =
+      std::any_of(left_out_of_layers.begin(), left_out_of_layers.end(), [](uint64_t n) { return n > 0; });
+  if (some && whole()) left_out.assign(count(), std::vector<uint64_t>(left_out_of_layers.size()));
+  if (!whole() || some) {
+    auto& own = left_out.emplace_back(left_out_of_layers.begin(), left_out_of_layers.end());
+    if (own.empty()) own.resize(left_out.front().size());
+  }
+  names.push_back(std::move(name));
+  offsets.push_back(offsets.back() + length);
 }
 
 Documents read_documents(const h5::File& file) {
@@ -295,12 +351,26 @@ void check_positions(const h5::Dataset& positions, const Documents& documents) {
   }
 }
 
-uint64_t write_documents(h5::File& file, const Documents& documents) {
+Documents read_documents(const h5::File& file, const FileType& type, const ModelInfo& model) {
+  Documents documents = read_documents(file);
+  if (may_leave_out(type)) documents.left_out = read_left_out(file, documents, model);
+  return documents;
+}
+
+uint64_t write_documents(h5::File& file, const Documents& documents, const ModelInfo* model) {
   const uint64_t name_bytes = h5::write_texts(file, "/documents/name", documents.names);
   h5::DatasetWriter offsets(file, "/documents/offset", DType::u64, {}, documents.offsets.size());
   offsets.append_values(std::span<const uint64_t>(documents.offsets));
   offsets.finish();
-  return name_bytes + documents.offsets.size() * sizeof(uint64_t);
+  const uint64_t bytes = name_bytes + documents.offsets.size() * sizeof(uint64_t);
+  if (documents.whole()) return bytes;
+  if (!model)
+    throw failed("{}: tokens of some layers are left out, which such a file cannot say", file.name());
+  const auto layers = static_cast<uint64_t>(model->num_layers);
+  h5::DatasetWriter left_out(file, kLeftOut, DType::u64, {layers}, documents.count());
+  for (const auto& row : documents.left_out) left_out.append_values(std::span<const uint64_t>(row));
+  left_out.finish();
+  return bytes + documents.count() * layers * sizeof(uint64_t);
 }
 
 std::vector<int> layer_numbers(const h5::File& file, int num_layers) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -52,14 +53,23 @@ ModelInfo with_layer_shapes(ModelInfo model, std::vector<LayerShape> shapes);
 struct Documents {
   std::vector<std::string> names;
   std::vector<uint64_t> offsets{0};
+  /// Of each document, for each layer of the model, how many of its first tokens the layer does not hold: what lies
+  /// before the window of a layer that has one. Empty where all layers hold all tokens.
+  std::vector<std::vector<uint64_t>> left_out = {};
 
   size_t count() const { return names.size(); }
   uint64_t tokens() const { return offsets.back(); }
   uint64_t length(size_t i) const { return offsets[i + 1] - offsets[i]; }
-  void add(std::string name, uint64_t length) {
-    names.push_back(std::move(name));
-    offsets.push_back(offsets.back() + length);
+  /// Whether all layers hold all tokens.
+  bool whole() const { return left_out.empty(); }
+  uint64_t left_out_of(int layer, size_t i) const {
+    return whole() ? 0 : left_out[i][static_cast<size_t>(layer)];
   }
+  /// Tokens of document i that the layer holds, its last ones; and those of all documents.
+  uint64_t held(int layer, size_t i) const { return length(i) - left_out_of(layer, i); }
+  uint64_t held(int layer) const;
+  /// left_out: of each layer, or empty: none.
+  void add(std::string name, uint64_t length, std::span<const uint64_t> left_out_of_layers = {});
 };
 
 /// What this program calls itself in products: "kvcodec 1.2.3".

@@ -20,14 +20,14 @@ FileType read_file_type(const h5::File& file, std::string_view wanted = {});
 /// wanted here".
 h5::File open_file(const std::string& name, std::string_view wanted, FileType& type);
 
-/// type: one of this program's, holding a cache of that model. The oldest version that says all of it is written. Throws
-/// Error(failed) where no version does.
+/// type: one of this program's, holding a cache of that model; whole: of all tokens in all layers. The oldest version that says all
+/// of it is written. Throws Error(failed) where no version does.
 void write_file_type(h5::File& file, const std::string& type, const ModelInfo& model,
-                     const Provenance& provenance);
+                     const Provenance& provenance, bool whole = true);
 
 /// type: of the file.
 ModelInfo read_model(const h5::File& file, const FileType& type);
-void write_model(h5::File& file, const ModelInfo& model);
+void write_model(h5::File& file, const ModelInfo& model, bool whole = true);
 
 /// Tokens, positions and documents of kv and codes files.
 Documents read_documents(const h5::File& file);
@@ -37,7 +37,10 @@ void check_rising(const Documents& documents, uint64_t first, std::span<const ui
                   std::optional<uint64_t> before, const std::string& where);
 /// The same of a whole dataset, which has as many rows as the documents have tokens.
 void check_positions(const h5::Dataset& positions, const Documents& documents);
-uint64_t write_documents(h5::File& file, const Documents& documents);  ///< returns the bytes of its datasets
+/// Those of a kv or codes file, which may leave out tokens of some layers.
+Documents read_documents(const h5::File& file, const FileType& type, const ModelInfo& model);
+/// Returns the bytes of its datasets. Both throw Error(failed) for documents with tokens that are left out, unless `model` is there.
+uint64_t write_documents(h5::File& file, const Documents& documents, const ModelInfo* model = nullptr);
 
 /// Numbers of the groups below /layers, ascending, each in [0, num_layers). Other names are left alone.
 std::vector<int> layer_numbers(const h5::File& file, int num_layers);

@@ -101,10 +101,12 @@ struct KvReader::Impl {
   std::vector<int> query_layers;
   std::optional<h5::Dataset> tokens, query_position;
   std::optional<h5::Dataset> positions;
+  /// Of layers, how many tokens they leave out before each document; nothing where all hold all tokens.
+  std::map<int, std::vector<uint64_t>> left_out_before;
 
   explicit Impl(const std::string& name) : file(open_file(name, "kv", type)) {
     model = read_model(file, type);
-    documents = read_documents(file);
+    documents = read_documents(file, type, model);
     const uint64_t total = documents.tokens();
     if (file.has("/tokens")) tokens = column("/tokens", total);
     positions = column("/positions", total);
@@ -119,10 +121,32 @@ struct KvReader::Impl {
         if (of_layer.stored_dim(side) == 0) continue;
         h5::Dataset dataset = file.dataset(layer_path(layer, name_of(side)));
         check_dtype(dataset, dtype, side == Side::key && layer == layers.front());
-        dataset.expect(dtype, std::array{total, count(of_layer.heads), count(of_layer.stored_dim(side))});
+        dataset.expect(dtype, std::array{documents.held(layer), count(of_layer.heads),
+                                         count(of_layer.stored_dim(side))});
         sides[static_cast<size_t>(side)].emplace(layer, std::move(dataset));
       }
+    if (!documents.whole())
+      for (const int layer : layers) {
+        std::vector<uint64_t>& before = left_out_before[layer] = {0};
+        for (size_t i = 0; i < documents.count(); ++i)
+          before.push_back(before.back() + documents.left_out_of(layer, i));
+      }
     open_queries(groups);
+  }
+
+  /// How many tokens before token `first` the layer leaves out: by that its rows are moved. Throws Error(bad_input) unless it holds
+  /// all of [first, first + number).
+  uint64_t moved(Side side, int layer, uint64_t first, uint64_t number) const {
+    if (documents.whole() || number == 0) return 0;
+    const auto& offsets = documents.offsets;
+    const auto behind = std::upper_bound(offsets.begin(), offsets.end() - 1, first);
+    const auto document = static_cast<size_t>(behind - offsets.begin()) - 1;
+    const uint64_t begin = offsets[document] + documents.left_out_of(layer, document);
+    if (first < begin || first + number > offsets[document + 1])
+      throw file.error(layer_path(layer, name_of(side)),
+                       "tokens {} to {} are wanted; of document {} the layer holds {} to {}", first,
+                       first + number - 1, document, begin, offsets[document + 1] - 1);
+    return left_out_before.at(layer)[document + 1];
   }
 
   static uint64_t count(int number) { return static_cast<uint64_t>(number); }
@@ -244,7 +268,9 @@ std::vector<uint64_t> KvReader::positions(uint64_t first, uint64_t count) const 
 
 void KvReader::read(Side side, int layer, uint64_t first, MatrixView<float> out) const {
   if (out.cols() == 0 && side == Side::value && model().layer_shape(layer).values_in_keys) return;
-  impl_->read_floats(impl_->find(side, layer), first, out, [](uint64_t row) { return row; });
+  const h5::Dataset& dataset = impl_->find(side, layer);
+  const uint64_t moved = impl_->moved(side, layer, first, out.rows());
+  impl_->read_floats(dataset, first - moved, out, [moved](uint64_t row) { return row + moved; });
 }
 
 void KvReader::read(const GroupShape& shape, uint64_t first, MatrixView<float> out) const {
@@ -291,8 +317,8 @@ struct KvWriter::Impl {
   DType dtype;
   std::vector<int> layers;
   bool with_queries;
-  uint64_t expected_tokens = 0;
-  Documents documents;
+  Documents documents, expected;
+  std::vector<uint64_t> left_out;  // of each layer, tokens of all documents
   std::optional<bool> with_tokens;
   std::optional<h5::DatasetWriter> tokens;
   std::vector<uint64_t> positions;
@@ -305,7 +331,8 @@ struct KvWriter::Impl {
         model(info),
         dtype(type),
         layers(std::move(wanted)),
-        with_queries(queries) {
+        with_queries(queries),
+        left_out(static_cast<size_t>(std::max(info.num_layers, 0))) {
     if (dtype != DType::bf16 && dtype != DType::f16 && dtype != DType::f32)
       throw usage_error("a kv file holds bf16, f16 or f32, not {}", name_of(dtype));
     if (!std::is_sorted(layers.begin(), layers.end()) || layers.empty() || layers.front() < 0 ||
@@ -322,7 +349,7 @@ struct KvWriter::Impl {
     if (!std::binary_search(layers.begin(), layers.end(), layer))
       throw failed("{}: {}: not among the layers to be written", file.name(), layer_path(layer, name));
     const std::vector<uint64_t> shape{static_cast<uint64_t>(heads), static_cast<uint64_t>(dim)};
-    const uint64_t rows = name == "query" ? 0 : expected_tokens;
+    const uint64_t rows = name == "query" ? 0 : expected.held(layer);
     return datasets.emplace(layer, h5::DatasetWriter(file, layer_path(layer, name), dtype, shape, rows))
         .first->second;
   }
@@ -334,6 +361,28 @@ struct KvWriter::Impl {
   }
   h5::DatasetWriter& query_writer(int layer) {
     return writer(query, layer, "query", model.num_q_heads, model.layer_shape(layer).key_dim);
+  }
+
+  void check_left_out(const std::string& name, uint64_t length, std::span<const uint64_t> of_layers) const {
+    if (!of_layers.empty() && of_layers.size() != static_cast<size_t>(model.num_layers))
+      throw failed("{}: document {}: tokens of {} layers are left out; the model has {}", file.name(), name,
+                   of_layers.size(), model.num_layers);
+    for (size_t layer = 0; layer < of_layers.size(); ++layer) {
+      const uint64_t most = model.layer_shape(static_cast<int>(layer)).heads == 0 ? 0 : length;
+      if (of_layers[layer] > most)
+        throw failed("{}: document {}: layer {} leaves out {} of {} tokens", file.name(), name, layer,
+                     of_layers[layer], most);
+    }
+  }
+
+  /// The token, of all documents, that a row of the layer belongs to.
+  uint64_t token_of(int layer, uint64_t row) const {
+    uint64_t token = row;
+    for (size_t i = 0; i < documents.count(); ++i) {
+      if (token < documents.offsets[i]) break;
+      token += documents.left_out_of(layer, i);
+    }
+    return token;
   }
 
   /// row_of(i): what the i-th of these rows is called in messages.
@@ -393,11 +442,12 @@ KvWriter::KvWriter(OutputFile& output, const ModelInfo& model, DType dtype, std:
     : impl_(std::make_unique<Impl>(output, model, dtype, std::move(layers), queries)) {}
 KvWriter::~KvWriter() = default;
 
-void KvWriter::expect_tokens(uint64_t tokens) { impl_->expected_tokens = tokens; }
+void KvWriter::expect(Documents documents) { impl_->expected = std::move(documents); }
 
 void KvWriter::add_document(const std::string& name, std::span<const uint32_t> tokens,
-                            std::span<const uint64_t> positions) {
+                            std::span<const uint64_t> positions, std::span<const uint64_t> left_out) {
   Impl& s = *impl_;
+  s.check_left_out(name, positions.size(), left_out);
   const bool known = !tokens.empty() || positions.empty();
   if (!positions.empty()) {
     if (s.with_tokens && *s.with_tokens != known)
@@ -412,22 +462,24 @@ void KvWriter::add_document(const std::string& name, std::span<const uint32_t> t
   check_rising(own, 0, positions, {}, s.file.name());
   if (!tokens.empty()) {
     if (!s.tokens)
-      s.tokens.emplace(s.file, "/tokens", DType::u32, std::vector<uint64_t>{}, s.expected_tokens);
+      s.tokens.emplace(s.file, "/tokens", DType::u32, std::vector<uint64_t>{}, s.expected.tokens());
     s.tokens->append_values(tokens);
   }
   s.positions.insert(s.positions.end(), positions.begin(), positions.end());
-  s.documents.add(name, positions.size());
+  s.documents.add(name, positions.size(), left_out);
+  for (size_t layer = 0; layer < left_out.size(); ++layer) s.left_out[layer] += left_out[layer];
 }
 
 void KvWriter::append(Side side, int layer, MatrixView<const float> rows) {
   const int dim = impl_->model.layer_shape(layer).stored_dim(side);
   if (dim == 0 && rows.cols() == 0) return;
   h5::DatasetWriter& writer = impl_->writer(side, layer);
-  const uint64_t before = writer.rows();
-  if (before + rows.rows() > impl_->documents.tokens())
-    throw failed("{}: {}: more rows than the documents have tokens ({})", impl_->file.name(), writer.path(),
-                 impl_->documents.tokens());
-  impl_->append(writer, dim, rows, [&](uint64_t row) { return before + row; });
+  const uint64_t before = writer.rows(),
+                 there = impl_->documents.tokens() - impl_->left_out[static_cast<size_t>(layer)];
+  if (before + rows.rows() > there)
+    throw failed("{}: {}: more rows than the documents have tokens there ({})", impl_->file.name(),
+                 writer.path(), there);
+  impl_->append(writer, dim, rows, [&](uint64_t row) { return impl_->token_of(layer, before + row); });
 }
 
 void KvWriter::append_queries(int layer, std::span<const uint64_t> token_rows, MatrixView<const float> rows) {
@@ -445,14 +497,13 @@ void KvWriter::append_queries(int layer, std::span<const uint64_t> token_rows, M
 
 void KvWriter::finish(const Provenance& provenance) {
   Impl& s = *impl_;
-  const uint64_t total = s.documents.tokens();
   for (const int layer : s.layers)
     for (const Side side : kSides) {
       if (s.model.layer_shape(layer).stored_dim(side) == 0) continue;
       h5::DatasetWriter& writer = s.writer(side, layer);
-      if (writer.rows() != total)
+      if (const uint64_t held = s.documents.held(layer); writer.rows() != held)
         throw failed("{}: {}: {} rows written for {} tokens", s.file.name(), writer.path(), writer.rows(),
-                     total);
+                     held);
       writer.finish();
     }
   if (s.with_queries) s.write_queries();
@@ -461,9 +512,9 @@ void KvWriter::finish(const Provenance& provenance) {
   else if (s.with_tokens.value_or(true))
     h5::DatasetWriter(s.file, "/tokens", DType::u32, {}).finish();
   s.write_positions();
-  write_documents(s.file, s.documents);
-  write_model(s.file, s.model);
-  write_file_type(s.file, "kv", s.model, provenance);
+  write_documents(s.file, s.documents, &s.model);
+  write_model(s.file, s.model, s.documents.whole());
+  write_file_type(s.file, "kv", s.model, provenance, s.documents.whole());
   s.file.close();
 }
 

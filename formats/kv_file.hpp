@@ -38,8 +38,8 @@ class KvReader {
 
   /// Tokens [first, first + out.rows()) of one side of one layer, widened to float. out: (n, heads * stored_dim) of
   /// the layer's shape, so without columns for values that lie in keys; any stride, so that several layers can be laid side by side. Throws Error(bad_input) for a
-  /// layer that is not there, for a checksum that does not hold and for values that are not finite (naming
-  /// layer, token, head and dimension).
+  /// layer that is not there, for tokens that it does not hold, for a checksum that does not hold and for values that are not
+  /// finite (naming layer, token, head and dimension). Where layers leave out tokens, all are of one document.
   void read(Side side, int layer, uint64_t first, MatrixView<float> out) const;
 
   /// Rows of a whole layer group, [layers][heads][head_dim] per token, as codecs take them. out: (n,
@@ -75,14 +75,15 @@ class KvWriter {
   KvWriter(const KvWriter&) = delete;
   KvWriter& operator=(const KvWriter&) = delete;
 
-  /// How many tokens there will be, if that is known before the first row: then the file has no half-empty
+  /// Which documents there will be, if that is known before the first row: then the file has no half-empty
   /// chunks. No promise.
-  void expect_tokens(uint64_t tokens);
+  void expect(Documents documents);
 
   /// Starts the next document; its rows follow. tokens may be empty if they are not known (then for all
-  /// documents). positions: one per token, rising.
+  /// documents). positions: one per token, rising. left_out: of each layer of the model, how many of the first tokens
+  /// have no rows in it; empty: none. A layer without keys and values leaves out none.
   void add_document(const std::string& name, std::span<const uint32_t> tokens,
-                    std::span<const uint64_t> positions);
+                    std::span<const uint64_t> positions, std::span<const uint64_t> left_out = {});
 
   /// Appends rows (n, heads * stored_dim) of the layer's shape, rounded to the file's type. Throws Error(bad_input) for
   /// values that are not finite, before or after rounding.

@@ -176,7 +176,7 @@ std::unique_ptr<Codec> make_codec(const CodecEntry& entry, const Options& option
                                   const CodecContext& context, RopeChoice rope) {
   if (!context.one_shape && !entry.capabilities.any_shape)
     throw usage_error(
-        "the codec {} takes caches whose keys and values have the same heads in all layers; here they differ",
+        "the codec {} takes caches whose layers all have the same heads and hold all tokens; here they differ",
         entry.name);
   if (!context.weights.alike() && !entry.capabilities.takes_weights)
     throw usage_error(

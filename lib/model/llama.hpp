@@ -10,17 +10,32 @@
 // on how documents are packed by rounding only (relative differences around 1e-6).
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
 
+#include "lib/core/names.hpp"
 #include "lib/core/progress.hpp"
 #include "lib/core/view.hpp"
 #include "lib/model/config.hpp"
 #include "lib/model/weights.hpp"
 
 namespace kvcodec {
+
+/// What caches keep of layers whose tokens attend to a window of those before them.
+enum class WindowLayers : uint8_t {
+  keep,  ///< all tokens
+  trim,  ///< of each document the last ones, as many as the window has
+};
+constexpr auto names_of(WindowLayers) { return std::to_array<std::string_view>({"keep", "trim"}); }
+
+/// Of a document's tokens, how many that layer then keeps.
+constexpr uint64_t tokens_kept(WindowLayers choice, const ModelConfig& config, int layer, uint64_t tokens) {
+  const auto window = static_cast<uint64_t>(config.window[static_cast<size_t>(layer)]);
+  return choice == WindowLayers::keep || window == 0 ? tokens : std::min(tokens, window);
+}
 
 /// What one layer computed for consecutive tokens, heads side by side;
 /// the views are valid during the call only.

@@ -19,6 +19,7 @@ namespace {
 struct Plan {
   LoopSetting setting;
   const ModelConfig* config = nullptr;
+  WindowLayers window_layers = WindowLayers::keep;
   /// Of each group and side, the bytes of the shared streams by name; filled by the survey.
   std::vector<std::vector<std::pair<std::string, std::vector<std::byte>>>> shared;
 
@@ -45,13 +46,18 @@ struct Plan {
         body(side, as_size(shape.first_layer) + l, rows.columns(shape.column_of(side) + l * width, width));
   }
 
-  /// Tokens of a group as the codec takes them: the layers side by side, in the cache's type.
-  Matrix<float> rows_of(const LayerRows& rows, const GroupShape& shape) const {
-    Matrix<float> out(rows.keys.front().rows(), shape.width());
+  /// How many of a prefix's first tokens do not go through the codec.
+  size_t left_out(const GroupShape& shape, size_t tokens) const {
+    return tokens - tokens_kept(window_layers, *config, shape.first_layer, tokens);
+  }
+
+  /// Tokens of a group from `first` on as the codec takes them: the layers side by side, in the cache's type.
+  Matrix<float> rows_of(const LayerRows& rows, const GroupShape& shape, size_t first = 0) const {
+    Matrix<float> out(rows.keys.front().rows() - first, shape.width());
     for_each_layer(shape, out, [&](Side side, size_t layer, MatrixView<float> to) {
       const Matrix<float>& from = rows.of(side)[layer];
       for (size_t t = 0; t < to.rows(); ++t) {
-        std::ranges::copy(from.row(t), to.row(t).begin());
+        std::ranges::copy(from.row(first + t), to.row(t).begin());
         round(to.row(t));
       }
     });
@@ -65,13 +71,17 @@ struct Plan {
     widen(setting.dtype, halves, values);
   }
 
-  DocumentRows surveyed_rows(const Prefix& prefix, const GroupShape& shape,
-                             MatrixView<const float> rows) const {
+  /// rows: of the prefix's tokens from `first` on.
+  DocumentRows surveyed_rows(const Prefix& prefix, const GroupShape& shape, MatrixView<const float> rows,
+                             size_t first) const {
     DocumentRows result(rows);
-    if (setting.codec->wants_queries() && !prefix.query_tokens.empty()) {
-      result.query_tokens = prefix.query_tokens;
-      result.queries = prefix.queries[as_size(shape.first_layer)];
-    }
+    if (!setting.codec->wants_queries()) return result;
+    const auto& tokens = prefix.query_tokens;
+    const auto begin =
+        static_cast<size_t>(std::ranges::lower_bound(tokens, uint64_t{first}) - tokens.begin());
+    for (size_t i = begin; i < tokens.size(); ++i) result.query_tokens.push_back(tokens[i] - first);
+    if (begin < tokens.size())
+      result.queries = prefix.queries[as_size(shape.first_layer)].view().rows(begin, tokens.size() - begin);
     return result;
   }
 };
@@ -85,7 +95,8 @@ uint64_t stored_bits(const StreamSpec& spec, uint64_t bytes) {
 /// The codes of one document under one setting.
 class CompressedDocument {
  public:
-  CompressedDocument(const Plan& plan, const std::vector<uint32_t>& token_ids) : plan_(plan) {
+  CompressedDocument(const Plan& plan, const std::vector<uint32_t>& token_ids)
+      : plan_(plan), left_out_(plan.parts()) {
     for (size_t part = 0; part < plan.parts(); ++part) {
       encoded_.emplace_back(plan.setting.codec->streams(plan.shape(part)));
       stores_.push_back(&encoded_.back().add_document(token_ids));
@@ -98,11 +109,12 @@ class CompressedDocument {
     const Codec& codec = *plan_.setting.codec;
     parallel_for(plan_.parts(), 1, [&](size_t part, size_t, int) {
       const GroupShape shape = plan_.shape(part);
+      const size_t first = left_out_[part] = plan_.left_out(shape, prefix.rows.keys.front().rows());
       for (const auto& [name, bytes] : plan_.shared[part]) stores_[part]->append(name, bytes);
-      const Matrix<float> rows = plan_.rows_of(prefix.rows, shape);
+      const Matrix<float> rows = plan_.rows_of(prefix.rows, shape, first);
       if (codec.survey_scope() == SurveyScope::document) {
-        const Matrix<float> surveyed = plan_.rows_of(prefix.rows, codec.surveyed(shape));
-        const DocumentRows document = plan_.surveyed_rows(prefix, shape, surveyed);
+        const Matrix<float> surveyed = plan_.rows_of(prefix.rows, codec.surveyed(shape), first);
+        const DocumentRows document = plan_.surveyed_rows(prefix, shape, surveyed, first);
         run_survey(*codec.survey(shape), {&document, 1}, *stores_[part]);
       }
       codec.append(shape, rows, *stores_[part]);
@@ -118,14 +130,16 @@ class CompressedDocument {
     });
   }
 
-  /// The first keys.rows() tokens of a layer, decoded. A group of layers is decoded once for all of them.
+  /// The first keys.rows() tokens of a layer, decoded; zeros where they were left out, where no token looks. A group of layers is
+  /// decoded once for all of them.
   void read(int layer, MatrixView<float> keys, MatrixView<float> values) {
     const size_t sides = plan_.sides().size(), first_part = sides * as_size(layer / plan_.group_layers());
-    if (layer % plan_.group_layers() == 0 || decoded_.empty() || decoded_[0].rows() != keys.rows()) {
+    const size_t left_out = left_out_[first_part], there = keys.rows() - left_out;
+    if (layer % plan_.group_layers() == 0 || decoded_.empty() || decoded_[0].rows() != there) {
       decoded_.resize(sides);
       parallel_for(sides, 1, [&](size_t i, size_t, int) {
         const DocumentView& view = *views_[first_part + i];
-        decoded_[i] = Matrix<float>(keys.rows(), view.shape().width());
+        decoded_[i] = Matrix<float>(there, view.shape().width());
         view.decode(0, decoded_[i]);
       });
     }
@@ -134,9 +148,10 @@ class CompressedDocument {
                            [&](Side side, size_t of_layer, MatrixView<float> from) {
                              if (of_layer != as_size(layer)) return;
                              const MatrixView<float>& to = side == Side::key ? keys : values;
-                             for (size_t t = 0; t < to.rows(); ++t) {
-                               std::ranges::copy(from.row(t), to.row(t).begin());
-                               plan_.round(to.row(t));
+                             for (size_t t = 0; t < left_out; ++t) std::ranges::fill(to.row(t), 0.0f);
+                             for (size_t t = 0; t < there; ++t) {
+                               std::ranges::copy(from.row(t), to.row(left_out + t).begin());
+                               plan_.round(to.row(left_out + t));
                              }
                            });
     if (layer % plan_.group_layers() + 1 == plan_.group_layers()) decoded_.clear();
@@ -144,7 +159,8 @@ class CompressedDocument {
 
   StoredBits stored(uint64_t tokens) const {
     StoredBits result;
-    result.values = tokens * as_size(plan_.config->num_layers) * as_size(plan_.config->cache_width());
+    for (size_t part = 0; part < plan_.parts(); ++part)
+      result.values += (tokens - left_out_[part]) * plan_.shape(part).width();
     for (const Encoded& encoded : encoded_)
       for (const StreamSpec& spec : encoded.specs())
         if (!spec.shared)
@@ -161,6 +177,7 @@ class CompressedDocument {
   std::vector<Encoded> encoded_;  // per part; documents stay where they are when these move
   std::vector<StreamStore*> stores_;
   std::vector<std::unique_ptr<DocumentView>> views_;  // of these
+  std::vector<size_t> left_out_;                      // tokens, of each part
   std::vector<Matrix<float>> decoded_;                // of the group in work
 };
 
@@ -312,13 +329,13 @@ class KeptPrefix {
       }
   }
 
-  Matrix<float> rows_of(const Plan& plan, const GroupShape& shape) const {
-    if (type_ == DType::f32) return plan.rows_of(kept_.rows, shape);
-    Matrix<float> out(tokens_, shape.width());
+  Matrix<float> rows_of(const Plan& plan, const GroupShape& shape, size_t first) const {
+    if (type_ == DType::f32) return plan.rows_of(kept_.rows, shape, first);
+    Matrix<float> out(tokens_ - first, shape.width());
     Plan::for_each_layer(shape, out, [&](Side side, size_t layer, MatrixView<float> to) {
       const auto& halves = halves_[static_cast<size_t>(side)][layer];
-      for (size_t t = 0; t < tokens_; ++t)
-        widen(type_, std::span(halves).subspan(t * to.cols(), to.cols()), to.row(t));
+      for (size_t t = 0; t < to.rows(); ++t)
+        widen(type_, std::span(halves).subspan((first + t) * to.cols(), to.cols()), to.row(t));
     });
     return out;
   }
@@ -345,8 +362,9 @@ void ClosedLoop::Impl::survey(std::span<const LoopDocument> documents, TokenMete
       const GroupShape shape = plan.shape(part);
       Matrix<float> rows;  // of one document at a time
       const auto document = [&](size_t i) {
-        rows = prefixes[i].rows_of(plan, codec.surveyed(shape));
-        DocumentRows surveyed = plan.surveyed_rows(prefixes[i].prefix(), shape, rows);
+        const size_t first = plan.left_out(shape, documents[i].prefix);
+        rows = prefixes[i].rows_of(plan, codec.surveyed(shape), first);
+        DocumentRows surveyed = plan.surveyed_rows(prefixes[i].prefix(), shape, rows, first);
         surveyed.token_ids = documents[i].tokens;
         return surveyed;
       };
@@ -422,7 +440,7 @@ ClosedLoop::ClosedLoop(const LlamaModel& model, const std::vector<LoopSetting>& 
       throw usage_error("a codec of groups of {} layers for a model of {}", group, layers);
     if (setting.selection.by != SelectBy::all)
       (void)SelectedAttention(model.config(), {setting.selection}, 0);
-    impl_->plans.push_back({setting, &model.config(), {}});
+    impl_->plans.push_back({setting, &model.config(), options.window_layers, {}});
   }
 }
 

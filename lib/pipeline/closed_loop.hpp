@@ -38,6 +38,8 @@ struct LoopOptions {
       32;  ///< of the prefix's last tokens, for who wants some, codecs and selections; as dump-kv keeps
   /// Bytes, 0: no bound. Where it does not hold a document per thread, one is run at a time.
   uint64_t memory = 0;
+  /// What goes through codecs of the prefix in layers with windows. With trim no codec groups layers that keep different tokens.
+  WindowLayers window_layers = WindowLayers::keep;
   /// For selections; codecs and model have their own. nullptr: the CPU.
   Engine* engine = nullptr;
 };

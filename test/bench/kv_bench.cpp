@@ -44,7 +44,9 @@ void write(const Job& job, OutputFile& output) {
   ModelInfo model;
   model.num_layers = kLayers, model.num_q_heads = model.num_kv_heads = kHeads, model.head_dim = kHeadDim;
   KvWriter writer(output, model, job.dtype, {0, 1, 2, 3}, false);
-  writer.expect_tokens(job.tokens);
+  Documents documents;
+  documents.add("text", job.tokens);
+  writer.expect(documents);
   std::vector<uint64_t> positions(job.tokens);
   for (uint64_t t = 0; t < job.tokens; ++t) positions[t] = t;
   writer.add_document("text", {}, positions);

@@ -14,9 +14,10 @@ import h5py
 import numpy as np
 
 BOOKS = ("dictionary", "codebooks", "transform")
-# Of caches whose layers, and keys and values, have one shape; of others.
+# Of caches whose layers, and keys and values, have one shape; of others; of those whose layers leave out tokens.
 VERSIONS = {"kv": 1, "dictionary": 1, "codebooks": 1, "transform": 1, "codes": 2, "index": 1, "outputs": 1, "selection": 1, "sensitivity": 1}
 SHAPED_VERSIONS = {"kv": 2, "codes": 3}
+PARTIAL_VERSIONS = {"kv": 3, "codes": 4}
 CATEGORIES = ["payload", "ids", "scales", "tables", "offsets", "exempt"]
 PIECE = 65536
 TYPES = {"u8": "<u1", "u16": "<u2", "u32": "<u4", "u64": "<u8", "i32": "<i4", "i64": "<i8", "f32": "<f4", "f64": "<f8"}
@@ -112,7 +113,8 @@ class File:
         check_digests(self.file)
         a = self.file.attrs
         self.type, version = text(a["kvcodec_type"]), int(a["kvcodec_version"])
-        shaped = self.type in SHAPED_VERSIONS and version == SHAPED_VERSIONS[self.type]
+        partial = self.type in PARTIAL_VERSIONS and version == PARTIAL_VERSIONS[self.type]
+        shaped = partial or (self.type in SHAPED_VERSIONS and version == SHAPED_VERSIONS[self.type])
         require(shaped or (self.type in VERSIONS and version == VERSIONS[self.type]), f"{path}: {self.type} version {version}")
         require(wanted in (None, self.type), f"{path}: is a {self.type} file")
         require(len(a["history"]) >= 1 and text(a["generator"]) and text(a["created"]).endswith("Z"), "header")
@@ -127,6 +129,27 @@ class File:
         self.sources = list(range(self.num_layers))
         if shaped:
             self.read_shapes(a)
+            differ = any(shape != (self.heads, self.dim, self.dim, self.dim) for shape in self.shapes)
+            require(partial or differ, "a version that need not be")
+        # Of each document and layer, how many of the first tokens the layer does not hold.
+        self.left_out = None
+        if partial:
+            self.read_left_out()
+
+    def read_left_out(self):
+        length, dataset = np.diff(self.names_and_offsets()[1]), self.file["/documents/left_out"]
+        require(type_name(dataset) == "u64" and dataset.shape == (len(length), self.num_layers), dataset.name)
+        self.left_out = dataset[:].astype("i8")
+        require((self.left_out <= length[:, None]).all() and self.left_out.any(), dataset.name)
+        require(all(shape[0] > 0 or not self.left_out[:, layer].any() for layer, shape in enumerate(self.shapes)), dataset.name)
+
+    def held(self, layer):
+        """Of all tokens, whether the layer holds them."""
+        _, offset = self.names_and_offsets()
+        held = np.ones(int(offset[-1]), dtype=bool)
+        for document, first in enumerate(offset[:-1] if self.left_out is not None else []):
+            held[first:first + self.left_out[document, layer]] = False
+        return held
 
     def read_shapes(self, a):
         count, keys, values, inside, self.sources = (
@@ -139,7 +162,6 @@ class File:
             else:
                 require(source == layer and h <= self.heads and self.q_heads % h == 0, f"heads of layer {layer}")
                 require(1 <= k <= self.dim and v >= 1 and i in (0, 1) and (i == 0 or v <= k), f"dimensions of layer {layer}")
-        require(any(shape != (self.heads, self.dim, self.dim, self.dim) for shape in self.shapes), "a version that need not be")
 
     def stored(self, layer, side):
         """Heads of a layer, and dimensions that are stored of them; 0: none."""
@@ -178,7 +200,7 @@ def check_kv(kv):
             if heads == 0 or dim == 0:
                 continue
             dataset = kv.file[f"/layers/{layer}/{side}"]
-            require(dataset.shape == (total, heads, dim), f"{dataset.name}: {dataset.shape}")
+            require(dataset.shape == (kv.held(layer).sum(), heads, dim), f"{dataset.name}: {dataset.shape}")
             types.add(type_name(dataset))
             floats(dataset)
         if "query" in kv.file[f"/layers/{layer}"]:
@@ -416,7 +438,7 @@ class Codes(File):
         a = self.file.attrs
         self.numbers = [int(n) for n in a["side_layout"]]
         self.joint = int(a.get("joint", 0)) == 1
-        require(self.type not in SHAPED_VERSIONS or len(set(self.shapes)) == 1 or (self.group == 1 and not self.joint), "shapes in a group")
+        require((len(set(self.shapes)) == 1 and self.left_out is None) or (self.group == 1 and not self.joint), "shapes in a group")
         require(len(self.numbers) == len(self.sides()) + 1 and self.numbers.count(self.numbers[-1]) == 1, "side_layout")
         require(set(self.numbers) == set(range(len(a["layouts"]))), "layouts")
         self.layouts = [[Stream(stream, self.packed, i == self.numbers[-1]) for stream in json.loads(text(layout))]
@@ -461,11 +483,13 @@ class Codes(File):
         def size(dataset):
             return dataset.size * dataset.id.get_type().get_size()
 
-        counted["index"] += sum(size(self.file[name]) for name in ("/parts", "/totals", "/documents/name", "/documents/offset"))
+        tables = ["/parts", "/totals", "/documents/name", "/documents/offset"] + ["/documents/left_out"] * (self.left_out is not None)
+        counted["index"] += sum(size(self.file[name]) for name in tables)
         counted["embedded_book"] = sum(size(self.file["/book/" + text(n)]) for n in self.file["/book"].attrs["arrays"]) \
             if "/book" in self.file else 0
-        counted["values"] = int(self.offset[-1]) * self.group * sum(
-            heads * dim * layers_of(side, 1) for side, (heads, dim) in ((side, self.stored(layer, side)) for layer, side in self.sides()))
+        counted["values"] = self.group * sum(
+            int(self.held(layer).sum()) * self.stored(layer, side)[0] * self.stored(layer, side)[1] * layers_of(side, 1)
+            for layer, side in self.sides())
         stored = json.loads(text(self.file.attrs["ledger"]))
         require(stored == counted, f"ledger {stored}, counted {counted}")
 
@@ -1438,14 +1462,15 @@ def decode(path, kv_path, book_path=None):
                 rows = codes.streams(layer, side, document)
                 codes.heads, codes.dim = codes.stored(layer, side)
                 ids = (codes.index[document]["tokens"],) if codes.codec == "transform" and "tokens" in codes.index[document] else ()
-                decoded[key] = decode_document(codes, book, layer, side, rows, int(end - first), *ids)
+                decoded[key] = decode_document(codes, book, layer, side, rows, int(codes.held(layer)[first:end].sum()), *ids)
                 rope = codes.parameters.get("rope", "keep")
                 require(rope in ("keep", "undo"), f"rope is {rope}")
                 if rope == "undo" and side != "value":
                     decoded[key] = turned_keys(codes, decoded[key])
             for i in range(layers_of(side, codes.group)):
                 own = ("key", "value")[i // codes.group] if side == "both" else side
-                expected = floats(kv.file[f"/layers/{layer + i % codes.group}/{own}"], slice(first, end))
+                begins, ends = (int(kv.held(layer + i % codes.group)[:token].sum()) for token in (first, end))
+                expected = floats(kv.file[f"/layers/{layer + i % codes.group}/{own}"], slice(begins, ends))
                 if isinstance(decoded[key], tuple):
                     values, slack = (array[:, i] for array in decoded[key])
                     least, most = (rounded((values + sign * slack).astype("<f4"), kind) for sign in (-1, 1))
@@ -1483,7 +1508,9 @@ def part(whole_path, part_path):
             if not some.stored(layer, side)[1]:
                 continue
             path = f"/layers/{layer}/{side}"
-            require((floats(whole.file[path], slice(None))[rows] == floats(some.file[path], slice(None))).all(), path)
+            held, own = np.flatnonzero(whole.held(layer)), np.array(rows)[some.held(layer)]
+            require(np.isin(own, held).all(), f"{path}: tokens that the whole leaves out")
+            require((floats(whole.file[path], slice(None))[np.searchsorted(held, own)] == floats(some.file[path], slice(None))).all(), path)
     print(f"{part_path}: {len(rows)} tokens, as in {whole_path}")
 
 

@@ -47,6 +47,12 @@ make_shaped() {
     --document a:0:300 --document none:0:0 --document b:0:41 "$@" -o shaped.h5
 }
 
+# Layers that leave out tokens.
+make_partial() {
+  "$make_kv" --layers 3 --heads 2 --dim 20 --rope-theta 10000 --window 16 --window 0 --window 130 --document a:0:300 --document none:0:0 \
+    --document b:0:41 --document c:0:9 "$@" -o partial.h5
+}
+
 # A document so long that places are stored.
 make_long() { "$make_kv" --layers 1 --heads 1 --dim 16 --tokens 9000 -o long.h5; }
 
@@ -116,6 +122,14 @@ files() {
   # Layers of several shapes, one that uses another's keys and values, one without, and values in keys.
   make_shaped --queries 5
   reader check shaped.h5
+  make_partial --queries 5
+  run encode partial.h5 --codec kivi --window 8 -o partial-codes.h5
+  run decode partial-codes.h5 -o partial-all.h5
+  run decode partial-codes.h5 --tokens 3:200 -o partial-some.h5
+  run decode partial-codes.h5 --select 0-3,38,290-299 -o partial-chosen.h5
+  reader check partial.h5 partial-codes.h5 partial-some.h5 partial-chosen.h5
+  reader part partial-all.h5 partial-some.h5
+  reader part partial-all.h5 partial-chosen.h5
   coded large --codec none
   read_pairs
 }
@@ -161,6 +175,10 @@ plain() {
   make_shaped
   for codec in none kivi q4 fp8 lossless kvcomp; do typed shaped --codec $codec; done
   coded shaped --codec kivi --layers 1,4
+  make_partial
+  for codec in none kivi q4 fp8 lossless kvcomp; do typed partial --codec $codec; done
+  coded partial --codec kivi --bits 3 --rope undo --window 4
+  coded partial --codec kvcomp --block 8 --sink 2
   read_pairs
   # Keys before the rotary embedding.
   "$make_kv" --layers 2 --heads 3 --dim 20 --tokens 150 --documents 2 --rope-theta 10000 -o turned.h5

@@ -40,7 +40,7 @@ Written write_random(const std::string& path, int heads, int head_dim, DType dty
   KvWriter writer(output, w.model, dtype, w.layers, false);
   for (const uint64_t length : lengths)
     w.documents.add("text " + std::to_string(w.documents.count()), length);
-  if (announce) writer.expect_tokens(w.documents.tokens());
+  if (announce) writer.expect(w.documents);
   std::map<std::pair<int, Side>, uint64_t> done;
   for (const int layer : w.layers)
     for (const Side side : kSides) {
@@ -193,6 +193,86 @@ TEST_CASE("kv: layers of several shapes come back, with what their queries meet"
   refused("layer_value_dim", {8, 9, 0, 0, 20}, "/layers/0/value");
   refused("layer_source", {0, 1, 3, 3, 4}, "layer 2: its keys and values are those of layer 3");
   refused("layer_source", {0, 1, 5, 3, 4}, "has a 5; at most 4");
+}
+
+TEST_CASE("kv: layers hold the last tokens of documents, and are read by token") {
+  const Folder folder;
+  const std::string path = folder / "kv.h5";
+  const ModelInfo model = sample_model(3, 2, 12);
+  // Tokens that layers leave out of documents of 30, none, 5 and 8; the first layer has nothing of the last.
+  const std::vector<uint64_t> lengths = {30, 0, 5, 8};
+  const std::vector<std::vector<uint64_t>> left_out = {{20, 0, 3}, {0, 0, 0}, {}, {8, 0, 1}};
+  std::map<std::pair<int, Side>, Matrix<float>> rows;  // of all tokens
+  for (const int layer : {0, 1, 2})
+    for (const Side side : kSides)
+      rows[{layer, side}] = random_rows(43, 24, static_cast<uint64_t>(layer * 2 + (side == Side::value)));
+  {
+    OutputFile output(path, true);
+    KvWriter writer(output, model, DType::f32, {0, 1, 2}, false);
+    uint64_t before = 0;
+    for (size_t d = 0; d < lengths.size(); ++d) {
+      writer.add_document("d" + std::to_string(d), {}, counting(0, lengths[d]), left_out[d]);
+      for (const auto& [place, all] : rows) {
+        const uint64_t none = left_out[d].empty() ? 0 : left_out[d][static_cast<size_t>(place.first)];
+        const auto own = all.view().rows(before + none, lengths[d] - none);
+        writer.append(place.second, place.first, own);
+      }
+      before += lengths[d];
+    }
+    CHECK_THROWS_WITH_AS(writer.append(Side::key, 0, rows.begin()->second.view().rows(0, 1)),
+                         doctest::Contains("more rows than the documents have tokens there (15)"), Error);
+    CHECK_THROWS_WITH_AS(writer.add_document("x", {}, counting(0, 5), std::vector<uint64_t>{6, 0, 0}),
+                         doctest::Contains("layer 0 leaves out 6 of 5 tokens"), Error);
+    CHECK_THROWS_AS(writer.add_document("x", {}, counting(0, 5), std::vector<uint64_t>{1, 0}), Error);
+    writer.finish({"kvcodec test", {}});
+    output.commit();
+  }
+  const KvReader reader(path);
+  CHECK_EQ(reader.type().version, 3);
+  CHECK(reader.model() == model);
+  const Documents& documents = reader.documents();
+  CHECK_FALSE(documents.whole());
+  CHECK_EQ(documents.held(0), 15);
+  CHECK_EQ(documents.held(1), 43);
+  CHECK_EQ(documents.held(2), 39);
+  for (const auto& [place, all] : rows)
+    for (size_t d = 0; d < lengths.size(); ++d)
+      for (uint64_t first = documents.left_out_of(place.first, d); first < lengths[d]; ++first) {
+        const uint64_t token = documents.offsets[d] + first, count = lengths[d] - first;
+        Matrix<float> some(count, 24);
+        reader.read(place.second, place.first, token, some);
+        CHECK(same(some.view(), all.view().rows(token, count)));
+      }
+  Matrix<float> two(2, 24), none(0, 24);
+  CHECK_THROWS_WITH_AS(reader.read(Side::key, 0, 19, two),
+                       doctest::Contains("/layers/0/key: tokens 19 to 20 are wanted"), Error);
+  CHECK_THROWS_AS(reader.read(Side::key, 0, 34, two), Error);  // of two documents
+  CHECK_THROWS_AS(reader.read(Side::key, 0, 41, two), Error);  // the layer has none of that document
+  CHECK_THROWS_AS(reader.read(Side::key, 1, 42, two), Error);  // beyond the end
+  reader.read(Side::key, 0, 43, none);
+
+  // What files say wrongly of it.
+  const auto refused = [&](const std::vector<uint64_t>& numbers, const char* why) {
+    std::filesystem::copy_file(path, folder / "copy.h5", std::filesystem::copy_options::overwrite_existing);
+    {
+      Edit edit(folder / "copy.h5");
+      edit.put("/documents/left_out", H5T_STD_U64LE, H5T_NATIVE_UINT64, {4, 3}, numbers);
+    }
+    CHECK_THROWS_WITH_AS(KvReader(folder / "copy.h5"), doctest::Contains(why), Error);
+  };
+  refused({20, 0, 3, 1, 0, 0, 0, 0, 0, 8, 0, 1}, "leaves out 1 tokens of document 1 in layer 0; that has 0");
+  refused({20, 0, 3, 0, 0, 0, 0, 0, 0, 7, 0, 1}, "/layers/0/key");
+}
+
+TEST_CASE("kv: a cache whose layers hold all tokens needs no new version") {
+  const Folder folder;
+  OutputFile output(folder / "kv.h5", true);
+  KvWriter writer(output, sample_model(2, 1, 4), DType::f32, {0}, false);
+  writer.add_document("a", {}, counting(0, 3), std::vector<uint64_t>{0, 0});
+  for (const Side side : kSides) writer.append(side, 0, random_rows(3, 4, 1).view());
+  writer.finish({"kvcodec test", {}});
+  output.commit();
+  CHECK_EQ(KvReader(folder / "kv.h5").type().version, 1);
 }
 
 TEST_CASE("kv: rows, documents and tokens come back, any shape, type and order of writing") {
@@ -370,7 +450,9 @@ TEST_CASE("kv: files stay small where caches are small") {
   const auto write = [&](bool announce) {
     OutputFile output(folder / "large.h5", true);
     KvWriter writer(output, sample_model(1, 8, 64), DType::bf16, {0}, false);
-    if (announce) writer.expect_tokens(1100);
+    Documents announced;
+    announced.add("d", 1100);
+    if (announce) writer.expect(announced);
     writer.add_document("d", {}, counting(0, 1100));
     for (const Side side : kSides) writer.append(side, 0, random_rows(1100, 512, 1).view());
     writer.finish({"t", {}});

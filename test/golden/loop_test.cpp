@@ -60,6 +60,53 @@ TEST_CASE("closed loop: models with latent attention go on from what codecs keep
   }
 }
 
+TEST_CASE("closed loop: what lies before a layer's window need not go through a codec") {
+  for (const std::string name : {"gemma2-1", "gpt_oss-1", "mistral-4"}) {
+    CAPTURE(name);
+    const std::string folder = test::source_dir() + "/test/golden/model/" + name;
+    const ModelDescription description = read_model_config(folder);
+    const Safetensors weights = Safetensors::open_model(folder);
+    const ModelConfig& config = description.config;
+    const LlamaModel model(config, weights);
+    LoopDocument document{{}, 60};
+    for (uint32_t i = 0; i < 90; ++i) document.tokens.push_back(i * i * 7 % 64);
+    // Each token's codes are those of its own values alone, whatever stands before it.
+    std::vector<std::unique_ptr<Codec>> codecs;
+    std::vector<LoopSetting> settings;
+    for (const char* codec : {"none", "q4", "fp8"}) {
+      codecs.push_back(codec_from_record(find_codec(codec), {},
+                                         {.num_layers = config.num_layers,
+                                          .heads = config.num_kv_heads,
+                                          .head_dim = config.head_dim,
+                                          .one_shape = false}));
+      settings.push_back({codecs.back().get(), DType::bf16, {}});
+    }
+    const auto run = [&](WindowLayers window_layers, size_t stream) {
+      return ClosedLoop(model, settings, {.stream = stream, .window_layers = window_layers})
+          .run({&document, 1})
+          .front();
+    };
+    for (const size_t stream : {0, 7}) {
+      const LoopResult whole = run(WindowLayers::keep, stream), trimmed = run(WindowLayers::trim, stream);
+      uint64_t left_out = 0;
+      for (const int64_t window : config.window)
+        if (window > 0) left_out += 60 - std::min<uint64_t>(60, static_cast<uint64_t>(window));
+      REQUIRE_GT(left_out, 0);
+      for (const size_t setting : {0, 1}) {
+        const LoopScore &a = whole.settings[setting], &b = trimmed.settings[setting];
+        // Keys that a query does not see may take part in the number that scores are taken off before exp().
+        CHECK_LE(std::abs(a.sums.surprise - b.sums.surprise), 1e-6 * a.sums.surprise);
+        CHECK_LE(std::abs(a.sums.divergence - b.sums.divergence), 1e-4 * a.sums.divergence);
+        CHECK_GT(a.sums.divergence, 0);
+        CHECK_EQ(a.stored.values - b.stored.values, left_out * static_cast<uint64_t>(config.cache_width()));
+        CHECK_LT(b.stored.bits(), a.stored.bits());
+      }
+      // Scales of fp8 are of the whole document: others, of less.
+      CHECK_EQ(trimmed.settings[2].stored.values, trimmed.settings[1].stored.values);
+    }
+  }
+}
+
 TEST_CASE("closed loop: likelihoods and divergences of the demo model are those of transformers") {
   const std::string folder = test::source_dir() + "/data/demo-model";
   const ModelDescription description = read_model_config(folder);

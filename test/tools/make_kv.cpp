@@ -27,6 +27,8 @@ struct Shape {
   std::string rope_scaling;
   bool no_ids = false;
   std::vector<std::string> shapes;  ///< of layers; empty = one for all
+  std::vector<uint64_t>
+      windows;  ///< of layers: how many of a document's last tokens they hold; 0, empty: all
 };
 
 /// One document: positions [first, end). Its rows follow from seed and position alone.
@@ -129,10 +131,14 @@ void make(const Shape& shape) {
     for (uint64_t t = 0; t < length; ++t)
       tokens[t] = static_cast<uint32_t>((positions[t] * 2654435761u) % 32000);
     if (shape.no_ids) tokens.clear();
-    writer.add_document(document.name, tokens, positions);
+    std::vector<uint64_t> left_out;
+    for (const uint64_t window : shape.windows)
+      left_out.push_back(window > 0 && window < length ? length - window : 0);
+    writer.add_document(document.name, tokens, positions, left_out);
     for (const int layer : layers)
       for (const Side side : kSides)
-        for (uint64_t first = 0; first < length; first += kChunk) {
+        for (uint64_t first = left_out.empty() ? 0 : left_out[static_cast<size_t>(layer)]; first < length;
+             first += kChunk) {
           const LayerShape of_layer = model.layer_shape(layer);
           const auto width =
               static_cast<size_t>(of_layer.heads) * static_cast<size_t>(of_layer.stored_dim(side));
@@ -181,6 +187,9 @@ int main(int argc, char** argv) {
   app.add_flag("--no-ids", shape.no_ids, "leave out the ids of tokens");
   app.add_option("--shape", shape.shapes,
                  "HEADS:KEY:VALUE, HEADS:KEY:in:VALUE, of:LAYER or none: what a layer keeps; once for each")
+      ->allow_extra_args(false);
+  app.add_option("--window", shape.windows,
+                 "of how many last tokens of a document a layer has rows, 0: of all; once for each")
       ->allow_extra_args(false);
   app.add_option("--only", shape.only, "write only these layers")->delimiter(',');
   app.add_option("--model", shape.model, "name of the model")->capture_default_str();

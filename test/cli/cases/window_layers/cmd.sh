@@ -1,0 +1,49 @@
+# Layers with sliding windows: caches that keep of them the last tokens only.
+. src/test/cli/refused.sh
+seq -s ' ' 1 40 >ids
+seq -s ' ' 5 9 >>ids
+seq -s ' ' 30 60 >>ids
+model=src/test/golden/model/gemma2-1
+kvcodec dump-kv --model $model --tokens ids --queries last:4 --dtype f32 --quiet -o whole.h5 >dump
+kvcodec dump-kv --model $model --tokens ids --queries last:4 --dtype f32 --window-layers trim --quiet -o trim.h5 >dump
+kvcodec info trim.h5 | sed -n '/^tokens/,/^queries/p'
+kvcodec info trim.h5 --json | jq -c .held_tokens
+# What is kept is what it is in the whole cache; later tokens see no more of it.
+kvcodec eval-recon whole.h5 trim.h5 --attention --json | jq -c '.reconstructions[0] | [.key.values, .key.mse, .value.mse, .attention.queries, .attention.output_error]'
+for codec in none kivi:window=4 q4 fp8 lossless kvcomp:block=4 kivi:rope=undo,window=4; do
+  kvcodec encode trim.h5 --codec $codec --quiet -o codes.h5 --overwrite >codes
+  kvcodec decode codes.h5 --dtype f32 --quiet -o recon.h5 --overwrite >recon
+  kvcodec eval-recon trim.h5 recon.h5 --rate codes.h5 --json | jq -c '.reconstructions[0] | [.key.values, .rate.values, .key.snr_db > 5, .value.snr_db > 5]'
+done
+kvcodec info codes.h5 | sed -n '/^tokens held/,/^values/p'
+kvcodec info codes.h5 --json | jq -c '[.version, .held_tokens]'
+# Parts of it.
+kvcodec decode codes.h5 --tokens 28:36 --dtype f32 --quiet -o part.h5 >part
+kvcodec info part.h5 --json | jq -c .held_tokens
+kvcodec eval-recon recon.h5 part.h5 --json | jq -c '.reconstructions[0] | [.tokens, .key.values, .key.mse, .value.mse]'
+kvcodec decode codes.h5 --tokens :9 --documents 0 --quiet -o first.h5 >part
+kvcodec info first.h5 --json | jq -c .held_tokens
+# Documents can be added, but none goes on where tokens are missing.
+kvcodec encode trim.h5 --codec q4 --documents 0 --quiet -o one.h5 >one
+kvcodec encode trim.h5 --append one.h5 --documents 1-2 --quiet -o two.h5 >two
+kvcodec encode trim.h5 --codec q4 --quiet -o all.h5 >all
+kvcodec decode two.h5 --quiet -o two-recon.h5 >recon
+kvcodec decode all.h5 --quiet -o all-recon.h5 >recon
+kvcodec eval-recon all-recon.h5 two-recon.h5 --json | jq -c '.reconstructions[0] | [.key.values, .key.mse, .value.mse]'
+make_kv --layers 2 --heads 1 --dim 16 --window 8 --window 0 --document a:0:20 -o begun.h5
+make_kv --layers 2 --heads 1 --dim 16 --window 8 --window 0 --document a:20:40 -o more.h5
+kvcodec encode begun.h5 --codec q4 --quiet -o begun-codes.h5 >begun
+refused encode more.h5 --append begun-codes.h5 -o x.h5
+make_kv --layers 2 --heads 1 --dim 16 --document a:20:40 -o more.h5
+kvcodec encode more.h5 --append begun-codes.h5 --quiet -o more-codes.h5 >more
+kvcodec info more-codes.h5 --json | jq -c .held_tokens
+# What takes no such caches.
+refused encode trim.h5 --codec selfindex -o x.h5
+refused attend codes.h5 --queries trim.h5 -o x.h5
+refused index trim.h5 -o x.h5
+refused select codes.h5 --queries trim.h5 --by signs --budget 9 -o x.h5
+refused train-rvq trim.h5 -o x.h5
+# A model without windows keeps all.
+export SOURCE_DATE_EPOCH=1700000000
+kvcodec dump-kv --model src/data/demo-model --tokens ids --window-layers trim --quiet -o demo.h5 >dump
+kvcodec info demo.h5 --json | jq -c '[.version, .held_tokens]'
