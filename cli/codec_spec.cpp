@@ -18,11 +18,13 @@ struct SharedKeys final : Options {
   std::string book, weights, label;
   DType dtype = DType::bf16;
   std::optional<RopeChoice> rope;
+  Preset preset = Preset::best;
 
   std::vector<OptionField> fields() override {
     return {{"book", "", &book},
             {"weights", "", &weights},
             {"rope", "", &rope},
+            {"preset", "", &preset},
             {"label", "", &label},
             {"dtype", "", &dtype, {}, {}, {"bf16", "f16", "f32"}}};
   }
@@ -121,7 +123,7 @@ CodecSpec parse(const std::string& text, const GivenFields& selection, DType dty
   for (OptionField& field : spec.selection.step_fields()) fields.push_back(std::move(field));
   spec.entry = find_named(name);
   if (spec.entry) {
-    spec.options = spec.entry->make_options();
+    spec.options = options_from(*spec.entry, preset_in(text));
     const auto own = spec.options->fields();
     fields.insert(fields.begin(), own.begin(), own.end());
   } else if (std::filesystem::exists(name)) {
@@ -140,6 +142,8 @@ CodecSpec parse(const std::string& text, const GivenFields& selection, DType dty
   spec.rope = shared.rope;
   if (spec.rope && spec.recipe)
     throw usage_error("{} says what becomes of the rotary embedding; leave out rope=", spec.recipe->name());
+  if (spec.recipe && std::ranges::count(keys_of(text), "preset") > 0)
+    throw usage_error("{} says what its codec's options are; leave out preset=", spec.recipe->name());
   if (!spec.weights.empty() && spec.recipe)
     throw usage_error("{} says what errors weigh; leave out weights=", spec.recipe->name());
   if (!shared.label.empty()) spec.label = shared.label;
@@ -153,6 +157,29 @@ CodecSpec parse(const std::string& text, const GivenFields& selection, DType dty
 }
 
 }  // namespace
+
+OptionField preset_field(Preset& preset) {
+  return {
+      .name = "preset",
+      .help =
+          "where the codec's options begin: default, what does best, or paper, the form of the paper that it "
+          "follows",
+      .target = &preset};
+}
+
+std::unique_ptr<Options> options_from(const CodecEntry& entry, Preset preset) {
+  auto options = entry.make_options();
+  if (preset == Preset::paper) take_paper_form(entry, *options);
+  return options;
+}
+
+Preset preset_in(const std::string& word, Preset otherwise) {
+  Preset preset = otherwise;
+  const OptionField field = preset_field(preset);
+  for (const std::string& part : settings_in(word))
+    if (part.starts_with("preset=")) set_from_text(field, field.name, part.substr(field.name.size() + 1));
+  return preset;
+}
 
 std::vector<std::string> codec_names() {
   std::vector<std::string> names;

@@ -11,6 +11,7 @@
 //   none:select=quest,budget=128,setup=paper attention to chosen tokens
 //   kivi:bits=2,label=baseline               what tables call it
 //   none:dtype=f32                           a cache that is not rounded
+//   kivi:preset=paper,bits=4                 the form of the codec's paper, but for what else is said
 #pragma once
 
 #include <map>
@@ -26,6 +27,19 @@
 #include "lib/codec/rope_codec.hpp"
 
 namespace kvcodec::cli {
+
+/// Where a codec's options begin: at their defaults, which are what does best, or at the form of its paper.
+enum class Preset : uint8_t { best, paper };
+constexpr auto names_of(Preset) { return std::to_array<std::string_view>({"default", "paper"}); }
+
+/// The option that says so.
+OptionField preset_field(Preset& preset);
+
+/// A codec's options as they are then. Throws Error(usage) for a codec that follows no paper.
+std::unique_ptr<Options> options_from(const CodecEntry& entry, Preset preset);
+
+/// The preset that a word names behind its colon; `otherwise` if it names none. Throws Error(usage) for what is none.
+Preset preset_in(const std::string& word, Preset otherwise = Preset::best);
 
 /// A word taken apart.
 struct CodecSpec {

@@ -1,9 +1,11 @@
 // kvcodec encode KV --codec NAME[:key=value,...] [options] -o CODES
 //
 //   --codec NAME        sparse, none, kivi …; each brings its own options, with their defaults in the help
+//   --preset NAME       where these begin: default, what does best, or paper, as its paper has it
 //   --book FILE         the dictionary that the codec needs
 //   --embed-book        put it into the product
-//   --pack              ids bit-packed at once
+//   --no-pack           ids in 16 or 32 bits each, not in as few as they need
+//   --total-bits X      find the codec's options for a rate (--quality, --max-nll: for a quality, for a loss)
 //   --append CODES      add the tokens to these codes
 //   --weights FILE      what errors cost the model (kvcodec sensitivity), for codecs with one bound for all
 //   --storage TYPE      16-bit type of tokens kept exactly (that of the cache)
@@ -15,6 +17,7 @@
 #include "cli/codec_spec.hpp"
 #include "cli/coding.hpp"
 #include "cli/common.hpp"
+#include "cli/goal.hpp"
 #include "cli/matching.hpp"
 #include "cli/product.hpp"
 #include "cli/progress.hpp"
@@ -32,7 +35,10 @@ struct EncodeOptions final : Options {
   std::string input, codec, book, weights, append;
   std::optional<DType> storage;
   std::optional<RopeChoice> rope;
-  bool embed_book = false, pack = false;
+  Preset preset = Preset::best;
+  bool embed_book = false;
+  bool pack = true;  ///< loses nothing, and takes no time to speak of
+  GoalOptions goal;
   CommonOptions common;
   OutputOptions output;
   LayerSelection layers;
@@ -46,6 +52,7 @@ struct EncodeOptions final : Options {
                          "kivi:bits=2,window=32",
                          fmt::join(codec_names(), ", ")),
          .target = &codec},
+        preset_field(preset),
         {.name = "book", .help = "file of the dictionary or codebooks that the codec needs", .target = &book},
         {.name = "weights",
          .help =
@@ -56,7 +63,8 @@ struct EncodeOptions final : Options {
          .help = "put the book into the product, which then decodes by itself",
          .target = &embed_book},
         {.name = "pack",
-         .help = "store ids in as few bits as they need, as pack-indices does",
+         .help =
+             "store ids in 16 or 32 bits each, where else they take as few as they need, as pack-indices has them",
          .target = &pack},
         {.name = "append",
          .help = "start from these codes and add the tokens of KV to them, with the codec and the options "
@@ -85,13 +93,22 @@ struct NamedCodec {
   std::unique_ptr<Options> options;
 };
 
+/// What --preset says, before it is parsed: the options' defaults follow from it.
+Preset preset_asked(const Command& command) {
+  Preset preset = Preset::best;
+  if (const std::string asked = command.peek("preset"); !asked.empty())
+    set_from_text(preset_field(preset), "--preset", asked);
+  return preset;
+}
+
 NamedCodec declare_codec(Command& command) {
   const std::string word = command.peek("codec");
   NamedCodec chosen;
   if (!word.empty() && !(command.help_wanted() && !has_codec(word))) chosen.entry = &codec_named(word);
+  const Preset preset = chosen.entry ? preset_in(word, preset_asked(command)) : Preset::best;
   for (const CodecEntry& entry : codecs()) {
-    auto fields = entry.make_options();
     const bool is_chosen = &entry == chosen.entry;
+    auto fields = options_from(entry, is_chosen ? preset : Preset::best);
     if (is_chosen || (!chosen.entry && command.help_wanted())) {
       command.group(fmt::format("Codec {}: {}", entry.name, entry.summary));
       if (is_chosen) {
@@ -118,7 +135,9 @@ void take_word(const Command& command, const NamedCodec& codec, EncodeOptions& o
   fields.push_back({.name = "book", .help = "", .target = &options.book});
   fields.push_back({.name = "weights", .help = "", .target = &options.weights});
   fields.push_back({.name = "rope", .help = "", .target = &options.rope});
+  fields.push_back({.name = "preset", .help = "", .target = &options.preset});
   with_context(fmt::format("--codec {}", options.codec), [&] {
+    for (const OptionField& field : options.goal.fields()) fields.push_back(field);
     set_keys(options.codec, codec.entry->name, fields);
     for (const std::string& key : keys_of(options.codec))
       if (command.given(key)) throw usage_error("{} is given here and as --{}", key, key);
@@ -412,8 +431,9 @@ std::string summary(const FileRate& rate, const std::string& target, const std::
 /// it is: the codec points to the book.
 class Encoding {
  public:
-  /// New codes of chosen layers, by the codec named, with its options.
-  Encoding(const KvReader& kv, const EncodeOptions& options, const NamedCodec& codec) {
+  /// New codes of chosen layers and documents, by the codec named, with its options, or with those that reach the goal.
+  Encoding(const KvReader& kv, const EncodeOptions& options, const NamedCodec& codec,
+           const std::vector<size_t>& documents) {
     const CodecEntry& entry = *codec.entry;
     read_book_for(entry, options);
     info.codec = entry.name;
@@ -424,8 +444,15 @@ class Encoding {
     CodecContext context =
         context_of(info.model, kv.documents(), info.storage, book_ ? &book_->book : nullptr);
     context.engine = engine_for(entry, options.common.engine());
-    take_weights(options.weights, context);
-    made_ = make_codec(entry, *codec.options, context, options.rope, options.book);
+    if (!options.goal.given() || !allocates_bits(entry)) take_weights(options.weights, context);
+    const auto make = [&](const Options& with) {
+      return make_codec(entry, with, context, options.rope, options.book);
+    };
+    const auto layers = options.layers.choose(kv.layers(), kv.name());
+    if (options.goal.given())
+      found = settle(options.goal, {entry, kv, documents, layers, options.weights, options.common, make},
+                     *codec.options);
+    made_ = make(*codec.options);
     if (entry.before_rope && !options.rope && !context.book && !context.rope.turns())
       options.common.note("keys go to {} as they are: {}", entry.name,
                           context.rope.known() ? "the model does not turn them" : context.rope.why_not());
@@ -436,7 +463,6 @@ class Encoding {
           options.weights);
     info.layer_group = made_->layer_group();
     info.joint = made_->joint();
-    const auto layers = options.layers.choose(kv.layers(), kv.name());
     info.groups = options.layers.given()
                       ? whole_groups(layers, info.layer_group, ErrorKind::usage, "--layers")
                       : whole_groups(layers, info.layer_group, ErrorKind::bad_input, kv.name() + ": layers");
@@ -463,6 +489,7 @@ class Encoding {
   Encoding& operator=(const Encoding&) = delete;
 
   CodesInfo info;
+  std::string found;  ///< options that reach the goal, as they could be typed
   const CodesReader* base() const { return base_ ? &*base_ : nullptr; }
   const Codec& codec() const { return made_ ? *made_ : base_codec_->codec(); }
 
@@ -507,7 +534,8 @@ void check_combination(const Command& command, const EncodeOptions& options) {
   if (options.append.empty() && options.codec.empty())
     throw usage_error("no codec is named; choose one with --codec: {}", fmt::join(codec_names(), ", "));
   if (!options.append.empty())
-    for (const char* fixed : {"codec", "layers", "storage", "pack", "embed-book", "weights", "rope"})
+    for (const char* fixed : {"codec", "preset", "layers", "storage", "pack", "embed-book", "weights", "rope",
+                              "total-bits", "quality", "max-nll"})
       if (command.given(fixed))
         throw usage_error("--append goes on as {} was made; leave out --{}", options.append, fixed);
   options.output.check(options.common);
@@ -529,6 +557,7 @@ NamedCodec declare(Command& command, EncodeOptions& options) {
   command.options(
       options,
       {{"codec", "NAME[:key=value,...]"}, {"book", "FILE"}, {"weights", "FILE"}, {"append", "CODES"}});
+  options.goal.declare(command);
   NamedCodec codec = declare_codec(command);
   options.common.declare(command);
   return codec;
@@ -572,6 +601,13 @@ void note_unlike_book(const CodesReader& codes, const FileRate& rate, const KvRe
         kv.name(), taken, learned->bits);
 }
 
+/// What a file takes much more than codes themselves do goes to what it has once, or keeps exactly; that is said, and
+/// so is a file that is no smaller than the cache.
+void note_rate(const FileRate& rate, const std::string& target, const CommonOptions& common) {
+  const std::string what = rate_remark(rate);
+  if (!what.empty()) common.note("{}: {}", target, what);
+}
+
 /// Writes the codes and says what they cost.
 FileRate write_codes(const Command& command, const EncodeOptions& options, const KvReader& kv,
                      const Encoding& encoding, const Job& job, OutputFile& output) {
@@ -588,6 +624,7 @@ FileRate write_codes(const Command& command, const EncodeOptions& options, const
   const CodesReader codes(output.path());
   FileRate rate = rate_of(codes);
   note_unlike_book(codes, rate, kv, encoding.codec(), options.common);
+  note_rate(rate, options.output.path, options.common);
   return rate;
 }
 
@@ -599,6 +636,8 @@ std::string encode(Command& command) {
   command.parse();
   check_combination(command, options);
   if (codec.entry) take_word(command, codec, options);
+  options.goal.check_goal();
+  if (codec.entry) check_goal_fits(command, options.goal, *codec.entry, options.codec);
   check_inputs({options.input, options.book, options.weights, options.append});
   options.output.keep({options.input, options.book, options.weights});
   options.common.apply(command, true);
@@ -610,9 +649,10 @@ std::string encode(Command& command) {
   const auto held = options.output.hold(options.append, options.common);
   std::optional<Encoding> encoding;
   if (codec.entry)
-    encoding.emplace(kv, options, codec);
+    encoding.emplace(kv, options, codec, documents);
   else
     encoding.emplace(kv, options);
+  if (!encoding->found.empty()) command.add_to_history("(found: " + encoding->found + ")");
   const Job job = make_job(kv, documents, encoding->base(), encoding->info.documents);
   check_token_ids(kv, encoding->codec());
   if (!job.stored_before.empty())

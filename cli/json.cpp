@@ -2,7 +2,15 @@
 
 #include <cmath>
 
+#include "kvcodec/version.hpp"
+
 namespace kvcodec::cli {
+namespace {
+
+/// Of all results that --json prints; another number where a key goes or changes its meaning.
+constexpr int kResultSchema = 1;
+
+}  // namespace
 
 Json to_json(const Record& record) {
   Json json = Json::object();
@@ -46,7 +54,13 @@ Json to_json(const Estimate& estimate) {
 }
 
 std::string text_of(const Json& json) {
-  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+  // What results look like, and what made them: keys are only ever added to a schema.
+  Json whole = json;
+  if (whole.is_object()) {
+    whole = {{"schema", kResultSchema}, {"program_version", kVersion}};
+    whole.update(json);
+  }
+  return whole.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
 Json made_by(const Command& command) {

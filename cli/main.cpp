@@ -12,6 +12,7 @@
 
 #include <unistd.h>
 
+#include "cli/completion.hpp"
 #include "cli/subcommands.hpp"
 #include "cli/text.hpp"
 #include "formats/output.hpp"
@@ -89,7 +90,8 @@ std::string overview() {
   }
   page +=
       "\nkvcodec help COMMAND (or kvcodec COMMAND --help) explains a command; kvcodec --version says which "
-      "kvcodec this is.\n"
+      "kvcodec this is;\n"
+      "kvcodec help --completion bash, zsh or fish prints what that shell completes it by.\n"
       "Commands read and write HDF5 files and are chained by them:\n\n"
       "  kvcodec dump-kv --model DIR --text docs/ -o kv.h5\n"
       "  kvcodec train-dict kv.h5 --atoms 8192 --sparsity 64 -o dict.h5\n"
@@ -113,6 +115,26 @@ const Subcommand& find(const std::string& name) {
   throw usage_error("there is no command '{}'; there are {}", name, fmt::join(names, ", "));
 }
 
+/// The page of a command's options.
+std::string page_of(const Subcommand& subcommand) {
+  Command command(subcommand.name, subcommand.summary, {"--help"});
+  try {
+    return subcommand.run(command);
+  } catch (const HelpWanted& wanted) {
+    return wanted.page;
+  }
+}
+
+/// kvcodec help --completion SHELL
+std::string completion_for(const std::vector<std::string>& arguments) {
+  if (arguments.size() != 2) throw usage_error("--completion needs one shell: bash, zsh or fish");
+  std::vector<CommandPage> pages;
+  for (const auto& task : tasks())
+    for (const auto& subcommand : task.subcommands)
+      pages.push_back({subcommand.name, subcommand.summary, page_of(subcommand)});
+  return completion(arguments[1], pages);
+}
+
 /// Puts the result out, whole. Throws Error(failed) if it did not all get there.
 void write_result(const std::string& text) {
   if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0)
@@ -127,6 +149,7 @@ std::string run(std::vector<std::string> arguments, std::string& context) {
   if (name == "--version") return fmt::format("kvcodec {}\n", kVersion);
   const bool help = name == "help" || name == "--help" || name == "-h";
   if (help && arguments.empty()) return overview();
+  if (help && arguments[0] == "--completion") return completion_for(arguments);
   if (help) {  // kvcodec help COMMAND = kvcodec COMMAND --help
     name = arguments[0];
     arguments[0] = "--help";

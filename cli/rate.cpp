@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <initializer_list>
 #include <iterator>
 #include <optional>
 
@@ -173,6 +174,46 @@ std::string side_table(const SideRates& rates) {
     text += fmt::format("If an id counts as one value, as the VQKV paper has it, {:.1f}% are saved.\n",
                         100 * *saved);
   return text;
+}
+
+namespace {
+
+/// Beyond so many times the bits of the codes themselves a rate says little of the codec.
+constexpr double kMuchMore = 1.5;
+
+/// Bytes of some kinds.
+uint64_t bytes_of(const FileRate& rate, std::initializer_list<Category> categories) {
+  uint64_t bytes = 0;
+  for (const Category category : categories)
+    for (const RateLine& line : rate.ledger.lines)
+      if (line.name == name_of(category)) bytes += line.bytes;
+  return bytes;
+}
+
+}  // namespace
+
+std::string rate_remark(const FileRate& rate) {
+  const uint64_t values = rate.ledger.values, exact = bytes_of(rate, {Category::exempt});
+  if (values == 0 || find_codec(rate.codec).capabilities.lossless) return {};
+  const uint64_t exact_values = std::min(values, exact / 2);
+  const uint64_t codes =
+      bytes_of(rate, {Category::payload, Category::ids, Category::scales, Category::offsets});
+  const auto bits = [&](uint64_t bytes) { return bits_per_value(values, bytes); };
+  // What every file has, whatever the codec, is no matter of its options.
+  const double streams = bits(rate.stream_bytes);
+  const double nominal = values > exact_values ? bits_per_value(values - exact_values, codes) : streams;
+  std::string text;
+  if (rate.rate.ratio <= 1)
+    text = fmt::format("takes {:.2f} bits per value, no fewer than the cache at 16 bits",
+                       rate.rate.bits_per_value);
+  else if (streams > kMuchMore * nominal)
+    text = fmt::format("takes {:.2f} bits per value, where codes alone take {:.2f}", streams, nominal);
+  else
+    return {};
+  return text +
+         fmt::format(
+             ": tokens kept exactly take {:.2f}, tables {:.2f}, ids of tokens and the file format {:.2f}",
+             bits(exact), bits(bytes_of(rate, {Category::tables})), rate.rate.bits_per_value - streams);
 }
 
 std::string break_even_text(const FileRate& rate) {

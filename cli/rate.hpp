@@ -44,6 +44,10 @@ struct SideRates {
 };
 SideRates side_rates_of(const CodesReader& codes);
 
+/// What to say of codes whose streams take more than 1.5 times what those take that values are coded in, of these, or that
+/// take no less than the values at 16 bits; empty for others.
+std::string rate_remark(const FileRate& rate);
+
 /// "1,234", "never" or "-" (no book).
 std::string break_even_text(const FileRate& rate);
 

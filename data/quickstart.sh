@@ -17,6 +17,6 @@ export PATH
 sh data/quickstart-chain.sh out/quickstart
 cat <<'EOF'
 
-SNR: higher is closer to the original. bits/value: everything in the file counts. The files are in out/quickstart; where the bytes
-of one of them went: build/kvcodec info out/quickstart/sparse-32.codes.h5. README.md has a tour.
+bits/value: everything in the file counts. SNR: higher is closer to the original. NLL rise and KL: what the model loses, in nats per token.
+The files are in out/quickstart; where the bytes of one of them went: build/kvcodec info out/quickstart/one-bit.codes.h5. README.md has a tour.
 EOF

@@ -148,6 +148,17 @@ void check_facts(const Codec& codec, Options& options, const Record& parameters)
 
 }  // namespace
 
+void take_paper_form(const CodecEntry& entry, Options& options) {
+  if (entry.paper.empty())
+    throw usage_error("the codec {} has no form of a paper beside its own; leave out --preset", entry.name);
+  const auto fields = options.fields();
+  for (const auto& [name, value] : entry.paper) {
+    const auto field = std::ranges::find(fields, name, &OptionField::name);
+    if (field == fields.end()) throw failed("the codec {} has no option {}", entry.name, name);
+    set_value(*field, value);
+  }
+}
+
 std::unique_ptr<Codec> codec_from_record(const CodecEntry& entry, const Record& parameters,
                                          const CodecContext& context) {
   const std::unique_ptr<Options> options = entry.make_options();

@@ -196,7 +196,13 @@ struct CodecEntry {
   std::unique_ptr<Codec> (*make)(const Options& options, const CodecContext& context);
   /// Whether it takes keys from before the rotary embedding unless it is told otherwise.
   bool before_rope = false;
+  /// Defaults are what does best; these options make it the form of the paper that it follows. Empty where it follows none,
+  /// or does as its paper does.
+  std::vector<std::pair<std::string, Scalar>> paper = {};
 };
+
+/// Sets options (made by entry.make_options) to the paper's form. Throws Error(usage) where there is none.
+void take_paper_form(const CodecEntry& entry, Options& options);
 
 /// Rebuilds the codec of a file from its parameter record, to decode the file or to add to it. context.book is
 /// the book that the file was made with (its caller has compared the digests), null for codecs that need none.

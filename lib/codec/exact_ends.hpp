@@ -1,10 +1,12 @@
 // Tokens kept exactly at both ends of a document: its first `sink` ones and its newest `window`; those between are
 // quantized as they fall out of the window. Of T tokens Q = max(0, T - sink - window) are, whatever the pieces they
-// came in. Streams:
+// came in. The usual window, kUsualWindow, is a share of the document: fixed ones are most of a short document, at 16 bits.
+// Streams:
 //   sink  bf16|f16 [min(T, sink)][layers][heads][d]
 //   tail  bf16|f16 [T - min(T, sink) - Q][layers][heads][d]
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <limits>
@@ -16,17 +18,30 @@
 
 namespace kvcodec {
 
+/// The value of an option that says how many tokens are kept exactly, for: a 64th of the document, and at most what the
+/// codec's paper keeps.
+inline constexpr int64_t kUsualWindow = -1;
+/// One token in so many: exact ones then take a quarter of a bit per value at most.
+inline constexpr uint64_t kTokensPerExact = 64;
+
+/// Tokens that such an option keeps of so many. most: of the usual number. Grows by at most one with each token.
+inline uint64_t exact_tokens_of(int64_t option, uint64_t most, uint64_t tokens) {
+  if (option != kUsualWindow) return static_cast<uint64_t>(option);
+  return std::min(most, tokens / kTokensPerExact);
+}
+
 class ExactEnds {
  public:
-  /// storage: the 16-bit type of what is kept.
-  ExactEnds(DType storage, uint64_t sink, uint64_t window)
-      : storage_(storage), sink_(sink), window_(window) {}
+  /// storage: the 16-bit type of what is kept. window: tokens, or kUsualWindow; most: tokens of the usual one.
+  ExactEnds(DType storage, uint64_t sink, int64_t window, uint64_t most = 0)
+      : storage_(storage), sink_(sink), window_(window), most_(most) {}
   /// For codes that would not be smaller than their values: nothing is quantized, and the tail holds all.
-  static ExactEnds everything(DType storage) { return {storage, 0, std::numeric_limits<uint64_t>::max()}; }
+  static ExactEnds everything(DType storage) { return {storage, 0, std::numeric_limits<int64_t>::max()}; }
 
   uint64_t sinks_of(uint64_t tokens) const { return tokens < sink_ ? tokens : sink_; }
   uint64_t quantized_of(uint64_t tokens) const {
-    return tokens > sink_ && tokens - sink_ > window_ ? tokens - sink_ - window_ : 0;
+    const uint64_t window = exact_tokens_of(window_, most_, tokens);
+    return tokens > sink_ && tokens - sink_ > window ? tokens - sink_ - window : 0;
   }
 
   StreamSpec sink_stream(const GroupShape& shape) const;
@@ -47,7 +62,9 @@ class ExactEnds {
 
  private:
   DType storage_;
-  uint64_t sink_, window_;
+  uint64_t sink_;
+  int64_t window_;
+  uint64_t most_;
 };
 
 }  // namespace kvcodec

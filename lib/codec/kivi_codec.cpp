@@ -6,7 +6,8 @@
 // Window (the paper calls it residual). The newest tokens wait exactly, as 16-bit floats, in the stream "tail". As soon as it holds
 // window + key-group tokens, the oldest key-group of them are quantized, keys and values alike. A document of T
 // tokens thus has Q = key-group * floor((T - window) / key-group) quantized tokens (0 if T < window), whatever
-// the chunks it came in.
+// the chunks it came in. With window -1 at most a 64th of the document and 128 tokens are kept, but for those that are short
+// of a group: w = min(128, floor(T / 64)), Q = key-group * min(ceil((T - w) / key-group), floor(T / key-group)).
 //
 // Streams of one document, H heads of d dimensions, b bits:
 //   codes   u8 [Q][H][ceil(d*b/8)]   per head d codes of b bits, highest bit first, padded with zeros
@@ -22,7 +23,9 @@
 #include <cstring>
 
 #include "lib/codec/codec.hpp"
+#include "lib/codec/exact_ends.hpp"
 #include "lib/codec/exact_rows.hpp"
+#include "lib/codec/layer_numbers.hpp"
 #include "lib/codec/sink_codec.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
@@ -33,25 +36,34 @@
 namespace kvcodec {
 namespace {
 
+constexpr int64_t kLeastBits = 1, kMostBits = 8;
+
 struct KiviOptions final : Options {
   int64_t bits = 2;          ///< KIVI's headline setting; 4 is its careful one
+  std::string layer_bits;    ///< of each layer's keys and values
   int64_t key_group = 32;    ///< the paper's group size
   int64_t value_group = 32;  ///< KIVI's code uses the same size along the channels of values
-  int64_t window = 128;      ///< the paper's residual length
-  int64_t sink = 0;          ///< the paper has none
+  int64_t window = kUsualWindow;
+  int64_t sink = kBestSink;  ///< the paper has none
   DType scale_type = DType::f16;
 
   std::vector<OptionField> fields() override {
-    return {{"bits", "bits per value", &bits, 1, 8},
-            {"key-group", "tokens that share one scale per key channel, and that are quantized together",
-             &key_group, 1, 65536},
-            {"value-group", "channels of a token's head that share one scale of the values", &value_group, 1,
-             65536},
-            {"window", "newest tokens kept exactly", &window, 0, 1 << 24},
-            sink_field(sink),
-            {"scale-type", "type of scales and zero points", &scale_type, {}, {}, {"f16", "bf16", "f32"}}};
+    return {
+        {"bits", "bits per value", &bits, kLeastBits, kMostBits},
+        layer_bits_field(layer_bits),
+        {"key-group", "tokens that share one scale per key channel, and that are quantized together",
+         &key_group, 1, 65536},
+        {"value-group", "channels of a token's head that share one scale of the values", &value_group, 1,
+         65536},
+        {"window",
+         "newest tokens kept exactly; -1: at most a 64th of the document and 128, but for tokens short of a group",
+         &window, kUsualWindow, 1 << 24},
+        sink_field(sink),
+        {"scale-type", "type of scales and zero points", &scale_type, {}, {}, {"f16", "bf16", "f32"}}};
   }
 };
+
+constexpr int64_t kPaperWindow = 128;
 
 constexpr std::string_view kCodes = "codes", kScales = "scales", kZeros = "zeros", kTail = "tail";
 
@@ -82,7 +94,8 @@ std::vector<std::byte> store_floats(DType type, std::span<const float> values) {
 struct KiviForm {
   DType storage, scale_type;
   unsigned bits;
-  size_t key_group, value_group, window;
+  size_t key_group, value_group;
+  int64_t window;
 
   KiviForm(const KiviOptions& options, const CodecContext& context)
       : storage(context.storage),
@@ -90,13 +103,17 @@ struct KiviForm {
         bits(static_cast<unsigned>(options.bits)),
         key_group(static_cast<size_t>(options.key_group)),
         value_group(static_cast<size_t>(options.value_group)),
-        window(static_cast<size_t>(options.window)) {}
+        window(options.window) {}
 
   Layout layout_of(const GroupShape& shape) const;
   /// How many of a document's tokens are quantized.
   uint64_t quantized_of(uint64_t tokens, const Layout& layout) const {
-    if (!layout.pays || tokens < window) return 0;
-    return (tokens - window) / key_group * key_group;
+    if (!layout.pays) return 0;
+    const uint64_t kept = exact_tokens_of(window, kPaperWindow, tokens);
+    if (tokens < kept) return 0;
+    // Tokens short of a group are among the usual window, and beside one that was asked for.
+    const uint64_t groups = (tokens - kept + (window == kUsualWindow ? key_group - 1 : 0)) / key_group;
+    return std::min(groups, tokens / key_group) * key_group;
   }
   /// Tokens of a document. Throws Error(bad_input) if its streams disagree.
   uint64_t tokens(const Layout& layout, const StreamReader& document) const;
@@ -161,15 +178,18 @@ class KiviView final : public DocumentView {
 class KiviCodec final : public Codec {
  public:
   KiviCodec(const KiviOptions& options, const CodecContext& context)
-      : options_(options), form_(options, context) {}
+      : options_(options),
+        form_(options, context),
+        layer_bits_("layer-bits", options.layer_bits, options.bits, kLeastBits, kMostBits,
+                    context.num_layers) {}
 
   Record parameters() const override {
     KiviOptions copy = options_;
-    return to_record(copy);
+    return without_empty(to_record(copy), "layer-bits");
   }
 
   std::vector<StreamSpec> streams(const GroupShape& shape) const override {
-    const Layout layout = form_.layout_of(shape);
+    const Layout layout = form(shape).layout_of(shape);
     const std::vector<uint64_t> scale_row{layout.heads, layout.head_scales};
     return {{std::string(kCodes), DType::u8, {layout.heads, layout.head_bytes}, Category::payload},
             {std::string(kScales), form_.scale_type, scale_row, Category::scales},
@@ -186,12 +206,19 @@ class KiviCodec final : public Codec {
  protected:
   std::unique_ptr<DocumentView> view_of(const GroupShape& shape,
                                         const StreamReader& document) const override {
-    return std::make_unique<KiviView>(form_, shape, document);
+    return std::make_unique<KiviView>(form(shape), shape, document);
   }
 
  private:
+  KiviForm form(const GroupShape& shape) const {
+    KiviForm form = form_;
+    form.bits = static_cast<unsigned>(layer_bits_.of(shape.first_layer, shape.side));
+    return form;
+  }
+
   KiviOptions options_;
   KiviForm form_;
+  LayerNumbers layer_bits_;
 };
 
 /// Calls body(first code, codes, first byte, bytes) for the runs of a token's codes that are packed without
@@ -225,41 +252,42 @@ void encode_group(const KiviForm& form, Side side, const Layout& layout, MatrixV
 
 void KiviCodec::append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const {
   check_width(shape, rows.cols());
-  const Layout layout = form_.layout_of(shape);
+  const KiviForm form = this->form(shape);
+  const Layout layout = form.layout_of(shape);
   const size_t width = layout.width();
-  const uint64_t total = form_.tokens(layout, document) + rows.rows();
+  const uint64_t total = form.tokens(layout, document) + rows.rows();
   const uint64_t waiting = document.rows(kTail), quantized = document.rows(kCodes);
-  const std::vector<uint16_t> added = to_storage(form_.storage, rows);
-  const size_t groups = (form_.quantized_of(total, layout) - quantized) / form_.key_group;
+  const std::vector<uint16_t> added = to_storage(form.storage, rows);
+  const size_t groups = (form.quantized_of(total, layout) - quantized) / form.key_group;
   if (groups == 0) return document.append_values<uint16_t>(kTail, added);
 
   std::vector<uint16_t> queue =
       document.read<uint16_t>(kTail, 0, waiting, width);  // all tokens not yet quantized
   queue.insert(queue.end(), added.begin(), added.end());
-  const size_t count = groups * form_.key_group;
-  const size_t group_scales = form_.key_group / layout.scale_tokens * layout.row_scales();
+  const size_t count = groups * form.key_group;
+  const size_t group_scales = form.key_group / layout.scale_tokens * layout.row_scales();
   std::vector<uint8_t> packed(count * layout.row_bytes());
   std::vector<float> scales(groups * group_scales), zeros(scales.size());
   parallel_for(groups, 1, [&](size_t begin, size_t end, int) {
-    Matrix<float> tokens_of_group(form_.key_group, width);
+    Matrix<float> tokens_of_group(form.key_group, width);
     for (size_t i = begin; i < end; ++i)
-      with_context(fmt::format("tokens {} to {}", quantized + i * form_.key_group,
-                               quantized + (i + 1) * form_.key_group - 1),
+      with_context(fmt::format("tokens {} to {}", quantized + i * form.key_group,
+                               quantized + (i + 1) * form.key_group - 1),
                    [&] {
                      // What is quantized are the 16-bit values, whether they waited in the tail or came just now.
-                     widen(form_.storage,
-                           std::span(queue).subspan(i * form_.key_group * width, form_.key_group * width),
+                     widen(form.storage,
+                           std::span(queue).subspan(i * form.key_group * width, form.key_group * width),
                            {tokens_of_group.data(), tokens_of_group.size()});
-                     encode_group(form_, shape.side, layout, tokens_of_group,
-                                  std::span(packed).subspan(i * form_.key_group * layout.row_bytes(),
-                                                            form_.key_group * layout.row_bytes()),
+                     encode_group(form, shape.side, layout, tokens_of_group,
+                                  std::span(packed).subspan(i * form.key_group * layout.row_bytes(),
+                                                            form.key_group * layout.row_bytes()),
                                   std::span(scales).subspan(i * group_scales, group_scales),
                                   std::span(zeros).subspan(i * group_scales, group_scales));
                    });
   });
   document.append_values<uint8_t>(kCodes, packed);
-  document.append(kScales, store_floats(form_.scale_type, scales));
-  document.append(kZeros, store_floats(form_.scale_type, zeros));
+  document.append(kScales, store_floats(form.scale_type, scales));
+  document.append(kZeros, store_floats(form.scale_type, zeros));
   document.truncate(kTail, 0);
   document.append_values(kTail, std::span<const uint16_t>(queue).subspan(count * width));
 }
@@ -352,7 +380,8 @@ CodecEntry kivi_codec() {
           .capabilities = {.any_shape = true},
           .book_type = "",
           .make_options = make_options,
-          .make = make};
+          .make = make,
+          .paper = {{"window", kPaperWindow}, {"sink", int64_t{0}}}};
 }
 
 }  // namespace kvcodec

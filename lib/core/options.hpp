@@ -65,6 +65,9 @@ struct OptionField {
   std::vector<std::string> choices =
       {};  ///< of strings what is allowed, empty = anything; of enums some of the
            ///< names, empty = all
+  /// What a record means that does not name the field: of options that are younger than files, whose default is not what
+  /// was done before. Nothing: the default.
+  std::optional<Scalar> unnamed = {};
 };
 
 /// What may be given for a field: the names of an enum, or its choices; empty = anything of its type.
@@ -94,8 +97,8 @@ Scalar value_of(const OptionField& field);
 /// allowed.
 void set_value(const OptionField& field, const Scalar& value);
 
-/// All fields as a record, and back (fields the record lacks keep their values; unknown names in it are left
-/// alone).
+/// All fields as a record, and back (fields the record lacks keep their values, or take what OptionField::unnamed says;
+/// unknown names in it are left alone).
 Record to_record(Options& options);
 void from_record(const Record& record, Options& options);
 

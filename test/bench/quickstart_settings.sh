@@ -30,7 +30,7 @@ for atoms in 512 1024; do
   for group in 1 2 4; do
     s=$(awk "BEGIN { print int(3 * $group * $width / $bits) }")
     "$kvcodec" train-dict train.h5 --atoms $atoms --layer-group $group --sparsity "$s" --overwrite --quiet -o dict.h5 >/dev/null
-    "$kvcodec" encode kv.h5 --codec sparse --book dict.h5 --pack --overwrite --quiet -o codes.h5 >/dev/null
+    "$kvcodec" encode kv.h5 --codec sparse --preset paper --book dict.h5 --pack --overwrite --quiet -o codes.h5 >/dev/null
     "$kvcodec" decode codes.h5 --book dict.h5 --overwrite --quiet -o recon.h5 >/dev/null
     "$kvcodec" eval-recon kv.h5 recon.h5 --rate codes.h5 --quiet >table
     rate=$("$kvcodec" info codes.h5 --json | number bits_per_value)

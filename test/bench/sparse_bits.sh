@@ -23,7 +23,7 @@ after() { # <key> <file>: the file from the first line with that name on
   sed -n "/\"$1\":/,\$p" "$2"
 }
 measure() { # <options of encode ...>
-  "$kvcodec" encode kv.h5 --codec sparse --book dict.h5 "$@" --quiet --overwrite -o codes.h5 >/dev/null
+  "$kvcodec" encode kv.h5 --codec sparse --preset paper --no-pack --book dict.h5 "$@" --quiet --overwrite -o codes.h5 >/dev/null
   "$kvcodec" decode codes.h5 --book dict.h5 --dtype f32 --quiet --overwrite -o recon.h5 >/dev/null
   "$kvcodec" info codes.h5 --json >info.json
   "$kvcodec" eval-recon kv.h5 recon.h5 --json >recon.json

@@ -7,7 +7,7 @@
 # the README's table are those of the help; the long options in the help and in the page's lists (.It Fl -…) are the same, and so
 # are the values that an option chooses from (A|B); a default that the help states as a number stands in the page's item too.
 # kvcodec(1) names every command. Every codec that encode knows stands in the tables of kvcodec(1) and of the README, and has its
-# section in kvcodec-encode(1).
+# section in kvcodec-encode(1); what --preset paper changes of its options is the table of presets there.
 set -euo pipefail
 
 # "COMMAND<tab>SUMMARY" per line
@@ -62,8 +62,29 @@ page_item() {
     inside { print }' "$1"
 }
 
+# "OPTION DEFAULT" for each option of a codec, a flag's being true or false; after the codec: other options of encode
+codec_defaults() {
+  "$1" encode --help --codec "${@:2}" | awk '
+    function put() { gsub(/ +/, " ", text); if (option != "" && match(text, /default [^ ]+\)$/)) print option, substr(text, RSTART + 8, RLENGTH - 9); option = "" }
+    /^Codec / { inside = 1; next }
+    /^[^ ]/ { put(); inside = 0 }
+    inside && /^  --/ {
+      put()
+      option = substr($1, 3)
+      if (NF == 1 || $0 ~ /^  --[a-z-]+  /) { value = sub(/^no-/, "", option) ? "true" : "false"; print option, value; option = ""; next }
+      text = $0; next
+    }
+    option != "" { text = text " " $0 }
+    END { put() }' | sort
+}
+
+# "OPTION DEFAULT PAPER" of the page's table of presets, for a codec
+page_presets() {
+  awk -v codec="$2" '/^\.It / && $2 == codec && $3 == "Ta" { d = $6; p = $8; sub(/^\\/, "", d); print $4, d, p }' "$1" | sort
+}
+
 check() {
-  local root=$1 program=$2 bad=0 command summary page row listed found option value codec
+  local root=$1 program=$2 bad=0 command summary page row listed listed_presets found option value codec
   say() { echo "$1"; bad=1; }
   while IFS=$'\t' read -r command summary; do
     page=$root/man/kvcodec-$command.1
@@ -96,6 +117,13 @@ check() {
   for codec in $listed; do
     grep -qx "\.It Cm $codec" "$root/man/kvcodec.1" || say "man/kvcodec.1: does not list the codec $codec"
     grep -qx "\.Ss Codec $codec" "$root/man/kvcodec-encode.1" || say "man/kvcodec-encode.1: has no section 'Codec $codec'"
+    if "$program" encode --help --codec "$codec" --preset paper >/dev/null 2>&1; then
+      listed_presets=$(join <(codec_defaults "$program" "$codec") <(codec_defaults "$program" "$codec" --preset paper) | awk '$2 != $3')
+    else
+      listed_presets=
+    fi
+    [[ $listed_presets == "$(page_presets "$root/man/kvcodec-encode.1" "$codec")" ]] ||
+      say "man/kvcodec-encode.1: the table of presets says other things of $codec than the program does"
     grep -q "^| \`$codec\` |" "$root/README.md" || say "README.md: the table of codecs has no row of $codec"
   done
   [[ -n $(commands "$program") ]] || say "kvcodec help lists no command"
@@ -126,7 +154,8 @@ self_test() {
   sed -i 's/^\.Ss Codec fp8$/.Ss Codec of 8 bits/' "$dir/man/kvcodec-encode.1"
   sed -i '/^| `fp8` |/d' "$dir/README.md"
   sed -i '/^\.It Fl -epochs/,/^\.It Fl -[^e]/s/3/7/g' "$dir/man/kvcodec-train-dict.1"  # another default
-  expected=19
+  sed -i 's/^\(\.It kivi Ta window Ta .* Ta\) 128 /\1 129 /' "$dir/man/kvcodec-encode.1"           # another number in the table of presets
+  expected=20
   found=$( (check "$dir" "$program" || true) | wc -l)
   if ((found != expected)); then
     echo "self-test: found $found of $expected disagreements:"

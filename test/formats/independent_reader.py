@@ -502,12 +502,23 @@ def decode_none(codes, book, layer, side, rows, tokens):
     return rows["values"].reshape(tokens, 1, codes.heads, codes.dim)
 
 
+def bits_of(codes, layer, side):
+    """Bits of codes that may differ from layer to layer."""
+    own = codes.parameters.get("layer-bits", "").split()
+    require(not own or len(own) % 2 == 0, "layer-bits")
+    return int(own[layer + (len(own) // 2 if side == "value" else 0)]) if own else codes.parameters["bits"]
+
+
 def decode_kivi(codes, book, layer, side, rows, tokens):
     p, heads, dim = codes.parameters, codes.group * codes.heads, codes.dim
-    bits, group, value_group = p["bits"], p["key-group"], p["value-group"]
+    bits, group, value_group = bits_of(codes, layer, side), p["key-group"], p["value-group"]
     head_bytes = -(-dim * bits // 8)
     quantized = len(rows["codes"])
-    require(quantized in (0, max(0, (tokens - p["window"]) // group * group)), "kivi: quantized tokens")
+    if p["window"] == -1:
+        expected = group * min(-(-(tokens - min(128, tokens // 64)) // group), tokens // group)
+    else:
+        expected = max(0, (tokens - p["window"]) // group * group)
+    require(quantized in (0, expected), "kivi: quantized tokens")
     require(rows["codes"].shape[1:] == (heads, head_bytes) and len(rows["tail"]) == tokens - quantized, "kivi: shapes")
     stream = np.unpackbits(rows["codes"].reshape(-1, head_bytes), axis=1)[:, :dim * bits]
     levels = (stream.reshape(-1, dim, bits).astype("u4") @ (1 << np.arange(bits - 1, -1, -1)).astype("u4"))
@@ -957,7 +968,7 @@ def decode_selfindex(codes, book, layer, side, rows, tokens):
 
 def decode_q4(codes, book, layer, side, rows, tokens):
     p, heads, dim = codes.parameters, codes.heads, codes.dim
-    bits, group = p["bits"], p["group"]
+    bits, group = bits_of(codes, layer, side), p["group"]
     head_bytes, head_scales = -(-dim * bits // 8), -(-dim // group)
     require(codes.group == 1, "q4")
     if head_bytes + 2 * head_scales >= 2 * dim:
@@ -1111,7 +1122,8 @@ def decode_rvq(codes, book, layer, side, rows, tokens):
     bytes_of_ids = sum(len(e) * next((w for n, w in width.items() if e.shape[1] <= n), 4) for e in books)
     pays = bytes_of_ids < 2 * dim
     sinks = min(tokens, p["sink"]) if pays else 0
-    quantized = max(0, tokens - p["sink"] - p["window"]) if pays else 0
+    window = min(1024, tokens // 64) if p["window"] == -1 else p["window"]
+    quantized = max(0, tokens - p["sink"] - window) if pays else 0
     require(len(rows["sink"]) == sinks and len(rows["tail"]) == tokens - sinks - quantized, "rvq: exact tokens")
     scales = b.get("error-scales", "").split()
     require(not scales or len(scales) % 2 == 0, "rvq: scales")

@@ -27,7 +27,8 @@ namespace kvcodec::test {
 struct CodecCase {
   std::string label;  ///< for messages: codec and options
   std::string codec;
-  std::vector<std::pair<std::string, Scalar>> options;  ///< beside the defaults
+  std::vector<std::pair<std::string, Scalar>>
+      options;  ///< beside the form of the codec's paper, or else the defaults
 
   /// Checks decoded rows against what was encoded (rounded to the storage type), both (tokens, width). Empty
   /// for lossless codecs: theirs must be equal.
@@ -76,9 +77,11 @@ inline KeyRope sample_rope(int layers, int head_dim) {
           head_dim};
 }
 
-/// The row's options, beside the defaults.
+/// The row's options, beside the form of the codec's paper, or else the defaults.
 inline std::unique_ptr<Options> options_of(const CodecCase& row) {
-  auto options = find_codec(row.codec).make_options();
+  const CodecEntry& entry = find_codec(row.codec);
+  auto options = entry.make_options();
+  if (!entry.paper.empty()) take_paper_form(entry, *options);
   for (const auto& [name, value] : row.options) {
     const auto fields = options->fields();
     const auto field = std::find_if(fields.begin(), fields.end(),
@@ -133,11 +136,16 @@ inline CodecCase behind_sink(CodecCase row, int64_t sink) {
 /// Half a step of the group's grid for every value, exact ones for the tail.
 /// slack: relative spacing of the stored scales; zero_slack: of the zero points, 0 if they hold the 16-bit
 /// values exactly.
-inline void check_kivi(int64_t bits, uint64_t group, uint64_t value_group, uint64_t window, double slack,
+/// window: -1 for the usual one, at most a 64th of the document and 128 tokens beside those short of a group.
+inline void check_kivi(int64_t bits, uint64_t group, uint64_t value_group, int64_t window, double slack,
                        double zero_slack, const GroupShape& shape, MatrixView<const float> original,
                        MatrixView<const float> decoded) {
   const uint64_t tokens = original.rows();
-  const uint64_t quantized = tokens < window ? 0 : (tokens - window) / group * group;
+  const uint64_t kept = window < 0 ? std::min<uint64_t>(128, tokens / 64) : static_cast<uint64_t>(window);
+  const uint64_t most = tokens / group * group;
+  const uint64_t quantized = tokens < kept ? 0
+                             : window < 0  ? std::min(most, (tokens - kept + group - 1) / group * group)
+                                           : (tokens - kept) / group * group;
   const auto head_dim = static_cast<uint64_t>(shape.head_dim);
   const double levels = std::exp2(double(bits)) - 1;
   size_t wrong = 0;
@@ -182,8 +190,8 @@ inline CodecCase kivi_case(int64_t bits, int64_t group, int64_t value_group, int
           .check_error = [=](const GroupShape& shape, DType, MatrixView<const float> original,
                              MatrixView<const float> decoded) {
             // Shapes that would not shrink are kept exactly, which any bound admits.
-            check_kivi(bits, uint64_t(group), uint64_t(value_group), uint64_t(window), slack, zero_slack,
-                       shape, original, decoded);
+            check_kivi(bits, uint64_t(group), uint64_t(value_group), window, slack, zero_slack, shape,
+                       original, decoded);
           }};
 }
 
@@ -439,10 +447,12 @@ inline void check_selfindex(const SelfIndexSettings& settings, const GroupShape&
       for (size_t t = 0; t < tokens; ++t) alpha[j] = std::max(alpha[j], std::abs(original(t, j) - center[j]));
       if (alpha[j] == 0) alpha[j] = 1;
     }
+  const size_t kept = settings.exact_tokens < 0 ? std::min<size_t>(64, tokens / 64)
+                                                : static_cast<size_t>(settings.exact_tokens);
   size_t wrong = 0;
   for (size_t t = 0; t < tokens; ++t)
     for (size_t j = 0; j < width; ++j) {
-      const bool exact = t < static_cast<size_t>(settings.exact_tokens) || settings.store == "16bit";
+      const bool exact = t < kept || settings.store == "16bit";
       const size_t group = j / d * d + j % d / 32 * 32, end = std::min(group + 32, j / d * d + d);
       double low = INFINITY, high = -INFINITY;
       for (size_t c = group; c < end; ++c) {
@@ -663,7 +673,8 @@ inline double greedy_error(const Codebooks& books, std::span<const uint32_t> dim
 inline void check_rvq(const RvqBook& book, const RvqSettings& settings, const GroupShape& shape,
                       MatrixView<const float> original, MatrixView<const float> decoded) {
   const auto d = static_cast<size_t>(shape.head_dim);
-  const size_t tokens = original.rows(), sink = size_t(settings.sink), window = size_t(settings.window);
+  const size_t tokens = original.rows(), sink = size_t(settings.sink),
+               window = settings.window < 0 ? std::min<size_t>(1024, tokens / 64) : size_t(settings.window);
   const size_t first = std::min(tokens, sink), end = tokens > sink + window ? tokens - window : first;
   std::vector<uint32_t> all(d);
   for (size_t j = 0; j < d; ++j) all[j] = static_cast<uint32_t>(j);
@@ -809,11 +820,14 @@ inline std::vector<CodecCase> codec_table() {
       kivi_case(3, 1, 1, 7, "f32"),
       kivi_case(5, 33, 64, 40, "f32"),
       kivi_case(8, 16, 128, 1, "f16"),
+      kivi_case(4, 7, 32, -1, "f16"),
+      behind_sink(kivi_case(2, 32, 32, -1, "f16"), 1),
       behind_sink(kivi_case(2, 32, 32, 64, "f16"), 1),
       behind_sink(kivi_case(4, 16, 32, 0, "f16"), 5),
       selfindex_case({}),
       selfindex_case({.center = "median", .key_levels = "signed", .exact_tokens = 5}),
       selfindex_case({.exact_tokens = 0}),
+      selfindex_case({.exact_tokens = -1}),
       selfindex_case({.store = "16bit"}),
       q4_case(4, 32, "none"),
       q4_case(4, 32, "hadamard"),
@@ -841,6 +855,7 @@ inline std::vector<CodecCase> codec_table() {
       before_rope(behind_sink(kvcomp_case({.block = 16}), 4)),
       rvq_case({}),
       rvq_case({.weighed = true}),
+      rvq_case({.sink = 1, .window = -1}),
       rvq_case({.beam = 3, .sink = 0, .window = 0, .codebooks = 1, .entries = 20, .split = SplitBy::none}),
       transform_case({}),
       transform_case({.sides = SideCoding::apart}),

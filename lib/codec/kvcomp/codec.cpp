@@ -158,7 +158,8 @@ CodecEntry kvcomp_codec() {
           .capabilities = {.multiplies = true, .device_twin = true, .any_shape = true, .takes_weights = true},
           .book_type = "",
           .make_options = kvcomp::make_options,
-          .make = kvcomp::make};
+          .make = kvcomp::make,
+          .paper = {{"sink", int64_t{0}}, {"entropy", "huffman"}}};
 }
 
 }  // namespace kvcodec

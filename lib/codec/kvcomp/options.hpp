@@ -26,11 +26,12 @@ struct KvcompOptions final : Options {
   double max_error = 0;
   double max_rel_error = 0;
   double max_logit_error = 0;
-  int64_t block = 64;  ///< the paper's block size
-  int64_t sink = 0;    ///< the paper has none
+  int64_t block = 64;        ///< the paper's block size
+  int64_t sink = kBestSink;  ///< the paper has none
   bool unit_heads = false;
-  EntropyChoice entropy = EntropyChoice::huffman;  ///< the paper's; decodes three times as fast as rANS
-  LayerWeights weights = {};  ///< max_error is that of a scale of 1; no option: from the context
+  EntropyChoice entropy =
+      EntropyChoice::automatic;  ///< the paper's is huffman, which decodes three times as fast as rANS
+  LayerWeights weights = {};     ///< max_error is that of a scale of 1; no option: from the context
 
   /// Bounds of their own make the relative steps unnecessary, unless they are asked for.
   bool bounded(Side side) const {

@@ -19,7 +19,9 @@
 
 #include "lib/codec/exact_ends.hpp"
 #include "lib/codec/exact_rows.hpp"
+#include "lib/codec/layer_numbers.hpp"
 #include "lib/codec/q4/rotation.hpp"
+#include "lib/codec/sink_codec.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"
@@ -34,21 +36,27 @@ namespace {
 enum class Rotation : uint8_t { none, hadamard, query };
 constexpr auto names_of(Rotation) { return std::to_array<std::string_view>({"none", "hadamard", "query"}); }
 
+constexpr int64_t kLeastBits = 2, kMostBits = 8;
+
 struct Q4Options final : Options {
   int64_t bits = 4;
-  int64_t group = 32;  ///< what low-bit formats for weights use
-  Rotation rotate = Rotation::none;
-  int64_t sink = 0, window = 0;  ///< none: what is compared with others has no exact tokens
+  std::string layer_bits;
+  int64_t group = 32;                    ///< what low-bit formats for weights use
+  Rotation rotate = Rotation::hadamard;  ///< costs nothing, and gains wherever channels differ
+  int64_t sink = kBestSink, window = 0;
 
   std::vector<OptionField> fields() override {
     return {
-        {"bits", "bits per value", &bits, 2, 8},
+        {"bits", "bits per value", &bits, kLeastBits, kMostBits},
+        layer_bits_field(layer_bits),
         {"group", "channels of a token's head that share one scale", &group, 1, 65536},
-        {"rotate",
-         "transform of each head before it is quantized: hadamard spreads outliers over all channels; query "
-         "spreads what queries look at as well, by rotations learned from the cache's queries and values",
-         &rotate},
-        {"sink", "first tokens of a document kept exactly", &sink, 0, 1 << 24},
+        {.name = "rotate",
+         .help =
+             "transform of each head before it is quantized: hadamard spreads outliers over all channels; query "
+             "spreads what queries look at as well, by rotations learned from the cache's queries and values",
+         .target = &rotate,
+         .unnamed = "none"},
+        sink_field(sink),
         {"window", "newest tokens of a document kept exactly", &window, 0, 1 << 24}};
   }
 };
@@ -68,16 +76,16 @@ struct Q4Form {
   bool has_ends;
   ExactEnds ends;
 
-  Q4Form(const Q4Options& options, DType type, const GroupShape& shape)
+  Q4Form(const Q4Options& options, int64_t bits_of_values, DType type, const GroupShape& shape)
       : storage(type),
-        bits(static_cast<unsigned>(options.bits)),
+        bits(static_cast<unsigned>(bits_of_values)),
         group(static_cast<size_t>(options.group)),
         dims(static_cast<size_t>(shape.head_dim)),
         head_bytes(packed_bytes(dims, bits)),
         head_scales((dims + group - 1) / group),
         rotation(options.rotate),
         has_ends(options.sink > 0 || options.window > 0),
-        ends(type, static_cast<uint64_t>(options.sink), static_cast<uint64_t>(options.window)) {}
+        ends(type, static_cast<uint64_t>(options.sink), options.window) {}
 
   /// Whether codes and scales are smaller than the values.
   bool pays() const { return head_bytes + head_scales * size_of(kScaleType) < dims * size_of(storage); }
@@ -112,11 +120,14 @@ class Q4View final : public DocumentView {
 class Q4Codec final : public Codec {
  public:
   Q4Codec(const Q4Options& options, const CodecContext& context)
-      : options_(options), storage_(context.storage) {}
+      : options_(options),
+        storage_(context.storage),
+        layer_bits_("layer-bits", options.layer_bits, options.bits, kLeastBits, kMostBits,
+                    context.num_layers) {}
 
   Record parameters() const override {
     Q4Options copy = options_;
-    return to_record(copy);
+    return without_empty(to_record(copy), "layer-bits");
   }
 
   std::vector<StreamSpec> streams(const GroupShape& shape) const override {
@@ -159,13 +170,16 @@ class Q4Codec final : public Codec {
   }
 
  private:
-  Q4Form form_of(const GroupShape& shape) const { return {options_, storage_, shape}; }
+  Q4Form form_of(const GroupShape& shape) const {
+    return {options_, layer_bits_.of(shape.first_layer, shape.side), storage_, shape};
+  }
   /// halves: whole tokens.
   void quantize(const GroupShape& shape, const Q4Form& form, std::span<const uint16_t> halves,
                 StreamStore& document) const;
 
   Q4Options options_;
   DType storage_;
+  LayerNumbers layer_bits_;
 };
 
 void Q4Codec::append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const {

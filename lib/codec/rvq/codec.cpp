@@ -2,7 +2,8 @@
 // of its key, low and high dimensions are quantized apart. One set of codebooks (lib/codec/rvq/book.hpp)
 // serves all layers and heads.
 //
-// Exempt. The first `sink` tokens of a document and its newest `window` tokens are kept at 16 bits. What
+// Exempt. The first `sink` tokens of a document and its newest `window` tokens are kept at 16 bits, with window -1 a 64th
+// of the document and 1024 at most. What
 // falls out of the window as tokens are appended is quantized together, in one batch per append; of T tokens
 // Q = max(0, T - sink - window) are quantized, whatever the pieces they came in.
 //
@@ -36,9 +37,9 @@ constexpr size_t kTokensAtOnce = 4096;
 constexpr size_t kTokensForDevice = 65536;
 
 struct RvqOptions final : Options {
-  int64_t beam = 5;       ///< most of what a wider beam gains, at a fifth of greedy choice's speed
-  int64_t sink = 4;       ///< the paper's
-  int64_t window = 1024;  ///< the paper's
+  int64_t beam = 5;  ///< most of what a wider beam gains, at a fifth of greedy choice's speed
+  int64_t sink = 1;  ///< the paper's 4 cost as many bits as hundreds of coded tokens
+  int64_t window = kUsualWindow;
 
   std::vector<OptionField> fields() override {
     return {{"beam",
@@ -46,9 +47,12 @@ struct RvqOptions final : Options {
              "as the paper does, several times as fast",
              &beam, 1, static_cast<double>(ResidualEncoder::kMostHypotheses)},
             {"sink", "first tokens of a document kept exactly", &sink, 0, 1 << 24},
-            {"window", "newest tokens of a document kept exactly", &window, 0, 1 << 24}};
+            {"window", "newest tokens of a document kept exactly; -1: a 64th of it, and 1024 at most",
+             &window, kUsualWindow, 1 << 24}};
   }
 };
+
+constexpr int64_t kPaperSink = 4, kPaperWindow = 1024;
 
 /// One quantizer: its codebooks, what its stream is called, and which dimensions of a head it serves.
 struct Part {
@@ -100,8 +104,6 @@ class RvqCodec final : public Codec {
         storage_(context.storage),
         engine_(context.engine),
         head_dim_(static_cast<size_t>(book.head_dim)),
-        sink_(static_cast<uint64_t>(options.sink)),
-        window_(static_cast<uint64_t>(options.window)),
         weights_(std::move(book.weights)) {
     value_.push_back({"ids", std::move(book.of(RvqPart::value).books), {}, {{0, 0, head_dim_}}});
     key_.push_back({"low_ids", std::move(book.of(RvqPart::key_low).books), book.split.low, {}});
@@ -161,7 +163,9 @@ class RvqCodec final : public Codec {
     return bytes < head_dim_ * 2;
   }
   ExactEnds ends(Side side) const {
-    return pays(side) ? ExactEnds(storage_, sink_, window_) : ExactEnds::everything(storage_);
+    return pays(side)
+               ? ExactEnds(storage_, static_cast<uint64_t>(options_.sink), options_.window, kPaperWindow)
+               : ExactEnds::everything(storage_);
   }
 
   void check_shape(const GroupShape& shape, size_t columns) const {
@@ -217,7 +221,6 @@ class RvqCodec final : public Codec {
   DType storage_;
   Engine* engine_;
   size_t head_dim_;
-  uint64_t sink_, window_;
   LayerWeights weights_;
   std::vector<Part> key_, value_;
   mutable std::mutex mutex_;
@@ -375,7 +378,8 @@ CodecEntry rvq_codec() {
           .capabilities = {.needs_book = true, .device_twin = true},
           .book_type = "codebooks",
           .make_options = make_options,
-          .make = make};
+          .make = make,
+          .paper = {{"beam", int64_t{1}}, {"sink", kPaperSink}, {"window", kPaperWindow}}};
 }
 
 }  // namespace kvcodec

@@ -39,7 +39,7 @@ namespace selfindex {
 bool Form::pays(Side side, uint64_t tokens) const {
   if (at_16_bits) return true;
   const bool key = side == Side::key;
-  const uint64_t exact = std::min<uint64_t>(exact_tokens, tokens) * (4 + 2 * dims);
+  const uint64_t exact = exact_of(tokens) * (4 + 2 * dims);
   const uint64_t tables = key ? dims * (4 + 4 + 2 * kSignCodes) : 0;
   const uint64_t token = level_bytes() + 4 * groups() + (key ? sign_bytes() : 0);
   return exact + tables + 1 + tokens * token < tokens * 2 * dims;
@@ -94,7 +94,7 @@ class SelfIndexCodec final : public Codec {
   SurveyScope survey_scope() const override { return SurveyScope::document; }
   GroupShape surveyed(const GroupShape& shape) const override { return of_side(shape, Side::key); }
   bool wants_queries() const override {
-    return form_.exact_tokens > 0 && !form_.at_16_bits && options_.exact_by != ExactBy::first;
+    return form_.exact_tokens != 0 && !form_.at_16_bits && options_.exact_by != ExactBy::first;
   }
   std::string without_queries() const override {
     return "the first tokens are kept exactly instead of those that queries attend to most";
@@ -139,7 +139,8 @@ CodecEntry selfindex_codec() {
           .capabilities = {.has_index = true, .device_twin = true},
           .book_type = "",
           .make_options = selfindex::make_options,
-          .make = selfindex::make};
+          .make = selfindex::make,
+          .paper = {{"exact-tokens", selfindex::kPaperExactTokens}}};
 }
 
 }  // namespace kvcodec

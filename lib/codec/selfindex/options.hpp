@@ -1,12 +1,14 @@
 // Options of the codec `selfindex`, and what follows from them.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "lib/codec/codec.hpp"
+#include "lib/codec/exact_ends.hpp"
 #include "lib/core/options.hpp"
 #include "lib/quant/two_bit.hpp"
 #include "lib/signvq/sign_codes.hpp"
@@ -33,8 +35,8 @@ constexpr auto names_of(KeyLevels) { return std::to_array<std::string_view>({"ma
 
 struct SelfIndexOptions final : Options {
   Store store = Store::two_bit;
-  KeyCenter center = KeyCenter::mean;     ///< the paper's; its code has the median
-  int64_t exact_tokens = 64;              ///< the paper's number
+  KeyCenter center = KeyCenter::mean;  ///< the paper's; its code has the median
+  int64_t exact_tokens = kUsualWindow;
   ExactBy exact_by = ExactBy::attention;  ///< the paper's choice, after SnapKV
   KeyLevels key_levels = KeyLevels::magnitude;
 
@@ -42,7 +44,9 @@ struct SelfIndexOptions final : Options {
     return {
         {"store", "what is stored beside the index: 2bit keys and values, or all of them at 16bit", &store},
         {"center", "what keys are centred by, per channel", &center},
-        {"exact-tokens", "tokens of each head that are kept exactly", &exact_tokens, 0, 1 << 20},
+        {"exact-tokens",
+         "tokens of each head that are kept exactly; -1: a 64th of those that a document starts with, and 64 at most",
+         &exact_tokens, kUsualWindow, 1 << 20},
         {"exact-by",
          "which: those the last 32 dumped queries attend to most, those the last one scores highest, or the "
          "first",
@@ -54,10 +58,14 @@ struct SelfIndexOptions final : Options {
   }
 };
 
+/// The paper's number of exact tokens.
+inline constexpr int64_t kPaperExactTokens = 64;
+
 /// What a document's streams look like, and who decides about its exact tokens.
 struct Form {
   DType storage;
-  size_t heads, dims, query_heads, exact_tokens;
+  size_t heads, dims, query_heads;
+  int64_t exact_tokens;  ///< as the option has it
   bool at_16_bits, signed_levels;
 
   Form(const SelfIndexOptions& options, const CodecContext& context)
@@ -65,7 +73,7 @@ struct Form {
         heads(static_cast<size_t>(context.heads)),
         dims(static_cast<size_t>(context.head_dim)),
         query_heads(static_cast<size_t>(context.query_heads)),
-        exact_tokens(static_cast<size_t>(options.exact_tokens)),
+        exact_tokens(options.exact_tokens),
         at_16_bits(options.store == Store::sixteen_bit),
         signed_levels(options.key_levels == KeyLevels::with_sign) {}
 
@@ -74,6 +82,10 @@ struct Form {
   size_t sign_bytes() const { return sign_row_bytes(dims); }
   size_t groups() const { return two_bit_groups(dims); }
   bool has_levels() const { return !at_16_bits; }
+  /// Tokens of each head that are kept of a document that starts with so many.
+  uint64_t exact_of(uint64_t tokens) const {
+    return std::min(exact_tokens_of(exact_tokens, kPaperExactTokens, tokens), tokens);
+  }
   /// Values at 16 bits are kept exactly and nothing else.
   bool has_choice(Side side) const { return has_levels() || side == Side::key; }
 

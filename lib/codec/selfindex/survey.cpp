@@ -204,7 +204,7 @@ void PrefillSurvey::observe_keys(std::span<const uint16_t> halves, MatrixView<fl
 
 /// Those of the largest pooled weight, rising; without queries the first.
 std::vector<uint32_t> PrefillSurvey::chosen_tokens(size_t head) const {
-  const auto count = std::min<uint64_t>(form_.exact_tokens, tokens_);
+  const uint64_t count = form_.exact_of(tokens_);
   if (attention_.empty()) {
     std::vector<uint32_t> first(count);
     std::iota(first.begin(), first.end(), 0);
@@ -238,7 +238,7 @@ void PrefillSurvey::finish(StreamStore& document) {
     document.append_values<uint16_t>(kCodebooks, halves);
   }
   if (form_.at_16_bits) return;
-  Matrix<uint32_t> ids(std::min<uint64_t>(form_.exact_tokens, tokens_), form_.heads);
+  Matrix<uint32_t> ids(form_.exact_of(tokens_), form_.heads);
   for (size_t head = 0; head < form_.heads; ++head) {
     const std::vector<uint32_t> chosen = chosen_tokens(head);
     for (size_t i = 0; i < chosen.size(); ++i) ids(i, head) = chosen[i];

@@ -118,7 +118,8 @@ CodecEntry sparse_codec() {
           .capabilities = {.needs_book = true, .multiplies = true, .device_twin = true},
           .book_type = "dictionary",
           .make_options = sparse::make_options,
-          .make = sparse::make};
+          .make = sparse::make,
+          .paper = {{"coefficients", "f16"}, {"sort-ids", false}}};
 }
 
 }  // namespace kvcodec

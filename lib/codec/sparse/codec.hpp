@@ -22,9 +22,10 @@ namespace kvcodec::sparse {
 struct SparseOptions final : Options {
   int64_t sparsity = 0;  ///< the dictionary knows best what it was trained for
   double error_target = 0;
-  CoefficientType coefficients = CoefficientType::f16;  ///< the paper's
-  AtomSelection selection = AtomSelection::omp;         ///< the paper's
-  bool sort_ids = false;         ///< the paper's form stands for itself, and can be sorted later
+  CoefficientType coefficients = CoefficientType::i8;  ///< the paper's is f16: twice the bits for 0.04 dB
+  AtomSelection selection = AtomSelection::omp;        ///< the paper's
+  bool sort_ids =
+      true;  ///< the order that the paper keeps says nothing, and takes a quarter of the bits and more
   double rounding_error = 0.01;  ///< half of it costs as many bits as a whole atom, which gains more
 
   std::vector<OptionField> fields() override {
@@ -33,14 +34,20 @@ struct SparseOptions final : Options {
          1 << 16},
         {"error-target", "stop when the relative error of a signal is this small; 0 = always take all atoms",
          &error_target, 0, 1},
-        {"coefficients", "type of the coefficients; but for f16 with a scale of 8 bits for each signal",
-         &coefficients},
+        {.name = "coefficients",
+         .help = "type of the coefficients; but for f16 with a scale of 8 bits for each signal",
+         .target = &coefficients,
+         .unnamed = "f16"},
         {"selection",
          "the next atom: the one with the largest correlation (omp), or the one that lowers the error most "
          "(ols: a little better, slower)",
          &selection},
-        {"sort-ids", "ids of a code in rising order, their gaps and the coefficients entropy-coded",
-         &sort_ids},
+        {.name = "sort-ids",
+         .help =
+             "keep the order in which a code's atoms were taken, where else ids rise, and their gaps and the "
+             "coefficients are entropy-coded",
+         .target = &sort_ids,
+         .unnamed = false},
         {"rounding-error",
          "with coefficients of type i8: what rounding them may add to a signal's error energy, as a part of "
          "it; the coarser they are, the fewer bits they take once sorted. 0 = as little as there can be",

@@ -52,6 +52,7 @@ constexpr size_t kTogether = RansDecoder<uint8_t>::kTogether;
 struct TransformOptions final : Options {
   double bits = 0.7;  ///< what costs a small model as much as 4.5 bits without a transform
   int64_t rung = -1;
+  double rate_distortion = -1;
   int64_t sink = -1;
   int64_t window = 0;
   int64_t block = 256;  ///< a block's states and its length are below a thousandth of its bits
@@ -62,6 +63,14 @@ struct TransformOptions final : Options {
         {"bits", "about so many bits per value: the book's step that came nearest in training", &bits, 0.001,
          16},
         {"rung", "that step by its number, 0 the coarsest; -1: by --bits", &rung, -1, 1023},
+        {.name = "rate-distortion",
+         .help =
+             "squared error, in squared steps, that a bit is worth when levels are decided: between two rungs; -1: "
+             "the book's",
+         .target = &rate_distortion,
+         .min = -1,
+         .max = 1,
+         .unnamed = -1.0},
         {"sink",
          "first tokens of a document kept exactly; -1: none if the book knows first tokens, and the first one is "
          "then coded finer than others, else 1",
@@ -139,13 +148,14 @@ class TransformCodec final : public Codec {
   TransformCodec(const TransformOptions& options, TransformBook book, const CodecContext& context)
       : options_(options),
         storage_(context.storage),
-        ends_(storage_, static_cast<uint64_t>(options.sink), static_cast<uint64_t>(options.window)),
+        ends_(storage_, static_cast<uint64_t>(options.sink), options.window),
         block_(static_cast<uint64_t>(options.block)),
         layer_group_(static_cast<int>(book.options.layer_group)),
         joint_(book.options.sides == SideCoding::joint),
         unbias_(book.options.unbias),
         learned_bits_(book.measures[static_cast<size_t>(options.rung)].bits),
-        tables_(std::move(book.classes), book.options.rate_distortion),
+        tables_(std::move(book.classes),
+                options.rate_distortion < 0 ? book.options.rate_distortion : options.rate_distortion),
         features_(std::move(book.features)),
         engine_(context.engine) {
     const double first_finer = options.sink == 0 && book.knows_first_tokens() ? book.options.first_finer : 0;

@@ -3,8 +3,8 @@ set -e
 for codec in none kivi kvcomp sparse; do
   case $codec in
     none) options= book= ;;
-    kivi) options="--bits 2 --key-group 16 --window 32" book= ;;
-    kvcomp) options="--block 16" book= ;;
+    kivi) options="--preset paper --bits 2 --key-group 16 --window 32" book= ;;
+    kvcomp) options="--preset paper --block 16" book= ;;
     sparse) options="--sparsity 4" book="--book data/dict.h5" ;;
   esac
   kvcodec encode data/part-1.h5 --codec $codec $options $book -o first.h5 --overwrite --quiet >/dev/null
@@ -18,7 +18,7 @@ for codec in none kivi kvcomp sparse; do
   # kvcomp goes on with the book of what came first, which the whole would not have chosen: same values, other codes.
   [ $codec = kvcomp ] || cmp grown.txt whole.txt
   # in place
-  kvcodec encode data/part-2.h5 --append first.h5 $book -o first.h5 --overwrite >/dev/null
+  kvcodec encode data/part-2.h5 --append first.h5 $book -o first.h5 --overwrite --quiet >/dev/null
   kvcodec decode first.h5 $book -o first-kv.h5 --overwrite >/dev/null
   kvcodec eval-recon whole-kv.h5 first-kv.h5 --documents b | sed -n 's/^all/'$codec' in place:/p'
 done

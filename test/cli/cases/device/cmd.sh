@@ -39,10 +39,10 @@ for codec in "transform --book transform.h5 --bits 2 --block 16" "rvq --book boo
   book=$(echo "$codec" | sed -n 's/.*\(--book [a-z0-9./]*\).*/\1/p')
   same decode codes.h5 $book
 done
-same_with_auto encode small.h5 --codec kvcomp --block 16 --entropy rans
+same_with_auto encode small.h5 --codec kvcomp --preset paper --block 16 --entropy rans
 mv cuda.h5 codes.h5
 same_with_auto decode codes.h5
-kvcodec_emulated encode data/part-1.h5 --codec kvcomp --block 16 --device cuda -o part.h5 >/dev/null
+kvcodec_emulated encode data/part-1.h5 --codec kvcomp --preset paper --block 16 --device cuda -o part.h5 >/dev/null
 same encode data/part-2.h5 --append part.h5
 
 # Training: signals, codes and atoms stay on the device.
@@ -53,16 +53,16 @@ same_with_auto train-dict data/kv.h5 $training --optimizer online
 same_with_auto train-dict data/kv.h5 $training --start kmeans
 mv cuda.h5 trained.h5
 same train-dict data/kv.h5 --resume trained.h5 --steps 6
-same encode small.h5 --codec sparse --book dict.h5 --selection ols --sparsity 2
-same encode small.h5 --codec sparse --book dict.h5 --error-target 0.5 --coefficients i8
+same encode small.h5 --codec sparse --preset paper --no-pack --book dict.h5 --selection ols --sparsity 2
+same encode small.h5 --codec sparse --preset paper --no-pack --book dict.h5 --error-target 0.5 --coefficients i8
 
 # Sums of attention run in another order; how far that takes them is rounding.
 kvcodec dump-kv --model src/data/demo-model --text src/LICENSE --chunk 64 --max-tokens 128 --queries last:4 --quiet -o few.h5 >/dev/null
-kvcodec encode few.h5 --codec selfindex --exact-tokens 4 -o index-codes.h5 >/dev/null
+kvcodec encode few.h5 --codec selfindex --preset paper --exact-tokens 4 -o index-codes.h5 >/dev/null
 same_with_auto select index-codes.h5 --queries few.h5 --budget 8
 mv cuda.h5 selection.h5
 same_with_auto index few.h5 --clusters 4 --sink 8
-kvcodec encode few.h5 --codec kvcomp --block 16 -o products.h5 >/dev/null
+kvcodec encode few.h5 --codec kvcomp --preset paper --block 16 -o products.h5 >/dev/null
 attended() {
   for device in cpu cuda; do
     kvcodec_emulated attend "$@" --queries few.h5 --device $device --json -o $device-out.h5 2>$device.txt |
@@ -76,7 +76,7 @@ attended() {
 }
 attended products.h5
 kvcodec train-dict few.h5 --atoms 40 --sparsity 4 --epochs 1 --atom-type f32 --quiet -o few-dict.h5 >/dev/null
-kvcodec encode few.h5 --codec sparse --book few-dict.h5 -o sparse-codes.h5 >/dev/null
+kvcodec encode few.h5 --codec sparse --preset paper --no-pack --book few-dict.h5 -o sparse-codes.h5 >/dev/null
 attended sparse-codes.h5 --book few-dict.h5
 attended index-codes.h5
 attended index-codes.h5 --select selection.h5
@@ -108,7 +108,7 @@ measured() {
   cat cpu.txt
   sed 's/^/  /' cuda.txt
 }
-measured 5e-3 40 --max-documents 2 --codec kvcomp:block=16 --codec fp8
+measured 5e-3 40 --max-documents 2 --codec kvcomp:preset=paper,block=16 --codec fp8
 # A device makes choices by clusters from 32 at a time on, of a key/value head of a document.
 # There is nothing coarse about them, so that another choice of a few tokens shows.
 measured 1e-5 240 --max-documents 1 --prefix 200 --codec none:select=clusters,budget=40

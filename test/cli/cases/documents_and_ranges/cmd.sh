@@ -1,7 +1,7 @@
 # Documents, token ranges and layers decode alone, to the same values as in the whole, for every codec; and the whole is near the
 # original in every layer.
 set -e
-kvcodec encode data/kv.h5 --codec sparse --book data/dict-2.h5 --sparsity 6 -o pairs.h5 >/dev/null # two layers a code
+kvcodec encode data/kv.h5 --codec sparse --preset paper --no-pack --book data/dict-2.h5 --sparsity 6 -o pairs.h5 >/dev/null # two layers a code
 for codec in none kivi kvcomp selfindex sparse pairs; do
   book= codes=data/$codec.h5
   case $codec in

@@ -1,6 +1,6 @@
 # A book inside the codes: they decode by themselves, and the ledger says what it weighs.
 set -e
-kvcodec encode data/kv.h5 --codec sparse --book data/dict.h5 --sparsity 4 --embed-book -o codes.h5 >/dev/null
+kvcodec encode data/kv.h5 --codec sparse --preset paper --no-pack --book data/dict.h5 --sparsity 4 --embed-book -o codes.h5 >/dev/null
 kvcodec decode codes.h5 -o recon.h5 >/dev/null
 kvcodec decode data/sparse.h5 --book data/dict.h5 -o apart.h5 >/dev/null
 kvcodec eval-recon apart.h5 recon.h5 | grep ^all

@@ -1,7 +1,7 @@
 # Attention errors and the Gaussian bound in eval-recon: what must hold whatever the machine's last bits are.
 . src/test/cli/refused.sh
 for bits in 2 4; do
-  kvcodec encode data/demo.h5 --codec q4 --bits $bits -o q$bits.h5 >/dev/null || exit 1
+  kvcodec encode data/demo.h5 --codec q4 --rotate none --sink 0 --bits $bits -o q$bits.h5 >/dev/null || exit 1
   kvcodec decode q$bits.h5 -o q$bits-kv.h5 >/dev/null || exit 1
 done
 kvcodec eval-recon data/demo.h5 data/demo.h5 --attention --top 8 | sed -n '/RMS/,$p'
@@ -17,7 +17,7 @@ refused eval-recon data/demo.h5 q2-kv.h5 --top 8
 refused eval-recon data/kv.h5 data/kv.h5 --attention
 # Of fewer tokens than a layer has values nothing can be said; the tokens are those that were compared.
 kvcodec dump-kv --model src/data/demo-model --text src/LICENSE --chunk 64 --max-tokens 64 --quiet -o few.h5 >/dev/null
-kvcodec encode few.h5 --codec q4 -o few-q4.h5 >/dev/null
+kvcodec encode few.h5 --codec q4 --rotate none --sink 0 -o few-q4.h5 >/dev/null
 kvcodec eval-recon few.h5 few.h5 --rate few-q4.h5 --bound 2>&1 | grep -E '^few.h5  |note'
 # Keys before their rotation give no scores.
 kvcodec dump-kv --model src/data/demo-model --text src/LICENSE --chunk 64 --max-tokens 64 --queries last:8 --pre-rope --quiet -o pre.h5 >/dev/null

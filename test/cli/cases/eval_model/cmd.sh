@@ -1,10 +1,10 @@
 # What compressing the cache does to the demo model: tables, the same JSON for any number of threads, what must hold, refusals.
 . src/test/cli/refused.sh
 run() { kvcodec eval-model --model src/data/demo-model --text src/LICENSE --chunk 200 --max-documents 4 "$@"; }
-run --codec none --codec kivi:bits=2,key-group=16,window=0 --codec q4:bits=3,rotate=hadamard,label=three |
+run --codec none --codec kivi:bits=2,key-group=16,window=0 --codec q4:sink=0,bits=3,rotate=hadamard,label=three |
   sed 's/; [0-9].*s$/; TIME/; s/-*[0-9][0-9.]*/N/g' | tr -s ' -'
 for n in 1 2; do
-  run --codec lossless --codec kvcomp:unit-heads --codec none:select=quest,budget=20 --threads $n --json | grep -v seconds >$n.json
+  run --codec lossless --codec kvcomp:preset=paper,unit-heads --codec none:select=quest,budget=20 --threads $n --json | grep -v seconds >$n.json
 done
 cmp 1.json 2.json && echo "same for any number of threads"
 run --codec none --dtype f32 --json >f32.json
@@ -21,12 +21,12 @@ echo
 # One document has no interval; texts too short are named.
 kvcodec eval-model --model src/data/demo-model --text src/LICENSE src/test/cli/refused.sh --chunk 1000 --max-documents 1 --codec none |
   sed -n 's/-*[0-9][0-9.]*/N/g; /^uncompressed/p; /^none/p' | tr -s ' '
-run --codec kivi:bits=4 --stream 30 --select oracle --budget 60 --newest 4 | head -n 1 | sed 's/; [0-9].*s$/; TIME/'
-kvcodec encode data/demo.h5 --codec kivi --bits 3 --window 0 -o recipe.h5 >/dev/null
+run --codec kivi:preset=paper,bits=4 --stream 30 --select oracle --budget 60 --newest 4 | head -n 1 | sed 's/; [0-9].*s$/; TIME/'
+kvcodec encode data/demo.h5 --codec kivi --preset paper --bits 3 --window 0 -o recipe.h5 >/dev/null
 run --codec recipe.h5 --json | grep -c '"codec": "kivi"'
 # What is stored: 4 coefficients of 16 bits and ids of 6 for 128 values; with the book, that much more.
 kvcodec train-dict data/demo.h5 --atoms 40 --sparsity 4 --epochs 1 --quiet -o tiny.h5 >/dev/null
-run --codec sparse:book=tiny.h5,sparsity=4 --json | tr -d ' ,"' | awk -F: '
+run --codec sparse:preset=paper,book=tiny.h5,sparsity=4 --json | tr -d ' ,"' | awk -F: '
   $1 == "values" { n = $2 } $1 == "bits_per_value" { bits = $2 } $1 == "bits_per_value_with_book" { all = $2 } $1 == "book_bytes" { book = $2 }
   END { print bits " bits, " (book >= 10240 && all == bits + 8 * book / n ? "and the book counted" : "book: " all " " book " " n) }'
 refused eval-model --text src/LICENSE --codec none

@@ -1,5 +1,5 @@
 # A disk that fills up, played by a limit on file sizes: exit status 1, the old file stays, no rest is left.
-kvcodec encode data/kv.h5 --codec kivi -o out.h5 >/dev/null
+kvcodec encode data/kv.h5 --codec kivi --preset paper --quiet -o out.h5 >/dev/null
 cksum out.h5 >before
 (
   ulimit -f 40

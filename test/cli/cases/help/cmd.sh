@@ -14,8 +14,8 @@ done
 kvcodec --version | grep -E -c "^kvcodec [0-9]+\.[0-9]+\.[0-9]+$"
 kvcodec -h | head -n 1
 kvcodec --help | head -n 1
-kvcodec help encode --codec kivi | grep -e '--bits'
-kvcodec help encode --codec kivi:bits=4 | grep -e '--bits'
+kvcodec help encode --codec kivi --preset paper | grep -e '^  --bits'
+kvcodec help encode --codec kivi:preset=paper,bits=4 | grep -e '^  --bits'
 kvcodec help train-rvq | grep -e '--no-bias'
 kvcodec help train-dict | grep -e '--seed'
 kvcodec help encode | grep -e '--seed'

@@ -5,7 +5,7 @@ if [ -z "$python" ]; then
   echo "there is no Python with h5py and NumPy"
   exit 77
 fi
-kvcodec encode data/demo.h5 --codec kivi --bits 3 --window 16 --key-group 16 -o kivi-codes.h5 >/dev/null
+kvcodec encode data/demo.h5 --codec kivi --preset paper --bits 3 --window 16 --key-group 16 --quiet -o kivi-codes.h5 >/dev/null
 kvcodec decode kivi-codes.h5 -o kivi.h5 >/dev/null
 kvcodec decode data/none.h5 -o none.h5 >/dev/null
 kvcodec decode data/sparse.h5 --book data/dict.h5 -o sparse.h5 >/dev/null

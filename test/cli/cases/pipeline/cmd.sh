@@ -2,7 +2,7 @@
 set -e
 kvcodec dump-kv --model src/data/demo-model --text src/LICENSE --chunk 128 --max-tokens 1024 -o kv.h5
 kvcodec train-dict kv.h5 --atoms 128 --sparsity 8 -o dict.h5
-kvcodec encode kv.h5 --codec sparse --book dict.h5 --sparsity 8 -o codes.h5
+kvcodec encode kv.h5 --codec sparse --preset paper --no-pack --book dict.h5 --sparsity 8 -o codes.h5
 kvcodec pack-indices codes.h5 -o packed.h5
 kvcodec decode packed.h5 --book dict.h5 -o recon.h5
 kvcodec eval-recon kv.h5 recon.h5 --rate packed.h5

@@ -3,9 +3,9 @@
 . src/test/cli/refused.sh
 here=src/test/cli/cases/report
 model="kvcodec eval-model --model src/data/demo-model --text src/LICENSE --chunk 120 --max-documents 3 --json"
-$model --codec none --codec "kivi:bits=2,window=0,label=kivi-2" --codec "kivi:bits=4,window=0,label=kivi-4" --codec 'q4:label=<q&4>' >model.json
+$model --codec none --codec "kivi:bits=2,window=0,sink=0,label=kivi-2" --codec "kivi:bits=4,window=0,sink=0,label=kivi-4" --codec 'q4:label=<q&4>' >model.json
 kvcodec eval-model --model src/data/demo-model --text src/LICENSE --task recall --lengths 120 --questions 1 --depths 2 --codec fp8 --json >recall.json
-kvcodec encode data/demo.h5 --codec kivi --bits 2 --window 0 -o codes.h5 >/dev/null
+kvcodec encode data/demo.h5 --codec kivi --preset paper --bits 2 --window 0 -o codes.h5 >/dev/null
 kvcodec decode codes.h5 -o kivi-2.h5 >/dev/null
 kvcodec eval-recon data/demo.h5 kivi-2.h5 --rate codes.h5 --attention --bound --json --quiet >recon.json
 kvcodec report model.json recall.json recon.json -o page.html | grep -oE '^(setting|none|kivi|<|fp8|recons)[^ ]*'

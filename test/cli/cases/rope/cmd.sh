@@ -13,8 +13,8 @@ kvcodec eval-recon whole.h5 none-kv.h5 | grep '^all'
 
 # Codes that grow are those of the whole, and parts decode to what the whole does.
 for codec in none: kivi:bits=2,key-group=16,window=32,; do
-  kvcodec encode part-1.h5 --codec ${codec%?} --rope undo -o grown.h5 --overwrite >/dev/null
-  kvcodec encode part-2.h5 --append grown.h5 -o grown.h5 --overwrite >/dev/null
+  kvcodec encode part-1.h5 --codec ${codec%?} --rope undo -o grown.h5 --overwrite --quiet >/dev/null
+  kvcodec encode part-2.h5 --append grown.h5 -o grown.h5 --overwrite --quiet >/dev/null
   kvcodec encode whole.h5 --codec ${codec}rope=undo -o codes.h5 --overwrite >/dev/null
   for file in grown codes; do kvcodec info $file.h5 --json | sed -n '/"streams"/,/"documents"/p' >$file.txt; done
   cmp grown.txt codes.txt
@@ -28,22 +28,22 @@ done
 kvcodec info codes.h5 | grep -o '^parameters.*rope undo' | sed 's/.*rope/rope/'
 
 # At the same bits keys of a model come back nearer.
-kvcodec encode data/demo.h5 --codec kvcomp -o kept.h5 >/dev/null
-kvcodec encode data/demo.h5 --codec kvcomp --rope undo -o undone.h5 >/dev/null
+kvcodec encode data/demo.h5 --codec kvcomp --preset paper -o kept.h5 >/dev/null
+kvcodec encode data/demo.h5 --codec kvcomp --preset paper --rope undo -o undone.h5 >/dev/null
 for file in kept undone; do
   kvcodec decode $file.h5 -o $file-kv.h5 >/dev/null
   kvcodec eval-recon data/demo.h5 $file-kv.h5 --json | grep -m 1 '"nmse"' >$file.nmse
 done
 paste kept.nmse undone.nmse | awk -F '[:,\t]+' '{ print ($4 < 0.9 * $2 ? "nearer" : "not nearer: " $0) }'
 kvcodec attend undone.h5 --queries data/demo.h5 --json | grep -m 1 '"multiplies"'
-kvcodec eval-model --model src/data/demo-model --text src/LICENSE --chunk 200 --max-documents 2 --codec kvcomp:rope=undo \
-  --codec kvcomp --codec undone.h5 --json | grep '"nll_rise"' -A 1 | grep -c mean
+kvcodec eval-model --model src/data/demo-model --text src/LICENSE --chunk 200 --max-documents 2 --codec kvcomp:preset=paper,rope=undo \
+  --codec kvcomp:preset=paper --codec undone.h5 --json | grep '"nll_rise"' -A 1 | grep -c mean
 
 # Books say what they were learned from, and codes follow.
 kvcodec train-dict whole.h5 --atoms 64 --sparsity 4 --epochs 1 --quiet --rope undo -o dict.h5 >/dev/null
 kvcodec train-rvq whole.h5 --entries-value 16 --entries-low 16 --entries-high 16 --epochs 1 --quiet --rope undo -o books.h5 >/dev/null
-kvcodec encode whole.h5 --codec sparse --book dict.h5 --quiet -o sparse.h5 >/dev/null
-kvcodec encode whole.h5 --codec rvq:book=books.h5,rope=undo --quiet -o rvq.h5 >/dev/null
+kvcodec encode whole.h5 --codec sparse --preset paper --no-pack --book dict.h5 --quiet -o sparse.h5 >/dev/null
+kvcodec encode whole.h5 --codec rvq:sink=4,book=books.h5,rope=undo --quiet -o rvq.h5 >/dev/null
 for file in dict books sparse rvq; do kvcodec info $file.h5 | grep -o '^parameters.*rope undo' | sed 's/.*rope/rope/'; done
 kvcodec train-dict whole.h5 --resume dict.h5 --epochs 2 --quiet --rope undo -o more.h5 >/dev/null
 kvcodec info more.h5 | grep -o '^parameters.*rope undo' | sed 's/.*rope/rope/'

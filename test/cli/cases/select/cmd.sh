@@ -1,6 +1,6 @@
 # Tokens chosen by the index of the codes, by Quest and by the oracle; the same file for any number of threads; refusals.
 . src/test/cli/refused.sh
-kvcodec encode data/demo.h5 --codec selfindex --exact-tokens 4 -o si.h5 >/dev/null || exit 1
+kvcodec encode data/demo.h5 --codec selfindex --preset paper --exact-tokens 4 -o si.h5 --quiet >/dev/null || exit 1
 plainly="--first 0 --newest 0 --candidates 1 --dense-layers none"
 kvcodec select si.h5 --queries data/demo.h5 --budget 8 $plainly -o selection.h5
 kvcodec info selection.h5 | sed -n '2,$p' | grep -v '^  kvcodec'
@@ -23,7 +23,7 @@ for n in 1 2; do
   mv each.h5 $n.h5
 done
 cmp 1.h5 2.h5 && echo "same bytes"
-kvcodec encode data/kv.h5 --codec selfindex -o made-up.h5 2>&1 >/dev/null
+kvcodec encode data/kv.h5 --codec selfindex --preset paper -o made-up.h5 2>&1 >/dev/null
 refused select si.h5 --queries data/kv.h5
 refused select made-up.h5 --queries data/kv.h5
 refused select data/none.h5 --queries data/demo.h5

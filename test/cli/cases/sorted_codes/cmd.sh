@@ -6,8 +6,8 @@ kvcodec train-dict data/kv.h5 --atoms 64 --sparsity 4 --epochs 1 --atom-type f32
 kvcodec info f32-dict.h5 | grep ^parameters | grep -o 'atom-type [a-z0-9]*'
 
 for type in f16 fp8 e3m4 i8 i4; do
-  kvcodec encode data/kv.h5 --codec sparse --book $book --coefficients $type -o $type.h5 >/dev/null
-  kvcodec encode data/kv.h5 --codec sparse --book $book --coefficients $type --sort-ids -o $type-sorted.h5 >/dev/null
+  kvcodec encode data/kv.h5 --codec sparse --preset paper --no-pack --book $book --coefficients $type -o $type.h5 >/dev/null
+  kvcodec encode data/kv.h5 --codec sparse --preset paper --no-pack --book $book --coefficients $type --sort-ids -o $type-sorted.h5 >/dev/null
   kvcodec pack-indices --sorted $type.h5 -o rewritten.h5 --overwrite --json | grep '"sorted"'
   for file in $type $type-sorted rewritten; do
     kvcodec decode $file.h5 --book $book -o $file-kv.h5 --overwrite >/dev/null
@@ -26,7 +26,7 @@ for file in still packed plain again; do
 done
 
 # The other way to choose atoms, over atoms in f32.
-kvcodec encode data/kv.h5 --codec sparse --book f32-dict.h5 --selection ols --coefficients i4 --sort-ids -o ols.h5 >/dev/null
+kvcodec encode data/kv.h5 --codec sparse --preset paper --no-pack --book f32-dict.h5 --selection ols --coefficients i4 --sort-ids -o ols.h5 >/dev/null
 kvcodec info ols.h5 | grep ^parameters
 kvcodec decode ols.h5 --book f32-dict.h5 -o ols-kv.h5 --json | grep '"tokens"'
 
@@ -61,4 +61,4 @@ refused pack-indices bad.h5 --sorted -o x.h5
 ls x.h5 2>/dev/null || true
 
 # What would have no effect is refused.
-kvcodec encode data/whole.h5 --codec sparse --book $book --coefficients fp8 --rounding-error 0.1 -o x.h5 2>&1 || echo "exit $?"
+kvcodec encode data/whole.h5 --codec sparse --preset paper --no-pack --book $book --coefficients fp8 --rounding-error 0.1 -o x.h5 2>&1 || echo "exit $?"

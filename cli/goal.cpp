@@ -1,0 +1,384 @@
+#include "cli/goal.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "cli/codec_spec.hpp"
+#include "cli/judged_texts.hpp"
+#include "cli/matching.hpp"
+#include "cli/model_runner.hpp"
+#include "cli/probe.hpp"
+#include "cli/progress.hpp"
+#include "cli/weights.hpp"
+#include "formats/model_files.hpp"
+#include "lib/codec/dial.hpp"
+#include "lib/codec/layer_numbers.hpp"
+#include "lib/core/error.hpp"
+#include "lib/pipeline/allocation.hpp"
+#include "lib/pipeline/closed_loop.hpp"
+
+namespace kvcodec::cli {
+namespace {
+
+/// Tokens of the sample: on four novels' worth of caches rates of so many are within 1% of those of all.
+constexpr uint64_t kSampleTokens = 4096;
+/// Near enough to a rate, and to a ratio in dB.
+constexpr double kNear = 0.003, kNearDb = 0.1;
+constexpr int kMostTries = 30;
+/// Documents that a model is run on for a loss, and their length.
+constexpr int64_t kLossDocuments = 6, kLossTokens = 1024;
+constexpr int kLossTries = 9;
+
+double snr_of(Quality quality) {
+  switch (quality) {
+    case Quality::low:
+      return 10;
+    case Quality::medium:
+      return 15;
+    case Quality::high:
+      return 20;
+    case Quality::near_lossless:
+      break;
+  }
+  return 30;
+}
+
+OptionField* find_field(std::vector<OptionField>& fields, std::string_view name) {
+  const auto place = std::ranges::find(fields, name, &OptionField::name);
+  return place == fields.end() ? nullptr : &*place;
+}
+
+/// Whether the dial's places are bits, whose fractions are how many layers and sides have one more.
+bool has_layer_bits(Options& options) {
+  auto fields = options.fields();
+  return find_field(fields, "layer-bits") != nullptr;
+}
+
+/// Codecs by their place on the dial.
+class Scale {
+ public:
+  Scale(const GoalContext& context, Options& base, const Probe& probe)
+      : context_(context),
+        dial_(dial_of(context.codec)),
+        base_(to_record(base)),
+        by_layer_(has_layer_bits(base)) {
+    if (by_layer_) find_costs(probe);
+  }
+
+  double least() const { return dial_.least; }
+  double most() const { return dial_.most; }
+  /// Places nearer than this are the same.
+  double finest() const {
+    return by_layer_ ? 1 / static_cast<double>(places_.size()) : dial_.whole ? 1 : 1e-3;
+  }
+
+  std::unique_ptr<Options> options_at(double place) const {
+    auto options = context_.codec.make_options();
+    from_record(base_, *options);
+    dial_.turn(*options, place, !context_.weights.empty());
+    if (by_layer_) set_layer_bits(*options, place);
+    return options;
+  }
+
+  /// The codec there; nullptr where its options fit neither book nor cache.
+  std::unique_ptr<Codec> codec_at(double place) const {
+    try {
+      return context_.make(*options_at(place));
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::usage) throw;
+      return nullptr;
+    }
+  }
+
+ private:
+  struct Place {
+    int layer;
+    size_t side;
+  };
+
+  /// What errors cost that no bits leave, by what those of some bits are.
+  void find_costs(const Probe& probe) {
+    constexpr double kTried = 3;
+    std::optional<Weights> weights;
+    if (!context_.weights.empty()) weights = read_weights(context_.weights, context_.kv.model());
+    auto options = context_.codec.make_options();
+    from_record(base_, *options);
+    dial_.turn(*options, kTried, false);
+    const Probe::Energies energies = probe.energies(*context_.make(*options));
+    for (size_t side = 0; side < 2; ++side)
+      for (size_t layer = 0; layer < energies.size(); ++layer) {
+        const Probe::Energy& energy = energies[layer][side];
+        if (energy.signal <= 0) continue;
+        const double cost = weights
+                                ? weights->cost(side == 0 ? Side::key : Side::value, static_cast<int>(layer))
+                                : 1 / energy.signal;
+        places_.push_back({static_cast<int>(layer), side});
+        costs_.push_back(cost * energy.error * std::exp2(2 * kTried));
+      }
+  }
+
+  void set_layer_bits(Options& options, double place) const {
+    auto fields = options.fields();
+    const OptionField& bits = *find_field(fields, "bits");
+    const auto least = static_cast<int64_t>(bits.min), most = static_cast<int64_t>(bits.max);
+    const auto total = static_cast<int64_t>(std::floor(place * static_cast<double>(places_.size()) + 1e-6));
+    const std::vector<int64_t> own = allocate_bits(costs_, total, least, most);
+    if (std::ranges::all_of(own, [&](int64_t one) { return one == own.front(); })) {
+      set_value(bits, own.front());
+      return;
+    }
+    const auto layers = static_cast<size_t>(context_.kv.model().num_layers);
+    std::vector<int64_t> all(2 * layers, std::get<int64_t>(value_of(bits)));
+    for (size_t i = 0; i < own.size(); ++i)
+      all[places_[i].side * layers + static_cast<size_t>(places_[i].layer)] = own[i];
+    set_value(*find_field(fields, "layer-bits"), layer_numbers_text(all));
+  }
+
+  const GoalContext& context_;
+  const Dial& dial_;
+  Record base_;
+  bool by_layer_;
+  std::vector<Place> places_;
+  std::vector<double> costs_;
+};
+
+/// The two neighbouring places between which a measure that rises passes a target: low is not above it, high is, or is
+/// not to be had. Nothing measured there: none was.
+struct Bracket {
+  std::optional<double> low, high;
+  double at_low = 0, at_high = std::numeric_limits<double>::infinity();
+};
+
+/// A place between the two, nearer to that whose measure is nearer to the target: measures are nearly straight lines.
+double between(const Bracket& bracket, double target, bool whole) {
+  constexpr double kMargin = 0.05;
+  const double share =
+      std::isfinite(bracket.at_high) ? (target - bracket.at_low) / (bracket.at_high - bracket.at_low) : 0.5;
+  const double middle = std::lerp(*bracket.low, *bracket.high,
+                                  std::clamp(std::isfinite(share) ? share : 0.5, kMargin, 1 - kMargin));
+  return whole ? std::clamp(std::round(middle), *bracket.low + 1, *bracket.high - 1) : middle;
+}
+
+/// measure: infinite where there is no codec. near(value): whether that is near enough to stop.
+template <class Measure, class Near>
+Bracket find_bracket(const Scale& scale, double first_step, double target, int tries, const Measure& measure,
+                     const Near& near) {
+  Bracket bracket;
+  const auto put = [&](double place) {
+    const double value = measure(place);
+    if (value <= target) {
+      bracket.low = place, bracket.at_low = value;
+    } else {
+      bracket.high = place, bracket.at_high = value;
+    }
+    --tries;
+  };
+  put(scale.least());
+  // Steps that double: what costs much is not tried where little is wanted.
+  for (double step = first_step; bracket.low && !bracket.high && *bracket.low < scale.most(); step *= 2)
+    put(std::min(*bracket.low + step, scale.most()));
+  while (bracket.low && bracket.high && tries > 0 && *bracket.high - *bracket.low > scale.finest() &&
+         !near(bracket.at_low, bracket.at_high)) {
+    put(between(bracket, target, scale.finest() >= 1));
+  }
+  return bracket;
+}
+
+/// "--key-rel 0.3 --value-rel 0.18": options that are other than they were.
+std::string words_of(Options& before, Options& after) {
+  const Record old = to_record(before), now = to_record(after);
+  std::string words;
+  for (const auto& [name, value] : now.items()) {
+    if (*old.find(name) == value) continue;
+    const std::string text = to_text(value);
+    words += fmt::format("{}--{} {}", words.empty() ? "" : " ", name,
+                         text.find(' ') == std::string::npos ? text : "'" + text + "'");
+  }
+  return words.empty() ? "what was given" : words;
+}
+
+double find_rate(const GoalOptions& goal, const GoalContext& context, const Scale& scale,
+                 const Probe& probe) {
+  const auto bits = [&](double place) {
+    const auto codec = scale.codec_at(place);
+    return codec ? probe.bits(*codec) : std::numeric_limits<double>::infinity();
+  };
+  const Bracket found = find_bracket(scale, 1, goal.total_bits, kMostTries, bits, [&](double low, double) {
+    return low >= goal.total_bits * (1 - kNear);
+  });
+  if (!found.low)
+    throw usage_error("--total-bits is {}; with these options {} takes {:.2f} bits per value at least",
+                      goal.total_bits, context.codec.name, found.at_high);
+  return *found.low;
+}
+
+/// Of ratios that rise, the place of the first that is not below the target.
+double find_snr(double target, const GoalContext& context, const Scale& scale, const Probe& probe) {
+  const auto snr = [&](double place) {
+    const auto codec = scale.codec_at(place);
+    return codec ? Probe::snr_db(probe.energies(*codec)) : std::numeric_limits<double>::infinity();
+  };
+  const Bracket found = find_bracket(scale, 1, target, kMostTries, snr,
+                                     [&](double, double high) { return high <= target + kNearDb; });
+  if (!found.low) return scale.least();
+  if (!found.high || !std::isfinite(found.at_high))
+    throw usage_error("--quality asks for {} dB; with these options {} reaches {:.1f}", target,
+                      context.codec.name, found.at_low);
+  return *found.high;
+}
+
+/// What a model loses of texts under codecs.
+class LossMeter {
+ public:
+  LossMeter(const GoalOptions& goal, const GoalContext& context)
+      : context_(context), files_(open_model(goal.model)), model_(make_model(*files_, context.common)) {
+    const ModelConfig& config = files_->description().config;
+    const ModelInfo& info = context.kv.model();
+    if (config.num_layers != info.num_layers || config.num_kv_heads != info.num_kv_heads ||
+        config.head_dim != info.head_dim)
+      throw bad_input("{}: it has {} layers, {} key/value heads of {}; the cache has {}, {} of {}",
+                      goal.model, config.num_layers, config.num_kv_heads, config.head_dim, info.num_layers,
+                      info.num_kv_heads, info.head_dim);
+    JudgedTextOptions texts;
+    texts.texts = goal.texts;
+    texts.max_documents = kLossDocuments;
+    const int64_t length = std::min(document_length(texts, config), kLossTokens);
+    texts.chunk = length;
+    const Tokenizer tokenizer = files_->tokenizer();
+    documents_ =
+        judged_texts(texts, context.common, tokenizer, read_texts(texts, context.common), length).documents;
+  }
+
+  /// The rise of the NLL or the divergence, whichever is more: of few tokens the rise may come out below 0 by chance, and
+  /// the divergence does not.
+  double loss(const Codec& codec) const {
+    ClosedLoop loop(model_,
+                    {{&codec, context_.kv.dtype() == DType::f32 ? DType::bf16 : context_.kv.dtype(), {}}},
+                    {.memory = context_.common.memory_bytes(), .engine = context_.common.engine()});
+    std::vector<PredictionSums> own, reference;
+    for (const LoopResult& result : loop.run(documents_)) {
+      own.push_back(result.settings[0].sums);
+      reference.push_back(result.reference.sums);
+    }
+    const PredictionEstimates estimates = estimate_predictions(own, reference);
+    return std::max(estimates.rise.mean, estimates.divergence.mean);
+  }
+
+ private:
+  const GoalContext& context_;
+  std::unique_ptr<ModelFiles> files_;
+  LlamaModel model_;
+  std::vector<LoopDocument> documents_;
+};
+
+double find_loss(const GoalOptions& goal, const GoalContext& context, const Scale& scale, const Probe& probe,
+                 double& reached) {
+  const LossMeter meter(goal, context);
+  // Losses are dear to measure: the search begins where errors are what they usually are for a loss like this.
+  const double start =
+      find_snr(std::clamp(5 - 5 * std::log10(goal.max_nll), 8.0, 40.0), context, scale, probe);
+  std::optional<double> low, high;  // more than is allowed; not more
+  double place = start, step = std::max(scale.finest(), dial_of(context.codec).whole ? start / 4 : 0.5);
+  for (int tries = kLossTries; tries > 0; --tries) {
+    const auto codec = scale.codec_at(place);
+    const double loss = codec ? meter.loss(*codec) : 0;
+    if (codec && loss > goal.max_nll) {
+      low = place;
+    } else {
+      high = place;
+      if (codec) reached = loss;
+    }
+    if (low && high && *high - *low <= std::max(scale.finest(), 0.03)) break;
+    if (low && *low >= scale.most()) break;
+    if (high && *high <= scale.least()) break;
+    if (low && high)
+      place = (*low + *high) / 2;
+    else
+      place = std::clamp(high ? place - step : place + step, scale.least(), scale.most());
+    if (scale.finest() >= 1) place = std::round(place);
+    step *= 1.5;
+  }
+  if (!high || !scale.codec_at(*high))
+    throw usage_error("--max-nll is {}; with these options {} was not found to lose so little", goal.max_nll,
+                      context.codec.name);
+  return *high;
+}
+
+}  // namespace
+
+std::vector<OptionField> GoalOptions::fields() {
+  return {
+      {.name = "total-bits",
+       .help =
+           "find the codec's options for so many bits per value of the file, everything counted but the book "
+           "(--bits of kivi, q4 and transform are those of codes alone)",
+       .target = &total_bits,
+       .min = 0},
+      {.name = "quality",
+       .help = "find them for a signal-to-noise ratio of keys and values: low 10 dB, medium 15, high 20, "
+               "near-lossless 30 (no default)",
+       .target = &quality},
+      {.name = "max-nll",
+       .help =
+           "find them for a rise of the NLL of at most so many nats per token, and a divergence of no more, which "
+           "--model has on --text",
+       .target = &max_nll,
+       .min = 0},
+      {.name = "model", .help = "model for --max-nll: a directory or a GGUF file", .target = &model}};
+}
+
+void GoalOptions::declare(Command& command) {
+  command.group("A goal instead of a codec's options");
+  for (const OptionField& field : fields()) command.option(field, field.name == "model" ? "PATH" : "");
+  command.repeated("text", "text files and folders for --max-nll; other ones than are to be encoded", texts,
+                   "PATH");
+}
+
+void GoalOptions::check_goal() const {
+  if ((total_bits > 0) + (max_nll > 0) + quality.has_value() > 1)
+    throw usage_error("--total-bits, --max-nll and --quality exclude each other");
+  if (max_nll > 0 && (model.empty() || texts.empty()))
+    throw usage_error("--max-nll needs a model and a text to measure on: give --model and --text");
+  if (max_nll == 0 && (!model.empty() || !texts.empty()))
+    throw usage_error("--model and --text are for --max-nll");
+}
+
+bool allocates_bits(const CodecEntry& codec) {
+  const auto options = codec.make_options();
+  return has_layer_bits(*options);
+}
+
+void check_goal_fits(const Command& command, const GoalOptions& goal, const CodecEntry& codec,
+                     const std::string& word) {
+  if (!goal.given()) return;
+  const char* asked = goal.total_bits > 0 ? "--total-bits" : goal.max_nll > 0 ? "--max-nll" : "--quality";
+  const Dial& dial = dial_of(codec);
+  if (!dial.turn)
+    throw usage_error("the codec {} has nothing that {} could find: {}", codec.name, asked, dial.why_not);
+  const auto in_word = keys_of(word);
+  for (const std::string_view name : dial.sets)
+    if (command.given(std::string(name)) || std::ranges::count(in_word, name) > 0)
+      throw usage_error("--{} is what {} finds; leave out one of them", name, asked);
+}
+
+std::string settle(const GoalOptions& goal, const GoalContext& context, Options& options) {
+  const Probe probe(context.kv, context.documents, context.layers, kSampleTokens);
+  const Scale scale(context, options, probe);
+  double reached = 0;
+  const double place = goal.total_bits > 0 ? find_rate(goal, context, scale, probe)
+                       : goal.max_nll > 0  ? find_loss(goal, context, scale, probe, reached)
+                                           : find_snr(snr_of(*goal.quality), context, scale, probe);
+  const auto found = scale.options_at(place);
+  const std::string words = words_of(options, *found);
+  const auto codec = context.make(*found);
+  std::string about = fmt::format("{:.3f} bits per value", probe.bits(*codec));
+  if (goal.quality) about += fmt::format(" and {:.1f} dB", Probe::snr_db(probe.energies(*codec)));
+  if (goal.max_nll > 0) about += fmt::format("; the model loses {:.4f} nats per token", reached);
+  context.common.note("{} {}: a sample of {} tokens takes {}", context.codec.name, words, probe.tokens(),
+                      about);
+  from_record(to_record(*found), options);
+  return words;
+}
+
+}  // namespace kvcodec::cli

@@ -1,0 +1,149 @@
+#include "cli/probe.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "cli/coding.hpp"
+#include "lib/core/bits.hpp"
+#include "lib/core/error.hpp"
+
+namespace kvcodec::cli {
+namespace {
+
+/// What a codes file takes beside its streams: ids, positions and parts of each token, a document's line and its part of each
+/// side of a group, and the file itself, at most. Measured; they matter for caches of a few megabytes.
+constexpr double kTokenBytes = 8.2, kDocumentBytes = 45, kPartBytes = 74, kFileBytes = 21000;
+
+/// Bits of a stream's bytes in a file: ids packed.
+double stored_bits(const StreamSpec& spec, uint64_t bytes) {
+  const uint64_t elements = bytes / size_of(spec.type);
+  return spec.index_bound > 0 ? static_cast<double>(elements * index_bits(spec.index_bound))
+                              : static_cast<double>(bytes) * 8;
+}
+
+}  // namespace
+
+Probe::Probe(const KvReader& kv, const std::vector<size_t>& documents, const std::vector<int>& layers,
+             uint64_t most_tokens)
+    : kv_(kv), layers_(layers), all_documents_(documents.size()) {
+  for (const size_t document : documents) all_tokens_ += kv.documents().length(document);
+  const uint64_t wanted = std::max<uint64_t>(1, std::min(most_tokens, all_tokens_));
+  // Every n-th document, so many that they have the tokens wanted if all are alike.
+  const auto step = static_cast<size_t>(std::max<uint64_t>(1, all_tokens_ / wanted));
+  for (size_t i = step / 2; i < documents.size() && tokens_ < wanted; i += step) {
+    const size_t document = documents[i];
+    const uint64_t first = kv.documents().offsets[document],
+                   count = std::min(kv.documents().length(document), wanted - tokens_);
+    if (count == 0) continue;
+    Piece piece{first, count, {}};
+    if (kv.has_tokens()) piece.ids = kv.tokens(first, count);
+    pieces_.push_back(std::move(piece));
+    tokens_ += count;
+  }
+  if (tokens_ == 0) throw bad_input("{}: there is no token to try options on", kv.name());
+}
+
+template <class Body>
+void Probe::for_each_part(const Codec& codec, const Body& body) const {
+  for (const int group : groups_of(layers_, codec.layer_group()))
+    for (const Side side : codec.sides()) {
+      const LayerShape layer = kv_.model().layer_shape(group);
+      if (side != Side::both && layer.heads * layer.stored_dim(side) == 0) continue;
+      const GroupShape shape = group_shape(kv_.model(), group, codec.layer_group(), side);
+      const Rows rows = read(codec, shape);
+      at_dataset(kv_.name(), side, group,
+                 [&] { body(shape, encode_in_memory(codec, shape, rows.documents), rows.own); });
+    }
+}
+
+Probe::Rows Probe::read(const Codec& codec, const GroupShape& shape) const {
+  Rows rows;
+  const GroupShape surveyed = codec.surveyed(shape);
+  const auto read = [&](const GroupShape& of, std::vector<Matrix<float>>& to) {
+    for (const Piece& piece : pieces_) kv_.read(of, piece.first, to.emplace_back(piece.count, of.width()));
+  };
+  read(shape, rows.own);
+  if (surveyed.side != shape.side) read(surveyed, rows.surveyed);
+  for (size_t i = 0; i < pieces_.size(); ++i) {
+    DocumentRows& document = rows.documents.emplace_back(rows.own[i].view());
+    document.token_ids = pieces_[i].ids;
+    if (!rows.surveyed.empty()) document.surveyed = rows.surveyed[i].view();
+  }
+  if (codec.wants_queries() && kv_.query_tokens() > 0) read_queries(shape, rows);
+  return rows;
+}
+
+void Probe::read_queries(const GroupShape& shape, Rows& rows) const {
+  const auto queries = kv_.queries(shape.first_layer);
+  if (!queries || queries->token_rows.empty()) return;
+  const auto& tokens = queries->token_rows;
+  const size_t width = queries->values.size() / tokens.size();
+  for (size_t i = 0; i < pieces_.size(); ++i) {
+    const auto begin = std::ranges::lower_bound(tokens, pieces_[i].first);
+    const auto end = std::ranges::lower_bound(tokens, pieces_[i].first + pieces_[i].count);
+    Matrix<float>& matrix = rows.queries.emplace_back(static_cast<size_t>(end - begin), width);
+    std::copy_n(queries->values.data() + static_cast<size_t>(begin - tokens.begin()) * width, matrix.size(),
+                matrix.data());
+  }
+  for (size_t i = 0; i < pieces_.size(); ++i) {
+    for (const uint64_t token : tokens)
+      if (token >= pieces_[i].first && token < pieces_[i].first + pieces_[i].count)
+        rows.documents[i].query_tokens.push_back(token - pieces_[i].first);
+    rows.documents[i].queries = rows.queries[i].view();
+  }
+}
+
+double Probe::bits(const Codec& codec) const {
+  double own = 0, shared = 0, values = 0;
+  uint64_t sides = 0;
+  for_each_part(codec,
+                [&](const GroupShape& shape, const Encoded& encoded, const std::vector<Matrix<float>>&) {
+                  for (const StreamSpec& spec : encoded.specs())
+                    (spec.shared ? shared : own) += stored_bits(spec, encoded.bytes(spec.name).size());
+                  values += static_cast<double>(shape.width());
+                  ++sides;
+                });
+  const auto tokens = static_cast<double>(all_tokens_);
+  const auto documents = static_cast<double>(all_documents_);
+  const double besides = tokens * kTokenBytes +
+                         documents * (kDocumentBytes + static_cast<double>(sides) * kPartBytes) + kFileBytes;
+  return own / (values * static_cast<double>(tokens_)) + (shared + 8 * besides) / (values * tokens);
+}
+
+Probe::Energies Probe::energies(const Codec& codec) const {
+  Energies energies(static_cast<size_t>(kv_.model().num_layers));
+  for_each_part(codec, [&](const GroupShape& shape, const Encoded& encoded,
+                           const std::vector<Matrix<float>>& rows) {
+    for (size_t d = 0; d < pieces_.size(); ++d) {
+      const Matrix<float>& original = rows[d];
+      Matrix<float> decoded(original.rows(), original.cols());
+      codec.open(shape, encoded.document(d))->decode(0, decoded);
+      const auto sides = shape.side == Side::both ? std::span<const Side>(kSides) : std::span(&shape.side, 1);
+      const size_t width = original.cols() / (sides.size() * static_cast<size_t>(shape.layers));
+      for (size_t s = 0; s < sides.size(); ++s)
+        for (size_t l = 0; l < static_cast<size_t>(shape.layers); ++l) {
+          Energy& energy =
+              energies[static_cast<size_t>(shape.first_layer) + l][sides[s] == Side::value ? 1 : 0];
+          const size_t begin = (s * static_cast<size_t>(shape.layers) + l) * width;
+          for (size_t t = 0; t < original.rows(); ++t)
+            for (size_t j = begin; j < begin + width; ++j) {
+              const double x = original(t, j), error = x - static_cast<double>(decoded(t, j));
+              energy.signal += x * x;
+              energy.error += error * error;
+            }
+        }
+    }
+  });
+  return energies;
+}
+
+double Probe::snr_db(const Energies& energies) {
+  double sum = 0;
+  size_t count = 0;
+  for (const auto& layer : energies)
+    for (const Energy& energy : layer)
+      if (energy.signal > 0) sum += energy.error / energy.signal, ++count;
+  return count == 0 ? 0 : -10 * std::log10(sum / static_cast<double>(count));
+}
+
+}  // namespace kvcodec::cli

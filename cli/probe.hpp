@@ -1,0 +1,62 @@
+// What a codec makes of a sample of a cache: how encode finds options for a rate or a quality before it writes anything.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "formats/kv_file.hpp"
+#include "lib/codec/codec.hpp"
+#include "lib/codec/encoded.hpp"
+
+namespace kvcodec::cli {
+
+class Probe {
+ public:
+  /// Whole documents of a cache, spread over those that are to be coded, as long as they are about so many tokens together;
+  /// at least one, or the beginning of it. layers: ascending. Reads them; the same documents for the same arguments.
+  Probe(const KvReader& kv, const std::vector<size_t>& documents, const std::vector<int>& layers,
+        uint64_t most_tokens);
+
+  /// Tokens of the sample.
+  uint64_t tokens() const { return tokens_; }
+
+  /// About what all documents come to in a file, in bits per value: streams as the sample's are, what documents share once,
+  /// token ids, positions and the file's own bytes.
+  double bits(const Codec& codec) const;
+
+  /// Errors of the sample decoded, (layers of the model, keys and values): energies of error and of signal.
+  struct Energy {
+    double error = 0, signal = 0;
+  };
+  using Energies = std::vector<std::array<Energy, 2>>;
+  Energies energies(const Codec& codec) const;
+
+  /// Signal over noise of such errors in dB, from the mean over layers and sides of what part of the energy the error's is.
+  static double snr_db(const Energies& energies);
+
+ private:
+  struct Piece {
+    uint64_t first = 0, count = 0;  ///< tokens of the file
+    std::vector<uint32_t> ids;
+  };
+
+  /// A side of some layers, read: what `documents` looks at is in the others.
+  struct Rows {
+    std::vector<Matrix<float>> own, surveyed, queries;  ///< of each piece
+    std::vector<DocumentRows> documents;
+  };
+
+  template <class Body>
+  void for_each_part(const Codec& codec, const Body& body) const;
+  Rows read(const Codec& codec, const GroupShape& shape) const;
+  void read_queries(const GroupShape& shape, Rows& rows) const;
+
+  const KvReader& kv_;
+  std::vector<int> layers_;
+  std::vector<Piece> pieces_;
+  uint64_t tokens_ = 0;
+  uint64_t all_tokens_ = 0, all_documents_ = 0;  // that are to be coded
+};
+
+}  // namespace kvcodec::cli

@@ -1,0 +1,56 @@
+# Options that encode finds: for a rate, a quality, a loss. What is found can be typed, and gives the same codes.
+set -e
+. src/test/cli/refused.sh
+kvcodec dump-kv --model src/data/demo-model --text src/data/text/moby-dick.txt --chunk 512 --max-tokens 4096 --queries none --quiet -o kv.h5 >/dev/null
+kvcodec train-dict kv.h5 --atoms 256 --sparsity 16 --layer-group 2 --epochs 1 --quiet -o dict.h5 >/dev/null
+kvcodec train-transform kv.h5 --quiet -o transform.h5 >/dev/null
+# The bits of a file, from 0.97 to 1.02 times what was asked for; those of 1/8 of a bit by layer and side from 0.95 on.
+near() { # <lowest share> <bits> <options of encode...>
+  low=$1 bits=$2
+  shift 2
+  kvcodec encode kv.h5 "$@" --total-bits "$bits" --json --overwrite -o codes.h5 2>said |
+    jq -r --argjson low "$low" --argjson bits "$bits" '"\(.codec) \($bits): \(.bits_per_value / $bits | if . >= $low and . <= 1.02 then "near" else . end)"'
+  grep -c "note: $(echo "$2" | cut -d : -f 1) --" said
+}
+near 0.97 2 --codec kvcomp
+near 0.97 3.5 --codec kvcomp
+near 0.97 1 --codec transform --book transform.h5
+near 0.97 1.4 --codec sparse --book dict.h5
+near 0.95 3.5 --codec kivi
+near 0.95 3.6 --codec q4
+# The same options, typed, are the same codes; and the same again.
+kvcodec encode kv.h5 --codec kvcomp --total-bits 2.5 --quiet -o found.h5 >/dev/null
+options=$(kvcodec info found.h5 | sed -n 's/.*(found: \(.*\)).*/\1/p')
+kvcodec encode kv.h5 --codec kvcomp $options --quiet -o typed.h5 >/dev/null
+kvcodec info found.h5 --json | jq .parameters >found
+kvcodec info typed.h5 --json | jq .parameters | cmp - found && echo "the options found are those of the file"
+# A quality is reached, and a finer one takes more.
+for quality in low medium high near-lossless; do
+  kvcodec encode kv.h5 --codec kvcomp --quality $quality --quiet --json --overwrite -o $quality.h5 >rate
+  kvcodec decode $quality.h5 --quiet --overwrite -o recon.h5 >/dev/null
+  kvcodec eval-recon kv.h5 recon.h5 --json --quiet | jq -r --arg quality $quality --argjson bits "$(jq .bits_per_value rate)" \
+    '.reconstructions[0] | [.key, .value] | map(.layers[].nmse) | (-10 * ((add / length) | log10)) as $snr
+     | "\($quality): \($snr | . + 0.05 | floor) dB, \(if $bits > 0.5 and $bits < 8 then "smaller" else $bits end)"'
+done
+# A loss, and what weights do.
+kvcodec encode kv.h5 --codec kvcomp --max-nll 0.02 --model src/data/demo-model --text src/data/text/pride-and-prejudice.txt --overwrite -o loss.h5 2>&1 >/dev/null |
+  sed 's/.*loses \([0-9.]*\) nats.*/\1/' | awk '{ print ($1 > 0.002 && $1 <= 0.02) ? "loses so much and no more" : $0 }'
+kvcodec sensitivity --model src/data/demo-model --text src/data/text/pride-and-prejudice.txt --chunk 200 --max-documents 2 --quiet -o s.h5 >/dev/null
+kvcodec encode kv.h5 --codec q4 --total-bits 3.1 --weights s.h5 --quiet -o weighed.h5 >/dev/null
+kvcodec info weighed.h5 --json | jq -r '.parameters["layer-bits"] / " " | map(tonumber) | [length, (unique | length > 1)] | tostring'
+kvcodec encode kv.h5 --codec kvcomp --total-bits 2 --weights s.h5 --quiet --overwrite -o weighed.h5 >/dev/null
+kvcodec info weighed.h5 --json | jq -r '.parameters | [."max-error" > 0, (."error-scales" / " " | length)] | tostring'
+# What was found serves what is appended.
+kvcodec encode kv.h5 --append found.h5 --quiet -o grown.h5 >/dev/null
+kvcodec info grown.h5 --json | jq .parameters | cmp - found && echo "appended with the same options"
+set +e
+refused encode kv.h5 --codec none --total-bits 2 -o x.h5
+refused encode kv.h5 --codec kivi --total-bits 2 --bits 2 -o x.h5
+refused encode kv.h5 --codec kivi:bits=2,total-bits=2 -o x.h5
+refused encode kv.h5 --codec kivi --total-bits 0.5 -o x.h5
+refused encode kv.h5 --codec kvcomp --total-bits 2 --quality low -o x.h5
+refused encode kv.h5 --codec kvcomp --max-nll 0.1 -o x.h5
+refused encode kv.h5 --codec kvcomp --model src/data/demo-model -o x.h5
+refused encode kv.h5 --append found.h5 --total-bits 2 -o x.h5
+refused encode kv.h5 --codec q4 --preset paper -o x.h5
+refused encode kv.h5 --codec kivi --preset best -o x.h5

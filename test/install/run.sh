@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Installs a build into a fresh folder, and builds and runs a program there that knows nothing of the sources.
+# usage: run.sh SOURCE BUILD WORK        77 where the program's libraries are not built
+set -euo pipefail
+source=$(realpath "$1") build=$(realpath "$2") work=$3
+for library in kvcodec kvcodec_lib kvcodec_formats; do
+  [[ -e $build/$library || -e $build/lib$library.a ]] || { echo "$library is not built"; exit 77; }
+done
+rm -rf "$work"
+mkdir -p "$work"
+work=$(realpath "$work")
+cmake --install "$build" --prefix "$work/prefix" >"$work/install.log"
+cd "$work/prefix"
+bad=0
+for file in bin/kvcodec include/kvcodec/lib/codec/encoded.hpp include/kvcodec/kvcodec/version.hpp share/man/man1/kvcodec-encode.1 \
+  share/doc/kvcodec/LICENSE share/bash-completion/completions/kvcodec share/zsh/site-functions/_kvcodec \
+  share/fish/vendor_completions.d/kvcodec.fish share/kvcodec/quickstart-chain.sh share/kvcodec/demo-model/config.json; do
+  [[ -s $file ]] || { echo "$file is not installed"; bad=1; }
+done
+((bad == 0))
+# The completion of bash is a script, and offers what the page of a command does.
+bash -c '
+  complete() { :; }
+  source share/bash-completion/completions/kvcodec
+  COMP_WORDS=(kvcodec encode --rope "") COMP_CWORD=3; _kvcodec; echo "${COMPREPLY[*]}"
+  COMP_WORDS=(kvcodec enc) COMP_CWORD=1; _kvcodec; echo "${COMPREPLY[*]}"
+  COMP_WORDS=(kvcodec encode --total) COMP_CWORD=2; _kvcodec; echo "${COMPREPLY[*]}"' >"$work/completed"
+diff "$work/completed" - <<'TEXT'
+keep undo
+encode
+--total-bits
+TEXT
+# From a copy: nothing may lead back to the sources.
+cp "$source/test/install/CMakeLists.txt" "$source/test/install/buffer.cpp" "$work/"
+cmake -S "$work" -B "$work/build" -DCMAKE_PREFIX_PATH="$work/prefix" -DCMAKE_BUILD_TYPE=Release >"$work/configure.log"
+cmake --build "$work/build" >"$work/build.log" || { cat "$work/build.log"; exit 1; }
+! grep -qE -- "-(I|isystem) ?$source( |\$)" "$work/build/CMakeFiles/buffer.dir/flags.make" || { echo "the program is built with headers of the sources"; exit 1; }
+said=$("$work/build/buffer")
+echo "$said"
+[[ $said =~ ^[1-4]\.[0-9]+\ bits\ per\ value,\ [12][0-9]\.[0-9]\ dB$ ]]
