@@ -2,10 +2,12 @@
 
 #include <algorithm>
 
+#include "cli/common.hpp"
 #include "cli/text.hpp"
 #include "formats/key_rope.hpp"
 #include "lib/codec/rope_codec.hpp"
 #include "lib/core/error.hpp"
+#include "lib/core/finite.hpp"
 #include "lib/engine/engine.hpp"
 
 namespace kvcodec::cli {
@@ -147,6 +149,46 @@ StoredSides::StoredSides(const CodesReader& codes, const Codec& codec, const Gro
   }
   at(Side::key, [&] { keys_ = streams(Side::key), views_.keys = open(Side::key, *keys_); });
   at(Side::value, [&] { values_ = streams(Side::value), views_.values = open(Side::value, *values_); });
+}
+
+namespace {
+
+/// One side of a group of one document.
+void decode_document(const CodesReader& codes, const Codec& codec, const GroupShape& shape, size_t document,
+                     uint64_t budget) {
+  const StoredDocument stored(codes, codec, shape, document);
+  const uint64_t length = codes.info().documents.length(document);
+  const size_t chunk = chunk_rows(budget, shape.width() * sizeof(float) + codec.scratch_bytes_per_row(shape));
+  Matrix<float> rows(static_cast<size_t>(std::min<uint64_t>(chunk, length)), shape.width());
+  for (uint64_t first = 0; first < length; first += rows.rows()) {
+    const auto piece =
+        rows.view().rows(0, static_cast<size_t>(std::min<uint64_t>(rows.rows(), length - first)));
+    stored->decode(first, piece);
+    for (size_t i = 0; i < piece.rows(); ++i)
+      if (find_non_finite(MatrixView<const float>(piece).row(i)))
+        throw bad_input("document {}: token {} decodes to what is not finite", document, first + i);
+  }
+}
+
+}  // namespace
+
+void decode_all(const CodesReader& codes, const Codec& codec, uint64_t budget,
+                const std::function<void(double done)>& progress) {
+  const CodesInfo& info = codes.info();
+  size_t sides = 0, done = 0;
+  for (const int group : info.groups) sides += info.sides(group).size();
+  for (const int group : info.groups)
+    for (const Side side : info.sides(group)) {
+      const GroupShape shape = group_shape(info.model, group, info.layer_group, side);
+      for (size_t document = 0; document < info.documents.count(); ++document) {
+        at_dataset(codes.name(), side, group,
+                   [&] { decode_document(codes, codec, shape, document, budget); });
+        progress((static_cast<double>(done) +
+                  static_cast<double>(document + 1) / static_cast<double>(info.documents.count())) /
+                 static_cast<double>(sides));
+      }
+      ++done;
+    }
 }
 
 std::string dataset_name(Side side, int first_layer) {

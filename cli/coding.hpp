@@ -1,6 +1,7 @@
 // What encode and decode share: books, codecs from files, whole layer groups.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -94,6 +95,11 @@ class StoredSides {
   std::unique_ptr<StreamReader> keys_, values_;
   SideViews views_;
 };
+
+/// Decodes everything that the codes hold, with at most `budget` bytes of rows at a time, and throws Error(bad_input)
+/// for what cannot be, and for values that are not finite. progress(share done).
+void decode_all(const CodesReader& codes, const Codec& codec, uint64_t budget,
+                const std::function<void(double done)>& progress);
 
 /// "/layers/3/key", as in files and messages.
 std::string dataset_name(Side side, int first_layer);

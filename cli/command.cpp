@@ -348,7 +348,7 @@ std::string Command::help() const {
 }
 
 std::string Command::history_line() const {
-  constexpr std::string_view kFlags[] = {"--quiet", "--json", "--overwrite"};
+  constexpr std::string_view kFlags[] = {"--quiet", "--json", "--overwrite", "--force", "--verify"};
   constexpr std::string_view kValued[] = {"--threads", "--memory", "--device"};
   std::string line = "kvcodec " + name_;
   for (size_t i = 0; i < arguments_.size(); ++i) {

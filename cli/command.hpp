@@ -77,10 +77,13 @@ class Command {
 
   /// This run's line for the history of its product: the arguments as given, quoted where a shell needs it,
   /// without those options that cannot change the product (--threads, --memory, --device, --quiet, --json,
-  /// --overwrite).
+  /// --overwrite, --force, --verify).
   std::string history_line() const;
   /// Puts words at the end of that line: what was really used, where the product shows it.
   void add_to_history(const std::string& words) { history_end_ += " " + words; }
+  /// What the program answers where all went well: 0, or bits that the command's page explains.
+  void set_status(int status) { status_ = status; }
+  int status() const { return status_; }
   Provenance provenance(std::vector<std::string> history = {}) const {
     return {history_line(), std::move(history)};
   }
@@ -103,6 +106,7 @@ class Command {
 
   std::string name_, summary_, synopsis_, description_, example_, history_end_;
   std::vector<std::string> arguments_;
+  int status_ = 0;
   std::unique_ptr<Parser> parser_;
   std::vector<Group> groups_;
   std::vector<Entry> required_;  ///< positional arguments

@@ -160,16 +160,19 @@ void OutputOptions::keep(const std::vector<std::string>& inputs) const {
     // The files of a model, by whatever name its folder is called.
     const bool of_model = std::filesystem::is_directory(input, error) &&
                           (product.extension() == ".safetensors" || product.extension() == ".json");
-    if (std::filesystem::equivalent(of_model ? std::filesystem::path(input) / product.filename() : std::filesystem::path(input), product,
-                                    error))
+    if (std::filesystem::equivalent(
+            of_model ? std::filesystem::path(input) / product.filename() : std::filesystem::path(input),
+            product, error))
       throw usage_error(
-          "{}: this command reads it, and writing there would lose it; name another output, or add --force", path);
+          "{}: this command reads it, and writing there would lose it; name another output, or add --force",
+          path);
   }
 }
 
 std::unique_ptr<HeldFile> OutputOptions::hold(const std::string& input, const CommonOptions& common) const {
   std::error_code error;
-  if (input.empty() || input == "-" || to_stdout() || !std::filesystem::equivalent(input, path, error)) return nullptr;
+  if (input.empty() || input == "-" || to_stdout() || !std::filesystem::equivalent(input, path, error))
+    return nullptr;
   return std::make_unique<HeldFile>(
       input, [&] { common.note("{}: another run is replacing it; waiting until that is done", input); });
 }

@@ -41,11 +41,18 @@ std::vector<std::string> text_files(const std::vector<std::string>& paths) {
   return files;
 }
 
+void refuse_pipe(const std::string& file) {
+  std::error_code error;
+  if (fs::is_fifo(file, error))
+    throw bad_input("{}: is a pipe, which may never begin; give '-' to read from standard input", file);
+}
+
 std::string read_text(const std::string& file) {
   std::ifstream opened;
   if (file != "-") {
     std::error_code error;
     if (fs::is_directory(file, error)) throw bad_input("{}: is a folder; a text file is wanted here", file);
+    refuse_pipe(file);
     errno = 0;
     opened.open(file, std::ios::binary);
     if (!opened) throw bad_input("{}: cannot be read: {}", file, std::strerror(errno));

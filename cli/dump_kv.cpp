@@ -162,6 +162,7 @@ std::vector<NamedTokens> read_token_lines(const std::string& file) {
 }
 
 bool is_hdf5(const std::string& file) {
+  refuse_pipe(file);
   std::ifstream in(file, std::ios::binary);
   char bytes[8] = {};
   return in.read(bytes, sizeof bytes) &&

@@ -6,6 +6,7 @@
 //   --embed-book        put it into the product
 //   --no-pack           ids in 16 or 32 bits each, not in as few as they need
 //   --total-bits X      find the codec's options for a rate (--quality, --max-nll: for a quality, for a loss)
+//   --verify            decode the product before it takes its place
 //   --append CODES      add the tokens to these codes
 //   --weights FILE      what errors cost the model (kvcodec sensitivity), for codecs with one bound for all
 //   --storage TYPE      16-bit type of tokens kept exactly (that of the cache)
@@ -36,7 +37,7 @@ struct EncodeOptions final : Options {
   std::optional<DType> storage;
   std::optional<RopeChoice> rope;
   Preset preset = Preset::best;
-  bool embed_book = false;
+  bool embed_book = false, verify = false;
   bool pack = true;  ///< loses nothing, and takes no time to speak of
   GoalOptions goal;
   CommonOptions common;
@@ -66,6 +67,9 @@ struct EncodeOptions final : Options {
          .help =
              "store ids in 16 or 32 bits each, where else they take as few as they need, as pack-indices has them",
          .target = &pack},
+        {.name = "verify",
+         .help = "read the product back, verify its digests and decode all of it before it takes its place",
+         .target = &verify},
         {.name = "append",
          .help = "start from these codes and add the tokens of KV to them, with the codec and the options "
                  "they were made with; a first document that has the name of the last one stored and goes "
@@ -158,7 +162,8 @@ struct Job {
   std::vector<Piece> pieces;
   std::vector<uint32_t> tokens;
   std::vector<uint64_t> positions;
-  std::vector<std::string> stored_before;  ///< documents that are left out, because the codes have them already
+  std::vector<std::string>
+      stored_before;  ///< documents that are left out, because the codes have them already
 };
 
 /// The documents that codes hold, by name.
@@ -171,7 +176,8 @@ class StoredDocuments {
   }
 
   /// Whether a document of that name has these ids at these positions, alone or among others.
-  bool has(const std::string& name, std::span<const uint32_t> ids, std::span<const uint64_t> positions) const {
+  bool has(const std::string& name, std::span<const uint32_t> ids,
+           std::span<const uint64_t> positions) const {
     const auto place = numbers_.find(name);
     return place != numbers_.end() && std::ranges::any_of(place->second, [&](size_t document) {
              return holds(document, ids, positions);
@@ -185,7 +191,8 @@ class StoredDocuments {
     if (ids.empty() || length < ids.size()) return ids.empty() && length == 0;
     const auto there = codes_->positions(first, length);
     const auto at = static_cast<uint64_t>(std::ranges::lower_bound(there, positions.front()) - there.begin());
-    return length - at >= ids.size() && std::ranges::equal(std::span(there).subspan(at, ids.size()), positions) &&
+    return length - at >= ids.size() &&
+           std::ranges::equal(std::span(there).subspan(at, ids.size()), positions) &&
            std::ranges::equal(codes_->tokens(first + at, ids.size()), ids);
   }
 
@@ -608,6 +615,19 @@ void note_rate(const FileRate& rate, const std::string& target, const CommonOpti
   if (!what.empty()) common.note("{}: {}", target, what);
 }
 
+/// Reads back what was written, and decodes it as anybody would: by what the file says, and its book.
+void verify_codes(const CodesReader& codes, const EncodeOptions& options, const std::string& target) {
+  try {
+    codes.check_parts([](uint64_t) {}, [](const Error& fault) { throw Error(fault); });
+    const CodecOfFile codec(codes, options.embed_book ? std::string() : options.book);
+    ProgressBar bar("verify", "%", options.common.quiet);
+    decode_all(codes, codec.codec(), chunk_budget(options.common.memory_bytes(), codes.info().book_bytes),
+               [&](double done) { bar.update(100 * done, 100); });
+  } catch (const Error& error) {
+    throw failed("{}: what was written does not come back, and is thrown away: {}", target, error.what());
+  }
+}
+
 /// Writes the codes and says what they cost.
 FileRate write_codes(const Command& command, const EncodeOptions& options, const KvReader& kv,
                      const Encoding& encoding, const Job& job, OutputFile& output) {
@@ -622,6 +642,7 @@ FileRate write_codes(const Command& command, const EncodeOptions& options, const
   writer->finish(command.provenance(encoding.history(kv)));
   writer.reset();
   const CodesReader codes(output.path());
+  if (options.verify) verify_codes(codes, options, output.target());
   FileRate rate = rate_of(codes);
   note_unlike_book(codes, rate, kv, encoding.codec(), options.common);
   note_rate(rate, options.output.path, options.common);
@@ -657,7 +678,8 @@ std::string encode(Command& command) {
   check_token_ids(kv, encoding->codec());
   if (!job.stored_before.empty())
     options.common.note("{} has {} of these already, with the same token ids, and keeps them as they are: {}",
-                        options.append, counted(job.stored_before.size(), "document"), names_text(job.stored_before));
+                        options.append, counted(job.stored_before.size(), "document"),
+                        names_text(job.stored_before));
   note_missing_queries(kv, encoding->codec(), options.common);
   return run_to_file(
       options.output,

@@ -18,6 +18,7 @@
 #include "formats/index_file.hpp"
 #include "formats/kv_file.hpp"
 #include "formats/outputs_file.hpp"
+#include "formats/protection.hpp"
 #include "formats/selection_file.hpp"
 #include "formats/sensitivity_file.hpp"
 #include "lib/codec/registry.hpp"
@@ -41,7 +42,7 @@ struct InfoOptions final {
 class Facts {
  public:
   void add(std::string name, std::string value) {
-    if (!value.empty()) lines_.emplace_back(std::move(name), std::move(value));
+    if (!value.empty()) lines_.emplace_back(std::move(name), printable(value));
   }
   std::string text() const {
     constexpr size_t kNameWidth = 14;
@@ -65,14 +66,20 @@ std::string record_text(const Record& record) {
   return fmt::format("{}", fmt::join(parts, ", "));
 }
 
-std::string head_line(const std::string& name, const FileType& type) {
-  return fmt::format("{}: {}, format version {}, {}{}\n", name, type.type, type.version, type.generator,
-                     type.created.empty() ? "" : ", " + type.created);
+/// Of any file: what it is, and what guards it.
+std::string head_lines(const InfoOptions& options, const std::string& name, const FileType& type) {
+  const Protection protection = protection_of(options.input);
+  Facts facts;
+  facts.add("guarded by", fmt::format("checksums: {}, digests: {}", name_of(protection.checksums),
+                                      name_of(protection.digests)));
+  return printable(fmt::format("{}: {}, format version {}, {}{}", name, type.type, type.version,
+                               type.generator, type.created.empty() ? "" : ", " + type.created)) +
+         "\n" + facts.text();
 }
 
 std::string history_text(const FileType& type) {
   std::string out = "\nhistory\n";
-  for (const auto& line : type.history) out += "  " + line + "\n";
+  for (const auto& line : type.history) out += "  " + printable(line) + "\n";
   return type.history.empty() ? "" : out;
 }
 
@@ -161,12 +168,15 @@ void add_held(Json& json, const Documents& documents, const std::vector<int>& la
       json["held_tokens"].push_back({{"layer", layer}, {"tokens", documents.held(layer)}});
 }
 
-Json json_of(const FileType& type) {
+Json json_of(const InfoOptions& options, const FileType& type) {
+  const Protection protection = protection_of(options.input);
   return {{"type", type.type},
           {"version", type.version},
           {"generator", type.generator},
           {"created", type.created},
-          {"history", type.history}};
+          {"history", type.history},
+          {"checksums", protection.checksums},
+          {"digests", protection.digests}};
 }
 
 Json chosen_documents_json(const Documents& documents, const std::vector<size_t>& chosen,
@@ -183,7 +193,7 @@ std::string kv_info(const InfoOptions& options) {
   const auto documents = options.documents.choose(kv.documents(), kv.name());
 
   if (options.common.json) {
-    Json json = json_of(kv.type());
+    Json json = json_of(options, kv.type());
     json["model"] = to_json(kv.model());
     json["layers"] = layers;
     json["dtype"] = name_of(kv.dtype());
@@ -205,7 +215,7 @@ std::string kv_info(const InfoOptions& options) {
   facts.add("queries",
             kv.query_tokens() == 0 ? "none" : fmt::format("{} tokens per layer", grouped(kv.query_tokens())));
   facts.add("file", fmt::format("{} bytes", grouped(kv.file_bytes())));
-  return head_line(kv.name(), kv.type()) + facts.text() +
+  return head_lines(options, kv.name(), kv.type()) + facts.text() +
          documents_text(kv.documents(), documents, options.documents.given()) + history_text(kv.type());
 }
 
@@ -222,7 +232,7 @@ std::string book_info(const InfoOptions& options) {
     (array.name.starts_with(Book::kTrainingPrefix) ? training : needed).push_back(&array);
 
   if (options.common.json) {
-    Json json = json_of(file.type);
+    Json json = json_of(options, file.type);
     json["model"] = to_json(file.model);
     json["digest"] = file.digest;
     json["book_bytes"] = file.book.size_bytes();
@@ -247,7 +257,7 @@ std::string book_info(const InfoOptions& options) {
     for (const Array* array : *list)
       table.row({array->name, std::string(name_of(array->type)), shape_text(array->shape),
                  grouped(array->bytes.size())});
-  return head_line(name, file.type) + facts.text() + "\n" + table.text() + history_text(file.type);
+  return head_lines(options, name, file.type) + facts.text() + "\n" + table.text() + history_text(file.type);
 }
 
 /// What this kvcodec can do with the codec's streams; all no for a codec that it does not have.
@@ -313,10 +323,10 @@ std::string stream_table(const CodesReader& codes, const std::vector<int>& layer
   return table.text();
 }
 
-Json codes_json(const CodesReader& codes, const FileRate& rate, const Capabilities& can,
-                const std::vector<int>& layers) {
+Json codes_json(const InfoOptions& options, const CodesReader& codes, const FileRate& rate,
+                const Capabilities& can, const std::vector<int>& layers) {
   const CodesInfo& info = codes.info();
-  Json json = json_of(codes.type());
+  Json json = json_of(options, codes.type());
   json["codec"] = info.codec;
   json["capabilities"] = {{"lossless", can.lossless},
                           {"appends", can.appends},
@@ -375,12 +385,12 @@ std::string codes_info(const InfoOptions& options) {
   const FileRate rate = rate_of(codes);
   const Capabilities can = capabilities_of(info.codec);
   if (options.common.json) {
-    Json json = codes_json(codes, rate, can, layers);
+    Json json = codes_json(options, codes, rate, can, layers);
     json["documents"] = chosen_documents_json(info.documents, documents);
     return text_of(json);
   }
-  return head_line(codes.name(), codes.type()) + codes_facts(info, rate, can, layers).text() + "\n" +
-         ledger_table(rate) + "\n" + stream_table(codes, layers) +
+  return head_lines(options, codes.name(), codes.type()) + codes_facts(info, rate, can, layers).text() +
+         "\n" + ledger_table(rate) + "\n" + stream_table(codes, layers) +
          documents_text(info.documents, documents, options.documents.given()) + history_text(codes.type());
 }
 
@@ -390,7 +400,7 @@ std::string index_info(const InfoOptions& options) {
   const auto layers = options.layers.choose(index.layers(), index.name());
   const auto documents = options.documents.choose(info.documents, index.name());
   if (options.common.json) {
-    Json json = json_of(index.type());
+    Json json = json_of(options, index.type());
     json["model"] = to_json(info.model);
     json["parameters"] = to_json(info.parameters);
     json["sink"] = info.sink;
@@ -412,7 +422,7 @@ std::string index_info(const InfoOptions& options) {
   facts.add("file", fmt::format("{} bytes", grouped(index.file_bytes())));
   Table table({{"layer"}, {"clusters"}});
   for (const int layer : layers) table.row({fmt::format("{}", layer), grouped(index.clusters(layer))});
-  return head_line(index.name(), index.type()) + facts.text() + "\n" + table.text() +
+  return head_lines(options, index.name(), index.type()) + facts.text() + "\n" + table.text() +
          documents_text(info.documents, documents, options.documents.given()) + history_text(index.type());
 }
 
@@ -420,7 +430,7 @@ std::string selection_info(const InfoOptions& options) {
   const SelectionFile file = read_selection_info(options.input);
   const std::string name = shown_name(options);
   if (options.common.json) {
-    Json json = json_of(file.type);
+    Json json = json_of(options, file.type);
     json["model"] = to_json(file.info.model);
     json["parameters"] = to_json(file.info.parameters);
     json["queries"] = file.info.query_rows.size();
@@ -436,14 +446,14 @@ std::string selection_info(const InfoOptions& options) {
   facts.add("heads", grouped(file.info.heads));
   Table table({{"layer"}, {"tokens", "at most"}});
   for (const auto& [layer, budget] : file.budgets) table.row({fmt::format("{}", layer), grouped(budget)});
-  return head_line(name, file.type) + facts.text() + "\n" + table.text() + history_text(file.type);
+  return head_lines(options, name, file.type) + facts.text() + "\n" + table.text() + history_text(file.type);
 }
 
 std::string sensitivity_info(const InfoOptions& options) {
   const SensitivityFile file = read_sensitivities(options.input);
   const std::string name = shown_name(options);
   if (options.common.json) {
-    Json json = json_of(file.type);
+    Json json = json_of(options, file.type);
     json["model"] = to_json(file.info.model);
     json["parameters"] = to_json(file.info.parameters);
     json["layers"] = sensitivity_json(file.info.layers, file.info.fisher);
@@ -452,7 +462,7 @@ std::string sensitivity_info(const InfoOptions& options) {
   Facts facts;
   add_model(facts, file.info.model);
   facts.add("parameters", record_text(file.info.parameters));
-  return head_line(name, file.type) + facts.text() + "\n" +
+  return head_lines(options, name, file.type) + facts.text() + "\n" +
          sensitivity_table(file.info.layers, file.info.fisher) + history_text(file.type);
 }
 
@@ -462,7 +472,7 @@ std::string outputs_info(const InfoOptions& options) {
   const auto layers = options.layers.choose(info.layers, outputs.name());
   const auto documents = options.documents.choose(info.documents, outputs.name());
   if (options.common.json) {
-    Json json = json_of(outputs.type());
+    Json json = json_of(options, outputs.type());
     json["model"] = to_json(info.model);
     json["codec"] = info.codec;
     json["layers"] = layers;
@@ -477,7 +487,7 @@ std::string outputs_info(const InfoOptions& options) {
   facts.add("layers", ranges_text(layers));
   facts.add("queries", fmt::format("{} tokens per layer", grouped(outputs.queries())));
   facts.add("file", fmt::format("{} bytes", grouped(outputs.file_bytes())));
-  return head_line(outputs.name(), outputs.type()) + facts.text() +
+  return head_lines(options, outputs.name(), outputs.type()) + facts.text() +
          documents_text(info.documents, documents, options.documents.given(), "queries") +
          history_text(outputs.type());
 }

@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "cli/completion.hpp"
@@ -51,6 +53,7 @@ const std::vector<Task>& tasks() {
         {"select", "choose the tokens that queries should attend to, and measure the choice", select}}},
       {"Look",
        {{"info", "say what is in a file", info},
+        {"check", "hold files to the format, and to their checksums and digests", check},
         {"eval-recon", "measure rebuilt caches against the original, error and rate", eval_recon},
         {"eval-model", "measure what compressing its cache does to a model", eval_model},
         {"sensitivity", "measure how much errors of each layer's cache hurt a model", sensitivity},
@@ -141,8 +144,9 @@ void write_result(const std::string& text) {
     throw failed("standard output: {}", std::strerror(errno));
 }
 
-/// What goes to standard output. `context` is set to the subcommand's name once it is known.
-std::string run(std::vector<std::string> arguments, std::string& context) {
+/// What goes to standard output. `context` is set to the subcommand's name once it is known, `status` to what the
+/// program answers.
+std::string run(std::vector<std::string> arguments, std::string& context, int& status) {
   if (arguments.empty()) throw usage_error("no command is given; 'kvcodec help' lists them");
   std::string name = arguments[0];
   arguments.erase(arguments.begin());
@@ -159,7 +163,9 @@ std::string run(std::vector<std::string> arguments, std::string& context) {
   context += " " + name;
   Command command(subcommand.name, subcommand.summary, std::move(arguments));
   try {
-    return subcommand.run(command);
+    std::string result = subcommand.run(command);
+    status = command.status();
+    return result;
   } catch (const HelpWanted& wanted) {
     return wanted.page;
   }
@@ -174,8 +180,9 @@ int complain(const std::string& context, const std::string& message, int status)
 int guarded_main(std::vector<std::string> arguments) {
   std::string context = "kvcodec";
   try {
-    write_result(run(std::move(arguments), context));
-    return kDone;
+    int status = kDone;
+    write_result(run(std::move(arguments), context, status));
+    return status;
   } catch (const Error& error) {
     return complain(context, error.what(), status_of(error.kind()));
   } catch (const std::bad_alloc&) {
@@ -200,6 +207,24 @@ void sleep_while_waiting(char** argv) {
 
 }  // namespace
 }  // namespace kvcodec::cli
+
+// OpenBLAS asks for its buffers while the program is loaded, and where it gets none it asks for ever. So it is seen
+// before any library begins whether there is as much, by calls to the system alone.
+extern "C" {
+static void refuse_little_memory(int, char**, char**) {
+  constexpr size_t kEnough = size_t{256} << 20;  // its buffer, and what else is mapped until main() begins
+  const long place = syscall(SYS_mmap, nullptr, kEnough, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0L);
+  if (place >= 0) {
+    syscall(SYS_munmap, place, kEnough);
+    return;
+  }
+  constexpr char kText[] = "kvcodec: out of memory: the limit (ulimit -v) leaves too little to begin with\n";
+  syscall(SYS_write, STDERR_FILENO, kText, sizeof kText - 1);
+  syscall(SYS_exit_group, 1);
+}
+[[gnu::section(".preinit_array"),
+  gnu::used]] static void (*const kBeforeLibraries)(int, char**, char**) = refuse_little_memory;
+}
 
 int main(int argc, char** argv) {
   kvcodec::cli::sleep_while_waiting(argv);

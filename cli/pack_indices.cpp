@@ -174,7 +174,8 @@ std::string pack_indices(Command& command) {
     return result;
   };
   return run_to_file(
-      options.output, rewrite, [&](const PackResult& result) { return summary(result, options); }, held.get());
+      options.output, rewrite, [&](const PackResult& result) { return summary(result, options); },
+      held.get());
 }
 
 }  // namespace kvcodec::cli

@@ -5,8 +5,8 @@
 //
 //   kvcodec sensitivity --model data/demo-model --text docs/ --max-documents 8 -o weights.h5
 #include "cli/common.hpp"
-#include "cli/json.hpp"
 #include "cli/documents.hpp"
+#include "cli/json.hpp"
 #include "cli/judged_texts.hpp"
 #include "cli/model_runner.hpp"
 #include "cli/product.hpp"

@@ -19,6 +19,7 @@ std::string pack_indices(Command& command);
 std::string index(Command& command);
 std::string select(Command& command);
 std::string info(Command& command);
+std::string check(Command& command);
 std::string eval_recon(Command& command);
 std::string eval_model(Command& command);
 std::string sensitivity(Command& command);

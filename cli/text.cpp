@@ -151,6 +151,7 @@ Table::Table(std::vector<Column> columns) : columns_(std::move(columns)) {
 
 void Table::row(std::vector<std::string> cells) {
   cells.resize(columns_.size());
+  for (std::string& cell : cells) cell = printable(cell);  // names come from files
   rows_.push_back(std::move(cells));
 }
 

@@ -186,7 +186,7 @@ std::shared_ptr<const CodesReader::Impl::Row> CodesReader::Impl::row(uint64_t nu
 
 std::unique_ptr<Part> CodesReader::Impl::part(const PartName& name) const {
   const Layout& streams = name.row == 0 ? layout(name.side).shared : layout(name.side).own;
-  return std::make_unique<Part>(*data, name, (*row(name.row))[name.side], streams,
+  return std::make_unique<Part>(*data, name, place(name), streams,
                                 file.where(name.side == index_column() ? kRoot : side_path(name.side)));
 }
 
@@ -378,6 +378,35 @@ void CodesReader::check_streams(const Codec& codec) const {
                              entry.packed_bits > 0 ? "packed" : "not packed", int{s.info.packed});
       }
     }
+}
+
+void CodesReader::check_parts(const std::function<void(uint64_t bytes)>& progress,
+                              const std::function<void(const Error& fault)>& fault) const {
+  const Impl& s = *impl_;
+  uint64_t done = 0;
+  std::vector<std::byte> block;
+  const auto check = [&](const PartName& name) {
+    const SideLayout& layout = s.layout(name.side);
+    if (name.row == 0 && layout.shared.empty()) {
+      if (s.place(name).size != 0 || s.place(name).begin != 0)
+        throw s.parts->error("row 0, column {}: a part is named where no documents share streams", name.side);
+      return;
+    }
+    const auto part = s.part(name);
+    for (uint64_t first = 0; first < part->body_bytes();) {
+      block.resize(std::min<uint64_t>(uint64_t{16} << 20, part->body_bytes() - first));
+      part->read_body(first, block);
+      first += block.size();
+      progress(done += block.size());
+    }
+  };
+  for (uint64_t row = 0; row <= s.info.documents.count(); ++row)
+    for (uint64_t column = 0; column < s.columns().count(); ++column) try {
+        check({row, column});
+      } catch (const Error& error) {
+        if (error.kind() != ErrorKind::bad_input) throw;
+        fault(error);
+      }
 }
 
 std::unique_ptr<StreamReader> CodesReader::document(Side side, int first_layer, size_t document) const {

@@ -4,6 +4,7 @@
 // on the fly.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -93,6 +94,11 @@ class CodesReader {
   /// Checks that what is stored is what the codec says it stores: names, types, shapes. How many tokens a
   /// document has is seen when it is read. Throws Error(bad_input).
   void check_streams(const Codec& codec) const;
+
+  /// Reads all parts whole. progress(bytes of parts so far); fault(error) for each part that is damaged, lies where none
+  /// may be, or is missing.
+  void check_parts(const std::function<void(uint64_t bytes)>& progress,
+                   const std::function<void(const Error& fault)>& fault) const;
 
   /// The streams of a document of one side of a group; of both where they are coded together. Verified as they are read, small ones at once; messages
   /// name file, stream and document. Does not outlive the reader.

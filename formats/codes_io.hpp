@@ -104,6 +104,8 @@ struct CodesReader::Impl {
   std::string side_path(uint64_t column) const { return columns().path(column); }
   bool has_tokens() const { return layout(index_column()).own.size() > 1; }
 
+  /// Where a part lies, as the table of parts says.
+  PartPlace place(const PartName& name) const { return (*row(name.row))[name.side]; }
   /// Streams of a document of that column; row 0: those of all documents.
   std::unique_ptr<Part> part(const PartName& name) const;
   /// The part of what all documents of a column share; opened once.

@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "formats/h5_driver.hpp"
+#include "formats/h5_probe.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/digest.hpp"
 #include "lib/core/fletcher32.hpp"
@@ -37,6 +38,9 @@ class Turn {
     // Where HDF5 is built with threads, what it prints is a setting of each thread.
     thread_local const bool silenced = H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr) >= 0;
     (void)silenced;
+    // A file may name any filter; code for it is not looked for in folders that the environment names.
+    static const bool closed = H5PLset_loading_state(0) >= 0;
+    (void)closed;
   }
 
  private:
@@ -287,7 +291,7 @@ struct File::State {
   bool writing = false;
   std::filesystem::path path;
   hid_t id = -1;
-  int descriptor = -1;  // HDF5's own, to read chunks without it; -1 where there is a user block
+  int descriptor = -1;             // HDF5's own, to read chunks without it; -1 where there is a user block
   std::vector<Digest128> digests;  // when writing: of the pieces of all datasets so far
 
   ~State() { close(); }
@@ -417,6 +421,12 @@ File File::open(const std::string& name) {
   state->name = state->input->name();
   state->path = state->input->path();
   const Turn turn;
+  const Probed probed = probe(state->input->descriptor());
+  if (probed != Probed::passed)
+    throw state->error(
+        "/", probed == Probed::crashed
+                 ? "HDF5 crashes on it: its headers are damaged, or made up on purpose"
+                 : "there is no end to going through it: its headers are damaged, or made up on purpose");
   const Handle access(make_access(&state->status), H5Pclose);
   H5Pset_fclose_degree(access.get(), H5F_CLOSE_STRONG);
   state->id = H5Fopen(state->path.c_str(), H5F_ACC_RDONLY, access.get());
@@ -502,7 +512,8 @@ std::vector<std::string> File::datasets() const {
     for (const std::string& name : children(group)) {
       const std::string path = group == "/" ? group + name : group + "/" + name;
       H5L_info_t link;
-      if (H5Lget_info(state_->id, path.c_str(), &link, H5P_DEFAULT) < 0 || link.type != H5L_TYPE_HARD) continue;
+      if (H5Lget_info(state_->id, path.c_str(), &link, H5P_DEFAULT) < 0 || link.type != H5L_TYPE_HARD)
+        continue;
       if (is_dataset(path) && path != kDigestTable) found.push_back(path);
       if (is_group(path) && std::count(path.begin(), path.end(), '/') < kMostLevels) groups.push_back(path);
     }
@@ -739,6 +750,10 @@ struct Dataset::State {
   /// Whether what is verified by a digest is what is read at a time.
   bool pieces_are_chunks() const { return direct && pieces && pieces->rows == chunk_rows; }
   const Digest128& piece_digest(uint64_t index) const;
+  void check_digests() const {
+    const std::lock_guard lock(digest_mutex);
+    if (piece_digests.empty()) load_digests();
+  }
   void load_digests() const;
   void verify_piece(uint64_t index, std::span<const std::byte> bytes) const;
   uint64_t rows_of_piece(uint64_t index) const {
@@ -791,7 +806,8 @@ void Dataset::State::read_pieces() {
   if (numbers.size() != 4)
     throw error(fmt::format("attribute '{}' has {} numbers; 4 are wanted", kDigestAttribute, numbers.size()));
   pieces = Pieces{numbers[0], numbers[1], digest_from(numbers[2], numbers[3])};
-  if (pieces->rows == 0 || (pieces->rows > 1 && row_bytes > kMostPieceBytes / std::min(pieces->rows, rows() + 1)))
+  if (pieces->rows == 0 ||
+      (pieces->rows > 1 && row_bytes > kMostPieceBytes / std::min(pieces->rows, rows() + 1)))
     throw error(fmt::format("attribute '{}' has pieces of {} rows; one row, or up to {} MiB, is possible",
                             kDigestAttribute, pieces->rows, kMostPieceBytes >> 20));
   if (type_name().empty()) throw error("has digests, and is of a type that has none");
@@ -817,8 +833,9 @@ void Dataset::State::load_digests() const {
   std::vector<Digest128> digests(count);
   table.read(pieces->first, count, std::as_writable_bytes(std::span(digests)));
   if (dataset_digest(path, type_name(), shape, pieces->rows, digests) != pieces->digest)
-    throw error("the digest of its shape and its digests does not hold: the file is damaged, or another program "
-                "changed it");
+    throw error(
+        "the digest of its shape and its digests does not hold: the file is damaged, or another program "
+        "changed it");
   piece_digests = std::move(digests);
 }
 
@@ -842,17 +859,21 @@ void Dataset::State::examine_storage() {
   if (layout == H5D_VIRTUAL || H5Pget_external_count(creation.get()) > 0)
     throw error("is stored in another file; a file must hold its own data");
 
-  bool compressed = false;
+  int compressions = 0;
   const int filters = H5Pget_nfilters(creation.get());
   for (int i = 0; i < filters; ++i) {
     unsigned flags = 0;
     size_t values = 0;
     const H5Z_filter_t filter = H5Pget_filter2(creation.get(), static_cast<unsigned>(i), &flags, &values,
                                                nullptr, 0, nullptr, nullptr);
-    if (filter != H5Z_FILTER_FLETCHER32 && filter != H5Z_FILTER_SHUFFLE) compressed = true;
+    if (filter != H5Z_FILTER_FLETCHER32 && filter != H5Z_FILTER_SHUFFLE) ++compressions;
   }
-  all_checksums = layout == H5D_CHUNKED && H5Pget_filter_by_id2(creation.get(), H5Z_FILTER_FLETCHER32, nullptr, nullptr,
-                                                                nullptr, 0, nullptr, nullptr) >= 0;
+  const bool compressed = compressions > 0;
+  if (compressions > 1)
+    throw error(fmt::format("is compressed {} times over; once is possible", compressions));
+  all_checksums =
+      layout == H5D_CHUNKED && H5Pget_filter_by_id2(creation.get(), H5Z_FILTER_FLETCHER32, nullptr, nullptr,
+                                                    nullptr, 0, nullptr, nullptr) >= 0;
   const bool plain_checksums = filters == 1 && !compressed &&
                                H5Pget_filter_by_id2(creation.get(), H5Z_FILTER_FLETCHER32, nullptr, nullptr,
                                                     nullptr, 0, nullptr, nullptr) >= 0;
@@ -1064,6 +1085,12 @@ void Dataset::read(uint64_t first, uint64_t count, std::span<std::byte> out) con
   });
 }
 
+void Dataset::verify() const {
+  if (state_->pieces) state_->check_digests();
+  if (state_->type_name().empty()) return;  // strings of variable length lie outside of any checksum
+  visit(0, rows(), [](uint64_t, std::span<const std::byte>) {});
+}
+
 std::vector<uint64_t> Dataset::integers(uint64_t first, uint64_t count, uint64_t max) const {
   if (shape().size() != 1) throw error("has {} dimensions; one is wanted", shape().size());
   const auto take = [&]<class T>(T) {
@@ -1172,8 +1199,8 @@ struct DatasetWriter::State {
   uint64_t row_bytes = 0;
   uint64_t chunk_rows = 0;
   Handle dataset;
-  uint64_t flushed = 0;           // rows in the file
-  std::vector<std::byte> buffer;  // at most a chunk of rows
+  uint64_t flushed = 0;            // rows in the file
+  std::vector<std::byte> buffer;   // at most a chunk of rows
   std::vector<Digest128> digests;  // of the chunks in the file
   bool finished = false;
 
@@ -1228,7 +1255,8 @@ struct DatasetWriter::State {
     std::vector<uint64_t> shape{flushed};
     shape.insert(shape.end(), row_shape.begin(), row_shape.end());
     const uint64_t piece_rows = std::max<uint64_t>(1, chunk_rows);
-    const std::string type = is_text ? text_type_name(std::max<uint64_t>(row_bytes, 1)) : std::string(name_of(dtype));
+    const std::string type =
+        is_text ? text_type_name(std::max<uint64_t>(row_bytes, 1)) : std::string(name_of(dtype));
     const Digest128 digest = dataset_digest(path, type, shape, piece_rows, digests);
     auto& table = file.state_->digests;
     const uint64_t numbers[] = {piece_rows, table.size(), half_of(digest, 0), half_of(digest, 1)};

@@ -124,6 +124,9 @@ class Dataset {
   using Visitor = std::function<void(uint64_t row, std::span<const std::byte> bytes)>;
   void visit(uint64_t first, uint64_t count, const Visitor& visitor) const;
 
+  /// Reads everything and verifies all checksums and digests, that of the shape even where there are no rows.
+  void verify() const;
+
   /// Elements of a one-dimensional dataset of any integer type. Throws Error(bad_input) for negative ones and
   /// those above `max`.
   std::vector<uint64_t> integers(uint64_t first, uint64_t count, uint64_t max) const;
@@ -148,8 +151,9 @@ class Dataset {
 /// How a dataset that is written lies in the file.
 struct Chunks {
   uint64_t bytes = kChunkBytes;  ///< of a chunk, about
-  bool checksums = true;  ///< and digests; without them rows can be read one by one, but what guards them is up to
-                          ///< the caller
+  bool checksums =
+      true;  ///< and digests; without them rows can be read one by one, but what guards them is up to
+             ///< the caller
 };
 
 /// A dataset to write, row after row. It comes into being in the file when its first chunk is full, or at

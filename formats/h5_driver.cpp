@@ -33,7 +33,10 @@ H5FD_t* open_file(const char* name, unsigned flags, hid_t access, haddr_t) {
   if (!info) return nullptr;
   FileStatus* status = *static_cast<FileStatus* const*>(info);
   const bool write = flags & H5F_ACC_RDWR, empty = flags & H5F_ACC_TRUNC;
-  const int descriptor = ::open(name, (write ? O_RDWR : O_RDONLY) | (empty ? O_CREAT : 0) | O_CLOEXEC, 0666);
+  const int descriptor =
+      status->given >= 0
+          ? ::fcntl(status->given, F_DUPFD_CLOEXEC, 0)
+          : ::open(name, (write ? O_RDWR : O_RDONLY) | (empty ? O_CREAT : 0) | O_CLOEXEC, 0666);
   // O_TRUNC, even of an empty file, would make ext4 start writing to the disk when the file is closed.
   if (descriptor < 0 || (empty && ::lseek(descriptor, 0, SEEK_END) > 0 && ::ftruncate(descriptor, 0) != 0)) {
     status->error = errno;

@@ -11,6 +11,8 @@ namespace kvcodec::h5 {
 /// What the system said when it first refused a read or a write, and how much was read.
 struct FileStatus {
   int error = 0;  ///< errno; after a failed write nothing more is written
+  int given =
+      -1;  ///< a descriptor to read through, whatever the file is called; -1: the file is opened by its name
   std::atomic<uint64_t> reads = 0, bytes_read = 0;
 
   void count_read(uint64_t bytes) {

@@ -16,6 +16,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "formats/mapped_file.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec {
@@ -83,6 +84,21 @@ extern "C" void remove_temporaries(int signal_number) {
   // The handler was reset when it was entered: the signal now ends the process as if it had never been
   // caught.
   ::raise(signal_number);
+}
+
+void say(const char* text) {
+  [[maybe_unused]] const ssize_t put = ::write(STDERR_FILENO, text, std::strlen(text));
+}
+
+/// A page of a mapped file that is not there any more.
+extern "C" void end_without_page(int, siginfo_t* info, void*) {
+  for (Slot& slot : slots)
+    if (slot.state == 2) ::unlink(slot.path);
+  const char* name = mapped_file_at(info->si_addr);
+  say("kvcodec: ");
+  say(name ? name : "a file");
+  say(": it was shortened, or its disk failed, while it was read; nothing is written\n");
+  ::_exit(1);
 }
 
 // Copying -------------------------------------------------------------------------------------------
@@ -193,6 +209,10 @@ void install_signal_cleanup() {
     action.sa_flags = static_cast<int>(SA_RESETHAND | SA_NODEFER);
     ::sigaction(number, &action, nullptr);
   }
+  struct sigaction action = {};
+  action.sa_sigaction = end_without_page;
+  action.sa_flags = static_cast<int>(SA_RESETHAND | SA_SIGINFO);
+  ::sigaction(SIGBUS, &action, nullptr);
   // A file size limit is then an error of the write that meets it, like a full disk.
   ::signal(SIGXFSZ, SIG_IGN);
 }
@@ -349,7 +369,8 @@ void OutputFile::replace_target() {
     struct stat status = {};
     if (::stat(final_.c_str(), &status) != 0 || state_of(status) != *replaced_)
       throw failed(
-          "{}: another run changed it after this one had read it; nothing is written. Run the command again", target_);
+          "{}: another run changed it after this one had read it; nothing is written. Run the command again",
+          target_);
   }
   // Somebody else may have made the file since this run began. Some file systems cannot rename without
   // replacing; there the check at the start has to do.
@@ -375,7 +396,8 @@ InputFile::InputFile(std::string name) : name_(std::move(name)) {
     path_ = fmt::format("/proc/self/fd/{}", descriptor_);
   } else {
     path_ = name_;
-    descriptor_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+    // O_NONBLOCK: a named pipe would be waited for until somebody writes to it.
+    descriptor_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (descriptor_ < 0) throw bad_input("{}: {}", name_, reason(errno));
   }
   struct stat status = {};

@@ -12,8 +12,9 @@
 
 namespace kvcodec {
 
-/// From now on SIGINT, SIGTERM, SIGHUP and SIGPIPE first remove the temporaries of all OutputFiles, and a
-/// file size limit (SIGXFSZ) is an ordinary write error. For main(), once.
+/// From now on SIGINT, SIGTERM, SIGHUP and SIGPIPE first remove the temporaries of all OutputFiles, so does a mapped
+/// file that was shortened (SIGBUS), which then ends the program with status 1 and its name, and a file size limit
+/// (SIGXFSZ) is an ordinary write error. For main(), once.
 void install_signal_cleanup();
 
 /// Which file a name led to, and its state: any of these is another once the file was replaced or changed.
@@ -111,7 +112,8 @@ class InputFile {
   const std::string& name() const {
     return name_;
   }  ///< what to call it in messages: the name given, or "standard input"
-  uint64_t size() const { return size_; }  ///< bytes
+  uint64_t size() const { return size_; }         ///< bytes
+  int descriptor() const { return descriptor_; }  ///< open for reading
 
  private:
   std::string name_;

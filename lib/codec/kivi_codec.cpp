@@ -301,11 +301,14 @@ std::vector<float> KiviView::read_scales(std::string_view stream, uint64_t first
     values.resize(halves.size());
     widen(form_.scale_type, halves, values);
   }
-  const auto bad =
-      std::find_if(values.begin(), values.end(), [](float value) { return !std::isfinite(value); });
+  const bool may_fall = stream == kZeros;
+  const auto bad = std::find_if(values.begin(), values.end(), [&](float value) {
+    return !std::isfinite(value) || (value < 0 && !may_fall);
+  });
   if (bad != values.end())
-    throw bad_input("stream '{}', row {}: {} is not finite", stream,
-                    first + static_cast<uint64_t>(bad - values.begin()) / layout_.row_scales(), *bad);
+    throw bad_input("stream '{}', row {}: {} is {}", stream,
+                    first + static_cast<uint64_t>(bad - values.begin()) / layout_.row_scales(), *bad,
+                    std::isfinite(*bad) ? "negative" : "not finite");
   return values;
 }
 

@@ -14,7 +14,7 @@ using namespace kvcodec::test;
 
 namespace {
 
-constexpr uint64_t kTokens = 2000;     // of 2 KiB: four chunks
+constexpr uint64_t kTokens = 2000;       // of 2 KiB: four chunks
 constexpr uint64_t kChunk = 500 * 2048;  // bytes
 
 void write_large(const std::string& path) {
@@ -26,7 +26,8 @@ void write_large(const std::string& path) {
   writer.add_document("a", {}, counting(0, kTokens));
   for (const int layer : {0, 1})
     for (const Side side : kSides)
-      writer.append(side, layer, random_rows(kTokens, 512, static_cast<uint64_t>(2 * layer + (side == Side::value))));
+      writer.append(side, layer,
+                    random_rows(kTokens, 512, static_cast<uint64_t>(2 * layer + (side == Side::value))));
   writer.finish({"t", {}});
   output.commit();
 }
@@ -52,7 +53,8 @@ std::string bytes_at(const std::string& path, uint64_t position, uint64_t size) 
 
 void put_bytes(const std::string& path, uint64_t position, const std::string& bytes) {
   std::fstream file(path, std::ios::binary | std::ios::in | std::ios::out);
-  file.seekp(static_cast<std::streamoff>(position)).write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  file.seekp(static_cast<std::streamoff>(position))
+      .write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
 }
 
 /// Lays a dataset out anew, as h5repack does, its attributes kept. chunk_rows 0 = contiguous.
@@ -86,8 +88,9 @@ TEST_CASE("digests: lost and interchanged chunks, and datasets in each other's p
     CHECK(message.starts_with(says));
   };
   // Fletcher-32 of zeros is zero: a sector that was never written looks whole to it.
-  refused("/layers/1/key: the digest of rows 500 to 999 does not hold: the file is damaged, or another program",
-          [&] { put_bytes(bad, address(1), std::string(kChunk + 4, '\0')); });
+  refused(
+      "/layers/1/key: the digest of rows 500 to 999 does not hold: the file is damaged, or another program",
+      [&] { put_bytes(bad, address(1), std::string(kChunk + 4, '\0')); });
   refused("/layers/1/key: the digest of rows 0 to 499 does not hold", [&] {
     put_bytes(bad, address(0), bytes_at(good, address(3), kChunk + 4));
     put_bytes(bad, address(3), bytes_at(good, address(0), kChunk + 4));
@@ -128,8 +131,8 @@ TEST_CASE("digests: a file without them is read as before") {
   write_large(path);
   {
     Edit edit(path);
-    for (const char* dataset : {"/layers/0/key", "/layers/0/value", "/layers/1/key", "/layers/1/value", "/positions",
-                                "/documents/name", "/documents/offset"})
+    for (const char* dataset : {"/layers/0/key", "/layers/0/value", "/layers/1/key", "/layers/1/value",
+                                "/positions", "/documents/name", "/documents/offset"})
       edit.remove_attribute(dataset, "digests");
     edit.remove("/digests");
   }
@@ -166,7 +169,8 @@ TEST_CASE("digests: they hold for datasets that another program laid out anew, a
       Edit::check(H5Dwrite(dataset, H5T_NATIVE_FLOAT, H5S_ALL, H5S_ALL, H5P_DEFAULT, values.data()));
       H5Dclose(dataset);
     }
-    CHECK(refusal_of(path, [&] { read_all(path); })
-              .starts_with("/layers/0/value: the digest of rows 1000 to 1499 does not hold"));
+    CHECK(refusal_of(path, [&] {
+            read_all(path);
+          }).starts_with("/layers/0/value: the digest of rows 1000 to 1499 does not hold"));
   }
 }

@@ -691,11 +691,12 @@ TEST_CASE("malformed: codes files") {
                    part.make_digests();
                  }),
        "/tokens: document 0 has 4; /documents/offset says 5"},
-      {"a position twice in a part", edit_part(1, 4,
-                                               [](RawPart& part) {
-                                                 part.body[part.body.size() - 4] = 3;  // of 0 1 2 3 4
-                                                 part.make_digests();
-                                               }),
+      {"a position twice in a part",
+       edit_part(1, 4,
+                 [](RawPart& part) {
+                   part.body[part.body.size() - 4] = 3;  // of 0 1 2 3 4
+                   part.make_digests();
+                 }),
        "/positions: document 0 ('document 0'): position 3 is followed by 3 (its tokens 3 and 4)"},
       {"fewer positions than the document",
        edit_part(1, 4,

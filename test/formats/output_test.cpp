@@ -118,7 +118,8 @@ TEST_CASE("output: what another run replaced since it was read is not replaced")
   late.replaces(held.state());
   put(first.path(), "first");
   first.commit();
-  check_error(ErrorKind::failed, "a.h5: another run changed it after this one had read it", [&] { late.commit(); });
+  check_error(ErrorKind::failed, "a.h5: another run changed it after this one had read it",
+              [&] { late.commit(); });
   CHECK(file_bytes(path) == "first");
   fs::remove(path);
   check_error(ErrorKind::failed, "another run changed it", [&] { late.commit(); });

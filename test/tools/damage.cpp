@@ -6,6 +6,9 @@
 //   damage FILE resize DATASET ROWS        the first dimension
 //   damage FILE flip DATASET               a bit of the dataset's first stored byte, behind HDF5's back
 //                                          (checksums notice)
+//   damage FILE lose DATASET               the dataset's first chunk, which then reads as zeros (checksums do not
+//                                          notice)
+//   damage FILE undigest /                 all digests, as in files from before there were any
 //   damage FILE flip-part ROW COLUMN       a bit of the first byte of a part of a codes file
 //   damage FILE layout COLUMN FROM TO      the layout of one side of a codes file, with the text TO for FROM
 //   damage FILE truncate BYTES             cuts the file off
@@ -19,6 +22,7 @@
 #include <string>
 #include <vector>
 
+#define H5_USE_110_API  // H5Ovisit, of any newer HDF5 too
 #include <hdf5.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -140,8 +144,8 @@ void resize(hid_t file, const std::string& path, uint64_t rows) {
   H5Sclose(space), H5Dclose(dataset);
 }
 
-/// Where the dataset's first chunk (or its contiguous data) lies in the file.
-uint64_t first_byte(hid_t file, const std::string& path) {
+/// Where the dataset's first chunk (or its contiguous data) lies in the file; size: of a chunk.
+uint64_t first_byte(hid_t file, const std::string& path, hsize_t* chunk_size = nullptr) {
   const hid_t dataset = must(H5Dopen2(file, path.c_str(), H5P_DEFAULT), "open dataset");
   haddr_t address = H5Dget_offset(dataset);
   if (address == HADDR_UNDEF) {
@@ -150,6 +154,7 @@ uint64_t first_byte(hid_t file, const std::string& path) {
     unsigned filters = 0;
     hsize_t size = 0;
     must(H5Dget_chunk_info(dataset, space, 0, offset.data(), &filters, &address, &size), "chunk");
+    if (chunk_size) *chunk_size = size;
     H5Sclose(space);
   }
   H5Dclose(dataset);
@@ -189,6 +194,22 @@ void flip_bit(const std::string& name, uint64_t at) {
   if (!stream.flush()) throw std::runtime_error("flip failed");
 }
 
+void write_zeros(const std::string& name, uint64_t at, uint64_t size) {
+  std::fstream stream(name, std::ios::in | std::ios::out | std::ios::binary);
+  stream.seekp(static_cast<std::streamoff>(at));
+  const std::string zeros(size, '\0');
+  if (!stream.write(zeros.data(), static_cast<std::streamsize>(size)).flush())
+    throw std::runtime_error("zeros failed");
+}
+
+herr_t forget_digests_of(hid_t file, const char* name, const H5O_info_t* info, void*) {
+  if (info->type != H5O_TYPE_DATASET) return 0;
+  const hid_t dataset = must(H5Dopen2(file, name, H5P_DEFAULT), "open dataset");
+  forget_digests(dataset);
+  H5Dclose(dataset);
+  return 0;
+}
+
 void run(const std::vector<std::string>& words) {
   if (words.size() < 3) throw std::runtime_error("usage: damage FILE WHAT …");
   const std::string &name = words[0], &what = words[1];
@@ -197,7 +218,8 @@ void run(const std::vector<std::string>& words) {
     return;
   }
   const hid_t file = must(H5Fopen(name.c_str(), H5F_ACC_RDWR, H5P_DEFAULT), "open");
-  uint64_t flip = 0;
+  uint64_t flip = 0, lose = 0;
+  hsize_t lost = 0;
   if (what == "set")
     set_element(file, words.at(2), std::stoull(words.at(3)), number_from(words.at(4)));
   else if (what == "remove")
@@ -210,12 +232,18 @@ void run(const std::vector<std::string>& words) {
     resize(file, words.at(2), std::stoull(words.at(3)));
   else if (what == "flip")
     flip = first_byte(file, words.at(2));
-  else if (what == "flip-part")
+  else if (what == "lose")
+    lose = first_byte(file, words.at(2), &lost);
+  else if (what == "undigest") {
+    must(H5Ovisit(file, H5_INDEX_NAME, H5_ITER_NATIVE, forget_digests_of, nullptr), "visit");
+    must(H5Ldelete(file, "/digests", H5P_DEFAULT), "remove");
+  } else if (what == "flip-part")
     flip = first_byte_of_part(file, std::stoull(words.at(2)), std::stoull(words.at(3)));
   else
     throw std::runtime_error("unknown damage '" + what + "'");
   must(H5Fclose(file), "close");
   if (flip > 0) flip_bit(name, flip);
+  if (lose > 0) write_zeros(name, lose, lost);
 }
 
 }  // namespace

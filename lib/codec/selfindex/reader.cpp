@@ -16,6 +16,9 @@ void Reader::refresh() {
   const uint64_t flags = form_.has_choice(side_) ? document_.rows(kCoded) : 0;
   if (flags > 1) throw bad_input("stream '{}' has {} rows; it has at most one", kCoded, flags);
   coded_ = flags == 1;
+  if (coded_)
+    if (const uint8_t value = document_.read<uint8_t>(kCoded, 0, 1, 1).front(); value != 1)
+      throw bad_input("stream '{}' says {}; 1 is possible", kCoded, value);
   if (form_.has_levels() && coded_) read_places();
   uint64_t count = exact / form_.heads;
   if (coded_ && form_.has_levels()) {

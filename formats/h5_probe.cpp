@@ -1,0 +1,238 @@
+#include "formats/h5_probe.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <set>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include <fcntl.h>
+#include <hdf5.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#if defined(__linux__) && (defined(__x86_64__) || defined(__aarch64__))
+#define KVCODEC_SECCOMP
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/syscall.h>
+#endif
+
+#include "formats/h5_driver.hpp"
+
+namespace kvcodec::h5 {
+namespace {
+
+constexpr rlim_t kMostSeconds = 60;
+constexpr size_t kMostObjects = size_t{1} << 20;
+constexpr hsize_t kMostReadBytes = hsize_t{1} << 26;  // of a dataset
+constexpr hsize_t kMostAttributeBytes = hsize_t{1} << 26;
+
+// What the child may do -------------------------------------------------------------------------------
+
+#ifdef KVCODEC_SECCOMP
+#if defined(__x86_64__)
+constexpr uint32_t kMachine = AUDIT_ARCH_X86_64;
+#else
+constexpr uint32_t kMachine = AUDIT_ARCH_AARCH64;
+#endif
+
+/// Reading what is open, memory, and the end. Everything else is refused with EPERM, so that what HDF5 or the C library
+/// asks for without need does no harm.
+void give_up_rights() {
+  constexpr uint32_t kAllowed[] = {
+      __NR_read,   __NR_pread64,    __NR_lseek,     __NR_fstat,         __NR_close,        __NR_mmap,
+      __NR_munmap, __NR_mremap,     __NR_brk,       __NR_madvise,       __NR_mprotect,     __NR_futex,
+      __NR_exit,   __NR_exit_group, __NR_getrandom, __NR_clock_gettime, __NR_rt_sigreturn, __NR_fcntl};
+  std::vector<sock_filter> program = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, arch)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, kMachine, 1, 0),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+  };
+  for (const uint32_t call : kAllowed) {
+    program.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 1));
+    program.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW));
+  }
+  program.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM));
+  const sock_fprog filter = {static_cast<unsigned short>(program.size()), program.data()};
+  // Where a container forbids it there is a child all the same.
+  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0) prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter);
+}
+#else
+void give_up_rights() {}
+#endif
+
+// What it does ----------------------------------------------------------------------------------------
+
+void look_at_attributes(hid_t object) {
+  const auto look = [](hid_t location, const char* name, const H5A_info_t*, void*) -> herr_t {
+    const hid_t attribute = H5Aopen(location, name, H5P_DEFAULT);
+    if (attribute < 0) return 0;
+    const hid_t type = H5Aget_type(attribute), space = H5Aget_space(attribute);
+    const hssize_t count = space >= 0 ? H5Sget_simple_extent_npoints(space) : -1;
+    const size_t size = type >= 0 ? H5Tget_size(type) : 0;
+    if (count > 0 && size > 0 && static_cast<hsize_t>(count) <= kMostAttributeBytes / size) {
+      std::vector<char> bytes(static_cast<size_t>(count) * size);
+      if (H5Aread(attribute, type, bytes.data()) >= 0 && H5Tis_variable_str(type) > 0)
+        H5Dvlen_reclaim(type, space, H5P_DEFAULT, bytes.data());
+    }
+    if (space >= 0) H5Sclose(space);
+    if (type >= 0) H5Tclose(type);
+    H5Aclose(attribute);
+    return 0;
+  };
+  hsize_t at = 0;
+  H5Aiterate2(object, H5_INDEX_NAME, H5_ITER_NATIVE, &at, look, nullptr);
+}
+
+/// Reads what kvcodec would read by HDF5 itself, up to a bound; chunks that lie in the file as they are it reads past it.
+void read_some(hid_t dataset, hid_t space, hid_t type, hid_t creation, const std::vector<hsize_t>& extent) {
+  const H5D_layout_t layout = H5Pget_layout(creation);
+  if (layout == H5D_CONTIGUOUS || type < 0 || H5Tget_size(type) == 0) return;
+  if (layout == H5D_CHUNKED) {
+    std::vector<hsize_t> chunk(extent.size());
+    const int filters = H5Pget_nfilters(creation);
+    const bool plain =
+        filters == 0 || (filters == 1 && H5Pget_filter_by_id2(creation, H5Z_FILTER_FLETCHER32, nullptr,
+                                                              nullptr, nullptr, 0, nullptr, nullptr) >= 0);
+    const bool rows = H5Pget_chunk(creation, static_cast<int>(chunk.size()), chunk.data()) >= 0 &&
+                      std::equal(chunk.begin() + 1, chunk.end(), extent.begin() + 1);
+    hsize_t bytes = H5Tget_size(type);
+    for (const hsize_t length : chunk)
+      bytes = length > 0 && bytes <= kMostReadBytes / length ? bytes * length : kMostReadBytes + 1;
+    if (plain && rows && bytes <= H5Dget_storage_size(dataset)) return;
+  }
+  hsize_t row = H5Tget_size(type);
+  for (size_t i = 1; i < extent.size(); ++i)
+    row = extent[i] > 0 && row <= kMostReadBytes / extent[i] ? row * extent[i] : 0;
+  if (row == 0 || row > kMostReadBytes || H5Tdetect_class(type, H5T_VLEN) > 0 || H5Tis_variable_str(type) > 0)
+    return;
+  std::vector<hsize_t> start(extent.size(), 0), count = extent;
+  count[0] = std::min<hsize_t>(extent[0], kMostReadBytes / row);
+  std::vector<char> bytes(count[0] * row);
+  const hid_t memory = H5Screate_simple(static_cast<int>(count.size()), count.data(), nullptr);
+  if (H5Sselect_hyperslab(space, H5S_SELECT_SET, start.data(), nullptr, count.data(), nullptr) >= 0)
+    H5Dread(dataset, type, memory, space, H5P_DEFAULT, bytes.data());
+  H5Sclose(memory);
+}
+
+void look_at_dataset(hid_t dataset) {
+  const hid_t space = H5Dget_space(dataset), type = H5Dget_type(dataset),
+              creation = H5Dget_create_plist(dataset);
+  const int rank = space >= 0 ? H5Sget_simple_extent_ndims(space) : -1;
+  H5Dget_storage_size(dataset);
+  std::vector<hsize_t> extent(static_cast<size_t>(std::max(rank, 0)));
+  if (rank > 0) H5Sget_simple_extent_dims(space, extent.data(), nullptr);
+  if (rank > 0 && creation >= 0 && H5Pget_layout(creation) == H5D_CHUNKED) {
+    std::vector<hsize_t> chunk(extent.size()), offset(extent.size(), 0);
+    if (H5Pget_chunk(creation, rank, chunk.data()) >= 0 && chunk[0] > 0 &&
+        std::ranges::find(extent, hsize_t{0}) == extent.end())
+      for (const hsize_t row : {hsize_t{0}, (extent[0] - 1) / chunk[0] * chunk[0]}) {
+        offset[0] = row;
+        unsigned filters = 0;
+        haddr_t address = HADDR_UNDEF;
+        hsize_t size = 0;
+        H5Dget_chunk_info_by_coord(dataset, offset.data(), &filters, &address, &size);
+      }
+  }
+  if (rank > 0 && creation >= 0 && std::ranges::find(extent, hsize_t{0}) == extent.end())
+    read_some(dataset, space, type, creation, extent);
+  if (creation >= 0) {
+    const int filters = H5Pget_nfilters(creation);
+    for (int i = 0; i < filters; ++i) {
+      unsigned flags = 0;
+      size_t values = 0;
+      H5Pget_filter2(creation, static_cast<unsigned>(i), &flags, &values, nullptr, 0, nullptr, nullptr);
+    }
+    H5Pclose(creation);
+  }
+  if (type >= 0) H5Tclose(type);
+  if (space >= 0) H5Sclose(space);
+}
+
+void look_at_everything(hid_t file) {
+  std::vector<std::string> groups{"/"};
+  size_t objects = 0;
+  while (!groups.empty() && objects < kMostObjects) {
+    const std::string name = groups.back();
+    groups.pop_back();
+    const hid_t group = H5Oopen(file, name.c_str(), H5P_DEFAULT);
+    if (group < 0) continue;
+    look_at_attributes(group);
+    std::vector<std::string> names;
+    const auto collect = [](hid_t, const char* found, const H5L_info_t* link, void* list) -> herr_t {
+      if (link->type == H5L_TYPE_HARD) static_cast<std::vector<std::string>*>(list)->emplace_back(found);
+      return 0;
+    };
+    if (H5Iget_type(group) == H5I_GROUP)
+      H5Literate(group, H5_INDEX_NAME, H5_ITER_NATIVE, nullptr, collect, &names);
+    for (const std::string& below : names) {
+      ++objects;
+      const std::string path = name == "/" ? name + below : name + "/" + below;
+      const hid_t object = H5Oopen(group, below.c_str(), H5P_DEFAULT);
+      if (object < 0) continue;
+      const H5I_type_t kind = H5Iget_type(object);
+      if (kind == H5I_GROUP && std::count(path.begin(), path.end(), '/') < 16) groups.push_back(path);
+      if (kind != H5I_GROUP) look_at_attributes(object);
+      if (kind == H5I_DATASET) look_at_dataset(object);
+      H5Oclose(object);
+    }
+    H5Oclose(group);
+  }
+}
+
+[[noreturn]] void be_the_child(int descriptor) {
+  for (const int number :
+       {SIGSEGV, SIGBUS, SIGABRT, SIGFPE, SIGILL, SIGXCPU, SIGINT, SIGTERM, SIGHUP, SIGPIPE})
+    ::signal(number, SIG_DFL);  // those of the parent would remove its temporaries
+  const rlimit seconds = {kMostSeconds, kMostSeconds + 1}, no_core = {0, 0};
+  ::setrlimit(RLIMIT_CPU, &seconds);
+  ::setrlimit(RLIMIT_CORE, &no_core);
+  FileStatus status;
+  status.given = descriptor;
+  const hid_t access = make_access(&status);
+  give_up_rights();
+  const hid_t file = H5Fopen("probed", H5F_ACC_RDONLY, access);
+  if (file >= 0) {
+    look_at_everything(file);
+    H5Fclose(file);
+  }
+  ::_exit(0);
+}
+
+}  // namespace
+
+Probed probe(int descriptor) {
+  struct stat status = {};
+  if (::fstat(descriptor, &status) != 0) return Probed::passed;
+  using State = std::tuple<dev_t, ino_t, off_t, time_t, long>;
+  static std::set<State> passed;  // the caller lets one thread in at a time
+  const State state{status.st_dev, status.st_ino, status.st_size, status.st_mtim.tv_sec,
+                    status.st_mtim.tv_nsec};
+  if (passed.contains(state)) return Probed::passed;
+  const pid_t child = ::fork();
+  if (child < 0) return Probed::passed;  // no process to spare: the file is read as without a probe
+  if (child == 0) be_the_child(descriptor);
+  int result = 0;
+  while (::waitpid(child, &result, 0) < 0)
+    if (errno != EINTR) return Probed::passed;
+  if (WIFSIGNALED(result)) {
+    const int number = WTERMSIG(result);
+    // Who ends the child from outside says nothing of the file.
+    if (number == SIGXCPU) return Probed::endless;
+    if (number == SIGSEGV || number == SIGBUS || number == SIGABRT || number == SIGFPE || number == SIGILL)
+      return Probed::crashed;
+  }
+  passed.insert(state);
+  return Probed::passed;
+}
+
+}  // namespace kvcodec::h5

@@ -1,0 +1,21 @@
+// A first look into a file of HDF5, by a child that has no rights.
+#pragma once
+
+#include <cstdint>
+
+namespace kvcodec::h5 {
+
+/// How a child came through a file.
+enum class Probed : uint8_t {
+  passed,   ///< through all objects, or HDF5 refused one, which it will tell again
+  crashed,  ///< HDF5 crashed
+  endless,  ///< it was not done after a minute of computing
+};
+
+/// Goes through all groups, datasets and attributes of the file in a child process that may read it and ask for memory,
+/// nothing else (seccomp, where the system has it). The reason: HDF5 1.10 crashes on some headers that somebody made up
+/// on purpose; so it is the child that crashes. Of a file that passed before, unchanged, nothing is asked again.
+/// descriptor: the file, open for reading. The caller keeps other threads out of HDF5.
+Probed probe(int descriptor);
+
+}  // namespace kvcodec::h5

@@ -1,0 +1,32 @@
+// What guards a file's content: checksums, and the digests of FORMAT.md; and whether they hold.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "lib/core/names.hpp"
+
+namespace kvcodec {
+
+/// How many of a file's datasets have something. A dataset without bytes has everything.
+enum class Coverage : uint8_t { none, some, all };
+constexpr auto names_of(Coverage) { return std::to_array<std::string_view>({"none", "some", "all"}); }
+
+struct Protection {
+  Coverage checksums = Coverage::none;  ///< Fletcher-32, which any HDF5 library verifies
+  Coverage digests = Coverage::none;    ///< of datasets, which kvcodec verifies
+};
+
+/// Reads headers only. What has digests of its own, as the parts of codes, counts as guarded by both. Throws
+/// Error(bad_input) for what is no file of kvcodec.
+Protection protection_of(const std::string& file);
+
+/// Reads everything that the file holds, and returns a message for each dataset, and each part of codes, whose
+/// checksums or digests do not hold; of a dataset the first one. progress(done, total): bytes. Throws Error(bad_input)
+/// for what is no file of kvcodec.
+std::vector<std::string> find_damage(const std::string& file,
+                                     const std::function<void(uint64_t done, uint64_t total)>& progress);
+
+}  // namespace kvcodec

@@ -1,0 +1,471 @@
+// Damages files of kvcodec at random and reads them whole, each in a process of its own: TESTING.md says how often this
+// was done, and what came out.
+//
+//   file_campaign KIND CASES SEED FILE...
+//
+// KIND is bytes (bits, bytes, sectors, the end of the file), chunks (stored chunks lost, interchanged, doubled) or headers (bytes
+// of HDF5's object headers, their checksums made right again). A case is good if the file is refused, or gives what it gave before.
+// It prints what came out, and the first bad cases, leaves files that something crashes on as case-N.h5, and its status is 1 if there was a bad one. headers cannot tell what
+// was changed on purpose from what was meant: there a file that reads differently is not bad.
+#include <algorithm>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <fcntl.h>
+#define H5_USE_110_API  // H5Ovisit, of any newer HDF5 too
+#include <hdf5.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "formats/book_file.hpp"
+#include "formats/codes_file.hpp"
+#include "formats/index_file.hpp"
+#include "formats/kv_file.hpp"
+#include "formats/outputs_file.hpp"
+#include "formats/selection_file.hpp"
+#include "formats/sensitivity_file.hpp"
+#include "lib/core/digest.hpp"
+#include "lib/core/error.hpp"
+#include "lib/core/parallel.hpp"
+#include "lib/core/rng.hpp"
+
+using namespace kvcodec;
+
+namespace {
+
+// What a file says, all of it -------------------------------------------------------------------------
+
+template <class T>
+void add(Digest& digest, const std::vector<T>& values) {
+  digest.add(uint64_t{values.size()});
+  digest.add(std::as_bytes(std::span(values)));
+}
+
+void add(Digest& digest, MatrixView<const float> rows) {
+  for (size_t i = 0; i < rows.rows(); ++i) digest.add(std::as_bytes(rows.row(i)));
+}
+
+void add(Digest& digest, const Documents& documents) {
+  for (const std::string& name : documents.names) digest.add(name);
+  add(digest, documents.offsets);
+}
+
+void add(Digest& digest, const FileType& type, const ModelInfo& model) {
+  digest.add(type.type);
+  digest.add(static_cast<uint64_t>(type.version));
+  digest.add(type.generator);
+  digest.add(type.created);
+  for (const std::string& line : type.history) digest.add(line);
+  for (const std::string* text : {&model.model, &model.rope_scaling, &model.key_state, &model.source})
+    digest.add(*text);
+  for (const int number : {model.num_layers, model.num_q_heads, model.num_kv_heads, model.head_dim})
+    digest.add(static_cast<uint64_t>(number));
+  digest.add(std::as_bytes(std::span(&model.rope_theta, 1)));
+}
+
+void add_kv(Digest& digest, const std::string& name) {
+  const KvReader kv(name);
+  add(digest, kv.type(), kv.model());
+  add(digest, kv.documents());
+  const uint64_t total = kv.documents().tokens();
+  if (kv.has_tokens()) add(digest, kv.tokens(0, total));
+  add(digest, kv.positions(0, total));
+  for (const int layer : kv.layers()) {
+    const LayerShape shape = kv.model().layer_shape(layer);
+    for (const Side side : kSides) {
+      Matrix<float> rows(total,
+                         static_cast<size_t>(shape.heads) * static_cast<size_t>(shape.stored_dim(side)));
+      kv.read(side, layer, 0, rows);
+      add(digest, MatrixView<const float>(rows));
+    }
+  }
+  for (const int layer : kv.query_layers())
+    if (const auto queries = kv.queries(layer))
+      add(digest, queries->token_rows), add(digest, queries->values);
+}
+
+void add_codes(Digest& digest, const std::string& name) {
+  const CodesReader codes(name);
+  const CodesInfo& info = codes.info();
+  add(digest, codes.type(), info.model);
+  add(digest, info.documents);
+  digest.add(info.codec);
+  digest.add(info.book_digest);
+  const uint64_t total = info.documents.tokens();
+  if (codes.has_tokens()) add(digest, codes.tokens(0, total));
+  add(digest, codes.positions(0, total));
+  (void)codes.ledger();
+  for (const int group : info.groups)
+    for (const Side side : info.sides(group))
+      for (size_t document = 0; document < info.documents.count(); ++document) {
+        const auto streams = codes.document(side, group, document);
+        for (const StoredStream& stream : codes.streams(side, group)) {
+          std::vector<std::byte> bytes(streams->rows(stream.spec.name) * stream.spec.row_bytes());
+          streams->read(stream.spec.name, 0, streams->rows(stream.spec.name), bytes);
+          digest.add(stream.spec.name);
+          add(digest, bytes);
+        }
+      }
+  if (const auto book = codes.embedded_book()) digest.add(book->digest());
+}
+
+void add_index(Digest& digest, const std::string& name) {
+  const IndexReader index(name);
+  const IndexInfo& info = index.info();
+  add(digest, index.type(), info.model);
+  add(digest, info.documents);
+  if (index.has_tokens()) add(digest, index.tokens(0, info.documents.tokens()));
+  add(digest, index.positions(0, info.documents.tokens()));
+  for (const int layer : index.layers())
+    for (size_t i = 0; i < info.documents.count() * static_cast<size_t>(info.model.num_kv_heads); ++i) {
+      const auto heads = static_cast<size_t>(info.model.num_kv_heads);
+      const ClusterIndex clusters = index.read(layer, i / heads, i % heads);
+      add(digest, clusters.centroids());
+      digest.add(std::as_bytes(clusters.ids()));
+      digest.add(std::as_bytes(clusters.offsets()));
+    }
+}
+
+void add_outputs(Digest& digest, const std::string& name) {
+  const OutputsReader outputs(name);
+  add(digest, outputs.type(), outputs.info().model);
+  add(digest, outputs.info().documents);
+  const uint64_t queries = outputs.queries();
+  add(digest, outputs.positions(0, queries));
+  add(digest, outputs.token_rows(0, queries));
+  const ModelInfo& model = outputs.info().model;
+  Matrix<float> rows(queries, static_cast<size_t>(model.num_q_heads) * static_cast<size_t>(model.head_dim));
+  for (const int layer : outputs.info().layers) {
+    outputs.read(layer, 0, rows);
+    add(digest, MatrixView<const float>(rows));
+  }
+}
+
+void add_selection(Digest& digest, const std::string& name) {
+  const SelectionFile file = read_selection_info(name);
+  add(digest, file.type, file.info.model);
+  add(digest, file.info.documents);
+  add(digest, file.info.query_rows);
+  for (const auto& [layer, budget] : file.budgets)
+    for (const auto& chosen : read_selections(name, layer).chosen)
+      for (const Scored& token : chosen) {
+        digest.add(uint64_t{token.id});
+        digest.add(std::as_bytes(std::span(&token.score, 1)));
+      }
+}
+
+void add_sensitivity(Digest& digest, const std::string& name) {
+  const SensitivityFile file = read_sensitivities(name);
+  add(digest, file.type, file.info.model);
+  for (const auto& layer : file.info.layers) digest.add(std::as_bytes(std::span(layer)));
+}
+
+/// A digest of everything; another one for what is read otherwise.
+std::string everything_in(const std::string& name) {
+  Digest digest;
+  const std::string type = identify(name).type;
+  if (type == "kv") add_kv(digest, name);
+  if (type == "codes") add_codes(digest, name);
+  if (type == "index") add_index(digest, name);
+  if (type == "outputs") add_outputs(digest, name);
+  if (type == "selection") add_selection(digest, name);
+  if (type == "sensitivity") add_sensitivity(digest, name);
+  if (is_book_type(type)) {
+    const BookFile file = read_book(name, "", true);
+    add(digest, file.type, file.model);
+    digest.add(file.digest);
+    for (const Array& array : file.book.arrays) add(digest, array.bytes);
+  }
+  return digest.hex();
+}
+
+// A case ----------------------------------------------------------------------------------------------
+
+enum Outcome { kSame, kRefused, kDifferent, kCrash, kHang, kOutcomes };
+constexpr const char* kOutcomeNames[] = {"same", "refused", "different", "crashed", "hung"};
+
+Outcome outcome_of(const std::string& name, const std::string& wanted) {
+  const pid_t child = ::fork();
+  if (child < 0) throw std::runtime_error("fork failed");
+  if (child == 0) {
+    ::alarm(60);
+    int status = kRefused;
+    try {
+      status = everything_in(name) == wanted ? kSame : kDifferent;
+    } catch (const std::exception&) {  // what runs out of memory is refused too
+    }
+    ::_exit(status);
+  }
+  int status = 0;
+  while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  if (WIFEXITED(status))
+    return WEXITSTATUS(status) <= kDifferent ? static_cast<Outcome>(WEXITSTATUS(status)) : kCrash;
+  return WTERMSIG(status) == SIGALRM ? kHang : kCrash;
+}
+
+struct Edit {
+  uint64_t at = 0;
+  std::string bytes;
+};
+/// Bytes to write over those of the file, and where it ends.
+struct Damage {
+  std::string name;
+  std::vector<Edit> edits;
+  uint64_t size = UINT64_MAX;
+};
+
+/// A file that can be damaged and mended.
+class Victim {
+ public:
+  Victim(const std::string& source, std::string name) : name_(std::move(name)) {
+    std::ifstream in(source, std::ios::binary);
+    bytes_.assign(std::istreambuf_iterator<char>(in), {});
+    std::ofstream(name_, std::ios::binary) << bytes_;
+    descriptor_ = ::open(name_.c_str(), O_RDWR | O_CLOEXEC);
+    if (descriptor_ < 0) throw std::runtime_error("cannot open " + name_);
+    wanted_ = everything_in(name_);
+  }
+  Victim(Victim&& other) noexcept = default;
+  const std::string& bytes() const { return bytes_; }
+  const std::string& name() const { return name_; }
+
+  /// kept: where a file goes that something crashes on.
+  Outcome try_out(const Damage& damage, const std::string& kept) const {
+    for (const Edit& edit : damage.edits) put(edit.at, edit.bytes);
+    if (damage.size < bytes_.size() && ::ftruncate(descriptor_, static_cast<off_t>(damage.size)) != 0)
+      throw std::runtime_error("ftruncate failed");
+    const Outcome outcome = outcome_of(name_, wanted_);
+    if (outcome > kDifferent)
+      std::filesystem::copy_file(name_, kept, std::filesystem::copy_options::overwrite_existing);
+    for (const Edit& edit : damage.edits) put(edit.at, bytes_.substr(edit.at, edit.bytes.size()));
+    if (damage.size < bytes_.size()) put(damage.size, bytes_.substr(damage.size));
+    return outcome;
+  }
+
+ private:
+  void put(uint64_t at, const std::string& bytes) const {
+    if (::pwrite(descriptor_, bytes.data(), bytes.size(), static_cast<off_t>(at)) !=
+        static_cast<ssize_t>(bytes.size()))
+      throw std::runtime_error("pwrite failed");
+  }
+  std::string name_, bytes_, wanted_;
+  int descriptor_ = -1;
+};
+
+// Kinds of damage ---------------------------------------------------------------------------------------
+
+Damage random_bytes(const Victim& victim, Rng& rng) {
+  const std::string& bytes = victim.bytes();
+  const uint64_t at = rng.below(bytes.size());
+  const auto sector = [&](uint64_t size) { return rng.below(bytes.size() / size + 1) * size; };
+  switch (rng.below(6)) {
+    case 0: {
+      std::string one = bytes.substr(at, 1);
+      one[0] = static_cast<char>(one[0] ^ (1 << rng.below(8)));
+      return {"bit", {{at, one}}};
+    }
+    case 1:
+      return {"byte", {{at, std::string(1, static_cast<char>(rng.below(256)))}}};
+    case 2: {
+      std::string run = bytes.substr(at, 1 + rng.below(64));
+      for (char& byte : run) byte = static_cast<char>(rng.below(256));
+      return {"run", {{at, run}}};
+    }
+    case 3: {
+      const uint64_t size = rng.below(2) ? 512 : 4096,
+                     from = std::min<uint64_t>(sector(size), bytes.size() - 1);
+      return {"zeros", {{from, std::string(std::min<uint64_t>(size, bytes.size() - from), '\0')}}};
+    }
+    case 4: {
+      const uint64_t size = 512, a = sector(size), b = sector(size);
+      if (a + size > bytes.size() || b + size > bytes.size()) return {"cut", {}, at};
+      return {"sectors", {{a, bytes.substr(b, size)}, {b, bytes.substr(a, size)}}};
+    }
+    default:
+      return {"cut", {}, at};
+  }
+}
+
+struct Chunk {
+  uint64_t at, size;
+};
+
+/// The chunks of all datasets.
+std::vector<Chunk> chunks_of(const std::string& name) {
+  std::vector<Chunk> chunks;
+  const hid_t file = H5Fopen(name.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT);
+  const auto visit = [](hid_t group, const char* path, const H5O_info_t* info, void* found) -> herr_t {
+    if (info->type != H5O_TYPE_DATASET) return 0;
+    const hid_t dataset = H5Dopen2(group, path, H5P_DEFAULT), space = H5Dget_space(dataset);
+    hsize_t count = 0;
+    if (H5Dget_num_chunks(dataset, space, &count) < 0) count = 0;
+    for (hsize_t i = 0; i < count; ++i) {
+      hsize_t offset[8], size = 0;
+      unsigned filters = 0;
+      haddr_t address = HADDR_UNDEF;
+      if (H5Dget_chunk_info(dataset, space, i, offset, &filters, &address, &size) >= 0 &&
+          address != HADDR_UNDEF)
+        static_cast<std::vector<Chunk>*>(found)->push_back({address, size});
+    }
+    H5Sclose(space), H5Dclose(dataset);
+    return 0;
+  };
+  H5Ovisit(file, H5_INDEX_NAME, H5_ITER_NATIVE, visit, &chunks);
+  H5Fclose(file);
+  return chunks;
+}
+
+Damage random_chunks(const Victim& victim, const std::vector<Chunk>& chunks, Rng& rng) {
+  const std::string& bytes = victim.bytes();
+  const Chunk a = chunks[rng.below(chunks.size())];
+  std::vector<Chunk> alike;
+  for (const Chunk& chunk : chunks)
+    if (chunk.size == a.size && chunk.at != a.at) alike.push_back(chunk);
+  const uint64_t kind = alike.empty() ? 0 : rng.below(4);
+  if (kind == 0) return {"lost", {{a.at, std::string(a.size, '\0')}}};
+  if (kind == 1) {  // HDF5's checksum of 0x0000 and of 0xffff is the same
+    std::string inverted = bytes.substr(a.at, a.size);
+    for (size_t i = 0; i + 6 < inverted.size(); i += 2)
+      if (inverted[i] == 0 && inverted[i + 1] == 0) inverted[i] = inverted[i + 1] = '\xff';
+    return {"inverted", {{a.at, inverted}}};
+  }
+  const Chunk b = alike[rng.below(alike.size())];
+  if (kind == 2) return {"doubled", {{a.at, bytes.substr(b.at, b.size)}}};
+  return {"interchanged", {{a.at, bytes.substr(b.at, b.size)}, {b.at, bytes.substr(a.at, a.size)}}};
+}
+
+/// Bob Jenkins' lookup3 of bytes, as HDF5 uses it.
+uint32_t lookup3(const std::string& bytes) {
+  const auto turn = [](uint32_t x, int by) { return x << by | x >> (32 - by); };
+  uint32_t a = 0xdeadbeef + static_cast<uint32_t>(bytes.size()), b = a, c = a;
+  const auto word = [&](size_t at) {
+    uint32_t value = 0;
+    for (size_t i = 0; i < 4 && at + i < bytes.size(); ++i)
+      value |= static_cast<uint32_t>(static_cast<unsigned char>(bytes[at + i])) << (8 * i);
+    return value;
+  };
+  size_t at = 0;
+  for (; bytes.size() - at > 12; at += 12) {
+    a += word(at), b += word(at + 4), c += word(at + 8);
+    a -= c, a ^= turn(c, 4), c += b;
+    b -= a, b ^= turn(a, 6), a += c;
+    c -= b, c ^= turn(b, 8), b += a;
+    a -= c, a ^= turn(c, 16), c += b;
+    b -= a, b ^= turn(a, 19), a += c;
+    c -= b, c ^= turn(b, 4), b += a;
+  }
+  if (at == bytes.size()) return c;
+  a += word(at), b += word(at + 4), c += word(at + 8);
+  c ^= b, c -= turn(b, 14);
+  a ^= c, a -= turn(c, 11);
+  b ^= a, b -= turn(a, 25);
+  c ^= b, c -= turn(b, 16);
+  a ^= c, a -= turn(c, 4);
+  b ^= a, b -= turn(a, 14);
+  c ^= b, c -= turn(b, 24);
+  return c;
+}
+
+/// An object header of version 2 that bears out its checksum.
+struct Header {
+  uint64_t at, size;  // the checksum, which is behind, aside
+};
+
+std::vector<Header> headers_of(const std::string& bytes) {
+  std::vector<Header> headers;
+  for (size_t at = bytes.find("OHDR"); at != std::string::npos; at = bytes.find("OHDR", at + 1)) {
+    if (at + 16 > bytes.size() || bytes[at + 4] != 2) continue;
+    const auto flags = static_cast<unsigned char>(bytes[at + 5]);
+    size_t place = at + 6 + (flags & 0x20 ? 16 : 0) + (flags & 0x10 ? 4 : 0);
+    const size_t width = size_t{1} << (flags & 3);
+    uint64_t length = 0;
+    for (size_t i = 0; i < width && place + i < bytes.size(); ++i)
+      length |= static_cast<uint64_t>(static_cast<unsigned char>(bytes[place + i])) << (8 * i);
+    const uint64_t size = place + width - at + length;
+    if (length > bytes.size() || at + size + 4 > bytes.size()) continue;
+    uint32_t stored = 0;
+    std::memcpy(&stored, bytes.data() + at + size, 4);
+    if (lookup3(bytes.substr(at, size)) == stored) headers.push_back({at, size});
+  }
+  return headers;
+}
+
+Damage random_header(const Victim& victim, const std::vector<Header>& headers, Rng& rng) {
+  const Header header = headers[rng.below(headers.size())];
+  std::string bytes = victim.bytes().substr(header.at, header.size);
+  for (uint64_t changes = 1 + rng.below(2); changes > 0; --changes) {
+    char& byte = bytes[4 + rng.below(header.size - 4)];
+    constexpr unsigned char kEdges[] = {0, 1, 0x7f, 0x80, 0xff};
+    byte = static_cast<char>(rng.below(2) ? rng.below(256) : kEdges[rng.below(std::size(kEdges))]);
+  }
+  const uint32_t checksum = lookup3(bytes);
+  bytes.append(reinterpret_cast<const char*>(&checksum), 4);
+  return {"header", {{header.at, bytes}}};
+}
+
+int run(int argc, char** argv) {
+  if (argc < 5) throw std::runtime_error("usage: file_campaign bytes|chunks|headers CASES SEED FILE...");
+  const std::string kind = argv[1];
+  const uint64_t cases = std::strtoull(argv[2], nullptr, 10), seed = std::strtoull(argv[3], nullptr, 10);
+  set_num_threads(1);  // a child has one thread
+  const std::filesystem::path folder =
+      std::filesystem::temp_directory_path() / ("kvcodec-campaign-" + std::to_string(::getpid()));
+  std::filesystem::create_directory(folder);
+  std::vector<Victim> victims;
+  std::vector<std::vector<Chunk>> chunks;
+  std::vector<std::vector<Header>> headers;
+  for (int i = 4; i < argc; ++i) {
+    victims.emplace_back(argv[i], folder / (std::to_string(i) + ".h5"));
+    chunks.push_back(chunks_of(victims.back().name()));
+    headers.push_back(headers_of(victims.back().bytes()));
+    if (kind == "headers" && headers.back().empty()) throw std::runtime_error("no object header is known");
+  }
+  Rng rng(seed);
+  std::map<std::string, std::map<int, uint64_t>> counts;
+  uint64_t bad = 0;
+  for (uint64_t number = 0; number < cases; ++number) {
+    const size_t i = rng.below(victims.size());
+    const Damage damage = kind == "bytes"    ? random_bytes(victims[i], rng)
+                          : kind == "chunks" ? random_chunks(victims[i], chunks[i], rng)
+                                             : random_header(victims[i], headers[i], rng);
+    const Outcome outcome = victims[i].try_out(damage, "case-" + std::to_string(number) + ".h5");
+    ++counts[damage.name][outcome];
+    const bool is_bad = outcome > kDifferent || (outcome == kDifferent && kind != "headers");
+    if (is_bad && ++bad <= 20)
+      std::printf("case %lu: %s: %s at byte %lu: %s\n", static_cast<unsigned long>(number), argv[4 + i],
+                  damage.name.c_str(),
+                  static_cast<unsigned long>(damage.edits.empty() ? damage.size : damage.edits[0].at),
+                  kOutcomeNames[outcome]);
+  }
+  std::filesystem::remove_all(folder);
+  for (const auto& [name, of_kind] : counts) {
+    std::printf("%-14s", name.c_str());
+    for (int outcome = 0; outcome < kOutcomes; ++outcome) {
+      const auto place = of_kind.find(outcome);
+      std::printf(" %lu %s%s", static_cast<unsigned long>(place == of_kind.end() ? 0 : place->second),
+                  kOutcomeNames[outcome], outcome + 1 < kOutcomes ? "," : "\n");
+    }
+  }
+  std::printf("%lu cases, %lu bad\n", static_cast<unsigned long>(cases), static_cast<unsigned long>(bad));
+  return bad > 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "file_campaign: %s\n", error.what());
+    return 2;
+  }
+}
