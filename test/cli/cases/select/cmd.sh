@@ -2,7 +2,7 @@
 . src/test/cli/refused.sh
 kvcodec encode data/demo.h5 --codec selfindex --exact-tokens 4 -o si.h5 >/dev/null || exit 1
 kvcodec select si.h5 --queries data/demo.h5 --budget 8 -o selection.h5
-kvcodec info selection.h5 | sed -n '2,$p' | grep -v '^  kvcodec'
+kvcodec info selection.h5 | sed -n '3,$p' | grep -v '^  kvcodec'
 recall() { kvcodec select si.h5 --queries data/demo.h5 --budget 16 --json "$@" | tr -d ' \n' | sed 's/.*"recall":\([0-9.]*\).*/\1/'; }
 own=$(recall) quest=$(recall --by quest) oracle=$(recall --by oracle) signs=$(recall --by signs)
 echo "$own $signs $quest $oracle" |
