@@ -2,7 +2,7 @@
 # attended to, and fetched alone.
 set -e
 kvcodec index data/demo.h5 --clusters 4 --sink 8 -o index.h5 | sed 's/, [^,]*, [^,]*$//'
-kvcodec info index.h5 | sed -n '2,$p' | grep -v -e '^  kvcodec' -e '^file ' -e '^source ' | sed "s:$SOURCE:SOURCE:" | tr -s ' ' 
+kvcodec info index.h5 | sed -n '3,$p' | grep -v -e '^  kvcodec' -e '^file ' -e '^source ' | sed "s:$SOURCE:SOURCE:" | tr -s ' ' 
 for n in 1 2; do
   kvcodec index data/demo.h5 --metric l2 --threads $n --memory 64M -o l2.h5 >/dev/null
   mv l2.h5 $n.h5

@@ -3,7 +3,7 @@
 kvcodec encode data/demo.h5 --codec selfindex --preset paper --exact-tokens 4 -o si.h5 --quiet >/dev/null || exit 1
 plainly="--first 0 --newest 0 --candidates 1 --dense-layers none"
 kvcodec select si.h5 --queries data/demo.h5 --budget 8 $plainly -o selection.h5
-kvcodec info selection.h5 | sed -n '2,$p' | grep -v '^  kvcodec'
+kvcodec info selection.h5 | sed -n '3,$p' | grep -v '^  kvcodec'
 recall() { kvcodec select "$@" --queries data/demo.h5 --budget 16 --json | tr -d ' \n' | sed 's/.*"recall":\([0-9.]*\).*/\1/'; }
 by() { recall si.h5 $plainly --by $1; }
 own=$(by codes) quest=$(by quest) oracle=$(by oracle) signs=$(by signs)
