@@ -65,7 +65,7 @@ page_item() {
 # "OPTION DEFAULT" for each option of a codec, a flag's being true or false; after the codec: other options of encode
 codec_defaults() {
   "$1" encode --help --codec "${@:2}" | awk '
-    function put() { gsub(/ +/, " ", text); if (option != "" && match(text, /default [^ ]+\)$/)) print option, substr(text, RSTART + 8, RLENGTH - 9); option = "" }
+    function put() { gsub(/ +/, " ", text); sub(/ $/, "", text); if (option != "" && match(text, /default [^ ]+\)$/)) print option, substr(text, RSTART + 8, RLENGTH - 9); option = "" }
     /^Codec / { inside = 1; next }
     /^[^ ]/ { put(); inside = 0 }
     inside && /^  --/ {
