@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -99,6 +100,35 @@ void check_is_text(const CommonOptions& common, const std::string& file, std::st
   refuse_binary(file, text, "text in UTF-8");
   if (const size_t good = valid_utf8_prefix(text); good < text.size())
     common.note("{}: byte {} is not UTF-8; such bytes are read as U+FFFD", file, good);
+}
+
+std::vector<Document> read_token_lines(const std::string& file) {
+  const std::string text = read_text(file);
+  refuse_binary(file, text, "a list of token ids");
+  std::vector<Document> documents;
+  size_t line_number = 0;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find('\n', begin), text.size());
+    ++line_number;
+    Document document{fmt::format("{}:{}", file, line_number), {}};
+    for (size_t at = begin; at < end;) {
+      if (std::string_view(" \t\r,").find(text[at]) != std::string_view::npos) {
+        ++at;
+        continue;
+      }
+      uint32_t id = 0;
+      const auto [stop, error] = std::from_chars(text.data() + at, text.data() + end, id);
+      if (error != std::errc{})
+        throw bad_input(
+            "{}: line {} has '{}', which is no token id", file, line_number,
+            text.substr(at, std::min<size_t>(text.find_first_of(" \t\r,\n", at), end) - at).substr(0, 40));
+      document.tokens.push_back(id);
+      at = static_cast<size_t>(stop - text.data());
+    }
+    if (!document.tokens.empty()) documents.push_back(std::move(document));
+    begin = end + 1;
+  }
+  return documents;
 }
 
 TokenTemplate template_of(const Tokenizer& tokenizer) {

@@ -33,6 +33,10 @@ void refuse_binary(const std::string& file, std::string_view text, const char* w
 /// The same for text that the tokenizer reads, with a note where it will have to replace bytes.
 void check_is_text(const CommonOptions& common, const std::string& file, std::string_view text);
 
+/// Token ids of a text file, one document per line; empty lines are no documents. Throws Error(bad_input) for what is no
+/// id.
+std::vector<Document> read_token_lines(const std::string& file);
+
 /// Ids that the tokenizer puts before and behind a text.
 struct TokenTemplate {
   std::vector<uint32_t> before, behind;

@@ -126,40 +126,7 @@ QueryChoice parse_queries(const std::string& text) {
 
 // Documents ----------------------------------------------------------------------------------------
 
-struct NamedTokens {
-  std::string name;
-  std::vector<uint32_t> tokens;
-};
-
-/// One document per line of a text file; empty lines are no documents.
-std::vector<NamedTokens> read_token_lines(const std::string& file) {
-  const std::string text = read_text(file);
-  refuse_binary(file, text, "a list of token ids or a kv file");
-  std::vector<NamedTokens> documents;
-  size_t line_number = 0;
-  for (size_t begin = 0; begin < text.size();) {
-    const size_t end = std::min(text.find('\n', begin), text.size());
-    ++line_number;
-    NamedTokens document{fmt::format("{}:{}", file, line_number), {}};
-    for (size_t at = begin; at < end;) {
-      if (std::string_view(" \t\r,").find(text[at]) != std::string_view::npos) {
-        ++at;
-        continue;
-      }
-      uint32_t id = 0;
-      const auto [stop, error] = std::from_chars(text.data() + at, text.data() + end, id);
-      if (error != std::errc{})
-        throw bad_input(
-            "{}: line {} has '{}', which is no token id", file, line_number,
-            text.substr(at, std::min<size_t>(text.find_first_of(" \t\r,\n", at), end) - at).substr(0, 40));
-      document.tokens.push_back(id);
-      at = static_cast<size_t>(stop - text.data());
-    }
-    if (!document.tokens.empty()) documents.push_back(std::move(document));
-    begin = end + 1;
-  }
-  return documents;
-}
+using NamedTokens = Document;
 
 bool is_hdf5(const std::string& file) {
   refuse_pipe(file);

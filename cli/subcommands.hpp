@@ -9,6 +9,8 @@
 namespace kvcodec::cli {
 
 std::string dump_kv(Command& command);
+std::string import_cache(Command& command);
+std::string export_cache(Command& command);
 std::string train_dict(Command& command);
 std::string train_rvq(Command& command);
 std::string train_transform(Command& command);

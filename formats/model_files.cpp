@@ -64,7 +64,12 @@ std::unique_ptr<ModelFiles> open_model(const std::string& path) {
 }
 
 ModelInfo model_info(const std::string& path, ModelFiles& files, bool pre_rope) {
-  const ModelDescription& description = files.description();
+  ModelInfo info = model_info(path, files.description(), pre_rope);
+  info.source = "weights " + files.digest();
+  return info;
+}
+
+ModelInfo model_info(const std::string& path, const ModelDescription& description, bool pre_rope) {
   const ModelConfig& config = description.config;
   ModelInfo info{.model = last_name(path),
                  .num_layers = config.num_layers,
@@ -74,7 +79,7 @@ ModelInfo model_info(const std::string& path, ModelFiles& files, bool pre_rope) 
                  .rope_theta = config.rope.theta,
                  .rope_scaling = description.rope_scaling,
                  .key_state = pre_rope ? "pre-rope" : "post-rope",
-                 .source = "weights " + files.digest()};
+                 .source = {}};
   if (!config.is_latent()) return info;
   const LayerShape shape{.heads = config.num_kv_heads,
                          .key_dim = config.head_dim,

@@ -91,6 +91,13 @@ Entry parse_tensor(const nlohmann::json& tensor, std::span<const std::byte> data
 }
 
 using Entries = std::map<std::string, Entry, std::less<>>;
+using Metadata = std::map<std::string, std::string>;
+
+void add_metadata(const nlohmann::json& object, Metadata& metadata) {
+  if (!object.is_object()) return;
+  for (const auto& [name, value] : object.items())
+    if (value.is_string()) metadata.emplace(name, value.get<std::string>());
+}
 
 /// The tensors must cover the data: no byte twice, none left over.
 void check_cover(const std::string& file, const Entries& entries, uint64_t data_bytes) {
@@ -117,7 +124,7 @@ void check_cover(const std::string& file, const Entries& entries, uint64_t data_
     throw bad_input("{}: has {} bytes of data; its tensors end at byte {}", file, data_bytes, covered);
 }
 
-Entries parse_file(const MappedFile& file) {
+Entries parse_file(const MappedFile& file, Metadata& metadata) {
   const std::span<const std::byte> bytes = file.bytes();
   if (bytes.size() < kLengthBytes)
     throw bad_input("{}: has {} bytes; a safetensors file begins with {} bytes of header length", file.name(),
@@ -136,7 +143,10 @@ Entries parse_file(const MappedFile& file) {
   Entries entries;
   for (const auto& item : object.items()) {
     const std::string& name = item.key();
-    if (name == "__metadata__") continue;
+    if (name == "__metadata__") {
+      add_metadata(item.value(), metadata);
+      continue;
+    }
     const std::string origin = fmt::format("{}: tensor '{}'", file.name(), printable(name));
     Entry entry = with_context(origin, [&] { return parse_tensor(item.value(), data); });
     entry.view.origin = origin;
@@ -182,10 +192,11 @@ struct Safetensors::Impl {
   std::string name;
   std::map<std::string, std::unique_ptr<MappedFile>> files;
   Entries entries;
+  Metadata metadata;
 
   Entries map_file(const std::string& path) {
     auto file = std::make_unique<MappedFile>(path);
-    Entries found = parse_file(*file);
+    Entries found = parse_file(*file, metadata);
     files.emplace(path, std::move(file));
     return found;
   }
@@ -237,6 +248,15 @@ const TensorView* Safetensors::find(std::string_view name) const {
                     printable(entry.dtype));
   return &entry.view;
 }
+
+std::optional<Safetensors::Stored> Safetensors::stored(std::string_view name) const {
+  const auto place = impl_->entries.find(name);
+  if (place == impl_->entries.end()) return std::nullopt;
+  const Entry& entry = place->second;
+  return Stored{entry.dtype, entry.view.shape, entry.view.bytes, entry.view.origin};
+}
+
+const std::map<std::string, std::string>& Safetensors::metadata() const { return impl_->metadata; }
 
 std::string Safetensors::name() const { return impl_->name; }
 

@@ -3,7 +3,12 @@
 // which the tensors cover without gaps.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+#include <map>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -31,6 +36,18 @@ class Safetensors final : public WeightSource {
 
   const TensorView* find(std::string_view name) const override;
   std::string name() const override;
+
+  /// A tensor of any element type, which is called as in the header; its bytes live as long as this.
+  struct Stored {
+    std::string dtype;
+    std::vector<uint64_t> shape;
+    std::span<const std::byte> bytes;
+    std::string origin;  ///< for messages: "file: tensor 'name'"
+  };
+  std::optional<Stored> stored(std::string_view name) const;
+
+  /// What `__metadata__` of the files' headers says, as far as it is text.
+  const std::map<std::string, std::string>& metadata() const;
 
   /// All names, sorted.
   std::vector<std::string> names() const;

@@ -1,7 +1,8 @@
 // Runs a fuzz target over its corpus without a fuzzer: every file as it is, cut short, and with seeded
-// mutations. usage: <name>_fuzz CORPUS-FOLDER
+// mutations. usage: <name>_fuzz CORPUS-FOLDER [MUTATIONS-PER-FILE]
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -12,7 +13,7 @@
 
 namespace {
 
-constexpr int kMutations = 400;  // per file; a few milliseconds each at most
+constexpr long kMutations = 400;  // per file; a few milliseconds each at most
 
 std::vector<uint8_t> read_file(const std::filesystem::path& path) {
   std::ifstream in(path, std::ios::binary);
@@ -44,8 +45,9 @@ void mutate(std::vector<uint8_t>& bytes, kvcodec::Rng& rng) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 2 || !std::filesystem::is_directory(argv[1])) {
-    std::fprintf(stderr, "usage: %s CORPUS-FOLDER\n", argv[0]);
+  const long mutations = argc == 3 ? std::strtol(argv[2], nullptr, 10) : kMutations;
+  if (argc < 2 || argc > 3 || mutations <= 0 || !std::filesystem::is_directory(argv[1])) {
+    std::fprintf(stderr, "usage: %s CORPUS-FOLDER [MUTATIONS-PER-FILE]\n", argv[0]);
     return 2;
   }
   std::vector<std::filesystem::path> files;
@@ -62,7 +64,7 @@ int main(int argc, char** argv) {
     std::fflush(stdout);  // the last name printed is the culprit after a crash
     LLVMFuzzerTestOneInput(original.data(), original.size());
     kvcodec::Rng rng(1, original.size());
-    for (int i = 0; i < kMutations; ++i) {
+    for (long i = 0; i < mutations; ++i) {
       std::vector<uint8_t> bytes = original;
       mutate(bytes, rng);
       LLVMFuzzerTestOneInput(bytes.data(), bytes.size());

@@ -1,0 +1,20 @@
+// What import and export read alike from their options.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <string>
+#include <vector>
+
+namespace kvcodec::cli {
+
+/// The names of foreign formats.
+std::vector<std::string> format_names();
+
+/// "128,64": sizes of Hadamard blocks of keys and values; empty = none. Throws Error(usage).
+std::array<size_t, 2> parse_rotated(const std::string& text);
+
+/// "0-4,6" of that option, ascending; empty = none. Throws Error(usage).
+std::vector<int> parse_layers(const std::string& option, const std::string& text);
+
+}  // namespace kvcodec::cli

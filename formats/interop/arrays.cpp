@@ -1,0 +1,116 @@
+#include "formats/interop/arrays.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+#include "lib/core/checked.hpp"
+#include "lib/core/error.hpp"
+
+namespace kvcodec::interop {
+
+uint64_t Array::extent(char axis) const {
+  for (const Axis& own : axes)
+    if (own.name == axis) return own.extent;
+  return 1;
+}
+
+bool Array::has(char axis) const {
+  return std::any_of(axes.begin(), axes.end(), [axis](const Axis& own) { return own.name == axis; });
+}
+
+Plane Array::plane(Side side, uint64_t layer, uint64_t document) const {
+  const AxisPlace at[] = {{'s', static_cast<uint64_t>(side == Side::value)}, {'l', layer}, {'b', document}};
+  Plane plane = plane_in_array(type, begin, axes, at);
+  check_plane(plane, bytes.bytes.size(), where + ": elements");
+  return plane;
+}
+
+std::vector<Axis> axes_of(const std::string& layout, const std::string& option) {
+  std::vector<Axis> axes;
+  for (const char letter : layout) {
+    const bool twice =
+        std::any_of(axes.begin(), axes.end(), [&](const Axis& axis) { return axis.name == letter; });
+    if (twice || std::string_view("slbhtd").find(letter) == std::string_view::npos)
+      throw usage_error(
+          "{} is '{}'; it must be of the letters s (side), l (layer), b (document), h (head), t (token) and d "
+          "(dimension), each once",
+          option, layout);
+    axes.push_back({letter, 1});
+  }
+  for (const char letter : {'t', 'd'})
+    if (layout.find(letter) == std::string::npos)
+      throw usage_error("{} is '{}'; tokens (t) and dimensions (d) must be among the axes", option, layout);
+  return axes;
+}
+
+ForeignLayer layer_of(const std::vector<Piece>& pieces, const LayerShape& shape) {
+  ForeignLayer layer;
+  for (const Side side : kSides) {
+    if (side == Side::value && shape.values_in_keys) continue;
+    struct Part {
+      uint64_t first, tokens;
+      ReadRows read;
+    };
+    std::vector<Part> parts;
+    uint64_t tokens = 0;
+    for (const Piece& piece : pieces) {
+      if (piece.of != Side::both && piece.of != side) continue;
+      const Plane plane = piece.array->plane(side, piece.layer, piece.document);
+      if (plane.values() != as_size(shape.heads) * as_size(shape.stored_dim(side)))
+        throw bad_input("{}: has {} {}s of a token; those of {} heads of {} dimensions are wanted",
+                        piece.array->where, plane.values(), name_of(side), shape.heads,
+                        shape.stored_dim(side));
+      parts.push_back({tokens, plane.tokens, reader_of(piece.array->bytes, plane)});
+      tokens = checked_add(tokens, plane.tokens);
+    }
+    if (side == Side::value && tokens != layer.rows)
+      throw bad_input("{}: has values of {} tokens and keys of {}", pieces.front().array->where, tokens,
+                      layer.rows);
+    layer.rows = tokens;
+    layer.sides[static_cast<size_t>(side)] = [parts = std::move(parts)](uint64_t first,
+                                                                        MatrixView<float> out) {
+      size_t done = 0;
+      for (const Part& part : parts) {
+        const uint64_t at = first + done;
+        if (done == out.rows()) break;
+        if (at < part.first || at >= part.first + part.tokens) continue;
+        const auto count =
+            static_cast<size_t>(std::min<uint64_t>(out.rows() - done, part.first + part.tokens - at));
+        part.read(at - part.first, out.rows(done, count));
+        done += count;
+      }
+    };
+  }
+  return layer;
+}
+
+LayerShape heads_in(uint64_t heads, uint64_t dims, const ImportOptions& options, const std::string& where) {
+  constexpr uint64_t kMost = 1 << 20;
+  const uint64_t values = checked_mul(heads, dims);
+  if (values == 0 || values > kMost)
+    throw bad_input("{}: a token has {} values, as that of no cache", where, values);
+  if (heads == 1 && options.latent == 0) {  // perhaps all heads in one
+    if (options.heads > 0)
+      heads = static_cast<uint64_t>(options.heads);
+    else if (options.head_dim > 0)
+      heads = values / static_cast<uint64_t>(options.head_dim);
+    else if (options.model && options.model->one_shape())
+      heads = static_cast<uint64_t>(options.model->num_kv_heads);
+    else
+      throw usage_error(
+          "{}: does not say how many heads its rows of {} values are of; give --model or --heads", where,
+          values);
+    if (heads == 0 || values % heads != 0)
+      throw usage_error("{}: rows have {} values, which are not those of {} heads", where, values, heads);
+    dims = values / heads;
+  }
+  return usual_layer(static_cast<int>(heads), static_cast<int>(dims));
+}
+
+std::vector<uint64_t> first_positions(uint64_t count) {
+  std::vector<uint64_t> positions(count);
+  std::iota(positions.begin(), positions.end(), 0);
+  return positions;
+}
+
+}  // namespace kvcodec::interop

@@ -1,0 +1,47 @@
+// Caches that are plain arrays, whole or cut into chunks of tokens: what LMCache, vLLM, SGLang and NumPy have in common.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "formats/interop/plane.hpp"
+
+namespace kvcodec::interop {
+
+/// An array of keys, values or both, somewhere in bytes.
+struct Array {
+  Bytes bytes;
+  Cell type = Cell::f32;
+  uint64_t begin = 0;
+  std::vector<Axis> axes;  ///< slowest first, as of plane_in_array()
+  std::string where;       ///< for messages: file, or file and array
+
+  /// 1 if there is no such axis.
+  uint64_t extent(char axis) const;
+  bool has(char axis) const;
+  /// The plane of one side of a layer of a document, checked.
+  Plane plane(Side side, uint64_t layer, uint64_t document) const;
+};
+
+/// Letters of axes with their extents. Throws Error(usage) for letters that are no axes or there twice, and for a layout
+/// without tokens or dimensions.
+std::vector<Axis> axes_of(const std::string& layout, const std::string& option);
+
+/// One piece of a layer's tokens.
+struct Piece {
+  const Array* array;
+  uint64_t layer = 0, document = 0;
+  Side of = Side::both;  ///< both: it has an axis of sides, or its values lie in keys
+};
+
+/// A layer whose tokens lie in pieces, one behind the other. heads, dims: what the pieces' rows are split into.
+ForeignLayer layer_of(const std::vector<Piece>& pieces, const LayerShape& shape);
+
+/// The shape of heads in an array with these extents and the options: rows may say heads and dimensions, or only their
+/// product. Throws Error(usage) where the options have to say it. where: first words of messages.
+LayerShape heads_in(uint64_t heads, uint64_t dims, const ImportOptions& options, const std::string& where);
+
+/// Positions 0, 1, 2 …
+std::vector<uint64_t> first_positions(uint64_t count);
+
+}  // namespace kvcodec::interop

@@ -1,0 +1,197 @@
+#include "formats/interop/foreign.hpp"
+
+#include <algorithm>
+#include <filesystem>
+#include <numeric>
+
+#include "lib/core/checked.hpp"
+#include "lib/core/error.hpp"
+
+namespace kvcodec::interop {
+namespace {
+
+/// More than any cache has; what is above is taken for damage.
+constexpr int kMostHeads = 1 << 16;
+
+/// The least number of query heads that goes with all layers.
+int common_multiple(const std::vector<LayerShape>& shapes) {
+  int64_t heads = 1;
+  for (const LayerShape& shape : shapes)
+    if (shape.heads > 0) heads = std::lcm(heads, int64_t{shape.heads});
+  if (heads > kMostHeads)
+    throw bad_input("layers have head counts with no common multiple up to {}", kMostHeads);
+  return static_cast<int>(heads);
+}
+
+bool fits(const ModelInfo& model, const std::vector<LayerShape>& shapes) {
+  return std::all_of(shapes.begin(), shapes.end(), [&](const LayerShape& shape) {
+    return shape.heads == 0 || model.num_q_heads % shape.heads == 0;
+  });
+}
+
+/// Rotary embeddings are described by dimensions of a head, so the description goes only with heads of that shape.
+bool same_heads(const ModelInfo& model, const std::vector<LayerShape>& shapes) {
+  return std::all_of(shapes.begin(), shapes.end(), [&](const LayerShape& shape) {
+    return shape.heads == 0 || shape.key_dim == model.head_dim;
+  });
+}
+
+}  // namespace
+
+ModelInfo model_of(std::vector<LayerShape> shapes, const ImportOptions& options, const std::string& source,
+                   std::vector<std::string>& notes) {
+  ModelInfo model;
+  model.num_layers = static_cast<int>(shapes.size());
+  for (const LayerShape& shape : shapes) {
+    if (shape.heads < 0 || shape.heads > kMostHeads)
+      throw bad_input("a layer has {} key/value heads; at most {} are possible", shape.heads, kMostHeads);
+    model.num_kv_heads = std::max(model.num_kv_heads, shape.heads);
+    model.head_dim = std::max(model.head_dim, shape.key_dim);
+  }
+  if (model.num_kv_heads == 0 || model.head_dim == 0) throw bad_input("there are no keys and values");
+  model.num_q_heads = common_multiple(shapes);
+  model.model = "unknown";
+  model.source = source;
+  if (const auto& named = options.model) {
+    if (named->num_layers != model.num_layers)
+      throw bad_input("has {} layers; the model {} has {}", model.num_layers, named->model,
+                      named->num_layers);
+    model.model = named->model;
+    if (fits(*named, shapes)) model.num_q_heads = named->num_q_heads;
+    if (same_heads(*named, shapes)) {
+      model.rope_theta = named->rope_theta;
+      model.rope_scaling = named->rope_scaling;
+    } else {
+      notes.push_back(fmt::format(
+          "keys have {} dimensions, and those of the model {} have {}: the rotary embedding is left out",
+          model.head_dim, named->model, named->head_dim));
+    }
+  }
+  return with_layer_shapes(std::move(model), std::move(shapes));
+}
+
+DType wider(DType a, DType b) { return a == b ? a : DType::f32; }
+
+ForeignCache joined(std::vector<ForeignCache> parts, const std::vector<std::string>& files) {
+  ForeignCache cache = std::move(parts.front());
+  for (size_t i = 1; i < parts.size(); ++i) {
+    ForeignCache& part = parts[i];
+    if (part.model.num_layers != cache.model.num_layers ||
+        part.model.num_kv_heads != cache.model.num_kv_heads || part.model.head_dim != cache.model.head_dim ||
+        part.model.layer_shapes != cache.model.layer_shapes)
+      throw bad_input("{}: its layers have other shapes than those of {}", files[i], files[0]);
+    cache.dtype = wider(cache.dtype, part.dtype);
+    std::move(part.documents.begin(), part.documents.end(), std::back_inserter(cache.documents));
+    for (std::string& note : part.notes)
+      if (std::find(cache.notes.begin(), cache.notes.end(), note) == cache.notes.end())
+        cache.notes.push_back(std::move(note));
+    if (part.model.imported != cache.model.imported) cache.model.imported.clear();
+  }
+  return cache;
+}
+
+namespace {
+
+void put_ids(ForeignCache& cache, const ImportOptions& options) {
+  if (options.ids.empty()) return;
+  if (options.ids.size() != cache.documents.size())
+    throw usage_error("--ids has {} lines, one for each document; the files hold {} documents",
+                      options.ids.size(), cache.documents.size());
+  for (size_t i = 0; i < cache.documents.size(); ++i) {
+    ForeignDocument& document = cache.documents[i];
+    const auto& ids = options.ids[i];
+    document.tokens.clear();
+    if (ids.size() == document.positions.size()) {
+      document.tokens = ids;
+      continue;
+    }
+    // Ids of a prompt of which only some positions are in the cache.
+    if (document.positions.empty() || document.positions.back() >= ids.size())
+      throw usage_error("--ids has {} ids for document '{}', which has {} tokens", ids.size(), document.name,
+                        document.positions.size());
+    for (const uint64_t position : document.positions) document.tokens.push_back(ids[position]);
+  }
+}
+
+/// A layer either has all tokens of a document or the last n, the same n in all documents that are longer.
+void settle_layer(ForeignCache& cache, int layer) {
+  int& kept = cache.model.last_tokens[as_size(layer)];
+  for (const ForeignDocument& document : cache.documents)
+    if (const auto rows = document.layers.at(layer).rows; rows < document.positions.size()) {
+      if (rows == 0 || rows > uint64_t{INT32_MAX})
+        throw bad_input("layer {} has {} of the {} tokens of document '{}'", layer, rows,
+                        document.positions.size(), document.name);
+      kept = std::max(kept, static_cast<int>(rows));
+    }
+  if (kept == 0) return;
+  for (const ForeignDocument& document : cache.documents)
+    if (const auto rows = document.layers.at(layer).rows;
+        rows != std::min<uint64_t>(document.positions.size(), static_cast<uint64_t>(kept)))
+      throw bad_input("layer {} has the last {} tokens of document '{}', and {} of another", layer, rows,
+                      document.name, kept);
+}
+
+}  // namespace
+
+void settle(ForeignCache& cache, const ImportOptions& options, const std::string& file) {
+  put_ids(cache, options);
+  with_context(file, [&] {
+    if (cache.documents.empty()) throw bad_input("it holds no tokens");
+    const auto& first = cache.documents.front().layers;
+    bool any_ids = false, all_ids = true;
+    for (const ForeignDocument& document : cache.documents) {
+      if (document.layers.size() != first.size() ||
+          !std::equal(first.begin(), first.end(), document.layers.begin(),
+                      [](const auto& a, const auto& b) { return a.first == b.first; }))
+        throw bad_input("document '{}' has other layers than '{}'", document.name,
+                        cache.documents.front().name);
+      for (const auto& [layer, rows] : document.layers)
+        if (rows.rows > document.positions.size())
+          throw bad_input("layer {} has {} tokens of document '{}', which has {}", layer, rows.rows,
+                          document.name, document.positions.size());
+      if (document.positions.empty()) continue;
+      (document.tokens.empty() ? all_ids : any_ids) = document.tokens.empty() ? false : true;
+    }
+    if (first.empty()) throw bad_input("it holds no layers");
+    if (any_ids && !all_ids) {
+      for (ForeignDocument& document : cache.documents) document.tokens.clear();
+      cache.notes.push_back("the token ids of some documents are not known, so those of all are left out");
+    }
+    cache.model.last_tokens.assign(as_size(cache.model.num_layers), 0);
+    for (const auto& [layer, rows] : first) settle_layer(cache, layer);
+    auto& kept = cache.model.last_tokens;
+    if (std::all_of(kept.begin(), kept.end(), [](int n) { return n == 0; })) kept.clear();
+  });
+}
+
+std::string document_name(const std::string& file) { return std::filesystem::path(file).stem().string(); }
+
+uint64_t kept_tokens(const CacheSource& source, int layer, uint64_t tokens) {
+  const auto last = static_cast<uint64_t>(source.model().last_tokens_of(layer));
+  return last == 0 ? tokens : std::min(last, tokens);
+}
+
+void for_each_piece(const CacheSource& source, const ExportJob& job, Side side, int layer, size_t document,
+                    const std::function<void(uint64_t first, MatrixView<float> rows)>& visit) {
+  const LayerShape shape = source.model().layer_shape(layer);
+  const size_t width = as_size(shape.heads) * as_size(shape.stored_dim(side));
+  if (width == 0) return;
+  const uint64_t tokens = source.documents().length(document), kept = kept_tokens(source, layer, tokens);
+  const uint64_t most = std::max<uint64_t>(1, job.buffer_bytes / (3 * sizeof(float) * width));
+  Matrix<float> rows(static_cast<size_t>(std::min(most, kept)), width);
+  for (uint64_t first = 0; first < kept; first += most) {
+    const auto piece = rows.view().rows(0, static_cast<size_t>(std::min(most, kept - first)));
+    source.read(side, layer, document, tokens - kept + first, piece);
+    visit(first, piece);
+    if (job.count) job.count(piece.rows());
+  }
+}
+
+size_t only_document(const CacheSource& source, const ExportJob& job, const char* what) {
+  if (job.documents.size() != 1)
+    throw usage_error("{}: {} holds one document; choose one of {} with --documents", source.name(), what,
+                      job.documents.size());
+  return job.documents.front();
+}
+
+}  // namespace kvcodec::interop

@@ -1,0 +1,163 @@
+// Caches in files of other programs (INTEROP.md says what is in them): one interface for all formats, which is a reader
+// and a writer, and the table of formats.
+//
+// To add a format:
+//   1. a file here with its reader, its writer and how it is recognised;
+//   2. one line in formats.cpp, and its functions in formats.hpp;
+//   3. a section in INTEROP.md, and one in man/kvcodec-interop.7;
+//   4. a file of it in test/golden/interop, and a row in the tests' tables of formats.
+//
+// Nothing in a foreign file is trusted: counts and offsets are checked against the bytes that are there before anything
+// is allocated. Errors are Error(bad_input), the file's name first.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "formats/header.hpp"
+#include "lib/core/dtype.hpp"
+#include "lib/core/view.hpp"
+
+namespace kvcodec::interop {
+
+/// Rows [first, first + out.rows()) of one side of a layer of a document, (n, heads * dimensions) floats.
+using ReadRows = std::function<void(uint64_t first, MatrixView<float> out)>;
+
+/// What a foreign file holds of a layer of a document: rows of its last tokens.
+struct ForeignLayer {
+  uint64_t rows = 0;
+  std::array<ReadRows, 2> sides;  ///< keys, values; values may be empty where they lie in keys
+};
+
+struct ForeignDocument {
+  std::string name;
+  std::vector<uint32_t> tokens;     ///< ids; empty if they are not known
+  std::vector<uint64_t> positions;  ///< one per token, rising
+  std::map<int, ForeignLayer> layers;
+};
+
+/// A cache, described; its rows are read from the mapped files as they are asked for.
+struct ForeignCache {
+  ModelInfo model;
+  DType dtype = DType::f32;  ///< the narrowest type that holds all its values as they are
+  std::vector<ForeignDocument> documents;
+  std::vector<std::string> notes;  ///< what was guessed, and what cannot be kept; a sentence each
+};
+
+/// How to read files that do not say everything themselves. Zero and empty: not given.
+struct ImportOptions {
+  std::optional<ModelInfo> model;           ///< of --model
+  std::vector<int64_t> windows;             ///< with it: of each layer, its sliding window; 0 = none
+  int latent = 0;                           ///< with it: dimensions of the latent vector of its attention
+  std::vector<std::vector<uint32_t>> ids;   ///< token ids of the documents
+  std::string layout;                       ///< names of axes, slowest first, or a name that stands for them
+  std::string type;                         ///< of elements, where a file does not say it
+  int heads = 0, head_dim = 0, layers = 0;  ///< shape of the cache
+  uint64_t page_tokens = 0;                 ///< tokens of a page
+  std::array<size_t, 2> rotated = {0, 0};  ///< size of the Hadamard blocks of keys and values; 0 = not turned
+  std::vector<int> window_layers;          ///< layers of the second cache of a llama.cpp state
+};
+
+/// What is exported: a kv file, or codes that are decoded on the way.
+class CacheSource {
+ public:
+  virtual ~CacheSource() = default;
+  virtual const std::string& name() const = 0;
+  virtual const ModelInfo& model() const = 0;
+  virtual DType dtype() const = 0;
+  virtual const std::vector<int>& layers() const = 0;
+  virtual const Documents& documents() const = 0;
+  virtual bool has_tokens() const = 0;
+  virtual std::vector<uint32_t> tokens(size_t document) const = 0;
+  virtual std::vector<uint64_t> positions(size_t document) const = 0;
+  /// Tokens [first, first + out.rows()) of a document; out: (n, heads * stored_dim).
+  virtual void read(Side side, int layer, size_t document, uint64_t first, MatrixView<float> out) const = 0;
+};
+
+/// What a format may leave open. Empty and zero: as the file was that the cache was imported from, else the format's
+/// usual choice.
+struct ExportOptions {
+  std::string key_type, value_type;       ///< of elements
+  std::string layout;                     ///< as of ImportOptions
+  int version = 0;                        ///< of the file
+  std::string kind;                       ///< which of a format's files
+  std::optional<bool> transposed_values;  ///< llama.cpp's v_trans
+  int bits = 0, group = 0;                ///< mlx-lm: quantized so
+  uint64_t page_tokens = 0;
+  std::array<size_t, 2> rotated = {0, 0};
+  std::vector<int> window_layers;
+};
+
+/// One export.
+struct ExportJob {
+  std::vector<size_t> documents;
+  ExportOptions options;
+  std::string path;
+  bool overwrite = false;
+  uint64_t buffer_bytes = uint64_t{64} << 20;     ///< for rows on their way
+  std::function<void(uint64_t rows)> count = {};  ///< told of rows of layers and sides that are written
+};
+
+/// What an export made.
+struct ExportResult {
+  std::vector<std::string> files;
+  uint64_t bytes = 0;
+  std::vector<std::string> notes;
+};
+
+struct ForeignFormat {
+  std::string_view name, summary;
+  /// Whether the file is of this format for certain; never throws for what it does not know.
+  bool (*recognise)(const std::string& file);
+  ForeignCache (*open)(const std::vector<std::string>& files, const ImportOptions& options);
+  ExportResult (*write)(const CacheSource& source, const ExportJob& job);
+  bool writes_folder = false;  ///< the product is a folder of files
+};
+
+const std::vector<ForeignFormat>& foreign_formats();
+
+/// Throws Error(usage) where there is none of that name.
+const ForeignFormat& foreign_format(std::string_view name);
+
+/// The format of a file, where its content says it for certain. Throws Error(usage) that lists the formats otherwise.
+const ForeignFormat& guess_format(const std::string& file);
+
+// What readers share --------------------------------------------------------------------------------
+
+/// The shape of the cache whose layers these are, with what --model says; shapes[i] is layer i's. source: for people.
+/// Adds a note where the model says something else of the shape.
+ModelInfo model_of(std::vector<LayerShape> shapes, const ImportOptions& options, const std::string& source,
+                   std::vector<std::string>& notes);
+
+/// The type that holds values of both types as they are.
+DType wider(DType a, DType b);
+
+/// Documents of several files as one cache. Throws Error(bad_input) unless they are of one shape.
+ForeignCache joined(std::vector<ForeignCache> parts, const std::vector<std::string>& files);
+
+/// Checks the documents against each other and sets model.last_tokens; ids of the user are put in. Throws
+/// Error(bad_input). file: for messages.
+void settle(ForeignCache& cache, const ImportOptions& options, const std::string& file);
+
+/// The name of a document: that of its file without folders and ending.
+std::string document_name(const std::string& file);
+
+/// Tokens of a document that a layer keeps.
+uint64_t kept_tokens(const CacheSource& source, int layer, uint64_t tokens);
+
+/// Calls visit(first, rows) for the last `kept` tokens of a document in pieces that fit the job's buffer, counted from the
+/// first of these.
+void for_each_piece(const CacheSource& source, const ExportJob& job, Side side, int layer, size_t document,
+                    const std::function<void(uint64_t first, MatrixView<float> rows)>& visit);
+
+/// The one chosen document. Throws Error(usage) if there are others; what: of what the file holds only one.
+size_t only_document(const CacheSource& source, const ExportJob& job, const char* what);
+
+}  // namespace kvcodec::interop

@@ -1,0 +1,765 @@
+// Sequence and session states of llama.cpp (INTEROP.md, "llama"). What such a file is made of depends on the program's
+// version and on the model, and the file says little of it; the first reading that takes in all its bytes is the one.
+#include <algorithm>
+#include <fstream>
+#include <numeric>
+#include <set>
+
+#include <nlohmann/json.hpp>
+
+#include "formats/interop/formats.hpp"
+#include "formats/interop/imported.hpp"
+#include "formats/interop/plane.hpp"
+#include "lib/core/checked.hpp"
+#include "lib/core/error.hpp"
+#include "lib/linalg/hadamard.hpp"
+
+namespace kvcodec::interop {
+namespace {
+
+constexpr uint32_t kSequenceMagic = 0x67677371, kSessionMagic = 0x6767736e;
+constexpr uint32_t kLeastSequence = 2, kMostSequence = 3, kLeastSession = 9, kMostSession = 10;
+constexpr uint32_t kMostStreams = 256, kMostLayers = 4096, kMostArch = 256;
+
+struct GgmlType {
+  int32_t number;
+  Cell cell;
+};
+constexpr GgmlType kTypes[] = {{0, Cell::f32},  {1, Cell::f16},     {2, Cell::q4_0},
+                               {3, Cell::q4_1}, {6, Cell::q5_0},    {7, Cell::q5_1},
+                               {8, Cell::q8_0}, {20, Cell::iq4_nl}, {30, Cell::bf16}};
+
+Cell cell_of_type(int32_t number) {
+  for (const GgmlType& type : kTypes)
+    if (type.number == number) return type.cell;
+  throw bad_input(
+      "elements are of ggml type {}; f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1 and iq4_nl are read",
+      number);
+}
+int32_t number_of(Cell cell, const char* option) {
+  for (const GgmlType& type : kTypes)
+    if (type.cell == cell) return type.number;
+  throw usage_error("{} is {}; llama.cpp has no such caches", option, name_of(cell));
+}
+
+// What is in a file ---------------------------------------------------------------------------------
+
+/// Keys or values of a layer.
+struct Rows {
+  Cell type;
+  uint64_t begin, values;  ///< byte in the file; values per cell
+};
+
+struct Stream {
+  std::vector<int32_t> positions;            ///< per cell
+  std::vector<std::vector<int32_t>> owners;  ///< sequences of each cell
+  std::vector<std::array<int32_t, 3>> extensions;
+  bool transposed = false;
+  std::vector<Rows> keys, values;
+  size_t cells() const { return positions.size(); }
+};
+
+struct Cache {
+  std::vector<Stream> streams;
+};
+
+/// How a file is read.
+struct Reading {
+  bool session = false, outputs = false, values = true;
+  uint64_t extension = 0;  ///< bytes of a cell's
+};
+
+struct State {
+  uint32_t version = 0;
+  Reading reading;
+  bool packed_tokens = false;
+  std::vector<int32_t> tokens;
+  std::string architecture;
+  std::vector<Cache> caches;  ///< usually one; of models with sliding windows, two
+};
+
+void read_cells(Cursor& in, const Reading& reading, uint32_t count, Stream& stream) {
+  constexpr uint64_t kLeastCell = 12;
+  if (count > in.left() / kLeastCell)
+    throw bad_input("{} cells do not fit the {} bytes left", count, in.left());
+  for (uint32_t i = 0; i < count; ++i) {
+    stream.positions.push_back(in.number<int32_t>("the position of a cell"));
+    if (stream.positions.back() < 0) throw bad_input("cell {} has position {}", i, stream.positions.back());
+    const auto owners = in.number<uint32_t>("the number of a cell's sequences");
+    if (owners == 0 || owners > (reading.session ? kMostStreams : 1))
+      throw bad_input("cell {} belongs to {} sequences", i, owners);
+    std::array<int32_t, 3> extension{};
+    for (uint64_t at = 0; at < reading.extension; at += 4)
+      extension[at / 4] = in.number<int32_t>("the extension of a cell");
+    stream.extensions.push_back(extension);
+    stream.owners.emplace_back();
+    for (uint32_t j = 0; j < owners; ++j) {
+      const auto owner = in.number<int32_t>("a sequence of a cell");
+      if (owner < 0 || owner >= static_cast<int32_t>(kMostStreams))
+        throw bad_input("cell {} belongs to sequence {}", i, owner);
+      stream.owners.back().push_back(owner);
+    }
+  }
+}
+
+Rows read_rows(Cursor& in, uint64_t cells) {
+  const Cell type = cell_of_type(in.number<int32_t>("the type of a layer"));
+  const auto row = in.number<uint64_t>("the size of a row");
+  const BlockLayout block = block_of(type);
+  if (row == 0 || row % block.bytes != 0) throw bad_input("a row of {} has {} bytes", name_of(type), row);
+  const Rows rows{type, in.position(), row / block.bytes * block.values};
+  in.take(checked_mul(row, cells), "the rows of a layer");
+  return rows;
+}
+
+Rows read_transposed(Cursor& in, uint64_t cells) {
+  const Cell type = cell_of_type(in.number<int32_t>("the type of a layer"));
+  const auto size = in.number<uint32_t>("the size of an element"),
+             values = in.number<uint32_t>("the size of a row");
+  if (is_block(type) || size != block_of(type).bytes || values == 0)
+    throw bad_input("{} transposed values of {} have {} bytes each", values, name_of(type), size);
+  const Rows rows{type, in.position(), values};
+  in.take(checked_mul(checked_mul(size, values), cells), "the values of a layer");
+  return rows;
+}
+
+Stream read_stream(Cursor& in, const Reading& reading) {
+  Stream stream;
+  const auto cells = in.number<uint32_t>("the number of cells");
+  if (cells == 0) return stream;
+  read_cells(in, reading, cells, stream);
+  const auto transposed = in.number<uint32_t>("v_trans"),
+             layers = in.number<uint32_t>("the number of layers");
+  if (transposed > 1) throw bad_input("v_trans is {}", transposed);
+  if (layers == 0 || layers > kMostLayers) throw bad_input("there are {} layers", layers);
+  stream.transposed = transposed == 1;
+  for (uint32_t i = 0; i < layers; ++i) stream.keys.push_back(read_rows(in, cells));
+  for (uint32_t i = 0; reading.values && i < layers; ++i)
+    stream.values.push_back(stream.transposed ? read_transposed(in, cells) : read_rows(in, cells));
+  return stream;
+}
+
+std::vector<int32_t> read_tokens(Cursor& in, bool& packed) {
+  const auto count = in.number<uint32_t>("the number of tokens");
+  if (count > in.left() / 4) throw bad_input("{} tokens do not fit the {} bytes left", count, in.left());
+  std::vector<int32_t> words(count);
+  const auto bytes = in.take(uint64_t{4} * count, "the tokens");
+  if (count > 0) std::memcpy(words.data(), bytes.data(), bytes.size());
+  packed = count > 0 && words[0] == -1;
+  if (!packed) return words;
+  // A server's list: -1, 1, number of tokens, tokens, number of media.
+  if (count < 4 || words[1] != 1 || words[2] < 0 || static_cast<uint32_t>(words[2]) > count - 4)
+    throw bad_input("the list of tokens is packed in a way that is not known");
+  const std::vector<int32_t> tokens(words.begin() + 3, words.begin() + 3 + words[2]);
+  if (words[as_size(3 + words[2])] != 0)
+    throw bad_input("images or sounds are among the tokens; only text is read");
+  return tokens;
+}
+
+void read_outputs(Cursor& in) {
+  const auto count = in.number<uint32_t>("the number of outputs");
+  in.take(uint64_t{4} * count, "the outputs");
+  for (const char* what : {"logits", "embeddings"})
+    in.take(checked_mul(in.number<uint64_t>("the number of logits"), 4), what);
+}
+
+/// All of the file in that way. Throws Error(bad_input) where it cannot be, with the cursor where that showed.
+State read_state(Cursor& in, const Reading& wanted) {
+  State state;
+  state.reading = wanted;
+  in.take(4, "the magic number");
+  state.version = in.number<uint32_t>("the version");
+  state.tokens = read_tokens(in, state.packed_tokens);
+  if (wanted.session) {
+    const auto length = in.number<uint32_t>("the length of the architecture's name");
+    if (length > kMostArch) throw bad_input("the architecture's name has {} bytes", length);
+    const auto name = in.take(length, "the architecture's name");
+    state.architecture.assign(reinterpret_cast<const char*>(name.data()), name.size());
+  }
+  if (wanted.outputs) read_outputs(in);
+  do {
+    Cache cache;
+    const auto streams = in.number<uint32_t>("the number of streams");
+    if (streams == 0 || streams > kMostStreams) throw bad_input("there are {} streams", streams);
+    for (uint32_t s = 0; s < streams; ++s) cache.streams.push_back(read_stream(in, wanted));
+    state.caches.push_back(std::move(cache));
+  } while (in.left() > 0 && state.caches.size() < 2);
+  if (in.left() > 0)
+    throw bad_input(
+        "{} bytes follow the caches of keys and values, such as a recurrent state; these are not read",
+        in.left());
+  return state;
+}
+
+/// The first reading that takes in the file, or the error of the one that got furthest.
+State read_state(std::span<const std::byte> bytes) {
+  Cursor head(bytes);
+  const auto magic = head.number<uint32_t>("the magic number"),
+             version = head.number<uint32_t>("the version");
+  const bool session = magic == kSessionMagic;
+  if (!session && magic != kSequenceMagic)
+    throw bad_input("begins with {:#010x}; a state of llama.cpp begins with {:#010x} or {:#010x}", magic,
+                    kSequenceMagic, kSessionMagic);
+  const uint32_t least = session ? kLeastSession : kLeastSequence,
+                 most = session ? kMostSession : kMostSequence;
+  if (version < least || version > most)
+    throw bad_input("is of version {}; {} states of versions {} to {} are read", version,
+                    session ? "session" : "sequence", least, most);
+  std::optional<Error> error;
+  uint64_t furthest = 0;
+  for (const bool outputs : {false, true})
+    for (const bool values : {true, false})
+      for (const uint64_t extension : {0, 8, 12}) {
+        if (outputs && !session) continue;
+        Cursor in(bytes);
+        try {
+          return read_state(
+              in, {.session = session, .outputs = outputs, .values = values, .extension = extension});
+        } catch (const Error& refused) {
+          if (error && in.position() <= furthest) continue;
+          furthest = in.position();
+          error = refused;
+        }
+      }
+  throw *error;
+}
+
+// Reading -------------------------------------------------------------------------------------------
+
+class Reader {
+ public:
+  Reader(const std::string& file, const ImportOptions& options)
+      : name_(file), options_(options), bytes_(map_file(file)), state_(read_state(bytes_.bytes)) {
+    number_layers();
+  }
+
+  ForeignCache open() {
+    ForeignCache cache;
+    std::vector<LayerShape> shapes = layer_shapes();
+    cache.model =
+        model_of(std::move(shapes), options_, "llama.cpp state " + document_name(name_), cache.notes);
+    if (!options_.model && !state_.architecture.empty()) cache.model.model = state_.architecture;
+    cache.dtype = type_of_all();
+    for (size_t s = 0; s < main().streams.size(); ++s) add_stream(s, cache);
+    if (cache.documents.empty()) throw bad_input("it holds no cells");
+    add_tokens(cache);
+    cache.model.imported = describe();
+    return cache;
+  }
+
+ private:
+  const Cache& main() const { return state_.caches.front(); }
+  /// A stream that has cells; all have the same layers.
+  static const Stream* full_stream(const Cache& cache) {
+    for (const Stream& stream : cache.streams)
+      if (stream.cells() > 0) return &stream;
+    return nullptr;
+  }
+
+  /// Which layers of the model each cache is of.
+  void number_layers() {
+    std::vector<size_t> counts;
+    for (const Cache& cache : state_.caches) {
+      const Stream* stream = full_stream(cache);
+      if (!stream) throw bad_input("it holds no cells");
+      counts.push_back(stream->keys.size());
+    }
+    layer_count_ = static_cast<int>(std::accumulate(counts.begin(), counts.end(), size_t{0}));
+    numbers_.resize(counts.size());
+    if (counts.size() == 1) {
+      numbers_[0].resize(counts[0]);
+      std::iota(numbers_[0].begin(), numbers_[0].end(), 0);
+      return;
+    }
+    std::set<int> windows(options_.window_layers.begin(), options_.window_layers.end());
+    for (size_t i = 0; windows.empty() && i < options_.windows.size(); ++i)
+      if (options_.windows[i] > 0) windows.insert(static_cast<int>(i));
+    if (windows.size() != counts[1] || (!windows.empty() && *windows.rbegin() >= layer_count_))
+      throw usage_error(
+          "has a cache of {} layers and one of {} with a sliding window; say which these are with --model or "
+          "--window-layers",
+          counts[0], counts[1]);
+    for (int i = 0; i < layer_count_; ++i) numbers_[windows.contains(i)].push_back(i);
+  }
+
+  int heads_of(uint64_t values) const {
+    int heads = options_.heads;
+    if (heads == 0 && options_.head_dim > 0)
+      heads = static_cast<int>(values / static_cast<uint64_t>(options_.head_dim));
+    if (heads == 0 && options_.latent > 0) heads = 1;
+    if (heads == 0 && options_.model) heads = options_.model->num_kv_heads;
+    if (heads == 0)
+      throw usage_error("does not say how many heads its rows of {} values are of; give --model or --heads",
+                        values);
+    if (values % static_cast<uint64_t>(heads) != 0)
+      throw bad_input("rows have {} values, which are not those of {} heads", values, heads);
+    return heads;
+  }
+
+  std::vector<LayerShape> layer_shapes() const {
+    constexpr uint64_t kMost = 1 << 20;
+    std::vector<LayerShape> shapes(as_size(layer_count_));
+    for (size_t c = 0; c < state_.caches.size(); ++c) {
+      const Stream& stream = *full_stream(state_.caches[c]);
+      for (size_t i = 0; i < stream.keys.size(); ++i) {
+        LayerShape& shape = shapes[as_size(numbers_[c][i])];
+        const uint64_t keys = stream.keys[i].values;
+        if (keys > kMost) throw bad_input("rows have {} values, as those of no cache", keys);
+        shape.heads = heads_of(keys);
+        shape.key_dim = static_cast<int>(keys / static_cast<uint64_t>(shape.heads));
+        if (stream.values.empty()) {
+          shape.values_in_keys = true;
+          shape.value_dim = options_.latent;
+          if (shape.value_dim <= 0 || shape.value_dim > shape.key_dim)
+            throw usage_error("has keys alone, in which values lie; name the model with --model");
+          continue;
+        }
+        const uint64_t values = stream.values[i].values;
+        if (values > kMost || values % static_cast<uint64_t>(shape.heads) != 0)
+          throw bad_input("values of a token are {}, which are not those of {} heads", values, shape.heads);
+        shape.value_dim = static_cast<int>(values / static_cast<uint64_t>(shape.heads));
+      }
+    }
+    return shapes;
+  }
+
+  DType type_of_all() const {
+    std::optional<DType> type;
+    for (const Cache& cache : state_.caches)
+      for (const Stream& stream : cache.streams)
+        for (const auto* side : {&stream.keys, &stream.values})
+          for (const Rows& rows : *side)
+            type = wider(type.value_or(dtype_of(rows.type)), dtype_of(rows.type));
+    // What was turned back is no value of a 16-bit type.
+    return options_.rotated[0] + options_.rotated[1] > 0 ? DType::f32 : *type;
+  }
+
+  /// Cells of a sequence, by their positions.
+  std::vector<uint32_t> cells_of(const Stream& stream, int32_t sequence) const {
+    std::vector<uint32_t> cells;
+    for (uint32_t i = 0; i < stream.cells(); ++i) {
+      const auto& owners = stream.owners[i];
+      if (std::find(owners.begin(), owners.end(), sequence) != owners.end()) cells.push_back(i);
+    }
+    std::stable_sort(cells.begin(), cells.end(),
+                     [&](uint32_t a, uint32_t b) { return stream.positions[a] < stream.positions[b]; });
+    for (size_t i = 1; i < cells.size(); ++i)
+      if (stream.positions[cells[i]] == stream.positions[cells[i - 1]])
+        throw bad_input(
+            "two cells of sequence {} have position {}, as those of an image have; only text is read",
+            sequence, stream.positions[cells[i]]);
+    return cells;
+  }
+
+  ReadRows rows_of(const Stream& stream, const Rows& rows, Side side, const LayerShape& shape,
+                   const std::vector<uint32_t>& order) const {
+    const auto heads = static_cast<uint64_t>(shape.heads);
+    const uint64_t dims = rows.values / heads;
+    Plane plane = plane_of_rows(rows.type, rows.begin, stream.cells(), heads, dims);
+    if (side == Side::value && stream.transposed) {
+      const uint64_t size = block_of(rows.type).bytes;
+      plane.token_step = size, plane.dim_step = checked_mul(size, stream.cells());
+      plane.head_step = checked_mul(plane.dim_step, dims);
+    }
+    check_plane(plane, bytes_.bytes.size(), "rows");
+    for (size_t i = 0; i < order.size(); ++i)
+      if (order[i] != i) plane.order = order;
+    if (order.size() != stream.cells()) plane.order = order;
+    const size_t rotated = options_.rotated[static_cast<size_t>(side)];
+    if (rotated > 0 && (!std::has_single_bit(rotated) || dims % rotated != 0))
+      throw usage_error(
+          "--rotated has blocks of {} for heads of {} dimensions; a power of two that divides them is wanted",
+          rotated, dims);
+    return reader_of(bytes_, std::move(plane), rotated);
+  }
+
+  void add_stream(size_t number, ForeignCache& cache) {
+    const Stream& stream = main().streams[number];
+    std::set<int32_t> sequences;
+    for (const auto& owners : stream.owners) sequences.insert(owners.begin(), owners.end());
+    for (const int32_t sequence : sequences) {
+      ForeignDocument document{.name = document_name(name_), .tokens = {}, .positions = {}, .layers = {}};
+      if (state_.reading.session && sequences.size() * main().streams.size() > 1)
+        document.name += fmt::format(":{}", sequence);
+      for (const uint32_t cell : cells_of(stream, sequence))
+        document.positions.push_back(static_cast<uint64_t>(stream.positions[cell]));
+      for (size_t c = 0; c < state_.caches.size(); ++c)
+        add_layers(c, number, sequence, cache.model, document);
+      cache.documents.push_back(std::move(document));
+      places_.push_back({number, sequence});
+    }
+  }
+
+  void add_layers(size_t c, size_t number, int32_t sequence, const ModelInfo& model,
+                  ForeignDocument& document) {
+    const Cache& cache = state_.caches[c];
+    if (number >= cache.streams.size()) throw bad_input("its two caches have other numbers of streams");
+    const Stream& stream = cache.streams[number];
+    const auto cells = cells_of(stream, sequence);
+    std::vector<uint64_t> positions;
+    for (const uint32_t cell : cells) positions.push_back(static_cast<uint64_t>(stream.positions[cell]));
+    if (cells.size() > document.positions.size() ||
+        !std::equal(positions.rbegin(), positions.rend(), document.positions.rbegin()))
+      throw bad_input("the cells of its two caches are not of the same last tokens");
+    if (stream.cells() == 0) throw bad_input("one of its two caches holds no cells");
+    if (stream.keys.size() != numbers_[c].size()) throw bad_input("its streams have other numbers of layers");
+    for (size_t i = 0; i < stream.keys.size(); ++i) {
+      const int layer = numbers_[c][i];
+      const LayerShape shape = model.layer_shape(layer);
+      const auto same = [&](const Rows& rows, int dim) {
+        if (rows.values != as_size(shape.heads) * as_size(dim))
+          throw bad_input("layer {} has rows of {} values in one stream and of others in another", layer,
+                          rows.values);
+      };
+      same(stream.keys[i], shape.key_dim);
+      ForeignLayer rows{.rows = cells.size(), .sides = {}};
+      rows.sides[0] = rows_of(stream, stream.keys[i], Side::key, shape, cells);
+      if (!stream.values.empty()) {
+        same(stream.values[i], shape.value_dim);
+        rows.sides[1] = rows_of(stream, stream.values[i], Side::value, shape, cells);
+      }
+      document.layers.emplace(layer, std::move(rows));
+    }
+  }
+
+  /// The file's list of tokens is that of one sequence; a session's may be of any.
+  void add_tokens(ForeignCache& cache) {
+    if (state_.tokens.empty() || cache.documents.size() != 1) return;
+    ForeignDocument& document = cache.documents.front();
+    if (document.positions.empty() || document.positions.back() >= state_.tokens.size()) {
+      cache.notes.push_back("the list of tokens does not reach to the last cell, so token ids are not known");
+      return;
+    }
+    for (const uint64_t position : document.positions) {
+      const int32_t token = state_.tokens[position];
+      if (token < 0) throw bad_input("token {} is {}, no id of text", position, token);
+      document.tokens.push_back(static_cast<uint32_t>(token));
+    }
+    if (document.positions.back() + 1 != document.positions.size())
+      all_tokens_ = {state_.tokens.begin(), state_.tokens.end()};
+    else
+      tokens_behind_.assign(state_.tokens.begin() + static_cast<std::ptrdiff_t>(document.positions.size()),
+                            state_.tokens.end());
+  }
+
+  /// "position", "token" or "zero" if that is what all extensions hold; of images something else.
+  std::string extension_kind() const {
+    bool places = true, zeros = true;
+    for (const Cache& cache : state_.caches)
+      for (const Stream& stream : cache.streams)
+        for (size_t i = 0; i < stream.cells(); ++i) {
+          const auto& own = stream.extensions[i];
+          places = places && own[0] == stream.positions[i] && own[1] == stream.positions[i];
+          zeros = zeros && own[0] == 0 && own[1] == 0;
+        }
+    return places && !zeros ? "position" : "zero";
+  }
+
+  std::string describe() const {
+    const Stream& first = *full_stream(main());
+    nlohmann::json object = {{"format", "llama"},
+                             {"kind", state_.reading.session ? "session" : "sequence"},
+                             {"version", state_.version},
+                             {"extension", state_.reading.extension},
+                             {"streams", main().streams.size()},
+                             {"transposed_values", first.transposed},
+                             {"key_type", name_of(first.keys.front().type)}};
+    if (state_.reading.extension > 0) object["extension_kind"] = extension_kind();
+    if (!first.values.empty()) object["value_type"] = name_of(first.values.front().type);
+    if (state_.reading.session) object["architecture"] = state_.architecture;
+    if (state_.packed_tokens) object["packed_tokens"] = true;
+    if (state_.caches.size() == 2) object["window_layers"] = numbers_[1];
+    if (options_.rotated[0] + options_.rotated[1] > 0) object["rotated"] = options_.rotated;
+    nlohmann::json places = nlohmann::json::array();
+    for (const auto& [stream, sequence] : places_) places.push_back({stream, sequence});
+    object["places"] = places;
+    constexpr size_t kMostKept = 4096;  // attributes are small
+    if (!tokens_behind_.empty() && tokens_behind_.size() <= kMostKept)
+      object["tokens_behind"] = tokens_behind_;
+    if (!all_tokens_.empty() && all_tokens_.size() <= kMostKept) object["tokens"] = all_tokens_;
+    return imported_text(object);
+  }
+
+  std::string name_;
+  const ImportOptions& options_;
+  Bytes bytes_;
+  State state_;
+  int layer_count_ = 0;
+  std::vector<std::vector<int>> numbers_;           ///< per cache, the layers of the model
+  std::vector<std::pair<size_t, int32_t>> places_;  ///< stream and sequence of each document
+  std::vector<int32_t> tokens_behind_, all_tokens_;
+};
+
+// Writing -------------------------------------------------------------------------------------------
+
+/// What is not in the cache itself: from the options, from the file that it was imported from, or usual.
+struct Form {
+  bool session = false;
+  uint32_t version = 3;
+  uint64_t extension = 0, streams = 1;
+  bool extension_is_position = false, transposed = false, packed_tokens = false;
+  Cell key = Cell::f16, value = Cell::f16;
+  std::string architecture;
+  std::vector<int> window_layers;
+  std::array<size_t, 2> rotated = {0, 0};
+  std::vector<std::pair<size_t, int32_t>> places;
+  std::vector<int32_t> tokens_behind, tokens;
+};
+
+Form form_of(const CacheSource& source, const ExportJob& job) {
+  const Imported before(source, "llama");
+  const ExportOptions& options = job.options;
+  Form form;
+  const std::string kind = options.kind.empty() ? before.text("kind") : options.kind;
+  if (!kind.empty() && kind != "sequence" && kind != "session")
+    throw usage_error("--kind is '{}'; states of llama.cpp are sequence and session", kind);
+  form.session = kind == "session" || (kind.empty() && job.documents.size() > 1);
+  const uint32_t least = form.session ? kLeastSession : kLeastSequence,
+                 most = form.session ? kMostSession : kMostSequence;
+  form.version = options.version > 0 ? static_cast<uint32_t>(options.version)
+                 : before.text("kind") == (form.session ? "session" : "sequence")
+                     ? static_cast<uint32_t>(before.number("version", most, most))
+                     : most;
+  if (form.version < least || form.version > most)
+    throw usage_error("--version is {}; {} states have versions {} to {}", form.version,
+                      form.session ? "session" : "sequence", least, most);
+  form.extension = before.number("extension", 0, 12);
+  if (form.extension != 8 && form.extension != 12) form.extension = 0;
+  form.extension_is_position = before.text("extension_kind") == "position";
+  form.streams = before.number("streams", 1, kMostStreams);
+  form.transposed = options.transposed_values.value_or(before.flag("transposed_values"));
+  form.packed_tokens = before.flag("packed_tokens");
+  const auto type_of = [&](const std::string& option, const char* name, const char* shown) {
+    std::string type = option.empty() ? before.text(name) : option;
+    return type.empty() ? (source.dtype() == DType::f32 ? Cell::f16 : cell_of(source.dtype()))
+                        : cell_from_name(type, shown);
+  };
+  form.key = type_of(options.key_type, "key_type", "--type");
+  form.value = type_of(options.value_type.empty() ? options.key_type : options.value_type, "value_type",
+                       "--value-type");
+  if (form.transposed && is_block(form.value))
+    throw usage_error("--value-type is {}; blocks of it cannot be transposed", name_of(form.value));
+  form.architecture = before.text("architecture");
+  if (form.session && form.architecture.empty()) form.architecture = "llama";
+  form.window_layers = options.window_layers;
+  if (form.window_layers.empty())
+    for (const int64_t layer : before.list("window_layers"))
+      form.window_layers.push_back(static_cast<int>(layer));
+  const auto rotated = before.list("rotated");
+  for (size_t s = 0; s < 2; ++s) {
+    form.rotated[s] = options.rotated[s];
+    if (options.rotated[0] + options.rotated[1] == 0 && rotated.size() == 2)
+      form.rotated[s] = static_cast<size_t>(std::max<int64_t>(0, rotated[s]));
+  }
+  for (const auto& [stream, sequence] : before.pairs("places"))
+    form.places.emplace_back(stream, static_cast<int32_t>(sequence));
+  for (const int64_t token : before.list("tokens_behind"))
+    form.tokens_behind.push_back(static_cast<int32_t>(token));
+  for (const int64_t token : before.list("tokens")) form.tokens.push_back(static_cast<int32_t>(token));
+  return form;
+}
+
+class Writer {
+ public:
+  Writer(const CacheSource& source, const ExportJob& job)
+      : source_(source), job_(job), form_(form_of(source, job)) {
+    if (!form_.session) only_document(source, job, "a sequence state of llama.cpp");
+    if (static_cast<int>(source.layers().size()) != source.model().num_layers)
+      throw usage_error("{}: it has {} of {} layers; a state of llama.cpp has all of them", source.name(),
+                        source.layers().size(), source.model().num_layers);
+    split_layers();
+    place_documents();
+  }
+
+  ExportResult run() {
+    TargetFile file(job_.path, job_.overwrite);
+    file_ = &file;
+    Numbers head;
+    head.add(form_.session ? kSessionMagic : kSequenceMagic);
+    head.add(form_.version);
+    add_tokens(head);
+    if (form_.session) {
+      head.add(static_cast<uint32_t>(form_.architecture.size()));
+      for (const char c : form_.architecture) head.add(c);
+    }
+    put(head);
+    for (size_t c = 0; c < caches_.size(); ++c) write_cache(c);
+    ExportResult result;
+    result.bytes = file.commit();
+    result.files = {job_.path};
+    if (form_.session)
+      result.notes.push_back(
+          "a session state holds no logits, so the program computes the last token once more");
+    return result;
+  }
+
+ private:
+  /// Layers with a sliding window have a cache of their own.
+  void split_layers() {
+    std::set<int> windows(form_.window_layers.begin(), form_.window_layers.end());
+    for (const int layer : source_.layers())
+      if (source_.model().last_tokens_of(layer) > 0) windows.insert(layer);
+    caches_.resize(windows.empty() ? 1 : 2);
+    for (const int layer : source_.layers()) caches_[windows.contains(layer)].push_back(layer);
+    if (caches_.back().empty() || caches_.front().empty())
+      throw usage_error(
+          "{}: all layers keep their last tokens only; a state of llama.cpp has layers that keep all",
+          source_.name());
+  }
+
+  void place_documents() {
+    const bool known = form_.places.size() == source_.documents().count();
+    for (size_t i = 0; i < job_.documents.size(); ++i) {
+      std::pair<size_t, int32_t> place{0, static_cast<int32_t>(i)};
+      if (known) place = form_.places[job_.documents[i]];
+      if (place.first >= form_.streams) place.first = 0;
+      places_.push_back(place);
+    }
+  }
+
+  void add_tokens(Numbers& head) const {
+    std::vector<int32_t> tokens = form_.tokens;
+    if (job_.documents.size() == 1 && source_.has_tokens() && tokens.empty()) {
+      const auto own = source_.tokens(job_.documents.front());
+      tokens.assign(own.begin(), own.end());
+      tokens.insert(tokens.end(), form_.tokens_behind.begin(), form_.tokens_behind.end());
+    }
+    const auto count = static_cast<uint32_t>(tokens.size());
+    if (form_.packed_tokens) {
+      head.add(count + 4), head.add(int32_t{-1}), head.add(int32_t{1}), head.add(count);
+      for (const int32_t token : tokens) head.add(token);
+      head.add(int32_t{0});
+      return;
+    }
+    head.add(count);
+    for (const int32_t token : tokens) head.add(token);
+  }
+
+  void put(const Numbers& numbers) {
+    file_->write(end_, numbers.bytes());
+    end_ += numbers.bytes().size();
+  }
+
+  uint64_t cells_of(size_t document, size_t cache) const {
+    return kept_tokens(source_, caches_[cache].front(), source_.documents().length(document));
+  }
+
+  void write_cache(size_t c) {
+    for (const int layer : caches_[c])
+      if (source_.model().last_tokens_of(layer) != source_.model().last_tokens_of(caches_[c].front()))
+        throw usage_error("{}: layers {} and {} keep other numbers of tokens; a cache of llama.cpp has one",
+                          source_.name(), caches_[c].front(), layer);
+    Numbers head;
+    head.add(static_cast<uint32_t>(form_.streams));
+    put(head);
+    for (size_t s = 0; s < form_.streams; ++s) {
+      std::vector<size_t> own;
+      for (size_t i = 0; i < places_.size(); ++i)
+        if (places_[i].first == s) own.push_back(i);
+      write_stream(c, own);
+    }
+  }
+
+  void write_stream(size_t c, const std::vector<size_t>& own) {
+    uint64_t cells = 0;
+    for (const size_t i : own) cells += cells_of(job_.documents[i], c);
+    if (cells > UINT32_MAX)
+      throw usage_error("{}: {} tokens are more than a state of llama.cpp can hold", source_.name(), cells);
+    Numbers head;
+    head.add(static_cast<uint32_t>(cells));
+    if (cells == 0) return put(head);
+    for (const size_t i : own) add_cells(i, c, head);
+    head.add(uint32_t{form_.transposed});
+    head.add(static_cast<uint32_t>(caches_[c].size()));
+    put(head);
+    for (const Side side : kSides)
+      for (const int layer : caches_[c]) write_side(c, layer, side, cells, own);
+  }
+
+  void add_cells(size_t i, size_t c, Numbers& head) const {
+    const size_t document = job_.documents[i];
+    const auto positions = source_.positions(document);
+    const auto tokens = source_.has_tokens() ? source_.tokens(document) : std::vector<uint32_t>();
+    for (size_t t = positions.size() - cells_of(document, c); t < positions.size(); ++t) {
+      if (positions[t] > INT32_MAX)
+        throw usage_error("{}: position {} is beyond what llama.cpp has", source_.name(), positions[t]);
+      const auto position = static_cast<int32_t>(positions[t]);
+      head.add(position), head.add(uint32_t{1});
+      if (form_.extension > 0)
+        for (int j = 0; j < 2; ++j) head.add(form_.extension_is_position ? position : int32_t{0});
+      if (form_.extension == 12) head.add(tokens.empty() ? int32_t{-1} : static_cast<int32_t>(tokens[t]));
+      head.add(places_[i].second);
+    }
+  }
+
+  void write_side(size_t c, int layer, Side side, uint64_t cells, const std::vector<size_t>& own) {
+    const LayerShape shape = source_.model().layer_shape(layer);
+    const uint64_t heads = as_size(shape.heads), dims = as_size(shape.stored_dim(side)),
+                   values = heads * dims;
+    if (dims == 0) return;
+    const Cell type = side == Side::key ? form_.key : form_.value;
+    const bool transposed = side == Side::value && form_.transposed;
+    Numbers head;
+    head.add(number_of(type, side == Side::key ? "--type" : "--value-type"));
+    Plane plane;
+    const uint64_t size = block_of(type).bytes;
+    if (transposed) {
+      head.add(static_cast<uint32_t>(size)), head.add(static_cast<uint32_t>(values));
+    } else {
+      head.add(row_bytes(type, values));
+    }
+    put(head);
+    plane = plane_of_rows(type, end_, cells, heads, dims);
+    if (transposed) {
+      plane.token_step = size, plane.dim_step = size * cells;
+      plane.head_step = plane.dim_step * dims;
+    }
+    const size_t rotated = form_.rotated[static_cast<size_t>(side)];
+    if (rotated > 0 && (!std::has_single_bit(rotated) || dims % rotated != 0))
+      throw usage_error(
+          "--rotated has blocks of {} for heads of {} dimensions; a power of two that divides them is wanted",
+          rotated, dims);
+    uint64_t before = 0;
+    for (const size_t i : own) {
+      for_each_piece(source_, job_, side, layer, job_.documents[i],
+                     [&](uint64_t first, MatrixView<float> rows) {
+                       if (rotated > 0)
+                         for (size_t r = 0; r < rows.rows(); ++r) hadamard(rows.row(r), rotated);
+                       file_->write(plane, before + first, rows);
+                     });
+      before += cells_of(job_.documents[i], c);
+    }
+    end_ = checked_add(end_, transposed ? checked_mul(checked_mul(size, cells), values)
+                                        : checked_mul(row_bytes(type, values), cells));
+  }
+
+  const CacheSource& source_;
+  const ExportJob& job_;
+  Form form_;
+  std::vector<std::vector<int>> caches_;            ///< layers of each
+  std::vector<std::pair<size_t, int32_t>> places_;  ///< stream and sequence of each chosen document
+  TargetFile* file_ = nullptr;
+  uint64_t end_ = 0;
+};
+
+}  // namespace
+
+bool is_llama(const std::string& file) {
+  std::ifstream in(file, std::ios::binary);
+  uint32_t magic = 0;
+  in.read(reinterpret_cast<char*>(&magic), sizeof magic);
+  return in && (magic == kSequenceMagic || magic == kSessionMagic);
+}
+
+ForeignCache open_llama(const std::vector<std::string>& files, const ImportOptions& options) {
+  std::vector<ForeignCache> parts;
+  for (const std::string& file : files)
+    parts.push_back(with_context(file, [&] { return Reader(file, options).open(); }));
+  return joined(std::move(parts), files);
+}
+
+ExportResult write_llama(const CacheSource& source, const ExportJob& job) {
+  return Writer(source, job).run();
+}
+
+}  // namespace kvcodec::interop

@@ -1,0 +1,626 @@
+// Prompt caches of mlx-lm (INTEROP.md, "mlx"): safetensors whose tensors are the flattened states of the layers' caches,
+// "<layer>.0" keys and "<layer>.1" values, and whose metadata are a flattened list. Up to version 0.31 it is [meta states,
+// the user's, classes]; from 0.32 on [the user's, classes, names of scalars], and the meta states are tensors too.
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+
+#include <nlohmann/json.hpp>
+
+#include "formats/interop/formats.hpp"
+#include "formats/interop/imported.hpp"
+#include "formats/interop/tensors.hpp"
+#include "formats/json_file.hpp"
+#include "lib/core/checked.hpp"
+#include "lib/core/error.hpp"
+#include "lib/core/half.hpp"
+
+namespace kvcodec::interop {
+namespace {
+
+constexpr int kMostLayers = 4096;
+constexpr uint64_t kMost = 1 << 16;  // heads, or dimensions
+constexpr uint64_t kUsualGroup = 64;
+constexpr std::string_view kPlain = "KVCache", kJoined = "ConcatenateKVCache",
+                           kQuantized = "QuantizedKVCache", kRotating = "RotatingKVCache";
+
+/// The two layouts: where things stand in the metadata, and numbers of a layer's state.
+enum class Layout : uint8_t { texts = 1, scalars = 2 };
+
+/// What numbers a cache has beside its keys and values.
+enum class Number : uint8_t { offset, group, bits, keep, size, next };
+
+/// Their places: with texts the metadata "0.<layer>.<place>", with scalars the tensors "<layer>.<place>".
+std::vector<std::pair<Number, int>> places_of(std::string_view kind, Layout layout) {
+  const bool texts = layout == Layout::texts;
+  if (kind == kQuantized) {
+    const int first = texts ? 0 : 2;
+    return {{Number::offset, first}, {Number::group, first + 1}, {Number::bits, first + 2}};
+  }
+  if (kind == kRotating && texts)
+    return {{Number::keep, 0}, {Number::size, 1}, {Number::offset, 2}, {Number::next, 3}};
+  if (kind == kRotating)
+    return {{Number::offset, 2}, {Number::keep, 3}, {Number::size, 4}, {Number::next, 5}};
+  if (kind == kPlain && !texts) return {{Number::offset, 2}};
+  return {};
+}
+
+uint64_t number_in(const TensorFile& file, size_t layer, int place, Layout layout) {
+  if (layout == Layout::scalars) {
+    const auto tensor = file.need(fmt::format("{}.{}", layer, place));
+    const auto values = integers_of(tensor);
+    if (values.size() != 1)
+      throw bad_input("{}: has {} numbers; one is wanted", tensor.origin, values.size());
+    return values[0];
+  }
+  const std::string name = fmt::format("0.{}.{}", layer, place);
+  const std::string* text = file.metadata(name);
+  uint64_t value = 0;
+  if (!text || text->empty() ||
+      std::from_chars(text->data(), text->data() + text->size(), value).ptr != text->data() + text->size())
+    throw bad_input("{}: metadata '{}' is {}; a number is wanted", file->name(), name,
+                    text ? "'" + printable(*text) + "'" : "missing");
+  return value;
+}
+
+/// The layout of a file that is a prompt cache: with scalars, the list of their names begins with an empty one.
+std::optional<Layout> layout_of(const TensorFile& file) {
+  const std::string *scalars = file.metadata("2.0"), *classes = file.metadata("1.0");
+  if (!scalars) return std::nullopt;
+  if (!scalars->empty()) return Layout::texts;
+  return classes ? std::optional(Layout::scalars) : std::nullopt;
+}
+
+// Quantized rows ------------------------------------------------------------------------------------
+
+/// Codes of `bits` bits, the lowest first in u32 words; groups of `group` values share a scale and a bias:
+/// value = scale * code + bias.
+struct Quantization {
+  uint64_t bits = 0, group = 0;
+
+  uint64_t words(uint64_t dims) const { return dims * bits / 32; }
+  uint64_t groups(uint64_t dims) const { return dims / group; }
+  void check(uint64_t dims, const std::string& where) const {
+    constexpr uint64_t kBits[] = {2, 4, 8};
+    if (std::find(std::begin(kBits), std::end(kBits), bits) == std::end(kBits) || group == 0 ||
+        dims % group != 0 || group * bits % 32 != 0)
+      throw bad_input(
+          "{}: {} dimensions in groups of {} and codes of {} bits; mlx-lm has 2, 4 and 8 bits, and whole groups",
+          where, dims, group, bits);
+  }
+};
+
+/// A side of a layer in three tensors.
+struct QuantizedPlanes {
+  Bytes codes, scales, biases;
+  Plane code_plane, scale_plane, bias_plane;  ///< code words are taken for f32 here: only their places matter
+  Quantization q;
+
+  void read(uint64_t first, MatrixView<float> out) const {
+    const uint64_t heads = scale_plane.heads, groups = scale_plane.dims, words = code_plane.dims,
+                   dims = groups * q.group;
+    std::vector<float> scale(heads * groups), bias(heads * groups);
+    const ReadRows read_scales = reader_of(scales, scale_plane), read_biases = reader_of(biases, bias_plane);
+    for (size_t i = 0; i < out.rows(); ++i) {
+      read_scales(first + i, MatrixView<float>(scale.data(), 1, scale.size()));
+      read_biases(first + i, MatrixView<float>(bias.data(), 1, bias.size()));
+      const uint64_t token = code_plane.order.empty() ? first + i : code_plane.order[first + i];
+      for (uint64_t h = 0; h < heads; ++h) {
+        const std::byte* at =
+            codes.bytes.data() + code_plane.begin + token * code_plane.token_step + h * code_plane.head_step;
+        for (uint64_t w = 0; w < words; ++w) {
+          uint32_t word;
+          std::memcpy(&word, at + 4 * w, 4);
+          for (uint64_t k = 0; k < 32 / q.bits; ++k) {
+            const uint64_t d = w * (32 / q.bits) + k, g = h * groups + d / q.group;
+            const auto code = static_cast<float>(word >> (k * q.bits) & ((uint32_t{1} << q.bits) - 1));
+            out(i, h * dims + d) = scale[g] * code + bias[g];
+          }
+        }
+      }
+    }
+  }
+};
+
+struct Group {
+  float scale = 0, bias = 0;
+  std::vector<uint32_t> codes;
+};
+
+/// Puts values on the grid; true if they lie on it exactly.
+bool put_on_grid(std::span<const float> x, uint32_t most, Group& group) {
+  bool exact = true;
+  for (size_t i = 0; i < x.size(); ++i) {
+    const float code = group.scale != 0 ? std::nearbyint((x[i] - group.bias) / group.scale) : 0;
+    group.codes[i] = static_cast<uint32_t>(std::clamp(code, 0.0f, static_cast<float>(most)));
+    exact = exact && group.scale * static_cast<float>(group.codes[i]) + group.bias == x[i];
+  }
+  return exact;
+}
+
+/// A grid from the end of the range that is further from 0 towards the other, through 0. The scale that the range gives
+/// is tried first, as mlx does. Values that came out of such a group lie on a grid from that end whose scale is the end
+/// divided by a whole number, or free where the end is 0: the first one on which all of them lie is taken.
+Group quantize_group(std::span<const float> x, uint64_t bits, DType stored) {
+  const auto most = static_cast<uint32_t>((uint64_t{1} << bits) - 1);
+  const auto [least, largest] = std::minmax_element(x.begin(), x.end());
+  const bool from_least = std::fabs(*least) > std::fabs(*largest);
+  const float end = from_least ? *least : *largest;
+  const auto rounded = [&](float value) { return round_to(stored, value); };
+  constexpr float kLeastScale = 1e-7f;
+  float scale = std::max((*largest - *least) / static_cast<float>(most), kLeastScale);
+  if (!from_least) scale = -scale;
+  const float steps = std::nearbyint(end / scale);
+  Group first{.scale = rounded(steps != 0 ? end / steps : scale),
+              .bias = steps != 0 ? rounded(end) : 0,
+              .codes = std::vector<uint32_t>(x.size())};
+  if (put_on_grid(x, most, first) || rounded(end) != end) return first;
+  Group other{.scale = 0, .bias = end, .codes = std::vector<uint32_t>(x.size())};
+  for (uint32_t n = 1; n <= most; ++n) {
+    other.scale = rounded(end / -static_cast<float>(n));
+    if (put_on_grid(x, most, other)) return other;
+  }
+  return first;
+}
+
+// Reading -------------------------------------------------------------------------------------------
+
+/// What the file says of a layer's cache.
+struct LayerCache {
+  std::string kind;
+  uint64_t room = 0;              ///< rows of the tensors
+  uint64_t rows = 0, offset = 0;  ///< tokens held, and seen
+  uint64_t keep = 0, size = 0;    ///< rotating: first tokens that stay, and most tokens
+  uint64_t next = 0;              ///< rotating: where the next token goes
+  Quantization q;
+  LayerShape shape;
+  DType dtype = DType::f32;
+  std::array<ReadRows, 2> sides;
+};
+
+/// The file's rows in the order of their tokens. A rotating cache writes over its oldest tokens but for the first ones.
+std::vector<uint32_t> order_of(const LayerCache& layer) {
+  if (layer.kind != kRotating || layer.next == layer.room || layer.next >= layer.offset) return {};
+  std::vector<uint32_t> order;
+  const auto add = [&](uint64_t first, uint64_t end) {
+    for (uint64_t i = first; i < end; ++i) order.push_back(static_cast<uint32_t>(i));
+  };
+  add(0, layer.keep), add(layer.next, layer.room), add(layer.keep, layer.next);
+  return order;
+}
+
+class Reader {
+ public:
+  explicit Reader(const std::string& name) : file_(name) {
+    const auto layout = layout_of(file_);
+    if (!layout) throw bad_input("{}: its metadata name no cache class", name);
+    layout_ = *layout;
+  }
+
+  ForeignCache open(const ImportOptions& options) {
+    const std::vector<std::string> classes = read_classes();
+    ForeignCache cache;
+    std::vector<LayerCache> layers;
+    for (size_t i = 0; i < classes.size(); ++i) layers.push_back(read_layer(i, classes[i]));
+    std::vector<LayerShape> shapes;
+    for (const LayerCache& layer : layers) {
+      shapes.push_back(layer.shape);
+      if (layer.shape.heads == 0) continue;
+      cache.dtype = shapes.size() == 1 || !any_ ? layer.dtype : wider(cache.dtype, layer.dtype);
+      any_ = true;
+    }
+    if (!any_) throw bad_input("{}: none of its caches holds keys and values", file_->name());
+    with_context(file_->name(), [&] {
+      cache.model = model_of(std::move(shapes), options, "mlx prompt cache " + document_name(file_->name()),
+                             cache.notes);
+    });
+    if (!options.model)
+      if (const std::string* name = file_.metadata(user_prefix() + "model")) cache.model.model = *name;
+    cache.model.imported = describe(classes, layers);
+    add_documents(layers, cache);
+    return cache;
+  }
+
+ private:
+  std::string user_prefix() const { return layout_ == Layout::texts ? "1." : "0."; }
+
+  std::vector<std::string> read_classes() const {
+    std::vector<std::string> classes;
+    for (int i = 0; i < kMostLayers; ++i) {
+      const std::string* kind = file_.metadata(fmt::format("{}.{}", layout_ == Layout::texts ? 2 : 1, i));
+      if (!kind) break;
+      classes.push_back(*kind);
+    }
+    return classes;
+  }
+
+  /// A tensor of [batch, heads, tokens, dimensions].
+  Safetensors::Stored tensor(const std::string& name) const {
+    Safetensors::Stored found = file_.need(name);
+    const auto& shape = found.shape;
+    if (shape.size() != 4 || shape[0] == 0 || shape[1] == 0 || shape[1] > kMost || shape[3] == 0 ||
+        shape[3] > kMost)
+      throw bad_input("{}: shape is [{}]; batch, heads, tokens and dimensions are wanted", found.origin,
+                      fmt::join(shape, ", "));
+    return found;
+  }
+
+  void check_batch(const Safetensors::Stored& found, const LayerCache& layer, uint64_t heads) {
+    if (found.shape[0] != 1)
+      throw bad_input("{}: holds a batch of {}; mlx-lm loads prompt caches of one", found.origin,
+                      found.shape[0]);
+    if (found.shape[1] != heads || found.shape[2] != layer.room)
+      throw bad_input("{}: shape is [{}]; {} heads and {} tokens go with the layer's other tensors",
+                      found.origin, fmt::join(found.shape, ", "), heads, layer.room);
+  }
+
+  Plane plane_of(const Safetensors::Stored& found, Cell cell, const LayerCache& layer) const {
+    const Axis axes[] = {{'h', found.shape[1]}, {'t', found.shape[2]}, {'d', found.shape[3]}};
+    Plane plane = plane_in_array(cell, 0, axes, {});
+    plane.order = order_of(layer);
+    check_plane(plane, found.bytes.size(), found.origin + ": elements");
+    return plane;
+  }
+
+  void read_numbers(size_t i, LayerCache& layer) const {
+    layer.offset = layer.next = layer.room;
+    for (const auto& [number, place] : places_of(layer.kind, layout_)) {
+      const uint64_t value = number_in(file_, i, place, layout_);
+      switch (number) {
+        case Number::offset:
+          layer.offset = value;
+          break;
+        case Number::group:
+          layer.q.group = value;
+          break;
+        case Number::bits:
+          layer.q.bits = value;
+          break;
+        case Number::keep:
+          layer.keep = value;
+          break;
+        case Number::size:
+          layer.size = value;
+          break;
+        case Number::next:
+          layer.next = value;
+          break;
+      }
+    }
+    const bool rotating = layer.kind == kRotating;
+    const bool turned = rotating && layer.next < layer.room && layer.next < layer.offset;
+    layer.rows = !rotating ? layer.offset : turned ? layer.room : layer.next;
+    if (layer.rows > layer.room || layer.rows > layer.offset || (turned && layer.keep > layer.next))
+      throw bad_input(
+          "{}: layer {} has room for {} tokens; it says that it saw {}, keeps the first {} and goes on at {}",
+          file_->name(), i, layer.room, layer.offset, layer.keep, layer.next);
+  }
+
+  LayerCache read_layer(size_t i, const std::string& kind) {
+    LayerCache layer;
+    layer.kind = kind;
+    if (kind != kPlain && kind != kJoined && kind != kQuantized && kind != kRotating) {
+      skipped_.push_back(fmt::format("{} ({})", i, printable(kind)));
+      return layer;
+    }
+    const char* ending = kind == kQuantized ? ".0" : "";
+    layer.room = tensor(fmt::format("{}.0{}", i, ending)).shape[2];
+    if (layer.room > UINT32_MAX) throw bad_input("{}: layer {} has {} tokens", file_->name(), i, layer.room);
+    read_numbers(i, layer);
+    for (int s = 0; s < 2; ++s) {
+      const std::string name = fmt::format("{}.{}", i, s);
+      int& dim = s == 0 ? layer.shape.key_dim : layer.shape.value_dim;
+      if (kind == kQuantized) {
+        dim = read_quantized(name, layer, s);
+        continue;
+      }
+      const auto found = tensor(name);
+      if (s == 0) layer.shape.heads = static_cast<int>(found.shape[1]);
+      check_batch(found, layer, static_cast<uint64_t>(layer.shape.heads));
+      const Cell cell = need_cell(found);
+      layer.dtype = s == 0 ? dtype_of(cell) : wider(layer.dtype, dtype_of(cell));
+      dim = static_cast<int>(found.shape[3]);
+      layer.sides[static_cast<size_t>(s)] = reader_of(file_.bytes_of(found), plane_of(found, cell, layer));
+    }
+    return layer;
+  }
+
+  int read_quantized(const std::string& name, LayerCache& layer, int side) {
+    const auto codes = tensor(name + ".0"), scales = tensor(name + ".1"), biases = tensor(name + ".2");
+    if (side == 0) layer.shape.heads = static_cast<int>(codes.shape[1]);
+    for (const auto* found : {&codes, &scales, &biases})
+      check_batch(*found, layer, static_cast<uint64_t>(layer.shape.heads));
+    const uint64_t dims = checked_mul(scales.shape[3], layer.q.group);
+    if (dims > kMost) throw bad_input("{}: has {} dimensions, as no cache has", scales.origin, dims);
+    layer.q.check(dims, file_->name());
+    if (codes.dtype != "U32" || codes.shape[3] != layer.q.words(dims) || biases.shape[3] != scales.shape[3] ||
+        biases.dtype != scales.dtype)
+      throw bad_input("{}: {} of shape [{}]; U32 with {} words for {} dimensions of {} bits is wanted",
+                      codes.origin, printable(codes.dtype), fmt::join(codes.shape, ", "), layer.q.words(dims),
+                      dims, layer.q.bits);
+    const Cell cell = need_cell(scales);
+    layer.sides[static_cast<size_t>(side)] =
+        [planes = QuantizedPlanes{.codes = file_.bytes_of(codes),
+                                  .scales = file_.bytes_of(scales),
+                                  .biases = file_.bytes_of(biases),
+                                  .code_plane = plane_of(codes, Cell::f32, layer),
+                                  .scale_plane = plane_of(scales, cell, layer),
+                                  .bias_plane = plane_of(biases, cell, layer),
+                                  .q = layer.q}](uint64_t first, MatrixView<float> out) {
+          planes.read(first, out);
+        };
+    scale_type_ = cell;
+    return static_cast<int>(dims);
+  }
+
+  /// What an export to mlx needs.
+  std::string describe(const std::vector<std::string>& classes, const std::vector<LayerCache>& layers) const {
+    nlohmann::json object = {{"format", "mlx"}, {"version", static_cast<int>(layout_)}, {"classes", classes}};
+    nlohmann::json user = nlohmann::json::object();
+    for (const auto& [name, value] : file_->metadata())
+      if (name.starts_with(user_prefix())) user[name.substr(2)] = value;
+    if (!user.empty()) object["metadata"] = user;
+    nlohmann::json sizes = nlohmann::json::array(), keeps = nlohmann::json::array();
+    bool rotating = false;
+    for (const LayerCache& layer : layers) {
+      rotating = rotating || layer.kind == kRotating;
+      sizes.push_back(layer.size), keeps.push_back(layer.keep);
+      if (layer.kind == kQuantized)
+        object["bits"] = layer.q.bits, object["group"] = layer.q.group,
+        object["scales"] = name_of(scale_type_);
+    }
+    if (rotating) object["max_size"] = sizes, object["keep"] = keeps;
+    return imported_text(object);
+  }
+
+  /// Positions of a layer's rows.
+  static std::vector<uint64_t> positions_of(const LayerCache& layer) {
+    std::vector<uint64_t> positions;
+    const uint64_t kept = layer.offset > layer.rows ? std::min(layer.keep, layer.rows) : 0;
+    for (uint64_t i = 0; i < layer.rows; ++i)
+      positions.push_back(i < kept ? i : layer.offset - layer.rows + i);
+    return positions;
+  }
+
+  void add_documents(const std::vector<LayerCache>& layers, ForeignCache& cache) {
+    ForeignDocument document{
+        .name = document_name(file_->name()), .tokens = {}, .positions = {}, .layers = {}};
+    for (const LayerCache& layer : layers)
+      if (layer.rows > document.positions.size()) document.positions = positions_of(layer);
+    for (size_t i = 0; i < layers.size(); ++i) {
+      const LayerCache& layer = layers[i];
+      if (layer.shape.heads == 0) continue;
+      const auto own = positions_of(layer);
+      if (!std::equal(own.rbegin(), own.rend(), document.positions.rbegin()))
+        throw bad_input(
+            "{}: layer {} holds tokens that are not the last ones of the layer that holds the most",
+            file_->name(), i);
+      document.layers.emplace(static_cast<int>(i), ForeignLayer{.rows = layer.rows, .sides = layer.sides});
+    }
+    cache.documents.push_back(std::move(document));
+    if (!skipped_.empty())
+      cache.notes.push_back(
+          fmt::format("what is no cache of keys and values is left out: {}", fmt::join(skipped_, ", ")));
+  }
+
+  TensorFile file_;
+  Layout layout_ = Layout::scalars;
+  std::vector<std::string> skipped_;
+  Cell scale_type_ = Cell::f16;
+  bool any_ = false;
+};
+
+// Writing -------------------------------------------------------------------------------------------
+
+class Writer {
+ public:
+  Writer(const CacheSource& source, const ExportJob& job)
+      : source_(source),
+        job_(job),
+        document_(only_document(source, job, "a prompt cache of mlx-lm")),
+        before_(source, "mlx"),
+        sizes_(before_.list("max_size")),
+        keeps_(before_.list("keep")) {
+    constexpr uint64_t kMostGroup = 1 << 16;
+    q_.bits = job.options.bits > 0 ? static_cast<uint64_t>(job.options.bits) : before_.number("bits", 0, 8);
+    q_.group = job.options.group > 0 ? static_cast<uint64_t>(job.options.group)
+                                     : before_.number("group", kUsualGroup, kMostGroup);
+    if (q_.bits != 0 && q_.bits != 2 && q_.bits != 4 && q_.bits != 8)
+      throw usage_error("--bits is {}; mlx-lm has caches of 2, 4 and 8 bits", q_.bits);
+    const auto version = job.options.version > 0 ? static_cast<uint64_t>(job.options.version)
+                                                 : before_.number("version", 2, 2);
+    if (version < 1 || version > 2)
+      throw usage_error("--version is {}; prompt caches are of version 1, up to mlx-lm 0.31, or 2", version);
+    layout_ = static_cast<Layout>(version);
+    const std::string type = before_.text(job.options.key_type, "scales");
+    cell_ = type.empty() ? cell_of(source.dtype()) : cell_from_name(type, "--type");
+    if (cell_ != Cell::f16 && cell_ != Cell::bf16 && cell_ != Cell::f32)
+      throw usage_error("--type is {}; mlx-lm has caches of f16, bf16 and f32", name_of(cell_));
+  }
+
+  ExportResult run() {
+    add_tensors();
+    add_metadata();
+    TargetFile file(job_.path, job_.overwrite);
+    plan_.write_header(file);
+    for (const auto& [layer, tensors] : tensors_)
+      for (const Side side : kSides) write_side(layer, side, tensors[static_cast<size_t>(side)], file);
+    for (const auto& [tensor, value] : scalars_)
+      file.write(plan_.begin(tensor), std::as_bytes(std::span(&value, 1)));
+    ExportResult result;
+    result.bytes = file.commit();
+    result.files = {job_.path};
+    return result;
+  }
+
+ private:
+  static uint64_t of_layer(const std::vector<int64_t>& list, int layer) {
+    return as_size(layer) < list.size() && list[as_size(layer)] > 0
+               ? static_cast<uint64_t>(list[as_size(layer)])
+               : 0;
+  }
+  bool quantized() const { return q_.bits != 0; }
+  uint64_t tokens() const { return source_.documents().length(document_); }
+  uint64_t kept(int layer) const { return kept_tokens(source_, layer, tokens()); }
+
+  bool rotating(int layer) const {
+    return source_.model().last_tokens_of(layer) > 0 || of_layer(sizes_, layer) > 0;
+  }
+
+  void add_tensors() {
+    if (static_cast<int>(source_.layers().size()) != source_.model().num_layers)
+      throw usage_error("{}: it has {} of {} layers; a prompt cache of mlx-lm has all of them",
+                        source_.name(), source_.layers().size(), source_.model().num_layers);
+    const std::string dtype = dtype_of_cell(cell_, "--type");
+    for (const int layer : source_.layers()) {
+      const LayerShape shape = source_.model().layer_shape(layer);
+      if (shape.values_in_keys)
+        throw usage_error("{}: values lie in keys in layer {}; prompt caches of mlx-lm have both",
+                          source_.name(), layer);
+      if (quantized() && rotating(layer))
+        throw usage_error(
+            "{}: layer {} keeps its last tokens only, and mlx-lm has no quantized cache for that",
+            source_.name(), layer);
+      for (const Side side : kSides) {
+        const auto dims = static_cast<uint64_t>(shape.stored_dim(side)),
+                   heads = static_cast<uint64_t>(shape.heads);
+        auto& numbers = tensors_[layer][static_cast<size_t>(side)];
+        const auto add = [&](const std::string& ending, const std::string& type, uint64_t columns,
+                             uint64_t bytes) {
+          numbers.push_back(
+              plan_.add(fmt::format("{}.{}{}", layer, static_cast<int>(side), ending), type,
+                        {1, heads, kept(layer), columns},
+                        checked_mul(checked_mul(checked_mul(heads, kept(layer)), columns), bytes)));
+        };
+        const uint64_t size = block_of(cell_).bytes;
+        if (!quantized()) {
+          add("", dtype, dims, size);
+          continue;
+        }
+        q_.check(dims, source_.name());
+        add(".0", "U32", q_.words(dims), 4);
+        add(".1", dtype, q_.groups(dims), size);
+        add(".2", dtype, q_.groups(dims), size);
+      }
+    }
+  }
+
+  /// The class of a layer's cache, and its numbers.
+  std::string_view class_of(int layer, uint64_t seen, std::map<Number, uint64_t>& numbers) const {
+    numbers[Number::offset] = tokens();
+    if (quantized()) {
+      numbers[Number::group] = q_.group, numbers[Number::bits] = q_.bits;
+      return kQuantized;
+    }
+    if (!rotating(layer) && seen == tokens()) return kPlain;
+    const uint64_t most = of_layer(sizes_, layer);
+    numbers = {{Number::offset, seen},
+               {Number::keep, of_layer(keeps_, layer)},
+               {Number::size, most > 0 ? most : kept(layer)},
+               {Number::next, kept(layer)}};
+    return kRotating;
+  }
+
+  void add_metadata() {
+    const auto positions = source_.positions(document_);
+    const uint64_t seen = positions.empty() ? 0 : positions.back() + 1;
+    const bool texts = layout_ == Layout::texts;
+    if (!texts) plan_.set("2.0", "");
+    for (const int layer : source_.layers()) {
+      std::map<Number, uint64_t> numbers;
+      const std::string_view kind = class_of(layer, seen, numbers);
+      plan_.set(fmt::format("{}.{}", texts ? 2 : 1, layer), std::string(kind));
+      const auto places = places_of(kind, layout_);
+      if (texts && places.empty()) plan_.set(fmt::format("0.{}", layer), "");
+      for (const auto& [number, place] : places) {
+        const uint64_t value = numbers[number];
+        if (texts) {
+          plan_.set(fmt::format("0.{}.{}", layer, place), std::to_string(value));
+          continue;
+        }
+        if (value > INT32_MAX)
+          throw usage_error("{}: {} tokens are more than mlx-lm counts", source_.name(), value);
+        const std::string name = fmt::format("{}.{}", layer, place);
+        scalars_.emplace_back(plan_.add(name, "I32", {}, sizeof(int32_t)), static_cast<int32_t>(value));
+        plan_.set(fmt::format("2.{}.0", scalars_.size()), name);
+        plan_.set(fmt::format("2.{}.1", scalars_.size()), "scalar");
+      }
+    }
+    const std::string user = texts ? "1." : "0.";
+    for (const auto& [name, value] : before_.texts("metadata")) plan_.set(user + name, value);
+    if (!before_.has("classes") && source_.model().model != "unknown")
+      plan_.set(user + "model", source_.model().model);
+  }
+
+  static Plane plane_of(uint64_t begin, Cell cell, uint64_t heads, uint64_t tokens, uint64_t columns) {
+    const Axis axes[] = {{'h', heads}, {'t', tokens}, {'d', columns}};
+    return plane_in_array(cell, begin, axes, {});
+  }
+
+  void write_side(int layer, Side side, const std::vector<size_t>& tensors, TargetFile& file) const {
+    const LayerShape shape = source_.model().layer_shape(layer);
+    const auto heads = static_cast<uint64_t>(shape.heads),
+               dims = static_cast<uint64_t>(shape.stored_dim(side));
+    const uint64_t rows = kept(layer);
+    for_each_piece(source_, job_, side, layer, document_, [&](uint64_t first, MatrixView<float> piece) {
+      if (!quantized())
+        return file.write(plane_of(plan_.begin(tensors[0]), cell_, heads, rows, dims), first, piece);
+      const uint64_t words = q_.words(dims), groups = q_.groups(dims);
+      Matrix<float> codes(piece.rows(), heads * words), scales(piece.rows(), heads * groups),
+          biases(piece.rows(), heads * groups);
+      for (size_t i = 0; i < piece.rows(); ++i)
+        for (uint64_t g = 0; g < heads * groups; ++g)
+          quantize_into(piece.row(i).subspan(g * q_.group, q_.group),
+                        codes.row(i).subspan(g * q_.group * q_.bits / 32), scales(i, g), biases(i, g));
+      file.write(plane_of(plan_.begin(tensors[0]), Cell::f32, heads, rows, words), first, codes);
+      file.write(plane_of(plan_.begin(tensors[1]), cell_, heads, rows, groups), first, scales);
+      file.write(plane_of(plan_.begin(tensors[2]), cell_, heads, rows, groups), first, biases);
+    });
+  }
+
+  /// words: bit patterns in floats, which are written as they are.
+  void quantize_into(std::span<const float> x, std::span<float> words, float& scale, float& bias) const {
+    const DType stored = cell_ == Cell::f16 ? DType::f16 : cell_ == Cell::bf16 ? DType::bf16 : DType::f32;
+    const Group group = quantize_group(x, q_.bits, stored);
+    scale = group.scale, bias = group.bias;
+    const uint64_t each = 32 / q_.bits;
+    for (uint64_t w = 0; w * each < x.size(); ++w) {
+      uint32_t word = 0;
+      for (uint64_t k = 0; k < each; ++k) word |= group.codes[w * each + k] << (k * q_.bits);
+      std::memcpy(&words[w], &word, 4);
+    }
+  }
+
+  const CacheSource& source_;
+  const ExportJob& job_;
+  size_t document_;
+  Imported before_;
+  std::vector<int64_t> sizes_, keeps_;  ///< of rotating caches, per layer
+  Layout layout_ = Layout::scalars;
+  Quantization q_;
+  Cell cell_ = Cell::f16;
+  TensorPlan plan_;
+  std::vector<std::pair<size_t, int32_t>> scalars_;  ///< tensors of one number
+  std::map<int, std::array<std::vector<size_t>, 2>> tensors_;
+};
+
+}  // namespace
+
+bool is_mlx(const std::string& file) {
+  if (!looks_like_safetensors(file)) return false;
+  try {
+    return layout_of(TensorFile(file)).has_value();
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+ForeignCache open_mlx(const std::vector<std::string>& files, const ImportOptions& options) {
+  std::vector<ForeignCache> parts;
+  for (const std::string& file : files) parts.push_back(Reader(file).open(options));
+  return joined(std::move(parts), files);
+}
+
+ExportResult write_mlx(const CacheSource& source, const ExportJob& job) { return Writer(source, job).run(); }
+
+}  // namespace kvcodec::interop

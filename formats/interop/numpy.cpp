@@ -1,0 +1,532 @@
+// Arrays of NumPy (INTEROP.md, "numpy"): .npy files with the axes that --layout names, and .npz files with an array for
+// the keys and one for the values of each layer.
+#include <algorithm>
+#include <charconv>
+#include <fstream>
+
+#include "formats/interop/arrays.hpp"
+#include "formats/interop/formats.hpp"
+#include "formats/interop/imported.hpp"
+#include "formats/interop/layer_names.hpp"
+#include "formats/json_file.hpp"
+#include "formats/mapped_file.hpp"
+#include "lib/core/checked.hpp"
+#include "lib/core/error.hpp"
+
+namespace kvcodec::interop {
+namespace {
+
+constexpr std::string_view kArrayMagic("\x93NUMPY", 6), kZipMagic("PK\x03\x04", 4);
+
+bool begins_with(const std::string& file, std::string_view magic) {
+  std::ifstream in(file, std::ios::binary);
+  std::string head(magic.size(), '\0');
+  in.read(head.data(), static_cast<std::streamsize>(head.size()));
+  return in && head == magic;
+}
+
+// .npy ----------------------------------------------------------------------------------------------
+
+struct Descr {
+  std::string_view text;
+  Cell cell;
+};
+constexpr Descr kDescrs[] = {{"<f4", Cell::f32}, {"<f2", Cell::f16}, {"<f8", Cell::f64}};
+
+struct NpyHeader {
+  std::string descr;
+  bool fortran = false;
+  std::vector<uint64_t> shape;
+  uint64_t data = 0;  ///< first byte of the elements
+};
+
+/// The value behind 'name': in the dictionary, up to where it ends.
+std::string_view field(std::string_view header, std::string_view name) {
+  const std::string key = fmt::format("'{}'", name);
+  size_t at = header.find(key);
+  if (at == std::string_view::npos) throw bad_input("the header has no {}", key);
+  at = header.find(':', at + key.size());
+  if (at == std::string_view::npos) throw bad_input("the header has nothing behind {}", key);
+  std::string_view rest = header.substr(at + 1);
+  rest.remove_prefix(std::min(rest.find_first_not_of(' '), rest.size()));
+  if (rest.starts_with("(")) return rest.substr(0, rest.find(')'));
+  return rest.substr(0, rest.find_first_of(",}"));
+}
+
+NpyHeader parse_npy(std::span<const std::byte> bytes) {
+  Cursor in(bytes);
+  const auto magic = in.take(kArrayMagic.size(), "the magic number");
+  if (std::memcmp(magic.data(), kArrayMagic.data(), magic.size()) != 0)
+    throw bad_input("does not begin as a .npy file does");
+  const auto major = in.number<uint8_t>("the version");
+  in.number<uint8_t>("the version");
+  if (major < 1 || major > 3) throw bad_input("is of version {}; versions 1 to 3 are read", major);
+  const uint64_t length =
+      major == 1 ? in.number<uint16_t>("the header's length") : in.number<uint32_t>("the header's length");
+  const auto text = in.take(length, "the header");
+  const std::string_view header(reinterpret_cast<const char*>(text.data()), text.size());
+  NpyHeader npy;
+  npy.data = in.position();
+  const std::string_view descr = field(header, "descr");
+  if (descr.size() < 3 || descr.front() != '\'')
+    throw bad_input("descr is {}; a plain type is wanted", printable(descr));
+  npy.descr = descr.substr(1, descr.find('\'', 1) - 1);
+  npy.fortran = field(header, "fortran_order").starts_with("True");
+  std::string_view shape = field(header, "shape");
+  if (!shape.starts_with("(")) throw bad_input("shape is {}; a tuple is wanted", printable(shape));
+  shape.remove_prefix(1);
+  while (!shape.empty()) {
+    shape.remove_prefix(std::min(shape.find_first_not_of(" ,"), shape.size()));
+    if (shape.empty()) break;
+    uint64_t extent = 0;
+    const auto [end, error] = std::from_chars(shape.data(), shape.data() + shape.size(), extent);
+    constexpr size_t kMostAxes = 32;
+    if (error != std::errc{} || npy.shape.size() == kMostAxes)
+      throw bad_input("shape holds '{}'", printable(shape.substr(0, 40)));
+    npy.shape.push_back(extent);
+    shape.remove_prefix(static_cast<size_t>(end - shape.data()));
+  }
+  return npy;
+}
+
+Cell cell_of_descr(const std::string& descr, const std::string& named) {
+  for (const Descr& known : kDescrs)
+    if (known.text == descr) return known.cell;
+  const uint64_t bytes = descr == "<u2" || descr == "|V2"                     ? 2
+                         : descr == "|u1" || descr == "|V1" || descr == "<u1" ? 1
+                                                                              : 0;
+  if (bytes == 0)
+    throw bad_input("elements are '{}'; <f4, <f2, <f8, and <u2, |V2 and |u1 with --type are read",
+                    printable(descr));
+  if (named.empty())
+    throw usage_error("elements are '{}', which does not say what they are; give --type", printable(descr));
+  const Cell cell = cell_from_name(named, "--type");
+  if (is_block(cell) || block_of(cell).bytes != bytes)
+    throw usage_error("--type is {}; elements have {} bytes", named, bytes);
+  return cell;
+}
+
+/// An array with those axes; empty: the usual ones of so many.
+Array array_of(Bytes bytes, const std::string& where, const std::string& layout, const std::string& type,
+               const std::map<size_t, std::string>& usual) {
+  return with_context(where, [&] {
+    const NpyHeader npy = parse_npy(bytes.bytes);
+    Array array{.bytes = bytes,
+                .type = cell_of_descr(npy.descr, type),
+                .begin = npy.data,
+                .axes = {},
+                .where = where};
+    std::string axes = layout;
+    if (axes.empty()) {
+      const auto place = usual.find(npy.shape.size());
+      if (place == usual.end())
+        throw usage_error("has {} axes; say which they are with --layout", npy.shape.size());
+      axes = place->second;
+    }
+    array.axes = axes_of(axes, "--layout");
+    if (array.axes.size() != npy.shape.size())
+      throw usage_error("has {} axes; --layout names {}", npy.shape.size(), array.axes.size());
+    uint64_t elements = 1;
+    for (size_t i = 0; i < npy.shape.size(); ++i) {
+      if (npy.shape[i] == 0)
+        throw bad_input("shape is [{}], which holds nothing", fmt::join(npy.shape, ", "));
+      array.axes[i].extent = npy.shape[i];
+      elements = checked_mul(elements, npy.shape[i]);
+    }
+    if (npy.fortran) std::reverse(array.axes.begin(), array.axes.end());
+    const uint64_t wanted = checked_add(npy.data, checked_mul(elements, block_of(array.type).bytes));
+    if (wanted != bytes.bytes.size())
+      throw bad_input("has {} bytes; its header and shape make {}", bytes.bytes.size(), wanted);
+    return array;
+  });
+}
+
+// Zip -----------------------------------------------------------------------------------------------
+
+constexpr uint32_t kLocal = 0x04034b50, kCentral = 0x02014b50, kEnd = 0x06054b50, kEnd64 = 0x06064b50,
+                   kLocator64 = 0x07064b50;
+
+struct Entry {
+  std::string name;
+  uint64_t begin = 0, size = 0;
+};
+
+/// Where the central directory is, and how many entries it has.
+struct Directory {
+  uint64_t begin, count;
+};
+Directory find_directory(std::span<const std::byte> bytes) {
+  constexpr uint64_t kEndBytes = 22, kMostComment = 65535, kLocatorBytes = 20;
+  const auto u32 = [&](uint64_t at) {
+    Cursor in(bytes.subspan(at));
+    return in.number<uint32_t>("a record");
+  };
+  for (uint64_t back = kEndBytes; back <= std::min<uint64_t>(bytes.size(), kEndBytes + kMostComment);
+       ++back) {
+    const uint64_t at = bytes.size() - back;
+    if (u32(at) != kEnd) continue;
+    Cursor in(bytes.subspan(at));
+    in.take(10, "the end record");
+    const auto count = in.number<uint16_t>("the number of entries");
+    in.number<uint32_t>("the directory's size");
+    const auto begin = in.number<uint32_t>("the directory's place");
+    if (count != UINT16_MAX && begin != UINT32_MAX) return {begin, count};
+    if (at < kLocatorBytes || u32(at - kLocatorBytes) != kLocator64)
+      throw bad_input("has no record of its directory");
+    Cursor locator(bytes.subspan(at - kLocatorBytes + 8));
+    const auto place = locator.number<uint64_t>("the directory's place");
+    if (place >= bytes.size())
+      throw bad_input("its directory is said to be at byte {} of {}", place, bytes.size());
+    Cursor large(bytes.subspan(place));
+    if (large.number<uint32_t>("the end record") != kEnd64) throw bad_input("has no record of its directory");
+    large.take(28, "the end record");
+    const auto large_count = large.number<uint64_t>("the number of entries");
+    large.take(8, "the end record");
+    return {large.number<uint64_t>("the directory's place"), large_count};
+  }
+  throw bad_input("has no directory at its end; is it truncated?");
+}
+
+std::vector<Entry> read_zip(std::span<const std::byte> bytes) {
+  const Directory directory = find_directory(bytes);
+  constexpr uint64_t kLeastEntry = 46;
+  if (directory.begin > bytes.size() || directory.count > (bytes.size() - directory.begin) / kLeastEntry)
+    throw bad_input("its directory of {} entries at byte {} does not fit", directory.count, directory.begin);
+  Cursor in(bytes.subspan(directory.begin));
+  std::vector<Entry> entries;
+  for (uint64_t i = 0; i < directory.count; ++i) {
+    if (in.number<uint32_t>("an entry") != kCentral)
+      throw bad_input("entry {} of its directory is damaged", i);
+    in.take(6, "an entry");
+    const auto method = in.number<uint16_t>("an entry");
+    in.take(8, "an entry");
+    uint64_t packed = in.number<uint32_t>("an entry"), size = in.number<uint32_t>("an entry");
+    const auto name_bytes = in.number<uint16_t>("an entry"), extra_bytes = in.number<uint16_t>("an entry"),
+               comment_bytes = in.number<uint16_t>("an entry");
+    in.take(8, "an entry");
+    uint64_t local = in.number<uint32_t>("an entry");
+    const auto name = in.take(name_bytes, "a name");
+    Cursor extra(in.take(extra_bytes, "an entry"));
+    in.take(comment_bytes, "an entry");
+    while (extra.left() >= 4) {
+      const auto kind = extra.number<uint16_t>("a field");
+      Cursor part(extra.take(extra.number<uint16_t>("a field"), "a field"));
+      if (kind != 1) continue;
+      for (uint64_t* number : {&size, &packed, &local})
+        if (*number == UINT32_MAX) *number = part.number<uint64_t>("a size");
+    }
+    Entry entry{std::string(reinterpret_cast<const char*>(name.data()), name.size()), 0, size};
+    if (method != 0 || packed != size)
+      throw bad_input("'{}' is compressed; numpy.savez makes files that are not", printable(entry.name));
+    if (local > bytes.size())
+      throw bad_input("'{}' begins at byte {} of {}", printable(entry.name), local, bytes.size());
+    Cursor head(bytes.subspan(local));
+    if (head.number<uint32_t>("an array's record") != kLocal)
+      throw bad_input("'{}' has no record", printable(entry.name));
+    head.take(22, "an array's record");
+    const auto own_name = head.number<uint16_t>("an array's record"),
+               own_extra = head.number<uint16_t>("an array's record");
+    head.take(uint64_t{own_name} + own_extra, "an array's record");
+    entry.begin = local + head.position();
+    head.take(size, "an array");
+    entries.push_back(std::move(entry));
+  }
+  return entries;
+}
+
+uint32_t crc32(std::span<const std::byte> bytes) {
+  static const auto table = [] {
+    std::array<uint32_t, 256> values{};
+    for (uint32_t i = 0; i < values.size(); ++i) {
+      uint32_t value = i;
+      for (int bit = 0; bit < 8; ++bit) value = value >> 1 ^ (value & 1 ? 0xedb88320u : 0);
+      values[i] = value;
+    }
+    return values;
+  }();
+  uint32_t crc = ~uint32_t{0};
+  for (const std::byte byte : bytes) crc = crc >> 8 ^ table[(crc ^ static_cast<uint32_t>(byte)) & 0xff];
+  return ~crc;
+}
+
+// Reading -------------------------------------------------------------------------------------------
+
+struct Layer {
+  const Array* sides[2] = {nullptr, nullptr};
+  uint64_t index = 0;  ///< in arrays of several layers
+};
+
+ForeignCache cache_of(const std::map<int, Layer>& layers, const ImportOptions& options,
+                      const std::string& file) {
+  ForeignCache cache;
+  std::vector<LayerShape> shapes(as_size(layers.rbegin()->first + 1));
+  std::optional<DType> type;
+  uint64_t documents = 0, tokens = 0;
+  for (const auto& [number, layer] : layers) {
+    LayerShape& shape = shapes[as_size(number)];
+    for (size_t s = 0; s < 2; ++s) {
+      const Array& array = *layer.sides[s];
+      const bool first = documents == 0;
+      const LayerShape own =
+          array.has('h') ? LayerShape{} : heads_in(1, array.extent('d'), options, array.where);
+      const uint64_t heads = array.has('h') ? array.extent('h') : as_size(own.heads),
+                     dims = array.has('h') ? array.extent('d') : as_size(own.key_dim);
+      constexpr uint64_t kMost = 1 << 20;
+      if (heads > kMost || dims > kMost || (s == 1 && heads != as_size(shape.heads)))
+        throw bad_input("{}: {} heads of {} dimensions are those of no cache, or other ones than the keys'",
+                        array.where, heads, dims);
+      shape.heads = static_cast<int>(heads);
+      (s == 0 ? shape.key_dim : shape.value_dim) = static_cast<int>(dims);
+      if (first) documents = array.extent('b');
+      if (documents != array.extent('b'))
+        throw bad_input("{}: has {} documents; others have {}", array.where, array.extent('b'), documents);
+      tokens = std::max(tokens, array.extent('t'));
+      type = wider(type.value_or(dtype_of(array.type)), dtype_of(array.type));
+    }
+  }
+  cache.dtype = *type;
+  cache.model = with_context(file, [&] {
+    return model_of(std::move(shapes), options, "numpy " + document_name(file), cache.notes);
+  });
+  constexpr uint64_t kMostDocuments = 1 << 20;
+  if (documents > kMostDocuments) throw bad_input("{}: has {} documents, as no cache has", file, documents);
+  for (uint64_t b = 0; b < documents; ++b) {
+    ForeignDocument document{
+        .name = document_name(file), .tokens = {}, .positions = first_positions(tokens), .layers = {}};
+    if (documents > 1) document.name += fmt::format(":{}", b);
+    for (const auto& [number, layer] : layers)
+      document.layers.emplace(number, layer_of({{layer.sides[0], layer.index, b, Side::key},
+                                                {layer.sides[1], layer.index, b, Side::value}},
+                                               cache.model.layer_shape(number)));
+    cache.documents.push_back(std::move(document));
+  }
+  return cache;
+}
+
+ForeignCache open_npz(const std::string& file, const ImportOptions& options) {
+  const Bytes bytes = map_file(file);
+  const auto entries = with_context(file, [&] { return read_zip(bytes.bytes); });
+  std::map<int, std::array<std::optional<Array>, 2>> arrays;
+  for (const Entry& entry : entries) {
+    if (!entry.name.ends_with(".npy")) continue;
+    const auto name = layer_name(std::string_view(entry.name).substr(0, entry.name.size() - 4));
+    if (!name) continue;
+    auto& place = arrays[name->layer][name->side];
+    if (place) throw bad_input("{}: layer {} is there twice", file, name->layer);
+    place = array_of({bytes.owner, bytes.bytes.subspan(entry.begin, entry.size)},
+                     fmt::format("{}: array '{}'", file, printable(entry.name)), options.layout, options.type,
+                     {{3, "htd"}, {4, "bhtd"}});
+  }
+  std::map<int, Layer> layers;
+  for (const auto& [number, sides] : arrays) {
+    if (!sides[0] || !sides[1])
+      throw bad_input("{}: layer {} has no {}s", file, number, name_of(kSides[sides[0] ? 1 : 0]));
+    layers[number] = {.sides = {&*sides[0], &*sides[1]}, .index = 0};
+  }
+  if (layers.empty()) throw bad_input("{}: it has no arrays called layers.0.keys and layers.0.values", file);
+  return cache_of(layers, options, file);
+}
+
+/// One array of both sides, or one of keys and one of values.
+ForeignCache open_npy(const std::vector<std::string>& files, const ImportOptions& options) {
+  if (files.size() > 2)
+    throw usage_error("{} .npy files; give one with both sides, or one of keys and one of values",
+                      files.size());
+  std::vector<Array> arrays;
+  for (const std::string& file : files)
+    arrays.push_back(array_of(map_file(file), file, options.layout, options.type,
+                              files.size() == 1 ? std::map<size_t, std::string>{{5, "slhtd"}, {6, "slbhtd"}}
+                                                : std::map<size_t, std::string>{{4, "lhtd"}, {5, "lbhtd"}}));
+  const Array &first = arrays.front(), &last = arrays.back();
+  if (first.has('s') != (files.size() == 1) || last.has('s') != (files.size() == 1) ||
+      (files.size() == 1 && first.extent('s') != 2))
+    throw usage_error("{}: sides (s) of keys and values must be an axis of a single file, and of none of two",
+                      files[0]);
+  const uint64_t count = first.extent('l');
+  constexpr uint64_t kMostLayers = 4096;
+  if (count > kMostLayers || last.extent('l') != count)
+    throw bad_input("{}: has {} layers, and values of {}", files[0], count, last.extent('l'));
+  std::map<int, Layer> layers;
+  for (uint64_t i = 0; i < count; ++i) layers[static_cast<int>(i)] = {.sides = {&first, &last}, .index = i};
+  return cache_of(layers, options, files[0]);
+}
+
+// Writing -------------------------------------------------------------------------------------------
+
+std::string npy_header(Cell cell, std::span<const uint64_t> shape) {
+  std::string_view descr = cell == Cell::bf16 ? "<u2" : "|u1";
+  for (const Descr& known : kDescrs)
+    if (known.cell == cell) descr = known.text;
+  std::string text = fmt::format("{{'descr': '{}', 'fortran_order': False, 'shape': ({}), }}", descr,
+                                 fmt::join(shape, ", "));
+  constexpr size_t kAlignment = 64, kFixed = 10;
+  text.append((kAlignment - (kFixed + text.size() + 1) % kAlignment) % kAlignment, ' ');
+  text += '\n';
+  std::string head(kArrayMagic);
+  head += '\x01', head += '\0';
+  head += static_cast<char>(text.size() & 0xff), head += static_cast<char>(text.size() >> 8);
+  return head + text;
+}
+
+ExportResult write_npy(const CacheSource& source, const ExportJob& job, Cell cell) {
+  const size_t document = only_document(source, job, "a .npy file");
+  const LayerShape shape = source.model().layer_shape(source.layers().front());
+  for (const int layer : source.layers())
+    if (source.model().layer_shape(layer) != shape || source.model().last_tokens_of(layer) > 0 ||
+        shape.key_dim != shape.value_dim || shape.values_in_keys)
+      throw usage_error("{}: layers, or keys and values, differ in shape or tokens; write a .npz file",
+                        source.name());
+  std::vector<Axis> axes = axes_of(job.options.layout.empty() ? "slhtd" : job.options.layout, "--layout");
+  const uint64_t tokens = source.documents().length(document);
+  std::vector<uint64_t> extents;
+  for (Axis& axis : axes) {
+    axis.extent = axis.name == 's'   ? 2
+                  : axis.name == 'l' ? source.layers().size()
+                  : axis.name == 'h' ? as_size(shape.heads)
+                  : axis.name == 't' ? tokens
+                  : axis.name == 'd' ? as_size(shape.key_dim)
+                                     : 1;
+    extents.push_back(axis.extent);
+  }
+  if (axes.size() < 5)
+    throw usage_error("--layout is '{}'; it must have all of s, l, h, t and d", job.options.layout);
+  TargetFile file(job.path, job.overwrite);
+  const std::string head = npy_header(cell, extents);
+  file.write(0, head);
+  for (const Side side : kSides)
+    for (size_t l = 0; l < source.layers().size(); ++l) {
+      const AxisPlace at[] = {{'s', static_cast<uint64_t>(side == Side::value)}, {'l', l}};
+      const Plane plane = plane_in_array(cell, head.size(), axes, at);
+      for_each_piece(source, job, side, source.layers()[l], document,
+                     [&](uint64_t first, MatrixView<float> rows) { file.write(plane, first, rows); });
+    }
+  ExportResult result;
+  result.bytes = file.commit();
+  result.files = {job.path};
+  return result;
+}
+
+/// A zip file as it grows: arrays one behind the other, uncompressed, and the directory of them at the end.
+class ZipWriter {
+ public:
+  explicit ZipWriter(TargetFile& file) : file_(file) {}
+
+  /// Room for an array of so many bytes. Returns where it begins.
+  uint64_t add(const std::string& name, uint64_t bytes) {
+    entries_.push_back({name, end_, bytes});
+    end_ = checked_add(end_, checked_add(kLocalBytes + name.size(), bytes));
+    if (end_ > UINT32_MAX - (uint64_t{1} << 20))
+      throw usage_error("a .npz file of more than 4 GiB is not written; choose documents or layers");
+    return end_ - bytes;
+  }
+
+  /// Puts in the records, for which what was written is read once more.
+  void finish() {
+    const MappedFile written(file_.path());
+    Numbers directory;
+    for (const Entry& entry : entries_) {
+      const uint64_t data = entry.begin + kLocalBytes + entry.name.size();
+      const uint32_t crc = crc32(written.bytes().subspan(data, entry.size));
+      Numbers local;
+      local.add(kLocal);
+      add_common(local, entry, crc);
+      file_.write(entry.begin, local.bytes());
+      directory.add(kCentral);
+      directory.add(kVersion);
+      add_common(directory, entry, crc, true);
+    }
+    const uint64_t bytes = directory.bytes().size();
+    directory.add(kEnd);
+    directory.add(uint32_t{0});
+    for (int i = 0; i < 2; ++i) directory.add(static_cast<uint16_t>(entries_.size()));
+    directory.add(static_cast<uint32_t>(bytes)), directory.add(static_cast<uint32_t>(end_)),
+        directory.add(uint16_t{0});
+    file_.write(end_, directory.bytes());
+  }
+
+ private:
+  static constexpr uint64_t kLocalBytes = 30;
+  static constexpr uint16_t kVersion = 20;
+
+  static void add_common(Numbers& out, const Entry& entry, uint32_t crc, bool central = false) {
+    out.add(kVersion), out.add(uint16_t{0}), out.add(uint16_t{0});  // flags, method
+    out.add(uint16_t{0}), out.add(uint16_t{0x21});                  // the first day there is, 1980-01-01
+    out.add(crc), out.add(static_cast<uint32_t>(entry.size)), out.add(static_cast<uint32_t>(entry.size));
+    out.add(static_cast<uint16_t>(entry.name.size())), out.add(uint16_t{0});
+    if (central) {
+      out.add(uint16_t{0}), out.add(uint16_t{0}), out.add(uint16_t{0}), out.add(uint32_t{0});
+      out.add(static_cast<uint32_t>(entry.begin));
+    }
+    for (const char c : entry.name) out.add(c);
+  }
+
+  TargetFile& file_;
+  std::vector<Entry> entries_;
+  uint64_t end_ = 0;
+};
+
+ExportResult write_npz(const CacheSource& source, const ExportJob& job, Cell cell) {
+  const size_t document = only_document(source, job, "a .npz file");
+  if (!job.options.layout.empty())
+    throw usage_error("--layout is for .npy files; arrays of a .npz file are [heads, tokens, dimensions]");
+  TargetFile file(job.path, job.overwrite);
+  ZipWriter zip(file);
+  for (const int layer : source.layers())
+    for (const Side side : kSides) {
+      const LayerShape shape = source.model().layer_shape(layer);
+      if (shape.values_in_keys)
+        throw usage_error("{}: values lie in keys in layer {}; arrays of keys and of values are wanted",
+                          source.name(), layer);
+      const uint64_t tokens = kept_tokens(source, layer, source.documents().length(document));
+      const Axis axes[] = {
+          {'h', as_size(shape.heads)}, {'t', tokens}, {'d', as_size(shape.stored_dim(side))}};
+      const uint64_t extents[] = {axes[0].extent, axes[1].extent, axes[2].extent};
+      const std::string head = npy_header(cell, extents);
+      const uint64_t bytes = checked_mul(checked_product(extents), block_of(cell).bytes);
+      const uint64_t begin =
+          zip.add(fmt::format("layers.{}.{}s.npy", layer, name_of(side)), head.size() + bytes);
+      file.write(begin, head);
+      const Plane plane = plane_in_array(cell, begin + head.size(), axes, {});
+      for_each_piece(source, job, side, layer, document,
+                     [&](uint64_t first, MatrixView<float> rows) { file.write(plane, first, rows); });
+    }
+  zip.finish();
+  ExportResult result;
+  result.bytes = file.commit();
+  result.files = {job.path};
+  return result;
+}
+
+}  // namespace
+
+bool is_numpy(const std::string& file) {
+  if (begins_with(file, kArrayMagic)) return true;
+  if (!begins_with(file, kZipMagic)) return false;
+  try {
+    const Bytes bytes = map_file(file);
+    const auto entries = read_zip(bytes.bytes);
+    return std::any_of(entries.begin(), entries.end(),
+                       [](const Entry& entry) { return entry.name.ends_with(".npy"); });
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+ForeignCache open_numpy(const std::vector<std::string>& files, const ImportOptions& options) {
+  if (begins_with(files.front(), kArrayMagic)) return open_npy(files, options);
+  std::vector<ForeignCache> parts;
+  for (const std::string& file : files) parts.push_back(open_npz(file, options));
+  return joined(std::move(parts), files);
+}
+
+ExportResult write_numpy(const CacheSource& source, const ExportJob& job) {
+  // NumPy has no bf16: floats hold its values.
+  const std::string& type = job.options.key_type;
+  const Cell cell = !type.empty()                  ? cell_from_name(type, "--type")
+                    : source.dtype() == DType::f16 ? Cell::f16
+                                                   : Cell::f32;
+  if (is_block(cell)) throw usage_error("--type is {}; arrays have plain elements", name_of(cell));
+  return job.path.ends_with(".npy") ? write_npy(source, job, cell) : write_npz(source, job, cell);
+}
+
+}  // namespace kvcodec::interop

@@ -1,0 +1,197 @@
+// Pages of raw elements without a header: blocks of vLLM's file tier and pages of SGLang (INTEROP.md, "vllm-blocks" and
+// "sglang"). What lies where is a layout's name, or the axes themselves.
+#include <algorithm>
+
+#include "formats/interop/arrays.hpp"
+#include "formats/interop/formats.hpp"
+#include "formats/interop/imported.hpp"
+#include "lib/core/checked.hpp"
+#include "lib/core/error.hpp"
+
+namespace kvcodec::interop {
+namespace {
+
+struct NamedLayout {
+  std::string_view format, name;
+  const char* axes;
+};
+/// Of each format the usual one first.
+constexpr NamedLayout kLayouts[] = {{"sglang", "layer-first", "slthd"},
+                                    {"sglang", "page-first", "stlhd"},
+                                    {"vllm-blocks", "v2-hnd", "lhtsd"},
+                                    {"vllm-blocks", "v2-nhd", "lthsd"},
+                                    {"vllm-blocks", "separate", "lsthd"}};
+
+std::string axes_named(std::string_view format, const std::string& layout) {
+  std::vector<std::string_view> names;
+  for (const NamedLayout& known : kLayouts) {
+    if (known.format != format) continue;
+    if (layout.empty() || layout == known.name) return known.axes;
+    names.push_back(known.name);
+  }
+  if (layout.find('-') != std::string::npos)
+    throw usage_error("--layout is '{}'; {} has {}, or name the axes as in {}", layout, format,
+                      fmt::join(names, ", "), axes_named(format, ""));
+  return layout;
+}
+
+ForeignCache open_pages(std::string_view format, const std::vector<std::string>& files,
+                        const ImportOptions& options) {
+  const std::string layout = axes_named(format, options.layout);
+  const Cell cell = options.type.empty() ? Cell::bf16 : cell_from_name(options.type, "--type");
+  if (is_block(cell)) throw usage_error("--type is {}; pages have plain elements", name_of(cell));
+  const bool latent = layout.find('s') == std::string::npos;
+  const auto& model = options.model;
+  const int layers = options.layers > 0 ? options.layers
+                     : model            ? model->num_layers
+                                        : 0,
+            heads = options.heads > 0 ? options.heads
+                    : model           ? model->num_kv_heads
+                                      : 0,
+            dims = options.head_dim > 0 ? options.head_dim
+                   : model              ? model->head_dim
+                                        : 0;
+  if (layers <= 0 || heads <= 0 || dims <= 0)
+    throw usage_error(
+        "raw pages do not say their shape; give --model, or --layer-count, --heads and --head-dim");
+  if (latent && (options.latent <= 0 || options.latent > dims))
+    throw usage_error(
+        "a layout without sides (s) is that of a model with latent attention; name it with --model");
+  const uint64_t row = checked_mul(checked_mul(checked_mul(latent ? 1 : 2, as_size(layers)), as_size(heads)),
+                                   as_size(dims)),
+                 token_bytes = checked_mul(row, block_of(cell).bytes);
+  std::vector<Array> pages;
+  uint64_t tokens = 0;
+  for (const std::string& file : files) {
+    Array page{.bytes = map_file(file),
+               .type = cell,
+               .begin = 0,
+               .axes = axes_of(layout, "--layout"),
+               .where = file};
+    const uint64_t bytes = page.bytes.bytes.size();
+    const uint64_t count = options.page_tokens > 0 ? options.page_tokens : bytes / token_bytes;
+    if (count == 0 || checked_mul(count, token_bytes) != bytes)
+      throw bad_input("{}: has {} bytes; {} tokens of {} bytes each are no such page", file, bytes, count,
+                      token_bytes);
+    for (Axis& axis : page.axes)
+      axis.extent = axis.name == 's'   ? 2
+                    : axis.name == 'l' ? as_size(layers)
+                    : axis.name == 'h' ? as_size(heads)
+                    : axis.name == 't' ? count
+                                       : as_size(dims) * (page.has('h') ? 1 : as_size(heads));
+    tokens = checked_add(tokens, count);
+    pages.push_back(std::move(page));
+  }
+  if (!pages.front().has('l') && layers != 1)
+    throw usage_error("--layout is '{}', which has no axis of layers (l), but there are {}", layout, layers);
+  const LayerShape shape =
+      latent
+          ? LayerShape{.heads = heads, .key_dim = dims, .value_dim = options.latent, .values_in_keys = true}
+          : usual_layer(heads, dims);
+  ForeignCache cache;
+  cache.dtype = dtype_of(cell);
+  cache.model = with_context(files[0], [&] {
+    return model_of(std::vector(as_size(layers), shape), options,
+                    fmt::format("{} {}", format, document_name(files[0])), cache.notes);
+  });
+  ForeignDocument document{.name = document_name(files[0]), .tokens = {}, .positions = {}, .layers = {}};
+  // The last page may be filled in part: as far as there are ids.
+  if (options.ids.size() == 1 && options.ids[0].size() < tokens &&
+      options.ids[0].size() > tokens - pages.back().extent('t'))
+    tokens = options.ids[0].size();
+  for (int layer = 0; layer < layers; ++layer) {
+    std::vector<Piece> pieces;
+    for (const Array& page : pages) pieces.push_back({&page, static_cast<uint64_t>(layer), 0, Side::both});
+    ForeignLayer rows = layer_of(pieces, shape);
+    rows.rows = tokens;
+    document.layers.emplace(layer, std::move(rows));
+  }
+  document.positions = first_positions(tokens);
+  cache.documents.push_back(std::move(document));
+  cache.model.imported = imported_text({{"format", format},
+                                        {"layout", layout},
+                                        {"type", name_of(cell)},
+                                        {"tokens", pages.front().extent('t')}});
+  return cache;
+}
+
+ExportResult write_pages(std::string_view format, const CacheSource& source, const ExportJob& job,
+                         uint64_t usual_tokens) {
+  const size_t document = only_document(source, job, "a folder of pages");
+  const Imported before(source, format);
+  const LayerShape shape = source.model().layer_shape(source.layers().front());
+  std::string layout = axes_named(format, before.text(job.options.layout, "layout"));
+  if (shape.values_in_keys) layout.erase(std::remove(layout.begin(), layout.end(), 's'), layout.end());
+  for (const int layer : source.layers())
+    if (const LayerShape own = source.model().layer_shape(layer);
+        own != shape || source.model().last_tokens_of(layer) > 0 ||
+        (!own.values_in_keys && own.key_dim != own.value_dim))
+      throw usage_error(
+          "{}: layers, or their keys and values, differ in shape or tokens; pages have one shape",
+          source.name());
+  const std::string type = before.text(job.options.key_type, "type");
+  const Cell cell = type.empty() ? cell_of(source.dtype()) : cell_from_name(type, "--type");
+  if (is_block(cell)) throw usage_error("--type is {}; pages have plain elements", name_of(cell));
+  const uint64_t page = job.options.page_tokens > 0
+                            ? job.options.page_tokens
+                            : std::max<uint64_t>(1, before.number("tokens", usual_tokens, INT32_MAX));
+  const auto lacks = [&](char name) { return layout.find(name) == std::string::npos; };
+  std::vector<Axis> axes = axes_of(layout, "--layout");
+  uint64_t elements = 1;
+  for (Axis& axis : axes) {
+    axis.extent = axis.name == 's'   ? 2
+                  : axis.name == 'l' ? source.layers().size()
+                  : axis.name == 'h' ? as_size(shape.heads)
+                  : axis.name == 't' ? page
+                                     : as_size(shape.key_dim) * (lacks('h') ? as_size(shape.heads) : 1);
+    elements = checked_mul(elements, axis.extent);
+  }
+  if ((lacks('s') && !shape.values_in_keys) || (lacks('l') && source.layers().size() > 1))
+    throw usage_error("--layout is '{}'; it must have all of s, l, t, h and d", layout);
+  const uint64_t tokens = source.documents().length(document);
+  make_folder(job.path, job.overwrite);
+  ExportResult result;
+  for (uint64_t first = 0, i = 0; first < tokens; first += page, ++i) {
+    const uint64_t count = std::min(page, tokens - first);
+    const std::string path = fmt::format("{}/{:06}.bin", job.path, i);
+    TargetFile file(path, job.overwrite);
+    const uint64_t bytes = checked_mul(elements, block_of(cell).bytes);
+    const std::byte last{};
+    file.write(bytes - 1, {&last, 1});  // what the last page has beyond its tokens is zeros
+    for (size_t l = 0; l < source.layers().size(); ++l)
+      for (const Side side : kSides) {
+        if (shape.stored_dim(side) == 0) continue;
+        const AxisPlace at[] = {{'s', static_cast<uint64_t>(side == Side::value)}, {'l', l}};
+        const Plane plane = plane_in_array(cell, 0, axes, at);
+        Matrix<float> rows(static_cast<size_t>(count), as_size(shape.heads) * as_size(shape.key_dim));
+        source.read(side, source.layers()[l], document, first, rows);
+        file.write(plane, 0, rows);
+        if (job.count) job.count(count);
+      }
+    result.bytes += file.commit();
+    result.files.push_back(path);
+  }
+  if (tokens % page != 0)
+    result.notes.push_back(
+        fmt::format("the last page holds {} of {} tokens and zeros behind them", tokens % page, page));
+  result.notes.push_back(
+      "the program finds pages by their names, which hold hashes of token ids: rename the files to these");
+  return result;
+}
+
+}  // namespace
+
+ForeignCache open_vllm_blocks(const std::vector<std::string>& files, const ImportOptions& options) {
+  return open_pages("vllm-blocks", files, options);
+}
+ExportResult write_vllm_blocks(const CacheSource& source, const ExportJob& job) {
+  return write_pages("vllm-blocks", source, job, 16);
+}
+ForeignCache open_sglang(const std::vector<std::string>& files, const ImportOptions& options) {
+  return open_pages("sglang", files, options);
+}
+ExportResult write_sglang(const CacheSource& source, const ExportJob& job) {
+  return write_pages("sglang", source, job, 64);
+}
+
+}  // namespace kvcodec::interop

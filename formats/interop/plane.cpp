@@ -1,0 +1,355 @@
+#include "formats/interop/plane.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include "formats/mapped_file.hpp"
+#include "lib/core/checked.hpp"
+#include "lib/core/error.hpp"
+#include "lib/core/half.hpp"
+#include "lib/linalg/hadamard.hpp"
+#include "lib/model/quantize.hpp"
+#include "lib/model/quantized.hpp"
+#include "lib/quant/fp8.hpp"
+
+namespace kvcodec::interop {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "elements are used as they lie in the file");
+
+TensorType tensor_type_of(Cell type) {
+  constexpr TensorType kTypes[] = {TensorType::q8_0, TensorType::q4_0, TensorType::q4_1,
+                                   TensorType::q5_0, TensorType::q5_1, TensorType::iq4_nl};
+  return kTypes[static_cast<size_t>(type) - static_cast<size_t>(Cell::q8_0)];
+}
+
+uint64_t cell_bytes(Cell type) { return block_of(type).bytes; }
+
+/// Calls body(load), where load(bytes) is an element of that type.
+template <class Body>
+void with_load(Cell type, const Body& body) {
+  const auto half = [](const std::byte* at) {
+    uint16_t bits;
+    std::memcpy(&bits, at, 2);
+    return bits;
+  };
+  const auto number = [](auto value, const std::byte* at) {
+    std::memcpy(&value, at, sizeof value);
+    return static_cast<float>(value);
+  };
+  switch (type) {
+    case Cell::f32:
+      return body([&](const std::byte* at) { return number(float{}, at); });
+    case Cell::f64:
+      return body([&](const std::byte* at) { return number(double{}, at); });
+    case Cell::f16:
+      return body([&](const std::byte* at) { return f16_to_float(half(at)); });
+    case Cell::bf16:
+      return body([&](const std::byte* at) { return bf16_to_float(half(at)); });
+    case Cell::e4m3:
+      return body([](const std::byte* at) { return e4m3_to_float(static_cast<uint8_t>(*at)); });
+    case Cell::e5m2:  // the upper byte of an f16
+      return body([](const std::byte* at) {
+        return f16_to_float(static_cast<uint16_t>(static_cast<uint16_t>(*at) << 8));
+      });
+    default:
+      throw failed("elements of {} come in blocks", name_of(type));
+  }
+}
+
+bool finite_or_was_not(float stored, float value) { return std::isfinite(stored) || !std::isfinite(value); }
+
+/// The nearest value with 2 mantissa bits, ties to even.
+uint8_t e5m2_from_float(float value) {
+  const uint16_t half = f16_from_float(value);
+  const auto below = static_cast<uint16_t>(half & 0xff);
+  auto code = static_cast<uint16_t>(half >> 8);
+  if (below > 0x80 || (below == 0x80 && (code & 1))) ++code;
+  return static_cast<uint8_t>(code);
+}
+
+}  // namespace
+
+BlockLayout block_of(Cell type) {
+  constexpr uint8_t kBytes[] = {4, 2, 2, 8, 1, 1};
+  return is_block(type) ? kvcodec::block_of(tensor_type_of(type))
+                        : BlockLayout{1, kBytes[static_cast<size_t>(type)]};
+}
+
+DType dtype_of(Cell type) {
+  switch (type) {
+    case Cell::f16:
+    case Cell::e5m2:
+    case Cell::e4m3:
+      return DType::f16;
+    case Cell::bf16:
+      return DType::bf16;
+    default:
+      return DType::f32;
+  }
+}
+
+Cell cell_of(DType type) {
+  return type == DType::f16 ? Cell::f16 : type == DType::bf16 ? Cell::bf16 : Cell::f32;
+}
+
+Cell cell_from_name(std::string_view name, const std::string& option) {
+  for (size_t i = 0; i < kNamesOf<Cell>.size(); ++i)
+    if (kNamesOf<Cell>[i] == name) return static_cast<Cell>(i);
+  throw usage_error("{} is '{}'; it must be one of {}", option, name, fmt::join(kNamesOf<Cell>, ", "));
+}
+
+void decode(Cell type, std::span<const std::byte> bytes, std::span<float> values) {
+  if (is_block(type)) return dequantize(tensor_type_of(type), bytes, values);
+  if (type == Cell::f32) {
+    std::memcpy(values.data(), bytes.data(), bytes.size());
+    return;
+  }
+  if ((type == Cell::f16 || type == Cell::bf16) && reinterpret_cast<uintptr_t>(bytes.data()) % 2 == 0)
+    return widen(type == Cell::f16 ? DType::f16 : DType::bf16,
+                 {reinterpret_cast<const uint16_t*>(bytes.data()), values.size()}, values);
+  with_load(type, [&](const auto& load) {
+    const uint64_t size = cell_bytes(type);
+    for (size_t i = 0; i < values.size(); ++i) values[i] = load(bytes.data() + i * size);
+  });
+}
+
+void encode(Cell type, std::span<const float> values, std::span<std::byte> bytes) {
+  if (is_block(type)) return quantize(tensor_type_of(type), values, bytes);
+  if (type == Cell::f32) {
+    std::memcpy(bytes.data(), values.data(), bytes.size());
+    return;
+  }
+  const uint64_t size = cell_bytes(type);
+  for (size_t i = 0; i < values.size(); ++i) {
+    const float value = values[i];
+    std::byte* at = bytes.data() + i * size;
+    float stored = value;
+    if (type == Cell::f16 || type == Cell::bf16) {
+      const uint16_t bits = type == Cell::f16 ? f16_from_float(value) : bf16_from_float(value);
+      stored = type == Cell::f16 ? f16_to_float(bits) : bf16_to_float(bits);
+      std::memcpy(at, &bits, 2);
+    } else if (type == Cell::f64) {
+      const double number = value;
+      std::memcpy(at, &number, 8);
+    } else if (type == Cell::e4m3) {
+      if (std::fabs(value) > kLargestE4m3) stored = INFINITY;
+      *at = static_cast<std::byte>(e4m3_from_float(value));
+    } else {
+      const uint8_t code = e5m2_from_float(value);
+      stored = f16_to_float(static_cast<uint16_t>(code << 8));
+      *at = static_cast<std::byte>(code);
+    }
+    if (!finite_or_was_not(stored, value))
+      throw bad_input("a value is {}, beyond the range of {}; name another type", value, name_of(type));
+  }
+}
+
+uint64_t row_bytes(Cell type, uint64_t values) {
+  const BlockLayout block = block_of(type);
+  if (values % block.values != 0)
+    throw bad_input("a token has {} values; {} is made of blocks of {}", values, name_of(type), block.values);
+  return checked_mul(values / block.values, block.bytes);
+}
+
+Plane plane_of_rows(Cell type, uint64_t begin, uint64_t tokens, uint64_t heads, uint64_t dims) {
+  const uint64_t size = cell_bytes(type);
+  return {.type = type,
+          .begin = begin,
+          .tokens = tokens,
+          .heads = heads,
+          .dims = dims,
+          .token_step = row_bytes(type, checked_mul(heads, dims)),
+          .head_step = checked_mul(dims, size),
+          .dim_step = size};
+}
+
+Plane plane_in_array(Cell type, uint64_t begin, std::span<const Axis> axes, std::span<const AxisPlace> at) {
+  Plane plane{.type = type, .begin = begin, .tokens = 1, .heads = 1, .dims = 1};
+  uint64_t step = cell_bytes(type);
+  for (size_t i = axes.size(); i-- > 0;) {
+    const Axis& axis = axes[i];
+    if (axis.name == 't')
+      plane.tokens = axis.extent, plane.token_step = step;
+    else if (axis.name == 'h')
+      plane.heads = axis.extent, plane.head_step = step;
+    else if (axis.name == 'd')
+      plane.dims = axis.extent, plane.dim_step = step;
+    else
+      for (const AxisPlace& place : at)
+        if (place.name == axis.name) plane.begin = checked_add(plane.begin, checked_mul(place.index, step));
+    step = checked_mul(step, axis.extent);
+  }
+  if (plane.head_step == 0) plane.head_step = checked_mul(plane.dims, plane.dim_step);
+  return plane;
+}
+
+void check_plane(const Plane& plane, uint64_t bytes, const std::string& what) {
+  if (plane.tokens == 0 || plane.values() == 0) return;
+  uint64_t end = 0;
+  if (is_block(plane.type)) {
+    end = checked_add(plane.begin, checked_mul(plane.tokens, plane.token_step));
+  } else {
+    const uint64_t last = checked_add(checked_mul(plane.tokens - 1, plane.token_step),
+                                      checked_add(checked_mul(plane.heads - 1, plane.head_step),
+                                                  checked_mul(plane.dims - 1, plane.dim_step)));
+    end = checked_add(checked_add(plane.begin, last), cell_bytes(plane.type));
+  }
+  if (end > bytes) throw bad_input("{} end at byte {}, but there are {}; is it truncated?", what, end, bytes);
+}
+
+namespace {
+
+bool rows_together(const Plane& plane) {
+  return is_block(plane.type) ||
+         (plane.dim_step == cell_bytes(plane.type) && plane.head_step == plane.dims * plane.dim_step);
+}
+
+void read_row(std::span<const std::byte> bytes, const Plane& plane, uint64_t begin, std::span<float> out) {
+  if (rows_together(plane))
+    return decode(plane.type, bytes.subspan(begin, row_bytes(plane.type, plane.values())), out);
+  if (plane.dim_step == cell_bytes(plane.type)) {
+    for (uint64_t h = 0; h < plane.heads; ++h)
+      decode(plane.type, bytes.subspan(begin + h * plane.head_step, plane.dims * plane.dim_step),
+             out.subspan(h * plane.dims, plane.dims));
+    return;
+  }
+  with_load(plane.type, [&](const auto& load) {
+    for (uint64_t h = 0; h < plane.heads; ++h)
+      for (uint64_t d = 0; d < plane.dims; ++d)
+        out[h * plane.dims + d] = load(bytes.data() + begin + h * plane.head_step + d * plane.dim_step);
+  });
+}
+
+}  // namespace
+
+Bytes map_file(const std::string& file) {
+  auto mapped = std::make_shared<const MappedFile>(file);
+  const auto bytes = mapped->bytes();
+  return {std::move(mapped), bytes};
+}
+
+ReadRows reader_of(Bytes bytes, Plane plane) {
+  return [bytes = std::move(bytes), plane = std::move(plane)](uint64_t first, MatrixView<float> out) {
+    for (size_t i = 0; i < out.rows(); ++i) {
+      const uint64_t token = plane.order.empty() ? first + i : plane.order[first + i];
+      read_row(bytes.bytes, plane, plane.begin + token * plane.token_step, out.row(i));
+    }
+  };
+}
+
+ReadRows reader_of(Bytes bytes, Plane plane, size_t rotated) {
+  ReadRows read = reader_of(std::move(bytes), std::move(plane));
+  if (rotated == 0) return read;
+  return [rotated, read = std::move(read)](uint64_t first, MatrixView<float> out) {
+    read(first, out);
+    for (size_t i = 0; i < out.rows(); ++i) hadamard(out.row(i), rotated);
+  };
+}
+
+TargetFile::TargetFile(const std::string& path, bool overwrite) : output_(path, overwrite) {
+  descriptor_ = ::open(output_.path().c_str(), O_WRONLY | O_CLOEXEC);
+  if (descriptor_ < 0) throw failed("{}: cannot be written: {}", name(), std::strerror(errno));
+}
+
+TargetFile::~TargetFile() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+void TargetFile::write(uint64_t at, std::span<const std::byte> bytes) {
+  end_ = std::max(end_, at + bytes.size());
+  while (!bytes.empty()) {
+    const ssize_t put = ::pwrite(descriptor_, bytes.data(), bytes.size(), static_cast<off_t>(at));
+    if (put < 0 && errno == EINTR) continue;
+    if (put <= 0) throw failed("{}: cannot be written: {}", name(), std::strerror(put < 0 ? errno : ENOSPC));
+    at += static_cast<uint64_t>(put);
+    bytes = bytes.subspan(static_cast<size_t>(put));
+  }
+}
+
+namespace {
+
+/// values[i] = those of one dimension of one head, or of all dimensions of it, token by token.
+void gather(MatrixView<const float> rows, uint64_t first, uint64_t count, std::vector<float>& values) {
+  values.resize(rows.rows() * count);
+  for (size_t i = 0; i < rows.rows(); ++i) {
+    const auto part = rows.row(i).subspan(first, count);
+    std::copy(part.begin(), part.end(), values.begin() + static_cast<std::ptrdiff_t>(i * count));
+  }
+}
+
+}  // namespace
+
+void TargetFile::write(const Plane& plane, uint64_t first, MatrixView<const float> rows) {
+  if (rows.rows() == 0) return;
+  std::vector<float> values;
+  const auto put = [&](uint64_t at, std::span<const float> run) {
+    buffer_.resize(row_bytes(plane.type, run.size()));
+    with_context(name(), [&] { encode(plane.type, run, buffer_); });
+    write(at, buffer_);
+  };
+  const uint64_t size = cell_bytes(plane.type), begin = plane.begin + first * plane.token_step;
+  // The longest runs that lie together: tokens, or the tokens of a head, or those of a dimension, or less.
+  if (rows_together(plane) && plane.token_step == row_bytes(plane.type, plane.values())) {
+    gather(rows, 0, plane.values(), values);
+    put(begin, values);
+  } else if (rows_together(plane)) {
+    for (size_t i = 0; i < rows.rows(); ++i) put(begin + i * plane.token_step, rows.row(i));
+  } else if (plane.dim_step == size && plane.token_step == plane.dims * size) {
+    for (uint64_t h = 0; h < plane.heads; ++h) {
+      gather(rows, h * plane.dims, plane.dims, values);
+      put(begin + h * plane.head_step, values);
+    }
+  } else if (plane.token_step == size) {
+    for (uint64_t h = 0; h < plane.heads; ++h)
+      for (uint64_t d = 0; d < plane.dims; ++d) {
+        gather(rows, h * plane.dims + d, 1, values);
+        put(begin + h * plane.head_step + d * plane.dim_step, values);
+      }
+  } else {
+    const uint64_t run = plane.dim_step == size ? plane.dims : 1;
+    for (size_t i = 0; i < rows.rows(); ++i)
+      for (uint64_t v = 0; v < plane.values(); v += run)
+        put(begin + i * plane.token_step + v / plane.dims * plane.head_step + v % plane.dims * plane.dim_step,
+            rows.row(i).subspan(v, run));
+  }
+}
+
+uint64_t TargetFile::commit() {
+  const int descriptor = std::exchange(descriptor_, -1);
+  if (::close(descriptor) != 0) throw failed("{}: cannot be written: {}", name(), std::strerror(errno));
+  output_.commit();
+  return end_;
+}
+
+void make_folder(const std::string& path, bool overwrite) {
+  namespace fs = std::filesystem;
+  if (path == "-") throw usage_error("this format is a folder of files; name it with -o");
+  std::error_code error;
+  if (fs::exists(path, error)) {
+    if (!fs::is_directory(path, error))
+      throw usage_error("{}: is a file; this format is a folder of files", path);
+    if (!overwrite && !fs::is_empty(path, error))
+      throw usage_error("{}: is not empty; --overwrite writes into it", path);
+    return;
+  }
+  if (!fs::create_directories(path, error)) throw failed("{}: cannot be made: {}", path, error.message());
+}
+
+std::span<const std::byte> Cursor::take(uint64_t count, const char* what) {
+  if (count > left())
+    throw bad_input("{} bytes are needed for {} at byte {}, but {} are left; it is truncated or damaged",
+                    count, what, position_, left());
+  const auto bytes = bytes_.subspan(position_, count);
+  position_ += count;
+  return bytes;
+}
+
+}  // namespace kvcodec::interop

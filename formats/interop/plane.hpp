@@ -1,0 +1,148 @@
+// Where the values of one side of a layer lie in a file, and how: read and written by rows.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "formats/interop/foreign.hpp"
+#include "formats/output.hpp"
+#include "lib/core/dtype.hpp"
+#include "lib/core/names.hpp"
+#include "lib/core/view.hpp"
+#include "lib/model/tensor_type.hpp"
+
+namespace kvcodec::interop {
+
+/// Types of elements in foreign files. The last ones are blocks of 32 values that share a scale.
+enum class Cell : uint8_t { f32, f16, bf16, f64, e4m3, e5m2, q8_0, q4_0, q4_1, q5_0, q5_1, iq4_nl };
+constexpr auto names_of(Cell) {
+  return std::to_array<std::string_view>(
+      {"f32", "f16", "bf16", "f64", "e4m3", "e5m2", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"});
+}
+BlockLayout block_of(Cell type);
+constexpr bool is_block(Cell type) { return type >= Cell::q8_0; }
+/// The narrowest type of a kv file that holds its values as they are; of f64 the widest there is.
+DType dtype_of(Cell type);
+/// The type of elements that a kv file of that type has.
+Cell cell_of(DType type);
+/// Throws Error(usage) where there is none of that name; option: for the message.
+Cell cell_from_name(std::string_view name, const std::string& option);
+
+/// values.size() elements, which lie one behind the other.
+void decode(Cell type, std::span<const std::byte> bytes, std::span<float> values);
+/// The same the other way round. Throws Error(bad_input) for a value beyond a narrower type's range.
+void encode(Cell type, std::span<const float> values, std::span<std::byte> bytes);
+
+/// Element (token, head, dimension) is at byte begin + token * token_step + head * head_step + dimension * dim_step.
+/// Of block types a token's values lie one behind the other.
+struct Plane {
+  Cell type = Cell::f32;
+  uint64_t begin = 0, tokens = 0, heads = 0, dims = 0;
+  uint64_t token_step = 0, head_step = 0, dim_step = 0;
+  std::vector<uint32_t> order = {};  ///< row i is that of token order[i]; empty: rows lie in their order
+
+  uint64_t values() const { return heads * dims; }  ///< of a token
+};
+
+/// A plane whose tokens are rows of heads of dimensions, one behind the other, from that byte on.
+Plane plane_of_rows(Cell type, uint64_t begin, uint64_t tokens, uint64_t heads, uint64_t dims);
+/// Bytes of a token's row in such a plane.
+uint64_t row_bytes(Cell type, uint64_t values);
+
+/// The same of an array with these axes, slowest first: names from "slbhtd" (side, layer, document, head, token,
+/// dimension), each with its extent. Axes that the plane has not are those of `at`.
+struct Axis {
+  char name;
+  uint64_t extent;
+};
+struct AxisPlace {
+  char name;
+  uint64_t index;
+};
+Plane plane_in_array(Cell type, uint64_t begin, std::span<const Axis> axes, std::span<const AxisPlace> at);
+
+/// Throws Error(bad_input) unless all its elements are among that many bytes. what: the first words of the message.
+void check_plane(const Plane& plane, uint64_t bytes, const std::string& what);
+
+/// Bytes that stay there as long as this does.
+struct Bytes {
+  std::shared_ptr<const void> owner;
+  std::span<const std::byte> bytes;
+};
+/// Those of a file, mapped.
+Bytes map_file(const std::string& file);
+
+/// Reads rows of a plane that was checked against the bytes.
+ReadRows reader_of(Bytes bytes, Plane plane);
+/// The same, with Hadamard blocks of that size undone in each head (0: there are none).
+ReadRows reader_of(Bytes bytes, Plane plane, size_t rotated);
+
+/// A file in the making, written at any place.
+class TargetFile {
+ public:
+  TargetFile(const std::string& path, bool overwrite);
+  ~TargetFile();
+  TargetFile(const TargetFile&) = delete;
+  TargetFile& operator=(const TargetFile&) = delete;
+
+  const std::string& name() const { return output_.target(); }
+  std::string path() const { return output_.path(); }  ///< where it grows
+  void write(uint64_t at, std::span<const std::byte> bytes);
+  void write(uint64_t at, std::string_view text) { write(at, std::as_bytes(std::span(text))); }
+  /// Rows [first, first + rows.rows()) of a plane.
+  void write(const Plane& plane, uint64_t first, MatrixView<const float> rows);
+  /// Makes it the product. Returns its bytes.
+  uint64_t commit();
+
+ private:
+  OutputFile output_;
+  int descriptor_ = -1;
+  uint64_t end_ = 0;
+  std::vector<std::byte> buffer_;
+};
+
+/// Makes the folder of a product; it may be there, and be empty or to be overwritten.
+void make_folder(const std::string& path, bool overwrite);
+
+/// Little-endian numbers of a file, one behind the other.
+class Cursor {
+ public:
+  explicit Cursor(std::span<const std::byte> bytes) : bytes_(bytes) {}
+  uint64_t position() const { return position_; }
+  uint64_t left() const { return bytes_.size() - position_; }
+  /// Throws Error(bad_input) naming the byte, where so many are not left. what: that is read.
+  std::span<const std::byte> take(uint64_t count, const char* what);
+  template <class T>
+  T number(const char* what) {
+    T value;
+    const auto bytes = take(sizeof(T), what);
+    std::memcpy(&value, bytes.data(), sizeof(T));
+    return value;
+  }
+
+ private:
+  std::span<const std::byte> bytes_;
+  uint64_t position_ = 0;
+};
+
+/// Numbers put behind each other.
+class Numbers {
+ public:
+  template <class T>
+  void add(T value) {
+    const auto bytes = std::as_bytes(std::span(&value, 1));
+    bytes_.insert(bytes_.end(), bytes.begin(), bytes.end());
+  }
+  std::span<const std::byte> bytes() const { return bytes_; }
+
+ private:
+  std::vector<std::byte> bytes_;
+};
+
+}  // namespace kvcodec::interop

@@ -1,0 +1,334 @@
+// Tensors of a transformers DynamicCache in safetensors (INTEROP.md, "transformers"): per layer keys and values of
+// [batch, heads, tokens, dimensions], with the ids, mask and positions of the batch beside them.
+#include <algorithm>
+#include <charconv>
+
+#include <nlohmann/json.hpp>
+
+#include "formats/interop/formats.hpp"
+#include "formats/interop/layer_names.hpp"
+#include "formats/interop/tensors.hpp"
+#include "formats/json_file.hpp"
+#include "lib/core/checked.hpp"
+#include "lib/core/error.hpp"
+
+namespace kvcodec::interop {
+namespace {
+
+constexpr const char *kIds = "input_ids", *kMask = "attention_mask", *kPositions = "position_ids";
+
+/// Keys and values of a layer, of all documents.
+struct LayerTensors {
+  std::optional<Safetensors::Stored> sides[2];
+  uint64_t tokens() const { return sides[0]->shape[2]; }
+};
+
+std::map<int, LayerTensors> find_layers(const TensorFile& file) {
+  std::map<int, LayerTensors> layers;
+  for (const std::string& name : file->names()) {
+    const auto place = layer_name(name);
+    if (!place) continue;
+    auto& side = layers[place->layer].sides[place->side];
+    if (side) throw bad_input("{}: layer {} is there twice, under two names", file->name(), place->layer);
+    side = file.need(name);
+    if (side->shape.size() != 4)
+      throw bad_input("{}: has {} dimensions; batch, heads, tokens and dimensions are wanted", side->origin,
+                      side->shape.size());
+    if (std::find(side->shape.begin(), side->shape.end(), 0) != side->shape.end())
+      throw bad_input("{}: shape is [{}], which holds nothing", side->origin, fmt::join(side->shape, ", "));
+  }
+  for (const auto& [layer, tensors] : layers) {
+    for (size_t s = 0; s < 2; ++s)
+      if (!tensors.sides[s])
+        throw bad_input("{}: layer {} has no {}s", file->name(), layer, name_of(kSides[s]));
+    const auto &keys = tensors.sides[0]->shape, &values = tensors.sides[1]->shape;
+    if (!std::equal(keys.begin(), keys.begin() + 3, values.begin()))
+      throw bad_input("{}: shape [{}] does not go with keys of [{}]", tensors.sides[1]->origin,
+                      fmt::join(values, ", "), fmt::join(keys, ", "));
+    if (keys[0] != layers.begin()->second.sides[0]->shape[0])
+      throw bad_input("{}: has {} documents; the first layer has {}", tensors.sides[0]->origin, keys[0],
+                      layers.begin()->second.sides[0]->shape[0]);
+  }
+  if (layers.empty())
+    throw bad_input("{}: it has no tensors called layers.0.keys, past_key_values.0.key or key_cache.0",
+                    file->name());
+  return layers;
+}
+
+/// A tensor of [documents, tokens] beside the layers.
+struct Table {
+  std::vector<uint64_t> values;
+  bool there() const { return !values.empty(); }
+  std::span<const uint64_t> row(size_t document, uint64_t tokens) const {
+    return std::span(values).subspan(document * tokens, tokens);
+  }
+};
+Table read_table(const TensorFile& file, const char* name, uint64_t documents, uint64_t tokens) {
+  const auto tensor = file->stored(name);
+  if (!tensor) return {};
+  if (tensor->shape.size() != 2 || tensor->shape[0] != documents || tensor->shape[1] != tokens)
+    throw bad_input("{}: shape is [{}]; [{}, {}] would go with the layers", tensor->origin,
+                    fmt::join(tensor->shape, ", "), documents, tokens);
+  return {integers_of(*tensor)};
+}
+
+/// Tokens of the batch before layers forget any.
+uint64_t batch_tokens(const TensorFile& file, const std::map<int, LayerTensors>& layers) {
+  uint64_t tokens = 0;
+  for (const auto& [layer, tensors] : layers) tokens = std::max(tokens, tensors.tokens());
+  for (const char* name : {kIds, kMask, kPositions})
+    if (const auto tensor = file->stored(name); tensor && tensor->shape.size() == 2)
+      tokens = std::max(tokens, tensor->shape[1]);
+  return tokens;
+}
+
+/// The run of a mask's ones.
+struct Run {
+  uint64_t begin, end;
+};
+Run run_of(std::span<const uint64_t> mask, const std::string& where) {
+  const auto begin = std::find(mask.begin(), mask.end(), 1);
+  const auto end = std::find(begin, mask.end(), 0);
+  if (std::any_of(mask.begin(), mask.end(), [](uint64_t m) { return m > 1; }) ||
+      std::find(end, mask.end(), 1) != mask.end())
+    throw bad_input("{}: is no run of ones with zeros before or behind it", where);
+  return {static_cast<uint64_t>(begin - mask.begin()), static_cast<uint64_t>(end - mask.begin())};
+}
+
+std::vector<std::string> names_in(const TensorFile& file, uint64_t documents) {
+  std::vector<std::string> names;
+  const std::string own = document_name(file->name());
+  if (const std::string* text = file.metadata("documents")) {
+    const auto list = nlohmann::json::parse(*text, nullptr, false);
+    if (list.is_array() && list.size() == documents)
+      for (const auto& name : list)
+        if (name.is_string()) names.push_back(name.get<std::string>());
+  }
+  if (names.size() == documents) return names;
+  names.clear();
+  for (uint64_t i = 0; i < documents; ++i)
+    names.push_back(documents == 1 ? own : fmt::format("{}:{}", own, i));
+  return names;
+}
+
+/// What the file says of its model, where --model says nothing.
+void read_model(const TensorFile& file, const ImportOptions& options, ModelInfo& model) {
+  if (options.model) return;
+  const auto number = [&](const char* name) -> std::optional<double> {
+    const std::string* text = file.metadata(name);
+    double value = 0;
+    if (!text || std::from_chars(text->data(), text->data() + text->size(), value).ec != std::errc{} ||
+        !(value > 0))
+      return std::nullopt;
+    return value;
+  };
+  if (const std::string* name = file.metadata("model")) model.model = *name;
+  if (const auto heads = number("num_attention_heads");
+      heads && *heads < 1e6 && static_cast<int>(*heads) % model.num_q_heads == 0)
+    model.num_q_heads = static_cast<int>(*heads);
+  if (const auto theta = number("rope_theta"); theta && *theta < 1e30) model.rope_theta = *theta;
+  if (const std::string* scaling = file.metadata("rope_scaling"); scaling && model.rope_theta > 0) {
+    const auto object = nlohmann::json::parse(*scaling, nullptr, false);
+    if (object.is_object()) model.rope_scaling = object.dump();
+  }
+  if (const std::string* state = file.metadata("key_state"); state && *state == "pre-rope")
+    model.key_state = *state;
+}
+
+ForeignLayer layer_rows(const TensorFile& file, const LayerTensors& tensors, size_t document, const Run& run,
+                        uint64_t tokens) {
+  const uint64_t forgotten = tokens - tensors.tokens(), first = std::max(run.begin, forgotten);
+  ForeignLayer layer{.rows = run.end > first ? run.end - first : 0, .sides = {}};
+  for (size_t s = 0; s < 2; ++s) {
+    const Safetensors::Stored& tensor = *tensors.sides[s];
+    const Axis axes[] = {
+        {'b', tensor.shape[0]}, {'h', tensor.shape[1]}, {'t', tensor.shape[2]}, {'d', tensor.shape[3]}};
+    const AxisPlace at[] = {{'b', document}};
+    Plane plane = plane_in_array(need_cell(tensor), 0, axes, at);
+    plane.begin = checked_add(plane.begin, checked_mul(first - forgotten, plane.token_step));
+    plane.tokens = layer.rows;
+    check_plane(plane, tensor.bytes.size(), tensor.origin + ": elements");
+    layer.sides[s] = reader_of(file.bytes_of(tensor), plane);
+  }
+  return layer;
+}
+
+ForeignCache open_one(const std::string& name, const ImportOptions& options) {
+  const TensorFile file(name);
+  const auto layers = find_layers(file);
+  const uint64_t documents = layers.begin()->second.sides[0]->shape[0], tokens = batch_tokens(file, layers);
+  const Table ids = read_table(file, kIds, documents, tokens),
+              mask = read_table(file, kMask, documents, tokens),
+              places = read_table(file, kPositions, documents, tokens);
+  ForeignCache cache;
+  const int count = options.model ? std::max(options.model->num_layers, layers.rbegin()->first + 1)
+                                  : layers.rbegin()->first + 1;
+  std::vector<LayerShape> shapes(as_size(count));
+  for (const auto& [layer, tensors] : layers) {
+    const auto &keys = tensors.sides[0]->shape, &values = tensors.sides[1]->shape;
+    constexpr uint64_t kMost = 1 << 16;
+    if (keys[1] > kMost || keys[3] > kMost || values[3] > kMost || keys[1] == 0 || keys[3] == 0 ||
+        values[3] == 0)
+      throw bad_input("{}: shape is [{}], that of no cache", tensors.sides[0]->origin, fmt::join(keys, ", "));
+    shapes[as_size(layer)] = {.heads = static_cast<int>(keys[1]),
+                              .key_dim = static_cast<int>(keys[3]),
+                              .value_dim = static_cast<int>(values[3])};
+    for (const auto& side : tensors.sides) {
+      const DType type = dtype_of(need_cell(*side));
+      cache.dtype =
+          layer == layers.begin()->first && &side == tensors.sides ? type : wider(cache.dtype, type);
+    }
+  }
+  with_context(name, [&] {
+    cache.model =
+        model_of(std::move(shapes), options, "transformers cache " + document_name(name), cache.notes);
+  });
+  read_model(file, options, cache.model);
+  const auto names = names_in(file, documents);
+  for (size_t i = 0; i < documents; ++i) {
+    const Run run = mask.there()
+                        ? run_of(mask.row(i, tokens), fmt::format("{}: {} of document {}", name, kMask, i))
+                        : Run{0, tokens};
+    ForeignDocument document{.name = names[i], .tokens = {}, .positions = {}, .layers = {}};
+    for (uint64_t t = run.begin; t < run.end; ++t) {
+      if (ids.there()) {
+        const uint64_t id = ids.row(i, tokens)[t];
+        if (id > UINT32_MAX) throw bad_input("{}: {}: {} is no token id", name, kIds, id);
+        document.tokens.push_back(static_cast<uint32_t>(id));
+      }
+      document.positions.push_back(places.there() ? places.row(i, tokens)[t] : t - run.begin);
+    }
+    for (const auto& [layer, tensors] : layers)
+      document.layers.emplace(layer, layer_rows(file, tensors, i, run, tokens));
+    cache.documents.push_back(std::move(document));
+  }
+  return cache;
+}
+
+/// The batch that documents become, each at its right end.
+struct Batch {
+  std::vector<size_t> documents;
+  uint64_t tokens = 0;
+  uint64_t pad(const CacheSource& source, size_t i) const {
+    return tokens - source.documents().length(documents[i]);
+  }
+};
+
+void describe(const CacheSource& source, const Batch& batch, TensorPlan& plan) {
+  const ModelInfo& model = source.model();
+  std::vector<std::string> names;
+  for (const size_t document : batch.documents) names.push_back(source.documents().names[document]);
+  plan.set("cache", "dynamic");
+  plan.set("version", "1");
+  plan.set("generator", generator());
+  plan.set("model", model.model);
+  plan.set("num_attention_heads", std::to_string(model.num_q_heads));
+  plan.set("key_state", model.key_state);
+  plan.set("documents", nlohmann::json(names).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+  if (model.rope_theta > 0) plan.set("rope_theta", fmt::format("{}", model.rope_theta));
+  if (!model.rope_scaling.empty()) plan.set("rope_scaling", model.rope_scaling);
+  if (!model.last_tokens.empty()) plan.set("layer_last_tokens", nlohmann::json(model.last_tokens).dump());
+}
+
+void write_tables(const CacheSource& source, const Batch& batch, const std::map<std::string, size_t>& tables,
+                  const TensorPlan& plan, TargetFile& file) {
+  for (size_t i = 0; i < batch.documents.size(); ++i) {
+    const uint64_t pad = batch.pad(source, i), length = batch.tokens - pad;
+    std::vector<int64_t> ids(batch.tokens), mask(batch.tokens), places(batch.tokens);
+    if (source.has_tokens()) {
+      const auto tokens = source.tokens(batch.documents[i]);
+      std::copy(tokens.begin(), tokens.end(), ids.begin() + static_cast<std::ptrdiff_t>(pad));
+    }
+    const auto positions = source.positions(batch.documents[i]);
+    for (uint64_t t = 0; t < length; ++t) {
+      mask[pad + t] = 1;
+      places[pad + t] = static_cast<int64_t>(positions[t]);
+    }
+    const auto put = [&](const char* name, const std::vector<int64_t>& values) {
+      if (const auto table = tables.find(name); table != tables.end())
+        file.write(plan.begin(table->second) + i * batch.tokens * sizeof(int64_t),
+                   std::as_bytes(std::span(values)));
+    };
+    put(kIds, ids), put(kMask, mask), put(kPositions, places);
+  }
+}
+
+}  // namespace
+
+bool is_transformers(const std::string& file) {
+  if (!looks_like_safetensors(file)) return false;
+  try {
+    const TensorFile tensors(file);
+    const auto names = tensors->names();
+    return std::any_of(names.begin(), names.end(),
+                       [](const std::string& name) { return layer_name(name).has_value(); });
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+ForeignCache open_transformers(const std::vector<std::string>& files, const ImportOptions& options) {
+  std::vector<ForeignCache> parts;
+  for (const std::string& file : files) parts.push_back(open_one(file, options));
+  return joined(std::move(parts), files);
+}
+
+ExportResult write_transformers(const CacheSource& source, const ExportJob& job) {
+  const std::string& type = job.options.key_type;
+  const Cell cell = type.empty() ? cell_of(source.dtype()) : cell_from_name(type, "--type");
+  const std::string dtype = dtype_of_cell(cell, "--type");
+  Batch batch{.documents = job.documents, .tokens = 0};
+  for (const size_t document : batch.documents)
+    batch.tokens = std::max(batch.tokens, source.documents().length(document));
+  TensorPlan plan;
+  describe(source, batch, plan);
+  const uint64_t count = batch.documents.size();
+  std::map<int, std::array<size_t, 2>> tensors;
+  std::map<int, uint64_t> columns;
+  for (const int layer : source.layers()) {
+    const LayerShape shape = source.model().layer_shape(layer);
+    if (shape.values_in_keys)
+      throw usage_error(
+          "{}: values lie in keys in layer {}, as multi-head latent attention keeps them; transformers caches have "
+          "keys and values of all heads",
+          source.name(), layer);
+    columns[layer] = kept_tokens(source, layer, batch.tokens);
+    for (const Side side : kSides) {
+      const std::vector<uint64_t> extents{count, static_cast<uint64_t>(shape.heads), columns[layer],
+                                          static_cast<uint64_t>(shape.stored_dim(side))};
+      tensors[layer][static_cast<size_t>(side)] =
+          plan.add(fmt::format("layers.{}.{}s", layer, name_of(side)), dtype, extents,
+                   checked_mul(checked_product(extents), block_of(cell).bytes));
+    }
+  }
+  std::map<std::string, size_t> tables;
+  for (const char* name : {kIds, kMask, kPositions})
+    if (name != kIds || source.has_tokens())
+      tables[name] = plan.add(name, "I64", {count, batch.tokens}, count * batch.tokens * sizeof(int64_t));
+  TargetFile file(job.path, job.overwrite);
+  plan.write_header(file);
+  for (const int layer : source.layers())
+    for (const Side side : kSides) {
+      const LayerShape shape = source.model().layer_shape(layer);
+      const Axis axes[] = {{'b', count},
+                           {'h', static_cast<uint64_t>(shape.heads)},
+                           {'t', columns[layer]},
+                           {'d', static_cast<uint64_t>(shape.stored_dim(side))}};
+      for (size_t i = 0; i < count; ++i) {
+        const AxisPlace at[] = {{'b', i}};
+        const Plane plane =
+            plane_in_array(cell, plan.begin(tensors[layer][static_cast<size_t>(side)]), axes, at);
+        const uint64_t length = source.documents().length(batch.documents[i]),
+                       pad = columns[layer] - kept_tokens(source, layer, length);
+        for_each_piece(source, job, side, layer, batch.documents[i],
+                       [&](uint64_t first, MatrixView<float> rows) { file.write(plane, pad + first, rows); });
+      }
+    }
+  write_tables(source, batch, tables, plan, file);
+  ExportResult result;
+  result.bytes = file.commit();
+  result.files = {job.path};
+  return result;
+}
+
+}  // namespace kvcodec::interop

@@ -1,0 +1,156 @@
+// Layers as vLLM's shared storage connector keeps them (INTEROP.md, "vllm"): a folder with a safetensors file per layer.
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+
+#include "formats/interop/arrays.hpp"
+#include "formats/interop/formats.hpp"
+#include "formats/interop/imported.hpp"
+#include "formats/interop/tensors.hpp"
+#include "lib/core/checked.hpp"
+#include "lib/core/error.hpp"
+
+namespace kvcodec::interop {
+namespace {
+
+constexpr const char* kTensor = "kv_cache";
+constexpr uint64_t kUsualBlock = 16;
+
+/// Of "model.layers.12.self_attn.attn.safetensors": the number behind "layers.", or the first one.
+int layer_in(const std::string& file) {
+  const std::string name = std::filesystem::path(file).filename().string();
+  size_t at = name.find("layers.");
+  at = at == std::string::npos ? name.find_first_of("0123456789") : at + 7;
+  int layer = -1;
+  constexpr int kMostLayers = 4096;
+  if (at != std::string::npos) std::from_chars(name.data() + at, name.data() + name.size(), layer);
+  if (layer < 0 || layer >= kMostLayers)
+    throw bad_input(
+        "{}: its name does not say which layer it is of, as model.layers.0.self_attn.attn.safetensors does",
+        file);
+  return layer;
+}
+
+/// [2, tokens, heads * dimensions], [2, tokens, heads, dimensions], or of latent attention [tokens, dimensions].
+Array open_layer(const std::string& name) {
+  const TensorFile file(name);
+  const auto tensor = file.need(kTensor);
+  const size_t rank = tensor.shape.size();
+  if (rank < 2 || rank > 4 || (rank > 2 && tensor.shape[0] != 2))
+    throw bad_input("{}: shape is [{}]; keys and values, tokens, and the values of all heads are wanted",
+                    tensor.origin, fmt::join(tensor.shape, ", "));
+  Array array{.bytes = file.bytes_of(tensor),
+              .type = need_cell(tensor),
+              .begin = 0,
+              .axes = {},
+              .where = tensor.origin};
+  array.axes = axes_of(rank == 2 ? "td" : rank == 3 ? "std" : "sthd", "layout");
+  for (size_t i = 0; i < rank; ++i) {
+    if (tensor.shape[i] == 0)
+      throw bad_input("{}: shape is [{}]", tensor.origin, fmt::join(tensor.shape, ", "));
+    array.axes[i].extent = tensor.shape[i];
+  }
+  return array;
+}
+
+LayerShape shape_of(const Array& array, const ImportOptions& options) {
+  if (array.has('s')) return heads_in(array.extent('h'), array.extent('d'), options, array.where);
+  if (options.latent <= 0 || static_cast<uint64_t>(options.latent) > array.extent('d') ||
+      array.extent('d') > (1 << 20))
+    throw usage_error("{}: has keys alone, in which values lie; name the model with --model", array.where);
+  return {.heads = 1,
+          .key_dim = static_cast<int>(array.extent('d')),
+          .value_dim = options.latent,
+          .values_in_keys = true};
+}
+
+}  // namespace
+
+bool is_vllm(const std::string& file) {
+  if (!looks_like_safetensors(file)) return false;
+  try {
+    return TensorFile(file)->stored(kTensor).has_value();
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+ForeignCache open_vllm(const std::vector<std::string>& files, const ImportOptions& options) {
+  std::map<int, Array> layers;
+  for (const std::string& file : files)
+    if (!layers.emplace(layer_in(file), open_layer(file)).second)
+      throw bad_input("{}: layer {} is there twice", file, layer_in(file));
+  ForeignCache cache;
+  std::vector<LayerShape> shapes(as_size(options.model
+                                             ? std::max(options.model->num_layers, layers.rbegin()->first + 1)
+                                             : layers.rbegin()->first + 1));
+  ForeignDocument document{.name = document_name(std::filesystem::absolute(files[0]).parent_path().string()),
+                           .tokens = {},
+                           .positions = {},
+                           .layers = {}};
+  if (document.name.empty()) document.name = document_name(files[0]);
+  for (const auto& [layer, array] : layers) {
+    const LayerShape shape = shapes[as_size(layer)] = shape_of(array, options);
+    cache.dtype = document.layers.empty() ? dtype_of(array.type) : wider(cache.dtype, dtype_of(array.type));
+    document.layers.emplace(layer, layer_of({{&array, 0, 0, Side::both}}, shape));
+    document.positions =
+        first_positions(std::max<uint64_t>(document.positions.size(), document.layers.at(layer).rows));
+  }
+  cache.model = with_context(files[0], [&] {
+    return model_of(std::move(shapes), options, "vLLM shared storage " + document.name, cache.notes);
+  });
+  cache.model.imported = imported_text({{"format", "vllm"}, {"type", name_of(layers.begin()->second.type)}});
+  cache.documents.push_back(std::move(document));
+  return cache;
+}
+
+ExportResult write_vllm(const CacheSource& source, const ExportJob& job) {
+  const size_t document = only_document(source, job, "a folder of vLLM's shared storage");
+  const std::string type = Imported(source, "vllm").text(job.options.key_type, "type");
+  const Cell cell = type.empty() ? cell_of(source.dtype()) : cell_from_name(type, "--type");
+  const uint64_t block = job.options.page_tokens > 0 ? job.options.page_tokens : kUsualBlock;
+  const uint64_t all = source.documents().length(document), tokens = all / block * block;
+  if (tokens == 0)
+    throw usage_error("{}: its {} tokens are less than a block of {}; --page sets another size",
+                      source.name(), all, block);
+  for (const int layer : source.layers()) {
+    const LayerShape shape = source.model().layer_shape(layer);
+    if (source.model().last_tokens_of(layer) > 0 ||
+        (!shape.values_in_keys && shape.key_dim != shape.value_dim))
+      throw usage_error("{}: layer {} keeps its last tokens only, or has keys and values of other dimensions",
+                        source.name(), layer);
+  }
+  make_folder(job.path, job.overwrite);
+  ExportResult result;
+  for (const int layer : source.layers()) {
+    const LayerShape shape = source.model().layer_shape(layer);
+    const uint64_t row = as_size(shape.heads) * as_size(shape.key_dim);
+    std::vector<uint64_t> extents{2, tokens, row};
+    if (shape.values_in_keys) extents.erase(extents.begin());
+    TensorPlan plan;
+    plan.add(kTensor, dtype_of_cell(cell, "--type"), extents,
+             checked_mul(checked_product(extents), block_of(cell).bytes));
+    const std::string path = fmt::format("{}/model.layers.{}.self_attn.attn.safetensors", job.path, layer);
+    TargetFile file(path, job.overwrite);
+    plan.write_header(file);
+    const Axis axes[] = {{'s', 2}, {'t', tokens}, {'d', row}};
+    for (const Side side : kSides) {
+      if (shape.stored_dim(side) == 0) continue;
+      const AxisPlace at[] = {{'s', static_cast<uint64_t>(side == Side::value)}};
+      const Plane plane = plane_in_array(cell, plan.begin(0), axes, at);
+      for_each_piece(source, job, side, layer, document, [&](uint64_t first, MatrixView<float> rows) {
+        if (first < tokens)
+          file.write(plane, first,
+                     rows.rows(0, static_cast<size_t>(std::min<uint64_t>(rows.rows(), tokens - first))));
+      });
+    }
+    result.bytes += file.commit();
+    result.files.push_back(path);
+  }
+  if (tokens < all)
+    result.notes.push_back(
+        fmt::format("the last {} tokens do not fill a block of {} and are left out", all - tokens, block));
+  return result;
+}
+
+}  // namespace kvcodec::interop

@@ -1,0 +1,57 @@
+# Caches of other programs: in, through codes, and out as they came; and through every format what is in a cache.
+set -e
+golden=src/test/golden/interop
+same() { # WHAT A B: the values of two kv files
+  echo "$1: $(kvcodec eval-recon $2 $3 --json | tr -d ' \n' | grep -o '"max_error":[^,}]*' | sort -u)"
+}
+# Files of llama.cpp, whose bytes must come back, straight and out of lossless codes.
+for name in f16 bf16 q8_0 q4_0 iq4_nl transposed gap extension packed; do
+  kvcodec import $golden/llama-$name.bin --heads 1 -o a.h5 --overwrite >/dev/null
+  kvcodec export a.h5 --to llama -o a.bin --overwrite >/dev/null
+  cmp $golden/llama-$name.bin a.bin
+  kvcodec encode a.h5 --codec lossless -o a.codes.h5 --overwrite >/dev/null
+  case $name in
+  f16 | bf16 | transposed | gap | extension | packed)
+    kvcodec export a.codes.h5 --to llama -o a.bin --overwrite >/dev/null
+    cmp $golden/llama-$name.bin a.bin
+    ;;
+  esac
+done
+kvcodec import $golden/llama-gemma3.bin --heads 1 --window-layers 0-4 -o gemma3.h5 >/dev/null
+kvcodec export gemma3.h5 --to llama -o gemma3.bin >/dev/null
+cmp $golden/llama-gemma3.bin gemma3.bin
+# Live in f16, saved as q4_0, and turned; the first is what the program would have made of it.
+kvcodec import $golden/llama-f16.bin --heads 1 -o f16.h5 >/dev/null
+kvcodec export f16.h5 --to llama --type q4_0 -o q4.bin >/dev/null
+kvcodec import q4.bin --heads 1 -o q4.h5 >/dev/null
+kvcodec info q4.h5 | grep '^elements'
+mkdir turned
+kvcodec export f16.h5 --to llama --type q8_0 --rotated 32,32 -o turned/llama-f16.bin >/dev/null
+kvcodec import turned/llama-f16.bin --heads 1 --rotated 32,32 -o turned.h5 >/dev/null
+kvcodec eval-recon f16.h5 turned.h5 --json | grep -q '"max_error"'
+# A batch with padding becomes documents, and documents a batch.
+kvcodec import $golden/transformers-padded.safetensors -o batch.h5 >/dev/null
+kvcodec info batch.h5 | grep -A 3 '^document'
+kvcodec encode batch.h5 --codec lossless -o batch.codes.h5 >/dev/null
+kvcodec export batch.codes.h5 --to transformers -o batch.safetensors --json | grep -E '"(format|documents|tokens)"'
+kvcodec import batch.safetensors -o again.h5 >/dev/null
+same batch batch.h5 again.h5
+# Sliding windows: what a layer has forgotten is zeros, and does not come out.
+kvcodec import $golden/transformers-gemma3.safetensors -o windows.h5 >/dev/null
+kvcodec encode windows.h5 --codec lossless -o windows.codes.h5 >/dev/null
+kvcodec export windows.codes.h5 --to transformers -o windows.safetensors >/dev/null
+kvcodec import windows.safetensors -o again.h5 --overwrite >/dev/null
+same windows windows.h5 again.h5
+kvcodec export windows.codes.h5 --to mlx -o transformers-gemma3.mlx >/dev/null
+kvcodec import transformers-gemma3.mlx -o again.h5 --overwrite >/dev/null
+same mlx windows.h5 again.h5
+# Of one document with one shape every format holds everything; a book goes with codes that need one.
+for format in transformers mlx llama lmcache vllm vllm-blocks sglang numpy; do
+  kvcodec export data/sparse.h5 --book data/dict.h5 --documents a --to $format -o out-$format | sed 's/  *[0-9.]* s$//; s/  *time$//'
+done
+kvcodec export data/sparse.h5 --book data/dict.h5 --documents a --to transformers -o a.safetensors >/dev/null
+kvcodec import a.safetensors -o again.h5 --overwrite >/dev/null
+kvcodec decode data/sparse.h5 --book data/dict.h5 --documents a -o sparse.h5 >/dev/null
+same book sparse.h5 again.h5
+# The pipe: no file between.
+kvcodec export f16.h5 --to llama -o - | cmp - $golden/llama-f16.bin && echo "the same through a pipe"

@@ -1,0 +1,38 @@
+# What import and export refuse: files that are damaged or say too little, and caches that a format cannot hold.
+. src/test/cli/refused.sh
+golden=src/test/golden/interop
+refused import src/LICENSE -o x.h5
+refused import nowhere.bin -o x.h5
+refused import $golden/llama-f16.bin -o x.h5
+refused import $golden/llama-f16.bin --heads 5 -o x.h5
+refused import $golden/llama-f16.bin --from mlx -o x.h5
+refused import $golden/llama-f16.bin --from gguf -o x.h5
+refused import $golden/llama-gemma3.bin --heads 1 -o x.h5
+refused import $golden/llama-f16.bin --heads 1 --rotated 64 -o x.h5
+refused import $golden/llama-f16.bin --heads 1 --rotated 64,64 -o x.h5
+refused import $golden/llama-f16.bin --heads 1 --model src/data/demo-model -o x.h5
+refused import $golden/llama-f16.bin --heads 1 --layers 0 -o x.h5
+head -c 1500 $golden/llama-f16.bin >cut.bin && refused import cut.bin --heads 1 -o x.h5
+{ cat $golden/llama-f16.bin && echo; } >long.bin && refused import long.bin --heads 1 -o x.h5
+{ printf 'qsgg\011\0\0\0' && tail -c +9 $golden/llama-f16.bin; } >new.bin && refused import new.bin --heads 1 -o x.h5
+head -c 900 $golden/mlx0.31-plain.safetensors >cut.safetensors && refused import cut.safetensors --from mlx -o x.h5
+sed 's/KVCache/XXCache/g' $golden/mlx0.31-plain.safetensors >other.safetensors && refused import other.safetensors -o x.h5
+refused import $golden/lmcache1-0.data -o x.h5
+refused import $golden/sglang-page-first-0.bin --from sglang -o x.h5
+refused import $golden/sglang-page-first-0.bin --from sglang --heads 2 --head-dim 7 --layer-count 2 -o x.h5
+refused import $golden/sglang-page-first-0.bin --from sglang --layout slthdx --heads 2 --head-dim 8 --layer-count 2 -o x.h5
+refused import $golden/numpy-cache.npy --layout lthd -o x.h5
+echo "1 2 3" >ids.txt && refused import $golden/vllm-model.layers.*.safetensors --heads 2 --ids ids.txt -o x.h5
+refused export data/kv.h5 --to llama --kind sequence -o x
+refused export data/kv.h5 -o x
+refused export data/kv.h5 --to nothing -o x
+refused export data/kv.h5 --to mlx --documents a --bits 3 -o x
+refused export data/kv.h5 --to mlx --documents a --layers 0 -o x
+refused export data/kv.h5 --to llama --documents a --type e4m3 -o x
+refused export data/kv.h5 --to llama --documents a --type q4_0 --transposed yes -o x
+refused export data/kv.h5 --to llama --documents a --version 7 -o x
+refused export data/kv.h5 --to lmcache --documents a -o -
+refused export data/dict.h5 --to numpy -o x
+refused export data/sparse.h5 --to numpy --documents a -o x
+refused export data/kv.h5 --to numpy --documents a --book data/dict.h5 -o x
+ls x x.h5 2>/dev/null || echo "nothing was written"

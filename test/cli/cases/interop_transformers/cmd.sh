@@ -1,0 +1,10 @@
+# A cache of transformers goes out, through codes and back, and the model goes on with the same tokens; where transformers is there.
+set -e
+python=$(for p in python3 /usr/bin/python3; do $p -c "import h5py, numpy, torch, transformers, safetensors" 2>/dev/null && echo $p && break; done) || true
+if [ -z "$python" ]; then
+  echo "there is no Python with transformers, torch, safetensors and h5py"
+  exit 77
+fi
+PYTHONPATH=src/formats/python PYTHONDONTWRITEBYTECODE=1 KVCODEC=$(command -v kvcodec)
+export PYTHONPATH PYTHONDONTWRITEBYTECODE KVCODEC
+exec $python src/test/cli/cases/interop_transformers/round_trip.py 2>round_trip.err

@@ -1,0 +1,63 @@
+// A foreign cache as a source to export: what import and export do with a kv file between them.
+#pragma once
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "formats/interop/foreign.hpp"
+#include "lib/core/checked.hpp"
+#include "lib/core/half.hpp"
+
+namespace kvcodec::test {
+
+class ForeignSource final : public interop::CacheSource {
+ public:
+  explicit ForeignSource(interop::ForeignCache cache) : cache_(std::move(cache)) {
+    for (const auto& [layer, rows] : cache_.documents.front().layers) layers_.push_back(layer);
+    for (const auto& document : cache_.documents) documents_.add(document.name, document.positions.size());
+  }
+  const std::string& name() const override { return name_; }
+  const ModelInfo& model() const override { return cache_.model; }
+  DType dtype() const override { return cache_.dtype; }
+  const std::vector<int>& layers() const override { return layers_; }
+  const Documents& documents() const override { return documents_; }
+  bool has_tokens() const override { return !cache_.documents.front().tokens.empty(); }
+  std::vector<uint32_t> tokens(size_t document) const override { return cache_.documents[document].tokens; }
+  std::vector<uint64_t> positions(size_t document) const override {
+    return cache_.documents[document].positions;
+  }
+  void read(Side side, int layer, size_t document, uint64_t first, MatrixView<float> out) const override {
+    const interop::ForeignLayer& held = cache_.documents[document].layers.at(layer);
+    const uint64_t forgotten = documents_.length(document) - held.rows;
+    const auto zeros =
+        static_cast<size_t>(std::min<uint64_t>(first < forgotten ? forgotten - first : 0, out.rows()));
+    for (size_t i = 0; i < zeros; ++i) std::fill(out.row(i).begin(), out.row(i).end(), 0.0f);
+    const auto rest = out.rows(zeros, out.rows() - zeros);
+    if (rest.rows() > 0) held.sides[static_cast<size_t>(side)](first + zeros - forgotten, rest);
+    for (size_t i = 0; i < out.rows(); ++i)
+      for (float& value : out.row(i)) value = round_to(dtype(), value);
+  }
+  /// All tokens of a side of a layer.
+  Matrix<float> all(Side side, int layer, size_t document) const {
+    const LayerShape shape = model().layer_shape(layer);
+    Matrix<float> rows(static_cast<size_t>(documents_.length(document)),
+                       as_size(shape.heads) * as_size(shape.stored_dim(side)));
+    read(side, layer, document, 0, rows);
+    return rows;
+  }
+  std::vector<size_t> all_documents() const {
+    std::vector<size_t> numbers;
+    for (size_t i = 0; i < documents_.count(); ++i) numbers.push_back(i);
+    return numbers;
+  }
+
+ private:
+  interop::ForeignCache cache_;
+  std::string name_ = "cache";
+  std::vector<int> layers_;
+  Documents documents_;
+};
+
+}  // namespace kvcodec::test
