@@ -71,9 +71,9 @@ std::vector<std::string> keys_of(const std::string& word);
 /// are given twice or are of no field, and for values that a field does not take.
 void set_keys(const std::string& word, const std::string& codec, const std::vector<OptionField>& fields);
 
-/// selection: fields of SelectionOptions::step_fields() that hold where the word says nothing of them; dtype likewise. Throws Error(usage) naming the word for keys that its
-/// codec does not have, values that are none, and books that are missing or not wanted; Error(bad_input) for
-/// files that are no codes.
+/// selection: fields of SelectionOptions::step_fields() that hold where the word says nothing of them; dtype
+/// likewise. Throws Error(usage) naming the word for keys that its codec does not have, values that are none, and
+/// books that are missing or not wanted; Error(bad_input) for files that are no codes.
 CodecSpec parse_codec_spec(const std::string& text, const GivenFields& selection, DType dtype = DType::bf16);
 
 /// Codecs made from words, and the books they stand on, each read once.

@@ -302,7 +302,7 @@ void declare(Command& command, SelectOptions& options) {
   options.layers.declare(command);
   options.documents.declare(command);
   command.group("Selection");
-  command.options(options.selection);
+  command.options(options.selection, {{"dense-layers", "LIST"}});
   options.common.declare(command);
 }
 

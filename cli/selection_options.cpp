@@ -52,14 +52,13 @@ SelectionOptions SelectionOptions::of(SelectBy by, SelectionSetup setup) {
 
 std::vector<OptionField> SelectionOptions::fields() {
   return {
-      {"by",
-       "what scores the tokens: codes: the index in them, or products with their keys; signs: the signs of such "
-       "an index; clusters: those of --index; quest: Quest's bounds over pages of 16 tokens; oracle: the true "
-       "products",
-       &by,
-       {},
-       {},
-       {kNamesOf<SelectBy>.begin() + 1, kNamesOf<SelectBy>.end()}},  // one that chooses
+      {.name = "by",
+       .help =
+           "what scores the tokens: codes: the index in them, or products with their keys; signs: the signs of "
+           "such an index; clusters: those of --index; quest: Quest's bounds over pages of 16 tokens; oracle: "
+           "the true products",
+       .target = &by,
+       .choices = {kNamesOf<SelectBy>.begin() + 1, kNamesOf<SelectBy>.end()}},  // one that chooses
       {"setup",
        "where what is not given comes from: best: what does best on SmolLM2-135M; paper: the paper of the method",
        &setup},

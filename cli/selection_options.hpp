@@ -36,7 +36,7 @@ struct SelectionOptions final : Options {
   static SelectionOptions of(SelectBy by, SelectionSetup setup);
 
   std::vector<OptionField> fields() override;
-  /// The same for a model that goes on: `by` is called `select`, and may be all. rest: without that one.
+  /// The same for a model that goes on: `by` is called `select`, and may be all.
   std::vector<OptionField> step_fields();
   void check() const override;
 

@@ -113,7 +113,7 @@ files() {
   run attend asked.h5 --queries asking.h5 --layers 0,2 --documents 1-2 -o outputs.h5
   run index asking.h5 --prompt 20 --batch 8 --batch-clusters 3 --clusters 4 --sink 5 -o index.h5
   run index asked.h5 --metric l2 --layers 0,2 -o index-2.h5
-  run select asked.h5 --queries asking.h5 --by clusters --index index.h5 --budget 9 -o selection.h5
+  run select asked.h5 --queries asking.h5 --by clusters --index index.h5 --budget 9 --dense-layers none -o selection.h5
   run decode asked.h5 --select selection.h5 -o selected.h5
   run sensitivity --model "$here/../../data/demo-model" --text "$here/../../LICENSE" --chunk 200 --max-documents 2 --metric fisher -o fisher.h5
   reader check kv.h5 wide.h5 half.h5 empty.h5 large.h5 asking.h5 outputs.h5 index.h5 index-2.h5 selected.h5 fisher.h5
