@@ -4,6 +4,8 @@
 //
 //   kvcodec check kv.h5 dict.h5 codes.h5
 #include <map>
+#include <utility>
+#include <vector>
 
 #include "cli/coding.hpp"
 #include "cli/common.hpp"
@@ -65,25 +67,36 @@ void note_fault(Checked& checked, FaultBit bit, const Action& action) {
 
 constexpr uint64_t kRowsBytes = uint64_t{16} << 20;
 
+/// Tokens that the layer holds, numbered as those of the file, in runs that can be read at once.
+std::vector<std::pair<uint64_t, uint64_t>> held_runs(const Documents& documents, int layer) {
+  if (documents.whole()) return {{0, documents.tokens()}};
+  std::vector<std::pair<uint64_t, uint64_t>> runs;
+  for (size_t i = 0; i < documents.count(); ++i)
+    runs.emplace_back(documents.offsets[i] + documents.left_out_of(layer, i), documents.offsets[i + 1]);
+  return runs;
+}
+
 void check_kv(const std::string& name, const std::function<void(double)>& progress) {
   const KvReader kv(name);
   const uint64_t total = kv.documents().tokens();
   if (kv.has_tokens()) (void)kv.tokens(0, total);
   Matrix<float> rows;
   // Rows of one dataset, which are checked as they are read.
-  const auto read = [&](uint64_t count, size_t width, const auto& take) {
+  const auto read = [&](uint64_t begin, uint64_t end, Side side, int layer, size_t width) {
     const size_t chunk = chunk_rows(kRowsBytes, width * sizeof(float));
     if (rows.cols() != width) rows = Matrix<float>(chunk, width);
-    for (uint64_t first = 0; first < count; first += chunk)
-      take(first, rows.view().rows(0, static_cast<size_t>(std::min<uint64_t>(chunk, count - first))));
+    for (uint64_t first = begin; first < end; first += chunk)
+      kv.read(side, layer, first,
+              rows.view().rows(0, static_cast<size_t>(std::min<uint64_t>(chunk, end - first))));
   };
+  const Documents& documents = kv.documents();
   size_t done = 0;
   for (const int layer : kv.layers()) {
     const LayerShape shape = kv.model().layer_shape(layer);
     for (const Side side : kSides)
       if (const int dim = shape.stored_dim(side); dim > 0)
-        read(total, static_cast<size_t>(shape.heads) * static_cast<size_t>(dim),
-             [&](uint64_t first, MatrixView<float> out) { kv.read(side, layer, first, out); });
+        for (const auto& [begin, end] : held_runs(documents, layer))
+          read(begin, end, side, layer, static_cast<size_t>(shape.heads) * static_cast<size_t>(dim));
     progress(static_cast<double>(++done) / static_cast<double>(kv.layers().size()));
   }
   for (const int layer : kv.query_layers()) (void)kv.queries(layer);

@@ -21,12 +21,9 @@ struct SharedKeys final : Options {
   Preset preset = Preset::best;
 
   std::vector<OptionField> fields() override {
-    return {{"book", "", &book},
-            {"weights", "", &weights},
-            {"rope", "", &rope},
-            {"preset", "", &preset},
-            {"label", "", &label},
-            {"dtype", "", &dtype, {}, {}, {"bf16", "f16", "f32"}}};
+    return {{"book", "", &book},   {"weights", "", &weights},
+            {"rope", "", &rope},   {"preset", "", &preset},
+            {"label", "", &label}, {"dtype", "", &dtype, {}, {}, {"bf16", "f16", "f32"}}};
   }
 };
 

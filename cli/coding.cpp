@@ -157,7 +157,8 @@ namespace {
 void decode_document(const CodesReader& codes, const Codec& codec, const GroupShape& shape, size_t document,
                      uint64_t budget) {
   const StoredDocument stored(codes, codec, shape, document);
-  const uint64_t length = codes.info().documents.length(document);
+  // Codecs that code several layers together take caches that hold all tokens.
+  const uint64_t length = codes.info().documents.held(shape.first_layer, document);
   const size_t chunk = chunk_rows(budget, shape.width() * sizeof(float) + codec.scratch_bytes_per_row(shape));
   Matrix<float> rows(static_cast<size_t>(std::min<uint64_t>(chunk, length)), shape.width());
   for (uint64_t first = 0; first < length; first += rows.rows()) {

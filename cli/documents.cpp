@@ -102,9 +102,9 @@ void check_is_text(const CommonOptions& common, const std::string& file, std::st
     common.note("{}: byte {} is not UTF-8; such bytes are read as U+FFFD", file, good);
 }
 
-std::vector<Document> read_token_lines(const std::string& file) {
+std::vector<Document> read_token_lines(const std::string& file, const char* wanted) {
   const std::string text = read_text(file);
-  refuse_binary(file, text, "a list of token ids");
+  refuse_binary(file, text, wanted);
   std::vector<Document> documents;
   size_t line_number = 0;
   for (size_t begin = 0; begin < text.size();) {

@@ -34,8 +34,8 @@ void refuse_binary(const std::string& file, std::string_view text, const char* w
 void check_is_text(const CommonOptions& common, const std::string& file, std::string_view text);
 
 /// Token ids of a text file, one document per line; empty lines are no documents. Throws Error(bad_input) for what is no
-/// id.
-std::vector<Document> read_token_lines(const std::string& file);
+/// id, and where the file is no text, which says what is wanted.
+std::vector<Document> read_token_lines(const std::string& file, const char* wanted);
 
 /// Ids that the tokenizer puts before and behind a text.
 struct TokenTemplate {

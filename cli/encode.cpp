@@ -219,7 +219,8 @@ Job make_job(const KvReader& kv, const std::vector<size_t>& chosen, const CodesR
     }
     std::vector<uint64_t> left_out;
     if (!kv.documents().whole()) left_out = kv.documents().left_out[index];
-    if (continues && std::ranges::any_of(left_out, [](uint64_t count_left_out) { return count_left_out > 0; }))
+    if (continues &&
+        std::ranges::any_of(left_out, [](uint64_t count_left_out) { return count_left_out > 0; }))
       throw bad_input(
           "{}: document '{}' goes on with that of {}, and some layers leave out tokens in between; dump it without "
           "--window-layers trim",

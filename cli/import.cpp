@@ -152,7 +152,8 @@ ImportOptions import_options(const Import& options) {
                        .window_layers = parse_layers("--window-layers", options.window_layers)};
   if (!options.model.empty()) add_model(options.model, wanted);
   if (!options.ids.empty())
-    for (Document& document : read_token_lines(options.ids)) wanted.ids.push_back(std::move(document.tokens));
+    for (Document& document : read_token_lines(options.ids, "a list of token ids"))
+      wanted.ids.push_back(std::move(document.tokens));
   return wanted;
 }
 

@@ -37,6 +37,7 @@ namespace kvcodec {
 namespace {
 
 constexpr int64_t kLeastBits = 1, kMostBits = 8;
+constexpr int64_t kPaperWindow = 128;
 
 struct KiviOptions final : Options {
   int64_t bits = 2;          ///< KIVI's headline setting; 4 is its careful one
@@ -55,15 +56,17 @@ struct KiviOptions final : Options {
          &key_group, 1, 65536},
         {"value-group", "channels of a token's head that share one scale of the values", &value_group, 1,
          65536},
-        {"window",
-         "newest tokens kept exactly; -1: at most a 64th of the document and 128, but for tokens short of a group",
-         &window, kUsualWindow, 1 << 24},
+        {.name = "window",
+         .help =
+             "newest tokens kept exactly; -1: at most a 64th of the document and 128, but for tokens short of a group",
+         .target = &window,
+         .min = kUsualWindow,
+         .max = 1 << 24,
+         .unnamed = kPaperWindow},
         sink_field(sink),
         {"scale-type", "type of scales and zero points", &scale_type, {}, {}, {"f16", "bf16", "f32"}}};
   }
 };
-
-constexpr int64_t kPaperWindow = 128;
 
 constexpr std::string_view kCodes = "codes", kScales = "scales", kZeros = "zeros", kTail = "tail";
 

@@ -61,6 +61,7 @@ struct KvcompDocument {
         .num_layers = 1, .heads = shape.heads, .head_dim = shape.head_dim, .storage = c.storage};
     const CodecEntry& entry = find_codec("kvcomp");
     const auto options = entry.make_options();
+    take_paper_form(entry, *options);
     auto settings = c.options;
     settings.push_back({"block", static_cast<int64_t>(c.block)});
     const auto fields = options->fields();

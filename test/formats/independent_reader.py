@@ -92,7 +92,7 @@ def check_digests(file):
         row_bytes = dataset.dtype.itemsize * int(np.prod(dataset.shape[1:], dtype="i8"))
         if type_name(dataset) == "bf16":
             row_bytes //= dataset.dtype.itemsize // 2
-        require(rows == 1 or 1 <= rows * row_bytes <= 16 << 20 or dataset.shape[0] == 0, f"{name}: pieces of {rows} rows")
+        require(rows == 1 or rows * row_bytes <= 16 << 20 or dataset.shape[0] == 0, f"{name}: pieces of {rows} rows")
         count = -(-dataset.shape[0] // rows) if row_bytes else 0
         table = file["digests"][first:first + count] if count else np.zeros((0, 16), "u1")
         require(table.shape == (count, 16) and table.dtype == np.uint8, "/digests")

@@ -96,7 +96,9 @@ void check_written_back(const Json& one, const ForeignSource& source) {
 }  // namespace
 
 TEST_CASE("caches of other programs: what is in them, and the way back") {
-  for (const auto& [name, one] : cases().items()) {
+  for (const auto& item : cases().items()) {
+    const std::string& name = item.key();
+    const auto& one = item.value();
     CAPTURE(name);
     if (!one["options"].contains("from")) CHECK(name.starts_with(format_of(one).name));
     const ForeignSource source = open(one);

@@ -138,9 +138,9 @@ TEST_CASE("codecs: of layers of several shapes each is coded by its own, or the 
     CAPTURE(entry.name);
     const auto options = entry.make_options();
     if (!entry.capabilities.any_shape) {
-      CHECK_THROWS_WITH_AS(make_codec(entry, *options, several, RopeChoice::keep),
-                           doctest::Contains("takes caches whose keys and values have the same heads"),
-                           Error);
+      CHECK_THROWS_WITH_AS(
+          make_codec(entry, *options, several, RopeChoice::keep),
+          doctest::Contains("takes caches whose layers all have the same heads and hold all tokens"), Error);
       continue;
     }
     ++able;
@@ -264,7 +264,8 @@ TEST_CASE("codecs: indices beyond their bound and values that are not finite are
           victim.index_bound > 0 && (size == 8 || victim.index_bound < uint64_t{1} << (8 * size));
       if (elements == 0 || !(floating || bounded)) continue;
       CAPTURE(victim.name);
-      for (const size_t element : {size_t{0}, elements / 2, elements - 1}) {
+      // Nobody reads what was made of the tokens that stand for those kept apart.
+      for (const size_t element : {row.sink > 0 ? elements / 4 : 0, elements / 2, elements - 1}) {
         const Encoded wrong = tampered(encoded, [&](const StreamSpec& spec, std::vector<std::byte>& bytes) {
           if (spec.name != victim.name) return;
           // All-ones exponents are infinities or NaNs in all three float types.

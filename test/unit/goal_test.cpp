@@ -171,11 +171,12 @@ TEST_CASE(
     }
     take_paper_form(entry, *paper);
     const Record before = to_record(*best), after = to_record(*paper);
-    for (const auto& [name, value] : before.items()) {
+    for (const auto& item : before.items()) {
+      const std::string& name = item.first;
       CAPTURE(name);
       const bool named =
           std::ranges::any_of(entry.paper, [&](const auto& option) { return option.first == name; });
-      CHECK_EQ(*after.find(name) == value, !named);
+      CHECK_EQ(*after.find(name) == item.second, !named);
     }
   }
 }

@@ -187,7 +187,7 @@ TEST_CASE("kivi: options out of range and contexts without 16-bit storage are re
                                                    {"bits", int64_t{9}},
                                                    {"key-group", int64_t{0}},
                                                    {"value-group", int64_t{0}},
-                                                   {"window", int64_t{-1}},
+                                                   {"window", int64_t{-2}},
                                                    {"scale-type", std::string("f64")}}) {
     Record record;
     record.set(name, value);

@@ -53,6 +53,7 @@ std::unique_ptr<Codec> make(const Book& book, const CodecContext& base, int64_t 
   CodecContext context = base;
   context.book = &book;
   const auto options = entry.make_options();
+  take_paper_form(entry, *options);
   set_value(options->fields()[0], sparsity);
   set_value(options->fields()[1], target);
   return entry.make(*options, context);

@@ -65,10 +65,12 @@ struct KvcompOptions final : Options {
          static_cast<double>(kMaxBlockRun)},
         sink_field(sink),
         {"unit-heads", "steps of values, and of keys by block, are shared by all heads", &unit_heads},
-        {"entropy",
-         "coder of the symbols: huffman is fastest, rans packs tighter at low rates, auto takes the smaller, "
-         "none spends whole bits",
-         &entropy}};
+        {.name = "entropy",
+         .help =
+             "coder of the symbols: huffman is fastest, rans packs tighter at low rates, auto takes the smaller, "
+             "none spends whole bits",
+         .target = &entropy,
+         .unnamed = "huffman"}};
   }
 
   void resolve() {

@@ -36,6 +36,8 @@ constexpr size_t kTokensAtOnce = 4096;
 /// With a device as many as drivers hand over: each piece costs a copy there and one back.
 constexpr size_t kTokensForDevice = 65536;
 
+constexpr int64_t kPaperSink = 4, kPaperWindow = 1024;
+
 struct RvqOptions final : Options {
   int64_t beam = 5;  ///< most of what a wider beam gains, at a fifth of greedy choice's speed
   int64_t sink = 1;  ///< the paper's 4 cost as many bits as hundreds of coded tokens
@@ -46,13 +48,20 @@ struct RvqOptions final : Options {
              "sums kept while searching for the best one; 1 takes the nearest entry, stage by stage, "
              "as the paper does, several times as fast",
              &beam, 1, static_cast<double>(ResidualEncoder::kMostHypotheses)},
-            {"sink", "first tokens of a document kept exactly", &sink, 0, 1 << 24},
-            {"window", "newest tokens of a document kept exactly; -1: a 64th of it, and 1024 at most",
-             &window, kUsualWindow, 1 << 24}};
+            {.name = "sink",
+             .help = "first tokens of a document kept exactly",
+             .target = &sink,
+             .min = 0,
+             .max = 1 << 24,
+             .unnamed = kPaperSink},
+            {.name = "window",
+             .help = "newest tokens of a document kept exactly; -1: a 64th of it, and 1024 at most",
+             .target = &window,
+             .min = kUsualWindow,
+             .max = 1 << 24,
+             .unnamed = kPaperWindow}};
   }
 };
-
-constexpr int64_t kPaperSink = 4, kPaperWindow = 1024;
 
 /// One quantizer: its codebooks, what its stream is called, and which dimensions of a head it serves.
 struct Part {

@@ -33,6 +33,9 @@ constexpr auto names_of(ExactBy) {
 enum class KeyLevels : uint8_t { magnitude, with_sign };
 constexpr auto names_of(KeyLevels) { return std::to_array<std::string_view>({"magnitude", "signed"}); }
 
+/// The paper's number of exact tokens.
+inline constexpr int64_t kPaperExactTokens = 64;
+
 struct SelfIndexOptions final : Options {
   Store store = Store::two_bit;
   KeyCenter center = KeyCenter::mean;  ///< the paper's; its code has the median
@@ -44,9 +47,14 @@ struct SelfIndexOptions final : Options {
     return {
         {"store", "what is stored beside the index: 2bit keys and values, or all of them at 16bit", &store},
         {"center", "what keys are centred by, per channel", &center},
-        {"exact-tokens",
-         "tokens of each head that are kept exactly; -1: a 64th of those that a document starts with, and 64 at most",
-         &exact_tokens, kUsualWindow, 1 << 20},
+        {.name = "exact-tokens",
+         .help =
+             "tokens of each head that are kept exactly; -1: a 64th of those that a document starts with, and 64 at "
+             "most",
+         .target = &exact_tokens,
+         .min = kUsualWindow,
+         .max = 1 << 20,
+         .unnamed = kPaperExactTokens},
         {"exact-by",
          "which: those the last 32 dumped queries attend to most, those the last one scores highest, or the "
          "first",
@@ -57,9 +65,6 @@ struct SelfIndexOptions final : Options {
          &key_levels}};
   }
 };
-
-/// The paper's number of exact tokens.
-inline constexpr int64_t kPaperExactTokens = 64;
 
 /// What a document's streams look like, and who decides about its exact tokens.
 struct Form {

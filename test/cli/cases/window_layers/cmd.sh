@@ -15,6 +15,7 @@ for codec in none kivi:window=4 q4 fp8 lossless kvcomp:block=4 kivi:rope=undo,wi
   kvcodec decode codes.h5 --dtype f32 --quiet -o recon.h5 --overwrite >recon
   kvcodec eval-recon trim.h5 recon.h5 --rate codes.h5 --json | jq -c '.reconstructions[0] | [.key.values, .rate.values, .key.snr_db > 5, .value.snr_db > 5]'
 done
+kvcodec check trim.h5 codes.h5
 kvcodec info codes.h5 | sed -n '/^tokens held/,/^values/p'
 kvcodec info codes.h5 --json | jq -c '[.version, .held_tokens]'
 # Parts of it.
