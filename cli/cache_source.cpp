@@ -59,7 +59,8 @@ class CodesSource final : public CacheSource {
     const int group = layer - layer % info.layer_group;
     const Side stored = info.joint ? Side::both : side;
     const GroupShape shape = group_shape(info.model, group, info.layer_group, stored);
-    const MatrixView<float> rows = decoded({group, stored, document, first, out.rows()}, shape);
+    const MatrixView<float> rows = decoded(
+        {group, stored, document, first - documents().left_out_of(layer, document), out.rows()}, shape);
     const size_t width = shape.side_width() / as_size(shape.layers),
                  column = shape.column_of(side) + as_size(layer - group) * width;
     for (size_t i = 0; i < out.rows(); ++i) {

@@ -163,21 +163,14 @@ std::vector<int> layers_of(const ForeignCache& cache) {
   return layers;
 }
 
-/// Writes the rows of one side of a layer: zeros for tokens that the layer has forgotten, then what it holds.
-void write_side(const ForeignDocument& document, const ForeignLayer& held, Side side, int layer, size_t width,
-                uint64_t budget, KvWriter& writer) {
+void write_side(const ForeignLayer& held, Side side, int layer, size_t width, uint64_t budget,
+                KvWriter& writer) {
   const auto most = static_cast<uint64_t>(chunk_rows(budget, width * sizeof(float)));
-  const uint64_t tokens = document.positions.size(), forgotten = tokens - held.rows;
-  Matrix<float> rows(static_cast<size_t>(std::min(most, tokens)), width);
-  for (uint64_t first = 0; first < tokens;) {
-    const uint64_t end = std::min(first + most, first < forgotten ? forgotten : tokens);
-    const auto piece = rows.view().rows(0, static_cast<size_t>(end - first));
-    if (first >= forgotten)
-      held.sides[static_cast<size_t>(side)](first - forgotten, piece);
-    else
-      std::fill_n(piece.data(), piece.rows() * width, 0.0f);
+  Matrix<float> rows(static_cast<size_t>(std::min(most, held.rows)), width);
+  for (uint64_t first = 0; first < held.rows; first += most) {
+    const auto piece = rows.view().rows(0, static_cast<size_t>(std::min(most, held.rows - first)));
+    held.sides[static_cast<size_t>(side)](first, piece);
     writer.append(side, layer, piece);
-    first = end;
   }
 }
 
@@ -186,12 +179,12 @@ void write_cache(const ForeignCache& cache, KvWriter& writer, uint64_t budget, P
   for (const ForeignDocument& document : cache.documents)
     total += document.positions.size() * document.layers.size();
   for (const ForeignDocument& document : cache.documents) {
-    writer.add_document(document.name, document.tokens, document.positions);
+    writer.add_document(document.name, document.tokens, document.positions, left_out_of(cache, document));
     for (const auto& [layer, rows] : document.layers) {
       const LayerShape shape = cache.model.layer_shape(layer);
       for (const Side side : kSides)
         if (const size_t width = as_size(shape.heads) * as_size(shape.stored_dim(side)); width > 0)
-          write_side(document, rows, side, layer, width, budget, writer);
+          write_side(rows, side, layer, width, budget, writer);
       done += document.positions.size();
       bar.update(static_cast<double>(done), static_cast<double>(total));
     }
@@ -244,7 +237,7 @@ std::string import_cache(Command& command) {
         KvWriter writer(output, cache.model, dtype, layers_of(cache), false);
         Documents documents;
         for (const ForeignDocument& document : cache.documents)
-          documents.add(document.name, document.positions.size());
+          documents.add(document.name, document.positions.size(), left_out_of(cache, document));
         writer.expect(std::move(documents));
         ProgressBar bar("import", "tokens of layers", options.common.quiet);
         with_context(options.files.front(), [&] {

@@ -124,14 +124,6 @@ void add_model(Facts& facts, const ModelInfo& model) {
   if (!model.rope_scaling.empty()) rope += ", scaling " + model.rope_scaling;
   facts.add("keys", model.key_state + rope);
   facts.add("source", model.source);
-  std::map<int, std::vector<int>> forgetful;  // by how many tokens they keep
-  for (size_t layer = 0; layer < model.last_tokens.size(); ++layer)
-    if (const int kept = model.last_tokens[layer]; kept > 0)
-      forgetful[kept].push_back(static_cast<int>(layer));
-  for (const auto& [kept, layers] : forgetful)
-    facts.add(fmt::format("last {}", kept),
-              fmt::format("layers {} keep only so many tokens of a document; rows of those before are zeros",
-                          ranges_text(layers)));
 }
 
 /// what: documents are so many of.

@@ -38,7 +38,6 @@ Json to_json(const ModelInfo& model) {
                                     {"values_in_keys", shape.values_in_keys},
                                     {"source", shape.source < 0 ? Json(nullptr) : Json(shape.source)}});
   }
-  if (!model.last_tokens.empty()) json["last_tokens"] = model.last_tokens;
   if (!model.imported.empty()) json["imported"] = model.imported;
   return json;
 }

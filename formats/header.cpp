@@ -188,21 +188,7 @@ void write_layer_shapes(h5::File& file, const ModelInfo& model) {
   });
 }
 
-constexpr char kLastTokens[] = "layer_last_tokens", kImported[] = "imported";
-
-/// What caches of other programs say besides; both attributes are optional.
-void read_imported(const h5::File& file, ModelInfo& model) {
-  if (file.has_attribute(kRoot, kImported)) model.imported = file.text(kRoot, kImported);
-  if (!file.has_attribute(kRoot, kLastTokens)) return;
-  const std::vector<uint64_t> counts = file.extents(kRoot, kLastTokens);
-  if (counts.size() != static_cast<size_t>(model.num_layers))
-    throw file.error(kRoot, "attribute '{}' has {} numbers for {} layers", kLastTokens, counts.size(),
-                     model.num_layers);
-  for (const uint64_t count : counts)
-    if (count > static_cast<uint64_t>(kMaxInt))
-      throw file.error(kRoot, "attribute '{}' has a {}; at most {} is possible", kLastTokens, count, kMaxInt);
-  model.last_tokens.assign(counts.begin(), counts.end());
-}
+constexpr char kImported[] = "imported";
 
 bool has_layer_shapes(const FileType& type) {
   const KnownType* known = find_type(type.type);
@@ -250,7 +236,7 @@ ModelInfo read_model(const h5::File& file, const FileType& type) {
     throw file.error(kRoot, "attribute 'key_state' is '{}'; post-rope and pre-rope are possible",
                      model.key_state);
   model.source = file.text(kRoot, "source");
-  read_imported(file, model);
+  if (file.has_attribute(kRoot, kImported)) model.imported = file.text(kRoot, kImported);
   if (!has_layer_shapes(type)) return model;
   model.layer_shapes = read_layer_shapes(file, model);
   for (int layer = 0; layer < model.num_layers; ++layer)
@@ -269,9 +255,6 @@ void write_model(h5::File& file, const ModelInfo& model, bool whole) {
   file.set_text(kRoot, "key_state", model.key_state);
   file.set_text(kRoot, "source", model.source);
   if (!model.one_shape() || !whole) write_layer_shapes(file, model);
-  if (!model.last_tokens.empty())
-    file.set_extents(kRoot, kLastTokens,
-                     std::vector<uint64_t>(model.last_tokens.begin(), model.last_tokens.end()));
   if (!model.imported.empty()) file.set_text(kRoot, kImported, model.imported);
 }
 

@@ -32,16 +32,10 @@ struct ModelInfo {
   /// What the cache holds of each layer, where that is not num_kv_heads heads of head_dim dimensions in keys and values
   /// of all of them; else empty.
   std::vector<LayerShape> layer_shapes = {};
-  /// Of each layer, how many of a document's last tokens it keeps: of those before, its rows are zeros. 0: all of them.
-  /// Empty: all layers keep all (what sliding windows leave in the caches of other programs, FORMAT.md).
-  std::vector<int> last_tokens = {};
   /// A JSON object about the file of another program that the cache was imported from, which an export to the same
   /// format needs to write it as it was; empty = none.
   std::string imported = {};
 
-  int last_tokens_of(int layer) const {
-    return last_tokens.empty() ? 0 : last_tokens[static_cast<size_t>(layer)];
-  }
   bool one_shape() const { return layer_shapes.empty(); }
   LayerShape layer_shape(int layer) const {
     return one_shape() ? usual_layer(num_kv_heads, head_dim) : layer_shapes[static_cast<size_t>(layer)];

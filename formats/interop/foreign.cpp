@@ -113,24 +113,6 @@ void put_ids(ForeignCache& cache, const ImportOptions& options) {
   }
 }
 
-/// A layer either has all tokens of a document or the last n, the same n in all documents that are longer.
-void settle_layer(ForeignCache& cache, int layer) {
-  int& kept = cache.model.last_tokens[as_size(layer)];
-  for (const ForeignDocument& document : cache.documents)
-    if (const auto rows = document.layers.at(layer).rows; rows < document.positions.size()) {
-      if (rows == 0 || rows > uint64_t{INT32_MAX})
-        throw bad_input("layer {} has {} of the {} tokens of document '{}'", layer, rows,
-                        document.positions.size(), document.name);
-      kept = std::max(kept, static_cast<int>(rows));
-    }
-  if (kept == 0) return;
-  for (const ForeignDocument& document : cache.documents)
-    if (const auto rows = document.layers.at(layer).rows;
-        rows != std::min<uint64_t>(document.positions.size(), static_cast<uint64_t>(kept)))
-      throw bad_input("layer {} has the last {} tokens of document '{}', and {} of another", layer, rows,
-                      document.name, kept);
-}
-
 }  // namespace
 
 void settle(ForeignCache& cache, const ImportOptions& options, const std::string& file) {
@@ -146,7 +128,7 @@ void settle(ForeignCache& cache, const ImportOptions& options, const std::string
         throw bad_input("document '{}' has other layers than '{}'", document.name,
                         cache.documents.front().name);
       for (const auto& [layer, rows] : document.layers)
-        if (rows.rows > document.positions.size())
+        if (rows.rows > document.positions.size() || (rows.rows == 0 && !document.positions.empty()))
           throw bad_input("layer {} has {} tokens of document '{}', which has {}", layer, rows.rows,
                           document.name, document.positions.size());
       if (document.positions.empty()) continue;
@@ -157,18 +139,20 @@ void settle(ForeignCache& cache, const ImportOptions& options, const std::string
       for (ForeignDocument& document : cache.documents) document.tokens.clear();
       cache.notes.push_back("the token ids of some documents are not known, so those of all are left out");
     }
-    cache.model.last_tokens.assign(as_size(cache.model.num_layers), 0);
-    for (const auto& [layer, rows] : first) settle_layer(cache, layer);
-    auto& kept = cache.model.last_tokens;
-    if (std::all_of(kept.begin(), kept.end(), [](int n) { return n == 0; })) kept.clear();
   });
 }
 
 std::string document_name(const std::string& file) { return std::filesystem::path(file).stem().string(); }
 
-uint64_t kept_tokens(const CacheSource& source, int layer, uint64_t tokens) {
-  const auto last = static_cast<uint64_t>(source.model().last_tokens_of(layer));
-  return last == 0 ? tokens : std::min(last, tokens);
+std::vector<uint64_t> left_out_of(const ForeignCache& cache, const ForeignDocument& document) {
+  std::vector<uint64_t> left_out(as_size(cache.model.num_layers));
+  for (const auto& [layer, rows] : document.layers)
+    left_out[as_size(layer)] = document.positions.size() - rows.rows;
+  return left_out;
+}
+
+bool leaves_out(const CacheSource& source, int layer) {
+  return source.documents().held(layer) < source.documents().tokens();
 }
 
 void for_each_piece(const CacheSource& source, const ExportJob& job, Side side, int layer, size_t document,
@@ -176,7 +160,8 @@ void for_each_piece(const CacheSource& source, const ExportJob& job, Side side, 
   const LayerShape shape = source.model().layer_shape(layer);
   const size_t width = as_size(shape.heads) * as_size(shape.stored_dim(side));
   if (width == 0) return;
-  const uint64_t tokens = source.documents().length(document), kept = kept_tokens(source, layer, tokens);
+  const uint64_t tokens = source.documents().length(document),
+                 kept = source.documents().held(layer, document);
   const uint64_t most = std::max<uint64_t>(1, job.buffer_bytes / (3 * sizeof(float) * width));
   Matrix<float> rows(static_cast<size_t>(std::min(most, kept)), width);
   for (uint64_t first = 0; first < kept; first += most) {

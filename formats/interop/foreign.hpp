@@ -77,7 +77,7 @@ class CacheSource {
   virtual bool has_tokens() const = 0;
   virtual std::vector<uint32_t> tokens(size_t document) const = 0;
   virtual std::vector<uint64_t> positions(size_t document) const = 0;
-  /// Tokens [first, first + out.rows()) of a document; out: (n, heads * stored_dim).
+  /// Tokens [first, first + out.rows()) of a document, all of which the layer holds; out: (n, heads * stored_dim).
   virtual void read(Side side, int layer, size_t document, uint64_t first, MatrixView<float> out) const = 0;
 };
 
@@ -142,18 +142,20 @@ DType wider(DType a, DType b);
 /// Documents of several files as one cache. Throws Error(bad_input) unless they are of one shape.
 ForeignCache joined(std::vector<ForeignCache> parts, const std::vector<std::string>& files);
 
-/// Checks the documents against each other and sets model.last_tokens; ids of the user are put in. Throws
-/// Error(bad_input). file: for messages.
+/// Checks the documents against each other; ids of the user are put in. Throws Error(bad_input). file: for messages.
 void settle(ForeignCache& cache, const ImportOptions& options, const std::string& file);
 
 /// The name of a document: that of its file without folders and ending.
 std::string document_name(const std::string& file);
 
-/// Tokens of a document that a layer keeps.
-uint64_t kept_tokens(const CacheSource& source, int layer, uint64_t tokens);
+/// Of each layer of the model, how many of the document's first tokens the cache does not hold.
+std::vector<uint64_t> left_out_of(const ForeignCache& cache, const ForeignDocument& document);
 
-/// Calls visit(first, rows) for the last `kept` tokens of a document in pieces that fit the job's buffer, counted from the
-/// first of these.
+/// Whether the layer holds only the last tokens of some document.
+bool leaves_out(const CacheSource& source, int layer);
+
+/// Calls visit(first, rows) for the tokens of a document that the layer holds, in pieces that fit the job's buffer,
+/// counted from the first of these.
 void for_each_piece(const CacheSource& source, const ExportJob& job, Side side, int layer, size_t document,
                     const std::function<void(uint64_t first, MatrixView<float> rows)>& visit);
 

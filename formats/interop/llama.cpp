@@ -598,7 +598,7 @@ class Writer {
   void split_layers() {
     std::set<int> windows(form_.window_layers.begin(), form_.window_layers.end());
     for (const int layer : source_.layers())
-      if (source_.model().last_tokens_of(layer) > 0) windows.insert(layer);
+      if (leaves_out(source_, layer)) windows.insert(layer);
     caches_.resize(windows.empty() ? 1 : 2);
     for (const int layer : source_.layers()) caches_[windows.contains(layer)].push_back(layer);
     if (caches_.back().empty() || caches_.front().empty())
@@ -641,12 +641,15 @@ class Writer {
   }
 
   uint64_t cells_of(size_t document, size_t cache) const {
-    return kept_tokens(source_, caches_[cache].front(), source_.documents().length(document));
+    return source_.documents().held(caches_[cache].front(), document);
   }
 
   void write_cache(size_t c) {
+    const Documents& documents = source_.documents();
     for (const int layer : caches_[c])
-      if (source_.model().last_tokens_of(layer) != source_.model().last_tokens_of(caches_[c].front()))
+      if (std::any_of(job_.documents.begin(), job_.documents.end(), [&](size_t document) {
+            return documents.held(layer, document) != documents.held(caches_[c].front(), document);
+          }))
         throw usage_error("{}: layers {} and {} keep other numbers of tokens; a cache of llama.cpp has one",
                           source_.name(), caches_[c].front(), layer);
     Numbers head;

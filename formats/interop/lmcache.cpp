@@ -159,8 +159,8 @@ ExportResult write_lmcache(const CacheSource& source, const ExportJob& job) {
   const Form& form = form_of(!kind.empty() ? std::stoi(kind) : shape.values_in_keys ? 6 : 1);
   for (const int layer : source.layers())
     if (const LayerShape own = source.model().layer_shape(layer);
-        own != shape || source.model().last_tokens_of(layer) > 0 ||
-        (own.key_dim != own.value_dim && !own.values_in_keys) || own.values_in_keys != (form.number == 6))
+        own != shape || leaves_out(source, layer) || (own.key_dim != own.value_dim && !own.values_in_keys) ||
+        own.values_in_keys != (form.number == 6))
       throw usage_error(
           "{}: layers, or their keys and values, differ in shape or tokens; chunks of LMCache have one shape",
           source.name());

@@ -461,11 +461,9 @@ class Writer {
   }
   bool quantized() const { return q_.bits != 0; }
   uint64_t tokens() const { return source_.documents().length(document_); }
-  uint64_t kept(int layer) const { return kept_tokens(source_, layer, tokens()); }
+  uint64_t kept(int layer) const { return source_.documents().held(layer, document_); }
 
-  bool rotating(int layer) const {
-    return source_.model().last_tokens_of(layer) > 0 || of_layer(sizes_, layer) > 0;
-  }
+  bool rotating(int layer) const { return leaves_out(source_, layer) || of_layer(sizes_, layer) > 0; }
 
   void add_tensors() {
     if (static_cast<int>(source_.layers().size()) != source_.model().num_layers)

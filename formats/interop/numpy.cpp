@@ -372,7 +372,7 @@ ExportResult write_npy(const CacheSource& source, const ExportJob& job, Cell cel
   const size_t document = only_document(source, job, "a .npy file");
   const LayerShape shape = source.model().layer_shape(source.layers().front());
   for (const int layer : source.layers())
-    if (source.model().layer_shape(layer) != shape || source.model().last_tokens_of(layer) > 0 ||
+    if (source.model().layer_shape(layer) != shape || leaves_out(source, layer) ||
         shape.key_dim != shape.value_dim || shape.values_in_keys)
       throw usage_error("{}: layers, or keys and values, differ in shape or tokens; write a .npz file",
                         source.name());
@@ -477,7 +477,7 @@ ExportResult write_npz(const CacheSource& source, const ExportJob& job, Cell cel
       if (shape.values_in_keys)
         throw usage_error("{}: values lie in keys in layer {}; arrays of keys and of values are wanted",
                           source.name(), layer);
-      const uint64_t tokens = kept_tokens(source, layer, source.documents().length(document));
+      const uint64_t tokens = source.documents().held(layer, document);
       const Axis axes[] = {
           {'h', as_size(shape.heads)}, {'t', tokens}, {'d', as_size(shape.stored_dim(side))}};
       const uint64_t extents[] = {axes[0].extent, axes[1].extent, axes[2].extent};

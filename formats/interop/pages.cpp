@@ -124,8 +124,7 @@ ExportResult write_pages(std::string_view format, const CacheSource& source, con
   if (shape.values_in_keys) layout.erase(std::remove(layout.begin(), layout.end(), 's'), layout.end());
   for (const int layer : source.layers())
     if (const LayerShape own = source.model().layer_shape(layer);
-        own != shape || source.model().last_tokens_of(layer) > 0 ||
-        (!own.values_in_keys && own.key_dim != own.value_dim))
+        own != shape || leaves_out(source, layer) || (!own.values_in_keys && own.key_dim != own.value_dim))
       throw usage_error(
           "{}: layers, or their keys and values, differ in shape or tokens; pages have one shape",
           source.name());

@@ -227,7 +227,6 @@ void describe(const CacheSource& source, const Batch& batch, TensorPlan& plan) {
   plan.set("documents", nlohmann::json(names).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
   if (model.rope_theta > 0) plan.set("rope_theta", fmt::format("{}", model.rope_theta));
   if (!model.rope_scaling.empty()) plan.set("rope_scaling", model.rope_scaling);
-  if (!model.last_tokens.empty()) plan.set("layer_last_tokens", nlohmann::json(model.last_tokens).dump());
 }
 
 void write_tables(const CacheSource& source, const Batch& batch, const std::map<std::string, size_t>& tables,
@@ -284,7 +283,8 @@ ExportResult write_transformers(const CacheSource& source, const ExportJob& job)
   describe(source, batch, plan);
   const uint64_t count = batch.documents.size();
   std::map<int, std::array<size_t, 2>> tensors;
-  std::map<int, uint64_t> columns;
+  std::map<int, uint64_t> columns;  // tokens of the document that has the most in the layer
+  std::vector<uint64_t> last_tokens(as_size(source.model().num_layers));
   for (const int layer : source.layers()) {
     const LayerShape shape = source.model().layer_shape(layer);
     if (shape.values_in_keys)
@@ -292,7 +292,10 @@ ExportResult write_transformers(const CacheSource& source, const ExportJob& job)
           "{}: values lie in keys in layer {}, as multi-head latent attention keeps them; transformers caches have "
           "keys and values of all heads",
           source.name(), layer);
-    columns[layer] = kept_tokens(source, layer, batch.tokens);
+    uint64_t& held = columns[layer];
+    for (const size_t document : batch.documents)
+      held = std::max(held, source.documents().held(layer, document));
+    if (held < batch.tokens) last_tokens[as_size(layer)] = held;
     for (const Side side : kSides) {
       const std::vector<uint64_t> extents{count, static_cast<uint64_t>(shape.heads), columns[layer],
                                           static_cast<uint64_t>(shape.stored_dim(side))};
@@ -301,6 +304,8 @@ ExportResult write_transformers(const CacheSource& source, const ExportJob& job)
                    checked_mul(checked_product(extents), block_of(cell).bytes));
     }
   }
+  if (std::any_of(last_tokens.begin(), last_tokens.end(), [](uint64_t n) { return n > 0; }))
+    plan.set("layer_last_tokens", nlohmann::json(last_tokens).dump());
   std::map<std::string, size_t> tables;
   for (const char* name : {kIds, kMask, kPositions})
     if (name != kIds || source.has_tokens())
@@ -318,8 +323,7 @@ ExportResult write_transformers(const CacheSource& source, const ExportJob& job)
         const AxisPlace at[] = {{'b', i}};
         const Plane plane =
             plane_in_array(cell, plan.begin(tensors[layer][static_cast<size_t>(side)]), axes, at);
-        const uint64_t length = source.documents().length(batch.documents[i]),
-                       pad = columns[layer] - kept_tokens(source, layer, length);
+        const uint64_t pad = columns[layer] - source.documents().held(layer, batch.documents[i]);
         for_each_piece(source, job, side, layer, batch.documents[i],
                        [&](uint64_t first, MatrixView<float> rows) { file.write(plane, pad + first, rows); });
       }

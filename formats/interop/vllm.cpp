@@ -115,8 +115,7 @@ ExportResult write_vllm(const CacheSource& source, const ExportJob& job) {
                       source.name(), all, block);
   for (const int layer : source.layers()) {
     const LayerShape shape = source.model().layer_shape(layer);
-    if (source.model().last_tokens_of(layer) > 0 ||
-        (!shape.values_in_keys && shape.key_dim != shape.value_dim))
+    if (leaves_out(source, layer) || (!shape.values_in_keys && shape.key_dim != shape.value_dim))
       throw usage_error("{}: layer {} keeps its last tokens only, or has keys and values of other dimensions",
                         source.name(), layer);
   }

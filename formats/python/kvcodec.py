@@ -167,15 +167,17 @@ def from_cache(past_key_values, ids, path, *, attention_mask=None, queries=None,
     runs = _runs(attention_mask, batch, tokens)
     offset = np.cumsum([0] + [end - first for first, end in runs]).astype(np.uint64)
     count = max(i for i, _, _ in layers) + 1
-    heads, key_dim, value_dim, kept = (np.zeros(count, np.uint64) for _ in range(4))
+    heads, key_dim, value_dim = (np.zeros(count, np.uint64) for _ in range(3))
+    left_out = np.zeros((batch, count), np.uint64)
     for i, (keys, _), (values, _) in layers:
         heads[i], key_dim[i], value_dim[i] = keys.shape[1], keys.shape[3], values.shape[3]
-        kept[i] = keys.shape[2] if keys.shape[2] < tokens else 0
+        # Of the columns of a batch the layer has the last ones.
+        left_out[:, i] = [min(end - first, max(0, tokens - keys.shape[2] - first)) for first, end in runs]
     shaped = len({(h, k, v) for h, k, v in zip(heads, key_dim, value_dim)}) > 1 or (key_dim != value_dim).any()
     out = _Writer(path)
     try:
         out.text("kvcodec_type", "kv")
-        out.file.attrs["kvcodec_version"] = np.int64(2 if shaped else 1)
+        out.file.attrs["kvcodec_version"] = np.int64(3 if left_out.any() else 2 if shaped else 1)
         out.text("generator", f"kvcodec.py {__version__}")
         out.text("created", datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"))
         out.file.attrs["history"] = np.array([b"kvcodec.py from_cache"])
@@ -195,21 +197,17 @@ def from_cache(past_key_values, ids, path, *, attention_mask=None, queries=None,
         out.text("rope_scaling", "")
         out.text("key_state", "post-rope")
         out.text("source", "transformers")
-        if shaped:
+        if shaped or left_out.any():
             for name, values in (("layer_heads", heads), ("layer_key_dim", key_dim), ("layer_value_dim", value_dim),
                                  ("layer_values_in_keys", np.zeros(count, np.uint64)), ("layer_source", np.arange(count, dtype=np.uint64))):
                 out.file.attrs[name] = values
-        if kept.any():
-            out.file.attrs["layer_last_tokens"] = kept
         for i, *sides in layers:
             for side, (array, own) in zip(("key", "value"), sides):
                 _require(array.shape[0] == batch, f"layer {i} holds {array.shape[0]} documents; the first one holds {batch}")
                 forgotten, rows = tokens - array.shape[2], []
                 array = array if own == kind else _floats(array, own)
                 for b, (first, end) in enumerate(runs):
-                    zeros = min(end - first, max(0, forgotten - first))
-                    held = array[b, :, max(0, first - forgotten):max(0, end - forgotten)].transpose(1, 0, 2)
-                    rows.append(np.concatenate([np.zeros((zeros,) + held.shape[1:], held.dtype), held]))
+                    rows.append(array[b, :, max(0, first - forgotten):max(0, end - forgotten)].transpose(1, 0, 2))
                 rows = np.concatenate(rows)
                 _require(np.isfinite(_floats(rows, kind)).all(), f"layer {i}: a {side} is not finite")
                 out.dataset(f"/layers/{i}/{side}", rows, kind)
@@ -220,6 +218,8 @@ def from_cache(past_key_values, ids, path, *, attention_mask=None, queries=None,
         width = max(len(name.encode()) for name in names)
         out.dataset("/documents/name", np.array([name.encode() for name in names], f"S{max(width, 1)}"))
         out.dataset("/documents/offset", offset)
+        if left_out.any():
+            out.dataset("/documents/left_out", left_out)
         out.dataset("/positions", np.concatenate([np.arange(end - first, dtype=np.uint32) for first, end in runs]))
         if ids is not None:
             out.dataset("/tokens", np.concatenate([ids[b, first:end] for b, (first, end) in enumerate(runs)]).astype(np.uint32))
@@ -302,7 +302,7 @@ def _digest(data):
 
 
 class Document:
-    """A document of a file. Keys and values are [tokens, heads, dimensions], f32."""
+    """A document of a file. Keys and values of a layer are [tokens, heads, dimensions], f32, of the last kept(layer) tokens."""
 
     def __init__(self, file, number):
         self.file, self.number, self.name = file, number, file.names[number]
@@ -332,9 +332,8 @@ class Document:
         return self.key(layer)[:, :, :value_dim] if inside else self._side(layer, "value")
 
     def kept(self, layer):
-        """How many of the last tokens the layer holds; keys and values of those before are zeros."""
-        last = self.file.last_tokens[layer] if self.file.last_tokens is not None else 0
-        return min(len(self), int(last)) if last else len(self)
+        """How many of the last tokens the layer holds: all but for layers with a sliding window."""
+        return len(self) - int(self.file.left_out[self.number, layer])
 
     def _side(self, layer, side):
         _require(layer in self.file.layers, f"{self.file.path}: there is no layer {layer}")
@@ -354,7 +353,11 @@ class _File:
         if "layer_heads" in a and int(a["kvcodec_version"]) >= {"kv": 2, "codes": 3}[_text(a["kvcodec_type"])]:
             self.shapes = [tuple(int(n) for n in row) for row in
                            zip(a["layer_heads"], a["layer_key_dim"], a["layer_value_dim"], a["layer_values_in_keys"])]
-        self.last_tokens = [int(n) for n in a["layer_last_tokens"]] if "layer_last_tokens" in a else None
+        self.left_out = np.zeros((len(self.names), self.num_layers), np.int64)
+        if int(a["kvcodec_version"]) >= {"kv": 3, "codes": 4}[_text(a["kvcodec_type"])]:
+            self.left_out = file["/documents/left_out"][:].astype(np.int64)
+            length = np.diff(self.offset)[:, None]
+            _require(self.left_out.shape == (len(self.names), self.num_layers) and (self.left_out <= length).all(), f"{path}: /documents/left_out")
 
     def shape(self, layer):
         """(heads, dimensions of keys, of values, whether values lie in keys)"""
@@ -394,7 +397,9 @@ class _KvFile(_File):
 
     def _rows(self, document, layer, side):
         # HDF5 widens bf16 and f16 by itself.
-        return self.file[f"/layers/{layer}/{side}"].astype(np.float32)[document.first:document.end]
+        left_out = self.left_out[:, layer]
+        first = document.first - int(left_out[:document.number].sum())
+        return self.file[f"/layers/{layer}/{side}"].astype(np.float32)[first:first + document.kept(layer)]
 
 
 class _CodesFile(_File):
@@ -411,7 +416,7 @@ class _CodesFile(_File):
                       if side != "value" or not self.shape(first)[3]]
         self.parts = file["/parts"][:].astype(np.int64)
         self.here = (self.codec in _DECODED_HERE and self.parameters.get("rope", "keep") == "keep" and self.group == 1 and not self.joint and
-                     self.parameters.get("rotate", "none") != "query")
+                     self.parameters.get("rotate", "none") != "query" and not self.parameters.get("layer-bits"))
         self.decoded = {}  # of other codecs: what the program made of a document
 
     def _streams(self, row, column):
@@ -470,8 +475,9 @@ class _CodesFile(_File):
         streams.update(self._streams(document.number + 1, column))
         heads, key_dim, value_dim, _ = self.shape(layer)
         dim = key_dim if side == "key" else value_dim
-        values = globals()[f"_decode_{self.codec}"](self, streams, len(document), heads, dim, side)
-        return self._rounded(np.ascontiguousarray(values.reshape(len(document), heads, dim), np.float32))
+        tokens = document.kept(layer)
+        values = globals()[f"_decode_{self.codec}"](self, streams, tokens, heads, dim, side)
+        return self._rounded(np.ascontiguousarray(values.reshape(tokens, heads, dim), np.float32))
 
     def _rounded(self, values):
         """As a kv file of the cache's type has them."""
@@ -512,9 +518,9 @@ def open(path, book=None):
     except OSError as error:
         raise Error(f"{path}: {error}") from None
     kind, version = _text(file.attrs.get("kvcodec_type", "")), int(file.attrs.get("kvcodec_version", 0))
-    if kind == "kv" and version <= 2:
+    if kind == "kv" and version <= 3:
         return _KvFile(path, file)
-    if kind == "codes" and 2 <= version <= 3:
+    if kind == "codes" and 2 <= version <= 4:
         return _CodesFile(path, file, book)
     file.close()
     raise Error(f"{path}: is {kind + f' of version {version}' if kind else 'no kvcodec file'}; a kv or a codes file is wanted")
@@ -670,7 +676,7 @@ def to_cache(file, document=0, *, config=None, dtype=None, device=None, book=Non
     seen = int(positions[-1]) + 1 if len(positions) else 0
     for i in own.layers:
         _require(not opened.shape(i)[3], f"{opened.path}: values lie in keys in layer {i}; transformers' caches have both")
-        sides = [torch.from_numpy(np.ascontiguousarray(side[len(own) - own.kept(i):].transpose(1, 0, 2)[None])).to(device=device, dtype=dtype)
+        sides = [torch.from_numpy(np.ascontiguousarray(side.transpose(1, 0, 2)[None])).to(device=device, dtype=dtype)
                  for side in (own.key(i), own.value(i))]
         if config is None:
             _require(own.kept(i) == len(own), f"{opened.path}: layer {i} has a sliding window; give the model's config")

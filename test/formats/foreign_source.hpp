@@ -16,7 +16,8 @@ class ForeignSource final : public interop::CacheSource {
  public:
   explicit ForeignSource(interop::ForeignCache cache) : cache_(std::move(cache)) {
     for (const auto& [layer, rows] : cache_.documents.front().layers) layers_.push_back(layer);
-    for (const auto& document : cache_.documents) documents_.add(document.name, document.positions.size());
+    for (const auto& document : cache_.documents)
+      documents_.add(document.name, document.positions.size(), interop::left_out_of(cache_, document));
   }
   const std::string& name() const override { return name_; }
   const ModelInfo& model() const override { return cache_.model; }
@@ -30,21 +31,18 @@ class ForeignSource final : public interop::CacheSource {
   }
   void read(Side side, int layer, size_t document, uint64_t first, MatrixView<float> out) const override {
     const interop::ForeignLayer& held = cache_.documents[document].layers.at(layer);
-    const uint64_t forgotten = documents_.length(document) - held.rows;
-    const auto zeros =
-        static_cast<size_t>(std::min<uint64_t>(first < forgotten ? forgotten - first : 0, out.rows()));
-    for (size_t i = 0; i < zeros; ++i) std::fill(out.row(i).begin(), out.row(i).end(), 0.0f);
-    const auto rest = out.rows(zeros, out.rows() - zeros);
-    if (rest.rows() > 0) held.sides[static_cast<size_t>(side)](first + zeros - forgotten, rest);
+    held.sides[static_cast<size_t>(side)](first - documents_.left_out_of(layer, document), out);
     for (size_t i = 0; i < out.rows(); ++i)
       for (float& value : out.row(i)) value = round_to(dtype(), value);
   }
-  /// All tokens of a side of a layer.
+  /// All tokens of a side of a layer, zeros for those that it does not hold.
   Matrix<float> all(Side side, int layer, size_t document) const {
     const LayerShape shape = model().layer_shape(layer);
     Matrix<float> rows(static_cast<size_t>(documents_.length(document)),
                        as_size(shape.heads) * as_size(shape.stored_dim(side)));
-    read(side, layer, document, 0, rows);
+    const auto left_out = static_cast<size_t>(documents_.left_out_of(layer, document));
+    if (rows.rows() > left_out)
+      read(side, layer, document, left_out, rows.view().rows(left_out, rows.rows() - left_out));
     return rows;
   }
   std::vector<size_t> all_documents() const {

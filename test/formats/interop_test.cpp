@@ -100,18 +100,21 @@ TEST_CASE("planes: sizes that overflow, and values beyond a type") {
 TEST_CASE("caches: layers that keep their last tokens only") {
   ForeignCache cache = cache_of({{9, 4}, {3, 3}, {4, 4}});
   settle(cache, {}, "x");
-  CHECK_EQ(cache.model.last_tokens, std::vector<int>{4});
+  const auto left_out = [&](size_t document) { return left_out_of(cache, cache.documents[document]); };
+  CHECK_EQ(left_out(0), std::vector<uint64_t>{5});
+  CHECK_EQ(left_out(1), std::vector<uint64_t>{0});
+  CHECK_EQ(left_out(2), std::vector<uint64_t>{0});
   cache = cache_of({{9, 9}, {3, 3}});
   settle(cache, {}, "x");
-  CHECK(cache.model.last_tokens.empty());
+  CHECK_EQ(left_out(0), std::vector<uint64_t>{0});
   const auto refused = [](const std::vector<std::pair<uint64_t, uint64_t>>& lengths) {
     return message_of([&] {
       ForeignCache other = cache_of(lengths);
       settle(other, {}, "x");
     });
   };
-  CHECK_EQ(refused({{9, 4}, {8, 5}}), "x: layer 0 has the last 4 tokens of document 'd', and 5 of another");
-  CHECK_EQ(refused({{9, 0}}), "x: layer 0 has 0 of the 9 tokens of document 'd'");
+  CHECK_EQ(refused({{9, 4}, {8, 5}}), "accepted");
+  CHECK_EQ(refused({{9, 0}}), "x: layer 0 has 0 tokens of document 'd', which has 9");
   CHECK_EQ(refused({{3, 4}}), "x: layer 0 has 4 tokens of document 'd', which has 3");
 }
 
@@ -126,11 +129,10 @@ TEST_CASE("caches: ids of the user, for all tokens or for those there are") {
   CHECK_THROWS_AS(settle(cache, options, "x"), Error);
 }
 
-TEST_CASE("kv files remember windows and where a cache was imported from") {
+TEST_CASE("kv files remember where a cache was imported from") {
   const Folder folder;
   const std::string path = folder / "kv.h5";
   ModelInfo model = test::sample_model(2, 1, 4);
-  model.last_tokens = {0, 3};
   model.imported = R"({"format":"llama","version":3,"list":[1,-2],"flag":true,"pairs":[[0,1]],"bad":{}})";
   {
     OutputFile output(path, true);
