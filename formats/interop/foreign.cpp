@@ -72,10 +72,11 @@ ModelInfo model_of(std::vector<LayerShape> shapes, const ImportOptions& options,
 
 DType wider(DType a, DType b) { return a == b ? a : DType::f32; }
 
-ForeignCache joined(std::vector<ForeignCache> parts, const std::vector<std::string>& files) {
-  ForeignCache cache = std::move(parts.front());
-  for (size_t i = 1; i < parts.size(); ++i) {
-    ForeignCache& part = parts[i];
+ForeignCache joined(const std::vector<std::string>& files,
+                    const std::function<ForeignCache(const std::string& file)>& open) {
+  ForeignCache cache = open(files.front());
+  for (size_t i = 1; i < files.size(); ++i) {
+    ForeignCache part = open(files[i]);
     if (part.model.num_layers != cache.model.num_layers ||
         part.model.num_kv_heads != cache.model.num_kv_heads || part.model.head_dim != cache.model.head_dim ||
         part.model.layer_shapes != cache.model.layer_shapes)

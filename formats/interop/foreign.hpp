@@ -139,8 +139,9 @@ ModelInfo model_of(std::vector<LayerShape> shapes, const ImportOptions& options,
 /// The type that holds values of both types as they are.
 DType wider(DType a, DType b);
 
-/// Documents of several files as one cache. Throws Error(bad_input) unless they are of one shape.
-ForeignCache joined(std::vector<ForeignCache> parts, const std::vector<std::string>& files);
+/// Documents of several files as one cache. open: of one of them. Throws Error(bad_input) unless they are of one shape.
+ForeignCache joined(const std::vector<std::string>& files,
+                    const std::function<ForeignCache(const std::string& file)>& open);
 
 /// Checks the documents against each other; ids of the user are put in. Throws Error(bad_input). file: for messages.
 void settle(ForeignCache& cache, const ImportOptions& options, const std::string& file);

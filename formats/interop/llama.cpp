@@ -150,7 +150,7 @@ std::vector<int32_t> read_tokens(Cursor& in, bool& packed) {
   // A server's list: -1, 1, number of tokens, tokens, number of media.
   if (count < 4 || words[1] != 1 || words[2] < 0 || static_cast<uint32_t>(words[2]) > count - 4)
     throw bad_input("the list of tokens is packed in a way that is not known");
-  const std::vector<int32_t> tokens(words.begin() + 3, words.begin() + 3 + words[2]);
+  std::vector<int32_t> tokens(words.begin() + 3, words.begin() + 3 + words[2]);
   if (words[as_size(3 + words[2])] != 0)
     throw bad_input("images or sounds are among the tokens; only text is read");
   return tokens;
@@ -397,6 +397,7 @@ class Reader {
     const Stream& stream = cache.streams[number];
     const auto cells = cells_of(stream, sequence);
     std::vector<uint64_t> positions;
+    positions.reserve(cells.size());
     for (const uint32_t cell : cells) positions.push_back(static_cast<uint64_t>(stream.positions[cell]));
     if (cells.size() > document.positions.size() ||
         !std::equal(positions.rbegin(), positions.rend(), document.positions.rbegin()))
@@ -755,10 +756,9 @@ bool is_llama(const std::string& file) {
 }
 
 ForeignCache open_llama(const std::vector<std::string>& files, const ImportOptions& options) {
-  std::vector<ForeignCache> parts;
-  for (const std::string& file : files)
-    parts.push_back(with_context(file, [&] { return Reader(file, options).open(); }));
-  return joined(std::move(parts), files);
+  return joined(files, [&](const std::string& file) {
+    return with_context(file, [&] { return Reader(file, options).open(); });
+  });
 }
 
 ExportResult write_llama(const CacheSource& source, const ExportJob& job) {

@@ -94,6 +94,7 @@ bool is_lmcache(const std::string& file) {
 
 ForeignCache open_lmcache(const std::vector<std::string>& files, const ImportOptions& options) {
   std::vector<Chunk> chunks;
+  chunks.reserve(files.size());
   for (const std::string& file : files) chunks.push_back(open_chunk(file));
   const Chunk& first = chunks.front();
   const auto named = options.layers > 0 ? static_cast<uint64_t>(options.layers)
@@ -147,7 +148,7 @@ ExportResult write_lmcache(const CacheSource& source, const ExportJob& job) {
   const size_t document = only_document(source, job, "a folder of chunks");
   const Imported before(source, "lmcache");
   const std::string kind = before.text(job.options.kind, "kind");
-  if (kind != "" && kind != "1" && kind != "2" && kind != "3" && kind != "6")
+  if (!kind.empty() && kind != "1" && kind != "2" && kind != "3" && kind != "6")
     throw usage_error("--kind is '{}'; formats of LMCache are 1, 2, 3 and 6", kind);
   const std::string type = before.text(job.options.key_type, "type");
   const Cell cell = type.empty() ? cell_of(source.dtype()) : cell_from_name(type, "--type");

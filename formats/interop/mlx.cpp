@@ -614,9 +614,7 @@ bool is_mlx(const std::string& file) {
 }
 
 ForeignCache open_mlx(const std::vector<std::string>& files, const ImportOptions& options) {
-  std::vector<ForeignCache> parts;
-  for (const std::string& file : files) parts.push_back(Reader(file).open(options));
-  return joined(std::move(parts), files);
+  return joined(files, [&](const std::string& file) { return Reader(file).open(options); });
 }
 
 ExportResult write_mlx(const CacheSource& source, const ExportJob& job) { return Writer(source, job).run(); }

@@ -333,6 +333,7 @@ ForeignCache open_npy(const std::vector<std::string>& files, const ImportOptions
     throw usage_error("{} .npy files; give one with both sides, or one of keys and one of values",
                       files.size());
   std::vector<Array> arrays;
+  arrays.reserve(files.size());
   for (const std::string& file : files)
     arrays.push_back(array_of(map_file(file), file, options.layout, options.type,
                               files.size() == 1 ? std::map<size_t, std::string>{{5, "slhtd"}, {6, "slbhtd"}}
@@ -514,9 +515,7 @@ bool is_numpy(const std::string& file) {
 
 ForeignCache open_numpy(const std::vector<std::string>& files, const ImportOptions& options) {
   if (begins_with(files.front(), kArrayMagic)) return open_npy(files, options);
-  std::vector<ForeignCache> parts;
-  for (const std::string& file : files) parts.push_back(open_npz(file, options));
-  return joined(std::move(parts), files);
+  return joined(files, [&](const std::string& file) { return open_npz(file, options); });
 }
 
 ExportResult write_numpy(const CacheSource& source, const ExportJob& job) {

@@ -101,6 +101,7 @@ ForeignCache open_pages(std::string_view format, const std::vector<std::string>&
     tokens = options.ids[0].size();
   for (int layer = 0; layer < layers; ++layer) {
     std::vector<Piece> pieces;
+    pieces.reserve(pages.size());
     for (const Array& page : pages) pieces.push_back({&page, static_cast<uint64_t>(layer), 0, Side::both});
     ForeignLayer rows = layer_of(pieces, shape);
     rows.rows = tokens;

@@ -267,9 +267,7 @@ bool is_transformers(const std::string& file) {
 }
 
 ForeignCache open_transformers(const std::vector<std::string>& files, const ImportOptions& options) {
-  std::vector<ForeignCache> parts;
-  for (const std::string& file : files) parts.push_back(open_one(file, options));
-  return joined(std::move(parts), files);
+  return joined(files, [&](const std::string& file) { return open_one(file, options); });
 }
 
 ExportResult write_transformers(const CacheSource& source, const ExportJob& job) {
