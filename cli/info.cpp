@@ -41,7 +41,7 @@ struct InfoOptions final {
 /// "name   value" lines, the names of one width.
 class Facts {
  public:
-  void add(std::string name, std::string value) {
+  void add(std::string name, std::string_view value) {
     if (!value.empty()) lines_.emplace_back(std::move(name), printable(value));
   }
   std::string text() const {

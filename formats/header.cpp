@@ -172,9 +172,11 @@ std::vector<LayerShape> read_layer_shapes(const h5::File& file, const ModelInfo&
 
 void write_layer_shapes(h5::File& file, const ModelInfo& model) {
   std::vector<LayerShape> shapes;
+  shapes.reserve(static_cast<size_t>(model.num_layers));
   for (int layer = 0; layer < model.num_layers; ++layer) shapes.push_back(model.layer_shape(layer));
   const auto write = [&](const char* name, const auto& number_of) {
     std::vector<uint64_t> numbers;
+    numbers.reserve(shapes.size());
     for (size_t i = 0; i < shapes.size(); ++i)
       numbers.push_back(static_cast<uint64_t>(number_of(shapes[i], i)));
     file.set_extents(kRoot, name, numbers);

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <set>
+#include <unordered_set>
 #include <vector>
 
 #include "lib/core/error.hpp"
@@ -13,21 +13,41 @@
 namespace kvcodec {
 namespace {
 
-/// Notes field names while the parser goes along, to find those that come twice.
-class DuplicateFinder {
+/// Finds the first field that an object names twice; a DOM keeps only one of them. A pass of its own: the parser's callback
+/// makes it look at all that an array holds so far for each object in it.
+class DuplicateFinder final : public nlohmann::json_sax<nlohmann::json> {
  public:
-  bool operator()(int /*depth*/, nlohmann::json::parse_event_t event, nlohmann::json& parsed) {
-    using Event = nlohmann::json::parse_event_t;
-    if (event == Event::object_start) open_.emplace_back();
-    if (event == Event::object_end) open_.pop_back();
-    if (event == Event::key && !open_.back().insert(parsed.get<std::string>()).second && duplicate_.empty())
-      duplicate_ = parsed.get<std::string>(), found_ = true;
-    return true;
-  }
   const std::string* duplicate() const { return found_ ? &duplicate_ : nullptr; }
 
+  bool start_object(size_t /*elements*/) override {
+    open_.emplace_back();
+    return true;
+  }
+  bool end_object() override {
+    open_.pop_back();
+    return true;
+  }
+  bool key(string_t& name) override {
+    if (open_.back().insert(name).second) return true;
+    duplicate_ = name, found_ = true;
+    return false;
+  }
+  bool null() override { return true; }
+  bool boolean(bool /*value*/) override { return true; }
+  bool number_integer(number_integer_t /*value*/) override { return true; }
+  bool number_unsigned(number_unsigned_t /*value*/) override { return true; }
+  bool number_float(number_float_t /*value*/, const string_t& /*text*/) override { return true; }
+  bool string(string_t& /*value*/) override { return true; }
+  bool binary(binary_t& /*value*/) override { return true; }
+  bool start_array(size_t /*elements*/) override { return true; }
+  bool end_array() override { return true; }
+  bool parse_error(size_t /*place*/, const std::string& /*token*/,
+                   const nlohmann::detail::exception& /*error*/) override {
+    return false;  // parse() says it
+  }
+
  private:
-  std::vector<std::set<std::string>> open_;
+  std::vector<std::unordered_set<std::string>> open_;
   std::string duplicate_;
   bool found_ = false;
 };
@@ -53,10 +73,9 @@ std::string printable(std::string_view text) {
 }
 
 nlohmann::json parse_json_object(std::string_view text, const std::string& where) {
-  DuplicateFinder finder;
   nlohmann::json object;
   try {
-    object = nlohmann::json::parse(text, std::ref(finder));
+    object = nlohmann::json::parse(text);
   } catch (const nlohmann::json::parse_error& error) {
     throw bad_input("{}: not JSON from byte {} on", where, error.byte);
   } catch (const nlohmann::json::exception&) {  // a number beyond double's range
@@ -64,6 +83,8 @@ nlohmann::json parse_json_object(std::string_view text, const std::string& where
   }
   if (!object.is_object())
     throw bad_input("{}: holds a JSON {}; it must be an object", where, object.type_name());
+  DuplicateFinder finder;
+  nlohmann::json::sax_parse(text, &finder);
   if (const std::string* name = finder.duplicate())
     throw bad_input("{}: field '{}' is there twice", where, printable(*name));
   return object;
