@@ -42,9 +42,13 @@ std::vector<std::string> text_files(const std::vector<std::string>& paths) {
   return files;
 }
 
-void refuse_pipe(const std::string& file) {
+bool is_pipe(const std::string& file) {
   std::error_code error;
-  if (fs::is_fifo(file, error))
+  return fs::is_fifo(file, error);
+}
+
+void refuse_pipe(const std::string& file) {
+  if (is_pipe(file))
     throw bad_input("{}: is a pipe, which may never begin; give '-' to read from standard input", file);
 }
 

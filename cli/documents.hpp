@@ -20,6 +20,8 @@ struct Document {
 /// Throws Error(bad_input) for folders that cannot be read or hold nothing.
 std::vector<std::string> text_files(const std::vector<std::string>& paths);
 
+bool is_pipe(const std::string& file);
+
 /// Throws Error(bad_input) for a named pipe: who opens one waits for a writer.
 void refuse_pipe(const std::string& file);
 

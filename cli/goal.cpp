@@ -370,7 +370,7 @@ std::string settle(const GoalOptions& goal, const GoalContext& context, Options&
                        : goal.max_nll > 0  ? find_loss(goal, context, scale, probe, reached)
                                            : find_snr(snr_of(*goal.quality), context, scale, probe);
   const auto found = scale.options_at(place);
-  const std::string words = words_of(options, *found);
+  std::string words = words_of(options, *found);
   const auto codec = context.make(*found);
   std::string about = fmt::format("{:.3f} bits per value", probe.bits(*codec));
   if (goal.quality) about += fmt::format(" and {:.1f} dB", Probe::snr_db(probe.energies(*codec)));

@@ -219,9 +219,12 @@ std::string import_cache(Command& command) {
   command.parse();
   options.output.check(options.common);
   options.common.apply(command, false);
-  for (const std::string& file : options.files)
+  for (const std::string& file : options.files) {
     if (file == "-")
       throw usage_error("files of other programs are read where they lie; name a file instead of '-'");
+    if (is_pipe(file))
+      throw bad_input("{}: is a pipe; files of other programs are read where they lie", file);
+  }
 
   const Stopwatch watch;
   const ForeignFormat& format = options.from.empty() ? interop::guess_format(options.files.front())

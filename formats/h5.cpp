@@ -510,7 +510,7 @@ std::vector<std::string> File::datasets() const {
     groups.pop_back();
     if (++visited > kMostGroups) throw error(group, "is one of more than {} groups", kMostGroups);
     for (const std::string& name : children(group)) {
-      const std::string path = group == "/" ? group + name : group + "/" + name;
+      const std::string path = fmt::format("{}/{}", group == "/" ? "" : group, name);
       H5L_info_t link;
       if (H5Lget_info(state_->id, path.c_str(), &link, H5P_DEFAULT) < 0 || link.type != H5L_TYPE_HARD)
         continue;

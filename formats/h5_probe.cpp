@@ -176,7 +176,8 @@ void look_at_everything(hid_t file) {
       H5Literate(group, H5_INDEX_NAME, H5_ITER_NATIVE, nullptr, collect, &names);
     for (const std::string& below : names) {
       ++objects;
-      const std::string path = name == "/" ? name + below : name + "/" + below;
+      std::string path = name == "/" ? name : name + "/";
+      path += below;
       const hid_t object = H5Oopen(group, below.c_str(), H5P_DEFAULT);
       if (object < 0) continue;
       const H5I_type_t kind = H5Iget_type(object);

@@ -5,8 +5,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <memory>
 #include <random>
+#include <sstream>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -17,6 +19,7 @@
 #include <unistd.h>
 
 #include "formats/mapped_file.hpp"
+#include "lib/core/digest.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec {
@@ -129,10 +132,68 @@ fs::path temporary_folder() {
   return error ? fs::path("/tmp") : folder;
 }
 
-/// A name nobody else uses: the process number tells runs apart, the random part hosts that share a folder.
+/// When the process began, in ticks since the system did; 0 if it is gone, or the system does not say.
+uint64_t start_of(long process) {
+  std::ifstream file(fmt::format("/proc/{}/stat", process));
+  std::string text, field;
+  std::getline(file, text);
+  const size_t behind_name = text.rfind(')');  // the name may hold anything, spaces too
+  if (behind_name == std::string::npos) return 0;
+  std::istringstream fields(text.substr(behind_name + 1));
+  for (int number = 3; number <= 22; ++number)
+    if (!(fields >> field)) return 0;
+  return std::strtoull(field.c_str(), nullptr, 10);
+}
+
+/// What tells apart where processes are numbered: the system since it began, and the name space. 0: the system does not
+/// say.
+uint32_t place_of_numbers() {
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  struct stat names = {};
+  if (boot.empty() || ::stat("/proc/self/ns/pid", &names) != 0) return 0;
+  Digest digest;
+  digest.add(boot);
+  digest.add(uint64_t{names.st_ino});
+  uint32_t place = 0;
+  std::memcpy(&place, digest.value().data(), sizeof place);
+  return place;
+}
+
+std::string temporary_prefix(const std::string& stem) { return fmt::format(".{}.", stem.substr(0, 180)); }
+
+/// A name nobody else uses. It says whose it is, so that others see when that run is gone: process, its start, and where it
+/// is numbered; the random part tells apart what one run makes, and hosts that share a folder.
 fs::path temporary_name(const fs::path& folder, const std::string& stem) {
   std::random_device random;
-  return folder / fmt::format(".{}.{}-{:08x}.tmp", stem.substr(0, 200), ::getpid(), random());
+  return folder / fmt::format("{}{}-{:x}-{:08x}-{:08x}.tmp", temporary_prefix(stem), ::getpid(),
+                              start_of(::getpid()), place_of_numbers(), random());
+}
+
+/// Whether a run that has ended made the temporary file of that name. False where that cannot be known.
+bool is_left_over(std::string_view name, uint32_t here) {
+  long process = 0;
+  unsigned long long start = 0;
+  unsigned place = 0, random = 0;
+  int length = 0;
+  const std::string text(name);
+  if (std::sscanf(text.c_str(), "%ld-%llx-%8x-%8x.tmp%n", &process, &start, &place, &random, &length) != 4)
+    return false;
+  if (static_cast<size_t>(length) != text.size() || here == 0 || place != here || process <= 0 || start == 0)
+    return false;
+  return start_of(process) != start && (::kill(static_cast<pid_t>(process), 0) == 0 || errno == ESRCH);
+}
+
+/// Removes what runs left that were killed while they wrote this file.
+void remove_left_over(const fs::path& folder, const std::string& stem) {
+  const std::string prefix = temporary_prefix(stem);
+  const uint32_t here = place_of_numbers();
+  std::error_code error;
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    if (name.starts_with(prefix) && is_left_over(std::string_view(name).substr(prefix.size()), here))
+      ::unlink(entry->path().c_str());
+  }
 }
 
 /// Creates a file nobody else can have. Throws Error(failed) naming `target`.
@@ -321,7 +382,9 @@ OutputFile::OutputFile(std::string target, bool overwrite)
     if (!overwrite_) throw usage_error("{}: exists already; --overwrite replaces it", target_);
     mode = status.st_mode & 07777;
   }
-  temporary_ = make_temporary(folder_of(final_), final_.filename().string(), mode, target_);
+  const std::string stem = final_.filename().string();
+  remove_left_over(folder_of(final_), stem);
+  temporary_ = make_temporary(folder_of(final_), stem, mode, target_);
   if (mode != 0666)
     ::chmod(temporary_.c_str(), mode);  // an overwritten file keeps its permissions, whatever the umask
 }

@@ -69,6 +69,7 @@ Range ranged(Values x, int bits, Codes& codes) {
   const int most = (1 << bits) - 1;
   const float scale = (*largest - *least) / static_cast<float>(most), by = inverse(scale);
   for (size_t j = 0; j < kBlock; ++j)
+    // Half is added and the rest cut off, in floats, as ggml does. NOLINTNEXTLINE(bugprone-incorrect-roundings)
     codes[j] = static_cast<uint8_t>(std::clamp(static_cast<int>((x[j] - *least) * by + 0.5f), 0, most));
   return {scale, *least};
 }

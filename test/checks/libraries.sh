@@ -3,6 +3,7 @@
 # usage: libraries.sh PROGRAM                 exit 1 and a line per fault
 #        libraries.sh --installed BUILD       the same of what BUILD installs
 #        libraries.sh --self-test PROGRAM     shows that faults are found
+# KVCODEC_OPTIMIZED=0 in the environment: of a program built without optimizer, which cannot check such buffers.
 set -euo pipefail
 
 # Elements of the search path inside the program, one a line; an empty one is the current directory.
@@ -32,9 +33,22 @@ check_run() {
 }
 
 check_hardened() {
-  readelf -d "$1" | grep -q 'BIND_NOW' && readelf -lW "$1" | grep -q GNU_RELRO && readelf -h "$1" | grep -q 'DYN (' && return
-  echo "$1 is not position-independent with all relocations read-only"
-  return 1
+  local fault=0 symbols
+  if ! { readelf -d "$1" | grep -q 'BIND_NOW' && readelf -lW "$1" | grep -q GNU_RELRO && readelf -h "$1" | grep -q 'DYN ('; }; then
+    echo "$1 is not position-independent with all relocations read-only"
+    fault=1
+  fi
+  symbols=$(readelf -W --dyn-syms "$1")
+  [[ $symbols != *__asan_* ]] || return $fault  # sanitizers see more
+  if [[ $symbols != *__stack_chk_fail* ]]; then
+    echo "$1 does not check its stack"
+    fault=1
+  fi
+  if [[ ${KVCODEC_OPTIMIZED:-1} == 1 && $symbols != *_chk@* ]]; then
+    echo "$1 does not check the buffers that it gives to the C library"
+    fault=1
+  fi
+  return $fault
 }
 
 check() {
@@ -51,6 +65,11 @@ case $1 in
     if printf '/usr/lib\n\n' | check_path >/dev/null; then echo "an empty element is not found" && exit 1; fi
     if printf 'lib\n' | check_path >/dev/null; then echo "a relative element is not found" && exit 1; fi
     printf '/usr/lib\n' | check_path
+    bare=$(mktemp)
+    trap 'rm -f "$bare"' EXIT
+    echo 'int main(void) { return 0; }' | "${CC:-cc}" -x c -fno-stack-protector -no-pie -Wl,-z,norelro - -o "$bare"
+    found=$(KVCODEC_OPTIMIZED=1 check_hardened "$bare") && echo "a program without protection is not found" && exit 1
+    (($(wc -l <<<"$found") == 3)) || { echo "of what a program lacks there was found: $found" && exit 1; }
     ;;
   --installed)
     prefix=$(mktemp -d)

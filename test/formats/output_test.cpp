@@ -300,6 +300,51 @@ TEST_CASE("output: a killed run removes its temporary and leaves the old file") 
   }
 }
 
+TEST_CASE("output: what a run left that nothing could stop is removed by the next one, and only that") {
+  const Folder folder;
+  put(folder / "a.h5", "old");
+  /// A run that writes to a.h5 and waits.
+  const auto begin = [&] {
+    const size_t before = folder.names().size();
+    const pid_t child = ::fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+      const OutputFile output(folder / "a.h5", true);
+      put(output.path(), "half");
+      for (;;) ::pause();
+    }
+    while (folder.names().size() == before) ::usleep(1000);
+    return child;
+  };
+  const auto kill = [](pid_t child) {
+    ::kill(child, SIGKILL);
+    REQUIRE(::waitpid(child, nullptr, 0) == child);
+  };
+  const auto write = [&] {
+    OutputFile output(folder / "a.h5", true);
+    put(output.path(), "new");
+    output.commit();
+  };
+  kill(begin());
+  REQUIRE(folder.names().size() == 2);
+  const std::vector<std::string> names = folder.names();
+  const std::string left = names[0] == "a.h5" ? names[1] : names[0];
+  // Of another machine, of another file, and of no run at all.
+  std::string elsewhere = left;
+  const size_t place = elsewhere.rfind('-', elsewhere.rfind('-') - 1) + 1;
+  elsewhere[place] = elsewhere[place] == '0' ? '1' : '0';
+  for (const std::string& name : {elsewhere, ".b.h5" + left.substr(5), std::string(".a.h5.mine.tmp")})
+    put(folder / name, "not ours");
+  const pid_t living = begin();
+  CHECK_FALSE(fs::exists(folder / left));
+  write();
+  CHECK(folder.names().size() == 5);  // a.h5, those three, and that of the run that lives
+  kill(living);
+  write();
+  CHECK(folder.names().size() == 4);
+  CHECK(file_bytes(folder / "a.h5") == "new");
+}
+
 TEST_CASE("output: a file size limit met anywhere is one clear error and leaves nothing") {
   struct rlimit before = {};
   REQUIRE(::getrlimit(RLIMIT_FSIZE, &before) == 0);

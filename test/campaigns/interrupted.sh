@@ -1,0 +1,106 @@
+#!/usr/bin/env bash
+# Commands that are killed, or one of whose calls to the system fails, at random: the old file or the new one is there, no other,
+# and in the end no temporary file.
+# usage: interrupted.sh kills|calls COUNT SEED KVCODEC DATA [FAILING]     exit 1 and a line per fault
+#   DATA      what test/cli/make_data.sh made
+#   FAILING   the library of failing_calls.c, for calls
+set -uo pipefail
+what=$1 count=$2 seed=$3 kvcodec=$4 data=$5 failing=${6:-}
+source=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+place=$(mktemp -d)
+trap 'rm -rf "$place"' EXIT
+cd "$place"
+# With GOMP_SPINCOUNT the program does not start itself anew.
+export SOURCE_DATE_EPOCH=1700000000 LC_ALL=C OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 GOMP_SPINCOUNT=10000
+RANDOM=$seed
+
+# Each writes out.h5 and reads what is there before only to add to it.
+names=(encode append train_dict pack dump_kv)
+command_of() {
+  case $1 in
+    encode) command=("$kvcodec" encode "$data/kv.h5" --codec kivi -o out.h5 --overwrite) ;;
+    append) command=("$kvcodec" encode "$data/part-2.h5" --append out.h5 -o out.h5 --overwrite) ;;
+    train_dict) command=("$kvcodec" train-dict "$data/kv.h5" --atoms 96 --sparsity 4 --epochs 1 -o out.h5 --overwrite) ;;
+    pack) command=("$kvcodec" pack-indices "$data/sparse.h5" -o out.h5 --overwrite) ;;
+    dump_kv) command=("$kvcodec" dump-kv --model "$source/data/demo-model" --text "$source/LICENSE" --max-tokens 16 -o out.h5 --overwrite) ;;
+  esac
+}
+
+echo "no file of ours" >old-any
+"$kvcodec" encode "$data/part-1.h5" --codec kivi -o old-append --quiet >/dev/null || exit
+for name in "${names[@]}"; do
+  [[ $name == append ]] || cp old-any "old-$name"
+  cp "old-$name" out.h5
+  command_of "$name"
+  begin=${EPOCHREALTIME/./}
+  "${command[@]}" >/dev/null 2>said || { echo "$name: $(cat said)" && exit 1; }
+  declare "took_$name=$((${EPOCHREALTIME/./} - begin))"
+  cp out.h5 "new-$name"
+  cmp -s "old-$name" "new-$name" && echo "$name changes nothing" && exit 1
+done
+
+faults=0 old=0 new=0 reached=0 ended=0
+fault() { echo "$1: $2" && faults=$((faults + 1)); }
+# What is there, of that command.
+look() {
+  if cmp -s out.h5 "new-$1"; then new=$((new + 1)) there=new
+  elif cmp -s out.h5 "old-$1"; then old=$((old + 1)) there=old
+  else there=neither && fault "$2" "neither the old file nor the new one is there"
+  fi
+}
+left() { compgen -G '.out.h5.*' >/dev/null; }
+
+kill_one() {
+  local name=$1 took=took_$1 process
+  "${command[@]}" >/dev/null 2>&1 &
+  process=$!
+  sleep "0.$(printf '%06d' $(((RANDOM * 32768 + RANDOM) % (${!took} + ${!took} / 8) % 1000000)))"
+  kill -KILL $process 2>/dev/null && reached=$((reached + 1))
+  wait $process 2>/dev/null
+  look "$name" "$name, kill $i"
+}
+
+kinds=(write pwrite fsync rename ftruncate open mmap malloc)
+declare -A calls  # that a command makes of a kind, as far as is known
+fail_one() {
+  local name=$1 kind=${kinds[$((i % ${#kinds[@]}))]} at most status
+  most=${calls[$name,$kind]:-64}
+  at=$((1 + (RANDOM * 32768 + RANDOM) % most))
+  rm -f reached
+  timeout 60 env FAIL_CALL=$kind FAIL_AT=$at FAIL_SAID="$PWD/reached" LD_PRELOAD="$failing" "${command[@]}" >/dev/null 2>said
+  status=$?
+  if [[ -e reached ]]; then
+    reached=$((reached + 1))
+    # The next ones may lie beyond.
+    ((at > most / 2)) && calls[$name,$kind]=$((most * 2))
+  else
+    calls[$name,$kind]=$((at > 1 ? at - 1 : 1))
+  fi
+  look "$name" "$name, $kind $at"
+  ((status == 124)) && fault "$name, $kind $at" "does not end"
+  if ((status >= 128)) && [[ $kind == malloc ]]; then
+    # HDF5 1.10 comes to no end of its own errors where its first calls find no memory.
+    ended=$((ended + 1))
+    rm -f .out.h5.*
+    return
+  fi
+  ((status >= 128)) && fault "$name, $kind $at" "ends with signal $((status - 128)): $(head -c 200 said)"
+  ((status == 0)) && [[ $there != new ]] && fault "$name, $kind $at" "says that all is well"
+  ((status != 0)) && [[ ! -s said ]] && fault "$name, $kind $at" "says nothing"
+  left && fault "$name, $kind $at" "leaves $(compgen -G '.out.h5.*')" && rm -f .out.h5.*
+}
+
+for ((i = 0; i < count; ++i)); do
+  name=${names[$((RANDOM % ${#names[@]}))]}
+  cp "old-$name" out.h5
+  command_of "$name"
+  case $what in
+    kills) kill_one "$name" ;;
+    calls) fail_one "$name" ;;
+  esac
+done
+# The next run that writes there clears up.
+command_of encode && "${command[@]}" >/dev/null 2>&1
+left && fault "$what" "temporary files are left: $(compgen -G '.out.h5.*' | tr '\n' ' ')"
+echo "$count $what, $reached reached the command, the old file $old times, the new one $new times, $ended ended by libraries, $faults faults"
+((faults == 0))
