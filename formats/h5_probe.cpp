@@ -30,7 +30,8 @@
 namespace kvcodec::h5 {
 namespace {
 
-constexpr rlim_t kMostSeconds = 60;
+constexpr rlim_t kMostSeconds = 60;     // of a processor
+constexpr unsigned kMostWaiting = 600;  // seconds in all, whatever the child waits for
 constexpr size_t kMostObjects = size_t{1} << 20;
 constexpr hsize_t kMostReadBytes = hsize_t{1} << 26;  // of a dataset
 constexpr hsize_t kMostAttributeBytes = hsize_t{1} << 26;
@@ -194,17 +195,23 @@ void look_at_everything(hid_t file) {
   for (const int number :
        {SIGSEGV, SIGBUS, SIGABRT, SIGFPE, SIGILL, SIGXCPU, SIGINT, SIGTERM, SIGHUP, SIGPIPE})
     ::signal(number, SIG_DFL);  // those of the parent would remove its temporaries
+  ::signal(SIGALRM, SIG_DFL);
+  ::alarm(kMostWaiting);
   const rlimit seconds = {kMostSeconds, kMostSeconds + 1}, no_core = {0, 0};
   ::setrlimit(RLIMIT_CPU, &seconds);
   ::setrlimit(RLIMIT_CORE, &no_core);
   FileStatus status;
   status.given = descriptor;
-  const hid_t access = make_access(&status);
-  give_up_rights();
-  const hid_t file = H5Fopen("probed", H5F_ACC_RDONLY, access);
-  if (file >= 0) {
-    look_at_everything(file);
-    H5Fclose(file);
+  try {
+    const hid_t access = make_access(&status);
+    give_up_rights();
+    const hid_t file = H5Fopen("probed", H5F_ACC_RDONLY, access);
+    if (file >= 0) {
+      look_at_everything(file);
+      H5Fclose(file);
+    }
+  } catch (...) {
+    // For want of memory. Who is above on the stack is the parent's: it must not go on here, and will see for itself.
   }
   ::_exit(0);
 }
@@ -228,7 +235,7 @@ Probed probe(int descriptor) {
   if (WIFSIGNALED(result)) {
     const int number = WTERMSIG(result);
     // Who ends the child from outside says nothing of the file.
-    if (number == SIGXCPU) return Probed::endless;
+    if (number == SIGXCPU || number == SIGALRM) return Probed::endless;
     if (number == SIGSEGV || number == SIGBUS || number == SIGABRT || number == SIGFPE || number == SIGILL)
       return Probed::crashed;
   }
