@@ -1,0 +1,31 @@
+# What choose finds for a rate and for a loss, that its command repeats it, and what it refuses.
+. src/test/cli/refused.sh
+kvcodec dump-kv --model src/data/demo-model --text src/data/text/moby-dick.txt --chunk 512 --max-tokens 2048 --queries none --quiet -o kv.h5 >/dev/null
+fast="--codecs kvcomp,kivi,sparse,none"
+kvcodec choose kv.h5 --total-bits 4 $fast --json 2>said >chosen.json
+grep -c 'signal-to-noise ratio' said
+jq -r '.codecs[] | "\(.codec): \(.reached), \(if .reached then .bits_per_value > 3.7 and .bits_per_value <= 4 else .reason end)"' chosen.json
+jq -r '.choice.codec, .judged_by, (.choice.snr_db == ([.codecs[] | select(.reached).snr_db] | max))' chosen.json
+# The same again, and for any number of threads.
+kvcodec choose kv.h5 --total-bits 4 $fast --threads 1 --json --quiet | jq '[.codecs, .choice] | del(.. | .seconds?)' >again
+jq '[.codecs, .choice] | del(.. | .seconds?)' chosen.json | cmp - again && echo "the same again"
+# The command gives a file of about so many bits.
+sh -c "$(jq -r .command chosen.json) --json --quiet" | jq '.bits_per_value > 3.8 and .bits_per_value < 4.1'
+kvcodec choose kv.h5 --total-bits 4 --codecs kivi --layers 0-1 --documents 0,1 --quiet | grep -c '^kvcodec encode kv.h5 --codec kivi .*--documents 0,1 --layers 0-1 -o codes.h5$'
+# A model judges, and says what bits a loss needs.
+judge="--model src/data/demo-model --text src/LICENSE"
+kvcodec choose kv.h5 --total-bits 4 --codecs kvcomp,kivi $judge --json --quiet |
+  jq -r '.judged_by, ([.choice.nll_rise, .choice.kl] | max) == ([.codecs[] | [.nll_rise, .kl] | max] | min)'
+kvcodec choose kv.h5 --max-nll 0.05 --codecs kvcomp,fp8 $judge --json --quiet |
+  jq -r '.judged_by, .choice.codec, ([.codecs[] | .nll_rise <= 0.05 and .kl <= 0.05] | all)'
+refused choose kv.h5 --total-bits 0.5 --codecs kivi,none --quiet
+refused choose kv.h5 --total-bits 4 --time 0 --quiet
+refused choose kv.h5 --total-bits 4 --codecs sparse --quiet
+refused choose kv.h5 --total-bits 4 --codecs kvcomp,kivy
+refused choose kv.h5
+refused choose kv.h5 --total-bits 4 --max-nll 0.1
+refused choose kv.h5 --max-nll 0.1
+refused choose kv.h5 --total-bits 4 --model src/data/demo-model
+refused choose kv.h5 --total-bits 4 --book data/dict.h5 --codecs kivi
+refused choose kv.h5 --total-bits 4 --book kv.h5
+refused choose missing.h5 --total-bits 4
