@@ -58,4 +58,12 @@ std::string encode_command(const Attempt& attempt, const EncodedPart& part) {
   return command + " -o codes.h5";
 }
 
+LearningSplit split_for_learning(const std::vector<size_t>& documents) {
+  if (documents.size() < 2) return {documents, documents};
+  LearningSplit split;
+  for (size_t i = 0; i < documents.size(); ++i)
+    (i % 2 == 0 ? split.learned : split.tried).push_back(documents[i]);
+  return split;
+}
+
 }  // namespace kvcodec::cli

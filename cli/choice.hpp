@@ -47,4 +47,10 @@ struct EncodedPart {
 /// "kvcodec encode kv.h5 --codec kvcomp --key-rel 0.3 -o codes.h5"
 std::string encode_command(const Attempt& attempt, const EncodedPart& part);
 
+/// Documents that a book is learned from, and those that codecs are tried on: every other one. A single document is both.
+struct LearningSplit {
+  std::vector<size_t> learned, tried;
+};
+LearningSplit split_for_learning(const std::vector<size_t>& documents);
+
 }  // namespace kvcodec::cli

@@ -1,12 +1,14 @@
 // kvcodec choose KV (--total-bits X | --max-nll X --model PATH --text PATH) [options]
 //
 //   --book FILE         books of codecs that need one; may be given several times
+//   --learn FILE        learn a transform from half of the documents, and try all codecs on the others
 //   --codecs LIST       try these only                    --time SECONDS    begin no measurement after so long
 //   --weights FILE      what errors cost the model (kvcodec sensitivity), for codecs that take it
 //
 //   kvcodec choose kv.h5 --total-bits 2.5 --model data/demo-model --text held-out/
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <functional>
 
 #include "cli/choice.hpp"
@@ -34,7 +36,7 @@ constexpr std::string_view kByPromise[] = {"transform", "kvcomp", "q4", "kivi", 
 constexpr std::string_view kYardsticks[] = {"fp8", "lossless", "none"};
 
 struct ChooseOptions final : Options {
-  std::string input, codecs, weights, model;
+  std::string input, codecs, weights, learn, model;
   std::vector<std::string> books, texts;
   double total_bits = 0, max_nll = 0;
   double time = 600;
@@ -59,6 +61,11 @@ struct ChooseOptions final : Options {
   }
   std::vector<OptionField> search_fields() {
     return {
+        {.name = "learn",
+         .help =
+             "learn a transform from every other document and write it there; all codecs are then tried on the "
+             "documents between",
+         .target = &learn},
         {.name = "codecs",
          .help = fmt::format("try these alone, as kvcomp,kivi (default: {})", fmt::join(kByPromise, ", ")),
          .target = &codecs},
@@ -344,7 +351,8 @@ struct Outcome {
   std::vector<Attempt> attempts;
   size_t choice = 0;
   std::string command;
-  uint64_t tokens = 0;  ///< of the sample
+  std::string learn_command;  ///< "" where nothing was learned
+  uint64_t tokens = 0;        ///< of the sample
 };
 
 /// Says what came nearest.
@@ -393,6 +401,7 @@ std::string json_report(const Command& command, const ChooseOptions& options, co
   json["codecs"] = Json::array();
   for (const Attempt& attempt : outcome.attempts) json["codecs"].push_back(json_of(attempt));
   json["choice"] = json_of(outcome.attempts[outcome.choice]);
+  if (!outcome.learn_command.empty()) json["learn_command"] = outcome.learn_command;
   json["command"] = outcome.command;
   return text_of(json);
 }
@@ -434,7 +443,8 @@ std::string table_of(const ChooseOptions& options, const Outcome& outcome) {
 }
 
 std::string text_report(const ChooseOptions& options, const Outcome& outcome) {
-  return table_of(options, outcome) + "\n" + outcome.command + "\n";
+  return table_of(options, outcome) + "\n" +
+         (outcome.learn_command.empty() ? "" : outcome.learn_command + "\n") + outcome.command + "\n";
 }
 
 void note_judge(const ChooseOptions& options) {
@@ -480,16 +490,51 @@ void check_files(const ChooseOptions& options) {
   read.push_back(options.input);
   read.push_back(options.weights);
   check_inputs(read);
+  if (options.learn.empty()) return;
+  if (options.input == "-")
+    throw usage_error("--learn reads the cache once more; KV cannot be standard input");
+  if (std::filesystem::exists(options.learn))
+    throw usage_error("--learn {}: the file exists; name it with --book, or let --learn write another",
+                      options.learn);
+}
+
+/// Learns a transform as train-transform does, and returns the command that repeats it.
+std::string learn_transform(const ChooseOptions& options, const std::vector<size_t>& documents) {
+  const std::vector<int> numbers(documents.begin(), documents.end());
+  std::vector<std::string> arguments = {options.input, "--documents", ranges_text(numbers), "-o",
+                                        options.learn};
+  if (!options.weights.empty()) arguments.insert(arguments.end(), {"--weights", options.weights});
+  if (!options.common.memory.empty()) arguments.insert(arguments.end(), {"--memory", options.common.memory});
+  if (options.common.quiet) arguments.emplace_back("--quiet");
+  Command training("train-transform", "", std::move(arguments));
+  with_context("--learn", [&] { (void)train_transform(training); });
+  return training.history_line();
 }
 
 Outcome choose_codec(const ChooseOptions& options, const KvReader& kv) {
+  const Stopwatch watch;
   const auto codecs = codecs_to_try(options.codecs);
-  const auto books = read_books(options.books, codecs);
+  auto books = read_books(options.books, codecs);
   const auto documents = options.documents.choose(kv.documents(), kv.name());
   const auto layers = options.layers.choose(kv.layers(), kv.name());
-  Trial trial{options, kv, documents, layers, Probe(kv, documents, layers, kSampleTokens), {}, {}};
-  if (options.has_model()) trial.meter.emplace(options.model, options.texts, kv, options.common);
   Outcome outcome;
+  LearningSplit split{documents, documents};
+  if (!options.learn.empty()) {
+    if (std::ranges::find(codecs, "transform", &CodecEntry::name) == codecs.end())
+      throw usage_error("--learn is for the codec transform, which --codecs leaves out");
+    split = split_for_learning(documents);
+    if (documents.size() == 1)
+      options.common.note(
+          "{} has one document, which is learned from and tried on: the transform looks better "
+          "than it is on others",
+          kv.name());
+    outcome.learn_command = learn_transform(options, split.learned);
+    const auto learned = read_books({options.learn}, codecs);
+    books.insert(books.end(), learned.begin(), learned.end());
+  }
+  Trial trial{options, kv,   documents, layers, Probe(kv, documents, split.tried, layers, kSampleTokens),
+              {},      watch};
+  if (options.has_model()) trial.meter.emplace(options.model, options.texts, kv, options.common);
   outcome.attempts = try_all(trial, candidates_of(codecs, books));
   const auto best = best_of(outcome.attempts, options.judge());
   if (!best) complain(options, outcome.attempts);

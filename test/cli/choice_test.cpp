@@ -53,5 +53,12 @@ TEST_CASE("the command names what the choice needs, quoted where a shell needs i
       "--layers 0-3 -o codes.h5");
 }
 
+TEST_CASE("a book is learned from other documents than codecs are tried on, where there are two") {
+  const LearningSplit split = split_for_learning({1, 4, 5});
+  CHECK_EQ(split.learned, std::vector<size_t>{1, 5});
+  CHECK_EQ(split.tried, std::vector<size_t>{4});
+  CHECK_EQ(split_for_learning({3}).learned, split_for_learning({3}).tried);
+}
+
 }  // namespace
 }  // namespace kvcodec::cli

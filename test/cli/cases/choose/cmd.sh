@@ -18,6 +18,16 @@ kvcodec choose kv.h5 --total-bits 4 --codecs kvcomp,kivi $judge --json --quiet |
   jq -r '.judged_by, ([.choice.nll_rise, .choice.kl] | max) == ([.codecs[] | [.nll_rise, .kl] | max] | min)'
 kvcodec choose kv.h5 --max-nll 0.05 --codecs kvcomp,fp8 $judge --json --quiet |
   jq -r '.judged_by, .choice.codec, ([.codecs[] | .nll_rise <= 0.05 and .kl <= 0.05] | all)'
+# A transform that is learned on the way, by a command that learns it again.
+kvcodec dump-kv --model src/data/demo-model --text src/data/text/moby-dick.txt --chunk 512 --max-tokens 5120 --queries none --quiet -o long.h5 >/dev/null
+kvcodec choose long.h5 --total-bits 1.5 --codecs transform --learn learned.h5 --json --quiet >chosen.json
+jq -r '.choice.codec, .choice.book, .choice.bits_per_value <= 1.5, .learn_command' chosen.json
+sh -c "$(jq -r .learn_command chosen.json | sed s/learned.h5/typed.h5/)" >/dev/null
+kvcodec info learned.h5 --json | jq .digest >digest
+kvcodec info typed.h5 --json | jq .digest | cmp - digest && echo "the same transform"
+refused choose long.h5 --total-bits 1 --learn learned.h5
+refused choose kv.h5 --total-bits 1 --learn new.h5
+refused choose kv.h5 --total-bits 1 --learn new.h5 --codecs kivi
 refused choose kv.h5 --total-bits 0.5 --codecs kivi,none --quiet
 refused choose kv.h5 --total-bits 4 --time 0 --quiet
 refused choose kv.h5 --total-bits 4 --codecs sparse --quiet
