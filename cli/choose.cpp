@@ -235,19 +235,22 @@ class Tryout {
     return !trial_.options.weights.empty() && (allocates_bits(entry()) || entry().capabilities.takes_weights);
   }
 
-  std::unique_ptr<Codec> make(const Options& options) const {
+  /// Whether they are the codec's: it then needs them to encode.
+  bool codec_weighs() const { return weighs() && !allocates_bits(entry()); }
+
+  std::unique_ptr<Codec> make(const Options& options, bool weighed) const {
     const KvReader& kv = trial_.kv;
     CodecContext context =
         context_of(kv.model(), kv.documents(), kv.dtype() == DType::f32 ? DType::bf16 : kv.dtype(),
                    candidate_.book ? &candidate_.book->book.book : nullptr);
     context.engine = engine_for(entry(), trial_.options.common.engine());
-    if (weighs() && !allocates_bits(entry())) take_weights(trial_.options.weights, context);
+    if (weighed) take_weights(trial_.options.weights, context);
     return kvcodec::make_codec(entry(), options, context, choose_rope(entry(), std::nullopt, context));
   }
 
   void try_options() {
     const auto options = entry().make_options();
-    const auto usual = make(*options);
+    const auto usual = make(*options, false);  // weights need options that the search sets
     check_token_ids(trial_.kv, *usual);
     (void)whole_groups(trial_.layers, usual->layer_group(), ErrorKind::usage, "layers");
     if (dial_of(entry()).turn)
@@ -263,14 +266,14 @@ class Tryout {
                               trial_.layers,
                               weighs() ? trial_.options.weights : std::string(),
                               trial_.options.common,
-                              [this](const Options& with) { return make(with); },
+                              [this](const Options& with) { return make(with, codec_weighs()); },
                               before_try_};
     const FoundOptions found = find_options(trial_.options.goal(), context, trial_.probe,
                                             trial_.meter ? &*trial_.meter : nullptr, options);
     attempt_.options = found.words;
-    if (weighs() && !allocates_bits(entry())) attempt_.weights = trial_.options.weights;
+    if (codec_weighs()) attempt_.weights = trial_.options.weights;
     attempt_.loss = found.loss;
-    measure(*make(*found.options));
+    measure(*make(*found.options, codec_weighs()));
     attempt_.reached = true;
   }
 

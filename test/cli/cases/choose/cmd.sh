@@ -18,6 +18,13 @@ kvcodec choose kv.h5 --total-bits 4 --codecs kvcomp,kivi $judge --json --quiet |
   jq -r '.judged_by, ([.choice.nll_rise, .choice.kl] | max) == ([.codecs[] | [.nll_rise, .kl] | max] | min)'
 kvcodec choose kv.h5 --max-nll 0.05 --codecs kvcomp,fp8 $judge --json --quiet |
   jq -r '.judged_by, .choice.codec, ([.codecs[] | .nll_rise <= 0.05 and .kl <= 0.05] | all)'
+# Weights: for the search where bits are allocated, else in the command too.
+kvcodec sensitivity --model src/data/demo-model --text src/data/text/pride-and-prejudice.txt --chunk 200 --max-documents 2 --quiet -o s.h5 >/dev/null
+for codec in kvcomp kivi; do
+  kvcodec choose kv.h5 --total-bits 3.5 --weights s.h5 --codecs $codec --quiet | tail -n 1 >encode
+  sed "s/--max-error [0-9.]*/--max-error X/; s/--layer-bits '[0-9 ]*'/--layer-bits N/; s/--bits [0-9] //" encode
+  sh -c "$(cat encode) --overwrite --json --quiet" | jq '.bits_per_value > 3.3 and .bits_per_value < 3.6'
+done
 # A transform that is learned on the way, by a command that learns it again.
 kvcodec dump-kv --model src/data/demo-model --text src/data/text/moby-dick.txt --chunk 512 --max-tokens 5120 --queries none --quiet -o long.h5 >/dev/null
 kvcodec choose long.h5 --total-bits 1.5 --codecs transform --learn learned.h5 --json --quiet >chosen.json
