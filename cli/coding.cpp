@@ -82,6 +82,11 @@ void check_one_shape(const std::string& file, const ModelInfo& model, const Docu
         file, what);
 }
 
+void check_token_ids(const KvReader& kv, const Codec& codec) {
+  if (codec.predicts_from() > 0 && !kv.has_tokens())
+    throw bad_input("{}: it has no token ids, and the book predicts keys and values from them", kv.name());
+}
+
 std::vector<int> whole_groups(const std::vector<int>& layers, int layer_group, ErrorKind kind,
                               const std::string& what) {
   std::vector<int> groups = groups_of(layers, layer_group);

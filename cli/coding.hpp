@@ -9,6 +9,7 @@
 
 #include "formats/book_file.hpp"
 #include "formats/codes_file.hpp"
+#include "formats/kv_file.hpp"
 #include "lib/codec/codec.hpp"
 #include "lib/codec/registry.hpp"
 #include "lib/core/error.hpp"
@@ -50,6 +51,9 @@ bool has_side(const CodesInfo& info, int first_layer, Side side);
 /// tokens; what: who takes none such.
 void check_one_shape(const std::string& file, const ModelInfo& model, const Documents& documents,
                      const char* what);
+
+/// Throws Error(bad_input) for a cache without the token ids that the codec predicts from.
+void check_token_ids(const KvReader& kv, const Codec& codec);
 
 /// First layers of the groups that `layers` (ascending) fills. Throws an Error of that kind if it does not
 /// fill whole groups, which begin at multiples of layer_group; `what` says who asked for those layers.

@@ -81,6 +81,8 @@ std::string limits_note(const OptionField& field) {
   return notes.empty() ? "" : fmt::format(" ({})", fmt::join(notes, ", "));
 }
 
+}  // namespace
+
 std::string shell_quoted(const std::string& word) {
   constexpr std::string_view kPlain =
       "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./:,=+@%^";
@@ -94,8 +96,6 @@ std::string shell_quoted(const std::string& word) {
   }
   return quoted + "'";
 }
-
-}  // namespace
 
 void set_from_text(const OptionField& field, const std::string& option, const std::string& text) {
   Scalar value = text;

@@ -113,6 +113,9 @@ class Command {
   std::vector<std::pair<std::string, std::string>> refused_;
 };
 
+/// A word as a shell reads it back: between quotes where it needs them, line feeds as spaces.
+std::string shell_quoted(const std::string& word);
+
 /// Sets a field from text as it stands on a command line. option: what messages call it ("--atoms"). Throws
 /// Error(usage) for what is no number, and as set_value does.
 void set_from_text(const OptionField& field, const std::string& option, const std::string& text);

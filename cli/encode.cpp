@@ -579,12 +579,6 @@ std::string names_text(const std::vector<std::string>& names) {
                      names.size() > kShown ? fmt::format(" and {} more", names.size() - kShown) : "");
 }
 
-/// What is predicted from ids needs them.
-void check_token_ids(const KvReader& kv, const Codec& codec) {
-  if (codec.predicts_from() > 0 && !kv.has_tokens())
-    throw bad_input("{}: it has no token ids, and the book predicts keys and values from them", kv.name());
-}
-
 void note_missing_queries(const KvReader& kv, const Codec& codec, const CommonOptions& common) {
   if (const std::string instead = codec.without_queries();
       codec.wants_queries() && !instead.empty() && kv.query_tokens() == 0)

@@ -5,29 +5,19 @@
 #include <limits>
 
 #include "cli/codec_spec.hpp"
-#include "cli/judged_texts.hpp"
 #include "cli/matching.hpp"
-#include "cli/model_runner.hpp"
-#include "cli/probe.hpp"
-#include "cli/progress.hpp"
 #include "cli/weights.hpp"
-#include "formats/model_files.hpp"
 #include "lib/codec/dial.hpp"
 #include "lib/codec/layer_numbers.hpp"
 #include "lib/core/error.hpp"
 #include "lib/pipeline/allocation.hpp"
-#include "lib/pipeline/closed_loop.hpp"
 
 namespace kvcodec::cli {
 namespace {
 
-/// Tokens of the sample: on four novels' worth of caches rates of so many are within 1% of those of all.
-constexpr uint64_t kSampleTokens = 4096;
 /// Near enough to a rate, and to a ratio in dB.
 constexpr double kNear = 0.003, kNearDb = 0.1;
 constexpr int kMostTries = 30;
-/// Documents that a model is run on for a loss, and their length.
-constexpr int64_t kLossDocuments = 6, kLossTokens = 1024;
 constexpr int kLossTries = 9;
 
 double snr_of(Quality quality) {
@@ -195,12 +185,13 @@ std::string words_of(Options& before, Options& after) {
     words += fmt::format("{}--{} {}", words.empty() ? "" : " ", name,
                          text.find(' ') == std::string::npos ? text : "'" + text + "'");
   }
-  return words.empty() ? "what was given" : words;
+  return words;
 }
 
 double find_rate(const GoalOptions& goal, const GoalContext& context, const Scale& scale,
                  const Probe& probe) {
   const auto bits = [&](double place) {
+    context.tell_try();
     const auto codec = scale.codec_at(place);
     return codec ? probe.bits(*codec) : std::numeric_limits<double>::infinity();
   };
@@ -208,82 +199,55 @@ double find_rate(const GoalOptions& goal, const GoalContext& context, const Scal
     return low >= goal.total_bits * (1 - kNear);
   });
   if (!found.low)
-    throw usage_error("--total-bits is {}; with these options {} takes {:.2f} bits per value at least",
-                      goal.total_bits, context.codec.name, found.at_high);
+    throw GoalMissed(
+        found.at_high,
+        fmt::format("--total-bits is {}; with these options {} takes {:.2f} bits per value at least",
+                    goal.total_bits, context.codec.name, found.at_high));
   return *found.low;
 }
 
-/// Of ratios that rise, the place of the first that is not below the target.
-double find_snr(double target, const GoalContext& context, const Scale& scale, const Probe& probe) {
+/// Where signal-to-noise ratios, which rise, pass the target.
+Bracket snr_bracket(double target, const GoalContext& context, const Scale& scale, const Probe& probe) {
   const auto snr = [&](double place) {
+    context.tell_try();
     const auto codec = scale.codec_at(place);
     return codec ? Probe::snr_db(probe.energies(*codec)) : std::numeric_limits<double>::infinity();
   };
-  const Bracket found = find_bracket(scale, 1, target, kMostTries, snr,
-                                     [&](double, double high) { return high <= target + kNearDb; });
+  return find_bracket(scale, 1, target, kMostTries, snr,
+                      [&](double, double high) { return high <= target + kNearDb; });
+}
+
+/// The place of the first ratio that is not below the target.
+double find_snr(double target, const GoalContext& context, const Scale& scale, const Probe& probe) {
+  const Bracket found = snr_bracket(target, context, scale, probe);
   if (!found.low) return scale.least();
   if (!found.high || !std::isfinite(found.at_high))
-    throw usage_error("--quality asks for {} dB; with these options {} reaches {:.1f}", target,
-                      context.codec.name, found.at_low);
+    throw GoalMissed(found.at_low,
+                     fmt::format("--quality asks for {} dB; with these options {} reaches {:.1f}", target,
+                                 context.codec.name, found.at_low));
   return *found.high;
 }
 
-/// What a model loses of texts under codecs.
-class LossMeter {
- public:
-  LossMeter(const GoalOptions& goal, const GoalContext& context)
-      : context_(context), files_(open_model(goal.model)), model_(make_model(*files_, context.common)) {
-    const ModelConfig& config = files_->description().config;
-    const ModelInfo& info = context.kv.model();
-    if (config.num_layers != info.num_layers || config.num_kv_heads != info.num_kv_heads ||
-        config.head_dim != info.head_dim)
-      throw bad_input("{}: it has {} layers, {} key/value heads of {}; the cache has {}, {} of {}",
-                      goal.model, config.num_layers, config.num_kv_heads, config.head_dim, info.num_layers,
-                      info.num_kv_heads, info.head_dim);
-    JudgedTextOptions texts;
-    texts.texts = goal.texts;
-    texts.max_documents = kLossDocuments;
-    const int64_t length = std::min(document_length(texts, config), kLossTokens);
-    texts.chunk = length;
-    const Tokenizer tokenizer = files_->tokenizer();
-    documents_ =
-        judged_texts(texts, context.common, tokenizer, read_texts(texts, context.common), length).documents;
-  }
-
-  /// The rise of the NLL or the divergence, whichever is more: of few tokens the rise may come out below 0 by chance, and
-  /// the divergence does not.
-  double loss(const Codec& codec) const {
-    ClosedLoop loop(model_,
-                    {{&codec, context_.kv.dtype() == DType::f32 ? DType::bf16 : context_.kv.dtype(), {}}},
-                    {.memory = context_.common.memory_bytes(), .engine = context_.common.engine()});
-    std::vector<PredictionSums> own, reference;
-    for (const LoopResult& result : loop.run(documents_)) {
-      own.push_back(result.settings[0].sums);
-      reference.push_back(result.reference.sums);
-    }
-    const PredictionEstimates estimates = estimate_predictions(own, reference);
-    return std::max(estimates.rise.mean, estimates.divergence.mean);
-  }
-
- private:
-  const GoalContext& context_;
-  std::unique_ptr<ModelFiles> files_;
-  LlamaModel model_;
-  std::vector<LoopDocument> documents_;
-};
+/// Where errors are what they usually are for a loss like that, or the finest place that the codec has.
+double usual_place(double loss, const GoalContext& context, const Scale& scale, const Probe& probe) {
+  const Bracket found = snr_bracket(std::clamp(5 - 5 * std::log10(loss), 8.0, 40.0), context, scale, probe);
+  if (!found.low) return scale.least();
+  return found.high && std::isfinite(found.at_high) ? *found.high : *found.low;
+}
 
 double find_loss(const GoalOptions& goal, const GoalContext& context, const Scale& scale, const Probe& probe,
-                 double& reached) {
-  const LossMeter meter(goal, context);
-  // Losses are dear to measure: the search begins where errors are what they usually are for a loss like this.
-  const double start =
-      find_snr(std::clamp(5 - 5 * std::log10(goal.max_nll), 8.0, 40.0), context, scale, probe);
+                 const LossMeter& meter, Loss& reached) {
+  // Losses are dear to measure: the search begins where they are likely to be met.
+  const double start = usual_place(goal.max_nll, context, scale, probe);
   std::optional<double> low, high;  // more than is allowed; not more
+  double least = std::numeric_limits<double>::infinity();
   double place = start, step = std::max(scale.finest(), dial_of(context.codec).whole ? start / 4 : 0.5);
   for (int tries = kLossTries; tries > 0; --tries) {
+    context.tell_try();
     const auto codec = scale.codec_at(place);
-    const double loss = codec ? meter.loss(*codec) : 0;
-    if (codec && loss > goal.max_nll) {
+    const Loss loss = codec ? meter.loss(*codec) : Loss();
+    if (codec) least = std::min(least, loss.worst());
+    if (codec && loss.worst() > goal.max_nll) {
       low = place;
     } else {
       high = place;
@@ -300,8 +264,9 @@ double find_loss(const GoalOptions& goal, const GoalContext& context, const Scal
     step *= 1.5;
   }
   if (!high || !scale.codec_at(*high))
-    throw usage_error("--max-nll is {}; with these options {} was not found to lose so little", goal.max_nll,
-                      context.codec.name);
+    throw GoalMissed(least,
+                     fmt::format("--max-nll is {}; with these options {} was not found to lose so little",
+                                 goal.max_nll, context.codec.name));
   return *high;
 }
 
@@ -362,22 +327,33 @@ void check_goal_fits(const Command& command, const GoalOptions& goal, const Code
       throw usage_error("--{} is what {} finds; leave out one of them", name, asked);
 }
 
+FoundOptions find_options(const GoalOptions& goal, const GoalContext& context, const Probe& probe,
+                          const LossMeter* meter, Options& given) {
+  const Scale scale(context, given, probe);
+  FoundOptions found;
+  Loss reached;
+  const double place = goal.total_bits > 0 ? find_rate(goal, context, scale, probe)
+                       : goal.max_nll > 0  ? find_loss(goal, context, scale, probe, *meter, reached)
+                                           : find_snr(snr_of(*goal.quality), context, scale, probe);
+  if (goal.max_nll > 0) found.loss = reached;
+  found.options = scale.options_at(place);
+  found.words = words_of(given, *found.options);
+  return found;
+}
+
 std::string settle(const GoalOptions& goal, const GoalContext& context, Options& options) {
   const Probe probe(context.kv, context.documents, context.layers, kSampleTokens);
-  const Scale scale(context, options, probe);
-  double reached = 0;
-  const double place = goal.total_bits > 0 ? find_rate(goal, context, scale, probe)
-                       : goal.max_nll > 0  ? find_loss(goal, context, scale, probe, reached)
-                                           : find_snr(snr_of(*goal.quality), context, scale, probe);
-  const auto found = scale.options_at(place);
-  std::string words = words_of(options, *found);
-  const auto codec = context.make(*found);
+  std::optional<LossMeter> meter;
+  if (goal.max_nll > 0) meter.emplace(goal.model, goal.texts, context.kv, context.common);
+  const FoundOptions found = find_options(goal, context, probe, meter ? &*meter : nullptr, options);
+  std::string words = found.words.empty() ? "what was given" : found.words;
+  const auto codec = context.make(*found.options);
   std::string about = fmt::format("{:.3f} bits per value", probe.bits(*codec));
   if (goal.quality) about += fmt::format(" and {:.1f} dB", Probe::snr_db(probe.energies(*codec)));
-  if (goal.max_nll > 0) about += fmt::format("; the model loses {:.4f} nats per token", reached);
+  if (found.loss) about += fmt::format("; the model loses {:.4f} nats per token", found.loss->worst());
   context.common.note("{} {}: a sample of {} tokens takes {}", context.codec.name, words, probe.tokens(),
                       about);
-  from_record(to_record(*found), options);
+  from_record(to_record(*found.options), options);
   return words;
 }
 

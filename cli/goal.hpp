@@ -10,8 +10,11 @@
 
 #include "cli/command.hpp"
 #include "cli/common.hpp"
+#include "cli/loss_meter.hpp"
+#include "cli/probe.hpp"
 #include "formats/kv_file.hpp"
 #include "lib/codec/codec.hpp"
+#include "lib/core/error.hpp"
 #include "lib/core/names.hpp"
 
 namespace kvcodec::cli {
@@ -37,6 +40,9 @@ struct GoalOptions final : Options {
 /// The codec with these options, for the cache that is to be encoded.
 using MakeCodec = std::function<std::unique_ptr<Codec>(const Options&)>;
 
+/// Tokens of the sample: on four novels' worth of caches rates of so many are within 1% of those of all.
+constexpr uint64_t kSampleTokens = 4096;
+
 /// What a search has to know beside the goal.
 struct GoalContext {
   const CodecEntry& codec;
@@ -46,7 +52,36 @@ struct GoalContext {
   std::string weights;            ///< sensitivity file; empty: none
   const CommonOptions& common;
   MakeCodec make;
+  std::function<void()> before_try = {};  ///< called before each measurement; what it throws ends the search
+
+  void tell_try() const {
+    if (before_try) before_try();
+  }
 };
+
+/// A goal (usage) that no options of a codec reach.
+class GoalMissed : public Error {
+ public:
+  GoalMissed(double nearest, const std::string& message)
+      : Error(ErrorKind::usage, message), nearest_(nearest) {}
+  /// What came nearest, as the goal counts: bits per value, nats per token or dB; infinite where nothing could be measured.
+  double nearest() const { return nearest_; }
+
+ private:
+  double nearest_;
+};
+
+struct FoundOptions {
+  std::unique_ptr<Options> options;
+  std::string words;  ///< what differs from what was given, as words of a command line; "" if nothing does
+  std::optional<Loss> loss;  ///< where the goal is one
+};
+
+/// The options that reach the goal, as near as the codec can: the rate is not above total_bits, the loss on the texts not
+/// above max_nll, the signal-to-noise ratio not below the quality's. given: where the search begins, which stays as it is.
+/// meter: for max_nll. Deterministic. Throws GoalMissed where no options reach it.
+FoundOptions find_options(const GoalOptions& goal, const GoalContext& context, const Probe& probe,
+                          const LossMeter* meter, Options& given);
 
 /// Whether weights are for this search alone: of codecs with bits for each layer, whose errors no option weighs.
 bool allocates_bits(const CodecEntry& codec);
@@ -55,9 +90,8 @@ bool allocates_bits(const CodecEntry& codec);
 void check_goal_fits(const Command& command, const GoalOptions& goal, const CodecEntry& codec,
                      const std::string& word);
 
-/// Sets options to what reaches the goal, as near as the codec can: the rate is not above total_bits, the loss on the texts
-/// not above max_nll, the signal-to-noise ratio not below the quality's. Returns them as words of a command line, and says on
-/// standard error what was found. Deterministic. Throws Error(usage) where no options reach it.
+/// Sets options to what find_options() finds on a sample of the cache. Returns that as words of a command line, and says
+/// it on standard error.
 std::string settle(const GoalOptions& goal, const GoalContext& context, Options& options);
 
 }  // namespace kvcodec::cli

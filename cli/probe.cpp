@@ -23,15 +23,17 @@ double stored_bits(const StreamSpec& spec, uint64_t bytes) {
 
 }  // namespace
 
-Probe::Probe(const KvReader& kv, const std::vector<size_t>& documents, const std::vector<int>& layers,
-             uint64_t most_tokens)
+Probe::Probe(const KvReader& kv, const std::vector<size_t>& documents, const std::vector<size_t>& sampled,
+             const std::vector<int>& layers, uint64_t most_tokens)
     : kv_(kv), layers_(layers), all_documents_(documents.size()) {
   for (const size_t document : documents) all_tokens_ += kv.documents().length(document);
-  const uint64_t wanted = std::max<uint64_t>(1, std::min(most_tokens, all_tokens_));
+  uint64_t tokens = 0;
+  for (const size_t document : sampled) tokens += kv.documents().length(document);
+  const uint64_t wanted = std::max<uint64_t>(1, std::min(most_tokens, tokens));
   // Every n-th document, so many that they have the tokens wanted if all are alike.
-  const auto step = static_cast<size_t>(std::max<uint64_t>(1, all_tokens_ / wanted));
-  for (size_t i = step / 2; i < documents.size() && tokens_ < wanted; i += step) {
-    const size_t document = documents[i];
+  const auto step = static_cast<size_t>(std::max<uint64_t>(1, tokens / wanted));
+  for (size_t i = step / 2; i < sampled.size() && tokens_ < wanted; i += step) {
+    const size_t document = sampled[i];
     const uint64_t first = kv.documents().offsets[document],
                    count = std::min(kv.documents().length(document), wanted - tokens_);
     if (count == 0) continue;

@@ -16,7 +16,11 @@ class Probe {
   /// Whole documents of a cache, spread over those that are to be coded, as long as they are about so many tokens together;
   /// at least one, or the beginning of it. layers: ascending. Reads them; the same documents for the same arguments.
   Probe(const KvReader& kv, const std::vector<size_t>& documents, const std::vector<int>& layers,
-        uint64_t most_tokens);
+        uint64_t most_tokens)
+      : Probe(kv, documents, documents, layers, most_tokens) {}
+  /// The same, taken from `sampled`, which are some of the documents.
+  Probe(const KvReader& kv, const std::vector<size_t>& documents, const std::vector<size_t>& sampled,
+        const std::vector<int>& layers, uint64_t most_tokens);
 
   /// Tokens of the sample.
   uint64_t tokens() const { return tokens_; }

@@ -14,6 +14,7 @@ std::string export_cache(Command& command);
 std::string train_dict(Command& command);
 std::string train_rvq(Command& command);
 std::string train_transform(Command& command);
+std::string choose(Command& command);
 std::string encode(Command& command);
 std::string decode(Command& command);
 std::string attend(Command& command);

@@ -1,0 +1,56 @@
+// What kvcodec choose decides by: what each codec reached, which is best, and the command that repeats it. Nothing here reads
+// a cache.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cli/loss_meter.hpp"
+
+namespace kvcodec::cli {
+
+/// A codec and what became of it.
+struct Attempt {
+  std::string codec, book = {};
+  /// What reaches the goal, as words of a command line; "": the defaults do, or nothing does.
+  std::string options = {};
+  std::string weights = {};  ///< the sensitivity file that these options need
+  bool reached = false;
+  std::optional<double> bits = {}, snr_db = {};  ///< of what was measured; bits per value
+  std::optional<Loss> loss = {};                 ///< where there is a model
+  /// Where the goal was missed: by its measure, what came nearest.
+  std::optional<double> nearest = {};
+  double seconds = 0;
+  std::string reason = {};  ///< why it did not reach the goal; "" if it did
+};
+
+/// What decides between attempts that reach the goal.
+enum class Judge : uint8_t { bits, loss, snr };
+
+/// The best of those that reach the goal, the first of equals; nothing where none does.
+std::optional<size_t> best_of(std::span<const Attempt> attempts, Judge judge);
+
+/// Of those that missed it, what came nearest; nothing where none was measured.
+std::optional<size_t> nearest_of(std::span<const Attempt> attempts);
+
+/// Codecs that were left out because the time was over.
+std::vector<std::string> untried(std::span<const Attempt> attempts);
+inline constexpr const char* kNoTimeLeft = "not tried: the time was over";
+
+/// What of the cache is to be encoded, as it was given.
+struct EncodedPart {
+  std::string input, documents, layers;
+};
+
+/// "kvcodec encode kv.h5 --codec kvcomp --key-rel 0.3 -o codes.h5"
+std::string encode_command(const Attempt& attempt, const EncodedPart& part);
+
+/// Documents that a book is learned from, and those that codecs are tried on: every other one. A single document is both.
+struct LearningSplit {
+  std::vector<size_t> learned, tried;
+};
+LearningSplit split_for_learning(const std::vector<size_t>& documents);
+
+}  // namespace kvcodec::cli

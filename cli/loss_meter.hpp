@@ -1,0 +1,44 @@
+// What a codec costs a model on texts: the closed loop (lib/pipeline/closed_loop.hpp) on a few documents, for searches
+// that ask often.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cli/common.hpp"
+#include "formats/kv_file.hpp"
+#include "formats/model_files.hpp"
+#include "lib/codec/codec.hpp"
+#include "lib/model/llama.hpp"
+#include "lib/pipeline/continuation.hpp"
+
+namespace kvcodec::cli {
+
+/// In nats per judged token.
+struct Loss {
+  double rise = 0;        ///< of the NLL
+  double divergence = 0;  ///< from the predictions with the model's own cache
+  /// Whichever is more: of few tokens the rise may come out below 0 by chance, and the divergence does not.
+  double worst() const { return std::max(rise, divergence); }
+};
+
+class LossMeter {
+ public:
+  /// model: a directory or a GGUF file, of the cache's shape. Throws Error(bad_input) for models of another one.
+  /// kv and common outlive this.
+  LossMeter(const std::string& model, const std::vector<std::string>& texts, const KvReader& kv,
+            const CommonOptions& common);
+
+  Loss loss(const Codec& codec) const;
+
+ private:
+  const KvReader& kv_;
+  const CommonOptions& common_;
+  std::unique_ptr<ModelFiles> files_;
+  LlamaModel model_;
+  std::vector<LoopDocument> documents_;
+};
+
+}  // namespace kvcodec::cli
