@@ -41,9 +41,16 @@ done
 
 faults=0 old=0 new=0 reached=0 ended=0
 fault() { echo "$1: $2" && faults=$((faults + 1)); }
+# Whether it says what the new one does. After an allocation that failed and was tried again, HDF5 leaves other bytes in the gaps of
+# its own structures.
+reads_as_new() {
+  [[ $(stat -c %s out.h5) == "$(stat -c %s "new-$1")" ]] && "$kvcodec" check out.h5 >/dev/null 2>&1 || return
+  cp "new-$1" as-new.h5
+  cmp -s <("$kvcodec" info out.h5 --json | grep -v '"file"') <("$kvcodec" info as-new.h5 --json | grep -v '"file"')
+}
 # What is there, of that command.
 look() {
-  if cmp -s out.h5 "new-$1"; then new=$((new + 1)) there=new
+  if cmp -s out.h5 "new-$1" || reads_as_new "$1"; then new=$((new + 1)) there=new
   elif cmp -s out.h5 "old-$1"; then old=$((old + 1)) there=old
   else there=neither && fault "$2" "neither the old file nor the new one is there"
   fi
