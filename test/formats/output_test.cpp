@@ -305,7 +305,6 @@ TEST_CASE("output: what a run left that nothing could stop is removed by the nex
   put(folder / "a.h5", "old");
   /// A run that writes to a.h5 and waits.
   const auto begin = [&] {
-    const size_t before = folder.names().size();
     const pid_t child = ::fork();
     REQUIRE(child >= 0);
     if (child == 0) {
@@ -313,7 +312,12 @@ TEST_CASE("output: what a run left that nothing could stop is removed by the nex
       put(output.path(), "half");
       for (;;) ::pause();
     }
-    while (folder.names().size() == before) ::usleep(1000);
+    const std::string own = fmt::format(".a.h5.{}-", child);
+    const auto is_there = [&] {
+      return std::ranges::any_of(folder.names(),
+                                 [&](const std::string& name) { return name.starts_with(own); });
+    };
+    while (!is_there()) ::usleep(1000);
     return child;
   };
   const auto kill = [](pid_t child) {
