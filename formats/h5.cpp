@@ -334,12 +334,23 @@ struct File::State {
     }
   }
 
+  /// Whether there is such a link. What is below no group is not there; a group that cannot be read may hold anything.
+  bool has_link(const std::string& link) const {
+    const htri_t found = H5Lexists(id, link.c_str(), H5P_DEFAULT);
+    if (found >= 0) return found > 0;
+    const Error unread = refused(link, "cannot be looked for");
+    const std::string above = link.substr(0, std::max<size_t>(1, link.rfind('/')));
+    const Handle object(H5Oopen(id, above.c_str(), H5P_DEFAULT), H5Oclose);
+    if (object && H5Iget_type(object.get()) != H5I_GROUP) return false;
+    throw unread;
+  }
+
   /// Tells whether the path leads to an object inside this file.
   bool reaches(const std::string& object) const {
     if (object == "/") return true;
     for (size_t end = object.find('/', 1);; end = object.find('/', end + 1)) {
       const std::string part = object.substr(0, end);
-      if (H5Lexists(id, part.c_str(), H5P_DEFAULT) <= 0) return false;
+      if (!has_link(part)) return false;
       H5L_info_t info;
       if (H5Lget_info(id, part.c_str(), &info, H5P_DEFAULT) < 0) return false;
       if (info.type != H5L_TYPE_HARD && info.type != H5L_TYPE_SOFT)

@@ -1,3 +1,4 @@
+#include <fstream>
 #include <functional>
 
 #include "formats/h5.hpp"
@@ -43,6 +44,30 @@ void write(const std::string& path) {
 }
 
 }  // namespace
+
+TEST_CASE("selection: a group that cannot be read is not taken for one that is missing (long)") {
+  const Folder folder;
+  const std::string path = folder / "s.h5";
+  write(path);
+  const std::string good = file_bytes(path);
+  const SelectionFile wanted = read_selection_info(path);
+  size_t refused = 0;
+  for (size_t place = 0; place < good.size(); place += 3) {
+    std::string bad = good;
+    bad[place] = static_cast<char>(bad[place] ^ 0x10);
+    std::ofstream(path, std::ios::binary) << bad;
+    try {
+      const SelectionFile found = read_selection_info(path);
+      CAPTURE(place);
+      CHECK(found.info.documents.names == wanted.info.documents.names);
+      CHECK(found.info.query_rows == wanted.info.query_rows);
+      CHECK(found.budgets == wanted.budgets);
+    } catch (const Error&) {
+      ++refused;
+    }
+  }
+  CHECK(refused > good.size() / 12);
+}
 
 TEST_CASE("selection: what was written comes back") {
   const Folder folder;
