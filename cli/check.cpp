@@ -4,8 +4,6 @@
 //
 //   kvcodec check kv.h5 dict.h5 codes.h5
 #include <map>
-#include <utility>
-#include <vector>
 
 #include "cli/coding.hpp"
 #include "cli/common.hpp"
@@ -67,15 +65,6 @@ void note_fault(Checked& checked, FaultBit bit, const Action& action) {
 
 constexpr uint64_t kRowsBytes = uint64_t{16} << 20;
 
-/// Tokens that the layer holds, numbered as those of the file, in runs that can be read at once.
-std::vector<std::pair<uint64_t, uint64_t>> held_runs(const Documents& documents, int layer) {
-  if (documents.whole()) return {{0, documents.tokens()}};
-  std::vector<std::pair<uint64_t, uint64_t>> runs;
-  for (size_t i = 0; i < documents.count(); ++i)
-    runs.emplace_back(documents.offsets[i] + documents.left_out_of(layer, i), documents.offsets[i + 1]);
-  return runs;
-}
-
 void check_kv(const std::string& name, const std::function<void(double)>& progress) {
   const KvReader kv(name);
   const uint64_t total = kv.documents().tokens();
@@ -89,13 +78,12 @@ void check_kv(const std::string& name, const std::function<void(double)>& progre
       kv.read(side, layer, first,
               rows.view().rows(0, static_cast<size_t>(std::min<uint64_t>(chunk, end - first))));
   };
-  const Documents& documents = kv.documents();
   size_t done = 0;
   for (const int layer : kv.layers()) {
     const LayerShape shape = kv.model().layer_shape(layer);
     for (const Side side : kSides)
       if (const int dim = shape.stored_dim(side); dim > 0)
-        for (const auto& [begin, end] : held_runs(documents, layer))
+        for (const auto& [begin, end] : kv.documents().held_runs(layer))
           read(begin, end, side, layer, static_cast<size_t>(shape.heads) * static_cast<size_t>(dim));
     progress(static_cast<double>(++done) / static_cast<double>(kv.layers().size()));
   }

@@ -36,9 +36,9 @@ constexpr std::string_view kByPromise[] = {"transform", "kvcomp", "q4", "kivi", 
 constexpr std::string_view kYardsticks[] = {"fp8", "lossless", "none"};
 
 struct ChooseOptions final : Options {
-  std::string input, codecs, weights, learn, model;
-  std::vector<std::string> books, texts;
-  double total_bits = 0, max_nll = 0;
+  std::string input, codecs, weights, learn;
+  std::vector<std::string> books;
+  GoalOptions goal;  ///< its model and texts judge any goal here
   double time = 600;
   CommonOptions common;
   LayerSelection layers;
@@ -48,16 +48,16 @@ struct ChooseOptions final : Options {
     return {
         {.name = "total-bits",
          .help = "bits per value of the file that may be taken, everything counted but the book",
-         .target = &total_bits,
+         .target = &goal.total_bits,
          .min = 0},
         {.name = "max-nll",
          .help =
              "the rise of the NLL, in nats per token, and the divergence, that --model may have on --text",
-         .target = &max_nll,
+         .target = &goal.max_nll,
          .min = 0},
         {.name = "model",
          .help = "the model that made the cache, a directory or a GGUF file: its loss decides",
-         .target = &model}};
+         .target = &goal.model}};
   }
   std::vector<OptionField> search_fields() {
     return {
@@ -78,32 +78,24 @@ struct ChooseOptions final : Options {
          .min = 0}};
   }
 
-  bool has_model() const { return !model.empty(); }
-  Judge judge() const { return max_nll > 0 ? Judge::bits : has_model() ? Judge::loss : Judge::snr; }
-
-  /// The goal as encode has it, which knows a model for --max-nll alone.
-  GoalOptions goal() const {
-    GoalOptions goal;
-    goal.total_bits = total_bits;
-    goal.max_nll = max_nll;
-    return goal;
-  }
+  bool has_model() const { return !goal.model.empty(); }
+  Judge judge() const { return goal.max_nll > 0 ? Judge::bits : has_model() ? Judge::loss : Judge::snr; }
 
   std::string goal_text() const {
-    return total_bits > 0 ? fmt::format("--total-bits is {}", total_bits)
-                          : fmt::format("--max-nll is {}", max_nll);
+    return goal.total_bits > 0 ? fmt::format("--total-bits is {}", goal.total_bits)
+                               : fmt::format("--max-nll is {}", goal.max_nll);
   }
 };
 
 void check_goal(const ChooseOptions& options) {
-  if (options.total_bits > 0 && options.max_nll > 0)
+  if (options.goal.total_bits > 0 && options.goal.max_nll > 0)
     throw usage_error("--total-bits and --max-nll exclude each other");
-  if (options.total_bits == 0 && options.max_nll == 0)
+  if (options.goal.total_bits == 0 && options.goal.max_nll == 0)
     throw usage_error(
         "no goal is given: name the bits per value with --total-bits, or the loss with --max-nll");
-  if (options.max_nll > 0 && (options.model.empty() || options.texts.empty()))
+  if (options.goal.max_nll > 0 && (options.goal.model.empty() || options.goal.texts.empty()))
     throw usage_error("--max-nll needs a model and a text to measure on: give --model and --text");
-  if (options.model.empty() != options.texts.empty())
+  if (options.goal.model.empty() != options.goal.texts.empty())
     throw usage_error("--model and --text go together: a loss is measured on both");
 }
 
@@ -115,22 +107,11 @@ struct NamedBook {
   BookFile book;
 };
 
-/// Names between commas.
-std::vector<std::string> names_in(const std::string& list) {
-  std::vector<std::string> names;
-  for (size_t begin = 0; begin <= list.size();) {
-    const size_t end = std::min(list.find(',', begin), list.size());
-    names.push_back(list.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return names;
-}
-
 /// The codecs to try, in the order of promise whatever the order of the list.
 std::vector<const CodecEntry*> codecs_to_try(const std::string& list) {
   std::vector<std::string> asked;
   if (!list.empty()) {
-    asked = names_in(list);
+    asked = split(list, ',');
     with_context("--codecs", [&] {
       for (const std::string& name : asked) (void)codec_named(name);
     });
@@ -268,7 +249,7 @@ class Tryout {
                               trial_.options.common,
                               [this](const Options& with) { return make(with, codec_weighs()); },
                               before_try_};
-    const FoundOptions found = find_options(trial_.options.goal(), context, trial_.probe,
+    const FoundOptions found = find_options(trial_.options.goal, context, trial_.probe,
                                             trial_.meter ? &*trial_.meter : nullptr, options);
     attempt_.options = found.words;
     if (codec_weighs()) attempt_.weights = trial_.options.weights;
@@ -281,8 +262,8 @@ class Tryout {
   void try_fixed(const Codec& codec) {
     measure(codec);
     const ChooseOptions& options = trial_.options;
-    const double reached = options.total_bits > 0 ? *attempt_.bits : attempt_.loss->worst();
-    if (reached <= (options.total_bits > 0 ? options.total_bits : options.max_nll))
+    const double reached = options.goal.total_bits > 0 ? *attempt_.bits : attempt_.loss->worst();
+    if (reached <= (options.goal.total_bits > 0 ? options.goal.total_bits : options.goal.max_nll))
       attempt_.reached = true;
     else
       miss_by(reached, "");
@@ -304,8 +285,8 @@ class Tryout {
   void miss_by(double nearest, const char* least) {
     if (!std::isfinite(nearest)) return miss("none of its options fits the cache");
     attempt_.nearest = nearest;
-    miss(trial_.options.total_bits > 0 ? fmt::format("takes {:.2f} bits per value{}", nearest, least)
-                                       : fmt::format("loses {:.4f} nats per token{}", nearest, least));
+    miss(trial_.options.goal.total_bits > 0 ? fmt::format("takes {:.2f} bits per value{}", nearest, least)
+                                            : fmt::format("loses {:.4f} nats per token{}", nearest, least));
   }
 
   const Trial& trial_;
@@ -396,8 +377,8 @@ Json json_of(const Attempt& attempt) {
 
 std::string json_report(const Command& command, const ChooseOptions& options, const Outcome& outcome) {
   Json json = made_by(command);
-  json["goal"] =
-      options.total_bits > 0 ? Json{{"total_bits", options.total_bits}} : Json{{"max_nll", options.max_nll}};
+  json["goal"] = options.goal.total_bits > 0 ? Json{{"total_bits", options.goal.total_bits}}
+                                             : Json{{"max_nll", options.goal.max_nll}};
   constexpr const char* kJudges[] = {"bits_per_value", "loss", "snr_db"};
   json["judged_by"] = kJudges[static_cast<size_t>(options.judge())];
   json["sample_tokens"] = outcome.tokens;
@@ -479,12 +460,12 @@ void declare(Command& command, ChooseOptions& options) {
   command.group("Goal");
   command.options(options, {{"model", "PATH"}});
   command.repeated("text", "text files and folders for --model; other ones than are to be encoded",
-                   options.texts, "PATH");
+                   options.goal.texts, "PATH");
   command.group("Search");
   command.repeated("book", "dictionary, codebooks or transform, for the codec that needs it", options.books,
                    "FILE");
-  for (const OptionField& field : options.search_fields())
-    command.option(field, field.name == "codecs" ? "LIST" : field.name == "time" ? "SECONDS" : "FILE");
+  command.options(options.search_fields(),
+                  {{"learn", "FILE"}, {"codecs", "LIST"}, {"weights", "FILE"}, {"time", "SECONDS"}});
   options.common.declare(command);
 }
 
@@ -537,7 +518,7 @@ Outcome choose_codec(const ChooseOptions& options, const KvReader& kv) {
   }
   Trial trial{options, kv,   documents, layers, Probe(kv, documents, split.tried, layers, kSampleTokens),
               {},      watch};
-  if (options.has_model()) trial.meter.emplace(options.model, options.texts, kv, options.common);
+  if (options.has_model()) trial.meter.emplace(options.goal.model, options.goal.texts, kv, options.common);
   outcome.attempts = try_all(trial, candidates_of(codecs, books));
   const auto best = best_of(outcome.attempts, options.judge());
   if (!best) complain(options, outcome.attempts);

@@ -221,8 +221,9 @@ void Command::repeated(const std::string& name, const std::string& help, std::ve
   current_group().entries.push_back({fmt::format("{} {}{}", bound.name, value, greedy ? " ..." : ""), help});
 }
 
-void Command::options(Options& fields, const std::map<std::string, std::string>& values) {
-  for (const auto& field : fields.fields()) {
+void Command::options(const std::vector<OptionField>& fields,
+                      const std::map<std::string, std::string>& values) {
+  for (const auto& field : fields) {
     const auto value = values.find(field.name);
     option(field, value == values.end() ? std::string_view{} : std::string_view{value->second});
   }

@@ -52,8 +52,11 @@ class Command {
   /// positional arguments).
   void repeated(const std::string& name, const std::string& help, std::vector<std::string>& target,
                 std::string_view value, bool greedy = false);
-  /// All fields of an options struct. values: what the help calls the arguments of some of them.
-  void options(Options& fields, const std::map<std::string, std::string>& values = {});
+  /// All fields, or those of an options struct. values: what the help calls the arguments of some of them.
+  void options(const std::vector<OptionField>& fields, const std::map<std::string, std::string>& values = {});
+  void options(Options& fields, const std::map<std::string, std::string>& values = {}) {
+    options(fields.fields(), values);
+  }
   /// Shows options in the help without accepting them: those of codecs that were not chosen.
   void show(Options& fields);
   /// Explains an option that is refused here although it exists elsewhere.

@@ -22,16 +22,6 @@ constexpr uint64_t kLeastMemory = uint64_t{64} << 20;
 // More threads than any machine has; a typing error rather than a wish.
 constexpr int kMostThreads = 4096;
 
-std::vector<std::string> split(const std::string& text, char separator) {
-  std::vector<std::string> parts;
-  for (size_t begin = 0; begin <= text.size();) {
-    const size_t end = std::min(text.find(separator, begin), text.size());
-    parts.push_back(text.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return parts;
-}
-
 bool to_number(std::string_view text, uint64_t& number) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
   return error == std::errc{} && end == text.data() + text.size();
@@ -101,7 +91,7 @@ std::vector<OptionField> CommonOptions::fields() {
 void CommonOptions::declare(Command& command, const std::vector<OptionField>& chosen) {
   command_ = command.name();
   command.group("Common to all subcommands");
-  for (const OptionField& field : chosen) command.option(field, field.name == "memory" ? "SIZE" : "");
+  command.options(chosen, {{"memory", "SIZE"}});
   command.show_help_switch();
 }
 

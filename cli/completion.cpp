@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include "cli/text.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec::cli {
@@ -16,13 +17,6 @@ struct Offer {
   std::vector<std::string> choices;
   bool valued = false;
 };
-
-std::vector<std::string> split(const std::string& text, char at) {
-  std::vector<std::string> parts;
-  std::istringstream stream(text);
-  for (std::string part; std::getline(stream, part, at);) parts.push_back(part);
-  return parts;
-}
 
 Offer offer_in(const std::string& left, std::string help) {
   Offer offer;

@@ -376,8 +376,7 @@ void declare(Command& command, DumpOptions& options) {
   for (size_t i = 2; i < fields.size(); ++i) command.option(fields[i]);
   options.documents.declare(command);
   command.group("What is stored");
-  for (const auto& field : options.product_fields())
-    command.option(field, field.name == "queries" ? "WHICH" : "");
+  command.options(options.product_fields(), {{"queries", "WHICH"}});
   options.layers.declare(command);
   declare_compute(command, options.compute);
   options.common.declare(command);

@@ -454,15 +454,13 @@ void declare(Command& command, ModelOptions& options) {
                    "SPEC");
   command.option(fields[1]);
   command.group("Documents");
-  for (const auto& field : options.texts.fields()) command.option(field);
+  command.options(options.texts);
   command.group("The cache");
-  for (const auto& field : options.setting_fields()) command.option(field);
+  command.options(options.setting_fields());
   command.group("Attention to few tokens");
-  for (const auto& field : options.selection.step_fields())
-    command.option(field, field.name == "dense-layers" ? "LIST" : "");
+  command.options(options.selection.step_fields(), {{"dense-layers", "LIST"}});
   command.group("Task recall");
-  for (const auto& field : options.recall_fields())
-    command.option(field, field.name == "lengths" ? "LIST" : "");
+  command.options(options.recall_fields(), {{"lengths", "LIST"}});
   declare_compute(command, options.compute);
   options.common.declare(command);
 }

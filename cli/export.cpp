@@ -109,11 +109,7 @@ void declare(Command& command, Export& options) {
   command.group("What to write");
   command.options(options, {{"book", "FILE"}});
   command.group("What formats leave open (default: as it was imported)");
-  for (const auto& field : options.form_fields())
-    command.option(field, field.name == "rotated"         ? "K,V"
-                          : field.name == "window-layers" ? "LIST"
-                          : field.name == "layout"        ? "AXES"
-                                                          : "");
+  command.options(options.form_fields(), {{"rotated", "K,V"}, {"window-layers", "LIST"}, {"layout", "AXES"}});
   options.common.declare(command);
 }
 

@@ -295,7 +295,7 @@ std::vector<OptionField> GoalOptions::fields() {
 
 void GoalOptions::declare(Command& command) {
   command.group("A goal instead of a codec's options");
-  for (const OptionField& field : fields()) command.option(field, field.name == "model" ? "PATH" : "");
+  command.options(*this, {{"model", "PATH"}});
   command.repeated("text", "text files and folders for --max-nll; other ones than are to be encoded", texts,
                    "PATH");
 }

@@ -118,11 +118,8 @@ void declare(Command& command, Import& options) {
   command.group("What the files are");
   command.options(options, {{"model", "PATH"}, {"ids", "FILE"}});
   command.group("What files do not say");
-  for (const auto& field : options.shape_fields())
-    command.option(field, field.name == "rotated"         ? "K,V"
-                          : field.name == "window-layers" ? "LIST"
-                          : field.name == "layout"        ? "AXES"
-                                                          : "");
+  command.options(options.shape_fields(),
+                  {{"rotated", "K,V"}, {"window-layers", "LIST"}, {"layout", "AXES"}});
   for (const char* name : {"layers", "documents"})
     command.refuse(name,
                    fmt::format("import takes whole files; choose --{} when you encode or decode", name));

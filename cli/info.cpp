@@ -4,7 +4,6 @@
 //
 //   kvcodec info codes.h5
 #include <algorithm>
-#include <map>
 
 #include "cli/coding.hpp"
 #include "cli/common.hpp"

@@ -84,10 +84,10 @@ void declare(Command& command, MeasureOptions& options) {
   options.texts.declare_texts(command);
   command.option(own[1]);
   command.group("Documents");
-  for (const auto& field : options.texts.fields()) command.option(field);
+  command.options(options.texts);
   command.group("Noise");
   command.option(own[2]);
-  for (const auto& field : options.noise.fields()) command.option(field);
+  command.options(options.noise);
   options.output.declare(command, "sensitivities");
   options.common.declare(command);
 }

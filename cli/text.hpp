@@ -18,6 +18,9 @@ std::string indented(std::string_view text, size_t columns);
 /// Text for a terminal, on one line: control characters, and bytes that are not UTF-8, as \n, \t or \x1b.
 std::string printable(std::string_view text);
 
+/// The parts of a list, empty ones too.
+std::vector<std::string> split(std::string_view text, char separator);
+
 /// "1,234,567"
 std::string grouped(uint64_t number);
 

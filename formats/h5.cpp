@@ -345,6 +345,13 @@ struct File::State {
     throw unread;
   }
 
+  /// Whether the object has that attribute.
+  bool has_attribute(hid_t of, const std::string& object, const std::string& attribute) const {
+    const htri_t found = H5Aexists(of, attribute.c_str());
+    if (found < 0) throw refused(object, "attribute '" + attribute + "' cannot be looked for");
+    return found > 0;
+  }
+
   /// Tells whether the path leads to an object inside this file.
   bool reaches(const std::string& object) const {
     if (object == "/") return true;
@@ -554,7 +561,7 @@ constexpr size_t kMaxAttributeBytes = size_t{1} << 28;  // far beyond any real o
 static Attribute open_attribute(const File::State& file, const std::string& object, const std::string& name) {
   Attribute opened;
   opened.object = file.open_object(object);
-  if (H5Aexists(opened.object.get(), name.c_str()) <= 0)
+  if (!file.has_attribute(opened.object.get(), object, name))
     throw file.error(object, "attribute '" + name + "' is missing");
   opened.attribute = Handle(H5Aopen(opened.object.get(), name.c_str(), H5P_DEFAULT), H5Aclose);
   if (!opened.attribute) throw file.refused(object, "attribute '" + name + "' cannot be opened");
@@ -592,7 +599,7 @@ static std::vector<std::string> attribute_texts(const File::State& file, const s
 
 bool File::has_attribute(const std::string& object, const std::string& name) const {
   const Turn turn;
-  return H5Aexists(state_->open_object(object).get(), name.c_str()) > 0;
+  return state_->has_attribute(state_->open_object(object).get(), object, name);
 }
 
 std::vector<std::string> File::texts(const std::string& object, const std::string& name) const {
@@ -812,7 +819,7 @@ void Dataset::State::open(const std::string& where) {
 
 /// What the dataset says of its digests, if it says anything.
 void Dataset::State::read_pieces() {
-  if (H5Aexists(dataset.get(), kDigestAttribute) <= 0) return;
+  if (!file->has_attribute(dataset.get(), path, kDigestAttribute)) return;
   const std::vector<uint64_t> numbers = attribute_extents(*file, path, kDigestAttribute);
   if (numbers.size() != 4)
     throw error(fmt::format("attribute '{}' has {} numbers; 4 are wanted", kDigestAttribute, numbers.size()));

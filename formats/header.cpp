@@ -299,6 +299,14 @@ uint64_t Documents::held(int layer) const {
   return total;
 }
 
+std::vector<std::pair<uint64_t, uint64_t>> Documents::held_runs(int layer) const {
+  if (whole()) return {{0, tokens()}};
+  std::vector<std::pair<uint64_t, uint64_t>> runs;
+  runs.reserve(count());
+  for (size_t i = 0; i < count(); ++i) runs.emplace_back(offsets[i] + left_out_of(layer, i), offsets[i + 1]);
+  return runs;
+}
+
 void Documents::add(std::string name, uint64_t length, std::span<const uint64_t> left_out_of_layers) {
   const bool some =
       std::any_of(left_out_of_layers.begin(), left_out_of_layers.end(), [](uint64_t n) { return n > 0; });

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lib/codec/group_shape.hpp"
@@ -71,6 +72,9 @@ struct Documents {
   /// Tokens of document i that the layer holds, its last ones; and those of all documents.
   uint64_t held(int layer, size_t i) const { return length(i) - left_out_of(layer, i); }
   uint64_t held(int layer) const;
+  /// Which tokens the layer holds, numbered through all documents: runs [first, end) that lie in one piece in a kv file's
+  /// dataset and are read at once.
+  std::vector<std::pair<uint64_t, uint64_t>> held_runs(int layer) const;
   /// left_out: of each layer, or empty: none.
   void add(std::string name, uint64_t length, std::span<const uint64_t> left_out_of_layers = {});
 };

@@ -132,7 +132,7 @@ fs::path temporary_folder() {
   return error ? fs::path("/tmp") : folder;
 }
 
-/// When the process began, in ticks since the system did; 0 if it is gone, or the system does not say.
+/// When the process began, in ticks since the system did; 0 if it is gone, or that cannot be read.
 uint64_t start_of(long process) {
   std::ifstream file(fmt::format("/proc/{}/stat", process));
   std::string text, field;
@@ -181,7 +181,8 @@ bool is_left_over(std::string_view name, uint32_t here) {
     return false;
   if (static_cast<size_t>(length) != text.size() || here == 0 || place != here || process <= 0 || start == 0)
     return false;
-  return start_of(process) != start && (::kill(static_cast<pid_t>(process), 0) == 0 || errno == ESRCH);
+  if (const uint64_t found = start_of(process)) return found != start;
+  return ::kill(static_cast<pid_t>(process), 0) != 0 && errno == ESRCH;
 }
 
 /// Removes what runs left that were killed while they wrote this file.

@@ -1,5 +1,7 @@
 // Preloaded into a program, it makes one call of the C library fail, as a full disk, a broken one or too little memory would.
-//   FAIL_CALL   write, pwrite, fsync, rename, ftruncate, open, mmap or malloc (with calloc and realloc); only calls by that name count
+//   FAIL_CALL   write, pwrite, fsync, rename, ftruncate, open, mmap, malloc (with calloc and realloc) or new (what C++ allocates); only
+//               calls by that name count
+//   FAIL_CHILD  set: only those of processes that the program forks
 //   FAIL_AT     which call of it fails, from 1 on; with FAIL_ON=1 all later ones too
 //   FAIL_SAID   a file that is made when a call did fail
 // A call that is too far on is never reached, and nothing fails.
@@ -24,6 +26,8 @@ static atomic_long calls;
 static long fail_at = -1;
 static int fail_on, began;
 static const char *wanted, *said;
+static pid_t parent;  // whose calls do not count, or 0
+static _Thread_local int in_new;
 
 static int (*main_of_program)(int, char**, char**);
 
@@ -32,6 +36,7 @@ static int counted_main(int count, char** words, char** environment) {
   const char* at = getenv("FAIL_AT");
   wanted = getenv("FAIL_CALL"), said = getenv("FAIL_SAID");
   fail_on = getenv("FAIL_ON") != NULL;
+  parent = getenv("FAIL_CHILD") ? getpid() : 0;
   fail_at = at && wanted ? atol(at) : -1;
   began = 1;
   return main_of_program(count, words, environment);
@@ -46,7 +51,7 @@ int __libc_start_main(int (*main)(int, char**, char**), int count, char** words,
 }
 
 static int fails(const char* call) {
-  if (!began || fail_at < 0 || strcmp(call, wanted) != 0) return 0;
+  if (!began || fail_at < 0 || strcmp(call, wanted) != 0 || getpid() == parent) return 0;
   const long number = atomic_fetch_add(&calls, 1) + 1;
   if (number < fail_at || (number > fail_at && !fail_on)) return 0;
   if (said) {
@@ -61,7 +66,18 @@ static int with_error(int error) {
   return -1;
 }
 
-void* malloc(size_t size) { return fails("malloc") ? (errno = ENOMEM, NULL) : __libc_malloc(size); }
+void* malloc(size_t size) {
+  const int of_new = in_new;
+  in_new = 0;  // where nothing is found an exception leaves operator new
+  return fails("malloc") || (of_new && fails("new")) ? (errno = ENOMEM, NULL) : __libc_malloc(size);
+}
+// operator new, which asks malloc and throws where there is nothing.
+void* _Znwm(size_t size) {
+  static void* (*from_library)(size_t);
+  if (!from_library) from_library = (void* (*)(size_t))dlsym(RTLD_NEXT, "_Znwm");
+  in_new = 1;
+  return from_library(size);
+}
 void* calloc(size_t count, size_t size) {
   return fails("malloc") ? (errno = ENOMEM, NULL) : __libc_calloc(count, size);
 }

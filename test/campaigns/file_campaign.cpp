@@ -56,6 +56,7 @@ void add(Digest& digest, MatrixView<const float> rows) {
 void add(Digest& digest, const Documents& documents) {
   for (const std::string& name : documents.names) digest.add(name);
   add(digest, documents.offsets);
+  for (const auto& left_out : documents.left_out) add(digest, left_out);
 }
 
 void add(Digest& digest, const FileType& type, const ModelInfo& model) {
@@ -81,10 +82,12 @@ void add_kv(Digest& digest, const std::string& name) {
   for (const int layer : kv.layers()) {
     const LayerShape shape = kv.model().layer_shape(layer);
     for (const Side side : kSides) {
-      Matrix<float> rows(total,
-                         static_cast<size_t>(shape.heads) * static_cast<size_t>(shape.stored_dim(side)));
-      kv.read(side, layer, 0, rows);
-      add(digest, MatrixView<const float>(rows));
+      const size_t width = static_cast<size_t>(shape.heads) * static_cast<size_t>(shape.stored_dim(side));
+      for (const auto& [first, end] : kv.documents().held_runs(layer)) {
+        Matrix<float> rows(static_cast<size_t>(end - first), width);
+        kv.read(side, layer, first, rows);
+        add(digest, MatrixView<const float>(rows));
+      }
     }
   }
   for (const int layer : kv.query_layers())

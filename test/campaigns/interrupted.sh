@@ -2,10 +2,16 @@
 # Commands that are killed, or one of whose calls to the system fails, at random: the old file or the new one is there, no other,
 # and in the end no temporary file.
 # usage: interrupted.sh kills|calls COUNT SEED KVCODEC DATA [FAILING]     exit 1 and a line per fault
+#        interrupted.sh child KVCODEC DATA FAILING
 #   DATA      what test/cli/make_data.sh made
-#   FAILING   the library of failing_calls.c, for calls
+#   FAILING   the library of failing_calls.c, for calls and child
+# child: each allocation of the process that goes through a file first fails once; whoever asked for the file goes on.
 set -uo pipefail
-what=$1 count=$2 seed=$3 kvcodec=$4 data=$5 failing=${6:-}
+what=$1
+shift
+count=0 seed=0
+[[ $what == child ]] || { count=$1 seed=$2 && shift 2; }
+kvcodec=$1 data=$2 failing=${3:-}
 source=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 place=$(mktemp -d)
 trap 'rm -rf "$place"' EXIT
@@ -13,6 +19,22 @@ cd "$place"
 # With GOMP_SPINCOUNT the program does not start itself anew.
 export SOURCE_DATE_EPOCH=1700000000 LC_ALL=C OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 GOMP_SPINCOUNT=10000
 RANDOM=$seed
+
+if [[ $what == child ]]; then
+  for ((at = 1;; ++at)); do
+    rm -f reached
+    cp "$data/part-1.h5" in.h5
+    said=$(timeout 60 env FAIL_CALL=new FAIL_CHILD=1 FAIL_AT=$at FAIL_SAID="$PWD/reached" LD_PRELOAD="$failing" \
+      "$kvcodec" encode in.h5 --codec none -o out.h5 --overwrite --quiet --json 2>&1)
+    status=$?
+    [[ -e reached ]] || break
+    [[ $status == 0 && $(wc -l <<<"$said") -gt 1 && $said != *"out of memory"* ]] && ! compgen -G '.out.h5.*' >/dev/null && continue
+    echo "allocation $at of the child: status $status, ${said:0:200}" && exit 1
+  done
+  echo "$((at - 1)) allocations of the child failed, and the command went on"
+  ((at > 3))
+  exit
+fi
 
 # Each writes out.h5 and reads what is there before only to add to it.
 names=(encode append train_dict pack dump_kv)

@@ -56,6 +56,13 @@ mask = np.ones((2, 20), int)
 mask[1, :6] = 0
 written("batch.h5", [pair(2, 2, 20, 8) for _ in range(2)], ids, mask)
 written("windows.h5", [pair(1, 2, 5, 8), pair(1, 2, 20, 8)], ids[:1])
+# Codes of what layers with windows hold, here and by the program.
+for codec in ("lossless", "kivi", "kvcomp"):
+    for command in (["encode", "windows.h5", "--codec", codec, "-o", "windows-codes.h5"], ["decode", "windows-codes.h5", "-o", "decoded.h5"]):
+        subprocess.run(["kvcodec", *command, "--overwrite", "--quiet"], check=True, stdout=subprocess.DEVNULL)
+    with kvcodec.open("windows-codes.h5") as codes, kvcodec.open("decoded.h5") as decoded:
+        assert codes[0].kept(0) == decoded[0].kept(0) == 5
+        same(codes, decoded)
 written("shapes.h5", [pair(1, 2, 20, 8, 4), pair(1, 4, 20, 8)], ids[:1])
 
 for wrong, words in ((lambda: kvcodec.open("nothing.h5"), "nothing.h5"), (lambda: kvcodec.open("data/dict.h5"), "is dictionary"),
