@@ -76,22 +76,6 @@ void check_same_model(const KvReader& kv, const CodesReader& codes) {
   check_same_model(kv.name(), kv.model(), codes.name(), codes.info().model);
 }
 
-void check_same_model(const std::string& name, const ModelInfo& a, const std::string& other_name,
-                      const ModelInfo& b) {
-  const auto differ = [&](const char* what, const auto& mine, const auto& theirs) {
-    if (mine != theirs) throw bad_input("{}: {} is {}; {} has {}", name, what, mine, other_name, theirs);
-  };
-  differ("num_layers", a.num_layers, b.num_layers);
-  differ("num_q_heads", a.num_q_heads, b.num_q_heads);
-  differ("num_kv_heads", a.num_kv_heads, b.num_kv_heads);
-  differ("head_dim", a.head_dim, b.head_dim);
-  if (a.layer_shapes != b.layer_shapes)
-    throw bad_input("{}: its layers have other shapes than those of {}", name, other_name);
-  differ("key_state", a.key_state, b.key_state);
-  differ("rope_theta", a.rope_theta, b.rope_theta);
-  differ("model", a.model, b.model);
-}
-
 void check_scores(const std::string& name, const ModelInfo& model) {
   if (model.key_state != "post-rope")
     throw bad_input(

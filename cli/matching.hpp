@@ -41,9 +41,6 @@ std::vector<Match> match_documents(const TokenAxis& original, const TokenAxis& o
 
 /// Throws Error(bad_input) unless the cache is one of the model that the codes are of, in the same state.
 void check_same_model(const KvReader& kv, const CodesReader& codes);
-/// The same for any two files.
-void check_same_model(const std::string& name, const ModelInfo& model, const std::string& other_name,
-                      const ModelInfo& other);
 
 /// Throws Error(bad_input) unless the keys of that file are as attention uses them: products of queries with
 /// others are no scores.

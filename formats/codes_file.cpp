@@ -438,9 +438,7 @@ Ledger CodesReader::ledger() const {
       ledger.category[static_cast<size_t>(layout[i].spec.category)] += s.totals[column][i].bytes;
   }
   ledger.index_bytes = s.footer_bytes() + s.parts->size_bytes() + s.file.dataset(kTotalsPath).size_bytes() +
-                       s.file.dataset("/documents/name").size_bytes() +
-                       s.file.dataset("/documents/offset").size_bytes() +
-                       (s.info.documents.whole() ? 0 : s.file.dataset("/documents/left_out").size_bytes());
+                       documents_bytes(s.file);
   for (const Impl::Total& total : s.totals[s.index_column()]) ledger.index_bytes += total.bytes;
   if (s.file.has(kBookPath))
     for (const std::string& name : s.file.texts(kBookPath, "arrays"))
@@ -449,10 +447,27 @@ Ledger CodesReader::ledger() const {
   return ledger;
 }
 
-uint64_t CodesReader::Impl::footer_bytes() const {
+std::vector<uint64_t> CodesReader::document_bytes() const {
+  const Impl& s = *impl_;
+  const uint64_t columns = s.columns().count();
+  const std::vector<PartPlace> places = s.all_places();
+  std::vector<uint64_t> bytes(s.info.documents.count());
+  for (size_t document = 0; document < bytes.size(); ++document)
+    for (uint64_t column = 0; column < columns; ++column)
+      bytes[document] += s.check_place(document + 1, column, places[(document + 1) * columns + column]).size;
+  return bytes;
+}
+
+std::vector<PartPlace> CodesReader::Impl::all_places() const {
   const uint64_t rows = info.documents.count() + 1;
   std::vector<PartPlace> places(rows * columns().count());
   parts->read(0, rows, std::as_writable_bytes(std::span(places)));
+  return places;
+}
+
+uint64_t CodesReader::Impl::footer_bytes() const {
+  const uint64_t rows = info.documents.count() + 1;
+  std::vector<PartPlace> places = all_places();
   uint64_t footers = 0;
   for (uint64_t column = 0; column < columns().count(); ++column) {
     uint64_t stored = 0, least = 0, most = 0, streams = 0;

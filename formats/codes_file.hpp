@@ -106,14 +106,15 @@ class CodesReader {
 
   /// Those of one of the group's sides, in the order in which they lie in a part.
   std::vector<StoredStream> streams(Side side, int first_layer) const;
+  /// Bytes of the parts of each document. Reads the whole table of parts.
+  std::vector<uint64_t> document_bytes() const;
   /// What is stored. Reads the whole table of parts and holds it against the totals.
   Ledger ledger() const;
 
   struct Impl;  // formats/codes_io.hpp
+  const Impl& impl() const { return *impl_; }
 
  private:
-  friend class CodesWriter;
-  friend struct RepackResult repack_indices(const CodesReader&, OutputFile&, bool, const Provenance&);
   std::unique_ptr<Impl> impl_;
 };
 

@@ -106,6 +106,10 @@ struct CodesReader::Impl {
 
   /// Where a part lies, as the table of parts says.
   PartPlace place(const PartName& name) const { return (*row(name.row))[name.side]; }
+  /// The whole table, row by row.
+  std::vector<PartPlace> all_places() const;
+  /// Throws Error(bad_input) for a place outside of /data.
+  PartPlace check_place(uint64_t row, uint64_t column, const PartPlace& place) const;
   /// Streams of a document of that column; row 0: those of all documents.
   std::unique_ptr<Part> part(const PartName& name) const;
   /// The part of what all documents of a column share; opened once.
@@ -126,7 +130,6 @@ struct CodesReader::Impl {
   void read_totals();
   void open_parts();
   std::shared_ptr<const Row> row(uint64_t number) const;
-  PartPlace check_place(uint64_t row, uint64_t column, const PartPlace& place) const;
 
   Columns columns_;
   mutable std::mutex mutex_;

@@ -2,9 +2,9 @@
 #include <bit>
 #include <set>
 
-#include "formats/book_io.hpp"
 #include "formats/codes_file.hpp"
 #include "formats/codes_io.hpp"
+#include "formats/codes_output.hpp"
 #include "formats/header_io.hpp"
 #include "formats/record_json.hpp"
 #include "formats/spill.hpp"
@@ -12,224 +12,6 @@
 
 namespace kvcodec {
 namespace {
-
-constexpr char kRoot[] = "/";
-
-/// Bytes handled at a time when streams are copied, packed or unpacked.
-constexpr uint64_t kBlockBytes = h5::kChunkBytes;
-
-/// Bytes of a chunk of the data, about: the unused end of the last chunk and the table of all chunks should both
-/// be small beside the file, of whose size nothing is known yet but that of the 16-bit cache.
-uint64_t chunk_bytes_for(uint64_t values) {
-  constexpr uint64_t kLeast = uint64_t{1} << 12, kMost = uint64_t{1} << 24, kChunksOfRaw = 512;
-  return std::clamp(std::bit_ceil(2 * values / kChunksOfRaw), kLeast, kMost);
-}
-
-uint64_t values_of(const CodesInfo& info) {
-  const Columns columns(info);
-  uint64_t values = 0;
-  for (uint64_t column = 0; column < columns.index(); ++column)
-    values += info.documents.held(columns.layer(column)) * shape_of(info, columns, column).width();
-  return values;
-}
-
-/// Where the streams of a part that is written come from.
-class PartSource {
- public:
-  virtual ~PartSource() = default;
-  virtual uint64_t rows(size_t stream) const = 0;
-  virtual void read(size_t stream, uint64_t first, uint64_t count, std::span<std::byte> out) const = 0;
-};
-
-/// A part of another file.
-class StoredPart final : public PartSource {
- public:
-  explicit StoredPart(const Part& part) : part_(part) {}
-  uint64_t rows(size_t stream) const override { return part_.rows()[stream]; }
-  void read(size_t stream, uint64_t first, uint64_t count, std::span<std::byte> out) const override {
-    part_.read(stream, first, count, out);
-  }
-
- private:
-  const Part& part_;
-};
-
-/// Whole arrays, one per stream.
-class Arrays final : public PartSource {
- public:
-  void add(uint64_t rows, std::span<const std::byte> bytes) { arrays_.push_back({rows, bytes}); }
-  uint64_t rows(size_t stream) const override { return arrays_[stream].rows; }
-  void read(size_t stream, uint64_t first, uint64_t, std::span<std::byte> out) const override {
-    const auto& [rows, bytes] = arrays_[stream];
-    std::ranges::copy(bytes.subspan(first * (rows ? bytes.size() / rows : 0), out.size()), out.begin());
-  }
-
- private:
-  struct Array {
-    uint64_t rows;
-    std::span<const std::byte> bytes;
-  };
-  std::vector<Array> arrays_;
-};
-
-/// Writes the parts of a codes file, and at the end all that is not in a part.
-class CodesFile {
- public:
-  /// layouts: per column of the table of parts.
-  CodesFile(const OutputFile& output, const CodesInfo& info, std::vector<Layout> layouts)
-      : file_(h5::File::create(output)),
-        info_(info),
-        data_(file_, kDataPath, DType::u8, {}, 0,
-              {.bytes = chunk_bytes_for(values_of(info)), .checksums = false}),
-        parts_(data_),
-        places_((info.documents.count() + 1) * layouts.size()) {
-    for (Layout& layout : layouts) {
-      totals_.emplace_back(layout.size());
-      columns_.emplace_back(std::move(layout));
-    }
-  }
-
-  const SideLayout& layout(uint64_t column) const { return columns_[column]; }
-
-  /// Streams of that part, in the order of its layout.
-  void write(const PartName& name, const PartSource& source) {
-    const Layout& layout = layout_of_part(name);
-    std::vector<uint64_t> rows;
-    for (size_t i = 0; i < layout.size(); ++i) {
-      rows.push_back(source.rows(i));
-      write_stream(layout[i], i, rows.back(), source);
-    }
-    finish_part(name, rows);
-  }
-
-  /// A part of another file whose layout is the same, its bytes as they are.
-  void copy(const PartName& name, const Part& part) {
-    block_.resize(std::min(kBlockBytes, part.body_bytes()));
-    for (uint64_t first = 0; first < part.body_bytes(); first += block_.size()) {
-      const auto bytes =
-          std::span(block_).first(std::min<uint64_t>(block_.size(), part.body_bytes() - first));
-      part.read_body(first, bytes);
-      parts_.append(bytes);
-    }
-    finish_part(name, part.rows());
-  }
-
-  void embed(const Book& book) { ledger_.embedded_book_bytes = write_book_at(file_, kBookPath, book, false); }
-
-  void finish(const Provenance& provenance) {
-    data_.finish();
-    write_tables();
-    ledger_.index_bytes += write_documents(file_, info_.documents, &info_.model);
-    write_model(file_, info_.model, info_.documents.whole());
-    file_.set_text(kRoot, "codec", info_.codec);
-    file_.set_text(kRoot, "parameters", to_json_text(info_.parameters));
-    file_.set_text(kRoot, "storage", std::string(name_of(info_.storage)));
-    file_.set_text(kRoot, "source_dtype", std::string(name_of(info_.source_dtype)));
-    file_.set_integer(kRoot, "layer_group", info_.layer_group);
-    file_.set_extents(kRoot, "groups", std::vector<uint64_t>(info_.groups.begin(), info_.groups.end()));
-    write_layouts();
-    file_.set_text(kRoot, "book_type", info_.book_type);
-    file_.set_text(kRoot, "book_digest", info_.book_digest);
-    file_.set_integer(kRoot, "book_bytes", static_cast<int64_t>(info_.book_bytes));
-    file_.set_integer(kRoot, "packed", info_.packed ? 1 : 0);
-    if (info_.joint) file_.set_integer(kRoot, "joint", 1);
-    file_.set_text(kRoot, "ledger", to_json_text(ledger_record()));
-    write_file_type(file_, "codes", info_.model, provenance, info_.documents.whole());
-    file_.close();
-  }
-
-  uint64_t bytes_of(uint64_t column, size_t stream) const { return totals_[column][stream].bytes; }
-
- private:
-  const Layout& layout_of_part(const PartName& name) const {
-    return name.row == 0 ? columns_[name.side].shared : columns_[name.side].own;
-  }
-
-  void write_stream(const StoredSpec& stream, size_t number, uint64_t rows, const PartSource& source) {
-    // Eight rows are whole bytes whatever the width, so blocks can be packed one by one.
-    const uint64_t step = std::max<uint64_t>(1, kBlockBytes / stream.spec.row_bytes() / 8) * 8;
-    for (uint64_t first = 0; first < rows; first += step) {
-      const uint64_t count = std::min(step, rows - first);
-      block_.resize(count * stream.spec.row_bytes());
-      source.read(number, first, count, block_);
-      if (stream.packed_bits == 0)
-        parts_.append(block_);
-      else
-        parts_.append(with_context(fmt::format("{}: stream '{}'", file_.name(), stream.spec.name),
-                                   [&] { return pack_elements(stream.spec, block_, stream.packed_bits); }));
-    }
-  }
-
-  void finish_part(const PartName& name, std::span<const uint64_t> rows) {
-    PartPlace& place = places_[name.row * columns_.size() + name.side];
-    place = parts_.finish(name, rows);
-    const Layout& layout = layout_of_part(name);
-    uint64_t streams = 0;
-    for (size_t i = 0, own = 0; i < columns_[name.side].all.size(); ++i) {
-      if (columns_[name.side].all[i].spec.shared != (name.row == 0)) continue;
-      const uint64_t n = rows[own], bytes = layout[own].bytes(n);
-      totals_[name.side][i].rows += n;
-      totals_[name.side][i].bytes += bytes;
-      streams += bytes;
-      ++own;
-    }
-    ledger_.index_bytes += place.size - streams;
-  }
-
-  void write_tables() {
-    const uint64_t shape[] = {info_.documents.count() + 1, columns_.size(), 2};
-    h5::write_table(file_, kPartsPath, DType::u64, shape, std::as_bytes(std::span(places_)));
-    ledger_.index_bytes += places_.size() * sizeof(PartPlace);
-    h5::DatasetWriter totals(file_, kTotalsPath, DType::u64, {2});
-    for (const auto& column : totals_)
-      for (const auto& total : column) totals.append_values(std::span<const uint64_t>(&total.rows, 2));
-    ledger_.index_bytes += totals.rows() * totals.row_bytes();
-    totals.finish();
-  }
-
-  /// Each distinct layout once; tokens and positions have one of their own.
-  void write_layouts() {
-    std::vector<std::string> texts;
-    std::vector<uint64_t> numbers;
-    for (uint64_t column = 0; column < columns_.size(); ++column) {
-      const bool index = column + 1 == columns_.size();
-      const std::string text = to_json_text(columns_[column].all, index ? kIndexCategory : "");
-      auto known = std::find(texts.begin(), texts.end(), text);
-      if (known == texts.end()) known = texts.insert(known, text);
-      numbers.push_back(static_cast<uint64_t>(known - texts.begin()));
-    }
-    file_.set_texts(kRoot, "layouts", texts);
-    file_.set_extents(kRoot, "side_layout", numbers);
-  }
-
-  Record ledger_record() const {
-    std::vector<uint64_t> bytes(std::size(kCategories));
-    uint64_t index = ledger_.index_bytes;
-    for (uint64_t column = 0; column < columns_.size(); ++column)
-      for (size_t i = 0; i < columns_[column].all.size(); ++i) {
-        const Category category = columns_[column].all[i].spec.category;
-        const bool of_index = column + 1 == columns_.size();
-        (of_index ? index : bytes[static_cast<size_t>(category)]) += bytes_of(column, i);
-      }
-    Record record;
-    record.set("values", static_cast<int64_t>(values_of(info_)));
-    for (const Category category : kCategories)
-      record.set(name_of(category), static_cast<int64_t>(bytes[static_cast<size_t>(category)]));
-    record.set("index", static_cast<int64_t>(index));
-    record.set("embedded_book", static_cast<int64_t>(ledger_.embedded_book_bytes));
-    return record;
-  }
-
-  h5::File file_;
-  CodesInfo info_;
-  h5::DatasetWriter data_;
-  PartWriter parts_;
-  std::vector<SideLayout> columns_;
-  std::vector<PartPlace> places_;  // row by row
-  std::vector<std::vector<CodesReader::Impl::Total>> totals_;
-  Ledger ledger_;
-  std::vector<std::byte> block_;
-};
 
 /// Layouts of all columns, for a codec.
 std::vector<Layout> layouts_of(const CodesInfo& info, const Codec& codec, bool has_tokens,
@@ -252,17 +34,10 @@ struct Index {
   }
 
   void write(CodesFile& file, const CodesInfo& info) const {
-    const std::vector<uint32_t> narrow(type() == DType::u32 ? positions.begin() : positions.end(),
-                                       positions.end());
     for (size_t d = 0; d < info.documents.count(); ++d) {
       const uint64_t first = info.documents.offsets[d], length = info.documents.length(d);
-      Arrays arrays;
-      if (tokens) arrays.add(length, std::as_bytes(std::span(*tokens).subspan(first, length)));
-      if (type() == DType::u32)
-        arrays.add(length, std::as_bytes(std::span(narrow).subspan(first, length)));
-      else
-        arrays.add(length, std::as_bytes(std::span(positions).subspan(first, length)));
-      file.write({d + 1, Columns(info).index()}, arrays);
+      file.write_index(d, tokens ? std::span(*tokens).subspan(first, length) : std::span<const uint32_t>(),
+                       std::span(positions).subspan(first, length));
     }
   }
 };
@@ -530,7 +305,7 @@ CodesWriter::CodesWriter(OutputFile& output, const CodesReader& base, const Code
                          const Codec& codec, std::span<const uint32_t> tokens,
                          std::span<const uint64_t> positions) {
   check_extends(output, base, info);
-  impl_ = std::make_unique<Impl>(output, info, codec, base.impl_.get(),
+  impl_ = std::make_unique<Impl>(output, info, codec, &base.impl(),
                                  extended(output, base, info, tokens, positions));
   if (const auto book = base.embedded_book()) impl_->file.embed(*book);
 }
@@ -558,52 +333,6 @@ void CodesWriter::finish(const Provenance& provenance) {
       if (const uint64_t column = s.column_of(side, layer); !s.done.contains(column)) s.open_side(column);
   s.close_side();
   s.file.finish(provenance);
-}
-
-// Packing -------------------------------------------------------------------------------------------
-
-namespace {
-
-/// The same streams, packed or plain.
-Layout repacked(const Layout& layout, bool pack) {
-  std::vector<StreamSpec> specs;
-  for (const StoredSpec& stream : layout) specs.push_back(stream.spec);
-  return layout_of(specs, pack);
-}
-
-}  // namespace
-
-RepackResult repack_indices(const CodesReader& input, OutputFile& output, bool pack,
-                            const Provenance& provenance) {
-  const CodesReader::Impl& s = *input.impl_;
-  CodesInfo info = s.info;
-  info.packed = pack;
-  std::vector<Layout> layouts;
-  for (uint64_t column = 0; column < s.columns().count(); ++column)
-    layouts.push_back(repacked(s.layout(column).all, pack));
-  CodesFile file(output, info, layouts);
-  for (uint64_t i = 0; i < s.columns().count(); ++i) {
-    const uint64_t column =
-        (i + s.index_column()) % s.columns().count();  // tokens and positions first, as always
-    const bool same = s.layout(column).all == layouts[column];
-    for (uint64_t row = s.layout(column).shared.empty() ? 1 : 0; row <= info.documents.count(); ++row) {
-      const auto part = s.part({row, column});
-      if (same)
-        file.copy({row, column}, *part);
-      else
-        file.write({row, column}, StoredPart(*part));
-    }
-  }
-  if (const auto book = input.embedded_book()) file.embed(*book);
-  file.finish(provenance);
-  RepackResult result;
-  for (uint64_t column = 0; column < s.index_column(); ++column)
-    for (size_t i = 0; i < layouts[column].size(); ++i)
-      if (layouts[column][i].spec.index_bound > 0) {
-        result.index_bytes_before += s.totals[column][i].bytes;
-        result.index_bytes_after += file.bytes_of(column, i);
-      }
-  return result;
 }
 
 }  // namespace kvcodec

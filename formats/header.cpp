@@ -47,25 +47,61 @@ std::string one_line(std::string text) {
   return text;
 }
 
+/// An attribute holds less than 64 KiB, and all its strings are as long as the longest.
+constexpr size_t kMostHistoryBytes = 60000, kMostLineBytes = 4000;
+
+/// The first half of a line and its last bytes, if it is too long.
+std::string bounded_line(std::string line) {
+  constexpr size_t kEnd = 1000, kBegin = kMostLineBytes - kEnd - 64;
+  if (line.size() <= kMostLineBytes) return line;
+  return fmt::format("{} (... {} bytes ...) {}", line.substr(0, kBegin), line.size() - kBegin - kEnd,
+                     line.substr(line.size() - kEnd));
+}
+
+/// The commands that led to a file, the last one its own. Of a file that is joined from thousands only the first of them stay,
+/// and how many more there are.
+std::vector<std::string> bounded_history(const Provenance& provenance) {
+  std::vector<std::string> lines;
+  for (const std::string& line : provenance.history) lines.push_back(bounded_line(one_line(line)));
+  std::string own = bounded_line(one_line(provenance.command));
+  size_t longest = own.size(), kept = 0;
+  for (; kept < lines.size(); ++kept) {
+    longest = std::max({longest, lines[kept].size(), size_t{64}});
+    if (longest * (kept + 3) > kMostHistoryBytes) break;
+  }
+  if (kept < lines.size()) {
+    const size_t more = lines.size() - kept;
+    lines.resize(kept);
+    lines.push_back(fmt::format("(and {} more commands)", more));
+  }
+  lines.push_back(std::move(own));
+  return lines;
+}
+
 }  // namespace
 
 std::string generator() { return std::string("kvcodec ") + kVersion; }
 
-std::string timestamp() {
-  std::time_t seconds = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
-  if (const char* fixed = std::getenv("SOURCE_DATE_EPOCH")) {
-    const std::string_view text(fixed);
-    int64_t value = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (error != std::errc{} || end != text.data() + text.size())
-      throw usage_error("SOURCE_DATE_EPOCH is '{}'; seconds since 1970 are wanted", text);
-    seconds = static_cast<std::time_t>(value);
-  }
+int64_t now() {
+  const char* fixed = std::getenv("SOURCE_DATE_EPOCH");
+  if (!fixed) return std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
+  const std::string_view text(fixed);
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc{} || end != text.data() + text.size())
+    throw usage_error("SOURCE_DATE_EPOCH is '{}'; seconds since 1970 are wanted", text);
+  return value;
+}
+
+std::string date_text(int64_t seconds) {
+  const auto time = static_cast<std::time_t>(seconds);
   std::tm utc = {};
-  ::gmtime_r(&seconds, &utc);
+  ::gmtime_r(&time, &utc);
   char text[32];
   return {text, std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &utc)};
 }
+
+Digest128 token_digest(std::span<const uint32_t> ids) { return digest_of(std::as_bytes(ids)); }
 
 FileType identify(const std::string& file) { return read_file_type(h5::File::open(file)); }
 
@@ -112,10 +148,7 @@ void write_file_type(h5::File& file, const std::string& type, const ModelInfo& m
   file.set_integer(kRoot, "kvcodec_version", version);
   file.set_text(kRoot, "generator", generator());
   file.set_text(kRoot, "created", timestamp());
-  std::vector<std::string> history = provenance.history;
-  history.push_back(provenance.command);
-  for (auto& line : history) line = one_line(std::move(line));
-  file.set_texts(kRoot, "history", history);
+  file.set_texts(kRoot, "history", bounded_history(provenance));
 }
 
 namespace {
@@ -199,6 +232,31 @@ bool has_layer_shapes(const FileType& type) {
 
 }  // namespace
 
+void check_same_weights(const std::string& name, const ModelInfo& model, const std::string& other_name,
+                        const ModelInfo& other) {
+  if (model.weights().empty() || other.weights().empty() || model.weights() == other.weights()) return;
+  throw bad_input("{}: is of a model with other weights ('{}', digest {}) than {} ('{}', digest {})", name,
+                  model.model, model.weights(), other_name, other.model, other.weights());
+}
+
+void check_same_model(const std::string& name, const ModelInfo& a, const std::string& other_name,
+                      const ModelInfo& b) {
+  const auto differ = [&](const char* what, const auto& mine, const auto& theirs) {
+    if (mine != theirs) throw bad_input("{}: {} is {}; {} has {}", name, what, mine, other_name, theirs);
+  };
+  differ("num_layers", a.num_layers, b.num_layers);
+  differ("num_q_heads", a.num_q_heads, b.num_q_heads);
+  differ("num_kv_heads", a.num_kv_heads, b.num_kv_heads);
+  differ("head_dim", a.head_dim, b.head_dim);
+  if (a.layer_shapes != b.layer_shapes)
+    throw bad_input("{}: its layers have other shapes than those of {}", name, other_name);
+  differ("key_state", a.key_state, b.key_state);
+  differ("rope_theta", a.rope_theta, b.rope_theta);
+  differ("rope_scaling", a.rope_scaling, b.rope_scaling);
+  check_same_weights(name, a, other_name, b);
+  if (a.weights().empty() || b.weights().empty()) differ("model", a.model, b.model);
+}
+
 ModelInfo with_layer_shapes(ModelInfo model, std::vector<LayerShape> shapes) {
   const LayerShape usual = usual_layer(model.num_kv_heads, model.head_dim);
   if (std::all_of(shapes.begin(), shapes.end(), [&](const LayerShape& shape) { return shape == usual; }))
@@ -262,7 +320,8 @@ void write_model(h5::File& file, const ModelInfo& model, bool whole) {
 
 namespace {
 
-constexpr char kLeftOut[] = "/documents/left_out";
+constexpr char kNames[] = "/documents/name", kOffsets[] = "/documents/offset",
+               kLeftOut[] = "/documents/left_out";
 
 bool may_leave_out(const FileType& type) {
   const KnownType* known = find_type(type.type);
@@ -307,7 +366,8 @@ std::vector<std::pair<uint64_t, uint64_t>> Documents::held_runs(int layer) const
   return runs;
 }
 
-void Documents::add(std::string name, uint64_t length, std::span<const uint64_t> left_out_of_layers) {
+void Documents::add(std::string name, uint64_t length, std::span<const uint64_t> left_out_of_layers,
+                    DocumentFacts known) {
   const bool some =
       std::any_of(left_out_of_layers.begin(), left_out_of_layers.end(), [](uint64_t n) { return n > 0; });
   if (some && whole()) left_out.assign(count(), std::vector<uint64_t>(left_out_of_layers.size()));
@@ -315,14 +375,22 @@ void Documents::add(std::string name, uint64_t length, std::span<const uint64_t>
     auto& own = left_out.emplace_back(left_out_of_layers.begin(), left_out_of_layers.end());
     if (own.empty()) own.resize(left_out.front().size());
   }
+  if (facts.empty() && known.any()) facts.resize(count());
+  if (known.any() || !facts.empty()) facts.push_back(std::move(known));
   names.push_back(std::move(name));
   offsets.push_back(offsets.back() + length);
 }
 
+void Documents::extend_last(uint64_t length, DocumentFacts known) {
+  offsets.back() += length;
+  if (facts.empty() && known.any()) facts.resize(count());
+  if (!facts.empty()) facts.back() = std::move(known);
+}
+
 Documents read_documents(const h5::File& file) {
   Documents documents;
-  documents.names = file.dataset("/documents/name").texts();
-  const h5::Dataset offsets = file.dataset("/documents/offset");
+  documents.names = file.dataset(kNames).texts();
+  const h5::Dataset offsets = file.dataset(kOffsets);
   documents.offsets = offsets.integers(0, offsets.rows(), std::numeric_limits<int64_t>::max());
   const auto& o = documents.offsets;
   if (o.size() != documents.names.size() + 1)
@@ -368,23 +436,33 @@ void check_positions(const h5::Dataset& positions, const Documents& documents) {
 Documents read_documents(const h5::File& file, const FileType& type, const ModelInfo& model) {
   Documents documents = read_documents(file);
   if (may_leave_out(type)) documents.left_out = read_left_out(file, documents, model);
+  documents.facts = read_facts(file, documents.count());
   return documents;
 }
 
-uint64_t write_documents(h5::File& file, const Documents& documents, const ModelInfo* model) {
-  const uint64_t name_bytes = h5::write_texts(file, "/documents/name", documents.names);
-  h5::DatasetWriter offsets(file, "/documents/offset", DType::u64, {}, documents.offsets.size());
+uint64_t write_documents(h5::File& file, const Documents& documents) {
+  const uint64_t name_bytes = h5::write_texts(file, kNames, documents.names);
+  h5::DatasetWriter offsets(file, kOffsets, DType::u64, {}, documents.offsets.size());
   offsets.append_values(std::span<const uint64_t>(documents.offsets));
   offsets.finish();
-  const uint64_t bytes = name_bytes + documents.offsets.size() * sizeof(uint64_t);
+  return name_bytes + documents.offsets.size() * sizeof(uint64_t);
+}
+
+uint64_t write_documents(h5::File& file, const Documents& documents, const ModelInfo& model) {
+  const uint64_t bytes = write_documents(file, documents) + write_facts(file, documents.facts);
   if (documents.whole()) return bytes;
-  if (!model)
-    throw failed("{}: tokens of some layers are left out, which such a file cannot say", file.name());
-  const auto layers = static_cast<uint64_t>(model->num_layers);
+  const auto layers = static_cast<uint64_t>(model.num_layers);
   h5::DatasetWriter left_out(file, kLeftOut, DType::u64, {layers}, documents.count());
   for (const auto& row : documents.left_out) left_out.append_values(std::span<const uint64_t>(row));
   left_out.finish();
   return bytes + documents.count() * layers * sizeof(uint64_t);
+}
+
+uint64_t documents_bytes(const h5::File& file) {
+  uint64_t bytes = facts_bytes(file);
+  for (const char* path : {kNames, kOffsets, kLeftOut})
+    if (file.has(path)) bytes += file.dataset(path).size_bytes();
+  return bytes;
 }
 
 std::vector<int> layer_numbers(const h5::File& file, int num_layers) {

@@ -2,12 +2,15 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "lib/codec/group_shape.hpp"
+#include "lib/core/digest.hpp"
 
 namespace kvcodec {
 
@@ -37,6 +40,13 @@ struct ModelInfo {
   /// format needs to write it as it was; empty = none.
   std::string imported = {};
 
+  /// The digest of the model's weights, as `source` has it; empty where it is not known.
+  std::string_view weights() const {
+    constexpr std::string_view kWeights = "weights ";
+    return source.starts_with(kWeights) ? std::string_view(source).substr(kWeights.size())
+                                        : std::string_view();
+  }
+
   bool one_shape() const { return layer_shapes.empty(); }
   LayerShape layer_shape(int layer) const {
     return one_shape() ? usual_layer(num_kv_heads, head_dim) : layer_shapes[static_cast<size_t>(layer)];
@@ -52,6 +62,26 @@ GroupShape group_shape(const ModelInfo& model, int first_layer, int layers, Side
 /// The model with that shape of each layer; where all are the usual one, it says nothing of layers.
 ModelInfo with_layer_shapes(ModelInfo model, std::vector<LayerShape> shapes);
 
+/// Throws Error(bad_input) where both files say which weights their model has and these are not the same.
+void check_same_weights(const std::string& name, const ModelInfo& model, const std::string& other_name,
+                        const ModelInfo& other);
+/// Throws Error(bad_input) unless both files are of a cache of the same model, with keys in the same state. Models are told apart by
+/// the digests of their weights, or where one is not known by their names.
+void check_same_model(const std::string& name, const ModelInfo& model, const std::string& other_name,
+                      const ModelInfo& other);
+
+/// What is known of a document besides its tokens.
+struct DocumentFacts {
+  std::optional<Digest128> digest;  ///< of its token ids: token_digest()
+  std::string metadata;             ///< a JSON object of the user's; empty = none
+  uint64_t time = 0;                ///< when its cache was computed, in seconds since 1970; 0 = unknown
+  bool any() const { return digest || !metadata.empty() || time > 0; }
+  bool operator==(const DocumentFacts&) const = default;
+};
+
+/// XXH3 with 128 bits of the ids, 4 bytes each, little-endian.
+Digest128 token_digest(std::span<const uint32_t> ids);
+
 /// Documents lie one behind the other along the token axis: document i is tokens [offsets[i], offsets[i +
 /// 1]).
 struct Documents {
@@ -60,6 +90,8 @@ struct Documents {
   /// Of each document, for each layer of the model, how many of its first tokens the layer does not hold: what lies
   /// before the window of a layer that has one. Empty where all layers hold all tokens.
   std::vector<std::vector<uint64_t>> left_out = {};
+  /// Of each document; empty where nothing is known of any.
+  std::vector<DocumentFacts> facts = {};
 
   size_t count() const { return names.size(); }
   uint64_t tokens() const { return offsets.back(); }
@@ -75,16 +107,29 @@ struct Documents {
   /// Which tokens the layer holds, numbered through all documents: runs [first, end) that lie in one piece in a kv file's
   /// dataset and are read at once.
   std::vector<std::pair<uint64_t, uint64_t>> held_runs(int layer) const;
+  DocumentFacts facts_of(size_t i) const { return facts.empty() ? DocumentFacts{} : facts[i]; }
   /// left_out: of each layer, or empty: none.
-  void add(std::string name, uint64_t length, std::span<const uint64_t> left_out_of_layers = {});
+  void add(std::string name, uint64_t length, std::span<const uint64_t> left_out_of_layers = {},
+           DocumentFacts known = {});
+  /// Makes the last document longer.
+  void extend_last(uint64_t length, DocumentFacts known);
+  /// Document i of another table, behind these.
+  void add(const Documents& other, size_t i) {
+    add(other.names[i], other.length(i), other.whole() ? std::span<const uint64_t>() : other.left_out[i],
+        other.facts_of(i));
+  }
 };
 
 /// What this program calls itself in products: "kvcodec 1.2.3".
 std::string generator();
 
-/// Now, or the time that SOURCE_DATE_EPOCH sets, as 2026-01-31T12:00:00Z. Throws Error(usage) if that is no
-/// number.
-std::string timestamp();
+/// Now, or the time that SOURCE_DATE_EPOCH sets, in seconds since 1970. Throws Error(usage) if that is no number.
+int64_t now();
+
+/// Seconds since 1970 as 2026-01-31T12:00:00Z.
+std::string date_text(int64_t seconds);
+/// now(), as such a text.
+inline std::string timestamp() { return date_text(now()); }
 
 /// What a file says it is.
 struct FileType {

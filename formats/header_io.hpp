@@ -37,10 +37,20 @@ void check_rising(const Documents& documents, uint64_t first, std::span<const ui
                   std::optional<uint64_t> before, const std::string& where);
 /// The same of a whole dataset, which has as many rows as the documents have tokens.
 void check_positions(const h5::Dataset& positions, const Documents& documents);
-/// Those of a kv or codes file, which may leave out tokens of some layers.
+/// Those of a kv or codes file, which may leave out tokens of some layers, and know more of documents.
 Documents read_documents(const h5::File& file, const FileType& type, const ModelInfo& model);
-/// Returns the bytes of its datasets. Both throw Error(failed) for documents with tokens that are left out, unless `model` is there.
-uint64_t write_documents(h5::File& file, const Documents& documents, const ModelInfo* model = nullptr);
+/// Names and offsets: all that other files say of documents, which hold all their tokens. Returns the bytes of what is
+/// written, as do the next ones.
+uint64_t write_documents(h5::File& file, const Documents& documents);
+/// The same for a kv or codes file.
+uint64_t write_documents(h5::File& file, const Documents& documents, const ModelInfo& model);
+/// Bytes of what such a file says of its documents.
+uint64_t documents_bytes(const h5::File& file);
+
+/// What is known of documents (FORMAT.md, "What is known of documents"); empty: nothing of any.
+std::vector<DocumentFacts> read_facts(const h5::File& file, size_t documents);
+uint64_t write_facts(h5::File& file, std::span<const DocumentFacts> facts);
+uint64_t facts_bytes(const h5::File& file);
 
 /// Numbers of the groups below /layers, ascending, each in [0, num_layers). Other names are left alone.
 std::vector<int> layer_numbers(const h5::File& file, int num_layers);

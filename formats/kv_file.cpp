@@ -445,7 +445,8 @@ KvWriter::~KvWriter() = default;
 void KvWriter::expect(Documents documents) { impl_->expected = std::move(documents); }
 
 void KvWriter::add_document(const std::string& name, std::span<const uint32_t> tokens,
-                            std::span<const uint64_t> positions, std::span<const uint64_t> left_out) {
+                            std::span<const uint64_t> positions, std::span<const uint64_t> left_out,
+                            DocumentFacts facts) {
   Impl& s = *impl_;
   s.check_left_out(name, positions.size(), left_out);
   const bool known = !tokens.empty() || positions.empty();
@@ -466,7 +467,7 @@ void KvWriter::add_document(const std::string& name, std::span<const uint32_t> t
     s.tokens->append_values(tokens);
   }
   s.positions.insert(s.positions.end(), positions.begin(), positions.end());
-  s.documents.add(name, positions.size(), left_out);
+  s.documents.add(name, positions.size(), left_out, std::move(facts));
   for (size_t layer = 0; layer < left_out.size(); ++layer) s.left_out[layer] += left_out[layer];
 }
 
@@ -512,7 +513,7 @@ void KvWriter::finish(const Provenance& provenance) {
   else if (s.with_tokens.value_or(true))
     h5::DatasetWriter(s.file, "/tokens", DType::u32, {}).finish();
   s.write_positions();
-  write_documents(s.file, s.documents, &s.model);
+  write_documents(s.file, s.documents, s.model);
   write_model(s.file, s.model, s.documents.whole());
   write_file_type(s.file, "kv", s.model, provenance, s.documents.whole());
   s.file.close();

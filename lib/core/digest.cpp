@@ -56,6 +56,12 @@ Digest128 bytes_of(XXH128_hash_t hash) {
 
 }  // namespace
 
+std::string hex_of(const Digest128& digest) {
+  std::string text;
+  for (const std::byte byte : digest) text += fmt::format("{:02x}", static_cast<unsigned>(byte));
+  return text;
+}
+
 Digest128 Digest::value() const { return bytes_of(XXH3_128bits_digest(state_->xxh)); }
 
 Digest128 digest_of(std::span<const std::byte> bytes) {

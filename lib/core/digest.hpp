@@ -18,6 +18,9 @@ using Digest128 = std::array<std::byte, 16>;
 /// Of these bytes alone.
 Digest128 digest_of(std::span<const std::byte> bytes);
 
+/// Its 32 lower-case hexadecimal digits.
+std::string hex_of(const Digest128& digest);
+
 class Digest {
  public:
   Digest();

@@ -1,0 +1,40 @@
+// Documents of kv and codes files copied into another file of the same type: their rows and streams as they are, nothing is
+// coded anew.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "formats/header.hpp"
+#include "formats/output.hpp"
+
+namespace kvcodec {
+
+/// What a kv or codes file says of its documents.
+struct DocumentList {
+  FileType type;
+  ModelInfo model;
+  Documents documents;
+  std::vector<uint64_t> bytes =
+      {};  ///< of each document: its keys and values, or its streams and what guards them
+  uint64_t values =
+      0;  ///< numbers that a token of a document that holds all its tokens has in the layers of the file
+};
+/// Throws Error(bad_input) for files of other types.
+DocumentList list_documents(const std::string& file);
+
+/// Documents of a file, in the order in which they are copied.
+struct DocumentsOf {
+  std::string file;
+  std::vector<size_t> numbers;
+};
+
+/// Writes documents of files that were made alike, file by file; only one of these is open at a time. Throws
+/// Error(bad_input) naming the first file that differs from those before, and what differs: of codes the codec, its parameters,
+/// its book, and what all documents of a file share; the model, the layers, the element type. from: at least one file, all of one type.
+void copy_documents(std::span<const DocumentsOf> from, OutputFile& output, const Provenance& provenance);
+
+}  // namespace kvcodec

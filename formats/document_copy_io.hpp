@@ -1,0 +1,45 @@
+// What copying documents of kv and of codes files shares. Inside formats/ only.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+
+#include "formats/document_copy.hpp"
+#include "lib/core/error.hpp"
+
+namespace kvcodec {
+
+DocumentList list_kv_documents(const std::string& file);
+DocumentList list_codes_documents(const std::string& file);
+void copy_kv_documents(std::span<const DocumentsOf> from, OutputFile& output, const Provenance& provenance);
+void copy_codes_documents(std::span<const DocumentsOf> from, OutputFile& output,
+                          const Provenance& provenance);
+
+/// Holds files against the first one, and says what differs.
+class Alike {
+ public:
+  Alike(const std::string& first, const std::string& file) : first_(first), file_(file) {}
+
+  template <class T>
+  void expect(const char* what, const T& wanted, const T& found) const {
+    if (!(found == wanted))
+      throw bad_input("{}: {} is {}; {} has {}: only files made alike can be joined", file_, what, found,
+                      first_, wanted);
+  }
+
+ private:
+  const std::string &first_, &file_;
+};
+
+/// What is kept of the model of several files: where the caches came from, and what they were imported with, if all say the same.
+void merge_model(ModelInfo& model, const ModelInfo& other);
+
+/// Documents with these numbers, behind `documents`.
+void add_documents(Documents& documents, const Documents& from, std::span<const size_t> numbers);
+
+/// Throws Error(failed) if the file has not the documents that it had when it was looked at first.
+void check_unchanged(const std::string& file, const Documents& now, std::span<const size_t> numbers,
+                     const Documents& before, size_t first);
+
+}  // namespace kvcodec

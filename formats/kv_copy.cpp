@@ -1,0 +1,190 @@
+// Documents of kv files in another one.
+#include <algorithm>
+#include <numeric>
+#include <optional>
+
+#include "formats/document_copy_io.hpp"
+#include "formats/kv_file.hpp"
+#include "lib/core/view.hpp"
+
+namespace kvcodec {
+namespace {
+
+/// Bytes of rows that are copied at a time: several chunks of a dataset.
+constexpr uint64_t kRowsBytes = uint64_t{8} << 20;
+
+size_t width_of(const LayerShape& shape, Side side) {
+  return static_cast<size_t>(shape.heads) * static_cast<size_t>(shape.stored_dim(side));
+}
+
+/// Numbers that a token has in a layer.
+uint64_t values_of(const ModelInfo& model, int layer) {
+  const LayerShape shape = model.layer_shape(layer);
+  return width_of(shape, Side::key) + width_of(shape, Side::value);
+}
+
+/// What all files that are joined have alike, and the documents of all of them.
+struct CommonForm {
+  ModelInfo model;
+  DType dtype{};
+  std::vector<int> layers;
+  std::optional<bool> has_tokens;
+  std::optional<std::vector<int>> query_layers;
+  Documents documents;
+
+  void add(const std::string& first, const KvReader& kv, std::span<const size_t> numbers) {
+    if (layers.empty()) {
+      model = kv.model(), dtype = kv.dtype(), layers = kv.layers();
+    } else {
+      const Alike alike(first, kv.name());
+      check_same_model(kv.name(), kv.model(), first, model);
+      alike.expect("its element type", name_of(dtype), name_of(kv.dtype()));
+      alike.expect("the list of its layers", fmt::format("{}", fmt::join(layers, ",")),
+                   fmt::format("{}", fmt::join(kv.layers(), ",")));
+      merge_model(model, kv.model());
+    }
+    const uint64_t before = documents.tokens();
+    add_documents(documents, kv.documents(), numbers);
+    if (documents.tokens() > before) add_kind(first, kv);
+  }
+
+  bool queries() const { return query_layers && !query_layers->empty(); }
+
+ private:
+  /// Whether there are ids, and queries: of files that give tokens.
+  void add_kind(const std::string& first, const KvReader& kv) {
+    const auto words = [](bool there) { return std::string(there ? "there" : "not there"); };
+    const Alike alike(first, kv.name());
+    if (has_tokens) alike.expect("the dataset of token ids", words(*has_tokens), words(kv.has_tokens()));
+    has_tokens = kv.has_tokens();
+    const std::vector<int> with_queries = kv.query_tokens() > 0 ? kv.query_layers() : std::vector<int>();
+    if (!with_queries.empty() && with_queries != kv.layers())
+      throw bad_input(
+          "{}: has queries of the layers {} only; documents can be copied with those of all layers",
+          kv.name(), fmt::join(with_queries, ","));
+    if (query_layers)
+      alike.expect("the list of its layers with queries", fmt::format("'{}'", fmt::join(*query_layers, ",")),
+                   fmt::format("'{}'", fmt::join(with_queries, ",")));
+    query_layers = with_queries;
+  }
+};
+
+/// Copies documents of one file behind what was written before.
+class Copier {
+ public:
+  Copier(const KvReader& kv, std::span<const size_t> numbers, KvWriter& writer)
+      : kv_(kv), numbers_(numbers), writer_(writer) {}
+
+  void run(uint64_t tokens_before, bool queries) {
+    for (const size_t number : numbers_) {
+      const Documents& documents = kv_.documents();
+      const uint64_t first = documents.offsets[number], count = documents.length(number);
+      writer_.add_document(documents.names[number],
+                           kv_.has_tokens() ? kv_.tokens(first, count) : std::vector<uint32_t>(),
+                           kv_.positions(first, count),
+                           documents.whole() ? std::span<const uint64_t>() : documents.left_out[number],
+                           documents.facts_of(number));
+    }
+    for (const int layer : kv_.layers())
+      for (const Side side : kSides)
+        if (const size_t width = width_of(kv_.model().layer_shape(layer), side); width > 0)
+          copy_side(side, layer, width);
+    if (queries) copy_queries(tokens_before);
+  }
+
+ private:
+  void copy_side(Side side, int layer, size_t width) {
+    const size_t most = std::max<size_t>(1, kRowsBytes / (width * sizeof(float)));
+    Matrix<float> rows(most, width);
+    for (const auto& [begin, end] : runs(layer))
+      for (uint64_t first = begin; first < end; first += most) {
+        const auto piece = rows.view().rows(0, static_cast<size_t>(std::min<uint64_t>(most, end - first)));
+        kv_.read(side, layer, first, piece);
+        writer_.append(side, layer, piece);
+      }
+  }
+
+  /// Tokens of the documents that the layer holds, those together that lie in one piece.
+  std::vector<std::pair<uint64_t, uint64_t>> runs(int layer) const {
+    const Documents& documents = kv_.documents();
+    std::vector<std::pair<uint64_t, uint64_t>> runs;
+    for (const size_t number : numbers_) {
+      const uint64_t begin = documents.offsets[number] + documents.left_out_of(layer, number),
+                     end = documents.offsets[number + 1];
+      if (!runs.empty() && runs.back().second == begin && documents.whole())
+        runs.back().second = end;
+      else
+        runs.emplace_back(begin, end);
+    }
+    return runs;
+  }
+
+  /// The queries of the documents' tokens, in the order of the documents.
+  void copy_queries(uint64_t tokens_before) {
+    const auto rows = kv_.query_token_rows(0, kv_.query_tokens());
+    std::vector<size_t> by_token(rows.size());
+    std::iota(by_token.begin(), by_token.end(), size_t{0});
+    std::ranges::stable_sort(by_token, {}, [&](size_t query) { return rows[query]; });
+    const Documents& documents = kv_.documents();
+    for (const size_t number : numbers_) {
+      const auto token_of = [&](size_t query) { return rows[query]; };
+      const auto first = std::ranges::lower_bound(by_token, documents.offsets[number], {}, token_of),
+                 end = std::ranges::lower_bound(by_token, documents.offsets[number + 1], {}, token_of);
+      const std::span queries(first, end);
+      std::vector<uint64_t> places;
+      for (const size_t query : queries)
+        places.push_back(tokens_before + rows[query] - documents.offsets[number]);
+      for (const int layer : kv_.layers()) copy_queries_of(layer, queries, places);
+      tokens_before += documents.length(number);
+    }
+  }
+
+  void copy_queries_of(int layer, std::span<const size_t> queries, std::span<const uint64_t> places) {
+    const size_t width = static_cast<size_t>(kv_.model().num_q_heads) *
+                         static_cast<size_t>(kv_.model().layer_shape(layer).key_dim);
+    const size_t most = std::max<size_t>(1, kRowsBytes / (width * sizeof(float)));
+    Matrix<float> rows(std::min(most, queries.size()), width);
+    for (size_t i = 0, count = 0; i < queries.size(); i += count) {
+      for (count = 1; count < rows.rows() && i + count < queries.size(); ++count)
+        if (queries[i + count] != queries[i] + count) break;
+      kv_.read_queries(layer, queries[i], rows.view().rows(0, count));
+      writer_.append_queries(layer, places.subspan(i, count), rows.view().rows(0, count));
+    }
+  }
+
+  const KvReader& kv_;
+  std::span<const size_t> numbers_;
+  KvWriter& writer_;
+};
+
+}  // namespace
+
+DocumentList list_kv_documents(const std::string& file) {
+  const KvReader kv(file);
+  DocumentList list{.type = kv.type(), .model = kv.model(), .documents = kv.documents()};
+  for (const int layer : kv.layers()) list.values += values_of(kv.model(), layer);
+  for (size_t i = 0; i < kv.documents().count(); ++i) {
+    uint64_t values = 0;
+    for (const int layer : kv.layers())
+      values += kv.documents().held(layer, i) * values_of(kv.model(), layer);
+    list.bytes.push_back(values * size_of(kv.dtype()));
+  }
+  return list;
+}
+
+void copy_kv_documents(std::span<const DocumentsOf> from, OutputFile& output, const Provenance& provenance) {
+  CommonForm form;
+  for (const DocumentsOf& chosen : from) form.add(from.front().file, KvReader(chosen.file), chosen.numbers);
+  KvWriter writer(output, form.model, form.dtype, form.layers, form.queries());
+  writer.expect(form.documents);
+  size_t document = 0;
+  for (const auto& [file, numbers] : from) {
+    const KvReader kv(file);
+    check_unchanged(kv.name(), kv.documents(), numbers, form.documents, document);
+    Copier(kv, numbers, writer).run(form.documents.offsets[document], form.queries());
+    document += numbers.size();
+  }
+  writer.finish(provenance);
+}
+
+}  // namespace kvcodec

@@ -1,0 +1,281 @@
+// Documents that go from file to file: what is known of them, and their rows and streams.
+#include "formats/document_copy.hpp"
+
+#include <numeric>
+
+#include "test/formats/edit.hpp"
+#include "test/formats/folder.hpp"
+#include "test/formats/refusal.hpp"
+#include "test/formats/samples.hpp"
+#include "test/test.hpp"
+
+using namespace kvcodec;
+using namespace kvcodec::test;
+
+namespace {
+
+DocumentFacts some_facts(std::span<const uint32_t> ids, size_t i) {
+  return {token_digest(ids), i % 2 ? fmt::format(R"({{"part":{}}})", i) : "", i == 0 ? 0 : 1700000000 + i};
+}
+
+SampleCodes sample_codes(const std::vector<uint64_t>& lengths, bool packed = false) {
+  SampleCodes sample(2, lengths, packed, 3);
+  Documents documents;
+  for (size_t i = 0; i < lengths.size(); ++i)
+    documents.add(
+        sample.info.documents.names[i], lengths[i], {},
+        some_facts(std::span(sample.tokens).subspan(sample.info.documents.offsets[i], lengths[i]), i));
+  sample.info.documents = documents;
+  return sample;
+}
+
+void copy(const std::vector<DocumentsOf>& from, const std::string& to) {
+  OutputFile output(to, true);
+  copy_documents(from, output, {"kvcodec test", {}});
+  output.commit();
+}
+
+/// All streams of a document, its tokens and positions.
+std::string content(const CodesReader& codes, size_t d) {
+  const CodesInfo& info = codes.info();
+  const uint64_t first = info.documents.offsets[d], length = info.documents.length(d);
+  std::string all = fmt::format("{} {} {}\n", info.documents.names[d], codes.tokens(first, length),
+                                codes.positions(first, length));
+  for (const int group : info.groups)
+    for (const Side side : info.sides(group))
+      for (const StoredStream& stream : codes.streams(side, group)) {
+        const auto document = codes.document(side, group, d);
+        const uint64_t rows = document->rows(stream.spec.name);
+        std::vector<std::byte> bytes(rows * stream.spec.row_bytes());
+        document->read(stream.spec.name, 0, rows, bytes);
+        all += fmt::format("{} {}\n", stream.spec.name, hex_of(digest_of(bytes)));
+      }
+  return all;
+}
+
+void check_same_documents(const CodesReader& wanted, const CodesReader& found) {
+  REQUIRE(found.info().documents.names == wanted.info().documents.names);
+  CHECK(found.info().documents.offsets == wanted.info().documents.offsets);
+  CHECK(found.info().documents.facts == wanted.info().documents.facts);
+  for (size_t d = 0; d < wanted.info().documents.count(); ++d) CHECK(content(found, d) == content(wanted, d));
+  CHECK(found.ledger().category == wanted.ledger().category);
+  CHECK(found.ledger().index_bytes == wanted.ledger().index_bytes);
+  found.check_parts([](uint64_t) {}, [](const Error& fault) { FAIL(fault.what()); });
+}
+
+}  // namespace
+
+TEST_CASE(
+    "documents: what is known of them comes back from kv and codes files, and from files of before nothing") {
+  const Folder folder;
+  const SampleCodes sample = sample_codes({5, 0, 40, 1});
+  sample.write(folder / "codes.h5");
+  const CodesReader codes(folder / "codes.h5");
+  CHECK(codes.info().documents.facts == sample.info.documents.facts);
+  const Ledger ledger = codes.ledger();
+  SampleCodes(2, {5, 0, 40, 1}, false, 3).write(folder / "before.h5");
+  const CodesReader before(folder / "before.h5");
+  CHECK(before.info().documents.facts.empty());
+  // Four documents: a digest, a time and an end each, and two texts.
+  CHECK(ledger.index_bytes - before.ledger().index_bytes ==
+        4 * (16 + 8 + 8) + std::string(R"({"part":1}{"part":3})").size());
+
+  write_sample_kv(folder / "kv.h5");
+  CHECK(KvReader(folder / "kv.h5").documents().facts.empty());
+  {
+    OutputFile output(folder / "known.h5", true);
+    KvWriter writer(output, sample_model(1, 1, 2), DType::f32, {0}, false);
+    const std::vector<uint32_t> ids{7, 8};
+    writer.add_document("a", ids, counting(0, 2), {}, some_facts(ids, 1));
+    writer.add_document("b", ids, counting(0, 2));
+    for (const Side side : kSides) writer.append(side, 0, random_rows(4, 2, 1));
+    writer.finish({"kvcodec test", {}});
+    output.commit();
+    const KvReader kv(folder / "known.h5");
+    CHECK(kv.documents().facts_of(0) == some_facts(ids, 1));
+    CHECK(kv.documents().facts_of(1) == DocumentFacts{});
+  }
+}
+
+TEST_CASE("documents: tables of what is known that cannot be are refused") {
+  const Folder folder;
+  const std::string file = folder / "codes.h5";
+  const auto refusal = [&](const std::function<void(Edit&)>& change) {
+    sample_codes({5, 0, 40, 1}).write(file);
+    {
+      Edit edit(file);
+      change(edit);
+    }
+    return refusal_of(file, [&] { CodesReader{file}; });
+  };
+  CHECK(refusal([](Edit& edit) { edit.remove("/documents/metadata_end"); }) ==
+        "/documents/metadata_end: is missing");
+  CHECK(refusal([](Edit& edit) { edit.remove("/documents/metadata"); }) == "accepted");
+  CHECK(refusal([](Edit& edit) {
+          edit.remove("/documents/digest");
+          edit.rename("/documents/time", "/documents/digest");
+        }).starts_with("/documents/digest: "));
+}
+
+TEST_CASE("documents: codes that are split and joined are the same, document by document, packed and plain") {
+  const Folder folder;
+  for (const bool packed : {false, true}) {
+    CAPTURE(packed);
+    sample_codes({5, 0, 40, 1, 300}, packed).write(folder / "whole.h5");
+    copy({{folder / "whole.h5", {0, 1}}}, folder / "1.h5");
+    copy({{folder / "whole.h5", {}}}, folder / "2.h5");
+    copy({{folder / "whole.h5", {2, 3, 4}}}, folder / "3.h5");
+    CHECK(CodesReader(folder / "2.h5").info().documents.count() == 0);
+    copy({{folder / "1.h5", {0, 1}}, {folder / "2.h5", {}}, {folder / "3.h5", {0, 1, 2}}},
+         folder / "joined.h5");
+    check_same_documents(CodesReader(folder / "whole.h5"), CodesReader(folder / "joined.h5"));
+    // A file without documents first: what all share comes from those that have some.
+    copy({{folder / "2.h5", {}}, {folder / "3.h5", {1}}}, folder / "one.h5");
+    CHECK(content(CodesReader(folder / "one.h5"), 0) == content(CodesReader(folder / "whole.h5"), 3));
+  }
+}
+
+TEST_CASE(
+    "documents: positions beyond 32 bits are kept where they are, and cost nothing where they are gone") {
+  const Folder folder;
+  SampleCodes far(1, {3}, false, 1);
+  far.positions = {1, 2, uint64_t{1} << 40};
+  far.write(folder / "far.h5");
+  SampleCodes(1, {4}, false, 2).write(folder / "near.h5");
+  copy({{folder / "near.h5", {0}}, {folder / "far.h5", {0}}}, folder / "both.h5");
+  const CodesReader both(folder / "both.h5");
+  CHECK(both.positions(0, 7) == std::vector<uint64_t>{0, 1, 2, 3, 1, 2, uint64_t{1} << 40});
+  copy({{folder / "both.h5", {0}}}, folder / "again.h5");
+  check_same_documents(CodesReader(folder / "near.h5"), CodesReader(folder / "again.h5"));
+}
+
+TEST_CASE("documents: an embedded book goes along") {
+  const Folder folder;
+  const Book book = sample_book();
+  SampleCodes sample(1, {3}, false, 1);
+  sample.info.book_type = book.type, sample.info.book_digest = book.digest();
+  sample.write(folder / "without.h5");
+  sample.write(folder / "with.h5", 1, &book);
+  copy({{folder / "without.h5", {0}}, {folder / "with.h5", {0}}}, folder / "both.h5");
+  REQUIRE(CodesReader(folder / "both.h5").embedded_book());
+  CHECK(CodesReader(folder / "both.h5").embedded_book()->digest() == book.digest());
+}
+
+TEST_CASE("documents: a file that was made otherwise is refused, and named") {
+  const Folder folder;
+  const std::string first = folder / "a.h5", other = folder / "b.h5";
+  SampleCodes(1, {3}, false, 1).write(first);
+  const auto refusal = [&](const std::function<void(SampleCodes&)>& change) {
+    SampleCodes sample(1, {3}, false, 2);
+    change(sample);
+    sample.write(other);
+    const std::string message = refusal_of(other, [&] {
+      copy({{first, {0}}, {other, {0}}}, folder / "x.h5");
+    });
+    return message.substr(0, message.find(folder.path().string()));
+  };
+  CHECK(refusal([](SampleCodes&) {}) == "accepted");
+  CHECK(refusal([](SampleCodes& sample) { sample.info.codec = "other"; }) == "its codec is other; ");
+  CHECK(refusal([](SampleCodes& sample) { sample.info.parameters.set("gain", 2.0); }) ==
+        "a parameter of its codec is gain=2; ");
+  CHECK(refusal([](SampleCodes& sample) { sample.info.parameters.set("more", true); }) ==
+        "a parameter of its codec is more=true; ");
+  CHECK(refusal([](SampleCodes& sample) { sample.info.storage = DType::f16; }) ==
+        "the type of tokens kept exactly is f16; ");
+  CHECK(refusal([](SampleCodes& sample) { sample.info.book_digest = "ab"; }) ==
+        "the digest of its book is ab; ");
+  CHECK(refusal([](SampleCodes& sample) { sample.info.model.model = "other"; }) == "model is other; ");
+  CHECK(
+      refusal([](SampleCodes& sample) { sample.info.model.rope_scaling = ""; }).starts_with("rope_scaling"));
+  CHECK(refusal([](SampleCodes& sample) { sample = SampleCodes(1, {3}, true, 2); }) ==
+        "the form of its ids is packed; ");
+  CHECK(refusal([](SampleCodes& sample) { sample.tokens.clear(); }) ==
+        "the stream of token ids is not there; ");
+}
+
+TEST_CASE("documents: a cache that is split and joined is the same, with its queries") {
+  const Folder folder;
+  for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
+    CAPTURE(name_of(dtype));
+    write_sample_kv(folder / "whole.h5", dtype);
+    copy({{folder / "whole.h5", {0, 1}}}, folder / "1.h5");
+    copy({{folder / "whole.h5", {2}}}, folder / "2.h5");
+    copy({{folder / "1.h5", {0, 1}}, {folder / "2.h5", {0}}}, folder / "joined.h5");
+    const KvReader whole(folder / "whole.h5"), joined(folder / "joined.h5");
+    CHECK(joined.dtype() == dtype);
+    CHECK(joined.documents().names == whole.documents().names);
+    CHECK(joined.tokens(0, 8) == whole.tokens(0, 8));
+    CHECK(joined.positions(0, 8) == whole.positions(0, 8));
+    for (const int layer : {0, 1}) {
+      for (const Side side : kSides) {
+        Matrix<float> a(8, 8), b(8, 8);
+        whole.read(side, layer, 0, a.view());
+        joined.read(side, layer, 0, b.view());
+        CHECK(std::equal(a.data(), a.data() + a.size(), b.data()));
+      }
+      CHECK(joined.queries(layer)->token_rows == whole.queries(layer)->token_rows);
+      CHECK(joined.queries(layer)->values == whole.queries(layer)->values);
+    }
+    CHECK(KvReader(folder / "2.h5").queries(0)->token_rows == std::vector<uint64_t>{2});
+  }
+  write_sample_kv(folder / "16.h5", DType::f16);
+  CHECK(message_of([&] {
+          copy({{folder / "1.h5", {0}}, {folder / "16.h5", {0}}}, folder / "x.h5");
+        }) == fmt::format("{}: its element type is f16; {} has f32: only files made alike can be joined",
+                          folder / "16.h5", folder / "1.h5"));
+}
+
+TEST_CASE("documents: layers that leave out tokens keep to that") {
+  const Folder folder;
+  const ModelInfo model = sample_model(2, 1, 2);
+  const std::vector<uint64_t> left_out{0, 3};
+  const std::vector<uint32_t> ids{1, 2, 3, 4, 5};
+  {
+    OutputFile output(folder / "whole.h5", true);
+    KvWriter writer(output, model, DType::f32, {0, 1}, false);
+    writer.add_document("all", ids, counting(0, 5));
+    writer.add_document("last", ids, counting(0, 5), left_out);
+    writer.add_document("more", ids, counting(0, 5), left_out);
+    for (const Side side : kSides) {
+      writer.append(side, 0, random_rows(15, 2, 1));
+      writer.append(side, 1, random_rows(9, 2, 2));
+    }
+    writer.finish({"kvcodec test", {}});
+    output.commit();
+  }
+  copy({{folder / "whole.h5", {2}}, {folder / "whole.h5", {0}}}, folder / "turned.h5");
+  const KvReader whole(folder / "whole.h5"), turned(folder / "turned.h5");
+  CHECK(turned.documents().held(1, 0) == 2);
+  CHECK(turned.documents().held(1, 1) == 5);
+  Matrix<float> a(2, 2), b(2, 2);
+  whole.read(Side::key, 1, 13, a.view());
+  turned.read(Side::key, 1, 3, b.view());
+  CHECK(std::equal(a.data(), a.data() + a.size(), b.data()));
+}
+
+TEST_CASE("documents: histories of thousands of files fit an attribute, and long commands are cut") {
+  const Folder folder;
+  std::vector<std::string> history;
+  for (int i = 0; i < 5000; ++i)
+    history.push_back(fmt::format("kvcodec encode kv-{}.h5 -o codes-{}.h5", i, i));
+  const auto written = [&](const Provenance& provenance) {
+    const SampleCodes sample(4, {1}, false, 1);
+    OutputFile output(folder / "codes.h5", true);
+    CodesWriter writer(output, sample.info, sample.codec, sample.tokens, sample.positions, nullptr);
+    sample.append_to(writer, 1);
+    writer.finish(provenance);
+    output.commit();
+    return identify(folder / "codes.h5").history;
+  };
+  const auto kept = written({"kvcodec cat -T list -o all.h5", history});
+  REQUIRE(kept.size() > 100);
+  CHECK(kept.front() == history.front());
+  CHECK(kept.back() == "kvcodec cat -T list -o all.h5");
+  CHECK(kept[kept.size() - 2] == fmt::format("(and {} more commands)", 5000 - (kept.size() - 2)));
+  const auto cut = written({"kvcodec cat " + std::string(100000, 'x') + " -o all.h5", {"kvcodec dump-kv"}});
+  REQUIRE(cut.size() == 2);
+  CHECK(cut.front() == "kvcodec dump-kv");
+  CHECK(cut.back().starts_with("kvcodec cat xxx"));
+  CHECK(cut.back().ends_with(" -o all.h5"));
+  CHECK(cut.back().size() < 4100);
+}
