@@ -7,6 +7,7 @@
 
 #include "cli/coding.hpp"
 #include "cli/common.hpp"
+#include "cli/document_files.hpp"
 #include "cli/json.hpp"
 #include "cli/progress.hpp"
 #include "cli/subcommands.hpp"
@@ -65,10 +66,25 @@ void note_fault(Checked& checked, FaultBit bit, const Action& action) {
 
 constexpr uint64_t kRowsBytes = uint64_t{16} << 20;
 
+/// What is known of documents fits them: digests are those of their token ids, metadata are JSON objects.
+template <class Reader>
+void check_facts(const Reader& file, const Documents& documents) {
+  for (size_t i = 0; i < documents.facts.size(); ++i) {
+    const DocumentFacts& facts = documents.facts[i];
+    (void)metadata_json(facts, fmt::format("{}: document {}", file.name(), i));
+    if (facts.digest &&
+        (!file.has_tokens() ||
+         token_digest(file.tokens(documents.offsets[i], documents.length(i))) != *facts.digest))
+      throw bad_input("{}: document {} ('{}') has the digest {}, which is not that of its token ids",
+                      file.name(), i, documents.names[i], hex_of(*facts.digest));
+  }
+}
+
 void check_kv(const std::string& name, const std::function<void(double)>& progress) {
   const KvReader kv(name);
   const uint64_t total = kv.documents().tokens();
   if (kv.has_tokens()) (void)kv.tokens(0, total);
+  check_facts(kv, kv.documents());
   Matrix<float> rows;
   // Rows of one dataset, which are checked as they are read.
   const auto read = [&](uint64_t begin, uint64_t end, Side side, int layer, size_t width) {
@@ -153,6 +169,7 @@ void check_codes(Checked& checked, const Books& books, const CommonOptions& comm
   if (codes.has_tokens()) (void)codes.tokens(0, total);
   (void)codes.positions(0, total);
   (void)codes.ledger();
+  check_facts(codes, codes.info().documents);
   const auto book = book_of(codes, books);
   if (!book)
     return checked.add(

@@ -190,10 +190,11 @@ void Command::input(const std::string& name, const std::string& help, std::strin
   required_.push_back({name, help});
 }
 
-void Command::inputs(const std::string& name, const std::string& help, std::vector<std::string>& target) {
+void Command::inputs(const std::string& name, const std::string& help, std::vector<std::string>& target,
+                     bool required) {
   parser_->app.add_option(name, target);
   current_group().entries.push_back({name + " ...", help});
-  required_.push_back({name, help});
+  if (required) required_.push_back({name, help});
 }
 
 void Command::entry(const OptionField& field, std::string_view value, char letter) {
@@ -349,7 +350,8 @@ std::string Command::help() const {
 }
 
 std::string Command::history_line() const {
-  constexpr std::string_view kFlags[] = {"--quiet", "--json", "--overwrite", "--force", "--verify"};
+  constexpr std::string_view kFlags[] = {"--quiet", "--json",   "--overwrite",
+                                         "--force", "--verify", "--skip-existing"};
   constexpr std::string_view kValued[] = {"--threads", "--memory", "--device"};
   std::string line = "kvcodec " + name_;
   for (size_t i = 0; i < arguments_.size(); ++i) {

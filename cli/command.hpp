@@ -42,8 +42,9 @@ class Command {
 
   /// A positional argument; required.
   void input(const std::string& name, const std::string& help, std::string& target);
-  /// The last positional arguments; at least one.
-  void inputs(const std::string& name, const std::string& help, std::vector<std::string>& target);
+  /// The last positional arguments; at least one, if they are required.
+  void inputs(const std::string& name, const std::string& help, std::vector<std::string>& target,
+              bool required = true);
 
   /// Binds --name (and -letter) to the field's member. value: what the help calls the argument; empty = by
   /// the type. Throws std::logic_error for a name that is bound already: two members would fight over it.
@@ -80,7 +81,7 @@ class Command {
 
   /// This run's line for the history of its product: the arguments as given, quoted where a shell needs it,
   /// without those options that cannot change the product (--threads, --memory, --device, --quiet, --json,
-  /// --overwrite, --force, --verify).
+  /// --overwrite, --force, --verify, --skip-existing).
   std::string history_line() const;
   /// Puts words at the end of that line: what was really used, where the product shows it.
   void add_to_history(const std::string& words) { history_end_ += " " + words; }

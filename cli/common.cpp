@@ -5,9 +5,11 @@
 #include <filesystem>
 #include <set>
 
+#include "cli/json.hpp"
 #include "cli/machine_memory.hpp"
 #include "cli/text.hpp"
 #include "cuda/engine.hpp"
+#include "formats/protection.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
 
@@ -27,35 +29,6 @@ bool to_number(std::string_view text, uint64_t& number) {
   return error == std::errc{} && end == text.data() + text.size();
 }
 
-struct NumberRange {
-  uint64_t first = 0, last = 0;
-};
-
-/// "3" or "2-5"; false if it is neither.
-bool to_range(const std::string& text, NumberRange& range) {
-  const size_t dash = text.find('-');
-  if (dash == std::string::npos) {
-    if (!to_number(text, range.first)) return false;
-    range.last = range.first;
-    return true;
-  }
-  return to_number(text.substr(0, dash), range.first) && to_number(text.substr(dash + 1), range.last);
-}
-
-/// The parts of "a,b", with "\," for a comma inside one and "\\" for a backslash.
-std::vector<std::string> split_names(const std::string& text) {
-  std::vector<std::string> parts(1);
-  for (size_t i = 0; i < text.size(); ++i) {
-    if (text[i] == '\\' && i + 1 < text.size() && (text[i + 1] == ',' || text[i + 1] == '\\'))
-      parts.back() += text[++i];
-    else if (text[i] == ',')
-      parts.emplace_back();
-    else
-      parts.back() += text[i];
-  }
-  return parts;
-}
-
 /// Whether there is a device that runs what this program has for it.
 bool usable_device() {
   if (cuda::devices().empty()) return false;
@@ -68,6 +41,15 @@ bool usable_device() {
 }
 
 }  // namespace
+
+std::optional<NumberRange> number_range(const std::string& text) {
+  NumberRange range;
+  const size_t dash = text.find('-');
+  if (!to_number(text.substr(0, dash), range.first)) return {};
+  range.last = range.first;
+  if (dash != std::string::npos && !to_number(text.substr(dash + 1), range.last)) return {};
+  return range;
+}
 
 std::vector<OptionField> CommonOptions::fields() {
   return {
@@ -141,6 +123,51 @@ void OutputOptions::declare(Command& command, const std::string& what) {
                   .target = &force});
 }
 
+void OutputOptions::declare_with_skip(Command& command, const std::string& what) {
+  declare(command, what);
+  command.option(
+      {.name = "skip-existing",
+       .help =
+           "do nothing where the output is there already, whole, made by this very command, and not older "
+           "than what it reads",
+       .target = &skip_existing});
+}
+
+namespace {
+
+/// Why a file is not what the command would write, or nothing. What was found out by the command itself stands behind
+/// its words.
+std::string why_other(const std::string& file, const std::string& line,
+                      const std::vector<std::string>& inputs) {
+  const std::string last = identify(file).history.back();
+  if (last != line && !last.starts_with(line + " (found: ") && last != line + " --device cuda")
+    return "was made by another command";
+  std::error_code error;
+  const auto time = std::filesystem::last_write_time(file, error);
+  for (const std::string& input : inputs)
+    if (std::filesystem::is_regular_file(input, error) &&
+        std::filesystem::last_write_time(input, error) > time)
+      return "is older than " + input;
+  const auto damage = find_damage(file, [](uint64_t, uint64_t) {});
+  return damage.empty() ? "" : "is damaged: " + damage.front();
+}
+
+}  // namespace
+
+bool OutputOptions::made_before(const Command& command, const CommonOptions& common,
+                                const std::vector<std::string>& inputs, std::string& report) const {
+  std::error_code error;
+  if (!skip_existing || to_stdout() || !std::filesystem::is_regular_file(path, error)) return false;
+  const std::string other = why_other(path, command.history_line(), inputs);
+  if (other.empty()) {
+    common.note("{} is there, whole and made by this command; nothing is done", path);
+    if (common.json) report = text_of({{"output", path}, {"skipped", true}});
+    return true;
+  }
+  if (!replaces()) throw usage_error("{}: is there and {}; --overwrite replaces it", path, other);
+  return false;
+}
+
 void OutputOptions::keep(const std::vector<std::string>& inputs) const {
   std::error_code error;
   if (force || path.empty() || to_stdout() || !std::filesystem::is_regular_file(path, error)) return;
@@ -186,57 +213,15 @@ std::vector<int> LayerSelection::choose(const std::vector<int>& present, const s
   if (text.empty()) return present;
   std::set<int> wanted;
   for (const auto& part : split(text, ',')) {
-    NumberRange range;
-    if (!to_range(part, range) || range.first > range.last)
+    const auto range = number_range(part);
+    if (!range || range->first > range->last)
       throw usage_error("--layers is '{}'; it must be numbers and ranges such as 0,2-5", text);
-    for (uint64_t layer = range.first; layer <= range.last; ++layer) {
+    for (uint64_t layer = range->first; layer <= range->last; ++layer) {
       if (std::find(present.begin(), present.end(), layer) == present.end())
         throw bad_input("{}: there is no layer {}; it has layers {}", where, layer, ranges_text(present));
       wanted.insert(static_cast<int>(layer));
     }
   }
-  return {wanted.begin(), wanted.end()};
-}
-
-void DocumentSelection::declare(Command& command) {
-  command.option(
-      {.name = "documents",
-       .help = "only these documents: numbers from 0, as 0,3-7, or names, with \\, for a comma in one "
-               "(default: all)",
-       .target = &text},
-      "LIST");
-}
-
-std::vector<size_t> DocumentSelection::choose(const Documents& documents, const std::string& where) const {
-  const size_t count = documents.count();
-  std::set<size_t> wanted;
-  const auto add_named = [&](const std::string& name) {
-    bool found = false;
-    for (size_t i = 0; i < count; ++i)
-      if (documents.names[i] == name) wanted.insert(i), found = true;
-    return found;
-  };
-  const auto add_numbered = [&](const std::string& part) {
-    NumberRange range;
-    if (!to_range(part, range)) return false;
-    if (range.first > range.last)
-      throw usage_error("--documents has '{}'; a range goes from the lower to the higher number", part);
-    if (range.last >= count)
-      throw bad_input("{}: there is no document {}; it has {}, numbered from 0", where,
-                      std::max<uint64_t>(range.first, count), count);
-    for (uint64_t i = range.first; i <= range.last; ++i) wanted.insert(i);
-    return true;
-  };
-  if (text.empty())
-    for (size_t i = 0; i < count; ++i) wanted.insert(i);
-  else if (!add_named(text))
-    for (const auto& part : split_names(text))
-      if (!add_named(part) && !add_numbered(part)) {
-        const std::string meant = suggestion(part, documents.names);
-        throw bad_input("{}: there is no document '{}'{}", where, part,
-                        meant.empty() ? std::string("; kvcodec info lists them")
-                                      : fmt::format("; did you mean '{}'?", meant));
-      }
   return {wanted.begin(), wanted.end()};
 }
 
@@ -254,9 +239,9 @@ TokenRange parse_token_range(const std::string& option, const std::string& text)
 std::optional<std::vector<TokenRange>> number_ranges(const std::string& text) {
   std::vector<TokenRange> ranges;
   for (const auto& part : split(text, ',')) {
-    NumberRange range;
-    if (!to_range(part, range) || range.first > range.last || range.last == UINT64_MAX) return {};
-    ranges.push_back({range.first, range.last + 1});
+    const auto range = number_range(part);
+    if (!range || range->first > range->last || range->last == UINT64_MAX) return {};
+    ranges.push_back({range->first, range->last + 1});
   }
   std::ranges::sort(ranges, {}, &TokenRange::first);
   std::vector<TokenRange> joined;

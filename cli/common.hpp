@@ -74,10 +74,18 @@ struct OutputOptions {
   std::string path;
   bool overwrite = false;
   bool force = false;
+  bool skip_existing = false;
 
   bool replaces() const { return overwrite || force; }
 
   void declare(Command& command, const std::string& what);
+  /// --skip-existing besides, of commands that are run again where one of many was broken off.
+  void declare_with_skip(Command& command, const std::string& what);
+  /// With --skip-existing: whether the output is there, whole, made by this command line, and not older than the inputs (those
+  /// that are files); then that is said, and `report` is what goes to standard output. Throws Error(usage) for an output
+  /// that is there but another one, unless it may be replaced.
+  bool made_before(const Command& command, const CommonOptions& common,
+                   const std::vector<std::string>& inputs, std::string& report) const;
   /// Throws Error(usage) if no output was named, or if --json and the product both want standard output.
   void check(const CommonOptions& common) const;
   /// The same where the output may be left out; then there is none.
@@ -103,17 +111,27 @@ struct LayerSelection {
   std::vector<int> choose(const std::vector<int>& present, const std::string& where) const;
 };
 
-/// Which documents: "0,3-7" or names. A comma inside a name is written "\,", and "\" as "\\"; a name that is
-/// the whole text needs neither.
+/// Which documents: "0,3-7", names, globs of names, or "@FILE" with one of these on each line. A comma inside a name is
+/// written "\,", and "\" as "\\"; a name that is the whole text needs neither.
 struct DocumentSelection {
   std::string text;
 
   void declare(Command& command);
   bool given() const { return !text.empty(); }
   /// Indices of the documents asked for, ascending; all if none were named. A name stands for every document
-  /// of that name.
+  /// of that name. Throws Error(bad_input) for what names no document.
   std::vector<size_t> choose(const Documents& documents, const std::string& where) const;
 };
+
+/// Numbers of the documents whose name fits the glob: * ? and [..] as the shell has them, but that * fits / too.
+std::vector<size_t> matching_documents(const Documents& documents, const std::string& glob);
+
+/// Numbers with both ends.
+struct NumberRange {
+  uint64_t first = 0, last = 0;
+};
+/// "3" or "2-5"; nothing if it is neither.
+std::optional<NumberRange> number_range(const std::string& text);
 
 /// "A:B", half open; A or B may be left out.
 struct TokenRange {

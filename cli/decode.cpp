@@ -176,6 +176,14 @@ auto of_part(const Part& part, uint64_t document_first, const Read& read) {
   return all;
 }
 
+/// What is known of a part's document; ids: those of the part.
+DocumentFacts facts_of(const CodesReader& codes, const Part& part, std::span<const uint32_t> ids) {
+  const Documents& documents = codes.info().documents;
+  DocumentFacts facts = documents.facts_of(part.document);
+  if (facts.digest && part.count != documents.length(part.document)) facts.digest = token_digest(ids);
+  return facts;
+}
+
 /// Where the time of a decode goes.
 struct Effort {
   double read_seconds = 0, decode_seconds = 0;      ///< the second with the first in it
@@ -314,9 +322,10 @@ Effort decode_parts(const CodesReader& codes, const std::vector<Part>& parts, De
     const uint64_t first = codes.info().documents.offsets[part.document];
     const auto read_tokens = [&](uint64_t at, uint64_t count) { return codes.tokens(at, count); };
     const auto read_positions = [&](uint64_t at, uint64_t count) { return codes.positions(at, count); };
-    writer.add_document(codes.info().documents.names[part.document],
-                        codes.has_tokens() ? of_part(part, first, read_tokens) : std::vector<uint32_t>{},
-                        of_part(part, first, read_positions), left_out_of(codes, part));
+    const auto ids = codes.has_tokens() ? of_part(part, first, read_tokens) : std::vector<uint32_t>{};
+    writer.add_document(codes.info().documents.names[part.document], ids,
+                        of_part(part, first, read_positions), left_out_of(codes, part),
+                        facts_of(codes, part, ids));
     decoder.run(part, writer, [&](uint64_t count) {
       done += count;
       bar.update(static_cast<double>(done) / static_cast<double>(decoder.passes()),

@@ -9,6 +9,8 @@
 #include <iostream>
 #include <iterator>
 
+#include "cli/text.hpp"
+#include "formats/json_file.hpp"
 #include "lib/core/error.hpp"
 #include "lib/model/tokenizer_unicode.hpp"
 
@@ -100,10 +102,73 @@ void refuse_binary(const std::string& file, std::string_view text, const char* w
     throw bad_input("{}: byte {} is zero: this is not {}", file, zero, wanted);
 }
 
+std::vector<std::string> lines_of(const std::string& file, const char* wanted) {
+  const std::string text = read_text(file);
+  refuse_binary(file, text, wanted);
+  std::vector<std::string> lines;
+  for (std::string& line : split(text, '\n')) {
+    line.erase(line.find_last_not_of(" \t\r") + 1);
+    line.erase(0, line.find_first_not_of(" \t"));
+    if (!line.empty()) lines.push_back(std::move(line));
+  }
+  return lines;
+}
+
 void check_is_text(const CommonOptions& common, const std::string& file, std::string_view text) {
   refuse_binary(file, text, "text in UTF-8");
   if (const size_t good = valid_utf8_prefix(text); good < text.size())
     common.note("{}: byte {} is not UTF-8; such bytes are read as U+FFFD", file, good);
+}
+
+namespace {
+
+/// A line of a .jsonl file. where: file and line; the name of a text without "id".
+SourceText text_of_line(std::string_view line, const std::string& where) {
+  const nlohmann::json object = parse_json_object(line, where);
+  return with_context(where, [&] {
+    const JsonFields fields(object);
+    const auto text = fields.get_string("text");
+    if (!text) throw bad_input("has no \"text\"; each line of a .jsonl file is an object with one");
+    SourceText source{.name = where, .text = *text};
+    if (const auto* id = fields.find("id")) {
+      if (!id->is_string() && !id->is_number_integer())
+        throw bad_input("\"id\" is a JSON {}; a string or an integer is wanted", id->type_name());
+      source.name = id->is_string() ? id->get<std::string>() : id->dump();
+    }
+    if (const auto* metadata = fields.find("metadata")) {
+      if (!metadata->is_object())
+        throw bad_input("\"metadata\" is a JSON {}; an object is wanted", metadata->type_name());
+      source.metadata = metadata->dump();
+    }
+    return source;
+  });
+}
+
+void add_lines(std::vector<SourceText>& texts, const std::string& file, std::string_view content) {
+  size_t number = 0;
+  for (size_t begin = 0; begin < content.size();) {
+    const size_t end = std::min(content.find('\n', begin), content.size());
+    const std::string_view line = content.substr(begin, end - begin);
+    ++number;
+    if (line.find_first_not_of(" \t\r") != std::string_view::npos)
+      texts.push_back(text_of_line(line, fmt::format("{}:{}", file, number)));
+    begin = end + 1;
+  }
+}
+
+}  // namespace
+
+std::vector<SourceText> read_texts(const CommonOptions& common, const std::vector<std::string>& paths) {
+  std::vector<SourceText> texts;
+  for (const std::string& file : text_files(paths)) {
+    std::string text = read_text(file);
+    check_is_text(common, file, text);
+    if (file.ends_with(".jsonl"))
+      add_lines(texts, file, text);
+    else
+      texts.push_back({.name = file, .text = std::move(text)});
+  }
+  return texts;
 }
 
 std::vector<Document> read_token_lines(const std::string& file, const char* wanted) {
@@ -114,7 +179,7 @@ std::vector<Document> read_token_lines(const std::string& file, const char* want
   for (size_t begin = 0; begin < text.size();) {
     const size_t end = std::min(text.find('\n', begin), text.size());
     ++line_number;
-    Document document{fmt::format("{}:{}", file, line_number), {}};
+    Document document{.name = fmt::format("{}:{}", file, line_number), .tokens = {}};
     for (size_t at = begin; at < end;) {
       if (std::string_view(" \t\r,").find(text[at]) != std::string_view::npos) {
         ++at;
@@ -141,15 +206,17 @@ TokenTemplate template_of(const Tokenizer& tokenizer) {
   return {{full.begin(), place}, {place + static_cast<std::ptrdiff_t>(plain.size()), full.end()}};
 }
 
-void add_document(std::vector<Document>& documents, const std::string& name,
-                  const std::vector<uint32_t>& tokens, const TokenTemplate& around, uint64_t chunk) {
+void add_document(std::vector<Document>& documents, const Document& whole, const TokenTemplate& around,
+                  uint64_t chunk) {
+  const auto& [name, tokens, metadata] = whole;
   const size_t extra = around.before.size() + around.behind.size();
   if (chunk > 0 && chunk <= extra)
     throw usage_error("--chunk is {}; {} of these are special tokens, it must be larger", chunk, extra);
   const size_t piece = chunk > 0 ? chunk - extra : std::max<size_t>(tokens.size(), 1);
   const size_t pieces = (tokens.size() + piece - 1) / piece;
   for (size_t p = 0; p < pieces; ++p) {
-    Document document{pieces > 1 || chunk > 0 ? fmt::format("{}#{}", name, p) : name, around.before};
+    Document document{pieces > 1 || chunk > 0 ? fmt::format("{}#{}", name, p) : name, around.before,
+                      metadata};
     const auto first = tokens.begin() + static_cast<std::ptrdiff_t>(p * piece);
     document.tokens.insert(document.tokens.end(), first,
                            first + static_cast<std::ptrdiff_t>(std::min(piece, tokens.size() - p * piece)));

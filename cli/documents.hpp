@@ -14,6 +14,13 @@ namespace kvcodec::cli {
 struct Document {
   std::string name;
   std::vector<uint32_t> tokens;
+  std::string metadata = {};  ///< a JSON object; empty = none
+};
+
+/// A text that is to become documents.
+struct SourceText {
+  std::string name, text;
+  std::string metadata = {};  ///< a JSON object; empty = none
 };
 
 /// Files named directly, and those in folders, all levels, by name; what begins with a dot is left out.
@@ -28,12 +35,20 @@ void refuse_pipe(const std::string& file);
 /// All of a file; "-" is standard input.
 std::string read_text(const std::string& file);
 
+/// The lines of a text file that are not empty, without spaces at their ends; "-" is standard input. Throws
+/// Error(bad_input) for what is no text; wanted: what it should be, for the message.
+std::vector<std::string> lines_of(const std::string& file, const char* wanted);
+
 /// Throws Error(bad_input) for what is no text at all (images, programs, arrays, UTF-16), saying what it is
 /// where that is known. wanted: what it should be, for the message.
 void refuse_binary(const std::string& file, std::string_view text, const char* wanted);
 
 /// The same for text that the tokenizer reads, with a note where it will have to replace bytes.
 void check_is_text(const CommonOptions& common, const std::string& file, std::string_view text);
+
+/// The texts of these files and folders: each file is one, but files whose name ends in .jsonl have one in each line, a JSON object
+/// with "text", and perhaps "id", which names it, and "metadata", an object. Notes what is no UTF-8. Throws Error(bad_input).
+std::vector<SourceText> read_texts(const CommonOptions& common, const std::vector<std::string>& paths);
 
 /// Token ids of a text file, one document per line; empty lines are no documents. Throws Error(bad_input) for what is no
 /// id, and where the file is no text, which says what is wanted.
@@ -45,9 +60,9 @@ struct TokenTemplate {
 };
 TokenTemplate template_of(const Tokenizer& tokenizer);
 
-/// One document, or pieces of `chunk` tokens, the last perhaps shorter; the template goes around each piece.
+/// The document, or pieces of `chunk` tokens of it, the last perhaps shorter; the template goes around each piece.
 /// Throws Error(usage) for a chunk that the template fills.
-void add_document(std::vector<Document>& documents, const std::string& name,
-                  const std::vector<uint32_t>& tokens, const TokenTemplate& around, uint64_t chunk);
+void add_document(std::vector<Document>& documents, const Document& whole, const TokenTemplate& around,
+                  uint64_t chunk);
 
 }  // namespace kvcodec::cli

@@ -15,6 +15,7 @@
 #include <fstream>
 #include <iterator>
 #include <numeric>
+#include <set>
 
 #include "cli/common.hpp"
 #include "cli/documents.hpp"
@@ -22,6 +23,7 @@
 #include "cli/model_runner.hpp"
 #include "cli/product.hpp"
 #include "cli/progress.hpp"
+#include "cli/shard.hpp"
 #include "cli/subcommands.hpp"
 #include "cli/text.hpp"
 #include "formats/kv_file.hpp"
@@ -45,14 +47,15 @@ struct DumpOptions final : Options {
   std::string model, tokens, queries = "last:32";
   DType dtype = DType::bf16;
   Compute compute = Compute::f32;
-  std::vector<std::string> texts;
+  std::vector<std::string> texts, metadata;
   int64_t chunk = 0, max_tokens = 0;
-  bool pre_rope = false, special = true;
+  bool pre_rope = false, special = true, skip_duplicates = false;
   WindowLayers window_layers = WindowLayers::keep;
   CommonOptions common;
   OutputOptions output;
   LayerSelection layers;
   DocumentSelection documents;
+  ShardOption shard;
 
   std::vector<OptionField> fields() override {
     return {
@@ -74,6 +77,9 @@ struct DumpOptions final : Options {
          .target = &chunk,
          .min = 1},
         {.name = "max-tokens", .help = "stop after N tokens (default: all)", .target = &max_tokens, .min = 1},
+        {.name = "skip-duplicates",
+         .help = "leave out documents, or pieces of them, whose token ids are those of one before",
+         .target = &skip_duplicates},
     };
   }
   std::vector<OptionField> product_fields() {
@@ -146,7 +152,8 @@ std::vector<NamedTokens> read_kv_tokens(const std::string& file) {
     if (count > 0 && (positions.front() != 0 || positions.back() != count - 1))
       throw bad_input("{}: document '{}' has positions {} to {}; only whole documents can be run again", file,
                       kv.documents().names[i], positions.front(), positions.back());
-    documents.push_back({kv.documents().names[i], kv.tokens(first, count)});
+    documents.push_back(
+        {kv.documents().names[i], kv.tokens(first, count), kv.documents().facts_of(i).metadata});
   }
   return documents;
 }
@@ -160,11 +167,9 @@ std::vector<NamedTokens> load_sources(const DumpOptions& options, const ModelFil
   const Tokenizer tokenizer = files.tokenizer();
   if (options.special) around = template_of(tokenizer);
   std::vector<NamedTokens> sources;
-  for (const auto& file : text_files(options.texts)) {
-    const std::string text = read_text(file);
-    check_is_text(options.common, file, text);
-    sources.push_back({file, with_context(file, [&] { return tokenizer.encode(text, false); })});
-  }
+  for (auto& [name, text, metadata] : read_texts(options.common, options.texts))
+    sources.push_back(
+        {name, with_context(name, [&] { return tokenizer.encode(text, false); }), std::move(metadata)});
   return sources;
 }
 
@@ -177,6 +182,31 @@ void cut_to(std::vector<Document>& documents, uint64_t tokens) {
     tokens -= own.size();
   }
   documents.resize(kept);
+}
+
+void leave_out_duplicates(std::vector<Document>& documents, const CommonOptions& common) {
+  std::set<Digest128> seen;
+  const size_t left_out = std::erase_if(documents, [&](const Document& document) {
+    return !seen.insert(token_digest(document.tokens)).second;
+  });
+  if (left_out > 0) common.note("{} left out: the token ids of others", counted(left_out, "document"));
+}
+
+/// Adds what --meta says to what documents bring along, which holds where both name a key.
+void add_metadata(std::vector<Document>& documents, const std::vector<std::string>& entries) {
+  Json common = Json::object();
+  for (const std::string& entry : entries) {
+    const size_t sign = entry.find('=');
+    if (sign == 0 || sign == std::string::npos)
+      throw usage_error("--meta is '{}'; it must be KEY=VALUE, as license=cc0", entry);
+    common[entry.substr(0, sign)] = entry.substr(sign + 1);
+  }
+  if (common.empty()) return;
+  for (Document& document : documents) {
+    Json all = common;
+    if (!document.metadata.empty()) all.update(Json::parse(document.metadata));
+    document.metadata = all.dump(-1, ' ', false, Json::error_handler_t::replace);
+  }
 }
 
 void check_lengths(const std::vector<Document>& documents, const ModelConfig& config, int64_t chunk) {
@@ -198,17 +228,19 @@ std::vector<Document> load_documents(const DumpOptions& options, const ModelFile
   for (const auto& source : sources) table.add(source.name, source.tokens.size());
   std::vector<Document> documents;
   for (const size_t i : options.documents.choose(table, options.tokens.empty() ? "--text" : options.tokens)) {
-    const auto& [name, tokens] = sources[i];
-    if (tokens.empty()) {
-      options.common.note("{} has no tokens and is left out", name);
+    const NamedTokens& source = sources[i];
+    if (source.tokens.empty()) {
+      options.common.note("{} has no tokens and is left out", source.name);
       continue;
     }
-    const auto largest = *std::max_element(tokens.begin(), tokens.end());
+    const auto largest = *std::max_element(source.tokens.begin(), source.tokens.end());
     if (largest >= static_cast<uint32_t>(config.vocabulary_size))
-      throw bad_input("{}: token id {} is beyond the model's vocabulary of {}", name, largest,
+      throw bad_input("{}: token id {} is beyond the model's vocabulary of {}", source.name, largest,
                       config.vocabulary_size);
-    add_document(documents, name, tokens, around, static_cast<uint64_t>(options.chunk));
+    add_document(documents, source, around, static_cast<uint64_t>(options.chunk));
   }
+  if (options.skip_duplicates) leave_out_duplicates(documents, options.common);
+  add_metadata(documents, options.metadata);
   if (documents.empty()) throw bad_input("there are no tokens to run the model over");
   if (options.max_tokens > 0) cut_to(documents, static_cast<uint64_t>(options.max_tokens));
   check_lengths(documents, config, options.chunk);
@@ -308,6 +340,25 @@ std::vector<Batch> make_batches(const std::vector<Document>& documents) {
   return batches;
 }
 
+/// The batches of a share, one behind the other, and their documents: batches are as they are without --shard, because what
+/// runs together can change last bits.
+std::vector<Batch> take_share(const Shard& shard, const std::vector<Batch>& batches,
+                              std::vector<Document>& documents) {
+  std::vector<uint64_t> offsets{0};
+  for (const Batch& batch : batches) offsets.push_back(offsets.back() + batch.tokens);
+  std::vector<Batch> taken;
+  std::vector<Document> own;
+  for (const size_t number : shard.choose(offsets)) {
+    Batch batch = batches[number];
+    const size_t first = own.size();
+    for (size_t i = batch.first; i < batch.end; ++i) own.push_back(std::move(documents[i]));
+    batch.first = first, batch.end = own.size();
+    taken.push_back(batch);
+  }
+  documents = std::move(own);
+  return taken;
+}
+
 void check_memory(const ModelConfig& config, const PrefillOptions& prefill, const std::vector<Batch>& batches,
                   const std::vector<Document>& documents, const CommonOptions& common) {
   for (const auto& batch : batches) {
@@ -333,6 +384,7 @@ uint64_t run_model(const LlamaModel& model, const PrefillOptions& prefill, Windo
     expected.add(document.name, document.tokens.size(), left_out(document));
   const uint64_t total = expected.tokens();
   uint64_t done = 0;
+  const auto computed = static_cast<uint64_t>(std::max<int64_t>(now(), 0));
   writer.expect(std::move(expected));
   for (const auto& batch : batches) {
     std::vector<uint32_t> tokens;
@@ -341,7 +393,8 @@ uint64_t run_model(const LlamaModel& model, const PrefillOptions& prefill, Windo
       const auto& document = documents[i];
       std::vector<uint64_t> positions(document.tokens.size());
       std::iota(positions.begin(), positions.end(), uint64_t{0});
-      writer.add_document(document.name, document.tokens, positions, left_out(document));
+      writer.add_document(document.name, document.tokens, positions, left_out(document),
+                          {token_digest(document.tokens), document.metadata, computed});
       tokens.insert(tokens.end(), document.tokens.begin(), document.tokens.end());
       offsets.push_back(tokens.size());
     }
@@ -368,18 +421,30 @@ void declare(Command& command, DumpOptions& options) {
   command.group("Input and output");
   command.option(fields[0], "PATH");
   command.repeated(
-      "text", "text files and folders (all files in them, by name, without hidden ones); - is standard input",
+      "text",
+      "text files and folders (all files in them, by name, without hidden ones); - is standard input; of a file called "
+      "*.jsonl each line is a document: an object with text, and perhaps id and metadata",
       options.texts, "PATH", true);
   command.option(fields[1], "FILE");
-  options.output.declare(command, "kv file to write");
+  options.output.declare_with_skip(command, "kv file to write");
   command.group("Documents");
   for (size_t i = 2; i < fields.size(); ++i) command.option(fields[i]);
+  command.repeated("meta", "store KEY and VALUE with each document; may be given several times",
+                   options.metadata, "KEY=VALUE");
   options.documents.declare(command);
+  options.shard.declare(command);
   command.group("What is stored");
   command.options(options.product_fields(), {{"queries", "WHICH"}});
   options.layers.declare(command);
   declare_compute(command, options.compute);
   options.common.declare(command);
+}
+
+/// The files that are read, those of the model's folder aside.
+std::vector<std::string> inputs_of(const DumpOptions& options) {
+  std::vector<std::string> read = text_files(options.texts);
+  read.insert(read.end(), {options.model, options.tokens});
+  return read;
 }
 
 void check_combination(const DumpOptions& options) {
@@ -388,9 +453,8 @@ void check_combination(const DumpOptions& options) {
   if (options.texts.empty() == options.tokens.empty())
     throw usage_error("give either --text or --tokens{}", options.texts.empty() ? "" : ", not both");
   options.output.check(options.common);
-  std::vector<std::string> read = text_files(options.texts);
-  read.insert(read.end(), {options.model, options.tokens});
-  options.output.keep(read);
+  (void)options.shard.shard();
+  options.output.keep(inputs_of(options));
 }
 
 /// What was written.
@@ -405,11 +469,11 @@ Product write_cache(Command& command, const DumpOptions& options, QueryChoice qu
                     const std::vector<int>& layers, OutputFile& output) {
   const ModelConfig& config = files.description().config;
   const LlamaModel model = make_model(files, options.common, options.compute);
-  const auto documents = load_documents(options, files);
+  auto documents = load_documents(options, files);
   PrefillOptions prefill;
   prefill.before_rope = options.pre_rope;
   prefill.layers = layers.back() + 1;
-  const auto batches = make_batches(documents);
+  const auto batches = take_share(options.shard.shard(), make_batches(documents), documents);
   check_memory(config, prefill, batches, documents, options.common);
 
   Product product{.model = model_info(options.model, files, options.pre_rope), .documents = documents.size()};
@@ -459,6 +523,8 @@ std::string dump_kv(Command& command) {
   check_combination(options);
   const QueryChoice queries = parse_queries(options.queries);
   options.common.apply(command, true);
+  if (std::string report; options.output.made_before(command, options.common, inputs_of(options), report))
+    return report;
 
   const Stopwatch watch;
   const std::unique_ptr<ModelFiles> files = open_model(options.model);

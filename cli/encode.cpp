@@ -23,6 +23,7 @@
 #include "cli/product.hpp"
 #include "cli/progress.hpp"
 #include "cli/rate.hpp"
+#include "cli/shard.hpp"
 #include "cli/subcommands.hpp"
 #include "cli/text.hpp"
 #include "cli/weights.hpp"
@@ -44,6 +45,7 @@ struct EncodeOptions final : Options {
   OutputOptions output;
   LayerSelection layers;
   DocumentSelection documents;
+  ShardOption shard;
 
   std::vector<OptionField> fields() override {
     return {
@@ -160,6 +162,8 @@ struct Job {
     size_t source = 0;              ///< document of the kv file
   };
   std::vector<Piece> pieces;
+  std::vector<Piece>
+      surveyed;  ///< what a new file's documents share is chosen by: with --shard those of all shares
   std::vector<uint32_t> tokens;
   std::vector<uint64_t> positions;
   std::vector<std::string>
@@ -200,6 +204,20 @@ class StoredDocuments {
   std::map<std::string, std::vector<size_t>> numbers_;
 };
 
+/// What is known of the last document of the codes when that of the kv file goes on with it.
+DocumentFacts continued(const CodesReader& base, const DocumentFacts& more, std::span<const uint32_t> ids) {
+  const Documents& documents = base.info().documents;
+  const size_t last = documents.count() - 1;
+  DocumentFacts facts = documents.facts_of(last);
+  facts.time = std::max(facts.time, more.time);
+  if (!more.metadata.empty()) facts.metadata = more.metadata;
+  if (!facts.digest && !more.digest) return facts;
+  auto all = base.tokens(documents.offsets[last], documents.length(last));
+  all.insert(all.end(), ids.begin(), ids.end());
+  facts.digest = token_digest(all);
+  return facts;
+}
+
 Job make_job(const KvReader& kv, const std::vector<size_t>& chosen, const CodesReader* base,
              Documents& documents) {
   Job job;
@@ -225,15 +243,25 @@ Job make_job(const KvReader& kv, const std::vector<size_t>& chosen, const CodesR
           "{}: document '{}' goes on with that of {}, and some layers leave out tokens in between; dump it without "
           "--window-layers trim",
           kv.name(), name, base->name());
+    const DocumentFacts facts = kv.documents().facts_of(index);
     if (continues)
-      documents.offsets.back() += count;
+      documents.extend_last(count, continued(*base, facts, tokens));
     else
-      documents.add(name, count, left_out);
+      documents.add(name, count, left_out, facts);
     job.pieces.push_back({first, count, documents.count() - 1, index});
     job.positions.insert(job.positions.end(), positions.begin(), positions.end());
     job.tokens.insert(job.tokens.end(), tokens.begin(), tokens.end());
   }
+  job.surveyed = job.pieces;
   return job;
+}
+
+/// The pieces that a command without --shard would encode.
+std::vector<Job::Piece> whole_pieces(const KvReader& kv, const std::vector<size_t>& chosen) {
+  std::vector<Job::Piece> pieces;
+  for (const size_t index : chosen)
+    pieces.push_back({kv.documents().offsets[index], kv.documents().length(index), pieces.size(), index});
+  return pieces;
 }
 
 /// Runs the codec over all pieces, chunk by chunk. Groups and sides one after the other: the writer holds one
@@ -253,6 +281,8 @@ class CodecRun {
         budget_(budget),
         bar_(bar) {
     tokens_ = tokens_of(job.pieces);
+    for (const auto* pieces : {&job.pieces, &job.surveyed})
+      for (const Job::Piece& piece : *pieces) longest_ = std::max(longest_, piece.count);
   }
 
   void run(const std::vector<int>& groups) {
@@ -265,9 +295,8 @@ class CodecRun {
   }
 
  private:
-  /// What a layer holds of all pieces.
-  std::vector<Job::Piece> pieces_of(int layer) const {
-    std::vector<Job::Piece> pieces = job_.pieces;
+  /// What a layer holds of pieces.
+  std::vector<Job::Piece> held(std::vector<Job::Piece> pieces, int layer) const {
     for (Job::Piece& piece : pieces) {
       const uint64_t left_out = kv_.documents().left_out_of(layer, piece.source);
       piece.first += left_out, piece.count -= left_out;
@@ -275,14 +304,14 @@ class CodecRun {
     return pieces;
   }
 
-  /// The pieces that are surveyed before piece i is appended: none, itself, or all of a new file.
+  /// The pieces that are surveyed before piece i is appended: none, itself, or all that a new file's tables are chosen by.
   std::span<const Job::Piece> surveyed_before(size_t i) const {
     const auto pieces = std::span(pieces_);
     switch (codec_.survey_scope()) {
       case SurveyScope::none:
         break;
       case SurveyScope::file:
-        return pieces.first(i == 0 && documents_before_ == 0 ? pieces.size() : 0);
+        return std::span(surveyed_).first(i == 0 && documents_before_ == 0 ? surveyed_.size() : 0);
       case SurveyScope::document:
         return pieces.subspan(i, pieces[i].document >= documents_before_ ? 1 : 0);
     }
@@ -298,7 +327,8 @@ class CodecRun {
   /// One side of one group: surveys where the codec wants it, and appends.
   void run_side(Side side, int group) {
     const GroupShape shape = group_shape(kv_.model(), group, codec_.layer_group(), side);
-    pieces_ = pieces_of(group);
+    pieces_ = held(job_.pieces, group);
+    surveyed_ = held(job_.surveyed, group);
     const uint64_t own_tokens = tokens_of(pieces_);
     uint64_t surveyed_tokens = 0;
     for (size_t i = 0; i < pieces_.size(); ++i) surveyed_tokens += tokens_of(surveyed_before(i));
@@ -354,8 +384,8 @@ class CodecRun {
   void for_each_chunk(const GroupShape& shape, const Job::Piece& piece, const Body& body) {
     const size_t chunk =
         chunk_rows(budget_, shape.width() * sizeof(float) + codec_.scratch_bytes_per_row(shape));
-    if (rows_.cols() != shape.width() || rows_.rows() < std::min<uint64_t>(chunk, tokens_))
-      rows_ = Matrix<float>(std::min<uint64_t>(chunk, tokens_), shape.width());
+    if (rows_.cols() != shape.width() || rows_.rows() < std::min<uint64_t>(chunk, longest_))
+      rows_ = Matrix<float>(std::min<uint64_t>(chunk, longest_), shape.width());
     for (uint64_t first = 0; first < piece.count; first += chunk) {
       const auto count = static_cast<size_t>(std::min<uint64_t>(chunk, piece.count - first));
       const auto part = rows_.view().rows(0, count);
@@ -380,7 +410,9 @@ class CodecRun {
   std::optional<KvReader::Queries> queries_;  // of queries_layer_
   int queries_layer_ = -1;
   std::vector<Job::Piece> pieces_;     // what the layers in work hold of all pieces
+  std::vector<Job::Piece> surveyed_;   // and of those that are surveyed
   uint64_t tokens_ = 0;                // of all pieces
+  uint64_t longest_ = 0;               // tokens of the longest piece
   size_t sides_ = 0, sides_done_ = 0;  // of all groups
   uint64_t done_ = 0, planned_ = 0;    // tokens read, over all passes of the side in work
 };
@@ -443,7 +475,7 @@ class Encoding {
   Encoding(const KvReader& kv, const EncodeOptions& options, const NamedCodec& codec,
            const std::vector<size_t>& documents) {
     const CodecEntry& entry = *codec.entry;
-    read_book_for(entry, options);
+    read_book_for(entry, options, kv);
     info.codec = entry.name;
     info.model = kv.model();
     info.source_dtype = kv.dtype();
@@ -516,7 +548,7 @@ class Encoding {
   }
 
  private:
-  void read_book_for(const CodecEntry& entry, const EncodeOptions& options) {
+  void read_book_for(const CodecEntry& entry, const EncodeOptions& options, const KvReader& kv) {
     if (entry.book_type.empty()) {
       if (!options.book.empty())
         throw usage_error("the codec {} takes no book; leave out --book", entry.name);
@@ -526,6 +558,7 @@ class Encoding {
     if (options.book.empty())
       throw usage_error("the codec {} needs a {} file; name it with --book", entry.name, entry.book_type);
     book_ = read_book(options.book, entry.book_type, false);
+    check_same_weights(options.book, book_->model, kv.name(), kv.model());
     info.book_type = entry.book_type;
     info.book_digest = book_->digest;
     info.book_bytes = book_->book.size_bytes();
@@ -543,7 +576,7 @@ void check_combination(const Command& command, const EncodeOptions& options) {
     throw usage_error("no codec is named; choose one with --codec: {}", fmt::join(codec_names(), ", "));
   if (!options.append.empty())
     for (const char* fixed : {"codec", "preset", "layers", "storage", "pack", "embed-book", "weights", "rope",
-                              "total-bits", "quality", "max-nll"})
+                              "shard", "total-bits", "quality", "max-nll"})
       if (command.given(fixed))
         throw usage_error("--append goes on as {} was made; leave out --{}", options.append, fixed);
   options.output.check(options.common);
@@ -558,9 +591,10 @@ NamedCodec declare(Command& command, EncodeOptions& options) {
                    "kvcodec encode kv.h5 --codec kivi:bits=2 -o kivi.h5");
   command.group("Input and output");
   command.input("KV", "kv file; - is standard input", options.input);
-  options.output.declare(command, "codes file to write");
+  options.output.declare_with_skip(command, "codes file to write");
   options.layers.declare(command);
   options.documents.declare(command);
+  options.shard.declare(command);
   command.group("Coding");
   command.options(
       options,
@@ -658,6 +692,10 @@ std::string encode(Command& command) {
   options.output.keep({options.input, options.book, options.weights});
   options.common.apply(command, true);
   if (codec.entry) codec.options->check();
+  const Shard shard = options.shard.shard();
+  if (std::string report; options.output.made_before(command, options.common,
+                                                     {options.input, options.book, options.weights}, report))
+    return report;
 
   const Stopwatch watch;
   const KvReader kv(options.input);
@@ -669,7 +707,8 @@ std::string encode(Command& command) {
   else
     encoding.emplace(kv, options);
   if (!encoding->found.empty()) command.add_to_history("(found: " + encoding->found + ")");
-  const Job job = make_job(kv, documents, encoding->base(), encoding->info.documents);
+  Job job = make_job(kv, shard.among(kv.documents(), documents), encoding->base(), encoding->info.documents);
+  if (options.shard.given()) job.surveyed = whole_pieces(kv, documents);
   check_token_ids(kv, encoding->codec());
   if (!job.stored_before.empty())
     options.common.note("{} has {} of these already, with the same token ids, and keeps them as they are: {}",

@@ -176,7 +176,10 @@ void write_cache(const ForeignCache& cache, KvWriter& writer, uint64_t budget, P
   for (const ForeignDocument& document : cache.documents)
     total += document.positions.size() * document.layers.size();
   for (const ForeignDocument& document : cache.documents) {
-    writer.add_document(document.name, document.tokens, document.positions, left_out_of(cache, document));
+    DocumentFacts facts;
+    if (!document.tokens.empty()) facts.digest = token_digest(document.tokens);
+    writer.add_document(document.name, document.tokens, document.positions, left_out_of(cache, document),
+                        facts);
     for (const auto& [layer, rows] : document.layers) {
       const LayerShape shape = cache.model.layer_shape(layer);
       for (const Side side : kSides)

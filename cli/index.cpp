@@ -18,6 +18,7 @@
 #include "cli/matching.hpp"
 #include "cli/product.hpp"
 #include "cli/progress.hpp"
+#include "cli/shard.hpp"
 #include "cli/subcommands.hpp"
 #include "cli/text.hpp"
 #include "formats/index_file.hpp"
@@ -37,6 +38,7 @@ struct IndexOptions final : Options {
   OutputOptions output;
   LayerSelection layers;
   DocumentSelection documents;
+  ShardOption shard;
 
   std::vector<OptionField> fields() override {
     return {
@@ -162,11 +164,11 @@ class Indexing {
         batch.keys.push_back(read(layer, plan, head, taken, rows, budget));
         for (size_t i = 0; i < taken; ++i) {
           const size_t place = document * heads + head + i;
-          batch.tasks.push_back(
-              {.index = &indices[place],
-               .keys = batch.keys.back().view().columns(i * dims, dims),
-               .ends = plan.ends,
-               .stream = (static_cast<uint64_t>(layer) * heads + head + i) << 20 ^ document});
+          batch.tasks.push_back({.index = &indices[place],
+                                 .keys = batch.keys.back().view().columns(i * dims, dims),
+                                 .ends = plan.ends,
+                                 .stream = (static_cast<uint64_t>(layer) * heads + head + i) << 20 ^
+                                           (documents_before_ + document)});
         }
         batch.bytes += bytes;
         batch.tokens += rows * taken;
@@ -229,7 +231,10 @@ class Indexing {
   /// Finds for every chosen document of the source what it continues, or makes it a new one; then tokens and
   /// positions of all.
   void add_documents() {
-    const auto chosen = options_.documents.choose(axis_.documents, source_.name());
+    const auto all = options_.documents.choose(axis_.documents, source_.name());
+    const auto chosen = options_.shard.shard().among(axis_.documents, all);
+    if (!chosen.empty())
+      documents_before_ = static_cast<uint64_t>(std::ranges::lower_bound(all, chosen.front()) - all.begin());
     std::vector<bool> used(plans_.size());
     std::vector<uint64_t> lengths;
     for (size_t i = 0; i < plans_.size(); ++i) lengths.push_back(info.documents.length(i));
@@ -323,6 +328,8 @@ class Indexing {
   const IndexReader* old_;
   TokenAxis axis_;
   std::vector<Plan> plans_;
+  uint64_t documents_before_ =
+      0;  // of other shares: random numbers follow from a document's number in the whole
   uint64_t new_tokens_ = 0;
   double done_ = 0;  // tokens clustered, over all layers
 };
@@ -369,8 +376,8 @@ void take_options(const IndexReader& old, const Command& command, IndexOptions& 
   for (const OptionField& field : options.clusters.fields())
     if (command.given(field.name))
       throw usage_error("--append goes on as {} was made; leave out --{}", options.append, field.name);
-  if (command.given("seed") || command.given("prompt") || command.given("layers"))
-    throw usage_error("--append goes on as {} was made; leave out --seed, --prompt and --layers",
+  if (command.given("seed") || command.given("prompt") || command.given("layers") || options.shard.given())
+    throw usage_error("--append goes on as {} was made; leave out --seed, --prompt, --layers and --shard",
                       options.append);
   const Record& record = old.info().parameters;
   with_context(old.name(), [&] {
@@ -397,9 +404,10 @@ void declare(Command& command, IndexOptions& options) {
   command.group("Input and output");
   command.input("CACHE", "kv or codes file; - is standard input", options.input);
   command.options(options, {{"book", "FILE"}, {"append", "INDEX"}});
-  options.output.declare(command, "index file to write");
+  options.output.declare_with_skip(command, "index file to write");
   options.layers.declare(command);
   options.documents.declare(command);
+  options.shard.declare(command);
   command.group("Clusters");
   command.options(options.clusters);
   command.option({.name = "prompt",
@@ -444,6 +452,9 @@ std::string index(Command& command) {
   check_inputs({options.input, options.book, options.append});
   options.output.keep({options.input, options.book});
   options.common.apply(command, true);
+  if (std::string report;
+      options.output.made_before(command, options.common, {options.input, options.book}, report))
+    return report;
 
   const Stopwatch watch;
   KeySource source(options.input, options.book, options.common.engine());

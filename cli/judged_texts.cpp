@@ -19,8 +19,8 @@ std::vector<Document> cut(const JudgedTextOptions& options, const Tokenizer& tok
   std::vector<Document> documents;
   for (size_t i = 0; i < texts.files.size(); ++i)
     with_context(texts.files[i], [&] {
-      add_document(documents, texts.files[i], tokenizer.encode(texts.contents[i], false), around,
-                   static_cast<uint64_t>(length));
+      add_document(documents, {.name = texts.files[i], .tokens = tokenizer.encode(texts.contents[i], false)},
+                   around, static_cast<uint64_t>(length));
     });
   return documents;
 }
@@ -66,10 +66,10 @@ void JudgedTextOptions::declare_texts(Command& command) {
 }
 
 Texts read_texts(const JudgedTextOptions& options, const CommonOptions& common) {
-  Texts texts{text_files(options.texts), {}};
-  for (const std::string& file : texts.files) {
-    texts.contents.push_back(read_text(file));
-    check_is_text(common, file, texts.contents.back());
+  Texts texts;
+  for (SourceText& source : read_texts(common, options.texts)) {
+    texts.files.push_back(std::move(source.name));
+    texts.contents.push_back(std::move(source.text));
   }
   return texts;
 }

@@ -14,7 +14,7 @@ set -euo pipefail
 commands() { "$1" help | sed -n 's/^  \([a-z][a-z-]*[a-z]\)   *\([a-z].*\)/\1\t\2/p'; }
 
 # Long options at the head of an entry of the help; --no-x counts as itself.
-help_options() { "$1" "$2" --help | grep -oE '^  (-[a-z], )?--[a-z][a-z0-9-]*' | grep -oE -- '--[a-z][a-z0-9-]*' | sort -u; }
+help_options() { "$1" "$2" --help | grep -oE '^  (-[a-zA-Z], )?--[a-z][a-z0-9-]*' | grep -oE -- '--[a-z][a-z0-9-]*' | sort -u; }
 
 # Long options of the page's items.
 page_options() { grep -E '^\.It .*Fl -' "$1" | grep -oE 'Fl -[a-z][a-z0-9-]*' | sed 's/^Fl -/--/' | sort -u; }
@@ -22,7 +22,7 @@ page_options() { grep -E '^\.It .*Fl -' "$1" | grep -oE 'Fl -[a-z][a-z0-9-]*' | 
 # "OPTION VALUE" for each value that an option of the help chooses from: of --codec none|sparse "--codec none", "--codec sparse"
 help_choices() {
   "$1" "$2" --help | awk '
-    /^  (-[a-z], )?--[a-z]/ {
+    /^  (-[a-zA-Z], )?--[a-z]/ {
       at = $1 ~ /^--/ ? 1 : 2
       n = split($(at + 1), value, "|")
       for (i = 1; n > 1 && i <= n; i++) print $at, value[i]
@@ -47,7 +47,7 @@ page_choices() {
 # "OPTION DEFAULT" for entries of the help that end in "default NUMBER)"
 help_defaults() {
   "$1" "$2" --help | awk '
-    /^  (-[a-z], )?--[a-z]/ { for (i = 1; i <= 2; i++) if ($i ~ /^--/) option = $i }
+    /^  (-[a-zA-Z], )?--[a-z]/ { for (i = 1; i <= 2; i++) if ($i ~ /^--/) option = $i }
     /^[^ ]/ { option = "" }
     option != "" && match($0, /default [0-9.e-]+\)$/) { print option, substr($0, RSTART + 8, RLENGTH - 9); option = "" }'
 }

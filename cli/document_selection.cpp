@@ -1,0 +1,122 @@
+// --documents: numbers, names, globs, and files of these.
+#include <algorithm>
+#include <set>
+#include <string_view>
+#include <unordered_map>
+
+#include <fnmatch.h>
+
+#include "cli/common.hpp"
+#include "cli/documents.hpp"
+#include "cli/text.hpp"
+#include "lib/core/error.hpp"
+
+namespace kvcodec::cli {
+namespace {
+
+/// The parts of "a,b", with "\," for a comma inside one and "\\" for a backslash.
+std::vector<std::string> split_names(const std::string& text) {
+  std::vector<std::string> parts(1);
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '\\' && i + 1 < text.size() && (text[i + 1] == ',' || text[i + 1] == '\\'))
+      parts.back() += text[++i];
+    else if (text[i] == ',')
+      parts.emplace_back();
+    else
+      parts.back() += text[i];
+  }
+  return parts;
+}
+
+bool is_glob(const std::string& text) { return text.find_first_of("*?[") != std::string::npos; }
+
+/// Collects the documents that words name. A corpus may be asked for by a hundred thousand names, so these are found
+/// by hashing.
+class Chooser {
+ public:
+  Chooser(const Documents& documents, const std::string& where) : documents_(documents), where_(where) {
+    numbers_.reserve(documents.count());
+    for (size_t i = 0; i < documents.count(); ++i) numbers_.emplace(documents.names[i], i);
+  }
+
+  bool add_named(const std::string& name) {
+    const auto [first, end] = numbers_.equal_range(name);
+    for (auto place = first; place != end; ++place) chosen.insert(place->second);
+    return first != end;
+  }
+
+  void add_word(const std::string& word) {
+    if (add_named(word) || add_numbered(word)) return;
+    if (word.starts_with("@")) return add_file(word.substr(1));
+    if (is_glob(word)) return add_matching(word);
+    const std::string meant = suggestion(word, documents_.names);
+    throw bad_input(
+        "{}: there is no document '{}'{}", where_, word,
+        meant.empty() ? std::string("; kvcodec ls lists them") : fmt::format("; did you mean '{}'?", meant));
+  }
+
+  std::set<size_t> chosen;
+
+ private:
+  bool add_numbered(const std::string& word) {
+    const auto range = number_range(word);
+    if (!range) return false;
+    if (range->first > range->last)
+      throw usage_error("--documents has '{}'; a range goes from the lower to the higher number", word);
+    if (range->last >= documents_.count())
+      throw bad_input("{}: there is no document {}; it has {}, numbered from 0", where_,
+                      std::max<uint64_t>(range->first, documents_.count()), documents_.count());
+    for (uint64_t i = range->first; i <= range->last; ++i) chosen.insert(i);
+    return true;
+  }
+
+  void add_matching(const std::string& glob) {
+    const auto found = matching_documents(documents_, glob);
+    if (found.empty())
+      throw bad_input("{}: no document's name fits '{}'; kvcodec ls lists them", where_, glob);
+    chosen.insert(found.begin(), found.end());
+  }
+
+  void add_file(const std::string& name) {
+    for (const std::string& line : lines_of(name, "a list of documents"))
+      with_context(name, [&] {
+        if (line.starts_with("@")) throw bad_input("'{}': a list of documents cannot name another", line);
+        add_word(line);
+      });
+  }
+
+  const Documents& documents_;
+  const std::string& where_;
+  std::unordered_multimap<std::string_view, size_t> numbers_;
+};
+
+}  // namespace
+
+std::vector<size_t> matching_documents(const Documents& documents, const std::string& glob) {
+  std::vector<size_t> found;
+  for (size_t i = 0; i < documents.count(); ++i)
+    if (::fnmatch(glob.c_str(), documents.names[i].c_str(), 0) == 0) found.push_back(i);
+  return found;
+}
+
+void DocumentSelection::declare(Command& command) {
+  command.option(
+      {.name = "documents",
+       .help =
+           "only these documents: numbers from 0, as 0,3-7, names, with \\, for a comma in one, globs of names, "
+           "or @FILE with one of these on each line (default: all)",
+       .target = &text},
+      "LIST");
+}
+
+std::vector<size_t> DocumentSelection::choose(const Documents& documents, const std::string& where) const {
+  std::vector<size_t> all(documents.count());
+  for (size_t i = 0; i < all.size(); ++i) all[i] = i;
+  if (text.empty()) return all;
+  Chooser chooser(documents, where);
+  if (!chooser.add_named(text))
+    for (const std::string& word : split_names(text)) chooser.add_word(word);
+  return {chooser.chosen.begin(), chooser.chosen.end()};
+}
+
+}  // namespace kvcodec::cli

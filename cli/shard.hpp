@@ -1,0 +1,37 @@
+// --shard i/N: one machine's share of the work.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cli/command.hpp"
+
+namespace kvcodec::cli {
+
+/// Share i of N, from 1 on. Things keep their order and are divided where the work is: share i has those whose middle lies
+/// in the i-th of N equal stretches of it. So shares one behind the other are the whole, and each differs from the Nth by
+/// at most the largest thing.
+struct Shard {
+  int64_t number = 1, count = 1;
+
+  /// Numbers of the things in the share; offsets: where the work of each begins, and the end of the last one.
+  std::vector<size_t> choose(std::span<const uint64_t> offsets) const;
+  /// The same of documents, whose work is their tokens.
+  std::vector<size_t> documents(const Documents& all) const { return choose(all.offsets); }
+  /// The same of some of the documents (ascending).
+  std::vector<size_t> among(const Documents& all, const std::vector<size_t>& chosen) const;
+};
+
+/// The option.
+struct ShardOption {
+  std::string text;
+
+  void declare(Command& command);
+  bool given() const { return !text.empty(); }
+  /// All of it if none was named. Throws Error(usage) for what is no share.
+  Shard shard() const;
+};
+
+}  // namespace kvcodec::cli

@@ -1,0 +1,150 @@
+// kvcodec split FILE (--size N | --parts N | --list NAME=LIST ...) -o PATTERN
+//
+//   --size N            N documents in each file
+//   --parts N           N files with about as many tokens each
+//   --list NAME=LIST    a file called NAME of these documents
+//
+//   kvcodec split corpus.h5 --parts 64 -o 'shard-{}.h5'
+#include <algorithm>
+
+#include "cli/common.hpp"
+#include "cli/document_files.hpp"
+#include "cli/shard.hpp"
+#include "cli/subcommands.hpp"
+#include "lib/core/error.hpp"
+
+namespace kvcodec::cli {
+namespace {
+
+constexpr char kPlace[] = "{}";
+
+struct SplitOptions final : Options {
+  std::string input;
+  int64_t size = 0, parts = 0;
+  std::vector<std::string> lists;
+  CommonOptions common;
+  OutputOptions output;
+
+  std::vector<OptionField> fields() override {
+    return {
+        {.name = "size",
+         .help = "so many documents in each file (default: see --parts)",
+         .target = &size,
+         .min = 1},
+        {.name = "parts",
+         .help =
+             "so many files, with about as many tokens each: what --shard i/N of other commands takes is part i "
+             "(default: see --list)",
+         .target = &parts,
+         .min = 1,
+         .max = 1e6}};
+  }
+};
+
+/// A file to write: its name, and its documents.
+struct Portion {
+  std::string output;
+  std::vector<size_t> documents;
+};
+
+std::string name_of(const std::string& pattern, const std::string& word) {
+  std::string name = pattern;
+  return name.replace(name.find(kPlace), std::char_traits<char>::length(kPlace), word);
+}
+
+/// Portions that are called by their numbers, from 1 on, of as many digits each.
+std::vector<Portion> numbered(std::vector<std::vector<size_t>> all, const std::string& pattern) {
+  const size_t digits = std::to_string(all.size()).size();
+  std::vector<Portion> portions;
+  for (auto& documents : all)
+    portions.push_back(
+        {name_of(pattern, fmt::format("{:0{}}", portions.size() + 1, digits)), std::move(documents)});
+  return portions;
+}
+
+std::vector<Portion> listed(const SplitOptions& options, const Documents& documents) {
+  std::vector<Portion> portions;
+  for (const std::string& text : options.lists) {
+    const size_t sign = text.find('=');
+    if (sign == 0 || sign == std::string::npos || sign + 1 == text.size())
+      throw usage_error("--list is '{}'; it must be NAME=LIST, as test=0-9 or train=@train.txt", text);
+    portions.push_back({name_of(options.output.path, text.substr(0, sign)),
+                        DocumentSelection{text.substr(sign + 1)}.choose(documents, options.input)});
+    for (size_t i = 0; i + 1 < portions.size(); ++i)
+      if (portions[i].output == portions.back().output)
+        throw usage_error("--list names {} twice", portions.back().output);
+  }
+  return portions;
+}
+
+std::vector<Portion> portions_of(const SplitOptions& options, const Documents& documents) {
+  if (!options.lists.empty()) return listed(options, documents);
+  std::vector<std::vector<size_t>> all;
+  if (options.parts > 0) {
+    for (int64_t part = 1; part <= options.parts; ++part)
+      all.push_back(Shard{part, options.parts}.documents(documents));
+    return numbered(std::move(all), options.output.path);
+  }
+  for (size_t i = 0; i < documents.count(); ++i) {
+    if (i % static_cast<size_t>(options.size) == 0) all.emplace_back();
+    all.back().push_back(i);
+  }
+  return numbered(std::move(all), options.output.path);
+}
+
+void check(const SplitOptions& options) {
+  const int given = (options.size > 0) + (options.parts > 0) + !options.lists.empty();
+  if (given != 1)
+    throw usage_error("give one of --size, --parts and --list; it says which documents go where");
+  options.output.check(options.common);
+  const std::string& pattern = options.output.path;
+  const size_t place = pattern.find(kPlace);
+  if (place == std::string::npos || pattern.find(kPlace, place + 1) != std::string::npos)
+    throw usage_error("-o is '{}'; it must have {} once, for the number or the name of each file", pattern,
+                      kPlace);
+}
+
+}  // namespace
+
+std::string split_file(Command& command) {
+  SplitOptions options;
+  command.describe(
+      "FILE (--size N | --parts N | --list NAME=LIST ...) -o PATTERN [options]",
+      "Writes the documents of a kv or codes file into several files: so many in each, in so many files, or by lists. "
+      "PATTERN is the name of these files, with {} for a number from 1 on or for the name of a list. Rows and streams "
+      "are copied as they are; cat of all parts has the documents of the first file again, bit for bit.",
+      "kvcodec split corpus.h5 --parts 64 -o 'shard-{}.h5'\n"
+      "kvcodec split corpus.h5 --list train=@train.txt --list test=0-99 -o 'corpus-{}.h5'");
+  command.group("Input and output");
+  command.input("FILE", "kv or codes file; - is standard input", options.input);
+  options.output.declare(command, "files to write, with {} for what tells them apart");
+  command.group("Which documents go where");
+  command.options(options, {{"size", "N"}, {"parts", "N"}});
+  command.repeated(
+      "list",
+      "a file called NAME of the documents of LIST, as --documents of other commands takes it; may be given several times",
+      options.lists, "NAME=LIST");
+  options.common.declare(command);
+  command.parse();
+  check(options);
+  options.common.apply(command, false);
+
+  const std::vector<DocumentList> lists{list_documents(options.input)};
+  const auto portions = portions_of(options, lists.front().documents);
+  for (const Portion& portion : portions) {
+    OutputOptions output = options.output;
+    output.path = portion.output;
+    output.keep({options.input});
+  }
+  std::vector<CopiedFile> copied;
+  for (const auto& [path, documents] : portions) {
+    OutputFile output(path, options.output.replaces());
+    const std::vector<DocumentsOf> from{{options.input, documents}};
+    copy_documents(from, output, command.provenance(lists.front().type.history));
+    copied.push_back(copied_file(output, from, lists));
+    output.commit();
+  }
+  return summary(copied, options.common);
+}
+
+}  // namespace kvcodec::cli
