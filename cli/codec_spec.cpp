@@ -219,6 +219,12 @@ CodecSpec parse_codec_spec(const std::string& text, const GivenFields& selection
   return with_context(fmt::format("--codec {}", text), [&] { return parse(text, selection, dtype); });
 }
 
+void SpecCodecs::check_books(const std::string& named, ModelFiles& files) const {
+  for (const auto& [file, book] : books_)
+    if (!book.model.weights().empty())
+      check_same_weights(file, book.model, named, model_info(named, files, false));
+}
+
 const Codec& SpecCodecs::make(const CodecSpec& spec, CodecContext context, uint64_t& book_bytes) {
   book_bytes = 0;
   if (!spec.book.empty()) {

@@ -23,6 +23,7 @@
 #include "cli/selection_options.hpp"
 #include "formats/book_file.hpp"
 #include "formats/codes_file.hpp"
+#include "formats/model_files.hpp"
 #include "lib/codec/codec.hpp"
 #include "lib/codec/rope_codec.hpp"
 
@@ -81,6 +82,8 @@ class SpecCodecs {
  public:
   /// The codec; lives as long as this. book_bytes becomes the size of its book. Throws as encode does.
   const Codec& make(const CodecSpec& spec, CodecContext context, uint64_t& book_bytes);
+  /// Throws Error(bad_input) for a book that was learned from a model with other weights. named: the model.
+  void check_books(const std::string& named, ModelFiles& files) const;
 
  private:
   std::map<std::string, BookFile> books_;  // by file

@@ -26,6 +26,7 @@ void check_alike(const std::vector<KvReader>& files) {
     differ("num_kv_heads", a.num_kv_heads, b.num_kv_heads);
     differ("head_dim", a.head_dim, b.head_dim);
     differ("key_state", a.key_state, b.key_state);
+    check_same_weights(kv.name(), b, files.front().name(), a);
     if (files.front().layers() != kv.layers())
       throw bad_input("{}: it has layers {}; {} has {}", kv.name(), ranges_text(kv.layers()),
                       files.front().name(), ranges_text(files.front().layers()));

@@ -26,11 +26,11 @@ class ModelFiles {
   virtual Tokenizer tokenizer() const = 0;
 };
 
-/// path: a directory with config.json, *.safetensors and tokenizer.json, or a GGUF file, which is any regular
-/// file. Reads the configuration.
-std::unique_ptr<ModelFiles> open_model(const std::string& path);
+/// named: a directory with config.json, *.safetensors and tokenizer.json, or a GGUF file, which is any regular file; or a folder
+/// models--ORG--NAME of the hub's cache, or ORG/NAME, which is looked for there. Reads the configuration. Nothing is downloaded.
+std::unique_ptr<ModelFiles> open_model(const std::string& named);
 
-/// What products say of the model at that path, but for where the cache came from.
+/// What products say of the model that is named so, but for where the cache came from.
 ModelInfo model_info(const std::string& path, const ModelDescription& description, bool pre_rope);
 
 /// The same, with the digest of its weights. pre_rope: whether keys are those before the rotary embedding.
