@@ -167,9 +167,10 @@ std::vector<NamedTokens> load_sources(const DumpOptions& options, const ModelFil
   const Tokenizer tokenizer = files.tokenizer();
   if (options.special) around = template_of(tokenizer);
   std::vector<NamedTokens> sources;
-  for (auto& [name, text, metadata] : read_texts(options.common, options.texts))
-    sources.push_back(
-        {name, with_context(name, [&] { return tokenizer.encode(text, false); }), std::move(metadata)});
+  for (SourceText& source : read_texts(options.common, options.texts))
+    sources.push_back({source.name,
+                       with_context(source.name, [&] { return tokenizer.encode(source.text, false); }),
+                       std::move(source.metadata)});
   return sources;
 }
 
