@@ -14,7 +14,6 @@
 namespace kvcodec {
 namespace {
 
-constexpr char kRoot[] = "/";
 constexpr uint64_t kMaxNumber = std::numeric_limits<int64_t>::max();
 
 /// Rows of the table of parts that are kept: the sides of a document are asked for one after the other.

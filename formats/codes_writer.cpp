@@ -13,8 +13,6 @@
 namespace kvcodec {
 namespace {
 
-constexpr char kRoot[] = "/";
-
 /// Bytes handled at a time when streams are copied, packed or unpacked.
 constexpr uint64_t kBlockBytes = h5::kChunkBytes;
 

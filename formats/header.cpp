@@ -40,8 +40,6 @@ const KnownType* find_type(std::string_view name) {
 }
 
 constexpr int64_t kMaxInt = std::numeric_limits<int>::max();
-constexpr char kRoot[] = "/";
-
 std::string one_line(std::string text) {
   std::replace(text.begin(), text.end(), '\n', ' ');
   return text;

@@ -370,9 +370,9 @@ std::vector<uint64_t> KiviView::symbol_counts() const {
   return total;
 }
 
-std::unique_ptr<Options> make_options() { return std::make_unique<KiviOptions>(); }
+std::unique_ptr<Options> make_kivi_options() { return std::make_unique<KiviOptions>(); }
 
-std::unique_ptr<Codec> make(const Options& options, const CodecContext& context) {
+std::unique_ptr<Codec> make_kivi(const Options& options, const CodecContext& context) {
   check_context(context);
   const auto& chosen = dynamic_cast<const KiviOptions&>(options);
   return keep_first_tokens(std::make_unique<KiviCodec>(chosen, context), chosen.sink, context.storage);
@@ -385,8 +385,8 @@ CodecEntry kivi_codec() {
           .summary = "baseline: round to nearest, keys per channel and values per token, newest tokens exact",
           .capabilities = {.any_shape = true},
           .book_type = "",
-          .make_options = make_options,
-          .make = make,
+          .make_options = make_kivi_options,
+          .make = make_kivi,
           .paper = {{"window", kPaperWindow}, {"sink", int64_t{0}}}};
 }
 
