@@ -35,7 +35,7 @@ struct Task {
   std::vector<Subcommand> subcommands;
 };
 
-/// Adding a subcommand is one line here, one in subcommands.hpp, its file and its man page.
+/// How to add a subcommand: CONTRIBUTING.md, "A subcommand".
 const std::vector<Task>& tasks() {
   static const std::vector<Task> table = {
       {"Prepare",

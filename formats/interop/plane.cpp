@@ -26,7 +26,7 @@ static_assert(std::endian::native == std::endian::little, "elements are used as 
 
 TensorType tensor_type_of(Cell type) {
   constexpr TensorType kFloats[] = {TensorType::q8_0, TensorType::q4_0, TensorType::q4_1,
-                                   TensorType::q5_0, TensorType::q5_1, TensorType::iq4_nl};
+                                    TensorType::q5_0, TensorType::q5_1, TensorType::iq4_nl};
   return kFloats[static_cast<size_t>(type) - static_cast<size_t>(Cell::q8_0)];
 }
 
