@@ -31,7 +31,7 @@ struct ChooseOptions final : Options {
   std::vector<OptionField> fields() override {
     return {
         {.name = "total-bits",
-         .help = "bits per value of the file that may be taken, everything counted but the book",
+         .help = "bits per value that the file may take, everything counted except the book",
          .target = &search.goal.total_bits,
          .min = 0},
         {.name = "max-nll",
@@ -162,7 +162,7 @@ void declare(Command& command, ChooseOptions& options) {
   options.documents.declare(command);
   command.group("Goal");
   command.options(options, {{"model", "PATH"}});
-  command.repeated("text", "text files and folders for --model; other ones than are to be encoded",
+  command.repeated("text", "text files and folders for --model; not those that are to be encoded",
                    options.search.goal.texts, "PATH");
   command.group("Search");
   command.repeated("book", "dictionary, codebooks or transform, for the codec that needs it",

@@ -28,15 +28,15 @@ void refuse_pipe(const std::string& file);
 /// All of a file; "-" is standard input.
 std::string read_text(const std::string& file);
 
-/// Throws Error(bad_input) for what is no text at all (images, programs, arrays, UTF-16), saying what it is
+/// Throws Error(bad_input) for what is not text at all (images, programs, arrays, UTF-16), saying what it is
 /// where that is known. wanted: what it should be, for the message.
 void refuse_binary(const std::string& file, std::string_view text, const char* wanted);
 
 /// The same for text that the tokenizer reads, with a note where it will have to replace bytes.
 void check_is_text(const CommonOptions& common, const std::string& file, std::string_view text);
 
-/// Token ids of a text file, one document per line; empty lines are no documents. Throws Error(bad_input) for what is no
-/// id, and where the file is no text, which says what is wanted.
+/// Token ids of a text file, one document per line; empty lines are not documents. Throws Error(bad_input) for what is not an
+/// id, and where the file is not text, which says what is wanted.
 std::vector<Document> read_token_lines(const std::string& file, const char* wanted);
 
 /// Ids that the tokenizer puts before and behind a text.

@@ -70,8 +70,8 @@ struct EncodeOptions final : Options {
          .help = "put the book into the product, which then decodes by itself",
          .target = &embed_book},
         {.name = "pack",
-         .help =
-             "store ids in 16 or 32 bits each, where else they take as few as they need, as pack-indices has them",
+         .help = "store ids in 16 or 32 bits each; by default they take as few as they need, as "
+                 "pack-indices stores them",
          .target = &pack},
         {.name = "verify",
          .help = "read the product back, verify its digests and decode all of it before it takes its place",
@@ -587,9 +587,9 @@ void check_combination(const Command& command, const EncodeOptions& options) {
 
 NamedCodec declare(Command& command, EncodeOptions& options) {
   command.describe("KV --codec NAME[:key=value,...] [options] -o CODES",
-                   "Compresses the keys and values of a cache (a kv file, as dump-kv makes it) and writes a "
-                   "codes file. Every document is coded by itself and decodes by itself. What was spent on "
-                   "what is in the product: see kvcodec info.",
+                   "Compresses the keys and values of a cache (a kv file, as dump-kv makes it) and "
+                   "writes a codes file. Every document is coded by itself and decodes by itself. "
+                   "kvcodec info says what the bytes of the product are spent on.",
                    "kvcodec encode kv.h5 --codec sparse --book dict.h5 --sparsity 64 -o codes.h5\n"
                    "kvcodec encode kv.h5 --codec kivi:bits=2 -o kivi.h5");
   command.group("Input and output");

@@ -275,9 +275,8 @@ double find_loss(const GoalOptions& goal, const GoalContext& context, const Dial
 std::vector<OptionField> GoalOptions::fields() {
   return {
       {.name = "total-bits",
-       .help =
-           "find the codec's options for so many bits per value of the file, everything counted but the book "
-           "(--bits of kivi, q4 and transform are those of codes alone)",
+       .help = "find the codec's options for so many bits per value of the file, everything counted "
+               "except the book (--bits of kivi, q4 and transform are those of codes alone)",
        .target = &total_bits,
        .min = 0},
       {.name = "quality",
@@ -296,7 +295,7 @@ std::vector<OptionField> GoalOptions::fields() {
 void GoalOptions::declare(Command& command) {
   command.group("A goal instead of a codec's options");
   command.options(*this, {{"model", "PATH"}});
-  command.repeated("text", "text files and folders for --max-nll; other ones than are to be encoded", texts,
+  command.repeated("text", "text files and folders for --max-nll; not those that are to be encoded", texts,
                    "PATH");
 }
 

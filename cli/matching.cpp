@@ -95,7 +95,7 @@ void check_same_model(const std::string& name, const ModelInfo& a, const std::st
 void check_scores(const std::string& name, const ModelInfo& model) {
   if (model.key_state != "post-rope")
     throw bad_input(
-        "{}: its keys are {}, so that products with queries are no scores; use a cache that was dumped "
+        "{}: its keys are {}, so that products with queries are not scores; use a cache that was dumped "
         "without "
         "--pre-rope",
         name, model.key_state);

@@ -67,7 +67,7 @@ MappedFile::MappedFile(const std::string& file) : name_(file) {
   if (size_ > 0) data_ = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, descriptor, 0);
   const int reason = errno;
   ::close(descriptor);
-  if (!known || !S_ISREG(status.st_mode)) throw bad_input("{}: is no regular file", file);
+  if (!known || !S_ISREG(status.st_mode)) throw bad_input("{}: is not a regular file", file);
   if (size_ > 0 && data_ == MAP_FAILED) throw failed("{}: cannot be mapped: {}", file, std::strerror(reason));
   if (size_ > 0) remember(data_, size_, file);
 }

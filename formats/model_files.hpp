@@ -30,7 +30,7 @@ class ModelFiles {
 /// file. Reads the configuration.
 std::unique_ptr<ModelFiles> open_model(const std::string& path);
 
-/// What products say of the model at that path, but for where the cache came from.
+/// What products say of the model at that path, except for where the cache came from.
 ModelInfo model_info(const std::string& path, const ModelDescription& description, bool pre_rope);
 
 /// The same, with the digest of its weights. pre_rope: whether keys are those before the rotary embedding.

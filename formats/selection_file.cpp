@@ -123,7 +123,7 @@ LayerSelections read_selections(const std::string& name, int layer) {
     datasets.scores.read(q, 1, std::as_writable_bytes(std::span(values)));
     for (size_t i = 0; i < ids.size(); ++i) {
       if (ids[i] == kNoToken) continue;
-      if (std::isnan(values[i])) throw datasets.scores.error("query {}: a score is no number", q);
+      if (std::isnan(values[i])) throw datasets.scores.error("query {}: a score is not a number", q);
       selections.chosen[q * info.heads + i / datasets.budget].push_back({values[i], ids[i]});
     }
   }

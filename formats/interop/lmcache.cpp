@@ -103,7 +103,7 @@ ForeignCache open_lmcache(const std::vector<std::string>& files, const ImportOpt
                                         : files.size();
   const uint64_t layers = first.form.layers ? first.array.extent('l') : named;
   if (!first.form.layers && files.size() % layers != 0)
-    throw usage_error("{} files are no whole chunks of {} layers, a file each", files.size(), layers);
+    throw usage_error("{} files are not whole chunks of {} layers, a file each", files.size(), layers);
   if (layers > uint64_t{kMostLayers}) throw bad_input("{}: has {} layers, as no cache has", files[0], layers);
   LayerShape shape;
   if (first.form.number == 6) {

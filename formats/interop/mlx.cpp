@@ -400,7 +400,7 @@ class Reader {
     cache.documents.push_back(std::move(document));
     if (!skipped_.empty())
       cache.notes.push_back(
-          fmt::format("what is no cache of keys and values is left out: {}", fmt::join(skipped_, ", ")));
+          fmt::format("what is not a cache of keys and values is left out: {}", fmt::join(skipped_, ", ")));
   }
 
   TensorFile file_;

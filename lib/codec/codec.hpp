@@ -135,7 +135,7 @@ class Codec {
     return shape.width() * sizeof(float);
   }
 
-  /// Rows of a document's exact streams that are no tokens of it. Of codecs that keep tokens whole.
+  /// Rows of a document's exact streams that are not tokens of it. Of codecs that keep tokens whole.
   virtual uint64_t surplus_rows(const GroupShape&, const StreamReader& /*document*/) const { return 0; }
 
   virtual SurveyScope survey_scope() const { return SurveyScope::none; }

@@ -27,7 +27,7 @@ struct Fp8Options final : Options {
   double headroom = 2;  ///< room for appended tokens twice as loud costs one of 18 binades below
 
   std::vector<OptionField> fields() override {
-    return {{"headroom", "how many times larger than the largest value seen one may be that is appended",
+    return {{"headroom", "how many times larger than the largest value so far an appended value may be",
              &headroom, 1, 256}};
   }
 };
@@ -74,7 +74,7 @@ std::vector<float> read_scales(const GroupShape& shape, const StreamReader& docu
   for (const float scale : scales)
     // Times 448 it is to stay a number.
     if (!(scale > 0 && scale <= FLT_MAX / kLargestE4m3))
-      throw bad_input("stream '{}': {} is no scale", kScales, scale);
+      throw bad_input("stream '{}': {} is not a scale", kScales, scale);
   return scales;
 }
 

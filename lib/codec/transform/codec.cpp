@@ -78,8 +78,8 @@ struct TransformOptions final : Options {
         {"window", "newest tokens of a document kept exactly", &window, 0, 1 << 24},
         {"block", "tokens of a block, which is coded and decoded alone", &block, 1, 1 << 16},
         {"adapt",
-         "take the book's classes and means as they are, where else they are fitted to the tokens if that saves more than "
-         "it takes; the tokens are read once more for it",
+         "take the book's classes and means as they are; by default they are fitted to the "
+         "tokens, which are read once more, if that saves more bits than it takes",
          &adapt}};
   }
 };
