@@ -219,7 +219,7 @@ Books find_books(const CheckOptions& options) {
   };
   if (!options.book.empty()) {
     add(options.book);
-    if (books.empty()) throw bad_input("{}: is no book", options.book);
+    if (books.empty()) throw bad_input("{}: is not a book", options.book);
   }
   for (const std::string& name : options.inputs) try {
       add(name);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cli/loss_meter.hpp"
+#include "lib/core/record.hpp"
 
 namespace kvcodec::cli {
 
@@ -16,7 +17,8 @@ struct Attempt {
   std::string codec, book = {};
   /// What reaches the goal, as words of a command line; "": the defaults do, or nothing does.
   std::string options = {};
-  std::string weights = {};  ///< the sensitivity file that these options need
+  std::optional<Record> settings = {};  ///< all options with which it was reached
+  std::string weights = {};             ///< the sensitivity file that these options need
   bool reached = false;
   std::optional<double> bits = {}, snr_db = {};  ///< of what was measured; bits per value
   std::optional<Loss> loss = {};                 ///< where there is a model

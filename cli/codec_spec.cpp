@@ -37,7 +37,7 @@ void set_key(const std::string& part, const std::string& codec, const std::vecto
     for (const OptionField& each : fields) names.push_back(each.name);
     const std::string meant = suggestion(key, names);
     throw usage_error("{} has no option '{}'; {}", codec, key,
-                      meant.empty() ? fmt::format("there are {}", fmt::join(names, ", "))
+                      meant.empty() ? fmt::format("its options are {}", fmt::join(names, ", "))
                                     : fmt::format("did you mean {}?", meant));
   }
   if (auto* const* flag = std::get_if<bool*>(&field->target)) {
@@ -128,7 +128,7 @@ CodecSpec parse(const std::string& text, const GivenFields& selection, DType dty
     spec.entry = &codec_of(*spec.recipe);
     spec.label = std::filesystem::path(name).filename().string() + text.substr(name.size());
   } else if (name.find_first_of("./") != std::string::npos && name.find(',') == std::string::npos) {
-    throw usage_error("there is no file '{}'; codecs are {}", name, fmt::join(codec_names(), ", "));
+    throw usage_error("there is no file '{}'; the codecs: {}", name, fmt::join(codec_names(), ", "));
   } else {
     (void)codec_named(text);  // throws
   }
@@ -194,8 +194,8 @@ const CodecEntry& codec_named(const std::string& word) {
                       word.substr(comma + 1));
   const auto names = codec_names();
   const std::string meant = suggestion(name, names);
-  throw usage_error("'{}' is no codec; {}", name,
-                    meant.empty() ? fmt::format("there are {}", fmt::join(names, ", "))
+  throw usage_error("'{}' is not a codec; {}", name,
+                    meant.empty() ? fmt::format("choose one of: {}", fmt::join(names, ", "))
                                   : fmt::format("did you mean {}?", meant));
 }
 

@@ -11,7 +11,7 @@
 //   none:select=quest,budget=128,setup=paper attention to chosen tokens
 //   kivi:bits=2,label=baseline               what tables call it
 //   none:dtype=f32                           a cache that is not rounded
-//   kivi:preset=paper,bits=4                 the form of the codec's paper, but for what else is said
+//   kivi:preset=paper,bits=4                 the form of the codec's paper, except for what else is said
 #pragma once
 
 #include <map>
@@ -74,7 +74,7 @@ void set_keys(const std::string& word, const std::string& codec, const std::vect
 
 /// selection: fields of SelectionOptions::step_fields() that hold where the word says nothing of them; dtype
 /// likewise. Throws Error(usage) naming the word for keys that its codec does not have, values that are none, and
-/// books that are missing or not wanted; Error(bad_input) for files that are no codes.
+/// books that are missing or not wanted; Error(bad_input) for files that are not codes files.
 CodecSpec parse_codec_spec(const std::string& text, const GivenFields& selection, DType dtype = DType::bf16);
 
 /// Codecs made from words, and the books they stand on, each read once.

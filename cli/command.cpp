@@ -70,7 +70,8 @@ std::string limits_note(const OptionField& field) {
   if (std::holds_alternative<bool*>(field.target) || field.help.find("default") != std::string::npos)
     return "";
   std::vector<std::string> notes;
-  if (!std::holds_alternative<std::string*>(field.target)) {
+  if (!std::holds_alternative<std::string*>(field.target) &&
+      !std::holds_alternative<EnumMember>(field.target)) {
     if (field.max < kPracticallyUnlimited)
       notes.push_back(fmt::format("{} to {}", plain(field.min), plain(field.max)));
     else if (std::isfinite(field.min) && field.min != 0)

@@ -121,7 +121,7 @@ class Command {
 std::string shell_quoted(const std::string& word);
 
 /// Sets a field from text as it stands on a command line. option: what messages call it ("--atoms"). Throws
-/// Error(usage) for what is no number, and as set_value does.
+/// Error(usage) for what is not a number, and as set_value does.
 void set_from_text(const OptionField& field, const std::string& option, const std::string& text);
 
 /// The name among `names` that was most likely meant, or "". Used for options and subcommands.

@@ -28,7 +28,7 @@ constexpr auto names_of(DeviceChoice) { return std::to_array<std::string_view>({
 struct CommonOptions final : Options {
   /// 0, not given: all processors (or OMP_NUM_THREADS). The product does not depend on it.
   int64_t threads = 0;
-  /// A device where there is one; but for last digits of attend and dump-kv the product is the same.
+  /// A device where there is one. The product is the same, except the last digits of attend and dump-kv.
   DeviceChoice device = DeviceChoice::automatic;
   /// Of everything random; commands with none take it too, so that scripts can pass it to all.
   int64_t seed = 0;
@@ -46,8 +46,8 @@ struct CommonOptions final : Options {
   /// done on one. Throws Error(no_device) for --device cuda where there is none, and Error(usage) where there
   /// is one but the command has no device version. Before any work.
   void apply(const Command& command, bool has_twin);
-  /// The device that computes, or nullptr. With --device cuda it says on standard error what it leaves to the
-  /// CPU.
+  /// The device that computes, or nullptr. With --device cuda notes on standard error say what falls back to
+  /// the CPU.
   Engine* engine() const { return engine_.get(); }
   /// Puts "--device cuda" in the history of the command's product if a device computed it and rounds otherwise than the
   /// CPU. Before Command::provenance.

@@ -339,7 +339,7 @@ Effort decode_parts(const CodesReader& codes, const std::vector<Part>& parts, De
 }
 
 /// What was written, and how.
-struct Product {
+struct DecodedCache {
   std::string codec;
   size_t documents = 0;
   uint64_t tokens = 0;
@@ -347,7 +347,7 @@ struct Product {
   DType dtype{};
 };
 
-std::string summary(const Product& product, const Effort& effort, double seconds,
+std::string summary(const DecodedCache& product, const Effort& effort, double seconds,
                     const DecodeOptions& options) {
   if (options.common.json)
     return text_of({{"output", options.output.path},
@@ -390,11 +390,11 @@ std::string decode(Command& command) {
   const auto parts = choose_parts(codes, layers, options, list);
   const CodecOfFile file_codec(codes, options.book, options.common.engine());
   Documents decoded;
-  Product product{.codec = info.codec,
-                  .documents = parts.size(),
-                  .tokens = 0,
-                  .layers = layers,
-                  .dtype = options.dtype.value_or(info.source_dtype)};
+  DecodedCache product{.codec = info.codec,
+                       .documents = parts.size(),
+                       .tokens = 0,
+                       .layers = layers,
+                       .dtype = options.dtype.value_or(info.source_dtype)};
   for (const Part& part : parts)
     decoded.add(info.documents.names[part.document], part.count, left_out_of(codes, part));
   product.tokens = decoded.tokens();

@@ -39,7 +39,7 @@ std::string summary(const std::vector<CopiedFile>& files, const CommonOptions& c
 /// The digest of a document in digits, or nothing.
 std::string digest_text(const DocumentFacts& facts);
 
-/// The user's metadata, or null. Throws Error(bad_input) for what is no JSON object; where: file and document.
+/// The user's metadata, or null. Throws Error(bad_input) for what is not a JSON object; where: file and document.
 Json metadata_json(const DocumentFacts& facts, const std::string& where);
 
 }  // namespace kvcodec::cli

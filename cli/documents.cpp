@@ -189,7 +189,7 @@ std::vector<Document> read_token_lines(const std::string& file, const char* want
       const auto [stop, error] = std::from_chars(text.data() + at, text.data() + end, id);
       if (error != std::errc{})
         throw bad_input(
-            "{}: line {} has '{}', which is no token id", file, line_number,
+            "{}: line {} has '{}', which is not a token id", file, line_number,
             text.substr(at, std::min<size_t>(text.find_first_of(" \t\r,\n", at), end) - at).substr(0, 40));
       document.tokens.push_back(id);
       at = static_cast<size_t>(stop - text.data());

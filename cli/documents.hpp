@@ -36,10 +36,10 @@ void refuse_pipe(const std::string& file);
 std::string read_text(const std::string& file);
 
 /// The lines of a text file that are not empty, without spaces at their ends; "-" is standard input. Throws
-/// Error(bad_input) for what is no text; wanted: what it should be, for the message.
+/// Error(bad_input) for what is not text; wanted: what it should be, for the message.
 std::vector<std::string> lines_of(const std::string& file, const char* wanted);
 
-/// Throws Error(bad_input) for what is no text at all (images, programs, arrays, UTF-16), saying what it is
+/// Throws Error(bad_input) for what is not text at all (images, programs, arrays, UTF-16), saying what it is
 /// where that is known. wanted: what it should be, for the message.
 void refuse_binary(const std::string& file, std::string_view text, const char* wanted);
 
@@ -47,11 +47,11 @@ void refuse_binary(const std::string& file, std::string_view text, const char* w
 void check_is_text(const CommonOptions& common, const std::string& file, std::string_view text);
 
 /// The texts of these files and folders: each file is one, but files whose name ends in .jsonl have one in each line, a JSON object
-/// with "text", and perhaps "id", which names it, and "metadata", an object. Notes what is no UTF-8. Throws Error(bad_input).
+/// with "text", and perhaps "id", which names it, and "metadata", an object. Notes what is not UTF-8. Throws Error(bad_input).
 std::vector<SourceText> read_texts(const CommonOptions& common, const std::vector<std::string>& paths);
 
-/// Token ids of a text file, one document per line; empty lines are no documents. Throws Error(bad_input) for what is no
-/// id, and where the file is no text, which says what is wanted.
+/// Token ids of a text file, one document per line; empty lines are not documents. Throws Error(bad_input) for what is not an
+/// id, and where the file is not text, which says what is wanted.
 std::vector<Document> read_token_lines(const std::string& file, const char* wanted);
 
 /// Ids that the tokenizer puts before and behind a text.

@@ -459,15 +459,15 @@ void check_combination(const DumpOptions& options) {
 }
 
 /// What was written.
-struct Product {
+struct DumpedCache {
   ModelInfo model;
   size_t documents = 0;
   uint64_t tokens = 0, bytes = 0;
 };
 
 /// Runs the model over all documents and stores what it computes.
-Product write_cache(Command& command, const DumpOptions& options, QueryChoice queries, ModelFiles& files,
-                    const std::vector<int>& layers, OutputFile& output) {
+DumpedCache write_cache(Command& command, const DumpOptions& options, QueryChoice queries, ModelFiles& files,
+                        const std::vector<int>& layers, OutputFile& output) {
   const ModelConfig& config = files.description().config;
   const LlamaModel model = make_model(files, options.common, options.compute);
   auto documents = load_documents(options, files);
@@ -477,7 +477,8 @@ Product write_cache(Command& command, const DumpOptions& options, QueryChoice qu
   const auto batches = take_share(options.shard.shard(), make_batches(documents), documents);
   check_memory(config, prefill, batches, documents, options.common);
 
-  Product product{.model = model_info(options.model, files, options.pre_rope), .documents = documents.size()};
+  DumpedCache product{.model = model_info(options.model, files, options.pre_rope),
+                      .documents = documents.size()};
   KvWriter writer(output, product.model, options.dtype, layers, queries.kind != QueryChoice::Kind::none);
   KvSink sink(writer, config, layers, options, queries);
   ProgressBar bar("dump-kv", "tokens", options.common.quiet);
@@ -489,7 +490,7 @@ Product write_cache(Command& command, const DumpOptions& options, QueryChoice qu
   return product;
 }
 
-std::string summary(const Product& product, const std::vector<int>& layers, double seconds,
+std::string summary(const DumpedCache& product, const std::vector<int>& layers, double seconds,
                     const DumpOptions& options) {
   if (options.common.json)
     return text_of({{"output", options.output.path},
@@ -535,7 +536,7 @@ std::string dump_kv(Command& command) {
   return run_to_file(
       options.output,
       [&](OutputFile& output) { return write_cache(command, options, queries, *files, layers, output); },
-      [&](const Product& product) { return summary(product, layers, watch.seconds(), options); });
+      [&](const DumpedCache& product) { return summary(product, layers, watch.seconds(), options); });
 }
 
 }  // namespace kvcodec::cli

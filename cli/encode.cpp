@@ -5,6 +5,7 @@
 //   --book FILE         the dictionary that the codec needs
 //   --embed-book        put it into the product
 //   --no-pack           ids in 16 or 32 bits each, not in as few as they need
+//   --codec auto        find the codec too, as kvcodec choose does
 //   --total-bits X      find the codec's options for a rate (--quality, --max-nll: for a quality, for a loss)
 //   --verify            decode the product before it takes its place
 //   --append CODES      add the tokens to these codes
@@ -15,6 +16,7 @@
 #include <algorithm>
 #include <map>
 
+#include "cli/codec_search.hpp"
 #include "cli/codec_spec.hpp"
 #include "cli/coding.hpp"
 #include "cli/common.hpp"
@@ -33,6 +35,9 @@
 namespace kvcodec::cli {
 namespace {
 
+/// The word for --codec that leaves the choice to kvcodec.
+constexpr std::string_view kAuto = "auto";
+
 struct EncodeOptions final : Options {
   std::string input, codec, book, weights, append;
   std::optional<DType> storage;
@@ -50,10 +55,11 @@ struct EncodeOptions final : Options {
   std::vector<OptionField> fields() override {
     return {
         {.name = "codec",
-         .help =
-             fmt::format("how to compress: {}; its options, which stand below, may also follow a colon, as "
-                         "kivi:bits=2,window=32",
-                         fmt::join(codec_names(), ", ")),
+         .help = fmt::format(
+             "how to compress: {}; its options, which stand below, may also follow a colon, as "
+             "kivi:bits=2,window=32. auto: the codec and the options that reach --total-bits or --max-nll "
+             "best, as kvcodec choose finds them",
+             fmt::join(codec_names(), ", ")),
          .target = &codec},
         preset_field(preset),
         {.name = "book", .help = "file of the dictionary or codebooks that the codec needs", .target = &book},
@@ -66,8 +72,8 @@ struct EncodeOptions final : Options {
          .help = "put the book into the product, which then decodes by itself",
          .target = &embed_book},
         {.name = "pack",
-         .help =
-             "store ids in 16 or 32 bits each, where else they take as few as they need, as pack-indices has them",
+         .help = "store ids in 16 or 32 bits each; by default they take as few as they need, as "
+                 "pack-indices stores them",
          .target = &pack},
         {.name = "verify",
          .help = "read the product back, verify its digests and decode all of it before it takes its place",
@@ -110,7 +116,8 @@ Preset preset_asked(const Command& command) {
 NamedCodec declare_codec(Command& command) {
   const std::string word = command.peek("codec");
   NamedCodec chosen;
-  if (!word.empty() && !(command.help_wanted() && !has_codec(word))) chosen.entry = &codec_named(word);
+  if (!word.empty() && word != kAuto && !(command.help_wanted() && !has_codec(word)))
+    chosen.entry = &codec_named(word);
   const Preset preset = chosen.entry ? preset_in(word, preset_asked(command)) : Preset::best;
   for (const CodecEntry& entry : codecs()) {
     const bool is_chosen = &entry == chosen.entry;
@@ -570,8 +577,37 @@ class Encoding {
   std::optional<CodecOfFile> base_codec_;
 };
 
+/// What --codec auto comes to: the codec that reaches the goal best, as if it and its options had been given.
+NamedCodec find_codec(const KvReader& kv, const std::vector<size_t>& documents, EncodeOptions& options,
+                      std::string& found) {
+  SearchOptions search{.goal = options.goal, .weights = options.weights};
+  if (!options.book.empty()) search.books.push_back(options.book);
+  const auto layers = options.layers.choose(kv.layers(), kv.name());
+  const SearchResult result =
+      search_codecs(search, {kv, documents, documents, layers}, options.common, Stopwatch());
+  const Attempt& chosen = result.chosen();
+  const CodecEntry& entry = codec_named(chosen.codec);
+  NamedCodec codec{&entry, entry.make_options()};
+  from_record(*chosen.settings, *codec.options);
+  options.book = chosen.book, options.weights = chosen.weights;
+  if (options.book.empty()) options.embed_book = false;
+  options.goal = {};
+  found = fmt::format("--codec {}{}{}", chosen.codec, chosen.options.empty() ? "" : " ", chosen.options);
+  options.common.note("{}: a sample of {} tokens takes {:.3f} bits per value, with {:.1f} dB", found,
+                      result.tokens, *chosen.bits, *chosen.snr_db);
+  return codec;
+}
+
 /// What single options cannot say.
 void check_combination(const Command& command, const EncodeOptions& options) {
+  if (options.codec == kAuto) {
+    for (const char* of_one : {"preset", "storage", "rope"})
+      if (command.given(of_one))
+        throw usage_error("--codec {} tries codecs as they are by default; leave out --{}", kAuto, of_one);
+    if (options.goal.quality || (options.goal.total_bits == 0 && options.goal.max_nll == 0))
+      throw usage_error("--codec {} needs a goal: give --total-bits, or --max-nll with --model and --text",
+                        kAuto);
+  }
   if (options.append.empty() && options.codec.empty())
     throw usage_error("no codec is named; choose one with --codec: {}", fmt::join(codec_names(), ", "));
   if (!options.append.empty())
@@ -584,9 +620,9 @@ void check_combination(const Command& command, const EncodeOptions& options) {
 
 NamedCodec declare(Command& command, EncodeOptions& options) {
   command.describe("KV --codec NAME[:key=value,...] [options] -o CODES",
-                   "Compresses the keys and values of a cache (a kv file, as dump-kv makes it) and writes a "
-                   "codes file. Every document is coded by itself and decodes by itself. What was spent on "
-                   "what is in the product: see kvcodec info.",
+                   "Compresses the keys and values of a cache (a kv file, as dump-kv makes it) and "
+                   "writes a codes file. Every document is coded by itself and decodes by itself. "
+                   "kvcodec info says what the bytes of the product are spent on.",
                    "kvcodec encode kv.h5 --codec sparse --book dict.h5 --sparsity 64 -o codes.h5\n"
                    "kvcodec encode kv.h5 --codec kivi:bits=2 -o kivi.h5");
   command.group("Input and output");
@@ -682,11 +718,14 @@ FileRate write_codes(const Command& command, const EncodeOptions& options, const
 
 std::string encode(Command& command) {
   EncodeOptions options;
-  const NamedCodec codec = declare(command, options);
+  NamedCodec codec = declare(command, options);
   command.parse();
   check_combination(command, options);
   if (codec.entry) take_word(command, codec, options);
-  options.goal.check_goal();
+  if (options.codec == kAuto)
+    SearchOptions{.goal = options.goal}.check_goal();
+  else
+    options.goal.check_goal();
   if (codec.entry) check_goal_fits(command, options.goal, *codec.entry, options.codec);
   check_inputs({options.input, options.book, options.weights, options.append});
   options.output.keep({options.input, options.book, options.weights});
@@ -702,11 +741,14 @@ std::string encode(Command& command) {
   const auto documents = options.documents.choose(kv.documents(), kv.name());
   const auto held = options.output.hold(options.append, options.common);
   std::optional<Encoding> encoding;
+  std::string found;
+  if (options.codec == kAuto) codec = find_codec(kv, documents, options, found);
   if (codec.entry)
     encoding.emplace(kv, options, codec, documents);
   else
     encoding.emplace(kv, options);
-  if (!encoding->found.empty()) command.add_to_history("(found: " + encoding->found + ")");
+  if (found.empty()) found = encoding->found;
+  if (!found.empty()) command.add_to_history("(found: " + found + ")");
   Job job = make_job(kv, shard.among(kv.documents(), documents), encoding->base(), encoding->info.documents);
   if (options.shard.given()) job.surveyed = whole_pieces(kv, documents);
   check_token_ids(kv, encoding->codec());

@@ -651,21 +651,19 @@ void note_few_tokens(const ModelInfo& model, const Result& result, const CommonO
 }
 
 void declare(Command& command, EvalOptions& options) {
-  command.describe(
-      "KV RECON ... [--rate CODES ...] [options]",
-      "Measures how far rebuilt caches are from the original: mean squared error, error energy "
-      "over energy (NMSE), signal-to-noise ratio, largest error, and cosines of every token's "
-      "heads with what they became (mean and 1st percentile). One RECON gets a table of layers, "
-      "several are compared in one table. A RECON may hold only some layers, documents or "
-      "tokens; they are found by name and position.\n\n"
-      "With --rate, also what it cost: bits per value over everything stored but the book, the "
-      "ratio to 16 bits without and with the book, and the number of tokens from which the "
-      "book has paid for itself.\n\n"
-      "With --attention, what the errors do to attention of the queries that were dumped with KV; "
-      "with --bound, how far above the Gaussian rate-distortion bound of KV's own covariance the "
-      "error is.",
-      "kvcodec eval-recon kv.h5 recon.h5 --rate codes.h5\n"
-      "kvcodec eval-recon kv.h5 a.h5 b.h5 --rate a-codes.h5 --rate b-codes.h5");
+  command.describe("KV RECON ... [--rate CODES ...] [options]",
+                   "Measures how far rebuilt caches are from the original: mean squared error, error "
+                   "energy over energy (NMSE), signal-to-noise ratio, largest error, and cosines of "
+                   "every token's heads with what they became (mean and 1st percentile). One RECON gets "
+                   "a table of layers, several are compared in one table. A RECON may hold only some "
+                   "layers, documents or tokens; they are found by name and position.\n\nWith --rate, "
+                   "also what it cost: bits per value over everything stored except the book, the ratio "
+                   "to 16 bits without and with the book, and the number of tokens from which the book "
+                   "has paid for itself.\n\nWith --attention, what the errors do to attention of the "
+                   "queries that were dumped with KV; with --bound, how far above the Gaussian "
+                   "rate-distortion bound of KV's own covariance the error is.",
+                   "kvcodec eval-recon kv.h5 recon.h5 --rate codes.h5\n"
+                   "kvcodec eval-recon kv.h5 a.h5 b.h5 --rate a-codes.h5 --rate b-codes.h5");
   command.group("Input");
   command.input("KV", "the original kv file; - is standard input", options.original);
   command.inputs("RECON", "kv files to compare with it", options.inputs);

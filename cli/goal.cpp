@@ -46,9 +46,9 @@ bool has_layer_bits(Options& options) {
 }
 
 /// Codecs by their place on the dial.
-class Scale {
+class DialScale {
  public:
-  Scale(const GoalContext& context, Options& base, const Probe& probe)
+  DialScale(const GoalContext& context, Options& base, const Probe& probe)
       : context_(context),
         dial_(dial_of(context.codec)),
         base_(to_record(base)),
@@ -152,8 +152,8 @@ double between(const Bracket& bracket, double target, bool whole) {
 
 /// measure: infinite where there is no codec. near(value): whether that is near enough to stop.
 template <class Measure, class Near>
-Bracket find_bracket(const Scale& scale, double first_step, double target, int tries, const Measure& measure,
-                     const Near& near) {
+Bracket find_bracket(const DialScale& scale, double first_step, double target, int tries,
+                     const Measure& measure, const Near& near) {
   Bracket bracket;
   const auto put = [&](double place) {
     const double value = measure(place);
@@ -188,7 +188,7 @@ std::string words_of(Options& before, Options& after) {
   return words;
 }
 
-double find_rate(const GoalOptions& goal, const GoalContext& context, const Scale& scale,
+double find_rate(const GoalOptions& goal, const GoalContext& context, const DialScale& scale,
                  const Probe& probe) {
   const auto bits = [&](double place) {
     context.tell_try();
@@ -207,7 +207,7 @@ double find_rate(const GoalOptions& goal, const GoalContext& context, const Scal
 }
 
 /// Where signal-to-noise ratios, which rise, pass the target.
-Bracket snr_bracket(double target, const GoalContext& context, const Scale& scale, const Probe& probe) {
+Bracket snr_bracket(double target, const GoalContext& context, const DialScale& scale, const Probe& probe) {
   const auto snr = [&](double place) {
     context.tell_try();
     const auto codec = scale.codec_at(place);
@@ -218,7 +218,7 @@ Bracket snr_bracket(double target, const GoalContext& context, const Scale& scal
 }
 
 /// The place of the first ratio that is not below the target.
-double find_snr(double target, const GoalContext& context, const Scale& scale, const Probe& probe) {
+double find_snr(double target, const GoalContext& context, const DialScale& scale, const Probe& probe) {
   const Bracket found = snr_bracket(target, context, scale, probe);
   if (!found.low) return scale.least();
   if (!found.high || !std::isfinite(found.at_high))
@@ -229,14 +229,14 @@ double find_snr(double target, const GoalContext& context, const Scale& scale, c
 }
 
 /// Where errors are what they usually are for a loss like that, or the finest place that the codec has.
-double usual_place(double loss, const GoalContext& context, const Scale& scale, const Probe& probe) {
+double usual_place(double loss, const GoalContext& context, const DialScale& scale, const Probe& probe) {
   const Bracket found = snr_bracket(std::clamp(5 - 5 * std::log10(loss), 8.0, 40.0), context, scale, probe);
   if (!found.low) return scale.least();
   return found.high && std::isfinite(found.at_high) ? *found.high : *found.low;
 }
 
-double find_loss(const GoalOptions& goal, const GoalContext& context, const Scale& scale, const Probe& probe,
-                 const LossMeter& meter, Loss& reached) {
+double find_loss(const GoalOptions& goal, const GoalContext& context, const DialScale& scale,
+                 const Probe& probe, const LossMeter& meter, Loss& reached) {
   // Losses are dear to measure: the search begins where they are likely to be met.
   const double start = usual_place(goal.max_nll, context, scale, probe);
   std::optional<double> low, high;  // more than is allowed; not more
@@ -275,9 +275,8 @@ double find_loss(const GoalOptions& goal, const GoalContext& context, const Scal
 std::vector<OptionField> GoalOptions::fields() {
   return {
       {.name = "total-bits",
-       .help =
-           "find the codec's options for so many bits per value of the file, everything counted but the book "
-           "(--bits of kivi, q4 and transform are those of codes alone)",
+       .help = "find the codec's options for so many bits per value of the file, everything counted "
+               "except the book (--bits of kivi, q4 and transform are those of codes alone)",
        .target = &total_bits,
        .min = 0},
       {.name = "quality",
@@ -296,7 +295,7 @@ std::vector<OptionField> GoalOptions::fields() {
 void GoalOptions::declare(Command& command) {
   command.group("A goal instead of a codec's options");
   command.options(*this, {{"model", "PATH"}});
-  command.repeated("text", "text files and folders for --max-nll; other ones than are to be encoded", texts,
+  command.repeated("text", "text files and folders for --max-nll; not those that are to be encoded", texts,
                    "PATH");
 }
 
@@ -329,7 +328,7 @@ void check_goal_fits(const Command& command, const GoalOptions& goal, const Code
 
 FoundOptions find_options(const GoalOptions& goal, const GoalContext& context, const Probe& probe,
                           const LossMeter* meter, Options& given) {
-  const Scale scale(context, given, probe);
+  const DialScale scale(context, given, probe);
   FoundOptions found;
   Loss reached;
   const double place = goal.total_bits > 0 ? find_rate(goal, context, scale, probe)

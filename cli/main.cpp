@@ -35,7 +35,7 @@ struct Task {
   std::vector<Subcommand> subcommands;
 };
 
-/// Adding a subcommand is one line here, one in subcommands.hpp, its file and its man page.
+/// How to add a subcommand: CONTRIBUTING.md, "A subcommand".
 const std::vector<Task>& tasks() {
   static const std::vector<Task> table = {
       {"Prepare",
@@ -100,9 +100,9 @@ std::string overview() {
       page += fmt::format("  {:<{}}  {}\n", subcommand.name, widest, subcommand.summary);
   }
   page +=
-      "\nkvcodec help COMMAND (or kvcodec COMMAND --help) explains a command; kvcodec --version says which "
-      "kvcodec this is;\n"
-      "kvcodec help --completion bash, zsh or fish prints what that shell completes it by.\n"
+      "\nkvcodec help COMMAND (or kvcodec COMMAND --help) explains a command; kvcodec --version prints the "
+      "version;\n"
+      "kvcodec help --completion bash, zsh or fish prints the completion script of that shell.\n"
       "Commands read and write HDF5 files and are chained by them:\n\n"
       "  kvcodec dump-kv --model DIR --text docs/ -o kv.h5\n"
       "  kvcodec train-dict kv.h5 --atoms 8192 --sparsity 64 -o dict.h5\n"
@@ -123,7 +123,7 @@ const Subcommand& find(const std::string& name) {
     }
   const std::string meant = suggestion(name, names);
   if (!meant.empty()) throw usage_error("there is no command '{}'; did you mean {}?", name, meant);
-  throw usage_error("there is no command '{}'; there are {}", name, fmt::join(names, ", "));
+  throw usage_error("there is no command '{}'; the commands are {}", name, fmt::join(names, ", "));
 }
 
 /// The page of a command's options.

@@ -79,7 +79,7 @@ void check_same_model(const KvReader& kv, const CodesReader& codes) {
 void check_scores(const std::string& name, const ModelInfo& model) {
   if (model.key_state != "post-rope")
     throw bad_input(
-        "{}: its keys are {}, so that products with queries are no scores; use a cache that was dumped "
+        "{}: its keys are {}, so that products with queries are not scores; use a cache that was dumped "
         "without "
         "--pre-rope",
         name, model.key_state);

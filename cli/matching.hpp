@@ -43,7 +43,7 @@ std::vector<Match> match_documents(const TokenAxis& original, const TokenAxis& o
 void check_same_model(const KvReader& kv, const CodesReader& codes);
 
 /// Throws Error(bad_input) unless the keys of that file are as attention uses them: products of queries with
-/// others are no scores.
+/// others are not scores.
 void check_scores(const std::string& name, const ModelInfo& model);
 
 /// check_same_model and check_scores for a cache whose queries are to meet the keys in the codes; and there

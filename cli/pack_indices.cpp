@@ -134,10 +134,10 @@ std::string pack_indices(Command& command) {
   command.describe("CODES [--unpack | --sorted] -o CODES",
                    "Rewrites a codes file with every id in as few bits as its range needs (13 bits for "
                    "8,192 atoms) as one continuous bit stream, or plainly again. Nothing is lost either "
-                   "way, and decode reads both. Sparse codes can be sorted: the order of a code's atoms says "
-                   "nothing, and without it codes are much smaller. It does not come back: ids then rise in "
-                   "each code, and values decoded over atoms in f32 may differ in their last bits. Sorted "
-                   "codes stay sorted unless they are unpacked.",
+                   "way, and decode reads both. Sparse codes can be sorted: the order of a code's atoms "
+                   "says nothing, and without it codes are much smaller. The order cannot be restored: "
+                   "ids then rise in each code, and values decoded over atoms in f32 may differ in "
+                   "their last bits. Sorted codes stay sorted unless they are unpacked.",
                    "kvcodec pack-indices codes.h5 -o packed.h5\n"
                    "kvcodec pack-indices --sorted codes.h5 -o sorted.h5");
   command.group("Input and output");

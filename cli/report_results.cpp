@@ -28,7 +28,7 @@ const Object& at(const Object& object, const char* name) {
 
 double number_of(const Object& value, const char* name) {
   if (value.is_null()) return std::nan("");  // how JSON says that a number is not finite
-  if (!value.is_number()) throw bad_input("'{}' is no number", name);
+  if (!value.is_number()) throw bad_input("'{}' is not a number", name);
   const auto number = value.get<double>();
   if (std::abs(number) > kLargest) throw bad_input("'{}' is {}; no measure is that large", name, number);
   return number;
@@ -38,19 +38,19 @@ double number_at(const Object& object, const char* name) { return number_of(at(o
 
 uint64_t count_at(const Object& object, const char* name) {
   const Object& value = at(object, name);
-  if (!value.is_number_unsigned()) throw bad_input("'{}' is no count", name);
+  if (!value.is_number_unsigned()) throw bad_input("'{}' is not a count", name);
   return value.get<uint64_t>();
 }
 
 std::string string_at(const Object& object, const char* name) {
   const Object& value = at(object, name);
-  if (!value.is_string()) throw bad_input("'{}' is no text", name);
+  if (!value.is_string()) throw bad_input("'{}' is not a text", name);
   return value.get<std::string>();
 }
 
 const Object& array_at(const Object& object, const char* name) {
   const Object& value = at(object, name);
-  if (!value.is_array()) throw bad_input("'{}' is no list", name);
+  if (!value.is_array()) throw bad_input("'{}' is not a list", name);
   return value;
 }
 
@@ -67,7 +67,7 @@ std::vector<std::string> strings_if_there(const Object& object, const char* name
   std::vector<std::string> strings;
   if (!object.contains(name)) return strings;
   for (const Object& one : array_at(object, name)) {
-    if (!one.is_string()) throw bad_input("'{}' holds what is no text", name);
+    if (!one.is_string()) throw bad_input("'{}' holds what is not a text", name);
     strings.push_back(one.get<std::string>());
   }
   return strings;
@@ -249,7 +249,7 @@ void read_recon(const Object& json, Results& results, Source& source) {
 void read_probe(const Object& json, Results& results, Source& source) {
   ProbeLine line{source.file, string_at(json, "split"), {}, {}};
   for (const Object& error : array_at(json, "dimension_error")) {
-    if (!error.is_number()) throw bad_input("'dimension_error' holds what is no number");
+    if (!error.is_number()) throw bad_input("'dimension_error' holds what is not a number");
     line.errors.push_back(number_of(error, "dimension_error"));
   }
   line.high.resize(line.errors.size());
@@ -289,7 +289,7 @@ void read_result(const Object& json, const std::string& file, Results& results) 
   else if (json.contains("layers") && json.contains("model"))
     read_sensitivity(json, results, source);
   else
-    throw bad_input("this is no result of eval-model, eval-recon, train-rvq or sensitivity with --json");
+    throw bad_input("this is not a result of eval-model, eval-recon, train-rvq or sensitivity with --json");
   results.sources.push_back(std::move(source));
 }
 

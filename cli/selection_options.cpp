@@ -69,11 +69,12 @@ std::vector<OptionField> SelectionOptions::fields() {
       {"budget", "tokens to select for each query, all of the following among them; 0: by --ratio", &budget,
        0, 1e9},
       {"ratio",
-       "tokens to select, as a share of those that the query sees; 0: 0.075, or all with --budget-mass",
+       "tokens to select, as a fraction of those that the query sees; 0: 0.075, or all with "
+       "--budget-mass",
        &ratio, 0, 1},
       {"budget-mass",
-       "fewer tokens than that, as soon as they have this share of the attention weights, by what is known of "
-       "them; 0: never; needs --share weight or each",
+       "select fewer tokens than that, as soon as they have this fraction of the attention "
+       "weights, by what is known of them; 0: never; needs --share weight or each",
        &mass, 0, 1},
       {"first", "first tokens of a document that are always selected", &first, 0, 1e9},
       {"newest", "newest tokens that are always selected", &newest, 0, 1e9},
@@ -82,7 +83,8 @@ std::vector<OptionField> SelectionOptions::fields() {
        "that codes of selfindex keep whole",
        &heavy, 0, 1e9},
       {"candidates",
-       "of this many times the budget, those of the best scores, products with the keys select; 1: scores alone",
+       "scores choose this many times the budget, and products with their keys choose among "
+       "these; 1: scores alone",
        &candidates, 1, 1e6},
       {"dense-layers", "layers that attend to all tokens, as 0-1; none", &dense_layers}};
 }

@@ -40,7 +40,7 @@ struct SelectionOptions final : Options {
   std::vector<OptionField> step_fields();
   void check() const override;
 
-  /// Of a model of so many layers. Throws Error(usage) for dense layers that are no list, or none of its.
+  /// Of a model of so many layers. Throws Error(usage) for dense layers that are not a list, or not in the model.
   SelectionRule rule(int layers) const;
 };
 

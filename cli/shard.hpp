@@ -30,7 +30,7 @@ struct ShardOption {
 
   void declare(Command& command);
   bool given() const { return !text.empty(); }
-  /// All of it if none was named. Throws Error(usage) for what is no share.
+  /// All of it if none was named. Throws Error(usage) for what is not a share.
   Shard shard() const;
 };
 

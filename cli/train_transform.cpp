@@ -35,13 +35,13 @@ namespace kvcodec::cli {
 namespace {
 
 /// What errors are weighed by.
-enum class Metric : uint8_t { scalar, fisher };
-constexpr auto names_of(Metric) { return std::to_array<std::string_view>({"scalar", "fisher"}); }
+enum class Weighing : uint8_t { scalar, fisher };
+constexpr auto names_of(Weighing) { return std::to_array<std::string_view>({"scalar", "fisher"}); }
 
 struct TrainTransformOptions final : Options {
   std::vector<std::string> inputs;
   std::string weights;
-  std::optional<Metric> metric;
+  std::optional<Weighing> metric;
   double temper = 0.2;  ///< on SmolLM2-135M 0.15 to 0.25 are level; the whole of it is worse than none
   int64_t max_tokens = 0;
   std::string model;
@@ -183,7 +183,7 @@ ErrorMetric fisher_metric(const GroupShape& shape, const Fisher& fisher, double 
 /// As asked; else by matrices if the file has them, of keys like those that are learned from: turning a key turns the
 /// directions in which its errors hurt.
 bool weighs_by_heads(const TrainTransformOptions& options, const Weights* weights, bool before_rope) {
-  if (options.metric == Metric::scalar) return false;
+  if (options.metric == Weighing::scalar) return false;
   const Fisher* const fisher = weights && weights->file.info.fisher ? &*weights->file.info.fisher : nullptr;
   if (fisher && fisher->keys_before_rope == before_rope) return true;
   const auto state = [](bool before) {

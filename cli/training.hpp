@@ -51,7 +51,7 @@ struct Run {
   uint64_t index = 0;             ///< of the first one in its document
 };
 
-/// The tokens to train on: those of the chosen documents but for the first `skip` of each, or an even sample
+/// The tokens to train on: those of the chosen documents except for the first `skip` of each, or an even sample
 /// of max_tokens of them (0 = all).
 std::vector<Run> choose_runs(const std::vector<KvReader>& files, const DocumentSelection& documents,
                              uint64_t max_tokens, uint64_t skip);

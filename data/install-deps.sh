@@ -17,7 +17,7 @@ case "${1:-build}" in
 esac
 
 command -v dpkg-query >/dev/null 2>&1 || {
-  echo "install-deps.sh: this is no Debian system; please install what corresponds to:" $wanted >&2
+  echo "install-deps.sh: this is not a Debian system; please install what corresponds to:" $wanted >&2
   exit 1
 }
 

@@ -18,5 +18,5 @@ sh data/quickstart-chain.sh out/quickstart
 cat <<'EOF'
 
 bits/value: everything in the file counts. SNR: higher is closer to the original. NLL rise and KL: what the model loses, in nats per token.
-The files are in out/quickstart; where the bytes of one of them went: build/kvcodec info out/quickstart/one-bit.codes.h5. README.md has a tour.
+The files are in out/quickstart; where the bytes of one of them went: build/kvcodec info out/quickstart/one-bit.codes.h5. A tour: man man/kvcodec-tutorial.7
 EOF

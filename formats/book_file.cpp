@@ -41,7 +41,8 @@ Book read_book_at(const h5::File& file, const std::string& group, const std::str
   book.parameters = with_context(file.where(group) + ": attribute 'parameters'",
                                  [&] { return record_from_json(parameters); });
   for (const std::string& name : file.texts(group, "arrays")) {
-    if (!is_array_name(name)) throw file.error(group, "attribute 'arrays' has '{}', which is no name", name);
+    if (!is_array_name(name))
+      throw file.error(group, "attribute 'arrays' has '{}', which is not a name", name);
     if (name.starts_with(Book::kTrainingPrefix) && !with_training) continue;
     book.arrays.push_back(read_array(file.dataset(below(group, name)), name));
   }
@@ -99,7 +100,7 @@ BookFile read_book(const std::string& name, const std::string& type, bool with_t
 }
 
 void write_book(OutputFile& output, const Book& book, const ModelInfo& model, const Provenance& provenance) {
-  if (!is_book_type(book.type)) throw failed("{}: '{}' is no type of a book", output.target(), book.type);
+  if (!is_book_type(book.type)) throw failed("{}: '{}' is not a type of a book", output.target(), book.type);
   h5::File file = h5::File::create(output);
   write_book_at(file, "/", book, true);
   write_model(file, model);

@@ -22,7 +22,7 @@ struct BookFile {
 };
 
 /// with_training: also the arrays under training/ (needed for --resume and for `info`, not for coding).
-/// Throws Error(bad_input) if the file is no book of type `type` (empty = any book), is damaged, or its
+/// Throws Error(bad_input) if the file is not a book of type `type` (empty = any book), is damaged, or its
 /// digest does not hold.
 BookFile read_book(const std::string& file, const std::string& type, bool with_training);
 

@@ -14,7 +14,6 @@
 namespace kvcodec {
 namespace {
 
-constexpr char kRoot[] = "/";
 constexpr uint64_t kMaxNumber = std::numeric_limits<int64_t>::max();
 
 /// Rows of the table of parts that are kept: the sides of a document are asked for one after the other.
@@ -25,7 +24,7 @@ DType dtype_attribute(const h5::File& file, const std::string& name) {
   try {
     return dtype_from_name(text);
   } catch (const Error&) {
-    throw file.error(kRoot, "attribute '{}' is '{}', which is no element type", name, text);
+    throw file.error(kRoot, "attribute '{}' is '{}', which is not an element type", name, text);
   }
 }
 
@@ -365,7 +364,7 @@ void CodesReader::check_streams(const Codec& codec) const {
         const auto same = [&](const StreamSpec& spec) { return spec.name == found.name; };
         const auto spec = std::find_if(specs.begin(), specs.end(), same);
         if (spec == specs.end())
-          throw s.file.error(path(found), "is no stream of the codec {}", s.info.codec);
+          throw s.file.error(path(found), "is not a stream of the codec {}", s.info.codec);
         if (!(*spec == found))
           throw s.file.error(
               path(found),

@@ -9,8 +9,6 @@
 namespace kvcodec {
 namespace {
 
-constexpr char kRoot[] = "/";
-
 /// Bytes of a chunk of the data, about: the unused end of the last chunk and the table of all chunks should both
 /// be small beside the file, of whose size nothing is known yet but that of the 16-bit cache.
 uint64_t chunk_bytes_for(uint64_t values) {

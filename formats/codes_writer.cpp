@@ -97,7 +97,7 @@ class OpenSide final : public StreamStore {
   void append(std::string_view name, std::span<const std::byte> bytes) override {
     OpenStream& stream = find(name);
     if (bytes.size() % stream.row_bytes != 0)
-      throw failed("stream '{}' has rows of {} bytes; {} bytes are no whole number of them", name,
+      throw failed("stream '{}' has rows of {} bytes; {} bytes are not a whole number of rows", name,
                    stream.row_bytes, bytes.size());
     stream.data.append(bytes);
   }

@@ -393,7 +393,7 @@ struct Gguf::Impl {
     const uint64_t data = start < bytes.size() ? bytes.size() - start : 0;
     for (const Place& place : places) {
       if (place.begin % step != 0)
-        throw bad_input("tensor '{}': begins at byte {} of the data, which is no multiple of {}",
+        throw bad_input("tensor '{}': begins at byte {} of the data, which is not a multiple of {}",
                         printable(place.name), place.begin, step);
       if (place.begin > data || place.bytes > data - place.begin)
         throw bad_input(

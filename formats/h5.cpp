@@ -507,7 +507,7 @@ bool File::is_dataset(const std::string& path) const {
 std::vector<std::string> File::children(const std::string& group) const {
   const Turn turn;
   const Handle object = state_->open_object(group);
-  if (H5Iget_type(object.get()) != H5I_GROUP) throw state_->error(group, "is no group");
+  if (H5Iget_type(object.get()) != H5I_GROUP) throw state_->error(group, "is not a group");
   std::vector<std::string> names;
   const auto collect = [](hid_t, const char* name, const H5L_info_t*, void* list) -> herr_t {
     static_cast<std::vector<std::string>*>(list)->emplace_back(name);
@@ -579,7 +579,7 @@ static std::vector<std::string> attribute_texts(const File::State& file, const s
                                                 const std::string& name) {
   const Attribute opened = open_attribute(file, object, name);
   const hid_t type = opened.type.get();
-  if (H5Tget_class(type) != H5T_STRING) throw file.error(object, "attribute '" + name + "' is no string");
+  if (H5Tget_class(type) != H5T_STRING) throw file.error(object, "attribute '" + name + "' is not a string");
   if (H5Tis_variable_str(type) <= 0) {
     std::vector<char> bytes(opened.count * H5Tget_size(type));
     if (!bytes.empty() && H5Aread(opened.attribute.get(), type, bytes.data()) < 0)
@@ -618,7 +618,7 @@ int64_t File::integer(const std::string& object, const std::string& name, int64_
   const Turn turn;
   const Attribute opened = open_attribute(*state_, object, name);
   if (H5Tget_class(opened.type.get()) != H5T_INTEGER || opened.count != 1)
-    throw error(object, "attribute '{}' is no integer", name);
+    throw error(object, "attribute '{}' is not an integer", name);
   int64_t value = 0;
   if (H5Aread(opened.attribute.get(), H5T_NATIVE_INT64, &value) < 0)
     throw state_->refused(object, "attribute '" + name + "' cannot be read");
@@ -632,7 +632,7 @@ double File::number(const std::string& object, const std::string& name) const {
   const Attribute opened = open_attribute(*state_, object, name);
   const H5T_class_t kind = H5Tget_class(opened.type.get());
   if ((kind != H5T_INTEGER && kind != H5T_FLOAT) || opened.count != 1)
-    throw error(object, "attribute '{}' is no number", name);
+    throw error(object, "attribute '{}' is not a number", name);
   double value = 0;
   if (H5Aread(opened.attribute.get(), H5T_NATIVE_DOUBLE, &value) < 0)
     throw state_->refused(object, "attribute '" + name + "' cannot be read");
@@ -791,7 +791,7 @@ void Dataset::State::open(const std::string& where) {
   const Turn turn;
   path = where;
   if (!file->reaches(path)) throw error("is missing");
-  if (file->kind(path) != H5I_DATASET) throw error("is no dataset");
+  if (file->kind(path) != H5I_DATASET) throw error("is not a dataset");
   const Handle access(H5Pcreate(H5P_DATASET_ACCESS), H5Pclose);
   H5Pset_chunk_cache(access.get(), 521, 4 * kChunkBytes, 1.0);  // for what is not read directly
   dataset = Handle(H5Dopen2(file->id, path.c_str(), access.get()), H5Dclose);
@@ -1404,7 +1404,7 @@ void DatasetWriter::append(uint64_t count, const Fill& fill) {
 
 void DatasetWriter::append(std::span<const std::byte> bytes) {
   if (state_->row_bytes == 0 || bytes.size() % state_->row_bytes != 0)
-    throw failed("{}: {}: {} bytes are no whole rows of {}", state_->file.name(), state_->path, bytes.size(),
+    throw failed("{}: {}: {} bytes are not whole rows of {}", state_->file.name(), state_->path, bytes.size(),
                  state_->row_bytes);
   append(bytes.size() / state_->row_bytes, [&](uint64_t first, std::span<std::byte> out) {
     std::memcpy(out.data(), bytes.data() + first * state_->row_bytes, out.size());

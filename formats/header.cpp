@@ -40,8 +40,6 @@ const KnownType* find_type(std::string_view name) {
 }
 
 constexpr int64_t kMaxInt = std::numeric_limits<int>::max();
-constexpr char kRoot[] = "/";
-
 std::string one_line(std::string text) {
   std::replace(text.begin(), text.end(), '\n', ' ');
   return text;
@@ -139,7 +137,7 @@ h5::File open_file(const std::string& name, std::string_view wanted, FileType& t
 void write_file_type(h5::File& file, const std::string& type, const ModelInfo& model,
                      const Provenance& provenance, bool whole) {
   const KnownType* known = find_type(type);
-  if (!known) throw failed("'{}' is no file type", type);
+  if (!known) throw failed("'{}' is not a file type", type);
   const int version = !whole ? known->partial : model.one_shape() ? known->plain : known->shaped;
   if (version == 0)
     throw failed("{}: a {} file is of a cache whose layers have one shape and hold all tokens", file.name(),

@@ -14,8 +14,7 @@
 namespace kvcodec {
 namespace {
 
-constexpr char kRoot[] = "/";
-constexpr std::string_view kType = "index";
+constexpr std::string_view kIndexType = "index";
 constexpr char kTokens[] = "/tokens";
 constexpr char kPositions[] = "/positions";
 constexpr char kBatchOffset[] = "/batches/offset";
@@ -56,7 +55,7 @@ struct IndexReader::Impl {
   std::map<int, Layer> layers;
   std::vector<uint64_t> first_token;  // of each document in a layer's tokens: H heads of them, and the end
 
-  explicit Impl(const std::string& name) : file(open_file(name, kType, type)) {
+  explicit Impl(const std::string& name) : file(open_file(name, kIndexType, type)) {
     info.model = read_model(file, type);
     info.parameters = with_context(file.name() + ": attribute 'parameters'",
                                    [&] { return record_from_json(file.text(kRoot, "parameters")); });
@@ -260,7 +259,7 @@ void IndexWriter::finish(const Provenance& provenance) {
   write_model(file, impl_->info.model);
   file.set_text(kRoot, "parameters", to_json_text(impl_->info.parameters));
   file.set_integer(kRoot, "sink", static_cast<int64_t>(impl_->info.sink));
-  write_file_type(file, std::string(kType), impl_->info.model, provenance);
+  write_file_type(file, std::string(kIndexType), impl_->info.model, provenance);
   file.close();
 }
 

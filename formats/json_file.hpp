@@ -14,7 +14,7 @@ namespace kvcodec {
 /// Text as it can stand in a one-line message: control characters as \xNN, at most 200 bytes.
 std::string printable(std::string_view text);
 
-/// Parses an object. where: for messages, the file. Throws Error(bad_input) for what is no JSON (naming the
+/// Parses an object. where: for messages, the file. Throws Error(bad_input) for what is not JSON (naming the
 /// byte), no object, or names a field twice.
 nlohmann::json parse_json_object(std::string_view text, const std::string& where);
 

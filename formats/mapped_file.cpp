@@ -19,16 +19,16 @@ namespace {
 
 // What is mapped, for a signal handler: which may not lock or allocate. Should the slots run out, the handler cannot
 // name the file.
-struct Slot {
+struct MappedSlot {
   std::atomic<uintptr_t> begin{0}, end{0};  // begin is set last
   char name[1024];
 };
-Slot slots[64];
+MappedSlot mapped_slots[64];
 
 void remember(const void* data, uint64_t size, const std::string& name) {
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
-  for (Slot& slot : slots) {
+  for (MappedSlot& slot : mapped_slots) {
     if (slot.end != 0) continue;
     const size_t length = std::min(name.size(), sizeof slot.name - 1);
     std::memcpy(slot.name, name.data(), length);
@@ -40,7 +40,7 @@ void remember(const void* data, uint64_t size, const std::string& name) {
 }
 
 void forget(const void* data) {
-  for (Slot& slot : slots)
+  for (MappedSlot& slot : mapped_slots)
     if (slot.begin == reinterpret_cast<uintptr_t>(data)) {
       slot.begin = 0;
       slot.end = 0;
@@ -52,7 +52,7 @@ void forget(const void* data) {
 
 const char* mapped_file_at(const void* address) noexcept {
   const auto place = reinterpret_cast<uintptr_t>(address);
-  for (const Slot& slot : slots)
+  for (const MappedSlot& slot : mapped_slots)
     if (const uintptr_t begin = slot.begin; begin != 0 && begin <= place && place < slot.end)
       return slot.name;
   return nullptr;
@@ -67,7 +67,7 @@ MappedFile::MappedFile(const std::string& file) : name_(file) {
   if (size_ > 0) data_ = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, descriptor, 0);
   const int reason = errno;
   ::close(descriptor);
-  if (!known || !S_ISREG(status.st_mode)) throw bad_input("{}: is no regular file", file);
+  if (!known || !S_ISREG(status.st_mode)) throw bad_input("{}: is not a regular file", file);
   if (size_ > 0 && data_ == MAP_FAILED) throw failed("{}: cannot be mapped: {}", file, std::strerror(reason));
   if (size_ > 0) remember(data_, size_, file);
 }

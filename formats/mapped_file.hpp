@@ -15,7 +15,7 @@ const char* mapped_file_at(const void* address) noexcept;
 /// the program, with a message (install_signal_cleanup).
 class MappedFile {
  public:
-  /// Throws Error(bad_input) for what cannot be opened or is no regular file, Error(failed) for what cannot be
+  /// Throws Error(bad_input) for what cannot be opened or is not a regular file, Error(failed) for what cannot be
   /// mapped.
   explicit MappedFile(const std::string& file);
   ~MappedFile();

@@ -30,7 +30,7 @@ class ModelFiles {
 /// models--ORG--NAME of the hub's cache, or ORG/NAME, which is looked for there. Reads the configuration. Nothing is downloaded.
 std::unique_ptr<ModelFiles> open_model(const std::string& named);
 
-/// What products say of the model that is named so, but for where the cache came from.
+/// What products say of the model that is named so, except for where the cache came from.
 ModelInfo model_info(const std::string& path, const ModelDescription& description, bool pre_rope);
 
 /// The same, with the digest of its weights. pre_rope: whether keys are those before the rotary embedding.

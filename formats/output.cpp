@@ -55,16 +55,16 @@ class Descriptor {
 // A handler may run between any two instructions and may not lock or allocate: the names stand in fixed slots
 // that are published by an atomic state. A command has one or two outputs; should the slots ever run out, a
 // killed run leaves its temporary behind.
-struct Slot {
+struct OutputSlot {
   std::atomic<int> state{0};  // 0 free, 1 being filled, 2 holds a name
   char path[4096];
 };
-Slot slots[16];
+OutputSlot output_slots[16];
 static_assert(std::atomic<int>::is_always_lock_free, "a signal handler may only use lock-free atomics");
 
 void remember(const fs::path& path) {
   const std::string& text = path.native();
-  for (Slot& slot : slots) {
+  for (OutputSlot& slot : output_slots) {
     int free = 0;
     if (text.size() >= sizeof slot.path || !slot.state.compare_exchange_strong(free, 1)) continue;
     std::memcpy(slot.path, text.c_str(), text.size() + 1);
@@ -74,7 +74,7 @@ void remember(const fs::path& path) {
 }
 
 void forget(const fs::path& path) {
-  for (Slot& slot : slots)
+  for (OutputSlot& slot : output_slots)
     if (slot.state == 2 && path.native() == slot.path) {
       slot.state = 0;
       return;
@@ -82,7 +82,7 @@ void forget(const fs::path& path) {
 }
 
 extern "C" void remove_temporaries(int signal_number) {
-  for (Slot& slot : slots)
+  for (OutputSlot& slot : output_slots)
     if (slot.state == 2) ::unlink(slot.path);
   // The handler was reset when it was entered: the signal now ends the process as if it had never been
   // caught.
@@ -95,7 +95,7 @@ void say(const char* text) {
 
 /// A page of a mapped file that is not there any more.
 extern "C" void end_without_page(int, siginfo_t* info, void*) {
-  for (Slot& slot : slots)
+  for (OutputSlot& slot : output_slots)
     if (slot.state == 2) ::unlink(slot.path);
   const char* name = mapped_file_at(info->si_addr);
   say("kvcodec: ");

@@ -11,7 +11,6 @@
 namespace kvcodec {
 namespace {
 
-constexpr char kRoot[] = "/";
 constexpr char kTypeName[] = "outputs";
 constexpr char kPositions[] = "/positions";
 constexpr char kTokenRows[] = "/query_position";

@@ -20,12 +20,12 @@ struct Protection {
 };
 
 /// Reads headers only. What has digests of its own, as the parts of codes, counts as guarded by both. Throws
-/// Error(bad_input) for what is no file of kvcodec.
+/// Error(bad_input) for what is not a file of kvcodec.
 Protection protection_of(const std::string& file);
 
 /// Reads everything that the file holds, and returns a message for each dataset, and each part of codes, whose
 /// checksums or digests do not hold; of a dataset the first one. progress(done, total): bytes. Throws Error(bad_input)
-/// for what is no file of kvcodec.
+/// for what is not a file of kvcodec.
 std::vector<std::string> find_damage(const std::string& file,
                                      const std::function<void(uint64_t done, uint64_t total)>& progress);
 

@@ -24,7 +24,7 @@ std::string to_json_text(const Record& record) {
 
 Record record_from_json(const std::string& text) {
   const auto object = nlohmann::ordered_json::parse(text, nullptr, false);
-  if (!object.is_object()) throw bad_input("is no JSON object");
+  if (!object.is_object()) throw bad_input("is not a JSON object");
   Record record;
   for (const auto& [name, value] : object.items()) {
     if (value.is_boolean())

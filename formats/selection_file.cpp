@@ -11,7 +11,7 @@
 namespace kvcodec {
 namespace {
 
-constexpr std::string_view kType = "selection";
+constexpr std::string_view kSelectionType = "selection";
 
 size_t largest(const LayerSelections& layer) {
   size_t most = 0;
@@ -95,13 +95,13 @@ void write_selections(OutputFile& output, const SelectionInfo& info,
   write_model(file, info.model);
   file.set_text("/", "parameters", to_json_text(info.parameters));
   file.set_integer("/", "heads", static_cast<int64_t>(info.heads));
-  write_file_type(file, std::string(kType), info.model, provenance);
+  write_file_type(file, std::string(kSelectionType), info.model, provenance);
   file.close();
 }
 
 SelectionFile read_selection_info(const std::string& name) {
   SelectionFile result;
-  const h5::File file = open_file(name, kType, result.type);
+  const h5::File file = open_file(name, kSelectionType, result.type);
   result.info = read_info(file, result.type);
   for (const int layer : layer_numbers(file, result.info.model.num_layers))
     result.budgets[layer] =
@@ -111,7 +111,7 @@ SelectionFile read_selection_info(const std::string& name) {
 
 LayerSelections read_selections(const std::string& name, int layer) {
   FileType type;
-  const h5::File file = open_file(name, kType, type);
+  const h5::File file = open_file(name, kSelectionType, type);
   const SelectionInfo info = read_info(file, type);
   const LayerDatasets datasets(file, layer, info.query_rows.size(), info.heads);
   LayerSelections selections;
@@ -123,7 +123,7 @@ LayerSelections read_selections(const std::string& name, int layer) {
     datasets.scores.read(q, 1, std::as_writable_bytes(std::span(values)));
     for (size_t i = 0; i < ids.size(); ++i) {
       if (ids[i] == kNoToken) continue;
-      if (std::isnan(values[i])) throw datasets.scores.error("query {}: a score is no number", q);
+      if (std::isnan(values[i])) throw datasets.scores.error("query {}: a score is not a number", q);
       selections.chosen[q * info.heads + i / datasets.budget].push_back({values[i], ids[i]});
     }
   }

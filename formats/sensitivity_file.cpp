@@ -11,7 +11,7 @@
 namespace kvcodec {
 namespace {
 
-constexpr std::string_view kType = "sensitivity";
+constexpr std::string_view kSensitivityType = "sensitivity";
 
 /// One dataset: a number of each layer's side, or of each noise that it was probed with.
 struct Column {
@@ -153,13 +153,13 @@ void write_sensitivities(OutputFile& output, const SensitivityInfo& info, const 
   if (info.fisher) write_fisher(file, *info.fisher, info.model);
   write_model(file, info.model);
   file.set_text("/", "parameters", to_json_text(info.parameters));
-  write_file_type(file, std::string(kType), info.model, provenance);
+  write_file_type(file, std::string(kSensitivityType), info.model, provenance);
   file.close();
 }
 
 SensitivityFile read_sensitivities(const std::string& name) {
   SensitivityFile result;
-  const h5::File file = open_file(name, kType, result.type);
+  const h5::File file = open_file(name, kSensitivityType, result.type);
   SensitivityInfo& info = result.info;
   info.model = read_model(file, result.type);
   info.parameters = with_context(file.name() + ": attribute 'parameters'",

@@ -64,10 +64,10 @@ uint64_t need_positive(const JsonFields& fields, const char* name) {
 
 std::vector<uint64_t> row_shape_from(const JsonFields& fields) {
   const nlohmann::json* row = fields.find("row");
-  if (!row || !row->is_array()) throw bad_input("'row' is no list of extents");
+  if (!row || !row->is_array()) throw bad_input("'row' is not a list of extents");
   std::vector<uint64_t> shape;
   for (const nlohmann::json& extent : *row) {
-    if (!extent.is_number_unsigned()) throw bad_input("'row' is no list of extents");
+    if (!extent.is_number_unsigned()) throw bad_input("'row' is not a list of extents");
     shape.push_back(extent.get<uint64_t>());
   }
   return shape;
@@ -78,13 +78,13 @@ StoredSpec stored_spec_from(const nlohmann::json& object, std::string_view categ
   StoredSpec stored;
   StreamSpec& spec = stored.spec;
   spec.name = need_string(fields, "name");
-  if (!is_stream_name(spec.name)) throw bad_input("'{}' is no name of a stream", printable(spec.name));
+  if (!is_stream_name(spec.name)) throw bad_input("'{}' is not a name of a stream", printable(spec.name));
   return with_context(fmt::format("stream '{}'", spec.name), [&] {
     const std::string type = need_string(fields, "type");
     try {
       spec.type = dtype_from_name(type);
     } catch (const Error&) {
-      throw bad_input("'type' is '{}', which is no element type", printable(type));
+      throw bad_input("'type' is '{}', which is not an element type", printable(type));
     }
     spec.row_shape = row_shape_from(fields);
     const std::string kind = need_string(fields, "category");
@@ -122,7 +122,7 @@ unsigned packed_width(const StreamSpec& spec) {
 Layout layout_of(const std::vector<StreamSpec>& specs, bool packed) {
   Layout layout;
   for (const StreamSpec& spec : specs) {
-    if (!is_stream_name(spec.name)) throw failed("'{}' is no name for a stream", spec.name);
+    if (!is_stream_name(spec.name)) throw failed("'{}' is not a name for a stream", spec.name);
     if (spec.row_bytes() == 0) throw failed("stream '{}' has rows of no bytes", spec.name);
     layout.push_back({spec, packed ? packed_width(spec) : 0});
   }
@@ -146,10 +146,10 @@ std::string to_json_text(const Layout& layout, std::string_view category) {
 
 Layout layout_from_json(const std::string& text, std::string_view category) {
   const auto list = nlohmann::json::parse(text, nullptr, false);
-  if (!list.is_array()) throw bad_input("is no JSON array");
+  if (!list.is_array()) throw bad_input("is not a JSON array");
   Layout layout;
   for (const nlohmann::json& object : list) {
-    if (!object.is_object()) throw bad_input("element {} is no JSON object", layout.size());
+    if (!object.is_object()) throw bad_input("element {} is not a JSON object", layout.size());
     StoredSpec stored = stored_spec_from(object, category);
     for (const StoredSpec& other : layout)
       if (other.spec.name == stored.spec.name) throw bad_input("stream '{}' is there twice", other.spec.name);

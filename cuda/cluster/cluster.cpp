@@ -151,7 +151,7 @@ ClusterSelection::ClusterSelection(std::span<const ClusterQuery> queries) : impl
   uint32_t is_nan = 0;
   nan.download({&is_nan, 1}, own.stream);
   own.stream.synchronize();
-  if (is_nan != 0) throw bad_input("a query's score of a cluster is no number");
+  if (is_nan != 0) throw bad_input("a query's score of a cluster is not a number");
 }
 ClusterSelection::~ClusterSelection() = default;
 ClusterSelection::ClusterSelection(ClusterSelection&&) noexcept = default;

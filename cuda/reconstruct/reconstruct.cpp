@@ -218,8 +218,8 @@ struct Reconstructor::Impl {
       std::copy_n(apart.begin() + static_cast<ptrdiff_t>(i * width), width, out.row(i).begin());
     if (place != kNone)
       throw bad_input(
-          "the pair at place {} has an id that is no atom of {}, or a coefficient that is not finite", place,
-          atoms);
+          "the pair at place {} has an id that is not an atom of {}, or a coefficient that is not finite",
+          place, atoms);
   }
 };
 

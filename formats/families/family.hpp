@@ -6,7 +6,7 @@
 //   2. its declaration below and its line in all_families();
 //   3. a random model in test/golden/make_model_fixtures.py with every switch that it has, and the name in
 //      model_test.cpp;
-//   4. its name in man/kvcodec-dump-kv.1 and the README;
+//   4. its name in man/kvcodec-dump-kv.1, and its row in test/golden/FAMILIES.md;
 //   5. where it is in GGUF files too, what formats/gguf_families/architecture.hpp says.
 // A part that no family had belongs in lib/model/config.hpp and the forward pass (lib/model/cpu_steps.cpp), and in
 // beyond_llama(), by which devices decline what they do not compute.

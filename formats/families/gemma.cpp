@@ -9,7 +9,7 @@
 namespace kvcodec::families {
 namespace {
 
-constexpr int64_t kSlidingWindow = 4096;
+constexpr int64_t kGemmaSlidingWindow = 4096;
 constexpr double kQueryScalar = 256;
 constexpr double kScoreCap = 50, kLogitCap = 30;
 constexpr int64_t kPattern = 6;  // Gemma 3: every sixth layer sees all
@@ -42,7 +42,7 @@ void describe_gemma2(Reading& reading) {
   config.attention_softcap = cap_of(reading.fields, "attn_logit_softcapping", kScoreCap);
   config.logit_softcap = cap_of(reading.fields, "final_logit_softcapping", kLogitCap);
   set_windows(config, sliding_layers(reading, [](int layer) { return layer % 2 == 0; }),
-              window_of(reading.fields, kSlidingWindow));
+              window_of(reading.fields, kGemmaSlidingWindow));
 }
 
 /// rope_parameters has one set for each type of layer; before, there were rope_scaling for one and a theta for each.
@@ -82,7 +82,7 @@ void describe_gemma3(Reading& reading) {
   if (pattern < 1) throw bad_input("sliding_window_pattern is {}; it must be positive", pattern);
   const std::vector<bool> slides =
       sliding_layers(reading, [&](int layer) { return (layer + 1) % pattern != 0; });
-  set_windows(config, slides, window_of(fields, kSlidingWindow));
+  set_windows(config, slides, window_of(fields, kGemmaSlidingWindow));
   for (const bool layer_slides : slides)
     config.layer_rope.push_back(layer_slides ? LayerRope::local : LayerRope::usual);
   read_ropes(reading);

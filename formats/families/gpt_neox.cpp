@@ -4,7 +4,7 @@
 namespace kvcodec::families {
 namespace {
 
-void describe(Reading& reading) {
+void describe_gpt_neox(Reading& reading) {
   ModelConfig& config = reading.config;
   config.norm = NormKind::layer;
   config.gated_mlp = false;
@@ -24,7 +24,7 @@ void describe(Reading& reading) {
 
 const Family kGptNeoX = {.model_type = "gpt_neox",
                          .class_prefix = "GPTNeoX",
-                         .describe = describe,
+                         .describe = describe_gpt_neox,
                          .norm_epsilon_field = "layer_norm_eps",
                          .norm_epsilon = 1e-5,
                          .activation = Activation::gelu,

@@ -6,7 +6,7 @@
 namespace kvcodec::families {
 namespace {
 
-constexpr int64_t kExperts = 128, kChosen = 4, kSlidingWindow = 128;
+constexpr int64_t kGptOssExperts = 128, kGptOssChosen = 4, kGptOssSlidingWindow = 128;
 constexpr double kLimit = 7, kSteepness = 1.702;  // of clamped_swiglu
 
 void must_be(const JsonFields& fields, const char* name, double value) {
@@ -14,7 +14,7 @@ void must_be(const JsonFields& fields, const char* name, double value) {
     throw bad_input("{} is {}; only {} is supported", name, *said, value);
 }
 
-void describe(Reading& reading) {
+void describe_gpt_oss(Reading& reading) {
   const JsonFields& fields = reading.fields;
   ModelConfig& config = reading.config;
   must_be(fields, "swiglu_limit", kLimit);
@@ -22,8 +22,9 @@ void describe(Reading& reading) {
   if (!reading.rope) throw bad_input("rope_scaling is missing; gpt_oss models have it");
   config.activation = Activation::clamped_swiglu;  // whatever hidden_act says
   Mixture& mixture = config.mixture;
-  mixture.experts = as_int("num_local_experts", fields.get_int("num_local_experts").value_or(kExperts));
-  mixture.chosen = as_int("num_experts_per_tok", fields.get_int("num_experts_per_tok").value_or(kChosen));
+  mixture.experts = as_int("num_local_experts", fields.get_int("num_local_experts").value_or(kGptOssExperts));
+  mixture.chosen =
+      as_int("num_experts_per_tok", fields.get_int("num_experts_per_tok").value_or(kGptOssChosen));
   mixture.width = config.intermediate_size;
   mixture.biases = true;
   mixture.layers.assign(static_cast<size_t>(config.num_layers), true);
@@ -32,14 +33,14 @@ void describe(Reading& reading) {
   names.router = "mlp.router", names.experts = "mlp.experts";
   names.stacked_gate_up = "gate_up_proj", names.expert_down = "down_proj";
   set_windows(config, sliding_layers(reading, [](int layer) { return layer % 2 == 0; }),
-              window_of(fields, kSlidingWindow));
+              window_of(fields, kGptOssSlidingWindow));
 }
 
 }  // namespace
 
 const Family kGptOss = {.model_type = "gpt_oss",
                         .class_prefix = "GptOss",
-                        .describe = describe,
+                        .describe = describe_gpt_oss,
                         .norm_epsilon = 1e-5,
                         .head_dim = 64,
                         .rope_theta = 150000,

@@ -5,7 +5,7 @@
 namespace kvcodec::families {
 namespace {
 
-void describe(Reading& reading) {
+void describe_granite(Reading& reading) {
   ModelConfig& config = reading.config;
   const auto multiplier = [&](const char* name) { return reading.fields.get_number(name).value_or(1); };
   config.embedding_scale = multiplier("embedding_multiplier");
@@ -21,7 +21,7 @@ void describe(Reading& reading) {
 
 const Family kGranite = {.model_type = "granite",
                          .class_prefix = "Granite",
-                         .describe = describe,
+                         .describe = describe_granite,
                          .may_have_attention_bias = true,
                          .may_have_mlp_bias = true};
 

@@ -4,7 +4,7 @@
 namespace kvcodec::families {
 namespace {
 
-void describe(Reading& reading) {
+void describe_llama(Reading& reading) {
   // Llama's code has no windows, whatever is said.
   set_windows(reading.config, sliding_layers(reading, [](int) { return false; }), 0);
 }
@@ -13,7 +13,7 @@ void describe(Reading& reading) {
 
 const Family kLlama = {.model_type = "llama",
                        .class_prefix = "Llama",
-                       .describe = describe,
+                       .describe = describe_llama,
                        .may_have_attention_bias = true,
                        .may_have_mlp_bias = true};
 

@@ -5,10 +5,10 @@
 namespace kvcodec::families {
 namespace {
 
-constexpr int64_t kSlidingWindow = 4096;
+constexpr int64_t kMistralSlidingWindow = 4096;
 
-void describe(Reading& reading) {
-  const int64_t window = window_of(reading.fields, kSlidingWindow);
+void describe_mistral(Reading& reading) {
+  const int64_t window = window_of(reading.fields, kMistralSlidingWindow);
   const std::vector<bool> slides = sliding_layers(reading, [&](int) { return window > 0; });
   for (size_t layer = 0; layer < slides.size(); ++layer)
     if (slides[layer] != (window > 0))  // the list may repeat what holds anyway: nobody follows it
@@ -21,6 +21,6 @@ void describe(Reading& reading) {
 
 }  // namespace
 
-const Family kMistral = {.model_type = "mistral", .class_prefix = "Mistral", .describe = describe};
+const Family kMistral = {.model_type = "mistral", .class_prefix = "Mistral", .describe = describe_mistral};
 
 }  // namespace kvcodec::families

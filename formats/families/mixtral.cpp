@@ -4,14 +4,16 @@
 namespace kvcodec::families {
 namespace {
 
-constexpr int64_t kExperts = 8, kChosen = 2;
+constexpr int64_t kMixtralExperts = 8, kMixtralChosen = 2;
 
-void describe(Reading& reading) {
+void describe_mixtral(Reading& reading) {
   const JsonFields& fields = reading.fields;
   ModelConfig& config = reading.config;
   Mixture& mixture = config.mixture;
-  mixture.experts = as_int("num_local_experts", fields.get_int("num_local_experts").value_or(kExperts));
-  mixture.chosen = as_int("num_experts_per_tok", fields.get_int("num_experts_per_tok").value_or(kChosen));
+  mixture.experts =
+      as_int("num_local_experts", fields.get_int("num_local_experts").value_or(kMixtralExperts));
+  mixture.chosen =
+      as_int("num_experts_per_tok", fields.get_int("num_experts_per_tok").value_or(kMixtralChosen));
   mixture.width = config.intermediate_size;
   mixture.layers.assign(static_cast<size_t>(config.num_layers), true);
   TensorNames& names = config.names;
@@ -24,6 +26,6 @@ void describe(Reading& reading) {
 }  // namespace
 
 const Family kMixtral = {
-    .model_type = "mixtral", .class_prefix = "Mixtral", .describe = describe, .norm_epsilon = 1e-5};
+    .model_type = "mixtral", .class_prefix = "Mixtral", .describe = describe_mixtral, .norm_epsilon = 1e-5};
 
 }  // namespace kvcodec::families

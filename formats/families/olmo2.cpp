@@ -4,7 +4,7 @@
 namespace kvcodec::families {
 namespace {
 
-void describe(Reading& reading) {
+void describe_olmo2(Reading& reading) {
   ModelConfig& config = reading.config;
   config.qk_norm = QkNorm::whole;
   config.names.attention_norm = config.names.mlp_norm = "";
@@ -17,7 +17,7 @@ void describe(Reading& reading) {
 
 const Family kOlmo2 = {.model_type = "olmo2",
                        .class_prefix = "Olmo2",
-                       .describe = describe,
+                       .describe = describe_olmo2,
                        .norm_epsilon = 1e-5,
                        .may_have_attention_bias = true};
 

@@ -4,7 +4,7 @@
 namespace kvcodec::families {
 namespace {
 
-void describe(Reading& reading) {
+void describe_phi3(Reading& reading) {
   ModelConfig& config = reading.config;
   config.names.fused_qkv = "self_attn.qkv_proj";
   config.names.fused_gate_up = "mlp.gate_up_proj";
@@ -16,7 +16,7 @@ void describe(Reading& reading) {
 
 const Family kPhi3 = {.model_type = "phi3",
                       .class_prefix = "Phi3",
-                      .describe = describe,
+                      .describe = describe_phi3,
                       .norm_epsilon = 1e-5,
                       .may_be_partial = true};
 

@@ -8,14 +8,14 @@
 namespace kvcodec::families {
 namespace {
 
-constexpr int64_t kSlidingWindow = 4096;
+constexpr int64_t kQwenSlidingWindow = 4096;
 constexpr int64_t kMaxWindowLayers = 28;  // layers below it never have a window
 constexpr int kQwen3HeadDim = 128;
-constexpr int64_t kExperts = 128, kChosen = 8, kExpertWidth = 768;
+constexpr int64_t kQwenExperts = 128, kQwenChosen = 8, kExpertWidth = 768;
 
 void read_windows(Reading& reading) {
   const JsonFields& fields = reading.fields;
-  int64_t window = window_of(fields, kSlidingWindow);
+  int64_t window = window_of(fields, kQwenSlidingWindow);
   if (!fields.get_bool("use_sliding_window").value_or(false)) window = 0;
   const int64_t first = fields.get_int("max_window_layers").value_or(kMaxWindowLayers);
   const auto slides = [&](int layer) { return window > 0 && layer >= first; };
@@ -58,9 +58,9 @@ void describe_qwen3_moe(Reading& reading) {
   config.qk_norm = QkNorm::heads;
   Mixture& mixture = config.mixture;
   const char* const field = fields.find("num_experts") ? "num_experts" : "num_local_experts";
-  mixture.experts = as_int(field, fields.get_int(field).value_or(kExperts));
+  mixture.experts = as_int(field, fields.get_int(field).value_or(kQwenExperts));
   if (mixture.experts < 1) throw bad_input("{} is {}; it must be positive", field, mixture.experts);
-  mixture.chosen = as_int("num_experts_per_tok", fields.get_int("num_experts_per_tok").value_or(kChosen));
+  mixture.chosen = as_int("num_experts_per_tok", fields.get_int("num_experts_per_tok").value_or(kQwenChosen));
   mixture.width =
       as_int("moe_intermediate_size", fields.get_int("moe_intermediate_size").value_or(kExpertWidth));
   mixture.normalised = fields.get_bool("norm_topk_prob").value_or(false);
@@ -69,7 +69,7 @@ void describe_qwen3_moe(Reading& reading) {
   names.router = "mlp.gate", names.experts = "mlp.experts";
   names.expert_gate = "gate_proj", names.expert_up = "up_proj", names.expert_down = "down_proj";
   const bool use_window = fields.get_bool("use_sliding_window").value_or(false);
-  const int64_t window = use_window ? window_of(fields, kSlidingWindow) : 0;
+  const int64_t window = use_window ? window_of(fields, kQwenSlidingWindow) : 0;
   set_windows(config, sliding_layers(reading, [&](int) { return window > 0; }), window);
 }
 

@@ -27,7 +27,7 @@ std::vector<LayerRope> layer_rope(const Reading& reading) {
   return ropes;
 }
 
-void describe(Reading& reading) {
+void describe_smollm3(Reading& reading) {
   ModelConfig& config = reading.config;
   config.layer_rope = layer_rope(reading);
   const bool slides = reading.fields.get_bool("use_sliding_window").value_or(false);
@@ -42,7 +42,7 @@ void describe(Reading& reading) {
 
 const Family kSmolLm3 = {.model_type = "smollm3",
                          .class_prefix = "SmolLM3",
-                         .describe = describe,
+                         .describe = describe_smollm3,
                          .tied_embeddings = true,
                          .rope_theta = 2000000,
                          .may_have_attention_bias = true,

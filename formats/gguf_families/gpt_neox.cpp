@@ -5,7 +5,7 @@
 namespace kvcodec::gguf {
 namespace {
 
-void describe(Reading& reading) {
+void describe_gpt_neox(Reading& reading) {
   const Fields& fields = reading.fields;
   ModelConfig& config = reading.config;
   config.norm = NormKind::layer;
@@ -21,7 +21,7 @@ void describe(Reading& reading) {
 
 const Architecture kGptNeoX = {.name = "gptneox",
                                .family = "gpt_neox",
-                               .describe = describe,
+                               .describe = describe_gpt_neox,
                                .may_be_partial = true,
                                .norm_epsilon = "attention.layer_norm_epsilon"};
 

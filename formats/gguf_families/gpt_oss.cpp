@@ -4,7 +4,7 @@
 namespace kvcodec::gguf {
 namespace {
 
-void describe(Reading& reading) {
+void describe_gpt_oss(Reading& reading) {
   ModelConfig& config = reading.config;
   config.activation = Activation::clamped_swiglu;
   config.mixture.biases = true;
@@ -19,6 +19,6 @@ void describe(Reading& reading) {
 }  // namespace
 
 const Architecture kGptOss = {
-    .name = "gpt-oss", .family = "gpt_oss", .describe = describe, .may_have_experts = true};
+    .name = "gpt-oss", .family = "gpt_oss", .describe = describe_gpt_oss, .may_have_experts = true};
 
 }  // namespace kvcodec::gguf

@@ -5,7 +5,7 @@
 namespace kvcodec::gguf {
 namespace {
 
-void describe(Reading& reading) {
+void describe_granite(Reading& reading) {
   const Fields& fields = reading.fields;
   ModelConfig& config = reading.config;
   const auto scale = [&](const char* name) {
@@ -27,6 +27,6 @@ void describe(Reading& reading) {
 }  // namespace
 
 const Architecture kGranite = {
-    .name = "granite", .family = "granite", .describe = describe, .pairs_neighbours = true};
+    .name = "granite", .family = "granite", .describe = describe_granite, .pairs_neighbours = true};
 
 }  // namespace kvcodec::gguf

@@ -5,7 +5,7 @@
 namespace kvcodec::gguf {
 namespace {
 
-void describe(Reading& reading) {
+void describe_olmo2(Reading& reading) {
   ModelConfig& config = reading.config;
   if (reading.fields.size_or("attention.sliding_window", 0) > 0)
     throw bad_input("{} is there, as in OLMo 3, which is not supported; OLMo 2 is",
@@ -19,6 +19,6 @@ void describe(Reading& reading) {
 
 }  // namespace
 
-const Architecture kOlmo2 = {.name = "olmo2", .family = "olmo2", .describe = describe};
+const Architecture kOlmo2 = {.name = "olmo2", .family = "olmo2", .describe = describe_olmo2};
 
 }  // namespace kvcodec::gguf

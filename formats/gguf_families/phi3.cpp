@@ -4,13 +4,14 @@
 namespace kvcodec::gguf {
 namespace {
 
-void describe(Reading& reading) {
+void describe_phi3(Reading& reading) {
   reading.config.names.fused_gate_up = "ffn_up";
   set_window(reading, 0);
 }
 
 }  // namespace
 
-const Architecture kPhi3 = {.name = "phi3", .family = "phi3", .describe = describe, .may_be_partial = true};
+const Architecture kPhi3 = {
+    .name = "phi3", .family = "phi3", .describe = describe_phi3, .may_be_partial = true};
 
 }  // namespace kvcodec::gguf

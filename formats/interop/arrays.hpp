@@ -23,7 +23,7 @@ struct Array {
   Plane plane(Side side, uint64_t layer, uint64_t document) const;
 };
 
-/// Letters of axes with their extents. Throws Error(usage) for letters that are no axes or there twice, and for a layout
+/// Letters of axes with their extents. Throws Error(usage) for letters that are not axes, or are there twice, and for a layout
 /// without tokens or dimensions.
 std::vector<Axis> axes_of(const std::string& layout, const std::string& option);
 

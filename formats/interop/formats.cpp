@@ -38,7 +38,7 @@ const std::vector<ForeignFormat>& foreign_formats() {
 const ForeignFormat& foreign_format(std::string_view name) {
   for (const ForeignFormat& format : foreign_formats())
     if (format.name == name) return format;
-  throw usage_error("there is no format '{}'; there are {}", name, fmt::join(names(), ", "));
+  throw usage_error("there is no format '{}'; choose from {}", name, fmt::join(names(), ", "));
 }
 
 const ForeignFormat& guess_format(const std::string& file) {

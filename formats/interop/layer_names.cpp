@@ -5,8 +5,6 @@
 namespace kvcodec::interop {
 namespace {
 
-constexpr int kMostLayers = 4096;
-
 /// Keys and values of layer N are called: `before`, N, and one of the ends.
 struct Pattern {
   std::string_view before, ends[2];

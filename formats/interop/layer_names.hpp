@@ -7,6 +7,9 @@
 
 namespace kvcodec::interop {
 
+/// More than any model has.
+inline constexpr int kMostLayers = 4096;
+
 struct LayerName {
   int layer;
   size_t side;  ///< 0: keys, 1: values

@@ -9,6 +9,7 @@
 
 #include "formats/interop/formats.hpp"
 #include "formats/interop/imported.hpp"
+#include "formats/interop/layer_names.hpp"
 #include "formats/interop/plane.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
@@ -19,7 +20,7 @@ namespace {
 
 constexpr uint32_t kSequenceMagic = 0x67677371, kSessionMagic = 0x6767736e;
 constexpr uint32_t kLeastSequence = 2, kMostSequence = 3, kLeastSession = 9, kMostSession = 10;
-constexpr uint32_t kMostStreams = 256, kMostLayers = 4096, kMostArch = 256;
+constexpr uint32_t kMostStreams = 256, kMostArch = 256;
 
 struct GgmlType {
   int32_t number;
@@ -131,7 +132,8 @@ Stream read_stream(Cursor& in, const Reading& reading) {
   const auto transposed = in.number<uint32_t>("v_trans"),
              layers = in.number<uint32_t>("the number of layers");
   if (transposed > 1) throw bad_input("v_trans is {}", transposed);
-  if (layers == 0 || layers > kMostLayers) throw bad_input("there are {} layers", layers);
+  if (layers == 0 || layers > static_cast<uint32_t>(kMostLayers))
+    throw bad_input("there are {} layers", layers);
   stream.transposed = transposed == 1;
   for (uint32_t i = 0; i < layers; ++i) stream.keys.push_back(read_rows(in, cells));
   for (uint32_t i = 0; reading.values && i < layers; ++i)

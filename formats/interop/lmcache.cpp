@@ -5,6 +5,7 @@
 #include "formats/interop/arrays.hpp"
 #include "formats/interop/formats.hpp"
 #include "formats/interop/imported.hpp"
+#include "formats/interop/layer_names.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 
@@ -102,9 +103,8 @@ ForeignCache open_lmcache(const std::vector<std::string>& files, const ImportOpt
                                         : files.size();
   const uint64_t layers = first.form.layers ? first.array.extent('l') : named;
   if (!first.form.layers && files.size() % layers != 0)
-    throw usage_error("{} files are no whole chunks of {} layers, a file each", files.size(), layers);
-  constexpr uint64_t kMostLayers = 4096;
-  if (layers > kMostLayers) throw bad_input("{}: has {} layers, as no cache has", files[0], layers);
+    throw usage_error("{} files are not whole chunks of {} layers, a file each", files.size(), layers);
+  if (layers > uint64_t{kMostLayers}) throw bad_input("{}: has {} layers, as no cache has", files[0], layers);
   LayerShape shape;
   if (first.form.number == 6) {
     if (options.latent <= 0 || static_cast<uint64_t>(options.latent) > first.array.extent('d') ||

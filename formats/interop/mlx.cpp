@@ -9,6 +9,7 @@
 
 #include "formats/interop/formats.hpp"
 #include "formats/interop/imported.hpp"
+#include "formats/interop/layer_names.hpp"
 #include "formats/interop/tensors.hpp"
 #include "formats/json_file.hpp"
 #include "lib/core/checked.hpp"
@@ -18,7 +19,6 @@
 namespace kvcodec::interop {
 namespace {
 
-constexpr int kMostLayers = 4096;
 constexpr uint64_t kMost = 1 << 16;  // heads, or dimensions
 constexpr uint64_t kUsualGroup = 64;
 constexpr std::string_view kPlain = "KVCache", kJoined = "ConcatenateKVCache",
@@ -400,7 +400,7 @@ class Reader {
     cache.documents.push_back(std::move(document));
     if (!skipped_.empty())
       cache.notes.push_back(
-          fmt::format("what is no cache of keys and values is left out: {}", fmt::join(skipped_, ", ")));
+          fmt::format("what is not a cache of keys and values is left out: {}", fmt::join(skipped_, ", ")));
   }
 
   TensorFile file_;

@@ -344,8 +344,7 @@ ForeignCache open_npy(const std::vector<std::string>& files, const ImportOptions
     throw usage_error("{}: sides (s) of keys and values must be an axis of a single file, and of none of two",
                       files[0]);
   const uint64_t count = first.extent('l');
-  constexpr uint64_t kMostLayers = 4096;
-  if (count > kMostLayers || last.extent('l') != count)
+  if (count > uint64_t{kMostLayers} || last.extent('l') != count)
     throw bad_input("{}: has {} layers, and values of {}", files[0], count, last.extent('l'));
   std::map<int, Layer> layers;
   for (uint64_t i = 0; i < count; ++i) layers[static_cast<int>(i)] = {.sides = {&first, &last}, .index = i};

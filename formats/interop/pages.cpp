@@ -71,7 +71,7 @@ ForeignCache open_pages(std::string_view format, const std::vector<std::string>&
     const uint64_t bytes = page.bytes.bytes.size();
     const uint64_t count = options.page_tokens > 0 ? options.page_tokens : bytes / token_bytes;
     if (count == 0 || checked_mul(count, token_bytes) != bytes)
-      throw bad_input("{}: has {} bytes; {} tokens of {} bytes each are no such page", file, bytes, count,
+      throw bad_input("{}: has {} bytes; {} tokens of {} bytes each are not such a page", file, bytes, count,
                       token_bytes);
     for (Axis& axis : page.axes)
       axis.extent = axis.name == 's'   ? 2

@@ -25,9 +25,9 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "elements are used as they lie in the file");
 
 TensorType tensor_type_of(Cell type) {
-  constexpr TensorType kTypes[] = {TensorType::q8_0, TensorType::q4_0, TensorType::q4_1,
-                                   TensorType::q5_0, TensorType::q5_1, TensorType::iq4_nl};
-  return kTypes[static_cast<size_t>(type) - static_cast<size_t>(Cell::q8_0)];
+  constexpr TensorType kFloats[] = {TensorType::q8_0, TensorType::q4_0, TensorType::q4_1,
+                                    TensorType::q5_0, TensorType::q5_1, TensorType::iq4_nl};
+  return kFloats[static_cast<size_t>(type) - static_cast<size_t>(Cell::q8_0)];
 }
 
 uint64_t cell_bytes(Cell type) { return block_of(type).bytes; }

@@ -136,8 +136,9 @@ class Numbers {
  public:
   template <class T>
   void add(T value) {
-    const auto bytes = std::as_bytes(std::span(&value, 1));
-    bytes_.insert(bytes_.end(), bytes.begin(), bytes.end());
+    const size_t end = bytes_.size();
+    bytes_.resize(end + sizeof(value));
+    std::memcpy(bytes_.data() + end, &value, sizeof(value));
   }
   std::span<const std::byte> bytes() const { return bytes_; }
 

@@ -91,7 +91,7 @@ Run run_of(std::span<const uint64_t> mask, const std::string& where) {
   const auto end = std::find(begin, mask.end(), 0);
   if (std::any_of(mask.begin(), mask.end(), [](uint64_t m) { return m > 1; }) ||
       std::find(end, mask.end(), 1) != mask.end())
-    throw bad_input("{}: is no run of ones with zeros before or behind it", where);
+    throw bad_input("{}: is not a run of ones with zeros before or behind it", where);
   return {static_cast<uint64_t>(begin - mask.begin()), static_cast<uint64_t>(end - mask.begin())};
 }
 
@@ -193,7 +193,7 @@ ForeignCache open_one(const std::string& name, const ImportOptions& options) {
     for (uint64_t t = run.begin; t < run.end; ++t) {
       if (ids.there()) {
         const uint64_t id = ids.row(i, tokens)[t];
-        if (id > UINT32_MAX) throw bad_input("{}: {}: {} is no token id", name, kIds, id);
+        if (id > UINT32_MAX) throw bad_input("{}: {}: {} is not a token id", name, kIds, id);
         document.tokens.push_back(static_cast<uint32_t>(id));
       }
       document.positions.push_back(places.there() ? places.row(i, tokens)[t] : t - run.begin);

@@ -6,6 +6,7 @@
 #include "formats/interop/arrays.hpp"
 #include "formats/interop/formats.hpp"
 #include "formats/interop/imported.hpp"
+#include "formats/interop/layer_names.hpp"
 #include "formats/interop/tensors.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
@@ -22,7 +23,6 @@ int layer_in(const std::string& file) {
   size_t at = name.find("layers.");
   at = at == std::string::npos ? name.find_first_of("0123456789") : at + 7;
   int layer = -1;
-  constexpr int kMostLayers = 4096;
   if (at != std::string::npos) std::from_chars(name.data() + at, name.data() + name.size(), layer);
   if (layer < 0 || layer >= kMostLayers)
     throw bad_input(

@@ -32,7 +32,7 @@ CacheRows::CacheRows(MatrixView<const float> keys, MatrixView<const float> value
 
 CacheRows::CacheRows(DType type, MatrixView<const uint16_t> keys, MatrixView<const uint16_t> values)
     : tokens_(keys.rows()), dims_(keys.cols()), rows_(rows_of(type, keys, values)) {
-  if (type != DType::f16 && type != DType::bf16) throw failed("{} is no 16-bit float", name_of(type));
+  if (type != DType::f16 && type != DType::bf16) throw failed("{} is not a 16-bit float", name_of(type));
 }
 
 TwoBitRowSource::TwoBitRowSource(const TwoBitCache& cache) : cache_(cache) {

@@ -84,7 +84,7 @@ class SignSelector final : public Selector {
   void scores(MatrixView<const float> queries, MatrixView<float> out) const override;
   std::vector<Scored> select(std::span<const float> query, size_t budget,
                              Order order = Order::by_score) const override;
-  /// By the mean: the scores of the mean query, which are the mean scores but for rounding.
+  /// By the mean: the scores of the mean query, which are the mean scores except for rounding.
   std::vector<Scored> select_shared(MatrixView<const float> queries, Share by, size_t budget,
                                     Order order = Order::by_score) const override;
 

@@ -43,7 +43,7 @@ ClusterIndex::ClusterIndex(Parts parts)
                     offsets_.size() - 1, ids_.size());
   const auto finite = [](float value) { return std::isfinite(value); };
   if (!std::all_of(centroids_.begin(), centroids_.end(), finite))
-    throw bad_input("a centroid has a value that is no finite number");
+    throw bad_input("a centroid has a value that is not a finite number");
   // Clusters fill batch after batch: each is of one batch, and each token of a batch is in one of its
   // clusters.
   const uint64_t expected = end() - std::min(end(), sink_);

@@ -38,7 +38,7 @@ struct Book {
   std::string type;   ///< the kvcodec_type of its file: "dictionary" or "codebooks"
   Record parameters;  ///< shape, normalisation, training options: everything that is one scalar
   std::vector<Array> arrays;
-  /// Arrays under this path record how the book was made (loss per step, optimiser state). They are no part
+  /// Arrays under this path record how the book was made (loss per step, optimiser state). They are not part
   /// of the digest and not counted as storage that decoding needs.
   static constexpr std::string_view kTrainingPrefix = "training/";
 

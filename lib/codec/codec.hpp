@@ -1,13 +1,6 @@
 // The Codec interface: float rows in, streams out; lib/codec/document_view.hpp is the way back.
 //
-// How to add a codec
-//   1. its parts in lib/<area>/ with scalar reference and property tests;
-//   2. an options struct, a Codec, its DocumentView, a Survey where it needs one, and the function that makes
-//      its CodecEntry: in lib/codec/<name>_codec.cpp, or, where that would be long, in the folder
-//      lib/codec/<name>/, with survey, encode and decode apart;
-//   3. the declaration of that function and its line in lib/codec/registry.cpp;
-//   4. a section in formats/FORMAT.md, a man page section in man/kvcodec-encode.1, a row in
-//      test/unit/codec_table.hpp.
+// How to add a codec: CONTRIBUTING.md, "A codec".
 #pragma once
 
 #include <cstdint>
@@ -142,7 +135,7 @@ class Codec {
     return shape.width() * sizeof(float);
   }
 
-  /// Rows of a document's exact streams that are no tokens of it. Of codecs that keep tokens whole.
+  /// Rows of a document's exact streams that are not tokens of it. Of codecs that keep tokens whole.
   virtual uint64_t surplus_rows(const GroupShape&, const StreamReader& /*document*/) const { return 0; }
 
   virtual SurveyScope survey_scope() const { return SurveyScope::none; }

@@ -1,5 +1,5 @@
 // One scale for each codec on which its options go from its lowest rate to its highest: what a search for a rate or a loss
-// turns (cli/goal.hpp). Rates rise with places, but for what blocks and groups take of short documents.
+// turns (cli/goal.hpp). Rates rise with places, except for what blocks and groups take of short documents.
 #pragma once
 
 #include <string_view>

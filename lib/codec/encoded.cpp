@@ -73,7 +73,7 @@ struct Encoded::Impl::Document final : StreamStore {
     check_newest();
     Stream& stream = impl.streams[impl.index_of(name)];
     if (bytes.size() % stream.row_bytes != 0)
-      throw failed("stream '{}' has rows of {} bytes; {} bytes are no whole number of them", name,
+      throw failed("stream '{}' has rows of {} bytes; {} bytes are not a whole number of rows", name,
                    stream.row_bytes, bytes.size());
     stream.bytes.insert(stream.bytes.end(), bytes.begin(), bytes.end());
   }

@@ -27,7 +27,7 @@ struct Fp8Options final : Options {
   double headroom = 2;  ///< room for appended tokens twice as loud costs one of 18 binades below
 
   std::vector<OptionField> fields() override {
-    return {{"headroom", "how many times larger than the largest value seen one may be that is appended",
+    return {{"headroom", "how many times larger than the largest value so far an appended value may be",
              &headroom, 1, 256}};
   }
 };
@@ -35,7 +35,7 @@ struct Fp8Options final : Options {
 constexpr std::string_view kScales = "scales", kCodes = "codes";
 
 /// Values per piece of parallel work.
-constexpr size_t kPieceValues = 1 << 16;
+constexpr size_t kFp8PieceValues = 1 << 16;
 
 class ScaleSurvey final : public Survey {
  public:
@@ -74,7 +74,7 @@ std::vector<float> read_scales(const GroupShape& shape, const StreamReader& docu
   for (const float scale : scales)
     // Times 448 it is to stay a number.
     if (!(scale > 0 && scale <= FLT_MAX / kLargestE4m3))
-      throw bad_input("stream '{}': {} is no scale", kScales, scale);
+      throw bad_input("stream '{}': {} is not a scale", kScales, scale);
   return scales;
 }
 
@@ -89,7 +89,7 @@ class Fp8View final : public DocumentView {
     const std::vector<float>& scales = scales_.get([&] { return read_scales(shape(), document()); });
     const auto codes = document().read<uint8_t>(kCodes, first, out.rows(), out.cols());
     const auto dims = static_cast<size_t>(shape().head_dim);
-    parallel_for(out.rows(), std::max<size_t>(1, kPieceValues / out.cols()),
+    parallel_for(out.rows(), std::max<size_t>(1, kFp8PieceValues / out.cols()),
                  [&](size_t begin, size_t end, int) {
                    for (size_t i = begin; i < end; ++i)
                      with_context(fmt::format("stream '{}', row {}", kCodes, first + i), [&] {
@@ -135,7 +135,7 @@ class Fp8Codec final : public Codec {
     const auto dims = static_cast<size_t>(shape.head_dim);
     std::vector<uint8_t> codes(halves.size()), largest;
     for (const float scale : scales) largest.push_back(largest_code(scale));
-    parallel_for(halves.size() / dims, std::max<size_t>(1, kPieceValues / dims),
+    parallel_for(halves.size() / dims, std::max<size_t>(1, kFp8PieceValues / dims),
                  [&](size_t begin, size_t end, int) {
                    std::vector<float> head(dims);
                    for (size_t i = begin; i < end; ++i) {
@@ -172,9 +172,9 @@ class Fp8Codec final : public Codec {
   DType storage_;
 };
 
-std::unique_ptr<Options> make_options() { return std::make_unique<Fp8Options>(); }
+std::unique_ptr<Options> make_fp8_options() { return std::make_unique<Fp8Options>(); }
 
-std::unique_ptr<Codec> make(const Options& options, const CodecContext& context) {
+std::unique_ptr<Codec> make_fp8(const Options& options, const CodecContext& context) {
   check_context(context);
   return std::make_unique<Fp8Codec>(dynamic_cast<const Fp8Options&>(options), context);
 }
@@ -186,8 +186,8 @@ CodecEntry fp8_codec() {
           .summary = "yardstick: 8-bit floats (E4M3) with one scale per head",
           .capabilities = {.any_shape = true},
           .book_type = "",
-          .make_options = make_options,
-          .make = make};
+          .make_options = make_fp8_options,
+          .make = make_fp8};
 }
 
 }  // namespace kvcodec

@@ -49,22 +49,21 @@ struct KiviOptions final : Options {
   DType scale_type = DType::f16;
 
   std::vector<OptionField> fields() override {
-    return {
-        {"bits", "bits per value", &bits, kLeastBits, kMostBits},
-        layer_bits_field(layer_bits),
-        {"key-group", "tokens that share one scale per key channel, and that are quantized together",
-         &key_group, 1, 65536},
-        {"value-group", "channels of a token's head that share one scale of the values", &value_group, 1,
-         65536},
-        {.name = "window",
-         .help =
-             "newest tokens kept exactly; -1: at most a 64th of the document and 128, but for tokens short of a group",
-         .target = &window,
-         .min = kUsualWindow,
-         .max = 1 << 24,
-         .unnamed = kPaperWindow},
-        sink_field(sink),
-        {"scale-type", "type of scales and zero points", &scale_type, {}, {}, {"f16", "bf16", "f32"}}};
+    return {{"bits", "bits per value", &bits, kLeastBits, kMostBits},
+            layer_bits_field(layer_bits),
+            {"key-group", "tokens that share one scale per key channel, and that are quantized together",
+             &key_group, 1, 65536},
+            {"value-group", "channels of a token's head that share one scale of the values", &value_group, 1,
+             65536},
+            {.name = "window",
+             .help = "newest tokens kept exactly; -1: at most a 64th of the document and at most 128, and "
+                     "tokens short of a group",
+             .target = &window,
+             .min = kUsualWindow,
+             .max = 1 << 24,
+             .unnamed = kPaperWindow},
+            sink_field(sink),
+            {"scale-type", "type of scales and zero points", &scale_type, {}, {}, {"f16", "bf16", "f32"}}};
   }
 };
 
@@ -370,9 +369,9 @@ std::vector<uint64_t> KiviView::symbol_counts() const {
   return total;
 }
 
-std::unique_ptr<Options> make_options() { return std::make_unique<KiviOptions>(); }
+std::unique_ptr<Options> make_kivi_options() { return std::make_unique<KiviOptions>(); }
 
-std::unique_ptr<Codec> make(const Options& options, const CodecContext& context) {
+std::unique_ptr<Codec> make_kivi(const Options& options, const CodecContext& context) {
   check_context(context);
   const auto& chosen = dynamic_cast<const KiviOptions&>(options);
   return keep_first_tokens(std::make_unique<KiviCodec>(chosen, context), chosen.sink, context.storage);
@@ -385,8 +384,8 @@ CodecEntry kivi_codec() {
           .summary = "baseline: round to nearest, keys per channel and values per token, newest tokens exact",
           .capabilities = {.any_shape = true},
           .book_type = "",
-          .make_options = make_options,
-          .make = make,
+          .make_options = make_kivi_options,
+          .make = make_kivi,
           .paper = {{"window", kPaperWindow}, {"sink", int64_t{0}}}};
 }
 

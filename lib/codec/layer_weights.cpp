@@ -54,7 +54,7 @@ LayerWeights LayerWeights::read(const Record& parameters) {
     double scale = 0;
     const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), scale);
     if (error != std::errc() || end != word.data() + word.size() || !(scale >= kLeast && scale <= kMost))
-      throw bad_input("{}: {} is no scale", kErrorScales, word);
+      throw bad_input("{}: {} is not a scale", kErrorScales, word);
     scales.push_back(static_cast<float>(scale));
   }
   const size_t layers = scales.size() / 2;

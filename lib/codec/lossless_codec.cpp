@@ -387,9 +387,9 @@ void LosslessCodec::append(const GroupShape& shape, MatrixView<const float> rows
   document.append_values(kTail, std::span<const uint16_t>(queue).subspan(blocks * form.block_values()));
 }
 
-std::unique_ptr<Options> make_options() { return std::make_unique<LosslessOptions>(); }
+std::unique_ptr<Options> make_lossless_options() { return std::make_unique<LosslessOptions>(); }
 
-std::unique_ptr<Codec> make(const Options& options, const CodecContext& context) {
+std::unique_ptr<Codec> make_lossless(const Options& options, const CodecContext& context) {
   check_context(context);
   return std::make_unique<LosslessCodec>(dynamic_cast<const LosslessOptions&>(options), context);
 }
@@ -401,8 +401,8 @@ CodecEntry lossless_codec() {
           .summary = "yardstick: the 16-bit values bit for bit, entropy-coded",
           .capabilities = {.lossless = true, .any_shape = true},
           .book_type = "",
-          .make_options = make_options,
-          .make = make};
+          .make_options = make_lossless_options,
+          .make = make_lossless};
 }
 
 }  // namespace kvcodec

@@ -56,9 +56,9 @@ class NoneCodec final : public Codec {
   DType storage_;
 };
 
-std::unique_ptr<Options> make_options() { return std::make_unique<NoOptions>(); }
+std::unique_ptr<Options> make_none_options() { return std::make_unique<NoOptions>(); }
 
-std::unique_ptr<Codec> make(const Options&, const CodecContext& context) {
+std::unique_ptr<Codec> make_none(const Options&, const CodecContext& context) {
   CodecContext checked = context;
   if (context.storage == DType::f32) checked.storage = DType::bf16;
   check_context(checked);
@@ -72,8 +72,8 @@ CodecEntry none_codec() {
           .summary = "the 16-bit values as they are",
           .capabilities = {.lossless = true, .any_shape = true},
           .book_type = "",
-          .make_options = make_options,
-          .make = make};
+          .make_options = make_none_options,
+          .make = make_none};
 }
 
 }  // namespace kvcodec

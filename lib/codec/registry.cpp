@@ -32,7 +32,7 @@ const CodecEntry& find_codec(std::string_view name) {
     if (entry.name == name) return entry;
     names.push_back(entry.name);
   }
-  throw usage_error("'{}' is no codec; there are {}", name, fmt::join(names, ", "));
+  throw usage_error("'{}' is not a codec; choose one of: {}", name, fmt::join(names, ", "));
 }
 
 }  // namespace kvcodec

@@ -1,4 +1,4 @@
-// The list of codecs. Adding one is one line in registry.cpp.
+// The list of codecs. How to add one: CONTRIBUTING.md, "A codec".
 #pragma once
 
 #include <span>

@@ -19,7 +19,7 @@ constexpr auto names_of(RopeChoice) { return std::to_array<std::string_view>({"k
 /// The parameter of codecs and books that says it; absent = keep.
 inline constexpr std::string_view kRopeParameter = "rope";
 
-/// What a record says. Throws Error(bad_input) for what is no choice.
+/// What a record says. Throws Error(bad_input) for what is not a choice.
 inline RopeChoice rope_in(const Record& parameters) {
   return parameters.find(kRopeParameter) ? parameters.get_enum<RopeChoice>(kRopeParameter) : RopeChoice::keep;
 }

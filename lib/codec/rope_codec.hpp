@@ -23,7 +23,7 @@ namespace kvcodec {
 
 /// What is to be done with keys: as asked; where nothing was asked as the book was trained, and where there is
 /// none as the codec would have it, if the cache's rotary embedding is known. Throws Error(usage) if a book was
-/// trained on other keys than are asked for, Error(bad_input) if what the book says is no choice.
+/// trained on other keys than are asked for, Error(bad_input) if what the book says is not a choice.
 RopeChoice choose_rope(const CodecEntry& entry, std::optional<RopeChoice> asked, const CodecContext& context);
 
 /// Throws Error(usage) unless keys can be turned back.

@@ -25,7 +25,7 @@
 //      compiler makes wide by itself need no width: lib/model/row_kernels_body.hpp serves scalar too.)
 //   4. <name>_avx2.cpp and <name>_avx512.cpp include the body and return kTable. CMake gives files the flags
 //      of the level that their name ends in: avx2, avx512, avx512_vnni or avx512_vbmi. Where the processor is
-//      no x86-64 it leaves them out, and the wide namespaces stand for scalar (lib/core/variants.hpp).
+//      not x86-64 it leaves them out, and the wide namespaces stand for scalar (lib/core/variants.hpp).
 //   5. A test runs every level (test/unit/simd_levels.hpp) over sizes and misalignments against scalar.
 // Intrinsics in a sibling file instead of a body stay where levels differ in algorithm and not only in width,
 // and a benchmark shows that it pays: Huffman, rANS, unpacking, the scan of sign codes, screening by bytes,
@@ -42,7 +42,7 @@
 namespace kvcodec {
 
 /// Each has what those before it have. avx2: AVX2, FMA, F16C, BMI2. avx512: AVX-512 F, BW, CD, DQ, VL.
-/// avx512_vnni: VNNI. avx512_vbmi: VBMI and VBMI2. Processors that are no x86-64 have scalar alone.
+/// avx512_vnni: VNNI. avx512_vbmi: VBMI and VBMI2. Processors other than x86-64 have scalar alone.
 enum class SimdLevel { scalar, avx2, avx512, avx512_vnni, avx512_vbmi };
 inline constexpr SimdLevel kSimdLevels[] = {SimdLevel::scalar, SimdLevel::avx2, SimdLevel::avx512,
                                             SimdLevel::avx512_vnni, SimdLevel::avx512_vbmi};

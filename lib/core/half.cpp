@@ -42,7 +42,7 @@ const half_kernels::Table& kernels() {
 
 void check(DType type, size_t in, size_t out) {
   if (type != DType::f16 && type != DType::bf16)
-    throw failed("{} is no 16-bit float (f16, bf16)", name_of(type));
+    throw failed("{} is not a 16-bit float (f16, bf16)", name_of(type));
   if (in != out) throw failed("{} values do not fit an output of {}", in, out);
 }
 

@@ -17,7 +17,7 @@ KVCODEC_HD uint16_t bf16_from_float(float value) {
 
 KVCODEC_HD float f16_to_float(uint16_t half) {
 #ifdef __CUDA_ARCH__
-  float value;  // the same for all but the payload of NaNs
+  float value;  // the same for all except the payload of NaNs
   asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(half));
   return value;
 #else

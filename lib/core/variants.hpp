@@ -1,5 +1,5 @@
 // How kernels headers declare functions once per level (lib/core/cpu.hpp): in namespaces named after the
-// levels. Where a processor is no x86-64, the wide names stand for the scalar functions, and no wide file is
+// levels. Where a processor is not an x86-64, the wide names stand for the scalar functions, and no wide file is
 // compiled.
 #pragma once
 

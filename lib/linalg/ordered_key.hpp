@@ -7,7 +7,7 @@
 
 namespace kvcodec {
 
-/// An integer for a score, in the same order; both zeros are the same. The score is no NaN.
+/// An integer for a score, in the same order; both zeros are the same. The score is not a NaN.
 KVCODEC_HD int32_t ordered_key(float score) {
   const auto bits = static_cast<int32_t>(bits_of(score + 0.0f));  // -0 becomes 0
   return bits ^ static_cast<int32_t>(static_cast<uint32_t>(bits >> 31) >> 1);

@@ -49,7 +49,7 @@ double compression_ratio(uint64_t values, uint64_t bytes);
 /// 8 * bytes / values; infinite if bytes are stored for no values, 0 for no values and no bytes.
 double bits_per_value(uint64_t values, uint64_t bytes);
 
-/// bits / values, where what is stored is no whole bytes; 0 without values, whatever is stored besides them:
+/// bits / values, where what is stored is not whole bytes; 0 without values, whatever is stored besides them:
 /// the book of a setting under which nothing has been coded yet.
 double bits_over_values(uint64_t values, uint64_t bits);
 

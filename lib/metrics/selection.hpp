@@ -23,7 +23,7 @@ double mass_covered(std::span<const float> logits, std::span<const uint32_t> sel
 double relative_error(std::span<const float> output, std::span<const float> reference);
 
 /// The largest relative_error of all vectors of `dims` values that the rows are made of; 0 without any.
-/// Throws Error(failed) for different shapes and rows that are no whole vectors.
+/// Throws Error(failed) for different shapes and rows that are not whole vectors.
 double largest_relative_error(MatrixView<const float> outputs, MatrixView<const float> references,
                               size_t dims);
 

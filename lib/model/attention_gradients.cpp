@@ -15,7 +15,7 @@ namespace {
 
 // Two blocks, of weights and of derivatives by scores, take the place of one on the way there (kKeyBlock of
 // causal_attention.cpp): half as many keys.
-constexpr size_t kKeyBlock = 256;
+constexpr size_t kBlockKeys = 256;
 
 /// One tile of queries, and what a block of keys makes of it: weights are made anew from the sums that are kept.
 class TileGradients {
@@ -30,8 +30,8 @@ class TileGradients {
         rows_(tile.tokens * group_),
         query_(scratch, rows_, dim_),
         by_out_(scratch + rows_ * dim_, rows_, dim_),
-        weights_(scratch + 2 * rows_ * dim_, rows_, kKeyBlock),
-        by_scores_(weights_.data() + rows_ * kKeyBlock, rows_, kKeyBlock),
+        weights_(scratch + 2 * rows_ * dim_, rows_, kBlockKeys),
+        by_scores_(weights_.data() + rows_ * kBlockKeys, rows_, kBlockKeys),
         by_weights_(rows_) {
     gather_heads(config, tile, of_tile(done.query), score_scale(), query_);
     gather_heads(config, tile, of_tile(done.by_out), 1, by_out_);
@@ -39,7 +39,7 @@ class TileGradients {
       by_weights_[row] = static_cast<float>(dot(by_out_.row(row), head_of_token(done.out, row)));
   }
 
-  /// Weights and derivatives by scores of keys [first, first + count), count <= kKeyBlock.
+  /// Weights and derivatives by scores of keys [first, first + count), count <= kBlockKeys.
   void weigh(size_t first, size_t count) {
     width_ = count;
     gemm(1, query_, Transpose::no, keys_of(done_.key, first), Transpose::yes, 0, weights());
@@ -76,8 +76,8 @@ class TileGradients {
   }
   size_t query_head(size_t row) const { return tile_.kv_head * group_ + row % group_; }
 
-  MatrixView<float> weights() const { return {weights_.data(), rows_, width_, kKeyBlock}; }
-  MatrixView<float> by_scores() const { return {by_scores_.data(), rows_, width_, kKeyBlock}; }
+  MatrixView<float> weights() const { return {weights_.data(), rows_, width_, kBlockKeys}; }
+  MatrixView<float> by_scores() const { return {by_scores_.data(), rows_, width_, kBlockKeys}; }
 
   /// In: scores, and derivatives by weights. A softmax's derivative by a score is its weight times what the derivative
   /// by that weight is above their weighted mean.
@@ -123,9 +123,9 @@ struct KeyBlock {
 
 std::vector<KeyBlock> key_blocks(const ModelConfig& config, size_t keys) {
   std::vector<KeyBlock> blocks;
-  for (size_t first = 0; first < keys; first += kKeyBlock)
+  for (size_t first = 0; first < keys; first += kBlockKeys)
     for (int head = 0; head < config.num_kv_heads; ++head)
-      blocks.push_back({static_cast<size_t>(head), first, std::min(kKeyBlock, keys - first)});
+      blocks.push_back({static_cast<size_t>(head), first, std::min(kBlockKeys, keys - first)});
   return blocks;
 }
 
@@ -138,7 +138,7 @@ bool meets(const AttentionTile& tile, int64_t window, const KeyBlock& block) {
 }  // namespace
 
 size_t attention_gradient_scratch_floats(const ModelConfig& config) {
-  return tile_rows(config) * (3 * static_cast<size_t>(config.head_dim) + 2 * kKeyBlock);
+  return tile_rows(config) * (3 * static_cast<size_t>(config.head_dim) + 2 * kBlockKeys);
 }
 
 void gradients_by_query(const ModelConfig& config, const AttentionDone& done, MatrixView<float> out,
@@ -149,11 +149,11 @@ void gradients_by_query(const ModelConfig& config, const AttentionDone& done, Ma
     const AttentionTile& tile = tiles[begin];
     float* const floats = scratch.get(worker, attention_gradient_scratch_floats(config));
     TileGradients gradients(config, done, tile, floats);
-    const MatrixView<float> sum(floats + gradients.rows() * 2 * (dim + kKeyBlock), gradients.rows(), dim);
+    const MatrixView<float> sum(floats + gradients.rows() * 2 * (dim + kBlockKeys), gradients.rows(), dim);
     const size_t end = tile.position + tile.tokens;
-    const size_t seen = visible_from(tile.position, done.window).begin / kKeyBlock * kKeyBlock;
-    for (size_t block = seen; block < end; block += kKeyBlock) {
-      gradients.weigh(block, std::min(kKeyBlock, end - block));
+    const size_t seen = visible_from(tile.position, done.window).begin / kBlockKeys * kBlockKeys;
+    for (size_t block = seen; block < end; block += kBlockKeys) {
+      gradients.weigh(block, std::min(kBlockKeys, end - block));
       gradients.add_to_queries(block, sum, block == seen);
     }
     for (size_t row = 0; row < sum.rows(); ++row)

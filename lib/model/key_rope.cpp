@@ -137,7 +137,7 @@ void KeyRope::turn_rows(TurnWay way, int first_layer, int layers, MatrixView<flo
   if (first_layer < 0 || layers < 1 || begin_layer + count > of_layer_.size())
     throw failed("layers {} to {} of {}", first_layer, begin_layer + count - 1, of_layer_.size());
   if (rows.cols() % (count * head_dim_) != 0)
-    throw failed("rows of {} values are no {} layers of whole heads of {}", rows.cols(), layers, head_dim_);
+    throw failed("rows of {} values are not {} layers of whole heads of {}", rows.cols(), layers, head_dim_);
   const size_t width = rows.cols() / count, grain = std::max<size_t>(1, kPieceValues / (rows.cols() + 1));
   parallel_for(rows.rows(), grain, [&](size_t begin, size_t end, int) {
     Angles angles(kinds_);

@@ -1,11 +1,10 @@
 #include "lib/model/llama_weights.hpp"
 
+#include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec {
 namespace {
-
-size_t as_size(int value) { return static_cast<size_t>(value); }
 
 /// Looks tensors up and checks their shapes.
 class Loader {

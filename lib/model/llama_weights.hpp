@@ -68,7 +68,7 @@ struct LlamaWeights {
 /// Error(bad_input) naming the tensor, what is there and what would be right.
 LlamaWeights load_weights(const ModelConfig& config, const WeightSource& source);
 
-/// From now on weight matrices are multiplied so, but for those that choose experts, which stay in f32: a choice is not a
+/// From now on weight matrices are multiplied so, except for those that choose experts, which stay in f32: a choice is not a
 /// matter of rounding.
 void compute_in(LlamaWeights& weights, Compute compute);
 

@@ -6,13 +6,12 @@
 #include <limits>
 #include <numeric>
 
+#include "lib/core/checked.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/model/row_ops.hpp"
 
 namespace kvcodec {
 namespace {
-
-size_t as_size(int value) { return static_cast<size_t>(value); }
 
 size_t rows_for(const ModelConfig& config, size_t rows) { return config.mixture.experts > 0 ? rows : 0; }
 

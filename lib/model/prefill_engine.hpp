@@ -37,7 +37,7 @@ struct PrefillPlan {
 /// tokens.
 void check_batch(const ModelConfig& config, const PrefillBatch& batch);
 
-/// The plan of a batch that check_batch() has passed, but for logit_rows.
+/// The plan of a batch that check_batch() has passed, except for logit_rows.
 PrefillPlan plan_of(const PrefillBatch& batch, const PrefillOptions& options);
 
 /// Keys and values of a document's past tokens in one layer: (past, key_width) and (past,

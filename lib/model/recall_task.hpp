@@ -40,7 +40,7 @@ struct RecallOptions {
   size_t values = 1;  ///< likewise further numbers for the word asked for
 };
 
-/// A document whose answer is one of the numbers. With several values there is one for each, alike but for
+/// A document whose answer is one of the numbers. With several values there is one for each, alike except for
 /// it.
 struct RecallDocument {
   std::vector<uint32_t> tokens;

@@ -9,7 +9,7 @@
 namespace kvcodec {
 namespace {
 
-void check_same(size_t a, size_t b) {
+void check_same_size(size_t a, size_t b) {
   if (a != b) throw failed("rows of {} and {} values do not fit together", a, b);
 }
 
@@ -51,8 +51,8 @@ void go_back(std::span<const float> gradient, std::span<float> x, std::span<floa
 
 void rms_norm_back(std::span<const float> x, std::span<const float> weight, double epsilon,
                    std::span<float> gradient) {
-  check_same(x.size(), weight.size());
-  check_same(x.size(), gradient.size());
+  check_same_size(x.size(), weight.size());
+  check_same_size(x.size(), gradient.size());
   const auto count = static_cast<double>(x.size());
   const double factor = 1 / std::sqrt(dot(x, x) / count + epsilon);
   for (size_t i = 0; i < x.size(); ++i) gradient[i] *= weight[i];
@@ -64,8 +64,8 @@ void rms_norm_back(std::span<const float> x, std::span<const float> weight, doub
 
 void layer_norm_back(std::span<const float> x, std::span<const float> weight, double epsilon,
                      std::span<float> gradient) {
-  check_same(x.size(), weight.size());
-  check_same(x.size(), gradient.size());
+  check_same_size(x.size(), weight.size());
+  check_same_size(x.size(), gradient.size());
   const auto count = static_cast<double>(x.size());
   const double mean = sum(x) / count;
   double squares = 0, along = 0;
@@ -87,8 +87,8 @@ bool has_derivative(Activation activation) { return activation != Activation::cl
 
 void activate_back(Activation activation, std::span<const float> gradient, std::span<float> x,
                    std::span<float> up) {
-  check_same(x.size(), gradient.size());
-  if (!up.empty()) check_same(x.size(), up.size());
+  check_same_size(x.size(), gradient.size());
+  if (!up.empty()) check_same_size(x.size(), up.size());
   switch (activation) {
     case Activation::silu:
       return go_back<silu_slope>(gradient, x, up);

@@ -98,7 +98,7 @@ void cosines_sines(float position, std::span<const float> frequencies, std::span
 
 float softmax_block(std::span<float> scores, SoftmaxState& state) {
   if (scores.size() % 16 != 0)
-    throw failed("a softmax block of {} scores is no multiple of 16", scores.size());
+    throw failed("a softmax block of {} scores is not a multiple of 16", scores.size());
   return kernels().softmax_block(scores.data(), &state.max, &state.sum, scores.size());
 }
 

@@ -373,7 +373,7 @@ Tokenizer::Impl::Impl(TokenizerSpec spec)
   for (const auto* ids : {&prefix, &suffix}) {
     for (const uint32_t id : *ids) {
       if (!model->tokens().token_of(id) && !added_by_id.contains(id))
-        throw bad_input("the template's id {} is no token's", id);
+        throw bad_input("the template's id {} is not a token's", id);
     }
   }
 }

@@ -172,7 +172,7 @@ class Tokenizer {
   /// Throws Error(bad_input) for a specification that contradicts itself: an id or token given twice, an id
   /// above 2^24, a merge of tokens that the vocabulary lacks, a pattern or character map that is wrong or not supported, an
   /// added token that becomes empty, more than 100 pre-tokenizers, ByteLevel twice; for a unigram model also no
-  /// tokens at all, a score that is not a finite number, an unknown id that is no token's, and a token of more
+  /// tokens at all, a score that is not a finite number, an unknown id that is not a token's, and a token of more
   /// than 1024 bytes.
   explicit Tokenizer(TokenizerSpec spec);
   ~Tokenizer();
@@ -187,7 +187,7 @@ class Tokenizer {
   std::vector<uint32_t> encode(std::string_view text, bool add_special) const;
 
   /// The text of token ids, well-formed UTF-8 unless the vocabulary is not. skip_special leaves special
-  /// tokens out. Throws Error(bad_input) for an id that is no token's. Not the inverse of encode where a
+  /// tokens out. Throws Error(bad_input) for an id that is not a token's. Not the inverse of encode where a
   /// normalizer or a fallback to U+FFFD lost something; and with a SentencePiece tokenizer a part of a text
   /// decodes without its first space.
   std::string decode(std::span<const uint32_t> ids, bool skip_special = false) const;

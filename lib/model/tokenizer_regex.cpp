@@ -506,7 +506,7 @@ class Translator {
           return value;
         }
         const char32_t value = hexadecimal(1, 2);
-        if (value >= 0x80) refuse("a byte that is no character");
+        if (value >= 0x80) refuse("a byte that is not a character");
         return value;
       }
       default:
@@ -529,7 +529,7 @@ class Translator {
       }
     }
     if (digits < fewest) refuse("a character code without its digits");
-    if (value > 0x10ffff || (value >= 0xd800 && value < 0xe000)) refuse("a code that is no character");
+    if (value > 0x10ffff || (value >= 0xd800 && value < 0xe000)) refuse("a code that is not a character");
     return static_cast<char32_t>(value);
   }
 

@@ -134,7 +134,7 @@ struct CaseRange {
   char32_t first, last;
   int32_t offset;
 };
-constexpr CaseRange kRecentLowercase[] = {
+constexpr CaseRange kRecentLowercaseOf[] = {
     {0x1c89, 0x1c89, 1},      {0xa7cb, 0xa7cb, 0x264 - 0xa7cb},
     {0xa7cc, 0xa7cc, 1},      {0xa7ce, 0xa7ce, 1},
     {0xa7d2, 0xa7d2, 1},      {0xa7d4, 0xa7d4, 1},
@@ -300,11 +300,11 @@ std::string lowercase(std::string_view text) {
     const char32_t character = decode_utf8(text.data() + at, size);
     at += size;
     const auto recent =
-        std::find_if(std::begin(kRecentLowercase), std::end(kRecentLowercase),
+        std::find_if(std::begin(kRecentLowercaseOf), std::end(kRecentLowercaseOf),
                      [&](const CaseRange& r) { return character >= r.first && character <= r.last; });
     if (character < 0x80) {
       out.push_back(static_cast<char>(character >= 'A' && character <= 'Z' ? character + 0x20 : character));
-    } else if (recent != std::end(kRecentLowercase)) {
+    } else if (recent != std::end(kRecentLowercaseOf)) {
       append_utf8(out, character + static_cast<char32_t>(recent->offset));
     } else if (character == 0x130) {  // the one character whose lower case is two: i and a dot above
       append_utf8(out, 'i');

@@ -36,7 +36,7 @@ enum class UnicodeForm { nfc, nfd, nfkc, nfkd };
 
 /// The normalization form of well-formed UTF-8 (Unicode Annex 15), by utf8proc. The reference's tables end at
 /// Unicode 11: compatibility decompositions that came later are left out here too; sequences with combining
-/// marks that came later, and U+11938, may differ. Time linear in the text but for runs of combining marks,
+/// marks that came later, and U+11938, may differ. Time linear in the text except for runs of combining marks,
 /// which are sorted.
 std::string normalize(std::string_view text, UnicodeForm form);
 

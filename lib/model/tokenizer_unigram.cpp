@@ -155,7 +155,7 @@ void UnigramModel::add_scores(const TokenizerSpec& spec) {
   if (!spec.unigram->unknown_id) return;
   unknown_id_ = *spec.unigram->unknown_id;
   if (!tokens().token_of(unknown_id_)) {
-    throw bad_input("the unknown token has id {}, which is no token's (ids below {})", unknown_id_,
+    throw bad_input("the unknown token has id {}, which is not a token's (ids below {})", unknown_id_,
                     tokens().size());
   }
 }

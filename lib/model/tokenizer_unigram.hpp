@@ -1,7 +1,7 @@
 // The most likely tokens of one piece of text after the other, by a unigram language model.
 //
 // A piece is cut so that the sum of its tokens' scores is largest (Viterbi's algorithm: for each place in the
-// piece, the best way to get there). A character that is no token by itself may also be unknown, at 10 below
+// piece, the best way to get there). A character that is not a token by itself may also be unknown, at 10 below
 // the worst score. Of equal sums the one whose last token is longest wins. Neighbouring unknown characters are
 // one unknown token, or the bytes they are made of. All this as the reference does it, with the sums in its
 // order, so that what differs by rounding only comes out the same.

@@ -68,7 +68,7 @@ class WeightSource {
   virtual ~WeightSource() = default;
 
   /// The tensor of that name; its bytes live as long as the source. nullptr if there is none.
-  /// Throws Error(bad_input) if there is one that cannot be used (an element type that is no TensorType).
+  /// Throws Error(bad_input) if there is one that cannot be used (an element type that is not a TensorType).
   virtual const TensorView* find(std::string_view name) const = 0;
 
   /// For messages: the file or folder the tensors come from.

@@ -92,9 +92,9 @@ class Sums {
 };
 
 /// One document's share.
-class Share final : public Differentiated {
+class DocumentShare final : public Differentiated {
  public:
-  Share(const FisherOptions& options, size_t document, size_t judged, Sums& sums)
+  DocumentShare(const FisherOptions& options, size_t document, size_t judged, Sums& sums)
       : options_(options), document_(document), judged_(judged), sums_(sums) {}
 
   void by_logits(size_t first, MatrixView<const float> logits, MatrixView<float> derivatives) override {
@@ -174,7 +174,7 @@ Fisher measure_fisher(const LlamaModel& model, std::span<const LoopDocument> doc
                                 .past = documents[i].prefix,
                                 .cache = &cache,
                                 .before_rope = fisher.keys_before_rope};
-      Share share(options, i, continued.tokens.size(), sums);
+      DocumentShare share(options, i, continued.tokens.size(), sums);
       differentiate(model, continued, share, [&](double done, double of, std::string_view) {
         report(progress, static_cast<double>(i) + done / of, total);
       });

@@ -31,7 +31,7 @@ struct Fisher {
   bool keys_before_rope =
       false;  ///< of keys before the rotary embedding; otherwise of those that attention takes
   /// By side: head h of layer l is matrix l * heads + h, (head_dim, head_dim), symmetric and positive semidefinite
-  /// but for rounding.
+  /// except for rounding.
   std::array<std::vector<Matrix<float>>, 2> matrices;
 
   const Matrix<float>& of(Side side, int layer, int head) const {

@@ -184,7 +184,7 @@ SelectedAttention::SelectedAttention(const ModelConfig& config, std::vector<Sele
             static_cast<size_t>(config.num_kv_heads)) {
   for (const SelectionRule& rule : rules_) {
     if (std::ranges::find(kStepSelectors, rule.by) == std::end(kStepSelectors))
-      throw usage_error("selection by '{}' cannot follow a model; there are {}", rule.by,
+      throw usage_error("selection by '{}' cannot follow a model; choose from {}", rule.by,
                         fmt::join(kStepSelectors, ", "));
     for (const int layer : rule.dense_layers)
       if (layer < 0 || layer >= config.num_layers)

@@ -36,7 +36,7 @@ struct FeatureOptions {
 Matrix<float> token_features(const LlamaModel& model, const WeighRows& weigh, const FeatureOptions& options,
                              const Progress& progress = {});
 
-/// Bytes that token_features allocates for so many features, but for the model's own.
+/// Bytes that token_features allocates for so many features, except for the model's own.
 uint64_t token_features_bytes(const ModelConfig& config, size_t count);
 
 }  // namespace kvcodec

@@ -61,7 +61,7 @@ void dequantize_e4m3(std::span<const uint8_t> codes, float scale, std::span<floa
   for (const uint8_t code : codes) any |= is_e4m3_nan(code);
   if (any) {
     const auto bad = std::ranges::find_if(codes, is_e4m3_nan);
-    throw bad_input("code {} of {} is {:#x}, which is no number", bad - codes.begin(), codes.size(), *bad);
+    throw bad_input("code {} of {} is {:#x}, which is not a number", bad - codes.begin(), codes.size(), *bad);
   }
   for (size_t i = 0; i < codes.size(); ++i) x[i] = values[codes[i]] * scale;
 }

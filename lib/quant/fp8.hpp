@@ -12,7 +12,7 @@
 namespace kvcodec {
 
 inline constexpr float kLargestE4m3 = 448;
-/// Its code, but for the sign.
+/// Its code, except for the sign.
 inline constexpr uint8_t kLargestE4m3Code = 0x7e;
 
 /// The value of a code; NaN for 0x7f and 0xff.

@@ -3,7 +3,7 @@
 // stands for zero + q * scale, with zero the group's smallest value and scale its spread over 2^bits - 1.
 //
 // Both are used as they will be stored (in f16, say), by the encoder too, and rounded so that no value of the
-// group lies more than half a step outside the levels: |x - dequantized| <= scale / 2 but for the rounding of
+// group lies more than half a step outside the levels: |x - dequantized| <= scale / 2 except for the rounding of
 // the float operations themselves. Groups without spread have scale 0 and come back as zero, exactly if the
 // stored type holds the value.
 //

@@ -1,7 +1,7 @@
 // Rows of 2-bit levels: each token's channels in groups of 32 with a scale and a zero point of their own, so
 // that any token is decoded alone (Self-Indexing KVCache, "Token-Wise Quantization Format", equations 9 to
 // 13). The grids are those of grouped.hpp with 2 bits, stored in f16 and used by the encoder as stored:
-// |x - decoded| <= scale / 2 but for rounding. At 128 channels a row is 32 bytes of levels and 16 of scales
+// |x - decoded| <= scale / 2 except for rounding. At 128 channels a row is 32 bytes of levels and 16 of scales
 // and zeros: 3 bits per value.
 //
 // Levels are packed most significant bits first, four to a byte, each row on bytes of its own; bits behind

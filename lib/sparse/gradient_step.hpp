@@ -3,7 +3,7 @@
 
 namespace kvcodec {
 
-/// Norms of atoms this near to 1 are 1 but for the rounding of the entries, 2^-24 each: they are left as they
+/// Norms of atoms this near to 1 are 1 except for the rounding of the entries, 2^-24 each: they are left as they
 /// are.
 inline constexpr double kNormRounding = 1e-6;
 

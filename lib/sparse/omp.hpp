@@ -119,7 +119,7 @@ class Omp {
   AlignedVector<int16_t> gram_;   // (atoms_, stride_): inner products in 16 bits, or empty
   AlignedVector<uint8_t>
       gram_bytes_;  // the same in 8 bits, each row in units of its own; empty where not faster
-  std::vector<double> gram_peaks_;  // largest |entry| of each row but for the diagonal
+  std::vector<double> gram_peaks_;  // largest |entry| of each row except for the diagonal
   std::vector<double> byte_units_;  // of the rows of gram_bytes_
 };
 

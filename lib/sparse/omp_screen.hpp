@@ -32,7 +32,7 @@ inline constexpr double kWordWeight = 32000;
 struct GramView {
   const int16_t* words = nullptr;  ///< (atoms, stride), in units of 1 / kWordUnit
   size_t atoms = 0, stride = 0;
-  const double* peaks = nullptr;     ///< largest |entry| of each row but for the diagonal
+  const double* peaks = nullptr;     ///< largest |entry| of each row except for the diagonal
   const double* energies = nullptr;  ///< the diagonal
   double entry_error = 0;            ///< bound of the words' distance from the products of atoms in float
 

@@ -573,12 +573,14 @@ std::vector<OptionField> TrainOptions::fields() {
       {"epochs", "passes over the data", &epochs, 1, 1 << 24},
       {"steps", "stop after this many steps; 0 = when the epochs are over", &steps, 0, 1e15},
       {"seconds", "stop after this time; 0 = when the epochs are over", &seconds, 0, 1e9},
-      {"tolerance", "stop when 100 steps lower the loss by less than this part; 0 = never", &tolerance, 0, 1},
-      {"dead-below", "atoms used less than this part of the average are replaced", &dead_below, 0, 1},
+      {"tolerance", "stop when 100 steps lower the loss by less than this fraction; 0 = never", &tolerance, 0,
+       1},
+      {"dead-below", "atoms used less than this fraction of the average are replaced", &dead_below, 0, 1},
       {"replace-every", "steps between replacements of hardly used atoms; 0 = never", &replace_every, 0,
        1e15},
       {"validation",
-       "part of the data held out, on which the loss is measured after each epoch and at the end",
+       "fraction of the data held out; the loss on it is measured after each epoch and at "
+       "the end",
        &validation, 0, 0.9},
       {"atom-type",
        "how the dictionary keeps its atoms: floats, or levels of 8 bits with a scale (a quarter as large, "

@@ -1,7 +1,7 @@
 // A document's first token, coded by itself.
 //
 // Attention that has nothing to look at goes to the first token (Xiao et al., "Efficient Streaming Language Models with
-// Attention Sinks", 2024). Its keys and values are like no other token's and, but for the first layers, nearly the same
+// Attention Sinks", 2024). Its keys and values are like no other token's and, except for the first layers, nearly the same
 // in all documents; an error in them reaches every later token. So first tokens have a mean of their own, learned from
 // those of many documents, and what is left is quantized value by value, `finer` times as finely as other tokens'
 // components:

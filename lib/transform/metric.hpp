@@ -18,7 +18,7 @@ class ErrorMetric {
   /// M = diag(weights). Throws Error(failed) for weights that are not positive and finite.
   explicit ErrorMetric(std::span<const float> weights);
   /// M from its blocks, one below the other: (width, b), each symmetric. Throws Error(failed) for blocks that are not
-  /// symmetric and positive definite, and for a width that is no multiple of b.
+  /// symmetric and positive definite, and for a width that is not a multiple of b.
   explicit ErrorMetric(Matrix<double> blocks);
   /// From V, likewise (width, b), as a book has it. Throws Error(bad_input) for blocks that are not symmetric and
   /// positive definite.

@@ -1,7 +1,7 @@
-# Holds blocks that README.md shows against what commands print: usage awk -v tolerance=0.05 -f figures.awk SHOWN PRINTED
+# Holds blocks that a page shows against what commands print: usage awk -v page=README.md -v tolerance=0.05 -f figures.awk SHOWN PRINTED
 #
 # SHOWN: blocks of lines, an empty line between them. Each must stand in PRINTED, line by line: words are the same; numbers differ by no
-# more than the tolerance, a share of the larger one, and one unit of the last digit shown. Runs of spaces and of dashes count as one:
+# more than the tolerance, a fraction of the larger one, and one unit of the last digit shown. Runs of spaces and of dashes count as one:
 # the width of a column depends on its figures. Exit 1 and a line for each block that stands nowhere.
 
 function squeezed(line) {
@@ -35,15 +35,15 @@ function look_for(block, lines, start, i, best, where) {
     if (i > lines) return
     if (i - 1 > best) { best = i - 1; where = start + best }
   }
-  if (best == 0) print "README.md shows a line that no command prints: " block[1]
-  else print "README.md shows '" block[best + 1] "'; printed is '" printed[where] "'"
+  if (best == 0) print page " shows a line that no command prints: " block[1]
+  else print page " shows '" block[best + 1] "'; printed is '" printed[where] "'"
   bad = 1
 }
 
 FILENAME == ARGV[1] { shown[++shown_lines] = squeezed($0); next }
 { printed[++printed_lines] = squeezed($0) }
 END {
-  if (shown_lines == 0) { print "README.md shows nothing"; exit 1 }
+  if (shown_lines == 0) { print page " shows nothing"; exit 1 }
   for (i = 1; i <= shown_lines + 1; i++)
     if (i <= shown_lines && shown[i] != "") block[++lines] = shown[i]
     else if (lines > 0) { look_for(block, lines); lines = 0 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Holds the sources to DESIGN's layers: who may include whom.
+# Holds the sources to the layers of lib/README.md: who may include whom.
 # usage: includes.sh ROOT          exit 1 and a line per violation
 #        includes.sh --self-test   shows that violations are found
 set -euo pipefail
@@ -7,7 +7,7 @@ set -euo pipefail
 # Folders of lib from the bottom up; a folder includes itself and what stands on an earlier line.
 levels=(
   "core"
-  "linalg"  # DESIGN prints model beside it, but the forward pass is made of matrix products
+  "linalg"
   "model"
   "kmeans entropy quant"
   "sparse rvq kvcomp signvq cluster transform"

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Holds the program's help, the manual pages and the README's command table together.
+# Holds the program's help, the manual pages and the README's table of codecs together.
 # usage: pages.sh ROOT PROGRAM              exit 1 and a line per disagreement
 #        pages.sh --self-test ROOT PROGRAM  shows that disagreements are found
 #
-# For each command that `kvcodec help` lists: there is man/kvcodec-COMMAND.1 of that name; its one-line description and the one in
-# the README's table are those of the help; the long options in the help and in the page's lists (.It Fl -…) are the same, and so
-# are the values that an option chooses from (A|B); a default that the help states as a number stands in the page's item too.
-# kvcodec(1) names every command. Every codec that encode knows stands in the tables of kvcodec(1) and of the README, and has its
-# section in kvcodec-encode(1); what --preset paper changes of its options is the table of presets there.
+# For each command that `kvcodec help` lists: there is man/kvcodec-COMMAND.1 of that name; its one-line description is that of the help;
+# the long options in the help and in the page's lists (.It Fl -…) are the same, and so are the values that an option chooses from (A|B);
+# a default that the help states as a number stands in the page's item too. kvcodec(1) names every command, and every page that is not a
+# command's. Every codec that encode knows stands in the tables of kvcodec(1) and of the README, and has its section in
+# kvcodec-encode(1); what --preset paper changes of its options is the table of presets there.
 set -euo pipefail
 
 # "COMMAND<tab>SUMMARY" per line
@@ -84,15 +84,13 @@ page_presets() {
 }
 
 check() {
-  local root=$1 program=$2 bad=0 command summary page row listed listed_presets found option value codec
+  local root=$1 program=$2 bad=0 command summary page name section listed listed_presets found option value codec
   say() { echo "$1"; bad=1; }
   while IFS=$'\t' read -r command summary; do
     page=$root/man/kvcodec-$command.1
     if [[ ! -f $page ]]; then say "$command: there is no man/kvcodec-$command.1"; continue; fi
     grep -qx "\.Nm kvcodec-$command" "$page" || say "man/kvcodec-$command.1: does not name kvcodec-$command"
     grep -qxF ".Nd $summary" "$page" || say "man/kvcodec-$command.1: its description is not '$summary'"
-    row="| [\`$command\`](man/kvcodec-$command.1) | $summary |"
-    grep -qxF "$row" "$root/README.md" || say "README.md: the table has no row '$row'"
     grep -qE "^\.(It )?Xr kvcodec-$command 1" "$root/man/kvcodec.1" || say "man/kvcodec.1: does not list kvcodec-$command"
     listed=$(help_options "$program" "$command")
     found=$(page_options "$page")
@@ -131,6 +129,11 @@ check() {
     command=$(basename "$page" .1)
     commands "$program" | grep -q "^${command#kvcodec-}$(printf '\t')" || say "man/$command.1: there is no such command"
   done
+  for page in "$root"/man/kvcodec-*.[57]; do
+    name=$(basename "$page") section=${page##*.}
+    grep -qE "^\.Xr ${name%.*} $section( ,)?$" <(sed -n '/^\.Sh SEE ALSO/,$p' "$root/man/kvcodec.1") ||
+      say "man/kvcodec.1: SEE ALSO does not name ${name%.*}($section)"
+  done
   return $bad
 }
 
@@ -139,13 +142,13 @@ self_test() {
   dir=$(mktemp -d)
   trap "rm -rf '$dir'" EXIT
   mkdir "$dir/man"
-  cp "$root"/man/*.1 "$dir/man"
+  cp "$root"/man/* "$dir/man"
   cp "$root/README.md" "$dir"
   if ! check "$dir" "$program" >/dev/null; then echo "self-test: help, pages and README disagree to begin with"; exit 1; fi
   sed -i '/^\.It Fl -bits/d' "$dir/man/kvcodec-encode.1"                      # an option that the page lacks, and the defaults of three codecs
   sed -i 's/^\.It Fl -unpack/.It Fl -unwrap/' "$dir/man/kvcodec-pack-indices.1"  # lacks one, has another
   sed -i 's/^\.Nd .*/.Nd something else/' "$dir/man/kvcodec-info.1"
-  sed -i '/^| \[`decode`\]/d' "$dir/README.md"
+  sed -i '/^\.Xr kvcodec-tutorial 7$/d' "$dir/man/kvcodec.1"
   cp "$dir/man/kvcodec-info.1" "$dir/man/kvcodec-frob.1"                      # a page without a command
   rm "$dir/man/kvcodec-eval-recon.1"                                            # a command without a page
   sed -i 's/^\(\.It Fl -center Cm .*\)median/\1middle/' "$dir/man/kvcodec-encode.1"   # offers another value, and not one that there is

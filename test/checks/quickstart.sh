@@ -13,4 +13,4 @@ if ! PATH=$programs:$PATH sh "$root/data/quickstart-chain.sh" "$work/run" >"$wor
   tail -n 5 "$work/output" "$work/messages"
   exit 1
 fi
-awk -v tolerance=0.05 -f "$checks/figures.awk" "$work/shown" "$work/output"
+awk -v page=README.md -v tolerance=0.05 -f "$checks/figures.awk" "$work/shown" "$work/output"

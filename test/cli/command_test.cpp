@@ -153,9 +153,9 @@ TEST_CASE("codecs are found by name, and what was meant by a slip") {
     }
   };
   CHECK_EQ(message("kivi:bits=2"), "kivi");
-  CHECK_EQ(message("kivy"), "'kivy' is no codec; did you mean kivi?");
+  CHECK_EQ(message("kivy"), "'kivy' is not a codec; did you mean kivi?");
   CHECK_EQ(message("kivi,bits=2"), "the options of a codec come after a colon: kivi:bits=2");
-  CHECK(message("frobnicate").starts_with("'frobnicate' is no codec; there are none, sparse,"));
+  CHECK(message("frobnicate").starts_with("'frobnicate' is not a codec; choose one of: none, sparse,"));
 }
 
 TEST_CASE("what is printed is one line of plain text") {

@@ -185,7 +185,7 @@ TEST_CASE("gguf: malformed files, one per defect") {
   w = two(), w.describe("c", {1}, 0, uint64_t{1} << 63);
   CHECK(refused(w).starts_with("tensor 'c': its 4 bytes begin at byte 9223372036854775808 of the data"));
   w = two(), w.describe("c", {1}, 0, 4);
-  CHECK_EQ(refused(w), "tensor 'c': begins at byte 4 of the data, which is no multiple of 32");
+  CHECK_EQ(refused(w), "tensor 'c': begins at byte 4 of the data, which is not a multiple of 32");
   w = two(), w.describe("c", {1}, 0, 32);
   CHECK_EQ(refused(w),
            "tensor 'b': begins at byte 32 of the data, inside the tensor before it, which ends at 36");

@@ -178,7 +178,7 @@ TEST_CASE("index: damage is refused, and what is left is not believed") {
   refused("/layers/0/centroid", [&](Edit& f) {
     f.put_floats("/layers/0/centroid", {clusters, 4}, std::vector<float>(clusters * 4));
   });
-  refused("no finite number", [&](Edit& f) {
+  refused("not a finite number", [&](Edit& f) {
     f.put_floats("/layers/0/centroid", {clusters, 8},
                  std::vector<float>(clusters * 8, std::numeric_limits<float>::infinity()));
   });

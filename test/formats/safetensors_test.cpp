@@ -256,7 +256,7 @@ TEST_CASE("safetensors: a directory without them") {
                "/none: has neither model.safetensors nor model.safetensors.index.json (No such file or "
                "directory)");
   std::filesystem::create_directory(folder.file("model.safetensors"));
-  CHECK_EQ(message(), folder.file("model.safetensors") + ": is no regular file");
+  CHECK_EQ(message(), folder.file("model.safetensors") + ": is not a regular file");
   CHECK_EQ(message_of([&] { Safetensors::open_file(folder.file("none.safetensors")); }),
            folder.file("none.safetensors") + ": cannot be opened: No such file or directory");
 }

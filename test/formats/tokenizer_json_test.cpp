@@ -113,7 +113,8 @@ TEST_CASE("tokenizer.json: a Unigram model, and what is wrong with others") {
   const Tokenizer tokenizer(parse_tokenizer_json(file(good), "t.json"));
   CHECK_EQ(tokenizer.encode("abxyb", false), std::vector<uint32_t>{1, 2, 0, 2});
   CHECK_EQ(refusal(file(good, nullptr)), "nothing thrown");  // wrong only where a character is unknown
-  CHECK_EQ(refusal(file(good, 4)), "t.json: the unknown token has id 4, which is no token's (ids below 4)");
+  CHECK_EQ(refusal(file(good, 4)),
+           "t.json: the unknown token has id 4, which is not a token's (ids below 4)");
   CHECK_EQ(refusal(file(good, -1)),
            "t.json: /model/unk_id: is number; expected a number from 0 to 4294967295");
   CHECK_EQ(refusal(file(Json::array())), "t.json: a unigram model without tokens");
@@ -210,7 +211,7 @@ TEST_CASE("tokenizer.json: ids and merges that do not fit together") {
   CHECK_EQ(changed("/added_tokens/0/content", "b"),
            "t.json: added token \"b\" has id 3, but id 1 in the vocabulary");
   CHECK_EQ(changed("/post_processor/processors/1/special_tokens/<s>/ids", Json::array({77})),
-           "t.json: the template's id 77 is no token's");
+           "t.json: the template's id 77 is not a token's");
   CHECK_EQ(refusal(R"({"model": {"vocab": {"a": 0, "b": 1, "a": 2}, "merges": []}})"),
            "t.json: field 'a' is there twice");
 }

@@ -12,7 +12,7 @@ work=$(realpath "$work")
 cmake --install "$build" --prefix "$work/prefix" >"$work/install.log"
 cd "$work/prefix"
 bad=0
-for file in bin/kvcodec include/kvcodec/lib/codec/encoded.hpp include/kvcodec/kvcodec/version.hpp share/man/man1/kvcodec-encode.1 \
+for file in bin/kvcodec include/kvcodec/lib/codec/encoded.hpp include/kvcodec/kvcodec/version.hpp share/man/man1/kvcodec-encode.1 share/man/man7/kvcodec-tutorial.7 \
   share/doc/kvcodec/LICENSE share/bash-completion/completions/kvcodec share/zsh/site-functions/_kvcodec \
   share/fish/vendor_completions.d/kvcodec.fish share/kvcodec/quickstart-chain.sh share/kvcodec/demo-model/config.json; do
   [[ -s $file ]] || { echo "$file is not installed"; bad=1; }

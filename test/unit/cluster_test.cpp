@@ -344,7 +344,8 @@ TEST_CASE("cluster index refuses parts that are no partition") {
   refused("not before the next", [](auto& p) { p.batch_ends[1] = 40; });
   refused("no offsets of clusters", [](auto& p) { p.offsets.clear(); });
   refused("no offsets of clusters", [](auto& p) { p = {}, p.offsets.clear(); });
-  refused("no finite number", [](auto& p) { p.centroids(1, 1) = std::numeric_limits<float>::quiet_NaN(); });
+  refused("not a finite number",
+          [](auto& p) { p.centroids(1, 1) = std::numeric_limits<float>::quiet_NaN(); });
 }
 
 TEST_CASE("cluster index: parts of a large sink take no memory for it") {

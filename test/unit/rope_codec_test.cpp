@@ -443,7 +443,7 @@ TEST_CASE("rope codec: without a word keys stay, or as the book was trained, or 
 }
 
 TEST_CASE(
-    "rope codec: records that say undo give it back, and others that say what is no choice are refused") {
+    "rope codec: records that say undo give it back, and others that say what is not a choice are refused") {
   const CodecContext context = sample_context();
   const CodecEntry& entry = find_codec("kivi");
   const auto wrapped = make_codec(entry, *entry.make_options(), context, RopeChoice::undo);

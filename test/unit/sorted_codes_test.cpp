@@ -134,7 +134,7 @@ TEST_CASE("sorted codes: coefficients of 4 bits are below 16, as coded symbols t
   decode_sorted(bad.ids, bad.words, 500, 8, counts, ids_back, words_back);
   CHECK(words_back == words);
   CHECK_THROWS_WITH_AS(decode_sorted(bad.ids, bad.words, 500, 4, counts, ids_back, words_back),
-                       "16 is no coefficient of 4 bits", Error);
+                       "16 is not a coefficient of 4 bits", Error);
 }
 
 /// Each coefficient of signals with these counts to the nearest number of a type.

@@ -168,7 +168,7 @@ TEST_CASE("tokenizer: a unigram model that contradicts itself is refused") {
            "the score of \"<unk>\" is -inf; expected a finite number");
   CHECK_EQ(changed([](TokenizerSpec& s) { s.unigram->scores.pop_back(); }), "2 scores for 3 tokens");
   CHECK_EQ(changed([](TokenizerSpec& s) { s.unigram->unknown_id = 3; }),
-           "the unknown token has id 3, which is no token's (ids below 3)");
+           "the unknown token has id 3, which is not a token's (ids below 3)");
   CHECK_EQ(changed([](TokenizerSpec& s) { s.vocabulary.clear(), s.unigram->scores.clear(); }),
            "a unigram model without tokens");
   CHECK_EQ(changed([](TokenizerSpec& s) { s.vocabulary[2].first = "a"; }), "token \"a\" is given twice");
@@ -361,7 +361,7 @@ TEST_CASE("tokenizer: a specification that contradicts itself is refused") {
              s.added_tokens = {{.content = "  ", .id = 3, .normalized = true}};
            }),
            "added token 0 becomes empty when normalized");
-  CHECK_EQ(changed([](auto& s) { s.prefix = {9}; }), "the template's id 9 is no token's");
+  CHECK_EQ(changed([](auto& s) { s.prefix = {9}; }), "the template's id 9 is not a token's");
   CHECK_EQ(changed([](auto& s) { s.pre_tokenizers = {MetaspaceStep{}}; }),
            "the replacement of Metaspace is empty");
   CHECK_EQ(changed([](auto& s) {

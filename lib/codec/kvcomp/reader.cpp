@@ -44,7 +44,7 @@ class BlockRows {
 };
 
 void check_step(float step) {
-  if (!std::isfinite(step) || step < 0) throw bad_input("stream '{}': {} is no step", kSteps, step);
+  if (!std::isfinite(step) || step < 0) throw bad_input("stream '{}': {} is not a step", kSteps, step);
 }
 
 }  // namespace

@@ -108,7 +108,7 @@ void KvcompView::check_limits() const {
   (void)limits_fit_.get([&] {
     for (const float limit : document().read<float>(kLimits, 0, 1, layout_.heads * limits_per_head(layout_)))
       if (!(limit > 0 && std::isfinite(limit)))
-        throw bad_input("stream '{}': {} is no limit", kLimits, limit);
+        throw bad_input("stream '{}': {} is not a limit", kLimits, limit);
     return true;
   });
 }

@@ -258,9 +258,9 @@ void Q4View::decode_quantized(uint64_t first, MatrixView<float> out) const {
   });
 }
 
-std::unique_ptr<Options> make_options() { return std::make_unique<Q4Options>(); }
+std::unique_ptr<Options> make_q4_options() { return std::make_unique<Q4Options>(); }
 
-std::unique_ptr<Codec> make(const Options& options, const CodecContext& context) {
+std::unique_ptr<Codec> make_q4(const Options& options, const CodecContext& context) {
   check_context(context);
   return std::make_unique<Q4Codec>(dynamic_cast<const Q4Options&>(options), context);
 }
@@ -272,8 +272,8 @@ CodecEntry q4_codec() {
           .summary = "yardstick: 4-bit levels in groups of 32 channels, after a rotation of heads if wanted",
           .capabilities = {.any_shape = true},
           .book_type = "",
-          .make_options = make_options,
-          .make = make};
+          .make_options = make_q4_options,
+          .make = make_q4};
 }
 
 }  // namespace kvcodec

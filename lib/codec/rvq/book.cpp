@@ -207,7 +207,8 @@ std::vector<OptionField> RvqBookOptions::fields() {
        "reconstructs worst, those that the rotary embedding turns fastest, or none; then one quantizer has "
        "the codebooks of both",
        &split},
-      {"high-dims", "how many are high, even; -1 = the paper's share, 3 in 8", &high_dims, -1, kMostHeadDim},
+      {"high-dims", "how many are high, an even number; -1 = the paper's fraction, 3 in 8", &high_dims, -1,
+       kMostHeadDim},
       {"entry-type", "type that entries are stored in", &entry_type, {}, {}, {"f16", "bf16", "f32"}},
   };
 }

@@ -365,9 +365,9 @@ void RvqView::decode_rows(uint64_t first, MatrixView<float> out) const {
   codec_.decode(shape(), document(), first, out);
 }
 
-std::unique_ptr<Options> make_options() { return std::make_unique<RvqOptions>(); }
+std::unique_ptr<Options> make_rvq_options() { return std::make_unique<RvqOptions>(); }
 
-std::unique_ptr<Codec> make(const Options& options, const CodecContext& context) {
+std::unique_ptr<Codec> make_rvq(const Options& options, const CodecContext& context) {
   check_context(context);
   if (!context.book)
     throw usage_error("codec rvq needs codebooks: give them with --book (train-rvq makes them)");
@@ -386,8 +386,8 @@ CodecEntry rvq_codec() {
           .summary = "vectors of a head as sums of entries of codebooks, first and newest tokens exact",
           .capabilities = {.needs_book = true, .device_twin = true},
           .book_type = "codebooks",
-          .make_options = make_options,
-          .make = make,
+          .make_options = make_rvq_options,
+          .make = make_rvq,
           .paper = {{"beam", int64_t{1}}, {"sink", kPaperSink}, {"window", kPaperWindow}}};
 }
 

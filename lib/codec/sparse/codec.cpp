@@ -63,7 +63,7 @@ void SparseCodec::check_shape(const GroupShape& shape, size_t columns) const {
     throw failed("{} layers of {} heads of {}; the dictionary codes {} of {} of {}", shape.layers,
                  shape.heads, shape.head_dim, layout_.layers, layout_.heads, layout_.head_dim);
   if (shape.first_layer < 0 || shape.first_layer + shape.layers > book_.num_layers)
-    throw failed("layers from {} on of a model of {}", shape.first_layer, book_.num_layers);
+    throw failed("a group begins at layer {}; the model has {} layers", shape.first_layer, book_.num_layers);
 }
 
 namespace {

@@ -35,7 +35,7 @@ struct SparseOptions final : Options {
         {"error-target", "stop when the relative error of a signal is this small; 0 = always take all atoms",
          &error_target, 0, 1},
         {.name = "coefficients",
-         .help = "type of the coefficients; but for f16 with a scale of 8 bits for each signal",
+         .help = "type of the coefficients; each signal has a scale of 8 bits, except with f16",
          .target = &coefficients,
          .unnamed = "f16"},
         {"selection",
@@ -43,14 +43,14 @@ struct SparseOptions final : Options {
          "(ols: a little better, slower)",
          &selection},
         {.name = "sort-ids",
-         .help =
-             "keep the order in which a code's atoms were taken, where else ids rise, and their gaps and the "
-             "coefficients are entropy-coded",
+         .help = "keep the order in which a code's atoms were taken; by default ids are sorted, and "
+                 "their gaps and the coefficients are entropy-coded",
          .target = &sort_ids,
          .unnamed = false},
         {"rounding-error",
-         "with coefficients of type i8: what rounding them may add to a signal's error energy, as a part of "
-         "it; the coarser they are, the fewer bits they take once sorted. 0 = as little as there can be",
+         "with coefficients of type i8: the error energy that rounding them may add, as a "
+         "fraction of the signal's error energy; more rounding takes fewer bits in sorted "
+         "codes. 0 = finest rounding",
          &rounding_error, 0, 1}};
   }
 

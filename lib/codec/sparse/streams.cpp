@@ -66,8 +66,8 @@ std::vector<uint16_t> coefficients_in_f16(std::span<const float> coefficients) {
 std::vector<float> dequantize_coefficients(CoefficientType type, const SparsePairs& pairs) {
   std::vector<float> coefficients(pairs.words.size());
   const auto refuse = [&](size_t k) {
-    return bad_input("stream '{}': {:#x} is no finite number of type {}", kSparseCoefficients, pairs.words[k],
-                     name_of(type));
+    return bad_input("stream '{}': {:#x} is not a finite number of type {}", kSparseCoefficients,
+                     pairs.words[k], name_of(type));
   };
   if (type == CoefficientType::f16) {
     widen(DType::f16, pairs.words, coefficients);

@@ -211,11 +211,13 @@ std::vector<OptionField> TransformBookOptions::fields() {
       {"rate-distortion",
        "what a bit counts, in squared steps, where the encoder decides between two levels; 0: the nearest",
        &rate_distortion, 0, 1},
-      {"unbias", "part of the energy that rounding takes from a component which decoding gives back", &unbias,
-       0, 1},
+      {"unbias",
+       "of the energy that rounding takes from a component, the fraction that decoding "
+       "gives back",
+       &unbias, 0, 1},
       {"first-finer",
-       "the first token of a document, to which attention goes that has nothing to look at, is coded by a mean of its "
-       "own and in steps so many times finer; 0: it is not learned, and kept exactly",
+       "a document's first token (an attention sink) is coded with a mean of its own and "
+       "with steps this many times finer; 0: none is learned, and it is kept exactly",
        &first_finer, 0, 4096},
       {"predict-tokens",
        "predict what a token has from the ids of N tokens, itself and those before it, and transform what is left; "

@@ -78,8 +78,8 @@ struct TransformOptions final : Options {
         {"window", "newest tokens of a document kept exactly", &window, 0, 1 << 24},
         {"block", "tokens of a block, which is coded and decoded alone", &block, 1, 1 << 16},
         {"adapt",
-         "take the book's classes and means as they are, where else they are fitted to the tokens if that saves more than "
-         "it takes; the tokens are read once more for it",
+         "take the book's classes and means as they are; by default they are fitted to the "
+         "tokens, which are read once more, if that saves more bits than it takes",
          &adapt}};
   }
 };
@@ -495,9 +495,9 @@ void TransformView::decode_rows(uint64_t first, MatrixView<float> out) const {
                [&](uint64_t at, MatrixView<float> rows) { decode_quantized(at, rows); });
 }
 
-std::unique_ptr<Options> make_options() { return std::make_unique<TransformOptions>(); }
+std::unique_ptr<Options> make_transform_options() { return std::make_unique<TransformOptions>(); }
 
-std::unique_ptr<Codec> make(const Options& options, const CodecContext& context) {
+std::unique_ptr<Codec> make_transform(const Options& options, const CodecContext& context) {
   check_context(context);
   if (!context.book)
     throw usage_error("codec transform needs a book: give it with --book (train-transform makes one)");
@@ -522,8 +522,8 @@ CodecEntry transform_codec() {
           .summary = "components of a learned basis, one step for all, entropy-coded, first tokens exact",
           .capabilities = {.needs_book = true, .device_twin = true},
           .book_type = "transform",
-          .make_options = make_options,
-          .make = make,
+          .make_options = make_transform_options,
+          .make = make_transform,
           .before_rope = true};
 }
 

@@ -509,7 +509,7 @@ void release(void* data) {
   if (!data) return;
   synchronize_all();  // as cudaFree does
   const auto found = memory().buffers.find(static_cast<const std::byte*>(data));
-  if (found == memory().buffers.end()) throw Fault("freeing what is no device buffer");
+  if (found == memory().buffers.end()) throw Fault("freeing what is not a device buffer");
   memory().used -= found->second->bytes();
   memory().buffers.erase(found);
 }

@@ -1,0 +1,341 @@
+#include "cli/codec_search.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <optional>
+
+#include "cli/codec_spec.hpp"
+#include "cli/coding.hpp"
+#include "cli/loss_meter.hpp"
+#include "cli/probe.hpp"
+#include "cli/text.hpp"
+#include "cli/weights.hpp"
+#include "lib/codec/dial.hpp"
+#include "lib/codec/rope_codec.hpp"
+#include "lib/core/error.hpp"
+
+namespace kvcodec::cli {
+namespace {
+
+/// From the one that promises most; the yardsticks only where they are asked for.
+constexpr std::string_view kByPromise[] = {"transform", "kvcomp", "q4", "kivi", "sparse", "rvq", "selfindex"};
+constexpr std::string_view kYardsticks[] = {"fp8", "lossless", "none"};
+
+// Candidates ---------------------------------------------------------------------------------------
+
+/// A book and its file.
+struct NamedBook {
+  std::string file;
+  BookFile book;
+};
+
+/// The codecs to try, in the order of promise whatever the order of the list.
+std::vector<const CodecEntry*> codecs_to_try(const std::string& list) {
+  std::vector<std::string> asked;
+  if (!list.empty()) {
+    asked = split(list, ',');
+    with_context("--codecs", [&] {
+      for (const std::string& name : asked) (void)codec_named(name);
+    });
+  }
+  std::vector<const CodecEntry*> chosen;
+  const auto take = [&](std::string_view name) {
+    if (list.empty() || std::ranges::count(asked, name) > 0)
+      chosen.push_back(&codec_named(std::string(name)));
+  };
+  for (const std::string_view name : kByPromise) take(name);
+  if (!list.empty())
+    for (const std::string_view name : kYardsticks) take(name);
+  return chosen;
+}
+
+/// Reads the books. Throws Error(usage) for one that no codec to be tried takes.
+std::vector<NamedBook> read_books(const std::vector<std::string>& files,
+                                  const std::vector<const CodecEntry*>& codecs) {
+  std::vector<NamedBook> books;
+  for (const std::string& file : files) {
+    books.push_back({file, read_book(file, "", false)});
+    const std::string& type = books.back().book.type.type;
+    if (std::ranges::none_of(codecs, [&](const CodecEntry* codec) { return codec->book_type == type; }))
+      throw usage_error("--book {}: it is a {} file, which none of the codecs to be tried takes", file, type);
+  }
+  return books;
+}
+
+struct Candidate {
+  const CodecEntry* codec = nullptr;
+  const NamedBook* book = nullptr;  ///< nullptr: it needs none, or there is none
+};
+
+/// Each codec with each book that it takes.
+std::vector<Candidate> candidates_of(const std::vector<const CodecEntry*>& codecs,
+                                     const std::vector<NamedBook>& books) {
+  std::vector<Candidate> candidates;
+  for (const CodecEntry* codec : codecs) {
+    const size_t before = candidates.size();
+    if (!codec->book_type.empty())
+      for (const NamedBook& book : books)
+        if (book.book.type.type == codec->book_type) candidates.push_back({codec, &book});
+    if (candidates.size() == before) candidates.push_back({codec, nullptr});
+  }
+  return candidates;
+}
+
+// Trying -------------------------------------------------------------------------------------------
+
+/// Thrown before a measurement that would begin after --time.
+struct TimeIsUp {};
+
+/// What all attempts have in common.
+struct Trial {
+  const SearchOptions& options;
+  const SearchedCache& cache;
+  const CommonOptions& common;
+  const Stopwatch& since;
+  Probe probe;
+  std::optional<LossMeter> meter = {};
+
+  bool time_is_up() const { return since.seconds() >= options.time; }
+};
+
+/// One codec with one book: finds its options and measures them.
+class Tryout {
+ public:
+  /// before_try: called before each measurement.
+  Tryout(const Trial& trial, const Candidate& candidate, std::function<void()> before_try)
+      : trial_(trial), candidate_(candidate), before_try_(std::move(before_try)) {
+    attempt_.codec = entry().name;
+    if (candidate.book) attempt_.book = candidate.book->file;
+  }
+
+  /// Throws Error(bad_input) where the codec, or its book, does not fit the cache.
+  Attempt run() {
+    const Stopwatch watch;
+    if (!entry().book_type.empty() && !candidate_.book) {
+      attempt_.reason = fmt::format("needs a {} file: name one with --book", entry().book_type);
+      return attempt_;
+    }
+    try {
+      try_options();
+    } catch (const TimeIsUp&) {
+      miss("stopped: the time was over");
+    } catch (const GoalMissed& missed) {
+      miss_by(missed.nearest(), " at least");
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::usage) throw;
+      miss(error.what());
+    }
+    attempt_.seconds = watch.seconds();
+    return attempt_;
+  }
+
+ private:
+  const CodecEntry& entry() const { return *candidate_.codec; }
+
+  /// Weights for the search alone, or for the codec, where it takes any.
+  bool weighs() const {
+    return !trial_.options.weights.empty() && (allocates_bits(entry()) || entry().capabilities.takes_weights);
+  }
+
+  /// Whether they are the codec's: it then needs them to encode.
+  bool codec_weighs() const { return weighs() && !allocates_bits(entry()); }
+
+  std::unique_ptr<Codec> make(const Options& options, bool weighed) const {
+    const KvReader& kv = trial_.cache.kv;
+    CodecContext context =
+        context_of(kv.model(), kv.documents(), kv.dtype() == DType::f32 ? DType::bf16 : kv.dtype(),
+                   candidate_.book ? &candidate_.book->book.book : nullptr);
+    context.engine = engine_for(entry(), trial_.common.engine());
+    if (weighed) take_weights(trial_.options.weights, context);
+    return kvcodec::make_codec(entry(), options, context, choose_rope(entry(), std::nullopt, context));
+  }
+
+  void try_options() {
+    const auto options = entry().make_options();
+    const auto usual = make(*options, false);  // weights need options that the search sets
+    check_token_ids(trial_.cache.kv, *usual);
+    (void)whole_groups(trial_.cache.layers, usual->layer_group(), ErrorKind::usage, "layers");
+    if (dial_of(entry()).turn)
+      search(*options);
+    else
+      try_fixed(*options, *usual);
+  }
+
+  void search(Options& options) {
+    const GoalContext context{entry(),
+                              trial_.cache.kv,
+                              trial_.cache.documents,
+                              trial_.cache.layers,
+                              weighs() ? trial_.options.weights : std::string(),
+                              trial_.common,
+                              [this](const Options& with) { return make(with, codec_weighs()); },
+                              before_try_};
+    const FoundOptions found = find_options(trial_.options.goal, context, trial_.probe,
+                                            trial_.meter ? &*trial_.meter : nullptr, options);
+    attempt_.options = found.words;
+    if (codec_weighs()) attempt_.weights = trial_.options.weights;
+    attempt_.loss = found.loss;
+    measure(*make(*found.options, codec_weighs()));
+    reach(*found.options);
+  }
+
+  /// A codec whose rate no option turns reaches the goal as it is, or not.
+  void try_fixed(Options& usual, const Codec& codec) {
+    measure(codec);
+    const SearchOptions& options = trial_.options;
+    const double reached = options.goal.total_bits > 0 ? *attempt_.bits : attempt_.loss->worst();
+    if (reached <= (options.goal.total_bits > 0 ? options.goal.total_bits : options.goal.max_nll))
+      reach(usual);
+    else
+      miss_by(reached, "");
+  }
+
+  void measure(const Codec& codec) {
+    before_try_();
+    attempt_.bits = trial_.probe.bits(codec);
+    attempt_.snr_db = Probe::snr_db(trial_.probe.energies(codec));
+    if (trial_.meter && !attempt_.loss) {
+      before_try_();
+      attempt_.loss = trial_.meter->loss(codec);
+    }
+  }
+
+  void reach(Options& with) {
+    attempt_.reached = true;
+    attempt_.settings = to_record(with);
+  }
+
+  void miss(const std::string& reason) { attempt_.reason = reason; }
+
+  /// least: " at least" where options were searched.
+  void miss_by(double nearest, const char* least) {
+    if (!std::isfinite(nearest)) return miss("none of its options fits the cache");
+    attempt_.nearest = nearest;
+    miss(trial_.options.goal.total_bits > 0 ? fmt::format("takes {:.2f} bits per value{}", nearest, least)
+                                            : fmt::format("loses {:.4f} nats per token{}", nearest, least));
+  }
+
+  const Trial& trial_;
+  const Candidate& candidate_;
+  std::function<void()> before_try_;
+  Attempt attempt_;
+};
+
+/// Tries one after the other. What does not fit the cache is an attempt that failed, unless nothing fits: then the cache is to
+/// blame, and the first such error is thrown.
+std::vector<Attempt> try_all(const Trial& trial, const std::vector<Candidate>& candidates) {
+  std::vector<Attempt> attempts;
+  std::optional<Error> unfit;
+  ProgressBar bar("choose", "codecs", trial.common.quiet);
+  for (const Candidate& candidate : candidates) {
+    const auto done = static_cast<double>(attempts.size()), all = static_cast<double>(candidates.size());
+    int tries = 0;
+    const auto before_try = [&] {
+      if (trial.time_is_up()) throw TimeIsUp();
+      // How many tries there will be is not known: each takes a tenth of what is left.
+      bar.update(done + 1 - std::pow(0.9, tries++), all, candidate.codec->name);
+    };
+    if (trial.time_is_up()) {
+      attempts.push_back({.codec = candidate.codec->name, .reason = kNoTimeLeft});
+      continue;
+    }
+    try {
+      attempts.push_back(Tryout(trial, candidate, before_try).run());
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::bad_input) throw;
+      if (!unfit) unfit = error;
+      attempts.push_back({.codec = candidate.codec->name,
+                          .book = candidate.book ? candidate.book->file : std::string(),
+                          .reason = error.what()});
+    }
+  }
+  const bool measured =
+      std::ranges::any_of(attempts, [](const Attempt& one) { return one.reached || one.nearest; });
+  if (unfit && !measured) throw Error(*unfit);
+  return attempts;
+}
+
+// Results ------------------------------------------------------------------------------------------
+
+/// Says what came nearest.
+[[noreturn]] void complain(const SearchOptions& options, const std::vector<Attempt>& attempts) {
+  const auto late = untried(attempts);
+  const std::string left_out =
+      late.empty() ? std::string()
+                   : fmt::format("; not tried within --time {}: {}", options.time, fmt::join(late, ", "));
+  if (const auto nearest = nearest_of(attempts)) {
+    const Attempt& one = attempts[*nearest];
+    throw usage_error("{}; no codec that was tried reaches it, and {} comes nearest: it {}{}",
+                      options.goal_text(), one.codec, one.reason, left_out);
+  }
+  std::vector<std::string> reasons;
+  for (const Attempt& one : attempts)
+    if (one.reason != kNoTimeLeft) reasons.push_back(fmt::format("{} {}", one.codec, one.reason));
+  throw usage_error("{}; no codec could be measured{}{}{}", options.goal_text(), reasons.empty() ? "" : ": ",
+                    fmt::join(reasons, "; "), left_out);
+}
+
+void note_judge(const SearchOptions& options, const CommonOptions& common) {
+  if (options.judge() == Judge::snr)
+    common.note(
+        "codecs are judged by the signal-to-noise ratio, which says little of what a model loses; with --model and "
+        "--text its loss decides");
+}
+
+void note_time(const SearchOptions& options, const CommonOptions& common,
+               const std::vector<Attempt>& attempts) {
+  const auto late = untried(attempts);
+  if (!late.empty()) common.note("not tried within --time {}: {}", options.time, fmt::join(late, ", "));
+}
+
+}  // namespace
+
+std::span<const std::string_view> codecs_worth_trying() { return kByPromise; }
+
+bool tries_codec(const SearchOptions& options, std::string_view name) {
+  return std::ranges::count(codecs_to_try(options.codecs), name, &CodecEntry::name) > 0;
+}
+
+Judge SearchOptions::judge() const {
+  return goal.max_nll > 0 ? Judge::bits : goal.model.empty() ? Judge::snr : Judge::loss;
+}
+
+std::string SearchOptions::goal_text() const {
+  return goal.total_bits > 0 ? fmt::format("--total-bits is {}", goal.total_bits)
+                             : fmt::format("--max-nll is {}", goal.max_nll);
+}
+
+void SearchOptions::check_books() const { (void)read_books(books, codecs_to_try(codecs)); }
+
+void SearchOptions::check_goal() const {
+  if (goal.total_bits > 0 && goal.max_nll > 0)
+    throw usage_error("--total-bits and --max-nll exclude each other");
+  if (goal.total_bits == 0 && goal.max_nll == 0)
+    throw usage_error(
+        "no goal is given: name the bits per value with --total-bits, or the loss with --max-nll");
+  if (goal.max_nll > 0 && (goal.model.empty() || goal.texts.empty()))
+    throw usage_error("--max-nll needs a model and a text to measure on: give --model and --text");
+  if (goal.model.empty() != goal.texts.empty())
+    throw usage_error("--model and --text go together: a loss is measured on both");
+}
+
+SearchResult search_codecs(const SearchOptions& options, const SearchedCache& cache,
+                           const CommonOptions& common, const Stopwatch& since) {
+  const auto codecs = codecs_to_try(options.codecs);
+  const auto books = read_books(options.books, codecs);
+  Trial trial{options, cache, common, since,
+              Probe(cache.kv, cache.documents, cache.sampled, cache.layers, kSampleTokens)};
+  if (!options.goal.model.empty())
+    trial.meter.emplace(options.goal.model, options.goal.texts, cache.kv, common);
+  SearchResult result{.attempts = try_all(trial, candidates_of(codecs, books)),
+                      .tokens = trial.probe.tokens()};
+  const auto best = best_of(result.attempts, options.judge());
+  if (!best) complain(options, result.attempts);
+  result.choice = *best;
+  note_judge(options, common);
+  note_time(options, common, result.attempts);
+  return result;
+}
+
+}  // namespace kvcodec::cli
