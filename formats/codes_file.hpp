@@ -124,11 +124,14 @@ class CodesWriter {
   /// nullptr = none.
   CodesWriter(OutputFile& output, const CodesInfo& info, const Codec& codec, std::span<const uint32_t> tokens,
               std::span<const uint64_t> positions, const Book* embed_book);
-  /// A copy of an existing file that is then extended: its last document may grow and new ones follow.
+  /// A copy of an existing file that is then extended, or, where the output is changed in place, that file itself: its last
+  /// document may grow and new ones follow.
   /// info.documents describes the result: the documents of `base` first, the last of them perhaps longer.
   /// tokens, positions: of the added tokens only.
   CodesWriter(OutputFile& output, const CodesReader& base, const CodesInfo& info, const Codec& codec,
               std::span<const uint32_t> tokens, std::span<const uint64_t> positions);
+  /// Whether the file can be extended in place by tokens at these positions.
+  static bool can_change_in_place(const CodesReader& base, std::span<const uint64_t> positions);
   ~CodesWriter();
   CodesWriter(const CodesWriter&) = delete;
   CodesWriter& operator=(const CodesWriter&) = delete;

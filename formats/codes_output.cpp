@@ -44,20 +44,45 @@ class Arrays final : public PartSource {
 
 }  // namespace
 
-CodesFile::CodesFile(const OutputFile& output, const CodesInfo& info, std::vector<Layout> layouts)
+CodesFile::CodesFile(const OutputFile& output, const CodesInfo& info, std::vector<Layout> layouts,
+                     const CodesReader* before)
     : file_(h5::File::create(output)),
       info_(info),
-      data_(file_, kDataPath, DType::u8, {}, 0,
-            {.bytes = chunk_bytes_for(values_of(info)), .checksums = false}),
+      before_(before),
+      data_(open_data(before != nullptr)),
       parts_(data_),
       places_((info.documents.count() + 1) * layouts.size()) {
   for (Layout& layout : layouts) {
     totals_.emplace_back(layout.size());
     columns_.emplace_back(std::move(layout));
   }
+  if (before) take_over(*before);
+}
+
+h5::DatasetWriter CodesFile::open_data(bool goes_on) const {
+  const h5::Chunks chunks{.bytes = chunk_bytes_for(values_of(info_)), .checksums = false};
+  return goes_on ? h5::DatasetWriter::behind(file_, kDataPath, DType::u8, chunks)
+                 : h5::DatasetWriter(file_, kDataPath, DType::u8, {}, 0, chunks);
+}
+
+/// What the file holds, which stays.
+void CodesFile::take_over(const CodesReader& before) {
+  const CodesReader::Impl& s = before.impl();
+  const std::vector<PartPlace> places = s.all_places();
+  if (s.columns().count() != columns_.size() || places.size() > places_.size())
+    throw failed("{}: cannot go on with other columns or fewer documents", before.name());
+  std::ranges::copy(places, places_.begin());
+  for (uint64_t column = 0; column < columns_.size(); ++column) {
+    if (s.layout(column).all != columns_[column].all)
+      throw failed("{}: cannot go on with other streams", before.name());
+    totals_[column] = s.totals[column];
+  }
+  ledger_.index_bytes = s.footer_bytes();
+  ledger_.embedded_book_bytes = before.ledger().embedded_book_bytes;
 }
 
 void CodesFile::write(const PartName& name, const PartSource& source) {
+  drop(name);
   const Layout& layout = layout_of_part(name);
   std::vector<uint64_t> rows;
   for (size_t i = 0; i < layout.size(); ++i) {
@@ -142,24 +167,40 @@ void CodesFile::write_stream(const StoredSpec& stream, size_t number, uint64_t r
 void CodesFile::finish_part(const PartName& name, std::span<const uint64_t> rows) {
   PartPlace& place = places_[name.row * columns_.size() + name.side];
   place = parts_.finish(name, rows);
+  count(name, rows, place.size, true);
+}
+
+/// The part of that name that was there before, if there was one, does not count any more.
+void CodesFile::drop(const PartName& name) {
+  PartPlace& place = places_[name.row * columns_.size() + name.side];
+  if (place.size == 0) return;
+  count(name, before_->impl().part(name)->rows(), place.size, false);
+  place = {};
+}
+
+/// Adds a part to what is counted of all, or takes it away.
+void CodesFile::count(const PartName& name, std::span<const uint64_t> rows, uint64_t size, bool add) {
+  const auto change = [add](uint64_t& sum, uint64_t by) { sum = add ? sum + by : sum - by; };
   const Layout& layout = layout_of_part(name);
   uint64_t streams = 0;
   for (size_t i = 0, own = 0; i < columns_[name.side].all.size(); ++i) {
     if (columns_[name.side].all[i].spec.shared != (name.row == 0)) continue;
     const uint64_t n = rows[own], bytes = layout[own].bytes(n);
-    totals_[name.side][i].rows += n;
-    totals_[name.side][i].bytes += bytes;
+    change(totals_[name.side][i].rows, n);
+    change(totals_[name.side][i].bytes, bytes);
     streams += bytes;
     ++own;
   }
-  ledger_.index_bytes += place.size - streams;
+  change(ledger_.index_bytes, size - streams);
 }
 
 void CodesFile::write_tables() {
   const uint64_t shape[] = {info_.documents.count() + 1, columns_.size(), 2};
   h5::write_table(file_, kPartsPath, DType::u64, shape, std::as_bytes(std::span(places_)));
   ledger_.index_bytes += places_.size() * sizeof(PartPlace);
-  h5::DatasetWriter totals(file_, kTotalsPath, DType::u64, {2});
+  uint64_t streams = 0;
+  for (const auto& column : totals_) streams += column.size();
+  h5::DatasetWriter totals(file_, kTotalsPath, DType::u64, {2}, streams);
   for (const auto& column : totals_)
     for (const auto& total : column) totals.append_values(std::span<const uint64_t>(&total.rows, 2));
   ledger_.index_bytes += totals.rows() * totals.row_bytes();

@@ -38,12 +38,15 @@ class StoredPart final : public PartSource {
 /// Writes the parts of a codes file, and at the end all that is not in a part.
 class CodesFile {
  public:
-  /// layouts: per column of the table of parts.
-  CodesFile(const OutputFile& output, const CodesInfo& info, std::vector<Layout> layouts);
+  /// layouts: per column of the table of parts. before: where the output is changed in place, what it was: its parts stay, and info
+  /// and layouts are its own, but for documents behind its last one. Else nullptr.
+  CodesFile(const OutputFile& output, const CodesInfo& info, std::vector<Layout> layouts,
+            const CodesReader* before = nullptr);
 
   const SideLayout& layout(uint64_t column) const { return columns_[column]; }
 
   /// Streams of that part, in the order of its layout.
+  /// A part that was there before is replaced; its bytes stay in the file, and are overhead.
   void write(const PartName& name, const PartSource& source);
   /// A part of another file whose layout is the same, its bytes as they are.
   void copy(const PartName& name, const Part& part);
@@ -56,6 +59,10 @@ class CodesFile {
   uint64_t bytes_of(uint64_t column, size_t stream) const { return totals_[column][stream].bytes; }
 
  private:
+  h5::DatasetWriter open_data(bool goes_on) const;
+  void take_over(const CodesReader& before);
+  void drop(const PartName& name);
+  void count(const PartName& name, std::span<const uint64_t> rows, uint64_t size, bool add);
   const Layout& layout_of_part(const PartName& name) const;
   void write_stream(const StoredSpec& stream, size_t number, uint64_t rows, const PartSource& source);
   void finish_part(const PartName& name, std::span<const uint64_t> rows);
@@ -65,6 +72,7 @@ class CodesFile {
 
   h5::File file_;
   CodesInfo info_;
+  const CodesReader* before_;
   h5::DatasetWriter data_;
   PartWriter parts_;
   std::vector<SideLayout> columns_;

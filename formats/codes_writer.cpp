@@ -24,18 +24,20 @@ std::vector<Layout> layouts_of(const CodesInfo& info, const Codec& codec, bool h
   return layouts;
 }
 
-/// Tokens (none = their ids are not known) and positions of all documents.
+/// Tokens (none = their ids are not known) and positions of the documents that are written, those from `first` on.
 struct Index {
   std::optional<std::vector<uint32_t>> tokens;
   std::vector<uint64_t> positions;
+  size_t first = 0;          // document
+  uint64_t first_token = 0;  // of that document
 
   DType type() const {
     return position_type(positions.empty() ? 0 : *std::max_element(positions.begin(), positions.end()));
   }
 
   void write(CodesFile& file, const CodesInfo& info) const {
-    for (size_t d = 0; d < info.documents.count(); ++d) {
-      const uint64_t first = info.documents.offsets[d], length = info.documents.length(d);
+    for (size_t d = this->first; d < info.documents.count(); ++d) {
+      const uint64_t first = info.documents.offsets[d] - first_token, length = info.documents.length(d);
       file.write_index(d, tokens ? std::span(*tokens).subspan(first, length) : std::span<const uint32_t>(),
                        std::span(positions).subspan(first, length));
     }
@@ -78,8 +80,9 @@ class OpenSide final : public StreamStore {
   std::vector<uint32_t> token_ids(uint64_t first, uint64_t count) const override {
     if (!index_.tokens) return StreamReader::token_ids(first, count);
     const size_t newest = documents_ - 1;
-    return ids_within(std::span(*index_.tokens).subspan(names_.offsets[newest], names_.length(newest)), first,
-                      count);
+    return ids_within(
+        std::span(*index_.tokens).subspan(names_.offsets[newest] - index_.first_token, names_.length(newest)), first,
+        count);
   }
 
   void read(std::string_view name, uint64_t first, uint64_t count, std::span<std::byte> out) const override {
@@ -143,10 +146,10 @@ class OpenSide final : public StreamStore {
 
 void check_index(const CodesInfo& info, const Index& index) {
   const uint64_t positions = index.positions.size(), tokens = index.tokens ? index.tokens->size() : positions;
-  if (positions != info.documents.tokens() || tokens != positions)
-    throw failed("{} tokens and {} positions for documents of {}", tokens, positions,
-                 info.documents.tokens());
-  check_rising(info.documents, 0, index.positions, {}, "positions of the codes");
+  const uint64_t wanted = info.documents.tokens() - index.first_token;
+  if (positions != wanted || tokens != positions)
+    throw failed("{} tokens and {} positions for documents of {}", tokens, positions, wanted);
+  check_rising(info.documents, index.first_token, index.positions, {}, "positions of the codes");
 }
 
 }  // namespace
@@ -157,21 +160,29 @@ struct CodesWriter::Impl {
   Columns columns;
   const Codec& codec;
   const CodesReader::Impl* base;
+  bool in_place;  // base is the output, which keeps what it has
   Index index;
   CodesFile file;
   std::unique_ptr<OpenSide> open;
   std::set<uint64_t> done;  // columns
 
-  Impl(const OutputFile& out, const CodesInfo& what, const Codec& with, const CodesReader::Impl* extended,
+  Impl(const OutputFile& out, const CodesInfo& what, const Codec& with, const CodesReader* extended,
        Index tokens)
       : output(out),
         info(what),
         columns(what),
         codec(with),
-        base(extended),
+        base(extended ? &extended->impl() : nullptr),
+        in_place(out.in_place() != nullptr),
         index(std::move(tokens)),
-        file(out, what, layouts_of(what, with, index.tokens.has_value(), index.type())) {
+        file(out, what, all_layouts(), in_place ? extended : nullptr) {
     index.write(file, info);
+  }
+
+  std::vector<Layout> all_layouts() const {
+    auto layouts = layouts_of(info, codec, index.tokens.has_value(), index.type());
+    if (in_place) layouts.back() = base->layout(base->index_column()).all;
+    return layouts;
   }
 
   size_t base_documents() const { return base ? base->info.documents.count() : 0; }
@@ -186,11 +197,12 @@ struct CodesWriter::Impl {
     close_side();
     if (!done.insert(column).second) throw failed("{}: {} was closed before", output.target(), path(column));
     open = std::make_unique<OpenSide>(column, file.layout(column), output, index, info.documents);
-    if (base) copy_base();
+    if (base) go_on();
   }
 
-  /// All documents of the file that is extended, the last of them left open.
-  void copy_base() {
+  /// Goes on behind the documents of the file that is extended, the last of which is left open; a file that is not
+  /// changed in place takes a copy of them.
+  void go_on() {
     const uint64_t column = open->column();
     const SideLayout &stored = base->layout(column), &wanted = file.layout(column);
     if (stored.all != wanted.all)
@@ -198,7 +210,7 @@ struct CodesWriter::Impl {
     if (!stored.shared.empty()) load(base->shared_part(column));
     const size_t documents = base_documents();
     if (documents == 0) return;
-    for (size_t d = 0; d + 1 < documents; ++d) file.copy({d + 1, column}, *base->part({d + 1, column}));
+    for (size_t d = 0; !in_place && d + 1 < documents; ++d) file.copy({d + 1, column}, *base->part({d + 1, column}));
     open->skip(documents - 1);
     open->begin_document();
     load(*base->part({documents, column}));
@@ -219,17 +231,38 @@ struct CodesWriter::Impl {
     }
   }
 
-  /// Writes the newest document.
+  /// Writes the newest document, if it is not there as it is.
   void close_document() {
     if (open->documents() == 0) return;
     const size_t document = open->documents() - 1;
     const uint64_t column = open->column();
+    if (in_place && document < index.first) return;
     const uint64_t found = codec.open(shape_of(info, columns, column), *open)->tokens(),
                    wanted = info.documents.held(columns.layer(column), document);
     if (found != wanted)
       throw failed("{}: {}: document {} was given {} tokens of {}", output.target(), path(column), document,
                    found, wanted);
     file.write({document + 1, column}, OpenSide::Streams(*open, false));
+  }
+
+  /// Whether what all documents share is what the file has that is changed in place.
+  bool is_stored(const OpenSide::Streams& shared) const {
+    if (!in_place) return false;
+    const Part& part = base->shared_part(open->column());
+    std::vector<std::byte> block, stored;
+    for (size_t i = 0; i < part.layout().size(); ++i) {
+      const uint64_t rows = part.rows()[i], step = std::max<uint64_t>(1, kBlockBytes / part.layout()[i].spec.row_bytes());
+      if (shared.rows(i) != rows) return false;
+      for (uint64_t first = 0; first < rows; first += step) {
+        const uint64_t count = std::min(step, rows - first);
+        block.resize(count * part.layout()[i].spec.row_bytes());
+        stored.resize(block.size());
+        shared.read(i, first, count, block);
+        part.read(i, first, count, stored);
+        if (block != stored) return false;
+      }
+    }
+    return true;
   }
 
   /// Closes the document before and opens the wanted one; what lies between are empty documents.
@@ -244,8 +277,9 @@ struct CodesWriter::Impl {
     if (!open) return;
     if (info.documents.count() > 0) advance(info.documents.count() - 1);
     close_document();
-    if (!file.layout(open->column()).shared.empty())
-      file.write({0, open->column()}, OpenSide::Streams(*open, true));
+    const OpenSide::Streams shared(*open, true);
+    if (!file.layout(open->column()).shared.empty() && !is_stored(shared))
+      file.write({0, open->column()}, shared);
     open.reset();
   }
 };
@@ -253,20 +287,31 @@ struct CodesWriter::Impl {
 namespace {
 
 Index index_of(const CodesInfo& info, std::span<const uint32_t> tokens, std::span<const uint64_t> positions) {
-  Index index{{}, {positions.begin(), positions.end()}};
+  Index index;
+  index.positions.assign(positions.begin(), positions.end());
   if (!tokens.empty() || positions.empty()) index.tokens.emplace(tokens.begin(), tokens.end());
   check_index(info, index);
   return index;
 }
 
+/// Documents of the base that are not written anew, because it is changed in place: all but the last one if that grows.
+size_t documents_that_stay(const CodesReader& base, const CodesInfo& info) {
+  const size_t documents = base.info().documents.count();
+  const bool grows = documents > 0 && info.documents.length(documents - 1) > base.info().documents.length(documents - 1);
+  return documents - grows;
+}
+
 /// Those of a file, and behind them these.
 Index extended(const OutputFile& output, const CodesReader& base, const CodesInfo& info,
                std::span<const uint32_t> tokens, std::span<const uint64_t> positions) {
-  const uint64_t count = base.info().documents.tokens();
-  Index index{{}, base.positions(0, count)};
+  Index index;
+  if (output.in_place()) index.first = documents_that_stay(base, info);
+  index.first_token = base.info().documents.offsets[index.first];
+  const uint64_t count = base.info().documents.tokens() - index.first_token;
+  index.positions = base.positions(index.first_token, count);
   index.positions.insert(index.positions.end(), positions.begin(), positions.end());
   if (base.has_tokens()) {
-    index.tokens = base.tokens(0, count);
+    index.tokens = base.tokens(index.first_token, count);
     index.tokens->insert(index.tokens->end(), tokens.begin(), tokens.end());
   } else if (!tokens.empty()) {
     throw failed("{}: {} has no token ids; none can be added", output.target(), base.name());
@@ -305,9 +350,14 @@ CodesWriter::CodesWriter(OutputFile& output, const CodesReader& base, const Code
                          const Codec& codec, std::span<const uint32_t> tokens,
                          std::span<const uint64_t> positions) {
   check_extends(output, base, info);
-  impl_ = std::make_unique<Impl>(output, info, codec, &base.impl(),
-                                 extended(output, base, info, tokens, positions));
-  if (const auto book = base.embedded_book()) impl_->file.embed(*book);
+  impl_ = std::make_unique<Impl>(output, info, codec, &base, extended(output, base, info, tokens, positions));
+  if (const auto book = base.embedded_book(); book && !output.in_place()) impl_->file.embed(*book);
+}
+
+bool CodesWriter::can_change_in_place(const CodesReader& base, std::span<const uint64_t> positions) {
+  const CodesReader::Impl& s = base.impl();
+  return s.layout(s.index_column()).own.back().spec.type == DType::u64 ||
+         std::ranges::all_of(positions, [](uint64_t position) { return position_type(position) == DType::u32; });
 }
 
 CodesWriter::~CodesWriter() = default;

@@ -287,12 +287,15 @@ std::string parent_of(const std::string& path) {
 struct File::State {
   std::string name;
   std::unique_ptr<InputFile> input;  // when reading
+  std::shared_ptr<Overlay> overlay;  // what is read, or written, in the place of some of the file's bytes
   mutable FileStatus status;
   bool writing = false;
+  bool in_place = false;  // a file that is written and was there before
   std::filesystem::path path;
   hid_t id = -1;
   int descriptor = -1;             // HDF5's own, to read chunks without it; -1 where there is a user block
   std::vector<Digest128> digests;  // when writing: of the pieces of all datasets so far
+  bool new_digests = false;        // and whether these are others than the file has
 
   ~State() { close(); }
 
@@ -323,15 +326,22 @@ struct File::State {
 
   /// Bytes of the file from `position` on, past HDF5. object: what they belong to, for messages.
   void read_at(uint64_t position, std::span<std::byte> out, const std::string& object) const {
+    const uint64_t begin = position;
+    const std::span<std::byte> all = out;
     while (!out.empty()) {
       const ssize_t got = ::pread(descriptor, out.data(), out.size(), static_cast<off_t>(position));
       if (got < 0 && errno == EINTR) continue;
       if (got < 0) throw error(object, fmt::format("cannot be read: {}", std::strerror(errno)));
+      if (got == 0 && overlay && position + out.size() <= overlay->end) {  // the rest is in the overlay
+        std::ranges::fill(out, std::byte{0});
+        break;
+      }
       if (got == 0) throw error(object, fmt::format("the file ends before its byte {}", position));
       status.count_read(static_cast<uint64_t>(got));
       out = out.subspan(static_cast<size_t>(got));
       position += static_cast<uint64_t>(got);
     }
+    if (overlay) overlay->patch(begin, all);
   }
 
   /// Whether there is such a link. What is below no group is not there; a group that cannot be read may hold anything.
@@ -438,8 +448,11 @@ File File::open(const std::string& name) {
   state->input = std::make_unique<InputFile>(name);
   state->name = state->input->name();
   state->path = state->input->path();
+  lock_for_reading(state->input->descriptor());
+  state->overlay = find_overlay(state->path, state->input->descriptor(), state->name);
+  state->status.overlay = state->overlay.get();
   const Turn turn;
-  const Probed probed = probe(state->input->descriptor());
+  const Probed probed = probe(state->input->descriptor(), state->status.overlay);
   if (probed != Probed::passed)
     throw state->error(
         "/", probed == Probed::crashed
@@ -458,6 +471,27 @@ File File::open(const std::string& name) {
   return File(std::move(state));
 }
 
+/// Opens a file that is there to change it; takes over the digests it has.
+static void open_in_place(File::State& file, InPlace& change, hid_t access) {
+  file.in_place = true;
+  file.overlay = change.overlay();
+  file.status.overlay = file.overlay.get();
+  file.id = H5Fopen(file.path.c_str(), H5F_ACC_RDWR, access);
+  haddr_t end = 0;
+  if (file.id < 0 || H5Fget_eoa(file.id, &end) < 0) throw file.refused("/", "cannot be opened to be changed");
+  change.begin(end);
+  if (!file.reaches(kDigestTable)) return;
+  const Handle table(H5Dopen2(file.id, kDigestTable, H5P_DEFAULT), H5Dclose);
+  const Handle space(table ? H5Dget_space(table.get()) : -1, H5Sclose);
+  hsize_t extent[2] = {};
+  if (!space || H5Sget_simple_extent_ndims(space.get()) != 2 ||
+      H5Sget_simple_extent_dims(space.get(), extent, nullptr) < 0 || extent[1] != sizeof(Digest128))
+    throw file.refused(kDigestTable, "cannot be read");
+  file.digests.resize(extent[0]);
+  if (extent[0] > 0 && H5Dread(table.get(), H5T_NATIVE_UINT8, H5S_ALL, H5S_ALL, H5P_DEFAULT, file.digests.data()) < 0)
+    throw file.refused(kDigestTable, "cannot be read");
+}
+
 File File::create(const OutputFile& output) {
   auto state = std::make_shared<State>();
   state->name = output.target();
@@ -468,6 +502,10 @@ File File::create(const OutputFile& output) {
   H5Pset_fclose_degree(access.get(), H5F_CLOSE_STRONG);
   // The file structures of HDF5 1.10: checksums over all metadata and compact chunk indices.
   H5Pset_libver_bounds(access.get(), H5F_LIBVER_V110, H5F_LIBVER_V110);
+  if (output.in_place()) {
+    open_in_place(*state, *output.in_place(), access.get());
+    return File(std::move(state));
+  }
   const Handle creation(H5Pcreate(H5P_FILE_CREATE), H5Pclose);
   H5Pset_obj_track_times(creation.get(), false);  // equal content, equal bytes
   H5Pset_attr_phase_change(creation.get(), 64,
@@ -481,6 +519,7 @@ const std::string& File::name() const { return state_->name; }
 std::string File::where(const std::string& path) const { return state_->where(path); }
 
 uint64_t File::size() const {
+  if (state_->overlay) return state_->overlay->end;
   if (state_->input) return state_->input->size();
   std::error_code error;
   const uint64_t size = std::filesystem::file_size(state_->path, error);
@@ -655,10 +694,29 @@ std::vector<uint64_t> File::extents(const std::string& object, const std::string
   return attribute_extents(*state_, object, name);
 }
 
+/// Whether the object has that attribute, with that type and these values.
+static bool has_equal_attribute(hid_t object, const std::string& name, hid_t stored, hid_t space, const void* data,
+                                size_t bytes) {
+  const Handle attribute(H5Aopen(object, name.c_str(), H5P_DEFAULT), H5Aclose);
+  const Handle type(attribute ? H5Aget_type(attribute.get()) : -1, H5Tclose);
+  const Handle extent(attribute ? H5Aget_space(attribute.get()) : -1, H5Sclose);
+  if (!type || !extent || H5Tequal(type.get(), stored) <= 0 || H5Sextent_equal(extent.get(), space) <= 0) return false;
+  std::vector<char> values(bytes);
+  return bytes == 0 || (H5Aread(attribute.get(), type.get(), values.data()) >= 0 &&
+                        std::memcmp(values.data(), data, bytes) == 0);
+}
+
+/// Of a file that is changed in place, replaces an attribute that is there and another one. Numbers lie in memory as they are stored.
 static void write_attribute(const File::State& file, const std::string& object, const std::string& name,
                             hid_t stored, hid_t memory, std::optional<uint64_t> count, const void* data) {
   const Handle target = file.open_object(object);
   const hsize_t extent = count.value_or(1);
+  if (file.in_place && file.has_attribute(target.get(), object, name)) {
+    const Handle space(count ? H5Screate_simple(1, &extent, nullptr) : H5Screate(H5S_SCALAR), H5Sclose);
+    if (has_equal_attribute(target.get(), name, stored, space.get(), data, extent * H5Tget_size(stored))) return;
+    if (H5Adelete(target.get(), name.c_str()) < 0)
+      throw file.refused(object, "attribute '" + name + "' cannot be replaced");
+  }
   const Handle space(count ? H5Screate_simple(1, &extent, nullptr) : H5Screate(H5S_SCALAR), H5Sclose);
   const Handle attribute(
       H5Acreate2(target.get(), name.c_str(), stored, space.get(), H5P_DEFAULT, H5P_DEFAULT), H5Aclose);
@@ -719,8 +777,14 @@ void File::make_group(const std::string& path) {
   state_->check_writes();
 }
 
+void File::remove(const std::string& path) {
+  const Turn turn;
+  if (state_->reaches(path) && H5Ldelete(state_->id, path.c_str(), H5P_DEFAULT) < 0)
+    throw state_->refused(path, "cannot be removed");
+}
+
 void File::close() {
-  if (!state_->digests.empty()) {
+  if (!state_->digests.empty() && state_->new_digests) {
     const std::vector<Digest128> table = std::exchange(state_->digests, {});
     const uint64_t shape[] = {table.size(), sizeof(Digest128)};
     write_table(*this, kDigestTable, DType::u8, shape, std::as_bytes(std::span(table)));
@@ -1217,7 +1281,8 @@ struct DatasetWriter::State {
   uint64_t row_bytes = 0;
   uint64_t chunk_rows = 0;
   Handle dataset;
-  uint64_t flushed = 0;            // rows in the file
+  uint64_t flushed = 0;            // rows that were written
+  uint64_t rows_there = 0;         // of a dataset of a file that is changed in place
   std::vector<std::byte> buffer;   // at most a chunk of rows
   std::vector<Digest128> digests;  // of the chunks in the file
   bool finished = false;
@@ -1228,10 +1293,66 @@ struct DatasetWriter::State {
   uint64_t checksum_bytes() const { return stored_chunks.checksums ? kChecksumBytes : 0; }
 
   void choose_chunk(uint64_t expected_rows) {
+    if (file.state_->in_place) {
+      if (!take_over(expected_rows)) choose_growing_chunk(expected_rows);
+      return;
+    }
     chunk_rows = std::max<uint64_t>(1, stored_chunks.bytes / std::max<uint64_t>(1, row_bytes));
     if (expected_rows == 0) return;
     const uint64_t chunks = (expected_rows + chunk_rows - 1) / chunk_rows;
     chunk_rows = (expected_rows + chunks - 1) / chunks;
+  }
+
+  /// Of a file that is changed in place: opens the dataset that is there, if it can hold the rows that will be written. Chunks that
+  /// stay as they are will not be written. Else it goes, and another one takes its place, which can grow.
+  bool take_over(uint64_t expected_rows) {
+    const Turn turn;
+    if (!file.state_->reaches(path)) return false;
+    dataset = Handle(H5Dopen2(file.state_->id, path.c_str(), H5P_DEFAULT), H5Dclose);
+    if (!dataset) throw file.state_->refused(path, "cannot be opened");
+    if (can_hold(expected_rows)) return true;
+    dataset = Handle();
+    if (H5Ldelete(file.state_->id, path.c_str(), H5P_DEFAULT) < 0)
+      throw file.state_->refused(path, "cannot be replaced");
+    return false;
+  }
+
+  /// Whether rows of the dataset are what is written, in chunks that can become more, but not far too many. Sets chunk_rows.
+  bool can_hold(uint64_t expected_rows) {
+    const Handle type(H5Dget_type(dataset.get()), H5Tclose), space(H5Dget_space(dataset.get()), H5Sclose),
+        creation(H5Dget_create_plist(dataset.get()), H5Pclose);
+    const Handle wanted = is_text ? text_type(row_bytes) : stored_type(dtype);
+    if (!type || !space || !creation || H5Tequal(type.get(), wanted.get()) <= 0) return false;
+    const size_t rank = row_shape.size() + 1;
+    std::vector<hsize_t> extent(rank), limit(rank), chunk(rank);
+    if (H5Sget_simple_extent_ndims(space.get()) != static_cast<int>(rank) ||
+        H5Sget_simple_extent_dims(space.get(), extent.data(), limit.data()) < 0 ||
+        (limit[0] != H5S_UNLIMITED && (expected_rows == 0 || extent[0] != expected_rows)) ||
+        H5Pget_layout(creation.get()) != H5D_CHUNKED ||
+        H5Pget_chunk(creation.get(), static_cast<int>(rank), chunk.data()) < 0)
+      return false;
+    if (!std::equal(row_shape.begin(), row_shape.end(), extent.begin() + 1) ||
+        !std::equal(row_shape.begin(), row_shape.end(), chunk.begin() + 1) ||
+        H5Pget_nfilters(creation.get()) != (stored_chunks.checksums ? 1 : 0))
+      return false;
+    if (stored_chunks.checksums && H5Pget_filter_by_id2(creation.get(), H5Z_FILTER_FLETCHER32, nullptr, nullptr,
+                                                        nullptr, 0, nullptr, nullptr) < 0)
+      return false;
+    constexpr uint64_t kMostSmallChunks = 64;
+    if (expected_rows / chunk[0] > kMostSmallChunks && chunk[0] * row_bytes < stored_chunks.bytes) return false;
+    chunk_rows = chunk[0];
+    rows_there = extent[0];
+    return true;
+  }
+
+  /// Chunks of a dataset that is to grow: a few of what it has now, so that it can become many times as large before they are too many.
+  /// rows: 0 if that is not known.
+  void choose_growing_chunk(uint64_t rows) {
+    constexpr uint64_t kLeastBytes = uint64_t{1} << 12, kChunksNow = 8;
+    const uint64_t most = std::max(kLeastBytes, stored_chunks.bytes);
+    const uint64_t bytes =
+        rows == 0 ? most : std::clamp(std::bit_ceil(rows * row_bytes) / kChunksNow, kLeastBytes, most);
+    chunk_rows = std::max<uint64_t>(1, bytes / std::max<uint64_t>(1, row_bytes));
   }
 
   /// rows: of the whole dataset if `final`, else more will come.
@@ -1270,6 +1391,7 @@ struct DatasetWriter::State {
   /// Names the digests at the dataset, and leaves them to the file's table.
   void write_digests() {
     if (!stored_chunks.checksums) return;
+    uint64_t first = file.state_->digests.size();
     std::vector<uint64_t> shape{flushed};
     shape.insert(shape.end(), row_shape.begin(), row_shape.end());
     const uint64_t piece_rows = std::max<uint64_t>(1, chunk_rows);
@@ -1277,15 +1399,93 @@ struct DatasetWriter::State {
         is_text ? text_type_name(std::max<uint64_t>(row_bytes, 1)) : std::string(name_of(dtype));
     const Digest128 digest = dataset_digest(path, type, shape, piece_rows, digests);
     auto& table = file.state_->digests;
-    const uint64_t numbers[] = {piece_rows, table.size(), half_of(digest, 0), half_of(digest, 1)};
+    if (const auto before = digests_before()) {
+      if (before->rows == piece_rows && before->digest == digest) return;
+      if (before->count == digests.size()) first = before->first;
+    }
+    const uint64_t numbers[] = {piece_rows, first, half_of(digest, 0), half_of(digest, 1)};
     write_extents(*file.state_, path, kDigestAttribute, numbers);
-    table.insert(table.end(), digests.begin(), digests.end());
+    table.resize(std::max<size_t>(table.size(), first + digests.size()));
+    std::ranges::copy(digests, table.begin() + static_cast<ptrdiff_t>(first));
+    file.state_->new_digests = true;
+  }
+
+  /// Leaves the rows as they are that the dataset has, and goes on behind them.
+  void go_behind() {
+    const Turn turn;
+    Handle old(H5Dopen2(file.state_->id, path.c_str(), H5P_DEFAULT), H5Dclose);
+    const Handle space(old ? H5Dget_space(old.get()) : -1, H5Sclose);
+    const hssize_t rows = space ? H5Sget_simple_extent_npoints(space.get()) : -1;
+    if (rows < 0) throw file.state_->refused(path, "cannot be opened");
+    if (!take_over(0)) {  // the object lasts as long as it is open
+      choose_growing_chunk(static_cast<uint64_t>(rows));
+      return copy_from(old, static_cast<uint64_t>(rows));
+    }
+    const uint64_t behind_chunks = rows_there % chunk_rows;
+    flushed = rows_there - behind_chunks;
+    if (behind_chunks == 0) return;
+    buffer.resize(behind_chunks * row_bytes);
+    read_old_rows(dataset, flushed, buffer);
+  }
+
+  /// One-dimensional rows.
+  void read_old_rows(const Handle& old, uint64_t first, std::span<std::byte> out) const {
+    const hsize_t start = first, count = out.size() / row_bytes;
+    const Handle space(H5Dget_space(old.get()), H5Sclose), memory(H5Screate_simple(1, &count, nullptr), H5Sclose),
+        type = stored_type(dtype);
+    if (H5Sselect_hyperslab(space.get(), H5S_SELECT_SET, &start, nullptr, &count, nullptr) < 0 ||
+        H5Dread(old.get(), type.get(), memory.get(), space.get(), H5P_DEFAULT, out.data()) < 0)
+      throw file.state_->refused(path, "cannot be read");
+  }
+
+  void copy_from(const Handle& old, uint64_t rows) {
+    create(0, false);
+    for (uint64_t first = 0; first < rows; first += chunk_rows) {
+      if (buffer.size() == chunk_bytes()) flush_buffer();
+      buffer.resize(std::min(chunk_rows, rows - first) * row_bytes);
+      read_old_rows(old, first, buffer);
+    }
+  }
+
+  /// What the dataset said of its digests when it was taken over.
+  struct DigestsBefore {
+    uint64_t rows, first, count;
+    Digest128 digest;
+  };
+  std::optional<DigestsBefore> digests_before() const {
+    if (!file.state_->in_place || !file.state_->has_attribute(dataset.get(), path, kDigestAttribute)) return {};
+    const std::vector<uint64_t> numbers = attribute_extents(*file.state_, path, kDigestAttribute);
+    if (numbers.size() != 4 || numbers[0] == 0) return {};
+    const Pieces pieces{numbers[0], numbers[1], digest_from(numbers[2], numbers[3])};
+    return DigestsBefore{pieces.rows, pieces.first, pieces.count(rows_there, row_bytes), pieces.digest};
+  }
+
+  /// Whether the next chunk is in the file as it is.
+  bool is_there(std::span<const std::byte> chunk) const {
+    if (flushed >= rows_there) return false;
+    std::vector<hsize_t> offset(row_shape.size() + 1, 0);
+    offset[0] = flushed;
+    unsigned skipped_filters = 0;
+    haddr_t address = HADDR_UNDEF;
+    hsize_t size = 0;
+    if (H5Dget_chunk_info_by_coord(dataset.get(), offset.data(), &skipped_filters, &address, &size) < 0 ||
+        address == HADDR_UNDEF || size != chunk.size() || skipped_filters != 0)
+      return false;
+    std::vector<std::byte> stored(chunk.size());
+    uint32_t filters = 0;
+    return H5Dread_chunk(dataset.get(), H5P_DEFAULT, offset.data(), &filters, stored.data()) >= 0 &&
+           std::ranges::equal(stored, chunk);
   }
 
   /// chunk: chunk_bytes() and room for the checksum behind. valid_rows of it count.
   void write_chunk(std::span<std::byte> chunk, uint64_t valid_rows, const Digest128& digest, bool extend) {
     const Turn turn;
-    if (extend) {
+    if (is_there(chunk)) {
+      flushed += valid_rows;
+      if (stored_chunks.checksums) digests.push_back(digest);
+      return;
+    }
+    if (extend && flushed + valid_rows > rows_there) {
       std::vector<hsize_t> extent{flushed + valid_rows};
       extent.insert(extent.end(), row_shape.begin(), row_shape.end());
       if (H5Dset_extent(dataset.get(), extent.data()) < 0) throw file.state_->refused(path, "cannot grow");
@@ -1312,6 +1512,14 @@ struct DatasetWriter::State {
     add_checksum(buffer);
     write_chunk(buffer, valid_rows, digest, true);
     buffer.clear();
+  }
+
+  /// Of a dataset that was taken over, rows that are no longer there.
+  void cut() {
+    const Turn turn;
+    std::vector<hsize_t> extent{flushed};
+    extent.insert(extent.end(), row_shape.begin(), row_shape.end());
+    if (H5Dset_extent(dataset.get(), extent.data()) < 0) throw file.state_->refused(path, "cannot be cut");
   }
 
   /// Whole chunks straight from the source, prepared side by side and written in order, so that the file is
@@ -1366,6 +1574,18 @@ DatasetWriter::DatasetWriter(File file, std::string path, size_t text_bytes, uin
   state_->choose_chunk(expected_rows);
 }
 
+DatasetWriter DatasetWriter::behind(File file, std::string path, DType type, Chunks chunks) {
+  DatasetWriter writer;
+  writer.state_ = std::make_unique<State>(std::move(file));
+  writer.state_->stored_chunks = chunks;
+  writer.state_->path = std::move(path);
+  writer.state_->dtype = type;
+  writer.state_->row_bytes = size_of(type);
+  writer.state_->go_behind();
+  return writer;
+}
+
+DatasetWriter::DatasetWriter() = default;
 DatasetWriter::~DatasetWriter() = default;
 DatasetWriter::DatasetWriter(DatasetWriter&&) noexcept = default;
 
@@ -1415,8 +1635,10 @@ void DatasetWriter::finish() {
   State& s = *state_;
   if (s.finished) return;
   s.finished = true;
+  if (!s.dataset && s.file.state_->in_place && s.row_bytes > 0) s.create(0, false);
   if (s.dataset) {
     if (!s.buffer.empty()) s.flush_buffer();
+    if (s.flushed < s.rows_there) s.cut();
   } else {
     const uint64_t total = rows();
     if (total > 0) s.chunk_rows = total;
@@ -1439,6 +1661,11 @@ void DatasetWriter::finish() {
 
 void write_table(File& file, const std::string& path, DType type, std::span<const uint64_t> shape,
                  std::span<const std::byte> bytes) {
+  if (file.state_->in_place) {  // it may grow again
+    DatasetWriter writer(file, path, type, {shape.begin() + 1, shape.end()}, shape[0], {.checksums = false});
+    if (!bytes.empty()) writer.append(bytes);
+    return writer.finish();
+  }
   file.make_group(parent_of(path));
   const Turn turn;
   const Handle stored = stored_type(type);

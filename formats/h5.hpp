@@ -40,7 +40,9 @@ class File {
  public:
   /// Opens for reading; "-" is standard input.
   static File open(const std::string& name);
-  /// Creates the file at output.path(), which takes output.target()'s name in messages.
+  /// Creates the file at output.path(), which takes output.target()'s name in messages; or, of an output that is changed in
+  /// place, opens the file that is there. Then what is written takes the place of what has its name, as far as it is
+  /// not the same: attributes, and chunks of datasets, which from then on can grow. All else stays.
   static File create(const OutputFile& output);
 
   const std::string& name() const;
@@ -67,6 +69,7 @@ class File {
   std::vector<uint64_t> extents(const std::string& object, const std::string& name) const;
 
   void make_group(const std::string& path);  ///< and the groups above it; nothing if it is there
+  void remove(const std::string& path);      ///< nothing if it is not there
   void set_text(const std::string& object, const std::string& name, const std::string& value);
   void set_texts(const std::string& object, const std::string& name, const std::vector<std::string>& values);
   void set_integer(const std::string& object, const std::string& name, int64_t value);
@@ -166,6 +169,8 @@ class DatasetWriter {
                 uint64_t expected_rows = 0, Chunks chunks = {});
   /// Rows are strings of so many bytes each.
   DatasetWriter(File file, std::string path, size_t text_bytes, uint64_t expected_rows);
+  /// Rows behind those of a dataset of one dimension, without checksums, of a file that is changed in place.
+  static DatasetWriter behind(File file, std::string path, DType type, Chunks chunks);
   ~DatasetWriter();
   DatasetWriter(DatasetWriter&&) noexcept;
 
@@ -190,6 +195,7 @@ class DatasetWriter {
 
  private:
   struct State;
+  DatasetWriter();
   std::unique_ptr<State> state_;
 };
 

@@ -17,6 +17,7 @@ namespace {
 struct OpenFile {
   H5FD_t base;
   int descriptor;
+  bool writable;
   haddr_t end_allocated, end_written;
   FileStatus* status;
 };
@@ -49,13 +50,19 @@ H5FD_t* open_file(const char* name, unsigned flags, hid_t access, haddr_t) {
     return nullptr;
   }
   file->descriptor = descriptor;
+  file->writable = write;
   file->status = status;
   file->end_written = static_cast<haddr_t>(std::max<off_t>(0, ::lseek(descriptor, 0, SEEK_END)));
+  if (status->overlay) file->end_written = std::max<haddr_t>(file->end_written, status->overlay->end);
   return &file->base;
 }
 
 herr_t close_file(H5FD_t* base) {
   OpenFile* file = cast(base);
+  if (Overlay* overlay = file->status->overlay; overlay && file->writable) {
+    overlay->end = file->end_allocated;
+    overlay->complete = true;
+  }
   if (::close(file->descriptor) != 0) note(file, errno);
   delete file;
   return 0;
@@ -85,9 +92,8 @@ herr_t get_handle(H5FD_t* file, hid_t, void** handle) {
   return 0;
 }
 
-herr_t read_bytes(H5FD_t* base, H5FD_mem_t, hid_t, haddr_t address, size_t size, void* buffer) {
-  OpenFile* file = cast(base);
-  auto* out = static_cast<char*>(buffer);
+/// From the file itself; what was allocated but never written is zero.
+herr_t read_file(OpenFile* file, haddr_t address, size_t size, char* out) {
   while (size > 0) {
     const ssize_t got = ::pread(file->descriptor, out, size, static_cast<off_t>(address));
     if (got < 0 && errno == EINTR) continue;
@@ -95,7 +101,7 @@ herr_t read_bytes(H5FD_t* base, H5FD_mem_t, hid_t, haddr_t address, size_t size,
       note(file, errno);
       return -1;
     }
-    if (got == 0) {  // allocated but never written
+    if (got == 0) {
       std::memset(out, 0, size);
       return 0;
     }
@@ -107,10 +113,26 @@ herr_t read_bytes(H5FD_t* base, H5FD_mem_t, hid_t, haddr_t address, size_t size,
   return 0;
 }
 
+herr_t read_bytes(H5FD_t* base, H5FD_mem_t, hid_t, haddr_t address, size_t size, void* buffer) {
+  OpenFile* file = cast(base);
+  if (read_file(file, address, size, static_cast<char*>(buffer)) < 0) return -1;
+  if (const Overlay* overlay = file->status->overlay)
+    overlay->patch(address, {static_cast<std::byte*>(buffer), size});
+  return 0;
+}
+
 herr_t write_bytes(H5FD_t* base, H5FD_mem_t, hid_t, haddr_t address, size_t size, const void* buffer) {
   OpenFile* file = cast(base);
   const auto* in = static_cast<const char*>(buffer);
   file->end_written = std::max(file->end_written, address + size);
+  if (Overlay* overlay = file->status->overlay; overlay && address < overlay->begin_of_new) {
+    const size_t before = std::min<uint64_t>(size, overlay->begin_of_new - address);
+    if (const int error = overlay->write(address, {reinterpret_cast<const std::byte*>(in), before}, file->descriptor))
+      note(file, error);
+    in += before;
+    address += before;
+    size -= before;
+  }
   while (size > 0 && file->status->error == 0) {
     const ssize_t put = ::pwrite(file->descriptor, in, size, static_cast<off_t>(address));
     if (put < 0 && errno == EINTR) continue;
@@ -127,7 +149,7 @@ herr_t write_bytes(H5FD_t* base, H5FD_mem_t, hid_t, haddr_t address, size_t size
 
 herr_t truncate_file(H5FD_t* base, hid_t, hbool_t) {
   OpenFile* file = cast(base);
-  if (file->end_allocated == file->end_written) return 0;
+  if (file->end_allocated == file->end_written || file->status->overlay) return 0;  // its end comes with the change
   if (file->status->error == 0 && ::ftruncate(file->descriptor, static_cast<off_t>(file->end_allocated)) != 0)
     note(file, errno);
   file->end_written = file->end_allocated;

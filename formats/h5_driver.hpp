@@ -6,6 +6,8 @@
 
 #include <hdf5.h>
 
+#include "formats/journal.hpp"
+
 namespace kvcodec::h5 {
 
 /// What the system said when it first refused a read or a write, and how much was read.
@@ -13,6 +15,9 @@ struct FileStatus {
   int error = 0;  ///< errno; after a failed write nothing more is written
   int given =
       -1;  ///< a descriptor to read through, whatever the file is called; -1: the file is opened by its name
+  /// Pages that are read in the place of the file's. Where the file is written, what changes of its bytes goes to them, and its
+  /// new end with them; what is new goes to the file.
+  Overlay* overlay = nullptr;
   std::atomic<uint64_t> reads = 0, bytes_read = 0;
 
   void count_read(uint64_t bytes) {

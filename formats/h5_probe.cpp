@@ -191,7 +191,7 @@ void look_at_everything(hid_t file) {
   }
 }
 
-[[noreturn]] void be_the_child(int descriptor) {
+[[noreturn]] void be_the_child(int descriptor, Overlay* overlay) {
   for (const int number :
        {SIGSEGV, SIGBUS, SIGABRT, SIGFPE, SIGILL, SIGXCPU, SIGINT, SIGTERM, SIGHUP, SIGPIPE})
     ::signal(number, SIG_DFL);  // those of the parent would remove its temporaries
@@ -202,6 +202,7 @@ void look_at_everything(hid_t file) {
   ::setrlimit(RLIMIT_CORE, &no_core);
   FileStatus status;
   status.given = descriptor;
+  status.overlay = overlay;
   try {
     const hid_t access = make_access(&status);
     give_up_rights();
@@ -218,17 +219,17 @@ void look_at_everything(hid_t file) {
 
 }  // namespace
 
-Probed probe(int descriptor) {
+Probed probe(int descriptor, Overlay* overlay) {
   struct stat status = {};
   if (::fstat(descriptor, &status) != 0) return Probed::passed;
-  using State = std::tuple<dev_t, ino_t, off_t, time_t, long>;
+  using State = std::tuple<dev_t, ino_t, off_t, time_t, long, uint64_t>;
   static std::set<State> passed;  // the caller lets one thread in at a time
   const State state{status.st_dev, status.st_ino, status.st_size, status.st_mtim.tv_sec,
-                    status.st_mtim.tv_nsec};
+                    status.st_mtim.tv_nsec, overlay ? overlay->end : 0};
   if (passed.contains(state)) return Probed::passed;
   const pid_t child = ::fork();
   if (child < 0) return Probed::passed;  // no process to spare: the file is read as without a probe
-  if (child == 0) be_the_child(descriptor);
+  if (child == 0) be_the_child(descriptor, overlay);
   int result = 0;
   while (::waitpid(child, &result, 0) < 0)
     if (errno != EINTR) return Probed::passed;

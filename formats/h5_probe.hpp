@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "formats/journal.hpp"
+
 namespace kvcodec::h5 {
 
 /// How a child came through a file.
@@ -15,7 +17,7 @@ enum class Probed : uint8_t {
 /// Goes through all groups, datasets and attributes of the file in a child process that may read it and ask for memory,
 /// nothing else (seccomp, where the system has it). The reason: HDF5 1.10 crashes on some headers that somebody made up
 /// on purpose; so it is the child that crashes. Of a file that passed before, unchanged, nothing is asked again.
-/// descriptor: the file, open for reading. The caller keeps other threads out of HDF5.
-Probed probe(int descriptor);
+/// descriptor: the file, open for reading; overlay: what changes of it, or nullptr. The caller keeps other threads out of HDF5.
+Probed probe(int descriptor, Overlay* overlay);
 
 }  // namespace kvcodec::h5

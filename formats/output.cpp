@@ -18,6 +18,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "formats/journal.hpp"
 #include "formats/mapped_file.hpp"
 #include "lib/core/digest.hpp"
 #include "lib/core/error.hpp"
@@ -322,12 +323,13 @@ FileState state_of(const struct stat& status) {
           status.st_mtim.tv_nsec};
 }
 
-/// Locks the whole file against other runs; false where the file system cannot. The lock is the descriptor's own, and
-/// another kind than that of HDF5's readers.
-bool lock_whole(int descriptor, const std::function<void()>& waiting) {
+/// Locks the file's first byte against other runs that change it (readers lock the second, formats/journal.hpp); false
+/// where the file system cannot. The lock is the descriptor's own, and another kind than that of HDF5's readers.
+bool lock_for_changing(int descriptor, const std::function<void()>& waiting) {
   struct flock lock = {};
   lock.l_type = F_WRLCK;
   lock.l_whence = SEEK_SET;
+  lock.l_len = 1;
   if (::fcntl(descriptor, F_OFD_SETLK, &lock) == 0) return true;
   if (errno != EAGAIN && errno != EACCES) return false;
   waiting();
@@ -344,7 +346,7 @@ HeldFile::HeldFile(const std::string& name, const std::function<void()>& waiting
   };
   for (;;) {
     Descriptor file(::open(name.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK));
-    const bool locked = file && lock_whole(file.get(), say_once);
+    const bool locked = file && lock_for_changing(file.get(), say_once);
     if (!file) file = Descriptor(::open(name.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     struct stat held = {}, named = {};
     if (!file || ::fstat(file.get(), &held) != 0 || ::stat(name.c_str(), &named) != 0)
@@ -352,6 +354,7 @@ HeldFile::HeldFile(const std::string& name, const std::function<void()>& waiting
     // Who held it before may have put another file in its place.
     if (locked && (held.st_dev != named.st_dev || held.st_ino != named.st_ino)) continue;
     state_ = state_of(named);
+    locked_ = locked && S_ISREG(held.st_mode);
     descriptor_ = file.release();
     return;
   }
@@ -390,20 +393,28 @@ OutputFile::OutputFile(std::string target, bool overwrite)
     ::chmod(temporary_.c_str(), mode);  // an overwritten file keeps its permissions, whatever the umask
 }
 
+OutputFile::OutputFile(std::string target, const HeldFile&)
+    : target_(std::move(target)), kind_(Kind::changed), final_(resolve(target_)), temporary_(final_) {
+  remove_left_over(folder_of(final_), final_.filename().string());
+  in_place_ = std::make_unique<InPlace>(final_, target_);
+}
+
 OutputFile::~OutputFile() {
-  if (committed_) return;
+  if (committed_ || in_place_) return;
   ::unlink(temporary_.c_str());
   forget(temporary_);
 }
 
 void OutputFile::commit() {
   if (committed_) throw failed("{}: committed twice", target_);
-  if (kind_ == Kind::regular)
+  if (in_place_)
+    in_place_->commit();
+  else if (kind_ == Kind::regular)
     replace_target();
   else
     copy_to_stream();
   committed_ = true;
-  forget(temporary_);
+  if (!in_place_) forget(temporary_);
 }
 
 void OutputFile::copy_to_stream() {
@@ -446,6 +457,7 @@ void OutputFile::replace_target() {
   }
   if (result != 0 && ::rename(temporary_.c_str(), final_.c_str()) != 0)
     throw failed("{}: cannot be written: {}", target_, reason(errno));
+  ::unlink(journal_of(final_).c_str());  // that of the file which is gone
   const Descriptor folder(::open(folder_of(final_).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   // Some file systems refuse to sync a folder (EINVAL); the file itself is safe by then.
   if (folder && ::fsync(folder.get()) != 0 && errno != EINVAL && errno != EROFS)

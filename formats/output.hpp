@@ -6,11 +6,14 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
 
 namespace kvcodec {
+
+class InPlace;
 
 /// From now on SIGINT, SIGTERM, SIGHUP and SIGPIPE first remove the temporaries of all OutputFiles, so does a mapped
 /// file that was shortened (SIGBUS), which then ends the program with status 1 and its name, and a file size limit
@@ -37,9 +40,12 @@ class HeldFile {
   HeldFile& operator=(const HeldFile&) = delete;
 
   const FileState& state() const { return state_; }  ///< when it was held
+  /// Whether it can be changed in place: it is a regular file, and its file system knows locks.
+  bool changeable() const { return locked_; }
 
  private:
   int descriptor_ = -1;
+  bool locked_ = false;
   FileState state_;
 };
 
@@ -54,6 +60,8 @@ class HeldFile {
 class OutputFile {
  public:
   OutputFile(std::string target, bool overwrite);
+  /// The target is there, held, and is changed in place (formats/journal.hpp): path() is the file itself, commit() makes the change.
+  OutputFile(std::string target, const HeldFile& held);
   ~OutputFile();
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;
@@ -66,9 +74,11 @@ class OutputFile {
   /// run replaced it meanwhile, whose work would be lost.
   void replaces(const FileState& read) { replaced_ = read; }
   void commit();
+  /// The change that is made in place; nullptr where a new file is written.
+  InPlace* in_place() const { return in_place_.get(); }
 
  private:
-  enum class Kind { regular, standard_output, special };
+  enum class Kind { regular, standard_output, special, changed };
   void copy_to_stream();
   void replace_target();
 
@@ -78,6 +88,7 @@ class OutputFile {
   std::filesystem::path final_;  // the target, symbolic links followed
   std::filesystem::path temporary_;
   std::optional<FileState> replaced_;
+  std::unique_ptr<InPlace> in_place_;
   bool committed_ = false;
 };
 

@@ -1,0 +1,326 @@
+#include "formats/journal.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "formats/output.hpp"
+#include "lib/core/digest.hpp"
+#include "lib/core/error.hpp"
+
+namespace kvcodec {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kSignature = "kvcodec journal 1\n";
+/// Whoever copies pages into a file waits for its readers, but not for those that read for hours.
+constexpr auto kPatience = std::chrono::seconds(2);
+
+// Readers share a lock of the file's second byte; those who change it lock the first one (HeldFile).
+constexpr off_t kReadersByte = 1;
+
+std::string reason(int error) { return std::strerror(error); }
+
+/// Reads as much as there is; what is not there is zero. Returns an errno, or 0.
+int read_or_zero(int descriptor, uint64_t position, std::span<std::byte> out) {
+  while (!out.empty()) {
+    const ssize_t got = ::pread(descriptor, out.data(), out.size(), static_cast<off_t>(position));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return errno;
+    if (got == 0) break;
+    position += static_cast<uint64_t>(got);
+    out = out.subspan(static_cast<size_t>(got));
+  }
+  std::ranges::fill(out, std::byte{0});
+  return 0;
+}
+
+/// Returns an errno, or 0.
+int write_at(int descriptor, uint64_t position, std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t put = ::pwrite(descriptor, bytes.data(), bytes.size(), static_cast<off_t>(position));
+    if (put < 0 && errno == EINTR) continue;
+    if (put <= 0) return put < 0 ? errno : ENOSPC;
+    position += static_cast<uint64_t>(put);
+    bytes = bytes.subspan(static_cast<size_t>(put));
+  }
+  return 0;
+}
+
+bool lock_readers_byte(int descriptor, short type, bool wait) {
+  struct flock lock = {};
+  lock.l_type = type;
+  lock.l_whence = SEEK_SET;
+  lock.l_start = kReadersByte;
+  lock.l_len = 1;
+  while (::fcntl(descriptor, wait ? F_OFD_SETLKW : F_OFD_SETLK, &lock) != 0)
+    if (errno != EINTR) return false;
+  return true;
+}
+
+// Changes of this process ---------------------------------------------------------------------------
+
+struct FileId {
+  dev_t device = 0;
+  ino_t number = 0;
+  auto operator<=>(const FileId&) const = default;
+};
+
+std::optional<FileId> id_of(int descriptor) {
+  struct stat status = {};
+  if (::fstat(descriptor, &status) != 0) return std::nullopt;
+  return FileId{status.st_dev, status.st_ino};
+}
+
+/// Changes that were not made yet, which only this process sees.
+struct Pending {
+  std::mutex mutex;
+  std::map<FileId, std::weak_ptr<Overlay>> overlays;
+};
+Pending& pending() {
+  static Pending instance;
+  return instance;
+}
+
+// The journal ---------------------------------------------------------------------------------------
+
+Digest128 first_page_digest(std::span<const std::byte> page) { return digest_of(page); }
+
+/// What stands before the pages: signature, bytes of the file then, pages, and the digest of the first page of the file before.
+struct JournalHead {
+  char signature[24] = {};
+  uint64_t end = 0, pages = 0;
+  Digest128 first_page{};
+};
+static_assert(sizeof(JournalHead) == 56);
+
+/// The journal's bytes behind each other: head, numbers of the pages, pages, and the digest of all of these.
+std::vector<std::byte> journal_bytes(const Overlay& overlay, const Digest128& first_page) {
+  JournalHead head{.end = overlay.end, .pages = overlay.pages.size(), .first_page = first_page};
+  std::ranges::copy(kSignature, head.signature);
+  std::vector<std::byte> bytes;
+  const auto add = [&](std::span<const std::byte> more) { bytes.insert(bytes.end(), more.begin(), more.end()); };
+  add(std::as_bytes(std::span(&head, 1)));
+  for (const auto& [number, page] : overlay.pages) add(std::as_bytes(std::span(&number, 1)));
+  for (const auto& [number, page] : overlay.pages) add(*page);
+  add(digest_of(bytes));
+  return bytes;
+}
+
+class JournalReader {
+ public:
+  JournalReader(std::vector<std::byte> bytes, std::string name) : bytes_(std::move(bytes)), name_(std::move(name)) {
+    if (bytes_.size() < sizeof head_ + sizeof(Digest128)) throw damaged();
+    std::memcpy(&head_, bytes_.data(), sizeof head_);
+    if (!std::string_view(head_.signature, sizeof head_.signature).starts_with(kSignature)) throw damaged();
+    const size_t rest = bytes_.size() - sizeof head_ - sizeof(Digest128), page = sizeof(uint64_t) + Overlay::kPageBytes;
+    if (rest % page != 0 || rest / page != head_.pages) throw damaged();
+    const auto all = std::span<const std::byte>(bytes_).first(bytes_.size() - sizeof(Digest128));
+    const Digest128 digest = digest_of(all);
+    if (!std::ranges::equal(digest, std::span(bytes_).last(sizeof(Digest128)))) throw damaged();
+  }
+
+  std::shared_ptr<Overlay> overlay() const {
+    auto overlay = std::make_shared<Overlay>();
+    overlay->end = head_.end;
+    overlay->complete = true;
+    const std::byte* numbers = bytes_.data() + sizeof head_;
+    const std::byte* pages = numbers + head_.pages * sizeof(uint64_t);
+    for (uint64_t i = 0; i < head_.pages; ++i) {
+      uint64_t number = 0;
+      std::memcpy(&number, numbers + i * sizeof number, sizeof number);
+      auto page = std::make_unique<Overlay::Page>();
+      std::memcpy(page->data(), pages + i * Overlay::kPageBytes, Overlay::kPageBytes);
+      overlay->pages[number] = std::move(page);
+    }
+    return overlay;
+  }
+
+  const Digest128& first_page() const { return head_.first_page; }
+
+ private:
+  Error damaged() const { return bad_input("{}: is damaged, and with it what was added last to its file", name_); }
+
+  std::vector<std::byte> bytes_;
+  std::string name_;
+  JournalHead head_;
+};
+
+Overlay::Page first_page_of(int descriptor, const std::string& name) {
+  Overlay::Page page;
+  if (const int error = read_or_zero(descriptor, 0, page)) throw bad_input("{}: {}", name, reason(error));
+  return page;
+}
+
+/// All bytes of a file that is there; nothing if it is not.
+std::optional<std::vector<std::byte>> bytes_of(const fs::path& path) {
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (descriptor < 0) {
+    if (errno == ENOENT || errno == ENOTDIR) return std::nullopt;
+    throw bad_input("{}: {}", path.string(), reason(errno));
+  }
+  struct stat status = {};
+  int error = ::fstat(descriptor, &status) == 0 ? 0 : errno;
+  std::vector<std::byte> bytes;
+  if (!error && S_ISREG(status.st_mode)) {
+    bytes.resize(static_cast<size_t>(status.st_size));
+    error = read_or_zero(descriptor, 0, bytes);
+  }
+  ::close(descriptor);
+  if (error) throw bad_input("{}: {}", path.string(), reason(error));
+  return bytes;
+}
+
+std::shared_ptr<Overlay> overlay_of_journal(const fs::path& path, int descriptor, const std::string& name) {
+  auto bytes = bytes_of(journal_of(path));
+  if (!bytes) return nullptr;
+  const JournalReader journal(std::move(*bytes), journal_of(path).string());
+  auto overlay = journal.overlay();
+  // Its pages may be copied into the file in part: the first one last.
+  const Overlay::Page first = first_page_of(descriptor, name);
+  const auto changed = overlay->pages.find(0);
+  if (first_page_digest(first) != journal.first_page() &&
+      (changed == overlay->pages.end() || first != *changed->second))
+    throw bad_input("{}: is of another file; if {} was put in that one's place, remove the journal",
+                    journal_of(path).string(), name);
+  return overlay;
+}
+
+}  // namespace
+
+fs::path journal_of(const fs::path& file) { return file.string() + ".journal"; }
+
+void Overlay::patch(uint64_t position, std::span<std::byte> bytes) const {
+  if (pages.empty() || bytes.empty()) return;
+  const uint64_t end_position = position + bytes.size();
+  for (auto page = pages.lower_bound(position / kPageBytes); page != pages.end(); ++page) {
+    const uint64_t begin = page->first * kPageBytes;
+    if (begin >= end_position) break;
+    const uint64_t from = std::max(begin, position), to = std::min(begin + kPageBytes, end_position);
+    std::memcpy(bytes.data() + (from - position), page->second->data() + (from - begin), to - from);
+  }
+}
+
+int Overlay::write(uint64_t position, std::span<const std::byte> bytes, int descriptor) {
+  while (!bytes.empty()) {
+    const uint64_t number = position / kPageBytes, within = position % kPageBytes;
+    const size_t n = std::min<size_t>(bytes.size(), kPageBytes - within);
+    auto page = pages.find(number);
+    if (page == pages.end()) {
+      auto fresh = std::make_unique<Page>();
+      if (const int error = read_or_zero(descriptor, number * kPageBytes, *fresh)) return error;
+      if (std::memcmp(fresh->data() + within, bytes.data(), n) != 0)
+        page = pages.emplace(number, std::move(fresh)).first;
+    }
+    if (page != pages.end()) std::memcpy(page->second->data() + within, bytes.data(), n);
+    position += n;
+    bytes = bytes.subspan(n);
+  }
+  return 0;
+}
+
+std::shared_ptr<Overlay> find_overlay(const fs::path& path, int descriptor, const std::string& name) {
+  if (const auto id = id_of(descriptor)) {
+    const std::lock_guard lock(pending().mutex);
+    if (const auto found = pending().overlays.find(*id); found != pending().overlays.end())
+      if (auto overlay = found->second.lock(); overlay && overlay->complete) return overlay;
+  }
+  return overlay_of_journal(path, descriptor, name);
+}
+
+bool lock_for_reading(int descriptor) { return lock_readers_byte(descriptor, F_RDLCK, true); }
+
+// InPlace -------------------------------------------------------------------------------------------
+
+InPlace::InPlace(fs::path path, std::string name) : path_(std::move(path)), name_(std::move(name)) {
+  descriptor_ = ::open(path_.c_str(), O_RDWR | O_CLOEXEC);
+  if (descriptor_ < 0) throw failed("{}: cannot be written: {}", name_, reason(errno));
+  try {
+    overlay_ = overlay_of_journal(path_, descriptor_, name_);
+  } catch (...) {
+    ::close(descriptor_);
+    throw;
+  }
+  if (!overlay_) overlay_ = std::make_shared<Overlay>();
+  overlay_->complete = false;
+  if (const auto id = id_of(descriptor_)) {
+    const std::lock_guard lock(pending().mutex);
+    pending().overlays[*id] = overlay_;
+  }
+}
+
+InPlace::~InPlace() {
+  if (const auto id = id_of(descriptor_)) {
+    const std::lock_guard lock(pending().mutex);
+    pending().overlays.erase(*id);
+  }
+  // What was added counts for nobody; if it cannot be cut off, the next change does it.
+  if (begun_) [[maybe_unused]] const int ignored = ::ftruncate(descriptor_, static_cast<off_t>(bytes_before_));
+  ::close(descriptor_);
+}
+
+void InPlace::begin(uint64_t bytes) {
+  bytes_before_ = bytes;
+  struct stat status = {};
+  if (::fstat(descriptor_, &status) != 0) throw failed("{}: {}", name_, reason(errno));
+  if (static_cast<uint64_t>(status.st_size) > bytes && ::ftruncate(descriptor_, static_cast<off_t>(bytes)) != 0)
+    throw failed("{}: cannot be written: {}", name_, reason(errno));
+  overlay_->begin_of_new = (bytes + Overlay::kPageBytes - 1) / Overlay::kPageBytes * Overlay::kPageBytes;
+  begun_ = true;
+}
+
+void InPlace::write_journal() {
+  const Digest128 first = first_page_digest(first_page_of(descriptor_, name_));
+  const std::vector<std::byte> bytes = journal_bytes(*overlay_, first);
+  OutputFile journal(journal_of(path_).string(), true);
+  const int descriptor = ::open(journal.path().c_str(), O_WRONLY | O_CLOEXEC);
+  int error = descriptor < 0 ? errno : 0;
+  // What is in the file is nobody's business who may not read the file.
+  if (struct stat status = {}; !error && (::fstat(descriptor_, &status) != 0 || ::fchmod(descriptor, status.st_mode & 07777) != 0))
+    error = errno;
+  if (!error) error = write_at(descriptor, 0, bytes);
+  if (descriptor >= 0 && ::close(descriptor) != 0 && !error) error = errno;
+  if (error) throw failed("{}: cannot be written: {}", journal.target(), reason(error));
+  journal.commit();
+}
+
+bool InPlace::copy_pages() {
+  const auto end = std::chrono::steady_clock::now() + kPatience;
+  while (!lock_readers_byte(descriptor_, F_WRLCK, false)) {
+    if ((errno != EAGAIN && errno != EACCES) || std::chrono::steady_clock::now() > end) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  for (auto page = overlay_->pages.rbegin(); page != overlay_->pages.rend(); ++page) {  // the first one last
+    const uint64_t begin = page->first * Overlay::kPageBytes;
+    if (begin >= overlay_->end) continue;
+    const uint64_t count = std::min(Overlay::kPageBytes, overlay_->end - begin);
+    if (write_at(descriptor_, begin, std::span(*page->second).first(count)) != 0) return false;
+  }
+  struct stat status = {};
+  if (::fstat(descriptor_, &status) != 0) return false;
+  if (static_cast<uint64_t>(status.st_size) != overlay_->end &&
+      ::ftruncate(descriptor_, static_cast<off_t>(overlay_->end)) != 0)
+    return false;
+  return ::fsync(descriptor_) == 0;
+}
+
+void InPlace::commit() {
+  if (::fsync(descriptor_) != 0) throw failed("{}: cannot be written: {}", name_, reason(errno));
+  begun_ = false;  // whatever fails from here on, the journal may have its name, and then what was added counts
+  write_journal();
+  if (copy_pages()) ::unlink(journal_of(path_).c_str());
+  lock_readers_byte(descriptor_, F_UNLCK, false);
+}
+
+}  // namespace kvcodec
