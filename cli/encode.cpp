@@ -8,7 +8,7 @@
 //   --codec auto        find the codec too, as kvcodec choose does
 //   --total-bits X      find the codec's options for a rate (--quality, --max-nll: for a quality, for a loss)
 //   --verify            decode the product before it takes its place
-//   --append CODES      add the tokens to these codes
+//   --append CODES      add the tokens to these codes, in place unless -o names another file
 //   --weights FILE      what errors cost the model (kvcodec sensitivity), for codecs with one bound for all
 //   --storage TYPE      16-bit type of tokens kept exactly (that of the cache)
 //
@@ -79,9 +79,10 @@ struct EncodeOptions final : Options {
          .help = "read the product back, verify its digests and decode all of it before it takes its place",
          .target = &verify},
         {.name = "append",
-         .help = "start from these codes and add the tokens of KV to them, with the codec and the options "
-                 "they were made with; a first document that has the name of the last one stored and goes "
-                 "on at the next position continues it, every other is new",
+         .help =
+             "start from these codes and add the tokens of KV to them, with the codec and the options "
+             "they were made with; a first document that has the name of the last one stored and goes "
+             "on at the next position continues it, every other is new. Without -o the codes are changed in place",
          .target = &append},
         {.name = "storage",
          .help = "16-bit type of tokens that a codec keeps exactly (default: the type of KV; bf16 if that "
@@ -538,6 +539,11 @@ class Encoding {
   CodesInfo info;
   std::string found;  ///< options that reach the goal, as they could be typed
   const CodesReader* base() const { return base_ ? &*base_ : nullptr; }
+  /// Where the codes that grow are done with.
+  void close_base() {
+    base_codec_.reset();
+    base_.reset();
+  }
   const Codec& codec() const { return made_ ? *made_ : base_codec_->codec(); }
 
   std::unique_ptr<CodesWriter> make_writer(OutputFile& output, const Job& job, bool embed_book) const {
@@ -615,7 +621,7 @@ void check_combination(const Command& command, const EncodeOptions& options) {
                               "shard", "total-bits", "quality", "max-nll"})
       if (command.given(fixed))
         throw usage_error("--append goes on as {} was made; leave out --{}", options.append, fixed);
-  options.output.check(options.common);
+  if (options.append.empty() || command.given("output")) options.output.check(options.common);
 }
 
 NamedCodec declare(Command& command, EncodeOptions& options) {
@@ -728,6 +734,7 @@ std::string encode(Command& command) {
     options.goal.check_goal();
   if (codec.entry) check_goal_fits(command, options.goal, *codec.entry, options.codec);
   check_inputs({options.input, options.book, options.weights, options.append});
+  if (options.output.path.empty()) options.output.path = options.append, options.output.overwrite = true;
   options.output.keep({options.input, options.book, options.weights});
   options.common.apply(command, true);
   if (codec.entry) codec.options->check();
@@ -757,14 +764,20 @@ std::string encode(Command& command) {
                         options.append, counted(job.stored_before.size(), "document"),
                         names_text(job.stored_before));
   note_missing_queries(kv, encoding->codec(), options.common);
+  const bool in_place =
+      held && held->changeable() && CodesWriter::can_change_in_place(*encoding->base(), job.positions);
   return run_to_file(
       options.output,
-      [&](OutputFile& output) { return write_codes(command, options, kv, *encoding, job, output); },
+      [&](OutputFile& output) {
+        const FileRate rate = write_codes(command, options, kv, *encoding, job, output);
+        encoding->close_base();
+        return rate;
+      },
       [&](const FileRate& rate) {
         return summary(rate, options.output.path, encoding->info.codec, watch.seconds(), job,
                        options.common.json);
       },
-      held.get());
+      held.get(), in_place);
 }
 
 }  // namespace kvcodec::cli

@@ -1,6 +1,7 @@
 // What a subcommand does that writes a product.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "cli/common.hpp"
@@ -11,14 +12,18 @@ namespace kvcodec::cli {
 /// Opens the output that -o names, runs write(file), makes the file the product and returns report(what
 /// write() returned), or nothing where the product itself went to standard output. What is in the way of the
 /// output is found before the work; whatever fails in write() leaves what was there before. held: the input that the
-/// product replaces, if it does (OutputOptions::hold).
+/// product replaces, if it does (OutputOptions::hold); in_place: it is changed, not replaced. Then nothing may have it open any more when write() returns.
 template <class Write, class Report>
 std::string run_to_file(const OutputOptions& options, const Write& write, const Report& report,
-                        const HeldFile* held = nullptr) {
-  OutputFile file(options.path, options.replaces());
-  if (held) file.replaces(held->state());
-  const auto result = write(file);
-  file.commit();
+                        const HeldFile* held = nullptr, bool in_place = false) {
+  std::optional<OutputFile> file;
+  if (in_place)
+    file.emplace(options.path, *held);
+  else
+    file.emplace(options.path, options.replaces());
+  if (held && !in_place) file->replaces(held->state());
+  const auto result = write(*file);
+  file->commit();
   return options.to_stdout() ? std::string() : report(result);
 }
 

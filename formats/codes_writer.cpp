@@ -81,8 +81,8 @@ class OpenSide final : public StreamStore {
     if (!index_.tokens) return StreamReader::token_ids(first, count);
     const size_t newest = documents_ - 1;
     return ids_within(
-        std::span(*index_.tokens).subspan(names_.offsets[newest] - index_.first_token, names_.length(newest)), first,
-        count);
+        std::span(*index_.tokens).subspan(names_.offsets[newest] - index_.first_token, names_.length(newest)),
+        first, count);
   }
 
   void read(std::string_view name, uint64_t first, uint64_t count, std::span<std::byte> out) const override {
@@ -209,8 +209,10 @@ struct CodesWriter::Impl {
       throw base->file.error(base->side_path(column), "is not what the codec stores there");
     if (!stored.shared.empty()) load(base->shared_part(column));
     const size_t documents = base_documents();
+    if (in_place && documents == index.first) return open->skip(documents);  // it does not grow
     if (documents == 0) return;
-    for (size_t d = 0; !in_place && d + 1 < documents; ++d) file.copy({d + 1, column}, *base->part({d + 1, column}));
+    for (size_t d = 0; !in_place && d + 1 < documents; ++d)
+      file.copy({d + 1, column}, *base->part({d + 1, column}));
     open->skip(documents - 1);
     open->begin_document();
     load(*base->part({documents, column}));
@@ -251,7 +253,8 @@ struct CodesWriter::Impl {
     const Part& part = base->shared_part(open->column());
     std::vector<std::byte> block, stored;
     for (size_t i = 0; i < part.layout().size(); ++i) {
-      const uint64_t rows = part.rows()[i], step = std::max<uint64_t>(1, kBlockBytes / part.layout()[i].spec.row_bytes());
+      const uint64_t rows = part.rows()[i],
+                     step = std::max<uint64_t>(1, kBlockBytes / part.layout()[i].spec.row_bytes());
       if (shared.rows(i) != rows) return false;
       for (uint64_t first = 0; first < rows; first += step) {
         const uint64_t count = std::min(step, rows - first);
@@ -297,7 +300,8 @@ Index index_of(const CodesInfo& info, std::span<const uint32_t> tokens, std::spa
 /// Documents of the base that are not written anew, because it is changed in place: all but the last one if that grows.
 size_t documents_that_stay(const CodesReader& base, const CodesInfo& info) {
   const size_t documents = base.info().documents.count();
-  const bool grows = documents > 0 && info.documents.length(documents - 1) > base.info().documents.length(documents - 1);
+  const bool grows =
+      documents > 0 && info.documents.length(documents - 1) > base.info().documents.length(documents - 1);
   return documents - grows;
 }
 
@@ -357,7 +361,8 @@ CodesWriter::CodesWriter(OutputFile& output, const CodesReader& base, const Code
 bool CodesWriter::can_change_in_place(const CodesReader& base, std::span<const uint64_t> positions) {
   const CodesReader::Impl& s = base.impl();
   return s.layout(s.index_column()).own.back().spec.type == DType::u64 ||
-         std::ranges::all_of(positions, [](uint64_t position) { return position_type(position) == DType::u32; });
+         std::ranges::all_of(positions,
+                             [](uint64_t position) { return position_type(position) == DType::u32; });
 }
 
 CodesWriter::~CodesWriter() = default;

@@ -478,6 +478,11 @@ static void open_in_place(File::State& file, InPlace& change, hid_t access) {
   file.status.overlay = file.overlay.get();
   file.id = H5Fopen(file.path.c_str(), H5F_ACC_RDWR, access);
   haddr_t end = 0;
+  const Handle creation(file.id >= 0 ? H5Fget_create_plist(file.id) : -1, H5Pclose);
+  if (hsize_t user_block = 0;
+      creation && H5Pget_userblock(creation.get(), &user_block) >= 0 && user_block > 0)
+    throw file.error(
+        "/", "begins with a block of another program and cannot be changed in place; name another output");
   if (file.id < 0 || H5Fget_eoa(file.id, &end) < 0) throw file.refused("/", "cannot be opened to be changed");
   change.begin(end);
   if (!file.reaches(kDigestTable)) return;
@@ -488,7 +493,8 @@ static void open_in_place(File::State& file, InPlace& change, hid_t access) {
       H5Sget_simple_extent_dims(space.get(), extent, nullptr) < 0 || extent[1] != sizeof(Digest128))
     throw file.refused(kDigestTable, "cannot be read");
   file.digests.resize(extent[0]);
-  if (extent[0] > 0 && H5Dread(table.get(), H5T_NATIVE_UINT8, H5S_ALL, H5S_ALL, H5P_DEFAULT, file.digests.data()) < 0)
+  if (extent[0] > 0 &&
+      H5Dread(table.get(), H5T_NATIVE_UINT8, H5S_ALL, H5S_ALL, H5P_DEFAULT, file.digests.data()) < 0)
     throw file.refused(kDigestTable, "cannot be read");
 }
 
@@ -695,12 +701,13 @@ std::vector<uint64_t> File::extents(const std::string& object, const std::string
 }
 
 /// Whether the object has that attribute, with that type and these values.
-static bool has_equal_attribute(hid_t object, const std::string& name, hid_t stored, hid_t space, const void* data,
-                                size_t bytes) {
+static bool has_equal_attribute(hid_t object, const std::string& name, hid_t stored, hid_t space,
+                                const void* data, size_t bytes) {
   const Handle attribute(H5Aopen(object, name.c_str(), H5P_DEFAULT), H5Aclose);
   const Handle type(attribute ? H5Aget_type(attribute.get()) : -1, H5Tclose);
   const Handle extent(attribute ? H5Aget_space(attribute.get()) : -1, H5Sclose);
-  if (!type || !extent || H5Tequal(type.get(), stored) <= 0 || H5Sextent_equal(extent.get(), space) <= 0) return false;
+  if (!type || !extent || H5Tequal(type.get(), stored) <= 0 || H5Sextent_equal(extent.get(), space) <= 0)
+    return false;
   std::vector<char> values(bytes);
   return bytes == 0 || (H5Aread(attribute.get(), type.get(), values.data()) >= 0 &&
                         std::memcmp(values.data(), data, bytes) == 0);
@@ -713,7 +720,8 @@ static void write_attribute(const File::State& file, const std::string& object, 
   const hsize_t extent = count.value_or(1);
   if (file.in_place && file.has_attribute(target.get(), object, name)) {
     const Handle space(count ? H5Screate_simple(1, &extent, nullptr) : H5Screate(H5S_SCALAR), H5Sclose);
-    if (has_equal_attribute(target.get(), name, stored, space.get(), data, extent * H5Tget_size(stored))) return;
+    if (has_equal_attribute(target.get(), name, stored, space.get(), data, extent * H5Tget_size(stored)))
+      return;
     if (H5Adelete(target.get(), name.c_str()) < 0)
       throw file.refused(object, "attribute '" + name + "' cannot be replaced");
   }
@@ -775,12 +783,6 @@ void File::make_group(const std::string& path) {
                      H5Gclose);
   if (!group) throw state_->refused(path, "cannot be created");
   state_->check_writes();
-}
-
-void File::remove(const std::string& path) {
-  const Turn turn;
-  if (state_->reaches(path) && H5Ldelete(state_->id, path.c_str(), H5P_DEFAULT) < 0)
-    throw state_->refused(path, "cannot be removed");
 }
 
 void File::close() {
@@ -1335,11 +1337,12 @@ struct DatasetWriter::State {
         !std::equal(row_shape.begin(), row_shape.end(), chunk.begin() + 1) ||
         H5Pget_nfilters(creation.get()) != (stored_chunks.checksums ? 1 : 0))
       return false;
-    if (stored_chunks.checksums && H5Pget_filter_by_id2(creation.get(), H5Z_FILTER_FLETCHER32, nullptr, nullptr,
-                                                        nullptr, 0, nullptr, nullptr) < 0)
+    if (stored_chunks.checksums && H5Pget_filter_by_id2(creation.get(), H5Z_FILTER_FLETCHER32, nullptr,
+                                                        nullptr, nullptr, 0, nullptr, nullptr) < 0)
       return false;
     constexpr uint64_t kMostSmallChunks = 64;
-    if (expected_rows / chunk[0] > kMostSmallChunks && chunk[0] * row_bytes < stored_chunks.bytes) return false;
+    if (expected_rows / chunk[0] > kMostSmallChunks && chunk[0] * row_bytes < stored_chunks.bytes)
+      return false;
     chunk_rows = chunk[0];
     rows_there = extent[0];
     return true;
@@ -1431,8 +1434,8 @@ struct DatasetWriter::State {
   /// One-dimensional rows.
   void read_old_rows(const Handle& old, uint64_t first, std::span<std::byte> out) const {
     const hsize_t start = first, count = out.size() / row_bytes;
-    const Handle space(H5Dget_space(old.get()), H5Sclose), memory(H5Screate_simple(1, &count, nullptr), H5Sclose),
-        type = stored_type(dtype);
+    const Handle space(H5Dget_space(old.get()), H5Sclose),
+        memory(H5Screate_simple(1, &count, nullptr), H5Sclose), type = stored_type(dtype);
     if (H5Sselect_hyperslab(space.get(), H5S_SELECT_SET, &start, nullptr, &count, nullptr) < 0 ||
         H5Dread(old.get(), type.get(), memory.get(), space.get(), H5P_DEFAULT, out.data()) < 0)
       throw file.state_->refused(path, "cannot be read");
@@ -1453,7 +1456,8 @@ struct DatasetWriter::State {
     Digest128 digest;
   };
   std::optional<DigestsBefore> digests_before() const {
-    if (!file.state_->in_place || !file.state_->has_attribute(dataset.get(), path, kDigestAttribute)) return {};
+    if (!file.state_->in_place || !file.state_->has_attribute(dataset.get(), path, kDigestAttribute))
+      return {};
     const std::vector<uint64_t> numbers = attribute_extents(*file.state_, path, kDigestAttribute);
     if (numbers.size() != 4 || numbers[0] == 0) return {};
     const Pieces pieces{numbers[0], numbers[1], digest_from(numbers[2], numbers[3])};

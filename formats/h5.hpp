@@ -69,7 +69,6 @@ class File {
   std::vector<uint64_t> extents(const std::string& object, const std::string& name) const;
 
   void make_group(const std::string& path);  ///< and the groups above it; nothing if it is there
-  void remove(const std::string& path);      ///< nothing if it is not there
   void set_text(const std::string& object, const std::string& name, const std::string& value);
   void set_texts(const std::string& object, const std::string& name, const std::vector<std::string>& values);
   void set_integer(const std::string& object, const std::string& name, int64_t value);

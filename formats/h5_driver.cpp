@@ -127,7 +127,8 @@ herr_t write_bytes(H5FD_t* base, H5FD_mem_t, hid_t, haddr_t address, size_t size
   file->end_written = std::max(file->end_written, address + size);
   if (Overlay* overlay = file->status->overlay; overlay && address < overlay->begin_of_new) {
     const size_t before = std::min<uint64_t>(size, overlay->begin_of_new - address);
-    if (const int error = overlay->write(address, {reinterpret_cast<const std::byte*>(in), before}, file->descriptor))
+    if (const int error =
+            overlay->write(address, {reinterpret_cast<const std::byte*>(in), before}, file->descriptor))
       note(file, error);
     in += before;
     address += before;
@@ -149,7 +150,8 @@ herr_t write_bytes(H5FD_t* base, H5FD_mem_t, hid_t, haddr_t address, size_t size
 
 herr_t truncate_file(H5FD_t* base, hid_t, hbool_t) {
   OpenFile* file = cast(base);
-  if (file->end_allocated == file->end_written || file->status->overlay) return 0;  // its end comes with the change
+  if (file->end_allocated == file->end_written || file->status->overlay)
+    return 0;  // its end comes with the change
   if (file->status->error == 0 && ::ftruncate(file->descriptor, static_cast<off_t>(file->end_allocated)) != 0)
     note(file, errno);
   file->end_written = file->end_allocated;

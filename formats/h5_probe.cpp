@@ -224,8 +224,8 @@ Probed probe(int descriptor, Overlay* overlay) {
   if (::fstat(descriptor, &status) != 0) return Probed::passed;
   using State = std::tuple<dev_t, ino_t, off_t, time_t, long, uint64_t>;
   static std::set<State> passed;  // the caller lets one thread in at a time
-  const State state{status.st_dev, status.st_ino, status.st_size, status.st_mtim.tv_sec,
-                    status.st_mtim.tv_nsec, overlay ? overlay->end : 0};
+  const State state{status.st_dev,         status.st_ino,          status.st_size,
+                    status.st_mtim.tv_sec, status.st_mtim.tv_nsec, overlay ? overlay->end : 0};
   if (passed.contains(state)) return Probed::passed;
   const pid_t child = ::fork();
   if (child < 0) return Probed::passed;  // no process to spare: the file is read as without a probe

@@ -110,7 +110,9 @@ std::vector<std::byte> journal_bytes(const Overlay& overlay, const Digest128& fi
   JournalHead head{.end = overlay.end, .pages = overlay.pages.size(), .first_page = first_page};
   std::ranges::copy(kSignature, head.signature);
   std::vector<std::byte> bytes;
-  const auto add = [&](std::span<const std::byte> more) { bytes.insert(bytes.end(), more.begin(), more.end()); };
+  const auto add = [&](std::span<const std::byte> more) {
+    bytes.insert(bytes.end(), more.begin(), more.end());
+  };
   add(std::as_bytes(std::span(&head, 1)));
   for (const auto& [number, page] : overlay.pages) add(std::as_bytes(std::span(&number, 1)));
   for (const auto& [number, page] : overlay.pages) add(*page);
@@ -120,11 +122,13 @@ std::vector<std::byte> journal_bytes(const Overlay& overlay, const Digest128& fi
 
 class JournalReader {
  public:
-  JournalReader(std::vector<std::byte> bytes, std::string name) : bytes_(std::move(bytes)), name_(std::move(name)) {
+  JournalReader(std::vector<std::byte> bytes, std::string name)
+      : bytes_(std::move(bytes)), name_(std::move(name)) {
     if (bytes_.size() < sizeof head_ + sizeof(Digest128)) throw damaged();
     std::memcpy(&head_, bytes_.data(), sizeof head_);
     if (!std::string_view(head_.signature, sizeof head_.signature).starts_with(kSignature)) throw damaged();
-    const size_t rest = bytes_.size() - sizeof head_ - sizeof(Digest128), page = sizeof(uint64_t) + Overlay::kPageBytes;
+    const size_t rest = bytes_.size() - sizeof head_ - sizeof(Digest128),
+                 page = sizeof(uint64_t) + Overlay::kPageBytes;
     if (rest % page != 0 || rest / page != head_.pages) throw damaged();
     const auto all = std::span<const std::byte>(bytes_).first(bytes_.size() - sizeof(Digest128));
     const Digest128 digest = digest_of(all);
@@ -150,7 +154,9 @@ class JournalReader {
   const Digest128& first_page() const { return head_.first_page; }
 
  private:
-  Error damaged() const { return bad_input("{}: is damaged, and with it what was added last to its file", name_); }
+  Error damaged() const {
+    return bad_input("{}: is damaged, and with it what was added last to its file", name_);
+  }
 
   std::vector<std::byte> bytes_;
   std::string name_;
@@ -266,7 +272,8 @@ InPlace::~InPlace() {
     pending().overlays.erase(*id);
   }
   // What was added counts for nobody; if it cannot be cut off, the next change does it.
-  if (begun_) [[maybe_unused]] const int ignored = ::ftruncate(descriptor_, static_cast<off_t>(bytes_before_));
+  if (begun_) [[maybe_unused]]
+    const int ignored = ::ftruncate(descriptor_, static_cast<off_t>(bytes_before_));
   ::close(descriptor_);
 }
 
@@ -274,7 +281,8 @@ void InPlace::begin(uint64_t bytes) {
   bytes_before_ = bytes;
   struct stat status = {};
   if (::fstat(descriptor_, &status) != 0) throw failed("{}: {}", name_, reason(errno));
-  if (static_cast<uint64_t>(status.st_size) > bytes && ::ftruncate(descriptor_, static_cast<off_t>(bytes)) != 0)
+  if (static_cast<uint64_t>(status.st_size) > bytes &&
+      ::ftruncate(descriptor_, static_cast<off_t>(bytes)) != 0)
     throw failed("{}: cannot be written: {}", name_, reason(errno));
   overlay_->begin_of_new = (bytes + Overlay::kPageBytes - 1) / Overlay::kPageBytes * Overlay::kPageBytes;
   begun_ = true;
@@ -287,7 +295,8 @@ void InPlace::write_journal() {
   const int descriptor = ::open(journal.path().c_str(), O_WRONLY | O_CLOEXEC);
   int error = descriptor < 0 ? errno : 0;
   // What is in the file is nobody's business who may not read the file.
-  if (struct stat status = {}; !error && (::fstat(descriptor_, &status) != 0 || ::fchmod(descriptor, status.st_mode & 07777) != 0))
+  if (struct stat status = {};
+      !error && (::fstat(descriptor_, &status) != 0 || ::fchmod(descriptor, status.st_mode & 07777) != 0))
     error = errno;
   if (!error) error = write_at(descriptor, 0, bytes);
   if (descriptor >= 0 && ::close(descriptor) != 0 && !error) error = errno;
@@ -317,7 +326,8 @@ bool InPlace::copy_pages() {
 
 void InPlace::commit() {
   if (::fsync(descriptor_) != 0) throw failed("{}: cannot be written: {}", name_, reason(errno));
-  begun_ = false;  // whatever fails from here on, the journal may have its name, and then what was added counts
+  begun_ =
+      false;  // whatever fails from here on, the journal may have its name, and then what was added counts
   write_journal();
   if (copy_pages()) ::unlink(journal_of(path_).c_str());
   lock_readers_byte(descriptor_, F_UNLCK, false);
