@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
 #include <numeric>
 
 #include "formats/book_io.hpp"
@@ -13,8 +12,6 @@
 
 namespace kvcodec {
 namespace {
-
-constexpr uint64_t kMaxNumber = std::numeric_limits<int64_t>::max();
 
 /// Rows of the table of parts that are kept: the sides of a document are asked for one after the other.
 constexpr size_t kRowsKept = 64;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <limits>
 
 #include "formats/header_io.hpp"
 
@@ -12,7 +11,6 @@ namespace {
 
 constexpr char kDigest[] = "/documents/digest", kTime[] = "/documents/time",
                kMetadata[] = "/documents/metadata", kMetadataEnd[] = "/documents/metadata_end";
-constexpr uint64_t kMaxNumber = std::numeric_limits<int64_t>::max();
 
 void read_digests(const h5::File& file, std::vector<DocumentFacts>& facts) {
   const h5::Dataset dataset = file.dataset(kDigest);

@@ -45,8 +45,8 @@ std::string one_line(std::string text) {
   return text;
 }
 
-/// An attribute holds less than 64 KiB, and all its strings are as long as the longest.
-constexpr size_t kMostHistoryBytes = 60000, kMostLineBytes = 4000;
+/// All strings of an attribute are as long as the longest, and who opens a file reads all of them.
+constexpr size_t kMostHistoryBytes = 250000, kMostLineBytes = 4000;
 
 /// The first half of a line and its last bytes, if it is too long.
 std::string bounded_line(std::string line) {

@@ -1,6 +1,7 @@
 // The parts that several file types share, read from and written to open files. Inside formats/ only.
 #pragma once
 
+#include <limits>
 #include <optional>
 #include <span>
 #include <string>
@@ -11,6 +12,9 @@
 #include "formats/header.hpp"
 
 namespace kvcodec {
+
+/// The largest number that files hold: HDF5's integers, attributes above all, may be signed.
+inline constexpr uint64_t kMaxNumber = std::numeric_limits<int64_t>::max();
 
 /// Root attributes of a file of one of this program's types and versions; wanted: of that type, empty = any.
 /// Throws Error(bad_input).

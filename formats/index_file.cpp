@@ -1,7 +1,6 @@
 #include "formats/index_file.hpp"
 
 #include <algorithm>
-#include <limits>
 #include <map>
 #include <numeric>
 #include <utility>
@@ -19,7 +18,6 @@ constexpr char kTokens[] = "/tokens";
 constexpr char kPositions[] = "/positions";
 constexpr char kBatchOffset[] = "/batches/offset";
 constexpr char kBatchEnd[] = "/batches/end";
-constexpr uint64_t kMaxNumber = std::numeric_limits<int64_t>::max();
 
 /// Tokens of a document that are in clusters.
 uint64_t clustered(uint64_t length, uint64_t sink) { return length - std::min(length, sink); }

@@ -1,7 +1,6 @@
 #include "formats/outputs_file.hpp"
 
 #include <algorithm>
-#include <limits>
 #include <map>
 
 #include "formats/h5.hpp"
@@ -14,7 +13,6 @@ namespace {
 constexpr char kTypeName[] = "outputs";
 constexpr char kPositions[] = "/positions";
 constexpr char kTokenRows[] = "/query_position";
-constexpr uint64_t kMaxNumber = std::numeric_limits<int64_t>::max();
 
 size_t row_values(const ModelInfo& model) {
   return static_cast<size_t>(model.num_q_heads) * static_cast<size_t>(model.head_dim);

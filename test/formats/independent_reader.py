@@ -483,7 +483,9 @@ class Codes(File):
         def size(dataset):
             return dataset.size * dataset.id.get_type().get_size()
 
+        optional = ["/documents/" + name for name in ("digest", "time", "metadata", "metadata_end")]
         tables = ["/parts", "/totals", "/documents/name", "/documents/offset"] + ["/documents/left_out"] * (self.left_out is not None)
+        tables += [name for name in optional if name in self.file]
         counted["index"] += sum(size(self.file[name]) for name in tables)
         counted["embedded_book"] = sum(size(self.file["/book/" + text(n)]) for n in self.file["/book"].attrs["arrays"]) \
             if "/book" in self.file else 0
