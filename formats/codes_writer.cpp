@@ -36,10 +36,10 @@ struct Index {
   }
 
   void write(CodesFile& file, const CodesInfo& info) const {
-    for (size_t d = this->first; d < info.documents.count(); ++d) {
-      const uint64_t first = info.documents.offsets[d] - first_token, length = info.documents.length(d);
-      file.write_index(d, tokens ? std::span(*tokens).subspan(first, length) : std::span<const uint32_t>(),
-                       std::span(positions).subspan(first, length));
+    for (size_t d = first; d < info.documents.count(); ++d) {
+      const uint64_t begin = info.documents.offsets[d] - first_token, length = info.documents.length(d);
+      file.write_index(d, tokens ? std::span(*tokens).subspan(begin, length) : std::span<const uint32_t>(),
+                       std::span(positions).subspan(begin, length));
     }
   }
 };

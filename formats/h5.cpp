@@ -477,14 +477,13 @@ static void open_in_place(File::State& file, InPlace& change, hid_t access) {
   file.overlay = change.overlay();
   file.status.overlay = file.overlay.get();
   file.id = H5Fopen(file.path.c_str(), H5F_ACC_RDWR, access);
-  haddr_t end = 0;
   const Handle creation(file.id >= 0 ? H5Fget_create_plist(file.id) : -1, H5Pclose);
   if (hsize_t user_block = 0;
       creation && H5Pget_userblock(creation.get(), &user_block) >= 0 && user_block > 0)
     throw file.error(
         "/", "begins with a block of another program and cannot be changed in place; name another output");
-  if (file.id < 0 || H5Fget_eoa(file.id, &end) < 0) throw file.refused("/", "cannot be opened to be changed");
-  change.begin(end);
+  if (file.id < 0) throw file.refused("/", "cannot be opened to be changed");
+  change.begin(file.status.allocated);
   if (!file.reaches(kDigestTable)) return;
   const Handle table(H5Dopen2(file.id, kDigestTable, H5P_DEFAULT), H5Dclose);
   const Handle space(table ? H5Dget_space(table.get()) : -1, H5Sclose);

@@ -82,7 +82,7 @@ herr_t query(const H5FD_t*, unsigned long* features) {
 
 haddr_t get_eoa(const H5FD_t* file, H5FD_mem_t) { return cast(file)->end_allocated; }
 herr_t set_eoa(H5FD_t* file, H5FD_mem_t, haddr_t address) {
-  cast(file)->end_allocated = address;
+  cast(file)->end_allocated = cast(file)->status->allocated = address;
   return 0;
 }
 haddr_t get_eof(const H5FD_t* file, H5FD_mem_t) { return cast(file)->end_written; }

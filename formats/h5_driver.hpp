@@ -18,6 +18,7 @@ struct FileStatus {
   /// Pages that are read in the place of the file's. Where the file is written, what changes of its bytes goes to them, and its
   /// new end with them; what is new goes to the file.
   Overlay* overlay = nullptr;
+  uint64_t allocated = 0;  ///< bytes of the file that HDF5 knows of
   std::atomic<uint64_t> reads = 0, bytes_read = 0;
 
   void count_read(uint64_t bytes) {
