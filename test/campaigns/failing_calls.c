@@ -1,14 +1,16 @@
 // Preloaded into a program, it makes one call of the C library fail, as a full disk, a broken one or too little memory would.
-//   FAIL_CALL   write, pwrite, fsync, rename, ftruncate, open, mmap, malloc (with calloc and realloc) or new (what C++ allocates); only
+//   FAIL_CALL   write, pwrite, fsync, rename, ftruncate, unlink, open, mmap, malloc (with calloc and realloc) or new (what C++ allocates); only
 //               calls by that name count
 //   FAIL_CHILD  set: only those of processes that the program forks
 //   FAIL_AT     which call of it fails, from 1 on; with FAIL_ON=1 all later ones too
+//   FAIL_KILL   set: the program is killed there instead, before the call is made
 //   FAIL_SAID   a file that is made when a call did fail
 // A call that is too far on is never reached, and nothing fails.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -24,7 +26,7 @@ extern void* __libc_realloc(void*, size_t);
 
 static atomic_long calls;
 static long fail_at = -1;
-static int fail_on, began;
+static int fail_on, kills, began;
 static const char *wanted, *said;
 static pid_t parent;  // whose calls do not count, or 0
 static _Thread_local int in_new;
@@ -36,6 +38,7 @@ static int counted_main(int count, char** words, char** environment) {
   const char* at = getenv("FAIL_AT");
   wanted = getenv("FAIL_CALL"), said = getenv("FAIL_SAID");
   fail_on = getenv("FAIL_ON") != NULL;
+  kills = getenv("FAIL_KILL") != NULL;
   parent = getenv("FAIL_CHILD") ? getpid() : 0;
   fail_at = at && wanted ? atol(at) : -1;
   began = 1;
@@ -58,6 +61,7 @@ static int fails(const char* call) {
     const long file = syscall(SYS_openat, AT_FDCWD, said, O_WRONLY | O_CREAT, 0600);
     if (file >= 0) syscall(SYS_close, file);
   }
+  if (kills) raise(SIGKILL);
   return 1;
 }
 
@@ -98,6 +102,9 @@ int fsync(int file) { return fails("fsync") ? with_error(EIO) : (int)syscall(SYS
 int fdatasync(int file) { return fails("fsync") ? with_error(EIO) : (int)syscall(SYS_fdatasync, file); }
 int rename(const char* from, const char* to) {
   return fails("rename") ? with_error(EIO) : (int)syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0);
+}
+int unlink(const char* path) {
+  return fails("unlink") ? with_error(EIO) : (int)syscall(SYS_unlinkat, AT_FDCWD, path, 0);
 }
 int ftruncate(int file, off_t size) {
   return fails("ftruncate") ? with_error(ENOSPC) : (int)syscall(SYS_ftruncate, file, size);

@@ -2,15 +2,16 @@
 # Commands that are killed, or one of whose calls to the system fails, at random: the old file or the new one is there, no other,
 # and in the end no temporary file.
 # usage: interrupted.sh kills|calls COUNT SEED KVCODEC DATA [FAILING]     exit 1 and a line per fault
-#        interrupted.sh child KVCODEC DATA FAILING
+#        interrupted.sh steps|child KVCODEC DATA FAILING
 #   DATA      what test/cli/make_data.sh made
-#   FAILING   the library of failing_calls.c, for calls and child
+#   FAILING   the library of failing_calls.c, for calls, steps and child
+# steps: a command that adds to a file in place is killed before each call that it makes, one run for each; the next run goes on.
 # child: each allocation of the process that goes through a file first fails once; whoever asked for the file goes on.
 set -uo pipefail
 what=$1
 shift
 count=0 seed=0
-[[ $what == child ]] || { count=$1 seed=$2 && shift 2; }
+[[ $what == child || $what == steps ]] || { count=$1 seed=$2 && shift 2; }
 kvcodec=$1 data=$2 failing=${3:-}
 source=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 place=$(mktemp -d)
@@ -37,11 +38,14 @@ if [[ $what == child ]]; then
 fi
 
 # Each writes out.h5 and reads what is there before only to add to it.
-names=(encode append train_dict pack dump_kv)
+names=(encode append train_dict pack dump_kv cat rm compact)
 command_of() {
   case $1 in
     encode) command=("$kvcodec" encode "$data/kv.h5" --codec kivi -o out.h5 --overwrite) ;;
-    append) command=("$kvcodec" encode "$data/part-2.h5" --append out.h5 -o out.h5 --overwrite) ;;
+    append) command=("$kvcodec" encode "$data/part-2.h5" --append out.h5) ;;
+    cat) command=("$kvcodec" cat "$data/kv.h5" "$data/kv.h5" -o out.h5 --overwrite) ;;
+    rm) command=("$kvcodec" rm out.h5 --documents 0 --in-place) ;;
+    compact) command=("$kvcodec" cat out.h5 -o out.h5 --force) ;;
     train_dict) command=("$kvcodec" train-dict "$data/kv.h5" --atoms 96 --sparsity 4 --epochs 1 -o out.h5 --overwrite) ;;
     pack) command=("$kvcodec" pack-indices "$data/sparse.h5" -o out.h5 --overwrite) ;;
     dump_kv) command=("$kvcodec" dump-kv --model "$source/data/demo-model" --text "$source/LICENSE" --max-tokens 16 -o out.h5 --overwrite) ;;
@@ -50,8 +54,11 @@ command_of() {
 
 echo "no file of ours" >old-any
 "$kvcodec" encode "$data/part-1.h5" --codec kivi -o old-append --quiet >/dev/null || exit
+cp "$data/kv.h5" old-rm
+cp old-append old-compact
+"$kvcodec" encode "$data/part-2.h5" --append old-compact --quiet >/dev/null || exit
 for name in "${names[@]}"; do
-  [[ $name == append ]] || cp old-any "old-$name"
+  [[ -e old-$name ]] || cp old-any "old-$name"
   cp "old-$name" out.h5
   command_of "$name"
   begin=${EPOCHREALTIME/./}
@@ -59,6 +66,12 @@ for name in "${names[@]}"; do
   declare "took_$name=$((${EPOCHREALTIME/./} - begin))"
   cp out.h5 "new-$name"
   cmp -s "old-$name" "new-$name" && echo "$name changes nothing" && exit 1
+done
+# What the codes hold that are added to, before and after.
+for there in old new; do
+  cp "$there-append" out.h5
+  "$kvcodec" decode out.h5 -o decoded --quiet >/dev/null || exit
+  mv decoded "$there-decoded"
 done
 
 faults=0 old=0 new=0 reached=0 ended=0
@@ -70,9 +83,23 @@ reads_as_new() {
   cp "new-$1" as-new.h5
   cmp -s <("$kvcodec" info out.h5 --json | grep -v '"file"') <("$kvcodec" info as-new.h5 --json | grep -v '"file"')
 }
+# Whether codes that are changed in place hold what they held before, or hold after: what lies behind their end counts for nobody.
+holds() {
+  rm -f decoded
+  "$kvcodec" check out.h5 >/dev/null 2>&1 && "$kvcodec" decode out.h5 -o decoded --quiet >/dev/null 2>&1 && cmp -s decoded "$1-decoded"
+}
 # What is there, of that command.
 look() {
-  if cmp -s out.h5 "new-$1" || reads_as_new "$1"; then new=$((new + 1)) there=new
+  if [[ $1 == append ]]; then
+    if holds new; then new=$((new + 1)) there=new
+    elif holds old; then old=$((old + 1)) there=old
+    else there=neither && fault "$2" "neither the documents of before nor those of after are there"
+    fi
+    cp out.h5 seen.h5
+    rm -f seen.h5.journal && [[ -e out.h5.journal ]] && cp out.h5.journal seen.h5.journal
+    "${command[@]}" >/dev/null 2>said-next || fault "$2" "the next run fails: $(cat said-next)"
+    holds new && [[ ! -e out.h5.journal ]] || fault "$2" "the next run does not complete it"
+  elif cmp -s out.h5 "new-$1" || reads_as_new "$1"; then new=$((new + 1)) there=new
   elif cmp -s out.h5 "old-$1"; then old=$((old + 1)) there=old
   else there=neither && fault "$2" "neither the old file nor the new one is there"
   fi
@@ -88,6 +115,27 @@ kill_one() {
   wait $process 2>/dev/null
   look "$name" "$name, kill $i"
 }
+
+# Kills before each call of one kind after the other.
+if [[ $what == steps ]]; then
+  command_of append
+  for kind in open pwrite fsync rename unlink; do
+    for ((at = 1;; ++at)); do
+      rm -f reached out.h5.journal
+      cp old-append out.h5
+      FAIL_CALL=$kind FAIL_AT=$at FAIL_KILL=1 FAIL_SAID="$PWD/reached" LD_PRELOAD="$failing" "${command[@]}" >/dev/null 2>&1 &
+      wait $! 2>/dev/null
+      [[ -e reached ]] || break
+      look append "$kind $at"
+      reached=$((reached + 1))
+    done
+    ((at > 1)) || fault "$kind" "is never called"
+  done
+  left && fault "$what" "temporary files are left: $(compgen -G '.out.h5.*' | tr '\n' ' ')"
+  echo "killed before $reached calls: the documents of before $old times, those of after $new times, $faults faults"
+  ((faults == 0 && old > 0 && new > 0))
+  exit
+fi
 
 kinds=(write pwrite fsync rename ftruncate open mmap malloc)
 declare -A calls  # that a command makes of a kind, as far as is known
@@ -121,6 +169,7 @@ fail_one() {
 
 for ((i = 0; i < count; ++i)); do
   name=${names[$((RANDOM % ${#names[@]}))]}
+  rm -f out.h5.journal
   cp "old-$name" out.h5
   command_of "$name"
   case $what in

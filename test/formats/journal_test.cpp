@@ -1,0 +1,237 @@
+// Files that change in place: before the change is made, and after, whoever reads; and what journals say.
+#include "formats/journal.hpp"
+
+#include <filesystem>
+#include <numeric>
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include "formats/h5.hpp"
+#include "test/formats/folder.hpp"
+#include "test/formats/refusal.hpp"
+#include "test/test.hpp"
+
+using namespace kvcodec;
+using namespace kvcodec::test;
+
+namespace {
+
+/// Datasets of so many rows, which differ with `seed` from row `same` on.
+struct Content {
+  uint64_t rows = 0, same = 0, seed = 0;
+
+  std::vector<uint64_t> numbers() const {
+    std::vector<uint64_t> values(rows);
+    for (uint64_t i = 0; i < rows; ++i) values[i] = i < same ? i : i * 31 + seed;
+    return values;
+  }
+  std::vector<std::string> names() const {
+    std::vector<std::string> values(std::min<uint64_t>(rows, 500));
+    for (uint64_t i = 0; i < values.size(); ++i) values[i] = fmt::format("{}-{}", i, i < same ? 0 : seed);
+    return values;
+  }
+};
+
+/// Everything but /log, which only grows.
+void write(h5::File& file, const Content& content) {
+  const auto numbers = content.numbers();
+  h5::DatasetWriter rows(file, "/group/rows", DType::u64, {}, numbers.size());
+  rows.append_values(std::span<const uint64_t>(numbers));
+  rows.finish();
+  h5::write_texts(file, "/names", content.names());
+  const uint64_t shape[] = {numbers.size() / 2, 2};
+  h5::write_table(file, "/table", DType::u64, shape, std::as_bytes(std::span(numbers).first(shape[0] * 2)));
+  file.set_text("/", "what", fmt::format("seed {}", content.seed));
+  file.set_integer("/", "rows", static_cast<int64_t>(content.rows));
+  file.set_texts("/", "words", content.names());
+}
+
+void create(const std::string& path, const Content& content, std::span<const std::byte> log) {
+  OutputFile output(path, true);
+  h5::File file = h5::File::create(output);
+  h5::DatasetWriter bytes(file, "/log", DType::u8, {}, 0, {.bytes = 4096, .checksums = false});
+  bytes.append(log);
+  bytes.finish();
+  write(file, content);
+  file.close();
+  output.commit();
+}
+
+/// Changes the file as far as the output says so; commit() is the caller's.
+void change(OutputFile& output, const Content& content, std::span<const std::byte> more) {
+  h5::File file = h5::File::create(output);
+  auto bytes = h5::DatasetWriter::behind(file, "/log", DType::u8, {.bytes = 4096, .checksums = false});
+  bytes.append(more);
+  bytes.finish();
+  write(file, content);
+  file.close();
+}
+
+void check_content(const std::string& path, const Content& content, std::span<const std::byte> log) {
+  const h5::File file = h5::File::open(path);
+  for (const std::string& dataset : file.datasets()) file.dataset(dataset).verify();
+  CHECK(file.dataset("/group/rows").integers(0, content.rows, UINT64_MAX >> 1) == content.numbers());
+  CHECK(file.dataset("/names").texts() == content.names());
+  const h5::Dataset table = file.dataset("/table");
+  std::vector<uint64_t> numbers(table.rows() * 2);
+  table.read(0, table.rows(), std::as_writable_bytes(std::span(numbers)));
+  auto wanted = content.numbers();
+  wanted.resize(content.rows / 2 * 2);
+  CHECK(numbers == wanted);
+  CHECK(file.text("/", "what") == fmt::format("seed {}", content.seed));
+  CHECK(file.integer("/", "rows", 0, INT64_MAX) == static_cast<int64_t>(content.rows));
+  CHECK(file.texts("/", "words") == content.names());
+  std::vector<std::byte> bytes(file.dataset("/log").rows());
+  file.dataset("/log").read(0, bytes.size(), bytes);
+  CHECK(std::ranges::equal(bytes, log));
+}
+
+std::vector<std::byte> some_bytes(size_t count, unsigned seed) {
+  std::vector<std::byte> bytes(count);
+  for (size_t i = 0; i < count; ++i) bytes[i] = static_cast<std::byte>(i * 7 + seed);
+  return bytes;
+}
+
+const auto nobody_waits = [] { FAIL("nobody else holds the file"); };
+
+void change_and_commit(const std::string& path, const Content& content, std::span<const std::byte> more) {
+  const HeldFile held(path, nobody_waits);
+  REQUIRE(held.changeable());
+  OutputFile output(path, held);
+  change(output, content, more);
+  output.commit();
+}
+
+}  // namespace
+
+TEST_CASE("journal: pages take the place of what was read, and none is kept that does not change") {
+  const Folder folder;
+  const std::string path = folder / "file";
+  std::ofstream(path) << std::string(10000, 'a');
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  Overlay overlay;
+  const std::string same(300, 'a'), other(300, 'b');
+  CHECK(overlay.write(4000, std::as_bytes(std::span(same)), descriptor) == 0);
+  CHECK(overlay.pages.empty());
+  CHECK(overlay.write(4000, std::as_bytes(std::span(other)), descriptor) == 0);
+  CHECK(overlay.write(9990, std::as_bytes(std::span(other)), descriptor) == 0);  // beyond the end
+  CHECK(overlay.pages.size() == 3);
+  ::close(descriptor);
+  std::string wanted(12000, 'a');
+  wanted.replace(4000, 300, other);
+  wanted.replace(9990, 300, other);
+  for (const auto& [first, count] :
+       {std::pair<size_t, size_t>{0, 9990}, {4090, 10}, {4100, 1}, {3999, 302}, {9980, 300}}) {
+    std::string read(count, 'a');
+    overlay.patch(first, std::as_writable_bytes(std::span(read)));
+    CHECK(read == wanted.substr(first, count));
+  }
+}
+
+TEST_CASE("journal: a file is as it was until the change is made, and then as if written anew") {
+  const Folder folder;
+  const std::string path = folder / "file.h5";
+  const Content before{1000, 0, 1}, after{90000, 700, 2};
+  auto log = some_bytes(10000, 3);
+  const auto more = some_bytes(50000, 4);
+  create(path, before, log);
+  const std::string bytes = file_bytes(path);
+  {
+    const HeldFile held(path, nobody_waits);
+    OutputFile output(path, held);
+    change(output, after, more);
+    CHECK(file_bytes(path).substr(0, bytes.size()) == bytes);
+    // This process sees it already, to verify it.
+    auto all = log;
+    all.insert(all.end(), more.begin(), more.end());
+    check_content(path, after, all);
+  }
+  CHECK(file_bytes(path) == bytes);
+  check_content(path, before, log);
+  change_and_commit(path, after, more);
+  log.insert(log.end(), more.begin(), more.end());
+  check_content(path, after, log);
+  CHECK(folder.names() == std::vector<std::string>{"file.h5"});
+}
+
+TEST_CASE("journal: datasets grow and shrink in place, whatever they were") {
+  const Folder folder;
+  const std::string path = folder / "file.h5";
+  auto log = some_bytes(5000, 0);
+  create(path, {10, 0, 0}, log);
+  const uint64_t rows[] = {11, 12, 12, 300, 5, 0, 20000, 20001, 150000, 150000, 149000, 1};
+  uint64_t seed = 0;
+  for (const uint64_t count : rows) {
+    const Content content{count, count / 2, ++seed};
+    const auto more = some_bytes(seed % 3 == 0 ? 0 : 3000 * seed, static_cast<unsigned>(seed));
+    change_and_commit(path, content, more);
+    log.insert(log.end(), more.begin(), more.end());
+    check_content(path, content, log);
+  }
+}
+
+TEST_CASE("journal: a change of little writes little") {
+  const Folder folder;
+  const std::string path = folder / "file.h5";
+  const auto log = some_bytes(100, 0);
+  create(path, {200000, 200000, 0}, log);
+  change_and_commit(path, {200000, 200000, 1}, {});  // now datasets can grow
+  const size_t size = file_bytes(path).size();
+  change_and_commit(path, {200001, 200000, 2}, some_bytes(10, 1));
+  CHECK(file_bytes(path).size() < size + 100000);
+  CHECK(size > 3 * 8 * 200000 / 2);
+}
+
+TEST_CASE("journal: who reads a file goes on reading what it was, and the next one reads what it is") {
+  const Folder folder;
+  const std::string path = folder / "file.h5";
+  const Content first{1000, 0, 1}, second{3000, 1000, 2}, third{5000, 1000, 3};
+  auto log = some_bytes(10, 0);
+  create(path, first, log);
+  {
+    const h5::File reader = h5::File::open(path);
+    change_and_commit(path, second, log);
+    CHECK(std::filesystem::exists(path + ".journal"));
+    CHECK(reader.dataset("/group/rows").integers(0, 1000, UINT64_MAX >> 1) == first.numbers());
+    log.insert(log.end(), log.begin(), log.end());
+    check_content(path, second, log);
+    change_and_commit(path, third, some_bytes(10, 0));
+    log.insert(log.end(), log.begin(), log.begin() + 10);
+    CHECK(reader.dataset("/names").texts() == first.names());
+    check_content(path, third, log);
+  }
+  CHECK(std::filesystem::exists(path + ".journal"));
+  change_and_commit(path, first, {});
+  CHECK(!std::filesystem::exists(path + ".journal"));
+  check_content(path, first, log);
+}
+
+TEST_CASE("journal: that of another file, and a damaged one, are refused") {
+  const Folder folder;
+  const std::string path = folder / "file.h5", other = folder / "other.h5", journal = path + ".journal";
+  const auto log = some_bytes(10, 0);
+  create(path, {1000, 0, 1}, log);
+  create(other, {800, 0, 7}, log);
+  {
+    const h5::File reader = h5::File::open(path);
+    change_and_commit(path, {2000, 0, 2}, {});
+  }
+  const std::string good = file_bytes(journal);
+  for (const size_t at : {size_t{0}, size_t{30}, size_t{60}, good.size() / 2, good.size() - 1}) {
+    std::string bad = good;
+    bad[at] ^= 1;
+    std::ofstream(journal, std::ios::binary) << bad;
+    CHECK(message_of([&] { h5::File::open(path); }).find("file.h5.journal: is damaged") != std::string::npos);
+  }
+  std::ofstream(journal, std::ios::binary) << good.substr(0, good.size() - 4096);
+  CHECK(message_of([&] { h5::File::open(path); }).find("is damaged") != std::string::npos);
+  std::ofstream(journal, std::ios::binary) << good;
+  check_content(path, {2000, 0, 2}, log);
+  std::filesystem::copy_file(other, path, std::filesystem::copy_options::overwrite_existing);
+  CHECK(message_of([&] { h5::File::open(path); }).find("is of another file") != std::string::npos);
+  // Who replaces a file removes the journal with it.
+  create(path, {10, 0, 3}, log);
+  CHECK(!std::filesystem::exists(journal));
+  check_content(path, {10, 0, 3}, log);
+}
