@@ -1350,7 +1350,7 @@ struct DatasetWriter::State {
   /// Chunks of a dataset that is to grow: a few of what it has now, so that it can become many times as large before they are too many.
   /// rows: 0 if that is not known.
   void choose_growing_chunk(uint64_t rows) {
-    constexpr uint64_t kLeastBytes = uint64_t{1} << 12, kChunksNow = 8;
+    constexpr uint64_t kLeastBytes = uint64_t{1} << 9, kChunksNow = 8;
     const uint64_t most = std::max(kLeastBytes, stored_chunks.bytes);
     const uint64_t bytes =
         rows == 0 ? most : std::clamp(std::bit_ceil(rows * row_bytes) / kChunksNow, kLeastBytes, most);
@@ -1420,7 +1420,7 @@ struct DatasetWriter::State {
     const hssize_t rows = space ? H5Sget_simple_extent_npoints(space.get()) : -1;
     if (rows < 0) throw file.state_->refused(path, "cannot be opened");
     if (!take_over(0)) {  // the object lasts as long as it is open
-      choose_growing_chunk(static_cast<uint64_t>(rows));
+      chunk_rows = std::max<uint64_t>(1, stored_chunks.bytes / row_bytes);
       return copy_from(old, static_cast<uint64_t>(rows));
     }
     const uint64_t behind_chunks = rows_there % chunk_rows;
