@@ -54,6 +54,7 @@ const std::vector<Task>& tasks() {
        {{"ls", "list the documents of files", ls},
         {"cat", "join the documents of several files in one", cat},
         {"rm", "take documents out of a file", rm},
+        {"compact", "write a file anew without bytes that no document needs", compact},
         {"split", "divide the documents of a file among several", split_file}}},
       {"Attend",
        {{"attend", "attend to keys and values straight from codes, and measure what changes", attend},

@@ -24,6 +24,7 @@ std::string select(Command& command);
 std::string ls(Command& command);
 std::string cat(Command& command);
 std::string rm(Command& command);
+std::string compact(Command& command);
 std::string split_file(Command& command);
 std::string info(Command& command);
 std::string check(Command& command);

@@ -45,7 +45,7 @@ command_of() {
     append) command=("$kvcodec" encode "$data/part-2.h5" --append out.h5) ;;
     cat) command=("$kvcodec" cat "$data/kv.h5" "$data/kv.h5" -o out.h5 --overwrite) ;;
     rm) command=("$kvcodec" rm out.h5 --documents 0 --in-place) ;;
-    compact) command=("$kvcodec" cat out.h5 -o out.h5 --force) ;;
+    compact) command=("$kvcodec" compact out.h5) ;;
     train_dict) command=("$kvcodec" train-dict "$data/kv.h5" --atoms 96 --sparsity 4 --epochs 1 -o out.h5 --overwrite) ;;
     pack) command=("$kvcodec" pack-indices "$data/sparse.h5" -o out.h5 --overwrite) ;;
     dump_kv) command=("$kvcodec" dump-kv --model "$source/data/demo-model" --text "$source/LICENSE" --max-tokens 16 -o out.h5 --overwrite) ;;
