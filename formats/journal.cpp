@@ -23,14 +23,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kSignature = "kvcodec journal 1\n";
+constexpr std::string_view kJournalSignature = "kvcodec journal 1\n";
 /// Whoever copies pages into a file waits for its readers, but not for those that read for hours.
 constexpr auto kPatience = std::chrono::seconds(2);
 
 // Readers share a lock of the file's second byte; those who change it lock the first one (HeldFile).
 constexpr off_t kReadersByte = 1;
-
-std::string reason(int error) { return std::strerror(error); }
 
 /// Reads as much as there is; what is not there is zero. Returns an errno, or 0.
 int read_or_zero(int descriptor, uint64_t position, std::span<std::byte> out) {
@@ -108,7 +106,7 @@ static_assert(sizeof(JournalHead) == 56);
 /// The journal's bytes behind each other: head, numbers of the pages, pages, and the digest of all of these.
 std::vector<std::byte> journal_bytes(const Overlay& overlay, const Digest128& first_page) {
   JournalHead head{.end = overlay.end, .pages = overlay.pages.size(), .first_page = first_page};
-  std::ranges::copy(kSignature, head.signature);
+  std::ranges::copy(kJournalSignature, head.signature);
   std::vector<std::byte> bytes;
   const auto add = [&](std::span<const std::byte> more) {
     bytes.insert(bytes.end(), more.begin(), more.end());
@@ -126,7 +124,8 @@ class JournalReader {
       : bytes_(std::move(bytes)), name_(std::move(name)) {
     if (bytes_.size() < sizeof head_ + sizeof(Digest128)) throw damaged();
     std::memcpy(&head_, bytes_.data(), sizeof head_);
-    if (!std::string_view(head_.signature, sizeof head_.signature).starts_with(kSignature)) throw damaged();
+    if (!std::string_view(head_.signature, sizeof head_.signature).starts_with(kJournalSignature))
+      throw damaged();
     const size_t rest = bytes_.size() - sizeof head_ - sizeof(Digest128),
                  page = sizeof(uint64_t) + Overlay::kPageBytes;
     if (rest % page != 0 || rest / page != head_.pages) throw damaged();
@@ -165,7 +164,8 @@ class JournalReader {
 
 Overlay::Page first_page_of(int descriptor, const std::string& name) {
   Overlay::Page page;
-  if (const int error = read_or_zero(descriptor, 0, page)) throw bad_input("{}: {}", name, reason(error));
+  if (const int error = read_or_zero(descriptor, 0, page))
+    throw bad_input("{}: {}", name, std::strerror(error));
   return page;
 }
 
@@ -174,7 +174,7 @@ std::optional<std::vector<std::byte>> bytes_of(const fs::path& path) {
   const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (descriptor < 0) {
     if (errno == ENOENT || errno == ENOTDIR) return std::nullopt;
-    throw bad_input("{}: {}", path.string(), reason(errno));
+    throw bad_input("{}: {}", path.string(), std::strerror(errno));
   }
   struct stat status = {};
   int error = ::fstat(descriptor, &status) == 0 ? 0 : errno;
@@ -184,7 +184,7 @@ std::optional<std::vector<std::byte>> bytes_of(const fs::path& path) {
     error = read_or_zero(descriptor, 0, bytes);
   }
   ::close(descriptor);
-  if (error) throw bad_input("{}: {}", path.string(), reason(error));
+  if (error) throw bad_input("{}: {}", path.string(), std::strerror(error));
   return bytes;
 }
 
@@ -251,7 +251,7 @@ bool lock_for_reading(int descriptor) { return lock_readers_byte(descriptor, F_R
 
 InPlace::InPlace(fs::path path, std::string name) : path_(std::move(path)), name_(std::move(name)) {
   descriptor_ = ::open(path_.c_str(), O_RDWR | O_CLOEXEC);
-  if (descriptor_ < 0) throw failed("{}: cannot be written: {}", name_, reason(errno));
+  if (descriptor_ < 0) throw failed("{}: cannot be written: {}", name_, std::strerror(errno));
   try {
     overlay_ = overlay_of_journal(path_, descriptor_, name_);
   } catch (...) {
@@ -280,10 +280,10 @@ InPlace::~InPlace() {
 void InPlace::begin(uint64_t bytes) {
   bytes_before_ = bytes;
   struct stat status = {};
-  if (::fstat(descriptor_, &status) != 0) throw failed("{}: {}", name_, reason(errno));
+  if (::fstat(descriptor_, &status) != 0) throw failed("{}: {}", name_, std::strerror(errno));
   if (static_cast<uint64_t>(status.st_size) > bytes &&
       ::ftruncate(descriptor_, static_cast<off_t>(bytes)) != 0)
-    throw failed("{}: cannot be written: {}", name_, reason(errno));
+    throw failed("{}: cannot be written: {}", name_, std::strerror(errno));
   overlay_->begin_of_new = (bytes + Overlay::kPageBytes - 1) / Overlay::kPageBytes * Overlay::kPageBytes;
   begun_ = true;
 }
@@ -300,7 +300,7 @@ void InPlace::write_journal() {
     error = errno;
   if (!error) error = write_at(descriptor, 0, bytes);
   if (descriptor >= 0 && ::close(descriptor) != 0 && !error) error = errno;
-  if (error) throw failed("{}: cannot be written: {}", journal.target(), reason(error));
+  if (error) throw failed("{}: cannot be written: {}", journal.target(), std::strerror(error));
   journal.commit();
 }
 
@@ -325,7 +325,7 @@ bool InPlace::copy_pages() {
 }
 
 void InPlace::commit() {
-  if (::fsync(descriptor_) != 0) throw failed("{}: cannot be written: {}", name_, reason(errno));
+  if (::fsync(descriptor_) != 0) throw failed("{}: cannot be written: {}", name_, std::strerror(errno));
   begun_ =
       false;  // whatever fails from here on, the journal may have its name, and then what was added counts
   write_journal();
