@@ -40,3 +40,23 @@ if(KVCODEC_HDF5)
   endforeach()
   set_target_properties(kvcodec_cli PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
 endif()
+
+# kvcodec_precompile(TARGET HEADER…): headers of libraries that most of the target's sources include are read once. A source with flags of its
+# own reads them itself: precompiled headers are those of one set of flags.
+function(kvcodec_precompile target)
+  get_target_property(sources ${target} SOURCES)
+  foreach(source ${sources})
+    get_source_file_property(options ${source} COMPILE_OPTIONS)
+    get_source_file_property(definitions ${source} COMPILE_DEFINITIONS)
+    if(options OR definitions)
+      set_source_files_properties(${source} PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
+    endif()
+  endforeach()
+  target_precompile_headers(${target} PRIVATE <algorithm> <functional> <map> <memory> <span> <string> <vector> <fmt/format.h> ${ARGN})
+endfunction()
+
+kvcodec_precompile(kvcodec_lib)
+if(KVCODEC_HDF5)
+  kvcodec_precompile(kvcodec_formats)
+  kvcodec_precompile(kvcodec_cli <nlohmann/json.hpp>)
+endif()

@@ -69,11 +69,7 @@ bool lock_readers_byte(int descriptor, short type, bool wait) {
 
 // Changes of this process ---------------------------------------------------------------------------
 
-struct FileId {
-  dev_t device = 0;
-  ino_t number = 0;
-  auto operator<=>(const FileId&) const = default;
-};
+using FileId = std::pair<dev_t, ino_t>;
 
 std::optional<FileId> id_of(int descriptor) {
   struct stat status = {};

@@ -15,6 +15,13 @@ struct doctest::StringMaker<E> {
 
 namespace kvcodec::test {
 
+/// Tests that damage a file byte by byte try every so many: the sanitizers make each try thirty times slower.
+#ifdef KVCODEC_SANITIZED
+inline constexpr size_t kDamageStride = 11;
+#else
+inline constexpr size_t kDamageStride = 1;
+#endif
+
 /// Remembers that a case could not run here; use through SKIP.
 void note_skip(const std::string& reason);
 

@@ -207,7 +207,7 @@ TEST_CASE("index: any byte may be wrong without a crash, and no wrong cluster co
   const auto expected = values(good);
   const auto size = static_cast<uint64_t>(std::filesystem::file_size(good));
   size_t refused = 0, tried = 0;
-  for (uint64_t position = 0; position < size; position += 7, ++tried) {
+  for (uint64_t position = 0; position < size; position += 7 * kDamageStride, ++tried) {
     CAPTURE(position);
     std::filesystem::copy_file(good, bad, std::filesystem::copy_options::overwrite_existing);
     flip_byte(bad, position);

@@ -851,7 +851,7 @@ TEST_CASE(
   };
   const auto expected = values(good);
   size_t refused = 0;
-  for (size_t position = 0; position < size; ++position) {
+  for (size_t position = 0; position < size; position += kDamageStride) {
     CAPTURE(position);
     std::filesystem::copy_file(good, bad, std::filesystem::copy_options::overwrite_existing);
     flip_byte(bad, position);
@@ -863,7 +863,7 @@ TEST_CASE(
       CHECK(static_cast<int>(error.kind()) == static_cast<int>(ErrorKind::bad_input));
     }
   }
-  CHECK(refused > size / 4);
+  CHECK(refused > size / kDamageStride / 4);
 }
 
 TEST_CASE(
@@ -895,7 +895,7 @@ TEST_CASE(
   };
   const auto expected = values(good);
   size_t refused = 0;
-  for (size_t position = 0; position < size; ++position) {
+  for (size_t position = 0; position < size; position += kDamageStride) {
     CAPTURE(position);
     std::filesystem::copy_file(good, bad, std::filesystem::copy_options::overwrite_existing);
     flip_byte(bad, position);
@@ -907,5 +907,5 @@ TEST_CASE(
       CHECK(static_cast<int>(error.kind()) == static_cast<int>(ErrorKind::bad_input));
     }
   }
-  CHECK(refused > size / 4);
+  CHECK(refused > size / kDamageStride / 4);
 }
