@@ -93,7 +93,8 @@ std::string cat(Command& command) {
     size_t left_out = 0;
     from = without_duplicates(from, lists, left_out);
     if (left_out > 0)
-      options.common.note("{} left out: the token ids of others", counted(left_out, "document"));
+      options.common.note("{} left out: same token ids as an earlier document",
+                          counted(left_out, "document"));
   }
   std::vector<std::vector<std::string>> histories;
   for (const DocumentList& list : lists) histories.push_back(list.type.history);

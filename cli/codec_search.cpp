@@ -18,9 +18,9 @@
 namespace kvcodec::cli {
 namespace {
 
-/// From the one that promises most; the yardsticks only where they are asked for.
+/// From the one that promises most; the baselines only where they are asked for.
 constexpr std::string_view kByPromise[] = {"transform", "kvcomp", "q4", "kivi", "sparse", "rvq", "selfindex"};
-constexpr std::string_view kYardsticks[] = {"fp8", "lossless", "none"};
+constexpr std::string_view kBaselines[] = {"fp8", "lossless", "none"};
 
 // Candidates ---------------------------------------------------------------------------------------
 
@@ -46,7 +46,7 @@ std::vector<const CodecEntry*> codecs_to_try(const std::string& list) {
   };
   for (const std::string_view name : kByPromise) take(name);
   if (!list.empty())
-    for (const std::string_view name : kYardsticks) take(name);
+    for (const std::string_view name : kBaselines) take(name);
   return chosen;
 }
 

@@ -28,7 +28,7 @@ constexpr auto names_of(DeviceChoice) { return std::to_array<std::string_view>({
 struct CommonOptions final : Options {
   /// 0, not given: all processors (or OMP_NUM_THREADS). The product does not depend on it.
   int64_t threads = 0;
-  /// A device where there is one. The product is the same, except the last digits of attend and dump-kv.
+  /// A device where there is one. The product is the same, except the last digits of attend, dump-kv, eval-model and sensitivity.
   DeviceChoice device = DeviceChoice::automatic;
   /// Of everything random; commands with none take it too, so that scripts can pass it to all.
   int64_t seed = 0;
@@ -90,12 +90,13 @@ struct OutputOptions {
   void check(const CommonOptions& common) const;
   /// The same where the output may be left out; then there is none.
   void check_if_given(const Command& command, const CommonOptions& common) const;
-  /// Throws Error(usage) where the output is one of these inputs, or a file of one that is a model's folder, and
-  /// --force was not given: the input would be lost. Inputs that the product holds whole, as codes that are appended
-  /// to, are none of them.
+  /// Throws Error(usage) if the output is one of these inputs, or a file of an input that is a model directory, unless
+  /// --force was given: the input would be lost. Do not pass inputs that the product contains whole, such as codes that
+  /// are appended to.
   void keep(const std::vector<std::string>& inputs) const;
-  /// Where the product replaces this input, holds it from now on: the next run that adds to it waits, and says so.
-  /// Before the input is opened; give OutputFile::replaces its state.
+  /// If the product replaces this input, locks it: another run that adds to it waits until this one is done, and prints
+  /// a note. Otherwise returns nullptr. Call it before opening the input, and pass the state that it finds to
+  /// OutputFile::replaces().
   std::unique_ptr<HeldFile> hold(const std::string& input, const CommonOptions& common) const;
   bool to_stdout() const { return path == "-"; }
 };

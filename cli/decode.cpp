@@ -131,7 +131,7 @@ std::vector<Part> selected_parts(const CodesReader& codes, const std::vector<siz
   for (const size_t document : documents) {
     const auto& own = wanted[document];
     if (!own.empty() && *own.rbegin() >= codes.info().documents.length(document))
-      throw bad_input("{}: selects token {} of document '{}'; in {} that has {}", name, *own.rbegin(),
+      throw bad_input("{0}: selects token {1} of document '{2}', which has {4} in {3}", name, *own.rbegin(),
                       codes.info().documents.names[document], codes.name(),
                       counted(codes.info().documents.length(document), "token"));
     add_chosen(parts, document, {own.begin(), own.end()});

@@ -78,7 +78,7 @@ struct DumpOptions final : Options {
          .min = 1},
         {.name = "max-tokens", .help = "stop after N tokens (default: all)", .target = &max_tokens, .min = 1},
         {.name = "skip-duplicates",
-         .help = "leave out documents, or pieces of them, whose token ids are those of one before",
+         .help = "leave out documents, or pieces of documents, with the same token ids as an earlier one",
          .target = &skip_duplicates},
     };
   }
@@ -190,7 +190,8 @@ void leave_out_duplicates(std::vector<Document>& documents, const CommonOptions&
   const size_t left_out = std::erase_if(documents, [&](const Document& document) {
     return !seen.insert(token_digest(document.tokens)).second;
   });
-  if (left_out > 0) common.note("{} left out: the token ids of others", counted(left_out, "document"));
+  if (left_out > 0)
+    common.note("{} left out: same token ids as an earlier document", counted(left_out, "document"));
 }
 
 /// Adds what --meta says to what documents bring along, which holds where both name a key.

@@ -507,7 +507,7 @@ class Encoding {
     info.parameters = made_->parameters();
     if (!options.weights.empty() && info.parameters.get_int("sink") == 0)
       options.common.note(
-          "{} says nothing of first tokens, whose errors cost far more: keep one with --sink 1",
+          "{} does not cover first tokens, whose errors cost far more: keep the first one exact with --sink 1",
           options.weights);
     info.layer_group = made_->layer_group();
     info.joint = made_->joint();
@@ -695,7 +695,7 @@ void verify_codes(const CodesReader& codes, const EncodeOptions& options, const 
     decode_all(codes, codec.codec(), chunk_budget(options.common.memory_bytes(), codes.info().book_bytes),
                [&](double done) { bar.update(100 * done, 100); });
   } catch (const Error& error) {
-    throw failed("{}: what was written does not come back, and is thrown away: {}", target, error.what());
+    throw failed("{}: --verify failed, and the output is discarded: {}", target, error.what());
   }
 }
 

@@ -73,11 +73,12 @@ struct ModelOptions final : Options {
          .target = &window_layers},
         {.name = "stream",
          .help = "append the continuation's own keys and values to the codes, N tokens at a time, so that "
-                 "later tokens see them decoded; 1 is what decoding does (0: they stay as they are)",
+                 "later tokens attend to them as decoded; 1: token by token, as in generation (0: the "
+                 "continuation's cache stays uncompressed)",
          .target = &stream,
          .min = 0},
         {.name = "survey",
-         .help = "documents from whose prefixes the books are made that codecs make for themselves",
+         .help = "number of documents from whose prefixes codecs fit the tables that all documents share",
          .target = &survey,
          .min = 1,
          .max = 1e6}};

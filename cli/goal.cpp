@@ -285,8 +285,8 @@ std::vector<OptionField> GoalOptions::fields() {
        .target = &quality},
       {.name = "max-nll",
        .help =
-           "find them for a rise of the NLL of at most so many nats per token, and a divergence of no more, which "
-           "--model has on --text",
+           "find the options with which --model loses at most so many nats per token on --text, in rise of the NLL "
+           "and in KL divergence",
        .target = &max_nll,
        .min = 0},
       {.name = "model", .help = "model for --max-nll: a directory or a GGUF file", .target = &model}};

@@ -83,10 +83,11 @@ struct FoundOptions {
 FoundOptions find_options(const GoalOptions& goal, const GoalContext& context, const Probe& probe,
                           const LossMeter* meter, Options& given);
 
-/// Whether weights are for this search alone: of codecs with bits for each layer, whose errors no option weighs.
+/// Whether the search allocates bits to each layer and side, which it can for codecs with an option layer-bits. Then
+/// only the search uses the sensitivities of --weights; the codec itself does not weight errors.
 bool allocates_bits(const CodecEntry& codec);
 
-/// Throws Error(usage) where the codec has one rate only, and for options that were given and are the search's.
+/// Throws Error(usage) for a codec whose rate is fixed, and for options that the user gave but the search sets.
 void check_goal_fits(const Command& command, const GoalOptions& goal, const CodecEntry& codec,
                      const std::string& word);
 

@@ -25,18 +25,19 @@ class Probe {
   /// Tokens of the sample.
   uint64_t tokens() const { return tokens_; }
 
-  /// About what all documents come to in a file, in bits per value: streams as the sample's are, what documents share once,
-  /// token ids, positions and the file's own bytes.
+  /// An estimate of the bits per value of a file with all documents: their own streams at the sample's rate, and once
+  /// for all of them shared streams, token ids, positions and the file's overhead.
   double bits(const Codec& codec) const;
 
-  /// Errors of the sample decoded, (layers of the model, keys and values): energies of error and of signal.
+  /// Squared errors of the decoded sample, and squares of the sample itself, summed for each layer of the model, keys and
+  /// values apart.
   struct Energy {
     double error = 0, signal = 0;
   };
   using Energies = std::vector<std::array<Energy, 2>>;
   Energies energies(const Codec& codec) const;
 
-  /// Signal over noise of such errors in dB, from the mean over layers and sides of what part of the energy the error's is.
+  /// The signal-to-noise ratio in dB: of the mean over layers and sides of error energy divided by signal energy.
   static double snr_db(const Energies& energies);
 
  private:

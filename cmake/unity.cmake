@@ -52,6 +52,9 @@ function(kvcodec_precompile target)
       set_source_files_properties(${source} PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
     endif()
   endforeach()
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")  # which forgets of a precompiled header that the library's own headers are not to be warned of
+    target_compile_options(${target} PRIVATE -Wno-array-bounds -Wno-stringop-overflow -Wno-stringop-overread)
+  endif()
   target_precompile_headers(${target} PRIVATE <algorithm> <functional> <map> <memory> <span> <string> <vector> <fmt/format.h> ${ARGN})
 endfunction()
 

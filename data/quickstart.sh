@@ -1,7 +1,7 @@
 #!/bin/sh
 # From a fresh checkout to a compressed cache of a real model: installs what is missing, builds, and runs the whole chain
-# (data/quickstart-chain.sh) on the demo model. Keys and values of one novel train the dictionary; another, which it has not seen, is
-# what is compressed.
+# (data/quickstart-chain.sh) on the demo model. A transform is learned from the cache of one novel; the cache of
+# another is compressed.
 # Everything is written to build/ and out/quickstart/ of the checkout. Run it again and what is built stays, the chain starts over.
 set -eu
 cd "$(dirname "$0")/.."

@@ -21,7 +21,7 @@ struct DocumentList {
   std::vector<uint64_t> bytes =
       {};  ///< of each document: its keys and values, or its streams and what guards them
   uint64_t values =
-      0;  ///< numbers that a token of a document that holds all its tokens has in the layers of the file
+      0;  ///< keys' and values' numbers per token in the layers of the file, where layers leave out no tokens
 };
 /// Throws Error(bad_input) for files of other types.
 DocumentList list_documents(const std::string& file);

@@ -40,9 +40,9 @@ class File {
  public:
   /// Opens for reading; "-" is standard input.
   static File open(const std::string& name);
-  /// Creates the file at output.path(), which takes output.target()'s name in messages; or, of an output that is changed in
-  /// place, opens the file that is there. Then what is written takes the place of what has its name, as far as it is
-  /// not the same: attributes, and chunks of datasets, which from then on can grow. All else stays.
+  /// Creates the file at output.path(); messages call it output.target(). If the output is changed in place, opens the
+  /// existing file instead. Attributes and chunks of datasets that are then written replace those of the same name
+  /// where they differ, and these datasets can grow from then on. Everything else in the file stays.
   static File create(const OutputFile& output);
 
   const std::string& name() const;

@@ -24,8 +24,8 @@ FileType read_file_type(const h5::File& file, std::string_view wanted = {});
 /// wanted here".
 h5::File open_file(const std::string& name, std::string_view wanted, FileType& type);
 
-/// type: one of this program's, holding a cache of that model; whole: of all tokens in all layers. The oldest version that says all
-/// of it is written. Throws Error(failed) where no version does.
+/// Writes the root attributes. type: one of this program's file types; model: of the cache; whole: whether all layers
+/// hold all tokens. The version written is the oldest that can describe such a cache. Throws Error(failed) if none can.
 void write_file_type(h5::File& file, const std::string& type, const ModelInfo& model,
                      const Provenance& provenance, bool whole = true);
 

@@ -1,10 +1,11 @@
-// Files that change in place, so that a crash at any moment leaves them as they were or as they were to be (FORMAT.md,
+// Files that change in place. A crash at any moment leaves a file in its old state or in its new one (FORMAT.md,
 // "Journals").
 //
-// What is added lies behind the file's end, where nobody looks yet. What changes of the bytes before that end is kept in
-// memory, in pages, and is written to FILE.journal when everything else is on the disk: a redo log of one transaction (as write-ahead
-// logs are, C. Mohan and others, "ARIES", ACM TODS 17, 1992). From the moment that the journal has its name, the change is
-// made: who opens the file reads the journal's pages in the place of the file's. Then they are copied into the file, and the journal goes.
+// The writer appends new bytes behind the file's end, where no reader looks yet. It keeps its changes to earlier
+// bytes in memory, as pages. When the new bytes are on disk, it writes these pages to FILE.journal: a redo log of one
+// transaction, as in write-ahead logging (C. Mohan and others, "ARIES", ACM TODS 17, 1992). The change is committed
+// when the journal is renamed to that name: from then on, readers take the journal's pages in place of the file's.
+// Last, the writer copies the pages into the file and removes the journal.
 #pragma once
 
 #include <array>
@@ -18,13 +19,14 @@
 
 namespace kvcodec {
 
-/// What changes of the bytes that a file has.
+/// Changes to bytes of a file that are not copied into it yet.
 class Overlay {
  public:
   static constexpr uint64_t kPageBytes = 4096;
   using Page = std::array<std::byte, kPageBytes>;
 
-  /// Bytes from here on lie in the file itself: before the change is made nobody reads them. Everything until it is known.
+  /// Bytes from here on are written to the file itself, where nobody reads them before the change is committed.
+  /// UINT64_MAX until InPlace::begin(): all bytes go to the pages.
   uint64_t begin_of_new = UINT64_MAX;
   /// Bytes that the file has once the change is made.
   uint64_t end = 0;
@@ -58,7 +60,8 @@ class InPlace {
   InPlace& operator=(const InPlace&) = delete;
 
   const std::shared_ptr<Overlay>& overlay() const { return overlay_; }
-  /// The file had so many bytes that count; what lies behind them, left by a run that did not end, is cut off.
+  /// Begins the change. bytes: size of the file's valid content; begin() cuts off what an interrupted run left behind
+  /// it.
   void begin(uint64_t bytes);
   /// Makes the change: on return it lasts, whatever happens. If somebody reads the file, its pages stay in the journal, until the
   /// next change. Throws Error(failed) naming the file and the reason; then nothing is changed.

@@ -15,9 +15,9 @@ namespace kvcodec {
 
 class InPlace;
 
-/// From now on SIGINT, SIGTERM, SIGHUP and SIGPIPE first remove the temporaries of all OutputFiles, so does a mapped
-/// file that was shortened (SIGBUS), which then ends the program with status 1 and its name, and a file size limit
-/// (SIGXFSZ) is an ordinary write error. For main(), once.
+/// Installs signal handlers; for main(), once. SIGINT, SIGTERM, SIGHUP and SIGPIPE first remove the temporary files of
+/// all OutputFiles. So does SIGBUS, which means that a mapped file was shortened: the program then prints that file's
+/// name and exits with status 1. SIGXFSZ is ignored, so that a file size limit is an ordinary write error.
 void install_signal_cleanup();
 
 /// Which file a name led to, and its state: any of these is another once the file was replaced or changed.

@@ -20,7 +20,7 @@ namespace kvcodec {
 /// Which part of a file it is: its place in the table of parts.
 struct PartName {
   uint64_t row = 0;   ///< 0: what all documents share; else the document's number + 1
-  uint64_t side = 0;  ///< 2 * group + (0: keys, 1: values); behind the last group: tokens and positions
+  uint64_t side = 0;  ///< column of the table of parts (Columns in codes_io.hpp)
   bool operator==(const PartName&) const = default;
 };
 

@@ -2,7 +2,7 @@
 // all; what a family is, its file here says: names of tensors, parts, multipliers, which layers have a window …
 //
 // To add a family:
-//   1. a file here with its Family (granite.cpp is the shortest), which sets what differs from Llama's;
+//   1. a file here with its Family (granite.cpp is a short one), which sets what differs from Llama's;
 //   2. its declaration below and its line in all_families();
 //   3. a random model in test/golden/make_model_fixtures.py with every switch that it has, and the name in
 //      model_test.cpp;

@@ -1,5 +1,5 @@
 // The codec `fp8`: every value as an 8-bit float E4M3 of the value over a scale, one scale per key/value head
-// of a layer's side: what serving engines call an FP8 cache. A yardstick.
+// of a layer's side: what serving engines call an FP8 cache. A baseline.
 //
 // The scale is made from all tokens that a file starts with: the head's largest magnitude times `headroom`
 // becomes 448, E4M3's largest. It stays for whatever is appended; what is larger than that is cut, as engines
@@ -183,7 +183,7 @@ std::unique_ptr<Codec> make_fp8(const Options& options, const CodecContext& cont
 
 CodecEntry fp8_codec() {
   return {.name = "fp8",
-          .summary = "yardstick: 8-bit floats (E4M3) with one scale per head",
+          .summary = "baseline: 8-bit floats (E4M3) with one scale per head",
           .capabilities = {.any_shape = true},
           .book_type = "",
           .make_options = make_fp8_options,

@@ -1,5 +1,5 @@
 // The codec `lossless`: the 16-bit values bit for bit, entropy-coded with rANS: what any lossy codec is to be
-// held against. A yardstick.
+// held against. A baseline.
 //
 // A value is cut in two symbols: sign and exponent (9 bits of bf16, 6 of f16), of which few are common, and
 // the mantissa (7 or 10 bits), which is nearly noise. Each kind has a model of its own per layer and side,
@@ -398,7 +398,7 @@ std::unique_ptr<Codec> make_lossless(const Options& options, const CodecContext&
 
 CodecEntry lossless_codec() {
   return {.name = "lossless",
-          .summary = "yardstick: the 16-bit values bit for bit, entropy-coded",
+          .summary = "baseline: the 16-bit values bit for bit, entropy-coded",
           .capabilities = {.lossless = true, .any_shape = true},
           .book_type = "",
           .make_options = make_lossless_options,

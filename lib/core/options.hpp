@@ -57,16 +57,17 @@ class EnumMember {
 struct OptionField {
   std::string
       name;  ///< lower case, words joined by '-': the long switch without its dashes, and the key in records
-  std::string help;  ///< one line, of a flag that is true by default what --no-NAME does: that is what a page
-                     ///< shows; the default is appended by whoever shows it
+  /// One line, without the default, which the help page appends. For a flag that is true by default it says what
+  /// --no-NAME does, because the page lists that switch.
+  std::string help;
   std::variant<bool*, int64_t*, double*, std::string*, EnumMember> target;
   double min = -std::numeric_limits<double>::infinity();  ///< numbers only, inclusive
   double max = std::numeric_limits<double>::infinity();
   std::vector<std::string> choices =
       {};  ///< of strings what is allowed, empty = anything; of enums some of the
            ///< names, empty = all
-  /// What a record means that does not name the field: of options that are younger than files, whose default is not what
-  /// was done before. Nothing: the default.
+  /// The value of the field if a record lacks it: for an option that files older than it do not have, and whose default
+  /// differs from what kvcodec did then. std::nullopt: the field keeps its default.
   std::optional<Scalar> unnamed = {};
 };
 

@@ -8,9 +8,10 @@
 
 namespace kvcodec {
 
-/// Whole bits for each of some quantizers, `total` of all together, so that the sum of costs[i] * 4^-bits[i] is the least that
-/// there is: an error's energy falls to a quarter with each bit. Between least and most each; the total is cut to what these
-/// allow. costs: of the errors that no bits leave; not below 0. Of equal gains the quantizer that stands first has the bit.
+/// Gives each quantizer a whole number of bits from `least` to `most`, `total` in all, so that the sum of
+/// costs[i] * 4^-bits[i] is smallest: each bit cuts an error's energy to a quarter. A total that the two limits do not
+/// allow is replaced by the nearest that they allow. costs[i]: what quantizer i's error costs at 0 bits; not below 0.
+/// Between equal gains, the bit goes to the earlier quantizer.
 std::vector<int64_t> allocate_bits(std::span<const double> costs, int64_t total, int64_t least, int64_t most);
 
 }  // namespace kvcodec

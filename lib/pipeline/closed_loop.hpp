@@ -3,8 +3,9 @@
 // of them, and is held against the run that kept its cache (continuation.hpp). Only what goes through a codec
 // is rounded.
 //
-// Books that a codec makes of what a file starts with come from the first documents' prefixes, as if these
-// were that file, and serve all documents; they are counted once.
+// Some codecs fit tables to the tokens that a new file begins with (SurveyScope::file in lib/codec/codec.hpp). Here
+// the prefixes of the first documents stand for that file. All documents use the tables that result, and their bits
+// are counted once.
 #pragma once
 
 #include <array>

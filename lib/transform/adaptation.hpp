@@ -1,10 +1,10 @@
 // What a basis knows of its components, fitted to the text that is coded.
 //
-// Text of another kind than a basis was learned from has other variances in its components, and means that are not 0:
-// tables of the wrong classes then take more bits (on SmolLM2-135M a fifth of C++ code's, 3% of another novel's). So
-// tokens that are about to be coded are surveyed, and a file gets a class, an offset and a gain (levels.hpp) of each
-// component of its own where they save more than they take. Offsets shift the mean that vectors are taken off, in
-// quarters of a step.
+// In text that differs from what a basis was learned from, components have other variances, and means that are not 0.
+// The book's classes then waste bits (on SmolLM2-135M a fifth of those of C++ code, 3% of those of another novel). So
+// the encoder first surveys the tokens that it is about to code. Where it saves more bits than it takes, the file
+// stores a class, an offset and a gain (levels.hpp) of its own for each component. Offsets shift the mean that is
+// subtracted from the vectors, in quarters of a step.
 // Forward adaptation of a transform coder: Jayant and Noll, "Digital Coding of Waveforms", chapter 12.
 #pragma once
 
@@ -29,8 +29,8 @@ struct Adaptation {
   std::vector<int32_t> gain_changes;  ///< likewise
 };
 
-/// As bytes: differences from the classes of the rung, offsets and changes of gains, three rows of levels
-/// (level_coder.hpp) behind a byte each for their classes.
+/// As bytes: the classes of three rows of levels, a byte each; then the rows, as one block of level_coder.hpp. They are
+/// the differences from the rung's classes, the offsets, and the changes of the gains.
 std::vector<uint8_t> write_adaptation(const Adaptation& adaptation, const LevelTables& tables,
                                       std::span<const uint8_t> rung_classes);
 /// Throws Error(bad_input) for bytes that no encoder writes.

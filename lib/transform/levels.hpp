@@ -89,8 +89,8 @@ struct LevelRung {
 };
 
 struct LevelOptions {
-  double lambda = 0.12;  ///< 6% fewer bits at the same loss than plain rounding; more of it loses again
-  double unbias = 0.5;   ///< a whole gain adds noise, none adds up over tokens
+  double lambda = 0.12;  ///< 6% fewer bits than plain rounding at the same loss; larger values gain less
+  double unbias = 0.5;   ///< at 1 the gain adds noise; at 0 (no gain) a bias adds up over tokens
 };
 
 /// What levels are multiplied with: (energy / product)^unbias, within 1 and 3^unbias. energy: of values; product: with

@@ -31,8 +31,8 @@ class ErrorMetric {
   /// rows W and rows V: (n, width) each.
   Matrix<float> times_root(MatrixView<const float> rows) const { return times(rows, roots_); }
   Matrix<float> times_inverse_root(MatrixView<const float> rows) const { return times(rows, inverse_roots_); }
-  /// The same of vectors that are 0 but in rows.cols() columns from `first` on, whole blocks, and of the product these
-  /// columns: (n, rows.cols()).
+  /// `rows W` for vectors that are 0 outside of the columns [first, first + rows.cols()), which are whole blocks. rows has
+  /// these columns only, and so has the result: (n, rows.cols()).
   Matrix<float> times_root(MatrixView<const float> rows, size_t first) const;
   /// W matrix W, for a symmetric matrix.
   Matrix<double> between_roots(const Matrix<double>& matrix) const;
@@ -43,10 +43,10 @@ class ErrorMetric {
   Matrix<float> roots_, inverse_roots_;  // (width, b)
 };
 
-/// Blocks for a metric from measured ones, (width, b), symmetric: where they come from few samples, they are not to be
-/// trusted wholly. Each is raised to a power and keeps its trace (1: as it was; 0: its trace alone, spread evenly), and
-/// a hundredth of the mean weight is added everywhere: what no sample saw costs something too. Throws Error(failed)
-/// where all blocks are zeros.
+/// Regularizes measured blocks, (width, b), symmetric, for a metric, because few samples measure them badly. Each block
+/// is raised to `power` and scaled so that its trace stays (power 1: as it was; 0: the trace spread evenly over the
+/// diagonal). Then a hundredth of the mean weight is added to the diagonal: errors in directions that no sample had
+/// cost something too. Throws Error(failed) if all blocks are zeros.
 Matrix<double> tempered_blocks(Matrix<double> blocks, double power);
 
 }  // namespace kvcodec

@@ -73,8 +73,8 @@ class Scores {
   std::vector<float> none_;
 };
 
-/// The prediction from these moments. covariance: of x with z behind it. rank: 0 for as many scores as leave but half
-/// a hundredth of what no score could explain. Rounded to bytes.
+/// The prediction from these moments, rounded to bytes. covariance: of x followed by z. rank 0: the smallest rank at
+/// which the dropped scores would explain at most 0.5% as much energy as all scores together leave unexplained.
 Prediction learn_prediction(const Matrix<double>& covariance, const ErrorMetric& metric, size_t rank);
 
 /// The covariance of x - L' R z.

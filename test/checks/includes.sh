@@ -37,7 +37,7 @@ violates() {
       local from_level=${level_of[$from_dir]:--1} to_level=${level_of[$to_dir]:--1}
       if ((from_level < 0)); then why="lib/$from_dir is not in the list of layers (test/checks/includes.sh)"; return; fi
       if ((to_level < 0)); then why="lib/$to_dir is not in the list of layers (test/checks/includes.sh)"; return; fi
-      ((to_level < from_level)) || why="lib/$from_dir may include only what stands above it"
+      ((to_level < from_level)) || why="lib/$from_dir may include only what stands below it"
       ;;
     formats) [[ $to_part == lib || $to_part == formats ]] || why="formats includes only lib and formats" ;;
     cuda) [[ $to_part == lib || $to_part == cuda ]] || why="cuda includes only lib and cuda" ;;

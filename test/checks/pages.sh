@@ -129,7 +129,7 @@ check() {
     command=$(basename "$page" .1)
     commands "$program" | grep -q "^${command#kvcodec-}$(printf '\t')" || say "man/$command.1: there is no such command"
   done
-  for page in "$root"/man/kvcodec-*.[57]; do
+  for page in "$root"/man/kvcodec-*.[157]; do
     name=$(basename "$page") section=${page##*.}
     grep -qE "^\.Xr ${name%.*} $section( ,)?$" <(sed -n '/^\.Sh SEE ALSO/,$p' "$root/man/kvcodec.1") ||
       say "man/kvcodec.1: SEE ALSO does not name ${name%.*}($section)"

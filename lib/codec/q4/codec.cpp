@@ -1,6 +1,6 @@
 // The codec `q4`: levels of 4 bits (or 2 to 8) with one f16 scale for each group of 32 channels of a token's
 // head, after a Hadamard transform of the head if wanted, or a rotation by what queries look at
-// (lib/codec/q4/rotation.hpp): the plain quantizer that every method is to beat. A yardstick.
+// (lib/codec/q4/rotation.hpp): the plain quantizer that every method is to beat. A baseline.
 //
 // Tokens are coded one by one, so they decode alone, and nothing waits but what a window asks for. Heads whose size is
 // no power of two are transformed in pieces of the largest power of two that divides it.
@@ -269,7 +269,7 @@ std::unique_ptr<Codec> make_q4(const Options& options, const CodecContext& conte
 
 CodecEntry q4_codec() {
   return {.name = "q4",
-          .summary = "yardstick: 4-bit levels in groups of 32 channels, after a rotation of heads if wanted",
+          .summary = "baseline: 4-bit levels in groups of 32 channels, after a rotation of heads if wanted",
           .capabilities = {.any_shape = true},
           .book_type = "",
           .make_options = make_q4_options,

@@ -1,4 +1,4 @@
-// The vendor's matrix product, as a yardstick.
+// The vendor's matrix product, as a baseline.
 #include <cublas_v2.h>
 
 #include "lib/core/half.hpp"

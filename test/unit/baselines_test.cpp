@@ -1,4 +1,4 @@
-// The pieces that the yardstick codecs are made of, and what only those codecs promise.
+// The pieces that the baseline codecs are made of, and what only those codecs promise.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
