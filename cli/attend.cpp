@@ -46,11 +46,11 @@ struct AttendOptions final : Options {
              .help = "file of the book the codes were made with; not needed if it is inside",
              .target = &book},
             {.name = "check",
-             .help = "also decode first and multiply then, and compare results and times",
+             .help = "also decode the codes, attend to what was decoded, and compare outputs and times",
              .target = &check},
             {.name = "select",
-             .help = "selection file: each query attends only to the tokens it names for it; only these are "
-                     "decoded",
+             .help = "selection file: each query attends only to the tokens that the file names for it, and "
+                     "no others are decoded",
              .target = &select}};
   }
 };

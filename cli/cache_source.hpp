@@ -14,8 +14,8 @@ class Engine;  // lib/engine/engine.hpp
 namespace kvcodec::cli {
 
 /// Opens a file of either type. book, engine: as of CodecOfFile. Throws Error(bad_input) for files of other types, and
-/// Error(usage) for a book that a kv file does not need. A codes file has the layers that it stores, and the dtype of
-/// the cache that it was made from.
+/// Error(usage) for a book that a kv file does not need. A codes file has the layers that it stores, and the
+/// dtype of the cache that it was made from.
 std::unique_ptr<interop::CacheSource> open_cache(const std::string& file, const std::string& book,
                                                  Engine* engine);
 

@@ -43,6 +43,7 @@ std::vector<DocumentsOf> choose(const std::vector<std::string>& names, const std
       places.emplace_back(file, i);
     }
   std::vector<DocumentsOf> from;
+  from.reserve(names.size());
   for (const std::string& name : names) from.push_back({name, {}});
   const std::string where = names.size() == 1 ? names.front() : "the files together";
   for (const size_t i : selection.choose(all, where))
@@ -97,6 +98,7 @@ std::string cat(Command& command) {
                           counted(left_out, "document"));
   }
   std::vector<std::vector<std::string>> histories;
+  histories.reserve(lists.size());
   for (const DocumentList& list : lists) histories.push_back(list.type.history);
   return run_to_file(
       options.output,

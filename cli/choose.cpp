@@ -35,23 +35,23 @@ struct ChooseOptions final : Options {
          .target = &search.goal.total_bits,
          .min = 0},
         {.name = "max-nll",
-         .help =
-             "the rise of the NLL, in nats per token, and the divergence, that --model may have on --text",
+         .help = "most nats per token that --model may lose on --text, both in rise of the NLL and in KL "
+                 "divergence",
          .target = &search.goal.max_nll,
          .min = 0},
         {.name = "model",
-         .help = "the model that made the cache, a directory or a GGUF file: its loss decides",
+         .help = "the model that made the cache, a directory or a GGUF file; codecs are compared by its loss",
          .target = &search.goal.model}};
   }
   std::vector<OptionField> search_fields() {
     return {
         {.name = "learn",
          .help =
-             "learn a transform from every other document and write it there; all codecs are then tried on the "
-             "documents between",
+             "learn a transform from every second document and write it to FILE; all codecs are then tried "
+             "on the other documents",
          .target = &learn},
         {.name = "codecs",
-         .help = fmt::format("try these alone, as kvcomp,kivi (default: {})",
+         .help = fmt::format("try only these codecs, as kvcomp,kivi (default: {})",
                              fmt::join(codecs_worth_trying(), ", ")),
          .target = &search.codecs},
         {.name = "weights",

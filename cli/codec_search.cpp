@@ -279,8 +279,8 @@ std::vector<Attempt> try_all(const Trial& trial, const std::vector<Candidate>& c
 void note_judge(const SearchOptions& options, const CommonOptions& common) {
   if (options.judge() == Judge::snr)
     common.note(
-        "codecs are judged by the signal-to-noise ratio, which says little of what a model loses; with --model and "
-        "--text its loss decides");
+        "codecs are compared by the signal-to-noise ratio, which says little about a model's loss; give "
+        "--model and --text to compare them by that loss");
 }
 
 void note_time(const SearchOptions& options, const CommonOptions& common,

@@ -159,8 +159,8 @@ OptionField preset_field(Preset& preset) {
   return {
       .name = "preset",
       .help =
-          "where the codec's options begin: default, what does best, or paper, the form of the paper that it "
-          "follows",
+          "values of the codec's options that are not given: default, those that do best, or paper, those "
+          "of the paper that it follows",
       .target = &preset};
 }
 

@@ -1,6 +1,6 @@
 // A codec with its options in one word, NAME[:key=value,...]: what --codec takes, once in encode and for each
-// setting in eval-model. Both know preset=, book=, weights= and rope=. Codes files, label=, dtype= and the keys that
-// select tokens are for eval-model alone, goals such as total-bits= for encode alone.
+// setting in eval-model. Both know preset=, book=, weights= and rope=. Codes files, label=, dtype= and the
+// keys that select tokens are for eval-model alone, goals such as total-bits= for encode alone.
 //
 //   kivi:bits=2,window=0                     the options of encode, without their dashes
 //   sparse:book=dict.h5,sparsity=32          with its book

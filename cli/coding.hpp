@@ -38,19 +38,19 @@ class CodecOfFile {
   std::unique_ptr<Codec> codec_;
 };
 
-/// What a codec for this cache is made from. A cache whose layers leave out tokens counts as one whose layers differ
-/// in shape (CodecContext::one_shape is false).
+/// What a codec for this cache is made from. A cache whose layers leave out tokens counts as one whose layers
+/// differ in shape (CodecContext::one_shape is false).
 CodecContext context_of(const ModelInfo& model, const Documents& documents, DType storage, const Book* book);
 
-/// The engine to make a codec with. If the codec has no CUDA implementation: nullptr, and the engine notes that the
-/// codec runs on the CPU.
+/// The engine to make a codec with. If the codec has no CUDA implementation: nullptr, and the engine notes
+/// that the codec runs on the CPU.
 Engine* engine_for(const CodecEntry& entry, Engine* engine);
 
 /// Whether the codes have streams of that side in the group that begins at that layer.
 bool has_side(const CodesInfo& info, int first_layer, Side side);
 
-/// Throws Error(bad_input) for a cache whose layers, or keys and values, differ in shape, or some of whose layers
-/// leave out tokens. what: the codec or command that does not support such a cache, for the message.
+/// Throws Error(bad_input) for a cache whose layers, or keys and values, differ in shape, or some of whose
+/// layers leave out tokens. what: the codec or command that does not support such a cache, for the message.
 void check_one_shape(const std::string& file, const ModelInfo& model, const Documents& documents,
                      const char* what);
 

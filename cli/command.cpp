@@ -358,8 +358,9 @@ std::string Command::history_line() const {
   for (size_t i = 0; i < arguments_.size(); ++i) {
     const std::string& word = arguments_[i];
     const std::string option = word.substr(0, word.find('='));
-    if (std::find(std::begin(kFlags), std::end(kFlags), option) != std::end(kFlags)) continue;
-    if (std::find(std::begin(kValued), std::end(kValued), option) != std::end(kValued)) {
+    const auto own = unrecorded_.find(option);
+    if (std::ranges::count(kFlags, option) > 0 || (own != unrecorded_.end() && !own->second)) continue;
+    if (std::ranges::count(kValued, option) > 0 || own != unrecorded_.end()) {
       if (option == word) ++i;  // its value is the next word
       continue;
     }

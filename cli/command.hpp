@@ -85,6 +85,8 @@ class Command {
   std::string history_line() const;
   /// Puts words at the end of that line: what was really used, where the product shows it.
   void add_to_history(const std::string& words) { history_end_ += " " + words; }
+  /// Keeps an option of this command out of the history, because the product is the same with and without it.
+  void keep_out_of_history(const std::string& name, bool has_value) { unrecorded_["--" + name] = has_value; }
   /// What the program answers where all went well: 0, or bits that the command's page explains.
   void set_status(int status) { status_ = status; }
   int status() const { return status_; }
@@ -109,6 +111,7 @@ class Command {
   void check_left_over() const;
 
   std::string name_, summary_, synopsis_, description_, example_, history_end_;
+  std::map<std::string, bool> unrecorded_;  // options, and whether they have a value
   std::vector<std::string> arguments_;
   int status_ = 0;
   std::unique_ptr<Parser> parser_;

@@ -133,10 +133,7 @@ void OutputOptions::declare_with_skip(Command& command, const std::string& what)
        .target = &skip_existing});
 }
 
-namespace {
-
-/// Why a file is not what the command would write, or nothing. What was found out by the command itself stands behind
-/// its words.
+/// What was found out by the command itself stands behind its words.
 std::string why_other(const std::string& file, const std::string& line,
                       const std::vector<std::string>& inputs) {
   const std::string last = identify(file).history.back();
@@ -151,8 +148,6 @@ std::string why_other(const std::string& file, const std::string& line,
   const auto damage = find_damage(file, [](uint64_t, uint64_t) {});
   return damage.empty() ? "" : "is damaged: " + damage.front();
 }
-
-}  // namespace
 
 bool OutputOptions::made_before(const Command& command, const CommonOptions& common,
                                 const std::vector<std::string>& inputs, std::string& report) const {

@@ -90,16 +90,22 @@ struct OutputOptions {
   void check(const CommonOptions& common) const;
   /// The same where the output may be left out; then there is none.
   void check_if_given(const Command& command, const CommonOptions& common) const;
-  /// Throws Error(usage) if the output is one of these inputs, or a file of an input that is a model directory, unless
-  /// --force was given: the input would be lost. Do not pass inputs that the product contains whole, such as codes that
-  /// are appended to.
+  /// Throws Error(usage) if the output is one of these inputs, or a file of an input that is a model
+  /// directory, unless --force was given: the input would be lost. Do not pass inputs that the product
+  /// contains whole, such as codes that are appended to.
   void keep(const std::vector<std::string>& inputs) const;
-  /// If the product replaces this input, locks it: another run that adds to it waits until this one is done, and prints
-  /// a note. Otherwise returns nullptr. Call it before opening the input, and pass the state that it finds to
-  /// OutputFile::replaces().
+  /// If the product replaces this input, locks it: another run that adds to it waits until this one is done,
+  /// and prints a note. Otherwise returns nullptr. Call it before opening the input, and pass
+  /// HeldFile::state() to OutputFile::replaces().
   std::unique_ptr<HeldFile> hold(const std::string& input, const CommonOptions& common) const;
   bool to_stdout() const { return path == "-"; }
 };
+
+/// Why a file is not what a command of that line (Command::history_line) would write from these inputs, or nothing: it
+/// was made by another command, is older than one of the inputs that are files, or is damaged. Throws Error(bad_input)
+/// for what is no file of this program.
+std::string why_other(const std::string& file, const std::string& line,
+                      const std::vector<std::string>& inputs);
 
 /// Which layers: "0,2-5".
 struct LayerSelection {

@@ -7,6 +7,7 @@
 //   --pre-rope          keys and queries before the rotary embedding
 //   --window-layers W   of layers with a window, keep all tokens or trim to the last ones (keep)
 //   --dtype TYPE        bf16, f16 or f32 (bf16)
+//   --resume            go on where an earlier run of this command stopped
 //
 //   kvcodec dump-kv --model data/demo-model --text docs/ README.md --chunk 512 -o kv.h5
 #include <algorithm>
@@ -15,6 +16,7 @@
 #include <fstream>
 #include <iterator>
 #include <numeric>
+#include <optional>
 #include <set>
 
 #include "cli/common.hpp"
@@ -23,6 +25,7 @@
 #include "cli/model_runner.hpp"
 #include "cli/product.hpp"
 #include "cli/progress.hpp"
+#include "cli/resume.hpp"
 #include "cli/shard.hpp"
 #include "cli/subcommands.hpp"
 #include "cli/text.hpp"
@@ -56,6 +59,7 @@ struct DumpOptions final : Options {
   LayerSelection layers;
   DocumentSelection documents;
   ShardOption shard;
+  ResumeOptions resume;
 
   std::vector<OptionField> fields() override {
     return {
@@ -375,15 +379,16 @@ void check_memory(const ModelConfig& config, const PrefillOptions& prefill, cons
   }
 }
 
-uint64_t run_model(const LlamaModel& model, const PrefillOptions& prefill, WindowLayers window_layers,
-                   const std::vector<Document>& documents, const std::vector<Batch>& batches,
-                   KvWriter& writer, KvSink& sink, ProgressBar& bar) {
+void run_model(const LlamaModel& model, const PrefillOptions& prefill, WindowLayers window_layers,
+               const std::vector<Document>& documents, std::span<const Batch> batches, KvWriter& writer,
+               KvSink& sink, ProgressBar& bar) {
   const auto left_out = [&](const Document& document) {
     return left_out_of(model.config(), window_layers, document.tokens.size());
   };
   Documents expected;
-  for (const auto& document : documents)
-    expected.add(document.name, document.tokens.size(), left_out(document));
+  for (const Batch& batch : batches)
+    for (size_t i = batch.first; i < batch.end; ++i)
+      expected.add(documents[i].name, documents[i].tokens.size(), left_out(documents[i]));
   const uint64_t total = expected.tokens();
   uint64_t done = 0;
   const auto computed = static_cast<uint64_t>(std::max<int64_t>(now(), 0));
@@ -406,7 +411,6 @@ uint64_t run_model(const LlamaModel& model, const PrefillOptions& prefill, Windo
     });
     done += batch.tokens;
   }
-  return total;
 }
 
 void declare(Command& command, DumpOptions& options) {
@@ -429,6 +433,7 @@ void declare(Command& command, DumpOptions& options) {
       options.texts, "PATH", true);
   command.option(fields[1], "FILE");
   options.output.declare_with_skip(command, "kv file to write");
+  options.resume.declare(command);
   command.group("Documents");
   for (size_t i = 2; i < fields.size(); ++i) command.option(fields[i]);
   command.repeated("meta", "store KEY and VALUE with each document; may be given several times",
@@ -449,7 +454,7 @@ std::vector<std::string> inputs_of(const DumpOptions& options) {
   return read;
 }
 
-void check_combination(const DumpOptions& options) {
+void check_combination(const Command& command, const DumpOptions& options) {
   if (options.model.empty())
     throw usage_error("no model is named; give its directory or GGUF file with --model");
   if (options.texts.empty() == options.tokens.empty())
@@ -457,38 +462,112 @@ void check_combination(const DumpOptions& options) {
   options.output.check(options.common);
   (void)options.shard.shard();
   options.output.keep(inputs_of(options));
+  options.resume.check(command, options.output, inputs_of(options));
 }
+
+/// A model, and the documents that it is run over, batch by batch.
+class Dump {
+ public:
+  Dump(Command& command, const DumpOptions& options, QueryChoice queries, ModelFiles& files,
+       const std::vector<int>& layers)
+      : command_(command),
+        options_(options),
+        queries_(queries),
+        layers_(layers),
+        model_(make_model(files, options.common, options.compute)),
+        info_(model_info(options.model, files, options.pre_rope)),
+        documents_(load_documents(options, files)),
+        bar_("dump-kv", "tokens", options.common.quiet) {
+    prefill_.before_rope = options.pre_rope;
+    prefill_.layers = layers.back() + 1;
+    batches_ = take_share(options.shard.shard(), make_batches(documents_), documents_);
+    check_memory(model_.config(), prefill_, batches_, documents_, options.common);
+    options.common.record_device(command);
+  }
+
+  const ModelInfo& model() const { return info_; }
+  size_t documents() const { return documents_.size(); }
+  uint64_t tokens() const { return tokens_of({0, batches_.size()}); }
+  /// Tokens that the model was run over by this process.
+  uint64_t computed() const { return computed_; }
+  Provenance provenance() const { return command_.provenance(); }
+
+  /// Of each batch.
+  std::vector<uint64_t> cache_bytes() const {
+    uint64_t of_token = 0;
+    for (const int layer : layers_) of_token += info_.layer_shape(layer).width() * size_of(options_.dtype);
+    std::vector<uint64_t> bytes;
+    bytes.reserve(batches_.size());
+    for (const Batch& batch : batches_) bytes.push_back(batch.tokens * of_token);
+    return bytes;
+  }
+
+  /// Runs the model over all batches and stores what it computes.
+  void write(OutputFile& output) { write({0, batches_.size()}, output); }
+  /// The same of what no piece has yet.
+  void write_missing(const Pieces& pieces) {
+    uint64_t total = 0;
+    for (const WorkRange& range : pieces.missing()) total += tokens_of(range);
+    pieces.complete([&](const WorkRange& range, OutputFile& piece) {
+      bar_.part(static_cast<double>(computed_), static_cast<double>(total));
+      write(range, piece);
+    });
+  }
+
+ private:
+  uint64_t tokens_of(const WorkRange& range) const {
+    uint64_t tokens = 0;
+    for (size_t i = range.first; i < range.end; ++i) tokens += batches_[i].tokens;
+    return tokens;
+  }
+
+  void write(const WorkRange& range, OutputFile& output) {
+    KvWriter writer(output, info_, options_.dtype, layers_, queries_.kind != QueryChoice::Kind::none);
+    KvSink sink(writer, model_.config(), layers_, options_, queries_);
+    run_model(model_, prefill_, options_.window_layers, documents_,
+              std::span(batches_).subspan(range.first, range.end - range.first), writer, sink, bar_);
+    writer.finish(provenance());
+    computed_ += tokens_of(range);
+  }
+
+  const Command& command_;
+  const DumpOptions& options_;
+  QueryChoice queries_;
+  const std::vector<int>& layers_;
+  const LlamaModel model_;
+  ModelInfo info_;
+  std::vector<Document> documents_;
+  PrefillOptions prefill_;
+  std::vector<Batch> batches_;
+  ProgressBar bar_;
+  uint64_t computed_ = 0;
+};
 
 /// What was written.
 struct DumpedCache {
   ModelInfo model;
   size_t documents = 0;
-  uint64_t tokens = 0, bytes = 0;
+  uint64_t tokens = 0, computed = 0, bytes = 0;
 };
 
-/// Runs the model over all documents and stores what it computes.
+/// pieces: made where --resume was given.
 DumpedCache write_cache(Command& command, const DumpOptions& options, QueryChoice queries, ModelFiles& files,
-                        const std::vector<int>& layers, OutputFile& output) {
-  const ModelConfig& config = files.description().config;
-  const LlamaModel model = make_model(files, options.common, options.compute);
-  auto documents = load_documents(options, files);
-  PrefillOptions prefill;
-  prefill.before_rope = options.pre_rope;
-  prefill.layers = layers.back() + 1;
-  const auto batches = take_share(options.shard.shard(), make_batches(documents), documents);
-  check_memory(config, prefill, batches, documents, options.common);
-
-  DumpedCache product{.model = model_info(options.model, files, options.pre_rope),
-                      .documents = documents.size()};
-  KvWriter writer(output, product.model, options.dtype, layers, queries.kind != QueryChoice::Kind::none);
-  KvSink sink(writer, config, layers, options, queries);
-  ProgressBar bar("dump-kv", "tokens", options.common.quiet);
-  product.tokens = run_model(model, prefill, options.window_layers, documents, batches, writer, sink, bar);
-  options.common.record_device(command);
-  writer.finish(command.provenance());
+                        const std::vector<int>& layers, OutputFile& output, std::optional<Pieces>& pieces) {
+  Dump dump(command, options, queries, files, layers);
+  if (options.resume.resume && dump.documents() > 0) {
+    pieces.emplace(command, options.common, options.output, inputs_of(options),
+                   cut_work(dump.cache_bytes(), options.resume.piece_bytes()));
+    dump.write_missing(*pieces);
+    pieces->join(output, dump.provenance());
+  } else {
+    dump.write(output);
+  }
   std::error_code no_size;
-  product.bytes = fs::file_size(output.path(), no_size);
-  return product;
+  return {.model = dump.model(),
+          .documents = dump.documents(),
+          .tokens = dump.tokens(),
+          .computed = dump.computed(),
+          .bytes = fs::file_size(output.path(), no_size)};
 }
 
 std::string summary(const DumpedCache& product, const std::vector<int>& layers, double seconds,
@@ -513,7 +592,7 @@ std::string summary(const DumpedCache& product, const std::vector<int>& layers, 
                {"tokens/s"}});
   table.row({options.output.path, product.model.model, grouped(product.documents), grouped(product.tokens),
              ranges_text(layers), std::string(name_of(options.dtype)), size_text(product.bytes),
-             time_text(seconds), significant(static_cast<double>(product.tokens) / seconds, 3)});
+             time_text(seconds), significant(static_cast<double>(product.computed) / seconds, 3)});
   return table.text();
 }
 
@@ -523,7 +602,7 @@ std::string dump_kv(Command& command) {
   DumpOptions options;
   declare(command, options);
   command.parse();
-  check_combination(options);
+  check_combination(command, options);
   const QueryChoice queries = parse_queries(options.queries);
   options.common.apply(command, true);
   if (std::string report; options.output.made_before(command, options.common, inputs_of(options), report))
@@ -534,10 +613,16 @@ std::string dump_kv(Command& command) {
   std::vector<int> all(static_cast<size_t>(files->description().config.num_layers));
   std::iota(all.begin(), all.end(), 0);
   const auto layers = options.layers.choose(all, options.model);
+  std::optional<Pieces> pieces;
   return run_to_file(
       options.output,
-      [&](OutputFile& output) { return write_cache(command, options, queries, *files, layers, output); },
-      [&](const DumpedCache& product) { return summary(product, layers, watch.seconds(), options); });
+      [&](OutputFile& output) {
+        return write_cache(command, options, queries, *files, layers, output, pieces);
+      },
+      [&](const DumpedCache& product) {
+        if (pieces) pieces->remove();
+        return summary(product, layers, watch.seconds(), options);
+      });
 }
 
 }  // namespace kvcodec::cli

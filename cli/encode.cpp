@@ -7,6 +7,7 @@
 //   --no-pack           ids in 16 or 32 bits each, not in as few as they need
 //   --codec auto        find the codec too, as kvcodec choose does
 //   --total-bits X      find the codec's options for a rate (--quality, --max-nll: for a quality, for a loss)
+//   --resume            go on where an earlier run of this command stopped
 //   --verify            decode the product before it takes its place
 //   --append CODES      add the tokens to these codes, in place unless -o names another file
 //   --weights FILE      what errors cost the model (kvcodec sensitivity), for codecs with one bound for all
@@ -25,6 +26,7 @@
 #include "cli/product.hpp"
 #include "cli/progress.hpp"
 #include "cli/rate.hpp"
+#include "cli/resume.hpp"
 #include "cli/shard.hpp"
 #include "cli/subcommands.hpp"
 #include "cli/text.hpp"
@@ -51,6 +53,7 @@ struct EncodeOptions final : Options {
   LayerSelection layers;
   DocumentSelection documents;
   ShardOption shard;
+  ResumeOptions resume;
 
   std::vector<OptionField> fields() override {
     return {
@@ -267,6 +270,7 @@ Job make_job(const KvReader& kv, const std::vector<size_t>& chosen, const CodesR
 /// The pieces that a command without --shard would encode.
 std::vector<Job::Piece> whole_pieces(const KvReader& kv, const std::vector<size_t>& chosen) {
   std::vector<Job::Piece> pieces;
+  pieces.reserve(chosen.size());
   for (const size_t index : chosen)
     pieces.push_back({kv.documents().offsets[index], kv.documents().length(index), pieces.size(), index});
   return pieces;
@@ -618,7 +622,7 @@ void check_combination(const Command& command, const EncodeOptions& options) {
     throw usage_error("no codec is named; choose one with --codec: {}", fmt::join(codec_names(), ", "));
   if (!options.append.empty())
     for (const char* fixed : {"codec", "preset", "layers", "storage", "pack", "embed-book", "weights", "rope",
-                              "shard", "total-bits", "quality", "max-nll"})
+                              "shard", "total-bits", "quality", "max-nll", "resume"})
       if (command.given(fixed))
         throw usage_error("--append goes on as {} was made; leave out --{}", options.append, fixed);
   if (options.append.empty() || command.given("output")) options.output.check(options.common);
@@ -634,6 +638,7 @@ NamedCodec declare(Command& command, EncodeOptions& options) {
   command.group("Input and output");
   command.input("KV", "kv file; - is standard input", options.input);
   options.output.declare_with_skip(command, "codes file to write");
+  options.resume.declare(command);
   options.layers.declare(command);
   options.documents.declare(command);
   options.shard.declare(command);
@@ -699,19 +704,57 @@ void verify_codes(const CodesReader& codes, const EncodeOptions& options, const 
   }
 }
 
-/// Writes the codes and says what they cost.
-FileRate write_codes(const Command& command, const EncodeOptions& options, const KvReader& kv,
-                     const Encoding& encoding, const Job& job, OutputFile& output) {
-  auto writer = encoding.make_writer(output, job, options.embed_book);
+/// Writes the codes.
+void write_codes(const Command& command, const EncodeOptions& options, const KvReader& kv,
+                 const Encoding& encoding, const Job& job, OutputFile& output, ProgressBar& bar) {
+  const auto writer = encoding.make_writer(output, job, options.embed_book);
+  CodecRun run(kv, encoding.info, encoding.codec(), job,
+               encoding.base() ? encoding.base()->info().documents.count() : 0, *writer,
+               chunk_budget(options.common.memory_bytes(), encoding.info.book_bytes), bar);
+  run.run(encoding.info.groups);
+  writer->finish(command.provenance(encoding.history(kv)));
+}
+
+/// With --resume: writes the codes of these documents of the cache in pieces, and joins them.
+Pieces write_in_pieces(const Command& command, const EncodeOptions& options, const KvReader& kv,
+                       Encoding& encoding, const std::vector<size_t>& documents, const Job& whole,
+                       OutputFile& output) {
+  uint64_t of_token = 0;
+  for (const int layer : kv.layers()) of_token += kv.model().layer_shape(layer).width() * size_of(kv.dtype());
+  std::vector<uint64_t> bytes;
+  bytes.reserve(documents.size());
+  for (const size_t document : documents) bytes.push_back(kv.documents().length(document) * of_token);
+  Pieces pieces(command, options.common, options.output, {options.input, options.book, options.weights},
+                cut_work(bytes, options.resume.piece_bytes()));
+  const auto tokens_of = [&](const WorkRange& range) {
+    double tokens = 0;
+    for (size_t i = range.first; i < range.end; ++i)
+      tokens += static_cast<double>(kv.documents().length(documents[i]));
+    return tokens;
+  };
+  double done = 0, total = 0;
+  for (const WorkRange& range : pieces.missing()) total += tokens_of(range);
   {
     ProgressBar bar("encode", "tokens", options.common.quiet);
-    CodecRun run(kv, encoding.info, encoding.codec(), job,
-                 encoding.base() ? encoding.base()->info().documents.count() : 0, *writer,
-                 chunk_budget(options.common.memory_bytes(), encoding.info.book_bytes), bar);
-    run.run(encoding.info.groups);
+    pieces.complete([&](const WorkRange& range, OutputFile& piece) {
+      bar.part(done, total);
+      encoding.info.documents = {};
+      Job job = make_job(kv,
+                         {documents.begin() + static_cast<ptrdiff_t>(range.first),
+                          documents.begin() + static_cast<ptrdiff_t>(range.end)},
+                         nullptr, encoding.info.documents);
+      job.surveyed = whole.surveyed;
+      write_codes(command, options, kv, encoding, job, piece, bar);
+      done += tokens_of(range);
+    });
   }
-  writer->finish(command.provenance(encoding.history(kv)));
-  writer.reset();
+  pieces.join(output, command.provenance(encoding.history(kv)));
+  return pieces;
+}
+
+/// Verifies the product where that is wanted, and says what it costs.
+FileRate judge(const EncodeOptions& options, const KvReader& kv, const Encoding& encoding,
+               const OutputFile& output) {
   const CodesReader codes(output.path());
   if (options.verify) verify_codes(codes, options, output.target());
   FileRate rate = rate_of(codes);
@@ -736,6 +779,7 @@ std::string encode(Command& command) {
   check_inputs({options.input, options.book, options.weights, options.append});
   if (options.output.path.empty()) options.output.path = options.append, options.output.overwrite = true;
   options.output.keep({options.input, options.book, options.weights});
+  options.resume.check(command, options.output, {options.input});
   options.common.apply(command, true);
   if (codec.entry) codec.options->check();
   const Shard shard = options.shard.shard();
@@ -756,7 +800,8 @@ std::string encode(Command& command) {
     encoding.emplace(kv, options);
   if (found.empty()) found = encoding->found;
   if (!found.empty()) command.add_to_history("(found: " + found + ")");
-  Job job = make_job(kv, shard.among(kv.documents(), documents), encoding->base(), encoding->info.documents);
+  const auto own = shard.among(kv.documents(), documents);
+  Job job = make_job(kv, own, encoding->base(), encoding->info.documents);
   if (options.shard.given()) job.surveyed = whole_pieces(kv, documents);
   check_token_ids(kv, encoding->codec());
   if (!job.stored_before.empty())
@@ -766,14 +811,22 @@ std::string encode(Command& command) {
   note_missing_queries(kv, encoding->codec(), options.common);
   const bool in_place =
       held && held->changeable() && CodesWriter::can_change_in_place(*encoding->base(), job.positions);
+  std::optional<Pieces> pieces;
   return run_to_file(
       options.output,
       [&](OutputFile& output) {
-        const FileRate rate = write_codes(command, options, kv, *encoding, job, output);
+        if (options.resume.resume && !own.empty()) {
+          pieces = write_in_pieces(command, options, kv, *encoding, own, job, output);
+        } else {
+          ProgressBar bar("encode", "tokens", options.common.quiet);
+          write_codes(command, options, kv, *encoding, job, output, bar);
+        }
+        FileRate rate = judge(options, kv, *encoding, output);
         encoding->close_base();
         return rate;
       },
       [&](const FileRate& rate) {
+        if (pieces) pieces->remove();
         return summary(rate, options.output.path, encoding->info.codec, watch.seconds(), job,
                        options.common.json);
       },

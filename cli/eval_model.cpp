@@ -63,13 +63,13 @@ struct ModelOptions final : Options {
   std::vector<OptionField> setting_fields() {
     return {
         {.name = "dtype",
-         .help = "type of the cache: what goes into a codec and what comes out is rounded to it",
+         .help = "element type of the cache: keys and values are rounded to it before and after coding",
          .target = &dtype,
          .choices = {"bf16", "f16", "f32"}},
         {.name = "window-layers",
          .help =
-             "of layers with a sliding window, compress all tokens, or trim: only the last ones of the prefix, "
-             "as many as the window has",
+             "which tokens of layers with a sliding window to compress: keep: all of the prefix; trim: only "
+             "its last ones, as many as the window holds",
          .target = &window_layers},
         {.name = "stream",
          .help = "append the continuation's own keys and values to the codes, N tokens at a time, so that "
@@ -432,18 +432,15 @@ Json recall_json(const RecallTask& task, const std::vector<LoopResult>& results,
 void declare(Command& command, ModelOptions& options) {
   command.describe(
       "--model PATH --text PATH ... --codec SPEC ... [options]",
-      "Measures what compressing its cache does to a model. Each document's first part is run through the "
-      "model; its keys and values are encoded and decoded again, under each setting; the model then goes on "
-      "over the rest of the document with that cache. Reported are what the cache takes in bits per value, "
-      "the "
+      "Measures what a model loses when its cache is compressed. The model reads the first part of each "
+      "document; its keys and values are encoded and decoded again under each setting; the model then reads "
+      "the rest of the document with that cache. The table shows the bits per value of the cache, the "
       "negative log-likelihood of the text (NLL) and its rise over that with the uncompressed cache, the "
-      "divergence of the next-token distributions from it (KL), and how often the likeliest token is the "
-      "same, "
-      "with 95% intervals from the differences between documents.\n\n"
-      "A setting is a codec with its options in one word, NAME[:key=value,...], keys being those of encode "
-      "without their dashes, and book=FILE, weights=FILE, rope=, dtype=, label=, select= and what belongs to it; or the name of a "
-      "codes "
-      "file, whose codec and options are taken.",
+      "divergence of the next-token distributions from those with the uncompressed cache (KL), and how often "
+      "the likeliest token is the same, with 95% intervals from the differences between documents.\n\n"
+      "A setting is one word, NAME[:key=value,...]. NAME is a codec, or a codes file whose codec and "
+      "options are used. The keys are the codec's options of encode without their dashes, book=FILE, "
+      "weights=FILE, rope=, dtype=, label=, select=, and the options of the selection, as budget=.",
       "kvcodec eval-model --model data/demo-model --text docs/ \\\n"
       "  --codec kivi:bits=2,window=0 --codec sparse:book=dict.h5,sparsity=32\n"
       "kvcodec eval-model --model data/demo-model --text docs/ --task recall --codec fp8 --codec q4");

@@ -275,18 +275,18 @@ double find_loss(const GoalOptions& goal, const GoalContext& context, const Dial
 std::vector<OptionField> GoalOptions::fields() {
   return {
       {.name = "total-bits",
-       .help = "find the codec's options for so many bits per value of the file, everything counted "
-               "except the book (--bits of kivi, q4 and transform are those of codes alone)",
+       .help = "set the codec's options so that the file takes this many bits per value, everything counted "
+               "except the book (--bits of kivi, q4 and transform counts codes alone)",
        .target = &total_bits,
        .min = 0},
       {.name = "quality",
-       .help = "find them for a signal-to-noise ratio of keys and values: low 10 dB, medium 15, high 20, "
-               "near-lossless 30 (no default)",
+       .help = "set the codec's options for a signal-to-noise ratio of keys and values: low 10 dB, medium "
+               "15, high 20, near-lossless 30 (no default)",
        .target = &quality},
       {.name = "max-nll",
        .help =
-           "find the options with which --model loses at most so many nats per token on --text, in rise of the NLL "
-           "and in KL divergence",
+           "set the codec's options so that --model loses at most this many nats per token on --text, both "
+           "in rise of the NLL and in KL divergence",
        .target = &max_nll,
        .min = 0},
       {.name = "model", .help = "model for --max-nll: a directory or a GGUF file", .target = &model}};
@@ -319,11 +319,11 @@ void check_goal_fits(const Command& command, const GoalOptions& goal, const Code
   const char* asked = goal.total_bits > 0 ? "--total-bits" : goal.max_nll > 0 ? "--max-nll" : "--quality";
   const Dial& dial = dial_of(codec);
   if (!dial.turn)
-    throw usage_error("the codec {} has nothing that {} could find: {}", codec.name, asked, dial.why_not);
+    throw usage_error("the codec {} has no option that {} could set: {}", codec.name, asked, dial.why_not);
   const auto in_word = keys_of(word);
   for (const std::string_view name : dial.sets)
     if (command.given(std::string(name)) || std::ranges::count(in_word, name) > 0)
-      throw usage_error("--{} is what {} finds; leave out one of them", name, asked);
+      throw usage_error("--{} is set by {}; leave out one of them", name, asked);
 }
 
 FoundOptions find_options(const GoalOptions& goal, const GoalContext& context, const Probe& probe,

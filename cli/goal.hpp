@@ -83,11 +83,13 @@ struct FoundOptions {
 FoundOptions find_options(const GoalOptions& goal, const GoalContext& context, const Probe& probe,
                           const LossMeter* meter, Options& given);
 
-/// Whether the search allocates bits to each layer and side, which it can for codecs with an option layer-bits. Then
-/// only the search uses the sensitivities of --weights; the codec itself does not weight errors.
+/// Whether the search allocates bits to each layer and side, which it can for codecs with an option
+/// layer-bits. Then only the search uses the sensitivities of --weights; the codec itself does not weight
+/// errors.
 bool allocates_bits(const CodecEntry& codec);
 
-/// Throws Error(usage) for a codec whose rate is fixed, and for options that the user gave but the search sets.
+/// Throws Error(usage) for a codec whose rate is fixed, and for options that the user gave but the search
+/// sets.
 void check_goal_fits(const Command& command, const GoalOptions& goal, const CodecEntry& codec,
                      const std::string& word);
 

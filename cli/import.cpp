@@ -221,9 +221,9 @@ std::string import_cache(Command& command) {
   options.common.apply(command, false);
   for (const std::string& file : options.files) {
     if (file == "-")
-      throw usage_error("files of other programs are read where they lie; name a file instead of '-'");
+      throw usage_error("import cannot read standard input; save it to a file, and name that file");
     if (is_pipe(file))
-      throw bad_input("{}: is a pipe; files of other programs are read where they lie", file);
+      throw bad_input("{}: is a pipe, which import cannot read; save it to a file, and name that file", file);
   }
 
   const Stopwatch watch;

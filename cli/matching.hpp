@@ -30,10 +30,10 @@ struct Match {
   uint64_t original = 0, other = 0, count = 0;  ///< first tokens in the files, and how many there are
 };
 
-/// Finds the documents of `other` whose numbers are in `wanted` (ascending) in the original; empty ones are left out.
-/// It also looks for the unwanted documents in front of the last wanted one, so that documents of the same name match a
-/// different one each; these are not returned. Throws Error(bad_input) for a wanted document that the original does not
-/// have, or has with other token ids.
+/// Finds the documents of `other` whose numbers are in `wanted` (ascending) in the original; empty ones are
+/// left out. It also looks for the unwanted documents in front of the last wanted one, so that documents of
+/// the same name match a different one each; these are not returned. Throws Error(bad_input) for a wanted
+/// document that the original does not have, or has with other token ids.
 std::vector<Match> match_documents(const TokenAxis& original, const TokenAxis& other,
                                    const std::vector<size_t>& wanted);
 /// The same for all of them.

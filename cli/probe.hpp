@@ -25,19 +25,20 @@ class Probe {
   /// Tokens of the sample.
   uint64_t tokens() const { return tokens_; }
 
-  /// An estimate of the bits per value of a file with all documents: their own streams at the sample's rate, and once
-  /// for all of them shared streams, token ids, positions and the file's overhead.
+  /// An estimate of the bits per value of a file with all documents: their own streams at the sample's rate,
+  /// shared streams counted once, token ids, positions, and the file's overhead.
   double bits(const Codec& codec) const;
 
-  /// Squared errors of the decoded sample, and squares of the sample itself, summed for each layer of the model, keys and
-  /// values apart.
+  /// Squared errors of the decoded sample, and squares of the sample itself, summed for each layer of the
+  /// model, keys and values apart.
   struct Energy {
     double error = 0, signal = 0;
   };
   using Energies = std::vector<std::array<Energy, 2>>;
   Energies energies(const Codec& codec) const;
 
-  /// The signal-to-noise ratio in dB: of the mean over layers and sides of error energy divided by signal energy.
+  /// The signal-to-noise ratio in dB, from the mean over layers and sides of error energy divided by signal
+  /// energy.
   static double snr_db(const Energies& energies);
 
  private:

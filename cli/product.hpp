@@ -9,11 +9,11 @@
 
 namespace kvcodec::cli {
 
-/// Opens the output that -o names, runs write(file), commits the file and returns report(what write() returned), or
-/// nothing if the product itself went to standard output. Errors that concern the output alone come before the work;
-/// if write() throws, an existing output stays as it was. held: the input that the product replaces, or nullptr
-/// (OutputOptions::hold). in_place: `held` is changed instead of replaced; write() must then close all its readers
-/// before it returns.
+/// Opens the output that -o names, runs write(file), commits the file and returns report(what write()
+/// returned), or nothing if the product itself went to standard output. Errors that concern the output alone
+/// come before the work; if write() throws, an existing output stays as it was. held: the input that the
+/// product replaces, or nullptr (OutputOptions::hold). in_place: `held` is changed instead of replaced;
+/// write() must then close all readers of it before it returns.
 template <class Write, class Report>
 std::string run_to_file(const OutputOptions& options, const Write& write, const Report& report,
                         const HeldFile* held = nullptr, bool in_place = false) {

@@ -50,6 +50,8 @@ ProgressBar::~ProgressBar() {
 
 void ProgressBar::update(double done, double total, std::string_view note) {
   if (!shown_) return;
+  done += before_;
+  if (total_ > 0) total = total_;
   const auto now = Clock::now();
   if (now - last_ < kInterval) return;
   last_ = now;

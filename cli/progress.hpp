@@ -35,6 +35,8 @@ class ProgressBar {
   ProgressBar& operator=(const ProgressBar&) = delete;
 
   void update(double done, double total, std::string_view note = {});
+  /// The updates that follow are of a part of the work, behind `before` of all its `total`.
+  void part(double before, double total) { before_ = before, total_ = total; }
   /// To hand to lib/; lives as long as the bar.
   Progress callback();
 
@@ -42,6 +44,7 @@ class ProgressBar {
   using Clock = std::chrono::steady_clock;
   std::string label_, unit_;
   bool shown_ = false, drawn_ = false;
+  double before_ = 0, total_ = 0;  ///< of part()
   Clock::time_point start_, last_;
 };
 

@@ -44,9 +44,9 @@ struct SideRates {
 };
 SideRates side_rates_of(const CodesReader& codes);
 
-/// A note for the user on a file that is larger than its codec's options suggest; empty for all others, and for
-/// lossless codecs. A file gets one if it is no smaller than the cache at 16 bits, or if all its streams take more
-/// than 1.5 times as many bits per value as the streams of coded values take per coded value.
+/// A note for the user on a file that is larger than its codec's options suggest; empty for all others, and
+/// for lossless codecs. A file gets one if it is no smaller than the cache at 16 bits, or if all its streams
+/// take more than 1.5 times as many bits per value as the streams of coded values take per coded value.
 std::string rate_remark(const FileRate& rate);
 
 /// "1,234", "never" or "-" (no book).

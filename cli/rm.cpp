@@ -54,10 +54,11 @@ std::string rm(Command& command) {
   options.documents.declare(command);
   options.common.declare(command);
   command.parse();
-  if (!options.documents.given()) throw usage_error("no document is named; say what goes with --documents");
+  if (!options.documents.given())
+    throw usage_error("no document is named; name those to remove with --documents");
   if (options.in_place) {
-    if (!options.output.path.empty()) throw usage_error("--in-place and -o both say where; give one");
-    if (options.input == "-") throw usage_error("--in-place replaces a file; standard input is none");
+    if (!options.output.path.empty()) throw usage_error("--in-place and -o both name the output; give one");
+    if (options.input == "-") throw usage_error("standard input cannot be replaced; name an output with -o");
     options.output.path = options.input;
     options.output.force = true;
   }

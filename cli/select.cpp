@@ -283,15 +283,13 @@ std::string report(const std::vector<LayerResult>& results, const SelectOptions&
 void declare(Command& command, SelectOptions& options) {
   command.describe(
       "CODES --queries KV [-o SELECTION]",
-      "Chooses for each dumped query the tokens it should attend to, by what the codes hold, and measures the "
-      "choice against the original keys and values: how many of the tokens with the largest "
-      "true products it finds "
-      "(recall), what share of the attention weights these tokens have, and how far attention "
-      "over them alone lies from "
-      "attention over all, with the original keys and values and with those of the codes. Where "
-      "successive queries choose the same tokens, a cache that keeps what the last R steps chose "
-      "spares fetching them: the share of its hits, and the bytes that a step of one head fetches "
-      "from the codes. Layers that attend to all tokens (--dense-layers) do not count in the line for all.",
+      "Selects for each dumped query the tokens it should attend to, by what the codes hold, and compares "
+      "the selection with the original keys and values. The table shows the share of the tokens with the "
+      "largest true products that are selected (recall), the share of the attention weights that the "
+      "selected tokens have, and the error of attention over these tokens alone, with the original keys and "
+      "values and with those of the codes. It also shows the share of hits in a cache that keeps the tokens "
+      "selected in the last R steps, and the bytes that a step of one head then fetches from the codes. The "
+      "line for all layers leaves out those that attend to all tokens (--dense-layers).",
       "kvcodec dump-kv --model DIR --text book.txt --queries last:32 -o kv.h5\n"
       "kvcodec encode kv.h5 --codec selfindex -o codes.h5\n"
       "kvcodec select codes.h5 --queries kv.h5 --ratio 0.075 -o selection.h5");

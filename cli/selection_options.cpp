@@ -54,47 +54,51 @@ std::vector<OptionField> SelectionOptions::fields() {
   return {
       {.name = "by",
        .help =
-           "what scores the tokens: codes: the index in them, or products with their keys; signs: the signs of "
-           "such an index; clusters: those of --index; quest: Quest's bounds over pages of 16 tokens; oracle: "
-           "the true products",
+           "how to score tokens: codes: by the index in the codes, or, without one, by products with their "
+           "keys; signs: by the sign bits of that index alone; clusters: by the centroids in --index; "
+           "quest: by Quest's bounds over pages of 16 tokens; oracle: by the true products",
        .target = &by,
        .choices = {kNamesOf<SelectBy>.begin() + 1, kNamesOf<SelectBy>.end()}},  // one that chooses
       {"setup",
-       "where what is not given comes from: best: what does best on SmolLM2-135M; paper: the paper of the method",
+       "values of the options below that are not given: best: those that measured best on SmolLM2-135M; "
+       "paper: those of the method's paper",
        &setup},
       {"share",
-       "how query heads that share a key/value head agree: by the mean of the attention weights that their "
-       "scores stand for, by the largest or the mean score, or each for itself",
+       "how to combine the scores of query heads that share a key/value head: by the mean of their softmax "
+       "weights, by the largest or the mean score, or not at all: each head has its own selection",
        &share},
-      {"budget", "tokens to select for each query, all of the following among them; 0: by --ratio", &budget,
-       0, 1e9},
+      {"budget",
+       "number of tokens to select for each query, including those that are always selected; 0: as --ratio "
+       "says",
+       &budget, 0, 1e9},
       {"ratio",
        "tokens to select, as a fraction of those that the query sees; 0: 0.075, or all with "
        "--budget-mass",
        &ratio, 0, 1},
       {"budget-mass",
-       "select fewer tokens than that, as soon as they have this fraction of the attention "
-       "weights, by what is known of them; 0: never; needs --share weight or each",
+       "stop selecting, below the budget, once the selected tokens have this fraction of the attention "
+       "weights, as estimated from scores and products; 0: never; needs --share weight or each",
        &mass, 0, 1},
       {"first", "first tokens of a document that are always selected", &first, 0, 1e9},
       {"newest", "newest tokens that are always selected", &newest, 0, 1e9},
       {"heavy",
-       "tokens that are always selected because the last 32 queries of the prompt attend to them most; those "
-       "that codes of selfindex keep whole",
+       "number of tokens that are always selected because the last 32 queries of the prompt attend to them "
+       "most; only codes of selfindex have such tokens, those that they keep exactly",
        &heavy, 0, 1e9},
       {"candidates",
-       "scores choose this many times the budget, and products with their keys choose among "
-       "these; 1: scores alone",
+       "preselect this many times the budget by score, then select among these tokens by the products of "
+       "the query with their keys; 1: select by score alone",
        &candidates, 1, 1e6},
-      {"dense-layers", "layers that attend to all tokens, as 0-1; none", &dense_layers}};
+      {"dense-layers", "layers that attend to all tokens, as 0-1, or none", &dense_layers}};
 }
 
 std::vector<OptionField> SelectionOptions::step_fields() {
   std::vector<OptionField> all = fields();
   all[0].name = "select";
   all[0].help =
-      "attend to chosen tokens only, anew at every step, layer and head: by the codes' index or products with their "
-      "keys, sign codes, semantic clusters, Quest's bounds or true products; all: to all";
+      "tokens to attend to, selected anew at every step, layer and head: all of them, or the best by the "
+      "index in the codes or products with their keys (codes), by sign codes (signs), semantic clusters, "
+      "Quest's bounds (quest) or the true products (oracle)";
   all[0].choices = {kNamesOf<SelectBy>.begin(), kNamesOf<SelectBy>.end()};
   for (OptionField& field : all)
     if (field.name == "heavy")

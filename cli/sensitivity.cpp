@@ -70,13 +70,14 @@ struct MeasureOptions final : Options {
 void declare(Command& command, MeasureOptions& options) {
   command.describe(
       "--model PATH --text PATH ... [options] -o FILE",
-      "Measures how much a model suffers from errors in its cache, by layer and side. The model reads the first "
-      "part of each document; noise is put on the keys or the values of one layer; the model goes on, and its "
-      "next-token distributions are held against those without noise (KL). Two sizes of noise are tried for each "
-      "layer and side, so that what is said holds for small errors: a codec's loss is about the sum over layers "
-      "and sides of this sensitivity times its mean squared error. Keys take rounding alike before and after the "
-      "rotary embedding. With --metric fisher the predictions are also differentiated by each key and value: the "
-      "Fisher information, a matrix for each head, says in which directions errors cost how much.",
+      "Measures how much errors in the keys and in the values of each layer cost a model. The model reads "
+      "the first part of each document; noise is added to the keys or the values of one layer; the model "
+      "continues, and its next-token distributions are compared with those without noise (KL). Two sizes of "
+      "noise are tried for each layer and side, to show where the measure holds: as long as errors are "
+      "small, a codec loses about the sum, over layers and sides, of this sensitivity times its mean "
+      "squared error. Rounding errors in keys cost the same before and after the rotary embedding. With "
+      "--metric fisher the predictions are also differentiated by each key and value: the Fisher "
+      "information, a matrix for each head, shows how much errors cost in each direction.",
       "kvcodec sensitivity --model data/demo-model --text docs/ --max-documents 8 -o weights.h5");
   command.group("What is run");
   const std::vector<OptionField> own = options.fields();

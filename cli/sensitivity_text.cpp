@@ -42,8 +42,8 @@ std::string sensitivity_table(std::span<const std::array<Sensitivity, 2>> layers
          "variance;\n" +
          (fisher ? "Fisher: the same by the Fisher matrices, half of the sum of their traces;\n" : "") +
          "0.01 at %: the noise that costs 0.01 nats, in percent of the deviation of the keys or values "
-         "themselves;\ngrowth: what noise of twice the deviation costs, of four times as much: near 1 the divergence is "
-         "quadratic, and the\nsensitivity holds.\n";
+         "themselves;\ngrowth: what noise of twice the deviation costs, over four times the cost of the "
+         "smaller noise: near 1 the\ndivergence is quadratic, and the sensitivity holds.\n";
 }
 
 Json sensitivity_json(std::span<const std::array<Sensitivity, 2>> layers,

@@ -10,9 +10,10 @@
 
 namespace kvcodec::cli {
 
-/// Share i of N, counted from 1. The items, in their order, lie one behind the other on an axis of work (tokens, for
-/// documents); share i has those whose middle lies in the i-th of N equal intervals of it. So the shares in their order
-/// give all items, and the work of each differs from 1/N of the total by at most that of the largest item.
+/// Share i of N, counted from 1. The items, in their order, lie one behind the other on an axis of work
+/// (tokens, for documents); share i has those whose middle lies in the i-th of N equal intervals of it. So
+/// the shares in their order give all items, and the work of each differs from 1/N of the total by at most
+/// that of the largest item.
 struct Shard {
   int64_t number = 1, count = 1;
 

@@ -67,13 +67,13 @@ struct TrainTransformOptions final : Options {
          .target = &weights},
         {.name = "metric",
          .help =
-             "of the sensitivity file: one number for each layer and side (scalar), or a matrix for each head "
-             "(fisher); default: fisher if it is there",
+             "which weights of the sensitivity file to use: one number for each layer and side (scalar), or "
+             "a matrix for each head (fisher); default: fisher if the file has it",
          .target = &metric},
         {.name = "temper",
          .help =
-             "power that the matrices of heads are raised to; their traces stay. 1 trusts them wholly, 0 takes "
-             "their traces alone",
+             "power to which to raise the matrices of --metric fisher, keeping their traces: 1 uses them as "
+             "they are, 0 only their traces",
          .target = &temper,
          .min = 0,
          .max = 1},
@@ -86,15 +86,14 @@ struct TrainTransformOptions final : Options {
              "with --predict-tokens: the model that the caches are of, which reads its whole vocabulary once",
          .target = &model},
         {.name = "features",
-         .help =
-             "with --predict-tokens: values that a token is described by; more predict better, and the book has them "
-             "for all of the vocabulary",
+         .help = "with --predict-tokens: number of features of a token; more predict better, but the book "
+                 "stores them for the whole vocabulary",
          .target = &features,
          .min = 1,
          .max = 1 << 16},
         {.name = "predict-rank",
-         .help =
-             "with --predict-tokens: sums of features that predictions are made of; 0: all that explain something",
+         .help = "with --predict-tokens: rank of the linear map from features to vectors; 0: the lowest that "
+                 "loses almost nothing",
          .target = &predict_rank,
          .min = 0,
          .max = 1 << 20}};
@@ -388,11 +387,11 @@ std::string summary(const Learned& learned, const Book& book, const TrainTransfo
 void declare(Command& command, TrainTransformOptions& options) {
   command.describe(
       "KV ... [options] -o TRANSFORM",
-      "Learns the basis that the codec transform needs, from caches of one model: the keys and values "
-      "of all heads of some layers become components that are uncorrelated and whose errors "
-      "cost alike, and for a ladder of quantizer steps what their levels take. Keys are best stored "
-      "before the rotary embedding (dump-kv --pre-rope). Learn from 100,000 tokens and more, of text "
-      "like that to be compressed or of a mixture.",
+      "Learns the basis that the codec transform needs, from caches of one model. The basis turns the keys "
+      "and values of all heads of a group of layers into uncorrelated components whose errors cost the "
+      "model alike. The product also holds, for a ladder of quantizer steps, how to entropy-code these "
+      "components. Keys are best stored before the rotary embedding (dump-kv --pre-rope). Learn from "
+      "100,000 tokens or more, of text like that to be compressed or of a mixture.",
       "kvcodec train-transform kv.h5 -o transform.h5\n"
       "kvcodec train-transform kv.h5 --weights sensitivity.h5 --layer-group 10 -o transform.h5\n"
       "kvcodec train-transform kv.h5 --predict-tokens 4 --model data/demo-model -o transform.h5");

@@ -1,5 +1,5 @@
-// What cuda/engine.cpp joins: each area's interface of lib over its twin, one function each, in the area's
-// folder.
+// Factories for cuda/engine.cpp, one for each interface of lib that has a twin (a CUDA implementation). Each
+// is defined in the folder of its area, at the end of the twin's source file.
 #pragma once
 
 #include <cstddef>

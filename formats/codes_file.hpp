@@ -34,8 +34,8 @@ struct CodesInfo {
   bool packed = false;      ///< index streams are bit-packed
   Documents documents;      ///< where layers leave out tokens, layer_group is 1 and nothing is joint
 
-  /// The sides that the group beginning at that layer has streams of: keys and values; keys alone if the values lie in
-  /// the keys; or Side::both if they are coded together.
+  /// The sides that the group beginning at that layer has streams of: keys and values; keys alone if the
+  /// values lie in the keys; or Side::both if they are coded together.
   std::span<const Side> sides(int first_layer) const {
     if (joint) return kJointly;
     return std::span<const Side>(kSides).first(model.layer_shape(first_layer).values_in_keys ? 1 : 2);
@@ -125,9 +125,9 @@ class CodesWriter {
   /// nullptr = none.
   CodesWriter(OutputFile& output, const CodesInfo& info, const Codec& codec, std::span<const uint32_t> tokens,
               std::span<const uint64_t> positions, const Book* embed_book);
-  /// Extends `base`: its last document may grow, and new documents may follow. Writes to a copy of the file, or to the
-  /// file itself if the output is changed in place. info.documents describes the result: first the documents of
-  /// `base`, the last of them perhaps longer. tokens, positions: of the added tokens only.
+  /// Extends `base`: its last document may grow, and new documents may follow. Writes to a copy of the file,
+  /// or to the file itself if the output is changed in place. info.documents describes the result: first the
+  /// documents of `base`, the last of them perhaps longer. tokens, positions: of the added tokens only.
   CodesWriter(OutputFile& output, const CodesReader& base, const CodesInfo& info, const Codec& codec,
               std::span<const uint32_t> tokens, std::span<const uint64_t> positions);
   /// Whether the file can be extended in place by tokens at these positions.
@@ -136,9 +136,9 @@ class CodesWriter {
   CodesWriter(const CodesWriter&) = delete;
   CodesWriter& operator=(const CodesWriter&) = delete;
 
-  /// The streams of a document, to append to. Finish one side of one group (CodesInfo::sides) before the next, and take
-  /// its documents in ascending order: each call closes and writes the document of the call before, so that memory
-  /// holds one document at a time.
+  /// The streams of a document, to append to. Finish one side of one group (CodesInfo::sides) before the
+  /// next, and take its documents in ascending order: each call closes and writes the document of the call
+  /// before, so that memory holds one document at a time.
   StreamStore& document(Side side, int first_layer, size_t document);
 
   /// Flushes, checks, writes ledger and root attributes, closes. The caller commits the OutputFile.

@@ -38,8 +38,8 @@ class Columns {
 
   uint64_t count() const { return columns_.size() + 1; }
   uint64_t index() const { return count() - 1; }
-  /// The column of a side; std::nullopt if no group begins at that layer or the group has no streams of that side. If
-  /// both sides are coded together, either side gives their common column.
+  /// The column of a side; std::nullopt if no group begins at that layer or the group has no streams of that
+  /// side. If both sides are coded together, either side gives their common column.
   std::optional<uint64_t> find(Side side, int first_layer) const {
     const auto place = std::find_if(columns_.begin(), columns_.end(), [&](const Column& column) {
       return column.layer == first_layer && (column.side == side || column.side == Side::both);

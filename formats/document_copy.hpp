@@ -20,8 +20,8 @@ struct DocumentList {
   Documents documents;
   std::vector<uint64_t> bytes =
       {};  ///< of each document: its keys and values, or its streams and what guards them
-  uint64_t values =
-      0;  ///< keys' and values' numbers per token in the layers of the file, where layers leave out no tokens
+  /// Numbers that the layers of the file store for a token that all of them hold.
+  uint64_t values = 0;
 };
 /// Throws Error(bad_input) for files of other types.
 DocumentList list_documents(const std::string& file);

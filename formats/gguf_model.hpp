@@ -12,13 +12,15 @@
 
 namespace kvcodec {
 
-/// The configuration, checked. Throws Error(bad_input), the file's name first: for an architecture that is not in
-/// gguf_families/, for a setting of these architectures that this program does not implement (other rope scalings …),
-/// and for values that contradict each other. Messages use the field names of config.json where it has them.
+/// The configuration, checked. Throws Error(bad_input), the file's name first: for an architecture that is
+/// not in gguf_families/, for a setting of these architectures that this program does not implement (other
+/// rope scalings …), and for values that contradict each other. Messages use the field names of config.json
+/// where it has them.
 ModelDescription describe_model(const Gguf& file);
 
-/// The tensors under the names that the file gives them. Where the file stores the rows of query and key projections in
-/// another order than Hugging Face checkpoints do, they are given in the checkpoints' order. The file must outlive it.
+/// The tensors under the names that the file gives them. Where the file stores the rows of query and key
+/// projections in another order than Hugging Face checkpoints do, they are given in the checkpoints' order.
+/// The file must outlive it.
 class GgufWeights final : public WeightSource {
  public:
   GgufWeights(const Gguf& file, const ModelConfig& config);

@@ -40,9 +40,10 @@ class File {
  public:
   /// Opens for reading; "-" is standard input.
   static File open(const std::string& name);
-  /// Creates the file at output.path(); messages call it output.target(). If the output is changed in place, opens the
-  /// existing file instead. Attributes and chunks of datasets that are then written replace those of the same name
-  /// where they differ, and these datasets can grow from then on. Everything else in the file stays.
+  /// Creates the file at output.path(); messages call it output.target(). If the output is changed in place,
+  /// opens the existing file instead. Attributes and datasets that are then written replace those of the same
+  /// name as far as they differ, datasets chunk by chunk; datasets that were written can grow from then on.
+  /// Everything else in the file stays.
   static File create(const OutputFile& output);
 
   const std::string& name() const;

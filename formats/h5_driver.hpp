@@ -10,13 +10,15 @@
 
 namespace kvcodec::h5 {
 
-/// What the system said when it first refused a read or a write, and how much was read.
+/// What h5::File and the driver tell each other: how to open the file, the first error, and how much was
+/// read.
 struct FileStatus {
-  int error = 0;  ///< errno; after a failed write nothing more is written
-  int given =
-      -1;  ///< a descriptor to read through, whatever the file is called; -1: the file is opened by its name
-  /// Pages that are read in the place of the file's. Where the file is written, what changes of its bytes goes to them, and its
-  /// new end with them; what is new goes to the file.
+  /// errno of the first open, read or write that failed. Nothing is written to the file after it.
+  int error = 0;
+  /// A descriptor to read through, whatever the file is called; -1: the driver opens the file by its name.
+  int given = -1;
+  /// Pages that are read in place of the file's. While the file is written, changes of its old bytes go to
+  /// these pages, and its new end to overlay->end; new bytes go to the file itself.
   Overlay* overlay = nullptr;
   uint64_t allocated = 0;  ///< bytes of the file that HDF5 knows of
   std::atomic<uint64_t> reads = 0, bytes_read = 0;

@@ -7,11 +7,11 @@
 
 namespace kvcodec::h5 {
 
-/// How a child came through a file.
+/// How a child's look at a file ended.
 enum class Probed : uint8_t {
-  passed,   ///< through all objects, or HDF5 refused one, which it will tell again
+  passed,   ///< HDF5 read all objects, or refused one as it will again, or there was no child to ask
   crashed,  ///< HDF5 crashed
-  endless,  ///< it was not done after a minute of computing
+  endless,  ///< it was not done after a minute of processor time, or ten minutes in all
 };
 
 /// Goes through all groups, datasets and attributes of the file in a child process that may read it and ask for memory,

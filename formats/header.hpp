@@ -36,11 +36,11 @@ struct ModelInfo {
   std::string rope_scaling;  ///< JSON, see FORMAT.md; empty = none
   std::string key_state = "post-rope";  ///< "post-rope" or "pre-rope"
   std::string source;  ///< where the cache came from: digest of the weights, files of the text
-  /// The shape of each layer; empty if every layer has num_kv_heads heads with head_dim dimensions in keys and in
-  /// values.
+  /// The shape of each layer; empty if every layer has num_kv_heads heads with head_dim dimensions in keys
+  /// and in values.
   std::vector<LayerShape> layer_shapes = {};
-  /// If the cache was imported from a file of another program: a JSON object with what an export to the same format
-  /// needs to restore that file; else empty.
+  /// If the cache was imported from a file of another program: a JSON object with what an export to the same
+  /// format needs to restore that file; else empty.
   std::string imported = {};
 
   /// The digest of the model's weights, as `source` has it; empty where it is not known.

@@ -24,8 +24,9 @@ FileType read_file_type(const h5::File& file, std::string_view wanted = {});
 /// wanted here".
 h5::File open_file(const std::string& name, std::string_view wanted, FileType& type);
 
-/// Writes the root attributes. type: one of this program's file types; model: of the cache; whole: whether all layers
-/// hold all tokens. The version written is the oldest that can describe such a cache. Throws Error(failed) if none can.
+/// Writes the root attributes. type: one of this program's file types; model: of the cache; whole: whether
+/// all layers hold all tokens. The version written is the oldest that can describe such a cache. Throws
+/// Error(failed) if none can.
 void write_file_type(h5::File& file, const std::string& type, const ModelInfo& model,
                      const Provenance& provenance, bool whole = true);
 

@@ -1,11 +1,11 @@
-// Files that change in place. A crash at any moment leaves a file in its old state or in its new one (FORMAT.md,
-// "Journals").
+// Files that change in place. A crash at any moment leaves a file in its old state or in its new one
+// (FORMAT.md, "Journals").
 //
-// The writer appends new bytes behind the file's end, where no reader looks yet. It keeps its changes to earlier
-// bytes in memory, as pages. When the new bytes are on disk, it writes these pages to FILE.journal: a redo log of one
-// transaction, as in write-ahead logging (C. Mohan and others, "ARIES", ACM TODS 17, 1992). The change is committed
-// when the journal is renamed to that name: from then on, readers take the journal's pages in place of the file's.
-// Last, the writer copies the pages into the file and removes the journal.
+// The writer appends new bytes behind the file's end, where no reader looks yet. It keeps its changes to
+// earlier bytes in memory, as pages. When the new bytes are on disk, it writes these pages to FILE.journal: a
+// redo log of one transaction, as in write-ahead logging (C. Mohan and others, "ARIES", ACM TODS 17, 1992).
+// The change is committed when the journal is renamed to that name: from then on, readers take the journal's
+// pages in place of the file's. Last, the writer copies the pages into the file and removes the journal.
 #pragma once
 
 #include <array>
@@ -25,8 +25,8 @@ class Overlay {
   static constexpr uint64_t kPageBytes = 4096;
   using Page = std::array<std::byte, kPageBytes>;
 
-  /// Bytes from here on are written to the file itself, where nobody reads them before the change is committed.
-  /// UINT64_MAX until InPlace::begin(): all bytes go to the pages.
+  /// Bytes from here on are written to the file itself, where nobody reads them before the change is
+  /// committed. UINT64_MAX until InPlace::begin(): all bytes go to the pages.
   uint64_t begin_of_new = UINT64_MAX;
   /// Bytes that the file has once the change is made.
   uint64_t end = 0;
@@ -60,11 +60,13 @@ class InPlace {
   InPlace& operator=(const InPlace&) = delete;
 
   const std::shared_ptr<Overlay>& overlay() const { return overlay_; }
-  /// Begins the change. bytes: size of the file's valid content; begin() cuts off what an interrupted run left behind
-  /// it.
+  /// Begins the change. bytes: size of the file's valid content; begin() cuts off what an interrupted run
+  /// left behind it.
   void begin(uint64_t bytes);
-  /// Makes the change: on return it lasts, whatever happens. If somebody reads the file, its pages stay in the journal, until the
-  /// next change. Throws Error(failed) naming the file and the reason; then nothing is changed.
+  /// Makes the change: once it returns, no crash undoes it. If readers hold their lock for more than two
+  /// seconds, or the pages cannot be copied, the pages stay in the journal until the next change. Throws
+  /// Error(failed) naming the file and the reason. The file is then as before, unless the error came after
+  /// the journal got its name.
   void commit();
 
  private:

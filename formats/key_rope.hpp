@@ -7,8 +7,9 @@
 
 namespace kvcodec {
 
-/// Unknown, with the reason, for keys that were not turned, for files that do not say how they were, and for what
-/// no embedding could be: files can be read all the same.
+/// The rotary embedding of the cache's keys. It is not known(), and says why, if the keys are from before the
+/// embedding, if the file does not describe the embedding, or if its description is invalid; such files can
+/// still be read.
 KeyRope key_rope_of(const ModelInfo& model);
 
 }  // namespace kvcodec

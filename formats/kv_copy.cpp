@@ -13,16 +13,6 @@ namespace {
 /// Bytes of rows that are copied at a time: several chunks of a dataset.
 constexpr uint64_t kRowsBytes = uint64_t{8} << 20;
 
-size_t width_of(const LayerShape& shape, Side side) {
-  return static_cast<size_t>(shape.heads) * static_cast<size_t>(shape.stored_dim(side));
-}
-
-/// Numbers that a token has in a layer.
-uint64_t values_of(const ModelInfo& model, int layer) {
-  const LayerShape shape = model.layer_shape(layer);
-  return width_of(shape, Side::key) + width_of(shape, Side::value);
-}
-
 /// What all files that are joined have alike, and the documents of all of them.
 struct CommonForm {
   ModelInfo model;
@@ -87,7 +77,7 @@ class Copier {
     }
     for (const int layer : kv_.layers())
       for (const Side side : kSides)
-        if (const size_t width = width_of(kv_.model().layer_shape(layer), side); width > 0)
+        if (const size_t width = kv_.model().layer_shape(layer).width(side); width > 0)
           copy_side(side, layer, width);
     if (queries) copy_queries(tokens_before);
   }
@@ -162,11 +152,11 @@ class Copier {
 DocumentList list_kv_documents(const std::string& file) {
   const KvReader kv(file);
   DocumentList list{.type = kv.type(), .model = kv.model(), .documents = kv.documents()};
-  for (const int layer : kv.layers()) list.values += values_of(kv.model(), layer);
+  for (const int layer : kv.layers()) list.values += kv.model().layer_shape(layer).width();
   for (size_t i = 0; i < kv.documents().count(); ++i) {
     uint64_t values = 0;
     for (const int layer : kv.layers())
-      values += kv.documents().held(layer, i) * values_of(kv.model(), layer);
+      values += kv.documents().held(layer, i) * kv.model().layer_shape(layer).width();
     list.bytes.push_back(values * size_of(kv.dtype()));
   }
   return list;

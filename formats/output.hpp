@@ -15,9 +15,10 @@ namespace kvcodec {
 
 class InPlace;
 
-/// Installs signal handlers; for main(), once. SIGINT, SIGTERM, SIGHUP and SIGPIPE first remove the temporary files of
-/// all OutputFiles. So does SIGBUS, which means that a mapped file was shortened: the program then prints that file's
-/// name and exits with status 1. SIGXFSZ is ignored, so that a file size limit is an ordinary write error.
+/// Installs signal handlers; for main(), once. SIGINT, SIGTERM, SIGHUP and SIGPIPE remove the temporary files
+/// of all OutputFiles, and then end the process as usual. SIGBUS, which means that a mapped file was
+/// shortened, removes them too; the program then prints that file's name and exits with status 1. SIGXFSZ is
+/// ignored, so that a write beyond the file size limit is an ordinary write error.
 void install_signal_cleanup();
 
 /// Which file a name led to, and its state: any of these is another once the file was replaced or changed.

@@ -23,8 +23,8 @@ struct Array {
   Plane plane(Side side, uint64_t layer, uint64_t document) const;
 };
 
-/// Letters of axes with their extents. Throws Error(usage) for letters that are not axes, or are there twice, and for a layout
-/// without tokens or dimensions.
+/// The axes that the letters of a layout name, each with extent 1: the caller sets the extents. Throws
+/// Error(usage) for letters that name no axis or occur twice, and for a layout without tokens or dimensions.
 std::vector<Axis> axes_of(const std::string& layout, const std::string& option);
 
 /// One piece of a layer's tokens.

@@ -143,7 +143,9 @@ DType wider(DType a, DType b);
 ForeignCache joined(const std::vector<std::string>& files,
                     const std::function<ForeignCache(const std::string& file)>& open);
 
-/// Checks the documents against each other; ids of the user are put in. Throws Error(bad_input). file: for messages.
+/// Puts the user's token ids (options.ids) into the documents and checks the documents against each other. If
+/// ids of only some documents are known, it drops them all and adds a note. Throws Error(usage) for ids that
+/// do not fit, Error(bad_input) for documents that do not. file: for messages.
 void settle(ForeignCache& cache, const ImportOptions& options, const std::string& file);
 
 /// The name of a document: that of its file without folders and ending.

@@ -55,16 +55,18 @@ Plane plane_of_rows(Cell type, uint64_t begin, uint64_t tokens, uint64_t heads, 
 /// Bytes of a token's row in such a plane.
 uint64_t row_bytes(Cell type, uint64_t values);
 
-/// The same of an array with these axes, slowest first: names from "slbhtd" (side, layer, document, head, token,
-/// dimension), each with its extent. Axes that the plane has not are those of `at`.
+/// An axis of an array: s (side), l (layer), b (document), h (head), t (token) or d (dimension).
 struct Axis {
   char name;
   uint64_t extent;
 };
+/// An index on an axis.
 struct AxisPlace {
   char name;
   uint64_t index;
 };
+/// The plane in an array with these axes, slowest first. at: the plane's indices on the axes s, l and b; an
+/// axis that it does not name has index 0.
 Plane plane_in_array(Cell type, uint64_t begin, std::span<const Axis> axes, std::span<const AxisPlace> at);
 
 /// Throws Error(bad_input) unless all its elements are among that many bytes. what: the first words of the message.

@@ -45,8 +45,9 @@ struct Attention {
 void attend(std::span<const Attention> heads);
 inline void attend(const Attention& head) { attend({&head, 1}); }
 
-/// What computes in place of attend: a device. Threads may share it. Its sums run in another order, the same
-/// in every run; results differ by rounding. False: left to the caller, and the results hold nothing.
+/// A device that computes in place of attend. Threads may share it. It sums in another order, the same in
+/// every run, so results differ by rounding. False: declined; the results are unspecified, and the caller
+/// computes them all.
 class AttentionEngine {
  public:
   virtual ~AttentionEngine() = default;

@@ -47,10 +47,11 @@ class GrowingSelector : public Selector {
   /// First tokens that are always attended to, and newest ones that have no score yet.
   virtual uint64_t sink() const { return 0; }
   virtual uint64_t waiting() const { return 0; }
-  /// Whether steps that see so many tokens now choose the same with the next key there. Of a selector that was
-  /// steady since, scores() may be asked for the fewer tokens that it had.
+  /// Whether appending the next key leaves the choices of queries that see only the present tokens unchanged.
+  /// As long as this stays true, callers may ask scores() for fewer tokens: as many as the selector had at an
+  /// earlier step.
   virtual bool is_steady() const { return false; }
-  /// Who makes so many choices instead of scores(): a device; or nothing.
+  /// The function of a device that makes so many choices at once in place of scores(); empty: there is none.
   virtual TokenChooser chooser(size_t /*choices*/) const { return {}; }
 };
 

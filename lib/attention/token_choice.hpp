@@ -25,31 +25,34 @@ struct TokenChoice {
   MatrixView<const float> queries;  ///< (n, dims)
   uint64_t visible = 0;             ///< they see tokens [0, visible)
   uint64_t budget = 0;              ///< tokens to choose of these; all if there are fewer
-  /// What is chosen whatever it scores, as far as the budget goes: first tokens, the newest of `newest` last ones, and
-  /// the first of these others, none twice. Where the budget is too small, kept_anyway
-  /// (lib/attention/cluster_selector.hpp) says which come first.
+  /// Tokens that are chosen whatever they score, while the budget lasts: the first `sink` tokens, then the
+  /// last `newest` tokens, newest first (kept_anyway in lib/attention/cluster_selector.hpp), then those of
+  /// `heavy`, in their order. `heavy` names no token twice.
   uint64_t newest = 0, sink = 0;
   std::span<const uint32_t> heavy = {};
-  /// Of so many of the newest tokens a selector knows nothing yet: the products score those that are not chosen anyway.
+  /// So many of the newest tokens have no score from the selector yet. Those of them that are not chosen
+  /// anyway are scored by the products of queries and keys.
   uint64_t unscored = 0;
 };
 
 /// How tokens are chosen from scores.
 struct ChoosingRule {
   Share share = Share::weight;
-  /// Of so many times the budget, those of the best scores, the products with the keys decide. 1: scores alone.
+  /// The best tokens by score, `candidates` times the budget of them, are scored again by the products of
+  /// queries and keys, which then decide. 1: the selector's scores decide alone.
   uint64_t candidates = 1;
   /// Whether tokens that a selector has no score for, those that wait for their cluster, are chosen anyway.
   bool keeps_waiting = true;
-  /// Fewer than the budget, as soon as they have that share of the attention weights, by what is known of these: the
-  /// products of candidates, scores of others. 0: never. Only for Share::weight and Share::each.
+  /// Fewer tokens than the budget are chosen if they already have this share of the attention weights. The
+  /// weights come from products where these were computed, otherwise from scores. 0: the whole budget is
+  /// used. Only for Share::weight and Share::each.
   double mass = 0;
 };
 
-/// Tokens for one choice, best first by the score that decided; of equal ones the lower ids. Scores are mean weights with
-/// Share::weight. scores: what a selector expects of the products, (n, at least visible); they are changed. keys: those
-/// that decide between candidates, and what the weights of tokens that are chosen anyway come from. Throws Error(failed)
-/// for shapes that do not fit.
+/// The tokens of one choice, best first by the score that decided, equal ones by id. With Share::weight the
+/// returned scores are mean attention weights. scores: the selector's estimates of the products of queries
+/// and keys, (n, at least visible); they are overwritten. keys: to compute products of candidates, of
+/// unscored tokens, and of tokens that are chosen anyway. Throws Error(failed) for shapes that do not fit.
 std::vector<Scored> choose_tokens(const TokenChoice& choice, const ChoosingRule& rule, const RowSource& keys,
                                   MatrixView<float> scores);
 

@@ -35,8 +35,8 @@ struct Capabilities {
   bool device_twin = false;  ///< has a CUDA implementation
   /// Takes caches of which layers, or keys and values, have other shapes (CodecContext::one_shape).
   bool any_shape = false;
-  bool takes_weights =
-      false;  ///< one bound holds for errors of all layers, which weights change (CodecContext::weights)
+  /// One error bound serves all layers; CodecContext::weights scales it for each layer and side.
+  bool takes_weights = false;
 };
 
 /// Everything outside its own options that a codec is built from.
@@ -44,8 +44,9 @@ struct CodecContext {
   int num_layers = 0;  ///< of the model
   int heads = 0;       ///< key/value heads per layer
   int head_dim = 0;
-  /// Keys and values of all layers have `heads` heads of `head_dim` dimensions. Otherwise these two are the largest, and
-  /// shapes say what each has: for codecs that can (Capabilities::any_shape), with groups of one layer.
+  /// True: keys and values of all layers have `heads` heads of `head_dim` dimensions. False: these two are
+  /// the largest of any layer, every GroupShape holds its layer's own numbers, and a layer group is one
+  /// layer; only for codecs with Capabilities::any_shape.
   bool one_shape = true;
   int query_heads = 0;  ///< per layer, a multiple of heads; 0 = not known
   DType storage =
@@ -118,8 +119,9 @@ class Codec {
     return joint() ? std::span<const Side>(kJointly) : std::span<const Side>(kSides);
   }
 
-  /// What codes with these options took of what the book was learned from; nothing where that does not depend on the
-  /// data. Much more says that the data is of another kind.
+  /// The rate that codes with these options had on the data that the book was learned from; std::nullopt
+  /// where the rate does not depend on the data. A cache that needs many more bits holds data of another
+  /// kind.
   virtual std::optional<LearnedRate> learned_rate() const { return std::nullopt; }
 
   /// Vectors are predicted from the ids of their tokens (StreamReader::token_ids), which are below this: encoding and
@@ -135,7 +137,8 @@ class Codec {
     return shape.width() * sizeof(float);
   }
 
-  /// Rows of a document's exact streams that are not tokens of it. Of codecs that keep tokens whole.
+  /// Rows in a document's exempt streams that do not count as tokens: copies that keep_first_tokens()
+  /// (sink_codec.hpp) hands to the inner codec in place of first tokens, while they wait at 16 bits.
   virtual uint64_t surplus_rows(const GroupShape&, const StreamReader& /*document*/) const { return 0; }
 
   virtual SurveyScope survey_scope() const { return SurveyScope::none; }
@@ -155,14 +158,15 @@ class Codec {
   /// Throws Error(bad_input) for values the codec cannot represent.
   virtual void append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const = 0;
 
-  /// Opens a document for reading. shape.side is one of sides(), or, where these are coded jointly, one of a cache's,
-  /// of which alone the view then is. This codec and `document` outlive the view. Throws Error(bad_input) if the
-  /// document's streams disagree with each other.
+  /// Opens a document for reading. shape.side is one of sides(); where keys and values are coded jointly, it
+  /// may also be key or value, and the view then shows only that side. This codec and `document` outlive the
+  /// view. Throws Error(bad_input) if the document's streams disagree with each other.
   std::unique_ptr<DocumentView> open(const GroupShape& shape, const StreamReader& document) const;
 
-  /// Opens both sides of a document, to be read in turns. Where they are coded jointly, and then `keys` is what is read,
-  /// decoding tokens of one side gives the other's too: of the last 2,048 tokens these are kept until they are asked for,
-  /// in the same pieces. (decode_sides() of lib/codec/products.hpp asks so.)
+  /// Opens both sides of a document, to be read in turns. Where they are coded jointly, only the streams of
+  /// `keys` are read, and decoding tokens of one side yields the other side's rows too. The views keep these
+  /// rows, of the last 2,048 tokens, until the same range is decoded on the other side, as decode_sides()
+  /// (lib/codec/products.hpp) does.
   SideViews open_sides(const GroupShape& shape, const StreamReader& keys, const StreamReader& values) const;
 
  protected:
@@ -199,8 +203,9 @@ void take_paper_form(const CodecEntry& entry, Options& options);
 
 /// Rebuilds the codec of a file from its parameter record, to decode the file or to add to it. context.book is
 /// the book that the file was made with (its caller has compared the digests), null for codecs that need none.
-/// Options that the record does not name keep their defaults, and keys stay as they are where it does not say
-/// that they were turned back; what else it says is held against the book.
+/// Options that the record does not name keep their defaults. Without a parameter `rope` the codec takes keys
+/// as the cache has them. Other parameters of the record must equal those that the codec derives from the
+/// book.
 /// Throws Error(bad_input), saying which codec's parameters they are, for options that make would refuse, for
 /// a record at odds with the book, and for a book that is missing or does not fit.
 std::unique_ptr<Codec> codec_from_record(const CodecEntry& entry, const Record& parameters,

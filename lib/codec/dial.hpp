@@ -1,5 +1,6 @@
-// One scale for each codec on which its options go from its lowest rate to its highest: what a search for a rate or a loss
-// turns (cli/goal.hpp). Rates rise with places, except for what blocks and groups take of short documents.
+// A dial for each codec: one number, the place, sets the codec's options, from its lowest rate to its
+// highest. A search for a rate or a loss turns it (cli/goal.hpp). A higher place means a higher rate, except
+// where the overhead of blocks and groups dominates in short documents.
 #pragma once
 
 #include <string_view>
@@ -11,8 +12,9 @@ namespace kvcodec {
 
 struct Dial {
   std::string_view codec;
-  std::vector<std::string_view> sets =
-      {};  ///< options that are the search's alone; it takes others as they are
+  /// Options that the user cannot give together with a search. For all others the search starts from the
+  /// user's values.
+  std::vector<std::string_view> sets = {};
   double least = 0, most = 0;
   bool whole = false;  ///< only whole places differ
   /// Sets options, which otherwise are as they were given. weighed: errors are weighed by layer and side.

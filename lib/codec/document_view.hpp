@@ -5,9 +5,8 @@
 // how long streams are and little else.
 //
 // A document that grows. append() may move tokens between streams (from those kept exactly into a block), so
-// once the document was appended to, refresh() is to be called before anything else. It keeps what was parsed
-// and still holds, and takes in what is new. Selectors are of the document as it was when they were made and
-// stay so.
+// after each append() the caller calls refresh() first. It keeps parsed data that is still valid and reads
+// what is new. A selector is never refreshed: it covers the document as it was when the selector was made.
 //
 // The codec, its book and engine, and the streams that were opened outlive the view. Const members may be
 // called by several threads at once; inside they use parallel_for. Members throw Error(bad_input) for streams

@@ -1,6 +1,7 @@
-// Tokens kept exactly at both ends of a document: its first `sink` ones and its newest `window`; those between are
-// quantized as they fall out of the window. Of T tokens Q = max(0, T - sink - window) are, whatever the pieces they
-// came in. The usual window, kUsualWindow, is a share of the document: fixed ones are most of a short document, at 16 bits.
+// Tokens kept exactly at both ends of a document: its first `sink` and its newest `window` tokens. Those
+// between are quantized when they fall out of the window: Q = max(0, T - sink - window) of T tokens, in
+// whatever pieces they came. The window of kUsualWindow is a share of the document: a fixed one would keep
+// most of a short document at 16 bits.
 // Streams:
 //   sink  bf16|f16 [min(T, sink)][layers][heads][d]
 //   tail  bf16|f16 [T - min(T, sink) - Q][layers][heads][d]
@@ -18,8 +19,8 @@
 
 namespace kvcodec {
 
-/// The value of an option that says how many tokens are kept exactly, for: a 64th of the document, and at most what the
-/// codec's paper keeps.
+/// Value of an option for the number of tokens kept exactly. It means a 64th of the document's tokens, but no
+/// more than the codec's paper keeps.
 inline constexpr int64_t kUsualWindow = -1;
 /// One token in so many: exact ones then take a quarter of a bit per value at most.
 inline constexpr uint64_t kTokensPerExact = 64;

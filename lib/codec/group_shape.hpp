@@ -42,6 +42,9 @@ struct LayerShape {
 
   /// Of a head, on one of a cache's sides; 0 where nothing is stored.
   int stored_dim(Side side) const { return side == Side::key ? key_dim : values_in_keys ? 0 : value_dim; }
+  /// Of all heads, on one side and on both.
+  size_t width(Side side) const { return static_cast<size_t>(heads) * static_cast<size_t>(stored_dim(side)); }
+  size_t width() const { return width(Side::key) + width(Side::value); }
   bool operator==(const LayerShape&) const = default;
 };
 

@@ -1,5 +1,5 @@
-// What codecs and surveys around others hand on as it is. Derive from these, and override what is other outside than
-// inside: of a codec at least append and view_of.
+// Base classes of codecs and surveys that wrap another one: their members forward to the inner one. Derive
+// from them and override what the wrapper changes; in a codec at least append and view_of.
 #pragma once
 
 #include <memory>

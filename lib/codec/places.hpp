@@ -110,8 +110,9 @@ class Places {
  public:
   Places(std::vector<std::string_view> streams, uint64_t interval) : stream_(std::move(streams), interval) {}
 
-  /// The document has so many units now, of which so many are complete: others may be stored anew when it
-  /// grows. Throws Error(bad_input) if `places` has other rows than that. Not while others ask.
+  /// Call it when the document has grown: it now has `units` units. The first `complete` of these never
+  /// change again; the next append() may store the others anew. Throws Error(bad_input) unless `places` has
+  /// the rows of so many complete units. Not while other threads call at().
   void grow(const StreamReader& document, uint64_t units, uint64_t complete) {
     stream_.check_rows(document, complete);
     if (!intervals_.empty())
@@ -137,7 +138,7 @@ class Places {
     return found->second;
   }
 
-  /// Throws Error(bad_input) if units [0, units), which end there, should end elsewhere by what is stored.
+  /// Throws Error(bad_input) if units [0, units) end at `ends`, but `places` or the streams say otherwise.
   void check(const StreamReader& document, uint64_t units, std::span<const uint64_t> ends) const {
     stream_.check_end(document, units, units == units_, ends);
   }

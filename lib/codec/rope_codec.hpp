@@ -21,17 +21,20 @@
 
 namespace kvcodec {
 
-/// What is to be done with keys: as asked; where nothing was asked as the book was trained, and where there is
-/// none as the codec would have it, if the cache's rotary embedding is known. Throws Error(usage) if a book was
-/// trained on other keys than are asked for, Error(bad_input) if what the book says is not a choice.
+/// Whether the codec gets keys as the cache has them, or turned back. With a book: as the book was trained,
+/// except that keys from before the embedding are kept as they are. Without a book: as asked, else turned
+/// back if the codec prefers it (CodecEntry::before_rope) and the cache's keys are known to be turned. Throws
+/// Error(usage) if a book was trained on other keys than are asked for, Error(bad_input) if its record holds
+/// no valid choice.
 RopeChoice choose_rope(const CodecEntry& entry, std::optional<RopeChoice> asked, const CodecContext& context);
 
 /// Throws Error(usage) unless keys can be turned back.
 void check_can_undo(const KeyRope& rope);
 
-/// The codec for encoding with these options, keys turned back or not. Throws what entry.make throws, and
-/// Error(usage) for a cache of several shapes where the codec takes one, and where keys cannot be turned back: as the codec needs them turned, or as it is not known how they
-/// were.
+/// Makes the codec for encoding with these options, for keys turned back or as they are. Throws what
+/// entry.make throws, and Error(usage) for layers of different shapes or for weights, if the codec accepts
+/// none, and for keys that cannot be turned back: the codec needs them turned, or nobody knows how they were
+/// turned.
 std::unique_ptr<Codec> make_codec(const CodecEntry& entry, const Options& options,
                                   const CodecContext& context, RopeChoice rope);
 

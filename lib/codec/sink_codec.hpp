@@ -1,9 +1,9 @@
 // First tokens kept exactly, for any codec. Most attention of many heads lies on a text's first token ("attention
 // sink": Xiao et al., "Efficient Streaming Language Models with Attention Sinks", 2024), and its keys and values are
-// unlike all others: an error there costs more than it does anywhere else. So a stream may hold the first tokens in 16
-// bits, and the codec be given the token behind them in their place, as often as there are first tokens: where its
-// blocks begin and end, and where tokens lie in the document, is then as it would be. It is given nothing before there
-// is such a token.
+// unlike all others: an error there costs more than anywhere else. So a stream of its own holds the first
+// tokens in 16 bits. In place of each of them the inner codec gets a copy of the first token behind them: its
+// blocks then begin and end where they would without a sink, and all later tokens keep their indices. Until
+// that token comes, the inner codec gets nothing.
 //   sink  bf16|f16 [min(T, sink)][layers][heads][d]
 #pragma once
 
@@ -15,7 +15,8 @@
 
 namespace kvcodec {
 
-/// The option of a codec that can be given less; its parameters() name it. Files from before it was there have no sink.
+/// The option `sink` of a codec that leaves its first tokens to keep_first_tokens(); its parameters() name
+/// it. Files written before this option existed have no sink.
 inline OptionField sink_field(int64_t& sink) {
   return {.name = "sink",
           .help = "first tokens of a document kept exactly",

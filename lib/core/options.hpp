@@ -66,8 +66,8 @@ struct OptionField {
   std::vector<std::string> choices =
       {};  ///< of strings what is allowed, empty = anything; of enums some of the
            ///< names, empty = all
-  /// The value of the field if a record lacks it: for an option that files older than it do not have, and whose default
-  /// differs from what kvcodec did then. std::nullopt: the field keeps its default.
+  /// The value of the field if a record lacks it: for an option that files older than it do not have, and
+  /// whose default differs from what kvcodec did then. std::nullopt: the field keeps its default.
   std::optional<Scalar> unnamed = {};
 };
 

@@ -17,10 +17,9 @@ namespace kvcodec {
 
 /// Decodes several symbols per look-up: a table over the next 11 bits (12 if the book has codes that long)
 /// holds all symbols that lie within them entirely, and eight runs are decoded side by side. Short runs of
-/// one call are joined, up to about a thousand symbols: of damaged ones, those may pass whose errors leave
-/// the number of bits of all of them together as it was. Many runs of one call are decoded as
-/// huffman_side_by_side.hpp says where that is faster. Symbol: uint8_t (books of at most 256 symbols, the
-/// escape included) or uint16_t.
+/// one call are decoded as if they were one, up to 1,024 symbols: damage that does not change their total
+/// number of bits then goes unnoticed. Where it is faster, many runs of one call are decoded as in
+/// huffman_side_by_side.hpp. Symbol: uint8_t (books of at most 256 symbols, the escape included) or uint16_t.
 template <class Symbol>
 class HuffmanDecoder {
  public:
@@ -34,10 +33,10 @@ class HuffmanDecoder {
   void decode_runs(std::span<const uint8_t> payload, uint64_t first_bit, std::span<const uint32_t> run_bits,
                    MatrixView<Symbol> out, std::vector<EscapedValue>& escaped) const;
 
-  /// The same with run i in column i of out: (n, run_bits.size()). For runs that were cut across what they
-  /// come from, as the channels of rows of tokens: no more work than decode_runs, and less where many runs
-  /// are decoded side by side; and of damaged runs none passes then. Escapes are those of one run after the
-  /// other too; row is the run.
+  /// The same with run i in column i of out: (n, run_bits.size()). For data that was cut into runs by
+  /// columns, such as the channels of rows of tokens. Takes no longer than decode_runs, and less time where
+  /// many runs are decoded side by side; the bits of each of these must end with its own last symbol. Escapes
+  /// are appended run after run here too; their `row` is the run.
   void decode_columns(std::span<const uint8_t> payload, uint64_t first_bit,
                       std::span<const uint32_t> run_bits, MatrixView<Symbol> out,
                       std::vector<EscapedValue>& escaped) const;

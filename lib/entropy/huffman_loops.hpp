@@ -119,9 +119,9 @@ inline void decode_most(const uint64_t* entries, const uint8_t* in, uint64_t las
   for (size_t k = 0; k < kCount; ++k) bits[k] = bit[k], outs[k] = out[k];
 }
 
-/// Rounds until every lane has all its symbols. A lane stays before the round that would bring it beyond its
-/// n-th symbol; that round is made all the same, again and again without effect, so that nobody mispredicts a
-/// branch for it.
+/// Makes rounds until all symbols of every lane are written. A lane stops before the round that goes beyond
+/// its n-th symbol. That round is repeated until all lanes have stopped, but does not advance the lane: so
+/// there is no branch to mispredict.
 template <size_t kCount, unsigned kWindow, class Symbol>
 inline void decode_last(const uint64_t* entries, const uint8_t* in, uint64_t last, size_t n, uint64_t* bit,
                         Symbol** out, Symbol* const* ends) {

@@ -11,9 +11,9 @@
 namespace kvcodec::rans_kernels {
 namespace {
 
-/// Into zeros, for the sake of speed: a gather keeps the elements of its destination that the mask leaves
-/// out, and so waits for whatever was in that register before. The compiler must not see that the mask leaves
-/// out none, or it saves the zeros.
+/// Gathers into a register of zeros, for speed: a gather keeps the elements of its destination that the mask
+/// excludes, and so waits for the register's previous value. The compiler must not see that the mask excludes
+/// none, or it would omit the zeros.
 template <int kScale>
 __m256i gather(const int* base, __m256i indices) {
   __m256i all = _mm256_set1_epi32(-1);

@@ -91,8 +91,8 @@ class BlockCoder {
   const HuffmanBook& book() const { return huffman_->book; }
 
   /// symbols, values: (tokens, dims); values are the 16-bit floats behind the symbols, for those stored
-  /// exactly. Never larger than the values themselves and `side_bytes`, which a coded block costs beyond
-  /// itself and a raw one does not.
+  /// exactly. side_bytes: what the caller stores with a coded block but not with a raw one (its size, steps,
+  /// origins). The result is raw unless the coded block and these bytes are smaller than the values.
   CodedBlock encode(const BlockShape& shape, MatrixView<const uint8_t> symbols,
                     MatrixView<const uint16_t> values, size_t side_bytes) const;
 

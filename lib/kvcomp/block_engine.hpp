@@ -13,9 +13,9 @@
 
 namespace kvcodec::kvcomp {
 
-/// One document's blocks there: what was brought for one call serves the next ones. Its blocks stay what they
-/// are; more may come behind them. Threads may share it. False: left to the caller, and what was to be written
-/// holds nothing.
+/// One document's blocks on a device: blocks that it copied for one call serve later calls. The document's
+/// blocks never change, but new ones may follow. Threads may share it. False: declined; the output is
+/// unspecified, and the caller computes all of it.
 class BlocksElsewhere {
  public:
   virtual ~BlocksElsewhere() = default;
@@ -28,10 +28,11 @@ class BlocksElsewhere {
   virtual bool multiply_values(uint64_t first, MatrixView<const float> weights, MatrixView<float> out) = 0;
 };
 
-/// Threads may share it. Nothing: left to the caller. What it gives is what the codec makes, bit for bit, but
-/// products: of n terms they are within (2 n + 16) 2^-24 times the sum of the terms' magnitudes of exact ones,
-/// where of keys levels and origins are terms apart; and products with keys also drop what is below 2^-35 of a
-/// block's largest query x step: up to n 2^-28 times that.
+/// Threads may share it. std::nullopt, nullptr: declined, the caller does the work. Results are the codec's
+/// bit for bit, except products. A product of n terms is off by at most (2 n + 16) 2^-24 times the sum of the
+/// terms' magnitudes; with keys, query x level x step and query x origin x step count as separate terms.
+/// Products with keys also drop what is below 2^-35 of the block's largest query x step, and so are off by up
+/// to n 2^-28 times that.
 class BlockEngine {
  public:
   virtual ~BlockEngine() = default;

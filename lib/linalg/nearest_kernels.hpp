@@ -42,14 +42,14 @@ struct Table {
   void (*screen_bytes)(const uint8_t* panels, size_t quads, const float* scale, const float* bias,
                        size_t entries, const ByteRows& rows, size_t count, float* scores,
                        size_t score_stride);
-  /// The highest of n values score - error * margin, a multiple of kLanes; NaN where one is NaN, or not.
+  /// The highest of n values score - error * margin, n a multiple of kLanes. May be NaN if one of them is.
   float (*highest)(const float* scores, const float* margins, float error, size_t n);
-  /// best[c] = the highest of best[c] and score - error * margin + shift of class c, for n scores, a multiple
-  /// of kTile. A NaN takes the place of what was there, and any number its place.
+  /// best[c] = the highest of best[c] and score - error * margin + shift of class c, for n scores, n a
+  /// multiple of kTile. A NaN replaces best[c], and the next number of the class replaces the NaN.
   void (*highest_of_classes)(const float* scores, const float* margins, float error, size_t n, float shift,
                              float* best);
-  /// The value of kTile values in place `place`, below kTile, in falling order, equal ones counted once or as
-  /// often as they are there; NaN counts as -infinity. Null where nothing is gained by it.
+  /// The value at index `place` < kTile of kTile values in falling order. Equal values may be counted once or
+  /// each; NaN counts as -infinity. Null where it gains no speed.
   float (*place_of_classes)(const float* best, size_t place);
   /// One row (padded floats) less the center in bytes. out: padded bytes. moments: the sums of squares of
   /// what the bytes stand for, of its difference from the centered row, and of the row; and the product of

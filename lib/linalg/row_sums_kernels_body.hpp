@@ -37,7 +37,7 @@ void add_block(const float* block, const uint8_t* rows, const float* coefficient
   }
 }
 
-/// Every value is written, and the next one over it unless it counts: which ones do is not foreseen.
+/// Writes every value, and then moves on only if it is not zero, so that no branch depends on the values.
 void append_row(const float* values, uint8_t row, size_t count, uint8_t* rows, float* coefficients,
                 uint8_t* counts) {
   for (size_t i = 0; i < count; ++i) {

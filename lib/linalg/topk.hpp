@@ -56,12 +56,13 @@ class TopCandidates {
     size_t count;
   };
 
-  /// Scans items [begin, end) from begin on, in rising order of ids, writes those whose key is at least
-  /// room.limit, and returns how far it came, at least one block, and how many it wrote. It may stop early
-  /// where fewer than `least_room` places are left.
+  /// What a scan returns: the first item that it did not look at, and how many items it wrote.
   struct Progress {
     size_t next, written;
   };
+  /// Scans items [begin, end) from begin on, in rising order of ids, at least one block of them, and writes
+  /// those whose key is at least room.limit. It may stop early once room is left for fewer than `least_room`
+  /// items.
   using Scan = std::function<Progress(size_t begin, size_t end, const Room& room)>;
 
   /// Passes over items [begin, end) by calls of `scan`; each begins at a multiple of `block` from `begin` on

@@ -3,9 +3,9 @@
 // 10.3.3). With water level w, a component of variance v gets max(0, log2(v / w) / 2) bits and an error of
 // min(v, w).
 //
-// Of all data with a covariance the Gaussian is the hardest, so for other data this is not a limit that
-// cannot be passed but the mark that a code which knows no more than the covariance can reach at best. The
-// mean is taken as known: it costs nothing per token. A covariance that was estimated from n rows of width m
+// Of all data with a given covariance, Gaussian data is the hardest. So a code for other data may do better
+// than this bound, but not if it uses no more than the covariance. The mean is taken as known: it costs
+// nothing per token. A covariance that was estimated from n rows of width m
 // is too narrow in some directions: at 4 bits and n = 2m the bound of white noise comes out 1.4 dB too good,
 // at n = 8m 0.3 dB; at n <= m it means nothing. What tokens and layers have in common is left out.
 #pragma once

@@ -1,5 +1,5 @@
-// Confidence intervals where documents are the independent units: tokens of one document are not, so neither
-// may be the intervals of their mean.
+// Confidence intervals of means over documents. Documents count as independent; tokens of one document are
+// not, so an interval computed from single tokens could be too narrow.
 #pragma once
 
 #include <cstdint>

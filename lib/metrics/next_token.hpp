@@ -35,8 +35,9 @@ class NextToken {
 /// The distribution that several others are held against: what they all need of it is made once.
 class ReferenceToken {
  public:
-  /// weights: where the probabilities go, times a factor; as many as next has logits, and they may be these,
-  /// which is the end of `next`. They must outlive this. Throws Error(failed) for another number.
+  /// weights: memory for the probabilities, up to a common factor, as many as `next` has logits. It may be
+  /// the memory of these logits: they are then overwritten, and `next` must not be used any more. It must
+  /// outlive this. Throws Error(failed) for another number.
   ReferenceToken(const NextToken& next, std::span<float> weights);
 
   uint32_t best() const { return best_; }

@@ -39,7 +39,8 @@ struct Rate {
   double bits_per_value_with_book = 0;
   double ratio = 0;
   double ratio_with_book = 0;
-  /// Tokens at which compressed + book = raw; 0 without a book; nothing if no number of tokens is enough.
+  /// Tokens at which compressed + book = raw; 0 without a book; std::nullopt if no number of tokens is
+  /// enough.
   std::optional<uint64_t> break_even_tokens;
 };
 

@@ -1,5 +1,5 @@
-// The way back through the attention of causal_attention.hpp: derivatives by queries, keys and values from those by
-// what attention gave. Inside lib/model only.
+// The backward pass of the attention of causal_attention.hpp: derivatives by queries, keys and values from
+// those by its result. Inside lib/model only.
 #pragma once
 
 #include <cstddef>

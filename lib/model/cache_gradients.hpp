@@ -1,10 +1,10 @@
-// Derivatives of what a model says behind a cache by the keys and values in that cache: one pass through a document's
-// continuation, and one back. Weights are given; nothing is differentiated by them.
+// Derivatives of a function of a model's logits by the keys and values of the cache that the model continues:
+// a forward pass over a document's continuation, then a backward pass. There are no derivatives by weights.
 //
-// Of the pass there only each layer's hidden states are kept; the way back makes what else it needs anew, layer by
-// layer, so that memory grows with the layers by hidden states alone. All arithmetic is float, of matrix products as
-// in the pass there (llama.hpp), sums over a row's values in double. The CPU does it, whatever engine the model uses.
-// The result is the same for any number of threads.
+// The forward pass keeps only each layer's hidden states. The backward pass recomputes all else that it
+// needs, layer by layer, so that only hidden states take memory for every layer. All arithmetic is float,
+// with matrix products as in the forward pass (llama.hpp) and sums over a row's values in double. The CPU
+// computes it, whatever engine the model uses. The result is the same for any number of threads.
 #pragma once
 
 #include <cstddef>

@@ -80,15 +80,17 @@ enum class Activation : uint8_t {
 };
 
 /// Multi-head latent attention (DeepSeek-V2, section 2.1). All query heads meet one key of a token: its latent vector,
-/// normalised, and behind it dimensions that are turned; the token's value is the latent vector. What would make keys
-/// and values of a latent vector for each head is applied to queries and to what attention gives instead (section 2.1.2
-/// calls it absorbed): the cache is what is stored in practice.
+/// normalised, and behind it dimensions that are turned; the token's value is the latent vector. The matrices
+/// that would make each head's keys and values of the latent vector are applied to queries and to attention's
+/// result instead (section 2.1.2: absorbed), so that the cache holds latent vectors, as in practice.
+/// config.json calls the numbers kv_lora_rank, q_lora_rank, qk_nope_head_dim, qk_rope_head_dim and
+/// v_head_dim.
 struct LatentAttention {
   int rank = 0;        ///< dimensions of the latent vector; 0: attention is the usual one
-  int query_rank = 0;  ///< of a vector between the hidden state and queries, normalised; 0: there is none
-  int plain_dim = 0;   ///< of a query head, the dimensions that make what meets the latent vector …
+  int query_rank = 0;  ///< dimensions of the normalised vector that queries are made of; 0: there is none
+  int plain_dim = 0;   ///< dimensions of a query head that key_up maps to those of the latent vector …
   int turned_dim = 0;  ///< … and those behind them that are turned
-  int value_dim = 0;   ///< of what a head makes of the latent vector that attention gives
+  int value_dim = 0;   ///< dimensions of a head's value, made of the latent vector that attention gives
   bool interleaved = true;     ///< the pairs that are turned together lie side by side in what weights make
   double norm_epsilon = 1e-6;  ///< of the two norms
   int query_dim() const { return plain_dim + turned_dim; }  ///< of a head, as weights make it

@@ -16,8 +16,8 @@
 
 namespace kvcodec {
 
-/// How a layer's heads are turned: of n pairs, dimensions j and j + n by index * frequencies[j]. Dimensions from
-/// 2n on stay as they are.
+/// How a layer's heads are turned: of n pairs, dimensions first + j and first + j + n by the angle
+/// index * frequencies[j]. All other dimensions stay as they are.
 struct HeadTurn {
   std::vector<float> frequencies;  ///< n of them, radians per token, in 0..1; none: nothing is turned
   float factor = 1;                ///< what turned dimensions are multiplied by besides

@@ -53,9 +53,9 @@ class PrefillSteps {
   virtual ~PrefillSteps() = default;
   /// Sets the hidden states of all tokens.
   virtual void embed() = 0;
-  /// Where the batch's cache is to write what a document has from it; valid until place_past(). For each
-  /// layer, and each document that has a past. The cache writes between the two calls: it may use a device
-  /// itself.
+  /// Memory for the document's past keys and values of the present layer, valid until place_past(). Between
+  /// the two calls the batch's PastCache fills it, and may itself use a device. Called for each layer and
+  /// each document that has past tokens.
   virtual PastRows past_rows(size_t document) = 0;
   virtual void place_past(size_t document) = 0;
   /// Queries, keys and values of tokens [first, first + count), normalised and turned.

@@ -61,7 +61,7 @@ class RopeTables {
 
  private:
   struct Lengths {
-    std::optional<RopeTable> usual, longer;  ///< longer: only with longrope, where a document is
+    std::optional<RopeTable> usual, longer;  ///< longer: for documents beyond longrope's original length
   };
   static Lengths lengths_of(const Rope& rope, int head_dim, size_t longest);
 

@@ -1,5 +1,5 @@
-// The way back through what row_ops.hpp does: derivatives by what went in from those by what came out. Sums are in
-// double. Inside lib/model only.
+// The backward pass of the functions of row_ops.hpp: derivatives by their inputs from those by their results.
+// Sums are in double. Inside lib/model only.
 #pragma once
 
 #include <span>

@@ -9,9 +9,9 @@
 namespace kvcodec {
 
 /// Gives each quantizer a whole number of bits from `least` to `most`, `total` in all, so that the sum of
-/// costs[i] * 4^-bits[i] is smallest: each bit cuts an error's energy to a quarter. A total that the two limits do not
-/// allow is replaced by the nearest that they allow. costs[i]: what quantizer i's error costs at 0 bits; not below 0.
-/// Between equal gains, the bit goes to the earlier quantizer.
+/// costs[i] * 4^-bits[i] is smallest: each bit cuts an error's energy to a quarter. A total that the two
+/// limits do not allow is replaced by the nearest that they allow. costs[i]: what quantizer i's error costs
+/// at 0 bits; not below 0. Between equal gains, the bit goes to the earlier quantizer.
 std::vector<int64_t> allocate_bits(std::span<const double> costs, int64_t total, int64_t least, int64_t most);
 
 }  // namespace kvcodec

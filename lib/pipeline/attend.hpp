@@ -1,10 +1,10 @@
-// Causal attention over keys and values from any source that can multiply with them: a codec's streams, multiplied
-// without decoding or decoded first, or rows of floats.
+// Causal attention over keys and values from any source that can multiply with them: a codec's streams,
+// multiplied without decoding or decoded first, or rows of floats.
 //
-// The softmax is computed online, block of tokens by block (Milakov and Gimelshein 2018), so that memory grows neither
-// with the document nor with its queries. The number of threads does not change the result. Its last bits depend on
-// how many queries a call has, for which all callers use attention_batch(), and on the instruction set if those of the
-// codec's products do.
+// The softmax is computed online, block of tokens by block (Milakov and Gimelshein 2018), so that memory
+// grows neither with the document nor with its queries. The number of threads does not change the result. Its
+// last bits depend on how many queries a call has, for which all callers use attention_batch(), and on the
+// instruction set if those of the codec's products do.
 #pragma once
 
 #include <cstddef>

@@ -22,9 +22,10 @@ struct ChosenQueries {
 };
 
 /// out = softmax(q k^T / sqrt(head_dim)) v of every query head over its tokens; zeros where it has none. out:
-/// like queries.rows. Decodes each token that any of the queries looks at, once. The number of threads does not change
-/// the result; the SIMD level changes it only where it changes what the codec decodes. Throws Error(failed) for shapes
-/// that do not fit. engine: attends in place of the CPU, with results that differ by rounding; or nullptr.
+/// like queries.rows. Decodes each token that any of the queries looks at, once. The number of threads does
+/// not change the result; the SIMD level changes it only where it changes what the codec decodes. Throws
+/// Error(failed) for shapes that do not fit. engine: attends in place of the CPU, with results that differ by
+/// rounding; or nullptr.
 void attend_chosen(const DocumentView& keys, const DocumentView& values, const ChosenQueries& queries,
                    MatrixView<float> out, const AttentionEngine* engine = nullptr);
 

@@ -3,9 +3,9 @@
 // of them, and is held against the run that kept its cache (continuation.hpp). Only what goes through a codec
 // is rounded.
 //
-// Some codecs fit tables to the tokens that a new file begins with (SurveyScope::file in lib/codec/codec.hpp). Here
-// the prefixes of the first documents stand for that file. All documents use the tables that result, and their bits
-// are counted once.
+// Some codecs fit tables to the tokens that a new file begins with (SurveyScope::file in
+// lib/codec/codec.hpp). Here the prefixes of the first documents stand for that file. All documents use the
+// tables that result, and their bits are counted once.
 #pragma once
 
 #include <array>

@@ -31,8 +31,8 @@ struct SelectionTask {
   TokenChooser chooser = {};  ///< with the tokens and scores that `selector` would lead to; or nothing
 };
 
-/// The measured values of R, the number of steps for which a SelectionCache keeps fetched tokens: 0 (it keeps none), and
-/// 1 and 2 as in the ClusterKV paper.
+/// The measured values of R, the number of steps for which a SelectionCache keeps fetched tokens: 0 (it keeps
+/// none), and 1 and 2 as in the ClusterKV paper.
 inline constexpr uint64_t kCacheSteps[] = {0, 1, 2};
 
 /// Sums over selections, to be averaged; a head's or many heads'.
@@ -44,8 +44,9 @@ struct SelectionQuality {
   double mass = 0;          ///< share of the attention weights; sum over outputs
   double stored_error = 0;  ///< the same with the keys and values of the codes; sum over outputs
   double output_error = 0;  ///< relative error of attention over the selected tokens; sum over outputs
-  /// For each of kCacheSteps: how many tokens were selected, and how many of them had to be fetched because the cache
-  /// did not hold them. Tokens that are always at hand are not counted: the sink, and those that wait for a cluster.
+  /// For each of kCacheSteps, counted in tokens: those selected, and those of them that had to be fetched
+  /// because the cache did not hold them. Tokens that are always at hand are not counted: the sink, and those
+  /// that wait for their cluster.
   SelectionCache::Use cache[std::size(kCacheSteps)];
 
   void add(const SelectionQuality& other);

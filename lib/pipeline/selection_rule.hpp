@@ -14,9 +14,9 @@
 
 namespace kvcodec {
 
-/// What scores tokens. all: nothing, every token is attended to; codes: the index in the codes, or products with their
-/// keys; signs: the signs of such an index; clusters: semantic clusters; quest: Quest's bounds over pages of 16
-/// tokens; oracle: the true products.
+/// What scores tokens. all: nothing, every token is attended to; codes: the index in the codes, or products
+/// with their keys; signs: the signs of such an index; clusters: semantic clusters; quest: Quest's bounds
+/// over pages of 16 tokens; oracle: the true products.
 enum class SelectBy : uint8_t { all, codes, signs, clusters, quest, oracle };
 constexpr auto names_of(SelectBy) {
   return std::to_array<std::string_view>({"all", "codes", "signs", "clusters", "quest", "oracle"});

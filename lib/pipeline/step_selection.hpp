@@ -24,11 +24,12 @@ class Engine;
 /// Attention over chosen tokens, of the documents of a batch.
 class SelectedAttention final : public AttentionMethod {
  public:
-  /// rules: one per document, none of them SelectBy::all. prefix: how many tokens of cache each document began with,
-  /// whatever it has later. The first call fits the mean and codebook of the sign codes, or the clusters, to the prefix
-  /// and keeps them; later tokens get clusters as soon as they fill a batch. For each layer, the caller attends to a
-  /// document in the order of its tokens. Throws Error(usage) for selectors that are not among kStepSelectors, dense
-  /// layers that the model does not have, and models with sliding windows, capped scores or attention sinks.
+  /// rules: one per document, none of them SelectBy::all. prefix: how many tokens of cache each document
+  /// began with, whatever it has later. The first call fits the mean and codebook of the sign codes, or the
+  /// clusters, to the prefix and keeps them; later tokens get clusters as soon as they fill a batch. For each
+  /// layer, the calls for a document must come in the order of its tokens. Throws Error(usage) for selectors
+  /// that are not among kStepSelectors, dense layers that the model does not have, and models with sliding
+  /// windows, capped scores or attention sinks.
   /// observed: the queries at the end of that prefix, which say what is heavy; outlives this. Without them, or with
   /// none, Error(usage) where a rule wants heavy tokens.
   /// engine: makes clusters, and chooses by them where many steps see the same ones; may be nullptr. The

@@ -1,9 +1,9 @@
 // Features of tokens by their ids (lib/transform/prediction.hpp): what a model makes of each.
 //
-// The model reads each token of the vocabulary in a document of two tokens, whose first token is always the same. The
-// second token's keys and values in all layers are what the model knows of it without a context. (In a document of one
-// token it would be the first token, which attention treats like no other.) Their principal components over the
-// vocabulary, after weighting, are the features: U S^(1/2) where U S V' are
+// The model reads each token of the vocabulary in a document of two tokens, whose first token is always the
+// same. The second token's keys and values in all layers are what the model knows of it without a context.
+// (In a document of one token it would be the first token, which attention treats like no other.) Their
+// principal components are the features: U S^(1/2) where U S V' are
 // the weighted vectors of the vocabulary less their mean, in place of U S, so that what is rounded to bytes keeps the
 // lesser ones too. On the demo model 256 of them leave three quarters of the energy that the embeddings themselves leave.
 //

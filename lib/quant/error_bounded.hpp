@@ -12,9 +12,9 @@
 // is checked value by value; what fails (rounding to 16 bits, more levels than symbols) gets kExactSymbol,
 // and the caller stores it exactly.
 //
-// Steps are stored in f16. The widest step that can keep the promise is twice the bound, but at some sizes of
-// value rounding to 16 bits then leaves it. So a step may be made a little smaller, where the bits that this
-// costs are fewer than those of the values that would fail.
+// Steps are stored in f16. The widest step that can keep the promise is twice the bound. With it, rounding to
+// 16 bits takes values of some sizes beyond the bound, and these must be stored exactly. So a step is made a
+// little smaller where that costs fewer bits than storing those values.
 //
 // All functions take finite values, run on the calling thread and give the same result at every SIMD level.
 // They throw Error(failed) if shapes do not fit together.

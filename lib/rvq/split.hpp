@@ -1,7 +1,7 @@
-// Which dimensions of a key are quantized apart (VQKV, section 3.1): the paper finds that some dimensions are
-// reconstructed badly when all are quantized together, at places that repeat as the rotary embedding does,
-// and gives components of low and of high frequency, told apart by how well they are reconstructed,
-// quantizers of their own, "low" and "high".
+// Which dimensions of a key are quantized apart (VQKV, section 3.1). The paper finds that some dimensions are
+// reconstructed badly when all are quantized together, and that they recur with the pairs of the rotary
+// embedding. It therefore quantizes components of low and of high frequency separately ("low" and "high"),
+// and tells them apart by how well they are reconstructed.
 //
 // What is high is a band of neighbouring frequencies. Pairs that turn at nearly the same speed have much in
 // common, which a quantizer of both uses; the worst pairs taken one by one tear them apart. On the demo model

@@ -1,6 +1,6 @@
-// What computes in place of codebooks and indices of sign codes: a device. Threads may share all of it.
-// Results are those of sign_codes.hpp and sign_index.hpp, bit for bit; false or nothing: left to the caller,
-// and what was to be written holds nothing.
+// A device that computes codebooks and indices of sign codes. Threads may share all of it. Results are those
+// of sign_codes.hpp and sign_index.hpp, bit for bit. False, std::nullopt, nullptr: declined; the output is
+// unspecified, and the caller computes all of it.
 #pragma once
 
 #include <memory>

@@ -18,11 +18,11 @@
 // keys and values of our models the added error falls to less than half for floats, by a quarter for
 // integers.
 //
-// Scales. Of floats the eight of an octave that reach the largest coefficient are tried, of i4 smaller ones
-// too, for the least error. i8 is for entropy coding, where every step that is not needed is bits: its scale
-// is the largest with which rounding adds no more than a part of the error that is there (of those up to
-// three steps above the one that does so on average), and the least one that reaches the largest coefficient
-// if none is.
+// Scales. For floats, the eight scales from the least one that reaches the largest coefficient on are tried,
+// for i4 that one and twelve smaller ones; the least error wins. i8 is for entropy coding, where finer steps
+// than needed cost bits. Its search goes down from three scales above the one at which rounding adds the
+// allowed error on average: the first scale at which rounding adds no more is taken, or else the least one
+// that reaches the largest coefficient.
 #pragma once
 
 #include <cstdint>

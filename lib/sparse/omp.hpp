@@ -10,11 +10,11 @@
 // that lowers the error most once all coefficients are fitted anew: with the largest |d . r| / |d'|, d' being
 // the part of d outside the span of those taken. A little better for the same number of atoms, and slower.
 //
-// How it is fast and still exact. Correlations of all atoms matter in every round, but only to find the
-// largest. They are therefore followed in integers of 8 or 16 bits against a Gram matrix kept in such, with
-// an error bound that is carried along, in long pursuits only where a bound does not prove that an atom
-// cannot win (omp_screen.hpp); atoms that could be the largest within the error (few) are compared by their
-// inner products with the residual in float. The outcome depends on those comparisons alone: it is the same
+// How it is fast and still exact. Every round needs the correlations of all atoms, but only to find the
+// largest one. They are therefore updated approximately, from a Gram matrix in integers of 8 or 16 bits, with
+// a bound on the error; long pursuits skip atoms that another bound rules out (omp_screen.hpp). The few atoms
+// whose correlation could be the largest within the error are compared by their inner products with the
+// residual in float. The outcome depends on those comparisons alone: it is the same
 // for any thread count, SIMD level, block size and for both ways of computing correlations, on every machine.
 #pragma once
 

@@ -1,10 +1,10 @@
-// What a basis knows of its components, fitted to the text that is coded.
+// Statistics of a basis' components (classes, gains, means), fitted to the text that is coded.
 //
-// In text that differs from what a basis was learned from, components have other variances, and means that are not 0.
-// The book's classes then waste bits (on SmolLM2-135M a fifth of those of C++ code, 3% of those of another novel). So
-// the encoder first surveys the tokens that it is about to code. Where it saves more bits than it takes, the file
-// stores a class, an offset and a gain (levels.hpp) of its own for each component. Offsets shift the mean that is
-// subtracted from the vectors, in quarters of a step.
+// In text that differs from what a basis was learned from, components have other variances, and means that
+// are not 0. The book's classes then waste bits (on SmolLM2-135M a fifth of those of C++ code, 3% of those of
+// another novel). So the encoder first surveys the tokens that it is about to code. Where it saves more bits
+// than it takes, the file stores a class, an offset and a gain (levels.hpp) of its own for each component.
+// Offsets shift the mean that is subtracted from the vectors, in quarters of a step.
 // Forward adaptation of a transform coder: Jayant and Noll, "Digital Coding of Waveforms", chapter 12.
 #pragma once
 
@@ -29,8 +29,9 @@ struct Adaptation {
   std::vector<int32_t> gain_changes;  ///< likewise
 };
 
-/// As bytes: the classes of three rows of levels, a byte each; then the rows, as one block of level_coder.hpp. They are
-/// the differences from the rung's classes, the offsets, and the changes of the gains.
+/// As bytes: the classes of three rows of levels, a byte each; then the rows, as one block of
+/// level_coder.hpp. They are the differences from the rung's classes, the offsets, and the changes of the
+/// gains.
 std::vector<uint8_t> write_adaptation(const Adaptation& adaptation, const LevelTables& tables,
                                       std::span<const uint8_t> rung_classes);
 /// Throws Error(bad_input) for bytes that no encoder writes.
@@ -49,7 +50,7 @@ class AdaptationSurvey {
   /// Values (components(), tokens), each of which stands for as many tokens as `weights` says of it.
   void add(MatrixView<const float> values, std::span<const uint32_t> weights);
 
-  /// Nothing where it would save less than it takes.
+  /// std::nullopt without tokens, and where an adaptation would not save more bits than it takes.
   std::optional<Adaptation> finish() const;
 
  private:

@@ -53,14 +53,15 @@ class Analysis {
   Matrix<float> of_vectors_, of_scores_;
 };
 
-/// And back. A vector's bits depend on its own components and scores alone, and on no processor (row_sums.hpp).
+/// The way back, from components to vectors. The bits of a vector depend on its own components and scores
+/// only, and are the same on every processor (row_sums.hpp).
 class Synthesis {
  public:
   /// mean: of the vectors, in place of the basis' own.
   Synthesis(const TransformBasis& basis, std::span<const float> mean, std::span<const uint32_t> components);
 
-  /// What apply() takes for so many tokens, empty: rows of components are to be appended, those chosen, then rows of
-  /// scores.
+  /// Empty coefficients for that many tokens. For apply(), append a row for each chosen component, then a row
+  /// for each score.
   RowCoefficients coefficients(size_t tokens) const { return {rows_.rows(), tokens}; }
   /// Vectors: out (n, width).
   void apply(const RowCoefficients& coefficients, MatrixView<float> out) const {

@@ -13,9 +13,10 @@
 //   (|y| / step - r_k)^2 + lambda * bits of k
 // where r_k is where level k is reconstructed.
 //
-// Reconstruction. Level k stands for k - shrink(class, k): the mean of what is quantized to it. Means have less
-// energy than what they stand for, and attention adds that up over all the tokens it looks at, where noise averages
-// out. A gain per component takes back a part of it (`unbias`): gain = (E[y^2] / E[y yhat])^unbias, 1 to 3.
+// Reconstruction. Level k stands for k - shrink(class, k), the mean of the values that are quantized to it.
+// Means have less energy than the values. Attention adds this loss up over all tokens it looks at, whereas
+// noise averages out. A gain for each component gives a part of the energy back:
+//   gain = (E[y^2] / E[y yhat])^unbias, the quotient limited to 1 to 3
 #pragma once
 
 #include <array>

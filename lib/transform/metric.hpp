@@ -31,8 +31,8 @@ class ErrorMetric {
   /// rows W and rows V: (n, width) each.
   Matrix<float> times_root(MatrixView<const float> rows) const { return times(rows, roots_); }
   Matrix<float> times_inverse_root(MatrixView<const float> rows) const { return times(rows, inverse_roots_); }
-  /// `rows W` for vectors that are 0 outside of the columns [first, first + rows.cols()), which are whole blocks. rows has
-  /// these columns only, and so has the result: (n, rows.cols()).
+  /// `rows W` for vectors that are 0 outside of the columns [first, first + rows.cols()), which are whole
+  /// blocks. rows has these columns only, and so has the result: (n, rows.cols()).
   Matrix<float> times_root(MatrixView<const float> rows, size_t first) const;
   /// W matrix W, for a symmetric matrix.
   Matrix<double> between_roots(const Matrix<double>& matrix) const;
@@ -43,10 +43,10 @@ class ErrorMetric {
   Matrix<float> roots_, inverse_roots_;  // (width, b)
 };
 
-/// Regularizes measured blocks, (width, b), symmetric, for a metric, because few samples measure them badly. Each block
-/// is raised to `power` and scaled so that its trace stays (power 1: as it was; 0: the trace spread evenly over the
-/// diagonal). Then a hundredth of the mean weight is added to the diagonal: errors in directions that no sample had
-/// cost something too. Throws Error(failed) if all blocks are zeros.
+/// Regularizes measured blocks for a metric, (width, b), symmetric: from few samples they are unreliable.
+/// Each block is raised to `power` and scaled so that its trace stays (power 1: as it was; 0: the trace
+/// spread evenly over the diagonal). Then a hundredth of the mean weight is added to the diagonal: errors in
+/// directions that no sample had cost something too. Throws Error(failed) if all blocks are zeros.
 Matrix<double> tempered_blocks(Matrix<double> blocks, double power);
 
 }  // namespace kvcodec

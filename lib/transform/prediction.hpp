@@ -73,8 +73,9 @@ class Scores {
   std::vector<float> none_;
 };
 
-/// The prediction from these moments, rounded to bytes. covariance: of x followed by z. rank 0: the smallest rank at
-/// which the dropped scores would explain at most 0.5% as much energy as all scores together leave unexplained.
+/// The prediction from these moments, rounded to bytes. covariance: of x followed by z. rank 0: the smallest
+/// rank at which the dropped scores would explain at most 0.5% as much energy as all scores together leave
+/// unexplained.
 Prediction learn_prediction(const Matrix<double>& covariance, const ErrorMetric& metric, size_t rank);
 
 /// The covariance of x - L' R z.

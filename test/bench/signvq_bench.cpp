@@ -11,7 +11,7 @@
 
 #include <cblas.h>
 
-#include "lib/attention/selector.hpp"
+#include "lib/attention/cluster_selector.hpp"
 #include "lib/core/rng.hpp"
 #include "lib/signvq/sign_index.hpp"
 #include "test/bench/bench.hpp"
@@ -109,8 +109,18 @@ void measure_codebooks(const Matrix<float>& keys) {
   }
 }
 
-/// One choice for a group of query heads, by the mean of their weights: by products with all keys, by sign codes, and by
-/// these with products of candidates.
+/// Clusters of the keys, one for 80 tokens, as kvcodec index makes them.
+ClusterIndex clusters_of(const Matrix<float>& keys) {
+  const ClusterOptions options;
+  ClusterIndex index(kDims, static_cast<uint64_t>(options.sink));
+  const uint64_t end = keys.rows();
+  const ClusterTask task{.index = &index, .keys = keys, .ends = {&end, 1}};
+  (void)add_batches({&task, 1}, options, 0);
+  return index;
+}
+
+/// One choice for a group of query heads, by the mean of their weights: by products with all keys; by sign codes; and by
+/// these, or clusters, with products of candidates.
 void measure_choice(size_t tokens) {
   constexpr size_t kGroup = 4, kBudget = 1024, kCandidates = 4;
   const Matrix<float> keys = make_keys(tokens);
@@ -118,6 +128,8 @@ void measure_choice(size_t tokens) {
   const CacheRows rows(keys, keys);
   const OracleSelector products(rows);
   const SignSelector signs(made.codebook, made.index);
+  const ClusterIndex index = clusters_of(keys);
+  const ClusterSelector clusters(index, tokens);
   Rng rng(10);
   Matrix<float> queries(kGroup, kDims), scores(kGroup, tokens);
   for (size_t i = 0; i < queries.size(); ++i) queries.data()[i] = static_cast<float>(rng.normal());
@@ -131,11 +143,15 @@ void measure_choice(size_t tokens) {
   };
   set_num_threads(1);
   const bench::Times all = measured(products, 1), alone = measured(signs, 1),
-                     refined = measured(signs, kCandidates);
-  fmt::print(
-      "choice of {} for {} query heads  {:8} keys  products {:>32}  signs {:>28} = {:.1f}x  and products of {} {:>28} = {:.1f}x\n",
-      kBudget, kGroup, tokens, microseconds(all), microseconds(alone), all.median() / alone.median(),
-      kCandidates * kBudget, microseconds(refined), all.median() / refined.median());
+                     refined = measured(signs, kCandidates), coarse = measured(clusters, kCandidates);
+  fmt::print("choice of {} for {} query heads  {:8} keys  products {:>32}\n", kBudget, kGroup, tokens,
+             microseconds(all));
+  const auto print = [&](std::string_view method, const bench::Times& times) {
+    fmt::print("  {:32} {:>32} = {:.1f}x\n", method, microseconds(times), all.median() / times.median());
+  };
+  print("signs", alone);
+  print(fmt::format("signs, products of {}", kCandidates * kBudget), refined);
+  print(fmt::format("clusters, products of {}", kCandidates * kBudget), coarse);
 }
 
 void write(const std::string& file, const float* values, size_t count) {

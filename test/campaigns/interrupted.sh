@@ -38,12 +38,13 @@ if [[ $what == child ]]; then
 fi
 
 # Each writes out.h5 and reads what is there before only to add to it.
-names=(encode append train_dict pack dump_kv cat rm compact)
+names=(encode append train_dict pack dump_kv cat rm compact resume)
 command_of() {
   case $1 in
     encode) command=("$kvcodec" encode "$data/kv.h5" --codec kivi -o out.h5 --overwrite) ;;
     append) command=("$kvcodec" encode "$data/part-2.h5" --append out.h5) ;;
     cat) command=("$kvcodec" cat "$data/kv.h5" "$data/kv.h5" -o out.h5 --overwrite) ;;
+    resume) command=("$kvcodec" encode "$data/kv.h5" --codec kivi --resume --piece 64K -o out.h5 --overwrite) ;;
     rm) command=("$kvcodec" rm out.h5 --documents 0 --in-place) ;;
     compact) command=("$kvcodec" compact out.h5) ;;
     train_dict) command=("$kvcodec" train-dict "$data/kv.h5" --atoms 96 --sparsity 4 --epochs 1 -o out.h5 --overwrite) ;;
@@ -102,6 +103,12 @@ look() {
   elif cmp -s out.h5 "new-$1" || reads_as_new "$1"; then new=$((new + 1)) there=new
   elif cmp -s out.h5 "old-$1"; then old=$((old + 1)) there=old
   else there=neither && fault "$2" "neither the old file nor the new one is there"
+  fi
+  if [[ $1 == resume ]]; then
+    cp out.h5 seen.h5
+    "${command[@]}" >/dev/null 2>said-next || fault "$2" "the next run fails: $(cat said-next)"
+    { cmp -s out.h5 new-resume || reads_as_new resume; } && [[ ! -e out.h5.pieces ]] || fault "$2" "the next run does not complete it"
+    cp seen.h5 out.h5
   fi
 }
 left() { compgen -G '.out.h5.*' >/dev/null; }

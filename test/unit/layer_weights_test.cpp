@@ -113,7 +113,7 @@ TEST_CASE("kvcomp: with weights errors stay below the bound of each layer and si
       CHECK_EQ(largest_error(*rebuilt, layer_of(layer, side), rows), largest);
     }
   CHECK_THROWS_WITH(make_codec(entry, *entry.make_options(), context, RopeChoice::keep),
-                    "weights say where errors below --max-error are to be smaller: give it");
+                    "weights scale the bound --max-error of each layer: give --max-error too");
   CHECK_THROWS_WITH(codec_from_record(entry, codec->parameters(), context_of(3)),
                     doctest::Contains("error-scales are of 2 layers; the model has 3"));
 }

@@ -70,7 +70,7 @@ class KvcompCodec final : public Codec {
       : options_(options), storage_(context.storage), engine_(context.engine) {
     options_.weights = context.weights;
     if (!options_.weights.alike() && options_.max_error == 0)
-      throw usage_error("weights say where errors below --max-error are to be smaller: give it");
+      throw usage_error("weights scale the bound --max-error of each layer: give --max-error too");
     options_.resolve();
     if (static_cast<size_t>(context.head_dim) > kMaxBlockRun)
       throw usage_error("heads of {} dimensions; kvcomp takes at most {}", context.head_dim, kMaxBlockRun);

@@ -91,11 +91,12 @@ struct Form {
   uint64_t exact_of(uint64_t tokens) const {
     return std::min(exact_tokens_of(exact_tokens, kPaperExactTokens, tokens), tokens);
   }
-  /// Values at 16 bits are kept exactly and nothing else.
+  /// Whether a document of this side may be coded. Values with Store::sixteen_bit never are: all are kept
+  /// exactly.
   bool has_choice(Side side) const { return has_levels() || side == Side::key; }
 
-  /// Whether a document of so many tokens becomes smaller by coding this side; always with an index asked for
-  /// on top.
+  /// Whether coding this side makes a document of so many tokens smaller. True with Store::sixteen_bit, where
+  /// the index is stored besides all 16-bit values.
   bool pays(Side side, uint64_t tokens) const;
 };
 

@@ -45,9 +45,10 @@ class Reader {
   /// Whether there are codes: otherwise "exact" holds all.
   bool is_coded() const { return coded_; }
 
-  /// What is kept exactly of tokens [first, last): which token of which head, token before head; and how many
-  /// rows of "exact" lie before theirs. Of tokens that are yet to come too.
+  /// Which tokens of [first, last) are kept exactly, in which heads; sorted by token, then by head. Includes
+  /// tokens that are not appended yet.
   std::span<const Place> exact_places(uint64_t first, uint64_t last) const;
+  /// How many rows of "exact" lie before those of this token.
   uint64_t exact_before(uint64_t token) const;
 
   /// Of coded keys. Throws Error(bad_input) for streams that no encoder writes.

@@ -42,8 +42,8 @@ struct SparseBook {
     TrainState training;
   };
 
-  /// The dictionaries of some layers. Means and scales of other layers are not theirs to know: they are read
-  /// by all parts and written by their own.
+  /// The dictionaries of some layers. Reading a book gives every part the means and scales of all layers;
+  /// writing one takes those of a layer from the part that the layer belongs to.
   struct Part {
     int first_layer = 0;  ///< 0 where it is for all layers
     OneSide key = {}, value = {};
@@ -63,8 +63,9 @@ struct SparseBook {
   SignalLayout layout() const { return options.layout(heads, head_dim); }
 };
 
-/// Takes the dictionaries apart as it goes: moved in, they are never there twice. Atoms are brought to norm 1
-/// on the way. With atom-type i8 the training record keeps them as they are too.
+/// Makes the book, with atoms normalized to norm 1. It frees the dictionaries of a side once they are copied:
+/// if the caller moves `sparse` in, no more than one side is in memory twice. With atom-type i8 the training
+/// record also keeps the atoms from before they were rounded to bytes.
 Book to_book(SparseBook sparse);
 
 /// Checks everything: type, parameters, shapes, norms, finite values. Throws Error(bad_input) naming the

@@ -89,7 +89,7 @@ class SideCoder {
     return plain_;
   }
 
-  /// The Gram matrix goes with the last that codes with it.
+  /// Gives up the Gram matrix; its memory is freed when the last thread that codes with it is done.
   void drop_gram() {
     const std::lock_guard lock(mutex_);
     with_gram_ = nullptr;

@@ -201,19 +201,19 @@ std::vector<LevelClass> classes_from(const Book& book) {
 std::vector<OptionField> TransformBookOptions::fields() {
   return {
       {"sides",
-       "keys and values of these layers are one vector (joint), which takes a quarter off the bits, or each by "
-       "themselves (apart)",
+       "code keys and values of a group of layers as one vector (joint), which takes a quarter fewer bits, "
+       "or as two (apart)",
        &sides},
-      {"layer-group", "layers whose vectors are one; 0: as many as 8,192 values of a token hold",
+      {"layer-group",
+       "consecutive layers that make one vector; 0: as many as have at most 8,192 values per token",
        &layer_group, 0, 1 << 20},
       {"most-bits", "about the most bits per value that the book serves", &most_bits, 0.01, 12},
-      {"least-bits", "about the fewest", &least_bits, 0.001, 12},
+      {"least-bits", "about the fewest bits per value that the book serves", &least_bits, 0.001, 12},
       {"rate-distortion",
-       "what a bit counts, in squared steps, where the encoder decides between two levels; 0: the nearest",
+       "squared error, in squared steps, that the encoder accepts to save one bit when it chooses between "
+       "two levels; 0: always the nearest level",
        &rate_distortion, 0, 1},
-      {"unbias",
-       "of the energy that rounding takes from a component, the fraction that decoding "
-       "gives back",
+      {"unbias", "decoding restores this fraction of the energy that rounding takes from each component",
        &unbias, 0, 1},
       {"first-finer",
        "a document's first token (an attention sink) is coded with a mean of its own and "

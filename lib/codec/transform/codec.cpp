@@ -60,13 +60,13 @@ struct TransformOptions final : Options {
 
   std::vector<OptionField> fields() override {
     return {
-        {"bits", "about so many bits per value: the book's step that came nearest in training", &bits, 0.001,
-         16},
-        {"rung", "that step by its number, 0 the coarsest; -1: by --bits", &rung, -1, 1023},
+        {"bits", "about this many bits per value: uses the book's step that came nearest in training", &bits,
+         0.001, 16},
+        {"rung", "number of the book's step to use, 0 is the coarsest; -1: the one that --bits chooses",
+         &rung, -1, 1023},
         {.name = "rate-distortion",
-         .help =
-             "squared error, in squared steps, that a bit is worth when levels are decided: between two rungs; -1: "
-             "the book's",
+         .help = "squared error, in squared steps, that the encoder accepts to save one bit: larger values "
+                 "lower the rate between two steps; -1: the book's value",
          .target = &rate_distortion,
          .min = -1,
          .max = 1,

@@ -58,15 +58,16 @@ class TransformPart {
   std::vector<uint32_t> ids(const StreamReader& document, uint64_t first, uint64_t count) const;
 
   /// Levels of consecutive tokens of a block, the first of them at place `first`: rows (tokens, width) to levels
-  /// (components, tokens). ids: of theirs, and of tokens before them. errors, of each token: what levels leave of its
-  /// vector, by the metric, squared, in squared steps; what lies in no component is left whole.
+  /// (components, tokens). ids: those that ids() returns for these tokens. errors: for each token the squared
+  /// error of its vector by the metric, in squared steps, including what no component holds; infinite if a
+  /// component has no level.
   void quantize(size_t first, std::span<const uint32_t> ids, MatrixView<const float> rows,
                 MatrixView<int32_t> levels, std::span<double> errors) const;
 
-  /// Tokens that are better kept exactly, rising: by the rule that levels are decided by, error plus lambda times bits, as
-  /// 16 bits for each value and no error cost less than levels, (components, tokens), and these errors; lambda is the
-  /// book's, or what is usual where that is less. So no token's error is much above lambda times the bits of its values,
-  /// whatever it is, in squared steps.
+  /// Tokens that are better kept exactly, rising. The cost of a token is its error plus lambda times its
+  /// bits, as in the choice of levels; exact, it has no error and 16 bits for each value. levels:
+  /// (components, tokens). lambda is the book's, but at least the default of LevelOptions. So the error of
+  /// any token that is coded stays below lambda times 16 bits for each of its values, in squared steps.
   std::vector<size_t> costly(MatrixView<const int32_t> levels, std::span<const double> errors) const;
 
   /// Vectors of tokens with these levels, (components, tokens): rows (tokens, width). ids: as in quantize().
@@ -111,8 +112,8 @@ class TransformParts {
 
   /// As the book has it. Throws Error(bad_input) where the book has none.
   const std::shared_ptr<const TransformPart>& of_book(const GroupShape& shape) const;
-  /// As the file has it that says so in these bytes (write_adaptation). The last one asked for is kept: documents of a
-  /// file share it.
+  /// The part fitted to a file by its adaptation, given as bytes (write_adaptation). The last one made of
+  /// each part is kept, since all documents of a file share it.
   std::shared_ptr<const TransformPart> adapted(const GroupShape& shape, std::vector<uint8_t> bytes) const;
 
  private:

@@ -1,0 +1,54 @@
+# A command that stopped goes on where it was (--resume): what is finished is kept, what is damaged is made anew, and the product is
+# what one run makes. The stop is a limit on file sizes, which pieces stay under and the product does not.
+set -e
+make_kv --layers 2 --heads 2 --dim 32 --queries 2 --document a:0:300 --document b:0:300 --document c:0:10 --document d:0:300 -o kv.h5
+
+limit() { echo $(($(stat -c %s "$1") * 7 / 10 / 512)); }
+
+for codec in none kvcomp; do
+  echo "== $codec"
+  kvcodec encode kv.h5 --codec $codec --quiet -o whole.h5 --overwrite >/dev/null
+  (
+    ulimit -f "$(limit whole.h5)"
+    kvcodec encode kv.h5 --codec $codec --resume --piece 128K -o out.h5 || echo "status $?"
+  )
+  ls out.h5* | grep -v '^$'
+  cksum out.h5.pieces/items-0-1.h5 >before
+  damage out.h5.pieces/items-1-2.h5 flip-part 1 0
+  echo rubbish >out.h5.pieces/items-2-4.h5
+  kvcodec encode kv.h5 --codec $codec --resume --piece 128K --threads 1 -o out.h5 >/dev/null
+  ls -d out.h5*
+  for file in whole out; do
+    kvcodec decode $file.h5 -o $file-kv.h5 --overwrite >/dev/null
+    kvcodec info $file.h5 --json | sed -n '/"streams"/,/"documents"/p' >$file.txt
+  done
+  cmp whole.txt out.txt
+  kvcodec eval-recon whole-kv.h5 out-kv.h5 --json | grep -o '"max_error": [0-9.e-]*' | sort -u
+  kvcodec check out.h5
+  kvcodec info out.h5 --json | sed -n '/"history"/,/]/p' | sed 's/out\.h5/whole.h5/; s/ --resume --piece 128K --threads 1//' >out.txt
+  kvcodec info whole.h5 --json | sed -n '/"history"/,/]/p' | cmp - out.txt
+  rm out.h5
+done
+
+echo "== a model"
+dump() { kvcodec dump-kv --model src/data/demo-model --text src/data/text/moby-dick.txt --chunk 512 --max-tokens 8192 --queries last:1 "$@"; }
+dump --quiet -o whole.h5 --overwrite >/dev/null
+(
+  ulimit -f "$(limit whole.h5)"
+  dump --resume --piece 1M -o out.h5 || echo "status $?"
+)
+ls out.h5.pieces
+rm out.h5.pieces/items-1-2.h5
+echo kept >out.h5.pieces/readme
+dump --resume --piece 1M -o out.h5 >/dev/null
+ls out.h5.pieces
+kvcodec eval-recon whole.h5 out.h5 --json | grep -o '"max_error": [0-9.e-]*' | sort -u
+kvcodec check out.h5
+
+set +e # refusals fail, and say so themselves
+. src/test/cli/refused.sh
+refused encode kv.h5 --codec none --resume -o -
+refused encode - --codec none --resume -o new.h5
+refused encode kv.h5 --codec none --piece 1M -o new.h5
+refused encode kv.h5 --codec none --resume --piece many -o new.h5
+refused encode kv.h5 --append whole.h5 --resume -o new.h5
