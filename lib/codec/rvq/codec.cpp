@@ -45,7 +45,7 @@ struct RvqOptions final : Options {
 
   std::vector<OptionField> fields() override {
     return {{"beam",
-             "sums kept while searching for the best one; 1 takes the nearest entry, stage by stage, "
+             "candidate sums that the search keeps at each stage; 1 takes the nearest entry, stage by stage, "
              "as the paper does, several times as fast",
              &beam, 1, static_cast<double>(ResidualEncoder::kMostHypotheses)},
             {.name = "sink",
