@@ -482,7 +482,6 @@ class Dump {
     prefill_.layers = layers.back() + 1;
     batches_ = take_share(options.shard.shard(), make_batches(documents_), documents_);
     check_memory(model_.config(), prefill_, batches_, documents_, options.common);
-    options.common.record_device(command);
   }
 
   const ModelInfo& model() const { return info_; }
@@ -526,11 +525,13 @@ class Dump {
     KvSink sink(writer, model_.config(), layers_, options_, queries_);
     run_model(model_, prefill_, options_.window_layers, documents_,
               std::span(batches_).subspan(range.first, range.end - range.first), writer, sink, bar_);
-    writer.finish(provenance());
+    // Only now is it known what computed.
+    if (computed_ == 0) options_.common.record_device(command_);
     computed_ += tokens_of(range);
+    writer.finish(provenance());
   }
 
-  const Command& command_;
+  Command& command_;
   const DumpOptions& options_;
   QueryChoice queries_;
   const std::vector<int>& layers_;
