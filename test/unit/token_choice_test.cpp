@@ -125,19 +125,35 @@ TEST_CASE(
 TEST_CASE("choice of tokens: of candidates the products decide") {
   const Head head(4);
   const uint64_t budget = 10;
-  for (const uint64_t times : {2, 4, 100}) {
-    CAPTURE(times);
-    const auto candidates = largest(mean_weights(head.guessed, Head::kDims), {}, budget * times);
-    auto known = head.guessed;
-    for (size_t q = 0; q < known.size(); ++q)
-      for (const uint32_t token : candidates) known[q][token] = head.products[q][token];
-    auto weights = mean_weights(known, Head::kDims);
-    for (uint32_t t = 0; t < weights.size(); ++t)
-      if (std::ranges::find(candidates, t) == candidates.end()) weights[t] = -1;
-    const auto expected = largest(weights, {}, budget);
-    CHECK(ids_of(head.choose(head.choice(budget), {.share = Share::weight, .candidates = times})) ==
-          std::set<uint32_t>(expected.begin(), expected.end()));
-  }
+  // 0: scores as they are. 1e4: one that promises far more than all others, and holds nothing of it. -1e4: the best
+  // products are those of tokens that promised least.
+  for (const double wild : {0.0, 1e4, -1e4})
+    for (const uint64_t times : {2, 4, 100}) {
+      CAPTURE(times);
+      CAPTURE(wild);
+      Head own(4);
+      for (size_t q = 0; wild != 0 && q < Head::kQueries; ++q) {
+        const std::vector<double>& products = own.products[q];
+        const auto token = static_cast<size_t>(
+            (wild > 0 ? std::ranges::min_element(products) : std::ranges::max_element(products)) -
+            products.begin());
+        own.scores(q, token) = static_cast<float>(wild);
+        own.guessed[q][token] = wild;
+      }
+      const auto candidates = largest(mean_weights(own.guessed, Head::kDims), {}, budget * times);
+      auto known = own.guessed;
+      for (size_t q = 0; q < known.size(); ++q)
+        for (const uint32_t token : candidates) known[q][token] = own.products[q][token];
+      const auto all = mean_weights(known, Head::kDims);
+      auto weights = all;
+      for (uint32_t t = 0; t < weights.size(); ++t)
+        if (std::ranges::find(candidates, t) == candidates.end()) weights[t] = -1;
+      const auto expected = largest(weights, {}, budget);
+      const auto chosen = own.choose(own.choice(budget), {.share = Share::weight, .candidates = times});
+      CHECK(ids_of(chosen) == std::set<uint32_t>(expected.begin(), expected.end()));
+      for (const Scored& token : chosen)
+        CHECK(double(token.score) == doctest::Approx(all[token.id]).epsilon(1e-4));
+    }
   // With all of them it is the choice by products.
   const auto best = largest(mean_weights(head.products, Head::kDims), {}, budget);
   CHECK(ids_of(head.choose(head.choice(budget), {.share = Share::weight, .candidates = 100})) ==
