@@ -380,19 +380,12 @@ void check_memory(const ModelConfig& config, const PrefillOptions& prefill, cons
 }
 
 void run_model(const LlamaModel& model, const PrefillOptions& prefill, WindowLayers window_layers,
-               const std::vector<Document>& documents, std::span<const Batch> batches, KvWriter& writer,
-               KvSink& sink, ProgressBar& bar) {
-  const auto left_out = [&](const Document& document) {
-    return left_out_of(model.config(), window_layers, document.tokens.size());
-  };
-  Documents expected;
-  for (const Batch& batch : batches)
-    for (size_t i = batch.first; i < batch.end; ++i)
-      expected.add(documents[i].name, documents[i].tokens.size(), left_out(documents[i]));
-  const uint64_t total = expected.tokens();
+               const std::vector<Document>& documents, std::span<const Batch> batches,
+               const Documents& expected, KvWriter& writer, KvSink& sink, ProgressBar& bar) {
   uint64_t done = 0;
+  size_t number = 0;
   const auto computed = static_cast<uint64_t>(std::max<int64_t>(now(), 0));
-  writer.expect(std::move(expected));
+  writer.expect(expected);
   for (const auto& batch : batches) {
     std::vector<uint32_t> tokens;
     std::vector<uint64_t> offsets = {0};
@@ -400,14 +393,17 @@ void run_model(const LlamaModel& model, const PrefillOptions& prefill, WindowLay
       const auto& document = documents[i];
       std::vector<uint64_t> positions(document.tokens.size());
       std::iota(positions.begin(), positions.end(), uint64_t{0});
-      writer.add_document(document.name, document.tokens, positions, left_out(document),
-                          {token_digest(document.tokens), document.metadata, computed});
+      DocumentFacts facts = expected.facts_of(number++);
+      facts.time = computed;
+      writer.add_document(document.name, document.tokens, positions,
+                          left_out_of(model.config(), window_layers, document.tokens.size()),
+                          std::move(facts));
       tokens.insert(tokens.end(), document.tokens.begin(), document.tokens.end());
       offsets.push_back(tokens.size());
     }
     sink.start_batch(offsets, done);
     model.prefill({tokens, offsets}, prefill, sink, [&](double part, double, std::string_view) {
-      bar.update(static_cast<double>(done) + part, static_cast<double>(total));
+      bar.update(static_cast<double>(done) + part, static_cast<double>(expected.tokens()));
     });
     done += batch.tokens;
   }
@@ -486,49 +482,55 @@ class Dump {
 
   const ModelInfo& model() const { return info_; }
   size_t documents() const { return documents_.size(); }
-  uint64_t tokens() const { return tokens_of({0, batches_.size()}); }
+  uint64_t tokens() const {
+    uint64_t tokens = 0;
+    for (const Batch& batch : batches_) tokens += batch.tokens;
+    return tokens;
+  }
   /// Tokens that the model was run over by this process.
   uint64_t computed() const { return computed_; }
-  Provenance provenance() const { return command_.provenance(); }
 
-  /// Of each batch.
-  std::vector<uint64_t> cache_bytes() const {
+  /// Runs the model over all batches and stores what it computes.
+  void write(OutputFile& output) { write({0, batches_.size()}, output); }
+  /// The same in pieces, of which some may be there.
+  Pieces write_in_pieces(OutputFile& output) {
     uint64_t of_token = 0;
     for (const int layer : layers_) of_token += info_.layer_shape(layer).width() * size_of(options_.dtype);
     std::vector<uint64_t> bytes;
     bytes.reserve(batches_.size());
     for (const Batch& batch : batches_) bytes.push_back(batch.tokens * of_token);
-    return bytes;
-  }
-
-  /// Runs the model over all batches and stores what it computes.
-  void write(OutputFile& output) { write({0, batches_.size()}, output); }
-  /// The same of what no piece has yet.
-  void write_missing(const Pieces& pieces) {
-    uint64_t total = 0;
-    for (const WorkRange& range : pieces.missing()) total += tokens_of(range);
-    pieces.complete([&](const WorkRange& range, OutputFile& piece) {
-      bar_.part(static_cast<double>(computed_), static_cast<double>(total));
-      write(range, piece);
-    });
+    std::vector<Piece> wanted;
+    for (const WorkRange& batches : cut_work(bytes, options_.resume.piece_bytes()))
+      wanted.push_back({batches, documents_of(batches)});
+    Pieces pieces(command_, options_.common, options_.output, inputs_of(options_), info_, std::move(wanted));
+    pieces.write([&](const WorkRange& batches, OutputFile& piece) { write(batches, piece); }, bar_, output);
+    return pieces;
   }
 
  private:
-  uint64_t tokens_of(const WorkRange& range) const {
-    uint64_t tokens = 0;
-    for (size_t i = range.first; i < range.end; ++i) tokens += batches_[i].tokens;
-    return tokens;
+  Documents documents_of(const WorkRange& batches) const {
+    Documents table;
+    for (size_t b = batches.first; b < batches.end; ++b)
+      for (size_t i = batches_[b].first; i < batches_[b].end; ++i) {
+        const Document& document = documents_[i];
+        table.add(document.name, document.tokens.size(),
+                  left_out_of(model_.config(), options_.window_layers, document.tokens.size()),
+                  {token_digest(document.tokens), document.metadata});
+      }
+    return table;
   }
 
-  void write(const WorkRange& range, OutputFile& output) {
+  void write(const WorkRange& batches, OutputFile& output) {
+    const Documents table = documents_of(batches);
     KvWriter writer(output, info_, options_.dtype, layers_, queries_.kind != QueryChoice::Kind::none);
     KvSink sink(writer, model_.config(), layers_, options_, queries_);
     run_model(model_, prefill_, options_.window_layers, documents_,
-              std::span(batches_).subspan(range.first, range.end - range.first), writer, sink, bar_);
+              std::span(batches_).subspan(batches.first, batches.end - batches.first), table, writer, sink,
+              bar_);
     // Only now is it known what computed.
     if (computed_ == 0) options_.common.record_device(command_);
-    computed_ += tokens_of(range);
-    writer.finish(provenance());
+    computed_ += table.tokens();
+    writer.finish(command_.provenance());
   }
 
   Command& command_;
@@ -555,14 +557,10 @@ struct DumpedCache {
 DumpedCache write_cache(Command& command, const DumpOptions& options, QueryChoice queries, ModelFiles& files,
                         const std::vector<int>& layers, OutputFile& output, std::optional<Pieces>& pieces) {
   Dump dump(command, options, queries, files, layers);
-  if (options.resume.resume && dump.documents() > 0) {
-    pieces.emplace(command, options.common, options.output, inputs_of(options),
-                   cut_work(dump.cache_bytes(), options.resume.piece_bytes()));
-    dump.write_missing(*pieces);
-    pieces->join(output, dump.provenance());
-  } else {
+  if (options.resume.resume && dump.documents() > 0)
+    pieces = dump.write_in_pieces(output);
+  else
     dump.write(output);
-  }
   std::error_code no_size;
   return {.model = dump.model(),
           .documents = dump.documents(),

@@ -715,7 +715,7 @@ void write_codes(const Command& command, const EncodeOptions& options, const KvR
   writer->finish(command.provenance(encoding.history(kv)));
 }
 
-/// With --resume: writes the codes of these documents of the cache in pieces, and joins them.
+/// With --resume: writes the codes of these documents of the cache in pieces, of which some may be there.
 Pieces write_in_pieces(const Command& command, const EncodeOptions& options, const KvReader& kv,
                        Encoding& encoding, const std::vector<size_t>& documents, const Job& whole,
                        OutputFile& output) {
@@ -724,31 +724,26 @@ Pieces write_in_pieces(const Command& command, const EncodeOptions& options, con
   std::vector<uint64_t> bytes;
   bytes.reserve(documents.size());
   for (const size_t document : documents) bytes.push_back(kv.documents().length(document) * of_token);
-  Pieces pieces(command, options.common, options.output, {options.input, options.book, options.weights},
-                cut_work(bytes, options.resume.piece_bytes()));
-  const auto tokens_of = [&](const WorkRange& range) {
-    double tokens = 0;
-    for (size_t i = range.first; i < range.end; ++i)
-      tokens += static_cast<double>(kv.documents().length(documents[i]));
-    return tokens;
+  const auto numbers_of = [&](const WorkRange& items) {
+    return std::vector<size_t>(documents.begin() + static_cast<ptrdiff_t>(items.first),
+                               documents.begin() + static_cast<ptrdiff_t>(items.end));
   };
-  double done = 0, total = 0;
-  for (const WorkRange& range : pieces.missing()) total += tokens_of(range);
-  {
-    ProgressBar bar("encode", "tokens", options.common.quiet);
-    pieces.complete([&](const WorkRange& range, OutputFile& piece) {
-      bar.part(done, total);
-      encoding.info.documents = {};
-      Job job = make_job(kv,
-                         {documents.begin() + static_cast<ptrdiff_t>(range.first),
-                          documents.begin() + static_cast<ptrdiff_t>(range.end)},
-                         nullptr, encoding.info.documents);
-      job.surveyed = whole.surveyed;
-      write_codes(command, options, kv, encoding, job, piece, bar);
-      done += tokens_of(range);
-    });
+  std::vector<Piece> wanted;
+  for (const WorkRange& items : cut_work(bytes, options.resume.piece_bytes())) {
+    Piece& piece = wanted.emplace_back(Piece{items, {}});
+    for (const size_t number : numbers_of(items)) piece.documents.add(kv.documents(), number);
   }
-  pieces.join(output, command.provenance(encoding.history(kv)));
+  Pieces pieces(command, options.common, options.output, {options.input, options.book, options.weights},
+                kv.model(), std::move(wanted));
+  ProgressBar bar("encode", "tokens", options.common.quiet);
+  pieces.write(
+      [&](const WorkRange& items, OutputFile& piece) {
+        encoding.info.documents = {};
+        Job job = make_job(kv, numbers_of(items), nullptr, encoding.info.documents);
+        job.surveyed = whole.surveyed;
+        write_codes(command, options, kv, encoding, job, piece, bar);
+      },
+      bar, output);
   return pieces;
 }
 

@@ -92,8 +92,7 @@ void check_same_shape(const KvReader& original, const KvReader& recon) {
 
 /// Values of a row of one side of a layer.
 size_t row_width(const ModelInfo& model, int layer, Side side) {
-  const LayerShape shape = model.layer_shape(layer);
-  return static_cast<size_t>(shape.heads) * static_cast<size_t>(shape.stored_dim(side));
+  return model.layer_shape(layer).width(side);
 }
 
 bool stores_values(const ModelInfo& model) {

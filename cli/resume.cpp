@@ -19,14 +19,12 @@ bool is_piece(const fs::path& file) {
   return name.starts_with(kPrefix) && name.ends_with(kSuffix);
 }
 
-/// Whether a piece can be kept; what is no file of this program is made anew, as a damaged one is.
-bool is_whole(const std::string& file, const std::string& line, const std::vector<std::string>& inputs) {
-  try {
-    return why_other(file, line, inputs).empty();
-  } catch (const Error& error) {
-    if (error.kind() != ErrorKind::bad_input) throw;
-    return false;
-  }
+bool same_documents(const Documents& a, const Documents& b) {
+  if (a.names != b.names || a.offsets != b.offsets || a.left_out != b.left_out) return false;
+  for (size_t i = 0; i < a.count(); ++i)
+    if (a.facts_of(i).digest != b.facts_of(i).digest || a.facts_of(i).metadata != b.facts_of(i).metadata)
+      return false;
+  return true;
 }
 
 }  // namespace
@@ -72,27 +70,38 @@ std::vector<WorkRange> cut_work(std::span<const uint64_t> bytes, uint64_t piece)
 }
 
 Pieces::Pieces(const Command& command, const CommonOptions& common, const OutputOptions& output,
-               const std::vector<std::string>& inputs, std::vector<WorkRange> ranges)
-    : common_(&common), folder_(output.path + ".pieces"), ranges_(std::move(ranges)) {
-  std::error_code error;
-  for (const WorkRange& range : ranges_) {
-    const std::string file = file_of(range);
-    if (!fs::is_regular_file(file, error) || !is_whole(file, command.history_line(), inputs))
-      missing_.push_back(range);
-  }
-  if (missing_.size() < ranges_.size())
-    common.note("{} of {} pieces are in {} already", ranges_.size() - missing_.size(), ranges_.size(),
+               const std::vector<std::string>& inputs, const ModelInfo& model, std::vector<Piece> pieces)
+    : common_(&common), folder_(output.path + ".pieces"), pieces_(std::move(pieces)) {
+  const auto is_there = [&](const Piece& piece) {
+    const std::string file = file_of(piece);
+    std::error_code error;
+    if (!fs::is_regular_file(file, error)) return false;
+    try {
+      if (!why_other(file, command.history_line(), inputs).empty()) return false;
+      const DocumentList list = list_documents(file);
+      check_same_model(file, list.model, output.path, model);
+      return same_documents(list.documents, piece.documents);
+    } catch (const Error& fault) {  // no file of this program, or of another model
+      if (fault.kind() != ErrorKind::bad_input) throw;
+      return false;
+    }
+  };
+  for (size_t i = 0; i < pieces_.size(); ++i)
+    if (!is_there(pieces_[i])) missing_.push_back(i);
+  if (missing_.size() < pieces_.size())
+    common.note("{} of {} pieces are in {} already", pieces_.size() - missing_.size(), pieces_.size(),
                 folder_);
 }
 
-std::string Pieces::file_of(const WorkRange& range) const {
-  return fmt::format("{}/{}{}-{}{}", folder_, kPrefix, range.first, range.end, kSuffix);
+std::string Pieces::file_of(const Piece& piece) const {
+  return fmt::format("{}/{}{}-{}{}", folder_, kPrefix, piece.items.first, piece.items.end, kSuffix);
 }
 
-template <class Work>
-void Pieces::with_note(const Work& work) const {
+void Pieces::write(const std::function<void(const WorkRange&, OutputFile&)>& make, ProgressBar& bar,
+                   OutputFile& output) const {
   try {
-    work();
+    make_missing(make, bar);
+    join(output);
   } catch (...) {
     std::error_code error;
     if (fs::is_directory(folder_, error))
@@ -101,30 +110,37 @@ void Pieces::with_note(const Work& work) const {
   }
 }
 
-void Pieces::complete(const std::function<void(const WorkRange&, OutputFile&)>& make) const {
-  with_note([&] { make_missing(make); });
-}
-
-void Pieces::make_missing(const std::function<void(const WorkRange&, OutputFile&)>& make) const {
+void Pieces::make_missing(const std::function<void(const WorkRange&, OutputFile&)>& make,
+                          ProgressBar& bar) const {
   std::error_code error;
   fs::create_directory(folder_, error);
   if (!fs::is_directory(folder_)) throw failed("{}: cannot make this folder: {}", folder_, error.message());
-  for (const WorkRange& range : missing_) {
-    OutputFile piece(file_of(range), true);
-    make(range, piece);
-    piece.commit();
+  double done = 0, total = 0;
+  for (const size_t i : missing_) total += static_cast<double>(pieces_[i].documents.tokens());
+  for (const size_t i : missing_) {
+    bar.part(done, total);
+    OutputFile file(file_of(pieces_[i]), true);
+    make(pieces_[i].items, file);
+    file.commit();
+    done += static_cast<double>(pieces_[i].documents.tokens());
   }
 }
 
-void Pieces::join(OutputFile& output, const Provenance& provenance) const {
+void Pieces::join(OutputFile& output) const {
   std::vector<DocumentsOf> from;
-  from.reserve(ranges_.size());
-  for (const WorkRange& range : ranges_) {
-    DocumentsOf& piece = from.emplace_back(DocumentsOf{file_of(range), {}});
-    piece.numbers.resize(list_documents(piece.file).documents.count());
-    std::iota(piece.numbers.begin(), piece.numbers.end(), size_t{0});
+  std::vector<std::string> history;
+  for (const Piece& piece : pieces_) {
+    DocumentsOf& own = from.emplace_back(DocumentsOf{file_of(piece), {}});
+    own.numbers.resize(piece.documents.count());
+    std::iota(own.numbers.begin(), own.numbers.end(), size_t{0});
+    // The product was made as its pieces were. What stands behind the words of a command was found out, or done on a
+    // device, for one of them at least.
+    auto other = identify(own.file).history;
+    if (history.empty() || other.back().size() > history.back().size()) history = std::move(other);
   }
-  with_note([&] { copy_documents(from, output, provenance); });
+  std::string line = std::move(history.back());
+  history.pop_back();
+  copy_documents(from, output, {std::move(line), std::move(history)});
 }
 
 void Pieces::remove() const {

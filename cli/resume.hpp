@@ -12,6 +12,8 @@
 #include <vector>
 
 #include "cli/common.hpp"
+#include "cli/progress.hpp"
+#include "formats/header.hpp"
 #include "formats/output.hpp"
 
 namespace kvcodec::cli {
@@ -30,39 +32,45 @@ struct ResumeOptions {
   uint64_t piece_bytes() const;
 };
 
-/// Items [first, end) of the work, which make one piece.
+/// Items [first, end) of the work.
 struct WorkRange {
   size_t first = 0, end = 0;
 };
 /// Cuts items into runs, none of them empty: each ends with the item that brings it to `piece` bytes. bytes: of each item.
 std::vector<WorkRange> cut_work(std::span<const uint64_t> bytes, uint64_t piece);
 
-/// The pieces of one product.
+/// What one file in the folder holds.
+struct Piece {
+  WorkRange items;
+  Documents documents;
+};
+
+/// The pieces of one product, in its order; at least one.
 class Pieces {
  public:
-  /// inputs: files that the command reads. Looks which pieces are there, and says so in a note.
+  /// model: of the product. inputs: files that the command reads. A piece that is there is kept if why_other() has nothing
+  /// against it and it holds these documents of this model: the same digests of token ids, where they are known. A note
+  /// says how many are.
   Pieces(const Command& command, const CommonOptions& common, const OutputOptions& output,
-         const std::vector<std::string>& inputs, std::vector<WorkRange> ranges);
+         const std::vector<std::string>& inputs, const ModelInfo& model, std::vector<Piece> pieces);
 
-  /// The ranges of the pieces that are not there yet.
-  std::span<const WorkRange> missing() const { return missing_; }
-  /// Makes the missing ones in turn; make: writes the documents of a range. What fails here and in join() is thrown on,
-  /// with a note on how to go on.
-  void complete(const std::function<void(const WorkRange& range, OutputFile& piece)>& make) const;
-  /// Writes the documents of all pieces.
-  void join(OutputFile& output, const Provenance& provenance) const;
-  /// For when the output stands in its place. What is in the folder but no piece stays, and so does the folder then.
+  /// Makes those that are not there, in turn, and then writes the documents of all to `output`. make: writes a piece's
+  /// documents, with updates of `bar` that count its tokens. What fails is thrown on, with a note on how to go on.
+  void write(const std::function<void(const WorkRange& items, OutputFile& piece)>& make, ProgressBar& bar,
+             OutputFile& output) const;
+  /// For when the output stands in its place. The folder stays if it holds anything but pieces.
   void remove() const;
 
  private:
-  std::string file_of(const WorkRange& range) const;
-  void make_missing(const std::function<void(const WorkRange& range, OutputFile& piece)>& make) const;
-  template <class Work>
-  void with_note(const Work& work) const;
+  std::string file_of(const Piece& piece) const;
+  void make_missing(const std::function<void(const WorkRange& items, OutputFile& piece)>& make,
+                    ProgressBar& bar) const;
+  void join(OutputFile& output) const;
 
   const CommonOptions* common_;
   std::string folder_;
-  std::vector<WorkRange> ranges_, missing_;
+  std::vector<Piece> pieces_;
+  std::vector<size_t> missing_;  // of pieces_
 };
 
 }  // namespace kvcodec::cli

@@ -45,6 +45,18 @@ ls out.h5.pieces
 kvcodec eval-recon whole.h5 out.h5 --json | grep -o '"max_error": [0-9.e-]*' | sort -u
 kvcodec check out.h5
 
+echo "== other documents by the same words"
+printf 'a\nb\nd\n' >list
+kvcodec encode kv.h5 --codec none --documents @list --quiet -o whole.h5 --overwrite >/dev/null
+(
+  ulimit -f "$(limit whole.h5)"
+  kvcodec encode kv.h5 --codec none --documents @list --resume --piece 128K --quiet -o list.h5 || echo "status $?"
+)
+printf 'b\nc\nd\n' >list
+kvcodec encode kv.h5 --codec none --documents @list --resume --piece 128K -o list.h5 >/dev/null
+kvcodec ls list.h5
+ls -d list.h5*
+
 set +e # refusals fail, and say so themselves
 . src/test/cli/refused.sh
 refused encode kv.h5 --codec none --resume -o -
