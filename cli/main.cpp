@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <filesystem>
 #include <new>
 #include <string>
 #include <vector>
@@ -200,15 +201,26 @@ int guarded_main(std::vector<std::string> arguments) {
   }
 }
 
+/// Lets threads that wait for work sleep soon, unless the user's environment says how they wait. By default
+/// those of GCC's OpenMP spin for a millisecond or so, which on a busy machine takes time from the very work
+/// they wait for; some ten microseconds are enough for work that follows at once. OpenMP reads its
+/// environment while the program is loaded, before any code of ours can set it: the program starts itself
+/// once more, which takes ten milliseconds.
+void sleep_while_waiting(char** argv) {
+  if (std::getenv("OMP_WAIT_POLICY") != nullptr || std::getenv("GOMP_SPINCOUNT") != nullptr) return;
+  std::error_code error;
+  const auto program = std::filesystem::read_symlink("/proc/self/exe", error);
+  if (error || setenv("GOMP_SPINCOUNT", "10000", 1) != 0) return;
+  execv(program.c_str(), argv);  // where it fails the threads spin, and nothing else is different
+}
+
 }  // namespace
 }  // namespace kvcodec::cli
 
-// What has to be done before any library begins, by calls to the system alone: the C library is not ready either.
-namespace {
-
-/// OpenBLAS asks for its buffers while the program is loaded, and where it gets none it asks for ever. So it is seen
-/// first whether there is as much.
-void refuse_little_memory() {
+// OpenBLAS asks for its buffers while the program is loaded, and where it gets none it asks for ever. So it is seen
+// before any library begins whether there is as much, by calls to the system alone.
+extern "C" {
+static void refuse_little_memory(int, char**, char**) {
   constexpr size_t kEnough = size_t{256} << 20;  // its buffer, and what else is mapped until main() begins
   const long place = syscall(SYS_mmap, nullptr, kEnough, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0L);
   if (place >= 0) {
@@ -219,51 +231,12 @@ void refuse_little_memory() {
   syscall(SYS_write, STDERR_FILENO, kText, sizeof kText - 1);
   syscall(SYS_exit_group, 1);
 }
-
-/// Whether a line of the environment sets that variable; name: with "=" behind it.
-bool sets(const char* line, const char* name) {
-  while (*name != '\0' && *line == *name) ++line, ++name;
-  return *name == '\0';
-}
-
-/// Lets threads that wait for work sleep soon, unless the user's environment says how they wait. By default those of
-/// GCC's OpenMP spin for a millisecond or so, which on a busy machine takes time from the very work that they wait for;
-/// some ten microseconds are enough for work that follows at once. OpenMP reads its environment while the program is
-/// loaded: the program starts once more, with one variable added. Where that fails the threads spin, and nothing else
-/// is different.
-void sleep_while_waiting(char** argv, char** environment) {
-  size_t count = 0;
-  for (; environment[count] != nullptr; ++count)
-    if (sets(environment[count], "OMP_WAIT_POLICY=") || sets(environment[count], "GOMP_SPINCOUNT=")) return;
-  char program[4096];
-  const long length = syscall(SYS_readlink, "/proc/self/exe", program, sizeof program - 1);
-  if (length <= 0) return;
-  program[length] = '\0';
-  const size_t bytes = (count + 2) * sizeof(char*);
-  const long place =
-      syscall(SYS_mmap, nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0L);
-  if (place < 0) return;
-  static char spin[] = "GOMP_SPINCOUNT=10000";
-  auto** const more = reinterpret_cast<char**>(place);  // NOLINT(performance-no-int-to-ptr)
-  for (size_t i = 0; i < count; ++i) more[i] = environment[i];
-  more[count] = spin;  // what is behind it is a null pointer
-  syscall(SYS_execve, program, argv, more);
-  syscall(SYS_munmap, place, bytes);
-}
-
-void before_libraries(int, char** argv, char** environment) {
-  refuse_little_memory();
-  sleep_while_waiting(argv, environment);
-}
-
-}  // namespace
-
-extern "C" {
 [[gnu::section(".preinit_array"),
-  gnu::used]] static void (*const kBeforeLibraries)(int, char**, char**) = before_libraries;
+  gnu::used]] static void (*const kBeforeLibraries)(int, char**, char**) = refuse_little_memory;
 }
 
 int main(int argc, char** argv) {
+  kvcodec::cli::sleep_while_waiting(argv);
   kvcodec::install_signal_cleanup();
   return kvcodec::cli::guarded_main({argv + (argc > 0 ? 1 : 0), argv + argc});
 }
