@@ -118,9 +118,10 @@ uint64_t CommonOptions::memory_bytes() const {
 void OutputOptions::declare(Command& command, const std::string& what) {
   command.option({.name = "output", .help = what + "; - is standard output", .target = &path}, "FILE", 'o');
   command.option({.name = "overwrite", .help = "replace the output if it exists", .target = &overwrite});
-  command.option({.name = "force",
-                  .help = "replace the output even if the command reads it, and so loses what it read",
-                  .target = &force});
+  command.option(
+      {.name = "force",
+       .help = "replace the output even if it is one of the files that the command reads, which is then lost",
+       .target = &force});
 }
 
 void OutputOptions::declare_with_skip(Command& command, const std::string& what) {

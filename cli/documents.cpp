@@ -51,7 +51,7 @@ bool is_pipe(const std::string& file) {
 
 void refuse_pipe(const std::string& file) {
   if (is_pipe(file))
-    throw bad_input("{}: is a pipe, which may never begin; give '-' to read from standard input", file);
+    throw bad_input("{}: is a pipe, and nothing may ever come; give '-' to read from standard input", file);
 }
 
 std::string read_text(const std::string& file) {

@@ -5,7 +5,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
-#include <filesystem>
 #include <new>
 #include <string>
 #include <vector>
@@ -62,7 +61,7 @@ const std::vector<Task>& tasks() {
         {"select", "choose the tokens that queries should attend to, and measure the choice", select}}},
       {"Look",
        {{"info", "say what is in a file", info},
-        {"check", "hold files to the format, and to their checksums and digests", check},
+        {"check", "test files against the format, their checksums and their digests", check},
         {"eval-recon", "measure rebuilt caches against the original, error and rate", eval_recon},
         {"eval-model", "measure what compressing its cache does to a model", eval_model},
         {"sensitivity", "measure how much errors of each layer's cache hurt a model", sensitivity},
@@ -201,26 +200,15 @@ int guarded_main(std::vector<std::string> arguments) {
   }
 }
 
-/// Lets threads that wait for work sleep soon, unless the user's environment says how they wait. By default
-/// those of GCC's OpenMP spin for a millisecond or so, which on a busy machine takes time from the very work
-/// they wait for; some ten microseconds are enough for work that follows at once. OpenMP reads its
-/// environment while the program is loaded, before any code of ours can set it: the program starts itself
-/// once more, which takes ten milliseconds.
-void sleep_while_waiting(char** argv) {
-  if (std::getenv("OMP_WAIT_POLICY") != nullptr || std::getenv("GOMP_SPINCOUNT") != nullptr) return;
-  std::error_code error;
-  const auto program = std::filesystem::read_symlink("/proc/self/exe", error);
-  if (error || setenv("GOMP_SPINCOUNT", "10000", 1) != 0) return;
-  execv(program.c_str(), argv);  // where it fails the threads spin, and nothing else is different
-}
-
 }  // namespace
 }  // namespace kvcodec::cli
 
-// OpenBLAS asks for its buffers while the program is loaded, and where it gets none it asks for ever. So it is seen
-// before any library begins whether there is as much, by calls to the system alone.
+// What must be done before any library begins: the system calls before_libraries first. They
+// may use nothing of a library, nor what the sanitizers watch.
 extern "C" {
-static void refuse_little_memory(int, char**, char**) {
+// OpenBLAS asks for its buffers while the program is loaded, and where it gets none it asks for ever. So it is
+// seen here whether there is as much.
+static void refuse_little_memory() {
   constexpr size_t kEnough = size_t{256} << 20;  // its buffer, and what else is mapped until main() begins
   const long place = syscall(SYS_mmap, nullptr, kEnough, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0L);
   if (place >= 0) {
@@ -231,12 +219,49 @@ static void refuse_little_memory(int, char**, char**) {
   syscall(SYS_write, STDERR_FILENO, kText, sizeof kText - 1);
   syscall(SYS_exit_group, 1);
 }
+
+// The variable of the environment in whose place OpenMP finds GOMP_SPINCOUNT; null: none was lent.
+static char** lent_place = nullptr;
+static char* lent_variable = nullptr;
+
+__attribute__((no_sanitize("address", "undefined"))) static bool begins_with(const char* text,
+                                                                             const char* start) {
+  while (*start != '\0' && *text == *start) ++text, ++start;
+  return *start == '\0';
+}
+
+// Lets threads that wait for work sleep soon, unless the user's environment says how they wait. By default those
+// of GCC's OpenMP spin for a millisecond or so, which on a busy machine takes time from the very work they wait
+// for; some ten microseconds are enough for work that follows at once. OpenMP reads its environment when it
+// begins, before main(), and nothing can be added to the environment here: a variable that no library reads when
+// it begins lends its place until then. Where there is none the threads spin, and nothing else is different.
+__attribute__((no_sanitize("address", "undefined"))) static void sleep_while_waiting(char** environment) {
+  static char spin_count[] = "GOMP_SPINCOUNT=10000";
+  const char* const lenders[] = {
+      "_=", "PATH=", "PWD=", "OLDPWD=", "HOME=", "SHLVL=", "USER=", "LOGNAME=", "TERM=", "HOSTNAME="};
+  char** lender = nullptr;
+  for (char** variable = environment; *variable != nullptr; ++variable) {
+    if (begins_with(*variable, "OMP_WAIT_POLICY=") || begins_with(*variable, "GOMP_SPINCOUNT=")) return;
+    for (const char* name : lenders)
+      if (begins_with(*variable, name)) lender = variable;
+  }
+  if (lender == nullptr) return;
+  lent_place = lender;
+  lent_variable = *lender;
+  *lender = spin_count;
+}
+
+__attribute__((no_sanitize("address", "undefined"))) static void before_libraries(int, char**,
+                                                                                  char** environment) {
+  refuse_little_memory();
+  sleep_while_waiting(environment);
+}
 [[gnu::section(".preinit_array"),
-  gnu::used]] static void (*const kBeforeLibraries)(int, char**, char**) = refuse_little_memory;
+  gnu::used]] static void (*const kBeforeLibraries)(int, char**, char**) = before_libraries;
 }
 
 int main(int argc, char** argv) {
-  kvcodec::cli::sleep_while_waiting(argv);
+  if (lent_place != nullptr) *lent_place = lent_variable;
   kvcodec::install_signal_cleanup();
   return kvcodec::cli::guarded_main({argv + (argc > 0 ? 1 : 0), argv + argc});
 }

@@ -76,7 +76,7 @@ LayerWeights TrainingOptions::read_weights(const ModelInfo& model) const {
 
 void TrainingOptions::check_resumed_weights() const {
   if (!resume.empty() && !weights.empty())
-    throw usage_error("{} has its weights, and --resume goes on as it was: leave out --weights", resume);
+    throw usage_error("{} has its weights, and --resume keeps them: leave out --weights", resume);
 }
 
 void TrainingOptions::parse(Command& command, bool has_twin) {
@@ -225,15 +225,15 @@ void resume_options(const Command& command, Options& given, Options& stored,
     if (std::ranges::find(may_change, name) != may_change.end())
       set_value(targets[i], value_of(sources[i]));
     else if (value_of(sources[i]) != value_of(targets[i]))
-      throw usage_error("--{} is {}; {} was trained with {}, and --resume goes on as it was", name,
+      throw usage_error("--{} is {}; {} was trained with {}, and --resume keeps that", name,
                         to_text(value_of(sources[i])), file, to_text(value_of(targets[i])));
   }
 }
 
 RopeChoice resume_rope(const Command& command, RopeChoice given, RopeChoice stored, const std::string& file) {
   if (command.given("rope") && given != stored)
-    throw usage_error("--rope is {}; {} was trained with {}, and --resume goes on as it was", name_of(given),
-                      file, name_of(stored));
+    throw usage_error("--rope is {}; {} was trained with {}, and --resume keeps that", name_of(given), file,
+                      name_of(stored));
   return stored;
 }
 

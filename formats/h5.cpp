@@ -448,7 +448,7 @@ File File::open(const std::string& name) {
   state->input = std::make_unique<InputFile>(name);
   state->name = state->input->name();
   state->path = state->input->path();
-  lock_for_reading(state->input->descriptor());
+  lock_as_reader(state->input->descriptor());
   state->overlay = find_overlay(state->path, state->input->descriptor(), state->name);
   state->status.overlay = state->overlay.get();
   const Turn turn;

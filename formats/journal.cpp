@@ -241,7 +241,7 @@ std::shared_ptr<Overlay> find_overlay(const fs::path& path, int descriptor, cons
   return overlay_of_journal(path, descriptor, name);
 }
 
-bool lock_for_reading(int descriptor) { return lock_readers_byte(descriptor, F_RDLCK, true); }
+bool lock_as_reader(int descriptor) { return lock_readers_byte(descriptor, F_RDLCK, true); }
 
 // InPlace -------------------------------------------------------------------------------------------
 

@@ -47,7 +47,7 @@ std::shared_ptr<Overlay> find_overlay(const std::filesystem::path& path, int des
 
 /// Keeps the pages of a file from being copied into it while somebody reads it. Readers share the lock, which lasts as long as the
 /// descriptor. False where the file system knows no locks.
-bool lock_for_reading(int descriptor);
+bool lock_as_reader(int descriptor);
 
 /// A file that is changed in place. Who makes one holds the file (HeldFile), so that there is one at a time.
 class InPlace {

@@ -36,7 +36,7 @@ Cell cell_from_name(std::string_view name, const std::string& option);
 
 /// values.size() elements, which lie one behind the other.
 void decode(Cell type, std::span<const std::byte> bytes, std::span<float> values);
-/// The same the other way round. Throws Error(bad_input) for a value beyond a narrower type's range.
+/// The inverse of decode. Throws Error(bad_input) for a value beyond a narrower type's range.
 void encode(Cell type, std::span<const float> values, std::span<std::byte> bytes);
 
 /// Element (token, head, dimension) is at byte begin + token * token_step + head * head_step + dimension * dim_step.

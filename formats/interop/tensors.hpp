@@ -19,7 +19,7 @@ bool looks_like_safetensors(const std::string& file);
 
 /// The type of elements that a header calls so; none if rows of it are not read.
 std::optional<Cell> cell_of_dtype(std::string_view dtype);
-/// The other way round; throws Error(usage) for blocks, which have no name there. option: for the message.
+/// What a header calls that type. Throws Error(usage) for blocks, which have no name there. option: for the message.
 std::string dtype_of_cell(Cell type, const std::string& option);
 
 /// An opened file whose readers may outlive the function that makes them.

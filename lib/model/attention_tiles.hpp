@@ -1,4 +1,4 @@
-// How attention is cut in tiles, on the way there and on the way back. Inside lib/model only.
+// How attention is cut in tiles, in the forward and in the backward pass. Inside lib/model only.
 #pragma once
 
 #include <cstddef>

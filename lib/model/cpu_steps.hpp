@@ -15,7 +15,7 @@ namespace kvcodec {
 /// Both outlive the result.
 std::unique_ptr<PrefillSteps> start_on_cpu(const LlamaWeights& weights, const PrefillPlan& plan);
 
-/// What a layer with an MLP makes of all tokens of a batch, as the way back through it needs it
+/// What a layer with an MLP makes of all tokens of a batch, as its backward pass needs it
 /// (cache_gradients.hpp): (tokens, …) each. Empty: the model has no such part.
 struct LayerTape {
   LayerTape(const ModelConfig& config, size_t tokens);

@@ -1,5 +1,5 @@
-// Linear layers over many tokens: x times the transpose of a weight matrix that may be stored in 16 bits, and on the
-// way back x times the matrix.
+// Linear layers over many tokens: x times the transpose of a weight matrix that may be stored in 16 bits, and for the
+// backward pass x times the matrix.
 // Inside lib/model only.
 #pragma once
 

@@ -40,7 +40,7 @@ class RopeTable {
   /// Turns one head's vector in place: the dimensions that are turned.
   void turn(size_t position, std::span<float> head) const;
 
-  /// What turn() makes of derivatives on the way back: turns by the opposite angles, with the same factor.
+  /// The backward pass of turn(): turns derivatives by the opposite angles, with the same factor.
   void turn_back(size_t position, std::span<float> head) const;
 
  private:

@@ -40,7 +40,7 @@ struct TensorNames {
   std::string_view router_correction;  ///< added to scores where experts are chosen; no ".weight"
   std::string_view shared_expert;  ///< an MLP beside the experts, with gate, up and down as they have them
   /// In the place of the experts' three: two tensors of all of them behind "`experts`.", without ".weight", each matrix
-  /// stored the other way round; in this one, of gate and up, their outputs alternate. Biases are behind "_bias".
+  /// stored transposed; in this one, of gate and up, their outputs alternate. Biases are behind "_bias".
   std::string_view stacked_gate_up;
   /// Scores that every query sees beside those of keys, one per head; no ".weight".
   std::string_view sinks;

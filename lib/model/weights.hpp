@@ -35,7 +35,7 @@ struct TensorView {
   uint64_t run = 0, apart = 0;
 
   /// 0: the columns of a row lie one behind the other. Otherwise they are so many elements apart, and rows `row_step`:
-  /// a part of a tensor that is stored the other way round. Of float types only.
+  /// a part of a tensor that is stored transposed. Of float types only.
   uint64_t column_step = 0, row_step = 0;
 
   bool rows_in_order() const { return head_rows == 0 && run == 0 && column_step == 0; }

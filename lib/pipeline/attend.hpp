@@ -76,7 +76,8 @@ void attend_causally(const GroupShape& group, const AttentionSource& source, con
                      MatrixView<float> out);
 
 /// The same on an engine, of any codec: all tokens that the queries see are decoded first, which takes
-/// 2 * tokens * group.width() floats. Differs by rounding. False: left to the caller, and out holds nothing.
+/// 2 * tokens * group.width() floats. The results differ by rounding. False:
+/// the engine did not do it, and `out` is undefined; the caller does it.
 bool attend_decoded(const AttentionEngine& engine, const DocumentView& keys, const DocumentView& values,
                     const CausalQueries& queries, MatrixView<float> out);
 

@@ -52,7 +52,8 @@ void sum_entries(const Codebooks& books, MatrixView<const uint32_t> ids, MatrixV
 class ResidualEngine {
  public:
   virtual ~ResidualEngine() = default;
-  /// As the functions, their bits too. False: left to the caller, and what was to be written holds nothing.
+  /// As the functions, with the same bits. False: the engine did not do it, and the output is undefined; the
+  /// caller does it.
   virtual bool sum_entries(MatrixView<const uint32_t> ids, MatrixView<float> out) const = 0;
   virtual bool encode(MatrixView<const float> rows, size_t beam, MatrixView<uint32_t> ids) const = 0;
 };

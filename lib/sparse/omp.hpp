@@ -57,8 +57,8 @@ struct SparseCodes {
   std::vector<double> residuals;  ///< |y - D x|, Euclidean
 };
 
-/// What computes in place of Omp::encode, for one dictionary: a device. Threads may share it. The same bits;
-/// false: left to the caller, and codes hold nothing.
+/// What computes in place of Omp::encode, for one dictionary: a device. Threads may share it. The bits are
+/// the same. False: the engine did not do it, and the codes are undefined; the caller does it.
 class PursuitEngine {
  public:
   virtual ~PursuitEngine() = default;

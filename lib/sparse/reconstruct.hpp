@@ -31,8 +31,8 @@ struct Finishing {
   std::span<const float> mean;   ///< and what is added to it
 };
 
-/// What computes in place of Reconstructor::run, for one dictionary: a device. Threads may share it. The same
-/// bits; false: left to the caller, and out holds nothing.
+/// What computes in place of Reconstructor::run, for one dictionary: a device. Threads may share it. The bits
+/// are the same. False: the engine did not do it, and `out` is undefined; the caller does it.
 class ReconstructionEngine {
  public:
   virtual ~ReconstructionEngine() = default;

@@ -26,8 +26,8 @@ class SynthesisEngine {
  public:
   virtual ~SynthesisEngine() = default;
   /// The vectors of consecutive blocks of `tokens` tokens each, the first one at payload[0], block i of block_bytes[i]
-  /// bytes: out (block_bytes.size() * tokens, width), with the bits that lib gives them. False: left to the caller, for
-  /// damaged blocks too, and out holds nothing.
+  /// bytes: out (block_bytes.size() * tokens, width), with the bits that lib gives them. False: the
+  /// engine did not do it, for damaged blocks too, and `out` is undefined; the caller does it.
   virtual bool decode(std::span<const uint8_t> payload, std::span<const uint32_t> block_bytes, size_t tokens,
                       MatrixView<float> out) const = 0;
 };

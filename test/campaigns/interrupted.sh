@@ -17,8 +17,7 @@ source=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 place=$(mktemp -d)
 trap 'rm -rf "$place"' EXIT
 cd "$place"
-# With GOMP_SPINCOUNT the program does not start itself anew.
-export SOURCE_DATE_EPOCH=1700000000 LC_ALL=C OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 GOMP_SPINCOUNT=10000
+export SOURCE_DATE_EPOCH=1700000000 LC_ALL=C OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 RANDOM=$seed
 
 if [[ $what == child ]]; then

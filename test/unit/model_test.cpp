@@ -237,7 +237,7 @@ TEST_CASE("forward pass: an error of the sink ends the run, progress counts to t
   CHECK_EQ(reports.back(), 40);
 }
 
-TEST_CASE("weights: rows in runs and matrices that are stored the other way round") {
+TEST_CASE("weights: rows in runs and matrices that are stored transposed") {
   Rng rng(37);
   for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
     CAPTURE(name_of(type));
