@@ -62,5 +62,8 @@ set(CPACK_STRIP_FILES ON)
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_SECTION science)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)  # what the program is linked with, by the packages of this machine
+if(OPENBLAS_LIBRARY MATCHES "/openblas-openmp/[^/]*\\.so")
+  set(CPACK_DEBIAN_PACKAGE_DEPENDS libopenblas0-openmp)  # any build of OpenBLAS goes with the symbols, and apt takes the pthread one
+endif()
 set(CPACK_THREADS 0)
 include(CPack)
