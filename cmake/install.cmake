@@ -38,7 +38,8 @@ foreach(place bash:bash-completion/completions/kvcodec zsh:zsh/site-functions/_k
   get_filename_component(script_folder ${script} DIRECTORY)
   install(CODE "
     file(MAKE_DIRECTORY \"${script_folder}\")
-    execute_process(COMMAND \"$<TARGET_FILE:kvcodec>\" help --completion ${shell} OUTPUT_FILE \"${script}\" COMMAND_ERROR_IS_FATAL ANY)" COMPONENT program)
+    execute_process(COMMAND \"$<TARGET_FILE:kvcodec>\" help --completion ${shell} OUTPUT_FILE \"${script}\" COMMAND_ERROR_IS_FATAL ANY)"
+    COMPONENT program)
   install(FILES ${script} DESTINATION ${CMAKE_INSTALL_DATADIR}/${folder} COMPONENT program)
 endforeach()
 
@@ -53,6 +54,7 @@ add_custom_target(wheel DEPENDS kvcodec VERBATIM COMMENT "Packing a wheel"
 
 set(CPACK_PACKAGE_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/dist)
 set(CPACK_PACKAGE_NAME kvcodec)
+set(CPACK_PACKAGE_FILE_NAME kvcodec-${PROJECT_VERSION}-linux-${CMAKE_SYSTEM_PROCESSOR})
 set(CPACK_PACKAGE_VENDOR "the kvcodec authors")
 set(CPACK_PACKAGE_CONTACT "the kvcodec authors <kvcodec@localhost>")
 set(CPACK_PACKAGE_DESCRIPTION_SUMMARY ${PROJECT_DESCRIPTION})

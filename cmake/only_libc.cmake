@@ -5,5 +5,6 @@ kvcodec_needed(${PROGRAM} libraries glibc)
 if(libraries)
   list(JOIN libraries ", " libraries)
   file(REMOVE ${PROGRAM})
-  message(FATAL_ERROR "KVCODEC_STATIC: the program needs ${libraries}; install the archives of these libraries (data/install-deps.sh package)")
+  message(FATAL_ERROR
+    "KVCODEC_STATIC: the program needs ${libraries}; install the archives of these libraries (data/install-deps.sh package)")
 endif()

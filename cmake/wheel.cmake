@@ -1,5 +1,5 @@
 # Makes a wheel of a build: the program, its pages and completions, and the module kvcodec.py, which finds the program of its wheel.
-# usage: cmake -D SOURCE=… -D BUILD=… -D VERSION=… -D SUMMARY=… -D PROCESSOR=… -P wheel.cmake       writes BUILD/dist/kvcodec-….whl
+# usage: cmake -D SOURCE=… -D BUILD=… -D VERSION=… -D SUMMARY=… -D PROCESSOR=… -P wheel.cmake     writes BUILD/dist/kvcodec-….whl
 cmake_minimum_required(VERSION 3.25)
 include(${CMAKE_CURRENT_LIST_DIR}/needed.cmake)
 
@@ -18,7 +18,8 @@ set(tree ${BUILD}/wheel/kvcodec-${VERSION})
 set(data ${tree}/kvcodec-${VERSION}.data)
 set(info ${tree}/kvcodec-${VERSION}.dist-info)
 file(REMOVE_RECURSE ${BUILD}/wheel)
-execute_process(COMMAND ${CMAKE_COMMAND} --install ${BUILD} --component program --prefix ${data}/data --strip OUTPUT_QUIET COMMAND_ERROR_IS_FATAL ANY)
+execute_process(COMMAND ${CMAKE_COMMAND} --install ${BUILD} --component program --prefix ${data}/data --strip
+  OUTPUT_QUIET COMMAND_ERROR_IS_FATAL ANY)
 file(MAKE_DIRECTORY ${data}/scripts ${BUILD}/dist)
 file(RENAME ${data}/data/bin/kvcodec ${data}/scripts/kvcodec)
 file(REMOVE_RECURSE ${data}/data/bin)
