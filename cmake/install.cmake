@@ -27,6 +27,8 @@ if(NOT KVCODEC_HDF5)
   return()
 endif()
 
+include(cmake/licenses.cmake)
+
 # The program writes its completions itself.
 foreach(place bash:bash-completion/completions/kvcodec zsh:zsh/site-functions/_kvcodec fish:fish/vendor_completions.d/kvcodec.fish)
   string(REGEX MATCH "^[a-z]+" shell ${place})
@@ -36,15 +38,23 @@ foreach(place bash:bash-completion/completions/kvcodec zsh:zsh/site-functions/_k
   get_filename_component(script_folder ${script} DIRECTORY)
   install(CODE "
     file(MAKE_DIRECTORY \"${script_folder}\")
-    execute_process(COMMAND \"$<TARGET_FILE:kvcodec>\" help --completion ${shell} OUTPUT_FILE \"${script}\" COMMAND_ERROR_IS_FATAL ANY)")
-  install(FILES ${script} DESTINATION ${CMAKE_INSTALL_DATADIR}/${folder})
+    execute_process(COMMAND \"$<TARGET_FILE:kvcodec>\" help --completion ${shell} OUTPUT_FILE \"${script}\" COMMAND_ERROR_IS_FATAL ANY)"
+    COMPONENT program)
+  install(FILES ${script} DESTINATION ${CMAKE_INSTALL_DATADIR}/${folder} COMPONENT program)
 endforeach()
 
 # The quickstart's chain runs from what is installed too.
 install(DIRECTORY data/demo-model data/text DESTINATION ${CMAKE_INSTALL_DATADIR}/kvcodec)
 install(PROGRAMS data/quickstart-chain.sh DESTINATION ${CMAKE_INSTALL_DATADIR}/kvcodec)
 
+# cmake --build BUILD --target wheel: a package for pip in BUILD/dist, where those of CPack go too.
+add_custom_target(wheel DEPENDS kvcodec VERBATIM COMMENT "Packing a wheel"
+  COMMAND ${CMAKE_COMMAND} -D SOURCE=${CMAKE_CURRENT_SOURCE_DIR} -D BUILD=${CMAKE_CURRENT_BINARY_DIR} -D VERSION=${PROJECT_VERSION}
+    -D SUMMARY=${PROJECT_DESCRIPTION} -D PROCESSOR=${CMAKE_SYSTEM_PROCESSOR} -P ${CMAKE_CURRENT_SOURCE_DIR}/cmake/wheel.cmake)
+
+set(CPACK_PACKAGE_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/dist)
 set(CPACK_PACKAGE_NAME kvcodec)
+set(CPACK_PACKAGE_FILE_NAME kvcodec-${PROJECT_VERSION}-linux-${CMAKE_SYSTEM_PROCESSOR})
 set(CPACK_PACKAGE_VENDOR "the kvcodec authors")
 set(CPACK_PACKAGE_CONTACT "the kvcodec authors <kvcodec@localhost>")
 set(CPACK_PACKAGE_DESCRIPTION_SUMMARY ${PROJECT_DESCRIPTION})
@@ -54,5 +64,8 @@ set(CPACK_STRIP_FILES ON)
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_SECTION science)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)  # what the program is linked with, by the packages of this machine
+if(OPENBLAS_LIBRARY MATCHES "/openblas-openmp/[^/]*\\.so")
+  set(CPACK_DEBIAN_PACKAGE_DEPENDS libopenblas0-openmp)  # any build of OpenBLAS goes with the symbols, and apt takes the pthread one
+endif()
 set(CPACK_THREADS 0)
 include(CPack)

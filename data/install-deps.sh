@@ -1,19 +1,22 @@
 #!/bin/sh
 # Installs what building and testing kvcodec needs on Debian 12 (and its relatives), and nothing that is there already.
-# usage: sh data/install-deps.sh [build|test|ci]      test adds what only tests use, ci what only the checks of the sources use
+# usage: sh data/install-deps.sh [build|package|test|ci]      package adds what packages for other machines need, test what tests use,
+#                                                              ci what the checks of the sources use
 set -eu
 
 build="g++ cmake ninja-build pkg-config libopenblas-openmp-dev libhdf5-dev libcli11-dev libfmt-dev nlohmann-json3-dev
        libpcre2-dev libxxhash-dev libutf8proc-dev libdnnl-dev doctest-dev"
-test="python3-h5py hdf5-tools mandoc make jq"
+package="gfortran python3-wheel dpkg-dev file"
+test="python3-wheel python3-venv python3-h5py hdf5-tools mandoc make jq"
 # By version: another one has other warnings, and lays sources out otherwise.
 ci="clang-14 libomp-14-dev libclang-rt-14-dev llvm-14 clang-tidy-14 clang-format-14 git"
 
 case "${1:-build}" in
   build) wanted=$build ;;
+  package) wanted="$build $package" ;;
   test) wanted="$build $test" ;;
   ci) wanted="$build $test $ci" ;;
-  *) echo "install-deps.sh: '$1': 'build', 'test' or 'ci' expected" >&2; exit 2 ;;
+  *) echo "install-deps.sh: '$1': 'build', 'package', 'test' or 'ci' expected" >&2; exit 2 ;;
 esac
 
 command -v dpkg-query >/dev/null 2>&1 || {

@@ -1,7 +1,8 @@
 """kvcodec's files in Python: caches of transformers into kv files, kv and codes files back into arrays and caches.
 
 One file that needs h5py and NumPy; transformers and torch only where their caches are given or wanted. Codes of the codecs none,
-lossless, q4, kivi and fp8 are decoded here, all others by the program kvcodec, which is looked for as $KVCODEC and on the PATH.
+lossless, q4, kivi and fp8 are decoded here, all others by the program kvcodec: that of $KVCODEC, of the wheel that this file came in, or of
+the PATH.
 
     import kvcodec
     kvcodec.from_cache(past_key_values, ids, "kv.h5", config=model.config)      # then: kvcodec encode kv.h5 --codec q4 -o codes.h5
@@ -18,6 +19,7 @@ FORMAT.md describes the files, kvcodec-interop(7) how they go with other program
 """
 import builtins
 import datetime
+import importlib.metadata
 import json
 import math
 import os
@@ -492,7 +494,7 @@ class _CodesFile(_File):
         if document.number not in self.decoded:
             folder = tempfile.mkdtemp(prefix="kvcodec-")
             part = os.path.join(folder, "part.h5")
-            program = os.environ.get("KVCODEC", "kvcodec")
+            program = _program()
             command = [program, "decode", self.path, "--documents", str(document.number), "--quiet", "-o", part]
             try:
                 run = subprocess.run(command + (["--book", self.book] if self.book else []), capture_output=True, text=True)
@@ -508,6 +510,19 @@ class _CodesFile(_File):
             import io
             self.decoded[document.number] = _KvFile(self.path, h5py.File(io.BytesIO(image), "r"))
         return self.decoded[document.number]
+
+
+def _program():
+    """The program kvcodec: that of $KVCODEC, of the wheel that this file came in, or of the PATH."""
+    if "KVCODEC" in os.environ:
+        return os.environ["KVCODEC"]
+    try:
+        files = importlib.metadata.files("kvcodec") or []
+    except importlib.metadata.PackageNotFoundError:
+        return "kvcodec"
+    places = {(file.parent.name, file.name): os.path.realpath(file.locate()) for file in files}
+    here = places.get(("", "kvcodec.py")) == os.path.realpath(__file__)
+    return places.get(("bin", "kvcodec"), "kvcodec") if here else "kvcodec"
 
 
 def open(path, book=None):

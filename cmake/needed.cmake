@@ -1,0 +1,23 @@
+# kvcodec_needed(PROGRAM LIBRARIES GLIBC): shared libraries that a program names beside those of the C library, and the version of glibc
+# that it needs at least, such as 2.36; empty without readelf.
+function(kvcodec_needed program libraries glibc)
+  set(${libraries} "" PARENT_SCOPE)
+  set(${glibc} "" PARENT_SCOPE)
+  find_program(READELF_PROGRAM readelf)
+  if(NOT READELF_PROGRAM)
+    return()
+  endif()
+  execute_process(COMMAND ${READELF_PROGRAM} -dVW ${program} OUTPUT_VARIABLE said COMMAND_ERROR_IS_FATAL ANY)
+  string(REGEX REPLACE "[][]" "|" said "${said}")  # brackets join elements of lists
+  string(REGEX MATCHALL "NEEDED\\)[^\n]*\\|[^|\n]+" needed "${said}")
+  list(TRANSFORM needed REPLACE ".*\\|" "")
+  list(FILTER needed EXCLUDE REGEX "^(libc|libm|libdl|libpthread|librt|ld-linux[a-z0-9_-]*)\\.so\\.[0-9]+$")
+  string(REGEX MATCHALL "Name: GLIBC_[0-9.]+" versions "${said}")
+  list(TRANSFORM versions REPLACE ".*_" "")
+  list(SORT versions COMPARE NATURAL)
+  if(versions)
+    list(GET versions -1 newest)
+  endif()
+  set(${libraries} "${needed}" PARENT_SCOPE)
+  set(${glibc} "${newest}" PARENT_SCOPE)
+endfunction()
