@@ -54,5 +54,8 @@ set(CPACK_STRIP_FILES ON)
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_SECTION science)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)  # what the program is linked with, by the packages of this machine
+if(KVCODEC_HAVE_CURL)
+  set(CPACK_DEBIAN_PACKAGE_RECOMMENDS libcurl4)  # which is loaded, not linked with
+endif()
 set(CPACK_THREADS 0)
 include(CPack)
