@@ -11,6 +11,7 @@
 #include <CLI/CLI.hpp>
 
 #include "cli/text.hpp"
+#include "formats/far_place.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec::cli {
@@ -350,6 +351,23 @@ std::string Command::help() const {
   return page;
 }
 
+/// A word without what a URL in it may keep secret.
+static std::string without_secrets(const std::string& word) {
+  if (is_far(word)) return shown_name(word);
+  const size_t value = word.starts_with("--") ? word.find('=') + 1 : 0;
+  return value > 0 && is_far(word.substr(value)) ? word.substr(0, value) + shown_name(word.substr(value))
+                                                 : word;
+}
+
+/// Whether the argument is about names of documents, which may look like URLs.
+bool Command::names_documents(size_t argument) const {
+  for (const std::string_view option : {"--documents", "--meta", "--list"})
+    if (arguments_[argument].starts_with(fmt::format("{}=", option)) ||
+        (argument > 0 && arguments_[argument - 1] == option))
+      return true;
+  return false;
+}
+
 std::string Command::history_line() const {
   constexpr std::string_view kFlags[] = {"--quiet", "--json",   "--overwrite",
                                          "--force", "--verify", "--skip-existing"};
@@ -364,7 +382,7 @@ std::string Command::history_line() const {
       if (option == word) ++i;  // its value is the next word
       continue;
     }
-    line += " " + shell_quoted(word);
+    line += " " + shell_quoted(names_documents(i) ? word : without_secrets(word));
   }
   return line + history_end_;
 }

@@ -81,7 +81,7 @@ class Command {
 
   /// This run's line for the history of its product: the arguments as given, quoted where a shell needs it,
   /// without those options that cannot change the product (--threads, --memory, --device, --quiet, --json,
-  /// --overwrite, --force, --verify, --skip-existing).
+  /// --overwrite, --force, --verify, --skip-existing, --to), and URLs without user, password and query.
   std::string history_line() const;
   /// Puts words at the end of that line: what was really used, where the product shows it.
   void add_to_history(const std::string& words) { history_end_ += " " + words; }
@@ -109,6 +109,7 @@ class Command {
   void read_words();
   [[noreturn]] void refuse_option(const std::string& word) const;
   void check_left_over() const;
+  bool names_documents(size_t argument) const;
 
   std::string name_, summary_, synopsis_, description_, example_, history_end_;
   std::map<std::string, bool> unrecorded_;  // options, and whether they have a value

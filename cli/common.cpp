@@ -9,6 +9,9 @@
 #include "cli/machine_memory.hpp"
 #include "cli/text.hpp"
 #include "cuda/engine.hpp"
+#include "formats/far_place.hpp"
+#include "formats/http.hpp"
+#include "formats/journal.hpp"
 #include "formats/protection.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
@@ -115,13 +118,22 @@ uint64_t CommonOptions::memory_bytes() const {
   return std::max(kLeastMemory, (machine ? machine : kFallbackMemory) / 2);
 }
 
-void OutputOptions::declare(Command& command, const std::string& what) {
+void OutputOptions::declare_local(Command& command, const std::string& what) {
   command.option({.name = "output", .help = what + "; - is standard output", .target = &path}, "FILE", 'o');
   command.option({.name = "overwrite", .help = "replace the output if it exists", .target = &overwrite});
   command.option(
       {.name = "force",
        .help = "replace the output even if it is one of the files that the command reads, which is then lost",
        .target = &force});
+}
+
+void OutputOptions::declare(Command& command, const std::string& what) {
+  declare_local(command, what);
+  command.option({.name = "to",
+                  .help = "upload the output to this URL (https://, http:// or s3://) when it is complete",
+                  .target = &to},
+                 "URL");
+  command.keep_out_of_history("to", true);
 }
 
 void OutputOptions::declare_with_skip(Command& command, const std::string& what) {
@@ -156,7 +168,10 @@ bool OutputOptions::made_before(const Command& command, const CommonOptions& com
   if (!skip_existing || to_stdout() || !std::filesystem::is_regular_file(path, error)) return false;
   const std::string other = why_other(path, command.history_line(), inputs);
   if (other.empty()) {
-    common.note("{} is there, whole and made by this command; nothing is done", path);
+    common.note("{} is there, whole and made by this command; {}", path,
+                to.empty()          ? "nothing is done"
+                : send_if_missing() ? "it is uploaded"
+                                    : shown_name(to) + " is there too, and stays");
     if (common.json) report = text_of({{"output", path}, {"skipped", true}});
     return true;
   }
@@ -192,12 +207,44 @@ std::unique_ptr<HeldFile> OutputOptions::hold(const std::string& input, const Co
 
 void OutputOptions::check(const CommonOptions& common) const {
   if (path.empty()) throw usage_error("no output is named; say where with -o FILE");
+  check_to();
   if (to_stdout() && common.json)
     throw usage_error("--json and -o - both write to standard output; give -o a file");
 }
 
 void OutputOptions::check_if_given(const Command& command, const CommonOptions& common) const {
-  if (command.given("output")) check(common);
+  if (command.given("output")) return check(common);
+  if (!to.empty()) throw usage_error("--to uploads the output; name it with -o FILE");
+}
+
+void OutputOptions::check_to() const {
+  if (is_far(path))
+    throw usage_error("-o is a URL: the output is written to a file here first; give -o FILE --to {}",
+                      shown_name(path));
+  if (to.empty()) return;
+  if (!is_far(to)) throw usage_error("--to is '{}'; it must be a URL: https://, http:// or s3://", to);
+  if (to_stdout()) throw usage_error("--to uploads a file; -o cannot be -");
+  require_http(far_place(to));
+}
+
+void OutputOptions::send() const {
+  if (!send_if_missing())
+    throw usage_error("{}: exists already; --overwrite replaces it; {} is complete", shown_name(to), path);
+}
+
+/// False if it is there and may not be replaced.
+bool OutputOptions::send_if_missing() const {
+  if (to.empty()) return true;
+  const FarPlace place = far_place(to);
+  std::error_code error;
+  if (std::filesystem::exists(journal_of(path), error))
+    throw failed("{}: is not uploaded, because another run reads {}; run compact on it, then upload it",
+                 place.shown, path);
+  try {
+    return upload(place, path, replaces());
+  } catch (const Error& fault) {
+    throw Error(fault.kind(), fmt::format("{}; {} is complete", fault.what(), path));
+  }
 }
 
 void LayerSelection::declare(Command& command) {

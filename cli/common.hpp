@@ -69,9 +69,10 @@ struct CommonOptions final : Options {
   std::shared_ptr<Engine> engine_;
 };
 
-/// -o, --overwrite and --force. The result on standard output gives way to a product on it.
+/// -o, --overwrite, --force and --to. The result on standard output gives way to a product on it.
 struct OutputOptions {
   std::string path;
+  std::string to;  ///< URL; empty: the product stays here
   bool overwrite = false;
   bool force = false;
   bool skip_existing = false;
@@ -79,14 +80,17 @@ struct OutputOptions {
   bool replaces() const { return overwrite || force; }
 
   void declare(Command& command, const std::string& what);
+  /// The same without --to, of a command whose product is a folder, or that has another --to.
+  void declare_local(Command& command, const std::string& what);
   /// --skip-existing besides, of commands that are run again where one of many was broken off.
   void declare_with_skip(Command& command, const std::string& what);
   /// With --skip-existing: whether the output is there, whole, made by this command line, and not older than the inputs (those
-  /// that are files); then that is said, and `report` is what goes to standard output. Throws Error(usage) for an output
-  /// that is there but another one, unless it may be replaced.
+  /// that are files). Then that is said, `report` is what goes to standard output, and what --to names is uploaded, if it is not
+  /// there too. Throws Error(usage) for an output that is there but another one, unless it may be replaced.
   bool made_before(const Command& command, const CommonOptions& common,
                    const std::vector<std::string>& inputs, std::string& report) const;
-  /// Throws Error(usage) if no output was named, or if --json and the product both want standard output.
+  /// Throws Error(usage) if no output was named, if it is a URL, if --json and the product both want standard output, or for
+  /// a --to that no product can go to.
   void check(const CommonOptions& common) const;
   /// The same where the output may be left out; then there is none.
   void check_if_given(const Command& command, const CommonOptions& common) const;
@@ -98,7 +102,13 @@ struct OutputOptions {
   /// and prints a note. Otherwise returns nullptr. Call it before opening the input, and pass
   /// HeldFile::state() to OutputFile::replaces().
   std::unique_ptr<HeldFile> hold(const std::string& input, const CommonOptions& common) const;
+  /// Uploads the product, which is there, whole, if --to says where. Throws Error, of kind usage if something else is there already.
+  void send() const;
   bool to_stdout() const { return path == "-"; }
+
+ private:
+  void check_to() const;
+  bool send_if_missing() const;
 };
 
 /// Why a file is not what a command of that line (Command::history_line) would write from these inputs, or nothing: it

@@ -51,7 +51,8 @@ std::string compact(Command& command) {
   std::iota(all.begin(), all.end(), size_t{0});
   const std::vector<DocumentsOf> from{{options.input, all}};
   std::error_code no_size;
-  const uint64_t before = options.input == "-" ? 0 : std::filesystem::file_size(options.input, no_size);
+  const bool here = std::filesystem::is_regular_file(options.input, no_size);
+  const uint64_t before = here ? std::filesystem::file_size(options.input, no_size) : 0;
   return run_to_file(
       options.output,
       [&](OutputFile& output) {

@@ -29,6 +29,7 @@
 #include "cli/shard.hpp"
 #include "cli/subcommands.hpp"
 #include "cli/text.hpp"
+#include "formats/far_place.hpp"
 #include "formats/kv_file.hpp"
 #include "formats/model_files.hpp"
 #include "lib/core/error.hpp"
@@ -166,8 +167,9 @@ std::vector<NamedTokens> read_kv_tokens(const std::string& file) {
 std::vector<NamedTokens> load_sources(const DumpOptions& options, const ModelFiles& files,
                                       TokenTemplate& around) {
   if (!options.tokens.empty())
-    return is_hdf5(options.tokens) ? read_kv_tokens(options.tokens)
-                                   : read_token_lines(options.tokens, "a list of token ids or a kv file");
+    return is_far(options.tokens) || is_hdf5(options.tokens)
+               ? read_kv_tokens(options.tokens)
+               : read_token_lines(options.tokens, "a list of token ids or a kv file");
   const Tokenizer tokenizer = files.tokenizer();
   if (options.special) around = template_of(tokenizer);
   std::vector<NamedTokens> sources;

@@ -103,7 +103,7 @@ void declare(Command& command, Export& options) {
       "kvcodec export kv.h5 --to mlx --bits 4 -o prompt.safetensors");
   command.group("Input and output");
   command.input("FILE", "kv or codes file; - is standard input", options.input);
-  options.output.declare(command, "file to write; of lmcache, vllm, vllm-blocks and sglang a folder");
+  options.output.declare_local(command, "file to write; of lmcache, vllm, vllm-blocks and sglang a folder");
   options.layers.declare(command);
   options.documents.declare(command);
   command.group("What to write");

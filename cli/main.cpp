@@ -16,6 +16,7 @@
 #include "cli/completion.hpp"
 #include "cli/subcommands.hpp"
 #include "cli/text.hpp"
+#include "formats/far_place.hpp"
 #include "formats/output.hpp"
 #include "kvcodec/version.hpp"
 #include "lib/core/error.hpp"
@@ -181,7 +182,7 @@ std::string run(std::vector<std::string> arguments, std::string& context, int& s
 
 int complain(const std::string& context, const std::string& message, int status) {
   // One line of plain text, whatever a file's name or content holds.
-  std::fprintf(stderr, "%s: %s\n", context.c_str(), printable(message).c_str());
+  std::fprintf(stderr, "%s: %s\n", context.c_str(), printable(shown_text(message)).c_str());
   return status;
 }
 

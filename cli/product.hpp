@@ -9,7 +9,7 @@
 
 namespace kvcodec::cli {
 
-/// Opens the output that -o names, runs write(file), commits the file and returns report(what write()
+/// Opens the output that -o names, runs write(file), commits the file, uploads it if --to says so, and returns report(what write()
 /// returned), or nothing if the product itself went to standard output. Errors that concern the output alone
 /// come before the work; if write() throws, an existing output stays as it was. held: the input that the
 /// product replaces, or nullptr (OutputOptions::hold). in_place: `held` is changed instead of replaced;
@@ -25,6 +25,7 @@ std::string run_to_file(const OutputOptions& options, const Write& write, const 
   if (held && !in_place) file->replaces(held->state());
   const auto result = write(*file);
   file->commit();
+  options.send();
   return options.to_stdout() ? std::string() : report(result);
 }
 

@@ -91,7 +91,7 @@ std::string report(Command& command) {
   command.parse();
   options.output.check(options.common);
   options.output.keep(options.inputs);
-  OutputOptions{.path = options.plot, .force = options.output.force}.keep(options.inputs);
+  OutputOptions{.path = options.plot, .to = {}, .force = options.output.force}.keep(options.inputs);
   options.common.apply(command, false);
 
   const Results results = read_results(options.inputs);
@@ -110,7 +110,7 @@ std::string report(Command& command) {
   };
   if (options.plot.empty()) return make_page();
   return run_to_file(
-      {.path = options.plot, .overwrite = options.output.replaces()},
+      {.path = options.plot, .to = {}, .overwrite = options.output.replaces()},
       [&](OutputFile& plot) {
         write_file(plot, svg_file(rise_plot(results, results.runs[0])));
         return make_page();

@@ -41,9 +41,9 @@ struct SplitOptions final : Options {
   }
 };
 
-/// A file to write: its name, and its documents.
+/// A file to write: the word for {} in its name, and its documents.
 struct Portion {
-  std::string output;
+  std::string word;
   std::vector<size_t> documents;
 };
 
@@ -53,12 +53,11 @@ std::string name_of(const std::string& pattern, const std::string& word) {
 }
 
 /// Portions that are called by their numbers, from 1 on, of as many digits each.
-std::vector<Portion> numbered(std::vector<std::vector<size_t>> all, const std::string& pattern) {
+std::vector<Portion> numbered(std::vector<std::vector<size_t>> all) {
   const size_t digits = std::to_string(all.size()).size();
   std::vector<Portion> portions;
   for (auto& documents : all)
-    portions.push_back(
-        {name_of(pattern, fmt::format("{:0{}}", portions.size() + 1, digits)), std::move(documents)});
+    portions.push_back({fmt::format("{:0{}}", portions.size() + 1, digits), std::move(documents)});
   return portions;
 }
 
@@ -68,11 +67,11 @@ std::vector<Portion> listed(const SplitOptions& options, const Documents& docume
     const size_t sign = text.find('=');
     if (sign == 0 || sign == std::string::npos || sign + 1 == text.size())
       throw usage_error("--list is '{}'; it must be NAME=LIST, as test=0-9 or train=@train.txt", text);
-    portions.push_back({name_of(options.output.path, text.substr(0, sign)),
-                        DocumentSelection{text.substr(sign + 1)}.choose(documents, options.input)});
+    portions.push_back(
+        {text.substr(0, sign), DocumentSelection{text.substr(sign + 1)}.choose(documents, options.input)});
     for (size_t i = 0; i + 1 < portions.size(); ++i)
-      if (portions[i].output == portions.back().output)
-        throw usage_error("--list names {} twice", portions.back().output);
+      if (portions[i].word == portions.back().word)
+        throw usage_error("--list names {} twice", name_of(options.output.path, portions.back().word));
   }
   return portions;
 }
@@ -83,13 +82,26 @@ std::vector<Portion> portions_of(const SplitOptions& options, const Documents& d
   if (options.parts > 0) {
     for (int64_t part = 1; part <= options.parts; ++part)
       all.push_back(Shard{part, options.parts}.documents(documents));
-    return numbered(std::move(all), options.output.path);
+    return numbered(std::move(all));
   }
   for (size_t i = 0; i < documents.count(); ++i) {
     if (i % static_cast<size_t>(options.size) == 0) all.emplace_back();
     all.back().push_back(i);
   }
-  return numbered(std::move(all), options.output.path);
+  return numbered(std::move(all));
+}
+
+bool has_one_place(const std::string& pattern) {
+  const size_t place = pattern.find(kPlace);
+  return place != std::string::npos && pattern.find(kPlace, place + 1) == std::string::npos;
+}
+
+/// Where one of the files goes.
+OutputOptions output_of(const SplitOptions& options, const Portion& portion) {
+  OutputOptions output = options.output;
+  output.path = name_of(output.path, portion.word);
+  if (!output.to.empty()) output.to = name_of(output.to, portion.word);
+  return output;
 }
 
 void check(const SplitOptions& options) {
@@ -98,10 +110,11 @@ void check(const SplitOptions& options) {
     throw usage_error("give one of --size, --parts and --list; it says which documents go where");
   options.output.check(options.common);
   const std::string& pattern = options.output.path;
-  const size_t place = pattern.find(kPlace);
-  if (place == std::string::npos || pattern.find(kPlace, place + 1) != std::string::npos)
+  if (!has_one_place(pattern))
     throw usage_error("-o is '{}'; it must have {} once, for the number or the name of each file", pattern,
                       kPlace);
+  if (!options.output.to.empty() && !has_one_place(options.output.to))
+    throw usage_error("--to is '{}'; it must have {} once, as -o has", options.output.to, kPlace);
 }
 
 }  // namespace
@@ -131,18 +144,17 @@ std::string split_file(Command& command) {
 
   const std::vector<DocumentList> lists{list_documents(options.input)};
   const auto portions = portions_of(options, lists.front().documents);
-  for (const Portion& portion : portions) {
-    OutputOptions output = options.output;
-    output.path = portion.output;
-    output.keep({options.input});
-  }
+  for (const Portion& portion : portions) output_of(options, portion).keep({options.input});
   std::vector<CopiedFile> copied;
-  for (const auto& [path, documents] : portions) {
-    OutputFile output(path, options.output.replaces());
-    const std::vector<DocumentsOf> from{{options.input, documents}};
+  copied.reserve(portions.size());
+  for (const Portion& portion : portions) {
+    const OutputOptions where = output_of(options, portion);
+    OutputFile output(where.path, where.replaces());
+    const std::vector<DocumentsOf> from{{options.input, portion.documents}};
     copy_documents(from, output, command.provenance(lists.front().type.history));
     copied.push_back(copied_file(output, from, lists));
     output.commit();
+    where.send();
   }
   return summary(copied, options.common);
 }

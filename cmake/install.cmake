@@ -67,5 +67,8 @@ set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)  # what the program is linked with, by th
 if(OPENBLAS_LIBRARY MATCHES "/openblas-openmp/[^/]*\\.so")
   set(CPACK_DEBIAN_PACKAGE_DEPENDS libopenblas0-openmp)  # any build of OpenBLAS goes with the symbols, and apt takes the pthread one
 endif()
+if(KVCODEC_HAVE_CURL)
+  set(CPACK_DEBIAN_PACKAGE_RECOMMENDS libcurl4)  # which is loaded, not linked with
+endif()
 set(CPACK_THREADS 0)
 include(CPack)

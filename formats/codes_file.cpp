@@ -175,6 +175,10 @@ std::shared_ptr<const CodesReader::Impl::Row> CodesReader::Impl::row(uint64_t nu
   Row sorted = *places;
   if (const PartPlace* overlap = find_overlap(sorted))
     throw parts->error("row {}: two parts have the byte {} of /data", number, overlap->begin);
+  std::vector<h5::RowRange> bytes;
+  bytes.reserve(sorted.size());
+  for (const PartPlace& place : sorted) bytes.push_back({place.begin, place.size});
+  data->will_read(bytes);
   if (rows_.size() >= kRowsKept) rows_.clear();
   rows_.emplace(number, places);
   return places;

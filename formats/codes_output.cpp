@@ -46,7 +46,7 @@ class Arrays final : public PartSource {
 
 CodesFile::CodesFile(const OutputFile& output, const CodesInfo& info, std::vector<Layout> layouts,
                      const CodesReader* before)
-    : file_(h5::File::create(output)),
+    : file_(h5::File::create(output, 2 * values_of(info))),
       info_(info),
       before_(before),
       data_(open_data(before != nullptr)),

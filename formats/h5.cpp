@@ -16,6 +16,7 @@
 #include <hdf5.h>
 #include <unistd.h>
 
+#include "formats/far_file.hpp"
 #include "formats/h5_driver.hpp"
 #include "formats/h5_probe.hpp"
 #include "lib/core/checked.hpp"
@@ -293,7 +294,8 @@ struct File::State {
   bool in_place = false;  // a file that is written and was there before
   std::filesystem::path path;
   hid_t id = -1;
-  int descriptor = -1;             // HDF5's own, to read chunks without it; -1 where there is a user block
+  bool direct = false;             // chunks can be read without HDF5: not where there is a user block
+  int descriptor = -1;             // HDF5's own, for that; -1 of a file on a server
   std::vector<Digest128> digests;  // when writing: of the pieces of all datasets so far
   bool new_digests = false;        // and whether these are others than the file has
 
@@ -313,6 +315,7 @@ struct File::State {
 
   /// For a call that HDF5 refused.
   Error refused(const std::string& object, const std::string& what) const {
+    if (status.source_error) return *status.source_error;
     if (status.error != 0 && writing) return write_error();
     return error(object,
                  what + ": " + (status.error != 0 ? std::strerror(status.error) : innermost_reason()));
@@ -326,6 +329,11 @@ struct File::State {
 
   /// Bytes of the file from `position` on, past HDF5. object: what they belong to, for messages.
   void read_at(uint64_t position, std::span<std::byte> out, const std::string& object) const {
+    if (FarFile* far = input->far()) {
+      if (position > far->size() || out.size() > far->size() - position)
+        throw error(object, fmt::format("the file ends before its byte {}", far->size()));
+      return far->read(position, out);
+    }
     const uint64_t begin = position;
     const std::span<std::byte> all = out;
     while (!out.empty()) {
@@ -448,11 +456,15 @@ File File::open(const std::string& name) {
   state->input = std::make_unique<InputFile>(name);
   state->name = state->input->name();
   state->path = state->input->path();
-  lock_as_reader(state->input->descriptor());
-  state->overlay = find_overlay(state->path, state->input->descriptor(), state->name);
-  state->status.overlay = state->overlay.get();
+  if (state->input->far()) {
+    state->status.source = state->input->far();
+  } else {
+    lock_as_reader(state->input->descriptor());
+    state->overlay = find_overlay(state->path, state->input->descriptor(), state->name);
+    state->status.overlay = state->overlay.get();
+  }
   const Turn turn;
-  const Probed probed = probe(state->input->descriptor(), state->status.overlay);
+  const Probed probed = probe(*state->input, state->status.overlay);
   if (probed != Probed::passed)
     throw state->error(
         "/", probed == Probed::crashed
@@ -466,8 +478,10 @@ File File::open(const std::string& name) {
   hsize_t user_block = 0;
   void* descriptor = nullptr;
   if (H5Pget_userblock(creation.get(), &user_block) >= 0 && user_block == 0 &&
-      H5Fget_vfd_handle(state->id, H5P_DEFAULT, &descriptor) >= 0 && descriptor)
+      H5Fget_vfd_handle(state->id, H5P_DEFAULT, &descriptor) >= 0 && descriptor) {
+    state->direct = true;
     state->descriptor = *static_cast<const int*>(descriptor);
+  }
   return File(std::move(state));
 }
 
@@ -497,7 +511,14 @@ static void open_in_place(File::State& file, InPlace& change, hid_t access) {
     throw file.refused(kDigestTable, "cannot be read");
 }
 
-File File::create(const OutputFile& output) {
+/// HDF5 collects headers and indices of chunks in blocks, the first of which lies at the file's beginning. With room for all of
+/// them there, a reader gets them by one read. Room that is left over is lost.
+static hsize_t header_block_bytes(uint64_t expected_bytes) {
+  constexpr uint64_t kLeast = 2048, kMost = uint64_t{1} << 16, kShare = 4096;  // kLeast: HDF5's own choice
+  return std::clamp(std::bit_floor(expected_bytes / kShare), kLeast, kMost);
+}
+
+File File::create(const OutputFile& output, uint64_t expected_bytes) {
   auto state = std::make_shared<State>();
   state->name = output.target();
   state->path = output.path();
@@ -513,6 +534,7 @@ File File::create(const OutputFile& output) {
   }
   const Handle creation(H5Pcreate(H5P_FILE_CREATE), H5Pclose);
   H5Pset_obj_track_times(creation.get(), false);  // equal content, equal bytes
+  H5Pset_meta_block_size(access.get(), header_block_bytes(expected_bytes));
   H5Pset_attr_phase_change(creation.get(), 64,
                            32);  // some twenty attributes are smaller in the header than in a heap
   state->id = H5Fcreate(state->path.c_str(), H5F_ACC_TRUNC, creation.get(), access.get());
@@ -531,7 +553,11 @@ uint64_t File::size() const {
   return error ? 0 : size;
 }
 
-Traffic File::traffic() const { return {state_->status.reads, state_->status.bytes_read}; }
+Traffic File::traffic() const {
+  if (const FarFile* far = state_->input ? state_->input->far() : nullptr)
+    return {far->requests(), far->bytes()};
+  return {state_->status.reads, state_->status.bytes_read};
+}
 
 bool File::has(const std::string& path) const {
   const Turn turn;
@@ -586,6 +612,18 @@ std::vector<std::string> File::datasets() const {
 
 Error File::make_error(const std::string& path, const std::string& what) const {
   return state_->error(path, what);
+}
+
+/// Expects ranges of a far file, those with small gaps between them as one.
+static void expect_ranges(FarFile& far, std::vector<FileRange> ranges) {
+  constexpr uint64_t kSmallGap = uint64_t{1} << 17;  // fetched in less time than another request takes
+  std::ranges::sort(ranges, {}, &FileRange::begin);
+  for (size_t i = 0; i < ranges.size();) {
+    FileRange joined = ranges[i++];
+    while (i < ranges.size() && ranges[i].begin <= joined.end + kSmallGap)
+      joined.end = std::max(joined.end, ranges[i++].end);
+    far.expect(joined);
+  }
 }
 
 // Attributes ----------------------------------------------------------------------------------------
@@ -844,6 +882,8 @@ struct Dataset::State {
   }
   void visit_pieces(uint64_t first, uint64_t count, const Visitor& visitor) const;
   std::pair<uint64_t, bool> chunk_address(uint64_t index) const;
+  /// Where these rows lie in the file, with the checksums of their chunks; nothing if HDF5 alone knows.
+  std::vector<FileRange> places(uint64_t first, uint64_t count) const;
   void read_chunk(uint64_t index, std::span<std::byte> out) const;
   /// Whether rows can be read without HDF5 and without their neighbours: nothing is checked by chunks.
   bool exact() const { return !pieces && (contiguous || (direct && !checksums)); }
@@ -968,7 +1008,7 @@ void Dataset::State::examine_storage() {
     throw error(
         fmt::format("claims {} bytes [{}], but {} are stored", claimed, fmt::join(shape, ", "), stored));
 
-  if (claimed == 0 || file->descriptor < 0) return;
+  if (claimed == 0 || !file->direct) return;
   if (layout == H5D_CONTIGUOUS) {
     begin = H5Dget_offset(dataset.get());
     contiguous = begin != HADDR_UNDEF;
@@ -1006,6 +1046,24 @@ std::pair<uint64_t, bool> Dataset::State::chunk_address(uint64_t index) const {
     checksum_of_address[index] = checksum;
   }
   return {addresses[index], checksum_of_address[index]};
+}
+
+std::vector<FileRange> Dataset::State::places(uint64_t first, uint64_t count) const {
+  if (count == 0 || row_bytes == 0) return {};
+  if (contiguous) return {{begin + first * row_bytes, begin + (first + count) * row_bytes}};
+  std::vector<FileRange> ranges;
+  if (!direct) return ranges;
+  for (const uint64_t end = first + count; first < end;) {
+    const uint64_t index = first / chunk_rows, behind = std::min(end, (index + 1) * chunk_rows);
+    const auto [at, checksum] = chunk_address(index);
+    const uint64_t within = (first - index * chunk_rows) * row_bytes, bytes = (behind - first) * row_bytes;
+    if (exact())
+      ranges.push_back({at + within, at + within + bytes});
+    else
+      ranges.push_back({at, at + chunk_rows * row_bytes + (checksum ? kChecksumBytes : 0)});
+    first = behind;
+  }
+  return ranges;
 }
 
 /// out: one chunk and, if it has one, its checksum behind it.
@@ -1096,6 +1154,24 @@ void Dataset::State::visit_pieces(uint64_t first, uint64_t count, const Visitor&
   }
 }
 
+void File::will_read(std::span<const char* const> paths) const {
+  FarFile* far = state_->input ? state_->input->far() : nullptr;
+  if (!far) return;
+  constexpr uint64_t kSmallBytes = uint64_t{1} << 25;
+  std::vector<FileRange> ranges;
+  for (const char* path : paths) {
+    try {
+      if (!is_dataset(path)) continue;
+      const Dataset small = dataset(path);
+      if (small.size_bytes() > kSmallBytes) continue;
+      const auto places = small.state_->places(0, small.rows());
+      ranges.insert(ranges.end(), places.begin(), places.end());
+    } catch (const Error&) {  // whoever reads it says so
+    }
+  }
+  expect_ranges(*far, std::move(ranges));
+}
+
 Dataset File::dataset(const std::string& path) const {
   auto state = std::make_shared<Dataset::State>();
   state->file = state_;
@@ -1125,6 +1201,18 @@ void Dataset::expect(DType type, std::span<const uint64_t> shape) const {
 void Dataset::check_rows(uint64_t first, uint64_t count) const {
   if (first > rows() || count > rows() - first)
     throw error("rows {} to {} were asked for; there are {}", first, first + count - 1, rows());
+}
+
+void Dataset::will_read(std::span<const RowRange> rows) const {
+  FarFile* far = state_->file->input ? state_->file->input->far() : nullptr;
+  if (!far) return;
+  std::vector<FileRange> ranges;
+  for (const RowRange& range : rows) {
+    check_rows(range.first, range.count);
+    const auto places = state_->places(range.first, range.count);
+    ranges.insert(ranges.end(), places.begin(), places.end());
+  }
+  expect_ranges(*far, std::move(ranges));
 }
 
 void Dataset::visit(uint64_t first, uint64_t count, const Visitor& visitor) const {

@@ -28,9 +28,14 @@ inline constexpr uint64_t kChunkBytes = uint64_t{1} << 20;
 
 class Dataset;
 
-/// What was read from a file since it was opened, by HDF5 and past it.
+/// Rows of a dataset.
+struct RowRange {
+  uint64_t first = 0, count = 0;
+};
+
+/// What was read from a file since it was opened, by HDF5 and past it. Of a file on a server, since this process opened it first.
 struct Traffic {
-  uint64_t reads = 0;  ///< calls to the system
+  uint64_t reads = 0;  ///< calls to the system, or requests to the server
   uint64_t bytes = 0;  ///< what they brought
 };
 
@@ -43,8 +48,8 @@ class File {
   /// Creates the file at output.path(); messages call it output.target(). If the output is changed in place,
   /// opens the existing file instead. Attributes and datasets that are then written replace those of the same
   /// name as far as they differ, datasets chunk by chunk; datasets that were written can grow from then on.
-  /// Everything else in the file stays.
-  static File create(const OutputFile& output);
+  /// Everything else in the file stays. expected_bytes: about how large a new file will be, at most; headers get room by that.
+  static File create(const OutputFile& output, uint64_t expected_bytes = 0);
 
   const std::string& name() const;
   uint64_t size() const;    ///< bytes on disk
@@ -58,6 +63,9 @@ class File {
   /// Names directly below a group, in byte order.
   std::vector<std::string> children(const std::string& group) const;
   Dataset dataset(const std::string& path) const;
+  /// Says that these datasets will be read soon, those of them that are there, and small ones whole: of a file on a server
+  /// what lies close together is then fetched by one request. Of other files nothing happens.
+  void will_read(std::span<const char* const> paths) const;
   /// Paths of all datasets that lie in this file, the table of digests aside, in byte order; links are not followed.
   std::vector<std::string> datasets() const;
 
@@ -126,6 +134,9 @@ class Dataset {
   /// [first, first + count), in any order and from several threads at once.
   using Visitor = std::function<void(uint64_t row, std::span<const std::byte> bytes)>;
   void visit(uint64_t first, uint64_t count, const Visitor& visitor) const;
+
+  /// Says that these rows will be read soon, as File::will_read.
+  void will_read(std::span<const RowRange> rows) const;
 
   /// Reads everything and verifies all checksums and digests, that of the shape even where there are no rows.
   void verify() const;

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <iterator>
 #include <new>
+#include <span>
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -29,11 +30,21 @@ void note(OpenFile* file, int error) {
   if (file->status->error == 0) file->status->error = error;
 }
 
+H5FD_t* open_source(FileStatus* status, bool write) {
+  auto* file = write ? nullptr : new (std::nothrow) OpenFile{};
+  if (!file) return nullptr;
+  file->descriptor = -1;
+  file->status = status;
+  file->end_written = status->source->size();
+  return &file->base;
+}
+
 H5FD_t* open_file(const char* name, unsigned flags, hid_t access, haddr_t) {
   const void* info = H5Pget_driver_info(access);
   if (!info) return nullptr;
   FileStatus* status = *static_cast<FileStatus* const*>(info);
   const bool write = flags & H5F_ACC_RDWR, empty = flags & H5F_ACC_TRUNC;
+  if (status->source) return open_source(status, write);
   const int descriptor =
       status->given >= 0
           ? ::fcntl(status->given, F_DUPFD_CLOEXEC, 0)
@@ -63,12 +74,13 @@ herr_t close_file(H5FD_t* base) {
     overlay->end = file->end_allocated;
     overlay->complete = true;
   }
-  if (::close(file->descriptor) != 0) note(file, errno);
+  if (file->descriptor >= 0 && ::close(file->descriptor) != 0) note(file, errno);
   delete file;
   return 0;
 }
 
 int compare(const H5FD_t* a, const H5FD_t* b) {
+  if (cast(a)->status->source || cast(b)->status->source) return a < b ? -1 : a > b;
   const int left = cast(a)->descriptor, right = cast(b)->descriptor;
   return left < right ? -1 : left > right;
 }
@@ -113,8 +125,27 @@ herr_t read_file(OpenFile* file, haddr_t address, size_t size, char* out) {
   return 0;
 }
 
+/// What lies behind the end is zero here too.
+herr_t read_source(OpenFile* file, haddr_t address, size_t size, char* out) {
+  FileStatus& status = *file->status;
+  try {
+    const uint64_t end = status.source->size(),
+                   there = address < end ? std::min<uint64_t>(size, end - address) : 0;
+    std::memset(out + there, 0, size - there);
+    if (there > 0) status.source->read(address, std::as_writable_bytes(std::span(out, there)));
+    return 0;
+  } catch (const Error& error) {  // HDF5 is no code that an exception may pass
+    if (!status.source_error) status.source_error = error;
+  } catch (const std::exception& error) {
+    if (!status.source_error) status.source_error = failed("{}", error.what());
+  }
+  note(file, EIO);
+  return -1;
+}
+
 herr_t read_bytes(H5FD_t* base, H5FD_mem_t, hid_t, haddr_t address, size_t size, void* buffer) {
   OpenFile* file = cast(base);
+  if (file->status->source) return read_source(file, address, size, static_cast<char*>(buffer));
   if (read_file(file, address, size, static_cast<char*>(buffer)) < 0) return -1;
   if (const Overlay* overlay = file->status->overlay)
     overlay->patch(address, {static_cast<std::byte*>(buffer), size});

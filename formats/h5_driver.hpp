@@ -3,10 +3,13 @@
 
 #include <atomic>
 #include <cstdint>
+#include <optional>
 
 #include <hdf5.h>
 
+#include "formats/byte_source.hpp"
 #include "formats/journal.hpp"
+#include "lib/core/error.hpp"
 
 namespace kvcodec::h5 {
 
@@ -17,11 +20,14 @@ struct FileStatus {
   int error = 0;
   /// A descriptor to read through, whatever the file is called; -1: the driver opens the file by its name.
   int given = -1;
+  /// What to read from in place of a file that is opened here; nullptr: there is one.
+  ByteSource* source = nullptr;
+  std::optional<Error> source_error;  ///< why `source` could not be read first
   /// Pages that are read in place of the file's. While the file is written, changes of its old bytes go to
   /// these pages, and its new end to overlay->end; new bytes go to the file itself.
   Overlay* overlay = nullptr;
-  uint64_t allocated = 0;  ///< bytes of the file that HDF5 knows of
-  std::atomic<uint64_t> reads = 0, bytes_read = 0;
+  uint64_t allocated = 0;                           ///< bytes of the file that HDF5 knows of
+  std::atomic<uint64_t> reads = 0, bytes_read = 0;  ///< not those of `source`, which counts itself
 
   void count_read(uint64_t bytes) {
     reads.fetch_add(1, std::memory_order_relaxed);

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstddef>
+#include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -13,6 +15,7 @@
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -25,6 +28,7 @@
 #include <sys/syscall.h>
 #endif
 
+#include "formats/far_file.hpp"
 #include "formats/h5_driver.hpp"
 
 namespace kvcodec::h5 {
@@ -45,9 +49,9 @@ constexpr uint32_t kMachine = AUDIT_ARCH_X86_64;
 constexpr uint32_t kMachine = AUDIT_ARCH_AARCH64;
 #endif
 
-/// Reading what is open, memory, and the end. Everything else is refused with EPERM, so that what HDF5 or the C library
-/// asks for without need does no harm.
-void give_up_rights() {
+/// Reading what is open, memory, and the end; and writing to one descriptor, if there is one. Everything else is refused with
+/// EPERM, so that what HDF5 or the C library asks for without need does no harm.
+void give_up_rights(int written) {
   constexpr uint32_t kAllowed[] = {
       __NR_read,   __NR_pread64,    __NR_lseek,     __NR_fstat,         __NR_close,        __NR_mmap,
       __NR_munmap, __NR_mremap,     __NR_brk,       __NR_madvise,       __NR_mprotect,     __NR_futex,
@@ -62,14 +66,102 @@ void give_up_rights() {
     program.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 1));
     program.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW));
   }
+  if (written >= 0) {
+    // Its number fits the lower half of the argument, which comes first.
+    program.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_write, 0, 3));
+    program.push_back(BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, args)));
+    program.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<uint32_t>(written), 0, 1));
+    program.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW));
+  }
   program.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM));
   const sock_fprog filter = {static_cast<unsigned short>(program.size()), program.data()};
   // Where a container forbids it there is a child all the same.
   if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0) prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter);
 }
 #else
-void give_up_rights() {}
+void give_up_rights(int) {}
 #endif
+
+/// Closes what the program has open, but for one descriptor: connections to servers above all.
+void close_others(int kept) {
+  const auto number = static_cast<unsigned>(kept);
+  if (kept > 0) ::close_range(0, number - 1, 0);
+  ::close_range(number + 1, ~0U, 0);
+}
+
+// Bytes for the child ---------------------------------------------------------------------------------
+
+// The child writes what it wants, a position and a size, and reads a byte that says whether that follows, and the bytes.
+struct Wanted {
+  uint64_t position = 0, size = 0;
+};
+constexpr uint64_t kMostWanted = uint64_t{1} << 20;
+
+/// Whether all of it came.
+bool read_whole(int descriptor, std::span<std::byte> out) {
+  while (!out.empty()) {
+    const ssize_t got = ::read(descriptor, out.data(), out.size());
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) return false;
+    out = out.subspan(static_cast<size_t>(got));
+  }
+  return true;
+}
+
+/// The child's end.
+class AskedBytes final : public ByteSource {
+ public:
+  AskedBytes(int socket, uint64_t size) : socket_(socket), size_(size) {}
+
+  uint64_t size() const override { return size_; }
+  void read(uint64_t position, std::span<std::byte> out) override {
+    while (!out.empty()) {
+      const Wanted wanted{position, std::min<uint64_t>(out.size(), kMostWanted)};
+      const auto part = out.first(wanted.size);
+      std::byte follows{0};
+      if (::write(socket_, &wanted, sizeof wanted) != sizeof wanted ||
+          !read_whole(socket_, std::span(&follows, 1)) || follows == std::byte{0} ||
+          !read_whole(socket_, part))
+        throw bad_input("no bytes came");
+      position += part.size();
+      out = out.subspan(part.size());
+    }
+  }
+
+ private:
+  int socket_;
+  uint64_t size_;
+};
+
+/// The parent's end: answers until the child is gone. Returns why bytes could not be given first.
+std::optional<Error> serve(int socket, ByteSource& source) {
+  std::optional<Error> error;
+  std::vector<std::byte> answer;
+  const auto send_whole = [&](std::span<const std::byte> bytes) {
+    while (!bytes.empty()) {
+      const ssize_t put = ::send(socket, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+      if (put < 0 && errno == EINTR) continue;
+      if (put <= 0) return false;
+      bytes = bytes.subspan(static_cast<size_t>(put));
+    }
+    return true;
+  };
+  for (Wanted wanted; read_whole(socket, std::as_writable_bytes(std::span(&wanted, 1)));) {
+    answer.assign(1, std::byte{0});
+    if (wanted.size <= kMostWanted && wanted.position <= source.size() &&
+        wanted.size <= source.size() - wanted.position)
+      try {
+        answer.resize(1 + wanted.size);
+        source.read(wanted.position, std::span(answer).subspan(1));
+        answer.front() = std::byte{1};
+      } catch (const Error& failure) {
+        if (!error) error = failure;
+        answer.assign(1, std::byte{0});
+      }
+    if (!send_whole(answer)) break;
+  }
+  return error;
+}
 
 // What it does ----------------------------------------------------------------------------------------
 
@@ -191,7 +283,8 @@ void look_at_everything(hid_t file) {
   }
 }
 
-[[noreturn]] void be_the_child(int descriptor, Overlay* overlay) {
+/// descriptor: the file, or of a file on a server the socket at whose other end its bytes are.
+[[noreturn]] void be_the_child(int descriptor, Overlay* overlay, const FarFile* far) {
   for (const int number :
        {SIGSEGV, SIGBUS, SIGABRT, SIGFPE, SIGILL, SIGXCPU, SIGINT, SIGTERM, SIGHUP, SIGPIPE})
     ::signal(number, SIG_DFL);  // those of the parent would remove its temporaries
@@ -200,12 +293,15 @@ void look_at_everything(hid_t file) {
   const rlimit seconds = {kMostSeconds, kMostSeconds + 1}, no_core = {0, 0};
   ::setrlimit(RLIMIT_CPU, &seconds);
   ::setrlimit(RLIMIT_CORE, &no_core);
+  close_others(descriptor);
   FileStatus status;
   status.given = descriptor;
   status.overlay = overlay;
   try {
+    AskedBytes asked(descriptor, far ? far->size() : 0);
+    if (far) status.source = &asked;
     const hid_t access = make_access(&status);
-    give_up_rights();
+    give_up_rights(far ? descriptor : -1);
     const hid_t file = H5Fopen("probed", H5F_ACC_RDONLY, access);
     if (file >= 0) {
       look_at_everything(file);
@@ -219,17 +315,35 @@ void look_at_everything(hid_t file) {
 
 }  // namespace
 
-Probed probe(int descriptor, Overlay* overlay) {
+namespace {
+
+/// Which file it is, in which state.
+using ProbedState = std::tuple<dev_t, ino_t, off_t, time_t, long, uint64_t>;
+
+std::optional<ProbedState> probed_state(const InputFile& input, const Overlay* overlay) {
+  if (const FarFile* far = input.far()) return ProbedState{0, 0, 0, 0, 0, far->number()};
   struct stat status = {};
-  if (::fstat(descriptor, &status) != 0) return Probed::passed;
-  using State = std::tuple<dev_t, ino_t, off_t, time_t, long, uint64_t>;
-  static std::set<State> passed;  // the caller lets one thread in at a time
-  const State state{status.st_dev,         status.st_ino,          status.st_size,
-                    status.st_mtim.tv_sec, status.st_mtim.tv_nsec, overlay ? overlay->end : 0};
-  if (passed.contains(state)) return Probed::passed;
+  if (::fstat(input.descriptor(), &status) != 0) return std::nullopt;
+  return ProbedState{status.st_dev,         status.st_ino,          status.st_size,
+                     status.st_mtim.tv_sec, status.st_mtim.tv_nsec, overlay ? overlay->end : 0};
+}
+
+}  // namespace
+
+Probed probe(const InputFile& input, Overlay* overlay) {
+  const auto state = probed_state(input, overlay);
+  static std::set<ProbedState> passed;  // the caller lets one thread in at a time
+  if (!state || passed.contains(*state)) return Probed::passed;
+  FarFile* far = input.far();
+  int sockets[2] = {-1, -1};
+  if (far && ::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets) != 0) return Probed::passed;
   const pid_t child = ::fork();
+  if (child == 0) be_the_child(far ? sockets[1] : input.descriptor(), overlay, far);
+  if (far) ::close(sockets[1]);
+  std::optional<Error> unread;
+  if (far && child > 0) unread = serve(sockets[0], *far);
+  if (far) ::close(sockets[0]);
   if (child < 0) return Probed::passed;  // no process to spare: the file is read as without a probe
-  if (child == 0) be_the_child(descriptor, overlay);
   int result = 0;
   while (::waitpid(child, &result, 0) < 0)
     if (errno != EINTR) return Probed::passed;
@@ -240,7 +354,8 @@ Probed probe(int descriptor, Overlay* overlay) {
     if (number == SIGSEGV || number == SIGBUS || number == SIGABRT || number == SIGFPE || number == SIGILL)
       return Probed::crashed;
   }
-  passed.insert(state);
+  if (unread) throw *unread;
+  passed.insert(*state);
   return Probed::passed;
 }
 

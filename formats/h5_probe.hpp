@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "formats/journal.hpp"
+#include "formats/output.hpp"
 
 namespace kvcodec::h5 {
 
@@ -17,7 +18,11 @@ enum class Probed : uint8_t {
 /// Goes through all groups, datasets and attributes of the file in a child process that may read it and ask for memory,
 /// nothing else (seccomp, where the system has it). The reason: HDF5 1.10 crashes on some headers that somebody made up
 /// on purpose; so it is the child that crashes. Of a file that passed before, unchanged, nothing is asked again.
-/// descriptor: the file, open for reading; overlay: what changes of it, or nullptr. The caller keeps other threads out of HDF5.
-Probed probe(int descriptor, Overlay* overlay);
+///
+/// Of a file on a server the child asks this process for bytes, through a pair of sockets, which is all it has open: it reaches
+/// no network. Throws Error if the server does not give them.
+///
+/// overlay: what changes of the file, or nullptr. The caller keeps other threads out of HDF5.
+Probed probe(const InputFile& input, Overlay* overlay);
 
 }  // namespace kvcodec::h5

@@ -1,5 +1,6 @@
 #include "formats/output.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdio>
@@ -18,6 +19,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "formats/far_file.hpp"
 #include "formats/journal.hpp"
 #include "formats/mapped_file.hpp"
 #include "lib/core/digest.hpp"
@@ -125,12 +127,6 @@ int copy_all(int from, int to, bool& writing) {
       done += put;
     }
   }
-}
-
-fs::path temporary_folder() {
-  std::error_code error;
-  fs::path folder = fs::temp_directory_path(error);
-  return error ? fs::path("/tmp") : folder;
 }
 
 /// When the process began, in ticks since the system did; 0 if it is gone, or that cannot be read.
@@ -249,18 +245,42 @@ const Descriptor& standard_input() {
   return copy;
 }
 
-/// HDF5's signature stands at byte 0, or behind a user block at 512, 1024, 2048, …
-bool has_hdf5_signature(int file, uint64_t size) {
+/// HDF5's signature stands at byte 0, or behind a user block at 512, 1024, 2048, … read(position, bytes) tells whether these
+/// bytes could be read.
+template <class Read>
+bool finds_signature(uint64_t size, const Read& read) {
   constexpr std::string_view kSignature("\x89HDF\r\n\x1a\n", 8);
   for (uint64_t at = 0; at + kSignature.size() <= size; at = at == 0 ? 512 : 2 * at) {
     char bytes[8];
-    if (::pread(file, bytes, sizeof bytes, static_cast<off_t>(at)) != sizeof bytes) return false;
+    if (!read(at, std::span(bytes))) return false;
     if (std::string_view(bytes, sizeof bytes) == kSignature) return true;
   }
   return false;
 }
 
+/// That of a file on a server stands at its beginning: others are not searched by requests.
+bool has_hdf5_signature(FarFile& file) {
+  constexpr uint64_t kSearched = uint64_t{1} << 16;
+  return finds_signature(std::min(file.size(), kSearched), [&](uint64_t at, std::span<char> bytes) {
+    file.read(at, std::as_writable_bytes(bytes));
+    return true;
+  });
+}
+
+bool has_hdf5_signature(int file, uint64_t size) {
+  return finds_signature(size, [&](uint64_t at, std::span<char> bytes) {
+    return ::pread(file, bytes.data(), bytes.size(), static_cast<off_t>(at)) ==
+           static_cast<ssize_t>(bytes.size());
+  });
+}
+
 }  // namespace
+
+std::filesystem::path temporary_folder() {
+  std::error_code error;
+  fs::path folder = fs::temp_directory_path(error);
+  return error ? fs::path("/tmp") : folder;
+}
 
 void install_signal_cleanup() {
   for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGPIPE}) {
@@ -364,6 +384,9 @@ HeldFile::~HeldFile() { ::close(descriptor_); }
 
 OutputFile::OutputFile(std::string target, bool overwrite)
     : target_(std::move(target)), overwrite_(overwrite) {
+  if (is_far(target_))
+    throw usage_error("{}: a product is written to a file here first; name it with -o, and the URL with --to",
+                      shown_name(target_));
   if (is_standard_stream(target_)) {
     if (::isatty(STDOUT_FILENO))
       throw usage_error("standard output is a terminal; name a file with -o, or send the output to one");
@@ -465,6 +488,13 @@ void OutputFile::replace_target() {
 }
 
 InputFile::InputFile(std::string name) : name_(std::move(name)) {
+  if (is_far(name_)) {
+    far_ = FarFile::open(name_);
+    name_ = path_ = far_->name();
+    size_ = far_->size();
+    if (!has_hdf5_signature(*far_)) throw bad_input("{}: not an HDF5 file", name_);
+    return;
+  }
   if (is_standard_stream(name_)) {
     name_ = "standard input";
     descriptor_ = ::dup(standard_input().get());
@@ -490,6 +520,8 @@ InputFile::InputFile(std::string name) : name_(std::move(name)) {
   }
 }
 
-InputFile::~InputFile() { ::close(descriptor_); }
+InputFile::~InputFile() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
 
 }  // namespace kvcodec

@@ -13,6 +13,7 @@
 
 namespace kvcodec {
 
+class FarFile;
 class InPlace;
 
 /// Installs signal handlers; for main(), once. SIGINT, SIGTERM, SIGHUP and SIGPIPE remove the temporary files
@@ -20,6 +21,9 @@ class InPlace;
 /// shortened, removes them too; the program then prints that file's name and exits with status 1. SIGXFSZ is
 /// ignored, so that a write beyond the file size limit is an ordinary write error.
 void install_signal_cleanup();
+
+/// Where temporary files go that belong beside no other: TMPDIR, or /tmp.
+std::filesystem::path temporary_folder();
 
 /// Which file a name led to, and its state: any of these is another once the file was replaced or changed.
 struct FileState {
@@ -111,7 +115,7 @@ class UnnamedFile {
 };
 
 /// A file to read; "-" is standard input, copied to an unnamed temporary file first, because HDF5 must seek.
-/// All InputFiles of "-" in a process see that one copy.
+/// All InputFiles of "-" in a process see that one copy. A URL is a file on a server (formats/far_file.hpp).
 /// Throws Error(bad_input) naming the file: not there, a folder, not readable, not HDF5.
 class InputFile {
  public:
@@ -124,12 +128,15 @@ class InputFile {
   const std::string& name() const {
     return name_;
   }  ///< what to call it in messages: the name given, or "standard input"
-  uint64_t size() const { return size_; }         ///< bytes
-  int descriptor() const { return descriptor_; }  ///< open for reading
+  uint64_t size() const { return size_; }  ///< bytes
+  /// The file on a server; nullptr for one that is here.
+  FarFile* far() const { return far_.get(); }
+  int descriptor() const { return descriptor_; }  ///< open for reading; -1 for a file on a server
 
  private:
   std::string name_;
   std::filesystem::path path_;
+  std::shared_ptr<FarFile> far_;
   int descriptor_ = -1;
   uint64_t size_ = 0;
 };

@@ -107,6 +107,16 @@ TEST_CASE("an option that is bound twice is a defect of the program") {
   CHECK_NOTHROW(command.option({.name = "more", .help = "", .target = &flag}));
 }
 
+TEST_CASE("a history has URLs without their secrets, and no --to") {
+  Command command("try", "tries",
+                  {"https://me:word@host/kv.h5?Signature=1", "--book=https://host/b.h5?key=2", "--documents",
+                   "https://site/page?id=3", "--to", "s3://bucket/x.h5", "--loud", "a?b"});
+  command.keep_out_of_history("to", true);
+  CHECK_EQ(
+      command.history_line(),
+      "kvcodec try https://host/kv.h5 --book=https://host/b.h5 --documents 'https://site/page?id=3' --loud 'a?b'");
+}
+
 TEST_CASE("a training's own seed stands in the place of the common one") {
   Settings settings;
   int64_t seed = 1;
