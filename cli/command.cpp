@@ -163,10 +163,11 @@ struct Command::Parser {
   std::deque<Bound> options;  // CLI11 keeps references to its members
 };
 
-Command::Command(std::string name, std::string summary, std::vector<std::string> arguments)
+Command::Command(std::string name, std::string summary, std::vector<std::string> arguments, const Team& team)
     : name_(std::move(name)),
       summary_(std::move(summary)),
       arguments_(std::move(arguments)),
+      team_(team),
       parser_(std::make_unique<Parser>()) {
   parser_->add({.name = "--help", .letter = 'h'});
 }

@@ -15,6 +15,7 @@
 
 #include "formats/header.hpp"
 #include "lib/core/options.hpp"
+#include "lib/core/team.hpp"
 
 namespace kvcodec::cli {
 
@@ -25,13 +26,15 @@ struct HelpWanted {
 
 class Command {
  public:
-  /// arguments: what follows the subcommand's name.
-  Command(std::string name, std::string summary, std::vector<std::string> arguments);
+  /// arguments: what follows the subcommand's name. team: who runs it, and outlives it.
+  Command(std::string name, std::string summary, std::vector<std::string> arguments,
+          const Team& team = alone());
   ~Command();
   Command(const Command&) = delete;
   Command& operator=(const Command&) = delete;
 
   const std::string& name() const { return name_; }
+  const Team& team() const { return team_; }
 
   /// The text around the options: what follows the name in the usage line, paragraphs, and lines of an
   /// example.
@@ -114,6 +117,7 @@ class Command {
   std::string name_, summary_, synopsis_, description_, example_, history_end_;
   std::map<std::string, bool> unrecorded_;  // options, and whether they have a value
   std::vector<std::string> arguments_;
+  const Team& team_;
   int status_ = 0;
   std::unique_ptr<Parser> parser_;
   std::vector<Group> groups_;

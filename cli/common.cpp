@@ -89,6 +89,12 @@ void CommonOptions::declare_without_seed(Command& command) {
 void CommonOptions::apply(const Command& command, bool has_twin) {
   if (command.given("threads")) set_num_threads(static_cast<int>(threads));
   (void)memory_bytes();  // a malformed size is found before any work
+  if (command.team().rank() > 0) quiet = true;
+  if (command.team().size() > 1) {
+    if (device == DeviceChoice::cuda)
+      throw usage_error("--device is cuda, but ranks of MPI compute on CPUs: take auto or cpu");
+    return;
+  }
   if (device == DeviceChoice::cpu) return;
   if (device == DeviceChoice::automatic) {
     if (has_twin && usable_device()) engine_ = cuda::make_engine();

@@ -44,7 +44,8 @@ struct CommonOptions final : Options {
   void declare_without_seed(Command& command);
   /// Sets the number of threads and settles the device. has_twin: whether some of the command's work can be
   /// done on one. Throws Error(no_device) for --device cuda where there is none, and Error(usage) where there
-  /// is one but the command has no device version. Before any work.
+  /// is one but the command has no device version. Of a team's ranks the first alone prints, and none takes a device:
+  /// throws Error(usage) for --device cuda. Before any work.
   void apply(const Command& command, bool has_twin);
   /// The device that computes, or nullptr. With --device cuda notes on standard error say what falls back to
   /// the CPU.

@@ -1,10 +1,12 @@
 // kvcodec: the table of subcommands, and what every one of them shares at the edges: help, errors, exit
 // codes.
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <memory>
 #include <new>
 #include <string>
 #include <vector>
@@ -14,6 +16,7 @@
 #include <unistd.h>
 
 #include "cli/completion.hpp"
+#include "cli/ranks.hpp"
 #include "cli/subcommands.hpp"
 #include "cli/text.hpp"
 #include "formats/far_place.hpp"
@@ -28,6 +31,7 @@ struct Subcommand {
   const char* name;
   const char* summary;
   std::string (*run)(Command&);
+  bool by_ranks = false;  ///< whether ranks of MPI can do it together
 };
 
 struct Task {
@@ -41,9 +45,9 @@ const std::vector<Task>& tasks() {
       {"Prepare",
        {{"dump-kv", "run a model over text and store its keys and values", dump_kv},
         {"import", "read a cache that another program saved", import_cache},
-        {"train-dict", "learn a dictionary for the codec sparse", train_dict},
-        {"train-rvq", "learn codebooks for the codec rvq", train_rvq},
-        {"train-transform", "learn a basis for the codec transform", train_transform}}},
+        {"train-dict", "learn a dictionary for the codec sparse", train_dict, true},
+        {"train-rvq", "learn codebooks for the codec rvq", train_rvq, true},
+        {"train-transform", "learn a basis for the codec transform", train_transform, true}}},
       {"Code",
        {{"choose", "find the codec and the options that serve a cache best", choose},
         {"encode", "compress a cache with one of the codecs", encode},
@@ -153,9 +157,25 @@ void write_result(const std::string& text) {
     throw failed("standard output: {}", std::strerror(errno));
 }
 
+/// Several processes that do not know of each other would write one output.
+void check_ranks(const Subcommand& subcommand, const Team& team) {
+  const int ranks = std::max(team.size(), launched_ranks());
+  if (ranks == 1) return;
+  if (!subcommand.by_ranks && team.size() > 1)
+    throw usage_error(
+        "{} ranks were started, but only train-dict, train-rvq and train-transform work together: start {} without "
+        "mpirun",
+        ranks, subcommand.name);
+  if (subcommand.by_ranks && team.size() == 1)
+    throw usage_error(
+        "{} processes were started, but they do not find each other: this program was built without MPI "
+        "(-DKVCODEC_MPI=ON), or with another one than mpirun is of",
+        ranks);
+}
+
 /// What goes to standard output. `context` is set to the subcommand's name once it is known, `status` to what the
 /// program answers.
-std::string run(std::vector<std::string> arguments, std::string& context, int& status) {
+std::string run(std::vector<std::string> arguments, const Team& team, std::string& context, int& status) {
   if (arguments.empty()) throw usage_error("no command is given; 'kvcodec help' lists them");
   std::string name = arguments[0];
   arguments.erase(arguments.begin());
@@ -170,7 +190,8 @@ std::string run(std::vector<std::string> arguments, std::string& context, int& s
   if (name.starts_with("-")) throw usage_error("{} stands before the command; options come after it", name);
   const Subcommand& subcommand = find(name);
   context += " " + name;
-  Command command(subcommand.name, subcommand.summary, std::move(arguments));
+  if (!help) check_ranks(subcommand, team);
+  Command command(subcommand.name, subcommand.summary, std::move(arguments), team);
   try {
     std::string result = subcommand.run(command);
     status = command.status();
@@ -180,24 +201,41 @@ std::string run(std::vector<std::string> arguments, std::string& context, int& s
   }
 }
 
-int complain(const std::string& context, const std::string& message, int status) {
+void complain(const std::string& context, const std::string& message) {
   // One line of plain text, whatever a file's name or content holds.
   std::fprintf(stderr, "%s: %s\n", context.c_str(), printable(shown_text(message)).c_str());
-  return status;
 }
 
-int guarded_main(std::vector<std::string> arguments) {
-  std::string context = "kvcodec";
+/// Runs body(); whatever leaves it does so as an Error.
+template <class Body>
+void with_errors(const Body& body) {
   try {
-    int status = kDone;
-    write_result(run(std::move(arguments), context, status));
-    return status;
-  } catch (const Error& error) {
-    return complain(context, error.what(), status_of(error.kind()));
+    body();
+  } catch (const Error&) {
+    throw;
   } catch (const std::bad_alloc&) {
-    return complain(context, "out of memory; a smaller --memory or fewer --threads may help", kFailed);
+    throw failed("out of memory; a smaller --memory or fewer --threads may help");
   } catch (const std::exception& error) {
-    return complain(context, error.what(), kFailed);
+    throw failed("{}", error.what());
+  }
+}
+
+/// All ranks end alike, and the first one alone prints.
+int guarded_main(std::vector<std::string> arguments) {
+  const std::unique_ptr<Team> team = join_team();
+  std::string context = "kvcodec";
+  int status = kDone;
+  try {
+    with_errors([&] {
+      const std::string result = run(std::move(arguments), *team, context, status);
+      if (team->rank() == 0) write_result(result);
+      team->wait();
+    });
+    return status;
+  } catch (const Error& own) {
+    const Error error = team->fail(own);
+    if (team->rank() == 0) complain(context, error.what());
+    return status_of(error.kind());
   }
 }
 

@@ -18,6 +18,7 @@
 #include "cli/json.hpp"
 #include "cli/product.hpp"
 #include "cli/progress.hpp"
+#include "cli/ranks.hpp"
 #include "cli/subcommands.hpp"
 #include "cli/text.hpp"
 #include "cli/training.hpp"
@@ -295,7 +296,7 @@ void check_weights(const Command& command, TrainDictOptions& options) {
 /// Trains one dictionary of the book.
 SideResult train_side(const TrainedRows& rows, const std::vector<Run>& runs, const std::vector<int>& groups,
                       const TrainDictOptions& options, const LayerWeights& weights, SparseBook& sparse,
-                      Side side, size_t part) {
+                      Side side, size_t part, const Team& team) {
   const Stopwatch watch;
   const auto served = sparse.global() ? groups : std::vector{sparse.parts[part].first_layer};
   const KvSource signals(rows, runs, served, options.training, weights, side);
@@ -312,7 +313,7 @@ SideResult train_side(const TrainedRows& rows, const std::vector<Run>& runs, con
   Engine* const engine = options.common.engine();
   const auto device = engine ? engine->training(options.training, signals.layout().signal_width()) : nullptr;
   train_dictionary(signals, options.training, dictionary, training, bar.callback(), device.get(),
-                   engine ? engine->kmeans() : KmeansFunction());
+                   engine ? engine->kmeans() : KmeansFunction(), team);
   finish(result, signals, options.training, trained);
   result.seconds = watch.seconds();
   // Who fixes the time that files name wants the same bytes from the same work.
@@ -336,7 +337,7 @@ std::string train_dict(Command& command) {
   options.training.check();
   check_weights(command, options);
 
-  TrainingFiles files = open_training_files(options.inputs);
+  TrainingFiles files = open_training_files(options.inputs, command.team());
   const KvReader& first = files.caches.front();
   SparseBook sparse;
   if (!options.resume.empty()) files.histories.push_back(take_up(command, options, sparse));
@@ -349,17 +350,20 @@ std::string train_dict(Command& command) {
   const LayerWeights weights = options.read_weights(first.model());
 
   const bool global = sparse.global();
-  const auto write = [&](OutputFile& output) {
+  const auto train = [&] {
     Trained trained;
     for (const Side side : kSides)
       for (size_t part = 0; part < sparse.parts.size(); ++part)
-        trained.sides.push_back(train_side(rows, runs, groups, options, weights, sparse, side, part));
+        trained.sides.push_back(
+            train_side(rows, runs, groups, options, weights, sparse, side, part, command.team()));
+    return trained;
+  };
+  const auto write = [&](OutputFile& output, Trained& trained) {
     const Book book = to_book(std::move(sparse));
     trained.book_bytes = book.size_bytes(), trained.digest = book.digest();
     write_book(output, book, first.model(), command.provenance(merged_history(files.histories)));
-    return trained;
   };
-  return run_to_file(options.output, write, [&](const Trained& trained) {
+  return train_to_file(command.team(), options.output, train, write, [&](const Trained& trained) {
     return summary(global, trained.sides, options, trained.book_bytes, trained.digest);
   });
 }

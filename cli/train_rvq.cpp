@@ -17,6 +17,7 @@
 #include "cli/json.hpp"
 #include "cli/product.hpp"
 #include "cli/progress.hpp"
+#include "cli/ranks.hpp"
 #include "cli/subcommands.hpp"
 #include "cli/text.hpp"
 #include "cli/training.hpp"
@@ -26,6 +27,7 @@
 #include "lib/core/error.hpp"
 #include "lib/engine/engine.hpp"
 #include "lib/metrics/rate.hpp"
+#include "lib/rvq/team_training.hpp"
 
 namespace kvcodec::cli {
 namespace {
@@ -84,26 +86,26 @@ void apply_preset(const RvqPreset& preset, RvqBookOptions& book, RvqTrainOptions
   training.method = preset.method;
 }
 
-/// The vectors of one side: those of all heads of all chosen layers of the tokens.
+/// The vectors of one side: those of all heads of all chosen layers of the tokens. Each rank reads its share of the tokens.
 Matrix<float> load_vectors(const TrainedRows& rows, const std::vector<Run>& runs,
-                           const std::vector<int>& layers, const LayerWeights& weights, Side side) {
+                           const std::vector<int>& layers, const LayerWeights& weights, Side side,
+                           const Team& team) {
   const ModelInfo& model = runs.front().kv->model();
   const auto heads = static_cast<size_t>(model.num_kv_heads), d = static_cast<size_t>(model.head_dim);
-  size_t tokens = 0;
-  for (const Run& run : runs) tokens += static_cast<size_t>(run.count);
-  Matrix<float> vectors(tokens * layers.size() * heads, d);
-  size_t at = 0;
-  for (const int layer : layers)
-    for (const Run& run : runs) {
-      const auto count = static_cast<size_t>(run.count);
-      const MatrixView<float> out(vectors.row(at).data(), count, heads * d);
-      rows.read(group_shape(model, layer, 1, side), run, 0, out);
-      const float scale = 1 / weights.error_scale(layer, side);
-      if (!weights.alike())
-        for (size_t i = 0; i < count; ++i)
-          for (float& value : out.row(i)) value *= scale;
-      at += count * heads;
-    }
+  const RunTokens tokens(rows, runs);
+  const size_t count = tokens.count();
+  Matrix<float> vectors(count * layers.size() * heads, d);
+  const TeamShare own = team.share(count);
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const MatrixView<float> of_layer(vectors.data() + i * count * heads * d, count, heads * d);
+    const MatrixView<float> out = of_layer.rows(own.begin, own.count());
+    tokens.read(group_shape(model, layers[i], 1, side), own.begin, out);
+    const float scale = 1 / weights.error_scale(layers[i], side);
+    if (!weights.alike())
+      for (size_t t = 0; t < out.rows(); ++t)
+        for (float& value : out.row(t)) value *= scale;
+    team.gather(std::span(of_layer.data(), count * heads * d), count);
+  }
   return vectors;
 }
 
@@ -366,12 +368,13 @@ PartResult train_part(RvqBook& rvq, RvqPart part, const Matrix<float>& vectors, 
 }
 
 std::vector<PartResult> train_parts(RvqBook& rvq, const TrainedRows& rows, const std::vector<Run>& runs,
-                                    const std::vector<int>& layers, const TrainRvqOptions& options) {
+                                    const std::vector<int>& layers, const TrainRvqOptions& options,
+                                    const Team& team) {
   Engine* const engine = options.common.engine();
-  const auto training = engine ? engine->rvq_training() : nullptr;
+  const auto training = team.size() > 1 ? rvq_training_of(team) : engine ? engine->rvq_training() : nullptr;
   std::vector<PartResult> results;
   for (const Side side : {Side::key, Side::value}) {
-    const Matrix<float> vectors = load_vectors(rows, runs, layers, rvq.weights, side);
+    const Matrix<float> vectors = load_vectors(rows, runs, layers, rvq.weights, side, team);
     if (side == Side::key && options.resume.empty()) begin(rvq, vectors, options, training.get());
     for (const RvqPart part : kRvqParts)
       if ((part == RvqPart::value) == (side == Side::value) && rvq.stages(part) > 0)
@@ -389,7 +392,7 @@ std::string train_rvq(Command& command) {
   options.book.check();
   options.training.check();
 
-  TrainingFiles files = open_training_files(options.inputs);
+  TrainingFiles files = open_training_files(options.inputs, command.team());
   const KvReader& first = files.caches.front();
   RvqBook rvq;
   if (!options.resume.empty()) {
@@ -410,15 +413,14 @@ std::string train_rvq(Command& command) {
   const TrainedRows rows(files.caches, rvq.rope);
 
   Book book;
-  const auto write = [&](OutputFile& output) {
-    auto results = train_parts(rvq, rows, runs, layers, options);
+  const auto train = [&] { return train_parts(rvq, rows, runs, layers, options, command.team()); };
+  const auto write = [&](OutputFile& output, const std::vector<PartResult>&) {
     book = to_book(rvq);
     write_book(output, book, first.model(), command.provenance(merged_history(files.histories)));
-    return results;
   };
-  return run_to_file(options.output, write, [&](const std::vector<PartResult>& results) {
-    return summary(command, rvq, results, options, book);
-  });
+  return train_to_file(
+      command.team(), options.output, train, write,
+      [&](const std::vector<PartResult>& results) { return summary(command, rvq, results, options, book); });
 }
 
 }  // namespace kvcodec::cli

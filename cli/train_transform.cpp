@@ -16,6 +16,7 @@
 #include "cli/model_runner.hpp"
 #include "cli/product.hpp"
 #include "cli/progress.hpp"
+#include "cli/ranks.hpp"
 #include "cli/subcommands.hpp"
 #include "cli/text.hpp"
 #include "cli/training.hpp"
@@ -121,8 +122,8 @@ class PartVectors final : public VectorSource {
     tokens_.read(shapes_[part], first, out);
   }
   uint64_t first_tokens() const override { return firsts_.count(); }
-  void read_first_tokens(size_t part, MatrixView<float> out) const override {
-    firsts_.read(shapes_[part], 0, out);
+  void read_first_tokens(size_t part, uint64_t first, MatrixView<float> out) const override {
+    firsts_.read(shapes_[part], first, out);
   }
 
   /// From now on vectors are predicted from these, which outlive this.
@@ -247,7 +248,7 @@ void check_memory(const PartVectors& vectors, const TrainTransformOptions& optio
 }
 
 /// What the tokens of the vocabulary are predicted from: the model reads them all.
-TokenFeatures learn_features(const TrainTransformOptions& options, const Run& run,
+Matrix<float> learn_features(const TrainTransformOptions& options, const Run& run,
                              const std::vector<GroupShape>& shapes, const std::vector<ErrorMetric>& metrics,
                              bool before_rope) {
   const auto files = open_model(options.model);
@@ -264,13 +265,12 @@ TokenFeatures learn_features(const TrainTransformOptions& options, const Run& ru
     return metrics[place.part].times_root(rows, place.column);
   };
   ProgressBar bar("train-transform", "tokens of the vocabulary", options.common.quiet);
-  return {round_to_byte_rows(token_features(model, weigh,
-                                            {.first = run.kv->tokens(run.first - run.index, 1).front(),
-                                             .count = as_size(options.features),
-                                             .before_rope = before_rope,
-                                             .seed = static_cast<uint64_t>(options.common.seed)},
-                                            bar.callback())),
-          as_size(options.book.predict_tokens)};
+  return token_features(model, weigh,
+                        {.first = run.kv->tokens(run.first - run.index, 1).front(),
+                         .count = as_size(options.features),
+                         .before_rope = before_rope,
+                         .seed = static_cast<uint64_t>(options.common.seed)},
+                        bar.callback());
 }
 
 /// What prediction takes off the variance of a layer's keys or values; 0 where there is none.
@@ -304,7 +304,7 @@ struct Learned {
 };
 
 Learned learn(const TrainTransformOptions& options, const TrainedRows& rows, const std::vector<Run>& runs,
-              const std::vector<Run>& firsts, const ModelInfo& model, bool before_rope) {
+              const std::vector<Run>& firsts, const ModelInfo& model, bool before_rope, const Team& team) {
   Learned result;
   TransformBook& book = result.book;
   book.options = options.book;
@@ -317,7 +317,11 @@ Learned learn(const TrainTransformOptions& options, const TrainedRows& rows, con
   check_memory(vectors, options);
   const std::vector<ErrorMetric> metrics = metrics_of_parts(options, model, vectors.shapes(), before_rope);
   if (book.options.predict_tokens > 0) {
-    book.features = learn_features(options, runs.front(), vectors.shapes(), metrics, before_rope);
+    Matrix<float> features;  // one model in memory is enough
+    if (team.rank() == 0)
+      features = learn_features(options, runs.front(), vectors.shapes(), metrics, before_rope);
+    team.broadcast(0, features);
+    book.features.emplace(round_to_byte_rows(features), as_size(options.book.predict_tokens));
     vectors.predict_from(*book.features);
     check_memory(vectors, options);
   }
@@ -328,7 +332,7 @@ Learned learn(const TrainTransformOptions& options, const TrainedRows& rows, con
                                    .rank = as_size(options.predict_rank),
                                    .head_dim = as_size(model.head_dim),
                                    .first_finer = options.book.first_finer};
-  LearnedTransform learned = learn_transform(vectors, metrics, training, bar.callback());
+  LearnedTransform learned = learn_transform(vectors, metrics, training, bar.callback(), team);
   if (book.features) result.explained = explained_by_layer(vectors.shapes(), model, learned);
   book.num_layers = model.num_layers, book.heads = model.num_kv_heads, book.head_dim = model.head_dim;
   book.classes = std::move(learned.levels.classes);
@@ -429,7 +433,7 @@ std::string train_transform(Command& command) {
   options.book.check();
   check_prediction(command, options);
 
-  TrainingFiles files = open_training_files(options.inputs);
+  TrainingFiles files = open_training_files(options.inputs, command.team());
   const KvReader& first = files.caches.front();
   const ModelInfo& model = first.model();
   if (first.layers().size() != as_size(model.num_layers))
@@ -446,20 +450,21 @@ std::string train_transform(Command& command) {
   for (const KvReader& kv : files.caches)
     if (options.book.predict_tokens > 0 && !kv.has_tokens())
       throw bad_input("{}: it has no token ids to predict from", kv.name());
-  Learned learned;
   Book book;
-  const auto write = [&](OutputFile& output) {
+  const auto train = [&] {
     const RopeChoice state = key_rope.before() ? RopeChoice::undo : rope;
-    learned = learn(options, rows, runs, firsts, model, state == RopeChoice::undo);
-    TransformBook& transform = learned.book;
-    transform.rope = state;
-    transform.source = source_digest(runs, first.layers());
-    book = to_book(transform);
+    Learned learned = learn(options, rows, runs, firsts, model, state == RopeChoice::undo, command.team());
+    learned.book.rope = state;
+    return learned;
+  };
+  const auto write = [&](OutputFile& output, Learned& learned) {
+    learned.book.source = source_digest(runs, first.layers());
+    book = to_book(learned.book);
     options.common.record_device(command);
     write_book(output, book, model, command.provenance(merged_history(files.histories)));
-    return 0;
   };
-  return run_to_file(options.output, write, [&](int) { return summary(learned, book, options); });
+  return train_to_file(command.team(), options.output, train, write,
+                       [&](const Learned& learned) { return summary(learned, book, options); });
 }
 
 }  // namespace kvcodec::cli

@@ -205,7 +205,9 @@ void RunTokens::read_features(const TokenFeatures& features, uint64_t first, Mat
   });
 }
 
-TrainingFiles open_training_files(const std::vector<std::string>& inputs) {
+TrainingFiles open_training_files(const std::vector<std::string>& inputs, const Team& team) {
+  if (team.size() > 1 && std::ranges::find(inputs, "-") != inputs.end())
+    throw usage_error("standard input is there for one rank only; {} ranks need files", team.size());
   TrainingFiles files;
   for (const auto& input : inputs) {
     files.caches.emplace_back(input);

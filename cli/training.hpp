@@ -103,8 +103,9 @@ struct TrainingFiles {
   std::vector<std::vector<std::string>> histories;
 };
 
-/// Opens them. Throws Error(bad_input) unless all are caches of the same layers of the same model.
-TrainingFiles open_training_files(const std::vector<std::string>& inputs);
+/// Opens them. Throws Error(bad_input) unless all are caches of the same layers of the same model, and Error(usage) if
+/// one of them is standard input and several ranks read it.
+TrainingFiles open_training_files(const std::vector<std::string>& inputs, const Team& team);
 
 /// Options of a training that is resumed: `stored` gets those of `given` that the command line names and that
 /// are among `may_change`. Throws Error(usage) for others that differ. file: for messages.

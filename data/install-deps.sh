@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs what building and testing kvcodec needs on Debian 12 (and its relatives), and nothing that is there already.
-# usage: sh data/install-deps.sh [build|package|test|ci]      package adds what packages for other machines need, test what tests use,
-#                                                              ci what the checks of the sources use
+# usage: sh data/install-deps.sh [build|package|test|ci|mpi]   package adds what packages for other machines need, test what tests use,
+#                                                              ci what the checks of the sources use, mpi what -DKVCODEC_MPI=ON needs
 set -eu
 
 build="g++ cmake ninja-build pkg-config libopenblas-openmp-dev libhdf5-dev libcli11-dev libfmt-dev nlohmann-json3-dev
@@ -16,7 +16,8 @@ case "${1:-build}" in
   package) wanted="$build $package" ;;
   test) wanted="$build $test" ;;
   ci) wanted="$build $test $ci" ;;
-  *) echo "install-deps.sh: '$1': 'build', 'package', 'test' or 'ci' expected" >&2; exit 2 ;;
+  mpi) wanted="$build libopenmpi-dev openmpi-bin" ;;
+  *) echo "install-deps.sh: '$1': 'build', 'package', 'test', 'ci' or 'mpi' expected" >&2; exit 2 ;;
 esac
 
 command -v dpkg-query >/dev/null 2>&1 || {

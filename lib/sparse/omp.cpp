@@ -96,26 +96,54 @@ uint64_t Omp::gram_bytes(size_t n) {
   return checked_mul(checked_mul(n, round_up(n, kTile)), sizeof(int16_t) + sizeof(uint8_t));
 }
 
-void Omp::build_gram() {
+/// The inner products of two tiles of atoms in 16 bits, one row of the first behind the other.
+void Omp::gram_tile(Tile tile, std::span<int16_t> words) const {
+  const auto [i, j] = tile;
+  const size_t rows = std::min(kGramTile, atoms_ - i), cols = std::min(kGramTile, atoms_ - j);
+  Matrix<float> products(rows, cols);
+  gemm(1, padded_atoms().rows(i, rows), Transpose::no, padded_atoms().rows(j, cols), Transpose::yes, 0,
+       products);
+  for (size_t r = 0; r < rows; ++r)
+    omp_kernels::best().round_to_words(products.row(r).data(), kWordUnit, cols, &words[r * cols]);
+}
+
+/// To both sides of the diagonal.
+void Omp::put_gram_tile(Tile tile, std::span<const int16_t> words) {
+  const auto [i, j] = tile;
+  const size_t rows = std::min(kGramTile, atoms_ - i), cols = std::min(kGramTile, atoms_ - j);
+  for (size_t r = 0; r < rows; ++r)
+    std::ranges::copy(words.subspan(r * cols, cols), &gram_[(i + r) * stride_ + j]);
+  if (i == j) return;
+  for (size_t c = 0; c < cols; ++c)
+    for (size_t r = 0; r < rows; ++r) gram_[(j + c) * stride_ + i + r] = words[r * cols + c];
+}
+
+void Omp::build_gram(const Team& team) {
   if (has_gram()) return;
   gram_.resize(checked_mul(atoms_, stride_));
   const Kernels& kernels = omp_kernels::best();
   const size_t tiles = (atoms_ + kGramTile - 1) / kGramTile;
-  std::vector<std::pair<size_t, size_t>> upper;
+  std::vector<Tile> upper;
   for (size_t i = 0; i < tiles; ++i)
     for (size_t j = i; j < tiles; ++j) upper.emplace_back(i * kGramTile, j * kGramTile);
-  parallel_for(upper.size(), 1, [&](size_t index, size_t, int) {
-    const auto [i, j] = upper[index];
-    const size_t rows = std::min(kGramTile, atoms_ - i), cols = std::min(kGramTile, atoms_ - j);
-    Matrix<float> products(rows, cols);
-    gemm(1, padded_atoms().rows(i, rows), Transpose::no, padded_atoms().rows(j, cols), Transpose::yes, 0,
-         products);
-    for (size_t r = 0; r < rows; ++r)
-      kernels.round_to_words(products.row(r).data(), kWordUnit, cols, &gram_[(i + r) * stride_ + j]);
-    if (i == j) return;
-    for (size_t c = 0; c < cols; ++c)
-      for (size_t r = 0; r < rows; ++r) gram_[(j + c) * stride_ + i + r] = gram_[(i + r) * stride_ + j + c];
-  });
+  constexpr size_t kWords = kGramTile * kGramTile;
+  if (team.size() == 1) {
+    parallel_for(upper.size(), 1, [&](size_t index, size_t, int) {
+      std::vector<int16_t> words(kWords);
+      gram_tile(upper[index], words);
+      put_gram_tile(upper[index], words);
+    });
+  } else {
+    std::vector<int16_t> words(upper.size() * kWords);
+    const TeamShare own = team.share(upper.size());
+    parallel_for(own.count(), 1, [&](size_t index, size_t, int) {
+      gram_tile(upper[own.begin + index], std::span(words).subspan((own.begin + index) * kWords, kWords));
+    });
+    team.gather(std::span(words), upper.size());
+    parallel_for(upper.size(), 1, [&](size_t index, size_t, int) {
+      put_gram_tile(upper[index], std::span(words).subspan(index * kWords, kWords));
+    });
+  }
   const bool with_bytes = kernels.screen_bytes != nullptr;
   if (with_bytes) gram_bytes_.resize(gram_.size());
   gram_peaks_.resize(atoms_);

@@ -22,10 +22,12 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lib/core/aligned.hpp"
 #include "lib/core/options.hpp"
+#include "lib/core/team.hpp"
 #include "lib/core/view.hpp"
 
 namespace kvcodec {
@@ -85,8 +87,9 @@ class Omp {
   static uint64_t gram_bytes(size_t n);
 
   /// Computes the Gram matrix if it is not there; not to be called while encode runs. Without it encode
-  /// computes correlations by matrix products in every round: no memory, more time.
-  void build_gram();
+  /// computes correlations by matrix products in every round: no memory, more time. team: each rank has the same atoms
+  /// and computes its share of the products.
+  void build_gram(const Team& team = alone());
   bool has_gram() const { return !gram_.empty(); }
 
   /// Inner products of some atoms with each other, as the coder takes them where decisions are close: the
@@ -107,6 +110,9 @@ class Omp {
   MatrixView<const float> padded_atoms() const { return {rows_.data(), atoms_, width_, row_stride_}; }
   const float* row(size_t atom) const { return rows_.data() + atom * row_stride_; }
   void pack_words();
+  using Tile = std::pair<size_t, size_t>;
+  void gram_tile(Tile tile, std::span<int16_t> words) const;
+  void put_gram_tile(Tile tile, std::span<const int16_t> words);
 
   size_t atoms_ = 0, width_ = 0;
   size_t row_stride_ = 0;         // floats from one atom to the next; zeros behind width_

@@ -130,14 +130,42 @@ NormalizationFinder::NormalizationFinder(Normalize normalize, Center center, con
       layer_scale_(std::move(layer_scale)),
       channels_(num_layers, layout.layer_width()) {}
 
+void NormalizationFinder::start(int first_layer, std::span<const float> row) {
+  const size_t width = layout_.layer_width();
+  for (size_t j = 0; j < row.size(); ++j) {
+    Channel& channel = channels_(static_cast<size_t>(first_layer) + j / width, j % width);
+    if (!channel.started) channel.shift = row[j], channel.started = true;
+  }
+}
+
+std::vector<double> NormalizationFinder::sums() const {
+  std::vector<double> sums;
+  sums.reserve(count_of_sums());
+  for (size_t i = 0; i < channels_.size(); ++i) {
+    const Channel& channel = channels_.data()[i];
+    sums.insert(sums.end(), {channel.sum, channel.squares, static_cast<double>(channel.count)});
+  }
+  return sums;
+}
+
+void NormalizationFinder::set_sums(std::span<const double> sums) {
+  if (sums.size() != count_of_sums()) throw failed("{} sums of {} channels", sums.size(), channels_.size());
+  for (size_t i = 0; i < channels_.size(); ++i) {
+    Channel& channel = channels_.data()[i];
+    const double* const of_channel = &sums[i * kSumsOfChannel];
+    channel.sum = of_channel[0], channel.squares = of_channel[1];
+    channel.count = static_cast<uint64_t>(of_channel[2]);
+  }
+}
+
 void NormalizationFinder::add(int first_layer, MatrixView<const float> rows) {
   if (rows.rows() == 0) return;
+  start(first_layer, rows.row(0));
   const size_t width = layout_.layer_width();
   // By columns, so that every sum runs over the rows in order, whatever the number of threads.
   parallel_for(rows.cols(), 64, [&](size_t begin, size_t end, int) {
     for (size_t j = begin; j < end; ++j) {
       Channel& channel = channels_(static_cast<size_t>(first_layer) + j / width, j % width);
-      if (channel.count == 0) channel.shift = rows(0, j);
       channel.count += rows.rows();
     }
     for (size_t i = 0; i < rows.rows(); ++i)

@@ -75,13 +75,21 @@ void to_signals(const Normalization& normalization, const SignalLayout& layout, 
 void from_signals(const Normalization& normalization, const SignalLayout& layout, int first_layer,
                   MatrixView<const float> signals, std::span<const float> gains, MatrixView<float> rows);
 
-/// Finds means and scales in one pass over rows in any order.
+/// Finds means and scales in one pass over rows in any order; or in several, whose sums are added up.
 class NormalizationFinder {
  public:
   /// layer_scale: with Normalize::weights, of all layers.
   NormalizationFinder(Normalize normalize, Center center, const SignalLayout& layout, size_t num_layers,
                       std::vector<float> layer_scale = {});
+  /// Sums are those of differences from a row like these, by default from the first one. Before any of these are added.
+  void start(int first_layer, std::span<const float> row);
   void add(int first_layer, MatrixView<const float> rows);
+
+  /// What was added up, for finders that started alike, and what several of them added up together.
+  static constexpr size_t kSumsOfChannel = 3;
+  size_t count_of_sums() const { return channels_.size() * kSumsOfChannel; }
+  std::vector<double> sums() const;
+  void set_sums(std::span<const double> sums);
   /// Layers of which nothing was seen get mean 0 and scale 1, as do layers that are constant. Throws Error(failed) where
   /// scales are to be given and are not.
   Normalization finish() const;
@@ -90,6 +98,7 @@ class NormalizationFinder {
   struct Channel {
     double shift = 0, sum = 0, squares = 0;  // of value - shift: the shift keeps sums small beside the spread
     uint64_t count = 0;
+    bool started = false;
   };
   Normalize normalize_;
   Center center_;

@@ -10,6 +10,7 @@
 #include "lib/core/parallel.hpp"
 #include "lib/core/rng.hpp"
 #include "lib/kmeans/kmeans.hpp"
+#include "lib/kmeans/team_kmeans.hpp"
 #include "lib/sparse/omp.hpp"
 #include "lib/sparse/reconstruct.hpp"
 #include "lib/sparse/update.hpp"
@@ -83,16 +84,18 @@ Split split_of(const SignalSource& source, const TrainOptions& options) {
   return split;
 }
 
-/// Deals out the signals of some blocks in a random order that depends on the seed and the epoch alone.
+/// Deals out the signals of some blocks in a random order that depends on the seed and the epoch alone. Each rank reads
+/// its share of the blocks in memory, and gets the others from those that read them.
 class Sampler {
  public:
   Sampler(const SignalSource& source, const Normalization& normalization, std::vector<Block> blocks,
-          int64_t seed)
+          int64_t seed, const Team& team)
       : source_(source),
         layout_(source.layout()),
         normalization_(normalization),
         blocks_(std::move(blocks)),
-        seed_(static_cast<uint64_t>(seed)) {
+        seed_(static_cast<uint64_t>(seed)),
+        team_(team) {
     const size_t block_bytes = kBlockTokens * layout_.row_width() * sizeof(float);
     window_blocks_ = std::max(kLeastBlocks, kWindowBytes / block_bytes);
   }
@@ -134,17 +137,23 @@ class Sampler {
     const std::vector<Block> blocks(begin, begin + static_cast<ptrdiff_t>(count));
     const uint64_t total = signals_of(blocks, layout_);
     if (window_.rows() < total) window_ = Matrix<float>(total, layout_.signal_width());
+    std::vector<size_t> starts{0};  // of each block's signals
+    starts.reserve(blocks.size() + 1);
+    for (const Block& block : blocks)
+      starts.push_back(starts.back() + block.tokens * layout_.signals_per_row());
     Matrix<float> rows(kBlockTokens, layout_.row_width());
     std::vector<float> gains(kBlockTokens * layout_.signals_per_row());
-    size_t filled = 0;
-    for (const Block& block : blocks) {
-      const MatrixView<float> part = rows.view().rows(0, block.tokens);
-      source_.read(block.group, block.first, part);
-      const size_t signals = block.tokens * layout_.signals_per_row();
-      to_signals(normalization_, layout_, source_.first_layer(block.group), part,
-                 window_.view().rows(filled, signals), std::span(gains).first(signals));
-      filled += signals;
+    const TeamShare own = team_.share(blocks.size());
+    for (size_t i = own.begin; i < own.end; ++i) {
+      const MatrixView<float> part = rows.view().rows(0, blocks[i].tokens);
+      source_.read(blocks[i].group, blocks[i].first, part);
+      const size_t signals = starts[i + 1] - starts[i];
+      to_signals(normalization_, layout_, source_.first_layer(blocks[i].group), part,
+                 window_.view().rows(starts[i], signals), std::span(gains).first(signals));
     }
+    std::vector<size_t> bounds = team_.bounds(starts);
+    for (size_t& bound : bounds) bound *= layout_.signal_width();
+    team_.exchange(std::span(window_.data(), window_.size()), bounds);
     permutation_.resize(total);
     std::iota(permutation_.begin(), permutation_.end(), size_t{0});
     Rng(seed_ + first + 1, stream_).shuffle(permutation_);
@@ -155,6 +164,7 @@ class Sampler {
   const Normalization& normalization_;
   const std::vector<Block> blocks_;
   const uint64_t seed_;
+  const Team& team_;
   size_t window_blocks_ = 0;
   uint64_t stream_ = 0;
   std::vector<Block> order_;
@@ -163,15 +173,25 @@ class Sampler {
   std::vector<size_t> permutation_;  // of the rows of window_ in use
 };
 
-Normalization find_normalization(const SignalSource& source, const TrainOptions& options) {
+/// Every rank reads the first row of each group, and its share of the others.
+Normalization find_normalization(const SignalSource& source, const TrainOptions& options, const Team& team) {
   NormalizationFinder finder(options.normalize, options.center, source.layout(), source.num_layers(),
                              source.layer_scales());
   Matrix<float> rows(kBlockTokens, source.layout().row_width());
-  for (const Block& block : blocks_of(source)) {
-    const MatrixView<float> part = rows.view().rows(0, block.tokens);
-    source.read(block.group, block.first, part);
-    finder.add(source.first_layer(block.group), part);
+  for (size_t group = 0; group < source.groups(); ++group) {
+    source.read(group, 0, rows.view().rows(0, 1));
+    finder.start(source.first_layer(group), rows.row(0));
   }
+  const std::vector<Block> blocks = blocks_of(source);
+  finder.set_sums(sum_slices(team, blocks.size(), finder.count_of_sums(), [&](size_t first, size_t end) {
+    NormalizationFinder of_slice = finder;
+    for (size_t i = first; i < end; ++i) {
+      const MatrixView<float> part = rows.view().rows(0, blocks[i].tokens);
+      source.read(blocks[i].group, blocks[i].first, part);
+      of_slice.add(source.first_layer(blocks[i].group), part);
+    }
+    return of_slice.sums();
+  }));
   return finder.finish();
 }
 
@@ -231,12 +251,15 @@ struct Coded {
 class Trainer {
  public:
   Trainer(const SignalSource& source, const TrainOptions& options, Dictionary& dictionary, TrainState& state,
-          TrainingEngine* engine, const KmeansFunction& cluster)
+          TrainingEngine* engine, const KmeansFunction& cluster, const Team& team)
       : options_(options),
         dictionary_(dictionary),
         state_(state),
         engine_(engine),
-        cluster_(cluster),
+        cluster_(cluster           ? cluster
+                 : team.size() > 1 ? kmeans_of(team)
+                                   : KmeansFunction()),
+        team_(team),
         split_(split_of(source, options)) {
     omp_options_.sparsity = options.sparsity;
     if (signals_of(split_.training, source.layout()) == 0)
@@ -250,6 +273,7 @@ class Trainer {
   void begin(const SignalSource& source);
   void check_state(const SignalSource& source) const;
   Coded code(MatrixView<const float> batch);
+  void code_rows(MatrixView<const float> batch, TeamShare own, Coded& coded, std::span<double> energies);
   Coded code_there(MatrixView<const float> batch);
   void fetch();
   void update(MatrixView<const float> batch, Coded& coded);
@@ -264,7 +288,8 @@ class Trainer {
   Dictionary& dictionary_;
   TrainState& state_;
   TrainingEngine* engine_;
-  const KmeansFunction& cluster_;
+  const KmeansFunction cluster_;
+  const Team& team_;
   bool there_ = false;  // the engine has atoms and moments, newer than those here
   std::vector<uint32_t> uses_;
   Split split_;
@@ -275,9 +300,9 @@ class Trainer {
 };
 
 void Trainer::begin(const SignalSource& source) {
-  dictionary_.normalization = find_normalization(source, options_);
+  dictionary_.normalization = find_normalization(source, options_, team_);
   dictionary_.atoms = Matrix<float>(static_cast<size_t>(options_.atoms), source.layout().signal_width());
-  Sampler sampler(source, dictionary_.normalization, split_.training, options_.seed);
+  Sampler sampler(source, dictionary_.normalization, split_.training, options_.seed, team_);
   start_atoms(sampler, options_, cluster_, dictionary_.atoms);
   state_ = {};
   state_.usage.resize(dictionary_.atoms.rows());
@@ -327,30 +352,51 @@ void Trainer::fetch() {
 
 Coded Trainer::code(MatrixView<const float> batch) {
   if (engine_) return code_there(batch);
-  omp_.assign(dictionary_.atoms);
-  if (omp_.gram_pays(batch.rows(), options_.sparsity)) omp_.build_gram();
-  reconstructor_.assign(dictionary_.atoms);
-  Coded coded{omp_.encode(batch, omp_options_), Matrix<float>(batch.rows(), batch.cols()), {}, 0};
+  const size_t n = batch.rows();
   const auto s = static_cast<size_t>(options_.sparsity);
-  reconstructor_.run({{coded.codes.ids.data(), coded.codes.ids.size()},
-                      {coded.codes.coefficients.data(), coded.codes.coefficients.size()},
-                      uniform_offsets(batch.rows(), s)},
-                     coded.residuals);
-  std::vector<double> energies(batch.rows());
-  coded.energies.resize(batch.rows());
-  parallel_for(batch.rows(), 64, [&](size_t begin, size_t end, int) {
-    for (size_t i = begin; i < end; ++i) {
-      const auto y = batch.row(i);
-      const auto r = coded.residuals.row(i);
-      for (size_t c = 0; c < r.size(); ++c) r[c] = y[c] - r[c];
-      coded.energies[i] = energy_of(r);
-      energies[i] = energy_of(y);
-    }
-  });
+  Coded coded{{{n, s}, {n, s}, std::vector<uint32_t>(n), {}}, {n, batch.cols()}, std::vector<double>(n), 0};
+  std::vector<double> energies(n);
+  const TeamShare own = team_.share(n);
+  code_rows(batch, own, coded, energies);
+  SparseCodes& codes = coded.codes;
+  team_.gather(std::span(codes.ids.data(), codes.ids.size()), n);
+  team_.gather(std::span(codes.coefficients.data(), codes.coefficients.size()), n);
+  team_.gather(std::span(codes.counts), n);
+  team_.gather(std::span(coded.residuals.data(), coded.residuals.size()), n);
+  team_.gather(std::span(coded.energies), n);
+  team_.gather(std::span(energies), n);
   const double energy = std::accumulate(energies.begin(), energies.end(), 0.0);
   const double error = std::accumulate(coded.energies.begin(), coded.energies.end(), 0.0);
   coded.loss = energy > 0 ? error / energy : 0;
   return coded;
+}
+
+/// Codes these rows of the batch.
+void Trainer::code_rows(MatrixView<const float> batch, TeamShare own, Coded& coded,
+                        std::span<double> energies) {
+  const MatrixView<const float> rows = batch.rows(own.begin, own.count());
+  omp_.assign(dictionary_.atoms);
+  if (omp_.gram_pays(batch.rows(), options_.sparsity)) omp_.build_gram(team_);
+  if (rows.rows() == 0) return;
+  reconstructor_.assign(dictionary_.atoms);
+  const SparseCodes codes = omp_.encode(rows, omp_options_);
+  const MatrixView<float> residuals = coded.residuals.view().rows(own.begin, own.count());
+  reconstructor_.run({{codes.ids.data(), codes.ids.size()},
+                      {codes.coefficients.data(), codes.coefficients.size()},
+                      uniform_offsets(rows.rows(), static_cast<size_t>(options_.sparsity))},
+                     residuals);
+  std::ranges::copy(codes.counts, &coded.codes.counts[own.begin]);
+  parallel_for(rows.rows(), 64, [&](size_t begin, size_t end, int) {
+    for (size_t i = begin; i < end; ++i) {
+      std::ranges::copy(codes.ids.row(i), coded.codes.ids.row(own.begin + i).begin());
+      std::ranges::copy(codes.coefficients.row(i), coded.codes.coefficients.row(own.begin + i).begin());
+      const auto y = rows.row(i);
+      const auto r = residuals.row(i);
+      for (size_t c = 0; c < r.size(); ++c) r[c] = y[c] - r[c];
+      coded.energies[own.begin + i] = energy_of(r);
+      energies[own.begin + i] = energy_of(y);
+    }
+  });
 }
 
 /// One step with the codes of the batch, then norm 1 again.
@@ -470,7 +516,7 @@ void Trainer::replace_dead(MatrixView<const float> batch, const Coded& coded) {
 void Trainer::validate(const SignalSource& source) {
   if (split_.held_out.empty()) return;
   if (held_out_.rows() == 0) {
-    Sampler sampler(source, dictionary_.normalization, split_.held_out, options_.seed);
+    Sampler sampler(source, dictionary_.normalization, split_.held_out, options_.seed, team_);
     held_out_ =
         Matrix<float>(std::min<uint64_t>(sampler.signals(), kMostHeldOut), source.layout().signal_width());
     sampler.seek(kForHoldingOut, 0);
@@ -499,7 +545,7 @@ void Trainer::train(const SignalSource& source, const Progress& progress) {
   const auto start = Clock::now();
   if (state_.steps == 0) begin(source);
   check_state(source);
-  Sampler sampler(source, dictionary_.normalization, split_.training, options_.seed);
+  Sampler sampler(source, dictionary_.normalization, split_.training, options_.seed, team_);
   const uint64_t size = std::min<uint64_t>(static_cast<uint64_t>(options_.batch), sampler.signals());
   const uint64_t steps_per_epoch = sampler.signals() / size;
   const uint64_t planned = planned_steps(source, options_);
@@ -527,7 +573,9 @@ void Trainer::train(const SignalSource& source, const Progress& progress) {
     ++state_.steps;
     state_.loss.push_back(coded.loss);
     state_.replaced.push_back(0);
-    state_.seconds.push_back(before + std::chrono::duration<double>(Clock::now() - start).count());
+    double now = before + std::chrono::duration<double>(Clock::now() - start).count();
+    team_.broadcast_one(0, now);
+    state_.seconds.push_back(now);
     // New atoms need some steps to become useful: none are made when the end is nearer than that.
     if (replace_every > 0 && state_.steps % replace_every == 0 && planned - state_.steps >= replace_every &&
         time_for(replace_every))
@@ -634,14 +682,15 @@ uint64_t start_bytes(const SignalSource& source, const TrainOptions& options) {
 
 void train_dictionary(const SignalSource& source, const TrainOptions& options, Dictionary& dictionary,
                       TrainState& state, const Progress& progress, TrainingEngine* engine,
-                      const KmeansFunction& cluster) {
+                      const KmeansFunction& cluster, const Team& team) {
   options.check();
+  if (engine && team.size() > 1) throw failed("steps of {} ranks by an engine", team.size());
   if (engine && !follows_gradient(options.optimizer))
     throw failed("steps of {} by an engine that takes those of adam and gradient", options.optimizer);
   const size_t width = source.layout().signal_width();
   if (static_cast<size_t>(options.sparsity) > width)
     throw usage_error("sparsity is {}; signals have only {} values", options.sparsity, width);
-  Trainer(source, options, dictionary, state, engine, cluster).run(source, progress);
+  Trainer(source, options, dictionary, state, engine, cluster, team).run(source, progress);
 }
 
 }  // namespace kvcodec

@@ -17,6 +17,7 @@
 
 #include "lib/core/options.hpp"
 #include "lib/core/progress.hpp"
+#include "lib/core/team.hpp"
 #include "lib/core/view.hpp"
 #include "lib/kmeans/kmeans.hpp"
 #include "lib/sparse/dictionary.hpp"
@@ -159,10 +160,12 @@ class TrainingEngine {
 /// Throws Error(bad_input) if there are no signals, or if dictionary and state do not fit source and options.
 ///
 /// engine: takes the batches and steps of this side, with optimizers adam and gradient; or null.
-/// cluster: makes the clusters of start kmeans; empty: the CPU.
+/// cluster: makes the clusters of start kmeans; empty: the CPU, or all ranks.
+/// team: each rank reads its share of blocks, and codes its share of each batch; then all take the same step. The result is
+/// that of one rank, but for the times in the state, which are the first rank's.
 void train_dictionary(const SignalSource& source, const TrainOptions& options, Dictionary& dictionary,
                       TrainState& state, const Progress& progress = {}, TrainingEngine* engine = nullptr,
-                      const KmeansFunction& cluster = {});
+                      const KmeansFunction& cluster = {}, const Team& team = alone());
 
 /// Bytes of one dictionary while it is trained, and until it is stored: its atoms, and what the optimizer
 /// keeps (the moments of adam, the products of online and mod).

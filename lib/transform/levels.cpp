@@ -119,8 +119,8 @@ void count(size_t level_class, float step, std::span<const float> values, std::s
 class Learner {
  public:
   Learner(std::span<const Matrix<float>> samples, std::span<const float> steps, const LevelOptions& options,
-          const Progress& progress)
-      : samples_(samples), options_(options), progress_(progress) {
+          const Progress& progress, const Team& team)
+      : samples_(samples), options_(options), progress_(progress), team_(team) {
     for (const Matrix<float>& sample : samples) {
       auto& of_basis = learned_.rungs.emplace_back();
       for (const float step : steps)
@@ -141,26 +141,61 @@ class Learner {
   }
 
  private:
-  /// Calls body(basis, step's index, component, scratch for levels) for all; sums that body makes are per piece.
+  /// Calls body(rung, component, its values, scratch for levels, sums of its piece) for all components of all bases at all
+  /// steps, each rank for its share of bases and steps; gives all ranks the rungs, and the sums of each step, added up
+  /// by basis.
   template <class Sum, class Body>
   std::vector<Sum> for_each_component(const Body& body) {
-    std::vector<Sum> total(learned_.measures.size());
-    for (size_t basis = 0; basis < samples_.size(); ++basis)
-      for (size_t step = 0; step < total.size(); ++step) {
-        const size_t components = samples_[basis].rows();
-        std::vector<Sum> sums((components + kComponentGrain - 1) / kComponentGrain);
-        parallel_for(components, kComponentGrain, [&](size_t begin, size_t end, int) {
-          std::vector<int32_t> levels(samples_[basis].cols());
-          for (size_t i = begin; i < end; ++i)
-            body(learned_.rungs[basis][step], i, samples_[basis].row(i), levels,
-                 sums[begin / kComponentGrain]);
-        });
-        for (const Sum& sum : sums) total[step].add(sum);
-        report(progress_, static_cast<double>(++done_), static_cast<double>(planned()));
-      }
+    const size_t steps = learned_.measures.size();
+    std::vector<Sum> sums(samples_.size() * steps);
+    const TeamShare own = team_.share(sums.size());
+    for (size_t at = own.begin; at < own.end; ++at) {
+      const Matrix<float>& sample = samples_[at / steps];
+      LevelRung& rung = learned_.rungs[at / steps][at % steps];
+      std::vector<Sum> pieces((sample.rows() + kComponentGrain - 1) / kComponentGrain);
+      parallel_for(sample.rows(), kComponentGrain, [&](size_t begin, size_t end, int) {
+        std::vector<int32_t> levels(sample.cols());
+        for (size_t i = begin; i < end; ++i)
+          body(rung, i, sample.row(i), levels, pieces[begin / kComponentGrain]);
+      });
+      for (const Sum& piece : pieces) sums[at].add(piece);
+      report(progress_, static_cast<double>(++done_), static_cast<double>(planned()));
+    }
+    team_.gather(std::span(sums), sums.size());
+    gather_rungs();
+    std::vector<Sum> total(steps);
+    for (size_t at = 0; at < sums.size(); ++at) total[at % steps].add(sums[at]);
     return total;
   }
-  size_t planned() const { return (kRounds + 2) * samples_.size() * learned_.measures.size(); }
+  size_t planned() const {
+    return (kRounds + 2) * team_.share(samples_.size() * learned_.measures.size()).count();
+  }
+
+  /// Every rank has learned the rungs of its share; afterwards all have all.
+  void gather_rungs() {
+    if (team_.size() == 1) return;
+    std::vector<LevelRung*> rungs;
+    std::vector<size_t> starts{0};
+    for (auto& of_basis : learned_.rungs)
+      for (LevelRung& rung : of_basis) {
+        rungs.push_back(&rung);
+        starts.push_back(starts.back() + rung.classes.size());
+      }
+    const std::vector<size_t> bounds = team_.bounds(starts);
+    std::vector<uint8_t> classes(starts.back());
+    std::vector<float> gains(starts.back());
+    for (size_t at = 0; at < rungs.size(); ++at) {
+      std::ranges::copy(rungs[at]->classes, &classes[starts[at]]);
+      std::ranges::copy(rungs[at]->gains, &gains[starts[at]]);
+    }
+    team_.exchange(std::span(classes), bounds);
+    team_.exchange(std::span(gains), bounds);
+    for (size_t at = 0; at < rungs.size(); ++at) {
+      const size_t count = rungs[at]->classes.size();
+      std::ranges::copy(std::span(classes).subspan(starts[at], count), rungs[at]->classes.begin());
+      std::ranges::copy(std::span(gains).subspan(starts[at], count), rungs[at]->gains.begin());
+    }
+  }
 
   struct Counts {
     std::array<ClassCounts, kLevelClasses> classes;
@@ -229,6 +264,7 @@ class Learner {
   std::span<const Matrix<float>> samples_;
   LevelOptions options_;
   const Progress& progress_;
+  const Team& team_;
   LearnedLevels learned_;
   size_t done_ = 0;
 };
@@ -319,11 +355,11 @@ std::vector<uint32_t> LevelRung::live() const {
 }
 
 LearnedLevels learn_levels(std::span<const Matrix<float>> samples, std::span<const float> steps,
-                           const LevelOptions& options, const Progress& progress) {
+                           const LevelOptions& options, const Progress& progress, const Team& team) {
   for (const Matrix<float>& sample : samples)
     if (sample.cols() != samples.front().cols() || sample.cols() == 0)
       throw failed("samples of {} and {} tokens", samples.front().cols(), sample.cols());
-  return Learner(samples, steps, options, progress).run();
+  return Learner(samples, steps, options, progress, team).run();
 }
 
 }  // namespace kvcodec

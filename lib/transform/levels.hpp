@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "lib/core/progress.hpp"
+#include "lib/core/team.hpp"
 #include "lib/core/view.hpp"
 #include "lib/entropy/rans.hpp"
 #include "lib/transform/level_value.hpp"
@@ -111,7 +112,9 @@ struct LearnedLevels {
 };
 
 /// Learns classes from samples: of each basis its components, (components, tokens), as many tokens each. Steps: any.
+/// team: all ranks have all samples; each quantizes those of its share of bases and steps.
 LearnedLevels learn_levels(std::span<const Matrix<float>> samples, std::span<const float> steps,
-                           const LevelOptions& options, const Progress& progress = {});
+                           const LevelOptions& options, const Progress& progress = {},
+                           const Team& team = alone());
 
 }  // namespace kvcodec

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <optional>
 
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
@@ -29,12 +31,17 @@ uint64_t runs_apart(uint64_t tokens) {
   return std::max(kLeastRunsApart, (tokens + kMostSampled - 1) / kMostSampled);
 }
 
-/// Calls body(first, count) for the runs that are sampled, or for the others.
-template <class Body>
-void for_each_run(const VectorSource& source, bool sampled, const Body& body) {
+struct TokenRun {
+  uint64_t first = 0, count = 0;
+};
+
+/// The runs that are sampled, or the others.
+std::vector<TokenRun> runs_of(const VectorSource& source, bool sampled) {
   const uint64_t tokens = source.tokens(), apart = runs_apart(tokens);
+  std::vector<TokenRun> runs;
   for (uint64_t first = 0; first < tokens; first += kRun)
-    if (is_sampled(first / kRun, apart) == sampled) body(first, std::min(kRun, tokens - first));
+    if (is_sampled(first / kRun, apart) == sampled) runs.push_back({first, std::min(kRun, tokens - first)});
+  return runs;
 }
 
 /// About the bits of a token at this step, over all parts.
@@ -73,64 +80,151 @@ struct RunRows {
   explicit RunRows(const VectorSource& of)
       : source(of), vectors(kRun, of.width()), features(kRun, of.features()) {}
 
-  void read(size_t part, uint64_t first, uint64_t count) {
-    source.read(part, first, vectors.view().rows(0, count));
-    if (features.cols() > 0) source.read_features(first, features.view().rows(0, count));
+  void read(size_t part, const TokenRun& run) {
+    source.read(part, run.first, vectors.view().rows(0, run.count));
+    if (features.cols() > 0) source.read_features(run.first, features.view().rows(0, run.count));
   }
 
   const VectorSource& source;
   Matrix<float> vectors, features;
 };
 
-LearnedBasis basis_of(const VectorSource& source, size_t part, const ErrorMetric& metric, size_t rank) {
-  const size_t width = source.width(), features = source.features();
-  CovarianceSums moments(width + features);
-  RunRows run(source);
-  Matrix<float> together(kRun, width + features);
-  for_each_run(source, false, [&](uint64_t first, uint64_t count) {
-    run.read(part, first, count);
-    for (size_t t = 0; t < count; ++t) {
-      std::ranges::copy(run.vectors.row(t), together.row(t).begin());
-      std::ranges::copy(run.features.row(t), together.row(t).begin() + static_cast<ptrdiff_t>(width));
+/// Reads vectors with their features behind them, in each row.
+class RunsTogether {
+ public:
+  RunsTogether(const VectorSource& source, size_t part)
+      : part_(part), rows_(source), together_(kRun, source.width() + source.features()) {}
+
+  MatrixView<const float> read(const TokenRun& run) {
+    rows_.read(part_, run);
+    for (size_t t = 0; t < run.count; ++t) {
+      const auto to = together_.row(t).begin();
+      std::ranges::copy(rows_.vectors.row(t), to);
+      std::ranges::copy(rows_.features.row(t), to + static_cast<ptrdiff_t>(rows_.vectors.cols()));
     }
-    moments.add(together.view().rows(0, count));
-  });
-  return learn_basis(moments, metric, rank);
+    return together_.view().rows(0, run.count);
+  }
+
+ private:
+  size_t part_;
+  RunRows rows_;
+  Matrix<float> together_;
+};
+
+/// Of vectors and features, over the runs that are not sampled. The origin is every rank's own to read.
+CovarianceSums moments_of(const VectorSource& source, size_t part, const Team& team) {
+  const std::vector<TokenRun> runs = runs_of(source, false);
+  RunsTogether reader(source, part);
+  const std::vector<float> origin = CovarianceSums::mean_of_first(reader.read(runs.front()));
+  auto sums = sum_slices(team, runs.size(), CovarianceSums::count_of_sums(origin.size()),
+                         [&](size_t first, size_t end) {
+                           CovarianceSums slice(origin, {});
+                           for (size_t i = first; i < end; ++i) slice.add(reader.read(runs[i]));
+                           return std::move(slice).sums();
+                         });
+  return {origin, std::move(sums)};
+}
+
+void broadcast(const Team& team, int from, ByteRows& rows) {
+  team.broadcast(from, rows.levels);
+  team.broadcast(from, rows.scales);
+}
+
+/// Everybody gets what one rank learned; the metric they have.
+void broadcast(const Team& team, int from, LearnedBasis& learned) {
+  team.broadcast(from, learned.basis.mean);
+  team.broadcast(from, learned.basis.vectors);
+  broadcast(team, from, learned.basis.prediction.scores);
+  broadcast(team, from, learned.basis.prediction.loadings);
+  team.broadcast(from, learned.variances);
+  team.broadcast(from, learned.energies);
+  team.broadcast(from, learned.left);
+}
+
+/// Sums of as many parts as there are ranks, then each rank solves the eigenproblem of one of them.
+std::vector<LearnedBasis> bases_of(const VectorSource& source, std::span<const ErrorMetric> metrics,
+                                   size_t rank, const std::function<void(size_t part)>& at_part,
+                                   const Team& team) {
+  std::vector<LearnedBasis> learned(source.parts());
+  const auto ranks = static_cast<size_t>(team.size());
+  for (size_t first = 0; first < source.parts(); first += ranks) {
+    const size_t count = std::min(ranks, source.parts() - first);
+    const size_t own = first + static_cast<size_t>(team.rank());
+    std::optional<CovarianceSums> moments;
+    for (size_t part = first; part < first + count; ++part) {
+      at_part(part);
+      CovarianceSums of_part = moments_of(source, part, team);
+      if (part == own) moments = std::move(of_part);
+    }
+    if (moments) learned[own] = learn_basis(*moments, metrics[own], rank);
+    for (size_t i = 0; i < count; ++i) {
+      learned[first + i].basis.metric = metrics[first + i];
+      broadcast(team, static_cast<int>(i), learned[first + i]);
+    }
+  }
+  return learned;
+}
+
+/// Every rank has put down columns [bounds[rank], bounds[rank + 1]); afterwards all have all.
+void gather_columns(const Team& team, Matrix<float>& matrix, std::span<const size_t> bounds) {
+  if (team.size() == 1) return;
+  std::vector<float> packed(matrix.size());
+  const auto for_each_row = [&](size_t of, const auto& body) {
+    const size_t count = bounds[of + 1] - bounds[of];
+    for (size_t i = 0; i < matrix.rows(); ++i)
+      body(matrix.row(i).subspan(bounds[of], count),
+           std::span(packed).subspan(bounds[of] * matrix.rows() + i * count, count));
+  };
+  const auto own = static_cast<size_t>(team.rank());
+  for_each_row(own, [](auto columns, auto place) { std::ranges::copy(columns, place.begin()); });
+  std::vector<size_t> places(bounds.begin(), bounds.end());
+  for (size_t& place : places) place *= matrix.rows();
+  team.exchange(std::span(packed), places);
+  for (size_t of = 0; of + 1 < bounds.size(); ++of)
+    if (of != own)
+      for_each_row(of, [](auto columns, auto place) { std::ranges::copy(place, columns.begin()); });
 }
 
 /// Components of the tokens that were left out: (components, tokens).
-Matrix<float> sample_of(const VectorSource& source, size_t part, const TransformBasis& basis) {
-  uint64_t tokens = 0;
-  for_each_run(source, true, [&](uint64_t, uint64_t count) { tokens += count; });
-  Matrix<float> sample(basis.components(), tokens);
+Matrix<float> sample_of(const VectorSource& source, size_t part, const TransformBasis& basis,
+                        const Team& team) {
+  const std::vector<TokenRun> runs = runs_of(source, true);
+  std::vector<size_t> starts{0};  // of each run among the sample's tokens
+  starts.reserve(runs.size() + 1);
+  for (const TokenRun& run : runs) starts.push_back(starts.back() + run.count);
+  Matrix<float> sample(basis.components(), starts.back());
   std::vector<uint32_t> all(basis.components());
   for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<uint32_t>(i);
   const Analysis analysis(basis, all);
   const Scores of_prediction(basis.prediction);
-  RunRows run(source);
-  uint64_t done = 0;
-  for_each_run(source, true, [&](uint64_t first, uint64_t count) {
-    run.read(part, first, count);
-    const Matrix<float> scores = of_prediction.of(run.features.view().rows(0, count));
-    const auto piece = run.vectors.view().rows(0, count);
+  RunRows rows(source);
+  const TeamShare own = team.share(runs.size());
+  for (size_t i = own.begin; i < own.end; ++i) {
+    const size_t count = runs[i].count;
+    rows.read(part, runs[i]);
+    const Matrix<float> scores = of_prediction.of(rows.features.view().rows(0, count));
+    const auto piece = rows.vectors.view().rows(0, count);
     for (size_t t = 0; t < count; ++t)
       for (size_t c = 0; c < piece.cols(); ++c) piece(t, c) -= basis.mean[c];
     parallel_for(all.size(), kComponentGrain, [&](size_t begin, size_t end, int) {
-      analysis.apply(begin, piece, scores, sample.view().rows(begin, end - begin).columns(done, count));
+      analysis.apply(begin, piece, scores, sample.view().rows(begin, end - begin).columns(starts[i], count));
     });
-    done += count;
-  });
+  }
+  gather_columns(team, sample, team.bounds(starts));
   return sample;
 }
 
 std::vector<FirstTokens> first_tokens_of(const VectorSource& source, std::span<const TransformBasis> bases,
-                                         std::span<const float> steps, const TransformTraining& training) {
+                                         std::span<const float> steps, const TransformTraining& training,
+                                         const Team& team) {
   std::vector<FirstTokens> firsts;
   const uint64_t count = source.first_tokens();
   if (training.first_finer == 0 || count < kLeastFirstTokens) return firsts;
   Matrix<float> rows(count, source.width());
+  const TeamShare own = team.share(count);
   for (size_t part = 0; part < source.parts(); ++part) {
-    source.read_first_tokens(part, rows);
+    source.read_first_tokens(part, own.begin, rows.view().rows(own.begin, own.count()));
+    team.gather(std::span(rows.data(), rows.size()), count);
     firsts.push_back(learn_first_tokens(rows, bases[part].metric, source.width() / training.head_dim, steps,
                                         training.first_finer));
   }
@@ -150,7 +244,8 @@ void drop_dead(TransformBasis& basis, std::vector<LevelRung>& rungs) {
 }  // namespace
 
 LearnedTransform learn_transform(const VectorSource& source, std::span<const ErrorMetric> metrics,
-                                 const TransformTraining& training, const Progress& progress) {
+                                 const TransformTraining& training, const Progress& progress,
+                                 const Team& team) {
   if (source.tokens() < kLeastTokens * 2)
     throw bad_input("{} tokens; a transform is learned from {} and more, better from 100,000",
                     source.tokens(), kLeastTokens * 2);
@@ -160,11 +255,9 @@ LearnedTransform learn_transform(const VectorSource& source, std::span<const Err
   const double parts = static_cast<double>(source.parts()), all = 2 * parts + 1;
   LearnedTransform result;
   result.values = parts * static_cast<double>(source.width());
-  std::vector<LearnedBasis> learned;
-  for (size_t part = 0; part < source.parts(); ++part) {
-    report(progress, static_cast<double>(part), all, "bases");
-    learned.push_back(basis_of(source, part, metrics[part], training.rank));
-  }
+  std::vector<LearnedBasis> learned = bases_of(
+      source, metrics, training.rank,
+      [&](size_t part) { report(progress, static_cast<double>(part), all, "bases"); }, team);
   const double coarsest = step_for(learned, training.least_bits * result.values),
                finest = step_for(learned, training.most_bits * result.values);
   const std::vector<float> steps = ladder(coarsest, finest);
@@ -177,24 +270,25 @@ LearnedTransform learn_transform(const VectorSource& source, std::span<const Err
     keep_components(of_part.basis, static_cast<size_t>(kept - of_part.variances.begin()));
     // As it will be read back.
     of_part.basis.vectors = floats_of(round_to_byte_rows(of_part.basis.vectors));
-    samples.push_back(sample_of(source, part, of_part.basis));
+    samples.push_back(sample_of(source, part, of_part.basis, team));
     result.bases.push_back(std::move(of_part.basis));
     result.energies.push_back(std::move(of_part.energies));
     result.left.push_back(std::move(of_part.left));
   }
   report(progress, 2 * parts, all, "levels");
-  result.levels = learn_levels(samples, steps, training.levels);
+  result.levels = learn_levels(samples, steps, training.levels, {}, team);
   for (RungMeasure& measure : result.levels.measures) measure.bits /= result.values;
   for (size_t part = 0; part < source.parts(); ++part)
     drop_dead(result.bases[part], result.levels.rungs[part]);
-  result.firsts = first_tokens_of(source, result.bases, steps, training);
+  result.firsts = first_tokens_of(source, result.bases, steps, training, team);
   report(progress, all, all);
   return result;
 }
 
 uint64_t learn_transform_bytes(const VectorSource& source) {
   const uint64_t width = source.width(), square = (width + source.features()) * (width + source.features());
-  // The eigenproblem of one part (sums, covariance, LAPACK's scratch), then vectors and samples of all.
+  // The eigenproblem of one part (sums, covariance, LAPACK's scratch; the sums of slices before it take less), then
+  // vectors and samples of all.
   return 5 * square * sizeof(double) +
          source.parts() * width * (width + std::min(kMostSampled, source.tokens())) * sizeof(float);
 }

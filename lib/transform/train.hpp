@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "lib/core/progress.hpp"
+#include "lib/core/team.hpp"
 #include "lib/core/view.hpp"
 #include "lib/transform/basis.hpp"
 #include "lib/transform/first_token.hpp"
@@ -33,8 +34,8 @@ class VectorSource {
   virtual void read_features(uint64_t /*first*/, MatrixView<float> /*out*/) const {}
   /// First tokens of documents (first_token.hpp), which are not among the others: so many.
   virtual uint64_t first_tokens() const { return 0; }
-  /// All of them of a part: out (first_tokens(), width).
-  virtual void read_first_tokens(size_t /*part*/, MatrixView<float> /*out*/) const {}
+  /// Those [first, first + out.rows()) of a part: out (n, width).
+  virtual void read_first_tokens(size_t /*part*/, uint64_t /*first*/, MatrixView<float> /*out*/) const {}
 };
 
 struct TransformTraining {
@@ -54,10 +55,12 @@ struct LearnedTransform {
   std::vector<std::vector<double>> energies, left;
 };
 
-/// metrics: of each part. Throws Error(bad_input) for fewer tokens
-/// than can be learned from.
+/// metrics: of each part. Throws Error(bad_input) for fewer tokens than can be learned from.
+/// team: each rank reads its share of the tokens and adds up their covariances in slices, solves the eigenproblems of
+/// every size-th part, and learns the levels of its share of parts and steps. The result is that of one rank.
 LearnedTransform learn_transform(const VectorSource& source, std::span<const ErrorMetric> metrics,
-                                 const TransformTraining& training, const Progress& progress = {});
+                                 const TransformTraining& training, const Progress& progress = {},
+                                 const Team& team = alone());
 
 /// Bytes that it takes at most, about.
 uint64_t learn_transform_bytes(const VectorSource& source);

@@ -70,8 +70,8 @@ class Vectors final : public VectorSource {
     for (size_t t = 0; t < out.rows(); ++t) std::ranges::copy(features_.row(first + t), out.row(t).begin());
   }
   uint64_t first_tokens() const override { return firsts_.rows(); }
-  void read_first_tokens(size_t /*part*/, MatrixView<float> out) const override {
-    for (size_t t = 0; t < out.rows(); ++t) std::ranges::copy(firsts_.row(t), out.row(t).begin());
+  void read_first_tokens(size_t /*part*/, uint64_t first, MatrixView<float> out) const override {
+    for (size_t t = 0; t < out.rows(); ++t) std::ranges::copy(firsts_.row(first + t), out.row(t).begin());
   }
 
  private:

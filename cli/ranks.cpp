@@ -1,0 +1,15 @@
+#include "cli/ranks.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+
+namespace kvcodec::cli {
+
+int launched_ranks() {
+  // Open MPI's, and that of launchers that speak PMI.
+  for (const char* const name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"})
+    if (const char* const value = std::getenv(name)) return std::max(std::atoi(value), 1);
+  return 1;
+}
+
+}  // namespace kvcodec::cli
