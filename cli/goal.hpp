@@ -40,7 +40,7 @@ struct GoalOptions final : Options {
 /// The codec with these options, for the cache that is to be encoded.
 using MakeCodec = std::function<std::unique_ptr<Codec>(const Options&)>;
 
-/// Tokens of the sample: on four novels' worth of caches rates of so many are within 1% of those of all.
+/// Tokens of the sample that options are tried on.
 constexpr uint64_t kSampleTokens = 4096;
 
 /// What a search has to know beside the goal.
