@@ -175,6 +175,7 @@ class Tryout {
                               weighs() ? trial_.options.weights : std::string(),
                               trial_.common,
                               [this](const Options& with) { return make(with, codec_weighs()); },
+                              nullptr,
                               before_try_};
     const FoundOptions found = find_options(trial_.options.goal, context, trial_.probe,
                                             trial_.meter ? &*trial_.meter : nullptr, options);

@@ -320,7 +320,12 @@ double find_rate(const GoalOptions& goal, const GoalContext& context, const Dial
         found.at_high,
         fmt::format("--total-bits is {}; with these options {} takes {:.2f} bits per value at least",
                     goal.total_bits, context.codec.name, found.at_high));
-  return *found.low;
+  if (!context.wide) return *found.low;
+  // Documents differ: the search aims as far from the goal as its sample is from the larger one.
+  context.tell_try();
+  const double ratio = context.wide->bits(*scale.codec_at(*found.low)) / found.at_low;
+  if (std::abs(ratio - 1) <= kNear) return *found.low;
+  return search(goal.total_bits / ratio).low.value_or(*found.low);
 }
 
 /// Where signal-to-noise ratios, which rise, pass the target.
@@ -463,15 +468,19 @@ FoundOptions find_options(const GoalOptions& goal, const GoalContext& context, c
 
 std::string settle(const GoalOptions& goal, const GoalContext& context, Options& options) {
   const Probe probe(context.kv, context.documents, context.layers, kSampleTokens);
+  GoalContext held = context;
+  const Probe wide(context.kv, context.documents, context.layers, kWideSampleTokens);
+  if (wide.tokens() > probe.tokens()) held.wide = &wide;
+  const Probe& measured = goal.total_bits > 0 ? wide : probe;
   std::optional<LossMeter> meter;
   if (goal.max_nll > 0) meter.emplace(goal.model, goal.texts, context.kv, context.common);
-  const FoundOptions found = find_options(goal, context, probe, meter ? &*meter : nullptr, options);
+  const FoundOptions found = find_options(goal, held, probe, meter ? &*meter : nullptr, options);
   std::string words = found.words.empty() ? "what was given" : found.words;
   const auto codec = context.make(*found.options);
-  std::string about = fmt::format("{:.3f} bits per value", probe.bits(*codec));
+  std::string about = fmt::format("{:.3f} bits per value", measured.bits(*codec));
   if (goal.quality) about += fmt::format(" and {:.1f} dB", Probe::snr_db(probe.energies(*codec)));
   if (found.loss) about += fmt::format("; the model loses {:.4f} nats per token", found.loss->worst());
-  context.common.note("{} {}: a sample of {} tokens takes {}", context.codec.name, words, probe.tokens(),
+  context.common.note("{} {}: a sample of {} tokens takes {}", context.codec.name, words, measured.tokens(),
                       about);
   from_record(to_record(*found.options), options);
   return words;
