@@ -198,9 +198,9 @@ plain() {
   for pair in kivi+q4 lossless+kivi kvcomp+selfindex fp8+none; do
     typed kv --codec $pair
     reader check $codes
+    differ $codes "$lossy"
     for kv in wide half empty; do coded $kv --codec $pair; done
   done
-  differ $codes "$lossy"
   coded kv --codec kivi:bits=3,window=0+kivi:bits=4,sink=3
   typed turned --codec kivi+kvcomp --rope undo
   typed shaped --codec kvcomp+q4
