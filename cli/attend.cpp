@@ -441,18 +441,24 @@ std::vector<std::string> cells(std::string label, const Result& result, const La
   return row;
 }
 
+const char* how_multiplied(const CodecOfFile& codec) {
+  if (codec.multiplies()) return "multiplied without decoding";
+  if (codec.multiplies(Side::key) && codec.entry().is_pair())
+    return "keys multiplied without decoding, values decoded";
+  if (codec.multiplies(Side::value) && codec.entry().is_pair())
+    return "keys decoded, values multiplied without decoding";
+  return "decoded to be multiplied";
+}
+
 std::string report(const CodesReader& codes, const CodecOfFile& codec, const KvReader& kv,
                    const Result& result, bool check, bool selected) {
   const ModelInfo& model = codes.info().model;
-  std::string out =
-      fmt::format("{} ({}, {}) asked by {}: {}, {} on {} x {}, {}\n\n", codes.name(), codec.entry().name,
-                  selected             ? "selected tokens decoded"
-                  : codec.multiplies() ? "multiplied without decoding"
-                                       : "decoded to be multiplied",
-                  kv.name(), counted(result.layers.size(), "layer"),
-                  counted(static_cast<uint64_t>(model.num_q_heads), "query head"),
-                  counted(static_cast<uint64_t>(model.num_kv_heads), "key/value head"), model.head_dim,
-                  counted(result.documents, "document"));
+  std::string out = fmt::format(
+      "{} ({}, {}) asked by {}: {}, {} on {} x {}, {}\n\n", codes.name(), codec.entry().name,
+      selected ? "selected tokens decoded" : how_multiplied(codec), kv.name(),
+      counted(result.layers.size(), "layer"), counted(static_cast<uint64_t>(model.num_q_heads), "query head"),
+      counted(static_cast<uint64_t>(model.num_kv_heads), "key/value head"), model.head_dim,
+      counted(result.documents, "document"));
   const std::string errors = "error of outputs", checked = "decoding first";
   std::vector<Table::Column> columns = {{"layer"},
                                         {"queries"},

@@ -1,5 +1,6 @@
 #include "cli/choice.hpp"
 
+#include <algorithm>
 #include <cmath>
 
 #include "cli/command.hpp"
@@ -39,6 +40,47 @@ std::optional<size_t> nearest_of(std::span<const Attempt> attempts) {
   for (size_t i = 0; i < attempts.size(); ++i)
     if (attempts[i].nearest && (!nearest || *attempts[i].nearest < *attempts[*nearest].nearest)) nearest = i;
   return nearest;
+}
+
+namespace {
+
+/// What errors of a side would cost with no bits.
+double cost_without_bits(const SideTrial& side) { return side.cost * std::exp2(2 * side.bits); }
+
+/// What bits that are divided best make of two sides is in proportion to this.
+double promise_of(const SideTrial& keys, const SideTrial& values) {
+  return cost_without_bits(keys) * cost_without_bits(values);
+}
+
+/// The same of what a codec reached, however it divided its bits.
+double reached_by(const std::array<SideTrial, 2>& sides) {
+  const double half = (sides[0].cost + sides[1].cost) / 2;
+  return half * half * std::exp2(2 * (sides[0].bits + sides[1].bits));
+}
+
+bool may_pair(const Attempt& keys, const Attempt& values) {
+  return keys.codec != values.codec && keys.layer_group == values.layer_group &&
+         (keys.book.empty() || values.book.empty() || keys.book == values.book);
+}
+
+}  // namespace
+
+std::vector<PairPromise> promising_pairs(std::span<const Attempt> attempts, size_t most) {
+  double best = INFINITY;
+  for (const Attempt& attempt : attempts)
+    if (attempt.sides) best = std::min(best, reached_by(*attempt.sides));
+  std::vector<std::pair<double, PairPromise>> found;
+  for (size_t k = 0; k < attempts.size(); ++k)
+    for (size_t v = 0; v < attempts.size(); ++v) {
+      const Attempt &keys = attempts[k], &values = attempts[v];
+      if (!keys.sides || !values.sides || !may_pair(keys, values)) continue;
+      const double promise = promise_of((*keys.sides)[0], (*values.sides)[1]);
+      if (promise < best) found.push_back({promise, {k, v}});
+    }
+  std::ranges::stable_sort(found, {}, [](const auto& one) { return one.first; });
+  std::vector<PairPromise> pairs;
+  for (const auto& one : std::span(found).first(std::min(most, found.size()))) pairs.push_back(one.second);
+  return pairs;
 }
 
 std::vector<std::string> untried(std::span<const Attempt> attempts) {

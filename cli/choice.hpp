@@ -2,6 +2,7 @@
 // a cache.
 #pragma once
 
+#include <array>
 #include <optional>
 #include <span>
 #include <string>
@@ -11,6 +12,12 @@
 #include "lib/core/record.hpp"
 
 namespace kvcodec::cli {
+
+/// What a codec makes of one side by itself.
+struct SideTrial {
+  double bits = 0;  ///< of its streams, per value of this side
+  double cost = 0;  ///< of its errors, by what errors are weighed with
+};
 
 /// A codec and what became of it.
 struct Attempt {
@@ -24,6 +31,9 @@ struct Attempt {
   std::optional<Loss> loss = {};                 ///< where there is a model
   /// Where the goal was missed: by its measure, what came nearest.
   std::optional<double> nearest = {};
+  /// Keys and values by themselves, where a pair may code one of them like that: measured, and coded apart.
+  std::optional<std::array<SideTrial, 2>> sides = {};
+  int layer_group = 1;
   double seconds = 0;
   std::string reason = {};  ///< why it did not reach the goal; "" if it did
 };
@@ -36,6 +46,16 @@ std::optional<size_t> best_of(std::span<const Attempt> attempts, Judge judge);
 
 /// Of those that missed it, what came nearest; nothing where none was measured.
 std::optional<size_t> nearest_of(std::span<const Attempt> attempts);
+
+/// Two attempts whose codecs may do better together: keys like the one, values like the other.
+struct PairPromise {
+  size_t keys = 0, values = 0;
+};
+
+/// Pairs that promise more than any single codec did, the one that promises most first, `most` at most. Each bit is taken to
+/// cut the cost of errors to a quarter, so that bits and costs of each side, measured at any rate, say what the pair costs where bits
+/// are divided best. Only attempts with the same layer group and no two books make a pair.
+std::vector<PairPromise> promising_pairs(std::span<const Attempt> attempts, size_t most);
 
 /// Codecs that were left out because the time was over.
 std::vector<std::string> untried(std::span<const Attempt> attempts);

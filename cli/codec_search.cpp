@@ -12,6 +12,8 @@
 #include "cli/text.hpp"
 #include "cli/weights.hpp"
 #include "lib/codec/dial.hpp"
+#include "lib/codec/pair_codec.hpp"
+#include "lib/codec/registry.hpp"
 #include "lib/codec/rope_codec.hpp"
 #include "lib/core/error.hpp"
 
@@ -47,6 +49,8 @@ std::vector<const CodecEntry*> codecs_to_try(const std::string& list) {
   for (const std::string_view name : kByPromise) take(name);
   if (!list.empty())
     for (const std::string_view name : kBaselines) take(name);
+  for (const std::string& name : asked)
+    if (codec_named(name).is_pair()) chosen.push_back(&codec_named(name));
   return chosen;
 }
 
@@ -95,6 +99,7 @@ struct Trial {
   const Stopwatch& since;
   Probe probe;
   std::optional<LossMeter> meter = {};
+  std::optional<Weights> weights = {};
 
   bool time_is_up() const { return since.seconds() >= options.time; }
 };
@@ -139,7 +144,7 @@ class Tryout {
   }
 
   /// Whether they are the codec's: it then needs them to encode.
-  bool codec_weighs() const { return weighs() && !allocates_bits(entry()); }
+  bool codec_weighs() const { return weighs() && entry().capabilities.takes_weights; }
 
   std::unique_ptr<Codec> make(const Options& options, bool weighed) const {
     const KvReader& kv = trial_.cache.kv;
@@ -156,7 +161,7 @@ class Tryout {
     const auto usual = make(*options, false);  // weights need options that the search sets
     check_token_ids(trial_.cache.kv, *usual);
     (void)whole_groups(trial_.cache.layers, usual->layer_group(), ErrorKind::usage, "layers");
-    if (dial_of(entry()).turn)
+    if (has_dial(entry()))
       search(*options);
     else
       try_fixed(*options, *usual);
@@ -170,6 +175,7 @@ class Tryout {
                               weighs() ? trial_.options.weights : std::string(),
                               trial_.common,
                               [this](const Options& with) { return make(with, codec_weighs()); },
+                              nullptr,
                               before_try_};
     const FoundOptions found = find_options(trial_.options.goal, context, trial_.probe,
                                             trial_.meter ? &*trial_.meter : nullptr, options);
@@ -194,11 +200,33 @@ class Tryout {
   void measure(const Codec& codec) {
     before_try_();
     attempt_.bits = trial_.probe.bits(codec);
-    attempt_.snr_db = Probe::snr_db(trial_.probe.energies(codec));
+    attempt_.layer_group = codec.layer_group();
+    attempt_.snr_db =
+        Probe::snr_db(codec.joint() || entry().is_pair() ? trial_.probe.energies(codec) : sides_of(codec));
     if (trial_.meter && !attempt_.loss) {
       before_try_();
       attempt_.loss = trial_.meter->loss(codec);
     }
+  }
+
+  /// Measures both sides by themselves, for pairs.
+  Probe::Energies sides_of(const Codec& codec) {
+    auto& sides = attempt_.sides.emplace();
+    Probe::Energies energies;
+    for (const Side side : kSides) {
+      const size_t i = side == Side::value;
+      const Probe::OneSide one = trial_.probe.one_side(codec, side);
+      energies.resize(one.energies.size());
+      sides[i].bits = one.bits;
+      for (size_t layer = 0; layer < energies.size(); ++layer) {
+        const Probe::Energy& energy = energies[layer][i] = one.energies[layer][i];
+        if (energy.signal > 0)
+          sides[i].cost +=
+              energy.error *
+              (trial_.weights ? trial_.weights->cost(side, static_cast<int>(layer)) : 1 / energy.signal);
+      }
+    }
+    return energies;
   }
 
   void reach(Options& with) {
@@ -222,39 +250,65 @@ class Tryout {
   Attempt attempt_;
 };
 
-/// Tries one after the other. What does not fit the cache is an attempt that failed, unless nothing fits: then the cache is to
-/// blame, and the first such error is thrown.
-std::vector<Attempt> try_all(const Trial& trial, const std::vector<Candidate>& candidates) {
-  std::vector<Attempt> attempts;
-  std::optional<Error> unfit;
-  ProgressBar bar("choose", "codecs", trial.common.quiet);
-  for (const Candidate& candidate : candidates) {
-    const auto done = static_cast<double>(attempts.size()), all = static_cast<double>(candidates.size());
+/// Tries one after the other, and then pairs of them that promise more. What does not fit the cache is an attempt that
+/// failed, unless nothing fits: then the cache is to blame, and the first such error is thrown.
+class Attempts {
+ public:
+  explicit Attempts(const Trial& trial) : trial_(trial), bar_("choose", "codecs", trial.common.quiet) {}
+
+  std::vector<Attempt> all(const std::vector<Candidate>& candidates) {
+    expected_ = candidates.size();
+    for (const Candidate& candidate : candidates) add(candidate);
+    if (unfit_ && std::ranges::none_of(made_, [](const Attempt& one) { return one.reached || one.nearest; }))
+      throw Error(*unfit_);
+    add_pairs(candidates);
+    return std::move(made_);
+  }
+
+ private:
+  /// So many pairs are tried at most.
+  static constexpr size_t kMostPairs = 2;
+
+  void add(const Candidate& candidate) {
+    const auto done = static_cast<double>(made_.size()), all = static_cast<double>(expected_);
     int tries = 0;
     const auto before_try = [&] {
-      if (trial.time_is_up()) throw TimeIsUp();
+      if (trial_.time_is_up()) throw TimeIsUp();
       // How many tries there will be is not known: each takes a tenth of what is left.
-      bar.update(done + 1 - std::pow(0.9, tries++), all, candidate.codec->name);
+      bar_.update(done + 1 - std::pow(0.9, tries++), all, candidate.codec->name);
     };
-    if (trial.time_is_up()) {
-      attempts.push_back({.codec = candidate.codec->name, .reason = kNoTimeLeft});
-      continue;
+    if (trial_.time_is_up()) {
+      made_.push_back({.codec = candidate.codec->name, .reason = kNoTimeLeft});
+      return;
     }
     try {
-      attempts.push_back(Tryout(trial, candidate, before_try).run());
+      made_.push_back(Tryout(trial_, candidate, before_try).run());
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::bad_input) throw;
-      if (!unfit) unfit = error;
-      attempts.push_back({.codec = candidate.codec->name,
-                          .book = candidate.book ? candidate.book->file : std::string(),
-                          .reason = error.what()});
+      if (!unfit_) unfit_ = error;
+      made_.push_back({.codec = candidate.codec->name,
+                       .book = candidate.book ? candidate.book->file : std::string(),
+                       .reason = error.what()});
     }
   }
-  const bool measured =
-      std::ranges::any_of(attempts, [](const Attempt& one) { return one.reached || one.nearest; });
-  if (unfit && !measured) throw Error(*unfit);
-  return attempts;
-}
+
+  /// candidates: of the attempts made, in their order.
+  void add_pairs(const std::vector<Candidate>& candidates) {
+    const auto promising = promising_pairs(made_, kMostPairs);
+    expected_ += promising.size();
+    for (const PairPromise& pair : promising) {
+      const Candidate &keys = candidates[pair.keys], &values = candidates[pair.values];
+      add({known_codec(fmt::format("{}{}{}", keys.codec->name, kPairMark, values.codec->name)),
+           keys.book ? keys.book : values.book});
+    }
+  }
+
+  const Trial& trial_;
+  ProgressBar bar_;
+  size_t expected_ = 0;
+  std::vector<Attempt> made_;
+  std::optional<Error> unfit_;
+};
 
 // Results ------------------------------------------------------------------------------------------
 
@@ -328,7 +382,8 @@ SearchResult search_codecs(const SearchOptions& options, const SearchedCache& ca
               Probe(cache.kv, cache.documents, cache.sampled, cache.layers, kSampleTokens)};
   if (!options.goal.model.empty())
     trial.meter.emplace(options.goal.model, options.goal.texts, cache.kv, common);
-  SearchResult result{.attempts = try_all(trial, candidates_of(codecs, books)),
+  if (!options.weights.empty()) trial.weights = read_weights(options.weights, cache.kv.model());
+  SearchResult result{.attempts = Attempts(trial).all(candidates_of(codecs, books)),
                       .tokens = trial.probe.tokens()};
   const auto best = best_of(result.attempts, options.judge());
   if (!best) complain(options, result.attempts);

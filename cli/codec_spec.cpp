@@ -7,6 +7,7 @@
 #include "cli/command.hpp"
 #include "cli/common.hpp"
 #include "cli/weights.hpp"
+#include "lib/codec/pair_codec.hpp"
 #include "lib/codec/registry.hpp"
 #include "lib/core/error.hpp"
 
@@ -51,16 +52,31 @@ void set_key(const std::string& part, const std::string& codec, const std::vecto
   set_from_text(*field, key, part.substr(equals + 1));
 }
 
-std::string name_in(const std::string& word) { return word.substr(0, word.find(':')); }
+std::string front_name(const std::string& word) { return word.substr(0, word.find(':')); }
 
-const CodecEntry* find_named(const std::string& name) {
-  const auto all = codecs();
-  const auto place = std::ranges::find(all, name, &CodecEntry::name);
-  return place == all.end() ? nullptr : &*place;
+/// The words that a pair's word is made of, that of keys and that of values; else the word itself. Other words have the mark
+/// too, in files and in numbers: a codec is to follow, and nothing but its options.
+std::vector<std::string> halves_of(const std::string& word) {
+  const auto names_one = [](const std::string& half) {
+    const std::string name = front_name(half);
+    return name.find(kPairMark) == std::string::npos && known_codec(name);
+  };
+  for (size_t at = word.find(kPairMark); at != std::string::npos; at = word.find(kPairMark, at + 1)) {
+    const std::string keys = word.substr(0, at), values = word.substr(at + 1);
+    if (names_one(keys) && names_one(values)) return {keys, values};
+  }
+  return {word};
+}
+
+std::string name_in(const std::string& word) {
+  const auto halves = halves_of(word);
+  std::string name = front_name(halves[0]);
+  if (halves.size() == 2) name += kPairMark + front_name(halves[1]);
+  return name;
 }
 
 /// "bits=2", "unit-heads": what stands between the commas behind the colon.
-std::vector<std::string> settings_in(const std::string& word) {
+std::vector<std::string> settings_behind_colon(const std::string& word) {
   std::vector<std::string> parts;
   const size_t colon = word.find(':');
   for (size_t begin = colon == std::string::npos ? word.size() : colon + 1; begin < word.size();) {
@@ -71,8 +87,25 @@ std::vector<std::string> settings_in(const std::string& word) {
   return parts;
 }
 
+/// The same of a word; of a pair's, options of its codecs are called as the pair calls them: "value.bits=2".
+std::vector<std::string> settings_in(const std::string& word) {
+  const auto halves = halves_of(word);
+  if (halves.size() == 1) return settings_behind_colon(word);
+  std::vector<std::string> parts;
+  for (const Side side : kSides) {
+    const std::string& half = halves[side == Side::value];
+    const auto options = find_codec(front_name(half)).make_options();
+    const auto fields = options->fields();
+    for (const std::string& part : settings_behind_colon(half)) {
+      const bool own = std::ranges::count(fields, part.substr(0, part.find('=')), &OptionField::name) > 0;
+      parts.push_back((own ? std::string(pair_prefix(side)) : std::string()) + part);
+    }
+  }
+  return parts;
+}
+
 const CodecEntry& codec_of(const CodesReader& codes) {
-  if (const CodecEntry* entry = find_named(codes.info().codec)) return *entry;
+  if (const CodecEntry* entry = known_codec(codes.info().codec)) return *entry;
   throw bad_input("{}: it was made by the codec '{}', which this kvcodec does not have", codes.name(),
                   codes.info().codec);
 }
@@ -118,7 +151,7 @@ CodecSpec parse(const std::string& text, const GivenFields& selection, DType dty
   spec.selection = selection_before(text, selection);
   std::vector<OptionField> fields = shared.fields();
   for (OptionField& field : spec.selection.step_fields()) fields.push_back(std::move(field));
-  spec.entry = find_named(name);
+  spec.entry = known_codec(name);
   if (spec.entry) {
     spec.options = options_from(*spec.entry, preset_in(text));
     const auto own = spec.options->fields();
@@ -184,12 +217,12 @@ std::vector<std::string> codec_names() {
   return names;
 }
 
-bool has_codec(const std::string& word) { return find_named(name_in(word)) != nullptr; }
+bool has_codec(const std::string& word) { return known_codec(name_in(word)) != nullptr; }
 
 const CodecEntry& codec_named(const std::string& word) {
   const std::string name = name_in(word);
-  if (const CodecEntry* entry = find_named(name)) return *entry;
-  if (const size_t comma = name.find(','); comma != std::string::npos && find_named(name.substr(0, comma)))
+  if (const CodecEntry* entry = known_codec(name)) return *entry;
+  if (const size_t comma = name.find(','); comma != std::string::npos && known_codec(name.substr(0, comma)))
     throw usage_error("the options of a codec come after a colon: {}:{}", name.substr(0, comma),
                       word.substr(comma + 1));
   const auto names = codec_names();

@@ -7,6 +7,7 @@
 //   kvcomp:unit-heads                        a switch
 //   q4:rope=undo                             keys from before the rotary embedding
 //   kvcomp:max-error=0.5,weights=s.h5        errors weighed by what they cost the model
+//   kvcomp:key-rel=0.3+kivi:bits=2           keys by one codec, values by another
 //   codes.h5                                 codec, options and embedded book of a codes file
 //   none:select=quest,budget=128,setup=paper attention to chosen tokens
 //   kivi:bits=2,label=baseline               what tables call it
@@ -59,13 +60,13 @@ struct CodecSpec {
 /// The names of all codecs.
 std::vector<std::string> codec_names();
 
-/// Whether there is a codec of the name in front of a word's colon.
+/// Whether there is a codec of the name in front of a word's colon, or a pair of codecs of the names in front of its two.
 bool has_codec(const std::string& word);
 
-/// That codec. Throws Error(usage) with the name that was probably meant, or all there are.
+/// That codec, or that pair. Throws Error(usage) with the name that was probably meant, or all there are.
 const CodecEntry& codec_named(const std::string& word);
 
-/// The keys behind a word's colon.
+/// The keys behind a word's colons; those of a pair's options begin with its prefixes.
 std::vector<std::string> keys_of(const std::string& word);
 
 /// Sets fields to what stands behind a word's colon. codec: for messages. Throws Error(usage) for keys that

@@ -14,8 +14,7 @@ namespace kvcodec::cli {
 
 CodecOfFile::CodecOfFile(const CodesReader& codes, const std::string& book_file, Engine* engine)
     : entry_(with_context(codes.name(), [&]() -> const CodecEntry& {
-        for (const CodecEntry& entry : codecs())
-          if (entry.name == codes.info().codec) return entry;
+        if (const CodecEntry* entry = known_codec(codes.info().codec)) return *entry;
         throw bad_input("it was made by the codec '{}', which this kvcodec does not have",
                         codes.info().codec);
       })) {
@@ -42,8 +41,9 @@ CodecOfFile::CodecOfFile(const CodesReader& codes, const std::string& book_file,
   codes.check_streams(*codec_);
 }
 
-bool CodecOfFile::multiplies() const {
-  return entry_.capabilities.multiplies && rope_in(codec_->parameters()) == RopeChoice::keep;
+bool CodecOfFile::multiplies(Side side) const {
+  return entry_.of(side).capabilities.multiplies &&
+         (side == Side::value || rope_in(codec_->parameters()) == RopeChoice::keep);
 }
 
 CodecContext context_of(const ModelInfo& model, const Documents& documents, DType storage, const Book* book) {

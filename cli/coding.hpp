@@ -26,8 +26,9 @@ class CodecOfFile {
 
   const Codec& codec() const { return *codec_; }
   const CodecEntry& entry() const { return entry_; }
-  /// Whether keys and values are multiplied as they are stored; keys that were turned back are not.
-  bool multiplies() const;
+  /// Whether keys, or values, are multiplied as they are stored; keys that were turned back are not.
+  bool multiplies(Side side) const;
+  bool multiplies() const { return multiplies(Side::key) && multiplies(Side::value); }
   /// History of the file named with --book; empty otherwise.
   const std::vector<std::string>& book_history() const { return book_history_; }
 

@@ -1,6 +1,7 @@
 // kvcodec encode KV --codec NAME[:key=value,...] [options] -o CODES
 //
 //   --codec NAME        sparse, none, kivi …; each brings its own options, with their defaults in the help
+//   --codec NAME+NAME   keys by one codec, values by another; their options are --key.… and --value.…
 //   --preset NAME       where these begin: default, what does best, or paper, as its paper has it
 //   --book FILE         the dictionary that the codec needs
 //   --embed-book        put it into the product
@@ -32,6 +33,7 @@
 #include "cli/text.hpp"
 #include "cli/weights.hpp"
 #include "formats/kv_file.hpp"
+#include "lib/codec/pair_codec.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec::cli {
@@ -60,7 +62,8 @@ struct EncodeOptions final : Options {
         {.name = "codec",
          .help = fmt::format(
              "how to compress: {}; its options, which stand below, may also follow a colon, as "
-             "kivi:bits=2,window=32. auto: the codec and the options that reach --total-bits or --max-nll "
+             "kivi:bits=2,window=32. Two with a + between them, as kvcomp:key-rel=0.3+kivi:bits=2, code keys "
+             "and values apart. auto: the codec and the options that reach --total-bits or --max-nll "
              "best, as kvcodec choose finds them",
              fmt::join(codec_names(), ", ")),
          .target = &codec},
@@ -117,12 +120,28 @@ Preset preset_asked(const Command& command) {
   return preset;
 }
 
+/// Binds the options of both codecs, and says how they are called to who leaves out the side.
+std::unique_ptr<Options> declare_pair(Command& command, const CodecEntry& pair, Preset preset) {
+  auto options = options_from(pair, preset);
+  command.group(fmt::format("Codec {}: {}", pair.name, pair.summary));
+  command.options(*options);
+  std::map<std::string, std::vector<std::string>> meant;
+  for (const Side side : kSides)
+    for (const OptionField& field : pair.of(side).make_options()->fields())
+      meant[field.name].push_back(fmt::format("--{}{}", pair_prefix(side), field.name));
+  for (const auto& [name, names] : meant)
+    command.refuse(name,
+                   fmt::format("--{} does not say of which side: write {}", name, fmt::join(names, " or ")));
+  return options;
+}
+
 NamedCodec declare_codec(Command& command) {
   const std::string word = command.peek("codec");
   NamedCodec chosen;
   if (!word.empty() && word != kAuto && !(command.help_wanted() && !has_codec(word)))
     chosen.entry = &codec_named(word);
   const Preset preset = chosen.entry ? preset_in(word, preset_asked(command)) : Preset::best;
+  if (chosen.entry && chosen.entry->is_pair()) chosen.options = declare_pair(command, *chosen.entry, preset);
   for (const CodecEntry& entry : codecs()) {
     const bool is_chosen = &entry == chosen.entry;
     auto fields = options_from(entry, is_chosen ? preset : Preset::best);
@@ -317,9 +336,9 @@ class CodecRun {
   }
 
   /// The pieces that are surveyed before piece i is appended: none, itself, or all that a new file's tables are chosen by.
-  std::span<const Job::Piece> surveyed_before(size_t i) const {
+  std::span<const Job::Piece> surveyed_before(const GroupShape& shape, size_t i) const {
     const auto pieces = std::span(pieces_);
-    switch (codec_.survey_scope()) {
+    switch (codec_.survey_scope(shape)) {
       case SurveyScope::none:
         break;
       case SurveyScope::file:
@@ -343,11 +362,11 @@ class CodecRun {
     surveyed_ = held(job_.surveyed, group);
     const uint64_t own_tokens = tokens_of(pieces_);
     uint64_t surveyed_tokens = 0;
-    for (size_t i = 0; i < pieces_.size(); ++i) surveyed_tokens += tokens_of(surveyed_before(i));
+    for (size_t i = 0; i < pieces_.size(); ++i) surveyed_tokens += tokens_of(surveyed_before(shape, i));
     done_ = 0, planned_ = own_tokens;
     for (size_t i = 0; i < pieces_.size(); ++i) {
       StreamStore& document = writer_.document(side, group, pieces_[i].document);
-      if (const auto pieces = surveyed_before(i); !pieces.empty()) {
+      if (const auto pieces = surveyed_before(shape, i); !pieces.empty()) {
         const auto survey = codec_.survey(shape);
         planned_ =
             own_tokens +
@@ -479,6 +498,14 @@ std::string summary(const FileRate& rate, const std::string& target, const std::
   return table.text();
 }
 
+/// Whether codes that have an option for first tokens have errors in them, of keys or of values.
+bool covers_first_tokens(const Record& parameters) {
+  return std::ranges::any_of(parameters.items(), [](const auto& item) {
+    const std::string_view name = item.first;
+    return (name == "sink" || name.ends_with(".sink")) && item.second == Scalar(int64_t{0});
+  });
+}
+
 /// The codes to be written: what they will say of themselves, the codec, and what that stands on. Stays where
 /// it is: the codec points to the book.
 class Encoding {
@@ -496,7 +523,8 @@ class Encoding {
     CodecContext context =
         context_of(info.model, kv.documents(), info.storage, book_ ? &book_->book : nullptr);
     context.engine = engine_for(entry, options.common.engine());
-    if (!options.goal.given() || !allocates_bits(entry)) take_weights(options.weights, context);
+    if (!options.goal.given() || !allocates_bits(entry) || entry.capabilities.takes_weights)
+      take_weights(options.weights, context);
     const auto make = [&](const Options& with) {
       return make_codec(entry, with, context, options.rope, options.book);
     };
@@ -509,7 +537,7 @@ class Encoding {
       options.common.note("keys go to {} as they are: {}", entry.name,
                           context.rope.known() ? "the model does not turn them" : context.rope.why_not());
     info.parameters = made_->parameters();
-    if (!options.weights.empty() && info.parameters.get_int("sink") == 0)
+    if (!options.weights.empty() && covers_first_tokens(info.parameters))
       options.common.note(
           "{} does not cover first tokens, whose errors cost far more: keep the first one exact with --sink 1",
           options.weights);
@@ -634,7 +662,8 @@ NamedCodec declare(Command& command, EncodeOptions& options) {
                    "writes a codes file. Every document is coded by itself and decodes by itself. "
                    "kvcodec info says what the bytes of the product are spent on.",
                    "kvcodec encode kv.h5 --codec sparse --book dict.h5 --sparsity 64 -o codes.h5\n"
-                   "kvcodec encode kv.h5 --codec kivi:bits=2 -o kivi.h5");
+                   "kvcodec encode kv.h5 --codec kivi:bits=2 -o kivi.h5\n"
+                   "kvcodec encode kv.h5 --codec kvcomp:key-rel=0.3+kivi:bits=2 -o mixed.h5");
   command.group("Input and output");
   command.input("KV", "kv file; - is standard input", options.input);
   options.output.declare_with_skip(command, "codes file to write");

@@ -9,6 +9,7 @@
 #include "cli/weights.hpp"
 #include "lib/codec/dial.hpp"
 #include "lib/codec/layer_numbers.hpp"
+#include "lib/codec/pair_codec.hpp"
 #include "lib/core/error.hpp"
 #include "lib/pipeline/allocation.hpp"
 
@@ -40,73 +41,55 @@ OptionField* find_field(std::vector<OptionField>& fields, std::string_view name)
 }
 
 /// Whether the dial's places are bits, whose fractions are how many layers and sides have one more.
-bool has_layer_bits(Options& options) {
-  auto fields = options.fields();
+bool has_layer_bits(const CodecEntry& codec) {
+  const auto options = codec.make_options();
+  auto fields = options->fields();
   return find_field(fields, "layer-bits") != nullptr;
 }
 
-/// Codecs by their place on the dial.
-class DialScale {
+/// The dial of a codec that codes these sides. Where it sets bits, those of each layer and side are chosen by what errors
+/// cost there.
+class LayerDial {
  public:
-  DialScale(const GoalContext& context, Options& base, const Probe& probe)
-      : context_(context),
-        dial_(dial_of(context.codec)),
-        base_(to_record(base)),
-        by_layer_(has_layer_bits(base)) {
-    if (by_layer_) find_costs(probe);
-  }
+  LayerDial(const CodecEntry& codec, std::span<const Side> sides, size_t layers, bool weighed)
+      : dial_(dial_of(codec)),
+        sides_(sides),
+        layers_(layers),
+        weighed_(weighed),
+        by_layer_(has_layer_bits(codec)) {}
 
-  double least() const { return dial_.least; }
-  double most() const { return dial_.most; }
+  const Dial& dial() const { return dial_; }
+  std::span<const Side> sides() const { return sides_; }
+  bool by_layer() const { return by_layer_; }
   /// Places nearer than this are the same.
   double finest() const {
-    return by_layer_ ? 1 / static_cast<double>(places_.size()) : dial_.whole ? 1 : 1e-3;
+    return by_layer_ ? 1 / static_cast<double>(std::max<size_t>(places_.size(), 1)) : dial_.whole ? 1 : 1e-3;
   }
 
-  std::unique_ptr<Options> options_at(double place) const {
-    auto options = context_.codec.make_options();
-    from_record(base_, *options);
-    dial_.turn(*options, place, !context_.weights.empty());
-    if (by_layer_) set_layer_bits(*options, place);
-    return options;
+  void turn(Options& options, double place) const {
+    if (!dial_.turn) return;
+    dial_.turn(options, place, weighed_);
+    if (by_layer_ && !places_.empty()) set_layer_bits(options, place);
   }
 
-  /// The codec there; nullptr where its options fit neither book nor cache.
-  std::unique_ptr<Codec> codec_at(double place) const {
-    try {
-      return context_.make(*options_at(place));
-    } catch (const Error& error) {
-      if (error.kind() != ErrorKind::usage) throw;
-      return nullptr;
-    }
+  /// Where bits are allocated: what errors cost that no bits leave, by what those of kTried bits are.
+  static constexpr double kTried = 3;
+  template <class Cost>
+  void find_costs(const Probe::Energies& energies, const Cost& cost) {
+    for (const Side side : sides_)
+      for (size_t layer = 0; layer < energies.size(); ++layer) {
+        const Probe::Energy& energy = energies[layer][side == Side::value];
+        if (energy.signal <= 0) continue;
+        places_.push_back({layer, side});
+        costs_.push_back(cost(side, layer, energy) * energy.error * std::exp2(2 * kTried));
+      }
   }
 
  private:
   struct Place {
-    int layer;
-    size_t side;
+    size_t layer;
+    Side side;
   };
-
-  /// What errors cost that no bits leave, by what those of some bits are.
-  void find_costs(const Probe& probe) {
-    constexpr double kTried = 3;
-    std::optional<Weights> weights;
-    if (!context_.weights.empty()) weights = read_weights(context_.weights, context_.kv.model());
-    auto options = context_.codec.make_options();
-    from_record(base_, *options);
-    dial_.turn(*options, kTried, false);
-    const Probe::Energies energies = probe.energies(*context_.make(*options));
-    for (size_t side = 0; side < 2; ++side)
-      for (size_t layer = 0; layer < energies.size(); ++layer) {
-        const Probe::Energy& energy = energies[layer][side];
-        if (energy.signal <= 0) continue;
-        const double cost = weights
-                                ? weights->cost(side == 0 ? Side::key : Side::value, static_cast<int>(layer))
-                                : 1 / energy.signal;
-        places_.push_back({static_cast<int>(layer), side});
-        costs_.push_back(cost * energy.error * std::exp2(2 * kTried));
-      }
-  }
 
   void set_layer_bits(Options& options, double place) const {
     auto fields = options.fields();
@@ -118,19 +101,151 @@ class DialScale {
       set_value(bits, own.front());
       return;
     }
-    const auto layers = static_cast<size_t>(context_.kv.model().num_layers);
-    std::vector<int64_t> all(2 * layers, std::get<int64_t>(value_of(bits)));
+    std::vector<int64_t> all(2 * layers_, std::get<int64_t>(value_of(bits)));
     for (size_t i = 0; i < own.size(); ++i)
-      all[places_[i].side * layers + static_cast<size_t>(places_[i].layer)] = own[i];
+      all[(places_[i].side == Side::value ? layers_ : 0) + places_[i].layer] = own[i];
     set_value(*find_field(fields, "layer-bits"), layer_numbers_text(all));
   }
 
-  const GoalContext& context_;
   const Dial& dial_;
-  Record base_;
-  bool by_layer_;
+  std::span<const Side> sides_;
+  size_t layers_;
+  bool weighed_, by_layer_;
   std::vector<Place> places_;
   std::vector<double> costs_;
+};
+
+/// Codecs by their place on the dial. A pair has two dials, and its places lie on a path over both: from each of its stations
+/// to the next one dial is turned, that whose bits gain most (best_pairs).
+class DialScale {
+ public:
+  DialScale(const GoalContext& context, Options& base, const Probe& probe)
+      : context_(context), base_(to_record(base)) {
+    if (!context_.weights.empty()) weights_ = read_weights(context_.weights, context_.kv.model());
+    const auto layers = static_cast<size_t>(context_.kv.model().num_layers);
+    const auto add = [&](const CodecEntry& codec, std::span<const Side> sides) {
+      dials_.emplace_back(codec, sides, layers, weights_.has_value());
+    };
+    if (!context_.codec.is_pair()) {
+      add(context_.codec, kSides);
+    } else {
+      for (const Side& side : kSides) add(context_.codec.of(side), {&side, 1});
+    }
+    if (std::ranges::any_of(dials_, &LayerDial::by_layer)) find_costs(probe);
+    if (context_.codec.is_pair()) find_path(probe);
+  }
+
+  double least() const { return path_.empty() ? dials_[0].dial().least : 0; }
+  double most() const {
+    return path_.empty() ? dials_[0].dial().most : static_cast<double>(path_.size() - 1);
+  }
+  bool whole() const { return path_.empty() && dials_[0].dial().whole; }
+  /// Places nearer than this are the same.
+  double finest() const { return path_.empty() ? dials_[0].finest() : 1e-3; }
+
+  std::unique_ptr<Options> options_at(double place) const {
+    if (path_.empty()) return options_at(std::array{place, place});
+    const auto before = static_cast<size_t>(std::clamp(std::floor(place), least(), most()));
+    const size_t next = std::min(before + 1, path_.size() - 1);
+    const double share = place - static_cast<double>(before);
+    return options_at(std::array{std::lerp(path_[before][0], path_[next][0], share),
+                                 std::lerp(path_[before][1], path_[next][1], share)});
+  }
+
+  /// The codec there; nullptr where its options fit neither book nor cache.
+  std::unique_ptr<Codec> codec_at(double place) const { return codec_with(*options_at(place)); }
+
+ private:
+  /// A pair's places on its two dials.
+  using Places = std::array<double, 2>;
+
+  /// Most places of a side that are looked at, and bits behind which there are none.
+  static constexpr size_t kMostStations = 14;
+  static constexpr double kMostBits = 12;
+
+  std::unique_ptr<Options> options_at(const Places& places) const {
+    auto options = context_.codec.make_options();
+    from_record(base_, *options);
+    for (size_t i = 0; i < dials_.size(); ++i) dials_[i].turn(own(*options, i), places[i]);
+    return options;
+  }
+
+  std::unique_ptr<Codec> codec_with(const Options& options) const {
+    try {
+      return context_.make(options);
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::usage) throw;
+      return nullptr;
+    }
+  }
+
+  /// The options that dial i turns.
+  Options& own(Options& all, size_t i) const {
+    return context_.codec.is_pair() ? dynamic_cast<PairOptions&>(all).of(kSides[i]) : all;
+  }
+
+  double cost_of(Side side, size_t layer, const Probe::Energy& energy) const {
+    return weights_ ? weights_->cost(side, static_cast<int>(layer)) : 1 / energy.signal;
+  }
+
+  void find_costs(const Probe& probe) {
+    auto options = context_.codec.make_options();
+    from_record(base_, *options);
+    for (size_t i = 0; i < dials_.size(); ++i)
+      if (dials_[i].by_layer()) dials_[i].turn(own(*options, i), LayerDial::kTried);
+    const Probe::Energies energies = probe.energies(*context_.make(*options));
+    for (LayerDial& dial : dials_)
+      if (dial.by_layer())
+        dial.find_costs(energies, [this](Side side, size_t layer, const Probe::Energy& energy) {
+          return cost_of(side, layer, energy);
+        });
+  }
+
+  /// What one side takes and what its errors cost along its dial, and where.
+  struct Curve {
+    std::vector<double> places;
+    std::vector<RatePoint> points;
+  };
+
+  Curve curve_of(size_t i, const Probe& probe) const {
+    const Dial& dial = dials_[i].dial();
+    Curve curve;
+    double step = 1;
+    for (double place = dial.useful; curve.points.size() < kMostStations && place <= dial.most;
+         place += step) {
+      context_.tell_try();
+      Places places{dials_[0].dial().useful, dials_[1].dial().useful};
+      places[i] = place;
+      const auto codec = codec_with(*options_at(places));
+      if (!codec) break;
+      const Probe::OneSide side = probe.one_side(*codec, kSides[i]);
+      RatePoint point{side.bits * static_cast<double>(side.width), 0};
+      for (size_t layer = 0; layer < side.energies.size(); ++layer)
+        if (const Probe::Energy& energy = side.energies[layer][i]; energy.signal > 0)
+          point.cost += cost_of(kSides[i], layer, energy) * energy.error;
+      curve.places.push_back(place);
+      curve.points.push_back(point);
+      if (!dial.turn || side.bits > kMostBits) break;
+      if (dial.whole) step = place;  // 1, 2, 4 …
+    }
+    return curve;
+  }
+
+  void find_path(const Probe& probe) {
+    const std::array<Curve, 2> curves{curve_of(0, probe), curve_of(1, probe)};
+    if (curves[0].points.empty() || curves[1].points.empty()) {
+      path_.push_back({dials_[0].dial().useful, dials_[1].dial().useful});
+      return;
+    }
+    for (const auto& [key, value] : best_pairs({curves[0].points, curves[1].points}))
+      path_.push_back({curves[0].places[key], curves[1].places[value]});
+  }
+
+  const GoalContext& context_;
+  Record base_;
+  std::optional<Weights> weights_;
+  std::vector<LayerDial> dials_;  // one, or of keys and of values
+  std::vector<Places> path_;      // of a pair
 };
 
 /// The two neighbouring places between which a measure that rises passes a target: low is not above it, high is, or is
@@ -195,15 +310,22 @@ double find_rate(const GoalOptions& goal, const GoalContext& context, const Dial
     const auto codec = scale.codec_at(place);
     return codec ? probe.bits(*codec) : std::numeric_limits<double>::infinity();
   };
-  const Bracket found = find_bracket(scale, 1, goal.total_bits, kMostTries, bits, [&](double low, double) {
-    return low >= goal.total_bits * (1 - kNear);
-  });
+  const auto search = [&](double target) {
+    return find_bracket(scale, 1, target, kMostTries, bits,
+                        [&](double low, double) { return low >= target * (1 - kNear); });
+  };
+  const Bracket found = search(goal.total_bits);
   if (!found.low)
     throw GoalMissed(
         found.at_high,
         fmt::format("--total-bits is {}; with these options {} takes {:.2f} bits per value at least",
                     goal.total_bits, context.codec.name, found.at_high));
-  return *found.low;
+  if (!context.wide) return *found.low;
+  // Documents differ: the search aims as far from the goal as its sample is from the larger one.
+  context.tell_try();
+  const double ratio = context.wide->bits(*scale.codec_at(*found.low)) / found.at_low;
+  if (std::abs(ratio - 1) <= kNear) return *found.low;
+  return search(goal.total_bits / ratio).low.value_or(*found.low);
 }
 
 /// Where signal-to-noise ratios, which rise, pass the target.
@@ -241,7 +363,7 @@ double find_loss(const GoalOptions& goal, const GoalContext& context, const Dial
   const double start = usual_place(goal.max_nll, context, scale, probe);
   std::optional<double> low, high;  // more than is allowed; not more
   double least = std::numeric_limits<double>::infinity();
-  double place = start, step = std::max(scale.finest(), dial_of(context.codec).whole ? start / 4 : 0.5);
+  double place = start, step = std::max(scale.finest(), scale.whole() ? start / 4 : 0.5);
   for (int tries = kLossTries; tries > 0; --tries) {
     context.tell_try();
     const auto codec = scale.codec_at(place);
@@ -309,21 +431,25 @@ void GoalOptions::check_goal() const {
 }
 
 bool allocates_bits(const CodecEntry& codec) {
-  const auto options = codec.make_options();
-  return has_layer_bits(*options);
+  return has_layer_bits(codec.of(Side::key)) || has_layer_bits(codec.of(Side::value));
 }
 
 void check_goal_fits(const Command& command, const GoalOptions& goal, const CodecEntry& codec,
                      const std::string& word) {
   if (!goal.given()) return;
   const char* asked = goal.total_bits > 0 ? "--total-bits" : goal.max_nll > 0 ? "--max-nll" : "--quality";
-  const Dial& dial = dial_of(codec);
-  if (!dial.turn)
-    throw usage_error("the codec {} has no option that {} could set: {}", codec.name, asked, dial.why_not);
+  if (!has_dial(codec))
+    throw usage_error("the codec {} has no option that {} could set: {}", codec.name, asked,
+                      dial_of(codec.of(Side::key)).why_not);
   const auto in_word = keys_of(word);
-  for (const std::string_view name : dial.sets)
-    if (command.given(std::string(name)) || std::ranges::count(in_word, name) > 0)
-      throw usage_error("--{} is set by {}; leave out one of them", name, asked);
+  const auto check = [&](const CodecEntry& one, std::string_view prefix) {
+    for (const std::string_view own : dial_of(one).sets)
+      if (const std::string name = fmt::format("{}{}", prefix, own);
+          command.given(name) || std::ranges::count(in_word, name) > 0)
+        throw usage_error("--{} is set by {}; leave out one of them", name, asked);
+  };
+  if (!codec.is_pair()) return check(codec, "");
+  for (const Side side : kSides) check(codec.of(side), pair_prefix(side));
 }
 
 FoundOptions find_options(const GoalOptions& goal, const GoalContext& context, const Probe& probe,
@@ -342,15 +468,19 @@ FoundOptions find_options(const GoalOptions& goal, const GoalContext& context, c
 
 std::string settle(const GoalOptions& goal, const GoalContext& context, Options& options) {
   const Probe probe(context.kv, context.documents, context.layers, kSampleTokens);
+  GoalContext held = context;
+  const Probe wide(context.kv, context.documents, context.layers, kWideSampleTokens);
+  if (wide.tokens() > probe.tokens()) held.wide = &wide;
+  const Probe& measured = goal.total_bits > 0 ? wide : probe;
   std::optional<LossMeter> meter;
   if (goal.max_nll > 0) meter.emplace(goal.model, goal.texts, context.kv, context.common);
-  const FoundOptions found = find_options(goal, context, probe, meter ? &*meter : nullptr, options);
+  const FoundOptions found = find_options(goal, held, probe, meter ? &*meter : nullptr, options);
   std::string words = found.words.empty() ? "what was given" : found.words;
   const auto codec = context.make(*found.options);
-  std::string about = fmt::format("{:.3f} bits per value", probe.bits(*codec));
+  std::string about = fmt::format("{:.3f} bits per value", measured.bits(*codec));
   if (goal.quality) about += fmt::format(" and {:.1f} dB", Probe::snr_db(probe.energies(*codec)));
   if (found.loss) about += fmt::format("; the model loses {:.4f} nats per token", found.loss->worst());
-  context.common.note("{} {}: a sample of {} tokens takes {}", context.codec.name, words, probe.tokens(),
+  context.common.note("{} {}: a sample of {} tokens takes {}", context.codec.name, words, measured.tokens(),
                       about);
   from_record(to_record(*found.options), options);
   return words;

@@ -261,8 +261,7 @@ std::string book_info(const InfoOptions& options) {
 
 /// What this kvcodec can do with the codec's streams; all no for a codec that it does not have.
 Capabilities capabilities_of(const std::string& codec) {
-  for (const CodecEntry& entry : codecs())
-    if (entry.name == codec) return entry.capabilities;
+  if (const CodecEntry* entry = known_codec(codec)) return entry->capabilities;
   return {.appends = false};
 }
 
@@ -347,14 +346,28 @@ Json codes_json(const InfoOptions& options, const CodesReader& codes, const File
                                                {"bytes", info.book_bytes},
                                                {"embedded", rate.embedded_book_bytes > 0}};
   json["rate"] = to_json(rate);
+  json["sides"] = Json::array();
+  for (const SideBits& side : side_bits_of(codes))
+    json["sides"].push_back(
+        {{"side", name_of(side.side)}, {"codec", side.codec}, {"bits_per_value", side.bits_per_value}});
   json["streams"] = streams_json(codes, layers);
   return json;
 }
 
-Facts codes_facts(const CodesInfo& info, const FileRate& rate, const Capabilities& can,
+/// Of a pair of codecs: what each side takes. Of any other the codec says enough.
+void add_sides(Facts& facts, const CodesReader& codes) {
+  const CodecEntry* entry = known_codec(codes.info().codec);
+  if (!entry || !entry->is_pair()) return;
+  for (const SideBits& side : side_bits_of(codes))
+    facts.add(plural(side.side), fmt::format("{}, {:.3f} bits per value", side.codec, side.bits_per_value));
+}
+
+Facts codes_facts(const CodesReader& codes, const FileRate& rate, const Capabilities& can,
                   const std::vector<int>& layers) {
+  const CodesInfo& info = codes.info();
   Facts facts;
   facts.add("codec", info.codec);
+  add_sides(facts, codes);
   facts.add("device", can.device_twin ? "CUDA, for some of the work (--device)" : "");
   facts.add("parameters", record_text(info.parameters));
   if (!info.book_type.empty())
@@ -388,7 +401,7 @@ std::string codes_info(const InfoOptions& options) {
     json["documents"] = chosen_documents_json(info.documents, documents);
     return text_of(json);
   }
-  return head_lines(options, codes.name(), codes.type()) + codes_facts(info, rate, can, layers).text() +
+  return head_lines(options, codes.name(), codes.type()) + codes_facts(codes, rate, can, layers).text() +
          "\n" + ledger_table(rate) + "\n" + stream_table(codes, layers) +
          documents_text(info.documents, documents, options.documents.given()) + history_text(codes.type());
 }

@@ -46,9 +46,9 @@ Probe::Probe(const KvReader& kv, const std::vector<size_t>& documents, const std
 }
 
 template <class Body>
-void Probe::for_each_part(const Codec& codec, const Body& body) const {
+void Probe::for_each_part(const Codec& codec, std::span<const Side> sides, const Body& body) const {
   for (const int group : groups_of(layers_, codec.layer_group()))
-    for (const Side side : codec.sides()) {
+    for (const Side side : sides) {
       const LayerShape layer = kv_.model().layer_shape(group);
       if (side != Side::both && layer.heads * layer.stored_dim(side) == 0) continue;
       const GroupShape shape = group_shape(kv_.model(), group, codec.layer_group(), side);
@@ -98,7 +98,7 @@ void Probe::read_queries(const GroupShape& shape, Rows& rows) const {
 double Probe::bits(const Codec& codec) const {
   double own = 0, shared = 0, values = 0;
   uint64_t sides = 0;
-  for_each_part(codec,
+  for_each_part(codec, codec.sides(),
                 [&](const GroupShape& shape, const Encoded& encoded, const std::vector<Matrix<float>>&) {
                   for (const StreamSpec& spec : encoded.specs())
                     (spec.shared ? shared : own) += stored_bits(spec, encoded.bytes(spec.name).size());
@@ -112,31 +112,53 @@ double Probe::bits(const Codec& codec) const {
   return own / (values * static_cast<double>(tokens_)) + (shared + 8 * besides) / (values * tokens);
 }
 
+void Probe::add_energies(const Codec& codec, const GroupShape& shape, const Encoded& encoded,
+                         const std::vector<Matrix<float>>& rows, Energies& energies) const {
+  for (size_t d = 0; d < pieces_.size(); ++d) {
+    const Matrix<float>& original = rows[d];
+    Matrix<float> decoded(original.rows(), original.cols());
+    codec.open(shape, encoded.document(d))->decode(0, decoded);
+    const auto sides = sides_in(shape.side);
+    const size_t width = original.cols() / (sides.size() * static_cast<size_t>(shape.layers));
+    for (size_t s = 0; s < sides.size(); ++s)
+      for (size_t l = 0; l < static_cast<size_t>(shape.layers); ++l) {
+        Energy& energy =
+            energies[static_cast<size_t>(shape.first_layer) + l][sides[s] == Side::value ? 1 : 0];
+        const size_t begin = (s * static_cast<size_t>(shape.layers) + l) * width;
+        for (size_t t = 0; t < original.rows(); ++t)
+          for (size_t j = begin; j < begin + width; ++j) {
+            const double x = original(t, j), error = x - static_cast<double>(decoded(t, j));
+            energy.signal += x * x;
+            energy.error += error * error;
+          }
+      }
+  }
+}
+
 Probe::Energies Probe::energies(const Codec& codec) const {
   Energies energies(static_cast<size_t>(kv_.model().num_layers));
-  for_each_part(codec, [&](const GroupShape& shape, const Encoded& encoded,
-                           const std::vector<Matrix<float>>& rows) {
-    for (size_t d = 0; d < pieces_.size(); ++d) {
-      const Matrix<float>& original = rows[d];
-      Matrix<float> decoded(original.rows(), original.cols());
-      codec.open(shape, encoded.document(d))->decode(0, decoded);
-      const auto sides = shape.side == Side::both ? std::span<const Side>(kSides) : std::span(&shape.side, 1);
-      const size_t width = original.cols() / (sides.size() * static_cast<size_t>(shape.layers));
-      for (size_t s = 0; s < sides.size(); ++s)
-        for (size_t l = 0; l < static_cast<size_t>(shape.layers); ++l) {
-          Energy& energy =
-              energies[static_cast<size_t>(shape.first_layer) + l][sides[s] == Side::value ? 1 : 0];
-          const size_t begin = (s * static_cast<size_t>(shape.layers) + l) * width;
-          for (size_t t = 0; t < original.rows(); ++t)
-            for (size_t j = begin; j < begin + width; ++j) {
-              const double x = original(t, j), error = x - static_cast<double>(decoded(t, j));
-              energy.signal += x * x;
-              energy.error += error * error;
-            }
-        }
-    }
-  });
+  for_each_part(codec, codec.sides(),
+                [&](const GroupShape& shape, const Encoded& encoded, const std::vector<Matrix<float>>& rows) {
+                  add_energies(codec, shape, encoded, rows, energies);
+                });
   return energies;
+}
+
+Probe::OneSide Probe::one_side(const Codec& codec, Side side) const {
+  OneSide result;
+  result.energies.resize(static_cast<size_t>(kv_.model().num_layers));
+  double own = 0, shared = 0;
+  for_each_part(codec, {&side, 1},
+                [&](const GroupShape& shape, const Encoded& encoded, const std::vector<Matrix<float>>& rows) {
+                  for (const StreamSpec& spec : encoded.specs())
+                    (spec.shared ? shared : own) += stored_bits(spec, encoded.bytes(spec.name).size());
+                  result.width += shape.width();
+                  add_energies(codec, shape, encoded, rows, result.energies);
+                });
+  const auto width = static_cast<double>(std::max<uint64_t>(result.width, 1));
+  result.bits =
+      own / (width * static_cast<double>(tokens_)) + shared / (width * static_cast<double>(all_tokens_));
+  return result;
 }
 
 double Probe::snr_db(const Energies& energies) {

@@ -37,6 +37,15 @@ class Probe {
   using Energies = std::vector<std::array<Energy, 2>>;
   Energies energies(const Codec& codec) const;
 
+  /// What one side takes and loses by itself.
+  struct OneSide {
+    double bits = 0;     ///< of its streams, per value of this side
+    uint64_t width = 0;  ///< values of a token, in all layers
+    Energies energies;   ///< of this side; nothing of the other
+  };
+  /// Of a codec that codes keys and values apart.
+  OneSide one_side(const Codec& codec, Side side) const;
+
   /// The signal-to-noise ratio in dB, from the mean over layers and sides of error energy divided by signal
   /// energy.
   static double snr_db(const Energies& energies);
@@ -54,7 +63,9 @@ class Probe {
   };
 
   template <class Body>
-  void for_each_part(const Codec& codec, const Body& body) const;
+  void for_each_part(const Codec& codec, std::span<const Side> sides, const Body& body) const;
+  void add_energies(const Codec& codec, const GroupShape& shape, const Encoded& encoded,
+                    const std::vector<Matrix<float>>& rows, Energies& energies) const;
   Rows read(const Codec& codec, const GroupShape& shape) const;
   void read_queries(const GroupShape& shape, Rows& rows) const;
 

@@ -63,6 +63,22 @@ std::string bits_text(double bits) { return fmt::format("{:.4f}", bits); }
 
 }  // namespace
 
+std::vector<SideBits> side_bits_of(const CodesReader& codes) {
+  const CodesInfo& info = codes.info();
+  const CodecEntry* entry = known_codec(info.codec);
+  std::vector<SideBits> sides;
+  for (const Side side : info.sides()) {
+    uint64_t values = 0, bytes = 0;
+    for (const int group : info.groups) {
+      if (!has_side(info, group, side)) continue;
+      values += info.documents.held(group) * group_shape(info.model, group, info.layer_group, side).width();
+      for (const StoredStream& stream : codes.streams(side, group)) bytes += stream.bytes;
+    }
+    sides.push_back({side, entry ? entry->of(side).name : info.codec, bits_per_value(values, bytes)});
+  }
+  return sides;
+}
+
 SideRates side_rates_of(const CodesReader& codes) {
   const CodesInfo& info = codes.info();
   const CodecEntry& entry =

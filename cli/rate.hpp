@@ -31,6 +31,14 @@ struct FileRate {
 
 FileRate rate_of(const CodesReader& codes);
 
+/// What codes a side of a file, and what the streams of that side take.
+struct SideBits {
+  Side side = Side::key;
+  std::string codec;  ///< of a pair that of this side
+  double bits_per_value = 0;
+};
+std::vector<SideBits> side_bits_of(const CodesReader& codes);
+
 /// What keys and values cost, each by itself unless they are coded together. Reads all codes of codecs that count
 /// symbols and need no book.
 struct SideRates {

@@ -3,7 +3,9 @@
 // How to add a codec: CONTRIBUTING.md, "A codec".
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -141,17 +143,17 @@ class Codec {
   /// (sink_codec.hpp) hands to the inner codec in place of first tokens, while they wait at 16 bits.
   virtual uint64_t surplus_rows(const GroupShape&, const StreamReader& /*document*/) const { return 0; }
 
-  virtual SurveyScope survey_scope() const { return SurveyScope::none; }
+  virtual SurveyScope survey_scope(const GroupShape&) const { return SurveyScope::none; }
   /// The rows that a survey for `shape` looks at: those of that side, or of the other.
   virtual GroupShape surveyed(const GroupShape& shape) const { return shape; }
-  /// Whether surveys want queries; only of codecs with a layer group of 1.
+  /// Whether surveys want queries, of any side; only of codecs with a layer group of 1.
   virtual bool wants_queries() const { return false; }
   /// What is done where they are wanted and there are none, for a note to the user.
   virtual std::string without_queries() const { return {}; }
   /// Why keys must come to this codec as queries meet them, behind "keys cannot be turned back: "; empty where
   /// they need not.
   virtual std::string needs_rope() const { return {}; }
-  /// Starts a survey of one side of one group; only where survey_scope() is not none.
+  /// Starts a survey of one side of one group; only where its survey_scope() is not none.
   virtual std::unique_ptr<Survey> survey(const GroupShape& shape) const;
 
   /// Adds rows.rows() tokens to the document. rows: (n, shape.width()), finite.
@@ -186,16 +188,22 @@ struct CodecEntry {
   std::string summary;  ///< one line for help
   Capabilities capabilities;
   std::string book_type;  ///< "dictionary" …; empty where it needs none
-  std::unique_ptr<Options> (*make_options)();
+  std::function<std::unique_ptr<Options>()> make_options;
   /// Builds the codec for encoding with these options (made by make_options). Throws Error(usage) for options
   /// that do not fit the model, Error(bad_input) for a book that does not.
   /// Its caller is make_codec (rope_codec.hpp).
-  std::unique_ptr<Codec> (*make)(const Options& options, const CodecContext& context);
+  std::function<std::unique_ptr<Codec>(const Options& options, const CodecContext& context)> make;
   /// Whether it takes keys from before the rotary embedding unless it is told otherwise.
   bool before_rope = false;
   /// Defaults are what does best; these options make it the form of the paper that it follows. Empty where it follows none,
   /// or does as its paper does.
   std::vector<std::pair<std::string, Scalar>> paper = {};
+  /// Of a pair (pair_codec.hpp): the codecs of keys and of values; null for all others.
+  std::array<const CodecEntry*, 2> sides = {};
+
+  bool is_pair() const { return sides[0] != nullptr; }
+  /// What codes that side.
+  const CodecEntry& of(Side side) const { return is_pair() ? *sides[side == Side::value] : *this; }
 };
 
 /// Sets options (made by entry.make_options) to the paper's form. Throws Error(usage) where there is none.

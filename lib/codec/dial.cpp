@@ -65,7 +65,7 @@ void turn_bits(Options& options, double place, bool) {
 }
 
 const Dial kDials[] = {
-    {.codec = "kvcomp", .least = -24, .most = 24, .turn = turn_kvcomp},
+    {.codec = "kvcomp", .least = -24, .most = 24, .useful = -4, .turn = turn_kvcomp},
     {.codec = "sparse",
      .sets = {"sparsity"},
      .least = 1,
@@ -92,6 +92,10 @@ const Dial& dial_of(const CodecEntry& codec) {
   const auto found = std::ranges::find(kDials, codec.name, &Dial::codec);
   if (found == std::end(kDials)) throw failed("the codec {} has no dial", codec.name);
   return *found;
+}
+
+bool has_dial(const CodecEntry& codec) {
+  return dial_of(codec.of(Side::key)).turn || dial_of(codec.of(Side::value)).turn;
 }
 
 }  // namespace kvcodec

@@ -16,13 +16,17 @@ struct Dial {
   /// user's values.
   std::vector<std::string_view> sets = {};
   double least = 0, most = 0;
-  bool whole = false;  ///< only whole places differ
+  double useful = least;  ///< where places begin that a search on one side alone looks at
+  bool whole = false;     ///< only whole places differ
   /// Sets options, which otherwise are as they were given. weighed: errors are weighed by layer and side.
   void (*turn)(Options& options, double place, bool weighed) = nullptr;
   std::string_view why_not = {};  ///< of a codec whose rate is fixed: what fixes it; then `turn` is null
 };
 
-/// Every codec has one.
+/// Every codec has one; of a pair (pair_codec.hpp), each of the two.
 const Dial& dial_of(const CodecEntry& codec);
+
+/// Whether a search can set the rate: of a pair, that of either side.
+bool has_dial(const CodecEntry& codec);
 
 }  // namespace kvcodec

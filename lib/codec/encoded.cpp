@@ -166,7 +166,7 @@ void run_survey(Survey& survey, size_t documents, const std::function<DocumentRo
 Encoded encode_in_memory(const Codec& codec, const GroupShape& shape,
                          std::span<const DocumentRows> documents) {
   Encoded encoded(codec.streams(shape));
-  const SurveyScope scope = codec.survey_scope();
+  const SurveyScope scope = codec.survey_scope(shape);
   for (size_t i = 0; i < documents.size(); ++i) {
     StreamStore& document = encoded.add_document(documents[i].token_ids);
     if (scope == SurveyScope::document || (scope == SurveyScope::file && i == 0))

@@ -123,7 +123,7 @@ class Fp8Codec final : public Codec {
   /// 16-bit rows and codes.
   size_t scratch_bytes_per_row(const GroupShape& shape) const override { return shape.width() * 3; }
 
-  SurveyScope survey_scope() const override { return SurveyScope::file; }
+  SurveyScope survey_scope(const GroupShape&) const override { return SurveyScope::file; }
   std::unique_ptr<Survey> survey(const GroupShape& shape) const override {
     return std::make_unique<ScaleSurvey>(shape, storage_, options_.headroom);
   }

@@ -312,7 +312,7 @@ class LosslessCodec final : public Codec {
   std::string needs_rope() const override {
     return "lossless gives every bit back, and turned keys are rounded";
   }
-  SurveyScope survey_scope() const override {
+  SurveyScope survey_scope(const GroupShape&) const override {
     return largest_.pays() ? SurveyScope::file : SurveyScope::none;
   }
   std::unique_ptr<Survey> survey(const GroupShape&) const override {

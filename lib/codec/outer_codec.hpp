@@ -58,7 +58,7 @@ class OuterCodec : public Codec {
   uint64_t surplus_rows(const GroupShape& shape, const StreamReader& document) const override {
     return inner_->surplus_rows(shape, document);
   }
-  SurveyScope survey_scope() const override { return inner_->survey_scope(); }
+  SurveyScope survey_scope(const GroupShape& shape) const override { return inner_->survey_scope(shape); }
   GroupShape surveyed(const GroupShape& shape) const override { return inner_->surveyed(shape); }
   bool wants_queries() const override { return inner_->wants_queries(); }
   std::string without_queries() const override { return inner_->without_queries(); }

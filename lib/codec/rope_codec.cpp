@@ -152,7 +152,7 @@ Error cannot_undo(std::string_view why) {
 
 RopeChoice choose_rope(const CodecEntry& entry, std::optional<RopeChoice> asked,
                        const CodecContext& context) {
-  if (context.book) {
+  if (context.book && !entry.of(Side::key).book_type.empty()) {
     const RopeChoice trained = rope_in(context.book->parameters);
     if (asked && *asked != trained)
       throw usage_error(

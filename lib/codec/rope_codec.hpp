@@ -21,8 +21,8 @@
 
 namespace kvcodec {
 
-/// Whether the codec gets keys as the cache has them, or turned back. With a book: as the book was trained,
-/// except that keys from before the embedding are kept as they are. Without a book: as asked, else turned
+/// Whether the codec gets keys as the cache has them, or turned back. With a book of keys: as the book was trained,
+/// except that keys from before the embedding are kept as they are. Without one: as asked, else turned
 /// back if the codec prefers it (CodecEntry::before_rope) and the cache's keys are known to be turned. Throws
 /// Error(usage) if a book was trained on other keys than are asked for, Error(bad_input) if its record holds
 /// no valid choice.

@@ -37,6 +37,13 @@ struct Plan {
             .side = sides()[part % sides().size()]};
   }
 
+  /// Whether any of its parts surveys the documents of a file.
+  bool surveys() const {
+    for (size_t part = 0; part < parts(); ++part)
+      if (setting.codec->survey_scope(shape(part)) == SurveyScope::file) return true;
+    return false;
+  }
+
   /// Calls body(side, layer, columns) for all layers that lie side by side in rows of that shape.
   template <class Body>
   static void for_each_layer(const GroupShape& shape, MatrixView<float> rows, const Body& body) {
@@ -112,7 +119,7 @@ class CompressedDocument {
       const size_t first = left_out_[part] = plan_.left_out(shape, prefix.rows.keys.front().rows());
       for (const auto& [name, bytes] : plan_.shared[part]) stores_[part]->append(name, bytes);
       const Matrix<float> rows = plan_.rows_of(prefix.rows, shape, first);
-      if (codec.survey_scope() == SurveyScope::document) {
+      if (codec.survey_scope(shape) == SurveyScope::document) {
         const Matrix<float> surveyed = plan_.rows_of(prefix.rows, codec.surveyed(shape), first);
         const DocumentRows document = plan_.surveyed_rows(prefix, shape, surveyed, first);
         run_survey(*codec.survey(shape), {&document, 1}, *stores_[part]);
@@ -275,8 +282,7 @@ struct ClosedLoop::Impl {
   }
 
   bool surveys() const {
-    return std::ranges::any_of(
-        plans, [](const Plan& plan) { return plan.setting.codec->survey_scope() == SurveyScope::file; });
+    return std::ranges::any_of(plans, [](const Plan& plan) { return plan.surveys(); });
   }
 
   /// The type that surveyed prefixes are kept in: that to which all codecs that survey round them, if it is
@@ -284,8 +290,7 @@ struct ClosedLoop::Impl {
   DType surveyed_type() const {
     std::optional<DType> type;
     for (const Plan& plan : plans)
-      if (plan.setting.codec->survey_scope() == SurveyScope::file)
-        type = !type || *type == plan.setting.dtype ? plan.setting.dtype : DType::f32;
+      if (plan.surveys()) type = !type || *type == plan.setting.dtype ? plan.setting.dtype : DType::f32;
     return type.value_or(DType::f32);
   }
 
@@ -357,9 +362,10 @@ void ClosedLoop::Impl::survey(std::span<const LoopDocument> documents, TokenMete
   for (Plan& plan : plans) {
     const Codec& codec = *plan.setting.codec;
     plan.shared.assign(plan.parts(), {});
-    if (codec.survey_scope() != SurveyScope::file) continue;
+    if (!plan.surveys()) continue;
     parallel_for(plan.parts(), 1, [&](size_t part, size_t, int) {
       const GroupShape shape = plan.shape(part);
+      if (codec.survey_scope(shape) != SurveyScope::file) return;
       Matrix<float> rows;  // of one document at a time
       const auto document = [&](size_t i) {
         const size_t first = plan.left_out(shape, documents[i].prefix);

@@ -6,6 +6,7 @@ and libxxhash, knows nothing of kvcodec.
     independent_reader.py decode [--book BOOK] CODES KV ...    decodes CODES and compares with KV, decoded by kvcodec
     independent_reader.py part WHOLE PART                      the tokens of a kv file that are in another one are the same there
 """
+import copy
 import ctypes
 import json
 import sys
@@ -1423,6 +1424,17 @@ DECODERS = {"transform": decode_transform, "rvq": decode_rvq, "none": decode_non
             "fp8": decode_fp8, "lossless": decode_lossless}
 
 
+def of_side(codes, side):
+    """Codes as the codec of a side knows them: of a pair of codecs its name and its parameters."""
+    if "+" not in codes.codec:
+        return codes
+    keys, values = codes.codec.split("+")
+    own, prefix = copy.copy(codes), side + "."
+    own.codec = keys if side == "key" else values
+    own.parameters = {name.removeprefix(prefix): value for name, value in codes.parameters.items() if name.startswith(prefix) or "." not in name}
+    return own
+
+
 def decode_document(codes, book, layer, side, rows, tokens, *ids):
     """A document's values. Codecs that may be given copies of a later token in place of the first ones have these beside."""
     sink = codes.parameters.get("sink", 0) if codes.codec in ("kivi", "kvcomp") else 0
@@ -1475,8 +1487,9 @@ def decode(path, kv_path, book_path=None):
             if key not in decoded:
                 rows = codes.streams(layer, side, document)
                 codes.heads, codes.dim = codes.stored(layer, side)
-                ids = (codes.index[document]["tokens"],) if codes.codec == "transform" and "tokens" in codes.index[document] else ()
-                decoded[key] = decode_document(codes, book, layer, side, rows, int(codes.held(layer)[first:end].sum()), *ids)
+                own = of_side(codes, side)
+                ids = (codes.index[document]["tokens"],) if own.codec == "transform" and "tokens" in codes.index[document] else ()
+                decoded[key] = decode_document(own, book, layer, side, rows, int(codes.held(layer)[first:end].sum()), *ids)
                 rope = codes.parameters.get("rope", "keep")
                 require(rope in ("keep", "undo"), f"rope is {rope}")
                 if rope == "undo" and side != "value":

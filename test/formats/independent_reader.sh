@@ -58,6 +58,7 @@ make_long() { "$make_kv" --layers 1 --heads 1 --dim 16 --tokens 9000 -o long.h5;
 
 number=0 # of codes made so far
 book=    # option with the book
+dictionaries=
 pairs=   # codes and what they decode to, not read yet
 
 coded() { # <name of the kv file> <codec and options...>: makes $codes and $recon
@@ -193,6 +194,23 @@ plain() {
   coded turned --codec q4 --rope undo
   differ $codes "$kept"
   read_pairs
+  # Keys by one codec, values by another.
+  for pair in kivi+q4 lossless+kivi kvcomp+selfindex fp8+none; do
+    typed kv --codec $pair
+    reader check $codes
+    differ $codes "$lossy"
+    for kv in wide half empty; do coded $kv --codec $pair; done
+  done
+  coded kv --codec kivi:bits=3,window=0+kivi:bits=4,sink=3
+  typed turned --codec kivi+kvcomp --rope undo
+  typed shaped --codec kvcomp+q4
+  coded partial --codec q4+lossless
+  read_pairs
+  train kv --atoms 100 --sparsity 5
+  typed kv --codec sparse+kivi
+  coded kv --codec q4+sparse --embed-book
+  read_pairs
+  book=
   make_long
   long --codec lossless
 }

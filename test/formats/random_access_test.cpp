@@ -65,10 +65,10 @@ struct Corpus {
         const GroupShape shape{layer, 1, kHeads, kDims, side};
         for (size_t d = 0; d < kDocuments; ++d) {
           StreamStore& document = writer.document(side, layer, d);
-          if (d == 0 && codec->survey_scope() == SurveyScope::file) {
+          if (d == 0 && codec->survey_scope(shape) == SurveyScope::file) {
             const std::vector<DocumentRows> some{rows_of(rows, documents, 0), rows_of(rows, documents, 1)};
             run_survey(*codec->survey(shape), some, document);
-          } else if (codec->survey_scope() == SurveyScope::document) {
+          } else if (codec->survey_scope(shape) == SurveyScope::document) {
             run_survey(*codec->survey(shape), std::vector<DocumentRows>{rows_of(rows, documents, d)},
                        document);
           }

@@ -57,7 +57,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         intact.add_document(codec->predicts_from() > 0 ? test::sample_ids() : std::vector<uint32_t>());
     DocumentRows surveyed(rows);
     surveyed.token_ids = test::sample_ids();
-    if (codec->survey_scope() != SurveyScope::none)
+    if (codec->survey_scope(shape) != SurveyScope::none)
       run_survey(*codec->survey(shape), std::vector{surveyed}, whole);
     codec->append(shape, rows, whole);
     codec->append(shape, later, whole);

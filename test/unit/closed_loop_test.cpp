@@ -399,7 +399,7 @@ class Onlooker final : public Codec {
   Onlooker(const Codec& keeper, SurveyScope scope) : keeper_(keeper), scope_(scope) {}
   Record parameters() const override { return keeper_.parameters(); }
   std::vector<StreamSpec> streams(const GroupShape& shape) const override { return keeper_.streams(shape); }
-  SurveyScope survey_scope() const override { return scope_; }
+  SurveyScope survey_scope(const GroupShape&) const override { return scope_; }
   bool wants_queries() const override { return true; }
   std::unique_ptr<Survey> survey(const GroupShape& shape) const override {
     return std::make_unique<Look>(*this, shape);

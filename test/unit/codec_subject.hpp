@@ -89,7 +89,7 @@ inline Encoded encode(const Subject& subject, MatrixView<const float> rows) {
 inline StreamStore& surveyed_document(const Subject& subject, MatrixView<const float> rows,
                                       Encoded& encoded) {
   StreamStore& document = encoded.add_document(sample_ids());
-  if (subject.codec->survey_scope() == SurveyScope::none) return document;
+  if (subject.codec->survey_scope(subject.shape) == SurveyScope::none) return document;
   const auto survey = subject.codec->survey(subject.shape);
   for (int pass = 0; pass < survey->passes(); ++pass) {
     survey->observe_ids(sample_ids());

@@ -7,10 +7,12 @@
 #include <cmath>
 #include <functional>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "lib/codec/pair_codec.hpp"
 #include "lib/codec/registry.hpp"
 #include "lib/codec/rope_codec.hpp"
 #include "lib/codec/rvq/book.hpp"
@@ -785,6 +787,37 @@ inline CodecCase transform_case(const TransformSettings& settings) {
           settings.first_tokens ? 2 * 256.0 : 0};  // the states that a first token's block begins with
 }
 
+// pairs
+// ----------------------------------------------------------------------------------------------------------------------
+
+/// Keys as the one row has them, values as the other.
+inline CodecCase pair_case(const CodecCase& keys, const CodecCase& values) {
+  CodecCase row{.label = fmt::format("keys: {}; values: {}", keys.label, values.label),
+                .codec = fmt::format("{}{}{}", keys.codec, kPairMark, values.codec),
+                .options = {},
+                .make_book = keys.make_book ? keys.make_book : values.make_book,
+                .flags = std::max(keys.flags, values.flags),
+                .block_bits = std::max(keys.block_bits, values.block_bits),
+                .sink = std::max(keys.sink, values.sink),
+                .head_dim_multiple = std::lcm(keys.head_dim_multiple, values.head_dim_multiple),
+                .least_head_dim = std::max(keys.least_head_dim, values.least_head_dim)};
+  for (const Side side : kSides)
+    for (const auto& [name, value] : (side == Side::key ? keys : values).options)
+      row.options.emplace_back(std::string(pair_prefix(side)) + name, value);
+  if (keys.check_error || values.check_error)
+    row.check_error = [of_keys = keys.check_error, of_values = values.check_error](
+                          const GroupShape& shape, DType storage, MatrixView<const float> original,
+                          MatrixView<const float> decoded) {
+      if (const auto& check = shape.side == Side::key ? of_keys : of_values)
+        return check(shape, storage, original, decoded);
+      size_t wrong = 0;
+      for (size_t t = 0; t < original.rows(); ++t)
+        wrong += !std::ranges::equal(original.row(t), decoded.row(t));
+      CHECK_EQ(wrong, 0);
+    };
+  return row;
+}
+
 inline std::vector<CodecCase> codec_table() {
   return {
       {.label = "none", .codec = "none", .options = {}},
@@ -877,6 +910,15 @@ inline std::vector<CodecCase> codec_table() {
       before_rope(sparse_case({.layer_group = 4})),
       before_rope(sparse_case({.signal = SignalUnit::head, .error_target = 0.6})),
       before_rope(rvq_case({})),
+      pair_case(kvcomp_case({}), kivi_case(4, 7, 32, -1, "f16")),
+      pair_case(behind_sink(kivi_case(2, 32, 32, -1, "f16"), 1), q4_case(4, 32, "hadamard")),
+      pair_case(q4_case(4, 32, "none"),
+                {.label = "lossless", .codec = "lossless", .options = {}, .flags = 1.0 / 128}),
+      pair_case(selfindex_case({}), fp8_case(2)),
+      pair_case(fp8_case(1), transform_case({.sides = SideCoding::apart, .layer_group = 1})),
+      pair_case(sparse_case({}),
+                kvcomp_case({.entropy = "rans", .key_rel = 0.1, .value_rel = 0.05, .block = 16})),
+      before_rope(pair_case(kivi_case(2, 32, 32, 128, "f16"), kvcomp_case({.block = 16}))),
   };
 }
 

@@ -195,7 +195,7 @@ TEST_CASE("codecs: documents do not see each other") {
       StreamStore& document = alone.add_document(sample_ids());
       for (const StreamSpec& spec : encoded.specs())
         if (spec.shared) document.append(spec.name, encoded.bytes(spec.name));
-      if (subject->codec->survey_scope() == SurveyScope::document)
+      if (subject->codec->survey_scope(subject->shape) == SurveyScope::document)
         run_survey(*subject->codec->survey(subject->shape), std::span(views).subspan(i, 1), document);
       subject->codec->append(subject->shape, documents[i], document);
       CHECK(same_bits(decode(*subject, encoded.document(i), 0, tokens),

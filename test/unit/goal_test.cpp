@@ -1,5 +1,6 @@
 // What finding options for a rate stands on: dials, bits by layer, their allocation, presets.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <string>
 #include <vector>
@@ -77,6 +78,42 @@ TEST_CASE("allocation of bits: what the limits allow, and of equals the first") 
   CHECK_EQ(allocate_bits(costs, 0, 2, 4), std::vector<int64_t>{2, 2, 2});
   CHECK_EQ(allocate_bits(costs, 7, 2, 4), std::vector<int64_t>{3, 2, 2});
   CHECK(allocate_bits({}, 7, 2, 4).empty());
+}
+
+namespace {
+
+/// The least cost of two settings that take no more bits.
+double least_of_pairs(const std::array<std::vector<RatePoint>, 2>& curves, double bits) {
+  double best = INFINITY;
+  for (const RatePoint& a : curves[0])
+    for (const RatePoint& b : curves[1])
+      if (a.bits + b.bits <= bits) best = std::min(best, a.cost + b.cost);
+  return best;
+}
+
+}  // namespace
+
+TEST_CASE("best pairs: of all that take no more bits none costs less, and each step changes one of the two") {
+  Rng rng(8);
+  for (int round = 0; round < 30; ++round) {
+    std::array<std::vector<RatePoint>, 2> curves;
+    for (auto& curve : curves)
+      for (int i = 0; i < 8; ++i) curve.push_back({rng.uniform(0.5, 8), std::exp2(rng.uniform(-8, 8))});
+    const auto pairs = best_pairs(curves);
+    for (size_t i = 0; i < pairs.size(); ++i) {
+      const RatePoint &a = curves[0][pairs[i][0]], &b = curves[1][pairs[i][1]];
+      CHECK_EQ(a.cost + b.cost, least_of_pairs(curves, a.bits + b.bits));
+      if (i == 0) continue;
+      CHECK_NE(pairs[i][0] == pairs[i - 1][0], pairs[i][1] == pairs[i - 1][1]);
+      CHECK_GT(a.bits + b.bits, curves[0][pairs[i - 1][0]].bits + curves[1][pairs[i - 1][1]].bits);
+    }
+    CHECK_EQ(curves[0][pairs.back()[0]].cost + curves[1][pairs.back()[1]].cost,
+             least_of_pairs(curves, INFINITY));
+  }
+  // A setting above the line between two others is no station, and where only one has a choice, the other stays.
+  const std::array<std::vector<RatePoint>, 2> curves{std::vector<RatePoint>{{4, 1}, {1, 10}, {2, 9}},
+                                                     std::vector<RatePoint>{{3, 2}}};
+  CHECK_EQ(best_pairs(curves), std::vector<std::array<size_t, 2>>{{1, 0}, {0, 0}});
 }
 
 TEST_CASE("layer numbers: keys of all layers and then values, or one for all") {

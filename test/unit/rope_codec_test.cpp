@@ -59,7 +59,7 @@ class NotingCodec final : public Codec {
     return record;
   }
   std::vector<StreamSpec> streams(const GroupShape& shape) const override { return inner_->streams(shape); }
-  SurveyScope survey_scope() const override { return SurveyScope::document; }
+  SurveyScope survey_scope(const GroupShape&) const override { return SurveyScope::document; }
   GroupShape surveyed(const GroupShape& shape) const override { return of_side(shape, Side::key); }
   bool wants_queries() const override { return true; }
   std::unique_ptr<Survey> survey(const GroupShape&) const override {

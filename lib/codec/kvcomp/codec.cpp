@@ -114,7 +114,7 @@ class KvcompCodec final : public Codec {
     return shape.width() * (engine_ ? 14 : 8);
   }
 
-  SurveyScope survey_scope() const override { return SurveyScope::file; }
+  SurveyScope survey_scope(const GroupShape&) const override { return SurveyScope::file; }
   bool wants_queries() const override { return options_.max_logit_error > 0; }
   /// Which query meets which key at what angle is not known, and the rounding of turned keys has no bound here.
   std::string needs_rope() const override {

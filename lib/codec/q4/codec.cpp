@@ -146,7 +146,7 @@ class Q4Codec final : public Codec {
     return specs;
   }
 
-  SurveyScope survey_scope() const override {
+  SurveyScope survey_scope(const GroupShape&) const override {
     return options_.rotate == Rotation::query ? SurveyScope::file : SurveyScope::none;
   }
   bool wants_queries() const override { return options_.rotate == Rotation::query; }

@@ -91,7 +91,7 @@ class SelfIndexCodec final : public Codec {
   /// 16-bit rows, centred rows and magnitudes as floats, what is stored.
   size_t scratch_bytes_per_row(const GroupShape& shape) const override { return shape.width() * 14; }
 
-  SurveyScope survey_scope() const override { return SurveyScope::document; }
+  SurveyScope survey_scope(const GroupShape&) const override { return SurveyScope::document; }
   GroupShape surveyed(const GroupShape& shape) const override { return of_side(shape, Side::key); }
   bool wants_queries() const override {
     return form_.exact_tokens != 0 && !form_.at_16_bits && options_.exact_by != ExactBy::first;

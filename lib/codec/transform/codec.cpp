@@ -203,7 +203,9 @@ class TransformCodec final : public Codec {
     return shape.width() * (engine_ ? 24 : 16);
   }
 
-  SurveyScope survey_scope() const override { return options_.adapt ? SurveyScope::file : SurveyScope::none; }
+  SurveyScope survey_scope(const GroupShape&) const override {
+    return options_.adapt ? SurveyScope::file : SurveyScope::none;
+  }
   std::unique_ptr<Survey> survey(const GroupShape& shape) const override {
     return std::make_unique<TransformSurvey>(*parts_.of_book(shape), kAdapted,
                                              static_cast<uint64_t>(options_.sink) + (codes_first_ ? 1 : 0),

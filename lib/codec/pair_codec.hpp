@@ -1,0 +1,41 @@
+// Keys by one codec, values by another: a pair, named by both as "kvcomp+kivi". To its users it is a codec like any
+// other: each side has the streams of its own codec.
+//
+// Its options and parameters are those of the two, named "key.bits" and "value.bits". What is the cache's and not
+// one codec's stands once, without a side: `rope` and `error-scales`.
+//
+// Any two codecs make a pair, the same twice too, except for what one side alone cannot have: a codec that codes keys and
+// values jointly (transform with a book of vectors of both), two codecs that code different numbers of layers together,
+// and two that each need a book of their own kind, because codes stand on one book at most.
+#pragma once
+
+#include <memory>
+#include <string_view>
+
+#include "lib/codec/codec.hpp"
+
+namespace kvcodec {
+
+/// Between the names of the two.
+inline constexpr char kPairMark = '+';
+
+/// "key." and "value.": what options and parameters of a pair's codecs begin with.
+constexpr std::string_view pair_prefix(Side side) { return side == Side::value ? "value." : "key."; }
+
+/// The options of both, each under its side's prefix.
+class PairOptions final : public Options {
+ public:
+  PairOptions(std::unique_ptr<Options> keys, std::unique_ptr<Options> values);
+  std::vector<OptionField> fields() override;
+  void check() const override;
+
+  Options& of(Side side) const { return side == Side::value ? *values_ : *keys_; }
+
+ private:
+  std::unique_ptr<Options> keys_, values_;
+};
+
+/// The registry line of a pair. Both outlive it, and are no pairs. Its make() throws Error(usage) for two that make none.
+CodecEntry pair_of(const CodecEntry& keys, const CodecEntry& values);
+
+}  // namespace kvcodec
