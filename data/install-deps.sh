@@ -4,7 +4,7 @@
 set -eu
 
 build="g++ cmake ninja-build pkg-config libopenblas-openmp-dev libhdf5-dev libcli11-dev libfmt-dev nlohmann-json3-dev
-       libpcre2-dev libxxhash-dev libutf8proc-dev libdnnl-dev doctest-dev"
+       libpcre2-dev libxxhash-dev zlib1g-dev libutf8proc-dev libdnnl-dev doctest-dev"
 test="python3-h5py hdf5-tools mandoc make jq"
 # By version: another one has other warnings, and lays sources out otherwise.
 ci="clang-14 libomp-14-dev libclang-rt-14-dev llvm-14 clang-tidy-14 clang-format-14 git"
