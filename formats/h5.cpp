@@ -9,6 +9,7 @@
 #include <cstring>
 #include <filesystem>
 #include <list>
+#include <map>
 #include <mutex>
 #include <string_view>
 #include <utility>
@@ -18,6 +19,7 @@
 
 #include "formats/far_file.hpp"
 #include "formats/h5_driver.hpp"
+#include "formats/h5_filters.hpp"
 #include "formats/h5_probe.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/digest.hpp"
@@ -276,6 +278,15 @@ uint32_t stored_checksum(const std::byte* at) {
 
 constexpr uint64_t kUnknownAddress = ~uint64_t{0};
 
+/// deflate packs 1032 bytes into one at best.
+constexpr uint64_t kMostInflation = 1100;
+/// Chunks that hold the same rows, some of the columns each, are kept while these rows are read.
+constexpr uint64_t kMostBandBytes = uint64_t{1} << 28;
+/// HDF5 1.10 finds the place of a chunk by going through all of them.
+constexpr uint64_t kMostLookedUp = uint64_t{1} << 16;
+
+uint64_t chunks_along(uint64_t extent, uint64_t chunk) { return extent / chunk + (extent % chunk != 0); }
+
 std::string parent_of(const std::string& path) {
   const size_t slash = path.find_last_of('/');
   return slash == 0 ? "/" : path.substr(0, slash);
@@ -319,6 +330,15 @@ struct File::State {
     if (status.error != 0 && writing) return write_error();
     return error(object,
                  what + ": " + (status.error != 0 ? std::strerror(status.error) : innermost_reason()));
+  }
+
+  /// Bytes on disk.
+  uint64_t size() const {
+    if (overlay) return overlay->end;
+    if (input) return input->size();
+    std::error_code failure;
+    const uint64_t bytes = std::filesystem::file_size(path, failure);
+    return failure ? 0 : bytes;
   }
 
   Error write_error() const { return failed("{}: cannot be written: {}", name, std::strerror(status.error)); }
@@ -404,24 +424,29 @@ struct File::State {
       16 * kChunkBytes;  // enough for the streams of a side, or the layers of a group
   mutable std::mutex cache_mutex;
   mutable std::list<CachedChunk> cache;
+  mutable std::map<std::pair<const void*, uint64_t>, std::list<CachedChunk>::iterator> cache_places;
   mutable uint64_t cached_bytes = 0;
   mutable std::shared_ptr<std::vector<std::byte>> spare;
 
   std::shared_ptr<const std::vector<std::byte>> cached(const void* dataset, uint64_t index) const {
     const std::lock_guard lock(cache_mutex);
-    for (auto it = cache.begin(); it != cache.end(); ++it)
-      if (it->dataset == dataset && it->index == index) {
-        cache.splice(cache.begin(), cache, it);
-        return cache.front().bytes;
-      }
-    return nullptr;
+    const auto place = cache_places.find({dataset, index});
+    if (place == cache_places.end()) return nullptr;
+    cache.splice(cache.begin(), cache, place->second);
+    return cache.front().bytes;
   }
 
-  void keep(const void* dataset, uint64_t index, std::shared_ptr<std::vector<std::byte>> bytes) const {
+  /// room: bytes that are kept in all, this chunk's at least.
+  void keep(const void* dataset, uint64_t index, std::shared_ptr<std::vector<std::byte>> bytes,
+            uint64_t room = kCacheBytes) const {
     const std::lock_guard lock(cache_mutex);
+    // Another thread may have been faster.
+    if (const auto place = cache_places.find({dataset, index}); place != cache_places.end())
+      drop(place->second);
     cached_bytes += bytes->size();
     cache.push_front({dataset, index, std::move(bytes)});
-    while (cached_bytes > kCacheBytes && cache.size() > 1) drop(std::prev(cache.end()));
+    cache_places[{dataset, index}] = cache.begin();
+    while (cached_bytes > room && cache.size() > 1) drop(std::prev(cache.end()));
   }
 
   /// Memory for a chunk to keep, taken from one that was dropped where possible: fresh pages cost as much as
@@ -446,10 +471,21 @@ struct File::State {
  private:
   void drop(std::list<CachedChunk>::iterator it) const {
     cached_bytes -= it->bytes->size();
+    cache_places.erase({it->dataset, it->index});
     if (it->bytes.use_count() == 1) spare = std::move(it->bytes);  // nobody reads it any more
     cache.erase(it);
   }
 };
+
+/// Throws where HDF5 does not come through the file.
+static void let_a_child_look(const File::State& file, int descriptor, FarFile* far, Use use) {
+  const Probed probed = probe(descriptor, far, file.status.overlay, use);
+  if (probed != Probed::passed)
+    throw file.error(
+        "/", probed == Probed::crashed
+                 ? "HDF5 crashes on it: its headers are damaged, or made up on purpose"
+                 : "there is no end to going through it: its headers are damaged, or made up on purpose");
+}
 
 File File::open(const std::string& name) {
   auto state = std::make_shared<State>();
@@ -464,12 +500,7 @@ File File::open(const std::string& name) {
     state->status.overlay = state->overlay.get();
   }
   const Turn turn;
-  const Probed probed = probe(*state->input, state->status.overlay);
-  if (probed != Probed::passed)
-    throw state->error(
-        "/", probed == Probed::crashed
-                 ? "HDF5 crashes on it: its headers are damaged, or made up on purpose"
-                 : "there is no end to going through it: its headers are damaged, or made up on purpose");
+  let_a_child_look(*state, state->input->descriptor(), state->input->far(), Use::reading);
   const Handle access(make_access(&state->status), H5Pclose);
   H5Pset_fclose_degree(access.get(), H5F_CLOSE_STRONG);
   state->id = H5Fopen(state->path.c_str(), H5F_ACC_RDONLY, access.get());
@@ -485,11 +516,19 @@ File File::open(const std::string& name) {
   return File(std::move(state));
 }
 
+/// Of a file that is changed in place HDF5 reads datasets itself, and must not undo filters (formats/h5_filters.hpp).
+static void refuse_filters(const File::State& file, const std::string& path, const Handle& dataset) {
+  const Handle creation(H5Dget_create_plist(dataset.get()), H5Pclose);
+  if (!creation || H5Pget_nfilters(creation.get()) != 0)
+    throw file.error(path, "is stored with filters and cannot be changed in place; name another output");
+}
+
 /// Opens a file that is there to change it; takes over the digests it has.
 static void open_in_place(File::State& file, InPlace& change, hid_t access) {
   file.in_place = true;
   file.overlay = change.overlay();
   file.status.overlay = file.overlay.get();
+  let_a_child_look(file, change.descriptor(), nullptr, Use::changing);
   file.id = H5Fopen(file.path.c_str(), H5F_ACC_RDWR, access);
   const Handle creation(file.id >= 0 ? H5Fget_create_plist(file.id) : -1, H5Pclose);
   if (hsize_t user_block = 0;
@@ -505,6 +544,7 @@ static void open_in_place(File::State& file, InPlace& change, hid_t access) {
   if (!space || H5Sget_simple_extent_ndims(space.get()) != 2 ||
       H5Sget_simple_extent_dims(space.get(), extent, nullptr) < 0 || extent[1] != sizeof(Digest128))
     throw file.refused(kDigestTable, "cannot be read");
+  refuse_filters(file, kDigestTable, table);
   file.digests.resize(extent[0]);
   if (extent[0] > 0 &&
       H5Dread(table.get(), H5T_NATIVE_UINT8, H5S_ALL, H5S_ALL, H5P_DEFAULT, file.digests.data()) < 0)
@@ -545,13 +585,7 @@ File File::create(const OutputFile& output, uint64_t expected_bytes) {
 const std::string& File::name() const { return state_->name; }
 std::string File::where(const std::string& path) const { return state_->where(path); }
 
-uint64_t File::size() const {
-  if (state_->overlay) return state_->overlay->end;
-  if (state_->input) return state_->input->size();
-  std::error_code error;
-  const uint64_t size = std::filesystem::file_size(state_->path, error);
-  return error ? 0 : size;
-}
+uint64_t File::size() const { return state_->size(); }
 
 Traffic File::traffic() const {
   if (const FarFile* far = state_->input ? state_->input->far() : nullptr)
@@ -838,8 +872,10 @@ struct Dataset::State {
   std::shared_ptr<File::State> file;
   std::string path;
   Handle dataset, type;  // type: in memory, little-endian
+  Handle stored_as;      // in the file
   std::optional<DType> dtype;
   std::vector<uint64_t> shape;
+  uint64_t element_bytes = 0;  // in memory
   uint64_t row_bytes = 0;
 
   // How the rows can be read without HDF5: chunks of whole rows, stored as they are, at most a checksum
@@ -850,6 +886,10 @@ struct Dataset::State {
   uint64_t begin = 0;
   uint64_t chunk_rows = 0;
   bool all_checksums = false;  // every chunk that may be stored has one, whoever reads it
+  Filters filters;             // of chunks
+  std::vector<uint64_t> chunk_shape;
+  uint64_t chunk_bytes = 0;  // of a chunk before its filters
+  uint64_t band_bytes = 0;   // of all chunks that hold the same rows
   mutable std::mutex address_mutex;
   mutable std::vector<uint64_t> addresses;        // per chunk, as far as asked for
   mutable std::vector<bool> checksum_of_address;  // a single chunk may be stored without
@@ -888,7 +928,19 @@ struct Dataset::State {
   /// Whether rows can be read without HDF5 and without their neighbours: nothing is checked by chunks.
   bool exact() const { return !pieces && (contiguous || (direct && !checksums)); }
   void read_exactly(uint64_t first, uint64_t count, std::span<std::byte> out) const;
+  /// What is neither direct nor contiguous.
+  void read_rows(uint64_t first, uint64_t count, std::span<std::byte> out) const {
+    filters.none() ? read_by_hdf5(first, count, out) : read_filtered(first, count, out);
+  }
   void read_by_hdf5(uint64_t first, uint64_t count, std::span<std::byte> out) const;
+  void read_filtered(uint64_t first, uint64_t count, std::span<std::byte> out) const;
+  template <class Body>
+  void for_each_chunk(uint64_t first, uint64_t count, const Body& body) const;
+  std::shared_ptr<const std::vector<std::byte>> filtered_chunk(const std::vector<hsize_t>& place) const;
+  void copy_part(std::span<const std::byte> chunk, const std::vector<hsize_t>& place, uint64_t first,
+                 uint64_t count, std::span<std::byte> out) const;
+  void look_at_chunks(hid_t creation, uint64_t stored);
+  uint64_t stored_element_bytes() const;
   void visit_chunk(uint64_t index, uint64_t first, uint64_t count, const Visitor& visitor) const;
 };
 
@@ -908,9 +960,10 @@ void Dataset::State::open(const std::string& where) {
   H5Sget_simple_extent_dims(space.get(), extents.data(), nullptr);
   shape.assign(extents.begin(), extents.end());
   type = Handle(H5Dget_type(dataset.get()), H5Tclose);
-  if (!type) throw refused("has no readable type");
+  stored_as = Handle(H5Dget_type(dataset.get()), H5Tclose);
+  if (!type || !stored_as) throw refused("has no readable type");
   dtype = known_type(type.get());
-  row_bytes = H5Tget_size(type.get());
+  row_bytes = element_bytes = H5Tget_size(type.get());
   for (size_t i = 1; i < shape.size(); ++i)
     row_bytes = with_context(file->where(path), [&] { return checked_mul(row_bytes, shape[i]); });
   examine_storage();
@@ -982,49 +1035,64 @@ void Dataset::State::examine_storage() {
   if (layout == H5D_VIRTUAL || H5Pget_external_count(creation.get()) > 0)
     throw error("is stored in another file; a file must hold its own data");
 
-  int compressions = 0;
-  const int filters = H5Pget_nfilters(creation.get());
-  for (int i = 0; i < filters; ++i) {
-    unsigned flags = 0;
-    size_t values = 0;
-    const H5Z_filter_t filter = H5Pget_filter2(creation.get(), static_cast<unsigned>(i), &flags, &values,
-                                               nullptr, 0, nullptr, nullptr);
-    if (filter != H5Z_FILTER_FLETCHER32 && filter != H5Z_FILTER_SHUFFLE) ++compressions;
-  }
-  const bool compressed = compressions > 0;
-  if (compressions > 1)
-    throw error(fmt::format("is compressed {} times over; once is possible", compressions));
-  all_checksums =
-      layout == H5D_CHUNKED && H5Pget_filter_by_id2(creation.get(), H5Z_FILTER_FLETCHER32, nullptr, nullptr,
-                                                    nullptr, 0, nullptr, nullptr) >= 0;
-  const bool plain_checksums = filters == 1 && !compressed &&
-                               H5Pget_filter_by_id2(creation.get(), H5Z_FILTER_FLETCHER32, nullptr, nullptr,
-                                                    nullptr, 0, nullptr, nullptr) >= 0;
+  const Filters found = with_context(file->where(path), [&] { return Filters(creation.get()); });
+  if (layout == H5D_CHUNKED) filters = found;
+  all_checksums = filters.has_checksum();
 
-  // A shape is only a claim. No compression of HDF5's packs tighter than deflate's 1032 to 1.
+  // A shape is only a claim, and so is what HDF5 says of chunks, which may lie on each other.
   const uint64_t claimed = with_context(file->where(path), [&] { return checked_mul(rows(), row_bytes); });
   const uint64_t stored = H5Dget_storage_size(dataset.get());
-  if (claimed / (compressed ? 1100 : 1) > stored)
+  if (file->input && stored > file->size())
+    throw error(fmt::format("claims {} stored bytes; the file has {}", stored, file->size()));
+  if (claimed / (filters.compressed() ? kMostInflation : 1) > stored)
     throw error(
         fmt::format("claims {} bytes [{}], but {} are stored", claimed, fmt::join(shape, ", "), stored));
 
-  if (claimed == 0 || !file->direct) return;
-  if (layout == H5D_CONTIGUOUS) {
+  if (claimed == 0) return;
+  if (layout == H5D_CONTIGUOUS && file->direct) {
     begin = H5Dget_offset(dataset.get());
     contiguous = begin != HADDR_UNDEF;
-    return;
   }
-  if (layout != H5D_CHUNKED) return;
-  std::vector<hsize_t> chunk(shape.size());
-  if (H5Pget_chunk(creation.get(), static_cast<int>(chunk.size()), chunk.data()) < 0)
+  if (layout == H5D_CHUNKED) look_at_chunks(creation.get(), stored);
+}
+
+/// In memory a string of variable length is a pointer; in the file it is its length, and where it lies.
+uint64_t Dataset::State::stored_element_bytes() const {
+  if (H5Tis_variable_str(type.get()) <= 0) return element_bytes;
+  const Handle creation(H5Fget_create_plist(file->id), H5Pclose);
+  size_t address_bytes = 0;
+  if (!creation || H5Pget_sizes(creation.get(), &address_bytes, nullptr) < 0)
     throw refused("has no readable layout");
+  return 2 * sizeof(uint32_t) + address_bytes;
+}
+
+/// How chunks lie, and whether their rows can be read without HDF5.
+void Dataset::State::look_at_chunks(hid_t creation, uint64_t stored) {
+  const auto rank = static_cast<int>(shape.size());
+  std::vector<hsize_t> chunk(shape.size(), 0);
+  if (H5Pget_chunk(creation, rank, chunk.data()) != rank ||
+      std::ranges::find(chunk, hsize_t{0}) != chunk.end())
+    throw refused("has no readable layout");
+  chunk_shape.assign(chunk.begin(), chunk.end());
   chunk_rows = chunk[0];
-  checksums = plain_checksums;
-  direct = (filters == 0 || plain_checksums) && std::equal(chunk.begin() + 1, chunk.end(), shape.begin() + 1);
-  if (!direct) return;
+  checksums = filters.checksum_alone();
+  with_context(file->where(path), [&] {
+    chunk_bytes = checked_mul(checked_product(chunk_shape), stored_element_bytes());
+    band_bytes = chunk_bytes;
+    for (size_t i = 1; i < shape.size(); ++i)
+      band_bytes = checked_mul(band_bytes, chunks_along(shape[i], chunk_shape[i]));
+  });
+  direct = file->direct && (filters.none() || checksums) &&
+           std::equal(chunk.begin() + 1, chunk.end(), shape.begin() + 1) &&
+           chunks_along(rows(), chunk_rows) <= kMostLookedUp;
   // Of a dataset of few rows in a huge chunk the chunk is read whole: it must be there.
-  if (checked_mul(chunk_rows, row_bytes) > stored) direct = false;
-  addresses.assign((rows() + chunk_rows - 1) / chunk_rows, kUnknownAddress);
+  if (direct && checked_mul(chunk_rows, row_bytes) > stored) direct = false;
+  if (!direct && !filters.none() && band_bytes > chunk_bytes && band_bytes > kMostBandBytes)
+    throw error(
+        fmt::format("has chunks [{}], of which {} bytes would be unpacked at once; {} MiB are possible",
+                    fmt::join(chunk_shape, ", "), band_bytes, kMostBandBytes >> 20));
+  if (!direct) return;
+  addresses.assign(chunks_along(rows(), chunk_rows), kUnknownAddress);
   checksum_of_address.assign(addresses.size(), false);
 }
 
@@ -1104,6 +1172,87 @@ void Dataset::State::read_by_hdf5(uint64_t first, uint64_t count, std::span<std:
     throw refused(fmt::format("rows {} to {} cannot be read", first, first + count - 1));
 }
 
+/// Calls body(place) for every chunk that holds some of these rows; place: its first element.
+template <class Body>
+void Dataset::State::for_each_chunk(uint64_t first, uint64_t count, const Body& body) const {
+  std::vector<hsize_t> place(shape.size(), 0);
+  place[0] = first - first % chunk_rows;
+  for (;;) {
+    body(place);
+    size_t i = shape.size();
+    while (i-- > 0) {
+      place[i] += chunk_shape[i];
+      if (place[i] < (i == 0 ? first + count : shape[i])) break;
+      if (i == 0) return;
+      place[i] = 0;
+    }
+  }
+}
+
+/// The chunk at that place, its filters undone.
+std::shared_ptr<const std::vector<std::byte>> Dataset::State::filtered_chunk(
+    const std::vector<hsize_t>& place) const {
+  constexpr uint64_t kFiltered = uint64_t{1} << 63;  // pieces are kept by their numbers
+  uint64_t number = 0;
+  for (size_t i = 0; i < shape.size(); ++i)
+    number = number * chunks_along(shape[i], chunk_shape[i]) + place[i] / chunk_shape[i];
+  if (auto chunk = file->cached(this, number | kFiltered)) return chunk;
+  hsize_t size = 0;
+  uint32_t skipped = 0;
+  std::vector<std::byte> stored;
+  {
+    const Turn turn;
+    const bool found = H5Dget_chunk_storage_size(dataset.get(), place.data(), &size) >= 0;
+    if (!found || size == 0 || size > file->size() || chunk_bytes / kMostInflation > size)
+      throw error(fmt::format("rows from {} on are not stored as they should be", place[0]));
+    stored.resize(size);
+    if (H5Dread_chunk(dataset.get(), H5P_DEFAULT, place.data(), &skipped, stored.data()) < 0)
+      throw refused(fmt::format("rows from {} on cannot be read", place[0]));
+  }
+  auto chunk = file->chunk_memory(chunk_bytes);
+  with_context(fmt::format("{}: the chunk of rows from {} on", file->where(path), place[0]),
+               [&] { filters.undo(stored, skipped, *chunk); });
+  file->keep(this, number | kFiltered, chunk, std::max(File::State::kCacheBytes, band_bytes));
+  return chunk;
+}
+
+/// Copies what the chunk at that place has of rows [first, first + count) to where it belongs among them.
+void Dataset::State::copy_part(std::span<const std::byte> chunk, const std::vector<hsize_t>& place,
+                               uint64_t first, uint64_t count, std::span<std::byte> out) const {
+  const size_t rank = shape.size();
+  std::vector<uint64_t> begin_at(rank), end_at(rank);
+  for (size_t i = 0; i < rank; ++i) {
+    begin_at[i] = i == 0 ? std::max<uint64_t>(first, place[0]) : place[i];
+    end_at[i] = std::min<uint64_t>(i == 0 ? first + count : shape[i], place[i] + chunk_shape[i]);
+  }
+  const uint64_t run = (end_at.back() - begin_at.back()) * element_bytes;
+  for (std::vector<uint64_t> at = begin_at;;) {
+    uint64_t from = 0, to = 0;
+    for (size_t i = 0; i < rank; ++i) {
+      from = from * chunk_shape[i] + at[i] - place[i];
+      to = to * shape[i] + at[i] - (i == 0 ? first : 0);
+    }
+    std::memcpy(out.data() + to * element_bytes, chunk.data() + from * element_bytes, run);
+    size_t i = rank - 1;  // a run takes all of the last dimension
+    while (i > 0 && ++at[i - 1] == end_at[i - 1]) {
+      at[i - 1] = begin_at[i - 1];
+      --i;
+    }
+    if (i == 0) return;
+  }
+}
+
+void Dataset::State::read_filtered(uint64_t first, uint64_t count, std::span<std::byte> out) const {
+  if (count == 0) return;
+  for_each_chunk(first, count, [&](const std::vector<hsize_t>& place) {
+    copy_part(*filtered_chunk(place), place, first, count, out);
+  });
+  const Turn turn;
+  if (dtype && H5Tconvert(stored_as.get(), type.get(), out.size() / element_bytes, out.data(), nullptr,
+                          H5P_DEFAULT) < 0)
+    throw refused(fmt::format("rows {} to {} cannot be converted", first, first + count - 1));
+}
+
 /// Rows [first, first + count) lie in that chunk.
 void Dataset::State::visit_chunk(uint64_t index, uint64_t first, uint64_t count,
                                  const Visitor& visitor) const {
@@ -1143,7 +1292,7 @@ void Dataset::State::visit_pieces(uint64_t first, uint64_t count, const Visitor&
       if (contiguous)
         file->read_at(begin + row * row_bytes, *fresh, path);
       else
-        read_by_hdf5(row, length, *fresh);
+        read_rows(row, length, *fresh);
       verify_piece(index, *fresh);
       file->keep(this, index, fresh);
       piece = std::move(fresh);
@@ -1224,7 +1373,7 @@ void Dataset::visit(uint64_t first, uint64_t count, const Visitor& visitor) cons
     for (uint64_t done = 0; done < count; done += step) {
       const uint64_t n = std::min(step, count - done);
       std::vector<std::byte> bytes(n * state_->row_bytes);
-      state_->read_by_hdf5(first + done, n, bytes);
+      state_->read_rows(first + done, n, bytes);
       visitor(first + done, bytes);
     }
     return;
@@ -1305,6 +1454,9 @@ std::vector<std::string> Dataset::texts() const {
     return cut_texts(bytes, type, count);
   }
   const Turn turn;
+  // Their chunks, which HDF5 reads itself, must be what they should be.
+  if (count > 0 && !state_->filters.none())
+    state_->for_each_chunk(0, count, [&](const auto& place) { state_->filtered_chunk(place); });
   std::vector<char*> pointers(count, nullptr);
   if (count > 0 && H5Dread(state_->dataset.get(), type, H5S_ALL, H5S_ALL, H5P_DEFAULT, pointers.data()) < 0)
     throw state_->refused("cannot be read");
@@ -1508,6 +1660,7 @@ struct DatasetWriter::State {
     const hssize_t rows = space ? H5Sget_simple_extent_npoints(space.get()) : -1;
     if (rows < 0) throw file.state_->refused(path, "cannot be opened");
     if (!take_over(0)) {  // the object lasts as long as it is open
+      refuse_filters(*file.state_, path, old);
       chunk_rows = std::max<uint64_t>(1, stored_chunks.bytes / row_bytes);
       return copy_from(old, static_cast<uint64_t>(rows));
     }

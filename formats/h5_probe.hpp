@@ -15,14 +15,24 @@ enum class Probed : uint8_t {
   endless,  ///< it was not done after a minute of processor time, or ten minutes in all
 };
 
+/// What the caller is going to open the file for.
+enum class Use : uint8_t { reading, changing };
+
 /// Goes through all groups, datasets and attributes of the file in a child process that may read it and ask for memory,
 /// nothing else (seccomp, where the system has it). The reason: HDF5 1.10 crashes on some headers that somebody made up
-/// on purpose; so it is the child that crashes. Of a file that passed before, unchanged, nothing is asked again.
+/// on purpose; so it is the child that crashes. Of a file that passed before, unchanged and without an overlay, nothing is
+/// asked again. For changing HDF5 opens and closes a file in another way; what the child writes goes nowhere.
 ///
 /// Of a file on a server the child asks this process for bytes, through a pair of sockets, which is all it has open: it reaches
 /// no network. Throws Error if the server does not give them.
 ///
-/// overlay: what changes of the file, or nullptr. The caller keeps other threads out of HDF5.
-Probed probe(const InputFile& input, Overlay* overlay);
+/// descriptor: the file, open for reading; far: instead of it a file on a server, or nullptr; overlay: what changes of the file,
+/// or nullptr. The caller keeps other threads out of HDF5.
+Probed probe(int descriptor, FarFile* far, Overlay* overlay, Use use);
+
+/// What the child does first. The calling process may then read what is open, ask for memory, write to one descriptor if one
+/// is given, and end; every other system call gives EPERM, so that what HDF5 or the C library asks for without need does no
+/// harm. Returns whether that holds: false where the system knows no seccomp, or a container forbids it.
+bool give_up_rights(int written = -1);
 
 }  // namespace kvcodec::h5

@@ -130,15 +130,15 @@ class JournalReader {
     if (!std::ranges::equal(digest, std::span(bytes_).last(sizeof(Digest128)))) throw damaged();
   }
 
-  std::shared_ptr<Overlay> overlay() const {
+  /// file_bytes: of the file without its change.
+  std::shared_ptr<Overlay> overlay(uint64_t file_bytes) const {
+    check_numbers(file_bytes);
     auto overlay = std::make_shared<Overlay>();
     overlay->end = head_.end;
     overlay->complete = true;
-    const std::byte* numbers = bytes_.data() + sizeof head_;
-    const std::byte* pages = numbers + head_.pages * sizeof(uint64_t);
+    const std::byte* pages = bytes_.data() + sizeof head_ + head_.pages * sizeof(uint64_t);
     for (uint64_t i = 0; i < head_.pages; ++i) {
-      uint64_t number = 0;
-      std::memcpy(&number, numbers + i * sizeof number, sizeof number);
+      const uint64_t number = page_number(i);
       auto page = std::make_unique<Overlay::Page>();
       std::memcpy(page->data(), pages + i * Overlay::kPageBytes, Overlay::kPageBytes);
       overlay->pages[number] = std::move(page);
@@ -149,6 +149,24 @@ class JournalReader {
   const Digest128& first_page() const { return head_.first_page; }
 
  private:
+  uint64_t page_number(uint64_t i) const {
+    uint64_t number = 0;
+    std::memcpy(&number, bytes_.data() + sizeof head_ + i * sizeof number, sizeof number);
+    return number;
+  }
+
+  /// Whoever wrote the journal on purpose wrote its digest too: places must rise and have an address, and sizes are those of
+  /// bytes that are there.
+  void check_numbers(uint64_t file_bytes) const {
+    constexpr uint64_t kNeverWritten = uint64_t{1} << 20;  // what HDF5 set aside at the end
+    if (head_.end > file_bytes + head_.pages * Overlay::kPageBytes + kNeverWritten) throw damaged();
+    for (uint64_t i = 0; i < head_.pages; ++i) {
+      const uint64_t number = page_number(i);
+      if ((i > 0 && number <= page_number(i - 1)) || number > INT64_MAX / Overlay::kPageBytes - 1)
+        throw damaged();
+    }
+  }
+
   Error damaged() const {
     return bad_input("{}: is damaged, and with it what was added last to its file", name_);
   }
@@ -188,7 +206,9 @@ std::shared_ptr<Overlay> overlay_of_journal(const fs::path& path, int descriptor
   auto bytes = bytes_of(journal_of(path));
   if (!bytes) return nullptr;
   const JournalReader journal(std::move(*bytes), journal_of(path).string());
-  auto overlay = journal.overlay();
+  struct stat status = {};
+  if (::fstat(descriptor, &status) != 0) throw bad_input("{}: {}", name, std::strerror(errno));
+  auto overlay = journal.overlay(static_cast<uint64_t>(status.st_size));
   // Its pages may be copied into the file in part: the first one last.
   const Overlay::Page first = first_page_of(descriptor, name);
   const auto changed = overlay->pages.find(0);

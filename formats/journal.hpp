@@ -60,6 +60,7 @@ class InPlace {
   InPlace& operator=(const InPlace&) = delete;
 
   const std::shared_ptr<Overlay>& overlay() const { return overlay_; }
+  int descriptor() const { return descriptor_; }  ///< of the file, open for reading and writing
   /// Begins the change. bytes: size of the file's valid content; begin() cuts off what an interrupted run
   /// left behind it.
   void begin(uint64_t bytes);

@@ -286,6 +286,12 @@ void read_template(const Node& node, TokenizerSpec& spec) {
     }
     const std::string& name = piece.at("SpecialToken").at("id").string();
     const Node ids = node.at("special_tokens").at(name).at("ids");
+    // Templates, pieces and ids multiply: a small file may name more than there is memory for.
+    const size_t around =
+        spec.prefix.size() + spec.suffix.size() + prefix.size() + suffix.size() + ids.size();
+    if (around > kMostTemplateTokens)
+      piece.refuse(
+          fmt::format("puts token {} around a text; at most {} are plausible", around, kMostTemplateTokens));
     for (size_t j = 0; j < ids.size(); ++j) (seen ? suffix : prefix).push_back(ids.at(j).id());
   }
   if (!seen) pieces.refuse("the text itself (sequence A) is missing");
@@ -340,7 +346,7 @@ TokenizerSpec parse_tokenizer_json(std::string_view json, const std::string& nam
 }
 
 TokenizerSpec read_tokenizer_json(const std::string& file) {
-  constexpr uint64_t kMostBytes = uint64_t{512} << 20;  // the largest vocabularies take some 35 MB
+  constexpr uint64_t kMostBytes = uint64_t{128} << 20;  // the largest vocabularies take some 35 MB
   const Json root = read_json_object(file, kMostBytes);
   return with_context(file, [&] { return read_root({root, ""}); });
 }

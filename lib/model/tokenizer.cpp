@@ -340,11 +340,9 @@ Tokenizer::Impl::Impl(TokenizerSpec spec)
       prefix(std::move(spec.prefix)),
       suffix(std::move(spec.suffix)),
       size(model->tokens().size()) {
-  constexpr size_t kMostAround =
-      1024;  // templates in use put one or two; every text would be run with all of them
-  if (prefix.size() > kMostAround || suffix.size() > kMostAround - prefix.size())
+  if (prefix.size() > kMostTemplateTokens || suffix.size() > kMostTemplateTokens - prefix.size())
     throw bad_input("the template puts {} tokens around a text; at most {} are plausible",
-                    prefix.size() + suffix.size(), kMostAround);
+                    prefix.size() + suffix.size(), kMostTemplateTokens);
   for (TextNormalizer& step : spec.normalizers) normalizers.push_back(compile(std::move(step)));
   constexpr size_t kMostSteps = 100;  // they call each other; tokenizers in use have up to four
   if (spec.pre_tokenizers.size() > kMostSteps) {

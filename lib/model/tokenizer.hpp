@@ -166,12 +166,15 @@ struct TokenizerSpec {
   std::optional<std::vector<TokenDecoder>> decoders;  ///< without: tokens are joined by spaces
 };
 
+/// Templates in use put one or two tokens around a text; every text is run with all of them.
+inline constexpr size_t kMostTemplateTokens = 1024;
+
 /// Immutable after construction; any number of threads may use it at the same time.
 class Tokenizer {
  public:
   /// Throws Error(bad_input) for a specification that contradicts itself: an id or token given twice, an id
   /// above 2^24, a merge of tokens that the vocabulary lacks, a pattern or character map that is wrong or not supported, an
-  /// added token that becomes empty, more than 100 pre-tokenizers, ByteLevel twice; for a unigram model also no
+  /// added token that becomes empty, more than kMostTemplateTokens around a text, more than 100 pre-tokenizers, ByteLevel twice; for a unigram model also no
   /// tokens at all, a score that is not a finite number, an unknown id that is not a token's, and a token of more
   /// than 1024 bytes.
   explicit Tokenizer(TokenizerSpec spec);

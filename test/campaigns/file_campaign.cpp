@@ -25,170 +25,15 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "formats/book_file.hpp"
-#include "formats/codes_file.hpp"
-#include "formats/index_file.hpp"
-#include "formats/kv_file.hpp"
-#include "formats/outputs_file.hpp"
-#include "formats/selection_file.hpp"
-#include "formats/sensitivity_file.hpp"
-#include "lib/core/digest.hpp"
-#include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/core/rng.hpp"
+#include "test/everything.hpp"
+#include "test/hdf5_blocks.hpp"
 
 using namespace kvcodec;
+using namespace kvcodec::test;
 
 namespace {
-
-// What a file says, all of it -------------------------------------------------------------------------
-
-template <class T>
-void add(Digest& digest, const std::vector<T>& values) {
-  digest.add(uint64_t{values.size()});
-  digest.add(std::as_bytes(std::span(values)));
-}
-
-void add(Digest& digest, MatrixView<const float> rows) {
-  for (size_t i = 0; i < rows.rows(); ++i) digest.add(std::as_bytes(rows.row(i)));
-}
-
-void add(Digest& digest, const Documents& documents) {
-  for (const std::string& name : documents.names) digest.add(name);
-  add(digest, documents.offsets);
-  for (const auto& left_out : documents.left_out) add(digest, left_out);
-}
-
-void add(Digest& digest, const FileType& type, const ModelInfo& model) {
-  digest.add(type.type);
-  digest.add(static_cast<uint64_t>(type.version));
-  digest.add(type.generator);
-  digest.add(type.created);
-  for (const std::string& line : type.history) digest.add(line);
-  for (const std::string* text : {&model.model, &model.rope_scaling, &model.key_state, &model.source})
-    digest.add(*text);
-  for (const int number : {model.num_layers, model.num_q_heads, model.num_kv_heads, model.head_dim})
-    digest.add(static_cast<uint64_t>(number));
-  digest.add(std::as_bytes(std::span(&model.rope_theta, 1)));
-}
-
-void add_kv(Digest& digest, const std::string& name) {
-  const KvReader kv(name);
-  add(digest, kv.type(), kv.model());
-  add(digest, kv.documents());
-  const uint64_t total = kv.documents().tokens();
-  if (kv.has_tokens()) add(digest, kv.tokens(0, total));
-  add(digest, kv.positions(0, total));
-  for (const int layer : kv.layers()) {
-    const LayerShape shape = kv.model().layer_shape(layer);
-    for (const Side side : kSides) {
-      const size_t width = static_cast<size_t>(shape.heads) * static_cast<size_t>(shape.stored_dim(side));
-      for (const auto& [first, end] : kv.documents().held_runs(layer)) {
-        Matrix<float> rows(static_cast<size_t>(end - first), width);
-        kv.read(side, layer, first, rows);
-        add(digest, MatrixView<const float>(rows));
-      }
-    }
-  }
-  for (const int layer : kv.query_layers())
-    if (const auto queries = kv.queries(layer))
-      add(digest, queries->token_rows), add(digest, queries->values);
-}
-
-void add_codes(Digest& digest, const std::string& name) {
-  const CodesReader codes(name);
-  const CodesInfo& info = codes.info();
-  add(digest, codes.type(), info.model);
-  add(digest, info.documents);
-  digest.add(info.codec);
-  digest.add(info.book_digest);
-  const uint64_t total = info.documents.tokens();
-  if (codes.has_tokens()) add(digest, codes.tokens(0, total));
-  add(digest, codes.positions(0, total));
-  (void)codes.ledger();
-  for (const int group : info.groups)
-    for (const Side side : info.sides(group))
-      for (size_t document = 0; document < info.documents.count(); ++document) {
-        const auto streams = codes.document(side, group, document);
-        for (const StoredStream& stream : codes.streams(side, group)) {
-          std::vector<std::byte> bytes(streams->rows(stream.spec.name) * stream.spec.row_bytes());
-          streams->read(stream.spec.name, 0, streams->rows(stream.spec.name), bytes);
-          digest.add(stream.spec.name);
-          add(digest, bytes);
-        }
-      }
-  if (const auto book = codes.embedded_book()) digest.add(book->digest());
-}
-
-void add_index(Digest& digest, const std::string& name) {
-  const IndexReader index(name);
-  const IndexInfo& info = index.info();
-  add(digest, index.type(), info.model);
-  add(digest, info.documents);
-  if (index.has_tokens()) add(digest, index.tokens(0, info.documents.tokens()));
-  add(digest, index.positions(0, info.documents.tokens()));
-  for (const int layer : index.layers())
-    for (size_t i = 0; i < info.documents.count() * static_cast<size_t>(info.model.num_kv_heads); ++i) {
-      const auto heads = static_cast<size_t>(info.model.num_kv_heads);
-      const ClusterIndex clusters = index.read(layer, i / heads, i % heads);
-      add(digest, clusters.centroids());
-      digest.add(std::as_bytes(clusters.ids()));
-      digest.add(std::as_bytes(clusters.offsets()));
-    }
-}
-
-void add_outputs(Digest& digest, const std::string& name) {
-  const OutputsReader outputs(name);
-  add(digest, outputs.type(), outputs.info().model);
-  add(digest, outputs.info().documents);
-  const uint64_t queries = outputs.queries();
-  add(digest, outputs.positions(0, queries));
-  add(digest, outputs.token_rows(0, queries));
-  const ModelInfo& model = outputs.info().model;
-  Matrix<float> rows(queries, static_cast<size_t>(model.num_q_heads) * static_cast<size_t>(model.head_dim));
-  for (const int layer : outputs.info().layers) {
-    outputs.read(layer, 0, rows);
-    add(digest, MatrixView<const float>(rows));
-  }
-}
-
-void add_selection(Digest& digest, const std::string& name) {
-  const SelectionFile file = read_selection_info(name);
-  add(digest, file.type, file.info.model);
-  add(digest, file.info.documents);
-  add(digest, file.info.query_rows);
-  for (const auto& [layer, budget] : file.budgets)
-    for (const auto& chosen : read_selections(name, layer).chosen)
-      for (const Scored& token : chosen) {
-        digest.add(uint64_t{token.id});
-        digest.add(std::as_bytes(std::span(&token.score, 1)));
-      }
-}
-
-void add_sensitivity(Digest& digest, const std::string& name) {
-  const SensitivityFile file = read_sensitivities(name);
-  add(digest, file.type, file.info.model);
-  for (const auto& layer : file.info.layers) digest.add(std::as_bytes(std::span(layer)));
-}
-
-/// A digest of everything; another one for what is read otherwise.
-std::string everything_in(const std::string& name) {
-  Digest digest;
-  const std::string type = identify(name).type;
-  if (type == "kv") add_kv(digest, name);
-  if (type == "codes") add_codes(digest, name);
-  if (type == "index") add_index(digest, name);
-  if (type == "outputs") add_outputs(digest, name);
-  if (type == "selection") add_selection(digest, name);
-  if (type == "sensitivity") add_sensitivity(digest, name);
-  if (is_book_type(type)) {
-    const BookFile file = read_book(name, "", true);
-    add(digest, file.type, file.model);
-    digest.add(file.digest);
-    for (const Array& array : file.book.arrays) add(digest, array.bytes);
-  }
-  return digest.hex();
-}
 
 // A case ----------------------------------------------------------------------------------------------
 
@@ -346,64 +191,8 @@ Damage random_chunks(const Victim& victim, const std::vector<Chunk>& chunks, Rng
   return {"interchanged", {{a.at, bytes.substr(b.at, b.size)}, {b.at, bytes.substr(a.at, a.size)}}};
 }
 
-/// Bob Jenkins' lookup3 of bytes, as HDF5 uses it.
-uint32_t lookup3(const std::string& bytes) {
-  const auto turn = [](uint32_t x, int by) { return x << by | x >> (32 - by); };
-  uint32_t a = 0xdeadbeef + static_cast<uint32_t>(bytes.size()), b = a, c = a;
-  const auto word = [&](size_t at) {
-    uint32_t value = 0;
-    for (size_t i = 0; i < 4 && at + i < bytes.size(); ++i)
-      value |= static_cast<uint32_t>(static_cast<unsigned char>(bytes[at + i])) << (8 * i);
-    return value;
-  };
-  size_t at = 0;
-  for (; bytes.size() - at > 12; at += 12) {
-    a += word(at), b += word(at + 4), c += word(at + 8);
-    a -= c, a ^= turn(c, 4), c += b;
-    b -= a, b ^= turn(a, 6), a += c;
-    c -= b, c ^= turn(b, 8), b += a;
-    a -= c, a ^= turn(c, 16), c += b;
-    b -= a, b ^= turn(a, 19), a += c;
-    c -= b, c ^= turn(b, 4), b += a;
-  }
-  if (at == bytes.size()) return c;
-  a += word(at), b += word(at + 4), c += word(at + 8);
-  c ^= b, c -= turn(b, 14);
-  a ^= c, a -= turn(c, 11);
-  b ^= a, b -= turn(a, 25);
-  c ^= b, c -= turn(b, 16);
-  a ^= c, a -= turn(c, 4);
-  b ^= a, b -= turn(a, 14);
-  c ^= b, c -= turn(b, 24);
-  return c;
-}
-
-/// An object header of version 2 that bears out its checksum.
-struct Header {
-  uint64_t at, size;  // the checksum, which is behind, aside
-};
-
-std::vector<Header> headers_of(const std::string& bytes) {
-  std::vector<Header> headers;
-  for (size_t at = bytes.find("OHDR"); at != std::string::npos; at = bytes.find("OHDR", at + 1)) {
-    if (at + 16 > bytes.size() || bytes[at + 4] != 2) continue;
-    const auto flags = static_cast<unsigned char>(bytes[at + 5]);
-    size_t place = at + 6 + (flags & 0x20 ? 16 : 0) + (flags & 0x10 ? 4 : 0);
-    const size_t width = size_t{1} << (flags & 3);
-    uint64_t length = 0;
-    for (size_t i = 0; i < width && place + i < bytes.size(); ++i)
-      length |= static_cast<uint64_t>(static_cast<unsigned char>(bytes[place + i])) << (8 * i);
-    const uint64_t size = place + width - at + length;
-    if (length > bytes.size() || at + size + 4 > bytes.size()) continue;
-    uint32_t stored = 0;
-    std::memcpy(&stored, bytes.data() + at + size, 4);
-    if (lookup3(bytes.substr(at, size)) == stored) headers.push_back({at, size});
-  }
-  return headers;
-}
-
-Damage random_header(const Victim& victim, const std::vector<Header>& headers, Rng& rng) {
-  const Header header = headers[rng.below(headers.size())];
+Damage random_header(const Victim& victim, const std::vector<Hdf5Block>& headers, Rng& rng) {
+  const Hdf5Block header = headers[rng.below(headers.size())];
   std::string bytes = victim.bytes().substr(header.at, header.size);
   for (uint64_t changes = 1 + rng.below(2); changes > 0; --changes) {
     char& byte = bytes[4 + rng.below(header.size - 4)];
@@ -425,11 +214,11 @@ int run(int argc, char** argv) {
   std::filesystem::create_directory(folder);
   std::vector<Victim> victims;
   std::vector<std::vector<Chunk>> chunks;
-  std::vector<std::vector<Header>> headers;
+  std::vector<std::vector<Hdf5Block>> headers;
   for (int i = 4; i < argc; ++i) {
     victims.emplace_back(argv[i], folder / (std::to_string(i) + ".h5"));
     chunks.push_back(chunks_of(victims.back().name()));
-    headers.push_back(headers_of(victims.back().bytes()));
+    headers.push_back(object_headers(victims.back().bytes()));
     if (kind == "headers" && headers.back().empty()) throw std::runtime_error("no object header is known");
   }
   Rng rng(seed);

@@ -9,6 +9,7 @@
 
 #include "formats/h5.hpp"
 #include "test/formats/folder.hpp"
+#include "test/formats/journal_writer.hpp"
 #include "test/formats/refusal.hpp"
 #include "test/test.hpp"
 
@@ -169,6 +170,32 @@ TEST_CASE("journal: datasets grow and shrink in place, whatever they were") {
     log.insert(log.end(), more.begin(), more.end());
     check_content(path, content, log);
   }
+}
+
+TEST_CASE("journal: one whose digest holds is refused for places and sizes that cannot be") {
+  const Folder folder;
+  const std::string path = folder / "file.h5";
+  create(path, {1000, 0, 1}, some_bytes(5000, 0));
+  const std::string file = file_bytes(path);
+  const std::string page = file.substr(0, Overlay::kPageBytes);
+  const auto says = [&](uint64_t end, const std::vector<uint64_t>& numbers) {
+    std::vector<std::pair<uint64_t, std::string>> pages;
+    for (const uint64_t number : numbers) pages.emplace_back(number, page);
+    std::ofstream(journal_of(path), std::ios::binary) << journal_bytes(end, page, pages);
+    return refusal_of(path + ".journal", [&] {
+      const h5::File opened = h5::File::open(path);
+      for (const std::string& dataset : opened.datasets()) opened.dataset(dataset).verify();
+    });
+  };
+  const std::string damaged = "is damaged, and with it what was added last to its file";
+  CHECK_EQ(says(file.size(), {0}), "accepted");
+  CHECK_EQ(says(file.size(), {}), "accepted");
+  CHECK_EQ(says(file.size(), {0, uint64_t{1} << 52}), damaged);  // its first byte is byte 0 modulo 2^64
+  CHECK_EQ(says(file.size(), {0, (uint64_t{1} << 52) + 1}), damaged);
+  CHECK_EQ(says(file.size(), {0, UINT64_MAX}), damaged);
+  CHECK_EQ(says(file.size(), {0, 0}), damaged);
+  CHECK_EQ(says(uint64_t{1} << 62, {0}), damaged);
+  CHECK_EQ(says(UINT64_MAX, {}), damaged);
 }
 
 TEST_CASE("journal: a change of little writes little") {

@@ -1,0 +1,162 @@
+// Readers of HDF5 files: a sample file (hdf5_samples.hpp) with some bytes changed is refused, or read without a crash. Mostly its
+// checksums are made right again, so that the change gets past them; where they are not, a file that has digests is refused or
+// says what it said before.
+//
+// Input: the number of the sample; a byte of flags (3: not mended; 4: codes are also changed in place); edits of four bytes: where, an offset (2), the new byte. `where` is a block
+// with a checksum, within which the offset counts, or from 224 on a place of the whole file.
+//
+// The program lets a child read each file first (formats/h5_probe.hpp), and so does this target: a crash of HDF5 in the child is
+// a refusal, the same in the parent is a finding.
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "formats/document_copy.hpp"
+#include "formats/key_rope.hpp"
+#include "formats/protection.hpp"
+#include "lib/core/parallel.hpp"
+#include "test/fuzz/hdf5_samples.hpp"
+
+using namespace kvcodec;
+
+#ifdef __has_feature
+#if __has_feature(address_sanitizer)
+// In the child, a fault that the sanitizer finds must end it as a crash does. What HDF5 loses is HDF5's; and it asks for memory
+// that a header names before it sees that the file has not as much.
+extern "C" const char* __asan_default_options() {
+  return "abort_on_error=1:detect_leaks=0:allocator_may_return_null=1";
+}
+#endif
+#endif
+
+namespace {
+
+constexpr size_t kMostEdits = 32;
+constexpr uint8_t kWholeFile = 224;
+
+const std::vector<fuzz::Hdf5Sample>& samples() {
+  static const std::vector<fuzz::Hdf5Sample> made = [] {
+    set_num_threads(1);  // a child has one thread
+    return fuzz::make_hdf5_samples();
+  }();
+  return made;
+}
+
+void change(std::string& bytes, const fuzz::Hdf5Sample& sample, fuzz::Bytes& input) {
+  for (size_t edit = 0; edit < kMostEdits && !input.rest().empty(); ++edit) {
+    const uint8_t where = input.byte();
+    const uint64_t offset = input.below(1 << 16);
+    const auto value = static_cast<char>(input.byte());
+    if (where >= kWholeFile || sample.blocks.empty()) {
+      bytes[(uint64_t{where % 32u} << 16 | offset) % bytes.size()] = value;
+    } else {
+      const test::Hdf5Block& block = sample.blocks[where % sample.blocks.size()];
+      bytes[block.at + offset % block.size] = value;
+    }
+  }
+}
+
+/// The codec of a codes file; nullptr for those with a book and for layers of several shapes.
+std::unique_ptr<Codec> codec_of(const CodesReader& codes) {
+  const CodesInfo& info = codes.info();
+  const CodecEntry& entry = find_codec(info.codec);
+  const ModelInfo& model = info.model;
+  if (entry.capabilities.needs_book || !model.one_shape()) return nullptr;
+  const CodecContext context{.num_layers = model.num_layers,
+                             .heads = model.num_kv_heads,
+                             .head_dim = model.head_dim,
+                             .one_shape = info.documents.whole(),
+                             .query_heads = model.num_q_heads,
+                             .storage = info.storage,
+                             .rope = key_rope_of(model)};
+  auto codec = codec_from_record(entry, info.parameters, context);
+  codes.check_streams(*codec);
+  return codec;
+}
+
+GroupShape shape_of(const CodesInfo& info, int group, Side side) {
+  return {group, info.layer_group, info.model.num_kv_heads, info.model.head_dim, side};
+}
+
+/// What `decode` reads.
+void decode_all(const std::string& name) {
+  const CodesReader codes(name);
+  const CodesInfo& info = codes.info();
+  const auto codec = codec_of(codes);
+  if (!codec) return;
+  for (const int group : info.groups)
+    for (const Side side : info.sides(group))
+      for (size_t document = 0; document < info.documents.count(); ++document)
+        fuzz::expect_refusal_or_success([&] {
+          const GroupShape shape = shape_of(info, group, side);
+          const auto streams = codes.document(side, group, document);
+          const auto view = codec->open(shape, *streams);
+          Matrix<float> rows(view->tokens(), shape.width());
+          view->decode(0, rows);
+        });
+}
+
+/// A document of three tokens more, as `encode --append` adds it to the file itself.
+void append_in_place(const std::string& bytes) {
+  static const test::Folder folder;
+  static uint64_t number = 0;
+  const std::string path = folder / std::to_string(number++);
+  std::ofstream(path, std::ios::binary) << bytes;
+  try {
+    const HeldFile held(path, [] {});
+    const CodesReader base(path);
+    const auto codec = codec_of(base);
+    const auto positions = test::counting(0, 3);
+    if (codec && codec->survey_scope() == SurveyScope::none &&
+        CodesWriter::can_change_in_place(base, positions)) {
+      CodesInfo info = base.info();
+      info.documents.add("more", 3);
+      OutputFile output(path, held);
+      CodesWriter writer(output, base, info, *codec, std::vector<uint32_t>(base.has_tokens() ? 3 : 0, 7),
+                         positions);
+      for (const int group : info.groups)
+        for (const Side side : info.sides(group)) {
+          const GroupShape shape = shape_of(info, group, side);
+          codec->append(shape, test::random_rows(3, shape.width(), 1),
+                        writer.document(side, group, info.documents.count() - 1));
+        }
+      writer.finish({"t", {}});
+      output.commit();
+    }
+  } catch (const Error&) {  // of any kind: what cannot be written has failed
+  }
+  std::filesystem::remove(path);
+  std::filesystem::remove(path + ".journal");
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  fuzz::Bytes input(data, size);
+  const fuzz::Hdf5Sample& sample = samples()[input.byte() % samples().size()];
+  const uint8_t flags = input.byte();
+  const bool mended = flags % 4 != 3;
+  std::string bytes = sample.bytes;
+  change(bytes, sample, input);
+  if (mended) fuzz::mend(sample, bytes);
+
+  const int file = ::memfd_create("hdf5", MFD_CLOEXEC);
+  fuzz::require(file >= 0 && ::write(file, bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size()));
+  const std::string name = "/proc/self/fd/" + std::to_string(file);
+  fuzz::expect_refusal_or_success([&] {
+    const std::string content = test::everything_in(name);
+    fuzz::require(mended || !sample.guarded || content == sample.content);
+  });
+  fuzz::expect_refusal_or_success([&] { protection_of(name); });
+  fuzz::expect_refusal_or_success([&] { find_damage(name, [](uint64_t, uint64_t) {}); });
+  fuzz::expect_refusal_or_success([&] { list_documents(name); });
+  fuzz::expect_refusal_or_success([&] { decode_all(name); });
+  ::close(file);
+  if ((flags & 4) != 0 && !sample.parts.empty()) append_in_place(bytes);
+  return 0;
+}
