@@ -108,6 +108,13 @@ class LittleMemory {
   LittleMemory& operator=(const LittleMemory&) = delete;
 };
 
+/// Whether a note of what a device did not do names a codec of the row: one of both in a pair.
+bool names_codec_of(const test::CodecCase& row, const std::string& note) {
+  const size_t plus = row.codec.find('+');
+  return note.starts_with(row.codec.substr(0, plus) + ": ") ||
+         (plus != std::string::npos && note.starts_with(row.codec.substr(plus + 1) + ": "));
+}
+
 /// Rows of the table whose codec has a device twin.
 std::vector<test::CodecCase> cases_with_twins() {
   std::vector<test::CodecCase> cases;
@@ -150,7 +157,7 @@ TEST_CASE("codecs with a device store and decode the same bytes (large)") {
       }
     CHECK(engine->exact());
     taken[row.codec] += engine->taken();
-    for (const std::string& what : left) CHECK_MESSAGE(what.starts_with(row.codec + ": "), what);
+    for (const std::string& what : left) CHECK_MESSAGE(names_codec_of(row, what), what);
   }
   for (const auto& [codec, pieces] : taken) {
     INFO(codec);

@@ -101,6 +101,14 @@ void decode_all(const std::string& name) {
         });
 }
 
+bool surveys(const Codec& codec, const CodesInfo& info) {
+  return std::ranges::any_of(info.groups, [&](int group) {
+    return std::ranges::any_of(info.sides(group), [&](Side side) {
+      return codec.survey_scope(shape_of(info, group, side)) != SurveyScope::none;
+    });
+  });
+}
+
 /// A document of three tokens more, as `encode --append` adds it to the file itself.
 void append_in_place(const std::string& bytes) {
   static const test::Folder folder;
@@ -112,8 +120,7 @@ void append_in_place(const std::string& bytes) {
     const CodesReader base(path);
     const auto codec = codec_of(base);
     const auto positions = test::counting(0, 3);
-    if (codec && codec->survey_scope() == SurveyScope::none &&
-        CodesWriter::can_change_in_place(base, positions)) {
+    if (codec && !surveys(*codec, base.info()) && CodesWriter::can_change_in_place(base, positions)) {
       CodesInfo info = base.info();
       info.documents.add("more", 3);
       OutputFile output(path, held);

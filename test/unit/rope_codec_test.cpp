@@ -429,6 +429,8 @@ TEST_CASE("rope codec: without a word keys stay, or as the book was trained, or 
   CHECK(choose_rope(entry, RopeChoice::keep, context) == RopeChoice::keep);
   Book book{.type = "dictionary", .parameters = {}, .arrays = {}};
   context.book = &book;
+  CHECK(choose_rope(entry, {}, context) == RopeChoice::undo);  // the book is not one of keys
+  entry.book_type = "dictionary";
   CHECK(choose_rope(entry, {}, context) == RopeChoice::keep);
   CHECK_THROWS_AS(choose_rope(entry, RopeChoice::undo, context), Error);
   book.parameters.set("rope", std::string("undo"));

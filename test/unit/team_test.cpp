@@ -76,7 +76,7 @@ void copy_rows(const Matrix<float>& from, uint64_t first, MatrixView<float> out)
 
 }  // namespace
 
-TEST_CASE("team: shares are consecutive and about as large; what ranks give, all get") {
+TEST_CASE("team: shares are consecutive and about as large, and what ranks give all get") {
   for (const int ranks : {1, 2, 3, 5})
     for (const size_t count : {size_t{0}, size_t{1}, size_t{4}, size_t{17}})
       run_ranks(ranks, [&](const Team& team) {
