@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstddef>
+#include <fstream>
 #include <optional>
 #include <set>
 #include <span>
@@ -297,6 +298,19 @@ void expose_what_is_not_set() {
 #endif
 }
 
+/// What is filled is memory taken, and a header may name gigabytes: beyond this bound the child gets none, and HDF5 refuses what
+/// it cannot hold.
+void bound_memory() {
+  constexpr rlim_t kRoom = rlim_t{1} << 30;
+  rlim_t pages = 0;
+  std::ifstream sizes("/proc/self/statm");
+  for (int field = 0; field < 6; ++field) sizes >> pages;  // the sixth is what counts for the limit
+  if (!sizes) return;
+  const rlim_t most = pages * static_cast<rlim_t>(::sysconf(_SC_PAGESIZE)) + kRoom;
+  const rlimit bytes = {most, most};
+  ::setrlimit(RLIMIT_DATA, &bytes);
+}
+
 /// descriptor: the file, or of a file on a server the socket at whose other end its bytes are.
 [[noreturn]] void be_the_child(int descriptor, const FarFile* far, Overlay* overlay, Use use) {
   for (const int number :
@@ -315,6 +329,7 @@ void expose_what_is_not_set() {
     AskedBytes asked(descriptor, far ? far->size() : 0);
     if (far) status.source = &asked;
     const hid_t access = make_access(&status);
+    bound_memory();
     expose_what_is_not_set();
     give_up_rights(far ? descriptor : -1);  // where a container forbids it there is a child all the same
     const hid_t file = H5Fopen("probed", use == Use::changing ? H5F_ACC_RDWR : H5F_ACC_RDONLY, access);
