@@ -57,9 +57,10 @@ constexpr uint32_t kMachine = AUDIT_ARCH_AARCH64;
 
 bool give_up_rights(int written) {
   constexpr uint32_t kAllowed[] = {
-      __NR_read,   __NR_pread64,    __NR_lseek,     __NR_fstat,         __NR_close,        __NR_mmap,
-      __NR_munmap, __NR_mremap,     __NR_brk,       __NR_madvise,       __NR_mprotect,     __NR_futex,
-      __NR_exit,   __NR_exit_group, __NR_getrandom, __NR_clock_gettime, __NR_rt_sigreturn, __NR_fcntl};
+      __NR_read,          __NR_pread64,      __NR_lseek,  __NR_fstat,      __NR_close,
+      __NR_mmap,          __NR_munmap,       __NR_mremap, __NR_brk,        __NR_madvise,
+      __NR_mprotect,      __NR_futex,        __NR_exit,   __NR_exit_group, __NR_getrandom,
+      __NR_clock_gettime, __NR_rt_sigreturn, __NR_fcntl,  __NR_sigaltstack};  // the last for the address sanitizer, as a child ends
   std::vector<sock_filter> program = {
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, arch)),
       BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, kMachine, 1, 0),
