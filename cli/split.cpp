@@ -56,6 +56,7 @@ std::string name_of(const std::string& pattern, const std::string& word) {
 std::vector<Portion> numbered(std::vector<std::vector<size_t>> all) {
   const size_t digits = std::to_string(all.size()).size();
   std::vector<Portion> portions;
+  portions.reserve(all.size());
   for (auto& documents : all)
     portions.push_back({fmt::format("{:0{}}", portions.size() + 1, digits), std::move(documents)});
   return portions;
