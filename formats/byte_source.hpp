@@ -1,4 +1,4 @@
-// Bytes of a file that cannot be opened here: it lies on a server, or another process reads it.
+// Bytes of a file that is read, wherever it lies: here (LocalFile), on a server (FarFile), or where another process reads it.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,19 @@
 
 namespace kvcodec {
 
-/// Any thread may read.
+/// Bytes [begin, end) of a file.
+struct FileRange {
+  uint64_t begin = 0, end = 0;
+};
+
+/// What is known of what will be read.
+enum class Reading : uint8_t {
+  rows,       ///< these rows, all of them
+  some_rows,  ///< some rows of a table, nobody knows yet which
+  whole,      ///< a whole table
+};
+
+/// Any thread may read, several at once.
 class ByteSource {
  public:
   ByteSource() = default;
@@ -18,6 +30,18 @@ class ByteSource {
   virtual uint64_t size() const = 0;
   /// Bytes from `position` on, within the size. Throws Error naming the file.
   virtual void read(uint64_t position, std::span<std::byte> out) = 0;
+
+  /// How ranges that will be read are best brought: two with a gap of up to `gap` bytes as one, which costs less than another
+  /// call, as long as that one has at most `most` bytes.
+  struct Joining {
+    uint64_t gap = 0, most = 0;
+  };
+  virtual Joining joining(Reading) const { return {}; }
+  /// Says that the whole range will be read soon, if any of it is: so a source may bring all of it at once.
+  /// Of larger ranges than those that it joins it takes no notice.
+  virtual void expect(const FileRange& /*range*/) {}
+  virtual uint64_t reads() const { return 0; }  ///< calls to the system, or requests to a server
+  virtual uint64_t bytes() const { return 0; }  ///< what they brought
 };
 
 }  // namespace kvcodec

@@ -84,8 +84,8 @@ class CodesReader {
   uint64_t bytes_read() const;
 
   bool has_tokens() const;
-  /// Of tokens counted over all documents. Throws Error(bad_input) for a document that has another number of
-  /// them than the table of documents says.
+  /// Ids and positions of tokens [first, first + count), counted through all documents. Throws Error(bad_input) for
+  /// a document that has another number of them than the table of documents says.
   std::vector<uint32_t> tokens(uint64_t first, uint64_t count) const;
   std::vector<uint64_t> positions(uint64_t first, uint64_t count) const;
 
@@ -101,11 +101,11 @@ class CodesReader {
   void check_parts(const std::function<void(uint64_t bytes)>& progress,
                    const std::function<void(const Error& fault)>& fault) const;
 
-  /// The streams of a document of one side of a group; of both where they are coded together. Verified as they are read, small ones at once; messages
-  /// name file, stream and document. Does not outlive the reader.
+  /// The streams of a document, of one side of a group; of both sides where they are coded together. Verified as
+  /// they are read, small ones at once; messages name file, stream and document. Does not outlive the reader.
   std::unique_ptr<StreamReader> document(Side side, int first_layer, size_t document) const;
 
-  /// Those of one of the group's sides, in the order in which they lie in a part.
+  /// The streams of one side of a group, all documents together, in the order in which they lie in a part.
   std::vector<StoredStream> streams(Side side, int first_layer) const;
   /// Bytes of the parts of each document. Reads the whole table of parts.
   std::vector<uint64_t> document_bytes() const;
@@ -149,10 +149,10 @@ class CodesWriter {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Rewrites a codes file with its index streams packed (or plain again), losslessly.
 struct RepackResult {
   uint64_t index_bytes_before = 0, index_bytes_after = 0;
 };
+/// Rewrites a codes file with its index streams packed (or plain again), losslessly. The caller commits the OutputFile.
 RepackResult repack_indices(const CodesReader& input, OutputFile& output, bool pack,
                             const Provenance& provenance);
 

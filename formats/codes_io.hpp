@@ -41,11 +41,11 @@ class Columns {
   /// The column of a side; std::nullopt if no group begins at that layer or the group has no streams of that
   /// side. If both sides are coded together, either side gives their common column.
   std::optional<uint64_t> find(Side side, int first_layer) const {
-    const auto place = std::find_if(columns_.begin(), columns_.end(), [&](const Column& column) {
+    const auto found = std::find_if(columns_.begin(), columns_.end(), [&](const Column& column) {
       return column.layer == first_layer && (column.side == side || column.side == Side::both);
     });
-    if (place == columns_.end()) return std::nullopt;
-    return static_cast<uint64_t>(place - columns_.begin());
+    if (found == columns_.end()) return std::nullopt;
+    return static_cast<uint64_t>(found - columns_.begin());
   }
   Side side(uint64_t column) const { return columns_[column].side; }
   int layer(uint64_t column) const { return columns_[column].layer; }
@@ -61,9 +61,9 @@ class Columns {
   std::vector<Column> columns_;
 };
 
-/// A side's streams: as they are listed, and apart, as they lie in parts.
+/// The streams of one column.
 struct SideLayout {
-  Layout all, own, shared;  ///< own: of each document; shared: of all of them together
+  Layout all, own, shared;  ///< in the file's list; of those, in each document's part; and in the shared part
 
   SideLayout() = default;
   explicit SideLayout(Layout layout) : all(std::move(layout)) {
@@ -110,7 +110,7 @@ struct CodesReader::Impl {
   std::vector<PartPlace> all_places() const;
   /// Throws Error(bad_input) for a place outside of /data.
   PartPlace check_place(uint64_t row, uint64_t column, const PartPlace& place) const;
-  /// Streams of a document of that column; row 0: those of all documents.
+  /// Opens a part: the streams of a document, or in row 0 those that all documents share.
   std::unique_ptr<Part> part(const PartName& name) const;
   /// The part of what all documents of a column share; opened once.
   const Part& shared_part(uint64_t column) const;

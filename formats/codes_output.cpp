@@ -10,7 +10,7 @@ namespace kvcodec {
 namespace {
 
 /// Bytes of a chunk of the data, about: the unused end of the last chunk and the table of all chunks should both
-/// be small beside the file, of whose size nothing is known yet but that of the 16-bit cache.
+/// be small beside the file, of whose size nothing is known yet except that of the 16-bit cache.
 uint64_t chunk_bytes_for(uint64_t values) {
   constexpr uint64_t kLeast = uint64_t{1} << 12, kMost = uint64_t{1} << 24, kChunksOfRaw = 512;
   return std::clamp(std::bit_ceil(2 * values / kChunksOfRaw), kLeast, kMost);

@@ -38,19 +38,19 @@ class StoredPart final : public PartSource {
 /// Writes the parts of a codes file, and at the end all that is not in a part.
 class CodesFile {
  public:
-  /// layouts: per column of the table of parts. before: where the output is changed in place, what it was: its parts stay, and info
-  /// and layouts are its own, but for documents behind its last one. Else nullptr.
+  /// layouts: per column of the table of parts. before: the file as it was, if the output is changed in place, else nullptr.
+  /// Its parts stay, and info and layouts must be its own, except for documents behind its last one.
   CodesFile(const OutputFile& output, const CodesInfo& info, std::vector<Layout> layouts,
             const CodesReader* before = nullptr);
 
   const SideLayout& layout(uint64_t column) const { return columns_[column]; }
 
-  /// Streams of that part, in the order of its layout.
-  /// A part that was there before is replaced; its bytes stay in the file, and are overhead.
+  /// Writes a part: its streams, in the order of its layout. A part that was there before is replaced; its bytes
+  /// stay in the file, and are overhead.
   void write(const PartName& name, const PartSource& source);
-  /// A part of another file whose layout is the same, its bytes as they are.
+  /// Copies a part of another file, whose layout is the same: its bytes as they are.
   void copy(const PartName& name, const Part& part);
-  /// Token ids, if the layout has them, and positions of a document.
+  /// Writes token ids, if the layout has them, and positions of a document.
   void write_index(size_t document, std::span<const uint32_t> tokens, std::span<const uint64_t> positions);
 
   void embed(const Book& book);

@@ -20,7 +20,7 @@ struct DocumentList {
   Documents documents;
   std::vector<uint64_t> bytes =
       {};  ///< of each document: its keys and values, or its streams and what guards them
-  /// Numbers that the layers of the file store for a token that all of them hold.
+  /// How many numbers the file's layers store together for a token that all of them hold.
   uint64_t values = 0;
 };
 /// Throws Error(bad_input) for files of other types.

@@ -14,8 +14,6 @@ namespace {
 constexpr uint64_t kFirstBytes = uint64_t{1} << 17;
 /// What lies at the end: the tables of a file, and the headers of what was added to it later.
 constexpr uint64_t kEndBytes = uint64_t{1} << 20;
-/// More than that is fetched neither at once nor because it is expected.
-constexpr uint64_t kMostRequestBytes = uint64_t{1} << 25;
 /// Pages in a row are fetched by requests that grow up to this.
 constexpr uint64_t kMostAheadBytes = uint64_t{1} << 23;
 constexpr size_t kMostExpected = 64;
@@ -125,12 +123,10 @@ uint64_t FarFile::read_ahead(uint64_t first, uint64_t end) const {
 void FarFile::fetch(uint64_t first, uint64_t end) {
   if (broken_) throw *broken_;
   try {
-    std::vector<std::byte> bytes;
     for (const uint64_t step = kMostRequestBytes / kPageBytes; first < end; first += step) {
-      const uint64_t begin = first * kPageBytes;
-      bytes.resize(std::min(std::min(end, first + step) * kPageBytes, size_) - begin);
-      file_->read(begin, bytes);
-      keep(first, bytes);
+      const uint64_t begin = first * kPageBytes,
+                     behind = std::min(std::min(end, first + step) * kPageBytes, size_);
+      keep(first, file_->read(begin, behind - begin));
     }
   } catch (const Error& error) {
     broken_ = error;

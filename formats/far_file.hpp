@@ -15,16 +15,12 @@
 
 namespace kvcodec {
 
-/// Bytes of a file that belong together.
-struct FileRange {
-  uint64_t begin = 0, end = 0;
-};
-
 class FarFile final : public ByteSource {
  public:
-  /// The file of that name: the same object for all who open it, so that they share what was fetched (but that of the 64 names
-  /// asked for last; others begin anew). The first one makes the first request. Throws Error.
+  /// The file of that name. All callers get the same object, and share what was fetched, as long as the name is among the 64
+  /// asked for last; then it begins anew. The first call makes the first request. Throws Error.
   static std::shared_ptr<FarFile> open(const std::string& name);
+  /// Makes the first request.
   explicit FarFile(std::unique_ptr<HttpFile> file);
 
   const std::string& name() const { return file_->name(); }  ///< as messages show it
@@ -32,15 +28,18 @@ class FarFile final : public ByteSource {
   uint64_t size() const override { return size_; }
   void read(uint64_t position, std::span<std::byte> out) override;
 
-  /// Says that the whole range will be read soon, if any of it is: the first read there fetches all of it that is not here
-  /// yet. Ranges of more than 32 MiB are read as without.
-  void expect(const FileRange& range);
+  /// The first read there fetches all of it that is not here yet.
+  void expect(const FileRange& range) override;
+  Joining joining(Reading) const override { return {.gap = uint64_t{1} << 17, .most = kMostRequestBytes}; }
 
   uint64_t requests() const;
-  uint64_t bytes() const;  ///< fetched
+  uint64_t reads() const override { return requests(); }
+  uint64_t bytes() const override;  ///< fetched
 
  private:
-  // A page is here or not.
+  // More is fetched neither at once nor because it is expected.
+  static constexpr uint64_t kMostRequestBytes = uint64_t{1} << 25;
+  // A page is here or not: a bit each, 128 MiB of them for the largest file.
   static constexpr uint64_t kPageBytes = uint64_t{1} << 16;
 
   void fetch_missing(uint64_t first, uint64_t end);

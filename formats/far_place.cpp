@@ -77,6 +77,7 @@ FarPlace s3_place(const std::string& name) {
   std::string region = from_environment("AWS_REGION", "AWS_DEFAULT_REGION");
   if (region.empty()) region = "us-east-1";
   FarPlace place{.url = url_of_object(bucket, key, region), .shown = name, .s3 = true};
+  place.certificates = from_environment("AWS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE");
   place.key_id = from_environment("AWS_ACCESS_KEY_ID");
   place.secret = from_environment("AWS_SECRET_ACCESS_KEY");
   if (place.key_id.empty() != place.secret.empty())
@@ -103,16 +104,18 @@ std::string shown_name(std::string_view name) {
 }
 
 std::string shown_text(std::string_view text) {
+  // Any mark may be a part of a password or a query, so a URL goes on to the next space. A query's own last marks give nothing away.
+  constexpr std::string_view kSpace = " \t\r\n", kMarks = "\"'()<>[]{}.,:;";
   std::string shown;
   while (!text.empty()) {
     const size_t begin = std::min({text.find("http://"), text.find("https://"), text.size()});
     shown += text.substr(0, begin);
     text.remove_prefix(begin);
-    const size_t end = std::min(text.find_first_of(" '\"()<>,;\n"), text.size());
-    shown += shown_name(text.substr(0, end));
-    // A colon behind a URL is the sentence's; of one that was cut off with a query it is needed.
-    if (end > 0 && text[end - 1] == ':' && !shown.ends_with(':')) shown += ':';
-    text.remove_prefix(end);
+    const std::string_view word = text.substr(0, text.find_first_of(kSpace)),
+                           url = word.substr(0, word.find_last_not_of(kMarks) + 1);
+    shown += shown_name(url);
+    shown += word.substr(url.size());
+    text.remove_prefix(word.size());
   }
   return shown;
 }
@@ -124,7 +127,7 @@ FarPlace far_place(const std::string& name) {
   const std::string_view rest = std::string_view(shown).substr(scheme.size());
   if (rest.empty() || rest.front() == '/')
     throw usage_error("'{}' names no server; it must be {}HOST/PATH", shown, scheme);
-  return {.url = name, .shown = shown};
+  return {.url = name, .shown = shown, .certificates = from_environment("CURL_CA_BUNDLE", "SSL_CERT_FILE")};
 }
 
 }  // namespace kvcodec

@@ -21,6 +21,7 @@
 #include "formats/h5_driver.hpp"
 #include "formats/h5_filters.hpp"
 #include "formats/h5_probe.hpp"
+#include "formats/local_file.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/digest.hpp"
 #include "lib/core/fletcher32.hpp"
@@ -268,18 +269,16 @@ std::span<std::byte> scratch(size_t size) {
   return {memory.data(), size};
 }
 
-constexpr size_t kChecksumBytes = 4;  // behind each chunk, little-endian
-
-uint32_t stored_checksum(const std::byte* at) {
-  uint32_t value = 0;
-  std::memcpy(&value, at, sizeof value);
-  return value;
-}
-
 constexpr uint64_t kUnknownAddress = ~uint64_t{0};
 
 /// deflate packs 1032 bytes into one at best.
 constexpr uint64_t kMostInflation = 1100;
+/// What is stored of a chunk has hardly more bytes than the chunk: checksums, and what deflate adds where it packs nothing.
+constexpr bool may_be_stored(uint64_t stored, uint64_t chunk) {
+  constexpr uint64_t kSmallGrowth = 4096, kShare = 8;
+  return chunk / kMostInflation <= stored &&
+         (stored <= chunk || stored - chunk <= chunk / kShare + kSmallGrowth);
+}
 /// Chunks that hold the same rows, some of the columns each, are kept while these rows are read.
 constexpr uint64_t kMostBandBytes = uint64_t{1} << 28;
 /// HDF5 1.10 finds the place of a chunk by going through all of them.
@@ -299,6 +298,7 @@ std::string parent_of(const std::string& path) {
 struct File::State {
   std::string name;
   std::unique_ptr<InputFile> input;  // when reading
+  std::unique_ptr<LocalFile> local;  // and what reads it, if it is here
   std::shared_ptr<Overlay> overlay;  // what is read, or written, in the place of some of the file's bytes
   mutable FileStatus status;
   bool writing = false;
@@ -306,7 +306,6 @@ struct File::State {
   std::filesystem::path path;
   hid_t id = -1;
   bool direct = false;             // chunks can be read without HDF5: not where there is a user block
-  int descriptor = -1;             // HDF5's own, for that; -1 of a file on a server
   std::vector<Digest128> digests;  // when writing: of the pieces of all datasets so far
   bool new_digests = false;        // and whether these are others than the file has
 
@@ -335,7 +334,7 @@ struct File::State {
   /// Bytes on disk.
   uint64_t size() const {
     if (overlay) return overlay->end;
-    if (input) return input->size();
+    if (input) return status.source->size();
     std::error_code failure;
     const uint64_t bytes = std::filesystem::file_size(path, failure);
     return failure ? 0 : bytes;
@@ -349,27 +348,10 @@ struct File::State {
 
   /// Bytes of the file from `position` on, past HDF5. object: what they belong to, for messages.
   void read_at(uint64_t position, std::span<std::byte> out, const std::string& object) const {
-    if (FarFile* far = input->far()) {
-      if (position > far->size() || out.size() > far->size() - position)
-        throw error(object, fmt::format("the file ends before its byte {}", far->size()));
-      return far->read(position, out);
-    }
-    const uint64_t begin = position;
-    const std::span<std::byte> all = out;
-    while (!out.empty()) {
-      const ssize_t got = ::pread(descriptor, out.data(), out.size(), static_cast<off_t>(position));
-      if (got < 0 && errno == EINTR) continue;
-      if (got < 0) throw error(object, fmt::format("cannot be read: {}", std::strerror(errno)));
-      if (got == 0 && overlay && position + out.size() <= overlay->end) {  // the rest is in the overlay
-        std::ranges::fill(out, std::byte{0});
-        break;
-      }
-      if (got == 0) throw error(object, fmt::format("the file ends before its byte {}", position));
-      status.count_read(static_cast<uint64_t>(got));
-      out = out.subspan(static_cast<size_t>(got));
-      position += static_cast<uint64_t>(got);
-    }
-    if (overlay) overlay->patch(begin, all);
+    const uint64_t end = overlay ? overlay->end : status.source->size();
+    if (position > end || out.size() > end - position)
+      throw error(object, fmt::format("the file ends before its byte {}", position + out.size()));
+    read_patched(status, position, out);
   }
 
   /// Whether there is such a link. What is below no group is not there; a group that cannot be read may hold anything.
@@ -478,13 +460,33 @@ struct File::State {
 };
 
 /// Throws where HDF5 does not come through the file.
-static void let_a_child_look(const File::State& file, int descriptor, FarFile* far, Use use) {
-  const Probed probed = probe(descriptor, far, file.status.overlay, use);
-  if (probed != Probed::passed)
-    throw file.error(
-        "/", probed == Probed::crashed
-                 ? "HDF5 crashes on it: its headers are damaged, or made up on purpose"
-                 : "there is no end to going through it: its headers are damaged, or made up on purpose");
+static void let_a_child_look(const File::State& file, int descriptor, Use use) {
+  FarFile* far = file.input ? file.input->far() : nullptr;
+  const auto hostile = [&](const char* what) {
+    return file.error("/", fmt::format("{}: its headers are damaged, or made up on purpose", what));
+  };
+  switch (probe({descriptor, far, file.local.get(), file.status.overlay, use})) {
+    case Probed::passed:
+      return;
+    case Probed::crashed:
+      throw hostile("HDF5 crashes on it");
+    case Probed::endless:
+      throw hostile("there is no end to going through it");
+    case Probed::starved:
+      throw hostile("HDF5 finds no memory for what it claims to hold");
+  }
+}
+
+/// HDF5's signature stands at byte 0, or behind a block of another program at 512, 1024, 2048, … most: bytes to search.
+static void require_hdf5(ByteSource& source, uint64_t most, const std::string& name) {
+  constexpr std::string_view kSignature("\x89HDF\r\n\x1a\n", 8);
+  const uint64_t end = std::min(source.size(), most);
+  for (uint64_t at = 0; at + kSignature.size() <= end; at = at == 0 ? 512 : 2 * at) {
+    char bytes[kSignature.size()];
+    source.read(at, std::as_writable_bytes(std::span(bytes)));
+    if (std::string_view(bytes, sizeof bytes) == kSignature) return;
+  }
+  throw bad_input("{}: not an HDF5 file", name);
 }
 
 File File::open(const std::string& name) {
@@ -495,24 +497,25 @@ File File::open(const std::string& name) {
   if (state->input->far()) {
     state->status.source = state->input->far();
   } else {
+    // Bytes are held from here on: before the lock another process may have been changing the file.
     lock_as_reader(state->input->descriptor());
     state->overlay = find_overlay(state->path, state->input->descriptor(), state->name);
     state->status.overlay = state->overlay.get();
+    state->local = std::make_unique<LocalFile>(state->input->descriptor(), state->name);
+    state->status.source = state->local.get();
   }
+  // A server is asked for the beginning only. Of a file that is here the child below finds its beginning read.
+  constexpr uint64_t kMostOfServer = uint64_t{1} << 16;
+  require_hdf5(*state->status.source, state->input->far() ? kMostOfServer : UINT64_MAX, state->name);
   const Turn turn;
-  let_a_child_look(*state, state->input->descriptor(), state->input->far(), Use::reading);
+  let_a_child_look(*state, state->input->descriptor(), Use::reading);
   const Handle access(make_access(&state->status), H5Pclose);
   H5Pset_fclose_degree(access.get(), H5F_CLOSE_STRONG);
   state->id = H5Fopen(state->path.c_str(), H5F_ACC_RDONLY, access.get());
   if (state->id < 0) throw state->refused("/", "cannot be opened as HDF5 (damaged or truncated)");
   const Handle creation(H5Fget_create_plist(state->id), H5Pclose);
   hsize_t user_block = 0;
-  void* descriptor = nullptr;
-  if (H5Pget_userblock(creation.get(), &user_block) >= 0 && user_block == 0 &&
-      H5Fget_vfd_handle(state->id, H5P_DEFAULT, &descriptor) >= 0 && descriptor) {
-    state->direct = true;
-    state->descriptor = *static_cast<const int*>(descriptor);
-  }
+  state->direct = H5Pget_userblock(creation.get(), &user_block) >= 0 && user_block == 0;
   return File(std::move(state));
 }
 
@@ -528,7 +531,7 @@ static void open_in_place(File::State& file, InPlace& change, hid_t access) {
   file.in_place = true;
   file.overlay = change.overlay();
   file.status.overlay = file.overlay.get();
-  let_a_child_look(file, change.descriptor(), nullptr, Use::changing);
+  let_a_child_look(file, change.descriptor(), Use::changing);
   file.id = H5Fopen(file.path.c_str(), H5F_ACC_RDWR, access);
   const Handle creation(file.id >= 0 ? H5Fget_create_plist(file.id) : -1, H5Pclose);
   if (hsize_t user_block = 0;
@@ -588,9 +591,8 @@ std::string File::where(const std::string& path) const { return state_->where(pa
 uint64_t File::size() const { return state_->size(); }
 
 Traffic File::traffic() const {
-  if (const FarFile* far = state_->input ? state_->input->far() : nullptr)
-    return {far->requests(), far->bytes()};
-  return {state_->status.reads, state_->status.bytes_read};
+  const ByteSource* source = state_->status.source;
+  return source ? Traffic{source->reads(), source->bytes()} : Traffic{};
 }
 
 bool File::has(const std::string& path) const {
@@ -648,16 +650,34 @@ Error File::make_error(const std::string& path, const std::string& what) const {
   return state_->error(path, what);
 }
 
-/// Expects ranges of a far file, those with small gaps between them as one.
-static void expect_ranges(FarFile& far, std::vector<FileRange> ranges) {
-  constexpr uint64_t kSmallGap = uint64_t{1} << 17;  // fetched in less time than another request takes
+/// Expects ranges of a file, those with small gaps between them as one.
+static void expect_ranges(ByteSource& source, Reading reading, std::vector<FileRange> ranges) {
+  const auto [gap, most] = source.joining(reading);
   std::ranges::sort(ranges, {}, &FileRange::begin);
   for (size_t i = 0; i < ranges.size();) {
     FileRange joined = ranges[i++];
-    while (i < ranges.size() && ranges[i].begin <= joined.end + kSmallGap)
-      joined.end = std::max(joined.end, ranges[i++].end);
-    far.expect(joined);
+    for (; i < ranges.size() && ranges[i].begin <= joined.end + gap; ++i) {
+      const uint64_t end = std::max(joined.end, ranges[i].end);
+      if (end - joined.begin > most) break;
+      joined.end = end;
+    }
+    if (joined.end - joined.begin <= most) source.expect(joined);
   }
+}
+
+/// Expects what places_of() says of each item.
+template <class Items, class PlacesOf>
+static void expect_each(ByteSource* source, Reading reading, const Items& items, const PlacesOf& places_of) {
+  if (!source) return;  // the file is written
+  std::vector<FileRange> ranges;
+  for (const auto& item : items) {
+    try {
+      const std::vector<FileRange> places = places_of(item);
+      ranges.insert(ranges.end(), places.begin(), places.end());
+    } catch (const Error&) {  // whoever reads it says so
+    }
+  }
+  expect_ranges(*source, reading, std::move(ranges));
 }
 
 // Attributes ----------------------------------------------------------------------------------------
@@ -1035,8 +1055,8 @@ void Dataset::State::examine_storage() {
   if (layout == H5D_VIRTUAL || H5Pget_external_count(creation.get()) > 0)
     throw error("is stored in another file; a file must hold its own data");
 
-  const Filters found = with_context(file->where(path), [&] { return Filters(creation.get()); });
-  if (layout == H5D_CHUNKED) filters = found;
+  if (layout == H5D_CHUNKED)
+    filters = with_context(file->where(path), [&] { return Filters(creation.get()); });
   all_checksums = filters.has_checksum();
 
   // A shape is only a claim, and so is what HDF5 says of chunks, which may lie on each other.
@@ -1086,7 +1106,7 @@ void Dataset::State::look_at_chunks(hid_t creation, uint64_t stored) {
            std::equal(chunk.begin() + 1, chunk.end(), shape.begin() + 1) &&
            chunks_along(rows(), chunk_rows) <= kMostLookedUp;
   // Of a dataset of few rows in a huge chunk the chunk is read whole: it must be there.
-  if (direct && checked_mul(chunk_rows, row_bytes) > stored) direct = false;
+  if (direct && chunk_bytes > stored) direct = false;
   if (!direct && !filters.none() && band_bytes > chunk_bytes && band_bytes > kMostBandBytes)
     throw error(
         fmt::format("has chunks [{}], of which {} bytes would be unpacked at once; {} MiB are possible",
@@ -1203,7 +1223,7 @@ std::shared_ptr<const std::vector<std::byte>> Dataset::State::filtered_chunk(
   {
     const Turn turn;
     const bool found = H5Dget_chunk_storage_size(dataset.get(), place.data(), &size) >= 0;
-    if (!found || size == 0 || size > file->size() || chunk_bytes / kMostInflation > size)
+    if (!found || size == 0 || size > file->size() || !may_be_stored(size, chunk_bytes))
       throw error(fmt::format("rows from {} on are not stored as they should be", place[0]));
     stored.resize(size);
     if (H5Dread_chunk(dataset.get(), H5P_DEFAULT, place.data(), &skipped, stored.data()) < 0)
@@ -1303,22 +1323,13 @@ void Dataset::State::visit_pieces(uint64_t first, uint64_t count, const Visitor&
   }
 }
 
-void File::will_read(std::span<const char* const> paths) const {
-  FarFile* far = state_->input ? state_->input->far() : nullptr;
-  if (!far) return;
-  constexpr uint64_t kSmallBytes = uint64_t{1} << 25;
-  std::vector<FileRange> ranges;
-  for (const char* path : paths) {
-    try {
-      if (!is_dataset(path)) continue;
-      const Dataset small = dataset(path);
-      if (small.size_bytes() > kSmallBytes) continue;
-      const auto places = small.state_->places(0, small.rows());
-      ranges.insert(ranges.end(), places.begin(), places.end());
-    } catch (const Error&) {  // whoever reads it says so
-    }
-  }
-  expect_ranges(*far, std::move(ranges));
+void File::will_read(std::span<const char* const> paths, Reading reading) const {
+  ByteSource* const source = state_->status.source;
+  expect_each(source, reading, paths, [&](const char* path) {
+    const Dataset small = dataset(path);
+    return small.size_bytes() > source->joining(reading).most ? std::vector<FileRange>()
+                                                              : small.state_->places(0, small.rows());
+  });
 }
 
 Dataset File::dataset(const std::string& path) const {
@@ -1353,15 +1364,10 @@ void Dataset::check_rows(uint64_t first, uint64_t count) const {
 }
 
 void Dataset::will_read(std::span<const RowRange> rows) const {
-  FarFile* far = state_->file->input ? state_->file->input->far() : nullptr;
-  if (!far) return;
-  std::vector<FileRange> ranges;
-  for (const RowRange& range : rows) {
+  expect_each(state_->file->status.source, Reading::rows, rows, [&](const RowRange& range) {
     check_rows(range.first, range.count);
-    const auto places = state_->places(range.first, range.count);
-    ranges.insert(ranges.end(), places.begin(), places.end());
-  }
-  expect_ranges(*far, std::move(ranges));
+    return state_->places(range.first, range.count);
+  });
 }
 
 void Dataset::visit(uint64_t first, uint64_t count, const Visitor& visitor) const {

@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "formats/byte_source.hpp"
 #include "formats/output.hpp"
 #include "lib/core/dtype.hpp"
 #include "lib/core/error.hpp"
@@ -33,7 +34,8 @@ struct RowRange {
   uint64_t first = 0, count = 0;
 };
 
-/// What was read from a file since it was opened, by HDF5 and past it. Of a file on a server, since this process opened it first.
+/// What was read from a file since it was opened (of a file on a server: since this process first opened it), by HDF5 or
+/// without it.
 struct Traffic {
   uint64_t reads = 0;  ///< calls to the system, or requests to the server
   uint64_t bytes = 0;  ///< what they brought
@@ -63,9 +65,9 @@ class File {
   /// Names directly below a group, in byte order.
   std::vector<std::string> children(const std::string& group) const;
   Dataset dataset(const std::string& path) const;
-  /// Says that these datasets will be read soon, those of them that are there, and small ones whole: of a file on a server
-  /// what lies close together is then fetched by one request. Of other files nothing happens.
-  void will_read(std::span<const char* const> paths) const;
+  /// Says that these datasets will be read soon, those of them that are there: what lies close together then comes by one
+  /// request to a server, or one call to the system, unless it is too much for that.
+  void will_read(std::span<const char* const> paths, Reading reading) const;
   /// Paths of all datasets that lie in this file, the table of digests aside, in byte order; links are not followed.
   std::vector<std::string> datasets() const;
 
@@ -127,7 +129,7 @@ class Dataset {
 
   /// Rows [first, first + count) in type(), host byte order, to out (count * row_bytes()). The caller keeps
   /// to the rows there are. Verifies checksums and digests. Chunks with a checksum and pieces with a digest are read
-  /// whole; of all others, and of contiguous rows, nothing is read but the rows wanted.
+  /// whole; of all others, and of contiguous rows, only the rows wanted are read.
   void read(uint64_t first, uint64_t count, std::span<std::byte> out) const;
 
   /// The same, piece by piece: visit(row, bytes) is called for disjoint runs of whole rows that together are
@@ -180,7 +182,7 @@ class DatasetWriter {
                 uint64_t expected_rows = 0, Chunks chunks = {});
   /// Rows are strings of so many bytes each.
   DatasetWriter(File file, std::string path, size_t text_bytes, uint64_t expected_rows);
-  /// Rows behind those of a dataset of one dimension, without checksums, of a file that is changed in place.
+  /// Appends to a dataset of one dimension, without checksums, of a file that is changed in place.
   static DatasetWriter behind(File file, std::string path, DType type, Chunks chunks);
   ~DatasetWriter();
   DatasetWriter(DatasetWriter&&) noexcept;

@@ -31,11 +31,13 @@ void note(OpenFile* file, int error) {
 }
 
 H5FD_t* open_source(FileStatus* status, bool write) {
-  auto* file = write ? nullptr : new (std::nothrow) OpenFile{};
+  if (write) return nullptr;
+  auto* file = new (std::nothrow) OpenFile{};
   if (!file) return nullptr;
   file->descriptor = -1;
   file->status = status;
   file->end_written = status->source->size();
+  if (status->overlay) file->end_written = std::max<haddr_t>(file->end_written, status->overlay->end);
   return &file->base;
 }
 
@@ -79,11 +81,8 @@ herr_t close_file(H5FD_t* base) {
   return 0;
 }
 
-int compare(const H5FD_t* a, const H5FD_t* b) {
-  if (cast(a)->status->source || cast(b)->status->source) return a < b ? -1 : a > b;
-  const int left = cast(a)->descriptor, right = cast(b)->descriptor;
-  return left < right ? -1 : left > right;
-}
+/// Each has a descriptor of its own: none is the same as another.
+int compare(const H5FD_t* a, const H5FD_t* b) { return a < b ? -1 : a > b; }
 
 herr_t query(const H5FD_t*, unsigned long* features) {
   if (features)
@@ -117,7 +116,6 @@ herr_t read_file(OpenFile* file, haddr_t address, size_t size, char* out) {
       std::memset(out, 0, size);
       return 0;
     }
-    file->status->count_read(static_cast<uint64_t>(got));
     out += got;
     address += static_cast<haddr_t>(got);
     size -= static_cast<size_t>(got);
@@ -125,14 +123,10 @@ herr_t read_file(OpenFile* file, haddr_t address, size_t size, char* out) {
   return 0;
 }
 
-/// What lies behind the end is zero here too.
 herr_t read_source(OpenFile* file, haddr_t address, size_t size, char* out) {
   FileStatus& status = *file->status;
   try {
-    const uint64_t end = status.source->size(),
-                   there = address < end ? std::min<uint64_t>(size, end - address) : 0;
-    std::memset(out + there, 0, size - there);
-    if (there > 0) status.source->read(address, std::as_writable_bytes(std::span(out, there)));
+    read_patched(status, address, std::as_writable_bytes(std::span(out, size)));
     return 0;
   } catch (const Error& error) {  // HDF5 is no code that an exception may pass
     if (!status.source_error) status.source_error = error;
@@ -216,6 +210,14 @@ H5FD_class_t make_class() {
 }
 
 }  // namespace
+
+void read_patched(const FileStatus& status, uint64_t position, std::span<std::byte> out) {
+  const uint64_t end = status.source->size(),
+                 there = position < end ? std::min<uint64_t>(out.size(), end - position) : 0;
+  if (there > 0) status.source->read(position, out.first(there));
+  std::ranges::fill(out.subspan(there), std::byte{0});
+  if (status.overlay) status.overlay->patch(position, out);
+}
 
 hid_t make_access(FileStatus* status) {
   static const H5FD_class_t driver = make_class();

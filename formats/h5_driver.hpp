@@ -1,9 +1,10 @@
 // The HDF5 file driver that files are read and written through.
 #pragma once
 
-#include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 
 #include <hdf5.h>
 
@@ -18,22 +19,19 @@ namespace kvcodec::h5 {
 struct FileStatus {
   /// errno of the first open, read or write that failed. Nothing is written to the file after it.
   int error = 0;
-  /// A descriptor to read through, whatever the file is called; -1: the driver opens the file by its name.
-  int given = -1;
-  /// What to read from in place of a file that is opened here; nullptr: there is one.
+  /// What a file is read by; nullptr: it is written, and the driver opens it.
   ByteSource* source = nullptr;
+  /// A descriptor to open that file by, whatever it is called; -1: the driver opens it by its name.
+  int given = -1;
   std::optional<Error> source_error;  ///< why `source` could not be read first
   /// Pages that are read in place of the file's. While the file is written, changes of its old bytes go to
   /// these pages, and its new end to overlay->end; new bytes go to the file itself.
   Overlay* overlay = nullptr;
-  uint64_t allocated = 0;                           ///< bytes of the file that HDF5 knows of
-  std::atomic<uint64_t> reads = 0, bytes_read = 0;  ///< not those of `source`, which counts itself
-
-  void count_read(uint64_t bytes) {
-    reads.fetch_add(1, std::memory_order_relaxed);
-    bytes_read.fetch_add(bytes, std::memory_order_relaxed);
-  }
+  uint64_t allocated = 0;  ///< bytes of the file that HDF5 knows of
 };
+
+/// Bytes of a file that is read by a source, and those of the overlay in their place; zeros behind the source's end.
+void read_patched(const FileStatus& status, uint64_t position, std::span<std::byte> out);
 
 /// A file access list for plain positioned reads and writes. It tells HDF5 that every write went well and
 /// keeps the first error in `status` (which outlives the file).

@@ -1,8 +1,10 @@
 #include "formats/h5_filters.hpp"
 
 #include <algorithm>
-#include <cstring>
+#include <cstddef>
 #include <limits>
+#include <memory>
+#include <utility>
 
 #include <zlib.h>
 
@@ -11,8 +13,6 @@
 
 namespace kvcodec::h5 {
 namespace {
-
-constexpr size_t kFletcherBytes = 4;  // behind what it is of, little-endian
 
 /// An inflating stream of zlib, closed with its scope.
 class Inflater {
@@ -46,25 +46,28 @@ class Inflater {
 };
 
 std::span<const std::byte> without_checksum(std::span<const std::byte> bytes) {
-  if (bytes.size() < kFletcherBytes) throw bad_input("is too short for its checksum");
-  const auto content = bytes.first(bytes.size() - kFletcherBytes);
-  uint32_t stored = 0;
-  std::memcpy(&stored, content.data() + content.size(), sizeof stored);
-  if (const uint32_t found = fletcher32(content); found != stored)
+  if (bytes.size() < kChecksumBytes) throw bad_input("is too short for its checksum");
+  const auto content = bytes.first(bytes.size() - kChecksumBytes);
+  const uint32_t stored = stored_checksum(content.data() + content.size()), found = fletcher32(content);
+  if (found != stored)
     throw bad_input("does not bear out its checksum ({:08x} stored, {:08x} found)", stored, found);
   return content;
 }
 
-/// Shuffled elements lie byte by byte: first the first byte of each. What makes no whole element is behind them as it was.
-std::vector<std::byte> unshuffled(std::span<const std::byte> bytes, size_t element_bytes) {
-  std::vector<std::byte> out(bytes.begin(), bytes.end());
+/// Shuffled elements lie byte by byte: first the first byte of each. What makes no whole element is behind them as it was. out: as many
+/// bytes.
+void unshuffle(std::span<const std::byte> bytes, size_t element_bytes, std::span<std::byte> out) {
   // HDF5 does not know the size of every type; then it stores chunks without this filter, and says so.
   if (element_bytes == 0) throw bad_input("is shuffled by elements of no bytes");
-  const size_t elements = bytes.size() / element_bytes;
-  if (element_bytes == 1 || elements < 2) return out;
-  for (size_t b = 0; b < element_bytes; ++b)
+  const size_t elements = bytes.size() / element_bytes, shuffled = elements * element_bytes;
+  for (size_t b = 0; b < element_bytes && elements > 0; ++b)
     for (size_t i = 0; i < elements; ++i) out[i * element_bytes + b] = bytes[b * elements + i];
-  return out;
+  std::ranges::copy(bytes.subspan(shuffled), out.begin() + static_cast<std::ptrdiff_t>(shuffled));
+}
+
+/// Throws Error(bad_input) unless there are so many.
+void expect_bytes(std::span<const std::byte> bytes, size_t wanted) {
+  if (bytes.size() != wanted) throw bad_input("has {} bytes; {} are wanted", bytes.size(), wanted);
 }
 
 }  // namespace
@@ -103,34 +106,42 @@ bool Filters::compressed() const {
 
 void Filters::undo(std::span<const std::byte> stored, uint32_t skipped, std::span<std::byte> out) const {
   const auto applies = [&](size_t step) { return (skipped >> step & 1) == 0; };
-  // Bytes of a chunk before it was deflated: checksums of filters before are in them.
+  // Bytes of a chunk before a filter: checksums of filters before are in them.
   const auto bytes_before = [&](size_t step) {
     size_t bytes = out.size();
     for (size_t i = 0; i < step; ++i)
-      if (applies(i) && steps_[i].filter == H5Z_FILTER_FLETCHER32) bytes += kFletcherBytes;
+      if (applies(i) && !steps_[i].makes_anew()) bytes += kChecksumBytes;
     return bytes;
   };
+  size_t first =
+      0;  // what makes the bytes anew last: it writes to `out`, unless a checksum is still behind them
+  while (first < steps_.size() && !(applies(first) && steps_[first].makes_anew())) ++first;
+
   std::span<const std::byte> bytes = stored;
-  std::vector<std::byte> made;  // what `bytes` are, once a filter made them anew
+  std::unique_ptr<std::byte[]> made[2];  // what `bytes` are, and what the next filter makes of them
   for (size_t i = steps_.size(); i-- > 0;) {
     if (!applies(i)) continue;
     const Step& step = steps_[i];
-    if (step.filter == H5Z_FILTER_FLETCHER32) {
+    if (!step.makes_anew()) {
       bytes = without_checksum(bytes);
       continue;
     }
-    std::vector<std::byte> next;
+    std::span<std::byte> next = out;
+    if (const size_t wanted = bytes_before(i); i > first || wanted != out.size()) {
+      made[1] = std::make_unique_for_overwrite<std::byte[]>(wanted);
+      next = {made[1].get(), wanted};
+    }
     if (step.filter == H5Z_FILTER_DEFLATE) {
-      next.resize(bytes_before(i));
       Inflater().inflate(bytes, next);
     } else {
-      next = unshuffled(bytes, step.element_bytes);
+      expect_bytes(bytes, next.size());
+      unshuffle(bytes, step.element_bytes, next);
     }
-    made = std::move(next);
-    bytes = made;
+    made[0] = std::move(made[1]);
+    bytes = next;
   }
-  if (bytes.size() != out.size()) throw bad_input("has {} bytes; {} are wanted", bytes.size(), out.size());
-  std::ranges::copy(bytes, out.begin());
+  expect_bytes(bytes, out.size());
+  if (bytes.data() != out.data()) std::ranges::copy(bytes, out.begin());
 }
 
 }  // namespace kvcodec::h5

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <vector>
 
@@ -10,11 +11,21 @@
 
 namespace kvcodec::h5 {
 
+/// Of the filter Fletcher-32: its checksum stands behind what it is of, little-endian.
+inline constexpr size_t kChecksumBytes = 4;
+
+/// The checksum that is stored there.
+inline uint32_t stored_checksum(const std::byte* at) {
+  uint32_t value = 0;
+  std::memcpy(&value, at, sizeof value);
+  return value;
+}
+
 /// What the chunks of a dataset went through before they were stored. HDF5 1.10 undoes it without bounds: a chunk inflates to
 /// whatever its bytes say, and one that gives less than a chunk is read beyond its end. So filters are undone here.
 class Filters {
  public:
-  /// None.
+  /// No filters.
   Filters() = default;
   /// creation: the dataset's creation list; what cannot be read counts as none. Throws Error(bad_input) for more than one
   /// compression, and for any filter but deflate, shuffle and Fletcher-32.
@@ -33,6 +44,7 @@ class Filters {
   struct Step {
     H5Z_filter_t filter;
     size_t element_bytes;  ///< of shuffle
+    bool makes_anew() const { return filter != H5Z_FILTER_FLETCHER32; }
   };
   std::vector<Step> steps_;  ///< in the order in which they were applied
 };

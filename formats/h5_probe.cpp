@@ -4,16 +4,19 @@
 #include <cerrno>
 #include <cstddef>
 #include <fstream>
+#include <new>
 #include <optional>
 #include <set>
 #include <span>
 #include <string>
 #include <tuple>
+#include <variant>
 #include <vector>
 
 #include <fcntl.h>
 #include <hdf5.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -38,24 +41,29 @@
 namespace kvcodec::h5 {
 namespace {
 
-constexpr rlim_t kMostSeconds = 60;     // of a processor
-constexpr unsigned kMostWaiting = 600;  // seconds in all, whatever the child waits for
+constexpr rlim_t kMostSeconds = 60;  // of a processor
+constexpr unsigned kMostWaiting =
+    600;  // seconds in all, of a file that is here, whatever the child waits for
 constexpr size_t kMostObjects = size_t{1} << 20;
 constexpr hsize_t kMostReadBytes = hsize_t{1} << 26;  // of a dataset
 constexpr hsize_t kMostAttributeBytes = hsize_t{1} << 26;
+constexpr rlim_t kRoom = rlim_t{1} << 30;  // bytes of memory, beyond what the parent has
+
+// How the child ends, besides 0: numbers that neither HDF5 nor a sanitizer ends a process with.
+constexpr int kNoBytes = 101;   // it could not ask for them, or none came
+constexpr int kNoMemory = 102;  // what it wanted is beyond kRoom
+
+}  // namespace
 
 // What the child may do -------------------------------------------------------------------------------
 
 #ifdef KVCODEC_SECCOMP
-#if defined(__x86_64__)
-constexpr uint32_t kMachine = AUDIT_ARCH_X86_64;
-#else
-constexpr uint32_t kMachine = AUDIT_ARCH_AARCH64;
-#endif
-
-}  // namespace
-
 bool give_up_rights(int written) {
+#if defined(__x86_64__)
+  constexpr uint32_t kMachine = AUDIT_ARCH_X86_64;
+#else
+  constexpr uint32_t kMachine = AUDIT_ARCH_AARCH64;
+#endif
   constexpr uint32_t kAllowed[] = {
       __NR_read,          __NR_pread64,      __NR_lseek,  __NR_fstat,      __NR_close,
       __NR_mmap,          __NR_munmap,       __NR_mremap, __NR_brk,        __NR_madvise,
@@ -84,19 +92,21 @@ bool give_up_rights(int written) {
          prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0;
 }
 #else
-}  // namespace
-
 bool give_up_rights(int) { return false; }
 #endif
 
-namespace {
-
-/// Closes what the program has open, but for one descriptor: connections to servers above all.
 void close_others(int kept) {
   const auto number = static_cast<unsigned>(kept);
-  if (kept > 0) ::close_range(0, number - 1, 0);
-  ::close_range(number + 1, ~0U, 0);
+  if ((kept == 0 || ::close_range(0, number - 1, 0) == 0) && ::close_range(number + 1, ~0U, 0) == 0) return;
+  // Linux has that call from 5.9 on, and older containers forbid it.
+  constexpr long kMostDescriptors = 65536;
+  const long limit = ::sysconf(_SC_OPEN_MAX),
+             most = limit < 0 ? kMostDescriptors : std::min(limit, kMostDescriptors);
+  for (int other = 0; other < most; ++other)
+    if (other != kept) ::close(other);
 }
+
+namespace {
 
 // Bytes for the child ---------------------------------------------------------------------------------
 
@@ -143,7 +153,7 @@ class AskedBytes final : public ByteSource {
 };
 
 /// The parent's end: answers until the child is gone. Returns why bytes could not be given first.
-std::optional<Error> serve(int socket, ByteSource& source) {
+std::optional<Error> serve(int socket, FarFile& source) {
   std::optional<Error> error;
   std::vector<std::byte> answer;
   const auto send_whole = [&](std::span<const std::byte> bytes) {
@@ -156,18 +166,19 @@ std::optional<Error> serve(int socket, ByteSource& source) {
     return true;
   };
   for (Wanted wanted; read_whole(socket, std::as_writable_bytes(std::span(&wanted, 1)));) {
-    answer.assign(1, std::byte{0});
+    std::byte follows{0};
     if (wanted.size <= kMostWanted && wanted.position <= source.size() &&
         wanted.size <= source.size() - wanted.position)
       try {
-        answer.resize(1 + wanted.size);
-        source.read(wanted.position, std::span(answer).subspan(1));
-        answer.front() = std::byte{1};
+        answer.resize(wanted.size);
+        source.read(wanted.position, answer);
+        follows = std::byte{1};
       } catch (const Error& failure) {
         if (!error) error = failure;
-        answer.assign(1, std::byte{0});
+      } catch (const std::exception& failure) {
+        if (!error) error = failed("{}: cannot be read: {}", source.name(), failure.what());
       }
-    if (!send_whole(answer)) break;
+    if (!send_whole(std::span(&follows, 1)) || (follows == std::byte{1} && !send_whole(answer))) break;
   }
   return error;
 }
@@ -299,10 +310,9 @@ void expose_what_is_not_set() {
 #endif
 }
 
-/// What is filled is memory taken, and a header may name gigabytes: beyond this bound the child gets none, and HDF5 refuses what
-/// it cannot hold.
+/// What is filled is memory taken, and a header may name gigabytes: beyond kRoom the child gets none, and HDF5 refuses what it cannot
+/// hold. The parent is not bound so: what was refused for that reason was not looked at.
 void bound_memory() {
-  constexpr rlim_t kRoom = rlim_t{1} << 30;
   rlim_t pages = 0;
   std::ifstream sizes("/proc/self/statm");
   for (int field = 0; field < 6; ++field) sizes >> pages;  // the sixth is what counts for the limit
@@ -312,59 +322,91 @@ void bound_memory() {
   ::setrlimit(RLIMIT_DATA, &bytes);
 }
 
-/// descriptor: the file, or of a file on a server the socket at whose other end its bytes are.
-[[noreturn]] void be_the_child(int descriptor, const FarFile* far, Overlay* overlay, Use use) {
+/// Whether HDF5 refused something for want of memory, as its errors say.
+struct MemoryWatch {
+  hid_t no_space = H5E_NOSPACE, no_allocation = H5E_CANTALLOC;
+  bool wanting = false;
+};
+
+/// HDF5 calls it at each error.
+herr_t watch_memory(hid_t errors, void* watch) {
+  const auto look = [](unsigned, const H5E_error2_t* entry, void* client) -> herr_t {
+    auto& own = *static_cast<MemoryWatch*>(client);
+    if (entry->min_num == own.no_space || entry->min_num == own.no_allocation) own.wanting = true;
+    return 0;
+  };
+  return H5Ewalk2(errors, H5E_WALK_UPWARD, look, watch);
+}
+
+/// What operator new calls where it finds no memory. That a file can bring about by filling most of kRoom; else the machine has none.
+[[noreturn]] void end_if_full() {
+  constexpr size_t kMuch = kRoom / 4 * 3;
+  void* const place = ::mmap(nullptr, kMuch, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (place == MAP_FAILED) ::_exit(kNoMemory);
+  ::munmap(place, kMuch);
+  throw std::bad_alloc();
+}
+
+/// socket: at whose other end the bytes of a file on a server are.
+[[noreturn]] void be_the_child(const Looked& looked, int socket) {
   for (const int number :
        {SIGSEGV, SIGBUS, SIGABRT, SIGFPE, SIGILL, SIGXCPU, SIGINT, SIGTERM, SIGHUP, SIGPIPE})
     ::signal(number, SIG_DFL);  // those of the parent would remove its temporaries
   ::signal(SIGALRM, SIG_DFL);
-  ::alarm(kMostWaiting);
+  if (!looked.far) ::alarm(kMostWaiting);  // who waits for a server is the parent, which ends
   const rlimit seconds = {kMostSeconds, kMostSeconds + 1}, no_core = {0, 0};
   ::setrlimit(RLIMIT_CPU, &seconds);
   ::setrlimit(RLIMIT_CORE, &no_core);
-  close_others(descriptor);
+  close_others(looked.far ? socket : looked.descriptor);
   FileStatus status;
-  status.given = descriptor;
-  status.overlay = overlay;
+  status.source = looked.local;
+  status.given = looked.descriptor;
+  status.overlay = looked.overlay;
+  MemoryWatch memory;
   try {
-    AskedBytes asked(descriptor, far ? far->size() : 0);
-    if (far) status.source = &asked;
+    AskedBytes asked(socket, looked.far ? looked.far->size() : 0);
+    if (looked.far) status.source = &asked;
     const hid_t access = make_access(&status);
     bound_memory();
+    std::set_new_handler(end_if_full);
+    H5Eset_auto2(H5E_DEFAULT, watch_memory, &memory);
     expose_what_is_not_set();
-    give_up_rights(far ? descriptor : -1);  // where a container forbids it there is a child all the same
-    const hid_t file = H5Fopen("probed", use == Use::changing ? H5F_ACC_RDWR : H5F_ACC_RDONLY, access);
+    give_up_rights(looked.far ? socket : -1);  // where a container forbids it there is a child all the same
+    const hid_t file = H5Fopen("probed", looked.use == Use::changing ? H5F_ACC_RDWR : H5F_ACC_RDONLY, access);
     if (file >= 0) {
       look_at_everything(file);
       H5Fclose(file);
     }
   } catch (...) {
-    // For want of memory. Who is above on the stack is the parent's: it must not go on here, and will see for itself.
+    // The machine has no memory. Who is above on the stack is the parent's: it must not go on here, and will see for itself.
   }
-  ::_exit(0);
+  // A file that is here and cannot be read is left to the parent, which will say why.
+  ::_exit(looked.far && status.source_error ? kNoBytes : memory.wanting ? kNoMemory : 0);
 }
 
-/// Which file it is, in which state, and what for.
-using ProbedState = std::tuple<dev_t, ino_t, off_t, time_t, long, uint64_t, Use>;
+/// Which file it is, and in which state.
+using LocalState = std::tuple<dev_t, ino_t, off_t, time_t, long>;
+using ProbedState = std::variant<uint64_t, LocalState>;  // of a FarFile its number
 
-std::optional<ProbedState> probed_state(int descriptor, const FarFile* far, Use use) {
-  if (far) return ProbedState{0, 0, 0, 0, 0, far->number(), use};
+std::optional<ProbedState> probed_state(const Looked& looked) {
+  if (looked.far) return looked.far->number();
   struct stat status = {};
-  if (::fstat(descriptor, &status) != 0) return std::nullopt;
-  return ProbedState{
-      status.st_dev, status.st_ino, status.st_size, status.st_mtim.tv_sec, status.st_mtim.tv_nsec, 0, use};
+  if (::fstat(looked.descriptor, &status) != 0) return std::nullopt;
+  return LocalState{status.st_dev, status.st_ino, status.st_size, status.st_mtim.tv_sec,
+                    status.st_mtim.tv_nsec};
 }
 
 }  // namespace
 
-Probed probe(int descriptor, FarFile* far, Overlay* overlay, Use use) {
-  const auto state = probed_state(descriptor, far, use);
+Probed probe(const Looked& looked) {
+  FarFile* const far = looked.far;
+  const auto state = probed_state(looked);
   static std::set<ProbedState> passed;  // the caller lets one thread in at a time
-  if (!state || (!overlay && passed.contains(*state))) return Probed::passed;
+  if (!state || (!looked.overlay && passed.contains(*state))) return Probed::passed;
   int sockets[2] = {-1, -1};
   if (far && ::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets) != 0) return Probed::passed;
   const pid_t child = ::fork();
-  if (child == 0) be_the_child(far ? sockets[1] : descriptor, far, overlay, use);
+  if (child == 0) be_the_child(looked, sockets[1]);
   if (far) ::close(sockets[1]);
   std::optional<Error> unread;
   if (far && child > 0) unread = serve(sockets[0], *far);
@@ -373,6 +415,7 @@ Probed probe(int descriptor, FarFile* far, Overlay* overlay, Use use) {
   int result = 0;
   while (::waitpid(child, &result, 0) < 0)
     if (errno != EINTR) return Probed::passed;
+  if (unread) throw *unread;
   if (WIFSIGNALED(result)) {
     const int number = WTERMSIG(result);
     // Who ends the child from outside says nothing of the file.
@@ -380,12 +423,15 @@ Probed probe(int descriptor, FarFile* far, Overlay* overlay, Use use) {
     if (number == SIGSEGV || number == SIGBUS || number == SIGABRT || number == SIGFPE || number == SIGILL)
       return Probed::crashed;
   }
-  if (unread) throw *unread;
+  const int status = WIFEXITED(result) ? WEXITSTATUS(result) : 0;
+  if (far && status == kNoBytes)
+    throw failed("{}: cannot be read by the child process that looks at it first", far->name());
+  if (status == kNoMemory) return Probed::starved;
   // HDF5 asks for an end in some cases, and a sanitizer for each fault it finds.
-  if (WIFEXITED(result) && WEXITSTATUS(result) != 0) return Probed::crashed;
+  if (status != 0) return Probed::crashed;
   constexpr size_t kMostPassed = 1 << 12;
   if (passed.size() >= kMostPassed) passed.clear();
-  if (!overlay) passed.insert(*state);
+  if (!looked.overlay) passed.insert(*state);
   return Probed::passed;
 }
 

@@ -4,19 +4,33 @@
 #include <cstdint>
 
 #include "formats/journal.hpp"
-#include "formats/output.hpp"
+
+namespace kvcodec {
+class ByteSource;
+class FarFile;
+}  // namespace kvcodec
 
 namespace kvcodec::h5 {
 
 /// How a child's look at a file ended.
 enum class Probed : uint8_t {
-  passed,   ///< HDF5 read all objects, or refused one as it will again, or there was no child to ask
+  passed,  ///< HDF5 read all objects, or refused one as it will again, or there was no child, or no memory for one
   crashed,  ///< HDF5 crashed
-  endless,  ///< it was not done after a minute of processor time, or ten minutes in all
+  endless,  ///< it was not done after a minute of processor time or, of a file that is here, ten minutes in all
+  starved,  ///< HDF5 found no memory for it; the child gets 1 GiB
 };
 
 /// What the caller is going to open the file for.
 enum class Use : uint8_t { reading, changing };
+
+/// A file, and how it is read.
+struct Looked {
+  int descriptor = -1;          ///< open for reading; -1 of a file on a server
+  FarFile* far = nullptr;       ///< a file on a server
+  ByteSource* local = nullptr;  ///< what reads a file that is here; nullptr: HDF5 reads the descriptor
+  Overlay* overlay = nullptr;   ///< what changes of the file; nullptr: nothing
+  Use use = Use::reading;
+};
 
 /// Goes through all groups, datasets and attributes of the file in a child process that may read it and ask for memory,
 /// nothing else (seccomp, where the system has it). The reason: HDF5 1.10 crashes on some headers that somebody made up
@@ -24,15 +38,17 @@ enum class Use : uint8_t { reading, changing };
 /// asked again. For changing HDF5 opens and closes a file in another way; what the child writes goes nowhere.
 ///
 /// Of a file on a server the child asks this process for bytes, through a pair of sockets, which is all it has open: it reaches
-/// no network. Throws Error if the server does not give them.
+/// no network. Throws Error if the server does not give them, or the child cannot ask.
 ///
-/// descriptor: the file, open for reading; far: instead of it a file on a server, or nullptr; overlay: what changes of the file,
-/// or nullptr. The caller keeps other threads out of HDF5.
-Probed probe(int descriptor, FarFile* far, Overlay* overlay, Use use);
+/// The caller keeps other threads out of HDF5.
+Probed probe(const Looked& file);
 
 /// What the child does first. The calling process may then read what is open, ask for memory, write to one descriptor if one
 /// is given, and end; every other system call gives EPERM, so that what HDF5 or the C library asks for without need does no
 /// harm. Returns whether that holds: false where the system knows no seccomp, or a container forbids it.
 bool give_up_rights(int written = -1);
+
+/// What it does before: closes all that is open but one descriptor, connections to servers above all.
+void close_others(int kept);
 
 }  // namespace kvcodec::h5

@@ -129,22 +129,15 @@ FileType read_file_type(const h5::File& file, std::string_view wanted) {
 }
 
 h5::File open_file(const std::string& name, std::string_view wanted, FileType& type) {
-  // What readers of all types begin with.
-  constexpr const char* kTables[] = {"/documents/name",
-                                     "/documents/offset",
-                                     "/documents/left_out",
-                                     "/documents/digest",
-                                     "/documents/time",
-                                     "/documents/metadata",
-                                     "/documents/metadata_end",
-                                     "/digests",
-                                     "/totals",
-                                     "/parts",
-                                     "/tokens",
-                                     "/positions"};
+  // What readers of all types begin with, and what they look documents up in.
+  constexpr const char* kWhole[] = {"/documents/name",         "/documents/offset", "/documents/left_out",
+                                    "/documents/digest",       "/documents/time",   "/documents/metadata",
+                                    "/documents/metadata_end", "/digests",          "/totals"};
+  constexpr const char* kByRows[] = {"/parts", "/tokens", "/positions"};
   h5::File file = h5::File::open(name);
   type = read_file_type(file, wanted);
-  file.will_read(kTables);
+  file.will_read(kWhole, Reading::whole);
+  file.will_read(kByRows, Reading::some_rows);
   return file;
 }
 

@@ -17,7 +17,7 @@ namespace kvcodec {
 /// The group whose attributes say what a file is.
 inline constexpr char kRoot[] = "/";
 
-/// Who made a file and how: written to every product.
+/// How a file was made: written to every product.
 struct Provenance {
   std::string command;  ///< the command line of this run, one line
   std::vector<std::string>

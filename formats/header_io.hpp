@@ -42,10 +42,10 @@ void check_rising(const Documents& documents, uint64_t first, std::span<const ui
                   std::optional<uint64_t> before, const std::string& where);
 /// The same of a whole dataset, which has as many rows as the documents have tokens.
 void check_positions(const h5::Dataset& positions, const Documents& documents);
-/// Those of a kv or codes file, which may leave out tokens of some layers, and know more of documents.
+/// Documents of a kv or codes file: also which layers leave out tokens, and what else is known of documents.
 Documents read_documents(const h5::File& file, const FileType& type, const ModelInfo& model);
-/// Names and offsets: all that other files say of documents, which hold all their tokens. Returns the bytes of what is
-/// written, as do the next ones.
+/// Writes names and offsets, which are all that files of other types say of documents. Returns the bytes written, as do the
+/// functions below.
 uint64_t write_documents(h5::File& file, const Documents& documents);
 /// The same for a kv or codes file.
 uint64_t write_documents(h5::File& file, const Documents& documents, const ModelInfo& model);

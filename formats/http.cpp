@@ -12,7 +12,10 @@
 #include <cstdio>
 #include <cstring>
 #include <functional>
+#include <new>
 #include <optional>
+#include <span>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -52,8 +55,8 @@ HttpFile::HttpFile(FarPlace place, HttpPatience) { require_http(place); }
 HttpFile::~HttpFile() = default;
 const std::string& HttpFile::name() const { throw failed("no libcurl"); }
 std::vector<std::byte> HttpFile::begin(uint64_t) { throw failed("no libcurl"); }
+std::vector<std::byte> HttpFile::read(uint64_t, uint64_t) { throw failed("no libcurl"); }
 uint64_t HttpFile::size() const { return 0; }
-void HttpFile::read(uint64_t, std::span<std::byte>) {}
 uint64_t HttpFile::requests() const { return 0; }
 uint64_t HttpFile::bytes() const { return 0; }
 bool upload(const FarPlace& place, const std::filesystem::path&, bool, HttpPatience) {
@@ -196,11 +199,11 @@ class HttpConnection {
  public:
   HttpConnection(FarPlace place, HttpPatience patience)
       : place_(std::move(place)), patience_(patience), error_text_(CURL_ERROR_SIZE, '\0') {
-    require_http(place_);
-    handle_ = curl().easy_init();
+    if (!curl().missing.empty()) throw failed("{}: cannot be reached: {}", place_.shown, curl().missing);
+    handle_.reset(curl().easy_init());
     if (!handle_) throw failed("{}: libcurl cannot begin", place_.shown);
+    prepare_common();
   }
-  ~HttpConnection() { curl().easy_cleanup(handle_); }
   HttpConnection(const HttpConnection&) = delete;
   HttpConnection& operator=(const HttpConnection&) = delete;
 
@@ -209,14 +212,14 @@ class HttpConnection {
 
   template <class Value>
   void set(CURLoption option, Value value) {
-    if (const CURLcode code = curl().easy_setopt(handle_, option, value); code != CURLE_OK)
+    if (const CURLcode code = curl().easy_setopt(handle_.get(), option, value); code != CURLE_OK)
       throw failed("{}: libcurl is too old, or built without what is needed here: {}", place_.shown,
                    curl().easy_strerror(code));
   }
 
-  /// Runs once(), again where it throws Transient.
+  /// What once() returns, which is called again where it throws Transient.
   template <class Once>
-  void with_retries(const Once& once) {
+  auto with_retries(const Once& once) {
     constexpr auto kLongestWait = std::chrono::milliseconds(20000);
     auto pause = patience_.pause;
     for (int attempt = 1;; ++attempt) try {
@@ -236,7 +239,6 @@ class HttpConnection {
   AnswerHead perform(const std::vector<std::string>& headers, const Take& take,
                      const std::function<void()>& prepare) {
     Listener<Take> listener{this, take, {}, {}, false};
-    prepare_common();
     set(CURLOPT_HEADERFUNCTION, &Listener<Take>::on_header);
     set(CURLOPT_HEADERDATA, static_cast<void*>(&listener));
     set(CURLOPT_WRITEFUNCTION, &Listener<Take>::on_body);
@@ -246,9 +248,9 @@ class HttpConnection {
     set(CURLOPT_HTTPHEADER, list.get());
     ++requests_;
     error_text_.front() = '\0';
-    const CURLcode code = curl().easy_perform(handle_);
-    curl().easy_setopt(handle_, CURLOPT_HTTPHEADER, static_cast<curl_slist*>(nullptr));
-    curl().easy_getinfo(handle_, CURLINFO_RESPONSE_CODE, &listener.head.status);
+    const CURLcode code = curl().easy_perform(handle_.get());
+    curl().easy_setopt(handle_.get(), CURLOPT_HTTPHEADER, static_cast<curl_slist*>(nullptr));
+    curl().easy_getinfo(handle_.get(), CURLINFO_RESPONSE_CODE, &listener.head.status);
     if (code != CURLE_OK && !listener.broken_off) refuse(code);
     if (is_busy(listener.head.status))
       throw Transient{failed("{}: the server is busy or out of order ({})", place_.shown,
@@ -288,7 +290,10 @@ class HttpConnection {
     explicit HeaderList(const std::vector<std::string>& lines) {
       for (const std::string& line : lines) {
         curl_slist* longer = curl().slist_append(list_, line.c_str());
-        if (!longer) break;
+        if (!longer) {
+          curl().slist_free_all(list_);
+          throw std::bad_alloc();
+        }
         list_ = longer;
       }
     }
@@ -299,6 +304,10 @@ class HttpConnection {
 
    private:
     curl_slist* list_ = nullptr;
+  };
+
+  struct Closer {
+    void operator()(CURL* handle) const { curl().easy_cleanup(handle); }
   };
 
   template <class Take>
@@ -316,7 +325,7 @@ class HttpConnection {
     static size_t on_body(char* bytes, size_t size, size_t count, void* self) {
       auto& listener = *static_cast<Listener*>(self);
       const size_t n = size * count;
-      curl().easy_getinfo(listener.connection->handle_, CURLINFO_RESPONSE_CODE, &listener.head.status);
+      curl().easy_getinfo(listener.connection->handle_.get(), CURLINFO_RESPONSE_CODE, &listener.head.status);
       constexpr size_t kMostOfError = 4096;
       if (listener.head.status >= 300) {
         listener.error_body.append(bytes, std::min(n, kMostOfError - listener.error_body.size()));
@@ -328,6 +337,7 @@ class HttpConnection {
     }
   };
 
+  /// What is the same for all requests.
   void prepare_common() {
     set(CURLOPT_URL, place_.url.c_str());
     static const std::string agent = std::string("kvcodec/") + kVersion;
@@ -339,18 +349,12 @@ class HttpConnection {
     set(CURLOPT_LOW_SPEED_LIMIT, 1L);  // bytes in a second
     set(CURLOPT_LOW_SPEED_TIME, seconds);
     // A server may send elsewhere, as the hubs of models do, but from https only to https. Signed requests are of one place.
-    const bool safe = place_.url.starts_with("https://");
-    set(CURLOPT_PROTOCOLS_STR, safe ? "https" : "http,https");
-    set(CURLOPT_REDIR_PROTOCOLS_STR, safe ? "https" : "http,https");
+    const char* protocols = place_.url.starts_with("https://") ? "https" : "http,https";
+    set(CURLOPT_PROTOCOLS_STR, protocols);
+    set(CURLOPT_REDIR_PROTOCOLS_STR, protocols);
     set(CURLOPT_FOLLOWLOCATION, place_.s3 ? 0L : 1L);
     set(CURLOPT_MAXREDIRS, 5L);
-    for (const char* name : {"AWS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE"}) {
-      if (!place_.s3 && std::string_view(name).starts_with("AWS")) continue;
-      if (const char* file = std::getenv(name); file && *file) {
-        set(CURLOPT_CAINFO, file);
-        break;
-      }
-    }
+    if (!place_.certificates.empty()) set(CURLOPT_CAINFO, place_.certificates.c_str());
     if (!place_.s3) return;
     set(CURLOPT_PATH_AS_IS, 1L);
     if (place_.signature.empty()) return;
@@ -399,7 +403,7 @@ class HttpConnection {
   FarPlace place_;
   HttpPatience patience_;
   std::string error_text_, error_body_;
-  CURL* handle_ = nullptr;
+  std::unique_ptr<CURL, Closer> handle_;  // has the address of error_text_
   uint64_t requests_ = 0;
 };
 
@@ -417,9 +421,7 @@ std::vector<std::string> s3_headers(const FarPlace& place, bool sends) {
 
 }  // namespace
 
-void require_http(const FarPlace& place) {
-  if (!curl().missing.empty()) throw failed("{}: cannot be reached: {}", place.shown, curl().missing);
-}
+void require_http(const FarPlace& place) { const HttpConnection connection(place, {}); }
 
 // Reading -------------------------------------------------------------------------------------------
 
@@ -479,6 +481,9 @@ struct HttpFile::Impl {
     if (!range)
       throw bad_input("{}: the server does not say which part of the file it sent (Content-Range: '{}')",
                       name(), head.range);
+    if (range->size > HttpFile::kMostBytes)
+      throw bad_input("{}: the server says that the file has {} bytes; up to {} TiB are possible", name(),
+                      range->size, HttpFile::kMostBytes >> 40);
     if (begun && !same(head, *range)) throw changed();
     const uint64_t last = std::min(first + count, range->size) - 1;
     if (range->first != first || range->last != last || too_many)
@@ -505,72 +510,93 @@ uint64_t HttpFile::requests() const { return impl_->connection.requests(); }
 uint64_t HttpFile::bytes() const { return impl_->bytes; }
 
 std::vector<std::byte> HttpFile::begin(uint64_t most) {
-  std::vector<std::byte> bytes;
-  impl_->connection.with_retries([&] { bytes = impl_->get(0, most); });
-  return bytes;
+  return impl_->connection.with_retries([&] { return impl_->get(0, most); });
 }
 
-void HttpFile::read(uint64_t position, std::span<std::byte> out) {
-  if (out.empty()) return;
-  impl_->connection.with_retries([&] { std::ranges::copy(impl_->get(position, out.size()), out.begin()); });
+std::vector<std::byte> HttpFile::read(uint64_t position, uint64_t count) {
+  if (count == 0) return {};
+  return impl_->connection.with_retries([&] { return impl_->get(position, count); });
 }
 
 // Writing -------------------------------------------------------------------------------------------
 
 namespace {
 
-struct LocalFile {
-  explicit LocalFile(const std::filesystem::path& path) : file(std::fopen(path.c_str(), "rbe")) {
+/// The file that is uploaded.
+struct SentFile {
+  explicit SentFile(const std::filesystem::path& file_path)
+      : path(file_path), file(std::fopen(path.c_str(), "rbe")) {
     if (!file) throw failed("{}: {}", path.string(), std::strerror(errno));
   }
-  ~LocalFile() { std::fclose(file); }
-  LocalFile(const LocalFile&) = delete;
-  LocalFile& operator=(const LocalFile&) = delete;
+  ~SentFile() { std::fclose(file); }
+  SentFile(const SentFile&) = delete;
+  SentFile& operator=(const SentFile&) = delete;
+
+  /// What body() returns. Throws an Error about this file in the place of one that came of it.
+  template <class Body>
+  auto checked(const Body& body) const {
+    try {
+      return body();
+    } catch (const Error&) {
+      if (error != 0) throw failed("{}: cannot be read: {}", path.string(), std::strerror(error));
+      throw;
+    }
+  }
 
   static size_t on_read(char* out, size_t size, size_t count, void* self) {
-    return std::fread(out, 1, size * count, static_cast<LocalFile*>(self)->file);
+    auto& sent = *static_cast<SentFile*>(self);
+    const size_t got = std::fread(out, 1, size * count, sent.file);
+    if (!std::ferror(sent.file)) return got;
+    sent.error = errno;
+    return CURL_READFUNC_ABORT;
   }
   static int on_seek(void* self, curl_off_t offset, int origin) {
-    return ::fseeko(static_cast<LocalFile*>(self)->file, offset, origin) == 0 ? CURL_SEEKFUNC_OK
-                                                                              : CURL_SEEKFUNC_FAIL;
+    return ::fseeko(static_cast<SentFile*>(self)->file, offset, origin) == 0 ? CURL_SEEKFUNC_OK
+                                                                             : CURL_SEEKFUNC_FAIL;
   }
 
+  std::filesystem::path path;
   std::FILE* file;
+  int error = 0;  // errno of a read that failed
 };
 
 }  // namespace
 
 bool upload(const FarPlace& place, const std::filesystem::path& file, bool overwrite, HttpPatience patience) {
   constexpr uint64_t kMostOfS3 = uint64_t{5} << 30;
-  LocalFile local(file);
+  SentFile sent(file);
   const uint64_t size = std::filesystem::file_size(file);
   if (place.s3 && size > kMostOfS3)
     throw failed("{}: S3 takes at most 5 GiB at once, and {} has {} bytes; upload it by a program of AWS's",
                  place.shown, file.string(), size);
   HttpConnection connection(place, patience);
-  bool stored = false;
-  connection.with_retries([&] {
-    std::rewind(local.file);
+  connection.set(CURLOPT_FOLLOWLOCATION, 0L);  // a PUT that is sent elsewhere may become a GET
+  bool again = false;
+  return connection.with_retries([&] {
+    const bool may_be_there = std::exchange(again, true);
+    std::rewind(sent.file);
     std::vector<std::string> headers = s3_headers(place, true);
     headers.emplace_back("Content-Type: application/octet-stream");
     if (!overwrite) headers.emplace_back("If-None-Match: *");
     const auto ignore = [](const AnswerHead&, std::span<const std::byte>) { return true; };
-    const AnswerHead head = connection.perform(headers, ignore, [&] {
+    const auto put = [&] {
       connection.set(CURLOPT_UPLOAD, 1L);
-      connection.set(CURLOPT_READFUNCTION, &LocalFile::on_read);
-      connection.set(CURLOPT_READDATA, static_cast<void*>(&local));
-      connection.set(CURLOPT_SEEKFUNCTION, &LocalFile::on_seek);
-      connection.set(CURLOPT_SEEKDATA, static_cast<void*>(&local));
+      connection.set(CURLOPT_READFUNCTION, &SentFile::on_read);
+      connection.set(CURLOPT_READDATA, static_cast<void*>(&sent));
+      connection.set(CURLOPT_SEEKFUNCTION, &SentFile::on_seek);
+      connection.set(CURLOPT_SEEKDATA, static_cast<void*>(&sent));
       connection.set(CURLOPT_INFILESIZE_LARGE, static_cast<curl_off_t>(size));
-    });
-    stored = head.status >= 200 && head.status < 300;
-    if (stored || (!overwrite && head.status == 412)) return;
+    };
+    const AnswerHead head = sent.checked([&] { return connection.perform(headers, ignore, put); });
+    if (head.status >= 200 && head.status < 300) return true;
+    if (!overwrite && head.status == 412 && may_be_there)
+      throw failed("{}: is there now; an attempt whose answer was lost may have stored it", place.shown);
+    if (!overwrite && head.status == 412) return false;
     if (!overwrite && head.status == 501)
       throw failed("{}: the server cannot tell whether the file is there; --overwrite replaces it if it is",
                    place.shown);
     throw failed("{}", connection.unwanted(head, "write"));
   });
-  return stored;
 }
 
 #endif

@@ -11,7 +11,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -30,13 +29,16 @@ struct HttpPatience {
 };
 
 /// Throws Error(usage) if this program was built without libcurl, and Error(failed) if the library cannot be loaded, or cannot
-/// do what the place needs.
+/// do what the place needs. Makes no request.
 void require_http(const FarPlace& place);
 
-/// A file on a server, to read. All parts are of one state of it: what changes between two requests is an error. Not for
-/// several threads at once.
+/// A file on a server, to read. All parts are of one state of it, as far as its ETag, or else its date, and its size tell: if one of
+/// them changes between two requests, that is an error. Not for several threads at once.
 class HttpFile {
  public:
+  /// A server that says that a file is larger is not believed: readers set up memory by that.
+  static constexpr uint64_t kMostBytes = uint64_t{1} << 46;
+
   /// As require_http.
   explicit HttpFile(FarPlace place, HttpPatience patience = HttpPatience::from_environment());
   ~HttpFile();
@@ -47,8 +49,8 @@ class HttpFile {
   /// The first `most` bytes, or all if there are fewer. The first request: from then on the size is known.
   std::vector<std::byte> begin(uint64_t most);
   uint64_t size() const;  ///< bytes; after begin()
-  /// Bytes from `position` on, in one request; within the size.
-  void read(uint64_t position, std::span<std::byte> out);
+  /// `count` bytes from `position` on, in one request; within the size.
+  std::vector<std::byte> read(uint64_t position, uint64_t count);
 
   uint64_t requests() const;  ///< so far, those that were made again too
   uint64_t bytes() const;     ///< of files that they brought
@@ -58,8 +60,8 @@ class HttpFile {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Stores a local file on a server, whole, by one PUT request. overwrite: whether it may replace what is there; without it
-/// the server is asked to refuse that (If-None-Match). Returns false if it did. S3 takes at most 5 GiB so.
+/// Stores a local file on a server, whole, by one PUT request, which follows no redirection. overwrite: whether it may replace
+/// what is there; without it the server is asked to refuse that (If-None-Match). Returns false if it did. S3 takes at most 5 GiB so.
 bool upload(const FarPlace& place, const std::filesystem::path& file, bool overwrite,
             HttpPatience patience = HttpPatience::from_environment());
 

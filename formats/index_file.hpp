@@ -13,7 +13,7 @@
 
 namespace kvcodec {
 
-/// Everything about an index file but the clusters.
+/// Everything about an index file except the clusters.
 struct IndexInfo {
   ModelInfo model;
   Record parameters;                              ///< how the clusters were made: ClusterOptions, seed
@@ -35,6 +35,7 @@ class IndexReader {
   const IndexInfo& info() const;
   const std::vector<int>& layers() const;  ///< those there are, ascending
   bool has_tokens() const;
+  /// Ids and positions of tokens [first, first + count), counted through all documents.
   std::vector<uint32_t> tokens(uint64_t first, uint64_t count) const;
   std::vector<uint64_t> positions(uint64_t first, uint64_t count) const;
   uint64_t clusters(int layer) const;  ///< of all documents and heads

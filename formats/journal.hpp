@@ -49,7 +49,7 @@ std::shared_ptr<Overlay> find_overlay(const std::filesystem::path& path, int des
 /// descriptor. False where the file system knows no locks.
 bool lock_as_reader(int descriptor);
 
-/// A file that is changed in place. Who makes one holds the file (HeldFile), so that there is one at a time.
+/// A file that is changed in place. Its maker must hold the file (HeldFile), so that there is one at a time.
 class InPlace {
  public:
   /// name: for messages. Takes over what a journal says. Throws Error(failed) naming the file if it cannot be written to.

@@ -33,13 +33,15 @@ class KvReader {
   bool has_tokens() const;
   uint64_t file_bytes() const;
 
-  std::vector<uint32_t> tokens(uint64_t first, uint64_t count) const;  ///< token ids
+  /// Ids and positions of tokens [first, first + count), counted through all documents.
+  std::vector<uint32_t> tokens(uint64_t first, uint64_t count) const;
   std::vector<uint64_t> positions(uint64_t first, uint64_t count) const;
 
   /// Tokens [first, first + out.rows()) of one side of one layer, widened to float. out: (n, heads * stored_dim) of
-  /// the layer's shape, so without columns for values that lie in keys; any stride, so that several layers can be laid side by side. Throws Error(bad_input) for a
-  /// layer that is not there, for tokens that it does not hold, for a checksum that does not hold and for values that are not
-  /// finite (naming layer, token, head and dimension). Where layers leave out tokens, all are of one document.
+  /// the layer's shape, so without columns for values that lie in keys; any stride, so that several layers can be laid
+  /// side by side. Where layers leave out tokens, all must be of one document. Throws Error(bad_input) for a layer that
+  /// is not there, for tokens that it does not hold, for a checksum that does not hold and for values that are not
+  /// finite (naming layer, token, head and dimension).
   void read(Side side, int layer, uint64_t first, MatrixView<float> out) const;
 
   /// Rows of a whole layer group, [layers][heads][head_dim] per token, as codecs take them. out: (n,

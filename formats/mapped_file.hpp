@@ -11,8 +11,8 @@ namespace kvcodec {
 /// The file that is mapped at an address, or nullptr. A signal handler may call it.
 const char* mapped_file_at(const void* address) noexcept;
 
-/// A file mapped read-only: pages are read from disk as they are used. Who shortens the file meanwhile ends
-/// the program, with a message (install_signal_cleanup).
+/// A file mapped read-only: pages are read from disk as they are used. If another process shortens the file
+/// meanwhile, the program ends with a message (install_signal_cleanup).
 class MappedFile {
  public:
   /// Throws Error(bad_input) for what cannot be opened or is not a regular file, Error(failed) for what cannot be

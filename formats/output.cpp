@@ -245,35 +245,6 @@ const Descriptor& standard_input() {
   return copy;
 }
 
-/// HDF5's signature stands at byte 0, or behind a user block at 512, 1024, 2048, … read(position, bytes) tells whether these
-/// bytes could be read.
-template <class Read>
-bool finds_signature(uint64_t size, const Read& read) {
-  constexpr std::string_view kSignature("\x89HDF\r\n\x1a\n", 8);
-  for (uint64_t at = 0; at + kSignature.size() <= size; at = at == 0 ? 512 : 2 * at) {
-    char bytes[8];
-    if (!read(at, std::span(bytes))) return false;
-    if (std::string_view(bytes, sizeof bytes) == kSignature) return true;
-  }
-  return false;
-}
-
-/// That of a file on a server stands at its beginning: others are not searched by requests.
-bool has_hdf5_signature(FarFile& file) {
-  constexpr uint64_t kSearched = uint64_t{1} << 16;
-  return finds_signature(std::min(file.size(), kSearched), [&](uint64_t at, std::span<char> bytes) {
-    file.read(at, std::as_writable_bytes(bytes));
-    return true;
-  });
-}
-
-bool has_hdf5_signature(int file, uint64_t size) {
-  return finds_signature(size, [&](uint64_t at, std::span<char> bytes) {
-    return ::pread(file, bytes.data(), bytes.size(), static_cast<off_t>(at)) ==
-           static_cast<ssize_t>(bytes.size());
-  });
-}
-
 }  // namespace
 
 std::filesystem::path temporary_folder() {
@@ -492,7 +463,6 @@ InputFile::InputFile(std::string name) : name_(std::move(name)) {
     far_ = FarFile::open(name_);
     name_ = path_ = far_->name();
     size_ = far_->size();
-    if (!has_hdf5_signature(*far_)) throw bad_input("{}: not an HDF5 file", name_);
     return;
   }
   if (is_standard_stream(name_)) {
@@ -513,7 +483,6 @@ InputFile::InputFile(std::string name) : name_(std::move(name)) {
     if (!S_ISREG(status.st_mode))
       throw bad_input("{}: is not a regular file; give '-' to read from a pipe", name_);
     size_ = static_cast<uint64_t>(status.st_size);
-    if (!has_hdf5_signature(descriptor_, size_)) throw bad_input("{}: not an HDF5 file", name_);
   } catch (...) {
     ::close(descriptor_);
     throw;

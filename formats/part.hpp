@@ -99,7 +99,7 @@ class Part {
   std::vector<Digest128> digests_;
   Bytes whole_;  // of a small part
 
-  // Of a large part: pieces of which only a part was wanted last. The next rows asked for are mostly in them.
+  // Of a large part: pieces of which only some bytes were wanted. The next rows asked for are mostly in them.
   struct CachedPiece {
     uint64_t piece;
     std::shared_ptr<const Bytes> bytes;

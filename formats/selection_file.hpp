@@ -34,7 +34,7 @@ struct SelectionInfo {
 void write_selections(OutputFile& output, const SelectionInfo& info,
                       const std::map<int, LayerSelections>& layers, const Provenance& provenance);
 
-/// Everything but the selections themselves, and how many a row has room for.
+/// Everything except the selections themselves, and how many a row has room for.
 struct SelectionFile {
   FileType type;
   SelectionInfo info;

@@ -178,7 +178,7 @@ struct LayerCache {
   std::array<ReadRows, 2> sides;
 };
 
-/// The file's rows in the order of their tokens. A rotating cache writes over its oldest tokens but for the first ones.
+/// The file's rows in the order of their tokens. A rotating cache writes over its oldest tokens except the first ones.
 std::vector<uint32_t> order_of(const LayerCache& layer) {
   if (layer.kind != kRotating || layer.next == layer.room || layer.next >= layer.offset) return {};
   std::vector<uint32_t> order;

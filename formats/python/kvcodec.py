@@ -513,7 +513,7 @@ class _CodesFile(_File):
 
 
 def _program():
-    """The program kvcodec: that of $KVCODEC, of the wheel that this file came in, or of the PATH."""
+    """The program kvcodec, as the top of this file says."""
     if "KVCODEC" in os.environ:
         return os.environ["KVCODEC"]
     try:

@@ -59,6 +59,9 @@ void put_bytes(const std::string& path, uint64_t position, const std::string& by
 
 /// Lays a dataset out anew, as h5repack does, its attributes kept. chunk_rows 0 = contiguous.
 void lay_out_anew(const std::string& path, const std::string& dataset, hsize_t chunk_rows, bool compressed) {
+  Chunking chunks;
+  if (chunk_rows > 0) chunks.shape = {chunk_rows, 8, 64};
+  if (compressed) chunks.filters = {H5Z_FILTER_DEFLATE};
   std::vector<float> values(kTokens * 512);
   std::vector<uint64_t> digests(4);
   Edit edit(path);
@@ -68,7 +71,7 @@ void lay_out_anew(const std::string& path, const std::string& dataset, hsize_t c
   Edit::check(H5Aread(attribute, H5T_NATIVE_UINT64, digests.data()));
   H5Aclose(attribute);
   H5Dclose(old);
-  edit.put(dataset, H5T_IEEE_F32LE, H5T_NATIVE_FLOAT, {kTokens, 8, 64}, values, chunk_rows, compressed);
+  edit.put(dataset, H5T_IEEE_F32LE, H5T_NATIVE_FLOAT, {kTokens, 8, 64}, values, chunks);
   edit.set(dataset, "digests", digests);
 }
 

@@ -13,6 +13,13 @@
 
 namespace kvcodec::test {
 
+/// The chunks of a dataset.
+struct Chunking {
+  std::vector<hsize_t> shape = {};         ///< empty: it has none, its rows lie one behind the other
+  std::vector<H5Z_filter_t> filters = {};  ///< in the order in which they are applied
+  bool grows = false;                      ///< its first dimension has no bound
+};
+
 /// A file open for changes; objects are named by absolute paths. Anything HDF5 refuses is a fault of the test
 /// and throws.
 class Edit {
@@ -61,19 +68,30 @@ class Edit {
     H5Tclose(type);
   }
 
-  /// Puts a dataset of these values in place of what is there. chunk 0 = contiguous.
-  template <class T>
-  void put(const std::string& path, hid_t stored, hid_t memory, std::vector<hsize_t> shape,
-           const std::vector<T>& values, hsize_t chunk_rows = 0, bool compressed = false) {
-    if (H5Lexists(file_, path.c_str(), H5P_DEFAULT) > 0) remove(path);
-    const hid_t space = check(H5Screate_simple(static_cast<int>(shape.size()), shape.data(), nullptr));
+  /// A list for H5Dcreate2, which the caller closes.
+  static hid_t creation_of(const Chunking& chunks) {
     const hid_t creation = check(H5Pcreate(H5P_DATASET_CREATE));
-    if (chunk_rows > 0) {
-      std::vector<hsize_t> chunk = shape;
-      chunk[0] = chunk_rows;
-      check(H5Pset_chunk(creation, static_cast<int>(chunk.size()), chunk.data()));
-      if (compressed) check(H5Pset_deflate(creation, 6));
+    if (!chunks.shape.empty())
+      check(H5Pset_chunk(creation, static_cast<int>(chunks.shape.size()), chunks.shape.data()));
+    for (const H5Z_filter_t filter : chunks.filters) {
+      if (filter == H5Z_FILTER_DEFLATE) check(H5Pset_deflate(creation, 6));
+      if (filter == H5Z_FILTER_SHUFFLE) check(H5Pset_shuffle(creation));
+      if (filter == H5Z_FILTER_FLETCHER32) check(H5Pset_fletcher32(creation));
+      if (filter == H5Z_FILTER_NBIT) check(H5Pset_nbit(creation));
     }
+    return creation;
+  }
+
+  /// Puts a dataset of these values in place of what is there; without values nothing is stored.
+  template <class T>
+  void put(const std::string& path, hid_t stored, hid_t memory, const std::vector<hsize_t>& shape,
+           const std::vector<T>& values, const Chunking& chunks = {}) {
+    if (H5Lexists(file_, path.c_str(), H5P_DEFAULT) > 0) remove(path);
+    std::vector<hsize_t> limit = shape;
+    if (chunks.grows) limit[0] = H5S_UNLIMITED;
+    const hid_t space = check(H5Screate_simple(static_cast<int>(shape.size()), shape.data(),
+                                               chunks.grows ? limit.data() : nullptr));
+    const hid_t creation = creation_of(chunks);
     const hid_t dataset =
         check(H5Dcreate2(file_, path.c_str(), stored, space, H5P_DEFAULT, creation, H5P_DEFAULT));
     if (!values.empty()) check(H5Dwrite(dataset, memory, H5S_ALL, H5S_ALL, H5P_DEFAULT, values.data()));
@@ -84,20 +102,15 @@ class Edit {
   void put(const std::string& path, const std::vector<uint64_t>& values) {
     put(path, H5T_STD_U64LE, H5T_NATIVE_UINT64, {values.size()}, values);
   }
-  void put_floats(const std::string& path, std::vector<hsize_t> shape, const std::vector<float>& values) {
-    put(path, H5T_IEEE_F32LE, H5T_NATIVE_FLOAT, std::move(shape), values);
+  void put_floats(const std::string& path, const std::vector<hsize_t>& shape,
+                  const std::vector<float>& values) {
+    put(path, H5T_IEEE_F32LE, H5T_NATIVE_FLOAT, shape, values);
   }
 
   /// A dataset that claims a shape and stores nothing.
-  void put_hollow(const std::string& path, hid_t type, std::vector<hsize_t> shape,
-                  std::vector<hsize_t> chunk) {
-    remove(path);
-    const hid_t space = check(H5Screate_simple(static_cast<int>(shape.size()), shape.data(), nullptr));
-    const hid_t creation = check(H5Pcreate(H5P_DATASET_CREATE));
-    check(H5Pset_chunk(creation, static_cast<int>(chunk.size()), chunk.data()));
-    H5Dclose(check(H5Dcreate2(file_, path.c_str(), type, space, H5P_DEFAULT, creation, H5P_DEFAULT)));
-    H5Pclose(creation);
-    H5Sclose(space);
+  void put_hollow(const std::string& path, hid_t type, const std::vector<hsize_t>& shape,
+                  const std::vector<hsize_t>& chunk) {
+    put(path, type, type, shape, std::vector<char>(), {.shape = chunk});
   }
 
   hid_t file() const { return file_; }

@@ -18,34 +18,17 @@ using namespace kvcodec::test;
 
 namespace {
 
-struct Layout {
-  std::vector<hsize_t> chunk;
-  std::vector<H5Z_filter_t> filters;
-};
-
-hid_t creation_of(const Layout& layout) {
-  const hid_t creation = Edit::check(H5Pcreate(H5P_DATASET_CREATE));
-  Edit::check(H5Pset_chunk(creation, static_cast<int>(layout.chunk.size()), layout.chunk.data()));
-  for (const H5Z_filter_t filter : layout.filters) {
-    if (filter == H5Z_FILTER_DEFLATE) Edit::check(H5Pset_deflate(creation, 6));
-    if (filter == H5Z_FILTER_SHUFFLE) Edit::check(H5Pset_shuffle(creation));
-    if (filter == H5Z_FILTER_FLETCHER32) Edit::check(H5Pset_fletcher32(creation));
-    if (filter == H5Z_FILTER_NBIT) Edit::check(H5Pset_nbit(creation));
-  }
-  return creation;
-}
-
 /// A file with the dataset /x; its content is given, or nothing is stored.
 class SmallFile {
  public:
-  SmallFile(const std::string& path, hid_t type, std::vector<hsize_t> shape, const Layout& layout,
+  SmallFile(const std::string& path, hid_t type, std::vector<hsize_t> shape, const Chunking& chunks,
             const void* content = nullptr, hid_t memory = H5T_NATIVE_INT)
       : file_(Edit::check(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT))) {
     // A chunk may be larger than what is there only where there may be more.
     const std::vector<hsize_t> limit(shape.size(), H5S_UNLIMITED);
     const hid_t space =
         Edit::check(H5Screate_simple(static_cast<int>(shape.size()), shape.data(), limit.data()));
-    const hid_t creation = creation_of(layout);
+    const hid_t creation = Edit::creation_of(chunks);
     dataset_ = Edit::check(H5Dcreate2(file_, "/x", type, space, H5P_DEFAULT, creation, H5P_DEFAULT));
     if (content) Edit::check(H5Dwrite(dataset_, memory, H5S_ALL, H5S_ALL, H5P_DEFAULT, content));
     H5Pclose(creation);
@@ -121,8 +104,10 @@ TEST_CASE("filters: a chunk that inflates to more than it is, or to less, is ref
   constexpr H5Z_filter_t d = H5Z_FILTER_DEFLATE, s = H5Z_FILTER_SHUFFLE, f = H5Z_FILTER_FLETCHER32;
   const std::string start = "/x: the chunk of rows from 256 on: ";
   const std::string whole(1024, 'a');
-  CHECK_EQ(refusal({d}, deflated(std::string(size_t{1} << 26, '\0'))),
+  CHECK_EQ(refusal({d}, deflated(std::string(size_t{1} << 22, '\0'))),
            start + "inflates to more than 1024 bytes");
+  CHECK_EQ(refusal({d}, deflated(std::string(size_t{1} << 23, '\0'))),  // 8 KB
+           "/x: rows from 256 on are not stored as they should be");
   CHECK_EQ(refusal({s, d}, deflated(std::string(1025, 'a'))), start + "inflates to more than 1024 bytes");
   CHECK_EQ(refusal({d}, deflated(std::string(1023, 'a'))), start + "inflates to 1023 bytes; 1024 are wanted");
   CHECK_EQ(refusal({d}, std::string(600, 'x')), start + "does not inflate: incorrect header check");
@@ -138,10 +123,10 @@ TEST_CASE(
     "filters: chunks that were never written, and such as are compressed again and again, are refused") {
   const Folder folder;
   const std::string path = folder / "x.h5";
-  const auto refusal = [&](const Layout& layout, std::vector<hsize_t> shape) {
+  const auto refusal = [&](const Chunking& chunks, std::vector<hsize_t> shape) {
     const std::vector<int32_t> values(
         std::accumulate(shape.begin(), shape.end(), size_t{1}, std::multiplies<>()), 1);
-    SmallFile(path, H5T_STD_I32LE, shape, layout, values.data());
+    SmallFile(path, H5T_STD_I32LE, shape, chunks, values.data());
     return refusal_of(path, [&] { read_ints(path, 0, shape[0]); });
   };
   constexpr H5Z_filter_t d = H5Z_FILTER_DEFLATE, s = H5Z_FILTER_SHUFFLE;
@@ -168,11 +153,11 @@ TEST_CASE(
   const hid_t text = Edit::check(H5Tcopy(H5T_C_S1));
   Edit::check(H5Tset_size(text, H5T_VARIABLE));
   const std::vector<const char*> names{"a", "", "third", "the fourth one"};
-  const Layout layout{{2}, {H5Z_FILTER_SHUFFLE, H5Z_FILTER_DEFLATE}};
-  SmallFile(path, text, {4}, layout, names.data(), text);
+  const Chunking chunks{{2}, {H5Z_FILTER_SHUFFLE, H5Z_FILTER_DEFLATE}};
+  SmallFile(path, text, {4}, chunks, names.data(), text);
   CHECK(h5::File::open(path).dataset("/x").texts() == std::vector<std::string>(names.begin(), names.end()));
   {
-    SmallFile file(path, text, {4}, layout, names.data(), text);
+    SmallFile file(path, text, {4}, chunks, names.data(), text);
     file.put_chunk({2}, deflated(std::string(16, '\0')));
   }
   CHECK_EQ(refusal_of(path, [&] { h5::File::open(path).dataset("/x").texts(); }),
@@ -190,7 +175,7 @@ TEST_CASE("filters: chunks that lie on each other again and again are refused") 
     const hid_t file = Edit::check(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, access));
     const hsize_t rows = kChunks * kRows;
     const hid_t space = Edit::check(H5Screate_simple(1, &rows, nullptr)),
-                creation = creation_of({{kRows}, {}});
+                creation = Edit::creation_of({.shape = {kRows}});
     Edit::check(H5Pset_fill_time(creation, H5D_FILL_TIME_NEVER));
     const hid_t dataset =
         Edit::check(H5Dcreate2(file, "/x", H5T_STD_I32LE, space, H5P_DEFAULT, creation, H5P_DEFAULT));

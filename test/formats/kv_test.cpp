@@ -344,9 +344,10 @@ TEST_CASE(
   {
     Edit edit(path);
     edit.put("/layers/0/key", H5T_IEEE_F32LE, H5T_NATIVE_FLOAT, {8, 2, 4}, values);
-    edit.put("/layers/0/value", H5T_IEEE_F32BE, H5T_NATIVE_FLOAT, {8, 2, 4}, values, 3);
-    edit.put("/layers/1/key", H5T_IEEE_F32LE, H5T_NATIVE_FLOAT, {8, 2, 4}, values, 2, true);
-    edit.put("/layers/1/value", H5T_IEEE_F32LE, H5T_NATIVE_FLOAT, {8, 2, 4}, values, 3);
+    edit.put("/layers/0/value", H5T_IEEE_F32BE, H5T_NATIVE_FLOAT, {8, 2, 4}, values, {.shape = {3, 2, 4}});
+    edit.put("/layers/1/key", H5T_IEEE_F32LE, H5T_NATIVE_FLOAT, {8, 2, 4}, values,
+             {.shape = {2, 2, 4}, .filters = {H5Z_FILTER_DEFLATE}});
+    edit.put("/layers/1/value", H5T_IEEE_F32LE, H5T_NATIVE_FLOAT, {8, 2, 4}, values, {.shape = {3, 2, 4}});
     edit.put("/positions", H5T_STD_I32BE, H5T_NATIVE_INT, {8}, std::vector<int>{0, 1, 2, 3, 4, 0, 1, 2});
     edit.put("/tokens", H5T_STD_I64LE, H5T_NATIVE_INT, {8}, std::vector<int>{0, 1, 2, 3, 4, 0, 1, 2});
   }

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "formats/book_file.hpp"
+#include "formats/h5.hpp"
 #include "formats/header.hpp"
 #include "test/formats/folder.hpp"
 #include "test/formats/samples.hpp"
@@ -270,9 +271,9 @@ TEST_CASE("input: what is no HDF5 file is named as what it is") {
   check_error(ErrorKind::bad_input, "is a folder; an HDF5 file is wanted here",
               [&] { InputFile(folder.path()); });
   put(folder / "text", "hello");
-  check_error(ErrorKind::bad_input, "text: not an HDF5 file", [&] { InputFile(folder / "text"); });
+  check_error(ErrorKind::bad_input, "text: not an HDF5 file", [&] { h5::File::open(folder / "text"); });
   put(folder / "empty", "");
-  check_error(ErrorKind::bad_input, "empty: not an HDF5 file", [&] { InputFile(folder / "empty"); });
+  check_error(ErrorKind::bad_input, "empty: not an HDF5 file", [&] { h5::File::open(folder / "empty"); });
   check_error(ErrorKind::bad_input, "/dev/null: is not a regular file", [&] { InputFile("/dev/null"); });
 }
 

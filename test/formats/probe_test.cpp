@@ -1,9 +1,14 @@
 // What the child may do that looks into a file first (formats/h5_probe.hpp).
 #include <cerrno>
 #include <csignal>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <fstream>
 #include <functional>
+#include <iterator>
+#include <string>
+#include <vector>
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -11,8 +16,18 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#if __has_include(<linux/seccomp.h>)
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#endif
+
+#include "formats/h5.hpp"
 #include "formats/h5_probe.hpp"
+#include "test/formats/edit.hpp"
 #include "test/formats/folder.hpp"
+#include "test/formats/refusal.hpp"
 #include "test/test.hpp"
 
 using namespace kvcodec;
@@ -20,14 +35,14 @@ using namespace kvcodec::test;
 
 namespace {
 
-/// The exit status of body() in a child that gave up its rights; 200 where it could not.
+/// The exit status of body() in a child.
 int in_child(const std::function<int()>& body) {
   const pid_t child = ::fork();
   REQUIRE(child >= 0);
   if (child == 0) {
     ::signal(SIGALRM, SIG_DFL);
     ::alarm(60);
-    ::_exit(h5::give_up_rights() ? body() : 200);
+    ::_exit(body());
   }
   int status = 0;
   REQUIRE_EQ(::waitpid(child, &status, 0), child);
@@ -35,13 +50,44 @@ int in_child(const std::function<int()>& body) {
   return WEXITSTATUS(status);
 }
 
+/// The same in a child that gave up its rights, but to write to that descriptor; 200 where it could not.
+int without_rights(const std::function<int()>& body, int written = -1) {
+  return in_child([&] { return h5::give_up_rights(written) ? body() : 200; });
+}
+
 /// Whether the call was refused for want of a right.
 int refused(long result) { return result < 0 && errno == EPERM ? 1 : 0; }
+
+/// Two ends of a pipe.
+struct Pipe {
+  Pipe() { REQUIRE_EQ(::pipe2(ends, O_CLOEXEC), 0); }
+  ~Pipe() { ::close(ends[0]), ::close(ends[1]); }
+  Pipe(const Pipe&) = delete;
+  Pipe& operator=(const Pipe&) = delete;
+  int ends[2] = {};
+};
+
+/// Makes the system answer close_range as one does that does not know it, or whose container forbids it.
+bool forget_close_range([[maybe_unused]] int error) {
+#if defined(__NR_close_range) && defined(SECCOMP_MODE_FILTER)
+  sock_filter program[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_close_range, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | static_cast<uint32_t>(error)),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  const sock_fprog filter = {static_cast<unsigned short>(std::size(program)), program};
+  return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+         ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0;
+#else
+  return false;
+#endif
+}
 
 }  // namespace
 
 TEST_CASE("probe: the child reads what is open and asks for memory, and may do nothing else") {
-  if (in_child([] { return 0; }) == 200) SKIP("the system or its container knows no seccomp");
+  if (without_rights([] { return 0; }) == 200) SKIP("the system or its container knows no seccomp");
   const Folder folder;
   const std::string path = folder / "file";
   std::ofstream(path) << "text";
@@ -61,7 +107,7 @@ TEST_CASE("probe: the child reads what is open and asks for memory, and may do n
       }};
   for (size_t i = 0; i < std::size(allowed); ++i) {
     CAPTURE(i);
-    CHECK_EQ(in_child(allowed[i]), 1);
+    CHECK_EQ(without_rights(allowed[i]), 1);
   }
 
   struct Forbidden {
@@ -95,9 +141,61 @@ TEST_CASE("probe: the child reads what is open and asks for memory, and may do n
   };
   for (const Forbidden& thing : forbidden) {
     CAPTURE(thing.what);
-    CHECK_EQ(in_child(thing.call), 1);
+    CHECK_EQ(without_rights(thing.call), 1);
   }
   CHECK_EQ(file_bytes(path), "text");
   CHECK_EQ(folder.names(), std::vector<std::string>{"file"});
   ::close(open_file);
+}
+
+TEST_CASE("probe: the child writes to the descriptor that it is left, and to no other") {
+  if (without_rights([] { return 0; }) == 200) SKIP("the system or its container knows no seccomp");
+  const Pipe left, other;
+  const int written = left.ends[1];
+  CHECK_EQ(without_rights([&] { return ::write(written, "x", 1) == 1 ? 1 : 0; }, written), 1);
+  char byte = 0;
+  CHECK_EQ(::read(left.ends[0], &byte, 1), 1);
+  CHECK_EQ(byte, 'x');
+  CHECK_EQ(without_rights([&] { return refused(::write(other.ends[1], "x", 1)); }, written), 1);
+  CHECK_EQ(without_rights([&] { return refused(::write(written, "x", 1)); }), 1);
+}
+
+TEST_CASE("probe: all is closed but one descriptor, whether or not the system closes many at once") {
+  const Pipe kept, other;
+  // 0 if all is as it should be; 1 if the one that is kept is closed, 2 if another one is open.
+  const auto close_all = [&] {
+    h5::close_others(kept.ends[1]);
+    int wrong = ::fcntl(kept.ends[1], F_GETFD) < 0 ? 1 : 0;
+    for (const int closed : {STDIN_FILENO, STDOUT_FILENO, kept.ends[0], other.ends[0], other.ends[1]})
+      if (::fcntl(closed, F_GETFD) >= 0) wrong |= 2;
+    return wrong;
+  };
+  CHECK_EQ(in_child(close_all), 0);
+  for (const int error : {ENOSYS, EPERM}) {
+    CAPTURE(error);
+    const int status = in_child([&] { return forget_close_range(error) ? close_all() : 200; });
+    if (status == 200) SKIP("the system or its container knows no seccomp");
+    CHECK_EQ(status, 0);
+  }
+}
+
+TEST_CASE("probe: what HDF5 finds no memory for in the child was not looked at, and is refused") {
+#ifdef KVCODEC_SANITIZED
+  SKIP("the address sanitizer ends a process that asks for so much");
+#endif
+  const Folder folder;
+  const std::string path = folder / "x.h5";
+  H5Fclose(Edit::check(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT)));
+  Edit(path).make_group("/g");
+  // In the old format the names in a group are in a heap: "HEAP", the version, and sizes and places of 8 bytes. It claims 2 GiB elsewhere.
+  std::string bytes = file_bytes(path);
+  const size_t heap = bytes.find("HEAP");
+  REQUIRE(heap != std::string::npos);
+  const uint64_t size = uint64_t{1} << 31, place = 8;
+  std::memcpy(bytes.data() + heap + 8, &size, sizeof size);
+  std::memcpy(bytes.data() + heap + 24, &place, sizeof place);
+  const std::string bad = folder / "bad.h5";
+  std::ofstream(bad, std::ios::binary) << bytes;
+  CHECK_EQ(refusal_of(bad, [&] { h5::File::open(bad); }),
+           "HDF5 finds no memory for what it claims to hold: its headers are damaged, or made up on purpose");
 }

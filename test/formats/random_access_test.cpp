@@ -134,7 +134,7 @@ void check_reads(const std::string& codec, const Record& options) {
     CAPTURE(reader.reads());
     CHECK(reader.bytes_read() > bytes);
     CHECK(reader.bytes_read() <= 3 * bytes + 65536);
-    // What is counted is what was read, but for /proc itself, the first bytes of the file, and what the child reads that
+    // What is counted is what was read, except for /proc itself, the first bytes of the file, and what the child reads that
     // opens it first (formats/h5_probe.hpp), which the system adds to its parent's.
     if (before && after) CHECK(*after - *before <= reader.bytes_read() + 16384);
   }

@@ -2,8 +2,9 @@
 // checksums are made right again, so that the change gets past them; where they are not, a file that has digests is refused or
 // says what it said before.
 //
-// Input: the number of the sample; a byte of flags (3: not mended; 4: codes are also changed in place); edits of four bytes: where, an offset (2), the new byte. `where` is a block
-// with a checksum, within which the offset counts, or from 224 on a place of the whole file.
+// Input: the number of the sample; a byte of flags (3: not mended; 4: codes are also changed in place); edits of four bytes:
+// where, an offset (2), the new byte. `where` is the number of a block with a checksum, from whose begin the offset counts;
+// from 224 on the offset counts in the whole file.
 //
 // The program lets a child read each file first (formats/h5_probe.hpp), and so does this target: a crash of HDF5 in the child is
 // a refusal, the same in the parent is a finding.
@@ -12,7 +13,6 @@
 #include <fstream>
 #include <string>
 
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -20,19 +20,10 @@
 #include "formats/key_rope.hpp"
 #include "formats/protection.hpp"
 #include "lib/core/parallel.hpp"
+#include "test/fuzz/child_options.hpp"
 #include "test/fuzz/hdf5_samples.hpp"
 
 using namespace kvcodec;
-
-#ifdef __has_feature
-#if __has_feature(address_sanitizer)
-// In the child, a fault that the sanitizer finds must end it as a crash does. What HDF5 loses is HDF5's; and it asks for memory
-// that a header names before it sees that the file has not as much.
-extern "C" const char* __asan_default_options() {
-  return "abort_on_error=1:detect_leaks=0:allocator_may_return_null=1";
-}
-#endif
-#endif
 
 namespace {
 

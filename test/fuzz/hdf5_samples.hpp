@@ -161,27 +161,17 @@ inline void write_foreign_sample(const std::string& path) {
        {"/documents/name", "/documents/offset", "/query_position", "/layers/0/query", "/layers/1/query"})
     edit.remove_attribute(dataset, "digests");
   edit.remove("/digests");
-  const auto put = [&](const std::string& name, hid_t type, const std::vector<hsize_t>& chunk,
-                       bool all_filters) {
-    edit.remove(name);
-    const std::vector<hsize_t> shape{8, 2, 4}, limit{H5S_UNLIMITED, 2, 4};
-    const hid_t space = H5Screate_simple(3, shape.data(), all_filters ? limit.data() : nullptr);
-    const hid_t creation = H5Pcreate(H5P_DATASET_CREATE);
-    if (!chunk.empty()) {
-      H5Pset_chunk(creation, 3, chunk.data());
-      if (all_filters) H5Pset_shuffle(creation), H5Pset_deflate(creation, 6), H5Pset_fletcher32(creation);
-    }
-    const hid_t dataset = test::Edit::check(
-        H5Dcreate2(edit.file(), name.c_str(), type, space, H5P_DEFAULT, creation, H5P_DEFAULT));
-    test::Edit::check(H5Dwrite(dataset, H5T_NATIVE_FLOAT, H5S_ALL, H5S_ALL, H5P_DEFAULT, values.data()));
-    H5Dclose(dataset), H5Pclose(creation), H5Sclose(space);
+  const std::vector<H5Z_filter_t> filters{H5Z_FILTER_SHUFFLE, H5Z_FILTER_DEFLATE, H5Z_FILTER_FLETCHER32};
+  const auto put = [&](const std::string& name, hid_t type, const test::Chunking& chunks) {
+    edit.put(name, type, H5T_NATIVE_FLOAT, {8, 2, 4}, values, chunks);
   };
-  put("/layers/0/key", H5T_IEEE_F32LE, {}, false);
-  put("/layers/0/value", H5T_IEEE_F32BE, {3, 2, 2}, false);
-  put("/layers/1/key", H5T_IEEE_F32LE, {2, 2, 4}, true);
-  put("/layers/1/value", H5T_IEEE_F32BE, {3, 1, 4}, true);
+  put("/layers/0/key", H5T_IEEE_F32LE, {});
+  put("/layers/0/value", H5T_IEEE_F32BE, {.shape = {3, 2, 2}});
+  put("/layers/1/key", H5T_IEEE_F32LE, {.shape = {2, 2, 4}, .filters = filters, .grows = true});
+  put("/layers/1/value", H5T_IEEE_F32BE, {.shape = {3, 1, 4}, .filters = filters, .grows = true});
   edit.put("/positions", H5T_STD_I32BE, H5T_NATIVE_INT, {8}, std::vector<int>{0, 1, 2, 3, 4, 0, 1, 2});
-  edit.put("/tokens", H5T_STD_I64LE, H5T_NATIVE_INT, {8}, std::vector<int>{0, 1, 2, 3, 4, 0, 1, 2}, 3);
+  edit.put("/tokens", H5T_STD_I64LE, H5T_NATIVE_INT, {8}, std::vector<int>{0, 1, 2, 3, 4, 0, 1, 2},
+           {.shape = {3}});
 }
 
 /// The same in the structures of HDF5 1.0 to 1.6, which bear no checksums, with strings of variable length.

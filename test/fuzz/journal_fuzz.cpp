@@ -15,17 +15,10 @@
 #include "test/formats/folder.hpp"
 #include "test/formats/journal_writer.hpp"
 #include "test/formats/samples.hpp"
+#include "test/fuzz/child_options.hpp"
 #include "test/fuzz/fuzz.hpp"
 
 using namespace kvcodec;
-
-#ifdef __has_feature
-#if __has_feature(address_sanitizer)
-extern "C" const char* __asan_default_options() {  // as in hdf5_fuzz.cpp
-  return "abort_on_error=1:detect_leaks=0:allocator_may_return_null=1";
-}
-#endif
-#endif
 
 namespace {
 

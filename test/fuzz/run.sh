@@ -6,7 +6,7 @@
 #
 #   -t SECONDS  for each target (60)
 #   -j JOBS     targets that run side by side (1)
-#   -n          leave inputs that reach something new in BUILD/test/fuzz/found/TARGET only; without it the next run begins with them too
+#   -n          begin without the inputs that earlier runs found: BUILD/test/fuzz/found/TARGET is emptied first
 #
 # Prints a line for each target: executions, executions per second, edges of kvcodec's sources that were reached (of all there are in
 # the target), and finds. What a target failed on stays in BUILD/test/fuzz/finds/TARGET, its output in BUILD/test/fuzz/logs. The status
@@ -36,32 +36,37 @@ if ((${#targets[@]} == 0)); then
 fi
 mkdir -p "$build/logs"
 # Files that targets write must cost no disk.
-[[ -n ${TMPDIR:-} || ! -w /dev/shm ]] || export TMPDIR=/dev/shm
+[[ -n ${TMPDIR:-} || ! -w /dev/shm ]] || TMPDIR=/dev/shm
+TMPDIR=$(mktemp -d -p "${TMPDIR:-/tmp}" kvcodec-fuzz-XXXXXX)
+export TMPDIR
+trap 'rm -rf "$TMPDIR"' EXIT
 
 # number KEY LOG: the sum of a figure that libFuzzer prints at the end of each run.
 number() { awk -v key="stat::$1:" '$1 == key { sum += $2 } END { print sum + 0 }' "$2"; }
 
 # one TARGET: libFuzzer ends at its first find, and is started again for the time that is left.
 one() {
-  local name=$1 log=$build/logs/$1.log begin=$SECONDS left starts=0
+  local name=$1 log=$build/logs/$1.log begun=$build/logs/$1.begun begin=$SECONDS left starts=0 ended=0
   local found=$build/found/$name finds=$build/finds/$name
   [[ -z $fresh ]] || rm -rf "$found"
   mkdir -p "$found" "$finds"
   : >"$log"
+  : >"$begun"
   while left=$((seconds - (SECONDS - begin))) && ((left > 0 && starts < 50)); do
     starts=$((starts + 1))
     LSAN_OPTIONS=suppressions=$source/../formats/lsan.supp:print_suppressions=0 OMP_NUM_THREADS=1 \
       "$build/${name}_fuzz" "$found" "$source/corpus/$name" -max_total_time="$left" -timeout=100 -rss_limit_mb=4096 \
-      -malloc_limit_mb=2048 -print_final_stats=1 -reload=0 -artifact_prefix="$finds/" >>"$log" 2>&1 || true
+      -malloc_limit_mb=2048 -print_final_stats=1 -reload=0 -artifact_prefix="$finds/" >>"$log" 2>&1 || ended=$?
   done
   local edges all count
-  edges=$(grep -o 'cov: [0-9]*' "$log" | awk '$2 > most { most = $2 } END { print most + 0 }')
+  edges=$({ grep -o 'cov: [0-9]*' "$log" || true; } | awk '$2 > most { most = $2 } END { print most + 0 }')
   all=$(sed -n 's/.*Loaded [0-9]* PC tables (\([0-9]*\) PCs).*/\1/p' "$log" | head -1)
-  count=$(find "$finds" -type f -not -name 'slow-unit-*' | wc -l)
+  count=$(find "$finds" -type f -newer "$begun" -not -name 'slow-unit-*' | wc -l)
   awk -v name="$name" -v runs="$(number number_of_executed_units "$log")" -v seconds="$((SECONDS - begin))" -v edges="$edges" \
     -v all="${all:-?}" -v finds="$count" \
     'BEGIN { printf "%-12s %12d %9.0f/s %8d of %s edges %6d finds\n", name, runs, runs / (seconds > 0 ? seconds : 1), edges, all, finds }'
-  ((count == 0))
+  # Who ends otherwise without a find did not run.
+  ((count == 0 && ended == 0))
 }
 
 failed=0 running=()

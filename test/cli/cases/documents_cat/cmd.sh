@@ -41,3 +41,9 @@ kvcodec ls smaller.h5
 kvcodec cat smaller.h5 smaller.h5 --skip-duplicates -o twice.h5 # made without digests: all stay
 kvcodec check abc.h5 rest.h5 smaller.h5 twice.h5
 ls *.tmp .*.tmp 2>/dev/null || true
+
+# one document out of many: a few calls to read, wherever it lies
+make_kv --layers 4 --heads 2 --dim 16 --documents 300 --tokens 200 -o many-kv.h5
+kvcodec encode many-kv.h5 --codec q4 --quiet -o many.h5 >/dev/null
+kvcodec cat many.h5 --quiet -o archive.h5
+for document in 3 250; do kvcodec decode archive.h5 --documents $document --quiet --json -o one.h5 --overwrite | jq '.physical_reads <= 5'; done

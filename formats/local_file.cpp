@@ -1,0 +1,96 @@
+#include "formats/local_file.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include <unistd.h>
+
+#include "lib/core/error.hpp"
+
+namespace kvcodec {
+namespace {
+
+constexpr size_t kMostExpected = 64, kMostHeldBytes = size_t{1} << 24;
+
+/// How much of a file's beginning or end is read with as little as a header: headers grow with the file.
+uint64_t around(uint64_t size, uint64_t least) {
+  constexpr uint64_t kShare = 2048, kMost = uint64_t{1} << 17;
+  return std::min(size, std::clamp(size / kShare, least, kMost));
+}
+
+bool holds(const FileRange& range, uint64_t position, size_t size) {
+  return position >= range.begin && position < range.end && size <= range.end - position;
+}
+
+}  // namespace
+
+LocalFile::LocalFile(int descriptor, std::string name)
+    : descriptor_(descriptor),
+      size_(static_cast<uint64_t>(std::max<off_t>(0, ::lseek(descriptor, 0, SEEK_END)))),
+      name_(std::move(name)) {
+  expect({size_ - around(size_, uint64_t{1} << 14), size_});
+  expect({0, around(size_, uint64_t{1} << 13)});
+}
+
+void LocalFile::expect(const FileRange& range) {
+  if (range.begin >= range.end || range.end > size_ || range.end - range.begin > kMostExpectedBytes) return;
+  const std::lock_guard lock(mutex_);
+  if (expected_.size() == kMostExpected) expected_.pop_back();
+  expected_.push_front(range);
+}
+
+void LocalFile::read(uint64_t position, std::span<std::byte> out) {
+  if (position > size_ || out.size() > size_ - position)
+    throw bad_input("{}: the file ends before its byte {}", name_, position + out.size());
+  {
+    const std::lock_guard lock(mutex_);
+    if (copy_held(position, out)) return;
+    if (take_expected(position, out.size()) && copy_held(position, out)) return;
+  }
+  read_now(position, out);
+}
+
+bool LocalFile::copy_held(uint64_t position, std::span<std::byte> out) {
+  const auto held = std::ranges::find_if(held_, [&](const Held& one) {
+    return holds({one.begin, one.begin + one.bytes.size()}, position, out.size());
+  });
+  if (held == held_.end()) return false;
+  std::copy_n(held->bytes.begin() + static_cast<std::ptrdiff_t>(position - held->begin), out.size(),
+              out.begin());
+  return true;
+}
+
+/// Reads a range that was expected and has these bytes and as many more, if there is one.
+bool LocalFile::take_expected(uint64_t position, size_t size) {
+  const auto found = std::ranges::find_if(expected_, [&](const FileRange& range) {
+    return holds(range, position, size) && size < (range.end - range.begin) / 2;
+  });
+  if (found == expected_.end()) return false;
+  const FileRange range = *found;
+  expected_.erase(found);
+  Held fresh{range.begin, std::vector<std::byte>(range.end - range.begin)};
+  read_now(range.begin, fresh.bytes);
+  held_bytes_ += fresh.bytes.size();
+  held_.push_front(std::move(fresh));
+  while (held_bytes_ > kMostHeldBytes) {
+    held_bytes_ -= held_.back().bytes.size();
+    held_.pop_back();
+  }
+  return true;
+}
+
+void LocalFile::read_now(uint64_t position, std::span<std::byte> out) {
+  while (!out.empty()) {
+    const ssize_t got = ::pread(descriptor_, out.data(), out.size(), static_cast<off_t>(position));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) throw bad_input("{}: cannot be read: {}", name_, std::strerror(errno));
+    if (got == 0) throw bad_input("{}: the file ends before its byte {}", name_, position + out.size());
+    reads_.fetch_add(1, std::memory_order_relaxed);
+    bytes_.fetch_add(static_cast<uint64_t>(got), std::memory_order_relaxed);
+    position += static_cast<uint64_t>(got);
+    out = out.subspan(static_cast<size_t>(got));
+  }
+}
+
+}  // namespace kvcodec
