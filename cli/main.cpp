@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <memory>
@@ -157,15 +156,18 @@ void write_result(const std::string& text) {
     throw failed("standard output: {}", std::strerror(errno));
 }
 
-/// Several processes that do not know of each other would write one output.
+/// Processes that do not know of each other, or do not share the work, would write one output.
 void check_ranks(const Subcommand& subcommand, const Team& team) {
   const int ranks = std::max(team.size(), launched_ranks());
   if (ranks == 1) return;
-  if (!subcommand.by_ranks && team.size() > 1)
-    throw usage_error(
-        "{} ranks were started, but only train-dict, train-rvq and train-transform work together: start {} without "
-        "mpirun",
-        ranks, subcommand.name);
+  if (!subcommand.by_ranks && team.size() > 1) {
+    std::vector<std::string_view> names;
+    for (const auto& [title, subcommands] : tasks())
+      for (const Subcommand& other : subcommands)
+        if (other.by_ranks) names.emplace_back(other.name);
+    throw usage_error("{} ranks were started, but only those of {} work together: start {} without mpirun",
+                      ranks, fmt::join(names, ", "), subcommand.name);
+  }
   if (subcommand.by_ranks && team.size() == 1)
     throw usage_error(
         "{} processes were started, but they do not find each other: this program was built without MPI "
@@ -259,8 +261,8 @@ static void refuse_little_memory() {
   syscall(SYS_exit_group, 1);
 }
 
-// The variable of the environment in whose place OpenMP finds GOMP_SPINCOUNT; null: none was lent.
-static char** lent_place = nullptr;
+// What OpenMP finds in the environment until main() begins, and the variable that lends its place; null: none.
+static char spin_count[] = "GOMP_SPINCOUNT=10000";
 static char* lent_variable = nullptr;
 
 __attribute__((no_sanitize("address", "undefined"))) static bool begins_with(const char* text,
@@ -275,9 +277,8 @@ __attribute__((no_sanitize("address", "undefined"))) static bool begins_with(con
 // begins, before main(), and nothing can be added to the environment here: a variable that no library reads when
 // it begins lends its place until then. Where there is none the threads spin, and nothing else is different.
 __attribute__((no_sanitize("address", "undefined"))) static void sleep_while_waiting(char** environment) {
-  static char spin_count[] = "GOMP_SPINCOUNT=10000";
   const char* const lenders[] = {
-      "_=", "PATH=", "PWD=", "OLDPWD=", "HOME=", "SHLVL=", "USER=", "LOGNAME=", "TERM=", "HOSTNAME="};
+      "_=", "OLDPWD=", "PWD=", "SHLVL=", "TERM=", "LOGNAME=", "USER=", "HOME=", "PATH="};
   char** lender = nullptr;
   for (char** variable = environment; *variable != nullptr; ++variable) {
     if (begins_with(*variable, "OMP_WAIT_POLICY=") || begins_with(*variable, "GOMP_SPINCOUNT=")) return;
@@ -285,7 +286,6 @@ __attribute__((no_sanitize("address", "undefined"))) static void sleep_while_wai
       if (begins_with(*variable, name)) lender = variable;
   }
   if (lender == nullptr) return;
-  lent_place = lender;
   lent_variable = *lender;
   *lender = spin_count;
 }
@@ -300,7 +300,8 @@ __attribute__((no_sanitize("address", "undefined"))) static void before_librarie
 }
 
 int main(int argc, char** argv) {
-  if (lent_place != nullptr) *lent_place = lent_variable;
+  for (char** variable = environ; variable != nullptr && *variable != nullptr; ++variable)
+    if (*variable == spin_count) *variable = lent_variable;
   kvcodec::install_signal_cleanup();
   return kvcodec::cli::guarded_main({argv + (argc > 0 ? 1 : 0), argv + argc});
 }

@@ -1,4 +1,4 @@
-// Ranks of MPI (-DKVCODEC_MPI=ON). Only this file knows MPI.
+// Ranks of MPI (-DKVCODEC_MPI=ON, and the program kvcodec_ranks of the tests). Only this file knows MPI.
 #include <algorithm>
 #include <array>
 #include <cstdlib>

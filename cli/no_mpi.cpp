@@ -1,4 +1,4 @@
-// In place of mpi_team.cpp in a build without MPI.
+// In place of mpi_team.cpp in a program without MPI.
 #include "cli/ranks.hpp"
 
 namespace kvcodec::cli {

@@ -2,17 +2,15 @@
 #pragma once
 
 #include <memory>
-#include <optional>
 #include <string>
-#include <utility>
 
 #include "cli/product.hpp"
 #include "lib/core/team.hpp"
 
 namespace kvcodec::cli {
 
-/// The team that this process is a rank of; alone where nothing like mpirun started it, or in a build without MPI.
-/// Once, before any other threads begin. Communication ends with the object. (mpi_team.cpp, no_mpi.cpp)
+/// The team that this process is a rank of; alone where nothing like mpirun started it, or in a program without MPI
+/// (no_mpi.cpp instead of mpi_team.cpp). Once, before any other threads begin. Communication ends with the object.
 std::unique_ptr<Team> join_team();
 
 /// How many processes mpirun (or another launcher that says so in the environment) started; 1 if none did.

@@ -7,7 +7,8 @@ set -eu
 build="g++ cmake ninja-build pkg-config libopenblas-openmp-dev libhdf5-dev libcli11-dev libfmt-dev nlohmann-json3-dev
        libpcre2-dev libxxhash-dev zlib1g-dev libutf8proc-dev libdnnl-dev libcurl4-openssl-dev doctest-dev"
 package="gfortran python3-wheel dpkg-dev file"
-test="python3-wheel python3-venv python3-h5py hdf5-tools mandoc make jq"
+mpi="libopenmpi-dev openmpi-bin"
+test="python3-wheel python3-venv python3-h5py openssl hdf5-tools mandoc make jq $mpi"
 # By version: another one has other warnings, and lays sources out otherwise.
 ci="clang-14 libomp-14-dev libclang-rt-14-dev llvm-14 clang-tidy-14 clang-format-14 git"
 
@@ -16,7 +17,7 @@ case "${1:-build}" in
   package) wanted="$build $package" ;;
   test) wanted="$build $test" ;;
   ci) wanted="$build $test $ci" ;;
-  mpi) wanted="$build libopenmpi-dev openmpi-bin" ;;
+  mpi) wanted="$build $mpi" ;;
   *) echo "install-deps.sh: '$1': 'build', 'package', 'test', 'ci' or 'mpi' expected" >&2; exit 2 ;;
 esac
 

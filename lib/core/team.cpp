@@ -110,9 +110,9 @@ std::vector<size_t> Team::bounds_of(int from, size_t count) const {
 }
 
 void Team::exchange_bytes(std::span<std::byte> all, std::span<const size_t> bounds, size_t unit) const {
-  wait();
   std::vector<size_t> in_bytes(bounds.begin(), bounds.end());
   for (size_t& bound : in_bytes) bound *= unit;
+  wait();  // behind it nothing may fail on one rank alone
   put_together(all, in_bytes);
 }
 
@@ -153,7 +153,7 @@ std::vector<double> sum_slices(const Team& team, size_t items, size_t width,
                                const std::function<std::vector<double>(size_t first, size_t end)>& sums_of) {
   const size_t slices = std::min(items, kMostSlices);
   if (slices == 0) return std::vector<double>(width);
-  // As the shares of as many ranks.
+  // As share_of() cuts them for as many ranks.
   const auto bound = [&](size_t slice) { return slice * (items / slices) + std::min(slice, items % slices); };
   std::vector<Partial> partials;
   const TeamShare own = team.share(slices);

@@ -3,7 +3,8 @@
 // All ranks run the same program over the same data, but each computes only its share of what takes time. Afterwards
 // results are exchanged, so that every rank has all of them and goes on alike. What is exchanged is whole results
 // (ids, rows, sums of slices), and a sum over several of them is formed in an order that depends on the data alone
-// (sum_slices below). So any number of ranks gives the same bytes.
+// (sum_slices below). So any number of ranks gives the same bytes, on machines of one kind: some steps each rank
+// takes for itself.
 //
 // alone() is the one rank of a program that was started alone, and costs nothing. MPI is behind this interface in
 // cli/mpi_team.cpp.

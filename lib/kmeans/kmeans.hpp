@@ -55,8 +55,8 @@ struct Clustering {
   bool converged = false;        ///< the last round changed no assignment
 };
 
-/// Who computes a round. Without one, the CPU does; a device twin (cuda/kmeans/kmeans.hpp) gives the same
-/// bits.
+/// What computes a round. Without one, the CPU does. The CUDA implementation (cuda/kmeans/kmeans.hpp) gives the
+/// same bits.
 class KmeansEngine {
  public:
   virtual ~KmeansEngine() = default;

@@ -8,7 +8,11 @@
 namespace kvcodec {
 namespace {
 
-constexpr size_t kRowsOfPiece = 1536, kClustersOfPiece = 16;
+constexpr size_t kClustersOfPiece = 16;
+
+size_t size_of(const RowsByCluster& clusters, size_t c) {
+  return clusters.offsets[c + 1] - clusters.offsets[c];
+}
 
 class TeamKmeans final : public KmeansEngine {
  public:
@@ -20,11 +24,8 @@ class TeamKmeans final : public KmeansEngine {
       const MatrixView<const float> rows = tasks_[task.task].rows;
       const ProductSearch search(task.entries, task.bias);
       const TeamShare own = team_.share(rows.rows());
-      parallel_for(own.count(), kRowsOfPiece, [&](size_t begin, size_t end, int) {
-        const size_t first = own.begin + begin, count = end - begin;
-        search.best(rows.rows(first, count), task.labels.subspan(first, count),
-                    task.scores.subspan(first, count));
-      });
+      search.best(rows.rows(own.begin, own.count()), task.labels.subspan(own.begin, own.count()),
+                  task.scores.subspan(own.begin, own.count()));
       team_.gather(task.labels, rows.rows());
       team_.gather(task.scores, rows.rows());
     }
@@ -38,32 +39,29 @@ class TeamKmeans final : public KmeansEngine {
   }
 
   void move(std::span<const Means> means) override {
-    for (const Means& task : means) {
-      const RowsByCluster& sorted = sorted_[task.task];
-      const MatrixView<const float> rows = tasks_[task.task].rows;
-      Matrix<float> moved(task.means.rows(), task.means.cols());
-      const TeamShare own = team_.share(moved.rows());
-      parallel_for(own.count(), kClustersOfPiece, [&](size_t begin, size_t end, int) {
-        for (size_t c = own.begin + begin; c < own.begin + end; ++c)
-          mean_of(rows, std::span(sorted.rows).subspan(sorted.offsets[c], size_of(sorted, c)), moved.row(c));
-      });
-      team_.gather(std::span(moved.data(), moved.size()), moved.rows());
-      for (size_t c = 0; c < moved.rows(); ++c)
-        if (size_of(sorted, c) > 0) std::ranges::copy(moved.row(c), task.means.row(c).begin());
-    }
+    for (const Means& task : means) team_means(team_, tasks_[task.task].rows, sorted_[task.task], task.means);
   }
 
  private:
-  static size_t size_of(const RowsByCluster& sorted, size_t c) {
-    return sorted.offsets[c + 1] - sorted.offsets[c];
-  }
-
   const Team& team_;
   std::span<const KmeansTask> tasks_;
   std::vector<RowsByCluster> sorted_;
 };
 
 }  // namespace
+
+void team_means(const Team& team, MatrixView<const float> rows, const RowsByCluster& clusters,
+                MatrixView<float> means) {
+  Matrix<float> all(means.rows(), means.cols());
+  const TeamShare own = team.share(all.rows());
+  parallel_for(own.count(), kClustersOfPiece, [&](size_t begin, size_t end, int) {
+    for (size_t c = own.begin + begin; c < own.begin + end; ++c)
+      mean_of(rows, std::span(clusters.rows).subspan(clusters.offsets[c], size_of(clusters, c)), all.row(c));
+  });
+  team.gather(std::span(all.data(), all.size()), all.rows());
+  for (size_t c = 0; c < all.rows(); ++c)
+    if (size_of(clusters, c) > 0) std::ranges::copy(all.row(c), means.row(c).begin());
+}
 
 KmeansFunction kmeans_of(const Team& team) {
   return [&team](std::span<const KmeansTask> tasks, const KmeansOptions& options, const Progress& progress) {

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "lib/core/parallel.hpp"
-#include "lib/kmeans/kmeans.hpp"
+#include "lib/kmeans/team_kmeans.hpp"
 #include "lib/linalg/nearest.hpp"
 
 namespace kvcodec {
@@ -30,26 +30,18 @@ class TeamTraining final : public RvqTrainEngine {
   }
 
   bool means(std::span<const uint32_t> ids, MatrixView<float> means) override {
-    Matrix<float> of_members(means.rows(), means.cols());
-    const RowsByCluster sorted = sort_by_cluster(ids, means.rows());
-    for_own_entries(sorted, [&](size_t e, std::span<const uint32_t> members) {
-      mean_of(rows_, members, of_members.row(e));
-    });
-    team_.gather(std::span(of_members.data(), of_members.size()), of_members.rows());
-    for (size_t e = 0; e < means.rows(); ++e)
-      if (sorted.offsets[e] < sorted.offsets[e + 1])
-        std::ranges::copy(of_members.row(e), means.row(e).begin());
+    team_means(team_, rows_, sort_by_cluster(ids, means.rows()), means);
     return true;
   }
 
   bool sums(std::span<const uint32_t> ids, MatrixView<double> sums) override {
     Matrix<double> of_members(sums.rows(), sums.cols());
-    for_own_entries(sort_by_cluster(ids, sums.rows()), [&](size_t e, std::span<const uint32_t> members) {
-      const auto to = of_members.row(e);
-      for (const uint32_t i : members) {
-        const auto row = rows_.row(i);
-        for (size_t j = 0; j < to.size(); ++j) to[j] += double{row[j]};
-      }
+    const RowsByCluster sorted = sort_by_cluster(ids, sums.rows());
+    const TeamShare own = team_.share(sums.rows());
+    parallel_for(own.count(), kEntriesOfPiece, [&](size_t begin, size_t end, int) {
+      for (size_t e = own.begin + begin; e < own.begin + end; ++e)
+        for (uint64_t at = sorted.offsets[e]; at < sorted.offsets[e + 1]; ++at)
+          add_row(rows_.row(sorted.rows[at]), of_members.row(e));
     });
     team_.gather(std::span(of_members.data(), of_members.size()), of_members.rows());
     for (size_t e = 0; e < sums.rows(); ++e) std::ranges::copy(of_members.row(e), sums.row(e).begin());
@@ -74,13 +66,8 @@ class TeamTraining final : public RvqTrainEngine {
   }
 
  private:
-  template <class Body>
-  void for_own_entries(const RowsByCluster& sorted, const Body& body) const {
-    const TeamShare own = team_.share(sorted.offsets.size() - 1);
-    parallel_for(own.count(), kEntriesOfPiece, [&](size_t begin, size_t end, int) {
-      for (size_t e = own.begin + begin; e < own.begin + end; ++e)
-        body(e, std::span(sorted.rows).subspan(sorted.offsets[e], sorted.offsets[e + 1] - sorted.offsets[e]));
-    });
+  static void add_row(std::span<const float> row, std::span<double> to) {
+    for (size_t j = 0; j < to.size(); ++j) to[j] += double{row[j]};
   }
 
   const Team& team_;

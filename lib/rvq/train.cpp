@@ -87,7 +87,7 @@ Matrix<double> member_sums(MatrixView<const float> targets, const Members& membe
 }
 
 /// The Cholesky factor of the symmetric a (n, n), in its lower triangle; what lies above is left as it is.
-/// Squares of the diagonal are at least `floor`, for matrices that are singular but for rounding.
+/// Squares of the diagonal are at least `floor`, for matrices that are singular except for rounding.
 void cholesky(MatrixView<double> a, double floor) {
   const size_t n = a.cols();
   for (size_t j = 0; j < n; ++j) {

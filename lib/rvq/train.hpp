@@ -83,9 +83,8 @@ struct RvqTrainState {
   size_t dead_entries(size_t stage) const;
 };
 
-/// Who computes the heavy steps of a training instead of the CPU, with the same bits; a device twin is in
-/// cuda/rvq/rvq_train.hpp. Each call may decline by returning false, with nothing written: then the CPU does
-/// it.
+/// Computes the heavy steps of a training in place of the CPU, with the same bits (cuda/rvq/rvq_train.hpp). Each call
+/// may decline by returning false, with nothing written: then the CPU does it.
 class RvqTrainEngine {
  public:
   virtual ~RvqTrainEngine() = default;

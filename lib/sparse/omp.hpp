@@ -88,7 +88,7 @@ class Omp {
 
   /// Computes the Gram matrix if it is not there; not to be called while encode runs. Without it encode
   /// computes correlations by matrix products in every round: no memory, more time. team: each rank has the same atoms
-  /// and computes its share of the products.
+  /// and computes its share of the products; until all have all, they lie beside the matrix once more.
   void build_gram(const Team& team = alone());
   bool has_gram() const { return !gram_.empty(); }
 

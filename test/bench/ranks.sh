@@ -6,12 +6,14 @@
 # Makes two caches of 8 layers of 3 heads of 64 dimensions (32,768 tokens each). Each round runs all cases in turn. Prints the
 # medians (smallest .. largest) in seconds, the share of one rank's time, and whether 2 ranks wrote the bytes of 1 for 2N tokens.
 set -eu
-kvcodec=$1 make_kv=$2 folder=$3 rounds=${4:-3}
+kvcodec=$(realpath "$(command -v "$1")") make_kv=$(realpath "$2") folder=$3 rounds=${4:-3}
 export OMP_NUM_THREADS=1 SOURCE_DATE_EPOCH=1700000000
 mkdir -p "$folder"
 cd "$folder"
 for i in 1 2; do
-  [ -f kv-$i.h5 ] || "$make_kv" --layers 8 --heads 3 --dim 64 --documents 64 --tokens 512 --seed $i --name "part-$i-" -o kv-$i.h5
+  # shellcheck disable=SC2046  # two words for each document
+  [ -f kv-$i.h5 ] ||
+    "$make_kv" --layers 8 --heads 3 --dim 64 $(seq -f "--document part-$i-%.0f:0:512" 64) --seed $i -o kv-$i.h5
 done
 run() { # <ranks> <output> <command and options ...>
   local ranks=$1 output=$2

@@ -6,19 +6,19 @@
 # For each command: the median of its processor time and of the wall clock, in seconds, and what it read and wrote (calls and
 # bytes, of the whole process, by /proc/self/io).
 set -eu
-kvcodec=$1 make_kv=$2 model=$3 text=$4 folder=$5 rounds=${6:-5}
+kvcodec=$(realpath "$(command -v "$1")") make_kv=$(realpath "$2") model=$(realpath "$3") text=$(realpath "$4") folder=$5 rounds=${6:-3}
 export OMP_NUM_THREADS=1 SOURCE_DATE_EPOCH=1700000000
 TIMEFORMAT='%U %S %R'
 mkdir -p "$folder"
 cd "$folder"
 middle() { sort -n | awk '{ v[NR] = $1 } END { print v[int((NR + 1) / 2)] }'; }
 # The counts of a shell take in those of the programs that it waited for.
-counted() { sh -c '"$@" >/dev/null; awk "/syscr|rchar|syscw|wchar/ { print \$2 }" /proc/$$/io >counts' sh "$@"; }
+counted() { sh -c '"$@" >/dev/null || exit 1; awk "/syscr|rchar|syscw|wchar/ { print \$2 }" /proc/$$/io >counts' sh "$@"; }
 measure() { # <name> <command ...>: one line
   local name=$1
   shift
   rm -f times
-  for _ in $(seq "$rounds"); do { time counted "$@"; } 2>>times; done
+  for _ in $(seq "$rounds"); do { time counted "$@" 2>&3; } 3>&2 2>>times; done
   read -r rchar wchar syscr syscw < <(xargs <counts)
   printf '%s: read %s bytes in %s calls, wrote %s in %s, ' "$name" "$rchar" "$syscr" "$wchar" "$syscw"
   echo "processor $(awk '{ print $1 + $2 }' times | middle) s, clock $(awk '{ print $3 }' times | middle) s"
@@ -42,12 +42,12 @@ for documents in 1000 10000; do
 done
 # Joins of few and of many shares, of few and of many bytes.
 [ -f big.h5 ] || "$make_kv" --layers 4 --heads 2 --dim 16 --documents 64 --tokens 4096 -o big.h5
-join() { # <kv file> <shares>
+join() { # <kv file> <how many of its 16 shares>
   for i in $(seq "$2"); do
-    [ -f "$1-$2-$i.h5" ] || "$kvcodec" encode "$1" --codec q4 --sink 1 --shard "$i/$2" --quiet -o "$1-$2-$i.h5" >/dev/null
+    [ -f "$1-$i.h5" ] || "$kvcodec" encode "$1" --codec q4 --sink 1 --shard "$i/16" --quiet -o "$1-$i.h5" >/dev/null
   done
   # shellcheck disable=SC2046  # a word for each share
-  measure "cat, $2 shares of $1" "$kvcodec" cat $(seq -f "$1-$2-%.0f.h5" "$2") --quiet --overwrite -o joined.h5
+  measure "cat, $2 of 16 shares of $1" "$kvcodec" cat $(seq -f "$1-%.0f.h5" "$2") --quiet --overwrite -o joined.h5
 }
 join kv-1000.h5 4
 join kv-1000.h5 16

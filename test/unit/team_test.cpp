@@ -3,7 +3,6 @@
 
 #include <array>
 #include <cmath>
-#include <cstring>
 #include <string>
 
 #include "lib/core/rng.hpp"
@@ -79,17 +78,18 @@ void copy_rows(const Matrix<float>& from, uint64_t first, MatrixView<float> out)
 TEST_CASE("team: shares are consecutive and about as large, and what ranks give all get") {
   for (const int ranks : {1, 2, 3, 5})
     for (const size_t count : {size_t{0}, size_t{1}, size_t{4}, size_t{17}})
-      run_ranks(ranks, [&](const Team& team) {
-        size_t at = 0, largest = 0, least = count;
-        for (int rank = 0; rank < ranks; ++rank) {
-          const TeamShare share = team.share_of(rank, count);
-          if (share.begin != at) throw failed("a share begins at {}, not {}", share.begin, at);
-          at = share.end;
-          largest = std::max(largest, share.count()), least = std::min(least, share.count());
-        }
-        if (at != count || largest - least > 1)
-          throw failed("shares of {} to {} of {}", least, largest, count);
-      });
+      for (const Error& error : run_ranks(ranks, [&](const Team& team) {
+             size_t at = 0, largest = 0, least = count;
+             for (int rank = 0; rank < ranks; ++rank) {
+               const TeamShare share = team.share_of(rank, count);
+               if (share.begin != at) throw failed("a share begins at {}, not {}", share.begin, at);
+               at = share.end;
+               largest = std::max(largest, share.count()), least = std::min(least, share.count());
+             }
+             if (at != count || largest - least > 1)
+               throw failed("shares of {} to {} of {}", least, largest, count);
+           }))
+        FAIL_CHECK(error.what());
   const auto errors = run_ranks(3, [](const Team& team) {
     Matrix<uint32_t> all(7, 2);
     const TeamShare own = team.share(7);
