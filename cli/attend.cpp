@@ -443,10 +443,8 @@ std::vector<std::string> cells(std::string label, const Result& result, const La
 
 const char* how_multiplied(const CodecOfFile& codec) {
   if (codec.multiplies()) return "multiplied without decoding";
-  if (codec.multiplies(Side::key) && codec.entry().is_pair())
-    return "keys multiplied without decoding, values decoded";
-  if (codec.multiplies(Side::value) && codec.entry().is_pair())
-    return "keys decoded, values multiplied without decoding";
+  if (codec.multiplies(Side::key)) return "keys multiplied without decoding, values decoded";
+  if (codec.multiplies(Side::value)) return "keys decoded, values multiplied without decoding";
   return "decoded to be multiplied";
 }
 

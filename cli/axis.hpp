@@ -22,8 +22,8 @@ class Axis {
   Axis(Scale scale, const std::vector<double>& values, double linear = 1);
 
   Scale scale() const { return scale_; }
-  /// Of any value: what lies beyond an end is put at it, except that a logarithmic axis puts what is not
-  /// positive into its strip.
+  /// Where a value lies, 0 to 1: one beyond an end is put at that end, except that a logarithmic axis puts what is
+  /// not positive into its strip.
   double place(double value) const;
   /// Whether the value lies between the ends (or in the strip), and place() is thus exact.
   bool holds(double value) const;
@@ -52,13 +52,14 @@ class Axis {
 /// A number as an axis says it: "0.001", "1e-5", with a true minus sign.
 std::string tick_text(double value);
 
+/// An interval that a plot shows, and its mean.
+struct Span {
+  double low, middle, high;
+};
 /// What a symlog axis takes for its linear part, from the intervals to be shown: a power of ten near the
 /// median half width of the intervals that hold 0, or near the smallest value that can be told from 0 where
 /// that is less; but no less than a millionth of the largest value. So the linear part is about as wide as
 /// what cannot be told from 0.
-struct Span {
-  double low, middle, high;
-};
 double linear_part(const std::vector<Span>& spans);
 
 }  // namespace kvcodec::cli

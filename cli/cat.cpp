@@ -32,26 +32,26 @@ struct CatOptions final : Options {
   }
 };
 
-/// The chosen ones of all documents, which are numbered through all files.
+/// The documents that the selection names; it numbers them through all files.
 std::vector<DocumentsOf> choose(const std::vector<std::string>& names, const std::vector<DocumentList>& lists,
                                 const DocumentSelection& selection) {
   Documents all;
-  std::vector<std::pair<size_t, size_t>> places;  // file, number in it
+  std::vector<std::pair<size_t, size_t>> sources;  // of each document: file, number in it
   for (size_t file = 0; file < lists.size(); ++file)
     for (size_t i = 0; i < lists[file].documents.count(); ++i) {
       all.add(lists[file].documents.names[i], lists[file].documents.length(i));
-      places.emplace_back(file, i);
+      sources.emplace_back(file, i);
     }
   std::vector<DocumentsOf> from;
   from.reserve(names.size());
   for (const std::string& name : names) from.push_back({name, {}});
   const std::string where = names.size() == 1 ? names.front() : "the files together";
   for (const size_t i : selection.choose(all, where))
-    from[places[i].first].numbers.push_back(places[i].second);
+    from[sources[i].first].numbers.push_back(sources[i].second);
   return from;
 }
 
-/// Documents and histories of files of one type.
+/// What the files say of their documents. Throws Error(bad_input) unless all are of one type.
 std::vector<DocumentList> read_lists(const std::vector<std::string>& names) {
   std::vector<DocumentList> lists;
   for (const std::string& name : names) {

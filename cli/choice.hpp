@@ -13,7 +13,7 @@
 
 namespace kvcodec::cli {
 
-/// What a codec makes of one side by itself.
+/// Rate and errors of one side, coded by itself.
 struct SideTrial {
   double bits = 0;  ///< of its streams, per value of this side
   double cost = 0;  ///< of its errors, by what errors are weighed with
@@ -52,9 +52,10 @@ struct PairPromise {
   size_t keys = 0, values = 0;
 };
 
-/// Pairs that promise more than any single codec did, the one that promises most first, `most` at most. Each bit is taken to
-/// cut the cost of errors to a quarter, so that bits and costs of each side, measured at any rate, say what the pair costs where bits
-/// are divided best. Only attempts with the same layer group and no two books make a pair.
+/// Pairs that promise more than any single codec did, the one that promises most first, `most` at most. The estimate takes
+/// each bit to cut the cost of errors to a quarter. Then bits and costs of each side, measured at any rate, say what the
+/// pair costs where bits are divided best. Only attempts with the same layer group, and of which at most one has a book,
+/// make a pair.
 std::vector<PairPromise> promising_pairs(std::span<const Attempt> attempts, size_t most);
 
 /// Codecs that were left out because the time was over.

@@ -185,7 +185,7 @@ void check_files(const ChooseOptions& options) {
                       options.learn);
 }
 
-/// Learns a transform as train-transform does, and returns the command that repeats it.
+/// Runs train-transform on these documents, and returns the command line that repeats it.
 std::string learn_transform(const ChooseOptions& options, const std::vector<size_t>& documents) {
   const std::vector<int> numbers(documents.begin(), documents.end());
   std::vector<std::string> arguments = {options.input, "--documents", ranges_text(numbers), "-o",

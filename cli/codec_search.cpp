@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <memory>
 #include <optional>
 
 #include "cli/codec_spec.hpp"
@@ -20,7 +21,7 @@
 namespace kvcodec::cli {
 namespace {
 
-/// From the one that promises most; the baselines only where they are asked for.
+/// Codecs that are tried, the most promising first; the baselines only where --codecs names them.
 constexpr std::string_view kByPromise[] = {"transform", "kvcomp", "q4", "kivi", "sparse", "rvq", "selfindex"};
 constexpr std::string_view kBaselines[] = {"fp8", "lossless", "none"};
 
@@ -38,7 +39,11 @@ std::vector<const CodecEntry*> codecs_to_try(const std::string& list) {
   if (!list.empty()) {
     asked = split(list, ',');
     with_context("--codecs", [&] {
-      for (const std::string& name : asked) (void)codec_named(name);
+      for (const std::string& name : asked) {
+        (void)codec_named(name);
+        if (name.find(':') != std::string::npos)
+          throw usage_error("'{}' has options, but the search sets them: name codecs alone", name);
+      }
     });
   }
   std::vector<const CodecEntry*> chosen;
@@ -50,7 +55,8 @@ std::vector<const CodecEntry*> codecs_to_try(const std::string& list) {
   if (!list.empty())
     for (const std::string_view name : kBaselines) take(name);
   for (const std::string& name : asked)
-    if (codec_named(name).is_pair()) chosen.push_back(&codec_named(name));
+    if (const CodecEntry& pair = codec_named(name); pair.is_pair() && std::ranges::count(chosen, &pair) == 0)
+      chosen.push_back(&pair);
   return chosen;
 }
 
@@ -69,7 +75,7 @@ std::vector<NamedBook> read_books(const std::vector<std::string>& files,
 
 struct Candidate {
   const CodecEntry* codec = nullptr;
-  const NamedBook* book = nullptr;  ///< nullptr: it needs none, or there is none
+  const NamedBook* book = nullptr;  ///< nullptr: the codec needs none, or none was given
 };
 
 /// Each codec with each book that it takes.
@@ -100,7 +106,9 @@ struct Trial {
   Probe probe;
   std::optional<LossMeter> meter = {};
   std::optional<Weights> weights = {};
+  std::unique_ptr<const Probe> wide = {};
 
+  const Weights* weights_or_none() const { return weights ? &*weights : nullptr; }
   bool time_is_up() const { return since.seconds() >= options.time; }
 };
 
@@ -138,12 +146,12 @@ class Tryout {
  private:
   const CodecEntry& entry() const { return *candidate_.codec; }
 
-  /// Weights for the search alone, or for the codec, where it takes any.
+  /// Whether --weights counts for this codec: for its search, for the codec itself, or for both.
   bool weighs() const {
     return !trial_.options.weights.empty() && (allocates_bits(entry()) || entry().capabilities.takes_weights);
   }
 
-  /// Whether they are the codec's: it then needs them to encode.
+  /// Whether the codec itself uses --weights, and needs the file to encode.
   bool codec_weighs() const { return weighs() && entry().capabilities.takes_weights; }
 
   std::unique_ptr<Codec> make(const Options& options, bool weighed) const {
@@ -172,10 +180,10 @@ class Tryout {
                               trial_.cache.kv,
                               trial_.cache.documents,
                               trial_.cache.layers,
-                              weighs() ? trial_.options.weights : std::string(),
+                              weighs() ? trial_.weights_or_none() : nullptr,
                               trial_.common,
                               [this](const Options& with) { return make(with, codec_weighs()); },
-                              nullptr,
+                              trial_.wide.get(),
                               before_try_};
     const FoundOptions found = find_options(trial_.options.goal, context, trial_.probe,
                                             trial_.meter ? &*trial_.meter : nullptr, options);
@@ -186,7 +194,7 @@ class Tryout {
     reach(*found.options);
   }
 
-  /// A codec whose rate no option turns reaches the goal as it is, or not.
+  /// For a codec without a dial: it reaches the goal as it is, or not.
   void try_fixed(Options& usual, const Codec& codec) {
     measure(codec);
     const SearchOptions& options = trial_.options;
@@ -209,23 +217,19 @@ class Tryout {
     }
   }
 
-  /// Measures both sides by themselves, for pairs.
+  /// The energies of both sides, each coded by itself. Notes what each side takes and costs, for pairs.
   Probe::Energies sides_of(const Codec& codec) {
-    auto& sides = attempt_.sides.emplace();
+    std::array<SideTrial, 2> sides;
     Probe::Energies energies;
     for (const Side side : kSides) {
       const size_t i = side == Side::value;
       const Probe::OneSide one = trial_.probe.one_side(codec, side);
+      sides[i] = {one.bits, one.cost(trial_.weights_or_none())};
       energies.resize(one.energies.size());
-      sides[i].bits = one.bits;
-      for (size_t layer = 0; layer < energies.size(); ++layer) {
-        const Probe::Energy& energy = energies[layer][i] = one.energies[layer][i];
-        if (energy.signal > 0)
-          sides[i].cost +=
-              energy.error *
-              (trial_.weights ? trial_.weights->cost(side, static_cast<int>(layer)) : 1 / energy.signal);
-      }
+      for (size_t layer = 0; layer < energies.size(); ++layer) energies[layer][i] = one.energies[layer][i];
     }
+    // A side without errors, or without values, cannot be weighed against another.
+    if (sides[0].cost > 0 && sides[1].cost > 0) attempt_.sides = sides;
     return energies;
   }
 
@@ -236,7 +240,7 @@ class Tryout {
 
   void miss(const std::string& reason) { attempt_.reason = reason; }
 
-  /// least: " at least" where options were searched.
+  /// Notes by how much the goal was missed. least: " at least" where options were searched, else "".
   void miss_by(double nearest, const char* least) {
     if (!std::isfinite(nearest)) return miss("none of its options fits the cache");
     attempt_.nearest = nearest;
@@ -250,8 +254,8 @@ class Tryout {
   Attempt attempt_;
 };
 
-/// Tries one after the other, and then pairs of them that promise more. What does not fit the cache is an attempt that
-/// failed, unless nothing fits: then the cache is to blame, and the first such error is thrown.
+/// Tries all candidates, and then pairs of them that promise more. A codec or book that does not fit the cache is a failed
+/// attempt. If none fits, the cache is to blame: the first such error is thrown.
 class Attempts {
  public:
   explicit Attempts(const Trial& trial) : trial_(trial), bar_("choose", "codecs", trial.common.quiet) {}
@@ -266,29 +270,28 @@ class Attempts {
   }
 
  private:
-  /// So many pairs are tried at most.
-  static constexpr size_t kMostPairs = 2;
+  static constexpr size_t kMostPairs = 2;  // that are tried
 
   void add(const Candidate& candidate) {
     const auto done = static_cast<double>(made_.size()), all = static_cast<double>(expected_);
     int tries = 0;
     const auto before_try = [&] {
       if (trial_.time_is_up()) throw TimeIsUp();
-      // How many tries there will be is not known: each takes a tenth of what is left.
+      // How many measurements there will be is not known: each moves the bar by a tenth of what is left.
       bar_.update(done + 1 - std::pow(0.9, tries++), all, candidate.codec->name);
     };
-    if (trial_.time_is_up()) {
-      made_.push_back({.codec = candidate.codec->name, .reason = kNoTimeLeft});
-      return;
-    }
+    const auto without_result = [&](const std::string& reason) {
+      made_.push_back({.codec = candidate.codec->name,
+                       .book = candidate.book ? candidate.book->file : std::string(),
+                       .reason = reason});
+    };
+    if (trial_.time_is_up()) return without_result(kNoTimeLeft);
     try {
       made_.push_back(Tryout(trial_, candidate, before_try).run());
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::bad_input) throw;
       if (!unfit_) unfit_ = error;
-      made_.push_back({.codec = candidate.codec->name,
-                       .book = candidate.book ? candidate.book->file : std::string(),
-                       .reason = error.what()});
+      without_result(error.what());
     }
   }
 
@@ -298,8 +301,10 @@ class Attempts {
     expected_ += promising.size();
     for (const PairPromise& pair : promising) {
       const Candidate &keys = candidates[pair.keys], &values = candidates[pair.values];
-      add({known_codec(fmt::format("{}{}{}", keys.codec->name, kPairMark, values.codec->name)),
-           keys.book ? keys.book : values.book});
+      const CodecEntry* both =
+          known_codec(fmt::format("{}{}{}", keys.codec->name, kPairMark, values.codec->name));
+      if (std::ranges::count(candidates, both, &Candidate::codec) == 0)
+        add({both, keys.book ? keys.book : values.book});
     }
   }
 
@@ -312,7 +317,7 @@ class Attempts {
 
 // Results ------------------------------------------------------------------------------------------
 
-/// Says what came nearest.
+/// Throws Error(usage), saying what came nearest.
 [[noreturn]] void complain(const SearchOptions& options, const std::vector<Attempt>& attempts) {
   const auto late = untried(attempts);
   const std::string left_out =
@@ -383,6 +388,8 @@ SearchResult search_codecs(const SearchOptions& options, const SearchedCache& ca
   if (!options.goal.model.empty())
     trial.meter.emplace(options.goal.model, options.goal.texts, cache.kv, common);
   if (!options.weights.empty()) trial.weights = read_weights(options.weights, cache.kv.model());
+  if (options.goal.total_bits > 0)
+    trial.wide = wide_probe(trial.probe, cache.kv, cache.documents, cache.sampled, cache.layers);
   SearchResult result{.attempts = Attempts(trial).all(candidates_of(codecs, books)),
                       .tokens = trial.probe.tokens()};
   const auto best = best_of(result.attempts, options.judge());

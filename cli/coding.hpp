@@ -75,7 +75,7 @@ std::unique_ptr<DocumentView> open_document(const CodesReader& codes, const Code
                                             const GroupShape& shape, size_t document,
                                             const StreamReader& streams);
 
-/// The same of the streams in the file.
+/// A document of a codes file, opened with its streams.
 class StoredDocument {
  public:
   StoredDocument(const CodesReader& codes, const Codec& codec, const GroupShape& shape, size_t document)

@@ -352,21 +352,25 @@ std::string Command::help() const {
   return page;
 }
 
-/// A word without what a URL in it may keep secret.
+/// A word without what URLs in it may keep secret: it is a URL, or --option=URL, or settings with commas between them.
 static std::string without_secrets(const std::string& word) {
-  if (is_far(word)) return shown_name(word);
   const size_t value = word.starts_with("--") ? word.find('=') + 1 : 0;
-  return value > 0 && is_far(word.substr(value)) ? word.substr(0, value) + shown_name(word.substr(value))
-                                                 : word;
+  const std::string text = word.substr(value);
+  std::string shown = word.substr(0, value);
+  if (is_far(text)) return shown + shown_name(text);
+  for (size_t begin = 0, comma = 0; comma != std::string::npos; begin = comma + 1) {
+    comma = text.find(',', begin);
+    shown += shown_text(text.substr(begin, comma == std::string::npos ? comma : comma - begin));
+    if (comma != std::string::npos) shown += ',';
+  }
+  return shown;
 }
 
-/// Whether the argument is about names of documents, which may look like URLs.
-bool Command::names_documents(size_t argument) const {
-  for (const std::string_view option : {"--documents", "--meta", "--list"})
-    if (arguments_[argument].starts_with(fmt::format("{}=", option)) ||
-        (argument > 0 && arguments_[argument - 1] == option))
-      return true;
-  return false;
+bool Command::recorded_as_given(size_t argument) const {
+  return std::ranges::any_of(recorded_as_given_, [&](const std::string& option) {
+    return arguments_[argument].starts_with(option + "=") ||
+           (argument > 0 && arguments_[argument - 1] == option);
+  });
 }
 
 std::string Command::history_line() const {
@@ -383,7 +387,7 @@ std::string Command::history_line() const {
       if (option == word) ++i;  // its value is the next word
       continue;
     }
-    line += " " + shell_quoted(names_documents(i) ? word : without_secrets(word));
+    line += " " + shell_quoted(recorded_as_given(i) ? word : without_secrets(word));
   }
   return line + history_end_;
 }

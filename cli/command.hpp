@@ -90,6 +90,8 @@ class Command {
   void add_to_history(const std::string& words) { history_end_ += " " + words; }
   /// Keeps an option of this command out of the history, because the product is the same with and without it.
   void keep_out_of_history(const std::string& name, bool has_value) { unrecorded_["--" + name] = has_value; }
+  /// Records the values of an option as they are, though they may look like URLs: names of documents.
+  void record_as_given(const std::string& name) { recorded_as_given_.push_back("--" + name); }
   /// What the program answers where all went well: 0, or bits that the command's page explains.
   void set_status(int status) { status_ = status; }
   int status() const { return status_; }
@@ -112,10 +114,11 @@ class Command {
   void read_words();
   [[noreturn]] void refuse_option(const std::string& word) const;
   void check_left_over() const;
-  bool names_documents(size_t argument) const;
+  bool recorded_as_given(size_t argument) const;
 
   std::string name_, summary_, synopsis_, description_, example_, history_end_;
   std::map<std::string, bool> unrecorded_;  // options, and whether they have a value
+  std::vector<std::string> recorded_as_given_;
   std::vector<std::string> arguments_;
   const Team& team_;
   int status_ = 0;

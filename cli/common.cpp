@@ -247,7 +247,7 @@ bool OutputOptions::send_if_missing() const {
     throw failed("{}: is not uploaded, because another run reads {}; run compact on it, then upload it",
                  place.shown, path);
   try {
-    return upload(place, path, replaces());
+    return upload(place, path, overwrite || force);
   } catch (const Error& fault) {
     throw Error(fault.kind(), fmt::format("{}; {} is complete", fault.what(), path));
   }

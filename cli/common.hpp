@@ -77,8 +77,9 @@ struct OutputOptions {
   bool overwrite = false;
   bool force = false;
   bool skip_existing = false;
+  bool in_place = false;  ///< the output is the input, because the user named no other
 
-  bool replaces() const { return overwrite || force; }
+  bool replaces() const { return overwrite || force || in_place; }
 
   void declare(Command& command, const std::string& what);
   /// The same without --to, of a command whose product is a folder, or that has another --to.
@@ -141,7 +142,7 @@ struct DocumentSelection {
   std::vector<size_t> choose(const Documents& documents, const std::string& where) const;
 };
 
-/// Numbers of the documents whose name fits the glob: * ? and [..] as the shell has them, but that * fits / too.
+/// Numbers of the documents whose name fits the glob: * ? and [..] as the shell has them, except that * fits / too.
 std::vector<size_t> matching_documents(const Documents& documents, const std::string& glob);
 
 /// Numbers with both ends.

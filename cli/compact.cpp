@@ -39,10 +39,10 @@ std::string compact(Command& command) {
   if (options.output.path.empty()) {
     if (options.input == "-") throw usage_error("standard input cannot be replaced; name an output with -o");
     options.output.path = options.input;
-    options.output.force = true;
+    options.output.in_place = true;
   }
   options.output.check(options.common);
-  options.output.keep({options.input});
+  if (!options.output.in_place) options.output.keep({options.input});
   options.common.apply(command, false);
 
   const auto held = options.output.hold(options.input, options.common);

@@ -107,6 +107,7 @@ void DocumentSelection::declare(Command& command) {
            "or @FILE with one of these on each line (default: all)",
        .target = &text},
       "LIST");
+  command.record_as_given("documents");
 }
 
 std::vector<size_t> DocumentSelection::choose(const Documents& documents, const std::string& where) const {

@@ -29,7 +29,7 @@ std::vector<std::string> text_files(const std::vector<std::string>& paths);
 
 bool is_pipe(const std::string& file);
 
-/// Throws Error(bad_input) for a named pipe: who opens one waits for a writer.
+/// Throws Error(bad_input) for a named pipe: opening one would wait for a writer.
 void refuse_pipe(const std::string& file);
 
 /// All of a file; "-" is standard input.

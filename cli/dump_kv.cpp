@@ -436,6 +436,7 @@ void declare(Command& command, DumpOptions& options) {
   for (size_t i = 2; i < fields.size(); ++i) command.option(fields[i]);
   command.repeated("meta", "store KEY and VALUE with each document; may be given several times",
                    options.metadata, "KEY=VALUE");
+  command.record_as_given("meta");
   options.documents.declare(command);
   options.shard.declare(command);
   command.group("What is stored");

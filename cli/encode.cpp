@@ -48,7 +48,7 @@ struct EncodeOptions final : Options {
   std::optional<RopeChoice> rope;
   Preset preset = Preset::best;
   bool embed_book = false, verify = false;
-  bool pack = true;  ///< loses nothing, and takes no time to speak of
+  bool pack = true;  ///< lossless, and takes hardly any time
   GoalOptions goal;
   CommonOptions common;
   OutputOptions output;
@@ -68,7 +68,9 @@ struct EncodeOptions final : Options {
              fmt::join(codec_names(), ", ")),
          .target = &codec},
         preset_field(preset),
-        {.name = "book", .help = "file of the dictionary or codebooks that the codec needs", .target = &book},
+        {.name = "book",
+         .help = "file of the dictionary, codebooks or transform that the codec needs",
+         .target = &book},
         {.name = "weights",
          .help =
              "sensitivity file: errors of layers and sides that cost the model more are kept smaller; for kvcomp "
@@ -105,14 +107,13 @@ struct EncodeOptions final : Options {
   }
 };
 
-/// The codec named, with its options bound; or, where the help is asked for without a codec, those of all
-/// shown.
+/// The codec that --codec names, and its options, bound to the command line. Both null where it names none.
 struct NamedCodec {
   const CodecEntry* entry = nullptr;
   std::unique_ptr<Options> options;
 };
 
-/// What --preset says, before it is parsed: the options' defaults follow from it.
+/// The value of --preset, read before parsing, because the defaults of options follow from it.
 Preset preset_asked(const Command& command) {
   Preset preset = Preset::best;
   if (const std::string asked = command.peek("preset"); !asked.empty())
@@ -120,7 +121,7 @@ Preset preset_asked(const Command& command) {
   return preset;
 }
 
-/// Binds the options of both codecs, and says how they are called to who leaves out the side.
+/// Binds the options of both codecs. An option without its side is refused, with its names for keys and values.
 std::unique_ptr<Options> declare_pair(Command& command, const CodecEntry& pair, Preset preset) {
   auto options = options_from(pair, preset);
   command.group(fmt::format("Codec {}: {}", pair.name, pair.summary));
@@ -165,7 +166,8 @@ NamedCodec declare_codec(Command& command) {
   return chosen;
 }
 
-/// Options in the word that --codec has: those of the codec, its book, and what becomes of the keys.
+/// Sets the options that follow the colon in the value of --codec: those of the codec, book, weights, rope, preset and
+/// goals.
 void take_word(const Command& command, const NamedCodec& codec, EncodeOptions& options) {
   auto fields = codec.options->fields();
   fields.push_back({.name = "book", .help = "", .target = &options.book});
@@ -180,8 +182,8 @@ void take_word(const Command& command, const NamedCodec& codec, EncodeOptions& o
   });
 }
 
-/// So many times the bits of the text that a book was learned from: other novels take 1.1 times as many, technical
-/// prose and code 1.6 and more.
+/// A cache that takes more than so many times the bits of a book's training data is of another kind: other novels take 1.1
+/// times as many, technical prose and code 1.6 and more.
 constexpr double kUnlike = 1.4;
 
 /// What is to be encoded: whole documents of a kv file, and where they go in the codes.
@@ -193,7 +195,7 @@ struct Job {
   };
   std::vector<Piece> pieces;
   std::vector<Piece>
-      surveyed;  ///< what a new file's documents share is chosen by: with --shard those of all shares
+      surveyed;  ///< surveyed for what all documents of a new file share: with --shard the pieces of all shares
   std::vector<uint32_t> tokens;
   std::vector<uint64_t> positions;
   std::vector<std::string>
@@ -234,7 +236,7 @@ class StoredDocuments {
   std::map<std::string, std::vector<size_t>> numbers_;
 };
 
-/// What is known of the last document of the codes when that of the kv file goes on with it.
+/// The facts of the codes' last document after a document of the kv file, with these ids, has continued it.
 DocumentFacts continued(const CodesReader& base, const DocumentFacts& more, std::span<const uint32_t> ids) {
   const Documents& documents = base.info().documents;
   const size_t last = documents.count() - 1;
@@ -326,7 +328,7 @@ class CodecRun {
   }
 
  private:
-  /// What a layer holds of pieces.
+  /// The tokens of pieces that a layer holds.
   std::vector<Job::Piece> held(std::vector<Job::Piece> pieces, int layer) const {
     for (Job::Piece& piece : pieces) {
       const uint64_t left_out = kv_.documents().left_out_of(layer, piece.source);
@@ -335,7 +337,7 @@ class CodecRun {
     return pieces;
   }
 
-  /// The pieces that are surveyed before piece i is appended: none, itself, or all that a new file's tables are chosen by.
+  /// The pieces that are surveyed before piece i is appended: none, itself, or all that new shared streams are made from.
   std::span<const Job::Piece> surveyed_before(const GroupShape& shape, size_t i) const {
     const auto pieces = std::span(pieces_);
     switch (codec_.survey_scope(shape)) {
@@ -448,7 +450,7 @@ class CodecRun {
   uint64_t done_ = 0, planned_ = 0;    // tokens read, over all passes of the side in work
 };
 
-/// Whether the tokens of a cache can follow those that the codes have.
+/// Throws Error(bad_input) unless the tokens of the cache can follow those in the codes: model, type and token ids must fit.
 void check_continues(const KvReader& kv, const CodesReader& base) {
   check_same_model(kv, base);
   if (kv.dtype() != base.info().source_dtype)
@@ -459,7 +461,7 @@ void check_continues(const KvReader& kv, const CodesReader& base) {
                     base.has_tokens() ? "has them" : "has none");
 }
 
-/// The codec; what is wrong with the book, and only that, is said of the book's file.
+/// Makes the codec. An Error(bad_input) names the book's file, if there is one: it is about the book.
 std::unique_ptr<Codec> make_codec(const CodecEntry& entry, const Options& options,
                                   const CodecContext& context, std::optional<RopeChoice> rope,
                                   const std::string& book_file) {
@@ -471,7 +473,7 @@ std::unique_ptr<Codec> make_codec(const CodecEntry& entry, const Options& option
   }
 }
 
-/// One row: what went in, what came out, how long it took.
+/// The report of the command: a table of one row, or JSON.
 std::string summary(const FileRate& rate, const std::string& target, const std::string& codec, double seconds,
                     const Job& job, bool json) {
   if (json) {
@@ -498,7 +500,7 @@ std::string summary(const FileRate& rate, const std::string& target, const std::
   return table.text();
 }
 
-/// Whether codes that have an option for first tokens have errors in them, of keys or of values.
+/// Whether a codec with an option `sink`, for keys or for values, keeps no first token exactly.
 bool covers_first_tokens(const Record& parameters) {
   return std::ranges::any_of(parameters.items(), [](const auto& item) {
     const std::string_view name = item.first;
@@ -506,8 +508,8 @@ bool covers_first_tokens(const Record& parameters) {
   });
 }
 
-/// The codes to be written: what they will say of themselves, the codec, and what that stands on. Stays where
-/// it is: the codec points to the book.
+/// The codes to be written: their CodesInfo, the codec, and the book or codes that it needs. Not copied or moved, as the
+/// codec points to the book.
 class Encoding {
  public:
   /// New codes of chosen layers and documents, by the codec named, with its options, or with those that reach the goal.
@@ -529,8 +531,11 @@ class Encoding {
       return make_codec(entry, with, context, options.rope, options.book);
     };
     const auto layers = options.layers.choose(kv.layers(), kv.name());
+    std::optional<Weights> weights;
+    if (options.goal.given() && !options.weights.empty()) weights = read_weights(options.weights, info.model);
     if (options.goal.given())
-      found = settle(options.goal, {entry, kv, documents, layers, options.weights, options.common, make},
+      found = settle(options.goal,
+                     {entry, kv, documents, layers, weights ? &*weights : nullptr, options.common, make},
                      *codec.options);
     made_ = make(*codec.options);
     if (entry.before_rope && !options.rope && !context.book && !context.rope.turns())
@@ -571,7 +576,7 @@ class Encoding {
   CodesInfo info;
   std::string found;  ///< options that reach the goal, as they could be typed
   const CodesReader* base() const { return base_ ? &*base_ : nullptr; }
-  /// Where the codes that grow are done with.
+  /// Closes the codes that grow: base() is null afterwards, and their codec() is gone.
   void close_base() {
     base_codec_.reset();
     base_.reset();
@@ -615,7 +620,8 @@ class Encoding {
   std::optional<CodecOfFile> base_codec_;
 };
 
-/// What --codec auto comes to: the codec that reaches the goal best, as if it and its options had been given.
+/// For --codec auto: the codec that reaches the goal best. Sets `options` as if it had been named with its options, and
+/// `found` to these as words of a command line.
 NamedCodec find_codec(const KvReader& kv, const std::vector<size_t>& documents, EncodeOptions& options,
                       std::string& found) {
   SearchOptions search{.goal = options.goal, .weights = options.weights};
@@ -636,7 +642,7 @@ NamedCodec find_codec(const KvReader& kv, const std::vector<size_t>& documents, 
   return codec;
 }
 
-/// What single options cannot say.
+/// Throws Error(usage) for options that exclude each other or lack another.
 void check_combination(const Command& command, const EncodeOptions& options) {
   if (options.codec == kAuto) {
     for (const char* of_one : {"preset", "storage", "rope"})
@@ -653,7 +659,6 @@ void check_combination(const Command& command, const EncodeOptions& options) {
                               "shard", "total-bits", "quality", "max-nll", "resume"})
       if (command.given(fixed))
         throw usage_error("--append goes on as {} was made; leave out --{}", options.append, fixed);
-  if (options.append.empty() || command.given("output")) options.output.check(options.common);
 }
 
 NamedCodec declare(Command& command, EncodeOptions& options) {
@@ -695,7 +700,7 @@ void note_missing_queries(const KvReader& kv, const Codec& codec, const CommonOp
     common.note("{} has no queries: {} (see dump-kv --queries)", kv.name(), instead);
 }
 
-/// What is unlike the text that the book was learned from takes more bits, and loses more.
+/// Notes that the cache takes many more bits than what the book was learned from: it is unlike that, and loses more too.
 void note_unlike_book(const CodesReader& codes, const FileRate& rate, const KvReader& kv, const Codec& codec,
                       const CommonOptions& common) {
   const auto learned = codec.learned_rate();
@@ -713,14 +718,14 @@ void note_unlike_book(const CodesReader& codes, const FileRate& rate, const KvRe
         kv.name(), taken, learned->bits);
 }
 
-/// What a file takes much more than codes themselves do goes to what it has once, or keeps exactly; that is said, and
-/// so is a file that is no smaller than the cache.
+/// Notes on a file that is larger than its codec's options suggest (rate_remark).
 void note_rate(const FileRate& rate, const std::string& target, const CommonOptions& common) {
   const std::string what = rate_remark(rate);
   if (!what.empty()) common.note("{}: {}", target, what);
 }
 
-/// Reads back what was written, and decodes it as anybody would: by what the file says, and its book.
+/// Reads back what was written and decodes all of it, as kvcodec decode would: from the file and its book alone. Throws
+/// Error(failed) if that fails.
 void verify_codes(const CodesReader& codes, const EncodeOptions& options, const std::string& target) {
   try {
     codes.check_parts([](uint64_t) {}, [](const Error& fault) { throw Error(fault); });
@@ -776,7 +781,7 @@ Pieces write_in_pieces(const Command& command, const EncodeOptions& options, con
   return pieces;
 }
 
-/// Verifies the product where that is wanted, and says what it costs.
+/// Verifies the product if --verify asks for it, writes notes on its rate, and returns that rate.
 FileRate judge(const EncodeOptions& options, const KvReader& kv, const Encoding& encoding,
                const OutputFile& output) {
   const CodesReader codes(output.path());
@@ -801,7 +806,8 @@ std::string encode(Command& command) {
     options.goal.check_goal();
   if (codec.entry) check_goal_fits(command, options.goal, *codec.entry, options.codec);
   check_inputs({options.input, options.book, options.weights, options.append});
-  if (options.output.path.empty()) options.output.path = options.append, options.output.overwrite = true;
+  if (options.output.path.empty()) options.output.path = options.append, options.output.in_place = true;
+  options.output.check(options.common);
   options.output.keep({options.input, options.book, options.weights});
   options.resume.check(command, options.output, {options.input});
   options.common.apply(command, true);

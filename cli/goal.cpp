@@ -36,19 +36,19 @@ double snr_of(Quality quality) {
 }
 
 OptionField* find_field(std::vector<OptionField>& fields, std::string_view name) {
-  const auto place = std::ranges::find(fields, name, &OptionField::name);
-  return place == fields.end() ? nullptr : &*place;
+  const auto found = std::ranges::find(fields, name, &OptionField::name);
+  return found == fields.end() ? nullptr : &*found;
 }
 
-/// Whether the dial's places are bits, whose fractions are how many layers and sides have one more.
+/// Whether the dial sets bits by layer. Its settings are bits then; the fraction says how many layers and sides have one more.
 bool has_layer_bits(const CodecEntry& codec) {
   const auto options = codec.make_options();
   auto fields = options->fields();
   return find_field(fields, "layer-bits") != nullptr;
 }
 
-/// The dial of a codec that codes these sides. Where it sets bits, those of each layer and side are chosen by what errors
-/// cost there.
+/// The dial of a codec that codes these sides. Where it sets bits by layer, allocate_bits() divides them among layers and
+/// sides by what errors cost there.
 class LayerDial {
  public:
   LayerDial(const CodecEntry& codec, std::span<const Side> sides, size_t layers, bool weighed)
@@ -59,43 +59,45 @@ class LayerDial {
         by_layer_(has_layer_bits(codec)) {}
 
   const Dial& dial() const { return dial_; }
-  std::span<const Side> sides() const { return sides_; }
   bool by_layer() const { return by_layer_; }
-  /// Places nearer than this are the same.
+  /// Settings nearer than this are the same.
   double finest() const {
-    return by_layer_ ? 1 / static_cast<double>(std::max<size_t>(places_.size(), 1)) : dial_.whole ? 1 : 1e-3;
+    return by_layer_     ? 1 / static_cast<double>(std::max<size_t>(quantizers_.size(), 1))
+           : dial_.whole ? 1
+                         : 1e-3;
   }
 
-  void turn(Options& options, double place) const {
+  void turn(Options& options, double setting) const {
     if (!dial_.turn) return;
-    dial_.turn(options, place, weighed_);
-    if (by_layer_ && !places_.empty()) set_layer_bits(options, place);
+    dial_.turn(options, setting, weighed_);
+    if (by_layer_ && !quantizers_.empty()) set_layer_bits(options, setting);
   }
 
-  /// Where bits are allocated: what errors cost that no bits leave, by what those of kTried bits are.
+  /// For the allocation of bits: what errors would cost at 0 bits, from energies measured at kTried bits.
   static constexpr double kTried = 3;
-  template <class Cost>
-  void find_costs(const Probe::Energies& energies, const Cost& cost) {
+  void find_costs(const Probe::Energies& energies, const Weights* weights) {
     for (const Side side : sides_)
       for (size_t layer = 0; layer < energies.size(); ++layer) {
         const Probe::Energy& energy = energies[layer][side == Side::value];
         if (energy.signal <= 0) continue;
-        places_.push_back({layer, side});
-        costs_.push_back(cost(side, layer, energy) * energy.error * std::exp2(2 * kTried));
+        quantizers_.push_back({layer, side});
+        costs_.push_back(cost_of_errors(energy, side, layer, weights) * std::exp2(2 * kTried));
       }
   }
 
  private:
-  struct Place {
+  /// One side of one layer, which has bits of its own.
+  struct Quantizer {
     size_t layer;
     Side side;
   };
 
-  void set_layer_bits(Options& options, double place) const {
+  void set_layer_bits(Options& options, double setting) const {
     auto fields = options.fields();
     const OptionField& bits = *find_field(fields, "bits");
     const auto least = static_cast<int64_t>(bits.min), most = static_cast<int64_t>(bits.max);
-    const auto total = static_cast<int64_t>(std::floor(place * static_cast<double>(places_.size()) + 1e-6));
+    const auto total =
+        static_cast<int64_t>(std::floor(setting * static_cast<double>(quantizers_.size()) + 1e-6));
     const std::vector<int64_t> own = allocate_bits(costs_, total, least, most);
     if (std::ranges::all_of(own, [&](int64_t one) { return one == own.front(); })) {
       set_value(bits, own.front());
@@ -103,7 +105,7 @@ class LayerDial {
     }
     std::vector<int64_t> all(2 * layers_, std::get<int64_t>(value_of(bits)));
     for (size_t i = 0; i < own.size(); ++i)
-      all[(places_[i].side == Side::value ? layers_ : 0) + places_[i].layer] = own[i];
+      all[(quantizers_[i].side == Side::value ? layers_ : 0) + quantizers_[i].layer] = own[i];
     set_value(*find_field(fields, "layer-bits"), layer_numbers_text(all));
   }
 
@@ -111,20 +113,20 @@ class LayerDial {
   std::span<const Side> sides_;
   size_t layers_;
   bool weighed_, by_layer_;
-  std::vector<Place> places_;
+  std::vector<Quantizer> quantizers_;
   std::vector<double> costs_;
 };
 
-/// Codecs by their place on the dial. A pair has two dials, and its places lie on a path over both: from each of its stations
-/// to the next one dial is turned, that whose bits gain most (best_pairs).
+/// Codecs by one number, the setting of their dial. A pair has two dials; its settings lie on a path of pairs of settings
+/// (best_pairs): setting i is the path's point i, and from each point to the next one dial is turned, that whose bits gain
+/// most.
 class DialScale {
  public:
   DialScale(const GoalContext& context, Options& base, const Probe& probe)
       : context_(context), base_(to_record(base)) {
-    if (!context_.weights.empty()) weights_ = read_weights(context_.weights, context_.kv.model());
     const auto layers = static_cast<size_t>(context_.kv.model().num_layers);
     const auto add = [&](const CodecEntry& codec, std::span<const Side> sides) {
-      dials_.emplace_back(codec, sides, layers, weights_.has_value());
+      dials_.emplace_back(codec, sides, layers, context_.weights != nullptr);
     };
     if (!context_.codec.is_pair()) {
       add(context_.codec, kSides);
@@ -140,33 +142,32 @@ class DialScale {
     return path_.empty() ? dials_[0].dial().most : static_cast<double>(path_.size() - 1);
   }
   bool whole() const { return path_.empty() && dials_[0].dial().whole; }
-  /// Places nearer than this are the same.
+  /// Settings nearer than this are the same.
   double finest() const { return path_.empty() ? dials_[0].finest() : 1e-3; }
 
-  std::unique_ptr<Options> options_at(double place) const {
-    if (path_.empty()) return options_at(std::array{place, place});
-    const auto before = static_cast<size_t>(std::clamp(std::floor(place), least(), most()));
+  std::unique_ptr<Options> options_at(double setting) const {
+    if (path_.empty()) return options_at(std::array{setting, setting});
+    const auto before = static_cast<size_t>(std::clamp(std::floor(setting), least(), most()));
     const size_t next = std::min(before + 1, path_.size() - 1);
-    const double share = place - static_cast<double>(before);
+    const double share = setting - static_cast<double>(before);
     return options_at(std::array{std::lerp(path_[before][0], path_[next][0], share),
                                  std::lerp(path_[before][1], path_[next][1], share)});
   }
 
-  /// The codec there; nullptr where its options fit neither book nor cache.
-  std::unique_ptr<Codec> codec_at(double place) const { return codec_with(*options_at(place)); }
+  /// The codec at that setting; nullptr where its options do not fit book or cache.
+  std::unique_ptr<Codec> codec_at(double setting) const { return codec_with(*options_at(setting)); }
 
  private:
-  /// A pair's places on its two dials.
-  using Places = std::array<double, 2>;
+  /// The settings of a pair's two dials.
+  using TwoSettings = std::array<double, 2>;
 
-  /// Most places of a side that are looked at, and bits behind which there are none.
-  static constexpr size_t kMostStations = 14;
+  /// The first setting at which a side takes more bits than this ends its curve.
   static constexpr double kMostBits = 12;
 
-  std::unique_ptr<Options> options_at(const Places& places) const {
+  std::unique_ptr<Options> options_at(const TwoSettings& settings) const {
     auto options = context_.codec.make_options();
     from_record(base_, *options);
-    for (size_t i = 0; i < dials_.size(); ++i) dials_[i].turn(own(*options, i), places[i]);
+    for (size_t i = 0; i < dials_.size(); ++i) dials_[i].turn(own(*options, i), settings[i]);
     return options;
   }
 
@@ -184,10 +185,6 @@ class DialScale {
     return context_.codec.is_pair() ? dynamic_cast<PairOptions&>(all).of(kSides[i]) : all;
   }
 
-  double cost_of(Side side, size_t layer, const Probe::Energy& energy) const {
-    return weights_ ? weights_->cost(side, static_cast<int>(layer)) : 1 / energy.signal;
-  }
-
   void find_costs(const Probe& probe) {
     auto options = context_.codec.make_options();
     from_record(base_, *options);
@@ -195,15 +192,12 @@ class DialScale {
       if (dials_[i].by_layer()) dials_[i].turn(own(*options, i), LayerDial::kTried);
     const Probe::Energies energies = probe.energies(*context_.make(*options));
     for (LayerDial& dial : dials_)
-      if (dial.by_layer())
-        dial.find_costs(energies, [this](Side side, size_t layer, const Probe::Energy& energy) {
-          return cost_of(side, layer, energy);
-        });
+      if (dial.by_layer()) dial.find_costs(energies, context_.weights);
   }
 
-  /// What one side takes and what its errors cost along its dial, and where.
+  /// What one side takes and what its errors cost at some settings of its dial.
   struct Curve {
-    std::vector<double> places;
+    std::vector<double> settings;
     std::vector<RatePoint> points;
   };
 
@@ -211,22 +205,17 @@ class DialScale {
     const Dial& dial = dials_[i].dial();
     Curve curve;
     double step = 1;
-    for (double place = dial.useful; curve.points.size() < kMostStations && place <= dial.most;
-         place += step) {
+    for (double setting = dial.useful; setting <= dial.most; setting += step) {
       context_.tell_try();
-      Places places{dials_[0].dial().useful, dials_[1].dial().useful};
-      places[i] = place;
-      const auto codec = codec_with(*options_at(places));
+      TwoSettings settings{dials_[0].dial().useful, dials_[1].dial().useful};
+      settings[i] = setting;
+      const auto codec = codec_with(*options_at(settings));
       if (!codec) break;
       const Probe::OneSide side = probe.one_side(*codec, kSides[i]);
-      RatePoint point{side.bits * static_cast<double>(side.width), 0};
-      for (size_t layer = 0; layer < side.energies.size(); ++layer)
-        if (const Probe::Energy& energy = side.energies[layer][i]; energy.signal > 0)
-          point.cost += cost_of(kSides[i], layer, energy) * energy.error;
-      curve.places.push_back(place);
-      curve.points.push_back(point);
+      curve.settings.push_back(setting);
+      curve.points.push_back({side.bits * static_cast<double>(side.width), side.cost(context_.weights)});
       if (!dial.turn || side.bits > kMostBits) break;
-      if (dial.whole) step = place;  // 1, 2, 4 …
+      if (dial.whole) step = std::max(setting, 1.0);  // 1, 2, 4 …
     }
     return curve;
   }
@@ -238,24 +227,23 @@ class DialScale {
       return;
     }
     for (const auto& [key, value] : best_pairs({curves[0].points, curves[1].points}))
-      path_.push_back({curves[0].places[key], curves[1].places[value]});
+      path_.push_back({curves[0].settings[key], curves[1].settings[value]});
   }
 
   const GoalContext& context_;
   Record base_;
-  std::optional<Weights> weights_;
-  std::vector<LayerDial> dials_;  // one, or of keys and of values
-  std::vector<Places> path_;      // of a pair
+  std::vector<LayerDial> dials_;   // one, or of keys and of values
+  std::vector<TwoSettings> path_;  // of a pair
 };
 
-/// The two neighbouring places between which a measure that rises passes a target: low is not above it, high is, or is
-/// not to be had. Nothing measured there: none was.
+/// Two settings between which a rising measure passes a target: at `low` it is not above the target; at `high` it is, or
+/// there is no codec. Nothing: no such setting was found.
 struct Bracket {
   std::optional<double> low, high;
   double at_low = 0, at_high = std::numeric_limits<double>::infinity();
 };
 
-/// A place between the two, nearer to that whose measure is nearer to the target: measures are nearly straight lines.
+/// The next setting to try, by linear interpolation of the measure (regula falsi), kept away from both ends.
 double between(const Bracket& bracket, double target, bool whole) {
   constexpr double kMargin = 0.05;
   const double share =
@@ -265,22 +253,23 @@ double between(const Bracket& bracket, double target, bool whole) {
   return whole ? std::clamp(std::round(middle), *bracket.low + 1, *bracket.high - 1) : middle;
 }
 
-/// measure: infinite where there is no codec. near(value): whether that is near enough to stop.
+/// Searches all settings for a bracket of the target. measure(setting): infinite where there is no codec.
+/// near(at_low, at_high): whether the bracket is near enough to the target to stop.
 template <class Measure, class Near>
 Bracket find_bracket(const DialScale& scale, double first_step, double target, int tries,
                      const Measure& measure, const Near& near) {
   Bracket bracket;
-  const auto put = [&](double place) {
-    const double value = measure(place);
+  const auto put = [&](double setting) {
+    const double value = measure(setting);
     if (value <= target) {
-      bracket.low = place, bracket.at_low = value;
+      bracket.low = setting, bracket.at_low = value;
     } else {
-      bracket.high = place, bracket.at_high = value;
+      bracket.high = setting, bracket.at_high = value;
     }
     --tries;
   };
   put(scale.least());
-  // Steps that double: what costs much is not tried where little is wanted.
+  // Steps that double from the coarse end: fine settings, which take long, are not tried for a low target.
   for (double step = first_step; bracket.low && !bracket.high && *bracket.low < scale.most(); step *= 2)
     put(std::min(*bracket.low + step, scale.most()));
   while (bracket.low && bracket.high && tries > 0 && *bracket.high - *bracket.low > scale.finest() &&
@@ -290,7 +279,7 @@ Bracket find_bracket(const DialScale& scale, double first_step, double target, i
   return bracket;
 }
 
-/// "--key-rel 0.3 --value-rel 0.18": options that are other than they were.
+/// The options that differ, as words of a command line: "--key-rel 0.3 --value-rel 0.18".
 std::string words_of(Options& before, Options& after) {
   const Record old = to_record(before), now = to_record(after);
   std::string words;
@@ -305,41 +294,44 @@ std::string words_of(Options& before, Options& after) {
 
 double find_rate(const GoalOptions& goal, const GoalContext& context, const DialScale& scale,
                  const Probe& probe) {
-  const auto bits = [&](double place) {
+  const auto bits = [&](double setting) {
     context.tell_try();
-    const auto codec = scale.codec_at(place);
+    const auto codec = scale.codec_at(setting);
     return codec ? probe.bits(*codec) : std::numeric_limits<double>::infinity();
   };
   const auto search = [&](double target) {
     return find_bracket(scale, 1, target, kMostTries, bits,
                         [&](double low, double) { return low >= target * (1 - kNear); });
   };
+  const auto missed = [&](double least) {
+    return GoalMissed(
+        least, fmt::format("--total-bits is {}; with these options {} takes {:.2f} bits per value at least",
+                           goal.total_bits, context.codec.name, least));
+  };
   const Bracket found = search(goal.total_bits);
-  if (!found.low)
-    throw GoalMissed(
-        found.at_high,
-        fmt::format("--total-bits is {}; with these options {} takes {:.2f} bits per value at least",
-                    goal.total_bits, context.codec.name, found.at_high));
+  if (!found.low) throw missed(found.at_high);
   if (!context.wide) return *found.low;
-  // Documents differ: the search aims as far from the goal as its sample is from the larger one.
+  // The larger sample takes `ratio` times as many bits: search for a target corrected by that.
   context.tell_try();
   const double ratio = context.wide->bits(*scale.codec_at(*found.low)) / found.at_low;
   if (std::abs(ratio - 1) <= kNear) return *found.low;
-  return search(goal.total_bits / ratio).low.value_or(*found.low);
+  const Bracket corrected = search(goal.total_bits / ratio);
+  if (!corrected.low) throw missed(corrected.at_high * ratio);
+  return *corrected.low;
 }
 
-/// Where signal-to-noise ratios, which rise, pass the target.
+/// The bracket in which the signal-to-noise ratio, which rises, passes the target.
 Bracket snr_bracket(double target, const GoalContext& context, const DialScale& scale, const Probe& probe) {
-  const auto snr = [&](double place) {
+  const auto snr = [&](double setting) {
     context.tell_try();
-    const auto codec = scale.codec_at(place);
+    const auto codec = scale.codec_at(setting);
     return codec ? Probe::snr_db(probe.energies(*codec)) : std::numeric_limits<double>::infinity();
   };
   return find_bracket(scale, 1, target, kMostTries, snr,
                       [&](double, double high) { return high <= target + kNearDb; });
 }
 
-/// The place of the first ratio that is not below the target.
+/// The lowest setting found whose signal-to-noise ratio is not below the target.
 double find_snr(double target, const GoalContext& context, const DialScale& scale, const Probe& probe) {
   const Bracket found = snr_bracket(target, context, scale, probe);
   if (!found.low) return scale.least();
@@ -350,8 +342,8 @@ double find_snr(double target, const GoalContext& context, const DialScale& scal
   return *found.high;
 }
 
-/// Where errors are what they usually are for a loss like that, or the finest place that the codec has.
-double usual_place(double loss, const GoalContext& context, const DialScale& scale, const Probe& probe) {
+/// The setting at which the signal-to-noise ratio is what it usually is for such a loss, or the finest one that the codec has.
+double usual_setting(double loss, const GoalContext& context, const DialScale& scale, const Probe& probe) {
   const Bracket found = snr_bracket(std::clamp(5 - 5 * std::log10(loss), 8.0, 40.0), context, scale, probe);
   if (!found.low) return scale.least();
   return found.high && std::isfinite(found.at_high) ? *found.high : *found.low;
@@ -360,29 +352,29 @@ double usual_place(double loss, const GoalContext& context, const DialScale& sca
 double find_loss(const GoalOptions& goal, const GoalContext& context, const DialScale& scale,
                  const Probe& probe, const LossMeter& meter, Loss& reached) {
   // Losses are dear to measure: the search begins where they are likely to be met.
-  const double start = usual_place(goal.max_nll, context, scale, probe);
+  const double start = usual_setting(goal.max_nll, context, scale, probe);
   std::optional<double> low, high;  // more than is allowed; not more
   double least = std::numeric_limits<double>::infinity();
-  double place = start, step = std::max(scale.finest(), scale.whole() ? start / 4 : 0.5);
+  double setting = start, step = std::max(scale.finest(), scale.whole() ? start / 4 : 0.5);
   for (int tries = kLossTries; tries > 0; --tries) {
     context.tell_try();
-    const auto codec = scale.codec_at(place);
+    const auto codec = scale.codec_at(setting);
     const Loss loss = codec ? meter.loss(*codec) : Loss();
     if (codec) least = std::min(least, loss.worst());
     if (codec && loss.worst() > goal.max_nll) {
-      low = place;
+      low = setting;
     } else {
-      high = place;
+      high = setting;
       if (codec) reached = loss;
     }
     if (low && high && *high - *low <= std::max(scale.finest(), 0.03)) break;
     if (low && *low >= scale.most()) break;
     if (high && *high <= scale.least()) break;
     if (low && high)
-      place = (*low + *high) / 2;
+      setting = (*low + *high) / 2;
     else
-      place = std::clamp(high ? place - step : place + step, scale.least(), scale.most());
-    if (scale.finest() >= 1) place = std::round(place);
+      setting = std::clamp(high ? setting - step : setting + step, scale.least(), scale.most());
+    if (scale.finest() >= 1) setting = std::round(setting);
     step *= 1.5;
   }
   if (!high || !scale.codec_at(*high))
@@ -457,21 +449,34 @@ FoundOptions find_options(const GoalOptions& goal, const GoalContext& context, c
   const DialScale scale(context, given, probe);
   FoundOptions found;
   Loss reached;
-  const double place = goal.total_bits > 0 ? find_rate(goal, context, scale, probe)
-                       : goal.max_nll > 0  ? find_loss(goal, context, scale, probe, *meter, reached)
-                                           : find_snr(snr_of(*goal.quality), context, scale, probe);
+  const double setting = goal.total_bits > 0 ? find_rate(goal, context, scale, probe)
+                         : goal.max_nll > 0  ? find_loss(goal, context, scale, probe, *meter, reached)
+                                             : find_snr(snr_of(*goal.quality), context, scale, probe);
   if (goal.max_nll > 0) found.loss = reached;
-  found.options = scale.options_at(place);
+  found.options = scale.options_at(setting);
   found.words = words_of(given, *found.options);
   return found;
 }
 
+std::unique_ptr<const Probe> wide_probe(const Probe& narrow, const KvReader& kv,
+                                        const std::vector<size_t>& documents,
+                                        const std::vector<size_t>& sampled, const std::vector<int>& layers) {
+  uint64_t width = 0;
+  for (const int layer : layers) width += kv.model().layer_shape(layer).width();
+  auto wide = std::make_unique<const Probe>(
+      kv, documents, sampled, layers,
+      std::min(kWideSampleTokens, kMostSampledValues / std::max<uint64_t>(width, 1)));
+  return wide->tokens() > narrow.tokens() ? std::move(wide) : nullptr;
+}
+
 std::string settle(const GoalOptions& goal, const GoalContext& context, Options& options) {
   const Probe probe(context.kv, context.documents, context.layers, kSampleTokens);
+  std::unique_ptr<const Probe> wide;
+  if (goal.total_bits > 0)
+    wide = wide_probe(probe, context.kv, context.documents, context.documents, context.layers);
   GoalContext held = context;
-  const Probe wide(context.kv, context.documents, context.layers, kWideSampleTokens);
-  if (wide.tokens() > probe.tokens()) held.wide = &wide;
-  const Probe& measured = goal.total_bits > 0 ? wide : probe;
+  held.wide = wide.get();
+  const Probe& measured = wide ? *wide : probe;
   std::optional<LossMeter> meter;
   if (goal.max_nll > 0) meter.emplace(goal.model, goal.texts, context.kv, context.common);
   const FoundOptions found = find_options(goal, held, probe, meter ? &*meter : nullptr, options);

@@ -12,6 +12,7 @@
 #include "cli/common.hpp"
 #include "cli/loss_meter.hpp"
 #include "cli/probe.hpp"
+#include "cli/weights.hpp"
 #include "formats/kv_file.hpp"
 #include "lib/codec/codec.hpp"
 #include "lib/core/error.hpp"
@@ -43,9 +44,17 @@ using MakeCodec = std::function<std::unique_ptr<Codec>(const Options&)>;
 /// Tokens of the sample that options are tried on.
 constexpr uint64_t kSampleTokens = 4096;
 
-/// Tokens of the larger sample that a rate is held against at last: rates of four documents of 1,024 tokens are up to 2.3% from
-/// those of sixteen.
+/// Tokens of the larger sample, on which the rate that was found is checked: rates of four documents of 1,024 tokens differ
+/// by up to 2.3% from those of sixteen.
 constexpr uint64_t kWideSampleTokens = 4 * kSampleTokens;
+
+/// The most values of the larger sample, in all layers: where a token has many values, it takes fewer tokens.
+constexpr uint64_t kMostSampledValues = uint64_t{1} << 28;
+
+/// The larger sample; nullptr where it would be no larger than the other.
+std::unique_ptr<const Probe> wide_probe(const Probe& narrow, const KvReader& kv,
+                                        const std::vector<size_t>& documents,
+                                        const std::vector<size_t>& sampled, const std::vector<int>& layers);
 
 /// What a search has to know beside the goal.
 struct GoalContext {
@@ -53,7 +62,7 @@ struct GoalContext {
   const KvReader& kv;
   std::vector<size_t> documents;  ///< of the cache, that are to be encoded
   std::vector<int> layers;        ///< likewise, ascending
-  std::string weights;            ///< sensitivity file; empty: none
+  const Weights* weights;         ///< what errors cost; nullptr: they are weighed by the signal
   const CommonOptions& common;
   MakeCodec make;
   const Probe* wide = nullptr;            ///< a larger sample for rates, where there is one
@@ -82,8 +91,8 @@ struct FoundOptions {
   std::optional<Loss> loss;  ///< where the goal is one
 };
 
-/// The options that reach the goal, as near as the codec can: the rate is not above total_bits, the loss on the texts not
-/// above max_nll, the signal-to-noise ratio not below the quality's. given: where the search begins, which stays as it is.
+/// The options that reach the goal, as near as the codec can: the sample's rate is at most 0.3% above total_bits, the
+/// loss on the texts not above max_nll, the signal-to-noise ratio not below the quality's. given: where the search begins, which stays as it is.
 /// meter: for max_nll. Deterministic. Throws GoalMissed where no options reach it.
 FoundOptions find_options(const GoalOptions& goal, const GoalContext& context, const Probe& probe,
                           const LossMeter* meter, Options& given);

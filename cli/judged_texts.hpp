@@ -19,7 +19,7 @@ struct JudgedTextOptions final : Options {
   bool special = true;
 
   std::vector<OptionField> fields() override;
-  /// Declares --text; the fields are declared by who wants them where.
+  /// Declares --text. Callers declare the fields themselves, in whichever group they want them.
   void declare_texts(Command& command);
 };
 

@@ -19,15 +19,15 @@ TokenAxis axis_of(const Reader& file, const Documents& documents) {
           .tokens = [&file](uint64_t first, uint64_t count) { return file.tokens(first, count); }};
 }
 
-/// Where in document `document` of the original the tokens at these positions stand, or nothing.
+/// The original's row of the first of the tokens at these positions, which must all be in that document; or nothing.
 std::optional<uint64_t> find_tokens(const TokenAxis& original, size_t document,
                                     const std::vector<uint64_t>& wanted) {
   const uint64_t first = original.documents.offsets[document];
   const auto positions = original.positions(first, original.documents.length(document));
-  const auto place = std::lower_bound(positions.begin(), positions.end(), wanted.front());
-  const auto left = static_cast<size_t>(positions.end() - place);
-  if (left < wanted.size() || !std::equal(wanted.begin(), wanted.end(), place)) return {};
-  return first + static_cast<uint64_t>(place - positions.begin());
+  const auto found = std::lower_bound(positions.begin(), positions.end(), wanted.front());
+  const auto left = static_cast<size_t>(positions.end() - found);
+  if (left < wanted.size() || !std::equal(wanted.begin(), wanted.end(), found)) return {};
+  return first + static_cast<uint64_t>(found - positions.begin());
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Documents that two files hold, found by name and positions: a decoded or encoded part counts as what it is.
+// Documents that two files hold, found by name and positions: one file may hold only a range of a document's tokens.
 #pragma once
 
 #include <cstdint>

@@ -145,7 +145,7 @@ Probe::Energies Probe::energies(const Codec& codec) const {
 }
 
 Probe::OneSide Probe::one_side(const Codec& codec, Side side) const {
-  OneSide result;
+  OneSide result{.side = side, .energies = {}};
   result.energies.resize(static_cast<size_t>(kv_.model().num_layers));
   double own = 0, shared = 0;
   for_each_part(codec, {&side, 1},
@@ -159,6 +159,18 @@ Probe::OneSide Probe::one_side(const Codec& codec, Side side) const {
   result.bits =
       own / (width * static_cast<double>(tokens_)) + shared / (width * static_cast<double>(all_tokens_));
   return result;
+}
+
+double Probe::OneSide::cost(const Weights* weights) const {
+  double sum = 0;
+  for (size_t layer = 0; layer < energies.size(); ++layer)
+    sum += cost_of_errors(energies[layer][side == Side::value], side, layer, weights);
+  return sum;
+}
+
+double cost_of_errors(const Probe::Energy& energy, Side side, size_t layer, const Weights* weights) {
+  if (energy.signal <= 0) return 0;
+  return energy.error * (weights ? weights->cost(side, static_cast<int>(layer)) : 1 / energy.signal);
 }
 
 double Probe::snr_db(const Energies& energies) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "cli/weights.hpp"
 #include "formats/kv_file.hpp"
 #include "lib/codec/codec.hpp"
 #include "lib/codec/encoded.hpp"
@@ -13,8 +14,8 @@ namespace kvcodec::cli {
 
 class Probe {
  public:
-  /// Whole documents of a cache, spread over those that are to be coded, as long as they are about so many tokens together;
-  /// at least one, or the beginning of it. layers: ascending. Reads them; the same documents for the same arguments.
+  /// Reads a sample: whole documents, spread over those that are to be coded, about most_tokens tokens in all; at least one,
+  /// or the beginning of it. layers: ascending. The same arguments give the same documents.
   Probe(const KvReader& kv, const std::vector<size_t>& documents, const std::vector<int>& layers,
         uint64_t most_tokens)
       : Probe(kv, documents, documents, layers, most_tokens) {}
@@ -39,9 +40,11 @@ class Probe {
 
   /// What one side takes and loses by itself.
   struct OneSide {
-    double bits = 0;     ///< of its streams, per value of this side
-    uint64_t width = 0;  ///< values of a token, in all layers
-    Energies energies;   ///< of this side; nothing of the other
+    Side side = Side::key;
+    double bits = 0;                            ///< of its streams, per value of this side
+    uint64_t width = 0;                         ///< values of a token, in all layers
+    Energies energies;                          ///< of this side; nothing of the other
+    double cost(const Weights* weights) const;  ///< cost_of_errors() in all layers
   };
   /// Of a codec that codes keys and values apart.
   OneSide one_side(const Codec& codec, Side side) const;
@@ -56,7 +59,7 @@ class Probe {
     std::vector<uint32_t> ids;
   };
 
-  /// A side of some layers, read: what `documents` looks at is in the others.
+  /// One side of some layers, in memory. `documents` are views into the other members.
   struct Rows {
     std::vector<Matrix<float>> own, surveyed, queries;  ///< of each piece
     std::vector<DocumentRows> documents;
@@ -75,5 +78,9 @@ class Probe {
   uint64_t tokens_ = 0;
   uint64_t all_tokens_ = 0, all_documents_ = 0;  // that are to be coded
 };
+
+/// What errors of a side of a layer cost: in nats by a model's sensitivities, or without any as a fraction of the signal.
+/// 0 where there is no signal.
+double cost_of_errors(const Probe::Energy& energy, Side side, size_t layer, const Weights* weights);
 
 }  // namespace kvcodec::cli

@@ -35,7 +35,7 @@ class ProgressBar {
   ProgressBar& operator=(const ProgressBar&) = delete;
 
   void update(double done, double total, std::string_view note = {});
-  /// The updates that follow are of a part of the work, behind `before` of all its `total`.
+  /// The updates that follow count one stage of the work: `before` of the work's `total` was done before it.
   void part(double before, double total) { before_ = before, total_ = total; }
   /// To hand to lib/; lives as long as the bar.
   Progress callback();

@@ -1,6 +1,6 @@
 // What a codes file costs, as encode, info and eval-recon show it.
 //
-// bits/value counts everything in the file but the book: streams, tokens, positions, document table and the
+// bits/value counts everything in the file except the book: streams, tokens, positions, document table and the
 // file's own overhead. The book, which any number of caches can share, comes in with the second ratio and
 // with the break-even point.
 #pragma once

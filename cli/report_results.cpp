@@ -146,7 +146,7 @@ void give_markers(std::vector<Setting>& settings) {
 
 // Kinds of results ---------------------------------------------------------------------------------
 
-/// Model and documents in words; runs with the same words and the same uncompressed likelihood, but for
+/// Model and documents in words; runs with the same words and the same uncompressed likelihood, except for
 /// roundings of a device, are one.
 std::string what_was_run(const Object& json) {
   const uint64_t stream = count_at(json, "stream");

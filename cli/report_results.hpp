@@ -35,7 +35,7 @@ struct ModelRun {
   std::vector<ModelLine> lines;
 };
 
-/// One of eval-model, recall.
+/// A setting of eval-model, recall.
 struct RecallLine {
   std::string label;
   double bits = 0, share = 0, low = 0, high = 0;

@@ -40,12 +40,13 @@ struct SelectOptions final : Options {
   DocumentSelection documents;
 
   std::vector<OptionField> fields() override {
-    return {
-        {.name = "queries",
-         .help = "kv file with dumped queries, and the keys and values that the codes were made of",
-         .target = &queries},
-        {.name = "book", .help = "file of the dictionary or codebooks that the codes need", .target = &book},
-        {.name = "index", .help = "index file whose clusters --by clusters takes", .target = &index}};
+    return {{.name = "queries",
+             .help = "kv file with dumped queries, and the keys and values that the codes were made of",
+             .target = &queries},
+            {.name = "book",
+             .help = "file of the dictionary, codebooks or transform that the codes need",
+             .target = &book},
+            {.name = "index", .help = "index file whose clusters --by clusters takes", .target = &index}};
   }
 };
 

@@ -138,6 +138,7 @@ std::string split_file(Command& command) {
       "list",
       "a file called NAME of the documents of LIST, as --documents of other commands takes it; may be given several times",
       options.lists, "NAME=LIST");
+  command.record_as_given("list");
   options.common.declare(command);
   command.parse();
   check(options);

@@ -231,7 +231,7 @@ void declare(Command& command, TrainDictOptions& options) {
   command.options(options.training);
 }
 
-/// Takes up the training that --resume names: what was learned, and its options but for those given anew.
+/// Takes up the training that --resume names: what was learned, and its options except those given anew.
 /// Returns the file's history.
 std::vector<std::string> take_up(const Command& command, TrainDictOptions& options, SparseBook& sparse) {
   const BookFile file = read_book(options.resume, "dictionary", true);

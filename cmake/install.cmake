@@ -48,7 +48,8 @@ install(DIRECTORY data/demo-model data/text DESTINATION ${CMAKE_INSTALL_DATADIR}
 install(PROGRAMS data/quickstart-chain.sh DESTINATION ${CMAKE_INSTALL_DATADIR}/kvcodec)
 
 # cmake --build BUILD --target wheel: a package for pip in BUILD/dist, where those of CPack go too.
-add_custom_target(wheel DEPENDS kvcodec VERBATIM COMMENT "Packing a wheel"
+# USES_TERMINAL: one installation at a time, as CPack's.
+add_custom_target(wheel DEPENDS kvcodec VERBATIM USES_TERMINAL COMMENT "Packing a wheel"
   COMMAND ${CMAKE_COMMAND} -D SOURCE=${CMAKE_CURRENT_SOURCE_DIR} -D BUILD=${CMAKE_CURRENT_BINARY_DIR} -D VERSION=${PROJECT_VERSION}
     -D SUMMARY=${PROJECT_DESCRIPTION} -D PROCESSOR=${CMAKE_SYSTEM_PROCESSOR} -P ${CMAKE_CURRENT_SOURCE_DIR}/cmake/wheel.cmake)
 

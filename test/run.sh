@@ -17,7 +17,7 @@ Installs what building and testing need and is not there, builds, and runs tests
   --help           this text
 
 What else is given goes to ctest, for instance:  sh test/run.sh --fast -R kvcomp
-CI=true in the environment makes warnings errors.
+CI=true in the environment makes warnings errors; KVCODEC_CUDA=OFF leaves device parts out.
 TEXT
 }
 
@@ -46,8 +46,8 @@ sh data/install-deps.sh test
 # Warnings are errors where the compiler is known (CI); a newer compiler's new warning must not stop a user.
 preset=release
 [ "${CI:-}" = true ] && preset=ci
-# What data/quickstart.sh may have left out is said anew.
-cmake --preset $preset -DBUILD_TESTING=ON -DKVCODEC_BENCH=ON -DKVCODEC_CUDA=AUTO >/dev/null
+# Said anew, as data/quickstart.sh may have left device parts out.
+cmake --preset $preset -DBUILD_TESTING=ON -DKVCODEC_BENCH=ON -DKVCODEC_CUDA="${KVCODEC_CUDA:-AUTO}" >/dev/null
 cmake --build build
 exclude="-LE slow"
 [ $mode = slow ] && exclude=

@@ -8,7 +8,7 @@ set -euo pipefail
 find_formatter() {
   local program
   for program in clang-format-14 clang-format; do
-    if "$program" --version 2>/dev/null | grep -q 'version 14\.'; then
+    if grep -q 'version 14\.' <("$program" --version 2>/dev/null); then
       echo "$program"
       return
     fi

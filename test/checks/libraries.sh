@@ -34,7 +34,8 @@ check_run() {
 
 check_hardened() {
   local fault=0 symbols
-  if ! { readelf -d "$1" | grep -q 'BIND_NOW' && readelf -lW "$1" | grep -q GNU_RELRO && readelf -h "$1" | grep -q 'DYN ('; }; then
+  # Whole answers, not `readelf | grep -q`: grep would leave at the first match, and the pipe would fail with readelf.
+  if [[ $(readelf -d "$1") != *BIND_NOW* || $(readelf -lW "$1") != *GNU_RELRO* || $(readelf -h "$1") != *"DYN ("* ]]; then
     echo "$1 is not position-independent with all relocations read-only"
     fault=1
   fi

@@ -106,7 +106,7 @@ check() {
     done < <(comm -13 <(echo "$listed") <(echo "$found"))
     while read -r option value; do
       [[ -n $option ]] || continue
-      page_item "$page" "$option" | sed 's/,//g' | grep -qE "(^|[^0-9.])${value//./\\.}([^0-9.]|\.?$|\. )" ||
+      grep -qE "(^|[^0-9.])${value//./\\.}([^0-9.]|\.?$|\. )" <(page_item "$page" "$option" | sed 's/,//g') ||
         say "man/kvcodec-$command.1: does not say that $option is $value by default"
     done < <(help_defaults "$program" "$command")
   done < <(commands "$program")
@@ -127,7 +127,7 @@ check() {
   [[ -n $(commands "$program") ]] || say "kvcodec help lists no command"
   for page in "$root"/man/kvcodec-*.1; do
     command=$(basename "$page" .1)
-    commands "$program" | grep -q "^${command#kvcodec-}$(printf '\t')" || say "man/$command.1: there is no such command"
+    grep -q "^${command#kvcodec-}$(printf '\t')" <(commands "$program") || say "man/$command.1: there is no such command"
   done
   for page in "$root"/man/kvcodec-*.[157]; do
     name=$(basename "$page") section=${page##*.}

@@ -110,11 +110,14 @@ TEST_CASE("an option that is bound twice is a defect of the program") {
 TEST_CASE("a history has URLs without their secrets, and no --to") {
   Command command("try", "tries",
                   {"https://me:word@host/kv.h5?Signature=1", "--book=https://host/b.h5?key=2", "--documents",
-                   "https://site/page?id=3", "--to", "s3://bucket/x.h5", "--loud", "a?b"});
+                   "https://site/page?id=3", "--to", "s3://bucket/x.h5", "--loud", "a?b", "--codec",
+                   "transform:book=https://me:word@host/b.h5?sig=4,bits=0.5"});
   command.keep_out_of_history("to", true);
+  command.record_as_given("documents");
   CHECK_EQ(
       command.history_line(),
-      "kvcodec try https://host/kv.h5 --book=https://host/b.h5 --documents 'https://site/page?id=3' --loud 'a?b'");
+      "kvcodec try https://host/kv.h5 --book=https://host/b.h5 --documents 'https://site/page?id=3' --loud 'a?b' "
+      "--codec transform:book=https://host/b.h5,bits=0.5");
 }
 
 TEST_CASE("a training's own seed stands in the place of the common one") {

@@ -15,7 +15,8 @@ work=$(realpath "$work")
 cmake --build "$build" --target wheel >"$work/wheel.log" 2>&1 || { cat "$work/wheel.log"; exit 1; }
 # Only a program that brings its libraries along may be called good for other machines.
 kind=manylinux_
-! ldd "$build/kvcodec" | grep -q 'libhdf5\|libstdc' || kind=linux_
+libraries=$(ldd "$build/kvcodec")
+[[ $libraries != *libhdf5* && $libraries != *libstdc* ]] || kind=linux_
 [[ $(basename "$build"/dist/kvcodec-*.whl) == kvcodec-*-py3-none-${kind}* ]] || { echo "$(ls "$build"/dist/*.whl) is not for $kind"; exit 1; }
 
 # h5py and NumPy are those of the system; nothing of kvcodec is.

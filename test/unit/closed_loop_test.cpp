@@ -78,7 +78,7 @@ bool same(const LoopScore& a, const LoopScore& b) {
          a.stored.category == b.stored.category;
 }
 
-/// Two settings to which the model answers the same, but for how the rows of a batch are rounded: products of
+/// Two settings to which the model answers the same, except for how the rows of a batch are rounded: products of
 /// matrices depend on a row's place by 1e-6, which is 1e-3 of the effect of caches that are rounded to bf16.
 bool alike(const LoopScore& a, const LoopScore& b) {
   return a.right == b.right && a.sums.surprise == doctest::Approx(b.sums.surprise).epsilon(1e-5) &&

@@ -41,13 +41,14 @@ struct CodecCase {
   /// A book that fits the context, for codecs that need one.
   std::function<Book(const CodecContext&, Rng&)> make_book = {};
 
-  /// What flags may add to data that does not shrink, relative to its 16-bit size.
+  /// How much larger than its 16-bit values a document that does not shrink may get, as a fraction: flags that say so.
   double flags = 0;
 
   /// Bits that a document may take beyond that: lengths of its blocks.
   double block_bits = 0;
 
-  /// First tokens that are kept exactly, and that others stand for where all others are: these may wait at 16 bits too.
+  /// How many first tokens a stream of their own keeps exactly (sink_codec.hpp). The inner codec gets copies of a later
+  /// token in their place, which may wait at 16 bits too.
   size_t sink = 0;
 
   /// Head dimensions that are no multiple of this are refused.
@@ -741,7 +742,7 @@ inline CodecCase rvq_case(const RvqSettings& settings) {
 // transform
 // -------------------------------------------------------------------------------------------------------------------
 
-/// Half a step in each component, and the rounding of floats. First and newest tokens are exact, but for a first one that
+/// Half a step in each component, and the rounding of floats. First and newest tokens are exact, except a first one that
 /// is coded by itself.
 inline void check_transform(const TransformSettings& settings, MatrixView<const float> original,
                             MatrixView<const float> decoded) {

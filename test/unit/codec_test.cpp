@@ -190,7 +190,7 @@ TEST_CASE("codecs: documents do not see each other") {
     for (size_t i = 0; i < documents.size(); ++i) {
       const size_t tokens = documents[i].rows();
       CHECK_EQ(subject->codec->open(subject->shape, encoded.document(i))->tokens(), tokens);
-      // Alone, but for what the survey of all of them found.
+      // Alone, except for what the survey of all of them found.
       Encoded alone(encoded.specs());
       StreamStore& document = alone.add_document(sample_ids());
       for (const StreamSpec& spec : encoded.specs())
@@ -264,7 +264,7 @@ TEST_CASE("codecs: indices beyond their bound and values that are not finite are
           victim.index_bound > 0 && (size == 8 || victim.index_bound < uint64_t{1} << (8 * size));
       if (elements == 0 || !(floating || bounded)) continue;
       CAPTURE(victim.name);
-      // Nobody reads what was made of the tokens that stand for those kept apart.
+      // Decoding never reads the copies that stand for first tokens kept apart, so damage in them goes unnoticed.
       for (const size_t element : {row.sink > 0 ? elements / 4 : 0, elements / 2, elements - 1}) {
         const Encoded wrong = tampered(encoded, [&](const StreamSpec& spec, std::vector<std::byte>& bytes) {
           if (spec.name != victim.name) return;

@@ -1,4 +1,4 @@
-// What finding options for a rate stands on: dials, bits by layer, their allocation, presets.
+// What the search for options that reach a rate is built from: dials, bits by layer, their allocation, presets.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -110,7 +110,7 @@ TEST_CASE("best pairs: of all that take no more bits none costs less, and each s
     CHECK_EQ(curves[0][pairs.back()[0]].cost + curves[1][pairs.back()[1]].cost,
              least_of_pairs(curves, INFINITY));
   }
-  // A setting above the line between two others is no station, and where only one has a choice, the other stays.
+  // A setting above the line between two others is not among the pairs; a quantizer of one setting keeps it.
   const std::array<std::vector<RatePoint>, 2> curves{std::vector<RatePoint>{{4, 1}, {1, 10}, {2, 9}},
                                                      std::vector<RatePoint>{{3, 2}}};
   CHECK_EQ(best_pairs(curves), std::vector<std::array<size_t, 2>>{{1, 0}, {0, 0}});
@@ -150,7 +150,7 @@ TEST_CASE("layer bits: each layer and side of kivi and q4 takes its own") {
   }
 }
 
-TEST_CASE("dials: every codec has one, and rates rise with places") {
+TEST_CASE("dials: every codec has one, and rates rise with settings") {
   const CodecContext context{.num_layers = 1, .heads = 2, .head_dim = 32};
   const Matrix<float> rows = random_rows(128, 64, 4);
   size_t turned = 0;
@@ -164,9 +164,9 @@ TEST_CASE("dials: every codec has one, and rates rise with places") {
     if (!dial.turn || entry.capabilities.needs_book) continue;
     ++turned;
     uint64_t last = 0, first = 0;
-    for (const double place : {2.0, 3.0, 4.0, 6.0}) {
+    for (const double setting : {2.0, 3.0, 4.0, 6.0}) {
       const auto options = entry.make_options();
-      dial.turn(*options, place, false);
+      dial.turn(*options, setting, false);
       const auto codec = entry.make(*options, context);
       const uint64_t bytes = bytes_of(*codec, Side::key, 0, rows);
       CHECK_GE(bytes, last);

@@ -19,7 +19,7 @@ constexpr DType kScaleTypes[] = {DType::f16, DType::bf16, DType::f32};
 /// size.
 double rounding(double largest) { return largest * 0x1p-22; }
 
-/// Half a step, but for rounding, for every value.
+/// Half a step, except for rounding, for every value.
 void check_error(float x, float back, Grid grid, double largest) {
   CHECK_LE(std::abs(double{x} - double{back}), double{grid.scale} / 2 * (1 + 0x1p-20) + rounding(largest));
 }

@@ -81,7 +81,7 @@ TEST_CASE("k-means: Lloyd's rounds, step by step against a plain one") {
     for (size_t rounds = 2; rounds < 12; ++rounds) {
       const Clustering after = kmeans(rows, k, {.metric = metric, .rounds = rounds, .seed = 4});
       if (before.centroids.rows() == after.centroids.rows() && after.centroids.rows() == k) {
-        // One round more moves every row to the best of the centroids before, but for ties in rounding.
+        // One round more moves every row to the best of the centroids before, except for ties in rounding.
         for (size_t i = 0; i < n; ++i) {
           const auto score = [&](size_t c) {
             double product = 0, square = 0;

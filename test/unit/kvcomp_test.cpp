@@ -1,4 +1,4 @@
-// Parts of the codec kvcomp: coding of blocks, products with symbols. What the codec promises as a whole is
+// Functions of the codec kvcomp: coding of blocks, products with symbols. What the codec promises as a whole is
 // tested in codec_test.cpp.
 #include <algorithm>
 #include <cmath>
@@ -258,7 +258,7 @@ TEST_CASE("kvcomp: no logit of the queries is off by more than --max-logit-error
       for (size_t q = 0; q < queries.rows(); ++q)
         for (int head = 0; head < heads * group; ++head)
           for (size_t t = 0; t < tokens; ++t) {
-            // As if all errors pointed the query's way: what the bound is made for, and close to it.
+            // A sum of magnitudes, as if all errors pointed the query's way: the bound is made for this sum.
             double error = 0;
             for (int c = 0; c < dims; ++c) {
               const size_t j = size_t(head / group * dims + c);

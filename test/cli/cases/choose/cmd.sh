@@ -39,6 +39,7 @@ refused choose kv.h5 --total-bits 0.5 --codecs kivi,none --quiet
 refused choose kv.h5 --total-bits 4 --time 0 --quiet
 refused choose kv.h5 --total-bits 4 --codecs sparse --quiet
 refused choose kv.h5 --total-bits 4 --codecs kvcomp,kivy
+refused choose kv.h5 --total-bits 4 --codecs kvcomp,kivi:bits=3
 refused choose kv.h5
 refused choose kv.h5 --total-bits 4 --max-nll 0.1
 refused choose kv.h5 --max-nll 0.1

@@ -36,8 +36,9 @@ kvcodec eval-model --model src/data/demo-model --text src/LICENSE --max-document
   jq -c '[.settings[] | .codec]'
 # Goals, for both sides together; bits go where they gain most.
 kvcodec encode asking.h5 --codec kvcomp+kivi --total-bits 6 --quiet --json -o rate.h5 | jq '.bits_per_value > 5.7 and .bits_per_value <= 6.1'
+kvcodec encode asking.h5 --codec kvcomp+kvcomp --total-bits 10 --quiet --json -o rate.h5 --overwrite | jq '.bits_per_value > 9.7 and .bits_per_value <= 10.1'
 kvcodec encode asking.h5 --codec q4+lossless --quality high --quiet -o quality.h5 >/dev/null && kvcodec info quality.h5 --json | jq -c '[.sides[].codec]'
-kvcodec choose asking.h5 --total-bits 6 --codecs kivi,kvcomp+kivi --json --quiet >chosen.json
+kvcodec choose asking.h5 --total-bits 6 --codecs kivi,kvcomp+kivi,kvcomp+kivi --json --quiet >chosen.json
 jq -c '[.codecs[] | .codec, .reached]' chosen.json
 sh -c "$(jq -r .command chosen.json) --quiet --json" | jq '.bits_per_value <= 6.1'
 # A book serves the side whose codec needs it; what cannot be is said.
