@@ -1,4 +1,4 @@
-// Device twin of lib/attention/attention.hpp: attention of one decoding step over all tokens of a head or
+// CUDA implementation of lib/attention/attention.hpp: attention of one decoding step over all tokens of a head or
 // over chosen ones, of rows in floats or of coded rows, which are dequantized in registers (Self-Indexing
 // KVCache, "sparse FlashAttention"). The sequence is split among the multiprocessors.
 //

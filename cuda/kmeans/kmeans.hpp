@@ -1,4 +1,4 @@
-// Device twin of lib/kmeans/kmeans.hpp: assignments, the sort of rows by cluster and means are computed on
+// CUDA implementation of lib/kmeans/kmeans.hpp: assignments, the sort of rows by cluster and means are computed on
 // the device, from rows that are copied there once. The result is lib's, bit for bit: it is lib's own loop
 // over an engine that gives the same bits.
 #pragma once

@@ -1,4 +1,4 @@
-// Device twin of lib/linalg/nearest.hpp: which of k entries is nearest to each of n rows.
+// CUDA implementation of lib/linalg/nearest.hpp: which of k entries is nearest to each of n rows.
 //
 // Ids and scores are lib's, bit for bit. All products are computed roughly on the matrix units, in f16 with
 // sums in f32, and of each row and each 128 entries only the best, its id and the second best score are kept;

@@ -16,7 +16,7 @@ struct KvcompPlace {
   uint8_t mode, origin_bits;
 };
 
-/// Kernels read so many bytes behind the end of payload, counts and origins: there must be zeros.
+/// Kernels read up to so many bytes behind the end of payload, counts and origins, which must be zeros.
 inline constexpr size_t kKvcompPadding = 64;
 
 /// Blocks of one side (lib/kvcomp/block.hpp), coded with one Huffman book. Block b of head h of block row r
@@ -38,22 +38,22 @@ struct KvcompRange {
   uint64_t first, end;
 };
 
-/// How launches are cut up. Tests make these small, so that few blocks go every way.
+/// How work is divided among launches and blocks of threads. Tests make these small, so that few blocks take every path.
 struct KvcompCuts {
-  /// Shared memory up to which teams are put together (blocks of threads must fit a multiprocessor several
-  /// times over: four of these the largest), up to which a payload is brought there at all, and up to which
-  /// eight queries are multiplied with keys at a time. The kernels' own arrays come on top: 1 KiB is left for
-  /// them.
+  /// Limits in bytes of shared memory of a block of threads; the kernels' own arrays may take 1 KiB more.
+  /// shared_together: up to it several teams (the threads of one coded block) make up a block of threads; several of
+  /// these must fit a multiprocessor (the largest holds four). shared_staged: up to it a payload is copied to shared
+  /// memory at all. shared_most: up to it eight queries at a time are multiplied with keys.
   size_t shared_together = 55 * 1024, shared_staged = 96 * 1024, shared_most = 162 * 1024;
   /// Blocks of threads: about as many as a large device holds at once, so that each loads the table once.
   uint32_t most_blocks = 1024;
-  /// Items of block rows and heads that keep a device busy: where there are more, sums of values go over more
-  /// block rows, so that fewer are left to be added up.
+  /// So many pairs of a block row and a head keep a device busy. Where there are more, each sum of values goes over more
+  /// block rows, so that fewer partial sums are left to be added up.
   uint32_t enough_items = 1024;
 };
 
-/// In all of these `damaged` becomes the least number of a block that no encoder writes, where there is one
-/// (start with ~0); its values mean nothing.
+/// All launchers below lower `damaged` to the number of the first block that no encoder writes, if there is one. The
+/// caller sets it to ~0 before; the results for such a block mean nothing.
 
 /// out[(t - first) * stride + head * dims + c] = value of token t, as floats or as 16-bit values of the type
 /// that exact values have.

@@ -1,4 +1,4 @@
-// Device twin of what lib/codec/kvcomp/blocks.hpp does with blocks of the codec `kvcomp`: decoding, and
+// CUDA implementation of what lib/codec/kvcomp/blocks.hpp does with blocks of the codec `kvcomp`: decoding, and
 // products with keys and values that are never written out (KVComp, sections 3.3.1 and 3.3.2). Of blocks
 // coded with Huffman codes; rANS falls back to the CPU.
 //
@@ -54,7 +54,7 @@ class LoadedBlocks {
 
   /// For launches of kvcomp.cuh: the store, as long as this lives.
   KvcompStore store() const;
-  /// For tests: how launches are cut up from now on.
+  /// For tests: how launches divide the work from now on.
   void cut(const KvcompCuts& cuts);
 
  private:

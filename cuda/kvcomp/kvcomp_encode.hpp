@@ -1,4 +1,4 @@
-// Device twin of what the codec `kvcomp` does with whole blocks while it encodes: quantize_bounded
+// CUDA implementation of what the codec `kvcomp` does with whole blocks while it encodes: quantize_bounded
 // (lib/quant/error_bounded.hpp) for every block, histogram, and BlockCoder::encode (lib/kvcomp/block.hpp)
 // with Huffman codes. Steps, origins, symbols, counts and streams are those of lib/, byte for byte.
 #pragma once

@@ -16,7 +16,7 @@ namespace {
 /// Signals whose places in all atoms' lists are there at a time: 64 MiB for 8192 atoms.
 constexpr size_t kWindow = 4096;
 
-/// Device memory of a training, but for pursuits' own: atoms four times in floats (themselves, moments,
+/// Device memory of a training, except for pursuits' own: atoms four times in floats (themselves, moments,
 /// gradients) and once in f16, places of signals in atoms' lists, a batch twice, and its codes.
 uint64_t bytes_of(const TrainOptions& options, size_t width) {
   const auto atoms = static_cast<uint64_t>(options.atoms), batch = static_cast<uint64_t>(options.batch);

@@ -1,4 +1,4 @@
-// Device twin of the training of lib/sparse/train.hpp with adam and gradient: a batch is copied there, coded
+// CUDA implementation of the training of lib/sparse/train.hpp with adam and gradient: a batch is copied there, coded
 // (omp.hpp), and its gradient followed; atoms, moments, codes and residuals stay. The dictionary is lib's,
 // bit for bit: it is lib's own loop over an engine that gives the same bits.
 //

@@ -1,4 +1,4 @@
-// Device twin of lib/sparse/omp.hpp: orthogonal matching pursuit of thousands of signals at once.
+// CUDA implementation of lib/sparse/omp.hpp: orthogonal matching pursuit of thousands of signals at once.
 //
 // Codes are lib's, bit for bit. What decides there are inner products of atoms and residuals in float, whose
 // order lib fixes, and a least-squares fit in double: here they are the same numbers. What is done otherwise

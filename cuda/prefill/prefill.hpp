@@ -1,4 +1,4 @@
-// Device twin of a prefill's arithmetic (lib/model/prefill_engine.hpp): weights, hidden states, keys and
+// CUDA implementation of a prefill's arithmetic (lib/model/prefill_engine.hpp): weights, hidden states, keys and
 // values of the layer at work stay in device memory; keys, values and queries of each chunk are copied out
 // while the chunk goes on through attention and MLP.
 //
@@ -36,8 +36,9 @@ constexpr double prefill_sum_error(size_t k, size_t stretch) {
 
 /// For LlamaModel::use. Copies the layers to the device, and the output matrix when logits are first wanted.
 /// The weights must outlive it. Throws Error(usage) for models that have more than Llama's parts
-/// (beyond_llama), heads of more than 256 dimensions or more than 65535 key/value heads, Error(no_device) without cuBLAS, OutOfMemory if the layers do not fit the device's free
-/// memory, saying how much they take; so do its calls, where their work does not fit.
+/// (beyond_llama), heads of more than 256 dimensions or more than 65535 key/value heads, Error(no_device) without
+/// cuBLAS, and OutOfMemory if the layers do not fit the device's free memory, saying how much they take. Its calls
+/// throw OutOfMemory too, where their work does not fit.
 std::shared_ptr<PrefillEngine> make_prefill_engine(const LlamaWeights& weights);
 
 }  // namespace kvcodec::cuda

@@ -1,4 +1,4 @@
-// Device twin of lib/sparse/reconstruct.hpp: signals from sparse codes, also straight from packed ids and
+// CUDA implementation of lib/sparse/reconstruct.hpp: signals from sparse codes, also straight from packed ids and
 // coefficients as files hold them.
 //
 // Sums over atoms of floats run over each signal's pairs in order, fused: with atoms in f32 the result is

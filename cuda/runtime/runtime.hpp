@@ -28,7 +28,7 @@ class OutOfMemory : public Error {
   explicit OutOfMemory(const std::string& message) : Error(ErrorKind::failed, message) {}
 };
 
-/// The device or its driver failed. Other errors of kind failed say what a twin does not take.
+/// The device or its driver failed. Other errors of kind failed say what an implementation here does not take.
 class DeviceFault : public Error {
  public:
   explicit DeviceFault(const std::string& message) : Error(ErrorKind::failed, message) {}

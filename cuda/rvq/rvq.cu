@@ -245,7 +245,7 @@ __global__ void rvq_encode(RvqBooks books, float* residuals, uint64_t count, uin
 //
 // ResidualEncoder of lib/rvq with more than one hypothesis. A block of threads takes its rows through all
 // stages, with the hypotheses of a row side by side as if they were rows: each warp has 16 of them, whole
-// rows' worth of narrow beams, or a part of a wide one. A stage is as that of the greedy search, but for the
+// rows' worth of narrow beams, or a part of a wide one. A stage is as that of the greedy search, except for the
 // limit. Of each hypothesis the entries fall in 64 classes, and the highest rough score of a class, less what
 // it may be off, is below the score of a pair of hypothesis and entry; the B-th highest of all classes of a
 // row's hypotheses therefore is below the B-th best score. What comes near that is scored exactly, and the B

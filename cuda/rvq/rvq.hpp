@@ -1,4 +1,4 @@
-// Device twin of lib/rvq/residual.hpp: sums of entries, also straight from packed ids, and the searches for
+// CUDA implementation of lib/rvq/residual.hpp: sums of entries, also straight from packed ids, and the searches for
 // ids, greedy and with a beam. Sums are those of lib/ bit for bit, and so are ids.
 #pragma once
 

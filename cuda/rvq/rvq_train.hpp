@@ -1,4 +1,4 @@
-// Device twin of the heavy steps of lib/rvq/train.hpp: nearest entries, means and sums of the rows that chose
+// CUDA implementation of the heavy steps of lib/rvq/train.hpp: nearest entries, means and sums of the rows that chose
 // an entry, the sums of x q' and q q' of least squares, and the searches. The same bits as lib's.
 #pragma once
 

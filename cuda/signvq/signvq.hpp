@@ -1,4 +1,4 @@
-// Device twins of lib/signvq: sign codes, one-pass codebooks, scores and top-k straight from codes.
+// CUDA implementation of lib/signvq: sign codes, one-pass codebooks, scores and top-k straight from codes.
 // Everything is bit-identical to lib/.
 //
 // Queries of one head's keys go through float tables here: a look-up of 16 neighbouring words has no bank

@@ -1,5 +1,5 @@
-// Device twin of decoding in lib/transform: blocks of levels to the vectors that they are components of. Bits are those
-// of LevelCoder::decode, LevelTables::reconstruct and Synthesis::apply.
+// CUDA implementation of decoding in lib/transform: from coded blocks of levels to vectors. Results have the bits of
+// LevelCoder::decode, LevelTables::reconstruct and Synthesis::apply.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace kvcodec::cuda {
 
-/// Tables, and the way back of components, in device memory.
+/// The tables of levels and the synthesis rows of one task, in device memory.
 class VectorSynthesizer {
  public:
   /// Throws Error(usage) for vectors of more than 64 times 65,535 values, Error(failed) for shapes that do not fit

@@ -33,8 +33,8 @@ class Selector {
   virtual std::vector<Scored> select(std::span<const float> query, size_t budget,
                                      Order order = Order::by_score) const;
 
-  /// One selection for all queries of a group, (n, dims()), n >= 1, by Share::max or Share::mean. What weighs more is
-  /// choose_tokens() (token_choice.hpp).
+  /// One selection for all queries of a group, (n, dims()), n >= 1, by Share::max or Share::mean. choose_tokens()
+  /// (token_choice.hpp) has the other ways to agree. Throws Error(failed) for those.
   virtual std::vector<Scored> select_shared(MatrixView<const float> queries, Share by, size_t budget,
                                             Order order = Order::by_score) const;
 };

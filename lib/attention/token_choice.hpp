@@ -1,5 +1,5 @@
-// Choosing tokens for queries: the one rule of all selectors, and who chooses for many queries at a time elsewhere
-// than by the scores of a selector.
+// Choosing tokens for queries: the one rule of all selectors, and the function by which a device chooses for many queries
+// at a time, in place of a selector's scores.
 #pragma once
 
 #include <cstdint>
@@ -56,8 +56,8 @@ struct ChoosingRule {
 std::vector<Scored> choose_tokens(const TokenChoice& choice, const ChoosingRule& rule, const RowSource& keys,
                                   MatrixView<float> scores);
 
-/// Who chooses instead of the scores of a selector: chosen[i] = what choose_tokens() gives for choices[i] without
-/// candidates and mass, by Share::max if largest, else by Share::mean. False: declined, with nothing written.
+/// Chooses in place of a selector's scores: chosen[i] = what choose_tokens() gives for choices[i] without candidates
+/// and mass, by Share::max if largest, else by Share::mean. Returns false if it declines; nothing is written then.
 using TokenChooser = std::function<bool(std::span<const TokenChoice> choices, bool largest,
                                         std::span<std::vector<Scored>> chosen)>;
 

@@ -1,6 +1,6 @@
 // A book is what a codec learned beforehand and needs again to decode: a dictionary, a set of codebooks. To
 // files and to the command line every book looks the same: a type, a parameter record and named arrays.
-// lib/sparse, lib/rvq make their own structs from it and back.
+// The book.hpp of a codec's folder (sparse, rvq, transform) turns it into that codec's own struct, and back.
 #pragma once
 
 #include <cstddef>
@@ -35,7 +35,7 @@ struct Array {
 };
 
 struct Book {
-  std::string type;   ///< the kvcodec_type of its file: "dictionary" or "codebooks"
+  std::string type;   ///< the kvcodec_type of its file: "dictionary", "codebooks" or "transform"
   Record parameters;  ///< shape, normalisation, training options: everything that is one scalar
   std::vector<Array> arrays;
   /// Arrays under this path record how the book was made (loss per step, optimiser state). They are not part
@@ -53,7 +53,7 @@ struct Book {
   std::span<const T> values(std::string_view name, DType dtype, std::span<const uint64_t> shape) const {
     return checked(name, dtype, shape, sizeof(T)).template values<T>();
   }
-  /// The same of one dimension, as long as it may be.
+  /// The same for an array of one dimension and any length.
   template <class T>
   std::span<const T> list(std::string_view name, DType dtype) const {
     return values<T>(name, dtype, get(name, dtype, 1).shape);
@@ -63,9 +63,9 @@ struct Book {
     arrays.push_back(Array::of<T>(std::move(name), dtype, std::move(shape), elements));
   }
 
-  /// Bytes that decoding needs: all arrays but the training record.
+  /// Bytes that decoding needs: all arrays except the training record.
   uint64_t size_bytes() const;
-  /// Identifies type and content of all arrays but the training record.
+  /// Identifies type and content of all arrays except the training record.
   std::string digest() const;
 
  private:

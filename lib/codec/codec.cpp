@@ -18,7 +18,7 @@ constexpr size_t kTokens = 1024, kLeftTokens = 2 * kTokens;
 /// A document that has keys and values jointly, for views of its sides.
 class BothSides {
  public:
-  /// keep: both sides are read, one behind the other.
+  /// keep: both sides are read in turns, so rows decoded for one are kept for the other.
   BothSides(std::unique_ptr<DocumentView> both, bool keep) : both_(std::move(both)), keep_(keep) {}
 
   uint64_t refresh() {
@@ -55,7 +55,7 @@ class BothSides {
     put(std::move(left));
   }
 
-  /// What is taken is not kept any longer: nobody reads a side twice in a row.
+  /// Removes and returns the rows kept for that range of a side: the next read of the range is of the other side.
   std::optional<Left> take(Side side, uint64_t first, size_t count) const {
     const std::lock_guard lock(mutex_);
     const auto found = std::ranges::find_if(left_, [&](const Left& left) {

@@ -35,7 +35,7 @@ struct Capabilities {
   bool multiplies = false;   ///< products with keys and values without decoding them
   bool has_index = false;    ///< what is stored says which tokens a query should look at
   bool device_twin = false;  ///< has a CUDA implementation
-  /// Takes caches of which layers, or keys and values, have other shapes (CodecContext::one_shape).
+  /// Takes caches whose layers differ in shape, or whose keys and values do (CodecContext::one_shape).
   bool any_shape = false;
   /// One error bound serves all layers; CodecContext::weights scales it for each layer and side.
   bool takes_weights = false;
@@ -54,9 +54,9 @@ struct CodecContext {
   DType storage =
       DType::bf16;  ///< the 16-bit type (bf16 or f16) of the cache; tokens kept exactly are kept in it
   const Book* book = nullptr;  ///< outlives the codec; nullptr where the codec needs none
-  Engine* engine = nullptr;    ///< what computes where the codec has a device twin; outlives the codec
+  Engine* engine = nullptr;    ///< the device that computes, nullptr: the CPU does; outlives the codec
   LayerWeights weights = {};   ///< for codecs that can (Capabilities::takes_weights)
-  KeyRope rope = {};           ///< how the cache's keys were turned: for codecs around others, rope_codec.hpp
+  KeyRope rope = {};           ///< how the cache's keys were turned; for the wrapper of rope_codec.hpp
 };
 
 /// A first pass over the tokens that are about to be appended, for codecs that must know them before they
@@ -65,20 +65,22 @@ struct CodecContext {
 class Survey {
  public:
   virtual ~Survey() = default;
-  /// How often all tokens are to be shown, from the first document to the last.
+  /// How many times the caller must show all tokens, from the first document to the last.
   virtual int passes() const { return 1; }
-  /// Queries of the document that comes next, where the codec wants them and there are any: of the tokens in
-  /// these rows of the document, rising; (n, query_heads * head_dim).
-  virtual void observe_queries(std::span<const uint64_t>, MatrixView<const float>) {}
-  /// Ids of the tokens of the document that comes next, where the codec predicts from them (Codec::predicts_from).
-  virtual void observe_ids(std::span<const uint32_t>) {}
-  /// The next tokens of the document in work, (n, shape.width()), in pieces of any size.
+  /// Called in each pass before a document's observe(), where the codec wants queries (Codec::wants_queries) and
+  /// there are any. tokens: the rows of the document that they belong to, rising; queries: (tokens.size(),
+  /// query_heads * head_dim).
+  virtual void observe_queries(std::span<const uint64_t> /*tokens*/, MatrixView<const float> /*queries*/) {}
+  /// Called in each pass before a document's observe(), where the codec predicts from ids (Codec::predicts_from):
+  /// the ids of all its tokens.
+  virtual void observe_ids(std::span<const uint32_t> /*ids*/) {}
+  /// The next tokens of the current document: rows (n, shape.width()), any n.
   virtual void observe(MatrixView<const float> rows) = 0;
   /// No more tokens of this document; a call to observe() starts the next one.
   virtual void end_document() {}
   /// No more documents in this pass.
   virtual void end_pass() {}
-  /// Stores what was learned: before the first append to that document.
+  /// Stores what was learned in the document's own or shared streams. Called before the first append to it.
   virtual void finish(StreamStore& document) = 0;
 };
 
@@ -94,7 +96,7 @@ struct SideViews {
   std::unique_ptr<DocumentView> keys, values;
 };
 
-/// What some streams take together.
+/// The rate of some streams together.
 struct LearnedRate {
   std::vector<std::string_view> streams;
   double bits = 0;  ///< per value of all sides
@@ -108,8 +110,8 @@ class Codec {
  public:
   virtual ~Codec() = default;
 
-  /// All that is needed, with the book, to build the codec again; what was really used, not what was asked
-  /// for.
+  /// All that is needed, with the book, to build the codec again: the options in effect, with defaults and automatic
+  /// choices resolved.
   virtual Record parameters() const = 0;
 
   /// Layers that share one row; a divisor of the model's number of layers.
@@ -126,15 +128,15 @@ class Codec {
   /// kind.
   virtual std::optional<LearnedRate> learned_rate() const { return std::nullopt; }
 
-  /// Vectors are predicted from the ids of their tokens (StreamReader::token_ids), which are below this: encoding and
-  /// decoding need them. 0: from none.
+  /// For codecs that predict vectors from token ids (StreamReader::token_ids), which encoding and decoding then need:
+  /// the size of the vocabulary, below which all ids are. 0: the codec uses no ids.
   virtual uint64_t predicts_from() const { return 0; }
 
   /// The streams of one side of one group. The same for every document.
   virtual std::vector<StreamSpec> streams(const GroupShape& shape) const = 0;
 
-  /// Scratch memory that append and DocumentView::decode need per row, beside the rows themselves; the driver cuts chunks
-  /// by it.
+  /// Bytes of scratch memory that append and DocumentView::decode need per row, beside the rows themselves. Callers
+  /// choose by it how many rows they hand over at a time.
   virtual size_t scratch_bytes_per_row(const GroupShape& shape) const {
     return shape.width() * sizeof(float);
   }
@@ -144,14 +146,14 @@ class Codec {
   virtual uint64_t surplus_rows(const GroupShape&, const StreamReader& /*document*/) const { return 0; }
 
   virtual SurveyScope survey_scope(const GroupShape&) const { return SurveyScope::none; }
-  /// The rows that a survey for `shape` looks at: those of that side, or of the other.
+  /// The shape whose rows a survey for `shape` is shown: the same, or that of the other side.
   virtual GroupShape surveyed(const GroupShape& shape) const { return shape; }
-  /// Whether surveys want queries, of any side; only of codecs with a layer group of 1.
+  /// Whether the survey of some side uses queries. Only codecs with a layer group of 1 do.
   virtual bool wants_queries() const { return false; }
-  /// What is done where they are wanted and there are none, for a note to the user.
+  /// What the codec does instead where it wants queries and there are none: text for a note to the user.
   virtual std::string without_queries() const { return {}; }
-  /// Why keys must come to this codec as queries meet them, behind "keys cannot be turned back: "; empty where
-  /// they need not.
+  /// Why this codec needs keys as queries meet them, after the rotary embedding: text that follows "keys cannot be
+  /// turned back: ". Empty where it does not need that.
   virtual std::string needs_rope() const { return {}; }
   /// Starts a survey of one side of one group; only where its survey_scope() is not none.
   virtual std::unique_ptr<Survey> survey(const GroupShape& shape) const;
@@ -172,10 +174,10 @@ class Codec {
   SideViews open_sides(const GroupShape& shape, const StreamReader& keys, const StreamReader& values) const;
 
  protected:
-  /// The codec's view, which nothing has been read for yet.
+  /// Makes the codec's view without reading anything; open() then calls refresh().
   virtual std::unique_ptr<DocumentView> view_of(const GroupShape& shape,
                                                 const StreamReader& document) const = 0;
-  /// The same of a codec that this one stands around.
+  /// The same for a codec that this one wraps.
   static std::unique_ptr<DocumentView> view_of(const Codec& other, const GroupShape& shape,
                                                const StreamReader& document) {
     return other.view_of(shape, document);
@@ -195,14 +197,14 @@ struct CodecEntry {
   std::function<std::unique_ptr<Codec>(const Options& options, const CodecContext& context)> make;
   /// Whether it takes keys from before the rotary embedding unless it is told otherwise.
   bool before_rope = false;
-  /// Defaults are what does best; these options make it the form of the paper that it follows. Empty where it follows none,
-  /// or does as its paper does.
+  /// Options, with values, that give the form of the paper that the codec follows; its defaults are what does best.
+  /// Empty where it follows none, or where its defaults are the paper's.
   std::vector<std::pair<std::string, Scalar>> paper = {};
   /// Of a pair (pair_codec.hpp): the codecs of keys and of values; null for all others.
   std::array<const CodecEntry*, 2> sides = {};
 
   bool is_pair() const { return sides[0] != nullptr; }
-  /// What codes that side.
+  /// The codec of that side: of a pair one of the two, else this one.
   const CodecEntry& of(Side side) const { return is_pair() ? *sides[side == Side::value] : *this; }
 };
 

@@ -22,12 +22,12 @@ void set(Options& options, std::string_view name, const Scalar& value) {
   set_value(field_of(options, name), value);
 }
 
-/// Three digits: what is said can be typed, and is what was used.
+/// Rounded to three digits, so that the option can be typed as it was used.
 double rounded(double x) { return std::stod(fmt::format("{:.3g}", x)); }
 
-/// Steps halve with each place. Bounds that were given are scaled; weights need an absolute one.
-void turn_kvcomp(Options& options, double place, bool weighed) {
-  const double scale = std::exp2(-place);
+/// The setting is the number of times that steps are halved. Bounds that were given are scaled; weights need an absolute one.
+void turn_kvcomp(Options& options, double setting, bool weighed) {
+  const double scale = std::exp2(-setting);
   bool bounded = false;
   for (const char* bound : {"max-error", "max-rel-error", "max-logit-error"})
     if (const double given = number(options, bound); given > 0) {
@@ -48,20 +48,21 @@ void turn_kvcomp(Options& options, double place, bool weighed) {
   }
 }
 
-void turn_sparse(Options& options, double place, bool) {
-  set(options, "sparsity", static_cast<int64_t>(std::llround(place)));
+void turn_sparse(Options& options, double setting, bool) {
+  set(options, "sparsity", static_cast<int64_t>(std::llround(setting)));
 }
 
-/// Whole places are the book's rungs. Between two of them it is the finer one, with levels that cost more error for fewer bits.
-void turn_transform(Options& options, double place, bool) {
-  const double rung = std::ceil(place);
+/// Whole settings are the book's rungs. Between two of them the finer rung is used, with a rate-distortion that accepts more
+/// error for fewer bits.
+void turn_transform(Options& options, double setting, bool) {
+  const double rung = std::ceil(setting);
   set(options, "rung", static_cast<int64_t>(rung));
-  set(options, "rate-distortion", rounded(0.12 * (1 + 2.5 * (rung - place))));
+  set(options, "rate-distortion", rounded(0.12 * (1 + 2.5 * (rung - setting))));
 }
 
-/// Bits in sixty-fourths: how many of the layers and sides have one bit more is the caller's to say.
-void turn_bits(Options& options, double place, bool) {
-  set(options, "bits", static_cast<int64_t>(std::floor(place)));
+/// Sets the whole bits alone. By the fraction the caller (cli/goal.cpp) gives some layers and sides one bit more.
+void turn_bits(Options& options, double setting, bool) {
+  set(options, "bits", static_cast<int64_t>(std::floor(setting)));
 }
 
 const Dial kDials[] = {

@@ -1,5 +1,5 @@
-// A dial for each codec: one number, the place, sets the codec's options, from its lowest rate to its
-// highest. A search for a rate or a loss turns it (cli/goal.hpp). A higher place means a higher rate, except
+// A dial for each codec: one number, the dial's setting, sets the codec's options, from its lowest rate to its
+// highest. A search for a rate or a loss turns it (cli/goal.hpp). A higher setting means a higher rate, except
 // where the overhead of blocks and groups dominates in short documents.
 #pragma once
 
@@ -16,10 +16,10 @@ struct Dial {
   /// user's values.
   std::vector<std::string_view> sets = {};
   double least = 0, most = 0;
-  double useful = least;  ///< where places begin that a search on one side alone looks at
-  bool whole = false;     ///< only whole places differ
+  double useful = least;  ///< the lowest setting that a search on one side alone looks at
+  bool whole = false;     ///< only whole settings differ
   /// Sets options, which otherwise are as they were given. weighed: errors are weighed by layer and side.
-  void (*turn)(Options& options, double place, bool weighed) = nullptr;
+  void (*turn)(Options& options, double setting, bool weighed) = nullptr;
   std::string_view why_not = {};  ///< of a codec whose rate is fixed: what fixes it; then `turn` is null
 };
 

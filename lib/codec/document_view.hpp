@@ -52,20 +52,21 @@ class DocumentView {
   /// each: queries (heads * n, head_dim), those of head 0 first; out (heads * n, tokens) = queries . keys.
   void multiply_keys(uint64_t first, MatrixView<const float> queries, MatrixView<float> out) const;
 
-  /// Sums of the values of tokens [first, first + weights.cols()), likewise, of values only: weights (heads *
-  /// n, tokens); out (heads * n, head_dim) = weights . values.
+  /// Weighted sums of the values of tokens [first, first + weights.cols()), without decoding them where the
+  /// codec can. Of values only. weights (heads * n, tokens), those of head 0 first; out (heads * n, head_dim) =
+  /// weights . values.
   void multiply_values(uint64_t first, MatrixView<const float> weights, MatrixView<float> out) const;
 
-  /// Chooses tokens of one head by what is stored (Capabilities::has_index), of keys only. It holds all it
-  /// needs. signs_only: by the signs of keys alone, to see what the rest of the index gains. Throws
-  /// Error(failed) for codecs without an index.
+  /// Makes a selector that chooses tokens of one head by the index in the codes (Capabilities::has_index), of
+  /// keys only. The selector needs neither view nor streams afterwards. signs_only: it uses the signs of keys
+  /// alone, to measure what the rest of the index gains. Throws Error(failed) for codecs without an index.
   virtual std::unique_ptr<Selector> selector(size_t head, bool signs_only) const;
 
   /// Tokens of one head, of either side, that the codec keeps exactly because queries look at them most, rising.
   virtual std::vector<uint32_t> kept_whole(size_t head) const;
 
-  /// How often each symbol occurs among the document's quantized values, before entropy coding: what the
-  /// payload is held against. Values kept exactly in rows or blocks of their own have no symbol. Empty where
+  /// How often each symbol occurs among the document's quantized values, before entropy coding: the payload is
+  /// compared with the entropy of these. Values kept exactly in rows or blocks of their own have no symbol. Empty where
   /// the codec makes no symbols.
   virtual std::vector<uint64_t> symbol_counts() const;
 
@@ -81,8 +82,8 @@ class DocumentView {
   /// decode() of tokens that are there, to rows of the right width.
   virtual void decode_rows(uint64_t first, MatrixView<float> out) const = 0;
 
-  /// multiply_keys() and multiply_values() of tokens that are there and vectors that fit; as they are, they
-  /// decode.
+  /// multiply_keys() and multiply_values() of tokens that are there and vectors that fit. By default they decode the
+  /// tokens first.
   virtual void multiply_key_range(uint64_t first, MatrixView<const float> queries,
                                   MatrixView<float> out) const;
   virtual void multiply_value_range(uint64_t first, MatrixView<const float> weights,
@@ -92,11 +93,11 @@ class DocumentView {
   struct Block {
     uint64_t begin = 0, end = 0;
   };
-  /// The block of a token that is there; as it is, every token has its own.
+  /// The block of a token that is there. By default every token is a block of its own.
   virtual Block block_of(uint64_t token) const { return {token, token + 1}; }
-  /// The same of a view that this one stands before.
+  /// The same for a view that this one wraps.
   static Block block_of(const DocumentView& other, uint64_t token) { return other.block_of(token); }
-  /// For codecs whose tokens [0, end) lie in blocks of so many.
+  /// The block of a token for codecs that store tokens [0, end) in blocks of `tokens`, and later ones singly.
   static Block equal_block(uint64_t token, uint64_t tokens, uint64_t end) {
     if (token >= end) return {token, token + 1};
     return {token / tokens * tokens, token / tokens * tokens + tokens};

@@ -28,7 +28,7 @@ void check_width(const GroupShape& shape, size_t columns);
 /// Throws Error(bad_input) naming the first value that its range does not hold.
 std::vector<uint16_t> to_storage(DType storage, MatrixView<const float> rows);
 
-/// One of them, the index-th, to `out`: as many values.
+/// Rounds one row to `out`, which has as many values. index: the row's number, for messages. Throws as to_storage.
 void store_row(DType storage, std::span<const float> row, size_t index, std::span<uint16_t> out);
 
 /// Reads rows [first, first + out.rows()) of a stream made by exact_stream into out: (n, width).

@@ -23,7 +23,7 @@ inline constexpr Side kSides[] = {Side::key, Side::value};
 /// The one side that a codec has which codes them jointly.
 inline constexpr Side kJointly[] = {Side::both};
 
-/// Those of a cache's sides that this one holds.
+/// The sides of the cache that a row of `side` holds: that side, or keys and values.
 constexpr std::span<const Side> sides_in(Side side) {
   return side == Side::both ? std::span<const Side>(kSides)
                             : std::span<const Side>(kSides).subspan(side == Side::value, 1);
@@ -40,9 +40,9 @@ struct LayerShape {
   /// Of a layer that keeps nothing: the layer whose keys and values its queries meet; -1: it has none to meet.
   int source = -1;
 
-  /// Of a head, on one of a cache's sides; 0 where nothing is stored.
+  /// Dimensions that are stored of a head's key or value; 0 where nothing is.
   int stored_dim(Side side) const { return side == Side::key ? key_dim : values_in_keys ? 0 : value_dim; }
-  /// Of all heads, on one side and on both.
+  /// Numbers that are stored of a token, for all heads: of one side, and of both.
   size_t width(Side side) const { return static_cast<size_t>(heads) * static_cast<size_t>(stored_dim(side)); }
   size_t width() const { return width(Side::key) + width(Side::value); }
   bool operator==(const LayerShape&) const = default;
@@ -63,15 +63,15 @@ struct GroupShape {
   Side side = Side::key;
 
   size_t width() const { return sides_in(side).size() * side_width(); }
-  /// Of one of the cache's sides.
+  /// Numbers that a row has of each of its sides.
   size_t side_width() const {
     return static_cast<size_t>(layers) * static_cast<size_t>(heads) * static_cast<size_t>(head_dim);
   }
-  /// Where a side that it holds begins in a row.
+  /// The column of a row at which side `held`, one of those in it, begins.
   size_t column_of(Side held) const { return side == Side::both && held == Side::value ? side_width() : 0; }
 };
 
-/// The same layers of that side, of which heads are as wide.
+/// The same layers on another side, whose heads must have as many dimensions.
 constexpr GroupShape of_side(GroupShape shape, Side side) {
   shape.side = side;
   return shape;

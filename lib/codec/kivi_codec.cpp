@@ -6,7 +6,7 @@
 // Window (the paper calls it residual). The newest tokens wait exactly, as 16-bit floats, in the stream "tail". As soon as it holds
 // window + key-group tokens, the oldest key-group of them are quantized, keys and values alike. A document of T
 // tokens thus has Q = key-group * floor((T - window) / key-group) quantized tokens (0 if T < window), whatever
-// the chunks it came in. With window -1 at most a 64th of the document and 128 tokens are kept, but for those that are short
+// the chunks it came in. With window -1 at most a 64th of the document and 128 tokens are kept, except for those that are short
 // of a group: w = min(128, floor(T / 64)), Q = key-group * min(ceil((T - w) / key-group), floor(T / key-group)).
 //
 // Streams of one document, H heads of d dimensions, b bits:

@@ -1,5 +1,5 @@
-// A number for each layer's keys and values, as one option of a codec says it: a text of the keys of all layers and then of
-// the values, "3 3 2 4 4 3". Empty: one number, another option's, for all.
+// A number for the keys and one for the values of each layer, read from the text of one option of a codec: first the keys of
+// all layers, then the values ("3 3 2 4 4 3": three layers). With an empty text the number of another option serves all.
 #pragma once
 
 #include <array>
@@ -16,8 +16,8 @@ namespace kvcodec {
 
 class LayerNumbers {
  public:
-  /// text: of the option; otherwise: the number for all, where it is empty. Throws Error(usage) naming the option unless
-  /// there are two numbers for each layer, within the limits.
+  /// option: its name, for messages. text: its value; where that is empty, all numbers are `otherwise`. Throws
+  /// Error(usage) naming the option unless there are two integers for each layer, all from `least` to `most`.
   LayerNumbers(std::string_view option, const std::string& text, int64_t otherwise, int64_t least,
                int64_t most, int num_layers);
 
@@ -30,13 +30,13 @@ class LayerNumbers {
   std::vector<std::array<int64_t, 2>> numbers_;  // keys, values
 };
 
-/// The text that says these: keys of all layers, then values.
+/// The text of such numbers: keys of all layers, then values.
 std::string layer_numbers_text(std::span<const int64_t> numbers);
 
-/// Parameters without an option that says nothing.
+/// The record, without that option if its value is an empty text.
 Record without_empty(const Record& record, std::string_view option);
 
-/// The option of codecs whose bits may differ from layer to layer.
+/// The option `layer-bits` of codecs whose bits may differ from layer to layer.
 inline OptionField layer_bits_field(std::string& text) {
   return {
       .name = "layer-bits",

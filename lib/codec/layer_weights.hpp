@@ -24,17 +24,17 @@ class LayerWeights {
   explicit LayerWeights(std::span<const std::array<double, 2>> costs);
 
   bool alike() const { return scales_.empty(); }
-  /// Layers they are of; 0 where all are alike.
+  /// Number of layers; 0 where all are alike.
   size_t layers() const { return scales_.size(); }
-  /// How large errors may be there beside others: cost^-1/2, with a geometric mean of 1 over all layers and sides,
-  /// to three digits.
+  /// How large errors may be there relative to others: cost^-1/2, scaled to a geometric mean of 1 over all layers and
+  /// sides, then rounded to three digits.
   float error_scale(int layer, Side side) const {
     return alike() ? 1.0f : scales_[static_cast<size_t>(layer)][side == Side::value];
   }
 
-  /// Says the scales in a record, keys of all layers and then values; nothing where all are alike.
+  /// Puts the scales into a record, keys of all layers and then values; nothing where all are alike.
   void write(Record& parameters) const;
-  /// What a record says. Throws Error(bad_input) unless there are scales of both sides of each layer, positive and
+  /// Reads them from a record. Throws Error(bad_input) unless there are scales of both sides of each layer, positive and
   /// finite, or none.
   static LayerWeights read(const Record& parameters);
   /// Throws Error(bad_input) if they are of a model of another number of layers.

@@ -35,7 +35,7 @@ class OuterSurvey : public Survey {
  protected:
   explicit OuterSurvey(std::unique_ptr<Survey> inner) : inner_(std::move(inner)) {}
   Survey& inner() { return *inner_; }
-  /// The next tokens of the document, the first of them at that place in it.
+  /// As observe(); first: the index of the first row's token in the document.
   virtual void observe_from(uint64_t first, MatrixView<const float> rows) = 0;
 
  private:
@@ -51,7 +51,7 @@ class OuterCodec : public Codec {
   std::optional<LearnedRate> learned_rate() const override { return inner_->learned_rate(); }
   uint64_t predicts_from() const override { return inner_->predicts_from(); }
   std::vector<StreamSpec> streams(const GroupShape& shape) const override { return inner_->streams(shape); }
-  /// The rows besides, as the inner codec gets them.
+  /// That of the inner codec, and the copy of the rows that it gets.
   size_t scratch_bytes_per_row(const GroupShape& shape) const override {
     return inner_->scratch_bytes_per_row(shape) + shape.width() * sizeof(float);
   }

@@ -4,9 +4,9 @@
 // Its options and parameters are those of the two, named "key.bits" and "value.bits". What is the cache's and not
 // one codec's stands once, without a side: `rope` and `error-scales`.
 //
-// Any two codecs make a pair, the same twice too, except for what one side alone cannot have: a codec that codes keys and
-// values jointly (transform with a book of vectors of both), two codecs that code different numbers of layers together,
-// and two that each need a book of their own kind, because codes stand on one book at most.
+// Any two codecs make a pair, or one codec twice. Three cases are refused: a codec that codes keys and values jointly
+// (transform with a book of vectors of both); two codecs with different layer groups; and two that each need a book of
+// their own kind, because codes belong to one book at most.
 #pragma once
 
 #include <memory>
@@ -16,7 +16,7 @@
 
 namespace kvcodec {
 
-/// Between the names of the two.
+/// Stands between the names of the two codecs.
 inline constexpr char kPairMark = '+';
 
 /// "key." and "value.": what options and parameters of a pair's codecs begin with.
@@ -35,7 +35,8 @@ class PairOptions final : public Options {
   std::unique_ptr<Options> keys_, values_;
 };
 
-/// The registry line of a pair. Both outlive it, and are no pairs. Its make() throws Error(usage) for two that make none.
+/// The registry line of a pair. keys, values: no pairs themselves; both outlive it. Its make() throws Error(usage) in the
+/// three cases above.
 CodecEntry pair_of(const CodecEntry& keys, const CodecEntry& values);
 
 }  // namespace kvcodec

@@ -1,5 +1,5 @@
-// Where parts of varying size begin in streams, so that any of them is found without reading the sizes of all
-// before it.
+// An index of streams (seek table): where units of varying size begin in them, so that any unit is found without reading
+// the sizes of all units before it.
 //
 // Some codecs store a document in units (a block of tokens, a token) that take any number of rows in some
 // streams; other streams tell how many, unit by unit. Such a codec also has the stream
@@ -7,8 +7,8 @@
 //                                               (i + 1) * interval begins in each of those streams
 // with about kPlaceTokens tokens from one row to the next: 64 bits for each of them and stream.
 //
-// Append stores it (PlaceWriter). To read, Places goes through an interval of units from its row on, once,
-// and holds what it comes to against the next row, or against the ends of the streams behind the last unit.
+// Codec::append stores it (PlaceWriter). To read, Places adds up the sizes of an interval of units from its row on, once,
+// and compares the sums with the next row, or behind the last unit with the ends of the streams.
 #pragma once
 
 #include <cstdint>
@@ -25,17 +25,18 @@ namespace kvcodec {
 inline constexpr std::string_view kPlaces = "places";
 inline constexpr uint64_t kPlaceTokens = 4096;
 
-/// Units of so many tokens from one row of `places` to the next.
+/// How many units of `tokens_of_unit` tokens lie between two rows of `places`.
 constexpr uint64_t place_interval(uint64_t tokens_of_unit) {
   return tokens_of_unit < kPlaceTokens ? kPlaceTokens / tokens_of_unit : 1;
 }
 
+/// The stream `places` for units that take rows of so many other streams.
 StreamSpec places_stream(size_t streams);
 
 /// Makes the rows of `places` for units that are appended.
 class PlaceWriter {
  public:
-  /// document: as it is before, with `units` units, which fill its `streams` to their ends.
+  /// document: before the append; it has `units` units, which take all rows of `streams`.
   PlaceWriter(std::span<const std::string_view> streams, uint64_t interval, const StreamReader& document,
               uint64_t units);
   /// The next unit takes so many rows of each stream.
@@ -59,7 +60,7 @@ class Interval {
   uint64_t first() const { return first_; }
   uint64_t end() const { return first_ + units_.size(); }
   const Unit& operator[](uint64_t unit) const { return units_[unit - first_]; }
-  /// Where a unit begins in a stream: one of these, or end(), where the next one begins.
+  /// The row of a stream at which a unit begins. unit: one of these, or end(), the next one. stream: an index.
   uint64_t begin(uint64_t unit, size_t stream) const { return begins_[(unit - first_) * streams_ + stream]; }
   std::span<const uint64_t> ends() const { return std::span(begins_).last(streams_); }
 
@@ -82,7 +83,7 @@ class Interval {
   std::vector<uint64_t> begins_;  // (units + 1, streams)
 };
 
-/// What Places does whatever the units are.
+/// What Places does regardless of the type Unit.
 class PlaceStream {
  public:
   PlaceStream(std::vector<std::string_view> streams, uint64_t interval)
@@ -92,10 +93,10 @@ class PlaceStream {
 
   /// Throws Error(bad_input) unless `places` has the rows of a document with so many complete units.
   void check_rows(const StreamReader& document, uint64_t complete);
-  /// Where an interval begins.
+  /// The row of each stream at which an interval begins.
   std::vector<uint64_t> begin(const StreamReader& document, uint64_t interval) const;
-  /// Throws Error(bad_input) unless units [0, units), which end there, end where the next interval begins, if
-  /// one does, and with the streams, if they are the last.
+  /// ends: the rows at which units [0, units) end. Throws Error(bad_input) unless the row of `places` for the next
+  /// interval, if one begins there, says the same, and, if these units are the last, the streams end there too.
   void check_end(const StreamReader& document, uint64_t units, bool is_last,
                  std::span<const uint64_t> ends) const;
 
@@ -104,7 +105,8 @@ class PlaceStream {
   uint64_t interval_, rows_ = 0;
 };
 
-/// Where the units of a document begin, as far as that was asked for. Threads may ask at once.
+/// Where the units of a document begin; each interval is read when it is first asked for. Several threads may call at()
+/// at once.
 template <class Unit>
 class Places {
  public:
@@ -138,7 +140,7 @@ class Places {
     return found->second;
   }
 
-  /// Throws Error(bad_input) if units [0, units) end at `ends`, but `places` or the streams say otherwise.
+  /// Throws Error(bad_input) unless `places` and the streams agree that units [0, units) end at `ends`.
   void check(const StreamReader& document, uint64_t units, std::span<const uint64_t> ends) const {
     stream_.check_end(document, units, units == units_, ends);
   }
@@ -147,7 +149,7 @@ class Places {
   PlaceStream stream_;
   uint64_t units_ = 0, complete_ = 0;
   mutable std::mutex mutex_;
-  mutable std::map<uint64_t, Interval<Unit>> intervals_;  // references into it last
+  mutable std::map<uint64_t, Interval<Unit>> intervals_;  // a map: at() returns references into it
 };
 
 }  // namespace kvcodec

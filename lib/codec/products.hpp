@@ -8,8 +8,8 @@
 
 namespace kvcodec {
 
-/// DocumentView::multiply_keys and multiply_values for any codec: decodes so many tokens at a time that they
-/// stay in the cache, and multiplies them.
+/// DocumentView::multiply_keys and multiply_values for any codec: decode some tokens at a time, few enough for
+/// the processor's cache, and multiply them.
 void decode_and_multiply_keys(const DocumentView& document, uint64_t first, MatrixView<const float> queries,
                               MatrixView<float> out);
 void decode_and_multiply_values(const DocumentView& document, uint64_t first, MatrixView<const float> weights,
@@ -29,8 +29,9 @@ void multiply_value_rows(MatrixView<const float> rows, MatrixView<const float> w
 void check_products(const GroupShape& shape, Side side, MatrixView<const float> vectors,
                     MatrixView<const float> per_token);
 
-/// Tokens [first, first + keys_out.rows()) of both sides: some of the one, the same of the other, and so on, so that
-/// what is coded jointly is decoded once (Codec::open_sides). keys_out, values_out: (n, width of a side).
+/// Decodes tokens [first, first + keys_out.rows()) of both sides in turns, a range of keys and then the same range of
+/// values, so that what is coded jointly is decoded once (Codec::open_sides). keys_out, values_out: (n, width of a
+/// side).
 void decode_sides(const DocumentView& keys, const DocumentView& values, uint64_t first,
                   MatrixView<float> keys_out, MatrixView<float> values_out);
 

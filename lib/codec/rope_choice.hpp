@@ -19,12 +19,12 @@ constexpr auto names_of(RopeChoice) { return std::to_array<std::string_view>({"k
 /// The parameter of codecs and books that says it; absent = keep.
 inline constexpr std::string_view kRopeParameter = "rope";
 
-/// What a record says. Throws Error(bad_input) for what is not a choice.
+/// Reads the choice from a record. Throws Error(bad_input) for what is none.
 inline RopeChoice rope_in(const Record& parameters) {
   return parameters.find(kRopeParameter) ? parameters.get_enum<RopeChoice>(kRopeParameter) : RopeChoice::keep;
 }
 
-/// Says it in a record, where there is something to say: records of kept keys are as they always were.
+/// Puts the choice into a record, except `keep`, which records do not name.
 inline void set_rope(Record& parameters, RopeChoice rope) {
   if (rope != RopeChoice::keep) parameters.set(kRopeParameter, std::string(name_of(rope)));
 }

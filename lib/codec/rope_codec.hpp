@@ -1,13 +1,13 @@
 // Keys before the rotary embedding, for any codec.
 //
-// The embedding turns every pair of a key's dimensions by an angle that grows with the token's place. What was
+// The embedding turns every pair of a key's dimensions by an angle that grows with the token's position. What was
 // near constant along a document, or lay in few directions, afterwards is neither. So a codec may be given keys
 // that are turned back, and what it decodes is turned forward again: rounding of the turned keys to the cache's
 // 16-bit type aside, nothing is lost, and the codec knows nothing of it.
 //
-// Keys are turned back by their index in the document, not by the positions that a file notes: of any token there
-// is an index, known to whoever decodes, and the embedding turns by differences only. Where documents begin at
-// position 0 both are the same.
+// Keys are turned back by their index in the document, not by the positions that a file notes: whoever decodes knows
+// the index of any token, and turns by it again, so that both turns cancel. Where documents begin at position 0 both
+// are the same; elsewhere keys are coded with a constant turn in each pair of dimensions.
 //
 // Products with keys are taken of keys that are decoded and turned: to turn the query instead would take one query
 // for each token.

@@ -14,8 +14,8 @@ namespace {
 
 constexpr std::string_view kSink = "sink";
 
-/// Rows as the codec gets them, the first of which stand at the token numbered `first`, which is not behind `sink`:
-/// those before `sink` become copies of the one there, which is among them.
+/// Rows as the inner codec gets them. `rows` begin with token `first`, at or before token `sink`, and hold token `sink`.
+/// The result begins with token 0: `sink` copies of token `sink`, then that token and those behind it.
 Matrix<float> with_stand_ins(MatrixView<const float> rows, uint64_t first, uint64_t sink) {
   const auto skipped = static_cast<size_t>(sink - first), copies = static_cast<size_t>(sink);
   Matrix<float> out(copies + rows.rows() - skipped, rows.cols());
@@ -89,7 +89,7 @@ class SinkView final : public DocumentView {
   }
 
  private:
-  /// Of tokens [first, first + count) those that are kept.
+  /// How many of tokens [first, first + count) are kept exactly.
   size_t exact_of(uint64_t first, size_t count) const {
     return first < firsts_ ? static_cast<size_t>(std::min<uint64_t>(firsts_ - first, count)) : 0;
   }
@@ -116,7 +116,8 @@ class SinkCodec final : public OuterCodec {
     return specs;
   }
 
-  /// Tokens that stand for first ones, as far as these wait: then all behind them do.
+  /// The copies of first tokens that the inner codec still keeps at 16 bits. All tokens behind such copies wait there too, so
+  /// exempt rows exceed the tokens by the number of these copies.
   uint64_t surplus_rows(const GroupShape& shape, const StreamReader& document) const override {
     uint64_t exact = 0;
     for (const StreamSpec& spec : streams(shape))

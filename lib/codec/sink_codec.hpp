@@ -26,8 +26,8 @@ inline OptionField sink_field(int64_t& sink) {
           .unnamed = int64_t{0}};
 }
 
-/// What that option is where it pays most: one token takes a few bits of a document's thousands, and its errors cost
-/// a model more than those of all others together.
+/// The value of that option that pays most: one token takes a small fraction of a document's bits, and its errors would
+/// cost a model more than those of all others together.
 inline constexpr int64_t kBestSink = 1;
 
 /// A codec that keeps so many tokens, in that 16-bit type, and stores what `inner` makes of the others, or, with 0, inner

@@ -2,8 +2,8 @@
 // one layer group.
 //
 // A codec reads and writes streams through the two interfaces below and never sees a file.
-// lib/codec/encoded.hpp binds them to memory, formats/codes_file.hpp to HDF5, and both can keep index streams
-// bit-packed without the codec's knowing.
+// lib/codec/encoded.hpp binds them to memory, formats/codes_file.hpp to HDF5. The latter can keep index streams
+// bit-packed, of which the codec sees nothing.
 #pragma once
 
 #include <cstddef>
@@ -26,7 +26,7 @@ enum class Category : uint8_t {
   ids,      ///< indices into a book
   scales,   ///< scales, zero points, means, norms
   tables,   ///< code books made while encoding
-  offsets,  ///< lengths, counts and positions that make parts decodable alone
+  offsets,  ///< lengths, counts and positions, by which a block or a token is found and decoded alone
   exempt,   ///< tokens kept at 16 bits
 };
 inline constexpr Category kCategories[] = {Category::payload, Category::ids,     Category::scales,
@@ -59,9 +59,9 @@ class StreamReader {
   /// Rows the document has in that stream. Throws Error(bad_input) if there is no such stream.
   virtual uint64_t rows(std::string_view stream) const = 0;
 
-  /// The ids of the document's tokens [first, first + count): not a stream of the codec's, but what a file keeps beside
-  /// them, and there before the tokens' own rows are. Throws Error(bad_input) if they are not all there, or not known at
-  /// all.
+  /// The ids of the document's tokens [first, first + count). No stream of the codec holds them: a file keeps them
+  /// beside the streams, and has them before the tokens' rows are appended. Throws Error(bad_input) if they are not all
+  /// there, or not known at all.
   virtual std::vector<uint32_t> token_ids(uint64_t /*first*/, uint64_t /*count*/) const {
     throw bad_input("the ids of the document's tokens are not known");
   }
@@ -84,7 +84,7 @@ class StreamReader {
   }
 };
 
-/// Ids [first, first + count) of those of a document. Throws Error(bad_input) if they are not all there.
+/// Elements [first, first + count) of a document's ids. Throws Error(bad_input) if they are not all there.
 inline std::vector<uint32_t> ids_within(std::span<const uint32_t> ids, uint64_t first, uint64_t count) {
   if (first > ids.size() || count > ids.size() - first)
     throw bad_input("the document has {} token ids; {} from {} on are not all there", ids.size(), count,
@@ -98,7 +98,7 @@ class StreamStore : public StreamReader {
  public:
   using StreamReader::read;
 
-  /// Adds rows at the end of the document's part of the stream. bytes.size() is a multiple of row_bytes.
+  /// Appends rows to the document's stream. bytes.size() is a multiple of row_bytes.
   virtual void append(std::string_view stream, std::span<const std::byte> bytes) = 0;
 
   /// Drops the document's rows from `rows` on: for the tail that waits uncompressed and is stored anew at

@@ -7,7 +7,7 @@
 namespace kvcodec {
 
 /// Called now and then from one thread with done <= total in the work's own unit (tokens, signals, steps) and
-/// a short note worth showing ("loss 0.123"), possibly empty. An empty function means nobody listens.
+/// a short note worth showing ("loss 0.123"), possibly empty. The function itself may be empty: nothing is reported.
 using Progress = std::function<void(double done, double total, std::string_view note)>;
 
 inline void report(const Progress& progress, double done, double total, std::string_view note = {}) {

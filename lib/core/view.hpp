@@ -8,7 +8,7 @@
 
 namespace kvcodec {
 
-/// Row-major matrix somebody else owns: rows x cols, row i starts at data + i * stride (stride >= cols).
+/// A row-major matrix that the view does not own: rows x cols, row i starts at data + i * stride (stride >= cols).
 template <class T>
 class MatrixView {
  public:

@@ -11,7 +11,7 @@
 // telling anybody: the CPU then says what is wrong, in the same words with and without a device. Only trouble
 // of the device itself is thrown, as Error(failed).
 //
-// All of it may be called from several threads at once. How to add a twin: cuda/README.md.
+// All of it may be called from several threads at once. How to add a device implementation: cuda/README.md.
 #pragma once
 
 #include <atomic>
@@ -59,7 +59,7 @@ class Engine {
     if (!exact) exact_ = false;
   }
 
-  /// Sums of entries and searches in these codebooks. They must outlive the result.
+  /// Sums of entries and searches in these codebooks, which must outlive the result.
   virtual std::unique_ptr<ResidualEngine> residual(const Codebooks&) { return nullptr; }
   /// Blocks of the codec kvcomp.
   virtual const kvcomp::BlockEngine* blocks() { return nullptr; }

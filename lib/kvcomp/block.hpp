@@ -38,8 +38,8 @@
 namespace kvcodec {
 
 inline constexpr uint8_t kRawBlock = 255;
-/// Runs of so many symbols at most: the bits of a run are counted in 16 bits, and a symbol takes no more than
-/// a code of 12 bits and an exact value of 16.
+/// The most symbols of a run: its bits are counted in 16 bits, and a symbol takes no more than a code of 12 bits
+/// and an exact value of 16.
 inline constexpr size_t kMaxBlockRun = 65535 / (12 + 16);
 
 struct BlockShape {
@@ -100,7 +100,7 @@ class BlockCoder {
   size_t count_bytes(const BlockShape& shape, uint8_t mode) const;
 
   /// Decodes a block that is not raw into runs: (shape.runs(), shape.run_length()). Exact values stand there
-  /// as kExactSymbol; `exact` gets their places (row = run) and 16 bits. Throws Error(bad_input) for a
+  /// as kExactSymbol; `exact` gets their positions (row = run) and 16 bits. Throws Error(bad_input) for a
   /// damaged block.
   void decode_runs(const BlockShape& shape, uint8_t mode, std::span<const uint8_t> counts,
                    std::span<const uint8_t> payload, MatrixView<uint8_t> runs,
@@ -110,7 +110,7 @@ class BlockCoder {
                       std::span<const uint8_t> payload, MatrixView<uint8_t> columns,
                       std::vector<EscapedValue>& exact) const;
 
-  /// With rANS, blocks are decoded faster several at a time: so many.
+  /// How many blocks decode_rans() takes at a time: several together are decoded faster than one by one.
   static constexpr size_t kTogether = RansDecoder<uint8_t>::kTogether;
 
   /// decode_runs for up to kTogether blocks, none of them raw, coded with rANS: row i of symbols,

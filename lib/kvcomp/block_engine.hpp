@@ -42,14 +42,15 @@ class BlockEngine {
   virtual std::optional<EncodedBlocks> encode(const Layout& layout, DType storage, const ErrorBound& bound,
                                               const BlockCoder& coder,
                                               MatrixView<const uint16_t> values) const = 0;
-  /// How often each of the 256 symbols of the same occurs.
+  /// How often each of the 256 symbols occurs that encode() would code for these values.
   virtual std::optional<std::vector<uint64_t>> count_symbols(const Layout& layout, DType storage,
                                                              const ErrorBound& bound,
                                                              MatrixView<const uint16_t> values) const = 0;
 
   /// Block rows [first, last) of a document; throws Error(bad_input) for streams that no encoder writes.
   using ReadBlocks = std::function<StoredBlocks(uint64_t first, uint64_t last)>;
-  /// A document whose blocks are coded so; `read`, and this, outlive it.
+  /// A document whose blocks are coded with `coder`, to be copied to the device when needed. `read` and this engine
+  /// outlive the result.
   virtual std::unique_ptr<BlocksElsewhere> document(const Layout& layout, DType storage,
                                                     const BlockCoder& coder, ReadBlocks read) const = 0;
 };

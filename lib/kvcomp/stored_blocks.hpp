@@ -31,7 +31,7 @@ struct Layout {
 
 /// Some block rows of a document.
 struct StoredBlocks {
-  /// Where the parts of a block begin, and how long they are.
+  /// A range of one of the arrays below: what a block has there.
   struct Part {
     uint64_t start = 0, size = 0;
   };
@@ -47,7 +47,7 @@ struct StoredBlocks {
   std::vector<Block> blocks;    ///< [row][head]
 };
 
-/// What block rows become in the streams, which it is appended to.
+/// Coded block rows: what encoding appends to each stream.
 struct EncodedBlocks {
   std::vector<uint8_t> modes, counts, payload, origin_bits, origins;
   std::vector<uint32_t> sizes;

@@ -5,7 +5,7 @@
 
 namespace kvcodec {
 
-/// While it lives. Inside a team of several threads OpenBLAS's OpenMP build does that by itself; elsewhere (a
+/// Does so while it lives. Inside a team of several threads OpenBLAS's OpenMP build does that by itself; elsewhere (a
 /// parallel_for of one piece counts as elsewhere) it takes as many threads as OpenMP would give the calling task,
 /// hence one.
 class OnThisThread {

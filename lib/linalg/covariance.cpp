@@ -24,7 +24,7 @@ CovarianceSums::CovarianceSums(std::vector<float> origin, std::vector<double> su
     throw failed("{} sums of {} columns, not {}", sums_.size(), width_, count_of_sums(width_));
 }
 
-/// Near the mean: squares of what is left are sums' leading part no more.
+/// An origin near the mean: without it, squares of the mean would dominate the sums and cost them their precision.
 std::vector<float> CovarianceSums::mean_of_first(MatrixView<const float> rows) {
   std::vector<float> origin(rows.cols());
   const size_t count = std::min(rows.rows(), kRows);

@@ -10,23 +10,26 @@
 
 namespace kvcodec {
 
-/// Sums up the covariance of rows of `width` values, piece by piece. Products are floats over 256 rows at a
-/// time, on which the rows' first mean is taken off, sums are doubles: any pieces give the same to rounding,
-/// any number of threads the same. Memory: 4 bytes per pair of columns.
+/// Sums up the covariance of rows of `width` values, piece by piece. An origin, the mean of the first rows added, is
+/// subtracted from all rows. Their products are summed over 256 rows in float, the results in double. How rows are
+/// cut into pieces changes the result by rounding only; the number of threads does not change it. Memory: 4 width^2
+/// bytes.
 class CovarianceSums {
  public:
   explicit CovarianceSums(size_t width);
-  /// With an origin that is taken off in place of the first mean, as mean_of_first() gives it: so sums of other rows from
-  /// the same origin can be added to these. sums: as sums() has them; empty: of no rows.
+  /// With a given origin, from mean_of_first(): sums of different rows can be added to each other if their origin is the
+  /// same. sums: as sums() has them; empty: of no rows. Throws Error(failed) for another number of them.
   CovarianceSums(std::vector<float> origin, std::vector<double> sums);
+  /// The mean of the first 256 of these rows, or of all if there are fewer.
   static std::vector<float> mean_of_first(MatrixView<const float> rows);
+  /// How many numbers sums() has.
   static size_t count_of_sums(size_t width) { return 1 + width + width * (width + 1) / 2; }
-  /// (n, width), finite.
+  /// rows: (n, width), finite. Throws Error(failed) for another width.
   void add(MatrixView<const float> rows);
   uint64_t rows() const { return static_cast<uint64_t>(sums_.front()); }
   /// How many rows, their sum, and the upper triangle of the sums of products, one row behind the other.
   std::vector<double> sums() && { return std::move(sums_); }
-  /// (width, width), by the number of rows; zeros without any.
+  /// (width, width): the sums of products of centred rows, divided by the number of rows; zeros without any rows.
   Matrix<double> covariance() const;
   /// (width); zeros without any rows.
   std::vector<double> mean() const;

@@ -21,7 +21,7 @@ struct Eigen {
 /// operations.
 Eigen symmetric_eigen(Matrix<double> matrix);
 
-/// The matrix with these eigenvectors whose eigenvalues are powers of these, which are positive.
+/// The power of the symmetric matrix that has these eigenvalues, all positive, and eigenvectors.
 Matrix<double> power_of(const Eigen& eigen, double power);
 
 }  // namespace kvcodec

@@ -9,7 +9,8 @@
 // entries roughly (in 8-bit integers where the machine has AVX512_VNNI, else in floats), with a bound on the
 // error by Cauchy and Schwarz,
 //   |<x, e> - <x', e'>| <= |x - x'| |e| + |x'| |e - e'|,
-// for each entry with its own norms, and only entries that the bound does not rule out are scored exactly.
+// for each entry with its own norms, and only entries that the bound does not rule out are scored exactly. (x', e': row
+// and entry as the rough score has them.)
 #pragma once
 
 #include <cstddef>
@@ -103,7 +104,7 @@ class ProductSearch {
   size_t count_ = 0, dimensions_ = 0, padded_ = 0;  // padded: dimensions, a multiple of 16
   Screen screen_ = Screen::none;
   AlignedVector<float> own_;         // (count, padded), zeros behind dimensions; empty if not copied
-  const float* borrowed_ = nullptr;  // the same, of somebody else
+  const float* borrowed_ = nullptr;  // the same, owned by the caller of over()
   const float* exact() const { return borrowed_ ? borrowed_ : own_.data(); }
   AlignedVector<float> bias_;           // count; zeros if none was given
   AlignedVector<float> screen_bias_;    // count rounded up to a tile, -infinity behind count

@@ -60,8 +60,8 @@ struct Table {
   /// `limit` (NaN is not); ids from first_id on. Returns how many; writes up to n + kLanes.
   size_t (*not_below)(const float* scores, const float* margins, float error, size_t n, float limit,
                       uint32_t first_id, uint32_t* ids, float* kept);
-  /// order[r] = the index of the value in place r of n values, at most kMostRanked, in falling order, equal
-  /// ones by their index. False, and no order, where one is NaN or -infinity. Null where nothing is gained.
+  /// order[r] = the index of the value of rank r among n values, at most kMostRanked, in falling order, equal
+  /// ones by their index. False, and no order, where one is NaN or -infinity. Null where it gains no speed.
   bool (*rank)(const float* values, size_t n, uint32_t* order);
 };
 

@@ -4,7 +4,7 @@
 //
 // Added in that order, each product fused with the sum (rounded once), at every level of lib/core/cpu.hpp and on every
 // processor. So a sum's bits depend on its own coefficients alone, not on the other sums of a call, as they may with
-// BLAS; and a coefficient of zero is left out, since it changes nothing: the work is that of those that are not.
+// BLAS. Coefficients of zero are left out, since they change nothing: the work grows with the number of the others.
 #pragma once
 
 #include <cstddef>

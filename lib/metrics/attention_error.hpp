@@ -38,8 +38,9 @@ class AttentionErrorMeter {
   AttentionErrorMeter(int layers, int query_heads, size_t top);
 
   /// A document's rows of one layer, original and rebuilt: keys (tokens, heads * dimensions), values (tokens, heads *
-  /// dimensions of theirs); and its queries, (n, query_heads * dimensions of keys), each of which sees the first visible[i] tokens, 1 at least. Threaded, with
-  /// the same result for any number of threads. Throws Error(failed) for shapes that do not fit.
+  /// dimensions of theirs); and its queries, (n, query_heads * dimensions of keys). Query i sees the first visible[i]
+  /// tokens, at least 1. Threaded, with the same result for any number of threads. Throws Error(failed) for shapes that
+  /// do not fit.
   struct Rows {
     MatrixView<const float> keys, values, other_keys, other_values, queries;
     std::span<const uint64_t> visible;

@@ -17,10 +17,10 @@ namespace kvcodec {
 size_t attention_scratch_floats(const ModelConfig& config);
 
 /// out = softmax(q k^T / sqrt(head_dim)) v, scores capped if the model says so, for rows [first, first +
-/// query.rows()) of the batch, each over the tokens of its own document up to itself, and no more than `window` of them (0 = all). query: (n,
-/// num_q_heads * head_dim); out: (n, num_q_heads * value_dim). key, value: (past and new tokens of all documents,
-/// num_kv_heads * head_dim or value_dim),
-/// filled up to those of row first + n. documents: in order, covering all rows.
+/// query.rows()) of the batch, each over the tokens of its own document up to itself, and no more than `window` of them
+/// (0 = all). query: (n, num_q_heads * head_dim); out: (n, num_q_heads * value_dim). key, value: (past and new tokens of
+/// all documents, num_kv_heads * head_dim or value_dim), filled up to those of row first + n. documents: in order,
+/// covering all rows.
 /// Blocks that are masked altogether are skipped; the softmax goes along by blocks of keys, so memory does
 /// not grow with the document (Milakov and Gimelshein 2018; Dao et al. 2022). Blocks lie at fixed positions
 /// of the document: chunks do not matter.

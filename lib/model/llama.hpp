@@ -6,8 +6,9 @@
 // chunk and converted to float block by block. Documents are packed one behind the other: matrix products run
 // over all their tokens at once, attention stays within each document, and positions count from 0 in each.
 //
-// All arithmetic is float, except for products with weights if asked for. The result is the same for any number of threads. It depends on the chunk size and
-// on how documents are packed by rounding only (relative differences around 1e-6).
+// All arithmetic is float, except for products with weights if bf16 is asked for (compute_in). The result is the same
+// for any number of threads. It depends on the chunk size and on how documents are packed by rounding only (relative
+// differences around 1e-6).
 #pragma once
 
 #include <algorithm>

@@ -1,6 +1,6 @@
-// Who computes the steps of a prefill. Without an engine the CPU does; a device twin
-// (cuda/prefill/prefill.hpp) gives the same within rounding. What happens when, and what is handed to whom, is
-// LlamaModel::prefill's, the same for all.
+// The interface of a device that computes the steps of a prefill; without one the CPU does. The CUDA implementation
+// (cuda/prefill/prefill.hpp) gives the same results within rounding. LlamaModel::prefill decides the order of the steps
+// and what is passed on, the same for all.
 #pragma once
 
 #include <cstddef>

@@ -173,10 +173,10 @@ inline constexpr size_t kMostTemplateTokens = 1024;
 class Tokenizer {
  public:
   /// Throws Error(bad_input) for a specification that contradicts itself: an id or token given twice, an id
-  /// above 2^24, a merge of tokens that the vocabulary lacks, a pattern or character map that is wrong or not supported, an
-  /// added token that becomes empty, more than kMostTemplateTokens around a text, more than 100 pre-tokenizers, ByteLevel twice; for a unigram model also no
-  /// tokens at all, a score that is not a finite number, an unknown id that is not a token's, and a token of more
-  /// than 1024 bytes.
+  /// above 2^24, a merge of tokens that the vocabulary lacks, a pattern or character map that is wrong or not
+  /// supported, an added token that becomes empty, more than kMostTemplateTokens around a text, more than 100
+  /// pre-tokenizers, ByteLevel twice. For a unigram model also: no tokens at all, a score that is not a finite number,
+  /// an unknown id that is not a token's, and a token of more than 1024 bytes.
   explicit Tokenizer(TokenizerSpec spec);
   ~Tokenizer();
   Tokenizer(Tokenizer&&) noexcept;
@@ -186,7 +186,8 @@ class Tokenizer {
   /// template's ids around. Bytes that are not UTF-8 are read as U+FFFD, one for each maximal ill-formed
   /// part, as Python's errors="replace" does. Time is O(n log n) at worst, linear where the vocabulary does
   /// not reach across words; always linear for a unigram model. Throws Error(bad_input) for a character that
-  /// has no token if the unknown token named is not in the vocabulary either, or a unigram model has none, and for a pattern that backtracks without end.
+  /// has no token if the unknown token named is not in the vocabulary either, or a unigram model has none, and for
+  /// a pattern that backtracks without end.
   std::vector<uint32_t> encode(std::string_view text, bool add_special) const;
 
   /// The text of token ids, well-formed UTF-8 unless the vocabulary is not. skip_special leaves special

@@ -1,4 +1,5 @@
-// Attention over chosen tokens of a document, from any codec: only they are fetched and decoded (ClusterKV, Self-Indexing KVCache: what a selection is for).
+// Attention over chosen tokens of a document, from any codec: only they are fetched and decoded. This is what selections
+// are for (ClusterKV; Self-Indexing KVCache).
 #pragma once
 
 #include <cstdint>

@@ -24,7 +24,7 @@ struct Plan {
   std::vector<std::vector<std::pair<std::string, std::vector<std::byte>>>> shared;
 
   int group_layers() const { return setting.codec->layer_group(); }
-  /// What a group's rows are of: no values where these lie in keys.
+  /// The sides that a group has rows of: no values where these lie in keys.
   std::span<const Side> sides() const {
     return setting.codec->sides().first(config->is_latent() ? 1 : setting.codec->sides().size());
   }
@@ -93,7 +93,7 @@ struct Plan {
   }
 };
 
-/// Bits of a stream's bytes in a file: ids packed.
+/// Bits that a stream's bytes take in a file, where ids are packed.
 uint64_t stored_bits(const StreamSpec& spec, uint64_t bytes) {
   const uint64_t elements = bytes / size_of(spec.type);
   return spec.index_bound > 0 ? elements * index_bits(spec.index_bound) : bytes * 8;
@@ -111,7 +111,7 @@ class CompressedDocument {
     }
   }
 
-  /// The document's beginning: what is shared, what the codec wants to know of it first, and its tokens.
+  /// Appends the prefix, after the shared streams and the document's own survey, if the codec makes one.
   void start(const Prefix& prefix) {
     const Codec& codec = *plan_.setting.codec;
     parallel_for(plan_.parts(), 1, [&](size_t part, size_t, int) {
@@ -137,8 +137,8 @@ class CompressedDocument {
     });
   }
 
-  /// The first keys.rows() tokens of a layer, decoded; zeros where they were left out, where no token looks. A group of layers is
-  /// decoded once for all of them.
+  /// The first keys.rows() tokens of a layer, decoded. Tokens that were left out become zeros: no query attends to them.
+  /// Layers of a group are to be read in order: the group is decoded once, for the first of them.
   void read(int layer, MatrixView<float> keys, MatrixView<float> values) {
     const size_t sides = plan_.sides().size(), first_part = sides * as_size(layer / plan_.group_layers());
     const size_t left_out = left_out_[first_part], there = keys.rows() - left_out;
@@ -188,7 +188,7 @@ class CompressedDocument {
   std::vector<Matrix<float>> decoded_;                // of the group in work
 };
 
-/// How far all threads together are.
+/// The progress of all threads together.
 class TokenMeter {
  public:
   /// Outlived by progress, of `total` tokens.
@@ -355,7 +355,7 @@ class KeptPrefix {
 };
 
 void ClosedLoop::Impl::survey(std::span<const LoopDocument> documents, TokenMeter& meter) {
-  // One after the other, each with all threads: what the model takes for itself is there once.
+  // Prefixes run one after the other, each on all threads: the model's own buffers then exist once.
   std::vector<KeptPrefix> prefixes;
   for (size_t i = 0; surveys() && i < surveyed_documents(documents); ++i)
     prefixes.emplace_back(run_prefix(model, documents[i], options.queries, meter.run()), surveyed_type());

@@ -34,12 +34,13 @@ struct LoopOptions {
   /// at a time, and the tokens behind them see what is decoded; 1 is what decoding with a compressed cache
   /// does.
   size_t stream = 0;
-  size_t survey_documents = 16;  ///< from whose prefixes books are made
+  size_t survey_documents = 16;  ///< how many documents' prefixes stand for the new file that codecs survey
   size_t queries =
-      32;  ///< of the prefix's last tokens, for who wants some, codecs and selections; as dump-kv keeps
+      32;  ///< how many last tokens of a prefix give queries to codecs and selections; dump-kv's default
   /// Bytes, 0: no bound. Where it does not hold a document per thread, one is run at a time.
   uint64_t memory = 0;
-  /// What goes through codecs of the prefix in layers with windows. With trim no codec groups layers that keep different tokens.
+  /// Which tokens of the prefix go through a codec in layers with windows. With trim, a codec must not group layers
+  /// that keep different tokens.
   WindowLayers window_layers = WindowLayers::keep;
   /// For selections; codecs and model have their own. nullptr: the CPU.
   Engine* engine = nullptr;

@@ -1,12 +1,12 @@
 // A document's continuation behind a cache that is not quite the one that the model made: the model reads the
 // prefix once; it then goes on over the rest of the document, token by token as it stands there (teacher
 // forcing), behind any number of other caches, and its next-token distributions are held against those of the
-// run that kept its own. What stands on it: the closed loop (closed_loop.hpp) and the sensitivities of layers
-// (sensitivity.hpp).
+// run that kept its own. The closed loop (closed_loop.hpp) and the sensitivities of layers (sensitivity.hpp) are made of
+// such continuations.
 //
 // Continuations that run together are one batch of the model: which ones do changes a result by rounding only
-// (lib/model/llama.hpp). All arithmetic of the model is float32. The first token of the continuation is given:
-// what is judged are the predictions of those behind it, all of which have seen the cache.
+// (lib/model/llama.hpp). The first token of the continuation is given: what is judged are the predictions of those
+// behind it, all of which have seen the cache.
 #pragma once
 
 #include <cstdint>
@@ -74,11 +74,12 @@ class ReferenceRun {
   const Prefix& prefix() const { return prefix_; }
   /// Positions judged.
   size_t judged() const { return inputs_.size(); }
-  /// Of the run itself: of positions that go_on() or judge_itself() has come by.
+  /// How the run itself predicted: of the positions that go_on() or judge_itself() has judged so far.
   std::span<const Judged> own() const { return own_; }
+  /// Judges all positions of the run itself.
   void judge_itself();
 
-  /// Continuations that may run together.
+  /// How many continuations may run together; at least 1.
   size_t together() const { return std::max<size_t>(1, kContinuedTogether / judged()); }
 
   /// Runs `count` tokens of the continuation from `first` on behind the caches of judged.size() documents of

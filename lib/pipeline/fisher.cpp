@@ -15,7 +15,7 @@
 namespace kvcodec {
 namespace {
 
-/// The cache that the model made.
+/// The prefix's cache, as the model made it.
 class OwnCache final : public PastCache {
  public:
   explicit OwnCache(const Prefix& prefix) : prefix_(prefix) {}

@@ -32,7 +32,7 @@ class Step {
             .unscored = waiting_};
   }
 
-  /// is_chosen: `chosen` is there already.
+  /// Chooses tokens, unless is_chosen says that `chosen` holds them already, and adds their quality.
   void run(bool is_chosen, std::span<std::vector<Scored>> chosen, SelectionQuality& quality) const {
     const size_t n = queries_.rows(), all = task_.selector->tokens();
     Matrix<float> scores(is_chosen ? 0 : n, all), exact(n, visible_);

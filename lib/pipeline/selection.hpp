@@ -23,12 +23,12 @@ struct SelectionTask {
   MatrixView<const float> queries;                     ///< (steps * per_step, dims), step by step
   size_t per_step = 1;                                 ///< query heads that share the head
   std::span<const uint64_t> visible;                   ///< of each step: it sees tokens [0, visible)
-  /// Of each step: so many of the newest tokens it sees wait for their cluster and have no score. Empty: none.
+  /// For each step: how many of the newest tokens that it sees wait for their cluster and have no score. Empty: none.
   std::span<const uint64_t> waiting = {};
   uint64_t sink =
-      0;  ///< first tokens that the selector keeps at hand: always selected, and no use of the cache
+      0;  ///< first tokens that are always at hand: always selected, and not counted as use of the cache
   std::span<const uint32_t> heavy = {};  ///< tokens that are always selected, the first of them first
-  TokenChooser chooser = {};  ///< with the tokens and scores that `selector` would lead to; or nothing
+  TokenChooser chooser = {};  ///< chooses in place of `selector`, the same tokens and scores; or nothing
 };
 
 /// The measured values of R, the number of steps for which a SelectionCache keeps fetched tokens: 0 (it keeps

@@ -9,15 +9,15 @@
 namespace kvcodec {
 namespace {
 
-/// The pilot's noise, as a part of the values' own deviation: small enough for the least layer of any model
-/// that was tried, large enough to be seen in all of them.
+/// Deviation of the pilot's noise, as a fraction of the values' own: small enough for the layer that tolerates least in
+/// any model that was tried, large enough for its effect to be seen in all of them.
 constexpr double kPilot = 0.1;
 
-/// Bounds of the larger noise, as parts of the values' own deviation. A layer that hardly matters is not to be
-/// drowned.
+/// Bounds of the larger noise's deviation, as fractions of the values' own: where a layer hardly matters, the target alone
+/// would ask for noise that drowns it.
 constexpr double kLeast = 0.005, kMost = 0.5;
 
-/// One continuation: what is put on which side of which layer.
+/// The noise of one continuation: its deviation, on one side of one layer.
 struct Noise {
   size_t layer = 0, side = 0;
   double deviation = 0;
@@ -69,7 +69,7 @@ double variance_of(const Matrix<float>& rows, uint64_t sink) {
   return std::max(total / static_cast<double>(rows.cols()), 0.0);
 }
 
-/// Measures layer by layer; what all documents of a measurement have in common.
+/// One measurement over all documents, for each side of each layer.
 class Measurement {
  public:
   Measurement(const LlamaModel& model, std::span<const LoopDocument> documents,
@@ -112,7 +112,8 @@ class Measurement {
     return sums;
   }
 
-  /// So that each layer and side costs about the target: a divergence grows with the square of the deviation.
+  /// Sets the larger noise's deviations so that each layer and side costs about the target: a divergence grows with the
+  /// square of the deviation.
   void choose_deviations(ReferenceRun& run) {
     std::vector<Noise> pilots;
     for (size_t i = 0; i < sides_; ++i) {

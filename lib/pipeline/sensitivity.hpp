@@ -39,7 +39,7 @@ struct Sensitivity {
   };
   double variance = 0;          ///< of the values themselves, about the mean of each channel
   std::array<Probe, 2> probes;  ///< the larger noise has twice the deviation of the smaller one
-  Estimate nats;                ///< for each judged token and unit of variance: s above
+  Estimate nats;                ///< the sensitivity: for each judged token and unit of variance
 
   /// What the larger noise cost of four times what the smaller one did: 1 where the divergence is quadratic.
   double growth() const { return probes[1].divergence.mean / (4 * probes[0].divergence.mean); }

@@ -22,7 +22,7 @@ Matrix<uint8_t> codes_of(const Matrix<float>& centred) {
   return codes;
 }
 
-/// What sign codes of a head stand on; both stay what they are after the prefix, as in the paper.
+/// Mean and codebook of a head's sign codes, fitted to the prefix and kept for later tokens, as in the paper.
 struct SignFit {
   std::vector<float> center;
   SignCodebook codebook;
@@ -133,7 +133,7 @@ std::vector<std::vector<uint32_t>> choose(const GrowingSelector& selector,
                                           std::span<const TokenChoice> choices, const ChoosingRule& rule,
                                           const RowSource& cache) {
   std::vector<std::vector<Scored>> scored(choices.size());
-  // Who chooses elsewhere keeps the selector's own first tokens and no heavy ones.
+  // The device keeps the selector's own first tokens, and no heavy ones.
   const bool elsewhere =
       can_choose_elsewhere(rule) && choices.front().heavy.empty() && choices.front().sink == selector.sink();
   const TokenChooser chooser = elsewhere ? selector.chooser(choices.size()) : TokenChooser();
@@ -265,7 +265,7 @@ void SelectedAttention::attend_head(const AttentionRows& rows, size_t head) {
   }
 }
 
-/// Those of a head that the last queries of its group attend to most.
+/// The tokens of a head that the last queries of its group attend to most.
 std::span<const uint32_t> SelectedAttention::heavy_tokens(Kept& kept, int layer, size_t head, size_t count,
                                                           MatrixView<const float> first) const {
   if (!kept.heavy) {

@@ -20,7 +20,7 @@ namespace {
 constexpr size_t kPairs = 1024;
 /// Directions of the sketch for each feature.
 constexpr size_t kDirections = 4;
-/// Components of less than this part of the largest variance are rounding.
+/// Components with a smaller fraction of the largest variance are rounding errors.
 constexpr double kLeastVariance = 1e-10;
 constexpr size_t kRowGrain = 64;
 
@@ -62,7 +62,7 @@ class Directions {
   std::vector<Matrix<float>> rows_;
 };
 
-/// Adds up the sketch of what stands at the second place of each document.
+/// Adds up the sketch of the second token of each document.
 class SketchSink final : public PrefillSink {
  public:
   SketchSink(const Directions& directions, const WeighRows& weigh, bool before_rope, MatrixView<float> sketch)

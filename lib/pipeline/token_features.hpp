@@ -3,12 +3,12 @@
 // The model reads each token of the vocabulary in a document of two tokens, whose first token is always the
 // same. The second token's keys and values in all layers are what the model knows of it without a context.
 // (In a document of one token it would be the first token, which attention treats like no other.) Their
-// principal components are the features: U S^(1/2) where U S V' are
-// the weighted vectors of the vocabulary less their mean, in place of U S, so that what is rounded to bytes keeps the
-// lesser ones too. On the demo model 256 of them leave three quarters of the energy that the embeddings themselves leave.
+// principal components are the features. With U S V' = the weighted vectors of the vocabulary less their mean, features are
+// U S^(1/2), not U S: rounding to bytes then keeps the smaller components too. On the demo model, predictions from 256
+// features leave three quarters of the energy that predictions from the embeddings leave.
 //
-// Vectors of many values are sketched before: multiplied with as many random directions as there are features, four times
-// (Halko, Martinsson and Tropp, 2011).
+// Vectors of many values are sketched first: multiplied with four random directions for each feature (Halko, Martinsson
+// and Tropp, "Finding Structure with Randomness", 2011).
 #pragma once
 
 #include <cstddef>
@@ -26,7 +26,7 @@ namespace kvcodec {
 using WeighRows = std::function<Matrix<float>(Side side, int layer, MatrixView<const float> rows)>;
 
 struct FeatureOptions {
-  uint32_t first = 0;        ///< the token that all stand behind
+  uint32_t first = 0;        ///< id of the first token of all documents
   size_t count = 256;        ///< features of a token, at most
   bool before_rope = false;  ///< of keys before the rotary embedding
   uint64_t seed = 0;         ///< of the random directions

@@ -47,7 +47,7 @@ struct Sums {
 
 size_t scan(const Codes& codes, const uint8_t* table, size_t first, size_t end, int32_t limit,
             int32_t* sums_out, uint32_t* ids_out, size_t room, size_t* written) {
-  // Compared as "greater": one less, but for the smallest, which every sum reaches.
+  // Compared as "greater": one less, except for the smallest, which every sum reaches.
   const __m256i below = _mm256_set1_epi32(limit > -1 ? limit - 1 : -1);
   size_t found = 0, block = first;
   for (; block < end && found + kScanRoom <= room; ++block)

@@ -3,7 +3,7 @@
 // A head's centred key of d dimensions is cut in groups of 4; the code of a group are its 4 signs, 1 for
 // values >= 0 (both zeros), first dimension highest (equation 3). The codes of a row, one behind the other,
 // are thus its sign bits, most significant bit first: d / 8 bytes, a last half byte padded with zero bits.
-// This plain row-major form is what files hold and what device twins read; any token can be read or appended
+// This plain row-major form is what files hold and what CUDA implementations read; any token can be read or appended
 // alone, and NumPy makes it by packbits(rows >= 0). What scoring wants is made from it in memory
 // (sign_index.hpp).
 //

@@ -1,4 +1,4 @@
-// What a step along the gradient does to atoms, for lib/sparse/train.cpp and its device twin.
+// What a step along the gradient does to atoms, for lib/sparse/train.cpp and its CUDA implementation.
 #pragma once
 
 namespace kvcodec {

@@ -224,7 +224,7 @@ void OmpBlock::begin(Pursuit& p, size_t index) {
   if (by_error_) by_error_->begin(p.start, p.start_error + 2 * comparison_error(capacity_) * norm, norm);
 }
 
-/// Bound of the error of what decides, as a part of the signal's norm: inner products in float with a
+/// Bound of the error of what decides, as a fraction of the signal's norm: inner products in float with a
 /// residual in float that is the sum of so many rows.
 double OmpBlock::comparison_error(size_t rows) const { return 2 * rounding_of_dot(omp_.width_ + rows); }
 

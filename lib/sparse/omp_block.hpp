@@ -13,7 +13,7 @@
 
 namespace kvcodec {
 
-/// Rounding of an inner product of m floats, as a part of the product of the norms. Partial sums are a random
+/// Rounding of an inner product of m floats, as a fraction of the product of the norms. Partial sums are a random
 /// walk of roundings of 2^-24 each; four standard deviations, and some for the final sum.
 double rounding_of_dot(size_t m);
 

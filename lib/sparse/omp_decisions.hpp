@@ -1,5 +1,5 @@
 // The limits that decide in orthogonal matching pursuit, for all that must come to the same codes: lib/sparse
-// and its device twin.
+// and its CUDA implementation.
 #pragma once
 
 namespace kvcodec {

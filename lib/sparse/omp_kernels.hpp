@@ -110,7 +110,7 @@ struct Kernels {
   /// times row ids[k] of the slice; its first `width` values (row - 15 to row) go to out + i * stride.
   void (*combine)(const float* slice, size_t row, const uint32_t* ids, const float* coefficients,
                   const uint64_t* offsets, size_t signals, size_t width, float* out, size_t stride);
-  /// Largest |row[j]| over j < n but for j == skip.
+  /// Largest |row[j]| over j < n except j == skip.
   int16_t (*peak_but)(const int16_t* row, size_t n, size_t skip);
   /// out[j] = in[j] * scale rounded to the nearest integer, ties to even; the products lie within 16 bits.
   void (*round_to_words)(const float* in, float scale, size_t n, int16_t* out);

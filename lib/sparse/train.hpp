@@ -162,7 +162,7 @@ class TrainingEngine {
 /// engine: takes the batches and steps of this side, with optimizers adam and gradient; or null.
 /// cluster: makes the clusters of start kmeans; empty: the CPU, or all ranks.
 /// team: each rank reads its share of blocks, and codes its share of each batch; then all take the same step. The result is
-/// that of one rank, but for the times in the state, which are the first rank's.
+/// that of one rank, except for the times in the state, which are the first rank's.
 void train_dictionary(const SignalSource& source, const TrainOptions& options, Dictionary& dictionary,
                       TrainState& state, const Progress& progress = {}, TrainingEngine* engine = nullptr,
                       const KmeansFunction& cluster = {}, const Team& team = alone());

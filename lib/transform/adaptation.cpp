@@ -11,9 +11,9 @@ namespace kvcodec {
 namespace {
 
 constexpr size_t kComponentGrain = 32;
-/// Where more of a component's values lie beyond those counted one by one, its class follows their mean size.
+/// If a larger fraction of a component's values lies in the outermost bins, its class follows from their mean size alone.
 constexpr double kMostBeyond = 0.01;
-/// A component is left as it is unless it saves so many bits: its entry would take about as many.
+/// A component keeps what the book says unless a change saves so many bits: its entry would take about as many.
 constexpr double kLeastSaved = 4;
 /// What a bit is worth, in squared steps, between coding a component and dropping it.
 constexpr double kBitWorth = 0.12;
@@ -22,7 +22,7 @@ constexpr size_t kRows = 3;
 /// Gains are 1 to 3.
 constexpr int kMostGainChange = 2 * kGainsPerUnit;
 
-/// -1 where it is dead.
+/// The class as a number for differences: -1 for dead ones.
 int number_of(uint8_t level_class) { return level_class == kDeadClass ? -1 : level_class; }
 
 uint8_t class_of_row(std::span<const int32_t> levels) {
@@ -33,8 +33,8 @@ uint8_t class_of_row(std::span<const int32_t> levels) {
   return level_class == kDeadClass ? 0 : level_class;
 }
 
-/// What values of 0, 1, 2 … quarters of a step become in a class: levels, what these stand for in steps without a gain,
-/// and their bits.
+/// For values of 0, 1, 2 … quarters of a step, quantized in one class: sizes, the values in steps; their levels; back, what
+/// these stand for in steps, without a gain; and their bits.
 struct Quantized {
   std::vector<int32_t> levels;
   std::vector<float> sizes, back, bits;
@@ -129,11 +129,11 @@ AdaptationSurvey::Fit AdaptationSurvey::fit(size_t component) const {
   const uint8_t before = rung_.classes[component];
   if (counts.front() + counts.back() > kMostBeyond * tokens) {
     const uint8_t level_class = class_of_mean_level(sums.size / tokens);  // not dead: many are large
-    // What other tables save is not known here; it is much where the class is another.
+    // What other tables save is not known here. If the class changes, a tenth of a bit per token is assumed.
     return {level_class, 0, 0, level_class == before ? 0 : tokens / 10};
   }
   const auto offset = static_cast<int32_t>(std::lround(sums.value / tokens * kOffsetsPerStep));
-  // Sums over all tokens of what values at some distance from `from` come to.
+  // The sum over all tokens of of_distance(distance of the token's bin from bin `from`).
   const auto sum_of = [&](int32_t from, const auto& of_distance) {
     double sum = 0;
     for (size_t bin = 0; bin < kBins; ++bin)
@@ -155,7 +155,7 @@ AdaptationSurvey::Fit AdaptationSurvey::fit(size_t component) const {
       level_class = class_of_mean_level(sum_of(offset, [&](size_t i) { return own.levels[i]; }) / tokens);
   }
   if (level_class == kDeadClass) {
-    // What lives stays alive, at next to nothing: a token that is unlike the others would lose all of it.
+    // A component that lives by the book stays alive, at next to no bits: dead, it would be lost to a token unlike others.
     if (before != kDeadClass) level_class = 0;
     own = quantized(tables_, level_class, kDistances);
   }

@@ -29,16 +29,16 @@ struct Adaptation {
   std::vector<int32_t> gain_changes;  ///< likewise
 };
 
-/// As bytes: the classes of three rows of levels, a byte each; then the rows, as one block of
-/// level_coder.hpp. They are the differences from the rung's classes, the offsets, and the changes of the
-/// gains.
+/// As bytes. Three rows have a number for each component: the difference from the rung's class, the offset, and the
+/// change of the gain. The bytes are the level class of each row, a byte each, then the rows as one block of
+/// level_coder.hpp. Throws Error(failed) for an adaptation of another number of components.
 std::vector<uint8_t> write_adaptation(const Adaptation& adaptation, const LevelTables& tables,
                                       std::span<const uint8_t> rung_classes);
 /// Throws Error(bad_input) for bytes that no encoder writes.
 Adaptation read_adaptation(std::span<const uint8_t> bytes, const LevelTables& tables,
                            std::span<const uint8_t> rung_classes);
 
-/// Counts what the first components of a basis come to.
+/// Collects statistics of the first components of a basis, and fits an adaptation to them.
 class AdaptationSurvey {
  public:
   /// tables and rung outlive it. rung: of all components; those from `components` on stay as they are. unbias: of the
@@ -47,17 +47,18 @@ class AdaptationSurvey {
 
   size_t components() const { return sums_.size(); }
 
-  /// Values (components(), tokens), each of which stands for as many tokens as `weights` says of it.
+  /// values: (components(), tokens). weights: (tokens), how many tokens of the text each one stands for.
   void add(MatrixView<const float> values, std::span<const uint32_t> weights);
 
   /// std::nullopt without tokens, and where an adaptation would not save more bits than it takes.
   std::optional<Adaptation> finish() const;
 
  private:
-  /// Values in quarters of a step, as far as they are counted one by one.
+  /// The histogram has a bin for each quarter of a step up to this many on either side of 0; the outermost bins hold all
+  /// beyond.
   static constexpr int kMostCounted = 64;
   static constexpr size_t kBins = 2 * kMostCounted + 1;
-  /// Of values from an offset.
+  /// Distances of bins from an offset, in quarters of a step: 0 up to below this.
   static constexpr size_t kDistances = 2 * kMostCounted + 1;
   struct Sums {
     double value = 0, size = 0;  // in steps

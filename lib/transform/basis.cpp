@@ -29,8 +29,8 @@ std::vector<float> first_values(const std::vector<double>& values, size_t count)
   return {values.begin(), values.begin() + static_cast<ptrdiff_t>(count)};
 }
 
-/// Takes off what is predicted for the mean of the features, which stands behind the mean of the vectors: predictions are of
-/// features as they are.
+/// Subtracts from the mean of the vectors the prediction for the mean of the features, which follows it in the same row:
+/// predictions are computed from features that are not centred.
 void take_off(std::vector<float>& mean, const Prediction& prediction, const std::vector<double>& means) {
   const Matrix<float> scores = floats_of(prediction.scores), loadings = floats_of(prediction.loadings);
   for (size_t k = 0; k < scores.rows(); ++k) {

@@ -28,10 +28,10 @@ struct FirstTokens {
   bool empty() const { return mean.empty(); }
 };
 
-/// Fewer documents than this say too little of others.
+/// First tokens are learned from at least so many documents: fewer say too little about others.
 inline constexpr size_t kLeastFirstTokens = 8;
 
-/// rows: first tokens, (documents, width), at least one; blocks: heads in a row. Steps are those of other tokens.
+/// rows: first tokens, (documents, width), at least one; blocks: number of heads in a row; steps: those of other tokens.
 FirstTokens learn_first_tokens(MatrixView<const float> rows, const ErrorMetric& metric, size_t blocks,
                                std::span<const float> steps, double finer);
 

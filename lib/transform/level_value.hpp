@@ -10,7 +10,7 @@ namespace kvcodec {
 /// Levels whose reconstruction is learned; those beyond take the last one's shrink.
 inline constexpr unsigned kShrunkLevels = 3;
 
-/// Of a level of that size, which is not 0.
+/// Which of the shrinks applies to a level of that size, which is not 0.
 KVCODEC_HD unsigned shrunk_index(uint32_t size) { return (size < kShrunkLevels ? size : kShrunkLevels) - 1; }
 
 /// shrink: kShrunkLevels of them, in steps; unit: step times gain.

@@ -14,13 +14,13 @@ constexpr double kLeastMean = 0.003;
 constexpr int kFirstClass = -17;  // 2 log2 of kLeastMean, about
 /// From this class on (a mean level of 4) levels have a low bit of their own, and one more with each octave.
 constexpr size_t kFirstShifted = 4 - kFirstClass;
-/// The first rounds of learning have no tables to decide by: zeros reach so far.
+/// The first round of learning has no tables to decide by: values below so many steps become 0.
 constexpr float kFirstThreshold = 0.7f;
 constexpr int kRounds = 2;
-/// A class's centroids count as if they had been seen so often without any shrink.
+/// Prior of a class's shrinks: they are estimated as if so many more levels had been seen, without any shrink.
 constexpr double kShrinkPrior = 50;
-/// So many levels of a two-sided geometric distribution count as seen: a class of no component has a model too, which
-/// other texts (adaptation.hpp) and first tokens may need.
+/// Prior of a class's frequencies: so many levels of a two-sided geometric distribution count as seen. So a class that no
+/// component is in has a model too, which other texts (adaptation.hpp) and first tokens may need.
 constexpr double kCountPrior = 64;
 constexpr double kMostGain = 3;
 constexpr size_t kComponentGrain = 16;
@@ -32,7 +32,7 @@ size_t symbol_of(int32_t level, unsigned shift) {
   return std::abs(high) <= kLargestSymbol ? static_cast<size_t>(high + kLargestSymbol) : kEscape;
 }
 
-/// Bits of a symbol; of the escape with its value.
+/// Bits of a symbol; for the escape, and for symbols without a code, those of the escape and its value.
 float bits_of(const RansModel& model, size_t symbol) {
   const bool coded = model.frequency(symbol) > 0;
   const double frequency = model.frequency(coded ? symbol : model.escape());
@@ -40,7 +40,7 @@ float bits_of(const RansModel& model, size_t symbol) {
   return static_cast<float>(bits + (coded && symbol != model.escape() ? 0 : model.escape_bits()));
 }
 
-/// What a class's levels came to on the sample.
+/// What the levels of a class add up to on the sample.
 struct ClassCounts {
   std::array<uint64_t, kLevelSymbols + 1> symbols{};
   std::array<double, kShrunkLevels> excess{}, seen{};  // sums of level - |y| / step, and how many
@@ -54,14 +54,14 @@ struct ClassCounts {
 /// The ratio of neighbours' frequencies in a two-sided geometric distribution of this mean size.
 double ratio_of(double mean) { return (std::sqrt(1 + mean * mean) - 1) / mean; }
 
-/// The mean level of a class, of which low bits are stored as they are.
+/// The mean size of a class's symbols: that of its levels without their low bits.
 double mean_symbol_of(size_t level_class) {
   return std::exp2((static_cast<double>(level_class) + kFirstClass) / 2 - shift_of_class(level_class));
 }
 
 LevelClass class_from(const ClassCounts& counts, size_t level_class) {
   std::vector<uint64_t> symbols(counts.symbols.begin(), counts.symbols.end() - 1);
-  // Both signs alike; a neighbour of what was seen may be seen.
+  // Both signs alike, unless low bits are split off: level >> shift rounds down.
   for (size_t k = 0; k < kLargestSymbol; ++k) {
     uint64_t& negative = symbols[k];
     uint64_t& positive = symbols[kLevelSymbols - 1 - k];
@@ -87,7 +87,7 @@ int32_t nearest(float size) {
   return static_cast<int32_t>(raised);
 }
 
-/// Levels without tables: half a step rounds up but for the first, whose zeros reach farther.
+/// Levels without tables: rounded to the nearest, except that sizes below kFirstThreshold become 0.
 void quantize_plainly(float step, std::span<const float> values, std::span<int32_t> levels) {
   for (size_t i = 0; i < values.size(); ++i) {
     const float size = std::abs(values[i]) / step;
@@ -115,7 +115,7 @@ void count(size_t level_class, float step, std::span<const float> values, std::s
   }
 }
 
-/// Learning: all bases at all steps, round after round.
+/// Learns from all bases at all steps, in rounds: components get classes from the tables, then classes new tables.
 class Learner {
  public:
   Learner(std::span<const Matrix<float>> samples, std::span<const float> steps, const LevelOptions& options,
@@ -141,9 +141,9 @@ class Learner {
   }
 
  private:
-  /// Calls body(rung, component, its values, scratch for levels, sums of its piece) for all components of all bases at all
-  /// steps, each rank for its share of bases and steps; gives all ranks the rungs, and the sums of each step, added up
-  /// by basis.
+  /// Calls body(rung, component, its values, scratch for levels, sums of its piece) for all components of all bases at
+  /// all steps; each rank does so for its share of bases and steps. Then all ranks have all rungs, and get the sums of
+  /// each step, over all bases.
   template <class Sum, class Body>
   std::vector<Sum> for_each_component(const Body& body) {
     const size_t steps = learned_.measures.size();
@@ -230,7 +230,7 @@ class Learner {
     void add(const Measure& other) { bits += other.bits, error += other.error; }
   };
 
-  /// Gains, and what the final tables come to.
+  /// Sets the gains, and measures bits and errors with the final tables.
   void measure() {
     const LevelTables tables(learned_.classes, options_.lambda);
     const auto sums = for_each_component<Measure>([&](LevelRung& rung, size_t i,

@@ -15,7 +15,7 @@
 //
 // Reconstruction. Level k stands for k - shrink(class, k), the mean of the values that are quantized to it.
 // Means have less energy than the values. Attention adds this loss up over all tokens it looks at, whereas
-// noise averages out. A gain for each component gives a part of the energy back:
+// noise averages out. A gain for each component gives a fraction of the energy back:
 //   gain = (E[y^2] / E[y yhat])^unbias, the quotient limited to 1 to 3
 #pragma once
 
@@ -69,7 +69,7 @@ class LevelTables {
   /// The values that levels stand for.
   void reconstruct(size_t level_class, float step, float gain, std::span<const int32_t> levels,
                    std::span<float> values) const;
-  /// Adds what each level of that class takes.
+  /// bits[i] += what levels[i] takes in that class.
   void add_bits(size_t level_class, std::span<const int32_t> levels, std::span<float> bits) const;
 
  private:
@@ -95,14 +95,14 @@ struct LevelOptions {
   double unbias = 0.5;   ///< at 1 the gain adds noise; at 0 (no gain) a bias adds up over tokens
 };
 
-/// What levels are multiplied with: (energy / product)^unbias, within 1 and 3^unbias. energy: of values; product: with
-/// what their levels stand for.
+/// The gain of a component: (energy / product)^unbias, from 1 to 3^unbias. energy: the sum of its squared values;
+/// product: the sum of its values times what their levels stand for. 1 where the product is not positive.
 double unbiasing_gain(double energy, double product, double unbias);
 
-/// What training says of one step: on the sample.
+/// What one step came to on the training sample.
 struct RungMeasure {
-  double bits = 0;   ///< for each token, over all bases
-  double error = 0;  ///< squared, weighted, for each token, over all bases; dropped components not counted
+  double bits = 0;   ///< per token, over all bases; in LearnedTransform and TransformBook per value
+  double error = 0;  ///< squared, weighted, per token, over all bases and the components that these have
 };
 
 struct LearnedLevels {
@@ -111,8 +111,9 @@ struct LearnedLevels {
   std::vector<RungMeasure> measures;          ///< of each step
 };
 
-/// Learns classes from samples: of each basis its components, (components, tokens), as many tokens each. Steps: any.
-/// team: all ranks have all samples; each quantizes those of its share of bases and steps.
+/// Learns classes, gains and tables. samples: for each basis its components, (components, tokens), all of the same number
+/// of tokens. steps: in any order. team: all ranks have all samples; each quantizes its share of bases and steps. Throws
+/// Error(failed) for samples without tokens or of different numbers of them.
 LearnedLevels learn_levels(std::span<const Matrix<float>> samples, std::span<const float> steps,
                            const LevelOptions& options, const Progress& progress = {},
                            const Team& team = alone());

@@ -14,7 +14,7 @@ namespace {
 
 /// Of features whose mean square is 1: what keeps predictions from rare combinations of tokens near the mean.
 constexpr double kRidge = 0.01;
-/// Scores are left out that explain together at most this part of what no score explains.
+/// Scores are left out that together explain at most this fraction of what no score explains.
 constexpr double kLeftOut = 0.005;
 constexpr size_t kRowGrain = 64;
 

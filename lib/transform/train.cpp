@@ -12,16 +12,16 @@
 namespace kvcodec {
 namespace {
 
-/// Tokens are left out in runs, which share what neighbours have in common.
+/// Tokens are held out in runs, because neighbours have much in common: single ones would be too much like the rest.
 constexpr uint64_t kRun = 256;
-/// So many are enough for tables and gains; fewer where that would be more than one in eight.
+/// So many held-out tokens are enough for tables and gains; fewer where that would be more than one in eight.
 constexpr uint64_t kMostSampled = 8192;
 constexpr uint64_t kLeastRunsApart = 8;
 constexpr uint64_t kLeastTokens = 1024;
-/// Components of deviations below this part of the finest step give hardly a level.
+/// Components whose deviation is a smaller fraction of the finest step have hardly a level other than 0.
 constexpr double kLeastDeviation = 0.1;
 constexpr size_t kStepsPerOctave = 4;
-/// Of a Gaussian component at fine steps: half the logarithm of 2 pi e.
+/// A Gaussian component takes log2(deviation / step) bits and these at fine steps: log2(2 pi e) / 2.
 constexpr double kFineBits = 2.05;
 constexpr size_t kComponentGrain = 64;
 
@@ -111,7 +111,8 @@ class RunsTogether {
   Matrix<float> together_;
 };
 
-/// Of vectors and features, over the runs that are not sampled. The origin is every rank's own to read.
+/// Moments of vectors with their features, over the runs that are not sampled. All ranks read the first run, for the
+/// origin.
 CovarianceSums moments_of(const VectorSource& source, size_t part, const Team& team) {
   const std::vector<TokenRun> runs = runs_of(source, false);
   RunsTogether reader(source, part);
@@ -130,7 +131,7 @@ void broadcast(const Team& team, int from, ByteRows& rows) {
   team.broadcast(from, rows.scales);
 }
 
-/// Everybody gets what one rank learned; the metric they have.
+/// All ranks get what rank `from` learned, except for the metric, which they have.
 void broadcast(const Team& team, int from, LearnedBasis& learned) {
   team.broadcast(from, learned.basis.mean);
   team.broadcast(from, learned.basis.vectors);
@@ -141,7 +142,8 @@ void broadcast(const Team& team, int from, LearnedBasis& learned) {
   team.broadcast(from, learned.left);
 }
 
-/// Sums of as many parts as there are ranks, then each rank solves the eigenproblem of one of them.
+/// For as many parts at a time as there are ranks: all ranks add up the moments of each, then each rank solves the
+/// eigenproblem of one.
 std::vector<LearnedBasis> bases_of(const VectorSource& source, std::span<const ErrorMetric> metrics,
                                    size_t rank, const std::function<void(size_t part)>& at_part,
                                    const Team& team) {
@@ -165,7 +167,7 @@ std::vector<LearnedBasis> bases_of(const VectorSource& source, std::span<const E
   return learned;
 }
 
-/// Every rank has put down columns [bounds[rank], bounds[rank + 1]); afterwards all have all.
+/// Every rank has written columns [bounds[rank], bounds[rank + 1]) of its matrix; afterwards all have all columns.
 void gather_columns(const Team& team, Matrix<float>& matrix, std::span<const size_t> bounds) {
   if (team.size() == 1) return;
   std::vector<float> packed(matrix.size());
@@ -185,7 +187,7 @@ void gather_columns(const Team& team, Matrix<float>& matrix, std::span<const siz
       for_each_row(of, [](auto columns, auto place) { std::ranges::copy(place, columns.begin()); });
 }
 
-/// Components of the tokens that were left out: (components, tokens).
+/// Components of the held-out tokens: (components, tokens).
 Matrix<float> sample_of(const VectorSource& source, size_t part, const TransformBasis& basis,
                         const Team& team) {
   const std::vector<TokenRun> runs = runs_of(source, true);
@@ -268,7 +270,7 @@ LearnedTransform learn_transform(const VectorSource& source, std::span<const Err
     const double least = kLeastDeviation * finest;
     const auto kept = std::ranges::find_if(of_part.variances, [&](double v) { return v < least * least; });
     keep_components(of_part.basis, static_cast<size_t>(kept - of_part.variances.begin()));
-    // As it will be read back.
+    // Rounded as a book stores them.
     of_part.basis.vectors = floats_of(round_to_byte_rows(of_part.basis.vectors));
     samples.push_back(sample_of(source, part, of_part.basis, team));
     result.bases.push_back(std::move(of_part.basis));

@@ -19,7 +19,7 @@
 
 namespace kvcodec {
 
-/// Vectors to learn from: of each part as many, of as many values.
+/// Vectors to learn from: all parts have tokens() of them, of width() values.
 class VectorSource {
  public:
   virtual ~VectorSource() = default;
@@ -28,13 +28,13 @@ class VectorSource {
   virtual uint64_t tokens() const = 0;
   /// Vectors [first, first + out.rows()) of a part to out: (n, width), finite. Called from one thread.
   virtual void read(size_t part, uint64_t first, MatrixView<float> out) const = 0;
-  /// Features that vectors are predicted from (prediction.hpp): of each token so many; 0: they are not predicted.
+  /// How many features of a token its vectors are predicted from (prediction.hpp); 0: they are not predicted.
   virtual size_t features() const { return 0; }
   /// Those of tokens [first, first + out.rows()): (n, features()).
   virtual void read_features(uint64_t /*first*/, MatrixView<float> /*out*/) const {}
-  /// First tokens of documents (first_token.hpp), which are not among the others: so many.
+  /// Number of first tokens of documents (first_token.hpp); tokens() does not count them.
   virtual uint64_t first_tokens() const { return 0; }
-  /// Those [first, first + out.rows()) of a part: out (n, width).
+  /// First tokens [first, first + out.rows()) of a part: out (n, width).
   virtual void read_first_tokens(size_t /*part*/, uint64_t /*first*/, MatrixView<float> /*out*/) const {}
 };
 
@@ -62,7 +62,7 @@ LearnedTransform learn_transform(const VectorSource& source, std::span<const Err
                                  const TransformTraining& training, const Progress& progress = {},
                                  const Team& team = alone());
 
-/// Bytes that it takes at most, about.
+/// About the most bytes that learn_transform() takes.
 uint64_t learn_transform_bytes(const VectorSource& source);
 
 }  // namespace kvcodec

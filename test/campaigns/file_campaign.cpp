@@ -5,8 +5,9 @@
 //
 // KIND is bytes (bits, bytes, sectors, the end of the file), chunks (stored chunks lost, interchanged, doubled) or headers (bytes
 // of HDF5's object headers, their checksums made right again). A case is good if the file is refused, or gives what it gave before.
-// It prints what came out, and the first bad cases, leaves files that something crashes on as case-N.h5, and its status is 1 if there was a bad one. headers cannot tell what
-// was changed on purpose from what was meant: there a file that reads differently is not bad.
+// It prints what came out and the first bad cases, and keeps files that something crashes on as case-N.h5. Its status is 1 if
+// there was a bad one. headers cannot tell what was changed on purpose from what was meant: there a file that reads
+// differently is not bad.
 #include <algorithm>
 #include <csignal>
 #include <cstdio>

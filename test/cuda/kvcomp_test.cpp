@@ -82,7 +82,7 @@ cuda::KvcompCuts few_blocks() {
 }
 const cuda::KvcompCuts kAllCuts[] = {cuda::KvcompCuts{}, small_shared(), few_blocks()};
 
-/// A document as it is, but for one byte of one stream.
+/// A document as it is, except for one byte of one stream.
 class Changed final : public StreamReader {
  public:
   Changed(const StreamReader& document, std::string_view stream, size_t byte, uint8_t bits)

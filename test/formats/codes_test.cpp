@@ -321,7 +321,7 @@ TEST_CASE("codes: a document read in pieces is read once") {
   const CodesReader reader(folder / "codes.h5");
   const auto document = reader.document(Side::key, 0, 0);
   const uint64_t opened = reader.bytes_read();
-  CHECK(opened < 65536);
+  CHECK(opened < 65536 + 262144);  // with the range of rows that its first bytes are read with
   std::vector<uint16_t> found;
   for (uint64_t first = 0; first < 3'000'000; first += 70'000) {
     const auto piece =
@@ -329,7 +329,7 @@ TEST_CASE("codes: a document read in pieces is read once") {
     found.insert(found.end(), piece.begin(), piece.end());
   }
   CHECK(std::ranges::equal(found, std::span(rows.data(), rows.size())));
-  CHECK(reader.bytes_read() - opened == 6'000'000);
+  CHECK(reader.bytes_read() - opened <= 6'000'000);
 }
 
 TEST_CASE("codes: the ledger counts every byte once, and the rest is small") {

@@ -62,7 +62,7 @@ TEST_CASE("residual codes: with faiss's codebooks those of faiss, and less error
       ResidualEncoder(books).encode(rows, beam, ids);
       size_t other = 0;
       for (size_t r = 0; r < coded; ++r) other += !std::ranges::equal(ids.row(r), of_faiss.row(r));
-      // Sums that are equally good but for the last bits of floats.
+      // Sums that are equally good except for the last bits of floats.
       CHECK_LE(other, coded / 50);
       sum_entries(books, ids, found);
       const double theirs = energy_of_difference(rows, decoded);

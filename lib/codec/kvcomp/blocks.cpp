@@ -17,7 +17,7 @@
 namespace kvcodec::kvcomp {
 namespace {
 
-/// Values stored exactly are added by themselves; their symbols are to add nothing.
+/// Makes the symbols of values stored exactly add nothing to a product: the caller adds these values itself.
 void leave_out_exact(BlockScratch& scratch) {
   for (const EscapedValue& exact : scratch.exact) scratch.runs(exact.row, exact.position) = kZeroSymbol;
 }

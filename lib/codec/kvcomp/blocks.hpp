@@ -1,4 +1,4 @@
-// Decoding of and products with blocks of the codec `kvcomp` that are in memory.
+// Decodes blocks of the codec `kvcomp` that are in memory, and multiplies with them.
 #pragma once
 
 #include <array>
@@ -13,7 +13,7 @@
 
 namespace kvcodec::kvcomp {
 
-/// Room for one block in work; one per thread.
+/// Buffers for one block; one per thread.
 struct BlockScratch {
   explicit BlockScratch(const Layout& layout);
   Matrix<uint8_t> runs, symbols;
@@ -21,8 +21,8 @@ struct BlockScratch {
   std::vector<int16_t> origins;
   Matrix<float> vectors, rows;  // of products
 
-  /// Which blocks come next: every stride-th, counted [row][head], below `end`. rANS decodes some of them
-  /// ahead.
+  /// Which blocks the caller asks for next: every stride-th, counted [row][head], below `end`. With rANS some of
+  /// them are decoded ahead.
   size_t stride = 1, end = 0;
   std::vector<size_t> ahead;  // blocks decoded, in the rows of ahead_runs
   Matrix<uint8_t> ahead_runs;

@@ -42,7 +42,7 @@ namespace kvcodec {
 namespace kvcomp {
 namespace {
 
-/// Bytes of a raw block from which blocks are made: the byte that flags one is then below a hundredth of it.
+/// Blocks are made only if a raw one has at least so many bytes: the byte that flags it is then below a hundredth of it.
 constexpr size_t kLeastBlock = 128;
 
 }  // namespace
@@ -116,7 +116,8 @@ class KvcompCodec final : public Codec {
 
   SurveyScope survey_scope(const GroupShape&) const override { return SurveyScope::file; }
   bool wants_queries() const override { return options_.max_logit_error > 0; }
-  /// Which query meets which key at what angle is not known, and the rounding of turned keys has no bound here.
+  /// The bound would not hold for keys turned back: the angle between a query and a key is not known here, and the
+  /// rounding of keys that are turned again is not bounded.
   std::string needs_rope() const override {
     return options_.max_logit_error > 0 ? "max-logit-error bounds products with queries as they are" : "";
   }

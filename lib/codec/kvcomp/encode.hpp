@@ -1,4 +1,4 @@
-// Tokens into the streams of the codec `kvcomp`.
+// Encodes tokens into the streams of the codec `kvcomp`.
 #pragma once
 
 #include "lib/codec/kvcomp/quantizer.hpp"
@@ -7,7 +7,7 @@
 
 namespace kvcodec::kvcomp {
 
-/// Codec::append. Nothing is stored unless all can be.
+/// Codec::append: rows (n, width). If a value cannot be represented, it throws before anything is stored.
 void append_rows(const Quantizer& quantizer, MatrixView<const float> rows, StreamStore& document);
 
 }  // namespace kvcodec::kvcomp

@@ -33,7 +33,7 @@ struct KvcompOptions final : Options {
       EntropyChoice::automatic;  ///< the paper's is huffman, which decodes three times as fast as rANS
   LayerWeights weights = {};     ///< max_error is that of a scale of 1; no option: from the context
 
-  /// Bounds of their own make the relative steps unnecessary, unless they are asked for.
+  /// Whether an option bounds the errors of that side: then key-rel or value-rel has no default.
   bool bounded(Side side) const {
     return max_error > 0 || max_rel_error > 0 || (side == Side::key && max_logit_error > 0);
   }
@@ -73,6 +73,7 @@ struct KvcompOptions final : Options {
          .unnamed = "huffman"}};
   }
 
+  /// Gives key-rel and value-rel their defaults, where these apply.
   void resolve() {
     if (key_rel == 0 && !bounded(Side::key)) key_rel = key_quant == KeySteps::channel ? 0.25 : 0.05;
     if (value_rel == 0 && !bounded(Side::value)) value_rel = 0.15;

@@ -12,7 +12,7 @@
 
 namespace kvcodec::kvcomp {
 
-/// Of one side of a layer group.
+/// Quantizes one side of a layer group.
 class Quantizer {
  public:
   /// engine: may be nullptr; outlives this.
@@ -32,7 +32,7 @@ class Quantizer {
   bool has_limits() const { return has_limits_; }
   size_t limits() const { return layout_.heads * limits_per_head(layout_); }
 
-  /// limit: of the errors, beside what the options say; 0: none.
+  /// The bound of the options, and that errors are at most `limit` as well; limit 0: the options' bound alone.
   ErrorBound bound(float limit = 0) const {
     ErrorBound bound = bound_;
     const double own = bound_.absolute;
@@ -40,13 +40,13 @@ class Quantizer {
     return bound;
   }
 
-  /// Symbols of one block row, rows: (block or fewer, width) of 16-bit values. steps: heads * layout().steps()
-  /// or, if they are shared, layout().steps(); origins: (heads, layout().origins()); symbols: (rows, width);
-  /// limits: limits(), or empty.
+  /// Quantizes one block row. rows: (n, width), at most a block of tokens, values that 16 bits hold exactly. Written:
+  /// steps, heads * layout().steps() or, if heads share them, layout().steps(); origins (heads,
+  /// layout().origins()); symbols (n, width). limits: of errors, limits() of them, or empty.
   void quantize(std::span<const float> limits, MatrixView<const float> rows, std::span<float> steps,
                 std::span<int16_t> origins, MatrixView<uint8_t> symbols) const;
 
-  /// Who quantizes whole block rows instead, or nullptr.
+  /// The device that quantizes whole block rows in place of quantize(), or nullptr.
   const BlockEngine* device() const;
 
  private:

@@ -15,12 +15,13 @@ constexpr std::string_view kPartStreams[] = {kSizes, kCounts, kPayload, kSteps, 
 /// Blocks from one row of `places` to the next: whole block rows.
 uint64_t interval_blocks(const Layout& layout) { return place_interval(layout.block.tokens) * layout.heads; }
 
-/// Rows that blocks take of the part streams, block after block.
+/// How many rows blocks take of each of part_streams(), block after block.
 class BlockRows {
  public:
   BlockRows(const Layout& layout, const BlockCoder& coder) : layout_(layout), coder_(coder) {}
 
-  /// Of the next block: size, bits: as stored if it is coded. modes_of_row: of all heads of its block row.
+  /// Those of the next block. size, bits: its rows of `sizes` and `origin_bits`, which count if it is coded.
+  /// modes_of_row: the modes of all heads of its block row.
   /// Throws Error(bad_input) for a mode that no encoder writes.
   std::span<const uint64_t> of(uint8_t mode, uint64_t size, uint8_t bits,
                                std::span<const uint8_t> modes_of_row, size_t head) {
@@ -28,7 +29,7 @@ class BlockRows {
     rows_[size_part] = coded;
     rows_[count_part] = coder_.count_bytes(layout_.block, mode);
     rows_[payload_part] = coded ? size : layout_.block.raw_bytes();
-    // Steps that heads share lie with the first of them.
+    // Steps that heads share are stored with the first head.
     const auto is_coded = [](uint8_t other) { return other != kRawBlock; };
     const bool has_steps =
         layout_.shared_steps ? head == 0 && std::ranges::any_of(modes_of_row, is_coded) : coded;
@@ -93,7 +94,7 @@ const BlockCoder& BlockReader::coder() const {
   return coder_.get([&] { return read_coder(document_); });
 }
 
-/// Adds what blocks [interval.end(), last) say of themselves: whole block rows.
+/// Adds blocks [interval.end(), last), which are whole block rows, to the interval.
 void BlockReader::read_heads(Interval<BlockHead>& interval, uint64_t last) const {
   const size_t heads = layout_.heads;
   const uint64_t first_row = interval.end() / heads, first_coded = interval.ends()[size_part];

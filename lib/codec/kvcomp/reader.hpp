@@ -18,7 +18,7 @@ inline constexpr std::string_view kBook = "book", kModes = "modes", kSizes = "si
                                   kPayload = "payload", kSteps = "steps", kOriginBits = "origin_bits",
                                   kOrigins = "origins", kTail = "tail";
 
-/// Streams of which a block takes any number of rows: those that `places` counts, in this order.
+/// Streams of which a block takes any number of rows, in the order of the columns of `places`.
 enum PartStream : size_t { size_part, count_part, payload_part, step_part, origin_part };
 std::span<const std::string_view> part_streams(const Layout& layout);
 
@@ -35,7 +35,7 @@ class BlockReader {
   /// document outlives this.
   BlockReader(const Layout& layout, const StreamReader& document);
 
-  /// Looks at how many there are, for the first time or when there are more. Not while others read.
+  /// Counts the block rows, for the first time or after the document grew. Not while other threads read.
   void refresh();
   uint64_t rows() const { return rows_; }
 

@@ -1,4 +1,4 @@
-// Tokens on their way into blocks: what the survey and append share.
+// The tokens that blocks are made of, read block row by block row: what the survey and append share.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 
 namespace kvcodec::kvcomp {
 
-/// Tokens in 16 bits and the new ones behind them, which become 16 bits where they are read.
+/// Tokens that wait in 16 bits, and behind them new ones, which read() rounds to 16 bits.
 class TokenQueue {
  public:
   TokenQueue(DType storage, std::span<const uint16_t> waiting, MatrixView<const float> added)
@@ -29,6 +29,7 @@ class TokenQueue {
       store_row(storage_, added_.row(row), row, out.subspan(i * width, width));
     }
   }
+  /// All tokens from `first` on, in 16 bits. Throws as read().
   std::vector<uint16_t> from(size_t first) const {
     std::vector<uint16_t> out((tokens() - first) * added_.cols());
     read(first, out);
@@ -42,7 +43,7 @@ class TokenQueue {
   MatrixView<const float> added_;
 };
 
-/// Room for one block row in work; one per thread.
+/// Buffers for one block row; one per thread.
 struct RowScratch {
   std::vector<uint16_t> halves;
   Matrix<float> values;  ///< the same, (tokens, width)

@@ -15,8 +15,8 @@
 namespace kvcodec::kvcomp {
 namespace {
 
-/// Counts the symbols of all tokens, those of the last, incomplete block of a document too: they will be part
-/// of a block when the document grows.
+/// Counts the symbols of all tokens. It counts a document's last, incomplete block too: append will code those
+/// tokens in a block when the document grows.
 class HistogramSurvey final : public Survey {
  public:
   HistogramSurvey(Quantizer quantizer, const KvcompOptions& options)
@@ -84,8 +84,8 @@ class HistogramSurvey final : public Survey {
   }
 
  private:
-  /// |q . error| <= sum over c of |q[c]| * limit[c]: a channel is allowed the same share of it as any other,
-  /// or, where a head has one step, the same error.
+  /// |q . error| <= sum over channels c of |q[c]| * limit[c]. Where channels have steps of their own, each is given the
+  /// same share of the bound; where a head has one step, its channels are given the same limit.
   void set_limits() {
     if (largest_.empty())
       throw bad_input("there are no queries, which --max-logit-error needs; see dump-kv --queries");

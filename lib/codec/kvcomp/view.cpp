@@ -20,9 +20,9 @@ constexpr size_t kPieceBlocks = 8;
 /// Block rows whose symbols are counted at a time: some MiB of blocks.
 constexpr uint64_t kCountedRows = 64;
 
-/// Queries of a head from which decoding and a matrix product, which blocks them, take less time than a
-/// product with symbols, which goes over the symbols again for every four. With 4 the latter is the faster,
-/// with 128 it takes almost twice as long.
+/// From so many queries of a head on, decoding and a matrix product (blocked over queries) take less time than a
+/// product with symbols, which goes over the symbols again for every four queries. With 4 queries the latter is
+/// faster, with 128 it takes almost twice as long.
 constexpr size_t kManyQueries = 33;
 
 class KvcompView final : public DocumentView {
@@ -66,7 +66,7 @@ class KvcompView final : public DocumentView {
     const uint64_t begin = first / block, end = count == 0 ? begin : (first + count - 1) / block + 1;
     return {layout_, storage_, reader_.read(begin, end)};
   }
-  /// Who works with `tokens` tokens of the blocks instead, or nullptr.
+  /// The device's copy of the blocks, to work with `tokens` tokens of them; nullptr: the CPU does.
   BlocksElsewhere* elsewhere(size_t tokens) const {
     if (!engine_ || tokens == 0) return nullptr;
     const auto open = [&] {
@@ -102,7 +102,7 @@ uint64_t KvcompView::take_in() {
 // Decoding
 // --------------------------------------------------------------------------------------------------------
 
-/// Nothing is decoded by them, but a file that is damaged there is not to pass.
+/// Decoding does not use the limits. They are checked so that a file damaged there is refused.
 void KvcompView::check_limits() const {
   if (!has_limits_) return;
   (void)limits_fit_.get([&] {

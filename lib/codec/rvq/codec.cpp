@@ -183,7 +183,7 @@ class RvqCodec final : public Codec {
       throw failed("heads of {} dimensions; the codebooks are for {}", shape.head_dim, head_dim_);
   }
 
-  /// Who works with a set of codebooks; made when there is work.
+  /// The device's engine and the encoder for a set of codebooks, made at first use.
   struct Worker {
     std::optional<std::unique_ptr<ResidualEngine>> engine;  ///< nothing: not asked for yet; nullptr: declined
     std::unique_ptr<ResidualEncoder> encoder;

@@ -2,7 +2,8 @@
 // "transform").
 //
 // A part is one side of some consecutive layers, or both together; its vectors are tokens with all heads of these
-// layers. Components are those that some step uses. <side>: key, value or both. Parameters: all of TransformBookOptions, and num-layers, heads, head-dim, source, rope.
+// layers. R: number of steps; n: components of a part, those that some step uses; b: columns of a block of the metric.
+// <side>: key, value or both. Parameters: all of TransformBookOptions, and num-layers, heads, head-dim, source, rope.
 //   steps            f32 [R]       of all parts, coarsest first: the rungs
 //   bits, errors     f64 [R]       what they came to in training: bits per value; squared weighted error per token
 //   tables           u8 [bytes]    the models of all classes, one behind the other (RansModel::write), zero bits to
@@ -39,8 +40,8 @@
 
 namespace kvcodec {
 
-/// First tokens of a document that are not transformed: the very first is where attention goes that has nothing to look
-/// at, and its keys and values are like no others.
+/// How many first tokens of a document are kept exactly unless the book knows them: the very first is an attention sink,
+/// whose keys and values are like no others.
 inline constexpr int64_t kTransformSink = 1;
 
 /// Whether keys and values of a group of layers are one vector.
@@ -48,7 +49,7 @@ enum class SideCoding : uint8_t { apart, joint };
 constexpr auto names_of(SideCoding) { return std::to_array<std::string_view>({"apart", "joint"}); }
 
 struct TransformBookOptions final : Options {
-  SideCoding sides = SideCoding::joint;  ///< what values share with keys need not be said twice
+  SideCoding sides = SideCoding::joint;  ///< what values share with keys is then coded once
   int64_t layer_group = 0;  ///< 0: the most layers whose vectors stay below kMostAutoWidth values
   double most_bits = 2;     ///< finer steps need nearly all components: a larger book for little
   double least_bits = 0.1;
@@ -62,7 +63,7 @@ struct TransformBookOptions final : Options {
 
   static constexpr size_t kMostAutoWidth = 8192;
 
-  /// Of the book's parts, at each group of layers.
+  /// The sides of the parts that the book has for each group of layers.
   std::span<const Side> part_sides() const {
     return sides == SideCoding::joint ? std::span<const Side>(kJointly) : std::span<const Side>(kSides);
   }

@@ -102,9 +102,9 @@ class TransformView final : public DocumentView {
         storage_(storage),
         places_({kCodes}, place_interval(block)) {}
 
-  /// After refresh().
+  /// The part that the document is coded with, adapted or not; after refresh().
   const TransformPart& part() const { return *part_; }
-  /// Levels of the last block, which is not complete: (components, tokens); none where it is.
+  /// Levels of the last block if it is incomplete: (components, tokens); else no columns.
   Matrix<int32_t> unfinished() const;
 
  protected:
@@ -118,7 +118,7 @@ class TransformView final : public DocumentView {
   }
 
  private:
-  /// Consecutive blocks, read.
+  /// Consecutive blocks, in memory.
   struct Blocks {
     std::vector<uint32_t> bytes;
     std::vector<uint8_t> payload;
@@ -249,7 +249,7 @@ void TransformCodec::append_first(const TransformPart& part, MatrixView<const fl
   document.append_values<uint8_t>(kFirst, bytes);
 }
 
-/// halves: whole tokens of the queue.
+/// halves: 16-bit rows of the tokens that fell out of the window, (n, width).
 void TransformCodec::append_blocks(const GroupShape& shape, std::span<const uint16_t> halves,
                                    StreamStore& document) const {
   const size_t width = shape.width(), tokens = halves.size() / width, block = static_cast<size_t>(block_);
@@ -278,7 +278,7 @@ void TransformCodec::append_blocks(const GroupShape& shape, std::span<const uint
   std::vector<Coded> coded(blocks);
   parallel_for(blocks, 1, [&](size_t begin, size_t end, int) {
     for (size_t b = begin; b < end; ++b) {
-      // Tokens of the queue, behind those that were levels already.
+      // Block b: `old` tokens whose levels were read back, then `count` new ones, from token `from` of halves on.
       const size_t old = b == 0 ? before : 0, from = b == 0 ? 0 : b * block - before,
                    count = std::min(block - old, tokens - from);
       const auto of_block = halves.subspan(from * width, count * width);
@@ -334,7 +334,7 @@ void TransformCodec::append(const GroupShape& shape, MatrixView<const float> row
 // ---------------------------------------------------------------------------------------------------------
 
 uint64_t TransformView::take_in() {
-  // It is written before the first token and stays as it is.
+  // The adaptation is written before the first token and never changes.
   if (const uint64_t bytes = adapts_ && !adapted_ ? document().rows(kAdapted) : 0; bytes > 0) {
     with_context(fmt::format("stream '{}'", kAdapted),
                  [&] { part_ = parts_.adapted(shape(), document().read<uint8_t>(kAdapted, 0, bytes, 1)); });
@@ -371,7 +371,7 @@ void TransformView::take_in_exact() {
                     document().rows(kExact), quantized_);
 }
 
-/// How many ids are below `token`; by bisection, so that a few are read.
+/// How many exact ids are below `token`, by bisection: few ids are read.
 uint64_t TransformView::exact_below(uint64_t token) const {
   uint64_t low = 0, high = exact_;
   while (low < high) {
@@ -384,7 +384,7 @@ uint64_t TransformView::exact_below(uint64_t token) const {
   return low;
 }
 
-/// Puts exact tokens in their places among tokens [first, first + out.rows()) of those that are quantized.
+/// Writes the exact ones among quantized tokens [first, first + out.rows()) over what their levels gave.
 void TransformView::decode_exact(uint64_t first, MatrixView<float> out) const {
   if (exact_ == 0) return;
   const uint64_t begin = exact_below(first), end = exact_below(first + out.rows());
@@ -432,7 +432,7 @@ Matrix<int32_t> TransformView::unfinished() const {
   return levels;
 }
 
-/// Tokens [first, first + out.rows()) of those that are quantized.
+/// Writes quantized tokens [first, first + out.rows()), counted from the first of them.
 void TransformView::decode_quantized(uint64_t first, MatrixView<float> out) const {
   const uint64_t end = first + out.rows(), first_block = first / block_,
                  last_block = (end + block_ - 1) / block_;
@@ -471,7 +471,7 @@ void TransformView::decode_quantized(uint64_t first, MatrixView<float> out) cons
                        std::span(ids).subspan(ids.empty() ? 0 : of.begin - first),
                        out.rows(of.begin - first, of.stop - of.begin));
   };
-  // Complete blocks some at a time, then the one that is not.
+  // Complete blocks, several at a time, then the incomplete one.
   const uint64_t complete = std::min(last_block, quantized_ / block_);
   const size_t whole = complete - std::min(complete, first_block);
   const SynthesisEngine* const device = part_->device();

@@ -14,8 +14,8 @@ namespace {
 /// Tokens rebuilt together, blocks that are decoded together by default: enough to pay for reading the basis.
 constexpr size_t kRebuilt = 1024;
 
-/// Calls body(tile, begin, end) for tiles that hold tokens [first, first + count) of a block: where a tile begins,
-/// and those of its tokens that are meant.
+/// Calls body(tile, begin, end) for each tile that holds some of tokens [first, first + count) of a block: `tile` is the
+/// tile's first token, [begin, end) are those of its tokens that are among them.
 template <class Body>
 void for_each_tile(size_t first, size_t count, const Body& body) {
   constexpr size_t kTile = TransformPart::kTile;
@@ -36,8 +36,8 @@ size_t end_of_live(const LevelRung& rung) {
   return live.empty() ? 0 : live.back() + 1;
 }
 
-/// Those that live at a step half as large in what the book was learned from: a text's variances may be four times as
-/// large.
+/// The end of the components that were alive, in training, at a step half as large: a text's variances may be four times
+/// those of the training data.
 size_t surveyed_of(const std::vector<LevelRung>& rungs, size_t rung) {
   const float half = rungs[rung].step / 2;
   size_t finer = rung;
@@ -84,7 +84,7 @@ std::shared_ptr<const TransformPart> TransformPart::adapted(const Adaptation& ad
   return result;
 }
 
-/// The mean, and the offsets of components on their way back.
+/// The mean plus the synthesis of the components' offsets.
 std::vector<float> TransformPart::shifted_mean(const Adaptation& adaptation) const {
   std::vector<double> sums(width(), 0.0);
   const double unit = static_cast<double>(rung_.step) / kOffsetsPerStep;
@@ -148,15 +148,16 @@ void TransformPart::quantize(size_t first, std::span<const uint32_t> ids, Matrix
   });
 }
 
-/// Of `count` tokens from that place of a tile on, those with a component that has no level; these components become 0.
-std::vector<size_t> TransformPart::take_out_beyond(MatrixView<float> components, size_t place,
+/// Of tokens [begin, begin + count) of a tile: those with a component too large to be given a level, counted from `begin`.
+/// Such components become 0.
+std::vector<size_t> TransformPart::take_out_beyond(MatrixView<float> components, size_t begin,
                                                    size_t count) const {
   const float limit = rung_.step * static_cast<float>(1 << (kEscapedBits - 2));
   std::vector<size_t> tokens;
   for (size_t t = 0; t < count; ++t) {
     bool any = false;
     for (size_t i = 0; i < components.rows(); ++i) {
-      float& component = components(i, place + t);
+      float& component = components(i, begin + t);
       if (std::abs(component) < limit) continue;
       component = 0;
       any = true;
@@ -166,10 +167,10 @@ std::vector<size_t> TransformPart::take_out_beyond(MatrixView<float> components,
   return tokens;
 }
 
-/// Errors of a tile's tokens from that place on, whose levels these are. centred, scores: of the whole tile; centred is
-/// used up.
+/// Errors of a tile's tokens from `begin` on, whose levels these are. centred, scores: of the whole tile; centred is
+/// overwritten.
 void TransformPart::add_errors(MatrixView<const float> components, MatrixView<const int32_t> levels,
-                               size_t place, MatrixView<float> centred, MatrixView<const float> scores,
+                               size_t begin, MatrixView<float> centred, MatrixView<const float> scores,
                                std::span<double> errors) const {
   if (scores.cols() > 0)
     gemm(-1, scores, Transpose::no, loadings_.get([&] { return floats_of(basis_->prediction.loadings); }),
@@ -179,13 +180,13 @@ void TransformPart::add_errors(MatrixView<const float> components, MatrixView<co
   const Matrix<float> weighted = basis_->metric.times_root(centred);
   for (size_t t = 0; t < errors.size(); ++t) {
     errors[t] = 0;
-    for (const float value : weighted.row(place + t)) errors[t] += double{value} * double{value};
+    for (const float value : weighted.row(begin + t)) errors[t] += double{value} * double{value};
   }
   std::vector<float> values(errors.size());
   for (size_t i = 0; i < this->components(); ++i) {
     tables_.reconstruct(classes_[i], rung_.step, gains_[i], levels.row(i), values);
     for (size_t t = 0; t < errors.size(); ++t) {
-      const double component = double{components(i, place + t)}, left = component - double{values[t]};
+      const double component = double{components(i, begin + t)}, left = component - double{values[t]};
       errors[t] += left * left - component * component;
     }
   }
@@ -231,7 +232,7 @@ void TransformPart::reconstruct_some(MatrixView<const int32_t> levels, std::span
   synthesis.apply(coefficients, rows);
 }
 
-/// Of consecutive tokens: (tokens, rank). ids: of the first of them and those after it, and of tokens before.
+/// The prediction's scores of the first `tokens` tokens that ids() gave `ids` for: (tokens, rank).
 Matrix<float> TransformPart::scores(std::span<const uint32_t> ids, size_t tokens) const {
   if (!features_) return {};
   Matrix<float> features(tokens, features_->width());

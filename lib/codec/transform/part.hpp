@@ -23,18 +23,19 @@ namespace kvcodec {
 
 class TransformPart {
  public:
-  /// Components are computed of so many tokens at a time, which lie as they do in their block, whichever of them are
-  /// coded now: BLAS sums products of other shapes in another order, and a token's levels must not depend on its company.
+  /// Components are computed for tiles of so many tokens. A token's row in its tile follows from its index in the block,
+  /// whichever of them are coded now: BLAS sums products of other shapes in another order, and a token's levels must not
+  /// depend on how many tokens are coded with it.
   static constexpr size_t kTile = 64;
 
   /// Tables, features and engine outlive it; features: nullptr where nothing is predicted; engine: may be nullptr.
   /// first_finer: 0 where first tokens are not coded by themselves.
   TransformPart(TransformBook::Part part, size_t rung, const LevelTables& tables,
                 const TokenFeatures* features, double first_finer, Engine* engine);
-  TransformPart(const TransformPart&) = delete;  // what is lazy stays
+  TransformPart(const TransformPart&) = delete;  // Lazy members cannot be copied
   TransformPart& operator=(const TransformPart&) = delete;
 
-  /// The same with classes and means that fit a text.
+  /// The same with the classes, gains and mean of an adaptation. Throws Error(bad_input) for gains that are not positive.
   std::shared_ptr<const TransformPart> adapted(const Adaptation& adaptation) const;
 
   const TransformBasis& basis() const { return *basis_; }
@@ -42,7 +43,7 @@ class TransformPart {
   const LevelRung& rung() const { return rung_; }
   const LevelTables& tables() const { return tables_; }
   const TokenFeatures* features() const { return features_; }
-  /// Components that a text may need at this step: none from here on.
+  /// How many of the first components a survey looks at: a text is not expected to need later ones at this step.
   size_t surveyed() const { return surveyed_; }
 
   /// nullptr where first tokens are not coded by themselves.
@@ -51,16 +52,17 @@ class TransformPart {
   size_t components() const { return live_.size(); }
   const LevelCoder& coder() const { return coder_; }
 
-  /// Who decodes blocks and rebuilds vectors instead of coder() and reconstruct(), or nullptr.
+  /// The device that decodes blocks and rebuilds vectors in place of coder() and reconstruct(), or nullptr.
   const SynthesisEngine* device() const;
 
-  /// What quantize() and reconstruct() take for these tokens of a document.
+  /// The ids that quantize() and reconstruct() take for tokens [first, first + count) of a document: ids_with_lags(), or
+  /// nothing where the book predicts nothing from ids.
   std::vector<uint32_t> ids(const StreamReader& document, uint64_t first, uint64_t count) const;
 
-  /// Levels of consecutive tokens of a block, the first of them at place `first`: rows (tokens, width) to levels
-  /// (components, tokens). ids: those that ids() returns for these tokens. errors: for each token the squared
-  /// error of its vector by the metric, in squared steps, including what no component holds; infinite if a
-  /// component has no level.
+  /// Levels of consecutive tokens of a block, the first of them the block's token `first`: rows (tokens, width)
+  /// to levels (components, tokens). ids: those that ids() returns for these tokens. errors: for each token the
+  /// squared error of its vector by the metric, in squared steps, including what no component holds; infinite if
+  /// a component is too large to be given a level.
   void quantize(size_t first, std::span<const uint32_t> ids, MatrixView<const float> rows,
                 MatrixView<int32_t> levels, std::span<double> errors) const;
 
@@ -82,8 +84,8 @@ class TransformPart {
   void reconstruct_some(MatrixView<const int32_t> levels, std::span<const uint32_t> ids,
                         MatrixView<float> rows) const;
   Matrix<float> scores(std::span<const uint32_t> ids, size_t tokens) const;
-  std::vector<size_t> take_out_beyond(MatrixView<float> components, size_t place, size_t count) const;
-  void add_errors(MatrixView<const float> components, MatrixView<const int32_t> levels, size_t place,
+  std::vector<size_t> take_out_beyond(MatrixView<float> components, size_t begin, size_t count) const;
+  void add_errors(MatrixView<const float> components, MatrixView<const int32_t> levels, size_t begin,
                   MatrixView<float> centred, MatrixView<const float> scores, std::span<double> errors) const;
 
   std::shared_ptr<const TransformBasis> basis_;
@@ -95,7 +97,7 @@ class TransformPart {
   Engine* engine_;
   std::vector<uint32_t> live_;
   LevelCoder coder_;
-  std::vector<uint8_t> classes_;  // of live ones
+  std::vector<uint8_t> classes_;  // of the components in live_, as gains_
   std::vector<float> gains_;
   std::optional<FirstTokenCoder> first_;  // its metric is of *basis_
   Lazy<Analysis> analysis_;
@@ -110,10 +112,11 @@ class TransformParts {
  public:
   void add(Side side, int first_layer, std::shared_ptr<const TransformPart> part);
 
-  /// As the book has it. Throws Error(bad_input) where the book has none.
+  /// The part of that side from the shape's first layer on, as the book has it. Throws Error(bad_input) where the book has
+  /// none, Error(failed) if the shape has another width.
   const std::shared_ptr<const TransformPart>& of_book(const GroupShape& shape) const;
   /// The part fitted to a file by its adaptation, given as bytes (write_adaptation). The last one made of
-  /// each part is kept, since all documents of a file share it.
+  /// each part is kept, since all documents of a file share it. Throws Error(bad_input) for bytes that no encoder writes.
   std::shared_ptr<const TransformPart> adapted(const GroupShape& shape, std::vector<uint8_t> bytes) const;
 
  private:

@@ -19,7 +19,7 @@ std::vector<uint32_t> first_components(size_t count) {
   return components;
 }
 
-/// Of runs around this one, every which is looked at.
+/// One in so many of the runs around this one is looked at.
 uint64_t apart_at(uint64_t run) { return run < kWholeRuns ? 1 : 2 * std::bit_floor(run / kWholeRuns); }
 
 }  // namespace
@@ -66,7 +66,7 @@ void TransformSurvey::keep(std::span<const float> row, uint32_t weight) {
   if (weights_.size() == kBatch) count_batch();
 }
 
-/// In whole tiles, so that what comes out does not depend on the pieces that tokens came in.
+/// Components are computed in whole tiles, so that they do not depend on how observe() was given the tokens.
 void TransformSurvey::count_batch() {
   const size_t tokens = weights_.size(), tiles = (tokens + kTile - 1) / kTile;
   if (tokens == 0) return;

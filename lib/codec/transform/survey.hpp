@@ -1,4 +1,5 @@
-// What components of a part come to in the tokens that are about to be coded (lib/transform/adaptation.hpp).
+// The survey of the codec `transform`: it fits an adaptation (lib/transform/adaptation.hpp) to the tokens that are about to
+// be coded.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +17,8 @@ namespace kvcodec {
 /// spread evenly.
 class TransformSurvey final : public Survey {
  public:
-  /// The part outlives it. stream: gets the adaptation, if it pays. lead: first tokens of each document that are coded in
-  /// another way. unbias: of the book.
+  /// The part outlives it. stream: gets the adaptation, if it pays. lead: how many first tokens of each document are not
+  /// coded in blocks, and so not surveyed. unbias: of the book.
   TransformSurvey(const TransformPart& part, std::string_view stream, uint64_t lead, double unbias);
 
   void observe_ids(std::span<const uint32_t> ids) override { ids_.assign(ids.begin(), ids.end()); }
