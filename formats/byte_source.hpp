@@ -13,7 +13,7 @@ struct FileRange {
 };
 
 /// What is known of what will be read.
-enum class Reading : uint8_t {
+enum class ReadPlan : uint8_t {
   rows,       ///< these rows, all of them
   some_rows,  ///< some rows of a table, nobody knows yet which
   whole,      ///< a whole table
@@ -36,7 +36,7 @@ class ByteSource {
   struct Joining {
     uint64_t gap = 0, most = 0;
   };
-  virtual Joining joining(Reading) const { return {}; }
+  virtual Joining joining(ReadPlan) const { return {}; }
   /// Says that the whole range will be read soon, if any of it is: so a source may bring all of it at once.
   /// Of larger ranges than those that it joins it takes no notice.
   virtual void expect(const FileRange& /*range*/) {}

@@ -30,7 +30,7 @@ class FarFile final : public ByteSource {
 
   /// The first read there fetches all of it that is not here yet.
   void expect(const FileRange& range) override;
-  Joining joining(Reading) const override { return {.gap = uint64_t{1} << 17, .most = kMostRequestBytes}; }
+  Joining joining(ReadPlan) const override { return {.gap = uint64_t{1} << 17, .most = kMostRequestBytes}; }
 
   uint64_t requests() const;
   uint64_t reads() const override { return requests(); }

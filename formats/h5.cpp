@@ -651,8 +651,8 @@ Error File::make_error(const std::string& path, const std::string& what) const {
 }
 
 /// Expects ranges of a file, those with small gaps between them as one.
-static void expect_ranges(ByteSource& source, Reading reading, std::vector<FileRange> ranges) {
-  const auto [gap, most] = source.joining(reading);
+static void expect_ranges(ByteSource& source, ReadPlan plan, std::vector<FileRange> ranges) {
+  const auto [gap, most] = source.joining(plan);
   std::ranges::sort(ranges, {}, &FileRange::begin);
   for (size_t i = 0; i < ranges.size();) {
     FileRange joined = ranges[i++];
@@ -667,7 +667,7 @@ static void expect_ranges(ByteSource& source, Reading reading, std::vector<FileR
 
 /// Expects what places_of() says of each item.
 template <class Items, class PlacesOf>
-static void expect_each(ByteSource* source, Reading reading, const Items& items, const PlacesOf& places_of) {
+static void expect_each(ByteSource* source, ReadPlan plan, const Items& items, const PlacesOf& places_of) {
   if (!source) return;  // the file is written
   std::vector<FileRange> ranges;
   for (const auto& item : items) {
@@ -677,7 +677,7 @@ static void expect_each(ByteSource* source, Reading reading, const Items& items,
     } catch (const Error&) {  // whoever reads it says so
     }
   }
-  expect_ranges(*source, reading, std::move(ranges));
+  expect_ranges(*source, plan, std::move(ranges));
 }
 
 // Attributes ----------------------------------------------------------------------------------------
@@ -1323,12 +1323,12 @@ void Dataset::State::visit_pieces(uint64_t first, uint64_t count, const Visitor&
   }
 }
 
-void File::will_read(std::span<const char* const> paths, Reading reading) const {
+void File::will_read(std::span<const char* const> paths, ReadPlan plan) const {
   ByteSource* const source = state_->status.source;
-  expect_each(source, reading, paths, [&](const char* path) {
+  expect_each(source, plan, paths, [&](const char* path) {
     const Dataset small = dataset(path);
-    return small.size_bytes() > source->joining(reading).most ? std::vector<FileRange>()
-                                                              : small.state_->places(0, small.rows());
+    return small.size_bytes() > source->joining(plan).most ? std::vector<FileRange>()
+                                                           : small.state_->places(0, small.rows());
   });
 }
 
@@ -1364,7 +1364,7 @@ void Dataset::check_rows(uint64_t first, uint64_t count) const {
 }
 
 void Dataset::will_read(std::span<const RowRange> rows) const {
-  expect_each(state_->file->status.source, Reading::rows, rows, [&](const RowRange& range) {
+  expect_each(state_->file->status.source, ReadPlan::rows, rows, [&](const RowRange& range) {
     check_rows(range.first, range.count);
     return state_->places(range.first, range.count);
   });

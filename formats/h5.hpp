@@ -67,7 +67,7 @@ class File {
   Dataset dataset(const std::string& path) const;
   /// Says that these datasets will be read soon, those of them that are there: what lies close together then comes by one
   /// request to a server, or one call to the system, unless it is too much for that.
-  void will_read(std::span<const char* const> paths, Reading reading) const;
+  void will_read(std::span<const char* const> paths, ReadPlan plan) const;
   /// Paths of all datasets that lie in this file, the table of digests aside, in byte order; links are not followed.
   std::vector<std::string> datasets() const;
 

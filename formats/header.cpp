@@ -136,8 +136,8 @@ h5::File open_file(const std::string& name, std::string_view wanted, FileType& t
   constexpr const char* kByRows[] = {"/parts", "/tokens", "/positions"};
   h5::File file = h5::File::open(name);
   type = read_file_type(file, wanted);
-  file.will_read(kWhole, Reading::whole);
-  file.will_read(kByRows, Reading::some_rows);
+  file.will_read(kWhole, ReadPlan::whole);
+  file.will_read(kByRows, ReadPlan::some_rows);
   return file;
 }
 

@@ -24,10 +24,10 @@ class LocalFile final : public ByteSource {
   void read(uint64_t position, std::span<std::byte> out) override;
   /// The first read of less than half of the range reads all of it.
   void expect(const FileRange& range) override;
-  Joining joining(Reading reading) const override {
+  Joining joining(ReadPlan plan) const override {
     constexpr uint64_t kGap = uint64_t{1} << 13, kSomeRows = uint64_t{1} << 14, kRows = uint64_t{1} << 18;
-    if (reading == Reading::whole) return {.gap = kGap, .most = kMostExpectedBytes};
-    return {.gap = kGap, .most = reading == Reading::rows ? kRows : kSomeRows};
+    if (plan == ReadPlan::whole) return {.gap = kGap, .most = kMostExpectedBytes};
+    return {.gap = kGap, .most = plan == ReadPlan::rows ? kRows : kSomeRows};
   }
   uint64_t reads() const override { return reads_; }
   uint64_t bytes() const override { return bytes_; }
