@@ -204,8 +204,8 @@ class DialScale {
   Curve curve_of(size_t i, const Probe& probe) const {
     const Dial& dial = dials_[i].dial();
     Curve curve;
-    double step = 1;
-    for (double setting = dial.useful; setting <= dial.most; setting += step) {
+    double setting = dial.useful, step = 1;
+    while (setting <= dial.most) {
       context_.tell_try();
       TwoSettings settings{dials_[0].dial().useful, dials_[1].dial().useful};
       settings[i] = setting;
@@ -216,6 +216,7 @@ class DialScale {
       curve.points.push_back({side.bits * static_cast<double>(side.width), side.cost(context_.weights)});
       if (!dial.turn || side.bits > kMostBits) break;
       if (dial.whole) step = std::max(setting, 1.0);  // 1, 2, 4 …
+      setting += step;
     }
     return curve;
   }
