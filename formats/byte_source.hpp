@@ -38,7 +38,7 @@ class ByteSource {
   };
   virtual Joining joining(ReadPlan) const { return {}; }
   /// Says that the whole range will be read soon, if any of it is: so a source may bring all of it at once.
-  /// Of larger ranges than those that it joins it takes no notice.
+  /// A source takes no notice of ranges that are too large for it.
   virtual void expect(const FileRange& /*range*/) {}
   virtual uint64_t reads() const { return 0; }  ///< calls to the system, or requests to a server
   virtual uint64_t bytes() const { return 0; }  ///< what they brought

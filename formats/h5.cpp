@@ -4,7 +4,6 @@
 #include <array>
 #include <atomic>
 #include <bit>
-#include <cerrno>
 #include <condition_variable>
 #include <cstring>
 #include <filesystem>
@@ -15,7 +14,6 @@
 #include <utility>
 
 #include <hdf5.h>
-#include <unistd.h>
 
 #include "formats/far_file.hpp"
 #include "formats/h5_driver.hpp"

@@ -11,7 +11,9 @@
 namespace kvcodec {
 namespace {
 
-constexpr size_t kMostExpected = 64, kMostHeldBytes = size_t{1} << 24;
+// Both lists are searched one by one.
+constexpr size_t kMostExpected = 64, kMostHeld = 64;
+constexpr size_t kMostHeldBytes = size_t{1} << 24;
 
 /// How much of a file's beginning or end is read with as little as a header: headers grow with the file.
 uint64_t around(uint64_t size, uint64_t least) {
@@ -56,6 +58,7 @@ bool LocalFile::copy_held(uint64_t position, std::span<std::byte> out) {
     return holds({one.begin, one.begin + one.bytes.size()}, position, out.size());
   });
   if (held == held_.end()) return false;
+  held_.splice(held_.begin(), held_, held);
   std::copy_n(held->bytes.begin() + static_cast<std::ptrdiff_t>(position - held->begin), out.size(),
               out.begin());
   return true;
@@ -73,7 +76,7 @@ bool LocalFile::take_expected(uint64_t position, size_t size) {
   read_now(range.begin, fresh.bytes);
   held_bytes_ += fresh.bytes.size();
   held_.push_front(std::move(fresh));
-  while (held_bytes_ > kMostHeldBytes) {
+  while (held_bytes_ > kMostHeldBytes || held_.size() > kMostHeld) {
     held_bytes_ -= held_.back().bytes.size();
     held_.pop_back();
   }

@@ -13,7 +13,7 @@
 namespace kvcodec {
 
 /// A read of little brings what lies around it too: the beginning and the end of the file, where headers are, and what was
-/// said to be read soon. That is held, up to 16 MiB of it. Any other read goes straight to where it is wanted.
+/// said to be read soon. That is held, up to 16 MiB and 64 ranges of it. Any other read goes straight to where it is wanted.
 class LocalFile final : public ByteSource {
  public:
   /// descriptor: open for reading; it outlives this. name: for messages. The file's size is that of now.
@@ -49,7 +49,7 @@ class LocalFile final : public ByteSource {
   const std::string name_;
   std::mutex mutex_;
   std::list<FileRange> expected_;  // the last one said first
-  std::list<Held> held_;           // the last one read first
+  std::list<Held> held_;           // the last one asked for first
   size_t held_bytes_ = 0;
   std::atomic<uint64_t> reads_ = 0, bytes_ = 0;
 };

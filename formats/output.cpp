@@ -462,7 +462,6 @@ InputFile::InputFile(std::string name) : name_(std::move(name)) {
   if (is_far(name_)) {
     far_ = FarFile::open(name_);
     name_ = path_ = far_->name();
-    size_ = far_->size();
     return;
   }
   if (is_standard_stream(name_)) {
@@ -482,7 +481,6 @@ InputFile::InputFile(std::string name) : name_(std::move(name)) {
     if (S_ISDIR(status.st_mode)) throw bad_input("{}: is a folder; an HDF5 file is wanted here", name_);
     if (!S_ISREG(status.st_mode))
       throw bad_input("{}: is not a regular file; give '-' to read from a pipe", name_);
-    size_ = static_cast<uint64_t>(status.st_size);
   } catch (...) {
     ::close(descriptor_);
     throw;

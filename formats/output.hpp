@@ -128,7 +128,6 @@ class InputFile {
   const std::string& name() const {
     return name_;
   }  ///< what to call it in messages: the name given, or "standard input"
-  uint64_t size() const { return size_; }  ///< bytes
   /// The file on a server; nullptr for one that is here.
   FarFile* far() const { return far_.get(); }
   int descriptor() const { return descriptor_; }  ///< open for reading; -1 for a file on a server
@@ -138,7 +137,6 @@ class InputFile {
   std::filesystem::path path_;
   std::shared_ptr<FarFile> far_;
   int descriptor_ = -1;
-  uint64_t size_ = 0;
 };
 
 }  // namespace kvcodec

@@ -109,6 +109,23 @@ TEST_CASE("local file: what is held is bounded, and read again once it is droppe
   CHECK_EQ(file.bytes(), 3 * kRange + 101);
 }
 
+TEST_CASE("local file: ranges that were asked for last are held, up to 64 of them") {
+  const Sample sample(size_t{1} << 20);
+  LocalFile file(sample.descriptor, "file");
+  const auto read_range = [&](size_t i) { CHECK(sample.reads(file, 100000 + i * 1000, 10)); };
+  for (size_t i = 0; i < 65; ++i) {
+    file.expect({100000 + i * 1000, 101000 + i * 1000});
+    read_range(i);
+    read_range(0);
+  }
+  CHECK_EQ(file.reads(), 65);
+  read_range(64);
+  read_range(0);
+  CHECK_EQ(file.reads(), 65);
+  read_range(1);
+  CHECK_EQ(file.reads(), 66);
+}
+
 TEST_CASE("local file: whatever is read and expected, the bytes are those of the file") {
   const Sample sample(200000);
   LocalFile file(sample.descriptor, "file");

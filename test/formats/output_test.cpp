@@ -270,7 +270,7 @@ TEST_CASE("input: what is no HDF5 file is named as what it is") {
   check_error(ErrorKind::bad_input, "a.h5: No such file or directory", [&] { InputFile(folder / "a.h5"); });
   check_error(ErrorKind::bad_input, "is a folder; an HDF5 file is wanted here",
               [&] { InputFile(folder.path()); });
-  put(folder / "text", "hello");
+  put(folder / "text", std::string(5000, 'x'));
   check_error(ErrorKind::bad_input, "text: not an HDF5 file", [&] { h5::File::open(folder / "text"); });
   put(folder / "empty", "");
   check_error(ErrorKind::bad_input, "empty: not an HDF5 file", [&] { h5::File::open(folder / "empty"); });
