@@ -69,8 +69,9 @@ constexpr uint64_t kRowsBytes = uint64_t{16} << 20;
 /// What is known of documents fits them: digests are those of their token ids, metadata are JSON objects.
 template <class Reader>
 void check_facts(const Reader& file, const Documents& documents) {
-  for (size_t i = 0; i < documents.facts.size(); ++i) {
-    const DocumentFacts& facts = documents.facts[i];
+  if (documents.facts.empty()) return;
+  for (size_t i = 0; i < documents.count(); ++i) {
+    const DocumentFacts facts = documents.facts_of(i);
     (void)metadata_json(facts, fmt::format("{}: document {}", file.name(), i));
     if (facts.digest &&
         (!file.has_tokens() ||

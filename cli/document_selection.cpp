@@ -34,22 +34,26 @@ bool is_glob(const std::string& text) { return text.find_first_of("*?[") != std:
 /// by hashing.
 class Chooser {
  public:
-  Chooser(const Documents& documents, const std::string& where) : documents_(documents), where_(where) {
-    numbers_.reserve(documents.count());
-    for (size_t i = 0; i < documents.count(); ++i) numbers_.emplace(documents.names[i], i);
-  }
+  Chooser(const Documents& documents, const std::string& where) : documents_(documents), where_(where) {}
 
+  /// A few names are compared with all; for more it is quicker to hash all first.
   bool add_named(const std::string& name) {
-    const auto [first, end] = numbers_.equal_range(name);
-    for (auto place = first; place != end; ++place) chosen.insert(place->second);
-    return first != end;
+    constexpr int kFew = 4;
+    if (++named_ > kFew) return add_hashed(name);
+    bool found = false;
+    for (size_t i = 0; i < documents_.count(); ++i)
+      if (documents_.names[i] == name) chosen.insert(i), found = true;
+    return found;
   }
 
   void add_word(const std::string& word) {
     if (add_named(word) || add_numbered(word)) return;
     if (word.starts_with("@")) return add_file(word.substr(1));
     if (is_glob(word)) return add_matching(word);
-    const std::string meant = suggestion(word, documents_.names);
+    std::vector<std::string> names;
+    names.reserve(documents_.count());
+    for (size_t i = 0; i < documents_.count(); ++i) names.emplace_back(documents_.names[i]);
+    const std::string meant = suggestion(word, names);
     throw bad_input(
         "{}: there is no document '{}'{}", where_, word,
         meant.empty() ? std::string("; kvcodec ls lists them") : fmt::format("; did you mean '{}'?", meant));
@@ -58,6 +62,16 @@ class Chooser {
   std::set<size_t> chosen;
 
  private:
+  bool add_hashed(const std::string& name) {
+    if (numbers_.empty()) {
+      numbers_.reserve(documents_.count());
+      for (size_t i = 0; i < documents_.count(); ++i) numbers_.emplace(documents_.names[i], i);
+    }
+    const auto [first, end] = numbers_.equal_range(name);
+    for (auto place = first; place != end; ++place) chosen.insert(place->second);
+    return first != end;
+  }
+
   bool add_numbered(const std::string& word) {
     const auto range = number_range(word);
     if (!range) return false;
@@ -87,6 +101,7 @@ class Chooser {
 
   const Documents& documents_;
   const std::string& where_;
+  int named_ = 0;  // names looked for so far
   std::unordered_multimap<std::string_view, size_t> numbers_;
 };
 
@@ -95,7 +110,7 @@ class Chooser {
 std::vector<size_t> matching_documents(const Documents& documents, const std::string& glob) {
   std::vector<size_t> found;
   for (size_t i = 0; i < documents.count(); ++i)
-    if (::fnmatch(glob.c_str(), documents.names[i].c_str(), 0) == 0) found.push_back(i);
+    if (::fnmatch(glob.c_str(), std::string(documents.names[i]).c_str(), 0) == 0) found.push_back(i);
   return found;
 }
 

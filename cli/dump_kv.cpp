@@ -158,7 +158,7 @@ std::vector<NamedTokens> read_kv_tokens(const std::string& file) {
       throw bad_input("{}: document '{}' has positions {} to {}; only whole documents can be run again", file,
                       kv.documents().names[i], positions.front(), positions.back());
     documents.push_back(
-        {kv.documents().names[i], kv.tokens(first, count), kv.documents().facts_of(i).metadata});
+        {std::string(kv.documents().names[i]), kv.tokens(first, count), kv.documents().facts_of(i).metadata});
   }
   return documents;
 }

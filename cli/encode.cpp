@@ -212,8 +212,7 @@ class StoredDocuments {
   }
 
   /// Whether a document of that name has these ids at these positions, alone or among others.
-  bool has(const std::string& name, std::span<const uint32_t> ids,
-           std::span<const uint64_t> positions) const {
+  bool has(std::string_view name, std::span<const uint32_t> ids, std::span<const uint64_t> positions) const {
     const auto place = numbers_.find(name);
     return place != numbers_.end() && std::ranges::any_of(place->second, [&](size_t document) {
              return holds(document, ids, positions);
@@ -233,7 +232,7 @@ class StoredDocuments {
   }
 
   const CodesReader* codes_;
-  std::map<std::string, std::vector<size_t>> numbers_;
+  std::map<std::string_view, std::vector<size_t>> numbers_;
 };
 
 /// The facts of the codes' last document after a document of the kv file, with these ids, has continued it.
@@ -256,7 +255,7 @@ Job make_job(const KvReader& kv, const std::vector<size_t>& chosen, const CodesR
   const StoredDocuments stored(base);
   for (const size_t index : chosen) {
     const uint64_t first = kv.documents().offsets[index], count = kv.documents().length(index);
-    const std::string& name = kv.documents().names[index];
+    const std::string_view name = kv.documents().names[index];
     const auto positions = kv.positions(first, count);
     bool continues =
         base && job.pieces.empty() && documents.count() > 0 && documents.names.back() == name && count > 0;
@@ -264,7 +263,7 @@ Job make_job(const KvReader& kv, const std::vector<size_t>& chosen, const CodesR
       continues = positions.front() == base->positions(documents.tokens() - 1, 1).front() + 1;
     const auto tokens = kv.has_tokens() ? kv.tokens(first, count) : std::vector<uint32_t>();
     if (!continues && kv.has_tokens() && stored.has(name, tokens, positions)) {
-      job.stored_before.push_back(name);
+      job.stored_before.emplace_back(name);
       continue;
     }
     std::vector<uint64_t> left_out;

@@ -239,7 +239,7 @@ class Indexing {
     std::vector<uint64_t> lengths;
     for (size_t i = 0; i < plans_.size(); ++i) lengths.push_back(info.documents.length(i));
     for (const size_t document : chosen) {
-      const std::string& name = axis_.documents.names[document];
+      const std::string_view name = axis_.documents.names[document];
       size_t place = 0;
       while (place < used.size() && (used[place] || info.documents.names[place] != name)) ++place;
       const uint64_t there = axis_.documents.length(document);

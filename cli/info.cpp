@@ -132,7 +132,7 @@ std::string documents_text(const Documents& documents, const std::vector<size_t>
   size_t shown = 0;
   for (const size_t i : chosen) {
     if (shown++ == kDocumentsShown && !asked) break;
-    table.row({fmt::format("{}", i), documents.names[i], grouped(documents.length(i))});
+    table.row({fmt::format("{}", i), std::string(documents.names[i]), grouped(documents.length(i))});
   }
   std::string out = fmt::format("\n{}", table.text());
   if (!asked && chosen.size() > kDocumentsShown)

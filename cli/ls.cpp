@@ -97,7 +97,7 @@ std::string text_of(const Listed& listed, bool details) {
                     facts.time > 0 ? date_text(static_cast<int64_t>(facts.time)) : "-",
                     facts.digest ? digest_text(facts) : "-", facts.metadata.empty() ? "-" : facts.metadata});
     }
-    cells.push_back(listed.documents().names[i]);
+    cells.emplace_back(listed.documents().names[i]);
     table.row(std::move(cells));
   }
   return table.text();

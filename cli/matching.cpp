@@ -45,7 +45,7 @@ std::vector<Match> match_documents(const TokenAxis& original, const TokenAxis& o
     const uint64_t first = other.documents.offsets[i], count = other.documents.length(i);
     if (count == 0) continue;
     const bool needed = std::binary_search(wanted.begin(), wanted.end(), i);
-    const std::string& name = other.documents.names[i];
+    const std::string_view name = other.documents.names[i];
     const auto positions = other.positions(first, count);
     std::optional<uint64_t> place;
     size_t document = 0;

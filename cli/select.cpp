@@ -71,7 +71,7 @@ struct Clusters {
     }
   }
 
-  ClusterIndex read(int layer, size_t document, size_t head, const std::string& name) const {
+  ClusterIndex read(int layer, size_t document, size_t head, std::string_view name) const {
     const auto place = documents.find(document);
     if (place == documents.end())
       throw bad_input("{}: has no document '{}'; index --append adds documents", index.name(), name);
@@ -172,7 +172,7 @@ class LayerRun {
     const bool by_index = rule_.by == SelectBy::signs || (rule_.by == SelectBy::codes && has_index_);
     if (by_index) return coded_keys.selector(head, rule_.by == SelectBy::signs);
     if (clusters_) {
-      const std::string& name = codes_.info().documents.names[match.other_document];
+      const std::string_view name = codes_.info().documents.names[match.other_document];
       cluster_index_ = clusters_->read(layer_, match.other_document, head, name);
       return std::make_unique<ClusterSelector>(*cluster_index_, match.count);
     }

@@ -9,12 +9,8 @@
 namespace kvcodec {
 namespace {
 
-/// Bytes of a chunk of the data, about: the unused end of the last chunk and the table of all chunks should both
-/// be small beside the file, of whose size nothing is known yet except that of the 16-bit cache.
-uint64_t chunk_bytes_for(uint64_t values) {
-  constexpr uint64_t kLeast = uint64_t{1} << 12, kMost = uint64_t{1} << 24, kChunksOfRaw = 512;
-  return std::clamp(std::bit_ceil(2 * values / kChunksOfRaw), kLeast, kMost);
-}
+/// Data that come first, until it can be said about how much will follow.
+constexpr uint64_t kHeldBytes = uint64_t{1} << 22;
 
 uint64_t values_of(const CodesInfo& info) {
   const Columns columns(info);
@@ -48,6 +44,7 @@ CodesFile::CodesFile(const OutputFile& output, const CodesInfo& info, std::vecto
                      const CodesReader* before)
     : file_(h5::File::create(output, 2 * values_of(info))),
       info_(info),
+      numbering_(info),
       before_(before),
       data_(open_data(before != nullptr)),
       parts_(data_),
@@ -59,10 +56,25 @@ CodesFile::CodesFile(const OutputFile& output, const CodesInfo& info, std::vecto
   if (before) take_over(*before);
 }
 
-h5::DatasetWriter CodesFile::open_data(bool goes_on) const {
-  const h5::Chunks chunks{.bytes = chunk_bytes_for(values_of(info_)), .checksums = false};
-  return goes_on ? h5::DatasetWriter::behind(file_, kDataPath, DType::u8, chunks)
-                 : h5::DatasetWriter(file_, kDataPath, DType::u8, {}, 0, chunks);
+h5::DatasetWriter CodesFile::open_data(bool goes_on) {
+  h5::Chunks chunks{.bytes = kHeldBytes, .checksums = false, .choose = [this] { return chunk_bytes(); }};
+  if (!goes_on) return {file_, kDataPath, DType::u8, {}, 0, chunks};
+  const auto& before = before_->impl();
+  written_ = {values_of(before.info), before.data ? before.data->rows() : 0};
+  chunks.bytes = chunk_bytes();
+  return h5::DatasetWriter::behind(file_, kDataPath, DType::u8, chunks);
+}
+
+/// Bytes of a chunk of the data: the unused end of the last chunk and the table of all chunks should both be small beside the
+/// file, whose size is taken to follow from what is in it so far.
+uint64_t CodesFile::chunk_bytes() const {
+  constexpr uint64_t kLeast = uint64_t{1} << 12, kMost = kHeldBytes, kChunks = 256;
+  const uint64_t all = values_of(info_);
+  const double expected = written_.values == 0
+                              ? 2.0 * static_cast<double>(all)
+                              : static_cast<double>(written_.bytes) * static_cast<double>(all) /
+                                    static_cast<double>(written_.values);
+  return std::clamp(std::bit_floor(static_cast<uint64_t>(expected) / kChunks), kLeast, kMost);
 }
 
 /// What the file holds, which stays.
@@ -168,6 +180,10 @@ void CodesFile::finish_part(const PartName& name, std::span<const uint64_t> rows
   PartPlace& place = places_[name.row * columns_.size() + name.side];
   place = parts_.finish(name, rows);
   count(name, rows, place.size, true);
+  written_.bytes += place.size;
+  if (name.row > 0 && name.side < numbering_.index())
+    written_.values += info_.documents.held(numbering_.layer(name.side), name.row - 1) *
+                       shape_of(info_, numbering_, name.side).width();
 }
 
 /// The part of that name that was there before, if there was one, does not count any more.

@@ -59,7 +59,8 @@ class CodesFile {
   uint64_t bytes_of(uint64_t column, size_t stream) const { return totals_[column][stream].bytes; }
 
  private:
-  h5::DatasetWriter open_data(bool goes_on) const;
+  h5::DatasetWriter open_data(bool goes_on);
+  uint64_t chunk_bytes() const;
   void take_over(const CodesReader& before);
   void drop(const PartName& name);
   void count(const PartName& name, std::span<const uint64_t> rows, uint64_t size, bool add);
@@ -71,8 +72,14 @@ class CodesFile {
   Record ledger_record() const;
 
   h5::File file_;
+  struct Written {
+    uint64_t values = 0, bytes = 0;
+  };
+
   CodesInfo info_;
+  Columns numbering_;
   const CodesReader* before_;
+  Written written_;  // in parts that are finished
   h5::DatasetWriter data_;
   PartWriter parts_;
   std::vector<SideLayout> columns_;

@@ -188,18 +188,20 @@ Handle text_type(size_t size) {
   return type;
 }
 
-/// Cuts `count` strings of the file's own fixed-size type out of their bytes.
-std::vector<std::string> cut_texts(const std::vector<char>& bytes, hid_t type, size_t count) {
+/// Cuts `count` strings of the file's own fixed-size type out of their bytes, and moves them together there.
+TextList cut_texts(std::string bytes, hid_t type, size_t count) {
   const size_t size = H5Tget_size(type);
   const bool spaces = H5Tget_strpad(type) == H5T_STR_SPACEPAD;
-  std::vector<std::string> texts(count);
+  std::vector<uint64_t> ends(count);
+  size_t end = 0;
   for (size_t i = 0; i < count; ++i) {
-    std::string_view text(bytes.data() + i * size, size);
-    text = spaces ? text.substr(0, text.find_last_not_of(' ') + 1)
-                  : text.substr(0, std::min(text.find('\0'), size));
-    texts[i] = text;
+    const std::string_view text(bytes.data() + i * size, size);
+    const size_t length = spaces ? text.find_last_not_of(' ') + 1 : std::min(text.find('\0'), size);
+    std::memmove(bytes.data() + end, text.data(), length);
+    ends[i] = end += length;
   }
-  return texts;
+  bytes.resize(end);
+  return {std::move(bytes), std::move(ends)};
 }
 
 // Digests -------------------------------------------------------------------------------------------
@@ -279,8 +281,8 @@ constexpr bool may_be_stored(uint64_t stored, uint64_t chunk) {
 }
 /// Chunks that hold the same rows, some of the columns each, are kept while these rows are read.
 constexpr uint64_t kMostBandBytes = uint64_t{1} << 28;
-/// HDF5 1.10 finds the place of a chunk by going through all of them.
-constexpr uint64_t kMostLookedUp = uint64_t{1} << 16;
+/// Of a dataset of more chunks HDF5 alone knows where they lie.
+constexpr uint64_t kMostChunks = uint64_t{1} << 20;
 
 uint64_t chunks_along(uint64_t extent, uint64_t chunk) { return extent / chunk + (extent % chunk != 0); }
 
@@ -556,7 +558,11 @@ static void open_in_place(File::State& file, InPlace& change, hid_t access) {
 /// them there, a reader gets them by one read. Room that is left over is lost.
 static hsize_t header_block_bytes(uint64_t expected_bytes) {
   constexpr uint64_t kLeast = 2048, kMost = uint64_t{1} << 16, kShare = 4096;  // kLeast: HDF5's own choice
-  return std::clamp(std::bit_floor(expected_bytes / kShare), kLeast, kMost);
+  // Index and headers of a small file take more of it than those of a large one.
+  constexpr uint64_t kMostOfSmall = uint64_t{1} << 14, kShareOfSmall = 1024;
+  const uint64_t bytes =
+      std::max(expected_bytes / kShare, std::min(expected_bytes / kShareOfSmall, kMostOfSmall));
+  return std::clamp(std::bit_floor(bytes), kLeast, kMost);
 }
 
 File File::create(const OutputFile& output, uint64_t expected_bytes) {
@@ -715,10 +721,14 @@ static std::vector<std::string> attribute_texts(const File::State& file, const s
   const hid_t type = opened.type.get();
   if (H5Tget_class(type) != H5T_STRING) throw file.error(object, "attribute '" + name + "' is not a string");
   if (H5Tis_variable_str(type) <= 0) {
-    std::vector<char> bytes(opened.count * H5Tget_size(type));
+    std::string bytes(opened.count * H5Tget_size(type), '\0');
     if (!bytes.empty() && H5Aread(opened.attribute.get(), type, bytes.data()) < 0)
       throw file.refused(object, "attribute '" + name + "' cannot be read");
-    return cut_texts(bytes, type, opened.count);
+    const TextList texts = cut_texts(std::move(bytes), type, opened.count);
+    std::vector<std::string> all;
+    all.reserve(texts.size());
+    for (size_t i = 0; i < texts.size(); ++i) all.emplace_back(texts[i]);
+    return all;
   }
   std::vector<char*> pointers(opened.count, nullptr);
   if (H5Aread(opened.attribute.get(), type, pointers.data()) < 0)
@@ -885,6 +895,30 @@ void File::close() {
 }
 
 // Dataset -------------------------------------------------------------------------------------------
+
+/// Where a chunk lies in the file, in how many bytes, and which of its filters were not applied.
+struct ChunkPlace {
+  uint64_t address, size;
+  uint32_t skipped_filters;
+};
+
+/// offset: the chunk's first element. Nothing: it is not stored, or takes more than `most` bytes. For the holder of a Turn.
+static std::optional<ChunkPlace> chunk_place(const File::State& file, hid_t dataset,
+                                             const std::vector<hsize_t>& offset, uint64_t most) {
+  ChunkPlace place{};
+  hsize_t size = 0;
+  if (H5Dget_chunk_storage_size(dataset, offset.data(), &size) < 0 || size == 0 || size > most) return {};
+  place.size = size;
+  std::optional<uint64_t> address;
+  const std::unique_ptr<std::byte[]> unread(new std::byte[size]);
+  file.status.asked_address = &address;
+  const herr_t found =
+      H5Dread_chunk(dataset, H5P_DEFAULT, offset.data(), &place.skipped_filters, unread.get());
+  file.status.asked_address = nullptr;
+  if (found < 0 || !address) return {};
+  place.address = *address;
+  return place;
+}
 
 struct Dataset::State {
   std::shared_ptr<File::State> file;
@@ -1102,7 +1136,7 @@ void Dataset::State::look_at_chunks(hid_t creation, uint64_t stored) {
   });
   direct = file->direct && (filters.none() || checksums) &&
            std::equal(chunk.begin() + 1, chunk.end(), shape.begin() + 1) &&
-           chunks_along(rows(), chunk_rows) <= kMostLookedUp;
+           chunks_along(rows(), chunk_rows) <= kMostChunks;
   // Of a dataset of few rows in a huge chunk the chunk is read whole: it must be there.
   if (direct && chunk_bytes > stored) direct = false;
   if (!direct && !filters.none() && band_bytes > chunk_bytes && band_bytes > kMostBandBytes)
@@ -1120,15 +1154,11 @@ std::pair<uint64_t, bool> Dataset::State::chunk_address(uint64_t index) const {
     const Turn turn;
     std::vector<hsize_t> offset(shape.size(), 0);
     offset[0] = index * chunk_rows;
-    unsigned skipped_filters = 0;
-    haddr_t address = HADDR_UNDEF;
-    hsize_t size = 0;
-    if (H5Dget_chunk_info_by_coord(dataset.get(), offset.data(), &skipped_filters, &address, &size) < 0)
-      throw refused("a chunk cannot be found");
-    const bool checksum = checksums && skipped_filters == 0;
-    if (address == HADDR_UNDEF || size != chunk_rows * row_bytes + (checksum ? kChecksumBytes : 0))
+    const auto place = chunk_place(*file, dataset.get(), offset, chunk_bytes + kChecksumBytes);
+    const bool checksum = checksums && place && place->skipped_filters == 0;
+    if (!place || place->size != chunk_bytes + (checksum ? kChecksumBytes : 0))
       throw error(fmt::format("rows from {} on are not stored as they should be", offset[0]));
-    addresses[index] = address;
+    addresses[index] = place->address;
     checksum_of_address[index] = checksum;
   }
   return {addresses[index], checksum_of_address[index]};
@@ -1169,9 +1199,12 @@ void Dataset::State::read_chunk(uint64_t index, std::span<std::byte> out) const 
 void Dataset::State::read_exactly(uint64_t first, uint64_t count, std::span<std::byte> out) const {
   if (contiguous) return file->read_at(begin + first * row_bytes, out, path);
   while (count > 0) {
-    const uint64_t within = first % chunk_rows, n = std::min(count, chunk_rows - within);
-    file->read_at(chunk_address(first / chunk_rows).first + within * row_bytes, out.first(n * row_bytes),
-                  path);
+    const uint64_t within = first % chunk_rows, at = chunk_address(first / chunk_rows).first;
+    uint64_t n = std::min(count, chunk_rows - within);
+    // Chunks that lie behind each other are read at once.
+    while (n < count && chunk_address((first + n) / chunk_rows).first == at + (within + n) * row_bytes)
+      n = std::min(count, n + chunk_rows);
+    file->read_at(at + within * row_bytes, out.first(n * row_bytes), path);
     out = out.subspan(n * row_bytes);
     first += n;
     count -= n;
@@ -1446,16 +1479,16 @@ std::vector<uint64_t> Dataset::integers(uint64_t first, uint64_t count, uint64_t
   }
 }
 
-std::vector<std::string> Dataset::texts() const {
+TextList Dataset::texts() const {
   if (shape().size() != 1) throw error("has {} dimensions; one is wanted", shape().size());
   const hid_t type = state_->type.get();
   const auto count = static_cast<size_t>(rows());
   if (H5Tget_class(type) != H5T_STRING) throw error("holds no strings");
   if (H5Tis_variable_str(type) <= 0) {
-    std::vector<char> bytes(size_bytes());
+    std::string bytes(size_bytes(), '\0');
     read(0, count, std::as_writable_bytes(std::span(bytes)));
     const Turn turn;
-    return cut_texts(bytes, type, count);
+    return cut_texts(std::move(bytes), type, count);
   }
   const Turn turn;
   // Their chunks, which HDF5 reads itself, must be what they should be.
@@ -1464,9 +1497,8 @@ std::vector<std::string> Dataset::texts() const {
   std::vector<char*> pointers(count, nullptr);
   if (count > 0 && H5Dread(state_->dataset.get(), type, H5S_ALL, H5S_ALL, H5P_DEFAULT, pointers.data()) < 0)
     throw state_->refused("cannot be read");
-  std::vector<std::string> texts;
-  texts.reserve(pointers.size());
-  for (const char* text : pointers) texts.emplace_back(text ? text : "");
+  TextList texts;
+  for (const char* text : pointers) texts.push_back(text ? text : "");
   const Handle space(H5Dget_space(state_->dataset.get()), H5Sclose);
   H5Dvlen_reclaim(type, space.get(), H5P_DEFAULT, pointers.data());
   return texts;
@@ -1713,16 +1745,13 @@ struct DatasetWriter::State {
     if (flushed >= rows_there) return false;
     std::vector<hsize_t> offset(row_shape.size() + 1, 0);
     offset[0] = flushed;
-    unsigned skipped_filters = 0;
-    haddr_t address = HADDR_UNDEF;
     hsize_t size = 0;
-    if (H5Dget_chunk_info_by_coord(dataset.get(), offset.data(), &skipped_filters, &address, &size) < 0 ||
-        address == HADDR_UNDEF || size != chunk.size() || skipped_filters != 0)
+    if (H5Dget_chunk_storage_size(dataset.get(), offset.data(), &size) < 0 || size != chunk.size())
       return false;
     std::vector<std::byte> stored(chunk.size());
-    uint32_t filters = 0;
-    return H5Dread_chunk(dataset.get(), H5P_DEFAULT, offset.data(), &filters, stored.data()) >= 0 &&
-           std::ranges::equal(stored, chunk);
+    uint32_t skipped_filters = 0;
+    return H5Dread_chunk(dataset.get(), H5P_DEFAULT, offset.data(), &skipped_filters, stored.data()) >= 0 &&
+           skipped_filters == 0 && std::ranges::equal(stored, chunk);
   }
 
   /// chunk: chunk_bytes() and room for the checksum behind. valid_rows of it count.
@@ -1770,24 +1799,46 @@ struct DatasetWriter::State {
     if (H5Dset_extent(dataset.get(), extent.data()) < 0) throw file.state_->refused(path, "cannot be cut");
   }
 
-  /// Whole chunks straight from the source, prepared side by side and written in order, so that the file is
+  /// Once more rows have come than one chunk holds.
+  void begin() {
+    if (stored_chunks.choose)
+      chunk_rows = std::clamp<uint64_t>(stored_chunks.choose() / row_bytes, 1, chunk_rows);
+    create(0, false);
+    std::vector<std::byte> held = std::exchange(buffer, {});
+    for (std::span<const std::byte> left = held; !left.empty();) {
+      if (!buffer.empty()) flush_buffer();
+      const auto chunk = left.first(std::min<uint64_t>(left.size(), chunk_bytes()));
+      buffer.assign(chunk.begin(), chunk.end());
+      left = left.subspan(chunk.size());
+    }
+  }
+
+  /// Whole chunks straight from the source. Batches of them are prepared side by side and written in order, so that the file is
   /// always the same.
   void append_chunks(uint64_t first, uint64_t chunks, const Fill& fill) {
+    const uint64_t stored_bytes = chunk_bytes() + checksum_bytes();
+    const uint64_t batch = std::max<uint64_t>(1, kChunkBytes / stored_bytes);
     InOrder order;
-    parallel_for(chunks, 1, [&](size_t begin, size_t end, int) {
+    parallel_for((chunks + batch - 1) / batch, 1, [&](size_t begin, size_t end, int) {
+      std::vector<Digest128> own(batch);
       for (size_t i = begin; i < end; ++i) {
         const size_t number = order.take_number();
-        const auto chunk = scratch<Purpose::writing>(chunk_bytes() + checksum_bytes());
-        Digest128 digest;
+        const uint64_t before = number * batch, count = std::min(batch, chunks - before);
+        const auto bytes = scratch<Purpose::writing>(count * stored_bytes);
+        const auto chunk = [&](uint64_t c) { return bytes.subspan(c * stored_bytes, stored_bytes); };
         try {
-          fill(first + number * chunk_rows, chunk.first(chunk_bytes()));
-          add_checksum(chunk);
-          digest = digest_of_rows(chunk, chunk_rows);
+          for (uint64_t c = 0; c < count; ++c) {
+            fill(first + (before + c) * chunk_rows, chunk(c).first(chunk_bytes()));
+            add_checksum(chunk(c));
+            own[c] = digest_of_rows(chunk(c), chunk_rows);
+          }
         } catch (...) {
           order.abandon();
           throw;
         }
-        order.pass(number, [&] { write_chunk(chunk, chunk_rows, digest, true); });
+        order.pass(number, [&] {
+          for (uint64_t c = 0; c < count; ++c) write_chunk(chunk(c), chunk_rows, own[c], true);
+        });
       }
     });
   }
@@ -1852,13 +1903,11 @@ void DatasetWriter::append(uint64_t count, const Fill& fill) {
   }
   for (uint64_t done = 0; done < count;) {
     const uint64_t left = count - done;
-    if (s.buffer.size() == s.chunk_bytes()) {  // a full chunk stays until more comes: it may be the only one
-      if (!s.dataset) s.create(0, false);
-      s.flush_buffer();
-    }
+    if (!s.dataset && s.buffer.size() / s.row_bytes + left > s.chunk_rows) s.begin();
+    if (s.buffer.size() == s.chunk_bytes())
+      s.flush_buffer();  // a full chunk stays until more comes: it may be the only one
     const uint64_t buffered = s.buffer.size() / s.row_bytes;
-    if (buffered == 0 && (left > s.chunk_rows || (s.dataset && left == s.chunk_rows))) {
-      if (!s.dataset) s.create(0, false);
+    if (buffered == 0 && s.dataset && left >= s.chunk_rows) {
       const uint64_t chunks = left / s.chunk_rows;
       s.append_chunks(done, chunks, fill);
       done += chunks * s.chunk_rows;
@@ -1931,9 +1980,9 @@ void write_table(File& file, const std::string& path, DType type, std::span<cons
   file.state_->check_writes();
 }
 
-uint64_t write_texts(File& file, const std::string& path, const std::vector<std::string>& values) {
+uint64_t write_texts(File& file, const std::string& path, const TextList& values) {
   size_t size = 1;
-  for (const auto& value : values) size = std::max(size, value.size());
+  for (size_t i = 0; i < values.size(); ++i) size = std::max(size, values[i].size());
   DatasetWriter writer(file, path, size, values.size());
   writer.append(values.size(), [&](uint64_t first, std::span<std::byte> out) {
     std::fill(out.begin(), out.end(), std::byte{0});

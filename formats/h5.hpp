@@ -20,6 +20,7 @@
 #include "formats/output.hpp"
 #include "lib/core/dtype.hpp"
 #include "lib/core/error.hpp"
+#include "lib/core/text_list.hpp"
 
 namespace kvcodec::h5 {
 
@@ -147,7 +148,7 @@ class Dataset {
   /// those above `max`.
   std::vector<uint64_t> integers(uint64_t first, uint64_t count, uint64_t max) const;
   /// All elements of a one-dimensional dataset of strings.
-  std::vector<std::string> texts() const;
+  TextList texts() const;
 
   template <class... Args>
   Error error(fmt::format_string<Args...> format, Args&&... args) const {
@@ -170,6 +171,8 @@ struct Chunks {
   bool checksums =
       true;  ///< and digests; without them rows can be read one by one, but what guards them is up to
              ///< the caller
+  /// If set, `bytes` come first and are held; then this says once how many bytes a chunk shall have, `bytes` at most.
+  std::function<uint64_t()> choose = {};
 };
 
 /// A dataset to write, row after row. It comes into being in the file when its first chunk is full, or at
@@ -218,6 +221,6 @@ void write_table(File& file, const std::string& path, DType type, std::span<cons
 
 /// Writes a whole one-dimensional dataset of strings, of as many bytes each as the longest has. Returns all
 /// its bytes.
-uint64_t write_texts(File& file, const std::string& path, const std::vector<std::string>& values);
+uint64_t write_texts(File& file, const std::string& path, const TextList& values);
 
 }  // namespace kvcodec::h5

@@ -137,8 +137,12 @@ herr_t read_source(OpenFile* file, haddr_t address, size_t size, char* out) {
   return -1;
 }
 
-herr_t read_bytes(H5FD_t* base, H5FD_mem_t, hid_t, haddr_t address, size_t size, void* buffer) {
+herr_t read_bytes(H5FD_t* base, H5FD_mem_t type, hid_t, haddr_t address, size_t size, void* buffer) {
   OpenFile* file = cast(base);
+  if (auto* asked = file->status->asked_address; asked && type == H5FD_MEM_DRAW) {
+    *asked = address;
+    return 0;
+  }
   if (file->status->source) return read_source(file, address, size, static_cast<char*>(buffer));
   if (read_file(file, address, size, static_cast<char*>(buffer)) < 0) return -1;
   if (const Overlay* overlay = file->status->overlay)

@@ -28,6 +28,9 @@ struct FileStatus {
   /// these pages, and its new end to overlay->end; new bytes go to the file itself.
   Overlay* overlay = nullptr;
   uint64_t allocated = 0;  ///< bytes of the file that HDF5 knows of
+  /// Where raw data lie: if set, a read of them is not done, and its address comes here instead. HDF5 1.10 has no call that tells a
+  /// chunk's address without a walk over all chunks; it finds a chunk that it is told to read at once.
+  std::optional<uint64_t>* asked_address = nullptr;
 };
 
 /// Bytes of a file that is read by a source, and those of the overlay in their place; zeros behind the source's end.

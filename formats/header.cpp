@@ -371,8 +371,35 @@ std::vector<std::pair<uint64_t, uint64_t>> Documents::held_runs(int layer) const
   return runs;
 }
 
-void Documents::add(std::string name, uint64_t length, std::span<const uint64_t> left_out_of_layers,
-                    DocumentFacts known) {
+DocumentFacts FactsTable::of(size_t i) const {
+  DocumentFacts facts;
+  if (!digests.empty() && digests[i] != Digest128{}) facts.digest = digests[i];
+  if (!metadata.empty()) facts.metadata = metadata[i];
+  if (!times.empty()) facts.time = times[i];
+  return facts;
+}
+
+void FactsTable::add(size_t count, const DocumentFacts& facts) {
+  const auto put = [&](auto& column, bool known, const auto& value) {
+    if (column.empty() && !known) return;
+    column.resize(count);
+    column.push_back(value);
+  };
+  put(digests, facts.digest.has_value(), facts.digest.value_or(Digest128{}));
+  put(times, facts.time > 0, facts.time);
+  put(metadata, !facts.metadata.empty(), facts.metadata);
+}
+
+void FactsTable::replace_last(size_t count, const DocumentFacts& facts) {
+  const auto cut = [&](auto& column) {
+    if (!column.empty()) column.resize(count - 1);
+  };
+  cut(digests), cut(times), cut(metadata);
+  add(count - 1, facts);
+}
+
+void Documents::add(std::string_view name, uint64_t length, std::span<const uint64_t> left_out_of_layers,
+                    const DocumentFacts& known) {
   const bool some =
       std::any_of(left_out_of_layers.begin(), left_out_of_layers.end(), [](uint64_t n) { return n > 0; });
   if (some && whole()) left_out.assign(count(), std::vector<uint64_t>(left_out_of_layers.size()));
@@ -380,16 +407,14 @@ void Documents::add(std::string name, uint64_t length, std::span<const uint64_t>
     auto& own = left_out.emplace_back(left_out_of_layers.begin(), left_out_of_layers.end());
     if (own.empty()) own.resize(left_out.front().size());
   }
-  if (facts.empty() && known.any()) facts.resize(count());
-  if (known.any() || !facts.empty()) facts.push_back(std::move(known));
-  names.push_back(std::move(name));
+  facts.add(count(), known);
+  names.push_back(name);
   offsets.push_back(offsets.back() + length);
 }
 
-void Documents::extend_last(uint64_t length, DocumentFacts known) {
+void Documents::extend_last(uint64_t length, const DocumentFacts& known) {
   offsets.back() += length;
-  if (facts.empty() && known.any()) facts.resize(count());
-  if (!facts.empty()) facts.back() = std::move(known);
+  facts.replace_last(count(), known);
 }
 
 Documents read_documents(const h5::File& file) {

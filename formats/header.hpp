@@ -11,6 +11,7 @@
 
 #include "lib/codec/group_shape.hpp"
 #include "lib/core/digest.hpp"
+#include "lib/core/text_list.hpp"
 
 namespace kvcodec {
 
@@ -82,19 +83,34 @@ struct DocumentFacts {
   bool operator==(const DocumentFacts&) const = default;
 };
 
+/// The facts of all documents, a column for each kind. A column is empty where nothing of its kind is known of any document.
+class FactsTable {
+ public:
+  std::vector<Digest128> digests;  ///< zeros: unknown
+  std::vector<uint64_t> times;     ///< 0: unknown
+  TextList metadata;               ///< "": none
+
+  bool empty() const { return digests.empty() && times.empty() && metadata.empty(); }
+  DocumentFacts of(size_t i) const;
+  /// Of the document behind `count` others.
+  void add(size_t count, const DocumentFacts& facts);
+  /// In place of what is known of the last one of `count` documents.
+  void replace_last(size_t count, const DocumentFacts& facts);
+  bool operator==(const FactsTable&) const = default;
+};
+
 /// XXH3 with 128 bits of the ids, 4 bytes each, little-endian.
 Digest128 token_digest(std::span<const uint32_t> ids);
 
 /// Documents lie one behind the other along the token axis: document i is tokens [offsets[i], offsets[i +
 /// 1]).
 struct Documents {
-  std::vector<std::string> names;
+  TextList names;
   std::vector<uint64_t> offsets{0};
   /// Of each document, for each layer of the model, how many of its first tokens the layer does not hold: what lies
   /// before the window of a layer that has one. Empty where all layers hold all tokens.
   std::vector<std::vector<uint64_t>> left_out = {};
-  /// Of each document; empty where nothing is known of any.
-  std::vector<DocumentFacts> facts = {};
+  FactsTable facts = {};
 
   size_t count() const { return names.size(); }
   uint64_t tokens() const { return offsets.back(); }
@@ -110,12 +126,12 @@ struct Documents {
   /// Which tokens the layer holds, numbered through all documents: runs [first, end) that lie in one piece in a kv file's
   /// dataset and are read at once.
   std::vector<std::pair<uint64_t, uint64_t>> held_runs(int layer) const;
-  DocumentFacts facts_of(size_t i) const { return facts.empty() ? DocumentFacts{} : facts[i]; }
+  DocumentFacts facts_of(size_t i) const { return facts.of(i); }
   /// left_out: of each layer, or empty: none.
-  void add(std::string name, uint64_t length, std::span<const uint64_t> left_out_of_layers = {},
-           DocumentFacts known = {});
+  void add(std::string_view name, uint64_t length, std::span<const uint64_t> left_out_of_layers = {},
+           const DocumentFacts& known = {});
   /// Makes the last document longer.
-  void extend_last(uint64_t length, DocumentFacts known);
+  void extend_last(uint64_t length, const DocumentFacts& known);
   /// Document i of another table, behind these.
   void add(const Documents& other, size_t i) {
     add(other.names[i], other.length(i), other.whole() ? std::span<const uint64_t>() : other.left_out[i],

@@ -53,8 +53,8 @@ uint64_t write_documents(h5::File& file, const Documents& documents, const Model
 uint64_t documents_bytes(const h5::File& file);
 
 /// What is known of documents (FORMAT.md, "What is known of documents"); empty: nothing of any.
-std::vector<DocumentFacts> read_facts(const h5::File& file, size_t documents);
-uint64_t write_facts(h5::File& file, std::span<const DocumentFacts> facts);
+FactsTable read_facts(const h5::File& file, size_t documents);
+uint64_t write_facts(h5::File& file, const FactsTable& facts);
 uint64_t facts_bytes(const h5::File& file);
 
 /// Numbers of the groups below /layers, ascending, each in [0, num_layers). Other names are left alone.

@@ -363,7 +363,7 @@ struct KvWriter::Impl {
     return writer(query, layer, "query", model.num_q_heads, model.layer_shape(layer).key_dim);
   }
 
-  void check_left_out(const std::string& name, uint64_t length, std::span<const uint64_t> of_layers) const {
+  void check_left_out(std::string_view name, uint64_t length, std::span<const uint64_t> of_layers) const {
     if (!of_layers.empty() && of_layers.size() != static_cast<size_t>(model.num_layers))
       throw failed("{}: document {}: tokens of {} layers are left out; the model has {}", file.name(), name,
                    of_layers.size(), model.num_layers);
@@ -444,9 +444,9 @@ KvWriter::~KvWriter() = default;
 
 void KvWriter::expect(Documents documents) { impl_->expected = std::move(documents); }
 
-void KvWriter::add_document(const std::string& name, std::span<const uint32_t> tokens,
+void KvWriter::add_document(std::string_view name, std::span<const uint32_t> tokens,
                             std::span<const uint64_t> positions, std::span<const uint64_t> left_out,
-                            DocumentFacts facts) {
+                            const DocumentFacts& facts) {
   Impl& s = *impl_;
   s.check_left_out(name, positions.size(), left_out);
   const bool known = !tokens.empty() || positions.empty();
@@ -467,7 +467,7 @@ void KvWriter::add_document(const std::string& name, std::span<const uint32_t> t
     s.tokens->append_values(tokens);
   }
   s.positions.insert(s.positions.end(), positions.begin(), positions.end());
-  s.documents.add(name, positions.size(), left_out, std::move(facts));
+  s.documents.add(name, positions.size(), left_out, facts);
   for (size_t layer = 0; layer < left_out.size(); ++layer) s.left_out[layer] += left_out[layer];
 }
 

@@ -84,9 +84,9 @@ class KvWriter {
   /// Starts the next document; its rows follow. tokens may be empty if they are not known (then for all
   /// documents). positions: one per token, rising. left_out: of each layer of the model, how many of the first tokens
   /// have no rows in it; empty: none. A layer without keys and values leaves out none.
-  void add_document(const std::string& name, std::span<const uint32_t> tokens,
+  void add_document(std::string_view name, std::span<const uint32_t> tokens,
                     std::span<const uint64_t> positions, std::span<const uint64_t> left_out = {},
-                    DocumentFacts facts = {});
+                    const DocumentFacts& facts = {});
 
   /// Appends rows (n, heads * stored_dim) of the layer's shape, rounded to the file's type. Throws Error(bad_input) for
   /// values that are not finite, before or after rounding.

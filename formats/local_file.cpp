@@ -21,8 +21,8 @@ uint64_t around(uint64_t size, uint64_t least) {
   return std::min(size, std::clamp(size / kShare, least, kMost));
 }
 
-bool holds(const FileRange& range, uint64_t position, size_t size) {
-  return position >= range.begin && position < range.end && size <= range.end - position;
+bool holds(const FileRange& range, uint64_t position) {
+  return position >= range.begin && position < range.end;
 }
 
 }  // namespace
@@ -47,32 +47,39 @@ void LocalFile::read(uint64_t position, std::span<std::byte> out) {
     throw bad_input("{}: the file ends before its byte {}", name_, position + out.size());
   {
     const std::lock_guard lock(mutex_);
-    if (copy_held(position, out)) return;
-    if (take_expected(position, out.size()) && copy_held(position, out)) return;
+    // What lies in several ranges is copied from one after the other.
+    while (!out.empty()) {
+      const size_t copied = copy_held(position, out);
+      if (copied == 0 && !take_expected(position, out.size())) break;
+      position += copied;
+      out = out.subspan(copied);
+    }
   }
   read_now(position, out);
 }
 
-bool LocalFile::copy_held(uint64_t position, std::span<std::byte> out) {
+/// Copies the first of these bytes, those that one range holds. Returns how many.
+size_t LocalFile::copy_held(uint64_t position, std::span<std::byte> out) {
   const auto held = std::ranges::find_if(held_, [&](const Held& one) {
-    return holds({one.begin, one.begin + one.bytes.size()}, position, out.size());
+    return holds({one.begin, one.begin + one.bytes.size()}, position);
   });
-  if (held == held_.end()) return false;
+  if (held == held_.end()) return 0;
   held_.splice(held_.begin(), held_, held);
-  std::copy_n(held->bytes.begin() + static_cast<std::ptrdiff_t>(position - held->begin), out.size(),
-              out.begin());
-  return true;
+  const size_t before = position - held->begin, copied = std::min(out.size(), held->bytes.size() - before);
+  std::copy_n(held->bytes.begin() + static_cast<std::ptrdiff_t>(before), copied, out.begin());
+  return copied;
 }
 
-/// Reads a range that was expected and has these bytes and as many more, if there is one.
+/// Reads a range that was expected, has the first of these bytes and as many more as it has of them, if there is one.
 bool LocalFile::take_expected(uint64_t position, size_t size) {
   const auto found = std::ranges::find_if(expected_, [&](const FileRange& range) {
-    return holds(range, position, size) && size < (range.end - range.begin) / 2;
+    return holds(range, position) &&
+           std::min<uint64_t>(size, range.end - position) < (range.end - range.begin) / 2;
   });
   if (found == expected_.end()) return false;
   const FileRange range = *found;
   expected_.erase(found);
-  Held fresh{range.begin, std::vector<std::byte>(range.end - range.begin)};
+  Held fresh{range.begin, AlignedVector<std::byte>(range.end - range.begin)};
   read_now(range.begin, fresh.bytes);
   held_bytes_ += fresh.bytes.size();
   held_.push_front(std::move(fresh));

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "formats/byte_source.hpp"
+#include "lib/core/aligned.hpp"
 
 namespace kvcodec {
 
@@ -37,10 +38,10 @@ class LocalFile final : public ByteSource {
 
   struct Held {
     uint64_t begin = 0;
-    std::vector<std::byte> bytes;
+    AlignedVector<std::byte> bytes;
   };
 
-  bool copy_held(uint64_t position, std::span<std::byte> out);
+  size_t copy_held(uint64_t position, std::span<std::byte> out);
   bool take_expected(uint64_t position, size_t size);
   void read_now(uint64_t position, std::span<std::byte> out);
 

@@ -27,7 +27,7 @@ inline void add(Digest& digest, MatrixView<const float> rows) {
 }
 
 inline void add(Digest& digest, const Documents& documents) {
-  for (const std::string& name : documents.names) digest.add(name);
+  for (size_t i = 0; i < documents.count(); ++i) digest.add(documents.names[i]);
   add(digest, documents.offsets);
   for (const auto& left_out : documents.left_out) add(digest, left_out);
 }

@@ -217,7 +217,7 @@ struct Batch {
 void describe(const CacheSource& source, const Batch& batch, TensorPlan& plan) {
   const ModelInfo& model = source.model();
   std::vector<std::string> names;
-  for (const size_t document : batch.documents) names.push_back(source.documents().names[document]);
+  for (const size_t document : batch.documents) names.emplace_back(source.documents().names[document]);
   plan.set("cache", "dynamic");
   plan.set("version", "1");
   plan.set("generator", generator());

@@ -13,12 +13,6 @@ namespace {
 
 constexpr uint8_t kEscape = kLevelSymbols;
 
-std::vector<RansModel> models_of(const LevelTables& tables) {
-  std::vector<RansModel> models;
-  for (const LevelClass& level_class : tables.classes()) models.push_back(level_class.model);
-  return models;
-}
-
 uint32_t zigzag(int32_t value) {
   return static_cast<uint32_t>(value) << 1 ^ static_cast<uint32_t>(value >> 31);
 }
@@ -35,7 +29,7 @@ int32_t escaped_level(uint32_t value, unsigned shift) {
 }  // namespace
 
 LevelCoder::LevelCoder(const LevelTables& tables, std::vector<uint8_t> classes)
-    : models_(models_of(tables)), classes_(std::move(classes)), encoder_(models_), decoder_(models_) {
+    : tables_(tables), classes_(std::move(classes)) {
   for (const uint8_t level_class : classes_) {
     if (level_class >= kLevelClasses) throw failed("a component of class {}", level_class);
     low_bits_ += shift_of_class(level_class);
@@ -68,7 +62,7 @@ uint32_t LevelCoder::encode(MatrixView<const int32_t> levels, std::vector<uint8_
     const unsigned shift = shift_of_class(classes_[i]);
     uint8_t* const of_component = symbols.data() + i * tokens;
     const std::span<const int32_t> row = levels.row(i);
-    const RansModel& model = models_[classes_[i]];
+    const RansModel& model = tables_[classes_[i]].model;
     for (size_t t = 0; t < tokens; ++t) {
       const int32_t high = row[t] >> shift;
       const bool small = std::abs(high) <= kLargestSymbol;
@@ -83,8 +77,8 @@ uint32_t LevelCoder::encode(MatrixView<const int32_t> levels, std::vector<uint8_
     }
   }
   uint32_t segment_bytes = 0;
-  encoder_.encode_segments(MatrixView<const uint8_t>(symbols.data(), 1, symbols.size()), runs(tokens),
-                           escaped, {&segment_bytes, 1}, out);
+  tables_.symbol_coder().encoder.encode_segments(MatrixView<const uint8_t>(symbols.data(), 1, symbols.size()),
+                                                 runs(tokens), escaped, {&segment_bytes, 1}, out);
   const std::vector<uint8_t> low_bytes = low.finish();
   out.insert(out.end(), low_bytes.begin(), low_bytes.end());
   if (out.size() - start > std::numeric_limits<uint32_t>::max())
@@ -100,6 +94,7 @@ void LevelCoder::decode(std::span<const uint8_t> payload, std::span<const uint32
   constexpr size_t kTogether = RansDecoder<uint8_t>::kTogether;
   const std::vector<RansRun> runs = this->runs(tokens);
   const uint64_t low = low_bytes(tokens);
+  const RansDecoder<uint8_t>& decoder = tables_.symbol_coder().decoder;
   uint64_t begin = 0;
   Matrix<uint8_t> symbols(std::min(kTogether, block_bytes.size()), components() * tokens);
   std::vector<uint8_t> segments;
@@ -122,7 +117,7 @@ void LevelCoder::decode(std::span<const uint8_t> payload, std::span<const uint32
       begin += bytes;
     }
     std::vector<EscapedValue> escaped;
-    decoder_.decode_segments(segments, segment_bytes, runs, symbols.view().rows(0, count), escaped);
+    decoder.decode_segments(segments, segment_bytes, runs, symbols.view().rows(0, count), escaped);
     for (size_t i = 0; i < count; ++i) {
       const std::span<const uint8_t> row = symbols.row(i);
       BitReader bits(lows[i]);

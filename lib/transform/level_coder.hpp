@@ -13,15 +13,13 @@
 #include <vector>
 
 #include "lib/core/view.hpp"
-#include "lib/entropy/rans_decoder.hpp"
-#include "lib/entropy/rans_encoder.hpp"
 #include "lib/transform/levels.hpp"
 
 namespace kvcodec {
 
 class LevelCoder {
  public:
-  /// classes: of the components, none of them dead.
+  /// classes: of the components, none of them dead. The tables outlive it.
   LevelCoder(const LevelTables& tables, std::vector<uint8_t> classes);
 
   size_t components() const { return classes_.size(); }
@@ -40,11 +38,9 @@ class LevelCoder {
   std::vector<RansRun> runs(size_t tokens) const;
   uint64_t low_bytes(size_t tokens) const;
 
-  std::vector<RansModel> models_;
+  const LevelTables& tables_;
   std::vector<uint8_t> classes_;
   uint64_t low_bits_ = 0;  // of a token
-  RansEncoder encoder_;
-  RansDecoder<uint8_t> decoder_;
 };
 
 }  // namespace kvcodec

@@ -285,8 +285,19 @@ unsigned shift_of_class(size_t level_class) {
   return level_class < kFirstShifted ? 0 : static_cast<unsigned>((level_class - kFirstShifted) / 2 + 1);
 }
 
+const LevelSymbolCoder& LevelTables::symbol_coder() const {
+  return symbol_coder_->get([&] {
+    std::vector<RansModel> models;
+    models.reserve(classes_.size());
+    for (const LevelClass& level_class : classes_) models.push_back(level_class.model);
+    return LevelSymbolCoder(models);
+  });
+}
+
 LevelTables::LevelTables(std::vector<LevelClass> classes, double lambda)
-    : classes_(std::move(classes)), lambda_(lambda) {
+    : classes_(std::move(classes)),
+      lambda_(lambda),
+      symbol_coder_(std::make_shared<Lazy<LevelSymbolCoder>>()) {
   if (classes_.size() != kLevelClasses)
     throw bad_input("{} classes of levels; there must be {}", classes_.size(), kLevelClasses);
   if (!(lambda >= 0) || !std::isfinite(lambda))

@@ -22,13 +22,16 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
+#include "lib/core/lazy.hpp"
 #include "lib/core/progress.hpp"
 #include "lib/core/team.hpp"
 #include "lib/core/view.hpp"
-#include "lib/entropy/rans.hpp"
+#include "lib/entropy/rans_decoder.hpp"
+#include "lib/entropy/rans_encoder.hpp"
 #include "lib/transform/level_value.hpp"
 
 namespace kvcodec {
@@ -52,6 +55,13 @@ struct LevelClass {
   std::array<float, kShrunkLevels> shrink{};  ///< of levels 1, 2, and 3 and beyond, in steps
 };
 
+/// Codes the symbols of levels; a run's model is the number of its class.
+struct LevelSymbolCoder {
+  explicit LevelSymbolCoder(std::span<const RansModel> models) : encoder(models), decoder(models) {}
+  RansEncoder encoder;
+  RansDecoder<uint8_t> decoder;
+};
+
 /// All classes, and how encoders decide by them.
 class LevelTables {
  public:
@@ -62,6 +72,8 @@ class LevelTables {
   const LevelClass& operator[](size_t level_class) const { return classes_[level_class]; }
   const std::vector<LevelClass>& classes() const { return classes_; }
   double lambda() const { return lambda_; }
+  /// Of the models of all classes. Made when it is first asked for, once for all copies: its tables take a megabyte.
+  const LevelSymbolCoder& symbol_coder() const;
 
   /// Levels of one component. Throws Error(bad_input) for values of 2^23 steps and beyond.
   void quantize(size_t level_class, float step, std::span<const float> values,
@@ -78,6 +90,7 @@ class LevelTables {
   /// Per class: the least |y| / step that level k = 1 .. kLargestSymbol takes.
   std::vector<std::array<float, kLargestSymbol + 1>> thresholds_;
   std::vector<std::array<float, kLevelSymbols + 1>> symbol_bits_;
+  std::shared_ptr<Lazy<LevelSymbolCoder>> symbol_coder_;
 };
 
 /// How the components of one basis are quantized at one step.

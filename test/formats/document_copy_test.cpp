@@ -279,3 +279,26 @@ TEST_CASE("documents: histories of thousands of files fit an attribute, and long
   CHECK(cut.back().ends_with(" -o all.h5"));
   CHECK(cut.back().size() < 4100);
 }
+
+TEST_CASE("facts: what is known of some documents stands at their numbers, whenever it becomes known") {
+  Documents documents;
+  const DocumentFacts dated{.digest = {}, .metadata = "", .time = 7};
+  const DocumentFacts described{.digest = Digest128{std::byte{1}}, .metadata = R"({"a":1})", .time = 0};
+  documents.add("first", 2);
+  CHECK(documents.facts.empty());
+  documents.add("second", 3, {}, dated);
+  documents.add("third", 1);
+  documents.add("fourth", 1, {}, described);
+  CHECK(documents.facts_of(0) == DocumentFacts{});
+  CHECK(documents.facts_of(1) == dated);
+  CHECK(documents.facts_of(2) == DocumentFacts{});
+  CHECK(documents.facts_of(3) == described);
+  documents.extend_last(4, dated);
+  CHECK(documents.facts_of(3) == dated);
+  CHECK(documents.facts_of(1) == dated);
+  CHECK_EQ(documents.tokens(), 11);
+  Documents one;
+  one.add("only", 1, {}, described);
+  one.extend_last(1, {});
+  CHECK(one.facts.empty());
+}

@@ -155,7 +155,7 @@ TEST_CASE(
   const std::vector<const char*> names{"a", "", "third", "the fourth one"};
   const Chunking chunks{{2}, {H5Z_FILTER_SHUFFLE, H5Z_FILTER_DEFLATE}};
   SmallFile(path, text, {4}, chunks, names.data(), text);
-  CHECK(h5::File::open(path).dataset("/x").texts() == std::vector<std::string>(names.begin(), names.end()));
+  CHECK(h5::File::open(path).dataset("/x").texts() == TextList(names));
   {
     SmallFile file(path, text, {4}, chunks, names.data(), text);
     file.put_chunk({2}, deflated(std::string(16, '\0')));

@@ -477,7 +477,7 @@ TEST_CASE("kv: histories and names of any length and language") {
   writer.finish(provenance);
   output.commit();
   const KvReader reader(folder / "kv.h5");
-  CHECK(reader.documents().names == std::vector<std::string>{"日本語/ファイル.txt", "", long_name});
+  CHECK(reader.documents().names == TextList{"日本語/ファイル.txt", "", long_name});
   provenance.history.push_back("kvcodec last line");
   CHECK(reader.type().history == provenance.history);  // 120 kB, beyond what an object header holds
 }

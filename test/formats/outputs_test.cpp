@@ -18,7 +18,7 @@ TEST_CASE("outputs: what is written comes back, any part of it") {
   CHECK(reader.info().model == sample_model(3, 2, 4));
   CHECK_EQ(reader.info().codec, "none");
   CHECK(reader.info().layers == std::vector<int>{0, 2});
-  CHECK(reader.info().documents.names == std::vector<std::string>{"first", "empty", "third"});
+  CHECK(reader.info().documents.names == TextList{"first", "empty", "third"});
   CHECK(reader.info().documents.offsets == std::vector<uint64_t>{0, 3, 3, 5});
   CHECK_EQ(reader.queries(), 5);
   CHECK(reader.positions(0, 5) == std::vector<uint64_t>{4, 5, 9, 10, uint64_t{1} << 40});

@@ -11,6 +11,7 @@
 #include "lib/core/parallel.hpp"
 #include "lib/core/record.hpp"
 #include "lib/core/rng.hpp"
+#include "lib/core/text_list.hpp"
 #include "test/test.hpp"
 
 using namespace kvcodec;
@@ -168,4 +169,24 @@ TEST_CASE("options become records and come back, checked") {
   refused("rate", std::nan(""));
   refused("mode", std::string("fats"));
   refused("flag", int64_t{1});
+}
+
+TEST_CASE("text lists: strings come back, empty ones and the list's own among them") {
+  TextList texts{"one", "", std::string_view("a\0b", 3)};
+  texts.push_back(texts[0]);
+  for (int i = 0; i < 100; ++i) texts.push_back(texts.back());  // a view of the memory that grows
+  REQUIRE_EQ(texts.size(), 104);
+  CHECK_EQ(texts[1], "");
+  CHECK_EQ(texts[2], std::string_view("a\0b", 3));
+  CHECK_EQ(texts.back(), "one");
+  texts.resize(2);
+  CHECK(texts == TextList{"one", ""});
+  CHECK(texts != TextList{"on", "e"});
+  texts.resize(3);
+  texts.push_back("end");
+  CHECK(texts == TextList{"one", "", "", "end"});
+  CHECK(texts == TextList("oneend", {3, 3, 3, 6}));
+  texts.resize(0);
+  CHECK(texts.empty());
+  CHECK_EQ(texts.bytes(), "");
 }

@@ -1,0 +1,63 @@
+// Strings that lie in one piece of memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <ranges>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace kvcodec {
+
+/// A list of strings that is read, copied and compared about as fast as its bytes: names of a hundred thousand documents would
+/// else be as many allocations. What it gives are views, which hold until the list changes.
+class TextList {
+ public:
+  TextList() = default;
+  TextList(std::initializer_list<std::string_view> texts) : TextList(std::vector(texts)) {}
+  template <std::ranges::input_range Texts>
+    requires std::convertible_to<std::ranges::range_reference_t<Texts>, std::string_view>
+  explicit TextList(const Texts& texts) {
+    for (const std::string_view text : texts) push_back(text);
+  }
+
+  /// All strings, one behind the other, and where each ends, which never falls; the last one ends with them.
+  TextList(std::string bytes, std::vector<uint64_t> ends) : bytes_(std::move(bytes)), ends_(std::move(ends)) {}
+
+  size_t size() const { return ends_.size(); }
+  bool empty() const { return ends_.empty(); }
+  std::string_view operator[](size_t i) const {
+    const size_t begin = i == 0 ? 0 : ends_[i - 1];
+    return std::string_view(bytes_).substr(begin, ends_[i] - begin);
+  }
+  std::string_view back() const { return (*this)[size() - 1]; }
+
+  void push_back(std::string_view text) {
+    bytes_.append(text);
+    ends_.push_back(bytes_.size());
+  }
+  /// Empty strings behind those there are, or fewer of these.
+  void resize(size_t count) {
+    ends_.resize(count, bytes_.size());
+    bytes_.resize(empty() ? 0 : ends_.back());
+  }
+  void reserve(size_t count, size_t bytes) {
+    ends_.reserve(count);
+    bytes_.reserve(bytes);
+  }
+
+  /// All strings, one behind the other, and where each ends.
+  const std::string& bytes() const { return bytes_; }
+  const std::vector<uint64_t>& ends() const { return ends_; }
+
+  bool operator==(const TextList&) const = default;
+
+ private:
+  std::string bytes_;
+  std::vector<uint64_t> ends_;  // of each string in bytes_
+};
+
+}  // namespace kvcodec
