@@ -1,15 +1,6 @@
 // Families of models: how each one's config.json becomes a ModelConfig. Most of a configuration is read the same for
 // all; what a family is, its file here says: names of tensors, parts, multipliers, which layers have a window …
-//
-// To add a family:
-//   1. a file here with its Family (granite.cpp is a short one), which sets what differs from Llama's;
-//   2. its declaration below and its line in all_families();
-//   3. a random model in test/golden/make_model_fixtures.py with every switch that it has, and the name in
-//      model_test.cpp;
-//   4. its name in man/kvcodec-dump-kv.1, and its row in test/golden/FAMILIES.md;
-//   5. where it is in GGUF files too, what formats/gguf_families/architecture.hpp says.
-// A part that no family had belongs in lib/model/config.hpp and the forward pass (lib/model/cpu_steps.cpp), and in
-// beyond_llama(), by which devices decline what they do not compute.
+// How to add one: CONTRIBUTING.md, "A family of models".
 #pragma once
 
 #include <cstdint>
@@ -32,7 +23,8 @@ struct Reading {
 };
 
 /// What is read alike for all, with the family's names and defaults (transformers'), stands in the members;
-/// `describe` sets the rest, once sizes, heads, biases and the rotary embedding are read.
+/// `describe` sets the rest, once sizes, heads, biases and the rotary embedding are read. It must set
+/// config.window too (set_windows()).
 struct Family {
   std::string_view model_type;
   std::string_view class_prefix;  ///< of names in "architectures"

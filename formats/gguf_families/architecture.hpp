@@ -1,11 +1,6 @@
 // Architectures of models in GGUF files: how the keys of each become a ModelConfig. Most keys are read alike for all
 // (gguf_model.cpp); what an architecture has beside them, its row and its function in the files here say.
-//
-// To add one:
-//   1. a row in one of the files here, or a file with one, and a function that sets what differs;
-//   2. its declaration below and its place in all_architectures();
-//   3. a small model in test/golden/make_gguf_models.py and its line in gguf_test.cpp;
-//   4. its name in man/kvcodec-dump-kv.1.
+// How to add one: CONTRIBUTING.md, "A family of models".
 #pragma once
 
 #include <optional>

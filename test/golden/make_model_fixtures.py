@@ -73,6 +73,7 @@ def rope(theta, **scaling):
 # name: (family, configuration, dtype of the weights, what is special)
 # old: config.json as transformers wrote it before rope_parameters, with that name for the scaling's type
 # shards: several files; lengths: other documents
+# New ones stand at the end: a model's place here is the seed of its weights.
 CASES = {
     "llama-1": ("llama", dict(sizes(2, 48, 72, 4, 4), rope_parameters=rope(10000.0)), "float32", {}),
     "llama-2": ("llama", dict(sizes(3, 32, 100, 4, 2), rope_parameters=rope(10000.0, rope_type="linear", factor=4.0),
@@ -210,6 +211,7 @@ def make_old(folder, type_key):
     config["rope_scaling"] = None if kind == "default" else {type_key: kind, **parameters}
     config["torch_dtype"] = config.pop("dtype")
     config.pop("layer_types", None)
+    # But not of families that have another default: name yours here if it has.
     if config.get("head_dim") == config["hidden_size"] // config["num_attention_heads"] and config["model_type"] not in (
             "qwen3", "gpt_oss", "gemma2", "gemma3_text"):
         del config["head_dim"]
