@@ -1801,10 +1801,12 @@ struct DatasetWriter::State {
 
   /// Once more rows have come than one chunk holds.
   void begin() {
+    const uint64_t held_rows = chunk_rows;
     if (stored_chunks.choose)
       chunk_rows = std::clamp<uint64_t>(stored_chunks.choose() / row_bytes, 1, chunk_rows);
     create(0, false);
-    std::vector<std::byte> held = std::exchange(buffer, {});
+    if (chunk_rows == held_rows) return;
+    const std::vector<std::byte> held = std::exchange(buffer, {});
     for (std::span<const std::byte> left = held; !left.empty();) {
       if (!buffer.empty()) flush_buffer();
       const auto chunk = left.first(std::min<uint64_t>(left.size(), chunk_bytes()));
@@ -1845,6 +1847,8 @@ struct DatasetWriter::State {
 
   void append_to_buffer(uint64_t first, uint64_t count, const Fill& fill) {
     const size_t used = buffer.size();
+    if (used == 0)
+      buffer.reserve(chunk_bytes() + checksum_bytes());  // memory that is not written to costs nothing
     buffer.resize(used + count * row_bytes);
     const auto grain =
         static_cast<size_t>(std::max<uint64_t>(1, (uint64_t{1} << 18) / row_bytes));  // a quarter of a chunk

@@ -49,7 +49,7 @@ echo "$in_part documents of 200 tokens, $copies times: $((in_part * copies)) doc
 echo "== one archive"
 report "start alone (--version)" kvcodec --version
 (REPEATS=1 report "cat of $copies files" kvcodec cat -T parts --quiet --overwrite -o archive.h5)
-ls -l archive.h5 | awk '{ printf "%-44s %d bytes\n", "archive", $5 }'
+ls -l archive.h5 | awk '{ printf "%-44s %s bytes\n", "archive", $5 }'
 middle=$((in_part * copies / 2))
 report "ls" kvcodec ls archive.h5
 report "decode one document" kvcodec decode archive.h5 --book book.h5 --documents $middle --quiet --overwrite -o one.h5
