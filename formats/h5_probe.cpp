@@ -45,6 +45,7 @@ constexpr rlim_t kMostSeconds = 60;  // of a processor
 constexpr unsigned kMostWaiting =
     600;  // seconds in all, of a file that is here, whatever the child waits for
 constexpr size_t kMostObjects = size_t{1} << 20;
+constexpr hsize_t kMostFound = hsize_t{1} << 20;      // chunks of a dataset
 constexpr hsize_t kMostReadBytes = hsize_t{1} << 26;  // of a dataset
 constexpr hsize_t kMostAttributeBytes = hsize_t{1} << 26;
 constexpr rlim_t kRoom = rlim_t{1} << 30;  // bytes of memory, beyond what the parent has
@@ -235,6 +236,25 @@ void read_some(hid_t dataset, hid_t space, hid_t type, hid_t creation, const std
   H5Sclose(memory);
 }
 
+/// Goes through all chunks in the order of their index, and finds as many as are stored as kvcodec does, by their rows.
+void find_chunks(hid_t dataset, hid_t type, hsize_t rows, const std::vector<hsize_t>& chunk) {
+  const hsize_t last = (rows - 1) / chunk[0];
+  double bytes = type >= 0 ? static_cast<double>(H5Tget_size(type)) : 0;
+  for (const hsize_t length : chunk) bytes *= static_cast<double>(length);
+  const double stored = static_cast<double>(H5Dget_storage_size(dataset)) / std::max(bytes, 1.0);
+  std::vector<hsize_t> offset(chunk.size(), 0);
+  unsigned filters = 0;
+  haddr_t address = HADDR_UNDEF;
+  hsize_t size = 0;
+  offset[0] = last * chunk[0];
+  H5Dget_chunk_info_by_coord(dataset, offset.data(), &filters, &address, &size);
+  const hsize_t found = std::min({last, kMostFound, static_cast<hsize_t>(std::min(stored, 1e9))});
+  for (hsize_t i = 0; i <= found; ++i) {
+    offset[0] = i * chunk[0];
+    H5Dget_chunk_storage_size(dataset, offset.data(), &size);
+  }
+}
+
 void look_at_dataset(hid_t dataset) {
   const hid_t space = H5Dget_space(dataset), type = H5Dget_type(dataset),
               creation = H5Dget_create_plist(dataset);
@@ -243,16 +263,10 @@ void look_at_dataset(hid_t dataset) {
   std::vector<hsize_t> extent(static_cast<size_t>(std::max(rank, 0)));
   if (rank > 0) H5Sget_simple_extent_dims(space, extent.data(), nullptr);
   if (rank > 0 && creation >= 0 && H5Pget_layout(creation) == H5D_CHUNKED) {
-    std::vector<hsize_t> chunk(extent.size()), offset(extent.size(), 0);
+    std::vector<hsize_t> chunk(extent.size());
     if (H5Pget_chunk(creation, rank, chunk.data()) >= 0 && chunk[0] > 0 &&
         std::ranges::find(extent, hsize_t{0}) == extent.end())
-      for (const hsize_t row : {hsize_t{0}, (extent[0] - 1) / chunk[0] * chunk[0]}) {
-        offset[0] = row;
-        unsigned filters = 0;
-        haddr_t address = HADDR_UNDEF;
-        hsize_t size = 0;
-        H5Dget_chunk_info_by_coord(dataset, offset.data(), &filters, &address, &size);
-      }
+      find_chunks(dataset, type, extent[0], chunk);
   }
   if (rank > 0 && creation >= 0 && std::ranges::find(extent, hsize_t{0}) == extent.end())
     read_some(dataset, space, type, creation, extent);

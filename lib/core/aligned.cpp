@@ -9,8 +9,11 @@ namespace {
 
 constexpr size_t kLargePage = size_t{2} << 20;
 
+/// Below this the part of a page that stays unused would matter.
+constexpr size_t kLarge = 2 * kLargePage;
+
 std::align_val_t alignment_of(size_t size) {
-  return std::align_val_t{size >= kLargePage ? kLargePage : kCacheLine};
+  return std::align_val_t{size >= kLarge ? kLargePage : kCacheLine};
 }
 
 }  // namespace
@@ -19,7 +22,7 @@ void* allocate_aligned(size_t size) {
   void* data = ::operator new(size, alignment_of(size));
 #ifdef __linux__
   // A wish: where it cannot be granted, all works as well with small pages.
-  if (size >= kLargePage) static_cast<void>(madvise(data, size / kLargePage * kLargePage, MADV_HUGEPAGE));
+  if (size >= kLarge) static_cast<void>(madvise(data, size / kLargePage * kLargePage, MADV_HUGEPAGE));
 #endif
   return data;
 }

@@ -13,7 +13,7 @@ namespace kvcodec {
 /// Bytes of a cache line on every machine we know, and of the widest vector register.
 inline constexpr size_t kCacheLine = 64;
 
-/// size bytes from a cache line on, from a 2 MiB page on if there is one of that size. Throws
+/// size bytes from a cache line on, from a 2 MiB page on if there are several of those. Throws
 /// std::bad_alloc.
 void* allocate_aligned(size_t size);
 void free_aligned(void* data, size_t size);
