@@ -19,13 +19,14 @@ class TextList {
   TextList() = default;
   TextList(std::initializer_list<std::string_view> texts) : TextList(std::vector(texts)) {}
   template <std::ranges::input_range Texts>
-    requires std::convertible_to<std::ranges::range_reference_t<Texts>, std::string_view>
+  requires std::convertible_to<std::ranges::range_reference_t<Texts>, std::string_view>
   explicit TextList(const Texts& texts) {
     for (const std::string_view text : texts) push_back(text);
   }
 
   /// All strings, one behind the other, and where each ends, which never falls; the last one ends with them.
-  TextList(std::string bytes, std::vector<uint64_t> ends) : bytes_(std::move(bytes)), ends_(std::move(ends)) {}
+  TextList(std::string bytes, std::vector<uint64_t> ends)
+      : bytes_(std::move(bytes)), ends_(std::move(ends)) {}
 
   size_t size() const { return ends_.size(); }
   bool empty() const { return ends_.empty(); }
