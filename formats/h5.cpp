@@ -1861,7 +1861,7 @@ struct DatasetWriter::State {
 DatasetWriter::DatasetWriter(File file, std::string path, DType type, std::vector<uint64_t> row_shape,
                              uint64_t expected_rows, Chunks chunks)
     : state_(std::make_unique<State>(std::move(file))) {
-  state_->stored_chunks = chunks;
+  state_->stored_chunks = std::move(chunks);
   state_->path = std::move(path);
   state_->dtype = type;
   state_->row_bytes = checked_mul(checked_product(row_shape), size_of(type));
@@ -1880,7 +1880,7 @@ DatasetWriter::DatasetWriter(File file, std::string path, size_t text_bytes, uin
 DatasetWriter DatasetWriter::behind(File file, std::string path, DType type, Chunks chunks) {
   DatasetWriter writer;
   writer.state_ = std::make_unique<State>(std::move(file));
-  writer.state_->stored_chunks = chunks;
+  writer.state_->stored_chunks = std::move(chunks);
   writer.state_->path = std::move(path);
   writer.state_->dtype = type;
   writer.state_->row_bytes = size_of(type);
