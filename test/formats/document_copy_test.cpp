@@ -256,6 +256,7 @@ TEST_CASE("documents: layers that leave out tokens keep to that") {
 TEST_CASE("documents: histories of thousands of files fit an attribute, and long commands are cut") {
   const Folder folder;
   std::vector<std::string> history;
+  history.reserve(5000);
   for (int i = 0; i < 5000; ++i)
     history.push_back(fmt::format("kvcodec encode kv-{}.h5 -o codes-{}.h5", i, i));
   const auto written = [&](const Provenance& provenance) {

@@ -16,7 +16,7 @@ inline std::string message_of(const std::function<void()>& action) {
     action();
   } catch (const Error& error) {
     CHECK_EQ(error.kind(), ErrorKind::bad_input);
-    const std::string message = error.what();
+    std::string message = error.what();
     CHECK_EQ(message.find('\n'), std::string::npos);
     return message;
   }
@@ -25,7 +25,7 @@ inline std::string message_of(const std::function<void()>& action) {
 
 /// The same of reading a file, without the file's name, which it must begin with.
 inline std::string refusal_of(const std::string& file, const std::function<void()>& read) {
-  const std::string message = message_of(read);
+  std::string message = message_of(read);
   if (message == "accepted") return message;
   CHECK(message.starts_with(file + ": "));
   return message.substr(std::min(message.size(), file.size() + 2));
