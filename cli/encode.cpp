@@ -336,15 +336,6 @@ class CodecRun {
     return pieces;
   }
 
-  static std::vector<Job::Piece> to_survey(const std::vector<Job::Piece>& pieces, uint64_t enough) {
-    std::vector<uint64_t> lengths;
-    lengths.reserve(pieces.size());
-    for (const Job::Piece& piece : pieces) lengths.push_back(piece.count);
-    std::vector<Job::Piece> chosen;
-    for (const size_t i : documents_to_survey(lengths, enough)) chosen.push_back(pieces[i]);
-    return chosen;
-  }
-
   /// The pieces that are surveyed before piece i is appended: none, itself, or all that new shared streams are made from.
   std::span<const Job::Piece> surveyed_before(const GroupShape& shape, size_t i) const {
     const auto pieces = std::span(pieces_);
@@ -369,7 +360,7 @@ class CodecRun {
   void run_side(Side side, int group) {
     const GroupShape shape = group_shape(kv_.model(), group, codec_.layer_group(), side);
     pieces_ = held(job_.pieces, group);
-    surveyed_ = to_survey(held(job_.surveyed, group), codec_.enough_surveyed(shape));
+    surveyed_ = held(job_.surveyed, group);
     const uint64_t own_tokens = tokens_of(pieces_);
     uint64_t surveyed_tokens = 0;
     for (size_t i = 0; i < pieces_.size(); ++i) surveyed_tokens += tokens_of(surveyed_before(shape, i));

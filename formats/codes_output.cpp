@@ -46,7 +46,7 @@ CodesFile::CodesFile(const OutputFile& output, const CodesInfo& info, std::vecto
       info_(info),
       numbering_(info),
       before_(before),
-      data_(open_data(before != nullptr)),
+      data_(open_data()),
       parts_(data_),
       places_((info.documents.count() + 1) * layouts.size()) {
   for (Layout& layout : layouts) {
@@ -56,9 +56,9 @@ CodesFile::CodesFile(const OutputFile& output, const CodesInfo& info, std::vecto
   if (before) take_over(*before);
 }
 
-h5::DatasetWriter CodesFile::open_data(bool goes_on) {
+h5::DatasetWriter CodesFile::open_data() {
   h5::Chunks chunks{.bytes = kHeldBytes, .checksums = false, .choose = [this] { return chunk_bytes(); }};
-  if (!goes_on) return {file_, kDataPath, DType::u8, {}, 0, chunks};
+  if (!before_) return {file_, kDataPath, DType::u8, {}, 0, chunks};
   const auto& before = before_->impl();
   written_ = {values_of(before.info), before.data ? before.data->rows() : 0};
   chunks.bytes = chunk_bytes();

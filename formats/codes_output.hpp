@@ -59,7 +59,11 @@ class CodesFile {
   uint64_t bytes_of(uint64_t column, size_t stream) const { return totals_[column][stream].bytes; }
 
  private:
-  h5::DatasetWriter open_data(bool goes_on);
+  struct Written {
+    uint64_t values = 0, bytes = 0;
+  };
+
+  h5::DatasetWriter open_data();
   uint64_t chunk_bytes() const;
   void take_over(const CodesReader& before);
   void drop(const PartName& name);
@@ -72,12 +76,8 @@ class CodesFile {
   Record ledger_record() const;
 
   h5::File file_;
-  struct Written {
-    uint64_t values = 0, bytes = 0;
-  };
-
   CodesInfo info_;
-  Columns numbering_;
+  Columns numbering_;  // of the table of parts
   const CodesReader* before_;
   Written written_;  // in parts that are finished
   h5::DatasetWriter data_;

@@ -176,7 +176,8 @@ struct Chunks {
 };
 
 /// A dataset to write, row after row. It comes into being in the file when its first chunk is full, or at
-/// finish(): rows that fit one chunk get a chunk of their own size. Holds at most one chunk in memory.
+/// finish(): rows that fit one chunk get a chunk of their own size. Holds at most one chunk in memory, or Chunks::bytes until
+/// a size is chosen.
 class DatasetWriter {
  public:
   /// expected_rows: how many rows there will be, if known (0 = not), so that the last chunk can be as full as

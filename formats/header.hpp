@@ -79,7 +79,6 @@ struct DocumentFacts {
   std::optional<Digest128> digest;  ///< of its token ids: token_digest()
   std::string metadata;             ///< a JSON object of the user's; empty = none
   uint64_t time = 0;                ///< when its cache was computed, in seconds since 1970; 0 = unknown
-  bool any() const { return digest || !metadata.empty() || time > 0; }
   bool operator==(const DocumentFacts&) const = default;
 };
 

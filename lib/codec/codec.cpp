@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <deque>
 #include <mutex>
-#include <numeric>
 #include <optional>
 
 #include "lib/codec/rope_codec.hpp"
@@ -177,21 +176,6 @@ std::unique_ptr<Codec> codec_from_record(const CodecEntry& entry, const Record& 
     const ErrorKind kind = error.kind() == ErrorKind::usage ? ErrorKind::bad_input : error.kind();
     throw Error(kind, fmt::format("parameters of codec '{}': {}", entry.name, error.what()));
   }
-}
-
-std::vector<size_t> documents_to_survey(std::span<const uint64_t> lengths, uint64_t enough) {
-  const uint64_t total = std::accumulate(lengths.begin(), lengths.end(), uint64_t{0});
-  std::vector<size_t> chosen;
-  uint64_t seen = 0, taken = 0;
-  for (size_t i = 0; i < lengths.size(); ++i) {
-    seen += lengths[i];
-    const double due = static_cast<double>(seen) * static_cast<double>(enough) /
-                       static_cast<double>(std::max<uint64_t>(total, 1));
-    if (enough > 0 && total > enough && static_cast<double>(taken) >= due) continue;
-    taken += lengths[i];
-    chosen.push_back(i);
-  }
-  return chosen;
 }
 
 }  // namespace kvcodec

@@ -91,10 +91,6 @@ enum class SurveyScope : uint8_t {
   document,  ///< all that a new document starts with; stored in the document's own streams
 };
 
-/// Which documents a survey of a file is shown: of so many tokens each, spread evenly over all, with `enough` tokens together or a little
-/// more. All of them if they have no more, or if enough is 0.
-std::vector<size_t> documents_to_survey(std::span<const uint64_t> lengths, uint64_t enough);
-
 /// Keys and values of a document, opened together (Codec::open_sides).
 struct SideViews {
   std::unique_ptr<DocumentView> keys, values;
@@ -150,8 +146,6 @@ class Codec {
   virtual uint64_t surplus_rows(const GroupShape&, const StreamReader& /*document*/) const { return 0; }
 
   virtual SurveyScope survey_scope(const GroupShape&) const { return SurveyScope::none; }
-  /// How many tokens are enough for a survey of a file: documents_to_survey() says which. 0: it must be shown all.
-  virtual uint64_t enough_surveyed(const GroupShape&) const { return 0; }
   /// The shape whose rows a survey for `shape` is shown: the same, or that of the other side.
   virtual GroupShape surveyed(const GroupShape& shape) const { return shape; }
   /// Whether the survey of some side uses queries. Only codecs with a layer group of 1 do.

@@ -59,7 +59,6 @@ class OuterCodec : public Codec {
     return inner_->surplus_rows(shape, document);
   }
   SurveyScope survey_scope(const GroupShape& shape) const override { return inner_->survey_scope(shape); }
-  uint64_t enough_surveyed(const GroupShape& shape) const override { return inner_->enough_surveyed(shape); }
   GroupShape surveyed(const GroupShape& shape) const override { return inner_->surveyed(shape); }
   bool wants_queries() const override { return inner_->wants_queries(); }
   std::string without_queries() const override { return inner_->without_queries(); }

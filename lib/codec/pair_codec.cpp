@@ -40,9 +40,6 @@ class PairCodec final : public Codec {
   SurveyScope survey_scope(const GroupShape& shape) const override {
     return of(shape.side).survey_scope(shape);
   }
-  uint64_t enough_surveyed(const GroupShape& shape) const override {
-    return of(shape.side).enough_surveyed(shape);
-  }
   GroupShape surveyed(const GroupShape& shape) const override { return of(shape.side).surveyed(shape); }
   bool wants_queries() const override { return keys_->wants_queries() || values_->wants_queries(); }
   std::string without_queries() const override {

@@ -1,6 +1,7 @@
 // Strings that lie in one piece of memory.
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
@@ -44,10 +45,6 @@ class TextList {
   void resize(size_t count) {
     ends_.resize(count, bytes_.size());
     bytes_.resize(empty() ? 0 : ends_.back());
-  }
-  void reserve(size_t count, size_t bytes) {
-    ends_.reserve(count);
-    bytes_.reserve(bytes);
   }
 
   /// All strings, one behind the other, and where each ends.

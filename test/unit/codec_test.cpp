@@ -404,16 +404,3 @@ TEST_CASE("codecs: products are those of decoded rows, over any range, for any n
     }
   });
 }
-
-TEST_CASE("surveys: a part of the documents is spread evenly over all, and few are shown all") {
-  const std::vector<uint64_t> alike(1000, 200);
-  CHECK_EQ(documents_to_survey(alike, 0).size(), 1000);
-  CHECK_EQ(documents_to_survey(alike, 200'000).size(), 1000);
-  const std::vector<size_t> tenth = documents_to_survey(alike, 20'000);
-  REQUIRE_EQ(tenth.size(), 100);
-  CHECK_EQ(tenth.front(), 0);
-  for (size_t i = 1; i < tenth.size(); ++i) CHECK_EQ(tenth[i] - tenth[i - 1], 10);
-  CHECK(documents_to_survey(std::vector<uint64_t>{0, 100'000}, 10) == std::vector<size_t>{1});
-  CHECK(documents_to_survey(std::vector<uint64_t>{50, 0, 50, 900}, 100) == std::vector<size_t>{0, 3});
-  CHECK(documents_to_survey({}, 100).empty());
-}

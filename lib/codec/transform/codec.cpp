@@ -206,8 +206,6 @@ class TransformCodec final : public Codec {
   SurveyScope survey_scope(const GroupShape&) const override {
     return options_.adapt ? SurveyScope::file : SurveyScope::none;
   }
-  /// Of a component's mean level and gain, so many tokens leave an uncertainty of less than a hundredth.
-  uint64_t enough_surveyed(const GroupShape&) const override { return uint64_t{1} << 15; }
   std::unique_ptr<Survey> survey(const GroupShape& shape) const override {
     return std::make_unique<TransformSurvey>(*parts_.of_book(shape), kAdapted,
                                              static_cast<uint64_t>(options_.sink) + (codes_first_ ? 1 : 0),
