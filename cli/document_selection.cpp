@@ -1,5 +1,6 @@
 // --documents: numbers, names, globs, and files of these.
 #include <algorithm>
+#include <numeric>
 #include <set>
 #include <string_view>
 #include <unordered_map>
@@ -126,9 +127,11 @@ void DocumentSelection::declare(Command& command) {
 }
 
 std::vector<size_t> DocumentSelection::choose(const Documents& documents, const std::string& where) const {
-  std::vector<size_t> all(documents.count());
-  for (size_t i = 0; i < all.size(); ++i) all[i] = i;
-  if (text.empty()) return all;
+  if (text.empty()) {
+    std::vector<size_t> all(documents.count());
+    std::iota(all.begin(), all.end(), size_t{0});
+    return all;
+  }
   Chooser chooser(documents, where);
   if (!chooser.add_named(text))
     for (const std::string& word : split_names(text)) chooser.add_word(word);

@@ -398,8 +398,7 @@ void run_model(const LlamaModel& model, const PrefillOptions& prefill, WindowLay
       DocumentFacts facts = expected.facts_of(number++);
       facts.time = computed;
       writer.add_document(document.name, document.tokens, positions,
-                          left_out_of(model.config(), window_layers, document.tokens.size()),
-                          facts);
+                          left_out_of(model.config(), window_layers, document.tokens.size()), facts);
       tokens.insert(tokens.end(), document.tokens.begin(), document.tokens.end());
       offsets.push_back(tokens.size());
     }

@@ -26,7 +26,7 @@ std::string below(const std::string& group, const std::string& name) {
 
 Array read_array(const h5::Dataset& dataset, const std::string& name) {
   if (!dataset.type()) throw dataset.error("is of a type that no book has");
-  Array array{name, *dataset.type(), dataset.shape(), std::vector<std::byte>(dataset.size_bytes())};
+  Array array{name, *dataset.type(), dataset.shape(), AlignedVector<std::byte>(dataset.size_bytes())};
   dataset.read(0, dataset.rows(), array.bytes);
   return array;
 }

@@ -146,6 +146,13 @@ void CodesReader::Impl::open_parts() {
   parts = file.dataset(kPartsPath);
   const uint64_t shape[] = {info.documents.count() + 1, columns().count(), 2};
   parts->expect(DType::u64, shape);
+  if (!file.has_attribute(kRoot, kSharedParts)) return;
+  const std::vector<uint64_t> numbers = file.extents(kRoot, kSharedParts);
+  if (numbers.size() != 2 * columns().count())
+    throw file.error(kRoot, "attribute '{}' has {} numbers; {} columns have {}", kSharedParts, numbers.size(),
+                     columns().count(), 2 * columns().count());
+  Row& places = first_row_.emplace();
+  for (size_t i = 0; i < numbers.size(); i += 2) places.push_back({numbers[i], numbers[i + 1]});
 }
 
 uint64_t CodesReader::Impl::column_of(Side side, int first_layer) const {
@@ -164,12 +171,17 @@ PartPlace CodesReader::Impl::check_place(uint64_t row, uint64_t column, const Pa
   return place;
 }
 
+CodesReader::Impl::Row CodesReader::Impl::read_row(uint64_t number) const {
+  Row places(columns().count());
+  static_assert(sizeof(PartPlace) == 2 * sizeof(uint64_t));
+  parts->read(number, 1, std::as_writable_bytes(std::span(places)));
+  return places;
+}
+
 std::shared_ptr<const CodesReader::Impl::Row> CodesReader::Impl::row(uint64_t number) const {
   const std::lock_guard lock(mutex_);
   if (const auto known = rows_.find(number); known != rows_.end()) return known->second;
-  auto places = std::make_shared<Row>(columns().count());
-  static_assert(sizeof(PartPlace) == 2 * sizeof(uint64_t));
-  parts->read(number, 1, std::as_writable_bytes(std::span(*places)));
+  const auto places = std::make_shared<const Row>(number == 0 && first_row_ ? *first_row_ : read_row(number));
   for (uint64_t column = 0; column < columns().count(); ++column)
     check_place(number, column, (*places)[column]);
   Row sorted = *places;
@@ -182,6 +194,13 @@ std::shared_ptr<const CodesReader::Impl::Row> CodesReader::Impl::row(uint64_t nu
   if (rows_.size() >= kRowsKept) rows_.clear();
   rows_.emplace(number, places);
   return places;
+}
+
+void CodesReader::Impl::check_first_row(const std::function<void(const Error& fault)>& fault) const try {
+  if (first_row_ && *first_row_ != read_row(0))
+    throw file.error(kRoot, "attribute '{}' is not row 0 of {}", kSharedParts, kPartsPath);
+} catch (const Error& error) {
+  fault(error);
 }
 
 std::unique_ptr<Part> CodesReader::Impl::part(const PartName& name) const {
@@ -383,6 +402,7 @@ void CodesReader::check_streams(const Codec& codec) const {
 void CodesReader::check_parts(const std::function<void(uint64_t bytes)>& progress,
                               const std::function<void(const Error& fault)>& fault) const {
   const Impl& s = *impl_;
+  s.check_first_row(fault);
   uint64_t done = 0;
   std::vector<std::byte> block;
   const auto check = [&](const PartName& name) {

@@ -21,6 +21,9 @@ namespace kvcodec {
 inline constexpr char kDataPath[] = "/data";  ///< u8: all parts, in any order
 inline constexpr char kPartsPath[] =
     "/parts";  ///< u64 [documents + 1, sides, 2]: where each part begins, its size
+/// A root attribute: row 0 of the table again, which a reader of one document would else have to fetch from far away. Files
+/// of before have none.
+inline constexpr char kSharedParts[] = "shared_parts";
 inline constexpr char kTotalsPath[] = "/totals";  ///< u64 [streams of all sides, 2]: rows, bytes
 inline constexpr char kBookPath[] = "/book";
 inline constexpr char kIndexCategory[] = "index";  ///< of tokens and positions, in the last layout
@@ -106,6 +109,8 @@ struct CodesReader::Impl {
 
   /// Where a part lies, as the table of parts says.
   PartPlace place(const PartName& name) const { return (*row(name.row))[name.side]; }
+  /// Holds what the attribute kSharedParts says against the table.
+  void check_first_row(const std::function<void(const Error& fault)>& fault) const;
   /// The whole table, row by row.
   std::vector<PartPlace> all_places() const;
   /// Throws Error(bad_input) for a place outside of /data.
@@ -130,8 +135,10 @@ struct CodesReader::Impl {
   void read_totals();
   void open_parts();
   std::shared_ptr<const Row> row(uint64_t number) const;
+  Row read_row(uint64_t number) const;
 
   Columns columns_;
+  std::optional<Row> first_row_;  // what the attribute kSharedParts says
   mutable std::mutex mutex_;
   mutable std::map<uint64_t, std::shared_ptr<const Row>> rows_;           // the last ones read
   mutable std::map<uint64_t, std::unique_ptr<const Part>> shared_parts_;  // by column

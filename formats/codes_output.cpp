@@ -146,6 +146,7 @@ void CodesFile::finish(const Provenance& provenance) {
   file_.set_integer(kRoot, "layer_group", info_.layer_group);
   file_.set_extents(kRoot, "groups", std::vector<uint64_t>(info_.groups.begin(), info_.groups.end()));
   write_layouts();
+  write_shared_places();
   file_.set_text(kRoot, "book_type", info_.book_type);
   file_.set_text(kRoot, "book_digest", info_.book_digest);
   file_.set_integer(kRoot, "book_bytes", static_cast<int64_t>(info_.book_bytes));
@@ -236,6 +237,17 @@ void CodesFile::write_layouts() {
   }
   file_.set_texts(kRoot, "layouts", texts);
   file_.set_extents(kRoot, "side_layout", numbers);
+}
+
+void CodesFile::write_shared_places() {
+  // Attributes share the 64 KiB of an object's header; of thousands of columns the table alone has to do.
+  constexpr size_t kMostColumns = 512;
+  if (columns_.size() > kMostColumns) return;
+  std::vector<uint64_t> numbers;
+  numbers.reserve(2 * columns_.size());
+  for (const PartPlace& place : std::span(places_).first(columns_.size()))
+    numbers.insert(numbers.end(), {place.begin, place.size});
+  file_.set_extents(kRoot, kSharedParts, numbers);
 }
 
 Record CodesFile::ledger_record() const {

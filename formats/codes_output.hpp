@@ -73,6 +73,7 @@ class CodesFile {
   void finish_part(const PartName& name, std::span<const uint64_t> rows);
   void write_tables();
   void write_layouts();
+  void write_shared_places();
   Record ledger_record() const;
 
   h5::File file_;

@@ -1453,13 +1453,15 @@ std::vector<uint64_t> Dataset::integers(uint64_t first, uint64_t count, uint64_t
   const auto take = [&]<class T>(T) {
     std::vector<T> stored(count);
     read(first, count, std::as_writable_bytes(std::span(stored)));
-    std::vector<uint64_t> values(count);
-    for (size_t i = 0; i < count; ++i) {
-      if (std::cmp_less(stored[i], 0) || std::cmp_greater(stored[i], max))
-        throw error("element {} is {}; 0 to {} is possible", first + i, stored[i], max);
-      values[i] = static_cast<uint64_t>(stored[i]);
-    }
-    return values;
+    const auto bad = std::ranges::find_if(
+        stored, [&](T value) { return std::cmp_less(value, 0) || std::cmp_greater(value, max); });
+    if (bad != stored.end())
+      throw error("element {} is {}; 0 to {} is possible",
+                  first + static_cast<uint64_t>(bad - stored.begin()), *bad, max);
+    if constexpr (std::is_same_v<T, uint64_t>)
+      return stored;
+    else
+      return std::vector<uint64_t>(stored.begin(), stored.end());
   };
   switch (state_->dtype.value_or(DType::f32)) {
     case DType::u8:

@@ -84,7 +84,7 @@ std::string hub_cache() {
     const char* value = std::getenv(name);
     return std::string(value ? value : "");
   };
-  if (const std::string cache = variable("HF_HUB_CACHE"); !cache.empty()) return cache;
+  if (std::string cache = variable("HF_HUB_CACHE"); !cache.empty()) return cache;
   if (const std::string home = variable("HF_HOME"); !home.empty()) return home + "/hub";
   const std::string caches = variable("XDG_CACHE_HOME");
   return (caches.empty() ? variable("HOME") + "/.cache" : caches) + "/huggingface/hub";

@@ -27,6 +27,7 @@ struct PartName {
 /// Where a part lies in the file's data. No part has size 0: that means that there is none.
 struct PartPlace {
   uint64_t begin = 0, size = 0;
+  bool operator==(const PartPlace&) const = default;
 };
 
 /// Bytes that have one digest; the last ones of a part are fewer.

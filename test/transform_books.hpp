@@ -83,13 +83,14 @@ inline TransformBook random_transform_book(const TransformSettings& settings, co
                                  random_byte_rows(rank, width, rng)};
       }
       // Neighbours turned by an eighth of a circle: levels hold these vectors to a float's rounding.
-      part.basis.vectors = Matrix<float>(width, width);
+      Matrix<float> vectors(width, width);
       const auto half = static_cast<float>(std::sqrt(0.5));
       for (size_t i = 0; i < width; ++i) {
         const size_t other = i ^ 1;
-        part.basis.vectors(i, i) = other < width ? (i % 2 == 0 ? half : -half) : 1;
-        if (other < width) part.basis.vectors(i, other) = half;
+        vectors(i, i) = other < width ? (i % 2 == 0 ? half : -half) : 1;
+        if (other < width) vectors(i, other) = half;
       }
+      part.basis.vectors = round_to_byte_rows(vectors);
       for (const float step : {2 * settings.step, settings.step}) {
         LevelRung rung{step, {}, std::vector<float>(width, 1.0f)};
         for (size_t i = 0; i < width; ++i) rung.classes.push_back(static_cast<uint8_t>(18 + rng.below(8)));

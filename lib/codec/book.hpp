@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "lib/core/aligned.hpp"
 #include "lib/core/dtype.hpp"
 #include "lib/core/record.hpp"
 
@@ -21,7 +22,7 @@ struct Array {
   std::string name;  ///< path below the book's root, e.g. "key/atoms"
   DType type = DType::f32;
   std::vector<uint64_t> shape;
-  std::vector<std::byte> bytes;
+  AlignedVector<std::byte> bytes;
 
   template <class T>
   static Array of(std::string name, DType type, std::vector<uint64_t> shape, std::span<const T> values) {

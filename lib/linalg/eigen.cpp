@@ -16,9 +16,16 @@ extern "C" void dsyevd_(const char* job, const char* triangle, const blasint* n,
                         const blasint* stride, double* values, double* work, const blasint* work_size,
                         blasint* integers, const blasint* integers_size, blasint* info, size_t job_length,
                         size_t triangle_length);
+extern "C" void dpotrf_(const char* triangle, const blasint* n, double* a, const blasint* stride,
+                        blasint* info, size_t triangle_length);
 
 namespace kvcodec {
 namespace {
+
+bool finite(const Matrix<double>& matrix) {
+  return std::ranges::all_of(std::span(matrix.data(), matrix.size()),
+                             [](double x) { return std::isfinite(x); });
+}
 
 /// job: 'N' for eigenvalues alone, 'V' for eigenvectors too, which replace the matrix: one a row, since LAPACK
 /// stores columns.
@@ -28,9 +35,7 @@ std::vector<double> solve(char job, Matrix<double>& matrix) {
     throw failed("eigenvalues of a {} x {} matrix; it must be square", n, matrix.cols());
   if (n > static_cast<size_t>(std::numeric_limits<int>::max()) / 64)
     throw failed("eigenvalues of a matrix of {} rows; that is too large", n);
-  if (!std::ranges::all_of(std::span(matrix.data(), matrix.size()),
-                           [](double x) { return std::isfinite(x); }))
-    throw failed("a matrix of values that are not finite has no eigenvalues");
+  if (!finite(matrix)) throw failed("a matrix of values that are not finite has no eigenvalues");
   std::vector<double> values(n);
   if (n == 0) return values;
   const OnThisThread on_this_thread;
@@ -53,6 +58,21 @@ std::vector<double> solve(char job, Matrix<double>& matrix) {
 }
 
 }  // namespace
+
+bool positive_definite(Matrix<double> matrix) {
+  const size_t n = matrix.rows();
+  if (n != matrix.cols() || n > static_cast<size_t>(std::numeric_limits<int>::max()) / 64)
+    throw failed("factors of a {} x {} matrix", n, matrix.cols());
+  if (!finite(matrix)) return false;
+  if (n <= 1) return n == 0 || matrix(0, 0) > 0;
+  const OnThisThread on_this_thread;
+  const char triangle = 'L';
+  const auto size = static_cast<blasint>(n);
+  blasint info = 0;
+  dpotrf_(&triangle, &size, matrix.data(), &size, &info, 1);
+  if (info < 0) throw failed("LAPACK refuses a matrix of {} rows", n);
+  return info == 0;
+}
 
 std::vector<double> symmetric_eigenvalues(Matrix<double> matrix) { return solve('N', matrix); }
 

@@ -21,6 +21,11 @@ struct Eigen {
 /// operations.
 Eigen symmetric_eigen(Matrix<double> matrix);
 
+/// Whether all eigenvalues of the symmetric matrix are positive, to about 2^-50 of the largest: by Cholesky's factors (LAPACK's
+/// dpotrf), at some thirtieth of what eigenvalues take. False for values that are not finite. Throws Error(failed) if the matrix
+/// is not square.
+bool positive_definite(Matrix<double> matrix);
+
 /// The power of the symmetric matrix that has these eigenvalues, all positive, and eigenvectors.
 Matrix<double> power_of(const Eigen& eigen, double power);
 

@@ -74,16 +74,23 @@ void RowCoefficients::append_row(std::span<const float> values) {
   ++appended_;
 }
 
-RowSums::RowSums(MatrixView<const float> rows)
-    : rows_(rows.rows()),
-      width_(rows.cols()),
-      panels_(parts_of(rows_, kBlock) * kBlock * parts_of(width_, kPanel) * kPanel) {
+RowSums::RowSums(size_t rows, size_t width)
+    : rows_(rows),
+      width_(width),
+      panels_(parts_of(rows_, kBlock) * kBlock * parts_of(width_, kPanel) * kPanel) {}
+
+RowSums::RowSums(MatrixView<const float> rows) : RowSums(rows.rows(), rows.cols()) { set(0, rows); }
+
+void RowSums::set(size_t first, MatrixView<const float> rows) {
+  if (rows.cols() != width_ || first > rows_ || rows.rows() > rows_ - first)
+    throw failed("rows {} to {} of ({}, {}) are set to ({}, {})", first, first + rows.rows(), rows_, width_,
+                 rows.rows(), rows.cols());
   const size_t blocks = parts_of(rows_, kBlock);
-  for (size_t i = 0; i < rows_; ++i)
+  for (size_t i = 0; i < rows.rows(); ++i)
     for (size_t column = 0; column < width_; column += kPanel)
       std::ranges::copy(
           rows.row(i).subspan(column, std::min<size_t>(kPanel, width_ - column)),
-          panels_.begin() + static_cast<ptrdiff_t>((column / kPanel * blocks * kBlock + i) * kPanel));
+          panels_.begin() + static_cast<ptrdiff_t>((column / kPanel * blocks * kBlock + first + i) * kPanel));
 }
 
 void RowSums::add(const RowCoefficients& coefficients, std::span<const float> start,

@@ -44,6 +44,11 @@ class RowSums {
   RowSums() = default;
   /// rows: (n, width), finite.
   explicit RowSums(MatrixView<const float> rows);
+  /// Rows of zeros, for set().
+  RowSums(size_t rows, size_t width);
+
+  /// rows: (n, width), finite; they become rows [first, first + n). Threads may set different rows at once.
+  void set(size_t first, MatrixView<const float> rows);
 
   size_t rows() const { return rows_; }
   size_t width() const { return width_; }

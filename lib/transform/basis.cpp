@@ -11,12 +11,20 @@
 namespace kvcodec {
 namespace {
 
-constexpr size_t kRowGrain = 16;
+constexpr size_t kRowGrain = 16, kRows = 64;
 
-Matrix<float> chosen_rows(const Matrix<float>& vectors, std::span<const uint32_t> components) {
-  Matrix<float> rows(components.size(), vectors.cols());
-  for (size_t i = 0; i < rows.rows(); ++i) std::ranges::copy(vectors.row(components[i]), rows.row(i).begin());
-  return rows;
+/// Calls body(first, rows) for some of these components' vectors at a time, on several threads: a book's vectors take four times
+/// their bytes as floats. Which come together does not depend on threads.
+template <class Body>
+void for_some_rows(const ByteRows& vectors, std::span<const uint32_t> components, const Body& body) {
+  parallel_for(components.size(), kRows, [&](size_t begin, size_t end, int) {
+    Matrix<float> rows(std::min(kRows, end - begin), vectors.levels.cols());
+    for (size_t first = begin; first < end; first += kRows) {
+      const size_t count = std::min(kRows, end - first);
+      for (size_t i = 0; i < count; ++i) row_floats(vectors, components[first + i], rows.row(i));
+      body(first, MatrixView<const float>(rows.view().rows(0, count)));
+    }
+  });
 }
 
 std::vector<double> diagonal_of(const Matrix<double>& matrix, size_t count) {
@@ -44,11 +52,19 @@ void take_off(std::vector<float>& mean, const Prediction& prediction, const std:
 }  // namespace
 
 Matrix<float> TransformBasis::analysis(std::span<const uint32_t> components) const {
-  return metric.times_root(chosen_rows(vectors, components));
+  Matrix<float> result(components.size(), width());
+  for_some_rows(vectors, components, [&](size_t first, MatrixView<const float> rows) {
+    metric.times_root(rows, result.view().rows(first, rows.rows()));
+  });
+  return result;
 }
 
 Matrix<float> TransformBasis::synthesis(std::span<const uint32_t> components) const {
-  return metric.times_inverse_root(chosen_rows(vectors, components));
+  Matrix<float> result(components.size(), width());
+  for_some_rows(vectors, components, [&](size_t first, MatrixView<const float> rows) {
+    metric.times_inverse_root(rows, result.view().rows(first, rows.rows()));
+  });
+  return result;
 }
 
 Analysis::Analysis(const TransformBasis& basis, std::span<const uint32_t> components)
@@ -71,13 +87,13 @@ void Analysis::apply(size_t first, MatrixView<const float> centred, MatrixView<c
 
 Synthesis::Synthesis(const TransformBasis& basis, std::span<const float> mean,
                      std::span<const uint32_t> components)
-    : mean_(mean.begin(), mean.end()) {
-  const Matrix<float> of_components = basis.synthesis(components),
-                      of_scores = floats_of(basis.prediction.loadings);
-  Matrix<float> rows(of_components.rows() + of_scores.rows(), basis.width());
-  std::copy_n(of_components.data(), of_components.size(), rows.data());
-  std::copy_n(of_scores.data(), of_scores.size(), rows.data() + of_components.size());
-  rows_ = RowSums(rows);
+    : mean_(mean.begin(), mean.end()), rows_(components.size() + basis.prediction.rank(), basis.width()) {
+  for_some_rows(basis.vectors, components, [&](size_t first, MatrixView<const float> rows) {
+    Matrix<float> back(rows.rows(), rows.cols());
+    basis.metric.times_inverse_root(rows, back);
+    rows_.set(first, back);
+  });
+  if (basis.prediction.rank() > 0) rows_.set(components.size(), floats_of(basis.prediction.loadings));
 }
 
 LearnedBasis learn_basis(const CovarianceSums& moments, const ErrorMetric& metric, size_t rank) {
@@ -95,25 +111,21 @@ LearnedBasis learn_basis(const CovarianceSums& moments, const ErrorMetric& metri
   }
   learned.left = diagonal_of(covariance, width);
   const Eigen eigen = symmetric_eigen(metric.between_roots(covariance));
-  learned.basis.vectors = Matrix<float>(width, width);
+  learned.vectors = Matrix<float>(width, width);
   learned.variances.resize(width);
   parallel_for(width, kRowGrain, [&](size_t begin, size_t end, int) {
     for (size_t i = begin; i < end; ++i) {
       const size_t from = width - 1 - i;  // the largest first
       learned.variances[i] = std::max(eigen.values[from], 0.0);
-      for (size_t c = 0; c < width; ++c)
-        learned.basis.vectors(i, c) = static_cast<float>(eigen.vectors(from, c));
+      for (size_t c = 0; c < width; ++c) learned.vectors(i, c) = static_cast<float>(eigen.vectors(from, c));
     }
   });
   return learned;
 }
 
-void keep_components(TransformBasis& basis, size_t components) {
-  Matrix<float>& rows = basis.vectors;
-  if (components >= rows.rows()) return;
-  Matrix<float> kept(components, rows.cols());
-  std::copy_n(rows.data(), kept.size(), kept.data());
-  rows = std::move(kept);
+TransformBasis basis_of_first(LearnedBasis learned, size_t components) {
+  learned.basis.vectors = round_to_byte_rows(learned.vectors.view().rows(0, components));
+  return std::move(learned.basis);
 }
 
 }  // namespace kvcodec

@@ -20,6 +20,7 @@
 #include "lib/core/view.hpp"
 #include "lib/linalg/covariance.hpp"
 #include "lib/linalg/row_sums.hpp"
+#include "lib/transform/byte_rows.hpp"
 #include "lib/transform/metric.hpp"
 #include "lib/transform/prediction.hpp"
 
@@ -29,10 +30,10 @@ struct TransformBasis {
   std::vector<float> mean;  ///< (width)
   ErrorMetric metric;       ///< of as many columns
   Prediction prediction;    ///< of rank 0: none
-  Matrix<float> vectors;    ///< the columns of U: (components, width), those of largest variance first
+  ByteRows vectors;         ///< the columns of U: (components, width), those of largest variance first
 
   size_t width() const { return mean.size(); }
-  size_t components() const { return vectors.rows(); }
+  size_t components() const { return vectors.levels.rows(); }
 
   /// U' W and U' W^-1 for these components: (components.size(), width).
   Matrix<float> analysis(std::span<const uint32_t> components) const;
@@ -75,7 +76,8 @@ class Synthesis {
 
 /// What training learns of one group of vectors.
 struct LearnedBasis {
-  TransformBasis basis;
+  TransformBasis basis;           ///< without its vectors
+  Matrix<float> vectors;          ///< of all components, before they are rounded to bytes: (width, width)
   std::vector<double> variances;  ///< of all components, falling: those that the basis has and those beyond
   std::vector<double> energies;   ///< of each column of the vectors: its variance
   std::vector<double> left;       ///< likewise, of what prediction leaves
@@ -86,7 +88,7 @@ struct LearnedBasis {
 /// columns.
 LearnedBasis learn_basis(const CovarianceSums& moments, const ErrorMetric& metric, size_t rank = 0);
 
-/// Keeps the first components.
-void keep_components(TransformBasis& basis, size_t components);
+/// The basis of these components' vectors, the first ones, rounded to bytes as a book stores them.
+TransformBasis basis_of_first(LearnedBasis learned, size_t components);
 
 }  // namespace kvcodec

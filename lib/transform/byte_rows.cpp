@@ -32,11 +32,23 @@ ByteRows round_to_byte_rows(MatrixView<const float> rows) {
 Matrix<float> floats_of(const ByteRows& rows) {
   Matrix<float> floats(rows.levels.rows(), rows.levels.cols());
   parallel_for(floats.rows(), kRowGrain, [&](size_t begin, size_t end, int) {
-    for (size_t i = begin; i < end; ++i)
-      for (size_t c = 0; c < floats.cols(); ++c)
-        floats(i, c) = static_cast<float>(rows.levels(i, c)) * rows.scales[i];
+    for (size_t i = begin; i < end; ++i) row_floats(rows, i, floats.row(i));
   });
   return floats;
+}
+
+void row_floats(const ByteRows& rows, size_t i, std::span<float> out) {
+  const float scale = rows.scales[i];
+  std::ranges::transform(rows.levels.row(i), out.begin(),
+                         [&](int8_t level) { return static_cast<float>(level) * scale; });
+}
+
+void keep_rows(ByteRows& rows, size_t count) {
+  if (count >= rows.levels.rows()) return;
+  Matrix<int8_t> kept(count, rows.levels.cols());
+  std::copy_n(rows.levels.data(), kept.size(), kept.data());
+  rows.levels = std::move(kept);
+  rows.scales.resize(count);
 }
 
 }  // namespace kvcodec

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "lib/core/view.hpp"
@@ -15,5 +16,9 @@ struct ByteRows {
 };
 ByteRows round_to_byte_rows(MatrixView<const float> rows);
 Matrix<float> floats_of(const ByteRows& rows);
+/// Row i: out (levels.cols()).
+void row_floats(const ByteRows& rows, size_t i, std::span<float> out);
+/// Keeps the first `count` rows, if there are more.
+void keep_rows(ByteRows& rows, size_t count);
 
 }  // namespace kvcodec

@@ -15,9 +15,9 @@ constexpr size_t kRowGrain = 64;
 /// Measured blocks: the least eigenvalue, of the largest one, and what is added everywhere, of the mean weight.
 constexpr double kLeastEigenvalue = 1e-6, kFloor = 0.01;
 
-/// Calls body(i, block) for each block, which it changes.
-template <class Body>
-void for_each_block(Matrix<double>& blocks, const Body& body) {
+/// Calls body(i, block) for each block, on several threads. Throws Error(failed) for one that is not symmetric.
+template <class Value, class Body>
+void for_each_block(const Matrix<Value>& blocks, const Body& body) {
   const size_t b = blocks.cols();
   if (b == 0 || blocks.rows() % b != 0)
     throw failed("blocks of {} columns for vectors of {}", b, blocks.rows());
@@ -28,15 +28,23 @@ void for_each_block(Matrix<double>& blocks, const Body& body) {
       for (size_t r = 0; r < b; ++r)
         for (size_t c = 0; c < r; ++c)
           if (block(r, c) != block(c, r)) throw failed("block {} is not symmetric", i);
-      block = body(i, std::move(block));
-      std::copy_n(block.data(), block.size(), blocks.data() + i * block.size());
+      body(i, std::move(block));
     }
+  });
+}
+
+/// Calls body(i, block) for each block, and puts what it gives into the block's place.
+template <class Body>
+void replace_each_block(Matrix<double>& blocks, const Body& body) {
+  for_each_block(blocks, [&](size_t i, Matrix<double> block) {
+    block = body(i, std::move(block));
+    std::copy_n(block.data(), block.size(), blocks.data() + i * block.size());
   });
 }
 
 /// The power of each block: (width, b).
 Matrix<float> powers_of(Matrix<double> blocks, double power) {
-  for_each_block(blocks, [&](size_t i, Matrix<double> block) {
+  replace_each_block(blocks, [&](size_t i, Matrix<double> block) {
     const Eigen eigen = symmetric_eigen(std::move(block));
     // Beyond that its inverse has no digit right.
     if (!(eigen.values.front() > 0x1p-40 * eigen.values.back()))
@@ -76,8 +84,9 @@ ErrorMetric::ErrorMetric(Matrix<double> blocks)
 ErrorMetric ErrorMetric::from_inverse_roots(Matrix<float> inverse_roots) {
   ErrorMetric metric;
   try {
-    // The root is that of what is stored, which is rounded: one undoes the other.
-    metric.roots_ = powers_of(doubles_of(inverse_roots), -1);
+    for_each_block(inverse_roots, [](size_t i, Matrix<double> block) {
+      if (!positive_definite(std::move(block))) throw failed("block {} is not positive definite", i);
+    });
   } catch (const Error& error) {
     throw bad_input("{}", error.what());
   }
@@ -85,32 +94,44 @@ ErrorMetric ErrorMetric::from_inverse_roots(Matrix<float> inverse_roots) {
   return metric;
 }
 
+const Matrix<float>& ErrorMetric::roots() const {
+  // The root is that of what is stored, which is rounded: one undoes the other.
+  return roots_->get([&] { return powers_of(doubles_of(inverse_roots_), -1); });
+}
+
 Matrix<float> ErrorMetric::times_root(MatrixView<const float> rows, size_t first) const {
   if (first % block() != 0 || rows.cols() % block() != 0 || first + rows.cols() > width())
     throw failed("columns {} to {} of {} in blocks of {}", first, first + rows.cols(), width(), block());
-  return times(rows, roots_.view().rows(first, rows.cols()));
+  return product(rows, roots().view().rows(first, rows.cols()));
 }
 
-Matrix<float> ErrorMetric::times(MatrixView<const float> rows, MatrixView<const float> blocks) {
-  const size_t b = blocks.cols();
-  if (rows.cols() != blocks.rows()) throw failed("rows of {} columns, not {}", rows.cols(), blocks.rows());
+Matrix<float> ErrorMetric::product(MatrixView<const float> rows, MatrixView<const float> blocks) {
   Matrix<float> result(rows.rows(), rows.cols());
+  times(rows, blocks, result);
+  return result;
+}
+
+void ErrorMetric::times(MatrixView<const float> rows, MatrixView<const float> blocks, MatrixView<float> out) {
+  const size_t b = blocks.cols();
+  if (rows.cols() != blocks.rows() || out.rows() != rows.rows() || out.cols() != rows.cols())
+    throw failed("rows ({}, {}) to ({}, {}), not of {} columns", rows.rows(), rows.cols(), out.rows(),
+                 out.cols(), blocks.rows());
   parallel_for(rows.rows(), kRowGrain, [&](size_t begin, size_t end, int) {
     const auto some = rows.rows(begin, end - begin);
-    const auto out = result.view().rows(begin, end - begin);
+    const auto to = out.rows(begin, end - begin);
     if (b == 1) {
       for (size_t i = 0; i < some.rows(); ++i)
-        for (size_t c = 0; c < some.cols(); ++c) out(i, c) = some(i, c) * blocks(c, 0);
+        for (size_t c = 0; c < some.cols(); ++c) to(i, c) = some(i, c) * blocks(c, 0);
       return;
     }
     for (size_t c = 0; c < some.cols(); c += b)
-      gemm(1, some.columns(c, b), Transpose::no, blocks.rows(c, b), Transpose::no, 0, out.columns(c, b));
+      gemm(1, some.columns(c, b), Transpose::no, blocks.rows(c, b), Transpose::no, 0, to.columns(c, b));
   });
-  return result;
 }
 
 Matrix<double> ErrorMetric::between_roots(const Matrix<double>& matrix) const {
   const size_t n = width(), b = block();
+  const Matrix<float>& roots = this->roots();
   if (matrix.rows() != n || matrix.cols() != n)
     throw failed("a metric of {} columns for a matrix of {}", n, matrix.rows());
   // Twice its rows times W, turned over: W (matrix W)' = W matrix W.
@@ -121,7 +142,7 @@ Matrix<double> ErrorMetric::between_roots(const Matrix<double>& matrix) const {
         for (size_t c = 0; c < n; ++c) {
           const size_t first = c / b * b;
           double sum = 0;
-          for (size_t k = 0; k < b; ++k) sum += from(i, first + k) * static_cast<double>(roots_(c, k));
+          for (size_t k = 0; k < b; ++k) sum += from(i, first + k) * static_cast<double>(roots(c, k));
           to(c, i) = sum;
         }
     });
@@ -138,7 +159,7 @@ Matrix<double> tempered_blocks(Matrix<double> blocks, double power) {
   for (size_t i = 0; i < blocks.rows(); ++i) total += blocks(i, i % blocks.cols());
   if (!(total > 0)) throw failed("errors that cost {}", total);
   const double floor = kFloor * total / static_cast<double>(blocks.rows());
-  for_each_block(blocks, [&](size_t, Matrix<double> block) {
+  replace_each_block(blocks, [&](size_t, Matrix<double> block) {
     const double trace = trace_of(block);
     Eigen eigen = symmetric_eigen(std::move(block));
     const double least = std::max(kLeastEigenvalue * eigen.values.back(), floor * kLeastEigenvalue);

@@ -6,8 +6,10 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <span>
 
+#include "lib/core/lazy.hpp"
 #include "lib/core/view.hpp"
 
 namespace kvcodec {
@@ -24,13 +26,19 @@ class ErrorMetric {
   /// positive definite.
   static ErrorMetric from_inverse_roots(Matrix<float> inverse_roots);
 
-  size_t width() const { return roots_.rows(); }
-  size_t block() const { return roots_.cols(); }
+  size_t width() const { return inverse_roots_.rows(); }
+  size_t block() const { return inverse_roots_.cols(); }
   const Matrix<float>& inverse_roots() const { return inverse_roots_; }
 
-  /// rows W and rows V: (n, width) each.
-  Matrix<float> times_root(MatrixView<const float> rows) const { return times(rows, roots_); }
-  Matrix<float> times_inverse_root(MatrixView<const float> rows) const { return times(rows, inverse_roots_); }
+  /// rows W and rows V: out (n, width).
+  void times_root(MatrixView<const float> rows, MatrixView<float> out) const { times(rows, roots(), out); }
+  void times_inverse_root(MatrixView<const float> rows, MatrixView<float> out) const {
+    times(rows, inverse_roots_, out);
+  }
+  Matrix<float> times_root(MatrixView<const float> rows) const { return product(rows, roots()); }
+  Matrix<float> times_inverse_root(MatrixView<const float> rows) const {
+    return product(rows, inverse_roots_);
+  }
   /// `rows W` for vectors that are 0 outside of the columns [first, first + rows.cols()), which are whole
   /// blocks. rows has these columns only, and so has the result: (n, rows.cols()).
   Matrix<float> times_root(MatrixView<const float> rows, size_t first) const;
@@ -38,9 +46,13 @@ class ErrorMetric {
   Matrix<double> between_roots(const Matrix<double>& matrix) const;
 
  private:
-  static Matrix<float> times(MatrixView<const float> rows, MatrixView<const float> blocks);
+  static void times(MatrixView<const float> rows, MatrixView<const float> blocks, MatrixView<float> out);
+  static Matrix<float> product(MatrixView<const float> rows, MatrixView<const float> blocks);
+  const Matrix<float>& roots() const;
 
-  Matrix<float> roots_, inverse_roots_;  // (width, b)
+  Matrix<float> inverse_roots_;  // (width, b)
+  // Only who encodes or trains needs them. Copies share them.
+  std::shared_ptr<const Lazy<Matrix<float>>> roots_ = std::make_shared<Lazy<Matrix<float>>>();
 };
 
 /// Regularizes measured blocks for a metric, (width, b), symmetric: from few samples they are unreliable.

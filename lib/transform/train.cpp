@@ -134,7 +134,7 @@ void broadcast(const Team& team, int from, ByteRows& rows) {
 /// All ranks get what rank `from` learned, except for the metric, which they have.
 void broadcast(const Team& team, int from, LearnedBasis& learned) {
   team.broadcast(from, learned.basis.mean);
-  team.broadcast(from, learned.basis.vectors);
+  team.broadcast(from, learned.vectors);
   broadcast(team, from, learned.basis.prediction.scores);
   broadcast(team, from, learned.basis.prediction.loadings);
   team.broadcast(from, learned.variances);
@@ -239,7 +239,7 @@ void drop_dead(TransformBasis& basis, std::vector<LevelRung>& rungs) {
   for (const LevelRung& rung : rungs)
     for (size_t i = 0; i < rung.classes.size(); ++i)
       if (rung.classes[i] != kDeadClass) kept = std::max(kept, i + 1);
-  keep_components(basis, kept);
+  keep_rows(basis.vectors, kept);
   for (LevelRung& rung : rungs) rung.classes.resize(kept), rung.gains.resize(kept);
 }
 
@@ -269,13 +269,11 @@ LearnedTransform learn_transform(const VectorSource& source, std::span<const Err
     LearnedBasis& of_part = learned[part];
     const double least = kLeastDeviation * finest;
     const auto kept = std::ranges::find_if(of_part.variances, [&](double v) { return v < least * least; });
-    keep_components(of_part.basis, static_cast<size_t>(kept - of_part.variances.begin()));
-    // Rounded as a book stores them.
-    of_part.basis.vectors = floats_of(round_to_byte_rows(of_part.basis.vectors));
-    samples.push_back(sample_of(source, part, of_part.basis, team));
-    result.bases.push_back(std::move(of_part.basis));
+    const auto count = static_cast<size_t>(kept - of_part.variances.begin());
     result.energies.push_back(std::move(of_part.energies));
     result.left.push_back(std::move(of_part.left));
+    result.bases.push_back(basis_of_first(std::move(of_part), count));
+    samples.push_back(sample_of(source, part, result.bases.back(), team));
   }
   report(progress, 2 * parts, all, "levels");
   result.levels = learn_levels(samples, steps, training.levels, {}, team);

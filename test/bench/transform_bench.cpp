@@ -76,7 +76,7 @@ TransformBook make_book(const GroupShape& shape) {
   part.side = Side::both;
   part.basis.mean.assign(width, 0.5f);
   part.basis.metric = test::random_metric(width, kDim);
-  part.basis.vectors = cosines(width);
+  part.basis.vectors = round_to_byte_rows(cosines(width));
   const Matrix<float> sample = normal_components(width, 1024, 1);
   std::vector<float> steps;
   for (int i = 0; i < 12; ++i)
@@ -86,7 +86,7 @@ TransformBook make_book(const GroupShape& shape) {
   for (const RungMeasure& of_token : learned.measures)
     book.measures.push_back({of_token.bits / double(width), of_token.error / double(width)});
   part.rungs = std::move(learned.rungs.front());
-  keep_components(part.basis, part.rungs.back().live().back() + 1);
+  keep_rows(part.basis.vectors, part.rungs.back().live().back() + 1);
   for (LevelRung& rung : part.rungs) {
     rung.classes.resize(part.basis.components());
     rung.gains.resize(part.basis.components());

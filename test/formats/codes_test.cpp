@@ -7,6 +7,7 @@
 #include "formats/spill.hpp"
 #include "lib/codec/registry.hpp"
 #include "lib/core/parallel.hpp"
+#include "test/formats/edit.hpp"
 #include "test/formats/folder.hpp"
 #include "test/formats/parts.hpp"
 #include "test/formats/samples.hpp"
@@ -249,6 +250,39 @@ TEST_CASE("codes: parts are written as FORMAT.md says") {
           rows.push_back(expected.document(row == 0 ? 0 : row - 1).rows(spec.name));
       CHECK(part.rows == rows);
     }
+}
+
+TEST_CASE(
+    "codes: what all documents share is found without the table of parts, and in files of before by it") {
+  const Folder folder;
+  const SampleCodes sample(2, {40, 0, 3}, false, 3);
+  sample.write(folder / "codes.h5");
+  const auto faults = [&] {
+    std::vector<std::string> all;
+    CodesReader(folder / "codes.h5")
+        .check_parts([](uint64_t) {}, [&](const Error& fault) { all.emplace_back(fault.what()); });
+    return all;
+  };
+  CHECK(faults() == std::vector<std::string>{});
+  PartsFile parts(folder / "codes.h5");
+  // The table's first row damaged, and what says it again is not: documents are read, and `check` tells.
+  const auto kept = std::pair<uint64_t, uint64_t>(parts.place(0, 0));
+  parts.place(0, 0).first += 1;
+  parts.save();
+  std::vector<uint64_t> places;
+  for (uint64_t column = 0; column < parts.columns(); ++column)
+    places.insert(places.end(), {parts.place(0, column).first, parts.place(0, column).second});
+  places[0] = kept.first;
+  Edit(folder / "codes.h5").set("/", "shared_parts", places);
+  check_content(CodesReader(folder / "codes.h5"), sample, 1);
+  REQUIRE(faults().size() == 1);
+  CHECK(faults().front().ends_with("attribute 'shared_parts' is not row 0 of /parts"));
+  // A file of before has the table alone.
+  parts.place(0, 0).first = kept.first;
+  parts.save();
+  Edit(folder / "codes.h5").remove_attribute("/", "shared_parts");
+  check_content(CodesReader(folder / "codes.h5"), sample, 1);
+  CHECK(faults() == std::vector<std::string>{});
 }
 
 TEST_CASE("codes: a part larger than is read at once comes back whatever is asked for, from many threads") {

@@ -520,6 +520,16 @@ TEST_CASE("malformed: codes files") {
       {"tokens in a side", side_layout({0, 0, 0, 1, 1}),
        "attribute 'side_layout': tokens and positions have the layout of a side"},
 
+      {"places of fewer shared parts",
+       edit([](Edit& f) { f.set("/", "shared_parts", std::vector<uint64_t>(8)); }),
+       "attribute 'shared_parts' has 8 numbers; 5 columns have 10"},
+      {"no places of shared parts",
+       edit([](Edit& f) { f.set("/", "shared_parts", std::vector<uint64_t>(10)); }),
+       "/layers/0/key: /parts gives it 0 bytes"},
+      {"shared parts beyond the data",
+       edit([](Edit& f) { f.set("/", "shared_parts", std::vector<uint64_t>(10, uint64_t{1} << 40)); }),
+       "/parts: the part of row 0, column 0 has"},
+
       {"no layouts", edit([](Edit& f) { f.remove_attribute("/", "layouts"); }),
        "attribute 'layouts' is missing"},
       {"layouts are numbers", edit([](Edit& f) { f.set("/", "layouts", int64_t{1}); }),

@@ -109,6 +109,8 @@ class PartsFile {
     Edit file(path_);
     file.put("/data", H5T_STD_U8LE, H5T_NATIVE_UCHAR, {data_.size()}, data_);
     file.put("/parts", H5T_STD_U64LE, H5T_NATIVE_UINT64, {rows_, columns_, 2}, table_);
+    file.set("/", "shared_parts",
+             std::vector(table_.begin(), table_.begin() + static_cast<ptrdiff_t>(2 * columns_)));
   }
 
  private:

@@ -150,12 +150,14 @@ TEST_CASE("transform basis: components hold the energy in order, and all of them
   moments.add(rows);
   const LearnedBasis learned = learn_basis(moments, ErrorMetric(std::vector<float>(24, 1.0f)));
   CHECK(std::ranges::is_sorted(learned.variances, std::greater()));
-  CHECK_LT(squared_error(rows, projected(learned.basis, rows, 24), 0, 24), 1e-8);
+  const TransformBasis basis = basis_of_first(learned, 24);
+  // Up to the rounding of vectors to bytes.
+  const double all = std::reduce(learned.variances.begin(), learned.variances.end());
+  CHECK_LT(squared_error(rows, projected(basis, rows, 24), 0, 24), 1e-3 * all);
   // What is left out by the first components is the variance of the others.
   for (const size_t kept : {1u, 3u, 6u}) {
     const double left = std::accumulate(learned.variances.begin() + kept, learned.variances.end(), 0.0);
-    CHECK_EQ(squared_error(rows, projected(learned.basis, rows, kept), 0, 24),
-             doctest::Approx(left).epsilon(0.01));
+    CHECK_EQ(squared_error(rows, projected(basis, rows, kept), 0, 24), doctest::Approx(left).epsilon(0.01));
   }
 }
 
@@ -204,7 +206,8 @@ TEST_CASE("error metric: roots and their inverses undo each other, and what cost
     return sum;
   };
   const ErrorMetric plain(std::vector<float>(width, 1.0f));
-  CHECK_LT(cost_left(learn_basis(moments, metric).basis), 0.8 * cost_left(learn_basis(moments, plain).basis));
+  CHECK_LT(cost_left(basis_of_first(learn_basis(moments, metric), 5)),
+           0.8 * cost_left(basis_of_first(learn_basis(moments, plain), 5)));
 
   blocks(3, 2) += 1;  // no longer symmetric
   CHECK_THROWS_AS(ErrorMetric{Matrix<double>(blocks)}, Error);
@@ -243,7 +246,7 @@ TEST_CASE("transform basis: columns of larger weight are kept better") {
   std::fill_n(weights.begin(), 8, 100.0f);
   const LearnedBasis weighted = learn_basis(moments, ErrorMetric(weights));
   const auto error = [&](const LearnedBasis& of, size_t first, size_t count) {
-    return squared_error(rows, projected(of.basis, rows, 5), first, count);
+    return squared_error(rows, projected(basis_of_first(of, 5), rows, 5), first, count);
   };
   CHECK_LT(error(weighted, 0, 8), 0.7 * error(alike, 0, 8));
   CHECK_GT(error(weighted, 8, 16), error(alike, 8, 16));
@@ -346,18 +349,21 @@ TEST_CASE("prediction: takes what ids explain, leaves the rest, and errors count
   CHECK_EQ(few.basis.prediction.rank(), size_t{3});
   CHECK_GT(error(few, width), 3 * error(all, width));
   CHECK_LT(error(few_weighted, 8), 0.8 * error(few, 8));
-  // Analysis takes the prediction off: with all components, nothing is lost.
+  // Analysis takes the prediction off: with all components, nothing more is lost.
   const std::vector<uint32_t> every = all_of(width);
   const Matrix<float> scores = Scores(few.basis.prediction).of(fresh.lagged);
   Matrix<float> centred(fresh.rows.rows(), width), components(width, fresh.rows.rows());
   for (size_t t = 0; t < centred.rows(); ++t)
     for (size_t c = 0; c < width; ++c) centred(t, c) = fresh.rows(t, c) - few.basis.mean[c];
-  Analysis(few.basis, every).apply(0, centred, scores, components);
-  const Matrix<float> back = synthesis_of(few.basis, every, components, scores);
-  double worst = 0;
-  for (size_t i = 0; i < back.size(); ++i)
-    worst = std::max(worst, std::abs(double(back.data()[i]) - double(fresh.rows.data()[i])));
-  CHECK_LT(worst, 1e-3);
+  const TransformBasis basis = basis_of_first(few, width);
+  Analysis(basis, every).apply(0, centred, scores, components);
+  const Matrix<float> back = synthesis_of(basis, every, components, scores);
+  double lost = 0, energy = 0;
+  for (size_t i = 0; i < back.size(); ++i) {
+    lost += std::pow(double(back.data()[i]) - double(fresh.rows.data()[i]), 2);
+    energy += std::pow(double(fresh.rows.data()[i]), 2);
+  }
+  CHECK_LT(lost, 1e-4 * energy);  // up to the rounding of vectors to bytes
 }
 
 TEST_CASE("transform training: what ids tell is not coded") {

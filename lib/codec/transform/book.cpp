@@ -38,8 +38,7 @@ void add_part(Book& book, const TransformBook::Part& part) {
   const Matrix<float>& inverse_roots = basis.metric.inverse_roots();
   add_floats(book, path_of(part, "inverse_roots"), {width, basis.metric.block()},
              {inverse_roots.data(), inverse_roots.size()});
-  add_byte_rows(book, path_of(part, "vectors"), path_of(part, "vector_scales"),
-                round_to_byte_rows(basis.vectors));
+  add_byte_rows(book, path_of(part, "vectors"), path_of(part, "vector_scales"), basis.vectors);
   if (basis.prediction.rank() > 0) {
     add_byte_rows(book, path_of(part, "scores"), path_of(part, "score_scales"), basis.prediction.scores);
     add_byte_rows(book, path_of(part, "loadings"), path_of(part, "loading_scales"),
@@ -160,7 +159,7 @@ TransformBook::Part part_from(const Book& book, Side side, int first_layer, std:
   part.basis.mean = finite_floats(book, path_of(part, "mean"), width);
   part.basis.metric = metric_from(book, part, width);
   part.basis.vectors =
-      floats_of(byte_rows_from(book, path_of(part, "vectors"), path_of(part, "vector_scales"), width, width));
+      byte_rows_from(book, path_of(part, "vectors"), path_of(part, "vector_scales"), width, width);
   if (features) {
     Prediction& prediction = part.basis.prediction;
     prediction.scores = byte_rows_from(book, path_of(part, "scores"), path_of(part, "score_scales"),

@@ -87,11 +87,13 @@ std::shared_ptr<const TransformPart> TransformPart::adapted(const Adaptation& ad
 /// The mean plus the synthesis of the components' offsets.
 std::vector<float> TransformPart::shifted_mean(const Adaptation& adaptation) const {
   std::vector<double> sums(width(), 0.0);
+  std::vector<float> vector(width());
   const double unit = static_cast<double>(rung_.step) / kOffsetsPerStep;
   for (size_t i = 0; i < adaptation.offsets.size(); ++i) {
     if (adaptation.offsets[i] == 0) continue;
     const double offset = adaptation.offsets[i] * unit;
-    for (size_t c = 0; c < width(); ++c) sums[c] += offset * static_cast<double>(basis_->vectors(i, c));
+    row_floats(basis_->vectors, i, vector);
+    for (size_t c = 0; c < width(); ++c) sums[c] += offset * static_cast<double>(vector[c]);
   }
   Matrix<float> weighted(1, width());
   for (size_t c = 0; c < width(); ++c) weighted(0, c) = static_cast<float>(sums[c]);
