@@ -385,12 +385,25 @@ class CodecRun {
       for (const auto& piece : pieces) {
         show_queries(survey, shape, piece);
         if (codec_.predicts_from() > 0) survey.observe_ids(kv_.tokens(piece.first, piece.count));
-        for_each_chunk(shape, piece, [&](MatrixView<const float> rows) { survey.observe(rows); });
+        show(survey, shape, piece);
         survey.end_document();
       }
       survey.end_pass();
     }
     survey.finish(document);
+  }
+
+  /// Reads what the survey looks at of a piece.
+  void show(Survey& survey, const GroupShape& shape, const Job::Piece& piece) {
+    for (uint64_t first = 0; first < piece.count;) {
+      const Survey::Look look = survey.look(piece.count - first);
+      Job::Piece shown = piece;
+      shown.first += first + look.skipped;
+      shown.count = look.shown;
+      done_ += look.skipped;
+      for_each_chunk(shape, shown, [&](MatrixView<const float> rows) { survey.observe(rows); });
+      first += look.skipped + look.shown;
+    }
   }
 
   /// The queries of a piece's tokens, if the codec wants them and there are any.

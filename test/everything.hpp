@@ -16,8 +16,8 @@
 namespace kvcodec::test {
 namespace everything {
 
-template <class T>
-void add(Digest& digest, const std::vector<T>& values) {
+template <class T, class Allocator>
+void add(Digest& digest, const std::vector<T, Allocator>& values) {
   digest.add(uint64_t{values.size()});
   digest.add(std::as_bytes(std::span(values)));
 }

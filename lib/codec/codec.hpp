@@ -74,7 +74,14 @@ class Survey {
   /// Called in each pass before a document's observe(), where the codec predicts from ids (Codec::predicts_from):
   /// the ids of all its tokens.
   virtual void observe_ids(std::span<const uint32_t> /*ids*/) {}
-  /// The next tokens of the current document: rows (n, shape.width()), any n.
+  /// What a survey needs to see of the next tokens of a document: nothing of the first `skipped`, then `shown` of them.
+  struct Look {
+    uint64_t skipped = 0, shown = 0;
+  };
+  /// Of the next `left` tokens of the current document, which are all that it has left. Those skipped count as shown, and the
+  /// caller need not read them. Tokens that this says nothing of are asked for later; `shown` is 0 only if none are left.
+  virtual Look look(uint64_t left) { return {0, left}; }
+  /// The next tokens of the current document: rows (n, shape.width()), any n. Who shows all tokens need not call look().
   virtual void observe(MatrixView<const float> rows) = 0;
   /// No more tokens of this document; a call to observe() starts the next one.
   virtual void end_document() {}

@@ -37,6 +37,12 @@ class OuterSurvey : public Survey {
   Survey& inner() { return *inner_; }
   /// As observe(); first: the index of the first row's token in the document.
   virtual void observe_from(uint64_t first, MatrixView<const float> rows) = 0;
+  /// look() for an outer survey that shows the inner one each token in its place.
+  Look look_of_inner(uint64_t left) {
+    const Look look = inner_->look(left);
+    tokens_ += look.skipped;
+    return look;
+  }
 
  private:
   std::unique_ptr<Survey> inner_;

@@ -71,6 +71,7 @@ class RopeSurvey final : public OuterSurvey {
   void observe_queries(std::span<const uint64_t> tokens, MatrixView<const float> queries) override {
     inner().observe_queries(tokens, turning_.queries_back(key_shape_, tokens, queries));
   }
+  Look look(uint64_t left) override { return look_of_inner(left); }
 
  protected:
   void observe_from(uint64_t first, MatrixView<const float> rows) override {

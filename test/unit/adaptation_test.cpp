@@ -171,7 +171,7 @@ TEST_CASE(
     CodecContext context = plain;
     context.book = &book;
     const GroupShape shape{.layers = 2, .heads = 2, .head_dim = 8, .side = Side::both};
-    Matrix<float> rows(700, shape.width());
+    Matrix<float> rows(1500, shape.width());
     for (size_t i = 0; i < rows.rows(); ++i)
       for (size_t c = 0; c < rows.cols(); ++c) rows(i, c) = static_cast<float>(1 + 0.2 * rng.normal());
     const auto encode = [&](bool adapt) {
@@ -200,6 +200,22 @@ TEST_CASE(
         survey->end_document();
         survey->finish(store);
         CHECK(std::ranges::equal(shared.bytes("adapted"), encoded.bytes("adapted")));
+        // And only what it looks at.
+        Encoded looked_at(codec->streams(shape));
+        StreamStore& third = looked_at.add_document(document.token_ids);
+        const auto sparing = codec->survey(shape);
+        sparing->observe_ids(document.token_ids);
+        size_t shown = 0;
+        for (size_t at = 0; at < rows.rows();) {
+          const Survey::Look look = sparing->look(rows.rows() - at);
+          sparing->observe(rows.view().rows(at + look.skipped, look.shown));
+          at += look.skipped + look.shown;
+          shown += look.shown;
+        }
+        sparing->end_document();
+        sparing->finish(third);
+        CHECK(std::ranges::equal(looked_at.bytes("adapted"), encoded.bytes("adapted")));
+        CHECK_LT(shown, rows.rows());
         CHECK_GT(encoded.bytes("adapted").size(), size_t{2});
       }
       return encoded.bytes("codes").size();

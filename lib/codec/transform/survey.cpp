@@ -35,12 +35,29 @@ TransformSurvey::TransformSurvey(const TransformPart& part, std::string_view str
       rows_(kBatch, part.width()),
       features_(kBatch, part.features() ? part.features()->width() : 0) {}
 
+/// How many tokens the next one stands for; 0: it is not looked at.
+uint32_t TransformSurvey::weight_of_next() const {
+  if (token_ < lead_) return 0;
+  const uint64_t run = seen_ / kRun, apart = apart_at(run);
+  return run % apart == 0 ? static_cast<uint32_t>(apart) : 0;
+}
+
+void TransformSurvey::pass() {
+  if (token_++ >= lead_) ++seen_;
+}
+
+Survey::Look TransformSurvey::look(uint64_t left) {
+  Look look;
+  for (; look.skipped < left && weight_of_next() == 0; ++look.skipped) pass();
+  const uint64_t token = token_, seen = seen_;
+  for (; look.skipped + look.shown < left && weight_of_next() > 0; ++look.shown) pass();
+  token_ = token, seen_ = seen;
+  return look;
+}
+
 void TransformSurvey::observe(MatrixView<const float> rows) {
-  for (size_t i = 0; i < rows.rows(); ++i, ++token_) {
-    if (token_ < lead_) continue;
-    const uint64_t run = seen_++ / kRun, apart = std::max<uint64_t>(apart_at(run), 1);
-    if (run % apart == 0) keep(rows.row(i), static_cast<uint32_t>(apart));
-  }
+  for (size_t i = 0; i < rows.rows(); ++i, pass())
+    if (const uint32_t weight = weight_of_next(); weight > 0) keep(rows.row(i), weight);
 }
 
 void TransformSurvey::end_document() {

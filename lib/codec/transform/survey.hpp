@@ -22,11 +22,14 @@ class TransformSurvey final : public Survey {
   TransformSurvey(const TransformPart& part, std::string_view stream, uint64_t lead, double unbias);
 
   void observe_ids(std::span<const uint32_t> ids) override { ids_.assign(ids.begin(), ids.end()); }
+  Look look(uint64_t left) override;
   void observe(MatrixView<const float> rows) override;
   void end_document() override;
   void finish(StreamStore& document) override;
 
  private:
+  uint32_t weight_of_next() const;
+  void pass();
   void keep(std::span<const float> row, uint32_t weight);
   void count_batch();
 
