@@ -240,13 +240,15 @@ void CodesFile::write_layouts() {
 }
 
 void CodesFile::write_shared_places() {
-  // Attributes share the 64 KiB of an object's header; of thousands of columns the table alone has to do.
-  constexpr size_t kMostColumns = 512;
-  if (columns_.size() > kMostColumns) return;
+  // A smaller table is read with the end of the file anyway. Attributes share the 64 KiB of an object's header; of thousands of
+  // columns the table alone has to do.
+  constexpr size_t kReadAlong = size_t{1} << 16, kMostColumns = 512;
+  const auto shared = std::span(places_).first(columns_.size());
+  const bool any = std::ranges::any_of(shared, [](const PartPlace& place) { return place.size > 0; });
+  if (!any || places_.size() * sizeof(PartPlace) <= kReadAlong || shared.size() > kMostColumns) return;
   std::vector<uint64_t> numbers;
-  numbers.reserve(2 * columns_.size());
-  for (const PartPlace& place : std::span(places_).first(columns_.size()))
-    numbers.insert(numbers.end(), {place.begin, place.size});
+  numbers.reserve(2 * shared.size());
+  for (const PartPlace& place : shared) numbers.insert(numbers.end(), {place.begin, place.size});
   file_.set_extents(kRoot, kSharedParts, numbers);
 }
 

@@ -4,6 +4,7 @@
 #include <hdf5.h>
 
 #include "formats/codes_file.hpp"
+#include "formats/h5.hpp"
 #include "formats/spill.hpp"
 #include "lib/codec/registry.hpp"
 #include "lib/core/parallel.hpp"
@@ -252,8 +253,7 @@ TEST_CASE("codes: parts are written as FORMAT.md says") {
     }
 }
 
-TEST_CASE(
-    "codes: what all documents share is found without the table of parts, and in files of before by it") {
+TEST_CASE("codes: what all documents share is found without the table of parts, where that is large") {
   const Folder folder;
   const SampleCodes sample(2, {40, 0, 3}, false, 3);
   sample.write(folder / "codes.h5");
@@ -277,12 +277,27 @@ TEST_CASE(
   check_content(CodesReader(folder / "codes.h5"), sample, 1);
   REQUIRE(faults().size() == 1);
   CHECK(faults().front().ends_with("attribute 'shared_parts' is not row 0 of /parts"));
-  // A file of before has the table alone.
+  // A small file has the table alone.
   parts.place(0, 0).first = kept.first;
   parts.save();
   Edit(folder / "codes.h5").remove_attribute("/", "shared_parts");
   check_content(CodesReader(folder / "codes.h5"), sample, 1);
   CHECK(faults() == std::vector<std::string>{});
+
+  // 5 columns of 16 bytes: just more than 64 KiB.
+  for (const size_t documents : {size_t{818}, size_t{819}}) {
+    SampleCodes(2, std::vector<uint64_t>(documents), false, 3).write(folder / "codes.h5");
+    const h5::File file = h5::File::open(folder / "codes.h5");
+    CHECK(file.has_attribute("/", "shared_parts") == (documents == 819));
+    if (documents == 819) {
+      const std::vector<uint64_t> stored = file.extents("/", "shared_parts");
+      CHECK(stored[1] > 0);
+      PartsFile table(folder / "codes.h5");
+      for (uint64_t column = 0; column < table.columns(); ++column)
+        CHECK((table.place(0, column).first == stored[2 * column] &&
+               table.place(0, column).second == stored[2 * column + 1]));
+    }
+  }
 }
 
 TEST_CASE("codes: a part larger than is read at once comes back whatever is asked for, from many threads") {
