@@ -7,8 +7,8 @@ namespace kvcodec::families {
 
 std::span<const Family* const> all_families() {
   static constexpr const Family* kAll[] = {
-      &kLlama,   &kMistral, &kMixtral, &kQwen2, &kQwen3, &kQwen3Moe, &kGemma2,     &kGemma3,
-      &kGptNeoX, &kGptOss,  &kGranite, &kOlmo2, &kPhi3,  &kSmolLm3,  &kDeepseekV2, &kDeepseekV3};
+      &kLlama,  &kMistral, &kMixtral, &kQwen2, &kQwen3,   &kQwen3Moe,   &kGemma2,     &kGemma3,    &kGptNeoX,
+      &kGptOss, &kGranite, &kOlmo2,   &kPhi3,  &kSmolLm3, &kStarcoder2, &kDeepseekV2, &kDeepseekV3};
   return kAll;
 }
 
@@ -44,6 +44,17 @@ void set_windows(ModelConfig& config, const std::vector<bool>& slides, int64_t w
       throw bad_input("layer_types has 'sliding_attention', but no sliding_window is in use");
     config.window.push_back(layer_slides ? window : 0);
   }
+}
+
+void set_one_window(Reading& reading, int64_t window) {
+  const std::vector<bool> slides = sliding_layers(reading, [&](int) { return window > 0; });
+  for (size_t layer = 0; layer < slides.size(); ++layer)
+    if (slides[layer] != (window > 0))
+      throw bad_input(
+          "layer_types says '{}' for layer {}; a {} model with that sliding_window has the same attention in all "
+          "layers",
+          slides[layer] ? "sliding_attention" : "full_attention", layer, reading.config.family);
+  set_windows(reading.config, slides, window);
 }
 
 }  // namespace kvcodec::families

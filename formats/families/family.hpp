@@ -47,7 +47,7 @@ struct Family {
 };
 
 extern const Family kDeepseekV2, kDeepseekV3, kGemma2, kGemma3, kGptNeoX, kGptOss, kGranite, kLlama, kMistral,
-    kMixtral, kOlmo2, kPhi3, kQwen2, kQwen3, kQwen3Moe, kSmolLm3;
+    kMixtral, kOlmo2, kPhi3, kQwen2, kQwen3, kQwen3Moe, kSmolLm3, kStarcoder2;
 
 /// In the order of messages.
 std::span<const Family* const> all_families();
@@ -65,6 +65,10 @@ std::vector<std::string> layer_types_of(const JsonFields& fields, int num_layers
 
 /// Gives the layers that slide the window, the others none. Throws if one slides and the window is 0.
 void set_windows(ModelConfig& config, const std::vector<bool>& slides, int64_t window);
+
+/// Gives all layers that window; 0: none. For families whose code does not follow layer_types: throws if that list says
+/// otherwise.
+void set_one_window(Reading& reading, int64_t window);
 
 /// Which layers slide: those that layer_types says, or, if there is no such list, slides(layer).
 template <class Rule>

@@ -63,7 +63,7 @@ struct Architecture {
 };
 
 extern const Architecture kGemma2, kGemma3, kGptNeoX, kGptOss, kGranite, kLlama, kOlmo2, kPhi3, kQwen2,
-    kQwen3, kQwen3Moe, kSmolLm3;
+    kQwen3, kQwen3Moe, kSmolLm3, kStarcoder2;
 
 /// In the order of messages.
 std::span<const Architecture* const> all_architectures();

@@ -376,6 +376,29 @@ TEST_CASE("config.json: what each family has besides, and how the kv file says w
   CHECK(d.config.parallel_residual);
   CHECK_FALSE(d.config.qkv_bias);  // it is switched off in this file
 
+  const J starcoder2 = of_family("Starcoder2ForCausalLM", "starcoder2");
+  d = parse(starcoder2, [](J& c) { c.erase("hidden_act"), c.erase("tie_word_embeddings"); });
+  CHECK(d.config.norm == NormKind::layer);
+  CHECK_EQ(d.config.norm_epsilon, 1e-5);
+  CHECK(d.config.activation == Activation::gelu_tanh);
+  CHECK(d.config.tied_embeddings);
+  CHECK((d.config.qkv_bias && d.config.output_bias && d.config.mlp_bias));
+  CHECK_EQ(d.config.window, std::vector<int64_t>{0, 0, 0});
+  d = parse(starcoder2,
+            [](J& c) { c["use_bias"] = false, c["sliding_window"] = 5, c["norm_epsilon"] = 0.5; });
+  CHECK_FALSE((d.config.qkv_bias || d.config.output_bias || d.config.mlp_bias));
+  CHECK_EQ(d.config.window, std::vector<int64_t>{5, 5, 5});
+  CHECK_EQ(d.config.norm_epsilon, 0.5);
+  CHECK_EQ(refused(starcoder2, [](J& c) { c["attention_bias"] = true; }),
+           "attention_bias is true; starcoder2 models have none to switch");
+  CHECK_EQ(
+      refused(starcoder2,
+              [](J& c) {
+                c["layer_types"] = {"full_attention", "full_attention", "sliding_attention"};
+              }),
+      "layer_types says 'sliding_attention' for layer 2; a starcoder2 model with that sliding_window has the "
+      "same attention in all layers");
+
   const J mixtral = of_family("MixtralForCausalLM", "mixtral"),
           moe = of_family("Qwen3MoeForCausalLM", "qwen3_moe");
   d = parse(mixtral);
@@ -485,7 +508,7 @@ TEST_CASE("config.json: latent attention and the experts of DeepSeek") {
 TEST_CASE("config.json: other architectures and features are refused, saying what is supported") {
   const std::string supported =
       "supported model types are llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, gemma2, gemma3_text, gpt_neox, gpt_oss, granite, "
-      "olmo2, phi3, smollm3, deepseek_v2 and deepseek_v3";
+      "olmo2, phi3, smollm3, starcoder2, deepseek_v2 and deepseek_v3";
   CHECK_EQ(refused(of_family("GPT2LMHeadModel", "gpt2"), {}),
            "architecture is 'GPT2LMHeadModel' (model_type 'gpt2'), which is not supported; " + supported);
   CHECK_EQ(refused(of_family("DeepseekV3ForCausalLM", "deepseek_vl"), {}),

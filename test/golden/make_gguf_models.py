@@ -23,7 +23,7 @@ BF16 = gguf.GGMLQuantizationType.BF16
 CASES = {"llama-2": "llama", "llama-4": "llama", "qwen2-1": "qwen2", "qwen3-1": "qwen3",
          "gemma2-1": "gemma2", "gemma3-1": "gemma3", "gemma3-2": "gemma3", "phi3-1": "phi3", "phi3-2": "phi3",
          "olmo2-2": "olmo2", "granite-2": "granite", "smollm3-2": "smollm3", "mixtral-1": "llama", "qwen3_moe-1": "qwen3moe",
-         "gpt_neox-1": "gptneox", "gpt_oss-1": "gpt-oss"}
+         "gpt_neox-1": "gptneox", "gpt_oss-1": "gpt-oss", "starcoder2-1": "starcoder2"}
 PERMUTED = ("llama", "granite", "smollm3")
 
 USUAL = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
@@ -31,7 +31,7 @@ USUAL = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
          "self_attn.qkv_proj": "attn_qkv", "self_attn.sinks": "attn_sinks", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
          "mlp.down_proj": "ffn_down", "mlp.gate_up_proj": "ffn_up", "block_sparse_moe.gate": "ffn_gate_inp", "mlp.gate": "ffn_gate_inp",
          "mlp.router": "ffn_gate_inp", "attention.query_key_value": "attn_qkv", "attention.dense": "attn_output",
-         "mlp.dense_h_to_4h": "ffn_up", "mlp.dense_4h_to_h": "ffn_down"}
+         "mlp.dense_h_to_4h": "ffn_up", "mlp.dense_4h_to_h": "ffn_down", "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"}
 BEHIND = {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm",
           "pre_feedforward_layernorm": "ffn_norm"}
 LAYER_NAMES = {"gemma2": BEHIND, "gemma3": BEHIND, "olmo2": BEHIND, "gpt-oss": {"post_attention_layernorm": "post_attention_norm"}}
@@ -116,11 +116,12 @@ class Model:
         writer.add_head_count_kv(self.kv_heads)
         writer.add_key_length(self.head_dim)
         writer.add_value_length(self.head_dim)
-        if "layer_norm_eps" in config:
-            writer.add_layer_norm_eps(config["layer_norm_eps"])
-            writer.add_parallel_residual(config["use_parallel_residual"])
-        else:
+        if "rms_norm_eps" in config:
             writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+        else:
+            writer.add_layer_norm_eps(config.get("layer_norm_eps") or config["norm_epsilon"])
+        if "use_parallel_residual" in config:
+            writer.add_parallel_residual(config["use_parallel_residual"])
         self.write_rope(writer)
         self.write_windows(writer)
         self.write_experts(writer)
@@ -156,7 +157,7 @@ class Model:
 
     def write_windows(self, writer):
         config = self.config
-        if self.arch.startswith("qwen") or self.arch == "smollm3" or not config.get("sliding_window"):
+        if self.arch.startswith("qwen") or self.arch in ("smollm3", "starcoder2") or not config.get("sliding_window"):
             return
         writer.add_sliding_window(config["sliding_window"])
         if self.arch == "gemma3" and "layer_types" in config:

@@ -13,7 +13,7 @@ dimensions, the first of each pair before the others; query is multiplied by wha
 Weights stored in 16 bits are widened, and everything is computed in float32, each document alone.
 test/golden/model/rope-*: cosines and sines of transformers' rotary embedding at positions up to 131071.
 
-Made with torch 2.15.0, transformers 5.23.0, safetensors 0.8.0; run it with a Python that has them:
+Made with torch 2.15.0, transformers 5.23.0 (starcoder2-*: 5.24.0), safetensors 0.8.0; run it with a Python that has them:
 make_model_fixtures.py [NAME ...]   only these; all, and nothing else is left, without names
 """
 import importlib
@@ -44,6 +44,7 @@ FAMILIES = {
     "deepseek_v2": (transformers.DeepseekV2Config, transformers.DeepseekV2ForCausalLM),
     "deepseek_v3": (transformers.DeepseekV3Config, transformers.DeepseekV3ForCausalLM),
     "smollm3": (transformers.SmolLM3Config, transformers.SmolLM3ForCausalLM),
+    "starcoder2": (transformers.Starcoder2Config, transformers.Starcoder2ForCausalLM),
 }
 SHORT = [31, 1, 42]  # lengths of the documents
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -170,6 +171,10 @@ CASES = {
     "deepseek_v3-long": ("deepseek_v3", dict(sizes(2, 16, 24, 2, 2), **latent(8, 6, 4, 4, 4), **experts(4, 2, 8, 1, 1, 2, 1, 2.0),
                                              rope_parameters=rope(10000.0, **YARN, mscale=1.0, mscale_all_dim=1.0)), "bfloat16",
                          dict(lengths=[1100, 3])),
+    "starcoder2-1": ("starcoder2", dict(sizes(2, 48, 64, 4, 2), rope_parameters=rope(1000000.0), sliding_window=4096), "bfloat16", {}),
+    "starcoder2-2": ("starcoder2", dict(sizes(3, 32, 56, 4, 1), rope_parameters=rope(10000.0, rope_type="linear", factor=2.0),
+                                        use_bias=False, sliding_window=11, hidden_act="gelu", norm_epsilon=1e-3,
+                                        tie_word_embeddings=False), "float16", dict(old="type")),
 }
 VOCABULARY = 64
 

@@ -23,14 +23,14 @@ using namespace kvcodec;
 namespace {
 
 const char* const kCases[] = {
-    "llama-1",       "llama-2",         "llama-4",      "llama-8",       "llama-long",    "mistral-1",
-    "mistral-2",     "mistral-4",       "mistral-8",    "mistral-long",  "qwen2-1",       "qwen2-2",
-    "qwen2-4",       "qwen2-8",         "qwen3-1",      "qwen3-2",       "qwen3-4",       "qwen3-8",
-    "llama-yarn",    "qwen3-yarn",      "smollm3-1",    "smollm3-2",     "granite-1",     "granite-2",
-    "olmo2-1",       "olmo2-2",         "phi3-1",       "phi3-2",        "gemma2-1",      "gemma2-2",
-    "gemma3-1",      "gemma3-2",        "gpt_neox-1",   "gpt_neox-2",    "mixtral-1",     "qwen3_moe-1",
-    "qwen3_moe-2",   "gpt_oss-1",       "gpt_oss-long", "deepseek_v2-1", "deepseek_v2-2", "deepseek_v3-1",
-    "deepseek_v3-2", "deepseek_v3-long"};
+    "llama-1",       "llama-2",          "llama-4",      "llama-8",       "llama-long",    "mistral-1",
+    "mistral-2",     "mistral-4",        "mistral-8",    "mistral-long",  "qwen2-1",       "qwen2-2",
+    "qwen2-4",       "qwen2-8",          "qwen3-1",      "qwen3-2",       "qwen3-4",       "qwen3-8",
+    "llama-yarn",    "qwen3-yarn",       "smollm3-1",    "smollm3-2",     "granite-1",     "granite-2",
+    "olmo2-1",       "olmo2-2",          "phi3-1",       "phi3-2",        "gemma2-1",      "gemma2-2",
+    "gemma3-1",      "gemma3-2",         "gpt_neox-1",   "gpt_neox-2",    "mixtral-1",     "qwen3_moe-1",
+    "qwen3_moe-2",   "gpt_oss-1",        "gpt_oss-long", "deepseek_v2-1", "deepseek_v2-2", "deepseek_v3-1",
+    "deepseek_v3-2", "deepseek_v3-long", "starcoder2-1", "starcoder2-2"};
 
 std::string folder_of(const std::string& name) { return test::source_dir() + "/test/golden/model/" + name; }
 
