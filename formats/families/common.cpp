@@ -7,8 +7,8 @@ namespace kvcodec::families {
 
 std::span<const Family* const> all_families() {
   static constexpr const Family* kAll[] = {
-      &kLlama,  &kMistral, &kMixtral, &kQwen2, &kQwen3,   &kQwen3Moe,   &kGemma2,     &kGemma3,    &kGptNeoX,
-      &kGptOss, &kGranite, &kOlmo2,   &kPhi3,  &kSmolLm3, &kStarcoder2, &kDeepseekV2, &kDeepseekV3};
+      &kLlama,  &kMistral, &kMixtral, &kQwen2, &kQwen3, &kQwen3Moe, &kGemma2,     &kGemma3,     &kGptNeoX,
+      &kGptOss, &kGranite, &kOlmo2,   &kPhi,   &kPhi3,  &kSmolLm3,  &kStarcoder2, &kDeepseekV2, &kDeepseekV3};
   return kAll;
 }
 

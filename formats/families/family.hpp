@@ -47,7 +47,7 @@ struct Family {
 };
 
 extern const Family kDeepseekV2, kDeepseekV3, kGemma2, kGemma3, kGptNeoX, kGptOss, kGranite, kLlama, kMistral,
-    kMixtral, kOlmo2, kPhi3, kQwen2, kQwen3, kQwen3Moe, kSmolLm3, kStarcoder2;
+    kMixtral, kOlmo2, kPhi, kPhi3, kQwen2, kQwen3, kQwen3Moe, kSmolLm3, kStarcoder2;
 
 /// In the order of messages.
 std::span<const Family* const> all_families();

@@ -62,7 +62,7 @@ struct Architecture {
   const char* norm_epsilon = "attention.layer_norm_rms_epsilon";
 };
 
-extern const Architecture kGemma2, kGemma3, kGptNeoX, kGptOss, kGranite, kLlama, kOlmo2, kPhi3, kQwen2,
+extern const Architecture kGemma2, kGemma3, kGptNeoX, kGptOss, kGranite, kLlama, kOlmo2, kPhi2, kPhi3, kQwen2,
     kQwen3, kQwen3Moe, kSmolLm3, kStarcoder2;
 
 /// In the order of messages.

@@ -8,9 +8,9 @@
 namespace kvcodec::gguf {
 
 std::span<const Architecture* const> all_architectures() {
-  static constexpr const Architecture* kAll[] = {&kLlama,      &kQwen2,   &kQwen3, &kQwen3Moe, &kGemma2,
-                                                 &kGemma3,     &kPhi3,    &kOlmo2, &kGranite,  &kSmolLm3,
-                                                 &kStarcoder2, &kGptNeoX, &kGptOss};
+  static constexpr const Architecture* kAll[] = {&kLlama,   &kQwen2,      &kQwen3,   &kQwen3Moe, &kGemma2,
+                                                 &kGemma3,  &kPhi2,       &kPhi3,    &kOlmo2,    &kGranite,
+                                                 &kSmolLm3, &kStarcoder2, &kGptNeoX, &kGptOss};
   return kAll;
 }
 

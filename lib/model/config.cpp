@@ -190,6 +190,7 @@ std::string beyond_llama(const ModelConfig& config) {
   if (is_scaled(config.embedding_scale, 1) || is_scaled(config.attention_scale, 0) ||
       is_scaled(config.residual_scale, 1) || is_scaled(config.logit_scale, 1))
     return "scales of embeddings, scores, residuals or logits";
+  if (config.head_bias) return "a bias of logits";
   if (!names.sinks.empty()) return "attention sinks";
   if (is_scaled(config.attention_softcap, 0) || is_scaled(config.logit_softcap, 0)) return "soft caps";
   return "";

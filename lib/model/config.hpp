@@ -147,6 +147,7 @@ struct ModelConfig {
   bool qkv_bias = false;     ///< biases on the query, key and value projections
   bool output_bias = false;  ///< bias on the attention's output projection
   bool mlp_bias = false;     ///< biases on the MLP's projections
+  bool head_bias = false;    ///< bias on the output matrix: what is added to logits
   bool gated_mlp = true;     ///< down(activation(gate(x)) * up(x)); otherwise down(activation(up(x)))
   Activation activation = Activation::silu;
   Mixture mixture;

@@ -66,12 +66,20 @@ class Loader {
   }
 
   std::optional<Linear> head(const TensorView& embedding) const {
-    if (config_.tied_embeddings) return Linear{embedding, {}};
-    const std::string name = fmt::format("{}.weight", names_.head);
-    if (!source_.find(name)) return std::nullopt;
-    found_.insert(name);
-    return Linear{get_tensor(source_, name, {as_size(config_.vocabulary_size), as_size(config_.hidden_size)}),
-                  {}};
+    // Without the prefix.
+    const auto load = [&](const char* kind, const std::vector<uint64_t>& shape) -> const TensorView& {
+      const std::string name = fmt::format("{}.{}", names_.head, kind);
+      found_.insert(name);
+      return get_tensor(source_, name, shape);
+    };
+    const uint64_t vocabulary = as_size(config_.vocabulary_size);
+    Linear head{embedding, {}};
+    if (!config_.tied_embeddings) {
+      if (!source_.find(fmt::format("{}.weight", names_.head))) return std::nullopt;
+      head.weight = load("weight", {vocabulary, as_size(config_.hidden_size)});
+    }
+    if (config_.head_bias) head.bias = read_floats(load("bias", {vocabulary}));
+    return head;
   }
 
   /// All that has been looked up.

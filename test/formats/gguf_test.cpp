@@ -339,7 +339,7 @@ TEST_CASE("gguf: models that are not supported or do not fit together") {
   CHECK_EQ(
       refused_model(unchanged, "clip"),
       "architecture is 'clip', which is not supported; supported are llama, qwen2, qwen3, qwen3moe, gemma2, "
-      "gemma3, phi3, olmo2, granite, smollm3, starcoder2, gptneox and gpt-oss");
+      "gemma3, phi2, phi3, olmo2, granite, smollm3, starcoder2, gptneox and gpt-oss");
   // One behind the last layer, one that another architecture has, a bias of one projection only.
   for (const char* name :
        {"blk.0.attn_qkv.weight", "blk.1.attn_norm.weight", "blk.0.post_ffw_norm.weight", "blk.0.attn_v.bias",

@@ -399,6 +399,15 @@ TEST_CASE("config.json: what each family has besides, and how the kv file says w
       "layer_types says 'sliding_attention' for layer 2; a starcoder2 model with that sliding_window has the "
       "same attention in all layers");
 
+  const J phi = of_family("PhiForCausalLM", "phi");
+  d = parse(phi, [](J& c) { c.erase("hidden_act"); });
+  CHECK(d.config.norm == NormKind::layer);
+  CHECK(d.config.activation == Activation::gelu_tanh);
+  CHECK(d.config.qk_norm == QkNorm::none);
+  CHECK_EQ(d.config.rope.dims, 4);
+  CHECK_EQ(parse(phi, [](J& c) { c["partial_rotary_factor"] = 0.25; }).config.rope.dims, 2);
+  CHECK(parse(phi, [](J& c) { c["qk_layernorm"] = true; }).config.qk_norm == QkNorm::heads);
+
   const J mixtral = of_family("MixtralForCausalLM", "mixtral"),
           moe = of_family("Qwen3MoeForCausalLM", "qwen3_moe");
   d = parse(mixtral);
@@ -508,7 +517,7 @@ TEST_CASE("config.json: latent attention and the experts of DeepSeek") {
 TEST_CASE("config.json: other architectures and features are refused, saying what is supported") {
   const std::string supported =
       "supported model types are llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, gemma2, gemma3_text, gpt_neox, gpt_oss, granite, "
-      "olmo2, phi3, smollm3, starcoder2, deepseek_v2 and deepseek_v3";
+      "olmo2, phi, phi3, smollm3, starcoder2, deepseek_v2 and deepseek_v3";
   CHECK_EQ(refused(of_family("GPT2LMHeadModel", "gpt2"), {}),
            "architecture is 'GPT2LMHeadModel' (model_type 'gpt2'), which is not supported; " + supported);
   CHECK_EQ(refused(of_family("DeepseekV3ForCausalLM", "deepseek_vl"), {}),

@@ -183,7 +183,8 @@ TEST_CASE("gguf: models compute what the same checkpoints compute") {
                            {"qwen3_moe-1"},
                            {"gpt_neox-1"},
                            {"gpt_oss-1"},
-                           {"starcoder2-1"}}) {
+                           {"starcoder2-1"},
+                           {"phi-1"}}) {
     CAPTURE(each.name);
     const auto gguf = open_model(golden(fmt::format("gguf/{}.gguf", each.name)));
     const auto checkpoint = open_model(golden(fmt::format("model/{}", each.name)));

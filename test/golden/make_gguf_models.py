@@ -23,7 +23,7 @@ BF16 = gguf.GGMLQuantizationType.BF16
 CASES = {"llama-2": "llama", "llama-4": "llama", "qwen2-1": "qwen2", "qwen3-1": "qwen3",
          "gemma2-1": "gemma2", "gemma3-1": "gemma3", "gemma3-2": "gemma3", "phi3-1": "phi3", "phi3-2": "phi3",
          "olmo2-2": "olmo2", "granite-2": "granite", "smollm3-2": "smollm3", "mixtral-1": "llama", "qwen3_moe-1": "qwen3moe",
-         "gpt_neox-1": "gptneox", "gpt_oss-1": "gpt-oss", "starcoder2-1": "starcoder2"}
+         "gpt_neox-1": "gptneox", "gpt_oss-1": "gpt-oss", "starcoder2-1": "starcoder2", "phi-1": "phi2"}
 PERMUTED = ("llama", "granite", "smollm3")
 
 USUAL = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
@@ -31,11 +31,12 @@ USUAL = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
          "self_attn.qkv_proj": "attn_qkv", "self_attn.sinks": "attn_sinks", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
          "mlp.down_proj": "ffn_down", "mlp.gate_up_proj": "ffn_up", "block_sparse_moe.gate": "ffn_gate_inp", "mlp.gate": "ffn_gate_inp",
          "mlp.router": "ffn_gate_inp", "attention.query_key_value": "attn_qkv", "attention.dense": "attn_output",
-         "mlp.dense_h_to_4h": "ffn_up", "mlp.dense_4h_to_h": "ffn_down", "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"}
+         "mlp.dense_h_to_4h": "ffn_up", "mlp.dense_4h_to_h": "ffn_down", "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down",
+         "self_attn.dense": "attn_output", "mlp.fc1": "ffn_up", "mlp.fc2": "ffn_down"}
 BEHIND = {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm",
           "pre_feedforward_layernorm": "ffn_norm"}
 LAYER_NAMES = {"gemma2": BEHIND, "gemma3": BEHIND, "olmo2": BEHIND, "gpt-oss": {"post_attention_layernorm": "post_attention_norm"}}
-MODEL_NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output", "gpt_neox.embed_in": "token_embd",
+MODEL_NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output", "model.final_layernorm": "output_norm", "gpt_neox.embed_in": "token_embd",
                "gpt_neox.final_layer_norm": "output_norm", "embed_out": "output"}
 EXPERTS = {"w1": "gate", "w3": "up", "w2": "down", "gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
 

@@ -13,7 +13,7 @@ dimensions, the first of each pair before the others; query is multiplied by wha
 Weights stored in 16 bits are widened, and everything is computed in float32, each document alone.
 test/golden/model/rope-*: cosines and sines of transformers' rotary embedding at positions up to 131071.
 
-Made with torch 2.15.0, transformers 5.23.0 (starcoder2-*: 5.24.0), safetensors 0.8.0; run it with a Python that has them:
+Made with torch 2.15.0, transformers 5.23.0 (phi-*, starcoder2-*: 5.24.0), safetensors 0.8.0; run it with a Python that has them:
 make_model_fixtures.py [NAME ...]   only these; all, and nothing else is left, without names
 """
 import importlib
@@ -40,6 +40,7 @@ FAMILIES = {
     "gpt_oss": (transformers.GptOssConfig, transformers.GptOssForCausalLM),
     "granite": (transformers.GraniteConfig, transformers.GraniteForCausalLM),
     "olmo2": (transformers.Olmo2Config, transformers.Olmo2ForCausalLM),
+    "phi": (transformers.PhiConfig, transformers.PhiForCausalLM),
     "phi3": (transformers.Phi3Config, transformers.Phi3ForCausalLM),
     "deepseek_v2": (transformers.DeepseekV2Config, transformers.DeepseekV2ForCausalLM),
     "deepseek_v3": (transformers.DeepseekV3Config, transformers.DeepseekV3ForCausalLM),
@@ -175,6 +176,9 @@ CASES = {
     "starcoder2-2": ("starcoder2", dict(sizes(3, 32, 56, 4, 1), rope_parameters=rope(10000.0, rope_type="linear", factor=2.0),
                                         use_bias=False, sliding_window=11, hidden_act="gelu", norm_epsilon=1e-3,
                                         tie_word_embeddings=False), "float16", dict(old="type")),
+    "phi-1": ("phi", dict(sizes(2, 60, 80, 3, 3), rope_parameters=rope(10000.0, partial_rotary_factor=0.4)), "bfloat16", {}),
+    "phi-2": ("phi", dict(sizes(3, 48, 56, 4, 2), rope_parameters=rope(5000.0, partial_rotary_factor=0.5), qk_layernorm=True,
+                          hidden_act="gelu", tie_word_embeddings=True), "float16", dict(old="type")),
 }
 VOCABULARY = 64
 
@@ -291,6 +295,22 @@ def latent_of_document(model, cache, calls, made_queries):
     return found
 
 
+def query_maker(model):
+    """The module that makes the last layer's queries, where the rotary embedding does not see all of them."""
+    if hasattr(model.config, "kv_lora_rank"):
+        attention = model.model.layers[-1].self_attn
+        return attention.q_proj if attention.q_lora_rank is None else attention.q_b_proj
+    if model.config.model_type == "phi":
+        attention = model.model.layers[-1].self_attn
+        return attention.q_layernorm if attention.qk_layernorm else attention.q_proj
+    return None
+
+
+def with_unturned(part, whole):
+    """(1, heads, tokens, turned), and behind it what `whole` has there."""
+    return torch.cat((part, whole[..., part.shape[-1]:]), dim=-1)
+
+
 def run(model, documents, all_logits):
     parts = {}
     count = model.config.num_hidden_layers
@@ -298,9 +318,7 @@ def run(model, documents, all_logits):
     assert turned[-1] == count - 1  # its queries are recorded
     made_queries = []
     is_latent = hasattr(model.config, "kv_lora_rank")
-    if is_latent:
-        attention = model.model.layers[-1].self_attn
-        maker = attention.q_proj if attention.q_lora_rank is None else attention.q_b_proj
+    if maker := query_maker(model):
         maker.register_forward_hook(lambda _, __, output: made_queries.append(output))
     for ids in documents:
         with Recorder(model) as recorder, torch.no_grad():
@@ -315,6 +333,12 @@ def run(model, documents, all_logits):
         for layer in range(0 if is_latent else count):
             key = cache.layers[layer].keys
             key_before, query, turned_key = calls.get(layer, (key, None, key))
+            if turned_key.shape[-1] < key.shape[-1]:  # only what turns was given to the rotary embedding
+                key_before, turned_key = with_unturned(key_before, key), with_unturned(turned_key, key)
+                made = made_queries[-1]
+                if made.dim() == 3:
+                    made = made.unflatten(2, (-1, key.shape[-1])).transpose(1, 2)
+                query = with_unturned(query, made)
             assert torch.equal(key, turned_key) and key.shape[2] == len(ids)
             found[f"key.{layer}"] = rows(key)
             found[f"key_before_rope.{layer}"] = rows(key_before)

@@ -30,7 +30,7 @@ const char* const kCases[] = {
     "olmo2-1",       "olmo2-2",          "phi3-1",       "phi3-2",        "gemma2-1",      "gemma2-2",
     "gemma3-1",      "gemma3-2",         "gpt_neox-1",   "gpt_neox-2",    "mixtral-1",     "qwen3_moe-1",
     "qwen3_moe-2",   "gpt_oss-1",        "gpt_oss-long", "deepseek_v2-1", "deepseek_v2-2", "deepseek_v3-1",
-    "deepseek_v3-2", "deepseek_v3-long", "starcoder2-1", "starcoder2-2"};
+    "deepseek_v3-2", "deepseek_v3-long", "starcoder2-1", "starcoder2-2",  "phi-1",         "phi-2"};
 
 std::string folder_of(const std::string& name) { return test::source_dir() + "/test/golden/model/" + name; }
 

@@ -296,6 +296,7 @@ TEST_CASE("models: what Llama's family has not is found, each part alone") {
       [](ModelConfig& c) { c.names.mlp_norm = ""; },
       [](ModelConfig& c) { c.names.attention_out_norm = "norm"; },
       [](ModelConfig& c) { c.names.mlp_out_norm = "norm"; },
+      [](ModelConfig& c) { c.head_bias = true; },
       [](ModelConfig& c) { c.gated_mlp = false; },
       [](ModelConfig& c) { c.activation = Activation::gelu; },
       [](ModelConfig& c) { c.activation = Activation::gelu_tanh; },
