@@ -181,7 +181,7 @@ CodesReader::Impl::Row CodesReader::Impl::read_row(uint64_t number) const {
 std::shared_ptr<const CodesReader::Impl::Row> CodesReader::Impl::row(uint64_t number) const {
   const std::lock_guard lock(mutex_);
   if (const auto known = rows_.find(number); known != rows_.end()) return known->second;
-  const auto places = std::make_shared<const Row>(number == 0 && first_row_ ? *first_row_ : read_row(number));
+  auto places = std::make_shared<const Row>(number == 0 && first_row_ ? *first_row_ : read_row(number));
   for (uint64_t column = 0; column < columns().count(); ++column)
     check_place(number, column, (*places)[column]);
   Row sorted = *places;

@@ -38,7 +38,7 @@ TransformSurvey::TransformSurvey(const TransformPart& part, std::string_view str
 /// How many tokens the next one stands for; 0: it is not looked at.
 uint32_t TransformSurvey::weight_of_next() const {
   if (token_ < lead_) return 0;
-  const uint64_t run = seen_ / kRun, apart = apart_at(run);
+  const uint64_t run = seen_ / kRun, apart = std::max<uint64_t>(apart_at(run), 1);
   return run % apart == 0 ? static_cast<uint32_t>(apart) : 0;
 }
 
