@@ -22,7 +22,7 @@ inline constexpr char kDataPath[] = "/data";  ///< u8: all parts, in any order
 inline constexpr char kPartsPath[] =
     "/parts";  ///< u64 [documents + 1, sides, 2]: where each part begins, its size
 /// A root attribute: row 0 of the table again, which a reader of one document would else have to fetch from far away. Only
-/// files have it whose table is large and whose documents share something.
+/// a file with a large table whose documents share streams has it.
 inline constexpr char kSharedParts[] = "shared_parts";
 inline constexpr char kTotalsPath[] = "/totals";  ///< u64 [streams of all sides, 2]: rows, bytes
 inline constexpr char kBookPath[] = "/book";

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <limits>
 
 #include "formats/families/family.hpp"
@@ -48,12 +49,12 @@ void set_windows(ModelConfig& config, const std::vector<bool>& slides, int64_t w
 
 void set_one_window(Reading& reading, int64_t window) {
   const std::vector<bool> slides = sliding_layers(reading, [&](int) { return window > 0; });
-  for (size_t layer = 0; layer < slides.size(); ++layer)
-    if (slides[layer] != (window > 0))
-      throw bad_input(
-          "layer_types says '{}' for layer {}; a {} model with that sliding_window has the same attention in all "
-          "layers",
-          slides[layer] ? "sliding_attention" : "full_attention", layer, reading.config.family);
+  const auto full = std::ranges::find(slides, false);
+  if (window > 0 && full != slides.end())
+    throw bad_input(
+        "layer_types says 'full_attention' for layer {}; a {} model with that sliding_window has the same attention "
+        "in all layers",
+        full - slides.begin(), reading.config.family);
   set_windows(reading.config, slides, window);
 }
 

@@ -17,7 +17,7 @@ void describe_gpt_neox(Reading& reading) {
   names.fused_qkv = "attention.query_key_value", names.fused_qkv_order = FusedQkv::heads;
   names.output = "attention.dense";
   names.up = "mlp.dense_h_to_4h", names.down = "mlp.dense_4h_to_h";
-  set_windows(config, sliding_layers(reading, [](int) { return false; }), 0);
+  set_one_window(reading, 0);
 }
 
 }  // namespace

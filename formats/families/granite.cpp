@@ -14,7 +14,7 @@ void describe_granite(Reading& reading) {
   const double divisor = multiplier("logits_scaling");
   if (!(divisor > 0)) throw bad_input("logits_scaling is {}; it must be positive", divisor);
   config.logit_scale = 1 / divisor;
-  set_windows(config, sliding_layers(reading, [](int) { return false; }), 0);
+  set_one_window(reading, 0);
 }
 
 }  // namespace

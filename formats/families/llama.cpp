@@ -6,7 +6,7 @@ namespace {
 
 void describe_llama(Reading& reading) {
   // Llama's code has no windows, whatever is said.
-  set_windows(reading.config, sliding_layers(reading, [](int) { return false; }), 0);
+  set_one_window(reading, 0);
 }
 
 }  // namespace

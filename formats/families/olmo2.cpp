@@ -10,7 +10,7 @@ void describe_olmo2(Reading& reading) {
   config.names.attention_norm = config.names.mlp_norm = "";
   config.names.attention_out_norm = "post_attention_layernorm";
   config.names.mlp_out_norm = "post_feedforward_layernorm";
-  set_windows(config, sliding_layers(reading, [](int) { return false; }), 0);
+  set_one_window(reading, 0);
 }
 
 }  // namespace

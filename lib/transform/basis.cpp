@@ -13,18 +13,25 @@ namespace {
 
 constexpr size_t kRowGrain = 16, kRows = 64;
 
-/// Calls body(first, rows) for some of these components' vectors at a time, on several threads: a book's vectors take four times
-/// their bytes as floats. Which come together does not depend on threads.
+/// Calls body(first, rows) for 64 of these components' vectors at a time, on several threads: all of a book's vectors take four
+/// times their bytes as floats.
 template <class Body>
 void for_some_rows(const ByteRows& vectors, std::span<const uint32_t> components, const Body& body) {
   parallel_for(components.size(), kRows, [&](size_t begin, size_t end, int) {
-    Matrix<float> rows(std::min(kRows, end - begin), vectors.levels.cols());
-    for (size_t first = begin; first < end; first += kRows) {
-      const size_t count = std::min(kRows, end - first);
-      for (size_t i = 0; i < count; ++i) row_floats(vectors, components[first + i], rows.row(i));
-      body(first, MatrixView<const float>(rows.view().rows(0, count)));
-    }
+    Matrix<float> rows(end - begin, vectors.levels.cols());
+    for (size_t i = 0; i < rows.rows(); ++i) row_floats(vectors, components[begin + i], rows.row(i));
+    body(begin, MatrixView<const float>(rows));
   });
+}
+
+/// These components' vectors times blocks of the metric.
+Matrix<float> products(const ByteRows& vectors, std::span<const uint32_t> components,
+                       const Matrix<float>& blocks) {
+  Matrix<float> result(components.size(), vectors.levels.cols());
+  for_some_rows(vectors, components, [&](size_t first, MatrixView<const float> rows) {
+    ErrorMetric::times(rows, blocks, result.view().rows(first, rows.rows()));
+  });
+  return result;
 }
 
 std::vector<double> diagonal_of(const Matrix<double>& matrix, size_t count) {
@@ -52,19 +59,11 @@ void take_off(std::vector<float>& mean, const Prediction& prediction, const std:
 }  // namespace
 
 Matrix<float> TransformBasis::analysis(std::span<const uint32_t> components) const {
-  Matrix<float> result(components.size(), width());
-  for_some_rows(vectors, components, [&](size_t first, MatrixView<const float> rows) {
-    metric.times_root(rows, result.view().rows(first, rows.rows()));
-  });
-  return result;
+  return products(vectors, components, metric.roots());
 }
 
 Matrix<float> TransformBasis::synthesis(std::span<const uint32_t> components) const {
-  Matrix<float> result(components.size(), width());
-  for_some_rows(vectors, components, [&](size_t first, MatrixView<const float> rows) {
-    metric.times_inverse_root(rows, result.view().rows(first, rows.rows()));
-  });
-  return result;
+  return products(vectors, components, metric.inverse_roots());
 }
 
 Analysis::Analysis(const TransformBasis& basis, std::span<const uint32_t> components)
@@ -90,7 +89,7 @@ Synthesis::Synthesis(const TransformBasis& basis, std::span<const float> mean,
     : mean_(mean.begin(), mean.end()), rows_(components.size() + basis.prediction.rank(), basis.width()) {
   for_some_rows(basis.vectors, components, [&](size_t first, MatrixView<const float> rows) {
     Matrix<float> back(rows.rows(), rows.cols());
-    basis.metric.times_inverse_root(rows, back);
+    ErrorMetric::times(rows, basis.metric.inverse_roots(), back);
     rows_.set(first, back);
   });
   if (basis.prediction.rank() > 0) rows_.set(components.size(), floats_of(basis.prediction.loadings));

@@ -58,6 +58,16 @@ Matrix<float> powers_of(Matrix<double> blocks, double power) {
   return result;
 }
 
+/// Blocks that a file has are at fault for what they fail at.
+template <class Body>
+auto as_bad_input(const Body& body) {
+  try {
+    return body();
+  } catch (const Error& error) {
+    throw bad_input("{}", error.what());
+  }
+}
+
 double trace_of(const Matrix<double>& block) {
   double sum = 0;
   for (size_t i = 0; i < block.rows(); ++i) sum += block(i, i);
@@ -83,20 +93,18 @@ ErrorMetric::ErrorMetric(Matrix<double> blocks)
 
 ErrorMetric ErrorMetric::from_inverse_roots(Matrix<float> inverse_roots) {
   ErrorMetric metric;
-  try {
+  as_bad_input([&] {
     for_each_block(inverse_roots, [](size_t i, Matrix<double> block) {
       if (!positive_definite(std::move(block))) throw failed("block {} is not positive definite", i);
     });
-  } catch (const Error& error) {
-    throw bad_input("{}", error.what());
-  }
+  });
   metric.inverse_roots_ = std::move(inverse_roots);
   return metric;
 }
 
 const Matrix<float>& ErrorMetric::roots() const {
   // The root is that of what is stored, which is rounded: one undoes the other.
-  return roots_->get([&] { return powers_of(doubles_of(inverse_roots_), -1); });
+  return roots_->get([&] { return as_bad_input([&] { return powers_of(doubles_of(inverse_roots_), -1); }); });
 }
 
 Matrix<float> ErrorMetric::times_root(MatrixView<const float> rows, size_t first) const {

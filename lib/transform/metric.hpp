@@ -28,13 +28,14 @@ class ErrorMetric {
 
   size_t width() const { return inverse_roots_.rows(); }
   size_t block() const { return inverse_roots_.cols(); }
+  /// W and V, (width, b). W is computed when it is first asked for, since only encoding and training need it. Throws
+  /// Error(bad_input) if V is too near to having no inverse.
+  const Matrix<float>& roots() const;
   const Matrix<float>& inverse_roots() const { return inverse_roots_; }
 
-  /// rows W and rows V: out (n, width).
-  void times_root(MatrixView<const float> rows, MatrixView<float> out) const { times(rows, roots(), out); }
-  void times_inverse_root(MatrixView<const float> rows, MatrixView<float> out) const {
-    times(rows, inverse_roots_, out);
-  }
+  /// rows times the blocks of W or V, which `blocks` is: out (n, width).
+  static void times(MatrixView<const float> rows, MatrixView<const float> blocks, MatrixView<float> out);
+  /// rows W and rows V: (n, width) each.
   Matrix<float> times_root(MatrixView<const float> rows) const { return product(rows, roots()); }
   Matrix<float> times_inverse_root(MatrixView<const float> rows) const {
     return product(rows, inverse_roots_);
@@ -46,12 +47,10 @@ class ErrorMetric {
   Matrix<double> between_roots(const Matrix<double>& matrix) const;
 
  private:
-  static void times(MatrixView<const float> rows, MatrixView<const float> blocks, MatrixView<float> out);
   static Matrix<float> product(MatrixView<const float> rows, MatrixView<const float> blocks);
-  const Matrix<float>& roots() const;
 
   Matrix<float> inverse_roots_;  // (width, b)
-  // Only who encodes or trains needs them. Copies share them.
+  // Copies share it.
   std::shared_ptr<const Lazy<Matrix<float>>> roots_ = std::make_shared<Lazy<Matrix<float>>>();
 };
 

@@ -140,8 +140,47 @@ TEST_CASE("eigenvectors: a matrix is the sum of theirs") {
     }
   CHECK_LT(worst, 1e-12);
   CHECK_EQ(symmetric_eigenvalues(a).size(), n);
+  // Positive definite from its least eigenvalue on.
+  const double least = symmetric_eigenvalues(a).front();
+  const auto with_diagonal = [&](double more) {
+    Matrix<double> shifted = a;
+    for (size_t i = 0; i < n; ++i) shifted(i, i) += more;
+    return shifted;
+  };
+  CHECK(positive_definite(with_diagonal(1e-6 - least)));
+  CHECK_FALSE(positive_definite(with_diagonal(-1e-6 - least)));
+  Matrix<double> one(1, 1);
+  CHECK_FALSE(positive_definite(one));
+  one(0, 0) = 1e-300;
+  CHECK(positive_definite(one));
+  CHECK_THROWS_AS(positive_definite(Matrix<double>(2, 3)), Error);
   a(1, 2) = NAN;
+  CHECK_FALSE(positive_definite(a));
   CHECK_THROWS_AS(symmetric_eigen(a), Error);
+}
+
+TEST_CASE("error metric: what has no inverse of use is the file's fault, whenever that is found") {
+  const auto blame = [](float least) {
+    Matrix<float> blocks(2, 2);
+    blocks(0, 0) = 1, blocks(1, 1) = least;
+    try {
+      const ErrorMetric metric = ErrorMetric::from_inverse_roots(blocks);
+      try {
+        metric.times_root(Matrix<float>(1, 2));
+        return std::string("none");
+      } catch (const Error& error) {
+        CHECK(error.kind() == ErrorKind::bad_input);
+        return std::string("on use");
+      }
+    } catch (const Error& error) {
+      CHECK(error.kind() == ErrorKind::bad_input);
+      return std::string("on opening");
+    }
+  };
+  CHECK_EQ(blame(1e-3f), "none");
+  CHECK_EQ(blame(1e-13f), "on use");
+  CHECK_EQ(blame(-1e-3f), "on opening");
+  CHECK_EQ(blame(INFINITY), "on opening");
 }
 
 TEST_CASE("transform basis: components hold the energy in order, and all of them give the vectors back") {
