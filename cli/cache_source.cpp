@@ -74,33 +74,33 @@ class CodesSource final : public CacheSource {
 
  private:
   /// Which rows were decoded last: layers and sides that are coded together ask for the same ones.
-  struct Place {
+  struct DecodedRows {
     int group;
     Side side;
     size_t document;
     uint64_t first, count;
-    bool operator==(const Place&) const = default;
+    bool operator==(const DecodedRows&) const = default;
   };
 
-  MatrixView<float> decoded(const Place& place, const GroupShape& shape) const {
-    if (last_ != place) {
+  MatrixView<float> decoded(const DecodedRows& wanted, const GroupShape& shape) const {
+    if (last_ != wanted) {
       last_.reset();
-      if (rows_.rows() < place.count || rows_.cols() != shape.width())
-        rows_ = Matrix<float>(static_cast<size_t>(place.count), shape.width());
-      at_dataset(codes_.name(), place.side, place.group, [&] {
-        const StoredDocument document(codes_, codec_.codec(), shape, place.document);
-        document->decode(place.first, rows_.view().rows(0, static_cast<size_t>(place.count)));
+      if (rows_.rows() < wanted.count || rows_.cols() != shape.width())
+        rows_ = Matrix<float>(static_cast<size_t>(wanted.count), shape.width());
+      at_dataset(codes_.name(), wanted.side, wanted.group, [&] {
+        const StoredDocument document(codes_, codec_.codec(), shape, wanted.document);
+        document->decode(wanted.first, rows_.view().rows(0, static_cast<size_t>(wanted.count)));
       });
-      last_ = place;
+      last_ = wanted;
     }
-    return rows_.view().rows(0, static_cast<size_t>(place.count));
+    return rows_.view().rows(0, static_cast<size_t>(wanted.count));
   }
 
   CodesReader codes_;
   CodecOfFile codec_;
   std::vector<int> layers_;
   mutable Matrix<float> rows_;
-  mutable std::optional<Place> last_;
+  mutable std::optional<DecodedRows> last_;
 };
 
 class ChosenLayers final : public CacheSource {

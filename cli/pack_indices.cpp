@@ -14,6 +14,8 @@
 #include "cli/subcommands.hpp"
 #include "cli/text.hpp"
 #include "formats/codes_file.hpp"
+#include "formats/header.hpp"
+#include "lib/codec/sink_codec.hpp"
 #include "lib/codec/sparse/copy.hpp"
 #include "lib/core/error.hpp"
 
@@ -72,9 +74,16 @@ uint64_t id_bytes(const CodesReader& codes) {
 RepackResult copy_sparse(const CodesReader& codes, OutputFile& output, bool pack, bool sort,
                          const Provenance& provenance) {
   CodesInfo info = codes.info();
+  if (info.groups.empty()) throw bad_input("{}: there are no layers", codes.name());
+  const int any = info.groups.front();
+  const int64_t sink = at_dataset(codes.name(), Side::key, any, [&] { return sink_in(info.parameters); });
+  const auto firsts_of = [&](Side side, int group) {
+    return sink_stream(group_shape(info.model, group, info.layer_group, side), info.storage);
+  };
   const auto form_of = [&](Side side, int group) {
     std::vector<StreamSpec> specs;
     for (const StoredStream& stream : codes.streams(side, group)) specs.push_back(stream.spec);
+    if (sink > 0) std::erase(specs, firsts_of(side, group));
     return at_dataset(codes.name(), side, group, [&] {
       const SparseForm form = SparseForm::of(codes.info().parameters, specs);
       const auto heads = static_cast<uint64_t>(info.model.num_kv_heads);
@@ -83,12 +92,12 @@ RepackResult copy_sparse(const CodesReader& codes, OutputFile& output, bool pack
       return form;
     });
   };
-  if (info.groups.empty()) throw bad_input("{}: there are no layers", codes.name());
-  const int any = info.groups.front();
   SparseForm keys = form_of(Side::key, any), values = form_of(Side::value, any);
   keys.sorted = values.sorted = sort;
-  const SparseCopyCodec target(keys, values, info.parameters);
-  info.parameters = target.parameters();
+  const auto target_form = [&](Side side) -> const SparseForm& { return side == Side::key ? keys : values; };
+  const auto target =
+      keep_first_tokens(std::make_unique<SparseCopyCodec>(keys, values, info.parameters), sink, info.storage);
+  info.parameters = target->parameters();
   info.packed = pack;
   const uint64_t tokens = info.documents.tokens();
   const auto ids = codes.has_tokens() ? codes.tokens(0, tokens) : std::vector<uint32_t>{};
@@ -99,7 +108,7 @@ RepackResult copy_sparse(const CodesReader& codes, OutputFile& output, bool pack
     for (const Side side : kSides) {
       SparseForm form = form_of(side, group), wanted = keys;
       form.sorted = sort;
-      wanted.gains = target.form(side).gains;
+      wanted.gains = target_form(side).gains;
       if (form != wanted)
         at_dataset(codes.name(), side, group, [&] {
           throw bad_input(
@@ -108,14 +117,17 @@ RepackResult copy_sparse(const CodesReader& codes, OutputFile& output, bool pack
               any, form.atoms, form.signals, wanted.atoms, wanted.signals);
         });
     }
-  CodesWriter writer(output, info, target, ids, positions, book ? &*book : nullptr);
+  CodesWriter writer(output, info, *target, ids, positions, book ? &*book : nullptr);
   for (const int group : info.groups)
     for (const Side side : kSides) {
       const SparseForm from = form_of(side, group);
       at_dataset(codes.name(), side, group, [&] {
-        for (size_t d = 0; d < info.documents.count(); ++d)
-          copy_codes(from, *codes.document(side, group, d), target.form(side),
-                     writer.document(side, group, d));
+        for (size_t d = 0; d < info.documents.count(); ++d) {
+          const auto document = codes.document(side, group, d);
+          StreamStore& copy = writer.document(side, group, d);
+          copy_codes(from, *document, target_form(side), copy);
+          if (sink > 0) copy_first_tokens(firsts_of(side, group), *document, copy);
+        }
       });
     }
   writer.finish(provenance);

@@ -11,14 +11,14 @@ namespace {
 constexpr const char* kBits = "bits per value, everything stored";
 
 /// The point of a line, without what the page says of its setting.
-struct Place {
+struct PlotValue {
   double x = 0, y = 0;
   std::optional<double> low, high;
 };
 
 /// Joins the points of a family, and lists each setting once.
-template <class Lines, class PlaceOf>
-void add_lines(Plot& plot, const Results& results, const Lines& lines, const PlaceOf& place_of) {
+template <class Lines, class ValueOf>
+void add_lines(Plot& plot, const Results& results, const Lines& lines, const ValueOf& value_of) {
   std::vector<std::string> families;
   for (const auto& line : lines) {
     const Setting& setting = results.setting(line.label);
@@ -28,7 +28,7 @@ void add_lines(Plot& plot, const Results& results, const Lines& lines, const Pla
       plot.series.emplace_back();
       place = families.end() - 1;
     }
-    const Place at = place_of(line);
+    const PlotValue at = value_of(line);
     plot.series[static_cast<size_t>(place - families.begin())].push_back(
         {.x = at.x,
          .y = at.y,
@@ -42,7 +42,7 @@ void add_lines(Plot& plot, const Results& results, const Lines& lines, const Pla
   }
 }
 
-Place place_of(double bits, const Interval& interval) {
+PlotValue value_of(double bits, const Interval& interval) {
   return {bits, interval.mean, interval.low(), interval.high()};
 }
 
@@ -80,7 +80,7 @@ Plot rise_plot(const Results& results, const ModelRun& run) {
             .x_label = kBits,
             .y_label = "nats per token, with 95% intervals; above 0: the model loses",
             .y = Scale::symlog};
-  add_lines(plot, results, run.lines, [](const ModelLine& line) { return place_of(line.bits, line.rise); });
+  add_lines(plot, results, run.lines, [](const ModelLine& line) { return value_of(line.bits, line.rise); });
   plot.linear = linear_part(rise_spans(run));
   const std::string linear = tick_text(plot.linear);
   plot.note = fmt::format(
@@ -97,7 +97,7 @@ Plot divergence_plot(const Results& results, const ModelRun& run) {
             .y_label = "nats per token, with 95% intervals",
             .y = Scale::log};
   add_lines(plot, results, run.lines,
-            [](const ModelLine& line) { return place_of(line.bits, line.divergence); });
+            [](const ModelLine& line) { return value_of(line.bits, line.divergence); });
   plot.note = "Logarithmic. An interval that ends in an arrow goes on below the axis.";
   if (any_zero(plot)) plot.note += " What has no logarithm stands in the strip at the foot.";
   note_missing(plot);
@@ -111,8 +111,8 @@ Plot recall_plot(const Results& results) {
             .y = Scale::linear};
   add_lines(plot, results, results.recall, [](const RecallLine& line) {
     const bool interval = std::isfinite(line.low) && std::isfinite(line.high);
-    return Place{line.bits, 100 * line.share, interval ? std::optional(100 * line.low) : std::nullopt,
-                 interval ? std::optional(100 * line.high) : std::nullopt};
+    return PlotValue{line.bits, 100 * line.share, interval ? std::optional(100 * line.low) : std::nullopt,
+                     interval ? std::optional(100 * line.high) : std::nullopt};
   });
   note_missing(plot);
   return plot;
@@ -126,7 +126,7 @@ Plot attention_plot(const Results& results) {
   std::vector<ReconLine> measured = results.recon;
   std::erase_if(measured, [](const ReconLine& line) { return !line.output_error; });
   add_lines(plot, results, measured, [](const ReconLine& line) {
-    return Place{line.bits, *line.output_error, {}, {}};
+    return PlotValue{line.bits, *line.output_error, {}, {}};
   });
   if (any_zero(plot)) plot.note = "Logarithmic; what has no error stands in the strip at the foot.";
   note_missing(plot);

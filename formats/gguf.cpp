@@ -204,7 +204,7 @@ Counts read_head(Cursor& cursor) {
 }
 
 /// A tensor and where it lies within the data.
-struct Place {
+struct TensorBytes {
   std::string name;
   uint64_t begin, bytes;
 };
@@ -223,7 +223,7 @@ std::string type_name_of(uint32_t number) {
 }
 
 /// Everything but where the bytes are; adds to places if that is known.
-Gguf::Tensor read_tensor(Cursor& cursor, const std::string& name, std::vector<Place>& places) {
+Gguf::Tensor read_tensor(Cursor& cursor, const std::string& name, std::vector<TensorBytes>& places) {
   const auto dimensions = cursor.number<uint32_t>();
   if (dimensions < 1 || dimensions > kMostDimensions)
     throw bad_input("has {} dimensions; it must have 1 to {}", dimensions, kMostDimensions);
@@ -243,12 +243,12 @@ Gguf::Tensor read_tensor(Cursor& cursor, const std::string& name, std::vector<Pl
   return tensor;
 }
 
-void check_overlaps(std::vector<Place>& places) {
-  std::sort(places.begin(), places.end(), [](const Place& a, const Place& b) {
+void check_overlaps(std::vector<TensorBytes>& places) {
+  std::sort(places.begin(), places.end(), [](const TensorBytes& a, const TensorBytes& b) {
     return std::pair(a.begin, a.bytes) < std::pair(b.begin, b.bytes);
   });
   for (size_t i = 1; i < places.size(); ++i) {
-    const Place &before = places[i - 1], &place = places[i];
+    const TensorBytes &before = places[i - 1], &place = places[i];
     if (place.begin < before.begin + before.bytes)
       throw bad_input(
           "tensor '{}': begins at byte {} of the data, inside the tensor before it, which ends at {}",
@@ -324,7 +324,7 @@ struct Gguf::Impl {
       if (!values.emplace(key, std::move(value)).second)
         throw bad_input("key '{}' is given twice", printable(key));
     }
-    std::vector<Place> places;
+    std::vector<TensorBytes> places;
     for (uint64_t i = 0; i < counts.tensors; ++i) {
       const std::string key =
           with_context(fmt::format("tensor {}", i), [&] { return std::string(cursor.string()); });
@@ -386,12 +386,12 @@ struct Gguf::Impl {
     return static_cast<uint64_t>(*number);
   }
 
-  void place_tensors(uint64_t end_of_list, std::vector<Place>& places) {
+  void place_tensors(uint64_t end_of_list, std::vector<TensorBytes>& places) {
     const uint64_t step = alignment();
     const uint64_t start = checked_add(end_of_list, step - 1) / step * step;
     const std::span<const std::byte> bytes = file.bytes();
     const uint64_t data = start < bytes.size() ? bytes.size() - start : 0;
-    for (const Place& place : places) {
+    for (const TensorBytes& place : places) {
       if (place.begin % step != 0)
         throw bad_input("tensor '{}': begins at byte {} of the data, which is not a multiple of {}",
                         printable(place.name), place.begin, step);

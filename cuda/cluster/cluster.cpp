@@ -20,7 +20,7 @@ constexpr size_t kMostQueries = kMostGridRows;
 
 }  // namespace
 
-struct ClusterIndex::Impl {
+struct DeviceClusterIndex::Impl {
   size_t dims = 0, clusters = 0;
   uint64_t sink = 0, end = 0;
   DeviceBuffer<float> centroids;
@@ -28,7 +28,7 @@ struct ClusterIndex::Impl {
   DeviceBuffer<uint32_t> ids, labels;
 };
 
-ClusterIndex::ClusterIndex(const kvcodec::ClusterIndex& index) : impl_(std::make_unique<Impl>()) {
+DeviceClusterIndex::DeviceClusterIndex(const kvcodec::ClusterIndex& index) : impl_(std::make_unique<Impl>()) {
   Impl& own = *impl_;
   own.dims = index.dims(), own.clusters = index.clusters(), own.sink = index.sink(), own.end = index.end();
   std::vector<uint32_t> labels(own.end);
@@ -42,9 +42,9 @@ ClusterIndex::ClusterIndex(const kvcodec::ClusterIndex& index) : impl_(std::make
   own.labels = DeviceBuffer<uint32_t>(labels, stream);
   stream.synchronize();
 }
-ClusterIndex::~ClusterIndex() = default;
-ClusterIndex::ClusterIndex(ClusterIndex&&) noexcept = default;
-ClusterIndex& ClusterIndex::operator=(ClusterIndex&&) noexcept = default;
+DeviceClusterIndex::~DeviceClusterIndex() = default;
+DeviceClusterIndex::DeviceClusterIndex(DeviceClusterIndex&&) noexcept = default;
+DeviceClusterIndex& DeviceClusterIndex::operator=(DeviceClusterIndex&&) noexcept = default;
 
 struct TokenRows::Impl {
   size_t tokens = 0, row_bytes = 0;
@@ -99,7 +99,7 @@ ClusterSelection::ClusterSelection(std::span<const ClusterQuery> queries) : impl
   ClusterSearches all;
   uint64_t most_tokens = 0;
   for (const ClusterQuery& query : queries) {
-    const ClusterIndex::Impl& index = query.index->impl();
+    const DeviceClusterIndex::Impl& index = query.index->impl();
     if (query.queries.rows() == 0 || query.queries.cols() != index.dims || query.tokens > UINT32_MAX)
       throw failed("{} queries of {} dimensions for {} tokens and an index of {} of {}", query.queries.rows(),
                    query.queries.cols(), query.tokens, index.end, index.dims);
@@ -259,7 +259,7 @@ float score_of(uint64_t token, const kvcodec::ClusterIndex& index, uint64_t toke
 
 /// Copies the index there, once, and queries; tokens and their scores come back.
 TokenChooser cluster_chooser(const DeviceWork& device, const kvcodec::ClusterIndex& index, uint64_t tokens) {
-  auto made = device.try_make("selection by clusters", [&] { return ClusterIndex(index); });
+  auto made = device.try_make("selection by clusters", [&] { return DeviceClusterIndex(index); });
   if (!made) return {};
   return [&device, &index, tokens, on_device = device.share(std::move(*made))](
              std::span<const TokenChoice> choices, bool largest, std::span<std::vector<Scored>> chosen) {

@@ -19,13 +19,13 @@
 namespace kvcodec::cuda {
 
 /// kvcodec::ClusterIndex in device memory.
-class ClusterIndex {
+class DeviceClusterIndex {
  public:
   /// Copied. Throws Error(failed) without device memory.
-  explicit ClusterIndex(const kvcodec::ClusterIndex& index);
-  ~ClusterIndex();
-  ClusterIndex(ClusterIndex&&) noexcept;
-  ClusterIndex& operator=(ClusterIndex&&) noexcept;
+  explicit DeviceClusterIndex(const kvcodec::ClusterIndex& index);
+  ~DeviceClusterIndex();
+  DeviceClusterIndex(DeviceClusterIndex&&) noexcept;
+  DeviceClusterIndex& operator=(DeviceClusterIndex&&) noexcept;
 
   struct Impl;
   const Impl& impl() const { return *impl_; }
@@ -36,7 +36,7 @@ class ClusterIndex {
 
 /// A group of queries that share a selection.
 struct ClusterQuery {
-  const ClusterIndex* index = nullptr;
+  const DeviceClusterIndex* index = nullptr;
   uint64_t tokens = 0;              ///< that the queries see, the first ones of the document
   MatrixView<const float> queries;  ///< (n, dims), n >= 1
   Share by = Share::max;

@@ -45,7 +45,7 @@ WordStream words_of(const DeviceBuffer<uint8_t>& buffer) {
 
 }  // namespace
 
-struct LoadedBlocks::Impl {
+struct DeviceBlocks::Impl {
   Stream stream;
   DeviceBuffer<uint8_t> payload, counts, origins;
   DeviceBuffer<uint16_t> steps;
@@ -101,7 +101,7 @@ struct LoadedBlocks::Impl {
   }
 };
 
-LoadedBlocks::LoadedBlocks(const kvcomp::Layout& layout, DType storage, const kvcomp::StoredBlocks& stored)
+DeviceBlocks::DeviceBlocks(const kvcomp::Layout& layout, DType storage, const kvcomp::StoredBlocks& stored)
     : impl_(std::make_unique<Impl>()) {
   if (stored.coder.coder() != Coder::huffman)
     throw usage_error("blocks coded with rANS; a device decodes those coded with Huffman codes");
@@ -154,17 +154,17 @@ LoadedBlocks::LoadedBlocks(const kvcomp::Layout& layout, DType storage, const kv
   at.stream.synchronize();  // what is uploaded goes away
 }
 
-LoadedBlocks::~LoadedBlocks() = default;
-LoadedBlocks::LoadedBlocks(LoadedBlocks&&) noexcept = default;
-LoadedBlocks& LoadedBlocks::operator=(LoadedBlocks&&) noexcept = default;
+DeviceBlocks::~DeviceBlocks() = default;
+DeviceBlocks::DeviceBlocks(DeviceBlocks&&) noexcept = default;
+DeviceBlocks& DeviceBlocks::operator=(DeviceBlocks&&) noexcept = default;
 
-size_t LoadedBlocks::rows() const { return impl_->store.rows; }
-size_t LoadedBlocks::tokens() const { return size_t{impl_->store.rows} * impl_->store.tokens; }
-KvcompStore LoadedBlocks::store() const { return impl_->store; }
-void LoadedBlocks::cut(const KvcompCuts& cuts) { impl_->cuts = cuts; }
+size_t DeviceBlocks::rows() const { return impl_->store.rows; }
+size_t DeviceBlocks::tokens() const { return size_t{impl_->store.rows} * impl_->store.tokens; }
+KvcompStore DeviceBlocks::store() const { return impl_->store; }
+void DeviceBlocks::cut(const KvcompCuts& cuts) { impl_->cuts = cuts; }
 
-void LoadedBlocks::decode(size_t first, MatrixView<float> out) const { impl_->decode(first, out); }
-void LoadedBlocks::decode(size_t first, MatrixView<uint16_t> out) const { impl_->decode(first, out); }
+void DeviceBlocks::decode(size_t first, MatrixView<float> out) const { impl_->decode(first, out); }
+void DeviceBlocks::decode(size_t first, MatrixView<uint16_t> out) const { impl_->decode(first, out); }
 
 namespace {
 
@@ -196,7 +196,7 @@ unsigned per_head(const KvcompStore& store, MatrixView<const float> queries, Mat
 
 }  // namespace
 
-void LoadedBlocks::multiply_keys(size_t first, MatrixView<const float> queries, MatrixView<float> out) const {
+void DeviceBlocks::multiply_keys(size_t first, MatrixView<const float> queries, MatrixView<float> out) const {
   const unsigned n = per_head(impl_->store, queries, out, true);
   const auto [part, range] = impl_->part(first, out.cols());
   const std::vector<float> rows = packed(queries);
@@ -216,7 +216,7 @@ void LoadedBlocks::multiply_keys(size_t first, MatrixView<const float> queries, 
   unpack(result, out);
 }
 
-void LoadedBlocks::multiply_values(size_t first, MatrixView<const float> weights,
+void DeviceBlocks::multiply_values(size_t first, MatrixView<const float> weights,
                                    MatrixView<float> out) const {
   const unsigned n = per_head(impl_->store, weights, out, false);
   const auto [part, range] = impl_->part(first, weights.cols());
@@ -266,7 +266,7 @@ class KeptBlocks {
   struct Piece {
     const void* document = nullptr;
     uint64_t first = 0, last = 0, bytes = 0;
-    std::shared_ptr<const LoadedBlocks> blocks = {};
+    std::shared_ptr<const DeviceBlocks> blocks = {};
   };
 
   /// A piece of that document with all of these block rows; without blocks if there is none.
@@ -332,7 +332,7 @@ class DocumentBlocks final : public kvcomp::BlocksElsewhere {
   /// Copies streams there, unless they are, and floats back.
   bool decode(uint64_t first, MatrixView<float> out) override {
     return over_blocks(first, out.rows(), layout_.width() * sizeof(float), DeviceWork::Bits::same,
-                       [&](const LoadedBlocks& blocks, size_t token, size_t done, size_t count) {
+                       [&](const DeviceBlocks& blocks, size_t token, size_t done, size_t count) {
                          blocks.decode(token, out.rows(done, count));
                        });
   }
@@ -340,7 +340,7 @@ class DocumentBlocks final : public kvcomp::BlocksElsewhere {
   /// Copies streams, unless they are there, and queries there and products back.
   bool multiply_keys(uint64_t first, MatrixView<const float> queries, MatrixView<float> out) override {
     return over_blocks(first, out.cols(), queries.rows() * sizeof(float), DeviceWork::Bits::rounded,
-                       [&](const LoadedBlocks& blocks, size_t token, size_t done, size_t count) {
+                       [&](const DeviceBlocks& blocks, size_t token, size_t done, size_t count) {
                          blocks.multiply_keys(token, queries, out.columns(done, count));
                        });
   }
@@ -350,7 +350,7 @@ class DocumentBlocks final : public kvcomp::BlocksElsewhere {
     Matrix<float> piece(out.rows(), out.cols());
     for (size_t i = 0; i < out.rows(); ++i) std::ranges::fill(out.row(i), 0.0f);
     return over_blocks(first, weights.cols(), weights.rows() * sizeof(float), DeviceWork::Bits::rounded,
-                       [&](const LoadedBlocks& blocks, size_t token, size_t done, size_t count) {
+                       [&](const DeviceBlocks& blocks, size_t token, size_t done, size_t count) {
                          blocks.multiply_values(token, weights.columns(done, count), piece);
                          for (size_t i = 0; i < out.rows(); ++i)
                            for (size_t c = 0; c < out.cols(); ++c) out(i, c) += piece(i, c);
@@ -375,7 +375,7 @@ class DocumentBlocks final : public kvcomp::BlocksElsewhere {
     const auto run = [&] {
       const kvcomp::StoredBlocks stored = read_(begin, end);
       piece.bytes = bytes_of(stored);
-      piece.blocks = device_.share(LoadedBlocks(layout_, storage_, stored));
+      piece.blocks = device_.share(DeviceBlocks(layout_, storage_, stored));
       body(*piece.blocks, first - begin * block, 0, count);
     };
     if (device_.try_run(run, bits) == Outcome::declined) return false;
@@ -392,7 +392,7 @@ class DocumentBlocks final : public kvcomp::BlocksElsewhere {
       const uint64_t at_once = tokens_in(DeviceWork::rows_at_once(1), layout_, bytes_per_token);
       for (uint64_t begin = first; begin < first + count;) {
         const uint64_t row = begin / block, end = std::min(row * block + at_once, first + count);
-        const LoadedBlocks blocks(layout_, storage_, read_(row, (end - 1) / block + 1));
+        const DeviceBlocks blocks(layout_, storage_, read_(row, (end - 1) / block + 1));
         body(blocks, begin - row * block, begin - first, end - begin);
         begin = end;
       }

@@ -26,14 +26,14 @@ struct KvcompRange;
 
 /// Some block rows of a document, in device memory as they lie in the streams. Tokens are counted from the
 /// first of them.
-class LoadedBlocks {
+class DeviceBlocks {
  public:
   /// As kvcodec::kvcomp::LoadedBlocks. Throws Error(bad_input) for sizes that no encoder writes, Error(usage)
   /// for blocks coded with rANS, Error(failed) without device memory.
-  LoadedBlocks(const kvcomp::Layout& layout, DType storage, const kvcomp::StoredBlocks& stored);
-  ~LoadedBlocks();
-  LoadedBlocks(LoadedBlocks&&) noexcept;
-  LoadedBlocks& operator=(LoadedBlocks&&) noexcept;
+  DeviceBlocks(const kvcomp::Layout& layout, DType storage, const kvcomp::StoredBlocks& stored);
+  ~DeviceBlocks();
+  DeviceBlocks(DeviceBlocks&&) noexcept;
+  DeviceBlocks& operator=(DeviceBlocks&&) noexcept;
 
   size_t rows() const;
   size_t tokens() const;

@@ -103,7 +103,7 @@ bool OmpBatches::gram_pays(const OmpDictionary& dictionary, uint64_t signals, in
   // some 6 TB/s; and memory that can be spared.
   const auto n = static_cast<double>(dictionary.atoms()), each = static_cast<double>(s);
   return static_cast<double>(signals) * each * each > 0.3 * n * n &&
-         (dictionary.has_gram() || Omp::gram_bytes(dictionary.atoms()) <= free_bytes() / 4);
+         (dictionary.has_gram() || DeviceOmp::gram_bytes(dictionary.atoms()) <= free_bytes() / 4);
 }
 
 size_t OmpBatches::at_once(const OmpDictionary& dictionary, const OmpOptions& options, size_t count) const {
@@ -187,41 +187,41 @@ void OmpBatches::run(const OmpDictionary& dictionary, const OmpOptions& options,
   stream.synchronize();  // `active` and `flags` end here
 }
 
-struct Omp::Impl {
+struct DeviceOmp::Impl {
   OmpDictionary dictionary;
 };
 
-Omp::Omp(MatrixView<const float> atoms) : impl_(std::make_unique<Impl>()) { assign(atoms); }
-Omp::~Omp() = default;
-Omp::Omp(Omp&&) noexcept = default;
-Omp& Omp::operator=(Omp&&) noexcept = default;
+DeviceOmp::DeviceOmp(MatrixView<const float> atoms) : impl_(std::make_unique<Impl>()) { assign(atoms); }
+DeviceOmp::~DeviceOmp() = default;
+DeviceOmp::DeviceOmp(DeviceOmp&&) noexcept = default;
+DeviceOmp& DeviceOmp::operator=(DeviceOmp&&) noexcept = default;
 
-void Omp::assign(MatrixView<const float> atoms) {
+void DeviceOmp::assign(MatrixView<const float> atoms) {
   check_atoms(atoms);
   impl_->dictionary.assign(atoms, Stream());
 }
 
-size_t Omp::atoms() const { return impl_->dictionary.atoms(); }
-size_t Omp::width() const { return impl_->dictionary.width(); }
-uint64_t Omp::gram_bytes(size_t n) { return checked_mul(checked_mul(n, n), sizeof(float)); }
-bool Omp::has_gram() const { return impl_->dictionary.has_gram(); }
+size_t DeviceOmp::atoms() const { return impl_->dictionary.atoms(); }
+size_t DeviceOmp::width() const { return impl_->dictionary.width(); }
+uint64_t DeviceOmp::gram_bytes(size_t n) { return checked_mul(checked_mul(n, n), sizeof(float)); }
+bool DeviceOmp::has_gram() const { return impl_->dictionary.has_gram(); }
 
-void Omp::build_gram() {
+void DeviceOmp::build_gram() {
   if (has_gram()) return;
   const Stream stream;
   impl_->dictionary.build_gram(stream);
   stream.synchronize();
 }
 
-bool Omp::gram_pays(uint64_t signals, int64_t s) const {
+bool DeviceOmp::gram_pays(uint64_t signals, int64_t s) const {
   return OmpBatches::gram_pays(impl_->dictionary, signals, s);
 }
 
-bool Omp::takes(const OmpOptions& options) {
+bool DeviceOmp::takes(const OmpOptions& options) {
   return options.selection == AtomSelection::omp && options.sparsity <= int64_t{kOmpMostTaken};
 }
 
-SparseCodes Omp::encode(MatrixView<const float> signals, const OmpOptions& options) const {
+SparseCodes DeviceOmp::encode(MatrixView<const float> signals, const OmpOptions& options) const {
   const OmpDictionary& dictionary = impl_->dictionary;
   OmpBatches::check(dictionary, options);
   if (signals.cols() != width())
@@ -263,11 +263,11 @@ namespace {
 
 class Pursuit final : public PursuitEngine {
  public:
-  Pursuit(const DeviceWork& device, Omp omp) : device_(device), omp_(std::move(omp)) {}
+  Pursuit(const DeviceWork& device, DeviceOmp omp) : device_(device), omp_(std::move(omp)) {}
 
   /// Copies signals there and codes back, some tens of thousands at a time.
   bool encode(MatrixView<const float> signals, const OmpOptions& options, SparseCodes& codes) const override {
-    if (!Omp::takes(options)) {
+    if (!DeviceOmp::takes(options)) {
       device_.fall_back(fmt::format("sparse: pursuits with selection {} of {} atoms per signal",
                                     options.selection, options.sparsity));
       return false;
@@ -282,7 +282,7 @@ class Pursuit final : public PursuitEngine {
 
  private:
   const DeviceWork& device_;
-  mutable Omp omp_;  // looked at by one thread at a time; inner products of atoms are about speed only
+  mutable DeviceOmp omp_;  // looked at by one thread at a time; inner products of atoms are about speed only
   mutable uint64_t signals_ = 0;  // so far
 };
 
@@ -291,7 +291,7 @@ class Pursuit final : public PursuitEngine {
 std::unique_ptr<PursuitEngine> pursuit_engine(const DeviceWork& device, const Dictionary& dictionary) {
   auto made = device.try_make("sparse: pursuit", [&] {
     // Beside atoms kept in 8 bits others need not be there.
-    return dictionary.bytes.empty() ? Omp(dictionary.atoms) : Omp(floats_of(dictionary.bytes));
+    return dictionary.bytes.empty() ? DeviceOmp(dictionary.atoms) : DeviceOmp(floats_of(dictionary.bytes));
   });
   if (!made) return nullptr;
   return std::make_unique<Pursuit>(device, std::move(*made));

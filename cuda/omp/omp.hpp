@@ -27,13 +27,13 @@
 
 namespace kvcodec::cuda {
 
-class Omp {
+class DeviceOmp {
  public:
   /// As kvcodec::Omp's: (n, m), 1 <= n < 2^31, copied. Throws Error(failed) for m above 2^15.
-  explicit Omp(MatrixView<const float> atoms);
-  ~Omp();
-  Omp(Omp&&) noexcept;
-  Omp& operator=(Omp&&) noexcept;
+  explicit DeviceOmp(MatrixView<const float> atoms);
+  ~DeviceOmp();
+  DeviceOmp(DeviceOmp&&) noexcept;
+  DeviceOmp& operator=(DeviceOmp&&) noexcept;
 
   /// Replaces the dictionary, keeping memory; drops the inner products between atoms.
   void assign(MatrixView<const float> atoms);

@@ -91,7 +91,7 @@ struct UploadedFinishing {
 
 }  // namespace
 
-struct Reconstructor::Impl {
+struct DeviceReconstructor::Impl {
   AtomType type = AtomType::f32;
   size_t atoms = 0, width = 0, stride = 0;
   DeviceBuffer<uint8_t> rows;
@@ -223,7 +223,8 @@ struct Reconstructor::Impl {
   }
 };
 
-Reconstructor::Reconstructor(MatrixView<const float> atoms, DType type) : impl_(std::make_unique<Impl>()) {
+DeviceReconstructor::DeviceReconstructor(MatrixView<const float> atoms, DType type)
+    : impl_(std::make_unique<Impl>()) {
   if (type != DType::f32 && type != DType::f16 && type != DType::bf16)
     throw failed("atoms on a device are f32, bf16 or f16");
   Impl& own = *impl_;
@@ -247,7 +248,7 @@ Reconstructor::Reconstructor(MatrixView<const float> atoms, DType type) : impl_(
   stream.synchronize();
 }
 
-Reconstructor::Reconstructor(const ByteAtoms& atoms) : impl_(std::make_unique<Impl>()) {
+DeviceReconstructor::DeviceReconstructor(const ByteAtoms& atoms) : impl_(std::make_unique<Impl>()) {
   Impl& own = *impl_;
   own.atoms = atoms.levels.rows(), own.width = atoms.levels.cols();
   own.check_size();
@@ -262,25 +263,27 @@ Reconstructor::Reconstructor(const ByteAtoms& atoms) : impl_(std::make_unique<Im
   stream.synchronize();
 }
 
-Reconstructor::~Reconstructor() = default;
-Reconstructor::Reconstructor(Reconstructor&&) noexcept = default;
-Reconstructor& Reconstructor::operator=(Reconstructor&&) noexcept = default;
-size_t Reconstructor::atoms() const { return impl_->atoms; }
-size_t Reconstructor::width() const { return impl_->width; }
+DeviceReconstructor::~DeviceReconstructor() = default;
+DeviceReconstructor::DeviceReconstructor(DeviceReconstructor&&) noexcept = default;
+DeviceReconstructor& DeviceReconstructor::operator=(DeviceReconstructor&&) noexcept = default;
+size_t DeviceReconstructor::atoms() const { return impl_->atoms; }
+size_t DeviceReconstructor::width() const { return impl_->width; }
 
-void Reconstructor::run(const CodeView& codes, MatrixView<float> out, const Finishing& finishing) const {
+void DeviceReconstructor::run(const CodeView& codes, MatrixView<float> out,
+                              const Finishing& finishing) const {
   impl_->run(codes, DType::f32, out, finishing);
 }
-void Reconstructor::run(const CodeView& codes, DType type, MatrixView<uint16_t> out,
-                        const Finishing& finishing) const {
+void DeviceReconstructor::run(const CodeView& codes, DType type, MatrixView<uint16_t> out,
+                              const Finishing& finishing) const {
   if (type == DType::f32) throw failed("signals of type f32 in 16 bits");
   impl_->run(codes, type, out, finishing);
 }
-void Reconstructor::run(const PackedCodes& codes, MatrixView<float> out, const Finishing& finishing) const {
+void DeviceReconstructor::run(const PackedCodes& codes, MatrixView<float> out,
+                              const Finishing& finishing) const {
   impl_->run(codes, DType::f32, out, finishing);
 }
-void Reconstructor::run(const PackedCodes& codes, DType type, MatrixView<uint16_t> out,
-                        const Finishing& finishing) const {
+void DeviceReconstructor::run(const PackedCodes& codes, DType type, MatrixView<uint16_t> out,
+                              const Finishing& finishing) const {
   if (type == DType::f32) throw failed("signals of type f32 in 16 bits");
   impl_->run(codes, type, out, finishing);
 }
@@ -294,7 +297,7 @@ constexpr uint64_t kMostPairs = 512;
 
 class Reconstruction final : public ReconstructionEngine {
  public:
-  Reconstruction(const DeviceWork& device, Reconstructor reconstructor, bool in_bytes)
+  Reconstruction(const DeviceWork& device, DeviceReconstructor reconstructor, bool in_bytes)
       : device_(device), reconstructor_(device.share(std::move(reconstructor))), in_bytes_(in_bytes) {}
 
   /// Copies codes there and signals back, as many signals at a time as fit.
@@ -345,7 +348,7 @@ class Reconstruction final : public ReconstructionEngine {
   }
 
   const DeviceWork& device_;
-  std::shared_ptr<const Reconstructor> reconstructor_;
+  std::shared_ptr<const DeviceReconstructor> reconstructor_;
   bool in_bytes_;
 };
 
@@ -354,8 +357,9 @@ class Reconstruction final : public ReconstructionEngine {
 std::unique_ptr<ReconstructionEngine> reconstruction_engine(const DeviceWork& device,
                                                             const Dictionary& dictionary) {
   const bool in_bytes = !dictionary.bytes.empty();
-  auto made = device.try_make(
-      "sparse", [&] { return in_bytes ? Reconstructor(dictionary.bytes) : Reconstructor(dictionary.atoms); });
+  auto made = device.try_make("sparse", [&] {
+    return in_bytes ? DeviceReconstructor(dictionary.bytes) : DeviceReconstructor(dictionary.atoms);
+  });
   if (!made) return nullptr;
   return std::make_unique<Reconstruction>(device, std::move(*made), in_bytes);
 }

@@ -37,15 +37,15 @@ struct PackedCodes {
   std::span<const float> scale_numbers = {};  ///< 256: what a scale stands for; a number is multiplied by it
 };
 
-class Reconstructor {
+class DeviceReconstructor {
  public:
   /// atoms: (n, m), copied to device memory in `type`: f32, or rounded to bf16 or f16. Throws Error(failed)
   /// for another type, for no atom, and for atoms of more than 2^20 - 16 values.
-  explicit Reconstructor(MatrixView<const float> atoms, DType type = DType::f32);
-  explicit Reconstructor(const ByteAtoms& atoms);
-  ~Reconstructor();
-  Reconstructor(Reconstructor&&) noexcept;
-  Reconstructor& operator=(Reconstructor&&) noexcept;
+  explicit DeviceReconstructor(MatrixView<const float> atoms, DType type = DType::f32);
+  explicit DeviceReconstructor(const ByteAtoms& atoms);
+  ~DeviceReconstructor();
+  DeviceReconstructor(DeviceReconstructor&&) noexcept;
+  DeviceReconstructor& operator=(DeviceReconstructor&&) noexcept;
 
   size_t atoms() const;
   size_t width() const;

@@ -55,22 +55,22 @@ std::vector<SignCodebook> encode_and_build_codebooks(MatrixView<const float> row
   return codebooks;
 }
 
-struct SignIndex::Impl {
+struct DeviceSignIndex::Impl {
   size_t dims = 0, row_bytes = 0, tokens = 0;
   DeviceBuffer<uint8_t> codes;
 };
 
-SignIndex::SignIndex(size_t dims) : impl_(std::make_unique<Impl>()) {
+DeviceSignIndex::DeviceSignIndex(size_t dims) : impl_(std::make_unique<Impl>()) {
   impl_->dims = dims, impl_->row_bytes = sign_row_bytes(dims);
 }
-SignIndex::~SignIndex() = default;
-SignIndex::SignIndex(SignIndex&&) noexcept = default;
-SignIndex& SignIndex::operator=(SignIndex&&) noexcept = default;
+DeviceSignIndex::~DeviceSignIndex() = default;
+DeviceSignIndex::DeviceSignIndex(DeviceSignIndex&&) noexcept = default;
+DeviceSignIndex& DeviceSignIndex::operator=(DeviceSignIndex&&) noexcept = default;
 
-size_t SignIndex::dims() const { return impl_->dims; }
-size_t SignIndex::tokens() const { return impl_->tokens; }
+size_t DeviceSignIndex::dims() const { return impl_->dims; }
+size_t DeviceSignIndex::tokens() const { return impl_->tokens; }
 
-void SignIndex::append(MatrixView<const uint8_t> codes) {
+void DeviceSignIndex::append(MatrixView<const uint8_t> codes) {
   Impl& own = *impl_;
   if (codes.cols() != own.row_bytes)
     throw failed("rows of {} bytes are not sign codes of {} dimensions ({} bytes)", codes.cols(), own.dims,
@@ -101,7 +101,7 @@ class SignScores {
     std::vector<uint64_t> lengths;
     bool in_pairs = queries.size() > 1;  // as where two heads of queries share a head of keys
     for (const SignQuery& query : queries) {
-      const SignIndex::Impl& index = *query.index->impl_;
+      const DeviceSignIndex::Impl& index = *query.index->impl_;
       if (query.table->groups() * kSignGroup != index.dims)
         throw failed("a table of {} groups does not fit keys of {} dimensions", query.table->groups(),
                      index.dims);
@@ -161,13 +161,13 @@ class SignScores {
   DeviceBuffer<float> tables_, scores_;
 };
 
-void SignIndex::scores(const SignTable& table, std::span<float> out) const {
+void DeviceSignIndex::scores(const SignTable& table, std::span<float> out) const {
   if (out.size() != tokens()) throw failed("{} scores do not fit {} tokens", out.size(), tokens());
   const SignQuery query{this, &table};
   SignScores({&query, 1}).get(out);
 }
 
-std::vector<Scored> SignIndex::top_k(const SignTable& table, size_t k, Order order) const {
+std::vector<Scored> DeviceSignIndex::top_k(const SignTable& table, size_t k, Order order) const {
   const SignQuery query{this, &table};
   return std::move(cuda::top_k({&query, 1}, k, order)[0]);
 }
@@ -195,7 +195,7 @@ namespace {
 
 class Index final : public SignIndexEngine {
  public:
-  Index(const DeviceWork& device, SignIndex index) : device_(device), index_(std::move(index)) {}
+  Index(const DeviceWork& device, DeviceSignIndex index) : device_(device), index_(std::move(index)) {}
 
   /// Copies a table there and its scores back.
   bool scores(std::span<const SignTable> tables, MatrixView<float> out) const override {
@@ -215,7 +215,7 @@ class Index final : public SignIndexEngine {
 
  private:
   const DeviceWork& device_;
-  SignIndex index_;
+  DeviceSignIndex index_;
 };
 
 class Signs final : public SignEngine {
@@ -248,7 +248,7 @@ class Signs final : public SignEngine {
   /// Copies codes there, where they stay.
   std::unique_ptr<SignIndexEngine> index(size_t dims, MatrixView<const uint8_t> codes) const override {
     auto made = device_.try_make("selfindex", [&] {
-      SignIndex index(dims);
+      DeviceSignIndex index(dims);
       index.append(codes);
       return index;
     });

@@ -25,13 +25,13 @@ std::vector<SignCodebook> encode_and_build_codebooks(MatrixView<const float> row
                                                      MatrixView<uint8_t> codes);
 
 /// The sign codes of one head in device memory: kvcodec::SignIndex. Memory: sign_row_bytes(dims) per token.
-class SignIndex {
+class DeviceSignIndex {
  public:
   /// Throws Error(bad_input) unless dims is a positive multiple of 4.
-  explicit SignIndex(size_t dims);
-  ~SignIndex();
-  SignIndex(SignIndex&&) noexcept;
-  SignIndex& operator=(SignIndex&&) noexcept;
+  explicit DeviceSignIndex(size_t dims);
+  ~DeviceSignIndex();
+  DeviceSignIndex(DeviceSignIndex&&) noexcept;
+  DeviceSignIndex& operator=(DeviceSignIndex&&) noexcept;
 
   /// Adds tokens behind those at hand. codes: (n, sign_row_bytes(dims)). Throws as kvcodec::SignIndex does.
   void append(MatrixView<const uint8_t> codes);
@@ -50,7 +50,7 @@ class SignIndex {
 
 /// One query against one head's keys.
 struct SignQuery {
-  const SignIndex* index;
+  const DeviceSignIndex* index;
   const SignTable* table;
 };
 

@@ -9,9 +9,11 @@
 
 #include <cstdint>
 #include <memory>
+#include <string_view>
 
 #include "lib/codec/codec.hpp"
 #include "lib/core/options.hpp"
+#include "lib/core/record.hpp"
 
 namespace kvcodec {
 
@@ -33,5 +35,15 @@ inline constexpr int64_t kBestSink = 1;
 /// A codec that keeps so many tokens, in that 16-bit type, and stores what `inner` makes of the others, or, with 0, inner
 /// itself. Parameters are those of inner, which has no stream of that name and no index.
 std::unique_ptr<Codec> keep_first_tokens(std::unique_ptr<Codec> inner, int64_t sink, DType storage);
+
+/// The stream of first tokens, of codes that have it.
+inline constexpr std::string_view kSinkStream = "sink";
+StreamSpec sink_stream(const GroupShape& shape, DType storage);
+
+/// How many first tokens were kept, as the parameters of codes say. Throws Error(bad_input) for what is no number of tokens.
+int64_t sink_in(const Record& parameters);
+
+/// Copies the first tokens of a document from codes to codes, both with the same stream of them.
+void copy_first_tokens(const StreamSpec& stream, const StreamReader& document, StreamStore& out);
 
 }  // namespace kvcodec

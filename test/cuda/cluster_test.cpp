@@ -94,7 +94,7 @@ TEST_CASE("device: selections by clusters are lib's") {
   heads.push_back({ClusterIndex(8, 50), 33, test::random_rows(rng, 1, 8), Share::max});
   heads.push_back(
       {random_index(rng, 128, 2, 2000, 300, 300), 2000, test::random_rows(rng, 5, 128), Share::max});
-  std::vector<cuda::ClusterIndex> indices;
+  std::vector<cuda::DeviceClusterIndex> indices;
   for (const Head& head : heads) indices.emplace_back(head.index);
   std::vector<cuda::ClusterQuery> queries;
   for (size_t i = 0; i < heads.size(); ++i)
@@ -122,7 +122,7 @@ TEST_CASE("device: selections of queries that see the first tokens of a document
   INFO("seed ", seed);
   Rng rng(seed);
   const ClusterIndex index = random_index(rng, 16, 5, 300, 30, 11);
-  const cuda::ClusterIndex of_device(index);
+  const cuda::DeviceClusterIndex of_device(index);
   const Matrix<float> queries = test::random_rows(rng, 2, 16);
   const size_t document = 310;
   std::vector<cuda::ClusterQuery> each;
@@ -171,7 +171,7 @@ TEST_CASE("device: rows of selected tokens are gathered as they are") {
   NEEDS_DEVICE();
   Rng rng(63);
   const Head wide{random_index(rng, 16, 4, 150, 20, 20), 157, test::random_rows(rng, 1, 16), Share::max};
-  const cuda::ClusterIndex index(wide.index);
+  const cuda::DeviceClusterIndex index(wide.index);
   const std::vector<cuda::ClusterQuery> queries(4, {&index, wide.tokens, wide.queries, wide.by, true, 60});
   const Matrix<float> floats = test::random_rows(rng, 157, 20), few = test::random_rows(rng, 160, 3);
   Matrix<uint16_t> halves(157, 64), odd(157, 5);
@@ -206,7 +206,7 @@ TEST_CASE("device: selections refuse what they cannot rank") {
   NEEDS_DEVICE();
   Rng rng(64);
   const ClusterIndex own = random_index(rng, 8, 0, 30, 5, 5);
-  const cuda::ClusterIndex index(own);
+  const cuda::DeviceClusterIndex index(own);
   Matrix<float> query = test::random_rows(rng, 2, 8);
   const Matrix<float> narrow = test::random_rows(rng, 1, 7);
   const auto select = [&](uint64_t tokens, MatrixView<const float> queries) {

@@ -113,7 +113,7 @@ TEST_CASE("kvcomp on a device: blocks are decoded as on the CPU, bit for bit") {
     INFO(name_of_case(c));
     const KvcompDocument document(c, 7);
     coded += document.blocks_of_mode(false), raw += document.blocks_of_mode(true);
-    cuda::LoadedBlocks blocks(document.layout, c.storage, document.blocks(0, document.block_rows));
+    cuda::DeviceBlocks blocks(document.layout, c.storage, document.blocks(0, document.block_rows));
     REQUIRE(blocks.tokens() == document.tokens());
     const size_t all = document.tokens();
     // All, none, one, and a range that begins and ends within blocks.
@@ -152,12 +152,12 @@ TEST_CASE("kvcomp on a device: blocks are decoded as on the CPU, bit for bit") {
 TEST_CASE("kvcomp on a device: a part of the block rows, and none") {
   NEEDS_DEVICE();
   const KvcompDocument document({.side = Side::key, .block = 16, .heads = 2, .dims = 32, .tokens = 100}, 3);
-  const cuda::LoadedBlocks blocks(document.layout, DType::bf16, document.blocks(2, 5));
+  const cuda::DeviceBlocks blocks(document.layout, DType::bf16, document.blocks(2, 5));
   Matrix<float> out(48, 64);
   blocks.decode(0, out);
   const Matrix<float> expected = document.decoded(32, 48);
   CHECK(std::memcmp(out.data(), expected.data(), out.size() * 4) == 0);
-  const cuda::LoadedBlocks none(document.layout, DType::bf16, document.blocks(3, 3));
+  const cuda::DeviceBlocks none(document.layout, DType::bf16, document.blocks(3, 3));
   CHECK(none.tokens() == 0);
   Matrix<float> nothing(0, 64);
   none.decode(0, nothing);
@@ -168,7 +168,7 @@ TEST_CASE("kvcomp on a device: a part of the block rows, and none") {
 namespace {
 
 /// Products of the keys of a document with n queries a head, the channels of `loud` so much louder.
-void check_keys(const KvcompDocument& document, cuda::LoadedBlocks& blocks, size_t n,
+void check_keys(const KvcompDocument& document, cuda::DeviceBlocks& blocks, size_t n,
                 const cuda::KvcompCuts& cuts, Rng& rng, float loud = 1) {
   const size_t heads = document.layout.heads, dims = document.layout.block.dims,
                block = document.layout.block.tokens;
@@ -199,7 +199,7 @@ void check_keys(const KvcompDocument& document, cuda::LoadedBlocks& blocks, size
 }
 
 /// Products of weights, n for each head, with the values of a document.
-void check_values(const KvcompDocument& document, cuda::LoadedBlocks& blocks, size_t n,
+void check_values(const KvcompDocument& document, cuda::DeviceBlocks& blocks, size_t n,
                   const cuda::KvcompCuts& cuts, Rng& rng) {
   const size_t heads = document.layout.heads, dims = document.layout.block.dims;
   const Matrix<float> values = document.decoded(0, document.tokens());
@@ -230,7 +230,7 @@ TEST_CASE("kvcomp on a device: products with keys and values") {
   for (const KvcompCase& c : cases()) {
     INFO(name_of_case(c));
     const KvcompDocument document(c, 8);
-    cuda::LoadedBlocks blocks(document.layout, c.storage, document.blocks(0, document.block_rows));
+    cuda::DeviceBlocks blocks(document.layout, c.storage, document.blocks(0, document.block_rows));
     for (const size_t n : {1, 2, 3, 4, 5, 8, 9}) {
       CAPTURE(n);
       for (const cuda::KvcompCuts& cuts : kAllCuts)
@@ -247,7 +247,7 @@ TEST_CASE("kvcomp on a device: blocks of threads that have many blocks of tokens
   for (const Side side : kSides) {
     const KvcompDocument document({.side = side, .block = 64, .heads = 2, .dims = 40, .tokens = 64 * 20}, 11);
     REQUIRE(document.blocks_of_mode(false) == 40);  // of several warps each: they must wait for each other
-    cuda::LoadedBlocks blocks(document.layout, DType::bf16, document.blocks(0, document.block_rows));
+    cuda::DeviceBlocks blocks(document.layout, DType::bf16, document.blocks(0, document.block_rows));
     blocks.cut(few_blocks());
     const Matrix<float> expected = document.decoded(0, document.tokens());
     Matrix<float> out(expected.rows(), expected.cols());
@@ -268,7 +268,7 @@ TEST_CASE("kvcomp on a device: products with keys, some channels of queries far 
       {.side = Side::key, .block = 64, .heads = 2, .dims = 64, .tokens = 256, .outliers = 0, .rare = true},
       12);
   REQUIRE(document.blocks_of_mode(false) > 0);
-  cuda::LoadedBlocks blocks(document.layout, DType::bf16, document.blocks(0, document.block_rows));
+  cuda::DeviceBlocks blocks(document.layout, DType::bf16, document.blocks(0, document.block_rows));
   for (const float loud : {1e3f, 1e5f, 1e7f, 1e12f})
     for (const size_t n : {1, 4, 8}) {
       CAPTURE(loud);
@@ -278,7 +278,7 @@ TEST_CASE("kvcomp on a device: products with keys, some channels of queries far 
 
 TEST_CASE("kvcomp on a device: what products with keys do not take is refused") {
   NEEDS_DEVICE();
-  const auto refused = [](const cuda::LoadedBlocks& blocks, MatrixView<const float> queries,
+  const auto refused = [](const cuda::DeviceBlocks& blocks, MatrixView<const float> queries,
                           MatrixView<float> out) {
     try {
       blocks.multiply_keys(0, queries, out);
@@ -289,7 +289,7 @@ TEST_CASE("kvcomp on a device: what products with keys do not take is refused") 
     }
   };
   const KvcompDocument document({.side = Side::key, .block = 32, .heads = 1, .dims = 32, .tokens = 64}, 5);
-  const cuda::LoadedBlocks blocks(document.layout, DType::bf16, document.blocks(0, 2));
+  const cuda::DeviceBlocks blocks(document.layout, DType::bf16, document.blocks(0, 2));
   Matrix<float> queries(2, 32), scores(2, 64);
   for (const float query : {INFINITY, -INFINITY, NAN, 1e20f, -1e20f}) {
     queries(1, 31) = query;
@@ -307,7 +307,7 @@ TEST_CASE("kvcomp on a device: products with keys of many channels") {
   const KvcompDocument document({.side = Side::key, .block = 256, .heads = 1, .dims = 2340, .tokens = 256},
                                 13);
   REQUIRE(document.blocks_of_mode(false) > 0);
-  cuda::LoadedBlocks blocks(document.layout, DType::bf16, document.blocks(0, document.block_rows));
+  cuda::DeviceBlocks blocks(document.layout, DType::bf16, document.blocks(0, document.block_rows));
   for (const size_t n : {1, 8}) check_keys(document, blocks, n, {}, rng);
 }
 
@@ -334,7 +334,7 @@ TEST_CASE("kvcomp on a device: damaged blocks are refused, and shapes that do no
           bad = true;
         }
         try {
-          cuda::LoadedBlocks(document.layout, DType::bf16, test::read_blocks(document.layout, changed, 0, 2))
+          cuda::DeviceBlocks(document.layout, DType::bf16, test::read_blocks(document.layout, changed, 0, 2))
               .decode(0, out);
         } catch (const Error& error) {
           CHECK(error.kind() == ErrorKind::bad_input);
@@ -348,7 +348,7 @@ TEST_CASE("kvcomp on a device: damaged blocks are refused, and shapes that do no
     CHECK(refused > passed);
   }
   const KvcompDocument document({.side = Side::key, .block = 32, .heads = 2, .dims = 32, .tokens = 64}, 5);
-  const cuda::LoadedBlocks blocks(document.layout, DType::bf16, document.blocks(0, 2));
+  const cuda::DeviceBlocks blocks(document.layout, DType::bf16, document.blocks(0, 2));
   Matrix<float> queries(2, 32), scores(2, 64), other(2, 33), few(1, 64);
   blocks.multiply_keys(0, queries, scores);
   CHECK_THROWS_AS(blocks.multiply_keys(0, other, scores), Error);
@@ -363,7 +363,7 @@ TEST_CASE("kvcomp on a device: damaged blocks are refused, and shapes that do no
                              .options = {{"entropy", std::string("rans")}}},
                             5);
   try {
-    const cuda::LoadedBlocks refused(rans.layout, DType::bf16, rans.blocks(0, 2));
+    const cuda::DeviceBlocks refused(rans.layout, DType::bf16, rans.blocks(0, 2));
     FAIL("blocks of rANS were taken");
   } catch (const Error& error) {
     CHECK(error.kind() == ErrorKind::usage);

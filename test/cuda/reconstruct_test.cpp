@@ -39,7 +39,7 @@ TEST_CASE("device: signals from codes are lib's") {
         CAPTURE(width);
         CAPTURE(atoms);
         const Matrix<float> dictionary = test::random_rows(rng, atoms, width);
-        const cuda::Reconstructor device(dictionary, type);
+        const cuda::DeviceReconstructor device(dictionary, type);
         const Reconstructor reference(rounded(dictionary, type));
         std::vector<uint64_t> offsets{2};  // codes may begin behind the first pair
         for (const size_t count : {0, 1, 31, 33, 70, 5, 0, 12, 64}) offsets.push_back(offsets.back() + count);
@@ -66,7 +66,7 @@ TEST_CASE("device: signals straight from packed ids") {
       CAPTURE(s);
       const unsigned width = index_bits(atoms);
       const Matrix<float> dictionary = test::random_rows(rng, atoms, 6);
-      const cuda::Reconstructor device(dictionary);
+      const cuda::DeviceReconstructor device(dictionary);
       const Reconstructor reference(dictionary);
       std::vector<uint32_t> ids(11 * s);
       std::vector<uint16_t> halves(ids.size());
@@ -98,7 +98,7 @@ TEST_CASE("device: signals from atoms of 8 bits are lib's") {
     CAPTURE(width);
     Matrix<float> dictionary = test::random_rows(rng, atoms, width);
     const ByteAtoms bytes = round_to_bytes(dictionary);
-    const cuda::Reconstructor device(bytes);
+    const cuda::DeviceReconstructor device(bytes);
     const Reconstructor reference(bytes);
     std::vector<uint64_t> offsets{3};
     for (const size_t count : {0, 1, 31, 33, 70, 5, 0, 12, 64, 512})
@@ -140,7 +140,7 @@ TEST_CASE("device: signals with gains, scales and means, rounded to 16 bits") {
   const std::vector<uint64_t> offsets = uniform_offsets(7, 6);
   const CodeView codes{ids, coefficients, offsets};
   const Finishing finishing{gains, scale, mean};
-  const cuda::Reconstructor device(dictionary);
+  const cuda::DeviceReconstructor device(dictionary);
   const Reconstructor reference(dictionary);
   Matrix<float> expected(7, 21), found(7, 21);
   reference.run(codes, expected, finishing);
@@ -187,29 +187,29 @@ TEST_CASE("device: coefficients of 8 and of 4 bits, packed") {
     Matrix<float> expected(signals, width), found(signals, width);
     const std::vector<uint64_t> offsets = uniform_offsets(signals, s);
     Reconstructor(dictionary).run({ids, coefficients, offsets}, expected);
-    cuda::Reconstructor(dictionary).run(codes, found);
+    cuda::DeviceReconstructor(dictionary).run(codes, found);
     CHECK(same(found, expected));
     Reconstructor(bytes).run({ids, coefficients, offsets}, expected);
-    cuda::Reconstructor(bytes).run(codes, found);
+    cuda::DeviceReconstructor(bytes).run(codes, found);
     CHECK(same(found, expected));
     std::vector<float> with_hole = numbers;
     with_hole[words[3]] = NAN;
     cuda::PackedCodes damaged = codes;
     damaged.numbers = with_hole;
-    CHECK_THROWS_AS(cuda::Reconstructor(bytes).run(damaged, found), Error);
+    CHECK_THROWS_AS(cuda::DeviceReconstructor(bytes).run(damaged, found), Error);
     damaged = codes;
     damaged.word_width = 9;
-    CHECK_THROWS_AS(cuda::Reconstructor(bytes).run(damaged, found), Error);
+    CHECK_THROWS_AS(cuda::DeviceReconstructor(bytes).run(damaged, found), Error);
     damaged = codes;
     damaged.words = damaged.words.first(damaged.words.size() - 1);
-    CHECK_THROWS_AS(cuda::Reconstructor(bytes).run(damaged, found), Error);
+    CHECK_THROWS_AS(cuda::DeviceReconstructor(bytes).run(damaged, found), Error);
   }
 }
 
 TEST_CASE("device: codes that do not fit are refused") {
   NEEDS_DEVICE();
   Rng rng(33);
-  const cuda::Reconstructor device(test::random_rows(rng, 5, 8));
+  const cuda::DeviceReconstructor device(test::random_rows(rng, 5, 8));
   Matrix<float> out(2, 8), narrow_out(2, 7);
   const std::vector<uint32_t> ids{0, 4, 5, 1};
   const std::vector<float> coefficients(4, 1.0f);
@@ -238,12 +238,12 @@ TEST_CASE("device: codes that do not fit are refused") {
   CHECK(message([&] {
           device.run({ids, coefficients, {}}, out);
         }).find("without offsets") != std::string::npos);
-  CHECK_THROWS_AS(cuda::Reconstructor(Matrix<float>(0, 4)), Error);
+  CHECK_THROWS_AS(cuda::DeviceReconstructor(Matrix<float>(0, 4)), Error);
   // A grid of blocks reaches so far, sixteen values to a row.
   const size_t widest = (size_t{1} << 20) - 16;
-  CHECK(cuda::Reconstructor(ByteAtoms{Matrix<int8_t>(1, widest), {1.0f}}).width() == widest);
-  CHECK_THROWS_AS(cuda::Reconstructor(ByteAtoms{Matrix<int8_t>(1, widest + 1), {1.0f}}), Error);
-  CHECK(message([&] { cuda::Reconstructor(Matrix<float>(1, widest + 1)); }).find("1048560") !=
+  CHECK(cuda::DeviceReconstructor(ByteAtoms{Matrix<int8_t>(1, widest), {1.0f}}).width() == widest);
+  CHECK_THROWS_AS(cuda::DeviceReconstructor(ByteAtoms{Matrix<int8_t>(1, widest + 1), {1.0f}}), Error);
+  CHECK(message([&] { cuda::DeviceReconstructor(Matrix<float>(1, widest + 1)); }).find("1048560") !=
         std::string::npos);
   const std::vector<float> endless{1, 1, 1, INFINITY};
   CHECK(message([&] { device.run({ids, endless, fine}, out); }).empty());  // the last pair is of no signal
@@ -251,7 +251,7 @@ TEST_CASE("device: codes that do not fit are refused") {
           device.run({std::span(ids).first(2), std::span(endless).last(2), fine}, out);
         }).find("place 1 ") != std::string::npos);
   // Sums of 32 bits hold no more pairs.
-  const cuda::Reconstructor levels(round_to_bytes(test::random_rows(rng, 5, 8)));
+  const cuda::DeviceReconstructor levels(round_to_bytes(test::random_rows(rng, 5, 8)));
   const std::vector<uint32_t> long_ids(1000);
   const std::vector<float> long_coefficients(1000, 1.0f);
   const std::vector<uint64_t> long_offsets{0, 513, 1000};

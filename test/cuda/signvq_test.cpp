@@ -60,8 +60,8 @@ TEST_CASE("device: shapes that do not fit are refused") {
   Matrix<uint8_t> codes(3, 2);
   CHECK_THROWS_AS(cuda::encode_and_build_codebooks(Matrix<float>(3, 8), 1, codes), Error);
   CHECK_THROWS_AS(cuda::encode_and_build_codebooks(Matrix<float>(3, 7), 2, codes), Error);
-  CHECK_THROWS_AS(cuda::SignIndex(6), Error);
-  cuda::SignIndex index(8);
+  CHECK_THROWS_AS(cuda::DeviceSignIndex(6), Error);
+  cuda::DeviceSignIndex index(8);
   CHECK_THROWS_AS(index.append(codes), Error);
 }
 
@@ -79,7 +79,7 @@ TEST_CASE("device: scores and the best of sign codes are lib's") {
     encode_signs(rows, 1, codes);
     const auto books = build_codebooks(rows, codes, 1);
     SignIndex reference(dims);
-    cuda::SignIndex index(dims);
+    cuda::DeviceSignIndex index(dims);
     reference.append(codes);
     const size_t first = tokens / 3;
     index.append(codes.view().rows(0, first));
@@ -101,7 +101,7 @@ TEST_CASE("device: scores and the best of sign codes are lib's") {
         for (size_t q = 0; q < 3; ++q) CHECK(best[q] == reference.top_k(tables[q], k, order));
       }
     // Neighbours with keys of their own, which are not scored together.
-    cuda::SignIndex part(dims);
+    cuda::DeviceSignIndex part(dims);
     SignIndex reference_part(dims);
     part.append(codes.view().rows(first, tokens - first));
     reference_part.append(codes.view().rows(first, tokens - first));
@@ -122,7 +122,7 @@ TEST_CASE("device: tables too large to go in pairs are looked up one by one") {
   encode_signs(rows, 1, codes);
   const auto books = build_codebooks(rows, codes, 1);
   SignIndex reference(dims);
-  cuda::SignIndex index(dims);
+  cuda::DeviceSignIndex index(dims);
   reference.append(codes), index.append(codes);
   const SignTable tables[] = {{books[0], query.row(0)}, {books[0], query.row(1)}};
   const auto best = cuda::top_k({{{&index, &tables[0]}, {&index, &tables[1]}}}, 7, Order::by_id);
@@ -142,7 +142,7 @@ TEST_CASE("device: of equal scores the lower ids are taken") {
   const std::vector<float> query(dims, 1.0f);
   const SignTable table(book, query);
   SignIndex reference(dims);
-  cuda::SignIndex index(dims);
+  cuda::DeviceSignIndex index(dims);
   reference.append(codes), index.append(codes);
   for (const size_t k : {1, 5, 5666, 5667, 5668, 11333, 11334, 11335, 17000})
     CHECK(index.top_k(table, k, Order::by_id) == reference.top_k(table, k, Order::by_id));

@@ -1437,10 +1437,10 @@ def of_side(codes, side):
 
 def decode_document(codes, book, layer, side, rows, tokens, *ids):
     """A document's values. Codecs that may be given copies of a later token in place of the first ones have these beside."""
-    sink = codes.parameters.get("sink", 0) if codes.codec in ("kivi", "kvcomp") else 0
+    sink = codes.parameters.get("sink", 0) if codes.codec in ("kivi", "kvcomp", "sparse") else 0
     if sink == 0:
         return DECODERS[codes.codec](codes, book, layer, side, rows, tokens, *ids)
-    kept = rows.pop("sink").reshape(-1, 1, codes.heads, codes.dim)
+    kept = rows.pop("sink").reshape(-1, codes.group, codes.heads, codes.dim)
     require(len(kept) == min(sink, tokens), "first tokens")
     values = DECODERS[codes.codec](codes, book, layer, side, rows, tokens if tokens > sink else 0, *ids)
     return np.concatenate([kept, values[sink:]])

@@ -270,7 +270,7 @@ TEST_CASE("sparse: what does not fit together is refused") {
   const GroupShape shape{.first_layer = 0, .layers = 1, .heads = 1, .head_dim = 8};
   Encoded encoded(large_codec->streams(shape));
   CHECK(message_of([&] {
-          large_codec->append(shape, gaussian(1, 8, 1), encoded.add_document());
+          large_codec->append(shape, gaussian(2, 8, 1), encoded.add_document());
         }).starts_with("selection ols needs the inner products of all atoms"));
   const SparseBook tiny = random_book(1, 1, 1, 1, 8, 1);
   const Book tiny_book = to_book(tiny);

@@ -54,7 +54,7 @@ void append_rows(const Form& form, Engine* engine, const GroupShape& shape, Matr
   } else {
     const uint64_t before = reader.tokens();
     std::vector<uint16_t> exact;
-    for (const Place& place : reader.exact_places(before, before + rows.rows())) {
+    for (const HeadToken& place : reader.exact_places(before, before + rows.rows())) {
       const auto first = halves.begin() + static_cast<ptrdiff_t>((place.token - before) * form.width() +
                                                                  place.head * form.dims);
       exact.insert(exact.end(), first, first + static_cast<ptrdiff_t>(form.dims));

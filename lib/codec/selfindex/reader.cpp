@@ -58,11 +58,11 @@ void Reader::read_places() {
 
 uint64_t Reader::exact_before(uint64_t token) const {
   const auto found =
-      std::ranges::partition_point(places_, [&](const Place& place) { return place.token < token; });
+      std::ranges::partition_point(places_, [&](const HeadToken& place) { return place.token < token; });
   return static_cast<uint64_t>(found - places_.begin());
 }
 
-std::span<const Place> Reader::exact_places(uint64_t first, uint64_t last) const {
+std::span<const HeadToken> Reader::exact_places(uint64_t first, uint64_t last) const {
   const uint64_t begin = exact_before(first);
   return std::span(places_).subspan(begin, exact_before(last) - begin);
 }

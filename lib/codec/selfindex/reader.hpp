@@ -21,9 +21,9 @@ inline constexpr std::string_view kCoded = "coded", kCenter = "center", kAlpha =
                                   kExact = "exact";
 
 /// A token of a head.
-struct Place {
+struct HeadToken {
   uint32_t token = 0, head = 0;
-  auto operator<=>(const Place&) const = default;  // NOLINT(modernize-use-nullptr): of what it stands for
+  auto operator<=>(const HeadToken&) const = default;  // NOLINT(modernize-use-nullptr): of what it stands for
 };
 
 /// What the keys of a document share.
@@ -47,7 +47,7 @@ class Reader {
 
   /// Which tokens of [first, last) are kept exactly, in which heads; sorted by token, then by head. Includes
   /// tokens that are not appended yet.
-  std::span<const Place> exact_places(uint64_t first, uint64_t last) const;
+  std::span<const HeadToken> exact_places(uint64_t first, uint64_t last) const;
   /// How many rows of "exact" lie before those of this token.
   uint64_t exact_before(uint64_t token) const;
 
@@ -66,7 +66,7 @@ class Reader {
   uint64_t tokens_ = 0;
   bool coded_ = false;
   uint64_t id_rows_ = 0;
-  std::vector<Place> places_;  // of all rows of exact_ids, rising
+  std::vector<HeadToken> places_;  // of all rows of exact_ids, rising
   Lazy<HeadTables> tables_;
   Lazy<std::vector<SignCodebook>> codebooks_;
 };

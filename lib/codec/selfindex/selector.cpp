@@ -95,7 +95,7 @@ std::unique_ptr<Selector> SelfIndexView::selector(size_t head, bool signs_only) 
 std::vector<uint32_t> SelfIndexView::kept_whole(size_t head) const {
   std::vector<uint32_t> kept;
   if (!reader_.is_coded()) return kept;
-  for (const Place& place : reader_.exact_places(0, tokens()))
+  for (const HeadToken& place : reader_.exact_places(0, tokens()))
     if (place.head == head) kept.push_back(place.token);
   return kept;
 }

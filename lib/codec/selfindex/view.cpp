@@ -58,7 +58,7 @@ std::vector<uint16_t> SelfIndexView::read_scales(std::string_view stream, uint64
 
 /// Puts what is kept exactly over decoded tokens [first, first + out.rows()).
 void SelfIndexView::put_exact(uint64_t first, MatrixView<float> out) const {
-  const std::span<const Place> places = reader_.exact_places(first, first + out.rows());
+  const std::span<const HeadToken> places = reader_.exact_places(first, first + out.rows());
   Matrix<float> exact(places.size(), form_.dims);
   read_exact(kExact, form_.storage, document(), reader_.exact_before(first), exact);
   for (size_t i = 0; i < places.size(); ++i)

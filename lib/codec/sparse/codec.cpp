@@ -106,7 +106,9 @@ std::unique_ptr<Codec> make(const Options& options, const CodecContext& context)
   if (!(chosen.error_target < 1))
     throw usage_error("error-target is {}; it must be below 1", chosen.error_target);
   check_size(chosen, book);
-  return std::make_unique<SparseCodec>(chosen, std::move(book), context.engine);
+  const int64_t sink = chosen.sink;
+  return keep_first_tokens(std::make_unique<SparseCodec>(chosen, std::move(book), context.engine), sink,
+                           context.storage);
 }
 
 }  // namespace
@@ -119,7 +121,7 @@ CodecEntry sparse_codec() {
           .book_type = "dictionary",
           .make_options = sparse::make_options,
           .make = sparse::make,
-          .paper = {{"coefficients", "f16"}, {"sort-ids", false}}};
+          .paper = {{"coefficients", "f16"}, {"sort-ids", false}, {"sink", int64_t{0}}}};
 }
 
 }  // namespace kvcodec

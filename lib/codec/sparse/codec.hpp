@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "lib/codec/codec.hpp"
+#include "lib/codec/sink_codec.hpp"
 #include "lib/codec/sparse/book.hpp"
 #include "lib/codec/sparse/side_coder.hpp"
 #include "lib/codec/sparse/streams.hpp"
@@ -27,6 +28,7 @@ struct SparseOptions final : Options {
   bool sort_ids =
       true;  ///< the order that the paper keeps says nothing, and takes a quarter of the bits and more
   double rounding_error = 0.01;  ///< half of it costs as many bits as a whole atom, which gains more
+  int64_t sink = kBestSink;      ///< the paper has none
 
   std::vector<OptionField> fields() override {
     return {
@@ -51,7 +53,8 @@ struct SparseOptions final : Options {
          "with coefficients of type i8: the error energy that rounding them may add, as a "
          "fraction of the signal's error energy; more rounding takes fewer bits in sorted "
          "codes. 0 = finest rounding",
-         &rounding_error, 0, 1}};
+         &rounding_error, 0, 1},
+        sink_field(sink)};
   }
 
   void check() const override {

@@ -32,7 +32,7 @@ struct Sets {
 
   size_t tokens;
   double bytes = 0;  ///< of all that a launch reads
-  std::vector<cuda::LoadedBlocks> blocks;
+  std::vector<cuda::DeviceBlocks> blocks;
   std::vector<cuda::KvcompStore> stores;
 };
 

@@ -60,7 +60,7 @@ struct Data {
 void check_codes(const Shape& shape, const Data& data, bool with_gram) {
   const size_t checked = std::min<size_t>(shape.signals, 96), in_double = std::min<size_t>(shape.signals, 4);
   const MatrixView<const float> sample(data.signals.data(), checked, shape.dims);
-  cuda::Omp device(data.atoms);
+  cuda::DeviceOmp device(data.atoms);
   if (with_gram) device.build_gram();
   const SparseCodes found = device.encode(sample, shape.options());
   const SparseCodes expected = Omp(data.atoms).encode(sample, shape.options());

@@ -99,7 +99,7 @@ void retrieval_cases(DeviceBench& bench) {
   encode_signs(rows, 1, codes);
   const auto book = build_codebooks(rows, codes, 1)[0];
   // All heads have the same codes, in places of their own: what is timed is the same.
-  std::vector<cuda::SignIndex> indices;
+  std::vector<cuda::DeviceSignIndex> indices;
   std::vector<SignTable> tables;
   std::vector<cuda::SignQuery> queries;
   SignIndex reference(dims);

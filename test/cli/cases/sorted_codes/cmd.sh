@@ -25,6 +25,15 @@ for file in still packed plain again; do
   kvcodec eval-recon i8-kv.h5 $file-kv.h5 | grep ^all | sed "s/^all/$file:/" | tr -s ' '
 done
 
+# First tokens that are kept exactly are copied.
+kvcodec encode data/kv.h5 --codec sparse --no-pack --no-sort-ids --sink 3 --book $book -o firsts.h5 >/dev/null
+kvcodec pack-indices firsts.h5 --sorted -o firsts-sorted.h5 >/dev/null
+kvcodec pack-indices firsts-sorted.h5 --unpack -o firsts-plain.h5 >/dev/null
+for file in firsts firsts-sorted firsts-plain; do
+  kvcodec decode $file.h5 --book $book -o $file-kv.h5 >/dev/null
+  kvcodec eval-recon firsts-kv.h5 $file-kv.h5 | grep ^all | sed "s/^all/$file:/" | tr -s ' '
+done
+
 # The other way to choose atoms, over atoms in f32.
 kvcodec encode data/kv.h5 --codec sparse --preset paper --no-pack --book f32-dict.h5 --selection ols --coefficients i4 --sort-ids -o ols.h5 >/dev/null
 kvcodec info ols.h5 | grep ^parameters
@@ -49,6 +58,10 @@ damaged '"signals": 1' '"signals": 2147483648'
 refused pack-indices bad.h5 -o x.h5
 refused decode bad.h5 --book $book -o x.h5
 damaged '"signals": 1, "per-head": false' '"signals": 3, "per-head": true' f16
+refused pack-indices bad.h5 -o x.h5
+damaged '"sort-ids": true' '"sort-ids": true, "sink": -1'
+refused pack-indices bad.h5 -o x.h5
+damaged '"sort-ids": true' '"sort-ids": true, "sink": 1'
 refused pack-indices bad.h5 -o x.h5
 damaged '"atoms": 64' '"atoms": 100'
 refused decode bad.h5 --book $book -o x.h5
