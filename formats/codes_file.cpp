@@ -200,6 +200,7 @@ void CodesReader::Impl::check_first_row(const std::function<void(const Error& fa
   if (first_row_ && *first_row_ != read_row(0))
     throw file.error(kRoot, "attribute '{}' is not row 0 of {}", kSharedParts, kPartsPath);
 } catch (const Error& error) {
+  if (error.kind() != ErrorKind::bad_input) throw;
   fault(error);
 }
 

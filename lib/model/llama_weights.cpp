@@ -78,6 +78,9 @@ class Loader {
       if (!source_.find(fmt::format("{}.weight", names_.head))) return std::nullopt;
       head.weight = load("weight", {vocabulary, as_size(config_.hidden_size)});
     }
+    // A model without a head has nothing of it.
+    if (config_.head_bias && config_.tied_embeddings && !source_.find(fmt::format("{}.bias", names_.head)))
+      return std::nullopt;
     if (config_.head_bias) head.bias = read_floats(load("bias", {vocabulary}));
     return head;
   }

@@ -111,9 +111,14 @@ void AdaptationSurvey::add(MatrixView<const float> values, std::span<const uint3
   parallel_for(components(), kComponentGrain, [&](size_t begin, size_t end, int) {
     for (size_t i = begin; i < end; ++i)
       for (size_t t = 0; t < weights.size(); ++t) {
-        const double steps = static_cast<double>(values(i, t)) * inverse,
-                     bin = std::clamp(std::round(steps * kOffsetsPerStep), -1.0 * kMostCounted,
-                                      1.0 * kMostCounted);
+        const double steps = static_cast<double>(values(i, t)) * inverse;
+        // Of such a token no level is stored: it is kept exactly.
+        if (!std::isfinite(steps)) {
+          counts_(i, 2 * kMostCounted) += weights[t];
+          continue;
+        }
+        const double bin =
+            std::clamp(std::round(steps * kOffsetsPerStep), -1.0 * kMostCounted, 1.0 * kMostCounted);
         counts_(i, static_cast<size_t>(bin + kMostCounted)) += weights[t];
         sums_[i].value += weights[t] * steps;
         sums_[i].size += weights[t] * std::abs(steps);

@@ -14,6 +14,10 @@ namespace {
 constexpr size_t kRowGrain = 64;
 /// Measured blocks: the least eigenvalue, of the largest one, and what is added everywhere, of the mean weight.
 constexpr double kLeastEigenvalue = 1e-6, kFloor = 0.01;
+/// Beyond that an inverse has no digit right: the least eigenvalue, of the largest one.
+constexpr double kLeastOfLargest = 0x1p-40;
+/// Traces of blocks of V: within these neither V nor W leaves the range of floats.
+constexpr double kLeastTrace = 0x1p-80, kMostTrace = 0x1p80;
 
 /// Calls body(i, block) for each block, on several threads. Throws Error(failed) for one that is not symmetric.
 template <class Value, class Body>
@@ -46,10 +50,10 @@ void replace_each_block(Matrix<double>& blocks, const Body& body) {
 Matrix<float> powers_of(Matrix<double> blocks, double power) {
   replace_each_block(blocks, [&](size_t i, Matrix<double> block) {
     const Eigen eigen = symmetric_eigen(std::move(block));
-    // Beyond that its inverse has no digit right.
-    if (!(eigen.values.front() > 0x1p-40 * eigen.values.back()))
-      throw failed("block {} has eigenvalues from {} to {}; they must be positive", i, eigen.values.front(),
-                   eigen.values.back());
+    if (!(eigen.values.front() > kLeastOfLargest * eigen.values.back()))
+      throw failed(
+          "block {} has eigenvalues from {} to {}; they must be positive, the least above 2^-40 of the largest",
+          i, eigen.values.front(), eigen.values.back());
     return power_of(eigen, power);
   });
   Matrix<float> result(blocks.rows(), blocks.cols());
@@ -95,7 +99,13 @@ ErrorMetric ErrorMetric::from_inverse_roots(Matrix<float> inverse_roots) {
   ErrorMetric metric;
   as_bad_input([&] {
     for_each_block(inverse_roots, [](size_t i, Matrix<double> block) {
-      if (!positive_definite(std::move(block))) throw failed("block {} is not positive definite", i);
+      const double trace = trace_of(block);
+      if (!(trace >= kLeastTrace && trace <= kMostTrace))
+        throw failed("block {} has a trace of {}; 2^-80 to 2^80 is possible", i, trace);
+      // The trace is no less than the largest eigenvalue: W, which is computed only when it is needed, will be of use.
+      for (size_t r = 0; r < block.rows(); ++r) block(r, r) -= kLeastOfLargest * trace;
+      if (!positive_definite(std::move(block)))
+        throw failed("block {} has an eigenvalue that is not above 2^-40 of its trace", i);
     });
   });
   metric.inverse_roots_ = std::move(inverse_roots);
@@ -104,7 +114,7 @@ ErrorMetric ErrorMetric::from_inverse_roots(Matrix<float> inverse_roots) {
 
 const Matrix<float>& ErrorMetric::roots() const {
   // The root is that of what is stored, which is rounded: one undoes the other.
-  return roots_->get([&] { return as_bad_input([&] { return powers_of(doubles_of(inverse_roots_), -1); }); });
+  return roots_->get([&] { return powers_of(doubles_of(inverse_roots_), -1); });
 }
 
 Matrix<float> ErrorMetric::times_root(MatrixView<const float> rows, size_t first) const {

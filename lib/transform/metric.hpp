@@ -22,14 +22,13 @@ class ErrorMetric {
   /// M from its blocks, one below the other: (width, b), each symmetric. Throws Error(failed) for blocks that are not
   /// symmetric and positive definite, and for a width that is not a multiple of b.
   explicit ErrorMetric(Matrix<double> blocks);
-  /// From V, likewise (width, b), as a book has it. Throws Error(bad_input) for blocks that are not symmetric and
-  /// positive definite.
+  /// From V, likewise (width, b), as a book has it. Throws Error(bad_input) for blocks that are not symmetric, with an
+  /// eigenvalue that is not above 2^-40 of the block's trace, or with a trace outside of 2^-80 to 2^80.
   static ErrorMetric from_inverse_roots(Matrix<float> inverse_roots);
 
   size_t width() const { return inverse_roots_.rows(); }
   size_t block() const { return inverse_roots_.cols(); }
-  /// W and V, (width, b). W is computed when it is first asked for, since only encoding and training need it. Throws
-  /// Error(bad_input) if V is too near to having no inverse.
+  /// W and V, (width, b). W is computed when it is first asked for, since only encoding and training need it.
   const Matrix<float>& roots() const;
   const Matrix<float>& inverse_roots() const { return inverse_roots_; }
 

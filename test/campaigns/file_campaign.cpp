@@ -2,6 +2,7 @@
 // was done, and what came out.
 //
 //   file_campaign KIND CASES SEED FILE...
+//   file_campaign KIND CASES SEED --write FOLDER FILE...     only writes the damaged files, as case-N.h5, for hdf5_walk.py
 //
 // KIND is bytes (bits, bytes, sectors, the end of the file), chunks (stored chunks lost, interchanged, doubled) or headers (bytes
 // of HDF5's object headers, their checksums made right again). A case is good if the file is refused, or gives what it gave before.
@@ -86,6 +87,14 @@ class Victim {
   Victim(Victim&& other) noexcept = default;
   const std::string& bytes() const { return bytes_; }
   const std::string& name() const { return name_; }
+
+  /// Writes the damaged file.
+  void write(const Damage& damage, const std::filesystem::path& path) const {
+    std::string bytes = bytes_.substr(0, damage.size);
+    for (const Edit& edit : damage.edits)
+      if (edit.at < bytes.size()) bytes.replace(edit.at, edit.bytes.size(), edit.bytes);
+    std::ofstream(path, std::ios::binary) << bytes;
+  }
 
   /// kept: where a file goes that something crashes on.
   Outcome try_out(const Damage& damage, const std::string& kept) const {
@@ -206,7 +215,10 @@ Damage random_header(const Victim& victim, const std::vector<Hdf5Block>& headers
 }
 
 int run(int argc, char** argv) {
-  if (argc < 5) throw std::runtime_error("usage: file_campaign bytes|chunks|headers CASES SEED FILE...");
+  const bool writes = argc > 4 && std::string_view(argv[4]) == "--write";
+  const int first_file = writes ? 6 : 4;
+  if (argc <= first_file)
+    throw std::runtime_error("usage: file_campaign bytes|chunks|headers CASES SEED [--write FOLDER] FILE...");
   const std::string kind = argv[1];
   const uint64_t cases = std::strtoull(argv[2], nullptr, 10), seed = std::strtoull(argv[3], nullptr, 10);
   set_num_threads(1);  // a child has one thread
@@ -216,7 +228,7 @@ int run(int argc, char** argv) {
   std::vector<Victim> victims;
   std::vector<std::vector<Chunk>> chunks;
   std::vector<std::vector<Hdf5Block>> headers;
-  for (int i = 4; i < argc; ++i) {
+  for (int i = first_file; i < argc; ++i) {
     victims.emplace_back(argv[i], folder / (std::to_string(i) + ".h5"));
     chunks.push_back(chunks_of(victims.back().name()));
     headers.push_back(object_headers(victims.back().bytes()));
@@ -230,16 +242,22 @@ int run(int argc, char** argv) {
     const Damage damage = kind == "bytes"    ? random_bytes(victims[i], rng)
                           : kind == "chunks" ? random_chunks(victims[i], chunks[i], rng)
                                              : random_header(victims[i], headers[i], rng);
-    const Outcome outcome = victims[i].try_out(damage, "case-" + std::to_string(number) + ".h5");
+    const std::string kept = "case-" + std::to_string(number) + ".h5";
+    if (writes) {
+      victims[i].write(damage, std::filesystem::path(argv[5]) / kept);
+      continue;
+    }
+    const Outcome outcome = victims[i].try_out(damage, kept);
     ++counts[damage.name][outcome];
     const bool is_bad = outcome > kDifferent || (outcome == kDifferent && kind != "headers");
     if (is_bad && ++bad <= 20)
-      std::printf("case %lu: %s: %s at byte %lu: %s\n", static_cast<unsigned long>(number), argv[4 + i],
-                  damage.name.c_str(),
+      std::printf("case %lu: %s: %s at byte %lu: %s\n", static_cast<unsigned long>(number),
+                  argv[first_file + i], damage.name.c_str(),
                   static_cast<unsigned long>(damage.edits.empty() ? damage.size : damage.edits[0].at),
                   kOutcomeNames[outcome]);
   }
   std::filesystem::remove_all(folder);
+  if (writes) return 0;
   for (const auto& [name, of_kind] : counts) {
     std::printf("%-14s", name.c_str());
     for (int outcome = 0; outcome < kOutcomes; ++outcome) {

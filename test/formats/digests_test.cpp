@@ -116,6 +116,9 @@ TEST_CASE("digests: lost and interchanged chunks, and datasets in each other's p
     flip_byte(bad, table + 16 * 2);
   });
   refused("/digests: is missing", [&] { Edit(bad).remove("/digests"); });
+  refused("/digests: has digests itself; the table of digests has none", [&] {
+    Edit(bad).set("/digests", "digests", std::vector<uint64_t>{1, 0, 1, 2});
+  });
   refused("/digests: has 19 rows; the digests of /layers/0/key are 4 from row 16 on", [&] {
     Edit(bad).set("/layers/0/key", "digests", std::vector<uint64_t>{500, 16, 1, 2});
   });

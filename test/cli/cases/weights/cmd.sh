@@ -26,6 +26,9 @@ kvcodec info dict.h5 --json | jq -c '.parameters.normalize'
 kvcodec train-rvq kv.h5 --weights s.h5 --codebooks-value 2 --codebooks-low 2 --codebooks-high 1 --entries-value 16 --entries-low 16 --entries-high 16 --epochs 2 --refits 1 --quiet -o books.h5 >said
 kvcodec info books.h5 --json | jq -c '.parameters["error-scales"] / " " | length'
 kvcodec encode kv.h5 --codec rvq --sink 4 --book books.h5 --window 20 --quiet -o rvq.h5 >said
+kvcodec encode kv.h5 --codec rvq --sink 0 --book books.h5 --window 20 -o unkept.h5 2>&1 >said | grep 'first tokens'
+kvcodec encode kv.h5 --codec sparse --sink 0 --book dict.h5 -o unkept-2.h5 2>&1 >said | grep 'first tokens'
+kvcodec encode kv.h5 --codec sparse --book dict.h5 -o kept.h5 2>&1 >said | grep -c 'first tokens'
 # The same bounds; places in a batch of the model differ, and with them last digits.
 kvcodec eval-model --model $model --text src/data/text/moby-dick.txt --chunk 200 --max-documents 2 --quiet --json \
   --codec kvcomp:preset=paper,max-error=0.3,block=50,weights=s.h5 --codec weighed.h5 --codec sparse:preset=paper,book=dict.h5 --codec rvq:sink=4,book=books.h5,window=20 |
