@@ -94,9 +94,9 @@ RepackResult copy_sparse(const CodesReader& codes, OutputFile& output, bool pack
   };
   SparseForm keys = form_of(Side::key, any), values = form_of(Side::value, any);
   keys.sorted = values.sorted = sort;
-  const auto target_form = [&](Side side) -> const SparseForm& { return side == Side::key ? keys : values; };
-  const auto target =
-      keep_first_tokens(std::make_unique<SparseCopyCodec>(keys, values, info.parameters), sink, info.storage);
+  auto copies = std::make_unique<SparseCopyCodec>(keys, values, info.parameters);
+  const SparseCopyCodec& copy_codec = *copies;
+  const auto target = keep_first_tokens(std::move(copies), sink, info.storage);
   info.parameters = target->parameters();
   info.packed = pack;
   const uint64_t tokens = info.documents.tokens();
@@ -108,7 +108,7 @@ RepackResult copy_sparse(const CodesReader& codes, OutputFile& output, bool pack
     for (const Side side : kSides) {
       SparseForm form = form_of(side, group), wanted = keys;
       form.sorted = sort;
-      wanted.gains = target_form(side).gains;
+      wanted.gains = copy_codec.form(side).gains;
       if (form != wanted)
         at_dataset(codes.name(), side, group, [&] {
           throw bad_input(
@@ -125,7 +125,7 @@ RepackResult copy_sparse(const CodesReader& codes, OutputFile& output, bool pack
         for (size_t d = 0; d < info.documents.count(); ++d) {
           const auto document = codes.document(side, group, d);
           StreamStore& copy = writer.document(side, group, d);
-          copy_codes(from, *document, target_form(side), copy);
+          copy_codes(from, *document, copy_codec.form(side), copy);
           if (sink > 0) copy_first_tokens(firsts_of(side, group), *document, copy);
         }
       });

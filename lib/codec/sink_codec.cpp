@@ -50,17 +50,17 @@ class SinkView final : public DocumentView {
  protected:
   uint64_t take_in() override {
     inner_->refresh();
-    firsts_ = document().rows(kSinkStream);
+    firsts_ = document().rows(kSink);
     const uint64_t coded = inner_->tokens();
     if (firsts_ > sink_ || (coded > 0 && (firsts_ < sink_ || coded <= sink_)))
-      throw bad_input("stream '{}' has {} rows, and {} tokens are coded; {} are kept", kSinkStream, firsts_,
-                      coded, sink_);
+      throw bad_input("stream '{}' has {} rows, and {} tokens are coded; {} are kept", kSink, firsts_, coded,
+                      sink_);
     return coded > 0 ? coded : firsts_;
   }
 
   void decode_rows(uint64_t first, MatrixView<float> out) const override {
     const size_t exact = exact_of(first, out.rows());
-    if (exact > 0) read_exact(kSinkStream, storage_, document(), first, out.rows(0, exact));
+    if (exact > 0) read_exact(kSink, storage_, document(), first, out.rows(0, exact));
     if (exact < out.rows()) inner_->decode(first + exact, out.rows(exact, out.rows() - exact));
   }
 
@@ -93,7 +93,7 @@ class SinkView final : public DocumentView {
   }
   Matrix<float> firsts(uint64_t first, size_t count) const {
     Matrix<float> rows(count, shape().width());
-    read_exact(kSinkStream, storage_, document(), first, rows);
+    read_exact(kSink, storage_, document(), first, rows);
     return rows;
   }
 
@@ -136,7 +136,7 @@ class SinkCodec final : public OuterCodec {
     // What cannot be stored is known before anything is.
     const std::vector<uint16_t> kept = to_storage(storage_, rows.rows(0, firsts));
     if (firsts < rows.rows()) inner().append(shape, with_stand_ins(rows, before, sink_), document);
-    document.append_values<uint16_t>(kSinkStream, kept);
+    document.append_values<uint16_t>(kSink, kept);
   }
 
  protected:
@@ -154,13 +154,13 @@ class SinkCodec final : public OuterCodec {
 }  // namespace
 
 StreamSpec sink_stream(const GroupShape& shape, DType storage) {
-  return exact_stream(std::string(kSinkStream), shape, storage, Category::exempt);
+  return exact_stream(std::string(kSink), shape, storage, Category::exempt);
 }
 
 int64_t sink_in(const Record& parameters) {
-  if (!parameters.find("sink")) return 0;
-  const int64_t sink = parameters.get_int("sink");
-  if (sink < 0) throw bad_input("parameter sink is {}; it is a number of tokens", sink);
+  if (!parameters.find(kSink)) return 0;
+  const int64_t sink = parameters.get_int(kSink);
+  if (sink < 0) throw bad_input("parameter {} is {}; it is a number of tokens", kSink, sink);
   return sink;
 }
 

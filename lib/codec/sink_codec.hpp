@@ -17,10 +17,13 @@
 
 namespace kvcodec {
 
+/// What the stream of first tokens is called, and the option and parameter that says how many there are.
+inline constexpr std::string_view kSink = "sink";
+
 /// The option `sink` of a codec that leaves its first tokens to keep_first_tokens(); its parameters() name
 /// it. Files written before this option existed have no sink.
 inline OptionField sink_field(int64_t& sink) {
-  return {.name = "sink",
+  return {.name = std::string(kSink),
           .help = "first tokens of a document kept exactly",
           .target = &sink,
           .min = 0,
@@ -37,7 +40,6 @@ inline constexpr int64_t kBestSink = 1;
 std::unique_ptr<Codec> keep_first_tokens(std::unique_ptr<Codec> inner, int64_t sink, DType storage);
 
 /// The stream of first tokens, of codes that have it.
-inline constexpr std::string_view kSinkStream = "sink";
 StreamSpec sink_stream(const GroupShape& shape, DType storage);
 
 /// How many first tokens were kept, as the parameters of codes say. Throws Error(bad_input) for what is no number of tokens.

@@ -6,6 +6,12 @@
 namespace kvcodec {
 namespace {
 
+/// The name of the first tensor that is the head's own; empty: it has but the embedding.
+std::string first_of_head(const ModelConfig& config) {
+  if (config.tied_embeddings && !config.head_bias) return "";
+  return fmt::format("{}.{}", config.names.head, config.tied_embeddings ? "bias" : "weight");
+}
+
 /// Looks tensors up and checks their shapes.
 class Loader {
  public:
@@ -72,15 +78,12 @@ class Loader {
       found_.insert(name);
       return get_tensor(source_, name, shape);
     };
+    // A model whose head's own tensors are not there has none.
+    if (const std::string first = first_of_head(config_); !first.empty() && !source_.find(first))
+      return std::nullopt;
     const uint64_t vocabulary = as_size(config_.vocabulary_size);
     Linear head{embedding, {}};
-    if (!config_.tied_embeddings) {
-      if (!source_.find(fmt::format("{}.weight", names_.head))) return std::nullopt;
-      head.weight = load("weight", {vocabulary, as_size(config_.hidden_size)});
-    }
-    // A model without a head has nothing of it.
-    if (config_.head_bias && config_.tied_embeddings && !source_.find(fmt::format("{}.bias", names_.head)))
-      return std::nullopt;
+    if (!config_.tied_embeddings) head.weight = load("weight", {vocabulary, as_size(config_.hidden_size)});
     if (config_.head_bias) head.bias = read_floats(load("bias", {vocabulary}));
     return head;
   }
@@ -283,8 +286,8 @@ void compute_in(LlamaWeights& weights, Compute compute) {
 
 const Linear& head_of(const LlamaWeights& weights) {
   if (!weights.head)
-    throw bad_input("{}: tensor '{}.weight' is missing; logits need it", weights.source,
-                    weights.config.names.head);
+    throw bad_input("{}: tensor '{}' is missing; logits need it", weights.source,
+                    first_of_head(weights.config));
   return *weights.head;
 }
 

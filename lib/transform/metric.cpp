@@ -62,16 +62,6 @@ Matrix<float> powers_of(Matrix<double> blocks, double power) {
   return result;
 }
 
-/// Blocks that a file has are at fault for what they fail at.
-template <class Body>
-auto as_bad_input(const Body& body) {
-  try {
-    return body();
-  } catch (const Error& error) {
-    throw bad_input("{}", error.what());
-  }
-}
-
 double trace_of(const Matrix<double>& block) {
   double sum = 0;
   for (size_t i = 0; i < block.rows(); ++i) sum += block(i, i);
@@ -97,7 +87,7 @@ ErrorMetric::ErrorMetric(Matrix<double> blocks)
 
 ErrorMetric ErrorMetric::from_inverse_roots(Matrix<float> inverse_roots) {
   ErrorMetric metric;
-  as_bad_input([&] {
+  try {
     for_each_block(inverse_roots, [](size_t i, Matrix<double> block) {
       const double trace = trace_of(block);
       if (!(trace >= kLeastTrace && trace <= kMostTrace))
@@ -107,7 +97,9 @@ ErrorMetric ErrorMetric::from_inverse_roots(Matrix<float> inverse_roots) {
       if (!positive_definite(std::move(block)))
         throw failed("block {} has an eigenvalue that is not above 2^-40 of its trace", i);
     });
-  });
+  } catch (const Error& error) {  // what a file has is at fault
+    throw bad_input("{}", error.what());
+  }
   metric.inverse_roots_ = std::move(inverse_roots);
   return metric;
 }

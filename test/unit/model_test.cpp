@@ -209,6 +209,16 @@ TEST_CASE("forward pass: tensors that are missing or of another shape are refuse
              bare.prefill({tokens, offsets}, options, sink);
            }),
            "weights in memory: tensor 'lm_head.weight' is missing; logits need it");
+
+  // With tied embeddings the bias alone is the head's own.
+  ModelConfig tied = config;
+  tied.tied_embeddings = tied.head_bias = true;
+  weights = test::random_weights(tied, DType::f32, 1);
+  const LlamaModel biasless(tied, weights);
+  CHECK_EQ(message_of([&] {
+             biasless.prefill({tokens, offsets}, options, sink);
+           }),
+           "weights in memory: tensor 'lm_head.bias' is missing; logits need it");
 }
 
 TEST_CASE("forward pass: an error of the sink ends the run, progress counts to the end") {
