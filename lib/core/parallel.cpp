@@ -18,18 +18,18 @@ void parallel_for(size_t count, size_t grain, const std::function<void(size_t, s
   const size_t pieces = (count + grain - 1) / grain;
   if (pieces == 0) return;
   std::exception_ptr first_error;
-  size_t first_failed = pieces;
   std::mutex error_mutex;
-  std::atomic<bool> stop{false};
+  // Pieces after one that failed need not run. Those before it must: a thread may not have begun the earliest piece yet,
+  // and which error is reported would depend on that.
+  std::atomic<size_t> first_failed{pieces};
   const int threads = static_cast<int>(std::min<size_t>(pieces, static_cast<size_t>(num_threads())));
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
   for (size_t piece = 0; piece < pieces; ++piece) {
-    if (stop.load(std::memory_order_relaxed)) continue;
+    if (piece > first_failed.load(std::memory_order_relaxed)) continue;
     try {
       body(piece * grain, std::min(count, (piece + 1) * grain), omp_get_thread_num());
     } catch (...) {
       const std::lock_guard lock(error_mutex);
-      stop = true;
       if (piece < first_failed) first_failed = piece, first_error = std::current_exception();
     }
   }
