@@ -22,6 +22,7 @@
 #include "formats/output.hpp"
 #include "kvcodec/version.hpp"
 #include "lib/core/error.hpp"
+#include "lib/core/heap.hpp"
 
 namespace kvcodec::cli {
 namespace {
@@ -302,6 +303,7 @@ __attribute__((no_sanitize("address", "undefined"))) static void before_librarie
 int main(int argc, char** argv) {
   for (char** variable = environ; variable != nullptr && *variable != nullptr; ++variable)
     if (*variable == spin_count) *variable = lent_variable;
+  kvcodec::prepare_heap();
   kvcodec::install_signal_cleanup();
   return kvcodec::cli::guarded_main({argv + (argc > 0 ? 1 : 0), argv + argc});
 }

@@ -104,9 +104,11 @@ class File {
   friend class DatasetWriter;
   friend void write_table(File&, const std::string&, DType, std::span<const uint64_t>,
                           std::span<const std::byte>);
-  explicit File(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  explicit File(std::shared_ptr<State> state);
   Error make_error(const std::string& path, const std::string& what) const;
   std::shared_ptr<State> state_;
+  struct Opened;
+  std::shared_ptr<Opened> opened_;  // what will_read() looked at and dataset() has not given yet
 };
 
 /// A dataset to read: rows along its first dimension. Opening it checks that the storage holds what the shape

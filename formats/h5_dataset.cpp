@@ -2,6 +2,7 @@
 #include <array>
 #include <bit>
 #include <cstring>
+#include <map>
 #include <mutex>
 #include <type_traits>
 #include <utility>
@@ -161,7 +162,7 @@ struct Dataset::State {
   void read_filtered(uint64_t first, uint64_t count, std::span<std::byte> out) const;
   template <class Body>
   void for_each_chunk(uint64_t first, uint64_t count, const Body& body) const;
-  std::shared_ptr<const std::vector<std::byte>> filtered_chunk(const std::vector<hsize_t>& place) const;
+  std::shared_ptr<const Bytes> filtered_chunk(const std::vector<hsize_t>& place) const;
   void copy_part(std::span<const std::byte> chunk, const std::vector<hsize_t>& place, uint64_t first,
                  uint64_t count, std::span<std::byte> out) const;
   void look_at_chunks(hid_t creation, uint64_t stored);
@@ -414,8 +415,7 @@ void Dataset::State::for_each_chunk(uint64_t first, uint64_t count, const Body& 
 }
 
 /// The chunk at that place, its filters undone.
-std::shared_ptr<const std::vector<std::byte>> Dataset::State::filtered_chunk(
-    const std::vector<hsize_t>& place) const {
+std::shared_ptr<const Bytes> Dataset::State::filtered_chunk(const std::vector<hsize_t>& place) const {
   constexpr uint64_t kFiltered = uint64_t{1} << 63;  // pieces are kept by their numbers
   uint64_t number = 0;
   for (size_t i = 0; i < shape.size(); ++i)
@@ -423,7 +423,7 @@ std::shared_ptr<const std::vector<std::byte>> Dataset::State::filtered_chunk(
   if (auto chunk = file->cached(this, number | kFiltered)) return chunk;
   hsize_t size = 0;
   uint32_t skipped = 0;
-  std::vector<std::byte> stored;
+  Bytes stored;
   {
     const Turn turn;
     const bool found = H5Dget_chunk_storage_size(dataset.get(), place.data(), &size) >= 0;
@@ -527,16 +527,31 @@ void Dataset::State::visit_pieces(uint64_t first, uint64_t count, const Visitor&
   }
 }
 
+struct File::Opened {
+  std::mutex mutex;
+  std::map<std::string, std::shared_ptr<Dataset::State>> datasets;
+};
+
+File::File(std::shared_ptr<State> state) : state_(std::move(state)), opened_(std::make_shared<Opened>()) {}
+
 void File::will_read(std::span<const char* const> paths, ReadPlan plan) const {
   ByteSource* const source = state_->status.source;
   expect_each(source, plan, paths, [&](const char* path) {
     const Dataset small = dataset(path);
+    {
+      const std::lock_guard lock(opened_->mutex);
+      opened_->datasets[path] = small.state_;
+    }
     return small.size_bytes() > source->joining(plan).most ? std::vector<FileRange>()
                                                            : small.state_->places(0, small.rows());
   });
 }
 
 Dataset File::dataset(const std::string& path) const {
+  {
+    const std::lock_guard lock(opened_->mutex);
+    if (auto opened = opened_->datasets.extract(path)) return Dataset(std::move(opened.mapped()));
+  }
   auto state = std::make_shared<Dataset::State>();
   state->file = state_;
   state->open(path);
@@ -582,7 +597,7 @@ void Dataset::visit(uint64_t first, uint64_t count, const Visitor& visitor) cons
     const uint64_t step = std::max<uint64_t>(1, kChunkBytes / state_->row_bytes);
     for (uint64_t done = 0; done < count; done += step) {
       const uint64_t n = std::min(step, count - done);
-      std::vector<std::byte> bytes(n * state_->row_bytes);
+      Bytes bytes(n * state_->row_bytes);
       state_->read_rows(first + done, n, bytes);
       visitor(first + done, bytes);
     }
@@ -597,9 +612,10 @@ void Dataset::visit(uint64_t first, uint64_t count, const Visitor& visitor) cons
       state_->visit_chunk(index, from, to - from, visitor);
     }
   };
-  // Up to a chunk's worth of rows at most one chunk is new on a walk through the dataset: not worth waking
-  // threads for.
-  if (count <= chunk_rows)
+  // Up to a chunk's worth of rows at most one chunk is new on a walk through the dataset, and a few megabytes are read in
+  // a millisecond: not worth waking threads for.
+  constexpr uint64_t kFew = uint64_t{4} << 20;
+  if (count <= chunk_rows || count <= kFew / state_->row_bytes)
     visit_chunks(0, end_chunk - first_chunk, 0);
   else
     parallel_for(end_chunk - first_chunk, 1, visit_chunks);

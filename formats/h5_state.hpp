@@ -23,10 +23,14 @@
 #include "formats/h5_driver.hpp"
 #include "formats/h5_library.hpp"
 #include "formats/local_file.hpp"
+#include "lib/core/aligned.hpp"
 #include "lib/core/digest.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec::h5 {
+
+/// What is read or unpacked before anybody looks at it.
+using Bytes = UnsetVector<std::byte>;
 
 struct File::State {
   std::string name;
@@ -133,7 +137,7 @@ struct File::State {
   struct CachedChunk {
     const void* dataset;
     uint64_t index;
-    std::shared_ptr<std::vector<std::byte>> bytes;
+    std::shared_ptr<Bytes> bytes;
   };
   static constexpr uint64_t kCacheBytes =
       16 * kChunkBytes;  // enough for the streams of a side, or the layers of a group
@@ -141,9 +145,9 @@ struct File::State {
   mutable std::list<CachedChunk> cache;
   mutable std::map<std::pair<const void*, uint64_t>, std::list<CachedChunk>::iterator> cache_places;
   mutable uint64_t cached_bytes = 0;
-  mutable std::shared_ptr<std::vector<std::byte>> spare;
+  mutable std::shared_ptr<Bytes> spare;
 
-  std::shared_ptr<const std::vector<std::byte>> cached(const void* dataset, uint64_t index) const {
+  std::shared_ptr<const Bytes> cached(const void* dataset, uint64_t index) const {
     const std::lock_guard lock(cache_mutex);
     const auto place = cache_places.find({dataset, index});
     if (place == cache_places.end()) return nullptr;
@@ -152,7 +156,7 @@ struct File::State {
   }
 
   /// room: bytes that are kept in all, this chunk's at least.
-  void keep(const void* dataset, uint64_t index, std::shared_ptr<std::vector<std::byte>> bytes,
+  void keep(const void* dataset, uint64_t index, std::shared_ptr<Bytes> bytes,
             uint64_t room = kCacheBytes) const {
     const std::lock_guard lock(cache_mutex);
     // Another thread may have been faster.
@@ -166,12 +170,12 @@ struct File::State {
 
   /// Memory for a chunk to keep, taken from one that was dropped where possible: fresh pages cost as much as
   /// reading.
-  std::shared_ptr<std::vector<std::byte>> chunk_memory(size_t size) const {
+  std::shared_ptr<Bytes> chunk_memory(size_t size) const {
     {
       const std::lock_guard lock(cache_mutex);
       if (spare && spare->size() == size) return std::move(spare);
     }
-    return std::make_shared<std::vector<std::byte>>(size);
+    return std::make_shared<Bytes>(size);
   }
 
   void forget(const void* dataset) const {
@@ -208,7 +212,7 @@ void refuse_filters(const File::State& file, const std::string& path, const Hand
 enum class Purpose { reading, writing };
 template <Purpose>
 std::span<std::byte> scratch(size_t size) {
-  thread_local std::vector<std::byte> memory;
+  thread_local Bytes memory;
   if (memory.size() < size) memory.resize(size);
   return {memory.data(), size};
 }

@@ -255,7 +255,7 @@ struct DatasetWriter::State {
     hsize_t size = 0;
     if (H5Dget_chunk_storage_size(dataset.get(), offset.data(), &size) < 0 || size != chunk.size())
       return false;
-    std::vector<std::byte> stored(chunk.size());
+    Bytes stored(chunk.size());
     uint32_t skipped_filters = 0;
     return H5Dread_chunk(dataset.get(), H5P_DEFAULT, offset.data(), &skipped_filters, stored.data()) >= 0 &&
            skipped_filters == 0 && std::ranges::equal(stored, chunk);

@@ -79,7 +79,7 @@ bool LocalFile::take_expected(uint64_t position, size_t size) {
   if (found == expected_.end()) return false;
   const FileRange range = *found;
   expected_.erase(found);
-  Held fresh{range.begin, AlignedVector<std::byte>(range.end - range.begin)};
+  Held fresh{range.begin, UnsetVector<std::byte>(range.end - range.begin)};
   read_now(range.begin, fresh.bytes);
   held_bytes_ += fresh.bytes.size();
   held_.push_front(std::move(fresh));

@@ -38,7 +38,7 @@ class LocalFile final : public ByteSource {
 
   struct Held {
     uint64_t begin = 0;
-    AlignedVector<std::byte> bytes;
+    UnsetVector<std::byte> bytes;
   };
 
   size_t copy_held(uint64_t position, std::span<std::byte> out);

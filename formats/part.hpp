@@ -13,6 +13,7 @@
 
 #include "formats/h5.hpp"
 #include "formats/stream_layout.hpp"
+#include "lib/core/aligned.hpp"
 #include "lib/core/digest.hpp"
 
 namespace kvcodec {
@@ -81,7 +82,7 @@ class Part {
   void read_body(uint64_t first, std::span<std::byte> out) const;
 
  private:
-  using Bytes = std::vector<std::byte>;
+  using Bytes = UnsetVector<std::byte>;
   std::string where(std::string_view stream) const;
   template <class... Args>
   Error error(std::string_view stream, fmt::format_string<Args...> format, Args&&... args) const;

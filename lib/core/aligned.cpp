@@ -1,5 +1,7 @@
 #include "lib/core/aligned.hpp"
 
+#include <cstdint>
+
 #ifdef __linux__
 #include <sys/mman.h>
 #endif
@@ -18,12 +20,17 @@ std::align_val_t alignment_of(size_t size) {
 
 }  // namespace
 
+void wish_large_pages(void* data, size_t size) {
+#ifdef __linux__
+  const auto begin = round_up(reinterpret_cast<uintptr_t>(data), kLargePage),
+             end = (reinterpret_cast<uintptr_t>(data) + size) / kLargePage * kLargePage;
+  if (begin < end) static_cast<void>(madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE));
+#endif
+}
+
 void* allocate_aligned(size_t size) {
   void* data = ::operator new(size, alignment_of(size));
-#ifdef __linux__
-  // A wish: where it cannot be granted, all works as well with small pages.
-  if (size >= kLarge) static_cast<void>(madvise(data, size / kLargePage * kLargePage, MADV_HUGEPAGE));
-#endif
+  if (size >= kLarge) wish_large_pages(data, size);
   return data;
 }
 

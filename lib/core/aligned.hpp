@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <limits>
 #include <new>
+#include <utility>
 #include <vector>
 
 namespace kvcodec {
@@ -13,7 +14,11 @@ namespace kvcodec {
 /// Bytes of a cache line on every machine we know, and of the widest vector register.
 inline constexpr size_t kCacheLine = 64;
 
-/// size bytes from a cache line on, from a 2 MiB page on if there are several of those. Throws
+/// Wishes for large pages in place of the small ones of this memory, as far as whole large pages lie in it. Where the wish
+/// cannot be granted, all works as well with small ones.
+void wish_large_pages(void* data, size_t size);
+
+/// size bytes from a cache line on, from a large page on if there are several of those. Throws
 /// std::bad_alloc.
 void* allocate_aligned(size_t size);
 void free_aligned(void* data, size_t size);
@@ -38,6 +43,25 @@ struct CacheLineAllocator {
 
 template <class T>
 using AlignedVector = std::vector<T, CacheLineAllocator<T>>;
+
+/// Leaves numbers that are given no value as the memory has them.
+template <class T>
+struct UnsetAllocator : CacheLineAllocator<T> {
+  using value_type = T;
+  UnsetAllocator() = default;
+  template <class U>
+  UnsetAllocator(const UnsetAllocator<U>&) {}
+
+  void construct(T* place) { ::new (static_cast<void*>(place)) T; }
+  template <class... Arguments>
+  void construct(T* place, Arguments&&... arguments) {
+    ::new (static_cast<void*>(place)) T(std::forward<Arguments>(arguments)...);
+  }
+};
+
+/// Of numbers that are written before they are read: setting them to zero first costs as much as reading a file does.
+template <class T>
+using UnsetVector = std::vector<T, UnsetAllocator<T>>;
 
 /// The least multiple of `step` that is not below n.
 constexpr size_t round_up(size_t n, size_t step) { return (n + step - 1) / step * step; }
