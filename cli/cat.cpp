@@ -103,7 +103,7 @@ std::string cat(Command& command) {
   return run_to_file(
       options.output,
       [&](OutputFile& output) {
-        copy_documents(from, output, command.provenance(merged_history(histories)));
+        copy_documents(from, lists, output, command.provenance(merged_history(histories)));
         return copied_file(output, from, lists);
       },
       [&](const CopiedFile& copied) { return summary({copied}, options.common); });

@@ -56,7 +56,7 @@ std::string compact(Command& command) {
   return run_to_file(
       options.output,
       [&](OutputFile& output) {
-        copy_documents(from, output, command.provenance(lists.front().type.history));
+        copy_documents(from, lists, output, command.provenance(lists.front().type.history));
         return copied_file(output, from, lists);
       },
       [&](const CopiedFile& copied) {

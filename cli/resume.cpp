@@ -128,6 +128,7 @@ void Pieces::make_missing(const std::function<void(const WorkRange&, OutputFile&
 
 void Pieces::join(OutputFile& output) const {
   std::vector<DocumentsOf> from;
+  std::vector<DocumentList> lists;
   std::vector<std::string> history;
   for (const Piece& piece : pieces_) {
     DocumentsOf& own = from.emplace_back(DocumentsOf{file_of(piece), {}});
@@ -135,12 +136,12 @@ void Pieces::join(OutputFile& output) const {
     std::iota(own.numbers.begin(), own.numbers.end(), size_t{0});
     // The product was made as its pieces were. What stands behind the words of a command was found out, or done on a
     // device, for one of them at least.
-    auto other = identify(own.file).history;
+    std::vector<std::string> other = lists.emplace_back(list_documents(own.file)).type.history;
     if (history.empty() || other.back().size() > history.back().size()) history = std::move(other);
   }
   std::string line = std::move(history.back());
   history.pop_back();
-  copy_documents(from, output, {std::move(line), std::move(history)});
+  copy_documents(from, lists, output, {std::move(line), std::move(history)});
 }
 
 void Pieces::remove() const {

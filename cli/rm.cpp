@@ -74,7 +74,7 @@ std::string rm(Command& command) {
   return run_to_file(
       options.output,
       [&](OutputFile& output) {
-        copy_documents(from, output, command.provenance(lists.front().type.history));
+        copy_documents(from, lists, output, command.provenance(lists.front().type.history));
         return copied_file(output, from, lists);
       },
       [&](const CopiedFile& copied) { return summary({copied}, options.common); }, held.get());

@@ -6,6 +6,8 @@
 //
 //   kvcodec split corpus.h5 --parts 64 -o 'shard-{}.h5'
 #include <algorithm>
+#include <filesystem>
+#include <memory>
 
 #include "cli/common.hpp"
 #include "cli/document_files.hpp"
@@ -105,6 +107,11 @@ OutputOptions output_of(const SplitOptions& options, const Portion& portion) {
   return output;
 }
 
+bool is_input(const SplitOptions& options, const OutputOptions& output) {
+  std::error_code error;
+  return std::filesystem::equivalent(options.input, output.path, error);
+}
+
 void check(const SplitOptions& options) {
   const int given = (options.size > 0) + (options.parts > 0) + !options.lists.empty();
   if (given != 1)
@@ -148,14 +155,23 @@ std::string split_file(Command& command) {
   const auto portions = portions_of(options, lists.front().documents);
   for (const Portion& portion : portions) output_of(options, portion).keep({options.input});
   std::vector<CopiedFile> copied;
-  copied.reserve(portions.size());
+  // What takes the place of FILE, which --force allows, waits until all is read.
+  std::vector<std::pair<std::unique_ptr<OutputFile>, OutputOptions>> last;
   for (const Portion& portion : portions) {
     const OutputOptions where = output_of(options, portion);
-    OutputFile output(where.path, where.replaces());
+    auto output = std::make_unique<OutputFile>(where.path, where.replaces());
     const std::vector<DocumentsOf> from{{options.input, portion.documents}};
-    copy_documents(from, output, command.provenance(lists.front().type.history));
-    copied.push_back(copied_file(output, from, lists));
-    output.commit();
+    copy_documents(from, lists, *output, command.provenance(lists.front().type.history));
+    copied.push_back(copied_file(*output, from, lists));
+    if (is_input(options, where)) {
+      last.emplace_back(std::move(output), where);
+      continue;
+    }
+    output->commit();
+    where.send();
+  }
+  for (const auto& [output, where] : last) {
+    output->commit();
     where.send();
   }
   return summary(copied, options.common);

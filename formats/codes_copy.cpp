@@ -84,6 +84,14 @@ Digest128 shared_digest(const CodesReader::Impl& codes, uint64_t column) {
   return digest.value();
 }
 
+/// Of each column that has shared streams.
+std::vector<Digest128> shared_digests(const CodesReader::Impl& codes) {
+  std::vector<Digest128> digests;
+  for (uint64_t column = 0; column < codes.index_column(); ++column)
+    if (!codes.layout(column).shared.empty()) digests.push_back(shared_digest(codes, column));
+  return digests;
+}
+
 bool needs_wide_positions(const CodesReader& codes, std::span<const size_t> numbers) {
   const Documents& documents = codes.info().documents;
   for (const size_t number : numbers)
@@ -104,10 +112,12 @@ struct CommonForm {
 
   void add(const std::string& first, const CodesReader& codes, const CodesReader::Impl& s,
            const std::string& file, std::span<const size_t> numbers) {
-    if (layouts.empty())
+    if (layouts.empty()) {
       take(s, file);
-    else
+    } else {
       check_alike(first, codes, s);
+      merge_model(info.model, s.info.model);
+    }
     const uint64_t before = info.documents.tokens();
     add_documents(info.documents, codes.info().documents, numbers);
     if (book_from.empty() && codes.embedded_book()) book_from = file;
@@ -120,15 +130,16 @@ struct CommonForm {
     return all;
   }
 
- private:
-  void take(const CodesReader::Impl& s, const std::string& file) {
-    info = s.info;
-    info.documents = Documents();
-    for (uint64_t column = 0; column < s.index_column(); ++column) layouts.push_back(s.layout(column).all);
-    shared_from = file;
+  /// Of files that give tokens.
+  void check_shared(const CodesReader::Impl& s) const {
+    if (shared_digests(s) != shared)
+      throw bad_input(
+          "{}: the tables that its documents share (codec {}) are not those of {}; encode both from one cache with "
+          "--shard, or one behind the other with --append",
+          s.file.name(), info.codec, shared_from);
   }
 
-  void check_alike(const std::string& first, const CodesReader& codes, const CodesReader::Impl& s) {
+  void check_alike(const std::string& first, const CodesReader& codes, const CodesReader::Impl& s) const {
     const CodesInfo& other = s.info;
     const Alike alike(first, codes.name());
     check_same_model(codes.name(), other.model, first, info.model);
@@ -147,7 +158,14 @@ struct CommonForm {
       if (s.layout(column).all != layouts[column])
         throw bad_input("{}: {} has other streams than in {}: only files made alike can be joined",
                         codes.name(), s.side_path(column), first);
-    merge_model(info.model, other.model);
+  }
+
+ private:
+  void take(const CodesReader::Impl& s, const std::string& file) {
+    info = s.info;
+    info.documents = Documents();
+    for (uint64_t column = 0; column < s.index_column(); ++column) layouts.push_back(s.layout(column).all);
+    shared_from = file;
   }
 
   /// What only files with tokens say.
@@ -159,24 +177,22 @@ struct CommonForm {
     has_tokens = s.has_tokens();
     if (s.layout(s.index_column()).own.back().spec.type == DType::u64)
       wide_positions = wide_positions || needs_wide_positions(codes, numbers);
-    std::vector<Digest128> own;
-    for (uint64_t column = 0; column < s.index_column(); ++column)
-      if (!s.layout(column).shared.empty()) own.push_back(shared_digest(s, column));
-    if (shared.empty()) {
-      shared = own, shared_from = file;
-    } else if (own != shared) {
-      throw bad_input(
-          "{}: the tables that its documents share (codec {}) are not those of {}; encode both from one cache with "
-          "--shard, or one behind the other with --append",
-          codes.name(), info.codec, shared_from);
-    }
+    if (shared.empty())
+      shared = shared_digests(s), shared_from = file;
+    else
+      check_shared(s);
   }
 };
+
+bool has_tokens_of(const Documents& documents, std::span<const size_t> numbers) {
+  return std::ranges::any_of(numbers, [&](size_t number) { return documents.length(number) > 0; });
+}
 
 /// What all documents share, and the book, from the files that have them.
 void copy_common(const CommonForm& form, CodesFile& target) {
   {
     const CodesReader::Impl source(form.shared_from);
+    if (!form.shared.empty()) form.check_shared(source);
     for (uint64_t column = 0; column < source.index_column(); ++column)
       if (!source.layout(column).shared.empty()) target.copy({0, column}, source.shared_part(column));
   }
@@ -205,20 +221,25 @@ DocumentList list_codes_documents(const std::string& file) {
   return list;
 }
 
-void copy_codes_documents(std::span<const DocumentsOf> from, OutputFile& output,
-                          const Provenance& provenance) {
+void copy_codes_documents(std::span<const DocumentsOf> from, std::span<const DocumentList> lists,
+                          OutputFile& output, const Provenance& provenance) {
+  const std::string& first = from.front().file;
   CommonForm form;
-  for (const auto& [file, numbers] : from) {
-    const CodesReader codes(file);
-    form.add(from.front().file, codes, codes.impl(), file, numbers);
+  for (size_t i = 0; i < from.size(); ++i) {
+    const CodesReader codes(from[i].file);
+    check_unchanged(codes.name(), codes.info().documents, lists[i].documents, from[i].numbers);
+    form.add(first, codes, codes.impl(), from[i].file, from[i].numbers);
   }
   CodesFile target(output, form.info, form.all_layouts());
   copy_common(form, target);
   size_t document = 0;
-  for (const auto& [file, numbers] : from) {
-    const CodesReader codes(file);
-    check_unchanged(codes.name(), codes.info().documents, numbers, form.info.documents, document);
-    for (const size_t number : numbers) copy_document(codes, codes.impl(), number, document++, target);
+  for (size_t i = 0; i < from.size(); ++i) {
+    const CodesReader codes(from[i].file);  // another one than above, if another run replaced it
+    check_unchanged(codes.name(), codes.info().documents, lists[i].documents, from[i].numbers);
+    form.check_alike(first, codes, codes.impl());
+    if (has_tokens_of(codes.info().documents, from[i].numbers)) form.check_shared(codes.impl());
+    for (const size_t number : from[i].numbers)
+      copy_document(codes, codes.impl(), number, document++, target);
   }
   target.finish(provenance);
 }

@@ -11,12 +11,12 @@ DocumentList list_documents(const std::string& file) {
   throw bad_input("{}: is of type {}; a kv or codes file is wanted here", file, type);
 }
 
-void copy_documents(std::span<const DocumentsOf> from, OutputFile& output, const Provenance& provenance) {
-  const std::string type = identify(from.front().file).type;
-  if (type == "kv")
-    copy_kv_documents(from, output, provenance);
+void copy_documents(std::span<const DocumentsOf> from, std::span<const DocumentList> lists,
+                    OutputFile& output, const Provenance& provenance) {
+  if (lists.front().type.type == "kv")
+    copy_kv_documents(from, lists, output, provenance);
   else
-    copy_codes_documents(from, output, provenance);
+    copy_codes_documents(from, lists, output, provenance);
 }
 
 void merge_model(ModelInfo& model, const ModelInfo& other) {
@@ -28,14 +28,14 @@ void add_documents(Documents& documents, const Documents& from, std::span<const 
   for (const size_t number : numbers) documents.add(from, number);
 }
 
-void check_unchanged(const std::string& file, const Documents& now, std::span<const size_t> numbers,
-                     const Documents& before, size_t first) {
-  for (const size_t number : numbers) {
-    if (number >= now.count() || now.names[number] != before.names[first] ||
-        now.length(number) != before.length(first))
-      throw failed("{}: was replaced by another file while it was read; nothing is written", file);
-    ++first;
-  }
+void check_unchanged(const std::string& file, const Documents& now, const Documents& listed,
+                     std::span<const size_t> numbers) {
+  for (const size_t number : numbers)
+    if (number >= now.count() || now.names[number] != listed.names[number] ||
+        now.length(number) != listed.length(number) || now.facts_of(number) != listed.facts_of(number))
+      throw failed(
+          "{}: another run changed it while this one read it; nothing is written. Run the command again",
+          file);
 }
 
 }  // namespace kvcodec

@@ -34,7 +34,9 @@ struct DocumentsOf {
 
 /// Writes documents of files that were made alike, file by file; only one of these is open at a time. Throws
 /// Error(bad_input) naming the first file that differs from those before, and what differs: of codes the codec, its parameters,
-/// its book, and what all documents of a file share; the model, the layers, the element type. from: at least one file, all of one type.
-void copy_documents(std::span<const DocumentsOf> from, OutputFile& output, const Provenance& provenance);
+/// its book, and what all documents of a file share; the model, the layers, the element type. Throws Error(failed) if a file no longer
+/// has the documents that it had when they were chosen. from: at least one file, all of one type; lists: what list_documents() said of each.
+void copy_documents(std::span<const DocumentsOf> from, std::span<const DocumentList> lists,
+                    OutputFile& output, const Provenance& provenance);
 
 }  // namespace kvcodec

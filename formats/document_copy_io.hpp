@@ -12,9 +12,10 @@ namespace kvcodec {
 
 DocumentList list_kv_documents(const std::string& file);
 DocumentList list_codes_documents(const std::string& file);
-void copy_kv_documents(std::span<const DocumentsOf> from, OutputFile& output, const Provenance& provenance);
-void copy_codes_documents(std::span<const DocumentsOf> from, OutputFile& output,
-                          const Provenance& provenance);
+void copy_kv_documents(std::span<const DocumentsOf> from, std::span<const DocumentList> lists,
+                       OutputFile& output, const Provenance& provenance);
+void copy_codes_documents(std::span<const DocumentsOf> from, std::span<const DocumentList> lists,
+                          OutputFile& output, const Provenance& provenance);
 
 /// Holds files against the first one, and says what differs.
 class Alike {
@@ -38,8 +39,8 @@ void merge_model(ModelInfo& model, const ModelInfo& other);
 /// Documents with these numbers, behind `documents`.
 void add_documents(Documents& documents, const Documents& from, std::span<const size_t> numbers);
 
-/// Throws Error(failed) if the file has not the documents that it had when it was looked at first.
-void check_unchanged(const std::string& file, const Documents& now, std::span<const size_t> numbers,
-                     const Documents& before, size_t first);
+/// Throws Error(failed) if the file has not the documents with these numbers that it had when it was listed.
+void check_unchanged(const std::string& file, const Documents& now, const Documents& listed,
+                     std::span<const size_t> numbers);
 
 }  // namespace kvcodec

@@ -340,7 +340,18 @@ bool InPlace::copy_pages() {
   return ::fsync(descriptor_) == 0;
 }
 
+/// Whoever replaced the file in between holds no lock: mv, or a run that writes a product of the same name.
+void InPlace::check_has_its_name() const {
+  struct stat held = {}, named = {};
+  if (::fstat(descriptor_, &held) != 0 || ::stat(path_.c_str(), &named) != 0 || held.st_dev != named.st_dev ||
+      held.st_ino != named.st_ino)
+    throw failed(
+        "{}: another file took its place while this run changed it; nothing is added. Run the command again",
+        name_);
+}
+
 void InPlace::commit() {
+  check_has_its_name();
   if (::fsync(descriptor_) != 0) throw failed("{}: cannot be written: {}", name_, std::strerror(errno));
   begun_ =
       false;  // whatever fails from here on, the journal may have its name, and then what was added counts

@@ -71,6 +71,7 @@ class InPlace {
   void commit();
 
  private:
+  void check_has_its_name() const;
   void write_journal();
   bool copy_pages();
 

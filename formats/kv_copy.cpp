@@ -26,16 +26,20 @@ struct CommonForm {
     if (layers.empty()) {
       model = kv.model(), dtype = kv.dtype(), layers = kv.layers();
     } else {
-      const Alike alike(first, kv.name());
-      check_same_model(kv.name(), kv.model(), first, model);
-      alike.expect("its element type", name_of(dtype), name_of(kv.dtype()));
-      alike.expect("the list of its layers", fmt::format("{}", fmt::join(layers, ",")),
-                   fmt::format("{}", fmt::join(kv.layers(), ",")));
+      check_alike(first, kv);
       merge_model(model, kv.model());
     }
     const uint64_t before = documents.tokens();
     add_documents(documents, kv.documents(), numbers);
     if (documents.tokens() > before) add_kind(first, kv);
+  }
+
+  void check_alike(const std::string& first, const KvReader& kv) const {
+    const Alike alike(first, kv.name());
+    check_same_model(kv.name(), kv.model(), first, model);
+    alike.expect("its element type", name_of(dtype), name_of(kv.dtype()));
+    alike.expect("the list of its layers", fmt::format("{}", fmt::join(layers, ",")),
+                 fmt::format("{}", fmt::join(kv.layers(), ",")));
   }
 
   bool queries() const { return query_layers && !query_layers->empty(); }
@@ -162,17 +166,24 @@ DocumentList list_kv_documents(const std::string& file) {
   return list;
 }
 
-void copy_kv_documents(std::span<const DocumentsOf> from, OutputFile& output, const Provenance& provenance) {
+void copy_kv_documents(std::span<const DocumentsOf> from, std::span<const DocumentList> lists,
+                       OutputFile& output, const Provenance& provenance) {
+  const std::string& first = from.front().file;
   CommonForm form;
-  for (const DocumentsOf& chosen : from) form.add(from.front().file, KvReader(chosen.file), chosen.numbers);
+  for (size_t i = 0; i < from.size(); ++i) {
+    const KvReader kv(from[i].file);
+    check_unchanged(kv.name(), kv.documents(), lists[i].documents, from[i].numbers);
+    form.add(first, kv, from[i].numbers);
+  }
   KvWriter writer(output, form.model, form.dtype, form.layers, form.queries());
   writer.expect(form.documents);
   size_t document = 0;
-  for (const auto& [file, numbers] : from) {
-    const KvReader kv(file);
-    check_unchanged(kv.name(), kv.documents(), numbers, form.documents, document);
-    Copier(kv, numbers, writer).run(form.documents.offsets[document], form.queries());
-    document += numbers.size();
+  for (size_t i = 0; i < from.size(); ++i) {
+    const KvReader kv(from[i].file);  // another one than above, if another run replaced it
+    check_unchanged(kv.name(), kv.documents(), lists[i].documents, from[i].numbers);
+    form.check_alike(first, kv);
+    Copier(kv, from[i].numbers, writer).run(form.documents.offsets[document], form.queries());
+    document += from[i].numbers.size();
   }
   writer.finish(provenance);
 }

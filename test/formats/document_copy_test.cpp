@@ -1,6 +1,7 @@
 // Documents that go from file to file: what is known of them, and their rows and streams.
 #include "formats/document_copy.hpp"
 
+#include <filesystem>
 #include <numeric>
 
 #include "test/formats/edit.hpp"
@@ -29,9 +30,12 @@ SampleCodes sample_codes(const std::vector<uint64_t>& lengths, bool packed = fal
   return sample;
 }
 
-void copy(const std::vector<DocumentsOf>& from, const std::string& to) {
+/// lists: what was listed when the documents were chosen, if not now.
+void copy(const std::vector<DocumentsOf>& from, const std::string& to, std::vector<DocumentList> lists = {}) {
+  if (lists.empty())
+    for (const DocumentsOf& chosen : from) lists.push_back(list_documents(chosen.file));
   OutputFile output(to, true);
-  copy_documents(from, output, {"kvcodec test", {}});
+  copy_documents(from, lists, output, {"kvcodec test", {}});
   output.commit();
 }
 
@@ -95,6 +99,38 @@ TEST_CASE(
     CHECK(kv.documents().facts_of(0) == some_facts(ids, 1));
     CHECK(kv.documents().facts_of(1) == DocumentFacts{});
   }
+}
+
+TEST_CASE("documents: a file that was replaced since its documents were chosen is refused") {
+  const Folder folder;
+  const std::string codes = folder / "codes.h5", kv = folder / "kv.h5";
+  const auto refused = [&](const std::string& file, std::vector<size_t> numbers, const DocumentList& listed) {
+    CHECK_THROWS_WITH_AS(
+        copy({{file, std::move(numbers)}}, folder / "out.h5", {listed}),
+        (file + ": another run changed it while this one read it; nothing is written. Run the "
+                "command again")
+            .c_str(),
+        Error);
+    CHECK(!std::filesystem::exists(folder / "out.h5"));
+  };
+  sample_codes({5, 0, 40, 1}).write(codes);
+  const DocumentList four = list_documents(codes);
+  copy({{codes, {2, 3}}}, folder / "late.h5");
+  std::filesystem::rename(folder / "late.h5", codes);
+  refused(codes, {0}, four);  // of another length
+  refused(codes, {3}, four);  // no longer there
+  sample_codes({5, 0, 40, 1}).write(codes);
+  DocumentList other = four;
+  other.documents.facts.digests[2] = token_digest(std::vector<uint32_t>{1});
+  refused(codes, {2}, other);  // of the same name and length, with other tokens
+  copy({{codes, {1}}}, folder / "fine.h5", {other});
+
+  write_sample_kv(kv);
+  const DocumentList listed = list_documents(kv);
+  copy({{kv, {1}}}, folder / "second.h5");
+  std::filesystem::rename(folder / "second.h5", kv);
+  refused(kv, {0}, listed);
+  refused(kv, {1}, listed);
 }
 
 TEST_CASE("documents: tables of what is known that cannot be are refused") {

@@ -156,6 +156,30 @@ TEST_CASE("journal: a file is as it was until the change is made, and then as if
   CHECK(folder.names() == std::vector<std::string>{"file.h5"});
 }
 
+TEST_CASE("journal: a change is refused where another file took the place of the one that changes") {
+  const Folder folder;
+  const std::string path = folder / "file.h5";
+  create(path, {1000, 0, 1}, some_bytes(10000, 3));
+  create(folder / "other.h5", {10, 0, 5}, some_bytes(10, 6));
+  const std::string before = file_bytes(path), other = file_bytes(folder / "other.h5");
+  std::filesystem::create_hard_link(path, folder / "kept.h5");
+  {
+    const HeldFile held(path, nobody_waits);
+    OutputFile output(path, held);
+    change(output, {2000, 0, 2}, some_bytes(500, 4));
+    std::filesystem::rename(folder / "other.h5", path);
+    CHECK_THROWS_WITH_AS(
+        output.commit(),
+        (path + ": another file took its place while this run changed it; nothing is added. Run "
+                "the command again")
+            .c_str(),
+        Error);
+  }
+  CHECK(file_bytes(path) == other);
+  CHECK(file_bytes(folder / "kept.h5") == before);
+  CHECK(folder.names().size() == 2);  // no journal
+}
+
 TEST_CASE("journal: datasets grow and shrink in place, whatever they were") {
   const Folder folder;
   const std::string path = folder / "file.h5";

@@ -40,6 +40,9 @@ kvcodec rm smaller.h5 --documents 'b' -o smaller.h5 --overwrite --force
 kvcodec ls smaller.h5
 kvcodec cat smaller.h5 smaller.h5 --skip-duplicates -o twice.h5 # made without digests: all stay
 kvcodec check abc.h5 rest.h5 smaller.h5 twice.h5
+cp abc.h5 over-a.h5
+kvcodec split over-a.h5 --list a=c --list b=a --list c=b -o 'over-{}.h5' --force
+for part in a b c; do kvcodec ls over-$part.h5; done
 ls *.tmp .*.tmp 2>/dev/null || true
 
 # one document out of many: a few calls to read, wherever it lies
