@@ -186,9 +186,9 @@ void check_files(const ChooseOptions& options) {
 }
 
 /// Runs train-transform on these documents, and returns the command line that repeats it.
-std::string learn_transform(const ChooseOptions& options, const std::vector<size_t>& documents) {
-  const std::vector<int> numbers(documents.begin(), documents.end());
-  std::vector<std::string> arguments = {options.input, "--documents", ranges_text(numbers), "-o",
+std::string learn_transform(const ChooseOptions& options, const Documents& all,
+                            const std::vector<size_t>& documents) {
+  std::vector<std::string> arguments = {options.input, "--documents", words_for(all, documents), "-o",
                                         options.learn};
   if (!options.search.weights.empty())
     arguments.insert(arguments.end(), {"--weights", options.search.weights});
@@ -216,7 +216,7 @@ Outcome choose_codec(const ChooseOptions& options, const KvReader& kv) {
           "{} has one document, which is learned from and tried on: the transform looks better "
           "than it is on others",
           kv.name());
-    outcome.learn_command = learn_transform(options, split.learned);
+    outcome.learn_command = learn_transform(options, kv.documents(), split.learned);
     search.books.push_back(options.learn);
   }
   outcome.search = search_codecs(search, {kv, documents, split.tried, layers}, options.common, since);

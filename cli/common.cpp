@@ -152,6 +152,21 @@ void OutputOptions::declare_with_skip(Command& command, const std::string& what)
        .target = &skip_existing});
 }
 
+/// Whether a file of this name in a model's folder is one of the model's.
+static bool is_of_model(const std::filesystem::path& file) {
+  return file.extension() == ".safetensors" || file.extension() == ".json";
+}
+
+/// The file of that name, or the files of the model whose folder it is.
+static std::vector<std::filesystem::path> files_of(const std::string& input) {
+  std::error_code error;
+  if (std::filesystem::is_regular_file(input, error)) return {input};
+  std::vector<std::filesystem::path> files;
+  for (const auto& entry : std::filesystem::directory_iterator(input, error))
+    if (is_of_model(entry.path()) && entry.is_regular_file(error)) files.push_back(entry.path());
+  return files;
+}
+
 /// What was found out by the command itself stands behind its words.
 std::string why_other(const std::string& file, const std::string& line,
                       const std::vector<std::string>& inputs) {
@@ -161,9 +176,8 @@ std::string why_other(const std::string& file, const std::string& line,
   std::error_code error;
   const auto time = std::filesystem::last_write_time(file, error);
   for (const std::string& input : inputs)
-    if (std::filesystem::is_regular_file(input, error) &&
-        std::filesystem::last_write_time(input, error) > time)
-      return "is older than " + input;
+    for (const std::filesystem::path& read : files_of(input))
+      if (std::filesystem::last_write_time(read, error) > time) return "is older than " + read.string();
   const auto damage = find_damage(file, [](uint64_t, uint64_t) {});
   return damage.empty() ? "" : "is damaged: " + damage.front();
 }
@@ -192,8 +206,7 @@ void OutputOptions::keep(const std::vector<std::string>& inputs) const {
   for (const std::string& input : inputs) {
     if (input.empty() || input == "-") continue;
     // The files of a model, by whatever name its folder is called.
-    const bool of_model = std::filesystem::is_directory(input, error) &&
-                          (product.extension() == ".safetensors" || product.extension() == ".json");
+    const bool of_model = std::filesystem::is_directory(input, error) && is_of_model(product);
     if (std::filesystem::equivalent(
             of_model ? std::filesystem::path(input) / product.filename() : std::filesystem::path(input),
             product, error))

@@ -142,6 +142,10 @@ struct DocumentSelection {
   std::vector<size_t> choose(const Documents& documents, const std::string& where) const;
 };
 
+/// What DocumentSelection::choose() takes for just these documents, by their numbers, whatever documents are called.
+/// numbers: ascending, at least one.
+std::string words_for(const Documents& documents, const std::vector<size_t>& numbers);
+
 /// Numbers of the documents whose name fits the glob: * ? and [..] as the shell has them, except that * fits / too.
 std::vector<size_t> matching_documents(const Documents& documents, const std::string& glob);
 

@@ -4,6 +4,7 @@
 #include <set>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 
 #include <fnmatch.h>
 
@@ -113,6 +114,27 @@ std::vector<size_t> matching_documents(const Documents& documents, const std::st
   for (size_t i = 0; i < documents.count(); ++i)
     if (::fnmatch(glob.c_str(), std::string(documents.names[i]).c_str(), 0) == 0) found.push_back(i);
   return found;
+}
+
+std::string words_for(const Documents& documents, const std::vector<size_t>& numbers) {
+  const std::unordered_set<std::string_view> names = [&] {
+    std::unordered_set<std::string_view> all;
+    for (size_t i = 0; i < documents.count(); ++i) all.insert(documents.names[i]);
+    return all;
+  }();
+  // Names come before numbers: what is a name gets zeros in front.
+  const auto no_name = [&](std::string word) {
+    while (names.contains(word)) word.insert(0, "0");
+    return word;
+  };
+  std::vector<std::string> words;
+  for (size_t i = 0; i < numbers.size();) {
+    const size_t first = numbers[i], begin = i;
+    while (i < numbers.size() && numbers[i] == first + (i - begin)) ++i;
+    words.push_back(no_name(i - begin == 1 ? std::to_string(first)
+                                           : fmt::format("{}-{}", first, first + (i - begin) - 1)));
+  }
+  return no_name(fmt::format("{}", fmt::join(words, ",")));
 }
 
 void DocumentSelection::declare(Command& command) {

@@ -22,6 +22,7 @@
 #include "cli/codec_search.hpp"
 #include "cli/coding.hpp"
 #include "cli/common.hpp"
+#include "cli/documents.hpp"
 #include "cli/encode_job.hpp"
 #include "cli/encode_options.hpp"
 #include "cli/encode_run.hpp"
@@ -199,6 +200,13 @@ FileRate judge(const EncodeOptions& options, const KvReader& kv, const Encoding&
   return rate;
 }
 
+/// The files that are read. Codes that are changed in place are among them, and no older than themselves.
+std::vector<std::string> inputs_of(const EncodeOptions& options) {
+  std::vector<std::string> read = text_files(options.goal.texts);
+  read.insert(read.end(), {options.input, options.book, options.weights, options.append, options.goal.model});
+  return read;
+}
+
 }  // namespace
 
 std::string encode(Command& command) {
@@ -220,8 +228,7 @@ std::string encode(Command& command) {
   options.common.apply(command, true);
   if (codec.entry) codec.options->check();
   const Shard shard = options.shard.shard();
-  if (std::string report; options.output.made_before(command, options.common,
-                                                     {options.input, options.book, options.weights}, report))
+  if (std::string report; options.output.made_before(command, options.common, inputs_of(options), report))
     return report;
 
   const Stopwatch watch;

@@ -452,8 +452,8 @@ std::string index(Command& command) {
   check_inputs({options.input, options.book, options.append});
   options.output.keep({options.input, options.book});
   options.common.apply(command, true);
-  if (std::string report;
-      options.output.made_before(command, options.common, {options.input, options.book}, report))
+  if (std::string report; options.output.made_before(command, options.common,
+                                                     {options.input, options.book, options.append}, report))
     return report;
 
   const Stopwatch watch;

@@ -157,6 +157,23 @@ TEST_CASE("documents are chosen by number, range and name, with commas in names"
   CHECK_THROWS_AS(chosen("6"), Error);
 }
 
+TEST_CASE("numbers of documents are put into words that name no others") {
+  Documents documents;
+  for (const char* name : {"1", "2", "3", "0", "4-5", "04-5", "f", "0,02", "0,1"}) documents.add(name, 1);
+  const auto words = [&](const std::vector<size_t>& numbers) {
+    DocumentSelection selection;
+    selection.text = words_for(documents, numbers);
+    CHECK_EQ(selection.choose(documents, "file"), numbers);
+    return selection.text;
+  };
+  CHECK_EQ(words({7, 8}), "7-8");
+  CHECK_EQ(words({0, 2}), "00,02");
+  CHECK_EQ(words({4, 5, 6}), "4-6");
+  CHECK_EQ(words({4, 5}), "004-5");
+  CHECK_EQ(words({0, 1, 2, 3, 4, 5, 6, 7, 8}), "0-8");
+  for (size_t i = 0; i < documents.count(); ++i) CHECK(!words({i}).empty());
+}
+
 TEST_CASE("codecs are found by name, and what was meant by a slip") {
   const auto message = [](const std::string& word) -> std::string {
     try {

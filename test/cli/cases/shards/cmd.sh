@@ -33,6 +33,10 @@ refused encode kv.h5 --codec none --shard 2/2 -o again.h5 --skip-existing
 touch kv.h5
 refused encode kv.h5 --codec none --shard 1/2 -o again.h5 --skip-existing
 touch again.h5
+kvcodec encode kv.h5 --append again.h5 -o longer.h5 >/dev/null
+sleep 0.02
+touch again.h5
+refused encode kv.h5 --append again.h5 -o longer.h5 --skip-existing
 damage again.h5 flip-part 1 0
 refused encode kv.h5 --codec none --shard 1/2 -o again.h5 --skip-existing
 kvcodec encode kv.h5 --codec none --shard 1/2 -o again.h5 --skip-existing --overwrite >/dev/null
