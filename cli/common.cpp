@@ -10,6 +10,7 @@
 #include "cli/text.hpp"
 #include "cuda/engine.hpp"
 #include "formats/far_place.hpp"
+#include "formats/h5.hpp"
 #include "formats/http.hpp"
 #include "formats/journal.hpp"
 #include "formats/protection.hpp"
@@ -348,6 +349,11 @@ size_t chunk_rows(uint64_t budget, uint64_t bytes_per_row) {
 void check_inputs(const std::vector<std::string>& inputs) {
   if (std::count(inputs.begin(), inputs.end(), "-") > 1)
     throw usage_error("only one input can be -, standard input");
+}
+
+void expect_files(const std::vector<std::string>& files) {
+  for (const std::string& file : files)
+    if (!file.empty() && file != "-") h5::File::expect(file);
 }
 
 std::vector<std::string> merged_history(const std::vector<std::vector<std::string>>& histories) {

@@ -232,6 +232,7 @@ std::string encode(Command& command) {
     return report;
 
   const Stopwatch watch;
+  expect_files({options.book, options.weights});
   const KvReader kv(options.input);
   const auto documents = options.documents.choose(kv.documents(), kv.name());
   const auto held = options.output.hold(options.append, options.common);

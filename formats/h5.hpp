@@ -48,6 +48,9 @@ class File {
  public:
   /// Opens for reading; "-" is standard input.
   static File open(const std::string& name);
+  /// Says that a file on this machine will be opened soon: what open() does without HDF5 is done at once, and the child that looks
+  /// at a file first (formats/h5_probe.hpp) does so meanwhile. What is wrong with the file open() says.
+  static void expect(const std::string& name);
   /// Creates the file at output.path(); messages call it output.target(). If the output is changed in place,
   /// opens the existing file instead. Attributes and datasets that are then written replace those of the same
   /// name as far as they differ, datasets chunk by chunk; datasets that were written can grow from then on.

@@ -1,9 +1,14 @@
 #include <algorithm>
 #include <bit>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <optional>
 #include <string_view>
 
 #include <fmt/format.h>
 
+#include "formats/far_place.hpp"
 #include "formats/h5_digests.hpp"
 #include "formats/h5_probe.hpp"
 #include "formats/h5_state.hpp"
@@ -22,13 +27,16 @@ std::string parent_of(const std::string& path) {
   return slash == 0 ? "/" : path.substr(0, slash);
 }
 
+static Looked look_of(const File::State& file, int descriptor, Use use) {
+  return {descriptor, file.input ? file.input->far() : nullptr, file.local.get(), file.status.overlay, use};
+}
+
 /// Throws where HDF5 does not come through the file.
-static void let_a_child_look(const File::State& file, int descriptor, Use use) {
-  FarFile* far = file.input ? file.input->far() : nullptr;
+static void require_passed(const File::State& file, Probe& probe) {
   const auto hostile = [&](const char* what) {
     return file.error("/", fmt::format("{}: its headers are damaged, or made up on purpose", what));
   };
-  switch (probe({descriptor, far, file.local.get(), file.status.overlay, use})) {
+  switch (probe.end()) {
     case Probed::passed:
       return;
     case Probed::crashed:
@@ -52,26 +60,63 @@ static void require_hdf5(ByteSource& source, uint64_t most, const std::string& n
   throw bad_input("{}: not an HDF5 file", name);
 }
 
-File File::open(const std::string& name) {
-  auto state = std::make_shared<State>();
-  state->input = std::make_unique<InputFile>(name);
-  state->name = state->input->name();
-  state->path = state->input->path();
-  if (state->input->far()) {
-    state->status.source = state->input->far();
+/// A file as far as it is opened without HDF5, and a child that looks at it.
+struct Begun {
+  std::shared_ptr<File::State> state = std::make_shared<File::State>();
+  std::unique_ptr<Probe> probe = {};
+};
+
+static Begun begin(const std::string& name) {
+  Begun file;
+  File::State& state = *file.state;
+  state.input = std::make_unique<InputFile>(name);
+  state.name = state.input->name();
+  state.path = state.input->path();
+  if (state.input->far()) {
+    state.status.source = state.input->far();
   } else {
     // Bytes are held from here on: before the lock another process may have been changing the file.
-    lock_as_reader(state->input->descriptor());
-    state->overlay = find_overlay(state->path, state->input->descriptor(), state->name);
-    state->status.overlay = state->overlay.get();
-    state->local = std::make_unique<LocalFile>(state->input->descriptor(), state->name);
-    state->status.source = state->local.get();
+    lock_as_reader(state.input->descriptor());
+    state.overlay = find_overlay(state.path, state.input->descriptor(), state.name);
+    state.status.overlay = state.overlay.get();
+    state.local = std::make_unique<LocalFile>(state.input->descriptor(), state.name);
+    state.status.source = state.local.get();
   }
-  // A server is asked for the beginning only. Of a file that is here the child below finds its beginning read.
+  // A server is asked for the beginning only. Of a file that is here the child finds its beginning read.
   constexpr uint64_t kMostOfServer = uint64_t{1} << 16;
-  require_hdf5(*state->status.source, state->input->far() ? kMostOfServer : UINT64_MAX, state->name);
+  require_hdf5(*state.status.source, state.input->far() ? kMostOfServer : UINT64_MAX, state.name);
   const Turn turn;
-  let_a_child_look(*state, state->input->descriptor(), Use::reading);
+  file.probe = std::make_unique<Probe>(look_of(state, state.input->descriptor(), Use::reading));
+  return file;
+}
+
+/// Files that are expected, by their names. For the holder of a Turn.
+static std::map<std::string, Begun>& expected_files() {
+  static std::map<std::string, Begun> files;
+  return files;
+}
+
+void File::expect(const std::string& name) {
+  std::error_code error;
+  if (is_far(name) || !std::filesystem::is_regular_file(name, error)) return;
+  try {
+    Begun file = begin(name);
+    const Turn turn;
+    expected_files().insert_or_assign(name, std::move(file));
+  } catch (const Error&) {  // open() says so
+  }
+}
+
+File File::open(const std::string& name) {
+  std::optional<Begun> expected;
+  {
+    const Turn turn;
+    if (auto file = expected_files().extract(name)) expected = std::move(file.mapped());
+  }
+  Begun file = expected ? std::move(*expected) : begin(name);
+  const auto& state = file.state;
+  const Turn turn;
+  require_passed(*state, *file.probe);
   const Handle access(make_access(&state->status), H5Pclose);
   H5Pset_fclose_degree(access.get(), H5F_CLOSE_STRONG);
   state->id = H5Fopen(state->path.c_str(), H5F_ACC_RDONLY, access.get());
@@ -93,7 +138,8 @@ static void open_in_place(File::State& file, InPlace& change, hid_t access) {
   file.in_place = true;
   file.overlay = change.overlay();
   file.status.overlay = file.overlay.get();
-  let_a_child_look(file, change.descriptor(), Use::changing);
+  Probe probe(look_of(file, change.descriptor(), Use::changing));
+  require_passed(file, probe);
   file.id = H5Fopen(file.path.c_str(), H5F_ACC_RDWR, access);
   const Handle creation(file.id >= 0 ? H5Fget_create_plist(file.id) : -1, H5Pclose);
   if (hsize_t user_block = 0;

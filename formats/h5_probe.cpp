@@ -10,6 +10,7 @@
 #include <span>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -400,10 +401,6 @@ herr_t watch_memory(hid_t errors, void* watch) {
   ::_exit(looked.far && status.source_error ? kNoBytes : memory.wanting ? kNoMemory : 0);
 }
 
-/// Which file it is, and in which state.
-using LocalState = std::tuple<dev_t, ino_t, off_t, time_t, long>;
-using ProbedState = std::variant<uint64_t, LocalState>;  // of a FarFile its number
-
 std::optional<ProbedState> probed_state(const Looked& looked) {
   if (looked.far) return looked.far->number();
   struct stat status = {};
@@ -412,42 +409,63 @@ std::optional<ProbedState> probed_state(const Looked& looked) {
                     status.st_mtim.tv_nsec};
 }
 
-}  // namespace
+/// The caller lets one thread in at a time.
+std::set<ProbedState>& passed() {
+  static std::set<ProbedState> states;
+  return states;
+}
 
-Probed probe(const Looked& looked) {
-  FarFile* const far = looked.far;
-  const auto state = probed_state(looked);
-  static std::set<ProbedState> passed;  // the caller lets one thread in at a time
-  if (!state || (!looked.overlay && passed.contains(*state))) return Probed::passed;
-  int sockets[2] = {-1, -1};
-  if (far && ::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets) != 0) return Probed::passed;
-  const pid_t child = ::fork();
-  if (child == 0) be_the_child(looked, sockets[1]);
-  if (far) ::close(sockets[1]);
-  std::optional<Error> unread;
-  if (far && child > 0) unread = serve(sockets[0], *far);
-  if (far) ::close(sockets[0]);
-  if (child < 0) return Probed::passed;  // no process to spare: the file is read as without a probe
+/// How the child ended; nothing if that is not to be had.
+std::optional<int> wait_for(pid_t child) {
   int result = 0;
   while (::waitpid(child, &result, 0) < 0)
-    if (errno != EINTR) return Probed::passed;
+    if (errno != EINTR) return std::nullopt;
+  return result;
+}
+
+}  // namespace
+
+Probe::Probe(const Looked& looked) : looked_(looked), state_(probed_state(looked)) {
+  if (!state_ || (!looked.overlay && passed().contains(*state_))) return;
+  int sockets[2] = {-1, -1};
+  if (looked.far && ::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets) != 0) return;
+  child_ = ::fork();  // without a process to spare the file is read as without a probe
+  if (child_ == 0) be_the_child(looked, sockets[1]);
+  if (looked.far) ::close(sockets[1]);
+  socket_ = sockets[0];
+}
+
+Probe::~Probe() {
+  if (socket_ >= 0) ::close(socket_);
+  if (child_ <= 0) return;
+  ::kill(child_, SIGKILL);
+  wait_for(child_);
+}
+
+Probed Probe::end() {
+  if (child_ <= 0) return Probed::passed;
+  FarFile* const far = looked_.far;
+  const std::optional<Error> unread = far ? serve(socket_, *far) : std::nullopt;
+  if (far) ::close(std::exchange(socket_, -1));
+  const std::optional<int> result = wait_for(std::exchange(child_, -1));
+  if (!result) return Probed::passed;
   if (unread) throw *unread;
-  if (WIFSIGNALED(result)) {
-    const int number = WTERMSIG(result);
+  if (WIFSIGNALED(*result)) {
+    const int number = WTERMSIG(*result);
     // Who ends the child from outside says nothing of the file.
     if (number == SIGXCPU || number == SIGALRM) return Probed::endless;
     if (number == SIGSEGV || number == SIGBUS || number == SIGABRT || number == SIGFPE || number == SIGILL)
       return Probed::crashed;
   }
-  const int status = WIFEXITED(result) ? WEXITSTATUS(result) : 0;
+  const int status = WIFEXITED(*result) ? WEXITSTATUS(*result) : 0;
   if (far && status == kNoBytes)
     throw failed("{}: cannot be read by the child process that looks at it first", far->name());
   if (status == kNoMemory) return Probed::starved;
   // HDF5 asks for an end in some cases, and a sanitizer for each fault it finds.
   if (status != 0) return Probed::crashed;
   constexpr size_t kMostPassed = 1 << 12;
-  if (passed.size() >= kMostPassed) passed.clear();
-  if (!looked.overlay) passed.insert(*state);
+  if (passed().size() >= kMostPassed) passed().clear();
+  if (!looked_.overlay) passed().insert(*state_);
   return Probed::passed;
 }
 

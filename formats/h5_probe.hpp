@@ -2,6 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <tuple>
+#include <variant>
+
+#include <sys/types.h>
 
 #include "formats/journal.hpp"
 
@@ -23,6 +28,10 @@ enum class Probed : uint8_t {
 /// What the caller is going to open the file for.
 enum class Use : uint8_t { reading, changing };
 
+/// Which file it is, and in which state: of a file on a server its number, else device, inode, size and time.
+using LocalState = std::tuple<dev_t, ino_t, off_t, time_t, long>;
+using ProbedState = std::variant<uint64_t, LocalState>;
+
 /// A file, and how it is read.
 struct Looked {
   int descriptor = -1;          ///< open for reading; -1 of a file on a server
@@ -41,7 +50,24 @@ struct Looked {
 /// no network. Throws Error if the server does not give them, or the child cannot ask.
 ///
 /// The caller keeps other threads out of HDF5.
-Probed probe(const Looked& file);
+class Probe {
+ public:
+  /// Begins to look. The file stays as it is given until the end.
+  explicit Probe(const Looked& file);
+  /// A look that nobody wants the end of ends at once.
+  ~Probe();
+  Probe(const Probe&) = delete;
+  Probe& operator=(const Probe&) = delete;
+
+  /// Waits for the child, once.
+  Probed end();
+
+ private:
+  Looked looked_;
+  std::optional<ProbedState> state_;
+  int child_ = -1;   // process; -1: there is none
+  int socket_ = -1;  // at whose other end the child of a file on a server asks
+};
 
 /// What the child does first. The calling process may then read what is open, ask for memory, write to one descriptor if one
 /// is given, and end; every other system call gives EPERM, so that what HDF5 or the C library asks for without need does no

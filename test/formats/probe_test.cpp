@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <iterator>
@@ -25,9 +26,11 @@
 
 #include "formats/h5.hpp"
 #include "formats/h5_probe.hpp"
+#include "formats/kv_file.hpp"
 #include "test/formats/edit.hpp"
 #include "test/formats/folder.hpp"
 #include "test/formats/refusal.hpp"
+#include "test/formats/samples.hpp"
 #include "test/test.hpp"
 
 using namespace kvcodec;
@@ -198,4 +201,27 @@ TEST_CASE("probe: what HDF5 finds no memory for in the child was not looked at, 
   std::ofstream(bad, std::ios::binary) << bytes;
   CHECK_EQ(refusal_of(bad, [&] { h5::File::open(bad); }),
            "HDF5 finds no memory for what it claims to hold: its headers are damaged, or made up on purpose");
+}
+
+TEST_CASE(
+    "probe: a file that is expected is looked at meanwhile, and what is wrong with it is said on opening") {
+  const Folder folder;
+  const std::string good = folder / "good.h5", text = folder / "text", none = folder / "none";
+  write_sample_kv(good);
+  std::ofstream(text) << "text";
+  const auto children = [] {  // this process has some
+    siginfo_t found = {};
+    return ::waitid(P_ALL, 0, &found, WEXITED | WNOHANG | WNOWAIT) == 0;
+  };
+  REQUIRE(!children());
+  for (const std::string& file : {good, text, none}) h5::File::expect(file);
+  CHECK(children());
+  // Another file of that name is not what was expected; what was, is opened.
+  std::filesystem::rename(good, folder / "kept.h5");
+  std::ofstream(good) << "text";
+  CHECK(KvReader(good).documents().count() > 0);
+  CHECK(!children());
+  CHECK_THROWS_AS(h5::File::open(good), Error);
+  CHECK_THROWS_AS(h5::File::open(text), Error);
+  CHECK_THROWS_AS(h5::File::open(none), Error);
 }
