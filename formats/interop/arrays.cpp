@@ -14,9 +14,15 @@ uint64_t Array::extent(char axis) const {
   return 1;
 }
 
-bool Array::has(char axis) const {
-  return std::any_of(axes.begin(), axes.end(), [axis](const Axis& own) { return own.name == axis; });
+namespace {
+
+bool has_axis(const std::vector<Axis>& axes, char name) {
+  return std::any_of(axes.begin(), axes.end(), [name](const Axis& axis) { return axis.name == name; });
 }
+
+}  // namespace
+
+bool Array::has(char axis) const { return has_axis(axes, axis); }
 
 Plane Array::plane(Side side, uint64_t layer, uint64_t document) const {
   const AxisPlace at[] = {{'s', static_cast<uint64_t>(side == Side::value)}, {'l', layer}, {'b', document}};
@@ -41,6 +47,29 @@ std::vector<Axis> axes_of(const std::string& layout, const std::string& option) 
     if (layout.find(letter) == std::string::npos)
       throw usage_error("{} is '{}'; tokens (t) and dimensions (d) must be among the axes", option, layout);
   return axes;
+}
+
+uint64_t set_extents(std::vector<Axis>& axes, const Extents& extents, const std::string& option) {
+  std::string layout;
+  for (const Axis& axis : axes) layout += axis.name;
+  const auto require = [&](char name, const char* what, uint64_t count) {
+    if (count > 1 && !has_axis(axes, name))
+      throw usage_error("{} is '{}', which has no axis of {} ({}), but there are {}", option, layout, what,
+                        name, count);
+  };
+  require('s', "sides", extents.sides), require('l', "layers", extents.layers);
+  const uint64_t dims = has_axis(axes, 'h') ? extents.dims : checked_mul(extents.heads, extents.dims);
+  uint64_t elements = 1;
+  for (Axis& axis : axes) {
+    axis.extent = axis.name == 's'   ? extents.sides
+                  : axis.name == 'l' ? extents.layers
+                  : axis.name == 'h' ? extents.heads
+                  : axis.name == 't' ? extents.tokens
+                  : axis.name == 'd' ? dims
+                                     : 1;
+    elements = checked_mul(elements, axis.extent);
+  }
+  return elements;
 }
 
 ForeignLayer layer_of(const std::vector<Piece>& pieces, const LayerShape& shape) {

@@ -27,6 +27,15 @@ struct Array {
 /// Error(usage) for letters that name no axis or occur twice, and for a layout without tokens or dimensions.
 std::vector<Axis> axes_of(const std::string& layout, const std::string& option);
 
+/// What there is along the axes of a cache, or of a page of it.
+struct Extents {
+  uint64_t sides = 2, layers = 1, heads = 1, tokens = 1, dims = 1;
+};
+
+/// Sets the axes' extents: one document (b), and all heads in d where there is no axis of heads. Returns the number of
+/// elements. Throws Error(usage) where sides or layers are several and have no axis, so that values would have no place.
+uint64_t set_extents(std::vector<Axis>& axes, const Extents& extents, const std::string& option);
+
 /// One piece of a layer's tokens.
 struct Piece {
   const Array* array;

@@ -376,20 +376,20 @@ ExportResult write_npy(const CacheSource& source, const ExportJob& job, Cell cel
         shape.key_dim != shape.value_dim || shape.values_in_keys)
       throw usage_error("{}: layers, or keys and values, differ in shape or tokens; write a .npz file",
                         source.name());
-  std::vector<Axis> axes = axes_of(job.options.layout.empty() ? "slhtd" : job.options.layout, "--layout");
-  const uint64_t tokens = source.documents().length(document);
+  const std::string layout = job.options.layout.empty() ? "slhtd" : job.options.layout;
+  std::vector<Axis> axes = axes_of(layout, "--layout");
+  for (const char letter : std::string_view("slhtd"))
+    if (layout.find(letter) == std::string::npos)
+      throw usage_error("--layout is '{}'; it must have all of s, l, h, t and d", layout);
+  set_extents(axes,
+              {.layers = source.layers().size(),
+               .heads = as_size(shape.heads),
+               .tokens = source.documents().length(document),
+               .dims = as_size(shape.key_dim)},
+              "--layout");
   std::vector<uint64_t> extents;
-  for (Axis& axis : axes) {
-    axis.extent = axis.name == 's'   ? 2
-                  : axis.name == 'l' ? source.layers().size()
-                  : axis.name == 'h' ? as_size(shape.heads)
-                  : axis.name == 't' ? tokens
-                  : axis.name == 'd' ? as_size(shape.key_dim)
-                                     : 1;
-    extents.push_back(axis.extent);
-  }
-  if (axes.size() < 5)
-    throw usage_error("--layout is '{}'; it must have all of s, l, h, t and d", job.options.layout);
+  extents.reserve(axes.size());
+  for (const Axis& axis : axes) extents.push_back(axis.extent);
   TargetFile file(job.path, job.overwrite);
   const std::string head = npy_header(cell, extents);
   file.write(0, head);

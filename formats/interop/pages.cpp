@@ -73,17 +73,16 @@ ForeignCache open_pages(std::string_view format, const std::vector<std::string>&
     if (count == 0 || checked_mul(count, token_bytes) != bytes)
       throw bad_input("{}: has {} bytes; {} tokens of {} bytes each are not such a page", file, bytes, count,
                       token_bytes);
-    for (Axis& axis : page.axes)
-      axis.extent = axis.name == 's'   ? 2
-                    : axis.name == 'l' ? as_size(layers)
-                    : axis.name == 'h' ? as_size(heads)
-                    : axis.name == 't' ? count
-                                       : as_size(dims) * (page.has('h') ? 1 : as_size(heads));
+    set_extents(page.axes,
+                {.sides = latent ? uint64_t{1} : 2,
+                 .layers = as_size(layers),
+                 .heads = as_size(heads),
+                 .tokens = count,
+                 .dims = as_size(dims)},
+                "--layout");
     tokens = checked_add(tokens, count);
     pages.push_back(std::move(page));
   }
-  if (!pages.front().has('l') && layers != 1)
-    throw usage_error("--layout is '{}', which has no axis of layers (l), but there are {}", layout, layers);
   const LayerShape shape =
       latent
           ? LayerShape{.heads = heads, .key_dim = dims, .value_dim = options.latent, .values_in_keys = true}
@@ -135,19 +134,14 @@ ExportResult write_pages(std::string_view format, const CacheSource& source, con
   const uint64_t page = job.options.page_tokens > 0
                             ? job.options.page_tokens
                             : std::max<uint64_t>(1, before.number("tokens", usual_tokens, INT32_MAX));
-  const auto lacks = [&](char name) { return layout.find(name) == std::string::npos; };
   std::vector<Axis> axes = axes_of(layout, "--layout");
-  uint64_t elements = 1;
-  for (Axis& axis : axes) {
-    axis.extent = axis.name == 's'   ? 2
-                  : axis.name == 'l' ? source.layers().size()
-                  : axis.name == 'h' ? as_size(shape.heads)
-                  : axis.name == 't' ? page
-                                     : as_size(shape.key_dim) * (lacks('h') ? as_size(shape.heads) : 1);
-    elements = checked_mul(elements, axis.extent);
-  }
-  if ((lacks('s') && !shape.values_in_keys) || (lacks('l') && source.layers().size() > 1))
-    throw usage_error("--layout is '{}'; it must have all of s, l, t, h and d", layout);
+  const uint64_t elements = set_extents(axes,
+                                        {.sides = shape.values_in_keys ? uint64_t{1} : 2,
+                                         .layers = source.layers().size(),
+                                         .heads = as_size(shape.heads),
+                                         .tokens = page,
+                                         .dims = as_size(shape.key_dim)},
+                                        "--layout");
   const uint64_t tokens = source.documents().length(document);
   make_folder(job.path, job.overwrite);
   ExportResult result;

@@ -1,0 +1,128 @@
+// What export promises of every format that it writes: no value is lost, nothing is written over or left over, and what a
+// file was imported with counts as long as it holds. Golden files are in test/golden/interop_test.cpp.
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+#include "formats/interop/arrays.hpp"
+#include "formats/interop/foreign.hpp"
+#include "formats/safetensors.hpp"
+#include "lib/core/digest.hpp"
+#include "lib/core/error.hpp"
+#include "test/formats/folder.hpp"
+#include "test/formats/foreign_source.hpp"
+#include "test/test.hpp"
+
+using namespace kvcodec;
+using namespace kvcodec::interop;
+using test::Folder;
+using test::ForeignSource;
+
+namespace {
+
+constexpr int kHeadDim = 32, kCacheHeads = 2;
+
+/// Small whole numbers, all different within a side of a layer, and other ones in the next.
+ReadRows numbered_rows(int layer, Side side) {
+  return [=](uint64_t first, MatrixView<float> out) {
+    for (size_t t = 0; t < out.rows(); ++t)
+      for (size_t v = 0; v < out.cols(); ++v)
+        out(t, v) = static_cast<float>((first + t) * out.cols() + v) + 10000.0f * static_cast<float>(layer) +
+                    5000.0f * static_cast<float>(side == Side::value);
+  };
+}
+
+/// Documents of these lengths, whose layers hold at most `most` tokens, with ids that are 100, 101, …
+ForeignCache numbered_cache(int layers, const std::vector<uint64_t>& lengths, uint64_t most = UINT64_MAX) {
+  ForeignCache cache;
+  std::vector<std::string> notes;
+  cache.model = model_of(std::vector(static_cast<size_t>(layers), usual_layer(kCacheHeads, kHeadDim)), {},
+                         "test", notes);
+  for (const uint64_t length : lengths) {
+    ForeignDocument document{.name = "d", .tokens = {}, .positions = first_positions(length), .layers = {}};
+    for (uint64_t t = 0; t < length; ++t) document.tokens.push_back(static_cast<uint32_t>(100 + t));
+    for (int layer = 0; layer < layers; ++layer)
+      document.layers.emplace(
+          layer, ForeignLayer{.rows = std::min(length, most),
+                              .sides = {numbered_rows(layer, Side::key), numbered_rows(layer, Side::value)}});
+    cache.documents.push_back(std::move(document));
+  }
+  return cache;
+}
+
+/// What the file says when it is opened again.
+ForeignSource imported_back(const char* format, const std::vector<std::string>& files,
+                            const ImportOptions& options) {
+  ForeignCache cache = foreign_format(format).open(files, options);
+  settle(cache, options, files.front());
+  return ForeignSource(std::move(cache));
+}
+
+ExportResult exported(const char* format, const CacheSource& source, const ExportJob& job) {
+  return foreign_format(format).write(source, job);
+}
+
+/// The message of the Error(usage) that the action throws; "accepted" where it throws none.
+std::string usage_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    CHECK_EQ(error.kind(), ErrorKind::usage);
+    return error.what();
+  }
+  return "accepted";
+}
+
+void check_same_cache(const ForeignSource& wanted, const ForeignSource& got) {
+  REQUIRE_EQ(got.layers(), wanted.layers());
+  for (const int layer : wanted.layers())
+    for (const Side side : kSides) {
+      CAPTURE(layer);
+      const Matrix<float> a = wanted.all(side, layer, 0), b = got.all(side, layer, 0);
+      REQUIRE_GE(b.rows(), a.rows());  // raw pages are filled up
+      REQUIRE_EQ(a.cols(), b.cols());
+      CHECK(std::equal(a.data(), a.data() + a.size(), b.data()));
+    }
+}
+
+}  // namespace
+
+TEST_CASE("exports: a layout has a place for every value, or is refused") {
+  const ForeignSource source(numbered_cache(2, {7}));
+  const struct {
+    const char* format;
+    const char* name;
+  } kinds[] = {{"numpy", "out.npy"}, {"sglang", "out"}, {"vllm-blocks", "out"}};
+  for (const auto& kind : kinds)
+    for (const std::string letters : {"slhtd", "slbhtd", "sltd", "lhtd", "shtd", "lbhtd", "slbtd", "sbhtd"}) {
+      // As it stands, and the other way round.
+      for (const bool reversed : {false, true}) {
+        const std::string layout = reversed ? std::string(letters.rbegin(), letters.rend()) : letters;
+        CAPTURE(kind.format);
+        CAPTURE(layout);
+        const Folder folder;
+        ExportJob job{.documents = {0}, .options = {}, .path = folder / kind.name};
+        job.options.layout = layout, job.options.page_tokens = 7;
+        ExportResult result;
+        const std::string message = usage_of([&] { result = exported(kind.format, source, job); });
+        const auto lacks = [&](char letter) { return layout.find(letter) == std::string::npos; };
+        // Pages may have all heads in d.
+        const bool whole = !lacks('s') && !lacks('l') && (!lacks('h') || job.path == folder / "out");
+        CHECK_MESSAGE((message == "accepted") == whole, message);
+        if (!whole) {
+          CHECK_FALSE(std::filesystem::exists(job.path));
+          continue;
+        }
+        uint64_t bytes = 0;
+        for (const std::string& file : result.files) bytes += std::filesystem::file_size(file);
+        const uint64_t values = uint64_t{2} * 2 * 7 * kCacheHeads * kHeadDim * 4;
+        CHECK_GE(bytes, values);
+        CHECK_LT(bytes, values + 200);  // but for a header nothing else is there
+        ImportOptions options;
+        options.layout = layout, options.type = "f32";
+        options.heads = kCacheHeads, options.head_dim = kHeadDim, options.layers = 2;
+        check_same_cache(source, imported_back(kind.format, result.files, options));
+      }
+    }
+}
