@@ -163,6 +163,7 @@ std::string export_cache(Command& command) {
   const ForeignFormat& format = interop::foreign_format(options.to);
   if (format.writes_folder && options.output.to_stdout())
     throw usage_error("{} is a folder of files; name it with -o", format.name);
+  options.output.keep({options.input, options.book});
   options.common.apply(command, true);
 
   const Stopwatch watch;
@@ -172,7 +173,8 @@ std::string export_cache(Command& command) {
   ExportJob job{.documents = options.documents.choose(source->documents(), source->name()),
                 .options = export_options(options),
                 .path = options.output.path,
-                .overwrite = options.output.overwrite};
+                .overwrite = options.output.replaces()};
+  if (!options.output.force) job.keep = {options.input, options.book};
   job.documents.erase(std::remove_if(job.documents.begin(), job.documents.end(),
                                      [&](size_t i) { return source->documents().length(i) == 0; }),
                       job.documents.end());

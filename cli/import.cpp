@@ -226,6 +226,10 @@ std::string import_cache(Command& command) {
       throw bad_input("{}: is a pipe, which import cannot read; save it to a file, and name that file", file);
   }
 
+  std::vector<std::string> read = options.files;
+  read.insert(read.end(), {options.ids, options.model});
+  options.output.keep(read);
+
   const Stopwatch watch;
   const ForeignFormat& format = options.from.empty() ? interop::guess_format(options.files.front())
                                                      : interop::foreign_format(options.from);

@@ -101,6 +101,7 @@ struct ExportJob {
   ExportOptions options;
   std::string path;
   bool overwrite = false;
+  std::vector<std::string> keep = {};             ///< files that a product in a folder must not replace
   uint64_t buffer_bytes = uint64_t{64} << 20;     ///< for rows on their way
   std::function<void(uint64_t rows)> count = {};  ///< told of rows of layers and sides that are written
 };

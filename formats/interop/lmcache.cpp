@@ -35,6 +35,12 @@ const Form& form_of(int32_t number) {
   throw bad_input("is of format {}; formats 1, 2, 3 and 6 are read", number);
 }
 
+/// The name of an exported chunk of all layers, and of one.
+std::string chunk_name(uint64_t number) { return fmt::format("{:06}.data", number); }
+std::string chunk_name(uint64_t number, uint64_t layer) {
+  return fmt::format("{:06}-{:04}.data", number, layer);
+}
+
 struct Chunk {
   Form form{};
   Array array;
@@ -170,24 +176,30 @@ ExportResult write_lmcache(const CacheSource& source, const ExportJob& job) {
                              : std::max<uint64_t>(1, before.number("tokens", kUsualTokens, INT32_MAX));
   const uint64_t tokens = source.documents().length(document), layers = source.layers().size(),
                  row = as_size(shape.heads) * as_size(shape.key_dim), sides = form.number == 6 ? 1 : 2;
-  make_folder(job.path, job.overwrite);
+  const auto bytes_of = [&](std::vector<Axis>& axes, uint64_t count) {
+    const uint64_t elements = set_extents(
+        axes, {.sides = sides, .layers = form.layers ? layers : 1, .tokens = count, .dims = row}, "layout");
+    return checked_mul(elements, block_of(cell).bytes);
+  };
+  std::vector<Axis> largest = axes_of(form.layout, "layout");
+  const uint64_t most = std::min(chunk, tokens);
+  if (const uint64_t bytes = bytes_of(largest, most); bytes > INT32_MAX)
+    throw usage_error("a chunk of {} tokens takes {} bytes; --page makes smaller ones", most, bytes);
+  make_folder(job, [](const std::string& name) {
+    const auto numbers = numbers_in(name);
+    return (numbers.size() == 1 && name == chunk_name(numbers[0])) ||
+           (numbers.size() == 2 && name == chunk_name(numbers[0], numbers[1]));
+  });
   ExportResult result;
   for (uint64_t first = 0, i = 0; first < tokens; first += chunk, ++i) {
     const uint64_t count = std::min(chunk, tokens - first);
     for (size_t file_layer = 0; file_layer < (form.layers ? 1 : layers); ++file_layer) {
-      const std::string path = form.layers ? fmt::format("{}/{:06}.data", job.path, i)
-                                           : fmt::format("{}/{:06}-{:04}.data", job.path, i, file_layer);
+      const std::string path =
+          fmt::format("{}/{}", job.path, form.layers ? chunk_name(i) : chunk_name(i, file_layer));
       TargetFile file(path, job.overwrite);
       std::vector<Axis> axes = axes_of(form.layout, "layout");
-      uint64_t elements = 1;
+      const uint64_t bytes = bytes_of(axes, count);
       Numbers head;
-      for (Axis& axis : axes) {
-        axis.extent = axis.name == 's' ? sides : axis.name == 'l' ? layers : axis.name == 't' ? count : row;
-        elements = checked_mul(elements, axis.extent);
-      }
-      const uint64_t bytes = checked_mul(elements, block_of(cell).bytes);
-      if (bytes > INT32_MAX)
-        throw usage_error("a chunk of {} tokens takes {} bytes; --page makes smaller ones", count, bytes);
       head.add(static_cast<int32_t>(bytes)), head.add(form.number), head.add(number->number);
       for (size_t a = 0; a < 4; ++a)
         head.add(a < axes.size() ? static_cast<int32_t>(axes[a].extent) : int32_t{0});

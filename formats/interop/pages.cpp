@@ -35,6 +35,9 @@ std::string axes_named(std::string_view format, const std::string& layout) {
   return layout;
 }
 
+/// The name of an exported page.
+std::string page_name(uint64_t number) { return fmt::format("{:06}.bin", number); }
+
 ForeignCache open_pages(std::string_view format, const std::vector<std::string>& files,
                         const ImportOptions& options) {
   const std::string layout = axes_named(format, options.layout);
@@ -143,11 +146,14 @@ ExportResult write_pages(std::string_view format, const CacheSource& source, con
                                          .dims = as_size(shape.key_dim)},
                                         "--layout");
   const uint64_t tokens = source.documents().length(document);
-  make_folder(job.path, job.overwrite);
+  make_folder(job, [](const std::string& name) {
+    const auto numbers = numbers_in(name);
+    return numbers.size() == 1 && name == page_name(numbers[0]);
+  });
   ExportResult result;
   for (uint64_t first = 0, i = 0; first < tokens; first += page, ++i) {
     const uint64_t count = std::min(page, tokens - first);
-    const std::string path = fmt::format("{}/{:06}.bin", job.path, i);
+    const std::string path = fmt::format("{}/{}", job.path, page_name(i));
     TargetFile file(path, job.overwrite);
     const uint64_t bytes = checked_mul(elements, block_of(cell).bytes);
     const std::byte last{};

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cerrno>
+#include <charconv>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -329,18 +330,45 @@ uint64_t TargetFile::commit() {
   return end_;
 }
 
-void make_folder(const std::string& path, bool overwrite) {
+void make_folder(const ExportJob& job, const std::function<bool(const std::string& name)>& own) {
   namespace fs = std::filesystem;
+  const std::string& path = job.path;
   if (path == "-") throw usage_error("this format is a folder of files; name it with -o");
   std::error_code error;
-  if (fs::exists(path, error)) {
-    if (!fs::is_directory(path, error))
-      throw usage_error("{}: is a file; this format is a folder of files", path);
-    if (!overwrite && !fs::is_empty(path, error))
-      throw usage_error("{}: is not empty; --overwrite writes into it", path);
+  if (!fs::exists(path, error)) {
+    if (!fs::create_directories(path, error)) throw failed("{}: cannot be made: {}", path, error.message());
     return;
   }
-  if (!fs::create_directories(path, error)) throw failed("{}: cannot be made: {}", path, error.message());
+  if (!fs::is_directory(path, error))
+    throw usage_error("{}: is a file; this format is a folder of files", path);
+  if (!job.overwrite && !fs::is_empty(path, error))
+    throw usage_error("{}: is not empty; --overwrite replaces what an earlier export wrote there", path);
+  std::vector<fs::path> earlier;
+  for (fs::directory_iterator entry(path, error), end; !error && entry != end; entry.increment(error))
+    if (own(entry->path().filename().string())) earlier.push_back(entry->path());
+  if (error) throw failed("{}: cannot be read: {}", path, error.message());
+  for (const fs::path& file : earlier)
+    for (const std::string& kept : job.keep)
+      if (fs::equivalent(file, kept, error))
+        throw usage_error(
+            "{}: this command reads it, and writing there would lose it; name another output, or add --force",
+            file.string());
+  for (const fs::path& file : earlier)
+    if (!fs::remove(file, error)) throw failed("{}: cannot be removed: {}", file.string(), error.message());
+}
+
+std::vector<uint64_t> numbers_in(std::string_view name) {
+  constexpr std::string_view kDigits = "0123456789";
+  std::vector<uint64_t> numbers;
+  for (size_t at = name.find_first_of(kDigits); at != std::string_view::npos;
+       at = name.find_first_of(kDigits, at)) {
+    const size_t end = std::min(name.find_first_not_of(kDigits, at), name.size());
+    uint64_t number = 0;
+    if (std::from_chars(name.data() + at, name.data() + end, number).ec != std::errc{}) return {};
+    numbers.push_back(number);
+    at = end;
+  }
+  return numbers;
 }
 
 std::span<const std::byte> Cursor::take(uint64_t count, const char* what) {

@@ -109,8 +109,13 @@ class TargetFile {
   std::vector<std::byte> buffer_;
 };
 
-/// Makes the folder of a product; it may be there, and be empty or to be overwritten.
-void make_folder(const std::string& path, bool overwrite);
+/// Makes the folder of a job's product. One that is there must be empty or to be overwritten; then the files that an
+/// earlier product left there are removed, so that none of them is taken for a part of this one. own: whether a file of
+/// that name is such. Throws Error(usage) if one of them must stay (ExportJob::keep), before any is removed.
+void make_folder(const ExportJob& job, const std::function<bool(const std::string& name)>& own);
+
+/// The runs of digits in a name; empty if one of them is no number of 64 bits.
+std::vector<uint64_t> numbers_in(std::string_view name);
 
 /// Little-endian numbers of a file, one behind the other.
 class Cursor {

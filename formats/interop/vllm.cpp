@@ -31,6 +31,11 @@ int layer_in(const std::string& file) {
   return layer;
 }
 
+/// The name of an exported layer.
+std::string layer_file(uint64_t layer) {
+  return fmt::format("model.layers.{}.self_attn.attn.safetensors", layer);
+}
+
 /// [2, tokens, heads * dimensions], [2, tokens, heads, dimensions], or of latent attention [tokens, dimensions].
 Array open_layer(const std::string& name) {
   const TensorFile file(name);
@@ -119,7 +124,10 @@ ExportResult write_vllm(const CacheSource& source, const ExportJob& job) {
       throw usage_error("{}: layer {} keeps its last tokens only, or has keys and values of other dimensions",
                         source.name(), layer);
   }
-  make_folder(job.path, job.overwrite);
+  make_folder(job, [](const std::string& name) {
+    const auto numbers = numbers_in(name);
+    return numbers.size() == 1 && name == layer_file(numbers[0]);
+  });
   ExportResult result;
   for (const int layer : source.layers()) {
     const LayerShape shape = source.model().layer_shape(layer);
@@ -129,7 +137,7 @@ ExportResult write_vllm(const CacheSource& source, const ExportJob& job) {
     TensorPlan plan;
     plan.add(kTensor, dtype_of_cell(cell, "--type"), extents,
              checked_mul(checked_product(extents), block_of(cell).bytes));
-    const std::string path = fmt::format("{}/model.layers.{}.self_attn.attn.safetensors", job.path, layer);
+    const std::string path = fmt::format("{}/{}", job.path, layer_file(as_size(layer)));
     TargetFile file(path, job.overwrite);
     plan.write_header(file);
     const Axis axes[] = {{'s', 2}, {'t', tokens}, {'d', row}};

@@ -126,3 +126,37 @@ TEST_CASE("exports: a layout has a place for every value, or is refused") {
       }
     }
 }
+
+TEST_CASE("exports: a folder holds nothing of an earlier export, and keeps what is not of one") {
+  const ForeignSource large(numbered_cache(3, {220})), small(numbered_cache(2, {48}));
+  for (const char* format : {"lmcache", "vllm", "vllm-blocks", "sglang"})
+    for (const char* kind : {"1", "2"}) {
+      if (std::string_view(format) != "lmcache" && std::string_view(kind) == "2") continue;
+      CAPTURE(format);
+      CAPTURE(kind);
+      const Folder folder;
+      ExportJob job{.documents = {0}, .options = {}, .path = folder / "out"};
+      job.options.page_tokens = 16;
+      if (std::string_view(format) == "lmcache") job.options.kind = kind;
+      exported(format, large, job);
+      const std::string others[] = {job.path + "/notes.txt", job.path + "/0abc12.bin", job.path + "/0.data",
+                                    job.path + "/model.layers.0.safetensors"};
+      for (const std::string& other : others) std::ofstream(other) << "not of an export";
+      CHECK(usage_of([&] { exported(format, small, job); }).find("is not empty") != std::string::npos);
+      job.overwrite = true;
+      const auto result = exported(format, small, job);
+      std::vector<std::string> wanted(result.files);
+      wanted.insert(wanted.end(), std::begin(others), std::end(others));
+      std::vector<std::string> found;
+      for (const auto& entry : std::filesystem::directory_iterator(job.path)) found.push_back(entry.path());
+      std::sort(wanted.begin(), wanted.end()), std::sort(found.begin(), found.end());
+      CHECK_EQ(found, wanted);
+      // A file that the command reads is not removed.
+      job.keep = {"nowhere",
+                  folder.path() / "." / "out" / std::filesystem::path(result.files.back()).filename()};
+      const std::string before = test::file_bytes(result.files.back());
+      CHECK(usage_of([&] { exported(format, large, job); }).find("add --force") != std::string::npos);
+      CHECK_EQ(test::file_bytes(result.files.back()), before);
+      CHECK(std::filesystem::exists(result.files.front()));
+    }
+}
