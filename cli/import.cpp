@@ -145,7 +145,7 @@ ImportOptions import_options(const Import& options) {
                        .head_dim = static_cast<int>(options.head_dim),
                        .layers = static_cast<int>(options.layer_count),
                        .page_tokens = static_cast<uint64_t>(options.page),
-                       .rotated = parse_rotated(options.rotated),
+                       .rotated = parse_rotated(options.rotated).value_or(std::array<size_t, 2>{}),
                        .window_layers = parse_layers("--window-layers", options.window_layers)};
   if (!options.model.empty()) add_model(options.model, wanted);
   if (!options.ids.empty())

@@ -14,9 +14,9 @@ std::vector<std::string> format_names() {
   return names;
 }
 
-std::array<size_t, 2> parse_rotated(const std::string& text) {
+std::optional<std::array<size_t, 2>> parse_rotated(const std::string& text) {
+  if (text.empty()) return std::nullopt;
   std::array<size_t, 2> sizes{};
-  if (text.empty()) return sizes;
   const char* at = text.data();
   const char* const end = at + text.size();
   for (size_t i = 0; i < 2; ++i) {

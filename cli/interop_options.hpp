@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,8 +12,8 @@ namespace kvcodec::cli {
 /// The names of foreign formats.
 std::vector<std::string> format_names();
 
-/// "128,64": sizes of Hadamard blocks of keys and values; empty = none. Throws Error(usage).
-std::array<size_t, 2> parse_rotated(const std::string& text);
+/// "128,64": sizes of Hadamard blocks of keys and values; nothing if the text is empty. Throws Error(usage).
+std::optional<std::array<size_t, 2>> parse_rotated(const std::string& text);
 
 /// "0-4,6" of that option, ascending; empty = none. Throws Error(usage).
 std::vector<int> parse_layers(const std::string& option, const std::string& text);

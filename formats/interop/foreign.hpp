@@ -91,7 +91,7 @@ struct ExportOptions {
   std::optional<bool> transposed_values;  ///< llama.cpp's v_trans
   int bits = 0, group = 0;                ///< mlx-lm: quantized so
   uint64_t page_tokens = 0;
-  std::array<size_t, 2> rotated = {0, 0};
+  std::optional<std::array<size_t, 2>> rotated;  ///< as of ImportOptions
   std::vector<int> window_layers;
 };
 

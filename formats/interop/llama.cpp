@@ -509,6 +509,20 @@ struct Form {
   std::vector<int32_t> tokens_behind, tokens;
 };
 
+/// The Hadamard blocks that are asked for, or else those that the file was imported with. The program turns quantized
+/// caches only, so a side that is to be of another type now is not turned unless that is asked for.
+std::array<size_t, 2> rotated_of(const Imported& before, const ExportOptions& options) {
+  if (options.rotated) return *options.rotated;
+  std::array<size_t, 2> rotated{};
+  const auto inherited = before.list("rotated");
+  const std::string types[] = {options.key_type,
+                               options.value_type.empty() ? options.key_type : options.value_type};
+  for (size_t s = 0; s < 2 && inherited.size() == 2; ++s)
+    if (types[s].empty() || is_block(cell_from_name(types[s], "--type")))
+      rotated[s] = static_cast<size_t>(std::max<int64_t>(0, inherited[s]));
+  return rotated;
+}
+
 Form form_of(const CacheSource& source, const ExportJob& job) {
   const Imported before(source, "llama");
   const ExportOptions& options = job.options;
@@ -547,13 +561,9 @@ Form form_of(const CacheSource& source, const ExportJob& job) {
   form.window_layers = options.window_layers;
   if (form.window_layers.empty())
     for (const int64_t layer : before.list("window_layers"))
-      form.window_layers.push_back(static_cast<int>(layer));
-  const auto rotated = before.list("rotated");
-  for (size_t s = 0; s < 2; ++s) {
-    form.rotated[s] = options.rotated[s];
-    if (options.rotated[0] + options.rotated[1] == 0 && rotated.size() == 2)
-      form.rotated[s] = static_cast<size_t>(std::max<int64_t>(0, rotated[s]));
-  }
+      if (layer >= 0 && layer < source.model().num_layers)
+        form.window_layers.push_back(static_cast<int>(layer));
+  form.rotated = rotated_of(before, options);
   for (const auto& [stream, sequence] : before.pairs("places"))
     form.places.emplace_back(stream, static_cast<int32_t>(sequence));
   for (const int64_t token : before.list("tokens_behind"))

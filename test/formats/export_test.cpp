@@ -86,6 +86,11 @@ void check_same_cache(const ForeignSource& wanted, const ForeignSource& got) {
     }
 }
 
+bool differ(const ForeignSource& a, const ForeignSource& b, Side side) {
+  const Matrix<float> one = a.all(side, 0, 0), other = b.all(side, 0, 0);
+  return !std::equal(one.data(), one.data() + one.size(), other.data());
+}
+
 }  // namespace
 
 TEST_CASE("exports: a layout has a place for every value, or is refused") {
@@ -159,4 +164,55 @@ TEST_CASE("exports: a folder holds nothing of an earlier export, and keeps what 
       CHECK_EQ(test::file_bytes(result.files.back()), before);
       CHECK(std::filesystem::exists(result.files.front()));
     }
+}
+
+TEST_CASE("exports to llama: turned as asked for, or as it was imported as long as the type is quantized") {
+  const ForeignSource plain(numbered_cache(1, {5}));
+  ForeignCache quantized = numbered_cache(1, {5});
+  quantized.model.imported = R"({"format":"llama","key_type":"q8_0","value_type":"q8_0","rotated":[32,16]})";
+  const ForeignSource source(std::move(quantized));
+  const Folder folder;
+  const auto written = [&](ExportOptions options) {
+    exported("llama", source,
+             {.documents = {0}, .options = std::move(options), .path = folder / "x", .overwrite = true});
+    ImportOptions as_it_is;
+    as_it_is.heads = kCacheHeads;
+    return imported_back("llama", {folder / "x"}, as_it_is);
+  };
+  ExportOptions options;
+  options.key_type = "f32";
+  check_same_cache(plain, written(options));
+  options = {};
+  options.rotated = {0, 0};
+  options.key_type = options.value_type = "f32";
+  check_same_cache(plain, written(options));
+  options = {};
+  options.value_type = "f32";
+  CHECK_FALSE(differ(plain, written(options), Side::value));
+  options.key_type = "f32", options.value_type = "q8_0";
+  CHECK_FALSE(differ(plain, written(options), Side::key));
+
+  // Of quantized types the file as it was is turned, unless that is asked otherwise; 8 bits are near enough to tell.
+  const auto error = [&](const ForeignSource& got, Side side) {
+    const Matrix<float> a = plain.all(side, 0, 0), b = got.all(side, 0, 0);
+    double sum = 0, energy = 0;
+    for (size_t i = 0; i < a.size(); ++i) {
+      sum += (a.data()[i] - b.data()[i]) * (a.data()[i] - b.data()[i]);
+      energy += a.data()[i] * a.data()[i];
+    }
+    return sum / energy;
+  };
+  options = {};
+  options.rotated = {0, 0};
+  ForeignSource got = written(options);
+  CHECK_LT(error(got, Side::key), 1e-3);
+  CHECK_LT(error(got, Side::value), 1e-3);
+  got = written({});
+  CHECK_GT(error(got, Side::key), 0.1);
+  CHECK_GT(error(got, Side::value), 0.1);
+  ImportOptions turned;
+  turned.heads = kCacheHeads, turned.rotated = {32, 16};
+  const ForeignSource back = imported_back("llama", {folder / "x"}, turned);
+  CHECK_LT(error(back, Side::key), 1e-3);
+  CHECK_LT(error(back, Side::value), 1e-3);
 }
