@@ -12,6 +12,7 @@
 #include "formats/interop/layer_names.hpp"
 #include "formats/interop/plane.hpp"
 #include "lib/core/checked.hpp"
+#include "lib/core/digest.hpp"
 #include "lib/core/error.hpp"
 #include "lib/linalg/hadamard.hpp"
 
@@ -438,6 +439,7 @@ class Reader {
       if (token < 0) throw bad_input("token {} is {}, no id of text", position, token);
       document.tokens.push_back(static_cast<uint32_t>(token));
     }
+    tokens_of_ = hex_of(token_digest(document.tokens));
     if (document.positions.back() + 1 != document.positions.size())
       all_tokens_ = {state_.tokens.begin(), state_.tokens.end()};
     else
@@ -480,6 +482,7 @@ class Reader {
     if (!tokens_behind_.empty() && tokens_behind_.size() <= kMostKept)
       object["tokens_behind"] = tokens_behind_;
     if (!all_tokens_.empty() && all_tokens_.size() <= kMostKept) object["tokens"] = all_tokens_;
+    if (object.contains("tokens_behind") || object.contains("tokens")) object["tokens_of"] = tokens_of_;
     return imported_text(object);
   }
 
@@ -491,6 +494,7 @@ class Reader {
   std::vector<std::vector<int>> numbers_;           ///< per cache, the layers of the model
   std::vector<std::pair<size_t, int32_t>> places_;  ///< stream and sequence of each document
   std::vector<int32_t> tokens_behind_, all_tokens_;
+  std::string tokens_of_;  ///< digest of the ids of the document that they belong to
 };
 
 // Writing -------------------------------------------------------------------------------------------
@@ -506,6 +510,7 @@ struct Form {
   std::vector<int> window_layers;
   std::array<size_t, 2> rotated = {0, 0};
   std::vector<std::pair<size_t, int32_t>> places;
+  std::string tokens_of;  ///< digest of the ids of the document that these lists belong to
   std::vector<int32_t> tokens_behind, tokens;
 };
 
@@ -566,6 +571,7 @@ Form form_of(const CacheSource& source, const ExportJob& job) {
   form.rotated = rotated_of(before, options);
   for (const auto& [stream, sequence] : before.pairs("places"))
     form.places.emplace_back(stream, static_cast<int32_t>(sequence));
+  form.tokens_of = before.text("tokens_of");
   for (const int64_t token : before.list("tokens_behind"))
     form.tokens_behind.push_back(static_cast<int32_t>(token));
   for (const int64_t token : before.list("tokens")) form.tokens.push_back(static_cast<int32_t>(token));
@@ -630,13 +636,28 @@ class Writer {
     }
   }
 
-  void add_tokens(Numbers& head) const {
-    std::vector<int32_t> tokens = form_.tokens;
-    if (job_.documents.size() == 1 && source_.has_tokens() && tokens.empty()) {
-      const auto own = source_.tokens(job_.documents.front());
-      tokens.assign(own.begin(), own.end());
+  /// The tokens by their positions, and what the list had behind them if the document is still the one that was imported:
+  /// that of another one, or of a part of it, ends with its own.
+  std::vector<int32_t> listed_tokens() const {
+    if (job_.documents.size() != 1 || !source_.has_tokens()) return {};
+    const auto own = source_.tokens(job_.documents.front());
+    const auto positions = source_.positions(job_.documents.front());
+    const bool whole = form_.tokens_of == hex_of(token_digest(own));
+    std::vector<int32_t> tokens(own.begin(), own.end());
+    bool listed = !form_.tokens.empty() && !own.empty();
+    for (size_t i = 0; i < own.size() && listed; ++i)
+      listed = positions[i] < form_.tokens.size() && form_.tokens[positions[i]] == tokens[i];
+    if (listed) {
+      tokens = form_.tokens;
+      if (!whole) tokens.resize(positions.back() + 1);
+    } else if (whole) {
       tokens.insert(tokens.end(), form_.tokens_behind.begin(), form_.tokens_behind.end());
     }
+    return tokens;
+  }
+
+  void add_tokens(Numbers& head) const {
+    const std::vector<int32_t> tokens = listed_tokens();
     const auto count = static_cast<uint32_t>(tokens.size());
     if (form_.packed_tokens) {
       head.add(count + 4), head.add(int32_t{-1}), head.add(int32_t{1}), head.add(count);

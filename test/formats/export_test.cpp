@@ -91,6 +91,22 @@ bool differ(const ForeignSource& a, const ForeignSource& b, Side side) {
   return !std::equal(one.data(), one.data() + one.size(), other.data());
 }
 
+/// The list of tokens of a sequence state: behind magic number and version.
+std::vector<int32_t> token_list(const std::string& file) {
+  const std::string bytes = test::file_bytes(file);
+  uint32_t count = 0;
+  std::memcpy(&count, bytes.data() + 8, 4);
+  std::vector<int32_t> tokens(count);
+  std::memcpy(tokens.data(), bytes.data() + 12, uint64_t{4} * count);
+  return tokens;
+}
+
+std::vector<int32_t> counted_from_100(size_t count) {
+  std::vector<int32_t> tokens;
+  for (size_t i = 0; i < count; ++i) tokens.push_back(static_cast<int32_t>(100 + i));
+  return tokens;
+}
+
 }  // namespace
 
 TEST_CASE("exports: a layout has a place for every value, or is refused") {
@@ -215,4 +231,67 @@ TEST_CASE("exports to llama: turned as asked for, or as it was imported as long 
   const ForeignSource back = imported_back("llama", {folder / "x"}, turned);
   CHECK_LT(error(back, Side::key), 1e-3);
   CHECK_LT(error(back, Side::value), 1e-3);
+}
+
+TEST_CASE("exports to llama: tokens behind a document go with that document alone") {
+  const Folder folder;
+  const auto written = [&](ForeignCache cache) {
+    exported("llama", ForeignSource(std::move(cache)),
+             {.documents = {0}, .options = {}, .path = folder / "x", .overwrite = true});
+    return token_list(folder / "x");
+  };
+  // A state whose list has two tokens more than there are cells.
+  const auto state = [&](std::vector<uint64_t> positions, size_t listed) {
+    ForeignCache cache = numbered_cache(1, {positions.size()});
+    cache.documents[0].positions = std::move(positions);
+    written(std::move(cache));
+    std::string bytes = test::file_bytes(folder / "x");
+    uint32_t count = 0;
+    std::memcpy(&count, bytes.data() + 8, 4);
+    const auto number = static_cast<uint32_t>(listed);
+    const auto tokens = counted_from_100(listed);
+    std::string list(4 + 4 * listed, '\0');
+    std::memcpy(list.data(), &number, 4);
+    std::memcpy(list.data() + 4, tokens.data(), 4 * listed);
+    bytes.replace(8, 4 + size_t{4} * count, list);
+    std::ofstream(folder / "state", std::ios::binary) << bytes;
+    ImportOptions options;
+    options.heads = kCacheHeads;
+    return foreign_format("llama").open({folder / "state"}, options);
+  };
+  const auto cut = [](ForeignCache cache, size_t first, size_t end) {
+    ForeignDocument& document = cache.documents[0];
+    const auto part = [&](auto& list) {
+      list = {list.begin() + static_cast<std::ptrdiff_t>(first),
+              list.begin() + static_cast<std::ptrdiff_t>(end)};
+    };
+    part(document.tokens), part(document.positions);
+    document.layers.at(0).rows = end - first;
+    return cache;
+  };
+
+  const ForeignCache whole = state({0, 1, 2, 3, 4, 5}, 8);
+  CHECK_EQ(written(whole), counted_from_100(8));
+  CHECK_EQ(written(cut(whole, 0, 4)), counted_from_100(4));
+  CHECK_EQ(written(cut(whole, 2, 4)), std::vector<int32_t>{102, 103});
+  // Another document of as many tokens, such as one that codes were appended with.
+  ForeignCache other = whole;
+  other.documents[0].tokens[3] = 7;
+  CHECK_EQ(written(other), std::vector<int32_t>{100, 101, 102, 7, 104, 105});
+  // Files of before do not say which document that was.
+  ForeignCache old = whole;
+  old.model.imported = R"({"format":"llama","tokens_behind":[106,107]})";
+  CHECK_EQ(written(old), counted_from_100(6));
+
+  // Positions with gaps: the list is by positions, and no shorter than to the last one.
+  const ForeignCache gaps = state({0, 1, 4, 5}, 8);
+  CHECK_EQ(written(gaps), counted_from_100(8));
+  CHECK_EQ(written(cut(gaps, 0, 3)), counted_from_100(5));
+  CHECK_EQ(written(cut(gaps, 0, 2)), counted_from_100(2));
+  old = gaps;
+  old.model.imported = R"({"format":"llama","tokens":[100,101,102,103,104,105,106,107]})";
+  CHECK_EQ(written(old), counted_from_100(6));
+  other = gaps;
+  other.documents[0].tokens[3] = 7;
+  CHECK_EQ(written(other), std::vector<int32_t>{100, 101, 104, 7});
 }
