@@ -615,15 +615,25 @@ class Writer {
  private:
   /// Layers with a sliding window have a cache of their own.
   void split_layers() {
+    const int layers = source_.model().num_layers;
+    for (const int layer : form_.window_layers)
+      if (layer >= layers)
+        throw usage_error("{}: --window-layers names layer {}, but there are layers 0 to {}", source_.name(),
+                          layer, layers - 1);
     std::set<int> windows(form_.window_layers.begin(), form_.window_layers.end());
     for (const int layer : source_.layers())
       if (leaves_out(source_, layer)) windows.insert(layer);
     caches_.resize(windows.empty() ? 1 : 2);
     for (const int layer : source_.layers()) caches_[windows.contains(layer)].push_back(layer);
-    if (caches_.back().empty() || caches_.front().empty())
+    if (!caches_.front().empty()) return;
+    if (std::all_of(source_.layers().begin(), source_.layers().end(),
+                    [&](int layer) { return leaves_out(source_, layer); }))
       throw usage_error(
           "{}: all layers keep their last tokens only; a state of llama.cpp has layers that keep all",
           source_.name());
+    throw usage_error(
+        "{}: with --window-layers no layer is left without a window; a state of llama.cpp has such layers",
+        source_.name());
   }
 
   void place_documents() {

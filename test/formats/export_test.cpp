@@ -295,3 +295,23 @@ TEST_CASE("exports to llama: tokens behind a document go with that document alon
   other.documents[0].tokens[3] = 7;
   CHECK_EQ(written(other), std::vector<int32_t>{100, 101, 104, 7});
 }
+
+TEST_CASE("exports to llama: layers with a window are layers of the model, and not all of them") {
+  const ForeignSource source(numbered_cache(3, {5}));
+  const Folder folder;
+  const auto said = [&](std::vector<int> layers) {
+    ExportJob job{.documents = {0}, .options = {}, .path = folder / "x", .overwrite = true};
+    job.options.window_layers = std::move(layers);
+    return usage_of([&] { exported("llama", source, job); });
+  };
+  CHECK_EQ(said({0, 2}), "accepted");
+  CHECK_EQ(said({1, 99}), "cache: --window-layers names layer 99, but there are layers 0 to 2");
+  CHECK_EQ(said({3}), "cache: --window-layers names layer 3, but there are layers 0 to 2");
+  CHECK_EQ(
+      said({0, 1, 2}),
+      "cache: with --window-layers no layer is left without a window; a state of llama.cpp has such layers");
+  const ForeignSource windows(numbered_cache(3, {9}, 4));
+  CHECK_EQ(
+      usage_of([&] { exported("llama", windows, {.documents = {0}, .options = {}, .path = folder / "x"}); }),
+      "cache: all layers keep their last tokens only; a state of llama.cpp has layers that keep all");
+}
