@@ -425,6 +425,8 @@ class Writer {
     q_.bits = job.options.bits > 0 ? static_cast<uint64_t>(job.options.bits) : before_.number("bits", 0, 8);
     q_.group = job.options.group > 0 ? static_cast<uint64_t>(job.options.group)
                                      : before_.number("group", kUsualGroup, kMostGroup);
+    if (q_.bits == 0 && job.options.group > 0)
+      throw usage_error("--group is given, but the cache is not quantized; name its bits with --bits");
     if (q_.bits != 0 && q_.bits != 2 && q_.bits != 4 && q_.bits != 8)
       throw usage_error("--bits is {}; mlx-lm has caches of 2, 4 and 8 bits", q_.bits);
     const auto version = job.options.version > 0 ? static_cast<uint64_t>(job.options.version)
@@ -462,6 +464,14 @@ class Writer {
   bool quantized() const { return q_.bits != 0; }
   uint64_t tokens() const { return source_.documents().length(document_); }
   uint64_t kept(int layer) const { return source_.documents().held(layer, document_); }
+
+  /// Of all documents of the file: a short one alone does not show how many tokens the layer can keep.
+  uint64_t most_kept(int layer) const {
+    uint64_t most = 0;
+    for (size_t i = 0; i < source_.documents().count(); ++i)
+      most = std::max(most, source_.documents().held(layer, i));
+    return most;
+  }
 
   bool rotating(int layer) const { return leaves_out(source_, layer) || of_layer(sizes_, layer) > 0; }
 
@@ -514,7 +524,7 @@ class Writer {
     const uint64_t most = of_layer(sizes_, layer);
     numbers = {{Number::offset, seen},
                {Number::keep, of_layer(keeps_, layer)},
-               {Number::size, most > 0 ? most : kept(layer)},
+               {Number::size, most > 0 ? most : most_kept(layer)},
                {Number::next, kept(layer)}};
     return kRotating;
   }

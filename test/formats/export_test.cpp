@@ -315,3 +315,28 @@ TEST_CASE("exports to llama: layers with a window are layers of the model, and n
       usage_of([&] { exported("llama", windows, {.documents = {0}, .options = {}, .path = folder / "x"}); }),
       "cache: all layers keep their last tokens only; a state of llama.cpp has layers that keep all");
 }
+
+TEST_CASE("exports to mlx: a short document gets the window that longer ones show") {
+  const Folder folder;
+  const auto window = [&](const ForeignSource& source, size_t document) {
+    exported("mlx", source,
+             {.documents = {document}, .options = {}, .path = folder / "x", .overwrite = true});
+    const Safetensors file = Safetensors::open_file(folder / "x");
+    REQUIRE_EQ(file.metadata().at("1.0"), "RotatingKVCache");
+    int32_t size = 0;
+    std::memcpy(&size, file.stored("0.4")->bytes.data(), 4);
+    return size;
+  };
+  const ForeignSource source(numbered_cache(1, {30, 5, 12, 9}, 8));
+  for (size_t i = 0; i < source.documents().count(); ++i) CHECK_EQ(window(source, i), 8);
+}
+
+TEST_CASE("exports to mlx: groups are those of codes") {
+  const ForeignSource source(numbered_cache(1, {5}));
+  const Folder folder;
+  ExportJob job{.documents = {0}, .options = {}, .path = folder / "x", .overwrite = true};
+  job.options.group = 32;
+  CHECK(usage_of([&] { exported("mlx", source, job); }).find("--bits") != std::string::npos);
+  job.options.bits = 4;
+  CHECK_EQ(usage_of([&] { exported("mlx", source, job); }), "accepted");
+}
