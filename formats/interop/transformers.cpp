@@ -111,28 +111,40 @@ std::vector<std::string> names_in(const TensorFile& file, uint64_t documents) {
   return names;
 }
 
-/// What the file says of its model, where --model says nothing.
-void read_model(const TensorFile& file, const ImportOptions& options, ModelInfo& model) {
+/// A number that is all of a metadata text; nothing if that is no such number.
+template <class Number>
+std::optional<Number> metadata_number(const TensorFile& file, const char* name) {
+  const std::string* text = file.metadata(name);
+  if (!text) return std::nullopt;
+  Number value{};
+  const char* const end = text->data() + text->size();
+  const auto [stop, error] = std::from_chars(text->data(), end, value);
+  return error == std::errc{} && stop == end ? std::optional(value) : std::nullopt;
+}
+
+/// What the file says of its model, where --model says nothing, and of its keys.
+void read_model(const TensorFile& file, const ImportOptions& options, ForeignCache& cache) {
+  ModelInfo& model = cache.model;
+  if (const std::string* state = file.metadata("key_state"); state && *state == "pre-rope")
+    model.key_state = *state;
   if (options.model) return;
-  const auto number = [&](const char* name) -> std::optional<double> {
-    const std::string* text = file.metadata(name);
-    double value = 0;
-    if (!text || std::from_chars(text->data(), text->data() + text->size(), value).ec != std::errc{} ||
-        !(value > 0))
-      return std::nullopt;
-    return value;
-  };
   if (const std::string* name = file.metadata("model")) model.model = *name;
-  if (const auto heads = number("num_attention_heads");
-      heads && *heads < 1e6 && static_cast<int>(*heads) % model.num_q_heads == 0)
-    model.num_q_heads = static_cast<int>(*heads);
-  if (const auto theta = number("rope_theta"); theta && *theta < 1e30) model.rope_theta = *theta;
+  constexpr int kMostQueryHeads = 1'000'000;
+  if (const std::string* text = file.metadata("num_attention_heads")) {
+    const auto heads = metadata_number<int>(file, "num_attention_heads");
+    if (heads && *heads >= 1 && *heads <= kMostQueryHeads && *heads % model.num_q_heads == 0)
+      model.num_q_heads = *heads;
+    else
+      cache.notes.push_back(fmt::format(
+          "num_attention_heads is '{}', which does not go with {} key/value heads; it is left out",
+          printable(*text), model.num_kv_heads));
+  }
+  if (const auto theta = metadata_number<double>(file, "rope_theta"); theta && *theta > 0 && *theta < 1e30)
+    model.rope_theta = *theta;
   if (const std::string* scaling = file.metadata("rope_scaling"); scaling && model.rope_theta > 0) {
     const auto object = nlohmann::json::parse(*scaling, nullptr, false);
     if (object.is_object()) model.rope_scaling = object.dump();
   }
-  if (const std::string* state = file.metadata("key_state"); state && *state == "pre-rope")
-    model.key_state = *state;
 }
 
 ForeignLayer layer_rows(const TensorFile& file, const LayerTensors& tensors, size_t document, const Run& run,
@@ -183,7 +195,7 @@ ForeignCache open_one(const std::string& name, const ImportOptions& options) {
     cache.model =
         model_of(std::move(shapes), options, "transformers cache " + document_name(name), cache.notes);
   });
-  read_model(file, options, cache.model);
+  read_model(file, options, cache);
   const auto names = names_in(file, documents);
   for (size_t i = 0; i < documents; ++i) {
     const Run run = mask.there()

@@ -340,3 +340,39 @@ TEST_CASE("exports to mlx: groups are those of codes") {
   job.options.bits = 4;
   CHECK_EQ(usage_of([&] { exported("mlx", source, job); }), "accepted");
 }
+
+TEST_CASE("imports of transformers: what metadata say is checked, and keys stay what they are") {
+  ForeignCache cache = numbered_cache(1, {5});
+  cache.model.num_q_heads = 100;  // as long as what is put in its place
+  cache.model.key_state = "pre-rope";
+  const ForeignSource source(std::move(cache));
+  const Folder folder;
+  const std::string file = folder / "x.safetensors";
+  exported("transformers", source, {.documents = {0}, .options = {}, .path = file});
+  const std::string bytes = test::file_bytes(file);
+  const auto opened_with = [&](const std::string& heads, const ImportOptions& options) {
+    std::string changed = bytes;
+    const std::string before = R"("num_attention_heads":"100")";
+    const size_t at = changed.find(before);
+    REQUIRE_NE(at, std::string::npos);
+    changed.replace(at, before.size(), R"("num_attention_heads":")" + heads + "\"");
+    std::ofstream(file, std::ios::binary) << changed;
+    return foreign_format("transformers").open({file}, options);
+  };
+  const auto heads_of = [&](const std::string& heads, size_t notes) {
+    CAPTURE(heads);
+    const ForeignCache got = opened_with(heads, {});
+    CHECK_EQ(got.notes.size(), notes);
+    return got.model.num_q_heads;
+  };
+  CHECK_EQ(heads_of("100", 0), 100);
+  CHECK_EQ(heads_of("004", 0), 4);
+  for (const char* wrong : {"0.5", "000", "-02", "003", "4.0", "4e0", "4x ", "1e9", "nan"})
+    CHECK_EQ(heads_of(wrong, 1), kCacheHeads);
+
+  CHECK_EQ(opened_with("100", {}).model.key_state, "pre-rope");
+  ImportOptions options;
+  options.model = source.model();
+  options.model->key_state = "post-rope";
+  CHECK_EQ(opened_with("100", options).model.key_state, "pre-rope");
+}
