@@ -55,7 +55,7 @@ struct Export final : Options {
          .target = &kind},
         {.name = "version",
          .help =
-             "version of a state of llama: 2 or 3 of a sequence, 9 or 10 of a session (default: the newest)",
+             "version of the file: of llama 2 or 3 of a sequence, 9 or 10 of a session; 1 or 2 of mlx (default: the newest)",
          .target = &version,
          .min = 1},
         {.name = "transposed",
@@ -108,7 +108,7 @@ void declare(Command& command, Export& options) {
   options.documents.declare(command);
   command.group("What to write");
   command.options(options, {{"book", "FILE"}});
-  command.group("What formats leave open (default: as it was imported)");
+  command.group("What formats leave open (each takes some of these; default: as it was imported)");
   command.options(options.form_fields(), {{"rotated", "K,V"}, {"window-layers", "LIST"}, {"layout", "AXES"}});
   options.common.declare(command);
 }
@@ -163,6 +163,7 @@ std::string export_cache(Command& command) {
   const ForeignFormat& format = interop::foreign_format(options.to);
   if (format.writes_folder && options.output.to_stdout())
     throw usage_error("{} is a folder of files; name it with -o", format.name);
+  check_taken(command, options.form_fields(), format.name, format.export_options);
   options.output.keep({options.input, options.book});
   options.common.apply(command, true);
 

@@ -117,7 +117,7 @@ void declare(Command& command, Import& options) {
   options.output.declare(command, "kv file to write");
   command.group("What the files are");
   command.options(options, {{"model", "PATH"}, {"ids", "FILE"}});
-  command.group("What files do not say");
+  command.group("What files do not say (each format takes some of these)");
   command.options(options.shape_fields(),
                   {{"rotated", "K,V"}, {"window-layers", "LIST"}, {"layout", "AXES"}});
   for (const char* name : {"layers", "documents"})
@@ -233,6 +233,7 @@ std::string import_cache(Command& command) {
   const Stopwatch watch;
   const ForeignFormat& format = options.from.empty() ? interop::guess_format(options.files.front())
                                                      : interop::foreign_format(options.from);
+  check_taken(command, options.shape_fields(), format.name, format.import_options);
   const ImportOptions wanted = import_options(options);
   ForeignCache cache = format.open(options.files, wanted);
   interop::settle(cache, wanted, options.files.front());

@@ -1,5 +1,6 @@
 #include "cli/interop_options.hpp"
 
+#include <algorithm>
 #include <charconv>
 
 #include "cli/common.hpp"
@@ -26,6 +27,18 @@ std::optional<std::array<size_t, 2>> parse_rotated(const std::string& text) {
     at = stop + 1;
   }
   return sizes;
+}
+
+void check_taken(const Command& command, const std::vector<OptionField>& options, std::string_view format,
+                 const std::vector<std::string_view>& taken) {
+  for (const OptionField& option : options) {
+    if (!command.given(option.name) || std::find(taken.begin(), taken.end(), option.name) != taken.end())
+      continue;
+    if (taken.empty())
+      throw usage_error("--{} is for other formats; {} files say all that is needed", option.name, format);
+    throw usage_error("--{} is for other formats; {} takes --{}", option.name, format,
+                      fmt::join(taken, ", --"));
+  }
 }
 
 std::vector<int> parse_layers(const std::string& option, const std::string& text) {

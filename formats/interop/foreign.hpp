@@ -119,6 +119,9 @@ struct ForeignFormat {
   bool (*recognise)(const std::string& file);
   ForeignCache (*open)(const std::vector<std::string>& files, const ImportOptions& options);
   ExportResult (*write)(const CacheSource& source, const ExportJob& job);
+  /// Which members of ImportOptions and ExportOptions it heeds, by the names of their options on the command line, of
+  /// those that not all formats do.
+  std::vector<std::string_view> import_options, export_options;
   bool writes_folder = false;  ///< the product is a folder of files
 };
 
