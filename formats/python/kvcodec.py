@@ -18,11 +18,13 @@ the PATH.
 FORMAT.md describes the files, kvcodec-interop(7) how they go with other programs.
 """
 import builtins
+import contextlib
 import datetime
 import importlib.metadata
 import json
 import math
 import os
+import struct
 import subprocess
 import tempfile
 
@@ -118,6 +120,8 @@ class _Writer:
     def close(self):
         self.file.close()
         os.replace(self.temporary, self.path)
+        if os.path.exists(_journal(self.path)):  # of the file that was there
+            os.unlink(_journal(self.path))
 
     def discard(self):
         self.file.close()
@@ -342,9 +346,24 @@ class Document:
         return self.file._rows(self, layer, side)
 
 
+def _journal(path):
+    return f"{os.path.realpath(path)}.journal"
+
+
+def _held(path):
+    """The file, locked as FORMAT.md has it ("Journals"): while it is open nobody copies changed pages into it."""
+    file = builtins.open(path, "rb", buffering=0)
+    try:
+        import fcntl
+        fcntl.fcntl(file, fcntl.F_OFD_SETLKW, struct.pack("hhqqi", fcntl.F_RDLCK, os.SEEK_SET, 1, 1, 0))
+    except (ImportError, AttributeError, OSError):
+        pass  # a system, or a file system, without such locks
+    return file
+
+
 class _File:
-    def __init__(self, path, file):
-        self.path, self.file = path, file
+    def __init__(self, path, file, held=None):
+        self.path, self.file, self.held = path, file, held
         a = file.attrs
         self.model, self.num_layers = _text(a["model"]), int(a["num_layers"])
         self.heads, self.dim, self.query_heads = int(a["num_kv_heads"]), int(a["head_dim"]), int(a["num_q_heads"])
@@ -378,6 +397,8 @@ class _File:
 
     def close(self):
         self.file.close()
+        if self.held:
+            self.held.close()
 
     def __enter__(self):
         return self
@@ -387,8 +408,8 @@ class _File:
 
 
 class _KvFile(_File):
-    def __init__(self, path, file):
-        super().__init__(path, file)
+    def __init__(self, path, file, held=None):
+        super().__init__(path, file, held)
         self.layers = sorted(int(name) for name in file["/layers"])
 
     def _tokens(self, document):
@@ -405,8 +426,8 @@ class _KvFile(_File):
 
 
 class _CodesFile(_File):
-    def __init__(self, path, file, book):
-        super().__init__(path, file)
+    def __init__(self, path, file, held, book):
+        super().__init__(path, file, held)
         a = file.attrs
         self.codec, self.parameters = _text(a["codec"]), json.loads(_text(a["parameters"]))
         self.storage, self.source, self.book = _text(a["storage"]), _text(a["source_dtype"]), book
@@ -528,17 +549,23 @@ def _program():
 def open(path, book=None):
     """A kv file or a codes file, as a sequence of documents; book: of codes that need one which is not inside."""
     path = os.fspath(path)
-    try:
-        file = h5py.File(path, "r")
-    except OSError as error:
-        raise Error(f"{path}: {error}") from None
-    kind, version = _text(file.attrs.get("kvcodec_type", "")), int(file.attrs.get("kvcodec_version", 0))
-    if kind == "kv" and version <= 3:
-        return _KvFile(path, file)
-    if kind == "codes" and 2 <= version <= 4:
-        return _CodesFile(path, file, book)
-    file.close()
-    raise Error(f"{path}: is {kind + f' of version {version}' if kind else 'no kvcodec file'}; a kv or a codes file is wanted")
+    with contextlib.ExitStack() as opened:
+        try:
+            held = opened.enter_context(_held(path))
+            _require(not os.path.exists(_journal(path)),
+                     f"{path}: its last change still lies in {_journal(path)}, which only the program reads; run kvcodec compact on it")
+            file = opened.enter_context(h5py.File(path, "r"))
+        except OSError as error:
+            raise Error(f"{path}: {error}") from None
+        kind, version = _text(file.attrs.get("kvcodec_type", "")), int(file.attrs.get("kvcodec_version", 0))
+        if kind == "kv" and version <= 3:
+            found = _KvFile(path, file, held)
+        elif kind == "codes" and 2 <= version <= 4:
+            found = _CodesFile(path, file, held, book)
+        else:
+            raise Error(f"{path}: is {kind + f' of version {version}' if kind else 'no kvcodec file'}; a kv or a codes file is wanted")
+        opened.pop_all()
+        return found
 
 
 # Codecs: (file, streams, tokens, heads, dimensions, side) -> values ------------------------------------------------------------------

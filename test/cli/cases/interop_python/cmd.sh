@@ -19,6 +19,7 @@ for dtype in bf16 f16; do
   kvcodec encode $dtype.h5 --codec kivi --bits 3 --window 16 --sink 5 -o $dtype-sink.h5 --quiet >/dev/null
   kvcodec encode $dtype.h5 --codec kvcomp -o $dtype-kvcomp.h5 --quiet >/dev/null
 done
+make_kv --layers 2 --heads 2 --dim 16 --document c:0:40 --dtype f16 -o more.h5
 kvcodec encode data/kv.h5 --codec sparse --book data/dict.h5 -o sparse.h5 --quiet >/dev/null
 KVCODEC=$(command -v kvcodec)
 export KVCODEC
