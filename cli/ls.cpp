@@ -42,8 +42,8 @@ struct Listed {
 
   const Documents& documents() const { return list.documents; }
   double bits_per_value(size_t i) const {
-    const uint64_t values = list.values * documents().length(i);
-    return values == 0 ? 0 : 8 * static_cast<double>(list.bytes[i]) / static_cast<double>(values);
+    return list.values[i] == 0 ? 0
+                               : 8 * static_cast<double>(list.bytes[i]) / static_cast<double>(list.values[i]);
   }
 };
 

@@ -216,8 +216,12 @@ DocumentList list_codes_documents(const std::string& file) {
   DocumentList list{.type = codes.type(), .model = codes.info().model, .documents = codes.info().documents};
   list.bytes = codes.document_bytes();
   const CodesInfo& info = codes.info();
+  list.values.resize(list.documents.count());
   for (const int group : info.groups)
-    for (const Side side : info.sides(group)) list.values += shape_of(info, group, side).width();
+    for (const Side side : info.sides(group)) {
+      const uint64_t width = shape_of(info, group, side).width();
+      for (size_t i = 0; i < list.values.size(); ++i) list.values[i] += list.documents.held(group, i) * width;
+    }
   return list;
 }
 

@@ -20,8 +20,7 @@ struct DocumentList {
   Documents documents;
   std::vector<uint64_t> bytes =
       {};  ///< of each document: its keys and values, or its streams and what guards them
-  /// How many numbers the file's layers store together for a token that all of them hold.
-  uint64_t values = 0;
+  std::vector<uint64_t> values = {};  ///< of each document: how many numbers of it the file's layers hold
 };
 /// Throws Error(bad_input) for files of other types.
 DocumentList list_documents(const std::string& file);

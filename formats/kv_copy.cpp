@@ -156,12 +156,12 @@ class Copier {
 DocumentList list_kv_documents(const std::string& file) {
   const KvReader kv(file);
   DocumentList list{.type = kv.type(), .model = kv.model(), .documents = kv.documents()};
-  for (const int layer : kv.layers()) list.values += kv.model().layer_shape(layer).width();
-  for (size_t i = 0; i < kv.documents().count(); ++i) {
-    uint64_t values = 0;
+  const size_t count = list.documents.count();
+  list.values.resize(count), list.bytes.resize(count);
+  for (size_t i = 0; i < count; ++i) {
     for (const int layer : kv.layers())
-      values += kv.documents().held(layer, i) * kv.model().layer_shape(layer).width();
-    list.bytes.push_back(values * size_of(kv.dtype()));
+      list.values[i] += list.documents.held(layer, i) * kv.model().layer_shape(layer).width();
+    list.bytes[i] = list.values[i] * size_of(kv.dtype());
   }
   return list;
 }

@@ -289,6 +289,35 @@ TEST_CASE("documents: layers that leave out tokens keep to that") {
   CHECK(std::equal(a.data(), a.data() + a.size(), b.data()));
 }
 
+TEST_CASE("documents: lists count what layers hold of each document") {
+  const Folder folder;
+  // Keys of 3 dimensions and values of 2 in one layer, two heads of 4 in the other, which leaves out tokens.
+  const ModelInfo model = with_layer_shapes(sample_model(2, 2, 4),
+                                            {{.heads = 1, .key_dim = 3, .value_dim = 2}, usual_layer(2, 4)});
+  {
+    OutputFile output(folder / "kv.h5", true);
+    KvWriter writer(output, model, DType::f32, {0, 1}, false);
+    const std::vector<uint64_t> left_out{0, 3};
+    writer.add_document("all", {}, counting(0, 5));
+    writer.add_document("none", {}, {});
+    writer.add_document("last", {}, counting(0, 5), left_out);
+    for (const Side side : kSides) {
+      writer.append(side, 0, random_rows(10, model.layer_shape(0).width(side), 1));
+      writer.append(side, 1, random_rows(7, model.layer_shape(1).width(side), 2));
+    }
+    writer.finish({"kvcodec test", {}});
+    output.commit();
+  }
+  const DocumentList cache = list_documents(folder / "kv.h5");
+  CHECK(cache.values == std::vector<uint64_t>{5 * 5 + 5 * 16, 0, 5 * 5 + 2 * 16});
+  CHECK(cache.bytes == std::vector<uint64_t>{4 * 105, 0, 4 * 57});
+
+  sample_codes({5, 0, 40}).write(folder / "codes.h5");
+  const DocumentList codes = list_documents(folder / "codes.h5");
+  const uint64_t of_token = 4 * 2 * 8;  // layers, sides, two heads of 4
+  CHECK(codes.values == std::vector<uint64_t>{5 * of_token, 0, 40 * of_token});
+}
+
 TEST_CASE("documents: histories of thousands of files fit an attribute, and long commands are cut") {
   const Folder folder;
   std::vector<std::string> history;

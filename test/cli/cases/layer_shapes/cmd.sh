@@ -3,6 +3,7 @@
 make_kv --layers 5 --heads 2 --q-heads 6 --dim 36 --shape 2:36:20 --shape 1:36:in:32 --shape of:1 --shape none --shape 2:20:20 \
   --document a:0:300 --document b:0:41 --queries 5 -o kv.h5
 kvcodec info kv.h5
+kvcodec ls kv.h5 --json | jq -c '[.files[].documents[].bits_per_value]'
 kvcodec encode kv.h5 --codec kivi --preset paper --quiet -o codes.h5 >codes
 kvcodec decode codes.h5 --quiet -o recon.h5 >recon
 kvcodec eval-recon kv.h5 recon.h5 --attention

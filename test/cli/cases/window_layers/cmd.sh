@@ -16,6 +16,11 @@ for codec in none kivi:window=4 q4 fp8 lossless kvcomp:block=4 kivi:rope=undo,wi
   kvcodec eval-recon trim.h5 recon.h5 --rate codes.h5 --json | jq -c '.reconstructions[0] | [.key.values, .rate.values, .key.snr_db > 5, .value.snr_db > 5]'
 done
 kvcodec check trim.h5 codes.h5
+# Documents take so many bits for each value that is held.
+kvcodec ls trim.h5 --json | jq -c '[.files[].documents[].bits_per_value]'
+kvcodec ls trim.h5 --long | awk '{ print $4 }'
+kvcodec ls codes.h5 --json | jq '[.files[].documents[] | 8 * .bytes / .bits_per_value] | add | round' >values
+kvcodec info codes.h5 --json | jq .rate.values | cmp - values && echo "as many values as info counts"
 kvcodec info codes.h5 | sed -n '/^tokens held/,/^values/p'
 kvcodec info codes.h5 --json | jq -c '[.version, .held_tokens]'
 # Parts of it.
