@@ -1,6 +1,5 @@
 // Documents of kv files in another one.
 #include <algorithm>
-#include <numeric>
 #include <optional>
 
 #include "formats/document_copy_io.hpp"
@@ -51,7 +50,8 @@ struct CommonForm {
     const Alike alike(first, kv.name());
     if (has_tokens) alike.expect("the dataset of token ids", words(*has_tokens), words(kv.has_tokens()));
     has_tokens = kv.has_tokens();
-    const std::vector<int> with_queries = kv.query_tokens() > 0 ? kv.query_layers() : std::vector<int>();
+    // Also where no token of these documents asks: others that were dumped with them have queries.
+    const std::vector<int>& with_queries = kv.query_layers();
     if (!with_queries.empty() && with_queries != kv.layers())
       throw bad_input(
           "{}: has queries of the layers {} only; documents can be copied with those of all layers",
@@ -116,33 +116,29 @@ class Copier {
   /// The queries of the documents' tokens, in the order of the documents.
   void copy_queries(uint64_t tokens_before) {
     const auto rows = kv_.query_token_rows(0, kv_.query_tokens());
-    std::vector<size_t> by_token(rows.size());
-    std::iota(by_token.begin(), by_token.end(), size_t{0});
-    std::ranges::stable_sort(by_token, {}, [&](size_t query) { return rows[query]; });
     const Documents& documents = kv_.documents();
     for (const size_t number : numbers_) {
-      const auto token_of = [&](size_t query) { return rows[query]; };
-      const auto first = std::ranges::lower_bound(by_token, documents.offsets[number], {}, token_of),
-                 end = std::ranges::lower_bound(by_token, documents.offsets[number + 1], {}, token_of);
-      const std::span queries(first, end);
-      std::vector<uint64_t> places;
-      for (const size_t query : queries)
-        places.push_back(tokens_before + rows[query] - documents.offsets[number]);
-      for (const int layer : kv_.layers()) copy_queries_of(layer, queries, places);
+      const uint64_t begin = documents.offsets[number];
+      const auto first = std::ranges::lower_bound(rows, begin),
+                 end = std::ranges::lower_bound(rows, documents.offsets[number + 1]);
+      std::vector<uint64_t> places(first, end);
+      for (uint64_t& place : places) place = tokens_before + place - begin;
+      for (const int layer : kv_.layers())
+        copy_queries_of(layer, static_cast<uint64_t>(first - rows.begin()), places);
       tokens_before += documents.length(number);
     }
   }
 
-  void copy_queries_of(int layer, std::span<const size_t> queries, std::span<const uint64_t> places) {
+  /// places: in the new file, of the tokens that the queries from `first_query` on belong to.
+  void copy_queries_of(int layer, uint64_t first_query, std::span<const uint64_t> places) {
     const size_t width = static_cast<size_t>(kv_.model().num_q_heads) *
                          static_cast<size_t>(kv_.model().layer_shape(layer).key_dim);
     const size_t most = std::max<size_t>(1, kRowsBytes / (width * sizeof(float)));
-    Matrix<float> rows(std::min(most, queries.size()), width);
-    for (size_t i = 0, count = 0; i < queries.size(); i += count) {
-      for (count = 1; count < rows.rows() && i + count < queries.size(); ++count)
-        if (queries[i + count] != queries[i] + count) break;
-      kv_.read_queries(layer, queries[i], rows.view().rows(0, count));
-      writer_.append_queries(layer, places.subspan(i, count), rows.view().rows(0, count));
+    Matrix<float> rows(std::min(most, places.size()), width);
+    for (size_t i = 0; i < places.size(); i += most) {
+      const auto piece = rows.view().rows(0, std::min(most, places.size() - i));
+      kv_.read_queries(layer, first_query + i, piece);
+      writer_.append_queries(layer, places.subspan(i, piece.rows()), piece);
     }
   }
 

@@ -184,13 +184,19 @@ struct KvReader::Impl {
     }
   }
 
+  /// Whether they are of tokens that are there, and rise.
   void check_query_rows() const {
     constexpr uint64_t kBlock = uint64_t{1} << 17;
     const uint64_t rows = query_position->rows();
     if (rows > 0 && documents.tokens() == 0)
       throw query_position->error("has {} rows; there are no tokens", rows);
+    std::optional<uint64_t> before;
     for (uint64_t first = 0; first < rows; first += kBlock)
-      (void)query_token_rows(first, std::min(kBlock, rows - first));
+      for (const uint64_t row : query_token_rows(first, std::min(kBlock, rows - first))) {
+        if (before && row <= *before)
+          throw query_position->error("{} is followed by {}; tokens that have queries rise", *before, row);
+        before = row;
+      }
   }
 
   const h5::Dataset& find_query(int layer) const {
@@ -487,12 +493,19 @@ void KvWriter::append_queries(int layer, std::span<const uint64_t> token_rows, M
   if (!impl_->with_queries) throw failed("{}: was begun without queries", impl_->file.name());
   if (token_rows.size() != rows.rows())
     throw failed("{}: {} query rows for {} tokens", impl_->file.name(), rows.rows(), token_rows.size());
-  for (const uint64_t row : token_rows)
+  auto& known = impl_->query_rows[layer];
+  std::optional<uint64_t> before;
+  if (!known.empty()) before = known.back();
+  for (const uint64_t row : token_rows) {
     if (row >= impl_->documents.tokens())
       throw failed("{}: query of token {}; there are {}", impl_->file.name(), row, impl_->documents.tokens());
+    if (before && row <= *before)
+      throw failed("{}: query of token {} behind that of token {}; they come in the order of the tokens",
+                   impl_->file.name(), row, *before);
+    before = row;
+  }
   impl_->append(impl_->query_writer(layer), impl_->model.layer_shape(layer).key_dim, rows,
                 [&](uint64_t row) { return token_rows[row]; });
-  auto& known = impl_->query_rows[layer];
   known.insert(known.end(), token_rows.begin(), token_rows.end());
 }
 

@@ -50,14 +50,14 @@ class KvReader {
 
   /// Queries of a layer, if dumped.
   struct Queries {
-    std::vector<uint64_t> token_rows;  ///< row of the token in the file, not its position in the document
+    std::vector<uint64_t> token_rows;  ///< rows of the tokens in the file, rising; not positions in documents
     std::vector<float> values;         ///< (token_rows.size(), num_q_heads * key_dim of the keys they meet)
   };
   std::optional<Queries> queries(int layer) const;
   /// Tokens of which queries are stored, the same in every layer; 0 = none.
   uint64_t query_tokens() const;
   const std::vector<int>& query_layers() const;  ///< layers that have queries, ascending
-  /// Rows of the tokens that queries [first, first + count) belong to, in no particular order.
+  /// Rows of the tokens that queries [first, first + count) belong to, rising.
   std::vector<uint64_t> query_token_rows(uint64_t first, uint64_t count) const;
   /// Queries [first, first + out.rows()) of a layer, (n, num_q_heads * key_dim); as read().
   void read_queries(int layer, uint64_t first, MatrixView<float> out) const;
@@ -91,7 +91,8 @@ class KvWriter {
   /// Appends rows (n, heads * stored_dim) of the layer's shape, rounded to the file's type. Throws Error(bad_input) for
   /// values that are not finite, before or after rounding.
   void append(Side side, int layer, MatrixView<const float> rows);
-  /// Appends query rows (n, num_q_heads * key_dim) of the tokens at these rows of the file.
+  /// Appends query rows (n, num_q_heads * key_dim) of the tokens at these rows of the file, which rise, also from call to
+  /// call.
   void append_queries(int layer, std::span<const uint64_t> token_rows, MatrixView<const float> rows);
 
   /// Writes what is buffered, checks that every dataset has all tokens, adds the root attributes, closes the

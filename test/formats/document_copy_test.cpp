@@ -261,6 +261,30 @@ TEST_CASE("documents: a cache that is split and joined is the same, with its que
                           folder / "16.h5", folder / "1.h5"));
 }
 
+TEST_CASE("documents: caches whose queries are of some documents only are joined with them") {
+  const Folder folder;
+  {
+    OutputFile output(folder / "whole.h5", true);
+    KvWriter writer(output, sample_model(1, 1, 2), DType::f32, {0}, true);
+    for (const char* name : {"asks", "asks not", "asks twice"}) writer.add_document(name, {}, counting(0, 3));
+    for (const Side side : kSides) writer.append(side, 0, random_rows(9, 2, 1));
+    writer.append_queries(0, std::vector<uint64_t>{1, 6, 8}, random_rows(3, 4, 2));
+    writer.finish({"kvcodec test", {}});
+    output.commit();
+  }
+  const auto rows_of = [&](const char* file) { return KvReader(folder / file).queries(0)->token_rows; };
+  for (size_t i = 0; i < 3; ++i) copy({{folder / "whole.h5", {i}}}, folder / fmt::format("{}.h5", i));
+  CHECK(rows_of("1.h5").empty());
+  copy({{folder / "0.h5", {0}}, {folder / "1.h5", {0}}, {folder / "2.h5", {0}}}, folder / "joined.h5");
+  CHECK(rows_of("joined.h5") == rows_of("whole.h5"));
+  CHECK(KvReader(folder / "joined.h5").queries(0)->values ==
+        KvReader(folder / "whole.h5").queries(0)->values);
+  copy({{folder / "1.h5", {0}}, {folder / "2.h5", {0}}, {folder / "0.h5", {0}}}, folder / "turned.h5");
+  CHECK(rows_of("turned.h5") == std::vector<uint64_t>{3, 5, 7});
+  copy({{folder / "1.h5", {0}}, {folder / "1.h5", {0}}}, folder / "none.h5");
+  CHECK(rows_of("none.h5").empty());
+}
+
 TEST_CASE("documents: layers that leave out tokens keep to that") {
   const Folder folder;
   const ModelInfo model = sample_model(2, 1, 2);

@@ -208,6 +208,7 @@ def check_kv(kv):
             query, rows = kv.file[f"/layers/{layer}/query"], kv.file["/query_position"][:]
             require(query.shape == (len(rows), kv.q_heads, kv.shapes[kv.sources[layer]][1]), query.name)
             require(len(rows) == 0 or (rows < total).all(), "/query_position")
+            require((np.diff(rows.astype("i8")) > 0).all(), "/query_position does not rise")
             floats(query)
     require(len(types) == 1, f"types {types}")
 

@@ -386,6 +386,23 @@ TEST_CASE("kv: queries come back with the rows of their tokens") {
   }
 }
 
+TEST_CASE("kv: queries that are not in the order of their tokens are not written") {
+  const Folder folder;
+  OutputFile output(folder / "kv.h5", true);
+  KvWriter writer(output, sample_model(1, 1, 2), DType::f32, {0}, true);
+  writer.add_document("d", {}, counting(0, 9));
+  const auto append = [&](const std::vector<uint64_t>& tokens) {
+    writer.append_queries(0, tokens, random_rows(tokens.size(), 4, 1));
+  };
+  append({1, 3});
+  CHECK_THROWS_AS(append({3}), Error);
+  CHECK_THROWS_AS(append({2}), Error);
+  CHECK_THROWS_AS(append({5, 4}), Error);
+  append({});
+  append({4, 8});
+  CHECK_THROWS_AS(append({9}), Error);
+}
+
 TEST_CASE("kv: values that are not finite are refused on writing and on reading, and named") {
   const Folder folder;
   const ModelInfo model = sample_model(1, 2, 4);

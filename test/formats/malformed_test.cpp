@@ -300,6 +300,14 @@ TEST_CASE("malformed: kv files") {
          f.put("/query_position", {4, 8});
        }),
        "/query_position: element 1 is 8; 0 to 7 is possible"},
+      {"queries out of order", edit([](Edit& f) {
+         f.put("/query_position", {7, 4});
+       }),
+       "/query_position: 7 is followed by 4; tokens that have queries rise"},
+      {"two queries of one token", edit([](Edit& f) {
+         f.put("/query_position", {4, 4});
+       }),
+       "/query_position: 4 is followed by 4; tokens that have queries rise"},
       {"a position twice", edit([](Edit& f) {
          f.put("/positions", {0, 1, 2, 2, 4, 0, 1, 2});
        }),

@@ -57,6 +57,27 @@ kvcodec encode kv.h5 --codec none --documents @list --resume --piece 128K -o lis
 kvcodec ls list.h5
 ls -d list.h5*
 
+echo "== a last piece without queries, by a long command line"
+for i in $(seq 139); do seq -s ' ' 1 60; done | tr '\n' ' ' >ids
+all=$(printf '0,%.0s' $(seq 3000))0
+few() {
+  kvcodec dump-kv --model src/test/golden/model/gemma2-1 --tokens ids --chunk 500 --queries every:400 --documents "$all" --overwrite "$@"
+}
+few --quiet -o whole.h5 >/dev/null
+few --quiet --resume --piece 1K -o out.h5 >/dev/null
+for file in whole out; do kvcodec info $file.h5 --json | jq .query_tokens; done
+kvcodec eval-recon whole.h5 out.h5 --attention --json >recon
+jq -c '.reconstructions[0] | [.key.max_error, .attention.queries, .attention.output_error]' recon
+few --quiet --shard 1/2 -o shard-1.h5 >/dev/null
+few --quiet --shard 2/2 -o shard-2.h5 >/dev/null
+kvcodec cat shard-1.h5 shard-2.h5 -o joined.h5 >/dev/null
+kvcodec info joined.h5 --json | jq .query_tokens
+(
+  ulimit -f "$(limit out.h5)"
+  few --quiet --resume --piece 1K -o again.h5 || echo "status $?"
+)
+few --resume --piece 1K -o again.h5 2>&1 >/dev/null | grep -o '. of . pieces are in .*'
+
 set +e # refusals fail, and say so themselves
 . src/test/cli/refused.sh
 refused encode kv.h5 --codec none --resume -o -
