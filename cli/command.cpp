@@ -373,7 +373,7 @@ bool Command::recorded_as_given(size_t argument) const {
   });
 }
 
-std::string Command::history_line() const {
+std::string Command::words() const {
   constexpr std::string_view kFlags[] = {"--quiet", "--json",   "--overwrite",
                                          "--force", "--verify", "--skip-existing"};
   constexpr std::string_view kValued[] = {"--threads", "--memory", "--device"};
@@ -389,7 +389,7 @@ std::string Command::history_line() const {
     }
     line += " " + shell_quoted(recorded_as_given(i) ? word : without_secrets(word));
   }
-  return line + history_end_;
+  return line;
 }
 
 }  // namespace kvcodec::cli

@@ -85,7 +85,9 @@ class Command {
   /// This run's line for the history of its product: the arguments as given, quoted where a shell needs it,
   /// without those options that cannot change the product (--threads, --memory, --device, --quiet, --json,
   /// --overwrite, --force, --verify, --skip-existing, --to), and URLs without user, password and query.
-  std::string history_line() const;
+  std::string history_line() const { return words() + history_end_; }
+  /// The same as files store it: words that take too much room are cut (formats/header.hpp, history_words).
+  std::string stored_line() const { return kvcodec::history_line(history_words(words()) + history_end_); }
   /// Puts words at the end of that line: what was really used, where the product shows it.
   void add_to_history(const std::string& words) { history_end_ += " " + words; }
   /// Keeps an option of this command out of the history, because the product is the same with and without it.
@@ -96,7 +98,7 @@ class Command {
   void set_status(int status) { status_ = status; }
   int status() const { return status_; }
   Provenance provenance(std::vector<std::string> history = {}) const {
-    return {history_line(), std::move(history)};
+    return {stored_line(), std::move(history)};
   }
 
  private:
@@ -115,6 +117,7 @@ class Command {
   [[noreturn]] void refuse_option(const std::string& word) const;
   void check_left_over() const;
   bool recorded_as_given(size_t argument) const;
+  std::string words() const;
 
   std::string name_, summary_, synopsis_, description_, example_, history_end_;
   std::map<std::string, bool> unrecorded_;  // options, and whether they have a value

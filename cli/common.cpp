@@ -187,7 +187,7 @@ bool OutputOptions::made_before(const Command& command, const CommonOptions& com
                                 const std::vector<std::string>& inputs, std::string& report) const {
   std::error_code error;
   if (!skip_existing || to_stdout() || !std::filesystem::is_regular_file(path, error)) return false;
-  const std::string other = why_other(path, command.history_line(), inputs);
+  const std::string other = why_other(path, command.stored_line(), inputs);
   if (other.empty()) {
     common.note("{} is there, whole and made by this command; {}", path,
                 to.empty()          ? "nothing is done"

@@ -113,7 +113,7 @@ struct OutputOptions {
   bool send_if_missing() const;
 };
 
-/// Why a file is not what a command of that line (Command::history_line) would write from these inputs, or nothing: it
+/// Why a file is not what a command of that line (Command::stored_line) would write from these inputs, or nothing: it
 /// was made by another command, is older than one of the inputs that are files, or is damaged. Throws Error(bad_input)
 /// for what is no file of this program.
 std::string why_other(const std::string& file, const std::string& line,

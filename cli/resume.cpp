@@ -77,7 +77,7 @@ Pieces::Pieces(const Command& command, const CommonOptions& common, const Output
     std::error_code error;
     if (!fs::is_regular_file(file, error)) return false;
     try {
-      if (!why_other(file, command.history_line(), inputs).empty()) return false;
+      if (!why_other(file, command.stored_line(), inputs).empty()) return false;
       const DocumentList list = list_documents(file);
       check_same_model(file, list.model, output.path, model);
       return same_documents(list.documents, piece.documents);

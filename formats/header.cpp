@@ -46,13 +46,17 @@ std::string one_line(std::string text) {
 }
 
 /// All strings of an attribute are as long as the longest, and who opens a file reads all of them.
-constexpr size_t kMostHistoryBytes = 250000, kMostLineBytes = 4000;
+constexpr size_t kMostHistoryBytes = 250000;
+/// Of the words of a command, and of a line with what was found out besides: words that were cut are not cut again.
+constexpr size_t kMostWordBytes = 4000, kMostLineBytes = 6000;
 
-/// The first half of a line and its last bytes, if it is too long.
-std::string bounded_line(std::string line) {
-  constexpr size_t kEnd = 1000, kBegin = kMostLineBytes - kEnd - 64;
-  if (line.size() <= kMostLineBytes) return line;
-  return fmt::format("{} (... {} bytes ...) {}", line.substr(0, kBegin), line.size() - kBegin - kEnd,
+/// Text of at most so many bytes on one line: its beginning and its last bytes, where it is longer.
+std::string bounded_line(std::string text, size_t most) {
+  constexpr size_t kEnd = 1000, kMark = 64;
+  std::string line = one_line(std::move(text));
+  if (line.size() <= most) return line;
+  const size_t begin = most - kEnd - kMark;
+  return fmt::format("{} (... {} bytes ...) {}", line.substr(0, begin), line.size() - begin - kEnd,
                      line.substr(line.size() - kEnd));
 }
 
@@ -60,8 +64,8 @@ std::string bounded_line(std::string line) {
 /// and how many more there are.
 std::vector<std::string> bounded_history(const Provenance& provenance) {
   std::vector<std::string> lines;
-  for (const std::string& line : provenance.history) lines.push_back(bounded_line(one_line(line)));
-  std::string own = bounded_line(one_line(provenance.command));
+  for (const std::string& line : provenance.history) lines.push_back(history_line(line));
+  std::string own = history_line(provenance.command);
   size_t longest = own.size(), kept = 0;
   for (; kept < lines.size(); ++kept) {
     longest = std::max({longest, lines[kept].size(), size_t{64}});
@@ -77,6 +81,10 @@ std::vector<std::string> bounded_history(const Provenance& provenance) {
 }
 
 }  // namespace
+
+std::string history_words(std::string words) { return bounded_line(std::move(words), kMostWordBytes); }
+
+std::string history_line(std::string line) { return bounded_line(std::move(line), kMostLineBytes); }
 
 std::string generator() { return std::string("kvcodec ") + kVersion; }
 

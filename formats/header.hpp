@@ -25,6 +25,12 @@ struct Provenance {
       history;  ///< the commands that led to the inputs, oldest first; this run's own is added on writing
 };
 
+/// The words of a command as a history begins its line with them: on one line, and without some in the middle where they
+/// take more than 4,000 bytes.
+std::string history_words(std::string words);
+/// A line as a history has it; it has room for history_words() and for what stands behind them.
+std::string history_line(std::string line);
+
 /// The cache's model and what its keys are; `kv` files carry it, and `codes` and `dictionary` files repeat
 /// it.
 struct ModelInfo {

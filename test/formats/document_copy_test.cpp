@@ -362,12 +362,20 @@ TEST_CASE("documents: histories of thousands of files fit an attribute, and long
   CHECK(kept.front() == history.front());
   CHECK(kept.back() == "kvcodec cat -T list -o all.h5");
   CHECK(kept[kept.size() - 2] == fmt::format("(and {} more commands)", 5000 - (kept.size() - 2)));
-  const auto cut = written({"kvcodec cat " + std::string(100000, 'x') + " -o all.h5", {"kvcodec dump-kv"}});
+  const std::string words = history_words("kvcodec cat\n" + std::string(100000, 'x') + " -o all.h5");
+  CHECK(words.starts_with("kvcodec cat xxx"));
+  CHECK(words.ends_with(" -o all.h5"));
+  CHECK(words.size() <= 4000);
+  CHECK(history_words(words) == words);
+  // Words that were cut stay as they are, with what stands behind them, in the products of products too.
+  const std::string found = words + " (found: --layer-bits '" + std::string(1500, '3') + "')";
+  CHECK(written({found, {words}}) == std::vector{words, found});
+  CHECK(written({"kvcodec cat", {words, found}}) == std::vector<std::string>{words, found, "kvcodec cat"});
+  const auto cut = written({words + std::string(100000, 'x'), {"kvcodec dump-kv"}});
   REQUIRE(cut.size() == 2);
   CHECK(cut.front() == "kvcodec dump-kv");
-  CHECK(cut.back().starts_with("kvcodec cat xxx"));
-  CHECK(cut.back().ends_with(" -o all.h5"));
-  CHECK(cut.back().size() < 4100);
+  CHECK(cut.back().starts_with(words + "x"));
+  CHECK(cut.back().size() <= 6000);
 }
 
 TEST_CASE("facts: what is known of some documents stands at their numbers, whenever it becomes known") {

@@ -27,6 +27,13 @@ cp -p again.h5 before.h5
 kvcodec encode kv.h5 --codec none --shard 1/2 -o again.h5 --skip-existing
 kvcodec encode kv.h5 --codec none --shard 1/2 -o again.h5 --skip-existing --quiet --json | grep -v '"schema"\|version'
 cmp again.h5 before.h5
+# However long its command line is, and whatever was found out besides.
+all=$(printf 'a,%.0s' $(seq 3000))b
+for options in '--codec none' '--codec kvcomp --total-bits 8'; do
+  kvcodec encode kv.h5 $options --documents "$all" --quiet -o long.h5 --skip-existing >/dev/null
+  kvcodec encode kv.h5 $options --documents "$all" -o long.h5 --skip-existing
+  rm long.h5
+done
 set +e # refusals fail, and say so themselves
 . src/test/cli/refused.sh
 refused encode kv.h5 --codec none --shard 2/2 -o again.h5 --skip-existing
