@@ -213,7 +213,7 @@ class DialScale {
       if (!codec) break;
       const Probe::OneSide side = probe.one_side(*codec, kSides[i]);
       curve.settings.push_back(setting);
-      curve.points.push_back({side.bits * static_cast<double>(side.width), side.cost(context_.weights)});
+      curve.points.push_back({side.bits * side.width, side.cost(context_.weights)});
       if (!dial.turn || side.bits > kMostBits) break;
       if (dial.whole) step = std::max(setting, 1.0);  // 1, 2, 4 …
       setting += step;

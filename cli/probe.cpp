@@ -25,19 +25,28 @@ double stored_bits(const StreamSpec& spec, uint64_t bytes) {
 
 Probe::Probe(const KvReader& kv, const std::vector<size_t>& documents, const std::vector<size_t>& sampled,
              const std::vector<int>& layers, uint64_t most_tokens)
-    : kv_(kv), layers_(layers), all_documents_(documents.size()) {
-  for (const size_t document : documents) all_tokens_ += kv.documents().length(document);
+    : kv_(kv),
+      layers_(layers),
+      all_documents_(documents.size()),
+      all_held_(static_cast<size_t>(kv.model().num_layers)) {
+  for (const size_t document : documents) {
+    all_tokens_ += kv.documents().length(document);
+    for (const int layer : layers)
+      all_held_[static_cast<size_t>(layer)] += kv.documents().held(layer, document);
+  }
   uint64_t tokens = 0;
-  for (const size_t document : sampled) tokens += kv.documents().length(document);
+  std::vector<size_t> filled = sampled;
+  std::erase_if(filled, [&](size_t document) { return kv.documents().length(document) == 0; });
+  for (const size_t document : filled) tokens += kv.documents().length(document);
   const uint64_t wanted = std::max<uint64_t>(1, std::min(most_tokens, tokens));
-  // Every n-th document, so many that they have the tokens wanted if all are alike.
-  const auto step = static_cast<size_t>(std::max<uint64_t>(1, tokens / wanted));
-  for (size_t i = step / 2; i < sampled.size() && tokens_ < wanted; i += step) {
-    const size_t document = sampled[i];
+  // Every n-th document, so many that they have the tokens wanted if all are alike; of a few long ones one at least.
+  const auto step =
+      static_cast<size_t>(std::max<uint64_t>(1, std::min<uint64_t>(tokens / wanted, filled.size())));
+  for (size_t i = step / 2; i < filled.size() && tokens_ < wanted; i += step) {
+    const size_t document = filled[i];
     const uint64_t first = kv.documents().offsets[document],
                    count = std::min(kv.documents().length(document), wanted - tokens_);
-    if (count == 0) continue;
-    Piece piece{first, count, {}};
+    Piece piece{document, first, count, {}};
     if (kv.has_tokens()) piece.ids = kv.tokens(first, count);
     pieces_.push_back(std::move(piece));
     tokens_ += count;
@@ -54,21 +63,35 @@ void Probe::for_each_part(const Codec& codec, std::span<const Side> sides, const
       const GroupShape shape = group_shape(kv_.model(), group, codec.layer_group(), side);
       const Rows rows = read(codec, shape);
       at_dataset(kv_.name(), side, group,
-                 [&] { body(shape, encode_in_memory(codec, shape, rows.documents), rows.own); });
+                 [&] { body(shape, encode_in_memory(codec, shape, rows.documents), rows); });
     }
+}
+
+/// As many tokens as the piece has, from the first one on that the layer holds.
+Probe::Piece Probe::held(const Piece& piece, int layer) const {
+  const Documents& documents = kv_.documents();
+  const uint64_t begin = documents.offsets[piece.document] + documents.left_out_of(layer, piece.document);
+  if (begin <= piece.first) return piece;
+  Piece own{piece.document, begin, std::min(piece.count, documents.offsets[piece.document + 1] - begin), {}};
+  if (kv_.has_tokens()) own.ids = kv_.tokens(own.first, own.count);
+  return own;
 }
 
 Probe::Rows Probe::read(const Codec& codec, const GroupShape& shape) const {
   Rows rows;
   const GroupShape surveyed = codec.surveyed(shape);
+  // Codecs that code several layers together take caches that hold all tokens.
+  for (const Piece& piece : pieces_) rows.pieces.push_back(held(piece, shape.first_layer));
   const auto read = [&](const GroupShape& of, std::vector<Matrix<float>>& to) {
-    for (const Piece& piece : pieces_) kv_.read(of, piece.first, to.emplace_back(piece.count, of.width()));
+    for (const Piece& piece : rows.pieces)
+      if (Matrix<float>& all = to.emplace_back(piece.count, of.width()); piece.count > 0)
+        kv_.read(of, piece.first, all);
   };
   read(shape, rows.own);
   if (surveyed.side != shape.side) read(surveyed, rows.surveyed);
-  for (size_t i = 0; i < pieces_.size(); ++i) {
+  for (size_t i = 0; i < rows.pieces.size(); ++i) {
     DocumentRows& document = rows.documents.emplace_back(rows.own[i].view());
-    document.token_ids = pieces_[i].ids;
+    document.token_ids = rows.pieces[i].ids;
     if (!rows.surveyed.empty()) document.surveyed = rows.surveyed[i].view();
   }
   if (codec.wants_queries() && kv_.query_tokens() > 0) read_queries(shape, rows);
@@ -80,42 +103,54 @@ void Probe::read_queries(const GroupShape& shape, Rows& rows) const {
   if (!queries || queries->token_rows.empty()) return;
   const auto& tokens = queries->token_rows;
   const size_t width = queries->values.size() / tokens.size();
-  for (size_t i = 0; i < pieces_.size(); ++i) {
-    const auto begin = std::ranges::lower_bound(tokens, pieces_[i].first);
-    const auto end = std::ranges::lower_bound(tokens, pieces_[i].first + pieces_[i].count);
-    Matrix<float>& matrix = rows.queries.emplace_back(static_cast<size_t>(end - begin), width);
+  rows.queries.reserve(rows.pieces.size());
+  for (size_t i = 0; i < rows.pieces.size(); ++i) {
+    const Piece& piece = rows.pieces[i];
+    DocumentRows& document = rows.documents[i];
+    const auto begin = std::ranges::lower_bound(tokens, piece.first);
+    const auto end = std::ranges::lower_bound(tokens, piece.first + piece.count);
+    document.query_tokens.assign(begin, end);
+    for (uint64_t& token : document.query_tokens) token -= piece.first;
+    Matrix<float>& matrix = rows.queries.emplace_back(document.query_tokens.size(), width);
     std::copy_n(queries->values.data() + static_cast<size_t>(begin - tokens.begin()) * width, matrix.size(),
                 matrix.data());
-  }
-  for (size_t i = 0; i < pieces_.size(); ++i) {
-    for (const uint64_t token : tokens)
-      if (token >= pieces_[i].first && token < pieces_[i].first + pieces_[i].count)
-        rows.documents[i].query_tokens.push_back(token - pieces_[i].first);
-    rows.documents[i].queries = rows.queries[i].view();
+    document.queries = matrix.view();
   }
 }
 
+void Probe::add_bits(const GroupShape& shape, const Encoded& encoded, const Rows& rows, Total& total) const {
+  double own = 0;
+  for (const StreamSpec& spec : encoded.specs())
+    (spec.shared ? total.shared : own) += stored_bits(spec, encoded.bytes(spec.name).size());
+  uint64_t sampled = 0;
+  for (const Piece& piece : rows.pieces) sampled += piece.count;
+  const auto all = static_cast<double>(all_held_[static_cast<size_t>(shape.first_layer)]);
+  const double values = static_cast<double>(shape.width()) * all;
+  total.values += values;
+  if (sampled == 0) return;
+  total.known_values += values;
+  total.own += own * all / static_cast<double>(sampled);
+}
+
 double Probe::bits(const Codec& codec) const {
-  double own = 0, shared = 0, values = 0;
+  Total total;
   uint64_t sides = 0;
-  for_each_part(codec, codec.sides(),
-                [&](const GroupShape& shape, const Encoded& encoded, const std::vector<Matrix<float>>&) {
-                  for (const StreamSpec& spec : encoded.specs())
-                    (spec.shared ? shared : own) += stored_bits(spec, encoded.bytes(spec.name).size());
-                  values += static_cast<double>(shape.width());
-                  ++sides;
-                });
+  for_each_part(codec, codec.sides(), [&](const GroupShape& shape, const Encoded& encoded, const Rows& rows) {
+    add_bits(shape, encoded, rows, total);
+    ++sides;
+  });
   const auto tokens = static_cast<double>(all_tokens_);
   const auto documents = static_cast<double>(all_documents_);
   const double besides = tokens * kTokenBytes +
                          documents * (kDocumentBytes + static_cast<double>(sides) * kPartBytes) + kFileBytes;
-  return own / (values * static_cast<double>(tokens_)) + (shared + 8 * besides) / (values * tokens);
+  return total.bits_per_value(8 * besides);
 }
 
 void Probe::add_energies(const Codec& codec, const GroupShape& shape, const Encoded& encoded,
                          const std::vector<Matrix<float>>& rows, Energies& energies) const {
   for (size_t d = 0; d < pieces_.size(); ++d) {
     const Matrix<float>& original = rows[d];
+    if (original.rows() == 0) continue;
     Matrix<float> decoded(original.rows(), original.cols());
     codec.open(shape, encoded.document(d))->decode(0, decoded);
     const auto sides = sides_in(shape.side);
@@ -137,27 +172,22 @@ void Probe::add_energies(const Codec& codec, const GroupShape& shape, const Enco
 
 Probe::Energies Probe::energies(const Codec& codec) const {
   Energies energies(static_cast<size_t>(kv_.model().num_layers));
-  for_each_part(codec, codec.sides(),
-                [&](const GroupShape& shape, const Encoded& encoded, const std::vector<Matrix<float>>& rows) {
-                  add_energies(codec, shape, encoded, rows, energies);
-                });
+  for_each_part(codec, codec.sides(), [&](const GroupShape& shape, const Encoded& encoded, const Rows& rows) {
+    add_energies(codec, shape, encoded, rows.own, energies);
+  });
   return energies;
 }
 
 Probe::OneSide Probe::one_side(const Codec& codec, Side side) const {
   OneSide result{.side = side, .energies = {}};
   result.energies.resize(static_cast<size_t>(kv_.model().num_layers));
-  double own = 0, shared = 0;
-  for_each_part(codec, {&side, 1},
-                [&](const GroupShape& shape, const Encoded& encoded, const std::vector<Matrix<float>>& rows) {
-                  for (const StreamSpec& spec : encoded.specs())
-                    (spec.shared ? shared : own) += stored_bits(spec, encoded.bytes(spec.name).size());
-                  result.width += shape.width();
-                  add_energies(codec, shape, encoded, rows, result.energies);
-                });
-  const auto width = static_cast<double>(std::max<uint64_t>(result.width, 1));
-  result.bits =
-      own / (width * static_cast<double>(tokens_)) + shared / (width * static_cast<double>(all_tokens_));
+  Total total;
+  for_each_part(codec, {&side, 1}, [&](const GroupShape& shape, const Encoded& encoded, const Rows& rows) {
+    add_bits(shape, encoded, rows, total);
+    add_energies(codec, shape, encoded, rows.own, result.energies);
+  });
+  result.width = total.values / static_cast<double>(all_tokens_);
+  result.bits = total.values > 0 ? total.bits_per_value(0) : 0;
   return result;
 }
 

@@ -42,7 +42,7 @@ class Probe {
   struct OneSide {
     Side side = Side::key;
     double bits = 0;                            ///< of its streams, per value of this side
-    uint64_t width = 0;                         ///< values of a token, in all layers
+    double width = 0;                           ///< values of a token, in all layers that hold it; the mean
     Energies energies;                          ///< of this side; nothing of the other
     double cost(const Weights* weights) const;  ///< cost_of_errors() in all layers
   };
@@ -54,21 +54,35 @@ class Probe {
   static double snr_db(const Energies& energies);
 
  private:
+  /// A document from its beginning, or from where a layer begins to hold it.
   struct Piece {
+    size_t document = 0;
     uint64_t first = 0, count = 0;  ///< tokens of the file
     std::vector<uint32_t> ids;
   };
 
   /// One side of some layers, in memory. `documents` are views into the other members.
   struct Rows {
+    std::vector<Piece> pieces;                          ///< what the layers hold of the sample
     std::vector<Matrix<float>> own, surveyed, queries;  ///< of each piece
     std::vector<DocumentRows> documents;
   };
 
+  /// Bits of parts, as all documents that are to be coded would take them.
+  struct Total {
+    double own = 0, shared = 0;  ///< of streams of documents, at the sample's rate; of those that they share
+    double values = 0, known_values = 0;  ///< all; and those of parts that the sample has something of
+    double bits_per_value(double besides) const {
+      return (known_values > 0 ? own / known_values : 0) + (shared + besides) / values;
+    }
+  };
+
   template <class Body>
   void for_each_part(const Codec& codec, std::span<const Side> sides, const Body& body) const;
+  void add_bits(const GroupShape& shape, const Encoded& encoded, const Rows& rows, Total& total) const;
   void add_energies(const Codec& codec, const GroupShape& shape, const Encoded& encoded,
                     const std::vector<Matrix<float>>& rows, Energies& energies) const;
+  Piece held(const Piece& piece, int layer) const;
   Rows read(const Codec& codec, const GroupShape& shape) const;
   void read_queries(const GroupShape& shape, Rows& rows) const;
 
@@ -77,6 +91,7 @@ class Probe {
   std::vector<Piece> pieces_;
   uint64_t tokens_ = 0;
   uint64_t all_tokens_ = 0, all_documents_ = 0;  // that are to be coded
+  std::vector<uint64_t> all_held_;               // of these tokens, how many each layer of the model holds
 };
 
 /// What errors of a side of a layer cost: in nats by a model's sensitivities, or without any as a fraction of the signal.

@@ -43,6 +43,15 @@ refused encode more.h5 --append begun-codes.h5 -o x.h5
 make_kv --layers 2 --heads 1 --dim 16 --document a:20:40 -o more.h5
 kvcodec encode more.h5 --append begun-codes.h5 --quiet -o more-codes.h5 >more
 kvcodec info more-codes.h5 --json | jq -c .held_tokens
+# Goals are reached on what layers hold.
+make_kv --layers 2 --heads 2 --dim 32 --window 0 --window 128 --document a:0:600 -o windows.h5
+for goal in '--total-bits 6' '--quality high'; do
+  kvcodec encode windows.h5 --codec kvcomp $goal --quiet --json -o windows-codes.h5 --overwrite >rate
+  jq -c '[.bits_per_value < 6.06, .bits_per_value > 4]' rate
+  kvcodec decode windows-codes.h5 --quiet -o windows-recon.h5 --overwrite >recon
+  kvcodec eval-recon windows.h5 windows-recon.h5 --json | jq '.reconstructions[0] | [.key, .value] | map(.layers[].snr_db) | min | floor'
+done
+kvcodec choose windows.h5 --total-bits 8 --codecs kvcomp,kivi --quiet --json | jq -c '[.codecs[] | [.codec, .reached]]'
 # What takes no such caches.
 refused encode trim.h5 --codec selfindex -o x.h5
 refused attend codes.h5 --queries trim.h5 -o x.h5
