@@ -31,12 +31,12 @@ struct ChooseOptions final : Options {
   std::vector<OptionField> fields() override {
     return {
         {.name = "total-bits",
-         .help = "bits per value that the file may take, everything counted except the book",
+         .help = "bits per value that the file may take, everything counted except the book (no default)",
          .target = &search.goal.total_bits,
          .min = 0},
         {.name = "max-nll",
          .help = "most nats per token that --model may lose on --text, both in rise of the NLL and in KL "
-                 "divergence",
+                 "divergence (no default)",
          .target = &search.goal.max_nll,
          .min = 0},
         {.name = "model",
@@ -92,8 +92,8 @@ Json json_of(const Attempt& attempt) {
 
 std::string json_report(const Command& command, const ChooseOptions& options, const Outcome& outcome) {
   Json json = made_by(command);
-  json["goal"] = options.search.goal.total_bits > 0 ? Json{{"total_bits", options.search.goal.total_bits}}
-                                                    : Json{{"max_nll", options.search.goal.max_nll}};
+  json["goal"] = options.search.goal.of_rate() ? Json{{"total_bits", options.search.goal.total_bits}}
+                                               : Json{{"max_nll", options.search.goal.max_nll}};
   constexpr const char* kJudges[] = {"bits_per_value", "loss", "snr_db"};
   json["judged_by"] = kJudges[static_cast<size_t>(options.search.judge())];
   json["sample_tokens"] = outcome.search.tokens;

@@ -198,8 +198,8 @@ class Tryout {
   void try_fixed(Options& usual, const Codec& codec) {
     measure(codec);
     const SearchOptions& options = trial_.options;
-    const double reached = options.goal.total_bits > 0 ? *attempt_.bits : attempt_.loss->worst();
-    if (reached <= (options.goal.total_bits > 0 ? options.goal.total_bits : options.goal.max_nll))
+    const double reached = options.goal.of_rate() ? *attempt_.bits : attempt_.loss->worst();
+    if (reached <= (options.goal.of_rate() ? options.goal.total_bits : options.goal.max_nll))
       reach(usual);
     else
       miss_by(reached, "");
@@ -244,8 +244,8 @@ class Tryout {
   void miss_by(double nearest, const char* least) {
     if (!std::isfinite(nearest)) return miss("none of its options fits the cache");
     attempt_.nearest = nearest;
-    miss(trial_.options.goal.total_bits > 0 ? fmt::format("takes {:.2f} bits per value{}", nearest, least)
-                                            : fmt::format("loses {:.4f} nats per token{}", nearest, least));
+    miss(trial_.options.goal.of_rate() ? fmt::format("takes {:.2f} bits per value{}", nearest, least)
+                                       : fmt::format("loses {:.4f} nats per token{}", nearest, least));
   }
 
   const Trial& trial_;
@@ -357,23 +357,22 @@ bool tries_codec(const SearchOptions& options, std::string_view name) {
 }
 
 Judge SearchOptions::judge() const {
-  return goal.max_nll > 0 ? Judge::bits : goal.model.empty() ? Judge::snr : Judge::loss;
+  return goal.of_loss() ? Judge::bits : goal.model.empty() ? Judge::snr : Judge::loss;
 }
 
 std::string SearchOptions::goal_text() const {
-  return goal.total_bits > 0 ? fmt::format("--total-bits is {}", goal.total_bits)
-                             : fmt::format("--max-nll is {}", goal.max_nll);
+  return goal.of_rate() ? fmt::format("--total-bits is {}", goal.total_bits)
+                        : fmt::format("--max-nll is {}", goal.max_nll);
 }
 
 void SearchOptions::check_books() const { (void)read_books(books, codecs_to_try(codecs)); }
 
 void SearchOptions::check_goal() const {
-  if (goal.total_bits > 0 && goal.max_nll > 0)
-    throw usage_error("--total-bits and --max-nll exclude each other");
-  if (goal.total_bits == 0 && goal.max_nll == 0)
+  if (goal.of_rate() && goal.of_loss()) throw usage_error("--total-bits and --max-nll exclude each other");
+  if (!goal.of_rate() && !goal.of_loss())
     throw usage_error(
         "no goal is given: name the bits per value with --total-bits, or the loss with --max-nll");
-  if (goal.max_nll > 0 && (goal.model.empty() || goal.texts.empty()))
+  if (goal.of_loss() && (goal.model.empty() || goal.texts.empty()))
     throw usage_error("--max-nll needs a model and a text to measure on: give --model and --text");
   if (goal.model.empty() != goal.texts.empty())
     throw usage_error("--model and --text go together: a loss is measured on both");
@@ -388,7 +387,7 @@ SearchResult search_codecs(const SearchOptions& options, const SearchedCache& ca
   if (!options.goal.model.empty())
     trial.meter.emplace(options.goal.model, options.goal.texts, cache.kv, common);
   if (!options.weights.empty()) trial.weights = read_weights(options.weights, cache.kv.model());
-  if (options.goal.total_bits > 0)
+  if (options.goal.of_rate())
     trial.wide = wide_probe(trial.probe, cache.kv, cache.documents, cache.sampled, cache.layers);
   SearchResult result{.attempts = Attempts(trial).all(candidates_of(codecs, books)),
                       .tokens = trial.probe.tokens()};

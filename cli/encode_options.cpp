@@ -134,7 +134,7 @@ void check_combination(const Command& command, const EncodeOptions& options) {
     for (const char* of_one : {"preset", "storage", "rope"})
       if (command.given(of_one))
         throw usage_error("--codec {} tries codecs as they are by default; leave out --{}", kAuto, of_one);
-    if (options.goal.quality || (options.goal.total_bits == 0 && options.goal.max_nll == 0))
+    if (options.goal.quality || !options.goal.given())
       throw usage_error("--codec {} needs a goal: give --total-bits, or --max-nll with --model and --text",
                         kAuto);
   }

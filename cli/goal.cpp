@@ -391,7 +391,7 @@ std::vector<OptionField> GoalOptions::fields() {
   return {
       {.name = "total-bits",
        .help = "set the codec's options so that the file takes this many bits per value, everything counted "
-               "except the book (--bits of kivi, q4 and transform counts codes alone)",
+               "except the book; --bits of kivi, q4 and transform counts codes alone (no default)",
        .target = &total_bits,
        .min = 0},
       {.name = "quality",
@@ -401,7 +401,7 @@ std::vector<OptionField> GoalOptions::fields() {
       {.name = "max-nll",
        .help =
            "set the codec's options so that --model loses at most this many nats per token on --text, both "
-           "in rise of the NLL and in KL divergence",
+           "in rise of the NLL and in KL divergence (no default)",
        .target = &max_nll,
        .min = 0},
       {.name = "model", .help = "model for --max-nll: a directory or a GGUF file", .target = &model}};
@@ -415,11 +415,11 @@ void GoalOptions::declare(Command& command) {
 }
 
 void GoalOptions::check_goal() const {
-  if ((total_bits > 0) + (max_nll > 0) + quality.has_value() > 1)
+  if (of_rate() + of_loss() + quality.has_value() > 1)
     throw usage_error("--total-bits, --max-nll and --quality exclude each other");
-  if (max_nll > 0 && (model.empty() || texts.empty()))
+  if (of_loss() && (model.empty() || texts.empty()))
     throw usage_error("--max-nll needs a model and a text to measure on: give --model and --text");
-  if (max_nll == 0 && (!model.empty() || !texts.empty()))
+  if (!of_loss() && (!model.empty() || !texts.empty()))
     throw usage_error("--model and --text are for --max-nll");
 }
 
@@ -430,7 +430,7 @@ bool allocates_bits(const CodecEntry& codec) {
 void check_goal_fits(const Command& command, const GoalOptions& goal, const CodecEntry& codec,
                      const std::string& word) {
   if (!goal.given()) return;
-  const char* asked = goal.total_bits > 0 ? "--total-bits" : goal.max_nll > 0 ? "--max-nll" : "--quality";
+  const char* asked = goal.of_rate() ? "--total-bits" : goal.of_loss() ? "--max-nll" : "--quality";
   if (!has_dial(codec))
     throw usage_error("the codec {} has no option that {} could set: {}", codec.name, asked,
                       dial_of(codec.of(Side::key)).why_not);
@@ -450,10 +450,10 @@ FoundOptions find_options(const GoalOptions& goal, const GoalContext& context, c
   const DialScale scale(context, given, probe);
   FoundOptions found;
   Loss reached;
-  const double setting = goal.total_bits > 0 ? find_rate(goal, context, scale, probe)
-                         : goal.max_nll > 0  ? find_loss(goal, context, scale, probe, *meter, reached)
-                                             : find_snr(snr_of(*goal.quality), context, scale, probe);
-  if (goal.max_nll > 0) found.loss = reached;
+  const double setting = goal.of_rate()   ? find_rate(goal, context, scale, probe)
+                         : goal.of_loss() ? find_loss(goal, context, scale, probe, *meter, reached)
+                                          : find_snr(snr_of(*goal.quality), context, scale, probe);
+  if (goal.of_loss()) found.loss = reached;
   found.options = scale.options_at(setting);
   found.words = words_of(given, *found.options);
   return found;
@@ -473,13 +473,13 @@ std::unique_ptr<const Probe> wide_probe(const Probe& narrow, const KvReader& kv,
 std::string settle(const GoalOptions& goal, const GoalContext& context, Options& options) {
   const Probe probe(context.kv, context.documents, context.layers, kSampleTokens);
   std::unique_ptr<const Probe> wide;
-  if (goal.total_bits > 0)
+  if (goal.of_rate())
     wide = wide_probe(probe, context.kv, context.documents, context.documents, context.layers);
   GoalContext held = context;
   held.wide = wide.get();
   const Probe& measured = wide ? *wide : probe;
   std::optional<LossMeter> meter;
-  if (goal.max_nll > 0) meter.emplace(goal.model, goal.texts, context.kv, context.common);
+  if (goal.of_loss()) meter.emplace(goal.model, goal.texts, context.kv, context.common);
   const FoundOptions found = find_options(goal, held, probe, meter ? &*meter : nullptr, options);
   std::string words = found.words.empty() ? "what was given" : found.words;
   const auto codec = context.make(*found.options);

@@ -26,14 +26,18 @@ constexpr auto names_of(Quality) {
 }
 
 struct GoalOptions final : Options {
-  double total_bits = 0, max_nll = 0;
+  static constexpr double kNone =
+      -1;  ///< no such goal; one of 0 is a goal too, if hardly one that is reached
+  double total_bits = kNone, max_nll = kNone;
   std::optional<Quality> quality;
   std::string model;               ///< for max_nll
   std::vector<std::string> texts;  ///< likewise
 
   std::vector<OptionField> fields() override;
   void declare(Command& command);
-  bool given() const { return total_bits > 0 || max_nll > 0 || quality.has_value(); }
+  bool of_rate() const { return total_bits >= 0; }
+  bool of_loss() const { return max_nll >= 0; }
+  bool given() const { return of_rate() || of_loss() || quality.has_value(); }
   /// Throws Error(usage) for goals that exclude each other or lack what they need.
   void check_goal() const;
 };

@@ -36,6 +36,7 @@ refused choose long.h5 --total-bits 1 --learn learned.h5
 refused choose kv.h5 --total-bits 1 --learn new.h5
 refused choose kv.h5 --total-bits 1 --learn new.h5 --codecs kivi
 refused choose kv.h5 --total-bits 0.5 --codecs kivi,none --quiet
+refused choose kv.h5 --total-bits 0 --codecs kivi,none --quiet
 refused choose kv.h5 --total-bits 4 --time 0 --quiet
 refused choose kv.h5 --total-bits 4 --codecs sparse --quiet
 refused choose kv.h5 --total-bits 4 --codecs kvcomp,kivy

@@ -48,7 +48,12 @@ refused encode kv.h5 --codec none --total-bits 2 -o x.h5
 refused encode kv.h5 --codec kivi --total-bits 2 --bits 2 -o x.h5
 refused encode kv.h5 --codec kivi:bits=2,total-bits=2 -o x.h5
 refused encode kv.h5 --codec kivi --total-bits 0.5 -o x.h5
+refused encode kv.h5 --codec kivi --total-bits 0 -o x.h5
+refused encode kv.h5 --codec kivi:total-bits=0 -o x.h5
+refused encode kv.h5 --codec kvcomp --max-nll 0 -o x.h5
+refused encode kv.h5 --codec auto --total-bits 0 --max-nll 0 -o x.h5
 refused encode kv.h5 --codec kvcomp --total-bits 2 --quality low -o x.h5
+refused encode kv.h5 --codec kvcomp --total-bits 0 --quality low -o x.h5
 refused encode kv.h5 --codec kvcomp --max-nll 0.1 -o x.h5
 refused encode kv.h5 --codec kvcomp --model src/data/demo-model -o x.h5
 refused encode kv.h5 --append found.h5 --total-bits 2 -o x.h5
