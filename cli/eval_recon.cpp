@@ -308,7 +308,22 @@ BoundGap gap_of(const Result& result, Side side, std::span<const double> varianc
   return gap;
 }
 
+/// A measure over so many values, vectors or queries. Over none there is no such number: tables have "-", JSON null.
+double over(uint64_t count, double measure) {
+  return count > 0 ? measure : std::numeric_limits<double>::quiet_NaN();
+}
+
 // Text ---------------------------------------------------------------------------------------------
+
+std::string decimals(double value, int digits) {
+  return std::isnan(value) ? "-" : fmt::format("{:.{}f}", value, digits);
+}
+
+std::vector<std::string> attention_cells(const AttentionErrorSums& sums) {
+  return {significant(over(sums.queries, sums.mean_divergence()), 3),
+          significant(over(sums.queries, sums.mean_output_error()), 3),
+          decimals(over(sums.queries, 100 * sums.mean_overlap()), 2)};
+}
 
 std::string attention_table(const Result& result, bool heads) {
   const AttentionErrorMeter& meter = *result.attention;
@@ -318,8 +333,9 @@ std::string attention_table(const Result& result, bool heads) {
                {"output", "rel. error"},
                {fmt::format("top {}", meter.top()), "kept, %"}});
   const auto row = [&](const std::string& label, const AttentionErrorSums& sums) {
-    table.row({label, significant(sums.logit_rms(), 3), significant(sums.mean_divergence(), 3),
-               significant(sums.mean_output_error(), 3), fmt::format("{:.2f}", 100 * sums.mean_overlap())});
+    std::vector<std::string> cells = {label, significant(over(sums.queries, sums.logit_rms()), 3)};
+    for (auto& cell : attention_cells(sums)) cells.push_back(std::move(cell));
+    table.row(std::move(cells));
   };
   for (int l = 0; l < meter.layers(); ++l)
     for (int h = 0; h < (heads ? meter.query_heads() : 1); ++h) {
@@ -336,15 +352,16 @@ std::string db(double value) {
 }
 
 std::vector<std::string> error_cells(const ErrorSums& errors) {
-  return {significant(errors.mse(), 3), significant(errors.nmse(), 3), db(errors.snr_db()),
-          significant(errors.max_error, 3)};
+  return {significant(over(errors.values, errors.mse()), 3),
+          significant(over(errors.values, errors.nmse()), 3), db(over(errors.values, errors.snr_db())),
+          significant(over(errors.values, errors.max_error), 3)};
 }
 
 std::vector<std::string> all_cells(std::string label, const ErrorSums& errors, const CosineSummary& cosine) {
   std::vector<std::string> cells = {std::move(label)};
   for (auto& cell : error_cells(errors)) cells.push_back(std::move(cell));
-  cells.push_back(fmt::format("{:.4f}", cosine.mean));
-  cells.push_back(fmt::format("{:.4f}", cosine.first_percentile));
+  cells.push_back(decimals(over(cosine.vectors, cosine.mean), 4));
+  cells.push_back(decimals(over(cosine.vectors, cosine.first_percentile), 4));
   return cells;
 }
 
@@ -427,7 +444,8 @@ std::string bound_table(const std::vector<Result>& results,
     for (const Side side : results[0].compared()) {
       const BoundGap gap = gap_of(results[i], side, variances[i][side == Side::key ? 0 : 1]);
       cells.push_back(fmt::format("{:.3f}", gap.bits));
-      cells.push_back(db(results[i].meter(side).errors().snr_db()));
+      const ErrorSums errors = results[i].meter(side).errors();
+      cells.push_back(db(over(errors.values, errors.snr_db())));
       cells.push_back(std::isnan(gap.snr_db) ? "-" : db(gap.snr_db));
       cells.push_back(std::isfinite(gap.gap_db) ? db(gap.gap_db) : "-");
     }
@@ -467,22 +485,19 @@ std::string comparison_table(const std::vector<Result>& results) {
     const Result& result = results[i];
     std::vector<std::string> cells = {short_names ? names[i] : result.name};
     for (const Side side : results[0].compared()) {
-      const auto errors = result.meter(side).errors();
-      cells.push_back(significant(errors.nmse(), 3));
-      cells.push_back(db(errors.snr_db()));
-      cells.push_back(fmt::format("{:.4f}", result.meter(side).cosine().mean));
+      const ErrorSums errors = result.meter(side).errors();
+      const CosineSummary cosine = result.meter(side).cosine();
+      cells.push_back(significant(over(errors.values, errors.nmse()), 3));
+      cells.push_back(db(over(errors.values, errors.snr_db())));
+      cells.push_back(decimals(over(cosine.vectors, cosine.mean), 4));
     }
     if (!alike(results)) {
       uint64_t values = 0;
       for (const ReconstructionMeter& meter : result.meters) values += meter.errors().values;
       cells.push_back(grouped(values));
     }
-    if (result.attention) {
-      const AttentionErrorSums sums = result.attention->sums();
-      cells.push_back(significant(sums.mean_divergence(), 3));
-      cells.push_back(significant(sums.mean_output_error(), 3));
-      cells.push_back(fmt::format("{:.2f}", 100 * sums.mean_overlap()));
-    }
+    if (result.attention)
+      for (auto& cell : attention_cells(result.attention->sums())) cells.push_back(std::move(cell));
     if (rates) {
       cells.push_back(fmt::format("{:.3f}", result.rate->rate.bits_per_value));
       cells.push_back(fmt::format("{:.2f}", result.rate->rate.ratio));
@@ -507,17 +522,17 @@ std::string rate_text(const FileRate& rate, const SideRates& sides, const std::s
 
 Json errors_json(const ErrorSums& errors) {
   return {{"values", errors.values},
-          {"mse", errors.mse()},
-          {"nmse", errors.nmse()},
-          {"snr_db", errors.snr_db()},
-          {"max_error", errors.max_error}};
+          {"mse", over(errors.values, errors.mse())},
+          {"nmse", over(errors.values, errors.nmse())},
+          {"snr_db", over(errors.values, errors.snr_db())},
+          {"max_error", over(errors.values, errors.max_error)}};
 }
 
 Json measures_json(const ReconstructionMeter& meter, std::optional<int> layer, std::optional<int> head) {
   Json json = errors_json(meter.errors(layer, head));
   const auto cosine = meter.cosine(layer, head);
-  json["cosine_mean"] = cosine.mean;
-  json["cosine_first_percentile"] = cosine.first_percentile;
+  json["cosine_mean"] = over(cosine.vectors, cosine.mean);
+  json["cosine_first_percentile"] = over(cosine.vectors, cosine.first_percentile);
   return json;
 }
 
@@ -540,10 +555,10 @@ Json side_json(const Result& result, Side side) {
 
 Json attention_json(const AttentionErrorSums& sums) {
   return {{"queries", sums.queries},
-          {"logit_rms_error", sums.logit_rms()},
-          {"weights_kl", sums.mean_divergence()},
-          {"output_error", sums.mean_output_error()},
-          {"top_kept", sums.mean_overlap()}};
+          {"logit_rms_error", over(sums.queries, sums.logit_rms())},
+          {"weights_kl", over(sums.queries, sums.mean_divergence())},
+          {"output_error", over(sums.queries, sums.mean_output_error())},
+          {"top_kept", over(sums.queries, sums.mean_overlap())}};
 }
 
 Json attention_json(const Result& result) {

@@ -29,6 +29,13 @@ kvcodec info part.h5 --json | jq -c .held_tokens
 kvcodec eval-recon recon.h5 part.h5 --json | jq -c '.reconstructions[0] | [.tokens, .key.values, .key.mse, .value.mse]'
 kvcodec decode codes.h5 --tokens :9 --documents 0 --quiet -o first.h5 >part
 kvcodec info first.h5 --json | jq -c .held_tokens
+# Where nothing was compared there is no measure.
+kvcodec dump-kv --model $model --tokens ids --documents 0 --queries every:10 --dtype f32 --window-layers trim --quiet -o every.h5 >dump
+kvcodec encode every.h5 --codec q4 --quiet -o every-codes.h5 >codes
+kvcodec decode every-codes.h5 --tokens :20 --dtype f32 --quiet -o begun.h5 >part
+kvcodec eval-recon every.h5 begun.h5 --attention | sed 's/[0-9]\.[0-9e-]*/N/g; s/  */ /g'
+kvcodec eval-recon every.h5 begun.h5 --attention --json >measures
+jq -c '.reconstructions[0] | .key.layers[0], .attention.layers[0] | del(.heads)' measures
 # Documents can be added, but none goes on where tokens are missing.
 kvcodec encode trim.h5 --codec q4 --documents 0 --quiet -o one.h5 >one
 kvcodec encode trim.h5 --append one.h5 --documents 1-2 --quiet -o two.h5 >two
