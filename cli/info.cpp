@@ -529,12 +529,11 @@ std::string info(Command& command) {
   if (type.type == "kv") return kv_info(options);
   if (type.type == "codes") return codes_info(options);
   if (type.type == "outputs") return outputs_info(options);
-  if (is_book_type(type.type)) {
-    if (options.layers.given() || options.documents.given())
-      throw usage_error("{}: a {} has no layers and documents to choose from", options.input, type.type);
-    return book_info(options);
-  }
   if (type.type == "index") return index_info(options);
+  if (options.layers.given() || options.documents.given())
+    throw usage_error("{}: of a {} file info shows everything; leave out --layers and --documents",
+                      options.input, type.type);
+  if (is_book_type(type.type)) return book_info(options);
   if (type.type == "selection") return selection_info(options);
   if (type.type == "sensitivity") return sensitivity_info(options);
   throw bad_input("{}: info does not know files of type '{}'", options.input, type.type);
