@@ -217,6 +217,18 @@ void OutputOptions::keep(const std::vector<std::string>& inputs) const {
   }
 }
 
+void OutputOptions::differs_from(const std::string& other, const std::string& option) const {
+  if (other.empty() || path.empty() || to_stdout() != (other == "-")) return;
+  const auto place = [](const std::string& name) {
+    std::error_code error;
+    const auto found = std::filesystem::weakly_canonical(std::filesystem::absolute(name, error), error);
+    return error ? std::filesystem::path(name) : found;
+  };
+  if (place(path) == place(other))
+    throw usage_error("-o and {} both name {}; give each a file of its own", option,
+                      to_stdout() ? "standard output" : other);
+}
+
 std::unique_ptr<HeldFile> OutputOptions::hold(const std::string& input, const CommonOptions& common) const {
   std::error_code error;
   if (input.empty() || input == "-" || to_stdout() || !std::filesystem::equivalent(input, path, error))

@@ -100,6 +100,9 @@ struct OutputOptions {
   /// directory, unless --force was given: the input would be lost. Do not pass inputs that the product
   /// contains whole, such as codes that are appended to.
   void keep(const std::vector<std::string>& inputs) const;
+  /// Throws Error(usage) if the output is also what the command writes to by that option, however both are spelt: one of
+  /// the two would be lost. other: "" where there is none.
+  void differs_from(const std::string& other, const std::string& option) const;
   /// If the product replaces this input, locks it: another run that adds to it waits until this one is done,
   /// and prints a note. Otherwise returns nullptr. Call it before opening the input, and pass
   /// HeldFile::state() to OutputFile::replaces().

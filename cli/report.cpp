@@ -90,6 +90,7 @@ std::string report(Command& command) {
   declare(command, options);
   command.parse();
   options.output.check(options.common);
+  options.output.differs_from(options.plot, "--plot");
   options.output.keep(options.inputs);
   OutputOptions{.path = options.plot, .to = {}, .force = options.output.force}.keep(options.inputs);
   options.common.apply(command, false);

@@ -75,11 +75,16 @@ Cells recon_cells(const Results& results) {
   Cells cells{{"reconstruction", "bits/value", "keys SNR dB", "above bound", "values SNR dB", "above bound",
                "attention KL", "output error", "top kept %"},
               {}};
-  for (const ReconLine& line : results.recon)
-    cells.rows.push_back({line.label, fixed(line.bits, 3), fixed(line.key.snr, 2), fixed(line.key.gap, 2),
-                          fixed(line.value.snr, 2), fixed(line.value.gap, 2), fixed(line.weights_kl, 5),
-                          fixed(line.output_error, 4),
-                          fixed(line.top_kept ? std::optional(100 * *line.top_kept) : std::nullopt, 1)});
+  for (const ReconLine& line : results.recon) {
+    std::vector<std::string>& row = cells.rows.emplace_back();
+    row = {line.label, fixed(line.bits, 3)};
+    for (const ReconLine::SideMeasures* side : {&line.key, line.value ? &*line.value : nullptr}) {
+      row.push_back(side ? fixed(side->snr, 2) : "-");
+      row.push_back(side ? fixed(side->gap, 2) : "-");
+    }
+    row.insert(row.end(), {fixed(line.weights_kl, 5), fixed(line.output_error, 4),
+                           fixed(line.top_kept ? std::optional(100 * *line.top_kept) : std::nullopt, 1)});
+  }
   return cells;
 }
 
@@ -157,8 +162,9 @@ std::string recon_part(const Results& results) {
   std::string inside;
   if (std::ranges::any_of(results.recon, [](const ReconLine& line) { return line.output_error.has_value(); }))
     inside += figure(svg_of(attention_plot(results)));
-  inside += figure(svg_of(layer_map(results))) + figure(svg_of(dimension_map(results, true))) +
-            figure(svg_of(dimension_map(results, false)));
+  inside += figure(svg_of(layer_map(results))) + figure(svg_of(dimension_map(results, true)));
+  if (std::ranges::any_of(results.recon, [](const ReconLine& line) { return line.value.has_value(); }))
+    inside += figure(svg_of(dimension_map(results, false)));
   return "<h2>What becomes of keys and values</h2>\n" + figures(inside) +
          html_table(results, "Keys, values and attention over them; distances to the Gaussian bound in dB",
                     recon_cells(results));

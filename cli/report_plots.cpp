@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <set>
 
 #include <fmt/format.h>
 
@@ -182,16 +184,25 @@ Plot sensitivity_plot(const SensitivityLines& lines) {
 
 HeatMap layer_map(const Results& results) {
   HeatMap map{.title = "Signal-to-noise ratio by layer, keys and values", .unit = "dB"};
-  for (const ReconLine& line : results.recon) {
-    HeatRow row{line.label, line.key.layers};
-    row.values.insert(row.values.end(), line.value.layers.begin(), line.value.layers.end());
-    if (map.columns.size() < row.values.size()) {
-      map.columns.clear();
-      for (size_t l = 0; l < line.key.layers.size(); ++l) map.columns.push_back(fmt::format("K {}", l));
-      for (size_t l = 0; l < line.value.layers.size(); ++l) map.columns.push_back(fmt::format("V {}", l));
+  // Columns are layers that any of the reconstructions has; they may have different ones.
+  const auto add_side = [&](const char* letter, const auto& layers_of) {
+    std::set<int> all;
+    for (const ReconLine& line : results.recon)
+      for (const auto& [layer, snr] : layers_of(line)) all.insert(layer);
+    for (const int layer : all) map.columns.push_back(fmt::format("{} {}", letter, layer));
+    for (size_t i = 0; i < results.recon.size(); ++i) {
+      const std::map<int, double> own = layers_of(results.recon[i]);
+      for (const int layer : all) {
+        const auto place = own.find(layer);
+        map.rows[i].values.push_back(place == own.end() ? std::nan("") : place->second);
+      }
     }
-    map.rows.push_back(std::move(row));
-  }
+  };
+  map.rows.reserve(results.recon.size());
+  for (const ReconLine& line : results.recon) map.rows.push_back({line.label, {}});
+  add_side("K", [](const ReconLine& line) { return line.key.layers; });
+  add_side("V",
+           [](const ReconLine& line) { return line.value ? line.value->layers : std::map<int, double>(); });
   return map;
 }
 
@@ -200,7 +211,8 @@ HeatMap dimension_map(const Results& results, bool keys) {
       .title = fmt::format("Signal-to-noise ratio by dimension of a head, {}", keys ? "keys" : "values"),
       .unit = "dB"};
   for (const ReconLine& line : results.recon) {
-    const std::vector<double>& values = (keys ? line.key : line.value).dimensions;
+    if (!keys && !line.value) continue;
+    const std::vector<double>& values = (keys ? line.key : *line.value).dimensions;
     map.rows.push_back({line.label, values});
     while (map.columns.size() < values.size()) map.columns.push_back(fmt::format("{}", map.columns.size()));
   }

@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "cli/command.hpp"
 #include "cli/text.hpp"
 #include "formats/json_file.hpp"
 #include "lib/core/error.hpp"
@@ -15,6 +16,9 @@ namespace {
 
 /// Results are kilobytes; what is far larger is something else.
 constexpr uint64_t kMostBytes = uint64_t{1} << 28;
+
+/// Of any model; a page shows a column for each.
+constexpr uint64_t kMostLayerNumber = 1 << 16;
 
 /// No measure comes near it; beyond it sums and axes would overflow.
 constexpr double kLargest = 1e30;
@@ -105,14 +109,17 @@ void note_setting(Results& results, const std::string& label, const std::string&
     place->words.push_back(words);
 }
 
-/// The word that --codec was given, and what --select added to it.
+/// The word that --codec was given, and all options of the selection, wherever they were given.
 std::string words_of(const Object& setting) {
   std::string words = string_at(setting, "setting");
-  if (!setting.contains("selection") || words.find("select=") != std::string::npos) return words;
+  if (!setting.contains("selection")) return words;
   const Object& selection = at(setting, "selection");
-  return words + fmt::format(" --select {} --budget {} --newest {} --share {}", string_at(selection, "by"),
-                             count_at(selection, "budget"), count_at(selection, "newest"),
-                             string_at(selection, "share"));
+  words += " --select " + string_at(selection, "by");
+  for (const auto& [name, value] : selection.items())
+    if (name != "by")
+      words += fmt::format(" --{} {}", name,
+                           shell_quoted(value.is_string() ? value.get<std::string>() : value.dump()));
+  return words;
 }
 
 /// The commands that made codes, among those that led to a reconstruction.
@@ -208,8 +215,11 @@ ReconLine::SideMeasures side_of(const Object& recon, const char* side) {
   const Object& measures = at(recon, side);
   ReconLine::SideMeasures result;
   result.snr = number_at(measures, "snr_db");
-  for (const Object& layer : array_at(measures, "layers"))
-    result.layers.push_back(number_at(layer, "snr_db"));
+  for (const Object& layer : array_at(measures, "layers")) {
+    const uint64_t number = count_at(layer, "layer");
+    if (number > kMostLayerNumber) throw bad_input("'layer' is {}; no model has so many", number);
+    result.layers[static_cast<int>(number)] = number_at(layer, "snr_db");
+  }
   for (const Object& dimension : array_at(measures, "dimensions"))
     result.dimensions.push_back(number_at(dimension, "snr_db"));
   if (recon.contains("gaussian_bound"))
@@ -222,7 +232,7 @@ ReconLine recon_line(const Object& recon) {
   line.label = std::filesystem::path(string_at(recon, "file")).stem().string();
   line.bits = recon.contains("rate") ? number_at(at(recon, "rate"), "bits_per_value") : std::nan("");
   line.key = side_of(recon, "key");
-  line.value = side_of(recon, "value");
+  if (recon.contains("value")) line.value = side_of(recon, "value");
   if (!recon.contains("attention")) return line;
   const Object& attention = at(recon, "attention");
   line.weights_kl = number_at(attention, "weights_kl");

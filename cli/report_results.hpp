@@ -2,6 +2,7 @@
 // read, checked and put into one order.
 #pragma once
 
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -52,9 +53,11 @@ struct ReconLine {
   struct SideMeasures {
     double snr = 0;
     std::optional<double> gap;
-    std::vector<double> layers, dimensions;  // SNR
+    std::map<int, double> layers;    ///< SNR by the layer's number
+    std::vector<double> dimensions;  ///< SNR
   };
-  SideMeasures key, value;
+  SideMeasures key;
+  std::optional<SideMeasures> value;  ///< none where values lie in keys
   std::optional<double> weights_kl, output_error, top_kept;
 };
 

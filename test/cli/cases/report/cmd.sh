@@ -49,8 +49,32 @@ if python3 -c pass 2>/dev/null; then
 else
   echo well-formed
 fi
+# The options of a selection are all there, wherever they were given; layers keep their numbers.
+kvcodec eval-model --model src/data/demo-model --text src/LICENSE --chunk 120 --max-documents 1 --json \
+  --codec none:select=quest,budget-mass=0.9,label=quest --ratio 0.3 --first 9 >selected.json
+kvcodec eval-recon data/demo.h5 kivi-2.h5 --layers 2-3 --json --quiet >some.json
+sed 's/kivi-2/first/' recon.json >first.json
+kvcodec report selected.json some.json first.json -o some.html >/dev/null
+grep -o '</svg>quest</th><td><code>.*</td>' some.html
+grep -oE '<title>(kivi-2|first), [KV] [0-9]+: .' some.html
+# Values that lie in keys have no measures of their own.
+kvcodec dump-kv --model src/test/golden/model/deepseek_v3-1 --tokens $here/ids --queries last:4 --dtype f32 --quiet -o latent.h5 >/dev/null
+kvcodec encode latent.h5 --codec q4 --quiet -o latent-codes.h5 >/dev/null
+kvcodec decode latent-codes.h5 --dtype f32 --quiet -o latent-q4.h5 >/dev/null
+kvcodec eval-recon latent.h5 latent-q4.h5 --rate latent-codes.h5 --attention --bound --json --quiet >latent.json
+kvcodec report latent.json -o latent.html | sed 's/[0-9][0-9.]*/N/g'
+grep -oE '<title>latent-q4, [KV] [^:]*' latent.html | tr '\n' ' '
+echo
+kvcodec report latent.json first.json -o both.html >/dev/null
+grep -oE '<title>latent-q4, V [^<]*' both.html
+
 refused report model.json
 refused report model.json -o page.html
+ln -s . here
+for plot in new.html ./new.html "$PWD/new.html" here/new.html; do
+  refused report model.json -o new.html --plot "$plot" --overwrite | sed "s:$PWD:DIR:"
+done
+refused report model.json -o - --plot -
 refused report nowhere.json -o new.html
 refused report recon.json --plot new.svg -o new.html
 refused report model.json --loss -1 -o new.html
