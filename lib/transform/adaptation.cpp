@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
@@ -10,17 +11,52 @@
 namespace kvcodec {
 namespace {
 
-constexpr size_t kComponentGrain = 32;
-/// If a larger fraction of a component's values lies in the outermost bins, its class follows from their mean size alone.
-constexpr double kMostBeyond = 0.01;
+constexpr size_t kComponentGrain = 32, kTokenGrain = 64;
 /// A component keeps what the book says unless a change saves so many bits: its entry would take about as many.
 constexpr double kLeastSaved = 4;
+/// Of many ways to code a component, one seems to save by chance: so many bits per token.
+constexpr double kByChance = 0.03;
 /// What a bit is worth, in squared steps, between coding a component and dropping it.
 constexpr double kBitWorth = 0.12;
 constexpr int kRounds = 2;
 constexpr size_t kRows = 3;
 /// Gains are 1 to 3.
 constexpr int kMostGainChange = 2 * kGainsPerUnit;
+
+/// A histogram's bins on either side of 0: quarters of a step, then quarters of an octave up to kMostSteps.
+constexpr int kFineBins = 64, kLoudBinsPerOctave = 4, kLoudBins = kLoudBinsPerOctave * 18;
+constexpr int kSideBins = kFineBins + kLoudBins;
+constexpr int kPlaces = 4;
+constexpr size_t kBins = 2 * kSideBins + 1;
+/// Where the loud bins begin, in steps. A mean is taken of values clipped to it, lest a few decide it.
+constexpr double kLoud = kFineBins / kOffsetsPerStep;
+/// Offsets must be levels: no larger than this, in steps.
+constexpr double kMostOffset = static_cast<double>(kMostSteps) / kOffsetsPerStep;
+static_assert(kLoud * (1 << kLoudBins / kLoudBinsPerOctave) == kMostSteps);
+
+size_t bin_of(double steps) {
+  double bin = std::round(steps * kOffsetsPerStep);
+  if (std::abs(bin) > kFineBins) {
+    const double octaves = std::log2(std::abs(steps) / kLoud);
+    const double loud = std::clamp(std::floor(octaves * kLoudBinsPerOctave), 0.0, kLoudBins - 1.0);
+    bin = std::copysign(kFineBins + 1 + loud, steps);
+  }
+  return static_cast<size_t>(static_cast<int>(bin) + kSideBins);
+}
+
+bool is_loud(size_t bin) { return std::abs(static_cast<int>(bin) - kSideBins) > kFineBins; }
+
+/// Calls body(place, share) for the values that a bin's are taken to be, in steps: one in fine bins. In loud ones several,
+/// spread over the bin, lest values that differ look alike once an offset is taken off.
+template <class Body>
+void for_each_place(size_t bin, const Body& body) {
+  const int from_middle = static_cast<int>(bin) - kSideBins, size = std::abs(from_middle);
+  if (!is_loud(bin)) return body(static_cast<double>(from_middle) / kOffsetsPerStep, 1.0);
+  for (int i = 0; i < kPlaces; ++i) {
+    const double octaves = (size - kFineBins - 1 + (i + 0.5) / kPlaces) / kLoudBinsPerOctave;
+    body(std::copysign(kLoud * std::exp2(octaves), from_middle), 1.0 / kPlaces);
+  }
+}
 
 /// The class as a number for differences: -1 for dead ones.
 int number_of(uint8_t level_class) { return level_class == kDeadClass ? -1 : level_class; }
@@ -33,24 +69,95 @@ uint8_t class_of_row(std::span<const int32_t> levels) {
   return level_class == kDeadClass ? 0 : level_class;
 }
 
-/// For values of 0, 1, 2 … quarters of a step, quantized in one class: sizes, the values in steps; their levels; back, what
-/// these stand for in steps, without a gain; and their bits.
-struct Quantized {
-  std::vector<int32_t> levels;
-  std::vector<float> sizes, back, bits;
-};
+/// What it costs to code a component: errors, in squared steps, and bits at their worth.
+class ComponentCost {
+ public:
+  /// counts: of each bin. zeros: tokens that are kept exactly, whose levels are 0.
+  ComponentCost(const LevelTables& tables, std::span<const uint32_t> counts, double zeros) : tables_(tables) {
+    for (size_t bin = 0; bin < counts.size(); ++bin) {
+      if (counts[bin] == 0) continue;
+      tokens_ += counts[bin];
+      loud_ |= is_loud(bin);
+      for_each_place(bin, [&](double place, double share) {
+        places_.push_back(place);
+        counts_.push_back(share * counts[bin]);
+      });
+    }
+    counts_.push_back(zeros);
+    for (auto* const values : {&values_, &back_, &bits_}) values->resize(counts_.size());
+    levels_.resize(counts_.size());
+  }
 
-Quantized quantized(const LevelTables& tables, uint8_t level_class, size_t values) {
-  Quantized result{std::vector<int32_t>(values), std::vector<float>(values), std::vector<float>(values),
-                   std::vector<float>(values)};
-  for (size_t i = 0; i < values; ++i)
-    result.sizes[i] = static_cast<float>(i) / static_cast<float>(kOffsetsPerStep);
-  if (level_class == kDeadClass) return result;
-  tables.quantize(level_class, 1, result.sizes, result.levels);
-  tables.reconstruct(level_class, 1, 1, result.levels, result.back);
-  tables.add_bits(level_class, result.levels, result.bits);
-  return result;
-}
+  /// Whether any value is.
+  bool loud() const { return loud_; }
+  double tokens() const { return tokens_; }
+
+  /// The mean of values clipped to `most` steps, as an offset.
+  int32_t mean_offset(double most) const {
+    double sum = 0;
+    for (size_t i = 0; i < places_.size(); ++i) sum += counts_[i] * std::clamp(places_[i], -most, most);
+    return tokens_ > 0 ? static_cast<int32_t>(std::lround(sum / tokens_ * kOffsetsPerStep)) : 0;
+  }
+
+  void set_offset(int32_t offset) {
+    for (size_t i = 0; i < places_.size(); ++i)
+      values_[i] = static_cast<float>(places_[i] - static_cast<double>(offset) / kOffsetsPerStep);
+  }
+
+  /// From now on of this class.
+  void set_class(uint8_t level_class) {
+    for (auto* const values : {&back_, &bits_}) std::ranges::fill(*values, 0.0f);
+    if (level_class == kDeadClass) return;
+    tables_.quantize(level_class, 1, values_, levels_);
+    tables_.reconstruct(level_class, 1, 1, levels_, back_);
+    tables_.add_bits(level_class, levels_, bits_);
+  }
+
+  double gain(double unbias) const {
+    double energy = 0, product = 0;
+    for (size_t i = 0; i < counts_.size(); ++i) {
+      const auto value = static_cast<double>(values_[i]);
+      energy += counts_[i] * value * value;
+      product += counts_[i] * value * static_cast<double>(back_[i]);
+    }
+    return unbiasing_gain(energy, product, unbias);
+  }
+
+  /// The class that training would find: by rounding first, then twice by the tables of the class that came out.
+  uint8_t trained_class() {
+    double sum = 0;
+    for (size_t i = 0; i < places_.size(); ++i)
+      sum += counts_[i] * std::round(std::abs(static_cast<double>(values_[i])));
+    uint8_t level_class = class_of_mean_level(sum / tokens_);
+    for (int round = 0; round < kRounds && level_class != kDeadClass; ++round) {
+      set_class(level_class);
+      sum = 0;
+      for (size_t i = 0; i < places_.size(); ++i) sum += counts_[i] * std::abs(levels_[i]);
+      level_class = class_of_mean_level(sum / tokens_);
+    }
+    return level_class;
+  }
+
+  double with_gain(double gain) const {
+    double sum = 0;
+    for (size_t i = 0; i < counts_.size(); ++i) {
+      const double error = static_cast<double>(values_[i]) - gain * static_cast<double>(back_[i]);
+      sum += counts_[i] * (error * error + kBitWorth * static_cast<double>(bits_[i]));
+    }
+    return sum;
+  }
+
+  /// No offset, gain or table makes it take less than these, the low bits of its levels.
+  double least_bits(size_t level_class) const { return tokens_ * shift_of_class(level_class); }
+
+ private:
+  const LevelTables& tables_;
+  std::vector<double> places_, counts_;  // counts_ has the zeros behind the places
+  double tokens_ = 0;
+  bool loud_ = false;
+  std::vector<float> values_, back_, bits_;
+  std::vector<int32_t> levels_;
+};
 
 }  // namespace
 
@@ -97,8 +204,13 @@ Adaptation read_adaptation(std::span<const uint8_t> bytes, const LevelTables& ta
 }
 
 AdaptationSurvey::AdaptationSurvey(const LevelTables& tables, const LevelRung& rung, size_t components,
-                                   double unbias)
-    : tables_(tables), rung_(rung), sums_(components), counts_(components, kBins), unbias_(unbias) {
+                                   size_t width, double unbias)
+    : tables_(tables),
+      rung_(rung),
+      width_(width),
+      unbias_(unbias),
+      coded_{Matrix<uint32_t>(components, kBins)},
+      codable_{Matrix<uint32_t>(components, kBins)} {
   if (components > rung.classes.size())
     throw failed("a survey of {} components; there are {}", components, rung.classes.size());
 }
@@ -107,100 +219,167 @@ void AdaptationSurvey::add(MatrixView<const float> values, std::span<const uint3
   if (values.rows() != components() || values.cols() != weights.size())
     throw failed("{} components of {} tokens, and {} weights, for a survey of {}", values.rows(),
                  values.cols(), weights.size(), components());
+  const std::vector<Fate> fates = fates_of(values);
   const double inverse = 1 / static_cast<double>(rung_.step);
   parallel_for(components(), kComponentGrain, [&](size_t begin, size_t end, int) {
     for (size_t i = begin; i < end; ++i)
       for (size_t t = 0; t < weights.size(); ++t) {
-        const double steps = static_cast<double>(values(i, t)) * inverse;
-        // Of such a token no level is stored: it is kept exactly.
-        if (!std::isfinite(steps)) {
-          counts_(i, 2 * kMostCounted) += weights[t];
-          continue;
-        }
-        const double bin =
-            std::clamp(std::round(steps * kOffsetsPerStep), -1.0 * kMostCounted, 1.0 * kMostCounted);
-        counts_(i, static_cast<size_t>(bin + kMostCounted)) += weights[t];
-        sums_[i].value += weights[t] * steps;
-        sums_[i].size += weights[t] * std::abs(steps);
+        if (fates[t] == Fate::exact) continue;
+        Tokens& tokens = fates[t] == Fate::coded ? coded_ : codable_;
+        tokens.counts(i, bin_of(static_cast<double>(values(i, t)) * inverse)) += weights[t];
       }
   });
-  for (const uint32_t weight : weights) tokens_ += weight;
+  for (size_t t = 0; t < weights.size(); ++t)
+    (fates[t] == Fate::exact   ? exact_
+     : fates[t] == Fate::coded ? coded_.number
+                               : codable_.number) += weights[t];
 }
 
-AdaptationSurvey::Fit AdaptationSurvey::fit(size_t component) const {
-  const auto tokens = static_cast<double>(tokens_);
-  const auto counts = counts_.view().row(component);
-  const Sums& sums = sums_[component];
-  const uint8_t before = rung_.classes[component];
-  if (counts.front() + counts.back() > kMostBeyond * tokens) {
-    const uint8_t level_class = class_of_mean_level(sums.size / tokens);  // not dead: many are large
-    // What other tables save is not known here. If the class changes, a tenth of a bit per token is assumed.
-    return {level_class, 0, 0, level_class == before ? 0 : tokens / 10};
-  }
-  const auto offset = static_cast<int32_t>(std::lround(sums.value / tokens * kOffsetsPerStep));
-  // The sum over all tokens of of_distance(distance of the token's bin from bin `from`).
-  const auto sum_of = [&](int32_t from, const auto& of_distance) {
-    double sum = 0;
-    for (size_t bin = 0; bin < kBins; ++bin)
-      if (counts[bin] > 0) {
-        const int32_t distance = std::abs(static_cast<int32_t>(bin) - kMostCounted - from);
-        sum +=
-            counts[bin] *
-            static_cast<double>(of_distance(std::min<size_t>(static_cast<size_t>(distance), kDistances - 1)));
+/// The error of a token beyond these components is not known here, and left out.
+std::vector<AdaptationSurvey::Fate> AdaptationSurvey::fates_of(MatrixView<const float> values) const {
+  std::vector<Fate> fates(values.cols());
+  const float inverse = 1 / rung_.step;
+  parallel_for(values.cols(), kTokenGrain, [&](size_t begin, size_t end, int) {
+    const size_t count = end - begin;
+    std::vector<float> steps(count), back(count), bits(count);
+    std::vector<int32_t> levels(count);
+    std::vector<double> errors(count);
+    for (size_t i = 0; i < components(); ++i) {
+      const auto row = values.row(i).subspan(begin, count);
+      for (size_t t = 0; t < count; ++t) {
+        steps[t] = row[t] * inverse;
+        if (std::abs(steps[t]) < kMostSteps) continue;
+        steps[t] = 0;
+        errors[t] = std::numeric_limits<double>::infinity();
       }
-    return sum;
-  };
-  // As training finds classes: by rounding first, then by the tables of the class that came out.
-  uint8_t level_class = class_of_mean_level(
-      sum_of(offset, [](size_t i) { return std::round(static_cast<double>(i) / kOffsetsPerStep); }) / tokens);
-  Quantized own;
-  for (int round = 0; round <= kRounds && level_class != kDeadClass; ++round) {
-    own = quantized(tables_, level_class, kDistances);
-    if (round < kRounds)
-      level_class = class_of_mean_level(sum_of(offset, [&](size_t i) { return own.levels[i]; }) / tokens);
+      std::ranges::fill(back, 0.0f);
+      if (const uint8_t level_class = rung_.classes[i]; level_class != kDeadClass) {
+        tables_.quantize(level_class, 1, steps, levels);
+        tables_.reconstruct(level_class, 1, rung_.gains[i], levels, back);
+        tables_.add_bits(level_class, levels, bits);
+      }
+      for (size_t t = 0; t < count; ++t) {
+        const double error = static_cast<double>(steps[t]) - static_cast<double>(back[t]);
+        errors[t] += error * error;
+      }
+    }
+    for (size_t t = 0; t < count; ++t)
+      fates[begin + t] = tables_.better_coded(errors[t], static_cast<double>(bits[t]), width_) ? Fate::coded
+                         : std::isfinite(errors[t]) && is_codable(values, begin + t)           ? Fate::codable
+                                                                                               : Fate::exact;
+  });
+  return fates;
+}
+
+/// Whether the token would be coded if each component had the class of this very value.
+bool AdaptationSurvey::is_codable(MatrixView<const float> values, size_t token) const {
+  float bits = 0;
+  for (size_t i = 0; i < components(); ++i) {
+    const float steps = values(i, token) / rung_.step;
+    const uint8_t level_class = class_of_mean_level(static_cast<double>(std::abs(steps)));
+    if (level_class == kDeadClass) continue;
+    int32_t level = 0;
+    tables_.quantize(level_class, 1, {&steps, 1}, {&level, 1});
+    tables_.add_bits(level_class, {&level, 1}, {&bits, 1});
   }
-  if (level_class == kDeadClass) {
-    // A component that lives by the book stays alive, at next to no bits: dead, it would be lost to a token unlike others.
-    if (before != kDeadClass) level_class = 0;
-    own = quantized(tables_, level_class, kDistances);
+  return tables_.better_coded(0, static_cast<double>(bits), width_);
+}
+
+AdaptationSurvey::Fit AdaptationSurvey::fit(size_t component, std::span<const uint32_t> counts,
+                                            double zeros) const {
+  const uint8_t of_book = rung_.classes[component];
+  const auto gain_of_book = static_cast<double>(rung_.gains[component]);
+  ComponentCost cost(tables_, counts, zeros);
+  cost.set_offset(0);
+  cost.set_class(of_book);
+  Fit best{.level_class = of_book, .before = cost.with_gain(gain_of_book) / kBitWorth};
+  best.after = best.before;
+  double least = best.before;
+  const auto try_gain = [&](Fit tried, double least_saved) {
+    tried.before = best.before;
+    tried.after =
+        cost.with_gain(gain_of_book + static_cast<double>(tried.gain_change) / kGainsPerUnit) / kBitWorth;
+    if (const double so = tried.after + least_saved; so < least) least = so, best = tried;
+  };
+  const auto gain_change = [&] {
+    const double change = (cost.gain(unbias_) - gain_of_book) * kGainsPerUnit;
+    return std::clamp(static_cast<int>(std::lround(change)), -kMostGainChange, kMostGainChange);
+  };
+  // A component that lives by the book stays alive, at next to no bits: dead, it would be lost to a token unlike others.
+  const auto alive = [&](uint8_t level_class) {
+    return level_class == kDeadClass && of_book != kDeadClass ? uint8_t{0} : level_class;
+  };
+  if (!cost.loud()) {
+    if (cost.tokens() == 0) return best;
+    const int32_t offset = cost.mean_offset(kLoud);
+    cost.set_offset(offset);
+    const uint8_t level_class = alive(cost.trained_class());
+    cost.set_class(level_class);
+    try_gain({.level_class = level_class,
+              .offset = offset,
+              .gain_change = level_class == kDeadClass ? 0 : gain_change()},
+             kLeastSaved);
+    return best;
   }
-  const auto product_of = [&](const std::vector<float>& a, const std::vector<float>& b) {
-    return sum_of(offset, [&](size_t i) { return static_cast<double>(a[i]) * static_cast<double>(b[i]); });
+  // Neither a mean nor a mean level says much of values some of which are far from all others: what costs least is sought.
+  const double least_saved = std::max(kLeastSaved, kByChance * cost.tokens());
+  const auto try_class = [&](uint8_t level_class, int32_t offset) {
+    cost.set_class(level_class);
+    try_gain({.level_class = level_class, .offset = offset}, least_saved);
+    if (level_class == kDeadClass) return;
+    try_gain({.level_class = level_class, .offset = offset, .gain_change = gain_change()}, least_saved);
   };
-  const double gain =
-      unbiasing_gain(product_of(own.sizes, own.sizes), product_of(own.sizes, own.back), unbias_);
-  const auto of_book = static_cast<double>(rung_.gains[component]);
-  const int change = level_class == kDeadClass
-                         ? 0
-                         : std::clamp(static_cast<int>(std::lround((gain - of_book) * kGainsPerUnit)),
-                                      -kMostGainChange, kMostGainChange);
-  // Errors, squared, and bits at their worth.
-  const auto cost_of = [&](const Quantized& values, double by, int32_t from) {
-    return sum_of(from, [&](size_t i) {
-      const double error = static_cast<double>(values.sizes[i]) - by * static_cast<double>(values.back[i]);
-      return error * error + kBitWorth * static_cast<double>(values.bits[i]);
-    });
-  };
-  const double saved = cost_of(quantized(tables_, before, kDistances), of_book, 0) -
-                       cost_of(own, of_book + static_cast<double>(change) / kGainsPerUnit, offset);
-  return {level_class, offset, change, saved / kBitWorth};
+  std::vector<int32_t> offsets{0, cost.mean_offset(kLoud), cost.mean_offset(kMostOffset)};
+  std::ranges::sort(offsets);
+  const auto same = std::ranges::unique(offsets);
+  offsets.erase(same.begin(), same.end());
+  for (const int32_t offset : offsets) {
+    cost.set_offset(offset);
+    if (of_book == kDeadClass) try_class(kDeadClass, offset);
+    for (size_t c = 0; c < kLevelClasses && cost.least_bits(c) < least; ++c)
+      try_class(static_cast<uint8_t>(c), offset);
+  }
+  return best;
+}
+
+std::vector<AdaptationSurvey::Fit> AdaptationSurvey::fits(bool with_codable) const {
+  std::vector<Fit> fits(components());
+  const auto zeros = static_cast<double>(with_codable ? exact_ : exact_ + codable_.number);
+  parallel_for(components(), kComponentGrain, [&](size_t begin, size_t end, int) {
+    std::vector<uint32_t> counts(kBins);
+    for (size_t i = begin; i < end; ++i) {
+      std::ranges::copy(coded_.counts.row(i), counts.begin());
+      for (size_t bin = 0; with_codable && bin < kBins; ++bin) counts[bin] += codable_.counts(i, bin);
+      fits[i] = fit(i, counts, zeros);
+    }
+  });
+  return fits;
 }
 
 std::optional<Adaptation> AdaptationSurvey::finish() const {
-  if (tokens_ == 0) return {};
-  std::vector<Fit> fits(components());
-  parallel_for(components(), kComponentGrain, [&](size_t begin, size_t end, int) {
-    for (size_t i = begin; i < end; ++i) fits[i] = fit(i);
-  });
+  if (coded_.number + codable_.number == 0) return {};
+  const auto sum_of = [](const std::vector<Fit>& fits, double Fit::*cost) {
+    double sum = 0;
+    for (const Fit& fit : fits) sum += fit.*cost;
+    return sum;
+  };
+  std::vector<Fit> best = fits(false);
+  const double by_book = sum_of(best, &Fit::before);
+  double saved = by_book - sum_of(best, &Fit::after);
+  if (codable_.number > 0) {
+    std::vector<Fit> with_codable = fits(true);
+    const double exact = 16 * static_cast<double>(width_) * static_cast<double>(codable_.number);
+    if (const double more = by_book + exact - sum_of(with_codable, &Fit::after); more > saved) {
+      saved = more;
+      best = std::move(with_codable);
+    }
+  }
   const std::vector<int32_t> zeros(rung_.classes.size(), 0);
   Adaptation adaptation{rung_.classes, zeros, zeros};
-  double saved = 0;
-  for (size_t i = 0; i < fits.size(); ++i) {
-    if (fits[i].saved < kLeastSaved) continue;
-    adaptation.classes[i] = fits[i].level_class;
-    adaptation.offsets[i] = fits[i].offset;
-    adaptation.gain_changes[i] = fits[i].gain_change;
-    saved += fits[i].saved;
+  for (size_t i = 0; i < best.size(); ++i) {
+    adaptation.classes[i] = best[i].level_class;
+    adaptation.offsets[i] = best[i].offset;
+    adaptation.gain_changes[i] = best[i].gain_change;
   }
   const size_t bytes = write_adaptation(adaptation, tables_, rung_.classes).size();
   if (saved <= 8 * static_cast<double>(bytes)) return {};

@@ -5,6 +5,11 @@
 // another novel). So the encoder first surveys the tokens that it is about to code. Where it saves more bits
 // than it takes, the file stores a class, an offset and a gain (levels.hpp) of its own for each component.
 // Offsets shift the mean that is subtracted from the vectors, in quarters of a step.
+//
+// What a change saves is measured, over a histogram of each component. Tokens that are kept exactly whatever the
+// component's class say nothing of it, and a few would decide a mean or a class. So the histogram has only tokens that
+// are coded with the book's classes. Others, which other classes could code, have one of their own: an adaptation is
+// fitted without and with them, and the better one taken.
 // Forward adaptation of a transform coder: Jayant and Noll, "Digital Coding of Waveforms", chapter 12.
 #pragma once
 
@@ -41,11 +46,12 @@ Adaptation read_adaptation(std::span<const uint8_t> bytes, const LevelTables& ta
 /// Collects statistics of the first components of a basis, and fits an adaptation to them.
 class AdaptationSurvey {
  public:
-  /// tables and rung outlive it. rung: of all components; those from `components` on stay as they are. unbias: of the
-  /// training (LevelOptions).
-  AdaptationSurvey(const LevelTables& tables, const LevelRung& rung, size_t components, double unbias);
+  /// tables and rung outlive it. rung: of all components; those from `components` on stay as they are. width: values of
+  /// a vector. unbias: of the training (LevelOptions).
+  AdaptationSurvey(const LevelTables& tables, const LevelRung& rung, size_t components, size_t width,
+                   double unbias);
 
-  size_t components() const { return sums_.size(); }
+  size_t components() const { return coded_.counts.rows(); }
 
   /// values: (components(), tokens). weights: (tokens), how many tokens of the text each one stands for.
   void add(MatrixView<const float> values, std::span<const uint32_t> weights);
@@ -54,28 +60,29 @@ class AdaptationSurvey {
   std::optional<Adaptation> finish() const;
 
  private:
-  /// The histogram has a bin for each quarter of a step up to this many on either side of 0; the outermost bins hold all
-  /// beyond.
-  static constexpr int kMostCounted = 64;
-  static constexpr size_t kBins = 2 * kMostCounted + 1;
-  /// Distances of bins from an offset, in quarters of a step: 0 up to below this.
-  static constexpr size_t kDistances = 2 * kMostCounted + 1;
-  struct Sums {
-    double value = 0, size = 0;  // in steps
+  /// How a token is kept: coded with the book's classes; exactly, unless it gets other classes; exactly in any case.
+  enum class Fate : uint8_t { coded, codable, exact };
+  struct Tokens {
+    Matrix<uint32_t> counts;  // (components, bins)
+    uint64_t number = 0;
   };
   struct Fit {
     uint8_t level_class = kDeadClass;
     int32_t offset = 0, gain_change = 0;
-    double saved = 0;  // bits, over all tokens that the sample stands for
+    double before = 0,
+           after = 0;  // what the component costs by the book, and so: in bits, over the whole text
   };
-  Fit fit(size_t component) const;
+  std::vector<Fate> fates_of(MatrixView<const float> values) const;
+  bool is_codable(MatrixView<const float> values, size_t token) const;
+  std::vector<Fit> fits(bool with_codable) const;
+  Fit fit(size_t component, std::span<const uint32_t> counts, double zeros) const;
 
   const LevelTables& tables_;
   const LevelRung& rung_;
-  std::vector<Sums> sums_;
-  Matrix<uint32_t> counts_;  // (components, kBins)
+  size_t width_;
   double unbias_;
-  uint64_t tokens_ = 0;
+  Tokens coded_, codable_;
+  uint64_t exact_ = 0;
 };
 
 }  // namespace kvcodec

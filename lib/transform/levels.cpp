@@ -358,6 +358,11 @@ void LevelTables::add_bits(size_t level_class, std::span<const int32_t> levels, 
     bits[i] += symbol_bits_[level_class][symbol_of(levels[i], shift)] + static_cast<float>(shift);
 }
 
+bool LevelTables::better_coded(double error, double bits, size_t width) const {
+  const double of_bit = std::max(lambda_, LevelOptions{}.lambda);
+  return error + of_bit * bits < of_bit * 16 * static_cast<double>(width);
+}
+
 std::vector<uint32_t> LevelRung::live() const {
   std::vector<uint32_t> components;
   for (size_t i = 0; i < classes.size(); ++i)

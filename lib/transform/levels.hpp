@@ -43,6 +43,8 @@ inline constexpr int kLargestSymbol = 15;
 inline constexpr size_t kLevelSymbols = 2 * kLargestSymbol + 1;
 /// Bits of an escaped symbol: the levels that can be stored at all are below 2^(kEscapedBits - 1).
 inline constexpr unsigned kEscapedBits = 24;
+/// Components of so many steps and more get no level: their token is kept exactly.
+inline constexpr float kMostSteps = 1 << (kEscapedBits - 2);
 
 /// The class of components of this mean level, or kDeadClass.
 uint8_t class_of_mean_level(double mean_level);
@@ -83,6 +85,10 @@ class LevelTables {
                    std::span<float> values) const;
   /// bits[i] += what levels[i] takes in that class.
   void add_bits(size_t level_class, std::span<const int32_t> levels, std::span<float> bits) const;
+  /// Whether a vector of `width` values is better coded, with this squared error in squared steps and these bits, than
+  /// kept exactly, without an error and with 16 bits for each value. A bit counts lambda, but at least the default of
+  /// LevelOptions. So the error of any vector that is coded stays below lambda times 16 bits for each value.
+  bool better_coded(double error, double bits, size_t width) const;
 
  private:
   std::vector<LevelClass> classes_;

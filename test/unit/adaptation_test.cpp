@@ -2,6 +2,7 @@
 #include "lib/transform/adaptation.hpp"
 
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "lib/codec/encoded.hpp"
@@ -51,7 +52,7 @@ Learned learn(size_t count) {
 }
 
 std::optional<Adaptation> surveyed(const Learned& learned, const Matrix<float>& values) {
-  AdaptationSurvey survey(learned.tables, learned.rung(), values.rows(), 0.5);
+  AdaptationSurvey survey(learned.tables, learned.rung(), values.rows(), values.rows(), 0.5);
   survey.add(values, std::vector<uint32_t>(values.cols(), 1));
   return survey.finish();
 }
@@ -70,6 +71,48 @@ double bits_of(const Learned& learned, std::span<const uint8_t> classes, const M
   double sum = 0;
   for (const float one : bits) sum += static_cast<double>(one);
   return sum;
+}
+
+/// What tokens cost with an adaptation, or by the book: bits, errors at their worth, and how many are kept exactly because
+/// that costs less. Their levels are 0, which takes bits too.
+struct Cost {
+  double bits = 0;
+  size_t exact = 0;
+};
+
+Cost cost_of(const Learned& learned, const std::optional<Adaptation>& adaptation,
+             const Matrix<float>& values) {
+  const LevelRung& rung = learned.rung();
+  const size_t tokens = values.cols();
+  std::vector<float> bits(tokens + 1), back(tokens + 1);  // the last one is that of a token of zeros
+  std::vector<double> errors(tokens);
+  std::vector<int32_t> levels(tokens + 1);
+  for (size_t i = 0; i < values.rows(); ++i) {
+    const uint8_t level_class = adaptation ? adaptation->classes[i] : rung.classes[i];
+    const float offset = adaptation ? float(adaptation->offsets[i]) / kOffsetsPerStep : 0,
+                gain_change = adaptation ? float(adaptation->gain_changes[i]) / kGainsPerUnit : 0;
+    std::vector<float> steps(tokens + 1);
+    for (size_t t = 0; t < tokens; ++t) {
+      steps[t] = values(i, t) / kStep - offset;
+      if (std::abs(steps[t]) < kMostSteps) continue;
+      steps[t] = 0;
+      errors[t] = std::numeric_limits<double>::infinity();
+    }
+    std::ranges::fill(back, 0.0f);
+    if (level_class != kDeadClass) {
+      learned.tables.quantize(level_class, 1, steps, levels);
+      learned.tables.reconstruct(level_class, 1, rung.gains[i] + gain_change, levels, back);
+      learned.tables.add_bits(level_class, levels, bits);
+    }
+    for (size_t t = 0; t < tokens; ++t) errors[t] += std::pow(double(steps[t]) - double(back[t]), 2);
+  }
+  Cost cost;
+  for (size_t t = 0; t < tokens; ++t)
+    if (learned.tables.better_coded(errors[t], double(bits[t]), values.rows()))
+      cost.bits += double(bits[t]) + errors[t] / LevelOptions().lambda;
+    else
+      cost.bits += 16.0 * static_cast<double>(values.rows()) + double(bits.back()), ++cost.exact;
+  return cost;
 }
 
 }  // namespace
@@ -119,6 +162,85 @@ TEST_CASE("adaptation: of few tokens it does not pay, and what lives stays alive
   REQUIRE(silent.has_value());
   for (size_t i = 0; i < kCount; ++i)
     CHECK_EQ(silent->classes[i] == kDeadClass, learned.rung().classes[i] == kDeadClass);
+}
+
+TEST_CASE("adaptation: tokens unlike all others, which are kept exactly, decide nothing") {
+  constexpr size_t kCount = 16, kTokens = 2000;
+  const Learned learned = learn(kCount);
+  const std::vector<double> ones(kCount, 1), zeros(kCount, 0);
+  const Matrix<float> plain = components_of(kCount, kTokens, ones, zeros, 5);
+  for (const size_t apart : {33, 50, 200})
+    for (const double factor : {30.0, 100.0, 1e3, 1e4, 1e6, 1e9})
+      for (const bool one_sided : {false, true}) {
+        INFO("1 in ", apart, " times ", factor, one_sided ? ", of one sign" : "");
+        Matrix<float> values = plain;
+        for (size_t t = 7; t < kTokens; t += apart)
+          for (size_t i = 0; i < kCount; ++i) {
+            const double size = factor * static_cast<double>(values(i, t));
+            values(i, t) = static_cast<float>(one_sided ? std::abs(size) + factor : size);
+          }
+        const auto adaptation = surveyed(learned, values);
+        const Cost before = cost_of(learned, {}, values), after = cost_of(learned, adaptation, values);
+        CHECK_LE(after.bits, before.bits);
+        CHECK_LE(after.exact, before.exact);
+      }
+}
+
+TEST_CASE(
+    "adaptation: rare values of a component, in tokens that are coded, do not decide its class or mean") {
+  constexpr size_t kCount = 16, kTokens = 2000;
+  const Learned learned = learn(kCount);
+  const std::vector<double> ones(kCount, 1), zeros(kCount, 0);
+  for (const size_t apart : {20, 50, 200})
+    for (const double size : {20.0, 60.0, 1e4})
+      for (const size_t component : {0, 9, 14}) {
+        INFO("1 in ", apart, " of ", size, " steps in component ", component);
+        Matrix<float> values = components_of(kCount, kTokens, ones, zeros, 6);
+        for (size_t t = 3; t < kTokens; t += apart) values(component, t) = static_cast<float>(size) * kStep;
+        const Cost before = cost_of(learned, {}, values),
+                   after = cost_of(learned, surveyed(learned, values), values);
+        CHECK_LE(after.bits, before.bits);
+        CHECK_LE(after.exact, before.exact);
+      }
+}
+
+TEST_CASE("adaptation: a text that the book would keep exactly is coded, where that is cheaper") {
+  constexpr size_t kCount = 16, kTokens = 2000;
+  const Learned learned = learn(kCount);
+  const std::vector<double> zeros(kCount, 0);
+  for (const double factor : {20.0, 100.0, 1000.0})
+    for (const double share : {0.1, 0.6, 1.0}) {
+      INFO(share, " of the tokens times ", factor);
+      Matrix<float> values = components_of(kCount, kTokens, std::vector<double>(kCount, 1), zeros, 7);
+      Rng rng(8);
+      for (size_t t = 0; t < kTokens; ++t) {
+        const bool loud = rng.uniform() < share;
+        for (size_t i = 0; loud && i < kCount; ++i) values(i, t) *= static_cast<float>(factor);
+      }
+      const Cost before = cost_of(learned, {}, values),
+                 after = cost_of(learned, surveyed(learned, values), values);
+      CHECK_LE(after.bits, before.bits);
+      // Gains change by 32nds of 1, which is too coarse for louder ones.
+      if (share == 1.0 && factor <= 100) CHECK_LT(after.bits, 0.9 * before.bits);
+    }
+}
+
+TEST_CASE("adaptation: means of any size that fits are found, and are told from loudness") {
+  constexpr size_t kCount = 16, kTokens = 2000;
+  const Learned learned = learn(kCount);
+  const std::vector<double> ones(kCount, 1);
+  for (const double mean : {5.0, 25.0, 300.0}) {
+    INFO("a mean of ", mean, " steps");
+    std::vector<double> means(kCount, 0);
+    means[1] = mean, means[6] = -mean;
+    const Matrix<float> values = components_of(kCount, kTokens, ones, means, 9);
+    const auto adaptation = surveyed(learned, values);
+    REQUIRE(adaptation.has_value());
+    const Cost before = cost_of(learned, {}, values), after = cost_of(learned, adaptation, values);
+    CHECK_LT(after.bits, 0.9 * before.bits);
+    CHECK_EQ(after.exact, size_t{0});
+    write_adaptation(*adaptation, learned.tables, learned.rung().classes);
+  }
 }
 
 TEST_CASE("adaptation: bytes give it back, and those that no encoder writes are refused") {

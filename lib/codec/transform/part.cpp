@@ -154,7 +154,7 @@ void TransformPart::quantize(size_t first, std::span<const uint32_t> ids, Matrix
 /// Such components become 0.
 std::vector<size_t> TransformPart::take_out_beyond(MatrixView<float> components, size_t begin,
                                                    size_t count) const {
-  const float limit = rung_.step * static_cast<float>(1 << (kEscapedBits - 2));
+  const float limit = rung_.step * kMostSteps;
   std::vector<size_t> tokens;
   for (size_t t = 0; t < count; ++t) {
     bool any = false;
@@ -198,13 +198,11 @@ void TransformPart::add_errors(MatrixView<const float> components, MatrixView<co
 
 std::vector<size_t> TransformPart::costly(MatrixView<const int32_t> levels,
                                           std::span<const double> errors) const {
-  const double exact_bits = 16.0 * static_cast<double>(width()),
-               lambda = std::max(tables_.lambda(), LevelOptions{}.lambda);
   std::vector<float> bits(levels.cols());
   for (size_t i = 0; i < components(); ++i) tables_.add_bits(classes_[i], levels.row(i), bits);
   std::vector<size_t> tokens;
   for (size_t t = 0; t < bits.size(); ++t)
-    if (!(errors[t] + lambda * double{bits[t]} < lambda * exact_bits)) tokens.push_back(t);
+    if (!tables_.better_coded(errors[t], double{bits[t]}, width())) tokens.push_back(t);
   return tokens;
 }
 

@@ -66,10 +66,7 @@ class TransformPart {
   void quantize(size_t first, std::span<const uint32_t> ids, MatrixView<const float> rows,
                 MatrixView<int32_t> levels, std::span<double> errors) const;
 
-  /// Tokens that are better kept exactly, rising. The cost of a token is its error plus lambda times its
-  /// bits, as in the choice of levels; exact, it has no error and 16 bits for each value. levels:
-  /// (components, tokens). lambda is the book's, but at least the default of LevelOptions. So the error of
-  /// any token that is coded stays below lambda times 16 bits for each of its values, in squared steps.
+  /// Tokens that are better kept exactly (LevelTables::better_coded), rising. levels: (components, tokens).
   std::vector<size_t> costly(MatrixView<const int32_t> levels, std::span<const double> errors) const;
 
   /// Vectors of tokens with these levels, (components, tokens): rows (tokens, width). ids: as in quantize().

@@ -31,7 +31,7 @@ TransformSurvey::TransformSurvey(const TransformPart& part, std::string_view str
       lead_(lead),
       analysis_(part.basis(), first_components(part.surveyed())),
       scores_(part.basis().prediction),
-      survey_(part.tables(), part.rung(), part.surveyed(), unbias),
+      survey_(part.tables(), part.rung(), part.surveyed(), part.width(), unbias),
       rows_(kBatch, part.width()),
       features_(kBatch, part.features() ? part.features()->width() : 0) {}
 
