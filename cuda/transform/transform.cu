@@ -16,7 +16,7 @@ constexpr unsigned kSymbolWarps = 2, kValueWarps = 8;
 constexpr uint32_t kLowestState = 1u << 16;
 constexpr unsigned kEscape = kTransformSymbols - 1;
 constexpr int kLargest = static_cast<int>(kEscape) / 2;
-/// Sizes of levels end here, as do those of escapes times 2^shift.
+/// Sizes of levels are below this.
 constexpr int32_t kMostLevel = 1 << (8 * kTransformEscapeBytes - 1);
 
 /// Tokens and columns of a tile, components that it takes in at a time, and what a thread has of it.
@@ -113,15 +113,16 @@ __global__ void __launch_bounds__(transform_detail::kValueWarps* kWarp)
                       (escapes + static_cast<uint32_t>(__popc(votes & ((1u << lane) - 1))));
         high = from_zigzag(static_cast<uint32_t>(at[0]) << 16 | static_cast<uint32_t>(at[1]) << 8 |
                            static_cast<uint32_t>(at[2]));
-        if ((high < 0 ? -high : high) > (kMostLevel - 1) >> shift) atomicOr(blocks.damaged, 1u);
+        if (high < -(kMostLevel >> shift) || high > (kMostLevel - 1) >> shift) atomicOr(blocks.damaged, 1u);
       }
       uint32_t bits = 0;
       for (unsigned i = 0; i < shift; ++i) {
         const uint64_t bit = first_bit + uint64_t{t} * shift + i;
         bits = bits << 1 | (low[bit / 8] >> (7 - bit % 8) & 1u);
       }
-      values[t] = value_of_level(static_cast<int32_t>(static_cast<uint32_t>(high) << shift | bits),
-                                 level_class.shrink, unit);
+      const auto level = static_cast<int32_t>(static_cast<uint32_t>(high) << shift | bits);
+      if (level == -kMostLevel) atomicOr(blocks.damaged, 1u);
+      values[t] = value_of_level(level, level_class.shrink, unit);
     }
     escapes += static_cast<uint32_t>(__popc(votes));
   }

@@ -17,13 +17,13 @@ uint32_t zigzag(int32_t value) {
   return static_cast<uint32_t>(value) << 1 ^ static_cast<uint32_t>(value >> 31);
 }
 
-/// What an escape holds, whose low bits are still to come. Throws Error(bad_input) for levels that are too large.
-int32_t escaped_level(uint32_t value, unsigned shift) {
-  const int32_t high = from_zigzag(value);
-  constexpr int32_t kMost = 1 << (kEscapedBits - 1);
-  if (std::abs(high) > (kMost - 1) >> shift)
-    throw bad_input("an escape holds {}; levels are below {}", high, kMost >> shift);
-  return high;
+/// What an escape holds, with the low bits that belong to it. Throws Error(bad_input) for levels that are too large.
+int32_t escaped_level(uint32_t value, unsigned shift, uint32_t low_bits) {
+  const int64_t high = from_zigzag(value), level = high * (int64_t{1} << shift) + low_bits;
+  constexpr int64_t kMost = 1 << (kEscapedBits - 1);
+  if (level <= -kMost || level >= kMost)
+    throw bad_input("an escape holds {}, and its level is {}; sizes are below {}", high, level, kMost);
+  return static_cast<int32_t>(level);
 }
 
 }  // namespace
@@ -126,13 +126,16 @@ void LevelCoder::decode(std::span<const uint8_t> payload, std::span<const uint32
       for (size_t c = 0; c < components(); ++c) {
         const unsigned shift = shift_of_class(classes_[c]);
         int32_t* const out = levels.row(c).data() + (first + i) * tokens;
-        for (size_t t = 0; t < tokens; ++t) out[t] = row[c * tokens + t] - kLargestSymbol;
+        for (size_t t = 0; t < tokens; ++t) {
+          const auto high = static_cast<uint32_t>(row[c * tokens + t] - kLargestSymbol);
+          out[t] = static_cast<int32_t>(shift == 0 ? high : high << shift | bits.get(shift));
+        }
         for (; next < escaped.size() && escaped[next].row == i && escaped[next].position < (c + 1) * tokens;
-             ++next)
-          out[escaped[next].position - c * tokens] = escaped_level(escaped[next].value, shift);
-        if (shift == 0) continue;
-        for (size_t t = 0; t < tokens; ++t)
-          out[t] = static_cast<int32_t>(static_cast<uint32_t>(out[t]) << shift | bits.get(shift));
+             ++next) {
+          int32_t& level = out[escaped[next].position - c * tokens];
+          level =
+              escaped_level(escaped[next].value, shift, static_cast<uint32_t>(level) & ((1u << shift) - 1));
+        }
       }
       if (low > 0 && (lows[i].back() & ((1u << (low * 8 - low_bits_ * tokens)) - 1)) != 0)
         throw bad_input("block {}: bits behind its last low bits are not 0", first + i);

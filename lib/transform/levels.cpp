@@ -337,7 +337,7 @@ void LevelTables::quantize(size_t level_class, float step, std::span<const float
   const float inverse = 1 / step;
   for (size_t i = 0; i < values.size(); ++i) {
     const float size = std::abs(values[i]) * inverse;
-    if (!(size < kMost))
+    if (!(size + 0.5f < kMost))  // as nearest() rounds
       throw bad_input("a component is {}; steps of {} are too fine for it", values[i], step);
     int32_t level = nearest(size);
     if (level > 0 && level <= kLargestSymbol) level -= size < thresholds[static_cast<size_t>(level)];

@@ -77,7 +77,7 @@ class LevelTables {
   /// Of the models of all classes. Made when it is first asked for, once for all copies: its tables take a megabyte.
   const LevelSymbolCoder& symbol_coder() const;
 
-  /// Levels of one component. Throws Error(bad_input) for values of 2^23 steps and beyond.
+  /// Levels of one component. Throws Error(bad_input) for values whose level would be 2^23 or more.
   void quantize(size_t level_class, float step, std::span<const float> values,
                 std::span<int32_t> levels) const;
   /// The values that levels stand for.

@@ -132,6 +132,29 @@ TEST_CASE("transform on a device: vectors are those of the CPU, bit for bit") {
   }
 }
 
+TEST_CASE("transform on a device: levels up to the largest size, and none beyond") {
+  NEEDS_DEVICE();
+  Rng rng(93);
+  const size_t tokens = 16;
+  const Case of(30, 9, rng);
+  const cuda::VectorSynthesizer synthesizer(of.task());
+  Matrix<float> out(tokens, 9);
+  for (const int32_t level : {(1 << 23) - 1, 1 - (1 << 23)}) {
+    Matrix<int32_t> levels = of.levels(tokens, rng);
+    for (size_t i = 0; i < levels.rows(); ++i) levels(i, i % tokens) = level;
+    const Blocks blocks = encoded(of, levels, tokens);
+    const Matrix<float> expected = of.vectors(levels);
+    synthesizer.decode(blocks.payload, blocks.bytes, tokens, out);
+    CHECK(std::memcmp(out.data(), expected.data(), out.size() * sizeof(float)) == 0);
+  }
+  for (size_t i = 0; i < of.classes.size(); ++i) {
+    Matrix<int32_t> levels = of.levels(tokens, rng);
+    levels(i, 3) = -(1 << 23);
+    const Blocks blocks = encoded(of, levels, tokens);
+    CHECK_THROWS_AS(synthesizer.decode(blocks.payload, blocks.bytes, tokens, out), Error);
+  }
+}
+
 TEST_CASE("transform on a device: damaged blocks are refused, whatever is wrong with them") {
   NEEDS_DEVICE();
   Rng rng(92);

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <optional>
 
@@ -458,6 +459,20 @@ TEST_CASE("levels: without a price of bits the nearest is taken, with one the ch
   CHECK_THROWS_AS(nearest.quantize(c, 0.5f, beyond, std::span(levels).first(1)), Error);
 }
 
+TEST_CASE("levels: sizes that would be rounded to 2^23 are refused") {
+  const LevelTables tables = plain_tables();
+  int32_t level = 0;
+  const auto quantized = [&](float value) {
+    tables.quantize(24, 1, {&value, 1}, {&level, 1});
+    return level;
+  };
+  CHECK_EQ(quantized(8388607.0f), (1 << 23) - 1);
+  CHECK_EQ(quantized(-8388607.0f), 1 - (1 << 23));
+  for (const float value : {8388607.5f, -8388607.5f, 8388608.0f, std::numeric_limits<float>::infinity(),
+                            std::numeric_limits<float>::quiet_NaN()})
+    CHECK_THROWS_WITH_AS(quantized(value), doctest::Contains("too fine"), Error);
+}
+
 TEST_CASE("levels: what is learned takes about the bits of the source, and gains give energy back") {
   // Laplacian components of deviations from far below a step to far above it.
   Rng rng(8);
@@ -517,7 +532,8 @@ TEST_CASE("level coder: levels come back, whatever they are and however many tok
       for (size_t t = 0; t < levels.cols(); ++t)
         levels(i, t) = static_cast<int32_t>(rng.normal() * (8 << shift_of_class(classes[i]))) *
                        (rng.below(100) == 0 ? 1000 : 1);
-    levels(0, 0) = (1 << 23) - 1, levels(8, 0) = -(1 << 22);
+    levels(0, 0) = (1 << 23) - 1, levels(1, 0) = 1 - (1 << 23), levels(3, 0) = 1 - (1 << 23);
+    levels(8, 0) = -(1 << 22);
     std::vector<uint8_t> bytes;
     std::vector<uint32_t> sizes;
     for (size_t b = 0; b < blocks; ++b)
@@ -595,6 +611,14 @@ TEST_CASE("level coder: bytes that no encoder writes are refused") {
   escapes.clear();
   const uint32_t beyond_size = coder.encode(large, escapes);
   CHECK(refused(escapes, beyond_size));
+  large(1, 7) = 0;
+  for (const auto& [level, wrong] : {std::pair{1 - (1 << 23), false}, {-(1 << 23), true}, {1 << 23, true}}) {
+    CAPTURE(level);
+    large(0, 7) = level;  // of a class with low bits
+    escapes.clear();
+    const uint32_t size_of_large = coder.encode(large, escapes);
+    CHECK_EQ(refused(escapes, size_of_large), wrong);
+  }
   std::vector<uint8_t> padded = bytes;
   padded.at(padded.size() - 1) |= 1;  // 150 low bits: two are padding
   CHECK(refused(padded, size));
