@@ -23,6 +23,8 @@ constexpr double kLeastDeviation = 0.1;
 constexpr size_t kStepsPerOctave = 4;
 /// A Gaussian component takes log2(deviation / step) bits and these at fine steps: log2(2 pi e) / 2.
 constexpr double kFineBits = 2.05;
+/// No step is a smaller fraction of the largest deviation: values of 16 bits hold no more, and levels end at 2^23.
+constexpr double kFinest = 0x1p-16;
 constexpr size_t kComponentGrain = 64;
 
 bool is_sampled(uint64_t run, uint64_t apart) { return run % apart == apart - 1; }
@@ -53,12 +55,18 @@ double bits_at(std::span<const LearnedBasis> bases, double step) {
   return bits;
 }
 
-/// The step that takes about so many bits a token.
+/// The largest deviation of a component. Throws Error(bad_input) where all are 0.
+double largest_deviation(std::span<const LearnedBasis> bases) {
+  double variance = 0;
+  for (const LearnedBasis& learned : bases) variance = std::max(variance, learned.variances.front());
+  if (variance > 0) return std::sqrt(variance);
+  throw bad_input("all tokens have the same keys and values; a transform is learned from how they differ");
+}
+
+/// The step that takes about so many bits a token, or the finest that there may be.
 double step_for(std::span<const LearnedBasis> bases, double bits) {
-  double fine = 0, coarse = 0;
-  for (const LearnedBasis& learned : bases)
-    coarse = std::max(coarse, 8 * std::sqrt(learned.variances.front()));
-  fine = coarse * 0x1p-60;
+  const double largest = largest_deviation(bases);
+  double coarse = 8 * largest, fine = kFinest * largest;
   for (int i = 0; i < 60; ++i) {
     const double middle = std::sqrt(fine * coarse);
     (bits_at(bases, middle) > bits ? fine : coarse) = middle;

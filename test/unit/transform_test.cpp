@@ -647,6 +647,33 @@ TEST_CASE("transform: learning finds the directions of the data, and more bits b
   CHECK_THROWS_AS(learn_transform(Vectors({correlated(1000, width, 8, 1)}), {metrics.data(), 1}, {}), Error);
 }
 
+TEST_CASE("transform training: tokens that hardly differ, or not at all") {
+  constexpr size_t kWidth = 64;
+  const std::vector<ErrorMetric> metrics(1, ErrorMetric(std::vector<float>(kWidth, 1.0f)));
+  Matrix<float> rows(2304, kWidth);
+  const auto learn = [&] {
+    Matrix<float> copy(rows.rows(), kWidth);
+    std::ranges::copy(std::span(rows.data(), rows.size()), copy.data());
+    std::vector<Matrix<float>> parts;
+    parts.push_back(std::move(copy));
+    return learn_transform(Vectors(std::move(parts)), metrics, {});
+  };
+  for (const float constant : {0.0f, 1.5f}) {
+    std::ranges::fill(std::span(rows.data(), rows.size()), constant);
+    CHECK_THROWS_WITH_AS(learn(), doctest::Contains("all tokens have the same keys and values"), Error);
+  }
+  // In one direction all the bits of a token cannot be spent.
+  Rng rng(3);
+  for (size_t t = 0; t < rows.rows(); ++t) {
+    const auto loudness = static_cast<float>(rng.normal());
+    for (size_t c = 0; c < kWidth; ++c) rows(t, c) = loudness * static_cast<float>(c + 1);
+  }
+  const LearnedTransform learned = learn();
+  const auto& rungs = learned.levels.rungs.at(0);
+  CHECK_LT(rungs.size(), size_t{100});
+  for (const LevelRung& rung : rungs) CHECK_GE(rung.live().size(), size_t{1});
+}
+
 TEST_CASE("first tokens: each head's class fits what is left of them, errors are below the finer step") {
   // Heads of 4: the first differs from document to document, the second hardly.
   const size_t width = 8;
