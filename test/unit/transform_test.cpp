@@ -822,6 +822,34 @@ TEST_CASE("transform: what is predicted from ids needs them, those that the book
 }
 
 TEST_CASE(
+    "transform: blocks of more levels than can be coded together are refused before anything is coded") {
+  Rng rng(5);
+  const CodecContext plain{.num_layers = 1, .heads = 1, .head_dim = 513};  // 1,026 components
+  const Book book = to_book(test::random_transform_book({.layer_group = 1, .sink = 0}, plain, rng));
+  CodecContext context = plain;
+  context.book = &book;
+  const GroupShape shape{.heads = 1, .head_dim = 513, .side = Side::both};
+  Matrix<float> rows(3, shape.width());
+  for (const bool adapt : {false, true})
+    for (const auto& [block, taken] : {std::pair{int64_t{65408}, true}, {int64_t{65536}, false}}) {
+      Record record;
+      record.set("adapt", adapt);
+      record.set("block", block);
+      const auto codec = codec_from_record(find_codec("transform"), record, context);
+      Encoded encoded(codec->streams(shape));
+      StreamStore& document = encoded.add_document();
+      CAPTURE(block);
+      if (taken) {
+        codec->append(shape, rows, document);
+        continue;
+      }
+      const char* const message = "--block is 65536; of 1026 components at this step, it is at most 65408";
+      CHECK_THROWS_WITH_AS(codec->append(shape, rows, document), message, Error);
+      if (adapt) CHECK_THROWS_WITH_AS(codec->survey(shape), message, Error);
+    }
+}
+
+TEST_CASE(
     "transform: tokens that lie outside the components are kept exactly, so that no error is unbounded") {
   Rng rng(61);
   const CodecContext plain{.num_layers = 2, .heads = 2, .head_dim = 8};

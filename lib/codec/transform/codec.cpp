@@ -207,6 +207,7 @@ class TransformCodec final : public Codec {
     return options_.adapt ? SurveyScope::file : SurveyScope::none;
   }
   std::unique_ptr<Survey> survey(const GroupShape& shape) const override {
+    check_block();
     return std::make_unique<TransformSurvey>(*parts_.of_book(shape), kAdapted,
                                              static_cast<uint64_t>(options_.sink) + (codes_first_ ? 1 : 0),
                                              unbias_);
@@ -221,6 +222,7 @@ class TransformCodec final : public Codec {
   }
 
  private:
+  void check_block() const;
   void append_first(const TransformPart& part, MatrixView<const float> row, StreamStore& document) const;
   void append_blocks(const GroupShape& shape, std::span<const uint16_t> halves, StreamStore& document) const;
 
@@ -239,6 +241,15 @@ class TransformCodec final : public Codec {
 
 // Encoding
 // ---------------------------------------------------------------------------------------------------------
+
+/// Throws Error(usage) if a block might have more levels than can be coded together. A decoder need not ask: a document may
+/// be shorter than a block.
+void TransformCodec::check_block() const {
+  const size_t components = parts_.most_components(options_.adapt);
+  if (const size_t most = kMaxSegmentSymbols / std::max<size_t>(components, 1); block_ > most)
+    throw usage_error("--block is {}; of {} components at this step, it is at most {}", block_, components,
+                      most);
+}
 
 void TransformCodec::append_first(const TransformPart& part, MatrixView<const float> row,
                                   StreamStore& document) const {
@@ -315,6 +326,7 @@ void TransformCodec::append_blocks(const GroupShape& shape, std::span<const uint
 void TransformCodec::append(const GroupShape& shape, MatrixView<const float> rows,
                             StreamStore& document) const {
   check_width(shape, rows.cols());
+  check_block();
   if (rows.rows() == 0) return;
   uint64_t before = open(shape, document)->tokens();
   if (codes_first_) {

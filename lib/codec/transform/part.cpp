@@ -253,6 +253,13 @@ const std::shared_ptr<const TransformPart>& TransformParts::of_book(const GroupS
   return found->second;
 }
 
+size_t TransformParts::most_components(bool adapted) const {
+  size_t most = 0;
+  for (const auto& [place, part] : parts_)
+    most = std::max(most, adapted ? part->surveyed() : part->components());
+  return most;
+}
+
 std::shared_ptr<const TransformPart> TransformParts::adapted(const GroupShape& shape,
                                                              std::vector<uint8_t> bytes) const {
   const TransformPart& part = *of_book(shape);

@@ -112,6 +112,8 @@ class TransformParts {
   /// The part of that side from the shape's first layer on, as the book has it. Throws Error(bad_input) where the book has
   /// none, Error(failed) if the shape has another width.
   const std::shared_ptr<const TransformPart>& of_book(const GroupShape& shape) const;
+  /// The most components that a part of the book codes, or, adapted by an encoder, may come to code.
+  size_t most_components(bool adapted) const;
   /// The part fitted to a file by its adaptation, given as bytes (write_adaptation). The last one made of
   /// each part is kept, since all documents of a file share it. Throws Error(bad_input) for bytes that no encoder writes.
   std::shared_ptr<const TransformPart> adapted(const GroupShape& shape, std::vector<uint8_t> bytes) const;
