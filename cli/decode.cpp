@@ -274,8 +274,10 @@ class Decoder {
       for (int i = 0; i < shape.layers; ++i)
         if (const int layer = shape.first_layer + i;
             std::find(layers_.begin(), layers_.end(), layer) != layers_.end())
-          writer.append(side, layer,
-                        rows.columns(shape.column_of(side) + static_cast<size_t>(i) * width, width));
+          with_context(codes_.name(), [&] {  // the writer names the dataset
+            writer.append(side, layer,
+                          rows.columns(shape.column_of(side) + static_cast<size_t>(i) * width, width));
+          });
   }
 
   const CodesReader& codes_;
@@ -403,6 +405,7 @@ std::string decode(Command& command) {
       options.output,
       [&](OutputFile& output) {
         KvWriter writer(output, info.model, product.dtype, layers, false);
+        if (product.dtype == info.source_dtype) writer.clip();
         writer.expect(decoded);
         Decoder decoder(codes, file_codec.codec(), layers,
                         chunk_budget(options.common.memory_bytes(), info.book_bytes));

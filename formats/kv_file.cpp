@@ -67,6 +67,20 @@ void from_float(DType type, std::span<const float> values, std::span<std::byte> 
   }
 }
 
+float largest_of(DType type) {
+  if (type == DType::f16) return f16_to_float(0x7bff);
+  return type == DType::bf16 ? bf16_to_float(0x7f7f) : std::numeric_limits<float>::max();
+}
+
+/// Finite values no larger than the type's largest one; others as they are.
+std::vector<float> clipped(DType type, std::span<const float> values) {
+  const float largest = largest_of(type);
+  std::vector<float> result(values.begin(), values.end());
+  for (float& value : result)
+    if (std::isfinite(value)) value = std::clamp(value, -largest, largest);
+  return result;
+}
+
 /// Values converted at a time: 64 KiB of floats, so that the passes over them stay in the nearest cache.
 constexpr size_t kBlockValues = size_t{1} << 14;
 
@@ -322,7 +336,7 @@ struct KvWriter::Impl {
   ModelInfo model;
   DType dtype;
   std::vector<int> layers;
-  bool with_queries;
+  bool with_queries, clips = false;
   Documents documents, expected;
   std::vector<uint64_t> left_out;  // of each layer, tokens of all documents
   std::optional<bool> with_tokens;
@@ -406,14 +420,18 @@ struct KvWriter::Impl {
         const std::span<const float> values(rows.row(static_cast<size_t>(first) + r).data(), n * width);
         const auto stored = out.subspan(r * writer.row_bytes(), n * writer.row_bytes());
         from_float(dtype, values, stored);
-        const size_t bad =
-            first_not_finite(dtype, stored);  // rounding keeps what is not finite, so this sees both
+        size_t bad = first_not_finite(dtype, stored);  // rounding keeps what is not finite, so this sees both
+        if (bad < n * width && clips) {
+          from_float(dtype, clipped(dtype, values), stored);
+          bad = first_not_finite(dtype, stored);
+        }
         if (bad == n * width) continue;
         const std::string what = not_finite(row_of(static_cast<size_t>(first) + r + bad / width), bad % width,
                                             static_cast<size_t>(head_dim));
-        throw bad_input(
-            "{}: {}{}", writer.path(), what,
-            std::isfinite(values[bad]) ? fmt::format(" in {} ({})", name_of(dtype), values[bad]) : "");
+        throw bad_input("{}: {}{}", writer.path(), what,
+                        std::isfinite(values[bad])
+                            ? fmt::format(" in {} ({}); --dtype f32 can hold it", name_of(dtype), values[bad])
+                            : "");
       }
     });
   }
@@ -447,6 +465,8 @@ KvWriter::KvWriter(OutputFile& output, const ModelInfo& model, DType dtype, std:
                    bool queries)
     : impl_(std::make_unique<Impl>(output, model, dtype, std::move(layers), queries)) {}
 KvWriter::~KvWriter() = default;
+
+void KvWriter::clip() { impl_->clips = true; }
 
 void KvWriter::expect(Documents documents) { impl_->expected = std::move(documents); }
 

@@ -81,6 +81,10 @@ class KvWriter {
   /// chunks. No promise.
   void expect(Documents documents);
 
+  /// From now on finite values beyond the type's range become its largest ones. For values that stand, with errors, for
+  /// those of a cache of this type: that only makes the errors smaller.
+  void clip();
+
   /// Starts the next document; its rows follow. tokens may be empty if they are not known (then for all
   /// documents). positions: one per token, rising. left_out: of each layer of the model, how many of the first tokens
   /// have no rows in it; empty: none. A layer without keys and values leaves out none.
@@ -89,7 +93,7 @@ class KvWriter {
                     const DocumentFacts& facts = {});
 
   /// Appends rows (n, heads * stored_dim) of the layer's shape, rounded to the file's type. Throws Error(bad_input) for
-  /// values that are not finite, before or after rounding.
+  /// values that are not finite, before or after rounding (but see clip()).
   void append(Side side, int layer, MatrixView<const float> rows);
   /// Appends query rows (n, num_q_heads * key_dim) of the tokens at these rows of the file, which rise, also from call to
   /// call.

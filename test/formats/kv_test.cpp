@@ -429,8 +429,36 @@ TEST_CASE("kv: values that are not finite are refused on writing and on reading,
     writer.append(Side::key, 0, rows);
     rows(0, 2) = 70000.0f;
     CHECK_THROWS_WITH_AS(writer.append(Side::value, 0, rows),
-                         doctest::Contains("token 0, head 0, dimension 2 is not finite in f16 (70000)"),
+                         doctest::Contains("token 0, head 0, dimension 2 is not finite in f16 (70000); "
+                                           "--dtype f32 can hold it"),
                          Error);
+  }
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    CAPTURE(name_of(dtype));
+    OutputFile output(folder / "clipped.h5", true);
+    KvWriter writer(output, model, dtype, {0}, false);
+    writer.clip();
+    writer.add_document("d", {}, counting(0, 1));
+    Matrix<float> rows(1, 8);
+    const float beyond = dtype == DType::f16 ? 65536.0f : std::numeric_limits<float>::max();
+    rows(0, 2) = beyond, rows(0, 3) = -beyond, rows(0, 4) = 1.5f;
+    writer.append(Side::key, 0, rows);
+    writer.append(Side::value, 0, rows);
+    writer.finish({});
+    output.commit();
+    const KvReader clipped(folder / "clipped.h5");
+    Matrix<float> back(1, 8);
+    clipped.read(Side::key, 0, 0, back);
+    CHECK_EQ(back(0, 2), dtype == DType::f16 ? 65504.0f : 0x1.fep127f);
+    CHECK_EQ(back(0, 3), -back(0, 2));
+    CHECK_EQ(back(0, 4), 1.5f);
+    OutputFile other(folder / "other.h5", true);
+    KvWriter strict(other, model, dtype, {0}, false);
+    strict.clip();
+    strict.add_document("d", {}, counting(0, 1));
+    rows(0, 5) = inf;
+    CHECK_THROWS_WITH_AS(strict.append(Side::key, 0, rows),
+                         doctest::Contains("head 1, dimension 1 is not finite"), Error);
   }
   write_sample_kv(folder / "kv.h5", DType::f32);
   std::vector<float> values(64, 1.0f);
