@@ -312,8 +312,8 @@ class LosslessCodec final : public Codec {
   std::string needs_rope() const override {
     return "lossless gives every bit back, and turned keys are rounded";
   }
-  SurveyScope survey_scope(const GroupShape&) const override {
-    return largest_.pays() ? SurveyScope::file : SurveyScope::none;
+  SurveyScope survey_scope(const GroupShape& shape) const override {
+    return form_of(shape).pays() ? SurveyScope::file : SurveyScope::none;
   }
   std::unique_ptr<Survey> survey(const GroupShape&) const override {
     return std::make_unique<SymbolSurvey>(largest_.storage);
