@@ -27,8 +27,13 @@ float to_integer(float x) { return (x + 0x1.8p23f) - 0x1.8p23f; }
 
 float fit_symmetric(std::span<const float> group, unsigned bits, DType stored) {
   float extreme = 0;
-  for (const float value : group)
+  for (const float value : group) {
+    if (!std::isfinite(value))
+      throw bad_input(
+          "a group holds {}; values, also rotated ones, must be finite, and lossless keeps larger ones",
+          value);
     if (std::abs(value) > std::abs(extreme)) extreme = value;
+  }
   const float scale = round_up(stored, std::abs(extreme) / static_cast<float>(top_level(bits)));
   if (!std::isfinite(scale))
     throw bad_input("a group of values up to {} needs a scale beyond the range of {}", extreme,

@@ -18,10 +18,10 @@
 namespace kvcodec {
 
 /// The scale of a group in the type `stored` (f16, bf16 or f32). bits: 2..8. Throws Error(bad_input) if it is
-/// beyond that type's range.
+/// beyond that type's range, and for values that are not finite.
 float fit_symmetric(std::span<const float> group, unsigned bits, DType stored);
 
-/// Groups of `group` consecutive columns within each row, the last one possibly shorter. x: (n, c), finite;
+/// Groups of `group` consecutive columns within each row, the last one possibly shorter. x: (n, c);
 /// scales: (n, ceil(c / group)); codes: (n, c), levels plus 2^(bits-1).
 void quantize_symmetric(MatrixView<const float> x, size_t group, unsigned bits, DType stored,
                         MatrixView<float> scales, MatrixView<uint8_t> codes);

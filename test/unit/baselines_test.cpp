@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <vector>
 
 #include "lib/codec/encoded.hpp"
@@ -126,6 +127,32 @@ TEST_CASE("symmetric quantization: within half a step, a whole one at the end th
         }
   const std::vector<float> loud = {1e6f};
   CHECK_THROWS_AS(fit_symmetric(loud, 4, DType::f16), Error);
+  for (const float odd : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()})
+    for (const float other : {0.0f, 1.0f})
+      CHECK_THROWS_WITH_AS(fit_symmetric(std::vector{other, odd, other}, 4, DType::f16),
+                           doctest::Contains("must be finite"), Error);
+}
+
+TEST_CASE("q4: values so large that a rotated head overflows are refused, not lost") {
+  const CodecContext context{.num_layers = 1, .heads = 1, .head_dim = 32};
+  Record parameters;
+  parameters.set("rotate", std::string("hadamard"));
+  const auto codec = codec_from_record(find_codec("q4"), parameters, context);
+  const GroupShape shape{.heads = 1, .head_dim = 32};
+  Matrix<float> rows(2, 32);
+  for (size_t j = 0; j < 8; ++j) rows(1, j) = j < 6 ? 3e38f : -3e38f;
+  Encoded encoded(codec->streams(shape));
+  CHECK_THROWS_WITH_AS(codec->append(shape, rows, encoded.add_document()),
+                       doctest::Contains("must be finite"), Error);
+}
+
+TEST_CASE("lossless: a layer whose blocks are too small to be coded surveys nothing, whatever others are") {
+  const CodecContext context{.num_layers = 2, .heads = 2, .head_dim = 8, .one_shape = false};
+  Record parameters;
+  parameters.set("block", int64_t{64});
+  const auto codec = codec_from_record(find_codec("lossless"), parameters, context);
+  CHECK(codec->survey_scope({.heads = 2, .head_dim = 8}) == SurveyScope::file);  // 1,024 values
+  CHECK(codec->survey_scope({.first_layer = 1, .heads = 1, .head_dim = 8}) == SurveyScope::none);
 }
 
 TEST_CASE("fp8: later tokens have room up to the headroom and are cut beyond it") {
