@@ -20,6 +20,15 @@ constexpr size_t kBlockHypotheses = 384;
 /// Rows per piece of decoding.
 constexpr size_t kDecodeRows = 512;
 
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+/// What a hypothesis adds to its products with the next codebook's entries. energy: the squared length of what it leaves.
+/// Where that overflows (values beyond 1e19, which a device declines), only the best one goes on, as with a beam of 1.
+float offset_of(float energy, bool best) {
+  if (energy < kInfinity) return -energy / 2;
+  return best ? 0 : -kInfinity;
+}
+
 }  // namespace
 
 Codebooks::Codebooks(size_t stages, size_t entries, size_t width)
@@ -112,8 +121,7 @@ void ResidualEncoder::encode_block(MatrixView<const float> rows, size_t beam, Ma
                                               scratch.next_residuals.data() + to * padded);
         // Fewer sums than hypotheses so far, as with two entries in the first codebook: the rest do not
         // count.
-        const bool counts = match.score > -std::numeric_limits<float>::infinity();
-        scratch.next_offsets[to] = counts ? -energy / 2 : -std::numeric_limits<float>::infinity();
+        scratch.next_offsets[to] = match.score > -kInfinity ? offset_of(energy, b == 0) : -kInfinity;
       }
     std::swap(scratch.residuals, scratch.next_residuals);
     std::swap(scratch.paths, scratch.next_paths);

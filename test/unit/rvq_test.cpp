@@ -199,6 +199,19 @@ TEST_CASE("residual codes: a beam leaves no more than greedy choice does") {
   CHECK_LT(loss_of(books, rows, 20), five);
 }
 
+TEST_CASE("residual codes: with a beam, rows whose squares overflow get the codes of greedy choice") {
+  Rng rng(24);
+  const Codebooks books = random_books(5, 64, 24, rng);
+  for (const double loudness : {1e19, 1e22, 1e30}) {
+    CAPTURE(loudness);
+    const Matrix<float> rows = normal(50, 24, rng, loudness);
+    Matrix<uint32_t> greedy(50, 5), beam(50, 5);
+    ResidualEncoder(books).encode(rows, 1, greedy);
+    ResidualEncoder(books).encode(rows, 4, beam);
+    CHECK(std::ranges::equal(std::span(greedy.data(), greedy.size()), std::span(beam.data(), beam.size())));
+  }
+}
+
 TEST_CASE("sum_entries: entries added in order, the same bits at every level") {
   Rng rng(24);
   for (const SimdLevel level : test::simd_levels()) {
