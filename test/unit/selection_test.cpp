@@ -170,6 +170,33 @@ TEST_CASE("selfindex: its selector scores centred keys as their centroids say, a
 }
 
 TEST_CASE(
+    "selfindex: tokens that do not fit what the codes began with are refused before any of them is stored") {
+  Rng rng(14);
+  const int dims = 16;
+  Matrix<float> prompt = random_rows(150, size_t(dims), rng);
+  const Matrix<float> later = random_rows(5, size_t(dims), rng);
+  for (size_t t = 0; t < prompt.rows(); ++t) prompt(t, 3) *= 1e-7f;
+  const auto codec = make_selfindex(1, 1, dims);
+  const GroupShape shape{.heads = 1, .head_dim = dims};
+  Encoded encoded(codec->streams(shape));
+  StreamStore& document = encoded.add_document();
+  const DocumentRows documents[] = {DocumentRows(prompt)};
+  run_survey(*codec->survey(shape), documents, document);
+  codec->append(shape, prompt, document);
+  const auto rows_of_all = [&] {
+    std::vector<uint64_t> rows;
+    for (const StreamSpec& spec : encoded.specs()) rows.push_back(document.rows(spec.name));
+    return rows;
+  };
+  const std::vector<uint64_t> before = rows_of_all();
+  REQUIRE_GT(document.rows("levels"), uint64_t{0});
+  CHECK_THROWS_WITH_AS(codec->append(shape, later, document),
+                       doctest::Contains("token 150, head 0, dimension 3: "), Error);
+  CHECK_THROWS_WITH_AS(codec->append(shape, later, document), doctest::Contains("--store 16bit"), Error);
+  CHECK(rows_of_all() == before);
+}
+
+TEST_CASE(
     "selfindex: tokens that the last queries attend to are kept exactly, on both sides, for any pieces") {
   Rng rng(4);
   const int dims = 32, heads = 2, query_heads = 4;
