@@ -15,6 +15,15 @@
 namespace kvcodec::kvcomp {
 namespace {
 
+/// About the mean spread, largest less smallest, of so many values of a normal distribution, in its deviations: 4.8 of 64.
+/// The largest value's limit distribution is Gumbel's (Cramer, "Mathematical Methods of Statistics", section 28.6).
+double spread_of_normal(size_t values) {
+  if (values < 3) return 1;
+  constexpr double kLogOf4Pi = 2.5310242, kEuler = 0.5772157;
+  const double log = std::log(static_cast<double>(values)), root = std::sqrt(2 * log);
+  return 2 * (root - (std::log(log) + kLogOf4Pi - 2 * kEuler) / (2 * root));
+}
+
 /// Counts the symbols of all tokens. It counts a document's last, incomplete block too: append will code those
 /// tokens in a block when the document grows.
 class HistogramSurvey final : public Survey {
@@ -70,14 +79,11 @@ class HistogramSurvey final : public Survey {
   }
 
   void finish(StreamStore& document) override {
-    // What a normal distribution's spread over so many values comes to, in units of its deviation (about 4.7
-    // for 64).
-    const double spread = 2 * std::sqrt(2 * std::log(static_cast<double>(layout_.unit == UnitShape::row
-                                                                             ? layout_.block.dims
-                                                                             : layout_.block.tokens) +
-                                                     1));
+    const double spread = spread_of_normal(layout_.unit == UnitShape::row      ? layout_.block.dims
+                                           : layout_.unit == UnitShape::column ? layout_.block.tokens
+                                                                               : layout_.block.symbols());
     const double rel = 2 * quantizer_.bound().range;
-    const double deviation = rel > 0 ? 1 / (rel * std::max(spread, 1.0)) : 8;
+    const double deviation = rel > 0 ? 1 / (rel * spread) : 8;
     if (quantizer_.has_limits()) document.append_values<float>(kLimits, limits_);
     document.append_values<uint8_t>(
         kBook, BlockCoder::from_counts(counts_, deviation, choice_, layout_.block).write());
