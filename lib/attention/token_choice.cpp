@@ -80,6 +80,8 @@ class Scores {
     for (size_t q = 1; q < scores_.rows(); ++q)
       for (size_t t = 0; t < visible; ++t)
         shared[t] = share_ == Share::max ? std::max(shared[t], scores_(q, t)) : shared[t] + scores_(q, t);
+    if (share_ == Share::mean)
+      for (float& score : shared) score /= static_cast<float>(scores_.rows());
     return shared;
   }
 

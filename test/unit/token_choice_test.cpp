@@ -122,6 +122,19 @@ TEST_CASE(
   }
 }
 
+TEST_CASE(
+    "choice of tokens: a group that shares by the mean or the largest score gets that as the tokens' scores") {
+  const Head head(9);
+  for (const Share share : {Share::mean, Share::max})
+    for (const Scored& token : head.choose(head.choice(20), {.share = share})) {
+      double sum = 0, most = head.guessed[0][token.id];
+      for (const auto& scores : head.guessed)
+        sum += scores[token.id], most = std::max(most, scores[token.id]);
+      const double expected = share == Share::mean ? sum / Head::kQueries : most;
+      CHECK(double(token.score) == doctest::Approx(expected).epsilon(1e-5));
+    }
+}
+
 TEST_CASE("choice of tokens: of candidates the products decide") {
   const Head head(4);
   const uint64_t budget = 10;
