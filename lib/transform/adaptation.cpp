@@ -29,7 +29,7 @@ constexpr int kSideBins = kFineBins + kLoudBins;
 constexpr int kPlaces = 4;
 constexpr size_t kBins = 2 * kSideBins + 1;
 /// Where the loud bins begin, in steps. A mean is taken of values clipped to it, lest a few decide it.
-constexpr double kLoud = kFineBins / kOffsetsPerStep;
+constexpr double kLoud = double{kFineBins} / kOffsetsPerStep;
 /// Offsets must be levels: no larger than this, in steps.
 constexpr double kMostOffset = static_cast<double>(kMostSteps) / kOffsetsPerStep;
 static_assert(kLoud * (1 << kLoudBins / kLoudBinsPerOctave) == kMostSteps);
@@ -41,7 +41,7 @@ size_t bin_of(double steps) {
     const double loud = std::clamp(std::floor(octaves * kLoudBinsPerOctave), 0.0, kLoudBins - 1.0);
     bin = std::copysign(kFineBins + 1 + loud, steps);
   }
-  return static_cast<size_t>(static_cast<int>(bin) + kSideBins);
+  return static_cast<size_t>(bin + kSideBins);
 }
 
 bool is_loud(size_t bin) { return std::abs(static_cast<int>(bin) - kSideBins) > kFineBins; }
