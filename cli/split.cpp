@@ -72,9 +72,11 @@ std::vector<Portion> listed(const SplitOptions& options, const Documents& docume
       throw usage_error("--list is '{}'; it must be NAME=LIST, as test=0-9 or train=@train.txt", text);
     portions.push_back(
         {text.substr(0, sign), DocumentSelection{text.substr(sign + 1)}.choose(documents, options.input)});
+    const std::string name = name_of(options.output.path, portions.back().word);
     for (size_t i = 0; i + 1 < portions.size(); ++i)
-      if (portions[i].word == portions.back().word)
-        throw usage_error("--list names {} twice", name_of(options.output.path, portions.back().word));
+      if (std::filesystem::path(name_of(options.output.path, portions[i].word)).lexically_normal() ==
+          std::filesystem::path(name).lexically_normal())
+        throw usage_error("--list names {} twice", name);
   }
   return portions;
 }

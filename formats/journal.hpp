@@ -83,7 +83,7 @@ class InPlace {
   std::shared_ptr<Overlay> overlay_;
 };
 
-/// Where the journal of a file lies.
+/// Where the journal of a file lies; of a symbolic link beside what it leads to.
 std::filesystem::path journal_of(const std::filesystem::path& file);
 
 }  // namespace kvcodec

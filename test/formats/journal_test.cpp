@@ -248,6 +248,9 @@ TEST_CASE("journal: who reads a file goes on reading what it was, and the next o
     CHECK(reader.dataset("/group/rows").integers(0, 1000, UINT64_MAX >> 1) == first.numbers());
     log.insert(log.end(), log.begin(), log.end());
     check_content(path, second, log);
+    std::filesystem::create_directory(folder / "links");
+    std::filesystem::create_symlink("../file.h5", folder / "links/link.h5");
+    check_content(folder / "links/link.h5", second, log);
     change_and_commit(path, third, some_bytes(10, 0));
     log.insert(log.end(), log.begin(), log.begin() + 10);
     CHECK(reader.dataset("/names").texts() == TextList(first.names()));

@@ -36,6 +36,7 @@ refused split own.h5 --size 1 -o x.h5
 refused split own.h5 --size 1 --parts 2 -o 'x-{}.h5'
 refused split own.h5 --list train -o 'x-{}.h5'
 refused split own.h5 --list a=0 --list a=1 -o 'x-{}.h5'
+refused split own.h5 --list a=0 --list ./a=1 -o '{}.h5'
 refused encode own.h5 --codec none --shard 0/2 -o x.h5
 refused encode own.h5 --codec none --shard 3/2 -o x.h5
 refused encode own.h5 --codec none --shard 2 -o x.h5
