@@ -331,8 +331,7 @@ AdaptationSurvey::Fit AdaptationSurvey::fit(size_t component, std::span<const ui
   };
   std::vector<int32_t> offsets{0, cost.mean_offset(kLoud), cost.mean_offset(kMostOffset)};
   std::ranges::sort(offsets);
-  const auto same = std::ranges::unique(offsets);
-  offsets.erase(same.begin(), same.end());
+  offsets.erase(std::unique(offsets.begin(), offsets.end()), offsets.end());
   for (const int32_t offset : offsets) {
     cost.set_offset(offset);
     if (of_book == kDeadClass) try_class(kDeadClass, offset);

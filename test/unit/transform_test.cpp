@@ -612,12 +612,12 @@ TEST_CASE("level coder: bytes that no encoder writes are refused") {
   const uint32_t beyond_size = coder.encode(large, escapes);
   CHECK(refused(escapes, beyond_size));
   large(1, 7) = 0;
-  for (const auto& [level, wrong] : {std::pair{1 - (1 << 23), false}, {-(1 << 23), true}, {1 << 23, true}}) {
+  for (const int32_t level : {1 - (1 << 23), -(1 << 23), 1 << 23}) {
     CAPTURE(level);
     large(0, 7) = level;  // of a class with low bits
     escapes.clear();
     const uint32_t size_of_large = coder.encode(large, escapes);
-    CHECK_EQ(refused(escapes, size_of_large), wrong);
+    CHECK_EQ(refused(escapes, size_of_large), std::abs(level) == 1 << 23);
   }
   std::vector<uint8_t> padded = bytes;
   padded.at(padded.size() - 1) |= 1;  // 150 low bits: two are padding
@@ -831,7 +831,7 @@ TEST_CASE(
   const GroupShape shape{.heads = 1, .head_dim = 513, .side = Side::both};
   Matrix<float> rows(3, shape.width());
   for (const bool adapt : {false, true})
-    for (const auto& [block, taken] : {std::pair{int64_t{65408}, true}, {int64_t{65536}, false}}) {
+    for (const int64_t block : {65408, 65536}) {
       Record record;
       record.set("adapt", adapt);
       record.set("block", block);
@@ -839,7 +839,7 @@ TEST_CASE(
       Encoded encoded(codec->streams(shape));
       StreamStore& document = encoded.add_document();
       CAPTURE(block);
-      if (taken) {
+      if (block == 65408) {
         codec->append(shape, rows, document);
         continue;
       }
