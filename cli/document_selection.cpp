@@ -117,11 +117,8 @@ std::vector<size_t> matching_documents(const Documents& documents, const std::st
 }
 
 std::string words_for(const Documents& documents, const std::vector<size_t>& numbers) {
-  const std::unordered_set<std::string_view> names = [&] {
-    std::unordered_set<std::string_view> all;
-    for (size_t i = 0; i < documents.count(); ++i) all.insert(documents.names[i]);
-    return all;
-  }();
+  std::unordered_set<std::string_view> names;
+  for (size_t i = 0; i < documents.count(); ++i) names.insert(documents.names[i]);
   // Names come before numbers: what is a name gets zeros in front.
   const auto no_name = [&](std::string word) {
     while (names.contains(word)) word.insert(0, "0");

@@ -102,7 +102,8 @@ bool needs_wide_positions(const CodesReader& codes, std::span<const size_t> numb
 
 /// What all files that are joined have alike, and the documents of all of them.
 struct CommonForm {
-  CodesInfo info;               // its documents: those of all files
+  CodesInfo info;               // its documents: those of all files; its model: what all say of it
+  ModelInfo first_model;        // what files are held against, in whichever order they are read again
   std::vector<Layout> layouts;  // that of tokens and positions aside
   std::optional<bool> has_tokens;
   bool wide_positions = false;
@@ -142,7 +143,7 @@ struct CommonForm {
   void check_alike(const std::string& first, const CodesReader& codes, const CodesReader::Impl& s) const {
     const CodesInfo& other = s.info;
     const Alike alike(first, codes.name());
-    check_same_model(codes.name(), other.model, first, info.model);
+    check_same_model(codes.name(), other.model, first, first_model);
     alike.expect("its codec", info.codec, other.codec);
     const auto [wanted, found] = differing(info.parameters, other.parameters);
     alike.expect("a parameter of its codec", wanted, found);
@@ -164,6 +165,7 @@ struct CommonForm {
   void take(const CodesReader::Impl& s, const std::string& file) {
     info = s.info;
     info.documents = Documents();
+    first_model = info.model;
     for (uint64_t column = 0; column < s.index_column(); ++column) layouts.push_back(s.layout(column).all);
     shared_from = file;
   }

@@ -221,11 +221,7 @@ std::shared_ptr<Overlay> overlay_of_journal(const fs::path& path, int descriptor
 
 }  // namespace
 
-fs::path journal_of(const fs::path& file) {
-  std::error_code error;
-  const fs::path real = fs::is_symlink(file, error) ? fs::weakly_canonical(file, error) : file;
-  return (error ? file : real).string() + ".journal";
-}
+fs::path journal_of(const fs::path& file) { return behind_links(file).string() + ".journal"; }
 
 void Overlay::patch(uint64_t position, std::span<std::byte> bytes) const {
   if (pages.empty() || bytes.empty()) return;

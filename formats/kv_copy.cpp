@@ -14,7 +14,8 @@ constexpr uint64_t kRowsBytes = uint64_t{8} << 20;
 
 /// What all files that are joined have alike, and the documents of all of them.
 struct CommonForm {
-  ModelInfo model;
+  ModelInfo model;        // what all say of it
+  ModelInfo first_model;  // what files are held against, in whichever order they are read again
   DType dtype{};
   std::vector<int> layers;
   std::optional<bool> has_tokens;
@@ -23,7 +24,7 @@ struct CommonForm {
 
   void add(const std::string& first, const KvReader& kv, std::span<const size_t> numbers) {
     if (layers.empty()) {
-      model = kv.model(), dtype = kv.dtype(), layers = kv.layers();
+      model = first_model = kv.model(), dtype = kv.dtype(), layers = kv.layers();
     } else {
       check_alike(first, kv);
       merge_model(model, kv.model());
@@ -35,7 +36,7 @@ struct CommonForm {
 
   void check_alike(const std::string& first, const KvReader& kv) const {
     const Alike alike(first, kv.name());
-    check_same_model(kv.name(), kv.model(), first, model);
+    check_same_model(kv.name(), kv.model(), first, first_model);
     alike.expect("its element type", name_of(dtype), name_of(kv.dtype()));
     alike.expect("the list of its layers", fmt::format("{}", fmt::join(layers, ",")),
                  fmt::format("{}", fmt::join(kv.layers(), ",")));

@@ -210,15 +210,6 @@ fs::path make_temporary(const fs::path& folder, const std::string& stem, mode_t 
 
 bool is_standard_stream(const std::string& name) { return name == "-"; }
 
-/// The file that the name finally leads to: replacing a symbolic link would cut it off from what it points
-/// to.
-fs::path resolve(const std::string& target) {
-  std::error_code error;
-  if (!fs::is_symlink(target, error)) return target;
-  const fs::path resolved = fs::weakly_canonical(target, error);
-  return error ? fs::path(target) : resolved;
-}
-
 fs::path folder_of(const fs::path& path) {
   return path.has_parent_path() ? path.parent_path() : fs::path(".");
 }
@@ -251,6 +242,13 @@ std::filesystem::path temporary_folder() {
   std::error_code error;
   fs::path folder = fs::temp_directory_path(error);
   return error ? fs::path("/tmp") : folder;
+}
+
+fs::path behind_links(const fs::path& name) {
+  std::error_code error;
+  if (!fs::is_symlink(name, error)) return name;
+  const fs::path resolved = fs::weakly_canonical(name, error);
+  return error ? name : resolved;
 }
 
 void install_signal_cleanup() {
@@ -367,7 +365,8 @@ OutputFile::OutputFile(std::string target, bool overwrite)
     return;
   }
   if (target_.empty()) throw usage_error("the name of the output file is empty");
-  final_ = resolve(target_);
+  // Replacing a symbolic link would cut it off from what it points to.
+  final_ = behind_links(target_);
   mode_t mode = 0666;
   struct stat status = {};
   if (::stat(final_.c_str(), &status) == 0) {
@@ -388,7 +387,7 @@ OutputFile::OutputFile(std::string target, bool overwrite)
 }
 
 OutputFile::OutputFile(std::string target, const HeldFile&)
-    : target_(std::move(target)), kind_(Kind::changed), final_(resolve(target_)), temporary_(final_) {
+    : target_(std::move(target)), kind_(Kind::changed), final_(behind_links(target_)), temporary_(final_) {
   remove_left_over(folder_of(final_), final_.filename().string());
   in_place_ = std::make_unique<InPlace>(final_, target_);
 }

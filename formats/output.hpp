@@ -22,6 +22,9 @@ class InPlace;
 /// ignored, so that a write beyond the file size limit is an ordinary write error.
 void install_signal_cleanup();
 
+/// The file that a name finally leads to, through symbolic links.
+std::filesystem::path behind_links(const std::filesystem::path& name);
+
 /// Where temporary files go that belong beside no other: TMPDIR, or /tmp.
 std::filesystem::path temporary_folder();
 

@@ -17,8 +17,9 @@ void prepare_heap() {
 #ifdef __GLIBC__
   // What the heap grows by at once, with large pages; untouched, it takes address space alone.
   constexpr int kFirst = 64 << 20, kLater = 1 << 20;
-  mallopt(M_MMAP_THRESHOLD,
-          32 << 20);  // from here on an allocation has pages of its own, which go back when it is freed
+  // From so many bytes on an allocation has pages of its own, which go back to the system when it is freed.
+  constexpr int kOfItsOwn = 32 << 20;
+  mallopt(M_MMAP_THRESHOLD, kOfItsOwn);
   mallopt(M_TRIM_THRESHOLD, 256 << 20);
   mallopt(M_TOP_PAD, kFirst);
   const auto begin = reinterpret_cast<uintptr_t>(sbrk(0));

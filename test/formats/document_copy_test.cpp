@@ -229,6 +229,28 @@ TEST_CASE("documents: a file that was made otherwise is refused, and named") {
         "the stream of token ids is not there; ");
 }
 
+TEST_CASE(
+    "documents: files are held against the first one, whatever all of them together say of their model") {
+  const Folder folder;
+  const auto write = [&](const std::string& file, const char* model, const char* source, uint64_t seed) {
+    SampleCodes sample(1, {3}, false, seed);
+    sample.info.model.model = model, sample.info.model.source = source;
+    sample.write(folder / file);
+  };
+  write("first.h5", "a", "weights 1", 1);
+  write("renamed.h5", "b", "weights 1", 2);  // the same weights under another name
+  write("unknown.h5", "a", "", 3);           // the same name, and it does not say which weights
+  copy({{folder / "first.h5", {0}}, {folder / "renamed.h5", {0}}, {folder / "unknown.h5", {0}}},
+       folder / "all.h5");
+  copy({{folder / "first.h5", {0}}, {folder / "unknown.h5", {0}}, {folder / "renamed.h5", {0}}},
+       folder / "turned.h5");
+  for (const char* file : {"all.h5", "turned.h5"}) {
+    const CodesReader joined(folder / file);
+    CHECK(joined.info().documents.count() == 3);
+    CHECK(joined.info().model.source.empty());
+  }
+}
+
 TEST_CASE("documents: a cache that is split and joined is the same, with its queries") {
   const Folder folder;
   for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
