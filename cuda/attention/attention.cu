@@ -198,8 +198,11 @@ __global__ void attention_join(const AttentionResult* results, unsigned queries_
                                const float* states, const float* sums, float* out) {
   const AttentionResult result = results[blockIdx.x];
   float most = -INFINITY;
-  for (unsigned i = result.first_item; i < result.end_item; ++i)
+  for (unsigned i = result.first_item + threadIdx.x % kWarp; i < result.end_item; i += kWarp)
     most = fmaxf(most, states[(size_t{i} * queries_each + result.query) * 2]);
+#pragma unroll
+  for (unsigned step = kWarp / 2; step > 0; step /= 2)
+    most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, step));
   constexpr unsigned kAhead = 16;  // items whose sums are on their way together
   for (unsigned j = threadIdx.x; j < dims; j += blockDim.x) {
     float total = 0, weight = 0;

@@ -43,7 +43,7 @@ class DeviceTraining final : public TrainingEngine {
     OmpBatches::check(dictionary_, pursuit_);
     gradients_.resize(checked_mul(dictionary_.atoms(), width));
     uses_.resize(dictionary_.atoms());
-    unusable_.resize(1);
+    unusable_.resize(1), bad_.resize(1);
     unusable_.fill(0, stream_);
     stream_.synchronize();
   }
@@ -85,11 +85,10 @@ class DeviceTraining final : public TrainingEngine {
     DeviceCodes pairs;
     pairs.ids = ids_.data(), pairs.coefficients = coefficients_.data();
     pairs.each = static_cast<uint32_t>(s);
-    DeviceBuffer<unsigned long long> bad(1);  // codes of a pursuit are good
     check(run_reconstruct(AtomType::f32,
                           {dictionary_.rows(), static_cast<uint32_t>(dictionary_.atoms()),
                            static_cast<uint32_t>(width), static_cast<uint32_t>(dictionary_.stride())},
-                          pairs, {}, {residuals_.data(), SignalType::f32, count, width}, bad.data(),
+                          pairs, {}, {residuals_.data(), SignalType::f32, count, width}, bad_.data(),
                           stream_.handle()),
           "signals of codes");
     check(run_residuals(batch_.data(), residuals_.data(), signals_, static_cast<uint32_t>(width),
@@ -177,6 +176,7 @@ class DeviceTraining final : public TrainingEngine {
   uint32_t signals_ = 0;
   DeviceBuffer<float> mean_, variance_, gradients_, batch_, residuals_, coefficients_;
   DeviceBuffer<uint32_t> ids_, counts_, uses_, unusable_;
+  DeviceBuffer<unsigned long long> bad_;  // of codes; a pursuit's are good
   DeviceBuffer<double> energies_;
   DeviceBuffer<uint16_t> places_;
 };

@@ -546,7 +546,7 @@ __device__ __forceinline__ bool add_atom(const OmpAtoms& atoms, const OmpState& 
   double* inverse = state.inverse + signal * packed_columns(state.sparsity);
   if (half / 2 == kOmpWarps - 1) {
     const float product = dot_of_half(row, state.signals + signal * atoms.stride, atoms.stride);
-    if (threadIdx.x % 16 == 0) shared.along[0] = product;
+    if (threadIdx.x % kWarp == 0) shared.along[0] = product;  // both halves have it
   }
   const unsigned padded = (k + 7) / 8 * 8;
   if (atoms.gram) {

@@ -101,6 +101,7 @@ DeviceLinear upload(const Linear& layer, DeviceBuffer<uint8_t>& staging, const S
     }
     split(type, {reinterpret_cast<const uint8_t*>(raw.data()), raw.size()}, count, own.parts, to, staging,
           stream);
+    if (!plain) stream.synchronize();  // the floats are written again, or end here
   }
   if (!layer.bias.empty()) own.bias = DeviceBuffer<float>(layer.bias, stream);
   return own;

@@ -141,7 +141,7 @@ struct AttentionShape {
   static constexpr unsigned kStride = kPadded + 8;
   /// Steps of scores that are under way together: the outputs of the widest heads take half of all registers,
   /// and more steps would be spilled.
-  static constexpr unsigned kUnrolled = kPadded <= 128 ? kPadded / 16 : 4;
+  static constexpr unsigned kUnrolled = kPadded <= 128 ? kPadded / 16 : 2;
   static constexpr size_t kShared = size_t{kFloatParts} * (kRows + 2 * kKeys) * kStride * sizeof(uint16_t);
   static_assert(kShared <= 163 * 1024);
 };
@@ -175,7 +175,7 @@ __device__ __forceinline__ unsigned first_seen(unsigned position, unsigned windo
 /// and goes over the keys they see, by tiles; a warp has 16 rows, their scores, maxima, sums and outputs.
 /// Grid: (tiles, key/value heads, parts of the group of at most kRows heads).
 template <unsigned kPadded>
-__global__ void __launch_bounds__(AttentionShape<kPadded>::kWarps* kWarp)
+__global__ void __launch_bounds__(AttentionShape<kPadded>::kWarps* kWarp, kPadded == 64 ? 2 : 0)
     causal_attention_tiles(CausalAttention attention) {
   using namespace prefill_detail;
   using Shape = AttentionShape<kPadded>;

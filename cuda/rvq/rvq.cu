@@ -36,6 +36,10 @@ __global__ void rvq_decode(RvqBooks books, WordStream ids, uint64_t first_id, un
       entries += size_t{books.count} * books.padded;
     }
     float* const to = out + row * stride + j;
+    if (j + 4 <= width && reinterpret_cast<uintptr_t>(to) % sizeof(float4) == 0) {
+      *reinterpret_cast<float4*>(to) = sum;
+      continue;
+    }
     to[0] = sum.x;
     if (j + 1 < width) to[1] = sum.y;
     if (j + 2 < width) to[2] = sum.z;
@@ -226,6 +230,7 @@ __global__ void rvq_encode(RvqBooks books, float* residuals, uint64_t count, uin
                   best_ids[first_row + r] = near_id;
                 }
               }
+              __syncwarp();
             }
           }
         });

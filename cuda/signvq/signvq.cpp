@@ -114,7 +114,11 @@ class SignScores {
       tables_on_host_.insert(tables_on_host_.end(), query.table->exact().begin(), query.table->exact().end());
     }
     const size_t groups = queries[0].table->groups(), row_bytes = queries[0].index->impl_->row_bytes;
-    in_pairs &= 2 * groups * kSignCodes * sizeof(float) <= limits().shared_bytes;
+    const size_t table_bytes = groups * kSignCodes * sizeof(float), room = limits().shared_bytes;
+    if (table_bytes > room)
+      throw failed("a table of {} groups takes {} bytes of a block's shared memory, which has {}", groups,
+                   table_bytes, room);
+    in_pairs &= 2 * table_bytes <= room;
     keys_ = DeviceBuffer<SignKeys>(keys, stream_);
     lengths_ = DeviceBuffer<uint64_t>(lengths, stream_);
     tables_ = DeviceBuffer<float>(tables_on_host_, stream_);

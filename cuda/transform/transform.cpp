@@ -93,6 +93,11 @@ void VectorSynthesizer::Impl::decode(std::span<const uint8_t> payload, std::span
   check(run_transform_vectors(tables, values.data(), count * tokens, vectors.data(), stream.handle()),
         "adding components");
   refuse_damaged();
+  if (out.contiguous()) {
+    vectors.download({out.data(), vectors.size()}, stream);
+    stream.synchronize();
+    return;
+  }
   std::vector<float> host(vectors.size());
   vectors.download(host, stream);
   stream.synchronize();

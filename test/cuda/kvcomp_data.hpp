@@ -13,6 +13,7 @@
 #include "lib/codec/kvcomp/reader.hpp"
 #include "lib/codec/registry.hpp"
 #include "lib/core/half.hpp"
+#include "lib/core/parallel.hpp"
 #include "lib/core/rng.hpp"
 #include "lib/entropy/pack.hpp"
 
@@ -44,19 +45,21 @@ struct KvcompDocument {
              .heads = static_cast<int>(c.heads),
              .head_dim = static_cast<int>(c.dims),
              .side = c.side};
-    Rng rng(seed);
     rows = Matrix<float>(c.tokens, c.heads * c.dims);
-    for (size_t j = 0; j < rows.cols(); ++j) {
-      const double loudness = std::exp2(rng.uniform(-3, 3));
-      const double offset = rng.below(4) == 0 ? 6 * loudness * rng.normal() : 0;
-      for (size_t i = 0; i < rows.rows(); ++i) {
-        double value = offset + loudness * rng.normal();
-        if (rng.uniform() < c.outliers) value += 50 * loudness;
-        if (c.noise && rng.below(3) == 0) value = std::exp2(rng.uniform(-12, 6));
-        if (c.rare && j % 16 == 0) value = i % 32 == 0 ? 8 : 0;
-        rows(i, j) = round_to(c.storage, static_cast<float>(value));
+    parallel_for(rows.cols(), 16, [&](size_t begin, size_t end, int) {
+      for (size_t j = begin; j < end; ++j) {
+        Rng rng(seed, j);
+        const double loudness = std::exp2(rng.uniform(-3, 3));
+        const double offset = rng.below(4) == 0 ? 6 * loudness * rng.normal() : 0;
+        for (size_t i = 0; i < rows.rows(); ++i) {
+          double value = offset + loudness * rng.normal();
+          if (rng.uniform() < c.outliers) value += 50 * loudness;
+          if (c.noise && rng.below(3) == 0) value = std::exp2(rng.uniform(-12, 6));
+          if (c.rare && j % 16 == 0) value = i % 32 == 0 ? 8 : 0;
+          rows(i, j) = round_to(c.storage, static_cast<float>(value));
+        }
       }
-    }
+    });
     const CodecContext context{
         .num_layers = 1, .heads = shape.heads, .head_dim = shape.head_dim, .storage = c.storage};
     const CodecEntry& entry = find_codec("kvcomp");

@@ -75,7 +75,8 @@ run_tests() {
   # Without a device every case would be skipped, and nothing would be wrong with any.
   runner=(timeout -k 5 60)
   run_cases --test-case="$device_case" || { echo "there is no device that works"; return 1; }
-  ctest --test-dir "$build" -L '^cuda$' --no-tests=error --output-on-failure -j 4 >"$logs/ctest.log" 2>&1 || status=$?
+  # The CPU's side of four processes: their threads must not wait for each other's processors.
+  OMP_NUM_THREADS=$(((jobs + 3) / 4)) ctest --test-dir "$build" -L '^cuda$' --no-tests=error --output-on-failure -j 4 >"$logs/ctest.log" 2>&1 || status=$?
   cat "$logs/ctest.log"
   if grep -q '\*\*\*Skipped' "$logs/ctest.log"; then
     echo "cases were skipped although there is a device"

@@ -3,7 +3,6 @@
 #include <cmath>
 #include <stdexcept>
 
-#include "cuda/runtime/device.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/core/rng.hpp"
 
@@ -21,7 +20,7 @@ void verify(bool right, const std::string& what) {
 }
 
 DeviceBench::DeviceBench(bool small, std::string only)
-    : small_(small), only_(std::move(only)), limits_(cuda::limits()) {
+    : small_(small), only_(std::move(only)), device_(cuda::require_device()), limits_(cuda::limits()) {
   measure_floors();
 }
 
@@ -104,9 +103,8 @@ void DeviceBench::attempt(const std::string& name, const std::function<void()>& 
 }
 
 void DeviceBench::print_table() const {
-  const auto device = cuda::require_device();
-  fmt::print("\n{} ({} multiprocessors), copy {:.0f} GB/s, matrix products {:.0f} TFLOP/s{}\n", device.name,
-             device.multiprocessors, copy_bandwidth_ / 1e9, product_rate_ / 1e12,
+  fmt::print("\n{} ({} multiprocessors), copy {:.0f} GB/s, matrix products {:.0f} TFLOP/s{}\n", device_.name,
+             device_.multiprocessors, copy_bandwidth_ / 1e9, product_rate_ / 1e12,
              small_ ? "; small sizes: times mean nothing" : "");
   fmt::print("{:34} {:30} {:>10} {:>22} {:>16} {:>10} {:>7}\n", "kernel", "shape", "us", "spread", "rate",
              "floor us", "ratio");
@@ -118,12 +116,11 @@ void DeviceBench::print_table() const {
 }
 
 void DeviceBench::write_json(const std::string& path) const {
-  const auto device = cuda::require_device();
   std::ofstream out(path);
   out << fmt::format(
       "{{\"device\": \"{}\", \"multiprocessors\": {}, \"copy_bytes_per_second\": {}, "
       "\"product_operations_per_second\": {}, \"small\": {}, \"failures\": {}, \"cases\": [",
-      device.name, device.multiprocessors, copy_bandwidth_, product_rate_, small_, failures_);
+      device_.name, device_.multiprocessors, copy_bandwidth_, product_rate_, small_, failures_);
   for (size_t i = 0; i < lines_.size(); ++i) {
     const Line& line = lines_[i];
     out << fmt::format(

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/runtime/device.hpp"
 #include "cuda/runtime/runtime.hpp"
 #include "test/bench/bench.hpp"
 
@@ -68,6 +69,7 @@ class DeviceBench {
 
   bool small_;
   std::string only_;
+  cuda::DeviceInfo device_;  // asked for once: after a fault there is none to ask
   cuda::Stream stream_;
   cuda::Limits limits_;
   double copy_bandwidth_ = 0, product_rate_ = 0;  // bytes and operations per second

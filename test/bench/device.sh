@@ -1,0 +1,72 @@
+#!/usr/bin/env bash
+# Whole commands on a device beside the CPU of the same machine: a model's cache of many tokens is made, encoded and decoded, and judged.
+# A table in Markdown: seconds by the clock of each, tokens a second on the device, and whether the files are the same bytes.
+# usage: device.sh KVCODEC MODEL TEXT FOLDER      FOLDER: for files of 23 KB a token with SmolLM2-135M; a disk in memory is best
+#   TOKENS         of the cache, in documents of 1,024; default: 100352
+#   FEW            documents for the codecs whose coding is slow (rvq, sparse); default: 16
+#   STEP_SECONDS   limit of each command; default: 90
+#   DEVICE         default: cuda
+set -uo pipefail
+[ $# -eq 4 ] || { sed -n '4,8s/^# //p' "$0" >&2; exit 2; }
+kvcodec=$(realpath "$1") model=$(realpath "$2") text=$(realpath "$3")
+tokens=${TOKENS:-100352} few=${FEW:-16} limit=${STEP_SECONDS:-90} device=${DEVICE:-cuda}
+export SOURCE_DATE_EPOCH=0  # files hold when they were made
+mkdir -p "$4" && cd "$4" || exit 1
+
+# timed DEVICE ARGUMENTS…: runs a command, its seconds in $seconds, what it says in said-DEVICE.txt.
+timed() {
+  local where=$1 start end
+  shift
+  start=$(date +%s.%N)
+  CUPTI_LABEL="$1 $2 ($where)" timeout "$limit" "$kvcodec" "$@" --device "$where" --quiet >said-"$where".txt 2>&1
+  local status=$?
+  end=$(date +%s.%N)
+  seconds=$(awk "BEGIN { printf \"%.2f\", $end - $start }")
+  [ $status -eq 0 ] && return
+  seconds="failed ($status)"
+  tail -n 3 said-"$where".txt >&2
+  return 1
+}
+# both NAME TOKENS ARGUMENTS…: on the CPU and on the device, to cpu.h5 and device.h5, and a line of the table.
+both() {
+  local name=$1 count=$2 of_cpu same
+  shift 2
+  rm -f cpu.h5 device.h5
+  # Files hold the command that made them, and its product's name.
+  timed cpu "$@" --overwrite -o product.h5 && mv product.h5 cpu.h5
+  of_cpu=$seconds
+  timed "$device" "$@" --overwrite -o product.h5 && mv product.h5 device.h5
+  if cmp -s cpu.h5 device.h5; then same=yes; else same=no; fi
+  printf '| %s | %s | %s | %s | %s | %s |\n' "$name" "$count" "$of_cpu" "$seconds" \
+    "$(awk "BEGIN { s = \"$seconds\" + 0; if (s > 0) printf \"%.0f\", $count / s }")" "$same"
+  grep -v '^$' said-"$device".txt | grep -i 'device\|cpu' | sed 's/^/    /' >&2
+}
+
+printf '| command | tokens | CPU, s | device, s | tokens/s | same bytes |\n| --- | --- | --- | --- | --- | --- |\n'
+both dump-kv "$tokens" dump-kv --model "$model" --text "$text" --chunk 1024 --max-tokens "$tokens"
+[ -s cpu.h5 ] || mv device.h5 cpu.h5
+mv cpu.h5 kv.h5
+[ -s device.h5 ] && "$kvcodec" eval-recon kv.h5 device.h5 --quiet 2>&1 | grep '^all' >&2
+coded=$((few * 1024))
+share=0-$((few - 1))
+
+both 'encode kvcomp' "$tokens" encode kv.h5 --codec kvcomp
+mv device.h5 codes.h5 && both 'decode kvcomp' "$tokens" decode codes.h5
+both 'encode selfindex' "$tokens" encode kv.h5 --codec selfindex
+both 'train-rvq' "$coded" train-rvq kv.h5 --documents $share --epochs 2
+mv device.h5 codebooks.h5 && both 'encode rvq' "$coded" encode kv.h5 --documents $share --codec rvq --book codebooks.h5
+mv device.h5 codes.h5 && both 'decode rvq' "$coded" decode codes.h5 --book codebooks.h5
+both 'train-dict' "$coded" train-dict kv.h5 --documents $share --layer-group 5 --atoms 4096 --sparsity 32 --steps 100 --optimizer adam
+mv device.h5 dictionary.h5 && both 'encode sparse' "$coded" encode kv.h5 --documents $share --codec sparse --book dictionary.h5
+mv device.h5 codes.h5 && both 'decode sparse' "$coded" decode codes.h5 --book dictionary.h5
+timed cpu train-transform kv.h5 --documents $share --overwrite -o transform.h5
+echo "train-transform on the CPU, $coded tokens: $seconds s" >&2
+both 'encode transform' "$tokens" encode kv.h5 --codec transform --book transform.h5 --bits 1
+mv device.h5 codes.h5 && both 'decode transform' "$tokens" decode codes.h5 --book transform.h5
+both 'index, clusters' "$tokens" index kv.h5 --clusters 64
+
+for where in cpu "$device"; do
+  timed "$where" eval-model --model "$model" --text "$text" --chunk 2048 --max-documents 4 --codec none --codec kvcomp --codec selfindex
+  echo "eval-model, 4 documents of 2,048 tokens, 3 settings, $where: $seconds s"
+  cat said-"$where".txt
+done
