@@ -270,6 +270,10 @@ class Reader {
     layer_count_ = static_cast<int>(std::accumulate(counts.begin(), counts.end(), size_t{0}));
     numbers_.resize(counts.size());
     if (counts.size() == 1) {
+      if (!options_.window_layers.empty())
+        throw usage_error(
+            "has one cache, of all {} layers; --window-layers is for states that have a second one",
+            counts[0]);
       numbers_[0].resize(counts[0]);
       std::iota(numbers_[0].begin(), numbers_[0].end(), 0);
       return;

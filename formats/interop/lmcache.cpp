@@ -108,6 +108,8 @@ ForeignCache open_lmcache(const std::vector<std::string>& files, const ImportOpt
                      : options.model    ? static_cast<uint64_t>(options.model->num_layers)
                                         : files.size();
   const uint64_t layers = first.form.layers ? first.array.extent('l') : named;
+  if (first.form.layers && options.layers > 0 && layers != static_cast<uint64_t>(options.layers))
+    throw usage_error("{}: has {} layers; --layer-count is {}", files[0], layers, options.layers);
   if (!first.form.layers && files.size() % layers != 0)
     throw usage_error("{} files are not whole chunks of {} layers, a file each", files.size(), layers);
   if (layers > uint64_t{kMostLayers}) throw bad_input("{}: has {} layers, as no cache has", files[0], layers);
@@ -185,7 +187,7 @@ ExportResult write_lmcache(const CacheSource& source, const ExportJob& job) {
   const uint64_t most = std::min(chunk, tokens);
   if (const uint64_t bytes = bytes_of(largest, most); bytes > INT32_MAX)
     throw usage_error("a chunk of {} tokens takes {} bytes; --page makes smaller ones", most, bytes);
-  make_folder(job, [](const std::string& name) {
+  TargetFolder folder(job, [](const std::string& name) {
     const auto numbers = numbers_in(name);
     return (numbers.size() == 1 && name == chunk_name(numbers[0])) ||
            (numbers.size() == 2 && name == chunk_name(numbers[0], numbers[1]));
@@ -194,9 +196,7 @@ ExportResult write_lmcache(const CacheSource& source, const ExportJob& job) {
   for (uint64_t first = 0, i = 0; first < tokens; first += chunk, ++i) {
     const uint64_t count = std::min(chunk, tokens - first);
     for (size_t file_layer = 0; file_layer < (form.layers ? 1 : layers); ++file_layer) {
-      const std::string path =
-          fmt::format("{}/{}", job.path, form.layers ? chunk_name(i) : chunk_name(i, file_layer));
-      TargetFile file(path, job.overwrite);
+      TargetFile file(folder.place_of(form.layers ? chunk_name(i) : chunk_name(i, file_layer)), false);
       std::vector<Axis> axes = axes_of(form.layout, "layout");
       const uint64_t bytes = bytes_of(axes, count);
       Numbers head;
@@ -215,9 +215,9 @@ ExportResult write_lmcache(const CacheSource& source, const ExportJob& job) {
           if (job.count) job.count(count);
         }
       result.bytes += file.commit();
-      result.files.push_back(path);
     }
   }
+  result.files = folder.commit();
   result.notes.push_back(
       "LMCache finds chunks by their names, which hold hashes of token ids: rename the files to the keys");
   return result;

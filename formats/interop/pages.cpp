@@ -146,15 +146,14 @@ ExportResult write_pages(std::string_view format, const CacheSource& source, con
                                          .dims = as_size(shape.key_dim)},
                                         "--layout");
   const uint64_t tokens = source.documents().length(document);
-  make_folder(job, [](const std::string& name) {
+  TargetFolder folder(job, [](const std::string& name) {
     const auto numbers = numbers_in(name);
     return numbers.size() == 1 && name == page_name(numbers[0]);
   });
   ExportResult result;
   for (uint64_t first = 0, i = 0; first < tokens; first += page, ++i) {
     const uint64_t count = std::min(page, tokens - first);
-    const std::string path = fmt::format("{}/{}", job.path, page_name(i));
-    TargetFile file(path, job.overwrite);
+    TargetFile file(folder.place_of(page_name(i)), false);
     const uint64_t bytes = checked_mul(elements, block_of(cell).bytes);
     const std::byte last{};
     file.write(bytes - 1, {&last, 1});  // what the last page has beyond its tokens is zeros
@@ -169,8 +168,8 @@ ExportResult write_pages(std::string_view format, const CacheSource& source, con
         if (job.count) job.count(count);
       }
     result.bytes += file.commit();
-    result.files.push_back(path);
   }
+  result.files = folder.commit();
   if (tokens % page != 0)
     result.notes.push_back(
         fmt::format("the last page holds {} of {} tokens and zeros behind them", tokens % page, page));

@@ -9,6 +9,8 @@
 #include <filesystem>
 
 #include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "formats/mapped_file.hpp"
@@ -330,31 +332,85 @@ uint64_t TargetFile::commit() {
   return end_;
 }
 
-void make_folder(const ExportJob& job, const std::function<bool(const std::string& name)>& own) {
-  namespace fs = std::filesystem;
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kStaging = ".kvcodec-export.";
+
+/// Whether it is the hidden folder of some export; if that run is gone, it is removed.
+bool is_staging(const fs::path& path) {
+  if (!path.filename().string().starts_with(kStaging)) return false;
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (descriptor < 0) return false;
+  std::error_code error;
+  if (::flock(descriptor, LOCK_EX | LOCK_NB) == 0) fs::remove_all(path, error);
+  ::close(descriptor);
+  return true;
+}
+
+}  // namespace
+
+TargetFolder::TargetFolder(const ExportJob& job, const std::function<bool(const std::string& name)>& own)
+    : folder_(job.path) {
   const std::string& path = job.path;
   if (path == "-") throw usage_error("this format is a folder of files; name it with -o");
   std::error_code error;
-  if (!fs::exists(path, error)) {
-    if (!fs::create_directories(path, error)) throw failed("{}: cannot be made: {}", path, error.message());
-    return;
-  }
-  if (!fs::is_directory(path, error))
+  if (fs::exists(folder_, error) && !fs::is_directory(folder_, error))
     throw usage_error("{}: is a file; this format is a folder of files", path);
-  if (!job.overwrite && !fs::is_empty(path, error))
-    throw usage_error("{}: is not empty; --overwrite replaces what an earlier export wrote there", path);
-  std::vector<fs::path> earlier;
-  for (fs::directory_iterator entry(path, error), end; !error && entry != end; entry.increment(error))
-    if (own(entry->path().filename().string())) earlier.push_back(entry->path());
+  made_ = fs::create_directories(folder_, error);
+  if (error) throw failed("{}: cannot be made: {}", path, error.message());
+  bool empty = true;
+  for (fs::directory_iterator entry(folder_, error), end; !error && entry != end; entry.increment(error)) {
+    if (is_staging(entry->path())) continue;
+    empty = false;
+    if (own(entry->path().filename().string())) earlier_.push_back(entry->path());
+  }
   if (error) throw failed("{}: cannot be read: {}", path, error.message());
-  for (const fs::path& file : earlier)
+  if (!job.overwrite && !empty)
+    throw usage_error("{}: is not empty; --overwrite replaces what an earlier export wrote there", path);
+  for (const fs::path& file : earlier_)
     for (const std::string& kept : job.keep)
       if (fs::equivalent(file, kept, error))
         throw usage_error(
             "{}: this command reads it, and writing there would lose it; name another output, or add --force",
             file.string());
-  for (const fs::path& file : earlier)
-    if (!fs::remove(file, error)) throw failed("{}: cannot be removed: {}", file.string(), error.message());
+  std::string pattern = (folder_ / fmt::format("{}XXXXXX", kStaging)).string();
+  if (::mkdtemp(pattern.data()) == nullptr)
+    throw failed("{}: cannot be written: {}", path, std::strerror(errno));
+  staging_ = pattern;
+  ::chmod(staging_.c_str(), 0755);
+  lock_ = ::open(staging_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (lock_ >= 0) ::flock(lock_, LOCK_EX);
+}
+
+TargetFolder::~TargetFolder() {
+  std::error_code error;
+  fs::remove_all(staging_, error);
+  if (lock_ >= 0) ::close(lock_);
+  if (made_) fs::remove(folder_, error);  // succeeds if nothing came into it
+}
+
+std::string TargetFolder::place_of(const std::string& name) {
+  names_.push_back(name);
+  return (staging_ / name).string();
+}
+
+std::vector<std::string> TargetFolder::commit() {
+  std::vector<std::string> files;
+  std::error_code error;
+  for (const std::string& name : names_) {
+    const fs::path file = folder_ / name;
+    fs::rename(staging_ / name, file, error);
+    if (error) throw failed("{}: cannot be written: {}", file.string(), error.message());
+    files.push_back(file.string());
+    std::erase(earlier_, file);
+  }
+  for (const fs::path& file : earlier_)
+    if (!fs::remove(file, error) && error)
+      throw failed("{}: cannot be removed: {}", file.string(), error.message());
+  made_ = false;
+  return files;
 }
 
 std::vector<uint64_t> numbers_in(std::string_view name) {

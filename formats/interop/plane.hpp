@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <filesystem>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -109,10 +111,31 @@ class TargetFile {
   std::vector<std::byte> buffer_;
 };
 
-/// Makes the folder of a job's product. One that is there must be empty or to be overwritten; then the files that an
-/// earlier product left there are removed, so that none of them is taken for a part of this one. own: whether a file of
-/// that name is such. Throws Error(usage) if one of them must stay (ExportJob::keep), before any is removed.
-void make_folder(const ExportJob& job, const std::function<bool(const std::string& name)>& own);
+/// A product that is a folder of files, in the making. The files grow in a hidden folder inside; commit() moves them to
+/// their places and removes those that an earlier product left there, so that none of them is taken for a part of this
+/// one. Without commit() what was there stays as it was.
+///
+/// A folder that is there must be empty or to be overwritten. own: whether a file of that name is a product's. Throws
+/// Error(usage) if one of them must stay (ExportJob::keep). What a killed run left behind, the next run removes.
+class TargetFolder {
+ public:
+  TargetFolder(const ExportJob& job, const std::function<bool(const std::string& name)>& own);
+  ~TargetFolder();
+  TargetFolder(const TargetFolder&) = delete;
+  TargetFolder& operator=(const TargetFolder&) = delete;
+
+  /// Where the file of that name is to be written, as a TargetFile.
+  std::string place_of(const std::string& name);
+  /// Makes it the product. Returns its files, in the order in which they were asked for.
+  std::vector<std::string> commit();
+
+ private:
+  std::filesystem::path folder_, staging_;
+  int lock_ = -1;      // of the hidden folder, while it is in use
+  bool made_ = false;  // whether the folder was not there before
+  std::vector<std::filesystem::path> earlier_;
+  std::vector<std::string> names_;
+};
 
 /// The runs of digits in a name; empty if one of them is no number of 64 bits.
 std::vector<uint64_t> numbers_in(std::string_view name);

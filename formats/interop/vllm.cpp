@@ -124,7 +124,7 @@ ExportResult write_vllm(const CacheSource& source, const ExportJob& job) {
       throw usage_error("{}: layer {} keeps its last tokens only, or has keys and values of other dimensions",
                         source.name(), layer);
   }
-  make_folder(job, [](const std::string& name) {
+  TargetFolder folder(job, [](const std::string& name) {
     const auto numbers = numbers_in(name);
     return numbers.size() == 1 && name == layer_file(numbers[0]);
   });
@@ -137,8 +137,7 @@ ExportResult write_vllm(const CacheSource& source, const ExportJob& job) {
     TensorPlan plan;
     plan.add(kTensor, dtype_of_cell(cell, "--type"), extents,
              checked_mul(checked_product(extents), block_of(cell).bytes));
-    const std::string path = fmt::format("{}/{}", job.path, layer_file(as_size(layer)));
-    TargetFile file(path, job.overwrite);
+    TargetFile file(folder.place_of(layer_file(as_size(layer))), false);
     plan.write_header(file);
     const Axis axes[] = {{'s', 2}, {'t', tokens}, {'d', row}};
     for (const Side side : kSides) {
@@ -152,8 +151,8 @@ ExportResult write_vllm(const CacheSource& source, const ExportJob& job) {
       });
     }
     result.bytes += file.commit();
-    result.files.push_back(path);
   }
+  result.files = folder.commit();
   if (tokens < all)
     result.notes.push_back(
         fmt::format("the last {} tokens do not fill a block of {} and are left out", all - tokens, block));

@@ -18,6 +18,8 @@ head -c 1500 $golden/llama-f16.bin >cut.bin && refused import cut.bin --heads 1 
 head -c 900 $golden/mlx0.31-plain.safetensors >cut.safetensors && refused import cut.safetensors --from mlx -o x.h5
 sed 's/KVCache/XXCache/g' $golden/mlx0.31-plain.safetensors >other.safetensors && refused import other.safetensors -o x.h5
 refused import $golden/lmcache1-0.data -o x.h5
+refused import $golden/lmcache1-0.data --heads 2 --layer-count 3 -o x.h5
+refused import $golden/llama-f16.bin --heads 1 --window-layers 0 -o x.h5
 refused import $golden/sglang-page-first-0.bin --from sglang -o x.h5
 refused import $golden/sglang-page-first-0.bin --from sglang --heads 2 --head-dim 7 --layer-count 2 -o x.h5
 refused import $golden/sglang-page-first-0.bin --from sglang --layout slthdx --heads 2 --head-dim 8 --layer-count 2 -o x.h5
@@ -36,3 +38,13 @@ refused export data/dict.h5 --to numpy -o x
 refused export data/sparse.h5 --to numpy --documents a -o x
 refused export data/kv.h5 --to numpy --documents a --book data/dict.h5 -o x
 ls x x.h5 2>/dev/null || echo "nothing was written"
+# A folder of files is replaced when the new one is whole: what fails on its way leaves the earlier one, and nothing of itself.
+kvcodec export data/kv.h5 --to lmcache --documents a --page 150 -o chunks >/dev/null
+touch chunks/mine && cp -r chunks before
+refused export data/kv.h5 --to lmcache --documents a --page 75 -o chunks
+(ulimit -f 1 && kvcodec export data/kv.h5 --to lmcache --documents a --page 100 --overwrite -o chunks 2>&1 | sed 's/export\.[A-Za-z0-9]*/export.NAME/')
+(ulimit -f 1 && kvcodec export data/kv.h5 --to lmcache --documents a --page 100 -o other 2>&1 | sed 's/export\.[A-Za-z0-9]*/export.NAME/')
+diff -r before chunks && [ ! -e other ] && echo "as before"
+mkdir chunks/.kvcodec-export.gone && touch chunks/.kvcodec-export.gone/000000.data
+kvcodec export data/kv.h5 --to lmcache --documents a --page 300 --overwrite -o chunks >/dev/null
+ls -A chunks
