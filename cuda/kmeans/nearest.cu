@@ -17,6 +17,10 @@ constexpr int kRoughTop = 10;
 /// dimensions.
 constexpr float kSlack = 1.01f;
 
+constexpr float kLowest = -0x1.fffffep127f;
+
+constexpr unsigned kPlaceMask = kPeakTile - 1;  ///< the last bits of a peak's best score: its entry's place
+
 /// A warp per row.
 __global__ void __launch_bounds__(kRowWarps* kWarp) make_rough(RoughRows rows) {
   const unsigned row = blockIdx.x * kRowWarps + threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
@@ -72,122 +76,178 @@ __global__ void __launch_bounds__(256) find_largest(RoughRows rows, const float*
 // Rough products -----------------------------------------------------------------------------------
 
 constexpr unsigned kPeakThreads = 256;  ///< 8 warps, two by four: each 64 rows by 32 entries
-constexpr unsigned kPeakStages = 3;
+constexpr unsigned kPeakStages = 2;
 /// Elements of a row of a tile in shared memory: 16 bytes more than kRoughStep, so that the 8 rows of a
 /// matrix load lie in different banks.
 constexpr unsigned kPeakRow = kRoughStep + 8;
-constexpr size_t kPeakStageElements = 2 * kPeakTile * kPeakRow;
-constexpr size_t kPeakSharedBytes = kPeakStages * kPeakStageElements * sizeof(uint16_t);
-static_assert(kPeakTile * 4 * sizeof(Peak) <= kPeakSharedBytes);
+constexpr size_t kPeakStageElements = size_t{kPeakTile} * kPeakRow;  ///< of rows, or of entries
+/// Rows up to which a block keeps its own in shared memory: two blocks fit a multiprocessor.
+constexpr unsigned kPeakResident = 256;
+/// Blocks that a device is to get: some for each multiprocessor, one after the other. With more of them, or
+/// less than kPeakTiles tiles for each, rows would be loaded more often.
+constexpr unsigned kPeakBlocks = 2048, kPeakTiles = 4;
 
-/// The better of two peaks of one row, with the second best of both; of equal ones the lower id.
-__device__ __forceinline__ Peak join(const Peak& a, const Peak& b) {
-  const bool first = a.best > b.best || (a.best == b.best && a.id <= b.id);
-  const Peak& win = first ? a : b;
-  const Peak& lose = first ? b : a;
-  return {win.best, fmaxf(win.second, lose.best), win.id};
+/// Dynamic shared memory: the rows, all of them or a stage's part; stages of entries, with their factors and
+/// biases; of each row its factor and a peak of each of four warps.
+constexpr size_t peak_shared_bytes(bool resident, size_t padded) {
+  const size_t rows = resident ? kPeakTile * (padded + 8) : kPeakStages * kPeakStageElements;
+  return (rows + kPeakStages * kPeakStageElements) * sizeof(uint16_t) +
+         (kPeakStages * 2 + 1) * kPeakTile * sizeof(float) + 4 * kPeakTile * sizeof(Peak);
 }
 
-/// Copies kPeakTile rows of kRoughStep elements from column k on; rows that are not there become zeros.
-__device__ __forceinline__ void load_tile(uint16_t* shared, const RoughRows& rows, unsigned first,
-                                          unsigned k) {
+/// The two highest of two pairs.
+__device__ __forceinline__ Peak join(const Peak& a, const Peak& b) {
+  return {fmaxf(a.best, b.best), fmaxf(fminf(a.best, b.best), fmaxf(a.second, b.second))};
+}
+
+/// Copies kRoughStep elements from column k on of kPeakTile rows, `length` apart in shared memory; rows that
+/// are not there become zeros.
+__device__ __forceinline__ void load_tile(uint16_t* shared, unsigned length, const RoughRows& rows,
+                                          unsigned first, unsigned k) {
   constexpr unsigned kChunks = kRoughStep / 8;  // of 16 bytes
 #pragma unroll
   for (unsigned i = threadIdx.x; i < kPeakTile * kChunks; i += kPeakThreads) {
     const unsigned row = i / kChunks, chunk = i % kChunks;
     const bool real = first + row < rows.count;
-    copy_async16(shared + row * kPeakRow + chunk * 8,
+    copy_async16(shared + row * length + chunk * 8,
                  rows.rough + size_t{real ? first + row : 0} * rows.padded + k + chunk * 8, real ? 16 : 0);
   }
 }
 
+/// Copies values [first, first + kPeakTile), as far as there are so many, by a warp.
+__device__ __forceinline__ void load_values(float* shared, const float* values, unsigned first,
+                                            unsigned count) {
+  const unsigned i = threadIdx.x % kWarp * 4, left = first + i < count ? count - first - i : 0;
+  copy_async16(shared + i, values + (left > 0 ? first + i : 0), left < 4 ? left * 4 : 16);
+}
+
+/// A block has 128 rows and goes through a range of tiles of entries. With kResident the rows stay in shared
+/// memory and entries alone are streamed, which halves what comes from the second-level cache (17 GB for
+/// 65536 x 65536 x 128, as long as the products themselves).
+///
+/// What follows a tile's products is as many instructions as they are, or more: of 2435 of a warp and tile
+/// 2000 were, when the id of a peak was carried along with its scores and peaks were joined by branches. So
+/// the id takes the place of the last bits of the score, and a maximum is all there is to it. score_mask is
+/// ~kPlaceMask; a constant and another one would be two instructions.
+template <bool kResident>
 __global__ void __launch_bounds__(kPeakThreads, 2)
-    product_peaks(RoughRows rows, RoughRows entries, const float* bias, Peak* peaks) {
-  auto* shared = dynamic_shared<uint16_t>();
-  const unsigned first_entry = blockIdx.x * kPeakTile, first_row = blockIdx.y * kPeakTile;
+    product_peaks(RoughRows rows, RoughRows entries, const float* bias, uint32_t score_mask, Peak* peaks) {
+  auto* of_rows = dynamic_shared<uint16_t>();
+  const unsigned row_length = kResident ? rows.padded + 8 : kPeakRow;
+  uint16_t* of_entries = of_rows + (kResident ? kPeakTile * row_length : kPeakStages * kPeakStageElements);
+  auto* factors = reinterpret_cast<float*>(of_entries + kPeakStages * kPeakStageElements);  // [stage]
+  float* biases = factors + kPeakStages * kPeakTile;                                        // [stage]
+  float* row_factors = biases + kPeakStages * kPeakTile;
+  auto* own_peaks = reinterpret_cast<Peak*>(row_factors + kPeakTile);  // [row][warp % 4]
+  const unsigned first_row = blockIdx.y * kPeakTile;
   const unsigned warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const unsigned warp_row = warp / 4 * 64, warp_entry = warp % 4 * 32;
-  const unsigned steps = rows.padded / kRoughStep;
+  const unsigned tiles = (entries.count + kPeakTile - 1) / kPeakTile, steps = rows.padded / kRoughStep;
+  const auto first_tile = static_cast<unsigned>(uint64_t{tiles} * blockIdx.x / gridDim.x);
+  const auto end_tile = static_cast<unsigned>(uint64_t{tiles} * (blockIdx.x + 1) / gridDim.x);
 
-  const auto load = [&](unsigned step) {
-    if (step < steps) {
-      uint16_t* stage = shared + step % kPeakStages * kPeakStageElements;
-      load_tile(stage, rows, first_row, step * kRoughStep);
-      load_tile(stage + kPeakTile * kPeakRow, entries, first_entry, step * kRoughStep);
+  // Steps go on from one tile to the next, so that its first is under way while the last tile is summed up.
+  unsigned to_load = first_tile, load_step = 0, load_stage = 0;
+  const auto load = [&] {
+    if (to_load < end_tile) {
+      if constexpr (!kResident)
+        load_tile(of_rows + load_stage * kPeakStageElements, row_length, rows, first_row,
+                  load_step * kRoughStep);
+      load_tile(of_entries + load_stage * kPeakStageElements, kPeakRow, entries, to_load * kPeakTile,
+                load_step * kRoughStep);
+      if (++load_step == steps) {  // the stage behind which a tile is summed up
+        if (warp == 0)
+          load_values(factors + load_stage * kPeakTile, entries.factors, to_load * kPeakTile, entries.count);
+        if (warp == 1 && bias)
+          load_values(biases + load_stage * kPeakTile, bias, to_load * kPeakTile, entries.count);
+        load_step = 0, ++to_load;
+      }
+      load_stage = (load_stage + 1) % kPeakStages;
     }
     copy_async_commit();  // an empty group too, so that their number tells which step has arrived
   };
-  for (unsigned step = 0; step < kPeakStages - 1; ++step) load(step);
+  if (threadIdx.x < kPeakTile)
+    row_factors[threadIdx.x] =
+        first_row + threadIdx.x < rows.count ? rows.factors[first_row + threadIdx.x] : 0;
+  if constexpr (kResident)
+    for (unsigned k = 0; k < rows.padded; k += kRoughStep)
+      load_tile(of_rows + k, row_length, rows, first_row, k);
+  for (unsigned step = 0; step < kPeakStages - 1; ++step) load();
 
-  float sums[4][4][4] = {};  // [16 rows][8 entries]
-  for (unsigned step = 0; step < steps; ++step) {
-    copy_async_wait<kPeakStages - 2>();
-    __syncthreads();  // the step is there for all, and the stage of the step before is free
-    load(step + kPeakStages - 1);
-    const uint16_t* of_rows = shared + step % kPeakStages * kPeakStageElements;
-    const uint16_t* of_entries = of_rows + kPeakTile * kPeakRow;
+  unsigned stage = 0;
+  for (unsigned tile = first_tile; tile < end_tile; ++tile) {
+    float sums[4][4][4] = {};  // [16 rows][8 entries]
+    for (unsigned step = 0; step < steps; ++step) {
+      copy_async_wait<kPeakStages - 2>();
+      __syncthreads();  // the step is there for all, and the stage of the step before is free
+      load();
+      const uint16_t* a_tile = of_rows + (kResident ? step * kRoughStep : stage * kPeakStageElements);
+      const uint16_t* b_tile = of_entries + stage * kPeakStageElements;
+      stage = (stage + 1) % kPeakStages;
 #pragma unroll
-    for (unsigned k = 0; k < kRoughStep; k += 16) {
-      uint32_t a[4][4], b[2][4];
+      for (unsigned k = 0; k < kRoughStep; k += 16) {
+        uint32_t a[4][4], b[2][4];
 #pragma unroll
-      for (unsigned m = 0; m < 4; ++m)
-        load_matrices(a[m], of_rows + (warp_row + m * 16 + lane % 16) * kPeakRow + k + lane / 16 * 8);
+        for (unsigned m = 0; m < 4; ++m)
+          load_matrices(a[m], a_tile + (warp_row + m * 16 + lane % 16) * row_length + k + lane / 16 * 8);
 #pragma unroll
-      for (unsigned n = 0; n < 2; ++n)
-        load_matrices(b[n], of_entries + (warp_entry + n * 16 + lane / 16 * 8 + lane % 8) * kPeakRow + k +
-                                lane / 8 % 2 * 8);
+        for (unsigned n = 0; n < 2; ++n)
+          load_matrices(b[n], b_tile + (warp_entry + n * 16 + lane / 16 * 8 + lane % 8) * kPeakRow + k +
+                                  lane / 8 % 2 * 8);
 #pragma unroll
-      for (unsigned m = 0; m < 4; ++m)
+        for (unsigned m = 0; m < 4; ++m)
+#pragma unroll
+          for (unsigned n = 0; n < 4; ++n)
+            multiply_f16(sums[m][n], a[m], b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
+      }
+    }
+
+    const unsigned lane_entry = warp_entry + lane % 4 * 2;  // n * 8 + c are bits that it has not
+    const unsigned last_stage = (stage + kPeakStages - 1) % kPeakStages;
+    const float* tile_factors = factors + last_stage * kPeakTile;
+    const float* tile_biases = biases + last_stage * kPeakTile;
+    float entry_factor[4][2], entry_bias[4][2];
+#pragma unroll
+    for (unsigned n = 0; n < 4; ++n)
+#pragma unroll
+      for (unsigned c = 0; c < 2; ++c) {
+        const unsigned place = lane_entry + n * 8 + c;
+        entry_factor[n][c] = tile_factors[place];
+        // What is not there is below all that is.
+        entry_bias[n][c] = tile * kPeakTile + place >= entries.count ? kLowest
+                           : bias                                    ? tile_biases[place]
+                                                                     : 0;
+      }
+#pragma unroll
+    for (unsigned m = 0; m < 4; ++m)
+#pragma unroll
+      for (unsigned half = 0; half < 2; ++half) {
+        const unsigned row = warp_row + m * 16 + half * 8 + lane / 4;
+        const float factor = row_factors[row];
+        Peak peak{-INFINITY, -INFINITY};
 #pragma unroll
         for (unsigned n = 0; n < 4; ++n)
-          multiply_f16(sums[m][n], a[m], b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
-    }
-  }
-  copy_async_wait<0>();
-  __syncthreads();  // shared memory is used anew
-
-  float entry_factor[4][2], entry_bias[4][2];
-  bool real[4][2];
 #pragma unroll
-  for (unsigned n = 0; n < 4; ++n)
+          for (unsigned c = 0; c < 2; ++c) {
+            const float score = fmaf(sums[m][n][half * 2 + c] * factor, entry_factor[n][c], entry_bias[n][c]);
+            const float key = float_of((bits_of(score) & score_mask) | (n * 8 + c));
+            peak.second = fmaxf(peak.second, fminf(peak.best, key));
+            peak.best = fmaxf(peak.best, key);
+          }
+        peak.best = float_of(bits_of(peak.best) | lane_entry);
 #pragma unroll
-    for (unsigned c = 0; c < 2; ++c) {
-      const unsigned entry = first_entry + warp_entry + n * 8 + lane % 4 * 2 + c;
-      real[n][c] = entry < entries.count;
-      entry_factor[n][c] = real[n][c] ? entries.factors[entry] : 0;
-      entry_bias[n][c] = real[n][c] && bias ? bias[entry] : 0;
-    }
-  auto* own_peaks = reinterpret_cast<Peak*>(shared);  // [row][warp % 4]
-#pragma unroll
-  for (unsigned m = 0; m < 4; ++m)
-#pragma unroll
-    for (unsigned half = 0; half < 2; ++half) {
-      const unsigned row = warp_row + m * 16 + half * 8 + lane / 4;
-      const float factor = first_row + row < rows.count ? rows.factors[first_row + row] : 0;
-      Peak peak{-INFINITY, -INFINITY, 0xffffffffu};
-#pragma unroll
-      for (unsigned n = 0; n < 4; ++n)
-#pragma unroll
-        for (unsigned c = 0; c < 2; ++c) {
-          const float score = sums[m][n][half * 2 + c] * factor * entry_factor[n][c] + entry_bias[n][c];
-          const unsigned entry = first_entry + warp_entry + n * 8 + lane % 4 * 2 + c;
-          if (real[n][c]) peak = join(peak, {score, -INFINITY, entry});
-        }
-#pragma unroll
-      for (unsigned step = 1; step < 4; step *= 2) {
-        Peak other;
-        other.best = __shfl_xor_sync(kAllLanes, peak.best, step);
-        other.second = __shfl_xor_sync(kAllLanes, peak.second, step);
-        other.id = __shfl_xor_sync(kAllLanes, peak.id, step);
-        peak = join(peak, other);
+        for (unsigned step = 1; step < 4; step *= 2)
+          peak = join(peak, {__shfl_xor_sync(kAllLanes, peak.best, step),
+                             __shfl_xor_sync(kAllLanes, peak.second, step)});
+        if (lane % 4 == 0) own_peaks[row * 4 + warp % 4] = peak;
       }
-      if (lane % 4 == 0) own_peaks[row * 4 + warp % 4] = peak;
+    __syncthreads();
+    if (threadIdx.x < kPeakTile && first_row + threadIdx.x < rows.count) {
+      const Peak* four = own_peaks + threadIdx.x * 4;
+      peaks[size_t{first_row + threadIdx.x} * tiles + tile] =
+          join(join(four[0], four[1]), join(four[2], four[3]));
     }
-  __syncthreads();
-  if (threadIdx.x < kPeakTile && first_row + threadIdx.x < rows.count) {
-    const Peak* four = own_peaks + threadIdx.x * 4;
-    peaks[size_t{first_row + threadIdx.x} * gridDim.x + blockIdx.x] =
-        join(join(four[0], four[1]), join(four[2], four[3]));
+    // The next tile writes own_peaks behind the barriers of its steps.
   }
 }
 
@@ -219,13 +279,15 @@ __global__ void __launch_bounds__(kRowWarps* kWarp)
 
   const float norm = rows.norms[row], error = rows.errors[row];
   // Roundings of sums of d products, in either order and with the hardware's truncation, are below (d + 8)
-  // 2^-22 of the product of the norms; adding the bias rounds once more on either side.
+  // 2^-22 of the product of the norms; adding the bias rounds once more on either side. With an entry's place
+  // in its last 7 bits a score is off by 2^-16 of itself, and what may be the best is nearly as `most` is.
+  const float reach = (norm + error) * (largest[0] + largest[1]) + largest[2];
   const float bound =
       kSlack * (error * largest[0] + (norm + error) * largest[1] +
-                (static_cast<float>(rows.d) + 8) * 0x1p-22f * (norm + error) * (largest[0] + largest[1]) +
-                0x1p-22f * (fabsf(most) + largest[2]));
-  // A row beyond floats has no bound: then all is scored.
-  const float least = bound < INFINITY ? most - 2 * bound : -INFINITY;
+                (static_cast<float>(rows.d) + 8) * 0x1p-22f * reach + 0x1p-15f * fabsf(most) + 1e-37f);
+  // A row whose rough scores may be beyond floats has no bound: then all is scored. (Up to 2^100 the factor
+  // of the entry may come behind that of the row.)
+  const float least = norm < 0x1p100f && reach < INFINITY && bound < INFINITY ? most - 2 * bound : -INFINITY;
 
   const float* exact = rows.exact + size_t{row} * rows.d;
   float best = -INFINITY;
@@ -245,7 +307,7 @@ __global__ void __launch_bounds__(kRowWarps* kWarp)
       if (with_many >> (tile - from) & 1) {
         for (unsigned i = 0; i < kPeakTile; i += 2) look(tile * kPeakTile + i + lane / 16);
       } else {
-        look(lane < 16 ? peaks[tile].id : entries.count);
+        look(lane < 16 ? tile * kPeakTile + (bits_of(peaks[tile].best) & kPlaceMask) : entries.count);
       }
     }
   }
@@ -292,8 +354,12 @@ Status run_largest(const RoughRows& rows, const float* bias, float* largest, Str
 
 Status run_peaks(const RoughRows& rows, const RoughRows& entries, const float* bias, Peak* peaks,
                  StreamHandle stream) {
-  return launch(product_peaks, dim3(divide_up(entries.count, kPeakTile), divide_up(rows.count, kPeakTile)),
-                kPeakThreads, kPeakSharedBytes, stream, rows, entries, bias, peaks);
+  const unsigned tiles = divide_up(entries.count, kPeakTile), row_tiles = divide_up(rows.count, kPeakTile);
+  unsigned ranges = row_tiles < kPeakBlocks ? kPeakBlocks / (row_tiles ? row_tiles : 1) : 1;
+  if (ranges > divide_up(tiles, kPeakTiles)) ranges = divide_up(tiles, kPeakTiles);
+  const bool resident = rows.padded <= kPeakResident;
+  return launch(resident ? product_peaks<true> : product_peaks<false>, dim3(ranges, row_tiles), kPeakThreads,
+                peak_shared_bytes(resident, rows.padded), stream, rows, entries, bias, ~kPlaceMask, peaks);
 }
 
 Status run_settle(const RoughRows& rows, const RoughRows& entries, const float* bias, const float* largest,

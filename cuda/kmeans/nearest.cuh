@@ -9,7 +9,7 @@
 namespace kvcodec::cuda {
 
 inline constexpr unsigned kPeakTile = 128;  ///< rows, and entries, of one tile of products
-inline constexpr unsigned kRoughStep = 32;  ///< rough rows are padded to a multiple of so many elements
+inline constexpr unsigned kRoughStep = 64;  ///< rough rows are padded to a multiple of so many elements
 
 /// The rough form of rows: rough[i * padded + j] = f16(row[j] / factors[i]), zeros behind d, factors powers
 /// of two; norms[i] >= |row|, and errors[i] >= |row - what rough and factor say|.
@@ -28,10 +28,10 @@ struct RoughRows {
 [[nodiscard]] Status run_largest(const RoughRows& rows, const float* bias, float* largest,
                                  StreamHandle stream);
 
-/// Of one row and one tile of entries, by rough scores.
-struct Peak {
+/// The two highest rough scores of one row and one tile of entries. The last 7 bits of best are the place of
+/// its entry in the tile, those of second are anything.
+struct alignas(8) Peak {
   float best, second;
-  uint32_t id;
 };
 /// peaks[row * tiles + t] for all tiles of kPeakTile entries. bias may be nullptr.
 [[nodiscard]] Status run_peaks(const RoughRows& rows, const RoughRows& entries, const float* bias,

@@ -6,6 +6,7 @@
 
 #include "cuda/engine_parts.hpp"
 #include "cuda/kmeans/kmeans.hpp"
+#include "cuda/kmeans/nearest.cuh"
 #include "cuda/kmeans/nearest.hpp"
 #include "cuda/runtime/runtime.hpp"
 #include "cuda/rvq/rvq.cuh"
@@ -26,11 +27,16 @@ std::vector<T> packed(MatrixView<const T> matrix) {
   return values;
 }
 
+/// Of a DeviceMatrix: values in 32 and, padded, in 16 bits; a factor and norms, and a little more.
+uint64_t bytes_per_row(size_t cols) {
+  return uint64_t{cols} * sizeof(float) + round_up(cols, kRoughStep) * sizeof(uint16_t) + 16;
+}
+
 class TrainEngine final : public RvqTrainEngine {
  public:
   bool take(MatrixView<const float> rows) override {
     rows_.reset();  // first: both may not fit
-    const uint64_t bytes = checked_mul(rows.rows(), rows.cols() * kBytesPerValue + kBytesPerRow);
+    const uint64_t bytes = checked_mul(rows.rows(), bytes_per_row(rows.cols()));
     return bytes <= free_bytes() / 2 && fits_memory([&] { rows_.emplace(rows); });
   }
 
@@ -69,8 +75,6 @@ class TrainEngine final : public RvqTrainEngine {
 
  private:
   static constexpr size_t kWidest = 256;  ///< of a ResidualQuantizer
-  /// Of a DeviceMatrix: values in 32 and 16 bits; the norms of a row and its padding.
-  static constexpr uint64_t kBytesPerValue = 6, kBytesPerRow = 64;
 
   static void sum_outer(MatrixView<const double> rows, std::span<const double> weights,
                         MatrixView<const double> others, MatrixView<double> a) {
@@ -107,7 +111,7 @@ class Training final : public RvqTrainEngine {
 
   /// Copies the rows there, in floats and in halves.
   bool take(MatrixView<const float> rows) override {
-    const uint64_t bytes = uint64_t{rows.rows()} * (rows.cols() * 4 + round_up(rows.cols(), 32) * 2 + 32);
+    const uint64_t bytes = rows.rows() * bytes_per_row(rows.cols());
     if (bytes > device_.room()) {
       device_.fall_back(fmt::format("rvq: training on {} vectors, which do not fit its memory", rows.rows()));
       return false;

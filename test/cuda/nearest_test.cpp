@@ -34,7 +34,7 @@ TEST_CASE("device: nearest entries are lib's") {
     size_t rows, entries, dims;
   };
   for (const auto [n, k, d] : {Shape{1, 1, 1}, Shape{5, 7, 3}, Shape{130, 129, 32}, Shape{40, 260, 100},
-                               Shape{129, 16, 4}, Shape{20, 4300, 16}}) {
+                               Shape{129, 16, 4}, Shape{20, 4300, 16}, Shape{5, 700, 300}}) {
     CAPTURE(n);
     CAPTURE(k);
     CAPTURE(d);
