@@ -3,8 +3,8 @@
 // Search. A block of threads takes its rows through all stages. Rough scores of a row with all entries come
 // from the matrix units, of f16 roundings of both; with the bound of lib/linalg/nearest.hpp on what that
 // costs, only entries whose rough score comes near the best one can be the nearest. A first pass over the
-// entries finds the best rough score of each row, a second one scores exactly what comes near it (mostly one
-// or two entries), so the ids are those of lib/. Then the entry is subtracted, and the next stage begins.
+// entries finds the best rough score of each row, a second one lists what comes near it (mostly one or two
+// entries), which is then scored exactly, so the ids are those of lib/. Then the entry is subtracted, and the next stage begins.
 #include "cuda/runtime/kernel.cuh"
 #include "cuda/rvq/rvq.cuh"
 #include "lib/linalg/ordered_key.hpp"
@@ -12,7 +12,7 @@
 namespace kvcodec::cuda {
 
 /// Rows of a block of threads: 16 for each of its warps.
-constexpr unsigned kRvqWarps = 4, kRvqWarpRows = 16, kRvqRows = kRvqWarps * kRvqWarpRows;
+constexpr unsigned kRvqWarps = 8, kRvqWarpRows = 16, kRvqRows = kRvqWarps * kRvqWarpRows;
 /// Halves behind a row in shared memory: eight rows, which are read together, lie in different banks.
 constexpr unsigned kRvqSkew = 8;
 
@@ -68,62 +68,159 @@ __device__ __forceinline__ float scale_of(float magnitude) {
   return float_of((254 - (exponent < 253 ? exponent : 253)) << 23);
 }
 
-/// The score of lib/linalg/nearest.hpp, the same in all lanes: element i in lane i mod 16, lanes added as a
-/// tree.
+/// The score of lib/linalg/nearest.hpp of each half of the warp, whose lanes all get it: element i in lane i mod
+/// 16, lanes added as a tree. All loads are under way at once; zeros behind the row add nothing.
+template <unsigned kSteps>
 __device__ __forceinline__ float exact_score(const float* row, const float* entry, unsigned padded,
                                              float bias) {
-  float sum = 0;
-  for (unsigned j = threadIdx.x % 16; j < padded; j += 16) sum += row[j] * entry[j];
+  float values[kSteps], others[kSteps], sum = 0;
+#pragma unroll
+  for (unsigned step = 0; step < kSteps; ++step) {
+    const unsigned j = step * 16 + threadIdx.x % 16;
+    values[step] = j < padded ? row[j] : 0, others[step] = j < padded ? entry[j] : 0;
+  }
+#pragma unroll
+  for (unsigned step = 0; step < kSteps; ++step) sum += values[step] * others[step];
+#pragma unroll
   for (int step = 8; step > 0; step /= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
   return sum + bias;
 }
 
-/// Writes the halves of a row (zeros for none) and gives what its rough scores are to be multiplied by, twice
-/// the most that these are off, and their magnitude at most.
+/// A row in the lanes of a warp, four neighbouring elements in each.
+template <unsigned kSteps>
+struct RowValues {
+  static constexpr unsigned kQuads = (kSteps * 4 + kWarp - 1) / kWarp;
+  float4 quads[kQuads];
+
+  static __device__ __forceinline__ unsigned first(unsigned quad) {
+    return (quad * kWarp + threadIdx.x % kWarp) * 4;
+  }
+  /// Zeros for no row.
+  __device__ __forceinline__ void load(const float* row, unsigned padded) {
+#pragma unroll
+    for (unsigned i = 0; i < kQuads; ++i)
+      quads[i] = row && first(i) < padded ? *reinterpret_cast<const float4*>(row + first(i))
+                                          : make_float4(0, 0, 0, 0);
+  }
+  __device__ __forceinline__ void subtract(const RowValues& other) {
+#pragma unroll
+    for (unsigned i = 0; i < kQuads; ++i)
+      quads[i] = make_float4(quads[i].x - other.quads[i].x, quads[i].y - other.quads[i].y,
+                             quads[i].z - other.quads[i].z, quads[i].w - other.quads[i].w);
+  }
+  __device__ __forceinline__ void store(float* row, unsigned padded) const {
+#pragma unroll
+    for (unsigned i = 0; i < kQuads; ++i)
+      if (row && first(i) < padded) *reinterpret_cast<float4*>(row + first(i)) = quads[i];
+  }
+};
+
+/// Rows of a warp that are loaded at the same time.
+constexpr unsigned kRowsTogether = 4;
+
+/// What the halves of a row are worth: of the row times scale, the squares and those of what rounding took.
+struct RowSums {
+  float scale = 1, squares = 0, rounding_squares = 0;
+};
+
+/// Writes the halves of a row.
+template <unsigned kSteps>
+__device__ __forceinline__ RowSums write_halves(const RowValues<kSteps>& row, uint16_t* halves) {
+  float largest = 0;
+#pragma unroll
+  for (const float4& quad : row.quads)
+    largest = fmaxf(fmaxf(fmaxf(largest, fabsf(quad.x)), fmaxf(fabsf(quad.y), fabsf(quad.z))), fabsf(quad.w));
+  RowSums sums;
+  sums.scale = scale_of(warp_largest(largest));
+#pragma unroll
+  for (unsigned i = 0; i < RowValues<kSteps>::kQuads; ++i) {
+    const float4& quad = row.quads[i];
+    const float values[4] = {quad.x * sums.scale, quad.y * sums.scale, quad.z * sums.scale,
+                             quad.w * sums.scale};
+    uint64_t four = 0;
+#pragma unroll
+    for (unsigned c = 0; c < 4; ++c) {
+      const uint16_t half = f16_from_float(values[c]);
+      const float rounding = values[c] - f16_to_float(half);
+      sums.squares = fmaf(values[c], values[c], sums.squares);
+      sums.rounding_squares = fmaf(rounding, rounding, sums.rounding_squares);
+      four |= uint64_t{half} << (16 * c);
+    }
+    const unsigned j = RowValues<kSteps>::first(i);
+    if (j < 16 * kSteps) *reinterpret_cast<uint64_t*>(halves + j) = four;
+  }
+  sums.squares = warp_sum(sums.squares), sums.rounding_squares = warp_sum(sums.rounding_squares);
+  return sums;
+}
+
+/// What a row's rough scores are to be multiplied by, twice the most that these are off, and their magnitude at
+/// most.
 struct RowScreen {
   float inverse, margin, most;
 };
-__device__ __forceinline__ RowScreen screen_row(const float* row, unsigned padded, unsigned depth,
-                                                const RvqScreen& screen, uint16_t* halves) {
-  const unsigned lane = threadIdx.x % kWarp;
-  float largest = 0;
-  if (row)
-    for (unsigned j = lane; j < padded; j += kWarp) largest = fmaxf(largest, fabsf(row[j]));
-  const float scale = scale_of(warp_largest(largest));
-  float squares = 0, rounding_squares = 0;
-  for (unsigned j = lane; j < depth; j += kWarp) {
-    const float value = row && j < padded ? row[j] * scale : 0.0f;
-    const uint16_t half = f16_from_float(value);
-    const float rounding = value - f16_to_float(half);
-    squares += value * value;
-    rounding_squares += rounding * rounding;
-    halves[j] = half;
-  }
+__device__ __forceinline__ RowScreen screen_row(const RowSums& row, unsigned depth, const RvqScreen& screen) {
   // A little more than they are, for the roundings of these sums themselves.
-  const float norm = sqrtf(warp_sum(squares)) * 1.0001f / scale;
-  const float rounding = sqrtf(warp_sum(rounding_squares)) * 1.0001f / scale;
+  const float norm = sqrtf(row.squares) * 1.0001f / row.scale;
+  const float rounding = sqrtf(row.rounding_squares) * 1.0001f / row.scale;
   // Rounded operands; sums of the matrix units, whose additions may lose the last of 23 bits, 16 at a time;
   // the exact score's own roundings and the bias.
   const float both = (norm + rounding) * (screen.norm + screen.rounding);
   const float off = rounding * screen.norm + (norm + rounding) * screen.rounding +
                     static_cast<float>(depth) * 0x1p-21f * both + 0x1p-22f * (both + screen.bias) + 1e-37f;
-  return {1 / scale / screen.scale, 2.01f * off, both + screen.bias};
+  return {1 / row.scale / screen.scale, 2.01f * off, both + screen.bias};
 }
 
-/// Calls body(scores, column, place) for all tiles of entries: scores[i] is the rough product of row
-/// lane / 4 + 8 (i / 2) of the warp with entry column + i % 2; place = column / 8 in the tile, a constant for
-/// bodies that ask for unrolled ones. All threads of the block.
+/// The dynamic shared memory: two tiles of entries, where before them the halves of the block's rows are, and
+/// the tiles' biases.
+template <unsigned kSteps>
+struct Tiles {
+  static constexpr unsigned kDepth = 16 * kSteps, kStride = kDepth + kRvqSkew;
+  static constexpr size_t kHalves = size_t{2} * kRvqTile * kStride;
+  static constexpr size_t kBytes = kHalves * sizeof(uint16_t) + 2 * kRvqTile * sizeof(float);
+  static_assert(kRvqRows <= 2 * kRvqTile);
+
+  uint16_t* halves = dynamic_shared<uint16_t>();
+  float* biases = reinterpret_cast<float*>(halves + kHalves);
+
+  __device__ __forceinline__ uint16_t* row(unsigned r) const { return halves + r * kStride; }
+};
+
+/// A warp's 16 rows as operands of the matrix units, from their halves, which are gone then: all threads of the
+/// block.
+template <unsigned kSteps>
+__device__ __forceinline__ void take_rows(const Tiles<kSteps>& tiles, uint32_t (&rows)[kSteps][4]) {
+  const unsigned lane = threadIdx.x % kWarp, first_row = threadIdx.x / kWarp * kRvqWarpRows;
+  __syncwarp();
+#pragma unroll
+  for (unsigned k = 0; k < kSteps; ++k)
+    load_matrices(rows[k], tiles.row(first_row + lane / 8 % 2 * 8 + lane % 8) + k * 16 + lane / 16 * 8);
+  __syncthreads();
+}
+
+/// A stage's entries, as rough scores need them.
+struct RoughEntries {
+  const uint16_t* halves;
+  const float* bias;
+};
+
+/// Calls body(products, column, biases, place) for all tiles of entries: products[n][i] is the rough product of
+/// row lane / 4 + 8 (i / 2) of the warp with entry column + 8 n + i % 2, biases[n][i % 2] that entry's; place =
+/// column / 8 in the tile, a constant for bodies that ask for unrolled ones. All threads of the block.
 template <unsigned kSteps, bool kUnrolled = false, class Body>
-__device__ __forceinline__ void for_products(const RvqBooks& books, const uint16_t* halves, uint16_t* tiles,
-                                             const uint32_t (&rows)[kSteps][4], Body&& body) {
+__device__ __forceinline__ void for_products(const RvqBooks& books, const RoughEntries& entries,
+                                             const Tiles<kSteps>& tiles, const uint32_t (&rows)[kSteps][4],
+                                             Body&& body) {
   constexpr unsigned kDepth = 16 * kSteps, kStride = kDepth + kRvqSkew, kTileHalves = kRvqTile * kStride;
   const unsigned lane = threadIdx.x % kWarp, matrix = lane / 8, row = lane % 8;
   const auto load = [&](unsigned tile) {
     constexpr unsigned kPieces = kDepth / 8;
-    uint16_t* const to = tiles + tile % 2 * kTileHalves;
-    for (unsigned i = threadIdx.x; i < kRvqTile * kPieces; i += blockDim.x)
+    uint16_t* const to = tiles.halves + tile % 2 * kTileHalves;
+    for (unsigned i = threadIdx.x; i < kRvqTile * kPieces; i += kRvqWarps * kWarp)
       copy_async16(to + i / kPieces * kStride + i % kPieces * 8,
-                   halves + (size_t{tile} * kRvqTile + i / kPieces) * kDepth + i % kPieces * 8);
+                   entries.halves + (size_t{tile} * kRvqTile + i / kPieces) * kDepth + i % kPieces * 8);
+    if (threadIdx.x < kRvqTile / 4)
+      copy_async16(tiles.biases + tile % 2 * kRvqTile + threadIdx.x * 4,
+                   entries.bias + size_t{tile} * kRvqTile + threadIdx.x * 4);
   };
   load(0);
   copy_async_commit();
@@ -132,117 +229,170 @@ __device__ __forceinline__ void for_products(const RvqBooks& books, const uint16
     copy_async_commit();
     copy_async_wait<1>();
     __syncthreads();
-    const uint16_t* const from = tiles + tile % 2 * kTileHalves;
+    const uint16_t* const from = tiles.halves + tile % 2 * kTileHalves;
 #pragma unroll(kUnrolled ? kRvqTile / 16 : 1)
     for (unsigned block = 0; block < kRvqTile; block += 16) {
-      float low[4] = {}, high[4] = {};
+      float products[2][4] = {};
+#pragma unroll
       for (unsigned k = 0; k < kSteps; ++k) {
-        uint32_t entries[4];
-        load_matrices(entries, from + (block + matrix / 2 * 8 + row) * kStride + k * 16 + matrix % 2 * 8);
-        multiply_f16(low, rows[k], entries[0], entries[1]);
-        multiply_f16(high, rows[k], entries[2], entries[3]);
+        uint32_t loaded[4];
+        load_matrices(loaded, from + (block + matrix / 2 * 8 + row) * kStride + k * 16 + matrix % 2 * 8);
+        multiply_f16(products[0], rows[k], loaded[0], loaded[1]);
+        multiply_f16(products[1], rows[k], loaded[2], loaded[3]);
       }
-      const unsigned column = tile * kRvqTile + block + lane % 4 * 2;
-      body(low, column, block / 8);
-      body(high, column + 8, block / 8 + 1);
+      const float* const bias = tiles.biases + tile % 2 * kRvqTile + block + lane % 4 * 2;
+      const float biases[2][2] = {{bias[0], bias[1]}, {bias[8], bias[9]}};
+      body(products, tile * kRvqTile + block + lane % 4 * 2, biases, block / 8);
     }
     __syncthreads();
   }
 }
 
-}  // namespace rvq_detail
+/// What a warp has found to come near, to be scored exactly: pairs of a row of the warp and an entry.
+struct NearList {
+  static constexpr unsigned kRoom = 64;
+  uint32_t* ids;
+  uint8_t* rows;
+  unsigned count = 0;  ///< the same in all lanes
 
-/// Dynamic shared memory of rvq_encode: two tiles of entries and the rows.
-template <unsigned kSteps>
-constexpr size_t rvq_encode_shared() {
-  return size_t{2 * kRvqTile + kRvqRows} * (16 * kSteps + kRvqSkew) * sizeof(uint16_t);
+  /// Adds the pairs of lanes that are near. The whole warp, with room for one of each lane.
+  __device__ __forceinline__ void add(bool near, unsigned row, uint32_t id) {
+    const unsigned all = __ballot_sync(kAllLanes, near);
+    const unsigned place = count + __popc(all & ((1u << threadIdx.x % kWarp) - 1));
+    if (near) ids[place] = id, rows[place] = static_cast<uint8_t>(row);
+    count += __popc(all);
+  }
+};
+
+/// Lists what near(n, i) says of an entry of `products`; flush() empties a list that is full. The whole warp.
+template <class Near, class Flush>
+__device__ __forceinline__ void list_near(NearList& list, unsigned column, Near&& near, Flush&& flush) {
+  unsigned mask = 0;
+#pragma unroll
+  for (unsigned i = 0; i < 8; ++i) mask |= static_cast<unsigned>(near(i / 4, i % 4)) << i;
+  if (__ballot_sync(kAllLanes, mask != 0) == 0) return;
+  const unsigned row = threadIdx.x % kWarp / 4;
+#pragma unroll 1  // seldom; its instructions should stay few
+  for (unsigned i = 0; i < 8; ++i) {
+    if (list.count + kWarp > NearList::kRoom) flush();
+    list.add(mask >> i & 1, row + i % 4 / 2 * 8, column + i / 4 * 8 + i % 2);
+  }
 }
 
+}  // namespace rvq_detail
+
+/// Blocks of threads that a multiprocessor's registers are to be enough for.
+constexpr unsigned rvq_encode_blocks(unsigned steps) { return steps <= 8 ? 3 : 2; }
+constexpr unsigned rvq_beam_blocks(unsigned steps) { return steps <= 8 ? 2 : 1; }
+
 template <unsigned kSteps>
-__global__ void rvq_encode(RvqBooks books, float* residuals, uint64_t count, uint32_t* ids) {
+__global__ void __launch_bounds__(kRvqWarps* kWarp, rvq_encode_blocks(kSteps))
+    rvq_encode(RvqBooks books, float* residuals, uint64_t count, uint32_t* ids) {
   using namespace rvq_detail;
-  constexpr unsigned kDepth = 16 * kSteps, kStride = kDepth + kRvqSkew;
   KVCODEC_SHARED_ARRAY(float, best_scores, kRvqRows);
   KVCODEC_SHARED_ARRAY(uint32_t, best_ids, kRvqRows);
-  KVCODEC_SHARED_ARRAY(float, inverses, kRvqRows);
-  KVCODEC_SHARED_ARRAY(float, margins, kRvqRows);
-  auto* const tiles = dynamic_shared<uint16_t>();
-  const unsigned lane = threadIdx.x % kWarp, first_row = threadIdx.x / kWarp * kRvqWarpRows;
-  uint16_t* const row_halves = tiles + 2 * kRvqTile * kStride + first_row * kStride;
+  KVCODEC_SHARED_ARRAY(uint32_t, near_ids, kRvqWarps * NearList::kRoom);
+  KVCODEC_SHARED_ARRAY(uint8_t, near_rows, kRvqWarps * NearList::kRoom);
+  const Tiles<kSteps> tiles;
+  const unsigned lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, first_row = warp * kRvqWarpRows;
   const uint64_t first = uint64_t{blockIdx.x} * kRvqRows + first_row;  // of this warp
-  const unsigned own_rows[2] = {first_row + lane / 4, first_row + lane / 4 + 8};
   const auto residual = [&](unsigned r) {
     return first + r < count ? residuals + (first + r) * books.padded : nullptr;
   };
+  const bool real[2] = {first + lane / 4 < count, first + lane / 4 + 8 < count};
   for (unsigned stage = 0; stage < books.stages; ++stage) {
     const float* const entries = books.entries + size_t{stage} * books.count * books.padded;
     const float* const bias = books.bias + size_t{stage} * books.tiles * kRvqTile;
-    const uint16_t* const halves = books.halves + size_t{stage} * books.tiles * kRvqTile * kDepth;
-    const RvqScreen screen = books.screens[stage];
-    for (unsigned r = 0; r < kRvqWarpRows; ++r) {
-      const RowScreen row = screen_row(residual(r), books.padded, kDepth, screen, row_halves + r * kStride);
-      if (lane == 0) {
-        inverses[first_row + r] = row.inverse, margins[first_row + r] = row.margin;
-        // An id that is one, whatever the scores are: with NaNs no comparison ever replaces it.
-        best_scores[first_row + r] = -INFINITY, best_ids[first_row + r] = 0;
+    const RoughEntries rough{books.halves + size_t{stage} * books.tiles * kRvqTile * 16 * kSteps, bias};
+    // What the stage before leaves, which is this one's rows. (Stalls for these loads, one row after the other,
+    // and for those of exact scores were half of the kernel's time.)
+    RowSums sums;
+#pragma unroll 1
+    for (unsigned r = 0; r < kRvqWarpRows; r += kRowsTogether) {
+      RowValues<kSteps> rows[kRowsTogether];
+#pragma unroll
+      for (unsigned i = 0; i < kRowsTogether; ++i) rows[i].load(residual(r + i), books.padded);
+      if (stage > 0) {
+        const float* const before = entries - size_t{books.count} * books.padded;
+        RowValues<kSteps> chosen[kRowsTogether];
+#pragma unroll
+        for (unsigned i = 0; i < kRowsTogether; ++i)
+          chosen[i].load(before + size_t{best_ids[first_row + r + i]} * books.padded, books.padded);
+#pragma unroll
+        for (unsigned i = 0; i < kRowsTogether; ++i) {
+          rows[i].subtract(chosen[i]);
+          rows[i].store(residual(r + i), books.padded);
+        }
+      }
+#pragma unroll
+      for (unsigned i = 0; i < kRowsTogether; ++i) {
+        const RowSums row = write_halves(rows[i], tiles.row(first_row + r + i));
+        if (lane == r + i) sums = row;
       }
     }
-    __syncwarp();
+    const RowScreen own = screen_row(sums, 16 * kSteps, books.screens[stage]);
+    __syncwarp();  // all have read the ids of the stage before
+    // An id that is one, whatever the scores are: with NaNs no comparison ever replaces it.
+    if (lane < kRvqWarpRows) best_scores[first_row + lane] = -INFINITY, best_ids[first_row + lane] = 0;
     uint32_t rows[kSteps][4];
-    for (unsigned k = 0; k < kSteps; ++k)
-      load_matrices(rows[k], row_halves + (lane / 8 % 2 * 8 + lane % 8) * kStride + k * 16 + lane / 16 * 8);
-    const float inverse[2] = {inverses[own_rows[0]], inverses[own_rows[1]]};
+    take_rows(tiles, rows);
+    const float inverse[2] = {__shfl_sync(kAllLanes, own.inverse, lane / 4),
+                              __shfl_sync(kAllLanes, own.inverse, lane / 4 + 8)};
 
     float limit[2] = {-INFINITY, -INFINITY};  // first the best rough scores
-    for_products<kSteps>(books, halves, tiles, rows,
-                         [&](const float(&products)[4], unsigned column, unsigned) {
-                           for (unsigned i = 0; i < 4; ++i) {
-                             const float score = products[i] * inverse[i / 2] + bias[column + i % 2];
-                             limit[i / 2] = score > limit[i / 2] ? score : limit[i / 2];
-                           }
-                         });
+    for_products(books, rough, tiles, rows,
+                 [&](const float(&products)[2][4], unsigned, const float(&biases)[2][2], unsigned) {
+#pragma unroll
+                   for (unsigned n = 0; n < 2; ++n)
+#pragma unroll
+                     for (unsigned i = 0; i < 4; ++i)
+                       limit[i / 2] =
+                           fmaxf(limit[i / 2], fmaf(products[n][i], inverse[i / 2], biases[n][i % 2]));
+                 });
+#pragma unroll
     for (unsigned half = 0; half < 2; ++half) {
-      for (int step = 1; step <= 2; step *= 2) {  // the four lanes of a row
-        const float other = __shfl_xor_sync(kAllLanes, limit[half], step);
-        limit[half] = other > limit[half] ? other : limit[half];
-      }
-      limit[half] -= margins[own_rows[half]];
+#pragma unroll
+      for (int step = 1; step <= 2; step *= 2)  // the four lanes of a row
+        limit[half] = fmaxf(limit[half], __shfl_xor_sync(kAllLanes, limit[half], step));
+      limit[half] -= __shfl_sync(kAllLanes, own.margin, lane / 4 + half * 8);
     }
 
-    for_products<kSteps>(
-        books, halves, tiles, rows, [&](const float(&products)[4], unsigned column, unsigned) {
-          for (unsigned i = 0; i < 4; ++i) {
-            const unsigned id = column + i % 2;
-            const float score = products[i] * inverse[i / 2] + bias[id];
-            const bool near =
-                !(score < limit[i / 2]) && id < books.count && first + (own_rows[i / 2] - first_row) < count;
-            // The warp scores what is near exactly, one after the other.
-            for (unsigned left = __ballot_sync(kAllLanes, near); left != 0; left &= left - 1) {
-              const int from = __ffs(static_cast<int>(left)) - 1;
-              const unsigned near_id = __shfl_sync(kAllLanes, id, from);
-              const unsigned r = __shfl_sync(kAllLanes, own_rows[i / 2] - first_row, from);
-              const float exact = exact_score(residual(r), entries + size_t{near_id} * books.padded,
-                                              books.padded, bias[near_id]);
-              if (lane == 0) {
-                const float best = best_scores[first_row + r];
-                if (exact > best || (exact == best && near_id < best_ids[first_row + r])) {
-                  best_scores[first_row + r] = exact;
-                  best_ids[first_row + r] = near_id;
-                }
-              }
-              __syncwarp();
-            }
+    NearList list{near_ids + warp * NearList::kRoom, near_rows + warp * NearList::kRoom};
+    const auto score_list = [&] {  // a pair in each half of the warp
+      __syncwarp();
+#pragma unroll 1
+      for (unsigned i = 0; i < list.count; i += 2) {
+        const unsigned at = i + lane / 16;
+        const bool one = at < list.count;
+        const unsigned r = list.rows[one ? at : i], id = list.ids[one ? at : i];
+        const float exact =
+            exact_score<kSteps>(residual(r), entries + size_t{id} * books.padded, books.padded, bias[id]);
+#pragma unroll
+        for (unsigned turn = 0; turn < kWarp; turn += 16) {  // they may be of one row
+          if (lane == turn && one) {
+            const float best = best_scores[first_row + r];
+            if (exact > best || (exact == best && id < best_ids[first_row + r]))
+              best_scores[first_row + r] = exact, best_ids[first_row + r] = id;
           }
-        });
-    __syncwarp();
-    for (unsigned r = 0; r < kRvqWarpRows; ++r) {
-      float* const row = residual(r);
-      if (!row) continue;  // all lanes
-      const uint32_t id = best_ids[first_row + r];
-      for (unsigned j = lane; j < books.padded; j += kWarp) row[j] -= entries[size_t{id} * books.padded + j];
-      if (lane == 0) ids[(first + r) * books.stages + stage] = id;
-    }
-    __syncwarp();
+          __syncwarp();
+        }
+      }
+      list.count = 0;
+    };
+    for_products(books, rough, tiles, rows,
+                 [&](const float(&products)[2][4], unsigned column, const float(&biases)[2][2], unsigned) {
+                   list_near(
+                       list, column,
+                       [&](unsigned n, unsigned i) {
+                         const float score = fmaf(products[n][i], inverse[i / 2], biases[n][i % 2]);
+                         return real[i / 2] && !(score < limit[i / 2]) &&
+                                column + n * 8 + i % 2 < books.count;
+                       },
+                       score_list);
+                 });
+    score_list();
+    if (lane < kRvqWarpRows && first + lane < count)
+      ids[(first + lane) * books.stages + stage] = best_ids[first_row + lane];
   }
 }
 
@@ -256,7 +406,7 @@ __global__ void rvq_encode(RvqBooks books, float* residuals, uint64_t count, uin
 // row's hypotheses therefore is below the B-th best score. What comes near that is scored exactly, and the B
 // best pairs are kept, ranked as lib ranks them.
 
-/// How a block's 64 places are given to hypotheses.
+/// How a block's places are given to hypotheses.
 struct BeamPlaces {
   unsigned beam;
   unsigned warps;     ///< of a row
@@ -290,18 +440,23 @@ __device__ __forceinline__ bool before(const Choice& a, const Choice& b) {
   return a.hypothesis != b.hypothesis ? a.hypothesis < b.hypothesis : a.id < b.id;
 }
 
-/// A number that at least `wanted` of `count` values are not below, and few more; -infinity if so many are
-/// not finite. The whole warp.
-__device__ __forceinline__ float limit_of(const float* values, unsigned count, unsigned wanted) {
+/// Finite scores as numbers in their order, above 0, which is less than any: -infinity.
+__device__ __forceinline__ uint32_t class_key(float score) {
+  return score > -INFINITY ? static_cast<uint32_t>(ordered_key(score)) ^ 0x80000000u : 0;
+}
+
+/// A number that at least `wanted` of `count` values, given by their keys, are not below, and few more;
+/// -infinity if so many are not finite. The whole warp.
+__device__ __forceinline__ float limit_of(const uint32_t* keys, unsigned count, unsigned wanted) {
   const unsigned lane = threadIdx.x % kWarp;
   uint32_t low = ~0u, high = 0;  // keys of which all, and none behind, are not below
   unsigned real = 0;
-  for (unsigned i = lane; i < count; i += kWarp)
-    if (values[i] > -INFINITY) {
-      const uint32_t key = static_cast<uint32_t>(ordered_key(values[i])) ^ 0x80000000u;
-      low = key < low ? key : low, high = key > high ? key : high;
-      ++real;
-    }
+  for (unsigned i = lane; i < count; i += kWarp) {
+    const uint32_t key = keys[i];
+    if (key == 0) continue;
+    low = key < low ? key : low, high = key > high ? key : high;
+    ++real;
+  }
   for (int step = kWarp / 2; step > 0; step /= 2) {
     const uint32_t other_low = __shfl_xor_sync(kAllLanes, low, step),
                    other_high = __shfl_xor_sync(kAllLanes, high, step);
@@ -312,9 +467,7 @@ __device__ __forceinline__ float limit_of(const float* values, unsigned count, u
   for (++high; high - low > 1;) {
     const uint32_t middle = low + (high - low) / 2;
     unsigned above = 0;
-    for (unsigned i = lane; i < count; i += kWarp)
-      above +=
-          values[i] > -INFINITY && (static_cast<uint32_t>(ordered_key(values[i])) ^ 0x80000000u) >= middle;
+    for (unsigned i = lane; i < count; i += kWarp) above += keys[i] >= middle;
     for (int step = kWarp / 2; step > 0; step /= 2) above += __shfl_xor_sync(kAllLanes, above, step);
     if (above < wanted) {
       high = middle;
@@ -361,60 +514,50 @@ __device__ __forceinline__ void add_choice(const Choice& choice, unsigned wanted
 /// Dynamic shared memory of rvq_beam: that of the greedy search, and the classes.
 template <unsigned kSteps>
 constexpr size_t rvq_beam_shared() {
-  return rvq_encode_shared<kSteps>() + size_t{kRvqRows} * kRvqTile * sizeof(float);
+  return rvq_detail::Tiles<kSteps>::kBytes + size_t{kRvqRows} * kRvqTile * sizeof(uint32_t);
 }
-
-/// Blocks of threads that a multiprocessor's registers are to be enough for; 0: as the compiler sees fit. The
-/// narrowest rows would be left so few registers that some are spilled.
-constexpr unsigned rvq_beam_blocks(unsigned steps) { return steps == 1 ? 5 : 0; }
 
 template <unsigned kSteps>
 __global__ void __launch_bounds__(kRvqWarps* kWarp, rvq_beam_blocks(kSteps))
     rvq_beam(RvqBooks books, RvqBeam beam) {
   using namespace rvq_detail;
-  constexpr unsigned kDepth = 16 * kSteps, kStride = kDepth + kRvqSkew;
-  KVCODEC_SHARED_ARRAY(float, offsets, kRvqRows);  // of hypotheses; -infinity where there is none
-  KVCODEC_SHARED_ARRAY(float, inverses, kRvqRows);
-  KVCODEC_SHARED_ARRAY(float, errors, kRvqRows);
-  KVCODEC_SHARED_ARRAY(float, limits, kRvqRows);                        // [warp][its rows]
-  KVCODEC_SHARED_ARRAY(uint32_t, counts, kRvqRows);                     // [warp][its rows]
-  KVCODEC_SHARED_ARRAY(Choice, lists, kRvqWarps * kRvqMostHypotheses);  // [warp][its rows][beam]
-  KVCODEC_SHARED_ARRAY(Choice, winners, kRvqRows);
-  auto* const tiles = dynamic_shared<uint16_t>();
-  auto* const classes =
-      reinterpret_cast<float*>(tiles + size_t{2 * kRvqTile + kRvqRows} * kStride);  // [place][class]
-  const BeamPlaces places(beam.beam);
-  const unsigned lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, first_place = warp * kRvqWarpRows;
-  uint16_t* const row_halves = tiles + 2 * kRvqTile * kStride + first_place * kStride;
-
-  /// What a place of this warp is.
+  /// What a place is.
   struct Place {
-    unsigned own;  // which of the warp's rows
-    unsigned hypothesis;
     uint64_t row;
+    unsigned own;  // which of its warp's rows
+    unsigned hypothesis;
     bool real;
   };
-  const auto place_of = [&](unsigned r) {
+  KVCODEC_SHARED_ARRAY(Place, all_places, kRvqRows);
+  KVCODEC_SHARED_ARRAY(float, offsets, kRvqRows);    // of hypotheses; -infinity where there is none
+  KVCODEC_SHARED_ARRAY(float, limits, kRvqRows);     // [warp][its rows]
+  KVCODEC_SHARED_ARRAY(uint32_t, counts, kRvqRows);  // [warp][its rows]
+  KVCODEC_SHARED_ARRAY(Choice, lists, kRvqWarps * kRvqMostHypotheses);  // [warp][its rows][beam]
+  KVCODEC_SHARED_ARRAY(Choice, winners, kRvqRows);
+  KVCODEC_SHARED_ARRAY(uint32_t, near_ids, kRvqWarps * NearList::kRoom);
+  KVCODEC_SHARED_ARRAY(uint8_t, near_rows, kRvqWarps * NearList::kRoom);
+  const Tiles<kSteps> tiles;
+  auto* const classes = reinterpret_cast<uint32_t*>(tiles.biases + 2 * kRvqTile);  // [place][class], keys
+  const BeamPlaces places(beam.beam);
+  const unsigned lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, first_place = warp * kRvqWarpRows;
+  const Place* const own_places = all_places + first_place;
+
+  if (lane < kRvqWarpRows) {
     Place at{};
-    at.own = places.warps == 1 ? r / beam.beam : 0;
+    at.own = places.warps == 1 ? lane / beam.beam : 0;
     const unsigned row = places.row(warp, at.own);
-    at.hypothesis = first_place + r - places.first(row);
+    at.hypothesis = first_place + lane - places.first(row);
     at.row = uint64_t{blockIdx.x} * places.rows + row;
     at.real =
         at.own < places.per_warp && row < places.rows && at.hypothesis < beam.beam && at.row < beam.count;
-    return at;
-  };
-
-  if (lane < kRvqWarpRows) {
-    const Place at = place_of(lane);
+    all_places[first_place + lane] = at;
     offsets[first_place + lane] = at.real && at.hypothesis == 0 ? 0 : -INFINITY;
   }
   __syncwarp();
   for (unsigned stage = 0; stage < books.stages; ++stage) {
     const float* const entries = books.entries + size_t{stage} * books.count * books.padded;
     const float* const bias = books.bias + size_t{stage} * books.tiles * kRvqTile;
-    const uint16_t* const halves = books.halves + size_t{stage} * books.tiles * kRvqTile * kDepth;
-    const RvqScreen screen = books.screens[stage];
+    const RoughEntries rough{books.halves + size_t{stage} * books.tiles * kRvqTile * 16 * kSteps, bias};
     const bool last_stage = stage + 1 == books.stages;
     const unsigned wanted = last_stage ? 1 : beam.beam;
     // Where the hypotheses of this stage are, and where those of the next go.
@@ -428,30 +571,36 @@ __global__ void __launch_bounds__(kRvqWarps* kWarp, rvq_beam_blocks(kSteps))
       return stage == 0 ? beam.rows + row * books.padded
                         : old_residuals + (row * beam.beam + hypothesis) * books.padded;
     };
-    for (unsigned r = 0; r < kRvqWarpRows; ++r) {
-      const Place at = place_of(r);
-      const float offset = offsets[first_place + r];
-      const RowScreen row = screen_row(offset > -INFINITY ? residual(at.row, at.hypothesis) : nullptr,
-                                       books.padded, kDepth, screen, row_halves + r * kStride);
-      if (lane == 0) {
-        inverses[first_place + r] = row.inverse;
-        // The bound, once, and the roundings of adding offset and bound.
-        errors[first_place + r] =
-            0.5f * row.margin + 0x1p-21f * (row.most + (offset > -INFINITY ? fabsf(offset) : 0));
-        counts[first_place + r] = 0;
+    RowSums sums;
+#pragma unroll 1
+    for (unsigned r = 0; r < kRvqWarpRows; r += kRowsTogether) {
+      RowValues<kSteps> rows[kRowsTogether];
+#pragma unroll
+      for (unsigned i = 0; i < kRowsTogether; ++i) {
+        const Place& at = own_places[r + i];
+        rows[i].load(offsets[first_place + r + i] > -INFINITY ? residual(at.row, at.hypothesis) : nullptr,
+                     books.padded);
+      }
+#pragma unroll
+      for (unsigned i = 0; i < kRowsTogether; ++i) {
+        const RowSums row = write_halves(rows[i], tiles.row(first_place + r + i));
+        if (lane == r + i) sums = row;
       }
     }
-    __syncwarp();
+    const RowScreen own_screen = screen_row(sums, 16 * kSteps, books.screens[stage]);
+    if (lane < kRvqWarpRows) counts[first_place + lane] = 0;
     uint32_t rows[kSteps][4];
-    for (unsigned k = 0; k < kSteps; ++k)
-      load_matrices(rows[k], row_halves + (lane / 8 % 2 * 8 + lane % 8) * kStride + k * 16 + lane / 16 * 8);
-    const unsigned own_places[2] = {lane / 4, lane / 4 + 8};
+    take_rows(tiles, rows);
+    const unsigned lane_places[2] = {lane / 4, lane / 4 + 8};
     float inverse[2], error[2], offset[2];
 #pragma unroll
     for (unsigned half = 0; half < 2; ++half) {
-      inverse[half] = inverses[first_place + own_places[half]];
-      error[half] = errors[first_place + own_places[half]];
-      offset[half] = offsets[first_place + own_places[half]];
+      offset[half] = offsets[first_place + lane_places[half]];
+      inverse[half] = __shfl_sync(kAllLanes, own_screen.inverse, lane_places[half]);
+      // The bound, once, and the roundings of adding offset and bound.
+      error[half] = 0.5f * __shfl_sync(kAllLanes, own_screen.margin, lane_places[half]) +
+                    0x1p-21f * (__shfl_sync(kAllLanes, own_screen.most, lane_places[half]) +
+                                (offset[half] > -INFINITY ? fabsf(offset[half]) : 0));
     }
 
     constexpr unsigned kPlaces = kRvqTile / 8;
@@ -460,20 +609,22 @@ __global__ void __launch_bounds__(kRvqWarps* kWarp, rvq_beam_blocks(kSteps))
     for (unsigned place = 0; place < kPlaces; ++place)
 #pragma unroll
       for (unsigned i = 0; i < 4; ++i) highest[place][i] = -INFINITY;
-    for_products<kSteps, true>(books, halves, tiles, rows,
-                               [&](const float(&products)[4], unsigned column, unsigned place) {
+    for_products<kSteps, true>(
+        books, rough, tiles, rows,
+        [&](const float(&products)[2][4], unsigned, const float(&biases)[2][2], unsigned place) {
 #pragma unroll
-                                 for (unsigned i = 0; i < 4; ++i) {
-                                   const float score = products[i] * inverse[i / 2] + bias[column + i % 2];
-                                   highest[place][i] = score > highest[place][i] ? score : highest[place][i];
-                                 }
-                               });
+          for (unsigned n = 0; n < 2; ++n)
+#pragma unroll
+            for (unsigned i = 0; i < 4; ++i)
+              highest[place + n][i] =
+                  fmaxf(highest[place + n][i], fmaf(products[n][i], inverse[i / 2], biases[n][i % 2]));
+        });
 #pragma unroll
     for (unsigned place = 0; place < kPlaces; ++place)
 #pragma unroll
       for (unsigned i = 0; i < 4; ++i)
-        classes[(first_place + own_places[i / 2]) * kRvqTile + place * 8 + lane % 4 * 2 + i % 2] =
-            (highest[place][i] - error[i / 2]) + offset[i / 2];
+        classes[(first_place + lane_places[i / 2]) * kRvqTile + place * 8 + lane % 4 * 2 + i % 2] =
+            class_key((highest[place][i] - error[i / 2]) + offset[i / 2]);
     __syncthreads();
     for (unsigned own = 0; own < places.per_warp; ++own) {
       const unsigned row = places.row(warp, own);
@@ -486,34 +637,45 @@ __global__ void __launch_bounds__(kRvqWarps* kWarp, rvq_beam_blocks(kSteps))
     bool counts_here[2];
 #pragma unroll
     for (unsigned half = 0; half < 2; ++half) {
-      const Place at = place_of(own_places[half]);
+      const Place& at = own_places[lane_places[half]];
       limit[half] = at.real ? limits[first_place + at.own] : 0;
       counts_here[half] = at.real && offset[half] > -INFINITY;
     }
 
-    for_products<kSteps>(
-        books, halves, tiles, rows, [&](const float(&products)[4], unsigned column, unsigned) {
-#pragma unroll  // so that what is of either row stays in registers
-          for (unsigned i = 0; i < 4; ++i) {
-            const unsigned id = column + i % 2;
-            const float score = (products[i] * inverse[i / 2] + bias[id] + error[i / 2]) + offset[i / 2];
-            const bool near = counts_here[i / 2] && id < books.count && !(score < limit[i / 2]);
-            // The warp scores what is near exactly, one after the other.
-            for (unsigned left = __ballot_sync(kAllLanes, near); left != 0; left &= left - 1) {
-              const int from = __ffs(static_cast<int>(left)) - 1;
-              const unsigned near_id = __shfl_sync(kAllLanes, id, from);
-              const unsigned r = __shfl_sync(kAllLanes, own_places[i / 2], from);
-              const Place at = place_of(r);
-              const float exact =
-                  exact_score(residual(at.row, at.hypothesis), entries + size_t{near_id} * books.padded,
-                              books.padded, bias[near_id]) +
-                  offsets[first_place + r];
-              add_choice({exact, at.hypothesis, near_id}, wanted,
-                         lists + warp * kRvqMostHypotheses + at.own * beam.beam,
-                         counts + first_place + at.own);
-            }
-          }
+    NearList near{near_ids + warp * NearList::kRoom, near_rows + warp * NearList::kRoom};
+    const auto score_list = [&] {  // a pair in each half of the warp
+      __syncwarp();
+#pragma unroll 1
+      for (unsigned i = 0; i < near.count; i += 2) {
+        const unsigned pair = i + lane / 16 < near.count ? i + lane / 16 : i;
+        const unsigned r = near.rows[pair], id = near.ids[pair];
+        const Place& at = own_places[r];
+        const float exact = exact_score<kSteps>(residual(at.row, at.hypothesis),
+                                                entries + size_t{id} * books.padded, books.padded, bias[id]) +
+                            offsets[first_place + r];
+#pragma unroll 1
+        for (unsigned turn = 0; turn < kWarp && i + turn / 16 < near.count; turn += 16) {
+          const Place& from = own_places[__shfl_sync(kAllLanes, r, turn)];
+          add_choice({__shfl_sync(kAllLanes, exact, turn), from.hypothesis, __shfl_sync(kAllLanes, id, turn)},
+                     wanted, lists + warp * kRvqMostHypotheses + from.own * beam.beam,
+                     counts + first_place + from.own);
+        }
+      }
+      near.count = 0;
+    };
+    for_products(
+        books, rough, tiles, rows,
+        [&](const float(&products)[2][4], unsigned column, const float(&biases)[2][2], unsigned) {
+          list_near(
+              near, column,
+              [&](unsigned n, unsigned i) {
+                const float score =
+                    (fmaf(products[n][i], inverse[i / 2], biases[n][i % 2]) + error[i / 2]) + offset[i / 2];
+                return counts_here[i / 2] && !(score < limit[i / 2]) && column + n * 8 + i % 2 < books.count;
+              },
+              score_list);
         });
+    score_list();
     __syncthreads();
 
     // The first warp of each row ranks what its warps have found.
@@ -541,33 +703,41 @@ __global__ void __launch_bounds__(kRvqWarps* kWarp, rvq_beam_blocks(kSteps))
     }
     __syncthreads();
 
-    for (unsigned r = 0; r < kRvqWarpRows; ++r) {
-      const Place at = place_of(r);
-      if (!at.real) continue;  // a whole warp
+    // A place in each half of the warp.
+#pragma unroll 1
+    for (unsigned i = 0; i < kRvqWarpRows; i += 2) {
+      const unsigned r = i + lane / 16, own_lane = lane % 16;
+      const Place& at = own_places[r];
+      const bool moves = at.real && !last_stage;
       const Choice choice = winners[first_place + r];
-      const uint32_t* const from = old_paths + (at.row * beam.beam + choice.hypothesis) * books.stages;
-      if (last_stage) {
-        if (at.hypothesis != 0) continue;
-        uint32_t* const to = beam.ids + at.row * books.stages;
-        for (unsigned s = lane; s < stage; s += kWarp) to[s] = from[s];
-        if (lane == 0) to[stage] = choice.id;
-        continue;
+      if (at.real && (moves || at.hypothesis == 0)) {
+        const uint32_t* const from = old_paths + (at.row * beam.beam + choice.hypothesis) * books.stages;
+        uint32_t* const to = last_stage ? beam.ids + at.row * books.stages
+                                        : new_paths + (at.row * beam.beam + at.hypothesis) * books.stages;
+        for (unsigned s = own_lane; s < stage; s += 16) to[s] = from[s];
+        if (own_lane == 0) to[stage] = choice.id;
       }
-      uint32_t* const to = new_paths + (at.row * beam.beam + at.hypothesis) * books.stages;
-      for (unsigned s = lane; s < stage; s += kWarp) to[s] = from[s];
-      if (lane == 0) to[stage] = choice.id;
+      if (last_stage) continue;
       // As lib subtracts: element j's square goes to lane j mod 16, the lanes are added as a tree.
-      const float* const row = residual(at.row, choice.hypothesis);
-      const float* const entry = entries + size_t{choice.id} * books.padded;
-      float* const left = new_residuals + (at.row * beam.beam + at.hypothesis) * books.padded;
-      float energy = 0;
-      for (unsigned j = lane % 16; j < books.padded; j += 16) {
-        const float difference = row[j] - entry[j];
-        if (lane < 16) left[j] = difference;
-        energy += difference * difference;
+      const float* const row = moves ? residual(at.row, choice.hypothesis) : entries;
+      const float* const entry = moves ? entries + size_t{choice.id} * books.padded : entries;
+      float left[kSteps], energy = 0;
+#pragma unroll
+      for (unsigned step = 0; step < kSteps; ++step) {
+        const unsigned j = step * 16 + own_lane;
+        left[step] = j < books.padded ? row[j] - entry[j] : 0;
       }
+      float* const to = new_residuals + (at.row * beam.beam + at.hypothesis) * books.padded;
+#pragma unroll
+      for (unsigned step = 0; step < kSteps; ++step) {
+        const unsigned j = step * 16 + own_lane;
+        if (moves && j < books.padded) to[j] = left[step];
+        energy += left[step] * left[step];
+      }
+#pragma unroll
       for (int step = 8; step > 0; step /= 2) energy += __shfl_xor_sync(kAllLanes, energy, step);
-      if (lane == 0) offsets[first_place + r] = choice.score > -INFINITY ? -energy / 2 : -INFINITY;
+      if (moves && own_lane == 0)
+        offsets[first_place + r] = choice.score > -INFINITY ? -energy / 2 : -INFINITY;
     }
     __syncwarp();  // other warps read these residuals and paths after barriers of the next stage only
   }
@@ -610,15 +780,15 @@ Status run_rvq_encode(const RvqBooks& books, float* residuals, size_t rows, uint
   };
   switch (rvq_depth(books.padded)) {
     case 16:
-      return run(rvq_encode<1>, rvq_encode_shared<1>());
+      return run(rvq_encode<1>, rvq_detail::Tiles<1>::kBytes);
     case 32:
-      return run(rvq_encode<2>, rvq_encode_shared<2>());
+      return run(rvq_encode<2>, rvq_detail::Tiles<2>::kBytes);
     case 64:
-      return run(rvq_encode<4>, rvq_encode_shared<4>());
+      return run(rvq_encode<4>, rvq_detail::Tiles<4>::kBytes);
     case 128:
-      return run(rvq_encode<8>, rvq_encode_shared<8>());
+      return run(rvq_encode<8>, rvq_detail::Tiles<8>::kBytes);
     default:
-      return run(rvq_encode<16>, rvq_encode_shared<16>());
+      return run(rvq_encode<16>, rvq_detail::Tiles<16>::kBytes);
   }
 }
 

@@ -45,7 +45,7 @@ constexpr unsigned rvq_depth(unsigned padded) {
                                     StreamHandle stream);
 
 /// ids[i * stages + s] by the greedy search of ResidualEncoder. residuals (rows, padded): the rows, zeros
-/// behind their width; what is left of them afterwards.
+/// behind their width; they are overwritten.
 [[nodiscard]] Status run_rvq_encode(const RvqBooks& books, float* residuals, size_t rows, uint32_t* ids,
                                     StreamHandle stream);
 
