@@ -73,11 +73,12 @@ __device__ __forceinline__ float scale_of(float magnitude) {
 template <unsigned kSteps>
 __device__ __forceinline__ float exact_score(const float* row, const float* entry, unsigned padded,
                                              float bias) {
+  row += threadIdx.x % 16, entry += threadIdx.x % 16;
   float values[kSteps], others[kSteps], sum = 0;
 #pragma unroll
   for (unsigned step = 0; step < kSteps; ++step) {
-    const unsigned j = step * 16 + threadIdx.x % 16;
-    values[step] = j < padded ? row[j] : 0, others[step] = j < padded ? entry[j] : 0;
+    const bool real = step * 16 < padded;  // a multiple of 16
+    values[step] = real ? row[step * 16] : 0, others[step] = real ? entry[step * 16] : 0;
   }
 #pragma unroll
   for (unsigned step = 0; step < kSteps; ++step) sum += values[step] * others[step];
@@ -203,6 +204,11 @@ struct RoughEntries {
   const float* bias;
 };
 
+/// Entries whose products a warp has at the same time: four sums that do not wait for one another.
+constexpr unsigned kRvqColumns = 32;
+using Products = float[kRvqColumns / 8][4];
+using Biases = float[kRvqColumns / 8][2];
+
 /// Calls body(products, column, biases, place) for all tiles of entries: products[n][i] is the rough product of
 /// row lane / 4 + 8 (i / 2) of the warp with entry column + 8 n + i % 2, biases[n][i % 2] that entry's; place =
 /// column / 8 in the tile, a constant for bodies that ask for unrolled ones. All threads of the block.
@@ -213,11 +219,15 @@ __device__ __forceinline__ void for_products(const RvqBooks& books, const RoughE
   constexpr unsigned kDepth = 16 * kSteps, kStride = kDepth + kRvqSkew, kTileHalves = kRvqTile * kStride;
   const unsigned lane = threadIdx.x % kWarp, matrix = lane / 8, row = lane % 8;
   const auto load = [&](unsigned tile) {
-    constexpr unsigned kPieces = kDepth / 8;
+    constexpr unsigned kPieces = kDepth / 8, kThreads = kRvqWarps * kWarp;
     uint16_t* const to = tiles.halves + tile % 2 * kTileHalves;
-    for (unsigned i = threadIdx.x; i < kRvqTile * kPieces; i += kRvqWarps * kWarp)
-      copy_async16(to + i / kPieces * kStride + i % kPieces * 8,
-                   entries.halves + (size_t{tile} * kRvqTile + i / kPieces) * kDepth + i % kPieces * 8);
+    const uint16_t* const halves = entries.halves + size_t{tile} * kRvqTile * kDepth;
+#pragma unroll
+    for (unsigned begin = 0; begin < kRvqTile * kPieces; begin += kThreads) {
+      const unsigned i = begin + threadIdx.x;
+      if (kRvqTile * kPieces % kThreads == 0 || i < kRvqTile * kPieces)
+        copy_async16(to + i / kPieces * kStride + i % kPieces * 8, halves + i * 8);
+    }
     if (threadIdx.x < kRvqTile / 4)
       copy_async16(tiles.biases + tile % 2 * kRvqTile + threadIdx.x * 4,
                    entries.bias + size_t{tile} * kRvqTile + threadIdx.x * 4);
@@ -230,18 +240,24 @@ __device__ __forceinline__ void for_products(const RvqBooks& books, const RoughE
     copy_async_wait<1>();
     __syncthreads();
     const uint16_t* const from = tiles.halves + tile % 2 * kTileHalves;
-#pragma unroll(kUnrolled ? kRvqTile / 16 : 1)
-    for (unsigned block = 0; block < kRvqTile; block += 16) {
-      float products[2][4] = {};
+#pragma unroll(kUnrolled ? kRvqTile / kRvqColumns : 1)
+    for (unsigned block = 0; block < kRvqTile; block += kRvqColumns) {
+      Products products = {};
 #pragma unroll
-      for (unsigned k = 0; k < kSteps; ++k) {
-        uint32_t loaded[4];
-        load_matrices(loaded, from + (block + matrix / 2 * 8 + row) * kStride + k * 16 + matrix % 2 * 8);
-        multiply_f16(products[0], rows[k], loaded[0], loaded[1]);
-        multiply_f16(products[1], rows[k], loaded[2], loaded[3]);
-      }
+      for (unsigned k = 0; k < kSteps; ++k)
+#pragma unroll
+        for (unsigned n = 0; n < kRvqColumns / 8; n += 2) {
+          uint32_t loaded[4];
+          load_matrices(loaded,
+                        from + (block + n * 8 + matrix / 2 * 8 + row) * kStride + k * 16 + matrix % 2 * 8);
+          multiply_f16(products[n], rows[k], loaded[0], loaded[1]);
+          multiply_f16(products[n + 1], rows[k], loaded[2], loaded[3]);
+        }
       const float* const bias = tiles.biases + tile % 2 * kRvqTile + block + lane % 4 * 2;
-      const float biases[2][2] = {{bias[0], bias[1]}, {bias[8], bias[9]}};
+      Biases biases;
+#pragma unroll
+      for (unsigned n = 0; n < kRvqColumns / 8; ++n)
+        biases[n][0] = bias[n * 8], biases[n][1] = bias[n * 8 + 1];
       body(products, tile * kRvqTile + block + lane % 4 * 2, biases, block / 8);
     }
     __syncthreads();
@@ -269,13 +285,13 @@ template <class Near, class Flush>
 __device__ __forceinline__ void list_near(NearList& list, unsigned column, Near&& near, Flush&& flush) {
   unsigned mask = 0;
 #pragma unroll
-  for (unsigned i = 0; i < 8; ++i) mask |= static_cast<unsigned>(near(i / 4, i % 4)) << i;
-  if (__ballot_sync(kAllLanes, mask != 0) == 0) return;
+  for (unsigned i = 0; i < kRvqColumns / 2; ++i) mask |= static_cast<unsigned>(near(i / 4, i % 4)) << i;
   const unsigned row = threadIdx.x % kWarp / 4;
-#pragma unroll 1  // seldom; its instructions should stay few
-  for (unsigned i = 0; i < 8; ++i) {
+#pragma unroll 1  // seldom, and mostly once; its instructions should stay few
+  for (; __ballot_sync(kAllLanes, mask != 0) != 0; mask &= mask - 1) {
     if (list.count + kWarp > NearList::kRoom) flush();
-    list.add(mask >> i & 1, row + i % 4 / 2 * 8, column + i / 4 * 8 + i % 2);
+    const auto i = static_cast<unsigned>(__ffs(static_cast<int>(mask))) - 1;  // of a lane with one more
+    list.add(mask != 0, row + i % 4 / 2 * 8, column + i / 4 * 8 + i % 2);
   }
 }
 
@@ -296,10 +312,12 @@ __global__ void __launch_bounds__(kRvqWarps* kWarp, rvq_encode_blocks(kSteps))
   const Tiles<kSteps> tiles;
   const unsigned lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, first_row = warp * kRvqWarpRows;
   const uint64_t first = uint64_t{blockIdx.x} * kRvqRows + first_row;  // of this warp
-  const auto residual = [&](unsigned r) {
-    return first + r < count ? residuals + (first + r) * books.padded : nullptr;
-  };
-  const bool real[2] = {first + lane / 4 < count, first + lane / 4 + 8 < count};
+  const auto own_rows = static_cast<unsigned>(first >= count                 ? 0
+                                              : count - first < kRvqWarpRows ? count - first
+                                                                             : kRvqWarpRows);
+  float* const own_residuals = residuals + first * books.padded;
+  const auto residual = [&](unsigned r) { return r < own_rows ? own_residuals + r * books.padded : nullptr; };
+  const bool real[2] = {lane / 4 < own_rows, lane / 4 + 8 < own_rows};
   for (unsigned stage = 0; stage < books.stages; ++stage) {
     const float* const entries = books.entries + size_t{stage} * books.count * books.padded;
     const float* const bias = books.bias + size_t{stage} * books.tiles * kRvqTile;
@@ -340,15 +358,14 @@ __global__ void __launch_bounds__(kRvqWarps* kWarp, rvq_encode_blocks(kSteps))
                               __shfl_sync(kAllLanes, own.inverse, lane / 4 + 8)};
 
     float limit[2] = {-INFINITY, -INFINITY};  // first the best rough scores
-    for_products(books, rough, tiles, rows,
-                 [&](const float(&products)[2][4], unsigned, const float(&biases)[2][2], unsigned) {
+    for_products(
+        books, rough, tiles, rows, [&](const Products& products, unsigned, const Biases& biases, unsigned) {
 #pragma unroll
-                   for (unsigned n = 0; n < 2; ++n)
+          for (unsigned n = 0; n < kRvqColumns / 8; ++n)
 #pragma unroll
-                     for (unsigned i = 0; i < 4; ++i)
-                       limit[i / 2] =
-                           fmaxf(limit[i / 2], fmaf(products[n][i], inverse[i / 2], biases[n][i % 2]));
-                 });
+            for (unsigned i = 0; i < 4; ++i)
+              limit[i / 2] = fmaxf(limit[i / 2], fmaf(products[n][i], inverse[i / 2], biases[n][i % 2]));
+        });
 #pragma unroll
     for (unsigned half = 0; half < 2; ++half) {
 #pragma unroll
@@ -380,7 +397,7 @@ __global__ void __launch_bounds__(kRvqWarps* kWarp, rvq_encode_blocks(kSteps))
       list.count = 0;
     };
     for_products(books, rough, tiles, rows,
-                 [&](const float(&products)[2][4], unsigned column, const float(&biases)[2][2], unsigned) {
+                 [&](const Products& products, unsigned column, const Biases& biases, unsigned) {
                    list_near(
                        list, column,
                        [&](unsigned n, unsigned i) {
@@ -391,8 +408,7 @@ __global__ void __launch_bounds__(kRvqWarps* kWarp, rvq_encode_blocks(kSteps))
                        score_list);
                  });
     score_list();
-    if (lane < kRvqWarpRows && first + lane < count)
-      ids[(first + lane) * books.stages + stage] = best_ids[first_row + lane];
+    if (lane < own_rows) ids[(first + lane) * books.stages + stage] = best_ids[first_row + lane];
   }
 }
 
@@ -564,9 +580,6 @@ __global__ void __launch_bounds__(kRvqWarps* kWarp, rvq_beam_blocks(kSteps))
     // (Chosen without an index: an argument that is indexed would be copied to memory.)
     const bool odd = stage % 2 != 0;
     const float* const old_residuals = odd ? beam.residuals[1] : beam.residuals[0];
-    float* const new_residuals = odd ? beam.residuals[0] : beam.residuals[1];
-    const uint32_t* const old_paths = odd ? beam.paths[1] : beam.paths[0];
-    uint32_t* const new_paths = odd ? beam.paths[0] : beam.paths[1];
     const auto residual = [&](uint64_t row, unsigned hypothesis) {
       return stage == 0 ? beam.rows + row * books.padded
                         : old_residuals + (row * beam.beam + hypothesis) * books.padded;
@@ -592,11 +605,13 @@ __global__ void __launch_bounds__(kRvqWarps* kWarp, rvq_beam_blocks(kSteps))
     uint32_t rows[kSteps][4];
     take_rows(tiles, rows);
     const unsigned lane_places[2] = {lane / 4, lane / 4 + 8};
-    float inverse[2], error[2], offset[2];
+    const float inverse[2] = {__shfl_sync(kAllLanes, own_screen.inverse, lane_places[0]),
+                              __shfl_sync(kAllLanes, own_screen.inverse, lane_places[1])};
+
+    float error[2], offset[2];
 #pragma unroll
     for (unsigned half = 0; half < 2; ++half) {
       offset[half] = offsets[first_place + lane_places[half]];
-      inverse[half] = __shfl_sync(kAllLanes, own_screen.inverse, lane_places[half]);
       // The bound, once, and the roundings of adding offset and bound.
       error[half] = 0.5f * __shfl_sync(kAllLanes, own_screen.margin, lane_places[half]) +
                     0x1p-21f * (__shfl_sync(kAllLanes, own_screen.most, lane_places[half]) +
@@ -609,16 +624,16 @@ __global__ void __launch_bounds__(kRvqWarps* kWarp, rvq_beam_blocks(kSteps))
     for (unsigned place = 0; place < kPlaces; ++place)
 #pragma unroll
       for (unsigned i = 0; i < 4; ++i) highest[place][i] = -INFINITY;
-    for_products<kSteps, true>(
-        books, rough, tiles, rows,
-        [&](const float(&products)[2][4], unsigned, const float(&biases)[2][2], unsigned place) {
+    for_products<kSteps, true>(books, rough, tiles, rows,
+                               [&](const Products& products, unsigned, const Biases& biases, unsigned place) {
 #pragma unroll
-          for (unsigned n = 0; n < 2; ++n)
+                                 for (unsigned n = 0; n < kRvqColumns / 8; ++n)
 #pragma unroll
-            for (unsigned i = 0; i < 4; ++i)
-              highest[place + n][i] =
-                  fmaxf(highest[place + n][i], fmaf(products[n][i], inverse[i / 2], biases[n][i % 2]));
-        });
+                                   for (unsigned i = 0; i < 4; ++i)
+                                     highest[place + n][i] =
+                                         fmaxf(highest[place + n][i],
+                                               fmaf(products[n][i], inverse[i / 2], biases[n][i % 2]));
+                               });
 #pragma unroll
     for (unsigned place = 0; place < kPlaces; ++place)
 #pragma unroll
@@ -665,7 +680,7 @@ __global__ void __launch_bounds__(kRvqWarps* kWarp, rvq_beam_blocks(kSteps))
     };
     for_products(
         books, rough, tiles, rows,
-        [&](const float(&products)[2][4], unsigned column, const float(&biases)[2][2], unsigned) {
+        [&](const Products& products, unsigned column, const Biases& biases, unsigned) {
           list_near(
               near, column,
               [&](unsigned n, unsigned i) {
@@ -703,6 +718,9 @@ __global__ void __launch_bounds__(kRvqWarps* kWarp, rvq_beam_blocks(kSteps))
     }
     __syncthreads();
 
+    float* const new_residuals = odd ? beam.residuals[0] : beam.residuals[1];
+    const uint32_t* const old_paths = odd ? beam.paths[1] : beam.paths[0];
+    uint32_t* const new_paths = odd ? beam.paths[0] : beam.paths[1];
     // A place in each half of the warp.
 #pragma unroll 1
     for (unsigned i = 0; i < kRvqWarpRows; i += 2) {
@@ -719,19 +737,16 @@ __global__ void __launch_bounds__(kRvqWarps* kWarp, rvq_beam_blocks(kSteps))
       }
       if (last_stage) continue;
       // As lib subtracts: element j's square goes to lane j mod 16, the lanes are added as a tree.
-      const float* const row = moves ? residual(at.row, choice.hypothesis) : entries;
-      const float* const entry = moves ? entries + size_t{choice.id} * books.padded : entries;
+      const float* const row = (moves ? residual(at.row, choice.hypothesis) : entries) + own_lane;
+      const float* const entry = (moves ? entries + size_t{choice.id} * books.padded : entries) + own_lane;
       float left[kSteps], energy = 0;
 #pragma unroll
-      for (unsigned step = 0; step < kSteps; ++step) {
-        const unsigned j = step * 16 + own_lane;
-        left[step] = j < books.padded ? row[j] - entry[j] : 0;
-      }
-      float* const to = new_residuals + (at.row * beam.beam + at.hypothesis) * books.padded;
+      for (unsigned step = 0; step < kSteps; ++step)
+        left[step] = step * 16 < books.padded ? row[step * 16] - entry[step * 16] : 0;
+      float* const to = new_residuals + (at.row * beam.beam + at.hypothesis) * books.padded + own_lane;
 #pragma unroll
       for (unsigned step = 0; step < kSteps; ++step) {
-        const unsigned j = step * 16 + own_lane;
-        if (moves && j < books.padded) to[j] = left[step];
+        if (moves && step * 16 < books.padded) to[step * 16] = left[step];
         energy += left[step] * left[step];
       }
 #pragma unroll
