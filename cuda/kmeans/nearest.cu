@@ -104,13 +104,14 @@ __device__ __forceinline__ Peak join(const Peak& a, const Peak& b) {
 /// are not there become zeros.
 __device__ __forceinline__ void load_tile(uint16_t* shared, unsigned length, const RoughRows& rows,
                                           unsigned first, unsigned k) {
-  constexpr unsigned kChunks = kRoughStep / 8;  // of 16 bytes
+  constexpr unsigned kChunks = kRoughStep / 8, kRows = kPeakThreads / kChunks;  // of 16 bytes; at a time
+  const unsigned own_row = threadIdx.x / kChunks, column = threadIdx.x % kChunks * 8;
+  const uint16_t* from = rows.rough + (size_t{first} + own_row) * rows.padded + k + column;
 #pragma unroll
-  for (unsigned i = threadIdx.x; i < kPeakTile * kChunks; i += kPeakThreads) {
-    const unsigned row = i / kChunks, chunk = i % kChunks;
-    const bool real = first + row < rows.count;
-    copy_async16(shared + row * length + chunk * 8,
-                 rows.rough + size_t{real ? first + row : 0} * rows.padded + k + chunk * 8, real ? 16 : 0);
+  for (unsigned i = 0; i < kPeakTile; i += kRows) {
+    const bool real = first + own_row + i < rows.count;
+    copy_async16(shared + own_row * length + column + i * length, real ? from : rows.rough, real ? 16 : 0);
+    from += size_t{kRows} * rows.padded;
   }
 }
 
@@ -256,9 +257,18 @@ __global__ void __launch_bounds__(kPeakThreads, 2)
 /// lib's score of a row with an entry, by 16 lanes: element i in lane i mod 16, products rounded before they
 /// are added, the lanes as a tree. All 32 lanes call it, each half with an entry of its own.
 __device__ __forceinline__ float exact_score(const float* row, const float* entry, unsigned d) {
-  const unsigned lane = threadIdx.x % 16;
+  constexpr unsigned kTogether = 8;  // elements of a lane that are loaded at the same time
+  unsigned j = threadIdx.x % 16;
   float sum = 0;
-  for (unsigned j = lane; j < d; j += 16) sum += row[j] * entry[j];
+  for (; j + 16 * (kTogether - 1) < d; j += 16 * kTogether) {
+    const float *from = row + j, *other = entry + j;
+    float values[kTogether], others[kTogether];
+#pragma unroll
+    for (unsigned i = 0; i < kTogether; ++i) values[i] = from[i * 16], others[i] = other[i * 16];
+#pragma unroll
+    for (unsigned i = 0; i < kTogether; ++i) sum += values[i] * others[i];
+  }
+  for (; j < d; j += 16) sum += row[j] * entry[j];
 #pragma unroll
   for (unsigned step = 8; step > 0; step /= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
   return sum;
