@@ -19,12 +19,12 @@
 
 namespace kvcodec::cuda {
 
-/// Symbols of a row of keys that are decoded before they are written out together, and the bytes from one
-/// row to the next: words of neighbouring rows lie in different banks.
-constexpr unsigned kKeyChunk = 64, kKeyChunkStride = kKeyChunk + 4;
-
-/// Symbols of a row of keys that are decoded before they are multiplied.
+/// Symbols that are decoded between two looks for escapes; those of keys are multiplied then.
 constexpr unsigned kKeyStep = 16;
+
+/// Symbols of a row of keys that are decoded before they are written out together, and the bytes from one
+/// row to the next: 16 bytes of eight neighbouring rows lie in different banks.
+constexpr unsigned kKeyChunk = 64, kKeyChunkStride = kKeyChunk + 16;
 
 /// The largest of queries times steps becomes at least 2^kKeyTop: far from the overflow of f16, while of each
 /// no more than 2^-(kKeyTop + 25) of the largest is lost, half of the least f16.
@@ -35,6 +35,8 @@ constexpr unsigned kKvcompThreads = 256;  ///< of a block of threads at most
 /// Blocks of threads that a multiprocessor shall have registers for: a step waits for shared memory, and
 /// other warps step meanwhile.
 constexpr unsigned kvcomp_together(unsigned queries, bool staged) { return queries > 4 || !staged ? 2 : 3; }
+
+KVCODEC_HD constexpr unsigned round_up(unsigned value, unsigned to) { return (value + to - 1) / to * to; }
 
 /// How a launch is cut up, and its shared memory:
 ///   table | stage of each team | (floats of each team) | (chunk of each thread)
@@ -166,9 +168,33 @@ __device__ __forceinline__ float raw_value(const KvcompStore& store, const Kvcom
   return from_storage(store, bits >> 8 | (bits & 0xff) << 8);
 }
 
+/// Two floats in 16 bits each, the first in the lower half: bf16_from_float and f16_from_float but for the
+/// payloads of NaNs, which no encoder's steps make.
+__device__ __forceinline__ uint32_t to_halves(float low, float high, bool brain) {
+#ifdef __CUDA_ARCH__
+  uint32_t halves;
+  if (brain)
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(halves) : "f"(high), "f"(low));
+  else
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(halves) : "f"(high), "f"(low));
+  return halves;
+#else
+  return brain ? bf16_from_float(low) | uint32_t{bf16_from_float(high)} << 16
+               : f16_from_float(low) | uint32_t{f16_from_float(high)} << 16;
+#endif
+}
+
 __device__ __forceinline__ void put(float* out, float value, bool) { *out = value; }
 __device__ __forceinline__ void put(uint16_t* out, float value, bool brain) {
-  *out = brain ? bf16_from_float(value) : f16_from_float(value);
+  *out = static_cast<uint16_t>(to_halves(value, 0, brain));
+}
+/// Four that lie side by side from a multiple of four on.
+__device__ __forceinline__ void put_four(float* out, const float (&values)[4], bool) {
+  *reinterpret_cast<float4*>(out) = make_float4(values[0], values[1], values[2], values[3]);
+}
+__device__ __forceinline__ void put_four(uint16_t* out, const float (&values)[4], bool brain) {
+  *reinterpret_cast<uint2*>(out) =
+      make_uint2(to_halves(values[0], values[1], brain), to_halves(values[2], values[3], brain));
 }
 
 /// Elements that lie side by side in shared memory, from a multiple of their number on, by as few loads as
@@ -188,29 +214,52 @@ __device__ __forceinline__ void load_vector(float (&to)[kCount], const float* fr
   }
 }
 
-/// Calls body(i, symbol) for the next n symbols of a run.
-template <class Words, class Body>
+/// A place in a run before its first escape: symbol `index`, which begins at `bit`. To walk from the run's
+/// begin for one escape took longer than all the rest of a small launch (keys of 8,192 tokens: 9 of 22 us).
+template <class Bit>
+struct Mark {
+  Bit bit;
+  unsigned index = 0;
+
+  /// Moves to symbol i, where the cursor is, if no escape was passed.
+  template <class Words>
+  __device__ __forceinline__ void follow(const BitCursor<Words>& cursor, unsigned i) {
+    if (cursor.escapes() == 0) bit = static_cast<Bit>(cursor.position()), index = i;
+  }
+};
+
+/// Calls body(i, symbol) for the next n symbols of a run, at its begin.
+template <class Words, class Bit, class Body>
 __device__ __forceinline__ void walk(BitCursor<Words>& cursor, const uint32_t* table, unsigned n,
-                                     Body&& body) {
-  unsigned i = 0;
-#pragma unroll 2
-  for (; i + 2 <= n; i += 2) {
+                                     Mark<Bit>& mark, Body&& body) {
+  const auto two = [&](unsigned i) {
     const uint32_t entry = cursor.two(table);
     body(i, StepSymbol<2>{entry});
     body(i + 1, StepSymbol<3>{entry});
+  };
+  unsigned i = 0;
+#pragma unroll 1
+  for (; i + kKeyStep <= n; i += kKeyStep) {
+    mark.follow(cursor, i);
+#pragma unroll
+    for (unsigned k = 0; k < kKeyStep; k += 2) two(i + k);
   }
+  mark.follow(cursor, i);
+#pragma unroll 1
+  for (; i + 2 <= n; i += 2) two(i);
   if (i < n) body(i, StepSymbol<2>{cursor.one(table)});
 }
 
-/// Calls body(i, value) for the values of a run that are stored exactly. start: its first bit; raw: the bit
-/// behind its codes. Returns whether all values are finite.
-template <class Words, class Body>
-__device__ __forceinline__ bool walk_exact(const KvcompStore& store, const Words& words, uint64_t start,
-                                           uint64_t raw, const uint32_t* table, unsigned n, Body&& body) {
-  BitCursor<Words> cursor(words, start);
+/// Calls body(i, value) for the `escapes` values of a run that are stored exactly, all behind the mark. raw:
+/// the bit behind the run's codes. Returns whether all values are finite.
+template <class Words, class Bit, class Body>
+__device__ __forceinline__ bool walk_exact(const KvcompStore& store, const Words& words,
+                                           const Mark<Bit>& mark, uint64_t raw, const uint32_t* table,
+                                           unsigned escapes, Body&& body) {
+  BitCursor<Words> cursor(words, mark.bit);
   bool finite = true;
 #pragma unroll 1
-  for (unsigned i = 0; i < n; ++i) {
+  for (unsigned i = mark.index; cursor.escapes() < escapes; ++i) {
     if (!step_escapes(cursor.one(table))) continue;
     const float value = from_storage(store, words.bits(raw, 16));
     raw += 16;
@@ -219,6 +268,48 @@ __device__ __forceinline__ bool walk_exact(const KvcompStore& store, const Words
   }
   return finite;
 }
+
+/// The next n (up to kKeyStep) symbols of a run, zeros behind them.
+template <class Words>
+__device__ __forceinline__ void next_symbols(BitCursor<Words>& cursor, const uint32_t* table, unsigned n,
+                                             uint4* to) {
+  if (n >= kKeyStep) {
+    uint32_t words[kKeyStep / 4];
+#pragma unroll
+    for (uint32_t& word : words) {
+      const uint32_t first = cursor.two(table), second = cursor.two(table);
+      word = __byte_perm(first, second, 0x7632);
+    }
+    *to = make_uint4(words[0], words[1], words[2], words[3]);
+  } else {
+    constexpr uint32_t kZeros = kStepZero * 0x01010101u;
+    *to = make_uint4(kZeros, kZeros, kZeros, kZeros);
+    auto* bytes = reinterpret_cast<uint8_t*>(to);
+    for (unsigned i = 0; i < n; ++i) bytes[i] = StepSymbol<2>{cursor.one(table)}.symbol();
+  }
+}
+
+/// Byte kByte of four symbols as the last bits of 2^23.
+template <unsigned kByte>
+__device__ __forceinline__ float last_of_2_23(uint32_t symbols) {
+#ifdef __CUDA_ARCH__
+  return float_of(__byte_perm(symbols, 0x4b000000u, 0x7440 + kByte));
+#else
+  return float_of(0x4b000000u | (symbols >> (8 * kByte) & 255));
+#endif
+}
+
+/// Which of a block's tokens, from first_token on, are asked for.
+struct Wanted {
+  unsigned first, count;
+  __device__ __forceinline__ Wanted(const KvcompRange& range, uint64_t first_token, unsigned tokens) {
+    const uint64_t last = range.end < first_token + tokens ? range.end : first_token + tokens;
+    first = static_cast<unsigned>(range.first > first_token ? range.first - first_token : 0);
+    const auto end = static_cast<unsigned>(last > first_token ? last - first_token : 0);
+    count = end > first ? end - first : 0;
+  }
+  __device__ __forceinline__ bool operator()(unsigned t) const { return t - first < count; }
+};
 
 /// The team's item: block `item` of store, if there is one.
 __device__ __forceinline__ const KvcompPlace* place_of(const KvcompStore& store, uint32_t item) {
@@ -237,8 +328,11 @@ __global__ void kvcomp_decode(KvcompStore store, KvcompTeams teams, KvcompRange 
   const Shared shared = share(teams, team);
   const unsigned runs = kByChannel ? store.dims : store.tokens;
   const unsigned n = kByChannel ? store.tokens : store.dims;
-  float* const steps = shared.floats;        // by position in the run
-  float* const origins = shared.floats + n;  // of keys
+  float* const steps = shared.floats;  // by position in the run
+  // Of keys, what is to be added to a symbol that is the last bits of 2^23.
+  float* const origins = shared.floats + round_up(n, 4);
+  const bool fours = stride % 4 == 0 && store.dims % 4 == 0 &&
+                     reinterpret_cast<uintptr_t>(out) % (4 * sizeof(Out)) == 0;  // how rows begin
   load_table(store, shared.table);
   const uint32_t items = store.rows * store.heads;
   for (uint32_t begin = blockIdx.x * teams.teams; begin < items; begin += gridDim.x * teams.teams) {
@@ -247,9 +341,7 @@ __global__ void kvcomp_decode(KvcompStore store, KvcompTeams teams, KvcompRange 
     const bool raw = place && place->mode == 255, coded = place && !raw;
     const uint64_t first_token = uint64_t{item / store.heads} * store.tokens;
     const uint64_t column = uint64_t{item % store.heads} * store.dims;
-    const auto wanted = [&](unsigned t) {
-      return first_token + t >= range.first && first_token + t < range.end;
-    };
+    const Wanted wanted(range, first_token, store.tokens);
     const auto out_of = [&](unsigned t, unsigned c) {
       return out + (first_token + t - range.first) * stride + column + c;
     };
@@ -260,7 +352,8 @@ __global__ void kvcomp_decode(KvcompStore store, KvcompTeams teams, KvcompRange 
     if (coded)
       for (unsigned i = team.thread; i < n; i += team.threads) {
         steps[i] = step_of(store, *place, kByChannel || store.channel_steps ? i : 0);
-        if (!kByChannel) origins[i] = origin(store, *place, i);
+        // Whole numbers below 2^24: exact.
+        if (!kByChannel) origins[i] = origin(store, *place, i) - (8388608.0f + kStepZero);
       }
     if (raw)
       for (unsigned t = team.thread / kWarp; t < store.tokens; t += team.warps) {
@@ -282,30 +375,50 @@ __global__ void kvcomp_decode(KvcompStore store, KvcompTeams teams, KvcompRange 
       const auto start = payload.run_at(bit + scan_team(bits, team, sums, total));
       bit += total;
       BitCursor cursor(payload.stream, active ? start : payload.bit);
+      Mark<decltype(bit)> mark{start};
       if constexpr (kByChannel) {
-        if (active)
-          walk(cursor, shared.table, n, [&](unsigned t, auto symbol) {
-            if (wanted(t)) put(out_of(t, run), symbol.level() * steps[t], store.brain);
+        if (active) {
+          Out* at = out_of(0, run);
+          walk(cursor, shared.table, n, mark, [&](unsigned t, auto symbol) {
+            if (wanted(t)) put(at, symbol.level() * steps[t], store.brain);
+            at += stride;
           });
+        }
       } else {
         for (unsigned chunk = 0; chunk < n; chunk += kKeyChunk) {
           const unsigned count = n - chunk < kKeyChunk ? n - chunk : kKeyChunk;
           if (active)
-            walk(cursor, shared.table, count,
-                 [&](unsigned i, auto symbol) { shared.chunk[i] = symbol.symbol(); });
-          __syncthreads();
-          // Rows together: a warp writes neighbouring channels.
-          if (coded)
-            for (unsigned r = team.thread / kWarp; r < team.threads && first + r < runs; r += team.warps) {
-              if (!wanted(first + r)) continue;
-              for (unsigned i = threadIdx.x % kWarp; i < count; i += kWarp) {
-                const unsigned c = chunk + i;
-                const float level =
-                    static_cast<float>(static_cast<int>(shared.chunks[r * teams.chunks + i]) - kStepZero) +
-                    origins[c];
-                put(out_of(first + r, c), level * steps[c], store.brain);
-              }
+#pragma unroll 1
+            for (unsigned i = 0; i < count; i += kKeyStep) {
+              mark.follow(cursor, chunk + i);
+              next_symbols(cursor, shared.table, count - i, reinterpret_cast<uint4*>(shared.chunk + i));
             }
+          __syncthreads();
+          // Rows together: half a warp writes a row's channels, four a thread. (One a thread took 37
+          // instructions for each, most of a launch.)
+          const unsigned lane = threadIdx.x % (kWarp / 2), c = chunk + 4 * lane;
+          if (coded && c < n) {
+            const unsigned own = n - c < 4 ? n - c : 4;
+            float add[4] = {}, step[4] = {};
+            for (unsigned k = 0; k < own; ++k) add[k] = origins[c + k], step[k] = steps[c + k];
+            for (unsigned r = team.thread / (kWarp / 2); r < team.threads && first + r < runs;
+                 r += 2 * team.warps) {
+              if (!wanted(first + r)) continue;
+              const uint32_t symbols =
+                  *reinterpret_cast<const uint32_t*>(shared.chunks + r * teams.chunks + 4 * lane);
+              const float values[4] = {(last_of_2_23<0>(symbols) + add[0]) * step[0],
+                                       (last_of_2_23<1>(symbols) + add[1]) * step[1],
+                                       (last_of_2_23<2>(symbols) + add[2]) * step[2],
+                                       (last_of_2_23<3>(symbols) + add[3]) * step[3]};
+              Out* const to = out_of(first + r, c);
+              if (fours)
+                put_four(to, values, store.brain);
+              else
+#pragma unroll
+                for (unsigned k = 0; k < 4; ++k)
+                  if (k < own) put(to + k, values[k], store.brain);
+            }
+          }
           __syncthreads();
         }
       }
@@ -313,10 +426,11 @@ __global__ void kvcomp_decode(KvcompStore store, KvcompTeams teams, KvcompRange 
       const uint64_t end = cursor.position();
       good &= end + 16 * uint64_t{cursor.escapes()} == start + bits;
       if (good && cursor.escapes() > 0)
-        good = walk_exact(store, payload.stream, start, end, shared.table, n, [&](unsigned i, float value) {
-          const unsigned t = kByChannel ? i : run, c = kByChannel ? run : i;
-          if (wanted(t)) put(out_of(t, c), value, store.brain);
-        });
+        good = walk_exact(store, payload.stream, mark, end, shared.table, cursor.escapes(),
+                          [&](unsigned i, float value) {
+                            const unsigned t = kByChannel ? i : run, c = kByChannel ? run : i;
+                            if (wanted(t)) put(out_of(t, c), value, store.brain);
+                          });
     }
     if (coded) good &= (bit - payload.bit + 7) / 8 == place->payload_bytes;
     if (!good) atomicMin(damaged, item);
@@ -340,26 +454,6 @@ __device__ __forceinline__ uint32_t level_halves(uint32_t symbols) {
   };
   return half(kFirst) | half(kFirst + 1) << 16;
 #endif
-}
-
-/// The next n (up to kKeyStep) symbols of a run, zeros behind them.
-template <class Words>
-__device__ __forceinline__ void next_symbols(BitCursor<Words>& cursor, const uint32_t* table, unsigned n,
-                                             uint4* to) {
-  if (n >= kKeyStep) {
-    uint32_t words[kKeyStep / 4];
-#pragma unroll
-    for (uint32_t& word : words) {
-      const uint32_t first = cursor.two(table), second = cursor.two(table);
-      word = __byte_perm(first, second, 0x7632);
-    }
-    *to = make_uint4(words[0], words[1], words[2], words[3]);
-  } else {
-    constexpr uint32_t kZeros = kStepZero * 0x01010101u;
-    *to = make_uint4(kZeros, kZeros, kZeros, kZeros);
-    auto* bytes = reinterpret_cast<uint8_t*>(to);
-    for (unsigned i = 0; i < n; ++i) bytes[i] = StepSymbol<2>{cursor.one(table)}.symbol();
-  }
 }
 
 }  // namespace kvcomp_detail
@@ -416,12 +510,7 @@ __global__ void __launch_bounds__(kKvcompThreads, kvcomp_together(4 * kTiles, kS
     const auto query = [&](unsigned g, unsigned c) {
       return g < count ? queries[size_t{first_row + g} * n + c] : 0.0f;
     };
-    // Of this block's tokens those that are asked for, and where their scores go.
-    const uint64_t last = range.end < first_token + runs ? range.end : first_token + runs;
-    const auto first_wanted =
-        static_cast<unsigned>(range.first > first_token ? range.first - first_token : 0);
-    const auto end_wanted = static_cast<unsigned>(last > first_token ? last - first_token : 0);
-    const auto wanted = [&](unsigned run) { return run >= first_wanted && run < end_wanted; };
+    const Wanted wanted(range, first_token, runs);
     const auto score_of = [&](unsigned g, unsigned run) -> float& {
       return out[(first_row + g) * stride + (first_token - range.first + run)];
     };
@@ -488,8 +577,10 @@ __global__ void __launch_bounds__(kKvcompThreads, kvcomp_together(4 * kTiles, kS
       if (coded) {  // the whole team
         // Threads without a run decode what they find, for nobody.
         BitCursor cursor(payload.stream, active ? start : payload.bit);
+        Mark<decltype(bit)> mark{start};
         float products[kTiles][2][4] = {};
         for (unsigned step = 0; step < steps; ++step) {
+          mark.follow(cursor, step * kKeyStep);
           uint4* const all = symbols + step % 2 * kWarp;
           next_symbols(cursor, shared.table, n - step * kKeyStep, all + lane);
           __syncwarp();
@@ -537,7 +628,7 @@ __global__ void __launch_bounds__(kKvcompThreads, kvcomp_together(4 * kTiles, kS
         __syncwarp();  // the scores are there
         if (active && good && cursor.escapes() > 0) {
           float more[kQueries] = {};
-          good = walk_exact(store, payload.stream, start, cursor.position(), shared.table, n,
+          good = walk_exact(store, payload.stream, mark, cursor.position(), shared.table, cursor.escapes(),
                             [&](unsigned c, float value) {
                               const float step = step_of(store, *place, store.channel_steps ? c : 0);
                               const float known = origin(store, *place, c) * step;
@@ -619,7 +710,8 @@ __global__ void kvcomp_values(KvcompStore store, KvcompTeams teams, KvcompRange 
       good &= (bit - payload.bit + 7) / 8 == place->payload_bytes;
       if (own_run < runs) {
         BitCursor cursor(payload.stream, start);
-        walk(cursor, shared.table, n, [&](unsigned t, auto symbol) {
+        Mark<decltype(bit)> mark{start};
+        walk(cursor, shared.table, n, mark, [&](unsigned t, auto symbol) {
           const float level = symbol.level();
           float elements[kQueries];
           load_vector(elements, vectors + t * kQueries);
@@ -628,9 +720,11 @@ __global__ void kvcomp_values(KvcompStore store, KvcompTeams teams, KvcompRange 
         const uint64_t end = cursor.position();
         good &= end + 16 * uint64_t{cursor.escapes()} == start + bits;
         if (good && cursor.escapes() > 0)
-          good = walk_exact(store, payload.stream, start, end, shared.table, n, [&](unsigned t, float value) {
-            for (unsigned g = 0; g < kQueries; ++g) out[g] = fmaf(value, weight(g, t), out[g]);
-          });
+          good = walk_exact(store, payload.stream, mark, end, shared.table, cursor.escapes(),
+                            [&](unsigned t, float value) {
+                              for (unsigned g = 0; g < kQueries; ++g)
+                                out[g] = fmaf(value, weight(g, t), out[g]);
+                            });
       }
     } else if (raw && own_run < runs) {
       for (unsigned t = 0; t < n; ++t) {
@@ -669,8 +763,6 @@ __global__ void kvcomp_sum_parts(const float* partial, size_t parts, size_t size
 // Launchers ---------------------------------------------------------------------------------------
 
 namespace {
-
-constexpr unsigned round_up(unsigned value, unsigned to) { return (value + to - 1) / to * to; }
 
 /// Threads of a team.
 constexpr unsigned threads_for(unsigned runs) {
@@ -712,7 +804,8 @@ template <class Out>
 Status decode(const KvcompStore& store, KvcompRange range, Out* out, size_t stride, uint32_t* damaged,
               StreamHandle stream, const KvcompCuts& cuts) {
   const Plan plan(cuts, store, store.by_channel ? store.dims : store.tokens,
-                  store.by_channel ? store.tokens : 2 * store.dims, store.by_channel ? 0 : kKeyChunkStride);
+                  store.by_channel ? store.tokens : round_up(store.dims, 4) + store.dims,
+                  store.by_channel ? 0 : kKeyChunkStride);
   const bool staged = plan.teams.stage_bytes > 0;
   const auto kernel = store.by_channel
                           ? (staged ? kvcomp_decode<Out, true, true> : kvcomp_decode<Out, true, false>)
