@@ -34,7 +34,7 @@ constexpr unsigned kKvcompThreads = 256;  ///< of a block of threads at most
 
 /// Blocks of threads that a multiprocessor shall have registers for: a step waits for shared memory, and
 /// other warps step meanwhile.
-constexpr unsigned kvcomp_together(unsigned queries, bool staged) { return queries > 4 || !staged ? 2 : 3; }
+constexpr unsigned kvcomp_together(unsigned queries, bool staged) { return queries > 4 || !staged ? 2 : 4; }
 
 KVCODEC_HD constexpr unsigned round_up(unsigned value, unsigned to) { return (value + to - 1) / to * to; }
 
@@ -137,6 +137,13 @@ __device__ __forceinline__ unsigned run_bits(const KvcompStore& store, const Kvc
          store.counts.bits(bit + 16 + uint64_t{run} * place.mode, place.mode);
 }
 
+/// The same; 0 if there is no such run or block. Kernels ask for those of their first runs before they wait
+/// for the payload: the two arrive together.
+__device__ __forceinline__ unsigned own_run_bits(const KvcompStore& store, const KvcompPlace* coded,
+                                                 unsigned run, unsigned runs) {
+  return coded && run < runs ? run_bits(store, *coded, run) : 0;
+}
+
 /// Level of the origin of channel c.
 __device__ __forceinline__ float origin(const KvcompStore& store, const KvcompPlace& place, unsigned c) {
   if (!store.has_origins) return 0;
@@ -214,6 +221,85 @@ __device__ __forceinline__ void load_vector(float (&to)[kCount], const float* fr
   }
 }
 
+/// The other way round.
+template <unsigned kCount>
+__device__ __forceinline__ void store_vector(float* to, const float (&from)[kCount]) {
+  if constexpr (kCount % 4 == 0) {
+    for (unsigned i = 0; i < kCount; i += 4)
+      *reinterpret_cast<float4*>(to + i) = make_float4(from[i], from[i + 1], from[i + 2], from[i + 3]);
+  } else {
+    for (unsigned i = 0; i < kCount; ++i) to[i] = from[i];
+  }
+}
+
+/// BitCursor (lib/entropy/huffman_step.hpp) in fewer instructions: 12 instead of 17 for a look-up of two
+/// symbols, as it moves on alike after all entries and never sets `used` back.
+template <class Words>
+class StepCursor {
+ public:
+  __device__ __forceinline__ StepCursor(const Words& words, uint64_t bit)
+      : words_(words), next_(static_cast<uint32_t>(bit / 32) + 3), used_(static_cast<uint32_t>(bit % 32)) {
+    high_ = words.word(next_ - 3), low_ = words.word(next_ - 2), ahead_ = words.stored(next_ - 1);
+  }
+  /// Passes over the next two codes, if they share an entry, or one. Escapes are the caller's to see.
+  __device__ __forceinline__ uint32_t some(const uint32_t* table) {
+    const uint32_t entry = look(table);
+    pass(entry);
+    return entry;
+  }
+  /// Passes over the next code. Its entry.
+  __device__ __forceinline__ uint32_t one(const uint32_t* table) {
+    const uint32_t entry = look(table);
+    pass(entry >> 8);
+    escapes_ += step_escapes(entry);
+    return entry;
+  }
+  /// Passes over the next two codes. An entry with both symbols.
+  __device__ __forceinline__ uint32_t two(const uint32_t* table) {
+    uint32_t entry = some(table);
+    if (step_alone(entry)) [[unlikely]] {
+      escapes_ += step_escapes(entry);
+      entry = (entry & 0x00ffffff) | (one(table) << 8 & 0xff000000);
+    }
+    return entry;
+  }
+  /// Goes back to a bit of the same stream that was passed over, with no escapes since.
+  __device__ __forceinline__ void back_to(uint64_t bit) {
+    const unsigned escapes = escapes_;
+    *this = StepCursor(words_, bit);
+    escapes_ = escapes;
+  }
+  __device__ __forceinline__ unsigned escapes() const { return escapes_; }  ///< how many were passed over
+  __device__ __forceinline__ uint64_t position() const { return uint64_t{next_ - 3} * 32 + (used_ & 31); }
+
+ private:
+  __device__ __forceinline__ uint32_t look(const uint32_t* table) const {
+#ifdef __CUDA_ARCH__
+    const uint32_t bits = __funnelshift_l(low_, high_, used_);  // by its last five bits
+#else
+    const uint64_t both = uint64_t{high_} << 32 | low_;
+    const auto bits = static_cast<uint32_t>((both << (used_ & 31)) >> 32);
+#endif
+    return table[bits >> (32 - kStepWindow)];
+  }
+  /// The last four bits of `entry` say how far; bits 4 and 5 are zeros.
+  __device__ __forceinline__ void pass(uint32_t entry) {
+    const uint32_t used = used_ + entry;
+    if (((used ^ used_) & 32) != 0) {
+      high_ = low_, low_ = swap_bytes(ahead_), ahead_ = words_.stored(next_);
+      ++next_;
+    }
+    used_ = used;
+  }
+
+  Words words_;
+  uint32_t next_;        // the word that follows those that are here
+  uint32_t used_;        // its last five bits: bits of high_; the sixth changes with the word
+  uint32_t high_, low_;  // words in which the next code begins and ends
+  uint32_t ahead_;       // the word behind them as it is stored: read early, so that nobody waits for it
+  unsigned escapes_ = 0;
+};
+
 /// A place in a run before its first escape: symbol `index`, which begins at `bit`. To walk from the run's
 /// begin for one escape took longer than all the rest of a small launch (keys of 8,192 tokens: 9 of 22 us).
 template <class Bit>
@@ -223,14 +309,14 @@ struct Mark {
 
   /// Moves to symbol i, where the cursor is, if no escape was passed.
   template <class Words>
-  __device__ __forceinline__ void follow(const BitCursor<Words>& cursor, unsigned i) {
+  __device__ __forceinline__ void follow(const StepCursor<Words>& cursor, unsigned i) {
     if (cursor.escapes() == 0) bit = static_cast<Bit>(cursor.position()), index = i;
   }
 };
 
 /// Calls body(i, symbol) for the next n symbols of a run, at its begin.
 template <class Words, class Bit, class Body>
-__device__ __forceinline__ void walk(BitCursor<Words>& cursor, const uint32_t* table, unsigned n,
+__device__ __forceinline__ void walk(StepCursor<Words>& cursor, const uint32_t* table, unsigned n,
                                      Mark<Bit>& mark, Body&& body) {
   const auto two = [&](unsigned i) {
     const uint32_t entry = cursor.two(table);
@@ -256,7 +342,7 @@ template <class Words, class Bit, class Body>
 __device__ __forceinline__ bool walk_exact(const KvcompStore& store, const Words& words,
                                            const Mark<Bit>& mark, uint64_t raw, const uint32_t* table,
                                            unsigned escapes, Body&& body) {
-  BitCursor<Words> cursor(words, mark.bit);
+  StepCursor<Words> cursor(words, mark.bit);
   bool finite = true;
 #pragma unroll 1
   for (unsigned i = mark.index; cursor.escapes() < escapes; ++i) {
@@ -269,24 +355,39 @@ __device__ __forceinline__ bool walk_exact(const KvcompStore& store, const Words
   return finite;
 }
 
-/// The next n (up to kKeyStep) symbols of a run, zeros behind them.
-template <class Words>
-__device__ __forceinline__ void next_symbols(BitCursor<Words>& cursor, const uint32_t* table, unsigned n,
-                                             uint4* to) {
+/// The next n (up to kKeyStep) symbols of a run, from symbol `first` on, zeros behind them. Codes of keys
+/// mostly share entries: all look-ups are made before one is asked whether it is alone.
+template <class Words, class Bit>
+__device__ __forceinline__ void next_symbols(StepCursor<Words>& cursor, const uint32_t* table,
+                                             Mark<Bit>& mark, unsigned first, unsigned n, uint4* to) {
+  const auto begin = static_cast<Bit>(cursor.position());
+  if (cursor.escapes() == 0) mark = {begin, first};
   if (n >= kKeyStep) {
-    uint32_t words[kKeyStep / 4];
+    uint32_t words[kKeyStep / 4], seen = 0;
 #pragma unroll
     for (uint32_t& word : words) {
-      const uint32_t first = cursor.two(table), second = cursor.two(table);
-      word = __byte_perm(first, second, 0x7632);
+      const uint32_t first_two = cursor.some(table), second_two = cursor.some(table);
+      word = __byte_perm(first_two, second_two, 0x7632);
+      seen |= first_two | second_two;
     }
-    *to = make_uint4(words[0], words[1], words[2], words[3]);
+    if (!step_alone(seen)) [[likely]] {
+      *to = make_uint4(words[0], words[1], words[2], words[3]);
+      return;
+    }
+    cursor.back_to(begin);
   } else {
     constexpr uint32_t kZeros = kStepZero * 0x01010101u;
     *to = make_uint4(kZeros, kZeros, kZeros, kZeros);
-    auto* bytes = reinterpret_cast<uint8_t*>(to);
-    for (unsigned i = 0; i < n; ++i) bytes[i] = StepSymbol<2>{cursor.one(table)}.symbol();
   }
+  auto* bytes = reinterpret_cast<uint8_t*>(to);
+  const unsigned count = n < kKeyStep ? n : kKeyStep;
+  unsigned i = 0;
+#pragma unroll 1
+  for (; i + 2 <= count; i += 2) {
+    const uint32_t entry = cursor.two(table);
+    bytes[i] = StepSymbol<2>{entry}.symbol(), bytes[i + 1] = StepSymbol<3>{entry}.symbol();
+  }
+  if (i < count) bytes[i] = StepSymbol<2>{cursor.one(table)}.symbol();
 }
 
 /// Byte kByte of four symbols as the last bits of 2^23.
@@ -364,17 +465,18 @@ __global__ void kvcomp_decode(KvcompStore store, KvcompTeams teams, KvcompRange 
           put(out_of(t, c), value, store.brain);
         }
       }
+    const unsigned first_bits = own_run_bits(store, coded ? place : nullptr, team.thread, runs);
     copy_async_wait<0>();
     __syncthreads();
     auto bit = payload.bit;  // of the first run of these
     for (unsigned first = 0; first < runs; first += team.threads) {
       const unsigned run = first + team.thread;
       const bool active = coded && run < runs;
-      const unsigned bits = active ? run_bits(store, *place, run) : 0;
+      const unsigned bits = first == 0 ? first_bits : own_run_bits(store, coded ? place : nullptr, run, runs);
       unsigned total;
       const auto start = payload.run_at(bit + scan_team(bits, team, sums, total));
       bit += total;
-      BitCursor cursor(payload.stream, active ? start : payload.bit);
+      StepCursor cursor(payload.stream, active ? start : payload.bit);
       Mark<decltype(bit)> mark{start};
       if constexpr (kByChannel) {
         if (active) {
@@ -390,8 +492,8 @@ __global__ void kvcomp_decode(KvcompStore store, KvcompTeams teams, KvcompRange 
           if (active)
 #pragma unroll 1
             for (unsigned i = 0; i < count; i += kKeyStep) {
-              mark.follow(cursor, chunk + i);
-              next_symbols(cursor, shared.table, count - i, reinterpret_cast<uint4*>(shared.chunk + i));
+              next_symbols(cursor, shared.table, mark, chunk + i, count - i,
+                           reinterpret_cast<uint4*>(shared.chunk + i));
             }
           __syncthreads();
           // Rows together: half a warp writes a row's channels, four a thread. (One a thread took 37
@@ -518,6 +620,7 @@ __global__ void __launch_bounds__(kKvcompThreads, kvcomp_together(4 * kTiles, kS
     __syncthreads();  // shared memory is free again
     const auto payload = open_payload<kStaged>(store, team, coded ? place : nullptr, shared.stage);
     copy_async_commit();
+    const unsigned first_bits = own_run_bits(store, coded ? place : nullptr, team.thread, runs);
     float base[kQueries] = {}, peak[kQueries] = {};
     if (coded)
 #pragma unroll 1
@@ -570,19 +673,18 @@ __global__ void __launch_bounds__(kKvcompThreads, kvcomp_together(4 * kTiles, kS
     for (unsigned first = 0; first < runs; first += team.threads) {
       const unsigned run = first + team.thread;
       const bool active = coded && run < runs;
-      const unsigned bits = active ? run_bits(store, *place, run) : 0;
+      const unsigned bits = first == 0 ? first_bits : own_run_bits(store, coded ? place : nullptr, run, runs);
       unsigned total;
       const auto start = payload.run_at(bit + scan_team(bits, team, sums, total));  // after barriers
       bit += total;
       if (coded) {  // the whole team
         // Threads without a run decode what they find, for nobody.
-        BitCursor cursor(payload.stream, active ? start : payload.bit);
+        StepCursor cursor(payload.stream, active ? start : payload.bit);
         Mark<decltype(bit)> mark{start};
         float products[kTiles][2][4] = {};
         for (unsigned step = 0; step < steps; ++step) {
-          mark.follow(cursor, step * kKeyStep);
           uint4* const all = symbols + step % 2 * kWarp;
-          next_symbols(cursor, shared.table, n - step * kKeyStep, all + lane);
+          next_symbols(cursor, shared.table, mark, step * kKeyStep, n - step * kKeyStep, all + lane);
           __syncwarp();
           // Lane 4 g + p has symbols 4 p to 4 p + 3 of tokens g, g + 8, ...: any order of channels is right.
           const auto* words = reinterpret_cast<const uint32_t*>(all);
@@ -681,26 +783,35 @@ __global__ void kvcomp_values(KvcompStore store, KvcompTeams teams, KvcompRange 
     const KvcompPlace* const place = row < end_row ? store.places + item : nullptr;
     const bool raw = place && place->mode == 255, coded = place && !raw;
     const uint64_t first_token = uint64_t{row} * n;
+    const Wanted wanted(range, first_token, n);
+    const size_t first_weight = first_row * stride + (first_token - range.first);  // may wrap around
     const auto weight = [&](unsigned g, unsigned t) {
-      const uint64_t token = first_token + t;
-      const bool wanted = g < count && token >= range.first && token < range.end;
-      return wanted ? weights[(first_row + g) * stride + (token - range.first)] : 0.0f;
+      return g < count && wanted(t) ? weights[first_weight + g * stride + t] : 0.0f;
     };
     bool good = true;
     __syncthreads();  // shared memory is free again
     const auto payload = open_payload<kStaged>(store, team, coded ? place : nullptr, shared.stage);
     copy_async_commit();
+    const unsigned first_bits = own_run_bits(store, coded ? place : nullptr, team.thread, runs);
     if (place)
-      for (unsigned g = 0; g < kQueries; ++g)
-        for (unsigned t = team.thread; t < n; t += team.threads)
-          vectors[t * kQueries + g] = weight(g, t) * (coded ? step_of(store, *place, t) : 1.0f);
+#pragma unroll 1
+      for (unsigned t = team.thread; t < n; t += team.threads) {
+        const float step = coded ? step_of(store, *place, t) : 1.0f;
+        float own[kQueries];
+#pragma unroll
+        for (unsigned g = 0; g < kQueries; ++g) own[g] = weight(g, t);
+#pragma unroll
+        for (unsigned g = 0; g < kQueries; ++g) own[g] *= step;
+        store_vector(vectors + t * kQueries, own);
+      }
     copy_async_wait<0>();
     __syncthreads();
     auto bit = payload.bit, start = bit;
     unsigned bits = 0;
     for (unsigned first = 0; first < runs; first += team.threads) {
       const unsigned run = first + team.thread;
-      const unsigned run_size = coded && run < runs ? run_bits(store, *place, run) : 0;
+      const unsigned run_size =
+          first == 0 ? first_bits : own_run_bits(store, coded ? place : nullptr, run, runs);
       unsigned total;
       const unsigned before = scan_team(run_size, team, sums, total);
       if (run == own_run) start = payload.run_at(bit + before), bits = run_size;
@@ -709,7 +820,7 @@ __global__ void kvcomp_values(KvcompStore store, KvcompTeams teams, KvcompRange 
     if (coded) {
       good &= (bit - payload.bit + 7) / 8 == place->payload_bytes;
       if (own_run < runs) {
-        BitCursor cursor(payload.stream, start);
+        StepCursor cursor(payload.stream, start);
         Mark<decltype(bit)> mark{start};
         walk(cursor, shared.table, n, mark, [&](unsigned t, auto symbol) {
           const float level = symbol.level();
@@ -742,21 +853,30 @@ __global__ void kvcomp_values(KvcompStore store, KvcompTeams teams, KvcompRange 
     }
 }
 
-/// out[i] = the sum of partial[p * size + i] over p, in that order. There are few sums of many parts: so many
-/// are under way at a time.
+constexpr unsigned kSumWarps = 4;  ///< of a block of threads that adds up kWarp sums
+
+/// out[i] = the sum of partial[p * size + i] over p: of kSumWarps stretches of parts, each in that order, a
+/// warp for each. There are few sums of many parts: so many are under way at a time.
 __global__ void kvcomp_sum_parts(const float* partial, size_t parts, size_t size, float* out) {
   constexpr unsigned kAhead = 16;
-  const size_t i = size_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (i >= size) return;
+  KVCODEC_SHARED_ARRAY(float, sums, kSumWarps* kWarp);
+  const unsigned lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  const size_t i = size_t{blockIdx.x} * kWarp + lane, stretch = (parts + kSumWarps - 1) / kSumWarps;
+  const size_t begin = warp * stretch, end = begin + stretch < parts ? begin + stretch : parts;
   float sum = 0;
-  for (size_t p = 0; p < parts; p += kAhead) {
-    float ahead[kAhead];
+  if (i < size)
+    for (size_t p = begin; p < end; p += kAhead) {
+      float ahead[kAhead];
 #pragma unroll
-    for (unsigned k = 0; k < kAhead; ++k) ahead[k] = p + k < parts ? partial[(p + k) * size + i] : 0.0f;
+      for (unsigned k = 0; k < kAhead; ++k) ahead[k] = p + k < end ? partial[(p + k) * size + i] : 0.0f;
 #pragma unroll
-    for (unsigned k = 0; k < kAhead; ++k)
-      if (p + k < parts) sum += ahead[k];
-  }
+      for (unsigned k = 0; k < kAhead; ++k)
+        if (p + k < end) sum += ahead[k];
+    }
+  sums[threadIdx.x] = sum;
+  __syncthreads();
+  if (warp != 0 || i >= size) return;
+  for (unsigned w = 1; w < kSumWarps; ++w) sum += sums[w * kWarp + lane];
   out[i] = sum;
 }
 
@@ -851,7 +971,7 @@ struct Parts {
   Parts(const KvcompCuts& cuts, const KvcompStore& store)
       : plan(cuts, store, store.dims, store.tokens * 8, 0) {
     const uint64_t items = uint64_t{store.rows} * store.heads;
-    const uint64_t rows = items / cuts.enough_items + 1;
+    const uint64_t rows = items == 0 ? 1 : (items - 1) / cuts.enough_items + 1;
     part_rows = static_cast<unsigned>(rows < 16 ? rows : 16) * plan.teams.teams;
     parts = (store.rows + part_rows - 1) / part_rows;
     channels = (store.dims + plan.teams.threads - 1) / plan.teams.threads;
@@ -908,9 +1028,8 @@ Status run_kvcomp_values(const KvcompStore& store, KvcompRange range, const floa
   if (status != 0) return status;
   const Parts parts(cuts, store);
   const size_t size = size_t{store.heads} * per_head * store.dims;
-  constexpr unsigned kThreads = 64;  // so that sums of a few heads keep many multiprocessors busy
-  const auto blocks = static_cast<unsigned>((size + kThreads - 1) / kThreads);
-  return launch(kvcomp_sum_parts, blocks, kThreads, 0, stream, partial,
+  const auto blocks = static_cast<unsigned>((size + kWarp - 1) / kWarp);
+  return launch(kvcomp_sum_parts, blocks, kSumWarps * kWarp, 0, stream, partial,
                 size_t{parts.parts} * parts.plan.teams.teams, size, out);
 }
 

@@ -45,11 +45,13 @@ struct KvcompCuts {
   /// these must fit a multiprocessor (the largest holds four). shared_staged: up to it a payload is copied to shared
   /// memory at all. shared_most: up to it eight queries at a time are multiplied with keys.
   size_t shared_together = 55 * 1024, shared_staged = 96 * 1024, shared_most = 162 * 1024;
-  /// Blocks of threads: about as many as a large device holds at once, so that each loads the table once.
-  uint32_t most_blocks = 1024;
-  /// So many pairs of a block row and a head keep a device busy. Where there are more, each sum of values goes over more
-  /// block rows, so that fewer partial sums are left to be added up.
-  uint32_t enough_items = 1024;
+  /// Blocks of threads: as many as a large device holds at once (an H100's 132 multiprocessors four each), so that each
+  /// loads the table once and none is left for a last, half empty round.
+  uint32_t most_blocks = 528;
+  /// So many pairs of a block row and a head a device works on at once (those 132 five blocks of threads of two each).
+  /// Where there are more, each sum of values goes over more block rows, as many for all, so that fewer partial sums are
+  /// left to be added up.
+  uint32_t enough_items = 1320;
 };
 
 /// All launchers below lower `damaged` to the number of the first block that no encoder writes, if there is one. The
