@@ -96,28 +96,48 @@ struct Payload {
 
   /// Where the counts say that a run begins: counts may be damaged.
   __device__ __forceinline__ Bit run_at(Bit start) const { return start < end ? start : end; }
+  /// Whether runs that end before bit `behind` are all of it.
+  __device__ __forceinline__ bool is_all(Bit behind) const {
+    return (behind - bit + 7) / 8 == (end - bit) / 8;
+  }
 };
 
-/// Begins to bring it to shared memory, where there is room for it; place: null for none.
+/// A team's block: where its parts begin, read at once. What is rarely needed later is read again from `at`:
+/// registers are short.
+struct Block {
+  const KvcompPlace* at = nullptr;
+  KvcompPlace place{};
+  bool raw = false, coded = false;  // neither: there is none
+
+  __device__ __forceinline__ Block(const KvcompStore& store, uint32_t item, bool is_there) {
+    at = store.places + (is_there ? item : 0);
+    if (!is_there) return;
+    place = *at;
+    raw = place.mode == 255, coded = !raw;
+  }
+};
+
+/// Begins to bring a coded block's to shared memory, where there is room for it.
 template <bool kStaged>
 __device__ __forceinline__ Payload<kStaged> open_payload(const KvcompStore& store, const Team& team,
-                                                         const KvcompPlace* place, unsigned char* stage) {
+                                                         const Block& block, unsigned char* stage) {
+  const KvcompPlace& place = block.place;
   if constexpr (kStaged) {
     Payload<true> payload{{reinterpret_cast<const uint32_t*>(stage)}, 0, 0};
-    if (place) {
-      const uint64_t first = place->payload / 16 * 16;
-      const auto before = static_cast<unsigned>(place->payload - first);
+    if (block.coded) {
+      const uint64_t first = place.payload / 16 * 16;
+      const auto before = static_cast<unsigned>(place.payload - first);
       const auto* from = reinterpret_cast<const unsigned char*>(store.payload.words) + first;
       // 16 bytes more: a cursor looks ahead.
-      for (unsigned i = 16 * team.thread; i < before + place->payload_bytes + 16; i += 16 * team.threads)
+      for (unsigned i = 16 * team.thread; i < before + place.payload_bytes + 16; i += 16 * team.threads)
         copy_async16(stage + i, from + i);
       payload.bit = 8 * before;
-      payload.end = 8 * (before + place->payload_bytes);
+      payload.end = 8 * (before + place.payload_bytes);
     }
     return payload;
   } else {
-    return {store.payload, place ? place->payload * 8 : 0,
-            place ? (place->payload + place->payload_bytes) * 8 : 0};
+    return {store.payload, block.coded ? place.payload * 8 : 0,
+            block.coded ? (place.payload + place.payload_bytes) * 8 : 0};
   }
 }
 
@@ -128,32 +148,58 @@ __device__ __forceinline__ unsigned scan_team(unsigned value, const Team& team, 
   return prefix_sum(value, team.first_warp, team.warps, sums, total);
 }
 
-/// Bits of run i of a coded block.
-__device__ __forceinline__ unsigned run_bits(const KvcompStore& store, const KvcompPlace& place,
-                                             unsigned run) {
-  const uint64_t bit = place.counts * 8;
-  const uint32_t base = store.counts.bits(bit, 16);  // little-endian
-  return (base >> 8 | (base & 0xff) << 8) +
-         store.counts.bits(bit + 16 + uint64_t{run} * place.mode, place.mode);
-}
+/// Up to 32 bits of a stream from `bit` on: asked for when this is made, waited for when they are used. There
+/// is always something to be read: no branch around it makes the loads wait for each other.
+class BitsAhead {
+ public:
+  __device__ __forceinline__ BitsAhead(const WordStream& stream, uint64_t bit)
+      : first_(stream.stored(static_cast<uint32_t>(bit / 32))),
+        second_(stream.stored(static_cast<uint32_t>(bit / 32) + 1)),
+        shift_(static_cast<uint32_t>(bit % 32)) {}
+  __device__ __forceinline__ uint32_t bits(unsigned width) const {
+    const uint64_t both = uint64_t{swap_bytes(first_)} << 32 | swap_bytes(second_);
+    return static_cast<uint32_t>((both << shift_) >> 32 >> (32 - width));
+  }
+  /// Two bytes, the lower one first.
+  __device__ __forceinline__ uint32_t little_endian16() const {
+    const uint32_t both = bits(16);
+    return both >> 8 | (both & 0xff) << 8;
+  }
 
-/// The same; 0 if there is no such run or block. Kernels ask for those of their first runs before they wait
-/// for the payload: the two arrive together.
-__device__ __forceinline__ unsigned own_run_bits(const KvcompStore& store, const KvcompPlace* coded,
-                                                 unsigned run, unsigned runs) {
-  return coded && run < runs ? run_bits(store, *coded, run) : 0;
-}
+ private:
+  uint32_t first_, second_, shift_;
+};
 
-/// Level of the origin of channel c.
-__device__ __forceinline__ float origin(const KvcompStore& store, const KvcompPlace& place, unsigned c) {
-  if (!store.has_origins) return 0;
-  const uint64_t bit = place.origins * 8;
-  const uint32_t least = store.origins.bits(bit, 16);
-  const auto signed_least = static_cast<int16_t>(least >> 8 | (least & 0xff) << 8);
-  return static_cast<float>(
-      signed_least +
-      static_cast<int>(store.origins.bits(bit + 16 + uint64_t{c} * place.origin_bits, place.origin_bits)));
-}
+/// Bits of a run of a coded block.
+class RunBits {
+ public:
+  __device__ __forceinline__ RunBits(const KvcompStore& store, const KvcompPlace& place, unsigned run)
+      : base_(store.counts, place.counts * 8),
+        more_(store.counts, place.counts * 8 + 16 + uint64_t{run} * place.mode) {}
+  __device__ __forceinline__ unsigned bits(unsigned mode) const {
+    return base_.little_endian16() + more_.bits(mode);
+  }
+
+ private:
+  BitsAhead base_, more_;
+};
+
+/// Levels of the origins of a coded block's channels.
+class Origins {
+ public:
+  __device__ __forceinline__ Origins(const KvcompStore& store, const KvcompPlace& place)
+      : least_(store.origins, place.origins * 8) {}
+  __device__ __forceinline__ float level(const KvcompStore& store, const KvcompPlace& place,
+                                         unsigned c) const {
+    if (!store.has_origins) return 0;
+    const BitsAhead above(store.origins, place.origins * 8 + 16 + uint64_t{c} * place.origin_bits);
+    return static_cast<float>(static_cast<int16_t>(least_.little_endian16()) +
+                              static_cast<int>(above.bits(place.origin_bits)));
+  }
+
+ private:
+  BitsAhead least_;
+};
 
 __device__ __forceinline__ float step_of(const KvcompStore& store, const KvcompPlace& place, unsigned i) {
   return f16_to_float(store.steps[place.steps + i]);
@@ -355,39 +401,42 @@ __device__ __forceinline__ bool walk_exact(const KvcompStore& store, const Words
   return finite;
 }
 
-/// The next n (up to kKeyStep) symbols of a run, from symbol `first` on, zeros behind them. Codes of keys
-/// mostly share entries: all look-ups are made before one is asked whether it is alone.
+/// The next n (up to kKeyStep) symbols of a run, from symbol `first` on, zeros behind them.
 template <class Words, class Bit>
-__device__ __forceinline__ void next_symbols(StepCursor<Words>& cursor, const uint32_t* table,
-                                             Mark<Bit>& mark, unsigned first, unsigned n, uint4* to) {
-  const auto begin = static_cast<Bit>(cursor.position());
-  if (cursor.escapes() == 0) mark = {begin, first};
-  if (n >= kKeyStep) {
-    uint32_t words[kKeyStep / 4], seen = 0;
-#pragma unroll
-    for (uint32_t& word : words) {
-      const uint32_t first_two = cursor.some(table), second_two = cursor.some(table);
-      word = __byte_perm(first_two, second_two, 0x7632);
-      seen |= first_two | second_two;
-    }
-    if (!step_alone(seen)) [[likely]] {
-      *to = make_uint4(words[0], words[1], words[2], words[3]);
-      return;
-    }
-    cursor.back_to(begin);
-  } else {
-    constexpr uint32_t kZeros = kStepZero * 0x01010101u;
-    *to = make_uint4(kZeros, kZeros, kZeros, kZeros);
-  }
+__device__ __forceinline__ void next_few(StepCursor<Words>& cursor, const uint32_t* table, Mark<Bit>& mark,
+                                         unsigned first, unsigned n, uint4* to) {
+  mark.follow(cursor, first);
+  constexpr uint32_t kZeros = kStepZero * 0x01010101u;
+  *to = make_uint4(kZeros, kZeros, kZeros, kZeros);
   auto* bytes = reinterpret_cast<uint8_t*>(to);
-  const unsigned count = n < kKeyStep ? n : kKeyStep;
   unsigned i = 0;
 #pragma unroll 1
-  for (; i + 2 <= count; i += 2) {
+  for (; i + 2 <= n; i += 2) {
     const uint32_t entry = cursor.two(table);
     bytes[i] = StepSymbol<2>{entry}.symbol(), bytes[i + 1] = StepSymbol<3>{entry}.symbol();
   }
-  if (i < count) bytes[i] = StepSymbol<2>{cursor.one(table)}.symbol();
+  if (i < n) bytes[i] = StepSymbol<2>{cursor.one(table)}.symbol();
+}
+
+/// The next kKeyStep symbols. Codes of keys mostly share entries: all look-ups are made before one is asked
+/// whether it is alone, as all escapes are.
+template <class Words, class Bit>
+__device__ __forceinline__ void next_step(StepCursor<Words>& cursor, const uint32_t* table, Mark<Bit>& mark,
+                                          unsigned first, uint4* to) {
+  const auto begin = static_cast<Bit>(cursor.position());
+  uint32_t words[kKeyStep / 4], seen = 0;
+#pragma unroll
+  for (uint32_t& word : words) {
+    const uint32_t first_two = cursor.some(table), second_two = cursor.some(table);
+    word = __byte_perm(first_two, second_two, 0x7632);
+    seen |= first_two | second_two;
+  }
+  if (!step_alone(seen)) [[likely]] {
+    *to = make_uint4(words[0], words[1], words[2], words[3]);
+  } else {
+    cursor.back_to(begin);
+    next_few(cursor, table, mark, first, kKeyStep, to);
+  }
 }
 
 /// Byte kByte of four symbols as the last bits of 2^23.
@@ -412,11 +461,6 @@ struct Wanted {
   __device__ __forceinline__ bool operator()(unsigned t) const { return t - first < count; }
 };
 
-/// The team's item: block `item` of store, if there is one.
-__device__ __forceinline__ const KvcompPlace* place_of(const KvcompStore& store, uint32_t item) {
-  return item < store.rows * store.heads ? store.places + item : nullptr;
-}
-
 }  // namespace kvcomp_detail
 
 /// Blocks of threads take items of `teams.teams` blocks in turn.
@@ -438,8 +482,9 @@ __global__ void kvcomp_decode(KvcompStore store, KvcompTeams teams, KvcompRange 
   const uint32_t items = store.rows * store.heads;
   for (uint32_t begin = blockIdx.x * teams.teams; begin < items; begin += gridDim.x * teams.teams) {
     const uint32_t item = begin + team.index;
-    const KvcompPlace* const place = place_of(store, item);
-    const bool raw = place && place->mode == 255, coded = place && !raw;
+    const Block block(store, item, item < items);
+    const KvcompPlace& place = block.place;
+    const bool raw = block.raw, coded = block.coded;
     const uint64_t first_token = uint64_t{item / store.heads} * store.tokens;
     const uint64_t column = uint64_t{item % store.heads} * store.dims;
     const Wanted wanted(range, first_token, store.tokens);
@@ -448,31 +493,33 @@ __global__ void kvcomp_decode(KvcompStore store, KvcompTeams teams, KvcompRange 
     };
     bool good = true;
     __syncthreads();  // shared memory is free again
-    const auto payload = open_payload<kStaged>(store, team, coded ? place : nullptr, shared.stage);
+    const auto payload = open_payload<kStaged>(store, team, block, shared.stage);
     copy_async_commit();
+    const RunBits first_bits(store, place, team.thread);
+    const Origins level_origins(store, place);
     if (coded)
       for (unsigned i = team.thread; i < n; i += team.threads) {
-        steps[i] = step_of(store, *place, kByChannel || store.channel_steps ? i : 0);
+        steps[i] = step_of(store, place, kByChannel || store.channel_steps ? i : 0);
         // Whole numbers below 2^24: exact.
-        if (!kByChannel) origins[i] = origin(store, *place, i) - (8388608.0f + kStepZero);
+        if (!kByChannel) origins[i] = level_origins.level(store, place, i) - (8388608.0f + kStepZero);
       }
     if (raw)
       for (unsigned t = team.thread / kWarp; t < store.tokens; t += team.warps) {
         if (!wanted(t)) continue;
         for (unsigned c = threadIdx.x % kWarp; c < store.dims; c += kWarp) {
-          const float value = raw_value(store, *place, t, c);
+          const float value = raw_value(store, *block.at, t, c);
           good &= is_finite(value);
           put(out_of(t, c), value, store.brain);
         }
       }
-    const unsigned first_bits = own_run_bits(store, coded ? place : nullptr, team.thread, runs);
     copy_async_wait<0>();
     __syncthreads();
     auto bit = payload.bit;  // of the first run of these
     for (unsigned first = 0; first < runs; first += team.threads) {
       const unsigned run = first + team.thread;
       const bool active = coded && run < runs;
-      const unsigned bits = first == 0 ? first_bits : own_run_bits(store, coded ? place : nullptr, run, runs);
+      const RunBits counted = first == 0 ? first_bits : RunBits(store, *block.at, run);
+      const unsigned bits = active ? counted.bits(place.mode) : 0;
       unsigned total;
       const auto start = payload.run_at(bit + scan_team(bits, team, sums, total));
       bit += total;
@@ -492,8 +539,11 @@ __global__ void kvcomp_decode(KvcompStore store, KvcompTeams teams, KvcompRange 
           if (active)
 #pragma unroll 1
             for (unsigned i = 0; i < count; i += kKeyStep) {
-              next_symbols(cursor, shared.table, mark, chunk + i, count - i,
-                           reinterpret_cast<uint4*>(shared.chunk + i));
+              auto* const to = reinterpret_cast<uint4*>(shared.chunk + i);
+              if (count - i >= kKeyStep)
+                next_step(cursor, shared.table, mark, chunk + i, to);
+              else
+                next_few(cursor, shared.table, mark, chunk + i, count - i, to);
             }
           __syncthreads();
           // Rows together: half a warp writes a row's channels, four a thread. (One a thread took 37
@@ -534,7 +584,7 @@ __global__ void kvcomp_decode(KvcompStore store, KvcompTeams teams, KvcompRange 
                             if (wanted(t)) put(out_of(t, c), value, store.brain);
                           });
     }
-    if (coded) good &= (bit - payload.bit + 7) / 8 == place->payload_bytes;
+    if (coded) good &= payload.is_all(bit);
     if (!good) atomicMin(damaged, item);
   }
 }
@@ -605,8 +655,9 @@ __global__ void __launch_bounds__(kKvcompThreads, kvcomp_together(4 * kTiles, kS
   const uint32_t items = store.rows * store.heads;
   for (uint32_t begin = blockIdx.x * teams.teams; begin < items; begin += gridDim.x * teams.teams) {
     const uint32_t item = begin + team.index;
-    const KvcompPlace* const place = place_of(store, item);
-    const bool raw = place && place->mode == 255, coded = place && !raw;
+    const Block block(store, item, item < items);
+    const KvcompPlace& place = block.place;
+    const bool raw = block.raw, coded = block.coded;
     const uint64_t first_token = uint64_t{item / store.heads} * store.tokens;
     const uint32_t first_row = item % store.heads * per_head + first_query;
     const auto query = [&](unsigned g, unsigned c) {
@@ -618,15 +669,15 @@ __global__ void __launch_bounds__(kKvcompThreads, kvcomp_together(4 * kTiles, kS
     };
     bool good = true;
     __syncthreads();  // shared memory is free again
-    const auto payload = open_payload<kStaged>(store, team, coded ? place : nullptr, shared.stage);
+    const auto payload = open_payload<kStaged>(store, team, block, shared.stage);
     copy_async_commit();
-    const unsigned first_bits = own_run_bits(store, coded ? place : nullptr, team.thread, runs);
+    const Origins origins(store, place);
     float base[kQueries] = {}, peak[kQueries] = {};
     if (coded)
 #pragma unroll 1
       for (unsigned c = team.thread; c < n; c += team.threads) {
-        const float step = step_of(store, *place, store.channel_steps ? c : 0);
-        const float level = origin(store, *place, c);
+        const float step = step_of(store, place, store.channel_steps ? c : 0);
+        const float level = origins.level(store, place, c);
 #pragma unroll
         for (unsigned g = 0; g < kQueries; ++g) {
           const float element = query(g, c) * step;
@@ -635,6 +686,7 @@ __global__ void __launch_bounds__(kKvcompThreads, kvcomp_together(4 * kTiles, kS
           peak[g] = fmaxf(peak[g], fabsf(element));
         }
       }
+    const RunBits first_bits(store, place, team.thread);  // arrive while sums are formed
 #pragma unroll
     for (unsigned g = 0; g < kQueries; ++g) {
 #pragma unroll
@@ -673,7 +725,8 @@ __global__ void __launch_bounds__(kKvcompThreads, kvcomp_together(4 * kTiles, kS
     for (unsigned first = 0; first < runs; first += team.threads) {
       const unsigned run = first + team.thread;
       const bool active = coded && run < runs;
-      const unsigned bits = first == 0 ? first_bits : own_run_bits(store, coded ? place : nullptr, run, runs);
+      const RunBits counted = first == 0 ? first_bits : RunBits(store, *block.at, run);
+      const unsigned bits = active ? counted.bits(place.mode) : 0;
       unsigned total;
       const auto start = payload.run_at(bit + scan_team(bits, team, sums, total));  // after barriers
       bit += total;
@@ -682,27 +735,39 @@ __global__ void __launch_bounds__(kKvcompThreads, kvcomp_together(4 * kTiles, kS
         StepCursor cursor(payload.stream, active ? start : payload.bit);
         Mark<decltype(bit)> mark{start};
         float products[kTiles][2][4] = {};
-        for (unsigned step = 0; step < steps; ++step) {
-          uint4* const all = symbols + step % 2 * kWarp;
-          next_symbols(cursor, shared.table, mark, step * kKeyStep, n - step * kKeyStep, all + lane);
+        uint4* const own_symbols = symbols + lane;
+        const auto* elements_of_step = reinterpret_cast<const uint2*>(halves) + lane;
+        unsigned side = 0;
+        const auto multiply = [&] {
           __syncwarp();
           // Lane 4 g + p has symbols 4 p to 4 p + 3 of tokens g, g + 8, ...: any order of channels is right.
-          const auto* words = reinterpret_cast<const uint32_t*>(all);
+          const uint32_t* const words = reinterpret_cast<const uint32_t*>(symbols + side) + lane;
           uint32_t a[2][4];
 #pragma unroll
           for (unsigned half = 0; half < 2; ++half)
 #pragma unroll
             for (unsigned row = 0; row < 2; ++row) {
-              const uint32_t four = words[half * 64 + row * 32 + lane];
+              const uint32_t four = words[half * 64 + row * 32];
               a[half][row] = level_halves<0>(four), a[half][row + 2] = level_halves<2>(four);
             }
 #pragma unroll
           for (unsigned tile = 0; tile < kTiles; ++tile) {
-            const uint2 b =
-                reinterpret_cast<const uint2*>(halves + (step * kTiles + tile) * 8 * kKeyStep)[lane];
+            const uint2 b = elements_of_step[tile * kWarp];
 #pragma unroll
             for (unsigned half = 0; half < 2; ++half) multiply_f16(products[tile][half], a[half], b.x, b.y);
           }
+          elements_of_step += kTiles * kWarp;
+          side ^= kWarp;
+        };
+        unsigned at = 0;  // channels
+#pragma unroll 1
+        for (; at + kKeyStep <= n; at += kKeyStep) {
+          next_step(cursor, shared.table, mark, at, own_symbols + side);
+          multiply();
+        }
+        if (at < n) {
+          next_few(cursor, shared.table, mark, at, n - at, own_symbols + side);
+          multiply();
         }
         // Lanes p and p + 2 of a group have the two parts of queries 2 p and 2 p + 1, of two tokens.
         const bool second = lane % 4 >= 2;
@@ -732,8 +797,8 @@ __global__ void __launch_bounds__(kKvcompThreads, kvcomp_together(4 * kTiles, kS
           float more[kQueries] = {};
           good = walk_exact(store, payload.stream, mark, cursor.position(), shared.table, cursor.escapes(),
                             [&](unsigned c, float value) {
-                              const float step = step_of(store, *place, store.channel_steps ? c : 0);
-                              const float known = origin(store, *place, c) * step;
+                              const float step = step_of(store, *block.at, store.channel_steps ? c : 0);
+                              const float known = Origins(store, *block.at).level(store, *block.at, c) * step;
                               for (unsigned g = 0; g < kQueries; ++g)
                                 more[g] += query(g, c) * (value - known);
                             });
@@ -744,7 +809,7 @@ __global__ void __launch_bounds__(kKvcompThreads, kvcomp_together(4 * kTiles, kS
         float scores[kQueries] = {};
 #pragma unroll 1
         for (unsigned c = 0; c < n; ++c) {
-          const float value = raw_value(store, *place, run, c);
+          const float value = raw_value(store, *block.at, run, c);
           good &= is_finite(value);
 #pragma unroll
           for (unsigned g = 0; g < kQueries; ++g) scores[g] = fmaf(value, query(g, c), scores[g]);
@@ -754,7 +819,7 @@ __global__ void __launch_bounds__(kKvcompThreads, kvcomp_together(4 * kTiles, kS
           if (g < count && wanted(run)) score_of(g, run) = scores[g];
       }
     }
-    if (coded) good &= (bit - payload.bit + 7) / 8 == place->payload_bytes;
+    if (coded) good &= payload.is_all(bit);
     if (!good) atomicMin(damaged, item);
   }
 }
@@ -762,9 +827,10 @@ __global__ void __launch_bounds__(kKvcompThreads, kvcomp_together(4 * kTiles, kS
 /// Block (part, head, channels / team.threads): the block rows of a part, every teams-th by one team.
 /// partial: [part][team][heads * per_head][dims].
 template <unsigned kQueries, bool kStaged>
-__global__ void kvcomp_values(KvcompStore store, KvcompTeams teams, KvcompRange range, unsigned part_rows,
-                              const float* weights, size_t stride, unsigned per_head, unsigned first_query,
-                              unsigned count, float* partial, uint32_t* damaged) {
+__global__ void __launch_bounds__(kKvcompThreads, kQueries > 4 ? 4 : 5)
+    kvcomp_values(KvcompStore store, KvcompTeams teams, KvcompRange range, unsigned part_rows,
+                  const float* weights, size_t stride, unsigned per_head, unsigned first_query,
+                  unsigned count, float* partial, uint32_t* damaged) {
   using namespace kvcomp_detail;
   KVCODEC_SHARED_ARRAY(unsigned, sums, 32);
   const Team team = own_team(teams);
@@ -780,8 +846,9 @@ __global__ void kvcomp_values(KvcompStore store, KvcompTeams teams, KvcompRange 
   for (unsigned at = begin; at < end_row; at += teams.teams) {
     const unsigned row = at + team.index;
     const uint32_t item = row * store.heads + head;
-    const KvcompPlace* const place = row < end_row ? store.places + item : nullptr;
-    const bool raw = place && place->mode == 255, coded = place && !raw;
+    const Block block(store, item, row < end_row);
+    const KvcompPlace& place = block.place;
+    const bool raw = block.raw, coded = block.coded;
     const uint64_t first_token = uint64_t{row} * n;
     const Wanted wanted(range, first_token, n);
     const size_t first_weight = first_row * stride + (first_token - range.first);  // may wrap around
@@ -790,13 +857,13 @@ __global__ void kvcomp_values(KvcompStore store, KvcompTeams teams, KvcompRange 
     };
     bool good = true;
     __syncthreads();  // shared memory is free again
-    const auto payload = open_payload<kStaged>(store, team, coded ? place : nullptr, shared.stage);
+    const auto payload = open_payload<kStaged>(store, team, block, shared.stage);
     copy_async_commit();
-    const unsigned first_bits = own_run_bits(store, coded ? place : nullptr, team.thread, runs);
-    if (place)
+    const RunBits first_bits(store, place, team.thread);
+    if (raw || coded)
 #pragma unroll 1
       for (unsigned t = team.thread; t < n; t += team.threads) {
-        const float step = coded ? step_of(store, *place, t) : 1.0f;
+        const float step = coded ? step_of(store, place, t) : 1.0f;
         float own[kQueries];
 #pragma unroll
         for (unsigned g = 0; g < kQueries; ++g) own[g] = weight(g, t);
@@ -810,15 +877,15 @@ __global__ void kvcomp_values(KvcompStore store, KvcompTeams teams, KvcompRange 
     unsigned bits = 0;
     for (unsigned first = 0; first < runs; first += team.threads) {
       const unsigned run = first + team.thread;
-      const unsigned run_size =
-          first == 0 ? first_bits : own_run_bits(store, coded ? place : nullptr, run, runs);
+      const RunBits counted = first == 0 ? first_bits : RunBits(store, *block.at, run);
+      const unsigned run_size = coded && run < runs ? counted.bits(place.mode) : 0;
       unsigned total;
       const unsigned before = scan_team(run_size, team, sums, total);
       if (run == own_run) start = payload.run_at(bit + before), bits = run_size;
       bit += total;
     }
     if (coded) {
-      good &= (bit - payload.bit + 7) / 8 == place->payload_bytes;
+      good &= payload.is_all(bit);
       if (own_run < runs) {
         StepCursor cursor(payload.stream, start);
         Mark<decltype(bit)> mark{start};
@@ -839,7 +906,7 @@ __global__ void kvcomp_values(KvcompStore store, KvcompTeams teams, KvcompRange 
       }
     } else if (raw && own_run < runs) {
       for (unsigned t = 0; t < n; ++t) {
-        const float value = raw_value(store, *place, t, own_run);
+        const float value = raw_value(store, *block.at, t, own_run);
         good &= is_finite(value);
         for (unsigned g = 0; g < kQueries; ++g) out[g] = fmaf(value, vectors[t * kQueries + g], out[g]);
       }
