@@ -401,6 +401,26 @@ __device__ __forceinline__ bool walk_exact(const KvcompStore& store, const Words
   return finite;
 }
 
+/// combine() of each of the values over the warp's lanes: lane i gets that of value i % kCount. Half of the
+/// values go to the other half of the lanes at a time: 6 exchanges for four values, not 20.
+template <unsigned kCount, class Combine>
+__device__ __forceinline__ float reduce_each(float (&values)[kCount], Combine&& combine) {
+  const unsigned lane = threadIdx.x % kWarp;
+#pragma unroll
+  for (unsigned half = kCount / 2; half > 0; half /= 2) {
+    const bool upper = (lane & half) != 0;
+#pragma unroll
+    for (unsigned i = 0; i < half; ++i) {
+      const float kept = upper ? values[i + half] : values[i], given = upper ? values[i] : values[i + half];
+      values[i] = combine(kept, __shfl_xor_sync(kAllLanes, given, half));
+    }
+  }
+#pragma unroll
+  for (unsigned step = kCount; step < kWarp; step *= 2)
+    values[0] = combine(values[0], __shfl_xor_sync(kAllLanes, values[0], step));
+  return values[0];
+}
+
 /// The next n (up to kKeyStep) symbols of a run, from symbol `first` on, zeros behind them.
 template <class Words, class Bit>
 __device__ __forceinline__ void next_few(StepCursor<Words>& cursor, const uint32_t* table, Mark<Bit>& mark,
@@ -687,15 +707,9 @@ __global__ void __launch_bounds__(kKvcompThreads, kvcomp_together(4 * kTiles, kS
         }
       }
     const RunBits first_bits(store, place, team.thread);  // arrive while sums are formed
-#pragma unroll
-    for (unsigned g = 0; g < kQueries; ++g) {
-#pragma unroll
-      for (int step = kWarp / 2; step > 0; step /= 2) {
-        base[g] += __shfl_xor_sync(kAllLanes, base[g], step);
-        peak[g] = fmaxf(peak[g], __shfl_xor_sync(kAllLanes, peak[g], step));
-      }
-      if (lane == 0) bases[warp * kQueries + g] = base[g], peaks[warp * kQueries + g] = peak[g];
-    }
+    const float warp_base = reduce_each(base, [](float x, float y) { return x + y; });
+    const float warp_peak = reduce_each(peak, [](float x, float y) { return fmaxf(x, y); });
+    if (lane < kQueries) bases[warp * kQueries + lane] = warp_base, peaks[warp * kQueries + lane] = warp_peak;
     copy_async_wait<0>();
     __syncthreads();
     if (coded) {
@@ -772,20 +786,21 @@ __global__ void __launch_bounds__(kKvcompThreads, kvcomp_together(4 * kTiles, kS
         // Lanes p and p + 2 of a group have the two parts of queries 2 p and 2 p + 1, of two tokens.
         const bool second = lane % 4 >= 2;
         const unsigned token = first + warp * kWarp + second * 8 + lane / 4;  // and 16 behind
+        const unsigned pair = lane % 2 * 2;
+        const size_t place_of_pair = (first_row + pair) * stride + (first_token - range.first + token);
 #pragma unroll
         for (unsigned tile = 0; tile < kTiles; ++tile)
 #pragma unroll
           for (unsigned i = 0; i < 2; ++i) {
-            const unsigned g = tile * 4 + lane % 2 * 2 + i;
+            const unsigned g = tile * 4 + pair + i;
             const float2 scale = scales[g];
+            float* const to = out + place_of_pair + (tile * 4 + i) * stride;
 #pragma unroll
             for (unsigned half = 0; half < 2; ++half) {
-              float(&own)[4] = products[tile][half];
-#pragma unroll
-              for (unsigned row = 0; row < 2; ++row)
-                own[2 * row + i] += __shfl_xor_sync(kAllLanes, own[2 * row + i], 2);
-              if (g < count && wanted(token + half * 16))
-                score_of(g, token + half * 16) = fmaf(second ? own[2 + i] : own[i], scale.y, scale.x);
+              const float(&own)[4] = products[tile][half];
+              const float kept = second ? own[2 + i] : own[i], given = second ? own[i] : own[2 + i];
+              const float sum = kept + __shfl_xor_sync(kAllLanes, given, 2);
+              if (g < count && wanted(token + half * 16)) to[half * 16] = fmaf(sum, scale.y, scale.x);
             }
           }
         if (active) {
