@@ -237,9 +237,27 @@ __device__ __forceinline__ uint32_t to_halves(float low, float high, bool brain)
 #endif
 }
 
-__device__ __forceinline__ void put(float* out, float value, bool) { *out = value; }
-__device__ __forceinline__ void put(uint16_t* out, float value, bool brain) {
-  *out = static_cast<uint16_t>(to_halves(value, 0, brain));
+/// A value as it is written: a float, or 16 bits of the type that exact values have.
+template <class Out>
+__device__ __forceinline__ Out in_storage(float value, bool brain) {
+  if constexpr (std::is_same_v<Out, float>)
+    return value;
+  else
+    return static_cast<uint16_t>(to_halves(value, 0, brain));
+}
+template <class Out>
+__device__ __forceinline__ void put(Out* out, float value, bool brain) {
+  *out = in_storage<Out>(value, brain);
+}
+/// The same column one row on: an addition. By itself the compiler multiplies for each row of an unrolled loop.
+template <class Out>
+__device__ __forceinline__ Out* next_row(Out* at, size_t stride) {
+  at += stride;
+#ifdef __CUDA_ARCH__
+  asm volatile("" : "+l"(at));
+  __builtin_assume(__isGlobal(at));
+#endif
+  return at;
 }
 /// Four that lie side by side from a multiple of four on.
 __device__ __forceinline__ void put_four(float* out, const float (&values)[4], bool) {
@@ -276,6 +294,16 @@ __device__ __forceinline__ void store_vector(float* to, const float (&from)[kCou
   } else {
     for (unsigned i = 0; i < kCount; ++i) to[i] = from[i];
   }
+}
+
+/// Byte kByte of four symbols as the last bits of 2^23.
+template <unsigned kByte>
+__device__ __forceinline__ float last_of_2_23(uint32_t symbols) {
+#ifdef __CUDA_ARCH__
+  return float_of(__byte_perm(symbols, 0x4b000000u, 0x7440 + kByte));
+#else
+  return float_of(0x4b000000u | (symbols >> (8 * kByte) & 255));
+#endif
 }
 
 /// BitCursor (lib/entropy/huffman_step.hpp) in fewer instructions: 12 instead of 17 for a look-up of two
@@ -360,14 +388,15 @@ struct Mark {
   }
 };
 
-/// Calls body(i, symbol) for the next n symbols of a run, at its begin.
+/// Calls body(i, level) for the next n symbols of a run, at its begin.
 template <class Words, class Bit, class Body>
 __device__ __forceinline__ void walk(StepCursor<Words>& cursor, const uint32_t* table, unsigned n,
                                      Mark<Bit>& mark, Body&& body) {
+  constexpr float kZero = 8388608.0f + kStepZero;
   const auto two = [&](unsigned i) {
     const uint32_t entry = cursor.two(table);
-    body(i, StepSymbol<2>{entry});
-    body(i + 1, StepSymbol<3>{entry});
+    body(i, last_of_2_23<2>(entry) - kZero);
+    body(i + 1, last_of_2_23<3>(entry) - kZero);
   };
   unsigned i = 0;
 #pragma unroll 1
@@ -379,7 +408,7 @@ __device__ __forceinline__ void walk(StepCursor<Words>& cursor, const uint32_t* 
   mark.follow(cursor, i);
 #pragma unroll 1
   for (; i + 2 <= n; i += 2) two(i);
-  if (i < n) body(i, StepSymbol<2>{cursor.one(table)});
+  if (i < n) body(i, last_of_2_23<2>(cursor.one(table)) - kZero);
 }
 
 /// Calls body(i, value) for the `escapes` values of a run that are stored exactly, all behind the mark. raw:
@@ -457,16 +486,6 @@ __device__ __forceinline__ void next_step(StepCursor<Words>& cursor, const uint3
     cursor.back_to(begin);
     next_few(cursor, table, mark, first, kKeyStep, to);
   }
-}
-
-/// Byte kByte of four symbols as the last bits of 2^23.
-template <unsigned kByte>
-__device__ __forceinline__ float last_of_2_23(uint32_t symbols) {
-#ifdef __CUDA_ARCH__
-  return float_of(__byte_perm(symbols, 0x4b000000u, 0x7440 + kByte));
-#else
-  return float_of(0x4b000000u | (symbols >> (8 * kByte) & 255));
-#endif
 }
 
 /// Which of a block's tokens, from first_token on, are asked for.
@@ -548,9 +567,10 @@ __global__ void kvcomp_decode(KvcompStore store, KvcompTeams teams, KvcompRange 
       if constexpr (kByChannel) {
         if (active) {
           Out* at = out_of(0, run);
-          walk(cursor, shared.table, n, mark, [&](unsigned t, auto symbol) {
-            if (wanted(t)) put(at, symbol.level() * steps[t], store.brain);
-            at += stride;
+          walk(cursor, shared.table, n, mark, [&](unsigned t, float level) {
+            const Out value = in_storage<Out>(level * steps[t], store.brain);
+            if (wanted(t)) *at = value;
+            at = next_row(at, stride);
           });
         }
       } else {
@@ -904,8 +924,7 @@ __global__ void __launch_bounds__(kKvcompThreads, kQueries > 4 ? 4 : 5)
       if (own_run < runs) {
         StepCursor cursor(payload.stream, start);
         Mark<decltype(bit)> mark{start};
-        walk(cursor, shared.table, n, mark, [&](unsigned t, auto symbol) {
-          const float level = symbol.level();
+        walk(cursor, shared.table, n, mark, [&](unsigned t, float level) {
           float elements[kQueries];
           load_vector(elements, vectors + t * kQueries);
           for (unsigned g = 0; g < kQueries; ++g) out[g] = fmaf(level, elements[g], out[g]);
