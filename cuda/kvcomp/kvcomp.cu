@@ -15,7 +15,6 @@
 #include "cuda/kvcomp/kvcomp.cuh"
 #include "cuda/runtime/kernel.cuh"
 #include "cuda/runtime/peak_scale.cuh"
-#include "cuda/runtime/prefix_sum.cuh"
 
 namespace kvcodec::cuda {
 
@@ -141,11 +140,30 @@ __device__ __forceinline__ Payload<kStaged> open_payload(const KvcompStore& stor
   }
 }
 
-/// Sum over the team's threads before this one; total: over all of them. sums: prefix_sum's. All threads of
-/// all teams.
+/// Sum over the team's threads before this one; total: over all of them. sums: shared, one for each warp of
+/// the block, that were read before a barrier. All threads of all teams. A lane looks at each warp's sum, of
+/// eight at most: prefix_sum, which goes through them in turn, took 20 instructions for each.
 __device__ __forceinline__ unsigned scan_team(unsigned value, const Team& team, unsigned* sums,
                                               unsigned& total) {
-  return prefix_sum(value, team.first_warp, team.warps, sums, total);
+  constexpr unsigned kMostWarps = kKvcompThreads / kWarp;
+  const unsigned lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  const auto sum_up = [&](unsigned own, unsigned count) {  // over the lanes up to this one, of so many
+#pragma unroll
+    for (unsigned step = 1; step < count; step *= 2) {
+      const unsigned below = __shfl_up_sync(kAllLanes, own, step);
+      if (lane >= step) own += below;
+    }
+    return own;
+  };
+  const unsigned sum = sum_up(value, kWarp);
+  if (lane == kWarp - 1) sums[warp] = sum;
+  __syncthreads();
+  const unsigned of_warp = lane < team.warps ? sums[team.first_warp + lane] : 0;
+  const unsigned up_to_warp = sum_up(of_warp, kMostWarps);
+  total = __shfl_sync(kAllLanes, up_to_warp, kMostWarps - 1);
+  const unsigned before =
+      __shfl_sync(kAllLanes, up_to_warp - of_warp, static_cast<int>(warp - team.first_warp));
+  return before + sum - value;
 }
 
 /// Up to 32 bits of a stream from `bit` on: asked for when this is made, waited for when they are used. There
@@ -555,6 +573,7 @@ __global__ void kvcomp_decode(KvcompStore store, KvcompTeams teams, KvcompRange 
     __syncthreads();
     auto bit = payload.bit;  // of the first run of these
     for (unsigned first = 0; first < runs; first += team.threads) {
+      if (first > 0) __syncthreads();  // the sums of the runs before are read
       const unsigned run = first + team.thread;
       const bool active = coded && run < runs;
       const RunBits counted = first == 0 ? first_bits : RunBits(store, *block.at, run);
@@ -757,6 +776,7 @@ __global__ void __launch_bounds__(kKvcompThreads, kvcomp_together(4 * kTiles, kS
     }
     auto bit = payload.bit;
     for (unsigned first = 0; first < runs; first += team.threads) {
+      if (first > 0) __syncthreads();  // the sums of the runs before are read
       const unsigned run = first + team.thread;
       const bool active = coded && run < runs;
       const RunBits counted = first == 0 ? first_bits : RunBits(store, *block.at, run);
@@ -911,6 +931,7 @@ __global__ void __launch_bounds__(kKvcompThreads, kQueries > 4 ? 4 : 5)
     auto bit = payload.bit, start = bit;
     unsigned bits = 0;
     for (unsigned first = 0; first < runs; first += team.threads) {
+      if (first > 0) __syncthreads();  // the sums of the runs before are read
       const unsigned run = first + team.thread;
       const RunBits counted = first == 0 ? first_bits : RunBits(store, *block.at, run);
       const unsigned run_size = coded && run < runs ? counted.bits(place.mode) : 0;
