@@ -9,89 +9,118 @@ namespace kvcodec::cuda {
 
 // Codes and sums -----------------------------------------------------------------------------------
 
+/// Rows that a warp takes at a time, while the next so many are under way. There are few warps, a piece of tokens
+/// being one's: a row's sums depend on those of the last, so what can be had is many loads under way, and few
+/// instructions, none of them a branch, from row to row (there were 40, in 165 cycles).
+constexpr unsigned kSignAhead = 32;
+/// Rows whose bytes of codes are written together: a lane has one of the four bytes of one of them.
+constexpr unsigned kSignWritten = 8;
+
+/// What a warp has: sums and counts of its 32 dimensions in shared memory, a column to each lane, so that there
+/// are no bank conflicts beyond the two halves of a double. Signs are as the vote gives them, the first dimension
+/// the lowest bit of a group's four; stored codes have it the highest.
+struct SignColumn {
+  double* sums;      ///< [16][kWarp]
+  uint32_t* counts;  ///< [16][8]: a group's four lanes each count 1
+  unsigned shift;    ///< of the group's bits
+
+  __device__ __forceinline__ unsigned group_of(unsigned signs) const { return signs >> shift & 15; }
+  __device__ __forceinline__ void count(unsigned group) const {
+    atomicAdd(&counts[group * 8], 1u);  // nobody waits for it
+  }
+  __device__ __forceinline__ void add(unsigned signs, float value) const {
+    const unsigned group = group_of(signs);
+    count(group);
+    sums[group * kWarp] += static_cast<double>(value);
+  }
+  /// The same for two rows, whose sums are on their way together.
+  __device__ __forceinline__ void add(unsigned signs, float value, unsigned signs_after,
+                                      float value_after) const {
+    const unsigned group = group_of(signs), group_after = group_of(signs_after);
+    count(group), count(group_after);
+    double sum = sums[group * kWarp], sum_after = sums[group_after * kWarp];
+    sum += static_cast<double>(value);
+    if (group_after == group) sum_after = sum;
+    sum_after += static_cast<double>(value_after);
+    sums[group * kWarp] = sum;
+    sums[group_after * kWarp] = sum_after;
+  }
+};
+
 /// A warp takes 32 dimensions of one head through one piece of tokens: a lane is a dimension. The vote of a
 /// row's signs is its codes, and each lane adds its value to the sum of its group's code, in the order of the
-/// tokens, as lib does. The sums are a column of shared memory per lane, so there are no bank conflicts
-/// beyond the two halves of a double.
-constexpr unsigned kSignWarps = 4;
-/// Rows that a lane takes at a time, while the next so many are under way: the sums of one row depend on
-/// those of the last, the loads do not.
-constexpr unsigned kSignAhead = 8;
-
-__global__ void __launch_bounds__(kSignWarps* kWarp)
+/// tokens, as lib does. It is a block of its own, so that the compiler knows that no lane goes its own way.
+__global__ void __launch_bounds__(kWarp)
     sign_sums(const float* rows, SignShape shape, uint8_t* codes, double* all_sums, uint32_t* all_counts) {
-  KVCODEC_SHARED_ARRAY(double, shared_sums, kSignWarps * 16 * kWarp);
-  KVCODEC_SHARED_ARRAY(uint32_t, shared_counts, kSignWarps * 16 * 8);
-  const unsigned warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  KVCODEC_SHARED_ARRAY(double, shared_sums, 16 * kWarp);
+  KVCODEC_SHARED_ARRAY(uint32_t, shared_counts, 16 * 8);
+  const unsigned lane = threadIdx.x;
   const size_t slices = (shape.dims + kWarp - 1) / kWarp;
-  const size_t item = size_t{blockIdx.x} * kSignWarps + warp;
   const size_t pieces = (shape.tokens + kSummedTogether - 1) / kSummedTogether;
-  if (item >= shape.heads * slices * pieces) return;  // a whole warp
-  const size_t slice = item % slices, head = item / slices % shape.heads, piece = item / slices / shape.heads;
+  const size_t slice = blockIdx.x % slices, head = blockIdx.x / slices % shape.heads,
+               piece = blockIdx.x / slices / shape.heads;
   const size_t dim = slice * kWarp + lane;
   const bool real = dim < shape.dims;
   const size_t first = piece * kSummedTogether;
   const size_t end = first + kSummedTogether < shape.tokens ? first + kSummedTogether : shape.tokens;
+  const auto count = static_cast<unsigned>(end - first);
 
-  double* sums = shared_sums + warp * 16 * kWarp + lane;
-  uint32_t* counts = shared_counts + warp * 16 * 8 + lane / 4;
+  const SignColumn column{shared_sums + lane, shared_counts + lane / 4, lane / 4 * 4};
   for (unsigned code = 0; code < 16; ++code) {
-    sums[code * kWarp] = 0;
-    if (lane % 4 == 0) counts[code * 8] = 0;
+    column.sums[code * kWarp] = 0;
+    if (lane % 4 == 0) column.counts[code * 8] = 0;
   }
   __syncwarp();
-  const float* values = rows + head * shape.dims + dim;
-  uint8_t* bytes = codes + head * shape.row_bytes + slice * 4 + lane;
-  const bool writes = lane < 4 && slice * 4 + lane < shape.row_bytes;
-  const auto count = static_cast<unsigned>(end - first);
-  values += first * shape.row_stride, bytes += first * shape.code_stride;
+  // Lanes beyond the last dimension have that one's values, and no signs.
+  const float* const values =
+      rows + first * shape.row_stride + head * shape.dims + (real ? dim : shape.dims - 1);
+  uint8_t* const bytes = codes + first * shape.code_stride + head * shape.row_bytes + slice * 4 + lane % 4;
+  const bool writes = slice * 4 + lane % 4 < shape.row_bytes;
+  const auto signs_of = [&](float value) { return __ballot_sync(kAllLanes, real && value >= 0); };
+  const auto write = [&](unsigned token, unsigned signs) {
+    if (writes) bytes[token * shape.code_stride] = static_cast<uint8_t>(__brev(signs) >> (24 - lane % 4 * 8));
+  };
   const auto load = [&](float(&to)[kSignAhead], unsigned token) {
+    const float* from = values + token * shape.row_stride;
 #pragma unroll
-    for (unsigned i = 0; i < kSignAhead; ++i, values += shape.row_stride)
-      to[i] = real && token + i < count ? *values : -1.0f;
+    for (unsigned i = 0; i < kSignAhead; ++i, from += shape.row_stride) to[i] = *from;
   };
-  // The code of the lane's group of the next token.
-  const auto next_code = [&](float value) {
-    // Reversed, dimension 0 is the highest bit, as in the stored form.
-    const unsigned signs = __brev(__ballot_sync(kAllLanes, value >= 0));
-    if (writes) *bytes = static_cast<uint8_t>(signs >> (24 - 8 * lane));
-    bytes += shape.code_stride;
-    const unsigned code = signs >> (28 - lane / 4 * 4) & 15;
-    if (lane % 4 == 0) atomicAdd(&counts[code * 8], 1u);  // nobody waits for it
-    return code;
-  };
-  float ahead[kSignAhead];
-  load(ahead, 0);
-  for (unsigned token = 0; token < count; token += kSignAhead) {
-    float next[kSignAhead];
-    load(next, token + kSignAhead);
+  const unsigned whole = count / kSignAhead * kSignAhead;
+  float ahead[kSignAhead], next[kSignAhead];
+  if (whole > 0) load(ahead, 0);
+  for (unsigned token = 0; token < whole; token += kSignAhead) {
+    load(next, token + kSignAhead < whole ? token + kSignAhead : token);  // the last ones: once more
 #pragma unroll
-    for (unsigned i = 0; i < kSignAhead; i += 2) {  // two tokens' sums are on their way together
-      if (token + i >= count) break;                // the whole warp
-      const unsigned code = next_code(ahead[i]);
-      if (token + i + 1 >= count) {
-        sums[code * kWarp] += static_cast<double>(ahead[i]);
-        break;
-      }
-      const unsigned code_after = next_code(ahead[i + 1]);
-      double sum = sums[code * kWarp], sum_after = sums[code_after * kWarp];
-      sum += static_cast<double>(ahead[i]);
-      if (code_after == code) sum_after = sum;
-      sum_after += static_cast<double>(ahead[i + 1]);
-      sums[code * kWarp] = sum;
-      sums[code_after * kWarp] = sum_after;
+    for (unsigned from = 0; from < kSignAhead; from += kSignWritten) {
+      unsigned signs[kSignWritten], written = 0;
+#pragma unroll
+      for (unsigned i = 0; i < kSignWritten; ++i) signs[i] = signs_of(ahead[from + i]);
+#pragma unroll
+      for (unsigned i = 0; i < kSignWritten; ++i)
+        if (lane / 4 == i) written = signs[i];
+      write(token + from + lane / 4, written);
+#pragma unroll
+      for (unsigned i = 0; i < kSignWritten; i += 2)
+        column.add(signs[i], ahead[from + i], signs[i + 1], ahead[from + i + 1]);
     }
 #pragma unroll
     for (unsigned i = 0; i < kSignAhead; ++i) ahead[i] = next[i];
   }
+  for (unsigned token = whole; token < count; ++token) {
+    const float value = values[token * shape.row_stride];
+    const unsigned signs = signs_of(value);
+    if (lane < 4) write(token, signs);
+    column.add(signs, value);
+  }
   __syncwarp();
   const size_t part = head * pieces + piece;
+  const auto stored = [](unsigned group) { return __brev(group) >> 28; };
   if (real)
-    for (unsigned code = 0; code < 16; ++code)
-      all_sums[(part * shape.dims + dim) * 16 + code] = sums[code * kWarp];
+    for (unsigned group = 0; group < 16; ++group)
+      all_sums[(part * shape.dims + dim) * 16 + stored(group)] = column.sums[group * kWarp];
   if (real && lane % 4 == 0)
-    for (unsigned code = 0; code < 16; ++code)
-      all_counts[(part * (shape.dims / 4) + dim / 4) * 16 + code] = counts[code * 8];
+    for (unsigned group = 0; group < 16; ++group)
+      all_counts[(part * (shape.dims / 4) + dim / 4) * 16 + stored(group)] = column.counts[group * 8] / 4;
 }
 
 /// A thread per head and dimension.
@@ -334,8 +363,7 @@ size_t divide_up(size_t n, size_t by) { return (n + by - 1) / by; }
 Status run_sign_sums(const float* rows, const SignShape& shape, uint8_t* codes, double* sums,
                      uint32_t* counts, StreamHandle stream) {
   const size_t items = shape.heads * divide_up(shape.dims, kWarp) * divide_up(shape.tokens, kSummedTogether);
-  return launch(sign_sums, static_cast<unsigned>(divide_up(items, kSignWarps)), kSignWarps * kWarp, 0, stream,
-                rows, shape, codes, sums, counts);
+  return launch(sign_sums, static_cast<unsigned>(items), kWarp, 0, stream, rows, shape, codes, sums, counts);
 }
 
 Status run_sign_codebooks(const double* sums, const uint32_t* counts, size_t heads, size_t dims,
