@@ -226,16 +226,55 @@ __global__ void kvcomp_histogram(const uint8_t* symbols, size_t size, unsigned l
 
 namespace kvcomp_detail {
 
+/// Bits of a symbol with this code.
 __device__ __forceinline__ unsigned code_bits(uint32_t code) {
-  return (code & 15) + (code & kKvcompExact ? 16 : 0);
+  static_assert(kKvcompExact == 16);  // the bits of an exact value, behind a length in bits 0-3
+  return code & 31;
 }
 
-/// Symbol i of a run of a block.
-__device__ __forceinline__ unsigned symbol_of(const KvcompValues& v, uint64_t block, unsigned run,
-                                              unsigned i) {
-  const uint8_t* const symbols = v.symbols + block * v.tokens * v.dims;
-  return v.by_channel ? symbols[size_t{i} * v.dims + run] : symbols[size_t{run} * v.dims + i];
+/// Symbols of a run that a lane takes at a time. One at a time, it waited for memory at each of them, and the
+/// lanes of keys, whose runs are rows, asked for 32 cache lines each time.
+constexpr unsigned kTogether = 16;
+/// What stands behind the end of a run: a code of no bits.
+constexpr unsigned kNoSymbol = 256, kCodes = kNoSymbol + 1;
+
+/// Fills a block's table of codes, kCodes of them.
+__device__ __forceinline__ void load_codes(const uint32_t* codes, uint32_t* table) {
+  for (unsigned i = threadIdx.x; i < kCodes; i += blockDim.x) table[i] = i < kNoSymbol ? codes[i] : 0;
+  __syncthreads();
 }
+
+/// The symbols of a run of a block. kWide: a run is a row of whole groups of kTogether.
+template <bool kWide>
+struct RunSymbols {
+  const uint8_t* first;
+  unsigned stride, count;
+
+  __device__ __forceinline__ RunSymbols(const KvcompValues& v, uint64_t block, unsigned run)
+      : first(v.symbols + block * v.tokens * v.dims + (v.by_channel ? run : size_t{run} * v.dims)),
+        stride(v.by_channel ? v.dims : 1),
+        count(v.by_channel ? v.tokens : v.dims) {}
+
+  /// Calls body(i, symbols) for each group; symbols[k] is symbol i + k.
+  template <class Body>
+  __device__ __forceinline__ void each_group(Body&& body) const {
+    for (unsigned i = 0; i < count; i += kTogether) {
+      unsigned symbols[kTogether];
+      if constexpr (kWide) {
+        const uint4 group = *reinterpret_cast<const uint4*>(first + i);
+        const uint32_t words[4] = {group.x, group.y, group.z, group.w};
+#pragma unroll
+        for (unsigned k = 0; k < kTogether; ++k) symbols[k] = words[k / 4] >> (k % 4 * 8) & 255;
+      } else {
+        const uint8_t* from = first + size_t{i} * stride;
+#pragma unroll
+        for (unsigned k = 0; k < kTogether; ++k, from += stride)
+          symbols[k] = i + k < count ? *from : kNoSymbol;
+      }
+      body(i, symbols);
+    }
+  }
+};
 
 /// ceil(log2 n) for n > 0: index_bits.
 __device__ __forceinline__ unsigned bits_for(uint32_t n) {
@@ -288,26 +327,25 @@ class BitPen {
       : word_(words + bit / 32), used_(static_cast<unsigned>(bit % 32)), shared_(true) {}
   /// Up to 32 bits.
   __device__ __forceinline__ void put(uint32_t value, unsigned width) {
-    bits_ |= uint64_t{value} << (64 - width) >> used_;
+    bits_ = bits_ << width | value;
     used_ += width;
     if (used_ < 32) return;
-    const uint32_t full = __byte_perm(static_cast<uint32_t>(bits_ >> 32), 0, 0x0123);
+    used_ -= 32;
+    const uint32_t full = __byte_perm(static_cast<uint32_t>(bits_ >> used_), 0, 0x0123);
     if (shared_)
       atomicOr(word_, full);
     else
       *word_ = full;
     shared_ = false;
     ++word_;
-    bits_ <<= 32;
-    used_ -= 32;
   }
   __device__ __forceinline__ void finish() {
-    if (bits_ != 0) atomicOr(word_, __byte_perm(static_cast<uint32_t>(bits_ >> 32), 0, 0x0123));
+    if (used_ > 0) atomicOr(word_, __byte_perm(static_cast<uint32_t>(bits_) << (32 - used_), 0, 0x0123));
   }
 
  private:
   uint32_t* word_;
-  unsigned used_;
+  unsigned used_;  ///< bits of *word_ that are there: the lowest of bits_; what is above them is written
   bool shared_;
   uint64_t bits_ = 0;
 };
@@ -315,21 +353,24 @@ class BitPen {
 }  // namespace kvcomp_detail
 
 /// A block of threads per block, a thread per run.
+template <bool kWide>
 __global__ void kvcomp_sizes(KvcompValues v, const uint32_t* codes, uint32_t* run_bits, KvcompSizes* sizes) {
   using namespace kvcomp_detail;
-  KVCODEC_SHARED_ARRAY(uint32_t, table, 256);
+  KVCODEC_SHARED_ARRAY(uint32_t, table, kCodes);
   KVCODEC_SHARED_ARRAY(int64_t, sums, 32);
   KVCODEC_SHARED_ARRAY(int, least, 32);
   KVCODEC_SHARED_ARRAY(int, most, 32);
-  for (unsigned i = threadIdx.x; i < 256; i += blockDim.x) table[i] = codes[i];
-  __syncthreads();
-  const unsigned runs = v.by_channel ? v.dims : v.tokens, n = v.by_channel ? v.tokens : v.dims;
+  load_codes(codes, table);
+  const unsigned runs = v.by_channel ? v.dims : v.tokens;
   const uint64_t blocks = uint64_t{v.rows} * v.heads;
   for (uint64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
     Range own{0, 0x7fffffff, -0x7fffffff};
     for (unsigned run = threadIdx.x; run < runs; run += blockDim.x) {
       unsigned bits = 0;
-      for (unsigned i = 0; i < n; ++i) bits += code_bits(table[symbol_of(v, block, run, i)]);
+      RunSymbols<kWide>(v, block, run).each_group([&](unsigned, const unsigned(&symbols)[kTogether]) {
+#pragma unroll
+        for (unsigned k = 0; k < kTogether; ++k) bits += code_bits(table[symbols[k]]);
+      });
       run_bits[block * runs + run] = bits;
       const int signed_bits = static_cast<int>(bits);
       own.sum += bits;
@@ -371,38 +412,43 @@ __global__ void kvcomp_sizes(KvcompValues v, const uint32_t* codes, uint32_t* ru
   }
 }
 
-/// One block of threads: prefix sums of the four sizes, blockDim.x blocks at a time.
+/// One block of threads, each with a stretch of blocks: prefix sums of the four sizes.
 __global__ void kvcomp_places(const KvcompSizes* sizes, uint64_t blocks, KvcompPlace* places,
                               unsigned long long* totals) {
   using Sum = unsigned long long;
   KVCODEC_SHARED_ARRAY(Sum, sums, 32);
-  Sum before[4] = {};
-  for (uint64_t first = 0; first < blocks; first += blockDim.x) {
-    const uint64_t block = first + threadIdx.x;
-    KvcompSizes size{};
-    if (block < blocks) size = sizes[block];
-    const Sum own[4] = {size.payload, size.counts, size.origins, size.steps};
-    Sum start[4];
-    for (unsigned k = 0; k < 4; ++k) {
-      Sum total;
-      start[k] = before[k] + prefix_sum(own[k], sums, total);
-      before[k] += total;
-    }
-    if (block < blocks)
-      places[block] = {start[0], start[1], start[2], start[3], size.payload, size.mode, size.origin_bits};
+  const uint64_t share = (blocks + blockDim.x - 1) / blockDim.x;
+  const uint64_t first = share * threadIdx.x < blocks ? share * threadIdx.x : blocks;
+  const uint64_t end = first + share < blocks ? first + share : blocks;
+  Sum own[4] = {}, start[4];
+  const auto add = [](Sum(&to)[4], const KvcompSizes& size) {
+    to[0] += size.payload, to[1] += size.counts, to[2] += size.origins, to[3] += size.steps;
+  };
+#pragma unroll 4
+  for (uint64_t block = first; block < end; ++block) add(own, sizes[block]);
+#pragma unroll
+  for (unsigned k = 0; k < 4; ++k) {
+    Sum total;
+    start[k] = prefix_sum(own[k], sums, total);
+    if (threadIdx.x == 0) totals[k] = total;
   }
-  if (threadIdx.x < 4) totals[threadIdx.x] = before[threadIdx.x];
+#pragma unroll 4
+  for (uint64_t block = first; block < end; ++block) {
+    const KvcompSizes size = sizes[block];
+    places[block] = {start[0], start[1], start[2], start[3], size.payload, size.mode, size.origin_bits};
+    add(start, size);
+  }
 }
 
 /// A block of threads per block, a thread per run.
+template <bool kWide>
 __global__ void kvcomp_write(KvcompValues v, const uint32_t* codes, const uint32_t* run_bits,
                              const KvcompSizes* sizes, const KvcompPlace* places, KvcompOut out) {
   using namespace kvcomp_detail;
-  KVCODEC_SHARED_ARRAY(uint32_t, table, 256);
+  KVCODEC_SHARED_ARRAY(uint32_t, table, kCodes);
   KVCODEC_SHARED_ARRAY(unsigned, sums, 32);
-  for (unsigned i = threadIdx.x; i < 256; i += blockDim.x) table[i] = codes[i];
-  __syncthreads();
-  const unsigned runs = v.by_channel ? v.dims : v.tokens, n = v.by_channel ? v.tokens : v.dims;
+  load_codes(codes, table);
+  const unsigned runs = v.by_channel ? v.dims : v.tokens;
   const unsigned lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
   const uint64_t blocks = uint64_t{v.rows} * v.heads;
   for (uint64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
@@ -439,16 +485,26 @@ __global__ void kvcomp_write(KvcompValues v, const uint32_t* codes, const uint32
       if (size.mode > 0)
         set_bits(out.counts, counts + 16 + uint64_t{run} * size.mode, bits - size.base, size.mode);
       BitPen pen(out.payload, start);
-      bool any = false;
-      for (unsigned i = 0; i < n; ++i) {
-        const uint32_t code = table[symbol_of(v, block, run, i)];
-        any |= (code & kKvcompExact) != 0;
-        pen.put(code >> 16, code & 15);
-      }
-      if (any)
-        for (unsigned i = 0; i < n; ++i)
-          if (table[symbol_of(v, block, run, i)] & kKvcompExact)
-            pen.put(v.by_channel ? x.half(i, run) : x.half(run, i), 16);
+      uint32_t all = 0;
+      const RunSymbols<kWide> symbols_of_run(v, block, run);
+      symbols_of_run.each_group([&](unsigned, const unsigned(&symbols)[kTogether]) {
+#pragma unroll
+        for (unsigned k = 0; k < kTogether; k += 2) {  // a code has at most 15 bits
+          const uint32_t code = table[symbols[k]], next = table[symbols[k + 1]];
+          all |= code | next;
+          pen.put(code >> 16 << (next & 15) | next >> 16, (code & 15) + (next & 15));
+        }
+      });
+      if (all & kKvcompExact)
+        symbols_of_run.each_group([&](unsigned i, const unsigned(&symbols)[kTogether]) {
+          uint32_t exact = 0;
+#pragma unroll
+          for (unsigned k = 0; k < kTogether; ++k) exact |= (table[symbols[k]] & kKvcompExact) << k;
+          for (exact /= kKvcompExact; exact != 0; exact &= exact - 1) {
+            const unsigned at = i + static_cast<unsigned>(__ffs(static_cast<int>(exact))) - 1;
+            pen.put(v.by_channel ? x.half(at, run) : x.half(run, at), 16);
+          }
+        });
       pen.finish();
     }
   }
@@ -472,6 +528,9 @@ unsigned blocks_for(uint64_t items) {
 
 uint64_t blocks_of(const KvcompValues& values) { return uint64_t{values.rows} * values.heads; }
 unsigned runs_of(const KvcompValues& values) { return values.by_channel ? values.dims : values.tokens; }
+bool wide(const KvcompValues& values) {
+  return !values.by_channel && values.dims % kvcomp_detail::kTogether == 0;
+}
 
 }  // namespace
 
@@ -496,21 +555,23 @@ Status run_kvcomp_histogram(const uint8_t* symbols, size_t size, unsigned long l
 
 Status run_kvcomp_sizes(const KvcompValues& values, const uint32_t* codes, uint32_t* run_bits,
                         KvcompSizes* sizes, StreamHandle stream) {
-  return launch(kvcomp_sizes, blocks_for(blocks_of(values)), threads_for(runs_of(values)), 0, stream, values,
-                codes, run_bits, sizes);
+  const auto kernel = wide(values) ? kvcomp_sizes<true> : kvcomp_sizes<false>;
+  return launch(kernel, blocks_for(blocks_of(values)), threads_for(runs_of(values)), 0, stream, values, codes,
+                run_bits, sizes);
 }
 
 Status run_kvcomp_places(const KvcompSizes* sizes, size_t blocks, KvcompPlace* places,
                          unsigned long long* totals, StreamHandle stream) {
-  return launch(kvcomp_places, 1, blocks > 256 ? 1024 : 256, 0, stream, sizes, uint64_t{blocks}, places,
+  return launch(kvcomp_places, 1, blocks > 256 ? 512 : 64, 0, stream, sizes, uint64_t{blocks}, places,
                 totals);
 }
 
 Status run_kvcomp_write(const KvcompValues& values, const uint32_t* codes, const uint32_t* run_bits,
                         const KvcompSizes* sizes, const KvcompPlace* places, const KvcompOut& out,
                         StreamHandle stream) {
-  return launch(kvcomp_write, blocks_for(blocks_of(values)), threads_for(runs_of(values)), 0, stream, values,
-                codes, run_bits, sizes, places, out);
+  const auto kernel = wide(values) ? kvcomp_write<true> : kvcomp_write<false>;
+  return launch(kernel, blocks_for(blocks_of(values)), threads_for(runs_of(values)), 0, stream, values, codes,
+                run_bits, sizes, places, out);
 }
 
 }  // namespace kvcodec::cuda
