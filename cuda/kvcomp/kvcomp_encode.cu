@@ -106,58 +106,193 @@ __device__ __forceinline__ void quantize_channel(const KvcompValues& v, uint64_t
     (void)kernels::quantize(x(t, c), grid, v.brain, to[size_t{t} * v.dims]);
 }
 
-}  // namespace kvcomp_detail
+/// Halfs from one row of staged values to the next: an odd number of words, so that neither a row nor a column
+/// has two values in a bank.
+KVCODEC_HD unsigned staged_stride(unsigned columns) { return ((columns + 1) / 2 | 1) * 2; }
 
-/// Keys with a step per channel: a thread per channel, a block of threads per block.
-__global__ void kvcomp_quantize_channels(KvcompValues v, KvcompBound bound) {
-  using namespace kvcomp_detail;
-  const uint64_t blocks = uint64_t{v.rows} * v.heads;
-  for (uint64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
-    const BlockValues x = block_values(v, block);
-    for (unsigned c = threadIdx.x; c < v.dims; c += blockDim.x) {
-      const Moments moments = moments_of(x, v.tokens, c);
-      const double limit = limit_of(bound, moments.extremes);
-      const float float_bound = kernels::float_below(limit);
-      const float step =
-          fit_step(moments.extremes, limit, float_bound, v.tokens, v.brain, [&](const kernels::Grid& grid) {
-            unsigned failures = 0;
-            for (unsigned t = 0; t < v.tokens; ++t) failures += value_fails(x(t, c), grid, v.brain);
-            return failures;
-          });
-      v.steps[block * v.dims + c] = step;
-      const int origin = choose_origin(v, block, c, moments, step);
-      quantize_channel(v, block, x, c, grid_of(step, float_bound, origin));
-    }
-  }
+/// Copies rows of values to shared memory, for a warp. A lane stays in a column of parts of rows, so that it has
+/// many loads under way.
+__device__ __forceinline__ void stage(const uint16_t* values, size_t stride, unsigned rows, unsigned columns,
+                                      uint16_t* tile) {
+  const unsigned lane = threadIdx.x % kWarp, staged = staged_stride(columns);
+  const auto each_part = [&](unsigned parts, auto&& copy) {
+    const unsigned across = parts < kWarp ? parts : kWarp, together = kWarp / across;
+    if (lane / across < together)
+      for (unsigned part = lane % across; part < parts; part += across) {
+#pragma unroll 8
+        for (unsigned row = lane / across; row < rows; row += together) copy(row, part);
+      }
+  };
+  __syncwarp();  // what was there is done with
+  if (columns % 4 == 0 && stride % 4 == 0)
+    each_part(columns / 4, [&](unsigned row, unsigned part) {
+      const uint2 four = *reinterpret_cast<const uint2*>(values + row * stride + 4 * part);
+      auto* const to = reinterpret_cast<uint32_t*>(tile + row * staged + 4 * part);
+      to[0] = four.x, to[1] = four.y;
+    });
+  else
+    each_part(columns,
+              [&](unsigned row, unsigned part) { tile[row * staged + part] = values[row * stride + part]; });
+  __syncwarp();
 }
 
-/// Values: a warp per token.
-__global__ void kvcomp_quantize_tokens(KvcompValues v, KvcompBound bound) {
-  using namespace kvcomp_detail;
-  const uint64_t tokens = uint64_t{v.rows} * v.heads * v.tokens;
-  const unsigned lane = threadIdx.x % kWarp, warps = blockDim.x / kWarp;
-  for (uint64_t i = uint64_t{blockIdx.x} * warps + threadIdx.x / kWarp; i < tokens;
-       i += uint64_t{gridDim.x} * warps) {
-    const uint64_t block = i / v.tokens;
-    const auto t = static_cast<unsigned>(i % v.tokens);
-    const BlockValues x = block_values(v, block);
-    kernels::Extremes own;
-    for (unsigned c = lane; c < v.dims; c += kWarp) {
-      own.low = smaller(x(t, c), own.low);
-      own.high = larger(x(t, c), own.high);
+/// Values by units: columns, or rows.
+template <bool kColumns, bool kBrain>
+struct UnitValues {
+  const uint16_t* values;
+  size_t stride;
+
+  __device__ __forceinline__ float operator()(unsigned unit, unsigned i) const {
+    const uint16_t half = kColumns ? values[i * stride + unit] : values[unit * stride + i];
+    return kBrain ? bf16_to_float(half) : f16_to_float(half);
+  }
+};
+
+/// A value of a unit on its grid: what kernels::fails and quantize find, without their branches and without
+/// their care for NaNs. There are none: steps are 0 or from 2^-24 to 2^16, values are finite, and a level that
+/// overflows is infinite, as is what comes back.
+template <bool kBrain>
+struct OnGrid {
+  float level;
+  bool fails;
+
+  __device__ __forceinline__ OnGrid(float x, const kernels::Grid& grid) : level(kernels::level_of(x, grid)) {
+    const float back = level * grid.step;
+    const float rounded = kBrain ? nearest_bf16(back) : kernels::rounded_to_16(back, false);
+    fails =
+        static_cast<int>(fabsf(back - x) > grid.bound) | static_cast<int>(fabsf(rounded - x) > grid.bound);
+  }
+  __device__ __forceinline__ unsigned symbol(const kernels::Grid& grid) const {
+    const float position = level + grid.offset;
+    const bool none = static_cast<int>(fails) | static_cast<int>(position < 0) |
+                      static_cast<int>(position > kernels::kLargestSymbol);
+    return none ? kernels::kLargestSymbol + 1 : static_cast<unsigned>(static_cast<int>(position));
+  }
+
+ private:
+  static __device__ __forceinline__ float nearest_bf16(float value) {
+    const uint32_t bits = bits_of(value);
+    return float_of((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000u);
+  }
+};
+
+/// Extremes of a unit of n values and their sum, of which only a column's is asked for.
+template <bool kColumns, bool kBrain>
+__device__ __forceinline__ Moments unit_moments(const UnitValues<kColumns, kBrain>& x, unsigned unit,
+                                                unsigned n) {
+  Moments moments;
+#pragma unroll 8
+  for (unsigned i = 0; i < n; ++i) {
+    const float value = x(unit, i);
+    moments.extremes.low = smaller(value, moments.extremes.low);
+    moments.extremes.high = larger(value, moments.extremes.high);
+    if (kColumns) moments.sum += value;
+  }
+  return moments;
+}
+
+__device__ __forceinline__ kernels::Grid grid_of_lane(const kernels::Grid& own, unsigned lane) {
+  return {__shfl_sync(kAllLanes, own.step, lane), __shfl_sync(kAllLanes, own.inverse, lane),
+          __shfl_sync(kAllLanes, own.bound, lane), own.offset};
+}
+
+/// The step of each lane's unit of n values. What decides on steps is in double, so each lane does it for its own
+/// unit; all lanes together then count what fails of the units that have another step to try, which are few.
+template <bool kColumns, bool kBrain>
+__device__ __forceinline__ float fit_unit_steps(const UnitValues<kColumns, kBrain>& x, unsigned own_unit,
+                                                unsigned n, const kernels::Extremes& extremes, double limit,
+                                                float bound) {
+  const unsigned lane = threadIdx.x % kWarp;
+  const float widest = kernels::widest_step(extremes, limit);
+  kernels::Grid grid = grid_of(widest, bound, 0);
+  unsigned failures = 0;
+#pragma unroll 8
+  for (unsigned i = 0; i < n; ++i) failures += OnGrid<kBrain>(x(own_unit, i), grid).fails;
+  kernels::StepSearch search(widest, kernels::spacing_at(extremes.magnitude(), kBrain), n, failures);
+  const bool real = widest > 0 && lane == own_unit;
+  float step = real ? search.next() : 0;
+  while (const unsigned trying = __ballot_sync(kAllLanes, step > 0)) {
+    grid = grid_of(step, bound, 0);
+    for (unsigned left = trying; left != 0; left &= left - 1) {
+      const unsigned who = static_cast<unsigned>(__ffs(static_cast<int>(left))) - 1;
+      const kernels::Grid tried = grid_of_lane(grid, who);
+      unsigned count = 0;
+#pragma unroll 4
+      for (unsigned from = 0; from < n; from += kWarp) {
+        const bool there = from + lane < n;
+        const bool fails = OnGrid<kBrain>(x(who, there ? from + lane : 0), tried).fails && there;
+        count += static_cast<unsigned>(__popc(__ballot_sync(kAllLanes, fails)));
+      }
+      if (lane == who) failures = count;
     }
-    const kernels::Extremes unit = warp_extremes(own);
-    const double limit = limit_of(bound, unit);
+    if (step > 0) {
+      search.tried(step, failures);
+      step = search.next();
+    }
+  }
+  return widest > 0 ? search.best() : 0;
+}
+
+/// Symbols of a row, by all lanes.
+template <bool kBrain>
+__device__ __forceinline__ void quantize_row(const UnitValues<false, kBrain>& x, unsigned unit, unsigned n,
+                                             const kernels::Grid& grid, uint8_t* symbols) {
+  const unsigned lane = threadIdx.x % kWarp;
+  const auto symbol = [&](unsigned i) { return OnGrid<kBrain>(x(unit, i), grid).symbol(grid); };
+  if (n % 4 == 0)
+    for (unsigned i = 4 * lane; i < n; i += 4 * kWarp)
+      *reinterpret_cast<uint32_t*>(symbols + i) =
+          symbol(i) | symbol(i + 1) << 8 | symbol(i + 2) << 16 | symbol(i + 3) << 24;
+  else
+    for (unsigned i = lane; i < n; i += kWarp) symbols[i] = static_cast<uint8_t>(symbol(i));
+}
+
+}  // namespace kvcomp_detail
+
+/// Keys with a step per channel (kColumns), or values with one per token: a lane per unit, and a block of threads
+/// for each warp, so that the compiler knows that what decides on its way is the same for all lanes. kStaged: the
+/// values of a warp's units are brought to shared memory, which there is room for; they are looked at three times
+/// and more.
+template <bool kColumns, bool kBrain, bool kStaged>
+__global__ void __launch_bounds__(kWarp) kvcomp_quantize_units(KvcompValues v, KvcompBound bound) {
+  using namespace kvcomp_detail;
+  const unsigned lane = threadIdx.x;
+  const unsigned units = kColumns ? v.dims : v.tokens, n = kColumns ? v.tokens : v.dims;
+  const unsigned groups = (units + kWarp - 1) / kWarp;
+  const uint64_t items = uint64_t{v.rows} * v.heads * groups;
+  for (uint64_t item = blockIdx.x; item < items; item += gridDim.x) {
+    const uint64_t block = item / groups;
+    const unsigned first = static_cast<unsigned>(item % groups) * kWarp;
+    const unsigned count = units - first < kWarp ? units - first : kWarp;
+    const BlockValues there = block_values(v, block);
+    UnitValues<kColumns, kBrain> x{there.values + (kColumns ? first : first * there.stride), there.stride};
+    if constexpr (kStaged) {
+      auto* const tile = dynamic_shared<uint16_t>();
+      const unsigned columns = kColumns ? count : n;
+      stage(x.values, x.stride, kColumns ? n : count, columns, tile);
+      x = {tile, staged_stride(columns)};
+    }
+    const bool real = lane < count;
+    const unsigned own = real ? lane : count - 1;
+    const Moments moments = unit_moments(x, own, n);
+    const double limit = limit_of(bound, moments.extremes);
     const float float_bound = kernels::float_below(limit);
-    const float step = fit_step(unit, limit, float_bound, v.dims, v.brain, [&](const kernels::Grid& grid) {
-      unsigned failures = 0;
-      for (unsigned c = lane; c < v.dims; c += kWarp) failures += value_fails(x(t, c), grid, v.brain);
-      return warp_sum(failures);
-    });
-    if (lane == 0) v.steps[i] = step;
-    const kernels::Grid grid = grid_of(step, float_bound, 0);
-    for (unsigned c = lane; c < v.dims; c += kWarp)
-      (void)kernels::quantize(x(t, c), grid, v.brain, v.symbols[i * v.dims + c]);
+    const float step = fit_unit_steps(x, own, n, moments.extremes, limit, float_bound);
+    if (real) v.steps[block * units + first + lane] = step;
+    uint8_t* const symbols = v.symbols + block * v.tokens * v.dims + (kColumns ? first : size_t{first} * n);
+    if constexpr (kColumns) {
+      if (!real) continue;
+      const int origin = choose_origin(v, block, first + lane, moments, step);
+      const kernels::Grid grid = grid_of(step, float_bound, origin);
+#pragma unroll 8
+      for (unsigned t = 0; t < n; ++t)
+        symbols[size_t{t} * v.dims + lane] =
+            static_cast<uint8_t>(OnGrid<kBrain>(x(lane, t), grid).symbol(grid));
+    } else {
+      const kernels::Grid grid = grid_of(step, float_bound, 0);
+      for (unsigned unit = 0; unit < count; ++unit)
+        quantize_row(x, unit, n, grid_of_lane(grid, unit), symbols + size_t{unit} * n);
+    }
   }
 }
 
@@ -542,17 +677,29 @@ bool wide(const KvcompValues& values) {
   return !values.by_channel && values.dims % kvcomp_detail::kTogether == 0;
 }
 
+/// Shared memory for the values of 32 units: what is longer is read from far away.
+constexpr size_t kMostStaged = 32 * 1024;
+
 }  // namespace
 
 Status run_kvcomp_quantize(const KvcompValues& values, const KvcompBound& bound, StreamHandle stream) {
-  if (values.by_channel) {
-    constexpr unsigned kThreads = 128;
-    const uint64_t warps = blocks_of(values) * values.tokens;
-    return launch(kvcomp_quantize_tokens, blocks_for((warps + kThreads / kWarp - 1) / (kThreads / kWarp)),
-                  kThreads, 0, stream, values, bound);
-  }
-  const auto kernel = values.channel_steps ? kvcomp_quantize_channels : kvcomp_quantize_blocks;
-  return launch(kernel, blocks_for(blocks_of(values)), threads_for(values.dims), 0, stream, values, bound);
+  using Kernel = void (*)(KvcompValues, KvcompBound);
+  if (!values.by_channel && !values.channel_steps)
+    return launch(kvcomp_quantize_blocks, blocks_for(blocks_of(values)), threads_for(values.dims), 0, stream,
+                  values, bound);
+  const uint32_t units = values.channel_steps ? values.dims : values.tokens;
+  const size_t rows = values.channel_steps ? values.tokens : kWarp;
+  const uint32_t columns = values.channel_steps ? kWarp : values.dims;
+  const size_t staged = sizeof(uint16_t) * rows * kvcomp_detail::staged_stride(columns);
+  const bool fits = staged <= kMostStaged;
+  constexpr Kernel kKernels[2][2][2] = {
+      {{kvcomp_quantize_units<false, false, false>, kvcomp_quantize_units<false, false, true>},
+       {kvcomp_quantize_units<false, true, false>, kvcomp_quantize_units<false, true, true>}},
+      {{kvcomp_quantize_units<true, false, false>, kvcomp_quantize_units<true, false, true>},
+       {kvcomp_quantize_units<true, true, false>, kvcomp_quantize_units<true, true, true>}}};
+  return launch(kKernels[values.channel_steps][values.brain][fits],
+                blocks_for(blocks_of(values) * ((units + kWarp - 1) / kWarp)), kWarp, fits ? staged : 0,
+                stream, values, bound);
 }
 
 Status run_kvcomp_histogram(const uint8_t* symbols, size_t size, unsigned long long* counts,

@@ -45,6 +45,9 @@ std::vector<Encoding> encodings() {
       {{key, 64, 2, 64, 64, bf16, {number("max-error", 0.01)}}, {.absolute = 0.01}},
       {{value, 64, 2, 64, 64, bf16, {number("max-rel-error", 0.004)}}, {.magnitude = 0.004}},
       {{key, 64, 2, 32, 64, bf16, {by_block, number("max-rel-error", 0.002)}}, {.magnitude = 0.002}},
+      // Units that are not brought to shared memory.
+      {{key, 600, 1, 40, 600}, {.range = 0.125}},
+      {{value, 40, 1, 600, 80, f16}, {.range = 0.075}},
       // Raw blocks.
       {{key, 32, 4, 32, 128, bf16, {number("max-error", 1e-3)}, 0, true}, {.absolute = 1e-3}},
       {{value, 32, 4, 32, 128, bf16, {number("max-error", 1e-3)}, 0, true}, {.absolute = 1e-3}},
