@@ -156,6 +156,8 @@ VectorSynthesizer::~VectorSynthesizer() = default;
 VectorSynthesizer::VectorSynthesizer(VectorSynthesizer&&) noexcept = default;
 VectorSynthesizer& VectorSynthesizer::operator=(VectorSynthesizer&&) noexcept = default;
 
+TransformTables VectorSynthesizer::tables() const { return impl_->tables; }
+
 void VectorSynthesizer::decode(std::span<const uint8_t> payload, std::span<const uint32_t> block_bytes,
                                size_t tokens, MatrixView<float> out) const {
   const Impl& at = *impl_;

@@ -12,6 +12,8 @@
 
 namespace kvcodec::cuda {
 
+struct TransformTables;
+
 /// The tables of levels and the synthesis rows of one task, in device memory.
 class VectorSynthesizer {
  public:
@@ -25,6 +27,9 @@ class VectorSynthesizer {
   /// As SynthesisEngine::decode. Throws Error(bad_input) for damaged blocks.
   void decode(std::span<const uint8_t> payload, std::span<const uint32_t> block_bytes, size_t tokens,
               MatrixView<float> out) const;
+
+  /// The same tables for the launchers of transform.cuh.
+  TransformTables tables() const;
 
  private:
   struct Impl;

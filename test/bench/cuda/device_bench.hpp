@@ -138,5 +138,6 @@ void reconstruct_cases(DeviceBench& bench);
 void prefill_cases(DeviceBench& bench);
 void omp_cases(DeviceBench& bench);
 void cluster_cases(DeviceBench& bench);
+void transform_cases(DeviceBench& bench);
 
 }  // namespace kvcodec::bench

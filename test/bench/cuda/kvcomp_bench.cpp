@@ -2,6 +2,7 @@
 // library's products with 16-bit keys and values. Rates count the 16-bit values that are decoded or taken
 // part of: 2 bytes each.
 #include <cmath>
+#include <cstring>
 
 #include "cuda/kvcomp/kvcomp.cuh"
 #include "cuda/kvcomp/kvcomp.hpp"
@@ -196,12 +197,18 @@ void run_encode(DeviceBench& bench, Side side, size_t tokens) {
                                          stream.handle()));
     });
   cuda::DeviceBuffer<unsigned long long> counts(256), totals(4);
-  counts.fill(0, stream);
-  if (bench.wanted(count_name))
+  if (bench.wanted(count_name)) {
+    std::vector<unsigned long long> expected(256);
+    for (const uint8_t symbol : sets[0].symbols()) ++expected[symbol];
+    counts.fill(0, stream);
+    launched(
+        cuda::run_kvcomp_histogram(sets[0].values().symbols, rows.size(), counts.data(), stream.handle()));
+    verify(read(counts, stream) == expected, count_name);
     bench.measure(count_name, shape, {values / 2, 0, values}, sets.size(), [&](size_t set) {
       launched(cuda::run_kvcomp_histogram(sets[set].values().symbols, rows.size(), counts.data(),
                                           stream.handle()));
     });
+  }
   if (!bench.wanted(encode_name)) return;
   const size_t blocks = document.block_rows * heads;
   const std::vector<uint32_t> of_book = cuda::kvcomp_codes(coder.book());
@@ -213,20 +220,24 @@ void run_encode(DeviceBench& bench, Side side, size_t tokens) {
       origins(found.origins.size() / 4 + 1);
   cuda::DeviceBuffer<uint16_t> steps(found.steps.size());
   stream.synchronize();
-  bench.measure(
-      encode_name, shape, {values / 2 + static_cast<double>(stored.size()), 0, values}, sets.size(),
-      [&](size_t set) {
-        const cuda::KvcompValues all = sets[set].values();
-        payload.fill(0, stream);
-        run_counts.fill(0, stream);
-        origins.fill(0, stream);
-        launched(cuda::run_kvcomp_sizes(all, codes.data(), run_bits.data(), sizes.data(), stream.handle()));
-        launched(
-            cuda::run_kvcomp_places(sizes.data(), blocks, places.data(), totals.data(), stream.handle()));
-        launched(cuda::run_kvcomp_write(all, codes.data(), run_bits.data(), sizes.data(), places.data(),
-                                        {payload.data(), run_counts.data(), origins.data(), steps.data()},
-                                        stream.handle()));
-      });
+  const auto encode = [&](size_t set) {
+    const cuda::KvcompValues all = sets[set].values();
+    payload.fill(0, stream);
+    run_counts.fill(0, stream);
+    origins.fill(0, stream);
+    launched(cuda::run_kvcomp_sizes(all, codes.data(), run_bits.data(), sizes.data(), stream.handle()));
+    launched(cuda::run_kvcomp_places(sizes.data(), blocks, places.data(), totals.data(), stream.handle()));
+    launched(cuda::run_kvcomp_write(all, codes.data(), run_bits.data(), sizes.data(), places.data(),
+                                    {payload.data(), run_counts.data(), origins.data(), steps.data()},
+                                    stream.handle()));
+  };
+  for (size_t set = 0; set < sets.size(); ++set) {
+    encode(set);
+    const std::vector<uint32_t> words = read(payload, stream);
+    verify(std::memcmp(words.data(), stored.data(), stored.size()) == 0, encode_name);
+  }
+  bench.measure(encode_name, shape, {values / 2 + static_cast<double>(stored.size()), 0, values}, sets.size(),
+                encode);
 }
 
 }  // namespace

@@ -8,10 +8,11 @@
 
 namespace kvcodec::bench {
 
-const std::vector<System> kSystems = {
-    {"kvcomp", kvcomp_cases},       {"rvq", rvq_cases},         {"signvq", signvq_cases},
-    {"attention", attention_cases}, {"nearest", nearest_cases}, {"reconstruct", reconstruct_cases},
-    {"prefill", prefill_cases},     {"pursuit", omp_cases},     {"cluster", cluster_cases}};
+const std::vector<System> kSystems = {{"kvcomp", kvcomp_cases},   {"rvq", rvq_cases},
+                                      {"signvq", signvq_cases},   {"attention", attention_cases},
+                                      {"nearest", nearest_cases}, {"reconstruct", reconstruct_cases},
+                                      {"prefill", prefill_cases}, {"pursuit", omp_cases},
+                                      {"cluster", cluster_cases}, {"transform", transform_cases}};
 
 }  // namespace kvcodec::bench
 
