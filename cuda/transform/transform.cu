@@ -19,8 +19,9 @@ constexpr int kLargest = static_cast<int>(kEscape) / 2;
 /// Sizes of levels are below this.
 constexpr int32_t kMostLevel = 1 << (8 * kTransformEscapeBytes - 1);
 
-/// Tokens and columns of a tile, components that it takes in at a time, and what a thread has of it.
-constexpr unsigned kTile = 64, kDepth = 16, kOwn = 4, kSide = kTile / kOwn;
+/// A tile of vectors: a warp has some of its tokens, a lane some of its columns, kWarp from one to the next.
+constexpr unsigned kVectorWarps = 8, kOwnTokens = 8, kTileTokens = kVectorWarps * kOwnTokens;
+constexpr unsigned kDepth = 16;  ///< components that it takes in at a time
 
 __device__ __forceinline__ uint32_t lanes_sum(uint32_t value) {
   for (unsigned step = kLanes / 2; step > 0; step /= 2) value += __shfl_xor_sync(kAllLanes, value, step);
@@ -128,46 +129,65 @@ __global__ void __launch_bounds__(transform_detail::kValueWarps* kWarp)
   }
 }
 
-/// A tile of tokens and columns; a thread has kOwn neighbouring tokens, and every kSide-th column.
-__global__ void __launch_bounds__(transform_detail::kSide* transform_detail::kSide)
+/// A tile of tokens and columns. All lanes of a warp have the same tokens: a value is read once for all, and none
+/// goes its own way at a value of 0.
+template <unsigned kOwnColumns>
+__global__ void __launch_bounds__(transform_detail::kVectorWarps* kWarp)
     transform_vectors(TransformTables tables, const float* values, uint64_t tokens, float* out) {
   using namespace transform_detail;
-  KVCODEC_SHARED_ARRAY(float, of_tokens, kDepth* kTile);
-  KVCODEC_SHARED_ARRAY(float, of_columns, kDepth* kTile);
-  const uint64_t first_token = uint64_t{blockIdx.x} * kTile;
-  const unsigned first_column = blockIdx.y * kTile;
-  const unsigned column = threadIdx.x % kSide, token = threadIdx.x / kSide * kOwn;
-  float sums[kOwn][kOwn];
-  for (unsigned j = 0; j < kOwn; ++j) {
-    const unsigned c = first_column + column + j * kSide;
+  constexpr unsigned kThreads = kVectorWarps * kWarp, kTileColumns = kWarp * kOwnColumns;
+  KVCODEC_SHARED_ARRAY(float4, of_tokens, kDepth * kTileTokens / 4);
+  KVCODEC_SHARED_ARRAY(float, of_columns, kDepth* kTileColumns);
+  const uint64_t first_token = uint64_t{blockIdx.x} * kTileTokens;
+  const unsigned first_column = blockIdx.y * kTileColumns;
+  const unsigned lane = threadIdx.x % kWarp, token = threadIdx.x / kWarp * kOwnTokens;
+  const unsigned loaded_token = threadIdx.x % kTileTokens, loaded_column = threadIdx.x % kTileColumns;
+  auto* const values_of_tile = reinterpret_cast<float*>(of_tokens);
+  float sums[kOwnTokens][kOwnColumns];
+#pragma unroll
+  for (unsigned j = 0; j < kOwnColumns; ++j) {
+    const unsigned c = first_column + lane + j * kWarp;
     const float mean = c < tables.width ? tables.mean[c] : 0;
-    for (unsigned i = 0; i < kOwn; ++i) sums[i][j] = mean;
+#pragma unroll
+    for (unsigned i = 0; i < kOwnTokens; ++i) sums[i][j] = mean;
   }
   for (unsigned begin = 0; begin < tables.components; begin += kDepth) {
     const unsigned depth = tables.components - begin < kDepth ? tables.components - begin : kDepth;
-    for (unsigned at = threadIdx.x; at < depth * kTile; at += blockDim.x) {
-      const size_t component = begin + at / kTile;
-      const uint64_t t = first_token + at % kTile;
-      const unsigned c = first_column + at % kTile;
-      of_tokens[at] = t < tokens ? values[component * tokens + t] : 0;
-      of_columns[at] = c < tables.width ? tables.rows[component * tables.width + c] : 0;
-    }
+#pragma unroll 4
+    for (unsigned k = threadIdx.x / kTileTokens; k < depth; k += kThreads / kTileTokens)
+      values_of_tile[k * kTileTokens + loaded_token] =
+          first_token + loaded_token < tokens ? values[(begin + k) * tokens + first_token + loaded_token] : 0;
+#pragma unroll 4
+    for (unsigned k = threadIdx.x / kTileColumns; k < depth; k += kThreads / kTileColumns)
+      of_columns[k * kTileColumns + loaded_column] =
+          first_column + loaded_column < tables.width
+              ? tables.rows[size_t{begin + k} * tables.width + first_column + loaded_column]
+              : 0;
     __syncthreads();
     for (unsigned k = 0; k < depth; ++k) {
-      float row[kOwn];
-      for (unsigned j = 0; j < kOwn; ++j) row[j] = of_columns[k * kTile + column + j * kSide];
-      for (unsigned i = 0; i < kOwn; ++i) {
-        const float value = of_tokens[k * kTile + token + i];
-        if (value == 0) continue;
-        for (unsigned j = 0; j < kOwn; ++j) sums[i][j] = fmaf(value, row[j], sums[i][j]);
+      float row[kOwnColumns];
+#pragma unroll
+      for (unsigned j = 0; j < kOwnColumns; ++j) row[j] = of_columns[k * kTileColumns + lane + j * kWarp];
+#pragma unroll
+      for (unsigned i = 0; i < kOwnTokens; i += 4) {
+        const float4 four = of_tokens[(k * kTileTokens + token + i) / 4];
+        const float own[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+        for (unsigned m = 0; m < 4; ++m)
+          if (own[m] != 0) {
+#pragma unroll
+            for (unsigned j = 0; j < kOwnColumns; ++j) sums[i + m][j] = fmaf(own[m], row[j], sums[i + m][j]);
+          }
       }
     }
     __syncthreads();
   }
-  for (unsigned i = 0; i < kOwn; ++i)
-    for (unsigned j = 0; j < kOwn; ++j) {
+#pragma unroll
+  for (unsigned i = 0; i < kOwnTokens; ++i)
+#pragma unroll
+    for (unsigned j = 0; j < kOwnColumns; ++j) {
       const uint64_t t = first_token + token + i;
-      const unsigned c = first_column + column + j * kSide;
+      const unsigned c = first_column + lane + j * kWarp;
       if (t < tokens && c < tables.width) out[t * tables.width + c] = sums[i][j];
     }
 }
@@ -200,8 +220,11 @@ Status run_transform_values(const TransformTables& tables, const TransformBlocks
 Status run_transform_vectors(const TransformTables& tables, const float* values, uint64_t tokens, float* out,
                              StreamHandle stream) {
   using namespace transform_detail;
-  const dim3 grid(static_cast<unsigned>((tokens + kTile - 1) / kTile), (tables.width + kTile - 1) / kTile);
-  return launch(transform_vectors, grid, kSide * kSide, 0, stream, tables, values, tokens, out);
+  const unsigned own_columns = tables.width > 4 * kWarp ? 8 : 4;
+  const dim3 grid(static_cast<unsigned>((tokens + kTileTokens - 1) / kTileTokens),
+                  (tables.width + own_columns * kWarp - 1) / (own_columns * kWarp));
+  return launch(own_columns == 8 ? transform_vectors<8> : transform_vectors<4>, grid, kVectorWarps * kWarp, 0,
+                stream, tables, values, tokens, out);
 }
 
 }  // namespace kvcodec::cuda
