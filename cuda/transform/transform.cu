@@ -1,7 +1,7 @@
 // Blocks of the codec transform (lib/transform/level_coder.hpp, levels.hpp, basis.hpp): symbols by rANS, levels and what
 // they stand for, and the vectors that these are components of.
 //
-// rANS goes from symbol to symbol, so what runs side by side are blocks, four to a warp, and in each of them its eight
+// rANS goes from symbol to symbol, so what runs side by side are blocks, one to a warp, and in each of them its eight
 // lanes. Escapes' values lie behind a block's words, whose end is known when all symbols are: a second kernel takes them
 // up. Vectors are sums in the order of the components, with the products fused as lib does it: no matrix unit adds so.
 #include "cuda/runtime/kernel.cuh"
@@ -11,8 +11,8 @@ namespace kvcodec::cuda {
 
 namespace transform_detail {
 
-constexpr unsigned kLanes = 8, kBlocksOfWarp = kWarp / kLanes;
-constexpr unsigned kSymbolWarps = 2, kValueWarps = 8;
+constexpr unsigned kLanes = 8;  ///< of a block
+constexpr unsigned kSymbolWarps = 1, kValueWarps = 8;
 constexpr uint32_t kLowestState = 1u << 16;
 constexpr unsigned kEscape = kTransformSymbols - 1;
 constexpr int kLargest = static_cast<int>(kEscape) / 2;
@@ -30,17 +30,24 @@ __device__ __forceinline__ uint32_t lanes_sum(uint32_t value) {
 
 }  // namespace transform_detail
 
+/// A warp for each block, whose lanes do four times what eight of them do: what one symbol waits for is what this
+/// takes, and blocks side by side in a warp would wait for each other's lines of tables and payload. The payload's
+/// words come long before they are asked for: a lane has one of the next 32, and one of the 32 behind them.
 __global__ void __launch_bounds__(transform_detail::kSymbolWarps* kWarp)
     transform_symbols(TransformTables tables, TransformBlocks blocks) {
   using namespace transform_detail;
-  const unsigned lane = threadIdx.x % kLanes, part = threadIdx.x % kWarp / kLanes;
-  const uint64_t warp = (uint64_t{blockIdx.x} * blockDim.x + threadIdx.x) / kWarp;
-  const uint64_t own = warp * kBlocksOfWarp + part;
-  const bool real = own < blocks.count;
-  const uint64_t block = real ? own : 0;
+  const unsigned of_warp = threadIdx.x % kWarp, lane = of_warp % kLanes;
+  const uint64_t block = uint64_t{blockIdx.x} * kSymbolWarps + threadIdx.x / kWarp;
+  if (block >= blocks.count) return;  // the whole warp
+  const bool writes = of_warp < kLanes;
   const uint8_t* const bytes = blocks.payload + blocks.begins[block];
   const auto end = static_cast<uint32_t>(blocks.begins[block + 1] - blocks.begins[block]) - blocks.low_bytes;
+  const auto load_word = [&](uint32_t at) {
+    return at + 2 <= end ? static_cast<uint32_t>(bytes[at]) | static_cast<uint32_t>(bytes[at + 1]) << 8 : 0;
+  };
   uint32_t word = 4 * kLanes, escapes = 0;
+  uint32_t loaded = word;  // where the words that lanes have begin
+  uint32_t ahead = load_word(loaded + 2 * of_warp), behind = load_word(loaded + 2 * (kWarp + of_warp));
   uint32_t state = static_cast<uint32_t>(bytes[4 * lane]) | static_cast<uint32_t>(bytes[4 * lane + 1]) << 8 |
                    static_cast<uint32_t>(bytes[4 * lane + 2]) << 16 |
                    static_cast<uint32_t>(bytes[4 * lane + 3]) << 24;
@@ -48,11 +55,12 @@ __global__ void __launch_bounds__(transform_detail::kSymbolWarps* kWarp)
   uint8_t* const symbols = blocks.symbols + block * tables.components * blocks.tokens;
   for (unsigned c = 0; c < tables.components; ++c) {
     const uint32_t before = lanes_sum(escapes);
-    if (real && lane == 0) blocks.escapes_before[block * tables.components + c] = before;
+    if (of_warp == 0) blocks.escapes_before[block * tables.components + c] = before;
     const TransformClass& level_class = tables.classes[tables.component_class[c]];
     const uint8_t* const slots = tables.slots + level_class.first_slot;
     const uint32_t scale = level_class.scale, mask = (1u << scale) - 1;
-    for (unsigned t = lane; t < blocks.tokens + lane; t += kLanes) {  // as often in each lane
+    for (unsigned first = 0; first < blocks.tokens; first += kLanes) {
+      const unsigned t = first + lane;
       bool needs = false;
       if (t < blocks.tokens) {
         const uint32_t slot = state & mask, symbol = slots[slot];
@@ -60,23 +68,29 @@ __global__ void __launch_bounds__(transform_detail::kSymbolWarps* kWarp)
         state = range.frequency * (state >> scale) + slot - range.start;
         needs = state < kLowestState;
         escapes += symbol == kEscape;
-        if (real) symbols[size_t{c} * blocks.tokens + t] = static_cast<uint8_t>(symbol);
+        if (writes) symbols[size_t{c} * blocks.tokens + t] = static_cast<uint8_t>(symbol);
       }
-      const unsigned votes = __ballot_sync(kAllLanes, needs) >> (part * kLanes) & ((1u << kLanes) - 1);
+      const unsigned votes = __ballot_sync(kAllLanes, needs) & ((1u << kLanes) - 1);
+      const unsigned rank = static_cast<unsigned>(__popc(votes & ((1u << lane) - 1)));
+      const unsigned place = (word - loaded) / 2 + rank;
+      const uint32_t near_word = __shfl_sync(kAllLanes, ahead, place % kWarp),
+                     far_word = __shfl_sync(kAllLanes, behind, place % kWarp);
       if (needs) {
-        const uint32_t at = word + 2 * static_cast<uint32_t>(__popc(votes & ((1u << lane) - 1)));
-        if (at + 2 <= end)
-          state = state << 16 | static_cast<uint32_t>(bytes[at]) | static_cast<uint32_t>(bytes[at + 1]) << 8;
-        else
-          damaged = true;
+        state = state << 16 | (place < kWarp ? near_word : far_word);
+        damaged |= word + 2 * rank + 2 > end;
       }
       // Words behind the end are not read, and how many are missing does not matter.
       word += 2 * static_cast<uint32_t>(__popc(votes));
       if (word > end) word = end + 2;
+      if (word - loaded >= 2 * kWarp) {  // by all lanes
+        loaded += 2 * kWarp;
+        ahead = behind;
+        behind = load_word(loaded + 2 * (kWarp + of_warp));
+      }
     }
   }
   const uint32_t all = lanes_sum(escapes);
-  if (!real) return;
+  if (!writes) return;
   if (damaged || state != kLowestState || word > end || end - word != all * kTransformEscapeBytes)
     atomicOr(blocks.damaged, 1u);
   if (lane == 0) blocks.raw_begins[block] = word;
@@ -205,9 +219,8 @@ unsigned blocks_for(uint64_t warps, unsigned of_block) {
 Status run_transform_symbols(const TransformTables& tables, const TransformBlocks& blocks,
                              StreamHandle stream) {
   using namespace transform_detail;
-  const uint64_t warps = (uint64_t{blocks.count} + kBlocksOfWarp - 1) / kBlocksOfWarp;
-  return launch(transform_symbols, dim3(blocks_for(warps, kSymbolWarps)), kSymbolWarps * kWarp, 0, stream,
-                tables, blocks);
+  return launch(transform_symbols, dim3(blocks_for(blocks.count, kSymbolWarps)), kSymbolWarps * kWarp, 0,
+                stream, tables, blocks);
 }
 
 Status run_transform_values(const TransformTables& tables, const TransformBlocks& blocks,

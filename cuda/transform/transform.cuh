@@ -51,7 +51,7 @@ struct TransformBlocks {
   uint32_t* damaged;         ///< 1 where a block is none that an encoder writes
 };
 
-/// Symbols of all blocks: four to a warp, eight lanes each.
+/// Symbols of all blocks: a warp each.
 [[nodiscard]] Status run_transform_symbols(const TransformTables& tables, const TransformBlocks& blocks,
                                            StreamHandle stream);
 /// What their levels stand for.

@@ -101,7 +101,7 @@ Blocks encoded(const Case& of, const Matrix<int32_t>& levels, size_t tokens) {
 TEST_CASE("transform on a device: vectors are those of the CPU, bit for bit") {
   NEEDS_DEVICE();
   Rng rng(91);
-  // Around tiles of 64 tokens, 128 or 256 columns and 16 components, warps of four blocks, groups of eight lanes.
+  // Around tiles of 64 tokens, 128 or 256 columns and 16 components, and groups of eight lanes.
   for (const auto& [components, width, tokens, count] : std::vector<std::array<size_t, 4>>{{1, 1, 1, 1},
                                                                                            {3, 70, 13, 6},
                                                                                            {16, 64, 64, 1},
