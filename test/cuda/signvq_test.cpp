@@ -116,7 +116,8 @@ TEST_CASE("device: tables too large to go in pairs are looked up one by one") {
   NEEDS_DEVICE();
   const uint64_t seed = 9;
   Rng rng(seed);
-  const size_t tokens = 20, dims = 8000;  // two tables take more shared memory than 227 KiB, one less than 163
+  const size_t tokens = 20,
+               dims = 8000;  // two tables take more shared memory than 227 KiB, one less than 163
   const Matrix<float> rows = test::random_rows(rng, tokens, dims), query = test::random_rows(rng, 2, dims);
   Matrix<uint8_t> codes(tokens, sign_row_bytes(dims));
   encode_signs(rows, 1, codes);
