@@ -21,6 +21,10 @@ constexpr size_t kMostWidth = size_t{1} << 15;
 /// not be worth the copy.
 constexpr size_t kDoneToSort = 8;
 
+/// Without a target on errors signals take all their atoms, but for few: after so many rounds it is looked at
+/// how many are done. With one it is after each. The host waits for that.
+constexpr size_t kRoundsUnseen = 8;
+
 /// A grid has at most kMostGridRows rows of tiles; signals of a batch stay far below.
 constexpr size_t kMostAtOnce = size_t{1} << 20;
 
@@ -165,7 +169,9 @@ void OmpBatches::run(const OmpDictionary& dictionary, const OmpOptions& options,
     flags_.upload(flags, stream);
   };
   sort();
-  while (!active.empty()) {
+  const size_t unseen = options.error_target > 0 ? 1 : kRoundsUnseen;
+  // A round takes an atom for a signal or ends it: after s of them all are done.
+  for (size_t round = 1; round <= s && !active.empty(); ++round) {
     const auto left = static_cast<uint32_t>(active.size());
     cuda::check(
         run_omp_peaks(atoms, state, active_.data(), left, peaks_.data(),
@@ -174,6 +180,7 @@ void OmpBatches::run(const OmpDictionary& dictionary, const OmpOptions& options,
     cuda::check(run_omp_advance(atoms, state, active_.data(), left, peaks_.data(), flags_.data() + 1,
                                 stream.handle()),
                 "pursuit");
+    if (round % unseen != 0 || round == s) continue;
     flags_.download(flags, stream);
     stream.synchronize();
     if (flags[1] != left && flags[1] < left / kDoneToSort + 1) continue;

@@ -8,6 +8,8 @@ namespace kvcodec::cuda {
 
 constexpr unsigned kOmpThreads = 128;  ///< of kernels that give a signal to a block
 constexpr unsigned kOmpWarps = kOmpThreads / kWarp;
+constexpr unsigned kOmpFours =
+    kOmpThreads / 4;  ///< groups of four lanes: each has an inner product of its own
 constexpr unsigned kNoAtom = 0xffffffffu;
 
 /// Atoms are multiplied by 2^kAtomTop before they become f16: entries are at most 1, far from overflow, and
@@ -56,15 +58,33 @@ __device__ __forceinline__ float sum_of_block(float value, float* scratch) {
   return sum;
 }
 
-/// lib's inner product of floats, by 16 lanes: element i in lane i mod 16, products rounded before they are
-/// added, the lanes as a tree. All 32 lanes call it, each half with rows of its own.
-__device__ __forceinline__ float dot_of_half(const float* a, const float* b, unsigned stride) {
-  float sum = 0;
-#pragma unroll 4
-  for (unsigned j = threadIdx.x % 16; j < stride; j += 16) sum += a[j] * b[j];
+/// lib's inner product of floats: element i in lane i mod 16, products rounded before they are added, the
+/// lanes as a tree. Here four lanes have one product, each four of lib's lanes. All 32 lanes call it, each four
+/// with rows of their own. Eight loads of a row are under way: an H100 took 10 us for 512 channels with one
+/// after the other, most of a pursuit's time.
+__device__ __forceinline__ float dot_of_four(const float* a, const float* b, unsigned stride) {
+  constexpr unsigned kAtOnce = 8;
+  float sums[4] = {};
+  const auto load = [](const float* from) { return *reinterpret_cast<const float4*>(from); };
+  const auto add = [&](const float4& x, const float4& y) {
+    sums[0] += x.x * y.x, sums[1] += x.y * y.y, sums[2] += x.z * y.z, sums[3] += x.w * y.w;
+  };
+  a += threadIdx.x % 4 * 4, b += threadIdx.x % 4 * 4;
+  unsigned c = 0;
+  for (; c + 16 * kAtOnce <= stride; c += 16 * kAtOnce) {
+    float4 row[kAtOnce];
 #pragma unroll
-  for (unsigned step = 8; step > 0; step /= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
-  return sum;
+    for (unsigned n = 0; n < kAtOnce; ++n) row[n] = load(a + c + 16 * n);
+#pragma unroll
+    for (unsigned n = 0; n < kAtOnce; ++n) add(row[n], load(b + c + 16 * n));
+  }
+#pragma unroll 1
+  for (; c < stride; c += 16) add(load(a + c), load(b + c));
+#pragma unroll
+  for (unsigned step = 2; step > 0; step /= 2)
+#pragma unroll
+    for (float& sum : sums) sum += __shfl_xor_sync(kAllLanes, sum, step);
+  return (sums[0] + sums[2]) + (sums[1] + sums[3]);
 }
 
 /// lib's sum of squares, in 8 lanes that are added one after the other: for all threads of the block.
@@ -73,9 +93,11 @@ template <class T>
 __device__ __forceinline__ double energy_of_block(const T* values, unsigned count, double* scratch) {
   if (threadIdx.x < 8) {
     double lane = 0;
-#pragma unroll 4
-    for (unsigned i = threadIdx.x; i < count; i += 8)
-      lane += static_cast<double>(values[i]) * static_cast<double>(values[i]);
+    const T* own = values + threadIdx.x;
+    const unsigned steps = (count + 7 - threadIdx.x) / 8;
+#pragma unroll 8  // loads are under way together where the number of steps is known before
+    for (unsigned i = 0; i < steps; ++i)
+      lane += static_cast<double>(own[8 * i]) * static_cast<double>(own[8 * i]);
     scratch[threadIdx.x] = lane;
   }
   __syncthreads();
@@ -414,8 +436,8 @@ struct OmpShared {
   double* lanes;      // 8
   double* scalars;    // 3: v . v, v . z, energy left
   float* scratch;     // kOmpWarps
-  float* best;        // 2 kOmpWarps
-  uint32_t* best_id;  // 2 kOmpWarps, and one for a single candidate
+  float* best;        // kOmpWarps
+  uint32_t* best_id;  // kOmpWarps, and one for a single candidate
   float* along;       // 1: product with the signal
 };
 
@@ -436,6 +458,8 @@ __device__ __forceinline__ uint32_t select_atom(const OmpAtoms& atoms, const Omp
   const unsigned tiles = (atoms.count + kOmpAtoms - 1) / kOmpAtoms;
   const uint32_t* excluded = state.excluded + signal * state.mask_words;
   const double noise = kNoise * sqrt(state.energies[signal]);
+  const float factor = state.factors[signal] / kAtomScale, norm = state.norms[signal];
+  const float error = state.errors[signal];
   // An atom that was taken is nearly orthogonal to the residual and hardly ever among the best two of a tile:
   // that is looked at here, where few peaks are left, and not in the products.
   const auto open = [&](unsigned tile, uint32_t key) {
@@ -447,8 +471,6 @@ __device__ __forceinline__ uint32_t select_atom(const OmpAtoms& atoms, const Omp
     if (open(t, peaks[t].best)) most = fmaxf(most, float_of(peaks[t].best & ~kPlaceMask));
   most = largest_of_block(most, shared.scratch);
 
-  const float factor = state.factors[signal] / kAtomScale, norm = state.norms[signal];
-  const float error = state.errors[signal];
   // |<r, d> - <r', d'>| <= |r - r'| |d| + |r'| |d - d'|, by Cauchy and Schwarz; roundings of sums of m
   // products, in either order and with the hardware's truncation, are below (m + 8) 2^-22 of the product of
   // the norms.
@@ -466,28 +488,31 @@ __device__ __forceinline__ uint32_t select_atom(const OmpAtoms& atoms, const Omp
     const unsigned t = first + threadIdx.x;
     const bool some = t < tiles && may_win(peaks[t].best) && open(t, peaks[t].best);
     // Read only if there is one; where there are more, whichever comes last stays.
-    if (some) atomicExch(&shared.best_id[2 * kOmpWarps], t * kOmpAtoms + (peaks[t].best & kPlaceMask));
+    if (some) atomicExch(&shared.best_id[kOmpWarps], t * kOmpAtoms + (peaks[t].best & kPlaceMask));
     some_tiles += __syncthreads_count(some);
     many_tiles += __syncthreads_count(t < tiles && may_win(peaks[t].second));
   }
   if (some_tiles == 1 && many_tiles == 0 && most * factor - 2 * bound > 2 * noise)
-    return shared.best_id[2 * kOmpWarps];
+    return shared.best_id[kOmpWarps];
 
-  // The very numbers that decide. Each half warp has its own atoms.
+  // The very numbers that decide. Each four lanes have their own atoms of a tile; of single ones each warp.
   const float* residual = state.residuals + signal * atoms.stride;
-  const unsigned warp = threadIdx.x / kWarp, half = threadIdx.x / 16;
+  const unsigned warp = threadIdx.x / kWarp;
   float best = -1;
   uint32_t best_id = kNoAtom;
+  const auto compare = [&](float product, uint32_t atom) {
+    if (product > best || (product == best && atom < best_id)) best = product, best_id = atom;
+  };
   const auto look = [&](uint32_t atom, bool real) {
     const float product =
-        fabsf(dot_of_half(atoms.rows + size_t{real ? atom : 0} * atoms.stride, residual, atoms.stride));
-    if (real && (product > best || (product == best && atom < best_id))) best = product, best_id = atom;
+        fabsf(dot_of_four(atoms.rows + size_t{real ? atom : 0} * atoms.stride, residual, atoms.stride));
+    if (real) compare(product, atom);
   };
   unsigned turn = 0;
   for (unsigned t = 0; t < tiles; ++t) {
     const OmpPeak peak = peaks[t];
     if (may_win(peak.second)) {
-      for (unsigned i = half; i < kOmpAtoms; i += 2 * kOmpWarps) {
+      for (unsigned i = threadIdx.x / 4; i < kOmpAtoms; i += kOmpFours) {
         const uint32_t atom = t * kOmpAtoms + i;
         look(atom, atom < atoms.count && !is_excluded(excluded, atom));
       }
@@ -495,11 +520,14 @@ __device__ __forceinline__ uint32_t select_atom(const OmpAtoms& atoms, const Omp
       if (turn++ % kOmpWarps == warp) look(t * kOmpAtoms + (peak.best & kPlaceMask), true);
     }
   }
-  if (threadIdx.x % 16 == 0) shared.best[half] = best, shared.best_id[half] = best_id;
+#pragma unroll
+  for (unsigned step = 4; step < kWarp; step *= 2) {
+    const float product = __shfl_xor_sync(kAllLanes, best, step);
+    compare(product, __shfl_xor_sync(kAllLanes, best_id, step));
+  }
+  if (threadIdx.x % kWarp == 0) shared.best[warp] = best, shared.best_id[warp] = best_id;
   __syncthreads();
-  for (unsigned i = 0; i < 2 * kOmpWarps; ++i)
-    if (shared.best[i] > best || (shared.best[i] == best && shared.best_id[i] < best_id))
-      best = shared.best[i], best_id = shared.best_id[i];
+  for (unsigned i = 0; i < kOmpWarps; ++i) compare(shared.best[i], shared.best_id[i]);
   return static_cast<double>(best) > noise ? best_id : kNoAtom;
 }
 
@@ -514,7 +542,15 @@ __device__ __forceinline__ void apply_inverse(const double* inverse, unsigned k,
     if (j < k) {
       const double* column = inverse + packed_columns(j);
       const unsigned length = (j / 8 + 1) * 8;
-      for (unsigned i = lane; i < length; i += 8) sum += column[i] * shared.g[i];
+      constexpr unsigned kAtOnce = 8;  // loads under way
+      for (unsigned from = lane; from < length; from += 8 * kAtOnce) {
+        double values[kAtOnce];
+#pragma unroll
+        for (unsigned n = 0; n < kAtOnce; ++n) values[n] = from + 8 * n < length ? column[from + 8 * n] : 0;
+#pragma unroll
+        for (unsigned n = 0; n < kAtOnce; ++n)
+          if (from + 8 * n < length) sum += values[n] * shared.g[from + 8 * n];
+      }
     }
 #pragma unroll
     for (unsigned step = 4; step > 0; step /= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
@@ -542,27 +578,26 @@ __device__ __forceinline__ void apply_inverse(const double* inverse, unsigned k,
 __device__ __forceinline__ bool add_atom(const OmpAtoms& atoms, const OmpState& state, size_t signal,
                                          uint32_t atom, unsigned k, const OmpShared& shared) {
   const float* row = atoms.rows + size_t{atom} * atoms.stride;
-  const unsigned half = threadIdx.x / 16;
   double* inverse = state.inverse + signal * packed_columns(state.sparsity);
-  if (half / 2 == kOmpWarps - 1) {
-    const float product = dot_of_half(row, state.signals + signal * atoms.stride, atoms.stride);
-    if (threadIdx.x % kWarp == 0) shared.along[0] = product;  // both halves have it
+  const double energy = atoms.energies[atom];
+  if (threadIdx.x / kWarp == kOmpWarps - 1) {
+    const float product = dot_of_four(row, state.signals + signal * atoms.stride, atoms.stride);
+    if (threadIdx.x % kWarp == 0) shared.along[0] = product;  // all fours have it
   }
   const unsigned padded = (k + 7) / 8 * 8;
   if (atoms.gram) {
     for (unsigned i = threadIdx.x; i < padded; i += kOmpThreads)
       shared.g[i] = i < k ? atoms.gram[size_t{atom} * atoms.count + shared.ids[i]] : 0.0f;
   } else {
-    for (unsigned first = 0; first < padded; first += 2 * kOmpWarps) {
-      const unsigned i = first + half;
+    for (unsigned i = threadIdx.x / 4; i < padded; i += kOmpFours) {  // whole warps: they have eight each
       const float product =
-          dot_of_half(atoms.rows + size_t{shared.ids[i < k ? i : 0]} * atoms.stride, row, atoms.stride);
-      if (threadIdx.x % 16 == 0) shared.g[i] = i < k ? product : 0.0f;
+          dot_of_four(atoms.rows + size_t{shared.ids[i < k ? i : 0]} * atoms.stride, row, atoms.stride);
+      if (threadIdx.x % 4 == 0) shared.g[i] = i < k ? product : 0.0f;
     }
   }
   __syncthreads();
   apply_inverse(inverse, k, shared, true);
-  const double energy = atoms.energies[atom], outside = energy - shared.scalars[0];
+  const double outside = energy - shared.scalars[0];
   if (!(outside > kIndependent * energy)) return false;
   const double norm = sqrt(outside);
   const double z = (static_cast<double>(shared.along[0]) - shared.scalars[1]) / norm;
@@ -595,7 +630,7 @@ __device__ __forceinline__ double exact_energy(const OmpAtoms& atoms, const OmpS
   const float* y = state.signals + signal * atoms.stride;
   for (unsigned c = threadIdx.x; c < atoms.stride; c += kOmpThreads) {
     double value = y[c];
-#pragma unroll 4
+#pragma unroll 8
     for (unsigned i = 0; i < k; ++i)
       value -= shared.x[i] * static_cast<double>(atoms.rows[size_t{shared.ids[i]} * atoms.stride + c]);
     exact[c] = value;
@@ -653,18 +688,19 @@ __device__ __forceinline__ void load_pursuit(const OmpState& state, size_t signa
 }
 
 /// A block per signal.
-__global__ void __launch_bounds__(kOmpThreads, 7)
+__global__ void __launch_bounds__(kOmpThreads, 8)
     omp_advance(OmpAtoms atoms, OmpState state, const uint32_t* active, const OmpPeak* all_peaks,
                 uint32_t* finished) {
   KVCODEC_SHARED_ARRAY(double, lanes, 8);
   KVCODEC_SHARED_ARRAY(double, scalars, 3);
   KVCODEC_SHARED_ARRAY(float, scratch, kOmpWarps);
-  KVCODEC_SHARED_ARRAY(float, best, 2 * kOmpWarps);
-  KVCODEC_SHARED_ARRAY(uint32_t, best_id, 2 * kOmpWarps + 1);
+  KVCODEC_SHARED_ARRAY(float, best, kOmpWarps);
+  KVCODEC_SHARED_ARRAY(uint32_t, best_id, kOmpWarps + 1);
   KVCODEC_SHARED_ARRAY(float, along, 1);
   const size_t signal = active[blockIdx.x];
-  if (state.done[signal]) return;
+  const uint32_t done = state.done[signal];
   const unsigned tiles = (atoms.count + kOmpAtoms - 1) / kOmpAtoms, k = state.counts[signal];
+  if (done) return;
   OmpShared shared{};
   shared.lanes = lanes, shared.scalars = scalars, shared.scratch = scratch;
   shared.best = best, shared.best_id = best_id, shared.along = along;
@@ -712,8 +748,10 @@ __global__ void __launch_bounds__(kOmpThreads)
     double sum = 0;
     if (i < k) {
       const float* row = atoms.rows + size_t{shared.ids[i]} * atoms.stride;
-#pragma unroll 4
-      for (unsigned c = lane; c < atoms.stride; c += 8) sum += static_cast<double>(row[c]) * exact[c];
+      const unsigned steps = atoms.stride / 8;
+#pragma unroll 8
+      for (unsigned n = 0; n < steps; ++n)
+        sum += static_cast<double>(row[8 * n + lane]) * exact[8 * n + lane];
     }
 #pragma unroll
     for (unsigned step = 4; step > 0; step /= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
