@@ -201,6 +201,8 @@ struct DeviceReconstructor::Impl {
     DeviceBuffer<T> device_out(checked_mul(out.rows(), width));
     DeviceBuffer<unsigned long long> bad(1);
     bad.fill(0xff, stream);
+    if (uploaded.most_pairs > UINT32_MAX)
+      throw failed("a signal of {} pairs; a device takes up to {}", uploaded.most_pairs, UINT32_MAX);
     const DeviceSignals signals{device_out.data(), signal_type(out_type), out.rows(), width};
     if (in_bytes())
       run_levels(uploaded, finishing.finishing, signals, sizeof(T), bad.data(), stream);

@@ -12,11 +12,19 @@ constexpr unsigned kSignalWarps = 8;
 
 // What both ways share ------------------------------------------------------------------------------
 
-__device__ __forceinline__ uint32_t id_at(const uint32_t* packed, unsigned bits, uint64_t place) {
-  const uint64_t bit = place * bits;
-  return packed_id(swap_bytes(packed[bit / 32]), swap_bytes(packed[bit / 32 + 1]),
-                   static_cast<unsigned>(bit % 32), bits);
-}
+/// The two words of a packed stream that an element of `bits` bits is in.
+struct PackedWords {
+  uint32_t first = 0, second = 0;
+  unsigned at = 0;  ///< the bit of the first at which it begins
+
+  __device__ __forceinline__ static PackedWords load(const uint32_t* packed, unsigned bits, uint64_t place) {
+    const uint64_t bit = place * bits;
+    return {packed[bit / 32], packed[bit / 32 + 1], static_cast<unsigned>(bit % 32)};
+  }
+  __device__ __forceinline__ uint32_t element(unsigned bits) const {
+    return packed_id(swap_bytes(first), swap_bytes(second), at, bits);
+  }
+};
 
 /// The places of a signal's pairs.
 struct PairRange {
@@ -35,20 +43,29 @@ struct Pair {
 };
 __device__ __forceinline__ Pair pair_at(const DeviceCodes& codes, uint32_t atoms, size_t signal,
                                         uint64_t place, unsigned long long* bad) {
-  Pair pair{0, 0};
-  if (codes.ids) {
-    pair.id = codes.ids[place];
-  } else if (codes.bits > 0) {
-    pair.id = id_at(codes.packed, codes.bits, place);
-  }
+  // All loads are under way before anything waits for one of them.
+  PackedWords id, word;
+  uint32_t coefficient = 0, scale = 0;
+  if (codes.ids)
+    id.first = codes.ids[place];
+  else if (codes.bits > 0)
+    id = PackedWords::load(codes.packed, codes.bits, place);
   if (codes.coefficients) {
-    pair.coefficient = codes.coefficients[place];
+    coefficient = bits_of(codes.coefficients[place]);
   } else if (codes.half_coefficients) {
-    pair.coefficient = f16_to_float(codes.half_coefficients[place]);
+    coefficient = codes.half_coefficients[place];
   } else {
-    pair.coefficient = codes.numbers[id_at(codes.words, codes.word_bits, place)] *
-                       codes.numbers[256 + codes.signal_scales[codes.first + signal]];
+    word = PackedWords::load(codes.words, codes.word_bits, place);
+    scale = codes.signal_scales[codes.first + signal];
   }
+  Pair pair{id.first, 0};
+  if (!codes.ids && codes.bits > 0) pair.id = id.element(codes.bits);
+  if (codes.coefficients)
+    pair.coefficient = float_of(coefficient);
+  else if (codes.half_coefficients)
+    pair.coefficient = f16_to_float(static_cast<uint16_t>(coefficient));
+  else
+    pair.coefficient = codes.numbers[word.element(codes.word_bits)] * codes.numbers[256 + scale];
   if (pair.id >= atoms || !(fabsf(pair.coefficient) < INFINITY)) {
     atomicMin(bad, static_cast<unsigned long long>(place));
     pair = {0, 0};
@@ -77,6 +94,29 @@ __device__ __forceinline__ SignalElement<kOut> narrowed(float value) {
     return f16_from_float(value);
 }
 
+/// Writes values that are side by side 16 bytes at a time, or 8 where there are no more. `out` must be a
+/// multiple of that.
+template <SignalType kOut, unsigned kCount>
+__device__ __forceinline__ void store_together(SignalElement<kOut>* out,
+                                               const SignalElement<kOut> (&values)[kCount]) {
+  constexpr unsigned kWords = kCount * sizeof(SignalElement<kOut>) / 4;
+  uint32_t words[kWords];
+#pragma unroll
+  for (unsigned i = 0; i < kWords; ++i) {
+    if constexpr (kOut == SignalType::f32)
+      words[i] = bits_of(values[i]);
+    else
+      words[i] = uint32_t{values[2 * i]} | uint32_t{values[2 * i + 1]} << 16;
+  }
+  if constexpr (kWords == 2) {
+    *reinterpret_cast<uint2*>(out) = make_uint2(words[0], words[1]);
+  } else {
+#pragma unroll
+    for (unsigned i = 0; i < kWords; i += 4)
+      reinterpret_cast<uint4*>(out)[i / 4] = make_uint4(words[i], words[i + 1], words[i + 2], words[i + 3]);
+  }
+}
+
 // Atoms of floats --------------------------------------------------------------------------------------
 
 /// Channels that a lane reads of an atom at once: 16 bytes.
@@ -97,53 +137,67 @@ __device__ __forceinline__ void widen_atom(const uint4& packed, float (&out)[kCh
   }
 }
 
-/// A warp per signal and slice of 32 * kChannels channels. Lanes decode 32 pairs, one each, and hand them on;
-/// the atoms come from the second-level cache, eight of them under way at a time.
+/// `lanes` lanes, 8, 16 or 32, have a signal and a slice of lanes * kChannels channels. They decode as many
+/// pairs, one each, and hand them on; the atoms come from the second-level cache, eight of them under way at a
+/// time. (A warp for each signal took 420 us for 2^18 signals of 128 channels and
+/// 16 pairs with bf16 atoms, of which half its lanes read nothing, and 385 us with f32.)
 template <AtomType kType, SignalType kOut>
 __global__ void __launch_bounds__(kSignalWarps* kWarp, 3)
     reconstruct(DeviceAtoms atoms, DeviceCodes codes, DeviceFinishing finishing, DeviceSignals signals,
-                unsigned long long* bad) {
-  constexpr unsigned kOwn = kChannels<kType>, kBytes = kType == AtomType::f32 ? 4 : 2;
-  const size_t signal = size_t{blockIdx.x} * kSignalWarps + threadIdx.x / kWarp;
-  if (signal >= signals.count) return;  // a whole warp
-  const unsigned lane = threadIdx.x % kWarp, channel = (blockIdx.y * kWarp + lane) * kOwn;
-  const bool reads = channel < atoms.stride;
-  const auto [first, end] = pairs_of(codes, signal);
+                unsigned lanes, unsigned long long* bad) {
+  constexpr unsigned kOwn = kChannels<kType>, kBytes = kType == AtomType::f32 ? 4 : 2, kAtOnce = 8;
+  const size_t signal = size_t{blockIdx.x} * (kSignalWarps * kWarp / lanes) + threadIdx.x / lanes;
+  const unsigned lane = threadIdx.x % lanes, lane_zero = threadIdx.x % kWarp - lane;
+  const unsigned channel = (blockIdx.y * lanes + lane) * kOwn;
+  const bool real = signal < signals.count, reads = channel < atoms.stride;
+  const auto [first, end] = real ? pairs_of(codes, signal) : PairRange{0, 0};
+  const auto pairs = static_cast<unsigned>(end - first);
+  unsigned most = pairs;  // of the warp's signals
+  for (unsigned step = lanes; step < kWarp; step *= 2) {
+    const unsigned other = __shfl_xor_sync(kAllLanes, most, static_cast<int>(step));
+    most = most > other ? most : other;
+  }
   const auto* rows = static_cast<const unsigned char*>(atoms.rows) + size_t{reads ? channel : 0} * kBytes;
 
   float sums[kOwn] = {};
-  for (uint64_t from = first; from < end; from += kWarp) {
-    const uint64_t place = from + lane;
-    Pair own{0, 0};
-    if (place < end) own = pair_at(codes, atoms.count, signal, place, bad);
-    const auto count = static_cast<unsigned>(end - from < kWarp ? end - from : kWarp);
-    constexpr unsigned kAtOnce = 8;
-    for (unsigned i = 0; i < count; i += kAtOnce) {
+  for (unsigned from = 0; from < most; from += lanes) {
+    Pair own{0, 0};  // behind the last pair atom 0, which is read and not used
+    if (from + lane < pairs) own = pair_at(codes, atoms.count, signal, first + from + lane, bad);
+    for (unsigned i = 0; i < lanes && from + i < most; i += kAtOnce) {
       uint4 packed[kAtOnce];
-      float coefficients[kAtOnce];
 #pragma unroll
       for (unsigned n = 0; n < kAtOnce; ++n) {
-        // Behind the last pair lanes hold atom 0, which is read and not used.
-        const uint32_t id = __shfl_sync(kAllLanes, own.id, static_cast<int>(i + n));
-        coefficients[n] = __shfl_sync(kAllLanes, own.coefficient, static_cast<int>(i + n));
-        packed[n] = *reinterpret_cast<const uint4*>(rows + size_t{id} * atoms.stride * kBytes);
+        const uint32_t id = __shfl_sync(kAllLanes, own.id, static_cast<int>(lane_zero + i + n));
+        packed[n] = *reinterpret_cast<const uint4*>(rows + size_t{id} * (atoms.stride * kBytes));
       }
 #pragma unroll
       for (unsigned n = 0; n < kAtOnce; ++n) {
-        if (i + n >= count) break;  // the whole warp
+        const float coefficient =
+            __shfl_sync(kAllLanes, own.coefficient, static_cast<int>(lane_zero + i + n));
         float atom[kOwn];
         widen_atom<kType>(packed[n], atom);
+        if (from + i + n < pairs) {
 #pragma unroll
-        for (unsigned c = 0; c < kOwn; ++c) sums[c] = fmaf(coefficients[n], atom[c], sums[c]);
+          for (unsigned c = 0; c < kOwn; ++c) sums[c] = fmaf(coefficient, atom[c], sums[c]);
+        }
       }
     }
   }
-  auto* out = static_cast<SignalElement<kOut>*>(signals.out) + signal * signals.stride;
+  if (!real || channel >= atoms.width) return;
   const float gain = finishing.gains ? finishing.gains[signal] : 1;
+  SignalElement<kOut> values[kOwn];
 #pragma unroll
   for (unsigned c = 0; c < kOwn; ++c)
-    if (channel + c < atoms.width)
-      out[channel + c] = narrowed<kOut>(finished(finishing, gain, channel + c, sums[c]));
+    values[c] = channel + c < atoms.width ? narrowed<kOut>(finished(finishing, gain, channel + c, sums[c]))
+                                          : SignalElement<kOut>{};
+  auto* out = static_cast<SignalElement<kOut>*>(signals.out) + signal * signals.stride + channel;
+  if (channel + kOwn <= atoms.width && signals.stride % kOwn == 0) {
+    store_together<kOut>(out, values);
+  } else {
+#pragma unroll
+    for (unsigned c = 0; c < kOwn; ++c)
+      if (channel + c < atoms.width) out[c] = values[c];
+  }
 }
 
 // Atoms of 8 bits -----------------------------------------------------------------------------------------
@@ -264,15 +318,7 @@ __global__ void __launch_bounds__(kLevelThreads, 1)
         values[i] = narrowed<kOut>(finished(finishing, gain, channel, sum));
       }
       if (whole) {
-        uint32_t words[4];
-#pragma unroll
-        for (unsigned i = 0; i < 4; ++i) {
-          if constexpr (kOut == SignalType::f32)
-            words[i] = bits_of(values[i]);
-          else
-            words[i] = uint32_t{values[2 * i]} | uint32_t{values[2 * i + 1]} << 16;
-        }
-        *reinterpret_cast<uint4*>(out + c) = make_uint4(words[0], words[1], words[2], words[3]);
+        store_together<kOut>(out + c, values);
       } else {
 #pragma unroll
         for (unsigned i = 0; i < kPerStore; ++i)
@@ -291,9 +337,12 @@ unsigned divide_up(size_t n, size_t by) { return static_cast<unsigned>((n + by -
 template <AtomType kType, SignalType kOut>
 Status run(const DeviceAtoms& atoms, const DeviceCodes& codes, const DeviceFinishing& finishing,
            const DeviceSignals& signals, unsigned long long* bad, StreamHandle stream) {
-  const dim3 grid(divide_up(signals.count, kSignalWarps), divide_up(atoms.width, kWarp * kChannels<kType>));
+  // As many lanes as a signal has work for.
+  const unsigned wanted = divide_up(atoms.width, kChannels<kType>);
+  const unsigned lanes = wanted <= 8 ? 8 : wanted <= 16 ? 16 : kWarp;
+  const dim3 grid(divide_up(signals.count, kSignalWarps * kWarp / lanes), divide_up(wanted, lanes));
   return launch(reconstruct<kType, kOut>, grid, kSignalWarps * kWarp, 0, stream, atoms, codes, finishing,
-                signals, bad);
+                signals, lanes, bad);
 }
 
 template <AtomType kType>
