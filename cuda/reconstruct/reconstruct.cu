@@ -139,8 +139,8 @@ __device__ __forceinline__ void widen_atom(const uint4& packed, float (&out)[kCh
 
 /// `lanes` lanes, 8, 16 or 32, have a signal and a slice of lanes * kChannels channels. They decode as many
 /// pairs, one each, and hand them on; the atoms come from the second-level cache, eight of them under way at a
-/// time. (A warp for each signal took 420 us for 2^18 signals of 128 channels and
-/// 16 pairs with bf16 atoms, of which half its lanes read nothing, and 385 us with f32.)
+/// time. (A warp for each signal took an H100 420 us for 2^18 signals of 128 channels and 16 pairs with bf16
+/// atoms, of which half its lanes read nothing, and 385 us with f32.)
 template <AtomType kType, SignalType kOut>
 __global__ void __launch_bounds__(kSignalWarps* kWarp, 3)
     reconstruct(DeviceAtoms atoms, DeviceCodes codes, DeviceFinishing finishing, DeviceSignals signals,
@@ -202,6 +202,63 @@ __global__ void __launch_bounds__(kSignalWarps* kWarp, 3)
 
 // Atoms of 8 bits -----------------------------------------------------------------------------------------
 
+constexpr unsigned kBankGroups =
+    8;  ///< of 16 bytes: lines of so many neighbouring atoms lie in different ones
+
+/// Where a signal's pairs go: its four of a quad are side by side.
+__device__ __forceinline__ size_t level_place(const LevelCodes& prepared, size_t signal, unsigned k) {
+  return ((signal / kWarp * prepared.quads + k / 4) * kWarp + signal % kWarp) * 4 + k % 4;
+}
+
+/// Writes a signal's pairs in an order in which the 8 signals that read shared memory together find their
+/// atoms in different banks, as far as they can: the turn of a pair of atom i is congruent to i - signal,
+/// modulo 8, where turns are left. (With pairs as they came a load took 10.7 accesses instead of 4, and that
+/// 455 us for 2^17 signals of 64 pairs and 512 channels on an H100.) pairs and ordered: of the warp, in
+/// shared memory; pairs are used up.
+__device__ __forceinline__ void write_by_banks(const LevelCodes& prepared, size_t signal, unsigned count,
+                                               uint32_t* pairs, uint32_t* ordered, uint32_t* taken) {
+  const unsigned lane = threadIdx.x % kWarp, below = (1u << lane) - 1, turns = (count + 3) / 4 * 4;
+  const auto own = static_cast<unsigned>(signal);
+  if (lane < kBankGroups) taken[lane] = 0;
+  __syncwarp();
+  unsigned late = 0;  // pairs whose own turns are used up: they wait at the beginning of `pairs`
+  for (unsigned from = 0; from < count; from += kWarp) {
+    const bool real = from + lane < count;
+    const uint32_t pair = real ? pairs[from + lane] : 0;
+    const unsigned group = (pair >> 16) % kBankGroups;
+    unsigned alike = __ballot_sync(kAllLanes, real);
+#pragma unroll
+    for (unsigned bit = 1; bit < kBankGroups; bit *= 2) {
+      const unsigned ballot = __ballot_sync(kAllLanes, (group & bit) != 0);
+      alike &= group & bit ? ballot : ~ballot;
+    }
+    const auto before = static_cast<unsigned>(__popc(alike & below));
+    const unsigned turn = (taken[group] + before) * kBankGroups + (group - own) % kBankGroups;
+    const bool waits = real && turn >= turns;
+    const unsigned waiting = __ballot_sync(kAllLanes, waits);
+    __syncwarp();  // all have read
+    if (real && before == 0) taken[group] += static_cast<unsigned>(__popc(alike));
+    if (real && !waits) ordered[turn] = pair;
+    if (waits) pairs[late + static_cast<unsigned>(__popc(waiting & below))] = pair;
+    late += static_cast<unsigned>(__popc(waiting));
+    __syncwarp();
+  }
+  unsigned placed = 0;
+  for (unsigned from = 0; from < turns; from += kWarp) {
+    const unsigned turn = from + lane;
+    const bool free = turn < turns && turn / kBankGroups >= taken[(turn + own) % kBankGroups];
+    const unsigned ballot = __ballot_sync(kAllLanes, free);
+    const unsigned next = placed + static_cast<unsigned>(__popc(ballot & below));
+    uint32_t pair = 0;  // behind the last pair 0 times atom 0
+    if (turn < turns && !free)
+      pair = ordered[turn];
+    else if (next < late)
+      pair = pairs[next];
+    if (turn < turns) prepared.pairs[level_place(prepared, signal, turn)] = pair;
+    placed += static_cast<unsigned>(__popc(ballot));
+  }
+}
+
 /// A warp per signal: weights as lib's integers, in the order that combine_levels reads them.
 template <bool kWide>
 __global__ void __launch_bounds__(kSignalWarps* kWarp, 4)
@@ -209,14 +266,22 @@ __global__ void __launch_bounds__(kSignalWarps* kWarp, 4)
                    unsigned long long* bad) {
   using combine_kernels::kLargestWeight;
   using combine_kernels::kLeastWeight;
-  const size_t signal = size_t{blockIdx.x} * kSignalWarps + threadIdx.x / kWarp;
+  KVCODEC_SHARED_ARRAY(uint32_t, all_ids, kSignalWarps * kMostLevelPairs);
+  KVCODEC_SHARED_ARRAY(uint32_t, all_products, kSignalWarps * kMostLevelPairs);
+  KVCODEC_SHARED_ARRAY(uint32_t, all_taken, kSignalWarps * kBankGroups);
+  const unsigned warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const size_t signal = size_t{blockIdx.x} * kSignalWarps + warp;
   if (signal >= count) return;  // a whole warp
-  const unsigned lane = threadIdx.x % kWarp;
+  uint32_t* ids = all_ids + warp * kMostLevelPairs;
+  uint32_t* products = all_products + warp * kMostLevelPairs;
   const auto [first, end] = pairs_of(codes, signal);
+  const auto pairs = static_cast<unsigned>(end - first);
   float largest = 0;
-  for (uint64_t place = first + lane; place < end; place += kWarp) {
-    const Pair pair = pair_at(codes, atoms.count, signal, place, bad);
-    largest = fmaxf(largest, fabsf(pair.coefficient * atoms.scales[pair.id]));
+  for (unsigned k = lane; k < pairs; k += kWarp) {
+    const Pair pair = pair_at(codes, atoms.count, signal, first + k, bad);
+    const float product = pair.coefficient * atoms.scales[pair.id];
+    ids[k] = pair.id, products[k] = bits_of(product);
+    largest = fmaxf(largest, fabsf(product));
   }
 #pragma unroll
   for (unsigned step = 16; step > 0; step /= 2)
@@ -224,16 +289,18 @@ __global__ void __launch_bounds__(kSignalWarps* kWarp, 4)
   constexpr auto kMost = static_cast<float>(kLargestWeight);
   const bool any = largest >= kLeastWeight;
   const float factor = any ? kMost / largest : 0;
-  const auto quads = static_cast<uint32_t>((end - first + 3) / 4);
-  for (uint64_t k = lane; k < uint64_t{quads} * 4; k += kWarp) {  // behind the last pair 0 times atom 0
-    Pair pair{0, 0};
-    if (first + k < end) pair = pair_at(codes, atoms.count, signal, first + k, bad);
-    const int32_t weight = __float2int_rn(pair.coefficient * atoms.scales[pair.id] * factor);
-    const size_t at = ((signal / kWarp * prepared.quads + k / 4) * kWarp + signal % kWarp) * 4 + k % 4;
-    if constexpr (kWide)
-      prepared.ids[at] = pair.id, prepared.weights[at] = weight;
-    else
-      prepared.pairs[at] = pair.id << 16 | (static_cast<uint32_t>(weight) & 0xffff);
+  const unsigned quads = (pairs + 3) / 4;
+  const auto weight = [&](unsigned k) { return __float2int_rn(float_of(products[k]) * factor); };
+  if constexpr (kWide) {
+    for (unsigned k = lane; k < quads * 4; k += kWarp) {  // behind the last pair 0 times atom 0
+      const size_t at = level_place(prepared, signal, k);
+      prepared.ids[at] = k < pairs ? ids[k] : 0, prepared.weights[at] = k < pairs ? weight(k) : 0;
+    }
+  } else {
+    // Each lane reads and writes what is its own.
+    for (unsigned k = lane; k < pairs; k += kWarp)
+      ids[k] = ids[k] << 16 | (static_cast<uint32_t>(weight(k)) & 0xffff);
+    write_by_banks(prepared, signal, pairs, ids, products, all_taken + warp * kBankGroups);
   }
   if (lane == 0) {
     prepared.units[signal] = any ? largest / kMost : 0;

@@ -72,7 +72,8 @@ struct DeviceSignals {
                                      unsigned long long* bad, StreamHandle stream);
 
 /// Codes as sums of levels take them. Signals stand in tiles of 32; of each tile there are `quads` times 32
-/// times four pairs, so that a warp reads the same four of all its signals at once.
+/// times four pairs, so that a warp reads the same four of all its signals at once. Sums of integers are the
+/// same in any order: that of a signal's pairs is theirs in banks of shared memory.
 struct LevelCodes {
   uint32_t* pairs = nullptr;   ///< (tiles, quads, 32, 4) id << 16 | weight, for up to 2^16 atoms, or
   uint32_t* ids = nullptr;     ///< the same with ids apart from
@@ -81,7 +82,7 @@ struct LevelCodes {
   uint32_t* used = nullptr;    ///< quads of a signal
   uint32_t quads = 0;
 };
-/// Rounds the weights of `count` signals. quads: enough for each.
+/// Rounds the weights of `count` signals of up to kMostLevelPairs pairs. quads: enough for each.
 [[nodiscard]] Status run_prepare_levels(const DeviceLevels& atoms, const DeviceCodes& codes, size_t count,
                                         const LevelCodes& prepared, unsigned long long* bad,
                                         StreamHandle stream);
