@@ -15,6 +15,7 @@
 #include "cuda/reconstruct/reconstruct.hpp"
 #include "lib/core/bits.hpp"
 #include "lib/core/half.hpp"
+#include "lib/core/parallel.hpp"
 #include "lib/core/rng.hpp"
 #include "lib/entropy/pack.hpp"
 #include "lib/sparse/byte_atoms.hpp"
@@ -283,12 +284,15 @@ class Parts {
       data += done, bytes -= static_cast<size_t>(done);
     }
   }
+  /// By all threads: one copies 6 GB/s from the page cache, a tenth of what goes on to the device.
   void read(size_t part, uint8_t* to) const {
-    for (size_t done = 0; done < bytes_;) {
-      const ssize_t some = pread(file_, to + done, bytes_ - done, static_cast<off_t>(part * bytes_ + done));
-      verify(some > 0, "reading a temporary file");
-      done += static_cast<size_t>(some);
-    }
+    parallel_for(bytes_, size_t{1} << 20, [&](size_t begin, size_t end, int) {
+      for (size_t done = begin; done < end;) {
+        const ssize_t some = pread(file_, to + done, end - done, static_cast<off_t>(part * bytes_ + done));
+        verify(some > 0, "reading a temporary file");
+        done += static_cast<size_t>(some);
+      }
+    });
   }
   size_t bytes() const { return bytes_; }
 
