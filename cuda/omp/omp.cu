@@ -576,8 +576,15 @@ __device__ __forceinline__ void apply_inverse(const double* inverse, unsigned k,
   }
   for (unsigned i = threadIdx.x; i < k; i += kOmpThreads) {
     double sum = 0;
-#pragma unroll 4
-    for (unsigned j = i / 8 * 8; j < k; ++j) sum += inverse[packed_columns(j) + i] * shared.v[j];
+    for (unsigned first = i / 8 * 8; first < k; first += 8) {  // columns of one length
+      const double* row = inverse + packed_columns(first) + i;
+      double values[8];  // under way together
+#pragma unroll
+      for (unsigned n = 0; n < 8; ++n) values[n] = first + n < k ? row[n * (first + 8)] : 0;
+#pragma unroll
+      for (unsigned n = 0; n < 8; ++n)
+        if (first + n < k) sum += values[n] * shared.v[first + n];
+    }
     shared.w[i] = sum;
   }
   __syncthreads();
