@@ -346,20 +346,36 @@ __global__ void __launch_bounds__(kPeaksThreads, 1)
     }
   };
   // Steps go on from one tile to the next, so that its first are under way while the last tile is summed up.
+  // A thread has the same part of the same rows of each step: addresses are kept from one to the next. (They
+  // were a third of the instructions of a step, which take about as long as its products.)
+  constexpr unsigned kCopies = kOmpAtoms * kChunks / kPeaksThreads, kRowsApart = kPeaksThreads / kChunks;
+  const unsigned own_row = threadIdx.x / kChunks, own_chunk = threadIdx.x % kChunks;
   unsigned load_tile = first_tile, load_step = 0, load_stage = 0;
+  const uint16_t* from[kCopies];
+  unsigned bytes[kCopies];
+  const auto begin_tile = [&] {
+#pragma unroll
+    for (unsigned i = 0; i < kCopies; ++i) {
+      const unsigned atom = load_tile * kOmpAtoms + own_row + i * kRowsApart;
+      const bool real = atom < atoms.count;
+      from[i] = atoms.rough + size_t{real ? atom : 0} * atoms.padded + own_chunk * 8;
+      bytes[i] = real ? 16 : 0;
+    }
+  };
+  begin_tile();
   const auto load = [&] {
     if (load_tile < end_tile) {
       if constexpr (!kResident) copy_rows(of_rows + load_stage * kOmpRows * kPeaksRow, load_step * kOmpStep);
-      uint16_t* to = of_atoms + load_stage * kOmpAtoms * kPeaksRow;
+      uint16_t* to = of_atoms + (load_stage * kOmpAtoms + own_row) * kPeaksRow + own_chunk * 8;
 #pragma unroll
-      for (unsigned i = threadIdx.x; i < kOmpAtoms * kChunks; i += kPeaksThreads) {
-        const unsigned row = i / kChunks, chunk = i % kChunks, atom = load_tile * kOmpAtoms + row;
-        const bool real = atom < atoms.count;
-        copy_async16(to + row * kPeaksRow + chunk * 8,
-                     atoms.rough + size_t{real ? atom : 0} * atoms.padded + load_step * kOmpStep + chunk * 8,
-                     real ? 16 : 0);
+      for (unsigned i = 0; i < kCopies; ++i) {
+        copy_async16(to + i * kRowsApart * kPeaksRow, from[i], bytes[i]);
+        from[i] += kOmpStep;
       }
-      if (++load_step == steps) load_step = 0, ++load_tile;
+      if (++load_step == steps) {
+        load_step = 0, ++load_tile;
+        begin_tile();
+      }
       load_stage = (load_stage + 1) % kPeaksStages;
     }
     copy_async_commit();  // an empty group too, so that their number tells which step has arrived
@@ -400,7 +416,9 @@ __global__ void __launch_bounds__(kPeaksThreads, 1)
         }
       }
     }
-    // Floats without their sign are in the order of their bits, whose last eight make room for the place.
+    // Floats without their sign are in the order of their bits, whose last eight make room for the place: in
+    // what the thread has, at first.
+    const uint32_t own_place = warp_atom + lane % 4 * 2;
 #pragma unroll
     for (unsigned m = 0; m < 4; ++m)
 #pragma unroll
@@ -410,12 +428,13 @@ __global__ void __launch_bounds__(kPeaksThreads, 1)
         for (unsigned n = 0; n < 8; ++n)
 #pragma unroll
           for (unsigned c = 0; c < 2; ++c) {
-            const uint32_t key = (bits_of(sums[m][n][half * 2 + c]) & (0x7fffffffu & ~kPlaceMask)) |
-                                 (warp_atom + n * 8 + lane % 4 * 2 + c);
+            const uint32_t key =
+                (bits_of(sums[m][n][half * 2 + c]) & (0x7fffffffu & ~kPlaceMask)) | (n * 8 + c);
             const uint32_t lower = key < peak.best ? key : peak.best;
             peak.second = lower > peak.second ? lower : peak.second;
             peak.best = key > peak.best ? key : peak.best;
           }
+        peak.best |= own_place, peak.second |= own_place;
 #pragma unroll
         for (unsigned step = 1; step < 4; step *= 2) {
           OmpPeak other;
