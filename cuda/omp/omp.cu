@@ -462,7 +462,7 @@ struct OmpShared {
   float* x_float;
   uint32_t* ids;
   double* lanes;      // 8
-  double* scalars;    // 3: v . v, v . z, energy left
+  double* scalars;    // 5: v . v, v . z, energy left, noise, energy of the atom
   float* scratch;     // kOmpWarps
   float* best;        // kOmpWarps
   uint32_t* best_id;  // kOmpWarps, and one for a single candidate
@@ -485,7 +485,7 @@ __device__ __forceinline__ uint32_t select_atom(const OmpAtoms& atoms, const Omp
                                                 const OmpPeak* peaks, const OmpShared& shared) {
   const unsigned tiles = (atoms.count + kOmpAtoms - 1) / kOmpAtoms;
   const uint32_t* excluded = state.excluded + signal * state.mask_words;
-  const double noise = kNoise * sqrt(state.energies[signal]);
+  if (threadIdx.x == 0) shared.scalars[3] = kNoise * sqrt(state.energies[signal]);
   const float factor = state.factors[signal] / kAtomScale, norm = state.norms[signal];
   const float error = state.errors[signal];
   // An atom that was taken is nearly orthogonal to the residual and hardly ever among the best two of a tile:
@@ -498,6 +498,7 @@ __device__ __forceinline__ uint32_t select_atom(const OmpAtoms& atoms, const Omp
   for (unsigned t = threadIdx.x; t < tiles; t += kOmpThreads)
     if (open(t, peaks[t].best)) most = fmaxf(most, float_of(peaks[t].best & ~kPlaceMask));
   most = largest_of_block(most, shared.scratch);
+  const double& noise = shared.scalars[3];
 
   // |<r, d> - <r', d'>| <= |r - r'| |d| + |r'| |d - d'|, by Cauchy and Schwarz; roundings of sums of m
   // products, in either order and with the hardware's truncation, are below (m + 8) 2^-22 of the product of
@@ -537,15 +538,23 @@ __device__ __forceinline__ uint32_t select_atom(const OmpAtoms& atoms, const Omp
     if (real) compare(product, atom);
   };
   unsigned turn = 0;
-  for (unsigned t = 0; t < tiles; ++t) {
-    const OmpPeak peak = peaks[t];
-    if (may_win(peak.second)) {
+  for (unsigned first = 0; first < tiles; first += kWarp) {  // a tile for each lane, the same in all warps
+    const unsigned t = first + threadIdx.x % kWarp;
+    const OmpPeak peak = t < tiles ? peaks[t] : OmpPeak{0, 0};
+    const bool whole = t < tiles && may_win(peak.second);
+    const bool single = t < tiles && !whole && may_win(peak.best) && open(t, peak.best);
+    unsigned wholes = __ballot_sync(kAllLanes, whole), singles = __ballot_sync(kAllLanes, single);
+    const auto tile_of = [&](unsigned set) {
+      return first + static_cast<unsigned>(__ffs(static_cast<int>(set))) - 1;
+    };
+    for (; wholes != 0; wholes &= wholes - 1)
       for (unsigned i = threadIdx.x / 4; i < kOmpAtoms; i += kOmpFours) {
-        const uint32_t atom = t * kOmpAtoms + i;
+        const uint32_t atom = tile_of(wholes) * kOmpAtoms + i;
         look(atom, atom < atoms.count && !is_excluded(excluded, atom));
       }
-    } else if (may_win(peak.best) && open(t, peak.best)) {
-      if (turn++ % kOmpWarps == warp) look(t * kOmpAtoms + (peak.best & kPlaceMask), true);
+    for (; singles != 0; singles &= singles - 1) {
+      const unsigned tile = tile_of(singles);
+      if (turn++ % kOmpWarps == warp) look(tile * kOmpAtoms + (peaks[tile].best & kPlaceMask), true);
     }
   }
 #pragma unroll
@@ -614,7 +623,7 @@ __device__ __forceinline__ bool add_atom(const OmpAtoms& atoms, const OmpState& 
                                          uint32_t atom, unsigned k, const OmpShared& shared) {
   const float* row = atoms.rows + size_t{atom} * atoms.stride;
   double* inverse = state.inverse + signal * packed_columns(state.sparsity);
-  const double energy = atoms.energies[atom];
+  if (threadIdx.x == 0) shared.scalars[4] = atoms.energies[atom];
   if (threadIdx.x / kWarp == kOmpWarps - 1) {
     const float product = dot_of_four(row, state.signals + signal * atoms.stride, atoms.stride);
     if (threadIdx.x % kWarp == 0) shared.along[0] = product;  // all fours have it
@@ -632,7 +641,7 @@ __device__ __forceinline__ bool add_atom(const OmpAtoms& atoms, const OmpState& 
   }
   __syncthreads();
   apply_inverse(inverse, k, shared, true);
-  const double outside = energy - shared.scalars[0];
+  const double energy = shared.scalars[4], outside = energy - shared.scalars[0];
   if (!(outside > kIndependent * energy)) return false;
   const double norm = sqrt(outside);
   const double z = (static_cast<double>(shared.along[0]) - shared.scalars[1]) / norm;
@@ -727,7 +736,7 @@ __global__ void __launch_bounds__(kOmpThreads, 8)
     omp_advance(OmpAtoms atoms, OmpState state, const uint32_t* active, const OmpPeak* all_peaks,
                 uint32_t* finished) {
   KVCODEC_SHARED_ARRAY(double, lanes, 8);
-  KVCODEC_SHARED_ARRAY(double, scalars, 3);
+  KVCODEC_SHARED_ARRAY(double, scalars, 5);
   KVCODEC_SHARED_ARRAY(float, scratch, kOmpWarps);
   KVCODEC_SHARED_ARRAY(float, best, kOmpWarps);
   KVCODEC_SHARED_ARRAY(uint32_t, best_id, kOmpWarps + 1);
@@ -769,7 +778,7 @@ __global__ void __launch_bounds__(kOmpThreads, 8)
 __global__ void __launch_bounds__(kOmpThreads)
     omp_finish(OmpAtoms atoms, OmpState state, float* coefficients, double* residuals) {
   KVCODEC_SHARED_ARRAY(double, lanes, 8);
-  KVCODEC_SHARED_ARRAY(double, scalars, 3);
+  KVCODEC_SHARED_ARRAY(double, scalars, 5);
   const size_t signal = blockIdx.x;
   const unsigned k = state.counts[signal];
   OmpShared shared{};
