@@ -137,31 +137,42 @@ __global__ void __launch_bounds__(kHeadWarps* kWarp) place_heads(HeadRows heads,
 template <unsigned kPadded>
 struct AttentionShape {
   static constexpr unsigned kRows = attention_rows(kPadded), kWarps = kRows / 16;
+  static constexpr unsigned kThreads = kWarps * kWarp;
   static constexpr unsigned kKeys = kPadded <= 64 ? 64 : kPadded <= 128 ? 32 : 16;
   static constexpr unsigned kStride = kPadded + 8;
-  /// Steps of scores that are under way together: the outputs of the widest heads take half of all registers,
-  /// and more steps would be spilled.
-  static constexpr unsigned kUnrolled = kPadded <= 128 ? kPadded / 16 : 2;
+  /// Steps of scores that are unrolled: the outputs of the widest heads take half of all registers, and two
+  /// blocks of those of 64 dimensions share them; more steps would be spilled.
+  static constexpr unsigned kUnrolled = kPadded == 128 ? kPadded / 16 : 2;
+  /// Blocks of 8 columns that are multiplied together. A product waits for the one before it in the same sum, and
+  /// with two warps a scheduler the matrix units rested most of the time while this was 2: they were busy for
+  /// 41% of it on an H100, at 128 dimensions.
+  static constexpr unsigned kTogether = kPadded <= 128 ? 4 : 2;
   static constexpr size_t kShared = size_t{kFloatParts} * (kRows + 2 * kKeys) * kStride * sizeof(uint16_t);
   static_assert(kShared <= 163 * 1024);
 };
 
 namespace prefill_detail {
 
-/// c += the product of floats of three parts each: those products of parts that are not below 2^-24 of the
-/// largest, the small ones first. The matrix units truncate what they add, which c, a sum of thousands of
-/// products, must not see: these are summed by themselves, and added with rounding to nearest.
-__device__ __forceinline__ void multiply_parts(float (&c)[4], const uint32_t (&a)[3][4],
-                                               const uint32_t (&b)[3][4], unsigned which) {
-  float sum[4] = {};
-  multiply_bf16(sum, a[2], b[0][2 * which], b[0][2 * which + 1]);
-  multiply_bf16(sum, a[1], b[1][2 * which], b[1][2 * which + 1]);
-  multiply_bf16(sum, a[0], b[2][2 * which], b[2][2 * which + 1]);
-  multiply_bf16(sum, a[1], b[0][2 * which], b[0][2 * which + 1]);
-  multiply_bf16(sum, a[0], b[1][2 * which], b[1][2 * which + 1]);
-  multiply_bf16(sum, a[0], b[0][2 * which], b[0][2 * which + 1]);
+/// c += the products of floats of three parts each, for kTogether blocks of 8 columns, of which load_matrices
+/// gives two at a time: those products of parts that are not below 2^-24 of the largest, the small ones first.
+/// The matrix units truncate what they add, which c, a sum of thousands of products, must not see: these are
+/// summed by themselves, and added with rounding to nearest.
+template <unsigned kTogether>
+__device__ __forceinline__ void multiply_parts(float (*c)[4], const uint32_t (&a)[3][4],
+                                               const uint32_t (&b)[kTogether / 2][3][4]) {
+  constexpr unsigned kOfA[6] = {2, 1, 0, 1, 0, 0}, kOfB[6] = {0, 1, 2, 0, 1, 0};
+  float sums[kTogether][4] = {};
 #pragma unroll
-  for (unsigned i = 0; i < 4; ++i) c[i] += sum[i];
+  for (unsigned i = 0; i < 6; ++i)
+#pragma unroll
+    for (unsigned block = 0; block < kTogether; ++block) {
+      const uint32_t(&parts)[4] = b[block / 2][kOfB[i]];
+      multiply_bf16(sums[block], a[kOfA[i]], parts[block % 2 * 2], parts[block % 2 * 2 + 1]);
+    }
+#pragma unroll
+  for (unsigned block = 0; block < kTogether; ++block)
+#pragma unroll
+    for (unsigned i = 0; i < 4; ++i) c[block][i] += sums[block][i];
 }
 
 /// Keys [begin, end) of its document that the token at `position` sees.
@@ -180,7 +191,10 @@ __global__ void __launch_bounds__(AttentionShape<kPadded>::kWarps* kWarp, kPadde
   using namespace prefill_detail;
   using Shape = AttentionShape<kPadded>;
   constexpr unsigned kRows = Shape::kRows, kKeys = Shape::kKeys, kStride = Shape::kStride;
+  constexpr unsigned kTogether = Shape::kTogether;
   constexpr unsigned kPieces = kPadded / 8;  // of 16 bytes
+  constexpr unsigned kRowsAtOnce = Shape::kThreads / kPieces;
+  static_assert(kKeys % kRowsAtOnce == 0);
   auto* const queries = dynamic_shared<uint16_t>();
   uint16_t* const keys = queries + kFloatParts * kRows * kStride;
   uint16_t* const values = keys + kFloatParts * kKeys * kStride;
@@ -201,14 +215,18 @@ __global__ void __launch_bounds__(AttentionShape<kPadded>::kWarps* kWarp, kPadde
                  attention.query.data + part * attention.query.plane + from, row < rows ? 16 : 0);
   }
   const auto load = [&](const FloatParts& parts, uint16_t* to, unsigned block) {
-    for (unsigned i = threadIdx.x; i < kFloatParts * kKeys * kPieces; i += blockDim.x) {
-      const unsigned part = i / (kKeys * kPieces), row = i / kPieces % kKeys, piece = i % kPieces;
+    const unsigned piece = threadIdx.x % kPieces * 8;
+#pragma unroll
+    for (unsigned first = 0; first < kKeys; first += kRowsAtOnce) {
+      const unsigned row = first + threadIdx.x / kPieces;
       const bool there = block + row < end;  // behind: zeros, as nobody wrote them yet
-      const size_t from =
+      const uint16_t* const from =
+          parts.data +
           (size_t{tile.key_first + (there ? block + row : 0)} * attention.kv_heads + blockIdx.y) * kPadded +
-          piece * 8;
-      copy_async16(to + (part * kKeys + row) * kStride + piece * 8, parts.data + part * parts.plane + from,
-                   there ? 16 : 0);
+          piece;
+#pragma unroll
+      for (unsigned part = 0; part < kFloatParts; ++part)
+        copy_async16(to + (part * kKeys + row) * kStride + piece, from + part * parts.plane, there ? 16 : 0);
     }
   };
 
@@ -220,7 +238,8 @@ __global__ void __launch_bounds__(AttentionShape<kPadded>::kWarps* kWarp, kPadde
     seen[half] = row < rows ? first_seen(position, attention.window) : 1;
     last[half] = row < rows ? position : 0;
   }
-  float sums[kPadded / 8][4] = {};  // of values, weighted
+  const unsigned all_seen = first_seen(end - 1, attention.window);  // by all rows, up to tile.position
+  float sums[kPadded / 8][4] = {};                                  // of values, weighted
   float most[2] = {-INFINITY, -INFINITY}, total[2] = {};
 
   const unsigned begin = first_seen(tile.position, attention.window) / kKeys * kKeys;
@@ -240,35 +259,42 @@ __global__ void __launch_bounds__(AttentionShape<kPadded>::kWarps* kWarp, kPadde
       for (unsigned part = 0; part < kFloatParts; ++part)
         load_matrices(a[part], queries + (part * kRows + own + lane % 16) * kStride + k + lane / 16 * 8);
 #pragma unroll
-      for (unsigned column = 0; column < kKeys; column += 16) {
-        uint32_t b[3][4];
+      for (unsigned column = 0; column < kKeys; column += 8 * kTogether) {
+        uint32_t b[kTogether / 2][3][4];
 #pragma unroll
         for (unsigned part = 0; part < kFloatParts; ++part)
-          load_matrices(b[part], keys + (part * kKeys + column + lane / 16 * 8 + lane % 8) * kStride + k +
-                                     lane / 8 % 2 * 8);
-        multiply_parts(scores[column / 8], a, b, 0);
-        multiply_parts(scores[column / 8 + 1], a, b, 1);
+#pragma unroll
+          for (unsigned i = 0; i < kTogether / 2; ++i)
+            load_matrices(b[i][part],
+                          keys + (part * kKeys + column + i * 16 + lane / 16 * 8 + lane % 8) * kStride + k +
+                              lane / 8 % 2 * 8);
+        multiply_parts<kTogether>(scores + column / 8, a, b);
       }
     }
     __syncthreads();  // the keys were read
     if (block + kKeys < end) load(attention.key, keys, block + kKeys);
     copy_async_commit();
 
+    // Most blocks of keys are seen by all rows; those that are none may see them too.
+    if (block < all_seen || block + kKeys - 1 > tile.position) {
+#pragma unroll
+      for (unsigned column = 0; column < kKeys; column += 8)
+#pragma unroll
+        for (unsigned i = 0; i < 4; ++i) {
+          const unsigned key = block + column + lane % 4 * 2 + i % 2;
+          if (key < seen[i / 2] || key > last[i / 2]) scores[column / 8][i] = -INFINITY;
+        }
+    }
     float highest[2] = {most[0], most[1]};
 #pragma unroll
-    for (unsigned column = 0; column < kKeys; column += 8)
+    for (unsigned column = 0; column < kKeys / 8; ++column)
 #pragma unroll
-      for (unsigned i = 0; i < 4; ++i) {
-        const unsigned key = block + column + lane % 4 * 2 + i % 2;
-        float& score = scores[column / 8][i];
-        if (key < seen[i / 2] || key > last[i / 2]) score = -INFINITY;
-        highest[i / 2] = fmaxf(highest[i / 2], score);
-      }
+      for (unsigned i = 0; i < 4; ++i) highest[i / 2] = fmaxf(highest[i / 2], scores[column][i]);
 #pragma unroll
     for (unsigned half = 0; half < 2; ++half) {
       for (int step = 1; step <= 2; step *= 2)  // the four lanes of a row
         highest[half] = fmaxf(highest[half], __shfl_xor_sync(kAllLanes, highest[half], step));
-      if (highest[half] == -INFINITY) continue;  // nothing seen so far: weights are zeros
+      if (highest[half] == most[half]) continue;  // the factor is 1, or nothing was seen so far
       const float factor = expf(most[half] - highest[half]);
       most[half] = highest[half];
       total[half] *= factor;
@@ -279,12 +305,14 @@ __global__ void __launch_bounds__(AttentionShape<kPadded>::kWarps* kWarp, kPadde
       }
     }
     float of_tile[2] = {};
+    const float base[2] = {most[0] == -INFINITY ? 0 : most[0],  // nothing seen: weights are zeros
+                           most[1] == -INFINITY ? 0 : most[1]};
 #pragma unroll
     for (unsigned column = 0; column < kKeys / 8; ++column)
 #pragma unroll
       for (unsigned i = 0; i < 4; ++i) {
         float& score = scores[column][i];
-        score = most[i / 2] == -INFINITY ? 0 : expf(score - most[i / 2]);
+        score = expf(score - base[i / 2]);
         of_tile[i / 2] += score;
       }
 #pragma unroll
@@ -298,20 +326,24 @@ __global__ void __launch_bounds__(AttentionShape<kPadded>::kWarps* kWarp, kPadde
 #pragma unroll
       for (unsigned i = 0; i < 4; ++i) {  // what a product leaves in a lane is what the next one takes of it
         const float* const pair = scores[k / 8 + i / 2] + i % 2 * 2;
-        const Bf16Parts low = bf16_parts(pair[0]), high = bf16_parts(pair[1]);
+        float low = pair[0], high = pair[1];
 #pragma unroll
-        for (unsigned part = 0; part < kFloatParts; ++part)
-          a[part][i] = low.part[part] | uint32_t{high.part[part]} << 16;
+        for (unsigned part = 0; part < kFloatParts; ++part) {  // bf16_parts of both
+          a[part][i] = pack_bf16(low, high);
+          low -= float_of(a[part][i] << 16);
+          high -= float_of(a[part][i] & 0xffff0000u);
+        }
       }
 #pragma unroll
-      for (unsigned column = 0; column < kPadded; column += 16) {
-        uint32_t b[3][4];
+      for (unsigned column = 0; column < kPadded; column += 8 * kTogether) {
+        uint32_t b[kTogether / 2][3][4];
 #pragma unroll
         for (unsigned part = 0; part < kFloatParts; ++part)
-          load_matrices_transposed(
-              b[part], values + (part * kKeys + k + lane % 16) * kStride + column + lane / 16 * 8);
-        multiply_parts(sums[column / 8], a, b, 0);
-        multiply_parts(sums[column / 8 + 1], a, b, 1);
+#pragma unroll
+          for (unsigned i = 0; i < kTogether / 2; ++i)
+            load_matrices_transposed(b[i][part], values + (part * kKeys + k + lane % 16) * kStride + column +
+                                                     i * 16 + lane / 16 * 8);
+        multiply_parts<kTogether>(sums + column / 8, a, b);
       }
     }
     __syncthreads();  // the values were read

@@ -129,6 +129,13 @@ __device__ __forceinline__ void multiply_bf16(float (&c)[4], const uint32_t (&a)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+/// Two floats rounded to bf16 as bf16_from_float does, but for the payload of NaNs: `low` in the lower half.
+__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
+  uint32_t both;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+  return both;
+}
+
 }  // namespace kvcodec::cuda
 
 #else

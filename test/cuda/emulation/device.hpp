@@ -286,4 +286,8 @@ inline void multiply_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, ui
   detail::multiply<bf16_to_float>(c, a, b0, b1);
 }
 
+inline uint32_t pack_bf16(float low, float high) {
+  return bf16_from_float(low) | uint32_t{bf16_from_float(high)} << 16;
+}
+
 }  // namespace kvcodec::cuda

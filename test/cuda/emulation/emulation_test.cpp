@@ -169,6 +169,11 @@ __global__ void products(float* out, const uint16_t* a, const uint16_t* b) {
 
 }  // namespace
 
+TEST_CASE("emulation: two floats are packed as bf16") {
+  CHECK(pack_bf16(1.0f, -2.0f) == 0xc0003f80u);
+  CHECK(pack_bf16(float_of(0x3f808000), float_of(0x3f818000)) == 0x3f823f80u);  // halfway, to even
+}
+
 TEST_CASE("emulation: threads know their place") {
   const auto out = run(who, 3, 64, 192, 0);
   for (unsigned i = 0; i < 192; ++i) CHECK(out[i] == 300000 + i / 64 * 1000 + i % 64);
