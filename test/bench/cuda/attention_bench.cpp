@@ -132,17 +132,26 @@ void attention_cases(DeviceBench& bench) {
               "joining attention");
         });
   };
-  std::vector<cuda::RowPointers> of_heads(heads);
-  if (bench.wanted("attention/dense f16")) {
-    cuda::DeviceBuffer<uint16_t> all_keys(heads * half_keys.size()), all_values(heads * half_values.size());
-    for (size_t head = 0; head < heads; ++head) {
+  std::vector<cuda::RowPointers> of_heads;
+  const bool dense = bench.wanted("attention/dense f16"),
+             chosen_halves = bench.wanted("attention/chosen f16");
+  if (dense || chosen_halves) {
+    constexpr double kBytesPerToken = 4.0 * kDims;
+    // The chosen rows of one set lie in the second-level cache in part.
+    const size_t sets =
+        chosen_halves ? bench.sets_of(static_cast<double>(heads * chosen_count) * kBytesPerToken) : 1;
+    const size_t places = heads * sets;
+    cuda::DeviceBuffer<uint16_t> all_keys(places * half_keys.size()), all_values(places * half_values.size());
+    for (size_t head = 0; head < places; ++head) {
       all_keys.upload(half_keys, bench.stream(), head * half_keys.size());
       all_values.upload(half_values, bench.stream(), head * half_values.size());
-      of_heads[head] = {all_keys.data() + head * half_keys.size(),
-                        all_values.data() + head * half_values.size(), nullptr, nullptr, nullptr};
+      of_heads.push_back({all_keys.data() + head * half_keys.size(),
+                          all_values.data() + head * half_values.size(), nullptr, nullptr, nullptr});
     }
-    measure("attention/dense f16", cuda::RowKind::f16, nullptr, of_heads, 4.0 * kDims);
-    measure("attention/chosen f16", cuda::RowKind::f16, &chosen, of_heads, 4.0 * kDims + 4);
+    if (chosen_halves)
+      measure("attention/chosen f16", cuda::RowKind::f16, &chosen, of_heads, kBytesPerToken + 4);
+    of_heads.resize(heads);
+    if (dense) measure("attention/dense f16", cuda::RowKind::f16, nullptr, of_heads, kBytesPerToken);
   }
   if (bench.wanted("attention/chosen 2-bit")) {
     const size_t grids = coded.key_scales.size();
