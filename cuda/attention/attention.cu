@@ -8,7 +8,7 @@ namespace kvcodec::cuda {
 constexpr unsigned kAttentionWarps = 8;
 static_assert(kAttentionWarps >= kMostQueries);  // a warp per query works out its weights
 
-/// Eight elements of a row from j on, zeros behind dims. kWhole: rows are multiples of 16 bytes, 8 dims at
+/// Eight floats of a row from j on, zeros behind dims. kWhole: rows are multiples of 16 bytes, 8 dims at
 /// least are there.
 template <bool kWhole>
 __device__ __forceinline__ void load_eight(const float* row, unsigned j, unsigned dims, float (&out)[8]) {
@@ -23,84 +23,128 @@ __device__ __forceinline__ void load_eight(const float* row, unsigned j, unsigne
   }
 }
 
-template <bool kWhole, float (*kWiden)(uint16_t)>
-__device__ __forceinline__ void load_eight_halves(const uint16_t* row, unsigned j, unsigned dims,
-                                                  float (&out)[8]) {
-  if constexpr (kWhole) {
-    const uint4 packed = *reinterpret_cast<const uint4*>(row + j);
-    const unsigned words[4] = {packed.x, packed.y, packed.z, packed.w};
-#pragma unroll
-    for (unsigned i = 0; i < 8; ++i)
-      out[i] = kWiden(static_cast<uint16_t>(i % 2 ? words[i / 2] >> 16 : words[i / 2] & 0xffff));
-  } else {
-#pragma unroll
-    for (unsigned i = 0; i < 8; ++i) out[i] = j + i < dims ? kWiden(row[j + i]) : 0;
-  }
-}
+/// Eight elements of a row as they lie in memory: several rows are on their way together, and floats would take
+/// twice the registers of halves.
+template <RowKind kKind>
+struct Packed {
+  unsigned words[4];
+};
+template <>
+struct Packed<RowKind::f32> {
+  float of[8];
+};
+/// signs: 1 for +, the first the highest bit.
+template <>
+struct Packed<RowKind::two_bit> {
+  unsigned levels, grid, signs;
+};
 
-/// Eight coded elements; j is a multiple of 8, so they are of one group. signs: 1 for +, the first the
-/// highest bit.
-template <bool kWhole>
-__device__ __forceinline__ void load_eight_levels(const uint8_t* levels, uint32_t grid, unsigned signs,
-                                                  unsigned j, unsigned dims, float (&out)[8]) {
-  const float scale = f16_to_float(static_cast<uint16_t>(grid & 0xffff));
-  const float zero = f16_to_float(static_cast<uint16_t>(grid >> 16));
-  unsigned bytes[2];
-  if constexpr (kWhole) {
-    const unsigned both = *reinterpret_cast<const uint16_t*>(levels + j / 4);
-    bytes[0] = both & 255, bytes[1] = both >> 8;
-  } else {
-    bytes[0] = j < dims ? levels[j / 4] : 0, bytes[1] = j + 4 < dims ? levels[j / 4 + 1] : 0;
-  }
-#pragma unroll
-  for (unsigned i = 0; i < 8; ++i) {
-    const float value = two_bit_value(two_bit_level(bytes[i / 4], i % 4), scale, zero);
-    out[i] = !kWhole && j + i >= dims ? 0 : signs >> (7 - i) & 1 ? value : -value;
-  }
-}
-
+/// Eight elements from j on, a multiple of 8; what is behind dims becomes zeros. kWhole: rows are multiples of
+/// 16 bytes, 8 dims at least are there.
 template <RowKind kKind, bool kWhole>
 struct Rows {
   RowPointers rows;
   unsigned dims;
 
-  __device__ __forceinline__ void key(size_t token, unsigned j, float (&out)[8]) const {
-    if constexpr (kKind == RowKind::two_bit) {
-      const size_t groups = (dims + 31) / 32;
-      load_eight_levels<kWhole>(static_cast<const uint8_t*>(rows.keys) + token * ((dims + 3) / 4),
-                                rows.key_grids[token * groups + j / 32],
-                                rows.signs[token * ((dims + 7) / 8) + j / 8], j, dims, out);
-    } else {
-      plain(rows.keys, token, j, out);
-    }
+  __device__ __forceinline__ Packed<kKind> key(size_t token, unsigned j) const {
+    if constexpr (kKind == RowKind::two_bit)
+      return coded(rows.keys, rows.key_grids, token, j, rows.signs[token * ((dims + 7) / 8) + j / 8]);
+    else
+      return plain(rows.keys, token, j);
   }
-  __device__ __forceinline__ void value(size_t token, unsigned j, float (&out)[8]) const {
+  __device__ __forceinline__ Packed<kKind> value(size_t token, unsigned j) const {
+    if constexpr (kKind == RowKind::two_bit)
+      return coded(rows.values, rows.value_grids, token, j, 0xff);
+    else
+      return plain(rows.values, token, j);
+  }
+
+  __device__ __forceinline__ void widen(const Packed<kKind>& packed, unsigned j, float (&out)[8]) const {
     if constexpr (kKind == RowKind::two_bit) {
-      const size_t groups = (dims + 31) / 32;
-      load_eight_levels<kWhole>(static_cast<const uint8_t*>(rows.values) + token * ((dims + 3) / 4),
-                                rows.value_grids[token * groups + j / 32], 0xff, j, dims, out);
+      const float scale = f16_to_float(static_cast<uint16_t>(packed.grid & 0xffff));
+      const float zero = f16_to_float(static_cast<uint16_t>(packed.grid >> 16));
+#pragma unroll
+      for (unsigned i = 0; i < 8; ++i) {
+        const float value = two_bit_value(two_bit_level(packed.levels >> (i / 4 * 8), i % 4), scale, zero);
+        out[i] = !kWhole && j + i >= dims ? 0 : packed.signs >> (7 - i) & 1 ? value : -value;
+      }
     } else {
-      plain(rows.values, token, j, out);
+#pragma unroll
+      for (unsigned i = 0; i < 8; ++i) {
+        if constexpr (kKind == RowKind::f32) {
+          out[i] = packed.of[i];
+        } else {
+          const auto half = static_cast<uint16_t>(packed.words[i / 2] >> (i % 2 * 16));
+          out[i] = kKind == RowKind::f16 ? f16_to_float(half) : bf16_to_float(half);
+        }
+      }
     }
   }
 
  private:
-  __device__ __forceinline__ void plain(const void* from, size_t token, unsigned j, float (&out)[8]) const {
-    if constexpr (kKind == RowKind::f32)
-      load_eight<kWhole>(static_cast<const float*>(from) + token * dims, j, dims, out);
+  __device__ __forceinline__ Packed<kKind> plain(const void* from, size_t token, unsigned j) const {
+    Packed<kKind> packed;
+    if constexpr (kKind == RowKind::f32) {
+      load_eight<kWhole>(static_cast<const float*>(from) + token * dims, j, dims, packed.of);
+    } else {
+      const auto* const row = static_cast<const uint16_t*>(from) + token * dims;
+      if constexpr (kWhole) {
+        const uint4 words = *reinterpret_cast<const uint4*>(row + j);
+        packed = {{words.x, words.y, words.z, words.w}};
+      } else {
+#pragma unroll
+        for (unsigned i = 0; i < 4; ++i) {
+          const unsigned low = j + 2 * i < dims ? row[j + 2 * i] : 0;
+          packed.words[i] = low | (j + 2 * i + 1 < dims ? unsigned{row[j + 2 * i + 1]} << 16 : 0);
+        }
+      }
+    }
+    return packed;
+  }
+  /// They are of one group.
+  __device__ __forceinline__ Packed<kKind> coded(const void* levels, const uint32_t* grids, size_t token,
+                                                 unsigned j, unsigned signs) const {
+    const auto* const row = static_cast<const uint8_t*>(levels) + token * ((dims + 3) / 4);
+    unsigned both = 0;
+    if constexpr (kWhole)
+      both = *reinterpret_cast<const uint16_t*>(row + j / 4);
     else
-      load_eight_halves<kWhole, kKind == RowKind::f16 ? f16_to_float : bf16_to_float>(
-          static_cast<const uint16_t*>(from) + token * dims, j, dims, out);
+      both = (j < dims ? row[j / 4] : 0u) | (j + 4 < dims ? unsigned{row[j / 4 + 1]} << 8 : 0u);
+    return {both, grids[token * ((dims + 31) / 32) + j / 32], signs};
   }
 };
 
+/// Sums of the first kCount values each over groups of kLanes lanes, in the order of a butterfly, with at most as many
+/// shuffles as values: at each step a lane goes on with half of them while the lane it pairs with takes the
+/// others. Lane l of a group then has in values[0], ... the sums of those from l * kCount / kLanes on; of less
+/// values than lanes, kLanes / kCount lanes each have the same.
+template <unsigned kLanes, unsigned kCount, unsigned kValues>
+__device__ __forceinline__ void sum_over_lanes(float (&values)[kValues]) {
+  if constexpr (kLanes == 1) {
+    return;
+  } else if constexpr (kCount == 1) {
+    values[0] += __shfl_xor_sync(kAllLanes, values[0], kLanes / 2);
+    sum_over_lanes<kLanes / 2, 1>(values);
+  } else {
+    const bool upper = (threadIdx.x & kLanes / 2) != 0;
+#pragma unroll
+    for (unsigned i = 0; i < kCount / 2; ++i) {
+      const float low = values[i], high = values[i + kCount / 2];
+      values[i] = (upper ? high : low) + __shfl_xor_sync(kAllLanes, upper ? low : high, kLanes / 2);
+    }
+    sum_over_lanes<kLanes / 2, kCount / 2>(values);
+  }
+}
+
 /// A lane holds 8 dimensions of a token; kLanes of them a row, so that a warp reads 32 / kLanes rows at once,
-/// each in one go.
+/// each in one go, and kAhead times so many are on their way together: one at a time took 550 us for what H100
+/// copies in 356.
 template <RowKind kKind, bool kWhole, unsigned kQueries, unsigned kLanes>
 __global__ void __launch_bounds__(kAttentionWarps* kWarp)
     attention_items(const AttentionItem* items, unsigned dims, const float* queries, const float* shifts,
                     float* states, float* all_sums) {
   constexpr unsigned kRowsAtOnce = kWarp / kLanes, kStep = kRowsAtOnce * kAttentionWarps;
+  constexpr unsigned kAhead = kQueries <= 4 ? 4 : 2;
   KVCODEC_SHARED_ARRAY(float, weights, kQueries* kSplitTokens);
   KVCODEC_SHARED_ARRAY(float, results, kQueries* kLanes * 8);
   const AttentionItem item = items[blockIdx.x];
@@ -108,27 +152,46 @@ __global__ void __launch_bounds__(kAttentionWarps* kWarp)
   const unsigned warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const unsigned j = lane % kLanes * 8, own = warp * kRowsAtOnce + lane / kLanes;
   const bool reads = j < dims;
+  // Row n of those on their way; behind the last one, which is none, the last one again, so that nothing
+  // branches around loads.
+  const auto token_of = [&](unsigned first, unsigned n) -> size_t {
+    const unsigned t = first + n * kStep + own;
+    const unsigned place = item.first + (t < item.count ? t : item.count - 1);
+    return item.ids ? item.ids[place] : place;
+  };
 
   {  // logits
-    float query[kQueries][8];
+    float query[kQueries][8] = {};
+    if (reads) {
 #pragma unroll
-    for (unsigned q = 0; q < kQueries; ++q)
+      for (unsigned q = 0; q < kQueries; ++q)
+        load_eight<kWhole>(queries + size_t{item.query + q} * dims, j, dims, query[q]);
+    }
+    constexpr unsigned kSums = kAhead * kQueries, kHeld = kSums > kLanes ? kSums / kLanes : 1;
+    const unsigned held = lane % kLanes * kSums / kLanes;  // the first sum that this lane gets
+    const bool writes = kSums >= kLanes || lane % (kLanes / kSums) == 0;
+    for (unsigned first = 0; first < item.count; first += kAhead * kStep) {
+      Packed<kKind> packed[kAhead] = {};
+      if (reads) {
 #pragma unroll
-      for (unsigned i = 0; i < 8; ++i)
-        query[q][i] = j + i < dims ? queries[size_t{item.query + q} * dims + j + i] : 0;
-    for (unsigned first = 0; first < item.count; first += kStep) {
-      const unsigned t = first + own;
-      const bool real = t < item.count;
-      float key[8] = {};
-      if (real && reads) rows.key(item.ids ? item.ids[item.first + t] : item.first + t, j, key);
+        for (unsigned n = 0; n < kAhead; ++n) packed[n] = rows.key(token_of(first, n), j);
+      }
+      float sums[kSums] = {};
 #pragma unroll
-      for (unsigned q = 0; q < kQueries; ++q) {
-        float sum = 0;
+      for (unsigned n = 0; n < kAhead; ++n) {
+        float key[8];
+        rows.widen(packed[n], j, key);
 #pragma unroll
-        for (unsigned i = 0; i < 8; ++i) sum = fmaf(key[i], query[q][i], sum);
+        for (unsigned q = 0; q < kQueries; ++q)
 #pragma unroll
-        for (unsigned step = kLanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
-        if (real && lane % kLanes == 0) weights[q * kSplitTokens + t] = sum + shifts[item.query + q];
+          for (unsigned i = 0; i < 8; ++i)
+            sums[n * kQueries + q] = fmaf(key[i], query[q][i], sums[n * kQueries + q]);
+      }
+      sum_over_lanes<kLanes, kSums>(sums);
+#pragma unroll
+      for (unsigned i = 0; i < kHeld; ++i) {
+        const unsigned q = (held + i) % kQueries, t = first + (held + i) / kQueries * kStep + own;
+        if (writes && t < item.count) weights[q * kSplitTokens + t] = sums[i] + shifts[item.query + q];
       }
     }
   }
@@ -157,14 +220,24 @@ __global__ void __launch_bounds__(kAttentionWarps* kWarp)
 
   // Sums of values.
   float sums[kQueries][8] = {};
-  for (unsigned t = own; t < item.count; t += kStep) {
-    float value[8] = {};
-    if (reads) rows.value(item.ids ? item.ids[item.first + t] : item.first + t, j, value);
+  for (unsigned first = 0; first < item.count; first += kAhead * kStep) {
+    Packed<kKind> packed[kAhead] = {};
+    if (reads) {
 #pragma unroll
-    for (unsigned q = 0; q < kQueries; ++q) {
-      const float weight = weights[q * kSplitTokens + t];
+      for (unsigned n = 0; n < kAhead; ++n) packed[n] = rows.value(token_of(first, n), j);
+    }
 #pragma unroll
-      for (unsigned i = 0; i < 8; ++i) sums[q][i] = fmaf(value[i], weight, sums[q][i]);
+    for (unsigned n = 0; n < kAhead; ++n) {
+      const unsigned t = first + n * kStep + own;
+      if (t >= item.count) break;
+      float value[8];
+      rows.widen(packed[n], j, value);
+#pragma unroll
+      for (unsigned q = 0; q < kQueries; ++q) {
+        const float weight = weights[q * kSplitTokens + t];
+#pragma unroll
+        for (unsigned i = 0; i < 8; ++i) sums[q][i] = fmaf(value[i], weight, sums[q][i]);
+      }
     }
   }
 #pragma unroll
