@@ -8,6 +8,9 @@ namespace kvcodec::cuda {
 
 constexpr unsigned kClusterThreads = 256;
 constexpr unsigned kClusterBins = kClusterThreads;  ///< 8 bits of a key at a time, a bin per thread
+constexpr unsigned kScoredAhead = 8;   ///< elements of a row that a lane has on their way together
+constexpr unsigned kHeldClusters = 8;  ///< of a thread, whose keys and sizes are read once
+constexpr unsigned kWriteThreads = 1024;
 
 namespace cluster_detail {
 
@@ -32,6 +35,19 @@ __device__ __forceinline__ uint64_t end_of(const ClusterSearch& search, unsigned
   return low;
 }
 
+/// Elements lane, lane + 16 ... of a row, zeros behind it.
+__device__ __forceinline__ void load_every_16th(const float* row, unsigned lane, unsigned dims,
+                                                float (&out)[kScoredAhead]) {
+#pragma unroll
+  for (unsigned i = 0; i < kScoredAhead; ++i) out[i] = lane + i * 16 < dims ? row[lane + i * 16] : 0;
+}
+
+/// The bits of the tokens below `end` in a word of them.
+__device__ __forceinline__ uint32_t bits_below(unsigned word, unsigned end) {
+  if (end <= word * 32) return 0;
+  return end - word * 32 >= 32 ? ~0u : (1u << (end - word * 32)) - 1;
+}
+
 }  // namespace cluster_detail
 
 /// Half a warp per cluster. A product is that of lib/linalg: element i in lane i mod 16, products rounded
@@ -42,20 +58,27 @@ __global__ void __launch_bounds__(kClusterThreads) score_clusters(ClusterSearche
   const bool real = cluster < search.clusters;
   const float* const centroid = search.centroids + size_t{real ? cluster : 0} * search.dims;
   float shared = 0;
+  bool none = false;
   if (search.clusters == 0) return;  // the whole block
+  float of_centroid[kScoredAhead], of_query[kScoredAhead];
+  cluster_detail::load_every_16th(centroid, lane, search.dims, of_centroid);
+#pragma unroll 2
   for (unsigned q = 0; q < search.query_count; ++q) {
     const float* const query = search.queries + size_t{q} * search.dims;
     float sum = 0;
-    for (unsigned j = lane; j < search.dims; j += 16) sum += query[j] * centroid[j];
+    cluster_detail::load_every_16th(query, lane, search.dims, of_query);
+#pragma unroll
+    for (unsigned i = 0; i < kScoredAhead; ++i) sum += of_query[i] * of_centroid[i];  // + 0 changes nothing
+    for (unsigned j = lane + kScoredAhead * 16; j < search.dims; j += 16) sum += query[j] * centroid[j];
 #pragma unroll
     for (int step = 8; step > 0; step /= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
     shared = q == 0 ? sum : search.share != ClusterShare::max ? shared + sum : sum > shared ? sum : shared;
-    if (real && lane == 0 && sum != sum) *searches.nan = 1;
+    none |= sum != sum;
   }
   if (search.share == ClusterShare::mean) shared /= static_cast<float>(search.query_count);
   if (real && lane == 0) {
     searches.scores[blockIdx.y * searches.stride + cluster] = shared;
-    if (shared != shared) *searches.nan = 1;
+    if (none || shared != shared) *searches.nan = 1;
   }
 }
 
@@ -65,7 +88,7 @@ __global__ void __launch_bounds__(kClusterThreads) limit_clusters(ClusterSearche
   KVCODEC_SHARED_ARRAY(uint32_t, bins, kClusterBins);
   KVCODEC_SHARED_ARRAY(uint32_t, sums, kClusterThreads / kWarp);
   KVCODEC_SHARED_ARRAY(uint32_t, found, 2);
-  const ClusterSearch& search = searches.each[blockIdx.x];
+  const ClusterSearch search = searches.each[blockIdx.x];
   const float* const scores = searches.scores + blockIdx.x * searches.stride;
   uint32_t* const limits = searches.limits + blockIdx.x * 2;
   const auto all = search.clusters == 0 ? 0u : static_cast<uint32_t>(search.offsets[search.clusters]);
@@ -73,15 +96,31 @@ __global__ void __launch_bounds__(kClusterThreads) limit_clusters(ClusterSearche
     if (threadIdx.x == 0) limits[0] = search.budget == 0 ? ~0u : 0, limits[1] = 0;
     return;  // the whole block
   }
+  uint32_t keys[kHeldClusters], sizes[kHeldClusters];
+  const auto load = [&](unsigned c, uint32_t& key, uint32_t& size) {
+    key = cluster_detail::key_of(scores[c]);
+    size = static_cast<uint32_t>(cluster_detail::end_of(search, c) - search.offsets[c]);
+  };
+#pragma unroll
+  for (unsigned i = 0; i < kHeldClusters; ++i) {
+    const unsigned c = threadIdx.x + i * kClusterThreads;
+    keys[i] = sizes[i] = 0;
+    if (c < search.clusters) load(c, keys[i], sizes[i]);
+  }
   uint32_t prefix = 0, mask = 0, left = search.budget;
   for (unsigned shift = 24;; shift -= 8) {
     bins[threadIdx.x] = 0;
     __syncthreads();
-    for (unsigned c = threadIdx.x; c < search.clusters; c += kClusterThreads) {
-      const uint32_t key = cluster_detail::key_of(scores[c]);
-      if ((key & mask) == prefix)
-        atomicAdd(&bins[key >> shift & 255],
-                  static_cast<uint32_t>(cluster_detail::end_of(search, c) - search.offsets[c]));
+    const auto count = [&](uint32_t key, uint32_t size) {
+      if ((key & mask) == prefix && size != 0) atomicAdd(&bins[key >> shift & 255], size);
+    };
+#pragma unroll
+    for (unsigned i = 0; i < kHeldClusters; ++i) count(keys[i], sizes[i]);
+    for (unsigned c = threadIdx.x + kHeldClusters * kClusterThreads; c < search.clusters;
+         c += kClusterThreads) {
+      uint32_t key = 0, size = 0;
+      load(c, key, size);
+      count(key, size);
     }
     __syncthreads();
     // Bins from the top: a thread's is the one that holds the left-th token if those above are fewer.
@@ -102,27 +141,39 @@ __global__ void __launch_bounds__(kClusterThreads) limit_clusters(ClusterSearche
   if (threadIdx.x == 0) limits[0] = prefix, limits[1] = left;
 }
 
-/// A warp per cluster, as far as its tokens may be taken.
+/// A warp per 32 clusters, a lane each to see whether it is chosen: most are not. It marks the tokens of those
+/// that are, one after the other.
 __global__ void __launch_bounds__(kClusterThreads) mark_tokens(ClusterSearches searches) {
-  const ClusterSearch& search = searches.each[blockIdx.y];
+  const ClusterSearch search = searches.each[blockIdx.y];
   const uint32_t limit = searches.limits[blockIdx.y * 2];
-  const unsigned cluster = (blockIdx.x * kClusterThreads + threadIdx.x) / kWarp, lane = threadIdx.x % kWarp;
-  if (cluster >= search.clusters) return;
-  const uint32_t key = cluster_detail::key_of(searches.scores[blockIdx.y * searches.stride + cluster]);
-  if (key < limit) return;
-  uint32_t* const bits = searches.bits + (size_t{blockIdx.y} * 2 + (key == limit)) * searches.words;
-  const uint64_t end = cluster_detail::end_of(search, cluster);
-  for (uint64_t i = search.offsets[cluster] + lane; i < end; i += kWarp) {
-    const uint32_t token = search.ids[i];
-    atomicOr(&bits[token / 32], 1u << token % 32);
+  const unsigned cluster = blockIdx.x * kClusterThreads + threadIdx.x, lane = threadIdx.x % kWarp;
+  uint32_t key = 0;
+  bool chosen = cluster < search.clusters;
+  uint64_t begin = 0, end = 0;
+  if (chosen) {
+    key = cluster_detail::key_of(searches.scores[blockIdx.y * searches.stride + cluster]);
+    chosen = key >= limit;
+  }
+  if (chosen) begin = search.offsets[cluster], end = cluster_detail::end_of(search, cluster);
+  uint32_t* const above = searches.bits + size_t{blockIdx.y} * 2 * searches.words;
+  for (unsigned left = __ballot_sync(kAllLanes, chosen); left != 0; left &= left - 1) {
+    const int owner = __ffs(static_cast<int>(left)) - 1;
+    const bool tied = __shfl_sync(kAllLanes, key, owner) == limit;
+    const uint64_t to = __shfl_sync(kAllLanes, end, owner);
+    uint32_t* const bits = above + (tied ? searches.words : 0);
+    for (uint64_t i = __shfl_sync(kAllLanes, begin, owner) + lane; i < to; i += kWarp) {
+      const uint32_t token = search.ids[i];
+      atomicOr(&bits[token / 32], 1u << token % 32);
+    }
   }
 }
 
 /// A block per search: writes the tokens that are marked, and those that are taken anyway, a word of bits per
-/// thread at a time.
-__global__ void __launch_bounds__(kClusterThreads) write_tokens(ClusterSearches searches) {
-  KVCODEC_SHARED_ARRAY(uint32_t, sums, kClusterThreads / kWarp);
-  const ClusterSearch& search = searches.each[blockIdx.x];
+/// thread at a time, then the scores of all of them.
+__global__ void __launch_bounds__(kWriteThreads) write_tokens(ClusterSearches searches) {
+  using cluster_detail::bits_below;
+  KVCODEC_SHARED_ARRAY(uint32_t, sums, kWriteThreads / kWarp);
+  const ClusterSearch search = searches.each[blockIdx.x];
   const uint32_t* const above = searches.bits + size_t{blockIdx.x} * 2 * searches.words;
   const uint32_t* const tied = above + searches.words;
   const float* const scores = searches.scores + blockIdx.x * searches.stride;
@@ -131,7 +182,7 @@ __global__ void __launch_bounds__(kClusterThreads) write_tokens(ClusterSearches 
   const uint32_t wanted = searches.limits[blockIdx.x * 2 + 1], newest = search.tokens - search.newest;
   const unsigned words = (search.tokens + 31) / 32;
   uint32_t tied_before = 0, written = 0;
-  for (unsigned first = 0; first < words; first += kClusterThreads) {
+  for (unsigned first = 0; first < words; first += kWriteThreads) {
     const unsigned word = first + threadIdx.x;
     uint32_t take = word < words ? above[word] : 0;
     uint32_t of_limit = word < words ? tied[word] : 0;
@@ -140,17 +191,17 @@ __global__ void __launch_bounds__(kClusterThreads) write_tokens(ClusterSearches 
     tied_before += total;
     uint32_t kept = wanted > before ? wanted - before : 0;  // of this word's tokens at the limit, the first
     for (; of_limit != 0 && kept > 0; of_limit &= of_limit - 1, --kept) take |= of_limit & (~of_limit + 1);
-    for (unsigned i = 0; i < 32 && word < words; ++i) {
-      const unsigned token = word * 32 + i;
-      if (token < search.first || (token >= newest && token < search.tokens)) take |= 1u << i;
-    }
+    if (word < words)
+      take |= bits_below(word, search.first) | (bits_below(word, search.tokens) & ~bits_below(word, newest));
     uint32_t place = written + prefix_sum(static_cast<uint32_t>(__popc(take)), sums, total);
     written += total;
-    for (; take != 0; take &= take - 1, ++place) {
-      const unsigned token = word * 32 + static_cast<unsigned>(__ffs(static_cast<int>(take))) - 1;
-      ids[place] = token;
-      token_scores[place] = token < search.first || token >= search.end ? 0 : scores[search.labels[token]];
-    }
+    for (; take != 0; take &= take - 1, ++place)
+      ids[place] = word * 32 + static_cast<unsigned>(__ffs(static_cast<int>(take))) - 1;
+  }
+  __syncthreads();  // the ids were written
+  for (unsigned place = threadIdx.x; place < written; place += kWriteThreads) {
+    const uint32_t token = ids[place];
+    token_scores[place] = token < search.first || token >= search.end ? 0 : scores[search.labels[token]];
   }
   if (threadIdx.x == 0) searches.counts[blockIdx.x] = written;
 }
@@ -188,8 +239,8 @@ Status run_select_clusters(const ClusterSearches& searches, StreamHandle stream)
   Status status = launch(score_clusters, blocks(kClusterThreads / 16), kClusterThreads, 0, stream, searches);
   if (status == 0) status = launch(limit_clusters, searches.count, kClusterThreads, 0, stream, searches);
   if (status == 0)
-    status = launch(mark_tokens, blocks(kClusterThreads / kWarp), kClusterThreads, 0, stream, searches);
-  if (status == 0) status = launch(write_tokens, searches.count, kClusterThreads, 0, stream, searches);
+    status = launch(mark_tokens, blocks(kClusterThreads), kClusterThreads, 0, stream, searches);
+  if (status == 0) status = launch(write_tokens, searches.count, kWriteThreads, 0, stream, searches);
   return status;
 }
 
