@@ -240,6 +240,8 @@ constexpr unsigned kTopWarps = kTopThreads / kWarp;
 static_assert(kTopWarps == kWarp);   // a lane per warp adds up what the warps have counted
 constexpr unsigned kTopBins = 2048;  ///< 11 bits of the key at a time: 11, 11 and 10
 constexpr unsigned kTopAhead = 8;    ///< scores that a lane has under way
+constexpr unsigned kTopFirst = 21;   ///< bits below those of the first 11
+constexpr unsigned kTopKept = 4096;  ///< keys of the first pass's bin that are kept; more are read again
 
 /// The scores of one warp, one behind the other.
 struct TopPart {
@@ -250,18 +252,27 @@ struct TopPart {
   /// scores. What is not real is 0.
   template <class Body>
   __device__ __forceinline__ void each(Body&& body) const {
+    constexpr uint32_t kBatch = kTopAhead * kWarp;
+    const uint32_t whole = count / kBatch * kBatch;
+    for (uint32_t from = 0; from < whole; from += kBatch) batch<true>(from, body);
+    if (whole < count) batch<false>(whole, body);
+  }
+
+ private:
+  /// kWhole: all scores of it are there, and nothing is asked for each.
+  template <bool kWhole, class Body>
+  __device__ __forceinline__ void batch(uint32_t from, Body&& body) const {
     const unsigned lane = threadIdx.x % kWarp;
-    for (uint32_t from = 0; from < count; from += kTopAhead * kWarp) {
-      const float* const own = scores + from + lane;
-      const uint32_t rest = count - from;
-      float ahead[kTopAhead];
+    const float* const own = scores + from + lane;
+    const uint32_t rest = count - from;
+    float ahead[kTopAhead];
 #pragma unroll
-      for (unsigned i = 0; i < kTopAhead; ++i) ahead[i] = i * kWarp + lane < rest ? own[i * kWarp] : 0.0f;
+    for (unsigned i = 0; i < kTopAhead; ++i)
+      ahead[i] = kWhole || i * kWarp + lane < rest ? own[i * kWarp] : 0.0f;
 #pragma unroll
-      for (unsigned i = 0; i < kTopAhead; ++i)
-        body(from + i * kWarp + lane, ahead[i], static_cast<uint32_t>(ordered_key(ahead[i])) ^ 0x80000000u,
-             i * kWarp + lane < rest);
-    }
+    for (unsigned i = 0; i < kTopAhead; ++i)
+      body(from + i * kWarp + lane, ahead[i], static_cast<uint32_t>(ordered_key(ahead[i])) ^ 0x80000000u,
+           kWhole || i * kWarp + lane < rest);
   }
 };
 
@@ -272,10 +283,11 @@ __device__ __forceinline__ uint32_t sum_of_lanes(uint32_t value) {
   return value;
 }
 
-/// A block per row, each warp with its part of it: three passes of counting find the k-th largest key and how
-/// many equal it, a fourth counts for each warp how many are above it and equal to it, and a fifth writes
-/// what is above it and the first of those that equal it, in the order of the ids. A row of some ten thousand
-/// scores is read from far away once.
+/// A block per row, each warp with its part of it: a pass counts the first 11 bits of all keys; a second one
+/// keeps the keys of the bin that the k-th largest is in, with their warps, in which then two passes find this
+/// key, and a third one counts for each warp how many are above it and equal to it; and a last one over all
+/// writes what is above it and the first of those that equal it, in the order of the ids. Where too many are of
+/// one bin, the whole row stands for the kept ones.
 __global__ void __launch_bounds__(kTopThreads)
     top_k_rows(const float* scores, size_t stride, const uint64_t* lengths, size_t k, uint32_t* ids,
                float* best) {
@@ -283,6 +295,8 @@ __global__ void __launch_bounds__(kTopThreads)
   KVCODEC_SHARED_ARRAY(uint32_t, scratch, kTopWarps);
   KVCODEC_SHARED_ARRAY(uint32_t, equal_counts, kTopWarps);
   KVCODEC_SHARED_ARRAY(uint32_t, found, 2);
+  KVCODEC_SHARED_ARRAY(uint32_t, kept, kTopKept);  // keys without their first bits, which the warp replaces
+  KVCODEC_SHARED_ARRAY(uint32_t, kept_count, 1);
   const uint64_t length = lengths[blockIdx.x];
   ids += blockIdx.x * k, best += blockIdx.x * k;
   const uint64_t wanted = k < length ? k : length;
@@ -296,15 +310,8 @@ __global__ void __launch_bounds__(kTopThreads)
   // Keys whose bits above `shift` are those of `prefix` are still in question; `left` of them are wanted.
   uint32_t prefix = 0, above_mask = 0;
   auto left = static_cast<uint32_t>(wanted);
-  const unsigned shifts[3] = {21, 10, 0};
-  for (unsigned pass = 0; pass < 3; ++pass) {
-    const unsigned shift = shifts[pass], width = pass < 2 ? 11 : 10;
-    for (unsigned i = threadIdx.x; i < kTopBins; i += kTopThreads) bins[i] = 0;
-    __syncthreads();
-    part.each([&](uint32_t, float, uint32_t key, bool real) {
-      if (real && (key & above_mask) == prefix) atomicAdd(&bins[key >> shift & ((1u << width) - 1)], 1u);
-    });
-    __syncthreads();
+  // Sets them from the counts of `width` bits from `shift` on.
+  const auto narrow_down = [&](unsigned shift, unsigned width) {
     // The bin that holds the left-th largest: each thread sums its share from the top.
     constexpr unsigned kShare = kTopBins / kTopThreads;
     const unsigned top = kTopBins - threadIdx.x * kShare;  // bins [top - kShare, top)
@@ -320,22 +327,67 @@ __global__ void __launch_bounds__(kTopThreads)
     prefix |= found[0] << shift, left = found[1];
     above_mask |= ((1u << width) - 1) << shift;
     __syncthreads();  // found and bins are written again
+  };
+  const auto clear_bins = [&] {
+    for (unsigned i = threadIdx.x; i < kTopBins; i += kTopThreads) bins[i] = 0;
+    __syncthreads();
+  };
+
+  if (threadIdx.x == 0) kept_count[0] = 0;
+  clear_bins();
+  part.each([&](uint32_t, float, uint32_t key, bool real) {
+    if (real) atomicAdd(&bins[key >> kTopFirst], 1u);
+  });
+  __syncthreads();
+  narrow_down(kTopFirst, 11);
+  const uint32_t first_prefix = prefix;
+
+  uint32_t above = 0;
+  part.each([&](uint32_t, float, uint32_t key, bool real) {
+    if (!real || key < first_prefix) return;
+    if (key >> kTopFirst != first_prefix >> kTopFirst) {
+      ++above;
+      return;
+    }
+    const uint32_t place = atomicAdd(kept_count, 1u);  // their order changes nothing
+    if (place < kTopKept) kept[place] = (key & ((1u << kTopFirst) - 1)) | warp << kTopFirst;
+  });
+  above = sum_of_lanes(above);
+  __syncthreads();
+  // Calls body(key, warp) for all keys of the bin.
+  const auto each_kept = [&](auto&& body) {
+    if (kept_count[0] <= kTopKept) {
+      for (unsigned i = threadIdx.x; i < kept_count[0]; i += kTopThreads)
+        body(first_prefix | (kept[i] & ((1u << kTopFirst) - 1)), kept[i] >> kTopFirst);
+    } else {
+      part.each([&](uint32_t, float, uint32_t key, bool real) {
+        if (real && key >> kTopFirst == first_prefix >> kTopFirst) body(key, warp);
+      });
+    }
+  };
+  const unsigned shifts[2] = {10, 0};
+  for (unsigned pass = 0; pass < 2; ++pass) {
+    const unsigned shift = shifts[pass], width = pass == 0 ? 11 : 10;
+    clear_bins();
+    each_kept([&](uint32_t key, unsigned) {
+      if ((key & above_mask) == prefix) atomicAdd(&bins[key >> shift & ((1u << width) - 1)], 1u);
+    });
+    __syncthreads();
+    narrow_down(shift, width);
   }
 
   // prefix is the k-th largest key; `left` of those that equal it are taken.
-  uint32_t above = 0, equal = 0;
-  part.each([&](uint32_t, float, uint32_t key, bool real) {
-    above += real && key > prefix;
-    equal += real && key == prefix;
+  if (lane == 0) scratch[warp] = above, equal_counts[warp] = 0;
+  __syncthreads();
+  each_kept([&](uint32_t key, unsigned owner) {
+    if (key >= prefix) atomicAdd(key == prefix ? &equal_counts[owner] : &scratch[owner], 1u);
   });
-  above = sum_of_lanes(above), equal = sum_of_lanes(equal);
-  if (lane == 0) scratch[warp] = above, equal_counts[warp] = equal;
   __syncthreads();
   uint32_t equal_before = sum_of_lanes(lane < warp ? equal_counts[lane] : 0);
   uint32_t written =
       sum_of_lanes(lane < warp ? scratch[lane] : 0) + (equal_before < left ? equal_before : left);
-  if (above + equal == 0) return;           // the whole warp
-  const uint32_t below = (1u << lane) - 1;  // the lanes before this one
+  if (scratch[warp] + equal_counts[warp] == 0) return;  // the whole warp
+  const uint32_t below = (1u << lane) - 1;              // the lanes before this one
   part.each([&](uint32_t i, float score, uint32_t key, bool real) {
     bool take = real && key > prefix;
     const uint32_t equals = __ballot_sync(kAllLanes, real && key == prefix);
