@@ -163,17 +163,36 @@ struct alignas(kTogether * sizeof(float)) ScoreEntry {
   float of[kTogether];
 };
 
-/// Adds the entries of one byte of codes, in the order of the groups.
+/// The entry of the code in bits [shift, shift + 4) of a word, by its offset in bytes: a shift and a mask.
 template <unsigned kTogether>
-__device__ __forceinline__ void add_entries(float (&sums)[kTogether], const ScoreEntry<kTogether>* table,
-                                            unsigned byte, unsigned b, unsigned groups) {
-  const auto add = [&](unsigned place) {
-    const ScoreEntry<kTogether> entry = table[place];
+__device__ __forceinline__ ScoreEntry<kTogether> entry_of(const ScoreEntry<kTogether>* group, unsigned word,
+                                                          unsigned shift) {
+  constexpr unsigned kSizeBits = kTogether == 1 ? 2 : 3;
+  static_assert(sizeof(ScoreEntry<kTogether>) == 1 << kSizeBits);
+  const unsigned offset = shift < kSizeBits ? word << (kSizeBits - shift) : word >> (shift - kSizeBits);
+  return *reinterpret_cast<const ScoreEntry<kTogether>*>(reinterpret_cast<const unsigned char*>(group) +
+                                                         (offset & (15u << kSizeBits)));
+}
+
+/// Adds the entries of the byte from bit `shift` on of each token's word, in the order of the groups; table:
+/// of the first.
+template <unsigned kTogether>
+__device__ __forceinline__ void add_entries(float (&sums)[kScoreTokens][kTogether],
+                                            const ScoreEntry<kTogether>* table,
+                                            const unsigned (&words)[kScoreTokens], unsigned shift) {
+  ScoreEntry<kTogether> first[kScoreTokens], second[kScoreTokens];
 #pragma unroll
-    for (unsigned q = 0; q < kTogether; ++q) sums[q] += entry.of[q];
-  };
-  add(2 * b * 16 + (byte >> 4));
-  if (2 * b + 1 < groups) add((2 * b + 1) * 16 + (byte & 15));
+  for (unsigned i = 0; i < kScoreTokens; ++i) {
+    first[i] = entry_of(table, words[i], shift + 4);
+    second[i] = entry_of(table + 16, words[i], shift);
+  }
+#pragma unroll
+  for (unsigned i = 0; i < kScoreTokens; ++i)
+#pragma unroll
+    for (unsigned q = 0; q < kTogether; ++q) {
+      sums[i][q] += first[i].of[q];
+      sums[i][q] += second[i].of[q];
+    }
 }
 
 /// A block scores kScoreThreads * kScoreTokens tokens of kTogether queries of the same keys, their tables in
@@ -189,8 +208,8 @@ __global__ void __launch_bounds__(kScoreThreads)
   const SignKeys keys = all_keys[query];
 #pragma unroll
   for (unsigned q = 0; q < kTogether; ++q)
-    for (unsigned i = threadIdx.x; i < groups * 16; i += kScoreThreads)
-      table[i].of[q] = query + q < queries ? tables[(query + q) * groups * 16 + i] : 0.0f;
+    for (unsigned i = threadIdx.x; i < row_bytes * 32; i += kScoreThreads)  // zeros for a group that is none
+      table[i].of[q] = query + q < queries && i < groups * 16 ? tables[(query + q) * groups * 16 + i] : 0.0f;
   __syncthreads();
   const size_t first = size_t{blockIdx.x} * (kScoreThreads * kScoreTokens) + threadIdx.x;
   float sums[kScoreTokens][kTogether] = {};
@@ -205,24 +224,24 @@ __global__ void __launch_bounds__(kScoreThreads)
                         : make_uint4(0, 0, 0, 0);
       }
 #pragma unroll
-      for (unsigned b = 0; b < 16; ++b)
+      for (unsigned b = 0; b < 16; ++b) {
+        unsigned words[kScoreTokens];
 #pragma unroll
-        for (unsigned i = 0; i < kScoreTokens; ++i) {
-          const unsigned word = b < 4    ? packed[i].x
-                                : b < 8  ? packed[i].y
-                                : b < 12 ? packed[i].z
-                                         : packed[i].w;
-          add_entries(sums[i], table, word >> (b % 4 * 8) & 255, from + b, groups);
-        }
+        for (unsigned i = 0; i < kScoreTokens; ++i)
+          words[i] = b < 4 ? packed[i].x : b < 8 ? packed[i].y : b < 12 ? packed[i].z : packed[i].w;
+        add_entries(sums, table + (from + b) * 32, words, b % 4 * 8);
+      }
     }
   } else {
-    for (unsigned b = 0; b < row_bytes; ++b)
+    for (unsigned b = 0; b < row_bytes; ++b) {
+      unsigned bytes[kScoreTokens];
 #pragma unroll
       for (unsigned i = 0; i < kScoreTokens; ++i) {
         const size_t token = first + i * kScoreThreads;
-        const unsigned byte = token < keys.tokens ? keys.codes[token * row_bytes + b] : 0;
-        add_entries(sums[i], table, byte, b, groups);
+        bytes[i] = token < keys.tokens ? keys.codes[token * row_bytes + b] : 0;
       }
+      add_entries(sums, table + b * 32, bytes, 0);
+    }
   }
 #pragma unroll
   for (unsigned i = 0; i < kScoreTokens; ++i) {
@@ -434,7 +453,7 @@ Status run_sign_scores(const SignKeys* keys, size_t queries, size_t most_tokens,
   const bool wide = row_bytes % 16 == 0;
   const auto kernel = in_pairs ? (wide ? sign_scores<true, 2> : sign_scores<false, 2>)
                                : (wide ? sign_scores<true, 1> : sign_scores<false, 1>);
-  return launch(kernel, grid, kScoreThreads, together * groups * 16 * sizeof(float), stream, keys, queries,
+  return launch(kernel, grid, kScoreThreads, together * row_bytes * 32 * sizeof(float), stream, keys, queries,
                 tables, static_cast<unsigned>(groups), static_cast<unsigned>(row_bytes), scores,
                 score_stride);
 }
