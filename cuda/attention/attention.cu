@@ -96,7 +96,8 @@ struct Rows {
       const auto* const row = static_cast<const uint16_t*>(from) + token * dims;
       if constexpr (kWhole) {
         const uint4 words = *reinterpret_cast<const uint4*>(row + j);
-        packed = {{words.x, words.y, words.z, words.w}};
+        packed.words[0] = words.x, packed.words[1] = words.y;
+        packed.words[2] = words.z, packed.words[3] = words.w;
       } else {
 #pragma unroll
         for (unsigned i = 0; i < 4; ++i) {
