@@ -57,6 +57,9 @@ uint64_t pool_bytes(cudaMemPoolAttr which) {
   return bytes;
 }
 
+/// Buffers end where a load or copy of so many bytes does.
+constexpr size_t kVectorBytes = 16;
+
 /// The pool works in the order of one stream, which nothing else uses. What waits for this stream may use
 /// the memory in any.
 constexpr cudaStream_t kPoolStream = nullptr;
@@ -117,6 +120,8 @@ float Event::milliseconds_since(const Event& start) const {
 void* detail::allocate(size_t bytes) {
   void* data = nullptr;
   if (bytes == 0) return nullptr;
+  // Whole: compute-sanitizer takes a copy of 16 bytes for a read of all of them, also where it is told of fewer.
+  bytes = (bytes + kVectorBytes - 1) / kVectorBytes * kVectorBytes;
   cudaError_t status = memory_pool() ? allocate_from_pool(&data, bytes) : cudaMalloc(&data, bytes);
   if (status == cudaErrorMemoryAllocation && memory_pool()) {  // what is kept may be in pieces
     (void)cudaGetLastError();
