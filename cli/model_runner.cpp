@@ -1,16 +1,23 @@
 #include "cli/model_runner.hpp"
 
+#include "cli/machine_memory.hpp"
 #include "lib/core/error.hpp"
 #include "lib/engine/engine.hpp"
 
 namespace kvcodec::cli {
+namespace {
+
+/// Of the machine's memory what weights in bf16 may take: they are read anew for each few hundred tokens otherwise.
+constexpr uint64_t kShareOfRounded = 8;
+
+}  // namespace
 
 void declare_compute(Command& command, Compute& compute) {
   command.group("Arithmetic");
   command.option(
       {.name = "compute",
-       .help = "how products with the model's weights are made: f32, or bf16, which is faster where the "
-               "processor multiplies it (AVX512-BF16, AMX), and rounds more",
+       .help = "how products with the model's weights, and those of attention, are made: f32, or bf16, which "
+               "is faster where the processor multiplies it (AVX512-BF16, AMX), and rounds more",
        .target = &compute});
 }
 
@@ -20,7 +27,7 @@ LlamaModel make_model(ModelFiles& files, const CommonOptions& common, Compute co
   if (engine && compute != Compute::f32)
     throw usage_error("--compute {} is of the CPU; with a device leave it out", name_of(compute));
   if (engine) model.use(engine->prefill(model.weights()));
-  model.compute_in(compute);
+  model.compute_in(compute, machine_memory() / kShareOfRounded);
   return model;
 }
 

@@ -52,17 +52,21 @@ std::string why_no_bf16() {
   return __builtin_cpu_supports("avx512bf16") ? "" : "this processor has neither AVX512-BF16 nor AMX";
 }
 
-void gemm_bf16(MatrixView<const uint16_t> x, MatrixView<const uint16_t> w, bool add, MatrixView<float> out) {
-  if (x.cols() == 0 || x.cols() != w.cols() || out.rows() != x.rows() || out.cols() != w.rows())
-    throw failed("product of ({}, {}) and the transpose of ({}, {}) to ({}, {})", x.rows(), x.cols(),
-                 w.rows(), w.cols(), out.rows(), out.cols());
+void gemm_bf16(MatrixView<const uint16_t> x, MatrixView<const uint16_t> w, Transpose op, bool add,
+               MatrixView<float> out) {
+  const bool turned = op == Transpose::yes;
+  const size_t inner = turned ? w.cols() : w.rows(), columns = turned ? w.rows() : w.cols();
+  if (x.cols() == 0 || x.cols() != inner || out.rows() != x.rows() || out.cols() != columns)
+    throw failed("product of ({}, {}) and {}({}, {}) to ({}, {})", x.rows(), x.cols(),
+                 turned ? "the transpose of " : "", w.rows(), w.cols(), out.rows(), out.cols());
   if (const std::string reason = why_no_bf16(); !reason.empty())
     throw failed("a product in bf16, but {}", reason);
   if (out.rows() == 0 || out.cols() == 0) return;
   const OnThisThread on_this_thread;  // oneDNN takes threads as OpenBLAS does
   try {
     const auto of_x = strided(x.rows(), x.cols(), memory::data_type::bf16, x.stride(), 1),
-               of_w = strided(w.cols(), w.rows(), memory::data_type::bf16, 1, w.stride()),
+               of_w = strided(inner, columns, memory::data_type::bf16, turned ? 1 : w.stride(),
+                              turned ? w.stride() : 1),
                of_out = strided(out.rows(), out.cols(), memory::data_type::f32, out.stride(), 1);
     const dnnl::matmul::primitive_desc desc({of_x, of_w, of_out}, attributes(add), cpu());
     thread_local std::vector<std::byte> scratch;
@@ -83,7 +87,7 @@ void gemm_bf16(MatrixView<const uint16_t> x, MatrixView<const uint16_t> w, bool 
 
 std::string why_no_bf16() { return "this build has no oneDNN (libdnnl)"; }
 
-void gemm_bf16(MatrixView<const uint16_t>, MatrixView<const uint16_t>, bool, MatrixView<float>) {
+void gemm_bf16(MatrixView<const uint16_t>, MatrixView<const uint16_t>, Transpose, bool, MatrixView<float>) {
   throw failed("a product in bf16, but {}", why_no_bf16());
 }
 

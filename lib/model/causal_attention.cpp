@@ -4,9 +4,12 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <vector>
 
+#include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"
+#include "lib/linalg/bf16_gemm.hpp"
 #include "lib/linalg/blas.hpp"
 #include "lib/model/attention_tiles.hpp"
 #include "lib/model/row_ops.hpp"
@@ -19,9 +22,25 @@ constexpr size_t kKeyBlock = 512;
 // softmax_block wants whole vectors.
 constexpr size_t kPadding = 16;
 
+/// Rows of keys or values, and the same in bf16 where products are made so.
+struct Rows {
+  MatrixView<const float> floats;
+  MatrixView<const uint16_t> rounded;
+
+  Rows of(size_t first, size_t count, size_t column, size_t dim) const {
+    Rows part{floats.rows(first, count).columns(column, dim), {}};
+    if (rounded.rows() > 0) part.rounded = rounded.rows(first, count).columns(column, dim);
+    return part;
+  }
+};
+
+void round(MatrixView<const float> rows, MatrixView<uint16_t> out) {
+  for (size_t i = 0; i < rows.rows(); ++i) narrow(DType::bf16, rows.row(i), out.row(i));
+}
+
 class TileAttention {
  public:
-  TileAttention(const ModelConfig& config, int64_t window, std::span<const float> sinks,
+  TileAttention(const ModelConfig& config, int64_t window, std::span<const float> sinks, Compute compute,
                 const AttentionTile& tile, float* scratch)
       : config_(config),
         window_(window),
@@ -34,33 +53,48 @@ class TileAttention {
         query_(scratch, rows_, dim_),
         sum_(scratch + rows_ * dim_, rows_, value_dim_),
         scores_(scratch + 2 * rows_ * dim_, rows_, kKeyBlock),
+        rounded_query_(reinterpret_cast<uint16_t*>(scores_.data() + rows_ * kKeyBlock), rows_, dim_),
+        weights_(rounded_query_.data() + rows_ * dim_, rows_, kKeyBlock),
+        in_bf16_(compute == Compute::bf16),
         states_(rows_) {
     for (size_t row = 0; row < rows_ && !sinks.empty(); ++row)
       states_[row] = {sinks[tile.kv_head * group_ + row % group_], 1};
   }
 
-  /// query, out: rows of the tile's tokens, all heads. key, value: rows of the document. log_sums: as query, or empty.
-  void run(MatrixView<const float> query, MatrixView<const float> key, MatrixView<const float> value,
-           MatrixView<float> out, MatrixView<float> log_sums) {
+  /// query, out: rows of the tile's tokens, all heads. key, value: rows of the batch. log_sums: as query, or empty.
+  void run(MatrixView<const float> query, const Rows& key, const Rows& value, MatrixView<float> out,
+           MatrixView<float> log_sums) {
     gather_heads(config_, tile_, query, 1.0f / std::sqrt(static_cast<float>(dim_)), query_);
+    if (in_bf16_) round(query_, rounded_query_);
     const size_t seen = visible_from(tile_.position, window_).begin / kKeyBlock * kKeyBlock;
     const size_t end = tile_.position + tile_.tokens;
     for (size_t block = seen; block < end; block += kKeyBlock) {
       const size_t width = std::min(kKeyBlock, end - block);
       const MatrixView<float> scores(scores_.data(), rows_, width, kKeyBlock);
-      gemm(1, query_, Transpose::no, head_of(key, dim_, block, width), Transpose::yes, 0, scores);
+      score(key.of(tile_.key_first + block, width, tile_.kv_head * dim_, dim_), scores);
       for (size_t row = 0; row < rows_; ++row) weigh(row, block, width, block == seen);
-      gemm(1, scores, Transpose::no, head_of(value, value_dim_, block, width), Transpose::no,
-           block == seen ? 0.0f : 1.0f, sum_);
+      add_up(scores, value.of(tile_.key_first + block, width, tile_.kv_head * value_dim_, value_dim_),
+             block == seen);
     }
     scatter(out);
     if (log_sums.rows() > 0) write_log_sums(log_sums);
   }
 
  private:
-  MatrixView<const float> head_of(MatrixView<const float> rows, size_t dim, size_t first,
-                                  size_t count) const {
-    return rows.rows(first, count).columns(tile_.kv_head * dim, dim);
+  void score(const Rows& keys, MatrixView<float> scores) const {
+    if (in_bf16_)
+      gemm_bf16(rounded_query_, keys.rounded, Transpose::yes, false, scores);
+    else
+      gemm(1, query_, Transpose::no, keys.floats, Transpose::yes, 0, scores);
+  }
+
+  /// Adds values, weighed, to the sums so far; before the first block there are none.
+  void add_up(MatrixView<const float> weights, const Rows& values, bool first) {
+    if (!in_bf16_)
+      return gemm(1, weights, Transpose::no, values.floats, Transpose::no, first ? 0.0f : 1.0f, sum_);
+    const MatrixView<uint16_t> rounded(weights_.data(), rows_, weights.cols(), kKeyBlock);
+    round(weights, rounded);
+    gemm_bf16(rounded, values.rounded, Transpose::no, !first, sum_);
   }
 
   /// Masks one row of scores, turns it into weights, and scales the row's sum so far; before the first block there is
@@ -103,26 +137,59 @@ class TileAttention {
   const AttentionTile& tile_;
   size_t dim_, value_dim_, group_, rows_;
   MatrixView<float> query_, sum_, scores_;
+  MatrixView<uint16_t> rounded_query_, weights_;
+  bool in_bf16_;
   std::vector<SoftmaxState> states_;
 };
+
+/// Rounds the rows of batch that tiles of one head see: blocks of keys that begin before what a window shows included.
+void round_seen(std::span<const AttentionTile> tiles, int64_t window, MatrixView<const float> rows,
+                MatrixView<uint16_t> out) {
+  struct Range {
+    size_t begin, end;
+  };
+  std::map<size_t, Range> documents;  // by the row of their position 0
+  for (const AttentionTile& tile : tiles) {
+    const size_t begin = tile.key_first + visible_from(tile.position, window).begin / kKeyBlock * kKeyBlock;
+    const size_t end = tile.key_first + tile.position + tile.tokens;
+    const auto [place, added] = documents.try_emplace(tile.key_first, Range{begin, end});
+    if (!added) place->second = {std::min(place->second.begin, begin), std::max(place->second.end, end)};
+  }
+  constexpr size_t kGrain = 64;
+  for (const auto& [document, range] : documents)
+    parallel_for(range.end - range.begin, kGrain, [&, seen = range](size_t begin, size_t end, int) {
+      round(rows.rows(seen.begin + begin, end - begin), out.rows(seen.begin + begin, end - begin));
+    });
+}
 
 }  // namespace
 
 size_t attention_scratch_floats(const ModelConfig& config) {
-  return tile_rows(config) * (2 * static_cast<size_t>(config.head_dim) + kKeyBlock);
+  const size_t floats = 2 * static_cast<size_t>(config.head_dim) + kKeyBlock,
+               rounded = static_cast<size_t>(config.head_dim) + kKeyBlock;  // two to a float
+  return tile_rows(config) * (floats + (rounded + 1) / 2);
 }
 
 void causal_attention(const ModelConfig& config, int64_t window, std::span<const float> sinks,
-                      std::span<const DocumentPlace> documents, size_t first, MatrixView<const float> query,
-                      MatrixView<const float> key, MatrixView<const float> value, MatrixView<float> out,
-                      WorkerScratch& scratch, MatrixView<float> log_sums) {
+                      Compute compute, std::span<const DocumentPlace> documents, size_t first,
+                      MatrixView<const float> query, MatrixView<const float> key,
+                      MatrixView<const float> value, MatrixView<float> out, WorkerScratch& scratch,
+                      MatrixView<float> log_sums) {
   const std::vector<AttentionTile> tiles = attention_tiles(config, documents, first, query.rows());
+  Matrix<uint16_t> rounded_key, rounded_value;
+  Rows keys{key, {}}, values{value, {}};
+  if (compute == Compute::bf16) {
+    rounded_key = Matrix<uint16_t>(key.rows(), key.cols());
+    rounded_value = Matrix<uint16_t>(value.rows(), value.cols());
+    round_seen(tiles, window, key, rounded_key);
+    round_seen(tiles, window, value, rounded_value);
+    keys.rounded = rounded_key, values.rounded = rounded_value;
+  }
   parallel_for(tiles.size(), 1, [&](size_t begin, size_t, int worker) {
     const AttentionTile& tile = tiles[begin];
-    const size_t row = tile.row - first, seen = tile.position + tile.tokens;
-    TileAttention(config, window, sinks, tile, scratch.get(worker, attention_scratch_floats(config)))
-        .run(query.rows(row, tile.tokens), key.rows(tile.key_first, seen), value.rows(tile.key_first, seen),
-             out.rows(row, tile.tokens),
+    const size_t row = tile.row - first;
+    TileAttention(config, window, sinks, compute, tile, scratch.get(worker, attention_scratch_floats(config)))
+        .run(query.rows(row, tile.tokens), keys, values, out.rows(row, tile.tokens),
              log_sums.rows() > 0 ? log_sums.rows(row, tile.tokens) : MatrixView<float>());
   });
 }

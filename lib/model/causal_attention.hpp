@@ -26,9 +26,11 @@ size_t attention_scratch_floats(const ModelConfig& config);
 /// of the document: chunks do not matter.
 /// sinks: of each query head, a score that its softmax counts beside those of keys; or empty.
 /// log_sums: (n, num_q_heads), where the logarithm of each softmax's sum goes; or empty.
+/// compute: how the two products are made. In bf16 queries, keys, values, and the weights of a softmax are rounded.
 void causal_attention(const ModelConfig& config, int64_t window, std::span<const float> sinks,
-                      std::span<const DocumentPlace> documents, size_t first, MatrixView<const float> query,
-                      MatrixView<const float> key, MatrixView<const float> value, MatrixView<float> out,
-                      WorkerScratch& scratch, MatrixView<float> log_sums = {});
+                      Compute compute, std::span<const DocumentPlace> documents, size_t first,
+                      MatrixView<const float> query, MatrixView<const float> key,
+                      MatrixView<const float> value, MatrixView<float> out, WorkerScratch& scratch,
+                      MatrixView<float> log_sums = {});
 
 }  // namespace kvcodec

@@ -49,12 +49,13 @@ MatrixView<const float> weight_block(const Linear& layer, size_t output, size_t 
   return {scratch, count, width};
 }
 
-/// The same in bf16. A block takes half of the scratch; a row that is not stored so becomes floats in the other half.
+/// The same in bf16. A block takes half of the scratch; a row that is neither stored nor kept so becomes floats in the
+/// other half.
 MatrixView<const uint16_t> bf16_block(const Linear& layer, size_t output, size_t count, size_t input,
                                       size_t width, float* scratch) {
   const size_t inputs = layer.inputs();
-  if (const uint16_t* weight = bf16_in_place(layer.weight))
-    return {weight + output * inputs + input, count, width, inputs};
+  const uint16_t* const weight = layer.rounded.empty() ? bf16_in_place(layer.weight) : layer.rounded.data();
+  if (weight) return {weight + output * inputs + input, count, width, inputs};
   auto* const block = reinterpret_cast<uint16_t*>(scratch);
   const std::span<float> row(scratch + kOutputs * kInputs / 2, width);
   for (size_t i = 0; i < count; ++i) {
@@ -113,7 +114,8 @@ void multiply_tile(const Input& x, const Tile& tile, const Linear& layer, Write 
     const size_t width = std::min(kInputs, x.cols() - input);
     if (layer.compute == Compute::bf16)
       gemm_bf16(x.bf16(tile).columns(input, width),
-                bf16_block(layer, tile.output, tile.outputs, input, width, scratch), !replace, out);
+                bf16_block(layer, tile.output, tile.outputs, input, width, scratch), Transpose::yes, !replace,
+                out);
     else
       gemm(1, x.floats(tile).columns(input, width), Transpose::no,
            weight_block(layer, tile.output, tile.outputs, input, width, scratch), Transpose::yes,

@@ -134,10 +134,10 @@ LlamaModel& LlamaModel::operator=(LlamaModel&&) noexcept = default;
 
 const ModelConfig& LlamaModel::config() const { return impl_->weights.config; }
 const LlamaWeights& LlamaModel::weights() const { return impl_->weights; }
-void LlamaModel::compute_in(Compute compute) {
+void LlamaModel::compute_in(Compute compute, uint64_t keep_bytes) {
   if (const std::string reason = why_no_bf16(); compute == Compute::bf16 && !reason.empty())
     throw usage_error("products cannot be made in bf16: {}", reason);
-  kvcodec::compute_in(impl_->weights, compute);
+  kvcodec::compute_in(impl_->weights, compute, keep_bytes);
 }
 
 void LlamaModel::use(std::shared_ptr<PrefillEngine> engine) { impl_->engine = std::move(engine); }

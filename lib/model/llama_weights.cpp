@@ -2,6 +2,8 @@
 
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
+#include "lib/core/half.hpp"
+#include "lib/core/parallel.hpp"
 
 namespace kvcodec {
 namespace {
@@ -271,17 +273,53 @@ LlamaWeights load_weights(const ModelConfig& config, const WeightSource& source)
   return weights;
 }
 
-void compute_in(LlamaWeights& weights, Compute compute) {
-  const auto set = [&](Mlp& mlp) { mlp.gate.compute = mlp.up.compute = mlp.down.compute = compute; };
+namespace {
+
+/// The matrices that are multiplied as compute_in() says.
+std::vector<Linear*> matrices_of(LlamaWeights& weights) {
+  std::vector<Linear*> found;
+  const auto add = [&](Linear& linear) {
+    if (!linear.empty()) found.push_back(&linear);
+  };
+  const auto add_mlp = [&](Mlp& mlp) { add(mlp.gate), add(mlp.up), add(mlp.down); };
   for (LlamaLayer& layer : weights.layers) {
-    for (Linear* const linear : {&layer.query, &layer.key, &layer.value, &layer.output, &layer.query_down})
-      linear->compute = compute;
-    for (Linear& linear : layer.value_up) linear.compute = compute;
-    set(layer.mlp);
-    set(layer.shared_expert);
-    for (Mlp& expert : layer.experts) set(expert);
+    add(layer.query), add(layer.key), add(layer.value), add(layer.output), add(layer.query_down);
+    for (Linear& linear : layer.value_up) add(linear);
+    add_mlp(layer.mlp), add_mlp(layer.shared_expert);
+    for (Mlp& expert : layer.experts) add_mlp(expert);
   }
-  if (weights.head) weights.head->compute = compute;
+  if (weights.head) add(*weights.head);
+  return found;
+}
+
+void keep_rounded(Linear& linear) {
+  constexpr size_t kGrain = 16;
+  const size_t inputs = linear.inputs();
+  linear.rounded.resize(linear.outputs() * inputs);
+  parallel_for(linear.outputs(), kGrain, [&](size_t begin, size_t end, int) {
+    std::vector<float> row(inputs);
+    for (size_t i = begin; i < end; ++i) {
+      read_floats(linear.weight, i * inputs, row);
+      narrow(DType::bf16, row, std::span(linear.rounded).subspan(i * inputs, inputs));
+    }
+  });
+}
+
+}  // namespace
+
+void compute_in(LlamaWeights& weights, Compute compute, uint64_t keep_bytes) {
+  weights.compute = compute;
+  uint64_t bytes = 0;
+  std::vector<Linear*> others;
+  for (Linear* const linear : matrices_of(weights)) {
+    linear->compute = compute;
+    linear->rounded.clear();
+    if (compute != Compute::bf16 || bf16_in_place(linear->weight)) continue;
+    others.push_back(linear);
+    bytes += checked_mul(checked_mul(linear->outputs(), linear->inputs()), sizeof(uint16_t));
+  }
+  if (bytes > keep_bytes) return;
+  for (Linear* const linear : others) keep_rounded(*linear);
 }
 
 const Linear& head_of(const LlamaWeights& weights) {

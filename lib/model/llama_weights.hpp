@@ -17,6 +17,8 @@ struct Linear {
   TensorView weight = {};          ///< (outputs, inputs)
   std::vector<float> bias = {};    ///< outputs values, or empty
   Compute compute = Compute::f32;  ///< how W x is made
+  std::vector<uint16_t> rounded =
+      {};  ///< the weight in bf16, where it is stored otherwise and kept so; or empty
 
   size_t outputs() const { return weight.shape[0]; }
   size_t inputs() const { return weight.shape[1]; }
@@ -62,6 +64,7 @@ struct LlamaWeights {
   std::vector<LlamaLayer> layers;
   Norm final_norm;
   std::optional<Linear> head;  ///< none: there are no logits
+  Compute compute = Compute::f32;
 };
 
 /// Looks up every tensor that the configuration speaks of, under its names, and checks the shapes. Throws
@@ -69,8 +72,9 @@ struct LlamaWeights {
 LlamaWeights load_weights(const ModelConfig& config, const WeightSource& source);
 
 /// From now on weight matrices are multiplied so, except for those that choose experts, which stay in f32: a choice is not a
-/// matter of rounding.
-void compute_in(LlamaWeights& weights, Compute compute);
+/// matter of rounding. Matrices that are stored otherwise than in bf16 are rounded to it once and kept so, if all of them
+/// together take no more than keep_bytes; else they are rounded anew for each use, to the same.
+void compute_in(LlamaWeights& weights, Compute compute, uint64_t keep_bytes = 0);
 
 /// The output matrix. Throws Error(bad_input) if it is missing.
 const Linear& head_of(const LlamaWeights& weights);

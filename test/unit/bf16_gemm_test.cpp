@@ -63,9 +63,9 @@ struct Cache final : PrefillSink {
 };
 
 std::vector<float> cache_of(const ModelConfig& config, const WeightSource& weights, Compute compute,
-                            std::span<const uint32_t> tokens) {
+                            std::span<const uint32_t> tokens, uint64_t keep_bytes = 0) {
   LlamaModel model(config, weights);
-  model.compute_in(compute);
+  model.compute_in(compute, keep_bytes);
   const std::vector<uint64_t> offsets = {0, tokens.size()};
   Cache cache;
   model.prefill({tokens, offsets}, {}, cache);
@@ -89,19 +89,23 @@ TEST_CASE(
   if (!why_no_bf16().empty()) {
     Matrix<float> out(1, 1);
     const Matrix<uint16_t> one = random_bf16(1, 1, rng);
-    CHECK_THROWS_WITH_AS(gemm_bf16(one, one, false, out), doctest::Contains(why_no_bf16().c_str()), Error);
+    CHECK_THROWS_WITH_AS(gemm_bf16(one, one, Transpose::yes, false, out),
+                         doctest::Contains(why_no_bf16().c_str()), Error);
     MESSAGE("not run: ", why_no_bf16());
     return;
   }
   for (const size_t n : {1, 3, 64, 130})
     for (const size_t m : {1, 17, 256})
       for (const size_t k : {1, 5, 64, 577})
-        for (const bool add : {false, true}) {
-          const Matrix<uint16_t> x = random_bf16(n, k + 3, rng), w = random_bf16(m, k + 1, rng);
+        for (const int way : {0, 1, 2, 3}) {
+          const bool turned = way % 2 == 0, add = way >= 2;
+          const Matrix<uint16_t> x = random_bf16(n, k + 3, rng),
+                                 w = turned ? random_bf16(m, k + 1, rng) : random_bf16(k, m + 1, rng);
           const Matrix<float> before = random_floats(n, m + 2, rng);
           Matrix<float> out = before;
           const auto product = [&] {
-            gemm_bf16(x.view().columns(1, k), w.view().columns(0, k), add, out.view().columns(0, m));
+            gemm_bf16(x.view().columns(1, k), w.view().columns(0, turned ? k : m),
+                      turned ? Transpose::yes : Transpose::no, add, out.view().columns(0, m));
           };
           if (n == 3)
             parallel_for(1, 1, [&](size_t, size_t, int) { product(); });
@@ -113,7 +117,7 @@ TEST_CASE(
               double sum = j < m && !add ? 0 : static_cast<double>(before(i, j)), magnitude = std::abs(sum);
               for (size_t c = 0; j < m && c < k; ++c) {
                 const double term = static_cast<double>(bf16_to_float(x(i, c + 1))) *
-                                    static_cast<double>(bf16_to_float(w(j, c)));
+                                    static_cast<double>(bf16_to_float(turned ? w(j, c) : w(c, j)));
                 sum += term, magnitude += std::abs(term);
               }
               // One rounding of a float for each sum.
@@ -123,7 +127,10 @@ TEST_CASE(
           CHECK_EQ(wrong, 0);
         }
   Matrix<float> out(2, 2);
-  CHECK_THROWS_AS(gemm_bf16(random_bf16(2, 3, rng), random_bf16(2, 4, rng), false, out), Error);
+  CHECK_THROWS_AS(gemm_bf16(random_bf16(2, 3, rng), random_bf16(2, 4, rng), Transpose::yes, false, out),
+                  Error);
+  CHECK_THROWS_AS(gemm_bf16(random_bf16(2, 3, rng), random_bf16(2, 3, rng), Transpose::no, false, out),
+                  Error);
 }
 
 TEST_CASE("models in bf16: near those in f32, and the same whatever the weights are stored in") {
@@ -147,4 +154,18 @@ TEST_CASE("models in bf16: near those in f32, and the same whatever the weights 
   CHECK_LT(error, 2e-2);
   // As floats they are rounded block by block, to what was stored.
   CHECK_EQ(cache_of(config, Widened(stored), Compute::bf16, tokens), in_bf16);
+  // Kept in bf16 they are the same, and back in f32 nothing of it is left.
+  const Widened widened(stored);
+  CHECK_EQ(cache_of(config, widened, Compute::bf16, tokens, uint64_t{1} << 30), in_bf16);
+  LlamaModel model(config, widened);
+  model.compute_in(Compute::bf16, uint64_t{1} << 30);
+  CHECK_FALSE(model.weights().layers[0].query.rounded.empty());
+  model.compute_in(Compute::bf16, 1000);
+  CHECK(model.weights().layers[0].query.rounded.empty());
+  model.compute_in(Compute::bf16, uint64_t{1} << 30);
+  model.compute_in(Compute::f32);
+  Cache cache;
+  const std::vector<uint64_t> offsets = {0, tokens.size()};
+  model.prefill({tokens, offsets}, {}, cache);
+  CHECK_EQ(cache.values, in_f32);
 }
