@@ -19,7 +19,7 @@
 namespace kvcodec::cuda {
 
 /// Symbols that are decoded between two looks for escapes; those of keys are multiplied then.
-constexpr unsigned kKeyStep = 16;
+constexpr unsigned kKeyStep = 16, kValueStep = 8;
 
 /// Symbols of a row of keys that are decoded before they are written out together, and the bytes from one
 /// row to the next: 16 bytes of eight neighbouring rows lie in different banks.
@@ -339,6 +339,18 @@ class StepCursor {
     pass(entry);
     return entry;
   }
+  /// The same twice: both look-ups are in the 32 bits that are here, as no entry has more than 12. 16 instructions
+  /// instead of 25, and one look for the next word.
+  __device__ __forceinline__ void some_twice(const uint32_t* table, uint32_t& first, uint32_t& second) {
+    const uint32_t bits = ahead();
+    first = entry_of(table, bits);
+#ifdef __CUDA_ARCH__
+    second = entry_of(table, __funnelshift_l(0, bits, first));  // by its last five bits
+#else
+    second = entry_of(table, bits << (first & 31));
+#endif
+    pass(first + second);
+  }
   /// Passes over the next code. Its entry.
   __device__ __forceinline__ uint32_t one(const uint32_t* table) {
     const uint32_t entry = look(table);
@@ -365,16 +377,20 @@ class StepCursor {
   __device__ __forceinline__ uint64_t position() const { return uint64_t{next_ - 3} * 32 + (used_ & 31); }
 
  private:
-  __device__ __forceinline__ uint32_t look(const uint32_t* table) const {
+  /// The next 32 bits.
+  __device__ __forceinline__ uint32_t ahead() const {
 #ifdef __CUDA_ARCH__
-    const uint32_t bits = __funnelshift_l(low_, high_, used_);  // by its last five bits
+    return __funnelshift_l(low_, high_, used_);  // by its last five bits
 #else
     const uint64_t both = uint64_t{high_} << 32 | low_;
-    const auto bits = static_cast<uint32_t>((both << (used_ & 31)) >> 32);
+    return static_cast<uint32_t>((both << (used_ & 31)) >> 32);
 #endif
+  }
+  static __device__ __forceinline__ uint32_t entry_of(const uint32_t* table, uint32_t bits) {
     return table[bits >> (32 - kStepWindow)];
   }
-  /// The last four bits of `entry` say how far; bits 4 and 5 are zeros.
+  __device__ __forceinline__ uint32_t look(const uint32_t* table) const { return entry_of(table, ahead()); }
+  /// The last five bits of `entry` say how far; bit 5 is a zero.
   __device__ __forceinline__ void pass(uint32_t entry) {
     const uint32_t used = used_ + entry;
     if (((used ^ used_) & 32) != 0) {
@@ -406,26 +422,46 @@ struct Mark {
   }
 };
 
+/// The next 2 kCount symbols of a run, from symbol `first` on: entries with both symbols. Codes mostly share
+/// entries: all look-ups are made before one is asked whether it is alone, as all escapes are.
+template <unsigned kCount, class Words, class Bit>
+__device__ __forceinline__ void next_entries(StepCursor<Words>& cursor, const uint32_t* table,
+                                             Mark<Bit>& mark, unsigned first, uint32_t (&entries)[kCount]) {
+  const auto begin = static_cast<Bit>(cursor.position());
+  uint32_t seen = 0;
+#pragma unroll
+  for (unsigned k = 0; k < kCount; k += 2) {
+    cursor.some_twice(table, entries[k], entries[k + 1]);
+    seen |= entries[k] | entries[k + 1];
+  }
+  if (!step_alone(seen)) [[likely]]
+    return;
+  cursor.back_to(begin);
+  mark.follow(cursor, first);
+#pragma unroll
+  for (uint32_t& entry : entries) entry = cursor.two(table);
+}
+
 /// Calls body(i, level) for the next n symbols of a run, at its begin.
 template <class Words, class Bit, class Body>
 __device__ __forceinline__ void walk(StepCursor<Words>& cursor, const uint32_t* table, unsigned n,
                                      Mark<Bit>& mark, Body&& body) {
   constexpr float kZero = 8388608.0f + kStepZero;
-  const auto two = [&](unsigned i) {
-    const uint32_t entry = cursor.two(table);
+  const auto two = [&](unsigned i, uint32_t entry) {
     body(i, last_of_2_23<2>(entry) - kZero);
     body(i + 1, last_of_2_23<3>(entry) - kZero);
   };
   unsigned i = 0;
 #pragma unroll 1
-  for (; i + kKeyStep <= n; i += kKeyStep) {
-    mark.follow(cursor, i);
+  for (; i + kValueStep <= n; i += kValueStep) {
+    uint32_t entries[kValueStep / 2];
+    next_entries(cursor, table, mark, i, entries);
 #pragma unroll
-    for (unsigned k = 0; k < kKeyStep; k += 2) two(i + k);
+    for (unsigned k = 0; k < kValueStep / 2; ++k) two(i + 2 * k, entries[k]);
   }
   mark.follow(cursor, i);
 #pragma unroll 1
-  for (; i + 2 <= n; i += 2) two(i);
+  for (; i + 2 <= n; i += 2) two(i, cursor.two(table));
   if (i < n) body(i, last_of_2_23<2>(cursor.one(table)) - kZero);
 }
 
@@ -494,7 +530,8 @@ __device__ __forceinline__ void next_step(StepCursor<Words>& cursor, const uint3
   uint32_t words[kKeyStep / 4], seen = 0;
 #pragma unroll
   for (uint32_t& word : words) {
-    const uint32_t first_two = cursor.some(table), second_two = cursor.some(table);
+    uint32_t first_two, second_two;
+    cursor.some_twice(table, first_two, second_two);
     word = __byte_perm(first_two, second_two, 0x7632);
     seen |= first_two | second_two;
   }
@@ -737,13 +774,14 @@ __global__ void __launch_bounds__(kKvcompThreads, kvcomp_together(4 * kTiles, kS
       for (unsigned c = team.thread; c < n; c += team.threads) {
         const float step = step_of(store, place, store.channel_steps ? c : 0);
         const float level = origins.level(store, place, c);
+        float own[kQueries];
 #pragma unroll
         for (unsigned g = 0; g < kQueries; ++g) {
-          const float element = query(g, c) * step;
-          elements[c * kQueries + g] = element;
-          base[g] = fmaf(element, level, base[g]);
-          peak[g] = fmaxf(peak[g], fabsf(element));
+          own[g] = query(g, c) * step;
+          base[g] = fmaf(own[g], level, base[g]);
+          peak[g] = fmaxf(peak[g], fabsf(own[g]));
         }
+        store_vector(elements + c * kQueries, own);
       }
     const RunBits first_bits(store, place, team.thread);  // arrive while sums are formed
     const float warp_base = reduce_each(base, [](float x, float y) { return x + y; });
@@ -880,7 +918,7 @@ __global__ void __launch_bounds__(kKvcompThreads, kvcomp_together(4 * kTiles, kS
 }
 
 /// Block (part, head, channels / team.threads): the block rows of a part, every teams-th by one team.
-/// partial: [part][team][heads * per_head][dims].
+/// partial: [part][heads * per_head][dims].
 template <unsigned kQueries, bool kStaged>
 __global__ void __launch_bounds__(kKvcompThreads, kQueries > 4 ? 4 : 5)
     kvcomp_values(KvcompStore store, KvcompTeams teams, KvcompRange range, unsigned part_rows,
@@ -968,12 +1006,25 @@ __global__ void __launch_bounds__(kKvcompThreads, kQueries > 4 ? 4 : 5)
     }
     if (!good) atomicMin(damaged, item);
   }
-  if (own_run < runs)
-    for (unsigned g = 0; g < kQueries; ++g) {
-      const uint64_t part = uint64_t{blockIdx.x} * teams.teams + team.index;
-      if (g < count) partial[(part * store.heads * per_head + first_row + g) * runs + own_run] = out[g];
-    }
+  // The teams' sums in their order, where the table was: half as many are left to be added up where two teams
+  // share a block.
+  auto* const others = reinterpret_cast<float*>(shared.table) + team.thread;
+  const unsigned of_team = kQueries * team.threads;
+  if (teams.teams > 1) __syncthreads();  // the table is free
+  if (team.index > 0)
+#pragma unroll
+    for (unsigned g = 0; g < kQueries; ++g) others[(team.index - 1) * of_team + g * team.threads] = out[g];
+  if (teams.teams > 1) __syncthreads();
+  if (team.index > 0 || own_run >= runs) return;
+  const size_t sums_of_part = size_t{store.heads} * per_head;
+#pragma unroll
+  for (unsigned g = 0; g < kQueries; ++g) {
+    for (unsigned t = 1; t < teams.teams; ++t) out[g] += others[(t - 1) * of_team + g * team.threads];
+    if (g < count) partial[(blockIdx.x * sums_of_part + first_row + g) * runs + own_run] = out[g];
+  }
 }
+
+static_assert(kKvcompThreads * 8 <= 1u << kStepWindow);  // the other teams' sums of eight queries
 
 constexpr unsigned kSumWarps = 4;  ///< of a block of threads that adds up kWarp sums
 
@@ -1137,7 +1188,7 @@ Status run_kvcomp_keys(const KvcompStore& store, KvcompRange range, const float*
 
 size_t kvcomp_partial_sums(const KvcompStore& store, unsigned per_head, const KvcompCuts& cuts) {
   const Parts parts(cuts, store);
-  return size_t{parts.parts} * parts.plan.teams.teams * store.heads * per_head * store.dims;
+  return size_t{parts.parts} * store.heads * per_head * store.dims;
 }
 
 Status run_kvcomp_values(const KvcompStore& store, KvcompRange range, const float* weights, size_t stride,
@@ -1151,8 +1202,8 @@ Status run_kvcomp_values(const KvcompStore& store, KvcompRange range, const floa
   const Parts parts(cuts, store);
   const size_t size = size_t{store.heads} * per_head * store.dims;
   const auto blocks = static_cast<unsigned>((size + kWarp - 1) / kWarp);
-  return launch(kvcomp_sum_parts, blocks, kSumWarps * kWarp, 0, stream, partial,
-                size_t{parts.parts} * parts.plan.teams.teams, size, out);
+  return launch(kvcomp_sum_parts, blocks, kSumWarps * kWarp, 0, stream, partial, size_t{parts.parts}, size,
+                out);
 }
 
 }  // namespace kvcodec::cuda
