@@ -38,10 +38,11 @@ constexpr unsigned kvcomp_together(unsigned queries, bool staged) { return queri
 KVCODEC_HD constexpr unsigned round_up(unsigned value, unsigned to) { return (value + to - 1) / to * to; }
 
 /// How a launch is cut up, and its shared memory:
-///   table | stage of each team | (floats of each team) | (chunk of each thread)
+///   table | stage of each team | counts of each team | (floats of each team) | (chunk of each thread)
 struct KvcompTeams {
   unsigned teams, threads;  ///< of a block of threads, of a team
   unsigned stage_bytes;     ///< 0: payload is read where it lies
+  unsigned count_bytes;     ///< of each team
   unsigned floats;          ///< of each team
   unsigned chunks;          ///< bytes of each thread
 };
@@ -61,6 +62,7 @@ __device__ __forceinline__ Team own_team(const KvcompTeams& teams) {
 struct Shared {
   uint32_t* table;
   unsigned char* stage;
+  unsigned char* counts;
   float* floats;
   unsigned char* chunk;   // of this thread
   unsigned char* chunks;  // of its team
@@ -73,6 +75,8 @@ __device__ __forceinline__ Shared share(const KvcompTeams& teams, const Team& te
   at += sizeof(uint32_t) << kStepWindow;
   shared.stage = at + team.index * teams.stage_bytes;
   at += teams.teams * teams.stage_bytes;
+  shared.counts = at + team.index * teams.count_bytes;
+  at += teams.teams * teams.count_bytes;
   shared.floats = reinterpret_cast<float*>(at) + team.index * teams.floats;
   at += teams.teams * teams.floats * sizeof(float);
   shared.chunks = at + team.index * teams.threads * teams.chunks;
@@ -170,7 +174,8 @@ __device__ __forceinline__ unsigned scan_team(unsigned value, const Team& team, 
 /// is always something to be read: no branch around it makes the loads wait for each other.
 class BitsAhead {
  public:
-  __device__ __forceinline__ BitsAhead(const WordStream& stream, uint64_t bit)
+  template <class Words>
+  __device__ __forceinline__ BitsAhead(const Words& stream, uint64_t bit)
       : first_(stream.stored(static_cast<uint32_t>(bit / 32))),
         second_(stream.stored(static_cast<uint32_t>(bit / 32) + 1)),
         shift_(static_cast<uint32_t>(bit % 32)) {}
@@ -188,19 +193,37 @@ class BitsAhead {
   uint32_t first_, second_, shift_;
 };
 
-/// Bits of a run of a coded block.
-class RunBits {
- public:
-  __device__ __forceinline__ RunBits(const KvcompStore& store, const KvcompPlace& place, unsigned run)
-      : base_(store.counts, place.counts * 8),
-        more_(store.counts, place.counts * 8 + 16 + uint64_t{run} * place.mode) {}
-  __device__ __forceinline__ unsigned bits(unsigned mode) const {
-    return base_.little_endian16() + more_.bits(mode);
-  }
+/// Begins to bring a coded block's counts of its first runs, one for each thread of the team, to shared memory.
+/// (Read into registers beside the payload they waited there for all else, and in memory, as registers were short.)
+__device__ __forceinline__ void open_counts(const KvcompStore& store, const Team& team, const Block& block,
+                                            unsigned runs, unsigned char* to) {
+  if (!block.coded) return;
+  const auto before = static_cast<unsigned>(block.place.counts % 16);
+  const unsigned some = runs < team.threads ? runs : team.threads;
+  // 8 bytes more: two words are read for each.
+  const unsigned bytes = before + 2 + (some * block.place.mode + 7) / 8 + 8;
+  const auto* from = reinterpret_cast<const unsigned char*>(store.counts.words) + block.place.counts - before;
+  const unsigned own = 16 * team.thread;
+  if (own < bytes) copy_async16(to + own, from + own);
+}
+/// Shared memory for them: two bytes of a run at most.
+constexpr unsigned kvcomp_count_bytes(unsigned threads) { return round_up(15 + 2 + 2 * threads + 8, 16); }
 
- private:
-  BitsAhead base_, more_;
-};
+/// Bits of a run, from a block's counts at bit `counts`.
+template <class Words>
+__device__ __forceinline__ unsigned run_bits(const Words& words, uint64_t counts, unsigned mode,
+                                             unsigned run) {
+  const BitsAhead base(words, counts), more(words, counts + 16 + uint64_t{run} * mode);
+  return base.little_endian16() + more.bits(mode);
+}
+/// Bits of a run of a coded block; the first ones' counts are in shared memory.
+__device__ __forceinline__ unsigned run_bits(const KvcompStore& store, const Block& block,
+                                             const Shared& shared, bool is_first, unsigned run) {
+  if (!is_first) return run_bits(store.counts, block.at->counts * 8, block.at->mode, run);
+  const OpenWordStream words{reinterpret_cast<const uint32_t*>(shared.counts)};
+  const auto before = static_cast<unsigned>(block.place.counts % 16);
+  return run_bits(words, before * 8, block.place.mode, run);
+}
 
 /// Levels of the origins of a coded block's channels.
 class Origins {
@@ -344,11 +367,7 @@ class StepCursor {
   __device__ __forceinline__ void some_twice(const uint32_t* table, uint32_t& first, uint32_t& second) {
     const uint32_t bits = ahead();
     first = entry_of(table, bits);
-#ifdef __CUDA_ARCH__
     second = entry_of(table, __funnelshift_l(0, bits, first));  // by its last five bits
-#else
-    second = entry_of(table, bits << (first & 31));
-#endif
     pass(first + second);
   }
   /// Passes over the next code. Its entry.
@@ -379,12 +398,7 @@ class StepCursor {
  private:
   /// The next 32 bits.
   __device__ __forceinline__ uint32_t ahead() const {
-#ifdef __CUDA_ARCH__
     return __funnelshift_l(low_, high_, used_);  // by its last five bits
-#else
-    const uint64_t both = uint64_t{high_} << 32 | low_;
-    return static_cast<uint32_t>((both << (used_ & 31)) >> 32);
-#endif
   }
   static __device__ __forceinline__ uint32_t entry_of(const uint32_t* table, uint32_t bits) {
     return table[bits >> (32 - kStepWindow)];
@@ -588,8 +602,8 @@ __global__ void kvcomp_decode(KvcompStore store, KvcompTeams teams, KvcompRange 
     bool good = true;
     __syncthreads();  // shared memory is free again
     const auto payload = open_payload<kStaged>(store, team, block, shared.stage);
+    open_counts(store, team, block, runs, shared.counts);
     copy_async_commit();
-    const RunBits first_bits(store, place, team.thread);
     const Origins level_origins(store, place);
     if (coded)
       for (unsigned i = team.thread; i < n; i += team.threads) {
@@ -613,8 +627,7 @@ __global__ void kvcomp_decode(KvcompStore store, KvcompTeams teams, KvcompRange 
       if (first > 0) __syncthreads();  // the sums of the runs before are read
       const unsigned run = first + team.thread;
       const bool active = coded && run < runs;
-      const RunBits counted = first == 0 ? first_bits : RunBits(store, *block.at, run);
-      const unsigned bits = active ? counted.bits(place.mode) : 0;
+      const unsigned bits = active ? run_bits(store, block, shared, first == 0, run) : 0;
       unsigned total;
       const auto start = payload.run_at(bit + scan_team(bits, team, sums, total));
       bit += total;
@@ -766,6 +779,7 @@ __global__ void __launch_bounds__(kKvcompThreads, kvcomp_together(4 * kTiles, kS
     bool good = true;
     __syncthreads();  // shared memory is free again
     const auto payload = open_payload<kStaged>(store, team, block, shared.stage);
+    open_counts(store, team, block, runs, shared.counts);
     copy_async_commit();
     const Origins origins(store, place);
     float base[kQueries] = {}, peak[kQueries] = {};
@@ -774,16 +788,17 @@ __global__ void __launch_bounds__(kKvcompThreads, kvcomp_together(4 * kTiles, kS
       for (unsigned c = team.thread; c < n; c += team.threads) {
         const float step = step_of(store, place, store.channel_steps ? c : 0);
         const float level = origins.level(store, place, c);
+        const float* at = queries + size_t{first_row} * n + c;
         float own[kQueries];
 #pragma unroll
         for (unsigned g = 0; g < kQueries; ++g) {
-          own[g] = query(g, c) * step;
+          own[g] = (g < count ? *at : 0.0f) * step;
+          at = next_row(at, n);
           base[g] = fmaf(own[g], level, base[g]);
           peak[g] = fmaxf(peak[g], fabsf(own[g]));
         }
         store_vector(elements + c * kQueries, own);
       }
-    const RunBits first_bits(store, place, team.thread);  // arrive while sums are formed
     const float warp_base = reduce_each(base, [](float x, float y) { return x + y; });
     const float warp_peak = reduce_each(peak, [](float x, float y) { return fmaxf(x, y); });
     if (lane < kQueries) bases[warp * kQueries + lane] = warp_base, peaks[warp * kQueries + lane] = warp_peak;
@@ -817,8 +832,7 @@ __global__ void __launch_bounds__(kKvcompThreads, kvcomp_together(4 * kTiles, kS
       if (first > 0) __syncthreads();  // the sums of the runs before are read
       const unsigned run = first + team.thread;
       const bool active = coded && run < runs;
-      const RunBits counted = first == 0 ? first_bits : RunBits(store, *block.at, run);
-      const unsigned bits = active ? counted.bits(place.mode) : 0;
+      const unsigned bits = active ? run_bits(store, block, shared, first == 0, run) : 0;
       unsigned total;
       const auto start = payload.run_at(bit + scan_team(bits, team, sums, total));  // after barriers
       bit += total;
@@ -951,8 +965,8 @@ __global__ void __launch_bounds__(kKvcompThreads, kQueries > 4 ? 4 : 5)
     bool good = true;
     __syncthreads();  // shared memory is free again
     const auto payload = open_payload<kStaged>(store, team, block, shared.stage);
+    open_counts(store, team, block, runs, shared.counts);
     copy_async_commit();
-    const RunBits first_bits(store, place, team.thread);
     if (raw || coded)
 #pragma unroll 1
       for (unsigned t = team.thread; t < n; t += team.threads) {
@@ -971,8 +985,7 @@ __global__ void __launch_bounds__(kKvcompThreads, kQueries > 4 ? 4 : 5)
     for (unsigned first = 0; first < runs; first += team.threads) {
       if (first > 0) __syncthreads();  // the sums of the runs before are read
       const unsigned run = first + team.thread;
-      const RunBits counted = first == 0 ? first_bits : RunBits(store, *block.at, run);
-      const unsigned run_size = coded && run < runs ? counted.bits(place.mode) : 0;
+      const unsigned run_size = coded && run < runs ? run_bits(store, block, shared, first == 0, run) : 0;
       unsigned total;
       const unsigned before = scan_team(run_size, team, sums, total);
       if (run == own_run) start = payload.run_at(bit + before), bits = run_size;
@@ -1073,13 +1086,15 @@ struct Plan {
     // codes and exact values can be, and four words.
     const unsigned n = store.by_channel ? store.tokens : store.dims;
     teams.stage_bytes = round_up(store.largest_payload + 15 + n * (kStepWindow + 16) / 8 + 32, 16);
+    teams.count_bytes = kvcomp_detail::kvcomp_count_bytes(teams.threads);
     teams.floats = round_up(floats, 4);
     teams.chunks = chunks;
     while (teams.teams > 1 && shared() > cuts.shared_together) --teams.teams;
     if (shared() > cuts.shared_staged) teams.stage_bytes = 0;
   }
   size_t shared() const {
-    const size_t team = teams.stage_bytes + size_t{4} * teams.floats + size_t{teams.threads} * teams.chunks;
+    const size_t team = size_t{teams.stage_bytes} + teams.count_bytes + size_t{4} * teams.floats +
+                        size_t{teams.threads} * teams.chunks;
     return kTable + teams.teams * team;
   }
   unsigned threads() const { return teams.teams * teams.threads; }
