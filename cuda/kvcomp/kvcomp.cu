@@ -193,8 +193,8 @@ class BitsAhead {
   uint32_t first_, second_, shift_;
 };
 
-/// Begins to bring a coded block's counts of its first runs, one for each thread of the team, to shared memory.
-/// (Read into registers beside the payload they waited there for all else, and in memory, as registers were short.)
+/// Begins to bring a coded block's counts of its first runs, one for each thread of the team, to shared
+/// memory. (Registers were too short for them to be read early: they were a further trip to memory.)
 __device__ __forceinline__ void open_counts(const KvcompStore& store, const Team& team, const Block& block,
                                             unsigned runs, unsigned char* to) {
   if (!block.coded) return;
@@ -362,8 +362,8 @@ class StepCursor {
     pass(entry);
     return entry;
   }
-  /// The same twice: both look-ups are in the 32 bits that are here, as no entry has more than 12. 16 instructions
-  /// instead of 25, and one look for the next word.
+  /// The same twice: both look-ups are in the 32 bits that are here, as no entry has more than 12. 16
+  /// instructions instead of 25, and one look for the next word.
   __device__ __forceinline__ void some_twice(const uint32_t* table, uint32_t& first, uint32_t& second) {
     const uint32_t bits = ahead();
     first = entry_of(table, bits);
@@ -724,8 +724,11 @@ constexpr unsigned kvcomp_key_elements(unsigned dims, unsigned queries, unsigned
   const unsigned elements = dims * queries, symbols = threads * 2 * kKeyStep / 4;
   return elements > symbols ? elements : symbols;
 }
+/// Words from a step's halves to the next one's: 8 more than there are, so that threads which write them for
+/// several steps side by side write to different banks.
+constexpr unsigned kvcomp_key_stride(unsigned queries) { return queries * kKeyStep + 8; }
 constexpr unsigned kvcomp_key_floats(unsigned dims, unsigned queries, unsigned threads) {
-  const unsigned halves = (dims + kKeyStep - 1) / kKeyStep * kKeyStep * queries;  // two for each
+  const unsigned halves = (dims + kKeyStep - 1) / kKeyStep * kvcomp_key_stride(queries);
   return kvcomp_key_elements(dims, queries, threads) + halves + threads / kWarp * queries * 2 + 2 * queries;
 }
 
@@ -756,7 +759,7 @@ __global__ void __launch_bounds__(kKvcompThreads, kvcomp_together(4 * kTiles, kS
   // the second ones.
   auto* const halves = reinterpret_cast<uint16_t*>(elements + kvcomp_key_elements(n, kQueries, team.threads));
   // By warps, sums over channels of elements times origins, and their largest magnitudes.
-  float* const bases = reinterpret_cast<float*>(halves) + steps * kKeyStep * kQueries;
+  float* const bases = reinterpret_cast<float*>(halves) + steps * kvcomp_key_stride(kQueries);
   float* const peaks = bases + team.warps * kQueries;
   // Of all of them: the sum, and what products are to be multiplied by.
   auto* const scales = reinterpret_cast<float2*>(peaks + team.warps * kQueries);
@@ -805,26 +808,43 @@ __global__ void __launch_bounds__(kKvcompThreads, kvcomp_together(4 * kTiles, kS
     copy_async_wait<0>();
     __syncthreads();
     if (coded) {
-      const unsigned g = team.thread % kQueries;
-      float sum = 0, most = 0;
+      float most[kQueries] = {}, up[kQueries];
 #pragma unroll 1
       for (unsigned w = 0; w < team.warps; ++w) {
-        sum += bases[w * kQueries + g];
-        most = fmaxf(most, peaks[w * kQueries + g]);
+        float of_warp[kQueries];
+        load_vector(of_warp, peaks + w * kQueries);
+#pragma unroll
+        for (unsigned g = 0; g < kQueries; ++g) most[g] = fmaxf(most[g], of_warp[g]);
       }
-      const PeakScale scale = peak_scale(most, kKeyTop);
-      if (team.thread < kQueries) scales[g] = {sum, scale.down};
-      const auto element = [&](unsigned c) { return c < n ? elements[c * kQueries + g] * scale.up : 0.0f; };
-      for (unsigned i = team.thread; i < steps * kKeyStep / 2 * kQueries; i += team.threads) {
-        const unsigned c = i / kQueries * 2;  // and the next
-        const float values[2] = {element(c), element(c + 1)};
-        const uint32_t low = f16_from_float(values[0]), high = f16_from_float(values[1]);
-        const float rests[2] = {values[0] - f16_to_float(static_cast<uint16_t>(low)),
-                                values[1] - f16_to_float(static_cast<uint16_t>(high))};
-        auto* const to = reinterpret_cast<uint32_t*>(
-            halves + ((c / kKeyStep * kTiles + g / 4) * 8 + g % 4) * kKeyStep + c % kKeyStep);
-        to[0] = low | high << 16;
-        to[4 * kKeyStep / 2] = f16_from_float(rests[0]) | uint32_t{f16_from_float(rests[1])} << 16;
+#pragma unroll
+      for (unsigned g = 0; g < kQueries; ++g) up[g] = peak_scale(most[g], kKeyTop).up;
+      if (team.thread < kQueries) {
+        float sum = 0, own = 0;
+#pragma unroll 1
+        for (unsigned w = 0; w < team.warps; ++w) {
+          sum += bases[w * kQueries + team.thread];
+          own = fmaxf(own, peaks[w * kQueries + team.thread]);
+        }
+        scales[team.thread] = {sum, peak_scale(own, kKeyTop).down};
+      }
+      // Two channels of all queries a thread.
+#pragma unroll 1
+      for (unsigned c = 2 * team.thread; c < steps * kKeyStep; c += 2 * team.threads) {
+        float first[kQueries] = {}, second[kQueries] = {};
+        if (c < n) load_vector(first, elements + c * kQueries);
+        if (c + 1 < n) load_vector(second, elements + (c + 1) * kQueries);
+        uint32_t* const to = reinterpret_cast<uint32_t*>(halves) +
+                             c / kKeyStep * kvcomp_key_stride(kQueries) + c % kKeyStep / 2;
+#pragma unroll
+        for (unsigned g = 0; g < kQueries; ++g) {
+          const float values[2] = {first[g] * up[g], second[g] * up[g]};
+          const uint32_t low = f16_from_float(values[0]), high = f16_from_float(values[1]);
+          const float rests[2] = {values[0] - f16_to_float(static_cast<uint16_t>(low)),
+                                  values[1] - f16_to_float(static_cast<uint16_t>(high))};
+          uint32_t* const of_query = to + (g / 4 * 8 + g % 4) * kKeyStep / 2;
+          of_query[0] = low | high << 16;
+          of_query[4 * kKeyStep / 2] = f16_from_float(rests[0]) | uint32_t{f16_from_float(rests[1])} << 16;
+        }
       }
     }
     auto bit = payload.bit;
@@ -862,7 +882,7 @@ __global__ void __launch_bounds__(kKvcompThreads, kvcomp_together(4 * kTiles, kS
 #pragma unroll
             for (unsigned half = 0; half < 2; ++half) multiply_f16(products[tile][half], a[half], b.x, b.y);
           }
-          elements_of_step += kTiles * kWarp;
+          elements_of_step += kvcomp_key_stride(kQueries) / 2;
           side ^= kWarp;
         };
         unsigned at = 0;  // channels
