@@ -15,6 +15,7 @@ namespace kvcodec::cuda {
 namespace {
 
 static_assert(kTransformSymbols == kLevelSymbols + 1);
+static_assert(kTransformClasses == kLevelClasses);
 static_assert(kTransformEscapeBytes * 8 == kEscapedBits);
 
 /// A row of a grid has 64 columns of a tile.
@@ -22,17 +23,22 @@ constexpr size_t kMostWidth = kMostGridRows * 64;
 /// States of a block: what is there before its first word.
 constexpr uint32_t kStateBytes = 32;
 
-/// Appends the slots of a class' model, if it has frequencies.
-TransformClass class_on_device(const LevelClass& level_class, size_t number, std::vector<uint8_t>& slots) {
+/// Appends the guide of a class that components have, if its model has frequencies.
+TransformClass class_on_device(const LevelClass& level_class, size_t number, bool used,
+                               std::vector<uint8_t>& guides) {
   const RansModel& model = level_class.model;
   TransformClass result{};
-  result.first_slot = static_cast<uint32_t>(slots.size());
+  result.first_guide = static_cast<uint32_t>(guides.size());
   result.scale = model.scale();
   result.shift = shift_of_class(number);
   std::ranges::copy(level_class.shrink, result.shrink);
+  const uint32_t part = 1u << (std::max(model.scale(), kTransformGuideBits) - kTransformGuideBits);
   for (size_t symbol = 0; symbol < kTransformSymbols; ++symbol) {
-    result.ranges[symbol] = {model.start(symbol), model.frequency(symbol)};
-    slots.insert(slots.end(), model.frequency(symbol), static_cast<uint8_t>(symbol));
+    const uint32_t start = model.start(symbol), end = start + model.frequency(symbol);
+    result.ranges[symbol] = (start & 0xffff) | model.frequency(symbol) << 16;
+    if (!used) continue;
+    for (uint32_t slot = (start + part - 1) / part * part; slot < end; slot += part)
+      guides.push_back(static_cast<uint8_t>(symbol + (slot + part > end ? kTransformSeveral : 0)));
   }
   return result;
 }
@@ -42,7 +48,7 @@ TransformClass class_on_device(const LevelClass& level_class, size_t number, std
 struct VectorSynthesizer::Impl {
   Stream stream;
   DeviceBuffer<TransformClass> classes;
-  DeviceBuffer<uint8_t> slots, component_class;
+  DeviceBuffer<uint8_t> guides, component_class;
   DeviceBuffer<float> units, rows, mean;
   DeviceBuffer<uint32_t> low_before;
   TransformTables tables{};
@@ -115,8 +121,11 @@ VectorSynthesizer::VectorSynthesizer(const SynthesisTask& task) : impl_(std::mak
     throw usage_error("vectors of {} values; a device takes at most {}", width, kMostWidth);
   Impl& at = *impl_;
   std::vector<TransformClass> classes;
-  std::vector<uint8_t> slots;
-  for (size_t c = 0; c < kLevelClasses; ++c) classes.push_back(class_on_device(task.tables[c], c, slots));
+  std::vector<uint8_t> guides;
+  for (size_t c = 0; c < kLevelClasses; ++c) {
+    const bool used = std::ranges::find(task.classes, c) != task.classes.end();
+    classes.push_back(class_on_device(task.tables[c], c, used, guides));
+  }
   std::vector<float> units, rows;
   std::vector<uint32_t> low_before;
   for (size_t i = 0; i < components; ++i) {
@@ -134,7 +143,7 @@ VectorSynthesizer::VectorSynthesizer(const SynthesisTask& task) : impl_(std::mak
     buffer.upload(host, at.stream);
   };
   on_device(at.classes, std::span<const TransformClass>(classes));
-  on_device(at.slots, std::span<const uint8_t>(slots));
+  on_device(at.guides, std::span<const uint8_t>(guides));
   on_device(at.component_class, task.classes);
   on_device(at.units, std::span<const float>(units));
   on_device(at.low_before, std::span<const uint32_t>(low_before));
@@ -142,14 +151,15 @@ VectorSynthesizer::VectorSynthesizer(const SynthesisTask& task) : impl_(std::mak
   on_device(at.mean, task.mean);
   at.stream.synchronize();  // these vectors go away
   at.tables = {.classes = at.classes.data(),
-               .slots = at.slots.data(),
+               .guides = at.guides.data(),
                .component_class = at.component_class.data(),
                .units = at.units.data(),
                .low_before = at.low_before.data(),
                .rows = at.rows.data(),
                .mean = at.mean.data(),
                .components = static_cast<uint32_t>(components),
-               .width = static_cast<uint32_t>(width)};
+               .width = static_cast<uint32_t>(width),
+               .guide_bytes = static_cast<uint32_t>(guides.size())};
 }
 
 VectorSynthesizer::~VectorSynthesizer() = default;

@@ -12,7 +12,12 @@ namespace kvcodec::cuda {
 namespace transform_detail {
 
 constexpr unsigned kLanes = 8;  ///< of a block
-constexpr unsigned kSymbolWarps = 1, kValueWarps = 8;
+constexpr unsigned kMostSymbolWarps = 8, kValueWarps = 8;
+/// So many blocks of threads decode symbols before any has a second warp: the multiprocessors of a large device.
+constexpr unsigned kSymbolBlocks = 132;
+/// Guides up to this size lie in shared memory: those of 35 classes.
+constexpr uint32_t kMostGuideBytes = 35u << kTransformGuideBits;
+constexpr unsigned kWindow = 2 * kWarp;  ///< words of a block that are looked up ahead
 constexpr uint32_t kLowestState = 1u << 16;
 constexpr unsigned kEscape = kTransformSymbols - 1;
 constexpr int kLargest = static_cast<int>(kEscape) / 2;
@@ -23,77 +28,151 @@ constexpr int32_t kMostLevel = 1 << (8 * kTransformEscapeBytes - 1);
 constexpr unsigned kVectorWarps = 8, kOwnTokens = 8, kTileTokens = kVectorWarps * kOwnTokens;
 constexpr unsigned kDepth = 16;  ///< components that it takes in at a time
 
-__device__ __forceinline__ uint32_t lanes_sum(uint32_t value) {
-  for (unsigned step = kLanes / 2; step > 0; step /= 2) value += __shfl_xor_sync(kAllLanes, value, step);
-  return value;
-}
+/// A symbol, and its range of slots as in TransformClass.
+struct FoundSymbol {
+  uint32_t symbol, range;
+};
+
+/// What finds the symbols of a class.
+struct SymbolFinder {
+  const uint8_t* guide;
+  const uint32_t* ranges;
+  uint32_t scale;
+
+  __device__ __forceinline__ uint32_t slot(uint32_t state) const { return state & ((1u << scale) - 1); }
+  __device__ __forceinline__ uint32_t guess(uint32_t state) const {
+    return guide[slot(state) >> (scale > kTransformGuideBits ? scale - kTransformGuideBits : 0)];
+  }
+  /// From what guess() gave.
+  __device__ __forceinline__ FoundSymbol find(uint32_t guess, uint32_t state) const {
+    FoundSymbol found;
+    found.symbol = guess % kTransformSymbols;
+    found.range = ranges[found.symbol];
+    if (guess >= kTransformSeveral)  // few are
+      while (slot(state) - (found.range & 0xffff) >= found.range >> 16) found.range = ranges[++found.symbol];
+    return found;
+  }
+  __device__ __forceinline__ FoundSymbol find(uint32_t state) const { return find(guess(state), state); }
+  __device__ __forceinline__ uint32_t next(uint32_t state, uint32_t range) const {
+    return (range >> 16) * (state >> scale) + (slot(state) - (range & 0xffff));
+  }
+};
 
 }  // namespace transform_detail
 
 /// A warp for each block, whose lanes do four times what eight of them do: what one symbol waits for is what this
-/// takes, and blocks side by side in a warp would wait for each other's lines of tables and payload. The payload's
-/// words come long before they are asked for: a lane has one of the next 32, and one of the 32 behind them.
-__global__ void __launch_bounds__(transform_detail::kSymbolWarps* kWarp)
+/// takes. That was 237 ns with a table of all slots, 64 KB for some classes, in global memory, which a state asked
+/// only when it had its word. Now the tables are small and in shared memory (kStaged), and the words that come next
+/// lie in a window with what they stand for as the lowest bits of a state, so that a lane looks up what it needs if it
+/// takes in no word while the others are asked whether they do. Words are loaded a warp's at a time, long before.
+template <bool kStaged>
+__global__ void __launch_bounds__(transform_detail::kMostSymbolWarps* kWarp)
     transform_symbols(TransformTables tables, TransformBlocks blocks) {
   using namespace transform_detail;
-  const unsigned of_warp = threadIdx.x % kWarp, lane = of_warp % kLanes;
-  const uint64_t block = uint64_t{blockIdx.x} * kSymbolWarps + threadIdx.x / kWarp;
+  KVCODEC_SHARED_ARRAY(uint32_t, ranges, kTransformClasses * kTransformSymbols);
+  KVCODEC_SHARED_ARRAY(uint2, windows, kMostSymbolWarps * kWindow);
+  for (unsigned i = threadIdx.x; i < kTransformClasses * kTransformSymbols; i += blockDim.x)
+    ranges[i] = tables.classes[i / kTransformSymbols].ranges[i % kTransformSymbols];
+  const uint8_t* guides = tables.guides;
+  if constexpr (kStaged) {
+    auto* const staged = dynamic_shared<uint8_t>();
+    for (unsigned i = 16 * threadIdx.x; i < tables.guide_bytes; i += 16 * blockDim.x)
+      copy_async16(staged + i, tables.guides + i);
+    copy_async_commit();
+    copy_async_wait<0>();
+    guides = staged;
+  }
+  __syncthreads();
+  const unsigned of_warp = threadIdx.x % kWarp, lane = of_warp % kLanes, below = (1u << lane) - 1;
+  const unsigned warp = threadIdx.x / kWarp;
+  const uint64_t block = uint64_t{blockIdx.x} * (blockDim.x / kWarp) + warp;
   if (block >= blocks.count) return;  // the whole warp
-  const bool writes = of_warp < kLanes;
+  uint2* const window = windows + warp * kWindow;
   const uint8_t* const bytes = blocks.payload + blocks.begins[block];
   const auto end = static_cast<uint32_t>(blocks.begins[block + 1] - blocks.begins[block]) - blocks.low_bytes;
-  const auto load_word = [&](uint32_t at) {
-    return at + 2 <= end ? static_cast<uint32_t>(bytes[at]) | static_cast<uint32_t>(bytes[at + 1]) << 8 : 0;
-  };
-  uint32_t word = 4 * kLanes, escapes = 0;
-  uint32_t loaded = word;  // where the words that lanes have begin
-  uint32_t ahead = load_word(loaded + 2 * of_warp), behind = load_word(loaded + 2 * (kWarp + of_warp));
+  const uint32_t words = (end - 4 * kLanes) / 2;
+  const uint8_t* const first_word = bytes + 4 * kLanes;
+  const auto load_word =
+      [&](uint32_t at) {  // words behind the end are not read: how many are missing does not matter
+        return at < words ? static_cast<uint32_t>(first_word[size_t{2} * at]) |
+                                static_cast<uint32_t>(first_word[size_t{2} * at + 1]) << 8
+                          : 0;
+      };
+  // The window has words [loaded, loaded + kWindow): near and far of all lanes. `ahead` of it is the next one.
+  uint32_t loaded = 0, ahead = 0, escapes = 0;
+  uint32_t near = load_word(of_warp), far = load_word(kWarp + of_warp), behind = load_word(kWindow + of_warp);
   uint32_t state = static_cast<uint32_t>(bytes[4 * lane]) | static_cast<uint32_t>(bytes[4 * lane + 1]) << 8 |
                    static_cast<uint32_t>(bytes[4 * lane + 2]) << 16 |
                    static_cast<uint32_t>(bytes[4 * lane + 3]) << 24;
-  bool damaged = state < kLowestState;
+  const bool low_start = state < kLowestState;
   uint8_t* const symbols = blocks.symbols + block * tables.components * blocks.tokens;
+  unsigned next_class = tables.components > 0 ? tables.component_class[0] : 0;
   for (unsigned c = 0; c < tables.components; ++c) {
-    const uint32_t before = lanes_sum(escapes);
-    if (of_warp == 0) blocks.escapes_before[block * tables.components + c] = before;
-    const TransformClass& level_class = tables.classes[tables.component_class[c]];
-    const uint8_t* const slots = tables.slots + level_class.first_slot;
-    const uint32_t scale = level_class.scale, mask = (1u << scale) - 1;
-    for (unsigned first = 0; first < blocks.tokens; first += kLanes) {
-      const unsigned t = first + lane;
-      bool needs = false;
-      if (t < blocks.tokens) {
-        const uint32_t slot = state & mask, symbol = slots[slot];
-        const SymbolRange range = level_class.ranges[symbol];
-        state = range.frequency * (state >> scale) + slot - range.start;
-        needs = state < kLowestState;
-        escapes += symbol == kEscape;
-        if (writes) symbols[size_t{c} * blocks.tokens + t] = static_cast<uint8_t>(symbol);
-      }
+    if (of_warp == 0) blocks.escapes_before[block * tables.components + c] = escapes;
+    const TransformClass& level_class = tables.classes[next_class];
+    const SymbolFinder finder{guides + level_class.first_guide, ranges + next_class * kTransformSymbols,
+                              level_class.scale};
+    if (c + 1 < tables.components) next_class = tables.component_class[c + 1];
+    const auto place = [&](uint32_t word, uint32_t at) {
+      const FoundSymbol found = finder.find(word);
+      uint2 both;
+      both.x = word | found.symbol << 16, both.y = found.range;
+      window[at] = both;
+    };
+    __syncwarp();
+    place(near, of_warp), place(far, kWarp + of_warp);
+    FoundSymbol found = finder.find(state);
+    __syncwarp();
+    // A lane's symbol; its state, and the symbol of that, go on.
+    const auto take = [&](bool there) {
+      const uint32_t symbol = found.symbol, next = finder.next(state, found.range);
+      const uint32_t guess = finder.guess(next);
+      const bool needs = there && next < kLowestState;
       const unsigned votes = __ballot_sync(kAllLanes, needs) & ((1u << kLanes) - 1);
-      const unsigned rank = static_cast<unsigned>(__popc(votes & ((1u << lane) - 1)));
-      const unsigned place = (word - loaded) / 2 + rank;
-      const uint32_t near_word = __shfl_sync(kAllLanes, ahead, place % kWarp),
-                     far_word = __shfl_sync(kAllLanes, behind, place % kWarp);
-      if (needs) {
-        state = state << 16 | (place < kWarp ? near_word : far_word);
-        damaged |= word + 2 * rank + 2 > end;
+      const uint2 entry = window[ahead + static_cast<unsigned>(__popc(votes & below))];
+      const FoundSymbol own = finder.find(guess, next);
+      if (there) {
+        state = needs ? next << 16 | (entry.x & 0xffff) : next;
+        found.symbol = needs ? entry.x >> 16 : own.symbol;
+        found.range = needs ? entry.y : own.range;
       }
-      // Words behind the end are not read, and how many are missing does not matter.
-      word += 2 * static_cast<uint32_t>(__popc(votes));
-      if (word > end) word = end + 2;
-      if (word - loaded >= 2 * kWarp) {  // by all lanes
-        loaded += 2 * kWarp;
-        ahead = behind;
-        behind = load_word(loaded + 2 * (kWarp + of_warp));
+      ahead += static_cast<unsigned>(__popc(votes));
+      return symbol;
+    };
+    for (unsigned first = 0; first < blocks.tokens; first += kWarp) {
+      // Of a warp's symbols each lane keeps one, and a warp takes in a word for each at most.
+      unsigned symbol = 0;
+      if (first + kWarp <= blocks.tokens) {
+#pragma unroll
+        for (unsigned group = 0; group < kWarp / kLanes; ++group) {
+          const unsigned of_lane = take(true);
+          if (of_warp / kLanes == group) symbol = of_lane;
+        }
+      } else {
+        for (unsigned group = 0; group < kWarp / kLanes; ++group) {
+          const unsigned of_lane = take(first + group * kLanes + lane < blocks.tokens);
+          if (of_warp / kLanes == group) symbol = of_lane;
+        }
+      }
+      const bool there = first + of_warp < blocks.tokens;
+      if (there) symbols[size_t{c} * blocks.tokens + first + of_warp] = static_cast<uint8_t>(symbol);
+      escapes += static_cast<uint32_t>(__popc(__ballot_sync(kAllLanes, there && symbol == kEscape)));
+      if (ahead >= kWarp) {  // by all lanes
+        loaded += kWarp, ahead -= kWarp;
+        near = far, far = behind;
+        __syncwarp();
+        window[of_warp] = window[kWarp + of_warp];
+        place(far, kWarp + of_warp);
+        __syncwarp();
+        behind = load_word(loaded + kWindow + of_warp);
       }
     }
   }
-  const uint32_t all = lanes_sum(escapes);
-  if (!writes) return;
-  if (damaged || state != kLowestState || word > end || end - word != all * kTransformEscapeBytes)
+  const uint32_t taken = loaded + ahead, raw_begin = 4 * kLanes + 2 * taken;
+  if (low_start || state != kLowestState || taken > words ||
+      end - raw_begin != escapes * kTransformEscapeBytes)
     atomicOr(blocks.damaged, 1u);
-  if (lane == 0) blocks.raw_begins[block] = word;
+  if (of_warp == 0) blocks.raw_begins[block] = raw_begin;
 }
 
 /// A warp for each component of a block.
@@ -219,8 +298,13 @@ unsigned blocks_for(uint64_t warps, unsigned of_block) {
 Status run_transform_symbols(const TransformTables& tables, const TransformBlocks& blocks,
                              StreamHandle stream) {
   using namespace transform_detail;
-  return launch(transform_symbols, dim3(blocks_for(blocks.count, kSymbolWarps)), kSymbolWarps * kWarp, 0,
-                stream, tables, blocks);
+  if (blocks.count == 0) return launch(transform_symbols<false>, dim3(0), kWarp, 0, stream, tables, blocks);
+  const unsigned wanted = blocks_for(blocks.count, kSymbolBlocks);
+  const unsigned warps = wanted < kMostSymbolWarps ? wanted : kMostSymbolWarps;
+  const bool staged = tables.guide_bytes <= kMostGuideBytes;
+  return launch(staged ? transform_symbols<true> : transform_symbols<false>,
+                dim3(blocks_for(blocks.count, warps)), warps * kWarp, staged ? tables.guide_bytes : 0, stream,
+                tables, blocks);
 }
 
 Status run_transform_values(const TransformTables& tables, const TransformBlocks& blocks,

@@ -14,28 +14,32 @@ inline constexpr unsigned kTransformSymbols = 32;
 /// Bytes of an escape's value.
 inline constexpr unsigned kTransformEscapeBytes = 3;
 
-struct SymbolRange {
-  uint32_t start, frequency;
-};
+/// Classes of components: kLevelClasses of lib/transform/levels.hpp.
+inline constexpr unsigned kTransformClasses = 40;
+/// A class' guide has the symbol of the first slot of each of 2^12 equal parts of its slots, or of each slot if there
+/// are fewer; with kTransformSeveral added if that is not the symbol of the whole part.
+inline constexpr unsigned kTransformGuideBits = 12;
+inline constexpr unsigned kTransformSeveral = kTransformSymbols;
 
 /// What all components of a class share.
 struct TransformClass {
-  uint32_t first_slot;  ///< in TransformTables::slots
-  uint32_t scale;       ///< there are 2^scale slots
-  uint32_t shift;       ///< low bits of its levels
+  uint32_t first_guide;  ///< in TransformTables::guides
+  uint32_t scale;        ///< there are 2^scale slots
+  uint32_t shift;        ///< low bits of its levels
   float shrink[kShrunkLevels];
-  SymbolRange ranges[kTransformSymbols];
+  uint32_t ranges[kTransformSymbols];  ///< slots of a symbol: where they begin, and from bit 16 on how many
 };
 
 struct TransformTables {
   const TransformClass* classes;
-  const uint8_t* slots;            ///< the symbol of each slot
+  const uint8_t* guides;           ///< of classes that components have; aligned to 16 bytes
   const uint8_t* component_class;  ///< [components]
   const float* units;              ///< [components]: step times gain
   const uint32_t* low_before;      ///< [components]: low bits of a token in the components before
   const float* rows;               ///< [components][width]
   const float* mean;               ///< [width]
   uint32_t components, width;
+  uint32_t guide_bytes;  ///< a multiple of 16
 };
 
 /// Blocks of `tokens` tokens, and room for what is made of them.

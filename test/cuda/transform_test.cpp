@@ -47,7 +47,9 @@ struct Case {
   Case(size_t components, size_t width, Rng& rng)
       : tables(random_tables(rng)), mean(width), rows(components, width) {
     for (size_t i = 0; i < components; ++i) {
-      classes.push_back(static_cast<uint8_t>(rng.below(kLevelClasses)));
+      // Of many components some are of each class.
+      classes.push_back(
+          static_cast<uint8_t>(components > kLevelClasses ? i % kLevelClasses : rng.below(kLevelClasses)));
       gains.push_back(static_cast<float>(rng.uniform(1, 2)));
     }
     for (float& value : mean) value = static_cast<float>(rng.normal());
@@ -101,13 +103,16 @@ Blocks encoded(const Case& of, const Matrix<int32_t>& levels, size_t tokens) {
 TEST_CASE("transform on a device: vectors are those of the CPU, bit for bit") {
   NEEDS_DEVICE();
   Rng rng(91);
-  // Around tiles of 64 tokens, 128 or 256 columns and 16 components, and groups of eight lanes.
+  // Around tiles of 128 tokens, 128 columns and 16 components, groups of eight lanes and of 32 symbols; with more blocks
+  // than a device has multiprocessors, and more classes than fit its shared memory.
   for (const auto& [components, width, tokens, count] : std::vector<std::array<size_t, 4>>{{1, 1, 1, 1},
                                                                                            {3, 70, 13, 6},
                                                                                            {16, 64, 64, 1},
                                                                                            {37, 65, 33, 5},
                                                                                            {20, 130, 8, 9},
                                                                                            {18, 300, 9, 8},
+                                                                                           {35, 260, 76, 4},
+                                                                                           {41, 12, 8, 270},
                                                                                            {0, 5, 7, 2}}) {
     INFO(components, " components of ", width, " values, ", count, " blocks of ", tokens);
     const Case of(components, width, rng);
