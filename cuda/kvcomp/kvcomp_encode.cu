@@ -383,6 +383,11 @@ constexpr unsigned kTogether = 16;
 /// What stands behind the end of a run: a code of no bits.
 constexpr unsigned kNoSymbol = 256, kCodes = kNoSymbol + 1;
 
+/// Of a block of threads.
+constexpr unsigned kMostThreads = 256;
+/// Words of a payload that is put together in shared memory: 4 KB, so that a multiprocessor has room for 32 blocks.
+constexpr unsigned kStagedWords = 1024;
+
 /// Fills a block's table of codes, kCodes of them.
 __device__ __forceinline__ void load_codes(const uint32_t* codes, uint32_t* table) {
   for (unsigned i = threadIdx.x; i < kCodes; i += blockDim.x) table[i] = i < kNoSymbol ? codes[i] : 0;
@@ -495,6 +500,34 @@ class BitPen {
   uint64_t bits_ = 0;
 };
 
+/// Codes of a run's symbols, then its exact values.
+template <bool kWide>
+__device__ __forceinline__ void write_run(const KvcompValues& v, uint64_t block, unsigned run,
+                                          const uint32_t* table, BitPen pen) {
+  uint32_t all = 0;
+  const RunSymbols<kWide> symbols_of_run(v, block, run);
+  symbols_of_run.each_group([&](unsigned, const unsigned(&symbols)[kTogether]) {
+#pragma unroll
+    for (unsigned k = 0; k < kTogether; k += 2) {  // a code has at most 15 bits
+      const uint32_t code = table[symbols[k]], next = table[symbols[k + 1]];
+      all |= code | next;
+      pen.put(code >> 16 << (next & 15) | next >> 16, (code & 15) + (next & 15));
+    }
+  });
+  if (all & kKvcompExact)
+    symbols_of_run.each_group([&](unsigned i, const unsigned(&symbols)[kTogether]) {
+      uint32_t exact = 0;
+#pragma unroll
+      for (unsigned k = 0; k < kTogether; ++k) exact |= (table[symbols[k]] & kKvcompExact) << k;
+      for (exact /= kKvcompExact; exact != 0; exact &= exact - 1) {
+        const unsigned at = i + static_cast<unsigned>(__ffs(static_cast<int>(exact))) - 1;
+        pen.put(v.by_channel ? block_values(v, block).half(at, run) : block_values(v, block).half(run, at),
+                16);
+      }
+    });
+  pen.finish();
+}
+
 }  // namespace kvcomp_detail
 
 /// A block of threads per block, a thread per run.
@@ -585,13 +618,17 @@ __global__ void kvcomp_places(const KvcompSizes* sizes, uint64_t blocks, KvcompP
   }
 }
 
-/// A block of threads per block, a thread per run.
+/// A block of threads per block, a thread per run. Payloads that fit are put together in shared memory and written as
+/// they lie: with the words of runs one by one to where they belong, 32 lanes wrote to 32 sectors each time, and all
+/// first and last words, half of them for values, were atomics (keys took 140 us of 32,768 tokens, values 120).
 template <bool kWide>
-__global__ void kvcomp_write(KvcompValues v, const uint32_t* codes, const uint32_t* run_bits,
-                             const KvcompSizes* sizes, const KvcompPlace* places, KvcompOut out) {
+__global__ void __launch_bounds__(kvcomp_detail::kMostThreads, kWide ? 8 : 6)
+    kvcomp_write(KvcompValues v, const uint32_t* codes, const uint32_t* run_bits, const KvcompSizes* sizes,
+                 const KvcompPlace* places, KvcompOut out) {
   using namespace kvcomp_detail;
   KVCODEC_SHARED_ARRAY(uint32_t, table, kCodes);
   KVCODEC_SHARED_ARRAY(unsigned, sums, 32);
+  KVCODEC_SHARED_ARRAY(uint32_t, staged, kStagedWords);
   load_codes(codes, table);
   const unsigned runs = v.by_channel ? v.dims : v.tokens;
   const unsigned lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
@@ -619,39 +656,34 @@ __global__ void kvcomp_write(KvcompValues v, const uint32_t* codes, const uint32
       for (unsigned c = threadIdx.x; c < v.dims; c += blockDim.x)
         set_bits(out.origins, origins + 16 + uint64_t{c} * size.origin_bits,
                  static_cast<uint32_t>(v.origins[block * v.dims + c] - size.least_origin), size.origin_bits);
-    uint64_t bit = place.payload * 8;
+    // The words of the payload, of which the first and the last are shared with other blocks.
+    uint32_t* const words = out.payload + place.payload / 4;
+    const unsigned count = static_cast<unsigned>(place.payload % 4 + place.payload_bytes + 3) / 4;
+    const bool fits = count <= kStagedWords;
+    if (fits)  // each thread its own words, from block to block; barriers follow
+      for (unsigned i = threadIdx.x; i < count; i += blockDim.x) staged[i] = 0;
+    uint32_t bit = static_cast<uint32_t>(place.payload % 4) * 8;
     for (unsigned first = 0; first < runs; first += blockDim.x) {
       const unsigned run = first + threadIdx.x;
       const unsigned bits = run < runs ? run_bits[block * runs + run] : 0;
       unsigned total;
-      const uint64_t start = bit + prefix_sum(bits, sums, total);
+      const uint32_t start = bit + prefix_sum(bits, sums, total);
       bit += total;
       if (run >= runs) continue;
       if (size.mode > 0)
         set_bits(out.counts, counts + 16 + uint64_t{run} * size.mode, bits - size.base, size.mode);
-      BitPen pen(out.payload, start);
-      uint32_t all = 0;
-      const RunSymbols<kWide> symbols_of_run(v, block, run);
-      symbols_of_run.each_group([&](unsigned, const unsigned(&symbols)[kTogether]) {
-#pragma unroll
-        for (unsigned k = 0; k < kTogether; k += 2) {  // a code has at most 15 bits
-          const uint32_t code = table[symbols[k]], next = table[symbols[k + 1]];
-          all |= code | next;
-          pen.put(code >> 16 << (next & 15) | next >> 16, (code & 15) + (next & 15));
-        }
-      });
-      if (all & kKvcompExact)
-        symbols_of_run.each_group([&](unsigned i, const unsigned(&symbols)[kTogether]) {
-          uint32_t exact = 0;
-#pragma unroll
-          for (unsigned k = 0; k < kTogether; ++k) exact |= (table[symbols[k]] & kKvcompExact) << k;
-          for (exact /= kKvcompExact; exact != 0; exact &= exact - 1) {
-            const unsigned at = i + static_cast<unsigned>(__ffs(static_cast<int>(exact))) - 1;
-            pen.put(v.by_channel ? x.half(at, run) : x.half(run, at), 16);
-          }
-        });
-      pen.finish();
+      if (fits)
+        write_run<kWide>(v, block, run, table, BitPen(staged, start));
+      else
+        write_run<kWide>(v, block, run, table, BitPen(words, start));
     }
+    if (!fits) continue;
+    __syncthreads();
+    for (unsigned i = threadIdx.x; i < count; i += blockDim.x)
+      if (i == 0 || i == count - 1)
+        atomicOr(words + i, staged[i]);
+      else
+        words[i] = staged[i];
   }
 }
 
@@ -661,8 +693,9 @@ namespace {
 
 /// Threads of a block of threads: as many as there is something to do for, whole warps.
 unsigned threads_for(size_t items) {
+  constexpr size_t kMost = kvcomp_detail::kMostThreads;
   const size_t whole = (items + kWarp - 1) / kWarp * kWarp;
-  return static_cast<unsigned>(whole < kWarp ? kWarp : whole < 256 ? whole : 256);
+  return static_cast<unsigned>(whole < kWarp ? kWarp : whole < kMost ? whole : kMost);
 }
 
 /// Blocks of threads, which take turns where there are more items.
