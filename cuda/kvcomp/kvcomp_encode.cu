@@ -408,21 +408,36 @@ struct RunSymbols {
   /// Calls body(i, symbols) for each group; symbols[k] is symbol i + k.
   template <class Body>
   __device__ __forceinline__ void each_group(Body&& body) const {
-    for (unsigned i = 0; i < count; i += kTogether) {
-      unsigned symbols[kTogether];
-      if constexpr (kWide) {
-        const uint4 group = *reinterpret_cast<const uint4*>(first + i);
-        const uint32_t words[4] = {group.x, group.y, group.z, group.w};
-#pragma unroll
-        for (unsigned k = 0; k < kTogether; ++k) symbols[k] = words[k / 4] >> (k % 4 * 8) & 255;
-      } else {
+    if constexpr (kWide) {
+      // Two groups, a sector of memory, are asked for at once: when the second one's turn comes, the first level
+      // cache has long had other sectors to keep.
+      for (unsigned i = 0; i < count; i += 2 * kTogether) {
+        const bool second = i + kTogether < count;
+        const uint4 group = *reinterpret_cast<const uint4*>(first + i),
+                    next = *reinterpret_cast<const uint4*>(first + i + (second ? kTogether : 0));
+        each_of(group, i, body);
+        if (second) each_of(next, i + kTogether, body);
+      }
+    } else {
+      for (unsigned i = 0; i < count; i += kTogether) {
+        unsigned symbols[kTogether];
         const uint8_t* from = first + size_t{i} * stride;
 #pragma unroll
         for (unsigned k = 0; k < kTogether; ++k, from += stride)
           symbols[k] = i + k < count ? *from : kNoSymbol;
+        body(i, symbols);
       }
-      body(i, symbols);
     }
+  }
+
+ private:
+  template <class Body>
+  static __device__ __forceinline__ void each_of(const uint4& group, unsigned i, Body&& body) {
+    const uint32_t words[4] = {group.x, group.y, group.z, group.w};
+    unsigned symbols[kTogether];
+#pragma unroll
+    for (unsigned k = 0; k < kTogether; ++k) symbols[k] = words[k / 4] >> (k % 4 * 8) & 255;
+    body(i, symbols);
   }
 };
 
@@ -532,7 +547,8 @@ __device__ __forceinline__ void write_run(const KvcompValues& v, uint64_t block,
 
 /// A block of threads per block, a thread per run.
 template <bool kWide>
-__global__ void kvcomp_sizes(KvcompValues v, const uint32_t* codes, uint32_t* run_bits, KvcompSizes* sizes) {
+__global__ void __launch_bounds__(kvcomp_detail::kMostThreads, kWide ? 8 : 5)
+    kvcomp_sizes(KvcompValues v, const uint32_t* codes, uint32_t* run_bits, KvcompSizes* sizes) {
   using namespace kvcomp_detail;
   KVCODEC_SHARED_ARRAY(uint32_t, table, kCodes);
   KVCODEC_SHARED_ARRAY(int64_t, sums, 32);
