@@ -3,7 +3,7 @@
 # A table in Markdown: seconds by the clock of each, tokens a second on the device, and whether the files are the same bytes.
 # usage: device.sh KVCODEC MODEL TEXT FOLDER      FOLDER: for files of 23 KB a token with SmolLM2-135M; a disk in memory is best
 #   TOKENS         of the cache, in documents of 1,024; default: 100352
-#   FEW            documents for the codecs whose coding is slow (rvq, sparse); default: 16
+#   FEW            documents for the codecs whose coding is slow (rvq, sparse), and a quarter of those for transform; default: 16
 #   STEP_SECONDS   limit of each command; default: 90
 #   DEVICE         default: cuda
 set -uo pipefail
@@ -52,21 +52,20 @@ share=0-$((few - 1))
 
 both 'encode kvcomp' "$tokens" encode kv.h5 --codec kvcomp
 mv device.h5 codes.h5 && both 'decode kvcomp' "$tokens" decode codes.h5
+timed cpu train-transform kv.h5 --documents 0-2 --overwrite -o transform.h5
+echo "train-transform on the CPU, 3 documents: $seconds s" >&2
+both 'encode transform' "$((4 * coded))" encode kv.h5 --documents 0-$((4 * few - 1)) --codec transform --book transform.h5 --bits 1
+mv device.h5 codes.h5 && both 'decode transform' "$((4 * coded))" decode codes.h5 --book transform.h5
 both 'encode selfindex' "$tokens" encode kv.h5 --codec selfindex
-both 'train-rvq' "$coded" train-rvq kv.h5 --documents $share --epochs 2
-mv device.h5 codebooks.h5 && both 'encode rvq' "$coded" encode kv.h5 --documents $share --codec rvq --book codebooks.h5
-mv device.h5 codes.h5 && both 'decode rvq' "$coded" decode codes.h5 --book codebooks.h5
+for where in cpu "$device"; do
+  timed "$where" eval-model --model "$model" --text "$text" --chunk 2048 --max-documents 4 --codec none --codec kvcomp --codec selfindex
+  printf '\neval-model, 4 documents of 2,048 tokens, 3 settings, %s: %s s\n' "$where" "$seconds"
+  grep -E '^(uncompressed|none|kvcomp|selfindex)' said-"$where".txt
+done
 both 'train-dict' "$coded" train-dict kv.h5 --documents $share --layer-group 5 --atoms 4096 --sparsity 32 --steps 100 --optimizer adam
 mv device.h5 dictionary.h5 && both 'encode sparse' "$coded" encode kv.h5 --documents $share --codec sparse --book dictionary.h5
 mv device.h5 codes.h5 && both 'decode sparse' "$coded" decode codes.h5 --book dictionary.h5
-timed cpu train-transform kv.h5 --documents 0-3 --overwrite -o transform.h5
-echo "train-transform on the CPU, 4 documents: $seconds s" >&2
-both 'encode transform' "$tokens" encode kv.h5 --codec transform --book transform.h5 --bits 1
-mv device.h5 codes.h5 && both 'decode transform' "$tokens" decode codes.h5 --book transform.h5
+both 'train-rvq' "$coded" train-rvq kv.h5 --documents $share --epochs 2
+mv device.h5 codebooks.h5 && both 'encode rvq' "$coded" encode kv.h5 --documents $share --codec rvq --book codebooks.h5
+mv device.h5 codes.h5 && both 'decode rvq' "$coded" decode codes.h5 --book codebooks.h5
 both 'index, clusters' "$tokens" index kv.h5 --clusters 64
-
-for where in cpu "$device"; do
-  timed "$where" eval-model --model "$model" --text "$text" --chunk 2048 --max-documents 4 --codec none --codec kvcomp --codec selfindex
-  echo "eval-model, 4 documents of 2,048 tokens, 3 settings, $where: $seconds s"
-  cat said-"$where".txt
-done
