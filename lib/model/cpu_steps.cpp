@@ -276,8 +276,9 @@ class CpuSteps final : public TapedSteps {
       attend_otherwise(index, first, count, attended);
     else
       causal_attention(config_, config_.window[as_size(index)], weights_.layers[as_size(index)].sinks,
-                       weights_.compute, plan_.documents, first, query_.view().rows(0, count), key_, values(), attended,
-                       scratch_, tape_ ? tape_->log_sums.view().rows(first, count) : MatrixView<float>());
+                       weights_.compute, plan_.documents, first, query_.view().rows(0, count), key_, values(),
+                       attended, scratch_,
+                       tape_ ? tape_->log_sums.view().rows(first, count) : MatrixView<float>());
     if (tape_) keep(attended, first, tape_->attended);
   }
 

@@ -10,6 +10,7 @@
 #include "lib/core/parallel.hpp"
 #include "lib/core/rng.hpp"
 #include "lib/model/llama.hpp"
+#include "lib/model/llama_weights.hpp"
 #include "test/test.hpp"
 #include "test/unit/naive_llama.hpp"
 
