@@ -77,7 +77,7 @@ class TileAttention {
              block == seen);
     }
     scatter(out);
-    if (log_sums.rows() > 0) write_log_sums(log_sums);
+    if (log_sums.data()) write_log_sums(log_sums);
   }
 
  private:
