@@ -38,11 +38,13 @@ class DeviceWork {
   /// Whether results have the bits that lib would have made, or are within rounding of them.
   enum class Bits : uint8_t { same, rounded };
 
-  /// Runs body(), which returns nothing or an Outcome, with the device to itself.
+  /// Runs body(), which returns nothing or an Outcome, with the device to itself. prefix: what a note about it
+  /// begins with.
   template <class Body>
-  [[nodiscard]] Outcome try_run(const Body& body, Bits bits = Bits::same) const {
+  [[nodiscard]] Outcome try_run(const Body& body, Bits bits = Bits::same,
+                                const std::string& prefix = "") const {
     Outcome outcome = Outcome::declined;
-    attempt("", [&] {
+    attempt(prefix, [&] {
       if constexpr (std::is_void_v<std::invoke_result_t<const Body&>>) {
         body();
         outcome = Outcome::done;

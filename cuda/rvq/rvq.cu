@@ -4,7 +4,8 @@
 // from the matrix units, of f16 roundings of both; with the bound of lib/linalg/nearest.hpp on what that
 // costs, only entries whose rough score comes near the best one can be the nearest. A first pass over the
 // entries finds the best rough score of each row, a second one lists what comes near it (mostly one or two
-// entries), which is then scored exactly, so the ids are those of lib/. Then the entry is subtracted, and the next stage begins.
+// entries), which is then scored exactly, so the ids are those of lib/. Then the entry is subtracted, and the
+// next stage begins.
 #include "cuda/runtime/kernel.cuh"
 #include "cuda/rvq/rvq.cuh"
 #include "lib/linalg/ordered_key.hpp"

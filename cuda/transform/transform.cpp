@@ -208,14 +208,8 @@ class DeviceSynthesis final : public SynthesisEngine {
   /// Copies blocks there and vectors back.
   bool decode(std::span<const uint8_t> payload, std::span<const uint32_t> block_bytes, size_t tokens,
               MatrixView<float> out) const override {
-    // As try_run does it, but that a note about a block that finds no memory names the codec.
-    const auto run = [&] {
-      synthesizer_->decode(payload, block_bytes, tokens, out);
-      return true;
-    };
-    const bool done = device_.try_make("transform", run).has_value();
-    if (done) device_.count(DeviceWork::Bits::same);
-    return done;
+    const auto run = [&] { synthesizer_->decode(payload, block_bytes, tokens, out); };
+    return device_.try_run(run, DeviceWork::Bits::same, "transform: ") == Outcome::done;
   }
 
  private:

@@ -3,7 +3,7 @@
 # A table in Markdown: seconds by the clock of each, tokens a second on the device, and whether the files are the same bytes.
 # usage: device.sh KVCODEC MODEL TEXT FOLDER      FOLDER: for files of 23 KB a token with SmolLM2-135M; a disk in memory is best
 #   TOKENS         of the cache, in documents of 1,024; default: 100352
-#   FEW            documents for the codecs whose coding is slow (rvq, sparse), and a quarter of those for transform; default: 16
+#   FEW            documents for the codecs whose coding is slow (rvq, sparse), four times as many for transform; default: 16
 #   STEP_SECONDS   limit of each command; default: 90
 #   DEVICE         default: cuda
 set -uo pipefail
@@ -18,7 +18,7 @@ timed() {
   local where=$1 start end
   shift
   start=$(date +%s.%N)
-  CUPTI_LABEL="$1 $2 ($where)" timeout "$limit" "$kvcodec" "$@" --device "$where" --quiet >said-"$where".txt 2>&1
+  timeout "$limit" "$kvcodec" "$@" --device "$where" --quiet >said-"$where".txt 2>&1
   local status=$?
   end=$(date +%s.%N)
   seconds=$(awk "BEGIN { printf \"%.2f\", $end - $start }")
