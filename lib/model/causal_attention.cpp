@@ -7,6 +7,7 @@
 #include <map>
 #include <vector>
 
+#include "lib/core/aligned.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/linalg/bf16_gemm.hpp"
@@ -21,22 +22,41 @@ namespace {
 constexpr size_t kKeyBlock = 512;
 // softmax_block wants whole vectors.
 constexpr size_t kPadding = 16;
-
-/// Rows of keys or values, and the same in bf16 where products are made so.
-struct Rows {
-  MatrixView<const float> floats;
-  MatrixView<const uint16_t> rounded;
-
-  Rows of(size_t first, size_t count, size_t column, size_t dim) const {
-    Rows part{floats.rows(first, count).columns(column, dim), {}};
-    if (rounded.rows() > 0) part.rounded = rounded.rows(first, count).columns(column, dim);
-    return part;
-  }
-};
+static_assert(kKeyBlock % kPadding == 0);
 
 void round(MatrixView<const float> rows, MatrixView<uint16_t> out) {
   for (size_t i = 0; i < rows.rows(); ++i) narrow(DType::bf16, rows.row(i), out.row(i));
 }
+
+/// Keys or values of a batch in bf16, head by head, since products are fastest of rows without gaps. Behind the last row there
+/// are kPadding more, of zeros.
+class RoundedRows {
+ public:
+  RoundedRows() = default;
+  RoundedRows(size_t rows, size_t heads, size_t dim)
+      : count_(rows), heads_(heads), rows_(heads * rows + kPadding, dim) {}
+
+  /// Takes over rows [begin, end) of all heads.
+  void take(MatrixView<const float> rows, size_t begin, size_t end) {
+    const size_t dim = rows_.cols();
+    for (size_t head = 0; head < heads_; ++head)
+      round(rows.rows(begin, end - begin).columns(head * dim, dim),
+            rows_.view().rows(head * count_ + begin, end - begin));
+  }
+  MatrixView<const uint16_t> of(size_t head, size_t first, size_t count) const {
+    return rows_.view().rows(head * count_ + first, count);
+  }
+
+ private:
+  size_t count_ = 0, heads_ = 0;
+  Matrix<uint16_t> rows_;
+};
+
+/// What all tiles of a batch read.
+struct Rows {
+  MatrixView<const float> key, value;
+  RoundedRows rounded_key, rounded_value;  // where products are made in bf16
+};
 
 class TileAttention {
  public:
@@ -61,8 +81,8 @@ class TileAttention {
       states_[row] = {sinks[tile.kv_head * group_ + row % group_], 1};
   }
 
-  /// query, out: rows of the tile's tokens, all heads. key, value: rows of the batch. log_sums: as query, or empty.
-  void run(MatrixView<const float> query, const Rows& key, const Rows& value, MatrixView<float> out,
+  /// query, out: rows of the tile's tokens, all heads. log_sums: as query, or empty.
+  void run(MatrixView<const float> query, const Rows& rows, MatrixView<float> out,
            MatrixView<float> log_sums) {
     gather_heads(config_, tile_, query, 1.0f / std::sqrt(static_cast<float>(dim_)), query_);
     if (in_bf16_) round(query_, rounded_query_);
@@ -70,31 +90,37 @@ class TileAttention {
     const size_t end = tile_.position + tile_.tokens;
     for (size_t block = seen; block < end; block += kKeyBlock) {
       const size_t width = std::min(kKeyBlock, end - block);
-      const MatrixView<float> scores(scores_.data(), rows_, width, kKeyBlock);
-      score(key.of(tile_.key_first + block, width, tile_.kv_head * dim_, dim_), scores);
+      scores_ = {scores_.data(), rows_, round_up(width, kPadding)};
+      score(rows, tile_.key_first + block, width);
       for (size_t row = 0; row < rows_; ++row) weigh(row, block, width, block == seen);
-      add_up(scores, value.of(tile_.key_first + block, width, tile_.kv_head * value_dim_, value_dim_),
-             block == seen);
+      add_up(rows, tile_.key_first + block, width, block == seen);
     }
     scatter(out);
     if (log_sums.data()) write_log_sums(log_sums);
   }
 
  private:
-  void score(const Rows& keys, MatrixView<float> scores) const {
+  /// Scores of `width` keys from row `begin` of the batch on. In bf16 also of what stands behind them, so that rows have no
+  /// gaps; it is masked.
+  void score(const Rows& rows, size_t begin, size_t width) const {
     if (in_bf16_)
-      gemm_bf16(rounded_query_, keys.rounded, Transpose::yes, false, scores);
+      gemm_bf16(rounded_query_, rows.rounded_key.of(tile_.kv_head, begin, scores_.cols()), Transpose::yes,
+                false, scores_);
     else
-      gemm(1, query_, Transpose::no, keys.floats, Transpose::yes, 0, scores);
+      gemm(1, query_, Transpose::no, rows.key.rows(begin, width).columns(tile_.kv_head * dim_, dim_),
+           Transpose::yes, 0, scores_.columns(0, width));
   }
 
   /// Adds values, weighed, to the sums so far; before the first block there are none.
-  void add_up(MatrixView<const float> weights, const Rows& values, bool first) {
+  void add_up(const Rows& rows, size_t begin, size_t width, bool first) {
+    const MatrixView<const float> weights = scores_.columns(0, width);
     if (!in_bf16_)
-      return gemm(1, weights, Transpose::no, values.floats, Transpose::no, first ? 0.0f : 1.0f, sum_);
-    const MatrixView<uint16_t> rounded(weights_.data(), rows_, weights.cols(), kKeyBlock);
+      return gemm(1, weights, Transpose::no,
+                  rows.value.rows(begin, width).columns(tile_.kv_head * value_dim_, value_dim_),
+                  Transpose::no, first ? 0.0f : 1.0f, sum_);
+    const MatrixView<uint16_t> rounded(weights_.data(), rows_, width);
     round(weights, rounded);
-    gemm_bf16(rounded, values.rounded, Transpose::no, !first, sum_);
+    gemm_bf16(rounded, rows.rounded_value.of(tile_.kv_head, begin, width), Transpose::no, !first, sum_);
   }
 
   /// Masks one row of scores, turns it into weights, and scales the row's sum so far; before the first block there is
@@ -102,8 +128,7 @@ class TileAttention {
   void weigh(size_t row, size_t block, size_t width, bool first) {
     constexpr float kMasked = -std::numeric_limits<float>::infinity();
     const auto [begin, end] = visible_within(tile_.position + row / group_, window_, block, width);
-    const size_t padded = (width + kPadding - 1) / kPadding * kPadding;
-    const std::span<float> scores = scores_.row(row).first(padded);
+    const std::span<float> scores = scores_.row(row);
     if (begin >= end) {
       std::fill(scores.begin(), scores.end(), 0.0f);
       return;
@@ -142,9 +167,8 @@ class TileAttention {
   std::vector<SoftmaxState> states_;
 };
 
-/// Rounds the rows of batch that tiles of one head see: blocks of keys that begin before what a window shows included.
-void round_seen(std::span<const AttentionTile> tiles, int64_t window, MatrixView<const float> rows,
-                MatrixView<uint16_t> out) {
+/// Rounds the rows of the batch that tiles see: blocks of keys that begin before what a window shows included.
+void round_seen(std::span<const AttentionTile> tiles, int64_t window, Rows& rows) {
   struct Range {
     size_t begin, end;
   };
@@ -158,7 +182,8 @@ void round_seen(std::span<const AttentionTile> tiles, int64_t window, MatrixView
   constexpr size_t kGrain = 64;
   for (const auto& [document, range] : documents)
     parallel_for(range.end - range.begin, kGrain, [&, seen = range](size_t begin, size_t end, int) {
-      round(rows.rows(seen.begin + begin, end - begin), out.rows(seen.begin + begin, end - begin));
+      rows.rounded_key.take(rows.key, seen.begin + begin, seen.begin + end);
+      rows.rounded_value.take(rows.value, seen.begin + begin, seen.begin + end);
     });
 }
 
@@ -176,20 +201,18 @@ void causal_attention(const ModelConfig& config, int64_t window, std::span<const
                       MatrixView<const float> value, MatrixView<float> out, WorkerScratch& scratch,
                       MatrixView<float> log_sums) {
   const std::vector<AttentionTile> tiles = attention_tiles(config, documents, first, query.rows());
-  Matrix<uint16_t> rounded_key, rounded_value;
-  Rows keys{key, {}}, values{value, {}};
+  Rows rows{key, value, {}, {}};
   if (compute == Compute::bf16) {
-    rounded_key = Matrix<uint16_t>(key.rows(), key.cols());
-    rounded_value = Matrix<uint16_t>(value.rows(), value.cols());
-    round_seen(tiles, window, key, rounded_key);
-    round_seen(tiles, window, value, rounded_value);
-    keys.rounded = rounded_key, values.rounded = rounded_value;
+    const auto heads = static_cast<size_t>(config.num_kv_heads);
+    rows.rounded_key = RoundedRows(key.rows(), heads, static_cast<size_t>(config.head_dim));
+    rows.rounded_value = RoundedRows(value.rows(), heads, static_cast<size_t>(config.value_dim()));
+    round_seen(tiles, window, rows);
   }
   parallel_for(tiles.size(), 1, [&](size_t begin, size_t, int worker) {
     const AttentionTile& tile = tiles[begin];
     const size_t row = tile.row - first;
     TileAttention(config, window, sinks, compute, tile, scratch.get(worker, attention_scratch_floats(config)))
-        .run(query.rows(row, tile.tokens), keys, values, out.rows(row, tile.tokens),
+        .run(query.rows(row, tile.tokens), rows, out.rows(row, tile.tokens),
              log_sums.rows() > 0 ? log_sums.rows(row, tile.tokens) : MatrixView<float>());
   });
 }

@@ -24,6 +24,9 @@ class WorkerScratch {
   std::vector<std::vector<float>> buffers_;
 };
 
+/// Lays the weight out in bf16 for the products below, whatever it is stored in.
+void pack(Linear& layer);
+
 /// Scratch floats per thread that the functions below take.
 size_t linear_scratch_floats();
 

@@ -2,8 +2,7 @@
 
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
-#include "lib/core/half.hpp"
-#include "lib/core/parallel.hpp"
+#include "lib/model/linear.hpp"
 
 namespace kvcodec {
 namespace {
@@ -292,34 +291,19 @@ std::vector<Linear*> matrices_of(LlamaWeights& weights) {
   return found;
 }
 
-void keep_rounded(Linear& linear) {
-  constexpr size_t kGrain = 16;
-  const size_t inputs = linear.inputs();
-  linear.rounded.resize(linear.outputs() * inputs);
-  parallel_for(linear.outputs(), kGrain, [&](size_t begin, size_t end, int) {
-    std::vector<float> row(inputs);
-    for (size_t i = begin; i < end; ++i) {
-      read_floats(linear.weight, i * inputs, row);
-      narrow(DType::bf16, row, std::span(linear.rounded).subspan(i * inputs, inputs));
-    }
-  });
-}
-
 }  // namespace
 
 void compute_in(LlamaWeights& weights, Compute compute, uint64_t keep_bytes) {
   weights.compute = compute;
+  const std::vector<Linear*> matrices = matrices_of(weights);
   uint64_t bytes = 0;
-  std::vector<Linear*> others;
-  for (Linear* const linear : matrices_of(weights)) {
+  for (Linear* const linear : matrices) {
     linear->compute = compute;
-    linear->rounded.clear();
-    if (compute != Compute::bf16 || bf16_in_place(linear->weight)) continue;
-    others.push_back(linear);
+    linear->packed.clear();
     bytes += checked_mul(checked_mul(linear->outputs(), linear->inputs()), sizeof(uint16_t));
   }
-  if (bytes > keep_bytes) return;
-  for (Linear* const linear : others) keep_rounded(*linear);
+  if (compute != Compute::bf16 || bytes > keep_bytes) return;
+  for (Linear* const linear : matrices) pack(*linear);
 }
 
 const Linear& head_of(const LlamaWeights& weights) {

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "lib/linalg/bf16_gemm.hpp"
 #include "lib/model/config.hpp"
 #include "lib/model/weights.hpp"
 
@@ -17,8 +18,8 @@ struct Linear {
   TensorView weight = {};          ///< (outputs, inputs)
   std::vector<float> bias = {};    ///< outputs values, or empty
   Compute compute = Compute::f32;  ///< how W x is made
-  std::vector<uint16_t> rounded =
-      {};  ///< the weight in bf16, where it is stored otherwise and kept so; or empty
+  std::vector<PackedBf16> packed =
+      {};  ///< the weight in bf16, kept for products (pack() of linear.hpp); or empty
 
   size_t outputs() const { return weight.shape[0]; }
   size_t inputs() const { return weight.shape[1]; }
@@ -72,8 +73,8 @@ struct LlamaWeights {
 LlamaWeights load_weights(const ModelConfig& config, const WeightSource& source);
 
 /// From now on weight matrices are multiplied so, except for those that choose experts, which stay in f32: a choice is not a
-/// matter of rounding. Matrices that are stored otherwise than in bf16 are rounded to it once and kept so, if all of them
-/// together take no more than keep_bytes; else they are rounded anew for each use, to the same.
+/// matter of rounding. In bf16 they are rounded and laid out once, and kept so, if all of them together take no more than
+/// keep_bytes; else they are rounded anew for each use, to the same. The order of the sums may be another one.
 void compute_in(LlamaWeights& weights, Compute compute, uint64_t keep_bytes = 0);
 
 /// The output matrix. Throws Error(bad_input) if it is missing.

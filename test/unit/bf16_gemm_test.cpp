@@ -82,6 +82,27 @@ double relative_error(const std::vector<float>& found, const std::vector<float>&
   return std::sqrt(error / size);
 }
 
+/// Elements of out that are not x op(w), and before if that was added, as far as floats can be; columns behind those of the
+/// product are as they were.
+size_t wrong_of(MatrixView<const uint16_t> x, MatrixView<const uint16_t> w, bool turned, bool add,
+                MatrixView<const float> before, MatrixView<const float> out) {
+  const size_t columns = turned ? w.rows() : w.cols();
+  size_t wrong = 0;
+  for (size_t i = 0; i < out.rows(); ++i)
+    for (size_t j = 0; j < out.cols(); ++j) {
+      double sum = j < columns && !add ? 0 : static_cast<double>(before(i, j)), magnitude = std::abs(sum);
+      for (size_t c = 0; j < columns && c < x.cols(); ++c) {
+        const double term = static_cast<double>(bf16_to_float(x(i, c))) *
+                            static_cast<double>(bf16_to_float(turned ? w(j, c) : w(c, j)));
+        sum += term, magnitude += std::abs(term);
+      }
+      // One rounding of a float for each sum.
+      const double allowed = (static_cast<double>(x.cols()) + 2) * 0x1p-24 * magnitude;
+      wrong += !(std::abs(static_cast<double>(out(i, j)) - sum) <= allowed);
+    }
+  return wrong;
+}
+
 }  // namespace
 
 TEST_CASE(
@@ -112,26 +133,48 @@ TEST_CASE(
             parallel_for(1, 1, [&](size_t, size_t, int) { product(); });
           else
             product();
-          size_t wrong = 0;
-          for (size_t i = 0; i < n; ++i)
-            for (size_t j = 0; j < m + 2; ++j) {
-              double sum = j < m && !add ? 0 : static_cast<double>(before(i, j)), magnitude = std::abs(sum);
-              for (size_t c = 0; j < m && c < k; ++c) {
-                const double term = static_cast<double>(bf16_to_float(x(i, c + 1))) *
-                                    static_cast<double>(bf16_to_float(turned ? w(j, c) : w(c, j)));
-                sum += term, magnitude += std::abs(term);
-              }
-              // One rounding of a float for each sum.
-              const double allowed = (static_cast<double>(k) + 2) * 0x1p-24 * magnitude;
-              wrong += !(std::abs(static_cast<double>(out(i, j)) - sum) <= allowed);
-            }
-          CHECK_EQ(wrong, 0);
+          CHECK_EQ(
+              wrong_of(x.view().columns(1, k), w.view().columns(0, turned ? k : m), turned, add, before, out),
+              0);
         }
   Matrix<float> out(2, 2);
   CHECK_THROWS_AS(gemm_bf16(random_bf16(2, 3, rng), random_bf16(2, 4, rng), Transpose::yes, false, out),
                   Error);
   CHECK_THROWS_AS(gemm_bf16(random_bf16(2, 3, rng), random_bf16(2, 3, rng), Transpose::no, false, out),
                   Error);
+}
+
+TEST_CASE("products in bf16 with a packed matrix: as with the matrix, for any number of rows") {
+  Rng rng(4);
+  if (!why_no_bf16().empty()) {
+    CHECK_THROWS_WITH_AS(PackedBf16(random_bf16(1, 1, rng)), doctest::Contains(why_no_bf16().c_str()), Error);
+    MESSAGE("not run: ", why_no_bf16());
+    return;
+  }
+  for (const size_t m : {1, 17, 40, 192, 256})
+    for (const size_t k : {1, 5, 64, 577, 2100}) {
+      const Matrix<uint16_t> w = random_bf16(m, k + 3, rng);
+      const PackedBf16 packed(w.view().columns(2, k)), copy = packed;
+      CHECK_EQ(packed.rows(), m);
+      CHECK_EQ(packed.cols(), k);
+      for (const size_t n : {1, 2, 63, 130}) {
+        const Matrix<uint16_t> x = random_bf16(n, k, rng);
+        const Matrix<float> before = random_floats(n, m, rng);
+        for (const bool add : {false, true}) {
+          Matrix<float> out = before;
+          gemm_bf16(x, copy, add, out);
+          CHECK_EQ(wrong_of(x, w.view().columns(2, k), true, add, before, out), 0);
+        }
+      }
+    }
+  const PackedBf16 packed(random_bf16(3, 4, rng));
+  Matrix<float> out(2, 3), wide(2, 5);
+  gemm_bf16(Matrix<uint16_t>(0, 4), packed, false, Matrix<float>(0, 3).view());
+  CHECK_THROWS_AS(gemm_bf16(random_bf16(2, 5, rng), packed, false, out), Error);
+  CHECK_THROWS_AS(gemm_bf16(random_bf16(2, 4, rng), packed, false, wide), Error);
+  CHECK_THROWS_WITH_AS(gemm_bf16(random_bf16(2, 4, rng), packed, false, wide.view().columns(0, 3)),
+                       doctest::Contains("gaps"), Error);
+  CHECK_THROWS_AS(PackedBf16(random_bf16(0, 4, rng)), Error);
 }
 
 TEST_CASE("models in bf16: near those in f32, and the same whatever the weights are stored in") {
@@ -155,14 +198,16 @@ TEST_CASE("models in bf16: near those in f32, and the same whatever the weights 
   CHECK_LT(error, 2e-2);
   // As floats they are rounded block by block, to what was stored.
   CHECK_EQ(cache_of(config, Widened(stored), Compute::bf16, tokens), in_bf16);
-  // Kept in bf16 they are the same, and back in f32 nothing of it is left.
+  // Packed they give the same but for the order of sums, whatever they are stored in; in f32 nothing of it is left.
   const Widened widened(stored);
-  CHECK_EQ(cache_of(config, widened, Compute::bf16, tokens, uint64_t{1} << 30), in_bf16);
+  const std::vector<float> packed = cache_of(config, stored, Compute::bf16, tokens, uint64_t{1} << 30);
+  CHECK_EQ(cache_of(config, widened, Compute::bf16, tokens, uint64_t{1} << 30), packed);
+  CHECK_LT(relative_error(packed, in_bf16), error);
   LlamaModel model(config, widened);
   model.compute_in(Compute::bf16, uint64_t{1} << 30);
-  CHECK_FALSE(model.weights().layers[0].query.rounded.empty());
+  CHECK_FALSE(model.weights().layers[0].query.packed.empty());
   model.compute_in(Compute::bf16, 1000);
-  CHECK(model.weights().layers[0].query.rounded.empty());
+  CHECK(model.weights().layers[0].query.packed.empty());
   model.compute_in(Compute::bf16, uint64_t{1} << 30);
   model.compute_in(Compute::f32);
   Cache cache;
