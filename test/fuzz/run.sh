@@ -8,8 +8,8 @@
 #   -j JOBS     targets that run side by side (1)
 #   -n          begin without the inputs that earlier runs found: BUILD/test/fuzz/found/TARGET is emptied first
 #
-# Prints a line for each target: executions, executions per second, edges of kvcodec's sources that were reached (of all there are in
-# the target), and finds. What a target failed on stays in BUILD/test/fuzz/finds/TARGET, its output in BUILD/test/fuzz/logs. The status
+# Prints a line for each target: executions, executions per second, processor time, edges of kvcodec's sources that were reached (of all
+# there are in the target), and finds. What a target failed on stays in BUILD/test/fuzz/finds/TARGET, its output in BUILD/test/fuzz/logs. The status
 # is 1 if there was a find.
 set -euo pipefail
 
@@ -58,13 +58,15 @@ one() {
       "$build/${name}_fuzz" "$found" "$source/corpus/$name" -max_total_time="$left" -timeout=100 -rss_limit_mb=4096 \
       -malloc_limit_mb=2048 -print_final_stats=1 -reload=0 -artifact_prefix="$finds/" >>"$log" 2>&1 || ended=$?
   done
-  local edges all count
+  local edges all count processor
+  times >"$log.times" # the second line: of the runs and their children, user and system
+  processor=$(awk 'NR == 2 { gsub(/[ms]/, " "); print $1 * 60 + $2 + $3 * 60 + $4 }' "$log.times")
   edges=$({ grep -o 'cov: [0-9]*' "$log" || true; } | awk '$2 > most { most = $2 } END { print most + 0 }')
   all=$(sed -n 's/.*Loaded [0-9]* PC tables (\([0-9]*\) PCs).*/\1/p' "$log" | head -1)
   count=$(find "$finds" -type f -newer "$begun" -not -name 'slow-unit-*' | wc -l)
   awk -v name="$name" -v runs="$(number number_of_executed_units "$log")" -v seconds="$((SECONDS - begin))" -v edges="$edges" \
-    -v all="${all:-?}" -v finds="$count" \
-    'BEGIN { printf "%-12s %12d %9.0f/s %8d of %s edges %6d finds\n", name, runs, runs / (seconds > 0 ? seconds : 1), edges, all, finds }'
+    -v all="${all:-?}" -v finds="$count" -v processor="$processor" \
+    'BEGIN { printf "%-12s %12d %9.0f/s %7.1f min %8d of %s edges %6d finds\n", name, runs, runs / (seconds > 0 ? seconds : 1), processor / 60, edges, all, finds }'
   # Who ends otherwise without a find did not run.
   ((count == 0 && ended == 0))
 }
