@@ -538,14 +538,14 @@ void declare(Command& command, AttendOptions& options) {
       "Attention straight from codes: the queries that a kv file holds attend, causally, to the keys and "
       "values "
       "that a codes file holds, softmax(q k / sqrt(d)) v for every query head. Codecs that can multiply "
-      "without decoding (kvcomp) do; for the others, blocks of tokens are decoded and multiplied. With -o "
+      "without decoding (kvcomp, sparse) do; for the others, blocks of tokens are decoded and multiplied. With -o "
       "the outputs are kept, as a file of type outputs.\n\n"
       "The table says, for each layer, how long it took and how far the outputs are from those of the "
       "original keys and values in the kv file: what the codec does to the model, not only to the cache. "
       "With --check, also how far they are from decoding first and multiplying then, which is rounding, and "
       "how much longer that takes. With --select each query attends only to the tokens that kvcodec select "
       "chose for it, and no others are decoded; the error is still against attention over all.",
-      "kvcodec dump-kv --model data/demo-model --text docs/ --queries last:64 -o kv.h5\n"
+      "kvcodec dump-kv --model data/demo-model --text docs/ --chunk 1024 --queries last:64 -o kv.h5\n"
       "kvcodec encode kv.h5 --codec kvcomp -o codes.h5\n"
       "kvcodec attend codes.h5 --queries kv.h5 --check -o outputs.h5");
   command.group("Input and output");

@@ -138,7 +138,9 @@ struct LayerSelection {
 struct DocumentSelection {
   std::string text;
 
-  void declare(Command& command);
+  /// what, unless: of the option's help, what becomes of the documents, and of all if none are named.
+  void declare(Command& command, const std::string& what = "only these documents",
+               const std::string& unless = "default: all");
   bool given() const { return !text.empty(); }
   /// Indices of the documents asked for, ascending; all if none were named. A name stands for every document
   /// of that name. Throws Error(bad_input) for what names no document.

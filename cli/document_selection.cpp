@@ -134,12 +134,13 @@ std::string words_for(const Documents& documents, const std::vector<size_t>& num
   return no_name(fmt::format("{}", fmt::join(words, ",")));
 }
 
-void DocumentSelection::declare(Command& command) {
+void DocumentSelection::declare(Command& command, const std::string& what, const std::string& unless) {
   command.option(
       {.name = "documents",
-       .help =
-           "only these documents: numbers from 0, as 0,3-7, names, with \\, for a comma in one, globs of names, "
-           "or @FILE with one of these on each line (default: all)",
+       .help = what +
+               ": numbers from 0, as 0,3-7, names, with \\, for a comma in one, globs of names, or "
+               "@FILE with one of these on each line (" +
+               unless + ")",
        .target = &text},
       "LIST");
   command.record_as_given("documents");

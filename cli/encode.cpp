@@ -5,7 +5,7 @@
 //   --preset NAME       where these begin: default, what does best, or paper, as its paper has it
 //   --book FILE         the dictionary that the codec needs
 //   --embed-book        put it into the product
-//   --no-pack           ids in 16 or 32 bits each, not in as few as they need
+//   --no-pack           ids in 8, 16 or 32 bits each, not in as few as they need
 //   --codec auto        find the codec too, as kvcodec choose does
 //   --total-bits X      find the codec's options for a rate (--quality, --max-nll: for a quality, for a loss)
 //   --resume            go on where an earlier run of this command stopped

@@ -26,13 +26,13 @@ std::vector<OptionField> EncodeOptions::fields() {
       {.name = "weights",
        .help =
            "sensitivity file: errors of layers and sides that cost the model more are kept smaller; for kvcomp "
-           "with --max-error (books bring their own: see train-dict, train-rvq and train-transform)",
+           "with --max-error or a goal, for kivi and q4 with a goal (books bring their own: see train-dict, train-rvq and train-transform)",
        .target = &weights},
       {.name = "embed-book",
        .help = "put the book into the product, which then decodes by itself",
        .target = &embed_book},
       {.name = "pack",
-       .help = "store ids in 16 or 32 bits each; by default they take as few as they need, as "
+       .help = "store ids in 8, 16 or 32 bits each; by default they take as few as they need, as "
                "pack-indices stores them",
        .target = &pack},
       {.name = "verify",

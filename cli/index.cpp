@@ -407,7 +407,7 @@ void declare(Command& command, IndexOptions& options) {
   options.output.declare_with_skip(command, "index file to write");
   options.layers.declare(command);
   options.documents.declare(command);
-  options.shard.declare(command);
+  options.shard.declare(command, "nothing joins such indices: each is used with the codes of its share");
   command.group("Clusters");
   command.options(options.clusters);
   command.option({.name = "prompt",

@@ -517,7 +517,7 @@ std::string info(Command& command) {
   command.group("Input");
   command.input(
       "FILE",
-      "kv, dictionary, codebooks, codes, index, selection, outputs or sensitivity file; - is standard input",
+      "kv, dictionary, codebooks, transform, codes, index, selection, outputs or sensitivity file; - is standard input",
       options.input);
   options.layers.declare(command);
   options.documents.declare(command);

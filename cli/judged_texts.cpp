@@ -43,7 +43,7 @@ std::vector<OptionField> JudgedTextOptions::fields() {
        .target = &chunk,
        .min = 3},
       {.name = "prefix",
-       .help = "tokens of each document whose cache is replaced (default: half of the document)",
+       .help = "tokens of each document whose cache is worked on (default: half of the document)",
        .target = &prefix,
        .min = 1},
       {.name = "max-documents",

@@ -25,7 +25,7 @@ LlamaModel make_model(ModelFiles& files, const CommonOptions& common, Compute co
   LlamaModel model(files.description().config, files.weights());
   Engine* const engine = common.engine();
   if (engine && compute != Compute::f32)
-    throw usage_error("--compute {} is of the CPU; with a device leave it out", name_of(compute));
+    throw usage_error("--compute {} is of the CPU; leave it out, or add --device cpu", name_of(compute));
   if (engine) model.use(engine->prefill(model.weights()));
   model.compute_in(compute, machine_memory() / kShareOfRounded);
   return model;

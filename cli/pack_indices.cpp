@@ -1,6 +1,6 @@
 // kvcodec pack-indices CODES [--unpack | --sorted] -o CODES
 //
-//   --unpack            store every id plainly again, in 16 or 32 bits
+//   --unpack            store every id plainly again, in 8, 16 or 32 bits
 //   --sorted            ids of sparse codes in rising order, their gaps and the coefficients entropy-coded
 //
 // Sorted codes stay sorted without an option; --unpack stores their ids plainly, in rising order.

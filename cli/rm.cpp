@@ -51,7 +51,7 @@ std::string rm(Command& command) {
   options.output.declare(command, "file to write");
   command.options(options);
   command.group("Documents");
-  options.documents.declare(command);
+  options.documents.declare(command, "take out these documents", "required");
   options.common.declare(command);
   command.parse();
   if (!options.documents.given())

@@ -40,11 +40,11 @@ std::vector<size_t> Shard::among(const Documents& all, const std::vector<size_t>
   return share;
 }
 
-void ShardOption::declare(Command& command) {
+void ShardOption::declare(Command& command, const std::string& joined) {
   command.option(
       {.name = "shard",
-       .help = "only share i of N of the documents, i from 1 on, with about as many tokens each; kvcodec cat "
-               "joins what N such commands write (default: all of them)",
+       .help = "only share i of N of the documents, i from 1 on, with about as many tokens each; " + joined +
+               " (default: all of them)",
        .target = &text},
       "i/N");
 }

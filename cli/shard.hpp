@@ -29,7 +29,8 @@ struct Shard {
 struct ShardOption {
   std::string text;
 
-  void declare(Command& command);
+  /// joined: how what the shares give is joined, in the option's help.
+  void declare(Command& command, const std::string& joined = "kvcodec cat joins what N such commands write");
   bool given() const { return !text.empty(); }
   /// All of it if none was named. Throws Error(usage) for what is not a share.
   Shard shard() const;

@@ -32,8 +32,8 @@
 namespace kvcodec::cli {
 namespace {
 
-// The codec keeps so many first tokens of a document exactly, unless told otherwise; their keys are unlike
-// all others, and entries spent on them would never be used.
+// So many first tokens of a document have keys unlike all others, on which entries would be wasted. The paper keeps them
+// exactly; the codec by default the first one.
 constexpr uint64_t kSinks = 4;
 
 // The probe quantizer: enough to tell easy dimensions from hard ones, in a few seconds.

@@ -394,7 +394,7 @@ void declare(Command& command, TrainTransformOptions& options) {
       "Learns the basis that the codec transform needs, from caches of one model. The basis turns the keys "
       "and values of all heads of a group of layers into uncorrelated components whose errors cost the "
       "model alike. The product also holds, for a ladder of quantizer steps, how to entropy-code these "
-      "components. Keys are best stored before the rotary embedding (dump-kv --pre-rope). Learn from "
+      "components. Keys are turned back before the rotary embedding, unless --rope says otherwise. Learn from "
       "100,000 tokens or more, of text like that to be compressed or of a mixture.",
       "kvcodec train-transform kv.h5 -o transform.h5\n"
       "kvcodec train-transform kv.h5 --weights sensitivity.h5 --layer-group 10 -o transform.h5\n"

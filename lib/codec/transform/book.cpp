@@ -200,7 +200,7 @@ std::vector<LevelClass> classes_from(const Book& book) {
 std::vector<OptionField> TransformBookOptions::fields() {
   return {
       {"sides",
-       "code keys and values of a group of layers as one vector (joint), which takes a quarter fewer bits, "
+       "code keys and values of a group of layers as one vector (joint), which takes a quarter to a half fewer bits, "
        "or as two (apart)",
        &sides},
       {"layer-group",
