@@ -12,7 +12,7 @@
 #include "formats/gguf_tokenizer.hpp"
 #include "formats/json_file.hpp"
 #include "formats/safetensors.hpp"
-#include "formats/tokenizer_json.hpp"
+#include "formats/tokenizer_config.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec {
@@ -27,7 +27,7 @@ class DirectoryModel final : public ModelFiles {
   const ModelDescription& description() const override { return description_; }
   const WeightSource& weights() override { return safetensors(); }
   std::string digest() override { return safetensors().digest(); }
-  Tokenizer tokenizer() const override { return load_tokenizer(path_ + "/tokenizer.json"); }
+  Tokenizer tokenizer() const override { return load_model_tokenizer(path_); }
 
  private:
   const Safetensors& safetensors() {

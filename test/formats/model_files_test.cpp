@@ -63,6 +63,51 @@ TEST_CASE("model files: a name of the hub is looked for in its cache, and never 
     CHECK(message_of([&] { open_model(path); }).starts_with(std::string(path) + "/config.json: "));
 }
 
+TEST_CASE("model files: tokenizer_config.json says which tokens go around a text, for some classes") {
+  const Folder folder;
+  write(folder / "config.json", kConfig);
+  // As DeepSeek's: no token goes around a text.
+  const std::string model = R"("model":{"type":"BPE","vocab":{"a":0,"</s>":1},"merges":[]})";
+  const std::string added =
+      R"({"id":2,"content":"<b>","special":true,"normalized":false,"single_word":false,"lstrip":false,
+    "rstrip":false})";
+  write(folder / "tokenizer.json", R"({"added_tokens":[)" + added + "]," + model + "}");
+  const auto encoded = [&](const std::string& config) {
+    write(folder / "tokenizer_config.json", config);
+    return open_model(folder.path().string())->tokenizer().encode("a", true);
+  };
+  using Ids = std::vector<uint32_t>;
+  CHECK_EQ(open_model(folder.path().string())->tokenizer().encode("a", true), Ids{0});
+  const std::string llama = R"({"tokenizer_class":"LlamaTokenizerFast","bos_token":"<b>")";
+  CHECK_EQ(encoded(llama + R"(,"add_bos_token":true,"add_eos_token":false})"), Ids{2, 0});
+  CHECK_EQ(encoded(llama + R"(,"add_bos_token":false,"add_eos_token":true})"), Ids{0, 1});
+  CHECK_EQ(encoded(llama + R"(,"add_eos_token":false})"), Ids{2, 0});
+  CHECK_EQ(
+      encoded(R"({"tokenizer_class":"GemmaTokenizer","bos_token":{"content":"<b>"},"add_bos_token":true})"),
+      Ids{2, 0});
+  // Nothing is said, or the class follows tokenizer.json.
+  for (const char* config : {R"(})", R"(,"add_bos_token":null})"}) CHECK_EQ(encoded(llama + config), Ids{0});
+  for (const char* name : {R"("PreTrainedTokenizerFast")", R"("Qwen2Tokenizer")", "null"})
+    CHECK_EQ(encoded(fmt::format(R"({{"tokenizer_class":{},"bos_token":"<b>","add_bos_token":true}})", name)),
+             Ids{0});
+
+  const auto refused = [&](const std::string& config) {
+    return refusal_of(folder / "tokenizer_config.json", [&] { encoded(config); });
+  };
+  CHECK_EQ(refused(R"({"tokenizer_class":"LlamaTokenizer","add_bos_token":true})"),
+           "bos_token is '<s>', which is to go around texts but is no token of tokenizer.json");
+  CHECK_EQ(refused(llama + R"(,"add_bos_token":1})"), "add_bos_token is 1; it must be true or false");
+  for (const char* token : {"3", "{}", R"({"content":3})"})
+    CHECK_EQ(
+        refused(fmt::format(R"({{"tokenizer_class":"LlamaTokenizer","bos_token":{},"add_bos_token":true}})",
+                            token)),
+        fmt::format("bos_token is {}; it must be a token's text, or an object with it as content", token));
+  CHECK_EQ(refused(R"({"tokenizer_class":["LlamaTokenizer"]})"),
+           R"(tokenizer_class is ["LlamaTokenizer"]; it must be a string)");
+  CHECK_EQ(refused("{"), "not JSON from byte 2 on");
+  CHECK_EQ(refused(std::string((16 << 20) + 1, ' ')), "has 16777217 bytes; at most 16777216 are plausible");
+}
+
 TEST_CASE("model files: an adapter is told from a model") {
   const Folder folder;
   write(folder / "lora/adapter_config.json", R"({"base_model_name_or_path":"org/base","r":8})");
