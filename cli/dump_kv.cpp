@@ -30,6 +30,7 @@
 #include "cli/subcommands.hpp"
 #include "cli/text.hpp"
 #include "formats/far_place.hpp"
+#include "formats/json_file.hpp"
 #include "formats/kv_file.hpp"
 #include "formats/model_files.hpp"
 #include "lib/core/error.hpp"
@@ -212,7 +213,8 @@ void add_metadata(std::vector<Document>& documents, const std::vector<std::strin
   if (common.empty()) return;
   for (Document& document : documents) {
     Json all = common;
-    if (!document.metadata.empty()) all.update(Json::parse(document.metadata));
+    if (!document.metadata.empty())
+      all.update(Json(parse_json_object(document.metadata, document.name + ": metadata")));
     document.metadata = all.dump(-1, ' ', false, Json::error_handler_t::replace);
   }
 }

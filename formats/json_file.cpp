@@ -13,23 +13,27 @@
 namespace kvcodec {
 namespace {
 
-/// Finds the first field that an object names twice; a DOM keeps only one of them. A pass of its own: the parser's callback
-/// makes it look at all that an array holds so far for each object in it.
-class DuplicateFinder final : public nlohmann::json_sax<nlohmann::json> {
+/// Copying a value and writing it as text take a frame of the stack for each level.
+constexpr int kMostLevels = 200;
+
+/// Finds the first thing that parse() does not mind: a field that an object names twice, of which a DOM keeps only one, or
+/// too many levels. A pass of its own: the parser's callback makes it look at all that an array holds so far for each object
+/// in it.
+class FaultFinder final : public nlohmann::json_sax<nlohmann::json> {
  public:
-  const std::string* duplicate() const { return found_ ? &duplicate_ : nullptr; }
+  const std::string& fault() const { return fault_; }  ///< empty: there is none
 
   bool start_object(size_t /*elements*/) override {
     open_.emplace_back();
-    return true;
+    return enter();
   }
   bool end_object() override {
     open_.pop_back();
-    return true;
+    return leave();
   }
   bool key(string_t& name) override {
     if (open_.back().insert(name).second) return true;
-    duplicate_ = name, found_ = true;
+    fault_ = fmt::format("field '{}' is there twice", printable(name));
     return false;
   }
   bool null() override { return true; }
@@ -39,17 +43,27 @@ class DuplicateFinder final : public nlohmann::json_sax<nlohmann::json> {
   bool number_float(number_float_t /*value*/, const string_t& /*text*/) override { return true; }
   bool string(string_t& /*value*/) override { return true; }
   bool binary(binary_t& /*value*/) override { return true; }
-  bool start_array(size_t /*elements*/) override { return true; }
-  bool end_array() override { return true; }
+  bool start_array(size_t /*elements*/) override { return enter(); }
+  bool end_array() override { return leave(); }
   bool parse_error(size_t /*place*/, const std::string& /*token*/,
                    const nlohmann::detail::exception& /*error*/) override {
     return false;  // parse() says it
   }
 
  private:
+  bool enter() {
+    if (++levels_ <= kMostLevels) return true;
+    fault_ = fmt::format("lists and objects are nested more than {} deep", kMostLevels);
+    return false;
+  }
+  bool leave() {
+    --levels_;
+    return true;
+  }
+
   std::vector<std::unordered_set<std::string>> open_;
-  std::string duplicate_;
-  bool found_ = false;
+  int levels_ = 0;
+  std::string fault_;
 };
 
 Error wrong_type(const char* name, const nlohmann::json& value, const char* right) {
@@ -83,11 +97,18 @@ nlohmann::json parse_json_object(std::string_view text, const std::string& where
   }
   if (!object.is_object())
     throw bad_input("{}: holds a JSON {}; it must be an object", where, object.type_name());
-  DuplicateFinder finder;
+  FaultFinder finder;
   nlohmann::json::sax_parse(text, &finder);
-  if (const std::string* name = finder.duplicate())
-    throw bad_input("{}: field '{}' is there twice", where, printable(*name));
+  if (!finder.fault().empty()) throw bad_input("{}: {}", where, finder.fault());
   return object;
+}
+
+std::optional<nlohmann::json> json_object_in(std::string_view text) {
+  try {
+    return parse_json_object(text, "");
+  } catch (const Error&) {
+    return std::nullopt;
+  }
 }
 
 nlohmann::json read_json_object(const std::string& file, uint64_t max_bytes) {

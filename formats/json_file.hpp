@@ -15,8 +15,11 @@ namespace kvcodec {
 std::string printable(std::string_view text);
 
 /// Parses an object. where: for messages, the file. Throws Error(bad_input) for what is not JSON (naming the
-/// byte), no object, or names a field twice.
+/// byte), no object, names a field twice, or is nested more than 200 deep.
 nlohmann::json parse_json_object(std::string_view text, const std::string& where);
+
+/// The object that a text holds; nothing where parse_json_object() would throw.
+std::optional<nlohmann::json> json_object_in(std::string_view text);
 
 /// The object in a file of at most max_bytes. Throws Error(failed) if it cannot be read, Error(bad_input) as
 /// above or if it is larger.

@@ -141,10 +141,8 @@ void read_model(const TensorFile& file, const ImportOptions& options, ForeignCac
   }
   if (const auto theta = metadata_number<double>(file, "rope_theta"); theta && *theta > 0 && *theta < 1e30)
     model.rope_theta = *theta;
-  if (const std::string* scaling = file.metadata("rope_scaling"); scaling && model.rope_theta > 0) {
-    const auto object = nlohmann::json::parse(*scaling, nullptr, false);
-    if (object.is_object()) model.rope_scaling = object.dump();
-  }
+  if (const std::string* scaling = file.metadata("rope_scaling"); scaling && model.rope_theta > 0)
+    if (const auto object = json_object_in(*scaling)) model.rope_scaling = object->dump();
 }
 
 ForeignLayer layer_rows(const TensorFile& file, const LayerTensors& tensors, size_t document, const Run& run,

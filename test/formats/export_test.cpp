@@ -341,6 +341,23 @@ TEST_CASE("exports to mlx: groups are those of codes") {
   CHECK_EQ(usage_of([&] { exported("mlx", source, job); }), "accepted");
 }
 
+TEST_CASE("imports of transformers: a rope_scaling that is no object, or nested without end, is left out") {
+  const Folder folder;
+  const auto imported = [&](const std::string& scaling) {
+    ForeignCache cache = numbered_cache(1, {5});
+    cache.model.rope_theta = 10000;
+    cache.model.rope_scaling = scaling;
+    const std::string file = folder / "x.safetensors";
+    exported("transformers", ForeignSource(std::move(cache)),
+             {.documents = {0}, .options = {}, .path = file, .overwrite = true});
+    return foreign_format("transformers").open({file}, {}).model.rope_scaling;
+  };
+  CHECK_EQ(imported(R"({"factor":2.0})"), R"({"factor":2.0})");
+  for (const char* scaling : {"7", "{", R"({"a":1,"a":2})"}) CHECK_EQ(imported(scaling), "");
+  const std::string deep = R"({"a":)" + std::string(1'000'000, '[') + std::string(1'000'000, ']') + "}";
+  CHECK_EQ(imported(deep), "");
+}
+
 TEST_CASE("imports of transformers: what metadata say is checked, and keys stay what they are") {
   ForeignCache cache = numbered_cache(1, {5});
   cache.model.num_q_heads = 100;  // as long as what is put in its place

@@ -588,6 +588,17 @@ TEST_CASE("config.json: files that are no configuration") {
   CHECK_EQ(message("{\"a\": 1e999}"), "config.json: not JSON: a number is out of range");
   CHECK_EQ(message("{\"a\": \"\xff\"}"), "config.json: not JSON from byte 8 on");
   CHECK_EQ(message(std::string(200000, '[')), "config.json: not JSON from byte 200001 on");
+  const auto nested = [](size_t levels) {
+    J config = llama();
+    config["rope_scaling"] = "<>";
+    std::string text = config.dump();
+    return text.replace(text.find("\"<>\""), 4, std::string(levels, '[') + std::string(levels, ']'));
+  };
+  CHECK_EQ(message(nested(199)),
+           "config.json: rope_scaling is " + std::string(199, '[') + "]…; it must be null or an object");
+  // Writing this one into a message would overflow the stack.
+  for (const size_t levels : {size_t{200}, size_t{200'000}, size_t{2'000'000}})
+    CHECK_EQ(message(nested(levels)), "config.json: lists and objects are nested more than 200 deep");
 
   const std::string folder = std::filesystem::temp_directory_path() / "kvcodec-config-test";
   std::filesystem::create_directories(folder);
