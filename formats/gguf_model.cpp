@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "formats/families/family.hpp"
 #include "formats/gguf_families/architecture.hpp"
 #include "formats/rope_description.hpp"
 #include "lib/core/error.hpp"
@@ -27,6 +28,11 @@ TensorNames usual_names() {
   names.router = "ffn_gate_inp";
   names.expert_gate = "ffn_gate_exps", names.expert_up = "ffn_up_exps", names.expert_down = "ffn_down_exps";
   return names;
+}
+
+void refuse_bidirectional(const Fields& fields) {
+  constexpr const char* kCausal = "attention.causal";
+  if (!fields.get_flag(kCausal).value_or(true)) families::refuse_bidirectional(fields.key(kCausal), false);
 }
 
 void read_sizes(const Fields& fields, const Architecture& architecture, ModelConfig& config) {
@@ -99,6 +105,7 @@ ModelDescription describe(const Gguf& file) {
   const Fields fields(file, architecture);
   ModelDescription description;
   ModelConfig& config = description.config;
+  refuse_bidirectional(fields);
   config.family = architecture.family;
   config.names = usual_names();
   read_sizes(fields, architecture, config);

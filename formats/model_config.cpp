@@ -164,6 +164,7 @@ ModelDescription describe(const JsonFields& fields) {
   ModelConfig& config = description.config;
   const Family& family = family_of(fields);
   refuse_quantized(fields);
+  if (!fields.get_bool("is_causal").value_or(true)) families::refuse_bidirectional("is_causal", false);
   config.family = family.model_type;
   config.activation = activation_of(family, fields);
   config.num_layers = need_size(fields, "num_hidden_layers");

@@ -13,6 +13,10 @@ std::span<const Family* const> all_families() {
   return kAll;
 }
 
+void refuse_bidirectional(std::string_view field, bool value) {
+  throw bad_input("{} is {}; a model that reads what follows has no cache to go on with", field, value);
+}
+
 int as_int(const char* name, int64_t value) {
   if (value < std::numeric_limits<int>::min() || value > std::numeric_limits<int>::max())
     throw bad_input("{} is {}; it does not fit 32 bits", name, value);

@@ -54,6 +54,9 @@ std::span<const Family* const> all_families();
 
 // Parts of a configuration that several families have ---------------------------------------------
 
+/// Refuses a model whose tokens see those behind them: a field that says so, and what it says.
+[[noreturn]] void refuse_bidirectional(std::string_view field, bool value);
+
 /// An integer that must fit int; its range is checked with the whole configuration.
 int as_int(const char* name, int64_t value);
 

@@ -24,8 +24,7 @@ double cap_of(const JsonFields& fields, const char* name, double otherwise) {
 void describe_both(Reading& reading) {
   ModelConfig& config = reading.config;
   if (reading.fields.get_bool("use_bidirectional_attention").value_or(false))
-    throw bad_input(
-        "use_bidirectional_attention is true; a model that reads what follows has no cache to go on with");
+    refuse_bidirectional("use_bidirectional_attention", true);
   config.norm_adds_one = true;
   config.names.attention_out_norm = "post_attention_layernorm";
   config.names.mlp_norm = "pre_feedforward_layernorm";

@@ -348,6 +348,9 @@ TEST_CASE("gguf: models that are not supported or do not fit together") {
              fmt::format("tensor '{}' is there; llama models that are supported have none", name));
   CHECK_EQ(refused_model([](GgufWriter& w) { w.set("llama.rope.scaling.type", "dynamic"); }),
            "llama.rope.scaling.type is 'dynamic'; supported are 'none', 'linear', 'yarn' and 'longrope'");
+  CHECK_EQ(refused_model([](GgufWriter& w) { w.set_bool("llama.attention.causal", false); }),
+           "llama.attention.causal is false; a model that reads what follows has no cache to go on with");
+  CHECK_EQ(refused_model([](GgufWriter& w) { w.set_bool("llama.attention.causal", true); }), "accepted");
   CHECK_EQ(refused_model([](GgufWriter& w) { w.set("llama.rope.dimension_count", 2u); }),
            "llama.rope.dimension_count is 2; only the length of a key (4) is supported");
   CHECK_EQ(refused_model([](GgufWriter& w) {

@@ -541,6 +541,10 @@ TEST_CASE("config.json: other architectures and features are refused, saying wha
                      c["quantization_config"] = {{"quant_method", "gptq"}};
                    }),
            "quantization_config says gptq; weights must be float32, float16 or bfloat16");
+  CHECK_EQ(refused(qwen2(), [](J& c) { c["is_causal"] = false; }),
+           "is_causal is false; a model that reads what follows has no cache to go on with");
+  for (const J& causal : {J(true), J(nullptr)})
+    CHECK_EQ(refused(qwen2(), [&](J& c) { c["is_causal"] = causal; }), "accepted");
   CHECK_EQ(refused(llama(), [](J& c) { c["torch_dtype"] = "float8_e4m3fn"; }),
            "torch_dtype is 'float8_e4m3fn'; supported are float32, float16 and bfloat16");
 }
