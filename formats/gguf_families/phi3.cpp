@@ -4,9 +4,16 @@
 namespace kvcodec::gguf {
 namespace {
 
+/// The first files of Phi 3 mini and medium with a context of 4096 have no key for the window.
+int window_unsaid(const ModelConfig& config) {
+  constexpr int kContext = 4096, kWindow = 2047, kLayersMini = 32, kLayersMedium = 40;
+  const bool is_first = config.num_layers == kLayersMini || config.num_layers == kLayersMedium;
+  return is_first && config.max_positions == kContext ? kWindow : 0;
+}
+
 void describe_phi3(Reading& reading) {
   reading.config.names.fused_gate_up = "ffn_up";
-  set_window(reading, 0);
+  set_window(reading, window_unsaid(reading.config));
 }
 
 }  // namespace

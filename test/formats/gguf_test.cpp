@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <optional>
 
 #include "formats/gguf_model.hpp"
 #include "formats/gguf_tokenizer.hpp"
@@ -331,6 +332,21 @@ TEST_CASE("gguf: configuration of what no fixture has") {
   CHECK_EQ(gemma3.rope_of(0), LayerRope::local);
   CHECK_EQ(gemma3.rope_of(1), LayerRope::usual);
   CHECK_EQ(config_of(layers("gemma3", 4), "gemma3").window, std::vector<int64_t>(4, 0));
+  // So are the first files of Phi 3 with a window, which no key says.
+  const auto phi3_window = [&](uint32_t count, uint32_t context, std::optional<uint32_t> said = {}) {
+    const auto change = [&](GgufWriter& w) {
+      layers("phi3", count)(w);
+      w.replace("phi3.context_length", context);
+      if (said) w.set("phi3.attention.sliding_window", *said);
+    };
+    return config_of(change, "phi3").window.front();
+  };
+  CHECK_EQ(phi3_window(32, 4096), 2047);
+  CHECK_EQ(phi3_window(40, 4096), 2047);
+  CHECK_EQ(phi3_window(32, 4096, 0), 0);
+  CHECK_EQ(phi3_window(32, 4096, 100), 100);
+  CHECK_EQ(phi3_window(32, 131072), 0);
+  CHECK_EQ(phi3_window(24, 4096), 0);
 }
 
 TEST_CASE("gguf: models that are not supported or do not fit together") {
@@ -637,6 +653,18 @@ TEST_CASE("gguf: beginning and end of text, and SentencePiece's leftmost-first r
   spm.set("tokenizer.ggml.model", "llama").set_bool("tokenizer.ggml.add_space_prefix", false);
   spm.set("tokenizer.ggml.tokens", std::vector<std::string>{"<unk>", "<s>", "a", "b", "ab", "ba"});
   spm.set("tokenizer.ggml.token_type", std::vector<int32_t>{2, 3, 1, 1, 1, 1});
+  GgufWriter phi3 = spm;
+  phi3.set("tokenizer.ggml.scores", std::vector<float>{0, 0, -1, -1, -1, -1});
+  phi3.replace("tokenizer.ggml.token_type", std::vector<int32_t>{2, 3, 1, 1, 4, 3});
+  // Of these two control tokens <s> leaves what is behind it, also in Phi 3; "ab" and "ba" are chat tokens here.
+  const std::string spaced = "ba \n<s>ab a";
+  const std::vector<uint32_t> kept = {1, 5, 0, 1, 4, 0, 2}, stripped = {1, 5, 1, 4, 2};
+  CHECK_EQ(load(phi3).encode(spaced, true), kept);
+  CHECK_EQ(load(GgufWriter(phi3).set("general.architecture", "llama")).encode(spaced, true), kept);
+  CHECK_EQ(load(GgufWriter(phi3).set("general.architecture", "phi3")).encode(spaced, true), stripped);
+  CHECK_EQ(load(GgufWriter(phi3).set("general.architecture", "phi3")).encode("<s> a", true),
+           std::vector<uint32_t>{1, 1, 0, 2});
+
   for (const auto& [scores, expected] :
        {std::pair{std::vector<float>{0, 0, -3, -4, -1, -1}, std::vector<uint32_t>{1, 4, 2}},
         {{0, 0, -3, -4, -2, -1}, {1, 2, 5}}}) {

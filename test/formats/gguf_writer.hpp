@@ -42,7 +42,8 @@ class GgufWriter {
     return key(name, value_type(GgufValue::u32) + number(value));
   }
   /// In the place of a key that is there.
-  GgufWriter& replace(std::string_view name, uint32_t value) {
+  template <class Value>
+  GgufWriter& replace(std::string_view name, const Value& value) {
     std::erase_if(keys_, [&](const std::string& entry) { return entry.starts_with(text(name)); });
     return set(name, value);
   }
