@@ -116,6 +116,7 @@ ModelDescription describe(const Gguf& file) {
   gguf::Reading reading{fields, config};
   architecture.describe(reading);
   check(config);
+  stretch_context(config);
   const nlohmann::json said = scaling.empty() ? nlohmann::json() : nlohmann::json::parse(scaling);
   description.rope_scaling = describe_rope(config, scaling.empty() ? nullptr : &said);
   return description;

@@ -185,6 +185,7 @@ ModelDescription describe(const JsonFields& fields) {
   family.describe(reading);
   description.dtype = dtype_of(fields);
   check(config);
+  stretch_context(config);
   description.rope_scaling = describe_rope(config, reading.rope);
   return description;
 }

@@ -1,6 +1,7 @@
 #include "formats/rope_description.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <vector>
 
 #include "formats/families/family.hpp"
@@ -72,6 +73,21 @@ std::string describe_rope(const ModelConfig& config, const Json* object) {
   if (const auto local = layers_with(config, LayerRope::local); !local.empty())
     text["local"] = {{"rope_theta", config.local_rope.theta}, {"layers", local}};
   return text.empty() ? "" : text.dump(-1, ' ', true);
+}
+
+void stretch_context(ModelConfig& config) {
+  const RopeScaling& scaling = config.rope.scaling;
+  // Where layers differ (Gemma 3), what is said is the context of those that are scaled.
+  const bool is_said = !layers_with(config, LayerRope::local).empty();
+  if (config.max_positions == 0 || is_said) return;
+  double before = config.max_positions;
+  if (scaling.kind == Kind::yarn)
+    before = scaling.original_positions;
+  else if (scaling.kind != Kind::linear)
+    return;
+  constexpr double kMost = std::numeric_limits<int>::max();
+  config.max_positions =
+      std::max(config.max_positions, static_cast<int>(std::min(scaling.factor * before, kMost)));
 }
 
 void read_rope_description(const std::string& text, ModelConfig& config) {

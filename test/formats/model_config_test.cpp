@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <limits>
 
 #include "formats/json_file.hpp"
 #include "formats/rope_description.hpp"
@@ -283,6 +284,28 @@ TEST_CASE("config.json: yarn and longrope, with what the reference makes of what
            "partial_rotary_factor is 1.5; it must be in 0..1");
   CHECK_EQ(phi([](J& c) { c["partial_rotary_factor"] = 0.4; }),
            "the rotary embedding turns 3 dimensions of a head of 8; it must be an even number in 2..8");
+}
+
+TEST_CASE("config.json: the context is that behind scaling") {
+  const auto context = [](J config, const J& scaling) {
+    return parse(std::move(config), [&](J& c) { c["rope_scaling"] = scaling; }).config.max_positions;
+  };
+  const auto yarn = [](double factor, int original) {
+    return J{{"rope_type", "yarn"}, {"factor", factor}, {"original_max_position_embeddings", original}};
+  };
+  CHECK_EQ(context(llama(), nullptr), 2048);
+  CHECK_EQ(context(llama(), yarn(4, 1024)),
+           4096);                                  // as Qwen 3, whose context of 40960 is to become 4 * 32768
+  CHECK_EQ(context(llama(), yarn(4, 512)), 2048);  // as DeepSeek, which says the larger number
+  CHECK_EQ(context(llama(), yarn(4, 256)), 2048);
+  CHECK_EQ(context(llama(), yarn(1e30, 1024)), std::numeric_limits<int>::max());
+  const J linear = {{"rope_type", "linear"}, {"factor", 2.5}};
+  CHECK_EQ(context(llama(), linear), 5120);
+  CHECK_EQ(context(llama(), J{{"rope_type", "linear"}, {"factor", 0.5}}), 2048);
+  CHECK_EQ(context(of_family("Gemma3ForCausalLM", "gemma3_text"), linear), 2048);
+  J unsaid = llama();
+  unsaid.erase("max_position_embeddings");
+  CHECK_EQ(context(unsaid, linear), 0);
 }
 
 TEST_CASE("rope_scaling of kv files: texts that say something else are refused") {
