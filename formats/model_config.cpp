@@ -96,7 +96,7 @@ void read_rope(const Family& family, Reading& reading) {
       if (value.is_object())
         throw bad_input("rope_parameters differ by layer type ('{}'); one set for all layers is supported",
                         printable(name));
-  config.rope = families::rope_of(reading.fields, object, theta);
+  config.rope = families::rope_of(reading.fields, object, theta, family.original_positions);
   std::optional<JsonFields> rope;
   if (object) rope.emplace(*object);
   config.rope.dims = turned_dims_of(family, reading.fields, rope ? &*rope : nullptr, config.head_dim);
@@ -136,7 +136,8 @@ Activation activation_of(const Family& family, const JsonFields& fields) {
   if (!name) return family.activation;
   if (*name == "silu" || *name == "swish") return Activation::silu;
   if (*name == "gelu") return Activation::gelu;
-  if (*name == "gelu_pytorch_tanh" || *name == "gelu_new") return Activation::gelu_tanh;
+  if (*name == "gelu_pytorch_tanh" || *name == "gelu_new" || *name == "gelu_fast")
+    return Activation::gelu_tanh;
   throw bad_input("{} is '{}'; supported are 'silu', 'gelu' and 'gelu_pytorch_tanh'", family.activation_field,
                   printable(*name));
 }

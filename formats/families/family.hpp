@@ -38,6 +38,7 @@ struct Family {
   int head_dim = 0;  ///< 0: hidden_size / num_attention_heads
   const char* rope_theta_field = "rope_theta";
   double rope_theta = 10000;
+  double original_positions = 0;    ///< of rope scaling; 0: max_position_embeddings
   bool rope_by_layer_type = false;  ///< `describe` reads the rotary embedding from Reading::rope
   const char* partial_rotary_field = "partial_rotary_factor";
   bool may_be_partial = false;  ///< heads may be turned in part
@@ -86,7 +87,9 @@ std::vector<bool> sliding_layers(const Reading& reading, const Rule& slides) {
 }
 
 /// A rotary embedding: its base and scaling, from `object` (rope_scaling, rope_parameters or one of its members; may be
-/// nullptr), with `theta` as base if it says none. config: the whole configuration, which may say some of it instead.
-Rope rope_of(const JsonFields& config, const nlohmann::json* object, double theta);
+/// nullptr), with `theta` as base if it says none, and `original_positions` (0: max_position_embeddings) as the length of the
+/// first training. config: the whole configuration, which may say some of it instead.
+Rope rope_of(const JsonFields& config, const nlohmann::json* object, double theta,
+             double original_positions = 0);
 
 }  // namespace kvcodec::families

@@ -25,7 +25,10 @@ void describe_mixtral(Reading& reading) {
 
 }  // namespace
 
-const Family kMixtral = {
-    .model_type = "mixtral", .class_prefix = "Mixtral", .describe = describe_mixtral, .norm_epsilon = 1e-5};
+const Family kMixtral = {.model_type = "mixtral",
+                         .class_prefix = "Mixtral",
+                         .describe = describe_mixtral,
+                         .norm_epsilon = 1e-5,
+                         .rope_theta = 1000000};
 
 }  // namespace kvcodec::families

@@ -18,6 +18,7 @@ const Family kPhi3 = {.model_type = "phi3",
                       .class_prefix = "Phi3",
                       .describe = describe_phi3,
                       .norm_epsilon = 1e-5,
+                      .original_positions = 4096,
                       .may_be_partial = true};
 
 }  // namespace kvcodec::families

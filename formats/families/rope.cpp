@@ -25,9 +25,10 @@ double stretch_of(const JsonFields& rope, const JsonFields& fields, const RopeSc
   return fields.need_number("max_position_embeddings") / scaling.original_positions;
 }
 
-double original_positions(const JsonFields& rope, const JsonFields& fields) {
+double original_positions(const JsonFields& rope, const JsonFields& fields, double otherwise) {
   for (const JsonFields* const place : {&fields, &rope})
     if (const auto original = place->get_number("original_max_position_embeddings")) return *original;
+  if (otherwise > 0) return otherwise;
   return fields.need_number("max_position_embeddings");
 }
 
@@ -79,7 +80,7 @@ void read_longrope(const JsonFields& rope, const JsonFields& fields, RopeScaling
   scaling.attention_factor = rope.get_number("attention_factor").value_or(usual);
 }
 
-RopeScaling scaling_of(const JsonFields& rope, const JsonFields& fields) {
+RopeScaling scaling_of(const JsonFields& rope, const JsonFields& fields, double original) {
   RopeScaling scaling;
   const std::string type = rope_type_of(rope);
   if (type == "default") return scaling;
@@ -97,7 +98,7 @@ RopeScaling scaling_of(const JsonFields& rope, const JsonFields& fields) {
     throw bad_input(
         "rope_scaling is of type '{}'; supported are 'default', 'linear', 'llama3', 'yarn' and 'longrope'",
         printable(type));
-  scaling.original_positions = original_positions(rope, fields);
+  scaling.original_positions = original_positions(rope, fields, original);
   if (type == "llama3") read_llama3(rope, scaling);
   if (type == "yarn") read_yarn(rope, fields, scaling);
   if (type == "longrope") read_longrope(rope, fields, scaling);
@@ -106,13 +107,14 @@ RopeScaling scaling_of(const JsonFields& rope, const JsonFields& fields) {
 
 }  // namespace
 
-Rope rope_of(const JsonFields& config, const nlohmann::json* object, double theta) {
+Rope rope_of(const JsonFields& config, const nlohmann::json* object, double theta,
+             double original_positions) {
   Rope rope;
   rope.theta = theta;
   if (!object) return rope;
   const JsonFields fields(*object);
   rope.theta = fields.get_number("rope_theta").value_or(theta);
-  rope.scaling = scaling_of(fields, config);
+  rope.scaling = scaling_of(fields, config, original_positions);
   return rope;
 }
 

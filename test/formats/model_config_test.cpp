@@ -271,6 +271,11 @@ TEST_CASE("config.json: yarn and longrope, with what the reference makes of what
         doctest::Approx(std::sqrt(1 + std::log(4) / std::log(512))));
   CHECK_EQ(d.config.rope.scaling.divisors, std::vector<float>{1, 1, 1, 1.5});
   CHECK_EQ(d.config.rope.scaling.long_divisors, std::vector<float>{2, 3, 4, 5});
+  // Without a length of the first training: transformers' default.
+  d = parse(of_family("Phi3ForCausalLM", "phi3"),
+            [&](J& c) { c["max_position_embeddings"] = 131072, c["rope_scaling"] = longrope; });
+  CHECK_EQ(d.config.rope.scaling.original_positions, 4096);
+  CHECK_EQ(d.config.rope.scaling.factor, 32);
   longrope["long_factor"] = {1, 2};
   CHECK_EQ(phi([&](J& c) { c["rope_scaling"] = longrope; }),
            "2 frequencies have a divisor; heads of which 8 dimensions are turned have 4");
@@ -394,6 +399,10 @@ TEST_CASE("config.json: what each family has besides, and how the kv file says w
            "use_bidirectional_attention is true; a model that reads what follows has no cache to go on with");
 
   d = parse(of_family("GPTNeoXForCausalLM", "gpt_neox"));
+  for (const char* name : {"gelu_pytorch_tanh", "gelu_new", "gelu_fast"})
+    CHECK(parse(of_family("GPTNeoXForCausalLM", "gpt_neox"), [&](J& c) {
+            c["hidden_act"] = name;
+          }).config.activation == Activation::gelu_tanh);
   CHECK_EQ(d.config.num_kv_heads, 8);
   CHECK_EQ(d.config.rope.dims, 2);
   CHECK(d.config.parallel_residual);
@@ -432,6 +441,7 @@ TEST_CASE("config.json: what each family has besides, and how the kv file says w
   const J mixtral = of_family("MixtralForCausalLM", "mixtral"),
           moe = of_family("Qwen3MoeForCausalLM", "qwen3_moe");
   d = parse(mixtral);
+  CHECK_EQ(parse(mixtral, [](J& c) { c.erase("rope_theta"); }).config.rope.theta, 1000000);
   CHECK_EQ(d.config.mixture.experts, 8);
   CHECK_EQ(d.config.mixture.chosen, 2);
   CHECK_EQ(d.config.mixture.width, 128);
