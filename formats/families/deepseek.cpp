@@ -33,7 +33,9 @@ constexpr Defaults kV3 = {.experts = 256,
 int size_of_field(const JsonFields& fields, const char* name, int64_t otherwise) {
   const int64_t value = fields.get_int(name).value_or(otherwise);
   if (value < 1) throw bad_input("{} is {}; it must be positive", name, value);
-  return as_int(name, value);
+  constexpr int64_t kMost = 1 << 20;  // so that sums and products of two fit; check() has bounds of its own
+  if (value > kMost) throw bad_input("{} is {}; it must be in 1..{}", name, value, kMost);
+  return static_cast<int>(value);
 }
 
 void must_be(const JsonFields& fields, const char* name, std::string_view wanted) {

@@ -515,6 +515,9 @@ TEST_CASE("config.json: latent attention and the experts of DeepSeek") {
            "num_key_value_heads is 2; with latent attention it is num_attention_heads (8)");
   CHECK_EQ(refused(v3(), [](J& config) { config["kv_lora_rank"] = 0; }),
            "kv_lora_rank is 0; it must be positive");
+  for (const char* name : {"kv_lora_rank", "qk_nope_head_dim", "n_shared_experts"})
+    CHECK_EQ(refused(v3(), [&](J& config) { config[name] = 2147483647; }),
+             std::string(name) + " is 2147483647; it must be in 1..1048576");
   CHECK_EQ(refused(v3(), [](J& config) { config["qk_rope_head_dim"] = 63; }),
            "head_dim is 575; rotary embeddings turn pairs, so it must be even");
   CHECK_EQ(refused(v3(), [](J& config) { config["scoring_func"] = "softmax"; }),
