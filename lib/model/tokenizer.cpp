@@ -335,6 +335,12 @@ struct Tokenizer::Impl {
   mutable std::vector<std::unique_ptr<Workspace>> idle;
 };
 
+static void check_steps(size_t count, std::string_view what) {
+  constexpr size_t kMostSteps =
+      100;  // pre-tokenizers call each other; tokenizers in use have up to four steps of a kind
+  if (count > kMostSteps) throw bad_input("{} {}; at most {}", count, what, kMostSteps);
+}
+
 Tokenizer::Impl::Impl(TokenizerSpec spec)
     : model(make_token_model(spec)),
       prefix(std::move(spec.prefix)),
@@ -343,11 +349,10 @@ Tokenizer::Impl::Impl(TokenizerSpec spec)
   if (prefix.size() > kMostTemplateTokens || suffix.size() > kMostTemplateTokens - prefix.size())
     throw bad_input("the template puts {} tokens around a text; at most {} are plausible",
                     prefix.size() + suffix.size(), kMostTemplateTokens);
+  check_steps(spec.normalizers.size(), "normalizers");
+  check_steps(spec.pre_tokenizers.size(), "pre-tokenizers");
+  if (spec.decoders) check_steps(spec.decoders->size(), "decoders");
   for (TextNormalizer& step : spec.normalizers) normalizers.push_back(compile(std::move(step)));
-  constexpr size_t kMostSteps = 100;  // they call each other; tokenizers in use have up to four
-  if (spec.pre_tokenizers.size() > kMostSteps) {
-    throw bad_input("{} pre-tokenizers; at most {}", spec.pre_tokenizers.size(), kMostSteps);
-  }
   bool has_bytes = false;
   for (const PreTokenizer& step : spec.pre_tokenizers) {
     const auto* metaspace = std::get_if<MetaspaceStep>(&step);

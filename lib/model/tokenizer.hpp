@@ -174,9 +174,9 @@ class Tokenizer {
  public:
   /// Throws Error(bad_input) for a specification that contradicts itself: an id or token given twice, an id
   /// above 2^24, a merge of tokens that the vocabulary lacks, a pattern or character map that is wrong or not
-  /// supported, an added token that becomes empty, more than kMostTemplateTokens around a text, more than 100
-  /// pre-tokenizers, ByteLevel twice. For a unigram model also: no tokens at all, a score that is not a finite number,
-  /// an unknown id that is not a token's, and a token of more than 1024 bytes.
+  /// supported, an added token that becomes empty, more than kMostTemplateTokens around a text, more than 100 normalizers,
+  /// pre-tokenizers or decoders, ByteLevel twice. For a unigram model also: no tokens at all, a score that is not a finite
+  /// number, an unknown id that is not a token's, and a token of more than 1024 bytes.
   explicit Tokenizer(TokenizerSpec spec);
   ~Tokenizer();
   Tokenizer(Tokenizer&&) noexcept;

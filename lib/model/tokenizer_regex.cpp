@@ -160,6 +160,9 @@ bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z')
 class Translator {
  public:
   explicit Translator(std::string_view pattern) : in_(pattern) {
+    if (in_.size() > kMostBytes)
+      throw bad_input("regular expression {}: has {} bytes; at most {} are supported", quote_text(in_),
+                      in_.size(), kMostBytes);
     if (valid_utf8_prefix(in_) != in_.size()) refuse("text that is not UTF-8");
   }
 
@@ -170,6 +173,9 @@ class Translator {
   }
 
  private:
+  // A word boundary becomes kilobytes, and all that stands before is moved for each repetition of a repetition. Patterns in use
+  // have up to a kilobyte.
+  static constexpr size_t kMostBytes = 16384;
   static constexpr int kMaxDepth = 100;  // PCRE2 itself allows 250; groups are added in translation
 
   [[noreturn]] void refuse(std::string_view what) const {

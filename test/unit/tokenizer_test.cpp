@@ -374,6 +374,9 @@ TEST_CASE("tokenizer: a specification that contradicts itself is refused") {
            "two ByteLevel pre-tokenizers; at most one is supported");
   CHECK_EQ(changed([](auto& s) { s.pre_tokenizers.resize(101, DigitsStep{}); }),
            "101 pre-tokenizers; at most 100");
+  CHECK_EQ(changed([](auto& s) { s.normalizers.resize(101, StripNormalizer{}); }),
+           "101 normalizers; at most 100");
+  CHECK_EQ(changed([](auto& s) { s.decoders.emplace(101, FuseDecoder{}); }), "101 decoders; at most 100");
   CHECK_EQ(refusal({}), "nothing thrown");  // no tokens at all
   CHECK_EQ(changed([](auto& s) { s.vocabulary.emplace_back("c", 1000); }),
            "nothing thrown");  // ids may have holes
@@ -420,10 +423,25 @@ TEST_CASE("tokenizer: patterns that may not mean the same are refused") {
     CHECK_EQ(message.find('\n'), std::string::npos);
   }
   std::string deep = "a";
-  for (int i = 0; i < 5000; ++i) deep = "(" + deep + ")";
+  for (int i = 0; i < 3000; ++i) deep = "(" + deep + ")";
   CHECK(message_of([&] { TextPattern::regex(deep); }).find("nesting this deep") != std::string::npos);
-  for (int i = 0; i < 5000; ++i) deep = "[" + deep + "]";
+  for (int i = 0; i < 3000; ++i) deep = "[" + deep + "]";
   CHECK(message_of([&] { TextPattern::regex(deep); }).find("nesting this deep") != std::string::npos);
+}
+
+TEST_CASE("tokenizer: a pattern of any length is refused before it is translated") {
+  const auto with_length = [](const std::string& part, size_t bytes) {
+    std::string pattern;
+    while (pattern.size() + part.size() <= bytes) pattern += part;
+    pattern.resize(bytes, 'a');
+    return message_of([&] { translate_pattern(pattern); });
+  };
+  for (const char* part : {"a", "\\b", "a***", "(?i)a"})
+    CHECK_EQ(with_length(part, part[0] == '(' ? 400 : 16384), "nothing thrown");
+  const std::string start(60, 'a');
+  CHECK_EQ(with_length("a", 16385),
+           "regular expression \"" + start + "\"...: has 16385 bytes; at most 16384 are supported");
+  CHECK(with_length("\\b", 10'000'000).ends_with("has 10000000 bytes; at most 16384 are supported"));
 }
 
 TEST_CASE("tokenizer: a pattern that backtracks exponentially ends with an error") {
