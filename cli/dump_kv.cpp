@@ -171,7 +171,7 @@ std::vector<NamedTokens> load_sources(const DumpOptions& options, const ModelFil
     return is_far(options.tokens) || is_hdf5(options.tokens)
                ? read_kv_tokens(options.tokens)
                : read_token_lines(options.tokens, "a list of token ids or a kv file");
-  const Tokenizer tokenizer = files.tokenizer();
+  const Tokenizer tokenizer = make_tokenizer(files, options.common);
   if (options.special) around = template_of(tokenizer);
   std::vector<NamedTokens> sources;
   for (SourceText& source : read_texts(options.common, options.texts))

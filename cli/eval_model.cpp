@@ -488,7 +488,7 @@ struct Tasks {
 
 Tasks make_tasks(const ModelOptions& options, const ModelFiles& files) {
   const ModelConfig& config = files.description().config;
-  const Tokenizer tokenizer = files.tokenizer();
+  const Tokenizer tokenizer = make_tokenizer(files, options.common);
   Tasks tasks;
   tasks.recall = options.task == Task::recall;
   tasks.length = document_length(options.texts, config);

@@ -32,7 +32,7 @@ LossMeter::LossMeter(const std::string& model, const std::vector<std::string>& t
   judged.max_documents = kLossDocuments;
   const int64_t length = std::min(document_length(judged, config), kLossTokens);
   judged.chunk = length;
-  const Tokenizer tokenizer = files_->tokenizer();
+  const Tokenizer tokenizer = make_tokenizer(*files_, common);
   documents_ = judged_texts(judged, common, tokenizer, read_texts(judged, common), length).documents;
 }
 

@@ -10,6 +10,10 @@ namespace {
 /// Of the machine's memory what weights in bf16 may take: they are read anew for each few hundred tokens otherwise.
 constexpr uint64_t kShareOfRounded = 8;
 
+void write_notes(const std::vector<std::string>& notes, const CommonOptions& common) {
+  for (const std::string& note : notes) common.note("{}", note);
+}
+
 }  // namespace
 
 void declare_compute(Command& command, Compute& compute) {
@@ -22,6 +26,7 @@ void declare_compute(Command& command, Compute& compute) {
 }
 
 LlamaModel make_model(ModelFiles& files, const CommonOptions& common, Compute compute) {
+  write_notes(files.description().notes, common);
   LlamaModel model(files.description().config, files.weights());
   Engine* const engine = common.engine();
   if (engine && compute != Compute::f32)
@@ -29,6 +34,11 @@ LlamaModel make_model(ModelFiles& files, const CommonOptions& common, Compute co
   if (engine) model.use(engine->prefill(model.weights()));
   model.compute_in(compute, machine_memory() / kShareOfRounded);
   return model;
+}
+
+Tokenizer make_tokenizer(const ModelFiles& files, const CommonOptions& common) {
+  write_notes(files.tokenizer_notes(), common);
+  return files.tokenizer();
 }
 
 }  // namespace kvcodec::cli

@@ -117,7 +117,7 @@ SensitivityInfo measure(MeasureOptions& options, ModelFiles& files) {
   const ModelConfig& config = files.description().config;
   const LlamaModel model = make_model(files, options.common);
   const int64_t length = document_length(options.texts, config);
-  const JudgedTexts texts = judged_texts(options.texts, options.common, files.tokenizer(),
+  const JudgedTexts texts = judged_texts(options.texts, options.common, make_tokenizer(files, options.common),
                                          read_texts(options.texts, options.common), length);
   check_context(texts.documents, config);
   options.noise.seed = options.common.seed;

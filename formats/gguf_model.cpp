@@ -113,7 +113,7 @@ ModelDescription describe(const Gguf& file) {
   const std::string scaling = gguf::read_rope(fields, architecture, config);
   read_mixture(fields, architecture, config);
   read_parts(fields, architecture, config);
-  gguf::Reading reading{fields, config};
+  gguf::Reading reading{fields, config, description.notes};
   architecture.describe(reading);
   check(config);
   stretch_context(config);

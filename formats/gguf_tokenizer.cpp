@@ -12,6 +12,9 @@
 namespace kvcodec {
 namespace {
 
+/// How text is split. Files older than the key were made for the splits that became "default".
+constexpr const char *kPre = "tokenizer.ggml.pre", *kPreUnsaid = "default";
+
 /// Kinds of tokens, numbered as in tokenizer.ggml.token_type.
 enum class TokenKind : uint8_t { normal = 1, unknown, control, user_defined, unused, byte };
 
@@ -196,8 +199,7 @@ PreTokenizer split_at(const char* pattern) {
 
 TokenizerSpec byte_level(const Gguf& file) {
   const Tokens tokens(file);
-  // Files older than the key were made for the splits that became "default".
-  const std::string pre = file.get_string("tokenizer.ggml.pre").value_or("default");
+  const std::string pre = file.get_string(kPre).value_or(kPreUnsaid);
   TokenizerSpec spec;
   std::unordered_set<std::string_view> merged;
   const auto& merges = file.need_strings("tokenizer.ggml.merges");
@@ -330,6 +332,13 @@ void split_as(std::string_view name, TokenizerSpec& spec) {
 
 TokenizerSpec tokenizer_of(const Gguf& file) {
   return with_context(file.name(), [&] { return read(file); });
+}
+
+std::vector<std::string> tokenizer_notes(const Gguf& file) {
+  if (file.get_string("tokenizer.ggml.model") != "gpt2" || file.has(kPre)) return {};
+  return {fmt::format(
+      "{}: no key {} says how the tokenizer splits text; it is split as '{}', so token ids may be others than the model's",
+      file.name(), kPre, kPreUnsaid)};
 }
 
 Tokenizer load_tokenizer(const Gguf& file) {

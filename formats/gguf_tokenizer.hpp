@@ -1,7 +1,9 @@
 // Tokenizers in GGUF files: the keys tokenizer.ggml.*.
 #pragma once
 
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "formats/gguf.hpp"
 #include "lib/model/tokenizer.hpp"
@@ -13,6 +15,9 @@ namespace kvcodec {
 /// user-defined and unknown tokens become added tokens. Throws Error(bad_input) for other models, a name of
 /// tokenizer.ggml.pre that is not known, and lists that do not fit together.
 TokenizerSpec tokenizer_of(const Gguf& file);
+
+/// What had to be guessed that may be wrong, each with the file's name: how text is split, where no key says it.
+std::vector<std::string> tokenizer_notes(const Gguf& file);
 
 /// Sets how text is split before the merges (normalizers, pre-tokenizers, ignore_merges) to what a name of
 /// tokenizer.ggml.pre stands for. Throws Error(bad_input) for a name that is not known.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "lib/core/dtype.hpp"
 #include "lib/model/config.hpp"
@@ -12,7 +13,8 @@ struct ModelDescription {
   ModelConfig config;
   std::string
       rope_scaling;  ///< what FORMAT.md calls so, on one line; empty = nothing (as ModelInfo wants it)
-  DType dtype = DType::f32;  ///< what the weights are said to be stored in; f32 if nothing is said
+  std::vector<std::string> notes;  ///< what had to be guessed that may be wrong, each with the file's name
+  DType dtype = DType::f32;        ///< what the weights are said to be stored in; f32 if nothing is said
 };
 
 /// Reads and checks directory + "/config.json". What is absent has the default that transformers gives it;

@@ -49,6 +49,7 @@ class GgufModel final : public ModelFiles {
   const WeightSource& weights() override { return weights_; }
   std::string digest() override { return file_.digest(); }
   Tokenizer tokenizer() const override { return load_tokenizer(file_); }
+  std::vector<std::string> tokenizer_notes() const override { return kvcodec::tokenizer_notes(file_); }
 
  private:
   Gguf file_;

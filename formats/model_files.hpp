@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "formats/header.hpp"
 #include "formats/model_config.hpp"
@@ -24,6 +25,8 @@ class ModelFiles {
   /// Identifies the weights; reads all of them.
   virtual std::string digest() = 0;
   virtual Tokenizer tokenizer() const = 0;
+  /// What of the tokenizer had to be guessed that may be wrong, as ModelDescription::notes.
+  virtual std::vector<std::string> tokenizer_notes() const { return {}; }
 };
 
 /// named: a directory with config.json, *.safetensors and tokenizer.json, or a GGUF file, which is any regular file; or a folder

@@ -49,6 +49,7 @@ class Fields {
 struct Reading {
   const Fields& fields;
   ModelConfig& config;
+  std::vector<std::string>& notes;  ///< as of ModelDescription
 };
 
 struct Architecture {

@@ -1,10 +1,27 @@
 // Llama and what shares its form: Mistral and Mixtral, Qwen 2 and 3 with and without experts, SmolLM 3.
+#include <fmt/format.h>
+
 #include "formats/gguf_families/architecture.hpp"
 
 namespace kvcodec::gguf {
 namespace {
 
+/// Whoever made files of Llama 3.1 before its scaling was known left it out.
+void note_lost_scaling(const Reading& reading) {
+  constexpr double kTheta = 500000;
+  constexpr int kContext = 131072;
+  const Rope& rope = reading.config.rope;
+  if (rope.theta != kTheta || reading.config.max_positions != kContext ||
+      rope.scaling.kind != RopeScaling::Kind::none || reading.fields.has("rope.scaling.type"))
+    return;
+  reading.notes.push_back(fmt::format(
+      "{}: has the context and the rotary base of Llama 3.1, but not the tensor rope_freqs.weight, as files made before August "
+      "2024; if it is Llama 3.1, its keys are turned otherwise than the model's",
+      reading.fields.file().name()));
+}
+
 void describe_llama(Reading& reading) {
+  note_lost_scaling(reading);
   if (reading.config.mixture.experts > 0) reading.config.family = "mixtral";
   set_window(reading, 0);
 }

@@ -634,6 +634,39 @@ TEST_CASE("gguf: tokenizers whose keys do not fit together") {
            "tokenizer.ggml.token_type has 1 entries; tokenizer.ggml.tokens has 2");
 }
 
+TEST_CASE("gguf: notes on what files leave out") {
+  const test::Folder folder;
+  const std::string name = folder / "x.gguf";
+  const auto notes_of = [&](const std::function<void(GgufWriter&)>& change) {
+    std::ofstream(name, std::ios::binary) << small_model(change).bytes();
+    return open_model(name)->description().notes;
+  };
+  const auto llama31 = [](GgufWriter& w) -> GgufWriter& {
+    return w.replace("llama.context_length", 131072u).set("llama.rope.freq_base", 500000.0f);
+  };
+  CHECK(notes_of({}).empty());
+  const auto notes = notes_of([&](GgufWriter& w) { llama31(w); });
+  REQUIRE_EQ(notes.size(), 1);
+  CHECK(notes[0].starts_with(
+      name + ": has the context and the rotary base of Llama 3.1, but not the tensor rope_freqs.weight"));
+  CHECK(notes_of([&](GgufWriter& w) { llama31(w).add("rope_freqs.weight", {2}, ones(2)); }).empty());
+  CHECK(notes_of([&](GgufWriter& w) { llama31(w).set("llama.rope.scaling.type", "none"); }).empty());
+
+  const auto tokenizer_notes_of = [&](const std::function<void(GgufWriter&)>& change) {
+    std::ofstream(name, std::ios::binary) << small_model(change).bytes();
+    return open_model(name)->tokenizer_notes();
+  };
+  CHECK(tokenizer_notes_of({}).empty());
+  CHECK(tokenizer_notes_of([](GgufWriter& w) { w.set("tokenizer.ggml.model", "llama"); }).empty());
+  CHECK_EQ(tokenizer_notes_of([](GgufWriter& w) { w.set("tokenizer.ggml.model", "gpt2"); }),
+           std::vector<std::string>{
+               name + ": no key tokenizer.ggml.pre says how the tokenizer splits text; it is split as "
+                      "'default', so token ids may be others than the model's"});
+  CHECK(tokenizer_notes_of([](GgufWriter& w) {
+          w.set("tokenizer.ggml.model", "gpt2").set("tokenizer.ggml.pre", "gpt-2");
+        }).empty());
+}
+
 TEST_CASE("gguf: beginning and end of text, and SentencePiece's leftmost-first rule among equal scores") {
   const test::Folder folder;
   const auto load = [&](const GgufWriter& writer) {
