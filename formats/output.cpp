@@ -312,6 +312,12 @@ FileState state_of(const struct stat& status) {
           status.st_mtim.tv_nsec};
 }
 
+Error changed_meanwhile(const std::string& name) {
+  return failed(
+      "{}: another run changed it after this one had read it; nothing is written. Run the command again",
+      name);
+}
+
 /// Locks the file's first byte against other runs that change it (readers lock the second, formats/journal.hpp); false
 /// where the file system cannot. The lock is the descriptor's own, and another kind than that of HDF5's readers.
 bool lock_for_changing(int descriptor, const std::function<void()>& waiting) {
@@ -386,10 +392,14 @@ OutputFile::OutputFile(std::string target, bool overwrite)
     ::chmod(temporary_.c_str(), mode);  // an overwritten file keeps its permissions, whatever the umask
 }
 
-OutputFile::OutputFile(std::string target, const HeldFile&)
+OutputFile::OutputFile(std::string target, const HeldFile& held)
     : target_(std::move(target)), kind_(Kind::changed), final_(behind_links(target_)), temporary_(final_) {
   remove_left_over(folder_of(final_), final_.filename().string());
   in_place_ = std::make_unique<InPlace>(final_, target_);
+  // Its name may lead to another file by now than the one that is held.
+  struct stat status = {};
+  if (::fstat(in_place_->descriptor(), &status) != 0 || state_of(status) != held.state())
+    throw changed_meanwhile(target_);
 }
 
 OutputFile::~OutputFile() {
@@ -436,9 +446,7 @@ void OutputFile::replace_target() {
   if (replaced_) {
     struct stat status = {};
     if (::stat(final_.c_str(), &status) != 0 || state_of(status) != *replaced_)
-      throw failed(
-          "{}: another run changed it after this one had read it; nothing is written. Run the command again",
-          target_);
+      throw changed_meanwhile(target_);
   }
   // Somebody else may have made the file since this run began. Some file systems cannot rename without
   // replacing; there the check at the start has to do.

@@ -69,6 +69,7 @@ class OutputFile {
  public:
   OutputFile(std::string target, bool overwrite);
   /// The target is there, held, and is changed in place (formats/journal.hpp): path() is the file itself, commit() makes the change.
+  /// Throws Error(failed) where the name leads to another file than the one that is held, or that was changed.
   OutputFile(std::string target, const HeldFile& held);
   ~OutputFile();
   OutputFile(const OutputFile&) = delete;

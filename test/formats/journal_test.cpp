@@ -180,6 +180,26 @@ TEST_CASE("journal: a change is refused where another file took the place of the
   CHECK(folder.names().size() == 2);  // no journal
 }
 
+TEST_CASE("journal: only the file that is held is changed, whatever its name leads to by then") {
+  const Folder folder;
+  const std::string path = folder / "file.h5";
+  create(path, {1000, 0, 1}, some_bytes(10000, 3));
+  create(folder / "other.h5", {10, 0, 5}, some_bytes(10, 6));
+  const std::string other = file_bytes(folder / "other.h5");
+  const std::string refused =
+      path + ": another run changed it after this one had read it; nothing is written. Run the command again";
+  {
+    const HeldFile held(path, nobody_waits);
+    std::filesystem::rename(folder / "other.h5", path);
+    CHECK_THROWS_WITH_AS(OutputFile(path, held), refused.c_str(), Error);
+  }
+  CHECK(file_bytes(path) == other);
+  const HeldFile held(path, nobody_waits);
+  std::ofstream(path, std::ios::app) << "more";
+  CHECK_THROWS_WITH_AS(OutputFile(path, held), refused.c_str(), Error);
+  CHECK(folder.names() == std::vector<std::string>{"file.h5"});
+}
+
 TEST_CASE("journal: datasets grow and shrink in place, whatever they were") {
   const Folder folder;
   const std::string path = folder / "file.h5";
