@@ -246,9 +246,17 @@ std::filesystem::path temporary_folder() {
 
 fs::path behind_links(const fs::path& name) {
   std::error_code error;
-  if (!fs::is_symlink(name, error)) return name;
-  const fs::path resolved = fs::weakly_canonical(name, error);
-  return error ? name : resolved;
+  fs::path path = name;
+  // Link by link: fs::weakly_canonical stops at one that leads to a file which is still to be written.
+  constexpr int kMostLinks = 40;  // as the system
+  for (int links = 0; links < kMostLinks && fs::is_symlink(path, error); ++links) {
+    const fs::path next = fs::read_symlink(path, error);
+    if (error) return name;
+    path = folder_of(path) / next;
+  }
+  if (path == name) return name;
+  const fs::path resolved = fs::weakly_canonical(path, error);
+  return error ? path : resolved;
 }
 
 void install_signal_cleanup() {
@@ -384,6 +392,8 @@ OutputFile::OutputFile(std::string target, bool overwrite)
     }
     if (!overwrite_) throw usage_error("{}: exists already; --overwrite replaces it", target_);
     mode = status.st_mode & 07777;
+  } else if (errno != ENOENT) {  // such as links that lead in a circle
+    throw failed("{}: cannot be written: {}", target_, reason(errno));
   }
   const std::string stem = final_.filename().string();
   remove_left_over(folder_of(final_), stem);

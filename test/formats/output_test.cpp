@@ -186,6 +186,29 @@ TEST_CASE("output: permissions, symbolic links and devices stay what they are") 
   }
 }
 
+TEST_CASE("output: links to a file that is still to be written are followed, and stay") {
+  const Folder folder;
+  fs::create_directories(folder / "scratch/deep");
+  fs::create_symlink("scratch/first", folder / "link");
+  fs::create_symlink("deep/second", folder / "scratch/first");
+  fs::create_symlink(folder / "scratch/new", folder / "scratch/deep/second");
+  for (const bool overwrite : {false, true}) {
+    CAPTURE(overwrite);
+    OutputFile output(folder / "link", overwrite);
+    put(output.path(), "through");
+    output.commit();
+    CHECK(fs::is_symlink(folder / "link"));
+    CHECK(file_bytes(folder / "scratch/new") == "through");
+    fs::remove(folder / "scratch/new");
+  }
+  fs::create_symlink("nowhere/file", folder / "lost");
+  check_error(ErrorKind::failed, "lost: cannot be written: No such file or directory",
+              [&] { OutputFile(folder / "lost", false); });
+  fs::create_symlink("circle", folder / "circle");
+  check_error(ErrorKind::failed, "circle: cannot be written: Too many levels of symbolic links",
+              [&] { OutputFile(folder / "circle", true); });
+}
+
 TEST_CASE("output: a target that cannot be is refused at the start") {
   const Folder folder;
   check_error(ErrorKind::failed, "missing/a.h5: cannot be written: No such file or directory",
