@@ -264,20 +264,18 @@ struct DatasetWriter::State {
   /// chunk: chunk_bytes() and room for the checksum behind. valid_rows of it count.
   void write_chunk(std::span<std::byte> chunk, uint64_t valid_rows, const Digest128& digest, bool extend) {
     const Turn turn;
-    if (is_there(chunk)) {
-      flushed += valid_rows;
-      if (stored_chunks.checksums) digests.push_back(digest);
-      return;
-    }
+    // Rows of zeros are new ones too, where the end of a chunk was filled with zeros.
     if (extend && flushed + valid_rows > rows_there) {
       std::vector<hsize_t> extent{flushed + valid_rows};
       extent.insert(extent.end(), row_shape.begin(), row_shape.end());
       if (H5Dset_extent(dataset.get(), extent.data()) < 0) throw file.state_->refused(path, "cannot grow");
     }
-    std::vector<hsize_t> offset(row_shape.size() + 1, 0);
-    offset[0] = flushed;
-    if (H5Dwrite_chunk(dataset.get(), H5P_DEFAULT, 0, offset.data(), chunk.size(), chunk.data()) < 0)
-      throw file.state_->refused(path, "cannot be written");
+    if (!is_there(chunk)) {
+      std::vector<hsize_t> offset(row_shape.size() + 1, 0);
+      offset[0] = flushed;
+      if (H5Dwrite_chunk(dataset.get(), H5P_DEFAULT, 0, offset.data(), chunk.size(), chunk.data()) < 0)
+        throw file.state_->refused(path, "cannot be written");
+    }
     flushed += valid_rows;
     if (stored_chunks.checksums) digests.push_back(digest);
     file.state_->check_writes();

@@ -216,6 +216,35 @@ TEST_CASE("journal: datasets grow and shrink in place, whatever they were") {
   }
 }
 
+TEST_CASE("journal: a table grows by rows of zeros too") {
+  const Folder folder;
+  const std::string path = folder / "file.h5";
+  std::vector<uint64_t> times{5};
+  const auto write = [&](OutputFile& output) {
+    h5::File file = h5::File::create(output);
+    h5::DatasetWriter rows(file, "/time", DType::u64, {}, times.size());
+    rows.append_values(std::span<const uint64_t>(times));
+    rows.finish();
+    file.close();
+    output.commit();
+  };
+  {
+    OutputFile output(path, true);
+    write(output);
+  }
+  for (const uint64_t time : {0, 0, 7, 0}) {
+    times.push_back(time);
+    const HeldFile held(path, nobody_waits);
+    OutputFile output(path, held);
+    write(output);
+    const h5::File file = h5::File::open(path);
+    const h5::Dataset found = file.dataset("/time");
+    REQUIRE_EQ(found.rows(), times.size());
+    CHECK(found.integers(0, times.size(), 10) == times);
+    found.verify();
+  }
+}
+
 TEST_CASE("journal: one whose digest holds is refused for places and sizes that cannot be") {
   const Folder folder;
   const std::string path = folder / "file.h5";
