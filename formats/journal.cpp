@@ -270,6 +270,8 @@ InPlace::InPlace(fs::path path, std::string name) : path_(std::move(path)), name
   if (descriptor_ < 0) throw failed("{}: cannot be written: {}", name_, std::strerror(errno));
   try {
     overlay_ = overlay_of_journal(path_, descriptor_, name_);
+    // Now, not after hours of work: the file may be writable where its folder is not.
+    journal_ = std::make_unique<OutputFile>(journal_of(path_).string(), true);
   } catch (...) {
     ::close(descriptor_);
     throw;
@@ -307,8 +309,7 @@ void InPlace::begin(uint64_t bytes) {
 void InPlace::write_journal() {
   const Digest128 first = first_page_digest(first_page_of(descriptor_, name_));
   const std::vector<std::byte> bytes = journal_bytes(*overlay_, first);
-  OutputFile journal(journal_of(path_).string(), true);
-  const int descriptor = ::open(journal.path().c_str(), O_WRONLY | O_CLOEXEC);
+  const int descriptor = ::open(journal_->path().c_str(), O_WRONLY | O_CLOEXEC);
   int error = descriptor < 0 ? errno : 0;
   // What is in the file is nobody's business who may not read the file.
   if (struct stat status = {};
@@ -316,8 +317,7 @@ void InPlace::write_journal() {
     error = errno;
   if (!error) error = write_at(descriptor, 0, bytes);
   if (descriptor >= 0 && ::close(descriptor) != 0 && !error) error = errno;
-  if (error) throw failed("{}: cannot be written: {}", journal.target(), std::strerror(error));
-  journal.commit();
+  if (error) throw failed("{}: cannot be written: {}", journal_->target(), std::strerror(error));
 }
 
 bool InPlace::copy_pages() {
@@ -353,9 +353,9 @@ void InPlace::check_has_its_name() const {
 void InPlace::commit() {
   check_has_its_name();
   if (::fsync(descriptor_) != 0) throw failed("{}: cannot be written: {}", name_, std::strerror(errno));
-  begun_ =
-      false;  // whatever fails from here on, the journal may have its name, and then what was added counts
   write_journal();
+  begun_ = false;  // whatever fails from here on, the journal may have its name: then what was added counts
+  journal_->commit();
   if (copy_pages()) ::unlink(journal_of(path_).c_str());
   lock_readers_byte(descriptor_, F_UNLCK, false);
 }

@@ -19,6 +19,8 @@
 
 namespace kvcodec {
 
+class OutputFile;
+
 /// Changes to bytes of a file that are not copied into it yet.
 class Overlay {
  public:
@@ -52,7 +54,8 @@ bool lock_as_reader(int descriptor);
 /// A file that is changed in place. Its maker must hold the file (HeldFile), so that there is one at a time.
 class InPlace {
  public:
-  /// name: for messages. Takes over what a journal says. Throws Error(failed) naming the file if it cannot be written to.
+  /// name: for messages. Takes over what a journal says. Throws Error(failed) naming the file if it cannot be written to, or the
+  /// journal if none can be made beside it.
   InPlace(std::filesystem::path path, std::string name);
   /// Without commit() the file is as it was.
   ~InPlace();
@@ -81,6 +84,7 @@ class InPlace {
   uint64_t bytes_before_ = 0;
   bool begun_ = false;  // what was added is cut off unless it counts
   std::shared_ptr<Overlay> overlay_;
+  std::unique_ptr<OutputFile> journal_;  // in the making
 };
 
 /// Where the journal of a file lies; of a symbolic link beside what it leads to.

@@ -182,15 +182,18 @@ bool is_left_over(std::string_view name, uint32_t here) {
   return ::kill(static_cast<pid_t>(process), 0) != 0 && errno == ESRCH;
 }
 
-/// Removes what runs left that were killed while they wrote this file.
+/// Removes what runs left that were killed while they wrote this file, or its journal.
 void remove_left_over(const fs::path& folder, const std::string& stem) {
   const std::string prefix = temporary_prefix(stem);
   const uint32_t here = place_of_numbers();
   std::error_code error;
   for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
     const std::string name = entry->path().filename().string();
-    if (name.starts_with(prefix) && is_left_over(std::string_view(name).substr(prefix.size()), here))
-      ::unlink(entry->path().c_str());
+    if (!name.starts_with(prefix)) continue;
+    std::string_view whose = std::string_view(name).substr(prefix.size());
+    if (constexpr std::string_view kOfJournal = "journal."; whose.starts_with(kOfJournal))
+      whose.remove_prefix(kOfJournal.size());
+    if (is_left_over(whose, here)) ::unlink(entry->path().c_str());
   }
 }
 

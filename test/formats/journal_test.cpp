@@ -200,6 +200,35 @@ TEST_CASE("journal: only the file that is held is changed, whatever its name lea
   CHECK(folder.names() == std::vector<std::string>{"file.h5"});
 }
 
+TEST_CASE("journal: it is begun with the change, and nothing is added where it cannot be written") {
+  const Folder folder;
+  const std::string path = folder / "file.h5";
+  create(path, {1000, 0, 1}, some_bytes(10000, 3));
+  const std::string before = file_bytes(path);
+  {
+    const HeldFile held(path, nobody_waits);
+    OutputFile output(path, held);
+    auto names = folder.names();
+    std::erase(names, "file.h5");
+    REQUIRE_EQ(names.size(), 1);
+    CHECK(names[0].starts_with(".file.h5.journal."));
+    change(output, {2000, 0, 2}, some_bytes(500, 4));
+    std::filesystem::remove(folder / names[0]);
+    std::filesystem::create_directory(folder / names[0]);
+    CHECK_THROWS_WITH_AS(output.commit(), (path + ".journal: cannot be written: Is a directory").c_str(),
+                         Error);
+    std::filesystem::remove(folder / names[0]);
+  }
+  CHECK(file_bytes(path) == before);
+  CHECK(folder.names() == std::vector<std::string>{"file.h5"});
+  if (::geteuid() == 0) SKIP("root may write anywhere");
+  std::filesystem::permissions(folder.path(), std::filesystem::perms(0500));
+  const HeldFile held(path, nobody_waits);
+  CHECK_THROWS_WITH_AS(OutputFile(path, held),
+                       (path + ".journal: cannot be written: Permission denied").c_str(), Error);
+  std::filesystem::permissions(folder.path(), std::filesystem::perms(0700));
+}
+
 TEST_CASE("journal: datasets grow and shrink in place, whatever they were") {
   const Folder folder;
   const std::string path = folder / "file.h5";

@@ -357,6 +357,8 @@ TEST_CASE("output: what a run left that nothing could stop is removed by the nex
   REQUIRE(folder.names().size() == 2);
   const std::vector<std::string> names = folder.names();
   const std::string left = names[0] == "a.h5" ? names[1] : names[0];
+  const std::string of_journal = ".a.h5.journal" + left.substr(5);
+  put(folder / of_journal, "half");
   // Of another machine, of another file, and of no run at all.
   std::string elsewhere = left;
   const size_t place = elsewhere.rfind('-', elsewhere.rfind('-') - 1) + 1;
@@ -365,6 +367,7 @@ TEST_CASE("output: what a run left that nothing could stop is removed by the nex
     put(folder / name, "not ours");
   const pid_t living = begin();
   CHECK_FALSE(fs::exists(folder / left));
+  CHECK_FALSE(fs::exists(folder / of_journal));
   write();
   CHECK(folder.names().size() == 5);  // a.h5, those three, and that of the run that lives
   kill(living);
