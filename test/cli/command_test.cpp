@@ -196,5 +196,10 @@ TEST_CASE("what is printed is one line of plain text") {
   CHECK_EQ(printable("\xff\xfe"), "\\xff\\xfe");
 }
 
+TEST_CASE("histories: each line once, where it came first") {
+  CHECK(merged_history({{"a", "b"}, {}, {"b", "c", "a"}, {"c", "d"}}) ==
+        std::vector<std::string>{"a", "b", "c", "d"});
+}
+
 }  // namespace
 }  // namespace kvcodec::cli
