@@ -22,12 +22,21 @@ class StoredDocuments {
   /// Whether a document of that name has these ids at these positions, alone or among others.
   bool has(std::string_view name, std::span<const uint32_t> ids, std::span<const uint64_t> positions) const {
     const auto place = numbers_.find(name);
-    return place != numbers_.end() && std::ranges::any_of(place->second, [&](size_t document) {
-             return holds(document, ids, positions);
-           });
+    if (place == numbers_.end()) return false;
+    const Digest128 digest = token_digest(ids);
+    return std::ranges::any_of(place->second, [&](size_t document) {
+      return !is_another(document, ids.size(), digest) && holds(document, ids, positions);
+    });
   }
 
  private:
+  /// Whether it is as long and has other ids, as its digest says, without a look at it.
+  bool is_another(size_t document, uint64_t length, const Digest128& digest) const {
+    const Documents& documents = codes_->info().documents;
+    const auto stored = documents.facts_of(document).digest;
+    return documents.length(document) == length && stored && *stored != digest;
+  }
+
   bool holds(size_t document, std::span<const uint32_t> ids, std::span<const uint64_t> positions) const {
     const uint64_t first = codes_->info().documents.offsets[document],
                    length = codes_->info().documents.length(document);
