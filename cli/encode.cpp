@@ -254,8 +254,8 @@ std::string encode(Command& command) {
                         options.append, counted(job.stored_before.size(), "document"),
                         names_text(job.stored_before));
   note_missing_queries(kv, encoding->codec(), options.common);
-  const bool in_place =
-      held && held->changeable() && CodesWriter::can_change_in_place(*encoding->base(), job.positions);
+  const bool in_place = held && held->changeable() && options.output.replaces() &&
+                        CodesWriter::can_change_in_place(*encoding->base(), job.positions);
   std::optional<Pieces> pieces;
   return run_to_file(
       options.output,
