@@ -313,7 +313,7 @@ void InPlace::write_journal() {
   int error = descriptor < 0 ? errno : 0;
   // What is in the file is nobody's business who may not read the file.
   if (struct stat status = {};
-      !error && (::fstat(descriptor_, &status) != 0 || ::fchmod(descriptor, status.st_mode & 07777) != 0))
+      !error && (::fstat(descriptor_, &status) != 0 || !take_rights(journal_->path(), status)))
     error = errno;
   if (!error) error = write_at(descriptor, 0, bytes);
   if (descriptor >= 0 && ::close(descriptor) != 0 && !error) error = errno;

@@ -241,6 +241,11 @@ const Descriptor& standard_input() {
 
 }  // namespace
 
+bool take_rights(const fs::path& path, const struct stat& of) {
+  [[maybe_unused]] const int ignored = ::chown(path.c_str(), static_cast<uid_t>(-1), of.st_gid);
+  return ::chmod(path.c_str(), of.st_mode & 07777) == 0;  // last: another group takes some of them away
+}
+
 std::filesystem::path temporary_folder() {
   std::error_code error;
   fs::path folder = fs::temp_directory_path(error);
@@ -384,9 +389,9 @@ OutputFile::OutputFile(std::string target, bool overwrite)
   if (target_.empty()) throw usage_error("the name of the output file is empty");
   // Replacing a symbolic link would cut it off from what it points to.
   final_ = behind_links(target_);
-  mode_t mode = 0666;
   struct stat status = {};
-  if (::stat(final_.c_str(), &status) == 0) {
+  const bool is_there = ::stat(final_.c_str(), &status) == 0;
+  if (is_there) {
     if (S_ISDIR(status.st_mode)) throw failed("{}: {}", target_, reason(EISDIR));
     if (!S_ISREG(status.st_mode)) {  // a device or a pipe is written to, never replaced
       kind_ = Kind::special;
@@ -394,15 +399,13 @@ OutputFile::OutputFile(std::string target, bool overwrite)
       return;
     }
     if (!overwrite_) throw usage_error("{}: exists already; --overwrite replaces it", target_);
-    mode = status.st_mode & 07777;
   } else if (errno != ENOENT) {  // such as links that lead in a circle
     throw failed("{}: cannot be written: {}", target_, reason(errno));
   }
   const std::string stem = final_.filename().string();
   remove_left_over(folder_of(final_), stem);
-  temporary_ = make_temporary(folder_of(final_), stem, mode, target_);
-  if (mode != 0666)
-    ::chmod(temporary_.c_str(), mode);  // an overwritten file keeps its permissions, whatever the umask
+  temporary_ = make_temporary(folder_of(final_), stem, is_there ? status.st_mode & 0777 : 0666, target_);
+  if (is_there) take_rights(temporary_, status);
 }
 
 OutputFile::OutputFile(std::string target, const HeldFile& held)

@@ -11,6 +11,8 @@
 #include <span>
 #include <string>
 
+struct stat;
+
 namespace kvcodec {
 
 class FarFile;
@@ -24,6 +26,10 @@ void install_signal_cleanup();
 
 /// The file that a name finally leads to, through symbolic links.
 std::filesystem::path behind_links(const std::filesystem::path& name);
+
+/// Gives a file the permissions of another one, whatever the umask, and its group where that is permitted. False if the
+/// permissions cannot be set.
+bool take_rights(const std::filesystem::path& path, const struct stat& of);
 
 /// Where temporary files go that belong beside no other: TMPDIR, or /tmp.
 std::filesystem::path temporary_folder();
@@ -64,7 +70,7 @@ class HeldFile {
 /// removes it. Throws Error(failed) naming the target and the system's reason: a folder that is not there, no
 /// permission, a full disk; and Error(usage) for a target that exists when overwriting was not asked for, or
 /// for a terminal as standard output. A symbolic link is followed, an overwritten file's permissions are
-/// kept, and a device or pipe is written to, not replaced.
+/// kept, and its group where that is permitted; a device or pipe is written to, not replaced.
 class OutputFile {
  public:
   OutputFile(std::string target, bool overwrite);

@@ -161,6 +161,18 @@ TEST_CASE("output: permissions, symbolic links and devices stay what they are") 
     output.commit();
     CHECK(mode_of(folder / "old") == 0606);
   }
+  ::chmod((folder / "old").c_str(), 0666);
+  // To root, and to members of the group, it may be given.
+  const bool other_group = ::chown((folder / "old").c_str(), static_cast<uid_t>(-1), 12345) == 0;
+  {
+    OutputFile output(folder / "old", true);
+    put(output.path(), "new");
+    output.commit();
+    CHECK(mode_of(folder / "old") == 0666);
+    struct stat status = {};
+    REQUIRE(::stat((folder / "old").c_str(), &status) == 0);
+    CHECK((status.st_gid == 12345) == other_group);
+  }
   ::umask(mask);
   fs::create_directory(folder / "elsewhere");
   put(folder / "elsewhere/file", "old");
