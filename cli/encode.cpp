@@ -157,6 +157,13 @@ void write_codes(const Command& command, const EncodeOptions& options, const KvR
   writer->finish(command.provenance(encoding.history(kv)));
 }
 
+/// The files that are read. Codes that are changed in place are among them, and no older than themselves.
+std::vector<std::string> inputs_of(const EncodeOptions& options) {
+  std::vector<std::string> read = text_files(options.goal.texts);
+  read.insert(read.end(), {options.input, options.book, options.weights, options.append, options.goal.model});
+  return read;
+}
+
 /// With --resume: writes the codes of these documents of the cache in pieces, of which some may be there.
 Pieces write_in_pieces(const Command& command, const EncodeOptions& options, const KvReader& kv,
                        Encoding& encoding, const std::vector<size_t>& documents, const Job& whole,
@@ -175,8 +182,7 @@ Pieces write_in_pieces(const Command& command, const EncodeOptions& options, con
     Piece& piece = wanted.emplace_back(Piece{items, {}});
     for (const size_t number : numbers_of(items)) piece.documents.add(kv.documents(), number);
   }
-  Pieces pieces(command, options.common, options.output, {options.input, options.book, options.weights},
-                kv.model(), std::move(wanted));
+  Pieces pieces(command, options.common, options.output, inputs_of(options), kv.model(), std::move(wanted));
   ProgressBar bar("encode", "tokens", options.common.quiet);
   pieces.write(
       [&](const WorkRange& items, OutputFile& piece) {
@@ -198,13 +204,6 @@ FileRate judge(const EncodeOptions& options, const KvReader& kv, const Encoding&
   note_unlike_book(codes, rate, kv, encoding.codec(), options.common);
   note_rate(rate, options.output.path, options.common);
   return rate;
-}
-
-/// The files that are read. Codes that are changed in place are among them, and no older than themselves.
-std::vector<std::string> inputs_of(const EncodeOptions& options) {
-  std::vector<std::string> read = text_files(options.goal.texts);
-  read.insert(read.end(), {options.input, options.book, options.weights, options.append, options.goal.model});
-  return read;
 }
 
 }  // namespace

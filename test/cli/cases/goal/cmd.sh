@@ -35,6 +35,16 @@ done
 # A loss, and what weights do.
 kvcodec encode kv.h5 --codec kvcomp --max-nll 0.02 --model src/data/demo-model --text src/data/text/pride-and-prejudice.txt --overwrite -o loss.h5 2>&1 >/dev/null |
   sed 's/.*loses \([0-9.]*\) nats.*/\1/' | awk '{ print ($1 > 0.002 && $1 <= 0.02) ? "loses so much and no more" : $0 }'
+# What is judged by is read: a piece that is older than it is made anew.
+cat src/data/text/pride-and-prejudice.txt >judged.txt
+loss() { kvcodec encode kv.h5 --codec kvcomp --max-nll 0.02 --model src/data/demo-model --text judged.txt --resume --piece 64K -o resumed.h5; }
+(
+  ulimit -f "$(($(stat -c %s loss.h5) * 7 / 10 / 512))"
+  loss >/dev/null 2>&1 || echo "status $?"
+)
+ls resumed.h5.pieces | head -n 1
+touch judged.txt
+loss 2>&1 >/dev/null | grep -c 'pieces are in' || true
 kvcodec sensitivity --model src/data/demo-model --text src/data/text/pride-and-prejudice.txt --chunk 200 --max-documents 2 --quiet -o s.h5 >/dev/null
 kvcodec encode kv.h5 --codec q4 --total-bits 3.1 --weights s.h5 --quiet -o weighed.h5 >/dev/null
 kvcodec info weighed.h5 --json | jq -r '.parameters["layer-bits"] / " " | map(tonumber) | [length, (unique | length > 1)] | tostring'
