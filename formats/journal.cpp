@@ -24,6 +24,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kJournalSignature = "kvcodec journal 1\n";
+constexpr std::string_view kAnyJournal = "kvcodec journal ";
 /// Whoever copies pages into a file waits for its readers, but not for those that read for hours.
 constexpr auto kPatience = std::chrono::seconds(2);
 
@@ -183,11 +184,14 @@ Overlay::Page first_page_of(int descriptor, const std::string& name) {
   return page;
 }
 
+/// Whether open() failed because nothing lies there; a name may be too long with ".journal" behind it.
+bool means_nothing(int error) { return error == ENOENT || error == ENOTDIR || error == ENAMETOOLONG; }
+
 /// All bytes of a file that is there; nothing if it is not.
 std::optional<std::vector<std::byte>> bytes_of(const fs::path& path) {
   const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (descriptor < 0) {
-    if (errno == ENOENT || errno == ENOTDIR) return std::nullopt;
+    if (means_nothing(errno)) return std::nullopt;
     throw bad_input("{}: {}", path.string(), std::strerror(errno));
   }
   struct stat status = {};
@@ -200,6 +204,16 @@ std::optional<std::vector<std::byte>> bytes_of(const fs::path& path) {
   ::close(descriptor);
   if (error) throw bad_input("{}: {}", path.string(), std::strerror(error));
   return bytes;
+}
+
+/// Whether what lies there begins as a journal does; nothing if nothing lies there.
+std::optional<bool> begins_as_journal(const fs::path& path) {
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (descriptor < 0) return means_nothing(errno) ? std::nullopt : std::optional(false);
+  std::array<char, kAnyJournal.size()> begin = {};
+  const int error = read_or_zero(descriptor, 0, std::as_writable_bytes(std::span(begin)));
+  ::close(descriptor);
+  return error == 0 && std::ranges::equal(begin, kAnyJournal);
 }
 
 std::shared_ptr<Overlay> overlay_of_journal(const fs::path& path, int descriptor, const std::string& name) {
@@ -222,6 +236,20 @@ std::shared_ptr<Overlay> overlay_of_journal(const fs::path& path, int descriptor
 }  // namespace
 
 fs::path journal_of(const fs::path& file) { return behind_links(file).string() + ".journal"; }
+
+void refuse_false_journal(const fs::path& file, const std::string& name) {
+  const fs::path journal = journal_of(file);
+  if (!begins_as_journal(journal).value_or(true))
+    throw usage_error(
+        "{}: is no journal of this program, but readers would take it for that of {}; move it, or name another "
+        "output",
+        journal.string(), name);
+}
+
+void remove_journal(const fs::path& file) {
+  const fs::path journal = journal_of(file);
+  if (begins_as_journal(journal).value_or(false)) ::unlink(journal.c_str());
+}
 
 void Overlay::patch(uint64_t position, std::span<std::byte> bytes) const {
   if (pages.empty() || bytes.empty()) return;

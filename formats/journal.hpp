@@ -90,4 +90,10 @@ class InPlace {
 /// Where the journal of a file lies; of a symbolic link beside what it leads to.
 std::filesystem::path journal_of(const std::filesystem::path& file);
 
+/// Throws Error(usage) if a file of another kind lies where the journal would: readers would take it for that. name: of the file, for
+/// messages.
+void refuse_false_journal(const std::filesystem::path& file, const std::string& name);
+/// Removes the journal of a file that was replaced; a file of another kind stays.
+void remove_journal(const std::filesystem::path& file);
+
 }  // namespace kvcodec

@@ -402,6 +402,7 @@ OutputFile::OutputFile(std::string target, bool overwrite)
   } else if (errno != ENOENT) {  // such as links that lead in a circle
     throw failed("{}: cannot be written: {}", target_, reason(errno));
   }
+  refuse_false_journal(final_, target_);
   const std::string stem = final_.filename().string();
   remove_left_over(folder_of(final_), stem);
   temporary_ = make_temporary(folder_of(final_), stem, is_there ? status.st_mode & 0777 : 0666, target_);
@@ -474,7 +475,7 @@ void OutputFile::replace_target() {
   }
   if (result != 0 && ::rename(temporary_.c_str(), final_.c_str()) != 0)
     throw failed("{}: cannot be written: {}", target_, reason(errno));
-  ::unlink(journal_of(final_).c_str());  // that of the file which is gone
+  remove_journal(final_);  // that of the file which is gone
   const Descriptor folder(::open(folder_of(final_).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   // Some file systems refuse to sync a folder (EINVAL); the file itself is safe by then.
   if (folder && ::fsync(folder.get()) != 0 && errno != EINVAL && errno != EROFS)

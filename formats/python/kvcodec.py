@@ -95,6 +95,9 @@ def _layers_of(cache):
 class _Writer:
     def __init__(self, path):
         self.path = os.fspath(path)
+        journal = _journal(self.path)
+        _require(_is_journal(journal) or not os.path.lexists(journal),
+                 f"{journal}: is no journal of kvcodec, but readers would take it for that of {self.path}; move it, or name another output")
         self.temporary = f"{self.path}.{os.getpid()}.tmp"
         self.file = h5py.File(self.temporary, "w")
 
@@ -120,7 +123,7 @@ class _Writer:
     def close(self):
         self.file.close()
         os.replace(self.temporary, self.path)
-        if os.path.exists(_journal(self.path)):  # of the file that was there
+        if _is_journal(_journal(self.path)):  # of the file that was there
             os.unlink(_journal(self.path))
 
     def discard(self):
@@ -348,6 +351,16 @@ class Document:
 
 def _journal(path):
     return f"{os.path.realpath(path)}.journal"
+
+
+def _is_journal(path):
+    """Whether what lies there begins as a journal does."""
+    begin = b"kvcodec journal "
+    try:
+        with builtins.open(path, "rb") as file:
+            return file.read(len(begin)) == begin
+    except OSError:
+        return False
 
 
 def _held(path):

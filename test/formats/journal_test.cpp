@@ -340,6 +340,25 @@ TEST_CASE("journal: who reads a file goes on reading what it was, and the next o
   check_content(path, first, log);
 }
 
+TEST_CASE("journal: a file of the user's that is called like one stays, and no product goes beside it") {
+  const Folder folder;
+  const std::string diary = folder / "train.journal", path = folder / "train";
+  std::ofstream(diary) << "Dear diary";
+  const std::string refused = diary +
+                              ": is no journal of this program, but readers would take it for that of " +
+                              path + "; move it, or name another output";
+  CHECK(message_of([&] { create(path, {10, 0, 1}, {}); }) == refused);
+  CHECK(folder.names() == std::vector<std::string>{"train.journal"});
+  std::filesystem::remove(diary);
+  OutputFile output(path, true);
+  std::ofstream(diary) << "Dear diary";  // in the meantime
+  output.commit();
+  CHECK(file_bytes(diary) == "Dear diary");
+  const std::string long_name = folder / std::string(250, 'n');  // with ".journal" it would be too long
+  create(long_name, {10, 0, 1}, {});
+  check_content(long_name, {10, 0, 1}, {});
+}
+
 TEST_CASE("journal: that of another file, and a damaged one, are refused") {
   const Folder folder;
   const std::string path = folder / "file.h5", other = folder / "other.h5", journal = path + ".journal";

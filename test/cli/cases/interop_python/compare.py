@@ -82,11 +82,20 @@ for path in ("held.h5", "link.h5"):
 subprocess.run(["kvcodec", "compact", "held.h5", "--quiet"], check=True, stdout=subprocess.DEVNULL)
 with kvcodec.open("held.h5") as held:
     assert len(held) == 4 and held[3].name == "c"
-# What replaces a file does not leave it the journal of that one.
+# What replaces a file does not leave it the journal of that one; a file of the user's that is called so stays.
 with open("one.h5.journal", "w") as journal:
-    journal.write("of another file")
+    journal.write("kvcodec journal 1\nof another file")
 written("one.h5", [pair(1, 2, 20, 8) for _ in range(3)], ids[:1])
 assert not os.path.exists("one.h5.journal")
+with open("one.h5.journal", "w") as journal:
+    journal.write("Dear diary")
+try:
+    written("one.h5", [pair(1, 2, 20, 8) for _ in range(3)], ids[:1])
+    print("accepted: a journal of another kind")
+except kvcodec.Error as error:
+    assert "is no journal of kvcodec" in str(error), error
+assert os.path.exists("one.h5.journal")
+os.unlink("one.h5.journal")
 
 for wrong, words in ((lambda: kvcodec.open("nothing.h5"), "nothing.h5"), (lambda: kvcodec.open("data/dict.h5"), "is dictionary"),
                      (lambda: kvcodec.open("one.h5")["x"], "no document 'x'"), (lambda: kvcodec.open("one.h5")[0].key(9), "no layer 9"),
