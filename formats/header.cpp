@@ -5,6 +5,7 @@
 #include <charconv>
 #include <chrono>
 #include <cmath>
+#include <cstdio>
 #include <cstdlib>
 #include <ctime>
 #include <limits>
@@ -60,6 +61,15 @@ std::string bounded_line(std::string text, size_t most) {
                      line.substr(line.size() - kEnd));
 }
 
+/// How many commands a line of a history stands for: one, unless it says itself that it stands for more.
+uint64_t commands_in(const std::string& line) {
+  unsigned long long more = 0;
+  int length = 0;
+  const bool says = std::sscanf(line.c_str(), "(and %llu more commands)%n", &more, &length) == 1 &&
+                    length == static_cast<int>(line.size());
+  return says ? more : 1;
+}
+
 /// The commands that led to a file, the last one its own. Of a file that is joined from thousands only the first of them stay,
 /// and how many more there are.
 std::vector<std::string> bounded_history(const Provenance& provenance) {
@@ -72,7 +82,8 @@ std::vector<std::string> bounded_history(const Provenance& provenance) {
     if (longest * (kept + 3) > kMostHistoryBytes) break;
   }
   if (kept < lines.size()) {
-    const size_t more = lines.size() - kept;
+    uint64_t more = 0;
+    for (size_t i = kept; i < lines.size(); ++i) more += commands_in(lines[i]);
     lines.resize(kept);
     lines.push_back(fmt::format("(and {} more commands)", more));
   }

@@ -384,6 +384,8 @@ TEST_CASE("documents: histories of thousands of files fit an attribute, and long
   CHECK(kept.front() == history.front());
   CHECK(kept.back() == "kvcodec cat -T list -o all.h5");
   CHECK(kept[kept.size() - 2] == fmt::format("(and {} more commands)", 5000 - (kept.size() - 2)));
+  const auto again = written({"kvcodec compact all.h5", kept});
+  CHECK(again[again.size() - 2] == fmt::format("(and {} more commands)", 5001 - (again.size() - 2)));
   const std::string words = history_words("kvcodec cat\n" + std::string(100000, 'x') + " -o all.h5");
   CHECK(words.starts_with("kvcodec cat xxx"));
   CHECK(words.ends_with(" -o all.h5"));
