@@ -69,6 +69,8 @@ class File {
   /// Names directly below a group, in byte order.
   std::vector<std::string> children(const std::string& group) const;
   Dataset dataset(const std::string& path) const;
+  /// Whether a dataset says that it has digests, be it one that dataset() opens or not.
+  bool has_digests(const std::string& path) const;
   /// Says that these datasets will be read soon, those of them that are there: what lies close together then comes by one
   /// request to a server, or one call to the system, unless it is too much for that.
   void will_read(std::span<const char* const> paths, ReadPlan plan) const;

@@ -558,6 +558,8 @@ Dataset File::dataset(const std::string& path) const {
   return Dataset(std::move(state));
 }
 
+bool File::has_digests(const std::string& path) const { return has_attribute(path, kDigestAttribute); }
+
 const std::string& Dataset::path() const { return state_->path; }
 std::string Dataset::where() const { return state_->file->where(state_->path); }
 const std::vector<uint64_t>& Dataset::shape() const { return state_->shape; }

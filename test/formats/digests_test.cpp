@@ -3,6 +3,7 @@
 #include <filesystem>
 
 #include "formats/kv_file.hpp"
+#include "formats/protection.hpp"
 #include "test/formats/edit.hpp"
 #include "test/formats/folder.hpp"
 #include "test/formats/refusal.hpp"
@@ -179,4 +180,17 @@ TEST_CASE("digests: they hold for datasets that another program laid out anew, a
             read_all(path);
           }).starts_with("/layers/0/value: the digest of rows 1000 to 1499 does not hold"));
   }
+}
+
+TEST_CASE(
+    "digests: a dataset that has them and cannot be opened is damaged; one of another program is left alone") {
+  const Folder folder;
+  const std::string path = folder / "kv.h5";
+  write_sample_kv(path);
+  const auto damage = [&] { return find_damage(path, [](uint64_t, uint64_t) {}); };
+  Edit(path).put_hollow("/theirs", H5T_STD_U64LE, {1000, 1000}, {10, 1000});
+  CHECK(damage().empty());
+  Edit(path).set("/positions", "digests", std::vector<uint64_t>{1, 2, 3});
+  CHECK(damage() ==
+        std::vector<std::string>{path + ": /positions: attribute 'digests' has 3 numbers; 4 are wanted"});
 }
