@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstring>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -262,7 +263,7 @@ void Overlay::patch(uint64_t position, std::span<std::byte> bytes) const {
   }
 }
 
-int Overlay::write(uint64_t position, std::span<const std::byte> bytes, int descriptor) {
+int Overlay::write(uint64_t position, std::span<const std::byte> bytes, int descriptor) try {
   while (!bytes.empty()) {
     const uint64_t number = position / kPageBytes, within = position % kPageBytes;
     const size_t n = std::min<size_t>(bytes.size(), kPageBytes - within);
@@ -278,6 +279,8 @@ int Overlay::write(uint64_t position, std::span<const std::byte> bytes, int desc
     bytes = bytes.subspan(n);
   }
   return 0;
+} catch (const std::bad_alloc&) {  // HDF5, which calls this, is no code that an exception may pass
+  return ENOMEM;
 }
 
 std::shared_ptr<Overlay> find_overlay(const fs::path& path, int descriptor, const std::string& name) {

@@ -1,10 +1,13 @@
 // Files that change in place: before the change is made, and after, whoever reads; and what journals say.
 #include "formats/journal.hpp"
 
+#include <cerrno>
 #include <filesystem>
 #include <numeric>
 
 #include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "formats/h5.hpp"
@@ -128,6 +131,33 @@ TEST_CASE("journal: pages take the place of what was read, and none is kept that
     overlay.patch(first, std::as_writable_bytes(std::span(read)));
     CHECK(read == wanted.substr(first, count));
   }
+}
+
+TEST_CASE("journal: pages for which there is no memory are an error of the write") {
+#ifdef KVCODEC_SANITIZED
+  SKIP("the sanitizer has an allocator of its own");
+#endif
+  const Folder folder;
+  const std::string path = folder / "file";
+  std::ofstream(path) << "a";
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const std::vector<std::byte> page(Overlay::kPageBytes, std::byte{1});
+  const pid_t child = ::fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    const struct rlimit nothing_more = {};
+    Overlay overlay;
+    ::setrlimit(RLIMIT_AS, &nothing_more);
+    for (uint64_t i = 0; i < (uint64_t{1} << 20); ++i)  // what the process has freed is used first
+      if (const int error = overlay.write(i * Overlay::kPageBytes, page, descriptor))
+        ::_exit(error == ENOMEM ? 0 : 1);
+    ::_exit(2);
+  }
+  ::close(descriptor);
+  int status = 0;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 0);
 }
 
 TEST_CASE("journal: a file is as it was until the change is made, and then as if written anew") {
