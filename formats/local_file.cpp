@@ -70,7 +70,8 @@ size_t LocalFile::copy_held(uint64_t position, std::span<std::byte> out) {
   return copied;
 }
 
-/// Reads a range that was expected, has the first of these bytes and as many more as it has of them, if there is one.
+/// Reads a range that was expected, has the first of these bytes and as many more as it has of them, if there is one and all of it
+/// is still there.
 bool LocalFile::take_expected(uint64_t position, size_t size) {
   const auto found = std::ranges::find_if(expected_, [&](const FileRange& range) {
     return holds(range, position) &&
@@ -80,7 +81,8 @@ bool LocalFile::take_expected(uint64_t position, size_t size) {
   const FileRange range = *found;
   expected_.erase(found);
   Held fresh{range.begin, UnsetVector<std::byte>(range.end - range.begin)};
-  read_now(range.begin, fresh.bytes);
+  // At its end may have lain what an append that broke off left behind, and the next append cut off.
+  if (read_some(range.begin, fresh.bytes) < fresh.bytes.size()) return false;
   held_bytes_ += fresh.bytes.size();
   held_.push_front(std::move(fresh));
   while (held_bytes_ > kMostHeldBytes || held_.size() > kMostHeld) {
@@ -91,16 +93,24 @@ bool LocalFile::take_expected(uint64_t position, size_t size) {
 }
 
 void LocalFile::read_now(uint64_t position, std::span<std::byte> out) {
-  while (!out.empty()) {
-    const ssize_t got = ::pread(descriptor_, out.data(), out.size(), static_cast<off_t>(position));
+  if (read_some(position, out) < out.size())
+    throw bad_input("{}: the file ends before its byte {}", name_, position + out.size());
+}
+
+/// Reads as much of this as there still is, and returns how much that is.
+size_t LocalFile::read_some(uint64_t position, std::span<std::byte> out) {
+  size_t done = 0;
+  while (done < out.size()) {
+    const ssize_t got =
+        ::pread(descriptor_, out.data() + done, out.size() - done, static_cast<off_t>(position + done));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) throw bad_input("{}: cannot be read: {}", name_, std::strerror(errno));
-    if (got == 0) throw bad_input("{}: the file ends before its byte {}", name_, position + out.size());
+    if (got == 0) break;
     reads_.fetch_add(1, std::memory_order_relaxed);
     bytes_.fetch_add(static_cast<uint64_t>(got), std::memory_order_relaxed);
-    position += static_cast<uint64_t>(got);
-    out = out.subspan(static_cast<size_t>(got));
+    done += static_cast<size_t>(got);
   }
+  return done;
 }
 
 }  // namespace kvcodec

@@ -44,6 +44,7 @@ class LocalFile final : public ByteSource {
   size_t copy_held(uint64_t position, std::span<std::byte> out);
   bool take_expected(uint64_t position, size_t size);
   void read_now(uint64_t position, std::span<std::byte> out);
+  size_t read_some(uint64_t position, std::span<std::byte> out);
 
   const int descriptor_;
   const uint64_t size_;

@@ -156,3 +156,15 @@ TEST_CASE("local file: beyond the end, and a file that became shorter") {
   std::filesystem::resize_file(sample.path, 50000);
   CHECK_THROWS_WITH(file.read(60000, out), "file: the file ends before its byte 60010");
 }
+
+TEST_CASE("local file: what is left of it is read where bytes behind that were expected too") {
+  const Sample sample(100000);
+  LocalFile file(sample.descriptor, "file");
+  file.expect({50000, 80000});
+  std::filesystem::resize_file(sample.path, 95000);
+  CHECK(sample.reads(file, 94000, 1000));  // in the range of the end
+  std::filesystem::resize_file(sample.path, 60000);
+  CHECK(sample.reads(file, 55000, 100));
+  CHECK(sample.reads(file, 55000, 5000));
+  CHECK_EQ(file.bytes(), 95000 - (100000 - 16384) + 1000 + 10000 + 100 + 5000);
+}
