@@ -404,7 +404,7 @@ std::string decode(Command& command) {
   return run_to_file(
       options.output,
       [&](OutputFile& output) {
-        KvWriter writer(output, info.model, product.dtype, layers, false);
+        KvWriter writer(output, info.model, product.dtype, layers, std::nullopt);
         if (product.dtype == info.source_dtype) writer.clip();
         writer.expect(decoded);
         Decoder decoder(codes, file_codec.codec(), layers,

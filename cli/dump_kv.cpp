@@ -526,7 +526,9 @@ class Dump {
 
   void write(const WorkRange& batches, OutputFile& output) {
     const Documents table = documents_of(batches);
-    KvWriter writer(output, info_, options_.dtype, layers_, queries_.kind != QueryChoice::Kind::none);
+    std::optional<DType> queries;
+    if (queries_.kind != QueryChoice::Kind::none) queries = options_.dtype;
+    KvWriter writer(output, info_, options_.dtype, layers_, queries);
     KvSink sink(writer, model_.config(), layers_, options_, queries_);
     run_model(model_, prefill_, options_.window_layers, documents_,
               std::span(batches_).subspan(batches.first, batches.end - batches.first), table, writer, sink,

@@ -242,7 +242,7 @@ std::string import_cache(Command& command) {
   return run_to_file(
       options.output,
       [&](OutputFile& output) {
-        KvWriter writer(output, cache.model, dtype, layers_of(cache), false);
+        KvWriter writer(output, cache.model, dtype, layers_of(cache), std::nullopt);
         Documents documents;
         for (const ForeignDocument& document : cache.documents)
           documents.add(document.name, document.positions.size(), left_out_of(cache, document));

@@ -20,6 +20,7 @@ struct CommonForm {
   std::vector<int> layers;
   std::optional<bool> has_tokens;
   std::optional<std::vector<int>> query_layers;
+  std::optional<DType> query_dtype;  // f32, which holds all of them, where files differ
   Documents documents;
 
   void add(const std::string& first, const KvReader& kv, std::span<const size_t> numbers) {
@@ -42,8 +43,6 @@ struct CommonForm {
                  fmt::format("{}", fmt::join(kv.layers(), ",")));
   }
 
-  bool queries() const { return query_layers && !query_layers->empty(); }
-
  private:
   /// Whether there are ids, and queries: of files that give tokens.
   void add_kind(const std::string& first, const KvReader& kv) {
@@ -61,6 +60,8 @@ struct CommonForm {
       alike.expect("the list of its layers with queries", fmt::format("'{}'", fmt::join(*query_layers, ",")),
                    fmt::format("'{}'", fmt::join(with_queries, ",")));
     query_layers = with_queries;
+    if (const auto other = kv.query_dtype())
+      query_dtype = query_dtype.value_or(*other) == *other ? *other : DType::f32;
   }
 };
 
@@ -172,14 +173,14 @@ void copy_kv_documents(std::span<const DocumentsOf> from, std::span<const Docume
     check_unchanged(kv.name(), kv.documents(), lists[i].documents, from[i].numbers);
     form.add(first, kv, from[i].numbers);
   }
-  KvWriter writer(output, form.model, form.dtype, form.layers, form.queries());
+  KvWriter writer(output, form.model, form.dtype, form.layers, form.query_dtype);
   writer.expect(form.documents);
   size_t document = 0;
   for (size_t i = 0; i < from.size(); ++i) {
     const KvReader kv(from[i].file);  // another one than above, if another run replaced it
     check_unchanged(kv.name(), kv.documents(), lists[i].documents, from[i].numbers);
     form.check_alike(first, kv);
-    Copier(kv, from[i].numbers, writer).run(form.documents.offsets[document], form.queries());
+    Copier(kv, from[i].numbers, writer).run(form.documents.offsets[document], form.query_dtype.has_value());
     document += from[i].numbers.size();
   }
   writer.finish(provenance);

@@ -113,6 +113,7 @@ struct KvReader::Impl {
   std::map<int, h5::Dataset> sides[2];
   std::map<int, h5::Dataset> query;
   std::vector<int> query_layers;
+  std::optional<DType> query_dtype;
   std::optional<h5::Dataset> tokens, query_position;
   std::optional<h5::Dataset> positions;
   /// Of layers, how many tokens they leave out before each document; nothing where all hold all tokens.
@@ -195,6 +196,7 @@ struct KvReader::Impl {
                      std::array{query_position->rows(), count(model.num_q_heads), count(query_dim(layer))});
       query.emplace(layer, std::move(dataset));
       query_layers.push_back(layer);
+      query_dtype = query_dtype.value_or(query_type) == query_type ? query_type : DType::f32;
     }
   }
 
@@ -306,6 +308,7 @@ uint64_t KvReader::query_tokens() const {
 }
 
 const std::vector<int>& KvReader::query_layers() const { return impl_->query_layers; }
+std::optional<DType> KvReader::query_dtype() const { return impl_->query_dtype; }
 
 std::vector<uint64_t> KvReader::query_token_rows(uint64_t first, uint64_t count) const {
   return impl_->query_token_rows(first, count);
@@ -336,7 +339,8 @@ struct KvWriter::Impl {
   ModelInfo model;
   DType dtype;
   std::vector<int> layers;
-  bool with_queries, clips = false;
+  std::optional<DType> query_dtype;  // nothing: no queries are written
+  bool clips = false;
   Documents documents, expected;
   std::vector<uint64_t> left_out;  // of each layer, tokens of all documents
   std::optional<bool> with_tokens;
@@ -346,15 +350,17 @@ struct KvWriter::Impl {
   std::map<int, h5::DatasetWriter> query;
   std::map<int, std::vector<uint64_t>> query_rows;
 
-  Impl(OutputFile& output, const ModelInfo& info, DType type, std::vector<int> wanted, bool queries)
+  Impl(OutputFile& output, const ModelInfo& info, DType type, std::vector<int> wanted,
+       std::optional<DType> queries)
       : file(h5::File::create(output)),
         model(info),
         dtype(type),
         layers(std::move(wanted)),
-        with_queries(queries),
+        query_dtype(queries),
         left_out(static_cast<size_t>(std::max(info.num_layers, 0))) {
-    if (dtype != DType::bf16 && dtype != DType::f16 && dtype != DType::f32)
-      throw usage_error("a kv file holds bf16, f16 or f32, not {}", name_of(dtype));
+    for (const DType one : {dtype, query_dtype.value_or(dtype)})
+      if (one != DType::bf16 && one != DType::f16 && one != DType::f32)
+        throw usage_error("a kv file holds bf16, f16 or f32, not {}", name_of(one));
     if (!std::is_sorted(layers.begin(), layers.end()) || layers.empty() || layers.front() < 0 ||
         layers.back() >= model.num_layers)
       throw usage_error("layers {} are not among the model's {}", fmt::join(layers, ", "), model.num_layers);
@@ -363,24 +369,24 @@ struct KvWriter::Impl {
   }
 
   h5::DatasetWriter& writer(std::map<int, h5::DatasetWriter>& datasets, int layer, std::string_view name,
-                            int heads, int dim) {
+                            DType type, int heads, int dim) {
     const auto place = datasets.find(layer);
     if (place != datasets.end()) return place->second;
     if (!std::binary_search(layers.begin(), layers.end(), layer))
       throw failed("{}: {}: not among the layers to be written", file.name(), layer_path(layer, name));
     const std::vector<uint64_t> shape{static_cast<uint64_t>(heads), static_cast<uint64_t>(dim)};
     const uint64_t rows = name == "query" ? 0 : expected.held(layer);
-    return datasets.emplace(layer, h5::DatasetWriter(file, layer_path(layer, name), dtype, shape, rows))
+    return datasets.emplace(layer, h5::DatasetWriter(file, layer_path(layer, name), type, shape, rows))
         .first->second;
   }
 
   h5::DatasetWriter& writer(Side side, int layer) {
     const LayerShape shape = model.layer_shape(layer);
-    return writer(sides[static_cast<size_t>(side)], layer, name_of(side), shape.heads,
+    return writer(sides[static_cast<size_t>(side)], layer, name_of(side), dtype, shape.heads,
                   shape.stored_dim(side));
   }
   h5::DatasetWriter& query_writer(int layer) {
-    return writer(query, layer, "query", model.num_q_heads, model.layer_shape(layer).key_dim);
+    return writer(query, layer, "query", *query_dtype, model.num_q_heads, model.layer_shape(layer).key_dim);
   }
 
   void check_left_out(std::string_view name, uint64_t length, std::span<const uint64_t> of_layers) const {
@@ -407,9 +413,9 @@ struct KvWriter::Impl {
 
   /// row_of(i): what the i-th of these rows is called in messages.
   template <class RowName>
-  void append(h5::DatasetWriter& writer, int head_dim, MatrixView<const float> rows,
+  void append(h5::DatasetWriter& writer, DType type, int head_dim, MatrixView<const float> rows,
               const RowName& row_of) const {
-    const size_t width = writer.row_bytes() / size_of(dtype);
+    const size_t width = writer.row_bytes() / size_of(type);
     if (rows.cols() != width)
       throw failed("{}: rows have {} values; {} were given", writer.path(), width, rows.cols());
     const size_t block_rows = rows.contiguous() ? std::max<size_t>(1, kBlockValues / width) : 1;
@@ -419,18 +425,18 @@ struct KvWriter::Impl {
         const size_t n = std::min(block_rows, count - r);
         const std::span<const float> values(rows.row(static_cast<size_t>(first) + r).data(), n * width);
         const auto stored = out.subspan(r * writer.row_bytes(), n * writer.row_bytes());
-        from_float(dtype, values, stored);
-        size_t bad = first_not_finite(dtype, stored);  // rounding keeps what is not finite, so this sees both
+        from_float(type, values, stored);
+        size_t bad = first_not_finite(type, stored);  // rounding keeps what is not finite, so this sees both
         if (bad < n * width && clips) {
-          from_float(dtype, clipped(dtype, values), stored);
-          bad = first_not_finite(dtype, stored);
+          from_float(type, clipped(type, values), stored);
+          bad = first_not_finite(type, stored);
         }
         if (bad == n * width) continue;
         const std::string what = not_finite(row_of(static_cast<size_t>(first) + r + bad / width), bad % width,
                                             static_cast<size_t>(head_dim));
         throw bad_input("{}: {}{}", writer.path(), what,
                         std::isfinite(values[bad])
-                            ? fmt::format(" in {} ({}); --dtype f32 can hold it", name_of(dtype), values[bad])
+                            ? fmt::format(" in {} ({}); --dtype f32 can hold it", name_of(type), values[bad])
                             : "");
       }
     });
@@ -462,7 +468,7 @@ struct KvWriter::Impl {
 };
 
 KvWriter::KvWriter(OutputFile& output, const ModelInfo& model, DType dtype, std::vector<int> layers,
-                   bool queries)
+                   std::optional<DType> queries)
     : impl_(std::make_unique<Impl>(output, model, dtype, std::move(layers), queries)) {}
 KvWriter::~KvWriter() = default;
 
@@ -506,11 +512,12 @@ void KvWriter::append(Side side, int layer, MatrixView<const float> rows) {
   if (before + rows.rows() > there)
     throw failed("{}: {}: more rows than the documents have tokens there ({})", impl_->file.name(),
                  writer.path(), there);
-  impl_->append(writer, dim, rows, [&](uint64_t row) { return impl_->token_of(layer, before + row); });
+  impl_->append(writer, impl_->dtype, dim, rows,
+                [&](uint64_t row) { return impl_->token_of(layer, before + row); });
 }
 
 void KvWriter::append_queries(int layer, std::span<const uint64_t> token_rows, MatrixView<const float> rows) {
-  if (!impl_->with_queries) throw failed("{}: was begun without queries", impl_->file.name());
+  if (!impl_->query_dtype) throw failed("{}: was begun without queries", impl_->file.name());
   if (token_rows.size() != rows.rows())
     throw failed("{}: {} query rows for {} tokens", impl_->file.name(), rows.rows(), token_rows.size());
   auto& known = impl_->query_rows[layer];
@@ -524,8 +531,8 @@ void KvWriter::append_queries(int layer, std::span<const uint64_t> token_rows, M
                    impl_->file.name(), row, *before);
     before = row;
   }
-  impl_->append(impl_->query_writer(layer), impl_->model.layer_shape(layer).key_dim, rows,
-                [&](uint64_t row) { return token_rows[row]; });
+  impl_->append(impl_->query_writer(layer), *impl_->query_dtype, impl_->model.layer_shape(layer).key_dim,
+                rows, [&](uint64_t row) { return token_rows[row]; });
   known.insert(known.end(), token_rows.begin(), token_rows.end());
 }
 
@@ -540,7 +547,7 @@ void KvWriter::finish(const Provenance& provenance) {
                      held);
       writer.finish();
     }
-  if (s.with_queries) s.write_queries();
+  if (s.query_dtype) s.write_queries();
   if (s.tokens)
     s.tokens->finish();
   else if (s.with_tokens.value_or(true))

@@ -57,6 +57,8 @@ class KvReader {
   /// Tokens of which queries are stored, the same in every layer; 0 = none.
   uint64_t query_tokens() const;
   const std::vector<int>& query_layers() const;  ///< layers that have queries, ascending
+  /// Of all queries, or f32, which holds them all, where layers differ; nothing if there are none.
+  std::optional<DType> query_dtype() const;
   /// Rows of the tokens that queries [first, first + count) belong to, rising.
   std::vector<uint64_t> query_token_rows(uint64_t first, uint64_t count) const;
   /// Queries [first, first + out.rows()) of a layer, (n, num_q_heads * key_dim); as read().
@@ -71,8 +73,10 @@ class KvReader {
 /// in token order.
 class KvWriter {
  public:
-  /// layers: which layers will be written, ascending. queries: whether query datasets are written too.
-  KvWriter(OutputFile& output, const ModelInfo& model, DType dtype, std::vector<int> layers, bool queries);
+  /// dtype: of keys and values. layers: which layers will be written, ascending. queries: the type of queries, if they are written
+  /// too.
+  KvWriter(OutputFile& output, const ModelInfo& model, DType dtype, std::vector<int> layers,
+           std::optional<DType> queries);
   ~KvWriter();
   KvWriter(const KvWriter&) = delete;
   KvWriter& operator=(const KvWriter&) = delete;
@@ -92,7 +96,7 @@ class KvWriter {
                     std::span<const uint64_t> positions, std::span<const uint64_t> left_out = {},
                     const DocumentFacts& facts = {});
 
-  /// Appends rows (n, heads * stored_dim) of the layer's shape, rounded to the file's type. Throws Error(bad_input) for
+  /// Appends rows (n, heads * stored_dim) of the layer's shape, rounded to their type. Throws Error(bad_input) for
   /// values that are not finite, before or after rounding (but see clip()).
   void append(Side side, int layer, MatrixView<const float> rows);
   /// Appends query rows (n, num_q_heads * key_dim) of the tokens at these rows of the file, which rise, also from call to

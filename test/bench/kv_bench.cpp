@@ -43,7 +43,7 @@ struct Job {
 void write(const Job& job, OutputFile& output) {
   ModelInfo model;
   model.num_layers = kLayers, model.num_q_heads = model.num_kv_heads = kHeads, model.head_dim = kHeadDim;
-  KvWriter writer(output, model, job.dtype, {0, 1, 2, 3}, false);
+  KvWriter writer(output, model, job.dtype, {0, 1, 2, 3}, std::nullopt);
   Documents documents;
   documents.add("text", job.tokens);
   writer.expect(documents);

@@ -23,7 +23,7 @@ TEST_CASE("documents to encode: a stored one with another digest is told apart w
   codes.write(folder / "codes.h5");
   {
     OutputFile output(folder / "kv.h5", true);
-    KvWriter writer(output, sample_model(1, 1, 2), DType::f32, {0}, false);
+    KvWriter writer(output, sample_model(1, 1, 2), DType::f32, {0}, std::nullopt);
     writer.add_document("same", std::vector<uint32_t>(30, 9), counting(0, 30));
     writer.add_document("same", std::span(codes.tokens).subspan(30, 30), counting(0, 30));
     for (const Side side : kSides) writer.append(side, 0, random_rows(60, 2, 1));

@@ -16,7 +16,7 @@ using namespace kvcodec::test;
 /// Two layers, of which the second holds of document b the last tokens only; its rows are random, those of the first zeros.
 void write_partial(const std::string& path) {
   OutputFile output(path, true);
-  KvWriter writer(output, sample_model(2, 1, 16), DType::bf16, {0, 1}, false);
+  KvWriter writer(output, sample_model(2, 1, 16), DType::bf16, {0, 1}, std::nullopt);
   const std::vector<uint32_t> ids(240, 7);
   writer.add_document("a", std::span(ids).first(40), counting(0, 40));
   writer.add_document("b", std::span(ids).first(200), counting(0, 200), std::vector<uint64_t>{0, 192});

@@ -25,7 +25,7 @@ std::unique_ptr<Command> reading(size_t files, const std::vector<std::string>& f
 /// A file that the command wrote.
 void write_by(const Command& command, const std::string& path) {
   OutputFile output(path, true);
-  KvWriter writer(output, sample_model(1, 1, 2), DType::f32, {0}, false);
+  KvWriter writer(output, sample_model(1, 1, 2), DType::f32, {0}, std::nullopt);
   writer.add_document("a", {}, counting(0, 2));
   for (const Side side : kSides) writer.append(side, 0, random_rows(2, 2, 1));
   writer.finish(command.provenance());

@@ -20,7 +20,7 @@ constexpr uint64_t kChunk = 500 * 2048;  // bytes
 
 void write_large(const std::string& path) {
   OutputFile output(path, true);
-  KvWriter writer(output, sample_model(2, 8, 64), DType::f32, {0, 1}, false);
+  KvWriter writer(output, sample_model(2, 8, 64), DType::f32, {0, 1}, std::nullopt);
   Documents documents;
   documents.add("a", kTokens);
   writer.expect(std::move(documents));

@@ -88,7 +88,7 @@ TEST_CASE(
   CHECK(KvReader(folder / "kv.h5").documents().facts.empty());
   {
     OutputFile output(folder / "known.h5", true);
-    KvWriter writer(output, sample_model(1, 1, 2), DType::f32, {0}, false);
+    KvWriter writer(output, sample_model(1, 1, 2), DType::f32, {0}, std::nullopt);
     const std::vector<uint32_t> ids{7, 8};
     writer.add_document("a", ids, counting(0, 2), {}, some_facts(ids, 1));
     writer.add_document("b", ids, counting(0, 2));
@@ -287,7 +287,7 @@ TEST_CASE("documents: caches whose queries are of some documents only are joined
   const Folder folder;
   {
     OutputFile output(folder / "whole.h5", true);
-    KvWriter writer(output, sample_model(1, 1, 2), DType::f32, {0}, true);
+    KvWriter writer(output, sample_model(1, 1, 2), DType::f32, {0}, DType::f32);
     for (const char* name : {"asks", "asks not", "asks twice"}) writer.add_document(name, {}, counting(0, 3));
     for (const Side side : kSides) writer.append(side, 0, random_rows(9, 2, 1));
     writer.append_queries(0, std::vector<uint64_t>{1, 6, 8}, random_rows(3, 4, 2));
@@ -307,6 +307,33 @@ TEST_CASE("documents: caches whose queries are of some documents only are joined
   CHECK(rows_of("none.h5").empty());
 }
 
+TEST_CASE("documents: queries keep what they hold, whatever the type of the keys") {
+  const Folder folder;
+  for (const DType type : {DType::bf16, DType::f16, DType::f32}) {
+    OutputFile output(folder / std::string(name_of(type)), true);
+    KvWriter writer(output, sample_model(1, 1, 2), DType::bf16, {0}, type);
+    writer.add_document("a", {}, counting(0, 3));
+    for (const Side side : kSides) writer.append(side, 0, random_rows(3, 2, 1));
+    writer.append_queries(0, std::vector<uint64_t>{1, 2}, random_rows(2, 4, static_cast<uint64_t>(type)));
+    writer.finish({"kvcodec test", {}});
+    output.commit();
+  }
+  const auto values_of = [&](const std::string& file) { return KvReader(folder / file).queries(0)->values; };
+  for (const DType type : {DType::bf16, DType::f16, DType::f32}) {
+    const std::string file(name_of(type));
+    CAPTURE(file);
+    copy({{folder / file, {0}}}, folder / "copy");
+    CHECK(KvReader(folder / "copy").query_dtype() == type);
+    CHECK(values_of("copy") == values_of(file));
+  }
+  copy({{folder / "f16", {0}}, {folder / "bf16", {0}}}, folder / "both");
+  CHECK(KvReader(folder / "both").query_dtype() == DType::f32);
+  auto wanted = values_of("f16");
+  const auto more = values_of("bf16");
+  wanted.insert(wanted.end(), more.begin(), more.end());
+  CHECK(values_of("both") == wanted);
+}
+
 TEST_CASE("documents: layers that leave out tokens keep to that") {
   const Folder folder;
   const ModelInfo model = sample_model(2, 1, 2);
@@ -314,7 +341,7 @@ TEST_CASE("documents: layers that leave out tokens keep to that") {
   const std::vector<uint32_t> ids{1, 2, 3, 4, 5};
   {
     OutputFile output(folder / "whole.h5", true);
-    KvWriter writer(output, model, DType::f32, {0, 1}, false);
+    KvWriter writer(output, model, DType::f32, {0, 1}, std::nullopt);
     writer.add_document("all", ids, counting(0, 5));
     writer.add_document("last", ids, counting(0, 5), left_out);
     writer.add_document("more", ids, counting(0, 5), left_out);
@@ -342,7 +369,7 @@ TEST_CASE("documents: lists count what layers hold of each document") {
                                             {{.heads = 1, .key_dim = 3, .value_dim = 2}, usual_layer(2, 4)});
   {
     OutputFile output(folder / "kv.h5", true);
-    KvWriter writer(output, model, DType::f32, {0, 1}, false);
+    KvWriter writer(output, model, DType::f32, {0, 1}, std::nullopt);
     const std::vector<uint64_t> left_out{0, 3};
     writer.add_document("all", {}, counting(0, 5));
     writer.add_document("none", {}, {});

@@ -136,7 +136,7 @@ TEST_CASE("kv files remember where a cache was imported from") {
   model.imported = R"({"format":"llama","version":3,"list":[1,-2],"flag":true,"pairs":[[0,1]],"bad":{}})";
   {
     OutputFile output(path, true);
-    KvWriter writer(output, model, DType::f32, {0, 1}, false);
+    KvWriter writer(output, model, DType::f32, {0, 1}, std::nullopt);
     writer.add_document("d", {}, std::vector<uint64_t>{0, 1, 2, 3, 4});
     for (const int layer : {0, 1})
       for (const Side side : kSides) writer.append(side, layer, test::random_rows(5, 4, 1));

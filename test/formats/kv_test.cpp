@@ -37,7 +37,7 @@ Written write_random(const std::string& path, int heads, int head_dim, DType dty
   w.layers = {1, 2, 4};
   const size_t width = static_cast<size_t>(heads) * static_cast<size_t>(head_dim);
   OutputFile output(path, true);
-  KvWriter writer(output, w.model, dtype, w.layers, false);
+  KvWriter writer(output, w.model, dtype, w.layers, std::nullopt);
   for (const uint64_t length : lengths)
     w.documents.add("text " + std::to_string(w.documents.count()), length);
   if (announce) writer.expect(w.documents);
@@ -139,7 +139,7 @@ TEST_CASE("kv: layers of several shapes come back, with what their queries meet"
   const std::vector<uint64_t> asking = {3, 299};
   {
     OutputFile output(path, true);
-    KvWriter writer(output, model, DType::f32, {0, 1, 4}, true);
+    KvWriter writer(output, model, DType::f32, {0, 1, 4}, DType::f32);
     writer.add_document("a", {}, counting(0, tokens));
     for (const int layer : {0, 1, 4}) {
       const LayerShape& shape = shapes[static_cast<size_t>(layer)];
@@ -208,7 +208,7 @@ TEST_CASE("kv: layers hold the last tokens of documents, and are read by token")
       rows[{layer, side}] = random_rows(43, 24, static_cast<uint64_t>(layer * 2 + (side == Side::value)));
   {
     OutputFile output(path, true);
-    KvWriter writer(output, model, DType::f32, {0, 1, 2}, false);
+    KvWriter writer(output, model, DType::f32, {0, 1, 2}, std::nullopt);
     uint64_t before = 0;
     for (size_t d = 0; d < lengths.size(); ++d) {
       writer.add_document("d" + std::to_string(d), {}, counting(0, lengths[d]), left_out[d]);
@@ -267,7 +267,7 @@ TEST_CASE("kv: layers hold the last tokens of documents, and are read by token")
 TEST_CASE("kv: a cache whose layers hold all tokens needs no new version") {
   const Folder folder;
   OutputFile output(folder / "kv.h5", true);
-  KvWriter writer(output, sample_model(2, 1, 4), DType::f32, {0}, false);
+  KvWriter writer(output, sample_model(2, 1, 4), DType::f32, {0}, std::nullopt);
   writer.add_document("a", {}, counting(0, 3), std::vector<uint64_t>{0, 0});
   for (const Side side : kSides) writer.append(side, 0, random_rows(3, 4, 1).view());
   writer.finish({"kvcodec test", {}});
@@ -389,7 +389,7 @@ TEST_CASE("kv: queries come back with the rows of their tokens") {
 TEST_CASE("kv: queries that are not in the order of their tokens are not written") {
   const Folder folder;
   OutputFile output(folder / "kv.h5", true);
-  KvWriter writer(output, sample_model(1, 1, 2), DType::f32, {0}, true);
+  KvWriter writer(output, sample_model(1, 1, 2), DType::f32, {0}, DType::f32);
   writer.add_document("d", {}, counting(0, 9));
   const auto append = [&](const std::vector<uint64_t>& tokens) {
     writer.append_queries(0, tokens, random_rows(tokens.size(), 4, 1));
@@ -411,7 +411,7 @@ TEST_CASE("kv: values that are not finite are refused on writing and on reading,
     for (const float bad : {inf, -inf, nan}) {
       CAPTURE(name_of(dtype));
       OutputFile output(folder / "kv.h5", false);
-      KvWriter writer(output, model, dtype, {0}, false);
+      KvWriter writer(output, model, dtype, {0}, std::nullopt);
       writer.add_document("d", {}, counting(0, 10));
       writer.append(Side::key, 0, random_rows(4, 8, 1).view());
       Matrix<float> rows = random_rows(6, 8, 2);
@@ -422,7 +422,7 @@ TEST_CASE("kv: values that are not finite are refused on writing and on reading,
     }
   {
     OutputFile output(folder / "kv.h5", false);
-    KvWriter writer(output, model, DType::f16, {0}, false);
+    KvWriter writer(output, model, DType::f16, {0}, std::nullopt);
     writer.add_document("d", {}, counting(0, 1));
     Matrix<float> rows(1, 8);
     rows(0, 2) = 65519.0f;  // the largest that rounds to a finite f16 is just below 65520
@@ -436,7 +436,7 @@ TEST_CASE("kv: values that are not finite are refused on writing and on reading,
   for (const DType dtype : {DType::bf16, DType::f16}) {
     CAPTURE(name_of(dtype));
     OutputFile output(folder / "clipped.h5", true);
-    KvWriter writer(output, model, dtype, {0}, false);
+    KvWriter writer(output, model, dtype, {0}, std::nullopt);
     writer.clip();
     writer.add_document("d", {}, counting(0, 1));
     Matrix<float> rows(1, 8);
@@ -453,7 +453,7 @@ TEST_CASE("kv: values that are not finite are refused on writing and on reading,
     CHECK_EQ(back(0, 3), -back(0, 2));
     CHECK_EQ(back(0, 4), 1.5f);
     OutputFile other(folder / "other.h5", true);
-    KvWriter strict(other, model, dtype, {0}, false);
+    KvWriter strict(other, model, dtype, {0}, std::nullopt);
     strict.clip();
     strict.add_document("d", {}, counting(0, 1));
     rows(0, 5) = inf;
@@ -475,7 +475,7 @@ TEST_CASE("kv: values that are not finite are refused on writing and on reading,
 TEST_CASE("kv: the writer refuses rows that do not fit the documents") {
   const Folder folder;
   OutputFile output(folder / "kv.h5", false);
-  KvWriter writer(output, sample_model(4, 2, 4), DType::bf16, {0, 2}, false);
+  KvWriter writer(output, sample_model(4, 2, 4), DType::bf16, {0, 2}, std::nullopt);
   writer.add_document("d", std::vector<uint32_t>{1, 2, 3}, counting(0, 3));
   CHECK_THROWS_AS(writer.append(Side::key, 1, random_rows(3, 8, 1).view()), Error);  // a layer not announced
   CHECK_THROWS_AS(writer.append(Side::key, 0, random_rows(4, 8, 1).view()), Error);  // more rows than tokens
@@ -495,7 +495,7 @@ TEST_CASE("kv: files stay small where caches are small") {
   // empty.
   const auto write = [&](bool announce) {
     OutputFile output(folder / "large.h5", true);
-    KvWriter writer(output, sample_model(1, 8, 64), DType::bf16, {0}, false);
+    KvWriter writer(output, sample_model(1, 8, 64), DType::bf16, {0}, std::nullopt);
     Documents announced;
     announced.add("d", 1100);
     if (announce) writer.expect(announced);
@@ -513,7 +513,7 @@ TEST_CASE("kv: files stay small where caches are small") {
 TEST_CASE("kv: histories and names of any length and language") {
   const Folder folder;
   OutputFile output(folder / "kv.h5", false);
-  KvWriter writer(output, sample_model(1, 1, 2), DType::bf16, {0}, false);
+  KvWriter writer(output, sample_model(1, 1, 2), DType::bf16, {0}, std::nullopt);
   const std::string long_name(5000, 'x');
   for (const std::string& name : {std::string("日本語/ファイル.txt"), std::string(), long_name})
     writer.add_document(name, {}, {});

@@ -442,7 +442,7 @@ TEST_CASE("output: a full disk is one clear error and leaves nothing") {
     }
     try {
       OutputFile output(folder / "kv.h5", false);
-      KvWriter writer(output, sample_model(2, 8, 64), DType::bf16, {0, 1}, false);
+      KvWriter writer(output, sample_model(2, 8, 64), DType::bf16, {0, 1}, std::nullopt);
       writer.add_document("d", {}, counting(0, 3000));
       for (const int layer : {0, 1})
         for (const Side side : kSides) writer.append(side, layer, random_rows(3000, 512, 1).view());

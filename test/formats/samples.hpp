@@ -132,7 +132,7 @@ class SampleCodec final : public Codec {
 inline void write_sample_kv(const std::string& path, DType dtype = DType::bf16) {
   const ModelInfo model = sample_model(2, 2, 4);
   OutputFile output(path, true);
-  KvWriter writer(output, model, dtype, {0, 1}, true);
+  KvWriter writer(output, model, dtype, {0, 1}, dtype);
   const std::vector<uint32_t> five{1, 2, 3, 4, 5}, three{7, 8, 9};
   writer.add_document("first", five, counting(0, 5));
   writer.add_document("empty", {}, {});

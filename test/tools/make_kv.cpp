@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <numeric>
+#include <optional>
 
 #include <CLI/CLI.hpp>
 
@@ -120,7 +121,8 @@ void make(const Shape& shape) {
   std::erase_if(layers, [&](int layer) { return model.layer_shape(layer).heads == 0; });
 
   OutputFile output(shape.output, true);
-  KvWriter writer(output, model, dtype_from_name(shape.dtype), layers, shape.queries > 0);
+  const DType dtype = dtype_from_name(shape.dtype);
+  KvWriter writer(output, model, dtype, layers, shape.queries > 0 ? std::optional(dtype) : std::nullopt);
   constexpr uint64_t kChunk = 4096;
   uint64_t before = 0;  // tokens of earlier documents
   for (const Document& document : documents_of(shape)) {
