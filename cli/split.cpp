@@ -153,18 +153,19 @@ std::string split_file(Command& command) {
   check(options);
   options.common.apply(command, false);
 
-  const std::vector<DocumentList> lists{list_documents(options.input)};
+  const DocumentSource source(options.input);
+  const std::vector<DocumentList> lists{source.list()};
   const auto portions = portions_of(options, lists.front().documents);
   for (const Portion& portion : portions) output_of(options, portion).keep({options.input});
   std::vector<CopiedFile> copied;
-  // What takes the place of FILE, which --force allows, waits until all is read.
+  LeftOver left_over;
+  // What takes the place of FILE, which --force allows, waits until all else is there.
   std::vector<std::pair<std::unique_ptr<OutputFile>, OutputOptions>> last;
   for (const Portion& portion : portions) {
     const OutputOptions where = output_of(options, portion);
-    auto output = std::make_unique<OutputFile>(where.path, where.replaces());
-    const std::vector<DocumentsOf> from{{options.input, portion.documents}};
-    copy_documents(from, lists, *output, command.provenance(lists.front().type.history));
-    copied.push_back(copied_file(*output, from, lists));
+    auto output = std::make_unique<OutputFile>(where.path, where.replaces(), &left_over);
+    source.copy(portion.documents, *output, command.provenance(lists.front().type.history));
+    copied.push_back(copied_file(*output, {{options.input, portion.documents}}, lists));
     if (is_input(options, where)) {
       last.emplace_back(std::move(output), where);
       continue;

@@ -107,22 +107,25 @@ struct CommonForm {
   std::vector<Layout> layouts;  // that of tokens and positions aside
   std::optional<bool> has_tokens;
   bool wide_positions = false;
-  std::string shared_from;             // file that row 0 is taken from
+  size_t shared_from = 0;              // number of the file that row 0 is taken from
+  std::string shared_name;             // of that file
   std::vector<Digest128> shared = {};  // of each column that has shared streams
-  std::string book_from;               // file with the book in it; empty = none
+  std::optional<size_t> book_from;     // number of the file with the book in it
 
-  void add(const std::string& first, const CodesReader& codes, const CodesReader::Impl& s,
-           const std::string& file, std::span<const size_t> numbers) {
+  /// number: of the file.
+  void add(const std::string& first, const CodesReader& codes, size_t number,
+           std::span<const size_t> numbers) {
+    const CodesReader::Impl& s = codes.impl();
     if (layouts.empty()) {
-      take(s, file);
+      take(codes, number);
     } else {
-      check_alike(first, codes, s);
+      check_alike(first, codes);
       merge_model(info.model, s.info.model);
     }
     const uint64_t before = info.documents.tokens();
     add_documents(info.documents, codes.info().documents, numbers);
-    if (book_from.empty() && codes.embedded_book()) book_from = file;
-    if (info.documents.tokens() > before) add_kind(first, codes, s, file, numbers);
+    if (!book_from && codes.embedded_book()) book_from = number;
+    if (info.documents.tokens() > before) add_kind(first, codes, number, numbers);
   }
 
   std::vector<Layout> all_layouts() const {
@@ -137,10 +140,11 @@ struct CommonForm {
       throw bad_input(
           "{}: the tables that its documents share (codec {}) are not those of {}; encode both from one cache with "
           "--shard, or one behind the other with --append",
-          s.file.name(), info.codec, shared_from);
+          s.file.name(), info.codec, shared_name);
   }
 
-  void check_alike(const std::string& first, const CodesReader& codes, const CodesReader::Impl& s) const {
+  void check_alike(const std::string& first, const CodesReader& codes) const {
+    const CodesReader::Impl& s = codes.impl();
     const CodesInfo& other = s.info;
     const Alike alike(first, codes.name());
     check_same_model(codes.name(), other.model, first, first_model);
@@ -162,27 +166,36 @@ struct CommonForm {
   }
 
  private:
-  void take(const CodesReader::Impl& s, const std::string& file) {
+  void take(const CodesReader& codes, size_t number) {
+    const CodesReader::Impl& s = codes.impl();
     info = s.info;
     info.documents = Documents();
     first_model = info.model;
     for (uint64_t column = 0; column < s.index_column(); ++column) layouts.push_back(s.layout(column).all);
-    shared_from = file;
+    take_shared_from(codes, number);
+  }
+
+  void take_shared_from(const CodesReader& codes, size_t number) {
+    shared_from = number;
+    shared_name = codes.name();
   }
 
   /// What only files with tokens say.
-  void add_kind(const std::string& first, const CodesReader& codes, const CodesReader::Impl& s,
-                const std::string& file, std::span<const size_t> numbers) {
+  void add_kind(const std::string& first, const CodesReader& codes, size_t number,
+                std::span<const size_t> numbers) {
+    const CodesReader::Impl& s = codes.impl();
     const auto words = [](bool there) { return std::string(there ? "there" : "not there"); };
     if (has_tokens)
       Alike(first, codes.name()).expect("the stream of token ids", words(*has_tokens), words(s.has_tokens()));
     has_tokens = s.has_tokens();
     if (s.layout(s.index_column()).own.back().spec.type == DType::u64)
       wide_positions = wide_positions || needs_wide_positions(codes, numbers);
-    if (shared.empty())
-      shared = shared_digests(s), shared_from = file;
-    else
+    if (shared.empty()) {
+      shared = shared_digests(s);
+      take_shared_from(codes, number);
+    } else {
       check_shared(s);
+    }
   }
 };
 
@@ -191,19 +204,20 @@ bool has_tokens_of(const Documents& documents, std::span<const size_t> numbers) 
 }
 
 /// What all documents share, and the book, from the files that have them.
-void copy_common(const CommonForm& form, CodesFile& target) {
+void copy_common(const CommonForm& form, const Opener<CodesReader>& open, CodesFile& target) {
   {
-    const CodesReader::Impl source(form.shared_from);
+    const auto codes = open(form.shared_from);
+    const CodesReader::Impl& source = codes->impl();
     if (!form.shared.empty()) form.check_shared(source);
     for (uint64_t column = 0; column < source.index_column(); ++column)
       if (!source.layout(column).shared.empty()) target.copy({0, column}, source.shared_part(column));
   }
-  if (!form.book_from.empty()) target.embed(*CodesReader(form.book_from).embedded_book());
+  if (form.book_from) target.embed(*open(*form.book_from)->embedded_book());
 }
 
 /// One document, its parts one behind the other.
-void copy_document(const CodesReader& codes, const CodesReader::Impl& s, size_t number, size_t to,
-                   CodesFile& target) {
+void copy_document(const CodesReader& codes, size_t number, size_t to, CodesFile& target) {
+  const CodesReader::Impl& s = codes.impl();
   const uint64_t first = s.info.documents.offsets[number], count = s.info.documents.length(number);
   target.write_index(to, s.has_tokens() ? codes.tokens(first, count) : std::vector<uint32_t>(),
                      codes.positions(first, count));
@@ -213,8 +227,7 @@ void copy_document(const CodesReader& codes, const CodesReader::Impl& s, size_t 
 
 }  // namespace
 
-DocumentList list_codes_documents(const std::string& file) {
-  const CodesReader codes(file);
+DocumentList list_codes_documents(const CodesReader& codes) {
   DocumentList list{.type = codes.type(), .model = codes.info().model, .documents = codes.info().documents};
   list.bytes = codes.document_bytes();
   const CodesInfo& info = codes.info();
@@ -228,24 +241,23 @@ DocumentList list_codes_documents(const std::string& file) {
 }
 
 void copy_codes_documents(std::span<const DocumentsOf> from, std::span<const DocumentList> lists,
-                          OutputFile& output, const Provenance& provenance) {
+                          const Opener<CodesReader>& open, OutputFile& output, const Provenance& provenance) {
   const std::string& first = from.front().file;
   CommonForm form;
   for (size_t i = 0; i < from.size(); ++i) {
-    const CodesReader codes(from[i].file);
-    check_unchanged(codes.name(), codes.info().documents, lists[i].documents, from[i].numbers);
-    form.add(first, codes, codes.impl(), from[i].file, from[i].numbers);
+    const auto codes = open(i);
+    check_unchanged(codes->name(), codes->info().documents, lists[i].documents, from[i].numbers);
+    form.add(first, *codes, i, from[i].numbers);
   }
   CodesFile target(output, form.info, form.all_layouts());
-  copy_common(form, target);
+  copy_common(form, open, target);
   size_t document = 0;
   for (size_t i = 0; i < from.size(); ++i) {
-    const CodesReader codes(from[i].file);  // another one than above, if another run replaced it
-    check_unchanged(codes.name(), codes.info().documents, lists[i].documents, from[i].numbers);
-    form.check_alike(first, codes, codes.impl());
-    if (has_tokens_of(codes.info().documents, from[i].numbers)) form.check_shared(codes.impl());
-    for (const size_t number : from[i].numbers)
-      copy_document(codes, codes.impl(), number, document++, target);
+    const auto codes = open(i);  // another one than above, if another run replaced it
+    check_unchanged(codes->name(), codes->info().documents, lists[i].documents, from[i].numbers);
+    form.check_alike(first, *codes);
+    if (has_tokens_of(codes->info().documents, from[i].numbers)) form.check_shared(codes->impl());
+    for (const size_t number : from[i].numbers) copy_document(*codes, number, document++, target);
   }
   target.finish(provenance);
 }

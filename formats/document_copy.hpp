@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -37,5 +38,23 @@ struct DocumentsOf {
 /// has the documents that it had when they were chosen. from: at least one file, all of one type; lists: what list_documents() said of each.
 void copy_documents(std::span<const DocumentsOf> from, std::span<const DocumentList> lists,
                     OutputFile& output, const Provenance& provenance);
+
+/// A kv or codes file that stays open while its documents are copied into several others.
+class DocumentSource {
+ public:
+  /// Throws Error(bad_input) for files of other types.
+  explicit DocumentSource(const std::string& file);
+  ~DocumentSource();
+  DocumentSource(const DocumentSource&) = delete;
+  DocumentSource& operator=(const DocumentSource&) = delete;
+
+  const DocumentList& list() const;
+  /// copy_documents() of the documents with these numbers.
+  void copy(std::span<const size_t> numbers, OutputFile& output, const Provenance& provenance) const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
 
 }  // namespace kvcodec

@@ -2,20 +2,34 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
+#include <memory>
 #include <span>
 #include <string>
 
+#include "formats/codes_file.hpp"
 #include "formats/document_copy.hpp"
+#include "formats/kv_file.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec {
 
-DocumentList list_kv_documents(const std::string& file);
-DocumentList list_codes_documents(const std::string& file);
+/// Opens the files of a copy by their numbers, or gives the one that is open. Copying holds one at a time.
+template <class Reader>
+using Opener = std::function<std::shared_ptr<const Reader>(size_t file)>;
+
+/// One that opens each file by its name.
+template <class Reader>
+Opener<Reader> opener_of(std::span<const DocumentsOf> from) {
+  return [from](size_t file) { return std::make_shared<const Reader>(from[file].file); };
+}
+
+DocumentList list_kv_documents(const KvReader& kv);
+DocumentList list_codes_documents(const CodesReader& codes);
 void copy_kv_documents(std::span<const DocumentsOf> from, std::span<const DocumentList> lists,
-                       OutputFile& output, const Provenance& provenance);
+                       const Opener<KvReader>& open, OutputFile& output, const Provenance& provenance);
 void copy_codes_documents(std::span<const DocumentsOf> from, std::span<const DocumentList> lists,
-                          OutputFile& output, const Provenance& provenance);
+                          const Opener<CodesReader>& open, OutputFile& output, const Provenance& provenance);
 
 /// Holds files against the first one, and says what differs.
 class Alike {

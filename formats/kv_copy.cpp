@@ -151,8 +151,7 @@ class Copier {
 
 }  // namespace
 
-DocumentList list_kv_documents(const std::string& file) {
-  const KvReader kv(file);
+DocumentList list_kv_documents(const KvReader& kv) {
   DocumentList list{.type = kv.type(), .model = kv.model(), .documents = kv.documents()};
   const size_t count = list.documents.count();
   list.values.resize(count), list.bytes.resize(count);
@@ -165,22 +164,22 @@ DocumentList list_kv_documents(const std::string& file) {
 }
 
 void copy_kv_documents(std::span<const DocumentsOf> from, std::span<const DocumentList> lists,
-                       OutputFile& output, const Provenance& provenance) {
+                       const Opener<KvReader>& open, OutputFile& output, const Provenance& provenance) {
   const std::string& first = from.front().file;
   CommonForm form;
   for (size_t i = 0; i < from.size(); ++i) {
-    const KvReader kv(from[i].file);
-    check_unchanged(kv.name(), kv.documents(), lists[i].documents, from[i].numbers);
-    form.add(first, kv, from[i].numbers);
+    const auto kv = open(i);
+    check_unchanged(kv->name(), kv->documents(), lists[i].documents, from[i].numbers);
+    form.add(first, *kv, from[i].numbers);
   }
   KvWriter writer(output, form.model, form.dtype, form.layers, form.query_dtype);
   writer.expect(form.documents);
   size_t document = 0;
   for (size_t i = 0; i < from.size(); ++i) {
-    const KvReader kv(from[i].file);  // another one than above, if another run replaced it
-    check_unchanged(kv.name(), kv.documents(), lists[i].documents, from[i].numbers);
-    form.check_alike(first, kv);
-    Copier(kv, from[i].numbers, writer).run(form.documents.offsets[document], form.query_dtype.has_value());
+    const auto kv = open(i);  // another one than above, if another run replaced it
+    check_unchanged(kv->name(), kv->documents(), lists[i].documents, from[i].numbers);
+    form.check_alike(first, *kv);
+    Copier(*kv, from[i].numbers, writer).run(form.documents.offsets[document], form.query_dtype.has_value());
     document += from[i].numbers.size();
   }
   writer.finish(provenance);

@@ -182,21 +182,6 @@ bool is_left_over(std::string_view name, uint32_t here) {
   return ::kill(static_cast<pid_t>(process), 0) != 0 && errno == ESRCH;
 }
 
-/// Removes what runs left that were killed while they wrote this file, or its journal.
-void remove_left_over(const fs::path& folder, const std::string& stem) {
-  const std::string prefix = temporary_prefix(stem);
-  const uint32_t here = place_of_numbers();
-  std::error_code error;
-  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
-    const std::string name = entry->path().filename().string();
-    if (!name.starts_with(prefix)) continue;
-    std::string_view whose = std::string_view(name).substr(prefix.size());
-    if (constexpr std::string_view kOfJournal = "journal."; whose.starts_with(kOfJournal))
-      whose.remove_prefix(kOfJournal.size());
-    if (is_left_over(whose, here)) ::unlink(entry->path().c_str());
-  }
-}
-
 /// Creates a file nobody else can have. Throws Error(failed) naming `target`.
 fs::path make_temporary(const fs::path& folder, const std::string& stem, mode_t mode,
                         const std::string& target) {
@@ -240,6 +225,26 @@ const Descriptor& standard_input() {
 }
 
 }  // namespace
+
+void LeftOver::remove_of(const fs::path& product) {
+  const fs::path folder = folder_of(product);
+  const auto [known, fresh] = temporaries_.try_emplace(folder);
+  std::error_code error;
+  if (fresh)
+    for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error))
+      if (std::string name = entry->path().filename().string();
+          name.starts_with('.') && name.ends_with(".tmp"))
+        known->second.push_back(std::move(name));
+  const std::string prefix = temporary_prefix(product.filename().string());
+  const uint32_t here = place_of_numbers();
+  for (const std::string& name : known->second) {
+    if (!name.starts_with(prefix)) continue;
+    std::string_view whose = std::string_view(name).substr(prefix.size());
+    if (constexpr std::string_view kOfJournal = "journal."; whose.starts_with(kOfJournal))
+      whose.remove_prefix(kOfJournal.size());
+    if (is_left_over(whose, here)) ::unlink((folder / name).c_str());
+  }
+}
 
 bool take_rights(const fs::path& path, const struct stat& of) {
   [[maybe_unused]] const int ignored = ::chown(path.c_str(), static_cast<uid_t>(-1), of.st_gid);
@@ -373,7 +378,7 @@ HeldFile::HeldFile(const std::string& name, const std::function<void()>& waiting
 
 HeldFile::~HeldFile() { ::close(descriptor_); }
 
-OutputFile::OutputFile(std::string target, bool overwrite)
+OutputFile::OutputFile(std::string target, bool overwrite, LeftOver* left_over)
     : target_(std::move(target)), overwrite_(overwrite) {
   if (is_far(target_))
     throw usage_error("{}: a product is written to a file here first; name it with -o, and the URL with --to",
@@ -403,15 +408,16 @@ OutputFile::OutputFile(std::string target, bool overwrite)
     throw failed("{}: cannot be written: {}", target_, reason(errno));
   }
   refuse_false_journal(final_, target_);
-  const std::string stem = final_.filename().string();
-  remove_left_over(folder_of(final_), stem);
-  temporary_ = make_temporary(folder_of(final_), stem, is_there ? status.st_mode & 0777 : 0666, target_);
+  LeftOver looked_for;
+  (left_over ? left_over : &looked_for)->remove_of(final_);
+  temporary_ = make_temporary(folder_of(final_), final_.filename().string(),
+                              is_there ? status.st_mode & 0777 : 0666, target_);
   if (is_there) take_rights(temporary_, status);
 }
 
 OutputFile::OutputFile(std::string target, const HeldFile& held)
     : target_(std::move(target)), kind_(Kind::changed), final_(behind_links(target_)), temporary_(final_) {
-  remove_left_over(folder_of(final_), final_.filename().string());
+  LeftOver().remove_of(final_);
   in_place_ = std::make_unique<InPlace>(final_, target_);
   // Its name may lead to another file by now than the one that is held.
   struct stat status = {};

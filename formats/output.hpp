@@ -6,10 +6,12 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 struct stat;
 
@@ -63,6 +65,18 @@ class HeldFile {
   FileState state_;
 };
 
+/// Temporary files that killed runs left in the folders of products. Folders are listed once: who writes very many files into one
+/// passes the same object to all of them.
+class LeftOver {
+ public:
+  /// Removes what is left of this product and of its journal.
+  void remove_of(const std::filesystem::path& product);
+
+ private:
+  std::map<std::filesystem::path, std::vector<std::string>>
+      temporaries_;  // of each folder, whoever's they are
+};
+
 /// A file in the making.
 ///
 /// path() is where to write. commit() makes it the product: flushed to disk, renamed over the target, the
@@ -73,7 +87,8 @@ class HeldFile {
 /// kept, and its group where that is permitted; a device or pipe is written to, not replaced.
 class OutputFile {
  public:
-  OutputFile(std::string target, bool overwrite);
+  /// left_over: of this product's folder, if it is known.
+  OutputFile(std::string target, bool overwrite, LeftOver* left_over = nullptr);
   /// The target is there, held, and is changed in place (formats/journal.hpp): path() is the file itself, commit() makes the change.
   /// Throws Error(failed) where the name leads to another file than the one that is held, or that was changed.
   OutputFile(std::string target, const HeldFile& held);

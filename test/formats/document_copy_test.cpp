@@ -307,6 +307,30 @@ TEST_CASE("documents: caches whose queries are of some documents only are joined
   CHECK(rows_of("none.h5").empty());
 }
 
+TEST_CASE("documents: a file that stays open is copied from as it was, part by part") {
+  const Folder folder;
+  const auto copy_part = [&](const DocumentSource& source, std::vector<size_t> numbers, const char* to) {
+    OutputFile output(folder / to, true);
+    source.copy(numbers, output, {"kvcodec test", {}});
+    output.commit();
+  };
+  const SampleCodes sample = sample_codes({5, 0, 7});
+  sample.write(folder / "codes.h5");
+  write_sample_kv(folder / "kv.h5");
+  const DocumentSource codes(folder / "codes.h5"), kv(folder / "kv.h5");
+  copy({{folder / "codes.h5", {2, 1}}}, folder / "codes-wanted.h5");
+  copy({{folder / "kv.h5", {2, 1}}}, folder / "kv-wanted.h5");
+  for (const char* file : {"codes.h5", "kv.h5"}) std::filesystem::remove(folder / file);
+  CHECK(codes.list().documents.count() == 3);
+  copy_part(codes, {2, 1}, "codes-found.h5");
+  copy_part(kv, {2, 1}, "kv-found.h5");
+  copy_part(codes, {0}, "codes-other.h5");
+  check_same_documents(CodesReader(folder / "codes-wanted.h5"), CodesReader(folder / "codes-found.h5"));
+  CHECK(KvReader(folder / "kv-found.h5").queries(1)->values ==
+        KvReader(folder / "kv-wanted.h5").queries(1)->values);
+  CHECK(CodesReader(folder / "codes-other.h5").info().documents.names[0] == "document 0");
+}
+
 TEST_CASE("documents: queries keep what they hold, whatever the type of the keys") {
   const Folder folder;
   for (const DType type : {DType::bf16, DType::f16, DType::f32}) {

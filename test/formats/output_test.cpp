@@ -388,6 +388,25 @@ TEST_CASE("output: what a run left that nothing could stop is removed by the nex
   CHECK(file_bytes(folder / "a.h5") == "new");
 }
 
+TEST_CASE("output: what is left in a folder is looked for once by who writes many files into it") {
+  const Folder folder;
+  const pid_t child = ::fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    const OutputFile a(folder / "a.h5", true), b(folder / "b.h5", true);
+    ::kill(::getpid(), SIGKILL);
+  }
+  REQUIRE(::waitpid(child, nullptr, 0) == child);
+  REQUIRE(folder.names().size() == 2);
+  LeftOver left_over;
+  {
+    const OutputFile a(folder / "a.h5", true, &left_over);
+    CHECK(folder.names().size() == 2);  // its own, and what is left of b.h5
+  }
+  const OutputFile b(folder / "b.h5", true, &left_over);
+  CHECK(folder.names().size() == 1);
+}
+
 TEST_CASE("output: a file size limit met anywhere is one clear error and leaves nothing") {
   struct rlimit before = {};
   REQUIRE(::getrlimit(RLIMIT_FSIZE, &before) == 0);
