@@ -234,8 +234,11 @@ std::unique_ptr<HeldFile> OutputOptions::hold(const std::string& input, const Co
   std::error_code error;
   if (input.empty() || input == "-" || to_stdout() || !std::filesystem::equivalent(input, path, error))
     return nullptr;
-  return std::make_unique<HeldFile>(
-      input, [&] { common.note("{}: another run is replacing it; waiting until that is done", input); });
+  return std::make_unique<HeldFile>(input, [&] {
+    common.note(
+        "{}: another run changes it, or, on NFS, another program reads it; waiting until that is done",
+        input);
+  });
 }
 
 void OutputOptions::check(const CommonOptions& common) const {

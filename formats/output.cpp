@@ -340,7 +340,8 @@ Error changed_meanwhile(const std::string& name) {
 }
 
 /// Locks the file's first byte against other runs that change it (readers lock the second, formats/journal.hpp); false
-/// where the file system cannot. The lock is the descriptor's own, and another kind than that of HDF5's readers.
+/// where the file system cannot. The lock is the descriptor's own, and another kind than that of HDF5's readers; but NFS makes
+/// theirs one of all bytes, which is waited for.
 bool lock_for_changing(int descriptor, const std::function<void()>& waiting) {
   struct flock lock = {};
   lock.l_type = F_WRLCK;

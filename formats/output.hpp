@@ -47,7 +47,7 @@ struct FileState {
 /// take turns and neither loses what the other added. Readers are not kept out.
 class HeldFile {
  public:
-  /// waiting() is called once if another run holds the file, before this one waits for it. Where the file system
+  /// waiting() is called once if another run holds the file, or on NFS a program that reads it by HDF5, before this one waits for it. Where the file system
   /// knows no locks, or the file may not be written to, it is not held; OutputFile::replaces still finds what changed.
   /// Throws Error(bad_input) naming the file if it cannot be opened.
   HeldFile(const std::string& name, const std::function<void()>& waiting);
