@@ -24,8 +24,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kJournalSignature = "kvcodec journal 1\n";
-constexpr std::string_view kAnyJournal = "kvcodec journal ";
+constexpr std::string_view kJournalSignature = "kvcodec journal 2\n", kOldSignature = "kvcodec journal 1\n",
+                           kAnyJournal = "kvcodec journal ";
 /// Whoever copies pages into a file waits for its readers, but not for those that read for hours.
 constexpr auto kPatience = std::chrono::seconds(2);
 
@@ -91,40 +91,52 @@ Pending& pending() {
 
 // The journal ---------------------------------------------------------------------------------------
 
-Digest128 first_page_digest(std::span<const std::byte> page) { return digest_of(page); }
-
-/// What stands before the pages: signature, bytes of the file then, pages, and the digest of the first page of the file before.
+/// What a journal begins with: signature, bytes of the file then, pages. Behind it stands the file's first page as it was before; in
+/// journals of the old signature, its digest.
 struct JournalHead {
   char signature[24] = {};
   uint64_t end = 0, pages = 0;
-  Digest128 first_page{};
 };
-static_assert(sizeof(JournalHead) == 56);
+static_assert(sizeof(JournalHead) == 40);
 
-/// The journal's bytes behind each other: head, numbers of the pages, pages, and the digest of all of these.
-std::vector<std::byte> journal_bytes(const Overlay& overlay, const Digest128& first_page) {
-  JournalHead head{.end = overlay.end, .pages = overlay.pages.size(), .first_page = first_page};
+/// The journal's bytes behind each other: head, first page before, numbers of the pages, pages, and the digest of all of these.
+std::vector<std::byte> journal_bytes(const Overlay& overlay, const Overlay::Page& first_page) {
+  JournalHead head{.end = overlay.end, .pages = overlay.pages.size()};
   std::ranges::copy(kJournalSignature, head.signature);
   std::vector<std::byte> bytes;
   const auto add = [&](std::span<const std::byte> more) {
     bytes.insert(bytes.end(), more.begin(), more.end());
   };
   add(std::as_bytes(std::span(&head, 1)));
+  add(first_page);
   for (const auto& [number, page] : overlay.pages) add(std::as_bytes(std::span(&number, 1)));
   for (const auto& [number, page] : overlay.pages) add(*page);
   add(digest_of(bytes));
   return bytes;
 }
 
+/// Whether each sector of a page is that of one of the two others: power may fail while a page is written.
+bool is_mixture(const Overlay::Page& page, const Overlay::Page& one, const Overlay::Page& other) {
+  constexpr size_t kSectorBytes = 512;  // what storage writes whole
+  for (size_t at = 0; at < page.size(); at += kSectorBytes)
+    if (std::memcmp(page.data() + at, one.data() + at, kSectorBytes) != 0 &&
+        std::memcmp(page.data() + at, other.data() + at, kSectorBytes) != 0)
+      return false;
+  return true;
+}
+
 class JournalReader {
  public:
   JournalReader(std::vector<std::byte> bytes, std::string name)
       : bytes_(std::move(bytes)), name_(std::move(name)) {
-    if (bytes_.size() < sizeof head_ + sizeof(Digest128)) throw damaged();
+    if (bytes_.size() < sizeof head_) throw damaged();
     std::memcpy(&head_, bytes_.data(), sizeof head_);
-    if (!std::string_view(head_.signature, sizeof head_.signature).starts_with(kJournalSignature))
-      throw damaged();
-    const size_t rest = bytes_.size() - sizeof head_ - sizeof(Digest128),
+    const std::string_view signature(head_.signature, sizeof head_.signature);
+    if (!signature.starts_with(kJournalSignature) && !signature.starts_with(kOldSignature)) throw damaged();
+    old_ = signature.starts_with(kOldSignature);
+    begin_of_numbers_ = sizeof head_ + (old_ ? sizeof(Digest128) : Overlay::kPageBytes);
+    if (bytes_.size() < begin_of_numbers_ + sizeof(Digest128)) throw damaged();
+    const size_t rest = bytes_.size() - begin_of_numbers_ - sizeof(Digest128),
                  page = sizeof(uint64_t) + Overlay::kPageBytes;
     if (rest % page != 0 || rest / page != head_.pages) throw damaged();
     const auto all = std::span<const std::byte>(bytes_).first(bytes_.size() - sizeof(Digest128));
@@ -138,22 +150,34 @@ class JournalReader {
     auto overlay = std::make_shared<Overlay>();
     overlay->end = head_.end;
     overlay->complete = true;
-    const std::byte* pages = bytes_.data() + sizeof head_ + head_.pages * sizeof(uint64_t);
-    for (uint64_t i = 0; i < head_.pages; ++i) {
-      const uint64_t number = page_number(i);
-      auto page = std::make_unique<Overlay::Page>();
-      std::memcpy(page->data(), pages + i * Overlay::kPageBytes, Overlay::kPageBytes);
-      overlay->pages[number] = std::move(page);
-    }
+    const size_t pages = begin_of_numbers_ + head_.pages * sizeof(uint64_t);
+    for (uint64_t i = 0; i < head_.pages; ++i)
+      overlay->pages[page_number(i)] =
+          std::make_unique<Overlay::Page>(page_at(pages + i * Overlay::kPageBytes));
     return overlay;
   }
 
-  const Digest128& first_page() const { return head_.first_page; }
+  /// Whether a file with this first page is the one that changes, whose pages may be copied into it in part: the first one last.
+  /// changed: that page with the change.
+  bool is_of(const Overlay::Page& first, const Overlay::Page* changed) const {
+    const auto before = std::span(bytes_).subspan(sizeof head_);
+    if (old_)
+      return std::ranges::equal(digest_of(first), before.first(sizeof(Digest128))) ||
+             (changed && first == *changed);
+    const Overlay::Page page = page_at(sizeof head_);
+    return is_mixture(first, page, changed ? *changed : page);
+  }
 
  private:
+  Overlay::Page page_at(size_t position) const {
+    Overlay::Page page;
+    std::memcpy(page.data(), bytes_.data() + position, page.size());
+    return page;
+  }
+
   uint64_t page_number(uint64_t i) const {
     uint64_t number = 0;
-    std::memcpy(&number, bytes_.data() + sizeof head_ + i * sizeof number, sizeof number);
+    std::memcpy(&number, bytes_.data() + begin_of_numbers_ + i * sizeof number, sizeof number);
     return number;
   }
 
@@ -176,6 +200,8 @@ class JournalReader {
   std::vector<std::byte> bytes_;
   std::string name_;
   JournalHead head_;
+  bool old_ = false;
+  size_t begin_of_numbers_ = 0;
 };
 
 Overlay::Page first_page_of(int descriptor, const std::string& name) {
@@ -224,11 +250,9 @@ std::shared_ptr<Overlay> overlay_of_journal(const fs::path& path, int descriptor
   struct stat status = {};
   if (::fstat(descriptor, &status) != 0) throw bad_input("{}: {}", name, std::strerror(errno));
   auto overlay = journal.overlay(static_cast<uint64_t>(status.st_size));
-  // Its pages may be copied into the file in part: the first one last.
-  const Overlay::Page first = first_page_of(descriptor, name);
   const auto changed = overlay->pages.find(0);
-  if (first_page_digest(first) != journal.first_page() &&
-      (changed == overlay->pages.end() || first != *changed->second))
+  if (!journal.is_of(first_page_of(descriptor, name),
+                     changed == overlay->pages.end() ? nullptr : changed->second.get()))
     throw bad_input("{}: is of another file; if {} was put in that one's place, remove the journal",
                     journal_of(path).string(), name);
   return overlay;
@@ -338,8 +362,7 @@ void InPlace::begin(uint64_t bytes) {
 }
 
 void InPlace::write_journal() {
-  const Digest128 first = first_page_digest(first_page_of(descriptor_, name_));
-  const std::vector<std::byte> bytes = journal_bytes(*overlay_, first);
+  const std::vector<std::byte> bytes = journal_bytes(*overlay_, first_page_of(descriptor_, name_));
   const int descriptor = ::open(journal_->path().c_str(), O_WRONLY | O_CLOEXEC);
   int error = descriptor < 0 ? errno : 0;
   // What is in the file is nobody's business who may not read the file.

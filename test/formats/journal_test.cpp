@@ -2,6 +2,7 @@
 #include "formats/journal.hpp"
 
 #include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <numeric>
 
@@ -330,6 +331,74 @@ TEST_CASE("journal: one whose digest holds is refused for places and sizes that 
   CHECK_EQ(says(UINT64_MAX, {}), damaged);
 }
 
+TEST_CASE("journal: a first page that was written in part is completed, and no other is taken for it") {
+  const Folder folder;
+  const std::string path = folder / "file.h5", journal = path + ".journal";
+  const Content first{1000, 0, 1}, second{3000, 1000, 2};
+  const auto log = some_bytes(10, 0);
+  create(path, first, log);
+  const std::string page_before = file_bytes(path).substr(0, Overlay::kPageBytes);
+  {
+    const h5::File reader = h5::File::open(path);
+    change_and_commit(path, second, {});
+  }
+  const std::string unfinished = file_bytes(path), changes = file_bytes(journal);
+  // The page with its change follows head, old page and numbers, of which the first is 0.
+  uint64_t pages = 0;
+  std::memcpy(&pages, changes.data() + 32, sizeof pages);
+  const std::string page = changes.substr(40 + 4096 + 8 * pages, Overlay::kPageBytes);
+  REQUIRE(page != page_before);
+  for (unsigned sectors = 0; sectors < 256; sectors += 15) {
+    CAPTURE(sectors);
+    std::string torn = unfinished;
+    for (unsigned i = 0; i < 8; ++i)
+      if (sectors >> i & 1) torn.replace(i * 512, 512, page, i * 512, 512);
+    std::ofstream(path, std::ios::binary) << torn;
+    std::ofstream(journal, std::ios::binary) << changes;
+    if (sectors % 75 == 0) check_content(path, second, log);
+    const h5::File reader = h5::File::open(path);
+    CHECK_EQ(reader.integer("/", "rows", 0, INT64_MAX), 3000);
+    torn[100] ^= 1;
+    torn[4000] ^= 1;
+    std::ofstream(path, std::ios::binary) << torn;
+    CHECK(message_of([&] { h5::File::open(path); }).find("is of another file") != std::string::npos);
+  }
+  std::ofstream(path, std::ios::binary)
+      << unfinished.substr(0, 512) + page.substr(512) + unfinished.substr(4096);
+  change_and_commit(path, first, {});
+  CHECK(!std::filesystem::exists(journal));
+  check_content(path, first, log);
+}
+
+TEST_CASE("journal: those of the first signature are read") {
+  const Folder folder;
+  const std::string path = folder / "file.h5", journal = path + ".journal";
+  const Content before{1000, 0, 1}, after{3000, 1000, 2};
+  const auto log = some_bytes(10, 0);
+  create(path, before, log);
+  const std::string page_before = file_bytes(path).substr(0, Overlay::kPageBytes);
+  {
+    const h5::File reader = h5::File::open(path);
+    change_and_commit(path, after, {});
+  }
+  const std::string changes = file_bytes(journal);
+  CHECK(changes.starts_with("kvcodec journal 2\n"));
+  uint64_t end = 0, count = 0;
+  std::memcpy(&end, changes.data() + 24, sizeof end);
+  std::memcpy(&count, changes.data() + 32, sizeof count);
+  CHECK(changes.substr(40, Overlay::kPageBytes) == page_before);
+  std::vector<std::pair<uint64_t, std::string>> pages(count);
+  for (uint64_t i = 0; i < count; ++i) {
+    std::memcpy(&pages[i].first, changes.data() + 40 + 4096 + 8 * i, sizeof(uint64_t));
+    pages[i].second = changes.substr(40 + 4096 + 8 * count + 4096 * i, 4096);
+  }
+  CHECK(journal_bytes(end, page_before, pages) == changes);
+  std::ofstream(journal, std::ios::binary) << journal_bytes(end, page_before, pages, 1);
+  check_content(path, after, log);
+  change_and_commit(path, before, {});
+  check_content(path, before, log);
+}
+
 TEST_CASE("journal: a change of little writes little") {
   const Folder folder;
   const std::string path = folder / "file.h5";
@@ -377,7 +446,7 @@ TEST_CASE("journal: a file of the user's that is called like one stays, and no p
   const std::string refused = diary +
                               ": is no journal of this program, but readers would take it for that of " +
                               path + "; move it, or name another output";
-  CHECK(message_of([&] { create(path, {10, 0, 1}, {}); }) == refused);
+  CHECK_THROWS_WITH_AS(create(path, {10, 0, 1}, {}), refused.c_str(), Error);
   CHECK(folder.names() == std::vector<std::string>{"train.journal"});
   std::filesystem::remove(diary);
   OutputFile output(path, true);
