@@ -324,7 +324,9 @@ InPlace::InPlace(fs::path path, std::string name) : path_(std::move(path)), name
   descriptor_ = ::open(path_.c_str(), O_RDWR | O_CLOEXEC);
   if (descriptor_ < 0) throw failed("{}: cannot be written: {}", name_, std::strerror(errno));
   try {
+    journal_before_ = state_of(journal_of(path_));
     overlay_ = overlay_of_journal(path_, descriptor_, name_);
+    first_page_ = std::make_unique<Overlay::Page>(first_page_of(descriptor_, name_));
     // Now, not after hours of work: the file may be writable where its folder is not.
     journal_ = std::make_unique<OutputFile>(journal_of(path_).string(), true);
   } catch (...) {
@@ -362,7 +364,7 @@ void InPlace::begin(uint64_t bytes) {
 }
 
 void InPlace::write_journal() {
-  const std::vector<std::byte> bytes = journal_bytes(*overlay_, first_page_of(descriptor_, name_));
+  const std::vector<std::byte> bytes = journal_bytes(*overlay_, *first_page_);
   const int descriptor = ::open(journal_->path().c_str(), O_WRONLY | O_CLOEXEC);
   int error = descriptor < 0 ? errno : 0;
   // What is in the file is nobody's business who may not read the file.
@@ -404,8 +406,20 @@ void InPlace::check_has_its_name() const {
         name_);
 }
 
+/// Some file systems keep locks to one host: another one may change the file at the same time.
+void InPlace::check_is_alone() {
+  if (state_of(journal_of(path_)) == journal_before_ && first_page_of(descriptor_, name_) == *first_page_)
+    return;
+  begun_ = false;  // what the other one added may lie where this run would cut
+  throw failed(
+      "{}: a run on another host changed it at the same time, unseen by the locks of its file system; this one "
+      "adds nothing. See by kvcodec check whether what that one added is whole",
+      name_);
+}
+
 void InPlace::commit() {
   check_has_its_name();
+  check_is_alone();
   if (::fsync(descriptor_) != 0) throw failed("{}: cannot be written: {}", name_, std::strerror(errno));
   write_journal();
   begun_ = false;  // whatever fails from here on, the journal may have its name: then what was added counts

@@ -14,12 +14,13 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
-namespace kvcodec {
+#include "formats/output.hpp"
 
-class OutputFile;
+namespace kvcodec {
 
 /// Changes to bytes of a file that are not copied into it yet.
 class Overlay {
@@ -70,11 +71,12 @@ class InPlace {
   /// Makes the change: once it returns, no crash undoes it. If readers hold their lock for more than two
   /// seconds, or the pages cannot be copied, the pages stay in the journal until the next change. Throws
   /// Error(failed) naming the file and the reason. The file is then as before, unless the error came after
-  /// the journal got its name.
+  /// the journal got its name, or another host changed the file too, which saw no lock of this one.
   void commit();
 
  private:
   void check_has_its_name() const;
+  void check_is_alone();
   void write_journal();
   bool copy_pages();
 
@@ -85,6 +87,9 @@ class InPlace {
   bool begun_ = false;  // what was added is cut off unless it counts
   std::shared_ptr<Overlay> overlay_;
   std::unique_ptr<OutputFile> journal_;  // in the making
+  // As it was when it was opened: the file's first page, and its journal, if there was one.
+  std::unique_ptr<Overlay::Page> first_page_;
+  std::optional<FileState> journal_before_;
 };
 
 /// Where the journal of a file lies; of a symbolic link beside what it leads to.

@@ -357,6 +357,12 @@ bool lock_for_changing(int descriptor, const std::function<void()>& waiting) {
 
 }  // namespace
 
+std::optional<FileState> state_of(const fs::path& name) {
+  struct stat status = {};
+  if (::stat(name.c_str(), &status) != 0) return std::nullopt;
+  return state_of(status);
+}
+
 HeldFile::HeldFile(const std::string& name, const std::function<void()>& waiting) {
   const auto say_once = [&, said = false]() mutable {
     if (!std::exchange(said, true)) waiting();
@@ -467,11 +473,7 @@ void OutputFile::replace_target() {
     if (!file || ::fsync(file.get()) != 0 || !file.close())
       throw failed("{}: cannot be written: {}", target_, reason(errno));
   }
-  if (replaced_) {
-    struct stat status = {};
-    if (::stat(final_.c_str(), &status) != 0 || state_of(status) != *replaced_)
-      throw changed_meanwhile(target_);
-  }
+  if (replaced_ && state_of(final_) != replaced_) throw changed_meanwhile(target_);
   // Somebody else may have made the file since this run began. Some file systems cannot rename without
   // replacing; there the check at the start has to do.
   int result = -1;

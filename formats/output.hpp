@@ -42,6 +42,8 @@ struct FileState {
   int64_t seconds = 0, nanoseconds = 0;  ///< of the last change
   bool operator==(const FileState&) const = default;
 };
+/// Of the file that a name leads to now; nothing if there is none.
+std::optional<FileState> state_of(const std::filesystem::path& name);
 
 /// A file that is read and that what is made of it then replaces: held, so that two runs that add to the same file
 /// take turns and neither loses what the other added. Readers are not kept out.

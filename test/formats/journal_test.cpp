@@ -231,6 +231,33 @@ TEST_CASE("journal: only the file that is held is changed, whatever its name lea
   CHECK(folder.names() == std::vector<std::string>{"file.h5"});
 }
 
+TEST_CASE("journal: a change is refused where another host, which sees no lock, changed the file") {
+  const Folder folder;
+  const std::string path = folder / "file.h5", journal = path + ".journal";
+  const auto log = some_bytes(10000, 3);
+  create(path, {1000, 0, 1}, log);
+  for (const bool by_journal : {true, false}) {
+    CAPTURE(by_journal);
+    const HeldFile held(path, nobody_waits);
+    OutputFile output(path, held);
+    change(output, {2000, 0, 2}, some_bytes(500, 4));
+    if (by_journal) {
+      std::ofstream(journal) << "kvcodec journal 2\n";
+    } else {
+      std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+      file.seekp(3000) << "another";
+    }
+    const uint64_t size = std::filesystem::file_size(path);
+    CHECK_THROWS_WITH_AS(
+        output.commit(),
+        doctest::Contains("file.h5: a run on another host changed it at the same time, unseen by the locks"),
+        Error);
+    CHECK_EQ(std::filesystem::file_size(path), size);
+    CHECK_EQ(std::filesystem::exists(journal), by_journal);
+    std::filesystem::remove(journal);
+  }
+}
+
 TEST_CASE("journal: it is begun with the change, and nothing is added where it cannot be written") {
   const Folder folder;
   const std::string path = folder / "file.h5";
