@@ -61,7 +61,9 @@ h5::DatasetWriter CodesFile::open_data() {
   if (!before_) return {file_, kDataPath, DType::u8, {}, 0, chunks};
   const auto& before = before_->impl();
   written_ = {values_of(before.info), before.data ? before.data->rows() : 0};
-  chunks.bytes = chunk_bytes();
+  // What grows by appends may become any size, and keeps its chunks.
+  constexpr uint64_t kLeastOfGrowing = uint64_t{1} << 16;
+  chunks.bytes = std::max(chunk_bytes(), kLeastOfGrowing);
   return h5::DatasetWriter::behind(file_, kDataPath, DType::u8, chunks);
 }
 

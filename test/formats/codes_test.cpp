@@ -113,6 +113,39 @@ TEST_CASE("codes: extending a file gives the bytes of encoding at once") {
       }
 }
 
+TEST_CASE("codes: data that grow in place lie in chunks which suit a large file") {
+  const Folder folder;
+  const std::string path = folder / "codes.h5";
+  SampleCodes sample(2, {5, 12}, true, 7);
+  sample.write(path);
+  const auto chunk_bytes = [&] {
+    const Edit file(path);
+    const hid_t data = Edit::check(H5Dopen2(file.file(), "/data", H5P_DEFAULT)),
+                creation = Edit::check(H5Dget_create_plist(data));
+    hsize_t chunk = 0;
+    H5Pget_chunk(creation, 1, &chunk);
+    H5Pclose(creation);
+    H5Dclose(data);
+    return chunk;
+  };
+  CHECK(chunk_bytes() < 65536);
+  for (const size_t document : {2, 3}) {
+    const size_t before = sample.tokens.size();
+    sample.add_document(9, document);
+    std::optional<CodesReader> base(path);
+    const HeldFile held(path, [] { FAIL("nobody else holds the file"); });
+    OutputFile output(path, held);
+    CodesWriter writer(output, *base, sample.info, sample.codec, std::span(sample.tokens).subspan(before),
+                       std::span(sample.positions).subspan(before));
+    sample.append_to(writer, 1, document);
+    writer.finish({"kvcodec test", {}});
+    base.reset();
+    output.commit();
+    CHECK_EQ(chunk_bytes(), 65536);
+    check_content(CodesReader(path), sample, 3);
+  }
+}
+
 TEST_CASE("codes: packing is lossless both ways and 13-bit ids take 13 bits") {
   const Environment epoch("SOURCE_DATE_EPOCH", "1700000000");
   const Folder folder;
