@@ -147,10 +147,11 @@ void verify_codes(const CodesReader& codes, const EncodeOptions& options, const 
   }
 }
 
-/// Writes the codes.
+/// Writes the codes. alike: see CodesWriter.
 void write_codes(const Command& command, const EncodeOptions& options, const KvReader& kv,
-                 const Encoding& encoding, const Job& job, OutputFile& output, ProgressBar& bar) {
-  const auto writer = encoding.make_writer(output, job, options.embed_book);
+                 const Encoding& encoding, const Job& job, OutputFile& output, ProgressBar& bar,
+                 const CodesReader* alike = nullptr) {
+  const auto writer = encoding.make_writer(output, job, options.embed_book, alike);
   run_codec(kv, encoding.info, encoding.codec(), job,
             encoding.base() ? encoding.base()->info().documents.count() : 0, *writer,
             chunk_budget(options.common.memory_bytes(), encoding.info.book_bytes), bar);
@@ -184,12 +185,16 @@ Pieces write_in_pieces(const Command& command, const EncodeOptions& options, con
   }
   Pieces pieces(command, options.common, options.output, inputs_of(options), kv.model(), std::move(wanted));
   ProgressBar bar("encode", "tokens", options.common.quiet);
+  std::optional<CodesReader> alike;
   pieces.write(
       [&](const WorkRange& items, OutputFile& piece) {
         encoding.info.documents = {};
         Job job = make_job(kv, numbers_of(items), nullptr, encoding.info.documents);
-        job.surveyed = whole.surveyed;
-        write_codes(command, options, kv, encoding, job, piece, bar);
+        // The first piece surveys the whole cache for what all of them share, and the others take that over.
+        if (const auto finished = pieces.finished(); finished && !alike) alike.emplace(*finished);
+        job.surveyed.clear();
+        if (!alike) job.surveyed = whole.surveyed;
+        write_codes(command, options, kv, encoding, job, piece, bar, alike ? &*alike : nullptr);
       },
       bar, output);
   return pieces;

@@ -20,7 +20,8 @@ struct Job {
   };
   std::vector<Piece> pieces;
   std::vector<Piece>
-      surveyed;  ///< surveyed for what all documents of a new file share: with --shard the pieces of all shares
+      surveyed;  ///< surveyed for what all documents of a new file share: with --shard the pieces of all shares; none
+                 ///< where that is there already
   std::vector<uint32_t> tokens;
   std::vector<uint64_t> positions;
   std::vector<std::string>

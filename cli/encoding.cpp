@@ -117,11 +117,11 @@ Encoding::Encoding(const KvReader& kv, const EncodeOptions& options) : base_(std
                         base_->name(), ranges_text(kv.layers()));
 }
 
-std::unique_ptr<CodesWriter> Encoding::make_writer(OutputFile& output, const Job& job,
-                                                   bool embed_book) const {
+std::unique_ptr<CodesWriter> Encoding::make_writer(OutputFile& output, const Job& job, bool embed_book,
+                                                   const CodesReader* alike) const {
   if (base_) return std::make_unique<CodesWriter>(output, *base_, info, codec(), job.tokens, job.positions);
   return std::make_unique<CodesWriter>(output, info, codec(), job.tokens, job.positions,
-                                       embed_book ? &book_->book : nullptr);
+                                       embed_book ? &book_->book : nullptr, alike);
 }
 
 std::vector<std::string> Encoding::history(const KvReader& kv) const {

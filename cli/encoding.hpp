@@ -39,7 +39,9 @@ class Encoding {
   }
   const Codec& codec() const { return made_ ? *made_ : base_codec_->codec(); }
 
-  std::unique_ptr<CodesWriter> make_writer(OutputFile& output, const Job& job, bool embed_book) const;
+  /// alike: see CodesWriter.
+  std::unique_ptr<CodesWriter> make_writer(OutputFile& output, const Job& job, bool embed_book,
+                                           const CodesReader* alike) const;
   std::vector<std::string> history(const KvReader& kv) const;
 
  private:

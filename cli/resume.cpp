@@ -86,11 +86,9 @@ Pieces::Pieces(const Command& command, const CommonOptions& common, const Output
       return false;
     }
   };
-  for (size_t i = 0; i < pieces_.size(); ++i)
-    if (!is_there(pieces_[i])) missing_.push_back(i);
-  if (missing_.size() < pieces_.size())
-    common.note("{} of {} pieces are in {} already", pieces_.size() - missing_.size(), pieces_.size(),
-                folder_);
+  for (const Piece& piece : pieces_) finished_.push_back(is_there(piece));
+  if (const auto there = std::ranges::count(finished_, true); there > 0)
+    common.note("{} of {} pieces are in {} already", there, pieces_.size(), folder_);
 }
 
 std::string Pieces::file_of(const Piece& piece) const {
@@ -98,7 +96,7 @@ std::string Pieces::file_of(const Piece& piece) const {
 }
 
 void Pieces::write(const std::function<void(const WorkRange&, OutputFile&)>& make, ProgressBar& bar,
-                   OutputFile& output) const {
+                   OutputFile& output) {
   try {
     make_missing(make, bar);
     join(output);
@@ -110,20 +108,28 @@ void Pieces::write(const std::function<void(const WorkRange&, OutputFile&)>& mak
   }
 }
 
-void Pieces::make_missing(const std::function<void(const WorkRange&, OutputFile&)>& make,
-                          ProgressBar& bar) const {
+void Pieces::make_missing(const std::function<void(const WorkRange&, OutputFile&)>& make, ProgressBar& bar) {
   std::error_code error;
   fs::create_directory(folder_, error);
   if (!fs::is_directory(folder_)) throw failed("{}: cannot make this folder: {}", folder_, error.message());
   double done = 0, total = 0;
-  for (const size_t i : missing_) total += static_cast<double>(pieces_[i].documents.tokens());
-  for (const size_t i : missing_) {
+  for (size_t i = 0; i < pieces_.size(); ++i)
+    if (!finished_[i]) total += static_cast<double>(pieces_[i].documents.tokens());
+  for (size_t i = 0; i < pieces_.size(); ++i) {
+    if (finished_[i]) continue;
     bar.part(done, total);
     OutputFile file(file_of(pieces_[i]), true);
     make(pieces_[i].items, file);
     file.commit();
+    finished_[i] = true;
     done += static_cast<double>(pieces_[i].documents.tokens());
   }
+}
+
+std::optional<std::string> Pieces::finished() const {
+  for (size_t i = 0; i < pieces_.size(); ++i)
+    if (finished_[i] && pieces_[i].documents.tokens() > 0) return file_of(pieces_[i]);
+  return std::nullopt;
 }
 
 void Pieces::join(OutputFile& output) const {

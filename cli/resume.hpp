@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -57,20 +58,22 @@ class Pieces {
   /// Makes those that are not there, in turn, and then writes the documents of all to `output`. make: writes a piece's
   /// documents, with updates of `bar` that count its tokens. What fails is thrown on, with a note on how to go on.
   void write(const std::function<void(const WorkRange& items, OutputFile& piece)>& make, ProgressBar& bar,
-             OutputFile& output) const;
+             OutputFile& output);
+  /// A piece that is finished, if there is one that has tokens.
+  std::optional<std::string> finished() const;
   /// For when the output stands in its place. The folder stays if it holds anything but pieces.
   void remove() const;
 
  private:
   std::string file_of(const Piece& piece) const;
   void make_missing(const std::function<void(const WorkRange& items, OutputFile& piece)>& make,
-                    ProgressBar& bar) const;
+                    ProgressBar& bar);
   void join(OutputFile& output) const;
 
   const CommonOptions* common_;
   std::string folder_;
   std::vector<Piece> pieces_;
-  std::vector<size_t> missing_;  // of pieces_
+  std::vector<bool> finished_;  // of pieces_
 };
 
 }  // namespace kvcodec::cli

@@ -122,9 +122,11 @@ class CodesReader {
 class CodesWriter {
  public:
   /// A new file. info.groups and info.documents say what will be written. embed_book: goes into the file;
-  /// nullptr = none.
+  /// nullptr = none. alike: codes of the same codec, options and layers, whose streams that all documents share this file
+  /// begins with, so that no survey is wanted; nullptr = none. They stay open as long as this writes.
   CodesWriter(OutputFile& output, const CodesInfo& info, const Codec& codec, std::span<const uint32_t> tokens,
-              std::span<const uint64_t> positions, const Book* embed_book);
+              std::span<const uint64_t> positions, const Book* embed_book,
+              const CodesReader* alike = nullptr);
   /// Extends `base`: its last document may grow, and new documents may follow. Writes to a copy of the file,
   /// or to the file itself if the output is changed in place. info.documents describes the result: first the
   /// documents of `base`, the last of them perhaps longer. tokens, positions: of the added tokens only.

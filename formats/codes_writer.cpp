@@ -160,7 +160,8 @@ struct CodesWriter::Impl {
   Columns columns;
   const Codec& codec;
   const CodesReader::Impl* base;
-  bool in_place;  // base is the output, which keeps what it has
+  const CodesReader::Impl* alike = nullptr;  // whose shared streams are taken over
+  bool in_place;                             // base is the output, which keeps what it has
   Index index;
   CodesFile file;
   std::unique_ptr<OpenSide> open;
@@ -197,17 +198,23 @@ struct CodesWriter::Impl {
     close_side();
     if (!done.insert(column).second) throw failed("{}: {} was closed before", output.target(), path(column));
     open = std::make_unique<OpenSide>(column, file.layout(column), output, index, info.documents);
+    if (alike) take_shared(*alike);
     if (base) go_on();
+  }
+
+  /// Begins with what all documents share in that file.
+  void take_shared(const CodesReader::Impl& from) {
+    const SideLayout& stored = from.layout(open->column());
+    if (stored.all != file.layout(open->column()).all)
+      throw from.file.error(from.side_path(open->column()), "is not what the codec stores there");
+    if (!stored.shared.empty()) load(from.shared_part(open->column()));
   }
 
   /// Goes on behind the documents of the file that is extended, the last of which is left open; a file that is not
   /// changed in place takes a copy of them.
   void go_on() {
+    take_shared(*base);
     const uint64_t column = open->column();
-    const SideLayout &stored = base->layout(column), &wanted = file.layout(column);
-    if (stored.all != wanted.all)
-      throw base->file.error(base->side_path(column), "is not what the codec stores there");
-    if (!stored.shared.empty()) load(base->shared_part(column));
     const size_t documents = base_documents();
     if (in_place && documents == index.first) return open->skip(documents);  // it does not grow
     if (documents == 0) return;
@@ -345,8 +352,9 @@ void check_extends(const OutputFile& output, const CodesReader& base, const Code
 
 CodesWriter::CodesWriter(OutputFile& output, const CodesInfo& info, const Codec& codec,
                          std::span<const uint32_t> tokens, std::span<const uint64_t> positions,
-                         const Book* embed_book)
+                         const Book* embed_book, const CodesReader* alike)
     : impl_(std::make_unique<Impl>(output, info, codec, nullptr, index_of(info, tokens, positions))) {
+  if (alike) impl_->alike = &alike->impl();
   if (embed_book) impl_->file.embed(*embed_book);
 }
 

@@ -30,6 +30,20 @@ for codec in none kvcomp; do
   rm out.h5
 done
 
+echo "== what pieces share is that of the first one, here of another cache"
+mkdir other share.h5.pieces
+(
+  cd other
+  make_kv --seed 2 --layers 2 --heads 2 --dim 32 --queries 2 --document a:0:300 --document b:0:300 --document c:0:10 --document d:0:300 -o kv.h5
+  ulimit -f "$(limit ../whole.h5)"
+  kvcodec encode kv.h5 --codec kvcomp --resume --piece 128K --quiet -o share.h5 || echo "status $?"
+)
+cp other/share.h5.pieces/items-0-1.h5 share.h5.pieces
+kvcodec encode kv.h5 --codec kvcomp --resume --piece 128K --quiet -o share.h5 >/dev/null
+kvcodec check share.h5
+kvcodec decode share.h5 -o share-kv.h5 >/dev/null
+kvcodec eval-recon kv.h5 share-kv.h5 --documents b,c,d --json | jq '.reconstructions[0].key.snr_db > 10'
+
 echo "== a model"
 dump() { kvcodec dump-kv --model src/data/demo-model --text src/data/text/moby-dick.txt --chunk 512 --max-tokens 8192 --queries last:1 "$@"; }
 dump --quiet -o whole.h5 --overwrite >/dev/null
