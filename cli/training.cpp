@@ -103,14 +103,16 @@ std::vector<Run> choose_runs(const std::vector<KvReader>& files, const DocumentS
       total += runs.back().count;
     }
   if (max_tokens == 0 || total <= max_tokens) return runs;
-  // The sample's run i begins at the same share of all tokens as it does of the sample.
+  // The sample's run i begins at the same share of all tokens as it does of the sample, but behind the run before it: where
+  // the sample is nearly all, runs are longer than their distance.
   std::vector<Run> sample;
   const uint64_t pieces = (max_tokens + kSampleRun - 1) / kSampleRun;
   size_t at = 0;
   uint64_t before = 0;  // tokens in front of runs[at]
+  uint64_t place = 0;   // of the next token of the sample, among all
   for (uint64_t i = 0; i < pieces; ++i) {
-    uint64_t place = static_cast<uint64_t>(static_cast<double>(total) *
-                                           (static_cast<double>(i) / static_cast<double>(pieces)));
+    place = std::max(place, static_cast<uint64_t>(static_cast<double>(total) *
+                                                  (static_cast<double>(i) / static_cast<double>(pieces))));
     uint64_t left = std::min(kSampleRun, max_tokens - i * kSampleRun);
     while (left > 0) {
       while (at < runs.size() && place >= before + runs[at].count) before += runs[at++].count;
