@@ -34,24 +34,41 @@ Probe::Probe(const KvReader& kv, const std::vector<size_t>& documents, const std
     for (const int layer : layers)
       all_held_[static_cast<size_t>(layer)] += kv.documents().held(layer, document);
   }
-  uint64_t tokens = 0;
-  std::vector<size_t> filled = sampled;
-  std::erase_if(filled, [&](size_t document) { return kv.documents().length(document) == 0; });
-  for (const size_t document : filled) tokens += kv.documents().length(document);
-  const uint64_t wanted = std::max<uint64_t>(1, std::min(most_tokens, tokens));
-  // Every n-th document, so many that they have the tokens wanted if all are alike; of a few long ones one at least.
-  const auto step =
-      static_cast<size_t>(std::max<uint64_t>(1, std::min<uint64_t>(tokens / wanted, filled.size())));
-  for (size_t i = step / 2; i < filled.size() && tokens_ < wanted; i += step) {
-    const size_t document = filled[i];
-    const uint64_t first = kv.documents().offsets[document],
-                   count = std::min(kv.documents().length(document), wanted - tokens_);
-    Piece piece{document, first, count, {}};
-    if (kv.has_tokens()) piece.ids = kv.tokens(first, count);
-    pieces_.push_back(std::move(piece));
-    tokens_ += count;
-  }
+  take_pieces(sampled, most_tokens);
   if (tokens_ == 0) throw bad_input("{}: there is no token to try options on", kv.name());
+}
+
+/// Documents that hold tokens at even distances, so many that they have the tokens wanted if all are alike; then at half the
+/// distances, until there are enough.
+void Probe::take_pieces(const std::vector<size_t>& sampled, uint64_t most_tokens) {
+  const Documents& documents = kv_.documents();
+  std::vector<size_t> filled;
+  std::vector<uint64_t> ends;  // of these documents, one behind the other
+  for (const size_t document : sampled)
+    if (documents.length(document) > 0) {
+      filled.push_back(document);
+      ends.push_back((ends.empty() ? 0 : ends.back()) + documents.length(document));
+    }
+  if (ends.empty()) return;
+  const uint64_t tokens = ends.back(), wanted = std::clamp<uint64_t>(most_tokens, 1, tokens);
+  std::vector<bool> taken(ends.size());
+  for (uint64_t places = (wanted * ends.size() + tokens - 1) / tokens; tokens_ < wanted; places *= 2)
+    for (uint64_t k = 0; k < places && tokens_ < wanted; ++k) {
+      const uint64_t place = (2 * k + 1) * tokens / (2 * places);
+      const auto i = static_cast<size_t>(std::ranges::upper_bound(ends, place) - ends.begin());
+      if (!taken[i]) take_piece(filled[i], wanted - tokens_);
+      taken[i] = true;
+    }
+  std::ranges::sort(pieces_, {}, &Piece::document);
+}
+
+void Probe::take_piece(size_t document, uint64_t most_tokens) {
+  const uint64_t first = kv_.documents().offsets[document],
+                 count = std::min(kv_.documents().length(document), most_tokens);
+  Piece piece{document, first, count, {}};
+  if (kv_.has_tokens()) piece.ids = kv_.tokens(first, count);
+  pieces_.push_back(std::move(piece));
+  tokens_ += count;
 }
 
 template <class Body>

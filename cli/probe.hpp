@@ -77,6 +77,8 @@ class Probe {
     }
   };
 
+  void take_pieces(const std::vector<size_t>& sampled, uint64_t most_tokens);
+  void take_piece(size_t document, uint64_t most_tokens);
   template <class Body>
   void for_each_part(const Codec& codec, std::span<const Side> sides, const Body& body) const;
   void add_bits(const GroupShape& shape, const Encoded& encoded, const Rows& rows, Total& total) const;

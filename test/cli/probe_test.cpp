@@ -65,6 +65,54 @@ TEST_CASE("samples of caches: one document that is longer than the sample is tak
   CHECK_THROWS_AS(Probe(kv, {2}, {0}, 7), Error);
 }
 
+/// One layer of documents of these lengths; those of the first one are zeros, all others random.
+void write_documents(const std::string& path, const std::vector<uint64_t>& lengths) {
+  OutputFile output(path, true);
+  KvWriter writer(output, sample_model(1, 1, 16), DType::bf16, {0}, false);
+  uint64_t tokens = 0;
+  for (const uint64_t length : lengths) {
+    writer.add_document(fmt::format("from {}", tokens), std::vector<uint32_t>(length, 7),
+                        counting(0, length));
+    tokens += length;
+  }
+  for (const Side side : kSides) {
+    writer.append(side, 0, Matrix<float>(lengths.front(), 16));
+    writer.append(side, 0, random_rows(tokens - lengths.front(), 16, static_cast<uint64_t>(side)));
+  }
+  writer.finish({"kvcodec test", {}});
+  output.commit();
+}
+
+TEST_CASE("samples of caches: they have the tokens wanted, however documents differ in length") {
+  const Folder folder;
+  for (const size_t place : std::vector<size_t>{0, 50, 99}) {
+    CAPTURE(place);
+    std::vector<uint64_t> lengths(100, 10);
+    lengths[place] = 5000;
+    write_documents(folder / "kv.h5", lengths);
+    const KvReader kv(folder / "kv.h5");
+    std::vector<size_t> documents(100);
+    std::iota(documents.begin(), documents.end(), size_t{0});
+    for (const uint64_t most : std::vector<uint64_t>{1, 400, 512, 5000, 5985, 5990}) {
+      CAPTURE(most);
+      CHECK_EQ(Probe(kv, documents, {0}, most).tokens(), most);
+    }
+  }
+}
+
+TEST_CASE("samples of caches: a document counts by its tokens") {
+  const Folder folder;
+  std::vector<uint64_t> lengths(100, 10);
+  lengths[0] = 5000;
+  write_documents(folder / "kv.h5", lengths);
+  const KvReader kv(folder / "kv.h5");
+  std::vector<size_t> documents(100);
+  std::iota(documents.begin(), documents.end(), size_t{0});
+  // Five tokens of six are zeros, which take next to nothing.
+  const Probe probe(kv, documents, {0}, 512);
+  CHECK(probe.one_side(*codec_for(kv, "kvcomp"), Side::key).bits < 2);
+}
+
 TEST_CASE("samples of caches: each layer's rate counts by what it holds of all documents") {
   const Folder folder;
   write_partial(folder / "kv.h5");
