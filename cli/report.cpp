@@ -56,7 +56,7 @@ std::string json_of(const Results& results, const ReportOptions& options) {
     conclusions.push_back({{"of", run.what}, {"sentences", conclusion(run, options.loss)}});
   return text_of({{"output", options.output.path},
                   {"settings", results.model_lines()},
-                  {"recall_settings", results.recall.size()},
+                  {"recall_settings", results.recall_lines()},
                   {"reconstructions", results.recon.size()},
                   {"probes", results.probes.size()},
                   {"sensitivities", results.sensitivities.size()},

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include <fmt/format.h>
 
@@ -57,15 +58,21 @@ Cells model_cells(const ModelRun& run) {
   return cells;
 }
 
-Cells recall_cells(const Results& results) {
+/// A column for each length and depth that any line has.
+Cells recall_cells(const RecallRun& run) {
   Cells cells{{"setting", "bits/value", "right %", "from", "to"}, {}};
-  for (const auto& cell : results.recall.empty() ? std::vector<RecallLine::Cell>() : results.recall[0].cells)
-    cells.head.push_back(fmt::format("{:g} at {:.2f}", cell.length, cell.depth));
-  for (const RecallLine& line : results.recall) {
+  std::set<RecallLine::Place> places;
+  for (const RecallLine& line : run.lines)
+    for (const auto& [place, share] : line.cells) places.insert(place);
+  for (const auto& [length, depth] : places)
+    cells.head.push_back(fmt::format("{:g} at {:.2f}", length, depth));
+  for (const RecallLine& line : run.lines) {
     std::vector<std::string> row = {line.label, fixed(line.bits, 3), fixed(100 * line.share, 1),
                                     fixed(100 * line.low, 1), fixed(100 * line.high, 1)};
-    for (const auto& cell : line.cells) row.push_back(fixed(100 * cell.share, 0));
-    row.resize(cells.head.size(), "-");
+    for (const RecallLine::Place& place : places) {
+      const auto own = line.cells.find(place);
+      row.push_back(own == line.cells.end() ? "-" : fixed(100 * own->second, 0));
+    }
     cells.rows.push_back(std::move(row));
   }
   return cells;
@@ -150,11 +157,11 @@ std::string run_part(const Results& results, const ModelRun& run, double loss) {
          html_table(results, "Nats per token, with 95% intervals by document", model_cells(run));
 }
 
-std::string recall_part(const Results& results) {
-  if (results.recall.empty()) return {};
-  return "<h2>Planted facts</h2>\n" + figures(figure(svg_of(recall_plot(results)))) +
+std::string recall_part(const Results& results, const RecallRun& run) {
+  return "<h2>Planted facts</h2>\n" + paragraph(run.what + ".") +
+         figures(figure(svg_of(recall_plot(results, run)))) +
          html_table(results, "Found again, in %, with 95% intervals; then by length and depth",
-                    recall_cells(results));
+                    recall_cells(run));
 }
 
 std::string recon_part(const Results& results) {
@@ -259,8 +266,9 @@ std::string html_page(const Results& results, const PageText& text) {
       name + "</title>\n<style>\n" + kStyle + drawing_style() + "</style>\n</head>\n<body>\n<main>\n<h1>" +
       name + "</h1>\n";
   for (const ModelRun& run : results.runs) out += run_part(results, run, text.loss);
-  out += recall_part(results) + recon_part(results) + sensitivity_part(results) + probe_part(results) +
-         settings_part(results) + sources_part(results, text.made);
+  for (const RecallRun& run : results.recalls) out += recall_part(results, run);
+  out += recon_part(results) + sensitivity_part(results) + probe_part(results) + settings_part(results) +
+         sources_part(results, text.made);
   return out + "</main>\n</body>\n</html>\n";
 }
 
@@ -274,7 +282,10 @@ std::string text_page(const Results& results, double loss) {
     for (const std::string& sentence : conclusion(run, loss)) words += wrapped(sentence, 100, 0) + "\n";
     add(words);
   }
-  if (!results.recall.empty()) add(text_table(recall_cells(results)));
+  for (const RecallRun& run : results.recalls) {
+    if (results.recalls.size() > 1) add(run.what + "\n");
+    add(text_table(recall_cells(run)));
+  }
   if (!results.recon.empty()) add(text_table(recon_cells(results)));
   return out;
 }

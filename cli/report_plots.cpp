@@ -10,7 +10,7 @@
 namespace kvcodec::cli {
 namespace {
 
-constexpr const char* kBits = "bits per value, everything stored";
+constexpr const char* kBits = "bits per value, without books";
 
 /// The point of a line, without what the page says of its setting.
 struct PlotValue {
@@ -46,6 +46,14 @@ void add_lines(Plot& plot, const Results& results, const Lines& lines, const Val
 
 PlotValue value_of(double bits, const Interval& interval) {
   return {bits, interval.mean, interval.low(), interval.high()};
+}
+
+/// Says whose rate would be higher with the book.
+void note_books(Plot& plot, const ModelRun& run) {
+  std::string labels;
+  for (const ModelLine& line : run.lines)
+    if (line.bits_with_book > line.bits) labels += (labels.empty() ? "" : ", ") + line.label;
+  if (!labels.empty()) plot.note += fmt::format(" With their books these take more: {}.", labels);
 }
 
 /// Says what is missing from a plot.
@@ -89,6 +97,7 @@ Plot rise_plot(const Results& results, const ModelRun& run) {
       "All values as measured. In the tinted band, from \u2212{} to {}, the axis is linear, beyond it logarithmic; "
       "the band is about as wide as the intervals of what cannot be told from 0.",
       linear, linear);
+  note_books(plot, run);
   note_missing(plot);
   return plot;
 }
@@ -102,16 +111,17 @@ Plot divergence_plot(const Results& results, const ModelRun& run) {
             [](const ModelLine& line) { return value_of(line.bits, line.divergence); });
   plot.note = "Logarithmic. An interval that ends in an arrow goes on below the axis.";
   if (any_zero(plot)) plot.note += " What has no logarithm stands in the strip at the foot.";
+  note_books(plot, run);
   note_missing(plot);
   return plot;
 }
 
-Plot recall_plot(const Results& results) {
+Plot recall_plot(const Results& results, const RecallRun& run) {
   Plot plot{.title = "Planted facts found again",
             .x_label = kBits,
             .y_label = "right answers in %, with 95% intervals",
             .y = Scale::linear};
-  add_lines(plot, results, results.recall, [](const RecallLine& line) {
+  add_lines(plot, results, run.lines, [](const RecallLine& line) {
     const bool interval = std::isfinite(line.low) && std::isfinite(line.high);
     return PlotValue{line.bits, 100 * line.share, interval ? std::optional(100 * line.low) : std::nullopt,
                      interval ? std::optional(100 * line.high) : std::nullopt};

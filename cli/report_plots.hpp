@@ -11,7 +11,7 @@ namespace kvcodec::cli {
 /// Rise of the negative log-likelihood: as measured, with its intervals, negative ones too.
 Plot rise_plot(const Results& results, const ModelRun& run);
 Plot divergence_plot(const Results& results, const ModelRun& run);
-Plot recall_plot(const Results& results);
+Plot recall_plot(const Results& results, const RecallRun& run);
 /// Of results with attention; without, a plot with no point.
 Plot attention_plot(const Results& results);
 Plot probe_plot(const ProbeLine& line);

@@ -157,17 +157,27 @@ void give_markers(std::vector<Setting>& settings) {
 /// roundings of a device, are one.
 std::string what_was_run(const Object& json) {
   const uint64_t stream = count_at(json, "stream");
-  return fmt::format("model {}, {} of {} tokens together, {} judged, cache in {}{}", string_at(json, "model"),
-                     counted(count_at(json, "documents"), "document"), grouped(count_at(json, "tokens")),
-                     grouped(count_at(json, "judged_tokens")), string_at(json, "dtype"),
-                     stream > 0 ? fmt::format(", grown {} tokens at a time", stream) : "");
+  const std::string windows = string_if_there(json, "window_layers");
+  return fmt::format("model {}, {} of {} tokens together, {} judged, cache in {}{}{}",
+                     string_at(json, "model"), counted(count_at(json, "documents"), "document"),
+                     grouped(count_at(json, "tokens")), grouped(count_at(json, "judged_tokens")),
+                     string_at(json, "dtype"),
+                     stream > 0 ? fmt::format(", grown {} tokens at a time", stream) : "",
+                     windows.empty() ? "" : ", --window-layers " + windows);
 }
 
-ModelRun& run_of(Results& results, const std::string& what, const Interval& nll) {
+/// The facts of a run of task recall.
+std::string what_was_planted(const Object& json) {
+  return fmt::format("{} with {} each, seed {}", counted(count_at(json, "keys"), "key"),
+                     counted(count_at(json, "values_per_key"), "value"), count_at(json, "seed"));
+}
+
+template <class Run>
+Run& run_of(std::vector<Run>& runs, const std::string& what, const Interval& nll) {
   constexpr double kRounding = 1e-6;
-  for (ModelRun& run : results.runs)
+  for (Run& run : runs)
     if (run.what == what && std::abs(run.nll.mean - nll.mean) <= kRounding) return run;
-  return results.runs.emplace_back(ModelRun{what, nll, {}});
+  return runs.emplace_back(Run{what, nll, {}});
 }
 
 RecallLine recall_line(const Object& setting) {
@@ -175,8 +185,12 @@ RecallLine recall_line(const Object& setting) {
   RecallLine line{string_at(setting, "label"), number_at(setting, "bits_per_value"),
                   number_at(share, "share"),   number_at(share, "low_95"),
                   number_at(share, "high_95"), {}};
-  for (const Object& cell : array_at(share, "cells"))
-    line.cells.push_back({number_at(cell, "length"), number_at(cell, "depth"), number_at(cell, "share")});
+  for (const Object& cell : array_at(share, "cells")) {
+    const RecallLine::Place place{number_at(cell, "length"), number_at(cell, "depth")};
+    if (!std::isfinite(place.first) || !std::isfinite(place.second))
+      throw bad_input("'cells' holds one without a length or a depth");
+    line.cells[place] = number_at(cell, "share");
+  }
   return line;
 }
 
@@ -193,21 +207,23 @@ ModelLine model_line(const Object& setting) {
 
 void read_model(const Object& json, Results& results, Source& source) {
   const bool recall = string_at(json, "task") == "recall";
-  const std::string what = what_was_run(json);
+  std::string what = what_was_run(json);
+  if (recall) what += "; " + what_was_planted(json);
   source.what = fmt::format("task {}; {}", string_at(json, "task"), what);
-  if (recall) {
-    const Object& own = at(at(json, "uncompressed"), "recall");
-    source.what += fmt::format("; {:.1f}% right with the uncompressed cache", 100 * number_at(own, "share"));
-  }
-  ModelRun* const run =
-      recall ? nullptr : &run_of(results, what, interval_at(at(json, "uncompressed"), "nll"));
+  const Object& uncompressed = at(json, "uncompressed");
+  if (recall)
+    source.what += fmt::format("; {:.1f}% right with the uncompressed cache",
+                               100 * number_at(at(uncompressed, "recall"), "share"));
+  const Interval nll = interval_at(uncompressed, "nll");
+  std::vector<RecallLine>* const recalled = recall ? &run_of(results.recalls, what, nll).lines : nullptr;
+  std::vector<ModelLine>* const lines = recall ? nullptr : &run_of(results.runs, what, nll).lines;
   for (const Object& setting : array_at(json, "settings")) {
     note_setting(results, string_at(setting, "label"), string_at(setting, "codec"), words_of(setting));
     for (const std::string& line : strings_if_there(setting, "history")) source.history.push_back(line);
     if (recall)
-      results.recall.push_back(recall_line(setting));
+      recalled->push_back(recall_line(setting));
     else
-      run->lines.push_back(model_line(setting));
+      lines->push_back(model_line(setting));
   }
 }
 
@@ -323,6 +339,12 @@ size_t Results::model_lines() const {
   return count;
 }
 
+size_t Results::recall_lines() const {
+  size_t count = 0;
+  for (const RecallRun& run : recalls) count += run.lines.size();
+  return count;
+}
+
 Results read_results(const std::vector<std::string>& files) {
   Results results;
   for (const std::string& file : files) {
@@ -330,7 +352,7 @@ Results read_results(const std::vector<std::string>& files) {
     with_context(file, [&] { read_result(json, file, results); });
   }
   for (ModelRun& run : results.runs) put_in_order(run.lines, results.settings);
-  put_in_order(results.recall, results.settings);
+  for (RecallRun& run : results.recalls) put_in_order(run.lines, results.settings);
   put_in_order(results.recon, results.settings);
   give_markers(results.settings);
   return results;

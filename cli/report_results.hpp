@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cli/svg.hpp"
@@ -40,10 +41,15 @@ struct ModelRun {
 struct RecallLine {
   std::string label;
   double bits = 0, share = 0, low = 0, high = 0;
-  struct Cell {
-    double length, depth, share;
-  };
-  std::vector<Cell> cells;
+  using Place = std::pair<double, double>;  ///< of a fact: tokens of the document, and depth
+  std::map<Place, double> cells;            ///< the share at each
+};
+
+/// Settings that answered the same questions of the same model.
+struct RecallRun {
+  std::string what;  ///< as of ModelRun, and the facts that were planted
+  Interval nll;      ///< with the uncompressed cache
+  std::vector<RecallLine> lines;
 };
 
 /// A reconstruction of eval-recon.
@@ -91,7 +97,7 @@ struct Source {
 
 struct Results {
   std::vector<ModelRun> runs;
-  std::vector<RecallLine> recall;
+  std::vector<RecallRun> recalls;
   std::vector<ReconLine> recon;
   std::vector<ProbeLine> probes;
   std::vector<SensitivityLines> sensitivities;
@@ -101,6 +107,7 @@ struct Results {
   /// Of a label that some line has.
   const Setting& setting(const std::string& label) const;
   size_t model_lines() const;
+  size_t recall_lines() const;
 };
 
 /// Lines of all kinds stand in the order of the settings. Throws Error(bad_input) naming the file for what is

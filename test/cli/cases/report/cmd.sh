@@ -68,6 +68,22 @@ echo
 kvcodec report latent.json first.json -o both.html >/dev/null
 grep -oE '<title>latent-q4, V [^<]*' both.html
 
+# Facts: a column for each length and depth of results that can be compared; others have tables of their own.
+kvcodec eval-model --model src/data/demo-model --text src/LICENSE --task recall --lengths 120 --questions 1 --depths 2 --codec none --json >none.json
+jq '.settings[0].recall.cells |= reverse' none.json >turned.json
+jq '.settings[0].label = "few" | .settings[0].recall.cells |= [.[1] | .share = 0.5]' recall.json >few.json
+kvcodec report recall.json turned.json few.json -o facts.html | tr -s ' -'
+jq '.seed = 7' recall.json >seed.json
+jq '.keys = 2' recall.json >keys.json
+kvcodec report recall.json seed.json keys.json none.json -o facts.html --overwrite | grep -v '^[- ]*$' | sed 's/ *[0-9]*\.[0-9]* .*//'
+grep -c '<h2>Planted facts' facts.html
+# Layers with windows, whole or not, are other runs.
+jq '.window_layers = "trim"' model.json >trim.json
+kvcodec report model.json trim.json -o windows.html --json | jq -r '.conclusions[].of' | sed 's/.*bf16//'
+sed 's/"bits_per_value_with_book": 3,/"bits_per_value_with_book": 4,/' src/test/cli/cases/report/made.json >book.json
+kvcodec report book.json -o book.html >/dev/null
+grep -o 'bits per value, without books\|With their books these take more' book.html made.html
+
 refused report model.json
 refused report model.json -o page.html
 ln -s . here
