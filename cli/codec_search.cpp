@@ -160,14 +160,17 @@ class Tryout {
         context_of(kv.model(), kv.documents(), kv.dtype() == DType::f32 ? DType::bf16 : kv.dtype(),
                    candidate_.book ? &candidate_.book->book.book : nullptr);
     context.engine = engine_for(entry(), trial_.common.engine());
-    if (weighed) take_weights(trial_.options.weights, context);
+    if (weighed) context.weights = trial_.weights->by_layer();
     return kvcodec::make_codec(entry(), options, context, choose_rope(entry(), std::nullopt, context));
   }
 
   void try_options() {
+    const KvReader& kv = trial_.cache.kv;
+    if (const NamedBook* book = candidate_.book)
+      check_same_weights(book->file, book->book.model, kv.name(), kv.model());
     const auto options = entry().make_options();
     const auto usual = make(*options, false);  // weights need options that the search sets
-    check_token_ids(trial_.cache.kv, *usual);
+    check_token_ids(kv, *usual);
     (void)whole_groups(trial_.cache.layers, usual->layer_group(), ErrorKind::usage, "layers");
     if (has_dial(entry()))
       search(*options);
@@ -386,7 +389,8 @@ SearchResult search_codecs(const SearchOptions& options, const SearchedCache& ca
               Probe(cache.kv, cache.documents, cache.sampled, cache.layers, kSampleTokens)};
   if (!options.goal.model.empty())
     trial.meter.emplace(options.goal.model, options.goal.texts, cache.kv, common);
-  if (!options.weights.empty()) trial.weights = read_weights(options.weights, cache.kv.model());
+  if (!options.weights.empty())
+    trial.weights = read_weights(options.weights, cache.kv.model(), cache.kv.name());
   if (options.goal.of_rate())
     trial.wide = wide_probe(trial.probe, cache.kv, cache.documents, cache.sampled, cache.layers);
   SearchResult result{.attempts = Attempts(trial).all(candidates_of(codecs, books)),

@@ -252,10 +252,9 @@ CodecSpec parse_codec_spec(const std::string& text, const GivenFields& selection
   return with_context(fmt::format("--codec {}", text), [&] { return parse(text, selection, dtype); });
 }
 
-void SpecCodecs::check_books(const std::string& named, ModelFiles& files) const {
-  for (const auto& [file, book] : books_)
-    if (!book.model.weights().empty())
-      check_same_weights(file, book.model, named, model_info(named, files, false));
+void SpecCodecs::check_model(const std::string& named, ModelFiles& files) const {
+  for (const auto& [file, model] : models_)
+    if (!model.weights().empty()) check_same_weights(file, model, named, model_info(named, files, false));
 }
 
 const Codec& SpecCodecs::make(const CodecSpec& spec, CodecContext context, uint64_t& book_bytes) {
@@ -269,6 +268,7 @@ const Codec& SpecCodecs::make(const CodecSpec& spec, CodecContext context, uint6
                       spec.entry->book_type, place->second.digest, spec.recipe->name(),
                       spec.recipe->info().book_digest);
     context.book = &place->second.book;
+    models_.emplace(spec.book, place->second.model);
   } else if (!spec.entry->book_type.empty()) {
     auto embedded = spec.recipe->embedded_book();
     if (!embedded)
@@ -276,10 +276,15 @@ const Codec& SpecCodecs::make(const CodecSpec& spec, CodecContext context, uint6
                         spec.entry->book_type, spec.recipe->info().book_digest);
     embedded_.push_back(std::make_unique<Book>(std::move(*embedded)));
     context.book = embedded_.back().get();
+    models_.emplace(spec.recipe->name(), spec.recipe->info().model);
   }
   if (context.book) book_bytes = context.book->size_bytes();
   context.engine = engine_for(*spec.entry, context.engine);
-  take_weights(spec.weights, context);
+  if (!spec.weights.empty()) {
+    const Weights weights = read_weights(spec.weights, context);
+    models_.emplace(spec.weights, weights.file.info.model);
+    context.weights = weights.by_layer();
+  }
   codecs_.push_back(with_context(fmt::format("--codec {}", spec.text), [&] {
     return spec.recipe ? codec_from_record(*spec.entry, spec.recipe->info().parameters, context)
                        : make_codec(*spec.entry, *spec.options, context,

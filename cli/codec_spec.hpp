@@ -83,12 +83,13 @@ class SpecCodecs {
  public:
   /// The codec; lives as long as this. book_bytes becomes the size of its book. Throws as encode does.
   const Codec& make(const CodecSpec& spec, CodecContext context, uint64_t& book_bytes);
-  /// Throws Error(bad_input) for a book that was learned from a model with other weights. named: the model.
-  void check_books(const std::string& named, ModelFiles& files) const;
+  /// Throws Error(bad_input) for books, and sensitivities, of a model with other weights. named: the model.
+  void check_model(const std::string& named, ModelFiles& files) const;
 
  private:
   std::map<std::string, BookFile> books_;  // by file
   std::vector<std::unique_ptr<Book>> embedded_;
+  std::map<std::string, ModelInfo> models_;  // by file, those that books and sensitivities are of
   std::vector<std::unique_ptr<Codec>> codecs_;
 };
 

@@ -76,14 +76,14 @@ Encoding::Encoding(const KvReader& kv, const EncodeOptions& options, const Named
   if (options.storage) info.storage = *options.storage;
   CodecContext context = context_of(info.model, kv.documents(), info.storage, book_ ? &book_->book : nullptr);
   context.engine = engine_for(entry, options.common.engine());
-  if (!options.goal.given() || !allocates_bits(entry) || entry.capabilities.takes_weights)
-    take_weights(options.weights, context);
+  std::optional<Weights> weights;
+  if (!options.weights.empty()) weights = read_weights(options.weights, info.model, kv.name());
+  if (weights && (!options.goal.given() || !allocates_bits(entry) || entry.capabilities.takes_weights))
+    context.weights = weights->by_layer();
   const auto make = [&](const Options& with) {
     return make_codec(entry, with, context, options.rope, options.book);
   };
   const auto layers = options.layers.choose(kv.layers(), kv.name());
-  std::optional<Weights> weights;
-  if (options.goal.given() && !options.weights.empty()) weights = read_weights(options.weights, info.model);
   if (options.goal.given())
     found = settle(options.goal,
                    {entry, kv, documents, layers, weights ? &*weights : nullptr, options.common, make},

@@ -622,7 +622,7 @@ std::string eval_model(Command& command) {
   const GivenFields selection = given_selection(command, options);
   make_settings(options, selection, config, settings);
   check_selection(selection, settings);
-  settings.codecs.check_books(options.model, *files);
+  settings.codecs.check_model(options.model, *files);
   const LlamaModel model = make_model(*files, options.common, options.compute);
   const Tasks tasks = make_tasks(options, *files);
   Outcome outcome = run_tasks(options, model, settings, tasks);

@@ -26,7 +26,8 @@ struct Loss {
 
 class LossMeter {
  public:
-  /// model: a directory or a GGUF file, of the cache's shape. Throws Error(bad_input) for models of another one.
+  /// model: a directory or a GGUF file, the one that made the cache. Throws Error(bad_input) for models of another shape, and
+  /// with other weights where the cache says which its model has.
   /// kv and common outlive this.
   LossMeter(const std::string& model, const std::vector<std::string>& texts, const KvReader& kv,
             const CommonOptions& common);

@@ -347,7 +347,7 @@ std::string train_dict(Command& command) {
   if (runs.empty()) throw bad_input("{}: there are no tokens to train on", first.name());
   describe_book(sparse, options, runs, groups);
   const TrainedRows rows(files.caches, options.rope);
-  const LayerWeights weights = options.read_weights(first.model());
+  const LayerWeights weights = options.read_weights(first);
 
   const bool global = sparse.global();
   const auto train = [&] {

@@ -403,7 +403,7 @@ std::string train_rvq(Command& command) {
     rvq.options = options.book;
     rvq.training = options.training;
     rvq.rope = options.rope;
-    rvq.weights = options.read_weights(first.model());
+    rvq.weights = options.read_weights(first);
     check_split(rvq);
     rvq.head_dim = first.model().head_dim;
   }

@@ -202,10 +202,10 @@ bool weighs_by_heads(const TrainTransformOptions& options, const Weights* weight
   return false;
 }
 
-std::vector<ErrorMetric> metrics_of_parts(const TrainTransformOptions& options, const ModelInfo& model,
+std::vector<ErrorMetric> metrics_of_parts(const TrainTransformOptions& options, const KvReader& kv,
                                           const std::vector<GroupShape>& shapes, bool before_rope) {
   std::optional<Weights> weights;
-  if (!options.weights.empty()) weights = read_weights(options.weights, model);
+  if (!options.weights.empty()) weights = read_weights(options.weights, kv.model(), kv.name());
   const Weights* const given = weights ? &*weights : nullptr;
   const bool per_head = weighs_by_heads(options, given, before_rope);
   std::vector<ErrorMetric> metrics;
@@ -315,7 +315,8 @@ Learned learn(const TrainTransformOptions& options, const TrainedRows& rows, con
                       model.num_layers);
   PartVectors vectors(rows, runs, firsts, model, book.options);
   check_memory(vectors, options);
-  const std::vector<ErrorMetric> metrics = metrics_of_parts(options, model, vectors.shapes(), before_rope);
+  const std::vector<ErrorMetric> metrics =
+      metrics_of_parts(options, *runs.front().kv, vectors.shapes(), before_rope);
   if (book.options.predict_tokens > 0) {
     Matrix<float> features;  // one model in memory is enough
     if (team.rank() == 0)

@@ -70,8 +70,8 @@ OptionField TrainingOptions::weights_field(const std::string& what) {
       .target = &weights};
 }
 
-LayerWeights TrainingOptions::read_weights(const ModelInfo& model) const {
-  return weights.empty() ? LayerWeights() : cli::read_weights(weights, model).by_layer();
+LayerWeights TrainingOptions::read_weights(const KvReader& kv) const {
+  return weights.empty() ? LayerWeights() : cli::read_weights(weights, kv.model(), kv.name()).by_layer();
 }
 
 void TrainingOptions::check_resumed_weights() const {

@@ -32,8 +32,8 @@ struct TrainingOptions : Options {
   OptionField rope_field(const std::string& what);
   /// --weights, likewise.
   OptionField weights_field(const std::string& what);
-  /// What it names; all alike where nothing is given. Throws Error(bad_input) for files of other models.
-  LayerWeights read_weights(const ModelInfo& model) const;
+  /// What it names; all alike where nothing is given. kv: is trained on. Throws Error(bad_input) for files of other models.
+  LayerWeights read_weights(const KvReader& kv) const;
   /// Throws Error(usage) where a training is resumed, which has its weights, and others are given.
   void check_resumed_weights() const;
   /// Their group in the help, with the subcommand's own fields(); resume is one of those. product: what -o

@@ -41,13 +41,14 @@ Weights read_weights_of(const std::string& name, int num_layers, int heads, int 
 
 }  // namespace
 
-Weights read_weights(const std::string& name, const ModelInfo& model) {
-  return read_weights_of(name, model.num_layers, model.num_kv_heads, model.head_dim);
+Weights read_weights(const std::string& name, const ModelInfo& model, const std::string& cache) {
+  Weights weights = read_weights_of(name, model.num_layers, model.num_kv_heads, model.head_dim);
+  check_same_weights(name, weights.file.info.model, cache, model);
+  return weights;
 }
 
-void take_weights(const std::string& name, CodecContext& context) {
-  if (name.empty()) return;
-  context.weights = read_weights_of(name, context.num_layers, context.heads, context.head_dim).by_layer();
+Weights read_weights(const std::string& name, const CodecContext& context) {
+  return read_weights_of(name, context.num_layers, context.heads, context.head_dim);
 }
 
 }  // namespace kvcodec::cli

@@ -18,10 +18,11 @@ struct Weights {
   LayerWeights by_layer() const;
 };
 
-/// Throws Error(bad_input) unless the file is of a model of that shape.
-Weights read_weights(const std::string& name, const ModelInfo& model);
+/// Throws Error(bad_input) unless the file is of a model of that shape, and with the same weights where both are known. cache:
+/// the file that is of that model, for messages.
+Weights read_weights(const std::string& name, const ModelInfo& model, const std::string& cache);
 
-/// Gives a codec's context the weights of that file; "": none. Throws as read_weights does.
-void take_weights(const std::string& name, CodecContext& context);
+/// The same for a codec's context, which knows the shape alone.
+Weights read_weights(const std::string& name, const CodecContext& context);
 
 }  // namespace kvcodec::cli

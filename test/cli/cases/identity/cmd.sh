@@ -33,6 +33,18 @@ refused encode other.h5 --append codes.h5 --book dict.h5 -o x.h5
 refused encode other.h5 --codec sparse --sparsity 2 --book dict.h5 -o x.h5
 refused train-dict demo.h5 other.h5 --atoms 32 --sparsity 2 -o x.h5
 refused eval-model --model other --text b.txt --chunk 16 --codec sparse:sparsity=2,book=dict.h5
+kvcodec encode demo.h5 --codec sparse --sparsity 2 --book dict.h5 --embed-book --quiet -o embedded.h5 >/dev/null
+refused eval-model --model other --text b.txt --chunk 16 --codec embedded.h5
+kvcodec sensitivity --model other --text src/LICENSE --chunk 64 --max-documents 1 --quiet -o other-costs.h5 >/dev/null
+refused encode demo.h5 --codec kvcomp --max-error 0.3 --weights other-costs.h5 -o x.h5
+refused encode demo.h5 --codec q4 --total-bits 8 --weights other-costs.h5 -o x.h5
+refused train-dict demo.h5 --weights other-costs.h5 --atoms 32 --sparsity 2 -o x.h5
+refused train-transform demo.h5 --weights other-costs.h5 -o x.h5
+refused eval-model --model src/data/demo-model --text b.txt --chunk 16 --codec kvcomp:max-error=0.3,weights=other-costs.h5
+refused choose demo.h5 --total-bits 8 --weights other-costs.h5 --quiet
+refused choose other.h5 --total-bits 8 --codecs sparse --book dict.h5 --quiet
+refused choose demo.h5 --total-bits 8 --codecs kvcomp --model other --text src/LICENSE --quiet
+refused encode demo.h5 --codec kvcomp --max-nll 0.1 --model other --text src/LICENSE -o x.h5
 refused dump-kv --model org/else --text a.txt -o x.h5
 refused dump-kv --model lora --text a.txt -o x.h5
 ls x.h5 2>/dev/null || true
