@@ -474,6 +474,8 @@ void check_combination(const Command& command, const ModelOptions& options) {
   for (const char* only : {"prefix", "max-documents", "max-tokens"})
     if (command.given(only) && options.task == Task::recall)
       throw usage_error("--{} is for --task text", only);
+  if (command.given("chunk") && command.given("lengths"))
+    throw usage_error("--chunk and --lengths exclude each other");
 }
 
 /// What is run: documents, and for planted facts what was asked in them.

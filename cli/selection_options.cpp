@@ -108,6 +108,7 @@ std::vector<OptionField> SelectionOptions::step_fields() {
 }
 
 void SelectionOptions::check() const {
+  if (budget > 0 && ratio > 0) throw usage_error("--budget and --ratio exclude each other");
   if (mass > 0 && share != Share::weight && share != Share::each)
     throw usage_error("--budget-mass needs --share weight or each, not {}", share);
 }

@@ -43,7 +43,8 @@ struct TrainTransformOptions final : Options {
   std::vector<std::string> inputs;
   std::string weights;
   std::optional<Weighing> metric;
-  double temper = 0.2;  ///< on SmolLM2-135M 0.15 to 0.25 are level; the whole of it is worse than none
+  double temper = 0.2;   ///< on SmolLM2-135M 0.15 to 0.25 are level; the whole of it is worse than none
+  bool tempers = false;  ///< --temper is given
   int64_t max_tokens = 0;
   std::string model;
   int64_t features = 256;  ///< of a token
@@ -208,6 +209,9 @@ std::vector<ErrorMetric> metrics_of_parts(const TrainTransformOptions& options, 
   if (!options.weights.empty()) weights = read_weights(options.weights, kv.model(), kv.name());
   const Weights* const given = weights ? &*weights : nullptr;
   const bool per_head = weighs_by_heads(options, given, before_rope);
+  if (options.tempers && !per_head)
+    throw usage_error("--temper is for --metric fisher; of {} numbers are used, not matrices",
+                      options.weights);
   std::vector<ErrorMetric> metrics;
   metrics.reserve(shapes.size());
   for (const GroupShape& shape : shapes)
@@ -419,6 +423,15 @@ void check_prediction(const Command& command, const TrainTransformOptions& optio
     if (command.given(option)) throw usage_error("--{} is for --predict-tokens, which is not given", option);
 }
 
+/// Likewise what errors are weighed by.
+void check_weighing(const Command& command, const TrainTransformOptions& options) {
+  for (const char* const option : {"metric", "temper"})
+    if (command.given(option) && options.weights.empty())
+      throw usage_error("--{} is for --weights, which is not given", option);
+  if (options.tempers && options.metric == Weighing::scalar)
+    throw usage_error("--temper is for --metric fisher");
+}
+
 }  // namespace
 
 std::string train_transform(Command& command) {
@@ -433,6 +446,8 @@ std::string train_transform(Command& command) {
   options.common.apply(command, options.book.predict_tokens > 0);
   options.book.check();
   check_prediction(command, options);
+  options.tempers = command.given("temper");
+  check_weighing(command, options);
 
   TrainingFiles files = open_training_files(options.inputs, command.team());
   const KvReader& first = files.caches.front();

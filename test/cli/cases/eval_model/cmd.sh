@@ -46,6 +46,7 @@ refused eval-model --model src/data/demo-model --text src/LICENSE --codec sparse
 refused eval-model --model src/data/demo-model --text src/LICENSE --codec data/kv.h5
 refused eval-model --model src/data/demo-model --text src/LICENSE --codec none --select frob
 refused eval-model --model src/data/demo-model --text src/LICENSE --codec none:select=oracle,share=mean,budget-mass=0.5
+refused eval-model --model src/data/demo-model --text src/LICENSE --codec none:select=oracle,budget=5,ratio=0.5
 refused eval-model --model src/data/demo-model --text src/LICENSE --codec none --budget 5
 refused eval-model --model src/data/demo-model --text src/LICENSE --codec none:newest=5
 refused eval-model --model src/data/demo-model --text src/LICENSE --codec none --select oracle --budget 5 --dense-layers two
@@ -57,3 +58,4 @@ refused eval-model --model src/data/demo-model --text src/test/cli/refused.sh --
 refused eval-model --model src/data/demo-model --text src/LICENSE --codec none --depths 3
 refused eval-model --model src/data/demo-model --text src/LICENSE --codec none --task recall --lengths 10
 refused eval-model --model src/data/demo-model --text src/LICENSE --codec none --task recall --lengths ten
+refused eval-model --model src/data/demo-model --text src/LICENSE --codec none --task recall --lengths 100 --chunk 200

@@ -30,6 +30,7 @@ refused select data/none.h5 --queries data/demo.h5
 refused select si.h5
 refused select kvcomp.h5 --queries data/demo.h5 --by signs
 refused select si.h5 --queries data/demo.h5 --share max --budget-mass 0.9
+refused select si.h5 --queries data/demo.h5 --budget 8 --ratio 0.5
 refused select si.h5 --queries data/demo.h5 --dense-layers 3-4
 refused select si.h5 --queries data/demo.h5 -o selection.h5
 refused select si.h5 --queries si.h5

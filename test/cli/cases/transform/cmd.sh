@@ -58,6 +58,10 @@ kvcodec train-transform train.h5 --layer-group 3 -o no.h5 || echo $?
 kvcodec sensitivity --model src/data/demo-model --text src/LICENSE --chunk 64 --max-documents 1 --quiet -o scalar.h5 >/dev/null
 kvcodec train-transform train.h5 --weights scalar.h5 --metric fisher -o no.h5 || echo $?
 kvcodec train-transform train.h5 --weights fisher.h5 --metric fisher --rope keep -o no.h5 || echo $?
+kvcodec train-transform train.h5 --metric scalar -o no.h5 || echo $?
+kvcodec train-transform train.h5 --temper 0.5 -o no.h5 || echo $?
+kvcodec train-transform train.h5 --weights fisher.h5 --metric scalar --temper 0.5 -o no.h5 || echo $?
+kvcodec train-transform train.h5 --weights scalar.h5 --temper 0.5 -o no.h5 || echo $?
 kvcodec train-transform train.h5 --weights fisher.h5 --rope keep -o turned.h5 >/dev/null
 kvcodec train-transform train.h5 --predict-tokens 2 -o no.h5 || echo $?
 kvcodec train-transform train.h5 --model src/data/demo-model -o no.h5 || echo $?
