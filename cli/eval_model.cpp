@@ -236,7 +236,8 @@ void make_settings(const ModelOptions& options, const GivenFields& selection, co
 
 /// All documents of one setting.
 struct Summary {
-  StoredBits stored;
+  StoredBits stored;  ///< with what they share
+  StoredBits shared;
   uint64_t book_bytes = 0;
   PredictionEstimates predictions;
   double divergence_99 = 0;  ///< the 99th percentile, over all judged tokens
@@ -274,7 +275,8 @@ Summary summarize(const std::vector<LoopResult>& results, const ScoreOf& of) {
 Summary summarize_setting(const std::vector<LoopResult>& results, const ClosedLoop& loop,
                           const Settings& settings, size_t i) {
   Summary summary = summarize(results, setting_score(i));
-  summary.stored.add(loop.shared(i));
+  summary.shared = loop.shared(i);
+  summary.stored.add(summary.shared);
   summary.book_bytes = settings.book_bytes[i];
   return summary;
 }
@@ -294,6 +296,17 @@ ShareEstimate accuracy(const RecallTask& task, const std::vector<uint8_t>& answe
   for (const RecallQuestion& question : task.questions)
     if (chosen(question)) questions.push_back(question.asked);
   return recall_accuracy(questions, answered);
+}
+
+/// Of a setting, bits per value of the documents of that length, with all that documents share.
+double bits_at(const RecallTask& task, const std::vector<LoopResult>& results, const ScoreOf& of,
+               const Summary& summary, int64_t length) {
+  StoredBits stored = summary.shared;
+  for (const RecallQuestion& question : task.questions)
+    if (question.length == length)
+      for (size_t i = question.asked.first; i < question.asked.first + question.asked.count; ++i)
+        stored.add(of(results[i]).stored);
+  return stored.bits_per_value();
 }
 
 template <class Value>
@@ -373,8 +386,10 @@ std::string recall_table(const RecallTask& task, const Settings& settings,
   };
   add("uncompressed", "-", reference_score());
   table.rule();
-  for (size_t i = 0; i < settings.specs.size(); ++i)
-    add(settings.specs[i].label, fmt::format("{:.3f}", summaries[i].bits()), setting_score(i));
+  for (size_t i = 0; i < settings.specs.size(); ++i) {
+    const double bits = bits_at(task, results, setting_score(i), summaries[i], length);
+    add(settings.specs[i].label, fmt::format("{:.3f}", bits), setting_score(i));
+  }
   return table.text();
 }
 
@@ -413,13 +428,16 @@ Json json_of(const PredictionEstimates& predictions) {
           {"right_top1", to_json(predictions.right)}};
 }
 
-Json recall_json(const RecallTask& task, const std::vector<LoopResult>& results, const ScoreOf& score) {
+/// summary: of a setting; nullptr: of the uncompressed cache, which has no rate.
+Json recall_json(const RecallTask& task, const std::vector<LoopResult>& results, const ScoreOf& score,
+                 const Summary* summary) {
   const std::vector<uint8_t> of = answered_documents(task, results, score);
   Json json = json_of(accuracy(task, of, [](const RecallQuestion&) { return true; }));
   json["cells"] = Json::array();
   for (const int64_t length : distinct(task, &RecallQuestion::length))
     for (const double depth : distinct(task, &RecallQuestion::depth)) {
       Json cell = {{"length", length}, {"depth", depth}};
+      if (summary) cell["bits_per_value"] = bits_at(task, results, score, *summary, length);
       cell.update(json_of(accuracy(
           task, of, [&](const RecallQuestion& q) { return q.length == length && q.depth == depth; })));
       json["cells"].push_back(cell);
@@ -558,7 +576,8 @@ std::string json_report(const Command& command, const ModelOptions& options, con
     json["seed"] = options.common.seed;
     json["keys"] = options.keys;
     json["values_per_key"] = options.values;
-    json["uncompressed"]["recall"] = recall_json(tasks.questions, outcome.results, reference_score());
+    json["uncompressed"]["recall"] =
+        recall_json(tasks.questions, outcome.results, reference_score(), nullptr);
   } else {
     json["length"] = tasks.length;
     json["prefix"] = tasks.documents()[0].prefix;
@@ -568,7 +587,8 @@ std::string json_report(const Command& command, const ModelOptions& options, con
     Json one = json_of(settings.specs[i], outcome.summaries[i]);
     one.update(json_of(outcome.summaries[i].predictions));
     one["kl"]["quantile_99"] = outcome.summaries[i].divergence_99;
-    if (tasks.recall) one["recall"] = recall_json(tasks.questions, outcome.results, setting_score(i));
+    if (tasks.recall)
+      one["recall"] = recall_json(tasks.questions, outcome.results, setting_score(i), &outcome.summaries[i]);
     json["settings"].push_back(one);
   }
   return text_of(json);

@@ -14,6 +14,13 @@ kvcodec eval-model --model src/data/demo-model --text src/LICENSE --task recall 
   --codec fp8 --codec q4:bits=2 | sed 's/; [0-9].*s$/; TIME/; s/[0-9][0-9.-]*/N/g' | tr -s ' -'
 kvcodec eval-model --model src/data/demo-model --text src/LICENSE --task recall --lengths 100 --depths 1 --questions 1 --keys 2 \
   --values 2 --codec none | grep '^recall'
+# Each length has its own rate: all of the short documents is in the window.
+kvcodec eval-model --model src/data/demo-model --text src/LICENSE --task recall --lengths 100,400 --depths 1 --questions 2 \
+  --codec kivi:bits=2,window=128 --json >lengths.json
+jq -c '.settings[0] | [.recall.cells[] | .length, .bits_per_value > 16], (.bits_per_value | . > 9 and . < 10)' lengths.json
+jq -c '.settings[0] | .recall.cells[1].bits_per_value | . > 8 and . < 9' lengths.json
+kvcodec eval-model --model src/data/demo-model --text src/LICENSE --task recall --lengths 100,400 --depths 1 --questions 2 \
+  --codec kivi:bits=2,window=128 | awk '$1 ~ /^kivi/ { print $2 }' | sed 's/\.[0-9]*$/.N/'
 # The demo model finds every number in 1,000 tokens: a figure that no machine changes.
 kvcodec eval-model --model src/data/demo-model --text src/LICENSE --task recall --lengths 1000 --depths 4 --questions 4 --codec none \
   --json | tr -d ' \n' | sed 's/"settings".*//; s/.*"recall":{"share":\([0-9.]*\).*/recall at 1,000 tokens: \1/'
