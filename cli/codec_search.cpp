@@ -398,6 +398,8 @@ SearchResult search_codecs(const SearchOptions& options, const SearchedCache& ca
   const auto best = best_of(result.attempts, options.judge());
   if (!best) complain(options, result.attempts);
   result.choice = *best;
+  if (const Attempt& chosen = result.chosen(); chosen.loss)
+    trial.meter->note_exact(*chosen.loss, chosen.codec);
   note_judge(options, common);
   note_time(options, common, result.attempts);
   return result;

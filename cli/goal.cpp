@@ -483,6 +483,7 @@ std::string settle(const GoalOptions& goal, const GoalContext& context, Options&
   const FoundOptions found = find_options(goal, held, probe, meter ? &*meter : nullptr, options);
   std::string words = found.words.empty() ? "what was given" : found.words;
   const auto codec = context.make(*found.options);
+  if (found.loss) meter->note_exact(*found.loss, context.codec.name);
   std::string about = fmt::format("{:.3f} bits per value", measured.bits(*codec));
   if (goal.quality) about += fmt::format(" and {:.1f} dB", Probe::snr_db(probe.energies(*codec)));
   if (found.loss) about += fmt::format("; the model loses {:.4f} nats per token", found.loss->worst());

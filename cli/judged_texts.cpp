@@ -106,6 +106,15 @@ JudgedTexts judged_texts(const JudgedTextOptions& options, const CommonOptions& 
   return judged;
 }
 
+std::vector<LoopDocument> spread_documents(std::vector<LoopDocument> documents, size_t most) {
+  if (documents.size() <= most) return documents;
+  std::vector<LoopDocument> some;
+  some.reserve(most);
+  for (size_t i = 0; i < most; ++i)
+    some.push_back(std::move(documents[(2 * i + 1) * documents.size() / (2 * most)]));
+  return some;
+}
+
 void check_context(const std::vector<LoopDocument>& documents, const ModelConfig& config) {
   for (const LoopDocument& document : documents)
     if (config.max_positions > 0 && static_cast<int64_t>(document.tokens.size()) > config.max_positions)

@@ -41,6 +41,9 @@ struct JudgedTexts {
 JudgedTexts judged_texts(const JudgedTextOptions& options, const CommonOptions& common,
                          const Tokenizer& tokenizer, const Texts& texts, int64_t length);
 
+/// `most` of the documents, spread evenly over all of them; all where there are no more.
+std::vector<LoopDocument> spread_documents(std::vector<LoopDocument> documents, size_t most);
+
 /// Throws Error(usage) for documents that are longer than the model's context.
 void check_context(const std::vector<LoopDocument>& documents, const ModelConfig& config);
 

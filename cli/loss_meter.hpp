@@ -20,6 +20,7 @@ namespace kvcodec::cli {
 struct Loss {
   double rise = 0;        ///< of the NLL
   double divergence = 0;  ///< from the predictions with the model's own cache
+  double exact = 0;  ///< the share of the values behind which it was measured that the codec keeps exactly
   /// Whichever is more: of few tokens the rise may come out below 0 by chance, and the divergence does not.
   double worst() const { return std::max(rise, divergence); }
 };
@@ -32,7 +33,12 @@ class LossMeter {
   LossMeter(const std::string& model, const std::vector<std::string>& texts, const KvReader& kv,
             const CommonOptions& common);
 
+  /// Throws Error(usage) for a codec that keeps nearly all values of these documents exactly: hardly anything would be lost,
+  /// whatever else its options are.
   Loss loss(const Codec& codec) const;
+
+  /// Notes a loss that says little of longer documents, because the codec keeps much of these exactly.
+  void note_exact(const Loss& loss, const std::string& codec) const;
 
  private:
   const KvReader& kv_;

@@ -67,5 +67,10 @@ refused encode kv.h5 --codec kvcomp --total-bits 0 --quality low -o x.h5
 refused encode kv.h5 --codec kvcomp --max-nll 0.1 -o x.h5
 refused encode kv.h5 --codec kvcomp --model src/data/demo-model -o x.h5
 refused encode kv.h5 --append found.h5 --total-bits 2 -o x.h5
+# Behind a text of which nearly all is kept exactly no loss can be seen.
+judge="--model src/data/demo-model --text src/data/text/pride-and-prejudice.txt"
+refused encode kv.h5 --codec q4 --window 512 --max-nll 0.01 $judge -o x.h5
+refused encode kv.h5 --codec transform --book transform.h5 --window 512 --max-nll 0.01 $judge -o x.h5
+kvcodec encode kv.h5 --codec q4 --window 128 --max-nll 0.05 $judge -o exact.h5 2>&1 >/dev/null | grep -o 'measured behind.*'
 refused encode kv.h5 --codec q4 --preset paper -o x.h5
 refused encode kv.h5 --codec kivi --preset best -o x.h5
