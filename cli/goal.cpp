@@ -157,6 +157,11 @@ class DialScale {
   /// The codec at that setting; nullptr where its options do not fit book or cache.
   std::unique_ptr<Codec> codec_at(double setting) const { return codec_with(*options_at(setting)); }
 
+  /// Throws why the last setting had no codec, if none that was tried had one: what was given does not fit.
+  void check_any_fits() const {
+    if (refusal_ && !any_fits_) throw Error(*refusal_);
+  }
+
  private:
   /// The settings of a pair's two dials.
   using TwoSettings = std::array<double, 2>;
@@ -173,9 +178,12 @@ class DialScale {
 
   std::unique_ptr<Codec> codec_with(const Options& options) const {
     try {
-      return context_.make(options);
+      auto codec = context_.make(options);
+      any_fits_ = true;
+      return codec;
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::usage) throw;
+      refusal_ = error;
       return nullptr;
     }
   }
@@ -235,6 +243,8 @@ class DialScale {
   Record base_;
   std::vector<LayerDial> dials_;   // one, or of keys and of values
   std::vector<TwoSettings> path_;  // of a pair
+  mutable bool any_fits_ = false;  // of the settings tried
+  mutable std::optional<Error> refusal_;
 };
 
 /// Two settings between which a rising measure passes a target: at `low` it is not above the target; at `high` it is, or
@@ -305,6 +315,7 @@ double find_rate(const GoalOptions& goal, const GoalContext& context, const Dial
                         [&](double low, double) { return low >= target * (1 - kNear); });
   };
   const auto missed = [&](double least) {
+    scale.check_any_fits();
     return GoalMissed(
         least, fmt::format("--total-bits is {}; with these options {} takes {:.2f} bits per value at least",
                            goal.total_bits, context.codec.name, least));
@@ -378,10 +389,12 @@ double find_loss(const GoalOptions& goal, const GoalContext& context, const Dial
     if (scale.finest() >= 1) setting = std::round(setting);
     step *= 1.5;
   }
-  if (!high || !scale.codec_at(*high))
+  if (!high || !scale.codec_at(*high)) {
+    scale.check_any_fits();
     throw GoalMissed(least,
                      fmt::format("--max-nll is {}; with these options {} was not found to lose so little",
                                  goal.max_nll, context.codec.name));
+  }
   return *high;
 }
 

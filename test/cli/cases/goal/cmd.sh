@@ -67,6 +67,8 @@ refused encode kv.h5 --codec kvcomp --total-bits 0 --quality low -o x.h5
 refused encode kv.h5 --codec kvcomp --max-nll 0.1 -o x.h5
 refused encode kv.h5 --codec kvcomp --model src/data/demo-model -o x.h5
 refused encode kv.h5 --append found.h5 --total-bits 2 -o x.h5
+# What no setting takes is said as it is.
+refused encode kv.h5 --codec kvcomp --max-rel-error 0.1 --weights s.h5 --total-bits 3 -o x.h5
 # Behind a text of which nearly all is kept exactly no loss can be seen.
 judge="--model src/data/demo-model --text src/data/text/pride-and-prejudice.txt"
 refused encode kv.h5 --codec q4 --window 512 --max-nll 0.01 $judge -o x.h5
