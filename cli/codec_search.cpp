@@ -108,6 +108,8 @@ struct Trial {
   std::optional<Weights> weights = {};
   std::unique_ptr<const Probe> wide = {};
 
+  /// What rates are measured on.
+  const Probe& for_rates() const { return wide ? *wide : probe; }
   const Weights* weights_or_none() const { return weights ? &*weights : nullptr; }
   bool time_is_up() const { return since.seconds() >= options.time; }
 };
@@ -210,7 +212,7 @@ class Tryout {
 
   void measure(const Codec& codec) {
     before_try_();
-    attempt_.bits = trial_.probe.bits(codec);
+    attempt_.bits = trial_.for_rates().bits(codec);
     attempt_.layer_group = codec.layer_group();
     attempt_.snr_db =
         Probe::snr_db(codec.joint() || entry().is_pair() ? trial_.probe.energies(codec) : sides_of(codec));
@@ -391,8 +393,7 @@ SearchResult search_codecs(const SearchOptions& options, const SearchedCache& ca
     trial.meter.emplace(options.goal.model, options.goal.texts, cache.kv, common);
   if (!options.weights.empty())
     trial.weights = read_weights(options.weights, cache.kv.model(), cache.kv.name());
-  if (options.goal.of_rate())
-    trial.wide = wide_probe(trial.probe, cache.kv, cache.documents, cache.sampled, cache.layers);
+  trial.wide = wide_probe(trial.probe, cache.kv, cache.documents, cache.sampled, cache.layers);
   SearchResult result{.attempts = Attempts(trial).all(candidates_of(codecs, books)),
                       .tokens = trial.probe.tokens()};
   const auto best = best_of(result.attempts, options.judge());

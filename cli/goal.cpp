@@ -486,7 +486,7 @@ std::unique_ptr<const Probe> wide_probe(const Probe& narrow, const KvReader& kv,
 std::string settle(const GoalOptions& goal, const GoalContext& context, Options& options) {
   const Probe probe(context.kv, context.documents, context.layers, kSampleTokens);
   std::unique_ptr<const Probe> wide;
-  if (goal.of_rate())
+  if (!goal.quality)
     wide = wide_probe(probe, context.kv, context.documents, context.documents, context.layers);
   GoalContext held = context;
   held.wide = wide.get();
