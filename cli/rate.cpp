@@ -40,10 +40,31 @@ FileRate rate_of(const CodesReader& codes) {
 
 namespace {
 
-/// Adds the symbols of one side of a group, all documents together: they share a book. surplus: exact values that are of
-/// no token, to be added to.
-void add_documents(const Codec& codec, const CodesReader& codes, Side side, int group, SideLedger& ledger,
-                   uint64_t& surplus) {
+/// Exact values that are of no token: copies that codecs get in place of first tokens wait at 16 bits as the tokens behind them
+/// do (lib/codec/sink_codec.cpp). A document has as many as its exact rows exceed its tokens.
+uint64_t surplus_values(const CodesReader& codes, Side side, int group) {
+  const CodesInfo& info = codes.info();
+  const uint64_t width = group_shape(info.model, group, info.layer_group, side).width();
+  std::vector<std::string> exact;
+  uint64_t all = 0;
+  for (const StoredStream& stream : codes.streams(side, group))
+    if (stream.spec.category == Category::exempt && stream.spec.row_bytes() == 2 * width) {
+      exact.push_back(stream.spec.name);
+      all += stream.rows;
+    }
+  if (all == 0) return 0;
+  uint64_t surplus = 0;
+  for (size_t i = 0; i < info.documents.count(); ++i) {
+    const auto document = codes.document(side, group, i);
+    uint64_t rows = 0;
+    for (const std::string& stream : exact) rows += document->rows(stream);
+    surplus += rows - std::min(rows, info.documents.held(group, i));
+  }
+  return surplus * width;
+}
+
+/// Adds the symbols of one side of a group, all documents together: they share a book.
+void add_symbols(const Codec& codec, const CodesReader& codes, Side side, int group, SideLedger& ledger) {
   const GroupShape shape = group_shape(codes.info().model, group, codes.info().layer_group, side);
   std::vector<uint64_t> total;
   at_dataset(codes.name(), side, group, [&] {
@@ -52,7 +73,6 @@ void add_documents(const Codec& codec, const CodesReader& codes, Side side, int 
       const auto counts = document->symbol_counts();
       total.resize(std::max(total.size(), counts.size()));
       for (size_t symbol = 0; symbol < counts.size(); ++symbol) total[symbol] += counts[symbol];
-      surplus += codec.surplus_rows(shape, document.streams()) * shape.width();
     }
   });
   for (const uint64_t count : total) ledger.symbols += count;
@@ -89,7 +109,7 @@ SideRates side_rates_of(const CodesReader& codes) {
   for (const Side side : rates.sides) {
     SideLedger& ledger = rates.ledgers.emplace_back();
     std::array<uint64_t, std::size(kCategories)> bytes{};
-    uint64_t surplus = 0;  // exact values that are of no token
+    uint64_t surplus = 0;
     for (const int group : info.groups) {
       if (!has_side(info, group, side)) continue;
       ledger.values +=
@@ -99,7 +119,8 @@ SideRates side_rates_of(const CodesReader& codes) {
         if (stream.spec.category == Category::ids && stream.spec.index_bound > 0)
           ledger.ids += stream.rows * stream.spec.row_elements();
       }
-      if (codec) add_documents(codec->codec(), codes, side, group, ledger, surplus);
+      surplus += surplus_values(codes, side, group);
+      if (codec) add_symbols(codec->codec(), codes, side, group, ledger);
     }
     for (const Category category : kCategories) {
       const uint64_t of_category = bytes[static_cast<size_t>(category)];

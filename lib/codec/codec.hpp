@@ -148,10 +148,6 @@ class Codec {
     return shape.width() * sizeof(float);
   }
 
-  /// Rows in a document's exempt streams that do not count as tokens: copies that keep_first_tokens()
-  /// (sink_codec.hpp) hands to the inner codec in place of first tokens, while they wait at 16 bits.
-  virtual uint64_t surplus_rows(const GroupShape&, const StreamReader& /*document*/) const { return 0; }
-
   virtual SurveyScope survey_scope(const GroupShape&) const { return SurveyScope::none; }
   /// The shape whose rows a survey for `shape` is shown: the same, or that of the other side.
   virtual GroupShape surveyed(const GroupShape& shape) const { return shape; }

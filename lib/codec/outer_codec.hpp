@@ -61,9 +61,6 @@ class OuterCodec : public Codec {
   size_t scratch_bytes_per_row(const GroupShape& shape) const override {
     return inner_->scratch_bytes_per_row(shape) + shape.width() * sizeof(float);
   }
-  uint64_t surplus_rows(const GroupShape& shape, const StreamReader& document) const override {
-    return inner_->surplus_rows(shape, document);
-  }
   SurveyScope survey_scope(const GroupShape& shape) const override { return inner_->survey_scope(shape); }
   GroupShape surveyed(const GroupShape& shape) const override { return inner_->surveyed(shape); }
   bool wants_queries() const override { return inner_->wants_queries(); }

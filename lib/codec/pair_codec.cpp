@@ -33,9 +33,6 @@ class PairCodec final : public Codec {
   size_t scratch_bytes_per_row(const GroupShape& shape) const override {
     return of(shape.side).scratch_bytes_per_row(shape);
   }
-  uint64_t surplus_rows(const GroupShape& shape, const StreamReader& document) const override {
-    return of(shape.side).surplus_rows(shape, document);
-  }
 
   SurveyScope survey_scope(const GroupShape& shape) const override {
     return of(shape.side).survey_scope(shape);

@@ -114,16 +114,6 @@ class SinkCodec final : public OuterCodec {
     return specs;
   }
 
-  /// The copies of first tokens that the inner codec still keeps at 16 bits. All tokens behind such copies wait there too, so
-  /// exempt rows exceed the tokens by the number of these copies.
-  uint64_t surplus_rows(const GroupShape& shape, const StreamReader& document) const override {
-    uint64_t exact = 0;
-    for (const StreamSpec& spec : streams(shape))
-      if (spec.category == Category::exempt) exact += document.rows(spec.name);
-    const uint64_t tokens = open(shape, document)->tokens();
-    return exact - std::min(exact, tokens);
-  }
-
   std::unique_ptr<Survey> survey(const GroupShape& shape) const override {
     return std::make_unique<SinkSurvey>(inner().survey(shape), sink_);
   }

@@ -56,3 +56,10 @@ refused pack-indices --sorted book.h5 -o new.h5
 kvcodec dump-kv --model src/data/demo-model --text src/data/text/moby-dick.txt --chunk 512 --max-tokens 5120 --queries none --quiet -o long.h5 >/dev/null
 kvcodec train-transform long.h5 --sides joint --layer-group 1 --quiet -o joint.h5 >/dev/null
 refused encode asking.h5 --codec transform:book=joint.h5+kivi -o new.h5
+# Documents shorter than a block: all of their keys wait at 16 bits, with the copy that stands for the first token.
+make_kv --layers 4 --heads 2 --dim 16 --document a:0:50 --document b:0:200 -o short.h5
+kvcodec encode short.h5 --codec kvcomp+sparse --book data/dict.h5 --quiet -o short-codes.h5 >/dev/null
+kvcodec decode short-codes.h5 --book data/dict.h5 --quiet -o short-kv.h5 >/dev/null
+kvcodec eval-recon short.h5 short-kv.h5 --rate short-codes.h5 --json --quiet | jq -c '.reconstructions[0].rate.key | .exempt_values / (.values / 250)'
+kvcodec encode short.h5 --codec kvcomp+sparse --book data/dict.h5 --documents a --quiet -o shorter.h5 >/dev/null
+kvcodec eval-recon short.h5 short-kv.h5 --rate shorter.h5 --json --quiet | jq -c '.reconstructions[0].rate.key | .exempt_values == .values'
