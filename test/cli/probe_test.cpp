@@ -68,7 +68,7 @@ TEST_CASE("samples of caches: one document that is longer than the sample is tak
 /// One layer of documents of these lengths; those of the first one are zeros, all others random.
 void write_documents(const std::string& path, const std::vector<uint64_t>& lengths) {
   OutputFile output(path, true);
-  KvWriter writer(output, sample_model(1, 1, 16), DType::bf16, {0}, false);
+  KvWriter writer(output, sample_model(1, 1, 16), DType::bf16, {0}, std::nullopt);
   uint64_t tokens = 0;
   for (const uint64_t length : lengths) {
     writer.add_document(fmt::format("from {}", tokens), std::vector<uint32_t>(length, 7),

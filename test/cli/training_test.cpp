@@ -13,7 +13,7 @@ using namespace kvcodec::test;
 /// One layer without values to speak of, documents of these lengths.
 void write_documents(const std::string& path, const std::vector<uint64_t>& lengths) {
   OutputFile output(path, true);
-  KvWriter writer(output, sample_model(1, 1, 16), DType::bf16, {0}, false);
+  KvWriter writer(output, sample_model(1, 1, 16), DType::bf16, {0}, std::nullopt);
   uint64_t tokens = 0;
   for (const uint64_t length : lengths) {
     const std::vector<uint32_t> ids(length, 7);
