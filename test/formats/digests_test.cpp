@@ -183,7 +183,7 @@ TEST_CASE("digests: they hold for datasets that another program laid out anew, a
 }
 
 TEST_CASE(
-    "digests: a dataset that has them and cannot be opened is damaged; one of another program is left alone") {
+    "digests: a dataset that has them and cannot be opened is damaged, one of another program is left alone") {
   const Folder folder;
   const std::string path = folder / "kv.h5";
   write_sample_kv(path);
