@@ -11,7 +11,8 @@
 namespace kvcodec {
 namespace {
 
-constexpr uint64_t kMostBytes = uint64_t{16} << 20;  // Gemma 3's, which lists 6,242 tokens, has a megabyte
+constexpr uint64_t kMostConfigBytes = uint64_t{16}
+                                      << 20;  // Gemma 3's, which lists 6,242 tokens, has a megabyte
 
 /// A class of tokenizers that makes the template itself, and what its tokens are called where nothing is said.
 struct TokenizerClass {
@@ -73,7 +74,7 @@ Tokenizer load_model_tokenizer(const std::string& directory) {
   TokenizerSpec spec = read_tokenizer_json(file);
   std::error_code error;
   if (std::filesystem::exists(config, error)) {
-    const nlohmann::json object = read_json_object(config, kMostBytes);
+    const nlohmann::json object = read_json_object(config, kMostConfigBytes);
     with_context(config, [&] { set_template(JsonFields(object), spec); });
   }
   return with_context(file, [&] { return Tokenizer(std::move(spec)); });
