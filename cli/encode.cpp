@@ -191,9 +191,9 @@ Pieces write_in_pieces(const Command& command, const EncodeOptions& options, con
         encoding.info.documents = {};
         Job job = make_job(kv, numbers_of(items), nullptr, encoding.info.documents);
         // The first piece surveys the whole cache for what all of them share, and the others take that over.
-        if (const auto finished = pieces.finished(); finished && !alike) alike.emplace(*finished);
-        job.surveyed.clear();
-        if (!alike) job.surveyed = whole.surveyed;
+        if (!alike)
+          if (const auto finished = pieces.finished()) alike.emplace(*finished);
+        job.surveyed = alike ? std::vector<Job::Piece>() : whole.surveyed;
         write_codes(command, options, kv, encoding, job, piece, bar, alike ? &*alike : nullptr);
       },
       bar, output);

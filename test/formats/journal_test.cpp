@@ -108,6 +108,24 @@ void change_and_commit(const std::string& path, const Content& content, std::spa
   output.commit();
 }
 
+/// A file whose change stands in its journal, since somebody read the file meanwhile.
+struct UnfinishedChange {
+  Folder folder;
+  std::string path = folder / "file.h5", journal = path + ".journal";
+  Content before{1000, 0, 1}, after{3000, 1000, 2};
+  std::vector<std::byte> log = some_bytes(10, 0);
+  std::string first_page, file,
+      changes;  // bytes: of the file's first page before, and of file and journal since
+
+  UnfinishedChange() {
+    create(path, before, log);
+    first_page = file_bytes(path).substr(0, Overlay::kPageBytes);
+    const h5::File reader = h5::File::open(path);
+    change_and_commit(path, after, {});
+    file = file_bytes(path), changes = file_bytes(journal);
+  }
+};
+
 }  // namespace
 
 TEST_CASE("journal: pages take the place of what was read, and none is kept that does not change") {
@@ -359,30 +377,21 @@ TEST_CASE("journal: one whose digest holds is refused for places and sizes that 
 }
 
 TEST_CASE("journal: a first page that was written in part is completed, and no other is taken for it") {
-  const Folder folder;
-  const std::string path = folder / "file.h5", journal = path + ".journal";
-  const Content first{1000, 0, 1}, second{3000, 1000, 2};
-  const auto log = some_bytes(10, 0);
-  create(path, first, log);
-  const std::string page_before = file_bytes(path).substr(0, Overlay::kPageBytes);
-  {
-    const h5::File reader = h5::File::open(path);
-    change_and_commit(path, second, {});
-  }
-  const std::string unfinished = file_bytes(path), changes = file_bytes(journal);
+  const UnfinishedChange change;
+  const std::string &path = change.path, &journal = change.journal, &changes = change.changes;
   // The page with its change follows head, old page and numbers, of which the first is 0.
   uint64_t pages = 0;
   std::memcpy(&pages, changes.data() + 32, sizeof pages);
   const std::string page = changes.substr(40 + 4096 + 8 * pages, Overlay::kPageBytes);
-  REQUIRE(page != page_before);
+  REQUIRE(page != change.first_page);
   for (unsigned sectors = 0; sectors < 256; sectors += 15) {
     CAPTURE(sectors);
-    std::string torn = unfinished;
+    std::string torn = change.file;
     for (unsigned i = 0; i < 8; ++i)
       if (sectors >> i & 1) torn.replace(i * 512, 512, page, i * 512, 512);
     std::ofstream(path, std::ios::binary) << torn;
     std::ofstream(journal, std::ios::binary) << changes;
-    if (sectors % 75 == 0) check_content(path, second, log);
+    if (sectors % 75 == 0) check_content(path, change.after, change.log);
     const h5::File reader = h5::File::open(path);
     CHECK_EQ(reader.integer("/", "rows", 0, INT64_MAX), 3000);
     torn[100] ^= 1;
@@ -391,39 +400,30 @@ TEST_CASE("journal: a first page that was written in part is completed, and no o
     CHECK(message_of([&] { h5::File::open(path); }).find("is of another file") != std::string::npos);
   }
   std::ofstream(path, std::ios::binary)
-      << unfinished.substr(0, 512) + page.substr(512) + unfinished.substr(4096);
-  change_and_commit(path, first, {});
+      << change.file.substr(0, 512) + page.substr(512) + change.file.substr(4096);
+  change_and_commit(path, change.before, {});
   CHECK(!std::filesystem::exists(journal));
-  check_content(path, first, log);
+  check_content(path, change.before, change.log);
 }
 
 TEST_CASE("journal: those of the first signature are read") {
-  const Folder folder;
-  const std::string path = folder / "file.h5", journal = path + ".journal";
-  const Content before{1000, 0, 1}, after{3000, 1000, 2};
-  const auto log = some_bytes(10, 0);
-  create(path, before, log);
-  const std::string page_before = file_bytes(path).substr(0, Overlay::kPageBytes);
-  {
-    const h5::File reader = h5::File::open(path);
-    change_and_commit(path, after, {});
-  }
-  const std::string changes = file_bytes(journal);
+  const UnfinishedChange change;
+  const std::string &path = change.path, &journal = change.journal, &changes = change.changes;
   CHECK(changes.starts_with("kvcodec journal 2\n"));
   uint64_t end = 0, count = 0;
   std::memcpy(&end, changes.data() + 24, sizeof end);
   std::memcpy(&count, changes.data() + 32, sizeof count);
-  CHECK(changes.substr(40, Overlay::kPageBytes) == page_before);
+  CHECK(changes.substr(40, Overlay::kPageBytes) == change.first_page);
   std::vector<std::pair<uint64_t, std::string>> pages(count);
   for (uint64_t i = 0; i < count; ++i) {
     std::memcpy(&pages[i].first, changes.data() + 40 + 4096 + 8 * i, sizeof(uint64_t));
     pages[i].second = changes.substr(40 + 4096 + 8 * count + 4096 * i, 4096);
   }
-  CHECK(journal_bytes(end, page_before, pages) == changes);
-  std::ofstream(journal, std::ios::binary) << journal_bytes(end, page_before, pages, 1);
-  check_content(path, after, log);
-  change_and_commit(path, before, {});
-  check_content(path, before, log);
+  CHECK(journal_bytes(end, change.first_page, pages) == changes);
+  std::ofstream(journal, std::ios::binary) << journal_bytes(end, change.first_page, pages, 1);
+  check_content(path, change.after, change.log);
+  change_and_commit(path, change.before, {});
+  check_content(path, change.before, change.log);
 }
 
 TEST_CASE("journal: a change of little writes little") {
