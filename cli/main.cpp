@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <memory>
@@ -23,6 +24,7 @@
 #include "kvcodec/version.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/heap.hpp"
+#include "lib/linalg/blas.hpp"
 
 namespace kvcodec::cli {
 namespace {
@@ -300,9 +302,21 @@ __attribute__((no_sanitize("address", "undefined"))) static void before_librarie
   gnu::used]] static void (*const kBeforeLibraries)(int, char**, char**) = before_libraries;
 }
 
+// OpenBLAS chooses its kernels when it begins; where it errs, the program begins again and tells it which. What cannot be
+// done is left: the slow kernels compute the same.
+static void begin_again_with_better_kernels(char** argv) {
+  constexpr char kVariable[] = "OPENBLAS_CORETYPE";
+  if (std::getenv(kVariable) != nullptr) return;
+  const char* kernels = kvcodec::better_blas_kernels();
+  if (kernels == nullptr || setenv(kVariable, kernels, 0) != 0) return;
+  execv("/proc/self/exe", argv);
+  unsetenv(kVariable);
+}
+
 int main(int argc, char** argv) {
   for (char** variable = environ; variable != nullptr && *variable != nullptr; ++variable)
     if (*variable == spin_count) *variable = lent_variable;
+  begin_again_with_better_kernels(argv);
   kvcodec::prepare_heap();
   kvcodec::install_signal_cleanup();
   return kvcodec::cli::guarded_main({argv + (argc > 0 ? 1 : 0), argv + argc});

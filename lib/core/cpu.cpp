@@ -19,7 +19,7 @@ bool has_f16c() {
   return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
 }
 
-SimdLevel machine_level() {
+SimdLevel find_machine_level() {
   __builtin_cpu_init();
   if (!(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") &&
         has_f16c()))
@@ -35,15 +35,24 @@ SimdLevel machine_level() {
 
 #else
 
-SimdLevel machine_level() { return SimdLevel::scalar; }
+SimdLevel find_machine_level() { return SimdLevel::scalar; }
 
 #endif
+
+}  // namespace
+
+SimdLevel machine_simd() {
+  static const SimdLevel level = find_machine_level();
+  return level;
+}
+
+namespace {
 
 SimdLevel initial_level() {
   const char* wish = std::getenv("KVCODEC_SIMD");
   for (const SimdLevel level : kSimdLevels)
-    if (wish && std::string_view(wish) == name_of(level)) return std::min(level, machine_level());
-  return machine_level();
+    if (wish && std::string_view(wish) == name_of(level)) return std::min(level, machine_simd());
+  return machine_simd();
 }
 
 std::atomic<SimdLevel>& current() {
@@ -55,7 +64,7 @@ std::atomic<SimdLevel>& current() {
 
 SimdLevel simd_level() { return current().load(std::memory_order_relaxed); }
 
-void limit_simd(SimdLevel level) { current() = std::min(level, machine_level()); }
+void limit_simd(SimdLevel level) { current() = std::min(level, machine_simd()); }
 
 const char* name_of(SimdLevel level) {
   switch (level) {

@@ -52,6 +52,9 @@ inline constexpr SimdLevel kWidestSimd = SimdLevel::avx512_vbmi;
 /// names one (name_of), or by limit_simd. Another value of the variable limits nothing.
 SimdLevel simd_level();
 
+/// The widest the machine has, whatever is in force.
+SimdLevel machine_simd();
+
 /// Sets the level for this process (tests and benchmarks), or the machine's widest where that is lower.
 void limit_simd(SimdLevel level);
 

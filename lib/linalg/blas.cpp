@@ -17,6 +17,11 @@ blasint as_blas(size_t size) {
   return static_cast<blasint>(size);
 }
 
+/// Names of OpenBLAS's kernels that use no AVX.
+constexpr std::string_view kWithoutAvx[] = {
+    "Katmai",     "Coppermine", "Northwood", "Prescott", "Banias",       "Atom",      "Core2",  "Penryn",
+    "Dunnington", "Nehalem",    "Athlon",    "Opteron",  "Opteron_SSE3", "Barcelona", "Bobcat", "Nano"};
+
 /// BLAS wants strides of at least 1 even where nothing is read.
 blasint stride_of(MatrixView<const float> matrix) { return as_blas(std::max<size_t>(matrix.stride(), 1)); }
 
@@ -52,5 +57,13 @@ void gemv(MatrixView<const float> a, Transpose transpose_a, std::span<const floa
   cblas_sgemv(CblasRowMajor, ta ? CblasTrans : CblasNoTrans, as_blas(a.rows()), as_blas(a.cols()), 1,
               a.data(), stride_of(a), x.data(), 1, beta, y.data(), 1);
 }
+
+const char* better_blas_kernels(std::string_view chosen, SimdLevel machine) {
+  if (machine < SimdLevel::avx2 || std::ranges::find(kWithoutAvx, chosen) == std::end(kWithoutAvx))
+    return nullptr;
+  return machine < SimdLevel::avx512 ? "Haswell" : "SkylakeX";
+}
+
+const char* better_blas_kernels() { return better_blas_kernels(openblas_get_corename(), machine_simd()); }
 
 }  // namespace kvcodec

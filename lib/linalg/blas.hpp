@@ -2,7 +2,9 @@
 #pragma once
 
 #include <span>
+#include <string_view>
 
+#include "lib/core/cpu.hpp"
 #include "lib/core/view.hpp"
 
 namespace kvcodec {
@@ -23,5 +25,14 @@ void gemm(float alpha, MatrixView<const float> a, Transpose transpose_a, MatrixV
 /// y = op(A) * x + beta * y for a row-major matrix; as gemm. Far faster than gemm with a matrix of one row.
 void gemv(MatrixView<const float> a, Transpose transpose_a, std::span<const float> x, float beta,
           std::span<float> y);
+
+/// Which kernels OpenBLAS shall use in place of those that it chose (openblas_get_corename), as its variable
+/// OPENBLAS_CORETYPE names them; null where its choice is good. It knows the processors of its time: 0.3.21 (Debian 12)
+/// takes Intel's Raptor Lake, Emerald Rapids and what came later for a Pentium 4, and products take eight times as
+/// long. A machine with AVX2 never needs kernels without AVX.
+const char* better_blas_kernels(std::string_view chosen, SimdLevel machine);
+
+/// The same for this machine and what OpenBLAS chose.
+const char* better_blas_kernels();
 
 }  // namespace kvcodec

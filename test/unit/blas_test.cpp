@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <string>
 #include <vector>
 
 #include "lib/core/error.hpp"
@@ -118,4 +119,20 @@ TEST_CASE("gemv: op(A) x + beta y in double, strides and empty sides included") 
             CHECK(y[i] == doctest::Approx(sum).epsilon(1e-4));
           }
         }
+}
+
+TEST_CASE("kernels without AVX are replaced where the machine has it, and no others") {
+  const auto better = [](const char* chosen, SimdLevel machine) {
+    const char* kernels = better_blas_kernels(chosen, machine);
+    return std::string(kernels ? kernels : "");
+  };
+  CHECK(better("Prescott", SimdLevel::avx512_vbmi) == "SkylakeX");
+  CHECK(better("Prescott", SimdLevel::avx512) == "SkylakeX");
+  CHECK(better("Prescott", SimdLevel::avx2) == "Haswell");
+  CHECK(better("Nehalem", SimdLevel::avx2) == "Haswell");
+  CHECK(better("Barcelona", SimdLevel::avx2) == "Haswell");
+  CHECK(better("Prescott", SimdLevel::scalar).empty());
+  for (const char* good :
+       {"Haswell", "Zen", "SkylakeX", "Cooperlake", "Sapphirerapids", "Sandybridge", "armv8"})
+    CHECK(better(good, SimdLevel::avx512).empty());
 }
