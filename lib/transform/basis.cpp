@@ -40,6 +40,12 @@ std::vector<double> diagonal_of(const Matrix<double>& matrix, size_t count) {
   return values;
 }
 
+Matrix<float> narrowed(const Matrix<double>& matrix) {
+  Matrix<float> floats(matrix.rows(), matrix.cols());
+  std::copy_n(matrix.data(), matrix.size(), floats.data());
+  return floats;
+}
+
 std::vector<float> first_values(const std::vector<double>& values, size_t count) {
   return {values.begin(), values.begin() + static_cast<ptrdiff_t>(count)};
 }
@@ -95,7 +101,8 @@ Synthesis::Synthesis(const TransformBasis& basis, std::span<const float> mean,
   if (basis.prediction.rank() > 0) rows_.set(components.size(), floats_of(basis.prediction.loadings));
 }
 
-LearnedBasis learn_basis(const CovarianceSums& moments, const ErrorMetric& metric, size_t rank) {
+LearnedBasis learn_basis(const CovarianceSums& moments, const ErrorMetric& metric, size_t rank,
+                         const Progress& progress) {
   const size_t width = metric.width();
   Matrix<double> covariance = moments.covariance();
   if (covariance.rows() < width) throw failed("moments of {} columns, not {}", covariance.rows(), width);
@@ -109,14 +116,14 @@ LearnedBasis learn_basis(const CovarianceSums& moments, const ErrorMetric& metri
     covariance = residual_covariance(covariance, prediction);
   }
   learned.left = diagonal_of(covariance, width);
-  const Eigen eigen = symmetric_eigen(metric.between_roots(covariance));
+  const FloatEigen eigen = symmetric_eigen(narrowed(metric.between_roots(covariance)), progress);
   learned.vectors = Matrix<float>(width, width);
   learned.variances.resize(width);
   parallel_for(width, kRowGrain, [&](size_t begin, size_t end, int) {
     for (size_t i = begin; i < end; ++i) {
       const size_t from = width - 1 - i;  // the largest first
       learned.variances[i] = std::max(eigen.values[from], 0.0);
-      for (size_t c = 0; c < width; ++c) learned.vectors(i, c) = static_cast<float>(eigen.vectors(from, c));
+      for (size_t c = 0; c < width; ++c) learned.vectors(i, c) = eigen.vectors(from, c);
     }
   });
   return learned;

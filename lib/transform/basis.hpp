@@ -17,6 +17,7 @@
 #include <span>
 #include <vector>
 
+#include "lib/core/progress.hpp"
 #include "lib/core/view.hpp"
 #include "lib/linalg/covariance.hpp"
 #include "lib/linalg/row_sums.hpp"
@@ -85,8 +86,9 @@ struct LearnedBasis {
 
 /// The basis of weighted vectors with these moments, with all components. Columns of the moments beyond the metric's are
 /// features (prediction.hpp), which vectors are predicted from with this rank. Throws Error(failed) for a metric of more
-/// columns.
-LearnedBasis learn_basis(const CovarianceSums& moments, const ErrorMetric& metric, size_t rank = 0);
+/// columns. Variances are right to some 2^-20 of the largest.
+LearnedBasis learn_basis(const CovarianceSums& moments, const ErrorMetric& metric, size_t rank = 0,
+                         const Progress& progress = {});
 
 /// The basis of these components' vectors, the first ones, rounded to bytes as a book stores them.
 TransformBasis basis_of_first(LearnedBasis learned, size_t components);

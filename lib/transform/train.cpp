@@ -151,9 +151,9 @@ void broadcast(const Team& team, int from, LearnedBasis& learned) {
 }
 
 /// For as many parts at a time as there are ranks: all ranks add up the moments of each, then each rank solves the
-/// eigenproblem of one.
+/// eigenproblem of one. at_part: how many parts are done.
 std::vector<LearnedBasis> bases_of(const VectorSource& source, std::span<const ErrorMetric> metrics,
-                                   size_t rank, const std::function<void(size_t part)>& at_part,
+                                   size_t rank, const std::function<void(double parts)>& at_part,
                                    const Team& team) {
   std::vector<LearnedBasis> learned(source.parts());
   const auto ranks = static_cast<size_t>(team.size());
@@ -162,11 +162,15 @@ std::vector<LearnedBasis> bases_of(const VectorSource& source, std::span<const E
     const size_t own = first + static_cast<size_t>(team.rank());
     std::optional<CovarianceSums> moments;
     for (size_t part = first; part < first + count; ++part) {
-      at_part(part);
+      at_part(static_cast<double>(part));
       CovarianceSums of_part = moments_of(source, part, team);
       if (part == own) moments = std::move(of_part);
     }
-    if (moments) learned[own] = learn_basis(*moments, metrics[own], rank);
+    if (moments)
+      learned[own] =
+          learn_basis(*moments, metrics[own], rank, [&](double done, double total, std::string_view) {
+            at_part(static_cast<double>(own) + done / total);
+          });
     for (size_t i = 0; i < count; ++i) {
       learned[first + i].basis.metric = metrics[first + i];
       broadcast(team, static_cast<int>(i), learned[first + i]);
@@ -266,8 +270,7 @@ LearnedTransform learn_transform(const VectorSource& source, std::span<const Err
   LearnedTransform result;
   result.values = parts * static_cast<double>(source.width());
   std::vector<LearnedBasis> learned = bases_of(
-      source, metrics, training.rank,
-      [&](size_t part) { report(progress, static_cast<double>(part), all, "bases"); }, team);
+      source, metrics, training.rank, [&](double done) { report(progress, done, all, "bases"); }, team);
   const double coarsest = step_for(learned, training.least_bits * result.values),
                finest = step_for(learned, training.most_bits * result.values);
   const std::vector<float> steps = ladder(coarsest, finest);

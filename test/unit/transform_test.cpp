@@ -9,6 +9,7 @@
 #include "lib/codec/registry.hpp"
 #include "lib/codec/transform/book.hpp"
 #include "lib/core/error.hpp"
+#include "lib/core/parallel.hpp"
 #include "lib/core/rng.hpp"
 #include "lib/core/transpose.hpp"
 #include "lib/linalg/covariance.hpp"
@@ -159,6 +160,78 @@ TEST_CASE("eigenvectors: a matrix is the sum of theirs") {
   a(1, 2) = NAN;
   CHECK_FALSE(positive_definite(a));
   CHECK_THROWS_AS(symmetric_eigen(a), Error);
+}
+
+TEST_CASE("eigenvectors in floats: those of doubles but for rounding, the same for any number of threads") {
+  // 1 and 2 need no reflection, 66 has two panels of them, 300 and 700 more than one block of rows and of columns.
+  for (const size_t n : {1, 2, 3, 66, 300, 700}) {
+    CAPTURE(n);
+    Rng rng(n);
+    // Variances that fall by eight orders of magnitude, as those of keys do, in turned directions.
+    Matrix<double> factors(n, n), a(n, n);
+    for (size_t k = 0; k < n; ++k) {
+      const double loudness = 1e6 * std::pow(1e-4, static_cast<double>(k) / static_cast<double>(n));
+      for (size_t i = 0; i < n; ++i) factors(k, i) = loudness * rng.normal();
+    }
+    for (size_t i = 0; i < n; ++i)
+      for (size_t j = 0; j <= i; ++j) {
+        for (size_t k = 0; k < n; ++k) a(i, j) += factors(k, i) * factors(k, j);
+        a(j, i) = a(i, j);
+      }
+    Matrix<float> floats(n, n);
+    std::copy_n(a.data(), a.size(), floats.data());
+    set_num_threads(3);
+    const FloatEigen eigen = symmetric_eigen(floats);
+    set_num_threads(1);
+    const FloatEigen alone = symmetric_eigen(floats);
+    set_num_threads(0);
+    CHECK(eigen.values == alone.values);
+    CHECK(std::ranges::equal(std::span(eigen.vectors.data(), n * n), std::span(alone.vectors.data(), n * n)));
+    const std::vector<double> exact = symmetric_eigenvalues(a);
+    const double largest = exact.back();
+    CHECK(std::ranges::is_sorted(eigen.values));
+    double wrong_value = 0, wrong_product = 0, wrong_vector = 0;
+    for (size_t k = 0; k < n; ++k) {
+      wrong_value = std::max(wrong_value, std::abs(eigen.values[k] - exact[k]) / largest);
+      for (size_t l = 0; l <= k; ++l) {
+        double product = k == l ? -1 : 0;
+        for (size_t i = 0; i < n; ++i) product += double{eigen.vectors(k, i)} * double{eigen.vectors(l, i)};
+        wrong_product = std::max(wrong_product, std::abs(product));
+      }
+      for (size_t i = 0; i < n; ++i) {
+        double sum = 0;
+        for (size_t j = 0; j < n; ++j) sum += a(i, j) * double{eigen.vectors(k, j)};
+        wrong_vector =
+            std::max(wrong_vector, std::abs(sum - exact[k] * double{eigen.vectors(k, i)}) / largest);
+      }
+    }
+    CHECK_LT(wrong_value, 0x1p-20);
+    CHECK_LT(wrong_product, 0x1p-18);
+    CHECK_LT(wrong_vector, 0x1p-20);
+  }
+}
+
+TEST_CASE("eigenvectors in floats: of matrices of rank 0 and 1, of any size of values, and of none") {
+  const size_t n = 70;
+  for (const float size : {0.0f, 1e-38f, 1.0f, 1e37f}) {
+    Matrix<float> a(n, n);
+    for (size_t i = 0; i < n; ++i)
+      for (size_t j = 0; j < n; ++j) a(i, j) = size;  // one eigenvalue, n times the size
+    const FloatEigen eigen = symmetric_eigen(a);
+    const double expected = static_cast<double>(n) * double{size};
+    CHECK(eigen.values.back() == doctest::Approx(expected).epsilon(1e-5));
+    for (size_t k = 0; k + 1 < n; ++k) CHECK_LE(std::abs(eigen.values[k]), expected * 0x1p-20);
+    for (size_t k = 0; k < n; ++k) {
+      double squares = 0;
+      for (const float x : eigen.vectors.row(k)) squares += double{x} * double{x};
+      CHECK(squares == doctest::Approx(1).epsilon(1e-5));
+    }
+  }
+  CHECK(symmetric_eigen(Matrix<float>()).values.empty());
+  CHECK_THROWS_AS(symmetric_eigen(Matrix<float>(2, 3)), Error);
+  Matrix<float> bad(3, 3);
+  bad(1, 2) = NAN;
+  CHECK_THROWS_AS(symmetric_eigen(bad), Error);
 }
 
 TEST_CASE("error metric: what has no inverse of use is the file's fault, and is found on opening") {
