@@ -478,6 +478,7 @@ class Dump {
         info_(model_info(options.model, files, options.pre_rope)),
         documents_(load_documents(options, files)),
         bar_("dump-kv", "tokens", options.common.quiet) {
+    prefill_.queries = queries.kind != QueryChoice::Kind::none;
     prefill_.before_rope = options.pre_rope;
     prefill_.layers = layers.back() + 1;
     batches_ = take_share(options.shard.shard(), make_batches(documents_), documents_);

@@ -317,12 +317,12 @@ class DeviceSteps final : public PrefillSteps {
     at_->query.resize(checked_mul(chunk, query));
     at_->key.resize(checked_mul(chunk, key)), at_->value.resize(checked_mul(chunk, key));
     at_->gate.resize(checked_mul(chunk, mlp)), at_->up.resize(checked_mul(chunk, mlp));
-    at_->query_out.make_room(chunk * query);
+    const bool queries = plan.options->queries, before = plan.options->before_rope;
     at_->key_out.make_room(chunk * key), at_->value_out.make_room(chunk * key);
-    if (plan.options->before_rope) {
-      at_->before_query.resize(chunk * query), at_->before_key.resize(chunk * key);
-      at_->before_query_out.make_room(chunk * query), at_->before_key_out.make_room(chunk * key);
-    }
+    if (queries) at_->query_out.make_room(chunk * query);
+    if (before) at_->before_key.resize(chunk * key), at_->before_key_out.make_room(chunk * key);
+    if (before && queries)
+      at_->before_query.resize(chunk * query), at_->before_query_out.make_room(chunk * query);
     at_->normed.resize(chunk * hidden_width()), at_->gated.resize(chunk * mlp);
     if (plan.logit_rows > 0)
       at_->make_room_for_logits(plan.logit_rows, hidden_width(), engine.head().outputs);
@@ -390,10 +390,10 @@ class DeviceSteps final : public PrefillSteps {
     at_->apply(layer.query, at_->normed, count, false, at_->query.data());
     at_->apply(layer.key, at_->normed, count, false, at_->key.data());
     at_->apply(layer.value, at_->normed, count, false, at_->value.data());
-    const bool before = plan_.options->before_rope;
+    const bool queries = plan_.options->queries, before = plan_.options->before_rope;
     HeadRows query = heads_of(at_->query, config_.num_q_heads, at_->query_parts);
     turn(query, layer.query_norm, first);
-    query.before = before ? at_->before_query.data() : nullptr;
+    query.before = before && queries ? at_->before_query.data() : nullptr;
     query.scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim));
     HeadRows key = heads_of(at_->key, config_.num_kv_heads, at_->key_parts);
     turn(key, layer.key_norm, first);
@@ -410,12 +410,15 @@ class DeviceSteps final : public PrefillSteps {
     out_ = {};
     out_.layer = index;
     out_.first = first;
-    out_.query = at_->query_out.copy(at_->query, count, query_width, at_->outgoing);
     out_.key = at_->key_out.copy(at_->key, count, key_width, at_->outgoing);
     out_.value = at_->value_out.copy(at_->value, count, key_width, at_->outgoing);
-    if (!before) return;
-    out_.query_before_rope = at_->before_query_out.copy(at_->before_query, count, query_width, at_->outgoing);
-    out_.key_before_rope = at_->before_key_out.copy(at_->before_key, count, key_width, at_->outgoing);
+    if (before)
+      out_.key_before_rope = at_->before_key_out.copy(at_->before_key, count, key_width, at_->outgoing);
+    if (!queries) return;
+    out_.query = at_->query_out.copy(at_->query, count, query_width, at_->outgoing);
+    if (before)
+      out_.query_before_rope =
+          at_->before_query_out.copy(at_->before_query, count, query_width, at_->outgoing);
   }
 
   void finish(int index, size_t first, size_t count) override {
@@ -625,8 +628,8 @@ class Prefill final : public PrefillEngine {
   Prefill(const DeviceWork& device, std::shared_ptr<PrefillEngine> on_device)
       : device_(device), on_device_(std::move(on_device)) {}
 
-  /// Copies token rows of the embedding there, and back keys, values and queries, chunk by chunk; what a
-  /// chunk computes stays there.
+  /// Copies token rows of the embedding there, and back keys, values and, if asked for, queries, chunk by
+  /// chunk; what else a chunk computes stays there.
   std::unique_ptr<PrefillSteps> start(const PrefillPlan& plan) override {
     if (plan.options->attention) {
       device_.fall_back("prefill: attention to chosen tokens");

@@ -1,5 +1,5 @@
 // CUDA implementation of a prefill's arithmetic (lib/model/prefill_engine.hpp): weights, hidden states, keys and
-// values of the layer at work stay in device memory; keys, values and queries of each chunk are copied out
+// values of the layer at work stay in device memory; keys, values and wanted queries of each chunk are copied out
 // while the chunk goes on through attention and MLP.
 //
 // The floats are lib's within rounding: no product is of less than float's precision. The matrix units

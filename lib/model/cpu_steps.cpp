@@ -61,7 +61,7 @@ class CpuSteps final : public TapedSteps {
         inner_(config_.has_mlp() ? plan.chunk : 0, as_size(config_.intermediate_size)),
         mixture_(config_, plan.chunk) {
     if (plan.options->before_rope) {
-      query_before_rope_ = Matrix<float>(plan.chunk, query_.cols());
+      if (plan.options->queries) query_before_rope_ = Matrix<float>(plan.chunk, query_.cols());
       key_before_rope_ = Matrix<float>(plan.chunk, key_.cols());
     }
     for (size_t i = 0; i < plan.documents.size(); ++i)
@@ -101,7 +101,7 @@ class CpuSteps final : public TapedSteps {
       norm_heads(new_key_.row(i), layer.key_norm);
       if (query_scale_ != 1) scale(query_.row(i), query_scale_);
       if (plan_.options->before_rope) {
-        std::ranges::copy(query_.row(i), query_before_rope_.row(i).begin());
+        if (plan_.options->queries) std::ranges::copy(query_.row(i), query_before_rope_.row(i).begin());
         std::ranges::copy(new_key_.row(i), key_before_rope_.row(i).begin());
       }
       turn(index, first + i, query_.row(i));
@@ -134,11 +134,10 @@ class CpuSteps final : public TapedSteps {
     chunk.first = first;
     chunk.key = new_key_.view().rows(0, count);
     chunk.value = new_value_.view().rows(0, count);
-    chunk.query = query_.view().rows(0, count);
-    if (plan_.options->before_rope) {
-      chunk.key_before_rope = key_before_rope_.view().rows(0, count);
-      chunk.query_before_rope = query_before_rope_.view().rows(0, count);
-    }
+    const bool queries = plan_.options->queries, before = plan_.options->before_rope;
+    if (queries) chunk.query = query_.view().rows(0, count);
+    if (before) chunk.key_before_rope = key_before_rope_.view().rows(0, count);
+    if (before && queries) chunk.query_before_rope = query_before_rope_.view().rows(0, count);
     return chunk;
   }
 
@@ -413,15 +412,15 @@ std::unique_ptr<PrefillSteps> start_on_cpu(const LlamaWeights& weights, const Pr
   return std::make_unique<CpuSteps>(weights, plan);
 }
 
-size_t floats_per_chunk_row(const ModelConfig& config, bool before_rope) {
+size_t floats_per_chunk_row(const ModelConfig& config, const PrefillOptions& options) {
   const size_t hidden = as_size(config.hidden_size), query = as_size(config.query_width()),
                key = as_size(config.key_width()), attended = as_size(config.attended_width()),
                mlp = config.has_mlp() ? as_size(config.intermediate_size) : 0;
   const size_t rounded =
       (std::max({hidden, query, attended, mlp}) + 1) / 2;  // what a layer reads, in bf16 if it multiplies so
   return hidden + query + attended + as_size(config.cache_width()) + LatentRows::floats_per_row(config) +
-         (before_rope ? query + key : 0) + (has_branch(config) ? hidden : 0) + mlp +
-         MixtureSteps::floats_per_row(config) + rounded;
+         (options.before_rope ? (options.queries ? query : 0) + key : 0) + (has_branch(config) ? hidden : 0) +
+         mlp + MixtureSteps::floats_per_row(config) + rounded;
 }
 
 size_t floats_per_token(const ModelConfig& config) {

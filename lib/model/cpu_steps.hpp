@@ -50,7 +50,7 @@ float query_scale(const ModelConfig& config);
 
 /// Floats that the steps hold: for each token of a chunk; for each token of the batch; for each position of the
 /// longest document; for each thread.
-size_t floats_per_chunk_row(const ModelConfig& config, bool before_rope);
+size_t floats_per_chunk_row(const ModelConfig& config, const PrefillOptions& options);
 size_t floats_per_token(const ModelConfig& config);
 size_t floats_per_position(const ModelConfig& config);
 size_t floats_per_thread(const ModelConfig& config);

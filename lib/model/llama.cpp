@@ -35,7 +35,7 @@ struct Costs {
 };
 Costs costs(const ModelConfig& config, const PrefillOptions& options, uint64_t chunk, int threads) {
   const uint64_t hidden = as_size(config.hidden_size);
-  uint64_t floats = chunk * floats_per_chunk_row(config, options.before_rope);
+  uint64_t floats = chunk * floats_per_chunk_row(config, options);
   floats += static_cast<uint64_t>(threads) * floats_per_thread(config);
   floats += logit_rows(config, options) * (hidden + as_size(config.vocabulary_size));
   return {floats * sizeof(float), floats_per_token(config) * sizeof(float),

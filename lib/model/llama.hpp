@@ -46,10 +46,10 @@ struct LayerChunk {
   /// (n, num_kv_heads * head_dim) and (n, cached_value_width), that is without columns where values lie in keys; keys
   /// after the rotary embedding.
   MatrixView<const float> key, value;
-  /// (n, num_q_heads * head_dim), after the rotary embedding. A model that scales scores by something else than
-  /// 1 / sqrt(head_dim) has its queries multiplied so that q k / sqrt(head_dim) is the score.
+  /// (n, num_q_heads * head_dim), after the rotary embedding; empty unless asked for. A model that scales scores by
+  /// something else than 1 / sqrt(head_dim) has its queries multiplied so that q k / sqrt(head_dim) is the score.
   MatrixView<const float> query;
-  /// Keys and queries before the rotary embedding but after q/k normalisation; empty unless asked for.
+  /// Keys and queries before the rotary embedding but after q/k normalisation; each empty unless asked for.
   MatrixView<const float> key_before_rope, query_before_rope;
 };
 
@@ -116,7 +116,8 @@ struct PrefillOptions {
   /// Tokens per matrix product. From 1024 on the products run near the machine's peak; scratch memory grows
   /// with it.
   size_t chunk = 1024;
-  bool before_rope = false;  ///< also hand out keys and queries before the rotary embedding
+  bool queries = false;      ///< also hand out queries, which a device otherwise keeps
+  bool before_rope = false;  ///< also hand out keys, and queries if asked for, before the rotary embedding
   int layers =
       0;  ///< stop after that many layers; 0 = all. Without logits the last one costs only its projections.
   LogitRows logits = LogitRows::none;

@@ -176,8 +176,8 @@ Prefix run_prefix(const LlamaModel& model, const LoopDocument& document, size_t 
                   const Progress& progress) {
   ReferenceSink sink(model.config(), document.prefix, 0, queries);
   const uint64_t offsets[] = {0, document.prefix};
-  model.prefill({.tokens = std::span(document.tokens).first(document.prefix), .offsets = offsets}, {}, sink,
-                progress);
+  model.prefill({.tokens = std::span(document.tokens).first(document.prefix), .offsets = offsets},
+                {.queries = queries > 0}, sink, progress);
   return std::move(sink.prefix());
 }
 
@@ -202,7 +202,9 @@ ReferenceRun::ReferenceRun(const LlamaModel& model, const LoopDocument& document
   inputs_ = tokens.subspan(past_, own_.size()), targets_ = tokens.subspan(past_ + 1, own_.size());
   ReferenceSink sink(model.config(), past_, own_.size(), queries);
   const uint64_t offsets[] = {0, tokens.size() - 1};
-  model.prefill({.tokens = tokens.first(offsets[1]), .offsets = offsets}, judged_options(), sink, progress);
+  PrefillOptions prefill = judged_options();
+  prefill.queries = queries > 0;
+  model.prefill({.tokens = tokens.first(offsets[1]), .offsets = offsets}, prefill, sink, progress);
   prefix_ = std::move(sink.prefix());
   hidden_ = std::move(sink.hidden());
 }

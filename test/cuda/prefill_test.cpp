@@ -156,7 +156,8 @@ TEST_CASE("device: prefill is lib's within rounding") {
     const std::vector<uint32_t> tokens = random_tokens(c.tokens, rng);
     const std::vector<uint64_t> offsets = {0, tokens.size() / 3, tokens.size() / 3, tokens.size()};
     PrefillOptions options;
-    options.chunk = c.chunk, options.before_rope = true, options.logits = LogitRows::all;
+    options.chunk = c.chunk, options.logits = LogitRows::all;
+    options.queries = options.before_rope = true;
     models.check_prefill({tokens, offsets}, options);
   }
 }
@@ -185,7 +186,20 @@ TEST_CASE("device: prefill hands out what is asked for, and no more") {
   const std::vector<uint64_t> offsets = {0, 11, 30};
   PrefillOptions options;
   options.chunk = 7;
-  models.check_prefill({tokens, offsets}, options);
+  for (const bool before : {false, true})
+    for (const bool queries : {false, true}) {
+      options.before_rope = before, options.queries = queries;
+      models.check_prefill({tokens, offsets}, options);
+#ifdef KVCODEC_EMULATED
+      // Of each of 3 layers, for each of 30 tokens: 2 heads of 8 of keys and as many of values, 4 of queries.
+      const uint64_t heads = 2 + 2 + (before ? 2 : 0) + (queries ? before ? 8 : 4 : 0);
+      const uint64_t already = emulation::downloaded_bytes();
+      Collector found;
+      models.device.prefill({tokens, offsets}, options, found);
+      CHECK(emulation::downloaded_bytes() - already == sizeof(float) * 3 * 30 * 8 * heads);
+#endif
+    }
+  options.before_rope = options.queries = false;
   options.layers = 2;
   models.check_prefill({tokens, offsets}, options);
   options.layers = 0;
@@ -216,7 +230,7 @@ TEST_CASE("device: prefill goes on from caches") {
   const std::vector<uint32_t> more = random_tokens(21, rng);
   const std::vector<uint64_t> offsets = {0, 1, 6, 21}, past = {49, 0, 67};
   PrefillOptions options;
-  options.chunk = 8, options.logits = LogitRows::later;
+  options.chunk = 8, options.logits = LogitRows::later, options.queries = true;
   models.check_prefill({.tokens = more, .offsets = offsets, .past = past, .cache = &kept}, options);
 }
 
@@ -341,7 +355,7 @@ TEST_CASE("a prefill that began on a device takes no more memory") {
   for (const LogitRows rows : {LogitRows::all, LogitRows::last, LogitRows::later}) {
     models.device.use(std::make_shared<ThenNone>(cuda::make_prefill_engine(models.device.weights())));
     PrefillOptions options;
-    options.chunk = 8, options.logits = rows, options.before_rope = true;
+    options.chunk = 8, options.logits = rows, options.queries = options.before_rope = true;
     models.check_prefill({.tokens = more, .offsets = offsets, .past = past, .cache = &kept}, options);
     models.device.use(nullptr);
   }
@@ -389,7 +403,7 @@ TEST_CASE("a step of a prefill that fails ends it, and is not counted as done") 
   const std::vector<uint32_t> tokens = random_tokens(20, rng);
   const std::vector<uint64_t> offsets = {0, 20};
   PrefillOptions options;
-  options.logits = LogitRows::later;
+  options.logits = LogitRows::later, options.queries = true;
   Collector found, expected, whole;
   emulation::fail_launches(true);
   CHECK_THROWS_AS(model.prefill({tokens, offsets}, options, found), cuda::DeviceFault);

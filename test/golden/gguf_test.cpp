@@ -60,6 +60,7 @@ std::vector<float> run(const ModelConfig& config, const WeightSource& weights) {
   const std::vector<uint64_t> offsets = {0, 25, tokens.size()};
   Collector collector;
   PrefillOptions options;
+  options.queries = true;
   options.logits = LogitRows::all;
   model.prefill({tokens, offsets}, options, collector);
   return std::move(collector.all);

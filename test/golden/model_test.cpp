@@ -148,7 +148,7 @@ TEST_CASE("forward pass: keys, values, queries and logits are those of transform
     const Documents documents = read_documents(folder_of(name));
     const Safetensors reference = Safetensors::open_file(folder_of(name) + "/reference.safetensors");
     PrefillOptions options;
-    options.before_rope = true;
+    options.queries = options.before_rope = true;
     options.logits = LogitRows::all;
     Tensors found = run(model.model, documents, options);
     const std::vector<float>& logits = found.at("logits");
@@ -189,7 +189,7 @@ TEST_CASE("forward pass: chunks, packing and stopping early change nothing but r
     PrefillOptions options;
     options.chunk = documents.tokens.size();
     options.logits = LogitRows::all;
-    options.before_rope = true;
+    options.queries = options.before_rope = true;
     const Tensors whole = run(model.model, documents, options);
 
     for (const size_t chunk : {size_t{1}, size_t{7}, size_t{64}, size_t{333}, size_t{1} << 40}) {
@@ -256,6 +256,7 @@ TEST_CASE("forward pass: a document goes on from the cache of its beginning") {
     Documents alone, rest;
     alone.add(all.document(2));
     PrefillOptions options;
+    options.queries = true;
     options.logits = LogitRows::all;
     const Tensors whole = run(model.model, alone, options);
     constexpr size_t kPast = 20;
@@ -280,6 +281,7 @@ TEST_CASE("forward pass: empty documents and empty batches") {
   const Model model(folder_of("llama-2"));
   const Documents documents = read_documents(folder_of("llama-2"));
   PrefillOptions options;
+  options.queries = true;
   options.logits = LogitRows::last;
   Documents with_empty;
   with_empty.add({});
@@ -301,7 +303,7 @@ TEST_CASE("forward pass: the same bytes for any number of threads and any instru
     PrefillOptions options;
     options.chunk = 90;
     options.logits = LogitRows::all;
-    options.before_rope = true;
+    options.queries = options.before_rope = true;
     set_num_threads(1);
     const Tensors one = run(model.model, documents, options);
     for (const int threads : {2, 3}) {

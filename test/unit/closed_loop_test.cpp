@@ -465,8 +465,8 @@ TEST_CASE("closed loop: surveys see each layer's own rows and queries, in the ca
   for (size_t d = 0; d < computed.size(); ++d) {
     const LoopDocument& document = bench.documents[d];
     const uint64_t offsets[] = {0, document.prefix};
-    bench.model.prefill({.tokens = std::span(document.tokens).first(document.prefix), .offsets = offsets}, {},
-                        computed[d]);
+    bench.model.prefill({.tokens = std::span(document.tokens).first(document.prefix), .offsets = offsets},
+                        {.queries = true}, computed[d]);
   }
   for (const SurveyScope scope : {SurveyScope::file, SurveyScope::document})
     for (const DType type : {DType::f32, DType::bf16}) {

@@ -89,6 +89,7 @@ TEST_CASE("forward pass: agrees with sums in double across all tile bounds") {
     Comparison comparison(expected);
     PrefillOptions options;
     options.chunk = c.chunk;
+    options.queries = true;
     options.logits = LogitRows::all;
     const std::vector<uint64_t> offsets = {0, tokens.size()};
     LlamaModel(c.config, weights).prefill({tokens, offsets}, options, comparison);
@@ -339,8 +340,11 @@ TEST_CASE("memory of a prefill: grows with what it depends on, and inverts") {
   CHECK_GT(bytes(5000, 3000, 3), bytes(5000, 3000, 2));
   const uint64_t plain = bytes(5000, 3000, 2);
   options.before_rope = true;
+  CHECK_EQ(bytes(5000, 3000, 2) - plain, 4 * 1024 * 1024);
+  options.queries = true;
   CHECK_EQ(bytes(5000, 3000, 2) - plain, 4 * 1024 * (4096 + 1024));
   options.before_rope = false;
+  CHECK_EQ(bytes(5000, 3000, 2), plain);
   options.logits = LogitRows::all;
   CHECK_GT(bytes(5000, 3000, 2), plain);
   for (const uint64_t budget :

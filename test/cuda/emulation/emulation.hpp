@@ -88,6 +88,9 @@ inline constexpr size_t kSharedBytes = 163 * 1024;  ///< cuda::kLeastSharedBytes
 /// A block's dynamic memory and arrays together, where launch() has not asked for more (kSharedUnasked).
 inline constexpr size_t kSharedWithoutAsking = 48 * 1024;
 
+/// Bytes that were copied from the device since the program began.
+uint64_t downloaded_bytes();
+
 void* allocate(size_t bytes);
 void release(void* data);
 /// Throws Fault unless all of it lies in one device buffer (or bytes is 0).

@@ -1,6 +1,7 @@
 // cuda/runtime/runtime.hpp and cuda/runtime/device.hpp over the emulation.
 #include "cuda/runtime/runtime.hpp"
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -10,7 +11,16 @@
 #include "lib/core/error.hpp"
 #include "test/cuda/emulation/emulation.hpp"
 
-namespace kvcodec::cuda {
+namespace kvcodec {
+namespace {
+
+std::atomic<uint64_t> downloaded = 0;
+
+}  // namespace
+
+uint64_t emulation::downloaded_bytes() { return downloaded; }
+
+namespace cuda {
 namespace {
 
 emulation::Stream* stream_of(StreamHandle handle) { return reinterpret_cast<emulation::Stream*>(handle); }
@@ -94,6 +104,7 @@ void detail::upload(void* device, const void* host, size_t bytes, const Stream& 
 }
 void detail::download(void* host, const void* device, size_t bytes, const Stream& stream) {
   emulation::check_device_range(device, bytes);
+  downloaded += bytes;
   emulation::enqueue(stream_of(stream.handle()), [=] {
     if (bytes > 0) std::memcpy(host, device, bytes);
   });
@@ -116,4 +127,5 @@ void detail::check_range(size_t first, size_t count, size_t size) {
     throw failed("elements {} to {} of a device buffer of {}", first, first + count, size);
 }
 
-}  // namespace kvcodec::cuda
+}  // namespace cuda
+}  // namespace kvcodec
