@@ -40,6 +40,10 @@ __device__ __forceinline__ kernels::Grid grid_of(float step, float bound, int or
 __device__ __forceinline__ bool value_fails(float x, const kernels::Grid& grid, bool brain) {
   return kernels::fails(x, kernels::level_of(x, grid), grid, brain);
 }
+__device__ __forceinline__ unsigned value_symbol(float x, const kernels::Grid& grid, bool brain) {
+  const float level = kernels::level_of(x, grid);
+  return kernels::symbol_of(level, kernels::fails(x, level, grid, brain), grid);
+}
 
 /// The step of a unit of n values; failures(grid) counts those that do not come back.
 template <class Failures>
@@ -148,34 +152,6 @@ struct UnitValues {
   }
 };
 
-/// A value of a unit on its grid: what kernels::fails and quantize find, without their branches and without
-/// their care for NaNs. There are none: steps are 0 or from 2^-24 to 2^16, values are finite, and a level that
-/// overflows is infinite, as is what comes back.
-template <bool kBrain>
-struct OnGrid {
-  float level;
-  bool fails;
-
-  __device__ __forceinline__ OnGrid(float x, const kernels::Grid& grid) : level(kernels::level_of(x, grid)) {
-    const float back = level * grid.step;
-    const float rounded = kBrain ? nearest_bf16(back) : kernels::rounded_to_16(back, false);
-    fails =
-        static_cast<int>(fabsf(back - x) > grid.bound) | static_cast<int>(fabsf(rounded - x) > grid.bound);
-  }
-  __device__ __forceinline__ unsigned symbol(const kernels::Grid& grid) const {
-    const float position = level + grid.offset;
-    const bool none = static_cast<int>(fails) | static_cast<int>(position < 0) |
-                      static_cast<int>(position > kernels::kLargestSymbol);
-    return none ? kernels::kLargestSymbol + 1 : static_cast<unsigned>(static_cast<int>(position));
-  }
-
- private:
-  static __device__ __forceinline__ float nearest_bf16(float value) {
-    const uint32_t bits = bits_of(value);
-    return float_of((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000u);
-  }
-};
-
 /// Extremes of a unit of n values and their sum, of which only a column's is asked for.
 template <bool kColumns, bool kBrain>
 __device__ __forceinline__ Moments unit_moments(const UnitValues<kColumns, kBrain>& x, unsigned unit,
@@ -207,7 +183,7 @@ __device__ __forceinline__ float fit_unit_steps(const UnitValues<kColumns, kBrai
   kernels::Grid grid = grid_of(widest, bound, 0);
   unsigned failures = 0;
 #pragma unroll 8
-  for (unsigned i = 0; i < n; ++i) failures += OnGrid<kBrain>(x(own_unit, i), grid).fails;
+  for (unsigned i = 0; i < n; ++i) failures += value_fails(x(own_unit, i), grid, kBrain);
   kernels::StepSearch search(widest, kernels::spacing_at(extremes.magnitude(), kBrain), n, failures);
   const bool real = widest > 0 && lane == own_unit;
   float step = real ? search.next() : 0;
@@ -220,7 +196,7 @@ __device__ __forceinline__ float fit_unit_steps(const UnitValues<kColumns, kBrai
 #pragma unroll 4
       for (unsigned from = 0; from < n; from += kWarp) {
         const bool there = from + lane < n;
-        const bool fails = OnGrid<kBrain>(x(who, there ? from + lane : 0), tried).fails && there;
+        const bool fails = value_fails(x(who, there ? from + lane : 0), tried, kBrain) && there;
         count += static_cast<unsigned>(__popc(__ballot_sync(kAllLanes, fails)));
       }
       if (lane == who) failures = count;
@@ -238,7 +214,7 @@ template <bool kBrain>
 __device__ __forceinline__ void quantize_row(const UnitValues<false, kBrain>& x, unsigned unit, unsigned n,
                                              const kernels::Grid& grid, uint8_t* symbols) {
   const unsigned lane = threadIdx.x % kWarp;
-  const auto symbol = [&](unsigned i) { return OnGrid<kBrain>(x(unit, i), grid).symbol(grid); };
+  const auto symbol = [&](unsigned i) { return value_symbol(x(unit, i), grid, kBrain); };
   if (n % 4 == 0)
     for (unsigned i = 4 * lane; i < n; i += 4 * kWarp)
       *reinterpret_cast<uint32_t*>(symbols + i) =
@@ -286,8 +262,7 @@ __global__ void __launch_bounds__(kWarp) kvcomp_quantize_units(KvcompValues v, K
       const kernels::Grid grid = grid_of(step, float_bound, origin);
 #pragma unroll 8
       for (unsigned t = 0; t < n; ++t)
-        symbols[size_t{t} * v.dims + lane] =
-            static_cast<uint8_t>(OnGrid<kBrain>(x(lane, t), grid).symbol(grid));
+        symbols[size_t{t} * v.dims + lane] = static_cast<uint8_t>(value_symbol(x(lane, t), grid, kBrain));
     } else {
       const kernels::Grid grid = grid_of(step, float_bound, 0);
       for (unsigned unit = 0; unit < count; ++unit)

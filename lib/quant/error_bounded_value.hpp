@@ -28,24 +28,47 @@ KVCODEC_HD float rounded_to_16(float value, bool brain) {
   return brain ? bf16_to_float(bf16_from_float(value)) : f16_to_float(f16_from_float(value));
 }
 
-/// Whether a level does not come back within the bound. The comparisons are those of real numbers, since both
-/// differences are exact: at level 0 both are the value itself. Elsewhere x and what comes back lie within a
-/// factor of 4: rounded, both have at most 11 digits, so their difference has at most 14; not rounded, they
-/// lie within a factor of 2 (Sterbenz' lemma), or the level is 1 or -1 and what comes back is the step, which
-/// has 11 digits too.
+/// rounded_to_16(value, true) of what is no NaN.
+KVCODEC_HD float nearest_bf16(float value) {
+  const uint32_t bits = bits_of(value);
+  return float_of((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000u);
+}
+
+/// The larger of two numbers; neither is NaN.
+KVCODEC_HD float larger(float a, float b) {
+#ifdef __CUDA_ARCH__
+  return fmaxf(a, b);  // one instruction
+#else
+  return a < b ? b : a;
+#endif
+}
+
+/// Whether a level does not come back within the bound. Without branches, which lanes of a device would wait for.
+/// There are no NaNs: steps are 0 or from 2^-24 to 2^16, values are finite, and a level that overflows is infinite,
+/// as is what comes back. The comparisons are those of real numbers, since both differences are exact: at level 0
+/// both are the value itself. Elsewhere x and what comes back lie within a factor of 4: rounded, both have at most 11
+/// digits, so their difference has at most 14; not rounded, they lie within a factor of 2 (Sterbenz' lemma), or the
+/// level is 1 or -1 and what comes back is the step, which has 11 digits too.
 KVCODEC_HD bool fails(float x, float level, const Grid& grid, bool brain) {
   const float back = level * grid.step;
-  const float rounded = rounded_to_16(back, brain);
-  return !(std::fabs(back - x) <= grid.bound && std::fabs(rounded - x) <= grid.bound);
+  const float rounded = brain ? nearest_bf16(back) : rounded_to_16(back, false);
+  return !(larger(std::fabs(back - x), std::fabs(rounded - x)) <= grid.bound);
+}
+
+/// The symbol of a level, or the exact symbol.
+KVCODEC_HD unsigned symbol_of(float level, bool failed, const Grid& grid) {
+  const float position = level + grid.offset;
+  const bool none =
+      static_cast<int>(failed) | static_cast<int>(position < 0) | static_cast<int>(position > kLargestSymbol);
+  return none ? kLargestSymbol + 1 : static_cast<unsigned>(static_cast<int>(position));
 }
 
 /// Quantizes one value; returns whether it fails.
 KVCODEC_HD bool quantize(float x, const Grid& grid, bool brain, uint8_t& symbol) {
-  const float level = level_of(x, grid), position = level + grid.offset;
-  const bool failed_bound = fails(x, level, grid, brain);
-  const bool no_symbol = failed_bound || position < 0 || position > kLargestSymbol;
-  symbol = no_symbol ? uint8_t{kLargestSymbol + 1} : static_cast<uint8_t>(position);
-  return failed_bound;
+  const float level = level_of(x, grid);
+  const bool failed = fails(x, level, grid, brain);
+  symbol = static_cast<uint8_t>(symbol_of(level, failed, grid));
+  return failed;
 }
 
 struct Extremes {
