@@ -9,6 +9,7 @@
 
 #include "cuda/attention/attention.cuh"
 #include "cuda/engine_parts.hpp"
+#include "cuda/runtime/packed.hpp"
 #include "cuda/runtime/runtime.hpp"
 #include "lib/attention/attention.hpp"
 #include "lib/core/aligned.hpp"
@@ -33,11 +34,9 @@ namespace {
 
 template <class T>
 DeviceBuffer<uint8_t> packed(MatrixView<const T> rows, const Stream& stream) {
-  std::vector<T> all;
-  all.reserve(rows.rows() * rows.cols());
-  for (size_t i = 0; i < rows.rows(); ++i) all.insert(all.end(), rows.row(i).begin(), rows.row(i).end());
-  const auto* bytes = reinterpret_cast<const uint8_t*>(all.data());
-  DeviceBuffer<uint8_t> buffer({bytes, all.size() * sizeof(T)}, stream);
+  const PackedRows all(rows);
+  const auto* bytes = reinterpret_cast<const uint8_t*>(all.values().data());
+  DeviceBuffer<uint8_t> buffer({bytes, all.values().size_bytes()}, stream);
   stream.synchronize();  // `all` ends here
   return buffer;
 }

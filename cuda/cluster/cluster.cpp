@@ -7,6 +7,7 @@
 
 #include "cuda/cluster/cluster.cuh"
 #include "cuda/engine_parts.hpp"
+#include "cuda/runtime/packed.hpp"
 #include "cuda/runtime/runtime.hpp"
 #include "lib/core/aligned.hpp"
 #include "lib/core/checked.hpp"
@@ -54,13 +55,9 @@ struct TokenRows::Impl {
   explicit Impl(MatrixView<const T> rows) : tokens(rows.rows()), row_bytes(rows.cols() * sizeof(T)) {
     if (row_bytes > UINT32_MAX) throw failed("rows of {} bytes; a device gathers up to 2^32", row_bytes);
     data.resize(checked_mul(tokens, row_bytes));
-    std::vector<T> packed;
-    if (!rows.contiguous())
-      for (size_t i = 0; i < tokens; ++i) packed.insert(packed.end(), rows.row(i).begin(), rows.row(i).end());
+    const PackedRows packed(rows);
     const Stream stream;
-    data.upload(
-        {reinterpret_cast<const uint8_t*>(rows.contiguous() ? rows.data() : packed.data()), data.size()},
-        stream);
+    data.upload({reinterpret_cast<const uint8_t*>(packed.values().data()), data.size()}, stream);
     stream.synchronize();
   }
 };

@@ -6,6 +6,7 @@
 #include "cuda/engine_parts.hpp"
 #include "cuda/kmeans/kmeans.cuh"
 #include "cuda/kmeans/nearest.cuh"
+#include "cuda/runtime/packed.hpp"
 #include "cuda/runtime/runtime.hpp"
 #include "lib/core/error.hpp"
 
@@ -59,17 +60,10 @@ namespace {
 /// Copies there, runs what fills it, and copies back; matrices may have a stride.
 template <class T, class Run>
 void fill(MatrixView<T> matrix, const Stream& stream, const Run& run) {
-  std::vector<T> packed;
-  packed.reserve(matrix.rows() * matrix.cols());
-  for (size_t i = 0; i < matrix.rows(); ++i)
-    packed.insert(packed.end(), matrix.row(i).begin(), matrix.row(i).end());
-  DeviceBuffer<T> filled(packed, stream);
+  const PackedRows<T> packed(matrix);
+  DeviceBuffer<T> filled(packed.values(), stream);
   run(filled.data());
-  filled.download(packed, stream);
-  stream.synchronize();
-  for (size_t i = 0; i < matrix.rows(); ++i)
-    std::copy_n(packed.begin() + static_cast<ptrdiff_t>(i * matrix.cols()), matrix.cols(),
-                matrix.row(i).begin());
+  download_rows(filled, matrix, stream);
 }
 
 void check_shapes(const DeviceMatrix& rows, size_t sorted, size_t clusters, size_t count, size_t cols) {

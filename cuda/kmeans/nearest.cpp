@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "cuda/kmeans/nearest.cuh"
+#include "cuda/runtime/packed.hpp"
 #include "cuda/runtime/runtime.hpp"
 #include "lib/core/aligned.hpp"
 #include "lib/core/checked.hpp"
@@ -50,14 +51,8 @@ DeviceMatrix::DeviceMatrix(MatrixView<const float> rows) : impl_(std::make_uniqu
   own.count = rows.rows(), own.d = rows.cols();
   const Stream stream;
   own.exact.resize(checked_mul(own.count, own.d));
-  std::vector<float> packed;
-  if (rows.contiguous()) {
-    own.exact.upload({rows.data(), own.count * own.d}, stream);
-  } else {
-    for (size_t i = 0; i < own.count; ++i)
-      packed.insert(packed.end(), rows.row(i).begin(), rows.row(i).end());
-    own.exact.upload(packed, stream);
-  }
+  const PackedRows packed(rows);
+  own.exact.upload(packed.values(), stream);
   own.rough.resize(checked_mul(own.count, round_up(own.d, kRoughStep)));
   own.factors.resize(own.count), own.norms.resize(own.count), own.errors.resize(own.count);
   check(run_make_rough(own.rows(), stream.handle()), "rounding rows");

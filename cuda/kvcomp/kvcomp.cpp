@@ -12,6 +12,7 @@
 #include "cuda/engine_parts.hpp"
 #include "cuda/kvcomp/kvcomp.cuh"
 #include "cuda/kvcomp/kvcomp_encode.hpp"
+#include "cuda/runtime/packed.hpp"
 #include "cuda/runtime/runtime.hpp"
 #include "lib/core/aligned.hpp"
 #include "lib/core/error.hpp"
@@ -95,9 +96,7 @@ struct DeviceBlocks::Impl {
             "decoding blocks");
       values.download(out.contiguous() ? std::span(out.data(), values.size()) : std::span(rows), stream);
     });
-    if (!out.contiguous())
-      for (size_t i = 0; i < out.rows(); ++i)
-        std::copy_n(rows.begin() + static_cast<ptrdiff_t>(i * width), width, out.row(i).begin());
+    if (!out.contiguous()) unpack<Out>(rows, width, out);
   }
 };
 
@@ -168,20 +167,6 @@ void DeviceBlocks::decode(size_t first, MatrixView<uint16_t> out) const { impl_-
 
 namespace {
 
-/// Rows one behind the other.
-std::vector<float> packed(MatrixView<const float> rows) {
-  std::vector<float> values;
-  values.reserve(rows.rows() * rows.cols());
-  for (size_t i = 0; i < rows.rows(); ++i)
-    values.insert(values.end(), rows.row(i).begin(), rows.row(i).end());
-  return values;
-}
-
-void unpack(const std::vector<float>& values, MatrixView<float> rows) {
-  for (size_t i = 0; i < rows.rows(); ++i)
-    std::copy_n(values.begin() + static_cast<ptrdiff_t>(i * rows.cols()), rows.cols(), rows.row(i).begin());
-}
-
 /// Queries or weights of each head.
 unsigned per_head(const KvcompStore& store, MatrixView<const float> queries, MatrixView<const float> sums,
                   bool keys) {
@@ -199,12 +184,12 @@ unsigned per_head(const KvcompStore& store, MatrixView<const float> queries, Mat
 void DeviceBlocks::multiply_keys(size_t first, MatrixView<const float> queries, MatrixView<float> out) const {
   const unsigned n = per_head(impl_->store, queries, out, true);
   const auto [part, range] = impl_->part(first, out.cols());
-  const std::vector<float> rows = packed(queries);
+  const PackedRows rows(queries);
   // What is infinite, or becomes it times a step and an origin, has no halves that make it up.
-  if (!std::ranges::all_of(rows, [](float query) { return std::abs(query) <= kLargestQuery; }))
+  if (!std::ranges::all_of(rows.values(), [](float query) { return std::abs(query) <= kLargestQuery; }))
     throw usage_error("queries beyond {}; a device does not multiply them with keys", kLargestQuery);
   const Stream& stream = impl_->stream;
-  const DeviceBuffer<float> device_queries(rows, stream);
+  const DeviceBuffer<float> device_queries(rows.values(), stream);
   DeviceBuffer<float> scores(checked_mul(out.rows(), out.cols()));
   std::vector<float> result(scores.size());
   impl_->guarded(part, [&, &blocks = part, &tokens = range](uint32_t* damaged) {
@@ -213,16 +198,16 @@ void DeviceBlocks::multiply_keys(size_t first, MatrixView<const float> queries, 
           "products with keys");
     scores.download(result, stream);
   });
-  unpack(result, out);
+  unpack<float>(result, out.cols(), out);
 }
 
 void DeviceBlocks::multiply_values(size_t first, MatrixView<const float> weights,
                                    MatrixView<float> out) const {
   const unsigned n = per_head(impl_->store, weights, out, false);
   const auto [part, range] = impl_->part(first, weights.cols());
-  const std::vector<float> rows = packed(weights);
+  const PackedRows rows(weights);
   const Stream& stream = impl_->stream;
-  const DeviceBuffer<float> device_weights(rows, stream);
+  const DeviceBuffer<float> device_weights(rows.values(), stream);
   DeviceBuffer<float> partial(kvcomp_partial_sums(part, n, impl_->cuts)),
       sums(checked_mul(out.rows(), out.cols()));
   std::vector<float> result(sums.size());
@@ -232,7 +217,7 @@ void DeviceBlocks::multiply_values(size_t first, MatrixView<const float> weights
           "products with values");
     sums.download(result, stream);
   });
-  unpack(result, out);
+  unpack<float>(result, out.cols(), out);
 }
 
 // What an engine hands out ------------------------------------------------------------------------

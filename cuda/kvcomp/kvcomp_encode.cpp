@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "cuda/kvcomp/kvcomp_encode.cuh"
+#include "cuda/runtime/packed.hpp"
 #include "cuda/runtime/runtime.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
@@ -87,14 +88,9 @@ QuantizedBlocks::QuantizedBlocks(const kvcomp::Layout& layout, DType storage, co
   for (size_t i = 0; i < values.rows(); ++i)
     if (!all_finite(values.row(i), brain)) throw bad_input("token {} holds a value that is not finite", i);
   const size_t count = checked_mul(values.rows(), values.cols());
-  std::vector<uint16_t> packed;
-  if (!values.contiguous()) {
-    packed.reserve(count);
-    for (size_t i = 0; i < values.rows(); ++i)
-      packed.insert(packed.end(), values.row(i).begin(), values.row(i).end());
-  }
+  const PackedRows packed(values);
   Impl& at = *impl_;
-  at.values = DeviceBuffer<uint16_t>({packed.empty() ? values.data() : packed.data(), count}, at.stream);
+  at.values = DeviceBuffer<uint16_t>(packed.values(), at.stream);
   at.symbols.resize(count);
   at.steps.resize(blocks * layout.steps());
   at.origins.resize(blocks * layout.origins());

@@ -6,6 +6,7 @@
 #include "cuda/omp/dictionary_step.cuh"
 #include "cuda/omp/omp_batches.hpp"
 #include "cuda/reconstruct/reconstruct.cuh"
+#include "cuda/runtime/packed.hpp"
 #include "cuda/runtime/runtime.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
@@ -123,8 +124,7 @@ class DeviceTraining final : public TrainingEngine {
     mean_.download({mean.data(), mean.size()}, stream_);
     variance_.download({variance.data(), variance.size()}, stream_);
     stream_.synchronize();
-    for (size_t i = 0; i < atoms.rows(); ++i)
-      std::copy_n(rows.begin() + static_cast<ptrdiff_t>(i * stride), atoms.cols(), atoms.row(i).begin());
+    unpack<float>(rows, stride, atoms);
   }
 
  private:

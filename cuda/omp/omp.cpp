@@ -5,6 +5,7 @@
 
 #include "cuda/engine_parts.hpp"
 #include "cuda/omp/omp_batches.hpp"
+#include "cuda/runtime/packed.hpp"
 #include "lib/core/aligned.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
@@ -241,19 +242,12 @@ SparseCodes DeviceOmp::encode(MatrixView<const float> signals, const OmpOptions&
   OmpBatches batches;
   OmpCodes on_device;
   DeviceBuffer<float> given;
-  std::vector<float> packed;
   const size_t at_once = batches.at_once(dictionary, options, signals.rows());
   for (size_t first = 0; first < signals.rows(); first += at_once) {
     const size_t count = std::min(at_once, signals.rows() - first);
     given.resize(count * width());
-    if (signals.contiguous()) {
-      given.upload({signals.row(first).data(), count * width()}, stream);
-    } else {
-      packed.clear();
-      for (size_t i = 0; i < count; ++i)
-        packed.insert(packed.end(), signals.row(first + i).begin(), signals.row(first + i).end());
-      given.upload(packed, stream);
-    }
+    const PackedRows packed(signals.rows(first, count));
+    given.upload(packed.values(), stream);
     batches.run(dictionary, options, given.data(), count, first, on_device, stream);
     on_device.ids.download({codes.ids.row(first).data(), count * s}, stream);
     on_device.coefficients.download({codes.coefficients.row(first).data(), count * s}, stream);

@@ -13,6 +13,7 @@
 #include "cuda/engine_parts.hpp"
 #include "cuda/prefill/blas.hpp"
 #include "cuda/prefill/prefill.cuh"
+#include "cuda/runtime/packed.hpp"
 #include "cuda/runtime/runtime.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
@@ -555,13 +556,10 @@ void DevicePrefill::make_logits(MatrixView<const float> hidden, MatrixView<float
   const size_t at_once = logit_rows(hidden.rows()), width = hidden.cols();
   at->make_room_for_logits(at_once, width, output.outputs);
   DeviceBuffer<float> rows(at_once * width);
-  std::vector<float> packed;
   for (size_t first = 0; first < hidden.rows(); first += at_once) {
     const size_t count = std::min(at_once, hidden.rows() - first);
-    packed.clear();
-    for (size_t i = 0; i < count; ++i)
-      packed.insert(packed.end(), hidden.row(first + i).begin(), hidden.row(first + i).end());
-    rows.upload(packed, at->stream);
+    const PackedRows packed(hidden.rows(first, count));
+    rows.upload(packed.values(), at->stream);
     check(run_split(RawFloat::f32, rows.data(), count * width, kFloatParts, at->normed.view(),
                     at->stream.handle()),
           "taking rows apart");

@@ -7,6 +7,7 @@
 
 #include "cuda/engine_parts.hpp"
 #include "cuda/reconstruct/reconstruct.cuh"
+#include "cuda/runtime/packed.hpp"
 #include "cuda/runtime/runtime.hpp"
 #include "lib/core/aligned.hpp"
 #include "lib/core/checked.hpp"
@@ -212,12 +213,7 @@ struct DeviceReconstructor::Impl {
                   "reconstruction");
     unsigned long long place = kNone;
     bad.download({&place, 1}, stream);
-    std::vector<T> apart(out.contiguous() ? 0 : out.rows() * width);
-    device_out.download(out.contiguous() ? std::span(out.data(), out.rows() * width) : std::span(apart),
-                        stream);
-    stream.synchronize();
-    for (size_t i = 0; i < out.rows() && !out.contiguous(); ++i)
-      std::copy_n(apart.begin() + static_cast<ptrdiff_t>(i * width), width, out.row(i).begin());
+    download_rows(device_out, out, stream);
     if (place != kNone)
       throw bad_input(
           "the pair at place {} has an id that is not an atom of {}, or a coefficient that is not finite",

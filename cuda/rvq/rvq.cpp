@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cuda/engine_parts.hpp"
+#include "cuda/runtime/packed.hpp"
 #include "cuda/runtime/runtime.hpp"
 #include "cuda/rvq/rvq.cuh"
 #include "lib/core/bits.hpp"
@@ -99,14 +100,10 @@ struct ResidualQuantizer::Impl {
     const WordStream ids{reinterpret_cast<const uint32_t*>(packed.data()),
                          static_cast<uint32_t>(packed.size() / 4 - 1)};
     DeviceBuffer<float> rows(checked_mul(out.rows(), width));
-    std::vector<float> host(rows.size());
     check(run_rvq_decode(books, ids, first_id, bits, out.rows(), static_cast<unsigned>(width), rows.data(),
                          width, stream.handle()),
           "adding entries");
-    rows.download(host, stream);
-    stream.synchronize();
-    for (size_t i = 0; i < out.rows(); ++i)
-      std::copy_n(host.begin() + static_cast<ptrdiff_t>(i * width), width, out.row(i).begin());
+    download_rows(rows, out, stream);
   }
 
   /// What is left of a row after any stages is not longer than the row and an entry of each stage together.
@@ -247,9 +244,7 @@ void ResidualQuantizer::encode(MatrixView<const float> rows, size_t beam, Matrix
     check(status, "searching codebooks");
     found.download(host, at.stream);
     at.stream.synchronize();
-    for (size_t i = 0; i < n; ++i)
-      std::copy_n(host.begin() + static_cast<ptrdiff_t>(i * at.stages), at.stages,
-                  ids.row(begin + i).begin());
+    unpack<uint32_t>(host, at.stages, ids.rows(begin, n));
   }
 }
 

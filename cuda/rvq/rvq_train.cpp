@@ -8,6 +8,7 @@
 #include "cuda/kmeans/kmeans.hpp"
 #include "cuda/kmeans/nearest.cuh"
 #include "cuda/kmeans/nearest.hpp"
+#include "cuda/runtime/packed.hpp"
 #include "cuda/runtime/runtime.hpp"
 #include "cuda/rvq/rvq.cuh"
 #include "cuda/rvq/rvq.hpp"
@@ -17,15 +18,6 @@
 
 namespace kvcodec::cuda {
 namespace {
-
-template <class T>
-std::vector<T> packed(MatrixView<const T> matrix) {
-  std::vector<T> values;
-  values.reserve(matrix.rows() * matrix.cols());
-  for (size_t i = 0; i < matrix.rows(); ++i)
-    values.insert(values.end(), matrix.row(i).begin(), matrix.row(i).end());
-  return values;
-}
 
 /// Of a DeviceMatrix: values in 32 and, padded, in 16 bits; a factor and norms, and a little more.
 uint64_t bytes_per_row(size_t cols) {
@@ -79,19 +71,15 @@ class TrainEngine final : public RvqTrainEngine {
   static void sum_outer(MatrixView<const double> rows, std::span<const double> weights,
                         MatrixView<const double> others, MatrixView<double> a) {
     const Stream stream;
-    const std::vector<double> of_rows = packed(rows), of_others = packed(others);
-    const DeviceBuffer<double> device_rows(of_rows, stream), device_weights(weights, stream),
-        device_others(of_others, stream);
+    const PackedRows of_rows(rows), of_others(others);
+    const DeviceBuffer<double> device_rows(of_rows.values(), stream), device_weights(weights, stream),
+        device_others(of_others.values(), stream);
     DeviceBuffer<double> sums(a.rows() * a.cols());
-    std::vector<double> found(sums.size());
     check(run_outer_sums(device_rows.data(), device_weights.data(), device_others.data(),
                          static_cast<uint32_t>(rows.rows()), static_cast<uint32_t>(rows.cols()),
                          static_cast<uint32_t>(others.cols()), sums.data(), stream.handle()),
           "sums of outer products");
-    sums.download(found, stream);
-    stream.synchronize();
-    for (size_t i = 0; i < a.rows(); ++i)
-      std::copy_n(found.begin() + static_cast<ptrdiff_t>(i * a.cols()), a.cols(), a.row(i).begin());
+    download_rows(sums, a, stream);
   }
 
   std::optional<DeviceMatrix> rows_;

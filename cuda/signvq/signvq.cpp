@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "cuda/engine_parts.hpp"
+#include "cuda/runtime/packed.hpp"
 #include "cuda/runtime/runtime.hpp"
 #include "cuda/signvq/signvq.cuh"
 #include "lib/core/checked.hpp"
@@ -77,9 +78,7 @@ void DeviceSignIndex::append(MatrixView<const uint8_t> codes) {
                  own.row_bytes);
   const size_t total = checked_add(own.tokens, codes.rows());
   if (total > (uint64_t{1} << 32)) throw failed("{} tokens in one index: ids have 32 bits", total);
-  std::vector<uint8_t> packed(codes.rows() * codes.cols());
-  for (size_t i = 0; i < codes.rows(); ++i)
-    std::ranges::copy(codes.row(i), packed.begin() + static_cast<std::ptrdiff_t>(i * codes.cols()));
+  const PackedRows packed(codes);
   const Stream stream;
   const size_t bytes = checked_mul(total, own.row_bytes), before = own.tokens * own.row_bytes;
   if (bytes > own.codes.size()) {  // twice as much, so that many small pieces cost no more than one large
@@ -88,7 +87,7 @@ void DeviceSignIndex::append(MatrixView<const uint8_t> codes) {
     stream.synchronize();
     own.codes = std::move(larger);
   }
-  own.codes.upload(packed, stream, before);
+  own.codes.upload(packed.values(), stream, before);
   stream.synchronize();
   own.tokens = total;
 }

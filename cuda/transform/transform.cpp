@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cuda/engine_parts.hpp"
+#include "cuda/runtime/packed.hpp"
 #include "cuda/runtime/runtime.hpp"
 #include "cuda/transform/transform.cuh"
 #include "lib/core/checked.hpp"
@@ -99,16 +100,7 @@ void VectorSynthesizer::Impl::decode(std::span<const uint8_t> payload, std::span
   check(run_transform_vectors(tables, values.data(), count * tokens, vectors.data(), stream.handle()),
         "adding components");
   refuse_damaged();
-  if (out.contiguous()) {
-    vectors.download({out.data(), vectors.size()}, stream);
-    stream.synchronize();
-    return;
-  }
-  std::vector<float> host(vectors.size());
-  vectors.download(host, stream);
-  stream.synchronize();
-  for (size_t i = 0; i < out.rows(); ++i)
-    std::copy_n(host.begin() + static_cast<ptrdiff_t>(i * width), width, out.row(i).begin());
+  download_rows(vectors, out, stream);
 }
 
 VectorSynthesizer::VectorSynthesizer(const SynthesisTask& task) : impl_(std::make_unique<Impl>()) {
